@@ -1,0 +1,45 @@
+// Sizes of the fixed merge tree and of its workspace: plain arithmetic that host and device must agree on.
+// A leaf is kLeafKeys keys of one sequence, kv head and row tile; a node of level 1 is kFanOut leaves, of level n
+// kFanOut nodes of level n - 1. The tree of a sequence follows from its own length alone.
+//
+// A workspace is: kCounterCapacity counters (uint32, zero between calls), then grid * slots_per_block slots. The
+// counters lie at one place whatever the call's shapes are, so that calls of any shapes may share a workspace and none
+// writes partial results over the zeros another one relies on.
+#pragma once
+
+#include <cstdint>
+
+namespace flashport {
+
+inline constexpr int kLeafKeys = 64;
+inline constexpr int kFanOut = 16;
+inline constexpr int kSlotsPerLevel = kFanOut + 1;
+inline constexpr std::int64_t kCounterCapacity = 32768;
+inline constexpr std::int64_t kCounterBytes = kCounterCapacity * 4;
+
+// The smallest L >= 1 for which a root of level L covers max_len keys.
+[[nodiscard]] constexpr int tree_levels(std::int64_t max_len) {
+  int levels = 1;
+  for (std::int64_t keys = std::int64_t{kLeafKeys} * kFanOut; keys < max_len; keys *= kFanOut) ++levels;
+  return levels;
+}
+
+[[nodiscard]] constexpr std::int64_t tree_leaves(std::int64_t len) { return (len + kLeafKeys - 1) / kLeafKeys; }
+
+// Partial states that one block may have to publish, and the counters that guard them.
+[[nodiscard]] constexpr std::int64_t slots_per_block(int levels) { return std::int64_t{levels} * kSlotsPerLevel; }
+[[nodiscard]] constexpr std::int64_t counters_per_block(int levels) { return levels; }
+
+// Floats of one partial state: per live row its output, maximum and sum; a multiple of 16 bytes.
+[[nodiscard]] constexpr std::int64_t slot_floats(std::int64_t live_rows, std::int64_t head_dim_v_tile) {
+  return (live_rows * (head_dim_v_tile + 2) + 3) / 4 * 4;
+}
+
+// The largest grid whose counters fit.
+[[nodiscard]] constexpr std::int64_t max_tree_grid(int levels) { return kCounterCapacity / counters_per_block(levels); }
+
+[[nodiscard]] constexpr std::int64_t tree_workspace_bytes(std::int64_t grid, int levels, std::int64_t floats_per_slot) {
+  return kCounterBytes + grid * slots_per_block(levels) * floats_per_slot * 4;
+}
+
+}  // namespace flashport
