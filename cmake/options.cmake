@@ -1,0 +1,46 @@
+# What a build can be asked for, and the compiler settings that hold for all of it.
+set(FLASHPORT_TARGETS "" CACHE STRING
+    "Targets to build, e.g. \"cpu;sm90a;gfx942;gfx11\"; empty: the CPU, and the GPUs whose driver is in sight")
+set(FLASHPORT_INSTANCES "all" CACHE STRING
+    "Rows of cmake/decode_instances.txt to build: all, or minimal (bf16 at head_dim 128, for development)")
+set_property(CACHE FLASHPORT_INSTANCES PROPERTY STRINGS all minimal)
+set(FLASHPORT_HIP_COMPILER "" CACHE FILEPATH
+    "Compiler of AMD code objects (amdclang++, hipcc, or clang++ with ROCm's headers); empty: look for one")
+set(FLASHPORT_SANITIZE "" CACHE STRING "Sanitizers for host code, e.g. \"address,undefined\"")
+option(FLASHPORT_BUILD_TESTS "Build the test suites" ${PROJECT_IS_TOP_LEVEL})
+option(FLASHPORT_BUILD_PYTHON "Build the Python module" OFF)
+option(FLASHPORT_INSTALL "Generate install rules for C++ consumers" ${PROJECT_IS_TOP_LEVEL})
+option(BUILD_SHARED_LIBS "Build flashport as a shared library" ON)
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
+endif()
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+
+include(GNUInstallDirs)
+find_package(Threads REQUIRED)
+
+# Libraries and programs of the build tree share one folder: a backend is looked for beside the library that opens it.
+set(CMAKE_ARCHIVE_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/lib")
+set(CMAKE_LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/lib")
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/lib")
+
+# Usage requirements that every source of the project has in common.
+add_library(flashport_settings INTERFACE)
+target_include_directories(flashport_settings INTERFACE
+  "${PROJECT_SOURCE_DIR}" "${PROJECT_SOURCE_DIR}/common/include")
+target_compile_features(flashport_settings INTERFACE cxx_std_20)
+target_compile_definitions(flashport_settings INTERFACE "FLASHPORT_VERSION=\"${PROJECT_VERSION}\"")
+target_compile_options(flashport_settings INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra>")
+if(FLASHPORT_SANITIZE)
+  set(sanitize "$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${FLASHPORT_SANITIZE};-fno-sanitize-recover=all;-fno-omit-frame-pointer>")
+  target_compile_options(flashport_settings INTERFACE "${sanitize}")
+  target_link_options(flashport_settings INTERFACE "-fsanitize=${FLASHPORT_SANITIZE}")
+endif()
