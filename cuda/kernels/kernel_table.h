@@ -5,9 +5,9 @@
 
 #include "common/host/kernel_table.h"
 
-namespace flashport::cuda_backend {
+namespace flashport::cuda_runtime {
 
 // One element per target, in the order of cmake/targets.cmake.
 std::span<const TargetKernels> kernel_tables();
 
-}  // namespace flashport::cuda_backend
+}  // namespace flashport::cuda_runtime

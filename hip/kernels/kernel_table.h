@@ -5,9 +5,9 @@
 
 #include "common/host/kernel_table.h"
 
-namespace flashport::hip_backend {
+namespace flashport::hip_runtime {
 
 // One element per target, in the order of cmake/targets.cmake.
 std::span<const TargetKernels> kernel_tables();
 
-}  // namespace flashport::hip_backend
+}  // namespace flashport::hip_runtime
