@@ -60,7 +60,7 @@ function(flashport_spell_instance target row)
   endif()
   set(symbol flashport_${target}_decode_${math}_${kv}_${dk}x${dv}_r${rows} PARENT_SCOPE)
   set(key decode/${math}/kv=${kv}/hd${dims}/r${rows}/${target} PARENT_SCOPE)
-  set(arguments "${math_${math}}, ${kv_${kv}}, ${dk}, ${dv}, ${rows}" PARENT_SCOPE)
+  set(arguments "MathType::${math_${math}}, KvFormat::${kv_${kv}}, ${dk}, ${dv}, ${rows}" PARENT_SCOPE)
   set(group decode_${kv}_${dk}x${dv} PARENT_SCOPE)
 endfunction()
 

@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""Audits the kernels inside libflashport_cuda.so: what each costs, and that the instructions meant are in it.
+
+For every kernel of a target: registers, static shared memory, tensor core instructions (HMMA), 16-byte loads from
+global memory (LDG or LDGSTS), and fences, held against ci/cuda_resources/<target>.txt. Spills and stack are always
+red, as is a decode kernel without tensor core instructions or 16-byte loads.
+
+usage: ci/audit_cuda.py [--update] [--tools FOLDER] TARGET LIBRARY
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from resource_table import Column, compare, finish, write_table
+
+COLUMNS = [
+    Column("registers", 1),
+    Column("shared", 1),
+    Column("matrix", -1),
+    Column("loads128", -1),
+    Column("fences", 0),
+]
+
+PATTERNS = {
+    "matrix": re.compile(r"HMMA|HGMMA"),
+    "loads128": re.compile(r"LDG(STS)?\.\S*128\b"),
+    "fences": re.compile(r"MEMBAR"),
+    "local": re.compile(r"(LD|ST)L\b"),
+}
+INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?(\S+)")
+
+
+def run(tool: Path, *arguments: str | Path) -> str:
+    """Output of a toolkit program, which finds its helpers in its own folder."""
+    environment = os.environ | {"PATH": f"{tool.parent}{os.pathsep}{os.environ['PATH']}"}
+    return subprocess.run([tool, *arguments], check=True, capture_output=True, text=True, env=environment).stdout
+
+
+def audit(target: str, library: Path, cuobjdump: Path) -> tuple[dict[str, dict[str, int]], list[str]]:
+    """Figures of every kernel, and what is wrong whatever the table says."""
+    prefix = f"flashport_{target}_"
+    rows: dict[str, dict[str, int]] = {}
+    errors: list[str] = []
+    usage = run(cuobjdump, "--dump-resource-usage", library)
+    for name, text in re.findall(rf"Function {prefix}(\S+):\s*\n\s*(.*)", usage):
+        values = {key: int(value) for key, value in re.findall(r"(\w+):(\d+)", text)}
+        rows[name] = {"registers": values["REG"], "shared": values["SHARED"], **dict.fromkeys(PATTERNS, 0)}
+        if values["STACK"] or values["LOCAL"]:
+            errors.append(f"{name}: {values['STACK']} bytes of stack, {values['LOCAL']} of local memory")
+    current: dict[str, int] | None = None
+    for line in run(cuobjdump, "-sass", library).splitlines():
+        if match := re.match(r"\s*Function : (\S+)", line):
+            current = rows.get(match[1].removeprefix(prefix))
+        elif current is not None and (match := INSTRUCTION.match(line)):
+            for name, pattern in PATTERNS.items():
+                current[name] += bool(pattern.match(match[1]))
+    for name, row in rows.items():
+        if row.pop("local"):
+            errors.append(f"{name}: spills")
+        if name.startswith(("decode_bf16", "decode_fp16")):
+            if not row["matrix"]:
+                errors.append(f"{name}: no tensor core instructions")
+            if not row["loads128"]:
+                errors.append(f"{name}: no 16-byte loads")
+    return dict(sorted(rows.items())), errors
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target")
+    parser.add_argument("library", type=Path)
+    parser.add_argument("--update", action="store_true", help="write the table from this build")
+    parser.add_argument("--tools", help="folder of cuobjdump, nvdisasm and nvcc")
+    arguments = parser.parse_args()
+    cuobjdump = shutil.which("cuobjdump", path=arguments.tools)
+    nvcc = shutil.which("nvcc", path=arguments.tools) or shutil.which("nvcc")
+    if not cuobjdump or not nvcc:
+        sys.exit("audit_cuda.py: no cuobjdump or nvcc; name their folder with --tools (ci/cuda_prefix.sh makes one)")
+    version = re.search(r"release \S+ V(\S+)", run(Path(nvcc), "--version"))
+    compiler = f"nvcc {version[1]}" if version else "unknown"
+    rows, errors = audit(arguments.target, arguments.library, Path(cuobjdump))
+    if not rows:
+        sys.exit(f"audit_cuda.py: no kernels of {arguments.target} in {arguments.library}")
+    table = Path(__file__).parent / "cuda_resources" / f"{arguments.target}.txt"
+    if arguments.update:
+        table.parent.mkdir(exist_ok=True)
+        write_table(table, f"Kernels of {arguments.target}, as ci/audit_cuda.py reads them.", compiler, COLUMNS, rows)
+    report = compare(table, compiler, COLUMNS, rows)
+    report.errors[:0] = errors
+    return 0 if finish(f"audit of {arguments.target}", report, COLUMNS, rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Checks that the layers of the tree hold: vendors stay in their folders, and includes point down.
+
+Three rules, over every tracked or new source of C++, CUDA and HIP:
+1. Outside cpu/, cuda/ and hip/ there is no preprocessor conditional on a vendor, a compiler or an architecture.
+2. Outside them no vendor's API, keyword or header is named (kCuda and kHip, the device kinds, are our own words).
+3. A folder includes only what LAYERS allows it.
+
+usage: ci/check_layering.py     (prints file:line of each breach; exit status 1 when there is one)
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SUFFIXES = {".h", ".cpp", ".cu", ".cuh", ".hip", ".c"}
+BACKENDS = ("cpu", "cuda", "hip")
+
+CONDITIONAL = re.compile(
+    r"^\s*#\s*(el)?if(n?def)?\b.*(HIP|CUDA|NVCC|AMDGCN|AMDGPU|__gfx|__SM_|__AVX|__SSE|__ARM|__clang|__GNUC|_MSC_VER)"
+)
+VENDOR_WORD = re.compile(
+    r"\b(?:cuda|hip)[A-Z]\w*|__(?:global|device|host|shared|launch_bounds|constant|forceinline)__"
+    r"|\b(?:threadIdx|blockIdx|blockDim|gridDim|warpSize)\b|\b__shfl\w*|\b__builtin_(?:amdgcn|nvvm|ia32)\w*|\b_mm\d*_\w+"
+    r"|#\s*include\s*[<\"](?:cuda|hip|cub|rocprim|hipcub|immintrin|mma)\b"
+)
+INCLUDE = re.compile(r"^\s*#\s*include\s*([<\"])([^>\"]+)[>\"]")
+
+# Folder -> folders whose headers it may include (longest match decides; a folder may always include itself).
+# "flashport" stands for the public headers.
+LAYERS = {
+    "common/include/flashport": (),
+    "common/device": ("flashport",),
+    "common/host": ("flashport", "common/device"),
+    "cpu/target": ("flashport", "common/device", "cpu/tuning"),
+    "cpu/tuning": ("common/device",),
+    "cpu/kernels": ("flashport", "common/device", "common/host", "cpu/target", "cpu/tuning"),
+    "cpu/runtime": ("flashport", "common/device", "common/host", "cpu/kernels"),
+    "bindings": ("flashport", "common/host"),
+    # The oracle shares no code with what it judges: only the public value types.
+    "tests/reference": ("flashport",),
+    "tests": ("flashport", "common", "tests", "bindings", *BACKENDS),
+    "benchmarks": ("flashport", "common", *BACKENDS),
+}
+for _backend in ("cuda", "hip"):
+    LAYERS |= {
+        folder.replace("cpu", _backend): tuple(part.replace("cpu", _backend) for part in allowed)
+        for folder, allowed in LAYERS.items()
+        if folder.startswith("cpu/")
+    }
+
+
+def sources() -> list[Path]:
+    """Files that git tracks or would add."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    return [Path(name) for name in sorted(set(listed)) if Path(name).suffix in SUFFIXES and (ROOT / name).exists()]
+
+
+def layer_of(path: str) -> str | None:
+    """The entry of LAYERS that holds `path`."""
+    fitting = [layer for layer in LAYERS if path.startswith(layer + "/")]
+    return max(fitting, key=len) if fitting else None
+
+
+def without_comments(text: str) -> str:
+    """The text with comments blanked out; lines keep their numbers."""
+    blank = re.compile(r"//[^\n]*|/\*.*?\*/|(\"(?:\\.|[^\"\\\n])*\")", re.DOTALL)
+    return blank.sub(lambda match: match[1] or re.sub(r"[^\n]", " ", match[0]), text)
+
+
+def check_include(path: str, layer: str, quote: str, name: str) -> str | None:
+    """What is wrong with an include, or None."""
+    folder = name.split("/")[0]
+    if quote == "<" and folder != "flashport":
+        return None
+    included = "flashport" if folder == "flashport" else name
+    if quote == '"' and "/" not in name:
+        included = str(Path(path).parent / name)
+    own = included.startswith(layer + "/") or (layer.endswith("/flashport") and included == "flashport")
+    if own or any(included == part or included.startswith(part + "/") for part in LAYERS[layer]):
+        return None
+    return f"{layer} may not include {name}"
+
+
+def breaches(path: Path) -> list[str]:
+    """Each breach in a file, as file:line: text."""
+    name = path.as_posix()
+    layer = layer_of(name)
+    if layer is None:
+        return [f"{name}:1: no layer in ci/check_layering.py holds this file"]
+    vendor_folder = name.split("/")[0] in BACKENDS
+    found = []
+    for number, line in enumerate(without_comments((ROOT / path).read_text()).splitlines(), 1):
+        where = f"{name}:{number}"
+        if not vendor_folder and CONDITIONAL.match(line):
+            found.append(f"{where}: conditional on a vendor or compiler: {line.strip()}")
+        if not vendor_folder and layer not in ("tests", "benchmarks"):
+            found += [f"{where}: vendor word {word}" for word in VENDOR_WORD.findall(line)]
+        if match := INCLUDE.match(line):
+            problem = check_include(name, layer, match[1], match[2])
+            if problem:
+                found.append(f"{where}: {problem}")
+    return found
+
+
+def main() -> int:
+    """Command line."""
+    paths = sources()
+    found = [text for path in paths for text in breaches(path)]
+    print(*found, sep="\n", end="\n" if found else "")
+    print(f"layering: {len(paths)} files, {len(found)} breaches")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
