@@ -1,0 +1,51 @@
+// Makes a kernel of a CPU target out of the algorithm in common/device. Each macro defines the function `symbol`, a
+// cpu_runtime::Kernel, and `flashport::KernelEntry <symbol>_entry()`, which the generated kernel table calls.
+#pragma once
+
+#include "common/device/append_kernel.h"
+#include "common/device/decode_kernel.h"
+#include "common/device/merge_kernel.h"
+#include "common/host/backend_abi.h"
+
+namespace flashport::FLASHPORT_TARGET {
+
+constexpr DecodeConfig decode_config(MathType math, KvFormat kv, int head_dim_qk, int head_dim_v, int rows) {
+  const DecodeShape shape{head_dim_qk, head_dim_v, rows, math, kv};
+  return {shape, decode_tuning(shape)};
+}
+
+}  // namespace flashport::FLASHPORT_TARGET
+
+#define FLASHPORT_DEFINE_KERNEL(symbol, key, shape, Params, Shared, call)                             \
+  extern "C" void symbol(const void* data, std::int64_t index, std::int64_t count, void* scratch) {   \
+    const auto& params = *static_cast<const Params*>(data);                                           \
+    const Block block(index, count);                                                                  \
+    [[maybe_unused]] auto& shared = *static_cast<Shared*>(scratch);                                   \
+    call;                                                                                             \
+  }                                                                                                   \
+  extern "C" KernelEntry symbol##_entry() {                                                           \
+    return {key, shape, 1, static_cast<int>(sizeof(Shared)), reinterpret_cast<const void*>(&symbol)}; \
+  }
+
+// math, kv, head_dim_qk, head_dim_v, rows
+#define FLASHPORT_DEFINE_DECODE(symbol, key, ...)                                                          \
+  namespace flashport::FLASHPORT_TARGET {                                                                  \
+  constexpr DecodeConfig symbol##_config = decode_config(__VA_ARGS__);                                     \
+  FLASHPORT_DEFINE_KERNEL(symbol, key, symbol##_config.shape, DecodeParams, DecodeShared<symbol##_config>, \
+                          decode<symbol##_config>(params, block, shared))                                  \
+  }
+
+#define FLASHPORT_DEFINE_DECODE_STAGE2(symbol, key)                                                               \
+  namespace flashport::FLASHPORT_TARGET {                                                                         \
+  FLASHPORT_DEFINE_KERNEL(symbol, key, {}, Stage2Params, MergeShared<1>, decode_stage2<1>(params, block, shared)) \
+  }
+
+#define FLASHPORT_DEFINE_MERGE_STATES(symbol, key)                                                                    \
+  namespace flashport::FLASHPORT_TARGET {                                                                             \
+  FLASHPORT_DEFINE_KERNEL(symbol, key, {}, MergeStatesParams, MergeShared<1>, merge_states<1>(params, block, shared)) \
+  }
+
+#define FLASHPORT_DEFINE_APPEND_KV(symbol, key)                                             \
+  namespace flashport::FLASHPORT_TARGET {                                                   \
+  FLASHPORT_DEFINE_KERNEL(symbol, key, {}, AppendParams, char, append_kv<1>(params, block)) \
+  }
