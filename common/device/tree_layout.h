@@ -30,6 +30,18 @@ inline constexpr std::int64_t kCounterBytes = kCounterCapacity * 4;
 [[nodiscard]] constexpr std::int64_t slots_per_block(int levels) { return std::int64_t{levels} * kSlotsPerLevel; }
 [[nodiscard]] constexpr std::int64_t counters_per_block(int levels) { return levels; }
 
+// Places in the workspace. Block `owner` lends kFanOut slots a level to the children of the one parent it may own there;
+// one more slot a level holds its running parent that no other block touches.
+[[nodiscard]] constexpr std::int64_t tree_shared_slot(std::int64_t owner, int levels, int level, int child) {
+  return (owner * levels + level - 1) * kSlotsPerLevel + child;
+}
+[[nodiscard]] constexpr std::int64_t tree_own_slot(std::int64_t block, int levels, int level) {
+  return tree_shared_slot(block, levels, level, kFanOut);
+}
+[[nodiscard]] constexpr std::int64_t tree_counter(std::int64_t owner, int levels, int level) {
+  return owner * counters_per_block(levels) + level - 1;
+}
+
 // Floats of one partial state: per live row its output, maximum and sum; a multiple of 16 bytes.
 [[nodiscard]] constexpr std::int64_t slot_floats(std::int64_t live_rows, std::int64_t head_dim_v_tile) {
   return (live_rows * (head_dim_v_tile + 2) + 3) / 4 * 4;

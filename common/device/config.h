@@ -1,0 +1,33 @@
+// The compile-time description of one decode kernel: its shape (a row of cmake/decode_instances.txt) and the schedule
+// that <vendor>/tuning/<target>.h chose for that shape.
+#pragma once
+
+#include "common/device/params.h"
+
+namespace flashport {
+
+struct DecodeTuning {
+  int waves;                      // lane groups of a block
+  int stages;                     // leaves of K and V in flight or in use
+  int blocks_per_multiprocessor;  // what the register and shared-memory budget is cut for
+};
+
+struct DecodeConfig {
+  DecodeShape shape;
+  DecodeTuning tuning;
+};
+
+// Bytes of one K or V row of `dim` elements as stored.
+constexpr int kv_row_bytes(KvFormat format, int dim) {
+  switch (format) {
+    case KvFormat::kFp32: return 4 * dim;
+    case KvFormat::kFp16:
+    case KvFormat::kBf16: return 2 * dim;
+    case KvFormat::kFp8E4M3:
+    case KvFormat::kFp8E4M3Fnuz: return dim;
+    case KvFormat::kQ8_0: return dim / 32 * 34;
+  }
+  return 0;
+}
+
+}  // namespace flashport

@@ -1,0 +1,60 @@
+// Flash decoding, the whole algorithm.
+//
+// For a query tile Q [rows, D] of one kv head (rows pack query token and head of the group) and its keys K [n, D] and
+// values V [n, DV]:   o = softmax(logits(Q K^T)) V   [rows, DV],   lse = log sum exp   [rows].
+// Keys are taken in leaves of 64. Each leaf gives a fresh partial state
+//   S = Q K^T [rows, 64];  m = rowmax S [rows];  P = exp2(S - m) [rows, 64];  l = rowsum P [rows];  o = P V [rows, DV]
+// and the states meet along the fixed tree of split_tree.h.
+//
+// Stages of the loop: the copies of later leaves are in flight while a leaf is worked on; keys() and values() wait for
+// the oldest. Barriers: keys() (the staged query and the keys are there, the slot to refill is free), row_max, and
+// to_operand, which also makes values() readable.
+#pragma once
+
+#include "common/device/config.h"
+#include "common/device/mask.h"
+#include "common/device/output.h"
+#include "common/device/schedule.h"
+#include "common/device/split_tree.h"
+#include FLASHPORT_TILES_HEADER
+
+namespace flashport::FLASHPORT_TARGET {
+
+template <DecodeConfig kCfg>
+FLASHPORT_DEVICE void decode(const DecodeParams& p, const Block& block, DecodeShared<kCfg>& shared) {
+  using Tiles = DecodeTiles<kCfg>;
+  const Range range = p.num_chunks > 0 ? chunk_range(p, block)
+                                       : balanced_range<block_threads(kCfg)>(p, block, shared.scan);
+  LeafCursor now(range), ahead(range);
+  if (now.done()) return;
+  Tiles tiles(p, block, shared);
+  KvPipeline<kCfg> pipeline(p, block, shared, ahead);
+  SplitTree<Tiles> tree(p, block, range);
+  SoftmaxState<Tiles> state;
+  typename Tiles::Query query{};
+
+  for (; !now.done(); now.next(p)) {
+    const Segment& s = now.segment;
+    if (now.at_segment_start()) tiles.stage_query(p, s);
+    const auto keys = pipeline.keys();
+    if (now.at_segment_start()) tiles.fetch_query(query);
+    pipeline.refill_behind_keys(p, ahead);
+
+    auto scores = tiles.mma_abt(query, keys);
+    to_logits(tiles, p, s, now.key(), score_scale(p, s), scores);
+    tiles.row_max(scores, state.m);
+    typename Tiles::Rows reference;
+    for (int slot = 0; slot < tiles.row_slots(); ++slot) {
+      reference[slot] = state.m[slot] == -kInfinity ? 0.0f : state.m[slot];
+    }
+    tiles.for_each(scores, [&](float& x, int slot, int) { x = exp2_approx(x - reference[slot]); });
+    pipeline.await_values();
+    const auto probabilities = tiles.to_operand(scores, state.l);
+    pipeline.refill_behind_scores(p, ahead);
+    tiles.mma_ab(probabilities, pipeline.values(), state.o);
+
+    if (tree.add_leaf(tiles, now, state)) write_output(tiles, p, s, block, state);
+  }
+}
+
+}  // namespace flashport::FLASHPORT_TARGET

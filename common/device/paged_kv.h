@@ -1,0 +1,58 @@
+// Where the keys and values of a sequence live. Every layout (contiguous, block table, token table, CSR; NHD or HND)
+// is a list of pages and three byte strides, so the address of a token is
+//   cache + page(token) * page_stride + (token % page_size) * token_stride + head * head_stride.
+#pragma once
+
+#include "common/device/params.h"
+#include FLASHPORT_TARGET_HEADER
+
+namespace flashport::FLASHPORT_TARGET {
+
+FLASHPORT_DEVICE std::int64_t index_at(const IndexArray& array, std::int64_t i) {
+  return array.is_int64 ? static_cast<const std::int64_t*>(array.data)[i]
+                        : static_cast<const std::int32_t*>(array.data)[i];
+}
+
+// Keys of sequence `seq`, never outside [0, max_len].
+FLASHPORT_DEVICE int sequence_length(const DecodeParams& p, int seq) {
+  std::int64_t length;
+  if (p.seqlens.data != nullptr) {
+    length = index_at(p.seqlens, seq);
+  } else {
+    const std::int64_t pages = p.kv_indptr[seq + 1] - p.kv_indptr[seq];
+    length = pages > 0 ? (pages - 1) * p.page_size + p.kv_last_page_len[seq] : 0;
+  }
+  if (length < 0) length = 0;
+  if (length > p.max_len) length = p.max_len;
+  return static_cast<int>(length);
+}
+
+// The row of the page table that belongs to `seq`; null when pages are the sequences themselves.
+FLASHPORT_DEVICE const std::int32_t* page_list(const DecodeParams& p, int seq) {
+  if (p.table == nullptr) return nullptr;
+  if (p.kv_indptr != nullptr) return p.table + p.kv_indptr[seq];
+  const std::int64_t row = p.table_row.data != nullptr ? index_at(p.table_row, seq) : seq;
+  return p.table + row * p.table_stride;
+}
+
+// A token's page and its place in it. Loading the page number is the slow part: look up early, address late.
+struct TokenPlace {
+  int page;
+  int offset;  // token % page_size; -1: no such token
+};
+
+FLASHPORT_DEVICE TokenPlace place_of(const DecodeParams& p, const std::int32_t* pages, int seq, int token, bool valid) {
+  if (!valid) return {0, -1};
+  if (pages == nullptr) return {seq, token};
+  const unsigned page_size = static_cast<unsigned>(p.page_size);
+  const unsigned page = static_cast<unsigned>(token) / page_size;
+  return {load_global(pages + page), static_cast<int>(static_cast<unsigned>(token) - page * page_size)};
+}
+
+// Byte offset of a token's row of one head; -1 for no token.
+FLASHPORT_DEVICE std::int64_t row_offset(const CacheParams& cache, TokenPlace place, int head) {
+  if (place.offset < 0) return -1;
+  return place.page * cache.page_stride + place.offset * cache.token_stride + head * cache.head_stride;
+}
+
+}  // namespace flashport::FLASHPORT_TARGET

@@ -1,0 +1,176 @@
+// Who works on what. The work is a line of leaves (64 keys of one query tile): sequence by sequence, in a sequence
+// tile by tile (kv head, then rows of its packed group), in a tile leaf by leaf. Block i of n takes the leaves
+// [total * i / n, total * (i + 1) / n). The line is never stored: a block scans the leaf counts of the batch and finds
+// its own beginning. A sequence without keys counts one leaf, so that someone writes its output.
+// With fixed chunks (stage 1, num_splits) a block is one chunk of one tile instead.
+#pragma once
+
+#include "common/device/paged_kv.h"
+#include "common/device/tree_layout.h"
+
+namespace flashport::FLASHPORT_TARGET {
+
+// A query tile's part of the line that this block works on.
+struct Segment {
+  int seq;
+  int tile;             // kv_head * row_tiles + row tile
+  int length;           // keys of the sequence
+  int q_len, q_begin;   // query tokens of the sequence; its first row in ragged tensors
+  int key_begin;        // first key of leaf 0
+  int key_low, key_high;  // keys that any row may see: [key_low, key_high); others are never read
+  int leaves;           // of the whole tile
+  int first, last;      // this block's leaves: [first, last)
+  std::int64_t start;   // place of leaf 0 in the line
+  const std::int32_t* pages;
+};
+
+FLASHPORT_DEVICE int query_length(const DecodeParams& p, int seq) {
+  return p.cu_seqlens_q == nullptr ? p.max_q_len : p.cu_seqlens_q[seq + 1] - p.cu_seqlens_q[seq];
+}
+
+FLASHPORT_DEVICE int lowest_key(const DecodeParams& p, int length, int q_len) {
+  if (p.window_left < 0) return 0;
+  const std::int64_t low = length - q_len - p.window_left;
+  return low > 0 ? static_cast<int>(low) : 0;
+}
+
+FLASHPORT_DEVICE int leaf_count(int key_begin, int key_end) {
+  const int leaves = (key_end - key_begin + kLeafKeys - 1) / kLeafKeys;
+  return leaves > 0 ? leaves : 1;
+}
+
+FLASHPORT_DEVICE int sequence_leaves(const DecodeParams& p, int seq) {
+  const int length = sequence_length(p, seq);
+  const int low = p.window_left < 0 ? 0 : lowest_key(p, length, query_length(p, seq));
+  return leaf_count(low / kLeafKeys * kLeafKeys, length);
+}
+
+// Fills in what depends on the sequence alone.
+FLASHPORT_DEVICE Segment open_sequence(const DecodeParams& p, int seq) {
+  Segment s;
+  s.seq = seq;
+  s.length = sequence_length(p, seq);
+  s.q_len = query_length(p, seq);
+  s.q_begin = p.cu_seqlens_q == nullptr ? 0 : p.cu_seqlens_q[seq];
+  s.pages = page_list(p, seq);
+  s.key_low = lowest_key(p, s.length, s.q_len);
+  s.key_high = s.length;
+  s.key_begin = s.key_low / kLeafKeys * kLeafKeys;
+  s.leaves = leaf_count(s.key_begin, s.key_high);
+  return s;
+}
+
+// The block's stretch of the line, beginning in `segment`. end is exclusive; an idle block has first == last.
+struct Range {
+  std::int64_t end;
+  std::int64_t total, blocks;
+  Segment segment;
+};
+
+FLASHPORT_DEVICE std::int64_t range_begin(std::int64_t total, std::int64_t block, std::int64_t blocks) {
+  return total * block / blocks;
+}
+
+// The block whose range holds `place`.
+FLASHPORT_DEVICE std::int64_t owner_of(std::int64_t total, std::int64_t place, std::int64_t blocks) {
+  return ((place + 1) * blocks - 1) / total;
+}
+
+template <int kThreads>
+FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block, ScanScratch<kThreads>& scratch) {
+  const int tiles = p.num_kv_heads * p.row_tiles;
+  const int share = (p.batch + kThreads - 1) / kThreads;
+  const int from = block.thread() * share;
+  const int to = minimum(from + share, p.batch);
+  std::int64_t mine = 0;
+  for (int seq = from; seq < to; ++seq) mine += static_cast<std::int64_t>(sequence_leaves(p, seq)) * tiles;
+  std::int64_t total;
+  std::int64_t start = block_exclusive_scan(block, scratch, mine, total);
+
+  Range range;
+  range.total = total;
+  range.blocks = block.count();
+  const std::int64_t begin = range_begin(total, block.index(), block.count());
+  range.end = range_begin(total, block.index() + 1, block.count());
+  for (int seq = from; seq < to; ++seq) {
+    const std::int64_t weight = static_cast<std::int64_t>(sequence_leaves(p, seq)) * tiles;
+    if (begin >= start && begin < start + weight) {
+      scratch.seq = seq;
+      scratch.start = start;
+    }
+    start += weight;
+  }
+  block.sync();
+  range.segment = open_sequence(p, begin < range.end ? scratch.seq : 0);
+  Segment& s = range.segment;
+  if (begin == range.end) {
+    s.first = s.last = 0;
+    return range;
+  }
+  const std::int64_t inside = begin - scratch.start;
+  s.tile = static_cast<int>(inside / s.leaves);
+  s.first = static_cast<int>(inside - static_cast<std::int64_t>(s.tile) * s.leaves);
+  s.start = begin - s.first;
+  s.last = static_cast<int>(minimum(static_cast<std::int64_t>(s.leaves), range.end - s.start));
+  return range;
+}
+
+// One chunk of one tile: chunk is the fastest index, then the tile, then the sequence.
+FLASHPORT_DEVICE Range chunk_range(const DecodeParams& p, const Block& block) {
+  const int tiles = p.num_kv_heads * p.row_tiles;
+  const std::int64_t index = block.index();
+  const int chunk = static_cast<int>(index % p.num_chunks);
+  const std::int64_t rest = index / p.num_chunks;
+  Range range;
+  range.segment = open_sequence(p, static_cast<int>(rest / tiles));
+  Segment& s = range.segment;
+  s.tile = static_cast<int>(rest % tiles);
+  std::int64_t keys = p.chunk_keys;
+  if (keys == 0) keys = static_cast<std::int64_t>((s.leaves + p.num_chunks - 1) / p.num_chunks) * kLeafKeys;
+  const std::int64_t begin = minimum(static_cast<std::int64_t>(s.key_begin) + chunk * keys,
+                                     static_cast<std::int64_t>(s.key_high));
+  s.key_begin = static_cast<int>(begin);
+  s.key_low = maximum(s.key_low, s.key_begin);
+  s.key_high = static_cast<int>(minimum(begin + keys, static_cast<std::int64_t>(s.key_high)));
+  s.leaves = leaf_count(s.key_begin, s.key_high);
+  s.first = 0;
+  s.last = s.key_begin < s.key_high || p.write_empty_chunks ? s.leaves : 0;
+  s.start = 0;
+  range.end = s.last;
+  range.total = s.leaves;
+  range.blocks = 1;
+  return range;
+}
+
+// Walks a block's range leaf by leaf, tile by tile.
+struct LeafCursor {
+  Segment segment;
+  int leaf;
+  std::int64_t end;
+
+  FLASHPORT_DEVICE explicit LeafCursor(const Range& range)
+      : segment(range.segment), leaf(range.segment.first), end(range.end) {}
+
+  FLASHPORT_DEVICE bool done() const { return leaf >= segment.last; }
+  FLASHPORT_DEVICE bool at_segment_start() const { return leaf == segment.first; }
+  FLASHPORT_DEVICE int key() const { return segment.key_begin + leaf * kLeafKeys; }
+
+  FLASHPORT_DEVICE void next(const DecodeParams& p) {
+    if (++leaf < segment.last) return;
+    const std::int64_t next_start = segment.start + segment.leaves;
+    if (next_start >= end) return;
+    const int tile = segment.tile + 1;
+    if (tile == p.num_kv_heads * p.row_tiles) {
+      segment = open_sequence(p, segment.seq + 1);
+      segment.tile = 0;
+    } else {
+      segment.tile = tile;
+    }
+    segment.start = next_start;
+    segment.first = 0;
+    segment.last = static_cast<int>(minimum(static_cast<std::int64_t>(segment.leaves), end - next_start));
+    leaf = 0;
+  }
+};
+
+}  // namespace flashport::FLASHPORT_TARGET

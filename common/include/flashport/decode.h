@@ -1,0 +1,142 @@
+// Flash decoding: attention of a few new query tokens over a long key-value cache, and its companions.
+// All calls are asynchronous on `stream`, validate on the host before they read a size or a stride, and leave every
+// output untouched when they throw. Symbols in shapes: B requests, Hq query heads, Hkv kv heads, D head_dim_qk,
+// DV head_dim_v. Scores are scaled by softmax_scale; lse is natural log, fp32, -inf where a row attends to nothing
+// (its output is then 0).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <flashport/types.h>
+
+namespace flashport {
+
+// Order of the axes of a cache. NHD: (B, S, Hkv, D) or (pages, page_size, Hkv, D). HND: (B, Hkv, S, D) or
+// (pages, Hkv, page_size, D).
+enum class KvLayout : std::int32_t { kNHD, kHND };
+
+// How a call is cut into pieces that run side by side.
+//   kInvariant  the fixed tree under a free schedule: bits do not depend on the batch or the device's size
+//   0           num_splits_heuristic picks the count
+//   n > 0       n equal splits
+inline constexpr int kInvariantSplits = -1;
+
+struct DecodeArgs {
+  TensorView q;        // (B, Hq, D), (B, q_len, Hq, D), or (total_q, Hq, D) with cu_seqlens_q
+  TensorView k_cache;  // see KvLayout; with token_table (slots, Hkv, D); q8_0 as uint8 (..., D / 32 * 34)
+  TensorView v_cache;  // as k_cache with DV
+  TensorView seqlens;  // (B) int32 or int64: keys in the cache, the q_len newest tokens among them
+
+  // At most one of: block_table; token_table (+ request_index); kv_indptr + kv_indices + kv_last_page_len; none.
+  std::optional<TensorView> block_table;       // (B, max_pages) int32
+  std::optional<TensorView> token_table;       // (requests, max_len) int32: row of a request, token -> slot
+  std::optional<TensorView> request_index;     // (B) int32 or int64: row of token_table; default 0..B-1
+  std::optional<TensorView> kv_indptr;         // (B + 1) int32, as FlashInfer has it
+  std::optional<TensorView> kv_indices;        // (pages in use) int32
+  std::optional<TensorView> kv_last_page_len;  // (B) int32; seqlens may then be left out (rank 0, null data)
+  KvLayout kv_layout = KvLayout::kNHD;
+
+  std::optional<TensorView> cu_seqlens_q;  // (B + 1) int32
+  std::int64_t max_q_len = 0;              // needed with cu_seqlens_q
+
+  std::optional<double> softmax_scale;  // default 1 / sqrt(D)
+  std::int64_t window_left = -1;        // keys to the left of a query's own position; -1 is infinite
+  std::int64_t window_right = -1;
+  double softcap = 0.0;                    // s = cap * tanh(s / cap) after the scale; 0 is off
+  std::optional<TensorView> alibi_slopes;  // fp32 (Hq) or (B, Hq): bias -slope * |query position - key position|
+  std::optional<TensorView> sinks;         // fp32 (Hq): a logit that joins the denominator only
+  std::optional<TensorView> tree_mask;     // (B, q_len) uint32: bit j of row i lets token i see draft token j
+  std::optional<TensorView> k_scale;       // fp32 (1) or (Hkv): K = k_scale * stored; quantised caches
+  std::optional<TensorView> v_scale;       // fp32 (1) or (Hkv)
+  int num_splits = kInvariantSplits;
+
+  TensorView out;                       // as q with DV in place of D; fp16, bf16 or fp32
+  std::optional<TensorView> lse;        // fp32, as out without its last axis
+  std::optional<TensorView> workspace;  // uint8 (decode_workspace_size bytes), zero before its first use
+};
+
+// softmax(scale q k^T + bias) v over the cached keys.
+void flash_decode(const DecodeArgs& args, Stream stream = 0);
+
+// Bytes that a call with these shapes needs as workspace; depends on shapes and the device, never on lengths.
+[[nodiscard]] std::int64_t decode_workspace_size(const DecodeArgs& args);
+
+// LightLLM's first stage: attention of q over each block of block_seq keys of a request.
+struct DecodeStage1Args {
+  TensorView q;               // (B, Hq, D) fp16, bf16; fp32 on the CPU
+  TensorView k, v;            // (slots, Hkv, D)
+  TensorView req_to_tokens;   // (max_requests, max_len) int32
+  TensorView b_req_idx;       // (B) int32 or int64
+  TensorView b_seqlen;        // (B) int32 or int64
+  std::int64_t max_len_in_batch = 0;
+  TensorView mid_out;            // (B, Hq, blocks, D) fp32; rows past ceil(len / block_seq) are not written
+  TensorView mid_out_logsumexp;  // (B, Hq, blocks) fp32, natural log
+  std::int64_t block_seq = 0;
+  std::optional<double> softmax_scale;
+};
+void flash_decode_stage1(const DecodeStage1Args& args, Stream stream = 0);
+
+// LightLLM's second stage: merges the blocks of each request into Out. Length 0 gives 0.
+struct DecodeStage2Args {
+  TensorView mid_out;              // (B, Hq, blocks, D) fp32, any strides
+  TensorView mid_out_logexpsum;    // (B, Hq, blocks) fp32
+  TensorView b_seqlen;             // (B) int32 or int64
+  TensorView out;                  // (B, Hq, D) fp16, bf16, fp32, any strides
+  std::optional<TensorView> lse;   // (B, Hq) fp32
+  std::int64_t block_seq = 0;
+};
+void flash_decode_stage2(const DecodeStage2Args& args, Stream stream = 0);
+
+// Writes new tokens into a paged, contiguous or pooled cache, converting to the cache's element type.
+struct AppendKvArgs {
+  TensorView k, v;              // (tokens, Hkv, D) and (tokens, Hkv, DV)
+  TensorView k_cache, v_cache;  // as in DecodeArgs; with page_size from their shape
+  TensorView slots;             // (tokens) int32 or int64: page * page_size + offset in the page; -1 skips the token
+  KvLayout kv_layout = KvLayout::kNHD;
+  std::optional<TensorView> k_scale, v_scale;  // stored = value / scale
+};
+void append_kv(const AppendKvArgs& args, Stream stream = 0);
+
+// Merges n partial results of one softmax. lse_base is e, or 2 for FlashInfer's.
+struct MergeStatesArgs {
+  TensorView o;         // (n, ..., D) fp16, bf16, fp32
+  TensorView lse;       // (n, ...) fp32
+  TensorView out;       // (..., D), dtype of o
+  TensorView out_lse;   // (...) fp32
+  bool lse_base_2 = false;
+};
+void merge_states(const MergeStatesArgs& args, Stream stream = 0);
+
+// (o_a, lse_a) and (o_b, lse_b) of one shape.
+struct MergeStateArgs {
+  TensorView o_a, lse_a, o_b, lse_b;
+  TensorView out, out_lse;
+  bool lse_base_2 = false;
+};
+void merge_state(const MergeStateArgs& args, Stream stream = 0);
+
+// The published split-count heuristic of flash-attention, exactly.
+[[nodiscard]] int num_splits_heuristic(int batch_nheads_mblocks, int num_sms, int num_n_blocks, int max_splits);
+
+// What a target can do. `target` is empty for the tensors' device, else a name such as "cpu", "sm90a", "gfx942".
+struct DecodeQuery {
+  std::string target = "cpu";
+  DType q_dtype = DType::kBFloat16;
+  std::string kv = "bf16";  // "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz", "q8_0"
+  std::int64_t head_dim_qk = 128;
+  std::int64_t head_dim_v = 128;
+  std::int64_t group_size = 1;  // Hq / Hkv
+  std::int64_t q_len = 1;
+};
+struct Support {
+  bool supported = false;
+  std::string reason;  // empty when supported
+};
+[[nodiscard]] Support supports(const DecodeQuery& query);
+// The key of the kernel that such a call runs, e.g. "decode/bf16/kv=q8_0/hd128/r16/sm90a"; throws NotSupportedError.
+[[nodiscard]] std::string which_kernel(const DecodeQuery& query);
+
+}  // namespace flashport

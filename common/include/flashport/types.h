@@ -1,0 +1,89 @@
+// Vendor-free value types of the public interface: element types, devices, non-owning tensor views.
+// Shapes and strides are int64 and count elements, never bytes. A view owns nothing.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <string>
+
+namespace flashport {
+
+enum class DType : std::int32_t {
+  kFloat32,
+  kFloat16,
+  kBFloat16,
+  kFp8E4M3,      // OCP e4m3 (finite, one NaN), as NVIDIA, gfx950 and gfx12 have it
+  kFp8E4M3Fnuz,  // FNUZ e4m3, as gfx942 has it
+  kInt32,
+  kInt64,
+  kUInt32,
+  kUInt8,  // the carrier of ggml blocks: a q8_0 row of D values is D / 32 * 34 bytes
+};
+
+// Bytes of one element. Every DType has a fixed size.
+[[nodiscard]] constexpr int element_size(DType type) {
+  switch (type) {
+    case DType::kInt64: return 8;
+    case DType::kFloat32:
+    case DType::kInt32:
+    case DType::kUInt32: return 4;
+    case DType::kFloat16:
+    case DType::kBFloat16: return 2;
+    case DType::kFp8E4M3:
+    case DType::kFp8E4M3Fnuz:
+    case DType::kUInt8: return 1;
+  }
+  return 0;
+}
+
+// Lower-case name as messages, kernel keys and the Python package spell it: "bfloat16", "float8_e4m3fn", ...
+[[nodiscard]] const char* dtype_name(DType type);
+
+enum class DeviceKind : std::int32_t { kCpu, kCuda, kHip };
+
+struct Device {
+  DeviceKind kind = DeviceKind::kCpu;
+  int index = 0;
+  friend bool operator==(const Device&, const Device&) = default;
+};
+
+// "cpu", "cuda:0", "hip:1"
+[[nodiscard]] std::string device_name(Device device);
+
+// A stream handle of the tensors' device (cudaStream_t, hipStream_t); 0 is the default stream; ignored on the CPU.
+using Stream = std::uintptr_t;
+
+inline constexpr int kMaxRank = 8;
+
+// A strided, non-owning view of a tensor. `data` already includes any byte offset.
+struct TensorView {
+  void* data = nullptr;
+  DType dtype = DType::kFloat32;
+  Device device;
+  int rank = 0;
+  std::int64_t shape[kMaxRank] = {};
+  std::int64_t strides[kMaxRank] = {};
+  bool read_only = false;
+
+  TensorView() = default;
+  // A contiguous (row-major) view.
+  TensorView(void* pointer, DType type, Device where, std::initializer_list<std::int64_t> extents)
+      : data(pointer), dtype(type), device(where), rank(static_cast<int>(extents.size())) {
+    int axis = 0;
+    for (std::int64_t extent : extents) shape[axis++] = extent;
+    std::int64_t step = 1;
+    for (axis = rank - 1; axis >= 0; --axis) {
+      strides[axis] = step;
+      step *= shape[axis];
+    }
+  }
+
+  [[nodiscard]] std::int64_t numel() const {
+    std::int64_t count = 1;
+    for (int axis = 0; axis < rank; ++axis) count *= shape[axis];
+    return count;
+  }
+};
+
+}  // namespace flashport

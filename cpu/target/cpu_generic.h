@@ -1,0 +1,25 @@
+// Any processor: plain vectors, lowered by the compiler to what the baseline has.
+#pragma once
+
+#include "cpu/target/block.h"
+
+namespace flashport::cpu_generic {
+
+FLASHPORT_DEVICE Vec fma_rn(Vec a, Vec b, Vec c) { return a * b + c; }
+FLASHPORT_DEVICE float fma_rn(float a, float b, float c) { return a * b + c; }
+
+FLASHPORT_DEVICE Vec widen_fp16(const std::uint16_t* from) {
+  HalfBits half;
+  __builtin_memcpy(&half, from, sizeof half);
+  const IntVec wide = __builtin_convertvector(half, IntVec);
+  const IntVec magnitude = (wide & 0x7fff) << 13;
+  // 2^112 moves the exponent's bias, subnormals included; infinities and NaN need the larger exponent put in.
+  Vec value = reinterpret_cast<Vec>(magnitude) * 0x1p112f;
+  const IntVec special = reinterpret_cast<IntVec>(magnitude >= 0x0f800000);
+  value = reinterpret_cast<Vec>((reinterpret_cast<IntVec>(value) & ~special) | ((magnitude | 0x7f800000) & special));
+  return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(value) | ((wide & 0x8000) << 16));
+}
+
+}  // namespace flashport::cpu_generic
+
+#define FLASHPORT_TILES_HEADER "cpu/target/tiles.h"

@@ -1,0 +1,137 @@
+// The execution model of a CUDA target: a block of warps, its barrier, the arrival at a counter in global memory, a
+// scan over the block, and the scalar arithmetic that common/device is written in.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include <cstdint>
+#include <cub/block/block_scan.cuh>
+
+#define FLASHPORT_DEVICE __device__ __forceinline__
+#define FLASHPORT_PRAGMA(text) _Pragma(#text)
+#define FLASHPORT_UNROLL(count) FLASHPORT_PRAGMA(unroll count)
+
+namespace flashport::FLASHPORT_TARGET {
+
+inline constexpr int kWaveSize = 32;
+inline constexpr int kVectorFloats = 4;  // columns of a row that a thread takes at a time
+inline constexpr int kMergeUnroll = 8;   // parts in flight while merging
+inline constexpr float kInfinity = __builtin_huge_valf();
+inline constexpr float kLog2e = 1.4426950408889634f;
+inline constexpr float kLn2 = 0.6931471805599453f;
+
+using Half = __half;
+using BFloat16 = __nv_bfloat16;
+FLASHPORT_DEVICE Half to_half(float x) { return __float2half_rn(x); }
+FLASHPORT_DEVICE BFloat16 to_bfloat16(float x) { return __float2bfloat16_rn(x); }
+FLASHPORT_DEVICE float to_float(float x) { return x; }
+FLASHPORT_DEVICE float to_float(Half x) { return __half2float(x); }
+FLASHPORT_DEVICE float to_float(BFloat16 x) { return __bfloat162float(x); }
+
+template <class T>
+FLASHPORT_DEVICE T minimum(T a, T b) {
+  return b < a ? b : a;
+}
+template <class T>
+FLASHPORT_DEVICE T maximum(T a, T b) {
+  return a < b ? b : a;
+}
+FLASHPORT_DEVICE float maximum(float a, float b) { return fmaxf(a, b); }
+
+FLASHPORT_DEVICE float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+FLASHPORT_DEVICE float exp2_full(float x) { return exp2f(x); }
+FLASHPORT_DEVICE float log2_full(float x) { return log2f(x); }
+FLASHPORT_DEVICE float tanh_full(float x) { return tanhf(x); }
+FLASHPORT_DEVICE float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+FLASHPORT_DEVICE float mul_rn(float a, float b) { return __fmul_rn(a, b); }
+
+template <class T>
+FLASHPORT_DEVICE T load_global(const T* address) {
+  return __ldg(address);
+}
+// Reads what other blocks of this launch have written: L1 is not coherent, L2 is.
+FLASHPORT_DEVICE float load_published(const float* address) { return __ldcg(address); }
+FLASHPORT_DEVICE float2 load_published(const float2* address) { return __ldcg(address); }
+
+FLASHPORT_DEVICE int round_to_int(float x) { return static_cast<int>(roundf(x)); }
+
+// Rounds to nearest even and saturates; NaN stays NaN.
+FLASHPORT_DEVICE std::uint8_t to_fp8_e4m3(float x) { return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3); }
+// No CUDA card stores FNUZ, and supports() says so before a kernel could be asked to.
+FLASHPORT_DEVICE std::uint8_t to_fp8_e4m3fnuz(float x) { return to_fp8_e4m3(x); }
+
+FLASHPORT_DEVICE float wave_max(float x) {
+  for (int distance = kWaveSize / 2; distance > 0; distance /= 2) x = maximum(x, __shfl_xor_sync(~0u, x, distance));
+  return x;
+}
+
+// `count` (at most kVectorFloats) values at a stride, as one access where they are contiguous and aligned; rest is 0.
+FLASHPORT_DEVICE void load_vector(float (&x)[kVectorFloats], const float* from, std::int64_t stride, int count) {
+  if (stride == 1 && count == kVectorFloats && reinterpret_cast<std::uintptr_t>(from) % 16 == 0) {
+    const float4 four = __ldcs(reinterpret_cast<const float4*>(from));
+    x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
+    return;
+  }
+  for (int i = 0; i < kVectorFloats; ++i) x[i] = i < count ? from[i * stride] : 0.0f;
+}
+template <class T>
+FLASHPORT_DEVICE void load_vector(float (&x)[kVectorFloats], const T* from, std::int64_t stride, int count) {
+  for (int i = 0; i < kVectorFloats; ++i) x[i] = i < count ? to_float(from[i * stride]) : 0.0f;
+}
+
+class Block {
+ public:
+  FLASHPORT_DEVICE explicit Block(unsigned* flag) : flag_(flag) {}
+
+  FLASHPORT_DEVICE int thread() const { return static_cast<int>(threadIdx.x); }
+  FLASHPORT_DEVICE int threads() const { return static_cast<int>(blockDim.x); }
+  FLASHPORT_DEVICE int lane() const { return thread() % kWaveSize; }
+  FLASHPORT_DEVICE int wave() const { return __shfl_sync(~0u, thread() / kWaveSize, 0); }
+  FLASHPORT_DEVICE std::int64_t index() const { return blockIdx.x; }
+  FLASHPORT_DEVICE std::int64_t count() const { return gridDim.x; }
+  FLASHPORT_DEVICE void sync() const { __syncthreads(); }
+
+  // Publishes what the block has written and adds `add` to the counter. True in the one block whose addition reaches
+  // `goal`; that block sees what all the others have published, and the counter is zero again.
+  FLASHPORT_DEVICE bool arrive(std::uint32_t* counter, int add, int goal) const {
+    sync();
+    if (threadIdx.x == 0) {
+      __threadfence();
+      const unsigned before = atomicAdd(counter, static_cast<unsigned>(add));
+      const bool last = before + add == static_cast<unsigned>(goal);
+      if (last) {
+        *counter = 0;
+        __threadfence();
+      }
+      *flag_ = last;
+    }
+    sync();
+    return *flag_ != 0;
+  }
+
+ private:
+  unsigned* flag_;  // in shared memory
+};
+
+template <int kThreads>
+struct ScanScratch {
+  typename cub::BlockScan<std::int64_t, kThreads>::TempStorage scan;
+  std::int64_t start;
+  int seq;
+};
+
+template <int kThreads>
+FLASHPORT_DEVICE std::int64_t block_exclusive_scan(const Block&, ScanScratch<kThreads>& scratch, std::int64_t value,
+                                                   std::int64_t& total) {
+  std::int64_t before;
+  cub::BlockScan<std::int64_t, kThreads>(scratch.scan).ExclusiveSum(value, before, total);
+  return before;
+}
+
+}  // namespace flashport::FLASHPORT_TARGET

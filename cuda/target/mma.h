@@ -1,0 +1,78 @@
+// The instructions behind the tile verbs: asynchronous copies, ldmatrix, mma.sync m16n8k16.
+//
+// Fragments of mma.m16n8k16, lane = 4 * g + c (g 0..7, c 0..3), a register holds two 16-bit values:
+//   A [16, 16]: a0 (g, 2c..) a1 (g + 8, 2c..) a2 (g, 2c + 8..) a3 (g + 8, 2c + 8..)
+//   B [16, 8]:  b0 (2c.., g) b1 (2c + 8.., g)      k first
+//   C [16, 8]:  c0 (g, 2c) c1 (g, 2c + 1) c2 (g + 8, 2c) c3 (g + 8, 2c + 1)
+#pragma once
+
+#include "common/device/params.h"
+#include "cuda/target/block.h"
+
+namespace flashport::FLASHPORT_TARGET {
+
+FLASHPORT_DEVICE unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+// Copies kBytes (16, 8 or 4) from global to shared memory; zeros where `valid` is false. 16 bytes go around L1.
+template <int kBytes>
+FLASHPORT_DEVICE void copy_async(void* to, const void* from, bool valid) {
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+                 "r"(valid ? 16 : 0)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(kBytes),
+                 "r"(valid ? kBytes : 0)
+                 : "memory");
+  }
+}
+FLASHPORT_DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most kNewer of the newest groups are in flight.
+template <int kNewer>
+FLASHPORT_DEVICE void copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kNewer) : "memory");
+}
+
+FLASHPORT_DEVICE void ldmatrix_x4(unsigned (&r)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+FLASHPORT_DEVICE void ldmatrix_x4_trans(unsigned (&r)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+
+template <MathType kMath>
+FLASHPORT_DEVICE void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  if constexpr (kMath == MathType::kBf16) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+}
+
+// Two floats as a register of the math type, the first in the low half.
+template <MathType kMath>
+FLASHPORT_DEVICE unsigned pack(float low, float high) {
+  if constexpr (kMath == MathType::kBf16) {
+    const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
+    return reinterpret_cast<const unsigned&>(two);
+  } else {
+    const __half2 two = __floats2half2_rn(low, high);
+    return reinterpret_cast<const unsigned&>(two);
+  }
+}
+
+}  // namespace flashport::FLASHPORT_TARGET

@@ -1,0 +1,6 @@
+// NVIDIA Hopper (H100, H200), and the mould for mma.sync targets: cp.async stages, ldmatrix, mma.sync.
+#pragma once
+
+#include "cuda/target/block.h"
+
+#define FLASHPORT_TILES_HEADER "cuda/target/tiles.h"
