@@ -1,0 +1,491 @@
+// Array arguments: the exchange API where the type offers it (no Python code runs, nothing is allocated), else the
+// __dlpack__ protocol. Streams follow the library that owns the first device array of the call.
+#include "bindings/python/call.h"
+
+#include <cstring>
+#include <string_view>
+#include <unordered_map>
+
+#include "bindings/python/device_array.h"
+
+namespace flashport::python {
+namespace {
+
+struct Names {
+  PyObject* dlpack = PyUnicode_InternFromString("__dlpack__");
+  PyObject* dlpack_device = PyUnicode_InternFromString("__dlpack_device__");
+  PyObject* exchange_api = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
+  PyObject* old_exchange_api = PyUnicode_InternFromString("__c_dlpack_exchange_api__");
+  PyObject* stream_and_version = Py_BuildValue("(ss)", "stream", "max_version");
+  PyObject* version = Py_BuildValue("(s)", "max_version");
+  PyObject* stream = Py_BuildValue("(s)", "stream");
+  PyObject* max_version = Py_BuildValue("(ii)", 1, 0);
+};
+const Names& names() {
+  static const Names* instance = new Names;  // outlives the interpreter's teardown
+  return *instance;
+}
+
+// The element types that NumPy gets from ml_dtypes, by name. DLPack export of them is refused.
+struct ExtensionType {
+  const char* name;
+  const char* carrier;
+  DType dtype;
+};
+constexpr ExtensionType kExtensionTypes[] = {
+    {"bfloat16", "uint16", DType::kBFloat16},
+    {"float8_e4m3fn", "uint8", DType::kFp8E4M3},
+    {"float8_e4m3fnuz", "uint8", DType::kFp8E4M3Fnuz},
+};
+
+const dlpack::ExchangeApi* find_exchange_api(PyTypeObject* type) {
+  for (PyObject* name : {names().exchange_api, names().old_exchange_api}) {
+    PyObject* value = PyObject_GetAttr(reinterpret_cast<PyObject*>(type), name);
+    if (value == nullptr) {
+      PyErr_Clear();
+      continue;
+    }
+    const auto held = py::reinterpret_steal<py::object>(value);
+    void* pointer = nullptr;
+    if (PyCapsule_IsValid(value, "dlpack_exchange_api") != 0) {
+      pointer = PyCapsule_GetPointer(value, "dlpack_exchange_api");
+    } else if (PyLong_Check(value)) {
+      pointer = PyLong_AsVoidPtr(value);
+    }
+    PyErr_Clear();
+    auto* header = static_cast<dlpack::ExchangeApiHeader*>(pointer);
+    while (header != nullptr && header->version.major != dlpack::kMajorVersion) header = header->previous;
+    if (header != nullptr) return reinterpret_cast<const dlpack::ExchangeApi*>(header);
+  }
+  return nullptr;
+}
+
+// The library whose type this is, or is derived from.
+Library find_library(PyTypeObject* type) {
+  if (is_device_array_type(type)) return Library::kFlashport;
+  PyObject* bases = type->tp_mro;
+  for (Py_ssize_t i = 0; bases != nullptr && i < PyTuple_GET_SIZE(bases); ++i) {
+    const py::handle base = PyTuple_GET_ITEM(bases, i);
+    const std::string module = py::str(py::getattr(base, "__module__", py::str("")));
+    const std::string_view root = std::string_view(module).substr(0, module.find('.'));
+    if (root == "numpy") return Library::kNumpy;
+    if (root == "torch") return Library::kTorch;
+    if (root == "cupy") return Library::kCupy;
+    if (root == "jax" || root == "jaxlib") return Library::kJax;
+  }
+  return Library::kOther;
+}
+
+// A stream object of any library as its handle.
+std::optional<Stream> stream_handle(py::handle stream) {
+  if (PyLong_Check(stream.ptr())) return static_cast<Stream>(PyLong_AsUnsignedLongLong(stream.ptr()));
+  for (const char* attribute : {"cuda_stream", "ptr", "handle"}) {
+    if (!py::hasattr(stream, attribute)) continue;
+    const py::object value = stream.attr(attribute);
+    if (PyLong_Check(value.ptr())) return static_cast<Stream>(PyLong_AsUnsignedLongLong(value.ptr()));
+  }
+  if (py::hasattr(stream, "__cuda_stream__")) {
+    const auto value = py::cast<py::tuple>(stream.attr("__cuda_stream__")());
+    return py::cast<Stream>(value[1]);
+  }
+  return std::nullopt;
+}
+
+bool is_host(std::int32_t type) {
+  return type == dlpack::kCpu || type == dlpack::kCudaHost || type == dlpack::kRocmHost;
+}
+
+std::string describe(dlpack::DataType type) {
+  static constexpr const char* kCodes[] = {"int",           "uint",
+                                           "float",         "opaque",
+                                           "bfloat",        "complex",
+                                           "bool",          "float8_e3m4",
+                                           "float8_e4m3",   "float8_e4m3b11fnuz",
+                                           "float8_e4m3fn", "float8_e4m3fnuz",
+                                           "float8_e5m2",   "float8_e5m2fnuz",
+                                           "float8_e8m0fnu"};
+  std::string text = type.code < std::size(kCodes) ? kCodes[type.code] : "type " + std::to_string(type.code) + " of ";
+  if (type.code <= 5) text += std::to_string(type.bits);
+  if (type.lanes != 1) text += "x" + std::to_string(type.lanes);
+  return text;
+}
+
+// Text of the Python error that is set, which is cleared.
+std::string take_error_text() {
+  const py::error_already_set error;
+  return py::str(error.value());
+}
+
+}  // namespace
+
+const TypeInfo& type_info(PyTypeObject* type) {
+  static auto* known = new std::unordered_map<PyTypeObject*, TypeInfo>;
+  static PyTypeObject* last_type = nullptr;
+  static const TypeInfo* last_info = nullptr;
+  if (type == last_type) return *last_info;
+  auto found = known->find(type);
+  if (found == known->end()) {
+    TypeInfo info;
+    info.library = find_library(type);
+    info.exchange = find_exchange_api(type);
+    Py_INCREF(type);  // its address is the key
+    found = known->emplace(type, info).first;
+  }
+  last_type = type;
+  last_info = &found->second;
+  return found->second;
+}
+
+std::optional<DType> dtype_from_dlpack(dlpack::DataType type) {
+  if (type.lanes != 1) return std::nullopt;
+  switch (type.code << 8 | type.bits) {
+    case dlpack::kFloat << 8 | 32: return DType::kFloat32;
+    case dlpack::kFloat << 8 | 16: return DType::kFloat16;
+    case dlpack::kBfloat << 8 | 16: return DType::kBFloat16;
+    case dlpack::kFloat8E4M3Fn << 8 | 8: return DType::kFp8E4M3;
+    case dlpack::kFloat8E4M3Fnuz << 8 | 8: return DType::kFp8E4M3Fnuz;
+    case dlpack::kInt << 8 | 32: return DType::kInt32;
+    case dlpack::kInt << 8 | 64: return DType::kInt64;
+    case dlpack::kUInt << 8 | 32: return DType::kUInt32;
+    case dlpack::kUInt << 8 | 8: return DType::kUInt8;
+    default: return std::nullopt;
+  }
+}
+
+dlpack::DataType dtype_to_dlpack(DType type) {
+  const auto bits = static_cast<std::uint8_t>(element_size(type) * 8);
+  switch (type) {
+    case DType::kFloat32:
+    case DType::kFloat16: return {dlpack::kFloat, bits, 1};
+    case DType::kBFloat16: return {dlpack::kBfloat, bits, 1};
+    case DType::kFp8E4M3: return {dlpack::kFloat8E4M3Fn, bits, 1};
+    case DType::kFp8E4M3Fnuz: return {dlpack::kFloat8E4M3Fnuz, bits, 1};
+    case DType::kInt32:
+    case DType::kInt64: return {dlpack::kInt, bits, 1};
+    case DType::kUInt32:
+    case DType::kUInt8: break;
+  }
+  return {dlpack::kUInt, bits, 1};
+}
+
+dlpack::Device device_to_dlpack(Device device) {
+  switch (device.kind) {
+    case DeviceKind::kCuda: return {dlpack::kCuda, device.index};
+    case DeviceKind::kHip: return {dlpack::kRocm, device.index};
+    case DeviceKind::kCpu: break;
+  }
+  return {dlpack::kCpu, 0};
+}
+
+Call::Call(const char* function, PyObject* stream) : function_(function) {
+  if (stream == Py_None) return;
+  const std::optional<Stream> handle = stream_handle(stream);
+  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+  if (!handle) {
+    fail_type("stream", std::string("must be a stream or its integer handle, got ") + Py_TYPE(stream)->tp_name);
+  }
+  stream_ = *handle;
+  has_stream_ = true;
+}
+
+Call::~Call() {
+  for (const Borrowed& borrowed : borrowed_) {
+    if (borrowed.versioned) {
+      auto* tensor = static_cast<dlpack::ManagedTensorVersioned*>(borrowed.tensor);
+      if (tensor->deleter != nullptr) tensor->deleter(tensor);
+    } else {
+      auto* tensor = static_cast<dlpack::ManagedTensor*>(borrowed.tensor);
+      if (tensor->deleter != nullptr) tensor->deleter(tensor);
+    }
+  }
+}
+
+void Call::fail_type(const char* name, const std::string& rest) const {
+  throw TypeError(std::string(function_) + ": " + name + " " + rest);
+}
+
+void Call::fail_value(const char* name, const std::string& rest) const {
+  throw ValueError(std::string(function_) + ": " + name + " " + rest);
+}
+
+double Call::number(const char* name, PyObject* object) const {
+  if (PyFloat_CheckExact(object)) return PyFloat_AS_DOUBLE(object);
+  const double value = PyFloat_AsDouble(object);
+  if (value == -1.0 && PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    fail_type(name, std::string("must be a number, got ") + Py_TYPE(object)->tp_name);
+  }
+  return value;
+}
+
+std::int64_t Call::integer(const char* name, PyObject* object) const {
+  const auto index = PyIndex_Check(object) ? py::reinterpret_steal<py::object>(PyNumber_Index(object)) : py::object();
+  if (!index) {
+    PyErr_Clear();
+    fail_type(name, std::string("must be an integer, got ") + Py_TYPE(object)->tp_name);
+  }
+  int overflow = 0;
+  const long long value = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+  if (overflow != 0) fail_value(name, "must fit in 64 bits, got " + std::string(py::str(index)));
+  return value;
+}
+
+bool Call::boolean(const char* name, PyObject* object) const {
+  if (object == Py_True) return true;
+  if (object == Py_False) return false;
+  fail_type(name, std::string("must be True or False, got ") + Py_TYPE(object)->tp_name);
+}
+
+TensorView Call::view(const char* name, PyObject* object, bool writes) {
+  const TypeInfo& info = type_info(Py_TYPE(object));
+  if (info.library == Library::kFlashport) {
+    const TensorView found = device_array_view(object);
+    if (found.device.kind != DeviceKind::kCpu) find_stream(info, device_to_dlpack(found.device));
+    return found;
+  }
+  if (info.exchange == nullptr) return view_by_capsule(name, object, info);
+
+  // A borrowed view says nothing of writability; torch has no read-only tensors.
+  if (info.exchange->export_view != nullptr && (!writes || info.library == Library::kTorch)) {
+    dlpack::Tensor tensor;
+    if (info.exchange->export_view(object, &tensor) != 0) fail_export(name, object);
+    if (!is_host(tensor.device.type)) find_stream(info, tensor.device);
+    return make_view(name, tensor);
+  }
+  dlpack::ManagedTensorVersioned* managed = nullptr;
+  if (info.exchange->export_managed(object, &managed) != 0) fail_export(name, object);
+  const TensorView found = take_versioned(name, managed);
+  if (!is_host(managed->tensor.device.type)) find_stream(info, managed->tensor.device);
+  return found;
+}
+
+TensorView Call::view_by_capsule(const char* name, PyObject* object, const TypeInfo& info) {
+  const Names& n = names();
+  PyObject* device_arguments[] = {object};
+  PyObject* place = PyObject_VectorcallMethod(n.dlpack_device, device_arguments, 1, nullptr);
+  if (place == nullptr) {
+    if (PyErr_ExceptionMatches(PyExc_AttributeError)) {
+      PyErr_Clear();
+      fail_type(name, std::string("must be an array that speaks DLPack (NumPy, PyTorch, CuPy, JAX, ...), got ") +
+                          Py_TYPE(object)->tp_name);
+    }
+    fail_export(name, object);
+  }
+  const auto place_held = py::reinterpret_steal<py::object>(place);
+  dlpack::Device device{};
+  {
+    const auto pair = py::cast<py::tuple>(place_held);
+    // The device type may be an enum member.
+    device = {static_cast<std::int32_t>(integer(name, py::object(pair[0]).ptr())),
+              static_cast<std::int32_t>(integer(name, py::object(pair[1]).ptr()))};
+  }
+
+  py::object stream = py::none();
+  const bool on_device = !is_host(device.type);
+  if (on_device) {
+    find_stream(info, device);
+    // In the protocol 0 is no CUDA stream; 1 is the legacy default stream.
+    stream = py::int_(stream_ == 0 && device.type != dlpack::kRocm ? Stream{1} : stream_);
+    // Such a library may hand the memory to someone else while our kernel still reads it.
+    if (info.library != Library::kCupy && info.library != Library::kTorch) waits_ = true;
+  } else if (info.library == Library::kJax) {
+    py::handle(object).attr("block_until_ready")();
+  }
+
+  PyObject* capsule = nullptr;
+  if (info.versioned) {
+    PyObject* arguments[] = {object, nullptr, nullptr};
+    if (on_device) {
+      arguments[1] = stream.ptr();
+      arguments[2] = n.max_version;
+      capsule = PyObject_VectorcallMethod(n.dlpack, arguments, 1, n.stream_and_version);
+    } else {
+      arguments[1] = n.max_version;
+      capsule = PyObject_VectorcallMethod(n.dlpack, arguments, 1, n.version);
+    }
+    if (capsule == nullptr && PyErr_ExceptionMatches(PyExc_TypeError)) {
+      PyErr_Clear();
+      const_cast<TypeInfo&>(info).versioned = false;
+    }
+  }
+  if (!info.versioned) {
+    PyObject* arguments[] = {object, stream.ptr()};
+    capsule = PyObject_VectorcallMethod(n.dlpack, arguments, 1, on_device ? n.stream : nullptr);
+  }
+  if (capsule == nullptr) {
+    if (info.library == Library::kNumpy) return view_of_numpy_extension(name, object, info);
+    fail_export(name, object);
+  }
+
+  const auto capsule_held = py::reinterpret_steal<py::object>(capsule);
+  TensorView found;
+  if (PyCapsule_IsValid(capsule, "dltensor_versioned") != 0) {
+    auto* tensor = static_cast<dlpack::ManagedTensorVersioned*>(PyCapsule_GetPointer(capsule, "dltensor_versioned"));
+    PyCapsule_SetName(capsule, "used_dltensor_versioned");
+    found = take_versioned(name, tensor);
+  } else if (PyCapsule_IsValid(capsule, "dltensor") != 0) {
+    auto* tensor = static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
+    PyCapsule_SetName(capsule, "used_dltensor");
+    borrowed_.push_back({tensor, false});
+    found = make_view(name, tensor->tensor);
+  } else {
+    fail_type(name, std::string("gave no DLPack capsule: ") + Py_TYPE(object)->tp_name);
+  }
+  if (info.library == Library::kJax) found.read_only = true;  // immutable by contract, whatever the flag says
+  return found;
+}
+
+TensorView Call::view_of_numpy_extension(const char* name, PyObject* object, const TypeInfo& info) {
+  const std::string refusal = take_error_text();
+  const py::handle array = object;
+  const std::string dtype = py::str(array.attr("dtype").attr("name"));
+  for (const ExtensionType& type : kExtensionTypes) {
+    if (dtype != type.name) continue;
+    const py::object carried = array.attr("view")(type.carrier);
+    TensorView found = view_by_capsule(name, carried.ptr(), info);
+    found.dtype = type.dtype;
+    return found;
+  }
+  fail_type(name, "cannot be read through DLPack: " + refusal + " (element type " + dtype + ")");
+}
+
+TensorView Call::take_versioned(const char* name, dlpack::ManagedTensorVersioned* tensor) {
+  borrowed_.push_back({tensor, true});
+  if (tensor->version.major != dlpack::kMajorVersion) {
+    fail_type(name, "comes as DLPack " + std::to_string(tensor->version.major) + ", expected major version 1");
+  }
+  TensorView found = make_view(name, tensor->tensor);
+  found.read_only = (tensor->flags & dlpack::kFlagReadOnly) != 0;
+  return found;
+}
+
+TensorView Call::make_view(const char* name, const dlpack::Tensor& tensor) const {
+  TensorView found;
+  const std::optional<DType> dtype = dtype_from_dlpack(tensor.dtype);
+  if (!dtype) {
+    fail_type(name, "has element type " + describe(tensor.dtype) +
+                        "; expected one of float32, float16, bfloat16, float8_e4m3fn, float8_e4m3fnuz, int32, int64, "
+                        "uint32, uint8");
+  }
+  if (tensor.rank > kMaxRank) {
+    fail_value(name,
+               "must have at most " + std::to_string(kMaxRank) + " dimensions, got " + std::to_string(tensor.rank));
+  }
+  found.dtype = *dtype;
+  switch (tensor.device.type) {
+    case dlpack::kCpu:
+    case dlpack::kCudaHost:
+    case dlpack::kRocmHost: break;
+    case dlpack::kCuda:
+    case dlpack::kCudaManaged: found.device = {DeviceKind::kCuda, tensor.device.index}; break;
+    case dlpack::kRocm: found.device = {DeviceKind::kHip, tensor.device.index}; break;
+    default:
+      fail_value(name,
+                 "must be in host, CUDA or ROCm memory, got DLPack device type " + std::to_string(tensor.device.type));
+  }
+  found.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
+  found.rank = tensor.rank;
+  std::int64_t step = 1;
+  for (int axis = tensor.rank - 1; axis >= 0; --axis) {
+    found.shape[axis] = tensor.shape[axis];
+    found.strides[axis] = tensor.strides != nullptr ? tensor.strides[axis] : step;
+    step *= tensor.shape[axis];
+  }
+  return found;
+}
+
+void Call::fail_export(const char* name, PyObject* object) const {
+  fail_type(name,
+            std::string("cannot be read through DLPack: ") + take_error_text() + " (" + Py_TYPE(object)->tp_name + ")");
+}
+
+void Call::find_stream(const TypeInfo& info, dlpack::Device device) {
+  device_ = {device.type == dlpack::kRocm ? DeviceKind::kHip : DeviceKind::kCuda, device.index};
+  if (has_stream_) return;
+  has_stream_ = true;
+  if (info.exchange != nullptr && info.exchange->current_stream != nullptr) {
+    void* handle = nullptr;
+    if (info.exchange->current_stream(device.type, device.index, &handle) == 0) {
+      stream_ = reinterpret_cast<Stream>(handle);
+      return;
+    }
+    PyErr_Clear();
+  }
+  if (info.library == Library::kTorch) {
+    const py::object current = py::module_::import("torch").attr("cuda").attr("current_stream")(device.index);
+    stream_ = py::cast<Stream>(current.attr("cuda_stream"));
+  } else if (info.library == Library::kCupy) {
+    const py::object current = py::module_::import("cupy").attr("cuda").attr("get_current_stream")(device.index);
+    stream_ = py::cast<Stream>(current.attr("ptr"));
+  }
+}
+
+void Call::wait() const { synchronize(device_, stream_); }
+
+Allocation Call::allocate(PyObject* like, const TensorView& like_view, DType dtype, const std::int64_t* shape,
+                          int rank) {
+  const TypeInfo& info = type_info(Py_TYPE(like));
+  Allocation result;
+  if (info.exchange != nullptr && info.exchange->allocate != nullptr && info.exchange->import_managed != nullptr) {
+    dlpack::Tensor prototype{};
+    prototype.device = device_to_dlpack(like_view.device);
+    prototype.rank = rank;
+    prototype.dtype = dtype_to_dlpack(dtype);
+    prototype.shape = const_cast<std::int64_t*>(shape);
+    dlpack::ManagedTensorVersioned* managed = nullptr;
+    std::string problem;
+    const auto set_error = [](void* context, const char* kind, const char* message) {
+      *static_cast<std::string*>(context) = std::string(kind) + ": " + message;
+    };
+    if (info.exchange->allocate(&prototype, &managed, &problem, set_error) != 0) {
+      PyErr_Clear();
+      throw BackendError(std::string(function_) + ": the result could not be allocated: " + problem);
+    }
+    result.view = make_view("out", managed->tensor);
+    void* object = nullptr;
+    if (info.exchange->import_managed(managed, &object) != 0) throw py::error_already_set();
+    result.object = py::reinterpret_steal<py::object>(static_cast<PyObject*>(object));
+    return result;
+  }
+
+  if (info.library == Library::kNumpy || info.library == Library::kCupy) {
+    py::tuple extents(rank);
+    for (int axis = 0; axis < rank; ++axis) extents[axis] = py::int_(shape[axis]);
+    const py::object own = py::handle(like).attr("dtype");
+    const py::object element = dtype == like_view.dtype ? own : py::str(dtype_name(dtype));
+    if (info.library == Library::kNumpy) {
+      result.object = py::module_::import("numpy").attr("empty")(extents, element);
+    } else {
+      const py::object device = py::handle(like).attr("device");
+      device.attr("__enter__")();
+      result.object = py::module_::import("cupy").attr("empty")(extents, element);
+      device.attr("__exit__")(py::none(), py::none(), py::none());
+    }
+    result.view = output("out", result.object.ptr());
+    return result;
+  }
+
+  result.object = make_device_array(std::vector<std::int64_t>(shape, shape + rank), dtype, like_view.device);
+  result.view = device_array_view(result.object.ptr());
+  return result;
+}
+
+py::object Call::finish(PyObject* like, Allocation& allocation) {
+  const TypeInfo& info = type_info(Py_TYPE(like));
+  if (info.library == Library::kFlashport || !is_device_array_type(Py_TYPE(allocation.object.ptr()))) {
+    return std::move(allocation.object);
+  }
+  // The importing library runs on streams of its own.
+  wait();
+  py::object space;
+  if (info.library == Library::kJax) {
+    space = py::module_::import("jax").attr("dlpack");
+  } else if (py::hasattr(like, "__array_namespace__")) {
+    space = py::handle(like).attr("__array_namespace__")();
+  } else {
+    return std::move(allocation.object);
+  }
+  return space.attr("from_dlpack")(allocation.object);
+}
+
+}  // namespace flashport::python

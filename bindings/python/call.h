@@ -1,0 +1,109 @@
+// One call from Python into the library: turns array arguments into views, finds the stream to run on, allocates
+// results as the caller's own array type, and keeps everything that it borrowed alive until the call has been made.
+// Used with the GIL held; only run() releases it.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <flashport/error.h>
+#include <flashport/types.h>
+
+#include "bindings/python/dlpack_abi.h"
+
+namespace flashport::python {
+
+namespace py = pybind11;
+
+enum class Library { kOther, kNumpy, kTorch, kCupy, kJax, kFlashport };
+
+// What is known of an array type; looked up once per type.
+struct TypeInfo {
+  Library library = Library::kOther;
+  const dlpack::ExchangeApi* exchange = nullptr;  // null: through __dlpack__
+  bool versioned = true;                          // __dlpack__ takes max_version
+};
+const TypeInfo& type_info(PyTypeObject* type);
+
+// The element type that a DLPack type stands for; nullopt if the library has none.
+std::optional<DType> dtype_from_dlpack(dlpack::DataType type);
+dlpack::DataType dtype_to_dlpack(DType type);
+dlpack::Device device_to_dlpack(Device device);
+
+// An array that was allocated for the caller.
+struct Allocation {
+  py::object object;
+  TensorView view;
+};
+
+class Call {
+ public:
+  // `stream` is None, an integer handle, or an object with cuda_stream, ptr or __cuda_stream__.
+  Call(const char* function, PyObject* stream);
+  ~Call();
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  TensorView input(const char* name, PyObject* object) { return view(name, object, false); }
+  TensorView output(const char* name, PyObject* object) { return view(name, object, true); }
+  std::optional<TensorView> optional_input(const char* name, PyObject* object) {
+    if (object == Py_None) return std::nullopt;
+    return view(name, object, false);
+  }
+
+  double number(const char* name, PyObject* object) const;
+  std::int64_t integer(const char* name, PyObject* object) const;
+  bool boolean(const char* name, PyObject* object) const;
+
+  // An uninitialised array of the library and on the device of `like`, whose view is `like_view`. finish() turns it
+  // into what the caller gets.
+  Allocation allocate(PyObject* like, const TensorView& like_view, DType dtype, const std::int64_t* shape, int rank);
+  py::object finish(PyObject* like, Allocation& allocation);
+
+  // Makes the call without the GIL.
+  template <class Function>
+  void run(Function&& function) {
+    const Stream stream = stream_;
+    {
+      PyThreadState* state = PyEval_SaveThread();
+      struct Restore {
+        PyThreadState* state;
+        ~Restore() { PyEval_RestoreThread(state); }
+      } restore{state};
+      function(stream);
+    }
+    if (waits_) wait();
+  }
+
+  [[noreturn]] void fail_type(const char* name, const std::string& rest) const;
+  [[noreturn]] void fail_value(const char* name, const std::string& rest) const;
+
+ private:
+  struct Borrowed {
+    void* tensor;
+    bool versioned;
+  };
+
+  TensorView view(const char* name, PyObject* object, bool writes);
+  TensorView view_by_capsule(const char* name, PyObject* object, const TypeInfo& info);
+  TensorView view_of_numpy_extension(const char* name, PyObject* object, const TypeInfo& info);
+  TensorView make_view(const char* name, const dlpack::Tensor& tensor) const;
+  TensorView take_versioned(const char* name, dlpack::ManagedTensorVersioned* tensor);
+  [[noreturn]] void fail_export(const char* name, PyObject* object) const;
+  void find_stream(const TypeInfo& info, dlpack::Device device);
+  void wait() const;
+
+  const char* function_;
+  Stream stream_ = 0;
+  bool has_stream_ = false;
+  bool waits_ = false;  // an argument's library frees memory without regard to our stream
+  Device device_;
+  std::vector<Borrowed> borrowed_;
+};
+
+}  // namespace flashport::python

@@ -1,0 +1,289 @@
+// DeviceArray over the memory functions of the backends.
+#include "bindings/python/device_array.h"
+
+#include <pybind11/stl.h>
+
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include <flashport/error.h>
+
+#include "bindings/python/call.h"
+#include "common/host/loader.h"
+
+namespace flashport::python {
+namespace {
+
+PyTypeObject* device_array_type = nullptr;
+
+const BackendAbi& backend_of(Device device) {
+  const LoadedBackend& loaded = load_backend(device.kind);
+  if (loaded.abi == nullptr) {
+    throw NotSupportedError(std::string("the ") + backend_name(device.kind) +
+                            " backend is not there: " + loaded.detail);
+  }
+  return *loaded.abi;
+}
+
+void check_backend(const char* what, const char* error) {
+  if (error != nullptr) throw BackendError(std::string(what) + ": " + error);
+}
+
+// The memory of an array; exports share it with the array.
+class Memory {
+ public:
+  Memory(Device device, std::size_t bytes) : device_(device), bytes_(bytes) {
+    if (bytes > 0) check_backend("DeviceArray", backend_of(device).allocate(device.index, bytes, &data_));
+  }
+  ~Memory() {
+    if (data_ != nullptr) backend_of(device_).release(device_.index, data_);
+  }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  [[nodiscard]] void* data() const { return data_; }
+  [[nodiscard]] std::size_t bytes() const { return bytes_; }
+  [[nodiscard]] Device device() const { return device_; }
+
+ private:
+  Device device_;
+  std::size_t bytes_;
+  void* data_ = nullptr;
+};
+
+// What an exported capsule owns.
+struct Export {
+  std::shared_ptr<Memory> memory;
+  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> strides;
+};
+
+std::vector<std::int64_t> row_major_strides(const std::vector<std::int64_t>& shape) {
+  std::vector<std::int64_t> strides(shape.size());
+  std::int64_t step = 1;
+  for (std::size_t axis = shape.size(); axis-- > 0;) {
+    strides[axis] = step;
+    step *= shape[axis];
+  }
+  return strides;
+}
+
+class DeviceArray {
+ public:
+  DeviceArray(std::vector<std::int64_t> shape, DType dtype, Device device) : shape_(std::move(shape)), dtype_(dtype) {
+    if (shape_.size() > static_cast<std::size_t>(kMaxRank)) {
+      throw ValueError("DeviceArray: shape must have at most " + std::to_string(kMaxRank) + " dimensions, got " +
+                       std::to_string(shape_.size()));
+    }
+    std::size_t bytes = element_size(dtype);
+    for (const std::int64_t extent : shape_) {
+      if (extent < 0 || __builtin_mul_overflow(bytes, static_cast<std::size_t>(extent), &bytes)) {
+        throw ValueError("DeviceArray: shape must have non-negative extents whose product fits in memory");
+      }
+    }
+    memory_ = std::make_shared<Memory>(device, bytes);
+  }
+
+  [[nodiscard]] const std::vector<std::int64_t>& shape() const { return shape_; }
+  [[nodiscard]] DType dtype() const { return dtype_; }
+  [[nodiscard]] Device device() const { return memory_->device(); }
+  [[nodiscard]] std::size_t bytes() const { return memory_->bytes(); }
+
+  [[nodiscard]] TensorView view() const {
+    TensorView found;
+    found.data = memory_->data();
+    found.dtype = dtype_;
+    found.device = memory_->device();
+    found.rank = static_cast<int>(shape_.size());
+    const std::vector<std::int64_t> strides = row_major_strides(shape_);
+    std::memcpy(found.shape, shape_.data(), shape_.size() * sizeof(std::int64_t));
+    std::memcpy(found.strides, strides.data(), strides.size() * sizeof(std::int64_t));
+    return found;
+  }
+
+  // Copies a host array of the same shape and dtype in, or out; blocks.
+  void copy_from(py::handle source) { copy("copy_from", source, false); }
+  void copy_to(py::handle target) { copy("copy_to", target, true); }
+
+  void fill_zero() {
+    if (bytes() == 0) return;
+    check_backend("fill_zero", backend_of(device()).fill_zero(device().index, 0, memory_->data(), bytes()));
+    synchronize(device(), 0);
+  }
+
+  [[nodiscard]] py::capsule export_capsule(py::object stream, py::object max_version) const {
+    // The consumer orders its work after `stream`; waiting here is right for every consumer.
+    if (!stream.is_none()) synchronize(device(), 0);
+    const bool versioned =
+        !max_version.is_none() && py::cast<std::pair<int, int>>(max_version).first >= int{dlpack::kMajorVersion};
+    auto owned = std::make_unique<Export>(Export{memory_, shape_, row_major_strides(shape_)});
+    dlpack::Tensor tensor{};
+    tensor.data = memory_->data();
+    tensor.device = device_to_dlpack(device());
+    tensor.rank = static_cast<std::int32_t>(shape_.size());
+    tensor.dtype = dtype_to_dlpack(dtype_);
+    tensor.shape = owned->shape.data();
+    tensor.strides = owned->strides.data();
+    return versioned ? make_capsule<dlpack::ManagedTensorVersioned>("dltensor_versioned", tensor, std::move(owned))
+                     : make_capsule<dlpack::ManagedTensor>("dltensor", tensor, std::move(owned));
+  }
+
+  [[nodiscard]] std::pair<int, int> dlpack_device() const {
+    const dlpack::Device device = device_to_dlpack(memory_->device());
+    return {device.type, device.index};
+  }
+
+ private:
+  template <class Managed>
+  static py::capsule make_capsule(const char* name, const dlpack::Tensor& tensor, std::unique_ptr<Export> owned) {
+    auto managed = std::make_unique<Managed>();
+    managed->tensor = tensor;
+    managed->context = owned.release();
+    managed->deleter = [](Managed* self) {
+      delete static_cast<Export*>(self->context);
+      delete self;
+    };
+    if constexpr (std::is_same_v<Managed, dlpack::ManagedTensorVersioned>) {
+      managed->version = {dlpack::kMajorVersion, dlpack::kMinorVersion};
+      managed->flags = 0;
+    }
+    PyObject* capsule = PyCapsule_New(managed.get(), name, [](PyObject* self) {
+      // A consumer that took the tensor has renamed the capsule.
+      const char* current = PyCapsule_GetName(self);
+      if (current == nullptr || std::strncmp(current, "used", 4) == 0) return;
+      auto* unused = static_cast<Managed*>(PyCapsule_GetPointer(self, current));
+      unused->deleter(unused);
+    });
+    if (capsule == nullptr) throw py::error_already_set();
+    managed.release();
+    return py::reinterpret_steal<py::capsule>(capsule);
+  }
+
+  void copy(const char* function, py::handle other, bool out) {
+    Call call(function, Py_None);
+    const TensorView host = out ? call.output("array", other.ptr()) : call.input("array", other.ptr());
+    const TensorView own = view();
+    if (host.device.kind != DeviceKind::kCpu)
+      call.fail_value("array", "must be on the CPU, got " + device_name(host.device));
+    if (element_size(host.dtype) != element_size(own.dtype)) {
+      call.fail_type("array", std::string("must hold ") + dtype_name(own.dtype) + ", got " + dtype_name(host.dtype));
+    }
+    if (out && host.read_only) call.fail_value("array", "must be writable, got a read-only array");
+    bool same = host.rank == own.rank;
+    for (int axis = 0; same && axis < own.rank; ++axis) {
+      same = host.shape[axis] == own.shape[axis] && (own.shape[axis] <= 1 || host.strides[axis] == own.strides[axis]);
+    }
+    if (!same) call.fail_value("array", "must be contiguous and have this array's shape");
+    if (bytes() == 0) return;
+    const Device where = device();
+    const std::size_t count = bytes();
+    call.run([&](Stream stream) {
+      check_backend(function, backend_of(where).copy(where.index, stream, out ? host.data : own.data,
+                                                     out ? own.data : host.data, count));
+      synchronize(where, stream);
+    });
+  }
+
+  std::vector<std::int64_t> shape_;
+  DType dtype_;
+  std::shared_ptr<Memory> memory_;
+};
+
+}  // namespace
+
+bool is_device_array_type(PyTypeObject* type) { return type == device_array_type; }
+
+TensorView device_array_view(PyObject* array) { return py::cast<const DeviceArray&>(py::handle(array)).view(); }
+
+py::object make_device_array(const std::vector<std::int64_t>& shape, DType dtype, Device device) {
+  return py::cast(DeviceArray(shape, dtype, device));
+}
+
+void synchronize(Device device, Stream stream) {
+  if (device.kind == DeviceKind::kCpu) return;
+  check_backend("synchronize", backend_of(device).synchronize(device.index, stream));
+}
+
+Device device_from_name(const std::string& name) {
+  const std::size_t colon = name.find(':');
+  const std::string kind = name.substr(0, colon);
+  int index = 0;
+  bool good = true;
+  if (colon != std::string::npos) {
+    const std::string digits = name.substr(colon + 1);
+    good = !digits.empty() && digits.size() < 4 && digits.find_first_not_of("0123456789") == std::string::npos;
+    if (good) index = std::stoi(digits);
+  }
+  if (good && kind == "cpu") return {DeviceKind::kCpu, 0};
+  if (good && kind == "cuda") return {DeviceKind::kCuda, index};
+  if (good && kind == "hip") return {DeviceKind::kHip, index};
+  throw ValueError("device must be \"cpu\", \"cuda:<index>\" or \"hip:<index>\", got \"" + name + "\"");
+}
+
+DType dtype_from_name(const std::string& name) {
+  static constexpr DType kAll[] = {DType::kFloat32, DType::kFloat16,     DType::kBFloat16,
+                                   DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kInt32,
+                                   DType::kInt64,   DType::kUInt32,      DType::kUInt8};
+  for (const DType dtype : kAll) {
+    if (name == dtype_name(dtype)) return dtype;
+  }
+  if (name == "fp32") return DType::kFloat32;
+  if (name == "fp16") return DType::kFloat16;
+  if (name == "bf16") return DType::kBFloat16;
+  if (name == "fp8_e4m3") return DType::kFp8E4M3;
+  if (name == "fp8_e4m3fnuz") return DType::kFp8E4M3Fnuz;
+  std::string text = "dtype must be one of";
+  for (const DType dtype : kAll) text += std::string(dtype == kAll[0] ? " " : ", ") + dtype_name(dtype);
+  throw ValueError(text + ", got \"" + name + "\"");
+}
+
+void define_device_array(py::module_& module) {
+  auto type =
+      py::class_<DeviceArray>(module, "DeviceArray",
+                              "A contiguous, uninitialised array on a device such as \"cpu\", \"cuda:0\" or \"hip:0\".")
+          .def(
+              py::init([](const std::vector<std::int64_t>& shape, const std::string& dtype, const std::string& device) {
+                return DeviceArray(shape, dtype_from_name(dtype), device_from_name(device));
+              }),
+              py::arg("shape"), py::arg("dtype"), py::arg("device") = "cpu")
+          .def_property_readonly("shape",
+                                 [](const DeviceArray& self) {
+                                   py::tuple shape(self.shape().size());
+                                   for (std::size_t i = 0; i < self.shape().size(); ++i) shape[i] = self.shape()[i];
+                                   return shape;
+                                 })
+          .def_property_readonly("dtype", [](const DeviceArray& self) { return dtype_name(self.dtype()); })
+          .def_property_readonly("device", [](const DeviceArray& self) { return device_name(self.device()); })
+          .def_property_readonly("nbytes", &DeviceArray::bytes)
+          .def("copy_from", &DeviceArray::copy_from, py::arg("array"), "Copies a host array in; blocks.")
+          .def("copy_to", &DeviceArray::copy_to, py::arg("array"), "Copies into a host array; blocks.")
+          .def("fill_zero", &DeviceArray::fill_zero, "Sets all bytes to zero; blocks.")
+          .def(
+              "__dlpack__",
+              [](const DeviceArray& self, py::object stream, py::object max_version, py::object, py::object) {
+                return self.export_capsule(std::move(stream), std::move(max_version));
+              },
+              py::kw_only(), py::arg("stream") = py::none(), py::arg("max_version") = py::none(),
+              py::arg("dl_device") = py::none(), py::arg("copy") = py::none())
+          .def("__dlpack_device__", &DeviceArray::dlpack_device)
+          .def("__repr__", [](const DeviceArray& self) {
+            std::string shape;
+            for (const std::int64_t extent : self.shape())
+              shape += (shape.empty() ? "" : ", ") + std::to_string(extent);
+            return "DeviceArray((" + shape + "), " + dtype_name(self.dtype()) + ", " + device_name(self.device()) + ")";
+          });
+  device_array_type = reinterpret_cast<PyTypeObject*>(type.ptr());
+
+  module.def(
+      "synchronize",
+      [](const std::string& device, Stream stream) {
+        const Device where = device_from_name(device);
+        const py::gil_scoped_release released;
+        synchronize(where, stream);
+      },
+      py::arg("device"), py::arg("stream") = 0, "Blocks until all work on a stream of a device has ended.");
+}
+
+}  // namespace flashport::python

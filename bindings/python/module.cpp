@@ -1,0 +1,86 @@
+// The extension module flashport._core. The decode operations are in operations.cpp, arrays in call.cpp and
+// device_array.cpp; here is what is asked of the library rather than run: backends, kernels, support.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <exception>
+#include <string>
+
+#include <flashport/backend.h>
+#include <flashport/decode.h>
+
+#include "bindings/python/call.h"
+#include "bindings/python/device_array.h"
+#include "bindings/python/operations.h"
+#include "bindings/python/read_memory.h"
+
+namespace py = pybind11;
+
+namespace flashport::python {
+namespace {
+
+DecodeQuery decode_query(const std::string& target, const std::string& q_dtype, const std::string& kv,
+                         std::int64_t head_dim_qk, std::int64_t head_dim_v, std::int64_t group_size,
+                         std::int64_t q_len) {
+  return {target, dtype_from_name(q_dtype), kv, head_dim_qk, head_dim_v, group_size, q_len};
+}
+
+void define_backends(py::module_& module) {
+  py::class_<DeviceProperties>(module, "DeviceProperties", "A device that a backend found.")
+      .def_property_readonly("device", [](const DeviceProperties& self) { return device_name(self.device); })
+      .def_readonly("name", &DeviceProperties::name)
+      .def_readonly("target", &DeviceProperties::target)
+      .def_readonly("multiprocessors", &DeviceProperties::multiprocessors)
+      .def_readonly("memory_bytes", &DeviceProperties::memory_bytes)
+      .def("__repr__", [](const DeviceProperties& self) {
+        return "DeviceProperties(" + device_name(self.device) + ", \"" + self.name + "\", target=\"" + self.target +
+               "\")";
+      });
+  py::class_<BackendStatus>(module, "BackendStatus", "A backend of this build, or why it is not available.")
+      .def_readonly("name", &BackendStatus::name)
+      .def_readonly("available", &BackendStatus::available)
+      .def_readonly("detail", &BackendStatus::detail)
+      .def_readonly("targets", &BackendStatus::targets)
+      .def_readonly("devices", &BackendStatus::devices)
+      .def("__repr__", [](const BackendStatus& self) {
+        return "BackendStatus(\"" + self.name + "\", available=" + (self.available ? "True" : "False") + ", \"" +
+               self.detail + "\")";
+      });
+  module.def("backends", &backends);
+  module.def("kernel_keys", &kernel_keys, py::arg("target"));
+  module.def("set_multiprocessor_limit", &set_multiprocessor_limit, py::arg("count"));
+  module.def("version", &version);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_core, module) {
+  module.doc() = "The compiled half of flashport; use the functions of the package.";
+  py::register_exception_translator([](std::exception_ptr error) {
+    if (!error) return;
+    try {
+      std::rethrow_exception(error);
+    } catch (const Error&) {
+      set_python_error();
+    }
+  });
+
+  define_operations(module);
+  define_device_array(module);
+  define_backends(module);
+  define_read_memory(module);
+  module.def("num_splits_heuristic", &num_splits_heuristic);
+  module.def(
+      "supports", [](const std::string& target, const std::string& q_dtype, const std::string& kv,
+                     std::int64_t head_dim_qk, std::int64_t head_dim_v, std::int64_t group_size, std::int64_t q_len) {
+        const Support support = supports(decode_query(target, q_dtype, kv, head_dim_qk, head_dim_v, group_size, q_len));
+        return py::make_tuple(support.supported, support.reason);
+      });
+  module.def("which_kernel",
+             [](const std::string& target, const std::string& q_dtype, const std::string& kv, std::int64_t head_dim_qk,
+                std::int64_t head_dim_v, std::int64_t group_size, std::int64_t q_len) {
+               return which_kernel(decode_query(target, q_dtype, kv, head_dim_qk, head_dim_v, group_size, q_len));
+             });
+}
+
+}  // namespace flashport::python

@@ -1,0 +1,340 @@
+// Arguments by position, in the order of the package's functions; None stands for an optional argument left out.
+#include "bindings/python/operations.h"
+
+#include <exception>
+#include <new>
+#include <string>
+
+#include <flashport/decode.h>
+
+#include "bindings/python/call.h"
+
+namespace flashport::python {
+namespace {
+
+using Arguments = PyObject* const*;
+// q8_0: 34 bytes (a half scale and 32 signed bytes) for 32 values.
+constexpr std::int64_t kBlockBytes = 34;
+constexpr std::int64_t kBlockValues = 32;
+
+KvLayout kv_layout(const Call& call, PyObject* object) {
+  if (PyUnicode_Check(object)) {
+    if (PyUnicode_CompareWithASCIIString(object, "NHD") == 0) return KvLayout::kNHD;
+    if (PyUnicode_CompareWithASCIIString(object, "HND") == 0) return KvLayout::kHND;
+    call.fail_value("kv_layout", "must be \"NHD\" or \"HND\", got \"" + std::string(py::str(object)) + "\"");
+  }
+  call.fail_type("kv_layout", std::string("must be \"NHD\" or \"HND\", got ") + Py_TYPE(object)->tp_name);
+}
+
+std::optional<double> optional_number(const Call& call, const char* name, PyObject* object) {
+  if (object == Py_None) return std::nullopt;
+  return call.number(name, object);
+}
+
+std::int64_t last_extent(const TensorView& view) { return view.rank > 0 ? view.shape[view.rank - 1] : 0; }
+
+// What the decode functions have in common: everything but the outputs.
+enum DecodeArgument {
+  kQ,
+  kKCache,
+  kVCache,
+  kSeqlens,
+  kBlockTable,
+  kTokenTable,
+  kRequestIndex,
+  kKvIndptr,
+  kKvIndices,
+  kKvLastPageLen,
+  kKvLayout,
+  kCuSeqlensQ,
+  kMaxQLen,
+  kSoftmaxScale,
+  kWindow,
+  kSoftcap,
+  kAlibiSlopes,
+  kSinks,
+  kTreeMask,
+  kKScale,
+  kVScale,
+  kNumSplits,
+  kOut,
+  kLse,
+  kReturnLse,
+  kWorkspace,
+  kStream,
+  kDecodeArguments
+};
+
+void read_decode(Call& call, Arguments a, DecodeArgs& args) {
+  args.q = call.input("q", a[kQ]);
+  args.k_cache = call.input("k_cache", a[kKCache]);
+  args.v_cache = call.input("v_cache", a[kVCache]);
+  if (a[kSeqlens] != Py_None) {
+    args.seqlens = call.input("seqlens", a[kSeqlens]);
+  } else if (a[kKvLastPageLen] == Py_None) {
+    call.fail_type("seqlens", "may be None only with kv_indptr, kv_indices and kv_last_page_len");
+  } else {
+    args.seqlens.dtype = DType::kInt32;
+    args.seqlens.device = args.q.device;
+  }
+  args.block_table = call.optional_input("block_table", a[kBlockTable]);
+  args.token_table = call.optional_input("token_table", a[kTokenTable]);
+  args.request_index = call.optional_input("request_index", a[kRequestIndex]);
+  args.kv_indptr = call.optional_input("kv_indptr", a[kKvIndptr]);
+  args.kv_indices = call.optional_input("kv_indices", a[kKvIndices]);
+  args.kv_last_page_len = call.optional_input("kv_last_page_len", a[kKvLastPageLen]);
+  args.kv_layout = kv_layout(call, a[kKvLayout]);
+  args.cu_seqlens_q = call.optional_input("cu_seqlens_q", a[kCuSeqlensQ]);
+  if (a[kMaxQLen] != Py_None) args.max_q_len = call.integer("max_q_len", a[kMaxQLen]);
+  args.softmax_scale = optional_number(call, "softmax_scale", a[kSoftmaxScale]);
+  if (!PyTuple_Check(a[kWindow]) || PyTuple_GET_SIZE(a[kWindow]) != 2) {
+    call.fail_type("window", "must be a tuple (left, right), got " + std::string(py::repr(a[kWindow])));
+  }
+  args.window_left = call.integer("window[0]", PyTuple_GET_ITEM(a[kWindow], 0));
+  args.window_right = call.integer("window[1]", PyTuple_GET_ITEM(a[kWindow], 1));
+  args.softcap = call.number("softcap", a[kSoftcap]);
+  args.alibi_slopes = call.optional_input("alibi_slopes", a[kAlibiSlopes]);
+  args.sinks = call.optional_input("sinks", a[kSinks]);
+  args.tree_mask = call.optional_input("tree_mask", a[kTreeMask]);
+  args.k_scale = call.optional_input("k_scale", a[kKScale]);
+  args.v_scale = call.optional_input("v_scale", a[kVScale]);
+  if (a[kNumSplits] != Py_None) {
+    const std::int64_t splits = call.integer("num_splits", a[kNumSplits]);
+    if (splits < 0 || splits > 1 << 20) {
+      call.fail_value("num_splits",
+                      "must be None (the batch-invariant schedule), 0 (the heuristic) or a positive count, got " +
+                          std::to_string(splits));
+    }
+    args.num_splits = static_cast<int>(splits);
+  }
+  if (a[kWorkspace] != Py_None) args.workspace = call.output("workspace", a[kWorkspace]);
+}
+
+// Shape of `out` where q and v_cache have shapes to take it from; else the library's own checks speak about those.
+bool decode_out_shape(const DecodeArgs& args, std::int64_t* shape) {
+  if (args.q.rank < 3 || args.q.rank > 4 || args.v_cache.rank < 3) return false;
+  for (int axis = 0; axis < args.q.rank; ++axis) shape[axis] = args.q.shape[axis];
+  std::int64_t head_dim_v = last_extent(args.v_cache);
+  if (args.v_cache.dtype == DType::kUInt8) head_dim_v = head_dim_v / kBlockBytes * kBlockValues;
+  shape[args.q.rank - 1] = head_dim_v;
+  // A broadcast or absurd shape is refused by the library's checks, not by an allocation.
+  constexpr std::int64_t kMostHeadDim = 4096;
+  return head_dim_v <= kMostHeadDim && last_extent(args.q) <= kMostHeadDim;
+}
+
+py::object py_flash_decode(Arguments a) {
+  Call call("flash_decode", a[kStream]);
+  DecodeArgs args;
+  read_decode(call, a, args);
+  const bool returns_lse = call.boolean("return_lse", a[kReturnLse]) || a[kLse] != Py_None;
+
+  Allocation out;
+  Allocation lse;
+  std::int64_t shape[kMaxRank] = {};
+  const bool shaped = decode_out_shape(args, shape);
+  if (a[kOut] != Py_None) {
+    args.out = call.output("out", a[kOut]);
+    out.object = py::reinterpret_borrow<py::object>(a[kOut]);
+  } else if (shaped) {
+    out = call.allocate(a[kQ], args.q, args.q.dtype, shape, args.q.rank);
+    args.out = out.view;
+  }
+  if (a[kLse] != Py_None) {
+    args.lse = call.output("lse", a[kLse]);
+    lse.object = py::reinterpret_borrow<py::object>(a[kLse]);
+  } else if (returns_lse && shaped) {
+    lse = call.allocate(a[kQ], args.q, DType::kFloat32, shape, args.q.rank - 1);
+    args.lse = lse.view;
+  }
+
+  call.run([&](Stream stream) { flash_decode(args, stream); });
+  py::object result = a[kOut] != Py_None ? std::move(out.object) : call.finish(a[kQ], out);
+  if (!returns_lse) return result;
+  return py::make_tuple(std::move(result), a[kLse] != Py_None ? std::move(lse.object) : call.finish(a[kQ], lse));
+}
+
+py::object py_decode_workspace_size(Arguments a) {
+  Call call("decode_workspace_size", a[kStream]);
+  DecodeArgs args;
+  read_decode(call, a, args);
+  std::int64_t shape[kMaxRank] = {};
+  decode_out_shape(args, shape);
+  // Only its shape and type are looked at.
+  args.out = args.q;
+  args.out.read_only = false;
+  std::int64_t step = 1;
+  for (int axis = args.q.rank - 1; axis >= 0; --axis) {
+    args.out.shape[axis] = shape[axis];
+    args.out.strides[axis] = step;
+    step *= shape[axis];
+  }
+  std::int64_t bytes = 0;
+  call.run([&](Stream) { bytes = decode_workspace_size(args); });
+  return py::int_(bytes);
+}
+
+py::object py_flash_decode_stage1(Arguments a) {
+  Call call("flash_decode_stage1", a[11]);
+  DecodeStage1Args args;
+  args.q = call.input("q", a[0]);
+  args.k = call.input("k", a[1]);
+  args.v = call.input("v", a[2]);
+  args.req_to_tokens = call.input("Req_to_tokens", a[3]);
+  args.b_req_idx = call.input("B_req_idx", a[4]);
+  args.b_seqlen = call.input("B_Seqlen", a[5]);
+  args.max_len_in_batch = call.integer("max_len_in_batch", a[6]);
+  args.mid_out = call.output("mid_out", a[7]);
+  args.mid_out_logsumexp = call.output("mid_out_logsumexp", a[8]);
+  args.block_seq = call.integer("block_seq", a[9]);
+  args.softmax_scale = optional_number(call, "sm_scale", a[10]);
+  call.run([&](Stream stream) { flash_decode_stage1(args, stream); });
+  return py::none();
+}
+
+py::object py_flash_decode_stage2(Arguments a) {
+  Call call("flash_decode_stage2", a[6]);
+  DecodeStage2Args args;
+  args.mid_out = call.input("mid_out", a[0]);
+  args.mid_out_logexpsum = call.input("mid_out_logexpsum", a[1]);
+  args.b_seqlen = call.input("B_Seqlen", a[2]);
+  args.out = call.output("Out", a[3]);
+  args.block_seq = call.integer("block_seq", a[4]);
+  if (a[5] != Py_None) args.lse = call.output("lse", a[5]);
+  call.run([&](Stream stream) { flash_decode_stage2(args, stream); });
+  return py::none();
+}
+
+py::object py_append_kv(Arguments a) {
+  Call call("append_kv", a[8]);
+  AppendKvArgs args;
+  args.k = call.input("k", a[0]);
+  args.v = call.input("v", a[1]);
+  args.k_cache = call.output("k_cache", a[2]);
+  args.v_cache = call.output("v_cache", a[3]);
+  args.slots = call.input("slots", a[4]);
+  args.kv_layout = kv_layout(call, a[5]);
+  args.k_scale = call.optional_input("k_scale", a[6]);
+  args.v_scale = call.optional_input("v_scale", a[7]);
+  call.run([&](Stream stream) { append_kv(args, stream); });
+  return py::none();
+}
+
+bool is_base_2(const Call& call, PyObject* object) {
+  if (object == Py_None) return false;
+  const double base = call.number("lse_base", object);
+  if (base != 2.0)
+    call.fail_value("lse_base", "must be None (natural logarithm) or 2, got " + std::string(py::str(object)));
+  return true;
+}
+
+// Outputs of a merge: `out` and `out_lse` as given, or new ones of these shapes.
+struct MergeOutputs {
+  Allocation out, lse;
+};
+MergeOutputs merge_outputs(Call& call, PyObject* like, const TensorView& o, const TensorView& lse,
+                           const std::int64_t* shape, int rank, PyObject* out, PyObject* out_lse) {
+  MergeOutputs result;
+  if (out != Py_None) {
+    result.out = {py::reinterpret_borrow<py::object>(out), call.output("out", out)};
+  } else if (rank >= 1) {
+    result.out = call.allocate(like, o, o.dtype, shape, rank);
+  }
+  if (out_lse != Py_None) {
+    result.lse = {py::reinterpret_borrow<py::object>(out_lse), call.output("out_lse", out_lse)};
+  } else if (rank >= 1) {
+    result.lse = call.allocate(like, o, lse.dtype, shape, rank - 1);
+  }
+  return result;
+}
+
+py::object finish_merge(Call& call, PyObject* like, MergeOutputs& outputs, PyObject* out, PyObject* out_lse) {
+  py::object o = out != Py_None ? std::move(outputs.out.object) : call.finish(like, outputs.out);
+  py::object lse = out_lse != Py_None ? std::move(outputs.lse.object) : call.finish(like, outputs.lse);
+  return py::make_tuple(std::move(o), std::move(lse));
+}
+
+py::object py_merge_state(Arguments a) {
+  Call call("merge_state", a[7]);
+  MergeStateArgs args;
+  args.o_a = call.input("o_a", a[0]);
+  args.lse_a = call.input("lse_a", a[1]);
+  args.o_b = call.input("o_b", a[2]);
+  args.lse_b = call.input("lse_b", a[3]);
+  args.lse_base_2 = is_base_2(call, a[4]);
+  MergeOutputs outputs = merge_outputs(call, a[0], args.o_a, args.lse_a, args.o_a.shape, args.o_a.rank, a[5], a[6]);
+  args.out = outputs.out.view;
+  args.out_lse = outputs.lse.view;
+  call.run([&](Stream stream) { merge_state(args, stream); });
+  return finish_merge(call, a[0], outputs, a[5], a[6]);
+}
+
+py::object py_merge_states(Arguments a) {
+  Call call("merge_states", a[5]);
+  MergeStatesArgs args;
+  args.o = call.input("o", a[0]);
+  args.lse = call.input("lse", a[1]);
+  args.lse_base_2 = is_base_2(call, a[2]);
+  MergeOutputs outputs = merge_outputs(call, a[0], args.o, args.lse, args.o.shape + 1, args.o.rank - 1, a[3], a[4]);
+  args.out = outputs.out.view;
+  args.out_lse = outputs.lse.view;
+  call.run([&](Stream stream) { merge_states(args, stream); });
+  return finish_merge(call, a[0], outputs, a[3], a[4]);
+}
+
+using Body = py::object (*)(Arguments);
+
+template <Body kBody, int kCount>
+PyObject* by_position(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != kCount) {
+    PyErr_Format(PyExc_TypeError, "expected %d arguments, got %zd", kCount, count);
+    return nullptr;
+  }
+  try {
+    return kBody(arguments).release().ptr();
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+}
+
+template <Body kBody, int kCount>
+constexpr PyMethodDef method(const char* name) {
+  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&by_position<kBody, kCount>)), METH_FASTCALL,
+          nullptr};
+}
+
+}  // namespace
+
+void set_python_error() {
+  try {
+    throw;
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (const ValueError& error) {
+    PyErr_SetString(PyExc_ValueError, error.what());
+  } catch (const TypeError& error) {
+    PyErr_SetString(PyExc_TypeError, error.what());
+  } catch (const NotSupportedError& error) {
+    PyErr_SetString(PyExc_NotImplementedError, error.what());
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+}
+
+void define_operations(py::module_& module) {
+  static PyMethodDef methods[] = {
+      method<py_flash_decode, kDecodeArguments>("flash_decode"),
+      method<py_decode_workspace_size, kDecodeArguments>("decode_workspace_size"),
+      method<py_flash_decode_stage1, 12>("flash_decode_stage1"),
+      method<py_flash_decode_stage2, 7>("flash_decode_stage2"),
+      method<py_append_kv, 9>("append_kv"),
+      method<py_merge_state, 8>("merge_state"),
+      method<py_merge_states, 6>("merge_states"),
+      {nullptr, nullptr, 0, nullptr},
+  };
+  if (PyModule_AddFunctions(module.ptr(), methods) != 0) throw py::error_already_set();
+}
+
+}  // namespace flashport::python
