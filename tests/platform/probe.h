@@ -1,0 +1,23 @@
+// What the probe kernels take: they test what the kernels take for granted about a runtime and an execution model.
+#pragma once
+
+#include <cstdint>
+
+namespace flashport {
+
+inline constexpr int kProbeThreads = 128;  // of a block on a GPU
+
+struct ProbeParams {
+  std::uint32_t* visits;   // [grid]: how often a block ran
+  std::int64_t* echoes;    // [grid]: `last` as the block received it, plus the block's index
+  float* published;        // [grid, kProbeThreads]
+  std::uint32_t* counter;  // arrivals
+  float* sums;             // [rounds]: what the last block to arrive found published
+  std::uint32_t* winners;  // [rounds]: how many blocks took themselves for the last
+  std::int64_t* scanned;   // [grid, kProbeThreads + 1]: sums before each thread, then their total
+  std::int64_t round;
+  char filler[440];  // as large as the largest params struct of a real kernel, and then some
+  std::int64_t last;
+};
+
+}  // namespace flashport

@@ -1,0 +1,47 @@
+// The probe kernels of the CPU target that FLASHPORT_TARGET names, in the table of a CPU backend of their own.
+#include "cpu/kernels/kernel_table.h"
+#include "tests/platform/probe_backend.h"
+#include "tests/platform/probe_kernels.h"
+
+namespace flashport {
+namespace FLASHPORT_TARGET {
+namespace {
+
+void visit(const void* params, std::int64_t block, std::int64_t grid, void*) {
+  probe_visit(*static_cast<const ProbeParams*>(params), Block(block, grid));
+}
+void arrive(const void* params, std::int64_t block, std::int64_t grid, void*) {
+  probe_arrive(*static_cast<const ProbeParams*>(params), Block(block, grid));
+}
+void scan(const void* params, std::int64_t block, std::int64_t grid, void* scratch) {
+  probe_scan(*static_cast<const ProbeParams*>(params), Block(block, grid), *static_cast<ScanScratch<1>*>(scratch));
+}
+
+}  // namespace
+}  // namespace FLASHPORT_TARGET
+
+namespace cpu_runtime {
+
+#define FLASHPORT_TEXT_OF(name) #name
+#define FLASHPORT_TEXT(name) FLASHPORT_TEXT_OF(name)
+
+std::span<const TargetKernels> kernel_tables() {
+  using namespace FLASHPORT_TARGET;
+  static const KernelEntry entries[] = {
+      {"probe_visit/" FLASHPORT_TEXT(FLASHPORT_TARGET), {}, 1, 0, reinterpret_cast<const void*>(visit)},
+      {"probe_arrive/" FLASHPORT_TEXT(FLASHPORT_TARGET), {}, 1, 0, reinterpret_cast<const void*>(arrive)},
+      {"probe_scan/" FLASHPORT_TEXT(FLASHPORT_TARGET),
+       {},
+       1,
+       sizeof(ScanScratch<1>),
+       reinterpret_cast<const void*>(scan)},
+  };
+  static const TargetKernels tables[] = {{FLASHPORT_TEXT(FLASHPORT_TARGET), entries, std::size(entries)}};
+  return tables;
+}
+
+}  // namespace cpu_runtime
+
+const BackendAbi* probe_backend() { return cpu_backend(); }
+
+}  // namespace flashport

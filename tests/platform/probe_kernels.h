@@ -1,0 +1,43 @@
+// The probe kernels, in the verbs of the target that FLASHPORT_TARGET_HEADER names. Written once; platform_<vendor>
+// makes kernels of them.
+#pragma once
+
+#include FLASHPORT_TARGET_HEADER
+
+#include "tests/platform/probe.h"
+
+namespace flashport::FLASHPORT_TARGET {
+
+// Every block runs once and receives all of its params.
+FLASHPORT_DEVICE void probe_visit(const ProbeParams& p, const Block& block) {
+  if (block.thread() != 0) return;
+  p.visits[block.index()] += 1;
+  p.echoes[block.index()] = p.last + block.index();
+}
+
+// Blocks publish; exactly one is the last to arrive, sees what all have written, and leaves the counter at zero.
+FLASHPORT_DEVICE void probe_arrive(const ProbeParams& p, const Block& block) {
+  constexpr int kColumns = kProbeThreads;
+  const int step = kWaveSize == 1 ? 1 : kColumns;  // a CPU block has one thread, which takes all columns
+  for (int column = block.thread(); column < kColumns; column += step) {
+    p.published[block.index() * kColumns + column] = static_cast<float>(p.round + 1);
+  }
+  if (!block.arrive(p.counter, 1, static_cast<int>(block.count()))) return;
+  if (block.thread() != 0) return;
+  float sum = 0;
+  for (std::int64_t i = 0; i < block.count() * kColumns; ++i) sum += load_published(p.published + i);
+  p.sums[p.round] = sum;
+  p.winners[p.round] += 1;
+}
+
+// An exclusive scan of thread + 1 over the block; the total goes to the last column.
+template <int kThreads>
+FLASHPORT_DEVICE void probe_scan(const ProbeParams& p, const Block& block, ScanScratch<kThreads>& scratch) {
+  std::int64_t total = 0;
+  const std::int64_t before = block_exclusive_scan(block, scratch, block.thread() + 1, total);
+  std::int64_t* row = p.scanned + block.index() * (kProbeThreads + 1);
+  row[block.thread()] = before;
+  if (block.thread() == 0) row[kProbeThreads] = total;
+}
+
+}  // namespace flashport::FLASHPORT_TARGET

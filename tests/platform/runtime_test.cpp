@@ -1,0 +1,235 @@
+// A backend's table of functions, driven by the probe kernels. Written once; built with each vendor's runtime and its
+// probes, which give the backend under test.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/host/backend_abi.h"
+#include "tests/platform/probe.h"
+#include "tests/platform/probe_backend.h"
+
+namespace flashport {
+namespace {
+
+// Memory of device 0 that mirrors a host vector.
+template <class T>
+class DeviceArray {
+ public:
+  DeviceArray(const BackendAbi& backend, std::size_t count) : backend_(backend), count_(count) {
+    void* memory = nullptr;
+    const char* error = backend_.allocate(0, bytes(), &memory);
+    EXPECT_STREQ(error, nullptr);
+    if (error == nullptr) error = backend_.fill_zero(0, 0, memory, bytes());
+    EXPECT_STREQ(error, nullptr);
+    data_ = static_cast<T*>(memory);
+  }
+  ~DeviceArray() { EXPECT_STREQ(backend_.release(0, data_), nullptr); }
+  DeviceArray(const DeviceArray&) = delete;
+  DeviceArray& operator=(const DeviceArray&) = delete;
+
+  [[nodiscard]] T* data() const { return data_; }
+  [[nodiscard]] std::vector<T> host() const {
+    std::vector<T> values(count_);
+    EXPECT_STREQ(backend_.copy(0, 0, values.data(), data_, bytes()), nullptr);
+    EXPECT_STREQ(backend_.synchronize(0, 0), nullptr);
+    return values;
+  }
+
+ private:
+  [[nodiscard]] std::size_t bytes() const { return count_ * sizeof(T); }
+
+  const BackendAbi& backend_;
+  std::size_t count_;
+  T* data_ = nullptr;
+};
+
+class Runtime : public testing::Test {
+ protected:
+  void SetUp() override {
+    int devices = 0;
+    const char* error = backend.device_count(&devices);
+    ASSERT_STREQ(error, nullptr);
+    ASSERT_GT(devices, 0);
+    ASSERT_STREQ(backend.device_info(0, &info), nullptr);
+    ASSERT_STRNE(info.target, "") << info.name << " is " << info.architecture;
+  }
+
+  [[nodiscard]] const KernelEntry* find(const std::string& name) const {
+    int count = 0;
+    const KernelEntry* entries = backend.kernels(info.target, &count);
+    for (int i = 0; i < count; ++i) {
+      if (std::string(entries[i].key).starts_with(name + "/")) return entries + i;
+    }
+    ADD_FAILURE() << "no kernel " << name;
+    return nullptr;
+  }
+
+  void launch(const KernelEntry* kernel, std::int64_t grid, const ProbeParams& params) const {
+    ASSERT_STREQ(backend.launch(0, 0, kernel, grid, &params, sizeof params), nullptr);
+  }
+
+  const BackendAbi& backend = *probe_backend();
+  BackendDevice info = {};
+};
+
+TEST_F(Runtime, DescribesItself) {
+  EXPECT_EQ(backend.abi_version, kBackendAbiVersion);
+  EXPECT_GT(std::strlen(info.name), 0u);
+  EXPECT_GT(std::strlen(info.architecture), 0u);
+  EXPECT_GT(info.multiprocessors, 0);
+  EXPECT_GT(info.memory_bytes, 0);
+  ASSERT_NE(backend.targets[0], nullptr);
+  for (const char* const* target = backend.targets; *target != nullptr; ++target) {
+    int count = 0;
+    EXPECT_NE(backend.kernels(*target, &count), nullptr) << *target;
+    EXPECT_GT(count, 0) << *target;
+  }
+  int count = -1;
+  EXPECT_EQ(backend.kernels("no_such_target", &count), nullptr);
+  EXPECT_EQ(count, 0);
+}
+
+TEST_F(Runtime, CopiesAndFills) {
+  const std::size_t count = 100003;
+  std::vector<std::uint8_t> sent(count);
+  std::iota(sent.begin(), sent.end(), std::uint8_t{1});
+  const DeviceArray<std::uint8_t> a(backend, count);
+  const DeviceArray<std::uint8_t> b(backend, count);
+  EXPECT_EQ(a.host(), std::vector<std::uint8_t>(count));
+  ASSERT_STREQ(backend.copy(0, 0, a.data(), sent.data(), count), nullptr);
+  ASSERT_STREQ(backend.copy(0, 0, b.data(), a.data(), count), nullptr);
+  EXPECT_EQ(b.host(), sent);
+  ASSERT_STREQ(backend.fill_zero(0, 0, b.data() + 1, count - 2), nullptr);
+  std::vector<std::uint8_t> expected(count);
+  expected.front() = sent.front();
+  expected.back() = sent.back();
+  EXPECT_EQ(b.host(), expected);
+  EXPECT_STREQ(backend.copy(0, 0, nullptr, nullptr, 0), nullptr);
+  EXPECT_STREQ(backend.fill_zero(0, 0, nullptr, 0), nullptr);
+}
+
+TEST_F(Runtime, RunsEveryBlockOnceWithAllParams) {
+  for (const std::int64_t grid : {0, 1, 2, 7, 1000}) {
+    const DeviceArray<std::uint32_t> visits(backend, grid + 1);
+    const DeviceArray<std::int64_t> echoes(backend, grid + 1);
+    ProbeParams params = {};
+    params.visits = visits.data();
+    params.echoes = echoes.data();
+    params.last = INT64_C(0x0123456789abcdef);
+    launch(find("probe_visit"), grid, params);
+    const std::vector<std::uint32_t> visited = visits.host();
+    const std::vector<std::int64_t> echoed = echoes.host();
+    for (std::int64_t block = 0; block < grid; ++block) {
+      ASSERT_EQ(visited[block], 1u) << "block " << block << " of " << grid;
+      ASSERT_EQ(echoed[block], params.last + block);
+    }
+    EXPECT_EQ(visited[grid], 0u);
+  }
+}
+
+// The merge in one launch rests on this: see common/device/split_tree.h.
+TEST_F(Runtime, LastBlockToArriveSeesWhatAllHavePublished) {
+  const int rounds = 20;
+  for (const std::int64_t grid : {1, 2, 64, 333}) {
+    const DeviceArray<float> published(backend, grid * kProbeThreads);
+    const DeviceArray<std::uint32_t> counter(backend, 1);
+    const DeviceArray<float> sums(backend, rounds);
+    const DeviceArray<std::uint32_t> winners(backend, rounds);
+    ProbeParams params = {};
+    params.published = published.data();
+    params.counter = counter.data();
+    params.sums = sums.data();
+    params.winners = winners.data();
+    const KernelEntry* kernel = find("probe_arrive");
+    for (params.round = 0; params.round < rounds; ++params.round) launch(kernel, grid, params);
+    const std::vector<float> summed = sums.host();
+    const std::vector<std::uint32_t> won = winners.host();
+    for (int round = 0; round < rounds; ++round) {
+      ASSERT_EQ(won[round], 1u) << "round " << round << ", grid " << grid;
+      ASSERT_EQ(summed[round], static_cast<float>(grid * kProbeThreads * (round + 1))) << "round " << round;
+    }
+    EXPECT_EQ(counter.host()[0], 0u);
+  }
+}
+
+TEST_F(Runtime, ScansOverABlock) {
+  const std::int64_t grid = 3;
+  const KernelEntry* kernel = find("probe_scan");
+  const DeviceArray<std::int64_t> scanned(backend, grid * (kProbeThreads + 1));
+  ProbeParams params = {};
+  params.scanned = scanned.data();
+  launch(kernel, grid, params);
+  const std::vector<std::int64_t> sums = scanned.host();
+  for (std::int64_t block = 0; block < grid; ++block) {
+    const std::int64_t* row = sums.data() + block * (kProbeThreads + 1);
+    for (std::int64_t i = 0; i < kernel->threads; ++i) ASSERT_EQ(row[i], i * (i + 1) / 2);
+    EXPECT_EQ(row[kProbeThreads], INT64_C(1) * kernel->threads * (kernel->threads + 1) / 2);
+  }
+}
+
+TEST_F(Runtime, HoldsAtLeastOneBlock) {
+  for (const char* name : {"probe_visit", "probe_arrive", "probe_scan"}) {
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      int blocks = 0;
+      EXPECT_STREQ(backend.occupancy(0, find(name), &blocks), nullptr);
+      EXPECT_GT(blocks, 0);
+    }
+  }
+}
+
+TEST_F(Runtime, DefaultStreamIsNotCapturing) {
+  std::uint64_t id = 1;
+  EXPECT_STREQ(backend.capture_id(0, 0, &id), nullptr);
+  EXPECT_EQ(id, 0u);
+}
+
+TEST_F(Runtime, TakesLaunchesFromSeveralThreads) {
+  const int callers = 4, repeats = 25;
+  const std::int64_t grid = 37;
+  const KernelEntry* kernel = find("probe_arrive");
+  std::vector<std::thread> threads;
+  for (int caller = 0; caller < callers; ++caller) {
+    threads.emplace_back([&, caller] {
+      const DeviceArray<float> published(backend, grid * kProbeThreads);
+      const DeviceArray<std::uint32_t> counter(backend, 1);
+      const DeviceArray<float> sums(backend, repeats);
+      const DeviceArray<std::uint32_t> winners(backend, repeats);
+      ProbeParams params = {};
+      params.published = published.data();
+      params.counter = counter.data();
+      params.sums = sums.data();
+      params.winners = winners.data();
+      for (params.round = 0; params.round < repeats; ++params.round) launch(kernel, grid, params);
+      const std::vector<float> summed = sums.host();
+      for (int round = 0; round < repeats; ++round) {
+        EXPECT_EQ(summed[round], static_cast<float>(grid * kProbeThreads * (round + 1))) << "caller " << caller;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_F(Runtime, NamesWhatFailed) {
+  void* memory = nullptr;
+  const char* error = backend.allocate(1000, 64, &memory);
+  ASSERT_NE(error, nullptr);
+  EXPECT_NE(std::string(error).find("got index 1000"), std::string::npos) << error;
+
+  if (backend.kind != DeviceKind::kCpu) {  // sanitizers end the process on such a request to malloc
+    error = backend.allocate(0, std::size_t{1} << 60, &memory);
+    ASSERT_NE(error, nullptr);
+    EXPECT_NE(std::string(error).find("out of memory"), std::string::npos) << error;
+  }
+
+  // An error is told once: the next call is not affected.
+  EXPECT_STREQ(backend.synchronize(0, 0), nullptr);
+  const DeviceArray<float> usable(backend, 16);
+  EXPECT_EQ(usable.host(), std::vector<float>(16));
+}
+
+}  // namespace
+}  // namespace flashport
