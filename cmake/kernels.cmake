@@ -128,6 +128,23 @@ function(flashport_generate_table backend targets out_source)
   set(${out_source} "${source}" PARENT_SCOPE)
 endfunction()
 
+# Compiles a HIP source to the code object of one target: device code alone, no host part, no bundle. Products fuse with
+# sums only where the source says so, as on the CPU.
+function(flashport_compile_code_object target source code_object)
+  flashport_target_definitions(${target} hip definitions)
+  list(TRANSFORM definitions PREPEND -D)
+  add_custom_command(
+    OUTPUT "${code_object}"
+    COMMAND "${FLASHPORT_HIP_COMPILER}" -x hip --offload-arch=${FLASHPORT_ARCH_${target}} --offload-device-only --no-gpu-bundle-output
+            -O3 -std=c++20 -ffp-contract=off -Wall -Wextra ${definitions}
+            "-I${PROJECT_SOURCE_DIR}" "-I${PROJECT_SOURCE_DIR}/common/include"
+            -MD -MF "${code_object}.d" -MT "${code_object}" -c "${source}" -o "${code_object}"
+    DEPENDS "${source}"
+    DEPFILE "${code_object}.d"
+    COMMENT "Building code object ${code_object}"
+    VERBATIM)
+endfunction()
+
 # Embeds the code objects of a HIP target: an assembler source that brings each <group>.co in as data.
 function(flashport_generate_embedding target device_sources out_source)
   set(FLASHPORT_EMBEDDED "")
