@@ -1,0 +1,39 @@
+"""flashport: portable attention kernels for LLM serving, on AMD GPUs, NVIDIA GPUs and the CPU.
+
+Arrays come in through DLPack, so NumPy, PyTorch, CuPy and JAX arrays all work, and results have the type of the query.
+Kernels run on the current stream of the query's library and device; no call waits for the device. Wrong arguments
+raise ``ValueError`` or ``TypeError`` with a text that names the argument, what was expected and what came; a request
+that no kernel serves raises ``NotImplementedError`` with the reason that :func:`supports` gives.
+"""
+
+from flashport._core import DeviceArray
+from flashport.decode import (
+    append_kv,
+    decode_workspace_size,
+    flash_decode,
+    flash_decode_stage1,
+    flash_decode_stage2,
+    merge_state,
+    merge_states,
+    num_splits_heuristic,
+)
+from flashport.devices import Support, backends, supports, version, which_kernel
+
+__version__ = version()
+
+__all__ = [
+    "DeviceArray",
+    "Support",
+    "append_kv",
+    "backends",
+    "decode_workspace_size",
+    "flash_decode",
+    "flash_decode_stage1",
+    "flash_decode_stage2",
+    "merge_state",
+    "merge_states",
+    "num_splits_heuristic",
+    "supports",
+    "version",
+    "which_kernel",
+]

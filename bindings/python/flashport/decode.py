@@ -1,0 +1,354 @@
+"""Flash decoding: attention of a few new query tokens over a long key-value cache, and its companions.
+
+Symbols in shapes: B requests, Hq query heads, Hkv key-value heads, D head dim of queries and keys, DV head dim of
+values. An array is anything that speaks DLPack. ``lse`` is the natural-log sum of exponentials of a row's scores, in
+fp32, and -inf where a row attends to nothing; its output is 0 there.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from flashport import _core
+
+_modules = sys.modules
+
+
+def _torch_operators() -> Any:
+    """The torch operators where the caller is being traced by torch.compile, else None."""
+    torch = _modules.get("torch")
+    if torch is None or not torch.compiler.is_compiling():
+        return None
+    from flashport import torch_ops
+
+    return torch_ops
+
+
+def flash_decode(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    seqlens: Any,
+    *,
+    block_table: Any = None,
+    token_table: Any = None,
+    request_index: Any = None,
+    kv_indptr: Any = None,
+    kv_indices: Any = None,
+    kv_last_page_len: Any = None,
+    kv_layout: str = "NHD",
+    cu_seqlens_q: Any = None,
+    max_q_len: int | None = None,
+    softmax_scale: float | None = None,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
+    tree_mask: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    num_splits: int | None = None,
+    out: Any = None,
+    lse: Any = None,
+    return_lse: bool = False,
+    workspace: Any = None,
+    stream: Any = None,
+) -> Any:
+    """softmax(scale * q k^T + bias) v over the cached keys of each request.
+
+    Lengths, tables and indices are read on the device, so a captured graph can be replayed with others. Entries of a
+    table, and rows of a cache, past a request's length are never read. Source: common/host/decode.cpp and
+    common/device/decode_kernel.h.
+
+    Args:
+        q: (B, Hq, D) for one new token a request, (B, q_len, Hq, D) with q_len 1 to 16, or (total_q, Hq, D) with
+            ``cu_seqlens_q``. fp16 or bf16; fp32 on the CPU.
+        k_cache: With ``kv_layout="NHD"`` (B, S, Hkv, D), or (pages, page_size, Hkv, D) with ``block_table`` or
+            ``kv_indptr``; with ``"HND"`` (B, Hkv, S, D) or (pages, Hkv, page_size, D); with ``token_table``
+            (slots, Hkv, D). The query's type, fp8 e4m3, or q8_0 blocks as uint8 with D / 32 * 34 bytes in place of D.
+        v_cache: As ``k_cache``, with DV in place of D.
+        seqlens: (B) int32 or int64: keys in the cache, the q_len new tokens among them. None only with
+            ``kv_last_page_len``.
+        block_table: (B, max_pages) int32, page numbers of each request.
+        token_table: (requests, max_len) int32, slot of each token, with ``request_index`` as LightLLM has it.
+        request_index: (B) int32 or int64, row of ``token_table``; default 0 to B - 1.
+        kv_indptr: (B + 1) int32, with ``kv_indices`` and ``kv_last_page_len``: pages in compressed rows, as
+            FlashInfer has them.
+        kv_indices: (pages in use) int32.
+        kv_last_page_len: (B) int32, tokens in the last page.
+        kv_layout: "NHD" or "HND".
+        cu_seqlens_q: (B + 1) int32, first row of each request in a ragged ``q``; needs ``max_q_len``.
+        max_q_len: The most new tokens of any request, 1 to 16.
+        softmax_scale: Factor on the scores; default 1 / sqrt(D).
+        window: Keys (left, right) of a query's own position that it sees; -1 is no limit.
+        softcap: Scores become cap * tanh(score / cap) after the scale; 0 is off.
+        alibi_slopes: (Hq) or (B, Hq) fp32; adds -slope * |query position - key position|.
+        sinks: (Hq) fp32, a logit that joins the softmax's denominator only.
+        tree_mask: (B, q_len) uint32; bit j of row i lets new token i see new token j. Default: causal.
+        k_scale: (1) or (Hkv) fp32, factor on quantised keys.
+        v_scale: (1) or (Hkv) fp32, factor on quantised values.
+        num_splits: None gives results whose bits do not depend on the rest of the batch; 0 picks a count by
+            :func:`num_splits_heuristic`; n cuts each request into n equal parts.
+        out: As ``q`` with DV in place of D; fp16, bf16 or fp32. Default: a new array like ``q``.
+        lse: fp32, as ``out`` without its last axis; where given, ``return_lse`` is implied.
+        return_lse: Also return the lse.
+        workspace: uint8 of :func:`decode_workspace_size` bytes on the same device, zero before its first use, for
+            one stream at a time. Default: a cached one per device and stream.
+        stream: Stream handle, or a stream object, to run on. Default: the current stream of the query's library.
+
+    Returns:
+        ``out``, or ``(out, lse)``.
+
+    Raises:
+        ValueError: A wrong rank, shape, stride, device or value; nothing has been written.
+        TypeError: A wrong element type, or an argument that is no array.
+        NotImplementedError: No kernel of the device's target serves the request.
+        RuntimeError: A driver call failed.
+    """
+    operators = _torch_operators()
+    if operators is not None:
+        return operators.flash_decode(
+            q, k_cache, v_cache, seqlens, block_table, token_table, request_index, kv_indptr, kv_indices,
+            kv_last_page_len, kv_layout, cu_seqlens_q, max_q_len, softmax_scale, window, softcap, alibi_slopes, sinks,
+            tree_mask, k_scale, v_scale, num_splits, out, lse, return_lse, workspace,
+        )  # fmt: skip
+    return _core.flash_decode(
+        q, k_cache, v_cache, seqlens, block_table, token_table, request_index, kv_indptr, kv_indices, kv_last_page_len,
+        kv_layout, cu_seqlens_q, max_q_len, softmax_scale, window, softcap, alibi_slopes, sinks, tree_mask, k_scale,
+        v_scale, num_splits, out, lse, return_lse, workspace, stream,
+    )  # fmt: skip
+
+
+def decode_workspace_size(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    seqlens: Any,
+    *,
+    block_table: Any = None,
+    token_table: Any = None,
+    request_index: Any = None,
+    kv_indptr: Any = None,
+    kv_indices: Any = None,
+    kv_last_page_len: Any = None,
+    kv_layout: str = "NHD",
+    cu_seqlens_q: Any = None,
+    max_q_len: int | None = None,
+    num_splits: int | None = None,
+) -> int:
+    """Bytes of workspace that :func:`flash_decode` needs for these shapes on their device, whatever the lengths.
+
+    Arguments and errors are those of :func:`flash_decode`.
+    """
+    return _core.decode_workspace_size(
+        q, k_cache, v_cache, seqlens, block_table, token_table, request_index, kv_indptr, kv_indices, kv_last_page_len,
+        kv_layout, cu_seqlens_q, max_q_len, None, (-1, -1), 0.0, None, None, None, None, None, num_splits, None, None,
+        False, None, None,
+    )  # fmt: skip
+
+
+def flash_decode_stage1(
+    q: Any,
+    k: Any,
+    v: Any,
+    Req_to_tokens: Any,  # noqa: N803 - LightLLM's names
+    B_req_idx: Any,  # noqa: N803
+    B_Seqlen: Any,  # noqa: N803
+    max_len_in_batch: int,
+    mid_out: Any,
+    mid_out_logsumexp: Any,
+    block_seq: int,
+    sm_scale: float | None = None,
+    *,
+    stream: Any = None,
+) -> None:
+    """LightLLM's first stage: attention of q over each block of ``block_seq`` keys of a request.
+
+    Query head h reads key-value head h // (Hq / Hkv). Rows of the outputs past ceil(length / block_seq) are not
+    written. Source: common/host/decode_stages.cpp.
+
+    Args:
+        q: (B, Hq, D) fp16 or bf16; fp32 on the CPU.
+        k: (slots, Hkv, D), the token pool; any strides, also two slices of one buffer. As q, or quantised.
+        v: (slots, Hkv, D).
+        Req_to_tokens: (max_requests, max_len) int32, slot of each token of a request.
+        B_req_idx: (B) int32 or int64, row of ``Req_to_tokens``.
+        B_Seqlen: (B) int32 or int64, keys of each request.
+        max_len_in_batch: The longest of them, in tokens.
+        mid_out: (B, Hq, blocks, D) fp32 with blocks >= ceil(max_len_in_batch / block_seq); written.
+        mid_out_logsumexp: (B, Hq, blocks) fp32, natural log; written.
+        block_seq: Keys of a block.
+        sm_scale: Factor on the scores; default 1 / sqrt(D).
+        stream: As in :func:`flash_decode`.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written.
+    """
+    operators = _torch_operators()
+    if operators is not None:
+        return operators.flash_decode_stage1(
+            q, k, v, Req_to_tokens, B_req_idx, B_Seqlen, max_len_in_batch, mid_out, mid_out_logsumexp, block_seq,
+            sm_scale,
+        )  # fmt: skip
+    return _core.flash_decode_stage1(
+        q, k, v, Req_to_tokens, B_req_idx, B_Seqlen, max_len_in_batch, mid_out, mid_out_logsumexp, block_seq, sm_scale,
+        stream,
+    )  # fmt: skip
+
+
+def flash_decode_stage2(
+    mid_out: Any,
+    mid_out_logexpsum: Any,
+    B_Seqlen: Any,  # noqa: N803 - LightLLM's names
+    Out: Any,  # noqa: N803
+    block_seq: int,
+    *,
+    lse: Any = None,
+    stream: Any = None,
+) -> None:
+    """LightLLM's second stage: merges the blocks of each request into ``Out``; a length of 0 gives 0.
+
+    Blocks past ceil(length / block_seq) are not read. Source: common/host/decode_stages.cpp and
+    common/device/merge_kernel.h.
+
+    Args:
+        mid_out: (B, Hq, blocks, D) fp32, any strides.
+        mid_out_logexpsum: (B, Hq, blocks) fp32, natural log.
+        B_Seqlen: (B) int32 or int64.
+        Out: (B, Hq, D) fp16, bf16 or fp32, any strides; written.
+        block_seq: Keys of a block, 1 or more.
+        lse: (B, Hq) fp32, written where given.
+        stream: As in :func:`flash_decode`.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written.
+    """
+    operators = _torch_operators()
+    if operators is not None:
+        return operators.flash_decode_stage2(mid_out, mid_out_logexpsum, B_Seqlen, Out, block_seq, lse)
+    return _core.flash_decode_stage2(mid_out, mid_out_logexpsum, B_Seqlen, Out, block_seq, lse, stream)
+
+
+def append_kv(
+    k: Any,
+    v: Any,
+    k_cache: Any,
+    v_cache: Any,
+    positions: Any,
+    *,
+    kv_layout: str = "NHD",
+    k_scale: Any = None,
+    v_scale: Any = None,
+    stream: Any = None,
+) -> None:
+    """Writes new tokens into a cache of any layout, converting to the cache's element type.
+
+    Source: common/host/append_kv.cpp and common/device/append_kernel.h.
+
+    Args:
+        k: (tokens, Hkv, D) fp16, bf16 or fp32.
+        v: (tokens, Hkv, DV).
+        k_cache: As in :func:`flash_decode`; written.
+        v_cache: As ``k_cache`` with DV; written.
+        positions: (tokens) int32 or int64, the slot of each token: page * page_size + offset in the page, or
+            b * S + offset where the cache is contiguous; -1 skips the token.
+        kv_layout: "NHD" or "HND".
+        k_scale: (1) or (Hkv) fp32; what is stored is k / k_scale.
+        v_scale: (1) or (Hkv) fp32.
+        stream: As in :func:`flash_decode`.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written.
+    """
+    operators = _torch_operators()
+    if operators is not None:
+        return operators.append_kv(k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale)
+    return _core.append_kv(k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale, stream)
+
+
+def merge_state(
+    o_a: Any,
+    lse_a: Any,
+    o_b: Any,
+    lse_b: Any,
+    *,
+    lse_base: float | None = None,
+    out: Any = None,
+    out_lse: Any = None,
+    stream: Any = None,
+) -> tuple[Any, Any]:
+    """Merges two partial results of one softmax, as of a shared prefix and a request's own suffix.
+
+    -inf on both sides gives o = 0 and lse = -inf. Source: common/host/merge_states.cpp.
+
+    Args:
+        o_a: (..., D) fp16, bf16 or fp32.
+        lse_a: (...) fp32.
+        o_b: As ``o_a``.
+        lse_b: As ``lse_a``.
+        lse_base: None for natural logarithms, 2 for FlashInfer's.
+        out: As ``o_a``; default a new array.
+        out_lse: As ``lse_a``; default a new array.
+        stream: As in :func:`flash_decode`.
+
+    Returns:
+        ``(o, lse)``.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written.
+    """
+    operators = _torch_operators()
+    if operators is not None:
+        return operators.merge_state(o_a, lse_a, o_b, lse_b, lse_base, out, out_lse)
+    return _core.merge_state(o_a, lse_a, o_b, lse_b, lse_base, out, out_lse, stream)
+
+
+def merge_states(
+    o: Any,
+    lse: Any,
+    *,
+    lse_base: float | None = None,
+    out: Any = None,
+    out_lse: Any = None,
+    stream: Any = None,
+) -> tuple[Any, Any]:
+    """Merges n partial results of one softmax.
+
+    Rows whose lse are all -inf give o = 0 and lse = -inf. Source: common/host/merge_states.cpp.
+
+    Args:
+        o: (n, ..., D) fp16, bf16 or fp32.
+        lse: (n, ...) fp32.
+        lse_base: None for natural logarithms, 2 for FlashInfer's.
+        out: (..., D); default a new array like ``o``.
+        out_lse: (...) fp32; default a new array.
+        stream: As in :func:`flash_decode`.
+
+    Returns:
+        ``(o, lse)``.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written.
+    """
+    operators = _torch_operators()
+    if operators is not None:
+        return operators.merge_states(o, lse, lse_base, out, out_lse)
+    return _core.merge_states(o, lse, lse_base, out, out_lse, stream)
+
+
+def num_splits_heuristic(
+    batch_nheads_mblocks: int,
+    num_SMs: int,  # noqa: N803 - the published name
+    num_n_blocks: int,
+    max_splits: int,
+) -> int:
+    """flash-attention's published count of splits: the smallest whose last wave is 85% as full as the fullest.
+
+    Args:
+        batch_nheads_mblocks: Blocks of work without splitting.
+        num_SMs: Multiprocessors, or twice that where two blocks share one.
+        num_n_blocks: Key blocks of a request.
+        max_splits: Upper limit of the result.
+    """
+    return _core.num_splits_heuristic(batch_nheads_mblocks, num_SMs, num_n_blocks, max_splits)

@@ -1,0 +1,143 @@
+"""Drop-ins for LightLLM's decode attention, under its names and signatures.
+
+``from flashport.lightllm import flash_decode_stage1, flash_decode_stage2`` in place of the two Triton modules, or the
+wrappers above them. ``infer_state`` is duck-typed: batch_size, max_len_in_batch, req_manager.req_to_token_indexs,
+b_req_idx and b_seq_len are read from it. Tensors may be of any library that speaks DLPack.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from flashport import decode
+from flashport.decode import flash_decode_stage1
+
+__all__ = [
+    "flash_decode_stage1",
+    "flash_decode_stage2",
+    "gqa_token_decode_attention_flash_decoding",
+    "token_decode_attention_flash_decoding",
+]
+
+_BLOCK_SEQ = 256
+_GQA_BLOCK_SEQ = 128
+
+
+def flash_decode_stage2(
+    mid_out: Any,
+    mid_out_logexpsum: Any,
+    B_Seqlen: Any,  # noqa: N803 - LightLLM's names
+    O: Any = None,  # noqa: E741, N803
+    block_seq: int | None = None,
+    *,
+    Out: Any = None,  # noqa: N803
+) -> None:
+    """:func:`flashport.flash_decode_stage2`, whose fourth argument is ``O`` in LightLLM; ``Out`` is taken as well."""
+    if (O is None) == (Out is None):
+        raise TypeError("flash_decode_stage2: exactly one of O and Out must be given")
+    if block_seq is None:
+        raise TypeError("flash_decode_stage2: block_seq must be given")
+    decode.flash_decode_stage2(mid_out, mid_out_logexpsum, B_Seqlen, Out if O is None else O, block_seq)
+
+
+def token_decode_attention_flash_decoding(
+    q: Any,
+    infer_state: Any,
+    q_head_num: int,
+    head_dim: int,
+    cache_k: Any,
+    cache_v: Any,
+    out: Any = None,
+    alloc_tensor_func: Any = None,
+) -> Any:
+    """Attention of one new token of each request over the token pool, in blocks of 256 keys.
+
+    Args:
+        q: (batch, q_head_num, head_dim), or (batch, q_head_num * head_dim).
+        infer_state: LightLLM's state of the batch.
+        q_head_num: Query heads.
+        head_dim: Head dim.
+        cache_k: (slots, Hkv, head_dim).
+        cache_v: (slots, Hkv, head_dim).
+        out: As ``q``; default a new tensor.
+        alloc_tensor_func: Called as ``alloc_tensor_func(shape, dtype=..., device=...)`` for what is allocated;
+            default: the library that ``q`` comes from.
+
+    Returns:
+        ``out``.
+    """
+    return _token_decode(q, infer_state, q_head_num, head_dim, cache_k, cache_v, out, alloc_tensor_func, _BLOCK_SEQ)
+
+
+def gqa_token_decode_attention_flash_decoding(
+    q: Any,
+    infer_state: Any,
+    q_head_num: int,
+    head_dim: int,
+    cache_k: Any,
+    cache_v: Any,
+    out: Any = None,
+    alloc_tensor_func: Any = None,
+) -> Any:
+    """As :func:`token_decode_attention_flash_decoding`, in blocks of 128 keys."""
+    return _token_decode(q, infer_state, q_head_num, head_dim, cache_k, cache_v, out, alloc_tensor_func, _GQA_BLOCK_SEQ)
+
+
+def _token_decode(
+    q: Any,
+    infer_state: Any,
+    q_head_num: int,
+    head_dim: int,
+    cache_k: Any,
+    cache_v: Any,
+    out: Any,
+    alloc_tensor_func: Any,
+    block_seq: int,
+) -> Any:
+    batch = infer_state.batch_size
+    max_len = infer_state.max_len_in_batch
+    shape = (batch, q_head_num, head_dim)
+    blocks = max_len // block_seq + 1
+    allocate, float32 = _allocator(q, alloc_tensor_func)
+    out = allocate(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    mid_out = allocate((batch, q_head_num, blocks, head_dim), dtype=float32, device=q.device)
+    mid_out_logsumexp = allocate((batch, q_head_num, blocks), dtype=float32, device=q.device)
+    flash_decode_stage1(
+        q.reshape(shape),
+        cache_k,
+        cache_v,
+        infer_state.req_manager.req_to_token_indexs,
+        infer_state.b_req_idx,
+        infer_state.b_seq_len,
+        max_len,
+        mid_out,
+        mid_out_logsumexp,
+        block_seq,
+    )
+    rows = out if tuple(out.shape) == shape else _view(out, shape)
+    decode.flash_decode_stage2(mid_out, mid_out_logsumexp, infer_state.b_seq_len, rows, block_seq)
+    return out
+
+
+def _allocator(q: Any, alloc_tensor_func: Any) -> tuple[Any, Any]:
+    """What allocates like ``q``, and how q's library spells float32."""
+    roots = (base.__module__.partition(".")[0] for base in type(q).__mro__)
+    space = sys.modules[next(root for root in roots if root in ("torch", "numpy", "cupy"))]
+    if alloc_tensor_func is None and space.__name__ == "torch":
+        alloc_tensor_func = space.empty
+    elif alloc_tensor_func is None:
+
+        def alloc_tensor_func(shape: Any, dtype: Any, device: Any) -> Any:
+            return space.empty(shape, dtype=dtype)
+
+    return alloc_tensor_func, space.float32
+
+
+def _view(out: Any, shape: tuple[int, ...]) -> Any:
+    """``out`` in another shape, never a copy."""
+    if hasattr(out, "is_cuda"):
+        return out.view(shape)
+    if not out.flags.c_contiguous:
+        raise ValueError("token_decode_attention_flash_decoding: out must be contiguous to be taken as rows of heads")
+    return out.reshape(shape)
