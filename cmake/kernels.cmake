@@ -138,7 +138,8 @@ function(flashport_compile_code_object target source code_object)
     COMMAND "${FLASHPORT_HIP_COMPILER}" -x hip --offload-arch=${FLASHPORT_ARCH_${target}} --offload-device-only --no-gpu-bundle-output
             -O3 -std=c++20 -ffp-contract=off -Wall -Wextra ${definitions}
             "-I${PROJECT_SOURCE_DIR}" "-I${PROJECT_SOURCE_DIR}/common/include"
-            -MD -MF "${code_object}.d" -MT "${code_object}" -c "${source}" -o "${code_object}"
+            -Xclang -dependency-file -Xclang "${code_object}.d" -Xclang -MT -Xclang "${code_object}"
+            -c "${source}" -o "${code_object}"
     DEPENDS "${source}"
     DEPFILE "${code_object}.d"
     COMMENT "Building code object ${code_object}"
