@@ -1,0 +1,186 @@
+#include "common/host/check.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace flashport {
+namespace {
+
+void check_extents(const Check& check, const TensorView& view, const char* name) {
+  for (int axis = 0; axis < view.rank; ++axis) {
+    if (view.shape[axis] < 0) check.value_error(std::string(name) + " has a negative extent: " + shape_text(view));
+  }
+}
+
+std::string dimensions(int rank) { return std::to_string(rank) + (rank == 1 ? " dimension" : " dimensions"); }
+
+std::string strides_text(const TensorView& view) { return tuple_text(view.strides, view.rank); }
+
+// First and last byte that the elements of `view` touch, the last one exclusive.
+std::pair<std::uintptr_t, std::uintptr_t> byte_range(const TensorView& view) {
+  std::int64_t low = 0;
+  std::int64_t high = 0;
+  for (int axis = 0; axis < view.rank; ++axis) {
+    const std::int64_t reach = (view.shape[axis] - 1) * view.strides[axis];
+    (reach < 0 ? low : high) += reach;
+  }
+  const auto base = reinterpret_cast<std::uintptr_t>(view.data);
+  const std::int64_t size = element_size(view.dtype);
+  return {base + static_cast<std::uintptr_t>(low * size), base + static_cast<std::uintptr_t>((high + 1) * size)};
+}
+
+// True if the strides themselves prove that no two elements share an address: taken by size, each step is longer than
+// everything the smaller ones reach.
+bool elements_are_apart(const TensorView& view) {
+  struct Axis {
+    std::int64_t stride, extent;
+  };
+  Axis axes[kMaxRank];
+  int count = 0;
+  for (int axis = 0; axis < view.rank; ++axis) {
+    if (view.shape[axis] == 1) continue;
+    axes[count++] = {view.strides[axis] < 0 ? -view.strides[axis] : view.strides[axis], view.shape[axis]};
+  }
+  std::sort(axes, axes + count, [](const Axis& a, const Axis& b) { return a.stride < b.stride; });
+  std::int64_t reach = 0;
+  for (int axis = 0; axis < count; ++axis) {
+    if (axes[axis].stride <= reach) return false;
+    reach += (axes[axis].extent - 1) * axes[axis].stride;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::string tuple_text(const std::int64_t* values, int count) {
+  std::string text = "(";
+  for (int i = 0; i < count; ++i) {
+    if (i > 0) text += ", ";
+    text += values[i] == kAnyExtent ? "any" : std::to_string(values[i]);
+  }
+  return text + (count == 1 ? ",)" : ")");
+}
+
+std::string shape_text(const TensorView& view) { return tuple_text(view.shape, std::clamp(view.rank, 0, kMaxRank)); }
+
+bool has_elements(const TensorView& view) {
+  for (int axis = 0; axis < view.rank; ++axis) {
+    if (view.shape[axis] == 0) return false;
+  }
+  return true;
+}
+
+void Check::rank(const TensorView& view, const char* name, int rank, const char* axes) const {
+  if (view.rank != rank) {
+    value_error(std::string(name) + " must have " + dimensions(rank) + " " + axes + ", got " +
+                std::to_string(view.rank) + ": " + shape_text(view));
+  }
+  check_extents(*this, view, name);
+}
+
+void Check::rank(const TensorView& view, const char* name, int rank, const char* axes, int other_rank,
+                 const char* other_axes) const {
+  if (view.rank != rank && view.rank != other_rank) {
+    value_error(std::string(name) + " must have " + std::to_string(rank) + " dimensions " + axes + " or " +
+                std::to_string(other_rank) + " " + other_axes + ", got " + std::to_string(view.rank) + ": " +
+                shape_text(view));
+  }
+  check_extents(*this, view, name);
+}
+
+void Check::shape(const TensorView& view, const char* name, const char* axes,
+                  std::initializer_list<std::int64_t> expected) const {
+  const std::int64_t* want = expected.begin();
+  const int count = static_cast<int>(expected.size());
+  bool same = view.rank == count;
+  for (int axis = 0; same && axis < count; ++axis) same = want[axis] == kAnyExtent || view.shape[axis] == want[axis];
+  if (same) return;
+  value_error(std::string(name) + " must have shape " + axes + " = " + tuple_text(want, count) + ", got " +
+              shape_text(view));
+}
+
+void Check::dtype(const TensorView& view, const char* name, std::initializer_list<DType> allowed) const {
+  if (std::find(allowed.begin(), allowed.end(), view.dtype) != allowed.end()) return;
+  std::string text = std::string(name) + " must be ";
+  for (const DType* type = allowed.begin(); type != allowed.end(); ++type) {
+    if (type != allowed.begin()) text += type + 1 == allowed.end() ? " or " : ", ";
+    text += dtype_name(*type);
+  }
+  type_error(text + ", got " + dtype_name(view.dtype));
+}
+
+void Check::device(const TensorView& view, const char* name, const TensorView& like, const char* like_name) const {
+  if (view.device == like.device) return;
+  value_error(std::string(name) + " must be on " + device_name(like.device) + " as " + like_name + " is, got " +
+              device_name(view.device));
+}
+
+void Check::readable(const TensorView& view, const char* name) const {
+  if (!has_elements(view)) return;
+  if (view.data == nullptr) {
+    value_error(std::string(name) + " must have data, got a null pointer with shape " + shape_text(view));
+  }
+  const int size = element_size(view.dtype);
+  if (reinterpret_cast<std::uintptr_t>(view.data) % static_cast<std::uintptr_t>(size) != 0) {
+    value_error(std::string(name) + " must be aligned to its elements (" + std::to_string(size) + " bytes), got address " +
+                std::to_string(reinterpret_cast<std::uintptr_t>(view.data)));
+  }
+}
+
+void Check::writable(const TensorView& view, const char* name) const {
+  if (view.read_only) value_error(std::string(name) + " is written and must not be read-only; pass a copy");
+  if (!has_elements(view)) return;
+  readable(view, name);
+  for (int axis = 0; axis < view.rank; ++axis) {
+    if (view.strides[axis] == 0 && view.shape[axis] > 1) {
+      value_error(std::string(name) + " is written and must not be broadcast, got stride 0 along axis " +
+                  std::to_string(axis) + " of shape " + shape_text(view) + "; pass a copy");
+    }
+  }
+  if (!elements_are_apart(view)) {
+    value_error(std::string(name) + " is written and its elements must not overlap, got shape " + shape_text(view) +
+                " with strides " + strides_text(view) + "; pass a copy");
+  }
+}
+
+void Check::inner_contiguous(const TensorView& view, const char* name) const {
+  const int last = view.rank - 1;
+  if (!has_elements(view) || view.shape[last] == 1 || view.strides[last] == 1) return;
+  value_error(std::string(name) + " must have stride 1 along its last axis, got strides " + strides_text(view) +
+              "; pass a contiguous copy");
+}
+
+void Check::contiguous(const TensorView& view, const char* name) const {
+  if (!has_elements(view)) return;
+  std::int64_t step = 1;
+  for (int axis = view.rank - 1; axis >= 0; --axis) {
+    if (view.shape[axis] != 1 && view.strides[axis] != step) {
+      value_error(std::string(name) + " must be contiguous, got shape " + shape_text(view) + " with strides " +
+                  strides_text(view) + "; pass a contiguous copy");
+    }
+    step *= view.shape[axis];
+  }
+}
+
+void Check::disjoint(const TensorView& out, const char* name, const TensorView& other, const char* other_name) const {
+  if (!has_elements(out) || !has_elements(other)) return;
+  const auto [out_begin, out_end] = byte_range(out);
+  const auto [other_begin, other_end] = byte_range(other);
+  if (out_end <= other_begin || other_end <= out_begin) return;
+  // Views that interleave in one buffer meet in range without sharing an element.
+  const auto gapless = [](const TensorView& view, std::uintptr_t bytes) {
+    return static_cast<std::uintptr_t>(view.numel() * element_size(view.dtype)) == bytes;
+  };
+  const bool same_start = out.data == other.data;
+  if (!same_start && !(gapless(out, out_end - out_begin) && gapless(other, other_end - other_begin))) return;
+  value_error(std::string(name) + " must not share memory with " + other_name + "; pass another tensor");
+}
+
+void Check::value_error(const std::string& text) const { throw ValueError(std::string(function_) + ": " + text); }
+void Check::type_error(const std::string& text) const { throw TypeError(std::string(function_) + ": " + text); }
+void Check::not_supported(const std::string& text) const {
+  throw NotSupportedError(std::string(function_) + ": " + text);
+}
+void Check::backend_error(const std::string& text) const { throw BackendError(std::string(function_) + ": " + text); }
+
+}  // namespace flashport

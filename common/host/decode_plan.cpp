@@ -1,0 +1,154 @@
+#include "common/host/decode_plan.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "common/device/tree_layout.h"
+#include "common/host/check.h"
+#include "common/host/kernel_choice.h"
+
+namespace flashport {
+namespace {
+
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+constexpr std::int64_t align_up(std::int64_t value, std::int64_t to) { return ceil_div(value, to) * to; }
+
+int to_int(std::int64_t value) {
+  return static_cast<int>(std::min<std::int64_t>(value, std::numeric_limits<int>::max()));
+}
+
+// Query tiles of the whole batch.
+std::int64_t tile_count(const DecodeParams& p) {
+  return std::int64_t{p.batch} * p.num_kv_heads * p.row_tiles;
+}
+
+void plan_invariant(DecodePlan& plan, const Check& check, DeviceContext& device) {
+  DecodeParams& p = plan.params;
+  p.levels = tree_levels(p.max_len);
+  const std::int64_t live_rows = std::min<std::int64_t>(plan.kernel->shape.rows, std::int64_t{p.group_size} * p.max_q_len);
+  p.slot_floats = slot_floats(live_rows, plan.kernel->shape.head_dim_v);
+  const std::int64_t leaves = tile_count(p) * std::max<std::int64_t>(tree_leaves(p.max_len), 1);
+  const std::int64_t resident =
+      std::int64_t{device.multiprocessors()} * device.occupancy(check, *plan.kernel);
+  plan.grid = std::min({resident, max_tree_grid(p.levels), leaves});
+  plan.workspace_bytes = tree_workspace_bytes(plan.grid, p.levels, p.slot_floats);
+}
+
+// What the published heuristic is called with today: twice the multiprocessors, query blocks of 64.
+int heuristic_splits(const DecodeParams& p, const DeviceContext& device) {
+  const int key_block = p.head_dim_qk <= 64 ? 256 : p.head_dim_qk <= 128 ? 128 : 64;
+  const std::int64_t query_blocks = ceil_div(std::int64_t{p.group_size} * p.max_q_len, 64);
+  return num_splits_heuristic(to_int(std::int64_t{p.batch} * p.num_kv_heads * query_blocks),
+                              2 * device.multiprocessors(), to_int(ceil_div(p.max_len, key_block)), 128);
+}
+
+// Partial results lie behind the counters, which must stay zero for the invariant schedule:
+//   mid [sequence, token] or [row of a ragged q], [head, chunk, head_dim_v], then lse of the same axes.
+void plan_splits(DecodePlan& plan, const DecodeProblem& problem, int splits, const Check& check,
+                 const DeviceContext& device) {
+  DecodeParams& p = plan.params;
+  // More chunks than leaves would only be empty ones.
+  const std::int64_t chunks =
+      std::clamp<std::int64_t>(splits, 1, std::max<std::int64_t>(tree_leaves(p.max_len), 1));
+  p.num_chunks = static_cast<std::int32_t>(chunks);
+  p.chunk_keys = 0;
+  p.write_empty_chunks = 1;
+  plan.grid = tile_count(p) * chunks;
+  if (chunks == 1) return;
+
+  const bool ragged = p.cu_seqlens_q != nullptr;
+  const std::int64_t rows = problem.bounds.total_q * p.num_q_heads;
+  Stage2Params& merge = plan.merge;
+  merge.batch = static_cast<std::int32_t>(ragged ? problem.bounds.total_q : p.batch);
+  merge.tokens = ragged ? 1 : p.max_q_len;
+  merge.num_heads = p.num_q_heads;
+  merge.head_dim = p.head_dim_v;
+  merge.max_chunks = p.num_chunks;
+  merge.out = p.out;
+  merge.lse = p.lse;
+  merge.lse_stride_seq = p.lse_stride_seq;
+  merge.lse_stride_token = p.lse_stride_token;
+  merge.lse_stride_head = p.lse_stride_head;
+  if (ragged) {
+    merge.out.stride_seq = p.out.stride_token;
+    merge.lse_stride_seq = p.lse_stride_token;
+  }
+
+  p.out.dtype = DType::kFloat32;
+  p.out.stride_dim = 1;
+  p.out_stride_chunk = p.head_dim_v;
+  p.out.stride_head = chunks * p.head_dim_v;
+  p.out.stride_token = p.num_q_heads * p.out.stride_head;
+  p.out.stride_seq = p.max_q_len * p.out.stride_token;
+  p.lse_stride_chunk = 1;
+  p.lse_stride_head = chunks;
+  p.lse_stride_token = p.num_q_heads * chunks;
+  p.lse_stride_seq = p.max_q_len * p.lse_stride_token;
+
+  merge.mid_stride_seq = ragged ? p.out.stride_token : p.out.stride_seq;
+  merge.mid_stride_token = p.out.stride_token;
+  merge.mid_stride_head = p.out.stride_head;
+  merge.mid_stride_chunk = p.out_stride_chunk;
+  merge.mid_stride_dim = 1;
+  merge.mid_lse_stride_seq = ragged ? p.lse_stride_token : p.lse_stride_seq;
+  merge.mid_lse_stride_token = p.lse_stride_token;
+  merge.mid_lse_stride_head = p.lse_stride_head;
+  merge.mid_lse_stride_chunk = 1;
+
+  plan.merge_kernel = &device.decode_stage2(check);
+  plan.merge_grid = rows;
+  plan.lse_offset = kCounterBytes + align_up(rows * chunks * p.head_dim_v * 4, 16);
+  plan.workspace_bytes = plan.lse_offset + align_up(rows * chunks * 4, 16);
+}
+
+void plan_fixed_chunks(DecodePlan& plan, const DecodeProblem& problem) {
+  DecodeParams& p = plan.params;
+  p.num_chunks = static_cast<std::int32_t>(problem.fixed_chunks);
+  p.chunk_keys = problem.chunk_keys;
+  p.write_empty_chunks = 0;
+  plan.grid = tile_count(p) * p.num_chunks;
+}
+
+}  // namespace
+
+DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device) {
+  const Check check(problem.function);
+  DecodePlan plan;
+  plan.params = problem.params;
+  DecodeParams& p = plan.params;
+  const KernelRequest request{p.q_dtype, problem.kv, p.head_dim_qk, p.head_dim_v, p.group_size, p.max_q_len};
+  plan.kernel = choose_decode_kernel(device.kernels(), device.target(), request, nullptr);
+  if (plan.kernel == nullptr) {
+    std::string reason;
+    (void)choose_decode_kernel(device.kernels(), device.target(), request, &reason);
+    check.not_supported(reason);
+  }
+  p.row_tiles = static_cast<std::int32_t>(
+      ceil_div(std::int64_t{p.group_size} * p.max_q_len, plan.kernel->shape.rows));
+  if (problem.chunk_keys > 0) {
+    plan_fixed_chunks(plan, problem);
+  } else if (problem.num_splits == kInvariantSplits) {
+    plan_invariant(plan, check, device);
+  } else {
+    const int splits = problem.num_splits > 0 ? problem.num_splits : heuristic_splits(p, device);
+    plan_splits(plan, problem, splits, check, device);
+  }
+  return plan;
+}
+
+void bind_workspace(DecodePlan& plan, void* workspace) {
+  char* base = static_cast<char*>(workspace);
+  DecodeParams& p = plan.params;
+  if (plan.merge_kernel == nullptr) {
+    p.counters = reinterpret_cast<std::uint32_t*>(base);
+    p.slots = reinterpret_cast<float*>(base + kCounterBytes);
+    return;
+  }
+  p.out.data = base + kCounterBytes;
+  p.lse = reinterpret_cast<float*>(base + plan.lse_offset);
+  plan.merge.mid = static_cast<const float*>(p.out.data);
+  plan.merge.mid_lse = p.lse;
+}
+
+}  // namespace flashport

@@ -1,0 +1,73 @@
+// Devices as the dispatch of a call sees them: the backend, the kernels of the device's target, and what is cached of
+// them, so that a call asks the driver for nothing but its launch.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "common/host/backend_abi.h"
+#include "common/host/check.h"
+
+namespace flashport {
+
+class DeviceContext {
+ public:
+  DeviceContext(const BackendAbi* abi, Device device, const BackendDevice& info);
+
+  [[nodiscard]] Device device() const { return device_; }
+  [[nodiscard]] const BackendAbi& abi() const { return *abi_; }
+  [[nodiscard]] const std::string& target() const { return target_; }
+  [[nodiscard]] std::span<const KernelEntry> kernels() const { return kernels_; }
+  // The count that schedules are cut for: the device's own, or the limit set for tests.
+  [[nodiscard]] int multiprocessors() const;
+  [[nodiscard]] bool is_cpu() const { return device_.kind == DeviceKind::kCpu; }
+
+  // Kernels that every target has.
+  [[nodiscard]] const KernelEntry& decode_stage2(const Check& check) const;
+  [[nodiscard]] const KernelEntry& merge_states(const Check& check) const;
+  [[nodiscard]] const KernelEntry& append_kv(const Check& check) const;
+
+  [[nodiscard]] int occupancy(const Check& check, const KernelEntry& kernel);
+
+  template <class Params>
+  void launch(const Check& check, Stream stream, const KernelEntry& kernel, std::int64_t grid, const Params& params) {
+    launch(check, stream, kernel, grid, &params, sizeof(Params));
+  }
+
+  // Throws BackendError for an error text of the backend; null is no error.
+  void expect(const Check& check, const char* error) const;
+
+ private:
+  void launch(const Check& check, Stream stream, const KernelEntry& kernel, std::int64_t grid, const void* params,
+              std::size_t bytes);
+  [[nodiscard]] const KernelEntry& plain_kernel(const Check& check, const KernelEntry* kernel, const char* name) const;
+
+  const BackendAbi* abi_;
+  Device device_;
+  std::string target_;
+  int multiprocessors_;
+  std::span<const KernelEntry> kernels_;
+  const KernelEntry* decode_stage2_ = nullptr;
+  const KernelEntry* merge_states_ = nullptr;
+  const KernelEntry* append_kv_ = nullptr;
+  std::unique_ptr<std::atomic<int>[]> occupancy_;  // beside kernels_; 0: not asked yet
+};
+
+// The device that `tensor` lies on. Throws NotSupportedError where no backend or target serves it.
+[[nodiscard]] DeviceContext& device_context(const Check& check, const TensorView& tensor, const char* name);
+
+// The kernels of a target: a compiled target's name, or "cpu", "cuda", "hip" for that of the first device, or "" for that
+// of the first GPU, else of the CPU. Sets `reason` where there are none.
+struct TargetView {
+  std::string name;
+  std::span<const KernelEntry> kernels;
+};
+[[nodiscard]] TargetView find_target(const std::string& name, std::string& reason);
+
+// Devices are looked up again at their next use.
+void forget_devices();
+
+}  // namespace flashport

@@ -1,0 +1,33 @@
+// Which decode kernel serves a request, or the sentence that says what is missing. The target's table of kernels is the
+// only place that knows what there is.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "common/host/backend_abi.h"
+
+namespace flashport {
+
+struct KernelRequest {
+  DType q_dtype;
+  KvFormat kv;
+  std::int64_t head_dim_qk, head_dim_v;
+  std::int64_t group_size;  // Hq / Hkv
+  std::int64_t q_len;
+};
+
+inline constexpr int kMaxQueryLength = 16;
+inline constexpr int kMaxGroupSize = 128;
+inline constexpr int kMinHeadDim = 16;
+inline constexpr int kMaxHeadDim = 512;
+inline constexpr int kHeadDimStep = 8;
+
+// The smallest tile that covers the head dims; of its row counts 64 where more than 16 packed rows fill it, else 16.
+// Null: `reason` says why, if it is not null.
+[[nodiscard]] const KernelEntry* choose_decode_kernel(std::span<const KernelEntry> kernels, std::string_view target,
+                                                      const KernelRequest& request, std::string* reason);
+
+}  // namespace flashport
