@@ -1,0 +1,69 @@
+// The reference's codecs against their definitions: known codes, round trips of every code, rounding of ties.
+#include "tests/reference/codecs.h"
+
+#include <gtest/gtest.h>
+
+namespace reference {
+namespace {
+
+void expect_round_trip(const MiniFloat& format, std::uint32_t codes) {
+  for (std::uint32_t code = 0; code < codes; ++code) {
+    const double value = decode(code, format);
+    if (std::isnan(value)) continue;
+    ASSERT_EQ(encode(value, format), code) << value;
+  }
+}
+
+TEST(Codecs, EveryCodeSurvivesARoundTrip) {
+  expect_round_trip(kHalf, 1u << 16);
+  expect_round_trip(kBrain, 1u << 16);
+  expect_round_trip(kE4M3, 1u << 8);
+  expect_round_trip(kE4M3Fnuz, 1u << 8);
+}
+
+TEST(Codecs, KnownCodes) {
+  EXPECT_EQ(encode(1.0, kHalf), 0x3c00u);
+  EXPECT_EQ(encode(-2.0, kHalf), 0xc000u);
+  EXPECT_EQ(encode(65504.0, kHalf), 0x7bffu);
+  EXPECT_EQ(encode(65519.9, kHalf), 0x7bffu);
+  EXPECT_EQ(encode(65520.0, kHalf), 0x7c00u);
+  EXPECT_EQ(encode(5.960464477539063e-08, kHalf), 1u);
+  EXPECT_EQ(encode(1.0, kBrain), 0x3f80u);
+  EXPECT_EQ(encode(std::numeric_limits<double>::infinity(), kBrain), 0x7f80u);
+  EXPECT_EQ(encode(1.0, kE4M3), 0x38u);
+  EXPECT_EQ(encode(448.0, kE4M3), 0x7eu);
+  EXPECT_EQ(encode(1e9, kE4M3), 0x7eu);
+  EXPECT_EQ(encode(-1e9, kE4M3), 0xfeu);
+  EXPECT_EQ(encode(0.001953125, kE4M3), 1u);
+  EXPECT_EQ(encode(1.0, kE4M3Fnuz), 0x40u);
+  EXPECT_EQ(encode(240.0, kE4M3Fnuz), 0x7fu);
+  EXPECT_EQ(encode(1e9, kE4M3Fnuz), 0x7fu);
+  EXPECT_EQ(encode(-0.0, kE4M3Fnuz), 0u);
+  EXPECT_TRUE(std::isnan(decode(0x80, kE4M3Fnuz)));
+  EXPECT_TRUE(std::isnan(decode(0xff, kE4M3)));
+  EXPECT_TRUE(std::isnan(decode(0x7f, kE4M3)));
+}
+
+TEST(Codecs, TiesGoToTheEvenCode) {
+  EXPECT_EQ(encode(1.0 + 1.0 / 16, kE4M3), 0x38u);
+  EXPECT_EQ(encode(1.0 + 3.0 / 16, kE4M3), 0x3au);
+  EXPECT_EQ(encode(1.0 + 1.0 / 256, kBrain), 0x3f80u);
+  EXPECT_EQ(encode(1.0 + 3.0 / 256, kBrain), 0x3f82u);
+  EXPECT_EQ(encode(std::nextafter(1.0 + 1.0 / 256, 2.0), kBrain), 0x3f81u);
+}
+
+TEST(Codecs, Q8BlocksHoldAScaleAndBytes) {
+  float values[64];
+  for (int i = 0; i < 64; ++i) values[i] = static_cast<float>(i < 32 ? i - 16 : 0);
+  unsigned char row[2 * kQ8Bytes];
+  write_q8_0(row, values, 64);
+  EXPECT_EQ(load_as<std::uint16_t>(row), encode(16.0f / 127.0f, kHalf));
+  EXPECT_EQ(load_as<std::int8_t>(row + 2), -127);
+  EXPECT_EQ(read_q8_0(row, 16), 0.0);
+  EXPECT_NEAR(read_q8_0(row, 31), 15.0, 0.07);
+  EXPECT_EQ(load_as<std::uint16_t>(row + kQ8Bytes), 0);
+  EXPECT_EQ(read_q8_0(row, 40), 0.0);
+}
+
+}  // namespace
+}  // namespace reference

@@ -1,0 +1,24 @@
+// Entry of every device test executable: takes --target and --tier, then gtest's own arguments.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+
+#include "tests/support/device.h"
+#include "tests/support/expected_support.h"
+
+int main(int argc, char** argv) {
+  const std::string error = flashport_test::start(&argc, argv);
+  if (!error.empty()) {
+    std::fprintf(stderr, "%s\n", error.c_str());
+    return 2;
+  }
+  testing::InitGoogleTest(&argc, argv);
+  if (flashport_test::options().emulator) {
+    std::string filter = testing::GTEST_FLAG(filter);
+    filter += filter.find('-') == std::string::npos ? "-" : ":";
+    testing::GTEST_FLAG(filter) = filter + "Full*";
+  }
+  const int result = RUN_ALL_TESTS();
+  std::printf("%s\n", flashport_test::skip_summary().c_str());
+  return result;
+}
