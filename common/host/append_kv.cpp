@@ -1,4 +1,5 @@
-// append_kv: validate -> params -> as many blocks as there are units of 32 values. One slot number says page and offset.
+// append_kv: validate -> params -> as many blocks as there are units of 32 values. One slot number says page and
+// offset.
 #include <algorithm>
 #include <limits>
 #include <string>
@@ -42,8 +43,8 @@ void validate(const AppendKvArgs& a, CacheAxes& axes) {
   const std::int64_t heads = a.k.shape[1];
   kCheck.shape(a.v, "v", "(tokens, num_kv_heads, head_dim_v)", {tokens, heads, kAnyExtent});
   if (a.k_cache.dtype == DType::kUInt8 && (a.k.shape[2] % 32 != 0 || a.v.shape[2] % 32 != 0)) {
-    kCheck.not_supported("q8_0 needs a head_dim that is a multiple of 32, got " + std::to_string(a.k.shape[2]) + " and " +
-                         std::to_string(a.v.shape[2]));
+    kCheck.not_supported("q8_0 needs a head_dim that is a multiple of 32, got " + std::to_string(a.k.shape[2]) +
+                         " and " + std::to_string(a.v.shape[2]));
   }
   const std::int64_t k_extent = stored_extent(a.k_cache.dtype, a.k.shape[2]);
   const std::int64_t v_extent = stored_extent(a.k_cache.dtype, a.v.shape[2]);
@@ -68,9 +69,9 @@ void validate(const AppendKvArgs& a, CacheAxes& axes) {
 
   kCheck.dtype(a.k, "k", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
   kCheck.dtype(a.v, "v", {a.k.dtype});
-  kCheck.dtype(a.k_cache, "k_cache",
-               {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFp8E4M3, DType::kFp8E4M3Fnuz,
-                DType::kUInt8});
+  kCheck.dtype(
+      a.k_cache, "k_cache",
+      {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kUInt8});
   kCheck.dtype(a.v_cache, "v_cache", {a.k_cache.dtype});
   kCheck.dtype(a.slots, "slots", {DType::kInt32, DType::kInt64});
   kCheck.dtype(a.k_scale, "k_scale", {DType::kFloat32});

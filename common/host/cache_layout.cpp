@@ -9,9 +9,12 @@ struct KvName {
   KvFormat format;
   const char* name;
 };
-constexpr KvName kKvNames[] = {{KvFormat::kFp32, "fp32"},         {KvFormat::kFp16, "fp16"},
-                               {KvFormat::kBf16, "bf16"},         {KvFormat::kFp8E4M3, "fp8_e4m3"},
-                               {KvFormat::kFp8E4M3Fnuz, "fp8_e4m3fnuz"}, {KvFormat::kQ8_0, "q8_0"}};
+constexpr KvName kKvNames[] = {{KvFormat::kFp32, "fp32"},
+                               {KvFormat::kFp16, "fp16"},
+                               {KvFormat::kBf16, "bf16"},
+                               {KvFormat::kFp8E4M3, "fp8_e4m3"},
+                               {KvFormat::kFp8E4M3Fnuz, "fp8_e4m3fnuz"},
+                               {KvFormat::kQ8_0, "q8_0"}};
 
 }  // namespace
 

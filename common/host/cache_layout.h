@@ -39,8 +39,8 @@ struct CacheAxes {
   return stored_extent(dtype, head_dim) * element_size(dtype);
 }
 
-// The memory checks of a cache (data, alignment, innermost stride 1) and its description. `view` has passed the checks of
-// rank and shape.
+// The memory checks of a cache (data, alignment, innermost stride 1) and its description. `view` has passed the checks
+// of rank and shape.
 [[nodiscard]] CacheParams cache_params(const Check& check, const TensorView& view, const char* name, CacheAxes axes,
                                        std::int64_t head_dim);
 

@@ -122,8 +122,8 @@ void Check::readable(const TensorView& view, const char* name) const {
   }
   const int size = element_size(view.dtype);
   if (reinterpret_cast<std::uintptr_t>(view.data) % static_cast<std::uintptr_t>(size) != 0) {
-    value_error(std::string(name) + " must be aligned to its elements (" + std::to_string(size) + " bytes), got address " +
-                std::to_string(reinterpret_cast<std::uintptr_t>(view.data)));
+    value_error(std::string(name) + " must be aligned to its elements (" + std::to_string(size) +
+                " bytes), got address " + std::to_string(reinterpret_cast<std::uintptr_t>(view.data)));
   }
 }
 

@@ -19,18 +19,16 @@ int to_int(std::int64_t value) {
 }
 
 // Query tiles of the whole batch.
-std::int64_t tile_count(const DecodeParams& p) {
-  return std::int64_t{p.batch} * p.num_kv_heads * p.row_tiles;
-}
+std::int64_t tile_count(const DecodeParams& p) { return std::int64_t{p.batch} * p.num_kv_heads * p.row_tiles; }
 
 void plan_invariant(DecodePlan& plan, const Check& check, DeviceContext& device) {
   DecodeParams& p = plan.params;
   p.levels = tree_levels(p.max_len);
-  const std::int64_t live_rows = std::min<std::int64_t>(plan.kernel->shape.rows, std::int64_t{p.group_size} * p.max_q_len);
+  const std::int64_t live_rows =
+      std::min<std::int64_t>(plan.kernel->shape.rows, std::int64_t{p.group_size} * p.max_q_len);
   p.slot_floats = slot_floats(live_rows, plan.kernel->shape.head_dim_v);
   const std::int64_t leaves = tile_count(p) * std::max<std::int64_t>(tree_leaves(p.max_len), 1);
-  const std::int64_t resident =
-      std::int64_t{device.multiprocessors()} * device.occupancy(check, *plan.kernel);
+  const std::int64_t resident = std::int64_t{device.multiprocessors()} * device.occupancy(check, *plan.kernel);
   plan.grid = std::min({resident, max_tree_grid(p.levels), leaves});
   plan.workspace_bytes = tree_workspace_bytes(plan.grid, p.levels, p.slot_floats);
 }
@@ -49,8 +47,7 @@ void plan_splits(DecodePlan& plan, const DecodeProblem& problem, int splits, con
                  const DeviceContext& device) {
   DecodeParams& p = plan.params;
   // More chunks than leaves would only be empty ones.
-  const std::int64_t chunks =
-      std::clamp<std::int64_t>(splits, 1, std::max<std::int64_t>(tree_leaves(p.max_len), 1));
+  const std::int64_t chunks = std::clamp<std::int64_t>(splits, 1, std::max<std::int64_t>(tree_leaves(p.max_len), 1));
   p.num_chunks = static_cast<std::int32_t>(chunks);
   p.chunk_keys = 0;
   p.write_empty_chunks = 1;
@@ -124,8 +121,7 @@ DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device) {
     (void)choose_decode_kernel(device.kernels(), device.target(), request, &reason);
     check.not_supported(reason);
   }
-  p.row_tiles = static_cast<std::int32_t>(
-      ceil_div(std::int64_t{p.group_size} * p.max_q_len, plan.kernel->shape.rows));
+  p.row_tiles = static_cast<std::int32_t>(ceil_div(std::int64_t{p.group_size} * p.max_q_len, plan.kernel->shape.rows));
   if (problem.chunk_keys > 0) {
     plan_fixed_chunks(plan, problem);
   } else if (problem.num_splits == kInvariantSplits) {

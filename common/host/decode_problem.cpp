@@ -27,8 +27,8 @@ bool is_given(const TensorView& view) { return view.rank != 0 || view.data != nu
 
 void check_presence(const DecodeArgs& a) {
   const bool csr = a.kv_indptr.has_value() || a.kv_indices.has_value() || a.kv_last_page_len.has_value();
-  const int layouts = static_cast<int>(a.block_table.has_value()) + static_cast<int>(a.token_table.has_value()) +
-                      static_cast<int>(csr);
+  const int layouts =
+      static_cast<int>(a.block_table.has_value()) + static_cast<int>(a.token_table.has_value()) + static_cast<int>(csr);
   if (layouts > 1) {
     kCheck.value_error("give at most one of block_table, token_table, and kv_indptr with kv_indices");
   }
@@ -161,7 +161,8 @@ Extents check_shapes(const DecodeArgs& a) {
   check_scale_shape(a.k_scale, "k_scale", e.num_kv_heads);
   check_scale_shape(a.v_scale, "v_scale", e.num_kv_heads);
   if (a.q.rank == 4) {
-    kCheck.shape(a.out, "out", "(batch, q_len, num_q_heads, head_dim_v)", {e.batch, e.q_len, e.num_q_heads, kAnyExtent});
+    kCheck.shape(a.out, "out", "(batch, q_len, num_q_heads, head_dim_v)",
+                 {e.batch, e.q_len, e.num_q_heads, kAnyExtent});
     kCheck.shape(a.lse, "lse", "(batch, q_len, num_q_heads)", {e.batch, e.q_len, e.num_q_heads});
   } else {
     const char* out_text = e.ragged ? "(total_q, num_q_heads, head_dim_v)" : "(batch, num_q_heads, head_dim_v)";
@@ -264,8 +265,8 @@ void check_values(const DecodeArgs& a, const Extents& e) {
     kCheck.value_error("softcap must be 0 (off) or a positive number, got " + std::to_string(a.softcap));
   }
   if (a.window_left < -1 || a.window_right < -1) {
-    kCheck.value_error("window must be two numbers from -1 (infinite) on, got (" + std::to_string(a.window_left) + ", " +
-                       std::to_string(a.window_right) + ")");
+    kCheck.value_error("window must be two numbers from -1 (infinite) on, got (" + std::to_string(a.window_left) +
+                       ", " + std::to_string(a.window_right) + ")");
   }
   if (a.num_splits < kInvariantSplits) {
     kCheck.value_error("num_splits must be None (the invariant schedule), 0 (the heuristic) or a count, got " +

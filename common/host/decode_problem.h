@@ -18,7 +18,7 @@ struct IndexBounds {
   const char* rows_name = "request_index";
   const char* table_name = "the cache";
   const char* capacity_name = nullptr;  // what bounds a length; null: table_name
-  std::int64_t pages = 0;            // of the cache: an entry lies in [0, pages)
+  std::int64_t pages = 0;               // of the cache: an entry lies in [0, pages)
   std::int64_t table_rows = 0;
   std::int64_t table_entries = 0;  // of kv_indices
   std::int64_t total_q = 0;        // rows of a ragged q
@@ -26,10 +26,10 @@ struct IndexBounds {
 
 struct DecodeProblem {
   const char* function;
-  TensorView q;          // whose device the call runs on
+  TensorView q;           // whose device the call runs on
   DecodeParams params{};  // all but row_tiles, chunks and workspace; max_len is what the layout can hold
   KvFormat kv;
-  bool empty = false;    // no output has elements: nothing to run
+  bool empty = false;  // no output has elements: nothing to run
   IndexBounds bounds;
 
   int num_splits = kInvariantSplits;

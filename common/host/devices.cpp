@@ -47,8 +47,8 @@ DeviceContext& create_context(const Check& check, Device device, const char* nam
     check.backend_error(where + ", which cannot be used: " + error);
   }
   if (info.target[0] == '\0') {
-    check.not_supported(where + " (" + info.name + ", " + info.architecture + "), which none of the compiled targets (" +
-                        compiled_targets(*backend.abi) + ") serves");
+    check.not_supported(where + " (" + info.name + ", " + info.architecture +
+                        "), which none of the compiled targets (" + compiled_targets(*backend.abi) + ") serves");
   }
   auto* context = new DeviceContext(backend.abi, device, info);
   place.store(context, std::memory_order_release);
@@ -188,7 +188,8 @@ void forget_devices() {
 }
 
 void set_multiprocessor_limit(int count) {
-  if (count < 0) throw ValueError("set_multiprocessor_limit: count must be 0 (no limit) or more, got " + std::to_string(count));
+  if (count < 0)
+    throw ValueError("set_multiprocessor_limit: count must be 0 (no limit) or more, got " + std::to_string(count));
   multiprocessor_limit.store(count, std::memory_order_relaxed);
 }
 

@@ -59,8 +59,8 @@ class DeviceContext {
 // The device that `tensor` lies on. Throws NotSupportedError where no backend or target serves it.
 [[nodiscard]] DeviceContext& device_context(const Check& check, const TensorView& tensor, const char* name);
 
-// The kernels of a target: a compiled target's name, or "cpu", "cuda", "hip" for that of the first device, or "" for that
-// of the first GPU, else of the CPU. Sets `reason` where there are none.
+// The kernels of a target: a compiled target's name, or "cpu", "cuda", "hip" for that of the first device, or "" for
+// that of the first GPU, else of the CPU. Sets `reason` where there are none.
 struct TargetView {
   std::string name;
   std::span<const KernelEntry> kernels;

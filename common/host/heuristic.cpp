@@ -19,7 +19,8 @@ int num_splits_heuristic(int batch_nheads_mblocks, int num_sms, int num_n_blocks
     return splits == 1 || ceil_div(num_n_blocks, splits) != ceil_div(num_n_blocks, splits - 1);
   };
   const auto efficiency = [&](int splits) {
-    const float waves = static_cast<float>(batch_nheads_mblocks) * static_cast<float>(splits) / static_cast<float>(num_sms);
+    const float waves =
+        static_cast<float>(batch_nheads_mblocks) * static_cast<float>(splits) / static_cast<float>(num_sms);
     return waves / std::ceil(waves);
   };
   float best = 0.0f;

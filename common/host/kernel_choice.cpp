@@ -102,8 +102,7 @@ const KernelEntry* answer(const DecodeQuery& query, std::string& reason) {
   }
   const TargetView target = find_target(query.target, reason);
   if (!reason.empty()) return nullptr;
-  const KernelRequest request{query.q_dtype,    *kv, query.head_dim_qk, query.head_dim_v,
-                              query.group_size, query.q_len};
+  const KernelRequest request{query.q_dtype, *kv, query.head_dim_qk, query.head_dim_v, query.group_size, query.q_len};
   return choose_decode_kernel(target.kernels, target.name, request, &reason);
 }
 

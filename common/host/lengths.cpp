@@ -74,8 +74,8 @@ void check_query_offsets(const Check& check, const HostIndices& offsets, const D
   for (std::int64_t b = 0; b < p.batch; ++b) {
     const std::int64_t q_len = offsets[b + 1] - offsets[b];
     if (q_len < 0 || q_len > p.max_q_len) {
-      check.value_error("cu_seqlens_q must rise by 0 to max_q_len = " + std::to_string(p.max_q_len) + " a request, got " +
-                        std::to_string(q_len) + " for request " + std::to_string(b));
+      check.value_error("cu_seqlens_q must rise by 0 to max_q_len = " + std::to_string(p.max_q_len) +
+                        " a request, got " + std::to_string(q_len) + " for request " + std::to_string(b));
     }
   }
   if (offsets[p.batch] > problem.bounds.total_q) {
@@ -145,8 +145,8 @@ void check_decode_contents(const Check& check, const DeviceContext& device, Stre
     } else if (p.table != nullptr) {
       const std::int64_t row = p.table_row.data != nullptr ? rows[b] : b;
       if (row < 0 || row >= bounds.table_rows) {
-        check.value_error(entry_text(bounds.rows_name, b, row) + " must lie in " + range_text(0, bounds.table_rows - 1) +
-                          " (the rows of " + bounds.table_name + ")");
+        check.value_error(entry_text(bounds.rows_name, b, row) + " must lie in " +
+                          range_text(0, bounds.table_rows - 1) + " (the rows of " + bounds.table_name + ")");
       }
       pages = p.table + row * p.table_stride;
     }

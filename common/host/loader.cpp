@@ -62,7 +62,8 @@ LoadedBackend open_backend(DeviceKind kind) {
   const BackendAbi* abi = entry();
   if (abi == nullptr || abi->abi_version != kBackendAbiVersion) {
     return {nullptr, found + " has backend interface " + std::to_string(abi == nullptr ? 0 : abi->abi_version) +
-                         ", this library needs " + std::to_string(kBackendAbiVersion) + "; install both from one build"};
+                         ", this library needs " + std::to_string(kBackendAbiVersion) +
+                         "; install both from one build"};
   }
   return {abi, found};
 }

@@ -47,8 +47,9 @@ void collapse(const Check& check, const Walk (&walks)[kWalkers], int count, Axis
     }
   }
   if (size > 2) {
-    check.value_error("o, lse, out and out_lse must be strided so that the axes between the states and head_dim collapse "
-                      "to two; pass contiguous copies");
+    check.value_error(
+        "o, lse, out and out_lse must be strided so that the axes between the states and head_dim collapse "
+        "to two; pass contiguous copies");
   }
   axes[1] = size > 0 ? kept[size - 1] : Axis{};
   axes[0] = size > 1 ? kept[0] : Axis{};

@@ -75,8 +75,7 @@ void allocate(const Check& check, const DeviceContext& device, Stream stream, st
   region.bytes = rounded;
 }
 
-void grow(const Check& check, const DeviceContext& device, Stream stream, std::int64_t bytes,
-          WorkspaceRegion& region) {
+void grow(const Check& check, const DeviceContext& device, Stream stream, std::int64_t bytes, WorkspaceRegion& region) {
   if (region.bytes >= bytes) return;
   // Kernels of earlier calls may still be at work in it.
   if (region.data != nullptr) device.expect(check, device.abi().synchronize(device.device().index, stream));

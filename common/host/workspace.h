@@ -1,7 +1,8 @@
 // Workspace of decode calls: the caller's own, or one that is kept per device and stream.
-// A kept region is zero-filled when it is allocated and grows only outside of graph capture. A capture takes a region of
-// its own for good, from spares that earlier eager calls prepared: the graph may be replayed at any time on any stream,
-// so its region is never freed, grown or shared with another graph. Calls of one capture on one stream share it.
+// A kept region is zero-filled when it is allocated and grows only outside of graph capture. A capture takes a region
+// of its own for good, from spares that earlier eager calls prepared: the graph may be replayed at any time on any
+// stream, so its region is never freed, grown or shared with another graph. Calls of one capture on one stream share
+// it.
 #pragma once
 
 #include <cstdint>

@@ -5,14 +5,15 @@
 #include <string>
 #include <vector>
 
+#include <flashport/export.h>
 #include <flashport/types.h>
 
 namespace flashport {
 
 struct DeviceProperties {
   Device device;
-  std::string name;    // the vendor's name of the card
-  std::string target;  // which of our targets serves it: "cpu", "sm90a", "gfx942", ...; empty if none does
+  std::string name;         // the vendor's name of the card
+  std::string target;       // which of our targets serves it: "cpu", "sm90a", "gfx942", ...; empty if none does
   int multiprocessors = 0;  // SMs, CUs, or hardware threads
   std::int64_t memory_bytes = 0;
 };
@@ -26,15 +27,15 @@ struct BackendStatus {
 };
 
 // Every backend that this build knows of, also those that could not be opened and why.
-[[nodiscard]] std::vector<BackendStatus> backends();
+[[nodiscard]] FLASHPORT_API std::vector<BackendStatus> backends();
 
 // Keys of all kernels that a target has, in table order.
-[[nodiscard]] std::vector<std::string> kernel_keys(const std::string& target);
+[[nodiscard]] FLASHPORT_API std::vector<std::string> kernel_keys(const std::string& target);
 
 // Limits the multiprocessors that schedules count on, for tests of schedule invariance; 0 restores the device's own.
-void set_multiprocessor_limit(int count);
+FLASHPORT_API void set_multiprocessor_limit(int count);
 
 // The version of this library, "major.minor.patch".
-[[nodiscard]] const char* version();
+[[nodiscard]] FLASHPORT_API const char* version();
 
 }  // namespace flashport

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include <flashport/export.h>
 #include <flashport/types.h>
 
 namespace flashport {
@@ -59,36 +60,36 @@ struct DecodeArgs {
 };
 
 // softmax(scale q k^T + bias) v over the cached keys.
-void flash_decode(const DecodeArgs& args, Stream stream = 0);
+FLASHPORT_API void flash_decode(const DecodeArgs& args, Stream stream = 0);
 
 // Bytes that a call with these shapes needs as workspace; depends on shapes and the device, never on lengths.
-[[nodiscard]] std::int64_t decode_workspace_size(const DecodeArgs& args);
+[[nodiscard]] FLASHPORT_API std::int64_t decode_workspace_size(const DecodeArgs& args);
 
 // LightLLM's first stage: attention of q over each block of block_seq keys of a request.
 struct DecodeStage1Args {
-  TensorView q;               // (B, Hq, D) fp16, bf16; fp32 on the CPU
-  TensorView k, v;            // (slots, Hkv, D)
-  TensorView req_to_tokens;   // (max_requests, max_len) int32
-  TensorView b_req_idx;       // (B) int32 or int64
-  TensorView b_seqlen;        // (B) int32 or int64
+  TensorView q;              // (B, Hq, D) fp16, bf16; fp32 on the CPU
+  TensorView k, v;           // (slots, Hkv, D)
+  TensorView req_to_tokens;  // (max_requests, max_len) int32
+  TensorView b_req_idx;      // (B) int32 or int64
+  TensorView b_seqlen;       // (B) int32 or int64
   std::int64_t max_len_in_batch = 0;
   TensorView mid_out;            // (B, Hq, blocks, D) fp32; rows past ceil(len / block_seq) are not written
   TensorView mid_out_logsumexp;  // (B, Hq, blocks) fp32, natural log
   std::int64_t block_seq = 0;
   std::optional<double> softmax_scale;
 };
-void flash_decode_stage1(const DecodeStage1Args& args, Stream stream = 0);
+FLASHPORT_API void flash_decode_stage1(const DecodeStage1Args& args, Stream stream = 0);
 
 // LightLLM's second stage: merges the blocks of each request into Out. Length 0 gives 0.
 struct DecodeStage2Args {
-  TensorView mid_out;              // (B, Hq, blocks, D) fp32, any strides
-  TensorView mid_out_logexpsum;    // (B, Hq, blocks) fp32
-  TensorView b_seqlen;             // (B) int32 or int64
-  TensorView out;                  // (B, Hq, D) fp16, bf16, fp32, any strides
-  std::optional<TensorView> lse;   // (B, Hq) fp32
+  TensorView mid_out;             // (B, Hq, blocks, D) fp32, any strides
+  TensorView mid_out_logexpsum;   // (B, Hq, blocks) fp32
+  TensorView b_seqlen;            // (B) int32 or int64
+  TensorView out;                 // (B, Hq, D) fp16, bf16, fp32, any strides
+  std::optional<TensorView> lse;  // (B, Hq) fp32
   std::int64_t block_seq = 0;
 };
-void flash_decode_stage2(const DecodeStage2Args& args, Stream stream = 0);
+FLASHPORT_API void flash_decode_stage2(const DecodeStage2Args& args, Stream stream = 0);
 
 // Writes new tokens into a paged, contiguous or pooled cache, converting to the cache's element type.
 struct AppendKvArgs {
@@ -98,17 +99,17 @@ struct AppendKvArgs {
   KvLayout kv_layout = KvLayout::kNHD;
   std::optional<TensorView> k_scale, v_scale;  // stored = value / scale
 };
-void append_kv(const AppendKvArgs& args, Stream stream = 0);
+FLASHPORT_API void append_kv(const AppendKvArgs& args, Stream stream = 0);
 
 // Merges n partial results of one softmax. lse_base is e, or 2 for FlashInfer's.
 struct MergeStatesArgs {
-  TensorView o;         // (n, ..., D) fp16, bf16, fp32
-  TensorView lse;       // (n, ...) fp32
-  TensorView out;       // (..., D), dtype of o
-  TensorView out_lse;   // (...) fp32
+  TensorView o;        // (n, ..., D) fp16, bf16, fp32
+  TensorView lse;      // (n, ...) fp32
+  TensorView out;      // (..., D), dtype of o
+  TensorView out_lse;  // (...) fp32
   bool lse_base_2 = false;
 };
-void merge_states(const MergeStatesArgs& args, Stream stream = 0);
+FLASHPORT_API void merge_states(const MergeStatesArgs& args, Stream stream = 0);
 
 // (o_a, lse_a) and (o_b, lse_b) of one shape.
 struct MergeStateArgs {
@@ -116,10 +117,11 @@ struct MergeStateArgs {
   TensorView out, out_lse;
   bool lse_base_2 = false;
 };
-void merge_state(const MergeStateArgs& args, Stream stream = 0);
+FLASHPORT_API void merge_state(const MergeStateArgs& args, Stream stream = 0);
 
 // The published split-count heuristic of flash-attention, exactly.
-[[nodiscard]] int num_splits_heuristic(int batch_nheads_mblocks, int num_sms, int num_n_blocks, int max_splits);
+[[nodiscard]] FLASHPORT_API int num_splits_heuristic(int batch_nheads_mblocks, int num_sms, int num_n_blocks,
+                                                     int max_splits);
 
 // What a target can do. `target` is empty for the tensors' device, else a name such as "cpu", "sm90a", "gfx942".
 struct DecodeQuery {
@@ -135,8 +137,8 @@ struct Support {
   bool supported = false;
   std::string reason;  // empty when supported
 };
-[[nodiscard]] Support supports(const DecodeQuery& query);
+[[nodiscard]] FLASHPORT_API Support supports(const DecodeQuery& query);
 // The key of the kernel that such a call runs, e.g. "decode/bf16/kv=q8_0/hd128/r16/sm90a"; throws NotSupportedError.
-[[nodiscard]] std::string which_kernel(const DecodeQuery& query);
+[[nodiscard]] FLASHPORT_API std::string which_kernel(const DecodeQuery& query);
 
 }  // namespace flashport

@@ -5,25 +5,27 @@
 #include <stdexcept>
 #include <string>
 
+#include <flashport/export.h>
+
 namespace flashport {
 
-struct Error : std::runtime_error {
+struct FLASHPORT_API Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 // A wrong rank, shape, stride, device or value.
-struct ValueError : Error {
+struct FLASHPORT_API ValueError : Error {
   using Error::Error;
 };
 // A wrong element type, or an argument of the wrong kind.
-struct TypeError : Error {
+struct FLASHPORT_API TypeError : Error {
   using Error::Error;
 };
 // A valid request that no kernel of the tensors' target serves; the text is what supports() returns as reason.
-struct NotSupportedError : Error {
+struct FLASHPORT_API NotSupportedError : Error {
   using Error::Error;
 };
 // A driver or runtime call failed; the text carries its name and code.
-struct BackendError : Error {
+struct FLASHPORT_API BackendError : Error {
   using Error::Error;
 };
 

@@ -7,6 +7,8 @@
 #include <optional>
 #include <string>
 
+#include <flashport/export.h>
+
 namespace flashport {
 
 enum class DType : std::int32_t {
@@ -38,7 +40,7 @@ enum class DType : std::int32_t {
 }
 
 // Lower-case name as messages, kernel keys and the Python package spell it: "bfloat16", "float8_e4m3fn", ...
-[[nodiscard]] const char* dtype_name(DType type);
+[[nodiscard]] FLASHPORT_API const char* dtype_name(DType type);
 
 enum class DeviceKind : std::int32_t { kCpu, kCuda, kHip };
 
@@ -49,7 +51,7 @@ struct Device {
 };
 
 // "cpu", "cuda:0", "hip:1"
-[[nodiscard]] std::string device_name(Device device);
+[[nodiscard]] FLASHPORT_API std::string device_name(Device device);
 
 // A stream handle of the tensors' device (cudaStream_t, hipStream_t); 0 is the default stream; ignored on the CPU.
 using Stream = std::uintptr_t;
