@@ -1,0 +1,192 @@
+/* The C interface: the operations of decode.h for callers from C and from languages that can call C.
+ * Every function returns fp_ok or the kind of error; fp_last_error() then gives the text (of this thread's last failing
+ * call). Nothing is written before the arguments have passed validation. Shapes, meanings and defaults of arguments are
+ * those of decode.h. An argument struct begins with its own size: set it by FP_INIT (all other members become 0, which
+ * is their default unless stated otherwise), so that later versions can add members at the end. */
+#ifndef FLASHPORT_CAPI_H_
+#define FLASHPORT_CAPI_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <flashport/export.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum fp_status {
+  fp_ok = 0,
+  fp_value_error = 1,   /* a wrong rank, shape, stride, device or value */
+  fp_type_error = 2,    /* a wrong element type */
+  fp_not_supported = 3, /* valid, but no kernel of this device serves it */
+  fp_backend_error = 4, /* a driver or runtime call failed */
+  fp_internal_error = 5 /* out of memory, or a fault of this library */
+} fp_status;
+
+typedef enum fp_dtype {
+  fp_float32 = 0,
+  fp_float16 = 1,
+  fp_bfloat16 = 2,
+  fp_float8_e4m3fn = 3,
+  fp_float8_e4m3fnuz = 4,
+  fp_int32 = 5,
+  fp_int64 = 6,
+  fp_uint32 = 7,
+  fp_uint8 = 8 /* carries q8_0: a row of D values is D / 32 * 34 bytes */
+} fp_dtype;
+
+typedef enum fp_device_kind { fp_cpu = 0, fp_cuda = 1, fp_hip = 2 } fp_device_kind;
+typedef enum fp_kv_layout { fp_nhd = 0, fp_hnd = 1 } fp_kv_layout;
+
+#define FP_MAX_RANK 8
+#define FP_INVARIANT_SPLITS (-1)
+
+/* A strided, non-owning view; strides count elements. */
+typedef struct fp_tensor {
+  void* data;
+  int32_t dtype;       /* fp_dtype */
+  int32_t device_kind; /* fp_device_kind */
+  int32_t device_index;
+  int32_t rank;
+  int64_t shape[FP_MAX_RANK];
+  int64_t strides[FP_MAX_RANK];
+  int32_t read_only;
+} fp_tensor;
+
+/* A stream handle of the tensors' device; 0 is the default stream. */
+typedef uintptr_t fp_stream;
+
+/* Zeroes an argument struct and writes its size: FP_INIT(&args). */
+#define FP_INIT(args) fp_init_struct((args), sizeof(*(args)))
+FLASHPORT_API void fp_init_struct(void* args, size_t size);
+
+/* Required tensors are pointers that must not be null; optional ones are null where they are not given. */
+typedef struct fp_decode_args {
+  size_t struct_size;
+  const fp_tensor* q;
+  const fp_tensor* k_cache;
+  const fp_tensor* v_cache;
+  const fp_tensor* seqlens; /* null only with kv_last_page_len */
+  const fp_tensor* out;
+  const fp_tensor* lse; /* optional, as all below */
+  const fp_tensor* block_table;
+  const fp_tensor* token_table;
+  const fp_tensor* request_index;
+  const fp_tensor* kv_indptr;
+  const fp_tensor* kv_indices;
+  const fp_tensor* kv_last_page_len;
+  const fp_tensor* cu_seqlens_q;
+  const fp_tensor* alibi_slopes;
+  const fp_tensor* sinks;
+  const fp_tensor* tree_mask;
+  const fp_tensor* k_scale;
+  const fp_tensor* v_scale;
+  const fp_tensor* workspace;
+  int32_t kv_layout;         /* fp_kv_layout */
+  int32_t has_softmax_scale; /* 0: 1 / sqrt(head_dim) */
+  double softmax_scale;
+  double softcap;
+  int64_t max_q_len;
+  int32_t has_window;     /* 0: both sides are infinite */
+  int32_t has_num_splits; /* 0: the invariant schedule */
+  int64_t window_left;
+  int64_t window_right;
+  int32_t num_splits;
+} fp_decode_args;
+
+typedef struct fp_decode_stage1_args {
+  size_t struct_size;
+  const fp_tensor* q;
+  const fp_tensor* k;
+  const fp_tensor* v;
+  const fp_tensor* req_to_tokens;
+  const fp_tensor* b_req_idx;
+  const fp_tensor* b_seqlen;
+  const fp_tensor* mid_out;
+  const fp_tensor* mid_out_logsumexp;
+  int64_t max_len_in_batch;
+  int64_t block_seq;
+  int32_t has_softmax_scale;
+  double softmax_scale;
+} fp_decode_stage1_args;
+
+typedef struct fp_decode_stage2_args {
+  size_t struct_size;
+  const fp_tensor* mid_out;
+  const fp_tensor* mid_out_logexpsum;
+  const fp_tensor* b_seqlen;
+  const fp_tensor* out;
+  const fp_tensor* lse; /* optional */
+  int64_t block_seq;
+} fp_decode_stage2_args;
+
+typedef struct fp_append_kv_args {
+  size_t struct_size;
+  const fp_tensor* k;
+  const fp_tensor* v;
+  const fp_tensor* k_cache;
+  const fp_tensor* v_cache;
+  const fp_tensor* slots;
+  const fp_tensor* k_scale; /* optional */
+  const fp_tensor* v_scale; /* optional */
+  int32_t kv_layout;        /* fp_kv_layout */
+} fp_append_kv_args;
+
+typedef struct fp_merge_states_args {
+  size_t struct_size;
+  const fp_tensor* o;
+  const fp_tensor* lse;
+  const fp_tensor* out;
+  const fp_tensor* out_lse;
+  int32_t lse_base_2;
+} fp_merge_states_args;
+
+typedef struct fp_merge_state_args {
+  size_t struct_size;
+  const fp_tensor* o_a;
+  const fp_tensor* lse_a;
+  const fp_tensor* o_b;
+  const fp_tensor* lse_b;
+  const fp_tensor* out;
+  const fp_tensor* out_lse;
+  int32_t lse_base_2;
+} fp_merge_state_args;
+
+typedef struct fp_decode_query {
+  size_t struct_size;
+  const char* target; /* "cpu", "sm90a", ...; null or "": the first GPU's, else the CPU's */
+  const char* kv;     /* "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz", "q8_0" */
+  int32_t q_dtype;    /* fp_dtype */
+  int64_t head_dim_qk;
+  int64_t head_dim_v;
+  int64_t group_size; /* num_q_heads / num_kv_heads */
+  int64_t q_len;
+} fp_decode_query;
+
+FLASHPORT_API fp_status fp_flash_decode(const fp_decode_args* args, fp_stream stream);
+FLASHPORT_API fp_status fp_decode_workspace_size(const fp_decode_args* args, int64_t* bytes);
+FLASHPORT_API fp_status fp_flash_decode_stage1(const fp_decode_stage1_args* args, fp_stream stream);
+FLASHPORT_API fp_status fp_flash_decode_stage2(const fp_decode_stage2_args* args, fp_stream stream);
+FLASHPORT_API fp_status fp_append_kv(const fp_append_kv_args* args, fp_stream stream);
+FLASHPORT_API fp_status fp_merge_states(const fp_merge_states_args* args, fp_stream stream);
+FLASHPORT_API fp_status fp_merge_state(const fp_merge_state_args* args, fp_stream stream);
+
+FLASHPORT_API int32_t fp_num_splits_heuristic(int32_t batch_nheads_mblocks, int32_t num_sms, int32_t num_n_blocks,
+                                              int32_t max_splits);
+
+/* fp_ok: supported. fp_not_supported: fp_last_error() says what is missing. */
+FLASHPORT_API fp_status fp_supports(const fp_decode_query* query);
+/* Writes the key of the kernel that such a call runs, cut to `size` bytes with the ending zero. */
+FLASHPORT_API fp_status fp_which_kernel(const fp_decode_query* query, char* key, size_t size);
+
+/* The text of this thread's last failing call; "" before any. Valid until the thread's next failing call. */
+FLASHPORT_API const char* fp_last_error(void);
+/* "major.minor.patch" */
+FLASHPORT_API const char* fp_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* FLASHPORT_CAPI_H_ */
