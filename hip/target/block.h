@@ -1,0 +1,167 @@
+// The execution model of a HIP target: a block of waves, its barrier, the arrival at a counter in global memory, a scan
+// over the block, and the scalar arithmetic that common/device is written in. Included by a target's header behind its
+// tuning, which fixes kWaveSize. Products and sums are contracted nowhere: only fma_rn fuses.
+#pragma once
+
+#include <hip/hip_runtime.h>
+
+#include <cstdint>
+#include <cstring>  // rocPRIM uses it without including it
+
+#include <rocprim/block/block_scan.hpp>
+
+#pragma clang fp contract(off)
+
+#define FLASHPORT_DEVICE __device__ __forceinline__
+#define FLASHPORT_PRAGMA(text) _Pragma(#text)
+#define FLASHPORT_UNROLL(count) FLASHPORT_PRAGMA(unroll count)
+
+namespace flashport::FLASHPORT_TARGET {
+
+inline constexpr int kVectorFloats = 4;  // columns of a row that a thread takes at a time
+inline constexpr int kMergeUnroll = 8;   // parts in flight while merging
+inline constexpr float kInfinity = __builtin_huge_valf();
+inline constexpr float kLog2e = 1.4426950408889634f;
+inline constexpr float kLn2 = 0.6931471805599453f;
+
+using Half = _Float16;
+using BFloat16 = __bf16;
+FLASHPORT_DEVICE Half to_half(float x) { return static_cast<Half>(x); }
+FLASHPORT_DEVICE BFloat16 to_bfloat16(float x) { return static_cast<BFloat16>(x); }
+FLASHPORT_DEVICE float to_float(float x) { return x; }
+FLASHPORT_DEVICE float to_float(Half x) { return static_cast<float>(x); }
+FLASHPORT_DEVICE float to_float(BFloat16 x) { return static_cast<float>(x); }
+
+template <class T>
+FLASHPORT_DEVICE T minimum(T a, T b) {
+  return b < a ? b : a;
+}
+template <class T>
+FLASHPORT_DEVICE T maximum(T a, T b) {
+  return a < b ? b : a;
+}
+FLASHPORT_DEVICE float maximum(float a, float b) { return __builtin_fmaxf(a, b); }
+
+FLASHPORT_DEVICE float exp2_approx(float x) { return __builtin_amdgcn_exp2f(x); }
+FLASHPORT_DEVICE float log2_full(float x) { return log2f(x); }
+FLASHPORT_DEVICE float tanh_full(float x) { return tanhf(x); }
+FLASHPORT_DEVICE float fma_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+FLASHPORT_DEVICE float mul_rn(float a, float b) { return a * b; }
+FLASHPORT_DEVICE int round_to_int(float x) { return static_cast<int>(__builtin_roundf(x)); }
+
+template <class T>
+FLASHPORT_DEVICE T load_global(const T* address) {
+  return *address;
+}
+
+// Reads what other blocks of this launch have written: past the vector cache and never through the scalar one.
+FLASHPORT_DEVICE float load_published(const float* address) {
+  return __hip_atomic_load(address, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+FLASHPORT_DEVICE float2 load_published(const float2* address) {
+  const std::uint64_t two =
+      __hip_atomic_load(reinterpret_cast<const std::uint64_t*>(address), __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+  return __builtin_bit_cast(float2, two);
+}
+
+// Rounds a magnitude to e4m3 of exponent bias `bias`, to nearest even, saturating at the code `most`.
+FLASHPORT_DEVICE unsigned round_e4m3(float magnitude, int bias, unsigned most) {
+  const float smallest_normal = __builtin_bit_cast(float, (128u - bias) << 23);
+  if (magnitude < smallest_normal) {
+    const float units = magnitude * __builtin_bit_cast(float, (129u + bias) << 23);
+    return static_cast<unsigned>(__builtin_rintf(units));
+  }
+  const unsigned bits = __builtin_bit_cast(unsigned, magnitude);
+  const unsigned code = ((bits + 0x7ffffu + (bits >> 20 & 1u)) >> 20) - ((127u - bias) << 3);
+  return minimum(code, most);
+}
+FLASHPORT_DEVICE std::uint8_t to_fp8_e4m3(float x) {
+  const unsigned sign = __builtin_bit_cast(unsigned, x) >> 24 & 0x80u;
+  const unsigned code = x != x ? 0x7fu : round_e4m3(__builtin_fabsf(x), 7, 0x7e);
+  return static_cast<std::uint8_t>(sign | code);
+}
+// No minus zero: its code is the one NaN.
+FLASHPORT_DEVICE std::uint8_t to_fp8_e4m3fnuz(float x) {
+  if (x != x) return 0x80;
+  const unsigned sign = __builtin_bit_cast(unsigned, x) >> 24 & 0x80u;
+  const unsigned code = round_e4m3(__builtin_fabsf(x), 8, 0x7f);
+  return static_cast<std::uint8_t>(code == 0 ? 0 : sign | code);
+}
+
+FLASHPORT_DEVICE float wave_max(float x) {
+#pragma unroll
+  for (int distance = kWaveSize / 2; distance > 0; distance /= 2) {
+    x = maximum(x, __shfl_xor(x, distance, kWaveSize));
+  }
+  return x;
+}
+
+// `count` (at most kVectorFloats) values at a stride, as one access where they are contiguous and aligned; rest is 0.
+template <class T>
+FLASHPORT_DEVICE void load_vector(float (&x)[kVectorFloats], const T* from, std::int64_t stride, int count) {
+  using Vector = T __attribute__((ext_vector_type(kVectorFloats)));
+  if (stride == 1 && count == kVectorFloats && reinterpret_cast<std::uintptr_t>(from) % sizeof(Vector) == 0) {
+    const Vector four = *reinterpret_cast<const Vector*>(from);
+#pragma unroll
+    for (int i = 0; i < kVectorFloats; ++i) x[i] = to_float(four[i]);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kVectorFloats; ++i) x[i] = i < count ? to_float(from[i * stride]) : 0.0f;
+}
+
+// Waits until this wave's stores have reached the cache that its block shares; defined by the target.
+FLASHPORT_DEVICE void await_stores();
+
+class Block {
+ public:
+  FLASHPORT_DEVICE explicit Block(unsigned* flag) : flag_(flag) {}
+
+  FLASHPORT_DEVICE int thread() const { return static_cast<int>(threadIdx.x); }
+  FLASHPORT_DEVICE int lane() const { return thread() % kWaveSize; }
+  FLASHPORT_DEVICE int wave() const { return __builtin_amdgcn_readfirstlane(thread() / kWaveSize); }
+  FLASHPORT_DEVICE std::int64_t index() const { return blockIdx.x; }
+  FLASHPORT_DEVICE std::int64_t count() const { return gridDim.x; }
+  FLASHPORT_DEVICE void sync() const { __syncthreads(); }
+
+  // Publishes what the block has written and adds `add` to the counter. True in the one block whose addition reaches
+  // `goal`; that block sees what all the others have published, and the counter is zero again.
+  FLASHPORT_DEVICE bool arrive(std::uint32_t* counter, int add, int goal) const {
+    await_stores();  // the barrier orders the waves, but does not wait for what they have in flight
+    sync();
+    if (thread() == 0) {
+      __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+      const std::uint32_t before = __hip_atomic_fetch_add(counter, static_cast<std::uint32_t>(add), __ATOMIC_RELAXED,
+                                                          __HIP_MEMORY_SCOPE_AGENT);
+      const bool last = before + static_cast<std::uint32_t>(add) == static_cast<std::uint32_t>(goal);
+      if (last) {
+        __hip_atomic_store(counter, 0u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+        __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
+      }
+      *flag_ = last;
+    }
+    sync();
+    return __builtin_amdgcn_readfirstlane(*flag_) != 0;
+  }
+
+ private:
+  unsigned* flag_;  // in shared memory
+};
+
+template <int kThreads>
+struct ScanScratch {
+  typename rocprim::block_scan<std::int64_t, kThreads>::storage_type scan;
+  std::int64_t start;
+  int seq;
+};
+
+template <int kThreads>
+FLASHPORT_DEVICE std::int64_t block_exclusive_scan(const Block&, ScanScratch<kThreads>& scratch, std::int64_t value,
+                                                   std::int64_t& total) {
+  std::int64_t before;
+  rocprim::block_scan<std::int64_t, kThreads>().exclusive_scan(value, before, std::int64_t{0}, total, scratch.scan,
+                                                               rocprim::plus<std::int64_t>());
+  return before;
+}
+
+}  // namespace flashport::FLASHPORT_TARGET

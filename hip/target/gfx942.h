@@ -1,0 +1,14 @@
+// AMD CDNA3 (MI300A, MI300X, MI325X): waves of 64 lanes, MFMA, 512 registers a lane.
+#pragma once
+
+#include "hip/tuning/gfx942.h"
+
+#include "hip/target/block.h"
+
+#define FLASHPORT_TILES_HEADER "hip/target/mfma_tiles.h"
+
+namespace flashport::gfx942 {
+
+FLASHPORT_DEVICE void await_stores() { asm volatile("s_waitcnt vmcnt(0)" ::: "memory"); }
+
+}  // namespace flashport::gfx942
