@@ -12,7 +12,7 @@ struct ProbeParams {
   std::int64_t* echoes;    // [grid]: `last` as the block received it, plus the block's index
   float* published;        // [grid, kProbeThreads]
   std::uint32_t* counter;  // arrivals
-  float* sums;             // [rounds]: what the last block to arrive found published
+  float* sums;             // [rounds, kProbeThreads]: what the last block to arrive found published, by column
   std::uint32_t* winners;  // [rounds]: how many blocks took themselves for the last
   std::int64_t* scanned;   // [grid, kProbeThreads + 1]: sums before each thread, then their total
   std::int64_t round;

@@ -23,11 +23,12 @@ FLASHPORT_DEVICE void probe_arrive(const ProbeParams& p, const Block& block) {
     p.published[block.index() * kColumns + column] = static_cast<float>(p.round + 1);
   }
   if (!block.arrive(p.counter, 1, static_cast<int>(block.count()))) return;
-  if (block.thread() != 0) return;
-  float sum = 0;
-  for (std::int64_t i = 0; i < block.count() * kColumns; ++i) sum += load_published(p.published + i);
-  p.sums[p.round] = sum;
-  p.winners[p.round] += 1;
+  for (int column = block.thread(); column < kColumns; column += step) {
+    float sum = 0;
+    for (std::int64_t i = 0; i < block.count(); ++i) sum += load_published(p.published + i * kColumns + column);
+    p.sums[p.round * kColumns + column] = sum;
+  }
+  if (block.thread() == 0) p.winners[p.round] += 1;
 }
 
 // An exclusive scan of thread + 1 over the block; the total goes to the last column.
