@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -19,7 +20,7 @@ namespace flashport {
 [[nodiscard]] std::string shape_text(const TensorView& view);
 
 // An extent that shape() accepts whatever it is.
-inline constexpr std::int64_t kAnyExtent = -1;
+inline constexpr std::int64_t kAnyExtent = std::numeric_limits<std::int64_t>::min();
 
 class Check {
  public:

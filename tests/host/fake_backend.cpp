@@ -1,0 +1,169 @@
+#include "tests/host/fake_backend.h"
+
+#include <cstdlib>
+#include <string_view>
+
+#include "common/host/loader.h"
+#include "common/host/workspace.h"
+
+namespace flashport::test {
+namespace {
+
+constexpr MathType kF32 = MathType::kFp32;
+constexpr MathType kF16 = MathType::kFp16;
+constexpr MathType kB16 = MathType::kBf16;
+
+const KernelEntry kGpuKernels[] = {
+    {"decode/bf16/kv=bf16/hd64/r16/fakegpu", {64, 64, 16, kB16, KvFormat::kBf16}, 128, 0, nullptr},
+    {"decode/bf16/kv=bf16/hd128/r16/fakegpu", {128, 128, 16, kB16, KvFormat::kBf16}, 128, 0, nullptr},
+    {"decode/bf16/kv=bf16/hd128/r64/fakegpu", {128, 128, 64, kB16, KvFormat::kBf16}, 128, 0, nullptr},
+    {"decode/bf16/kv=bf16/hd192x128/r16/fakegpu", {192, 128, 16, kB16, KvFormat::kBf16}, 128, 0, nullptr},
+    {"decode/bf16/kv=bf16/hd256/r16/fakegpu", {256, 256, 16, kB16, KvFormat::kBf16}, 128, 0, nullptr},
+    {"decode/bf16/kv=bf16/hd512/r16/fakegpu", {512, 512, 16, kB16, KvFormat::kBf16}, 128, 0, nullptr},
+    {"decode/fp16/kv=fp8_e4m3/hd128/r16/fakegpu", {128, 128, 16, kF16, KvFormat::kFp8E4M3}, 128, 0, nullptr},
+    {"decode/fp16/kv=q8_0/hd128/r16/fakegpu", {128, 128, 16, kF16, KvFormat::kQ8_0}, 128, 0, nullptr},
+    {"decode_stage2/fakegpu", {}, 128, 0, nullptr},
+    {"merge_states/fakegpu", {}, 128, 0, nullptr},
+    {"append_kv/fakegpu", {}, 128, 0, nullptr},
+};
+
+const KernelEntry kCpuKernels[] = {
+    {"decode/fp32/kv=fp32/hd128/r16/fakecpu", {128, 128, 16, kF32, KvFormat::kFp32}, 1, 0, nullptr},
+    {"decode/fp32/kv=bf16/hd128/r16/fakecpu", {128, 128, 16, kF32, KvFormat::kBf16}, 1, 0, nullptr},
+    {"decode/fp32/kv=q8_0/hd128/r16/fakecpu", {128, 128, 16, kF32, KvFormat::kQ8_0}, 1, 0, nullptr},
+    {"decode_stage2/fakecpu", {}, 1, 0, nullptr},
+    {"merge_states/fakecpu", {}, 1, 0, nullptr},
+    {"append_kv/fakecpu", {}, 1, 0, nullptr},
+};
+
+const char* one_device(int* count) {
+  *count = 1;
+  return nullptr;
+}
+
+const char* describe(BackendDevice* info, const char* name, const char* architecture, const char* target) {
+  *info = {};
+  std::strcpy(info->name, name);
+  std::strcpy(info->architecture, architecture);
+  std::strcpy(info->target, target);
+  info->multiprocessors = fake_state().multiprocessors;
+  return nullptr;
+}
+
+template <std::size_t kSize>
+const KernelEntry* table(const KernelEntry (&entries)[kSize], int* count) {
+  *count = static_cast<int>(kSize);
+  return entries;
+}
+
+const char* occupancy(int, const KernelEntry*, int* blocks) {
+  *blocks = fake_state().occupancy;
+  return nullptr;
+}
+
+const char* launch(int, Stream stream, const KernelEntry* kernel, std::int64_t grid, const void* params,
+                   std::size_t bytes) {
+  const auto* begin = static_cast<const unsigned char*>(params);
+  fake_state().launches.push_back({kernel->key, grid, stream, {begin, begin + bytes}});
+  return nullptr;
+}
+
+const char* allocate(int, std::size_t bytes, void** memory) {
+  if (fake_state().fail_allocations) return "fake: out of memory";
+  *memory = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+  std::memset(*memory, 0xff, bytes);
+  ++fake_state().allocations;
+  ++fake_state().live_allocations;
+  return nullptr;
+}
+
+const char* release(int, void* memory) {
+  std::free(memory);
+  --fake_state().live_allocations;
+  return nullptr;
+}
+
+const char* copy(int, Stream, void* to, const void* from, std::size_t bytes) {
+  std::memcpy(to, from, bytes);
+  return nullptr;
+}
+
+const char* fill_zero(int, Stream, void* memory, std::size_t bytes) {
+  std::memset(memory, 0, bytes);
+  return nullptr;
+}
+
+const char* synchronize(int, Stream) { return nullptr; }
+
+const char* capture_id(int, Stream, std::uint64_t* id) {
+  *id = fake_state().capture;
+  return nullptr;
+}
+
+constexpr BackendAbi backend(DeviceKind kind, const char* name, const char* const* targets,
+                             const char* (*info)(int, BackendDevice*),
+                             const KernelEntry* (*kernels)(const char*, int*)) {
+  return {.abi_version = kBackendAbiVersion,
+          .kind = kind,
+          .name = name,
+          .targets = targets,
+          .device_count = one_device,
+          .device_info = info,
+          .kernels = kernels,
+          .occupancy = occupancy,
+          .launch = launch,
+          .allocate = allocate,
+          .release = release,
+          .copy = copy,
+          .fill_zero = fill_zero,
+          .synchronize = synchronize,
+          .capture_id = capture_id};
+}
+
+const char* const kGpuTargets[] = {"fakegpu", nullptr};
+const char* const kCpuTargets[] = {"fakecpu", nullptr};
+const char* const kHipTargets[] = {"fakehip", nullptr};
+
+const KernelEntry* no_kernels(int* count) {
+  *count = 0;
+  return nullptr;
+}
+
+const BackendAbi kFakeGpu = backend(
+    DeviceKind::kCuda, "cuda", kGpuTargets,
+    [](int, BackendDevice* info) { return describe(info, "Fake GPU", "fake_1", "fakegpu"); },
+    [](const char* target, int* count) {
+      return std::string_view(target) == "fakegpu" ? table(kGpuKernels, count) : no_kernels(count);
+    });
+const BackendAbi kFakeCpu = backend(
+    DeviceKind::kCpu, "cpu", kCpuTargets,
+    [](int, BackendDevice* info) { return describe(info, "Fake CPU", "fake", "cpu"); },
+    [](const char* target, int* count) {
+      const std::string_view name = target;
+      return name == "fakecpu" || name == "cpu" ? table(kCpuKernels, count) : no_kernels(count);
+    });
+const BackendAbi kUnservedHip = backend(
+    DeviceKind::kHip, "hip", kHipTargets,
+    [](int, BackendDevice* info) { return describe(info, "Old Card", "gfx900", ""); },
+    [](const char*, int* count) { return no_kernels(count); });
+
+}  // namespace
+
+FakeState& fake_state() {
+  static FakeState state;
+  return state;
+}
+
+FakeBackends::FakeBackends() {
+  fake_state() = {};
+  replace_backend_for_test(DeviceKind::kCpu, &kFakeCpu);
+  replace_backend_for_test(DeviceKind::kCuda, &kFakeGpu);
+  replace_backend_for_test(DeviceKind::kHip, &kUnservedHip);
+}
+
+FakeBackends::~FakeBackends() {
+  release_workspaces_for_test();
+  for (DeviceKind kind : kAllKinds) replace_backend_for_test(kind, nullptr);
+}
+
+}  // namespace flashport::test

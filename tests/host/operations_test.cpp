@@ -1,0 +1,315 @@
+// The operations beside flash_decode: stage 1, stage 2, append_kv, merges; and the C interface over them.
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include <flashport/backend.h>
+#include <flashport/capi.h>
+
+#include "tests/host/decode_inputs.h"
+#include "tests/host/fake_backend.h"
+
+namespace flashport::test {
+namespace {
+
+struct Operations : ::testing::Test {
+  FakeBackends backends_;
+};
+using Stage1 = Operations;
+using Stage2 = Operations;
+using AppendKv = Operations;
+using MergeStates = Operations;
+using CInterface = Operations;
+using Backends = Operations;
+
+TensorView floats(std::int64_t at, std::initializer_list<std::int64_t> shape, Device device = {}) {
+  return TensorView(scratch_at(at), DType::kFloat32, device, shape);
+}
+
+struct Stage1Inputs {
+  std::int32_t table[2 * 300] = {};
+  std::int32_t rows[2] = {1, 0};
+  std::int64_t lengths[2] = {300, 0};
+  DecodeStage1Args args;
+
+  explicit Stage1Inputs(Device device = {}) {
+    args.q = TensorView(scratch_at(0), DType::kBFloat16, device, {2, 8, 128});
+    args.k = TensorView(scratch_at(16 << 20), DType::kBFloat16, device, {400, 2, 128});
+    args.v = TensorView(scratch_at(32 << 20), DType::kBFloat16, device, {400, 2, 128});
+    args.req_to_tokens = TensorView(table, DType::kInt32, device, {2, 300});
+    args.b_req_idx = TensorView(rows, DType::kInt32, device, {2});
+    args.b_seqlen = TensorView(lengths, DType::kInt64, device, {2});
+    args.max_len_in_batch = 300;
+    args.mid_out = TensorView(scratch_at(1 << 18), DType::kFloat32, device, {2, 8, 4, 128});
+    args.mid_out_logsumexp = TensorView(scratch_at(1 << 19), DType::kFloat32, device, {2, 8, 4});
+    args.block_seq = 128;
+  }
+};
+
+TEST_F(Stage1, RunsAChunkPerBlock) {
+  Stage1Inputs inputs(kGpu);
+  flash_decode_stage1(inputs.args);
+  ASSERT_EQ(fake_state().launches.size(), 1u);
+  const Launch& launch = fake_state().launches[0];
+  EXPECT_EQ(launch.key, "decode/bf16/kv=bf16/hd128/r16/fakegpu");
+  EXPECT_EQ(launch.grid, 2 * 2 * 3);
+  const auto p = launch.as<DecodeParams>();
+  EXPECT_EQ(p.num_chunks, 3);
+  EXPECT_EQ(p.chunk_keys, 128);
+  EXPECT_EQ(p.write_empty_chunks, 0);
+  EXPECT_EQ(p.out.data, inputs.args.mid_out.data);
+  EXPECT_EQ(p.out.stride_seq, 8 * 4 * 128);
+  EXPECT_EQ(p.out.stride_head, 4 * 128);
+  EXPECT_EQ(p.out_stride_chunk, 128);
+  EXPECT_EQ(p.lse_stride_chunk, 1);
+  EXPECT_EQ(p.max_len, 300);
+  EXPECT_EQ(p.table_row.data, inputs.rows);
+  EXPECT_EQ(p.window_left, -1);
+}
+
+TEST_F(Stage1, Refuses) {
+  const auto text = [](auto bend) {
+    Stage1Inputs inputs;
+    bend(inputs);
+    return error_of<ValueError>([&] { flash_decode_stage1(inputs.args); });
+  };
+  EXPECT_EQ(
+      text([](Stage1Inputs& i) { i.args.mid_out.rank = 5; })
+          .rfind("flash_decode_stage1: mid_out must have 4 dimensions (batch, num_q_heads, blocks, head_dim), got 5: ",
+                 0),
+      0u);
+  EXPECT_EQ(text([](Stage1Inputs& i) { i.args.block_seq = 64; }),
+            "flash_decode_stage1: mid_out must have at least ceil(max_len_in_batch / block_seq) = 5 blocks for "
+            "max_len_in_batch 300 and block_seq 64, got 4: (2, 8, 4, 128)");
+  EXPECT_EQ(text([](Stage1Inputs& i) { i.args.block_seq = 0; }),
+            "flash_decode_stage1: block_seq must be 1 or more, got 0");
+  EXPECT_EQ(
+      text([](Stage1Inputs& i) { i.lengths[0] = 301; }),
+      "flash_decode_stage1: B_Seqlen[0] = 301 must lie in [0, 300] (what max_len_in_batch and Req_to_tokens can hold)");
+  EXPECT_EQ(text([](Stage1Inputs& i) { i.rows[1] = 2; }),
+            "flash_decode_stage1: B_req_idx[1] = 2 must lie in [0, 1] (the rows of Req_to_tokens)");
+  EXPECT_EQ(text([](Stage1Inputs& i) { i.args.mid_out.read_only = true; }),
+            "flash_decode_stage1: mid_out is written and must not be read-only; pass a copy");
+  EXPECT_TRUE(fake_state().launches.empty());
+}
+
+struct Stage2Inputs {
+  std::int32_t lengths[2] = {512, 0};
+  DecodeStage2Args args;
+
+  explicit Stage2Inputs(Device device = {}) {
+    args.mid_out = floats(0, {2, 8, 4, 80}, device);
+    args.mid_out_logexpsum = floats(1 << 17, {2, 8, 4}, device);
+    args.b_seqlen = TensorView(lengths, DType::kInt32, device, {2});
+    args.out = TensorView(scratch_at(1 << 18), DType::kFloat16, device, {2, 8, 80});
+    args.block_seq = 128;
+  }
+};
+
+TEST_F(Stage2, RunsARowPerBlockWithTheRealStrides) {
+  Stage2Inputs inputs(kGpu);
+  inputs.args.mid_out.strides[3] = 3;  // the inner stride is not assumed
+  flash_decode_stage2(inputs.args, 9);
+  ASSERT_EQ(fake_state().launches.size(), 1u);
+  EXPECT_EQ(fake_state().launches[0].grid, 2 * 8);
+  EXPECT_EQ(fake_state().launches[0].stream, 9u);
+  const auto p = fake_state().launches[0].as<Stage2Params>();
+  EXPECT_EQ(p.batch, 2);
+  EXPECT_EQ(p.tokens, 1);
+  EXPECT_EQ(p.head_dim, 80);
+  EXPECT_EQ(p.max_chunks, 4);
+  EXPECT_EQ(p.chunk_keys, 128);
+  EXPECT_EQ(p.mid_stride_chunk, 80);
+  EXPECT_EQ(p.mid_stride_dim, 3);
+  EXPECT_EQ(p.out.stride_head, 80);
+  EXPECT_EQ(p.lse, nullptr);
+}
+
+TEST_F(Stage2, Refuses) {
+  const auto text = [](auto bend) {
+    Stage2Inputs inputs;
+    bend(inputs);
+    return error_of<ValueError>([&] { flash_decode_stage2(inputs.args); });
+  };
+  EXPECT_EQ(text([](Stage2Inputs& i) { i.args.mid_out = floats(0, {2, 3, 4, 5, 6}); }),
+            "flash_decode_stage2: mid_out must have 4 dimensions (batch, num_q_heads, blocks, head_dim), got 5: "
+            "(2, 3, 4, 5, 6)");
+  EXPECT_EQ(
+      text([](Stage2Inputs& i) { i.args.mid_out_logexpsum.rank = 4; })
+          .rfind("flash_decode_stage2: mid_out_logexpsum must have 3 dimensions (batch, num_q_heads, blocks), got 4: ",
+                 0),
+      0u);
+  EXPECT_EQ(text([](Stage2Inputs& i) {
+              i.args.out.rank = 4;
+            }).rfind("flash_decode_stage2: Out must have 3 dimensions (batch, num_q_heads, head_dim), got 4: ", 0),
+            0u);
+  EXPECT_EQ(text([](Stage2Inputs& i) { i.lengths[0] = 513; }),
+            "flash_decode_stage2: B_Seqlen[0] = 513 must lie in [0, 512] (blocks * block_seq)");
+  EXPECT_EQ(text([](Stage2Inputs& i) { i.args.out.read_only = true; }),
+            "flash_decode_stage2: Out is written and must not be read-only; pass a copy");
+}
+
+TEST_F(AppendKv, FillsBothSides) {
+  AppendKvArgs a;
+  std::int64_t slots[3] = {-1, 1023, 0};
+  a.k = TensorView(scratch_at(0), DType::kFloat16, Device{}, {3, 2, 64});
+  a.v = TensorView(scratch_at(4096), DType::kFloat16, Device{}, {3, 2, 32});
+  a.k_cache = TensorView(scratch_at(16 << 20), DType::kUInt8, Device{}, {64, 2, 16, 68});
+  a.v_cache = TensorView(scratch_at(32 << 20), DType::kUInt8, Device{}, {64, 2, 16, 34});
+  a.slots = TensorView(slots, DType::kInt64, Device{}, {3});
+  a.kv_layout = KvLayout::kHND;
+  append_kv(a);
+  ASSERT_EQ(fake_state().launches.size(), 1u);
+  EXPECT_EQ(fake_state().launches[0].grid, 3 * 2 * 2);  // one thread a block, two units of 32 a row
+  const auto p = fake_state().launches[0].as<AppendParams>();
+  EXPECT_EQ(p.num_slots, 1024);
+  EXPECT_EQ(p.page_size, 16);
+  EXPECT_EQ(p.kv, KvFormat::kQ8_0);
+  EXPECT_EQ(p.k.token_stride, 68);
+  EXPECT_EQ(p.v.head_stride, 16 * 34);
+  slots[0] = 1024;
+  EXPECT_NE(error_of<ValueError>([&] { append_kv(a); }).find("slots[0] = 1024 must lie in [-1, 1023]"),
+            std::string::npos);
+  slots[0] = 0;
+  a.v_cache.read_only = true;
+  EXPECT_NE(error_of<ValueError>([&] { append_kv(a); }).find("v_cache is written"), std::string::npos);
+  a.v_cache.read_only = false;
+  a.v.dtype = DType::kBFloat16;
+  EXPECT_EQ(error_of<TypeError>([&] { append_kv(a); }), "append_kv: v must be float16, got bfloat16");
+}
+
+TEST_F(MergeStates, CollapsesAxesThatAllTensorsWalkAlike) {
+  MergeStatesArgs a;
+  a.o = floats(0, {5, 3, 4, 2, 16});
+  a.lse = floats(1 << 17, {5, 3, 4, 2});
+  a.out = floats(1 << 18, {3, 4, 2, 16});
+  a.out_lse = floats(1 << 19, {3, 4, 2});
+  a.lse_base_2 = true;
+  merge_states(a);
+  auto p = fake_state().launches.at(0).as<MergeStatesParams>();
+  EXPECT_EQ(p.states, 5);
+  EXPECT_EQ(p.rows, 24);
+  EXPECT_EQ(p.inner_rows, 24);
+  EXPECT_EQ(p.o_stride_inner[0], 16);
+  EXPECT_EQ(p.o_stride_state, 24 * 16);
+  EXPECT_EQ(p.lse_stride_inner[0], 1);
+  EXPECT_EQ(p.lse_base_2, 1);
+  a.lse.strides[1] = 100;  // rows of lse lie apart
+  merge_states(a);
+  p = fake_state().launches.at(1).as<MergeStatesParams>();
+  EXPECT_EQ(p.rows, 24);
+  EXPECT_EQ(p.inner_rows, 8);
+  EXPECT_EQ(p.lse_stride_outer[0], 100);
+  EXPECT_EQ(p.o_stride_outer[0], 8 * 16);
+  a.out_lse.strides[1] = 50;
+  a.out_lse.strides[0] = 1000;
+  EXPECT_NE(error_of<ValueError>([&] { merge_states(a); }).find("collapse to two"), std::string::npos);
+}
+
+TEST_F(MergeStates, TwoTensors) {
+  MergeStateArgs a;
+  a.o_a = floats(0, {7, 16});
+  a.o_b = floats(1 << 16, {7, 16});
+  a.lse_a = floats(1 << 17, {7});
+  a.lse_b = floats((1 << 17) + 4096, {7});
+  a.out = floats(1 << 18, {7, 16});
+  a.out_lse = floats(1 << 19, {7});
+  merge_state(a);
+  const auto p = fake_state().launches.at(0).as<MergeStatesParams>();
+  EXPECT_EQ(p.two_tensors, 1);
+  EXPECT_EQ(p.states, 2);
+  EXPECT_EQ(p.o[1], a.o_b.data);
+  EXPECT_EQ(p.lse[1], a.lse_b.data);
+  EXPECT_EQ(p.o_stride_inner[1], 16);
+  a.lse_b.shape[0] = 6;
+  EXPECT_EQ(error_of<ValueError>([&] { merge_state(a); }),
+            "merge_state: lse_b must have shape (7,) as o_a has (7, 16), got (6,)");
+  a.lse_b.rank = 2;
+  EXPECT_NE(error_of<ValueError>([&] { merge_state(a); }).find("lse_b must have 1 dimension (...)"), std::string::npos);
+}
+
+TEST_F(Backends, SaysWhatIsThereAndWhyNot) {
+  const std::vector<BackendStatus> all = backends();
+  ASSERT_EQ(all.size(), 3u);
+  EXPECT_TRUE(all[0].available);
+  EXPECT_EQ(all[1].name, "cuda");
+  EXPECT_EQ(all[1].devices.at(0).target, "fakegpu");
+  EXPECT_FALSE(all[2].available);
+  EXPECT_NE(all[2].detail.find("none of its targets serves Old Card"), std::string::npos);
+  EXPECT_EQ(kernel_keys("fakegpu").size(), 11u);
+  EXPECT_THROW((void)kernel_keys("none"), NotSupportedError);
+}
+
+fp_tensor to_c(const TensorView& view) {
+  fp_tensor c = {};
+  c.data = view.data;
+  c.dtype = static_cast<std::int32_t>(view.dtype);
+  c.rank = view.rank;
+  for (int i = 0; i < view.rank; ++i) {
+    c.shape[i] = view.shape[i];
+    c.strides[i] = view.strides[i];
+  }
+  return c;
+}
+
+TEST_F(CInterface, DecodesAndReportsErrors) {
+  DecodeInputs inputs;
+  fp_tensor q = to_c(inputs.args.q);
+  const fp_tensor k = to_c(inputs.args.k_cache);
+  const fp_tensor v = to_c(inputs.args.v_cache);
+  const fp_tensor lengths = to_c(inputs.args.seqlens);
+  const fp_tensor table = to_c(*inputs.args.block_table);
+  const fp_tensor out = to_c(inputs.args.out);
+  fp_decode_args args;
+  FP_INIT(&args);
+  args.q = &q;
+  args.k_cache = &k;
+  args.v_cache = &v;
+  args.seqlens = &lengths;
+  args.block_table = &table;
+  args.out = &out;
+  EXPECT_EQ(fp_flash_decode(&args, 0), fp_ok) << fp_last_error();
+  const auto p = fake_state().launches.at(0).as<DecodeParams>();
+  EXPECT_EQ(p.window_left, -1);
+  EXPECT_EQ(p.num_chunks, 0);
+  std::int64_t bytes = 0;
+  EXPECT_EQ(fp_decode_workspace_size(&args, &bytes), fp_ok);
+  EXPECT_GT(bytes, 0);
+
+  q.rank = 2;
+  EXPECT_EQ(fp_flash_decode(&args, 0), fp_value_error);
+  EXPECT_NE(std::string(fp_last_error()).find("flash_decode: q must have 3 dimensions"), std::string::npos);
+  q.rank = 9;
+  EXPECT_EQ(fp_flash_decode(&args, 0), fp_value_error);
+  q = to_c(inputs.args.q);
+  q.dtype = fp_int32;
+  EXPECT_EQ(fp_flash_decode(&args, 0), fp_type_error);
+  args.q = nullptr;
+  EXPECT_EQ(fp_flash_decode(&args, 0), fp_value_error);
+  EXPECT_STREQ(fp_last_error(), "flash_decode: q must be given, got null");
+  args.struct_size += 1;
+  EXPECT_EQ(fp_flash_decode(&args, 0), fp_value_error);
+  EXPECT_EQ(fp_flash_decode(nullptr, 0), fp_value_error);
+}
+
+TEST_F(CInterface, Queries) {
+  fp_decode_query query;
+  FP_INIT(&query);
+  query.target = "fakegpu";
+  query.kv = "bf16";
+  query.q_dtype = fp_bfloat16;
+  query.head_dim_qk = query.head_dim_v = 128;
+  query.group_size = query.q_len = 1;
+  EXPECT_EQ(fp_supports(&query), fp_ok);
+  char key[16];
+  EXPECT_EQ(fp_which_kernel(&query, key, sizeof(key)), fp_ok);
+  EXPECT_STREQ(key, "decode/bf16/kv=");
+  query.q_len = 17;
+  EXPECT_EQ(fp_supports(&query), fp_not_supported);
+  EXPECT_STREQ(fp_last_error(), "q_len must be 1 to 16, got 17");
+  EXPECT_STREQ(fp_version(), version());
+  EXPECT_EQ(fp_num_splits_heuristic(48, 108, 64, 128), 2);
+}
+
+}  // namespace
+}  // namespace flashport::test
