@@ -12,7 +12,7 @@ FLASHPORT_DEVICE float head_scale(const float* scale, int stride, int kv_head) {
 
 // What a raw dot product is multiplied by before the softcap or, without one, to become a base-2 logit.
 FLASHPORT_DEVICE float score_scale(const DecodeParams& p, const Segment& s) {
-  return p.score_scale * head_scale(p.k_scale, p.scale_stride, s.tile / p.row_tiles);
+  return p.score_scale * head_scale(p.k_scale, p.scale_stride, s.kv_head);
 }
 
 FLASHPORT_DEVICE void store_as(void* data, DType dtype, std::int64_t offset, float value) {
@@ -27,9 +27,8 @@ FLASHPORT_DEVICE void store_as(void* data, DType dtype, std::int64_t offset, flo
 template <class Tiles>
 FLASHPORT_DEVICE void write_output(const Tiles& tiles, const DecodeParams& p, const Segment& s, const Block& block,
                                    const SoftmaxState<Tiles>& state) {
-  const int kv_head = s.tile / p.row_tiles;
   const std::int64_t chunk = p.num_chunks > 0 ? block.index() % p.num_chunks : 0;
-  const float v_scale = head_scale(p.v_scale, p.scale_stride, kv_head);
+  const float v_scale = head_scale(p.v_scale, p.scale_stride, s.kv_head);
   typename Tiles::Rows inverse;
   std::int64_t offsets[Tiles::kRowSlots];  // of a row's first element; -1: no such row
   for (int slot = 0; slot < tiles.row_slots(); ++slot) {
@@ -39,7 +38,7 @@ FLASHPORT_DEVICE void write_output(const Tiles& tiles, const DecodeParams& p, co
     if (row.token >= s.q_len || tiles.row_of(slot) >= tiles.live_rows()) continue;
     float m = state.m[slot];
     float l = state.l[slot];
-    if (p.sinks != nullptr) {
+    if (p.sinks != nullptr && chunk == 0) {  // of partial results that will be merged, one alone gets it
       const float sink = p.sinks[row.head] * kLog2e;
       const MergeWeights w = merge_weights(m, sink);
       inverse[slot] = w.a;

@@ -183,7 +183,7 @@ TargetView find_target(const std::string& name, std::string& reason) {
 void forget_devices() {
   const std::lock_guard lock(contexts_mutex);
   for (auto& kind : contexts) {
-    for (auto& place : kind) place.store(nullptr, std::memory_order_release);
+    for (auto& place : kind) delete place.exchange(nullptr);
   }
 }
 

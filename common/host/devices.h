@@ -67,7 +67,7 @@ struct TargetView {
 };
 [[nodiscard]] TargetView find_target(const std::string& name, std::string& reason);
 
-// Devices are looked up again at their next use.
+// Devices are looked up again at their next use. No other call may run meanwhile.
 void forget_devices();
 
 }  // namespace flashport
