@@ -26,30 +26,31 @@ constexpr int waves_per_simd(const DecodeTuning& tuning) {
   extern "C" __attribute__((global, amdgpu_flat_work_group_size(threads, threads), amdgpu_waves_per_eu(waves_per_simd)))
 
 // math, kv, head_dim_qk, head_dim_v, rows
-#define FLASHPORT_DEFINE_DECODE(symbol, key, ...)                                          \
-  namespace flashport::FLASHPORT_TARGET {                                                  \
-  constexpr DecodeConfig symbol##_config = decode_config(__VA_ARGS__);                     \
-  FLASHPORT_KERNEL(block_threads(symbol##_config), waves_per_simd(symbol##_config.tuning)) \
-  void symbol(const DecodeParams params) {                                                 \
-    __shared__ alignas(128) unsigned char memory[sizeof(DecodeShared<symbol##_config>)];   \
-    auto& shared = *reinterpret_cast<DecodeShared<symbol##_config>*>(memory);              \
-    decode<symbol##_config>(params, Block(&shared.arrive_flag), shared);                   \
-  }                                                                                        \
+#define FLASHPORT_DEFINE_DECODE(symbol, key, ...)                                               \
+  namespace flashport::FLASHPORT_TARGET {                                                       \
+  constexpr DecodeConfig symbol##_config = decode_config(__VA_ARGS__);                          \
+  FLASHPORT_KERNEL(block_threads(symbol##_config), waves_per_simd(symbol##_config.tuning))      \
+  void symbol(const DecodeParams) {                                                             \
+    __shared__ alignas(128) unsigned char memory[sizeof(DecodeShared<symbol##_config>)];        \
+    auto& shared = *reinterpret_cast<DecodeShared<symbol##_config>*>(memory);                   \
+    decode<symbol##_config>(kernel_params<DecodeParams>(), Block(&shared.arrive_flag), shared); \
+  }                                                                                             \
   }
 
-#define FLASHPORT_DEFINE_MERGE(symbol, Params, body)                                                     \
-  namespace flashport::FLASHPORT_TARGET {                                                                \
-  FLASHPORT_KERNEL(kMergeThreads, 1) void symbol(const Params params) {                                  \
-    __shared__ alignas(128) unsigned char memory[sizeof(MergeShared<kMergeThreads>)];                    \
-    body<kMergeThreads>(params, Block(nullptr), *reinterpret_cast<MergeShared<kMergeThreads>*>(memory)); \
-  }                                                                                                      \
+#define FLASHPORT_DEFINE_MERGE(symbol, Params, body)                                  \
+  namespace flashport::FLASHPORT_TARGET {                                             \
+  FLASHPORT_KERNEL(kMergeThreads, 1) void symbol(const Params) {                      \
+    __shared__ alignas(128) unsigned char memory[sizeof(MergeShared<kMergeThreads>)]; \
+    body<kMergeThreads>(kernel_params<Params>(), Block(nullptr),                      \
+                        *reinterpret_cast<MergeShared<kMergeThreads>*>(memory));      \
+  }                                                                                   \
   }
 #define FLASHPORT_DEFINE_DECODE_STAGE2(symbol, key) FLASHPORT_DEFINE_MERGE(symbol, Stage2Params, decode_stage2)
 #define FLASHPORT_DEFINE_MERGE_STATES(symbol, key) FLASHPORT_DEFINE_MERGE(symbol, MergeStatesParams, merge_states)
 
-#define FLASHPORT_DEFINE_APPEND_KV(symbol, key)                                \
-  namespace flashport::FLASHPORT_TARGET {                                      \
-  FLASHPORT_KERNEL(kAppendThreads, 1) void symbol(const AppendParams params) { \
-    append_kv<kAppendThreads>(params, Block(nullptr));                         \
-  }                                                                            \
+#define FLASHPORT_DEFINE_APPEND_KV(symbol, key)                               \
+  namespace flashport::FLASHPORT_TARGET {                                     \
+  FLASHPORT_KERNEL(kAppendThreads, 1) void symbol(const AppendParams) {       \
+    append_kv<kAppendThreads>(kernel_params<AppendParams>(), Block(nullptr)); \
+  }                                                                           \
   }

@@ -110,6 +110,19 @@ FLASHPORT_DEVICE void load_vector(float (&x)[kVectorFloats], const T* from, std:
   for (int i = 0; i < kVectorFloats; ++i) x[i] = i < count ? to_float(from[i * stride]) : 0.0f;
 }
 
+// A kernel's only argument, where it lies: no copy of it is made.
+template <class Params>
+FLASHPORT_DEVICE const Params& kernel_params() {
+  return *(const Params*)__builtin_amdgcn_kernarg_segment_ptr();
+}
+// The same, read again: what a rare path needs of it must not live in scalar registers while the hot loop runs.
+template <class Params>
+FLASHPORT_DEVICE const Params& reread(const Params& params) {
+  auto address = (const Params __attribute__((address_space(4)))*)&params;
+  asm volatile("" : "+s"(address));
+  return *(const Params*)address;
+}
+
 // Waits until this wave's stores have reached the cache that its block shares; defined by the target.
 FLASHPORT_DEVICE void await_stores();
 
@@ -123,6 +136,18 @@ class Block {
   FLASHPORT_DEVICE std::int64_t index() const { return blockIdx.x; }
   FLASHPORT_DEVICE std::int64_t count() const { return gridDim.x; }
   FLASHPORT_DEVICE void sync() const { __syncthreads(); }
+  // A value that all lanes hold, as a scalar: what follows from it costs no lanes, registers or masks.
+  template <class T>
+  FLASHPORT_DEVICE T uniform(const T& x) const {
+    static_assert(sizeof(T) % 4 == 0);
+    struct Words {
+      unsigned word[sizeof(T) / 4];
+    };
+    Words words = __builtin_bit_cast(Words, x);
+#pragma unroll
+    for (unsigned& word : words.word) word = __builtin_amdgcn_readfirstlane(word);
+    return __builtin_bit_cast(T, words);
+  }
 
   // Publishes what the block has written and adds `add` to the counter. True in the one block whose addition reaches
   // `goal`; that block sees what all the others have published, and the counter is zero again.
@@ -131,8 +156,8 @@ class Block {
     sync();
     if (thread() == 0) {
       __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
-      const std::uint32_t before = __hip_atomic_fetch_add(counter, static_cast<std::uint32_t>(add), __ATOMIC_RELAXED,
-                                                          __HIP_MEMORY_SCOPE_AGENT);
+      const std::uint32_t before =
+          __hip_atomic_fetch_add(counter, static_cast<std::uint32_t>(add), __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
       const bool last = before + static_cast<std::uint32_t>(add) == static_cast<std::uint32_t>(goal);
       if (last) {
         __hip_atomic_store(counter, 0u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
@@ -156,11 +181,12 @@ struct ScanScratch {
 };
 
 template <int kThreads>
-FLASHPORT_DEVICE std::int64_t block_exclusive_scan(const Block&, ScanScratch<kThreads>& scratch, std::int64_t value,
-                                                   std::int64_t& total) {
+FLASHPORT_DEVICE std::int64_t block_exclusive_scan(const Block& block, ScanScratch<kThreads>& scratch,
+                                                   std::int64_t value, std::int64_t& total) {
   std::int64_t before;
   rocprim::block_scan<std::int64_t, kThreads>().exclusive_scan(value, before, std::int64_t{0}, total, scratch.scan,
                                                                rocprim::plus<std::int64_t>());
+  total = block.uniform(total);
   return before;
 }
 

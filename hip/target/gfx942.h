@@ -9,6 +9,8 @@
 
 namespace flashport::gfx942 {
 
+inline constexpr KvFormat kNativeFp8 = KvFormat::kFp8E4M3Fnuz;  // what the conversion instructions read
+
 FLASHPORT_DEVICE void await_stores() { asm volatile("s_waitcnt vmcnt(0)" ::: "memory"); }
 
 }  // namespace flashport::gfx942

@@ -1,0 +1,88 @@
+// The element type of K and V: how stored bytes become 16-bit operands of a matrix instruction, in registers.
+//
+// 16-bit caches are operands as they are. Byte caches (fp8, q8_0) are widened to fp16: four bytes of one register
+// become two registers, in their order. A q8_0 block is an fp16 scale, then 32 int8: 34 bytes, at an even address.
+#pragma once
+
+#include "common/device/config.h"
+#include "hip/target/block.h"
+
+namespace flashport::FLASHPORT_TARGET {
+
+using Words2 = unsigned __attribute__((ext_vector_type(2)));
+using Words4 = unsigned __attribute__((ext_vector_type(4)));
+using Half2 = Half __attribute__((ext_vector_type(2)));
+
+inline constexpr int kQ8Values = 32;
+inline constexpr int kQ8Bytes = 34;
+
+constexpr bool is_byte_format(KvFormat format) {
+  return format == KvFormat::kFp8E4M3 || format == KvFormat::kFp8E4M3Fnuz || format == KvFormat::kQ8_0;
+}
+
+// Byte of element `at` in a row; in q8_0 the scale of an element is at scale_byte.
+template <KvFormat kFormat>
+FLASHPORT_DEVICE constexpr int element_byte(int at) {
+  if constexpr (kFormat == KvFormat::kQ8_0) return at / kQ8Values * kQ8Bytes + 2 + at % kQ8Values;
+  return is_byte_format(kFormat) ? at : 2 * at;
+}
+FLASHPORT_DEVICE constexpr int scale_byte(int at) { return at / kQ8Values * kQ8Bytes; }
+
+// Bytes of `high` (4 to 7) and `low` (0 to 3) in the order of the selector; 0x0c is a zero byte.
+template <unsigned kSelector>
+FLASHPORT_DEVICE unsigned pick_bytes(unsigned high, unsigned low) {
+  return __builtin_amdgcn_perm(high, low, kSelector);
+}
+// The low or the high halves of two registers, `first` in the low half.
+FLASHPORT_DEVICE unsigned low_halves(unsigned first, unsigned second) { return pick_bytes<0x05040100>(second, first); }
+FLASHPORT_DEVICE unsigned high_halves(unsigned first, unsigned second) { return pick_bytes<0x07060302>(second, first); }
+
+FLASHPORT_DEVICE Half2 as_half2(unsigned x) { return __builtin_bit_cast(Half2, x); }
+FLASHPORT_DEVICE unsigned as_word(Half2 x) { return __builtin_bit_cast(unsigned, x); }
+
+// Two e4m3 bytes, each in the high byte of a half. Shifted into fp16's fields they are 2^-8 of their value, subnormals
+// included; 140 is what takes NaN's code, 480 if it were a number, to infinity and 448, the largest number, not.
+FLASHPORT_DEVICE unsigned widen_e4m3_pair(unsigned high_bytes) {
+  using Short2 = short __attribute__((ext_vector_type(2)));
+  const Short2 shifted = __builtin_bit_cast(Short2, high_bytes) >> 1;
+  const Half2 x = as_half2(__builtin_bit_cast(unsigned, shifted) & 0xbfffbfffu);
+  const Half2 overflows = x * Half2{140.0f16 * 256.0f16, 140.0f16 * 256.0f16};
+  return as_word(__builtin_elementwise_fma(overflows, Half2{0.0f16, 0.0f16}, x * Half2{256.0f16, 256.0f16}));
+}
+FLASHPORT_DEVICE Words2 widen_e4m3(unsigned four) {
+  return {widen_e4m3_pair(pick_bytes<0x010c000c>(0, four)), widen_e4m3_pair(pick_bytes<0x030c020c>(0, four))};
+}
+
+// Four int8, exactly, without their scale: 0x6400 is 1024, in whose neighbourhood fp16 counts in ones.
+FLASHPORT_DEVICE Words2 widen_int8(unsigned four) {
+  const unsigned biased = four ^ 0x80808080u;
+  const Half2 bias{1152.0f16, 1152.0f16};
+  return {as_word(as_half2(pick_bytes<0x04010400>(0x64646464u, biased)) - bias),
+          as_word(as_half2(pick_bytes<0x04030402>(0x64646464u, biased)) - bias)};
+}
+
+FLASHPORT_DEVICE Words2 scale_halves(Words2 x, unsigned low, unsigned high) {
+  return {as_word(as_half2(x.x) * as_half2(low)), as_word(as_half2(x.y) * as_half2(high))};
+}
+
+// Global memory named as such (a generic pointer would make flat loads). Unaligned vectors are the hardware's business.
+using GlobalBytes = const char __attribute__((address_space(1)))*;
+
+template <int kWords>
+FLASHPORT_DEVICE void load_words(unsigned (&to)[kWords], GlobalBytes from) {
+  using Vector = unsigned __attribute__((ext_vector_type(kWords), aligned(1)));
+  const Vector words = *reinterpret_cast<const Vector __attribute__((address_space(1)))*>(from);
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) to[i] = words[i];
+}
+FLASHPORT_DEVICE unsigned load_half_bits(GlobalBytes from) {
+  using Bits = std::uint16_t __attribute__((aligned(1)));
+  return *reinterpret_cast<const Bits __attribute__((address_space(1)))*>(from);
+}
+
+// What is read where no token is.
+inline constexpr int kZeroBytes = 1024;  // the longest row
+__device__ const unsigned g_zero_row[kZeroBytes / 4] = {};
+FLASHPORT_DEVICE GlobalBytes zero_row() { return (GlobalBytes)(g_zero_row); }
+
+}  // namespace flashport::FLASHPORT_TARGET

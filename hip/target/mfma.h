@@ -1,0 +1,77 @@
+// The matrix instruction behind the tile verbs of CDNA: v_mfma_f32_16x16x16 of fp16 or bf16, in waves of 64.
+//
+// Fragments of D = A B + C, lane = 16 g + n (g 0..3, n 0..15):
+//   A [16, 16]: row n, k = 4 g + 0..3          two registers of two 16-bit values
+//   B [16, 16]: column n, k = 4 g + 0..3
+//   C, D [16, 16]: column n, rows 4 g + 0..3   four registers
+// So D, rounded, is a B operand whose k are D's rows: S^T = K Q^T feeds O^T = V^T P^T without an exchange of lanes.
+#pragma once
+
+#include "common/device/params.h"
+#include "hip/target/kv_operand.h"
+
+namespace flashport::FLASHPORT_TARGET {
+
+using Floats4 = float __attribute__((ext_vector_type(4)));
+
+// The maps of the fragments: element (row or column, k) of an operand, row of D.
+constexpr int mfma_line(int lane) { return lane % 16; }
+constexpr int mfma_k(int lane, int element) { return lane / 16 * 4 + element; }
+constexpr int mfma_row(int lane, int reg) { return lane / 16 * 4 + reg; }
+
+template <MathType kMath>
+FLASHPORT_DEVICE void mfma(Floats4& c, Words2 a, Words2 b) {
+  if constexpr (kMath == MathType::kBf16) {
+    using Operand = short __attribute__((ext_vector_type(4)));
+    c = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(__builtin_bit_cast(Operand, a), __builtin_bit_cast(Operand, b), c, 0,
+                                                  0, 0);
+  } else {
+    using Operand = Half __attribute__((ext_vector_type(4)));
+    c = __builtin_amdgcn_mfma_f32_16x16x16f16(__builtin_bit_cast(Operand, a), __builtin_bit_cast(Operand, b), c, 0, 0,
+                                              0);
+  }
+}
+
+// Rounds to nearest even. Good for every number, and for NaN as arithmetic makes it or bf16 holds it.
+FLASHPORT_DEVICE unsigned round_to_bf16_bits(float x) {
+  const unsigned bits = __builtin_bit_cast(unsigned, x);
+  return bits + 0x7fffu + (bits >> 16 & 1u);
+}
+
+// Two floats as a register of the math type, the first in the low half.
+template <MathType kMath>
+FLASHPORT_DEVICE unsigned pack(float low, float high) {
+  if constexpr (kMath == MathType::kBf16) {
+    return high_halves(round_to_bf16_bits(low), round_to_bf16_bits(high));
+  } else {
+    return as_word(Half2{to_half(low), to_half(high)});
+  }
+}
+
+// The value of the lane 16 further on in the same half of the wave, and 32 further on.
+FLASHPORT_DEVICE float swap_16(float x) {
+  constexpr int kXor16 = 16 << 10 | 0x1f;
+  return __builtin_bit_cast(float, __builtin_amdgcn_ds_swizzle(__builtin_bit_cast(int, x), kXor16));
+}
+FLASHPORT_DEVICE float swap_32(float x) {
+  const int lane = static_cast<int>(threadIdx.x) % kWaveSize;
+  return __builtin_bit_cast(float, __builtin_amdgcn_ds_bpermute((lane ^ 32) * 4, __builtin_bit_cast(int, x)));
+}
+
+// Four bytes of a cache's format as fp16; int8 without their scale.
+template <KvFormat kFormat>
+FLASHPORT_DEVICE Words2 widen(unsigned four) {
+  if constexpr (kFormat == KvFormat::kQ8_0) {
+    return widen_int8(four);
+  } else if constexpr (kFormat == kNativeFp8) {
+    const auto low = __builtin_amdgcn_cvt_pk_f32_fp8(static_cast<int>(four), false);
+    const auto high = __builtin_amdgcn_cvt_pk_f32_fp8(static_cast<int>(four), true);
+    return {__builtin_bit_cast(unsigned, __builtin_amdgcn_cvt_pkrtz(low[0], low[1])),
+            __builtin_bit_cast(unsigned, __builtin_amdgcn_cvt_pkrtz(high[0], high[1]))};
+  } else {
+    static_assert(kFormat == KvFormat::kFp8E4M3);
+    return widen_e4m3(four);
+  }
+}
+
+}  // namespace flashport::FLASHPORT_TARGET
