@@ -7,8 +7,8 @@
 // and the states meet along the fixed tree of split_tree.h.
 //
 // Stages of the loop: the copies of later leaves are in flight while a leaf is worked on; keys() and values() wait for
-// the oldest. Barriers: keys() (the staged query and the keys are there, the slot to refill is free), row_max, and
-// to_operand, which also makes values() readable.
+// the oldest. Behind row_max's barrier no wave reads the keys of this leaf or the values of the one before any more;
+// behind to_operand's barrier P is there, and values() of all waves' copies.
 #pragma once
 
 #include "common/device/config.h"
@@ -23,8 +23,8 @@ namespace flashport::FLASHPORT_TARGET {
 template <DecodeConfig kCfg>
 FLASHPORT_DEVICE void decode(const DecodeParams& p, const Block& block, DecodeShared<kCfg>& shared) {
   using Tiles = DecodeTiles<kCfg>;
-  const Range range = p.num_chunks > 0 ? chunk_range(p, block)
-                                       : balanced_range<block_threads(kCfg)>(p, block, shared.scan);
+  const Range range = block.uniform(p.num_chunks > 0 ? chunk_range(p, block)
+                                                     : balanced_range<block_threads(kCfg)>(p, block, shared.scan));
   LeafCursor now(range), ahead(range);
   if (now.done()) return;
   Tiles tiles(p, block, shared);
@@ -35,14 +35,15 @@ FLASHPORT_DEVICE void decode(const DecodeParams& p, const Block& block, DecodeSh
 
   for (; !now.done(); now.next(p)) {
     const Segment& s = now.segment;
-    if (now.at_segment_start()) tiles.stage_query(p, s);
-    const auto keys = pipeline.keys();
+    if (now.at_segment_start()) tiles.stage_query(reread(p), s);
+    auto&& keys = pipeline.keys();
     if (now.at_segment_start()) tiles.fetch_query(query);
     pipeline.refill_behind_keys(p, ahead);
 
     auto scores = tiles.mma_abt(query, keys);
     to_logits(tiles, p, s, now.key(), score_scale(p, s), scores);
     tiles.row_max(scores, state.m);
+    pipeline.refill_behind_scores(p, ahead);
     typename Tiles::Rows reference;
     for (int slot = 0; slot < tiles.row_slots(); ++slot) {
       reference[slot] = state.m[slot] == -kInfinity ? 0.0f : state.m[slot];
@@ -50,10 +51,9 @@ FLASHPORT_DEVICE void decode(const DecodeParams& p, const Block& block, DecodeSh
     tiles.for_each(scores, [&](float& x, int slot, int) { x = exp2_approx(x - reference[slot]); });
     pipeline.await_values();
     const auto probabilities = tiles.to_operand(scores, state.l);
-    pipeline.refill_behind_scores(p, ahead);
     tiles.mma_ab(probabilities, pipeline.values(), state.o);
 
-    if (tree.add_leaf(tiles, now, state)) write_output(tiles, p, s, block, state);
+    if (tree.add_leaf(tiles, now, state)) write_output(tiles, reread(p), s, block, state);
   }
 }
 

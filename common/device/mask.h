@@ -13,10 +13,9 @@ struct QueryRow {
 };
 
 FLASHPORT_DEVICE QueryRow query_row(const DecodeParams& p, const Segment& s, int tile_rows, int row) {
-  const int kv_head = s.tile / p.row_tiles;
-  const int packed = (s.tile - kv_head * p.row_tiles) * tile_rows + row;
+  const int packed = s.row_tile * tile_rows + row;
   const int token = packed / p.group_size;
-  return {token, kv_head * p.group_size + packed - token * p.group_size};
+  return {token, s.kv_head * p.group_size + packed - token * p.group_size};
 }
 
 // What a row sees: keys [low, high), and through the tree mask the draft tokens from `draft` on.
@@ -72,9 +71,10 @@ FLASHPORT_DEVICE void to_logits(const Tiles& tiles, const DecodeParams& p, const
   }
   const bool masked = leaf_needs_mask(p, s, key);
   if (!masked && p.alibi_slopes == nullptr) return;
+  const DecodeParams& rare = reread(p);
   RowView views[Tiles::kRowSlots];
   for (int slot = 0; slot < tiles.row_slots(); ++slot) {
-    views[slot] = row_view(p, s, query_row(p, s, Tiles::kRows, tiles.row_of(slot)));
+    views[slot] = row_view(rare, s, query_row(rare, s, Tiles::kRows, tiles.row_of(slot)));
   }
   tiles.for_each(scores, [&](float& x, int slot, int col) {
     const RowView& view = views[slot];

@@ -45,7 +45,8 @@ FLASHPORT_DEVICE TokenPlace place_of(const DecodeParams& p, const std::int32_t* 
   if (!valid) return {0, -1};
   if (pages == nullptr) return {seq, token};
   const unsigned page_size = static_cast<unsigned>(p.page_size);
-  const unsigned page = static_cast<unsigned>(token) / page_size;
+  const unsigned page = p.page_shift >= 0 ? static_cast<unsigned>(token) >> p.page_shift
+                                          : static_cast<unsigned>(token) / page_size;
   return {load_global(pages + page), static_cast<int>(static_cast<unsigned>(token) - page * page_size)};
 }
 

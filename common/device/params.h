@@ -63,6 +63,7 @@ struct DecodeParams {
   const std::int32_t* kv_indptr;      // CSR: row b of `table` starts at kv_indptr[b]
   const std::int32_t* kv_last_page_len;
   std::int64_t page_size;
+  std::int32_t page_shift;  // log2 of page_size, or -1
   CacheParams k, v;
 
   // Scores: s = q.k * score_scale; softcap: s = cap_scale * tanh(s * cap_inner); base 2 in the end.

@@ -13,7 +13,7 @@ namespace flashport::FLASHPORT_TARGET {
 // A query tile's part of the line that this block works on.
 struct Segment {
   int seq;
-  int tile;             // kv_head * row_tiles + row tile
+  int kv_head, row_tile;  // the query tile: rows of this head's packed group
   int length;           // keys of the sequence
   int q_len, q_begin;   // query tokens of the sequence; its first row in ragged tensors
   int key_begin;        // first key of leaf 0
@@ -101,15 +101,17 @@ FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block,
     start += weight;
   }
   block.sync();
-  range.segment = open_sequence(p, begin < range.end ? scratch.seq : 0);
+  range.segment = open_sequence(p, begin < range.end ? block.uniform(scratch.seq) : 0);
   Segment& s = range.segment;
   if (begin == range.end) {
     s.first = s.last = 0;
     return range;
   }
-  const std::int64_t inside = begin - scratch.start;
-  s.tile = static_cast<int>(inside / s.leaves);
-  s.first = static_cast<int>(inside - static_cast<std::int64_t>(s.tile) * s.leaves);
+  const std::int64_t inside = begin - block.uniform(scratch.start);
+  const int tile = static_cast<int>(inside / s.leaves);
+  s.kv_head = tile / p.row_tiles;
+  s.row_tile = tile - s.kv_head * p.row_tiles;
+  s.first = static_cast<int>(inside - static_cast<std::int64_t>(tile) * s.leaves);
   s.start = begin - s.first;
   s.last = static_cast<int>(minimum(static_cast<std::int64_t>(s.leaves), range.end - s.start));
   return range;
@@ -124,7 +126,9 @@ FLASHPORT_DEVICE Range chunk_range(const DecodeParams& p, const Block& block) {
   Range range;
   range.segment = open_sequence(p, static_cast<int>(rest / tiles));
   Segment& s = range.segment;
-  s.tile = static_cast<int>(rest % tiles);
+  const int tile = static_cast<int>(rest % tiles);
+  s.kv_head = tile / p.row_tiles;
+  s.row_tile = tile - s.kv_head * p.row_tiles;
   std::int64_t keys = p.chunk_keys;
   if (keys == 0) keys = static_cast<std::int64_t>((s.leaves + p.num_chunks - 1) / p.num_chunks) * kLeafKeys;
   const std::int64_t begin = minimum(static_cast<std::int64_t>(s.key_begin) + chunk * keys,
@@ -159,12 +163,12 @@ struct LeafCursor {
     if (++leaf < segment.last) return;
     const std::int64_t next_start = segment.start + segment.leaves;
     if (next_start >= end) return;
-    const int tile = segment.tile + 1;
-    if (tile == p.num_kv_heads * p.row_tiles) {
-      segment = open_sequence(p, segment.seq + 1);
-      segment.tile = 0;
-    } else {
-      segment.tile = tile;
+    if (++segment.row_tile == p.row_tiles) {
+      segment.row_tile = 0;
+      if (++segment.kv_head == p.num_kv_heads) {
+        segment = open_sequence(p, segment.seq + 1);
+        segment.kv_head = segment.row_tile = 0;
+      }
     }
     segment.start = next_start;
     segment.first = 0;

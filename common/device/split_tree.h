@@ -113,13 +113,16 @@ class SplitTree {
   }
 
   FLASHPORT_DEVICE float* shared_slot(std::int64_t owner, int level, int child) const {
-    return p_.slots + tree_shared_slot(owner, p_.levels, level, child) * p_.slot_floats;
+    const DecodeParams& p = reread(p_);
+    return p.slots + tree_shared_slot(owner, p.levels, level, child) * p.slot_floats;
   }
   FLASHPORT_DEVICE float* own_slot(int level) const {
-    return p_.slots + tree_own_slot(block_.index(), p_.levels, level) * p_.slot_floats;
+    const DecodeParams& p = reread(p_);
+    return p.slots + tree_own_slot(block_.index(), p.levels, level) * p.slot_floats;
   }
   FLASHPORT_DEVICE std::uint32_t* counter(std::int64_t owner, int level) const {
-    return p_.counters + tree_counter(owner, p_.levels, level);
+    const DecodeParams& p = reread(p_);
+    return p.counters + tree_counter(owner, p.levels, level);
   }
 
   const DecodeParams& p_;

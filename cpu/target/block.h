@@ -127,6 +127,13 @@ template <class T>
 FLASHPORT_DEVICE T load_global(const T* address) {
   return *address;
 }
+// Reads what other blocks of this launch have written.
+FLASHPORT_DEVICE float load_published(const float* address) { return *address; }
+
+template <class Params>
+FLASHPORT_DEVICE const Params& reread(const Params& params) {
+  return params;
+}
 
 template <class T>
 FLASHPORT_DEVICE void load_vector(float (&x)[kVectorFloats], const T* from, std::int64_t stride, int count) {
@@ -144,6 +151,10 @@ class Block {
   FLASHPORT_DEVICE std::int64_t index() const { return index_; }
   FLASHPORT_DEVICE std::int64_t count() const { return count_; }
   FLASHPORT_DEVICE void sync() const {}
+  template <class T>
+  FLASHPORT_DEVICE T uniform(T x) const {
+    return x;
+  }
 
   // Publishes what the block has written and adds `add` to the counter. True in the one block whose addition reaches
   // `goal`; that block sees what all the others have published, and the counter is zero again.

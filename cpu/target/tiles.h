@@ -42,14 +42,13 @@ class KvPipeline {
   void refill_behind_keys(const DecodeParams& p, LeafCursor& ahead) {
     if (ahead.done()) return;
     const Segment& s = ahead.segment;
-    const int head = s.tile / p.row_tiles;
     Leaf& leaf = leaves_[newest_];
     leaf.low = maximum(s.key_low - ahead.key(), 0);
     leaf.high = minimum(s.key_high - ahead.key(), kLeafKeys);
     for (int i = leaf.low; i < leaf.high; ++i) {
       const TokenPlace place = place_of(p, s.pages, s.seq, ahead.key() + i, true);
-      leaf.keys[i] = static_cast<const char*>(p.k.data) + row_offset(p.k, place, head);
-      leaf.values[i] = static_cast<const char*>(p.v.data) + row_offset(p.v, place, head);
+      leaf.keys[i] = static_cast<const char*>(p.k.data) + row_offset(p.k, place, s.kv_head);
+      leaf.values[i] = static_cast<const char*>(p.v.data) + row_offset(p.v, place, s.kv_head);
       for (int line = 0; line < p.k.row_bytes; line += 64) __builtin_prefetch(leaf.keys[i] + line, 0, 2);
       for (int line = 0; line < p.v.row_bytes; line += 64) __builtin_prefetch(leaf.values[i] + line, 0, 2);
     }
@@ -317,7 +316,5 @@ class DecodeTiles {
   DecodeShared<kCfg>& shared_;
   int live_rows_, dims_, columns_;
 };
-
-FLASHPORT_DEVICE float load_published(const float* address) { return *address; }
 
 }  // namespace flashport::FLASHPORT_TARGET

@@ -59,6 +59,11 @@ FLASHPORT_DEVICE T load_global(const T* address) {
 FLASHPORT_DEVICE float load_published(const float* address) { return __ldcg(address); }
 FLASHPORT_DEVICE float2 load_published(const float2* address) { return __ldcg(address); }
 
+template <class Params>
+FLASHPORT_DEVICE const Params& reread(const Params& params) {
+  return params;
+}
+
 FLASHPORT_DEVICE int round_to_int(float x) { return static_cast<int>(roundf(x)); }
 
 // Rounds to nearest even and saturates; NaN stays NaN.
@@ -87,15 +92,21 @@ FLASHPORT_DEVICE void load_vector(float (&x)[kVectorFloats], const T* from, std:
 
 class Block {
  public:
-  FLASHPORT_DEVICE explicit Block(unsigned* flag) : flag_(flag) {}
+  // By all lanes together: the wave's number is made uniform.
+  FLASHPORT_DEVICE explicit Block(unsigned* flag)
+      : flag_(flag), wave_(__shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWaveSize, 0)) {}
 
   FLASHPORT_DEVICE int thread() const { return static_cast<int>(threadIdx.x); }
   FLASHPORT_DEVICE int threads() const { return static_cast<int>(blockDim.x); }
   FLASHPORT_DEVICE int lane() const { return thread() % kWaveSize; }
-  FLASHPORT_DEVICE int wave() const { return __shfl_sync(~0u, thread() / kWaveSize, 0); }
+  FLASHPORT_DEVICE int wave() const { return wave_; }
   FLASHPORT_DEVICE std::int64_t index() const { return blockIdx.x; }
   FLASHPORT_DEVICE std::int64_t count() const { return gridDim.x; }
   FLASHPORT_DEVICE void sync() const { __syncthreads(); }
+  template <class T>
+  FLASHPORT_DEVICE T uniform(T x) const {
+    return x;
+  }
 
   // Publishes what the block has written and adds `add` to the counter. True in the one block whose addition reaches
   // `goal`; that block sees what all the others have published, and the counter is zero again.
@@ -117,6 +128,7 @@ class Block {
 
  private:
   unsigned* flag_;  // in shared memory
+  int wave_;
 };
 
 template <int kThreads>

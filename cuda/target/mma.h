@@ -1,4 +1,4 @@
-// The instructions behind the tile verbs: asynchronous copies, ldmatrix, mma.sync m16n8k16.
+// The instructions behind the tile verbs: asynchronous copies and their barriers, ldmatrix, mma.sync m16n8k16.
 //
 // Fragments of mma.m16n8k16, lane = 4 * g + c (g 0..7, c 0..3), a register holds two 16-bit values:
 //   A [16, 16]: a0 (g, 2c..) a1 (g + 8, 2c..) a2 (g, 2c + 8..) a3 (g + 8, 2c + 8..)
@@ -15,24 +15,45 @@ FLASHPORT_DEVICE unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// Copies kBytes (16, 8 or 4) from global to shared memory; zeros where `valid` is false. 16 bytes go around L1.
+// Copies kBytes (8 or 4) from global to shared memory; zeros where `valid` is false.
 template <int kBytes>
 FLASHPORT_DEVICE void copy_async(void* to, const void* from, bool valid) {
-  if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
-                 "r"(valid ? 16 : 0)
-                 : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(kBytes),
-                 "r"(valid ? kBytes : 0)
-                 : "memory");
-  }
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(kBytes),
+               "r"(valid ? kBytes : 0)
+               : "memory");
 }
-FLASHPORT_DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until at most kNewer of the newest groups are in flight.
-template <int kNewer>
-FLASHPORT_DEVICE void copy_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kNewer) : "memory");
+
+// mbarriers count arrivals and bytes of copies; a phase completes when both are there.
+FLASHPORT_DEVICE void mbarrier_init(std::uint64_t* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+FLASHPORT_DEVICE void mbarrier_arrive_expect(std::uint64_t* barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
+}
+// Arrives when this thread's cp.async so far have landed; its ordinary stores are published too.
+FLASHPORT_DEVICE void mbarrier_arrive_behind_copies(std::uint64_t* barrier) {
+  __threadfence_block();
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+FLASHPORT_DEVICE void mbarrier_wait(std::uint64_t* barrier, unsigned phase) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}" ::"r"(shared_address(barrier)),
+      "r"(phase)
+      : "memory");
+}
+// Orders ordinary accesses to shared memory before later bulk copies into it.
+FLASHPORT_DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Copies `bytes` (a multiple of 16, both ends aligned) by the copy engine and counts them at the barrier.
+FLASHPORT_DEVICE void copy_bulk_async(void* to, const void* from, int bytes, std::uint64_t* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
 }
 
 FLASHPORT_DEVICE void ldmatrix_x4(unsigned (&r)[4], const void* row) {

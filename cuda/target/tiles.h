@@ -14,14 +14,23 @@ namespace flashport::FLASHPORT_TARGET {
 
 constexpr int block_threads(const DecodeConfig& cfg) { return cfg.tuning.waves * kWaveSize; }
 
+// The query is kept in registers where they suffice; else it is read again for each leaf, free of bank conflicts.
+constexpr bool query_in_registers(const DecodeShape& shape) { return shape.head_dim_qk <= 128; }
+constexpr int query_pitch(const DecodeShape& shape) {
+  return shape.head_dim_qk + (query_in_registers(shape) ? 0 : 8);
+}
+
 template <DecodeConfig kCfg>
 struct DecodeShared {
   LeafSlot<kCfg> leaves[kCfg.tuning.stages];
-  alignas(16) std::uint16_t query[kCfg.shape.rows][kCfg.shape.head_dim_qk + 8];
+  union {
+    ScanScratch<block_threads(kCfg)> scan;  // before the first query
+    alignas(16) std::uint16_t query[kCfg.shape.rows][query_pitch(kCfg.shape)];
+  };
   alignas(16) std::uint16_t probabilities[kCfg.shape.rows][kLeafKeys + 8];
   float row_max[kCfg.tuning.waves][16];
   float row_sum[kCfg.tuning.waves][16];
-  ScanScratch<block_threads(kCfg)> scan;
+  LeafBarriers ready[kCfg.tuning.stages];
   unsigned arrive_flag;
 };
 
@@ -38,7 +47,7 @@ class DecodeTiles {
   static constexpr int kWaveKeys = kLeafKeys / kColWaves;
   static constexpr int kWaveCols = kShape.head_dim_v / kColWaves;
   static constexpr int kSteps = kShape.head_dim_qk / 16;
-  static constexpr bool kQueryInRegisters = kShape.head_dim_qk <= 128;
+  static constexpr bool kQueryInRegisters = query_in_registers(kShape);
   static_assert(kWaveKeys >= 8 && kWaveCols % 16 == 0);
 
  public:
@@ -78,6 +87,7 @@ class DecodeTiles {
 
   // Brings the tile's query rows to shared memory as the math type; padding rows and dims are zero.
   FLASHPORT_DEVICE void stage_query(const DecodeParams& p, const Segment& s) const {
+    block_.sync();  // no wave reads the query of the segment before
     constexpr int kChunks = kShape.head_dim_qk / 8;
     for (int i = block_.thread(); i < kRows * kChunks; i += block_threads(kCfg)) {
       const int row = i / kChunks;
@@ -92,6 +102,7 @@ class DecodeTiles {
       }
       *reinterpret_cast<uint4*>(&shared_.query[row][dim]) = chunk;
     }
+    block_.sync();
   }
 
   // The staged query as A fragments, where they are kept in registers.

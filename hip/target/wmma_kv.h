@@ -1,0 +1,298 @@
+// K and V on their way from device memory to WMMA operands, without a stop in shared memory: a wave loads what its own
+// lanes multiply, and nothing twice but through the two halves of a wave, which hit the cache.
+//
+//   KeyUnit<format>   32 dims of the key row of a lane, as stored; operand(step) is the A operand of 16 of them
+//   ValueUnit         16 keys, and kLaneCols neighbouring columns a lane; operand(j) is the A operand of column j of
+//                     every lane, keys as k: two rows are zipped by v_perm_b32
+//
+// Rows that no token owns are read from a row of zeros, as are dims past the end of a key row (the query is zero there,
+// but 0 * NaN is not). Columns past the end of a value row repeat its first ones: no one looks at them.
+// Byte formats are widened to fp16 in the operand: exactly for fp8, rounded once (int8 times its scale) for q8_0.
+#pragma once
+
+#include "common/device/config.h"
+#include "common/device/schedule.h"
+#include "hip/target/wmma.h"
+
+namespace flashport::FLASHPORT_TARGET {
+
+inline constexpr int kZeroBytes = 1024;  // the longest row
+__device__ const unsigned g_zero_row[kZeroBytes / 4] = {};
+FLASHPORT_DEVICE GlobalBytes zero_row() { return (GlobalBytes)(g_zero_row); }
+
+// Selectors of v_perm_b32(second, first): byte `byte` of both words, or two neighbouring bytes of the first, in the high
+// or low bytes of the two halves, zeros (0x0c) beside them; or one half of both words.
+constexpr unsigned zip_bytes_high(int byte) { return (4u + byte) << 24 | 0x0c0000u | unsigned(byte) << 8 | 0x0cu; }
+constexpr unsigned zip_bytes_low(int byte) { return 0x0c000000u | (4u + byte) << 16 | 0x0c00u | unsigned(byte); }
+constexpr unsigned pair_bytes_high(int byte) {
+  return unsigned(byte + 1) << 24 | 0x0c0000u | unsigned(byte) << 8 | 0x0cu;
+}
+constexpr unsigned pair_bytes_low(int byte) {
+  return 0x0c000000u | unsigned(byte + 1) << 16 | 0x0c00u | unsigned(byte);
+}
+constexpr unsigned zip_halves(int half) { return half == 0 ? 0x05040100u : 0x07060302u; }
+
+using Half2 = Half __attribute__((ext_vector_type(2)));
+using UShort2 = unsigned short __attribute__((ext_vector_type(2)));
+
+// Two e4m3 codes, each in the high byte of a half, as fp16. The code's exponent and mantissa are those of a half that is
+// 2^8 too small; the code 0x7f alone is raised to a NaN first.
+FLASHPORT_DEVICE unsigned widen_fp8(unsigned codes) {
+  const UShort2 magnitude = __builtin_bit_cast(UShort2, codes >> 1 & 0x3f803f80u);
+  const UShort2 is_nan = __builtin_elementwise_sub_sat(magnitude, UShort2(0x3f00));  // 0x80 or 0
+  const unsigned raised = __builtin_bit_cast(unsigned, static_cast<UShort2>(is_nan * UShort2(0x80) + magnitude));
+  const Half2 small = __builtin_bit_cast(Half2, raised | (codes & 0x80008000u));
+  return __builtin_bit_cast(unsigned, small * Half2(256.0f));
+}
+
+// Two int8, each in the low byte of a half, times the scales: 0x6400 is 1024, and the sign bit is flipped to a bias.
+FLASHPORT_DEVICE unsigned widen_int8(unsigned bytes, unsigned scales) {
+  const Half2 biased = __builtin_bit_cast(Half2, bytes ^ 0x64806480u);
+  return __builtin_bit_cast(unsigned, (biased - Half2(1152.0f)) * __builtin_bit_cast(Half2, scales));
+}
+
+constexpr bool is_byte_format(KvFormat format) { return format == KvFormat::kFp8E4M3 || format == KvFormat::kQ8_0; }
+inline constexpr int kQ8Block = 34;  // fp16 scale, 32 int8
+
+template <KvFormat kFormat>
+struct KeyUnit {
+  static constexpr int kDims = 32;
+  static constexpr int kBytes = kv_row_bytes(kFormat, kDims);
+  static constexpr int kWords = is_byte_format(kFormat) ? 8 : 16;
+  unsigned words[kWords];
+  unsigned scale;  // of q8_0, in both halves
+
+  FLASHPORT_DEVICE void load(GlobalBytes row, int unit, int row_bytes) {
+    if constexpr (kFormat == KvFormat::kQ8_0) {
+      const GlobalBytes at = (unit * kBytes < row_bytes ? row : zero_row()) + unit * kBytes;
+      scale = load_half_word(at) * 0x10001u;
+#pragma unroll
+      for (int i = 0; i < kWords / 4; ++i) load_quad(i, at + 2 + 16 * i);
+    } else if (kFormat == KvFormat::kFp8E4M3 && row_bytes % 16 != 0) {
+#pragma unroll
+      for (int i = 0; i < kWords / 2; ++i) {
+        const int byte = unit * kBytes + 8 * i;
+        const auto two = load_words<2>((byte < row_bytes ? row : zero_row()) + byte);
+        words[2 * i] = two[0];
+        words[2 * i + 1] = two[1];
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kWords / 4; ++i) {
+        const int byte = unit * kBytes + 16 * i;
+        load_quad(i, (byte < row_bytes ? row : zero_row()) + byte);
+      }
+    }
+  }
+
+  // Dims 16 step .. 16 step + 15 of the unit.
+  FLASHPORT_DEVICE Words8 operand(int step) const {
+    Words8 a;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if constexpr (!is_byte_format(kFormat)) {
+        a[i] = words[8 * step + i];
+      } else {
+        const unsigned four = words[4 * step + i / 2];
+        const int byte = i % 2 * 2;
+        if constexpr (kFormat == KvFormat::kQ8_0) {
+          a[i] = widen_int8(__builtin_amdgcn_perm(0, four, pair_bytes_low(byte)), scale);
+        } else {
+          a[i] = widen_fp8(__builtin_amdgcn_perm(0, four, pair_bytes_high(byte)));
+        }
+      }
+    }
+    return a;
+  }
+
+ private:
+  FLASHPORT_DEVICE void load_quad(int i, GlobalBytes at) {
+    const auto four = load_words<4>(at);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) words[4 * i + k] = four[k];
+  }
+};
+
+template <KvFormat kFormat, int kLaneCols>
+struct ValueUnit {
+  static constexpr int kKeys = 16;
+  static constexpr int kWords = is_byte_format(kFormat) ? 1 : kLaneCols / 2;
+  static constexpr int kRegisters = kKeys * (kWords + (kFormat == KvFormat::kQ8_0 ? 1 : 0));
+  unsigned words[kKeys][kWords];
+  unsigned scale[kKeys];  // of q8_0
+  static_assert(kLaneCols == 2 || kLaneCols == 4);
+
+  // Where a lane's columns begin in a row.
+  FLASHPORT_DEVICE static int lane_offset(int col, int row_bytes) {
+    if constexpr (kFormat == KvFormat::kQ8_0) {
+      const int block = col / 32 * kQ8Block;
+      return (block < row_bytes ? block : 0) + 2 + col % 32;
+    } else {
+      const int byte = kv_row_bytes(kFormat, col);
+      return byte < row_bytes ? byte : 0;
+    }
+  }
+
+  // row(key): a scalar pointer. col: the lane's first column.
+  template <class Row>
+  FLASHPORT_DEVICE void load(const Row& row, int col, int row_bytes) {
+    const unsigned offset = static_cast<unsigned>(lane_offset(col, row_bytes));
+#pragma unroll
+    for (int key = 0; key < kKeys; ++key) {
+      const GlobalBytes at = row(key);
+      if constexpr (is_byte_format(kFormat) && kLaneCols == 2) {
+        words[key][0] = load_half_word(at + offset);
+      } else {
+        const auto loaded = load_words<kWords>(at + offset);
+#pragma unroll
+        for (int i = 0; i < kWords; ++i) words[key][i] = loaded[i];
+      }
+      if constexpr (kFormat == KvFormat::kQ8_0) scale[key] = load_half_word(at + (offset - 2 - col % 32));
+    }
+  }
+
+  FLASHPORT_DEVICE Words8 operand(int j) const {
+    Words8 a;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if constexpr (!is_byte_format(kFormat)) {
+        a[i] = __builtin_amdgcn_perm(words[2 * i + 1][j / 2], words[2 * i][j / 2], zip_halves(j % 2));
+      } else if constexpr (kFormat == KvFormat::kQ8_0) {
+        a[i] = widen_int8(__builtin_amdgcn_perm(words[2 * i + 1][0], words[2 * i][0], zip_bytes_low(j)),
+                          __builtin_amdgcn_perm(scale[2 * i + 1], scale[2 * i], zip_halves(0)));
+      } else {
+        a[i] = widen_fp8(__builtin_amdgcn_perm(words[2 * i + 1][0], words[2 * i][0], zip_bytes_high(j)));
+      }
+    }
+    return a;
+  }
+};
+
+// How a block's waves share a leaf: column waves split its keys for S and the columns of V for O, row waves the rows.
+template <DecodeConfig kCfg>
+struct WaveShare {
+  static constexpr int kColWaves = kCfg.shape.head_dim_v < 128 ? 2 : 4;
+  static constexpr int kRowWaves = kCfg.tuning.waves / kColWaves;
+  static constexpr int kRowTiles = kCfg.shape.rows / 16 / kRowWaves;
+  static constexpr int kKeyTiles = kLeafKeys / 16 / kColWaves;
+  static constexpr int kCols = kCfg.shape.head_dim_v / kColWaves;
+  static constexpr int kLaneCols = kCols / 16 < 4 ? kCols / 16 : 4;
+  static constexpr int kGroups = kCols / 16 / kLaneCols;  // of 16 lanes times kLaneCols columns
+  static_assert(kCfg.tuning.waves % kColWaves == 0 && kCfg.shape.rows % (16 * kRowWaves) == 0);
+};
+
+// The leaf in work and the next one, seen by one wave. Loads are issued kKeyDepth and kValueDepth units ahead of use.
+template <DecodeConfig kCfg>
+class KvPipeline {
+  using Share = WaveShare<kCfg>;
+  static constexpr bool kAhead = kCfg.tuning.stages > 1;
+
+ public:
+  using Key = KeyUnit<kCfg.shape.kv>;
+  using Value = ValueUnit<kCfg.shape.kv, Share::kLaneCols>;
+  static constexpr int kKeyUnits = kCfg.shape.head_dim_qk / Key::kDims;
+  static constexpr int kValueUnits = kLeafKeys / Value::kKeys * Share::kGroups;
+
+ private:
+  static constexpr int kRegisters = 64;  // for either
+  static constexpr int kKeyFit = kRegisters / (Key::kWords * Share::kKeyTiles);
+  static constexpr int kValueFit = kRegisters / Value::kRegisters;
+
+ public:
+  static constexpr int kKeyDepth = kKeyFit < kKeyUnits ? kKeyFit : kKeyUnits;
+  static constexpr int kValueDepth = kValueFit < kValueUnits ? kValueFit : kValueUnits;
+
+  template <class Shared>
+  FLASHPORT_DEVICE KvPipeline(const DecodeParams& p, const Block& block, Shared&, LeafCursor& ahead)
+      : key_bytes_(p.k.row_bytes),
+        value_bytes_(p.v.row_bytes),
+        lane_(block.lane()),
+        col_wave_(block.wave() % Share::kColWaves) {
+    look_up(p, ahead);
+    if constexpr (kAhead) begin_keys(p, ahead);
+  }
+
+  FLASHPORT_DEVICE KvPipeline& keys() { return *this; }
+  FLASHPORT_DEVICE KvPipeline& values() { return *this; }
+  FLASHPORT_DEVICE void await_values() const {}
+
+  // Behind keys(): the first values of this leaf are asked for, and the pages of the next.
+  FLASHPORT_DEVICE void refill_behind_keys(const DecodeParams& p, LeafCursor& ahead) {
+    if constexpr (!kAhead) begin_keys(p, ahead);
+    const int head = ahead.segment.kv_head;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) value_rows_[i] = row_address(p.v, value_places_[i], head);
+#pragma unroll
+    for (int unit = 0; unit < kValueDepth; ++unit) load_value(unit);
+    ahead.next(p);
+    if (!ahead.done()) look_up(p, ahead);
+  }
+  FLASHPORT_DEVICE void refill_behind_scores(const DecodeParams& p, const LeafCursor& ahead) {
+    if constexpr (kAhead) {
+      if (!ahead.done()) begin_keys(p, ahead);
+    }
+  }
+
+  // Key of the leaf that row `row` of the A operand of key tile `tile` holds: a lane's eight scores of a tile are then
+  // eight neighbouring keys.
+  FLASHPORT_DEVICE int key_of(int tile, int row) const {
+    return (col_wave_ * Share::kKeyTiles + tile) * 16 + row % 2 * 8 + row / 2;
+  }
+  // The lane's first column of a group: A operand row n is column col_of(group, n) + j of operand j.
+  FLASHPORT_DEVICE int col_of(int group, int row) const {
+    return col_wave_ * Share::kCols + (group * 16 + row) * Share::kLaneCols;
+  }
+
+  FLASHPORT_DEVICE const Key& key(int unit, int tile) const { return keys_[unit % kKeyDepth][tile]; }
+  FLASHPORT_DEVICE void load_key(int unit) {
+#pragma unroll
+    for (int tile = 0; tile < Share::kKeyTiles; ++tile) {
+      keys_[unit % kKeyDepth][tile].load(key_rows_[tile], unit, key_bytes_);
+    }
+  }
+  // Unit: 16 keys, then the groups of columns.
+  FLASHPORT_DEVICE const Value& value(int unit) const { return values_[unit % kValueDepth]; }
+  FLASHPORT_DEVICE void load_value(int unit) {
+    const int first = unit / Share::kGroups * Value::kKeys;
+    const GlobalBytes rows = value_rows_[first / kWaveSize];
+    values_[unit % kValueDepth].load(
+        [&](int key) { return broadcast_from(rows, (first + key) % kWaveSize); },
+        col_of(unit % Share::kGroups, lane_ % 16), value_bytes_);
+  }
+
+ private:
+  FLASHPORT_DEVICE static GlobalBytes row_address(const CacheParams& cache, TokenPlace place, int head) {
+    const std::int64_t offset = row_offset(cache, place, head);
+    return offset < 0 ? zero_row() : (GlobalBytes)(cache.data) + offset;
+  }
+
+  FLASHPORT_DEVICE static TokenPlace place(const DecodeParams& p, const LeafCursor& ahead, int key) {
+    const Segment& s = ahead.segment;
+    const int token = ahead.key() + key;
+    return place_of(p, s.pages, s.seq, token, token >= s.key_low && token < s.key_high);
+  }
+
+  // One leaf before the addresses are needed: for keys, the lane's own rows; for values, every row by one lane.
+  FLASHPORT_DEVICE void look_up(const DecodeParams& p, const LeafCursor& ahead) {
+#pragma unroll
+    for (int tile = 0; tile < Share::kKeyTiles; ++tile) key_places_[tile] = place(p, ahead, key_of(tile, lane_ % 16));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) value_places_[i] = place(p, ahead, i * kWaveSize + lane_);
+  }
+
+  FLASHPORT_DEVICE void begin_keys(const DecodeParams& p, const LeafCursor& ahead) {
+    const int head = ahead.segment.kv_head;
+#pragma unroll
+    for (int tile = 0; tile < Share::kKeyTiles; ++tile) key_rows_[tile] = row_address(p.k, key_places_[tile], head);
+#pragma unroll
+    for (int unit = 0; unit < kKeyDepth; ++unit) load_key(unit);
+  }
+
+  int key_bytes_, value_bytes_, lane_, col_wave_;
+  TokenPlace key_places_[Share::kKeyTiles], value_places_[2];
+  GlobalBytes key_rows_[Share::kKeyTiles], value_rows_[2];
+  Key keys_[kKeyDepth][Share::kKeyTiles];
+  Value values_[kValueDepth];
+};
+
+}  // namespace flashport::FLASHPORT_TARGET
