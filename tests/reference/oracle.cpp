@@ -143,7 +143,8 @@ std::vector<Request> gather(const DecodeInputs& in) {
       if (in.sinks) r.sinks.push_back(in.sinks->at({h}));
     }
     for (std::int64_t i = 0; in.tree_mask && i < r.q_len; ++i) {
-      r.tree_mask.push_back(static_cast<std::uint32_t>(in.tree_mask->integer({b, i})));
+      r.tree_mask.push_back(
+          static_cast<std::uint32_t>(ragged ? in.tree_mask->integer({first + i}) : in.tree_mask->integer({b, i})));
     }
   }
   return requests;
