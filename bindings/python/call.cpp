@@ -110,10 +110,11 @@ std::string describe(dlpack::DataType type) {
   return text;
 }
 
-// Text of the Python error that is set, which is cleared.
+// First line of the text of the Python error that is set, which is cleared.
 std::string take_error_text() {
   const py::error_already_set error;
-  return py::str(error.value());
+  const std::string text = py::str(error.value());
+  return text.substr(0, text.find('\n'));
 }
 
 }  // namespace
@@ -259,7 +260,7 @@ TensorView Call::view(const char* name, PyObject* object, bool writes) {
   return found;
 }
 
-TensorView Call::view_by_capsule(const char* name, PyObject* object, const TypeInfo& info) {
+TensorView Call::view_by_capsule(const char* name, PyObject* object, const TypeInfo& info, std::optional<DType> as) {
   const Names& n = names();
   PyObject* device_arguments[] = {object};
   PyObject* place = PyObject_VectorcallMethod(n.dlpack_device, device_arguments, 1, nullptr);
@@ -322,12 +323,12 @@ TensorView Call::view_by_capsule(const char* name, PyObject* object, const TypeI
   if (PyCapsule_IsValid(capsule, "dltensor_versioned") != 0) {
     auto* tensor = static_cast<dlpack::ManagedTensorVersioned*>(PyCapsule_GetPointer(capsule, "dltensor_versioned"));
     PyCapsule_SetName(capsule, "used_dltensor_versioned");
-    found = take_versioned(name, tensor);
+    found = take_versioned(name, tensor, as);
   } else if (PyCapsule_IsValid(capsule, "dltensor") != 0) {
     auto* tensor = static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
     PyCapsule_SetName(capsule, "used_dltensor");
     borrowed_.push_back({tensor, false});
-    found = make_view(name, tensor->tensor);
+    found = make_view(name, tensor->tensor, as);
   } else {
     fail_type(name, std::string("gave no DLPack capsule: ") + Py_TYPE(object)->tp_name);
   }
@@ -342,26 +343,24 @@ TensorView Call::view_of_numpy_extension(const char* name, PyObject* object, con
   for (const ExtensionType& type : kExtensionTypes) {
     if (dtype != type.name) continue;
     const py::object carried = array.attr("view")(type.carrier);
-    TensorView found = view_by_capsule(name, carried.ptr(), info);
-    found.dtype = type.dtype;
-    return found;
+    return view_by_capsule(name, carried.ptr(), info, type.dtype);
   }
   fail_type(name, "cannot be read through DLPack: " + refusal + " (element type " + dtype + ")");
 }
 
-TensorView Call::take_versioned(const char* name, dlpack::ManagedTensorVersioned* tensor) {
+TensorView Call::take_versioned(const char* name, dlpack::ManagedTensorVersioned* tensor, std::optional<DType> as) {
   borrowed_.push_back({tensor, true});
   if (tensor->version.major != dlpack::kMajorVersion) {
     fail_type(name, "comes as DLPack " + std::to_string(tensor->version.major) + ", expected major version 1");
   }
-  TensorView found = make_view(name, tensor->tensor);
+  TensorView found = make_view(name, tensor->tensor, as);
   found.read_only = (tensor->flags & dlpack::kFlagReadOnly) != 0;
   return found;
 }
 
-TensorView Call::make_view(const char* name, const dlpack::Tensor& tensor) const {
+TensorView Call::make_view(const char* name, const dlpack::Tensor& tensor, std::optional<DType> as) const {
   TensorView found;
-  const std::optional<DType> dtype = dtype_from_dlpack(tensor.dtype);
+  const std::optional<DType> dtype = as ? as : dtype_from_dlpack(tensor.dtype);
   if (!dtype) {
     fail_type(name, "has element type " + describe(tensor.dtype) +
                         "; expected one of float32, float16, bfloat16, float8_e4m3fn, float8_e4m3fnuz, int32, int64, "

@@ -90,10 +90,13 @@ class Call {
   };
 
   TensorView view(const char* name, PyObject* object, bool writes);
-  TensorView view_by_capsule(const char* name, PyObject* object, const TypeInfo& info);
+  // `as` is the element type that the array's own carries.
+  TensorView view_by_capsule(const char* name, PyObject* object, const TypeInfo& info,
+                             std::optional<DType> as = std::nullopt);
   TensorView view_of_numpy_extension(const char* name, PyObject* object, const TypeInfo& info);
-  TensorView make_view(const char* name, const dlpack::Tensor& tensor) const;
-  TensorView take_versioned(const char* name, dlpack::ManagedTensorVersioned* tensor);
+  TensorView make_view(const char* name, const dlpack::Tensor& tensor, std::optional<DType> as = std::nullopt) const;
+  TensorView take_versioned(const char* name, dlpack::ManagedTensorVersioned* tensor,
+                            std::optional<DType> as = std::nullopt);
   [[noreturn]] void fail_export(const char* name, PyObject* object) const;
   void find_stream(const TypeInfo& info, dlpack::Device device);
   void wait() const;

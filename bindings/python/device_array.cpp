@@ -103,9 +103,23 @@ class DeviceArray {
     return found;
   }
 
-  // Copies a host array of the same shape and dtype in, or out; blocks.
-  void copy_from(py::handle source) { copy("copy_from", source, false); }
-  void copy_to(py::handle target) { copy("copy_to", target, true); }
+  // The same memory in another shape.
+  [[nodiscard]] DeviceArray reshaped(std::vector<std::int64_t> shape) const {
+    std::int64_t count = 1;
+    for (const std::int64_t extent : shape) count *= extent;
+    if (shape.size() > static_cast<std::size_t>(kMaxRank) ||
+        count * element_size(dtype_) != static_cast<std::int64_t>(bytes())) {
+      throw ValueError("reshape: shape must keep the number of elements, " +
+                       std::to_string(bytes() / element_size(dtype_)) + ", got " + std::to_string(count));
+    }
+    DeviceArray other = *this;
+    other.shape_ = std::move(shape);
+    return other;
+  }
+
+  // Copies a contiguous host array of the same shape and element size in, or out; blocks.
+  void copy_from(const py::buffer& source) { copy("copy_from", source, false); }
+  void copy_to(const py::buffer& target) { copy("copy_to", target, true); }
 
   void fill_zero() {
     if (bytes() == 0) return;
@@ -161,29 +175,32 @@ class DeviceArray {
     return py::reinterpret_steal<py::capsule>(capsule);
   }
 
-  void copy(const char* function, py::handle other, bool out) {
-    Call call(function, Py_None);
-    const TensorView host = out ? call.output("array", other.ptr()) : call.input("array", other.ptr());
-    const TensorView own = view();
-    if (host.device.kind != DeviceKind::kCpu)
-      call.fail_value("array", "must be on the CPU, got " + device_name(host.device));
-    if (element_size(host.dtype) != element_size(own.dtype)) {
-      call.fail_type("array", std::string("must hold ") + dtype_name(own.dtype) + ", got " + dtype_name(host.dtype));
+  void copy(const char* function, const py::buffer& array, bool out) {
+    const std::string name = function;
+    const py::buffer_info host = array.request(out);
+    if (host.itemsize != element_size(dtype_)) {
+      throw TypeError(name + ": array must have elements of " + std::to_string(element_size(dtype_)) + " bytes, as " +
+                      dtype_name(dtype_) + " has, got " + std::to_string(host.itemsize));
     }
-    if (out && host.read_only) call.fail_value("array", "must be writable, got a read-only array");
-    bool same = host.rank == own.rank;
-    for (int axis = 0; same && axis < own.rank; ++axis) {
-      same = host.shape[axis] == own.shape[axis] && (own.shape[axis] <= 1 || host.strides[axis] == own.strides[axis]);
+    if (std::vector<std::int64_t>(host.shape.begin(), host.shape.end()) != shape_ || !is_row_major(host)) {
+      throw ValueError(name + ": array must be contiguous and have this array's shape");
     }
-    if (!same) call.fail_value("array", "must be contiguous and have this array's shape");
     if (bytes() == 0) return;
     const Device where = device();
-    const std::size_t count = bytes();
-    call.run([&](Stream stream) {
-      check_backend(function, backend_of(where).copy(where.index, stream, out ? host.data : own.data,
-                                                     out ? own.data : host.data, count));
-      synchronize(where, stream);
-    });
+    const py::gil_scoped_release released;
+    void* target = out ? host.ptr : memory_->data();
+    const void* source = out ? memory_->data() : host.ptr;
+    check_backend(function, backend_of(where).copy(where.index, 0, target, source, bytes()));
+    synchronize(where, 0);
+  }
+
+  static bool is_row_major(const py::buffer_info& buffer) {
+    py::ssize_t step = buffer.itemsize;
+    for (py::ssize_t axis = buffer.ndim; axis-- > 0;) {
+      if (buffer.shape[axis] > 1 && buffer.strides[axis] != step) return false;
+      step *= buffer.shape[axis];
+    }
+    return true;
   }
 
   std::vector<std::int64_t> shape_;
@@ -257,6 +274,7 @@ void define_device_array(py::module_& module) {
           .def_property_readonly("dtype", [](const DeviceArray& self) { return dtype_name(self.dtype()); })
           .def_property_readonly("device", [](const DeviceArray& self) { return device_name(self.device()); })
           .def_property_readonly("nbytes", &DeviceArray::bytes)
+          .def("reshape", &DeviceArray::reshaped, py::arg("shape"), "The same memory in another shape.")
           .def("copy_from", &DeviceArray::copy_from, py::arg("array"), "Copies a host array in; blocks.")
           .def("copy_to", &DeviceArray::copy_to, py::arg("array"), "Copies into a host array; blocks.")
           .def("fill_zero", &DeviceArray::fill_zero, "Sets all bytes to zero; blocks.")

@@ -1,0 +1,328 @@
+"""The benchmark harness: the bench tier of the case list, peers beside ours, and the plain read of equal bytes.
+
+All candidates of a case run in one process in interleaved rounds; a ratio is one of medians. On a GPU each candidate is
+a captured graph of several calls, so neither host time nor launches are in the figures (this needs torch); page tables
+are random permutations. On the CPU, and on a GPU without torch, calls are timed by the host clock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flashport import _core, decode, devices, numerics
+from flashport.cases import DecodeCase, load_cases, make_data
+
+Call = Callable[[], object]
+STAGE2 = "stage2_64x8192_d128_b128"  # the second stage alone, beside the case list
+
+
+@dataclass
+class Row:
+    """Figures of one case. Times are medians in seconds; None where there is no such candidate."""
+
+    name: str
+    title: str
+    bytes: int
+    kernel: str = ""
+    seconds: float | None = None
+    read_seconds: float | None = None
+    peers: dict[str, float] = dataclasses.field(default_factory=dict)
+    host_seconds: float | None = None
+    skipped: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """Our time over the best peer's."""
+        return self.seconds / min(self.peers.values()) if self.peers and self.seconds else None
+
+    @property
+    def share(self) -> float | None:
+        """Of the plain read's rate."""
+        return self.read_seconds / self.seconds if self.read_seconds and self.seconds else None
+
+
+def environment(device: str) -> dict[str, Any]:
+    """What a reader needs to place the figures."""
+    found = {
+        "flashport": devices.version(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "command": " ".join(sys.argv),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    torch = _torch(device)
+    if torch is not None:
+        found["torch"] = torch.__version__
+        if device != "cpu":
+            found["cuda"] = torch.version.cuda or torch.version.hip
+            found["cudnn"] = torch.backends.cudnn.version()
+        else:
+            found["threads"] = torch.get_num_threads()
+    return found
+
+
+def cases(match: str = "") -> list[DecodeCase]:
+    """The bench tier; ``match`` selects by name or title."""
+    return [case for case in load_cases("bench") if match in case.name or match in case.title]
+
+
+def run_case(case: DecodeCase, device: str, target: str, rounds: int = 9, largest: float = math.inf) -> Row:
+    """Times one case of the list on a device; ``largest`` limits its bytes."""
+    row = Row(case.name, case.title, case.kv_bytes)
+    support = devices.supports(case.q, case.kv, case.dk, case.dv, case.hq // case.hkv, case.q_len, target)
+    if not support:
+        row.skipped = support.reason
+    elif case.kv_bytes > largest:
+        row.skipped = f"{case.kv_bytes / 1e6:.0f} MB is too large for this device's run"
+    if row.skipped:
+        return row
+    row.kernel = devices.which_kernel(case.q, case.kv, case.dk, case.dv, case.hq // case.hkv, case.q_len, target)
+    torch = _torch(device)
+    ours, peers = _candidates_torch(torch, case, device) if torch else _candidates_plain(case, device)
+    _measure(row, torch, device, ours, peers, rounds)
+    if case.kv_bytes < 16e6 and device != "cpu":
+        row.host_seconds = _host_seconds(ours, device)
+    return row
+
+
+def run_stage2(device: str, target: str, rounds: int = 9) -> Row:
+    """Times stage 2 alone at 64 requests of 8k in blocks of 128, 32 heads of 128."""
+    batch, heads, blocks, head_dim, block_seq = 64, 32, 64, 128, 128
+    count = batch * heads * blocks * (head_dim + 1) * 4
+    row = Row(STAGE2, "stage 2 alone, 64 x 8192 in blocks of 128, 32, 128, fp32 to bf16", count)
+    row.kernel = f"decode_stage2/{target}"
+    torch = _torch(device)
+    if torch:
+        mid = torch.randn(batch, heads, blocks, head_dim, device=_torch_device(device))
+        mid_lse = torch.randn(batch, heads, blocks, device=_torch_device(device))
+        lens = torch.full((batch,), blocks * block_seq, dtype=torch.int32, device=_torch_device(device))
+        out = torch.empty(batch, heads, head_dim, dtype=torch.bfloat16, device=_torch_device(device))
+    else:
+        rng = np.random.default_rng(0)
+        mid = _on(rng.standard_normal((batch, heads, blocks, head_dim), np.float32), device)
+        mid_lse = _on(rng.standard_normal((batch, heads, blocks), np.float32), device)
+        lens = _on(np.full(batch, blocks * block_seq, np.int32), device)
+        out = _core.DeviceArray((batch, heads, head_dim), "bfloat16", device)
+    _measure(row, torch, device, lambda: decode.flash_decode_stage2(mid, mid_lse, lens, out, block_seq), {}, rounds)
+    return row
+
+
+def _on(values: np.ndarray, device: str) -> Any:
+    array = _core.DeviceArray(values.shape, values.dtype.name, device)
+    array.copy_from(values)
+    return array
+
+
+def _torch(device: str) -> Any:
+    """torch, where it is installed and sees the device."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch if device == "cpu" or torch.cuda.is_available() else None
+
+
+def _torch_device(device: str) -> str:
+    return device.replace("hip", "cuda")  # torch's name for AMD GPUs
+
+
+def _candidates_plain(case: DecodeCase, device: str) -> tuple[Call, dict[str, Call]]:
+    data = make_data(case, check=False)
+    arguments = data.on(device)
+    out = _core.DeviceArray(data.out_shape, numerics.DTYPE[case.q], device)
+    return (lambda: decode.flash_decode(**arguments, out=out)), {}
+
+
+def _candidates_torch(torch: Any, case: DecodeCase, device: str) -> tuple[Call, dict[str, Call]]:
+    """Our call on random data made on the device, and torch's own kernels on contiguous keys and values."""
+    where = _torch_device(device)
+    dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[case.q]
+    batch = len(case.lens)
+    q = torch.randn(batch, case.hq, case.dk, device=where).to(dtype)
+    lens = torch.tensor(case.lens, dtype=torch.int32, device=where)
+    page = case.page or (1 if case.layout == "token" else max(case.lens))
+    counts = [-(-length // page) for length in case.lens]
+    shape = (sum(counts), page, case.hkv)
+    k_cache = _random_cache(torch, (*shape, case.dk), case.kv, where)
+    v_cache = _random_cache(torch, (*shape, case.dv), case.kv, where)
+    arguments: dict[str, Any] = {}
+    if case.layout != "nhd":
+        pages = torch.randperm(sum(counts), device=where, dtype=torch.int32)
+        table = torch.zeros(batch, max(counts), dtype=torch.int32, device=where)
+        for b, own in enumerate(torch.split(pages, counts)):
+            table[b, : counts[b]] = own
+        arguments["token_table" if case.layout == "token" else "block_table"] = table
+    if case.layout == "token":
+        k_cache, v_cache = k_cache.squeeze(1), v_cache.squeeze(1)
+    out = torch.empty(batch, case.hq, case.dv, dtype=dtype, device=where)
+
+    def ours() -> None:
+        decode.flash_decode(q, k_cache, v_cache, lens, out=out, **arguments)
+
+    peers: dict[str, Call] = {}
+    if len(set(case.lens)) == 1 and case.kv == case.q and case.dk == case.dv:
+        peers = _sdpa_peers(torch, case, q, where)
+    return ours, peers
+
+
+def _random_cache(torch: Any, shape: tuple[int, ...], kv: str, where: str) -> Any:
+    if kv == "q8_0":
+        blocks = shape[-1] // numerics.BLOCK_VALUES
+        quants = torch.randint(-127, 128, (*shape[:-1], blocks, numerics.BLOCK_VALUES), dtype=torch.int8, device=where)
+        scale = torch.full((*shape[:-1], blocks, 1), 0.02, dtype=torch.float16, device=where)
+        return torch.cat([scale.view(torch.uint8), quants.view(torch.uint8)], dim=-1).reshape(*shape[:-1], -1)
+    types = {
+        "fp32": torch.float32,
+        "fp16": torch.float16,
+        "bf16": torch.bfloat16,
+        "fp8_e4m3": torch.float8_e4m3fn,
+        "fp8_e4m3fnuz": torch.float8_e4m3fnuz,
+    }
+    cache = torch.empty(shape, dtype=types[kv], device=where)
+    for part in torch.split(cache, max(1, 2**27 // math.prod(shape[1:]))):  # no fp32 copy of the whole
+        part.copy_(torch.randn(part.shape, device=where))
+    return cache
+
+
+def _sdpa_peers(torch: Any, case: DecodeCase, q: Any, where: str) -> dict[str, Call]:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    batch, length = len(case.lens), case.lens[0]
+    query = q.unsqueeze(2)
+    k = _random_cache(torch, (batch, case.hkv, length, case.dk), case.kv, where)
+    v = _random_cache(torch, (batch, case.hkv, length, case.dv), case.kv, where)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    if where == "cpu":
+        return {"torch SDPA": lambda: attend(query, k, v, enable_gqa=True)}
+    peers = {}
+    for name, backend in (("SDPA cuDNN", SDPBackend.CUDNN_ATTENTION), ("SDPA flash", SDPBackend.FLASH_ATTENTION)):
+
+        def peer(backend: Any = backend) -> None:
+            with sdpa_kernel(backend):
+                attend(query, k, v, enable_gqa=True)
+
+        try:
+            peer()
+        except RuntimeError:  # this build or card does not have it
+            continue
+        peers[name] = peer
+    return peers
+
+
+def _measure(row: Row, torch: Any, device: str, ours: Call, peers: dict[str, Call], rounds: int) -> None:
+    """Interleaved rounds of our call, the peers, and the plain read of as many bytes."""
+    candidates = {"ours": ours, **peers}
+    words = row.bytes // 4
+    if torch:
+        buffer = torch.zeros(words, dtype=torch.int32, device=_torch_device(device))
+    else:
+        buffer = _core.DeviceArray((words,), "int32", device)
+        buffer.fill_zero()
+    try:
+        _core.read_memory(buffer)
+        candidates["read"] = lambda: _core.read_memory(buffer)
+    except NotImplementedError:
+        pass
+    timers = {}
+    for name, call in candidates.items():
+        timers[name] = _graph_timer(torch, call) if torch and device != "cpu" else _clock_timer(call, device)
+    samples: dict[str, list[float]] = {name: [] for name in timers}
+    for _ in range(rounds):
+        for name, timer in timers.items():
+            samples[name].append(timer())
+    medians = {name: statistics.median(values) for name, values in samples.items()}
+    row.seconds = medians.pop("ours")
+    row.read_seconds = medians.pop("read", None)
+    row.peers = medians
+
+
+def _clock_timer(call: Call, device: str) -> Call:
+    def timer() -> float:
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        _core.synchronize(device)
+        return (time.perf_counter() - start) / count
+
+    count = 2
+    timer()
+    count = max(1, min(200, round(0.05 / timer())))
+    return timer
+
+
+def _graph_timer(torch: Any, call: Call) -> Call:
+    """A captured graph of as many calls as make a millisecond, timed by events around its replay."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+        stream.synchronize()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(5):
+            call()
+        end.record()
+        end.synchronize()
+        count = max(1, min(200, math.ceil(5 / max(start.elapsed_time(end), 1e-3))))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(count):
+                call()
+        graph.replay()
+        stream.synchronize()
+
+    def timer() -> float:
+        with torch.cuda.stream(stream):
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+        return start.elapsed_time(end) / 1e3 / count
+
+    return timer
+
+
+def _host_seconds(call: Call, device: str, count: int = 200) -> float:
+    """Host time of one asynchronous call: the mean of ``count``, the best of five."""
+    found = []
+    for _ in range(5):
+        _core.synchronize(device)
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        found.append((time.perf_counter() - start) / count)
+    _core.synchronize(device)
+    return min(found)
+
+
+def plot(rows: list[Row], title: str, path: str) -> None:
+    """Draws every candidate's share of the plain read's rate as bars; needs matplotlib."""
+    from matplotlib.figure import Figure  # no display, no global state
+
+    shown = [row for row in rows if row.seconds and row.read_seconds]
+    names = ["flashport", *dict.fromkeys(name for row in shown for name in row.peers)]
+    figure = Figure(figsize=(11, 0.55 * len(shown) * max(1, len(names) / 2) + 1.6), layout="constrained")
+    axes = figure.subplots()
+    height = 0.8 / len(names)
+    for i, name in enumerate(names):
+        times = [row.seconds if name == "flashport" else row.peers.get(name) for row in shown]
+        shares = [100 * row.read_seconds / value if value else 0 for row, value in zip(shown, times, strict=True)]
+        bars = axes.barh([y + i * height for y in range(len(shown))], shares, height, label=name)
+        axes.bar_label(bars, [f"{share:.0f}" if share else "" for share in shares], padding=2, fontsize=8)
+    axes.set_yticks([y + 0.4 - height / 2 for y in range(len(shown))], [row.title for row in shown], fontsize=8)
+    axes.invert_yaxis()
+    axes.axvline(100, color="gray", linewidth=1, linestyle=":")
+    axes.set_xlabel("rate of key and value bytes, in % of a plain read of as many bytes")
+    axes.set_title(title, fontsize=10)
+    axes.legend(loc="lower right", fontsize=8)
+    figure.savefig(path, dpi=150)

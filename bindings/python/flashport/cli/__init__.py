@@ -1,0 +1,22 @@
+"""The command line: ``flashport demo``, ``bench``, ``support``, ``doctor`` and ``selftest``."""
+
+from __future__ import annotations
+
+import click
+
+from flashport.cli.bench import bench
+from flashport.cli.demo import demo
+from flashport.cli.doctor import doctor
+from flashport.cli.selftest import selftest
+from flashport.cli.support import support
+from flashport.devices import version
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(version(), prog_name="flashport")
+def main() -> None:
+    """Portable attention kernels for LLM serving."""
+
+
+for command in (demo, bench, support, doctor, selftest):
+    main.add_command(command)

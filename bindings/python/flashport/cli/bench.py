@@ -1,0 +1,85 @@
+"""flashport bench: the bench tier of the case list, with peers where they are installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import click
+from rich.progress import track
+from rich.table import Table
+
+from flashport import bench as harness
+from flashport.cli.common import (
+    ChosenDevice,
+    choose_device,
+    console,
+    device_option,
+    rate_text,
+    seconds_text,
+    share_text,
+)
+
+_CPU_BYTES = 300e6  # a CPU's run leaves larger cases out unless one is named
+
+
+@click.command()
+@device_option
+@click.option("--match", default="", metavar="TEXT", help="Only cases whose name or shape contains this.")
+@click.option("--rounds", default=9, show_default=True, type=click.IntRange(min=1), help="Interleaved rounds.")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here.")
+@click.option("--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Draw them to a PNG file.")
+def bench(device_name: str | None, match: str, rounds: int, json_path: Path | None, plot_path: Path | None) -> None:
+    """Time flash decoding beside torch's attention and a plain read of equal bytes."""
+    if plot_path is not None and importlib.util.find_spec("matplotlib") is None:
+        raise click.UsageError("--plot needs matplotlib: pip install 'flashport[bench]'")
+    device = choose_device(device_name)
+    console.print(f"[bold]{device.title}[/]")
+    largest = _CPU_BYTES if device.is_cpu and not match else float("inf")
+    rows = [
+        harness.run_case(case, device.device, device.target, rounds, largest)
+        for case in track(harness.cases(match), description="cases", console=console, transient=True)
+    ]
+    if match in harness.STAGE2:
+        rows.append(harness.run_stage2(device.device, device.target, rounds))
+    if not rows:
+        raise click.BadParameter(f"no case contains {match!r}", param_hint="--match")
+    console.print(_table(rows))
+    for row in rows:
+        if row.skipped:
+            console.print(f"skipped {row.title}: {row.skipped}", style="dim", highlight=False, soft_wrap=True)
+    if json_path is not None:
+        json_path.write_text(json.dumps(_result(device, rounds, rows), indent=1) + "\n")
+    if plot_path is not None:
+        harness.plot(rows, device.title, str(plot_path))
+
+
+def _table(rows: list[harness.Row]) -> Table:
+    peers = list(dict.fromkeys(name for row in rows for name in row.peers))
+    table = Table(caption="ratio: our time over the best peer's, medians of interleaved rounds")
+    table.add_column("requests, q/kv heads, head dim, types, cache")
+    for heading in ("time", "GB/s", "of read rate", *peers, "ratio", "host"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        if row.seconds is None:
+            continue
+        table.add_row(
+            row.title,
+            seconds_text(row.seconds),
+            rate_text(row.bytes, row.seconds),
+            share_text(row.seconds, row.read_seconds),
+            *(seconds_text(row.peers[name]) if name in row.peers else "" for name in peers),
+            "" if row.ratio is None else f"{row.ratio:.3f}",
+            "" if row.host_seconds is None else seconds_text(row.host_seconds),
+        )
+    return table
+
+
+def _result(device: ChosenDevice, rounds: int, rows: list[harness.Row]) -> dict[str, object]:
+    return {
+        "device": vars(device),
+        "environment": harness.environment(device.device),
+        "rounds": rounds,
+        "rows": [{**vars(row), "ratio": row.ratio, "share": row.share} for row in rows],
+    }

@@ -1,0 +1,77 @@
+"""What the commands share: the console, the choice of a device, and numbers as text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import click
+from rich.console import Console
+
+from flashport import devices
+
+console = Console()
+
+
+@dataclass(frozen=True)
+class ChosenDevice:
+    """A device that a target serves."""
+
+    device: str
+    name: str
+    target: str
+    multiprocessors: int
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether this is the host."""
+        return self.device == "cpu"
+
+    @property
+    def title(self) -> str:
+        """Name and target in one line."""
+        unit = "threads" if self.is_cpu else "multiprocessors"
+        return f"{self.name} ({self.device}, target {self.target}, {self.multiprocessors} {unit})"
+
+
+def served_devices() -> list[ChosenDevice]:
+    """All devices that a target of this build serves, GPUs first."""
+    found = [
+        ChosenDevice(device.device, device.name, device.target, device.multiprocessors)
+        for backend in devices.backends()
+        for device in backend.devices
+        if device.target
+    ]
+    return sorted(found, key=lambda device: device.is_cpu)
+
+
+def choose_device(name: str | None) -> ChosenDevice:
+    """The device named, or the first GPU, or the CPU."""
+    found = served_devices()
+    if name is None:
+        return found[0]
+    wanted = name if ":" in name or name == "cpu" else f"{name}:0"
+    for device in found:
+        if device.device == wanted:
+            return device
+    known = ", ".join(device.device for device in found)
+    raise click.BadParameter(f"no such device: {name}; there are {known} (flashport doctor says why others are not)")
+
+
+device_option = click.option("--device", "device_name", metavar="NAME", help="cpu, cuda:0, hip:0, ... [default: GPU]")
+
+
+def seconds_text(seconds: float) -> str:
+    """A time in the unit that suits it."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.1f} us"
+    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def rate_text(count: float, seconds: float) -> str:
+    """Bytes over seconds, in GB/s."""
+    return f"{count / seconds / 1e9:.1f}"
+
+
+def share_text(seconds: float, ceiling: float | None) -> str:
+    """How much of the read rate a call of this time reaches."""
+    return "no read kernel" if ceiling is None else f"{100 * ceiling / seconds:.0f} %"

@@ -1,0 +1,153 @@
+"""flashport demo: a batch of decode requests, by two stages and in one call, checked and timed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import numpy as np
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from flashport import _core, decode, devices, oracle, timing
+from flashport.cases import DecodeCase, DecodeData, make_data, to_host
+from flashport.cli.common import (
+    ChosenDevice,
+    choose_device,
+    console,
+    device_option,
+    rate_text,
+    seconds_text,
+    share_text,
+)
+
+LENGTHS = (8192, 6144, 4096, 3000, 2048, 1024, 517, 100)
+HEADS, KV_HEADS, HEAD_DIM, PAGE = 32, 8, 128, 16  # Llama-3.1-8B
+BLOCK_SEQ = 256
+
+
+def demo_case(lengths: tuple[int, ...] = LENGTHS) -> DecodeCase:
+    """The demo's batch as a row of the case list."""
+    return DecodeCase(
+        name="demo", tier="demo", q="bf16", kv="bf16", dk=HEAD_DIM, dv=HEAD_DIM, hq=HEADS, hkv=KV_HEADS, q_len=1,
+        q_form="token", layout="block_nhd", page=PAGE, lens=lengths, window=(-1, -1), softcap=0.0, alibi="none",
+        sinks=False, tree=False, scales="none", index="i32", out="same", lse=False, strides="dense", splits=-1,
+    )  # fmt: skip
+
+
+@click.command()
+@device_option
+@click.option("--quick", is_flag=True, help="Requests of a sixteenth of the length.")
+def demo(device_name: str | None, quick: bool) -> None:
+    """Decode eight requests of up to 8k tokens in Llama-3.1-8B's shape, check and time them."""
+    device = choose_device(device_name)
+    case = demo_case(tuple(max(1, length // 16) for length in LENGTHS) if quick else LENGTHS)
+    console.print(f"[bold]flashport {devices.version()}[/] on {device.title}")
+    console.print(
+        f"{len(case.lens)} requests of {', '.join(map(str, case.lens))} tokens; {HEADS} query and {KV_HEADS} "
+        f"key-value heads of {HEAD_DIM}, bf16, pages of {PAGE}: {case.kv_bytes / 1e6:.0f} MB of keys and values"
+    )
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("filling the paged cache")
+        data = make_data(case)
+        progress.update(task, description="computing the answer in fp64 on the host, all heads")
+        truth = data.rows([oracle.attend(request)[0] for request in data.requests])
+        plain = data.rows(
+            [oracle.attend(request, np.float32, math_type="bf16", out_type="bf16")[0] for request in data.requests]
+        )
+        progress.update(task, description=f"decoding on {device.device}")
+        rows, ceiling = _run(case, data, device)
+        good = _report(case, device, rows, ceiling, truth, plain)
+    console.print(good.table)
+    console.print(good.verdict)
+    if good.failed:
+        raise SystemExit(1)
+
+
+def _run(case: DecodeCase, data: DecodeData, device: ChosenDevice) -> tuple[list[tuple[str, Any, float]], float | None]:
+    """(name, output, seconds) of the one call and of the two stages; seconds of the plain read."""
+    arguments = data.on(device.device)
+    shape = data.out_shape
+    out = _core.DeviceArray(shape, "bfloat16", device.device)
+    staged = _core.DeviceArray(shape, "bfloat16", device.device)
+
+    def one_call() -> None:
+        decode.flash_decode(**arguments, out=out)
+
+    # The two stages see the same pages as a pool of tokens.
+    table = data.arguments["block_table"].bits
+    max_len = max(case.lens)
+    slots = (table[:, :, None] * PAGE + np.arange(PAGE, dtype=np.int32)).reshape(len(table), -1)[:, :max_len]
+    req_to_tokens = _on(slots, "int32", device)
+    requests = _on(np.arange(len(table), dtype=np.int32), "int32", device)
+    tokens = arguments["k_cache"].nbytes // (KV_HEADS * HEAD_DIM * 2)
+    pools = [arguments[name].reshape((tokens, KV_HEADS, HEAD_DIM)) for name in ("k_cache", "v_cache")]
+    blocks = -(-max_len // BLOCK_SEQ)
+    mid_out = _core.DeviceArray((len(table), HEADS, blocks, HEAD_DIM), "float32", device.device)
+    mid_lse = _core.DeviceArray((len(table), HEADS, blocks), "float32", device.device)
+
+    def two_stages() -> None:
+        decode.flash_decode_stage1(
+            arguments["q"], *pools, req_to_tokens, requests, arguments["seqlens"], max_len, mid_out, mid_lse, BLOCK_SEQ
+        )
+        decode.flash_decode_stage2(mid_out, mid_lse, arguments["seqlens"], staged, BLOCK_SEQ)
+
+    rows = [
+        ("two stages, token table", staged, timing.call_seconds(two_stages, device.device)),
+        ("one call, block table", out, timing.call_seconds(one_call, device.device)),
+    ]
+    # The caches hold a few pages more than the requests use.
+    stored = arguments["k_cache"].nbytes + arguments["v_cache"].nbytes
+    read = timing.read_seconds([arguments["k_cache"], arguments["v_cache"]], device.device)
+    return rows, None if read is None else read * case.kv_bytes / stored
+
+
+def _on(values: np.ndarray, dtype: str, device: ChosenDevice) -> Any:
+    array = _core.DeviceArray(values.shape, dtype, device.device)
+    array.copy_from(np.ascontiguousarray(values))
+    return array
+
+
+class _Report:
+    """The table to print, and what is wrong."""
+
+    def __init__(self, table: Table, failures: list[str]) -> None:
+        self.table = table
+        self.failed = bool(failures)
+        self.verdict = (
+            "[bold red]wrong:[/] " + "; ".join(failures)
+            if failures
+            else f"[bold green]correct:[/] every error is at most {oracle.ERROR_RATIO} times that of a plain bf16 "
+            "implementation, both against fp64 over all requests and heads"
+        )
+
+
+def _report(
+    case: DecodeCase,
+    device: ChosenDevice,
+    rows: list[tuple[str, Any, float]],
+    ceiling: float | None,
+    truth: np.ndarray,
+    plain: np.ndarray,
+) -> _Report:
+    kernel = devices.which_kernel("bf16", "bf16", HEAD_DIM, group_size=HEADS // KV_HEADS, target=device.target)
+    table = Table(title=f"kernel {kernel}")
+    for heading in ("", "error", "plain bf16", "time", "GB/s", "of read rate"):
+        table.add_column(heading, justify="left" if not heading else "right", no_wrap=bool(heading))
+    failures = []
+    for name, result, seconds in rows:
+        compared = oracle.compare(to_host(result, "bf16"), truth, plain, name)
+        failures += [compared.problem] if compared.problem else []
+        table.add_row(
+            name,
+            f"{compared.error:.2e}",
+            f"{compared.plain_error:.2e}",
+            seconds_text(seconds),
+            rate_text(case.kv_bytes, seconds),
+            share_text(seconds, ceiling),
+        )
+    if ceiling is not None:
+        rate = rate_text(case.kv_bytes, ceiling)
+        table.add_row("plain read, same bytes", "", "", seconds_text(ceiling), rate, "100 %", style="dim")
+    return _Report(table, failures)
