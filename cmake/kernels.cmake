@@ -135,7 +135,7 @@ function(flashport_compile_code_object target source code_object)
   list(TRANSFORM definitions PREPEND -D)
   add_custom_command(
     OUTPUT "${code_object}"
-    COMMAND "${FLASHPORT_HIP_COMPILER}" -x hip --offload-arch=${FLASHPORT_ARCH_${target}} --offload-device-only --no-gpu-bundle-output
+    COMMAND ${CMAKE_HIP_COMPILER_LAUNCHER} "${FLASHPORT_HIP_COMPILER}" -x hip --offload-arch=${FLASHPORT_ARCH_${target}} --offload-device-only --no-gpu-bundle-output
             -O3 -std=c++20 -ffp-contract=off -Wall -Wextra ${definitions}
             "-I${PROJECT_SOURCE_DIR}" "-I${PROJECT_SOURCE_DIR}/common/include"
             -Xclang -dependency-file -Xclang "${code_object}.d" -Xclang -MT -Xclang "${code_object}"
