@@ -35,13 +35,15 @@ bool elements_are_apart(const TensorView& view) {
   struct Axis {
     std::int64_t stride, extent;
   };
-  Axis axes[kMaxRank];
+  Axis axes[kMaxRank];  // by stride
   int count = 0;
   for (int axis = 0; axis < view.rank; ++axis) {
     if (view.shape[axis] == 1) continue;
-    axes[count++] = {view.strides[axis] < 0 ? -view.strides[axis] : view.strides[axis], view.shape[axis]};
+    const Axis next{view.strides[axis] < 0 ? -view.strides[axis] : view.strides[axis], view.shape[axis]};
+    int place = count++;
+    for (; place > 0 && axes[place - 1].stride > next.stride; --place) axes[place] = axes[place - 1];
+    axes[place] = next;
   }
-  std::sort(axes, axes + count, [](const Axis& a, const Axis& b) { return a.stride < b.stride; });
   std::int64_t reach = 0;
   for (int axis = 0; axis < count; ++axis) {
     if (axes[axis].stride <= reach) return false;

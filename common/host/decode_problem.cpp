@@ -293,7 +293,9 @@ void fill_layout(const DecodeArgs& a, const Extents& e, DecodeProblem& problem) 
   p.k = cache_params(kCheck, a.k_cache, "k_cache", e.axes, e.head_dim);
   p.v = cache_params(kCheck, a.v_cache, "v_cache", e.axes, e.head_dim_v);
   p.page_size = std::max<std::int64_t>(e.page_size, 1);
-  p.page_shift = std::has_single_bit(static_cast<std::uint64_t>(p.page_size)) ? std::countr_zero(static_cast<std::uint64_t>(p.page_size)) : -1;
+  p.page_shift = std::has_single_bit(static_cast<std::uint64_t>(p.page_size))
+                     ? std::countr_zero(static_cast<std::uint64_t>(p.page_size))
+                     : -1;
   bounds.pages = a.k_cache.shape[e.axes.page];
   if (e.has_lengths) {
     p.seqlens = index_array(a.seqlens);

@@ -65,7 +65,9 @@ std::string entry_text(const char* name, std::int64_t i, std::int64_t value) {
 }
 
 std::string range_text(std::int64_t low, std::int64_t high) {
-  return "[" + std::to_string(low) + ", " + std::to_string(high) + "]";
+  std::string text = "[";
+  text.append(std::to_string(low)).append(", ").append(std::to_string(high)).append("]");
+  return text;
 }
 
 void check_query_offsets(const Check& check, const HostIndices& offsets, const DecodeProblem& problem) {
