@@ -2,15 +2,15 @@
 // above it fold their children left to right, up to one root a query tile. A tile's tree depends on its own leaves
 // alone, and every fold is merge() in child order, so any cut of the line into blocks gives the same bits.
 //
-// In a block a node that it holds from its first leaf on is folded in registers. What is cut meets in the workspace: a
-// parent whose leaves lie in several blocks belongs to the block of its first leaf (at most one a level and block), which
-// lends it kFanOut child slots and a counter. Who completes the last child folds all of them and goes on with the
+// A block folds the node that it holds from its first leaf on in registers. All else meets in the workspace: each parent
+// has kFanOut child slots there. A parent whose leaves lie in several blocks belongs to the block of its first leaf (at
+// most one a level and block) and has a counter; who completes the last child folds all of them and goes on with the
 // parent. Nobody waits. Counters come back to zero by themselves, so a launch can be replayed.
 #pragma once
 
 #include "common/device/online_softmax.h"
+#include "common/device/output.h"
 #include "common/device/schedule.h"
-#include "common/device/tree_layout.h"
 
 namespace flashport::FLASHPORT_TARGET {
 
@@ -22,107 +22,127 @@ class SplitTree {
   FLASHPORT_DEVICE SplitTree(const DecodeParams& p, const Block& block, const Range& range)
       : p_(p), block_(block), total_(range.total), blocks_(range.blocks) {}
 
-  // Adds the state of leaf `now`. Where that completes the tile's root, moves the result into `state` and says so.
-  FLASHPORT_DEVICE bool add_leaf(const Tiles& tiles, const LeafCursor& now, State& state) {
+  // Adds the state of leaf `now`; writes the tile's output where that completes its root.
+  FLASHPORT_DEVICE void add_leaf(const Tiles& tiles, const LeafCursor& now, const State& leaf_state) {
     const Segment& s = now.segment;
     const int leaf = now.leaf;
     const int node_first = leaf - leaf % kFanOut;
     const int node_end = minimum(node_first + kFanOut, s.leaves);
-    const bool range_ends = leaf == s.last - 1;
     const bool node_ends = leaf == node_end - 1;
+    const bool range_ends = leaf == s.last - 1;
     std::int64_t owner = block_.index();
-    int arriving = 0;  // leaves of a cut node that this block brings
+    int arriving;
     if (node_first >= s.first) {
       if (leaf == node_first) {
-        node_ = state;
+        node_ = leaf_state;
       } else {
-        merge(tiles, node_, state);
+        merge(tiles, node_, leaf_state);
       }
-      if (!node_ends && !range_ends) return false;
-      state = node_;
-      if (!node_ends) {
-        store_state(tiles, shared_slot(owner, 1, 0), state);
-        arriving = leaf - node_first + 1;
+      if (!node_ends && !range_ends) return;
+      if (node_ends && s.leaves <= kFanOut) {
+        write_output(tiles, p_, s, block_, node_);
+        return;
       }
+      if (node_ends) {
+        const int node = leaf / kFanOut;
+        store_state(tiles, slots_of(s, parent_of(s, 1, node)) + node % kFanOut * p_.slot_floats, node_);
+        climb(tiles, s, 1, node);
+        return;
+      }
+      // The owner's leaves of a cut node come folded, in slot 0.
+      store_state(tiles, shared_slots(owner, 1), node_);
+      arriving = leaf - node_first + 1;
     } else {
       owner = owner_of(total_, s.start + node_first, blocks_);
-      store_state(tiles, shared_slot(owner, 1, leaf - node_first), state);
-      if (!node_ends && !range_ends) return false;
+      store_state(tiles, shared_slots(owner, 1) + (leaf - node_first) * p_.slot_floats, leaf_state);
+      if (!node_ends && !range_ends) return;
       arriving = leaf - maximum(node_first, s.first) + 1;
     }
-    if (arriving > 0) {
-      if (!block_.arrive(counter(owner, 1), arriving, node_end - node_first)) return false;
-      // The owner's leaves come folded in slot 0, the others one by one.
-      const int folded = static_cast<int>(range_begin(total_, owner + 1, blocks_) - s.start) - node_first;
-      load_state(tiles, shared_slot(owner, 1, 0), state);
-      fold(tiles, owner, 1, folded, node_end - node_first, state);
-    }
-    return complete(tiles, s, leaf / kFanOut, state);
+    if (!block_.arrive(p_.counters + tree_counter(owner, p_.levels, 1), arriving, node_end - node_first)) return;
+    const int folded = static_cast<int>(range_begin(total_, owner + 1, blocks_) - s.start) - node_first;
+    if (fold(tiles, s, 1, leaf / kFanOut, shared_slots(owner, 1), folded, node_end - node_first)) return;
+    climb(tiles, s, 1, leaf / kFanOut);
   }
 
  private:
-  FLASHPORT_DEVICE void fold(const Tiles& tiles, std::int64_t owner, int level, int from, int to, State& acc) {
-    for (int i = from; i < to; ++i) merge_stored(tiles, acc, shared_slot(owner, level, i));
+  // The parent of a subtree: its leaves and, if other blocks have some of them too, the block that owns it.
+  struct Parent {
+    int level, index;
+    int children;
+    std::int64_t owner;  // -1: this block alone
+  };
+
+  FLASHPORT_DEVICE static int span_of(int level) { return 1 << (4 * level); }
+  static_assert(kFanOut == 16);
+
+  FLASHPORT_DEVICE Parent parent_of(const Segment& s, int level, int index) const {
+    const int span = span_of(level);
+    const int first = index / kFanOut * span * kFanOut;
+    const int end = minimum(first + span * kFanOut, s.leaves);
+    const bool own = first >= s.first && end <= s.last;
+    return {level + 1, index / kFanOut, (end - first + span - 1) / span,
+            own ? -1 : owner_of(total_, s.start + first, blocks_)};
   }
 
-  // `state` is the finished node `index`. Climbs while parents are finished with it; true at the root.
-  FLASHPORT_DEVICE bool complete(const Tiles& tiles, const Segment& s, int index, State& state) {
-    int level = 1;
-    int span = kFanOut;  // leaves under a subtree of `level`
-    while (span < s.leaves) {
-      const int parent = index / kFanOut;
+  // Subtree `index` of `level` lies in its slot. Completes the parents that are complete with it.
+  FLASHPORT_DEVICE void climb(const Tiles& tiles, const Segment& s, int level, int index) {
+    for (;;) {
+      const Parent parent = parent_of(s, level, index);
       const int child = index % kFanOut;
-      const int parent_span = span * kFanOut;
-      const int parent_first = parent * parent_span;
-      const int parent_end = minimum(parent_first + parent_span, s.leaves);
-      const int children = (parent_end - parent_first + span - 1) / span;
-      ++level;
-      if (parent_first >= s.first && parent_end <= s.last) {
-        fold_own(tiles, level, child, state);
-        if (child != children - 1) return false;
+      if (parent.owner < 0) {
+        if (child != parent.children - 1) return;
+        block_.sync();
       } else {
-        const std::int64_t owner = owner_of(total_, s.start + parent_first, blocks_);
-        store_state(tiles, shared_slot(owner, level, child), state);
         ++pending_;
         // Children that are this block's alone are announced together, with the last of them.
-        const int child_first = index * span;
-        const bool own = child_first >= s.first && minimum(child_first + span, parent_end) <= s.last;
-        const bool sibling_own = child + 1 < children && minimum(child_first + 2 * span, parent_end) <= s.last;
-        if (own && sibling_own) return false;
+        const int first = index * span_of(level);
+        const int end = minimum(first + span_of(level), s.leaves);
+        const int sibling_end = minimum(end + span_of(level), s.leaves);
+        if (first >= s.first && end <= s.last && child + 1 < parent.children && sibling_end <= s.last) return;
         const int arriving = pending_;
         pending_ = 0;
-        if (!block_.arrive(counter(owner, level), arriving, children)) return false;
-        load_state(tiles, shared_slot(owner, level, 0), state);
-        fold(tiles, owner, level, 1, children, state);
+        if (!block_.arrive(p_.counters + tree_counter(parent.owner, p_.levels, parent.level), arriving,
+                           parent.children)) {
+          return;
+        }
       }
-      index = parent;
-      span = parent_span;
+      if (fold(tiles, s, parent.level, parent.index, slots_of(s, parent), 1, parent.children)) return;
+      level = parent.level;
+      index = parent.index;
     }
-    return true;
   }
 
-  // Folds a child into this block's own running parent of `level`; leaves the running value in `state`.
-  FLASHPORT_DEVICE void fold_own(const Tiles& tiles, int level, int child, State& state) {
-    float* slot = own_slot(level);
-    if (child > 0) {
-      merge_onto_stored(tiles, slot, state);
-      block_.sync();  // every wave has read the slot before it is written again
+  // Folds the children of subtree `index` of `level` into its own slot, or into the output if it is the root (true).
+  FLASHPORT_DEVICE bool fold(const Tiles& tiles, const Segment& s, int level, int index, const float* slots, int second,
+                             int count) {
+    const int rows = tiles.live_rows();
+    if (span_of(level) >= s.leaves) {
+      fold_states<Tiles::kColumns>(block_, slots, p_.slot_floats, rows, second, count,
+                                   [&](int row, int column, const StatePiece& piece) {
+                                     write_output_piece<Tiles>(p_, s, block_, row, column, piece);
+                                   });
+      return true;
     }
-    store_state(tiles, slot, state);
-    block_.sync();
+    float* to = slots_of(s, parent_of(s, level, index)) + index % kFanOut * p_.slot_floats;
+    fold_states<Tiles::kColumns>(
+        block_, slots, p_.slot_floats, rows, second, count, [&](int row, int column, const StatePiece& piece) {
+          if (column == 0) {
+            to[row] = piece.m;
+            to[rows + row] = piece.l;
+          }
+          store_vector(to + slot_output_offset(rows) + static_cast<std::int64_t>(row) * Tiles::kColumns + column,
+                       piece.o);
+        });
+    return false;
   }
 
-  FLASHPORT_DEVICE float* shared_slot(std::int64_t owner, int level, int child) const {
-    const DecodeParams& p = reread(p_);
-    return p.slots + tree_shared_slot(owner, p.levels, level, child) * p.slot_floats;
+  FLASHPORT_DEVICE float* shared_slots(std::int64_t owner, int level) const {
+    return p_.slots + tree_shared_slots(owner, p_.levels, level) * p_.slot_floats;
   }
-  FLASHPORT_DEVICE float* own_slot(int level) const {
-    const DecodeParams& p = reread(p_);
-    return p.slots + tree_own_slot(block_.index(), p.levels, level) * p.slot_floats;
-  }
-  FLASHPORT_DEVICE std::uint32_t* counter(std::int64_t owner, int level) const {
-    const DecodeParams& p = reread(p_);
-    return p.counters + tree_counter(owner, p.levels, level);
+  FLASHPORT_DEVICE float* slots_of(const Segment&, const Parent& parent) const {
+    return parent.owner >= 0
+               ? shared_slots(parent.owner, parent.level)
+               : p_.slots + tree_own_slots(block_.index(), p_.levels, parent.level) * p_.slot_floats;
   }
 
   const DecodeParams& p_;

@@ -13,7 +13,7 @@ namespace flashport {
 
 inline constexpr int kLeafKeys = 64;
 inline constexpr int kFanOut = 16;
-inline constexpr int kSlotsPerLevel = kFanOut + 1;
+inline constexpr int kSlotsPerLevel = 2 * kFanOut;
 inline constexpr std::int64_t kCounterCapacity = 32768;
 inline constexpr std::int64_t kCounterBytes = kCounterCapacity * 4;
 
@@ -30,21 +30,22 @@ inline constexpr std::int64_t kCounterBytes = kCounterCapacity * 4;
 [[nodiscard]] constexpr std::int64_t slots_per_block(int levels) { return std::int64_t{levels} * kSlotsPerLevel; }
 [[nodiscard]] constexpr std::int64_t counters_per_block(int levels) { return levels; }
 
-// Places in the workspace. Block `owner` lends kFanOut slots a level to the children of the one parent it may own there;
-// one more slot a level holds its running parent that no other block touches.
-[[nodiscard]] constexpr std::int64_t tree_shared_slot(std::int64_t owner, int levels, int level, int child) {
-  return (owner * levels + level - 1) * kSlotsPerLevel + child;
+// Places in the workspace. At each level a block lends kFanOut slots to the children of the one parent that it may own
+// together with other blocks, and has kFanOut more for the children of parents that are its alone.
+[[nodiscard]] constexpr std::int64_t tree_shared_slots(std::int64_t owner, int levels, int level) {
+  return (owner * levels + level - 1) * kSlotsPerLevel;
 }
-[[nodiscard]] constexpr std::int64_t tree_own_slot(std::int64_t block, int levels, int level) {
-  return tree_shared_slot(block, levels, level, kFanOut);
+[[nodiscard]] constexpr std::int64_t tree_own_slots(std::int64_t block, int levels, int level) {
+  return tree_shared_slots(block, levels, level) + kFanOut;
 }
 [[nodiscard]] constexpr std::int64_t tree_counter(std::int64_t owner, int levels, int level) {
   return owner * counters_per_block(levels) + level - 1;
 }
 
-// Floats of one partial state: per live row its output, maximum and sum; a multiple of 16 bytes.
+// A partial state in memory: m [rows] and l [rows], padded to 16 bytes, then o [rows, DV]; rows are the live ones.
+[[nodiscard]] constexpr std::int64_t slot_output_offset(std::int64_t live_rows) { return (2 * live_rows + 3) / 4 * 4; }
 [[nodiscard]] constexpr std::int64_t slot_floats(std::int64_t live_rows, std::int64_t head_dim_v_tile) {
-  return (live_rows * (head_dim_v_tile + 2) + 3) / 4 * 4;
+  return slot_output_offset(live_rows) + live_rows * head_dim_v_tile;
 }
 
 // The largest grid whose counters fit.

@@ -21,16 +21,34 @@ int to_int(std::int64_t value) {
 // Query tiles of the whole batch.
 std::int64_t tile_count(const DecodeParams& p) { return std::int64_t{p.batch} * p.num_kv_heads * p.row_tiles; }
 
+std::int64_t slot_floats_of(const DecodePlan& plan) {
+  const DecodeParams& p = plan.params;
+  const std::int64_t packed_rows = std::int64_t{p.group_size} * p.max_q_len;
+  return slot_floats(std::min<std::int64_t>(plan.kernel->shape.rows, packed_rows), plan.kernel->shape.head_dim_v);
+}
+
 void plan_invariant(DecodePlan& plan, const Check& check, DeviceContext& device) {
   DecodeParams& p = plan.params;
   p.levels = tree_levels(p.max_len);
-  const std::int64_t live_rows =
-      std::min<std::int64_t>(plan.kernel->shape.rows, std::int64_t{p.group_size} * p.max_q_len);
-  p.slot_floats = slot_floats(live_rows, plan.kernel->shape.head_dim_v);
+  p.slot_floats = slot_floats_of(plan);
   const std::int64_t leaves = tile_count(p) * std::max<std::int64_t>(tree_leaves(p.max_len), 1);
   const std::int64_t resident = std::int64_t{device.multiprocessors()} * device.occupancy(check, *plan.kernel);
   plan.grid = std::min({resident, max_tree_grid(p.levels), leaves});
+  plan.slots_offset = kCounterBytes;
   plan.workspace_bytes = tree_workspace_bytes(plan.grid, p.levels, p.slot_floats);
+}
+
+// One block per chunk of at most `keys` keys. Without slots and partial results no workspace is needed at all.
+void plan_chunks(DecodePlan& plan, std::int64_t chunks, std::int64_t keys) {
+  DecodeParams& p = plan.params;
+  p.num_chunks = static_cast<std::int32_t>(chunks);
+  plan.grid = tile_count(p) * chunks;
+  p.levels = tree_levels(keys);
+  p.slot_floats = slot_floats_of(plan);
+  const std::int64_t slots = plan.grid * chunk_slots_per_block(p.levels);
+  if (slots == 0) return;
+  plan.slots_offset = kCounterBytes;
+  plan.workspace_bytes = kCounterBytes + slots * p.slot_floats * 4;
 }
 
 // What the published heuristic is called with today: twice the multiprocessors, query blocks of 64.
@@ -41,17 +59,17 @@ int heuristic_splits(const DecodeParams& p, const DeviceContext& device) {
                               2 * device.multiprocessors(), to_int(ceil_div(p.max_len, key_block)), 128);
 }
 
-// Partial results lie behind the counters, which must stay zero for the invariant schedule:
+// Partial results lie behind the counters (which must stay zero for the invariant schedule) and the slots:
 //   mid [sequence, token] or [row of a ragged q], [head, chunk, head_dim_v], then lse of the same axes.
 void plan_splits(DecodePlan& plan, const DecodeProblem& problem, int splits, const Check& check,
                  const DeviceContext& device) {
   DecodeParams& p = plan.params;
   // More chunks than leaves would only be empty ones.
-  const std::int64_t chunks = std::clamp<std::int64_t>(splits, 1, std::max<std::int64_t>(tree_leaves(p.max_len), 1));
-  p.num_chunks = static_cast<std::int32_t>(chunks);
+  const std::int64_t leaves = std::max<std::int64_t>(tree_leaves(p.max_len), 1);
+  const std::int64_t chunks = std::clamp<std::int64_t>(splits, 1, leaves);
   p.chunk_keys = 0;
   p.write_empty_chunks = 1;
-  plan.grid = tile_count(p) * chunks;
+  plan_chunks(plan, chunks, ceil_div(leaves, chunks) * kLeafKeys);
   if (chunks == 1) return;
 
   const bool ragged = p.cu_seqlens_q != nullptr;
@@ -95,16 +113,15 @@ void plan_splits(DecodePlan& plan, const DecodeProblem& problem, int splits, con
 
   plan.merge_kernel = &device.decode_stage2(check);
   plan.merge_grid = rows;
-  plan.lse_offset = kCounterBytes + align_up(rows * chunks * p.head_dim_v * 4, 16);
+  plan.mid_offset = std::max(plan.workspace_bytes, kCounterBytes);
+  plan.lse_offset = plan.mid_offset + align_up(rows * chunks * p.head_dim_v * 4, 16);
   plan.workspace_bytes = plan.lse_offset + align_up(rows * chunks * 4, 16);
 }
 
 void plan_fixed_chunks(DecodePlan& plan, const DecodeProblem& problem) {
-  DecodeParams& p = plan.params;
-  p.num_chunks = static_cast<std::int32_t>(problem.fixed_chunks);
-  p.chunk_keys = problem.chunk_keys;
-  p.write_empty_chunks = 0;
-  plan.grid = tile_count(p) * p.num_chunks;
+  plan.params.chunk_keys = problem.chunk_keys;
+  plan.params.write_empty_chunks = 0;
+  plan_chunks(plan, problem.fixed_chunks, std::min(problem.chunk_keys, plan.params.max_len));
 }
 
 }  // namespace
@@ -136,12 +153,10 @@ DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device) {
 void bind_workspace(DecodePlan& plan, void* workspace) {
   char* base = static_cast<char*>(workspace);
   DecodeParams& p = plan.params;
-  if (plan.merge_kernel == nullptr) {
-    p.counters = reinterpret_cast<std::uint32_t*>(base);
-    p.slots = reinterpret_cast<float*>(base + kCounterBytes);
-    return;
-  }
-  p.out.data = base + kCounterBytes;
+  p.counters = reinterpret_cast<std::uint32_t*>(base);
+  p.slots = reinterpret_cast<float*>(base + plan.slots_offset);
+  if (plan.merge_kernel == nullptr) return;
+  p.out.data = base + plan.mid_offset;
   p.lse = reinterpret_cast<float*>(base + plan.lse_offset);
   plan.merge.mid = static_cast<const float*>(p.out.data);
   plan.merge.mid_lse = p.lse;

@@ -3,6 +3,7 @@
 //   invariant schedule  one launch of a persistent grid; slots and counters in the workspace
 //   n equal splits      n == 1: one launch; else partial results go to the workspace and decode_stage2 merges them
 //   stage 1             one launch, one block per chunk; out and lse are the caller's mid tensors
+// A chunk of more than one node folds through slots of its block, so that chunked launches may need a workspace too.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +18,14 @@ struct DecodePlan {
   const KernelEntry* kernel = nullptr;
   std::int64_t grid = 0;
   DecodeParams params{};
-  std::int64_t workspace_bytes = 0;
+  std::int64_t workspace_bytes = 0;  // counters first, whatever the schedule
+  std::int64_t slots_offset = 0;
 
   const KernelEntry* merge_kernel = nullptr;  // null: no second launch
   std::int64_t merge_grid = 0;
   Stage2Params merge{};
-  std::int64_t lse_offset = 0;  // of the partial lse in the workspace
+  std::int64_t mid_offset = 0;  // of the partial results in the workspace
+  std::int64_t lse_offset = 0;
 };
 
 [[nodiscard]] DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device);

@@ -257,6 +257,23 @@ TEST_F(PlanDecode, OneSplitWritesTheOutputItself) {
   EXPECT_EQ(p.workspace_bytes, 0);
 }
 
+TEST_F(PlanDecode, LongChunksFoldThroughSlotsOfTheirBlock) {
+  DecodeInputs inputs(kGpu);
+  inputs.args.block_table = ints(inputs.pages.data(), {3, 200});  // 3200 keys: 50 leaves, 25 a chunk
+  inputs.args.block_table->strides[0] = 10;
+  inputs.args.num_splits = 2;
+  DecodePlan p = plan(inputs.args);
+  const std::int64_t slots = 3 * 2 * 2;
+  EXPECT_EQ(p.params.levels, 2);
+  EXPECT_EQ(p.slots_offset, kCounterBytes);
+  EXPECT_EQ(p.mid_offset, kCounterBytes + slots * 4 * 130 * 4);
+  EXPECT_EQ(p.workspace_bytes, p.lse_offset + 3 * 8 * 2 * 4);
+  EXPECT_EQ(chunk_own_slot(slots - 1, p.params.levels, 2), slots - 1);
+  inputs.args.num_splits = 1;
+  p = plan(inputs.args);
+  EXPECT_EQ(p.workspace_bytes, kCounterBytes + 3 * 2 * 4 * 130 * 4);
+}
+
 TEST_F(PlanDecode, HeuristicCountsKvHeadsOfTheBatch) {
   DecodeInputs inputs(kGpu);
   inputs.args.block_table = ints(inputs.pages.data(), {3, 2000});
