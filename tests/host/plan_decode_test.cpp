@@ -194,7 +194,7 @@ TEST_F(PlanDecode, InvariantSchedule) {
   DecodePlan p = plan(inputs.args);
   EXPECT_EQ(p.params.num_chunks, 0);
   EXPECT_EQ(p.params.levels, 1);
-  EXPECT_EQ(p.params.slot_floats, 4 * 130);  // four live rows of a group, not sixteen
+  EXPECT_EQ(p.params.slot_floats, slot_floats(4, 128));  // four live rows of a group, not sixteen
   EXPECT_EQ(p.grid, 3 * 2 * 3);              // no more blocks than there can be leaves
   EXPECT_EQ(p.workspace_bytes, tree_workspace_bytes(p.grid, 1, p.params.slot_floats));
   inputs.args.block_table = ints(inputs.pages.data(), {3, 2000});
@@ -266,12 +266,12 @@ TEST_F(PlanDecode, LongChunksFoldThroughSlotsOfTheirBlock) {
   const std::int64_t slots = 3 * 2 * 2;
   EXPECT_EQ(p.params.levels, 2);
   EXPECT_EQ(p.slots_offset, kCounterBytes);
-  EXPECT_EQ(p.mid_offset, kCounterBytes + slots * 4 * 130 * 4);
+  EXPECT_EQ(p.mid_offset, kCounterBytes + slots * 16 * p.params.slot_floats * 4);
   EXPECT_EQ(p.workspace_bytes, p.lse_offset + 3 * 8 * 2 * 4);
-  EXPECT_EQ(chunk_own_slot(slots - 1, p.params.levels, 2), slots - 1);
+  EXPECT_EQ(chunk_own_slots(slots - 1, p.params.levels, 2), (slots - 1) * 16);
   inputs.args.num_splits = 1;
   p = plan(inputs.args);
-  EXPECT_EQ(p.workspace_bytes, kCounterBytes + 3 * 2 * 4 * 130 * 4);
+  EXPECT_EQ(p.workspace_bytes, kCounterBytes + 3 * 2 * 16 * p.params.slot_floats * 4);
 }
 
 TEST_F(PlanDecode, HeuristicCountsKvHeadsOfTheBatch) {
