@@ -158,15 +158,10 @@ py::object py_decode_workspace_size(Arguments a) {
   DecodeArgs args;
   read_decode(call, a, args);
   std::int64_t shape[kMaxRank] = {};
-  decode_out_shape(args, shape);
-  // Only its shape and type are looked at.
-  args.out = args.q;
-  args.out.read_only = false;
-  std::int64_t step = 1;
-  for (int axis = args.q.rank - 1; axis >= 0; --axis) {
-    args.out.shape[axis] = shape[axis];
-    args.out.strides[axis] = step;
-    step *= shape[axis];
+  Allocation out;
+  if (decode_out_shape(args, shape)) {
+    out = call.allocate(a[kQ], args.q, args.q.dtype, shape, args.q.rank);
+    args.out = out.view;
   }
   std::int64_t bytes = 0;
   call.run([&](Stream) { bytes = decode_workspace_size(args); });
@@ -211,7 +206,7 @@ py::object py_append_kv(Arguments a) {
   args.v = call.input("v", a[1]);
   args.k_cache = call.output("k_cache", a[2]);
   args.v_cache = call.output("v_cache", a[3]);
-  args.slots = call.input("positions", a[4]);
+  args.slots = call.input("slots", a[4]);
   args.kv_layout = kv_layout(call, a[5]);
   args.k_scale = call.optional_input("k_scale", a[6]);
   args.v_scale = call.optional_input("v_scale", a[7]);

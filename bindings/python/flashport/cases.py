@@ -165,7 +165,7 @@ def make_data(case: DecodeCase, seed: int = 0, check: bool = True) -> DecodeData
     slots = _make_tables(case, arguments, rng, index_type)
     k_rows = _make_cache(case, "k_cache", case.dk, slots, arguments, rng)
     v_rows = _make_cache(case, "v_cache", case.dv, slots, arguments, rng)
-    options = _make_options(case, arguments, rng)
+    options = _make_options(case, q_lens, arguments, rng)
     if not check:
         return data
 
@@ -252,7 +252,7 @@ def _make_cache(
     return rows
 
 
-def _make_options(case: DecodeCase, arguments: dict[str, Any], rng: Any) -> dict[str, Any]:
+def _make_options(case: DecodeCase, q_lens: list[int], arguments: dict[str, Any], rng: Any) -> dict[str, Any]:
     """Adds the options of a case; returns those that are arrays, as the oracle takes them."""
     options: dict[str, Any] = {}
     batch = len(case.lens)
@@ -270,7 +270,8 @@ def _make_options(case: DecodeCase, arguments: dict[str, Any], rng: Any) -> dict
     if case.tree:
         own = np.uint32(1) << np.arange(case.q_len, dtype=np.uint32)
         masks = rng.integers(0, 1 << case.q_len, (batch, case.q_len), np.uint32) | own
-        arguments["tree_mask"] = HostArray(masks, "uint32")
+        given = np.concatenate([mask[:n] for mask, n in zip(masks, q_lens, strict=True)])
+        arguments["tree_mask"] = HostArray(given if case.q_form == "ragged" else masks, "uint32")
         options["tree"] = masks
     if case.scales != "none":
         for name in ("k_scale", "v_scale"):

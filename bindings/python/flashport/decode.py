@@ -85,7 +85,8 @@ def flash_decode(
         softcap: Scores become cap * tanh(score / cap) after the scale; 0 is off.
         alibi_slopes: (Hq) or (B, Hq) fp32; adds -slope * |query position - key position|.
         sinks: (Hq) fp32, a logit that joins the softmax's denominator only.
-        tree_mask: (B, q_len) uint32; bit j of row i lets new token i see new token j. Default: causal.
+        tree_mask: (B, q_len) uint32, or (total_q) with a ragged ``q``; bit j of row i lets new token i see new token
+            j. Default: causal.
         k_scale: (1) or (Hkv) fp32, factor on quantised keys.
         v_scale: (1) or (Hkv) fp32, factor on quantised values.
         num_splits: None gives results whose bits do not depend on the rest of the batch; 0 picks a count by
@@ -235,7 +236,7 @@ def append_kv(
     v: Any,
     k_cache: Any,
     v_cache: Any,
-    positions: Any,
+    slots: Any,
     *,
     kv_layout: str = "NHD",
     k_scale: Any = None,
@@ -251,7 +252,7 @@ def append_kv(
         v: (tokens, Hkv, DV).
         k_cache: As in :func:`flash_decode`; written.
         v_cache: As ``k_cache`` with DV; written.
-        positions: (tokens) int32 or int64, the slot of each token: page * page_size + offset in the page, or
+        slots: (tokens) int32 or int64, where each token goes: page * page_size + offset in the page, or
             b * S + offset where the cache is contiguous; -1 skips the token.
         kv_layout: "NHD" or "HND".
         k_scale: (1) or (Hkv) fp32; what is stored is k / k_scale.
@@ -263,8 +264,8 @@ def append_kv(
     """
     operators = _torch_operators()
     if operators is not None:
-        return operators.append_kv(k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale)
-    return _core.append_kv(k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale, stream)
+        return operators.append_kv(k, v, k_cache, v_cache, slots, kv_layout, k_scale, v_scale)
+    return _core.append_kv(k, v, k_cache, v_cache, slots, kv_layout, k_scale, v_scale, stream)
 
 
 def merge_state(

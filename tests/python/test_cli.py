@@ -1,0 +1,80 @@
+"""The command line, end to end on the CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+import pytest
+from click.testing import CliRunner
+
+import flashport
+from flashport.cli import main
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(main, list(arguments))
+    assert result.exit_code == code, result.output + repr(result.exception)
+    return result.output
+
+
+def test_version_and_help():
+    assert flashport.__version__ in run("--version")
+    for command in ("demo", "bench", "support", "doctor", "selftest"):
+        assert command in run("--help")
+        assert "--help" in run(command, "--help")
+
+
+def test_demo():
+    output = run("demo", "--device", "cpu", "--quick")
+    assert "correct" in output
+    assert "two stages" in output
+    assert "one call" in output
+    assert "%" in output
+
+
+def test_doctor_and_support():
+    output = run("doctor")
+    for name in ("cpu", "cuda", "hip"):
+        assert name in output
+    output = run("support", "--why")
+    assert "yes" in output
+    target = flashport.backends()[0].targets[0]
+    assert f"decode_stage2/{target}" in run("support", "--target", target, "--kernels")
+    assert "not compiled in" in run("support", "--target", "vax", code=2)
+
+
+def test_selftest_writes_one_report(tmp_path):
+    report = tmp_path / "report.json"
+    output = run("selftest", "--device", "cpu", "--match", "d128", "--report", str(report))
+    assert "0 failed" in output
+    found = json.loads(report.read_text())
+    assert found["flashport"] == flashport.__version__
+    (device,) = found["devices"]
+    assert device["counts"]["passed"] > 0
+    assert {check["status"] for check in device["checks"]} <= {"passed", "unsupported"}
+
+
+def test_bench_writes_json_and_png(tmp_path):
+    arguments = ["bench", "--device", "cpu", "--rounds", "1", "--match", "1 x 1024"]
+    figures = tmp_path / "bench.json"
+    plot = tmp_path / "bench.png"
+    drawn = importlib.util.find_spec("matplotlib") is not None
+    output = run(*arguments, "--json", str(figures), *(["--plot", str(plot)] if drawn else []))
+    assert "GB/s" in output
+    rows = json.loads(figures.read_text())["rows"]
+    assert rows
+    assert all(row["seconds"] > 0 and row["read_seconds"] > 0 for row in rows)
+    if drawn:
+        assert plot.read_bytes().startswith(b"\x89PNG")
+    else:
+        assert "matplotlib" in run(*arguments, "--plot", str(plot), code=2)
+
+
+def test_unknown_device():
+    assert "no such device" in run("demo", "--device", "cuda:99", code=2)
+
+
+@pytest.mark.parametrize("command", ["bench"])
+def test_no_case(command):
+    assert "no case contains" in run(command, "--device", "cpu", "--match", "nothing at all", code=2)

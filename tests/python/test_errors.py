@@ -1,0 +1,267 @@
+"""A wrong argument is an exception whose text names function and argument, and outputs stay untouched."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flashport
+from conftest import BF16, make_decode
+
+BATCH, HEADS, KV_HEADS, HEAD_DIM, BLOCKS, BLOCK_SEQ, SLOTS = 3, 8, 2, 128, 4, 16, 80
+
+
+def stage1_arguments():
+    rng = np.random.default_rng(1)
+    pool = rng.standard_normal((SLOTS, 2, KV_HEADS, HEAD_DIM)).astype(BF16)
+    return {
+        "q": rng.standard_normal((BATCH, HEADS, HEAD_DIM)).astype(BF16),
+        "k": pool[:, 0],
+        "v": pool[:, 1],
+        "Req_to_tokens": rng.integers(0, SLOTS, (BATCH + 1, 64), np.int32),
+        "B_req_idx": np.arange(BATCH, dtype=np.int32),
+        "B_Seqlen": np.array([64, 17, 0], np.int32),
+        "max_len_in_batch": 64,
+        "mid_out": np.full((BATCH, HEADS, BLOCKS, HEAD_DIM), np.nan, np.float32),
+        "mid_out_logsumexp": np.full((BATCH, HEADS, BLOCKS), np.nan, np.float32),
+        "block_seq": BLOCK_SEQ,
+    }
+
+
+def stage2_arguments():
+    rng = np.random.default_rng(2)
+    return {
+        "mid_out": rng.standard_normal((BATCH, HEADS, BLOCKS, HEAD_DIM), np.float32),
+        "mid_out_logexpsum": rng.standard_normal((BATCH, HEADS, BLOCKS), np.float32),
+        "B_Seqlen": np.array([64, 17, 0], np.int32),
+        "Out": np.full((BATCH, HEADS, HEAD_DIM), np.nan, BF16),
+        "block_seq": BLOCK_SEQ,
+    }
+
+
+def decode_arguments():
+    x = make_decode((40, 7, 1))
+    return {
+        "q": x.q,
+        "k_cache": x.k,
+        "v_cache": x.v,
+        "seqlens": x.seqlens,
+        "sinks": np.zeros(HEADS, np.float32),
+        "out": np.full(x.q.shape, np.nan, BF16),
+        "lse": np.full(x.q.shape[:2], np.nan, np.float32),
+    }
+
+
+FUNCTIONS = {
+    "flash_decode_stage1": (stage1_arguments, ("mid_out", "mid_out_logsumexp")),
+    "flash_decode_stage2": (stage2_arguments, ("Out",)),
+    "flash_decode": (decode_arguments, ("out", "lse")),
+}
+ARRAYS = [
+    (function, name)
+    for function, (make, _) in FUNCTIONS.items()
+    for name, value in make().items()
+    if isinstance(value, np.ndarray)
+]
+
+
+def call(function, arguments):
+    positional = arguments
+    keywords = {}
+    if function == "flash_decode":
+        names = ("q", "k_cache", "v_cache", "seqlens")
+        positional = {name: arguments[name] for name in names}
+        keywords = {name: value for name, value in arguments.items() if name not in names}
+    return getattr(flashport, function)(*positional.values(), **keywords)
+
+
+def expect(function, arguments, error, text):
+    """The call fails so, and leaves its outputs as they were."""
+    outputs = [arguments[name] for name in FUNCTIONS[function][1]]
+    before = [np.array(output).tobytes() for output in outputs]
+    with pytest.raises(error, match=text):
+        call(function, arguments)
+    assert [np.array(output).tobytes() for output in outputs] == before
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_the_arguments_are_right_unchanged(function):
+    arguments = FUNCTIONS[function][0]()
+    call(function, arguments)
+    out = arguments[FUNCTIONS[function][1][0]]
+    if function != "flash_decode_stage1":  # rows past a length stay as they are there
+        assert np.isfinite(out.astype(np.float32)).all()
+
+
+@pytest.mark.parametrize(("function", "name"), ARRAYS)
+@given(data=st.data())
+@settings(max_examples=12, deadline=None)
+def test_a_wrong_rank(function, name, data):
+    arguments = FUNCTIONS[function][0]()
+    array = arguments[name]
+    if data.draw(st.booleans(), label="one more"):
+        wrong = np.expand_dims(array, data.draw(st.integers(0, array.ndim), label="axis"))
+    else:
+        wrong = array[(0,) * data.draw(st.integers(1, array.ndim), label="fewer")]
+        wrong = np.asarray(wrong, array.dtype)
+    if function == "flash_decode" and wrong.ndim in {"q": (4,), "k_cache": (3,)}.get(name, ()):
+        return  # that rank has a meaning of its own
+    arguments[name] = wrong
+    # A cache's rank decides what is expected of its fellow.
+    told = {"q": "(q|out)", "k_cache": "(k_cache|v_cache)"}.get(name, name)
+    expect(function, arguments, ValueError, rf"^{function}: {told} must have .*dimensions? \(.*got {'[0-9]+'}: \(")
+
+
+@pytest.mark.parametrize(("function", "name"), ARRAYS)
+@given(data=st.data())
+@settings(max_examples=12, deadline=None)
+def test_a_wrong_shape(function, name, data):
+    arguments = FUNCTIONS[function][0]()
+    array = arguments[name]
+    axis = data.draw(st.integers(0, array.ndim - 1), label="axis")
+    free = {"k": (0,), "v": (), "Req_to_tokens": (0, 1), "k_cache": (1,)}.get(name, ())
+    if axis in free:
+        return
+    change = data.draw(st.sampled_from([-1, 1]), label="change")
+    shape = list(array.shape)
+    shape[axis] += change
+    arguments[name] = np.zeros(shape, array.dtype)
+    expect(function, arguments, ValueError, rf"^{function}: \w+ must .*got ")
+
+
+@pytest.mark.parametrize(("function", "name"), ARRAYS)
+@pytest.mark.parametrize("dtype", [np.float64, np.int8, np.bool_, np.complex64, np.int16])
+def test_an_element_type_that_nobody_has(function, name, dtype):
+    arguments = FUNCTIONS[function][0]()
+    arguments[name] = np.zeros(arguments[name].shape, dtype)
+    text = rf"^{function}: {name} has element type {np.dtype(dtype).name}; expected one of"
+    outputs = FUNCTIONS[function][1]
+    expect(function, arguments, TypeError, text) if name not in outputs else _expect_only(function, arguments, text)
+
+
+def _expect_only(function, arguments, text):
+    with pytest.raises(TypeError, match=text):
+        call(function, arguments)
+
+
+@pytest.mark.parametrize(("function", "name"), ARRAYS)
+def test_an_element_type_of_another_argument(function, name):
+    arguments = FUNCTIONS[function][0]()
+    array = arguments[name]
+    floats = array.dtype == BF16 or array.dtype == np.float32
+    arguments[name] = np.zeros(array.shape, np.int32 if floats else np.float32)
+    expect(function, arguments, TypeError, rf"^{function}: \w+ must .*got ")
+
+
+@pytest.mark.parametrize(("function", "name"), ARRAYS)
+@pytest.mark.parametrize("value", [[1, 2], 3, "q", object()])
+def test_no_array(function, name, value):
+    arguments = FUNCTIONS[function][0]()
+    arguments[name] = value
+    text = rf"^{function}: {name} must be an array that speaks DLPack .*got {type(value).__name__}"
+    with pytest.raises(TypeError, match=text):
+        call(function, arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"kv_layout": "NDH"}, ValueError, 'kv_layout must be "NHD" or "HND", got "NDH"'),
+        ({"kv_layout": 1}, TypeError, 'kv_layout must be "NHD" or "HND", got int'),
+        ({"window": 5}, TypeError, r"window must be a tuple \(left, right\), got 5"),
+        ({"window": (1.5, 0)}, TypeError, r"window\[0\] must be an integer, got float"),
+        ({"softcap": "x"}, TypeError, "softcap must be a number, got str"),
+        ({"softmax_scale": []}, TypeError, "softmax_scale must be a number, got list"),
+        ({"num_splits": -1}, ValueError, "num_splits must be None .*got -1"),
+        ({"num_splits": 1.0}, TypeError, "num_splits must be an integer, got float"),
+        ({"num_splits": 1 << 70}, ValueError, "num_splits must fit in 64 bits"),
+        ({"return_lse": 1}, TypeError, "return_lse must be True or False, got int"),
+        ({"max_q_len": "1"}, TypeError, "max_q_len must be an integer, got str"),
+        ({"seqlens": None}, TypeError, "seqlens may be None only with"),
+        ({"block_table": np.zeros((3, 1), np.int32), "token_table": np.zeros((3, 1), np.int32)}, ValueError,
+         "at most one of"),
+        ({"request_index": np.zeros(3, np.int32)}, ValueError, "request_index must come with token_table"),
+        ({"softcap": float("nan")}, ValueError, "softcap"),
+        ({"softcap": -1.0}, ValueError, "softcap"),
+        ({"softmax_scale": float("inf")}, ValueError, "softmax_scale"),
+        ({"window": (-2, 0)}, ValueError, "window"),
+    ],
+)  # fmt: skip
+def test_options(change, error, text):
+    expect("flash_decode", decode_arguments() | change, error, rf"^flash_decode: .*{text}")
+
+
+def test_lengths_in_host_memory_are_checked():
+    arguments = decode_arguments()
+    arguments["seqlens"] = np.array([41, 7, 1], np.int32)
+    expect("flash_decode", arguments, ValueError, r"^flash_decode: seqlens")
+    arguments = stage2_arguments()
+    arguments["B_Seqlen"] = np.array([65, 1, 1], np.int32)
+    expect("flash_decode_stage2", arguments, ValueError, r"^flash_decode_stage2: B_Seqlen")
+
+
+def test_the_ranks_that_a_port_once_got_wrong():
+    arguments = stage2_arguments()
+    arguments["mid_out"] = np.zeros((2, 3, 4, 5, 6), np.float32)
+    expect(
+        "flash_decode_stage2",
+        arguments,
+        ValueError,
+        r"^flash_decode_stage2: mid_out must have 4 dimensions \(batch, num_q_heads, blocks, head_dim\), got 5: "
+        r"\(2, 3, 4, 5, 6\)$",
+    )
+
+
+def test_too_many_dimensions():
+    arguments = decode_arguments()
+    arguments["q"] = np.zeros((1,) * 9, np.float32)
+    expect("flash_decode", arguments, ValueError, r"^flash_decode: q must have at most 8 dimensions, got 9")
+
+
+def test_outputs_that_overlap_inputs_or_themselves():
+    arguments = decode_arguments()
+    arguments["out"] = arguments["q"]
+    expect("flash_decode", arguments, ValueError, r"^flash_decode: out ")
+    arguments["out"] = np.broadcast_to(np.zeros((1, 1, HEAD_DIM), BF16), (3, HEADS, HEAD_DIM)).copy()
+    arguments["out"] = np.lib.stride_tricks.as_strided(arguments["out"], strides=(0, 256, 2))
+    expect("flash_decode", arguments, ValueError, r"^flash_decode: out ")
+
+
+def test_what_no_kernel_serves_says_why():
+    x = make_decode(head_dim=24)
+    support = flashport.supports(head_dim=1024, target="cpu")
+    assert not support
+    assert support.reason
+    q = np.zeros((1, 1, 1024), BF16)
+    cache = np.zeros((1, 4, 1, 1024), BF16)
+    with pytest.raises(NotImplementedError, match=r"^flash_decode: "):
+        flashport.flash_decode(q, cache, cache, np.array([1], np.int32))
+    with pytest.raises(NotImplementedError):
+        flashport.which_kernel(head_dim=1024, target="cpu")
+    assert x.q.shape[-1] == 24
+
+
+def test_append_and_merge_refusals():
+    rng = np.random.default_rng(0)
+    k = rng.standard_normal((3, 2, 64), np.float32)
+    cache = np.zeros((4, 2, 2, 64), np.float32)
+    with pytest.raises(ValueError, match=r"^append_kv: v_cache must"):
+        flashport.append_kv(k, k, cache, np.zeros((4, 2, 3, 64), np.float32), np.arange(3))
+    with pytest.raises(TypeError, match=r"^append_kv: slots must"):
+        flashport.append_kv(k, k, cache, cache.copy(), np.zeros(3, np.float32))
+    assert not cache.any()
+    o, lse = np.zeros((2, 3, 4), np.float32), np.zeros((2, 3), np.float32)
+    with pytest.raises(ValueError, match=r"^merge_states: lse_base must be None .* or 2, got 10"):
+        flashport.merge_states(o, lse, lse_base=10)
+    with pytest.raises(ValueError, match=r"^merge_states: lse must"):
+        flashport.merge_states(o, lse[:1])
+    with pytest.raises(ValueError, match=r"^merge_state: "):
+        flashport.merge_state(o, lse, o[:1], lse)
+
+
+def test_the_heuristic():
+    assert flashport.num_splits_heuristic(110, 132, 64, 128) == 1  # at least 80% of the multiprocessors
+    assert flashport.num_splits_heuristic(8, 132, 64, 128) == 16
+    assert flashport.num_splits_heuristic(1, 132, 1, 128) == 1
