@@ -135,9 +135,7 @@ def audit(target: str, folder: Path, tools: str | None) -> tuple[dict[str, dict[
 def compiler_version(code_object: Path, tools: str | None) -> str:
     """The producer that the compiler left in a code object's comment section."""
     readelf = find_tool("llvm-readelf", tools)
-    text = subprocess.run(
-        [readelf, "-p", ".comment", code_object], check=True, capture_output=True, text=True
-    ).stdout
+    text = subprocess.run([readelf, "-p", ".comment", code_object], check=True, capture_output=True, text=True).stdout
     match = re.search(r"clang version (\S+)", text)
     return f"clang {match[1]}" if match else "unknown"
 

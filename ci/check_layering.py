@@ -42,7 +42,7 @@ LAYERS = {
     "cpu/runtime": ("flashport", "common/device", "common/host", "cpu/kernels"),
     "bindings": ("flashport", "common/host"),
     # The oracle shares no code with what it judges: only the public value types.
-    "tests/reference": ("flashport",),
+    "tests/reference": ("flashport", "tests/support/random.h"),
     "tests": ("flashport", "common", "tests", "bindings", *BACKENDS),
     "benchmarks": ("flashport", "common", *BACKENDS),
 }

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Checks that no code compiled for a wider CPU target can be run by a narrower one.
 
-An inline function or template that is not inlined becomes a weak symbol, of which the linker keeps one copy for the whole
-library: one compiled with AVX-512 would then run on processors without it. So whatever an object of a CPU target
+An inline function or template that is not inlined becomes a weak symbol, of which the linker keeps one copy for the
+whole library: one compiled with AVX-512 would then run on processors without it. So whatever an object of a CPU target
 defines for the linker must be named after the target.
 
 usage: ci/check_target_symbols.py BUILD_FOLDER
@@ -18,7 +18,10 @@ from pathlib import Path
 def foreign_symbols(target: str, objects: list[Path]) -> list[str]:
     """Symbols that the objects define for other objects and that do not carry the target's name."""
     listed = subprocess.run(
-        ["nm", "--defined-only", "--extern-only", "--format=posix", *objects], check=True, capture_output=True, text=True
+        ["nm", "--defined-only", "--extern-only", "--format=posix", *objects],
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout
     names = {line.split(" ")[0] for line in listed.splitlines() if line and not line.endswith(":")}
     return sorted(name for name in names if target not in name)

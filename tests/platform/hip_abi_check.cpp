@@ -1,7 +1,4 @@
 // Holds the declarations of hip/runtime/hip_api.h against AMD's own headers. The test is that it compiles.
-#ifndef __HIP_PLATFORM_AMD__
-#define __HIP_PLATFORM_AMD__ 1
-#endif
 #include <hip/hip_runtime_api.h>
 
 #include <type_traits>
