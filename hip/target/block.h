@@ -12,6 +12,7 @@
 
 #pragma clang fp contract(off)
 
+#define FLASHPORT_COLD __device__ __forceinline__
 #define FLASHPORT_DEVICE __device__ __forceinline__
 #define FLASHPORT_PRAGMA(text) _Pragma(#text)
 #define FLASHPORT_UNROLL(count) FLASHPORT_PRAGMA(unroll count)
@@ -51,7 +52,7 @@ FLASHPORT_DEVICE int round_to_int(float x) { return static_cast<int>(__builtin_r
 
 template <class T>
 FLASHPORT_DEVICE T load_global(const T* address) {
-  return *address;
+  return *(const T __attribute__((address_space(1)))*)address;
 }
 
 // Reads what other blocks of this launch have written: past the vector cache and never through the scalar one.
@@ -121,6 +122,12 @@ FLASHPORT_DEVICE const Params& reread(const Params& params) {
   auto address = (const Params __attribute__((address_space(4)))*)&params;
   asm volatile("" : "+s"(address));
   return *(const Params*)address;
+}
+
+// The same value, but what is computed from it is computed where it is used: for rare paths, as above.
+FLASHPORT_DEVICE int recompute(int x) {
+  asm volatile("" : "+v"(x));
+  return x;
 }
 
 // Waits until this wave's stores have reached the cache that its block shares; defined by the target.

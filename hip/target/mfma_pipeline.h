@@ -75,12 +75,13 @@ class MfmaPipeline {
 
   // The leaf's own values; its keys are in flight or there.
   FLASHPORT_DEVICE void refill_behind_keys(const DecodeParams& p, LeafCursor& ahead) {
-    load_values(p, ahead);
-    ahead.next(p);
-    if (!ahead.done()) look_up(p, ahead);
+    const DecodeParams& cache = reread(p);  // scalar registers are short, and there is time
+    load_values(cache, ahead);
+    ahead.next(cache);
+    if (!ahead.done()) look_up(cache, ahead);
   }
   FLASHPORT_DEVICE void refill_behind_scores(const DecodeParams& p, const LeafCursor& ahead) {
-    if (!ahead.done()) load_keys(p, ahead);
+    if (!ahead.done()) load_keys(reread(p), ahead);
   }
 
  private:

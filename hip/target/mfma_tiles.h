@@ -74,14 +74,14 @@ class DecodeTiles {
 
   FLASHPORT_DEVICE static constexpr int row_slots() { return kRowSlots; }
   FLASHPORT_DEVICE int live_rows() const { return live_rows_; }
-  FLASHPORT_DEVICE int row_of(int slot) const { return (row_wave_ * kRowTiles + slot) * 16 + n_; }
+  FLASHPORT_DEVICE int row_of(int slot) const { return recompute((row_wave_ * kRowTiles + slot) * 16 + n_); }
   // Whether this lane is the one to write per-row values of a slot.
-  FLASHPORT_DEVICE bool owns_row(int) const { return col_wave_ == 0 && g_ == 0; }
+  FLASHPORT_DEVICE bool owns_row(int) const { return col_wave_ == 0 && recompute(g_) == 0; }
 
   // Brings the tile's query rows to shared memory as the math type; padding rows and dims are zero. Ends in a barrier.
   FLASHPORT_DEVICE void stage_query(const DecodeParams& p, const Segment& s) const {
     constexpr int kChunks = kShape.head_dim_qk / 8;
-    for (int i = block_.thread(); i < kRows * kChunks; i += block_threads(kCfg)) {
+    for (int i = recompute(block_.thread()); i < kRows * kChunks; i += block_threads(kCfg)) {
       const int row = i / kChunks;
       const int dim = i % kChunks * 8;
       Words4 chunk = 0;
@@ -263,12 +263,13 @@ class DecodeTiles {
   // f(value, slot, column)
   template <class F>
   FLASHPORT_DEVICE void for_each_out(const Out& out, F&& f) const {
+    const int first = recompute(column(0));
 #pragma unroll
     for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
 #pragma unroll
-        for (int col = 0; col < kLaneCols; ++col) f(out.c[tile][col][i], tile, column(i) + col);
+        for (int col = 0; col < kLaneCols; ++col) f(out.c[tile][col][i], tile, first + i * kLaneCols + col);
       }
     }
   }
@@ -277,23 +278,26 @@ class DecodeTiles {
   FLASHPORT_DEVICE void store_rows(const Rows& rows, float* to) const {
 #pragma unroll
     for (int slot = 0; slot < kRowSlots; ++slot) {
-      if (owns_row(slot) && row_of(slot) < live_rows_) to[row_of(slot)] = rows[slot];
+      const int row = row_of(slot);
+      if (owns_row(slot) && row < live_rows_) to[row] = rows[slot];
     }
   }
   FLASHPORT_DEVICE void load_rows(Rows& rows, const float* from) const {
 #pragma unroll
     for (int slot = 0; slot < kRowSlots; ++slot) {
-      rows[slot] = row_of(slot) < live_rows_ ? load_published(from + row_of(slot)) : 0.0f;
+      const int row = row_of(slot);
+      rows[slot] = row < live_rows_ ? load_published(from + row) : 0.0f;
     }
   }
   FLASHPORT_DEVICE void store_tile(const Out& out, float* to) const {
     using Vector = float __attribute__((ext_vector_type(4), aligned(8)));
+    const int first = recompute(row_of(0) * kShape.head_dim_v + column(0));
 #pragma unroll
     for (int tile = 0; tile < kRowTiles; ++tile) {
       if (row_of(tile) >= live_rows_) continue;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        float* at = to + row_of(tile) * kShape.head_dim_v + column(i);
+        float* at = to + first + tile * 16 * kShape.head_dim_v + i * kLaneCols;
 #pragma unroll
         for (int col = 0; col < kLaneCols; col += 4) {
           *reinterpret_cast<Vector*>(at + col) =
@@ -305,12 +309,13 @@ class DecodeTiles {
   // f(value, stored value, slot)
   template <class F>
   FLASHPORT_DEVICE void for_each_stored(Out& out, const float* from, F&& f) const {
+    const int first = recompute(row_of(0) * kShape.head_dim_v + column(0));
 #pragma unroll
     for (int tile = 0; tile < kRowTiles; ++tile) {
       if (row_of(tile) >= live_rows_) continue;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float* at = from + row_of(tile) * kShape.head_dim_v + column(i);
+        const float* at = from + first + tile * 16 * kShape.head_dim_v + i * kLaneCols;
 #pragma unroll
         for (int col = 0; col < kLaneCols; col += 2) {
           const float2 two = load_published(reinterpret_cast<const float2*>(at + col));
