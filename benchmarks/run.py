@@ -3,10 +3,10 @@
 
     python benchmarks/run.py [--device cuda:0] [--rounds 9] [--match TEXT] [--plot]
 
-The harness is flashport.bench; this script adds where results lie and what they are held against. bars.csv names a row
-and one of its figures: `ratio` (our time over the best peer's), `seconds` and `host_seconds` at most the bar, `share` (of
-the plain read's rate) at least; `inverse_share` at most; `rate_of_b000` and `speedup_of_b000` (bytes a second, and time,
-against the first row) at least. The bars are for one NVIDIA H200.
+The harness is flashport.bench; this script adds where results lie and what they are held against. bars.csv names a
+row and one of its figures: `ratio` (our time over the best peer's), `seconds`, `host_seconds` and `inverse_share` (our
+time over the plain read's) are at most the bar; `share` (of the plain read's rate), `rate_of_b000` and
+`speedup_of_b000` (bytes a second, and time, against the first row) at least. The bars are for one NVIDIA H200.
 """
 
 from __future__ import annotations
