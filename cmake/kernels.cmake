@@ -6,7 +6,7 @@ set(FLASHPORT_INSTANCE_TABLE "${PROJECT_SOURCE_DIR}/cmake/decode_instances.txt")
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${FLASHPORT_INSTANCE_TABLE}")
 
 # Kernels that every target has besides those of the table; each takes the params struct beside it.
-set(FLASHPORT_PLAIN_KERNELS decode_stage2 merge_states append_kv)
+set(FLASHPORT_PLAIN_KERNELS decode_stage2 merge_states append_kv read_bandwidth)
 
 # The rows of the table that `target` has, each as "math|kv|dk|dv|rows".
 function(flashport_instances target backend out)

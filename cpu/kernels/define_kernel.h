@@ -5,6 +5,7 @@
 #include "common/device/append_kernel.h"
 #include "common/device/decode_kernel.h"
 #include "common/device/merge_kernel.h"
+#include "common/device/read_kernel.h"
 #include "common/host/backend_abi.h"
 
 namespace flashport::FLASHPORT_TARGET {
@@ -48,4 +49,9 @@ constexpr DecodeConfig decode_config(MathType math, KvFormat kv, int head_dim_qk
 #define FLASHPORT_DEFINE_APPEND_KV(symbol, key)                                             \
   namespace flashport::FLASHPORT_TARGET {                                                   \
   FLASHPORT_DEFINE_KERNEL(symbol, key, {}, AppendParams, char, append_kv<1>(params, block)) \
+  }
+
+#define FLASHPORT_DEFINE_READ_BANDWIDTH(symbol, key)                                                    \
+  namespace flashport::FLASHPORT_TARGET {                                                               \
+  FLASHPORT_DEFINE_KERNEL(symbol, key, {}, ReadBandwidthParams, char, read_bandwidth<1>(params, block)) \
   }

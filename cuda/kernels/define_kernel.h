@@ -5,6 +5,7 @@
 #include "common/device/append_kernel.h"
 #include "common/device/decode_kernel.h"
 #include "common/device/merge_kernel.h"
+#include "common/device/read_kernel.h"
 #include "common/host/backend_abi.h"
 
 namespace flashport::FLASHPORT_TARGET {
@@ -57,4 +58,15 @@ constexpr DecodeConfig decode_config(MathType math, KvFormat kv, int head_dim_qk
   extern "C" KernelEntry symbol##_entry() {                                                                          \
     return {key, {}, kAppendThreads, 0, reinterpret_cast<const void*>(symbol)};                                      \
   }                                                                                                                  \
+  }
+
+#define FLASHPORT_DEFINE_READ_BANDWIDTH(symbol, key)                           \
+  namespace flashport::FLASHPORT_TARGET {                                      \
+  extern "C" __global__ void __launch_bounds__(kMergeThreads)                  \
+      symbol(const __grid_constant__ ReadBandwidthParams params) {             \
+    read_bandwidth<kMergeThreads>(params, Block(nullptr));                     \
+  }                                                                            \
+  extern "C" KernelEntry symbol##_entry() {                                    \
+    return {key, {}, kMergeThreads, 0, reinterpret_cast<const void*>(symbol)}; \
+  }                                                                            \
   }

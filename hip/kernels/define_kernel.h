@@ -7,6 +7,7 @@
 #include "common/device/append_kernel.h"
 #include "common/device/decode_kernel.h"
 #include "common/device/merge_kernel.h"
+#include "common/device/read_kernel.h"
 
 namespace flashport::FLASHPORT_TARGET {
 
@@ -53,4 +54,11 @@ constexpr int waves_per_simd(const DecodeTuning& tuning) {
   FLASHPORT_KERNEL(kAppendThreads, 1) void symbol(const AppendParams) {       \
     append_kv<kAppendThreads>(kernel_params<AppendParams>(), Block(nullptr)); \
   }                                                                           \
+  }
+
+#define FLASHPORT_DEFINE_READ_BANDWIDTH(symbol, key)                                     \
+  namespace flashport::FLASHPORT_TARGET {                                                \
+  FLASHPORT_KERNEL(kMergeThreads, 1) void symbol(const ReadBandwidthParams) {            \
+    read_bandwidth<kMergeThreads>(kernel_params<ReadBandwidthParams>(), Block(nullptr)); \
+  }                                                                                      \
   }
