@@ -9,31 +9,38 @@
 
 namespace flashport::FLASHPORT_TARGET {
 
+struct alignas(16) ReadUnit {
+  float x[4];
+};
+
 // `data` is aligned to 16 bytes.
 template <int kThreads>
 FLASHPORT_DEVICE void read_bandwidth(const ReadBandwidthParams& p, const Block& block) {
-  constexpr int kDepth = kVectorFloats > 8 ? 1 : 8;  // loads in flight of a thread
-  constexpr std::int64_t kRow = std::int64_t{kThreads} * kVectorFloats;
-  constexpr std::int64_t kTile = kDepth * kRow;
-  const auto* data = static_cast<const float*>(__builtin_assume_aligned(p.data, 16));
-  const std::int64_t tiles = p.bytes / static_cast<std::int64_t>(sizeof(float)) / kTile;
+  constexpr int kDepth = 8;  // loads in flight of a thread
+  constexpr std::int64_t kTile = std::int64_t{kDepth} * kThreads;
+  const auto* data = static_cast<const ReadUnit*>(p.data);
+  const std::int64_t tiles = p.bytes / static_cast<std::int64_t>(sizeof(ReadUnit)) / kTile;
   const std::int64_t first = tiles * block.index() / block.count();
   const std::int64_t last = tiles * (block.index() + 1) / block.count();
-  float sum[kVectorFloats] = {};
+  float sum[kDepth][4] = {};
   for (std::int64_t tile = first; tile < last; ++tile) {
-    const float* from = data + tile * kTile + block.thread() * kVectorFloats;
-    float x[kDepth][kVectorFloats];
+    const ReadUnit* from = data + tile * kTile + block.thread();
+    ReadUnit unit[kDepth];
     FLASHPORT_UNROLL(8)
-    for (int d = 0; d < kDepth; ++d) load_vector(x[d], from + d * kRow, 1, kVectorFloats);
+    for (int d = 0; d < kDepth; ++d) unit[d] = from[d * kThreads];
     FLASHPORT_UNROLL(8)
     for (int d = 0; d < kDepth; ++d) {
-      for (int i = 0; i < kVectorFloats; ++i) sum[i] += x[d][i];
+      for (int i = 0; i < 4; ++i) sum[d][i] += unit[d].x[i];
     }
   }
   float total = 0.0f;
-  for (int i = 0; i < kVectorFloats; ++i) total += sum[i];
+  for (int d = 0; d < kDepth; ++d) {
+    for (int i = 0; i < 4; ++i) total += sum[d][i];
+  }
   if (block.index() == block.count() - 1) {  // less than a tile is left
-    for (std::int64_t i = tiles * kTile + block.thread(); i < p.bytes / 4; i += kThreads) total += data[i];
+    const auto* rest = reinterpret_cast<const float*>(data + tiles * kTile);
+    const std::int64_t count = (p.bytes - tiles * kTile * static_cast<std::int64_t>(sizeof(ReadUnit))) / 4;
+    for (std::int64_t i = block.thread(); i < count; i += kThreads) total += rest[i];
   }
   if (p.bytes < 0) *static_cast<float*>(p.data) = total;
 }
