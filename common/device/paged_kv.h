@@ -13,14 +13,13 @@ FLASHPORT_DEVICE std::int64_t index_at(const IndexArray& array, std::int64_t i) 
                         : static_cast<const std::int32_t*>(array.data)[i];
 }
 
-// Keys of sequence `seq`, never outside [0, max_len].
+// Keys of sequence `seq`, never outside [0, max_len] nor past the pages that CSR gives it.
 FLASHPORT_DEVICE int sequence_length(const DecodeParams& p, int seq) {
-  std::int64_t length;
-  if (p.seqlens.data != nullptr) {
-    length = index_at(p.seqlens, seq);
-  } else {
+  std::int64_t length = p.seqlens.data != nullptr ? index_at(p.seqlens, seq) : p.max_len;
+  if (p.kv_indptr != nullptr) {
     const std::int64_t pages = p.kv_indptr[seq + 1] - p.kv_indptr[seq];
-    length = pages > 0 ? (pages - 1) * p.page_size + p.kv_last_page_len[seq] : 0;
+    if (p.seqlens.data == nullptr) length = (pages - 1) * p.page_size + p.kv_last_page_len[seq];
+    length = minimum(length, pages * p.page_size);
   }
   if (length < 0) length = 0;
   if (length > p.max_len) length = p.max_len;

@@ -135,6 +135,7 @@ DecodeProblem validate_decode_stage1(const DecodeStage1Args& a) {
   p.k = cache_params(kCheck, a.k, "k", axes, p.head_dim_qk);
   p.v = cache_params(kCheck, a.v, "v", axes, p.head_dim_v);
   p.page_size = 1;
+  p.page_shift = 0;
   p.seqlens = index_array(a.b_seqlen);
   p.table = static_cast<const std::int32_t*>(a.req_to_tokens.data);
   p.table_stride = a.req_to_tokens.strides[0];

@@ -49,9 +49,9 @@ struct DecodeArgs {
   double softcap = 0.0;                    // s = cap * tanh(s / cap) after the scale; 0 is off
   std::optional<TensorView> alibi_slopes;  // fp32 (Hq) or (B, Hq): bias -slope * |query position - key position|
   std::optional<TensorView> sinks;         // fp32 (Hq): a logit that joins the denominator only
-  std::optional<TensorView> tree_mask;     // (B, q_len) uint32: bit j of row i lets token i see draft token j
-  std::optional<TensorView> k_scale;       // fp32 (1) or (Hkv): K = k_scale * stored; quantised caches
-  std::optional<TensorView> v_scale;       // fp32 (1) or (Hkv)
+  std::optional<TensorView> tree_mask;     // (B, q_len), ragged (total_q), uint32: bit j of token i lets it see draft j
+  std::optional<TensorView> k_scale;       // fp32 (1) or (Hkv): K = k_scale * stored
+  std::optional<TensorView> v_scale;       // fp32 (1) or (Hkv); where both are given, both of one shape
   int num_splits = kInvariantSplits;
 
   TensorView out;                       // as q with DV in place of D; fp16, bf16 or fp32
