@@ -8,7 +8,7 @@ prefix=$(realpath -m "${1:?usage: ci/cuda_prefix.sh PREFIX}")
 [ -e "$prefix/complete" ] && exit 0
 
 python3 -m venv "$prefix/venv"
-"$prefix/venv/bin/pip" install --quiet --disable-pip-version-check \
+"$prefix/venv/bin/pip" install -qq --disable-pip-version-check \
   nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-runtime==13.0.96 \
   nvidia-cuda-cccl==13.0.85 nvidia-cuda-cuobjdump==13.2.51 nvidia-cuda-nvdisasm==13.2.51
 toolkit=$(echo "$prefix"/venv/lib/python3*/site-packages/nvidia/cu13)
