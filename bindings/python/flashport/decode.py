@@ -12,14 +12,21 @@ from typing import Any
 
 from flashport import _core
 
-_modules = sys.modules
+
+def _look_for_torch() -> bool:
+    """Stands in for torch.compiler.is_compiling until torch has been imported by somebody."""
+    global _is_compiling
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    _is_compiling = torch.compiler.is_compiling
+    return torch.compiler.is_compiling()
+
+
+_is_compiling = _look_for_torch  # whether torch.compile traces the caller
 
 
 def _torch_operators() -> Any:
-    """The torch operators where the caller is being traced by torch.compile, else None."""
-    torch = _modules.get("torch")
-    if torch is None or not torch.compiler.is_compiling():
-        return None
     from flashport import torch_ops
 
     return torch_ops
@@ -107,9 +114,8 @@ def flash_decode(
         NotImplementedError: No kernel of the device's target serves the request.
         RuntimeError: A driver call failed.
     """
-    operators = _torch_operators()
-    if operators is not None:
-        return operators.flash_decode(
+    if _is_compiling():
+        return _torch_operators().flash_decode(
             q, k_cache, v_cache, seqlens, block_table, token_table, request_index, kv_indptr, kv_indices,
             kv_last_page_len, kv_layout, cu_seqlens_q, max_q_len, softmax_scale, window, softcap, alibi_slopes, sinks,
             tree_mask, k_scale, v_scale, num_splits, out, lse, return_lse, workspace,
@@ -186,9 +192,8 @@ def flash_decode_stage1(
     Raises:
         ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written.
     """
-    operators = _torch_operators()
-    if operators is not None:
-        return operators.flash_decode_stage1(
+    if _is_compiling():
+        return _torch_operators().flash_decode_stage1(
             q, k, v, Req_to_tokens, B_req_idx, B_Seqlen, max_len_in_batch, mid_out, mid_out_logsumexp, block_seq,
             sm_scale,
         )  # fmt: skip
@@ -225,9 +230,8 @@ def flash_decode_stage2(
     Raises:
         ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written.
     """
-    operators = _torch_operators()
-    if operators is not None:
-        return operators.flash_decode_stage2(mid_out, mid_out_logexpsum, B_Seqlen, Out, block_seq, lse)
+    if _is_compiling():
+        return _torch_operators().flash_decode_stage2(mid_out, mid_out_logexpsum, B_Seqlen, Out, block_seq, lse)
     return _core.flash_decode_stage2(mid_out, mid_out_logexpsum, B_Seqlen, Out, block_seq, lse, stream)
 
 
@@ -262,9 +266,8 @@ def append_kv(
     Raises:
         ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written.
     """
-    operators = _torch_operators()
-    if operators is not None:
-        return operators.append_kv(k, v, k_cache, v_cache, slots, kv_layout, k_scale, v_scale)
+    if _is_compiling():
+        return _torch_operators().append_kv(k, v, k_cache, v_cache, slots, kv_layout, k_scale, v_scale)
     return _core.append_kv(k, v, k_cache, v_cache, slots, kv_layout, k_scale, v_scale, stream)
 
 
@@ -299,9 +302,8 @@ def merge_state(
     Raises:
         ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written.
     """
-    operators = _torch_operators()
-    if operators is not None:
-        return operators.merge_state(o_a, lse_a, o_b, lse_b, lse_base, out, out_lse)
+    if _is_compiling():
+        return _torch_operators().merge_state(o_a, lse_a, o_b, lse_b, lse_base, out, out_lse)
     return _core.merge_state(o_a, lse_a, o_b, lse_b, lse_base, out, out_lse, stream)
 
 
@@ -332,9 +334,8 @@ def merge_states(
     Raises:
         ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written.
     """
-    operators = _torch_operators()
-    if operators is not None:
-        return operators.merge_states(o, lse, lse_base, out, out_lse)
+    if _is_compiling():
+        return _torch_operators().merge_states(o, lse, lse_base, out, out_lse)
     return _core.merge_states(o, lse, lse_base, out, out_lse, stream)
 
 
