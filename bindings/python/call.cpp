@@ -455,10 +455,12 @@ Allocation Call::allocate(PyObject* like, const TensorView& like_view, DType dty
     if (info.library == Library::kNumpy) {
       result.object = py::module_::import("numpy").attr("empty")(extents, element);
     } else {
-      const py::object device = py::handle(like).attr("device");
-      device.attr("__enter__")();
+      struct CurrentDevice {
+        py::object device;
+        explicit CurrentDevice(py::object on) : device(std::move(on)) { device.attr("__enter__")(); }
+        ~CurrentDevice() { device.attr("__exit__")(py::none(), py::none(), py::none()); }
+      } current(py::handle(like).attr("device"));
       result.object = py::module_::import("cupy").attr("empty")(extents, element);
-      device.attr("__exit__")(py::none(), py::none(), py::none());
     }
     result.view = output("out", result.object.ptr());
     return result;

@@ -1,0 +1,28 @@
+"""Python examples of the README and the docs run as they stand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+EXAMPLES = [
+    pytest.param(code, id=f"{page.name}-{number}")
+    for page in PAGES
+    if page.exists()
+    for number, code in enumerate(BLOCK.findall(page.read_text()))
+]
+
+
+@pytest.mark.parametrize("code", EXAMPLES)
+@pytest.mark.filterwarnings("ignore")
+def test_example(code):
+    if "import torch" in code:
+        torch = pytest.importorskip("torch")
+        if '"cuda"' in code and not torch.cuda.is_available():
+            pytest.skip("needs a GPU")
+    exec(compile(code, "example", "exec"), {"__name__": "example"})
