@@ -50,11 +50,11 @@ FLASHPORT_DEVICE void append_side(const AppendParams& p, const AppendSide& side,
   const int first = unit * kAppendUnit;
   const int count = minimum(kAppendUnit, side.head_dim - first);
   if (count <= 0) return;
-  const float inverse = side.scale == nullptr ? 1.0f : 1.0f / side.scale[head * side.scale_stride];
+  const float scale = side.scale == nullptr ? 1.0f : side.scale[head * side.scale_stride];
   const std::int64_t from = token * side.src_stride_token + head * side.src_stride_head + first * side.src_stride_dim;
   float x[kAppendUnit];
   for (int i = 0; i < kAppendUnit; ++i) {
-    x[i] = i < count ? load_as_float(side.src, p.src_dtype, from + i * side.src_stride_dim) * inverse : 0.0f;
+    x[i] = i < count ? load_as_float(side.src, p.src_dtype, from + i * side.src_stride_dim) / scale : 0.0f;
   }
   char* row = static_cast<char*>(side.cache) + place.page * side.page_stride + place.offset * side.token_stride +
               head * side.head_stride;
