@@ -178,6 +178,7 @@ struct WaveShare {
   static constexpr int kCols = kCfg.shape.head_dim_v / kColWaves;
   static constexpr int kLaneCols = kCols / 16 < 4 ? kCols / 16 : 4;
   static constexpr int kGroups = kCols / 16 / kLaneCols;  // of 16 lanes times kLaneCols columns
+  static constexpr int kTileRegisters = (kCols / 16 + kKeyTiles) * kRowTiles * 8;  // of one O and one S
   static_assert(kCfg.tuning.waves % kColWaves == 0 && kCfg.shape.rows % (16 * kRowWaves) == 0);
 };
 
@@ -194,7 +195,8 @@ class KvPipeline {
   static constexpr int kValueUnits = kLeafKeys / Value::kKeys * Share::kGroups;
 
  private:
-  static constexpr int kRegisters = 64;  // for either
+  // For either; wide output and score tiles leave less.
+  static constexpr int kRegisters = Share::kTileRegisters < 64 ? 64 : 32;
   static constexpr int kKeyFit = kRegisters / (Key::kWords * Share::kKeyTiles);
   static constexpr int kValueFit = kRegisters / Value::kRegisters;
 
@@ -204,10 +206,7 @@ class KvPipeline {
 
   template <class Shared>
   FLASHPORT_DEVICE KvPipeline(const DecodeParams& p, const Block& block, Shared&, LeafCursor& ahead)
-      : key_bytes_(p.k.row_bytes),
-        value_bytes_(p.v.row_bytes),
-        lane_(block.lane()),
-        col_wave_(block.wave() % Share::kColWaves) {
+      : block_(block), key_bytes_(p.k.row_bytes), value_bytes_(p.v.row_bytes), lane_(block.lane()) {
     look_up(p, ahead);
     if constexpr (kAhead) begin_keys(p, ahead);
   }
@@ -236,31 +235,36 @@ class KvPipeline {
   // Key of the leaf that row `row` of the A operand of key tile `tile` holds: a lane's eight scores of a tile are then
   // eight neighbouring keys.
   FLASHPORT_DEVICE int key_of(int tile, int row) const {
-    return (col_wave_ * Share::kKeyTiles + tile) * 16 + row % 2 * 8 + row / 2;
+    return (col_wave() * Share::kKeyTiles + tile) * 16 + row % 2 * 8 + row / 2;
   }
   // The lane's first column of a group: A operand row n is column col_of(group, n) + j of operand j.
   FLASHPORT_DEVICE int col_of(int group, int row) const {
-    return col_wave_ * Share::kCols + (group * 16 + row) * Share::kLaneCols;
+    return col_wave() * Share::kCols + (group * 16 + row) * Share::kLaneCols;
   }
 
   FLASHPORT_DEVICE const Key& key(int unit, int tile) const { return keys_[unit % kKeyDepth][tile]; }
   FLASHPORT_DEVICE void load_key(int unit) {
+    const int bytes = recompute_scalar(key_bytes_);
 #pragma unroll
     for (int tile = 0; tile < Share::kKeyTiles; ++tile) {
-      keys_[unit % kKeyDepth][tile].load(key_rows_[tile], unit, key_bytes_);
+      keys_[unit % kKeyDepth][tile].load(key_rows_[tile], unit, bytes);
     }
   }
   // Unit: 16 keys, then the groups of columns.
   FLASHPORT_DEVICE const Value& value(int unit) const { return values_[unit % kValueDepth]; }
   FLASHPORT_DEVICE void load_value(int unit) {
     const int first = unit / Share::kGroups * Value::kKeys;
-    const GlobalBytes rows = value_rows_[first / kWaveSize];
-    values_[unit % kValueDepth].load(
-        [&](int key) { return broadcast_from(rows, (first + key) % kWaveSize); },
-        col_of(unit % Share::kGroups, lane_ % 16), value_bytes_);
+    GlobalBytes rows = value_rows_[first / kWaveSize];
+    const auto row = [&](int key) {
+      if (key % 4 == 0) asm volatile("" : "+v"(rows)::"memory");  // few scalar pointers at a time
+      return broadcast_from(rows, (first + key) % kWaveSize);
+    };
+    values_[unit % kValueDepth].load(row, col_of(unit % Share::kGroups, lane_ % 16), value_bytes_);
   }
 
  private:
+  FLASHPORT_DEVICE int col_wave() const { return recompute_scalar(block_.wave()) % Share::kColWaves; }
+
   FLASHPORT_DEVICE static GlobalBytes row_address(const CacheParams& cache, TokenPlace place, int head) {
     const std::int64_t offset = row_offset(cache, place, head);
     return offset < 0 ? zero_row() : (GlobalBytes)(cache.data) + offset;
@@ -288,7 +292,8 @@ class KvPipeline {
     for (int unit = 0; unit < kKeyDepth; ++unit) load_key(unit);
   }
 
-  int key_bytes_, value_bytes_, lane_, col_wave_;
+  const Block& block_;
+  int key_bytes_, value_bytes_, lane_;
   TokenPlace key_places_[Share::kKeyTiles], value_places_[2];
   GlobalBytes key_rows_[Share::kKeyTiles], value_rows_[2];
   Key keys_[kKeyDepth][Share::kKeyTiles];

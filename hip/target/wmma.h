@@ -1,0 +1,93 @@
+// The instructions behind the tile verbs of RDNA3: WMMA 16x16x16 of wave32, the exchange between the halves of a wave,
+// loads at any alignment.
+//
+// Fragments of D = A B + C, lane = 16 * h + n (h 0..1, n 0..15), operands replicated over both halves:
+//   A [16, 16]: row n, element k at 16-bit place k of eight registers
+//   B [16, 16]: column n, element k at 16-bit place k
+//   C, D [16, 16]: column n; register r holds row 2 r + h
+#pragma once
+
+#include <type_traits>
+
+#include "common/device/params.h"
+#include "hip/target/block.h"
+
+namespace flashport::FLASHPORT_TARGET {
+
+using Words8 = unsigned __attribute__((ext_vector_type(8)));
+using Floats8 = float __attribute__((ext_vector_type(8)));
+
+// Made where it is needed: a constant would be kept in eight scalar registers.
+FLASHPORT_DEVICE Floats8 zero_tile() {
+  Floats8 c = {};
+  asm volatile("" : "+v"(c));
+  return c;
+}
+
+constexpr int wmma_row(int reg, int half) { return 2 * reg + half; }
+
+template <MathType kMath>
+FLASHPORT_DEVICE Floats8 wmma(Words8 a, Words8 b, Floats8 c) {
+  if constexpr (kMath == MathType::kBf16) {
+    using Operand = short __attribute__((ext_vector_type(16)));
+    return __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(__builtin_bit_cast(Operand, a), __builtin_bit_cast(Operand, b),
+                                                       c);
+  } else {
+    using Operand = _Float16 __attribute__((ext_vector_type(16)));
+    return __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(__builtin_bit_cast(Operand, a), __builtin_bit_cast(Operand, b),
+                                                      c);
+  }
+}
+
+// The value of the lane with the same n in the other half.
+FLASHPORT_DEVICE float other_half(float x) {
+  const int bits = __builtin_bit_cast(int, x);
+  return __builtin_bit_cast(
+      float, __builtin_amdgcn_permlanex16(bits, bits, 0x76543210, static_cast<int>(0xfedcba98), false, false));
+}
+
+// A barrier that orders shared memory alone. Block::sync() would also wait for every global load in flight: the waves of
+// a block may sit on two CUs, whose vector caches it makes agree.
+FLASHPORT_DEVICE void sync_shared() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
+  __builtin_amdgcn_s_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
+}
+
+// Products that led to `c` are done on this side and loads stay on theirs: those that moved up would need registers that
+// are not there.
+FLASHPORT_DEVICE void keep_order(Floats8& c) { asm volatile("" : "+v"(c)::"memory"); }
+
+// Two floats as a register of the math type, the first in the low half.
+template <MathType kMath>
+FLASHPORT_DEVICE unsigned pack(float low, float high) {
+  using Element = std::conditional_t<kMath == MathType::kBf16, BFloat16, Half>;
+  using Two = Element __attribute__((ext_vector_type(2)));
+  return __builtin_bit_cast(unsigned, Two{static_cast<Element>(low), static_cast<Element>(high)});
+}
+
+// Global memory named as such (a generic pointer would make flat loads), and what is loaded from it at any even
+// address: the hardware takes unaligned vectors.
+using GlobalBytes = const char __attribute__((address_space(1)))*;
+
+template <int kWords>
+struct __attribute__((packed, aligned(2))) UnalignedWords {
+  unsigned __attribute__((ext_vector_type(kWords))) words;
+};
+template <int kWords>
+FLASHPORT_DEVICE auto load_words(GlobalBytes at) {
+  return reinterpret_cast<const UnalignedWords<kWords> __attribute__((address_space(1)))*>(at)->words;
+}
+FLASHPORT_DEVICE unsigned load_half_word(GlobalBytes at) {
+  return *reinterpret_cast<const std::uint16_t __attribute__((address_space(1)))*>(at);
+}
+
+// The pointer that lane `lane` holds, as a scalar.
+FLASHPORT_DEVICE GlobalBytes broadcast_from(GlobalBytes pointer, int lane) {
+  const auto bits = reinterpret_cast<std::uint64_t>(pointer);
+  const unsigned low = __builtin_amdgcn_readlane(static_cast<unsigned>(bits), lane);
+  const unsigned high = __builtin_amdgcn_readlane(static_cast<unsigned>(bits >> 32), lane);
+  return reinterpret_cast<GlobalBytes>(std::uint64_t{high} << 32 | low);
+}
+
+}  // namespace flashport::FLASHPORT_TARGET
