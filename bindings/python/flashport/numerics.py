@@ -86,19 +86,20 @@ def nan_bits(shape: tuple[int, ...], kv: str) -> np.ndarray:
 
 
 def _encode_q8_0(values: np.ndarray) -> np.ndarray:
-    blocks = values.reshape(*values.shape[:-1], -1, BLOCK_VALUES)
+    blocks = values.reshape(*values.shape[:-1], values.shape[-1] // BLOCK_VALUES, BLOCK_VALUES)
     scale = (np.abs(blocks).max(axis=-1, keepdims=True) / 127).astype(np.float16)
     inverse = np.divide(1, scale.astype(np.float32), out=np.zeros(scale.shape, np.float32), where=scale != 0)
     quants = np.clip(np.rint(blocks * inverse), -127, 127).astype(np.int8)
     rows = np.concatenate([scale.view(np.uint8), quants.view(np.uint8)], axis=-1)
-    return rows.reshape(*values.shape[:-1], -1)
+    return rows.reshape(*values.shape[:-1], row_extent(values.shape[-1], "q8_0"))
 
 
 def _decode_q8_0(bits: np.ndarray) -> np.ndarray:
-    blocks = np.ascontiguousarray(bits).reshape(*bits.shape[:-1], -1, BLOCK_BYTES)
+    count = bits.shape[-1] // BLOCK_BYTES
+    blocks = np.ascontiguousarray(bits).reshape(*bits.shape[:-1], count, BLOCK_BYTES)
     scale = np.ascontiguousarray(blocks[..., :2]).view(np.float16).astype(np.float32)
     quants = np.ascontiguousarray(blocks[..., 2:]).view(np.int8)
-    return (quants * scale).reshape(*bits.shape[:-1], -1).astype(np.float32)
+    return (quants * scale).reshape(*bits.shape[:-1], count * BLOCK_VALUES).astype(np.float32)
 
 
 def _fp8_values(kv: str) -> np.ndarray:
