@@ -23,9 +23,9 @@ struct AppendCase {
   bool index64;
 };
 
-class Append : public testing::TestWithParam<AppendCase> {};
+std::ostream& operator<<(std::ostream& out, const AppendCase& c) { return out << c.name; }
 
-std::vector<unsigned char> all_bytes(Tensor& tensor) { return tensor.element_bytes(); }
+class Append : public testing::TestWithParam<AppendCase> {};
 
 TEST_P(Append, WritesTheReferencesBits) {
   const AppendCase& c = GetParam();
@@ -90,7 +90,8 @@ TEST_P(Append, WritesTheReferencesBits) {
   for (Tensor* cache : {&k_cache, &v_cache}) {
     cache->download();
     EXPECT_EQ(cache->damage(), "");
-    const std::vector<unsigned char> got = all_bytes(*cache), wanted = all_bytes(cache == &k_cache ? k_wanted : v_wanted);
+    const std::vector<unsigned char> got = cache->element_bytes();
+    const std::vector<unsigned char> wanted = (cache == &k_cache ? k_wanted : v_wanted).element_bytes();
     ASSERT_EQ(got.size(), wanted.size());
     const auto differs = std::mismatch(got.begin(), got.end(), wanted.begin());
     EXPECT_TRUE(differs.first == got.end())

@@ -23,6 +23,8 @@ struct MergeCase {
   bool base_2, dense;
 };
 
+std::ostream& operator<<(std::ostream& out, const MergeCase& c) { return out << c.name; }
+
 // o [n][rows][dim], lse [n][rows]; every row of seven lacks a state or all of them.
 struct States {
   static constexpr std::int64_t kOuter = 7, kInner = 5;

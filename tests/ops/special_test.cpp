@@ -42,9 +42,7 @@ TEST(Special, NanAndInfinityStayInTheirRowsAndColumns) {
   const DecodeCase c = plain_case("special_nan", {70, 65, 3});
   DecodeCall call(c);
   call.q().set({0, 3, 5}, NAN);
-  const std::int64_t page = reference::gather(call.inputs()).size() == 3 ? call.args().block_table->shape[1] : 0;
-  ASSERT_GT(page, 0);
-  // The last key of request 1, wherever its page is: found through the oracle's own addressing.
+  // The last key of request 1, wherever its page is.
   const reference::DecodeInputs in = call.inputs();
   const std::int64_t where = in.block_table->integer({1, 64 / 16});
   call.v().set({where, 64 % 16, 0, 7}, INFINITY);
@@ -88,7 +86,7 @@ TEST(Special, CallersWorkspaceServesRepeatedCalls) {
       call.out().download();
       call.lse()->download();
       EXPECT_EQ(call.check(math_of(c)), "") << "splits " << splits;
-      if (splits == flashport::kInvariantSplits) EXPECT_TRUE(call.bits() == expected);
+      EXPECT_TRUE(splits != flashport::kInvariantSplits || call.bits() == expected);
     }
     workspace.download();
     EXPECT_EQ(workspace.damage(), "");

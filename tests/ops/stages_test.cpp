@@ -21,6 +21,8 @@ struct StageCase {
   std::vector<std::int64_t> lens;
 };
 
+std::ostream& operator<<(std::ostream& out, const StageCase& c) { return out << c.name; }
+
 // The decode case that has this case's tensors: a token pool whose K and V are slices of one buffer.
 DecodeCase as_decode_case(const StageCase& s) {
   DecodeCase c{};
@@ -172,6 +174,8 @@ struct Stage2Case {
   std::int64_t dim, heads, block_seq;
   bool dense, lse;
 };
+
+std::ostream& operator<<(std::ostream& out, const Stage2Case& c) { return out << c.name; }
 
 class Stage2 : public testing::TestWithParam<Stage2Case> {};
 
