@@ -9,15 +9,11 @@
 
 #include "common/device/params.h"
 #include "hip/target/kv_operand.h"
+#include "hip/target/lane_maps.h"
 
 namespace flashport::FLASHPORT_TARGET {
 
 using Floats4 = float __attribute__((ext_vector_type(4)));
-
-// The maps of the fragments: element (row or column, k) of an operand, row of D.
-constexpr int mfma_line(int lane) { return lane % 16; }
-constexpr int mfma_k(int lane, int element) { return lane / 16 * 4 + element; }
-constexpr int mfma_row(int lane, int reg) { return lane / 16 * 4 + reg; }
 
 template <MathType kMath>
 FLASHPORT_DEVICE void mfma(Floats4& c, Words2 a, Words2 b) {

@@ -11,6 +11,7 @@
 
 #include "common/device/params.h"
 #include "hip/target/block.h"
+#include "hip/target/lane_maps.h"
 
 namespace flashport::FLASHPORT_TARGET {
 
@@ -23,8 +24,6 @@ FLASHPORT_DEVICE Floats8 zero_tile() {
   asm volatile("" : "+v"(c));
   return c;
 }
-
-constexpr int wmma_row(int reg, int half) { return 2 * reg + half; }
 
 template <MathType kMath>
 FLASHPORT_DEVICE Floats8 wmma(Words8 a, Words8 b, Floats8 c) {

@@ -63,6 +63,29 @@ TEST_P(Bitwise, AloneInBatchesAndOnAnyNumberOfMultiprocessors) {
   }
 }
 
+// Many cuts of long lines of leaves: every grid from one block to more blocks than leaves.
+TEST(FullBitwise, UnderRandomSchedules) {
+  const PoolShape shape{"bitwise_schedules", Type::kF16, Type::kF16, 64, 64, 1, 1, 16, 1};
+  const RequestPool pool(shape, {17000, 1, 1024, 1025, 0, 16384, 16385, 4096, 70, 2000}, 15);
+  const auto count = static_cast<std::int64_t>(pool.lens().size());
+  RequestPool::Bits alone;
+  for (std::int64_t id = 0; id < count; ++id) alone.push_back(pool.run({id})[0]);
+  Random random(16);
+  for (int round = 0; round < 100; ++round) {
+    std::vector<std::int64_t> batch(1 + random.below(2 * count));
+    for (std::int64_t& id : batch) id = random.below(count);
+    const auto limit = static_cast<int>(1 + random.below(1 + random.below(400)));
+    flashport::set_multiprocessor_limit(limit);
+    const RequestPool::Bits bits = pool.run(batch);
+    for (std::size_t b = 0; b < batch.size(); ++b) {
+      ASSERT_TRUE(bits[b] == alone[batch[b]])
+          << "round " << round << ", " << limit << " multiprocessors, place " << b << ", length "
+          << pool.lens()[batch[b]];
+    }
+  }
+  flashport::set_multiprocessor_limit(0);
+}
+
 TEST_P(Bitwise, OnRepeat) {
   const PoolShape& shape = GetParam();
   FLASHPORT_REQUIRE_SUPPORT(shape.name, flashport::supports(shape.query(shape.q_len)));

@@ -1,0 +1,18 @@
+// Which element of a 16x16x16 matrix instruction a lane holds, as the ISA manuals have it. Plain C++, so that any host can
+// check them.
+//   MFMA (CDNA, wave64), lane = 16 g + n: operands hold row (A) or column (B) n, k = 4 g + element; D holds column n, row
+//   4 g + register.
+//   WMMA (RDNA3, wave32), lane = 16 h + n: operands hold row or column n and every k, in both halves; D holds column n, row
+//   2 register + h.
+#pragma once
+
+namespace flashport {
+
+constexpr int mfma_line(int lane) { return lane % 16; }
+constexpr int mfma_k(int lane, int element) { return lane / 16 * 4 + element; }
+constexpr int mfma_row(int lane, int reg) { return lane / 16 * 4 + reg; }
+
+constexpr int wmma_line(int lane) { return lane % 16; }
+constexpr int wmma_row(int reg, int half) { return 2 * reg + half; }
+
+}  // namespace flashport

@@ -1,0 +1,41 @@
+// The lane maps of AMD's matrix instructions against the tables of the ISA manuals (CDNA3: "Matrix core instructions",
+// RDNA3: "WMMA"), which go the other way: from an element to its lane and register.
+#include "hip/target/lane_maps.h"
+
+#include <gtest/gtest.h>
+
+namespace flashport {
+namespace {
+
+TEST(LaneMaps, MfmaOperandsAndResult) {
+  for (int line = 0; line < 16; ++line) {
+    for (int k = 0; k < 16; ++k) {
+      // A[line][k] and B[k][line]: lane line + 16 (k / 4), element k mod 4 of the two registers.
+      EXPECT_EQ(mfma_line(line + 16 * (k / 4)), line);
+      EXPECT_EQ(mfma_k(line + 16 * (k / 4), k % 4), k);
+      // D[k][line]: lane line + 16 (k / 4), register k mod 4.
+      EXPECT_EQ(mfma_row(line + 16 * (k / 4), k % 4), k);
+    }
+  }
+}
+
+// What the kernels build on: S^T = K Q^T, rounded, is the operand P^T of O^T = V^T P^T, lane by lane.
+TEST(LaneMaps, MfmaResultIsTheNextOperand) {
+  for (int lane = 0; lane < 64; ++lane) {
+    for (int i = 0; i < 4; ++i) EXPECT_EQ(mfma_row(lane, i), mfma_k(lane, i));
+  }
+}
+
+TEST(LaneMaps, WmmaResult) {
+  for (int row = 0; row < 16; ++row) {
+    for (int column = 0; column < 16; ++column) {
+      // D[row][column]: register row / 2, lane column + 16 (row mod 2).
+      const int lane = column + 16 * (row % 2);
+      EXPECT_EQ(wmma_line(lane), column);
+      EXPECT_EQ(wmma_row(row / 2, lane / 16), row);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flashport
