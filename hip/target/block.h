@@ -12,7 +12,6 @@
 
 #pragma clang fp contract(off)
 
-#define FLASHPORT_COLD __device__ __forceinline__
 #define FLASHPORT_DEVICE __device__ __forceinline__
 #define FLASHPORT_PRAGMA(text) _Pragma(#text)
 #define FLASHPORT_UNROLL(count) FLASHPORT_PRAGMA(unroll count)
@@ -21,6 +20,8 @@ namespace flashport::FLASHPORT_TARGET {
 
 inline constexpr int kVectorFloats = 4;  // columns of a row that a thread takes at a time
 inline constexpr int kMergeUnroll = 8;   // parts in flight while merging
+inline constexpr int kFoldAtOnce = 4;      // states in flight while folding inside the loop,
+inline constexpr int kFoldAllAtOnce = 8;  // and behind it
 inline constexpr float kInfinity = __builtin_huge_valf();
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
@@ -59,10 +60,18 @@ FLASHPORT_DEVICE T load_global(const T* address) {
 FLASHPORT_DEVICE float load_published(const float* address) {
   return __hip_atomic_load(address, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
-FLASHPORT_DEVICE float2 load_published(const float2* address) {
-  const std::uint64_t two =
-      __hip_atomic_load(reinterpret_cast<const std::uint64_t*>(address), __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
-  return __builtin_bit_cast(float2, two);
+FLASHPORT_DEVICE void load_published_vector(float (&x)[kVectorFloats], const float* from) {
+#pragma unroll
+  for (int i = 0; i < kVectorFloats; i += 2) {
+    const std::uint64_t bits =
+        __hip_atomic_load(reinterpret_cast<const std::uint64_t*>(from + i), __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+    const float2 two = __builtin_bit_cast(float2, bits);
+    x[i] = two.x;
+    x[i + 1] = two.y;
+  }
+}
+FLASHPORT_DEVICE void store_vector(float* to, const float (&x)[kVectorFloats]) {
+  *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
 }
 
 // Rounds a magnitude to e4m3 of exponent bias `bias`, to nearest even, saturating at the code `most`.
@@ -129,6 +138,10 @@ FLASHPORT_DEVICE int recompute(int x) {
   asm volatile("" : "+v"(x));
   return x;
 }
+FLASHPORT_DEVICE int recompute_scalar(int x) {
+  asm volatile("" : "+s"(x));
+  return x;
+}
 
 // Waits until this wave's stores have reached the cache that its block shares; defined by the target.
 FLASHPORT_DEVICE void await_stores();
@@ -137,10 +150,13 @@ class Block {
  public:
   FLASHPORT_DEVICE explicit Block(unsigned* flag) : flag_(flag) {}
 
-  FLASHPORT_DEVICE int thread() const { return static_cast<int>(threadIdx.x); }
-  FLASHPORT_DEVICE int lane() const { return thread() % kWaveSize; }
-  FLASHPORT_DEVICE int wave() const { return __builtin_amdgcn_readfirstlane(thread() / kWaveSize); }
-  FLASHPORT_DEVICE std::int64_t index() const { return blockIdx.x; }
+  FLASHPORT_DEVICE int thread() const { return recompute(static_cast<int>(threadIdx.x)); }
+  FLASHPORT_DEVICE int threads() const { return static_cast<int>(blockDim.x); }
+  FLASHPORT_DEVICE int lane() const { return static_cast<int>(threadIdx.x) % kWaveSize; }
+  FLASHPORT_DEVICE int wave() const {
+    return __builtin_amdgcn_readfirstlane(static_cast<int>(threadIdx.x) / kWaveSize);
+  }
+  FLASHPORT_DEVICE std::int64_t index() const { return recompute_scalar(static_cast<int>(blockIdx.x)); }
   FLASHPORT_DEVICE std::int64_t count() const { return gridDim.x; }
   FLASHPORT_DEVICE void sync() const { __syncthreads(); }
   // A value that all lanes hold, as a scalar: what follows from it costs no lanes, registers or masks.

@@ -25,6 +25,7 @@ struct DecodeShared {
   float row_sum[kCfg.tuning.waves][Split::kRowTiles][16];
   ScanScratch<block_threads(kCfg)> scan;
   unsigned arrive_flag;
+  Segment first;  // of the block's range
 };
 
 template <DecodeConfig kCfg>
@@ -44,6 +45,7 @@ class DecodeTiles {
  public:
   static constexpr int kRows = kShape.rows;
   static constexpr int kRowSlots = kRowTiles;
+  static constexpr int kColumns = kShape.head_dim_v;
 
   struct Rows {
     float v[kRowSlots];
@@ -73,7 +75,7 @@ class DecodeTiles {
         g_(block.lane() / 16) {}
 
   FLASHPORT_DEVICE static constexpr int row_slots() { return kRowSlots; }
-  FLASHPORT_DEVICE int live_rows() const { return live_rows_; }
+  FLASHPORT_DEVICE int live_rows() const { return recompute_scalar(live_rows_); }
   FLASHPORT_DEVICE int row_of(int slot) const { return recompute((row_wave_ * kRowTiles + slot) * 16 + n_); }
   // Whether this lane is the one to write per-row values of a slot.
   FLASHPORT_DEVICE bool owns_row(int) const { return col_wave_ == 0 && recompute(g_) == 0; }
@@ -81,7 +83,7 @@ class DecodeTiles {
   // Brings the tile's query rows to shared memory as the math type; padding rows and dims are zero. Ends in a barrier.
   FLASHPORT_DEVICE void stage_query(const DecodeParams& p, const Segment& s) const {
     constexpr int kChunks = kShape.head_dim_qk / 8;
-    for (int i = recompute(block_.thread()); i < kRows * kChunks; i += block_threads(kCfg)) {
+    for (int i = block_.thread(); i < kRows * kChunks; i += block_threads(kCfg)) {
       const int row = i / kChunks;
       const int dim = i % kChunks * 8;
       Words4 chunk = 0;
@@ -274,7 +276,7 @@ class DecodeTiles {
     }
   }
 
-  // Live rows to and from a partial state in global memory: per-row values [live_rows], tile [live_rows, DV].
+  // Live rows to memory: per-row values [live_rows], tile [live_rows, DV].
   FLASHPORT_DEVICE void store_rows(const Rows& rows, float* to) const {
 #pragma unroll
     for (int slot = 0; slot < kRowSlots; ++slot) {
@@ -282,15 +284,8 @@ class DecodeTiles {
       if (owns_row(slot) && row < live_rows_) to[row] = rows[slot];
     }
   }
-  FLASHPORT_DEVICE void load_rows(Rows& rows, const float* from) const {
-#pragma unroll
-    for (int slot = 0; slot < kRowSlots; ++slot) {
-      const int row = row_of(slot);
-      rows[slot] = row < live_rows_ ? load_published(from + row) : 0.0f;
-    }
-  }
   FLASHPORT_DEVICE void store_tile(const Out& out, float* to) const {
-    using Vector = float __attribute__((ext_vector_type(4), aligned(8)));
+    using Vector = float __attribute__((ext_vector_type(4)));
     const int first = recompute(row_of(0) * kShape.head_dim_v + column(0));
 #pragma unroll
     for (int tile = 0; tile < kRowTiles; ++tile) {
@@ -302,29 +297,6 @@ class DecodeTiles {
         for (int col = 0; col < kLaneCols; col += 4) {
           *reinterpret_cast<Vector*>(at + col) =
               Floats4{out.c[tile][col][i], out.c[tile][col + 1][i], out.c[tile][col + 2][i], out.c[tile][col + 3][i]};
-        }
-      }
-    }
-  }
-  // f(value, stored value, slot)
-  template <class F>
-  FLASHPORT_DEVICE void for_each_stored(Out& out, const float* from, F&& f) const {
-    const int first = recompute(row_of(0) * kShape.head_dim_v + column(0));
-#pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile) {
-      if (row_of(tile) >= live_rows_) continue;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float* at = from + first + tile * 16 * kShape.head_dim_v + i * kLaneCols;
-#pragma unroll
-        for (int col = 0; col < kLaneCols; col += 2) {
-          const float2 two = load_published(reinterpret_cast<const float2*>(at + col));
-          float x = out.c[tile][col][i];
-          float y = out.c[tile][col + 1][i];
-          f(x, two.x, tile);
-          f(y, two.y, tile);
-          out.c[tile][col][i] = x;
-          out.c[tile][col + 1][i] = y;
         }
       }
     }
