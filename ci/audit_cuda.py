@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Audits the kernels inside libflashport_cuda.so: what each costs, and that the instructions meant are in it.
 
-For every kernel of a target: registers, static shared memory, tensor core instructions (HMMA), 16-byte loads from
-global memory (LDG or LDGSTS), and fences, held against ci/cuda_resources/<target>.txt. Spills and stack are always
+For every kernel of a target: registers, static shared memory, tensor core instructions (HMMA), loads from global memory
+of 16 bytes or more (LDG, LDGSTS, bulk copies), and fences, held against ci/cuda_resources/<target>.txt. Spills and stack are always
 red, as is a decode kernel without tensor core instructions or 16-byte loads.
 
 usage: ci/audit_cuda.py [--update] [--tools FOLDER] TARGET LIBRARY
@@ -30,7 +30,7 @@ COLUMNS = [
 
 PATTERNS = {
     "matrix": re.compile(r"HMMA|HGMMA"),
-    "loads128": re.compile(r"LDG(STS)?\.\S*128\b"),
+    "loads128": re.compile(r"LDG(STS)?\.\S*128\b|UBLKCP"),
     "fences": re.compile(r"MEMBAR"),
     "local": re.compile(r"(LD|ST)L\b"),
 }
