@@ -27,13 +27,14 @@ FLASHPORT_DEVICE void decode(const DecodeParams& p, const Block& block, DecodeSh
                                                      : balanced_range<block_threads(kCfg)>(p, block, shared.scan));
   LeafCursor now(range), ahead(range);
   if (now.done()) return;
+  if (block.thread() == 0) shared.first = range.segment;  // until finish(), out of the registers
   Tiles tiles(p, block, shared);
   KvPipeline<kCfg> pipeline(p, block, shared, ahead);
   SplitTree<Tiles> tree(p, block, range);
   SoftmaxState<Tiles> state;
   typename Tiles::Query query{};
 
-  for (; !now.done(); now.next(p)) {
+  for (; !now.done(); now.next(reread(p))) {
     const Segment& s = now.segment;
     if (now.at_segment_start()) tiles.stage_query(reread(p), s);
     auto&& keys = pipeline.keys();
@@ -53,8 +54,9 @@ FLASHPORT_DEVICE void decode(const DecodeParams& p, const Block& block, DecodeSh
     const auto probabilities = tiles.to_operand(scores, state.l);
     tiles.mma_ab(probabilities, pipeline.values(), state.o);
 
-    if (tree.add_leaf(tiles, now, state)) write_output(tiles, reread(p), s, block, state);
+    tree.add_leaf(tiles, now, state);
   }
+  tree.finish(tiles, block.uniform(shared.first), now.segment);
 }
 
 }  // namespace flashport::FLASHPORT_TARGET

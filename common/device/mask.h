@@ -55,10 +55,8 @@ FLASHPORT_DEVICE bool visible(const RowView& view, int key) {
 }
 
 // Whether some row of the tile may not see some key of the leaf that begins at `key`.
-FLASHPORT_DEVICE bool leaf_needs_mask(const DecodeParams& p, const Segment& s, int key) {
-  const int first_position = s.length - s.q_len;
-  if (key < s.key_low || key + kLeafKeys > s.key_high || key + kLeafKeys > first_position + 1) return true;
-  return p.window_left >= 0 && key < s.length - 1 - p.window_left;
+FLASHPORT_DEVICE bool leaf_needs_mask(const Segment& s, int key) {
+  return key < maximum(s.key_low, s.clear_low) || key + kLeafKeys > minimum(s.key_high, s.clear_high);
 }
 
 template <class Tiles>
@@ -69,7 +67,7 @@ FLASHPORT_DEVICE void to_logits(const Tiles& tiles, const DecodeParams& p, const
   } else {
     tiles.for_each(scores, [&](float& x, int, int) { x *= scale; });
   }
-  const bool masked = leaf_needs_mask(p, s, key);
+  const bool masked = leaf_needs_mask(s, key);
   if (!masked && p.alibi_slopes == nullptr) return;
   const DecodeParams& rare = reread(p);
   RowView views[Tiles::kRowSlots];

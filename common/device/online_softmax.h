@@ -4,6 +4,7 @@
 // explicit, so that equal trees give equal bits on every path.
 #pragma once
 
+#include "common/device/tree_layout.h"
 #include FLASHPORT_TARGET_HEADER
 
 namespace flashport::FLASHPORT_TARGET {
@@ -27,67 +28,73 @@ struct SoftmaxState {
   typename Tiles::Out o;
 };
 
-// Joins the per-row values; a and b become the weights of the two outputs.
-template <class Tiles>
-FLASHPORT_DEVICE void merge_rows(const Tiles& tiles, typename Tiles::Rows& m, typename Tiles::Rows& l,
-                                 const typename Tiles::Rows& x_m, const typename Tiles::Rows& x_l,
-                                 typename Tiles::Rows& a, typename Tiles::Rows& b) {
-  for (int slot = 0; slot < tiles.row_slots(); ++slot) {
-    const MergeWeights w = merge_weights(m[slot], x_m[slot]);
-    m[slot] = w.m;
-    l[slot] = merge_value(l[slot], w.a, x_l[slot], w.b);
-    a[slot] = w.a;
-    b[slot] = w.b;
-  }
-}
-
 // acc = acc joined with x
 template <class Tiles>
 FLASHPORT_DEVICE void merge(const Tiles& tiles, SoftmaxState<Tiles>& acc, const SoftmaxState<Tiles>& x) {
   typename Tiles::Rows a, b;
-  merge_rows(tiles, acc.m, acc.l, x.m, x.l, a, b);
+  for (int slot = 0; slot < tiles.row_slots(); ++slot) {
+    const MergeWeights w = merge_weights(acc.m[slot], x.m[slot]);
+    acc.m[slot] = w.m;
+    acc.l[slot] = merge_value(acc.l[slot], w.a, x.l[slot], w.b);
+    a[slot] = w.a;
+    b[slot] = w.b;
+  }
   tiles.for_each_pair(acc.o, x.o,
                       [&](float& to, float from, int slot) { to = merge_value(to, a[slot], from, b[slot]); });
 }
 
-// A state in memory: m [live rows], l [live rows], o [live rows, DV].
+// A state's place in memory (tree_layout.h): m [live rows], l [live rows], o [live rows, DV].
 template <class Tiles>
-FLASHPORT_DEVICE void store_state(const Tiles& tiles, float* to, const SoftmaxState<Tiles>& state) {
-  tiles.store_rows(state.m, to);
-  tiles.store_rows(state.l, to + tiles.live_rows());
-  tiles.store_tile(state.o, to + 2 * tiles.live_rows());
-}
-template <class Tiles>
-FLASHPORT_DEVICE void load_state(const Tiles& tiles, const float* from, SoftmaxState<Tiles>& state) {
-  tiles.load_rows(state.m, from);
-  tiles.load_rows(state.l, from + tiles.live_rows());
-  tiles.for_each_stored(state.o, from + 2 * tiles.live_rows(), [](float& x, float stored, int) { x = stored; });
+FLASHPORT_DEVICE void store_state(const Tiles& tiles, float* slot, const SoftmaxState<Tiles>& state) {
+  tiles.store_rows(state.m, slot);
+  tiles.store_rows(state.l, slot + tiles.live_rows());
+  tiles.store_tile(state.o, slot + slot_output_offset(tiles.live_rows()));
 }
 
-// acc = acc joined with the state in memory: what merge() does, without a second output tile in registers.
-template <class Tiles>
-FLASHPORT_DEVICE void merge_stored(const Tiles& tiles, SoftmaxState<Tiles>& acc, const float* stored) {
-  typename Tiles::Rows m, l, a, b;
-  tiles.load_rows(m, stored);
-  tiles.load_rows(l, stored + tiles.live_rows());
-  merge_rows(tiles, acc.m, acc.l, m, l, a, b);
-  tiles.for_each_stored(acc.o, stored + 2 * tiles.live_rows(), [&](float& x, float other, int slot) {
-    x = merge_value(x, a[slot], other, b[slot]);
-  });
+// A few columns of one row of a state.
+struct StatePiece {
+  float m, l;
+  float o[kVectorFloats];
+};
+
+FLASHPORT_DEVICE void load_piece(StatePiece& x, const float* slot, int live_rows, int row, int dv, int column) {
+  x.m = load_published(slot + row);
+  x.l = load_published(slot + live_rows + row);
+  load_published_vector(x.o, slot + slot_output_offset(live_rows) + static_cast<std::int64_t>(row) * dv + column);
 }
 
-// x = the state in memory joined with x, in this order.
-template <class Tiles>
-FLASHPORT_DEVICE void merge_onto_stored(const Tiles& tiles, const float* stored, SoftmaxState<Tiles>& x) {
-  typename Tiles::Rows m, l, a, b;
-  tiles.load_rows(m, stored);
-  tiles.load_rows(l, stored + tiles.live_rows());
-  merge_rows(tiles, m, l, x.m, x.l, a, b);
-  x.m = m;
-  x.l = l;
-  tiles.for_each_stored(x.o, stored + 2 * tiles.live_rows(), [&](float& value, float other, int slot) {
-    value = merge_value(other, a[slot], value, b[slot]);
-  });
+FLASHPORT_DEVICE void merge(StatePiece& acc, const StatePiece& x) {
+  const MergeWeights w = merge_weights(acc.m, x.m);
+  acc.m = w.m;
+  acc.l = merge_value(acc.l, w.a, x.l, w.b);
+  for (int i = 0; i < kVectorFloats; ++i) acc.o[i] = merge_value(acc.o[i], w.a, x.o[i], w.b);
+}
+
+// Folds states in memory left to right: slot 0, then slots second .. count - 1. The threads of the block share the
+// pieces out among them, and have several states in flight. sink(row, column, piece) takes the results.
+template <int kDv, int kAtOnce, class Sink>
+FLASHPORT_DEVICE void fold_states(const Block& block, const float* slots, std::int64_t slot_floats, int live_rows,
+                                  int second, int count, const Sink& sink) {
+  constexpr int kPieces = kDv / kVectorFloats;
+  for (int i = block.thread(); i < live_rows * kPieces; i += block.threads()) {
+    const int row = i / kPieces;
+    const int column = i % kPieces * kVectorFloats;
+    StatePiece acc;
+    load_piece(acc, slots, live_rows, row, kDv, column);
+    for (int first = second; first < count; first += kAtOnce) {
+      StatePiece next[kAtOnce];
+      FLASHPORT_UNROLL(16)
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int state = minimum(first + j, count - 1);  // loaded without a branch, which would tie up registers
+        load_piece(next[j], slots + state * slot_floats, live_rows, row, kDv, column);
+      }
+      FLASHPORT_UNROLL(16)
+      for (int j = 0; j < kAtOnce; ++j) {
+        if (first + j < count) merge(acc, next[j]);
+      }
+    }
+    sink(row, column, acc);
+  }
 }
 
 }  // namespace flashport::FLASHPORT_TARGET

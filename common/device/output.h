@@ -23,47 +23,63 @@ FLASHPORT_DEVICE void store_as(void* data, DType dtype, std::int64_t offset, flo
   }
 }
 
-// Rows that see nothing give out 0 and lse -inf (a sink alone: out 0, lse the sink).
+// Where a row of a query tile goes, and what its accumulator is multiplied by.
+struct OutputRow {
+  std::int64_t offset;  // of the row's first element; -1: padding, not written
+  float factor;         // 0: nothing was seen, the row is 0 even where its accumulator is not a number
+};
+
+// Rows that see nothing give out 0 and lse -inf (a sink alone: out 0, lse the sink). `leads`: this thread writes lse.
+FLASHPORT_DEVICE OutputRow finish_row(const DecodeParams& p, const Segment& s, const Block& block, QueryRow row,
+                                      float m, float l, bool leads) {
+  if (row.token >= s.q_len) return {-1, 0.0f};
+  float factor = head_scale(p.v_scale, p.scale_stride, s.kv_head);
+  const std::int64_t chunk = p.num_chunks > 0 ? block.index() % p.num_chunks : 0;
+  if (p.sinks != nullptr && chunk == 0) {  // of partial results that will be merged, one alone gets it
+    const float sink = p.sinks[row.head] * kLog2e;
+    const MergeWeights w = merge_weights(m, sink);
+    l = merge_value(l, w.a, sink == -kInfinity ? 0.0f : 1.0f, w.b);
+    m = w.m;
+    factor *= w.a;
+  }
+  const std::int64_t seq = p.cu_seqlens_q == nullptr ? s.seq : 0;
+  const std::int64_t token = s.q_begin + row.token;
+  if (leads && p.lse != nullptr) {
+    p.lse[seq * p.lse_stride_seq + token * p.lse_stride_token + row.head * p.lse_stride_head +
+          chunk * p.lse_stride_chunk] = l == 0.0f ? -kInfinity : (m + log2_full(l)) * kLn2;
+  }
+  return {seq * p.out.stride_seq + token * p.out.stride_token + row.head * p.out.stride_head +
+              chunk * p.out_stride_chunk,
+          l == 0.0f ? 0.0f : factor / l};
+}
+
+FLASHPORT_DEVICE void write_element(const DecodeParams& p, const OutputRow& row, int column, float x) {
+  if (row.offset < 0 || column >= p.head_dim_v) return;
+  store_as(p.out.data, p.out.dtype, row.offset + column * p.out.stride_dim, row.factor == 0.0f ? 0.0f : x * row.factor);
+}
+
+// A tile's output from registers.
 template <class Tiles>
 FLASHPORT_DEVICE void write_output(const Tiles& tiles, const DecodeParams& p, const Segment& s, const Block& block,
                                    const SoftmaxState<Tiles>& state) {
-  const std::int64_t chunk = p.num_chunks > 0 ? block.index() % p.num_chunks : 0;
-  const float v_scale = head_scale(p.v_scale, p.scale_stride, s.kv_head);
-  typename Tiles::Rows inverse;
-  std::int64_t offsets[Tiles::kRowSlots];  // of a row's first element; -1: no such row
+  OutputRow rows[Tiles::kRowSlots];
   for (int slot = 0; slot < tiles.row_slots(); ++slot) {
-    const QueryRow row = query_row(p, s, Tiles::kRows, tiles.row_of(slot));
-    offsets[slot] = -1;
-    inverse[slot] = 0.0f;
-    if (row.token >= s.q_len || tiles.row_of(slot) >= tiles.live_rows()) continue;
-    float m = state.m[slot];
-    float l = state.l[slot];
-    if (p.sinks != nullptr && chunk == 0) {  // of partial results that will be merged, one alone gets it
-      const float sink = p.sinks[row.head] * kLog2e;
-      const MergeWeights w = merge_weights(m, sink);
-      inverse[slot] = w.a;
-      l = merge_value(l, w.a, sink == -kInfinity ? 0.0f : 1.0f, w.b);
-      m = w.m;
-    } else {
-      inverse[slot] = 1.0f;
-    }
-    const float scale = l == 0.0f ? 0.0f : v_scale / l;
-    inverse[slot] *= scale;
-    const std::int64_t seq = p.cu_seqlens_q == nullptr ? s.seq : 0;
-    const std::int64_t token = s.q_begin + row.token;
-    offsets[slot] = seq * p.out.stride_seq + token * p.out.stride_token + row.head * p.out.stride_head +
-                    chunk * p.out_stride_chunk;
-    if (p.lse != nullptr && tiles.owns_row(slot)) {
-      p.lse[seq * p.lse_stride_seq + token * p.lse_stride_token + row.head * p.lse_stride_head +
-            chunk * p.lse_stride_chunk] = l == 0.0f ? -kInfinity : (m + log2_full(l)) * kLn2;
-    }
+    const int row = tiles.row_of(slot);
+    rows[slot] = {-1, 0.0f};
+    if (row >= tiles.live_rows()) continue;
+    rows[slot] = finish_row(p, s, block, query_row(p, s, Tiles::kRows, row), state.m[slot], state.l[slot],
+                            tiles.owns_row(slot));
   }
-  tiles.for_each_out(state.o, [&](float x, int slot, int col) {
-    if (offsets[slot] < 0 || col >= p.head_dim_v) return;
-    // A row without weight is 0 even where its accumulator is not a number.
-    const float value = inverse[slot] == 0.0f ? 0.0f : x * inverse[slot];
-    store_as(p.out.data, p.out.dtype, offsets[slot] + col * p.out.stride_dim, value);
-  });
+  tiles.for_each_out(state.o, [&](float x, int slot, int column) { write_element(p, rows[slot], column, x); });
+}
+
+// A few columns of one row of a tile's output.
+template <int kTileRows>
+FLASHPORT_DEVICE void write_output_piece(const DecodeParams& p, const Segment& s, const Block& block, int row,
+                                         int column, const StatePiece& piece) {
+  const OutputRow to =
+      finish_row(p, s, block, query_row(p, s, kTileRows, row), piece.m, piece.l, column == 0);
+  for (int i = 0; i < kVectorFloats; ++i) write_element(p, to, column + i, piece.o[i]);
 }
 
 }  // namespace flashport::FLASHPORT_TARGET

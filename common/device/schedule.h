@@ -18,6 +18,7 @@ struct Segment {
   int q_len, q_begin;   // query tokens of the sequence; its first row in ragged tensors
   int key_begin;        // first key of leaf 0
   int key_low, key_high;  // keys that any row may see: [key_low, key_high); others are never read
+  int clear_low, clear_high;  // keys that every row sees
   int leaves;           // of the whole tile
   int first, last;      // this block's leaves: [first, last)
   std::int64_t start;   // place of leaf 0 in the line
@@ -55,25 +56,38 @@ FLASHPORT_DEVICE Segment open_sequence(const DecodeParams& p, int seq) {
   s.pages = page_list(p, seq);
   s.key_low = lowest_key(p, s.length, s.q_len);
   s.key_high = s.length;
+  const int first_position = s.length - s.q_len;
+  s.clear_low = p.window_left < 0 ? 0 : static_cast<int>(maximum(s.length - 1 - p.window_left, std::int64_t{0}));
+  s.clear_high = p.tree_mask != nullptr ? first_position : first_position + 1;
   s.key_begin = s.key_low / kLeafKeys * kLeafKeys;
   s.leaves = leaf_count(s.key_begin, s.key_high);
   return s;
 }
 
+// The line and how it is cut. It is counted in units of 1 leaf or, where that costs no more than 1/32 of a block's
+// leaves in balance, of one node: then no node is cut, and far fewer partial results meet.
+struct Line {
+  std::int64_t total;   // units
+  std::int64_t blocks;
+  int unit;             // leaves
+};
+
 // The block's stretch of the line, beginning in `segment`. end is exclusive; an idle block has first == last.
 struct Range {
+  Line line;
   std::int64_t end;
-  std::int64_t total, blocks;
   Segment segment;
 };
 
-FLASHPORT_DEVICE std::int64_t range_begin(std::int64_t total, std::int64_t block, std::int64_t blocks) {
-  return total * block / blocks;
+FLASHPORT_DEVICE std::int64_t units_of(int leaves, int unit) { return unit == 1 ? leaves : (leaves + unit - 1) / unit; }
+
+FLASHPORT_DEVICE std::int64_t range_begin(const Line& line, std::int64_t block) {
+  return line.total * block / line.blocks;
 }
 
-// The block whose range holds `place`.
-FLASHPORT_DEVICE std::int64_t owner_of(std::int64_t total, std::int64_t place, std::int64_t blocks) {
-  return ((place + 1) * blocks - 1) / total;
+// The block whose range holds `leaf` of a segment.
+FLASHPORT_DEVICE std::int64_t owner_of(const Line& line, const Segment& s, int leaf) {
+  return ((s.start + leaf / line.unit + 1) * line.blocks - 1) / line.total;
 }
 
 template <int kThreads>
@@ -82,18 +96,31 @@ FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block,
   const int share = (p.batch + kThreads - 1) / kThreads;
   const int from = block.thread() * share;
   const int to = minimum(from + share, p.batch);
+  // Leaves in the low bits and nodes above them: one scan counts both.
+  constexpr int kNodeBits = 36;
+  constexpr std::int64_t kLeafMask = (std::int64_t{1} << kNodeBits) - 1;
   std::int64_t mine = 0;
-  for (int seq = from; seq < to; ++seq) mine += static_cast<std::int64_t>(sequence_leaves(p, seq)) * tiles;
-  std::int64_t total;
-  std::int64_t start = block_exclusive_scan(block, scratch, mine, total);
+  for (int seq = from; seq < to; ++seq) {
+    const int leaves = sequence_leaves(p, seq);
+    mine += (units_of(leaves, kFanOut) * tiles << kNodeBits) + static_cast<std::int64_t>(leaves) * tiles;
+  }
+  std::int64_t both;
+  const std::int64_t before = block_exclusive_scan(block, scratch, mine, both);
 
   Range range;
-  range.total = total;
-  range.blocks = block.count();
-  const std::int64_t begin = range_begin(total, block.index(), block.count());
-  range.end = range_begin(total, block.index() + 1, block.count());
+  Line& line = range.line;
+  line.blocks = block.count();
+  const std::int64_t leaves = both & kLeafMask;
+  const std::int64_t nodes = both >> kNodeBits;
+  const std::int64_t by_node = (nodes + line.blocks - 1) / line.blocks * kFanOut;
+  const bool whole_nodes = by_node * line.blocks <= leaves + leaves / 32;
+  line.unit = whole_nodes ? kFanOut : 1;
+  line.total = whole_nodes ? nodes : leaves;
+  const std::int64_t begin = range_begin(line, block.index());
+  range.end = range_begin(line, block.index() + 1);
+  std::int64_t start = whole_nodes ? before >> kNodeBits : before & kLeafMask;
   for (int seq = from; seq < to; ++seq) {
-    const std::int64_t weight = static_cast<std::int64_t>(sequence_leaves(p, seq)) * tiles;
+    const std::int64_t weight = units_of(sequence_leaves(p, seq), line.unit) * tiles;
     if (begin >= start && begin < start + weight) {
       scratch.seq = seq;
       scratch.start = start;
@@ -108,12 +135,14 @@ FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block,
     return range;
   }
   const std::int64_t inside = begin - block.uniform(scratch.start);
-  const int tile = static_cast<int>(inside / s.leaves);
+  const std::int64_t tile_units = units_of(s.leaves, line.unit);
+  const int tile = static_cast<int>(inside / tile_units);
   s.kv_head = tile / p.row_tiles;
   s.row_tile = tile - s.kv_head * p.row_tiles;
-  s.first = static_cast<int>(inside - static_cast<std::int64_t>(tile) * s.leaves);
-  s.start = begin - s.first;
-  s.last = static_cast<int>(minimum(static_cast<std::int64_t>(s.leaves), range.end - s.start));
+  const std::int64_t unit = inside - tile * tile_units;
+  s.first = static_cast<int>(unit) * line.unit;
+  s.start = begin - unit;
+  s.last = static_cast<int>(minimum(static_cast<std::int64_t>(s.leaves), (range.end - s.start) * line.unit));
   return range;
 }
 
@@ -141,8 +170,7 @@ FLASHPORT_DEVICE Range chunk_range(const DecodeParams& p, const Block& block) {
   s.last = s.key_begin < s.key_high || p.write_empty_chunks ? s.leaves : 0;
   s.start = 0;
   range.end = s.last;
-  range.total = s.leaves;
-  range.blocks = 1;
+  range.line = {s.leaves, 1, 1};
   return range;
 }
 
@@ -150,10 +178,11 @@ FLASHPORT_DEVICE Range chunk_range(const DecodeParams& p, const Block& block) {
 struct LeafCursor {
   Segment segment;
   int leaf;
+  int unit;
   std::int64_t end;
 
   FLASHPORT_DEVICE explicit LeafCursor(const Range& range)
-      : segment(range.segment), leaf(range.segment.first), end(range.end) {}
+      : segment(range.segment), leaf(range.segment.first), unit(range.line.unit), end(range.end) {}
 
   FLASHPORT_DEVICE bool done() const { return leaf >= segment.last; }
   FLASHPORT_DEVICE bool at_segment_start() const { return leaf == segment.first; }
@@ -161,7 +190,7 @@ struct LeafCursor {
 
   FLASHPORT_DEVICE void next(const DecodeParams& p) {
     if (++leaf < segment.last) return;
-    const std::int64_t next_start = segment.start + segment.leaves;
+    const std::int64_t next_start = segment.start + units_of(segment.leaves, unit);
     if (next_start >= end) return;
     if (++segment.row_tile == p.row_tiles) {
       segment.row_tile = 0;
@@ -172,7 +201,7 @@ struct LeafCursor {
     }
     segment.start = next_start;
     segment.first = 0;
-    segment.last = static_cast<int>(minimum(static_cast<std::int64_t>(segment.leaves), end - next_start));
+    segment.last = static_cast<int>(minimum(static_cast<std::int64_t>(segment.leaves), (end - next_start) * unit));
     leaf = 0;
   }
 };

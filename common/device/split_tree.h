@@ -20,112 +20,121 @@ class SplitTree {
   using State = SoftmaxState<Tiles>;
 
   FLASHPORT_DEVICE SplitTree(const DecodeParams& p, const Block& block, const Range& range)
-      : p_(p), block_(block), total_(range.total), blocks_(range.blocks) {}
+      : p_(p), block_(block), line_(range.line) {}
 
-  // Adds the state of leaf `now`; writes the tile's output where that completes its root.
+  // Adds the state of leaf `now`. Writes the tile's output where that completes a root that is this block's alone; what
+  // is shared with other blocks is left in its slots for finish().
   FLASHPORT_DEVICE void add_leaf(const Tiles& tiles, const LeafCursor& now, const State& leaf_state) {
     const Segment& s = now.segment;
     const int leaf = now.leaf;
-    const int node_first = leaf - leaf % kFanOut;
-    const int node_end = minimum(node_first + kFanOut, s.leaves);
-    const bool node_ends = leaf == node_end - 1;
+    const int node = leaf / kFanOut;
+    const int node_first = node * kFanOut;
+    const bool node_ends = leaf == minimum(node_first + kFanOut, s.leaves) - 1;
     const bool range_ends = leaf == s.last - 1;
-    std::int64_t owner = block_.index();
-    int arriving;
-    if (node_first >= s.first) {
-      if (leaf == node_first) {
-        node_ = leaf_state;
-      } else {
-        merge(tiles, node_, leaf_state);
-      }
-      if (!node_ends && !range_ends) return;
-      if (node_ends && s.leaves <= kFanOut) {
-        write_output(tiles, p_, s, block_, node_);
-        return;
-      }
-      if (node_ends) {
-        const int node = leaf / kFanOut;
-        store_state(tiles, slots_of(s, parent_of(s, 1, node)) + node % kFanOut * p_.slot_floats, node_);
-        climb(tiles, s, 1, node);
-        return;
-      }
-      // The owner's leaves of a cut node come folded, in slot 0.
-      store_state(tiles, shared_slots(owner, 1), node_);
-      arriving = leaf - node_first + 1;
+    const bool from_first = node_first >= s.first;
+    if (from_first && leaf != node_first) {
+      merge(tiles, node_, leaf_state);
     } else {
-      owner = owner_of(total_, s.start + node_first, blocks_);
-      store_state(tiles, shared_slots(owner, 1) + (leaf - node_first) * p_.slot_floats, leaf_state);
-      if (!node_ends && !range_ends) return;
-      arriving = leaf - maximum(node_first, s.first) + 1;
+      node_ = leaf_state;
     }
-    if (!block_.arrive(p_.counters + tree_counter(owner, p_.levels, 1), arriving, node_end - node_first)) return;
-    const int folded = static_cast<int>(range_begin(total_, owner + 1, blocks_) - s.start) - node_first;
-    if (fold(tiles, s, 1, leaf / kFanOut, shared_slots(owner, 1), folded, node_end - node_first)) return;
-    climb(tiles, s, 1, leaf / kFanOut);
+    if (from_first && !node_ends && !range_ends) return;
+    if (from_first && node_ends && s.leaves <= kFanOut) {
+      write_output(tiles, params(), s, block_, node_);
+      return;
+    }
+    if (from_first && node_ends) {
+      store_state(tiles, slot_of(s, 1, node), node_);
+      climb_own(tiles, s, node);
+      return;
+    }
+    // A cut node. The owner's leaves come folded, in slot 0, the others one by one.
+    const std::int64_t owner = from_first ? block_.index() : owner_of(line_, s, node_first);
+    store_state(tiles, shared_slots(owner, 1) + (from_first ? 0 : leaf - node_first) * params().slot_floats, node_);
+  }
+
+  // Behind the last leaf: announces this block's children of the parents that it shares with other blocks, at most two
+  // a level, at the ends of its range [`first`, `last`]. Who comes last to a parent folds it.
+  FLASHPORT_DEVICE void finish(const Tiles& tiles, const Segment& first, const Segment& last) {
+    finish_segment(tiles, first);
+    if (last.start != first.start) finish_segment(tiles, last);
   }
 
  private:
-  // The parent of a subtree: its leaves and, if other blocks have some of them too, the block that owns it.
-  struct Parent {
+  // A subtree of `level`: leaves [first, end), children of `child_span` leaves.
+  struct Subtree {
     int level, index;
-    int children;
-    std::int64_t owner;  // -1: this block alone
+    int first, end;
+    int child_span, children;
+    bool own;  // this block has all of it
   };
 
   FLASHPORT_DEVICE static int span_of(int level) { return 1 << (4 * level); }
   static_assert(kFanOut == 16);
 
-  FLASHPORT_DEVICE Parent parent_of(const Segment& s, int level, int index) const {
-    const int span = span_of(level);
-    const int first = index / kFanOut * span * kFanOut;
-    const int end = minimum(first + span * kFanOut, s.leaves);
-    const bool own = first >= s.first && end <= s.last;
-    return {level + 1, index / kFanOut, (end - first + span - 1) / span,
-            own ? -1 : owner_of(total_, s.start + first, blocks_)};
+  FLASHPORT_DEVICE static Subtree subtree(const Segment& s, int level, int index) {
+    const int first = index * span_of(level);
+    const int end = minimum(first + span_of(level), s.leaves);
+    const int child_span = span_of(level - 1);
+    return {level, index, first, end, child_span, (end - first + child_span - 1) / child_span,
+            first >= s.first && end <= s.last};
   }
 
-  // Subtree `index` of `level` lies in its slot. Completes the parents that are complete with it.
-  FLASHPORT_DEVICE void climb(const Tiles& tiles, const Segment& s, int level, int index) {
-    for (;;) {
-      const Parent parent = parent_of(s, level, index);
-      const int child = index % kFanOut;
-      if (parent.owner < 0) {
-        if (child != parent.children - 1) return;
-        block_.sync();
-      } else {
-        ++pending_;
-        // Children that are this block's alone are announced together, with the last of them.
-        const int first = index * span_of(level);
-        const int end = minimum(first + span_of(level), s.leaves);
-        const int sibling_end = minimum(end + span_of(level), s.leaves);
-        if (first >= s.first && end <= s.last && child + 1 < parent.children && sibling_end <= s.last) return;
-        const int arriving = pending_;
-        pending_ = 0;
-        if (!block_.arrive(p_.counters + tree_counter(parent.owner, p_.levels, parent.level), arriving,
-                           parent.children)) {
-          return;
-        }
-      }
-      if (fold(tiles, s, parent.level, parent.index, slots_of(s, parent), 1, parent.children)) return;
-      level = parent.level;
+  // Node `node` lies in its slot: folds the parents that are this block's alone and complete with it.
+  FLASHPORT_DEVICE void climb_own(const Tiles& tiles, const Segment& s, int node) {
+    int index = node;
+    for (int level = 2; span_of(level - 1) < s.leaves; ++level) {
+      const Subtree parent = subtree(s, level, index / kFanOut);
+      if (!parent.own || index % kFanOut != parent.children - 1) return;
+      block_.sync();
+      fold<kFoldAtOnce>(tiles, s, parent, own_slots(level), 1);
       index = parent.index;
     }
   }
 
-  // Folds the children of subtree `index` of `level` into its own slot, or into the output if it is the root (true).
-  FLASHPORT_DEVICE bool fold(const Tiles& tiles, const Segment& s, int level, int index, const float* slots, int second,
-                             int count) {
-    const int rows = tiles.live_rows();
-    if (span_of(level) >= s.leaves) {
-      fold_states<Tiles::kColumns>(block_, slots, p_.slot_floats, rows, second, count,
-                                   [&](int row, int column, const StatePiece& piece) {
-                                     write_output_piece<Tiles>(p_, s, block_, row, column, piece);
-                                   });
-      return true;
+  FLASHPORT_DEVICE void finish_segment(const Tiles& tiles, const Segment& s) {
+    bool first_done = false;  // the cut child at either end of the range is complete, by this block's doing
+    bool last_done = false;
+    for (int level = 1; level == 1 || span_of(level - 1) < s.leaves; ++level) {
+      const Subtree head = subtree(s, level, s.first / span_of(level));
+      const Subtree tail = subtree(s, level, (s.last - 1) / span_of(level));
+      const bool one = head.index == tail.index;
+      const bool head_done = complete_shared(tiles, s, head, first_done + (one ? last_done : 0));
+      last_done = one ? false : complete_shared(tiles, s, tail, last_done);
+      first_done = head_done;
     }
-    float* to = slots_of(s, parent_of(s, level, index)) + index % kFanOut * p_.slot_floats;
-    fold_states<Tiles::kColumns>(
-        block_, slots, p_.slot_floats, rows, second, count, [&](int row, int column, const StatePiece& piece) {
+  }
+
+  // Announces this block's children of a shared subtree, `cut_children` of them completed together with other blocks.
+  // True if that completes it.
+  FLASHPORT_DEVICE bool complete_shared(const Tiles& tiles, const Segment& s, const Subtree& tree, int cut_children) {
+    if (tree.own) return false;
+    const int from = (maximum(tree.first, s.first) + tree.child_span - 1) / tree.child_span;
+    const int until = minimum(tree.end, s.last);
+    const int to = until == s.leaves ? (until + tree.child_span - 1) / tree.child_span : until / tree.child_span;
+    const int arriving = maximum(to - from, 0) + cut_children;
+    if (arriving == 0) return false;
+    const std::int64_t owner = owner_of(line_, s, tree.first);
+    const DecodeParams& p = params();
+    if (!block_.arrive(p.counters + tree_counter(owner, p.levels, tree.level), arriving, tree.children)) return false;
+    const int owners = static_cast<int>((range_begin(line_, owner + 1) - s.start) * line_.unit) - tree.first;
+    fold<kFoldAllAtOnce>(tiles, s, tree, shared_slots(owner, tree.level), tree.level == 1 ? owners : 1);
+    return true;
+  }
+
+  // Folds slot 0 and the slots from `second` on into the subtree's own slot, or into the output if it is the root.
+  template <int kAtOnce>
+  FLASHPORT_DEVICE void fold(const Tiles& tiles, const Segment& s, const Subtree& tree, const float* slots, int second) {
+    const DecodeParams& p = params();
+    const int rows = tiles.live_rows();
+    const bool root = span_of(tree.level) >= s.leaves;
+    float* to = root ? nullptr : slot_of(s, tree.level, tree.index);
+    fold_states<Tiles::kColumns, kAtOnce>(
+        block_, slots, p.slot_floats, rows, second, tree.level == 1 ? tree.end - tree.first : tree.children,
+        [&](int row, int column, const StatePiece& piece) {
+          if (root) {
+            write_output_piece<Tiles::kRows>(p, s, block_, row, column, piece);
+            return;
+          }
           if (column == 0) {
             to[row] = piece.m;
             to[rows + row] = piece.l;
@@ -133,23 +142,31 @@ class SplitTree {
           store_vector(to + slot_output_offset(rows) + static_cast<std::int64_t>(row) * Tiles::kColumns + column,
                        piece.o);
         });
-    return false;
   }
 
+  // Where the finished subtree `index` of `level` goes: among the children of its parent.
+  FLASHPORT_DEVICE float* slot_of(const Segment& s, int level, int index) const {
+    const Subtree parent = subtree(s, level + 1, index / kFanOut);
+    float* slots = parent.own ? own_slots(level + 1) : shared_slots(owner_of(line_, s, parent.first), level + 1);
+    return slots + index % kFanOut * params().slot_floats;
+  }
   FLASHPORT_DEVICE float* shared_slots(std::int64_t owner, int level) const {
-    return p_.slots + tree_shared_slots(owner, p_.levels, level) * p_.slot_floats;
+    const DecodeParams& p = params();
+    return p.slots + tree_shared_slots(owner, p.levels, level) * p.slot_floats;
   }
-  FLASHPORT_DEVICE float* slots_of(const Segment&, const Parent& parent) const {
-    return parent.owner >= 0
-               ? shared_slots(parent.owner, parent.level)
-               : p_.slots + tree_own_slots(block_.index(), p_.levels, parent.level) * p_.slot_floats;
+  FLASHPORT_DEVICE float* own_slots(int level) const {
+    const DecodeParams& p = params();
+    return p.slots + (p.num_chunks > 0 ? chunk_own_slots(block_.index(), p.levels, level)
+                                       : tree_own_slots(block_.index(), p.levels, level)) * p.slot_floats;
   }
+
+  // What few leaves need is read again where it is needed.
+  FLASHPORT_DEVICE const DecodeParams& params() const { return reread(p_); }
 
   const DecodeParams& p_;
   const Block& block_;
-  std::int64_t total_, blocks_;
+  const Line line_;
   State node_;
-  int pending_ = 0;  // finished children of a cut parent above the nodes, not yet announced
 };
 
 }  // namespace flashport::FLASHPORT_TARGET

@@ -38,6 +38,12 @@ inline constexpr std::int64_t kCounterBytes = kCounterCapacity * 4;
 [[nodiscard]] constexpr std::int64_t tree_own_slots(std::int64_t block, int levels, int level) {
   return tree_shared_slots(block, levels, level) + kFanOut;
 }
+// A block that has one chunk to itself (stage 1, num_splits) shares no parent: it needs places for the children of its
+// own above the nodes, which fold in registers.
+[[nodiscard]] constexpr std::int64_t chunk_slots_per_block(int levels) { return std::int64_t{levels - 1} * kFanOut; }
+[[nodiscard]] constexpr std::int64_t chunk_own_slots(std::int64_t block, int levels, int level) {
+  return block * chunk_slots_per_block(levels) + (level - 2) * kFanOut;
+}
 [[nodiscard]] constexpr std::int64_t tree_counter(std::int64_t owner, int levels, int level) {
   return owner * counters_per_block(levels) + level - 1;
 }

@@ -17,6 +17,8 @@ namespace flashport::FLASHPORT_TARGET {
 inline constexpr int kWaveSize = 1;
 inline constexpr int kLanes = 16;
 inline constexpr int kVectorFloats = 64;
+inline constexpr int kFoldAtOnce = 1;
+inline constexpr int kFoldAllAtOnce = 1;
 inline constexpr float kInfinity = __builtin_huge_valf();
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
@@ -144,10 +146,16 @@ FLASHPORT_DEVICE void load_vector(float (&x)[kVectorFloats], const T* from, std:
   for (int i = 0; i < kVectorFloats; ++i) x[i] = i < count ? to_float(from[i * stride]) : 0.0f;
 }
 
+FLASHPORT_DEVICE void load_published_vector(float (&x)[kVectorFloats], const float* from) {
+  std::memcpy(x, from, sizeof x);
+}
+FLASHPORT_DEVICE void store_vector(float* to, const float (&x)[kVectorFloats]) { std::memcpy(to, x, sizeof x); }
+
 class Block {
  public:
   Block(std::int64_t index, std::int64_t count) : index_(index), count_(count) {}
   FLASHPORT_DEVICE int thread() const { return 0; }
+  FLASHPORT_DEVICE int threads() const { return 1; }
   FLASHPORT_DEVICE std::int64_t index() const { return index_; }
   FLASHPORT_DEVICE std::int64_t count() const { return count_; }
   FLASHPORT_DEVICE void sync() const {}

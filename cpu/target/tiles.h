@@ -24,6 +24,7 @@ struct DecodeShared {
   alignas(64) float query[kCfg.shape.rows][kCfg.shape.head_dim_qk];
   Leaf leaves[kCfg.tuning.stages];
   ScanScratch<1> scan;
+  Segment first;  // of the block's range
 };
 
 // Leaves on their way: addresses looked up and lines prefetched one leaf ahead.
@@ -96,6 +97,7 @@ class DecodeTiles {
  public:
   static constexpr int kRows = kShape.rows;
   static constexpr int kRowSlots = kRows;
+  static constexpr int kColumns = kShape.head_dim_v;
 
   struct Rows {
     float v[kRows];
@@ -223,20 +225,9 @@ class DecodeTiles {
   }
 
   void store_rows(const Rows& rows, float* to) const { std::memcpy(to, rows.v, sizeof(float) * live_rows_); }
-  void load_rows(Rows& rows, const float* from) const { std::memcpy(rows.v, from, sizeof(float) * live_rows_); }
   void store_tile(const Out& out, float* to) const {
     std::memcpy(to, out.x, sizeof out.x[0] * static_cast<std::size_t>(live_rows_));
   }
-  // f(value, stored value, slot)
-  template <class F>
-  FLASHPORT_DEVICE void for_each_stored(Out& out, const float* from, F&& f) const {
-    out.rows = live_rows_;
-    for (int row = 0; row < live_rows_; ++row) {
-      const float* stored = from + row * kShape.head_dim_v;
-      for (int col = 0; col < kShape.head_dim_v; ++col) f(out.x[row][col], stored[col], row);
-    }
-  }
-
  private:
   // Scores of kCount rows from `row` on with all keys, 16 / kCount keys at a time.
   template <int kCount>

@@ -18,6 +18,8 @@ namespace flashport::FLASHPORT_TARGET {
 inline constexpr int kWaveSize = 32;
 inline constexpr int kVectorFloats = 4;  // columns of a row that a thread takes at a time
 inline constexpr int kMergeUnroll = 8;   // parts in flight while merging
+inline constexpr int kFoldAtOnce = 4;      // states in flight while folding inside the loop,
+inline constexpr int kFoldAllAtOnce = 12;  // and behind it
 inline constexpr float kInfinity = __builtin_huge_valf();
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
@@ -57,7 +59,13 @@ FLASHPORT_DEVICE T load_global(const T* address) {
 }
 // Reads what other blocks of this launch have written: L1 is not coherent, L2 is.
 FLASHPORT_DEVICE float load_published(const float* address) { return __ldcg(address); }
-FLASHPORT_DEVICE float2 load_published(const float2* address) { return __ldcg(address); }
+FLASHPORT_DEVICE void load_published_vector(float (&x)[kVectorFloats], const float* from) {
+  const float4 four = __ldcg(reinterpret_cast<const float4*>(from));
+  x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
+}
+FLASHPORT_DEVICE void store_vector(float* to, const float (&x)[kVectorFloats]) {
+  *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
+}
 
 template <class Params>
 FLASHPORT_DEVICE const Params& reread(const Params& params) {

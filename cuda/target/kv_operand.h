@@ -1,11 +1,9 @@
-// The element type of K and V as a loader policy: how a stored row in shared memory becomes the B operand of mma.sync.
-//
-//   KvOperand<format>::key(b, row, lane, step)      b for keys row.. (8 of them) and the 16 dims of k step `step`
-//   KvOperand<format>::value(b, ...)                b for 16 keys and 16 columns: two tiles of 8
+// The element type of K and V as a loader policy: how stored rows in shared memory become the A operands of mma.sync,
+// 16 keys x 16 dims of K and, transposed, 16 columns x 16 keys of V.
 //
 // 16-bit caches are read by ldmatrix in natural order. Byte caches (fp8, q8_0) are widened to fp16 in registers, and the
-// order inside a group of 16 changes: for keys, dim 16 s + 4 c + {0, 1, 2, 3} sits where k = 2c, 2c + 1, 2c + 8, 2c + 9
-// of the step is due (the query fragment is loaded alike); for values, tile e of a pair holds columns 2 n + e.
+// order inside a group of 16 changes: for keys, dims 4 c + {0, 1, 2, 3} sit where k = 2c, 2c + 1, 2c + 8, 2c + 9 is due
+// (the query operand is loaded alike); for values, columns 2 g and 2 g + 1 sit in rows g and g + 8.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -32,47 +30,58 @@ FLASHPORT_DEVICE __half2 widen_int8(unsigned four_biased) {
 
 FLASHPORT_DEVICE unsigned bits(__half2 x) { return reinterpret_cast<const unsigned&>(x); }
 
-template <KvFormat kFormat>
-struct ByteOperand;
+// The q8_0 block that holds `dim` of a row: an fp16 scale, then 32 int8.
+FLASHPORT_DEVICE const char* q8_0_block(const char* row, int dim) { return row + dim / 32 * 34; }
+FLASHPORT_DEVICE Half q8_0_scale(const char* block) { return *reinterpret_cast<const Half*>(block); }
+FLASHPORT_DEVICE unsigned load_u16(const char* from) { return *reinterpret_cast<const std::uint16_t*>(from); }
 
-template <>
-struct ByteOperand<KvFormat::kFp8E4M3> {
-  // Four consecutive values of one row as two registers.
-  FLASHPORT_DEVICE static void key(unsigned& b0, unsigned& b1, const char* row, int dim) {
-    const unsigned four = *reinterpret_cast<const unsigned*>(row + dim);
-    b0 = widen_fp8(four);
-    b1 = widen_fp8(four >> 16);
+template <DecodeConfig kCfg>
+struct KeyOperand {
+  static constexpr KvFormat kFormat = kCfg.shape.kv;
+  static constexpr int kPitch = LeafSlot<kCfg>::kKeyPitch;
+
+  // Keys key .. key + 15, dims of `step`.
+  FLASHPORT_DEVICE static void load(unsigned (&a)[4], const char* tile, int lane, int key, int step) {
+    if constexpr (!is_byte_format(kFormat)) {
+      ldmatrix_x4(a, tile + (key + lane % 16) * kPitch + (16 * step + lane / 16 * 8) * 2);
+    } else {
+      const char* row = tile + (key + lane / 4) * kPitch;
+      four_dims(a[0], a[2], row, 16 * step + lane % 4 * 4);
+      four_dims(a[1], a[3], row + 8 * kPitch, 16 * step + lane % 4 * 4);
+    }
+  }
+
+ private:
+  FLASHPORT_DEVICE static void four_dims(unsigned& low, unsigned& high, const char* row, int dim) {
+    if constexpr (kFormat == KvFormat::kFp8E4M3) {
+      const unsigned four = *reinterpret_cast<const unsigned*>(row + dim);
+      low = widen_fp8(four);
+      high = widen_fp8(four >> 16);
+    } else {
+      const char* block = q8_0_block(row, dim);
+      const __half2 d = __half2half2(q8_0_scale(block));
+      const char* at = block + 2 + dim % 32;
+      const unsigned four = (load_u16(at) | load_u16(at + 2) << 16) ^ 0x80808080u;
+      low = bits(__hmul2(widen_int8<0x4140>(four), d));
+      high = bits(__hmul2(widen_int8<0x4342>(four), d));
+    }
   }
 };
 
-template <>
-struct ByteOperand<KvFormat::kQ8_0> {
-  static constexpr int kBlock = 34;  // fp16 scale, 32 int8
-
-  FLASHPORT_DEVICE static Half scale(const char* row, int dim) {
-    return *reinterpret_cast<const Half*>(row + dim / 32 * kBlock);
-  }
-  FLASHPORT_DEVICE static void key(unsigned& b0, unsigned& b1, const char* row, int dim) {
-    const __half2 d = __half2half2(scale(row, dim));
-    const char* at = row + dim / 32 * kBlock + 2 + dim % 32;
-    const unsigned low = *reinterpret_cast<const std::uint16_t*>(at);
-    const unsigned high = *reinterpret_cast<const std::uint16_t*>(at + 2);
-    const unsigned four = (low | high << 16) ^ 0x80808080u;
-    b0 = bits(__hmul2(widen_int8<0x4140>(four), d));
-    b1 = bits(__hmul2(widen_int8<0x4342>(four), d));
-  }
-};
-
-// B operands of two column tiles (even and odd columns of 16) and 16 keys, from two rows pairs of stored bytes.
 template <DecodeConfig kCfg>
 struct ValueOperand {
   static constexpr KvFormat kFormat = kCfg.shape.kv;
   static constexpr int kPitch = LeafSlot<kCfg>::kValuePitch;
 
-  // b[2 e], b[2 e + 1]: tile e, keys key..key + 15, columns col..col + 15.
-  FLASHPORT_DEVICE static void load(unsigned (&b)[4], const char* tile, int lane, int key, int col) {
+  // The column, of 16, in rows g (half 0) and g + 8 (half 1) of the operand.
+  FLASHPORT_DEVICE static constexpr int column(int g, int half) {
+    return is_byte_format(kFormat) ? 2 * g + half : g + 8 * half;
+  }
+
+  // Columns col .. col + 15, keys key .. key + 15.
+  FLASHPORT_DEVICE static void load(unsigned (&a)[4], const char* tile, int lane, int key, int col) {
     if constexpr (!is_byte_format(kFormat)) {
-      ldmatrix_x4_trans(b, tile + (key + lane % 16) * kPitch + (col + lane / 16 * 8) * 2);
+      ldmatrix_x4_trans(a, tile + (key + lane / 16 * 8 + lane % 8) * kPitch + (col + lane / 8 % 2 * 8) * 2);
     } else if constexpr (kFormat == KvFormat::kFp8E4M3) {
       // A 16-bit unit holds two columns of one key: transposed, a register has two keys and both columns.
       unsigned raw[2];
@@ -81,22 +90,17 @@ struct ValueOperand {
                    : "r"(shared_address(tile + (key + lane % 16) * kPitch + col))
                    : "memory");
       for (int half = 0; half < 2; ++half) {
-        b[half] = widen_fp8(__byte_perm(raw[half], 0, 0x0020));
-        b[2 + half] = widen_fp8(__byte_perm(raw[half], 0, 0x0031));
+        a[2 * half] = widen_fp8(__byte_perm(raw[half], 0, 0x0020));
+        a[2 * half + 1] = widen_fp8(__byte_perm(raw[half], 0, 0x0031));
       }
     } else {
-      const int c = lane % 4;
-      const int n = lane / 4;
+      const int at = 2 + col % 32 + lane / 4 * 2;
       for (int half = 0; half < 2; ++half) {
-        const char* row = tile + (key + 8 * half + 2 * c) * kPitch + col / 32 * ByteOperand<kFormat>::kBlock;
-        const int at = 2 + col % 32 + 2 * n;
-        const unsigned first = *reinterpret_cast<const std::uint16_t*>(row + at);
-        const unsigned second = *reinterpret_cast<const std::uint16_t*>(row + kPitch + at);
-        const __half2 d = __halves2half2(*reinterpret_cast<const Half*>(row),
-                                         *reinterpret_cast<const Half*>(row + kPitch));
-        const unsigned four = (first | second << 16) ^ 0x80808080u;
-        b[half] = bits(__hmul2(widen_int8<0x4240>(four), d));
-        b[2 + half] = bits(__hmul2(widen_int8<0x4341>(four), d));
+        const char* block = q8_0_block(tile + (key + 8 * half + lane % 4 * 2) * kPitch, col);
+        const __half2 d = __halves2half2(q8_0_scale(block), q8_0_scale(block + kPitch));
+        const unsigned four = (load_u16(block + at) | load_u16(block + kPitch + at) << 16) ^ 0x80808080u;
+        a[2 * half] = bits(__hmul2(widen_int8<0x4240>(four), d));
+        a[2 * half + 1] = bits(__hmul2(widen_int8<0x4341>(four), d));
       }
     }
   }

@@ -1,11 +1,10 @@
-// Leaves of K and V on their way through shared memory. A leaf slot holds 64 rows of K, then 64 rows of V, as stored
+// Leaves of K and V on their way through shared memory. A leaf slot holds the rows of K, then the rows of V, as stored
 // (also quantised), each row on a pitch of an odd number of 16-byte units so that eight rows meet in no bank. A wave
-// brings its share of the rows, lanes 0 to 15 looking up and copying K, lanes 16 to 31 V. Rows outside the sequence are
-// zero.
+// copies the rows that its lanes have looked up. Rows outside the sequence and dims beyond the stored ones are zero.
 //
-// Rows of whole 16-byte units travel as one bulk copy each; others (q8_0 by its block of 34 bytes, odd strides) through
-// cp.async of 8 or 4 bytes, or through registers. A tile is ready when its mbarrier's phase completes: every wave (every
-// thread off the bulk path) arrives once, and all announced bytes have landed.
+// Copies are cp.async of 16 bytes, or of 8 or 4 where alignment asks for it (q8_0 with its block of 34 bytes, odd
+// strides); 2-byte alignment goes through registers. A tile is ready when its mbarrier's phase completes: every thread
+// arrives behind its copies.
 #pragma once
 
 #include "common/device/config.h"
@@ -33,34 +32,24 @@ class KvPipelineOf {
   static constexpr int kStages = kCfg.tuning.stages;
   static constexpr int kThreads = kCfg.tuning.waves * kWaveSize;
   static constexpr int kRowsPerWave = kLeafKeys / kCfg.tuning.waves;
-  static constexpr int kKeyBytes = kv_row_bytes(kCfg.shape.kv, kCfg.shape.head_dim_qk);
-  static constexpr int kValueBytes = kv_row_bytes(kCfg.shape.kv, kCfg.shape.head_dim_v);
   using Slot = LeafSlot<kCfg>;
-  static_assert(kRowsPerWave <= 16);
+  static_assert(kRowsPerWave <= kWaveSize);
 
  public:
   FLASHPORT_DEVICE KvPipelineOf(const DecodeParams& p, const Block& block, Shared& shared, LeafCursor& ahead)
-      : block_(block), slots_(shared.leaves), ready_(shared.ready), bulk_(p.k.copy_unit >= 16 && p.v.copy_unit >= 16) {
+      : block_(block), slots_(shared.leaves), ready_(shared.ready) {
     if (block.thread() == 0) {
       for (int i = 0; i < kStages; ++i) {
-        mbarrier_init(&ready_[i].keys, bulk_ ? kCfg.tuning.waves : kThreads);
-        mbarrier_init(&ready_[i].values, bulk_ ? kCfg.tuning.waves : kThreads);
+        mbarrier_init(&ready_[i].keys, kThreads);
+        mbarrier_init(&ready_[i].values, kThreads);
       }
     }
-    // Bulk copies bring the bytes there are; the dims that the tile has beyond them stay zero from here on.
-    if (p.k.row_bytes < kKeyBytes || p.v.row_bytes < kValueBytes) {
-      auto* units = reinterpret_cast<uint4*>(slots_);
-      for (int i = block.thread(); i < static_cast<int>(kStages * sizeof(Slot) / 16); i += kThreads) {
-        units[i] = make_uint4(0, 0, 0, 0);
-      }
-    }
-    fence_async_proxy();
     block.sync();
     look_up(p, ahead);
-    if constexpr (kStages == 1) {
+    copy_keys(p, ahead);
+    for (int i = 0; i < kStages - 1; ++i) {
+      copy_values(p);
       copy_keys(p, ahead);
-    } else {
-      for (int i = 0; i < kStages - 1; ++i) refill(p, ahead);
     }
   }
 
@@ -71,21 +60,14 @@ class KvPipelineOf {
     return slots_[oldest_].keys;
   }
 
-  // A single slot has its place for values free behind keys(), and for keys behind the scores. Of several slots the one
-  // that the leaf before has left is free behind the scores.
-  FLASHPORT_DEVICE void refill_behind_keys(const DecodeParams& p, LeafCursor& ahead) {
-    if constexpr (kStages == 1) {
-      copy_values(p, ahead);
-      ahead.next(p);
-      if (!ahead.done()) look_up(p, ahead);
-    }
+  // Behind the scores of a leaf its keys' slot is free, and the values' slot of the leaf before. A single slot of values
+  // is free behind keys() only.
+  FLASHPORT_DEVICE void refill_behind_keys(const DecodeParams& p, LeafCursor&) {
+    if constexpr (kStages == 1) copy_values(p);
   }
   FLASHPORT_DEVICE void refill_behind_scores(const DecodeParams& p, LeafCursor& ahead) {
-    if constexpr (kStages == 1) {
-      if (!ahead.done()) copy_keys(p, ahead);
-    } else {
-      refill(p, ahead);
-    }
+    if constexpr (kStages > 1) copy_values(p);
+    copy_keys(p, ahead);
   }
 
   FLASHPORT_DEVICE void await_values() const { mbarrier_wait(&ready_[oldest_].values, phase_); }
@@ -101,98 +83,103 @@ class KvPipelineOf {
   }
 
  private:
-  FLASHPORT_DEVICE void refill(const DecodeParams& p, LeafCursor& ahead) {
+  // Starts the copy of the keys that `ahead` stands at, and moves it on.
+  FLASHPORT_DEVICE void copy_keys(const DecodeParams& p, LeafCursor& ahead) {
     if (ahead.done()) return;
-    if (bulk_) {
-      const bool values = block_.lane() >= 16;
-      const CacheParams& cache = values ? p.v : p.k;
-      Slot& slot = slots_[newest_];
-      copy_bulk(values ? slot.values : slot.keys, values ? Slot::kValuePitch : Slot::kKeyPitch,
-                values ? kValueBytes : kKeyBytes, cache, row_offset(cache, place_, ahead.segment.kv_head),
-                values ? &ready_[newest_].values : &ready_[newest_].keys, true);
-    } else {
-      copy_units<Slot::kKeyPitch, kKeyBytes>(slots_[newest_].keys, p.k, ahead.segment.kv_head, &ready_[newest_].keys);
-      copy_units<Slot::kValuePitch, kValueBytes>(slots_[newest_].values, p.v, ahead.segment.kv_head,
-                                                 &ready_[newest_].values);
-    }
-    newest_ = newest_ + 1 == kStages ? 0 : newest_ + 1;
+    const int head = ahead.segment.kv_head;
+    copy<Slot::kKeyPitch, kCfg.shape.head_dim_qk>(p.k, place_, head, slots_[newest_keys_].keys,
+                                                  &ready_[newest_keys_].keys);
+    newest_keys_ = newest_keys_ + 1 == kStages ? 0 : newest_keys_ + 1;
+    value_place_ = place_;
+    value_head_ = head;
     ahead.next(p);
     if (!ahead.done()) look_up(p, ahead);
   }
-
-  // The halves of a refill, for a single slot.
-  FLASHPORT_DEVICE void copy_keys(const DecodeParams& p, const LeafCursor& ahead) const {
-    const int head = ahead.segment.kv_head;
-    if (bulk_) {
-      copy_bulk(slots_[0].keys, Slot::kKeyPitch, kKeyBytes, p.k, row_offset(p.k, place_, head), &ready_[0].keys,
-                block_.lane() < 16);
-    } else {
-      copy_units<Slot::kKeyPitch, kKeyBytes>(slots_[0].keys, p.k, head, &ready_[0].keys);
-    }
-  }
-  FLASHPORT_DEVICE void copy_values(const DecodeParams& p, const LeafCursor& ahead) const {
-    const int head = ahead.segment.kv_head;
-    if (bulk_) {
-      copy_bulk(slots_[0].values, Slot::kValuePitch, kValueBytes, p.v, row_offset(p.v, place_, head),
-                &ready_[0].values, block_.lane() < 16);
-    } else {
-      copy_units<Slot::kValuePitch, kValueBytes>(slots_[0].values, p.v, head, &ready_[0].values);
-    }
+  // Starts the copy of the values whose keys were the last to be started.
+  FLASHPORT_DEVICE void copy_values(const DecodeParams& p) {
+    if (value_head_ < 0) return;
+    copy<Slot::kValuePitch, kCfg.shape.head_dim_v>(p.v, value_place_, value_head_, slots_[newest_values_].values,
+                                                   &ready_[newest_values_].values);
+    newest_values_ = newest_values_ + 1 == kStages ? 0 : newest_values_ + 1;
+    value_head_ = -1;
   }
 
-  // Lanes i and i + 16 look up row i of the wave's rows, one leaf before the address is needed.
+  // Lane i looks up row i of the wave's rows, one leaf before the address is needed.
   FLASHPORT_DEVICE void look_up(const DecodeParams& p, const LeafCursor& ahead) {
     const Segment& s = ahead.segment;
-    const int row = block_.lane() % 16;
-    const int token = ahead.key() + block_.wave() * kRowsPerWave + row;
-    place_ = place_of(p, s.pages, s.seq, token, row < kRowsPerWave && token >= s.key_low && token < s.key_high);
+    const int token = ahead.key() + block_.wave() * kRowsPerWave + block_.lane() % kRowsPerWave;
+    place_ = place_of(p, s.pages, s.seq, token, token >= s.key_low && token < s.key_high);
   }
 
-  // One bulk copy a lane; the first lane of each half announces the half's bytes. Called by the whole wave; `mine` lanes
-  // take part.
-  FLASHPORT_DEVICE void copy_bulk(char* tile, int pitch, int tile_bytes, const CacheParams& cache,
-                                  std::int64_t offset, std::uint64_t* ready, bool mine) const {
-    const int row = block_.lane() % 16;
-    char* to = tile + (block_.wave() * kRowsPerWave + row) * pitch;
-    const unsigned all = __ballot_sync(~0u, offset >= 0);
-    const unsigned half = block_.lane() < 16 ? all & 0xffffu : all >> 16;
-    if (mine && offset < 0 && row < kRowsPerWave) {
-      for (int byte = 0; byte < tile_bytes; byte += 16) *reinterpret_cast<uint4*>(to + byte) = make_uint4(0, 0, 0, 0);
-      fence_async_proxy();
-    }
-    __syncwarp();
-    if (!mine) return;
-    if (row == 0) mbarrier_arrive_expect(ready, __popc(half) * cache.row_bytes);
-    if (offset >= 0) copy_bulk_async(to, static_cast<const char*>(cache.data) + offset, cache.row_bytes, ready);
-  }
-
-  template <int kPitch, int kTileBytes>
-  FLASHPORT_DEVICE void copy_units(char* tile, const CacheParams& cache, int head, std::uint64_t* ready) const {
-    const std::int64_t offset = row_offset(cache, place_, head);
-    if (kTileBytes % 8 == 0 && cache.copy_unit >= 8) {
-      copy_rows<kPitch, kTileBytes, 8>(tile, cache, offset);
+  template <int kPitch, int kDim>
+  FLASHPORT_DEVICE void copy(const CacheParams& cache, TokenPlace place, int head, char* tile,
+                             std::uint64_t* ready) const {
+    constexpr int kTileBytes = kv_row_bytes(kCfg.shape.kv, kDim);
+    constexpr int kWide = kTileBytes % 16 == 0 ? 16 : (kTileBytes % 8 == 0 ? 8 : 4);
+    const std::int64_t offset = row_offset(cache, place, head);
+    char* rows = tile + block_.wave() * kRowsPerWave * kPitch;
+    if (cache.copy_unit >= kWide && cache.row_bytes == kTileBytes && __all_sync(~0u, offset >= 0)) {
+      copy_whole_rows<kPitch, kTileBytes, kWide>(rows, static_cast<const char*>(cache.data) + offset);
+    } else if (cache.copy_unit >= kWide) {
+      copy_rows<kPitch, kTileBytes, kWide>(rows, cache, offset);
     } else if (cache.copy_unit >= 4) {
-      copy_rows<kPitch, kTileBytes, 4>(tile, cache, offset);
+      copy_rows<kPitch, kTileBytes, 4>(rows, cache, offset);
     } else {
-      copy_rows<kPitch, kTileBytes, 2>(tile, cache, offset);
+      copy_rows<kPitch, kTileBytes, 2>(rows, cache, offset);
+      __threadfence_block();
     }
     mbarrier_arrive_behind_copies(ready);
   }
 
+  // Every row is there: lanes take units of a row side by side, and get the row's address from the lane that has it.
   template <int kPitch, int kTileBytes, int kUnit>
-  FLASHPORT_DEVICE void copy_rows(char* tile, const CacheParams& cache, std::int64_t offset) const {
+  FLASHPORT_DEVICE void copy_whole_rows(char* rows, const char* my_row) const {
+    constexpr int kUnits = kTileBytes / kUnit;
+    if constexpr (kUnits % kWaveSize == 0 || kWaveSize % kUnits == 0) {
+      // A lane keeps its column of the tile.
+      constexpr int kAtOnce = kUnits >= kWaveSize ? 1 : kWaveSize / kUnits;
+      constexpr int kPerRow = kUnits >= kWaveSize ? kUnits / kWaveSize : 1;
+      const int byte = block_.lane() % kUnits * kUnit;
+      const int first = block_.lane() / kUnits;
+      char* to = rows + first * kPitch + byte;
+#pragma unroll
+      for (int row = 0; row < kRowsPerWave; row += kAtOnce) {
+        const char* from = shuffle(my_row, row + first) + byte;
+#pragma unroll
+        for (int part = 0; part < kPerRow; ++part) {
+          copy_async<kUnit>(to + row * kPitch + part * kWaveSize * kUnit, from + part * kWaveSize * kUnit, true);
+        }
+      }
+    } else {
+      constexpr int kCopies = kRowsPerWave * kUnits;
+#pragma unroll
+      for (int step = 0; step < (kCopies + kWaveSize - 1) / kWaveSize; ++step) {
+        const int copy = step * kWaveSize + block_.lane();
+        const int row = copy / kUnits;
+        const int byte = (copy - row * kUnits) * kUnit;
+        const char* from = shuffle(my_row, row % kRowsPerWave) + byte;
+        if (kCopies % kWaveSize == 0 || copy < kCopies) copy_async<kUnit>(rows + row * kPitch + byte, from, true);
+      }
+    }
+  }
+
+  FLASHPORT_DEVICE static const char* shuffle(const char* pointer, int lane) {
+    return reinterpret_cast<const char*>(__shfl_sync(~0u, reinterpret_cast<unsigned long long>(pointer), lane));
+  }
+
+  // The same unit by unit, with zeros for rows and dims that are not there.
+  template <int kPitch, int kTileBytes, int kUnit>
+  FLASHPORT_DEVICE void copy_rows(char* rows, const CacheParams& cache, std::int64_t offset) const {
     constexpr int kUnits = kTileBytes / kUnit;
     constexpr int kCopies = kRowsPerWave * kUnits;
-    constexpr int kSteps = (kCopies + kWaveSize - 1) / kWaveSize;
-    char* rows = tile + block_.wave() * kRowsPerWave * kPitch;
     const char* base = static_cast<const char*>(cache.data);
-#pragma unroll(kUnit == 8 ? 4 : 1)
-    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll 1
+    for (int step = 0; step < (kCopies + kWaveSize - 1) / kWaveSize; ++step) {
       const int copy = step * kWaveSize + block_.lane();
       const int row = copy / kUnits;
       const int byte = (copy - row * kUnits) * kUnit;
       const std::int64_t from = __shfl_sync(~0u, offset, row % kRowsPerWave);
-      if (kCopies % kWaveSize != 0 && row >= kRowsPerWave) break;
+      if (copy >= kCopies) break;
       const bool valid = from >= 0 && byte < cache.row_bytes;
       char* to = rows + row * kPitch + byte;
       const char* source = valid ? base + from + byte : base;
@@ -207,9 +194,10 @@ class KvPipelineOf {
   const Block& block_;
   Slot* slots_;
   LeafBarriers* ready_;
-  TokenPlace place_;
-  bool bulk_;
-  int oldest_ = 0, newest_ = 0;
+  TokenPlace place_;        // of the next keys
+  TokenPlace value_place_;  // of the next values
+  int value_head_ = -1;     // their kv head; -1: none are due
+  int oldest_ = 0, newest_keys_ = 0, newest_values_ = 0;
   unsigned phase_ = 0;
 };
 

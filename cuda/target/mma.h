@@ -15,25 +15,26 @@ FLASHPORT_DEVICE unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// Copies kBytes (8 or 4) from global to shared memory; zeros where `valid` is false.
+// Copies kBytes (16, 8 or 4) from global to shared memory, around L1 if 16; zeros where `valid` is false.
 template <int kBytes>
 FLASHPORT_DEVICE void copy_async(void* to, const void* from, bool valid) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(kBytes),
-               "r"(valid ? kBytes : 0)
-               : "memory");
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+                 "r"(valid ? 16 : 0)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(kBytes),
+                 "r"(valid ? kBytes : 0)
+                 : "memory");
+  }
 }
 
-// mbarriers count arrivals and bytes of copies; a phase completes when both are there.
+// mbarriers: a phase completes when all threads have arrived.
 FLASHPORT_DEVICE void mbarrier_init(std::uint64_t* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
-FLASHPORT_DEVICE void mbarrier_arrive_expect(std::uint64_t* barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-               : "memory");
-}
-// Arrives when this thread's cp.async so far have landed; its ordinary stores are published too.
+// Arrives when this thread's cp.async so far have landed.
 FLASHPORT_DEVICE void mbarrier_arrive_behind_copies(std::uint64_t* barrier) {
-  __threadfence_block();
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 FLASHPORT_DEVICE void mbarrier_wait(std::uint64_t* barrier, unsigned phase) {
@@ -46,16 +47,6 @@ FLASHPORT_DEVICE void mbarrier_wait(std::uint64_t* barrier, unsigned phase) {
       "r"(phase)
       : "memory");
 }
-// Orders ordinary accesses to shared memory before later bulk copies into it.
-FLASHPORT_DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// Copies `bytes` (a multiple of 16, both ends aligned) by the copy engine and counts them at the barrier.
-FLASHPORT_DEVICE void copy_bulk_async(void* to, const void* from, int bytes, std::uint64_t* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   shared_address(to)),
-               "l"(from), "r"(bytes), "r"(shared_address(barrier))
-               : "memory");
-}
-
 FLASHPORT_DEVICE void ldmatrix_x4(unsigned (&r)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

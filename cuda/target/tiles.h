@@ -1,37 +1,47 @@
-// The tile verbs of decode on mma.sync targets.
+// The tile verbs of decode on mma.sync targets, with the query rows as columns: S^T = K Q^T [keys, rows] and
+// O^T = V^T P^T [DV, rows], because 8 columns are the smallest tile and few query rows are the common case.
 //
-// A block's waves form a grid: row waves take 16 query rows each; column waves split the 64 keys of the score tile and
-// the DV columns of the output tile. Per-row values (Rows) live replicated in the lanes that hold the row: slot 0 is row
-// g, slot 1 row g + 8 of the wave's 16 (lane = 4 g + c). The operand P is exchanged through shared memory.
+// A block's waves form a grid: column waves split the keys of S^T and the DV rows of O^T, row waves the query rows.
+// Per-row values (Rows) are replicated in the lanes that hold the row: slot 2 t + i of lane 4 g + c is row 8 t + 2 c + i
+// of the wave's rows. P goes through shared memory as [keys, rows].
 #pragma once
 
+#include "common/device/mask.h"
 #include "cuda/target/kv_operand.h"
 #include "cuda/target/kv_pipeline.h"
 #include "cuda/tuning/sm90a.h"
-#include "common/device/mask.h"
 
 namespace flashport::FLASHPORT_TARGET {
 
 constexpr int block_threads(const DecodeConfig& cfg) { return cfg.tuning.waves * kWaveSize; }
 
-// The query is kept in registers where they suffice; else it is read again for each leaf, free of bank conflicts.
-constexpr bool query_in_registers(const DecodeShape& shape) { return shape.head_dim_qk <= 128; }
-constexpr int query_pitch(const DecodeShape& shape) {
-  return shape.head_dim_qk + (query_in_registers(shape) ? 0 : 8);
+// Waves side by side over keys and DV. A wave takes 16 keys at least.
+constexpr int column_waves(const DecodeConfig& cfg) {
+  const int most = kLeafKeys / 16;
+  return cfg.tuning.waves < most ? cfg.tuning.waves : most;
+}
+constexpr int wave_rows(const DecodeConfig& cfg) { return cfg.shape.rows / (cfg.tuning.waves / column_waves(cfg)); }
+
+// The query stays in registers where that takes 32 at most; else it is read from shared memory for each leaf.
+constexpr bool query_in_registers(const DecodeConfig& cfg) {
+  return cfg.shape.head_dim_qk / 8 * (wave_rows(cfg) / 8) <= 32;
 }
 
 template <DecodeConfig kCfg>
 struct DecodeShared {
+  static constexpr int kQueryPitch = kCfg.shape.head_dim_qk + 8;
+  static constexpr int kRowPitch = (kCfg.shape.rows / 8 | 1) * 8;
   LeafSlot<kCfg> leaves[kCfg.tuning.stages];
   union {
     ScanScratch<block_threads(kCfg)> scan;  // before the first query
-    alignas(16) std::uint16_t query[kCfg.shape.rows][query_pitch(kCfg.shape)];
+    alignas(16) std::uint16_t query[kCfg.shape.rows][kQueryPitch];
   };
-  alignas(16) std::uint16_t probabilities[kCfg.shape.rows][kLeafKeys + 8];
-  float row_max[kCfg.tuning.waves][16];
-  float row_sum[kCfg.tuning.waves][16];
+  alignas(16) std::uint16_t probabilities[kLeafKeys][kRowPitch];
+  alignas(8) float row_max[column_waves(kCfg)][kCfg.shape.rows];
+  alignas(8) float row_sum[column_waves(kCfg)][kCfg.shape.rows];
   LeafBarriers ready[kCfg.tuning.stages];
   unsigned arrive_flag;
+  Segment first;  // of the block's range
 };
 
 template <DecodeConfig kCfg>
@@ -42,31 +52,35 @@ class DecodeTiles {
   static constexpr DecodeShape kShape = kCfg.shape;
   static constexpr MathType kMath = kShape.math;
   static constexpr bool kBytes = is_byte_format(kShape.kv);
-  static constexpr int kRowWaves = kShape.rows / 16;
-  static constexpr int kColWaves = kCfg.tuning.waves / kRowWaves;
-  static constexpr int kWaveKeys = kLeafKeys / kColWaves;
-  static constexpr int kWaveCols = kShape.head_dim_v / kColWaves;
-  static constexpr int kSteps = kShape.head_dim_qk / 16;
-  static constexpr bool kQueryInRegisters = query_in_registers(kShape);
-  static_assert(kWaveKeys >= 8 && kWaveCols % 16 == 0);
+  static constexpr bool kQueryInRegisters = query_in_registers(kCfg);
+  static constexpr int kColWaves = column_waves(kCfg);
+  static constexpr int kWaveRows = wave_rows(kCfg);
+  static constexpr int kRowTiles = kWaveRows / 8;              // of 8 query rows
+  static constexpr int kKeyTiles = kLeafKeys / kColWaves / 16;  // of 16 keys
+  static constexpr int kColTiles = kShape.head_dim_v / kColWaves / 16;
+  static constexpr int kStepPairs = kShape.head_dim_qk / 32;  // of 2 x 16 dims
+  static_assert(kWaveRows % 8 == 0 && kColTiles >= 1 && kShape.head_dim_v % (16 * kColWaves) == 0);
 
  public:
   static constexpr int kRows = kShape.rows;
-  static constexpr int kRowSlots = 2;
+  static constexpr int kRowSlots = 2 * kRowTiles;
+  static constexpr int kColumns = kShape.head_dim_v;
 
   struct Rows {
     float v[kRowSlots];
     FLASHPORT_DEVICE float& operator[](int slot) { return v[slot]; }
     FLASHPORT_DEVICE float operator[](int slot) const { return v[slot]; }
   };
+  // B operands: [row tile][pair of steps][b0 b1 of the first, b0 b1 of the second]
   struct Query {
-    unsigned a[kQueryInRegisters ? kSteps : 1][4];
+    unsigned b[kQueryInRegisters ? kRowTiles : 1][kQueryInRegisters ? kStepPairs : 1][4];
   };
+  // Register i of a C tile: key (or column) g + 8 (i / 2), row 2 c + i % 2.
   struct Scores {
-    float c[kWaveKeys / 8][4];
+    float c[kKeyTiles][kRowTiles][4];
   };
   struct Out {
-    float c[kWaveCols / 8][4];
+    float c[kColTiles][kRowTiles][4];
   };
   struct Operand {};  // P is in shared memory
 
@@ -74,16 +88,16 @@ class DecodeTiles {
       : block_(block),
         shared_(shared),
         live_rows_(minimum(kRows, p.group_size * p.max_q_len)),
-        row_wave_(block.wave() / kColWaves),
+        row_base_(block.wave() / kColWaves * kWaveRows),
         col_wave_(block.wave() % kColWaves),
         g_(block.lane() / 4),
         c_(block.lane() % 4) {}
 
   FLASHPORT_DEVICE static constexpr int row_slots() { return kRowSlots; }
   FLASHPORT_DEVICE int live_rows() const { return live_rows_; }
-  FLASHPORT_DEVICE int row_of(int slot) const { return row_wave_ * 16 + g_ + 8 * slot; }
+  FLASHPORT_DEVICE int row_of(int slot) const { return row_base_ + slot / 2 * 8 + 2 * c_ + slot % 2; }
   // Whether this lane is the one to write per-row values of a slot.
-  FLASHPORT_DEVICE bool owns_row(int) const { return col_wave_ == 0 && c_ == 0; }
+  FLASHPORT_DEVICE bool owns_row(int) const { return col_wave_ == 0 && g_ == 0; }
 
   // Brings the tile's query rows to shared memory as the math type; padding rows and dims are zero.
   FLASHPORT_DEVICE void stage_query(const DecodeParams& p, const Segment& s) const {
@@ -105,138 +119,98 @@ class DecodeTiles {
     block_.sync();
   }
 
-  // The staged query as A fragments, where they are kept in registers.
+  // The staged query as B operands, where they are kept in registers.
   FLASHPORT_DEVICE void fetch_query(Query& query) const {
     if constexpr (kQueryInRegisters) {
-      for (int step = 0; step < kSteps; ++step) query_fragment(query.a[step], step);
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+        for (int pair = 0; pair < kStepPairs; ++pair) query_operand(query.b[tile][pair], tile, pair);
+      }
     }
   }
 
-  // S = Q K^T
+  // S^T = K Q^T
   FLASHPORT_DEVICE Scores mma_abt(const Query& query, const char* keys) const {
-    Scores scores;
-    for (auto& tile : scores.c) {
-      for (float& x : tile) x = 0.0f;
-    }
-    const char* wave_keys = keys + col_wave_ * kWaveKeys * LeafSlot<kCfg>::kKeyPitch;
-    constexpr int kPairs = kWaveKeys >= 16 ? kWaveKeys / 16 : 1;
-    constexpr int kStepsAtOnce = kWaveKeys >= 16 ? 1 : 2;
+    // Two sums a tile, of even and odd steps: half the length of the chain of dependent products.
+    Scores sums[2] = {};
 #pragma unroll
-    for (int step = 0; step < kSteps; step += kBytes ? 1 : kStepsAtOnce) {
-      unsigned a[kStepsAtOnce][4];
+    for (int pair = 0; pair < kStepPairs; ++pair) {
+      unsigned b[kRowTiles][4];
 #pragma unroll
-      for (int k = 0; k < (kBytes ? 1 : kStepsAtOnce); ++k) {
+      for (int tile = 0; tile < kRowTiles; ++tile) {
         if constexpr (kQueryInRegisters) {
-          for (int i = 0; i < 4; ++i) a[k][i] = query.a[step + k][i];
+          for (int i = 0; i < 4; ++i) b[tile][i] = query.b[tile][pair][i];
         } else {
-          query_fragment(a[k], step + k);
+          query_operand(b[tile], tile, pair);
         }
       }
-      if constexpr (kBytes) {
 #pragma unroll
-        for (int tile = 0; tile < kWaveKeys / 8; ++tile) {
-          unsigned b0, b1;
-          ByteOperand<kShape.kv>::key(b0, b1, wave_keys + (8 * tile + g_) * LeafSlot<kCfg>::kKeyPitch,
-                                      16 * step + 4 * c_);
-          mma<kMath>(scores.c[tile], a[0], b0, b1);
-        }
-      } else if constexpr (kWaveKeys >= 16) {
-        const int lane = block_.lane();
+      for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
 #pragma unroll
-        for (int pair = 0; pair < kPairs; ++pair) {
-          unsigned b[4];
-          ldmatrix_x4(b, wave_keys + (16 * pair + lane / 16 * 8 + lane % 8) * LeafSlot<kCfg>::kKeyPitch +
-                             (16 * step + lane / 8 % 2 * 8) * 2);
-          mma<kMath>(scores.c[2 * pair], a[0], b[0], b[1]);
-          mma<kMath>(scores.c[2 * pair + 1], a[0], b[2], b[3]);
+        for (int half = 0; half < 2; ++half) {
+          unsigned a[4];
+          KeyOperand<kCfg>::load(a, keys, block_.lane(), (col_wave_ * kKeyTiles + key_tile) * 16, 2 * pair + half);
+#pragma unroll
+          for (int tile = 0; tile < kRowTiles; ++tile) {
+            mma<kMath>(sums[half].c[key_tile][tile], a, b[tile][2 * half], b[tile][2 * half + 1]);
+          }
         }
-      } else {
-        const int lane = block_.lane();
-        unsigned b[4];
-        ldmatrix_x4(b, wave_keys + lane % 8 * LeafSlot<kCfg>::kKeyPitch + (16 * step + lane / 8 * 8) * 2);
-        mma<kMath>(scores.c[0], a[0], b[0], b[1]);
-        mma<kMath>(scores.c[0], a[1], b[2], b[3]);
       }
     }
-    return scores;
+    for_each_register(sums[0].c, [&](float& x, int key_tile, int tile, int i) { x += sums[1].c[key_tile][tile][i]; });
+    return sums[0];
   }
 
   // f(value, slot, key of the leaf)
   template <class F>
   FLASHPORT_DEVICE void for_each(Scores& scores, F&& f) const {
-#pragma unroll
-    for (int tile = 0; tile < kWaveKeys / 8; ++tile) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) f(scores.c[tile][i], i / 2, col_wave_ * kWaveKeys + 8 * tile + 2 * c_ + i % 2);
-    }
+    for_each_register(scores.c, [&](float& x, int key_tile, int tile, int i) {
+      f(x, 2 * tile + i % 2, (col_wave_ * kKeyTiles + key_tile) * 16 + g_ + i / 2 * 8);
+    });
   }
 
-  // Largest score of each row, over all waves that share it.
+  // Largest score of each row, over all waves that share it. Holds a barrier.
   FLASHPORT_DEVICE void row_max(const Scores& scores, Rows& m) const {
-    for (int slot = 0; slot < kRowSlots; ++slot) {
-      float most = -kInfinity;
-#pragma unroll
-      for (int tile = 0; tile < kWaveKeys / 8; ++tile) {
-        most = maximum(most, maximum(scores.c[tile][2 * slot], scores.c[tile][2 * slot + 1]));
-      }
-      most = maximum(most, __shfl_xor_sync(~0u, most, 1));
-      m[slot] = maximum(most, __shfl_xor_sync(~0u, most, 2));
-    }
-    if constexpr (kColWaves > 1) {
-      if (c_ == 0) {
-        for (int slot = 0; slot < kRowSlots; ++slot) shared_.row_max[block_.wave()][g_ + 8 * slot] = m[slot];
-      }
-      block_.sync();
-      for (int slot = 0; slot < kRowSlots; ++slot) {
-        for (int wave = 0; wave < kColWaves; ++wave) {
-          m[slot] = maximum(m[slot], shared_.row_max[row_wave_ * kColWaves + wave][g_ + 8 * slot]);
-        }
-      }
-    }
+    reduce_rows(scores, m, shared_.row_max, [](float a, float b) { return maximum(a, b); });
+    block_.sync();
+    gather_rows(m, shared_.row_max, [](float a, float b) { return maximum(a, b); });
   }
 
-  // Scores become the A operand of P V, in the math type; l = row sums before rounding. Holds a barrier.
+  // Scores become the operand P^T, in the math type; l = row sums before rounding. Holds a barrier.
   FLASHPORT_DEVICE Operand to_operand(const Scores& scores, Rows& l) const {
-    for (int slot = 0; slot < kRowSlots; ++slot) {
-      float sum = 0.0f;
-#pragma unroll
-      for (int tile = 0; tile < kWaveKeys / 8; ++tile) {
-        const float low = scores.c[tile][2 * slot];
-        const float high = scores.c[tile][2 * slot + 1];
-        sum += low + high;
-        *reinterpret_cast<unsigned*>(
-            &shared_.probabilities[row_of(slot)][col_wave_ * kWaveKeys + 8 * tile + 2 * c_]) = pack<kMath>(low, high);
-      }
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      sum += __shfl_xor_sync(~0u, sum, 2);
-      if (c_ == 0) shared_.row_sum[block_.wave()][g_ + 8 * slot] = sum;
-    }
+    for_each_key_pair(scores, [&](int key, int tile, float even, float odd) {
+      *reinterpret_cast<unsigned*>(&shared_.probabilities[key][row_base_ + 8 * tile + 2 * c_]) =
+          pack<kMath>(even, odd);
+    });
+    reduce_rows(scores, l, shared_.row_sum, [](float a, float b) { return a + b; });
     block_.sync();
-    for (int slot = 0; slot < kRowSlots; ++slot) {
-      l[slot] = 0.0f;
-      for (int wave = 0; wave < kColWaves; ++wave) {
-        l[slot] += shared_.row_sum[row_wave_ * kColWaves + wave][g_ + 8 * slot];
-      }
-    }
+    gather_rows(l, shared_.row_sum, [](float a, float b) { return a + b; });
     return {};
   }
 
-  // O = P V
+  // O^T = V^T P^T
   FLASHPORT_DEVICE void mma_ab(const Operand&, const char* values, Out& out) const {
-    for (auto& tile : out.c) {
-      for (float& x : tile) x = 0.0f;
-    }
+    for_each_register(out.c, [](float& x, int, int, int) { x = 0.0f; });
     const int lane = block_.lane();
 #pragma unroll
-    for (int step = 0; step < kLeafKeys / 16; ++step) {
-      unsigned a[4];
-      ldmatrix_x4(a, &shared_.probabilities[row_wave_ * 16 + lane % 16][16 * step + lane / 16 * 8]);
+    for (int pair = 0; pair < kLeafKeys / 32; ++pair) {
+      unsigned b[kRowTiles][4];
 #pragma unroll
-      for (int pair = 0; pair < kWaveCols / 16; ++pair) {
-        unsigned b[4];
-        ValueOperand<kCfg>::load(b, values, lane, 16 * step, col_wave_ * kWaveCols + 16 * pair);
-        mma<kMath>(out.c[2 * pair], a, b[0], b[1]);
-        mma<kMath>(out.c[2 * pair + 1], a, b[2], b[3]);
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        ldmatrix_x4_trans(b[tile], &shared_.probabilities[32 * pair + lane][row_base_ + 8 * tile]);
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int col_tile = 0; col_tile < kColTiles; ++col_tile) {
+          unsigned a[4];
+          ValueOperand<kCfg>::load(a, values, lane, 32 * pair + 16 * half, (col_wave_ * kColTiles + col_tile) * 16);
+#pragma unroll
+          for (int tile = 0; tile < kRowTiles; ++tile) {
+            mma<kMath>(out.c[col_tile][tile], a, b[tile][2 * half], b[tile][2 * half + 1]);
+          }
+        }
       }
     }
   }
@@ -244,92 +218,114 @@ class DecodeTiles {
   // f(to, from, slot)
   template <class F>
   FLASHPORT_DEVICE void for_each_pair(Out& to, const Out& from, F&& f) const {
-#pragma unroll
-    for (int tile = 0; tile < kWaveCols / 8; ++tile) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) f(to.c[tile][i], from.c[tile][i], i / 2);
-    }
+    for_each_register(to.c, [&](float& x, int col_tile, int tile, int i) {
+      f(x, from.c[col_tile][tile][i], 2 * tile + i % 2);
+    });
   }
 
   // f(value, slot, column)
   template <class F>
   FLASHPORT_DEVICE void for_each_out(const Out& out, F&& f) const {
-#pragma unroll
-    for (int tile = 0; tile < kWaveCols / 8; ++tile) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) f(out.c[tile][i], i / 2, column(tile, i % 2));
-    }
+    for_each_register(out.c, [&](const float& x, int col_tile, int tile, int i) {
+      f(x, 2 * tile + i % 2, column(col_tile, i / 2));
+    });
   }
 
-  // Live rows to and from a partial state in global memory: per-row values [live_rows], tile [live_rows, DV].
+  // Live rows to memory: per-row values [live_rows], tile [live_rows, DV].
   FLASHPORT_DEVICE void store_rows(const Rows& rows, float* to) const {
     for (int slot = 0; slot < kRowSlots; ++slot) {
       if (owns_row(slot) && row_of(slot) < live_rows_) to[row_of(slot)] = rows[slot];
     }
   }
-  FLASHPORT_DEVICE void load_rows(Rows& rows, const float* from) const {
-    for (int slot = 0; slot < kRowSlots; ++slot) {
-      rows[slot] = row_of(slot) < live_rows_ ? load_published(from + row_of(slot)) : 0.0f;
-    }
-  }
   FLASHPORT_DEVICE void store_tile(const Out& out, float* to) const {
-    for_each_float2([&](int slot, int col, int t0, int i0, int t1, int i1) {
-      if (row_of(slot) < live_rows_) {
-        *reinterpret_cast<float2*>(to + row_of(slot) * kShape.head_dim_v + col) =
-            make_float2(out.c[t0][i0], out.c[t1][i1]);
-      }
-    });
-  }
-  // f(value, stored value, slot)
-  template <class F>
-  FLASHPORT_DEVICE void for_each_stored(Out& out, const float* from, F&& f) const {
-    for_each_float2([&](int slot, int col, int t0, int i0, int t1, int i1) {
-      float2 two = make_float2(0.0f, 0.0f);
-      if (row_of(slot) < live_rows_) {
-        two = load_published(reinterpret_cast<const float2*>(from + row_of(slot) * kShape.head_dim_v + col));
-      }
-      f(out.c[t0][i0], two.x, slot);
-      f(out.c[t1][i1], two.y, slot);
+    for_each_out(out, [&](float x, int slot, int col) {
+      if (row_of(slot) < live_rows_) to[row_of(slot) * kColumns + col] = x;
     });
   }
 
  private:
-  // Output column of column n = 2 c + odd of tile `tile`: natural, or even and odd columns in pairs of tiles.
-  FLASHPORT_DEVICE int column(int tile, int odd) const {
-    const int wave_col = col_wave_ * kWaveCols;
-    if constexpr (kBytes) return wave_col + tile / 2 * 16 + 2 * (2 * c_ + odd) + tile % 2;
-    return wave_col + 8 * tile + 2 * c_ + odd;
+  // f(register, tile of the first axis, row tile, i)
+  template <class Tiles, class F>
+  FLASHPORT_DEVICE static void for_each_register(Tiles& c, F&& f) {
+    constexpr int kFirst = sizeof(c) / sizeof(c[0]);
+#pragma unroll
+    for (int first = 0; first < kFirst; ++first) {
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) f(c[first][tile][i], first, tile, i);
+      }
+    }
   }
 
-  // f(slot, column, tile, i, tile', i') for each pair of registers that hold adjacent columns of one row.
+  // f(key, row tile, value of row 2 c, value of row 2 c + 1)
   template <class F>
-  FLASHPORT_DEVICE void for_each_float2(F&& f) const {
+  FLASHPORT_DEVICE void for_each_key_pair(const Scores& scores, F&& f) const {
 #pragma unroll
-    for (int tile = 0; tile < kWaveCols / 8; tile += kBytes ? 2 : 1) {
+    for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
 #pragma unroll
-      for (int slot = 0; slot < kRowSlots; ++slot) {
-        if constexpr (kBytes) {
-          f(slot, column(tile, 0), tile, 2 * slot, tile + 1, 2 * slot);
-          f(slot, column(tile, 1), tile, 2 * slot + 1, tile + 1, 2 * slot + 1);
-        } else {
-          f(slot, column(tile, 0), tile, 2 * slot, tile, 2 * slot + 1);
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          f((col_wave_ * kKeyTiles + key_tile) * 16 + g_ + 8 * half, tile, scores.c[key_tile][tile][2 * half],
+            scores.c[key_tile][tile][2 * half + 1]);
         }
       }
     }
   }
 
-  // A fragment of 16 query rows and the 16 dims of `step`, in the order of the key operand.
-  FLASHPORT_DEVICE void query_fragment(unsigned (&a)[4], int step) const {
+  // Joins the wave's scores of each row and leaves the result where the other waves will find it.
+  template <class Exchange, class Join>
+  FLASHPORT_DEVICE void reduce_rows(const Scores& scores, Rows& rows, Exchange& exchange, const Join& join) const {
+#pragma unroll
+    for (int slot = 0; slot < kRowSlots; ++slot) {
+      float x = join(scores.c[0][slot / 2][slot % 2], scores.c[0][slot / 2][slot % 2 + 2]);
+#pragma unroll
+      for (int key_tile = 1; key_tile < kKeyTiles; ++key_tile) {
+        x = join(x, join(scores.c[key_tile][slot / 2][slot % 2], scores.c[key_tile][slot / 2][slot % 2 + 2]));
+      }
+#pragma unroll
+      for (int distance = 4; distance < kWaveSize; distance *= 2) x = join(x, __shfl_xor_sync(~0u, x, distance));
+      rows[slot] = x;
+    }
+    if (g_ == 0) {
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        *reinterpret_cast<float2*>(&exchange[col_wave_][row_base_ + 8 * tile + 2 * c_]) =
+            make_float2(rows[2 * tile], rows[2 * tile + 1]);
+      }
+    }
+  }
+  template <class Exchange, class Join>
+  FLASHPORT_DEVICE void gather_rows(Rows& rows, const Exchange& exchange, const Join& join) const {
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      float2 two = *reinterpret_cast<const float2*>(&exchange[0][row_base_ + 8 * tile + 2 * c_]);
+#pragma unroll
+      for (int wave = 1; wave < kColWaves; ++wave) {
+        const float2 other = *reinterpret_cast<const float2*>(&exchange[wave][row_base_ + 8 * tile + 2 * c_]);
+        two = make_float2(join(two.x, other.x), join(two.y, other.y));
+      }
+      rows[2 * tile] = two.x;
+      rows[2 * tile + 1] = two.y;
+    }
+  }
+
+  FLASHPORT_DEVICE int column(int col_tile, int half) const {
+    return (col_wave_ * kColTiles + col_tile) * 16 + ValueOperand<kCfg>::column(g_, half);
+  }
+
+  // B operands of 8 query rows and the 32 dims of a pair of steps, in the order of the key operand.
+  FLASHPORT_DEVICE void query_operand(unsigned (&b)[4], int tile, int pair) const {
     if constexpr (kBytes) {
       for (int half = 0; half < 2; ++half) {
-        const uint2 two =
-            *reinterpret_cast<const uint2*>(&shared_.query[row_wave_ * 16 + g_ + 8 * half][16 * step + 4 * c_]);
-        a[half] = two.x;
-        a[2 + half] = two.y;
+        const uint2 two = *reinterpret_cast<const uint2*>(
+            &shared_.query[row_base_ + 8 * tile + g_][32 * pair + 16 * half + 4 * c_]);
+        b[2 * half] = two.x;
+        b[2 * half + 1] = two.y;
       }
     } else {
       const int lane = block_.lane();
-      ldmatrix_x4(a, &shared_.query[row_wave_ * 16 + lane % 16][16 * step + lane / 16 * 8]);
+      ldmatrix_x4(b, &shared_.query[row_base_ + 8 * tile + lane % 8][32 * pair + lane / 8 * 8]);
     }
   }
 
@@ -352,7 +348,7 @@ class DecodeTiles {
 
   const Block& block_;
   DecodeShared<kCfg>& shared_;
-  int live_rows_, row_wave_, col_wave_, g_, c_;
+  int live_rows_, row_base_, col_wave_, g_, c_;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET

@@ -23,6 +23,7 @@ struct DecodeShared {
   float row_sum[WaveShare<kCfg>::kColWaves][kCfg.shape.rows];
   ScanScratch<block_threads(kCfg)> scan;
   unsigned arrive_flag;
+  Segment first;  // of the block's range
 };
 
 template <DecodeConfig kCfg>
