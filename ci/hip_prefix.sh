@@ -16,8 +16,8 @@ rocm_packages=(libamdhip64-dev libamdhip64-7 rocm-device-libs-22 librocprim-dev 
 
 mkdir -p "$prefix/debs/partial" "$prefix/apt/lists/partial" "$prefix/root"
 cd "$prefix/debs"
-apt-get update -qq
-apt-get download -qq "${clang_packages[@]}"
+[ "$(id -u)" != 0 ] || apt-get update -qq  # else the package lists are taken as they are
+apt-get -o APT::Sandbox::User=root download -qq "${clang_packages[@]}"
 
 mirror=$(apt-get indextargets --format '$(REPO_URI) $(CODENAME)' | awk '$2 == "bookworm" {print $1; exit}')
 [ -n "$mirror" ] || { echo "hip_prefix.sh: apt knows no Debian 12 mirror" >&2; exit 1; }
