@@ -18,7 +18,8 @@ FLASHPORT_DEVICE float load_as_float(const void* data, DType dtype, std::int64_t
 
 FLASHPORT_DEVICE void store_q8_0_block(char* to, const float* x) {
   float most = 0.0f;
-  for (int i = 0; i < kAppendUnit; ++i) most = maximum(most, x[i] < 0.0f ? -x[i] : x[i]);
+  // -0 gives +0, so that a block of zeros has the scale +0 whatever the processor's maximum makes of the two.
+  for (int i = 0; i < kAppendUnit; ++i) most = maximum(most, x[i] > 0.0f ? x[i] : 0.0f - x[i]);
   const float d = most / 127.0f;
   const float inverse = d == 0.0f ? 0.0f : 1.0f / d;
   *reinterpret_cast<Half*>(to) = to_half(d);
