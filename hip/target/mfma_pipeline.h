@@ -73,12 +73,14 @@ class MfmaPipeline {
   FLASHPORT_DEVICE const ValueFragments<kCfg>& values() const { return values_; }
   FLASHPORT_DEVICE void await_values() const {}
 
-  // The leaf's own values; its keys are in flight or there.
+  // The leaf's own values; its keys are in flight or there. The next leaf is looked up first: loads return in order,
+  // and its keys are asked for while these values are in flight.
   FLASHPORT_DEVICE void refill_behind_keys(const DecodeParams& p, LeafCursor& ahead) {
     const DecodeParams& cache = reread(p);  // scalar registers are short, and there is time
-    load_values(cache, ahead);
+    rows_.values[lane_] = row_offset(cache.v, place_, ahead.segment.kv_head);
     ahead.next(cache);
     if (!ahead.done()) look_up(cache, ahead);
+    load_values(cache);
   }
   FLASHPORT_DEVICE void refill_behind_scores(const DecodeParams& p, const LeafCursor& ahead) {
     if (!ahead.done()) load_keys(reread(p), ahead);
@@ -95,11 +97,13 @@ class MfmaPipeline {
   FLASHPORT_DEVICE void load_keys(const DecodeParams& p, const LeafCursor& ahead) {
     rows_.keys[lane_] = row_offset(p.k, place_, ahead.segment.kv_head);
     share_in_wave();
+    const auto data = (GlobalBytes)(p.k.data);
+    const int cache_row_bytes = p.k.row_bytes;
 #pragma unroll
     for (int tile = 0; tile < Split::kKeyTiles; ++tile) {
       const std::int64_t offset = rows_.keys[(col_wave_ * Split::kKeyTiles + tile) * 16 + n_];
-      const GlobalBytes row = row_address(p.k, offset);
-      const int row_bytes = offset < 0 ? kZeroBytes : p.k.row_bytes;
+      const GlobalBytes row = row_address(data, offset);
+      const int row_bytes = offset < 0 ? kZeroBytes : cache_row_bytes;
 #pragma unroll
       for (int c = 0; c < Split::kUnits; ++c) {
         const int dim = (4 * c + g_) * Split::kUnitDims;
@@ -131,16 +135,16 @@ class MfmaPipeline {
   }
 
   // Columns past the end of a row repeat its first: nobody looks at them.
-  FLASHPORT_DEVICE void load_values(const DecodeParams& p, const LeafCursor& ahead) {
-    rows_.values[lane_] = row_offset(p.v, place_, ahead.segment.kv_head);
+  FLASHPORT_DEVICE void load_values(const DecodeParams& p) {
     share_in_wave();
+    const auto data = (GlobalBytes)(p.v.data);
     int col = col_wave_ * Split::kWaveCols + n_ * Split::kLaneCols;
     if (element_byte<kFormat>(col) >= p.v.row_bytes) col = 0;
 #pragma unroll
     for (int step = 0; step < Split::kSteps; ++step) {
 #pragma unroll
       for (int key = 0; key < 4; ++key) {
-        const GlobalBytes row = row_address(p.v, rows_.values[16 * step + 4 * g_ + key]);
+        const GlobalBytes row = row_address(data, rows_.values[16 * step + 4 * g_ + key]);
         load_words(values_.words[step][key], row + element_byte<kFormat>(col));
         if constexpr (kFormat == KvFormat::kQ8_0) {
           values_.scales[step][key] = load_half_bits(row + scale_byte(col));
@@ -150,8 +154,9 @@ class MfmaPipeline {
     __builtin_amdgcn_sched_barrier(0);
   }
 
-  FLASHPORT_DEVICE static GlobalBytes row_address(const CacheParams& cache, std::int64_t offset) {
-    return offset < 0 ? zero_row() : (GlobalBytes)(cache.data) + offset;
+  FLASHPORT_DEVICE static GlobalBytes row_address(GlobalBytes data, std::int64_t offset) {
+    const GlobalBytes row = data + offset;
+    return offset < 0 ? zero_row() : row;
   }
 
   // A wave's lanes see what its other lanes have written: no instruction, but nothing moves past it.
