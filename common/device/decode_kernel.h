@@ -33,16 +33,20 @@ FLASHPORT_DEVICE void decode(const DecodeParams& p, const Block& block, DecodeSh
   SplitTree<Tiles> tree(p, block, range);
   SoftmaxState<Tiles> state;
   typename Tiles::Query query{};
+  float scale = 0.0f;
 
   for (; !now.done(); now.next(reread(p))) {
     const Segment& s = now.segment;
-    if (now.at_segment_start()) tiles.stage_query(reread(p), s);
+    if (now.at_segment_start()) {
+      tiles.stage_query(reread(p), s);
+      scale = score_scale(reread(p), s);
+    }
     auto&& keys = pipeline.keys();
     if (now.at_segment_start()) tiles.fetch_query(query);
     pipeline.refill_behind_keys(p, ahead);
 
     auto scores = tiles.mma_abt(query, keys);
-    to_logits(tiles, p, s, now.key(), score_scale(p, s), scores);
+    to_logits(tiles, p, s, now.key(), scale, scores);
     tiles.row_max(scores, state.m);
     pipeline.refill_behind_scores(p, ahead);
     typename Tiles::Rows reference;
