@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Audits AMD code objects: what each kernel costs, and that the instructions meant are in it.
 
-For every kernel of the code objects given: VGPRs (arch and accumulation together), AGPRs, SGPRs, LDS bytes, blocks that
-one multiprocessor holds (a CU; on RDNA a work-group processor), MFMA or WMMA instructions, 16-byte global loads,
-and cache maintenance instructions (agent fences), held against ci/amd_resources/<target>.txt. Spills and scratch are
-always red, as is a decode kernel without matrix instructions or 16-byte loads.
+For every kernel of the code objects given: VGPRs (arch and accumulation together), AGPRs, SGPRs, SGPRs that are kept in
+lanes of a VGPR, LDS bytes, blocks that one multiprocessor holds (a CU; on RDNA a work-group processor), MFMA or WMMA
+instructions, 16-byte global loads, and cache maintenance instructions (agent fences), held against
+ci/amd_resources/<target>.txt. Spills to memory and scratch are always red, as is a decode kernel without matrix
+instructions or 16-byte loads.
 
 usage: ci/audit_amd.py [--update] [--tools FOLDER] TARGET FOLDER_OF_CODE_OBJECTS
 """
@@ -24,6 +25,7 @@ COLUMNS = [
     Column("vgpr", 1),
     Column("agpr", 0),
     Column("sgpr", 0),
+    Column("sgpr_spills", 1),
     Column("lds", 1),
     Column("blocks", -1),
     Column("matrix", -1),
@@ -109,13 +111,13 @@ def audit(target: str, folder: Path, tools: str | None) -> tuple[dict[str, dict[
                 "vgpr": vgprs,
                 "agpr": int(kernel.get("agpr_count", 0)),
                 "sgpr": int(kernel["sgpr_count"]),
+                "sgpr_spills": int(kernel["sgpr_spill_count"]),
                 "lds": lds,
                 "blocks": blocks_per_multiprocessor(MACHINES[target], vgprs, lds, waves),
                 **counts[kernel["name"]],
             }
             for field, what in (
                 ("vgpr_spill_count", "spilled VGPRs"),
-                ("sgpr_spill_count", "spilled SGPRs"),
                 ("private_segment_fixed_size", "bytes of scratch"),
             ):
                 if int(kernel[field]):
