@@ -177,11 +177,12 @@ class Block {
   FLASHPORT_DEVICE bool arrive(std::uint32_t* counter, int add, int goal) const {
     await_stores();  // the barrier orders the waves, but does not wait for what they have in flight
     sync();
+    const auto arriving = static_cast<std::uint32_t>(uniform(add));
     if (thread() == 0) {
       __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
       const std::uint32_t before =
-          __hip_atomic_fetch_add(counter, static_cast<std::uint32_t>(add), __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
-      const bool last = before + static_cast<std::uint32_t>(add) == static_cast<std::uint32_t>(goal);
+          __hip_atomic_fetch_add(counter, arriving, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+      const bool last = before + arriving == static_cast<std::uint32_t>(goal);
       if (last) {
         __hip_atomic_store(counter, 0u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
         __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
