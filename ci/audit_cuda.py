@@ -2,8 +2,8 @@
 """Audits the kernels inside libflashport_cuda.so: what each costs, and that the instructions meant are in it.
 
 For every kernel of a target: registers, static shared memory, tensor core instructions (HMMA), loads from global memory
-of 16 bytes or more (LDG, LDGSTS, bulk copies), and fences, held against ci/cuda_resources/<target>.txt. Spills and stack are always
-red, as is a decode kernel without tensor core instructions or 16-byte loads.
+of 16 bytes or more (LDG, LDGSTS, bulk copies), and fences, held against ci/cuda_resources/<target>.txt. Spills and
+stack are always red, as is a decode kernel without tensor core instructions or such loads.
 
 usage: ci/audit_cuda.py [--update] [--tools FOLDER] TARGET LIBRARY
 """
@@ -68,7 +68,7 @@ def audit(target: str, library: Path, cuobjdump: Path) -> tuple[dict[str, dict[s
             if not row["matrix"]:
                 errors.append(f"{name}: no tensor core instructions")
             if not row["loads128"]:
-                errors.append(f"{name}: no 16-byte loads")
+                errors.append(f"{name}: no loads of 16 bytes or more")
     return dict(sorted(rows.items())), errors
 
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Writes tests/cases/decode.csv, the one case list of flash_decode: tests, support table and benchmark read it.
 
-Tiers: `emulator` holds one small case for every kernel instance of cmake/decode_instances.txt, the options rotating over
-them; `full` covers every pair of values of the dimensions below (a greedy all-pairs cover with a fixed seed); `bench`
-holds the shapes that are timed. `make_cases.py --check` fails when the file is not what this script writes.
+Tiers: `emulator` holds one small case for every kernel instance of cmake/decode_instances.txt, the options rotating
+over them; `full` covers every pair of values of the dimensions below (a greedy all-pairs cover with a fixed seed);
+`bench` holds the shapes that are timed. `make_cases.py --check` fails when the file is not what this script writes.
 """
 
 import csv
@@ -82,7 +82,7 @@ def valid(case):
     dk, dv = head_dims(case["dims"])
     if kv == "q8_0" and dk % 32:
         return False
-    if case["q_form"] == "token" and case["q_len"] != 1 or case["tree"] and case["q_len"] == 1:
+    if (case["q_form"] == "token" and case["q_len"] != 1) or (case["tree"] and case["q_len"] == 1):
         return False
     if case["scales"] != "none" and not quantised(kv):
         return False
@@ -167,7 +167,7 @@ def emulator_rows():
     cover = Cover(seed=2)
     seen, number = set(), 0
     narrower = {128: ["80", "96", "128"], 256: ["192", "256"]}
-    for math, kv, dk, dv, rows, _ in instances():
+    for _math, kv, dk, dv, rows, _ in instances():
         if (kv, dk, dv, rows) in seen:  # the CPU computes in fp32 what GPUs have as a row already
             continue
         seen.add((kv, dk, dv, rows))
