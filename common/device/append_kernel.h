@@ -1,5 +1,5 @@
-// Writes new tokens into a cache, in the cache's element type: stored = value / scale. A thread takes one unit of a row:
-// 32 values, which for q8_0 is a block (scale max|x| / 127 in fp16, then 32 int8, as ggml has it).
+// Writes new tokens into a cache, in the cache's element type: stored = value / scale. A thread takes one unit of a
+// row: 32 values, which for q8_0 is a block (scale max|x| / 127 in fp16, then 32 int8, as ggml has it).
 #pragma once
 
 #include "common/device/paged_kv.h"
@@ -46,8 +46,8 @@ FLASHPORT_DEVICE void store_unit(KvFormat format, char* row, int unit, const flo
   }
 }
 
-FLASHPORT_DEVICE void append_side(const AppendParams& p, const AppendSide& side, std::int64_t token, int head,
-                                  int unit, TokenPlace place) {
+FLASHPORT_DEVICE void append_side(const AppendParams& p, const AppendSide& side, std::int64_t token, int head, int unit,
+                                  TokenPlace place) {
   const int first = unit * kAppendUnit;
   const int count = minimum(kAppendUnit, side.head_dim - first);
   if (count <= 0) return;

@@ -1,5 +1,5 @@
-// From raw dot products to base-2 logits: scale or softcap, ALiBi, then the mask. Options are uniform run-time branches;
-// a leaf that every row of the tile sees whole pays for the scale only.
+// From raw dot products to base-2 logits: scale or softcap, ALiBi, then the mask. Options are uniform run-time
+// branches; a leaf that every row of the tile sees whole pays for the scale only.
 #pragma once
 
 #include "common/device/schedule.h"

@@ -95,10 +95,10 @@ FLASHPORT_DEVICE void decode_stage2(const Stage2Params& p, const Block& block, M
       load_vector(x, o + c * o_stride + column * dim_stride, dim_stride, count);
     }
   };
-  const Parts part{p.mid + seq * p.mid_stride_seq + token * p.mid_stride_token + head * p.mid_stride_head,
-                   p.mid_lse + seq * p.mid_lse_stride_seq + token * p.mid_lse_stride_token +
-                       head * p.mid_lse_stride_head,
-                   p.mid_stride_chunk, p.mid_lse_stride_chunk, p.mid_stride_dim};
+  const Parts part{
+      p.mid + seq * p.mid_stride_seq + token * p.mid_stride_token + head * p.mid_stride_head,
+      p.mid_lse + seq * p.mid_lse_stride_seq + token * p.mid_lse_stride_token + head * p.mid_lse_stride_head,
+      p.mid_stride_chunk, p.mid_lse_stride_chunk, p.mid_stride_dim};
   const std::int64_t out = seq * p.out.stride_seq + token * p.out.stride_token + head * p.out.stride_head;
   merge_row<kThreads>(
       block, shared, parts, p.head_dim, part,
@@ -119,8 +119,8 @@ FLASHPORT_DEVICE void merge_states(const MergeStatesParams& p, const Block& bloc
     FLASHPORT_DEVICE float log2_sum(int c) const {
       const int t = p.two_tensors ? c : 0;
       const std::int64_t state = p.two_tensors ? 0 : c;
-      const float lse = p.lse[t][state * p.lse_stride_state + outer * p.lse_stride_outer[t] +
-                                 inner * p.lse_stride_inner[t]];
+      const float lse =
+          p.lse[t][state * p.lse_stride_state + outer * p.lse_stride_outer[t] + inner * p.lse_stride_inner[t]];
       return p.lse_base_2 ? lse : lse * kLog2e;
     }
     FLASHPORT_DEVICE void load(float (&x)[kVectorFloats], int c, int column, int count) const {
@@ -140,8 +140,8 @@ FLASHPORT_DEVICE void merge_states(const MergeStatesParams& p, const Block& bloc
   merge_row<kThreads>(
       block, shared, p.states, p.head_dim, Parts{p, outer, inner},
       [&](int column, float value) {
-        store_as(p.out, p.dtype,
-                 outer * p.out_stride_outer + inner * p.out_stride_inner + column * p.out_stride_dim, value);
+        store_as(p.out, p.dtype, outer * p.out_stride_outer + inner * p.out_stride_inner + column * p.out_stride_dim,
+                 value);
       },
       [&](float log2_sum) {
         p.out_lse[outer * p.out_lse_stride_outer + inner * p.out_lse_stride_inner] =

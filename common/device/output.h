@@ -48,9 +48,9 @@ FLASHPORT_DEVICE OutputRow finish_row(const DecodeParams& p, const Segment& s, c
     p.lse[seq * p.lse_stride_seq + token * p.lse_stride_token + row.head * p.lse_stride_head +
           chunk * p.lse_stride_chunk] = l == 0.0f ? -kInfinity : (m + log2_full(l)) * kLn2;
   }
-  return {seq * p.out.stride_seq + token * p.out.stride_token + row.head * p.out.stride_head +
-              chunk * p.out_stride_chunk,
-          l == 0.0f ? 0.0f : factor / l};
+  return {
+      seq * p.out.stride_seq + token * p.out.stride_token + row.head * p.out.stride_head + chunk * p.out_stride_chunk,
+      l == 0.0f ? 0.0f : factor / l};
 }
 
 FLASHPORT_DEVICE void write_element(const DecodeParams& p, const OutputRow& row, int column, float x) {
@@ -67,8 +67,8 @@ FLASHPORT_DEVICE void write_output(const Tiles& tiles, const DecodeParams& p, co
     const int row = tiles.row_of(slot);
     rows[slot] = {-1, 0.0f};
     if (row >= tiles.live_rows()) continue;
-    rows[slot] = finish_row(p, s, block, query_row(p, s, Tiles::kRows, row), state.m[slot], state.l[slot],
-                            tiles.owns_row(slot));
+    rows[slot] =
+        finish_row(p, s, block, query_row(p, s, Tiles::kRows, row), state.m[slot], state.l[slot], tiles.owns_row(slot));
   }
   tiles.for_each_out(state.o, [&](float x, int slot, int column) { write_element(p, rows[slot], column, x); });
 }
@@ -77,8 +77,7 @@ FLASHPORT_DEVICE void write_output(const Tiles& tiles, const DecodeParams& p, co
 template <int kTileRows>
 FLASHPORT_DEVICE void write_output_piece(const DecodeParams& p, const Segment& s, const Block& block, int row,
                                          int column, const StatePiece& piece) {
-  const OutputRow to =
-      finish_row(p, s, block, query_row(p, s, kTileRows, row), piece.m, piece.l, column == 0);
+  const OutputRow to = finish_row(p, s, block, query_row(p, s, kTileRows, row), piece.m, piece.l, column == 0);
   for (int i = 0; i < kVectorFloats; ++i) write_element(p, to, column + i, piece.o[i]);
 }
 

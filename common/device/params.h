@@ -46,7 +46,7 @@ struct RowsOut {
 struct DecodeParams {
   std::int32_t batch, num_q_heads, num_kv_heads, group_size;
   std::int32_t head_dim_qk, head_dim_v;
-  std::int32_t row_tiles;   // ceil(group_size * max_q_len / rows)
+  std::int32_t row_tiles;  // ceil(group_size * max_q_len / rows)
   std::int32_t max_q_len;
 
   const void* q;
@@ -55,20 +55,20 @@ struct DecodeParams {
   const std::int32_t* cu_seqlens_q;  // null: max_q_len tokens each; else stride_seq of q, out, lse is unused
 
   // Lengths and pages.
-  IndexArray seqlens;       // null data: lengths come from kv_indptr and kv_last_page_len
-  std::int64_t max_len;     // lengths are clamped to [0, max_len]
-  const std::int32_t* table;          // page (or slot) numbers; null: page = sequence
-  std::int64_t table_stride;          // row stride of `table`
-  IndexArray table_row;               // row of a request; null data: row = sequence
-  const std::int32_t* kv_indptr;      // CSR: row b of `table` starts at kv_indptr[b]
+  IndexArray seqlens;             // null data: lengths come from kv_indptr and kv_last_page_len
+  std::int64_t max_len;           // lengths are clamped to [0, max_len]
+  const std::int32_t* table;      // page (or slot) numbers; null: page = sequence
+  std::int64_t table_stride;      // row stride of `table`
+  IndexArray table_row;           // row of a request; null data: row = sequence
+  const std::int32_t* kv_indptr;  // CSR: row b of `table` starts at kv_indptr[b]
   const std::int32_t* kv_last_page_len;
   std::int64_t page_size;
   std::int32_t page_shift;  // log2 of page_size, or -1
   CacheParams k, v;
 
   // Scores: s = q.k * score_scale; softcap: s = cap_scale * tanh(s * cap_inner); base 2 in the end.
-  float score_scale;  // softmax_scale * log2e, or softmax_scale / softcap with softcap
-  float cap_scale;    // softcap * log2e; 0: no softcap
+  float score_scale;                       // softmax_scale * log2e, or softmax_scale / softcap with softcap
+  float cap_scale;                         // softcap * log2e; 0: no softcap
   std::int64_t window_left, window_right;  // -1: infinite
   const float* alibi_slopes;
   std::int64_t alibi_stride_seq;
@@ -105,7 +105,7 @@ struct Stage2Params {
   const float* mid_lse;
   std::int64_t mid_lse_stride_seq, mid_lse_stride_token, mid_lse_stride_head, mid_lse_stride_chunk;
   IndexArray seqlens;
-  std::int64_t chunk_keys;   // > 0: chunks = ceil(len / chunk_keys), clamped to max_chunks; 0: all max_chunks
+  std::int64_t chunk_keys;  // > 0: chunks = ceil(len / chunk_keys), clamped to max_chunks; 0: all max_chunks
   std::int32_t max_chunks;
   RowsOut out;
   float* lse;
@@ -118,7 +118,7 @@ struct MergeStatesParams {
   std::int32_t states, head_dim;
   std::int64_t rows, inner_rows;
   DType dtype;
-  const void* o[2];          // states == 2 may come as two tensors; else o[0] with o_stride_state
+  const void* o[2];  // states == 2 may come as two tensors; else o[0] with o_stride_state
   const float* lse[2];
   std::int32_t two_tensors;
   std::int64_t o_stride_state, o_stride_outer[2], o_stride_inner[2], o_stride_dim[2];
@@ -151,8 +151,8 @@ struct AppendParams {
   AppendSide k, v;
 };
 
-// A plain streaming read of `bytes` bytes (16-byte units): the ceiling of memory-bound kernels. The kernel keeps its sum
-// alive by storing it if `bytes` is negative, which it never is.
+// A plain streaming read of `bytes` bytes (16-byte units): the ceiling of memory-bound kernels. The kernel keeps its
+// sum alive by storing it if `bytes` is negative, which it never is.
 struct ReadBandwidthParams {
   void* data;
   std::int64_t bytes;

@@ -13,15 +13,15 @@ namespace flashport::FLASHPORT_TARGET {
 // A query tile's part of the line that this block works on.
 struct Segment {
   int seq;
-  int kv_head, row_tile;  // the query tile: rows of this head's packed group
-  int length;           // keys of the sequence
-  int q_len, q_begin;   // query tokens of the sequence; its first row in ragged tensors
-  int key_begin;        // first key of leaf 0
-  int key_low, key_high;  // keys that any row may see: [key_low, key_high); others are never read
+  int kv_head, row_tile;      // the query tile: rows of this head's packed group
+  int length;                 // keys of the sequence
+  int q_len, q_begin;         // query tokens of the sequence; its first row in ragged tensors
+  int key_begin;              // first key of leaf 0
+  int key_low, key_high;      // keys that any row may see: [key_low, key_high); others are never read
   int clear_low, clear_high;  // keys that every row sees
-  int leaves;           // of the whole tile
-  int first, last;      // this block's leaves: [first, last)
-  std::int64_t start;   // place of leaf 0 in the line
+  int leaves;                 // of the whole tile
+  int first, last;            // this block's leaves: [first, last)
+  std::int64_t start;         // place of leaf 0 in the line
   const std::int32_t* pages;
 };
 
@@ -67,9 +67,9 @@ FLASHPORT_DEVICE Segment open_sequence(const DecodeParams& p, int seq) {
 // The line and how it is cut. It is counted in units of 1 leaf or, where that costs no more than 1/32 of a block's
 // leaves in balance, of one node: then no node is cut, and far fewer partial results meet.
 struct Line {
-  std::int64_t total;   // units
+  std::int64_t total;  // units
   std::int64_t blocks;
-  int unit;             // leaves
+  int unit;  // leaves
 };
 
 // The block's stretch of the line, beginning in `segment`. end is exclusive; an idle block has first == last.
@@ -160,8 +160,8 @@ FLASHPORT_DEVICE Range chunk_range(const DecodeParams& p, const Block& block) {
   s.row_tile = tile - s.kv_head * p.row_tiles;
   std::int64_t keys = p.chunk_keys;
   if (keys == 0) keys = static_cast<std::int64_t>((s.leaves + p.num_chunks - 1) / p.num_chunks) * kLeafKeys;
-  const std::int64_t begin = minimum(static_cast<std::int64_t>(s.key_begin) + chunk * keys,
-                                     static_cast<std::int64_t>(s.key_high));
+  const std::int64_t begin =
+      minimum(static_cast<std::int64_t>(s.key_begin) + chunk * keys, static_cast<std::int64_t>(s.key_high));
   s.key_begin = static_cast<int>(begin);
   s.key_low = maximum(s.key_low, s.key_begin);
   s.key_high = static_cast<int>(minimum(begin + keys, static_cast<std::int64_t>(s.key_high)));

@@ -2,10 +2,10 @@
 // above it fold their children left to right, up to one root a query tile. A tile's tree depends on its own leaves
 // alone, and every fold is merge() in child order, so any cut of the line into blocks gives the same bits.
 //
-// A block folds the node that it holds from its first leaf on in registers. All else meets in the workspace: each parent
-// has kFanOut child slots there. A parent whose leaves lie in several blocks belongs to the block of its first leaf (at
-// most one a level and block) and has a counter; who completes the last child folds all of them and goes on with the
-// parent. Nobody waits. Counters come back to zero by themselves, so a launch can be replayed.
+// A block folds the node that it holds from its first leaf on in registers. All else meets in the workspace: each
+// parent has kFanOut child slots there. A parent whose leaves lie in several blocks belongs to the block of its first
+// leaf (at most one a level and block) and has a counter; who completes the last child folds all of them and goes on
+// with the parent. Nobody waits. Counters come back to zero by themselves, so a launch can be replayed.
 #pragma once
 
 #include "common/device/online_softmax.h"
@@ -75,7 +75,12 @@ class SplitTree {
     const int first = index * span_of(level);
     const int end = minimum(first + span_of(level), s.leaves);
     const int child_span = span_of(level - 1);
-    return {level, index, first, end, child_span, (end - first + child_span - 1) / child_span,
+    return {level,
+            index,
+            first,
+            end,
+            child_span,
+            (end - first + child_span - 1) / child_span,
             first >= s.first && end <= s.last};
   }
 
@@ -123,7 +128,8 @@ class SplitTree {
 
   // Folds slot 0 and the slots from `second` on into the subtree's own slot, or into the output if it is the root.
   template <int kAtOnce>
-  FLASHPORT_DEVICE void fold(const Tiles& tiles, const Segment& s, const Subtree& tree, const float* slots, int second) {
+  FLASHPORT_DEVICE void fold(const Tiles& tiles, const Segment& s, const Subtree& tree, const float* slots,
+                             int second) {
     const DecodeParams& p = params();
     const int rows = tiles.live_rows();
     const bool root = span_of(tree.level) >= s.leaves;
@@ -157,7 +163,8 @@ class SplitTree {
   FLASHPORT_DEVICE float* own_slots(int level) const {
     const DecodeParams& p = params();
     return p.slots + (p.num_chunks > 0 ? chunk_own_slots(block_.index(), p.levels, level)
-                                       : tree_own_slots(block_.index(), p.levels, level)) * p.slot_floats;
+                                       : tree_own_slots(block_.index(), p.levels, level)) *
+                         p.slot_floats;
   }
 
   // What few leaves need is read again where it is needed.

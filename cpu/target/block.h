@@ -1,6 +1,6 @@
-// The execution model of a CPU target: a block is one thread's share of the work, its lanes are the elements of a vector
-// of 16 floats. Verbs that join lanes are empty; blocks meet through atomics as on a GPU. Compiled without contraction
-// of a * b + c, so that only fma_rn fuses.
+// The execution model of a CPU target: a block is one thread's share of the work, its lanes are the elements of a
+// vector of 16 floats. Verbs that join lanes are empty; blocks meet through atomics as on a GPU. Compiled without
+// contraction of a * b + c, so that only fma_rn fuses.
 #pragma once
 
 #include <atomic>

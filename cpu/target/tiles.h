@@ -1,6 +1,6 @@
-// The tile verbs of decode on a CPU. Tiles are plain arrays with exactly the rows there are; K and V are read where they
-// lie, through one pointer a key. Products are blocks of 16 accumulators: rows x keys for Q K^T (summed across lanes in
-// one transposing tree), rows x columns for P V.
+// The tile verbs of decode on a CPU. Tiles are plain arrays with exactly the rows there are; K and V are read where
+// they lie, through one pointer a key. Products are blocks of 16 accumulators: rows x keys for Q K^T (summed across
+// lanes in one transposing tree), rows x columns for P V.
 #pragma once
 
 #include "common/device/mask.h"
@@ -228,6 +228,7 @@ class DecodeTiles {
   void store_tile(const Out& out, float* to) const {
     std::memcpy(to, out.x, sizeof out.x[0] * static_cast<std::size_t>(live_rows_));
   }
+
  private:
   // Scores of kCount rows from `row` on with all keys, 16 / kCount keys at a time.
   template <int kCount>

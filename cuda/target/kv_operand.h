@@ -1,9 +1,9 @@
 // The element type of K and V as a loader policy: how stored rows in shared memory become the A operands of mma.sync,
 // 16 keys x 16 dims of K and, transposed, 16 columns x 16 keys of V.
 //
-// 16-bit caches are read by ldmatrix in natural order. Byte caches (fp8, q8_0) are widened to fp16 in registers, and the
-// order inside a group of 16 changes: for keys, dims 4 c + {0, 1, 2, 3} sit where k = 2c, 2c + 1, 2c + 8, 2c + 9 is due
-// (the query operand is loaded alike); for values, columns 2 g and 2 g + 1 sit in rows g and g + 8.
+// 16-bit caches are read by ldmatrix in natural order. Byte caches (fp8, q8_0) are widened to fp16 in registers, and
+// the order inside a group of 16 changes: for keys, dims 4 c + {0, 1, 2, 3} sit where k = 2c, 2c + 1, 2c + 8, 2c + 9 is
+// due (the query operand is loaded alike); for values, columns 2 g and 2 g + 1 sit in rows g and g + 8.
 #pragma once
 
 #include <cuda_fp8.h>

@@ -2,8 +2,8 @@
 // O^T = V^T P^T [DV, rows], because 8 columns are the smallest tile and few query rows are the common case.
 //
 // A block's waves form a grid: column waves split the keys of S^T and the DV rows of O^T, row waves the query rows.
-// Per-row values (Rows) are replicated in the lanes that hold the row: slot 2 t + i of lane 4 g + c is row 8 t + 2 c + i
-// of the wave's rows. P goes through shared memory as [keys, rows].
+// Per-row values (Rows) are replicated in the lanes that hold the row: slot 2 t + i of lane 4 g + c is row 8 t + 2 c +
+// i of the wave's rows. P goes through shared memory as [keys, rows].
 #pragma once
 
 #include "common/device/mask.h"
@@ -55,7 +55,7 @@ class DecodeTiles {
   static constexpr bool kQueryInRegisters = query_in_registers(kCfg);
   static constexpr int kColWaves = column_waves(kCfg);
   static constexpr int kWaveRows = wave_rows(kCfg);
-  static constexpr int kRowTiles = kWaveRows / 8;              // of 8 query rows
+  static constexpr int kRowTiles = kWaveRows / 8;               // of 8 query rows
   static constexpr int kKeyTiles = kLeafKeys / kColWaves / 16;  // of 16 keys
   static constexpr int kColTiles = kShape.head_dim_v / kColWaves / 16;
   static constexpr int kStepPairs = kShape.head_dim_qk / 32;  // of 2 x 16 dims
@@ -180,8 +180,7 @@ class DecodeTiles {
   // Scores become the operand P^T, in the math type; l = row sums before rounding. Holds a barrier.
   FLASHPORT_DEVICE Operand to_operand(const Scores& scores, Rows& l) const {
     for_each_key_pair(scores, [&](int key, int tile, float even, float odd) {
-      *reinterpret_cast<unsigned*>(&shared_.probabilities[key][row_base_ + 8 * tile + 2 * c_]) =
-          pack<kMath>(even, odd);
+      *reinterpret_cast<unsigned*>(&shared_.probabilities[key][row_base_ + 8 * tile + 2 * c_]) = pack<kMath>(even, odd);
     });
     reduce_rows(scores, l, shared_.row_sum, [](float a, float b) { return a + b; });
     block_.sync();
@@ -218,17 +217,15 @@ class DecodeTiles {
   // f(to, from, slot)
   template <class F>
   FLASHPORT_DEVICE void for_each_pair(Out& to, const Out& from, F&& f) const {
-    for_each_register(to.c, [&](float& x, int col_tile, int tile, int i) {
-      f(x, from.c[col_tile][tile][i], 2 * tile + i % 2);
-    });
+    for_each_register(
+        to.c, [&](float& x, int col_tile, int tile, int i) { f(x, from.c[col_tile][tile][i], 2 * tile + i % 2); });
   }
 
   // f(value, slot, column)
   template <class F>
   FLASHPORT_DEVICE void for_each_out(const Out& out, F&& f) const {
-    for_each_register(out.c, [&](const float& x, int col_tile, int tile, int i) {
-      f(x, 2 * tile + i % 2, column(col_tile, i / 2));
-    });
+    for_each_register(
+        out.c, [&](const float& x, int col_tile, int tile, int i) { f(x, 2 * tile + i % 2, column(col_tile, i / 2)); });
   }
 
   // Live rows to memory: per-row values [live_rows], tile [live_rows, DV].
@@ -318,8 +315,8 @@ class DecodeTiles {
   FLASHPORT_DEVICE void query_operand(unsigned (&b)[4], int tile, int pair) const {
     if constexpr (kBytes) {
       for (int half = 0; half < 2; ++half) {
-        const uint2 two = *reinterpret_cast<const uint2*>(
-            &shared_.query[row_base_ + 8 * tile + g_][32 * pair + 16 * half + 4 * c_]);
+        const uint2 two =
+            *reinterpret_cast<const uint2*>(&shared_.query[row_base_ + 8 * tile + g_][32 * pair + 16 * half + 4 * c_]);
         b[2 * half] = two.x;
         b[2 * half + 1] = two.y;
       }

@@ -1,9 +1,8 @@
-// Which element of a 16x16x16 matrix instruction a lane holds, as the ISA manuals have it. Plain C++, so that any host can
-// check them.
-//   MFMA (CDNA, wave64), lane = 16 g + n: operands hold row (A) or column (B) n, k = 4 g + element; D holds column n, row
-//   4 g + register.
-//   WMMA (RDNA3, wave32), lane = 16 h + n: operands hold row or column n and every k, in both halves; D holds column n, row
-//   2 register + h.
+// Which element of a 16x16x16 matrix instruction a lane holds, as the ISA manuals have it. Plain C++, so that any host
+// can check them.
+//   MFMA (CDNA, wave64), lane = 16 g + n: operands hold row (A) or column (B) n, k = 4 g + element; D holds column n,
+//   row 4 g + register. WMMA (RDNA3, wave32), lane = 16 h + n: operands hold row or column n and every k, in both
+//   halves; D holds column n, row 2 register + h.
 #pragma once
 
 namespace flashport {

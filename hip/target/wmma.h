@@ -45,16 +45,16 @@ FLASHPORT_DEVICE float other_half(float x) {
       float, __builtin_amdgcn_permlanex16(bits, bits, 0x76543210, static_cast<int>(0xfedcba98), false, false));
 }
 
-// A barrier that orders shared memory alone. Block::sync() would also wait for every global load in flight: the waves of
-// a block may sit on two CUs, whose vector caches it makes agree.
+// A barrier that orders shared memory alone. Block::sync() would also wait for every global load in flight: the waves
+// of a block may sit on two CUs, whose vector caches it makes agree.
 FLASHPORT_DEVICE void sync_shared() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
   __builtin_amdgcn_s_barrier();
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
 }
 
-// Products that led to `c` are done on this side and loads stay on theirs: those that moved up would need registers that
-// are not there.
+// Products that led to `c` are done on this side and loads stay on theirs: those that moved up would need registers
+// that are not there.
 FLASHPORT_DEVICE void keep_order(Floats8& c) { asm volatile("" : "+v"(c)::"memory"); }
 
 // Two floats as a register of the math type, the first in the low half.

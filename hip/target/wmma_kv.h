@@ -20,8 +20,8 @@ inline constexpr int kZeroBytes = 1024;  // the longest row
 __device__ const unsigned g_zero_row[kZeroBytes / 4] = {};
 FLASHPORT_DEVICE GlobalBytes zero_row() { return (GlobalBytes)(g_zero_row); }
 
-// Selectors of v_perm_b32(second, first): byte `byte` of both words, or two neighbouring bytes of the first, in the high
-// or low bytes of the two halves, zeros (0x0c) beside them; or one half of both words.
+// Selectors of v_perm_b32(second, first): byte `byte` of both words, or two neighbouring bytes of the first, in the
+// high or low bytes of the two halves, zeros (0x0c) beside them; or one half of both words.
 constexpr unsigned zip_bytes_high(int byte) { return (4u + byte) << 24 | 0x0c0000u | unsigned(byte) << 8 | 0x0cu; }
 constexpr unsigned zip_bytes_low(int byte) { return 0x0c000000u | (4u + byte) << 16 | 0x0c00u | unsigned(byte); }
 constexpr unsigned pair_bytes_high(int byte) {
@@ -35,14 +35,14 @@ constexpr unsigned zip_halves(int half) { return half == 0 ? 0x05040100u : 0x070
 using Half2 = Half __attribute__((ext_vector_type(2)));
 using UShort2 = unsigned short __attribute__((ext_vector_type(2)));
 
-// Two e4m3 codes, each in the high byte of a half, as fp16. The code's exponent and mantissa are those of a half that is
-// 2^8 too small; the code 0x7f alone is raised to a NaN first.
+// Two e4m3 codes, each in the high byte of a half, as fp16. The code's exponent and mantissa are those of a half that
+// is 2^8 too small; the code 0x7f alone is raised to a NaN first.
 FLASHPORT_DEVICE unsigned widen_fp8(unsigned codes) {
   const UShort2 magnitude = __builtin_bit_cast(UShort2, codes >> 1 & 0x3f803f80u);
   const UShort2 is_nan = __builtin_elementwise_sub_sat(magnitude, UShort2(0x3f00));  // 0x80 or 0
   const unsigned raised = __builtin_bit_cast(unsigned, static_cast<UShort2>(is_nan * UShort2(0x80) + magnitude));
   const Half2 small = __builtin_bit_cast(Half2, raised | (codes & 0x80008000u));
-  return __builtin_bit_cast(unsigned, small * Half2(256.0f));
+  return __builtin_bit_cast(unsigned, small* Half2(256.0f));
 }
 
 // Two int8, each in the low byte of a half, times the scales: 0x6400 is 1024, and the sign bit is flipped to a bias.

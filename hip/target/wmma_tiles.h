@@ -3,8 +3,8 @@
 // Tiles are kept transposed: S^T = K Q^T, O^T = V^T P^T, so that a lane holds one query row of each 16 x 16 tile: lane
 // 16 h + n has row n, keys 8 h .. 8 h + 7 of S, columns (2 r + h) kLaneCols + j of tile j of O. A row then needs one
 // exchange between the halves. Waves form a grid (WaveShare): column waves split the 64 keys of S and the DV columns of
-// O; row waves take rows / 16 / kRowWaves row tiles each. A slot is a row tile. Q^T and P^T come as operands from shared
-// memory, where column waves put P together.
+// O; row waves take rows / 16 / kRowWaves row tiles each. A slot is a row tile. Q^T and P^T come as operands from
+// shared memory, where column waves put P together.
 #pragma once
 
 #include "common/device/mask.h"
@@ -78,7 +78,8 @@ class DecodeTiles {
   // Whether this lane is the one to write per-row values of a slot.
   FLASHPORT_DEVICE bool owns_row(int) const { return col_wave() == 0 && recompute(half_) == 0; }
 
-  // Brings the tile's query rows to shared memory as the math type; padding rows and dims are zero. Ends with a barrier.
+  // Brings the tile's query rows to shared memory as the math type; padding rows and dims are zero. Ends with a
+  // barrier.
   FLASHPORT_DEVICE void stage_query(const DecodeParams& p, const Segment& s) const {
     constexpr int kChunks = kShape.head_dim_qk / 8;
     for (int i = block_.thread(); i < kRows * kChunks; i += block_threads(kCfg)) {

@@ -9,7 +9,8 @@ namespace flashport {
 namespace {
 
 TEST(TreeLayout, LevelsAreTheFewestThatCoverALength) {
-  for (std::int64_t length : {0ll, 1ll, 64ll, 1023ll, 1024ll, 1025ll, 16384ll, 16385ll, 262144ll, 262145ll, 0x7fff0000ll}) {
+  for (std::int64_t length :
+       {0ll, 1ll, 64ll, 1023ll, 1024ll, 1025ll, 16384ll, 16385ll, 262144ll, 262145ll, 0x7fff0000ll}) {
     const int levels = tree_levels(length);
     std::int64_t covered = kLeafKeys;
     for (int level = 0; level < levels; ++level) covered *= kFanOut;

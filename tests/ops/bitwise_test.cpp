@@ -55,9 +55,8 @@ TEST_P(Bitwise, AloneInBatchesAndOnAnyNumberOfMultiprocessors) {
       flashport::set_multiprocessor_limit(limit);
       const RequestPool::Bits bits = pool.run(batch, round == 1);
       for (std::size_t b = 0; b < batch.size(); ++b) {
-        EXPECT_TRUE(bits[b] == alone[batch[b]])
-            << "round " << round << ", " << limit << " multiprocessors, place " << b << ", length "
-            << pool.lens()[batch[b]];
+        EXPECT_TRUE(bits[b] == alone[batch[b]]) << "round " << round << ", " << limit << " multiprocessors, place " << b
+                                                << ", length " << pool.lens()[batch[b]];
       }
     }
   }
@@ -78,9 +77,8 @@ TEST(FullBitwise, UnderRandomSchedules) {
     flashport::set_multiprocessor_limit(limit);
     const RequestPool::Bits bits = pool.run(batch);
     for (std::size_t b = 0; b < batch.size(); ++b) {
-      ASSERT_TRUE(bits[b] == alone[batch[b]])
-          << "round " << round << ", " << limit << " multiprocessors, place " << b << ", length "
-          << pool.lens()[batch[b]];
+      ASSERT_TRUE(bits[b] == alone[batch[b]]) << "round " << round << ", " << limit << " multiprocessors, place " << b
+                                              << ", length " << pool.lens()[batch[b]];
     }
   }
   flashport::set_multiprocessor_limit(0);
@@ -116,8 +114,7 @@ TEST_P(Bitwise, QueryTokensThatShareATile) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, Bitwise, testing::ValuesIn(kShapes),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Shapes, Bitwise, testing::ValuesIn(kShapes), [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace flashport_test

@@ -103,9 +103,9 @@ void DecodeCall::make_queries() {
     starts.push_back(total += q_len);
   }
   if (ragged) cu_seqlens_q_ = filled(Type::kI32, starts);
-  Shape shape = ragged                      ? Shape{total, case_.hq, case_.dk}
+  Shape shape = ragged                    ? Shape{total, case_.hq, case_.dk}
                 : case_.q_form == "token" ? Shape{batch, case_.hq, case_.dk}
-                                            : Shape{batch, case_.q_len, case_.hq, case_.dk};
+                                          : Shape{batch, case_.q_len, case_.hq, case_.dk};
   Shape strides = dense_strides(shape);
   if (case_.strides == "q_padded" || case_.strides == "q_inner") {
     const std::int64_t inner = case_.strides == "q_inner" ? 2 : 1;
@@ -142,8 +142,8 @@ void DecodeCall::make_caches() {
     pages = kSparePages;
     for (std::int64_t b = 0; b < batch; ++b) pages += pages_of(b);
   }
-  CacheShape shape{pages, tokens, case_.hkv, row_extent(case_.kv, case_.dk), case_.layout.ends_with("hnd"), pool,
-                   case_.strides};
+  CacheShape shape{pages, tokens,       case_.hkv, row_extent(case_.kv, case_.dk), case_.layout.ends_with("hnd"),
+                   pool,  case_.strides};
   k_.emplace(make_cache(case_.kv, shape));
   shape.extent = row_extent(case_.kv, case_.dv);
   v_.emplace(make_cache(case_.kv, shape));

@@ -1,6 +1,6 @@
-// One call of flash_decode made from a case: its tensors on host and device, the arguments for the library, and the same
-// memory as inputs of the oracle. Slots, pages and rows that no request uses are NaN; table entries past a length point
-// beyond all memory.
+// One call of flash_decode made from a case: its tensors on host and device, the arguments for the library, and the
+// same memory as inputs of the oracle. Slots, pages and rows that no request uses are NaN; table entries past a length
+// point beyond all memory.
 #pragma once
 
 #include <optional>

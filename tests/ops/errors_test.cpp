@@ -83,26 +83,25 @@ TEST_F(Errors, Ranks) {
 
 TEST_F(Errors, Shapes) {
   refuses<flashport::ValueError>("seqlens must have shape", [](DecodeArgs& a) { a.seqlens.shape[0] = 3; });
-  refuses<flashport::ValueError>("multiple of num_kv_heads", [](DecodeArgs& a) {
-    a.k_cache.shape[2] = a.v_cache.shape[2] = 3;
-  });
+  refuses<flashport::ValueError>("multiple of num_kv_heads",
+                                 [](DecodeArgs& a) { a.k_cache.shape[2] = a.v_cache.shape[2] = 3; });
   refuses<flashport::ValueError>("v_cache must have shape", [](DecodeArgs& a) { a.v_cache.shape[1] = 8; });
   refuses<flashport::ValueError>("lse must have shape", [](DecodeArgs& a) { a.lse->shape[1] = 5; });
 }
 
 TEST_F(Errors, TypesAndKinds) {
-  refuses<flashport::TypeError>("block_table must be int32", [](DecodeArgs& a) {
-    a.block_table->dtype = flashport::DType::kInt64;
-  });
+  refuses<flashport::TypeError>("block_table must be int32",
+                                [](DecodeArgs& a) { a.block_table->dtype = flashport::DType::kInt64; });
   refuses<flashport::TypeError>("q must be", [](DecodeArgs& a) { a.q.dtype = flashport::DType::kInt32; });
-  refuses<flashport::TypeError>("v_cache must be float16", [](DecodeArgs& a) {
-    a.v_cache.dtype = flashport::DType::kBFloat16;
-  });
+  refuses<flashport::TypeError>("v_cache must be float16",
+                                [](DecodeArgs& a) { a.v_cache.dtype = flashport::DType::kBFloat16; });
 }
 
 TEST_F(Errors, Memory) {
-  refuses<flashport::ValueError>("out is written and must not be read-only", [](DecodeArgs& a) { a.out.read_only = true; });
-  refuses<flashport::ValueError>("out is written and must not be broadcast", [](DecodeArgs& a) { a.out.strides[0] = 0; });
+  refuses<flashport::ValueError>("out is written and must not be read-only",
+                                 [](DecodeArgs& a) { a.out.read_only = true; });
+  refuses<flashport::ValueError>("out is written and must not be broadcast",
+                                 [](DecodeArgs& a) { a.out.strides[0] = 0; });
   refuses<flashport::ValueError>("k_cache must have stride 1", [](DecodeArgs& a) { a.k_cache.strides[3] = 2; });
   refuses<flashport::ValueError>("q must have data", [](DecodeArgs& a) { a.q.data = nullptr; });
 }

@@ -113,7 +113,8 @@ RequestPool::Bits RequestPool::Call::fetch() {
   Bits bits;
   for (std::int64_t b = 0; b < seqlens_.shape()[0]; ++b) {
     bits.emplace_back(out.begin() + b * q_len_ * out_row_, out.begin() + (b + 1) * q_len_ * out_row_);
-    bits.back().insert(bits.back().end(), lse.begin() + b * q_len_ * lse_row_, lse.begin() + (b + 1) * q_len_ * lse_row_);
+    bits.back().insert(bits.back().end(), lse.begin() + b * q_len_ * lse_row_,
+                       lse.begin() + (b + 1) * q_len_ * lse_row_);
   }
   return bits;
 }

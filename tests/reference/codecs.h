@@ -152,8 +152,8 @@ inline double read_q8_0(const void* row, std::int64_t index) {
   return scale * load_as<std::int8_t>(block + 2 + index % kQ8Values);
 }
 
-// As ggml's quantize_row_q8_0_ref: scale = largest / 127 in fp32, bytes rounded half away from zero from the fp32 product
-// with the fp32 reciprocal, the scale stored as fp16 after that.
+// As ggml's quantize_row_q8_0_ref: scale = largest / 127 in fp32, bytes rounded half away from zero from the fp32
+// product with the fp32 reciprocal, the scale stored as fp16 after that.
 inline void write_q8_0(void* row, const float* values, std::int64_t count) {
   auto* block = static_cast<unsigned char*>(row);
   for (std::int64_t first = 0; first < count; first += kQ8Values, block += kQ8Bytes) {

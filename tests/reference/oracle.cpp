@@ -96,9 +96,7 @@ bool Request::visible(std::int64_t row, std::int64_t key) const {
 
 std::vector<Request> gather(const DecodeInputs& in) {
   const bool ragged = in.cu_seqlens_q.has_value();
-  const std::int64_t batch = ragged                 ? in.cu_seqlens_q->shape[0] - 1
-                             : in.q.shape.size() == 0 ? 0
-                                                      : in.q.shape[0];
+  const std::int64_t batch = ragged ? in.cu_seqlens_q->shape[0] - 1 : in.q.shape.size() == 0 ? 0 : in.q.shape[0];
   const std::size_t head_axis = in.q.shape.size() - 2;
   std::vector<Request> requests(batch);
   for (std::int64_t b = 0; b < batch; ++b) {
@@ -113,7 +111,7 @@ std::vector<Request> gather(const DecodeInputs& in) {
     for (std::int64_t i = 0; i < r.q_len; ++i) {
       for (std::int64_t h = 0; h < r.num_q_heads; ++h) {
         for (std::int64_t d = 0; d < r.dim_qk; ++d) {
-          r.q.push_back(ragged                    ? in.q.at({first + i, h, d})
+          r.q.push_back(ragged                   ? in.q.at({first + i, h, d})
                         : in.q.shape.size() == 4 ? in.q.at({b, i, h, d})
                                                  : in.q.at({b, h, d}));
         }

@@ -26,7 +26,7 @@ struct Array {
 
 // Arguments of flash_decode, in the order and with the meaning of the specification.
 struct DecodeInputs {
-  Array q;  // (B, Hq, D), (B, q_len, Hq, D) or (total_q, Hq, D)
+  Array q;                 // (B, Hq, D), (B, q_len, Hq, D) or (total_q, Hq, D)
   Array k_cache, v_cache;  // q8_0: type kQ8_0, the last axis counts bytes
   std::optional<Array> seqlens;
   std::optional<Array> block_table, token_table, request_index, kv_indptr, kv_indices, kv_last_page_len;
@@ -42,13 +42,13 @@ struct DecodeInputs {
 // One request of a batch with its rows gathered: what attention is a function of.
 struct Request {
   std::int64_t q_len = 0, kv_len = 0, num_q_heads = 0, num_kv_heads = 0, dim_qk = 0, dim_v = 0;
-  std::vector<double> q;     // [q_len][num_q_heads][dim_qk]
-  std::vector<double> k, v;  // [kv_len][num_kv_heads][dim], before k_scale and v_scale
+  std::vector<double> q;                 // [q_len][num_q_heads][dim_qk]
+  std::vector<double> k, v;              // [kv_len][num_kv_heads][dim], before k_scale and v_scale
   std::vector<double> k_scale, v_scale;  // [num_kv_heads]
   double softmax_scale = 1, softcap = 0;
   std::int64_t window_left = -1, window_right = -1;
-  std::vector<double> slopes, sinks;       // [num_q_heads] or empty
-  std::vector<std::uint32_t> tree_mask;    // [q_len] or empty
+  std::vector<double> slopes, sinks;     // [num_q_heads] or empty
+  std::vector<std::uint32_t> tree_mask;  // [q_len] or empty
 
   // Whether query row `row` attends to key `key`.
   [[nodiscard]] bool visible(std::int64_t row, std::int64_t key) const;
@@ -63,7 +63,8 @@ struct RequestResult {
 [[nodiscard]] std::vector<Request> gather(const DecodeInputs& inputs);
 
 // fp64 over keys [first, last) of the request; the sink joins when `with_sink`.
-[[nodiscard]] RequestResult attend(const Request& request, std::int64_t first, std::int64_t last, bool with_sink = true);
+[[nodiscard]] RequestResult attend(const Request& request, std::int64_t first, std::int64_t last,
+                                   bool with_sink = true);
 [[nodiscard]] RequestResult attend(const Request& request);
 
 // The plain implementation: operands and probabilities rounded to `math`, fp32 sums, output rounded to `out`.

@@ -182,8 +182,8 @@ TEST(Oracle, LayoutsOfOneCacheAgree) {
           const std::int64_t where = page == 8 ? b : table[b * 3 + j / page];
           for (std::int64_t h = 0; h < kHeads; ++h) {
             for (std::int64_t d = 0; d < kDim; ++d) {
-              const std::int64_t row = heads_first ? (where * kHeads + h) * page + j % page
-                                                   : (where * page + j % page) * kHeads + h;
+              const std::int64_t row =
+                  heads_first ? (where * kHeads + h) * page + j % page : (where * page + j % page) * kHeads + h;
               cache[row * kDim + d] = logical(b, j, h, d);
             }
           }
@@ -193,11 +193,11 @@ TEST(Oracle, LayoutsOfOneCacheAgree) {
       in.q = {q.data(), Type::kF32, {2, kHeads, kDim}, {kHeads * kDim, kDim, 1}};
       in.head_dim_qk = in.head_dim_v = kDim;
       in.heads_first = heads_first;
-      in.k_cache = {cache.data(), Type::kF32,
+      in.k_cache = {cache.data(),
+                    Type::kF32,
                     heads_first ? std::vector<std::int64_t>{pages, kHeads, page, kDim}
                                 : std::vector<std::int64_t>{pages, page, kHeads, kDim},
-                    {page * kHeads * kDim, heads_first ? page * kDim : kHeads * kDim,
-                     kDim, 1}};
+                    {page * kHeads * kDim, heads_first ? page * kDim : kHeads * kDim, kDim, 1}};
       in.v_cache = in.k_cache;
       in.seqlens = Array{lengths.data(), Type::kI32, {2}, {1}};
       if (page == 8) {

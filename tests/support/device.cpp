@@ -29,7 +29,8 @@ flashport::Device device() { return g_device; }
 
 const flashport::BackendAbi& backend() {
   const flashport::BackendAbi* found = flashport::load_backend(g_device.kind).abi;
-  if (found == nullptr) throw std::runtime_error("the backend of " + flashport::device_name(g_device) + " is not there");
+  if (found == nullptr)
+    throw std::runtime_error("the backend of " + flashport::device_name(g_device) + " is not there");
   return *found;
 }
 

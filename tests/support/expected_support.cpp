@@ -61,7 +61,8 @@ std::string verdict(const std::string& case_name, bool supported, const std::str
   }
   const std::string file = "ci/expected_support/" + query_target() + ".txt";
   if (supported) return listed ? case_name + " runs, but " + file + " says that it cannot: remove its line" : "";
-  if (!listed) return "lost coverage: " + case_name + " is not supported (" + reason + ") and " + file + " has no line for it";
+  if (!listed)
+    return "lost coverage: " + case_name + " is not supported (" + reason + ") and " + file + " has no line for it";
   if (!agreed) return case_name + " is declined for another reason than " + file + " gives: " + reason;
   ++g_skipped;
   return "skip: " + reason;

@@ -18,8 +18,8 @@ namespace flashport_test {
 }  // namespace flashport_test
 
 // In a test body: leaves it when the case is not supported; a failure where that was not expected.
-#define FLASHPORT_REQUIRE_SUPPORT(name, support)                                                             \
+#define FLASHPORT_REQUIRE_SUPPORT(name, support)                                                                      \
   if (const std::string said = flashport_test::verdict(name, (support).supported, (support).reason); !said.empty()) { \
-    if (said.starts_with("skip")) GTEST_SKIP() << said;                                                      \
-    FAIL() << said;                                                                                          \
+    if (said.starts_with("skip")) GTEST_SKIP() << said;                                                               \
+    FAIL() << said;                                                                                                   \
   }

@@ -21,7 +21,9 @@ class Random {
   // In [0, 1).
   double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }
   // In [0, bound).
-  std::int64_t below(std::int64_t bound) { return static_cast<std::int64_t>(next() % static_cast<std::uint64_t>(bound)); }
+  std::int64_t below(std::int64_t bound) {
+    return static_cast<std::int64_t>(next() % static_cast<std::uint64_t>(bound));
+  }
   // A sum of twelve uniforms: mean 0, variance 1, and no libm whose last bit differs.
   double normal() {
     double sum = -6;

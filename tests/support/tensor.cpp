@@ -65,8 +65,8 @@ Tensor::Tensor(Type type, Shape shape, Shape strides, std::int64_t offset)
   storage_ = poisoned();
 }
 
-// All ones is NaN in fp32, fp16, bf16 and OCP e4m3, and a NaN scale in every q8_0 block wherever it begins; FNUZ has one
-// NaN, 0x80. An index becomes 0x7f7f7f7f, a page that would lie beyond any memory.
+// All ones is NaN in fp32, fp16, bf16 and OCP e4m3, and a NaN scale in every q8_0 block wherever it begins; FNUZ has
+// one NaN, 0x80. An index becomes 0x7f7f7f7f, a page that would lie beyond any memory.
 std::vector<unsigned char> Tensor::poisoned() const {
   const bool index = type_ == Type::kI32 || type_ == Type::kI64;
   const unsigned char byte = index ? 0x7f : type_ == Type::kE4M3Fnuz ? 0x80 : 0xff;

@@ -1,5 +1,5 @@
-// A strided tensor of a test: one storage on the host and its twin on the device. Storage starts as NaN (indices: a huge
-// number), so that whatever a test does not set is poison, and outputs that a call does not write can be told.
+// A strided tensor of a test: one storage on the host and its twin on the device. Storage starts as NaN (indices: a
+// huge number), so that whatever a test does not set is poison, and outputs that a call does not write can be told.
 #pragma once
 
 #include <cstdint>
