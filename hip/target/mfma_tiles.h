@@ -16,16 +16,27 @@ namespace flashport::FLASHPORT_TARGET {
 constexpr int block_threads(const DecodeConfig& cfg) { return cfg.tuning.waves * kWaveSize; }
 
 template <DecodeConfig kCfg>
-struct DecodeShared {
+struct DecodeSharedData {
   using Split = WaveSplit<kCfg>;
+  static constexpr int kExchangedSteps = Split::kColWaves > 1 ? Split::kSteps : 1;
   LeafRows rows[kCfg.tuning.waves];
   alignas(16) std::uint16_t query[kCfg.shape.rows][kCfg.shape.head_dim_qk + 8];
-  Words2 probabilities[Split::kRowWaves][Split::kRowTiles][Split::kSteps][kWaveSize];
+  Words2 probabilities[Split::kRowWaves][Split::kRowTiles][kExchangedSteps][kWaveSize];
   float row_max[kCfg.tuning.waves][Split::kRowTiles][16];
   float row_sum[kCfg.tuning.waves][Split::kRowTiles][16];
   ScanScratch<block_threads(kCfg)> scan;
   unsigned arrive_flag;
   Segment first;  // of the block's range
+};
+
+// As large as lets a CU hold the blocks that the tuning asks for and no more: others would add partial results, and
+// workspace for them, but no bytes in flight that are missing.
+template <DecodeConfig kCfg>
+struct DecodeShared : DecodeSharedData<kCfg> {
+  static constexpr int kSharedBytes = 65536;  // of a CU
+  static constexpr int kLeast = kSharedBytes / (kCfg.tuning.blocks_per_multiprocessor + 1) + 1;
+  static constexpr int kData = static_cast<int>(sizeof(DecodeSharedData<kCfg>));
+  alignas(16) unsigned char limit[kData < kLeast ? (kLeast - kData + 15) / 16 * 16 : 16];
 };
 
 template <DecodeConfig kCfg>
