@@ -31,6 +31,8 @@ def main() -> int:
     """Command line."""
     status = 0
     for folder in sorted(Path(sys.argv[1]).glob("cpu/CMakeFiles/flashport_cpu_*.dir/__/kernels/cpu_*")):
+        if not folder.is_dir():
+            continue
         objects = sorted(folder.glob("*.o"))
         foreign = foreign_symbols(folder.name, objects)
         print(*(f"error: {folder.name} defines {name}" for name in foreign), sep="\n", end="\n" if foreign else "")

@@ -39,6 +39,10 @@ target_include_directories(flashport_settings INTERFACE
 target_compile_features(flashport_settings INTERFACE cxx_std_20)
 target_compile_definitions(flashport_settings INTERFACE "FLASHPORT_VERSION=\"${PROJECT_VERSION}\"")
 target_compile_options(flashport_settings INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra>")
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  # GCC 12 warns of std::string's own concatenation (GCC bug 105651).
+  target_compile_options(flashport_settings INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>")
+endif()
 if(FLASHPORT_SANITIZE)
   set(sanitize "$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${FLASHPORT_SANITIZE};-fno-sanitize-recover=all;-fno-omit-frame-pointer>")
   target_compile_options(flashport_settings INTERFACE "${sanitize}")
