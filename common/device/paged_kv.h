@@ -40,13 +40,22 @@ struct TokenPlace {
   int offset;  // token % page_size; -1: no such token
 };
 
-FLASHPORT_DEVICE TokenPlace place_of(const DecodeParams& p, const std::int32_t* pages, int seq, int token, bool valid) {
-  if (!valid) return {0, -1};
-  if (pages == nullptr) return {seq, token};
+struct PageOf {
+  unsigned page;  // place in the sequence's list of pages
+  int offset;
+};
+FLASHPORT_DEVICE PageOf page_of(const DecodeParams& p, const std::int32_t* pages, int token) {
+  if (pages == nullptr) return {0, token};
   const unsigned page_size = static_cast<unsigned>(p.page_size);
   const unsigned page = p.page_shift >= 0 ? static_cast<unsigned>(token) >> p.page_shift
                                           : static_cast<unsigned>(token) / page_size;
-  return {load_global(pages + page), static_cast<int>(static_cast<unsigned>(token) - page * page_size)};
+  return {page, static_cast<int>(static_cast<unsigned>(token) - page * page_size)};
+}
+
+FLASHPORT_DEVICE TokenPlace place_of(const DecodeParams& p, const std::int32_t* pages, int seq, int token, bool valid) {
+  if (!valid) return {0, -1};
+  const PageOf at = page_of(p, pages, token);
+  return {pages == nullptr ? seq : load_global(pages + at.page), at.offset};
 }
 
 // Byte offset of a token's row of one head; -1 for no token.

@@ -38,27 +38,26 @@ FLASHPORT_DEVICE unsigned load_u16(const char* from) { return *reinterpret_cast<
 template <DecodeConfig kCfg>
 struct KeyOperand {
   static constexpr KvFormat kFormat = kCfg.shape.kv;
-  static constexpr int kPitch = LeafSlot<kCfg>::kKeyPitch;
+  using Layout = typename LeafSlot<kCfg>::Keys;
 
   // Keys key .. key + 15, dims of `step`.
   FLASHPORT_DEVICE static void load(unsigned (&a)[4], const char* tile, int lane, int key, int step) {
     if constexpr (!is_byte_format(kFormat)) {
-      ldmatrix_x4(a, tile + (key + lane % 16) * kPitch + (16 * step + lane / 16 * 8) * 2);
+      ldmatrix_x4(a, tile + Layout::offset(key + lane % 16, (16 * step + lane / 16 * 8) * 2));
     } else {
-      const char* row = tile + (key + lane / 4) * kPitch;
-      four_dims(a[0], a[2], row, 16 * step + lane % 4 * 4);
-      four_dims(a[1], a[3], row + 8 * kPitch, 16 * step + lane % 4 * 4);
+      four_dims(a[0], a[2], tile, key + lane / 4, 16 * step + lane % 4 * 4);
+      four_dims(a[1], a[3], tile, key + lane / 4 + 8, 16 * step + lane % 4 * 4);
     }
   }
 
  private:
-  FLASHPORT_DEVICE static void four_dims(unsigned& low, unsigned& high, const char* row, int dim) {
+  FLASHPORT_DEVICE static void four_dims(unsigned& low, unsigned& high, const char* tile, int key, int dim) {
     if constexpr (kFormat == KvFormat::kFp8E4M3) {
-      const unsigned four = *reinterpret_cast<const unsigned*>(row + dim);
+      const unsigned four = *reinterpret_cast<const unsigned*>(tile + Layout::offset(key, dim));
       low = widen_fp8(four);
       high = widen_fp8(four >> 16);
     } else {
-      const char* block = q8_0_block(row, dim);
+      const char* block = q8_0_block(tile + key * Layout::kPitch, dim);
       const __half2 d = __half2half2(q8_0_scale(block));
       const char* at = block + 2 + dim % 32;
       const unsigned four = (load_u16(at) | load_u16(at + 2) << 16) ^ 0x80808080u;
@@ -71,7 +70,8 @@ struct KeyOperand {
 template <DecodeConfig kCfg>
 struct ValueOperand {
   static constexpr KvFormat kFormat = kCfg.shape.kv;
-  static constexpr int kPitch = LeafSlot<kCfg>::kValuePitch;
+  using Layout = typename LeafSlot<kCfg>::Values;
+  static constexpr int kPitch = Layout::kPitch;
 
   // The column, of 16, in rows g (half 0) and g + 8 (half 1) of the operand.
   FLASHPORT_DEVICE static constexpr int column(int g, int half) {
@@ -81,13 +81,13 @@ struct ValueOperand {
   // Columns col .. col + 15, keys key .. key + 15.
   FLASHPORT_DEVICE static void load(unsigned (&a)[4], const char* tile, int lane, int key, int col) {
     if constexpr (!is_byte_format(kFormat)) {
-      ldmatrix_x4_trans(a, tile + (key + lane / 16 * 8 + lane % 8) * kPitch + (col + lane / 8 % 2 * 8) * 2);
+      ldmatrix_x4_trans(a, tile + Layout::offset(key + lane / 16 * 8 + lane % 8, (col + lane / 8 % 2 * 8) * 2));
     } else if constexpr (kFormat == KvFormat::kFp8E4M3) {
       // A 16-bit unit holds two columns of one key: transposed, a register has two keys and both columns.
       unsigned raw[2];
       asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
                    : "=r"(raw[0]), "=r"(raw[1])
-                   : "r"(shared_address(tile + (key + lane % 16) * kPitch + col))
+                   : "r"(shared_address(tile + Layout::offset(key + lane % 16, col)))
                    : "memory");
       for (int half = 0; half < 2; ++half) {
         a[2 * half] = widen_fp8(__byte_perm(raw[half], 0, 0x0020));

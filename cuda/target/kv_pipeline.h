@@ -1,6 +1,6 @@
 // Leaves of K and V on their way through shared memory. A leaf slot holds the rows of K, then the rows of V, as stored
-// (also quantised), each row on a pitch of an odd number of 16-byte units so that eight rows meet in no bank. A wave
-// copies the rows that its lanes have looked up. Rows outside the sequence and dims beyond the stored ones are zero.
+// (also quantised), laid out so that eight rows meet in no bank. A wave copies the rows that its lanes have looked up.
+// Rows outside the sequence and dims beyond the stored ones are zero.
 //
 // Copies are cp.async of 16 bytes, or of 8 or 4 where alignment asks for it (q8_0 with its block of 34 bytes, odd
 // strides); 2-byte alignment goes through registers. A tile is ready when its mbarrier's phase completes: every thread
@@ -13,14 +13,28 @@
 
 namespace flashport::FLASHPORT_TARGET {
 
-constexpr int row_pitch(int row_bytes) { return ((row_bytes + 15) / 16 | 1) * 16; }
+// Rows of one tile in shared memory. Rows of whole 64-byte units lie as in device memory, 16-byte units exchanged by
+// the row's number (a shift of a row by padding would tear the copies' 128-byte requests apart); q8_0 rows are padded.
+template <KvFormat kFormat, int kDim>
+struct RowLayout {
+  static constexpr int kBytes = kv_row_bytes(kFormat, kDim);
+  static constexpr bool kSwizzled = kBytes % 64 == 0;
+  static constexpr int kPitch = kSwizzled ? kBytes : ((kBytes + 15) / 16 | 1) * 16;
+
+  // What the place of a byte is xored with in row `row`.
+  FLASHPORT_DEVICE static constexpr int swizzle(int row) {
+    if constexpr (!kSwizzled) return 0;
+    return kPitch % 128 == 0 ? (row & 7) << 4 : (row >> 1 & 3) << 4;
+  }
+  FLASHPORT_DEVICE static constexpr int offset(int row, int byte) { return row * kPitch + (byte ^ swizzle(row)); }
+};
 
 template <DecodeConfig kCfg>
 struct LeafSlot {
-  static constexpr int kKeyPitch = row_pitch(kv_row_bytes(kCfg.shape.kv, kCfg.shape.head_dim_qk));
-  static constexpr int kValuePitch = row_pitch(kv_row_bytes(kCfg.shape.kv, kCfg.shape.head_dim_v));
-  alignas(16) char keys[kLeafKeys * kKeyPitch];
-  alignas(16) char values[kLeafKeys * kValuePitch];
+  using Keys = RowLayout<kCfg.shape.kv, kCfg.shape.head_dim_qk>;
+  using Values = RowLayout<kCfg.shape.kv, kCfg.shape.head_dim_v>;
+  alignas(128) char keys[kLeafKeys * Keys::kPitch];
+  alignas(128) char values[kLeafKeys * Values::kPitch];
 };
 
 struct LeafBarriers {
@@ -87,67 +101,74 @@ class KvPipelineOf {
   FLASHPORT_DEVICE void copy_keys(const DecodeParams& p, LeafCursor& ahead) {
     if (ahead.done()) return;
     const int head = ahead.segment.kv_head;
-    copy<Slot::kKeyPitch, kCfg.shape.head_dim_qk>(p.k, place_, head, slots_[newest_keys_].keys,
+    if (ahead.segment.pages == nullptr) place_.page = seq_;
+    copy<typename Slot::Keys>(p.k, place_, head, slots_[newest_keys_].keys,
                                                   &ready_[newest_keys_].keys);
     newest_keys_ = newest_keys_ + 1 == kStages ? 0 : newest_keys_ + 1;
     value_place_ = place_;
     value_head_ = head;
     ahead.next(p);
-    if (!ahead.done()) look_up(p, ahead);
+    look_up(p, ahead);
   }
   // Starts the copy of the values whose keys were the last to be started.
   FLASHPORT_DEVICE void copy_values(const DecodeParams& p) {
     if (value_head_ < 0) return;
-    copy<Slot::kValuePitch, kCfg.shape.head_dim_v>(p.v, value_place_, value_head_, slots_[newest_values_].values,
+    copy<typename Slot::Values>(p.v, value_place_, value_head_, slots_[newest_values_].values,
                                                    &ready_[newest_values_].values);
     newest_values_ = newest_values_ + 1 == kStages ? 0 : newest_values_ + 1;
     value_head_ = -1;
   }
 
-  // Lane i looks up row i of the wave's rows, one leaf before the address is needed.
+  // Lane i looks up row i of the wave's rows, one leaf before the address is needed. The load is never branched around:
+  // behind a branch the compiler would wait for it at once. Where there is nothing to look up it reads the query.
   FLASHPORT_DEVICE void look_up(const DecodeParams& p, const LeafCursor& ahead) {
     const Segment& s = ahead.segment;
     const int token = ahead.key() + block_.wave() * kRowsPerWave + block_.lane() % kRowsPerWave;
-    place_ = place_of(p, s.pages, s.seq, token, token >= s.key_low && token < s.key_high);
+    const bool valid = !ahead.done() && token >= s.key_low && token < s.key_high;
+    const PageOf at = page_of(p, s.pages, token);
+    place_.offset = valid ? at.offset : -1;
+    seq_ = s.seq;
+    place_.page = load_global(valid && s.pages != nullptr ? s.pages + at.page : static_cast<const std::int32_t*>(p.q));
   }
 
-  template <int kPitch, int kDim>
+  template <class Layout>
   FLASHPORT_DEVICE void copy(const CacheParams& cache, TokenPlace place, int head, char* tile,
                              std::uint64_t* ready) const {
-    constexpr int kTileBytes = kv_row_bytes(kCfg.shape.kv, kDim);
-    constexpr int kWide = kTileBytes % 16 == 0 ? 16 : (kTileBytes % 8 == 0 ? 8 : 4);
+    constexpr int kWide = Layout::kBytes % 16 == 0 ? 16 : (Layout::kBytes % 8 == 0 ? 8 : 4);
     const std::int64_t offset = row_offset(cache, place, head);
-    char* rows = tile + block_.wave() * kRowsPerWave * kPitch;
-    if (cache.copy_unit >= kWide && cache.row_bytes == kTileBytes && __all_sync(~0u, offset >= 0)) {
-      copy_whole_rows<kPitch, kTileBytes, kWide>(rows, static_cast<const char*>(cache.data) + offset);
+    if (cache.copy_unit >= kWide && cache.row_bytes == Layout::kBytes && __all_sync(~0u, offset >= 0)) {
+      copy_whole_rows<Layout, kWide>(tile, static_cast<const char*>(cache.data) + offset);
     } else if (cache.copy_unit >= kWide) {
-      copy_rows<kPitch, kTileBytes, kWide>(rows, cache, offset);
+      copy_rows<Layout, kWide>(tile, cache, offset);
     } else if (cache.copy_unit >= 4) {
-      copy_rows<kPitch, kTileBytes, 4>(rows, cache, offset);
+      copy_rows<Layout, 4>(tile, cache, offset);
     } else {
-      copy_rows<kPitch, kTileBytes, 2>(rows, cache, offset);
+      copy_rows<Layout, 2>(tile, cache, offset);
       __threadfence_block();
     }
     mbarrier_arrive_behind_copies(ready);
   }
 
   // Every row is there: lanes take units of a row side by side, and get the row's address from the lane that has it.
-  template <int kPitch, int kTileBytes, int kUnit>
-  FLASHPORT_DEVICE void copy_whole_rows(char* rows, const char* my_row) const {
-    constexpr int kUnits = kTileBytes / kUnit;
+  template <class Layout, int kUnit>
+  FLASHPORT_DEVICE void copy_whole_rows(char* tile, const char* my_row) const {
+    constexpr int kUnits = Layout::kBytes / kUnit;
+    const int wave_row = block_.wave() * kRowsPerWave;
     if constexpr (kUnits % kWaveSize == 0 || kWaveSize % kUnits == 0) {
-      // A lane keeps its column of the tile.
+      // A lane keeps its column of the tile; rows are a power of two at once, so a row's swizzle is xored in.
       constexpr int kAtOnce = kUnits >= kWaveSize ? 1 : kWaveSize / kUnits;
       constexpr int kPerRow = kUnits >= kWaveSize ? kUnits / kWaveSize : 1;
       const int byte = block_.lane() % kUnits * kUnit;
       const int first = block_.lane() / kUnits;
-      char* to = rows + first * kPitch + byte;
+      char* to = tile + (wave_row + first) * Layout::kPitch;
+      const int column = byte ^ Layout::swizzle(first);
 #pragma unroll
       for (int row = 0; row < kRowsPerWave; row += kAtOnce) {
         const char* from = shuffle(my_row, row + first) + byte;
 #pragma unroll
         for (int part = 0; part < kPerRow; ++part) {
-          copy_async<kUnit>(to + row * kPitch + part * kWaveSize * kUnit, from + part * kWaveSize * kUnit, true);
+          copy_async<kUnit>(to + row * Layout::kPitch + ((column ^ Layout::swizzle(row)) + part * kWaveSize * kUnit),
+                            from + part * kWaveSize * kUnit, true);
         }
       }
     } else {
@@ -158,7 +179,9 @@ class KvPipelineOf {
         const int row = copy / kUnits;
         const int byte = (copy - row * kUnits) * kUnit;
         const char* from = shuffle(my_row, row % kRowsPerWave) + byte;
-        if (kCopies % kWaveSize == 0 || copy < kCopies) copy_async<kUnit>(rows + row * kPitch + byte, from, true);
+        if (kCopies % kWaveSize == 0 || copy < kCopies) {
+          copy_async<kUnit>(tile + Layout::offset(wave_row + row, byte), from, true);
+        }
       }
     }
   }
@@ -168,9 +191,9 @@ class KvPipelineOf {
   }
 
   // The same unit by unit, with zeros for rows and dims that are not there.
-  template <int kPitch, int kTileBytes, int kUnit>
-  FLASHPORT_DEVICE void copy_rows(char* rows, const CacheParams& cache, std::int64_t offset) const {
-    constexpr int kUnits = kTileBytes / kUnit;
+  template <class Layout, int kUnit>
+  FLASHPORT_DEVICE void copy_rows(char* tile, const CacheParams& cache, std::int64_t offset) const {
+    constexpr int kUnits = Layout::kBytes / kUnit;
     constexpr int kCopies = kRowsPerWave * kUnits;
     const char* base = static_cast<const char*>(cache.data);
 #pragma unroll 1
@@ -181,7 +204,7 @@ class KvPipelineOf {
       const std::int64_t from = __shfl_sync(~0u, offset, row % kRowsPerWave);
       if (copy >= kCopies) break;
       const bool valid = from >= 0 && byte < cache.row_bytes;
-      char* to = rows + row * kPitch + byte;
+      char* to = tile + Layout::offset(block_.wave() * kRowsPerWave + row, byte);
       const char* source = valid ? base + from + byte : base;
       if constexpr (kUnit >= 4) {
         copy_async<kUnit>(to, source, valid);
@@ -197,6 +220,7 @@ class KvPipelineOf {
   TokenPlace place_;        // of the next keys
   TokenPlace value_place_;  // of the next values
   int value_head_ = -1;     // their kv head; -1: none are due
+  int seq_ = 0;             // of the next keys
   int oldest_ = 0, newest_keys_ = 0, newest_values_ = 0;
   unsigned phase_ = 0;
 };
