@@ -76,8 +76,13 @@ FLASHPORT_DEVICE int round_to_int(float x) { return static_cast<int>(roundf(x));
 
 // Rounds to nearest even and saturates; NaN stays NaN.
 FLASHPORT_DEVICE std::uint8_t to_fp8_e4m3(float x) { return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3); }
-// No CUDA card stores FNUZ, and supports() says so before a kernel could be asked to.
-FLASHPORT_DEVICE std::uint8_t to_fp8_e4m3fnuz(float x) { return to_fp8_e4m3(x); }
+// FNUZ has the codes of OCP at half the value, one more of them (240) where OCP has NaN, and NaN where that has -0.
+FLASHPORT_DEVICE std::uint8_t to_fp8_e4m3fnuz(float x) {
+  if (x != x) return 0x80;
+  const float twice = fabsf(2.0f * x);
+  const std::uint8_t code = twice > 464.0f ? 0x7f : to_fp8_e4m3(twice);
+  return x < 0.0f && code != 0 ? code | 0x80 : code;
+}
 
 FLASHPORT_DEVICE float wave_max(float x) {
   for (int distance = kWaveSize / 2; distance > 0; distance /= 2) x = maximum(x, __shfl_xor_sync(~0u, x, distance));

@@ -314,7 +314,7 @@ std::string DecodeCall::check(Type math) {
   const std::vector<reference::Request> requests = reference::gather(inputs());
   const std::vector<double> ours = out_->values();
   std::vector<double> ours_lse = lse_ ? lse_->values() : std::vector<double>{};
-  std::vector<double> exact_lse, plain_lse;
+  std::vector<double> exact_all, plain_all, exact_lse, plain_lse;
   std::size_t at = 0;
   for (std::size_t b = 0; b < requests.size(); ++b) {
     const reference::RequestResult exact = reference::attend(requests[b]);
@@ -322,14 +322,19 @@ std::string DecodeCall::check(Type math) {
     const std::vector<double> mine(ours.begin() + at, ours.begin() + at + exact.out.size());
     at += exact.out.size();
     // Request by request: a short one's larger errors must not hide a long one's.
-    const Comparison compared = compare(mine, exact.out, plain.out, fp32_floor(exact.out));
+    const Comparison compared =
+        compare(mine, exact.out, plain.out, fp32_floor(exact.out), output_rounding(exact.out, out_->type()));
     if (!compared.failure.empty()) {
       return "out of request " + std::to_string(b) + " (length " + std::to_string(requests[b].kv_len) + ", q_len " +
              std::to_string(requests[b].q_len) + "): " + compared.failure;
     }
+    exact_all.insert(exact_all.end(), exact.out.begin(), exact.out.end());
+    plain_all.insert(plain_all.end(), plain.out.begin(), plain.out.end());
     exact_lse.insert(exact_lse.end(), exact.lse.begin(), exact.lse.end());
     plain_lse.insert(plain_lse.end(), plain.lse.begin(), plain.lse.end());
   }
+  const Comparison whole = compare(ours, exact_all, plain_all, fp32_floor(exact_all));
+  if (!whole.failure.empty()) return "out: " + whole.failure;
   if (!lse_) return {};
   const Comparison compared = compare(ours_lse, exact_lse, plain_lse, lse_floor(exact_lse));
   return compared.failure.empty() ? "" : "lse: " + compared.failure;

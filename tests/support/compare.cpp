@@ -31,7 +31,7 @@ double largest_finite(const std::vector<double>& values) {
 }  // namespace
 
 Comparison compare(const std::vector<double>& ours, const std::vector<double>& exact, const std::vector<double>& plain,
-                   double floor) {
+                   double floor, double last_rounding) {
   Comparison result;
   if (ours.size() != exact.size() || plain.size() != exact.size()) {
     result.failure = "sizes differ";
@@ -58,9 +58,9 @@ Comparison compare(const std::vector<double>& ours, const std::vector<double>& e
   if (finite == 0) return result;
   result.ours.rms = std::sqrt(ours_squares / static_cast<double>(finite));
   result.plain.rms = std::sqrt(plain_squares / static_cast<double>(finite));
-  if (result.ours.largest > kErrorRatio * result.plain.largest + floor) {
+  if (result.ours.largest > kErrorRatio * result.plain.largest + floor + last_rounding) {
     result.failure = format("largest error %g, the plain implementation's is %g (floor %g), element %zu",
-                            result.ours.largest, result.plain.largest, floor, worst) +
+                            result.ours.largest, result.plain.largest, floor + last_rounding, worst) +
                      format(": got %.9g, oracle %.9g, plain %.9g", ours[worst], exact[worst], plain[worst], 0);
   } else if (result.ours.rms > kErrorRatio * result.plain.rms + floor) {
     result.failure = format("rms error %g, the plain implementation's is %g (floor %g)", result.ours.rms,
@@ -70,6 +70,10 @@ Comparison compare(const std::vector<double>& ours, const std::vector<double>& e
 }
 
 double fp32_floor(const std::vector<double>& exact) { return 8 * 0x1p-24 * largest_finite(exact); }
+double output_rounding(const std::vector<double>& exact, reference::Type type) {
+  const double mantissa = type == reference::Type::kF16 ? 0x1p-11 : type == reference::Type::kBF16 ? 0x1p-8 : 0x1p-24;
+  return mantissa * largest_finite(exact);
+}
 double lse_floor(const std::vector<double>& exact) { return 16 * 0x1p-24 * std::max(1.0, largest_finite(exact)); }
 
 }  // namespace flashport_test
