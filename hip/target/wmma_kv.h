@@ -215,16 +215,16 @@ class KvPipeline {
   FLASHPORT_DEVICE KvPipeline& values() { return *this; }
   FLASHPORT_DEVICE void await_values() const {}
 
-  // Behind keys(): the first values of this leaf are asked for, and the pages of the next.
+  // Behind keys(): the pages of the next leaf are asked for, then the first values of this one, which would hold the page
+  // numbers back.
   FLASHPORT_DEVICE void refill_behind_keys(const DecodeParams& p, LeafCursor& ahead) {
     if constexpr (!kAhead) begin_keys(p, ahead);
-    const int head = ahead.segment.kv_head;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) value_rows_[i] = row_address(p.v, value_places_[i], head);
-#pragma unroll
-    for (int unit = 0; unit < kValueDepth; ++unit) load_value(unit);
+    for (int i = 0; i < 2; ++i) value_rows_[i] = row_address(p.v, value_places_[i], ahead.segment.kv_head);
     ahead.next(p);
     if (!ahead.done()) look_up(p, ahead);
+#pragma unroll
+    for (int unit = 0; unit < kValueDepth; ++unit) load_value(unit);
   }
   FLASHPORT_DEVICE void refill_behind_scores(const DecodeParams& p, const LeafCursor& ahead) {
     if constexpr (kAhead) {

@@ -54,6 +54,7 @@ class DecodeTiles {
   struct Out {
     Floats8 c[kColTiles][kRowSlots];
     Out() = default;
+    FLASHPORT_DEVICE Out(const Out& other) { *this = other; }
     // Copied by tiles: a copy of a whole state would carry its padding along, in scratch memory.
     FLASHPORT_DEVICE Out& operator=(const Out& other) {
 #pragma unroll
@@ -254,13 +255,25 @@ class DecodeTiles {
     }
   }
 
-  // f(value, slot, column)
+  // f(value, slot, column). A loop over the registers of a tile, which move up by one each time: written out, what a
+  // caller does to one value would fill the instruction cache.
   template <class F>
   FLASHPORT_DEVICE void for_each_out(const Out& out, F&& f) const {
-    for_each_two([&](int slot, int col, int tile, int r) {
-      f(out.c[tile][slot][r], slot, col);
-      f(out.c[tile + 1][slot][r], slot, col + 1);
-    });
+    Out rest = out;
+    int first = first_column();
+#pragma unroll 1
+    for (int r = 0; r < 8; ++r) {
+#pragma unroll
+      for (int tile = 0; tile < kColTiles; ++tile) {
+#pragma unroll
+        for (int slot = 0; slot < kRowSlots; ++slot) {
+          Floats8& c = rest.c[tile][slot];
+          f(c[0], slot, first + tile / Share::kLaneCols * 16 * Share::kLaneCols + tile % Share::kLaneCols);
+          c = __builtin_shufflevector(c, c, 1, 2, 3, 4, 5, 6, 7, 0);
+        }
+      }
+      first += wmma_row(1, 0) * Share::kLaneCols;
+    }
   }
 
   // Live rows to memory: per-row values [live_rows], tile [live_rows, DV].
@@ -285,10 +298,15 @@ class DecodeTiles {
   // The lane's first key in a tile of S.
   FLASHPORT_DEVICE int first_key(int tile) const { return (col_wave() * kKeyTiles + tile) * 16 + 8 * half_; }
 
+  // Column of register 0 of tile 0.
+  FLASHPORT_DEVICE int first_column() const {
+    return recompute(col_wave() * Share::kCols + half_ * Share::kLaneCols);
+  }
+
   // f(slot, column, tile, register): registers of tile and tile + 1 hold this column and the next.
   template <class F>
   FLASHPORT_DEVICE void for_each_two(F&& f) const {
-    const int first = recompute(col_wave() * Share::kCols + half_ * Share::kLaneCols);
+    const int first = first_column();
 #pragma unroll
     for (int slot = 0; slot < kRowSlots; ++slot) {
 #pragma unroll
