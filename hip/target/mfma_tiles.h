@@ -3,7 +3,7 @@
 //
 // A block's waves form a grid: row waves take kRowTiles tiles of 16 query rows each (a tile is a row slot); column
 // waves split the keys of the scores and the columns of the output, and exchange row maxima and P through shared
-// memory. Where one wave has all columns, nothing is exchanged and no barrier is left. Output tile t of a wave's
+// memory. Where one wave has all columns, nothing is exchanged and no leaf has a barrier. Output tile t of a wave's
 // kLaneCols holds columns kLaneCols * i + t (i 0..15): the columns that a lane has loaded side by side, it also holds
 // side by side.
 #pragma once
