@@ -167,14 +167,18 @@ def emulator_rows():
     cover = Cover(seed=2)
     seen, number = set(), 0
     narrower = {128: ["80", "96", "128"], 256: ["192", "256"]}
+    short = {(kv, dk, dv) for _math, kv, dk, dv, rows, _ in instances() if rows == "8"}
     for _math, kv, dk, dv, rows, _ in instances():
         if (kv, dk, dv, rows) in seen:  # the CPU computes in fp32 what GPUs have as a row already
             continue
         seen.add((kv, dk, dv, rows))
-        dims = [dk if dk == dv else f"{dk}x{dv}"] if dk != dv else narrower.get(int(dk), [dk])
-        group, q_len = (4, 1) if rows == "16" else (16, 2)
+        dims = [f"{dk}x{dv}"] if dk != dv else [dk] if rows == "8" else narrower.get(int(dk), [dk])
+        # As many packed rows as make this the tile that is chosen.
+        group, q_len = (16, 2) if rows == "64" else (4, 1)
         if rows == "16" and number % 3 == 1:
             group, q_len = (3, 4)
+        elif rows == "16" and (kv, dk, dv) in short:
+            group, q_len = (16, 1)
         q = kv if not quantised(kv) else ("bf16" if number % 4 == 3 else "fp16")
         fixed = {"types": f"{q}/{kv}", "group": group, "q_len": q_len, "hkv": 1 if number % 5 else 2,
                  "lens": EMULATOR_LENGTHS[number % 3], "splits": -1 if number % 4 else 3}  # fmt: skip
