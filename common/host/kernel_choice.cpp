@@ -10,8 +10,6 @@
 namespace flashport {
 namespace {
 
-constexpr int kShortTileRows = 16;
-
 bool is_decode(const KernelEntry& kernel) { return kernel.shape.rows > 0; }
 
 bool serves_types(const KernelEntry& kernel, const KernelRequest& request) {
@@ -28,7 +26,11 @@ bool is_better(const DecodeShape& a, const DecodeShape& b, std::int64_t packed_r
   const int area_a = a.head_dim_qk * a.head_dim_v;
   const int area_b = b.head_dim_qk * b.head_dim_v;
   if (area_a != area_b) return area_a < area_b;
-  return packed_rows > kShortTileRows ? a.rows > b.rows : a.rows < b.rows;
+  // The shortest tile that takes all rows at once, or else the longest one.
+  const bool a_holds = a.rows >= packed_rows;
+  const bool b_holds = b.rows >= packed_rows;
+  if (a_holds != b_holds) return a_holds;
+  return a_holds ? a.rows < b.rows : a.rows > b.rows;
 }
 
 std::string head_dims_text(std::int64_t qk, std::int64_t v) {

@@ -43,7 +43,7 @@ struct KeyOperand {
   // Keys key .. key + 15, dims of `step`.
   FLASHPORT_DEVICE static void load(unsigned (&a)[4], const char* tile, int lane, int key, int step) {
     if constexpr (!is_byte_format(kFormat)) {
-      ldmatrix_x4(a, tile + Layout::offset(key + lane % 16, (16 * step + lane / 16 * 8) * 2));
+      ldmatrix_x4(a, tile + Layout::at(key + lane % 16, lane / 16 * 16, 32 * step));
     } else {
       four_dims(a[0], a[2], tile, key + lane / 4, 16 * step + lane % 4 * 4);
       four_dims(a[1], a[3], tile, key + lane / 4 + 8, 16 * step + lane % 4 * 4);
@@ -81,7 +81,7 @@ struct ValueOperand {
   // Columns col .. col + 15, keys key .. key + 15.
   FLASHPORT_DEVICE static void load(unsigned (&a)[4], const char* tile, int lane, int key, int col) {
     if constexpr (!is_byte_format(kFormat)) {
-      ldmatrix_x4_trans(a, tile + Layout::offset(key + lane / 16 * 8 + lane % 8, (col + lane / 8 % 2 * 8) * 2));
+      ldmatrix_x4_trans(a, tile + Layout::at(key + lane / 16 * 8 + lane % 8, lane / 8 % 2 * 16, 2 * col));
     } else if constexpr (kFormat == KvFormat::kFp8E4M3) {
       // A 16-bit unit holds two columns of one key: transposed, a register has two keys and both columns.
       unsigned raw[2];

@@ -27,6 +27,11 @@ struct RowLayout {
     return kPitch % 128 == 0 ? (row & 7) << 4 : (row >> 1 & 3) << 4;
   }
   FLASHPORT_DEVICE static constexpr int offset(int row, int byte) { return row * kPitch + (byte ^ swizzle(row)); }
+  // The same for a lane's 16-byte unit plus `column` bytes, a multiple of 32: only its place inside 128 bytes is
+  // exchanged, so that four addresses serve all columns.
+  FLASHPORT_DEVICE static constexpr int at(int row, int unit, int column) {
+    return row * kPitch + column / 128 * 128 + ((unit ^ swizzle(row)) ^ column % 128);
+  }
 };
 
 template <DecodeConfig kCfg>
@@ -60,10 +65,10 @@ class KvPipelineOf {
     }
     block.sync();
     look_up(p, ahead);
-    copy_keys(p, ahead);
-    for (int i = 0; i < kStages - 1; ++i) {
+    for (int i = 0; i < kStages; ++i) {
+      const Due keys = take_next(p, ahead);
       copy_values(p);
-      copy_keys(p, ahead);
+      copy_keys(p, keys);
     }
   }
 
@@ -80,8 +85,9 @@ class KvPipelineOf {
     if constexpr (kStages == 1) copy_values(p);
   }
   FLASHPORT_DEVICE void refill_behind_scores(const DecodeParams& p, LeafCursor& ahead) {
+    const Due keys = take_next(p, ahead);
     if constexpr (kStages > 1) copy_values(p);
-    copy_keys(p, ahead);
+    copy_keys(p, keys);
   }
 
   FLASHPORT_DEVICE void await_values() const { mbarrier_wait(&ready_[oldest_].values, phase_); }
@@ -97,26 +103,35 @@ class KvPipelineOf {
   }
 
  private:
-  // Starts the copy of the keys that `ahead` stands at, and moves it on.
-  FLASHPORT_DEVICE void copy_keys(const DecodeParams& p, LeafCursor& ahead) {
-    if (ahead.done()) return;
-    const int head = ahead.segment.kv_head;
-    if (ahead.segment.pages == nullptr) place_.page = seq_;
-    copy<typename Slot::Keys>(p.k, place_, head, slots_[newest_keys_].keys,
-                                                  &ready_[newest_keys_].keys);
-    newest_keys_ = newest_keys_ + 1 == kStages ? 0 : newest_keys_ + 1;
-    value_place_ = place_;
-    value_head_ = head;
+  // A tile that is to be copied: this lane's row of it, and the kv head; -1: none.
+  struct Due {
+    TokenPlace place;
+    int head;
+  };
+
+  // The leaf that `ahead` stands at; moves it on and looks the next one up, before the copies, which would hold the page
+  // numbers back.
+  FLASHPORT_DEVICE Due take_next(const DecodeParams& p, LeafCursor& ahead) {
+    if (ahead.done()) return {place_, -1};
+    const Segment& s = ahead.segment;
+    const Due due{{s.pages == nullptr ? s.seq : place_.page, place_.offset}, s.kv_head};
     ahead.next(p);
     look_up(p, ahead);
+    return due;
   }
-  // Starts the copy of the values whose keys were the last to be started.
+  FLASHPORT_DEVICE void copy_keys(const DecodeParams& p, const Due& keys) {
+    values_ = keys;
+    if (keys.head < 0) return;
+    copy<typename Slot::Keys>(p.k, keys.place, keys.head, slots_[newest_keys_].keys, &ready_[newest_keys_].keys);
+    newest_keys_ = newest_keys_ + 1 == kStages ? 0 : newest_keys_ + 1;
+  }
+  // The values whose keys were the last to be copied.
   FLASHPORT_DEVICE void copy_values(const DecodeParams& p) {
-    if (value_head_ < 0) return;
-    copy<typename Slot::Values>(p.v, value_place_, value_head_, slots_[newest_values_].values,
-                                                   &ready_[newest_values_].values);
+    if (values_.head < 0) return;
+    copy<typename Slot::Values>(p.v, values_.place, values_.head, slots_[newest_values_].values,
+                                &ready_[newest_values_].values);
     newest_values_ = newest_values_ + 1 == kStages ? 0 : newest_values_ + 1;
-    value_head_ = -1;
+    values_.head = -1;
   }
 
   // Lane i looks up row i of the wave's rows, one leaf before the address is needed. The load is never branched around:
@@ -127,7 +142,6 @@ class KvPipelineOf {
     const bool valid = !ahead.done() && token >= s.key_low && token < s.key_high;
     const PageOf at = page_of(p, s.pages, token);
     place_.offset = valid ? at.offset : -1;
-    seq_ = s.seq;
     place_.page = load_global(valid && s.pages != nullptr ? s.pages + at.page : static_cast<const std::int32_t*>(p.q));
   }
 
@@ -162,7 +176,7 @@ class KvPipelineOf {
       const int first = block_.lane() / kUnits;
       char* to = tile + (wave_row + first) * Layout::kPitch;
       const int column = byte ^ Layout::swizzle(first);
-#pragma unroll
+#pragma unroll 4
       for (int row = 0; row < kRowsPerWave; row += kAtOnce) {
         const char* from = shuffle(my_row, row + first) + byte;
 #pragma unroll
@@ -217,10 +231,8 @@ class KvPipelineOf {
   const Block& block_;
   Slot* slots_;
   LeafBarriers* ready_;
-  TokenPlace place_;        // of the next keys
-  TokenPlace value_place_;  // of the next values
-  int value_head_ = -1;     // their kv head; -1: none are due
-  int seq_ = 0;             // of the next keys
+  TokenPlace place_;  // of the next keys
+  Due values_{{0, -1}, -1};
   int oldest_ = 0, newest_keys_ = 0, newest_values_ = 0;
   unsigned phase_ = 0;
 };

@@ -22,11 +22,6 @@ constexpr int column_waves(const DecodeConfig& cfg) {
 }
 constexpr int wave_rows(const DecodeConfig& cfg) { return cfg.shape.rows / (cfg.tuning.waves / column_waves(cfg)); }
 
-// The query stays in registers where that takes 32 at most; else it is read from shared memory for each leaf.
-constexpr bool query_in_registers(const DecodeConfig& cfg) {
-  return cfg.shape.head_dim_qk / 8 * (wave_rows(cfg) / 8) <= 32;
-}
-
 template <DecodeConfig kCfg>
 struct DecodeShared {
   static constexpr int kQueryPitch = kCfg.shape.head_dim_qk + 8;
@@ -52,7 +47,6 @@ class DecodeTiles {
   static constexpr DecodeShape kShape = kCfg.shape;
   static constexpr MathType kMath = kShape.math;
   static constexpr bool kBytes = is_byte_format(kShape.kv);
-  static constexpr bool kQueryInRegisters = query_in_registers(kCfg);
   static constexpr int kColWaves = column_waves(kCfg);
   static constexpr int kWaveRows = wave_rows(kCfg);
   static constexpr int kRowTiles = kWaveRows / 8;               // of 8 query rows
@@ -71,10 +65,7 @@ class DecodeTiles {
     FLASHPORT_DEVICE float& operator[](int slot) { return v[slot]; }
     FLASHPORT_DEVICE float operator[](int slot) const { return v[slot]; }
   };
-  // B operands: [row tile][pair of steps][b0 b1 of the first, b0 b1 of the second]
-  struct Query {
-    unsigned b[kQueryInRegisters ? kRowTiles : 1][kQueryInRegisters ? kStepPairs : 1][4];
-  };
+  struct Query {};  // in shared memory: registers are dearer than one ldmatrix for 32 dims of 8 rows
   // Register i of a C tile: key (or column) g + 8 (i / 2), row 2 c + i % 2.
   struct Scores {
     float c[kKeyTiles][kRowTiles][4];
@@ -119,32 +110,17 @@ class DecodeTiles {
     block_.sync();
   }
 
-  // The staged query as B operands, where they are kept in registers.
-  FLASHPORT_DEVICE void fetch_query(Query& query) const {
-    if constexpr (kQueryInRegisters) {
-#pragma unroll
-      for (int tile = 0; tile < kRowTiles; ++tile) {
-#pragma unroll
-        for (int pair = 0; pair < kStepPairs; ++pair) query_operand(query.b[tile][pair], tile, pair);
-      }
-    }
-  }
+  FLASHPORT_DEVICE void fetch_query(Query&) const {}
 
   // S^T = K Q^T
-  FLASHPORT_DEVICE Scores mma_abt(const Query& query, const char* keys) const {
+  FLASHPORT_DEVICE Scores mma_abt(const Query&, const char* keys) const {
     // Two sums a tile, of even and odd steps: half the length of the chain of dependent products.
     Scores sums[2] = {};
 #pragma unroll
     for (int pair = 0; pair < kStepPairs; ++pair) {
       unsigned b[kRowTiles][4];
 #pragma unroll
-      for (int tile = 0; tile < kRowTiles; ++tile) {
-        if constexpr (kQueryInRegisters) {
-          for (int i = 0; i < 4; ++i) b[tile][i] = query.b[tile][pair][i];
-        } else {
-          query_operand(b[tile], tile, pair);
-        }
-      }
+      for (int tile = 0; tile < kRowTiles; ++tile) query_operand(b[tile], tile, pair);
 #pragma unroll
       for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
 #pragma unroll
