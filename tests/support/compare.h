@@ -28,8 +28,9 @@ inline constexpr double kErrorRatio = 1.5;
 // The floor of sums of fp32 products whose result is at most `largest` in magnitude: eight roundings of fp32. The plain
 // implementation's luck (a result that happens to need no rounding) must not make a correct one fail.
 [[nodiscard]] double fp32_floor(const std::vector<double>& exact);
-// Half a unit in the last place of the largest result. A maximum over one short request has few samples: where the plain
-// one's last rounding happened to go the right way, a correct one's may not. Over a whole call no such allowance is made.
+// Half a unit in the last place of the largest result. A maximum over one short request has few samples: where the
+// plain one's last rounding happened to go the right way, a correct one's may not. Over a whole call no such allowance
+// is made.
 [[nodiscard]] double output_rounding(const std::vector<double>& exact, reference::Type type);
 // The same for an lse, which is a maximum plus a logarithm: sixteen roundings, of 1 where all of them are small.
 [[nodiscard]] double lse_floor(const std::vector<double>& exact);
