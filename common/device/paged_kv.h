@@ -47,8 +47,8 @@ struct PageOf {
 FLASHPORT_DEVICE PageOf page_of(const DecodeParams& p, const std::int32_t* pages, int token) {
   if (pages == nullptr) return {0, token};
   const unsigned page_size = static_cast<unsigned>(p.page_size);
-  const unsigned page = p.page_shift >= 0 ? static_cast<unsigned>(token) >> p.page_shift
-                                          : static_cast<unsigned>(token) / page_size;
+  const unsigned page =
+      p.page_shift >= 0 ? static_cast<unsigned>(token) >> p.page_shift : static_cast<unsigned>(token) / page_size;
   return {page, static_cast<int>(static_cast<unsigned>(token) - page * page_size)};
 }
 

@@ -79,8 +79,8 @@ class KvPipelineOf {
     return slots_[oldest_].keys;
   }
 
-  // Behind the scores of a leaf its keys' slot is free, and the values' slot of the leaf before. A single slot of values
-  // is free behind keys() only.
+  // Behind the scores of a leaf its keys' slot is free, and the values' slot of the leaf before. A single slot of
+  // values is free behind keys() only.
   FLASHPORT_DEVICE void refill_behind_keys(const DecodeParams& p, LeafCursor&) {
     if constexpr (kStages == 1) copy_values(p);
   }
@@ -109,8 +109,8 @@ class KvPipelineOf {
     int head;
   };
 
-  // The leaf that `ahead` stands at; moves it on and looks the next one up, before the copies, which would hold the page
-  // numbers back.
+  // The leaf that `ahead` stands at; moves it on and looks the next one up, before the copies, which would hold the
+  // page numbers back.
   FLASHPORT_DEVICE Due take_next(const DecodeParams& p, LeafCursor& ahead) {
     if (ahead.done()) return {place_, -1};
     const Segment& s = ahead.segment;

@@ -9,7 +9,7 @@ namespace flashport::sm90a {
 
 constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   const int leaf_bytes = 64 * (kv_row_bytes(shape.kv, shape.head_dim_qk) + kv_row_bytes(shape.kv, shape.head_dim_v));
-  if (leaf_bytes > 96 * 1024) return {8, 1, 1};                         // a second leaf would not fit
+  if (leaf_bytes > 96 * 1024) return {8, 1, 1};  // a second leaf would not fit
   if (shape.rows == 64) return {shape.head_dim_v >= 256 ? 16 : 8, 2, 1};
   if (shape.head_dim_v >= 256) return {shape.rows == 8 ? 4 : 8, 2, 1};  // 32 x 4k: {8,2,1} 55 us, {4,2,1} 60
   if (shape.kv == KvFormat::kQ8_0) return {4, 4, 2};                    // {4,4,2} 664 us, {4,3,3} 710

@@ -215,8 +215,8 @@ class KvPipeline {
   FLASHPORT_DEVICE KvPipeline& values() { return *this; }
   FLASHPORT_DEVICE void await_values() const {}
 
-  // Behind keys(): the pages of the next leaf are asked for, then the first values of this one, which would hold the page
-  // numbers back.
+  // Behind keys(): the pages of the next leaf are asked for, then the first values of this one, which would hold the
+  // page numbers back.
   FLASHPORT_DEVICE void refill_behind_keys(const DecodeParams& p, LeafCursor& ahead) {
     if constexpr (!kAhead) begin_keys(p, ahead);
 #pragma unroll

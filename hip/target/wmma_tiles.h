@@ -299,9 +299,7 @@ class DecodeTiles {
   FLASHPORT_DEVICE int first_key(int tile) const { return (col_wave() * kKeyTiles + tile) * 16 + 8 * half_; }
 
   // Column of register 0 of tile 0.
-  FLASHPORT_DEVICE int first_column() const {
-    return recompute(col_wave() * Share::kCols + half_ * Share::kLaneCols);
-  }
+  FLASHPORT_DEVICE int first_column() const { return recompute(col_wave() * Share::kCols + half_ * Share::kLaneCols); }
 
   // f(slot, column, tile, register): registers of tile and tile + 1 hold this column and the next.
   template <class F>
