@@ -175,7 +175,7 @@ class KvPipelineOf {
       const int byte = block_.lane() % kUnits * kUnit;
       const int first = block_.lane() / kUnits;
       char* to = tile + (wave_row + first) * Layout::kPitch;
-      const int column = byte ^ Layout::swizzle(first);
+      const int column = byte ^ Layout::swizzle(wave_row + first);
 #pragma unroll 4
       for (int row = 0; row < kRowsPerWave; row += kAtOnce) {
         const char* from = shuffle(my_row, row + first) + byte;

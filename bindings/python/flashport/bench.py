@@ -262,6 +262,7 @@ def _clock_timer(call: Call, device: str) -> Call:
 
 def _graph_timer(torch: Any, call: Call) -> Call:
     """A captured graph of as many calls as make a millisecond, timed by events around its replay."""
+    torch.cuda.synchronize()  # the inputs were made on another stream
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):

@@ -74,6 +74,8 @@ def attend(
         q = r.q[:, heads].transpose(1, 0, 2).astype(dtype)  # [group, q_len, D]
         k = r.k[:, kv_head].astype(dtype)
         v = r.v[:, kv_head].astype(dtype)
+        if plain:  # a quantised cache is widened to the math type, and so are queries of another type
+            q, k, v = (numerics.rounded(operand, math_type) for operand in (q, k, v))
         scores = q @ k.T * dtype(scale * (1 if r.k_scale is None else r.k_scale[kv_head]))
         if r.softcap > 0:
             scores = dtype(r.softcap) * np.tanh(scores / dtype(r.softcap))
