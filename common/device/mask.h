@@ -44,6 +44,7 @@ FLASHPORT_DEVICE RowView row_view(const DecodeParams& p, const Segment& s, Query
   if (p.tree_mask != nullptr) {
     view.tree = p.cu_seqlens_q == nullptr ? p.tree_mask[s.seq * p.tree_mask_stride + row.token]
                                           : p.tree_mask[s.q_begin + row.token];
+    view.tree &= ~0u >> (32 - minimum(s.q_len, 32));  // used here, so that no leaf without a mask waits for the load
   }
   if (p.alibi_slopes != nullptr) view.slope = p.alibi_slopes[s.seq * p.alibi_stride_seq + row.head] * kLog2e;
   return view;

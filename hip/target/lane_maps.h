@@ -14,4 +14,9 @@ constexpr int mfma_row(int lane, int reg) { return lane / 16 * 4 + reg; }
 constexpr int wmma_line(int lane) { return lane % 16; }
 constexpr int wmma_row(int reg, int half) { return 2 * reg + half; }
 
+// The order in which the keys of a leaf are multiplied on RDNA3: positions 2 i and 2 i + 1 hold keys 16 apart.
+constexpr int key_at(int position) {
+  return position / 32 * 32 + position % 32 / 16 * 8 + position % 16 / 2 + position % 2 * 16;
+}
+
 }  // namespace flashport

@@ -39,10 +39,16 @@ FLASHPORT_DEVICE Floats8 wmma(Words8 a, Words8 b, Floats8 c) {
 }
 
 // The value of the lane with the same n in the other half.
+FLASHPORT_DEVICE unsigned other_half(unsigned x) {
+  return __builtin_amdgcn_permlanex16(x, x, 0x76543210u, 0xfedcba98u, false, false);
+}
 FLASHPORT_DEVICE float other_half(float x) {
-  const int bits = __builtin_bit_cast(int, x);
-  return __builtin_bit_cast(
-      float, __builtin_amdgcn_permlanex16(bits, bits, 0x76543210, static_cast<int>(0xfedcba98), false, false));
+  return __builtin_bit_cast(float, other_half(__builtin_bit_cast(unsigned, x)));
+}
+// The value of lane `n` of the own half.
+FLASHPORT_DEVICE unsigned from_lane(unsigned x, int n) {
+  const unsigned select = 0x11111111u * static_cast<unsigned>(n);
+  return __builtin_amdgcn_permlane16(x, x, select, select, false, false);
 }
 
 // A barrier that orders shared memory alone. Block::sync() would also wait for every global load in flight: the waves
@@ -69,6 +75,9 @@ FLASHPORT_DEVICE unsigned pack(float low, float high) {
 // address: the hardware takes unaligned vectors.
 using GlobalBytes = const char __attribute__((address_space(1)))*;
 
+// Addresses that follow from `pointer` are worked out on their side, so that few are held at a time.
+FLASHPORT_DEVICE void keep_order(GlobalBytes& pointer) { asm volatile("" : "+v"(pointer)::"memory"); }
+
 template <int kWords>
 struct __attribute__((packed, aligned(2))) UnalignedWords {
   unsigned __attribute__((ext_vector_type(kWords))) words;
@@ -81,11 +90,10 @@ FLASHPORT_DEVICE unsigned load_half_word(GlobalBytes at) {
   return *reinterpret_cast<const std::uint16_t __attribute__((address_space(1)))*>(at);
 }
 
-// The pointer that lane `lane` holds, as a scalar.
-FLASHPORT_DEVICE GlobalBytes broadcast_from(GlobalBytes pointer, int lane) {
+FLASHPORT_DEVICE GlobalBytes from_lane(GlobalBytes pointer, int n) {
   const auto bits = reinterpret_cast<std::uint64_t>(pointer);
-  const unsigned low = __builtin_amdgcn_readlane(static_cast<unsigned>(bits), lane);
-  const unsigned high = __builtin_amdgcn_readlane(static_cast<unsigned>(bits >> 32), lane);
+  const unsigned low = from_lane(static_cast<unsigned>(bits), n);
+  const unsigned high = from_lane(static_cast<unsigned>(bits >> 32), n);
   return reinterpret_cast<GlobalBytes>(std::uint64_t{high} << 32 | low);
 }
 

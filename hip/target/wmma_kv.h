@@ -2,8 +2,12 @@
 // lanes multiply, and nothing twice but through the two halves of a wave, which hit the cache.
 //
 //   KeyUnit<format>   32 dims of the key row of a lane, as stored; operand(step) is the A operand of 16 of them
-//   ValueUnit         16 keys, and kLaneCols neighbouring columns a lane; operand(j) is the A operand of column j of
-//                     every lane, keys as k: two rows are zipped by v_perm_b32
+//   ValueUnit         16 keys and kLaneCols neighbouring columns a lane; a half of the wave holds one key of each pair.
+//                     The halves exchange words, and v_perm_b32 zips them: operand(j) is the A operand of column j of
+//                     every lane, keys as k
+//
+// The keys of a leaf are multiplied in the order of key_at (lane_maps.h): the keys of a pair lie 16 apart, so that the
+// lane that looked a value row up and the lanes that load it are in one half.
 //
 // Rows that no token owns are read from a row of zeros, as are dims past the end of a key row (the query is zero there,
 // but 0 * NaN is not). Columns past the end of a value row repeat its first ones: no one looks at them.
@@ -59,6 +63,7 @@ struct KeyUnit {
   static constexpr int kDims = 32;
   static constexpr int kBytes = kv_row_bytes(kFormat, kDims);
   static constexpr int kWords = is_byte_format(kFormat) ? 8 : 16;
+  static constexpr int kRegisters = kWords + (kFormat == KvFormat::kQ8_0 ? 1 : 0);
   unsigned words[kWords];
   unsigned scale;  // of q8_0, in both halves
 
@@ -116,15 +121,20 @@ struct KeyUnit {
 template <KvFormat kFormat, int kLaneCols>
 struct ValueUnit {
   static constexpr int kKeys = 16;
+  static constexpr int kPairs = kKeys / 2;
   static constexpr int kWords = is_byte_format(kFormat) ? 1 : kLaneCols / 2;
-  static constexpr int kRegisters = kKeys * (kWords + (kFormat == KvFormat::kQ8_0 ? 1 : 0));
-  unsigned words[kKeys][kWords];
-  unsigned scale[kKeys];  // of q8_0
+  static constexpr bool kScaled = kFormat == KvFormat::kQ8_0;
+  static constexpr int kRegisters = kPairs * (kWords + (kScaled ? 1 : 0));
   static_assert(kLaneCols == 2 || kLaneCols == 4);
+
+  static constexpr int kWordCols = is_byte_format(kFormat) ? kLaneCols : 2;  // columns of a word
+
+  unsigned words[kPairs][kWords];
+  unsigned scales[kPairs];  // of q8_0
 
   // Where a lane's columns begin in a row.
   FLASHPORT_DEVICE static int lane_offset(int col, int row_bytes) {
-    if constexpr (kFormat == KvFormat::kQ8_0) {
+    if constexpr (kScaled) {
       const int block = col / 32 * kQ8Block;
       return (block < row_bytes ? block : 0) + 2 + col % 32;
     } else {
@@ -133,35 +143,57 @@ struct ValueUnit {
     }
   }
 
-  // row(key): a scalar pointer. col: the lane's first column.
+  // row(pair): the lane's row of a pair of keys. col: the lane's first column.
   template <class Row>
   FLASHPORT_DEVICE void load(const Row& row, int col, int row_bytes) {
-    const unsigned offset = static_cast<unsigned>(lane_offset(col, row_bytes));
+    const int offset = lane_offset(col, row_bytes);
 #pragma unroll
-    for (int key = 0; key < kKeys; ++key) {
-      const GlobalBytes at = row(key);
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const GlobalBytes at = row(pair) + offset;
       if constexpr (is_byte_format(kFormat) && kLaneCols == 2) {
-        words[key][0] = load_half_word(at + offset);
+        words[pair][0] = load_half_word(at);
       } else {
-        const auto loaded = load_words<kWords>(at + offset);
+        const auto loaded = load_words<kWords>(at);
 #pragma unroll
-        for (int i = 0; i < kWords; ++i) words[key][i] = loaded[i];
+        for (int i = 0; i < kWords; ++i) words[pair][i] = loaded[i];
       }
-      if constexpr (kFormat == KvFormat::kQ8_0) scale[key] = load_half_word(at + (offset - 2 - col % 32));
+      if constexpr (kScaled) scales[pair] = load_half_word(at - 2 - col % 32);
     }
   }
 
-  FLASHPORT_DEVICE Words8 operand(int j) const {
+  // One word of each row of the other half.
+  struct Other {
+    unsigned words[kPairs];
+    unsigned scales[kPairs];
+  };
+  FLASHPORT_DEVICE Other exchange(int word) const {
+    Other other;
+#pragma unroll
+    for (int pair = 0; pair < kPairs; ++pair) {
+      other.words[pair] = other_half(words[pair][word]);
+      if constexpr (kScaled) other.scales[pair] = other_half(scales[pair]);
+    }
+    return other;
+  }
+
+  // Column j, with the word that holds it from the other half. swap: 0x04040404 in the upper half, where `other` holds
+  // the first key of a pair; else 0.
+  FLASHPORT_DEVICE Words8 operand(const Other& other, unsigned swap, int j) const {
+    const int word = j / kWordCols;
+    const int at = j % kWordCols;
     Words8 a;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < kPairs; ++i) {
+      const auto zip = [&](unsigned selector) {
+        return __builtin_amdgcn_perm(other.words[i], words[i][word], selector);
+      };
       if constexpr (!is_byte_format(kFormat)) {
-        a[i] = __builtin_amdgcn_perm(words[2 * i + 1][j / 2], words[2 * i][j / 2], zip_halves(j % 2));
-      } else if constexpr (kFormat == KvFormat::kQ8_0) {
-        a[i] = widen_int8(__builtin_amdgcn_perm(words[2 * i + 1][0], words[2 * i][0], zip_bytes_low(j)),
-                          __builtin_amdgcn_perm(scale[2 * i + 1], scale[2 * i], zip_halves(0)));
+        a[i] = zip(zip_halves(at) ^ swap);
+      } else if constexpr (kScaled) {
+        const unsigned pair_scales = __builtin_amdgcn_perm(other.scales[i], scales[i], zip_halves(0) ^ swap);
+        a[i] = widen_int8(zip(zip_bytes_low(at) ^ (swap & 0x00040004u)), pair_scales);
       } else {
-        a[i] = widen_fp8(__builtin_amdgcn_perm(words[2 * i + 1][0], words[2 * i][0], zip_bytes_high(j)));
+        a[i] = widen_fp8(zip(zip_bytes_high(at) ^ (swap & 0x04000400u)));
       }
     }
     return a;
@@ -197,7 +229,7 @@ class KvPipeline {
  private:
   // For either; wide output and score tiles leave less.
   static constexpr int kRegisters = Share::kTileRegisters < 64 ? 64 : 32;
-  static constexpr int kKeyFit = kRegisters / (Key::kWords * Share::kKeyTiles);
+  static constexpr int kKeyFit = kRegisters / (Key::kRegisters * Share::kKeyTiles);
   static constexpr int kValueFit = kRegisters / Value::kRegisters;
 
  public:
@@ -222,19 +254,16 @@ class KvPipeline {
 #pragma unroll
     for (int i = 0; i < 2; ++i) value_rows_[i] = row_address(p.v, value_places_[i], ahead.segment.kv_head);
     ahead.next(p);
-    if (!ahead.done()) look_up(p, ahead);
+    look_up(p, ahead);
 #pragma unroll
     for (int unit = 0; unit < kValueDepth; ++unit) load_value(unit);
   }
   FLASHPORT_DEVICE void refill_behind_scores(const DecodeParams& p, const LeafCursor& ahead) {
-    if constexpr (kAhead) {
-      if (!ahead.done()) begin_keys(p, ahead);
-    }
+    if constexpr (kAhead) begin_keys(p, ahead);
   }
 
-  // Key of the leaf that row `row` of the A operand of key tile `tile` holds: a lane's eight scores of a tile are then
-  // eight neighbouring keys.
-  FLASHPORT_DEVICE int key_of(int tile, int row) const {
+  // Position of row `row` of the A operand of key tile `tile`: a lane's eight scores of a tile are then neighbours.
+  FLASHPORT_DEVICE int position_of(int tile, int row) const {
     return (col_wave() * Share::kKeyTiles + tile) * 16 + row % 2 * 8 + row / 2;
   }
   // The lane's first column of a group: A operand row n is column col_of(group, n) + j of operand j.
@@ -253,11 +282,11 @@ class KvPipeline {
   // Unit: 16 keys, then the groups of columns.
   FLASHPORT_DEVICE const Value& value(int unit) const { return values_[unit % kValueDepth]; }
   FLASHPORT_DEVICE void load_value(int unit) {
-    const int first = unit / Share::kGroups * Value::kKeys;
-    GlobalBytes rows = value_rows_[first / kWaveSize];
-    const auto row = [&](int key) {
-      if (key % 4 == 0) asm volatile("" : "+v"(rows)::"memory");  // few scalar pointers at a time
-      return broadcast_from(rows, (first + key) % kWaveSize);
+    const int step = unit / Share::kGroups;
+    GlobalBytes rows = value_rows_[step / 2];
+    const auto row = [&](int pair) {
+      if (Share::kGroups > 1 && pair % 4 == 0) keep_order(rows);
+      return from_lane(rows, step % 2 * Value::kPairs + pair);
     };
     values_[unit % kValueDepth].load(row, col_of(unit % Share::kGroups, lane_ % 16), value_bytes_);
   }
@@ -273,13 +302,14 @@ class KvPipeline {
   FLASHPORT_DEVICE static TokenPlace place(const DecodeParams& p, const LeafCursor& ahead, int key) {
     const Segment& s = ahead.segment;
     const int token = ahead.key() + key;
-    return place_of(p, s.pages, s.seq, token, token >= s.key_low && token < s.key_high);
+    return place_of(p, s.pages, s.seq, token, token >= s.key_low && token < s.key_high && !ahead.done());
   }
 
   // One leaf before the addresses are needed: for keys, the lane's own rows; for values, every row by one lane.
   FLASHPORT_DEVICE void look_up(const DecodeParams& p, const LeafCursor& ahead) {
 #pragma unroll
-    for (int tile = 0; tile < Share::kKeyTiles; ++tile) key_places_[tile] = place(p, ahead, key_of(tile, lane_ % 16));
+    for (int tile = 0; tile < Share::kKeyTiles; ++tile)
+      key_places_[tile] = place(p, ahead, key_at(position_of(tile, lane_ % 16)));
 #pragma unroll
     for (int i = 0; i < 2; ++i) value_places_[i] = place(p, ahead, i * kWaveSize + lane_);
   }

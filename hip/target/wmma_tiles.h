@@ -1,10 +1,10 @@
 // The tile verbs of decode on WMMA targets.
 //
 // Tiles are kept transposed: S^T = K Q^T, O^T = V^T P^T, so that a lane holds one query row of each 16 x 16 tile: lane
-// 16 h + n has row n, keys 8 h .. 8 h + 7 of S, columns (2 r + h) kLaneCols + j of tile j of O. A row then needs one
-// exchange between the halves. Waves form a grid (WaveShare): column waves split the 64 keys of S and the DV columns of
-// O; row waves take rows / 16 / kRowWaves row tiles each. A slot is a row tile. Q^T and P^T come as operands from
-// shared memory, where column waves put P together.
+// 16 h + n has row n, positions 8 h .. 8 h + 7 (key_at) of S, columns (2 r + h) kLaneCols + j of tile j of O. A row
+// then needs one exchange between the halves. Waves form a grid (WaveShare): column waves split the 64 keys of S and
+// the DV columns of O; row waves take rows / 16 / kRowWaves row tiles each. A slot is a row tile. Q^T and P^T come as
+// operands from shared memory, where column waves put P together.
 #pragma once
 
 #include "common/device/mask.h"
@@ -67,17 +67,13 @@ class DecodeTiles {
   };
 
   FLASHPORT_DEVICE DecodeTiles(const DecodeParams& p, const Block& block, DecodeShared<kCfg>& shared)
-      : block_(block),
-        shared_(shared),
-        live_rows_(minimum(kRows, p.group_size * p.max_q_len)),
-        half_(block.lane() / 16),
-        n_(block.lane() % 16) {}
+      : block_(block), shared_(shared), live_rows_(minimum(kRows, p.group_size * p.max_q_len)) {}
 
   FLASHPORT_DEVICE static constexpr int row_slots() { return kRowSlots; }
   FLASHPORT_DEVICE int live_rows() const { return recompute_scalar(live_rows_); }
-  FLASHPORT_DEVICE int row_of(int slot) const { return recompute((row_wave() * kRowSlots + slot) * 16 + n_); }
+  FLASHPORT_DEVICE int row_of(int slot) const { return recompute((row_wave() * kRowSlots + slot) * 16 + n()); }
   // Whether this lane is the one to write per-row values of a slot.
-  FLASHPORT_DEVICE bool owns_row(int) const { return col_wave() == 0 && recompute(half_) == 0; }
+  FLASHPORT_DEVICE bool owns_row(int) const { return col_wave() == 0 && half() == 0; }
 
   // Brings the tile's query rows to shared memory as the math type; padding rows and dims are zero. Ends with a
   // barrier.
@@ -141,12 +137,13 @@ class DecodeTiles {
   FLASHPORT_DEVICE void for_each(Scores& scores, F&& f) const {
 #pragma unroll
     for (int tile = 0; tile < kKeyTiles; ++tile) {
+      const int first_key = key_at(first_position(tile));
 #pragma unroll
       for (int slot = 0; slot < kRowSlots; ++slot) {
 #pragma unroll
         for (int r = 0; r < 8; ++r) {
           float x = scores.c[tile][slot][r];
-          f(x, slot, first_key(tile) + r);
+          f(x, slot, first_key + key_at(r));
           scores.c[tile][slot][r] = x;
         }
       }
@@ -164,7 +161,7 @@ class DecodeTiles {
         for (int r = 0; r < 8; ++r) most = maximum(most, scores.c[tile][slot][r]);
       }
       most = maximum(most, other_half(most));
-      if (half_ == 0) shared_.row_max[col_wave()][row_of(slot)] = most;
+      if (half() == 0) shared_.row_max[col_wave()][row_of(slot)] = most;
     }
     sync_shared();
 #pragma unroll
@@ -191,10 +188,10 @@ class DecodeTiles {
           sum += x[2 * i] + x[2 * i + 1];
           packed[i] = pack<kMath>(x[2 * i], x[2 * i + 1]);
         }
-        *reinterpret_cast<Quad*>(&shared_.probabilities[row_of(slot)][first_key(tile)]) = packed;
+        *reinterpret_cast<Quad*>(&shared_.probabilities[row_of(slot)][first_position(tile)]) = packed;
       }
       sum += other_half(sum);
-      if (half_ == 0) shared_.row_sum[col_wave()][row_of(slot)] = sum;
+      if (half() == 0) shared_.row_sum[col_wave()][row_of(slot)] = sum;
     }
     sync_shared();
 #pragma unroll
@@ -213,6 +210,7 @@ class DecodeTiles {
 #pragma unroll
       for (Floats8& c : tile) c = zero_tile();
     }
+    const unsigned swap = half() == 0 ? 0u : 0x04040404u;
 #pragma unroll
     for (int step = 0; step < kLeafKeys / 16; ++step) {
       Words8 probabilities[kRowSlots];
@@ -223,9 +221,12 @@ class DecodeTiles {
 #pragma unroll
       for (int group = 0; group < Share::kGroups; ++group) {
         const int unit = step * Share::kGroups + group;
+        const auto& own = values.value(unit);
+        typename Pipeline::Value::Other other;
 #pragma unroll
         for (int j = 0; j < Share::kLaneCols; ++j) {
-          const Words8 value = values.value(unit).operand(j);
+          if (j % Pipeline::Value::kWordCols == 0) other = own.exchange(j / Pipeline::Value::kWordCols);
+          const Words8 value = own.operand(other, swap, j);
 #pragma unroll
           for (int slot = 0; slot < kRowSlots; ++slot) {
             Floats8& c = out.c[group * Share::kLaneCols + j][slot];
@@ -293,13 +294,15 @@ class DecodeTiles {
   }
 
  private:
+  FLASHPORT_DEVICE int half() const { return static_cast<int>(static_cast<unsigned>(block_.thread()) / 16 % 2); }
+  FLASHPORT_DEVICE int n() const { return static_cast<int>(static_cast<unsigned>(block_.thread()) % 16); }
   FLASHPORT_DEVICE int row_wave() const { return recompute_scalar(block_.wave()) / Share::kColWaves; }
   FLASHPORT_DEVICE int col_wave() const { return recompute_scalar(block_.wave()) % Share::kColWaves; }
-  // The lane's first key in a tile of S.
-  FLASHPORT_DEVICE int first_key(int tile) const { return (col_wave() * kKeyTiles + tile) * 16 + 8 * half_; }
+  // The lane's first position in a tile of S; register r is r positions on.
+  FLASHPORT_DEVICE int first_position(int tile) const { return (col_wave() * kKeyTiles + tile) * 16 + 8 * half(); }
 
   // Column of register 0 of tile 0.
-  FLASHPORT_DEVICE int first_column() const { return recompute(col_wave() * Share::kCols + half_ * Share::kLaneCols); }
+  FLASHPORT_DEVICE int first_column() const { return recompute(col_wave() * Share::kCols + half() * Share::kLaneCols); }
 
   // f(slot, column, tile, register): registers of tile and tile + 1 hold this column and the next.
   template <class F>
@@ -340,7 +343,7 @@ class DecodeTiles {
 
   const Block& block_;
   DecodeShared<kCfg>& shared_;
-  int live_rows_, half_, n_;
+  int live_rows_;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET

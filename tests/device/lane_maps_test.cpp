@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
+
 namespace flashport {
 namespace {
 
@@ -35,6 +37,17 @@ TEST(LaneMaps, WmmaResult) {
       EXPECT_EQ(wmma_row(row / 2, lane / 16), row);
     }
   }
+}
+
+// A lane's eight scores of a tile follow one another, a half of the wave at a time, and every key has its place.
+TEST(LaneMaps, KeyOrder) {
+  std::uint64_t seen = 0;
+  for (int position = 0; position < 64; ++position) {
+    seen |= std::uint64_t{1} << key_at(position);
+    EXPECT_EQ(key_at(position), key_at(position - position % 8) + key_at(position % 8));
+    EXPECT_EQ(key_at(position ^ 1), key_at(position) ^ 16);
+  }
+  EXPECT_EQ(seen, ~std::uint64_t{0});
 }
 
 }  // namespace
