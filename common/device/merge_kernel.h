@@ -42,15 +42,25 @@ FLASHPORT_DEVICE void merge_row(const Block& block, MergeShared<kThreads>& share
     const int count = minimum(kVectorFloats, head_dim - mine);
     float acc[kVectorFloats] = {};
     float weight = 0.0f;
-    FLASHPORT_UNROLL(kMergeUnroll)
-    for (int c = group; c < parts; c += Shared::kGroups) {
-      const float w = exp2_approx(part.log2_sum(c) - reference);
-      if (w == 0.0f) continue;
-      weight += w;
-      if (count > 0) {
-        float x[kVectorFloats];
-        part.load(x, c, mine, count);
-        for (int i = 0; i < kVectorFloats; ++i) acc[i] = fma_rn(w, x[i], acc[i]);
+    for (int first = group; first < parts; first += Shared::kGroups * kMergeUnroll) {
+      // All loads of a batch before their use; a part without weight may hold anything and is not read.
+      float log2_sum[kMergeUnroll];
+      float x[kMergeUnroll][kVectorFloats] = {};
+      FLASHPORT_UNROLL(kMergeUnroll)
+      for (int i = 0; i < kMergeUnroll; ++i) {
+        const int c = first + i * Shared::kGroups;
+        log2_sum[i] = c < parts ? part.log2_sum(c) : -kInfinity;
+      }
+      FLASHPORT_UNROLL(kMergeUnroll)
+      for (int i = 0; i < kMergeUnroll; ++i) {
+        if (log2_sum[i] != -kInfinity && count > 0) part.load(x[i], first + i * Shared::kGroups, mine, count);
+      }
+      FLASHPORT_UNROLL(kMergeUnroll)
+      for (int i = 0; i < kMergeUnroll; ++i) {
+        const float w = exp2_approx(log2_sum[i] - reference);
+        if (w == 0.0f) continue;
+        weight += w;
+        for (int j = 0; j < kVectorFloats; ++j) acc[j] = fma_rn(w, x[i][j], acc[j]);
       }
     }
     if constexpr (Shared::kGroups > 1) {

@@ -17,6 +17,7 @@ namespace flashport::FLASHPORT_TARGET {
 inline constexpr int kWaveSize = 1;
 inline constexpr int kLanes = 16;
 inline constexpr int kVectorFloats = 64;
+inline constexpr int kMergeUnroll = 1;
 inline constexpr int kFoldAtOnce = 1;
 inline constexpr int kFoldAllAtOnce = 1;
 inline constexpr float kInfinity = __builtin_huge_valf();

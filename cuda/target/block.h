@@ -18,7 +18,7 @@ namespace flashport::FLASHPORT_TARGET {
 inline constexpr int kWaveSize = 32;
 inline constexpr int kVectorFloats = 4;    // columns of a row that a thread takes at a time
 inline constexpr int kMergeUnroll = 8;     // parts in flight while merging
-inline constexpr int kFoldAtOnce = 4;      // states in flight while folding inside the loop,
+inline constexpr int kFoldAtOnce = 2;      // states in flight while folding inside the loop,
 inline constexpr int kFoldAllAtOnce = 12;  // and behind it
 inline constexpr float kInfinity = __builtin_huge_valf();
 inline constexpr float kLog2e = 1.4426950408889634f;

@@ -12,10 +12,10 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   if (leaf_bytes > 96 * 1024) return {8, 1, 1};  // a second leaf would not fit
   if (shape.rows == 64) return {shape.head_dim_v >= 256 ? 16 : 8, 2, 1};
   if (shape.head_dim_v >= 256) return {shape.rows == 8 ? 4 : 8, 2, 1};  // 32 x 4k: {8,2,1} 55 us, {4,2,1} 60
-  if (shape.kv == KvFormat::kQ8_0) return {4, 4, 2};                    // {4,4,2} 664 us, {4,3,3} 710
-  if (shape.kv == KvFormat::kFp8E4M3) return {4, 3, 3};                 // {4,3,3} 352 us, {4,4,3} 394
-  if (shape.head_dim_qk <= 64) return {4, 4, 3};                        // 16 x 4k: {4,4,3} 59 us, {4,3,4} 67
-  return {4, shape.rows == 8 ? 3 : 2, 2};                               // {4,3,2} 530 us, {4,2,3} 535
+  if (shape.kv == KvFormat::kFp8E4M3 || shape.kv == KvFormat::kQ8_0)
+    return {4, 3, 3};                             // fp8: {4,3,3} 352 us, {4,4,3} 394
+  if (shape.head_dim_qk <= 64) return {4, 4, 3};  // 16 x 4k: {4,4,3} 59 us, {4,3,4} 67
+  return {4, shape.rows == 8 ? 3 : 2, 2};         // {4,3,2} 525 us, {4,2,3} 525; 1 x 128k 144, 148
 }
 
 }  // namespace flashport::sm90a
