@@ -182,7 +182,7 @@ class KvPipelineOf {
 #pragma unroll
         for (int part = 0; part < kPerRow; ++part) {
           copy_async<kUnit>(to + row * Layout::kPitch + ((column ^ Layout::swizzle(row)) + part * kWaveSize * kUnit),
-                            from + part * kWaveSize * kUnit, true, read_once_policy());
+                            from + part * kWaveSize * kUnit, true);
         }
       }
     } else {
@@ -194,7 +194,7 @@ class KvPipelineOf {
         const int byte = (copy - row * kUnits) * kUnit;
         const char* from = shuffle(my_row, row % kRowsPerWave) + byte;
         if (kCopies % kWaveSize == 0 || copy < kCopies) {
-          copy_async<kUnit>(tile + Layout::offset(wave_row + row, byte), from, true, read_once_policy());
+          copy_async<kUnit>(tile + Layout::offset(wave_row + row, byte), from, true);
         }
       }
     }
@@ -221,7 +221,7 @@ class KvPipelineOf {
       char* to = tile + Layout::offset(block_.wave() * kRowsPerWave + row, byte);
       const char* source = valid ? base + from + byte : base;
       if constexpr (kUnit >= 4) {
-        copy_async<kUnit>(to, source, valid, read_once_policy());
+        copy_async<kUnit>(to, source, valid);
       } else {
         *reinterpret_cast<std::uint16_t*>(to) = valid ? __ldg(reinterpret_cast<const std::uint16_t*>(source)) : 0;
       }

@@ -15,23 +15,16 @@ FLASHPORT_DEVICE unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// Keys and values are read once: lines that go first leave the L2 to the partial results.
-FLASHPORT_DEVICE std::uint64_t read_once_policy() {
-  std::uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
 // Copies kBytes (16, 8 or 4) from global to shared memory, around L1 if 16; zeros where `valid` is false.
 template <int kBytes>
-FLASHPORT_DEVICE void copy_async(void* to, const void* from, bool valid, std::uint64_t policy) {
+FLASHPORT_DEVICE void copy_async(void* to, const void* from, bool valid) {
   if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(shared_address(to)),
-                 "l"(from), "r"(valid ? 16 : 0), "l"(policy)
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+                 "r"(valid ? 16 : 0)
                  : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global.L2::cache_hint [%0], [%1], %2, %3, %4;" ::"r"(shared_address(to)),
-                 "l"(from), "n"(kBytes), "r"(valid ? kBytes : 0), "l"(policy)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(kBytes),
+                 "r"(valid ? kBytes : 0)
                  : "memory");
   }
 }
