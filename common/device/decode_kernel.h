@@ -53,7 +53,7 @@ FLASHPORT_DEVICE void decode(const DecodeParams& p, const Block& block, DecodeSh
     for (int slot = 0; slot < tiles.row_slots(); ++slot) {
       reference[slot] = state.m[slot] == -kInfinity ? 0.0f : state.m[slot];
     }
-    tiles.for_each(scores, [&](float& x, int slot, int) { x = exp2_approx(x - reference[slot]); });
+    tiles.for_each(scores, [&](auto& x, int slot, int) { x = exp2_approx(x - reference[slot]); });
     pipeline.await_values();
     const auto probabilities = tiles.to_operand(scores, state.l);
     tiles.mma_ab(probabilities, pipeline.values(), state.o);

@@ -66,7 +66,7 @@ FLASHPORT_DEVICE void to_logits(const Tiles& tiles, const DecodeParams& p, const
   if (p.cap_scale != 0.0f) {
     tiles.for_each(scores, [&](float& x, int, int) { x = p.cap_scale * tanh_full(x * scale); });
   } else {
-    tiles.for_each(scores, [&](float& x, int, int) { x *= scale; });
+    tiles.for_each(scores, [&](auto& x, int, int) { x *= scale; });
   }
   const bool masked = leaf_needs_mask(s, key);
   if (!masked && p.alibi_slopes == nullptr) return;

@@ -27,7 +27,6 @@ inline constexpr float kLn2 = 0.6931471805599453f;
 using Vec = float __attribute__((vector_size(4 * kLanes)));
 using IntVec = std::int32_t __attribute__((vector_size(4 * kLanes)));
 using HalfBits = std::uint16_t __attribute__((vector_size(2 * kLanes)));
-using ByteBits = std::uint8_t __attribute__((vector_size(kLanes)));
 
 FLASHPORT_DEVICE Vec load_vec(const float* from) {
   Vec x;
@@ -35,7 +34,7 @@ FLASHPORT_DEVICE Vec load_vec(const float* from) {
   return x;
 }
 FLASHPORT_DEVICE void store_vec(float* to, Vec x) { __builtin_memcpy(to, &x, sizeof x); }
-FLASHPORT_DEVICE Vec broadcast(float x) { return Vec{} + x; }
+FLASHPORT_DEVICE Vec broadcast(float x) { return x - Vec{}; }  // unlike x + 0, an identity for -0 too
 
 // 16-bit types as storage; arithmetic is fp32.
 struct Half {
@@ -102,7 +101,9 @@ FLASHPORT_DEVICE T maximum(T a, T b) {
   return a < b ? b : a;
 }
 
-FLASHPORT_DEVICE float fma_rn(float a, float b, float c);  // defined by the target
+// Defined by the target.
+FLASHPORT_DEVICE float fma_rn(float a, float b, float c);
+FLASHPORT_DEVICE Vec fma_rn(Vec a, Vec b, Vec c);
 
 // 2^x to about one unit in the last place; 0 below 2^-126. NaN stays NaN.
 FLASHPORT_DEVICE float exp2_approx(float x) {
@@ -119,6 +120,18 @@ FLASHPORT_DEVICE float exp2_approx(float x) {
   const std::int32_t exponent = std::bit_cast<std::int32_t>(shifted) - 0x4b400000;
   const float scale = std::bit_cast<float>((exponent + 127) << 23);
   return y * scale;
+}
+FLASHPORT_DEVICE Vec exp2_approx(Vec x) {
+  const Vec raised = x < -127.0f ? broadcast(-127.0f) : x;
+  const Vec clamped = raised > 128.0f ? broadcast(128.0f) : raised;
+  const Vec shifted = clamped + 0x1.8p23f;
+  const Vec fraction = clamped - (shifted - 0x1.8p23f);
+  Vec y = broadcast(1.5353362e-4f);
+  for (const float coefficient : {1.3398874e-3f, 9.6184373e-3f, 5.5503324e-2f, 2.4022648e-1f, 6.9314720e-1f, 1.0f}) {
+    y = fma_rn(y, fraction, broadcast(coefficient));
+  }
+  const IntVec exponent = reinterpret_cast<IntVec>(shifted) - 0x4b400000;
+  return y * reinterpret_cast<Vec>((exponent + 127) << 23);
 }
 FLASHPORT_DEVICE float log2_full(float x) { return std::log2(x); }
 FLASHPORT_DEVICE float tanh_full(float x) { return std::tanh(x); }

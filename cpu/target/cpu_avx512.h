@@ -17,6 +17,17 @@ FLASHPORT_DEVICE Vec widen_fp16(const std::uint16_t* from) {
   return reinterpret_cast<Vec>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
 }
 
+// Integers of a narrow type as 32-bit lanes.
+FLASHPORT_DEVICE IntVec widen(const std::uint16_t* from) {
+  return reinterpret_cast<IntVec>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+}
+FLASHPORT_DEVICE IntVec widen(const std::uint8_t* from) {
+  return reinterpret_cast<IntVec>(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+}
+FLASHPORT_DEVICE IntVec widen(const std::int8_t* from) {
+  return reinterpret_cast<IntVec>(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+}
+
 }  // namespace flashport::cpu_avx512
 
 #define FLASHPORT_TILES_HEADER "cpu/target/tiles.h"

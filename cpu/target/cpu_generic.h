@@ -20,6 +20,14 @@ FLASHPORT_DEVICE Vec widen_fp16(const std::uint16_t* from) {
   return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(value) | ((wide & 0x8000) << 16));
 }
 
+// Integers of a narrow type as 32-bit lanes.
+template <class T>
+FLASHPORT_DEVICE IntVec widen(const T* from) {
+  T __attribute__((vector_size(kLanes * sizeof(T)))) narrow;
+  __builtin_memcpy(&narrow, from, sizeof narrow);
+  return __builtin_convertvector(narrow, IntVec);
+}
+
 }  // namespace flashport::cpu_generic
 
 #define FLASHPORT_TILES_HEADER "cpu/target/tiles.h"

@@ -26,18 +26,14 @@ struct KvRow<KvFormat::kFp16> {
 template <>
 struct KvRow<KvFormat::kBf16> {
   FLASHPORT_DEVICE static Vec load(const char* row, int dim) {
-    HalfBits half;
-    __builtin_memcpy(&half, row + 2 * dim, sizeof half);
-    return reinterpret_cast<Vec>(__builtin_convertvector(half, IntVec) << 16);
+    return reinterpret_cast<Vec>(widen(reinterpret_cast<const std::uint16_t*>(row) + dim) << 16);
   }
 };
 
 template <>
 struct KvRow<KvFormat::kFp8E4M3> {
   FLASHPORT_DEVICE static Vec load(const char* row, int dim) {
-    ByteBits byte;
-    __builtin_memcpy(&byte, row + dim, sizeof byte);
-    const IntVec wide = __builtin_convertvector(byte, IntVec);
+    const IntVec wide = widen(reinterpret_cast<const std::uint8_t*>(row) + dim);
     const IntVec magnitude = wide & 0x7f;
     // Exponent and mantissa in place, 2^120 for the difference of the biases; subnormals come out right.
     const Vec value = reinterpret_cast<Vec>(magnitude << 20) * 0x1p120f;
@@ -48,14 +44,12 @@ struct KvRow<KvFormat::kFp8E4M3> {
 
 template <>
 struct KvRow<KvFormat::kQ8_0> {
-  using SignedBytes = std::int8_t __attribute__((vector_size(kLanes)));
   FLASHPORT_DEVICE static Vec load(const char* row, int dim) {
     const char* block = row + dim / 32 * 34;
     Half d;
     __builtin_memcpy(&d, block, sizeof d);
-    SignedBytes byte;
-    __builtin_memcpy(&byte, block + 2 + dim % 32, sizeof byte);
-    return __builtin_convertvector(__builtin_convertvector(byte, IntVec), Vec) * to_float(d);
+    const IntVec wide = widen(reinterpret_cast<const std::int8_t*>(block) + 2 + dim % 32);
+    return __builtin_convertvector(wide, Vec) * to_float(d);
   }
 };
 

@@ -3,6 +3,9 @@
 // lanes in one transposing tree), rows x columns for P V.
 #pragma once
 
+#include <type_traits>
+#include <utility>
+
 #include "common/device/mask.h"
 #include "common/device/schedule.h"
 #include "cpu/target/kv_operand.h"
@@ -17,7 +20,14 @@ struct Leaf {
   const char* keys[kLeafKeys];
   const char* values[kLeafKeys];
   int low, high;
+  const Leaf* next;  // what is asked for while this leaf is worked on; null: nothing
 };
+
+// Into the level of the cache that holds a leaf beside the one in use: 3 is the first, 2 the second.
+template <int kLocality>
+FLASHPORT_DEVICE void prefetch_row(const char* row, int bytes) {
+  for (int line = 0; line < bytes; line += 64) __builtin_prefetch(row + line, 0, kLocality);
+}
 
 template <DecodeConfig kCfg>
 struct DecodeShared {
@@ -27,7 +37,8 @@ struct DecodeShared {
   Segment first;  // of the block's range
 };
 
-// Leaves on their way: addresses looked up and lines prefetched one leaf ahead.
+// Leaves on their way: addresses are looked up one leaf ahead. Its lines are asked for in between the products of the
+// leaf before, not in one burst: a burst fills the core's queue of misses and stalls it, with memory idle afterwards.
 template <DecodeConfig kCfg>
 class KvPipeline {
   static constexpr int kStages = kCfg.tuning.stages;
@@ -41,17 +52,17 @@ class KvPipeline {
   const Leaf& keys() const { return leaves_[oldest_]; }
 
   void refill_behind_keys(const DecodeParams& p, LeafCursor& ahead) {
+    leaves_[oldest_].next = nullptr;
     if (ahead.done()) return;
     const Segment& s = ahead.segment;
     Leaf& leaf = leaves_[newest_];
+    leaves_[oldest_].next = &leaf;
     leaf.low = maximum(s.key_low - ahead.key(), 0);
     leaf.high = minimum(s.key_high - ahead.key(), kLeafKeys);
     for (int i = leaf.low; i < leaf.high; ++i) {
       const TokenPlace place = place_of(p, s.pages, s.seq, ahead.key() + i, true);
       leaf.keys[i] = static_cast<const char*>(p.k.data) + row_offset(p.k, place, s.kv_head);
       leaf.values[i] = static_cast<const char*>(p.v.data) + row_offset(p.v, place, s.kv_head);
-      for (int line = 0; line < p.k.row_bytes; line += 64) __builtin_prefetch(leaf.keys[i] + line, 0, 2);
-      for (int line = 0; line < p.v.row_bytes; line += 64) __builtin_prefetch(leaf.values[i] + line, 0, 2);
     }
     newest_ = newest_ + 1 == kStages ? 0 : newest_ + 1;
     ahead.next(p);
@@ -80,11 +91,31 @@ FLASHPORT_DEVICE Vec fold_lanes(Vec a, Vec b, std::integer_sequence<int, kLane..
   return __builtin_shufflevector(a, b, pick(kLane, 0)...) + __builtin_shufflevector(a, b, pick(kLane, kHalf)...);
 }
 
+FLASHPORT_DEVICE Vec larger(Vec a, Vec b) { return a < b ? b : a; }
+
+template <int kDistance, int... kLane>
+FLASHPORT_DEVICE Vec swap_lanes(Vec x, std::integer_sequence<int, kLane...>) {
+  return __builtin_shufflevector(x, x, (kLane ^ kDistance)...);
+}
+
+// All lanes joined by f, in a fixed order.
+template <class F>
+FLASHPORT_DEVICE float fold_vec(Vec x, const F& f) {
+  constexpr auto lanes = std::make_integer_sequence<int, kLanes>();
+  x = f(x, swap_lanes<8>(x, lanes));
+  x = f(x, swap_lanes<4>(x, lanes));
+  x = f(x, swap_lanes<2>(x, lanes));
+  return f(x, swap_lanes<1>(x, lanes))[0];
+}
+
 // Lane i of the result is the sum of the lanes of x[i].
 FLASHPORT_DEVICE Vec sum_each(Vec (&x)[kLanes]) {
   constexpr auto lanes = std::make_integer_sequence<int, kLanes>();
+#pragma GCC unroll 8
   for (int i = 0; i < 8; ++i) x[i] = fold_lanes<8>(x[i], x[i + 8], lanes);
+#pragma GCC unroll 8
   for (int i = 0; i < 4; ++i) x[i] = fold_lanes<4>(x[i], x[i + 4], lanes);
+#pragma GCC unroll 8
   for (int i = 0; i < 2; ++i) x[i] = fold_lanes<2>(x[i], x[i + 2], lanes);
   return fold_lanes<1>(x[0], x[1], lanes);
 }
@@ -93,6 +124,9 @@ template <DecodeConfig kCfg>
 class DecodeTiles {
   static constexpr DecodeShape kShape = kCfg.shape;
   using Row = KvRow<kShape.kv>;
+  static constexpr int kLeafBytes =
+      kLeafKeys * (kv_row_bytes(kShape.kv, kShape.head_dim_qk) + kv_row_bytes(kShape.kv, kShape.head_dim_v));
+  static constexpr int kLocality = kLeafBytes <= 32768 ? 3 : 2;
 
  public:
   static constexpr int kRows = kShape.rows;
@@ -126,7 +160,8 @@ class DecodeTiles {
       : shared_(shared),
         live_rows_(minimum(kRows, p.group_size * p.max_q_len)),
         dims_(p.head_dim_qk),
-        columns_(p.head_dim_v) {}
+        columns_(p.head_dim_v),
+        key_bytes_(p.k.row_bytes) {}
 
   int row_slots() const { return live_rows_; }
   int live_rows() const { return live_rows_; }
@@ -158,7 +193,7 @@ class DecodeTiles {
   // S = Q K^T; keys that do not exist give 0.
   Scores mma_abt(const Query& query, const Leaf& leaf) const {
     Scores scores;
-    for (int row = 0; row < live_rows_; ++row) {
+    for (int row = 0; row < live_rows_ && leaf.high - leaf.low < kLeafKeys; ++row) {
       for (int key = 0; key < leaf.low; ++key) scores.x[row][key] = 0.0f;
       for (int key = maximum(leaf.high, 0); key < kLeafKeys; ++key) scores.x[row][key] = 0.0f;
     }
@@ -173,19 +208,23 @@ class DecodeTiles {
   template <class F>
   FLASHPORT_DEVICE void for_each(Scores& scores, F&& f) const {
     for (int row = 0; row < live_rows_; ++row) {
-      for (int key = 0; key < kLeafKeys; ++key) f(scores.x[row][key], row, key);
+      if constexpr (std::is_invocable_v<F&, Vec&, int, int>) {
+        for (int key = 0; key < kLeafKeys; key += kLanes) {
+          Vec x = load_vec(scores.x[row] + key);
+          f(x, row, key);
+          store_vec(scores.x[row] + key, x);
+        }
+      } else {
+        for (int key = 0; key < kLeafKeys; ++key) f(scores.x[row][key], row, key);
+      }
     }
   }
 
   void row_max(const Scores& scores, Rows& m) const {
     for (int row = 0; row < live_rows_; ++row) {
-      float lane_max[kLanes];
-      for (int lane = 0; lane < kLanes; ++lane) lane_max[lane] = scores.x[row][lane];
-      for (int key = kLanes; key < kLeafKeys; key += kLanes) {
-        for (int lane = 0; lane < kLanes; ++lane) lane_max[lane] = maximum(lane_max[lane], scores.x[row][key + lane]);
-      }
-      m[row] = lane_max[0];
-      for (int lane = 1; lane < kLanes; ++lane) m[row] = maximum(m[row], lane_max[lane]);
+      Vec most = load_vec(scores.x[row]);
+      for (int key = kLanes; key < kLeafKeys; key += kLanes) most = larger(most, load_vec(scores.x[row] + key));
+      m[row] = fold_vec(most, [](Vec a, Vec b) { return larger(a, b); });
     }
   }
 
@@ -194,8 +233,7 @@ class DecodeTiles {
     for (int row = 0; row < live_rows_; ++row) {
       Vec sum = load_vec(scores.x[row]);
       for (int key = kLanes; key < kLeafKeys; key += kLanes) sum += load_vec(scores.x[row] + key);
-      l[row] = 0.0f;
-      for (int lane = 0; lane < kLanes; ++lane) l[row] += sum[lane];
+      l[row] = fold_vec(sum, [](Vec a, Vec b) { return a + b; });
     }
     return scores;
   }
@@ -237,27 +275,46 @@ class DecodeTiles {
     for (int key = leaf.low; key < leaf.high; key += kKeys) {
       const char* keys[kKeys];
       for (int k = 0; k < kKeys; ++k) keys[k] = leaf.keys[minimum(key + k, leaf.high - 1)];
+      if (row == 0 && leaf.next != nullptr) {
+        const int until = minimum(key + kKeys, leaf.next->high);
+        for (int k = maximum(key, leaf.next->low); k < until; ++k) {
+          prefetch_row<kLocality>(leaf.next->keys[k], key_bytes_);
+        }
+      }
       Vec acc[kLanes] = {};
       int dim = 0;
       for (; dim + kLanes <= dims_; dim += kLanes) {
         Vec q[kCount];
+#pragma GCC unroll 16
         for (int r = 0; r < kCount; ++r) q[r] = load_vec(query.rows[row + r] + dim);
+#pragma GCC unroll 16
         for (int k = 0; k < kKeys; ++k) {
           const Vec x = Row::load(keys[k], dim);
+#pragma GCC unroll 16
           for (int r = 0; r < kCount; ++r) acc[r * kKeys + k] = fma_rn(q[r], x, acc[r * kKeys + k]);
         }
       }
       if (dim < dims_) {  // the last 8 dims of a row: nothing behind it may be read
+#pragma GCC unroll 16
         for (int k = 0; k < kKeys; ++k) {
           const Vec x = load_tail(keys[k], dim);
+#pragma GCC unroll 16
           for (int r = 0; r < kCount; ++r) {
             acc[r * kKeys + k] = fma_rn(load_vec(query.rows[row + r] + dim), x, acc[r * kKeys + k]);
           }
         }
       }
       const Vec sums = sum_each(acc);
+      if (key + kKeys <= leaf.high) {
+#pragma GCC unroll 16
+        for (int r = 0; r < kCount; ++r) {
+          std::memcpy(scores.x[row + r] + key, reinterpret_cast<const float*>(&sums) + r * kKeys,
+                      sizeof(float) * kKeys);
+        }
+        continue;
+      }
       for (int r = 0; r < kCount; ++r) {
-        for (int k = 0; k < minimum(kKeys, leaf.high - key); ++k) scores.x[row + r][key + k] = sums[r * kKeys + k];
+        for (int k = 0; k < leaf.high - key; ++k) scores.x[row + r][key + k] = sums[r * kKeys + k];
       }
     }
   }
@@ -266,29 +323,42 @@ class DecodeTiles {
   template <int kCount>
   void weigh_rows(const Scores& scores, const Leaf& leaf, int row, Out& out) const {
     constexpr int kVectors = 4;
+    const int next_low = leaf.next == nullptr ? kLeafKeys : leaf.next->low;
+    const int next_high = leaf.next == nullptr ? 0 : leaf.next->high;
     for (int col = 0; col < kShape.head_dim_v; col += kVectors * kLanes) {
       Vec acc[kCount][kVectors] = {};
       if (col + kVectors * kLanes <= columns_) {
         for (int key = leaf.low; key < leaf.high; ++key) {
           const char* values = leaf.values[key];
+          if (row == 0 && key >= next_low && key < next_high) {
+            prefetch_row<kLocality>(leaf.next->values[key] + kv_row_bytes(kShape.kv, col),
+                                    kv_row_bytes(kShape.kv, kVectors * kLanes));
+          }
+#pragma GCC unroll 16
           for (int v = 0; v < kVectors; ++v) {
             const Vec x = Row::load(values, col + v * kLanes);
+#pragma GCC unroll 16
             for (int r = 0; r < kCount; ++r) {
               acc[r][v] = fma_rn(broadcast(scores.x[row + r][key]), x, acc[r][v]);
             }
           }
         }
       } else {
-        for (int v = 0; v < kVectors && col + v * kLanes < columns_; ++v) {
+#pragma GCC unroll 16
+        for (int v = 0; v < kVectors; ++v) {
+          if (col + v * kLanes >= columns_) continue;
           for (int key = leaf.low; key < leaf.high; ++key) {
             const Vec x = load_tail(leaf.values[key], col + v * kLanes, columns_);
+#pragma GCC unroll 16
             for (int r = 0; r < kCount; ++r) {
               acc[r][v] = fma_rn(broadcast(scores.x[row + r][key]), x, acc[r][v]);
             }
           }
         }
       }
+#pragma GCC unroll 16
       for (int r = 0; r < kCount; ++r) {
+#pragma GCC unroll 16
         for (int v = 0; v < kVectors; ++v) store_vec(out.x[row + r] + col + v * kLanes, acc[r][v]);
       }
     }
@@ -306,7 +376,7 @@ class DecodeTiles {
   FLASHPORT_DEVICE Vec load_tail(const char* row, int dim) const { return load_tail(row, dim, dims_); }
 
   DecodeShared<kCfg>& shared_;
-  int live_rows_, dims_, columns_;
+  int live_rows_, dims_, columns_, key_bytes_;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET
