@@ -20,8 +20,7 @@ endfunction()
 
 flashport_target(cpu_generic BACKEND cpu)
 flashport_target(cpu_avx512  BACKEND cpu PROCESSORS "x86_64|AMD64"
-                 FLAGS -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vnni -mfma -mf16c
-                       -mprefer-vector-width=512)
+                 FLAGS -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c -mprefer-vector-width=512)
 flashport_target(sm90a       BACKEND cuda ARCH 90a-real)
 flashport_target(gfx942      BACKEND hip  ARCH gfx942)
 flashport_target(gfx11       BACKEND hip  ARCH gfx11-generic)

@@ -9,9 +9,7 @@ bool runs_here(std::string_view target) {
   // can ask for by name, comes with AVX-512.
   if (target == "cpu_avx512") {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni") &&
-           __builtin_cpu_supports("fma");
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("fma");
   }
 #endif
   return false;
