@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""Times flash_decode on the CPU beside torch's scaled_dot_product_attention: 4 x 8k, 32/8 heads, head_dim 128.
+
+    FLASHPORT_NUM_THREADS=2 python benchmarks/cpu_decode.py [--rounds 31]
+
+Both take turns in one process; the ratio is the median over the rounds of torch's time by ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+
+import flashport
+
+BATCH, QUERY_HEADS, KV_HEADS, LENGTH, HEAD_DIM = 4, 32, 8, 8192, 128
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """The time of one call."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def compare(dtype: torch.dtype, rounds: int) -> None:
+    """Measures one element type and prints its row."""
+    q = torch.randn(BATCH, QUERY_HEADS, 1, HEAD_DIM).to(dtype)
+    k, v = (torch.randn(BATCH, KV_HEADS, LENGTH, HEAD_DIM).to(dtype) for _ in range(2))
+    lengths = torch.full((BATCH,), LENGTH, dtype=torch.int32)
+    rows, out = q[:, :, 0], torch.empty_like(q[:, :, 0])
+
+    def ours() -> object:
+        return flashport.flash_decode(rows, k, v, lengths, kv_layout="HND", out=out)
+
+    def torchs() -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    ours()
+    torch.testing.assert_close(out, torchs()[:, :, 0], atol=2e-3, rtol=2e-2)
+    times = [(seconds(ours), seconds(torchs)) for _ in range(rounds)]
+    mine, theirs = ([pair[i] for pair in times] for i in range(2))
+    ratio = statistics.median(b / a for a, b in times)
+    rate = 2 * k.numel() * k.element_size() / statistics.median(mine) / 1e9
+    print(
+        f"{str(dtype).removeprefix('torch.')}: ours {statistics.median(mine) * 1e3:.1f} ms ({rate:.1f} GB/s; best "
+        f"{min(mine) * 1e3:.1f}), torch {statistics.median(theirs) * 1e3:.1f} ms (best {min(theirs) * 1e3:.1f}), "
+        f"ratio {ratio:.2f}"
+    )
+
+
+def main() -> None:
+    """Measures fp32 and bf16."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=31)
+    rounds = parser.parse_args().rounds
+    torch.set_num_threads(2)
+    for dtype in (torch.float32, torch.bfloat16):
+        compare(dtype, rounds)
+
+
+if __name__ == "__main__":
+    main()
