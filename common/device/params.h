@@ -16,7 +16,7 @@ enum class MathType : std::int32_t { kFp32, kFp16, kBf16 };
 struct DecodeShape {
   int head_dim_qk;  // tile extents: 80 and 96 ride 128 with zero fill
   int head_dim_v;
-  int rows;  // query rows of a tile: 16 or 64
+  int rows;  // query rows of a tile: 8, 16 or 64
   MathType math;
   KvFormat kv;
 };
