@@ -206,7 +206,7 @@ py::object py_append_kv(Arguments a) {
   args.v = call.input("v", a[1]);
   args.k_cache = call.output("k_cache", a[2]);
   args.v_cache = call.output("v_cache", a[3]);
-  args.slots = call.input("slots", a[4]);
+  args.positions = call.input("positions", a[4]);
   args.kv_layout = kv_layout(call, a[5]);
   args.k_scale = call.optional_input("k_scale", a[6]);
   args.v_scale = call.optional_input("v_scale", a[7]);

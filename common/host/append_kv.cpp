@@ -1,5 +1,5 @@
-// append_kv: validate -> params -> as many blocks as there are units of 32 values. One slot number says page and
-// offset.
+// append_kv: validate -> params -> as many blocks as there are units of 32 values. A token's position is a slot of the
+// cache: one number that says page and offset.
 #include <algorithm>
 #include <limits>
 #include <string>
@@ -34,7 +34,7 @@ void validate(const AppendKvArgs& a, CacheAxes& axes) {
   const char* k_text = cache_axes_text(a.k_cache.rank, a.kv_layout, false);
   const char* v_text = cache_axes_text(a.k_cache.rank, a.kv_layout, true);
   kCheck.rank(a.v_cache, "v_cache", a.k_cache.rank, v_text);
-  kCheck.rank(a.slots, "slots", 1, "(tokens)");
+  kCheck.rank(a.positions, "positions", 1, "(tokens)");
   if (a.k_scale && a.k_scale->rank != 0) kCheck.rank(*a.k_scale, "k_scale", 1, "(1 or num_kv_heads)");
   if (a.v_scale && a.v_scale->rank != 0) kCheck.rank(*a.v_scale, "v_scale", 1, "(1 or num_kv_heads)");
 
@@ -58,7 +58,7 @@ void validate(const AppendKvArgs& a, CacheAxes& axes) {
                  {kAnyExtent, nhd ? kAnyExtent : heads, nhd ? heads : kAnyExtent, k_extent});
     kCheck.shape(a.v_cache, "v_cache", v_text, {cache[0], cache[1], cache[2], v_extent});
   }
-  kCheck.shape(a.slots, "slots", "(tokens)", {tokens});
+  kCheck.shape(a.positions, "positions", "(tokens)", {tokens});
   check_scale(a.k_scale, "k_scale", heads);
   check_scale(a.v_scale, "v_scale", heads);
   for (std::int64_t extent : {heads, a.k.shape[2], a.v.shape[2]}) {
@@ -73,21 +73,21 @@ void validate(const AppendKvArgs& a, CacheAxes& axes) {
       a.k_cache, "k_cache",
       {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kUInt8});
   kCheck.dtype(a.v_cache, "v_cache", {a.k_cache.dtype});
-  kCheck.dtype(a.slots, "slots", {DType::kInt32, DType::kInt64});
+  kCheck.dtype(a.positions, "positions", {DType::kInt32, DType::kInt64});
   kCheck.dtype(a.k_scale, "k_scale", {DType::kFloat32});
   kCheck.dtype(a.v_scale, "v_scale", {DType::kFloat32});
 
   kCheck.device(a.v, "v", a.k, "k");
   kCheck.device(a.k_cache, "k_cache", a.k, "k");
   kCheck.device(a.v_cache, "v_cache", a.k, "k");
-  kCheck.device(a.slots, "slots", a.k, "k");
+  kCheck.device(a.positions, "positions", a.k, "k");
   kCheck.device(a.k_scale, "k_scale", a.k, "k");
   kCheck.device(a.v_scale, "v_scale", a.k, "k");
 
   kCheck.readable(a.k, "k");
   kCheck.readable(a.v, "v");
-  kCheck.readable(a.slots, "slots");
-  kCheck.contiguous(a.slots, "slots");
+  kCheck.readable(a.positions, "positions");
+  kCheck.contiguous(a.positions, "positions");
   kCheck.array(a.k_scale, "k_scale");
   kCheck.array(a.v_scale, "v_scale");
   kCheck.writable(a.k_cache, "k_cache");
@@ -129,7 +129,7 @@ void append_kv(const AppendKvArgs& args, Stream stream) {
   p.num_kv_heads = static_cast<std::int32_t>(args.k.shape[1]);
   p.src_dtype = args.k.dtype;
   p.kv = *kv_format(args.k_cache.dtype);
-  p.slots = index_array(args.slots);
+  p.slots = index_array(args.positions);
   const std::int64_t page_size = axes.token < 0 ? 1 : args.k_cache.shape[axes.token];
   p.page_size = std::max<std::int64_t>(page_size, 1);
   p.num_slots = args.k_cache.shape[axes.page] * page_size;
@@ -140,7 +140,7 @@ void append_kv(const AppendKvArgs& args, Stream stream) {
   DeviceContext& device = device_context(kCheck, args.k, "k");
   const KernelEntry& kernel = device.append_kv(kCheck);
   if (checks_contents(kCheck, device, stream)) {
-    check_index_range(kCheck, device, stream, p.slots, p.tokens, "slots", -1, p.num_slots - 1,
+    check_index_range(kCheck, device, stream, p.slots, p.tokens, "positions", -1, p.num_slots - 1,
                       "-1 skips a token; page * page_size + offset otherwise");
   }
   const std::int64_t threads = std::max(kernel.threads, 1);

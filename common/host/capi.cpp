@@ -216,7 +216,7 @@ fp_status fp_append_kv(const fp_append_kv_args* args, fp_stream stream) {
     a.v = tensors.needed(c.v, "v");
     a.k_cache = tensors.needed(c.k_cache, "k_cache");
     a.v_cache = tensors.needed(c.v_cache, "v_cache");
-    a.slots = tensors.needed(c.slots, "slots");
+    a.positions = tensors.needed(c.positions, "positions");
     a.k_scale = tensors.optional(c.k_scale, "k_scale");
     a.v_scale = tensors.optional(c.v_scale, "v_scale");
     a.kv_layout = flashport::to_layout(c.kv_layout, tensors.function);

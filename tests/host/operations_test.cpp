@@ -151,12 +151,12 @@ TEST_F(Stage2, Refuses) {
 
 TEST_F(AppendKv, FillsBothSides) {
   AppendKvArgs a;
-  std::int64_t slots[3] = {-1, 1023, 0};
+  std::int64_t positions[3] = {-1, 1023, 0};
   a.k = TensorView(scratch_at(0), DType::kFloat16, Device{}, {3, 2, 64});
   a.v = TensorView(scratch_at(4096), DType::kFloat16, Device{}, {3, 2, 32});
   a.k_cache = TensorView(scratch_at(16 << 20), DType::kUInt8, Device{}, {64, 2, 16, 68});
   a.v_cache = TensorView(scratch_at(32 << 20), DType::kUInt8, Device{}, {64, 2, 16, 34});
-  a.slots = TensorView(slots, DType::kInt64, Device{}, {3});
+  a.positions = TensorView(positions, DType::kInt64, Device{}, {3});
   a.kv_layout = KvLayout::kHND;
   append_kv(a);
   ASSERT_EQ(fake_state().launches.size(), 1u);
@@ -167,10 +167,10 @@ TEST_F(AppendKv, FillsBothSides) {
   EXPECT_EQ(p.kv, KvFormat::kQ8_0);
   EXPECT_EQ(p.k.token_stride, 68);
   EXPECT_EQ(p.v.head_stride, 16 * 34);
-  slots[0] = 1024;
-  EXPECT_NE(error_of<ValueError>([&] { append_kv(a); }).find("slots[0] = 1024 must lie in [-1, 1023]"),
+  positions[0] = 1024;
+  EXPECT_NE(error_of<ValueError>([&] { append_kv(a); }).find("positions[0] = 1024 must lie in [-1, 1023]"),
             std::string::npos);
-  slots[0] = 0;
+  positions[0] = 0;
   a.v_cache.read_only = true;
   EXPECT_NE(error_of<ValueError>([&] { append_kv(a); }).find("v_cache is written"), std::string::npos);
   a.v_cache.read_only = false;

@@ -40,7 +40,7 @@ TEST_P(Append, WritesTheReferencesBits) {
   // The source is a strided view, as a projection of all heads leaves it.
   Tensor k(c.source, {kTokens, kHeads, c.dk}, {2 * kHeads * c.dk + 8, c.dk, 1});
   Tensor v(c.source, {kTokens, kHeads, c.dv}, {2 * kHeads * c.dv, 2 * c.dv, 2});
-  Tensor slots(c.index64 ? Type::kI64 : Type::kI32, {kTokens});
+  Tensor positions(c.index64 ? Type::kI64 : Type::kI32, {kTokens});
   std::optional<Tensor> k_scale, v_scale;
   if (c.scales != "none") {
     const std::int64_t count = c.scales == "head" ? kHeads : 1;
@@ -54,7 +54,7 @@ TEST_P(Append, WritesTheReferencesBits) {
   const std::vector<std::int64_t> order = random.permutation(kSlots);
   for (std::int64_t t = 0; t < kTokens; ++t) {
     const std::int64_t slot = t % 7 == 3 ? -1 : order[t];
-    slots.set({t}, static_cast<double>(slot));
+    positions.set({t}, static_cast<double>(slot));
     for (Tensor* source : {&k, &v}) {
       Tensor& wanted = source == &k ? k_wanted : v_wanted;
       const std::optional<Tensor>& scale = source == &k ? k_scale : v_scale;
@@ -76,13 +76,13 @@ TEST_P(Append, WritesTheReferencesBits) {
       }
     }
   }
-  for (Tensor* tensor : {&k_cache, &v_cache, &k, &v, &slots}) tensor->upload();
+  for (Tensor* tensor : {&k_cache, &v_cache, &k, &v, &positions}) tensor->upload();
   flashport::AppendKvArgs a;
   a.k = k.view();
   a.v = v.view();
   a.k_cache = k_cache.view();
   a.v_cache = v_cache.view();
-  a.slots = slots.view();
+  a.positions = positions.view();
   a.kv_layout = heads_first ? flashport::KvLayout::kHND : flashport::KvLayout::kNHD;
   if (k_scale) a.k_scale = k_scale->view();
   if (v_scale) a.v_scale = v_scale->view();

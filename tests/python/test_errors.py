@@ -249,7 +249,7 @@ def test_append_and_merge_refusals():
     cache = np.zeros((4, 2, 2, 64), np.float32)
     with pytest.raises(ValueError, match=r"^append_kv: v_cache must"):
         flashport.append_kv(k, k, cache, np.zeros((4, 2, 3, 64), np.float32), np.arange(3))
-    with pytest.raises(TypeError, match=r"^append_kv: slots must"):
+    with pytest.raises(TypeError, match=r"^append_kv: positions must"):
         flashport.append_kv(k, k, cache, cache.copy(), np.zeros(3, np.float32))
     assert not cache.any()
     o, lse = np.zeros((2, 3, 4), np.float32), np.zeros((2, 3), np.float32)

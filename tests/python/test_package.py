@@ -52,6 +52,7 @@ def test_signatures_match_the_specification():
     assert names(flashport.flash_decode_stage2)[:5] == ["mid_out", "mid_out_logexpsum", "B_Seqlen", "Out", "block_seq"]
     assert names(flashport.num_splits_heuristic) == ["batch_nheads_mblocks", "num_SMs", "num_n_blocks", "max_splits"]
     assert names(flashport.merge_state)[:4] == ["o_a", "lse_a", "o_b", "lse_b"]
+    assert names(flashport.append_kv)[:5] == ["k", "v", "k_cache", "v_cache", "positions"]
 
 
 def test_support_is_true_or_has_a_reason():

@@ -240,7 +240,7 @@ def append_kv(
     v: Any,
     k_cache: Any,
     v_cache: Any,
-    slots: Any,
+    positions: Any,
     *,
     kv_layout: str = "NHD",
     k_scale: Any = None,
@@ -256,8 +256,8 @@ def append_kv(
         v: (tokens, Hkv, DV).
         k_cache: As in :func:`flash_decode`; written.
         v_cache: As ``k_cache`` with DV; written.
-        slots: (tokens) int32 or int64, where each token goes: page * page_size + offset in the page, or
-            b * S + offset where the cache is contiguous; -1 skips the token.
+        positions: (tokens) int32 or int64, the slot that each token goes to: page * page_size + offset in the page;
+            b * S + offset where the cache is contiguous; the slot itself in a token pool. -1 skips the token.
         kv_layout: "NHD" or "HND".
         k_scale: (1) or (Hkv) fp32; what is stored is k / k_scale.
         v_scale: (1) or (Hkv) fp32.
@@ -267,8 +267,8 @@ def append_kv(
         ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written.
     """
     if _is_compiling():
-        return _torch_operators().append_kv(k, v, k_cache, v_cache, slots, kv_layout, k_scale, v_scale)
-    return _core.append_kv(k, v, k_cache, v_cache, slots, kv_layout, k_scale, v_scale, stream)
+        return _torch_operators().append_kv(k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale)
+    return _core.append_kv(k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale, stream)
 
 
 def merge_state(

@@ -108,7 +108,7 @@ _register(
 )
 _register(
     "append_kv",
-    "(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots, str kv_layout, Tensor? k_scale, "
+    "(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor positions, str kv_layout, Tensor? k_scale, "
     "Tensor? v_scale) -> ()",
     lambda *arguments: _core.append_kv(*arguments, None),
     _writes_nothing_else,

@@ -127,7 +127,7 @@ typedef struct fp_append_kv_args {
   const fp_tensor* v;
   const fp_tensor* k_cache;
   const fp_tensor* v_cache;
-  const fp_tensor* slots;
+  const fp_tensor* positions;
   const fp_tensor* k_scale; /* optional */
   const fp_tensor* v_scale; /* optional */
   int32_t kv_layout;        /* fp_kv_layout */

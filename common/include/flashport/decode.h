@@ -95,7 +95,7 @@ FLASHPORT_API void flash_decode_stage2(const DecodeStage2Args& args, Stream stre
 struct AppendKvArgs {
   TensorView k, v;              // (tokens, Hkv, D) and (tokens, Hkv, DV)
   TensorView k_cache, v_cache;  // as in DecodeArgs; with page_size from their shape
-  TensorView slots;             // (tokens) int32 or int64: page * page_size + offset in the page; -1 skips the token
+  TensorView positions;         // (tokens) int32 or int64: each token's slot, page * page_size + offset; -1 skips it
   KvLayout kv_layout = KvLayout::kNHD;
   std::optional<TensorView> k_scale, v_scale;  // stored = value / scale
 };
