@@ -1,6 +1,6 @@
 # From the instance table to translation units. cmake/kernels.in becomes one source per target and group of rows that
-# share (kv, head_dim_qk, head_dim_v), and one more for the kernels without a template shape; cmake/kernel_table_*.in
-# becomes the table of a backend's entries.
+# share (kv, head_dim_qk, head_dim_v), and one more for the kernels without a template shape; cmake/kernel_table.cpp.in,
+# for HIP cmake/hip_kernel_table.cpp.in, becomes the table of a backend's entries.
 
 set(FLASHPORT_INSTANCE_TABLE "${PROJECT_SOURCE_DIR}/cmake/decode_instances.txt")
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${FLASHPORT_INSTANCE_TABLE}")
