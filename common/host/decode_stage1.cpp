@@ -108,7 +108,7 @@ DecodeProblem validate_decode_stage1(const DecodeStage1Args& a) {
   check_devices(a);
   check_memory(a);
   if (a.softmax_scale && !std::isfinite(*a.softmax_scale)) {
-    kCheck.value_error("softmax_scale must be finite, got " + std::to_string(*a.softmax_scale));
+    kCheck.value_error("sm_scale must be finite, got " + std::to_string(*a.softmax_scale));
   }
 
   DecodeProblem problem;

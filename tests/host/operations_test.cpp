@@ -1,6 +1,7 @@
 // The operations beside flash_decode: stage 1, stage 2, append_kv, merges; and the C interface over them.
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <vector>
 
 #include <flashport/backend.h>
@@ -83,6 +84,8 @@ TEST_F(Stage1, Refuses) {
             "max_len_in_batch 300 and block_seq 64, got 4: (2, 8, 4, 128)");
   EXPECT_EQ(text([](Stage1Inputs& i) { i.args.block_seq = 0; }),
             "flash_decode_stage1: block_seq must be 1 or more, got 0");
+  EXPECT_EQ(text([](Stage1Inputs& i) { i.args.softmax_scale = std::numeric_limits<double>::infinity(); }),
+            "flash_decode_stage1: sm_scale must be finite, got inf");
   EXPECT_EQ(
       text([](Stage1Inputs& i) { i.lengths[0] = 301; }),
       "flash_decode_stage1: B_Seqlen[0] = 301 must lie in [0, 300] (what max_len_in_batch and Req_to_tokens can hold)");

@@ -1,8 +1,9 @@
 """Flash decoding: attention of a few new query tokens over a long key-value cache, and its companions.
 
 Symbols in shapes: B requests, Hq query heads, Hkv key-value heads, D head dim of queries and keys, DV head dim of
-values. An array is anything that speaks DLPack. ``lse`` is the natural-log sum of exponentials of a row's scores, in
-fp32, and -inf where a row attends to nothing; its output is 0 there.
+values. An array is anything that speaks DLPack; all arrays of a call lie on one device. Lengths, positions and sizes
+count tokens. ``lse`` is the natural logarithm of the sum of exponentials of a row's scores, in fp32, and -inf where a
+row attends to nothing; its output is 0 there. Paths after "Source" are those of the project's repository.
 """
 
 from __future__ import annotations
@@ -64,54 +65,68 @@ def flash_decode(
 ) -> Any:
     """softmax(scale * q k^T + bias) v over the cached keys of each request.
 
-    Lengths, tables and indices are read on the device, so a captured graph can be replayed with others. Entries of a
-    table, and rows of a cache, past a request's length are never read. Source: common/host/decode.cpp and
-    common/device/decode_kernel.h.
+    Query head h reads key-value head h // (Hq / Hkv). Lengths, tables and indices are read on the device, so a captured
+    graph can be replayed with others. Entries of a table, and rows of a cache, past a request's length are never read.
+    A row that attends to nothing gives output 0 and lse -inf.
+
+    D and DV are multiples of 8 from 16 to 512 and may differ; Hq / Hkv is 1 to 128. :func:`supports` says what a target
+    serves, and why not. Any strides will do, but for the last axis of caches, tables, ``alibi_slopes`` and
+    ``tree_mask``, and for one-dimensional arrays: these must be contiguous.
+
+    Source: common/host/flash_decode.cpp, common/host/decode_problem.cpp (checks), common/device/decode_kernel.h.
 
     Args:
         q: (B, Hq, D) for one new token a request, (B, q_len, Hq, D) with q_len 1 to 16, or (total_q, Hq, D) with
             ``cu_seqlens_q``. fp16 or bf16; fp32 on the CPU.
         k_cache: With ``kv_layout="NHD"`` (B, S, Hkv, D), or (pages, page_size, Hkv, D) with ``block_table`` or
             ``kv_indptr``; with ``"HND"`` (B, Hkv, S, D) or (pages, Hkv, page_size, D); with ``token_table``
-            (slots, Hkv, D). The query's type, fp8 e4m3, or q8_0 blocks as uint8 with D / 32 * 34 bytes in place of D.
+            (slots, Hkv, D), which the two paged forms take as pages of one token. Any page_size from 1. The query's
+            type, fp8 e4m3, or q8_0 blocks as uint8 with D / 32 * 34 bytes in place of D (D a multiple of 32).
         v_cache: As ``k_cache``, with DV in place of D.
-        seqlens: (B) int32 or int64: keys in the cache, the q_len new tokens among them. None only with
+        seqlens: (B) int32 or int64: keys of each request in the cache, its new tokens among them. None only with
             ``kv_last_page_len``.
         block_table: (B, max_pages) int32, page numbers of each request.
-        token_table: (requests, max_len) int32, slot of each token, with ``request_index`` as LightLLM has it.
+        token_table: (requests, max_len) int32, slot of each token of a request, as LightLLM has it.
         request_index: (B) int32 or int64, row of ``token_table``; default 0 to B - 1.
-        kv_indptr: (B + 1) int32, with ``kv_indices`` and ``kv_last_page_len``: pages in compressed rows, as
-            FlashInfer has them.
-        kv_indices: (pages in use) int32.
-        kv_last_page_len: (B) int32, tokens in the last page.
+        kv_indptr: (B + 1) int32, as FlashInfer has it: the pages of request b are entries kv_indptr[b] to
+            kv_indptr[b + 1] - 1 of ``kv_indices``.
+        kv_indices: (pages in use) int32, page numbers.
+        kv_last_page_len: (B) int32, tokens in the last page of each request, 1 to page_size; read where ``seqlens`` is
+            None.
         kv_layout: "NHD" or "HND".
         cu_seqlens_q: (B + 1) int32, first row of each request in a ragged ``q``; needs ``max_q_len``.
         max_q_len: The most new tokens of any request, 1 to 16.
         softmax_scale: Factor on the scores; default 1 / sqrt(D).
-        window: Keys (left, right) of a query's own position that it sees; -1 is no limit.
+        window: (left, right), keys on either side of a query's own position that it sees; -1 is no limit. New token i
+            has the position seqlens - q_len + i.
         softcap: Scores become cap * tanh(score / cap) after the scale; 0 is off.
         alibi_slopes: (Hq) or (B, Hq) fp32; adds -slope * |query position - key position|.
-        sinks: (Hq) fp32, a logit that joins the softmax's denominator only.
+        sinks: (Hq) fp32, a logit that joins the softmax's denominator, and so the lse, only. Of parts that will be
+            merged, give it to one.
         tree_mask: (B, q_len) uint32, or (total_q) with a ragged ``q``; bit j of row i lets new token i see new token
             j. Default: causal.
-        k_scale: (1) or (Hkv) fp32, factor on quantised keys.
-        v_scale: (1) or (Hkv) fp32, factor on quantised values.
+        k_scale: (1) or (Hkv) fp32, factor on the stored keys.
+        v_scale: (1) or (Hkv) fp32, factor on the stored values; of one shape with ``k_scale`` where both are given.
         num_splits: None gives results whose bits do not depend on the rest of the batch; 0 picks a count by
             :func:`num_splits_heuristic`; n cuts each request into n equal parts.
-        out: As ``q`` with DV in place of D; fp16, bf16 or fp32. Default: a new array like ``q``.
-        lse: fp32, as ``out`` without its last axis; where given, ``return_lse`` is implied.
+        out: As ``q`` with DV in place of D; fp16, bf16 or fp32; written. Default: a new array like ``q``.
+        lse: fp32, as ``out`` without its last axis; written. Where given, ``return_lse`` is implied.
         return_lse: Also return the lse.
-        workspace: uint8 of :func:`decode_workspace_size` bytes on the same device, zero before its first use, for
-            one stream at a time. Default: a cached one per device and stream.
+        workspace: uint8 of at least :func:`decode_workspace_size` bytes, aligned to 16, zero before its first use, for
+            one stream at a time; a graph that was captured with it keeps it. Default: a cached one per device and
+            stream.
         stream: Stream handle, or a stream object, to run on. Default: the current stream of the query's library.
 
     Returns:
         ``out``, or ``(out, lse)``.
 
     Raises:
-        ValueError: A wrong rank, shape, stride, device or value; nothing has been written.
+        ValueError: A wrong rank, shape, stride, device or value; nothing has been written. Also a length or an entry of
+            a table that lies outside of the cache, where these are in host memory: on a GPU, where no call waits,
+            lengths are clamped to what the layout can hold and entries are trusted (FLASHPORT_CHECK=1 in the
+            environment checks both, and waits). Also a graph capture for which no workspace is ready.
         TypeError: A wrong element type, or an argument that is no array.
-        NotImplementedError: No kernel of the device's target serves the request.
+        NotImplementedError: No kernel of the device's target serves the request; the text says what is missing.
         RuntimeError: A driver call failed.
     """
     if _is_compiling():
@@ -146,7 +161,14 @@ def decode_workspace_size(
 ) -> int:
     """Bytes of workspace that :func:`flash_decode` needs for these shapes on their device, whatever the lengths.
 
-    Arguments and errors are those of :func:`flash_decode`.
+    Arguments and errors are those of :func:`flash_decode`; nothing is computed, and no element is read. The size
+    follows from shapes, ``num_splits`` and the device, so one workspace serves a graph that is replayed with other
+    lengths.
+
+    Source: common/host/decode_plan.cpp.
+
+    Returns:
+        A number of bytes; 0 where no workspace is needed.
     """
     return _core.decode_workspace_size(
         q, k_cache, v_cache, seqlens, block_table, token_table, request_index, kv_indptr, kv_indices, kv_last_page_len,
@@ -173,24 +195,29 @@ def flash_decode_stage1(
     """LightLLM's first stage: attention of q over each block of ``block_seq`` keys of a request.
 
     Query head h reads key-value head h // (Hq / Hkv). Rows of the outputs past ceil(length / block_seq) are not
-    written. Source: common/host/decode_stages.cpp.
+    written. D is a multiple of 8 from 16 to 512.
+
+    Source: common/host/decode_stage1.cpp and common/device/decode_kernel.h; the signature is LightLLM's.
 
     Args:
         q: (B, Hq, D) fp16 or bf16; fp32 on the CPU.
-        k: (slots, Hkv, D), the token pool; any strides, also two slices of one buffer. As q, or quantised.
-        v: (slots, Hkv, D).
+        k: (slots, Hkv, D), the token pool; any strides but the last, also two slices of one buffer. The type of ``q``,
+            fp8 e4m3, or q8_0 blocks as in :func:`flash_decode`.
+        v: (slots, Hkv, D), as ``k``.
         Req_to_tokens: (max_requests, max_len) int32, slot of each token of a request.
         B_req_idx: (B) int32 or int64, row of ``Req_to_tokens``.
         B_Seqlen: (B) int32 or int64, keys of each request.
         max_len_in_batch: The longest of them, in tokens.
-        mid_out: (B, Hq, blocks, D) fp32 with blocks >= ceil(max_len_in_batch / block_seq); written.
-        mid_out_logsumexp: (B, Hq, blocks) fp32, natural log; written.
-        block_seq: Keys of a block.
+        mid_out: (B, Hq, blocks, D) fp32 with blocks >= ceil(max_len_in_batch / block_seq), any strides; written.
+        mid_out_logsumexp: (B, Hq, blocks) fp32, natural log, any strides; written.
+        block_seq: Keys of a block, 1 or more.
         sm_scale: Factor on the scores; default 1 / sqrt(D).
         stream: As in :func:`flash_decode`.
 
     Raises:
-        ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written.
+        ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written. A
+            length beyond ``max_len_in_batch`` or ``Req_to_tokens`` is a ValueError in host memory, and is clamped on a
+            GPU.
     """
     if _is_compiling():
         return _torch_operators().flash_decode_stage1(
@@ -215,20 +242,22 @@ def flash_decode_stage2(
 ) -> None:
     """LightLLM's second stage: merges the blocks of each request into ``Out``; a length of 0 gives 0.
 
-    Blocks past ceil(length / block_seq) are not read. Source: common/host/decode_stages.cpp and
-    common/device/merge_kernel.h.
+    Blocks past ceil(length / block_seq) are not read: they may hold anything, NaN included. Any D.
+
+    Source: common/host/decode_stage2.cpp and common/device/merge_kernel.h; the signature is LightLLM's.
 
     Args:
-        mid_out: (B, Hq, blocks, D) fp32, any strides.
-        mid_out_logexpsum: (B, Hq, blocks) fp32, natural log.
-        B_Seqlen: (B) int32 or int64.
+        mid_out: (B, Hq, blocks, D) fp32, any strides; what stage 1 wrote.
+        mid_out_logexpsum: (B, Hq, blocks) fp32, natural log, any strides.
+        B_Seqlen: (B) int32 or int64, keys of each request.
         Out: (B, Hq, D) fp16, bf16 or fp32, any strides; written.
         block_seq: Keys of a block, 1 or more.
-        lse: (B, Hq) fp32, written where given.
+        lse: (B, Hq) fp32, natural log, -inf for a length of 0; written where given.
         stream: As in :func:`flash_decode`.
 
     Raises:
-        ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written.
+        ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written. A
+            length beyond blocks * block_seq is a ValueError in host memory, and is clamped on a GPU.
     """
     if _is_compiling():
         return _torch_operators().flash_decode_stage2(mid_out, mid_out_logexpsum, B_Seqlen, Out, block_seq, lse)
@@ -249,22 +278,28 @@ def append_kv(
 ) -> None:
     """Writes new tokens into a cache of any layout, converting to the cache's element type.
 
+    A position is a slot of the cache, counted over its pages (or sequences) in memory order, whatever table will point
+    at it: new tokens go where the caller's allocator has put them. Positions are distinct; of two tokens for one slot
+    either may win.
+
     Source: common/host/append_kv.cpp and common/device/append_kernel.h.
 
     Args:
-        k: (tokens, Hkv, D) fp16, bf16 or fp32.
-        v: (tokens, Hkv, DV).
-        k_cache: As in :func:`flash_decode`; written.
+        k: (tokens, Hkv, D) fp16, bf16 or fp32, any strides.
+        v: (tokens, Hkv, DV), of the type of ``k``.
+        k_cache: As in :func:`flash_decode`: contiguous, paged, or a token pool; its element type, here any of fp32,
+            fp16, bf16, fp8 e4m3 and q8_0, is independent of ``k``. Written.
         v_cache: As ``k_cache`` with DV; written.
         positions: (tokens) int32 or int64, the slot that each token goes to: page * page_size + offset in the page;
             b * S + offset where the cache is contiguous; the slot itself in a token pool. -1 skips the token.
         kv_layout: "NHD" or "HND".
         k_scale: (1) or (Hkv) fp32; what is stored is k / k_scale.
-        v_scale: (1) or (Hkv) fp32.
+        v_scale: (1) or (Hkv) fp32; what is stored is v / v_scale.
         stream: As in :func:`flash_decode`.
 
     Raises:
-        ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written.
+        ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written. A
+            position outside of the cache is a ValueError in host memory; on a GPU the token is skipped.
     """
     if _is_compiling():
         return _torch_operators().append_kv(k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale)
@@ -284,16 +319,18 @@ def merge_state(
 ) -> tuple[Any, Any]:
     """Merges two partial results of one softmax, as of a shared prefix and a request's own suffix.
 
-    -inf on both sides gives o = 0 and lse = -inf. Source: common/host/merge_states.cpp.
+    -inf on both sides gives o = 0 and lse = -inf. A side whose lse is -inf is not read.
+
+    Source: common/host/merge_states.cpp and common/device/merge_kernel.h.
 
     Args:
-        o_a: (..., D) fp16, bf16 or fp32.
+        o_a: (..., D) fp16, bf16 or fp32, normalised. Any strides under which the axes before D collapse to two.
         lse_a: (...) fp32.
         o_b: As ``o_a``.
         lse_b: As ``lse_a``.
-        lse_base: None for natural logarithms, 2 for FlashInfer's.
-        out: As ``o_a``; default a new array.
-        out_lse: As ``lse_a``; default a new array.
+        lse_base: Base of the logarithms that come and go: None for natural ones, 2 for FlashInfer's.
+        out: As ``o_a``; written. Default: a new array.
+        out_lse: As ``lse_a``; written. Default: a new array.
         stream: As in :func:`flash_decode`.
 
     Returns:
@@ -318,14 +355,16 @@ def merge_states(
 ) -> tuple[Any, Any]:
     """Merges n partial results of one softmax.
 
-    Rows whose lse are all -inf give o = 0 and lse = -inf. Source: common/host/merge_states.cpp.
+    Rows whose lse are all -inf give o = 0 and lse = -inf. A state whose lse is -inf is not read.
+
+    Source: common/host/merge_states.cpp and common/device/merge_kernel.h.
 
     Args:
-        o: (n, ..., D) fp16, bf16 or fp32.
+        o: (n, ..., D) fp16, bf16 or fp32, normalised. Any strides under which the axes between n and D collapse to two.
         lse: (n, ...) fp32.
-        lse_base: None for natural logarithms, 2 for FlashInfer's.
-        out: (..., D); default a new array like ``o``.
-        out_lse: (...) fp32; default a new array.
+        lse_base: Base of the logarithms that come and go: None for natural ones, 2 for FlashInfer's.
+        out: (..., D), of the type of ``o``; written. Default: a new array.
+        out_lse: (...) fp32; written. Default: a new array.
         stream: As in :func:`flash_decode`.
 
     Returns:
@@ -345,12 +384,22 @@ def num_splits_heuristic(
     num_n_blocks: int,
     max_splits: int,
 ) -> int:
-    """flash-attention's published count of splits: the smallest whose last wave is 85% as full as the fullest.
+    """flash-attention's published count of splits: the smallest that fills the device 85% as well as the best one does.
+
+    Source: common/host/heuristic.cpp; the rule is that of flash-attention's num_splits_heuristic. flash_decode asks it,
+    as its callers do today, with query blocks of 64 rows, key blocks of 256 (D <= 64), 128 (D <= 128) or 64 tokens,
+    twice the multiprocessors and at most 128 splits.
 
     Args:
-        batch_nheads_mblocks: Blocks of work without splitting.
+        batch_nheads_mblocks: Blocks of work without splitting: batch * heads * query blocks.
         num_SMs: Multiprocessors, or twice that where two blocks share one.
         num_n_blocks: Key blocks of a request.
         max_splits: Upper limit of the result.
+
+    Returns:
+        A count of splits from 1 to ``max_splits``.
+
+    Raises:
+        TypeError: An argument that is no integer of 32 bits.
     """
     return _core.num_splits_heuristic(batch_nheads_mblocks, num_SMs, num_n_blocks, max_splits)

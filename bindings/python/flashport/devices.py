@@ -25,7 +25,14 @@ def version() -> str:
 
 
 def backends() -> list[_core.BackendStatus]:
-    """Every backend of this build with its devices, also those that could not be opened and why."""
+    """Every backend of this build with its devices, also those that could not be opened and why.
+
+    Source: common/host/loader.cpp and common/host/devices.cpp.
+
+    Returns:
+        A list of objects with ``name``, ``available``, ``detail`` (why not), ``targets`` and ``devices``; a device has
+        ``device`` (as "cuda:0"), ``name``, ``target``, ``multiprocessors`` and ``memory_bytes``.
+    """
     return _core.backends()
 
 
@@ -48,6 +55,14 @@ def supports(
         group_size: Query heads for each key-value head.
         q_len: New tokens for each request.
         target: A name such as "cpu", "sm90a" or "gfx942"; default that of the first GPU, else the CPU.
+
+    Source: cmake/decode_instances.txt, the table of all kernels, and common/host/kernel_choice.cpp.
+
+    Returns:
+        An object that is true in a condition if the request is served; its ``reason`` says why not.
+
+    Raises:
+        ValueError: ``q_dtype`` is no element type.
     """
     return Support(*_core.supports(*_query(q_dtype, kv, head_dim, head_dim_v, group_size, q_len, target)))
 
@@ -63,7 +78,16 @@ def which_kernel(
 ) -> str:
     """The key of the kernel that such a request runs, such as "decode/bf16/kv=bf16/hd128/r16/sm90a".
 
-    Arguments are those of :func:`supports`; NotImplementedError gives its reason.
+    Arguments are those of :func:`supports`.
+
+    Source: common/host/kernel_choice.cpp.
+
+    Returns:
+        The key: family, math type, cache format, head dims and query rows of the tile, target.
+
+    Raises:
+        ValueError: ``q_dtype`` is no element type.
+        NotImplementedError: No kernel serves the request; the text is the reason that :func:`supports` gives.
     """
     return _core.which_kernel(*_query(q_dtype, kv, head_dim, head_dim_v, group_size, q_len, target))
 
