@@ -121,6 +121,12 @@ def test_the_wrappers(wrapper):
         wrapper(x.q, x.state, HEADS, HEAD_DIM, x.k, x.v, out=np.empty((len(LENS), 2 * HEADS * HEAD_DIM), BF16)[:, ::2])
 
 
+def test_the_wrappers_name_what_q_must_be():
+    x = make_state()
+    with pytest.raises(TypeError, match=r"^token_decode_attention_flash_decoding: q must be a tensor of torch"):
+        lightllm.token_decode_attention_flash_decoding(x.q.tolist(), x.state, HEADS, HEAD_DIM, x.k, x.v)
+
+
 def test_alloc_tensor_func_is_used():
     x = make_state()
     asked = []

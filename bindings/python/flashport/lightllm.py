@@ -33,7 +33,11 @@ def flash_decode_stage2(
     *,
     Out: Any = None,  # noqa: N803
 ) -> None:
-    """:func:`flashport.flash_decode_stage2`, whose fourth argument is ``O`` in LightLLM; ``Out`` is taken as well."""
+    """:func:`flashport.flash_decode_stage2`, whose fourth argument is ``O`` in LightLLM; ``Out`` is taken as well.
+
+    Shapes, errors and source are those of :func:`flashport.flash_decode_stage2`; TypeError also where not exactly one
+    of ``O`` and ``Out`` is given, or no ``block_seq``.
+    """
     if (O is None) == (Out is None):
         raise TypeError("flash_decode_stage2: exactly one of O and Out must be given")
     if block_seq is None:
@@ -53,19 +57,28 @@ def token_decode_attention_flash_decoding(
 ) -> Any:
     """Attention of one new token of each request over the token pool, in blocks of 256 keys.
 
+    Runs the two stages; a length of 0 gives 0. Source: bindings/python/flashport/lightllm.py over
+    :func:`flashport.flash_decode_stage1` and :func:`flashport.flash_decode_stage2`; the signature is LightLLM's.
+
     Args:
-        q: (batch, q_head_num, head_dim), or (batch, q_head_num * head_dim).
-        infer_state: LightLLM's state of the batch.
+        q: (batch, q_head_num, head_dim), or (batch, q_head_num * head_dim); fp16 or bf16, fp32 on the CPU; a tensor of
+            torch, or an array of NumPy or CuPy.
+        infer_state: LightLLM's state of the batch: batch_size and max_len_in_batch (tokens) are numbers,
+            req_manager.req_to_token_indexs is (max_requests, max_len) int32, b_req_idx and b_seq_len are (batch) int32
+            or int64.
         q_head_num: Query heads.
-        head_dim: Head dim.
-        cache_k: (slots, Hkv, head_dim).
-        cache_v: (slots, Hkv, head_dim).
-        out: As ``q``; default a new tensor.
-        alloc_tensor_func: Called as ``alloc_tensor_func(shape, dtype=..., device=...)`` for what is allocated;
-            default: the library that ``q`` comes from.
+        head_dim: Head dim, a multiple of 8 from 16 to 512.
+        cache_k: (slots, Hkv, head_dim), the type of ``q`` or quantised as in :func:`flashport.flash_decode`.
+        cache_v: (slots, Hkv, head_dim), as ``cache_k``.
+        out: As ``q``; written. Default: a new tensor.
+        alloc_tensor_func: Called as ``alloc_tensor_func(shape, dtype=..., device=...)`` for what is allocated: ``out``
+            and the fp32 results of the blocks. Default: the library that ``q`` comes from.
 
     Returns:
         ``out``.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError, RuntimeError: As the two stages.
     """
     return _token_decode(q, infer_state, q_head_num, head_dim, cache_k, cache_v, out, alloc_tensor_func, _BLOCK_SEQ)
 
@@ -80,7 +93,7 @@ def gqa_token_decode_attention_flash_decoding(
     out: Any = None,
     alloc_tensor_func: Any = None,
 ) -> Any:
-    """As :func:`token_decode_attention_flash_decoding`, in blocks of 128 keys."""
+    """As :func:`token_decode_attention_flash_decoding`, with its arguments and errors, in blocks of 128 keys."""
     return _token_decode(q, infer_state, q_head_num, head_dim, cache_k, cache_v, out, alloc_tensor_func, _GQA_BLOCK_SEQ)
 
 
@@ -100,9 +113,10 @@ def _token_decode(
     shape = (batch, q_head_num, head_dim)
     blocks = max_len // block_seq + 1
     allocate, float32 = _allocator(q, alloc_tensor_func)
-    out = allocate(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-    mid_out = allocate((batch, q_head_num, blocks, head_dim), dtype=float32, device=q.device)
-    mid_out_logsumexp = allocate((batch, q_head_num, blocks), dtype=float32, device=q.device)
+    device = getattr(q, "device", None)  # arrays of NumPy 1 do not say
+    out = allocate(q.shape, dtype=q.dtype, device=device) if out is None else out
+    mid_out = allocate((batch, q_head_num, blocks, head_dim), dtype=float32, device=device)
+    mid_out_logsumexp = allocate((batch, q_head_num, blocks), dtype=float32, device=device)
     flash_decode_stage1(
         q.reshape(shape),
         cache_k,
@@ -123,7 +137,13 @@ def _token_decode(
 def _allocator(q: Any, alloc_tensor_func: Any) -> tuple[Any, Any]:
     """What allocates like ``q``, and how q's library spells float32."""
     roots = (base.__module__.partition(".")[0] for base in type(q).__mro__)
-    space = sys.modules[next(root for root in roots if root in ("torch", "numpy", "cupy"))]
+    name = next((root for root in roots if root in ("torch", "numpy", "cupy")), None)
+    if name is None:
+        raise TypeError(
+            "token_decode_attention_flash_decoding: q must be a tensor of torch, or an array of NumPy or CuPy, got "
+            f"{type(q).__name__}"
+        )
+    space = sys.modules[name]
     if alloc_tensor_func is None and space.__name__ == "torch":
         alloc_tensor_func = space.empty
     elif alloc_tensor_func is None:
