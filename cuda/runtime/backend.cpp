@@ -74,6 +74,19 @@ class DeviceScope {
   bool changed_ = false;
 };
 
+// Lets this thread allocate, free and wait while another one captures a graph in global mode, whose capture such a call
+// would else spoil. On a stream that is itself captured they stay what they are: errors.
+class AsideFromCaptures {
+ public:
+  AsideFromCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~AsideFromCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  AsideFromCaptures(const AsideFromCaptures&) = delete;
+  AsideFromCaptures& operator=(const AsideFromCaptures&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  // while in scope: the mode to go back to
+};
+
 cudaStream_t stream_of(Stream stream) { return reinterpret_cast<cudaStream_t>(stream); }
 
 // The device must be current.
@@ -152,12 +165,14 @@ const char* launch(int device, Stream stream, const KernelEntry* kernel, std::in
 const char* allocate(int device, std::size_t bytes, void** memory) {
   const DeviceScope scope(device);
   if (scope.error != nullptr) return scope.error;
+  const AsideFromCaptures aside;
   return check(cudaMalloc(memory, bytes), "cudaMalloc");
 }
 
 const char* release(int device, void* memory) {
   const DeviceScope scope(device);
   if (scope.error != nullptr) return scope.error;
+  const AsideFromCaptures aside;
   return check(cudaFree(memory), "cudaFree");
 }
 
@@ -176,6 +191,7 @@ const char* fill_zero(int device, Stream stream, void* memory, std::size_t bytes
 const char* synchronize(int device, Stream stream) {
   const DeviceScope scope(device);
   if (scope.error != nullptr) return scope.error;
+  const AsideFromCaptures aside;
   return check(cudaStreamSynchronize(stream_of(stream)), "cudaStreamSynchronize");
 }
 

@@ -102,6 +102,20 @@ class DeviceScope {
   bool changed_ = false;
 };
 
+// Lets this thread allocate, free and wait while another one captures a graph in global mode, whose capture such a call
+// would else spoil. On a stream that is itself captured they stay what they are: errors.
+class AsideFromCaptures {
+ public:
+  explicit AsideFromCaptures(const HipApi& hip) : hip_(hip) { hip_.thread_exchange_capture_mode(&mode_); }
+  ~AsideFromCaptures() { hip_.thread_exchange_capture_mode(&mode_); }
+  AsideFromCaptures(const AsideFromCaptures&) = delete;
+  AsideFromCaptures& operator=(const AsideFromCaptures&) = delete;
+
+ private:
+  const HipApi& hip_;
+  HipCaptureMode mode_ = kHipCaptureRelaxed;  // while in scope: the mode to go back to
+};
+
 KernelState& state_of(Runtime& runtime, int device, const KernelEntry* kernel) {
   return runtime.kernels[static_cast<std::size_t>(device) * kernel_index().size() + kernel_index().index_of(kernel)];
 }
@@ -207,12 +221,14 @@ const char* launch(int device, Stream stream, const KernelEntry* kernel, std::in
 const char* allocate(int device, std::size_t bytes, void** memory) {
   const DeviceScope scope(device);
   if (scope.error != nullptr) return scope.error;
+  const AsideFromCaptures aside(scope.hip());
   return check(scope.hip(), scope.hip().allocate(memory, bytes), "hipMalloc");
 }
 
 const char* release(int device, void* memory) {
   const DeviceScope scope(device);
   if (scope.error != nullptr) return scope.error;
+  const AsideFromCaptures aside(scope.hip());
   return check(scope.hip(), scope.hip().free(memory), "hipFree");
 }
 
@@ -232,6 +248,7 @@ const char* fill_zero(int device, Stream stream, void* memory, std::size_t bytes
 const char* synchronize(int device, Stream stream) {
   const DeviceScope scope(device);
   if (scope.error != nullptr) return scope.error;
+  const AsideFromCaptures aside(scope.hip());
   return check(scope.hip(), scope.hip().stream_synchronize(stream_of(stream)), "hipStreamSynchronize");
 }
 

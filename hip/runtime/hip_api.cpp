@@ -108,6 +108,7 @@ bool fill(HipApi& api, const Library& library, std::string& error) {
   find(api.memset_async, "hipMemsetAsync");
   find(api.stream_synchronize, "hipStreamSynchronize");
   find(api.stream_get_capture_info, "hipStreamGetCaptureInfo");
+  find(api.thread_exchange_capture_mode, "hipThreadExchangeStreamCaptureMode");
   find(api.module_load_data, "hipModuleLoadData");
   find(api.module_get_function, "hipModuleGetFunction");
   find(api.module_launch_kernel, "hipModuleLaunchKernel");

@@ -16,9 +16,11 @@ using HipModule = struct ihipModule_t*;          // hipModule_t
 using HipFunction = struct ihipModuleSymbol_t*;  // hipFunction_t
 using HipMemcpyKind = std::int32_t;              // hipMemcpyKind
 using HipCaptureStatus = std::int32_t;           // hipStreamCaptureStatus
+using HipCaptureMode = std::int32_t;             // hipStreamCaptureMode
 
 inline constexpr HipMemcpyKind kHipMemcpyDefault = 4;
 inline constexpr HipCaptureStatus kHipCaptureNone = 0;
+inline constexpr HipCaptureMode kHipCaptureRelaxed = 2;
 
 // Keys of hipModuleLaunchKernel's `extra`: all arguments as one buffer.
 inline void* const kHipLaunchParamBufferPointer = reinterpret_cast<void*>(std::uintptr_t{1});
@@ -57,6 +59,7 @@ struct HipApi {
   HipError (*memset_async)(void* memory, int value, std::size_t bytes, HipStream);
   HipError (*stream_synchronize)(HipStream);
   HipError (*stream_get_capture_info)(HipStream, HipCaptureStatus* status, unsigned long long* id);
+  HipError (*thread_exchange_capture_mode)(HipCaptureMode* mode);
   HipError (*module_load_data)(HipModule* module, const void* image);
   HipError (*module_get_function)(HipFunction* function, HipModule module, const char* name);
   HipError (*module_launch_kernel)(HipFunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,

@@ -1,6 +1,10 @@
 // Calls in graphs: lengths change between replays of one graph, and two graphs captured on one stream run side by side
-// on two. Bits are those of an eager call.
+// on two; other threads may allocate while one captures. Bits are those of an eager call.
 #include <gtest/gtest.h>
+
+#include <exception>
+#include <string>
+#include <thread>
 
 #include <flashport/error.h>
 
@@ -60,6 +64,42 @@ TEST(Graphs, ReplayWithOtherLengths) {
       ASSERT_TRUE(captured.fetch() == expected) << "splits " << splits << ", replay " << replay;
     }
   }
+}
+
+// In global mode a capture would be spoiled by the first allocation of any thread.
+TEST(Graphs, SurviveWorkspacesThatOtherThreadsAllocate) {
+  if (!has_graphs()) return;
+  const RequestPool pool(kShape, longest(), 25);
+  RequestPool::Call captured(pool, everyone(), false), reference(pool, everyone(), false);
+  RequestPool::Call few_splits(pool, everyone(), false), meanwhile(pool, everyone(), false);
+  few_splits.args().num_splits = 2;
+  const RequestPool::Bits expected = eager(reference, longest());
+  const DeviceStream stream, other;
+  flashport::flash_decode(captured.args(), stream.handle());
+  stream.synchronize();
+  for (RequestPool::Call* call : {&captured, &meanwhile}) call->poison_outputs();
+  synchronize();
+
+  std::string error;
+  const auto decode_beside = [&] {
+    try {
+      flashport::flash_decode(few_splits.args(), other.handle());  // allocates
+      flashport::flash_decode(meanwhile.args(), other.handle());   // grows: waits, frees, allocates
+    } catch (const std::exception& e) {
+      error = e.what();
+    }
+  };
+  const auto work = [&] {
+    flashport::flash_decode(captured.args(), stream.handle());
+    std::thread(decode_beside).join();
+  };
+  const DeviceGraph graph(stream, work, CaptureMode::kGlobal);
+  EXPECT_EQ(error, "");
+  other.synchronize();
+  EXPECT_TRUE(meanwhile.fetch() == expected);
+  graph.launch(stream);
+  stream.synchronize();
+  EXPECT_TRUE(captured.fetch() == expected);
 }
 
 TEST(Graphs, TwoOfOneStreamRunSideBySide) {

@@ -45,6 +45,7 @@ static_assert(same<&HipApi::memcpy_async>(hipMemcpyAsync));
 static_assert(same<&HipApi::memset_async>(hipMemsetAsync));
 static_assert(same<&HipApi::stream_synchronize>(hipStreamSynchronize));
 static_assert(same<&HipApi::stream_get_capture_info>(hipStreamGetCaptureInfo));
+static_assert(same<&HipApi::thread_exchange_capture_mode>(hipThreadExchangeStreamCaptureMode));
 static_assert(same<&HipApi::module_load_data>(hipModuleLoadData));
 static_assert(same<&HipApi::module_get_function>(hipModuleGetFunction));
 static_assert(same<&HipApi::module_launch_kernel>(hipModuleLaunchKernel));
@@ -61,6 +62,7 @@ static_assert(offsetof(HipDeviceProperties, gcn_arch_name) == offsetof(hipDevice
 static_assert(static_cast<int>(hipSuccess) == 0);
 static_assert(static_cast<int>(hipMemcpyDefault) == kHipMemcpyDefault);
 static_assert(static_cast<int>(hipStreamCaptureStatusNone) == kHipCaptureNone);
+static_assert(static_cast<int>(hipStreamCaptureModeRelaxed) == kHipCaptureRelaxed);
 
 }  // namespace
 }  // namespace flashport::hip_runtime

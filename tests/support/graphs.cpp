@@ -11,7 +11,6 @@ namespace flashport_test {
 namespace {
 
 constexpr unsigned kNonBlocking = 1;
-constexpr int kRelaxedCapture = 2;
 
 struct Driver {
   int (*create_stream)(void**, unsigned);
@@ -77,9 +76,9 @@ DeviceStream::~DeviceStream() { driver().destroy_stream(stream_); }
 flashport::Stream DeviceStream::handle() const { return reinterpret_cast<flashport::Stream>(stream_); }
 void DeviceStream::synchronize() const { check(driver().synchronize(stream_), "waiting for a stream"); }
 
-DeviceGraph::DeviceGraph(const DeviceStream& stream, const std::function<void()>& work) {
+DeviceGraph::DeviceGraph(const DeviceStream& stream, const std::function<void()>& work, CaptureMode mode) {
   void* handle = reinterpret_cast<void*>(stream.handle());
-  check(driver().begin_capture(handle, kRelaxedCapture), "beginning a capture");
+  check(driver().begin_capture(handle, static_cast<int>(mode)), "beginning a capture");
   work();
   check(driver().end_capture(handle, &graph_), "ending a capture");
   check(driver().instantiate(&executable_, graph_, 0), "instantiating a graph");

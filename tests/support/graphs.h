@@ -25,10 +25,13 @@ class DeviceStream {
   void* stream_ = nullptr;
 };
 
+// What a capture forbids meanwhile of calls that might wait for the device: in global mode to every thread.
+enum class CaptureMode { kGlobal = 0, kRelaxed = 2 };
+
 // What `work` puts on `stream`, to be launched on any stream as often as wanted.
 class DeviceGraph {
  public:
-  DeviceGraph(const DeviceStream& stream, const std::function<void()>& work);
+  DeviceGraph(const DeviceStream& stream, const std::function<void()>& work, CaptureMode mode = CaptureMode::kRelaxed);
   ~DeviceGraph();
   DeviceGraph(const DeviceGraph&) = delete;
   DeviceGraph& operator=(const DeviceGraph&) = delete;
