@@ -7,9 +7,10 @@
 namespace flashport {
 
 struct DecodeTuning {
-  int waves;                      // lane groups of a block
-  int stages;                     // leaves of K and V in flight or in use
+  int waves;                      // lane groups of a block that compute
+  int stages;                     // buffers in flight or in use, as the target counts them
   int blocks_per_multiprocessor;  // what the register and shared-memory budget is cut for
+  int producer_waves = 0;         // lane groups beside them that only copy
 };
 
 struct DecodeConfig {

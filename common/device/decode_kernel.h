@@ -23,11 +23,10 @@ namespace flashport::FLASHPORT_TARGET {
 template <DecodeConfig kCfg>
 FLASHPORT_DEVICE void decode(const DecodeParams& p, const Block& block, DecodeShared<kCfg>& shared) {
   using Tiles = DecodeTiles<kCfg>;
-  const Range range = block.uniform(p.num_chunks > 0 ? chunk_range(p, block)
-                                                     : balanced_range<block_threads(kCfg)>(p, block, shared.scan));
+  const Range range = block_range(p, block, shared.scan);
   LeafCursor now(range), ahead(range);
   if (now.done()) return;
-  if (block.thread() == 0) shared.first = range.segment;  // until finish(), out of the registers
+  if (block.thread() == 0) shared.ends[0] = range.segment;  // until finish(), out of the registers
   Tiles tiles(p, block, shared);
   KvPipeline<kCfg> pipeline(p, block, shared, ahead);
   SplitTree<Tiles> tree(p, block, range);
@@ -57,10 +56,13 @@ FLASHPORT_DEVICE void decode(const DecodeParams& p, const Block& block, DecodeSh
     pipeline.await_values();
     const auto probabilities = tiles.to_operand(scores, state.l);
     tiles.mma_ab(probabilities, pipeline.values(), state.o);
+    pipeline.refill_behind_values(p, ahead);
 
     tree.add_leaf(tiles, now, state);
   }
-  tree.finish(tiles, block.uniform(shared.first), now.segment);
+  if (block.thread() == 0) shared.ends[1] = now.segment;
+  block.sync();
+  tree.finish(tiles, shared.ends);
 }
 
 }  // namespace flashport::FLASHPORT_TARGET

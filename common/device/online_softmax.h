@@ -63,6 +63,21 @@ FLASHPORT_DEVICE void load_piece(StatePiece& x, const float* slot, int live_rows
   load_published_vector(x.o, slot + slot_output_offset(live_rows) + static_cast<std::int64_t>(row) * dv + column);
 }
 
+FLASHPORT_DEVICE void read_piece(StatePiece& x, const float* state, int live_rows, int row, int dv, int column) {
+  x.m = state[row];
+  x.l = state[live_rows + row];
+  const float* o = state + slot_output_offset(live_rows) + static_cast<std::int64_t>(row) * dv + column;
+  for (int i = 0; i < kVectorFloats; ++i) x.o[i] = o[i];
+}
+
+FLASHPORT_DEVICE void write_piece(const StatePiece& x, float* state, int live_rows, int row, int dv, int column) {
+  if (column == 0) {
+    state[row] = x.m;
+    state[live_rows + row] = x.l;
+  }
+  store_vector(state + slot_output_offset(live_rows) + static_cast<std::int64_t>(row) * dv + column, x.o);
+}
+
 FLASHPORT_DEVICE void merge(StatePiece& acc, const StatePiece& x) {
   const MergeWeights w = merge_weights(acc.m, x.m);
   acc.m = w.m;
@@ -94,6 +109,60 @@ FLASHPORT_DEVICE void fold_states(const Block& block, const float* slots, std::i
       }
     }
     sink(row, column, acc);
+  }
+}
+
+// The same through the tiles' shared memory of kFoldRoomFloats floats, where the loads of many states are in flight at
+// once, and the weights of a row are worked out once.
+template <class Tiles, class Sink>
+FLASHPORT_DEVICE void fold_states_gathered(const Tiles& tiles, const Block& block, const float* slots,
+                                           std::int64_t slot_floats, int second, int count, const Sink& sink) {
+  constexpr int kDv = Tiles::kColumns;
+  constexpr int kPieces = kDv / kVectorFloats;
+  const int live_rows = tiles.live_rows();
+  const int floats = static_cast<int>(slot_floats);
+  float* weights = tiles.fold_room();              // (a, b) of each state and row
+  float* sum = weights + 2 * kFanOut * live_rows;  // a state, as all that follow it
+  float* states = sum + floats;
+  const int at_once = (Tiles::kFoldRoomFloats - 2 * kFanOut * live_rows) / floats - 1;
+  tiles.copy_published(sum, slots, floats);
+  for (int first = second; first < count; first += at_once) {
+    const int here = minimum(at_once, count - first);
+    tiles.copy_published(states, slots + first * slot_floats, here * floats);
+    tiles.await_published();
+    for (int row = block.thread(); row < live_rows; row += block.threads()) {
+      float m = sum[row];
+      float l = sum[live_rows + row];
+      for (int state = 0; state < here; ++state) {
+        const MergeWeights w = merge_weights(m, states[state * floats + row]);
+        l = merge_value(l, w.a, states[state * floats + live_rows + row], w.b);
+        m = w.m;
+        weights[2 * (state * live_rows + row)] = w.a;
+        weights[2 * (state * live_rows + row) + 1] = w.b;
+      }
+      sum[row] = m;
+      sum[live_rows + row] = l;
+    }
+    block.sync();
+    for (int i = block.thread(); i < live_rows * kPieces; i += block.threads()) {
+      const int row = i / kPieces;
+      const int column = i % kPieces * kVectorFloats;
+      StatePiece acc;
+      read_piece(acc, sum, live_rows, row, kDv, column);
+      FLASHPORT_UNROLL(4)
+      for (int state = 0; state < here; ++state) {
+        StatePiece next;
+        read_piece(next, states + state * floats, live_rows, row, kDv, column);
+        const float* w = weights + 2 * (state * live_rows + row);
+        for (int j = 0; j < kVectorFloats; ++j) acc.o[j] = merge_value(acc.o[j], w[0], next.o[j], w[1]);
+      }
+      if (first + here == count) {
+        sink(row, column, acc);
+      } else {
+        store_vector(sum + slot_output_offset(live_rows) + row * kDv + column, acc.o);
+      }
+    }
+    block.sync();
   }
 }
 

@@ -15,12 +15,21 @@ FLASHPORT_DEVICE float score_scale(const DecodeParams& p, const Segment& s) {
   return p.score_scale * head_scale(p.k_scale, p.scale_stride, s.kv_head);
 }
 
-FLASHPORT_DEVICE void store_as(void* data, DType dtype, std::int64_t offset, float value) {
+FLASHPORT_DEVICE void store_as(Half* to, float value) { *to = to_half(value); }
+FLASHPORT_DEVICE void store_as(BFloat16* to, float value) { *to = to_bfloat16(value); }
+FLASHPORT_DEVICE void store_as(float* to, float value) { *to = value; }
+
+// f(data as its type)
+template <class F>
+FLASHPORT_DEVICE void with_type(void* data, DType dtype, F&& f) {
   switch (dtype) {
-    case DType::kFloat16: static_cast<Half*>(data)[offset] = to_half(value); break;
-    case DType::kBFloat16: static_cast<BFloat16*>(data)[offset] = to_bfloat16(value); break;
-    default: static_cast<float*>(data)[offset] = value;
+    case DType::kFloat16: f(static_cast<Half*>(data)); break;
+    case DType::kBFloat16: f(static_cast<BFloat16*>(data)); break;
+    default: f(static_cast<float*>(data));
   }
+}
+FLASHPORT_DEVICE void store_as(void* data, DType dtype, std::int64_t offset, float value) {
+  with_type(data, dtype, [&](auto* to) { store_as(to + offset, value); });
 }
 
 // Where a row of a query tile goes, and what its accumulator is multiplied by.
@@ -34,7 +43,7 @@ FLASHPORT_DEVICE OutputRow finish_row(const DecodeParams& p, const Segment& s, c
                                       float m, float l, bool leads) {
   if (row.token >= s.q_len) return {-1, 0.0f};
   float factor = head_scale(p.v_scale, p.scale_stride, s.kv_head);
-  const std::int64_t chunk = p.num_chunks > 0 ? block.index() % p.num_chunks : 0;
+  const int chunk = p.num_chunks > 0 ? static_cast<int>(block.index()) % p.num_chunks : 0;
   if (p.sinks != nullptr && chunk == 0) {  // of partial results that will be merged, one alone gets it
     const float sink = p.sinks[row.head] * kLog2e;
     const MergeWeights w = merge_weights(m, sink);
@@ -53,9 +62,10 @@ FLASHPORT_DEVICE OutputRow finish_row(const DecodeParams& p, const Segment& s, c
       l == 0.0f ? 0.0f : factor / l};
 }
 
-FLASHPORT_DEVICE void write_element(const DecodeParams& p, const OutputRow& row, int column, float x) {
+template <class T>
+FLASHPORT_DEVICE void write_element(const DecodeParams& p, T* out, const OutputRow& row, int column, float x) {
   if (row.offset < 0 || column >= p.head_dim_v) return;
-  store_as(p.out.data, p.out.dtype, row.offset + column * p.out.stride_dim, row.factor == 0.0f ? 0.0f : x * row.factor);
+  store_as(out + row.offset + column * p.out.stride_dim, row.factor == 0.0f ? 0.0f : x * row.factor);
 }
 
 // A tile's output from registers.
@@ -70,7 +80,9 @@ FLASHPORT_DEVICE void write_output(const Tiles& tiles, const DecodeParams& p, co
     rows[slot] =
         finish_row(p, s, block, query_row(p, s, Tiles::kRows, row), state.m[slot], state.l[slot], tiles.owns_row(slot));
   }
-  tiles.for_each_out(state.o, [&](float x, int slot, int column) { write_element(p, rows[slot], column, x); });
+  with_type(p.out.data, p.out.dtype, [&](auto* out) {
+    tiles.for_each_out(state.o, [&](float x, int slot, int column) { write_element(p, out, rows[slot], column, x); });
+  });
 }
 
 // A few columns of one row of a tile's output.
@@ -78,7 +90,9 @@ template <int kTileRows>
 FLASHPORT_DEVICE void write_output_piece(const DecodeParams& p, const Segment& s, const Block& block, int row,
                                          int column, const StatePiece& piece) {
   const OutputRow to = finish_row(p, s, block, query_row(p, s, kTileRows, row), piece.m, piece.l, column == 0);
-  for (int i = 0; i < kVectorFloats; ++i) write_element(p, to, column + i, piece.o[i]);
+  with_type(p.out.data, p.out.dtype, [&](auto* out) {
+    for (int i = 0; i < kVectorFloats; ++i) write_element(p, out, to, column + i, piece.o[i]);
+  });
 }
 
 }  // namespace flashport::FLASHPORT_TARGET

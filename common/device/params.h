@@ -95,6 +95,7 @@ struct DecodeParams {
   std::int64_t slot_floats;  // floats of one partial state
   std::uint32_t* counters;
   std::int32_t levels;
+  std::int32_t tile_group;  // tiles of a sequence side by side (common/device/tree_layout.h)
 };
 
 // Stage 2: out = merge over chunks of (mid, mid_lse).

@@ -1,7 +1,9 @@
-// Who works on what. The work is a line of leaves (64 keys of one query tile): sequence by sequence, in a sequence
-// tile by tile (kv head, then rows of its packed group), in a tile leaf by leaf. Block i of n takes the leaves
-// [total * i / n, total * (i + 1) / n). The line is never stored: a block scans the leaf counts of the batch and finds
-// its own beginning. A sequence without keys counts one leaf, so that someone writes its output.
+// Who works on what. The query tiles of a sequence (kv head, then rows of its packed group) form groups that walk
+// through the keys side by side, a block for each tile: heads that share pages read them together, from memory that is
+// near. The work is a line of leaves (64 keys of one group): sequence by sequence, group by group, leaf by leaf, cut
+// into equal stretches: stretch i of n holds [total * i / n, total * (i + 1) / n), and the `group` blocks from
+// i * group on work on it. The line is never stored: a block scans the leaf counts of the batch and finds its own
+// beginning. A sequence without keys counts one leaf, so that someone writes its output.
 // With fixed chunks (stage 1, num_splits) a block is one chunk of one tile instead.
 #pragma once
 
@@ -64,13 +66,38 @@ FLASHPORT_DEVICE Segment open_sequence(const DecodeParams& p, int seq) {
   return s;
 }
 
-// The line and how it is cut. It is counted in units of 1 leaf or, where that costs no more than 1/32 of a block's
+// a / b of numbers that are not negative, in 32 bits where that is enough.
+FLASHPORT_COLD std::int64_t divide_long(std::int64_t a, std::int64_t b) { return a / b; }
+FLASHPORT_DEVICE std::int64_t divide(std::int64_t a, std::int64_t b) {
+  if (((a | b) >> 32) == 0) return static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);
+  return divide_long(a, b);
+}
+
+// The line and how it is cut. It is counted in units of 1 leaf or, where that costs no more than 1/32 of a stretch's
 // leaves in balance, of one node: then no node is cut, and far fewer partial results meet.
 struct Line {
   std::int64_t total;  // units
-  std::int64_t blocks;
-  int unit;  // leaves
+  std::int64_t stretches;
+  int unit;   // leaves
+  int group;  // tiles, and blocks, side by side
+  int lane;   // this block's place among them
+  // total / stretches and what remains of it
+  std::int64_t share;
+  unsigned rest;
+  float inverse_share;
 };
+
+FLASHPORT_DEVICE Line make_line(std::int64_t total, int stretches, int unit, int group, int lane) {
+  const std::int64_t share = divide(total, stretches);
+  return {total,
+          stretches,
+          unit,
+          group,
+          lane,
+          share,
+          static_cast<unsigned>(total - share * stretches),
+          static_cast<float>(stretches) / static_cast<float>(total)};
+}
 
 // The block's stretch of the line, beginning in `segment`. end is exclusive; an idle block has first == last.
 struct Range {
@@ -79,26 +106,32 @@ struct Range {
   Segment segment;
 };
 
-FLASHPORT_DEVICE std::int64_t units_of(int leaves, int unit) { return unit == 1 ? leaves : (leaves + unit - 1) / unit; }
+FLASHPORT_DEVICE int units_of(int leaves, int unit) { return unit == 1 ? leaves : (leaves + kFanOut - 1) / kFanOut; }
 
-// a / b of numbers that are not negative; a 64-bit division takes a GPU a hundred instructions, and few need one.
-FLASHPORT_DEVICE std::int64_t divide(std::int64_t a, std::int64_t b) {
-  if (((a | b) >> 32) == 0) return static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);
-  return a / b;
+// Where stretch `stretch` begins: total * stretch / stretches, in divisions of 32 bits: those of 64 take a GPU a
+// hundred instructions each, and a kernel has many.
+FLASHPORT_DEVICE std::int64_t stretch_begin(const Line& line, std::int64_t stretch) {
+  const unsigned rest = line.rest * static_cast<unsigned>(stretch);  // both are below kCounterCapacity
+  return line.share * stretch + rest / static_cast<unsigned>(line.stretches);
 }
 
-FLASHPORT_DEVICE std::int64_t range_begin(const Line& line, std::int64_t block) {
-  return divide(line.total * block, line.blocks);
+// The stretch that holds `leaf` of a segment.
+FLASHPORT_DEVICE std::int64_t stretch_of(const Line& line, const Segment& s, int leaf) {
+  const std::int64_t unit = s.start + static_cast<unsigned>(leaf) / static_cast<unsigned>(line.unit);
+  auto stretch = static_cast<std::int64_t>(static_cast<float>(unit) * line.inverse_share);
+  stretch = minimum(stretch, line.stretches - 1);
+  while (stretch_begin(line, stretch) > unit) --stretch;
+  while (stretch_begin(line, stretch + 1) <= unit) ++stretch;
+  return stretch;
 }
 
-// The block whose range holds `leaf` of a segment.
-FLASHPORT_DEVICE std::int64_t owner_of(const Line& line, const Segment& s, int leaf) {
-  return divide((s.start + leaf / line.unit + 1) * line.blocks - 1, line.total);
+FLASHPORT_DEVICE void set_tile(const DecodeParams& p, Segment& s, int tile) {
+  s.kv_head = tile / p.row_tiles;
+  s.row_tile = tile - s.kv_head * p.row_tiles;
 }
 
 template <int kThreads>
 FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block, ScanScratch<kThreads>& scratch) {
-  const int tiles = p.num_kv_heads * p.row_tiles;
   const int share = (p.batch + kThreads - 1) / kThreads;
   const int from = block.thread() * share;
   const int to = minimum(from + share, p.batch);
@@ -108,25 +141,33 @@ FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block,
   std::int64_t mine = 0;
   for (int seq = from; seq < to; ++seq) {
     const int leaves = sequence_leaves(p, seq);
-    mine += (units_of(leaves, kFanOut) * tiles << kNodeBits) + static_cast<std::int64_t>(leaves) * tiles;
+    mine += (static_cast<std::int64_t>(units_of(leaves, kFanOut)) << kNodeBits) + leaves;
   }
   std::int64_t both;
   const std::int64_t before = block_exclusive_scan(block, scratch, mine, both);
 
+  // Side by side only where every block gets some leaves: else these spread better.
+  const int tiles = p.num_kv_heads * p.row_tiles;
+  const bool side_by_side = (both & kLeafMask) * tiles >= 8 * block.count();
+  const int group = side_by_side ? p.tile_group : 1;
+  const int blocks = static_cast<int>(block.count());
+  const int index = static_cast<int>(block.index());
+  const int stretches = side_by_side ? blocks / p.tile_group : blocks;
+  const int stretch = minimum(side_by_side ? index / p.tile_group : index, stretches);  // the last few: idle
+  const int groups = side_by_side ? tiles / p.tile_group : tiles;
+  const std::int64_t leaves = (both & kLeafMask) * groups;
+  const std::int64_t nodes = (both >> kNodeBits) * groups;
+  const std::int64_t by_node = divide(nodes + stretches - 1, stretches) * kFanOut;
+  const bool whole_nodes = by_node * stretches <= leaves + leaves / 32;
+  const Line line =
+      make_line(whole_nodes ? nodes : leaves, stretches, whole_nodes ? kFanOut : 1, group, index - stretch * group);
   Range range;
-  Line& line = range.line;
-  line.blocks = block.count();
-  const std::int64_t leaves = both & kLeafMask;
-  const std::int64_t nodes = both >> kNodeBits;
-  const std::int64_t by_node = divide(nodes + line.blocks - 1, line.blocks) * kFanOut;
-  const bool whole_nodes = by_node * line.blocks <= leaves + leaves / 32;
-  line.unit = whole_nodes ? kFanOut : 1;
-  line.total = whole_nodes ? nodes : leaves;
-  const std::int64_t begin = range_begin(line, block.index());
-  range.end = range_begin(line, block.index() + 1);
-  std::int64_t start = whole_nodes ? before >> kNodeBits : before & kLeafMask;
+  range.line = line;
+  const std::int64_t begin = stretch_begin(line, stretch);
+  range.end = stretch < stretches ? stretch_begin(line, stretch + 1) : begin;
+  std::int64_t start = (whole_nodes ? before >> kNodeBits : before & kLeafMask) * groups;
   for (int seq = from; seq < to; ++seq) {
-    const std::int64_t weight = units_of(sequence_leaves(p, seq), line.unit) * tiles;
+    const std::int64_t weight = static_cast<std::int64_t>(units_of(sequence_leaves(p, seq), line.unit)) * groups;
     if (begin >= start && begin < start + weight) {
       scratch.seq = seq;
       scratch.start = start;
@@ -136,17 +177,16 @@ FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block,
   block.sync();
   range.segment = open_sequence(p, begin < range.end ? block.uniform(scratch.seq) : 0);
   Segment& s = range.segment;
-  if (begin == range.end) {
+  if (begin >= range.end) {
     s.first = s.last = 0;
     return range;
   }
   const std::int64_t inside = begin - block.uniform(scratch.start);
-  const std::int64_t tile_units = units_of(s.leaves, line.unit);
-  const int tile = static_cast<int>(divide(inside, tile_units));
-  s.kv_head = tile / p.row_tiles;
-  s.row_tile = tile - s.kv_head * p.row_tiles;
-  const std::int64_t unit = inside - tile * tile_units;
-  s.first = static_cast<int>(unit) * line.unit;
+  const int tile_units = units_of(s.leaves, line.unit);
+  const int tile_row = static_cast<int>(divide(inside, tile_units));
+  set_tile(p, s, tile_row * line.group + line.lane);
+  const int unit = static_cast<int>(inside - static_cast<std::int64_t>(tile_row) * tile_units);
+  s.first = unit * line.unit;
   s.start = begin - unit;
   s.last = static_cast<int>(minimum(static_cast<std::int64_t>(s.leaves), (range.end - s.start) * line.unit));
   return range;
@@ -155,15 +195,13 @@ FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block,
 // One chunk of one tile: chunk is the fastest index, then the tile, then the sequence.
 FLASHPORT_DEVICE Range chunk_range(const DecodeParams& p, const Block& block) {
   const int tiles = p.num_kv_heads * p.row_tiles;
-  const std::int64_t index = block.index();
-  const int chunk = static_cast<int>(index % p.num_chunks);
-  const std::int64_t rest = index / p.num_chunks;
+  const int index = static_cast<int>(block.index());
+  const int chunk = index % p.num_chunks;
+  const int rest = index / p.num_chunks;
   Range range;
-  range.segment = open_sequence(p, static_cast<int>(rest / tiles));
+  range.segment = open_sequence(p, rest / tiles);
   Segment& s = range.segment;
-  const int tile = static_cast<int>(rest % tiles);
-  s.kv_head = tile / p.row_tiles;
-  s.row_tile = tile - s.kv_head * p.row_tiles;
+  set_tile(p, s, rest % tiles);
   std::int64_t keys = p.chunk_keys;
   if (keys == 0) keys = static_cast<std::int64_t>((s.leaves + p.num_chunks - 1) / p.num_chunks) * kLeafKeys;
   const std::int64_t begin =
@@ -176,19 +214,28 @@ FLASHPORT_DEVICE Range chunk_range(const DecodeParams& p, const Block& block) {
   s.last = s.key_begin < s.key_high || p.write_empty_chunks ? s.leaves : 0;
   s.start = 0;
   range.end = s.last;
-  range.line = {s.leaves, 1, 1};
+  range.line = make_line(s.leaves, 1, 1, 1, 0);
   return range;
+}
+
+template <int kThreads>
+FLASHPORT_DEVICE Range block_range(const DecodeParams& p, const Block& block, ScanScratch<kThreads>& scratch) {
+  return block.uniform(p.num_chunks > 0 ? chunk_range(p, block) : balanced_range(p, block, scratch));
 }
 
 // Walks a block's range leaf by leaf, tile by tile.
 struct LeafCursor {
   Segment segment;
   int leaf;
-  int unit;
+  int unit, group;
   std::int64_t end;
 
   FLASHPORT_DEVICE explicit LeafCursor(const Range& range)
-      : segment(range.segment), leaf(range.segment.first), unit(range.line.unit), end(range.end) {}
+      : segment(range.segment),
+        leaf(range.segment.first),
+        unit(range.line.unit),
+        group(range.line.group),
+        end(range.end) {}
 
   FLASHPORT_DEVICE bool done() const { return leaf >= segment.last; }
   FLASHPORT_DEVICE bool at_segment_start() const { return leaf == segment.first; }
@@ -198,13 +245,12 @@ struct LeafCursor {
     if (++leaf < segment.last) return;
     const std::int64_t next_start = segment.start + units_of(segment.leaves, unit);
     if (next_start >= end) return;
-    if (++segment.row_tile == p.row_tiles) {
-      segment.row_tile = 0;
-      if (++segment.kv_head == p.num_kv_heads) {
-        segment = open_sequence(p, segment.seq + 1);
-        segment.kv_head = segment.row_tile = 0;
-      }
+    int tile = segment.kv_head * p.row_tiles + segment.row_tile + group;
+    if (tile >= p.num_kv_heads * p.row_tiles) {
+      tile -= p.num_kv_heads * p.row_tiles;
+      segment = open_sequence(p, segment.seq + 1);
     }
+    set_tile(p, segment, tile);
     segment.start = next_start;
     segment.first = 0;
     segment.last = static_cast<int>(minimum(static_cast<std::int64_t>(segment.leaves), (end - next_start) * unit));

@@ -48,15 +48,16 @@ class SplitTree {
       return;
     }
     // A cut node. The owner's leaves come folded, in slot 0, the others one by one.
-    const std::int64_t owner = from_first ? block_.index() : owner_of(line_, s, node_first);
+    const std::int64_t owner = from_first ? block_.index() : owner_of(s, node_first);
     store_state(tiles, shared_slots(owner, 1) + (from_first ? 0 : leaf - node_first) * params().slot_floats, node_);
   }
 
   // Behind the last leaf: announces this block's children of the parents that it shares with other blocks, at most two
-  // a level, at the ends of its range [`first`, `last`]. Who comes last to a parent folds it.
-  FLASHPORT_DEVICE void finish(const Tiles& tiles, const Segment& first, const Segment& last) {
-    finish_segment(tiles, first);
-    if (last.start != first.start) finish_segment(tiles, last);
+  // a level, at the ends of its range, which lie in the segments `ends`. Who comes last to a parent folds it.
+  FLASHPORT_DEVICE void finish(const Tiles& tiles, const Segment (&ends)[2]) {
+    const int segments = ends[0].start == ends[1].start ? 1 : 2;
+    FLASHPORT_UNROLL(1)
+    for (int i = 0; i < segments; ++i) finish_segment(tiles, block_.uniform(ends[i]));
   }
 
  private:
@@ -91,21 +92,30 @@ class SplitTree {
       const Subtree parent = subtree(s, level, index / kFanOut);
       if (!parent.own || index % kFanOut != parent.children - 1) return;
       block_.sync();
-      fold<kFoldAtOnce>(tiles, s, parent, own_slots(level), 1);
+      fold<false>(tiles, s, parent, own_slots(level), 1);
       index = parent.index;
     }
   }
 
   FLASHPORT_DEVICE void finish_segment(const Tiles& tiles, const Segment& s) {
-    bool first_done = false;  // the cut child at either end of the range is complete, by this block's doing
-    bool last_done = false;
+    // Whether the cut child at either end of the range is complete, by this block's doing.
+    int first_done = 0;
+    int last_done = 0;
+    FLASHPORT_UNROLL(1)
     for (int level = 1; level == 1 || span_of(level - 1) < s.leaves; ++level) {
-      const Subtree head = subtree(s, level, s.first / span_of(level));
-      const Subtree tail = subtree(s, level, (s.last - 1) / span_of(level));
-      const bool one = head.index == tail.index;
-      const bool head_done = complete_shared(tiles, s, head, first_done + (one ? last_done : 0));
-      last_done = one ? false : complete_shared(tiles, s, tail, last_done);
-      first_done = head_done;
+      const int first_index = s.first / span_of(level);
+      const int last_index = (s.last - 1) / span_of(level);
+      const bool one = first_index == last_index;
+      int done[2] = {0, 0};
+      FLASHPORT_UNROLL(1)
+      for (int end = 0; end < (one ? 1 : 2); ++end) {
+        const int cut_children = one ? first_done + last_done : end == 0 ? first_done : last_done;
+        const bool completed =
+            complete_shared(tiles, s, subtree(s, level, end == 0 ? first_index : last_index), cut_children);
+        (end == 0 ? done[0] : done[1]) = completed;
+      }
+      first_done = done[0];
+      last_done = done[1];
     }
   }
 
@@ -118,42 +128,49 @@ class SplitTree {
     const int to = until == s.leaves ? (until + tree.child_span - 1) / tree.child_span : until / tree.child_span;
     const int arriving = maximum(to - from, 0) + cut_children;
     if (arriving == 0) return false;
-    const std::int64_t owner = owner_of(line_, s, tree.first);
+    const std::int64_t owner = owner_of(s, tree.first);
     const DecodeParams& p = params();
     if (!block_.arrive(p.counters + tree_counter(owner, p.levels, tree.level), arriving, tree.children)) return false;
-    const int owners = static_cast<int>((range_begin(line_, owner + 1) - s.start) * line_.unit) - tree.first;
-    fold<kFoldAllAtOnce>(tiles, s, tree, shared_slots(owner, tree.level), tree.level == 1 ? owners : 1);
+    const std::int64_t owners_end = stretch_begin(line_, stretch_of(line_, s, tree.first) + 1);
+    const int owners = static_cast<int>((owners_end - s.start) * line_.unit) - tree.first;
+    fold<true>(tiles, s, tree, shared_slots(owner, tree.level), tree.level == 1 ? owners : 1);
     return true;
   }
 
   // Folds slot 0 and the slots from `second` on into the subtree's own slot, or into the output if it is the root.
-  template <int kAtOnce>
+  // kBehindLoop: the pipeline's shared memory is free.
+  template <bool kBehindLoop>
   FLASHPORT_DEVICE void fold(const Tiles& tiles, const Segment& s, const Subtree& tree, const float* slots,
                              int second) {
     const DecodeParams& p = params();
     const int rows = tiles.live_rows();
     const bool root = span_of(tree.level) >= s.leaves;
     float* to = root ? nullptr : slot_of(s, tree.level, tree.index);
-    fold_states<Tiles::kColumns, kAtOnce>(
-        block_, slots, p.slot_floats, rows, second, tree.level == 1 ? tree.end - tree.first : tree.children,
-        [&](int row, int column, const StatePiece& piece) {
-          if (root) {
-            write_output_piece<Tiles::kRows>(p, s, block_, row, column, piece);
-            return;
-          }
-          if (column == 0) {
-            to[row] = piece.m;
-            to[rows + row] = piece.l;
-          }
-          store_vector(to + slot_output_offset(rows) + static_cast<std::int64_t>(row) * Tiles::kColumns + column,
-                       piece.o);
-        });
+    const int count = tree.level == 1 ? tree.end - tree.first : tree.children;
+    const auto sink = [&](int row, int column, const StatePiece& piece) {
+      if (root) {
+        write_output_piece<Tiles::kRows>(p, s, block_, row, column, piece);
+      } else {
+        write_piece(piece, to, rows, row, Tiles::kColumns, column);
+      }
+    };
+    if constexpr (kBehindLoop && Tiles::kFoldRoomFloats > 0) {
+      fold_states_gathered(tiles, block_, slots, p.slot_floats, second, count, sink);
+    } else {
+      constexpr int kAtOnce = kBehindLoop ? kFoldAllAtOnce : kFoldAtOnce;
+      fold_states<Tiles::kColumns, kAtOnce>(block_, slots, p.slot_floats, rows, second, count, sink);
+    }
+  }
+
+  // The block of this tile whose range holds `leaf`.
+  FLASHPORT_DEVICE std::int64_t owner_of(const Segment& s, int leaf) const {
+    return stretch_of(line_, s, leaf) * line_.group + line_.lane;
   }
 
   // Where the finished subtree `index` of `level` goes: among the children of its parent.
   FLASHPORT_DEVICE float* slot_of(const Segment& s, int level, int index) const {
     const Subtree parent = subtree(s, level + 1, index / kFanOut);
-    float* slots = parent.own ? own_slots(level + 1) : shared_slots(owner_of(line_, s, parent.first), level + 1);
+    float* slots = parent.own ? own_slots(level + 1) : shared_slots(owner_of(s, parent.first), level + 1);
     return slots + index % kFanOut * params().slot_floats;
   }
   FLASHPORT_DEVICE float* shared_slots(std::int64_t owner, int level) const {

@@ -54,6 +54,16 @@ inline constexpr std::int64_t kCounterBytes = kCounterCapacity * 4;
   return slot_output_offset(live_rows) + live_rows * head_dim_v_tile;
 }
 
+// Query tiles of a sequence that a grid walks through side by side: a divisor of their number that leaves few blocks
+// of the grid idle.
+inline constexpr int kMostTilesSideBySide = 8;
+[[nodiscard]] constexpr int tile_group(std::int64_t tiles, std::int64_t grid) {
+  for (int group = kMostTilesSideBySide; group > 1; --group) {
+    if (tiles % group == 0 && grid % group * 32 <= grid) return group;
+  }
+  return 1;
+}
+
 // The largest grid whose counters fit.
 [[nodiscard]] constexpr std::int64_t max_tree_grid(int levels) { return kCounterCapacity / counters_per_block(levels); }
 

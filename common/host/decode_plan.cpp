@@ -34,6 +34,7 @@ void plan_invariant(DecodePlan& plan, const Check& check, DeviceContext& device)
   const std::int64_t leaves = tile_count(p) * std::max<std::int64_t>(tree_leaves(p.max_len), 1);
   const std::int64_t resident = std::int64_t{device.multiprocessors()} * device.occupancy(check, *plan.kernel);
   plan.grid = std::min({resident, max_tree_grid(p.levels), leaves});
+  p.tile_group = tile_group(std::int64_t{p.num_kv_heads} * p.row_tiles, plan.grid);
   plan.slots_offset = kCounterBytes;
   plan.workspace_bytes = tree_workspace_bytes(plan.grid, p.levels, p.slot_floats);
 }

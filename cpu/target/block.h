@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
+#define FLASHPORT_COLD FLASHPORT_DEVICE
 #define FLASHPORT_DEVICE inline __attribute__((always_inline))
 #define FLASHPORT_UNROLL(count)
 

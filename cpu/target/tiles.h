@@ -34,7 +34,7 @@ struct DecodeShared {
   alignas(64) float query[kCfg.shape.rows][kCfg.shape.head_dim_qk];
   Leaf leaves[kCfg.tuning.stages];
   ScanScratch<1> scan;
-  Segment first;  // of the block's range
+  Segment ends[2];  // the first and the last of the block's range
 };
 
 // Leaves on their way: addresses are looked up one leaf ahead. Its lines are asked for in between the products of the
@@ -68,6 +68,7 @@ class KvPipeline {
     ahead.next(p);
   }
   void refill_behind_scores(const DecodeParams&, const LeafCursor&) {}
+  void refill_behind_values(const DecodeParams&, const LeafCursor&) {}
   void await_values() const {}
 
   const Leaf& values() {
@@ -132,6 +133,7 @@ class DecodeTiles {
   static constexpr int kRows = kShape.rows;
   static constexpr int kRowSlots = kRows;
   static constexpr int kColumns = kShape.head_dim_v;
+  static constexpr int kFoldRoomFloats = 0;  // states fold on their way from memory
 
   struct Rows {
     float v[kRows];

@@ -13,6 +13,20 @@ namespace flashport::FLASHPORT_TARGET {
 inline constexpr int kMergeThreads = 128;
 inline constexpr int kAppendThreads = 128;
 
+// The waves of a block part: the first compute, the others bring them keys and values.
+template <DecodeConfig kCfg>
+FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>& shared) {
+  shared.ring.init();
+  __syncthreads();
+  constexpr int kCompute = compute_threads(kCfg);
+  if (threadIdx.x < kCompute) {
+    decode<kCfg>(p, Block(&shared.arrive_flag, 0, kCompute, 1), shared);
+  } else {
+    const Block producers(nullptr, kCompute, producer_threads(kCfg), 2);
+    KvProducer<kCfg>(producers, shared.ring).run(p, block_range(p, producers, shared.producer_scan));
+  }
+}
+
 constexpr DecodeConfig decode_config(MathType math, KvFormat kv, int head_dim_qk, int head_dim_v, int rows) {
   const DecodeShape shape{head_dim_qk, head_dim_v, rows, math, kv};
   return {shape, decode_tuning(shape)};
@@ -29,7 +43,7 @@ constexpr DecodeConfig decode_config(MathType math, KvFormat kv, int head_dim_qk
       symbol(const __grid_constant__ DecodeParams params) {                                                  \
     extern __shared__ __align__(128) unsigned char memory[];                                                 \
     auto& shared = *reinterpret_cast<DecodeShared<symbol##_config>*>(memory);                                \
-    decode<symbol##_config>(params, Block(&shared.arrive_flag), shared);                                     \
+    decode_block<symbol##_config>(params, shared);                                                           \
   }                                                                                                          \
   extern "C" KernelEntry symbol##_entry() {                                                                  \
     return {key, symbol##_config.shape, block_threads(symbol##_config),                                      \

@@ -7,8 +7,9 @@
 #include <cuda_fp8.h>
 
 #include <cstdint>
-#include <cub/block/block_scan.cuh>
+#include <cub/warp/warp_scan.cuh>
 
+#define FLASHPORT_COLD static __device__ __noinline__  // rare code, kept out of line where calls are cheap
 #define FLASHPORT_DEVICE __device__ __forceinline__
 #define FLASHPORT_PRAGMA(text) _Pragma(#text)
 #define FLASHPORT_UNROLL(count) FLASHPORT_PRAGMA(unroll count)
@@ -103,19 +104,31 @@ FLASHPORT_DEVICE void load_vector(float (&x)[kVectorFloats], const T* from, std:
   for (int i = 0; i < kVectorFloats; ++i) x[i] = i < count ? to_float(from[i * stride]) : 0.0f;
 }
 
+// A block, or some waves of it that do one job: `threads` threads from `first` on, with a barrier of their own.
 class Block {
  public:
+  FLASHPORT_DEVICE explicit Block(unsigned* flag) : Block(flag, 0, static_cast<int>(blockDim.x), 0) {}
   // By all lanes together: the wave's number is made uniform.
-  FLASHPORT_DEVICE explicit Block(unsigned* flag)
-      : flag_(flag), wave_(__shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWaveSize, 0)) {}
+  FLASHPORT_DEVICE Block(unsigned* flag, int first, int threads, int barrier)
+      : flag_(flag),
+        first_(first),
+        threads_(threads),
+        barrier_(barrier),
+        wave_(__shfl_sync(~0u, (static_cast<int>(threadIdx.x) - first) / kWaveSize, 0)) {}
 
-  FLASHPORT_DEVICE int thread() const { return static_cast<int>(threadIdx.x); }
-  FLASHPORT_DEVICE int threads() const { return static_cast<int>(blockDim.x); }
+  FLASHPORT_DEVICE int thread() const { return static_cast<int>(threadIdx.x) - first_; }
+  FLASHPORT_DEVICE int threads() const { return threads_; }
   FLASHPORT_DEVICE int lane() const { return thread() % kWaveSize; }
   FLASHPORT_DEVICE int wave() const { return wave_; }
   FLASHPORT_DEVICE std::int64_t index() const { return blockIdx.x; }
   FLASHPORT_DEVICE std::int64_t count() const { return gridDim.x; }
-  FLASHPORT_DEVICE void sync() const { __syncthreads(); }
+  FLASHPORT_DEVICE void sync() const {
+    if (threads_ == kWaveSize) {
+      __syncwarp();
+    } else {
+      asm volatile("bar.sync %0, %1;" ::"r"(barrier_), "r"(threads_) : "memory");
+    }
+  }
   template <class T>
   FLASHPORT_DEVICE T uniform(T x) const {
     return x;
@@ -125,7 +138,7 @@ class Block {
   // `goal`; that block sees what all the others have published, and the counter is zero again.
   FLASHPORT_DEVICE bool arrive(std::uint32_t* counter, int add, int goal) const {
     sync();
-    if (threadIdx.x == 0) {
+    if (thread() == 0) {
       __threadfence();
       const unsigned before = atomicAdd(counter, static_cast<unsigned>(add));
       const bool last = before + add == static_cast<unsigned>(goal);
@@ -141,21 +154,33 @@ class Block {
 
  private:
   unsigned* flag_;  // in shared memory
+  int first_, threads_, barrier_;
   int wave_;
 };
 
+// A scan over the waves of a part of the block, which cub::BlockScan, with its barrier of the whole one, cannot do.
 template <int kThreads>
 struct ScanScratch {
-  typename cub::BlockScan<std::int64_t, kThreads>::TempStorage scan;
+  typename cub::WarpScan<std::int64_t>::TempStorage scan[kThreads / kWaveSize];
+  std::int64_t totals[kThreads / kWaveSize];
   std::int64_t start;
   int seq;
 };
 
 template <int kThreads>
-FLASHPORT_DEVICE std::int64_t block_exclusive_scan(const Block&, ScanScratch<kThreads>& scratch, std::int64_t value,
-                                                   std::int64_t& total) {
+FLASHPORT_DEVICE std::int64_t block_exclusive_scan(const Block& block, ScanScratch<kThreads>& scratch,
+                                                   std::int64_t value, std::int64_t& total) {
   std::int64_t before;
-  cub::BlockScan<std::int64_t, kThreads>(scratch.scan).ExclusiveSum(value, before, total);
+  cub::WarpScan<std::int64_t>(scratch.scan[block.wave()]).ExclusiveSum(value, before, total);
+  if constexpr (kThreads > kWaveSize) {
+    if (block.lane() == 0) scratch.totals[block.wave()] = total;
+    block.sync();
+    total = 0;
+    for (int wave = 0; wave < kThreads / kWaveSize; ++wave) {
+      if (wave < block.wave()) before += scratch.totals[wave];
+      total += scratch.totals[wave];
+    }
+  }
   return before;
 }
 

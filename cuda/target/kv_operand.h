@@ -38,7 +38,7 @@ FLASHPORT_DEVICE unsigned load_u16(const char* from) { return *reinterpret_cast<
 template <DecodeConfig kCfg>
 struct KeyOperand {
   static constexpr KvFormat kFormat = kCfg.shape.kv;
-  using Layout = typename LeafSlot<kCfg>::Keys;
+  using Layout = typename KvTiles<kCfg>::Keys;
 
   // Keys key .. key + 15, dims of `step`.
   FLASHPORT_DEVICE static void load(unsigned (&a)[4], const char* tile, int lane, int key, int step) {
@@ -70,7 +70,7 @@ struct KeyOperand {
 template <DecodeConfig kCfg>
 struct ValueOperand {
   static constexpr KvFormat kFormat = kCfg.shape.kv;
-  using Layout = typename LeafSlot<kCfg>::Values;
+  using Layout = typename KvTiles<kCfg>::Values;
   static constexpr int kPitch = Layout::kPitch;
 
   // The column, of 16, in rows g (half 0) and g + 8 (half 1) of the operand.

@@ -1,15 +1,17 @@
-// Leaves of K and V on their way through shared memory. A leaf slot holds the rows of K, then the rows of V, as stored
-// (also quantised), laid out so that eight rows meet in no bank. A wave copies the rows that its lanes have looked up.
-// Rows outside the sequence and dims beyond the stored ones are zero.
+// Leaves of K and V on their way through shared memory: a ring of tiles of 64 rows, K, V, K, V, in the order of their
+// use. Producer waves do nothing but copy; a full memory system holds up whoever issues copies, and would hold up the
+// products. A tile is ready when its mbarrier's phase completes, every producer thread arriving behind its copies; it
+// is free again when every compute wave has arrived at the other one.
 //
-// Copies are cp.async of 16 bytes, or of 8 or 4 where alignment asks for it (q8_0 with its block of 34 bytes, odd
-// strides); 2-byte alignment goes through registers. A tile is ready when its mbarrier's phase completes: every thread
-// arrives behind its copies.
+// Rows lie in a tile as stored (also quantised), so that eight rows meet in no bank. Rows outside the sequence and dims
+// beyond the stored ones are zero. Copies are cp.async of 16 bytes, or of 8 or 4 where alignment asks for it (q8_0 with
+// its block of 34 bytes, odd strides); 2-byte alignment goes through registers.
 #pragma once
 
 #include "common/device/config.h"
 #include "common/device/schedule.h"
 #include "cuda/target/mma.h"
+#include "cuda/target/query.h"
 
 namespace flashport::FLASHPORT_TARGET {
 
@@ -34,140 +36,184 @@ struct RowLayout {
   }
 };
 
+// How a cache's rows lie in tiles of 64 keys: K tiles and V tiles alike take kBytes of the ring.
 template <DecodeConfig kCfg>
-struct LeafSlot {
+struct KvTiles {
   using Keys = RowLayout<kCfg.shape.kv, kCfg.shape.head_dim_qk>;
   using Values = RowLayout<kCfg.shape.kv, kCfg.shape.head_dim_v>;
-  alignas(128) char keys[kLeafKeys * Keys::kPitch];
-  alignas(128) char values[kLeafKeys * Values::kPitch];
+  static constexpr int kBytes =
+      (kLeafKeys * (Keys::kPitch > Values::kPitch ? Keys::kPitch : Values::kPitch) + 127) / 128 * 128;
 };
 
-struct LeafBarriers {
-  std::uint64_t keys, values;
-};
-
-template <DecodeConfig kCfg, class Shared>
-class KvPipelineOf {
-  static constexpr int kStages = kCfg.tuning.stages;
-  static constexpr int kThreads = kCfg.tuning.waves * kWaveSize;
-  static constexpr int kRowsPerWave = kLeafKeys / kCfg.tuning.waves;
-  using Slot = LeafSlot<kCfg>;
-  static_assert(kRowsPerWave <= kWaveSize);
-
- public:
-  FLASHPORT_DEVICE KvPipelineOf(const DecodeParams& p, const Block& block, Shared& shared, LeafCursor& ahead)
-      : block_(block), slots_(shared.leaves), ready_(shared.ready) {
-    if (block.thread() == 0) {
-      for (int i = 0; i < kStages; ++i) {
-        mbarrier_init(&ready_[i].keys, kThreads);
-        mbarrier_init(&ready_[i].values, kThreads);
-      }
-    }
-    block.sync();
-    look_up(p, ahead);
-    for (int i = 0; i < kStages; ++i) {
-      const Due keys = take_next(p, ahead);
-      copy_values(p);
-      copy_keys(p, keys);
+// Where a wave stands in the ring.
+template <int kTiles>
+struct RingPlace {
+  int tile = 0;
+  unsigned phase = 0;
+  FLASHPORT_DEVICE void next() {
+    if (++tile == kTiles) {
+      tile = 0;
+      phase ^= 1;
     }
   }
+};
+
+template <DecodeConfig kCfg>
+struct KvRing {
+  static constexpr int kTiles = kCfg.tuning.stages;
+  static constexpr int kQueries = sizeof(QueryTile<kCfg>) > 8 * 1024 ? 1 : 2;  // the next one early, if it is small
+  // Page numbers are brought so many leaves early. Those of a leaf have landed when its keys' place is free: the tile
+  // that was there before it was asked for behind them.
+  static constexpr int kLookAhead = (kTiles + 1) / 2 + 2;
+  alignas(128) char tiles[kTiles][KvTiles<kCfg>::kBytes];
+  QueryTile<kCfg> queries[kQueries];
+  alignas(8) std::uint64_t ready[kTiles];  // of a tile, and of the query tile that was asked for before it
+  std::uint64_t free[kTiles];
+  std::uint64_t query_free[kQueries];
+  int pages[kLookAhead][kLeafKeys];
+  const char* rows[kLeafKeys];  // where the rows of the tile that is being copied lie
+
+  FLASHPORT_DEVICE void init() {
+    const unsigned i = threadIdx.x;
+    if (i < kTiles) mbarrier_init(&ready[i], kCfg.tuning.producer_waves * kWaveSize);
+    if (i < kTiles) mbarrier_init(&free[i], kCfg.tuning.waves);
+    if (i < kQueries) mbarrier_init(&query_free[i], kCfg.tuning.waves);
+  }
+};
+
+// What a compute wave sees of the ring.
+template <DecodeConfig kCfg>
+class KvPipeline {
+ public:
+  template <class Shared>
+  FLASHPORT_DEVICE KvPipeline(const DecodeParams&, const Block& block, Shared& shared, LeafCursor&)
+      : leads_(block.lane() == 0), ring_(shared.ring) {}
 
   // Waits for the oldest leaf's keys.
   FLASHPORT_DEVICE const char* keys() const {
-    if constexpr (kStages == 1) block_.sync();  // every wave is done with the values before
-    mbarrier_wait(&ready_[oldest_].keys, phase_);
-    return slots_[oldest_].keys;
+    mbarrier_wait(&ring_.ready[place_.tile], place_.phase);
+    return ring_.tiles[place_.tile];
+  }
+  FLASHPORT_DEVICE void refill_behind_keys(const DecodeParams&, LeafCursor&) const {}
+  FLASHPORT_DEVICE void refill_behind_scores(const DecodeParams&, LeafCursor&) { release(); }
+  FLASHPORT_DEVICE void await_values() const { mbarrier_wait(&ring_.ready[place_.tile], place_.phase); }
+  FLASHPORT_DEVICE const char* values() const { return ring_.tiles[place_.tile]; }
+  FLASHPORT_DEVICE void refill_behind_values(const DecodeParams&, LeafCursor&) { release(); }
+
+ private:
+  FLASHPORT_DEVICE void release() {
+    __syncwarp();
+    if (leads_) mbarrier_arrive(&ring_.free[place_.tile]);
+    place_.next();
   }
 
-  // Behind the scores of a leaf its keys' slot is free, and the values' slot of the leaf before. A single slot of
-  // values is free behind keys() only.
-  FLASHPORT_DEVICE void refill_behind_keys(const DecodeParams& p, LeafCursor&) {
-    if constexpr (kStages == 1) copy_values(p);
-  }
-  FLASHPORT_DEVICE void refill_behind_scores(const DecodeParams& p, LeafCursor& ahead) {
-    const Due keys = take_next(p, ahead);
-    if constexpr (kStages > 1) copy_values(p);
-    copy_keys(p, keys);
-  }
+  bool leads_;
+  KvRing<kCfg>& ring_;
+  RingPlace<KvRing<kCfg>::kTiles> place_;
+};
 
-  FLASHPORT_DEVICE void await_values() const { mbarrier_wait(&ready_[oldest_].values, phase_); }
+// The producer waves' share of decode(): the same leaves in the same order. `block` has these waves alone.
+template <DecodeConfig kCfg>
+class KvProducer {
+  static constexpr int kRowsPerWave = kLeafKeys / kCfg.tuning.producer_waves;
+  static constexpr int kRowsAtOnce = kRowsPerWave < kWaveSize ? kRowsPerWave : kWaveSize;
+  static constexpr int kRowsPerLane = kRowsPerWave / kRowsAtOnce;
+  static constexpr int kLookAhead = KvRing<kCfg>::kLookAhead;
+  using Tiles = KvTiles<kCfg>;
 
-  // The oldest leaf's values; the leaf is given up with them.
-  FLASHPORT_DEVICE const char* values() {
-    const char* tile = slots_[oldest_].values;
-    if (++oldest_ == kStages) {
-      oldest_ = 0;
-      phase_ ^= 1;
+ public:
+  FLASHPORT_DEVICE KvProducer(const Block& block, KvRing<kCfg>& ring) : block_(block), ring_(ring) {}
+
+  FLASHPORT_DEVICE void run(const DecodeParams& p, const Range& range) {
+    LeafCursor ahead(range), scout(range);
+    for (int i = 0; i < kLookAhead; ++i) look_up(p, scout, i);
+    await_copies();
+    __syncwarp();
+    for (int slot = 0; !ahead.done(); slot = slot + 1 == kLookAhead ? 0 : slot + 1) {
+      const Segment& s = ahead.segment;
+      await_free();
+      if (ahead.at_segment_start()) bring_query(p, s);
+      TokenPlace places[kRowsPerLane];
+#pragma unroll
+      for (int i = 0; i < kRowsPerLane; ++i) places[i] = place_of_row(p, ahead, slot, i);
+      look_up(p, scout, slot);  // before the copies, behind which it would wait
+      copy<typename Tiles::Keys>(p.k, places, s.kv_head);
+      await_free();
+      copy<typename Tiles::Values>(p.v, places, s.kv_head);
+      ahead.next(p);
     }
-    return tile;
+    await_copies();
   }
 
  private:
-  // A tile that is to be copied: this lane's row of it, and the kv head; -1: none.
-  struct Due {
-    TokenPlace place;
-    int head;
-  };
+  // Lane i cares for rows i and 32 + i of the wave's rows.
+  FLASHPORT_DEVICE int row_of_leaf(int i) const {
+    return block_.wave() * kRowsPerWave + i * kWaveSize + block_.lane() % kRowsAtOnce;
+  }
+  FLASHPORT_DEVICE static bool holds(const Segment& s, int token) { return token >= s.key_low && token < s.key_high; }
 
-  // The leaf that `ahead` stands at; moves it on and looks the next one up, before the copies, which would hold the
-  // page numbers back.
-  FLASHPORT_DEVICE Due take_next(const DecodeParams& p, LeafCursor& ahead) {
-    if (ahead.done()) return {place_, -1};
-    const Segment& s = ahead.segment;
-    const Due due{{s.pages == nullptr ? s.seq : place_.page, place_.offset}, s.kv_head};
-    ahead.next(p);
-    look_up(p, ahead);
-    return due;
-  }
-  FLASHPORT_DEVICE void copy_keys(const DecodeParams& p, const Due& keys) {
-    values_ = keys;
-    if (keys.head < 0) return;
-    copy<typename Slot::Keys>(p.k, keys.place, keys.head, slots_[newest_keys_].keys, &ready_[newest_keys_].keys);
-    newest_keys_ = newest_keys_ + 1 == kStages ? 0 : newest_keys_ + 1;
-  }
-  // The values whose keys were the last to be copied.
-  FLASHPORT_DEVICE void copy_values(const DecodeParams& p) {
-    if (values_.head < 0) return;
-    copy<typename Slot::Values>(p.v, values_.place, values_.head, slots_[newest_values_].values,
-                                &ready_[newest_values_].values);
-    newest_values_ = newest_values_ + 1 == kStages ? 0 : newest_values_ + 1;
-    values_.head = -1;
-  }
-
-  // Lane i looks up row i of the wave's rows, one leaf before the address is needed. The load is never branched around:
-  // behind a branch the compiler would wait for it at once. Where there is nothing to look up it reads the query.
-  FLASHPORT_DEVICE void look_up(const DecodeParams& p, const LeafCursor& ahead) {
-    const Segment& s = ahead.segment;
-    const int token = ahead.key() + block_.wave() * kRowsPerWave + block_.lane() % kRowsPerWave;
-    const bool valid = !ahead.done() && token >= s.key_low && token < s.key_high;
-    const PageOf at = page_of(p, s.pages, token);
-    place_.offset = valid ? at.offset : -1;
-    place_.page = load_global(valid && s.pages != nullptr ? s.pages + at.page : static_cast<const std::int32_t*>(p.q));
-  }
-
-  template <class Layout>
-  FLASHPORT_DEVICE void copy(const CacheParams& cache, TokenPlace place, int head, char* tile,
-                             std::uint64_t* ready) const {
-    constexpr int kWide = Layout::kBytes % 16 == 0 ? 16 : (Layout::kBytes % 8 == 0 ? 8 : 4);
-    const std::int64_t offset = row_offset(cache, place, head);
-    if (cache.copy_unit >= kWide && cache.row_bytes == Layout::kBytes && __all_sync(~0u, offset >= 0)) {
-      copy_whole_rows<Layout, kWide>(tile, static_cast<const char*>(cache.data) + offset);
-    } else if (cache.copy_unit >= kWide) {
-      copy_rows<Layout, kWide>(tile, cache, offset);
-    } else if (cache.copy_unit >= 4) {
-      copy_rows<Layout, 4>(tile, cache, offset);
-    } else {
-      copy_rows<Layout, 2>(tile, cache, offset);
-      __threadfence_block();
+  // Asks for the page numbers of the leaf that `scout` stands at, and moves it on.
+  FLASHPORT_DEVICE void look_up(const DecodeParams& p, LeafCursor& scout, int slot) {
+    if (scout.done()) return;
+    const Segment& s = scout.segment;
+    if (s.pages != nullptr) {
+#pragma unroll
+      for (int i = 0; i < kRowsPerLane; ++i) {
+        const int token = scout.key() + row_of_leaf(i);
+        if (!holds(s, token)) continue;
+        copy_async<4>(&ring_.pages[slot][row_of_leaf(i)], s.pages + page_of(p, s.pages, token).page, true);
+      }
     }
-    mbarrier_arrive_behind_copies(ready);
+    scout.next(p);
+  }
+  FLASHPORT_DEVICE TokenPlace place_of_row(const DecodeParams& p, const LeafCursor& ahead, int slot, int i) const {
+    const Segment& s = ahead.segment;
+    const int token = ahead.key() + row_of_leaf(i);
+    if (!holds(s, token)) return {0, -1};
+    return {s.pages == nullptr ? s.seq : ring_.pages[slot][row_of_leaf(i)], page_of(p, s.pages, token).offset};
   }
 
-  // Every row is there: lanes take units of a row side by side, and get the row's address from the lane that has it.
-  template <class Layout, int kUnit>
-  FLASHPORT_DEVICE void copy_whole_rows(char* tile, const char* my_row) const {
+  FLASHPORT_DEVICE void bring_query(const DecodeParams& p, const Segment& s) {
+    mbarrier_wait(&ring_.query_free[query_.tile], query_.phase ^ 1);
+    copy_query<kCfg>(p, s, block_, ring_.queries[query_.tile]);
+    query_.next();
+  }
+
+  FLASHPORT_DEVICE void await_free() const { mbarrier_wait(&ring_.free[place_.tile], place_.phase ^ 1); }
+
+  // Copies the wave's rows of a tile to the next place of the ring, which is free.
+  template <class Layout>
+  FLASHPORT_DEVICE void copy(const CacheParams& cache, const TokenPlace (&places)[kRowsPerLane], int head) {
+    constexpr int kWide = Layout::kBytes % 16 == 0 ? 16 : (Layout::kBytes % 8 == 0 ? 8 : 4);
+    constexpr int kRows = kRowsAtOnce;
+    char* tile = ring_.tiles[place_.tile];
+#pragma unroll
+    for (int i = 0; i < kRowsPerLane; ++i) {
+      const int wave_row = block_.wave() * kRowsPerWave + i * kWaveSize;
+      const std::int64_t offset = row_offset(cache, places[i], head);
+      if (cache.copy_unit >= kWide && cache.row_bytes == Layout::kBytes && __all_sync(~0u, offset >= 0)) {
+        __syncwarp();  // the rows of the tile before have been read
+        if (block_.lane() < kRows) ring_.rows[wave_row + block_.lane()] = static_cast<const char*>(cache.data) + offset;
+        __syncwarp();
+        copy_whole_rows<Layout, kRows, kWide>(tile, wave_row);
+      } else if (cache.copy_unit >= kWide) {
+        copy_rows<Layout, kRows, kWide>(tile, wave_row, cache, offset);
+      } else if (cache.copy_unit >= 4) {
+        copy_rows<Layout, kRows, 4>(tile, wave_row, cache, offset);
+      } else {
+        copy_rows<Layout, kRows, 2>(tile, wave_row, cache, offset);
+        __threadfence_block();
+      }
+    }
+    mbarrier_arrive_behind_copies(&ring_.ready[place_.tile]);
+    place_.next();
+  }
+
+  // Every row is there: lanes take units of a row side by side. The rows' addresses come from shared memory, because
+  // shuffles give halves of addresses, and the moves that join them wait for the copies before to have left.
+  template <class Layout, int kRows, int kUnit>
+  FLASHPORT_DEVICE void copy_whole_rows(char* tile, int wave_row) const {
     constexpr int kUnits = Layout::kBytes / kUnit;
-    const int wave_row = block_.wave() * kRowsPerWave;
     if constexpr (kUnits % kWaveSize == 0 || kWaveSize % kUnits == 0) {
       // A lane keeps its column of the tile; rows are a power of two at once, so a row's swizzle is xored in.
       constexpr int kAtOnce = kUnits >= kWaveSize ? 1 : kWaveSize / kUnits;
@@ -176,49 +222,53 @@ class KvPipelineOf {
       const int first = block_.lane() / kUnits;
       char* to = tile + (wave_row + first) * Layout::kPitch;
       const int column = byte ^ Layout::swizzle(wave_row + first);
-#pragma unroll 4
-      for (int row = 0; row < kRowsPerWave; row += kAtOnce) {
-        const char* from = shuffle(my_row, row + first) + byte;
+      // Addresses first: eight copies then leave one after the other.
+      constexpr int kBatch = kRows / kAtOnce < 8 ? kRows / kAtOnce : 8;
 #pragma unroll
-        for (int part = 0; part < kPerRow; ++part) {
-          copy_async<kUnit>(to + row * Layout::kPitch + ((column ^ Layout::swizzle(row)) + part * kWaveSize * kUnit),
-                            from + part * kWaveSize * kUnit, true);
+      for (int batch = 0; batch < kRows; batch += kBatch * kAtOnce) {
+        const char* from[kBatch];
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) from[i] = ring_.rows[wave_row + batch + i * kAtOnce + first] + byte;
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          const int row = batch + i * kAtOnce;
+#pragma unroll
+          for (int part = 0; part < kPerRow; ++part) {
+            copy_async<kUnit>(to + row * Layout::kPitch + ((column ^ Layout::swizzle(row)) + part * kWaveSize * kUnit),
+                              from[i] + part * kWaveSize * kUnit, policy_);
+          }
         }
       }
     } else {
-      constexpr int kCopies = kRowsPerWave * kUnits;
+      constexpr int kCopies = kRows * kUnits;
 #pragma unroll
       for (int step = 0; step < (kCopies + kWaveSize - 1) / kWaveSize; ++step) {
         const int copy = step * kWaveSize + block_.lane();
         const int row = copy / kUnits;
         const int byte = (copy - row * kUnits) * kUnit;
-        const char* from = shuffle(my_row, row % kRowsPerWave) + byte;
+        const char* from = ring_.rows[wave_row + row % kRows] + byte;
         if (kCopies % kWaveSize == 0 || copy < kCopies) {
-          copy_async<kUnit>(tile + Layout::offset(wave_row + row, byte), from, true);
+          copy_async<kUnit>(tile + Layout::offset(wave_row + row, byte), from, policy_);
         }
       }
     }
   }
 
-  FLASHPORT_DEVICE static const char* shuffle(const char* pointer, int lane) {
-    return reinterpret_cast<const char*>(__shfl_sync(~0u, reinterpret_cast<unsigned long long>(pointer), lane));
-  }
-
   // The same unit by unit, with zeros for rows and dims that are not there.
-  template <class Layout, int kUnit>
-  FLASHPORT_DEVICE void copy_rows(char* tile, const CacheParams& cache, std::int64_t offset) const {
+  template <class Layout, int kRows, int kUnit>
+  FLASHPORT_DEVICE void copy_rows(char* tile, int wave_row, const CacheParams& cache, std::int64_t offset) const {
     constexpr int kUnits = Layout::kBytes / kUnit;
-    constexpr int kCopies = kRowsPerWave * kUnits;
+    constexpr int kCopies = kRows * kUnits;
     const char* base = static_cast<const char*>(cache.data);
 #pragma unroll 1
     for (int step = 0; step < (kCopies + kWaveSize - 1) / kWaveSize; ++step) {
       const int copy = step * kWaveSize + block_.lane();
       const int row = copy / kUnits;
       const int byte = (copy - row * kUnits) * kUnit;
-      const std::int64_t from = __shfl_sync(~0u, offset, row % kRowsPerWave);
+      const std::int64_t from = __shfl_sync(~0u, offset, row % kRows);
       if (copy >= kCopies) break;
       const bool valid = from >= 0 && byte < cache.row_bytes;
-      char* to = tile + Layout::offset(block_.wave() * kRowsPerWave + row, byte);
+      char* to = tile + Layout::offset(wave_row + row, byte);
       const char* source = valid ? base + from + byte : base;
       if constexpr (kUnit >= 4) {
         copy_async<kUnit>(to, source, valid);
@@ -229,12 +279,10 @@ class KvPipelineOf {
   }
 
   const Block& block_;
-  Slot* slots_;
-  LeafBarriers* ready_;
-  TokenPlace place_;  // of the next keys
-  Due values_{{0, -1}, -1};
-  int oldest_ = 0, newest_keys_ = 0, newest_values_ = 0;
-  unsigned phase_ = 0;
+  KvRing<kCfg>& ring_;
+  RingPlace<KvRing<kCfg>::kTiles> place_;
+  RingPlace<KvRing<kCfg>::kQueries> query_;
+  const std::uint64_t policy_ = read_once_policy();
 };
 
 }  // namespace flashport::FLASHPORT_TARGET

@@ -29,6 +29,25 @@ FLASHPORT_DEVICE void copy_async(void* to, const void* from, bool valid) {
   }
 }
 
+// A cache line that is read once leaves L2 first: what is read again (queries, page numbers, partial results) stays.
+FLASHPORT_DEVICE std::uint64_t read_once_policy() {
+  std::uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+template <int kBytes>
+FLASHPORT_DEVICE void copy_async(void* to, const void* from, std::uint64_t policy) {
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+                 "l"(policy)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global.L2::cache_hint [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from),
+                 "n"(kBytes), "l"(policy)
+                 : "memory");
+  }
+}
+
 // mbarriers: a phase completes when all threads have arrived.
 FLASHPORT_DEVICE void mbarrier_init(std::uint64_t* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
@@ -37,6 +56,10 @@ FLASHPORT_DEVICE void mbarrier_init(std::uint64_t* barrier, int arrivals) {
 FLASHPORT_DEVICE void mbarrier_arrive_behind_copies(std::uint64_t* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
+FLASHPORT_DEVICE void mbarrier_arrive(std::uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+FLASHPORT_DEVICE void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 FLASHPORT_DEVICE void mbarrier_wait(std::uint64_t* barrier, unsigned phase) {
   asm volatile(
       "{\n"
@@ -58,6 +81,13 @@ FLASHPORT_DEVICE void ldmatrix_x4_trans(unsigned (&r)[4], const void* row) {
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(shared_address(row))
                : "memory");
+}
+
+// An 8 x 8 matrix of 16-bit values, row g in the lanes 4 g + c (two a register), transposed.
+FLASHPORT_DEVICE unsigned transpose_8x8(unsigned two) {
+  unsigned r;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(two));
+  return r;
 }
 
 template <MathType kMath>

@@ -13,7 +13,9 @@
 
 namespace flashport::FLASHPORT_TARGET {
 
-constexpr int block_threads(const DecodeConfig& cfg) { return cfg.tuning.waves * kWaveSize; }
+constexpr int compute_threads(const DecodeConfig& cfg) { return cfg.tuning.waves * kWaveSize; }
+constexpr int producer_threads(const DecodeConfig& cfg) { return cfg.tuning.producer_waves * kWaveSize; }
+constexpr int block_threads(const DecodeConfig& cfg) { return compute_threads(cfg) + producer_threads(cfg); }
 
 // Waves side by side over keys and DV. A wave takes 16 keys at least.
 constexpr int column_waves(const DecodeConfig& cfg) {
@@ -24,23 +26,18 @@ constexpr int wave_rows(const DecodeConfig& cfg) { return cfg.shape.rows / (cfg.
 
 template <DecodeConfig kCfg>
 struct DecodeShared {
-  static constexpr int kQueryPitch = kCfg.shape.head_dim_qk + 8;
   static constexpr int kRowPitch = (kCfg.shape.rows / 8 | 1) * 8;
-  LeafSlot<kCfg> leaves[kCfg.tuning.stages];
-  union {
-    ScanScratch<block_threads(kCfg)> scan;  // before the first query
-    alignas(16) std::uint16_t query[kCfg.shape.rows][kQueryPitch];
-  };
-  alignas(16) std::uint16_t probabilities[kLeafKeys][kRowPitch];
-  alignas(8) float row_max[column_waves(kCfg)][kCfg.shape.rows];
-  alignas(8) float row_sum[column_waves(kCfg)][kCfg.shape.rows];
-  LeafBarriers ready[kCfg.tuning.stages];
+  KvRing<kCfg> ring;
+  ScanScratch<compute_threads(kCfg)> scan;
+  // What the waves that share query rows tell each other; a wave alone needs none of it.
+  static constexpr bool kShared = column_waves(kCfg) > 1;
+  alignas(16) std::uint16_t probabilities[kShared ? kLeafKeys : 1][kRowPitch];
+  alignas(8) float row_max[kShared ? column_waves(kCfg) : 1][kCfg.shape.rows];
+  float2 row_sum[kShared ? kLeafKeys / 16 : 1][kCfg.shape.rows / 8][kWaveSize];
+  ScanScratch<producer_threads(kCfg)> producer_scan;
   unsigned arrive_flag;
-  Segment first;  // of the block's range
+  Segment ends[2];  // the first and the last of the block's range
 };
-
-template <DecodeConfig kCfg>
-using KvPipeline = KvPipelineOf<kCfg, DecodeShared<kCfg>>;
 
 template <DecodeConfig kCfg>
 class DecodeTiles {
@@ -59,6 +56,7 @@ class DecodeTiles {
   static constexpr int kRows = kShape.rows;
   static constexpr int kRowSlots = 2 * kRowTiles;
   static constexpr int kColumns = kShape.head_dim_v;
+  static constexpr int kFoldRoomFloats = static_cast<int>(sizeof(KvRing<kCfg>::tiles) / sizeof(float));
 
   struct Rows {
     float v[kRowSlots];
@@ -73,7 +71,10 @@ class DecodeTiles {
   struct Out {
     float c[kColTiles][kRowTiles][4];
   };
-  struct Operand {};  // P is in shared memory
+  // P^T, two registers for 16 keys and 8 rows; of several column waves it is in shared memory.
+  struct Operand {
+    unsigned b[kColWaves == 1 ? kLeafKeys / 16 : 1][kRowTiles][2];
+  };
 
   FLASHPORT_DEVICE DecodeTiles(const DecodeParams& p, const Block& block, DecodeShared<kCfg>& shared)
       : block_(block),
@@ -84,32 +85,33 @@ class DecodeTiles {
         g_(block.lane() / 4),
         c_(block.lane() % 4) {}
 
+  // The ring's memory, once the last leaf is done.
+  FLASHPORT_DEVICE float* fold_room() const { return reinterpret_cast<float*>(shared_.ring.tiles); }
+  // Brings floats that other blocks of this launch have written to shared memory, all of them on their way at once.
+  FLASHPORT_DEVICE void copy_published(float* to, const float* from, int floats) const {
+#pragma unroll 4
+    for (int i = 4 * block_.thread(); i < floats; i += 4 * compute_threads(kCfg))
+      copy_async<16>(to + i, from + i, true);
+  }
+  FLASHPORT_DEVICE void await_published() const {
+    await_copies();
+    block_.sync();
+  }
   FLASHPORT_DEVICE static constexpr int row_slots() { return kRowSlots; }
   FLASHPORT_DEVICE int live_rows() const { return live_rows_; }
   FLASHPORT_DEVICE int row_of(int slot) const { return row_base_ + slot / 2 * 8 + 2 * c_ + slot % 2; }
   // Whether this lane is the one to write per-row values of a slot.
   FLASHPORT_DEVICE bool owns_row(int) const { return col_wave_ == 0 && g_ == 0; }
 
-  // Brings the tile's query rows to shared memory as the math type; padding rows and dims are zero.
-  FLASHPORT_DEVICE void stage_query(const DecodeParams& p, const Segment& s) const {
-    block_.sync();  // no wave reads the query of the segment before
-    constexpr int kChunks = kShape.head_dim_qk / 8;
-    for (int i = block_.thread(); i < kRows * kChunks; i += block_threads(kCfg)) {
-      const int row = i / kChunks;
-      const int dim = i % kChunks * 8;
-      uint4 chunk = make_uint4(0, 0, 0, 0);
-      const QueryRow at = query_row(p, s, kRows, row);
-      if (row < live_rows_ && at.token < s.q_len && dim < p.head_dim_qk) {
-        const std::int64_t seq = p.cu_seqlens_q == nullptr ? s.seq : 0;
-        const std::int64_t offset = seq * p.q_stride_seq + (s.q_begin + at.token) * p.q_stride_token +
-                                    at.head * p.q_stride_head + dim * p.q_stride_dim;
-        chunk = load_query(p, offset);
-      }
-      *reinterpret_cast<uint4*>(&shared_.query[row][dim]) = chunk;
+  // The producers have brought the query with the tile's first keys; the one before is given back.
+  FLASHPORT_DEVICE void stage_query(const DecodeParams&, const Segment&) {
+    if (query_ != nullptr) {
+      __syncwarp();
+      if (block_.lane() == 0) mbarrier_arrive(&shared_.ring.query_free[place_.tile]);
+      place_.next();
     }
-    block_.sync();
+    query_ = &shared_.ring.queries[place_.tile];
   }
-
   FLASHPORT_DEVICE void fetch_query(Query&) const {}
 
   // S^T = K Q^T
@@ -146,26 +148,75 @@ class DecodeTiles {
     });
   }
 
-  // Largest score of each row, over all waves that share it. Holds a barrier.
+  // Largest score of each row, over all waves that share it. Holds a barrier, if they are more than one.
   FLASHPORT_DEVICE void row_max(const Scores& scores, Rows& m) const {
-    reduce_rows(scores, m, shared_.row_max, [](float a, float b) { return maximum(a, b); });
-    block_.sync();
-    gather_rows(m, shared_.row_max, [](float a, float b) { return maximum(a, b); });
+    const auto join = [](float a, float b) { return maximum(a, b); };
+    reduce_keys(scores, m, join);
+    reduce_lanes(m, join);
+    if constexpr (kColWaves > 1) {
+      if (g_ == 0) {
+#pragma unroll
+        for (int tile = 0; tile < kRowTiles; ++tile)
+          pair_of(shared_.row_max[col_wave_], tile) = {m[2 * tile], m[2 * tile + 1]};
+      }
+      block_.sync();
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        float2 two = pair_of(shared_.row_max[0], tile);
+#pragma unroll
+        for (int wave = 1; wave < kColWaves; ++wave) {
+          const float2 other = pair_of(shared_.row_max[wave], tile);
+          two = {join(two.x, other.x), join(two.y, other.y)};
+        }
+        m[2 * tile] = two.x;
+        m[2 * tile + 1] = two.y;
+      }
+    }
   }
 
-  // Scores become the operand P^T, in the math type; l = row sums before rounding. Holds a barrier.
+  // Scores become the operand P^T, in the math type; l = row sums before rounding: for each lane over the key tiles in
+  // order, then over the lanes, so that the number of waves changes no bit. Holds a barrier, as row_max does.
   FLASHPORT_DEVICE Operand to_operand(const Scores& scores, Rows& l) const {
-    for_each_key_pair(scores, [&](int key, int tile, float even, float odd) {
-      *reinterpret_cast<unsigned*>(&shared_.probabilities[key][row_base_ + 8 * tile + 2 * c_]) = pack<kMath>(even, odd);
-    });
-    reduce_rows(scores, l, shared_.row_sum, [](float a, float b) { return a + b; });
-    block_.sync();
-    gather_rows(l, shared_.row_sum, [](float a, float b) { return a + b; });
-    return {};
+    const auto join = [](float a, float b) { return a + b; };
+    Operand operand;
+    if constexpr (kColWaves == 1) {
+      for_each_key_pair(scores, [&](int key_tile, int tile, int half, float even, float odd) {
+        operand.b[key_tile][tile][half] = transpose_8x8(pack<kMath>(even, odd));
+      });
+      reduce_keys(scores, l, join);
+    } else {
+      for_each_key_pair(scores, [&](int key_tile, int tile, int half, float even, float odd) {
+        const int key = (col_wave_ * kKeyTiles + key_tile) * 16 + g_ + 8 * half;
+        *reinterpret_cast<unsigned*>(&shared_.probabilities[key][row_base_ + 8 * tile + 2 * c_]) =
+            pack<kMath>(even, odd);
+      });
+#pragma unroll
+      for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
+#pragma unroll
+        for (int tile = 0; tile < kRowTiles; ++tile) {
+          const auto& c = scores.c[key_tile][tile];
+          row_sums(col_wave_ * kKeyTiles + key_tile, tile) = {join(c[0], c[2]), join(c[1], c[3])};
+        }
+      }
+      block_.sync();
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        float2 two = row_sums(0, tile);
+#pragma unroll
+        for (int key_tile = 1; key_tile < kLeafKeys / 16; ++key_tile) {
+          const float2 other = row_sums(key_tile, tile);
+          two = {join(two.x, other.x), join(two.y, other.y)};
+        }
+        l[2 * tile] = two.x;
+        l[2 * tile + 1] = two.y;
+      }
+    }
+    reduce_lanes(l, join);
+    return operand;
   }
 
   // O^T = V^T P^T
-  FLASHPORT_DEVICE void mma_ab(const Operand&, const char* values, Out& out) const {
+  FLASHPORT_DEVICE void mma_ab(const Operand& operand, const char* values, Out& out) const {
     for_each_register(out.c, [](float& x, int, int, int) { x = 0.0f; });
     const int lane = block_.lane();
 #pragma unroll
@@ -173,7 +224,11 @@ class DecodeTiles {
       unsigned b[kRowTiles][4];
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
-        ldmatrix_x4_trans(b[tile], &shared_.probabilities[32 * pair + lane][row_base_ + 8 * tile]);
+        if constexpr (kColWaves == 1) {
+          for (int i = 0; i < 4; ++i) b[tile][i] = operand.b[2 * pair + i / 2][tile][i % 2];
+        } else {
+          ldmatrix_x4_trans(b[tile], &shared_.probabilities[32 * pair + lane][row_base_ + 8 * tile]);
+        }
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -231,7 +286,7 @@ class DecodeTiles {
     }
   }
 
-  // f(key, row tile, value of row 2 c, value of row 2 c + 1)
+  // f(key tile, row tile, half, value of row 2 c, value of row 2 c + 1), both of key g + 8 half
   template <class F>
   FLASHPORT_DEVICE void for_each_key_pair(const Scores& scores, F&& f) const {
 #pragma unroll
@@ -240,47 +295,41 @@ class DecodeTiles {
       for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          f((col_wave_ * kKeyTiles + key_tile) * 16 + g_ + 8 * half, tile, scores.c[key_tile][tile][2 * half],
-            scores.c[key_tile][tile][2 * half + 1]);
+          f(key_tile, tile, half, scores.c[key_tile][tile][2 * half], scores.c[key_tile][tile][2 * half + 1]);
         }
       }
     }
   }
 
-  // Joins the wave's scores of each row and leaves the result where the other waves will find it.
-  template <class Exchange, class Join>
-  FLASHPORT_DEVICE void reduce_rows(const Scores& scores, Rows& rows, Exchange& exchange, const Join& join) const {
+  // Joins what a lane holds of each row,
+  template <class Join>
+  FLASHPORT_DEVICE void reduce_keys(const Scores& scores, Rows& rows, const Join& join) const {
 #pragma unroll
     for (int slot = 0; slot < kRowSlots; ++slot) {
-      float x = join(scores.c[0][slot / 2][slot % 2], scores.c[0][slot / 2][slot % 2 + 2]);
 #pragma unroll
-      for (int key_tile = 1; key_tile < kKeyTiles; ++key_tile) {
-        x = join(x, join(scores.c[key_tile][slot / 2][slot % 2], scores.c[key_tile][slot / 2][slot % 2 + 2]));
-      }
-#pragma unroll
-      for (int distance = 4; distance < kWaveSize; distance *= 2) x = join(x, __shfl_xor_sync(~0u, x, distance));
-      rows[slot] = x;
-    }
-    if (g_ == 0) {
-      for (int tile = 0; tile < kRowTiles; ++tile) {
-        *reinterpret_cast<float2*>(&exchange[col_wave_][row_base_ + 8 * tile + 2 * c_]) =
-            make_float2(rows[2 * tile], rows[2 * tile + 1]);
+      for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
+        const auto& c = scores.c[key_tile][slot / 2];
+        const float x = join(c[slot % 2], c[slot % 2 + 2]);
+        rows[slot] = key_tile == 0 ? x : join(rows[slot], x);
       }
     }
   }
-  template <class Exchange, class Join>
-  FLASHPORT_DEVICE void gather_rows(Rows& rows, const Exchange& exchange, const Join& join) const {
+  // and what the lanes of a row hold.
+  template <class Join>
+  FLASHPORT_DEVICE void reduce_lanes(Rows& rows, const Join& join) const {
 #pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile) {
-      float2 two = *reinterpret_cast<const float2*>(&exchange[0][row_base_ + 8 * tile + 2 * c_]);
+    for (int slot = 0; slot < kRowSlots; ++slot) {
 #pragma unroll
-      for (int wave = 1; wave < kColWaves; ++wave) {
-        const float2 other = *reinterpret_cast<const float2*>(&exchange[wave][row_base_ + 8 * tile + 2 * c_]);
-        two = make_float2(join(two.x, other.x), join(two.y, other.y));
+      for (int distance = 4; distance < kWaveSize; distance *= 2) {
+        rows[slot] = join(rows[slot], __shfl_xor_sync(~0u, rows[slot], distance));
       }
-      rows[2 * tile] = two.x;
-      rows[2 * tile + 1] = two.y;
     }
+  }
+  FLASHPORT_DEVICE float2& pair_of(float* rows, int tile) const {
+    return *reinterpret_cast<float2*>(&rows[row_base_ + 8 * tile + 2 * c_]);
+  }
+  FLASHPORT_DEVICE float2& row_sums(int key_tile, int tile) const {
+    return shared_.row_sum[key_tile][row_base_ / 8 + tile][block_.lane()];
   }
 
   FLASHPORT_DEVICE int column(int col_tile, int half) const {
@@ -292,36 +341,21 @@ class DecodeTiles {
     if constexpr (kBytes) {
       for (int half = 0; half < 2; ++half) {
         const uint2 two =
-            *reinterpret_cast<const uint2*>(&shared_.query[row_base_ + 8 * tile + g_][32 * pair + 16 * half + 4 * c_]);
+            *reinterpret_cast<const uint2*>(&query_->rows[row_base_ + 8 * tile + g_][32 * pair + 16 * half + 4 * c_]);
         b[2 * half] = two.x;
         b[2 * half + 1] = two.y;
       }
     } else {
       const int lane = block_.lane();
-      ldmatrix_x4(b, &shared_.query[row_base_ + 8 * tile + lane % 8][32 * pair + lane / 8 * 8]);
+      ldmatrix_x4(b, &query_->rows[row_base_ + 8 * tile + lane % 8][32 * pair + lane / 8 * 8]);
     }
-  }
-
-  // Eight query values as the math type.
-  FLASHPORT_DEVICE static uint4 load_query(const DecodeParams& p, std::int64_t offset) {
-    const bool same = p.q_dtype == (kMath == MathType::kBf16 ? DType::kBFloat16 : DType::kFloat16);
-    const char* at = static_cast<const char*>(p.q) + offset * 2;
-    if (same && p.q_stride_dim == 1 && reinterpret_cast<std::uintptr_t>(at) % 16 == 0) {
-      return __ldg(reinterpret_cast<const uint4*>(at));
-    }
-    float x[8];
-    for (int i = 0; i < 8; ++i) {
-      const std::int64_t element = offset + i * p.q_stride_dim;
-      x[i] = p.q_dtype == DType::kBFloat16 ? to_float(static_cast<const BFloat16*>(p.q)[element])
-                                           : to_float(static_cast<const Half*>(p.q)[element]);
-    }
-    return make_uint4(pack<kMath>(x[0], x[1]), pack<kMath>(x[2], x[3]), pack<kMath>(x[4], x[5]),
-                      pack<kMath>(x[6], x[7]));
   }
 
   const Block& block_;
   DecodeShared<kCfg>& shared_;
   int live_rows_, row_base_, col_wave_, g_, c_;
+  const QueryTile<kCfg>* query_ = nullptr;
+  RingPlace<KvRing<kCfg>::kQueries> place_;  // of query_
 };
 
 }  // namespace flashport::FLASHPORT_TARGET

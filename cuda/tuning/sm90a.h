@@ -1,6 +1,7 @@
 // Schedules of the decode kernels on Hopper (H100, H200), one row a class of shapes: shared memory is 227 KB and the
-// register file 64 K a multiprocessor; about 40 KB of copies in flight hide the latency of device memory. Rows marked
-// with times were chosen among the variants named there, H200, 64 x 8k unless stated (docs/tuning.md).
+// register file 64 K a multiprocessor. `stages` counts tiles of 64 keys or values; two tiles a block in flight are too
+// few, more than 200 KB a multiprocessor change nothing. Times beside rows: H200, the variants that were measured
+// (docs/tuning.md).
 #pragma once
 
 #include "common/device/config.h"
@@ -8,14 +9,14 @@
 namespace flashport::sm90a {
 
 constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
-  const int leaf_bytes = 64 * (kv_row_bytes(shape.kv, shape.head_dim_qk) + kv_row_bytes(shape.kv, shape.head_dim_v));
-  if (leaf_bytes > 96 * 1024) return {8, 1, 1};  // a second leaf would not fit
-  if (shape.rows == 64) return {shape.head_dim_v >= 256 ? 16 : 8, 2, 1};
-  if (shape.head_dim_v >= 256) return {shape.rows == 8 ? 4 : 8, 2, 1};  // 32 x 4k: {8,2,1} 55 us, {4,2,1} 60
-  if (shape.kv == KvFormat::kFp8E4M3 || shape.kv == KvFormat::kQ8_0)
-    return {4, 3, 3};                             // fp8: {4,3,3} 352 us, {4,4,3} 394
-  if (shape.head_dim_qk <= 64) return {4, 4, 3};  // 16 x 4k: {4,4,3} 59 us, {4,3,4} 67
-  return {4, shape.rows == 8 ? 3 : 2, 2};         // {4,3,2} 525 us, {4,2,3} 525; 1 x 128k 144, 148
+  const int wider = shape.head_dim_qk > shape.head_dim_v ? shape.head_dim_qk : shape.head_dim_v;
+  const int tile_bytes = 64 * kv_row_bytes(shape.kv, wider);
+  // compute waves, tiles, blocks of a multiprocessor, producer waves
+  if (shape.head_dim_v >= 512) return {8, tile_bytes > 48 * 1024 ? 3 : 5, 1, 4};
+  if (shape.rows == 64) return {8, tile_bytes > 24 * 1024 ? 5 : 6, 1, shape.head_dim_v >= 256 ? 1 : 4};
+  if (shape.head_dim_v >= 256) return {8, tile_bytes > 24 * 1024 ? 6 : 8, 1, 2};  // 32 x 4k: 48 us; {4, 6, 1, 2} 51
+  if (shape.head_dim_qk <= 64) return {2, 6, 4, 1};  // 16 x 4k: 41 us; {1, 4, 6, 1} 63, {4, 10, 2, 2} 49
+  return {4, tile_bytes > 16 * 1024 ? 4 : 6, 2, 2};  // 64 x 8k: 503 us, with 4 tiles 504; {4, 6, 2, 1} 600
 }
 
 }  // namespace flashport::sm90a

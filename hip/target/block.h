@@ -12,6 +12,7 @@
 
 #pragma clang fp contract(off)
 
+#define FLASHPORT_COLD FLASHPORT_DEVICE
 #define FLASHPORT_DEVICE __device__ __forceinline__
 #define FLASHPORT_PRAGMA(text) _Pragma(#text)
 #define FLASHPORT_UNROLL(count) FLASHPORT_PRAGMA(unroll count)

@@ -85,6 +85,7 @@ class MfmaPipeline {
   FLASHPORT_DEVICE void refill_behind_scores(const DecodeParams& p, const LeafCursor& ahead) {
     if (!ahead.done()) load_keys(reread(p), ahead);
   }
+  FLASHPORT_DEVICE void refill_behind_values(const DecodeParams&, const LeafCursor&) {}
 
  private:
   // Lane i looks up key i of the leaf, while another leaf is worked on.

@@ -26,7 +26,7 @@ struct DecodeSharedData {
   float row_sum[kCfg.tuning.waves][Split::kRowTiles][16];
   ScanScratch<block_threads(kCfg)> scan;
   unsigned arrive_flag;
-  Segment first;  // of the block's range
+  Segment ends[2];  // the first and the last of the block's range
 };
 
 // As large as lets a CU hold the blocks that the tuning asks for and no more: others would add partial results, and
@@ -57,6 +57,7 @@ class DecodeTiles {
   static constexpr int kRows = kShape.rows;
   static constexpr int kRowSlots = kRowTiles;
   static constexpr int kColumns = kShape.head_dim_v;
+  static constexpr int kFoldRoomFloats = 0;  // states fold on their way from memory
 
   struct Rows {
     float v[kRowSlots];

@@ -242,6 +242,7 @@ class KvPipeline {
     look_up(p, ahead);
     if constexpr (kAhead) begin_keys(p, ahead);
   }
+  FLASHPORT_DEVICE void refill_behind_values(const DecodeParams&, const LeafCursor&) {}
 
   FLASHPORT_DEVICE KvPipeline& keys() { return *this; }
   FLASHPORT_DEVICE KvPipeline& values() { return *this; }

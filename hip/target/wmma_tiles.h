@@ -23,7 +23,7 @@ struct DecodeShared {
   float row_sum[WaveShare<kCfg>::kColWaves][kCfg.shape.rows];
   ScanScratch<block_threads(kCfg)> scan;
   unsigned arrive_flag;
-  Segment first;  // of the block's range
+  Segment ends[2];  // the first and the last of the block's range
 };
 
 template <DecodeConfig kCfg>
@@ -40,6 +40,7 @@ class DecodeTiles {
   static constexpr int kRows = kShape.rows;
   static constexpr int kRowSlots = Share::kRowTiles;
   static constexpr int kColumns = kShape.head_dim_v;
+  static constexpr int kFoldRoomFloats = 0;  // states fold on their way from memory
 
   struct Rows {
     float v[kRowSlots];

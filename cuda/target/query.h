@@ -1,0 +1,55 @@
+// The rows of a query tile on their way to shared memory, as the type of the products; padding rows and dims are zero.
+#pragma once
+
+#include "common/device/mask.h"
+#include "cuda/target/mma.h"
+
+namespace flashport::FLASHPORT_TARGET {
+
+template <DecodeConfig kCfg>
+struct QueryTile {
+  static constexpr int kPitch = kCfg.shape.head_dim_qk + 8;
+  alignas(16) std::uint16_t rows[kCfg.shape.rows][kPitch];
+};
+
+// Eight query values that are not as the products want them.
+template <MathType kMath>
+FLASHPORT_DEVICE uint4 convert_query(const DecodeParams& p, std::int64_t offset) {
+  float x[8];
+  for (int i = 0; i < 8; ++i) {
+    const std::int64_t element = offset + i * p.q_stride_dim;
+    x[i] = p.q_dtype == DType::kBFloat16 ? to_float(static_cast<const BFloat16*>(p.q)[element])
+                                         : to_float(static_cast<const Half*>(p.q)[element]);
+  }
+  return make_uint4(pack<kMath>(x[0], x[1]), pack<kMath>(x[2], x[3]), pack<kMath>(x[4], x[5]), pack<kMath>(x[6], x[7]));
+}
+
+// The copies of `block`'s threads; they have landed where their cp.async have.
+template <DecodeConfig kCfg>
+FLASHPORT_DEVICE void copy_query(const DecodeParams& p, const Segment& s, const Block& block, QueryTile<kCfg>& tile) {
+  constexpr MathType kMath = kCfg.shape.math;
+  constexpr int kRows = kCfg.shape.rows;
+  constexpr int kChunks = kCfg.shape.head_dim_qk / 8;
+  const int live_rows = minimum(kRows, p.group_size * p.max_q_len);
+  const bool same = p.q_dtype == (kMath == MathType::kBf16 ? DType::kBFloat16 : DType::kFloat16);
+  const std::int64_t seq = p.cu_seqlens_q == nullptr ? s.seq : 0;
+#pragma unroll 1
+  for (int i = block.thread(); i < kRows * kChunks; i += block.threads()) {
+    const int row = i / kChunks;
+    const int dim = i % kChunks * 8;
+    const QueryRow at = query_row(p, s, kRows, row);
+    const bool valid = row < live_rows && at.token < s.q_len && dim < p.head_dim_qk;
+    const std::int64_t offset = seq * p.q_stride_seq + (s.q_begin + at.token) * p.q_stride_token +
+                                at.head * p.q_stride_head + dim * p.q_stride_dim;
+    const char* from = static_cast<const char*>(p.q) + (valid ? offset * 2 : 0);
+    std::uint16_t* to = &tile.rows[row][dim];
+    if (same && p.q_stride_dim == 1 && reinterpret_cast<std::uintptr_t>(from) % 16 == 0) {
+      copy_async<16>(to, from, valid);
+    } else {
+      *reinterpret_cast<uint4*>(to) = valid ? convert_query<kMath>(p, offset) : make_uint4(0, 0, 0, 0);
+      __threadfence_block();
+    }
+  }
+}
+
+}  // namespace flashport::FLASHPORT_TARGET
