@@ -67,7 +67,8 @@ FLASHPORT_DEVICE void read_piece(StatePiece& x, const float* state, int live_row
   x.m = state[row];
   x.l = state[live_rows + row];
   const float* o = state + slot_output_offset(live_rows) + static_cast<std::int64_t>(row) * dv + column;
-  for (int i = 0; i < kVectorFloats; ++i) x.o[i] = o[i];
+  const float* aligned = static_cast<const float*>(__builtin_assume_aligned(o, 16));
+  for (int i = 0; i < kVectorFloats; ++i) x.o[i] = aligned[i];
 }
 
 FLASHPORT_DEVICE void write_piece(const StatePiece& x, float* state, int live_rows, int row, int dv, int column) {
@@ -126,8 +127,10 @@ FLASHPORT_DEVICE void fold_states_gathered(const Tiles& tiles, const Block& bloc
   float* states = sum + floats;
   const int at_once = (Tiles::kFoldRoomFloats - 2 * kFanOut * live_rows) / floats - 1;
   tiles.copy_published(sum, slots, floats);
-  for (int first = second; first < count; first += at_once) {
-    const int here = minimum(at_once, count - first);
+  bool done = false;
+  for (int first = second; !done; first += at_once) {
+    const int here = minimum(at_once, maximum(count - first, 0));  // 0: an only child
+    done = first + here >= count;
     tiles.copy_published(states, slots + first * slot_floats, here * floats);
     tiles.await_published();
     for (int row = block.thread(); row < live_rows; row += block.threads()) {
@@ -156,7 +159,7 @@ FLASHPORT_DEVICE void fold_states_gathered(const Tiles& tiles, const Block& bloc
         const float* w = weights + 2 * (state * live_rows + row);
         for (int j = 0; j < kVectorFloats; ++j) acc.o[j] = merge_value(acc.o[j], w[0], next.o[j], w[1]);
       }
-      if (first + here == count) {
+      if (done) {
         sink(row, column, acc);
       } else {
         store_vector(sum + slot_output_offset(live_rows) + row * kDv + column, acc.o);

@@ -57,6 +57,7 @@ class DecodeTiles {
   static constexpr int kRowSlots = 2 * kRowTiles;
   static constexpr int kColumns = kShape.head_dim_v;
   static constexpr int kFoldRoomFloats = static_cast<int>(sizeof(KvRing<kCfg>::tiles) / sizeof(float));
+  static_assert(kFoldRoomFloats >= 2 * kFanOut * kRows + 2 * slot_floats(kRows, kColumns), "a sum and a state to add");
 
   struct Rows {
     float v[kRowSlots];
@@ -178,7 +179,7 @@ class DecodeTiles {
   // order, then over the lanes, so that the number of waves changes no bit. Holds a barrier, as row_max does.
   FLASHPORT_DEVICE Operand to_operand(const Scores& scores, Rows& l) const {
     const auto join = [](float a, float b) { return a + b; };
-    Operand operand;
+    Operand operand{};
     if constexpr (kColWaves == 1) {
       for_each_key_pair(scores, [&](int key_tile, int tile, int half, float even, float odd) {
         operand.b[key_tile][tile][half] = transpose_8x8(pack<kMath>(even, odd));

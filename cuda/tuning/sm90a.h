@@ -14,7 +14,8 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   // compute waves, tiles, blocks of a multiprocessor, producer waves
   if (shape.head_dim_v >= 512) return {8, tile_bytes > 48 * 1024 ? 3 : 5, 1, 4};
   if (shape.rows == 64) return {8, tile_bytes > 24 * 1024 ? 5 : 6, 1, shape.head_dim_v >= 256 ? 1 : 4};
-  if (shape.head_dim_v >= 256) return {8, tile_bytes > 24 * 1024 ? 6 : 8, 1, 2};  // 32 x 4k: 48 us; {4, 6, 1, 2} 51
+  // 32 x 4k: 48 us; {4, 6, 1, 2} 51
+  if (shape.head_dim_v >= 256) return {shape.rows == 8 ? 4 : 8, tile_bytes > 24 * 1024 ? 6 : 8, 1, 2};
   if (shape.head_dim_qk <= 64) return {2, 6, 4, 1};  // 16 x 4k: 41 us; {1, 4, 6, 1} 63, {4, 10, 2, 2} 49
   return {4, tile_bytes > 16 * 1024 ? 4 : 6, 2, 2};  // 64 x 8k: 503 us, with 4 tiles 504; {4, 6, 2, 1} 600
 }
