@@ -136,12 +136,22 @@ FLASHPORT_DEVICE void fold_states_gathered(const Tiles& tiles, const Block& bloc
     for (int row = block.thread(); row < live_rows; row += block.threads()) {
       float m = sum[row];
       float l = sum[live_rows + row];
-      for (int state = 0; state < here; ++state) {
-        const MergeWeights w = merge_weights(m, states[state * floats + row]);
-        l = merge_value(l, w.a, states[state * floats + live_rows + row], w.b);
-        m = w.m;
-        weights[2 * (state * live_rows + row)] = w.a;
-        weights[2 * (state * live_rows + row) + 1] = w.b;
+      float next_m[kFanOut], next_l[kFanOut];
+      FLASHPORT_UNROLL(16)
+      for (int state = 0; state < kFanOut; ++state) {
+        const float* from = states + minimum(state, maximum(here - 1, 0)) * floats + row;
+        next_m[state] = from[0];
+        next_l[state] = from[live_rows];
+      }
+      FLASHPORT_UNROLL(16)
+      for (int state = 0; state < kFanOut; ++state) {
+        if (state < here) {
+          const MergeWeights w = merge_weights(m, next_m[state]);
+          l = merge_value(l, w.a, next_l[state], w.b);
+          m = w.m;
+          weights[2 * (state * live_rows + row)] = w.a;
+          weights[2 * (state * live_rows + row) + 1] = w.b;
+        }
       }
       sum[row] = m;
       sum[live_rows + row] = l;

@@ -117,7 +117,7 @@ FLASHPORT_DEVICE std::int64_t stretch_begin(const Line& line, std::int64_t stret
 
 // The stretch that holds `leaf` of a segment.
 FLASHPORT_DEVICE std::int64_t stretch_of(const Line& line, const Segment& s, int leaf) {
-  const std::int64_t unit = s.start + static_cast<unsigned>(leaf) / static_cast<unsigned>(line.unit);
+  const std::int64_t unit = s.start + (line.unit == 1 ? leaf : leaf / kFanOut);
   auto stretch = static_cast<std::int64_t>(static_cast<float>(unit) * line.inverse_share);
   stretch = minimum(stretch, line.stretches - 1);
   while (stretch_begin(line, stretch) > unit) --stretch;

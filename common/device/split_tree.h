@@ -61,28 +61,27 @@ class SplitTree {
   }
 
  private:
-  // A subtree of `level`: leaves [first, end), children of `child_span` leaves.
+  // A subtree of `level`: leaves [first, end), its children of 1 << child_shift leaves.
   struct Subtree {
     int level, index;
     int first, end;
-    int child_span, children;
-    bool own;  // this block has all of it
+    int child_shift, children;
+    bool own;                   // this block has all of it
   };
 
-  FLASHPORT_DEVICE static int span_of(int level) { return 1 << (4 * level); }
+  // A subtree of `level` has 1 << shift_of(level) leaves, or what is left of the tile. Shifts, because divisions by
+  // what only the run knows are long, and few leaves stand behind a loop to hide them.
+  FLASHPORT_DEVICE static int shift_of(int level) { return 4 * level; }
+  FLASHPORT_DEVICE static int span_of(int level) { return 1 << shift_of(level); }
   static_assert(kFanOut == 16);
 
+  FLASHPORT_DEVICE static int round_up(int leaves, int shift) { return (leaves + (1 << shift) - 1) >> shift; }
   FLASHPORT_DEVICE static Subtree subtree(const Segment& s, int level, int index) {
-    const int first = index * span_of(level);
+    const int first = index << shift_of(level);
     const int end = minimum(first + span_of(level), s.leaves);
-    const int child_span = span_of(level - 1);
-    return {level,
-            index,
-            first,
-            end,
-            child_span,
-            (end - first + child_span - 1) / child_span,
-            first >= s.first && end <= s.last};
+    const int child_shift = shift_of(level - 1);
+    return {
+        level, index, first, end, child_shift, round_up(end - first, child_shift), first >= s.first && end <= s.last};
   }
 
   // Node `node` lies in its slot: folds the parents that are this block's alone and complete with it.
@@ -103,8 +102,8 @@ class SplitTree {
     int last_done = 0;
     FLASHPORT_UNROLL(1)
     for (int level = 1; level == 1 || span_of(level - 1) < s.leaves; ++level) {
-      const int first_index = s.first / span_of(level);
-      const int last_index = (s.last - 1) / span_of(level);
+      const int first_index = s.first >> shift_of(level);
+      const int last_index = (s.last - 1) >> shift_of(level);
       const bool one = first_index == last_index;
       int done[2] = {0, 0};
       FLASHPORT_UNROLL(1)
@@ -123,9 +122,9 @@ class SplitTree {
   // True if that completes it.
   FLASHPORT_DEVICE bool complete_shared(const Tiles& tiles, const Segment& s, const Subtree& tree, int cut_children) {
     if (tree.own) return false;
-    const int from = (maximum(tree.first, s.first) + tree.child_span - 1) / tree.child_span;
+    const int from = round_up(maximum(tree.first, s.first), tree.child_shift);
     const int until = minimum(tree.end, s.last);
-    const int to = until == s.leaves ? (until + tree.child_span - 1) / tree.child_span : until / tree.child_span;
+    const int to = until == s.leaves ? round_up(until, tree.child_shift) : until >> tree.child_shift;
     const int arriving = maximum(to - from, 0) + cut_children;
     if (arriving == 0) return false;
     const std::int64_t owner = owner_of(s, tree.first);

@@ -146,7 +146,7 @@ class KvProducer {
   }
 
  private:
-  // Lane i cares for rows i and 32 + i of the wave's rows.
+  // Lane i cares for rows i and 32 + i of the wave's rows; of 16 rows the other lanes know them too.
   FLASHPORT_DEVICE int row_of_leaf(int i) const {
     return block_.wave() * kRowsPerWave + i * kWaveSize + block_.lane() % kRowsAtOnce;
   }
@@ -160,7 +160,7 @@ class KvProducer {
 #pragma unroll
       for (int i = 0; i < kRowsPerLane; ++i) {
         const int token = scout.key() + row_of_leaf(i);
-        if (!holds(s, token)) continue;
+        if (!holds(s, token) || block_.lane() >= kRowsAtOnce) continue;
         copy_async<4>(&ring_.pages[slot][row_of_leaf(i)], s.pages + page_of(p, s.pages, token).page, true);
       }
     }
