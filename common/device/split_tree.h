@@ -66,7 +66,7 @@ class SplitTree {
     int level, index;
     int first, end;
     int child_shift, children;
-    bool own;                   // this block has all of it
+    bool own;  // this block has all of it
   };
 
   // A subtree of `level` has 1 << shift_of(level) leaves, or what is left of the tile. Shifts, because divisions by

@@ -76,8 +76,8 @@ struct KvRing {
   FLASHPORT_DEVICE void init() {
     const unsigned i = threadIdx.x;
     if (i < kTiles) mbarrier_init(&ready[i], kCfg.tuning.producer_waves * kWaveSize);
-    if (i < kTiles) mbarrier_init(&free[i], kCfg.tuning.waves);
-    if (i < kQueries) mbarrier_init(&query_free[i], kCfg.tuning.waves);
+    if (i < kTiles) mbarrier_init(&free[i], kCfg.tuning.waves * kWaveSize);
+    if (i < kQueries) mbarrier_init(&query_free[i], kCfg.tuning.waves * kWaveSize);
   }
 };
 
@@ -86,8 +86,7 @@ template <DecodeConfig kCfg>
 class KvPipeline {
  public:
   template <class Shared>
-  FLASHPORT_DEVICE KvPipeline(const DecodeParams&, const Block& block, Shared& shared, LeafCursor&)
-      : leads_(block.lane() == 0), ring_(shared.ring) {}
+  FLASHPORT_DEVICE KvPipeline(const DecodeParams&, const Block&, Shared& shared, LeafCursor&) : ring_(shared.ring) {}
 
   // Waits for the oldest leaf's keys.
   FLASHPORT_DEVICE const char* keys() const {
@@ -102,12 +101,10 @@ class KvPipeline {
 
  private:
   FLASHPORT_DEVICE void release() {
-    __syncwarp();
-    if (leads_) mbarrier_arrive(&ring_.free[place_.tile]);
+    mbarrier_arrive(&ring_.free[place_.tile]);
     place_.next();
   }
 
-  bool leads_;
   KvRing<kCfg>& ring_;
   RingPlace<KvRing<kCfg>::kTiles> place_;
 };

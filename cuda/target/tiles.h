@@ -107,8 +107,7 @@ class DecodeTiles {
   // The producers have brought the query with the tile's first keys; the one before is given back.
   FLASHPORT_DEVICE void stage_query(const DecodeParams&, const Segment&) {
     if (query_ != nullptr) {
-      __syncwarp();
-      if (block_.lane() == 0) mbarrier_arrive(&shared_.ring.query_free[place_.tile]);
+      mbarrier_arrive(&shared_.ring.query_free[place_.tile]);
       place_.next();
     }
     query_ = &shared_.ring.queries[place_.tile];
