@@ -21,9 +21,9 @@
 namespace flashport::FLASHPORT_TARGET {
 
 template <DecodeConfig kCfg>
-FLASHPORT_DEVICE void decode(const DecodeParams& p, const Block& block, DecodeShared<kCfg>& shared) {
+FLASHPORT_DEVICE void decode(const DecodeParams& p, const Range& range, const Block& block,
+                             DecodeShared<kCfg>& shared) {
   using Tiles = DecodeTiles<kCfg>;
-  const Range range = block_range(p, block, shared.scan);
   LeafCursor now(range), ahead(range);
   if (now.done()) return;
   if (block.thread() == 0) shared.ends[0] = range.segment;  // until finish(), out of the registers

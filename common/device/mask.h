@@ -14,7 +14,7 @@ struct QueryRow {
 
 FLASHPORT_DEVICE QueryRow query_row(const DecodeParams& p, const Segment& s, int tile_rows, int row) {
   const int packed = s.row_tile * tile_rows + row;
-  const int token = packed / p.group_size;
+  const int token = divide(packed, p.by_group_size);
   return {token, s.kv_head * p.group_size + packed - token * p.group_size};
 }
 

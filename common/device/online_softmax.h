@@ -63,20 +63,12 @@ FLASHPORT_DEVICE void load_piece(StatePiece& x, const float* slot, int live_rows
   load_published_vector(x.o, slot + slot_output_offset(live_rows) + static_cast<std::int64_t>(row) * dv + column);
 }
 
-FLASHPORT_DEVICE void read_piece(StatePiece& x, const float* state, int live_rows, int row, int dv, int column) {
-  x.m = state[row];
-  x.l = state[live_rows + row];
-  const float* o = state + slot_output_offset(live_rows) + static_cast<std::int64_t>(row) * dv + column;
-  const float* aligned = static_cast<const float*>(__builtin_assume_aligned(o, 16));
-  for (int i = 0; i < kVectorFloats; ++i) x.o[i] = aligned[i];
-}
-
 FLASHPORT_DEVICE void write_piece(const StatePiece& x, float* state, int live_rows, int row, int dv, int column) {
   if (column == 0) {
     state[row] = x.m;
     state[live_rows + row] = x.l;
   }
-  store_vector(state + slot_output_offset(live_rows) + static_cast<std::int64_t>(row) * dv + column, x.o);
+  store_published_vector(state + slot_output_offset(live_rows) + static_cast<std::int64_t>(row) * dv + column, x.o);
 }
 
 FLASHPORT_DEVICE void merge(StatePiece& acc, const StatePiece& x) {
@@ -114,68 +106,72 @@ FLASHPORT_DEVICE void fold_states(const Block& block, const float* slots, std::i
 }
 
 // The same through the tiles' shared memory of kFoldRoomFloats floats, where the loads of many states are in flight at
-// once, and the weights of a row are worked out once.
+// once. The weights of all states are worked out side by side: before a state comes the largest maximum of those that
+// are already in, whatever the order in which that was found.
 template <class Tiles, class Sink>
-FLASHPORT_DEVICE void fold_states_gathered(const Tiles& tiles, const Block& block, const float* slots,
-                                           std::int64_t slot_floats, int second, int count, const Sink& sink) {
+FLASHPORT_DEVICE void fold_states_gathered(const Tiles& tiles, const Block& block, const float* slots, int floats,
+                                           int second, int count, const Sink& sink) {
   constexpr int kDv = Tiles::kColumns;
   constexpr int kPieces = kDv / kVectorFloats;
   const int live_rows = tiles.live_rows();
-  const int floats = static_cast<int>(slot_floats);
-  float* weights = tiles.fold_room();              // (a, b) of each state and row
-  float* sum = weights + 2 * kFanOut * live_rows;  // a state, as all that follow it
+  const int head = static_cast<int>(slot_output_offset(live_rows));
+  float* weights = tiles.fold_room();                // (a, b) of each state and row
+  float* after = weights + 2 * kFanOut * live_rows;  // m and l of the sum with the states of this round
+  float* sum = after + head;                         // a state, as all that follow it
+  float* before = sum;                               // m and l of the sum without them
   float* states = sum + floats;
-  const int at_once = (Tiles::kFoldRoomFloats - 2 * kFanOut * live_rows) / floats - 1;
+  int at_once = kFanOut;
+  if constexpr (Tiles::kFoldRoomFloats < Tiles::kFoldRoomForAll) {
+    at_once = minimum(at_once, (Tiles::kFoldRoomFloats - 2 * kFanOut * live_rows - head) / floats - 1);
+  }
   tiles.copy_published(sum, slots, floats);
   bool done = false;
   for (int first = second; !done; first += at_once) {
     const int here = minimum(at_once, maximum(count - first, 0));  // 0: an only child
+    const int last = maximum(here - 1, 0);
     done = first + here >= count;
-    tiles.copy_published(states, slots + first * slot_floats, here * floats);
+    tiles.copy_published(states, slots + first * floats, here * floats);
     tiles.await_published();
-    for (int row = block.thread(); row < live_rows; row += block.threads()) {
-      float m = sum[row];
-      float l = sum[live_rows + row];
-      float next_m[kFanOut], next_l[kFanOut];
-      FLASHPORT_UNROLL(16)
-      for (int state = 0; state < kFanOut; ++state) {
-        const float* from = states + minimum(state, maximum(here - 1, 0)) * floats + row;
-        next_m[state] = from[0];
-        next_l[state] = from[live_rows];
-      }
-      FLASHPORT_UNROLL(16)
-      for (int state = 0; state < kFanOut; ++state) {
-        if (state < here) {
-          const MergeWeights w = merge_weights(m, next_m[state]);
-          l = merge_value(l, w.a, next_l[state], w.b);
-          m = w.m;
-          weights[2 * (state * live_rows + row)] = w.a;
-          weights[2 * (state * live_rows + row) + 1] = w.b;
-        }
-      }
-      sum[row] = m;
-      sum[live_rows + row] = l;
+    for (int i = block.thread(); i < (kFanOut * live_rows + kWaveSize - 1) / kWaveSize * kWaveSize;
+         i += block.threads()) {
+      const int state = i % kFanOut;
+      const int row = minimum(i / kFanOut, live_rows - 1);
+      const float m = state < here ? states[state * floats + row] : -kInfinity;
+      const MergeWeights w = merge_weights(maximum(before[row], group_max_before<kFanOut>(m)), m);
+      if (state < here) store_pair(weights + 2 * (row * kFanOut + state), w.a, w.b);
+      if (state == last) after[row] = w.m;
     }
     block.sync();
     for (int i = block.thread(); i < live_rows * kPieces; i += block.threads()) {
       const int row = i / kPieces;
       const int column = i % kPieces * kVectorFloats;
+      const float* w = weights + 2 * kFanOut * row;
+      const float* next_l = states + live_rows + row;
+      const float* next_o = states + head + row * kDv + column;
       StatePiece acc;
-      read_piece(acc, sum, live_rows, row, kDv, column);
+      acc.m = after[row];
+      acc.l = before[live_rows + row];
+      load_shared_vector(acc.o, sum + head + row * kDv + column);
       FLASHPORT_UNROLL(4)
       for (int state = 0; state < here; ++state) {
-        StatePiece next;
-        read_piece(next, states + state * floats, live_rows, row, kDv, column);
-        const float* w = weights + 2 * (state * live_rows + row);
-        for (int j = 0; j < kVectorFloats; ++j) acc.o[j] = merge_value(acc.o[j], w[0], next.o[j], w[1]);
+        float o[kVectorFloats];
+        load_shared_vector(o, next_o + state * floats);
+        acc.l = merge_value(acc.l, w[2 * state], next_l[state * floats], w[2 * state + 1]);
+        for (int j = 0; j < kVectorFloats; ++j) {
+          acc.o[j] = merge_value(acc.o[j], w[2 * state], o[j], w[2 * state + 1]);
+        }
       }
       if (done) {
         sink(row, column, acc);
       } else {
-        store_vector(sum + slot_output_offset(live_rows) + row * kDv + column, acc.o);
+        store_shared_vector(sum + head + row * kDv + column, acc.o);
+        if (column == 0) after[live_rows + row] = acc.l;
       }
     }
     block.sync();
+    float* swapped = before;
+    before = after;
+    after = swapped;
   }
 }
 

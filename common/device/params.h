@@ -27,6 +27,17 @@ struct IndexArray {
   std::int32_t is_int64;
 };
 
+// A divisor that is the same in the whole launch: dividing by it is a multiplication (tree_layout.h).
+struct Divisor {
+  std::uint32_t value, multiplier, shift;
+};
+
+// How a grid cuts the line of leaves (schedule.h): blocks side by side, and how many stretches and groups that makes.
+struct LineCut {
+  Divisor group, stretches;
+  std::int32_t groups;  // of a sequence's query tiles
+};
+
 struct CacheParams {
   const void* data;
   std::int64_t page_stride;   // bytes from page to page (from sequence to sequence when contiguous)
@@ -47,6 +58,7 @@ struct DecodeParams {
   std::int32_t batch, num_q_heads, num_kv_heads, group_size;
   std::int32_t head_dim_qk, head_dim_v;
   std::int32_t row_tiles;  // ceil(group_size * max_q_len / rows)
+  Divisor by_group_size, by_row_tiles;
   std::int32_t max_q_len;
 
   const void* q;
@@ -95,7 +107,7 @@ struct DecodeParams {
   std::int64_t slot_floats;  // floats of one partial state
   std::uint32_t* counters;
   std::int32_t levels;
-  std::int32_t tile_group;  // tiles of a sequence side by side (common/device/tree_layout.h)
+  LineCut cuts[2];  // a block for itself; tiles of a sequence side by side
 };
 
 // Stage 2: out = merge over chunks of (mid, mid_lse).

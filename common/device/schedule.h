@@ -1,7 +1,7 @@
 // Who works on what. The query tiles of a sequence (kv head, then rows of its packed group) form groups that walk
 // through the keys side by side, a block for each tile: heads that share pages read them together, from memory that is
 // near. The work is a line of leaves (64 keys of one group): sequence by sequence, group by group, leaf by leaf, cut
-// into equal stretches: stretch i of n holds [total * i / n, total * (i + 1) / n), and the `group` blocks from
+// into equal stretches: stretch i of n holds [units * i / n, units * (i + 1) / n), and the `group` blocks from
 // i * group on work on it. The line is never stored: a block scans the leaf counts of the batch and finds its own
 // beginning. A sequence without keys counts one leaf, so that someone writes its output.
 // With fixed chunks (stage 1, num_splits) a block is one chunk of one tile instead.
@@ -66,38 +66,37 @@ FLASHPORT_DEVICE Segment open_sequence(const DecodeParams& p, int seq) {
   return s;
 }
 
-// a / b of numbers that are not negative, in 32 bits where that is enough.
+FLASHPORT_DEVICE int divide(int a, const Divisor& b) {
+  return static_cast<int>(static_cast<std::uint64_t>(static_cast<std::uint32_t>(a)) * b.multiplier >> b.shift);
+}
+// The same of 64 bits: out of line, because a GPU takes a hundred instructions and few lines are so long.
 FLASHPORT_COLD std::int64_t divide_long(std::int64_t a, std::int64_t b) { return a / b; }
-FLASHPORT_DEVICE std::int64_t divide(std::int64_t a, std::int64_t b) {
-  if (((a | b) >> 32) == 0) return static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);
-  return divide_long(a, b);
+FLASHPORT_DEVICE std::int64_t divide(std::int64_t a, const Divisor& b) {
+  return a >> 31 == 0 ? divide(static_cast<int>(a), b) : divide_long(a, b.value);
 }
 
-// The line and how it is cut. It is counted in units of 1 leaf or, where that costs no more than 1/32 of a stretch's
-// leaves in balance, of one node: then no node is cut, and far fewer partial results meet.
+// The line is counted in units of 1 leaf or, where that costs no more than 1/32 of a stretch's leaves in balance, of
+// one node: then no node is cut, and far fewer partial results meet. Counted in leaves, a tile begins with what it
+// costs to open it; who has only that of a tile has nothing of it.
+inline constexpr int kOpeningLeaves = 2;
+
+FLASHPORT_DEVICE int units_of(int leaves, int unit) {
+  return unit == 1 ? leaves + kOpeningLeaves : (leaves + kFanOut - 1) / kFanOut;
+}
+FLASHPORT_DEVICE int unit_of_leaf(int leaf, int unit) { return unit == 1 ? leaf + kOpeningLeaves : leaf / kFanOut; }
+// Leaves in the first `units` of a tile, if it has so many.
+FLASHPORT_DEVICE std::int64_t leaves_before(std::int64_t units, int unit) {
+  return unit == 1 ? maximum(units - kOpeningLeaves, std::int64_t{0}) : units * kFanOut;
+}
+
+// How the line is cut, as this block sees it.
 struct Line {
-  std::int64_t total;  // units
-  std::int64_t stretches;
-  int unit;   // leaves
-  int group;  // tiles, and blocks, side by side
-  int lane;   // this block's place among them
-  // total / stretches and what remains of it
+  int unit;       // leaves
+  int cut;        // DecodeParams::cuts
+  int lane;       // this block's place among those side by side
+  unsigned rest;  // units / stretches, and what remains of it
   std::int64_t share;
-  unsigned rest;
-  float inverse_share;
 };
-
-FLASHPORT_DEVICE Line make_line(std::int64_t total, int stretches, int unit, int group, int lane) {
-  const std::int64_t share = divide(total, stretches);
-  return {total,
-          stretches,
-          unit,
-          group,
-          lane,
-          share,
-          static_cast<unsigned>(total - share * stretches),
-          static_cast<float>(stretches) / static_cast<float>(total)};
-}
 
 // The block's stretch of the line, beginning in `segment`. end is exclusive; an idle block has first == last.
 struct Range {
@@ -106,27 +105,31 @@ struct Range {
   Segment segment;
 };
 
-FLASHPORT_DEVICE int units_of(int leaves, int unit) { return unit == 1 ? leaves : (leaves + kFanOut - 1) / kFanOut; }
-
-// Where stretch `stretch` begins: total * stretch / stretches, in divisions of 32 bits: those of 64 take a GPU a
-// hundred instructions each, and a kernel has many.
-FLASHPORT_DEVICE std::int64_t stretch_begin(const Line& line, std::int64_t stretch) {
+// Where stretch `stretch` of n begins: units * stretch / n.
+FLASHPORT_DEVICE std::int64_t stretch_begin(const DecodeParams& p, const Line& line, int stretch) {
   const unsigned rest = line.rest * static_cast<unsigned>(stretch);  // both are below kCounterCapacity
-  return line.share * stretch + rest / static_cast<unsigned>(line.stretches);
+  return line.share * stretch + divide(static_cast<int>(rest), p.cuts[line.cut].stretches);
+}
+
+// Stretches a unit, roughly.
+FLASHPORT_DEVICE float inverse_share(const DecodeParams& p, const Line& line) {
+  const auto stretches = static_cast<float>(p.cuts[line.cut].stretches.value);
+  return stretches / (static_cast<float>(line.share) * stretches + static_cast<float>(line.rest));
 }
 
 // The stretch that holds `leaf` of a segment.
-FLASHPORT_DEVICE std::int64_t stretch_of(const Line& line, const Segment& s, int leaf) {
-  const std::int64_t unit = s.start + (line.unit == 1 ? leaf : leaf / kFanOut);
-  auto stretch = static_cast<std::int64_t>(static_cast<float>(unit) * line.inverse_share);
-  stretch = minimum(stretch, line.stretches - 1);
-  while (stretch_begin(line, stretch) > unit) --stretch;
-  while (stretch_begin(line, stretch + 1) <= unit) ++stretch;
+FLASHPORT_DEVICE int stretch_of(const DecodeParams& p, const Line& line, float inverse_share, const Segment& s,
+                                int leaf) {
+  const std::int64_t unit = s.start + unit_of_leaf(leaf, line.unit);
+  const int last = static_cast<int>(p.cuts[line.cut].stretches.value) - 1;
+  int stretch = minimum(static_cast<int>(static_cast<float>(unit) * inverse_share), last);
+  while (stretch_begin(p, line, stretch) > unit) --stretch;
+  while (stretch_begin(p, line, stretch + 1) <= unit) ++stretch;
   return stretch;
 }
 
 FLASHPORT_DEVICE void set_tile(const DecodeParams& p, Segment& s, int tile) {
-  s.kv_head = tile / p.row_tiles;
+  s.kv_head = divide(tile, p.by_row_tiles);
   s.row_tile = tile - s.kv_head * p.row_tiles;
 }
 
@@ -147,27 +150,30 @@ FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block,
   const std::int64_t before = block_exclusive_scan(block, scratch, mine, both);
 
   // Side by side only where every block gets some leaves: else these spread better.
-  const int tiles = p.num_kv_heads * p.row_tiles;
-  const bool side_by_side = (both & kLeafMask) * tiles >= 8 * block.count();
-  const int group = side_by_side ? p.tile_group : 1;
-  const int blocks = static_cast<int>(block.count());
+  const std::int64_t leaves = both & kLeafMask;
+  const std::int64_t nodes = both >> kNodeBits;
   const int index = static_cast<int>(block.index());
-  const int stretches = side_by_side ? blocks / p.tile_group : blocks;
-  const int stretch = minimum(side_by_side ? index / p.tile_group : index, stretches);  // the last few: idle
-  const int groups = side_by_side ? tiles / p.tile_group : tiles;
-  const std::int64_t leaves = (both & kLeafMask) * groups;
-  const std::int64_t nodes = (both >> kNodeBits) * groups;
-  const std::int64_t by_node = divide(nodes + stretches - 1, stretches) * kFanOut;
-  const bool whole_nodes = by_node * stretches <= leaves + leaves / 32;
-  const Line line =
-      make_line(whole_nodes ? nodes : leaves, stretches, whole_nodes ? kFanOut : 1, group, index - stretch * group);
   Range range;
-  range.line = line;
-  const std::int64_t begin = stretch_begin(line, stretch);
-  range.end = stretch < stretches ? stretch_begin(line, stretch + 1) : begin;
-  std::int64_t start = (whole_nodes ? before >> kNodeBits : before & kLeafMask) * groups;
+  Line& line = range.line;
+  line.cut = leaves * p.cuts[0].groups >= 8 * block.count() ? 1 : 0;
+  const LineCut& cut = p.cuts[line.cut];
+  const auto stretches = static_cast<int>(cut.stretches.value);
+  const int place = divide(index, cut.group);
+  line.lane = index - place * static_cast<int>(cut.group.value);
+  const int stretch = minimum(place, stretches);  // the last few: idle
+  const std::int64_t by_node = divide(nodes * cut.groups + stretches - 1, cut.stretches) * kFanOut;
+  const bool whole_nodes = by_node * stretches <= leaves * cut.groups + leaves * cut.groups / 32;
+  line.unit = whole_nodes ? kFanOut : 1;
+  const std::int64_t units = (whole_nodes ? nodes : leaves + std::int64_t{kOpeningLeaves} * p.batch) * cut.groups;
+  line.share = divide(units, cut.stretches);
+  line.rest = static_cast<unsigned>(units - line.share * stretches);
+  const std::int64_t begin = stretch_begin(p, line, stretch);
+  range.end = stretch < stretches ? stretch_begin(p, line, stretch + 1) : begin;
+  std::int64_t start =
+      (whole_nodes ? before >> kNodeBits : (before & kLeafMask) + std::int64_t{kOpeningLeaves} * from) * cut.groups;
   for (int seq = from; seq < to; ++seq) {
-    const std::int64_t weight = static_cast<std::int64_t>(units_of(sequence_leaves(p, seq), line.unit)) * groups;
+    const int its_leaves = share == 1 ? static_cast<int>(mine & kLeafMask) : sequence_leaves(p, seq);
+    const std::int64_t weight = static_cast<std::int64_t>(units_of(its_leaves, line.unit)) * cut.groups;
     if (begin >= start && begin < start + weight) {
       scratch.seq = seq;
       scratch.start = start;
@@ -177,18 +183,16 @@ FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block,
   block.sync();
   range.segment = open_sequence(p, begin < range.end ? block.uniform(scratch.seq) : 0);
   Segment& s = range.segment;
-  if (begin >= range.end) {
-    s.first = s.last = 0;
-    return range;
-  }
+  s.first = s.last = 0;
+  if (begin >= range.end) return range;
   const std::int64_t inside = begin - block.uniform(scratch.start);
   const int tile_units = units_of(s.leaves, line.unit);
-  const int tile_row = static_cast<int>(divide(inside, tile_units));
-  set_tile(p, s, tile_row * line.group + line.lane);
-  const int unit = static_cast<int>(inside - static_cast<std::int64_t>(tile_row) * tile_units);
-  s.first = unit * line.unit;
-  s.start = begin - unit;
-  s.last = static_cast<int>(minimum(static_cast<std::int64_t>(s.leaves), (range.end - s.start) * line.unit));
+  const int tile_row =
+      inside >> 31 == 0 ? static_cast<int>(inside) / tile_units : static_cast<int>(divide_long(inside, tile_units));
+  set_tile(p, s, tile_row * static_cast<int>(cut.group.value) + line.lane);
+  s.start = begin - (inside - static_cast<std::int64_t>(tile_row) * tile_units);
+  s.first = static_cast<int>(leaves_before(begin - s.start, line.unit));
+  s.last = static_cast<int>(minimum(std::int64_t{s.leaves}, leaves_before(range.end - s.start, line.unit)));
   return range;
 }
 
@@ -213,8 +217,9 @@ FLASHPORT_DEVICE Range chunk_range(const DecodeParams& p, const Block& block) {
   s.first = 0;
   s.last = s.key_begin < s.key_high || p.write_empty_chunks ? s.leaves : 0;
   s.start = 0;
-  range.end = s.last;
-  range.line = make_line(s.leaves, 1, 1, 1, 0);
+  range.end = units_of(s.leaves, kFanOut);
+  range.line = {};
+  range.line.unit = kFanOut;  // no cut
   return range;
 }
 
@@ -227,15 +232,11 @@ FLASHPORT_DEVICE Range block_range(const DecodeParams& p, const Block& block, Sc
 struct LeafCursor {
   Segment segment;
   int leaf;
-  int unit, group;
+  int unit, cut;
   std::int64_t end;
 
   FLASHPORT_DEVICE explicit LeafCursor(const Range& range)
-      : segment(range.segment),
-        leaf(range.segment.first),
-        unit(range.line.unit),
-        group(range.line.group),
-        end(range.end) {}
+      : segment(range.segment), leaf(range.segment.first), unit(range.line.unit), cut(range.line.cut), end(range.end) {}
 
   FLASHPORT_DEVICE bool done() const { return leaf >= segment.last; }
   FLASHPORT_DEVICE bool at_segment_start() const { return leaf == segment.first; }
@@ -244,16 +245,18 @@ struct LeafCursor {
   FLASHPORT_DEVICE void next(const DecodeParams& p) {
     if (++leaf < segment.last) return;
     const std::int64_t next_start = segment.start + units_of(segment.leaves, unit);
-    if (next_start >= end) return;
-    int tile = segment.kv_head * p.row_tiles + segment.row_tile + group;
-    if (tile >= p.num_kv_heads * p.row_tiles) {
-      tile -= p.num_kv_heads * p.row_tiles;
+    const std::int64_t leaves_due = leaves_before(end - next_start, unit);
+    if (leaves_due <= 0) return;
+    const int tiles = p.num_kv_heads * p.row_tiles;
+    int tile = segment.kv_head * p.row_tiles + segment.row_tile + static_cast<int>(p.cuts[cut].group.value);
+    if (tile >= tiles) {
+      tile -= tiles;
       segment = open_sequence(p, segment.seq + 1);
     }
     set_tile(p, segment, tile);
     segment.start = next_start;
     segment.first = 0;
-    segment.last = static_cast<int>(minimum(static_cast<std::int64_t>(segment.leaves), (end - next_start) * unit));
+    segment.last = static_cast<int>(minimum(std::int64_t{segment.leaves}, leaves_due));
     leaf = 0;
   }
 };

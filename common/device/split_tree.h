@@ -20,7 +20,7 @@ class SplitTree {
   using State = SoftmaxState<Tiles>;
 
   FLASHPORT_DEVICE SplitTree(const DecodeParams& p, const Block& block, const Range& range)
-      : p_(p), block_(block), line_(range.line) {}
+      : p_(p), block_(block), line_(range.line), inverse_share_(inverse_share(p, range.line)) {}
 
   // Adds the state of leaf `now`. Writes the tile's output where that completes a root that is this block's alone; what
   // is shared with other blocks is left in its slots for finish().
@@ -75,13 +75,13 @@ class SplitTree {
   FLASHPORT_DEVICE static int span_of(int level) { return 1 << shift_of(level); }
   static_assert(kFanOut == 16);
 
-  FLASHPORT_DEVICE static int round_up(int leaves, int shift) { return (leaves + (1 << shift) - 1) >> shift; }
+  FLASHPORT_DEVICE static int shift_up(int leaves, int shift) { return (leaves + (1 << shift) - 1) >> shift; }
   FLASHPORT_DEVICE static Subtree subtree(const Segment& s, int level, int index) {
     const int first = index << shift_of(level);
     const int end = minimum(first + span_of(level), s.leaves);
     const int child_shift = shift_of(level - 1);
     return {
-        level, index, first, end, child_shift, round_up(end - first, child_shift), first >= s.first && end <= s.last};
+        level, index, first, end, child_shift, shift_up(end - first, child_shift), first >= s.first && end <= s.last};
   }
 
   // Node `node` lies in its slot: folds the parents that are this block's alone and complete with it.
@@ -122,16 +122,17 @@ class SplitTree {
   // True if that completes it.
   FLASHPORT_DEVICE bool complete_shared(const Tiles& tiles, const Segment& s, const Subtree& tree, int cut_children) {
     if (tree.own) return false;
-    const int from = round_up(maximum(tree.first, s.first), tree.child_shift);
+    const int from = shift_up(maximum(tree.first, s.first), tree.child_shift);
     const int until = minimum(tree.end, s.last);
-    const int to = until == s.leaves ? round_up(until, tree.child_shift) : until >> tree.child_shift;
+    const int to = until == s.leaves ? shift_up(until, tree.child_shift) : until >> tree.child_shift;
     const int arriving = maximum(to - from, 0) + cut_children;
     if (arriving == 0) return false;
-    const std::int64_t owner = owner_of(s, tree.first);
     const DecodeParams& p = params();
+    const int stretch = stretch_of(p, line_, inverse_share_, s, tree.first);
+    const std::int64_t owner = block_of(stretch);
     if (!block_.arrive(p.counters + tree_counter(owner, p.levels, tree.level), arriving, tree.children)) return false;
-    const std::int64_t owners_end = stretch_begin(line_, stretch_of(line_, s, tree.first) + 1);
-    const int owners = static_cast<int>((owners_end - s.start) * line_.unit) - tree.first;
+    const std::int64_t owners_end = stretch_begin(p, line_, stretch + 1);
+    const int owners = static_cast<int>(leaves_before(owners_end - s.start, line_.unit)) - tree.first;
     fold<true>(tiles, s, tree, shared_slots(owner, tree.level), tree.level == 1 ? owners : 1);
     return true;
   }
@@ -154,16 +155,19 @@ class SplitTree {
       }
     };
     if constexpr (kBehindLoop && Tiles::kFoldRoomFloats > 0) {
-      fold_states_gathered(tiles, block_, slots, p.slot_floats, second, count, sink);
+      fold_states_gathered(tiles, block_, slots, static_cast<int>(p.slot_floats), second, count, sink);
     } else {
       constexpr int kAtOnce = kBehindLoop ? kFoldAllAtOnce : kFoldAtOnce;
       fold_states<Tiles::kColumns, kAtOnce>(block_, slots, p.slot_floats, rows, second, count, sink);
     }
   }
 
-  // The block of this tile whose range holds `leaf`.
+  // The block of this tile that works on a stretch, and the one whose range holds `leaf`.
+  FLASHPORT_DEVICE std::int64_t block_of(int stretch) const {
+    return stretch * static_cast<int>(params().cuts[line_.cut].group.value) + line_.lane;
+  }
   FLASHPORT_DEVICE std::int64_t owner_of(const Segment& s, int leaf) const {
-    return stretch_of(line_, s, leaf) * line_.group + line_.lane;
+    return block_of(stretch_of(params(), line_, inverse_share_, s, leaf));
   }
 
   // Where the finished subtree `index` of `level` goes: among the children of its parent.
@@ -189,6 +193,7 @@ class SplitTree {
   const DecodeParams& p_;
   const Block& block_;
   const Line line_;
+  const float inverse_share_;
   State node_;
 };
 

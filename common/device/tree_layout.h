@@ -7,7 +7,7 @@
 // writes partial results over the zeros another one relies on.
 #pragma once
 
-#include <cstdint>
+#include "common/device/params.h"
 
 namespace flashport {
 
@@ -62,6 +62,20 @@ inline constexpr int kMostTilesSideBySide = 8;
     if (tiles % group == 0 && grid % group * 32 <= grid) return group;
   }
   return 1;
+}
+
+// a / value = a * multiplier >> shift in 64 bits for every a below 2^31, because the multiplier is
+// ceil(2^shift / value) with 2^(shift - 31) >= value.
+[[nodiscard]] constexpr Divisor make_divisor(std::int64_t value) {
+  std::uint32_t shift = 31;
+  while ((std::int64_t{1} << (shift - 31)) < value) ++shift;
+  const std::uint64_t divisor = static_cast<std::uint64_t>(value);
+  return {static_cast<std::uint32_t>(value),
+          static_cast<std::uint32_t>(((std::uint64_t{1} << shift) + divisor - 1) / divisor), shift};
+}
+
+[[nodiscard]] constexpr LineCut line_cut(std::int64_t tiles, std::int64_t grid, int group) {
+  return {make_divisor(group), make_divisor(grid / group), static_cast<std::int32_t>(tiles / group)};
 }
 
 // The largest grid whose counters fit.

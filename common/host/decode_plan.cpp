@@ -34,7 +34,9 @@ void plan_invariant(DecodePlan& plan, const Check& check, DeviceContext& device)
   const std::int64_t leaves = tile_count(p) * std::max<std::int64_t>(tree_leaves(p.max_len), 1);
   const std::int64_t resident = std::int64_t{device.multiprocessors()} * device.occupancy(check, *plan.kernel);
   plan.grid = std::min({resident, max_tree_grid(p.levels), leaves});
-  p.tile_group = tile_group(std::int64_t{p.num_kv_heads} * p.row_tiles, plan.grid);
+  const std::int64_t tiles = std::int64_t{p.num_kv_heads} * p.row_tiles;
+  p.cuts[0] = line_cut(tiles, plan.grid, 1);
+  p.cuts[1] = line_cut(tiles, plan.grid, tile_group(tiles, plan.grid));
   plan.slots_offset = kCounterBytes;
   plan.workspace_bytes = tree_workspace_bytes(plan.grid, p.levels, p.slot_floats);
 }
@@ -140,6 +142,8 @@ DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device) {
     check.not_supported(reason);
   }
   p.row_tiles = static_cast<std::int32_t>(ceil_div(std::int64_t{p.group_size} * p.max_q_len, plan.kernel->shape.rows));
+  p.by_group_size = make_divisor(p.group_size);
+  p.by_row_tiles = make_divisor(p.row_tiles);
   if (problem.chunk_keys > 0) {
     plan_fixed_chunks(plan, problem);
   } else if (problem.num_splits == kInvariantSplits) {

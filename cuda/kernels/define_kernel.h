@@ -17,13 +17,15 @@ inline constexpr int kAppendThreads = 128;
 template <DecodeConfig kCfg>
 FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>& shared) {
   shared.ring.init();
+  begin_kernel();
+  const Range range = block_range(p, Block(nullptr), shared.scan);
   __syncthreads();
   constexpr int kCompute = compute_threads(kCfg);
   if (threadIdx.x < kCompute) {
-    decode<kCfg>(p, Block(&shared.arrive_flag, 0, kCompute, 1), shared);
+    decode<kCfg>(p, range, Block(&shared.arrive_flag, 0, kCompute, 1), shared);
   } else {
     const Block producers(nullptr, kCompute, producer_threads(kCfg), 2);
-    KvProducer<kCfg>(producers, shared.ring).run(p, block_range(p, producers, shared.producer_scan));
+    KvProducer<kCfg>(producers, shared.ring).run(p, range);
   }
 }
 
@@ -55,6 +57,7 @@ constexpr DecodeConfig decode_config(MathType math, KvFormat kv, int head_dim_qk
   namespace flashport::FLASHPORT_TARGET {                                                                     \
   extern "C" __global__ void __launch_bounds__(kMergeThreads) symbol(const __grid_constant__ Params params) { \
     __shared__ MergeShared<kMergeThreads> shared;                                                             \
+    begin_kernel();                                                                                           \
     body<kMergeThreads>(params, Block(nullptr), shared);                                                      \
   }                                                                                                           \
   extern "C" KernelEntry symbol##_entry() {                                                                   \
@@ -67,6 +70,7 @@ constexpr DecodeConfig decode_config(MathType math, KvFormat kv, int head_dim_qk
 #define FLASHPORT_DEFINE_APPEND_KV(symbol, key)                                                                      \
   namespace flashport::FLASHPORT_TARGET {                                                                            \
   extern "C" __global__ void __launch_bounds__(kAppendThreads) symbol(const __grid_constant__ AppendParams params) { \
+    begin_kernel();                                                                                                  \
     append_kv<kAppendThreads>(params, Block(nullptr));                                                               \
   }                                                                                                                  \
   extern "C" KernelEntry symbol##_entry() {                                                                          \
@@ -78,6 +82,7 @@ constexpr DecodeConfig decode_config(MathType math, KvFormat kv, int head_dim_qk
   namespace flashport::FLASHPORT_TARGET {                                      \
   extern "C" __global__ void __launch_bounds__(kMergeThreads)                  \
       symbol(const __grid_constant__ ReadBandwidthParams params) {             \
+    begin_kernel();                                                            \
     read_bandwidth<kMergeThreads>(params, Block(nullptr));                     \
   }                                                                            \
   extern "C" KernelEntry symbol##_entry() {                                    \

@@ -64,7 +64,15 @@ FLASHPORT_DEVICE void load_published_vector(float (&x)[kVectorFloats], const flo
   const float4 four = __ldcg(reinterpret_cast<const float4*>(from));
   x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
 }
-FLASHPORT_DEVICE void store_vector(float* to, const float (&x)[kVectorFloats]) {
+FLASHPORT_DEVICE void store_published_vector(float* to, const float (&x)[kVectorFloats]) {
+  __stcg(reinterpret_cast<float4*>(to), make_float4(x[0], x[1], x[2], x[3]));
+}
+FLASHPORT_DEVICE void load_shared_vector(float (&x)[kVectorFloats], const float* from) {
+  const float4 four = *reinterpret_cast<const float4*>(from);
+  x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
+}
+FLASHPORT_DEVICE void store_pair(float* to, float a, float b) { *reinterpret_cast<float2*>(to) = make_float2(a, b); }
+FLASHPORT_DEVICE void store_shared_vector(float* to, const float (&x)[kVectorFloats]) {
   *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
 }
 
@@ -90,6 +98,19 @@ FLASHPORT_DEVICE float wave_max(float x) {
   return x;
 }
 
+// The largest x of the lanes before this one among kGroup lanes side by side; -inf in the first.
+template <int kGroup>
+FLASHPORT_DEVICE float group_max_before(float x) {
+  const unsigned place = threadIdx.x % kGroup;
+#pragma unroll
+  for (unsigned distance = 1; distance < kGroup; distance *= 2) {
+    const float other = __shfl_up_sync(~0u, x, distance, kGroup);
+    x = place >= distance ? maximum(x, other) : x;
+  }
+  const float before = __shfl_up_sync(~0u, x, 1, kGroup);
+  return place == 0 ? -kInfinity : before;
+}
+
 // `count` (at most kVectorFloats) values at a stride, as one access where they are contiguous and aligned; rest is 0.
 FLASHPORT_DEVICE void load_vector(float (&x)[kVectorFloats], const float* from, std::int64_t stride, int count) {
   if (stride == 1 && count == kVectorFloats && reinterpret_cast<std::uintptr_t>(from) % 16 == 0) {
@@ -102,6 +123,13 @@ FLASHPORT_DEVICE void load_vector(float (&x)[kVectorFloats], const float* from, 
 template <class T>
 FLASHPORT_DEVICE void load_vector(float (&x)[kVectorFloats], const T* from, std::int64_t stride, int count) {
   for (int i = 0; i < kVectorFloats; ++i) x[i] = i < count ? to_float(from[i * stride]) : 0.0f;
+}
+
+// Every kernel begins so, and touches no memory before: it is launched while the kernel before it on the stream ends,
+// and lets the next one come as early (programmatic dependent launch; without it both are nothing).
+FLASHPORT_DEVICE void begin_kernel() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;");
 }
 
 // A block, or some waves of it that do one job: `threads` threads from `first` on, with a barrier of their own.
@@ -139,13 +167,10 @@ class Block {
   FLASHPORT_DEVICE bool arrive(std::uint32_t* counter, int add, int goal) const {
     sync();
     if (thread() == 0) {
-      __threadfence();
-      const unsigned before = atomicAdd(counter, static_cast<unsigned>(add));
+      unsigned before;
+      asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(add) : "memory");
       const bool last = before + add == static_cast<unsigned>(goal);
-      if (last) {
-        *counter = 0;
-        __threadfence();
-      }
+      if (last) *counter = 0;
       *flag_ = last;
     }
     sync();

@@ -28,13 +28,12 @@ template <DecodeConfig kCfg>
 struct DecodeShared {
   static constexpr int kRowPitch = (kCfg.shape.rows / 8 | 1) * 8;
   KvRing<kCfg> ring;
-  ScanScratch<compute_threads(kCfg)> scan;
+  ScanScratch<block_threads(kCfg)> scan;
   // What the waves that share query rows tell each other; a wave alone needs none of it.
   static constexpr bool kShared = column_waves(kCfg) > 1;
   alignas(16) std::uint16_t probabilities[kShared ? kLeafKeys : 1][kRowPitch];
   alignas(8) float row_max[kShared ? column_waves(kCfg) : 1][kCfg.shape.rows];
   float2 row_sum[kShared ? kLeafKeys / 16 : 1][kCfg.shape.rows / 8][kWaveSize];
-  ScanScratch<producer_threads(kCfg)> producer_scan;
   unsigned arrive_flag;
   Segment ends[2];  // the first and the last of the block's range
 };
@@ -57,7 +56,10 @@ class DecodeTiles {
   static constexpr int kRowSlots = 2 * kRowTiles;
   static constexpr int kColumns = kShape.head_dim_v;
   static constexpr int kFoldRoomFloats = static_cast<int>(sizeof(KvRing<kCfg>::tiles) / sizeof(float));
-  static_assert(kFoldRoomFloats >= 2 * kFanOut * kRows + 2 * slot_floats(kRows, kColumns), "a sum and a state to add");
+  static constexpr int kFoldRoomForAll = 2 * kFanOut * kRows + static_cast<int>(slot_output_offset(kRows)) +
+                                         (kFanOut + 1) * static_cast<int>(slot_floats(kRows, kColumns));
+  static_assert(kFoldRoomFloats >= 2 * kFanOut * kRows + slot_output_offset(kRows) + 2 * slot_floats(kRows, kColumns),
+                "a sum and a state to add");
 
   struct Rows {
     float v[kRowSlots];
@@ -90,9 +92,12 @@ class DecodeTiles {
   FLASHPORT_DEVICE float* fold_room() const { return reinterpret_cast<float*>(shared_.ring.tiles); }
   // Brings floats that other blocks of this launch have written to shared memory, all of them on their way at once.
   FLASHPORT_DEVICE void copy_published(float* to, const float* from, int floats) const {
+    constexpr int kStep = 4 * compute_threads(kCfg);
+    const float* end = from + floats;
+    from += 4 * block_.thread();
+    to += 4 * block_.thread();
 #pragma unroll 4
-    for (int i = 4 * block_.thread(); i < floats; i += 4 * compute_threads(kCfg))
-      copy_async<16>(to + i, from + i, true);
+    for (; from < end; from += kStep, to += kStep) copy_async<16>(to, from, true);
   }
   FLASHPORT_DEVICE void await_published() const {
     await_copies();

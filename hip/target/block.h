@@ -71,7 +71,7 @@ FLASHPORT_DEVICE void load_published_vector(float (&x)[kVectorFloats], const flo
     x[i + 1] = two.y;
   }
 }
-FLASHPORT_DEVICE void store_vector(float* to, const float (&x)[kVectorFloats]) {
+FLASHPORT_DEVICE void store_published_vector(float* to, const float (&x)[kVectorFloats]) {
   *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
 }
 
