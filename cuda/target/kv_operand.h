@@ -25,18 +25,23 @@ FLASHPORT_DEVICE void widen_fp8(unsigned& low, unsigned& high, unsigned four) {
       : "r"(four));
 }
 
-constexpr float kWidenedInt8 = 0x1p24f;  // what widened values are to be multiplied by
-constexpr unsigned kMinus128 = 0x80808080u;
-
-FLASHPORT_DEVICE unsigned shared_half(const char* from) { return *reinterpret_cast<const std::uint16_t*>(from); }
+constexpr float kInt8Unit = 0x1p24f;         // what widened values are to be multiplied by
+constexpr unsigned kMinus128 = 0x80808080u;  // two of them, widened
 
 template <DecodeConfig kCfg>
 struct KeyOperand {
   static constexpr KvFormat kFormat = kCfg.shape.kv;
   using Layout = typename KvTiles<kCfg>::Keys;
 
+  FLASHPORT_DEVICE explicit KeyOperand(int lane) {
+    for (int block = 0; block < kSelectors; ++block) {
+      selectors_[block] = q8_0_selector(block, lane % 4);
+      asm volatile("" : "+r"(selectors_[block]));  // once, not for each leaf
+    }
+  }
+
   // Keys key .. key + 15, 16 dims of `group` of 32 in each of two steps.
-  FLASHPORT_DEVICE static void load(unsigned (&a)[2][4], const char* tile, int lane, int key, int group) {
+  FLASHPORT_DEVICE void load(unsigned (&a)[2][4], const char* tile, int lane, int key, int group) const {
     const int row = key + lane % 16;
     const int unit = lane / 16 * 16;
     if constexpr (!is_byte_format(kFormat)) {
@@ -50,10 +55,8 @@ struct KeyOperand {
       unsigned head[2], rest[4];
       ldmatrix_x2(head, first);
       ldmatrix_x4(rest, first + 16 + unit);
-      const int turned = q8_0_turn(group) - lane % 4 * 4;  // so many of the lane's bytes are of the last unit
-      const unsigned selector = turned <= 0 ? 0x3210 : turned >= 4 ? 0x7654 : 0x3254;
       for (int half = 0; half < 2; ++half) {
-        widen(a[0][half], a[0][half + 2], __byte_perm(head[half], rest[half + 2], selector));
+        widen(a[0][half], a[0][half + 2], __byte_perm(head[half], rest[half + 2], selectors_[group % kSelectors]));
         widen(a[1][half], a[1][half + 2], rest[half]);
       }
     }
@@ -70,6 +73,10 @@ struct KeyOperand {
     low = __byte_perm(biased, 0, 0x4140);
     high = __byte_perm(biased, 0, 0x4342);
   }
+
+  static constexpr int kBlocks = kCfg.shape.head_dim_qk / 32;
+  static constexpr int kSelectors = kFormat != KvFormat::kQ8_0 ? 0 : kBlocks < 8 ? kBlocks : 8;
+  unsigned selectors_[kSelectors + 1];  // one more, because none is no array
 };
 
 template <DecodeConfig kCfg>

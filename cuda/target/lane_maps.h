@@ -20,6 +20,12 @@ constexpr bool is_byte_format(KvFormat format) { return format == KvFormat::kFp8
 constexpr int q8_0_unit(int block) { return block / 8 * 17 + block % 8 * 2; }
 constexpr int q8_0_turn(int block) { return block % 8 * 2 + 2; }
 constexpr int q8_0_dim(int block, int place) { return (place - q8_0_turn(block)) & 31; }
+// How a key operand's lane 4 g + c makes a word of bytes 4 c .. 4 c + 3 of the block's first unit and its last: as
+// __byte_perm selects from both. For values, which come in pairs, lanes 4 g + c with g > block % 8 take the first.
+constexpr unsigned q8_0_selector(int block, int c) {
+  const int of_last = q8_0_turn(block) - 4 * c;
+  return of_last <= 0 ? 0x3210 : of_last >= 4 ? 0x7654 : 0x3254;
+}
 
 // The column of a value operand's row g + 8 half; `tile` counts 16 columns.
 constexpr int value_column(KvFormat format, int tile, int g, int half) {

@@ -53,7 +53,8 @@ class DecodeTiles {
   static constexpr int kTilesAtOnce = ValueOperand<kCfg>::kTiles;
   static constexpr int kColGroups = kColTiles / kTilesAtOnce;
   static_assert(kWaveRows % 8 == 0 && kColGroups >= 1 && kShape.head_dim_v % (16 * kTilesAtOnce * kColWaves) == 0);
-  // Probabilities take the scales of q8_0 values, and are larger for it, so that the products stay normal numbers.
+  // Probabilities take the scales of q8_0 values, and are larger for it: their products with small scales would lose
+  // bits among the subnormal numbers of fp16.
   static constexpr float kProbabilityUnit = kScaled ? 64.0f : 1.0f;
 
  public:
@@ -88,7 +89,13 @@ class DecodeTiles {
         row_base_(block.wave() / kColWaves * kWaveRows),
         col_wave_(block.wave() % kColWaves),
         g_(block.lane() / 4),
-        c_(block.lane() % 4) {}
+        c_(block.lane() % 4),
+        keys_(block.lane()) {
+    // Operands of a constant would be put together for each product anew; these are not known to be one.
+    if constexpr (kScaled) {
+      for (unsigned& x : minus_128_) x = __shfl_sync(~0u, kMinus128, 0);
+    }
+  }
 
   // The ring's memory, once the last leaf is done.
   FLASHPORT_DEVICE float* fold_room() const { return reinterpret_cast<float*>(shared_.ring.tiles); }
@@ -139,7 +146,7 @@ class DecodeTiles {
       for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
         const int key = (col_wave_ * kKeyTiles + key_tile) * 16;
         unsigned a[2][4];
-        KeyOperand<kCfg>::load(a, keys, block_.lane(), key, pair);
+        keys_.load(a, keys, block_.lane(), key, pair);
         if constexpr (kScaled) {
           // A pair is a block: its products are summed before they are scaled, in fp32.
           const float scale[2] = {KeyOperand<kCfg>::scale(keys, key + g_, pair),
@@ -165,7 +172,7 @@ class DecodeTiles {
       }
     }
     for_each_register(sums[0].c, [&](float& x, int key_tile, int tile, int i) {
-      x = kScaled ? x * kWidenedInt8 : x + sums[1].c[key_tile][tile][i];
+      x = kScaled ? x * kInt8Unit : x + sums[1].c[key_tile][tile][i];
     });
     return sums[0];
   }
@@ -284,7 +291,7 @@ class DecodeTiles {
       }
     }
     if constexpr (kScaled) {
-      constexpr float kUnit = kWidenedInt8 / kProbabilityUnit;
+      constexpr float kUnit = kInt8Unit / kProbabilityUnit;
       for_each_register(out.c, [&](float& x, int col_tile, int tile, int i) {
         x = fma_rn(x, kUnit, kUnit * bias[col_tile / kTilesAtOnce][tile][i % 2]);
       });
@@ -387,9 +394,8 @@ class DecodeTiles {
   }
 
   // What widened int8 have too much, all 16 of A's rows alike.
-  FLASHPORT_DEVICE static void mma_minus_128(float (&c)[4], unsigned b0, unsigned b1) {
-    const unsigned a[4] = {kMinus128, kMinus128, kMinus128, kMinus128};
-    mma<kMath>(c, a, b0, b1);
+  FLASHPORT_DEVICE void mma_minus_128(float (&c)[4], unsigned b0, unsigned b1) const {
+    mma<kMath>(c, minus_128_, b0, b1);
   }
 
   // B operands of 8 query rows and the 32 dims of a pair of steps, in the order of the key operand.
@@ -401,6 +407,8 @@ class DecodeTiles {
   const Block& block_;
   DecodeShared<kCfg>& shared_;
   int live_rows_, row_base_, col_wave_, g_, c_;
+  const KeyOperand<kCfg> keys_;
+  unsigned minus_128_[4];
   const QueryTile<kCfg>* query_ = nullptr;
   RingPlace<KvRing<kCfg>::kQueries> place_;  // of query_
 };
