@@ -231,7 +231,7 @@ class KvProducer {
 #pragma unroll
         for (int part = 0; part < kUnits / kLanes; ++part) {
           copy_async<kUnit>(to + row * Layout::kPitch + ((column ^ Layout::swizzle(row)) + part * kLanes * kUnit),
-                            from[i] + part * kLanes * kUnit, policy_);
+                            from[i] + part * kLanes * kUnit, kReadOncePolicy);
         }
       }
     }
@@ -240,7 +240,7 @@ class KvProducer {
     for (int unit = kUnits / kLanes * kLanes; unit < kUnits; ++unit) {
       const int row = wave_row + block_.lane();
       if (kRows == kWaveSize || block_.lane() < kRows) {
-        copy_async<kUnit>(tile + Layout::offset(row, unit * kUnit), ring_.rows[row] + unit * kUnit, policy_);
+        copy_async<kUnit>(tile + Layout::offset(row, unit * kUnit), ring_.rows[row] + unit * kUnit, kReadOncePolicy);
       }
     }
   }
@@ -278,7 +278,6 @@ class KvProducer {
   KvRing<kCfg>& ring_;
   RingPlace<KvRing<kCfg>::kTiles> place_;
   RingPlace<KvRing<kCfg>::kQueries> query_;
-  const std::uint64_t policy_ = read_once_policy();
 };
 
 }  // namespace flashport::FLASHPORT_TARGET

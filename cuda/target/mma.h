@@ -30,11 +30,9 @@ FLASHPORT_DEVICE void copy_async(void* to, const void* from, bool valid) {
 }
 
 // A cache line that is read once leaves L2 first: what is read again (queries, page numbers, partial results) stays.
-FLASHPORT_DEVICE std::uint64_t read_once_policy() {
-  std::uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
+// This is what createpolicy.fractional.L2::evict_first gives for all of the lines. As a constant it lies in uniform
+// registers, where copies want it; what createpolicy returns is moved there again for each of them.
+constexpr std::uint64_t kReadOncePolicy = 0x12f0000000000000;
 template <int kBytes>
 FLASHPORT_DEVICE void copy_async(void* to, const void* from, std::uint64_t policy) {
   if constexpr (kBytes == 16) {
