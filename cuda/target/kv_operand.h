@@ -40,24 +40,27 @@ struct KeyOperand {
     }
   }
 
-  // Keys key .. key + 15, 16 dims of `group` of 32 in each of two steps.
-  FLASHPORT_DEVICE void load(unsigned (&a)[2][4], const char* tile, int lane, int key, int group) const {
+  // Keys key .. key + 15, 16 dims of `group` of 32 in each of two steps. Groups come one after the other: a q8_0
+  // block ends in the unit where the next begins, and `unit` keeps it.
+  FLASHPORT_DEVICE void load(unsigned (&a)[2][4], unsigned (&unit)[2], const char* tile, int lane, int key,
+                             int group) const {
     const int row = key + lane % 16;
-    const int unit = lane / 16 * 16;
+    const int byte = lane / 16 * 16;
     if constexpr (!is_byte_format(kFormat)) {
-      for (int step = 0; step < 2; ++step) ldmatrix_x4(a[step], tile + Layout::at(row, unit, 64 * group + 32 * step));
+      for (int step = 0; step < 2; ++step) ldmatrix_x4(a[step], tile + Layout::at(row, byte, 64 * group + 32 * step));
     } else if constexpr (kFormat == KvFormat::kFp8E4M3) {
       unsigned raw[4];
-      ldmatrix_x4(raw, tile + Layout::at(row, unit, 32 * group));
+      ldmatrix_x4(raw, tile + Layout::at(row, byte, 32 * group));
       for (int i = 0; i < 4; ++i) widen_fp8(a[i / 2][i % 2], a[i / 2][i % 2 + 2], raw[i]);
     } else {
       const char* first = tile + row * Layout::kPitch + q8_0_unit(group) * 16;
-      unsigned head[2], rest[4];
-      ldmatrix_x2(head, first);
-      ldmatrix_x4(rest, first + 16 + unit);
+      if (group % 8 == 0) ldmatrix_x2(unit, first);
+      unsigned next[4];
+      ldmatrix_x4(next, first + 16 + byte);
       for (int half = 0; half < 2; ++half) {
-        widen(a[0][half], a[0][half + 2], __byte_perm(head[half], rest[half + 2], selectors_[group % kSelectors]));
-        widen(a[1][half], a[1][half + 2], rest[half]);
+        widen(a[0][half], a[0][half + 2], __byte_perm(unit[half], next[half + 2], selectors_[group % kSelectors]));
+        widen(a[1][half], a[1][half + 2], next[half]);
+        unit[half] = next[half + 2];
       }
     }
   }
@@ -85,31 +88,32 @@ struct ValueOperand {
   using Layout = typename KvTiles<kCfg>::Values;
   static constexpr int kTiles = is_byte_format(kFormat) ? 2 : 1;  // of 16 columns, loaded together
 
-  // Keys key .. key + 15, columns of `group` of kTiles tiles. For q8_0, `scale` has those of keys 2 c, 2 c + 1 and
-  // 2 c + 8, 2 c + 9.
-  FLASHPORT_DEVICE static void load(unsigned (&a)[kTiles][4], unsigned (&scale)[2], const char* tile, int lane, int key,
-                                    int group) {
+  // Keys key .. key + 15, columns of `group` of kTiles tiles. For q8_0, `scale` has the scales of keys 2 c, 2 c + 1 and
+  // 2 c + 8, 2 c + 9, and groups come one after the other, as for keys; the wave's first has nothing in `unit` yet.
+  FLASHPORT_DEVICE static void load(unsigned (&a)[kTiles][4], unsigned (&scale)[2], unsigned (&unit)[2],
+                                    const char* tile, int lane, int key, int group, bool first_group) {
     const int row = key + lane % 16;
-    const int unit = lane / 16 * 16;
+    const int byte = lane / 16 * 16;
     if constexpr (!is_byte_format(kFormat)) {
       ldmatrix_x4_trans(a[0], tile + Layout::at(key + lane / 16 * 8 + lane % 8, lane / 8 % 2 * 16, 32 * group));
     } else if constexpr (kFormat == KvFormat::kFp8E4M3) {
       unsigned raw[4];
-      ldmatrix_x4_trans(raw, tile + Layout::at(row, unit, 32 * group));
+      ldmatrix_x4_trans(raw, tile + Layout::at(row, byte, 32 * group));
       for (int i = 0; i < 4; ++i) {
         unsigned* pairs = &a[i / 2][i % 2 * 2];
         widen_fp8(pairs[0], pairs[1], __byte_perm(raw[i], 0, 0x3120));
       }
     } else {
       const char* first = tile + row * Layout::kPitch + q8_0_unit(group) * 16;
-      unsigned head[2], rest[4];
-      ldmatrix_x2_trans(head, first);
-      ldmatrix_x4_trans(rest, first + 16 + unit);
-      const int in_turn = group % 8;  // the scale is the unit's value in place 2 in_turn, those of the block follow it
+      if (first_group) ldmatrix_x2_trans(unit, first);
+      unsigned next[4];
+      ldmatrix_x4_trans(next, first + 16 + byte);
+      const int in_turn = group % 8;  // lanes 4 in_turn + c have the scales in their part of the unit
       for (int half = 0; half < 2; ++half) {
-        scale[half] = __shfl_sync(~0u, head[half], 4 * in_turn + lane % 4);
-        widen(a[0][2 * half], a[0][2 * half + 1], lane / 4 > in_turn ? head[half] : rest[half + 2]);
-        widen(a[1][2 * half], a[1][2 * half + 1], rest[half]);
+        scale[half] = __shfl_sync(~0u, unit[half], 4 * in_turn + lane % 4);
+        widen(a[0][2 * half], a[0][2 * half + 1], lane / 4 > in_turn ? unit[half] : next[half + 2]);
+        widen(a[1][2 * half], a[1][2 * half + 1], next[half]);
+        unit[half] = next[half + 2];
       }
     }
   }

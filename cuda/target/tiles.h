@@ -45,6 +45,7 @@ class DecodeTiles {
   static constexpr MathType kMath = kShape.math;
   static constexpr bool kScaled = kShape.kv == KvFormat::kQ8_0;
   static constexpr int kColWaves = column_waves(kCfg);
+  static constexpr int kRowWaves = kCfg.tuning.waves / kColWaves;
   static constexpr int kWaveRows = wave_rows(kCfg);
   static constexpr int kRowTiles = kWaveRows / 8;               // of 8 query rows
   static constexpr int kKeyTiles = kLeafKeys / kColWaves / 16;  // of 16 keys
@@ -53,6 +54,7 @@ class DecodeTiles {
   static constexpr int kTilesAtOnce = ValueOperand<kCfg>::kTiles;
   static constexpr int kColGroups = kColTiles / kTilesAtOnce;
   static_assert(kWaveRows % 8 == 0 && kColGroups >= 1 && kShape.head_dim_v % (16 * kTilesAtOnce * kColWaves) == 0);
+  static_assert(!kScaled || 8 % kColGroups == 0, "eight q8_0 blocks begin and end with a unit");
   // Probabilities take the scales of q8_0 values, and are larger for it: their products with small scales would lose
   // bits among the subnormal numbers of fp16.
   static constexpr float kProbabilityUnit = kScaled ? 64.0f : 1.0f;
@@ -86,8 +88,8 @@ class DecodeTiles {
       : block_(block),
         shared_(shared),
         live_rows_(minimum(kRows, p.group_size * p.max_q_len)),
-        row_base_(block.wave() / kColWaves * kWaveRows),
-        col_wave_(block.wave() % kColWaves),
+        row_base_(kRowWaves == 1 ? 0 : block.wave() / kColWaves * kWaveRows),
+        col_wave_(kRowWaves == 1 ? block.wave() : block.wave() % kColWaves),
         g_(block.lane() / 4),
         c_(block.lane() % 4),
         keys_(block.lane()) {
@@ -129,6 +131,7 @@ class DecodeTiles {
   FLASHPORT_DEVICE Scores mma_abt(const Query&, const char* keys) const {
     // Two sums a tile, of even and odd steps: half the length of the chain of dependent products.
     Scores sums[2] = {};
+    unsigned unit[kKeyTiles][2];
 #pragma unroll
     for (int pair = 0; pair < kStepPairs; ++pair) {
       unsigned b[kRowTiles][4];
@@ -146,7 +149,7 @@ class DecodeTiles {
       for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
         const int key = (col_wave_ * kKeyTiles + key_tile) * 16;
         unsigned a[2][4];
-        keys_.load(a, keys, block_.lane(), key, pair);
+        keys_.load(a, unit[key_tile], keys, block_.lane(), key, pair);
         if constexpr (kScaled) {
           // A pair is a block: its products are summed before they are scaled, in fp32.
           const float scale[2] = {KeyOperand<kCfg>::scale(keys, key + g_, pair),
@@ -270,11 +273,13 @@ class DecodeTiles {
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
+        unsigned unit[2];
 #pragma unroll
         for (int group = 0; group < kColGroups; ++group) {
           unsigned a[kTilesAtOnce][4];
           unsigned scale[2];
-          ValueOperand<kCfg>::load(a, scale, values, lane, 32 * pair + 16 * half, col_wave_ * kColGroups + group);
+          ValueOperand<kCfg>::load(a, scale, unit, values, lane, 32 * pair + 16 * half, col_wave_ * kColGroups + group,
+                                   group == 0);
 #pragma unroll
           for (int tile = 0; tile < kRowTiles; ++tile) {
             unsigned p[2] = {b[tile][2 * half], b[tile][2 * half + 1]};
