@@ -1,108 +1,128 @@
 // The element type of K and V as a loader policy: how stored rows in shared memory become the A operands of mma.sync,
-// 16 keys x 16 dims of K and, transposed, 16 columns x 16 keys of V.
+// 16 keys x 16 dims of K and, transposed, 16 columns x 16 keys of V. All come by ldmatrix: 16-bit caches as they are,
+// byte caches (fp8, q8_0) in the order of lane_maps.h and widened to fp16 in registers.
 //
-// 16-bit caches are read by ldmatrix in natural order. Byte caches (fp8, q8_0) are widened to fp16 in registers, and
-// the order inside a group of 16 changes: for keys, dims 4 c + {0, 1, 2, 3} sit where k = 2c, 2c + 1, 2c + 8, 2c + 9 is
-// due (the query operand is loaded alike); for values, columns 2 g and 2 g + 1 sit in rows g and g + 8.
+// A q8_0 value widens to (int8 + 128) * 2^-24, the fp16 number whose bits are that byte: nothing but a move. What is
+// too much is taken off by products with kMinus128, and scales are not applied here (tiles.h).
 #pragma once
 
 #include <cuda_fp8.h>
 
 #include "cuda/target/kv_pipeline.h"
+#include "cuda/target/lane_maps.h"
 
 namespace flashport::FLASHPORT_TARGET {
 
-constexpr bool is_byte_format(KvFormat format) { return format == KvFormat::kFp8E4M3 || format == KvFormat::kQ8_0; }
-
-// Two e4m3 values in the low 16 bits, exactly, as fp16.
-FLASHPORT_DEVICE unsigned widen_fp8(unsigned two) {
-  unsigned wide;
-  asm("{ .reg .b16 low; cvt.u16.u32 low, %1; cvt.rn.f16x2.e4m3x2 %0, low; }" : "=r"(wide) : "r"(two));
-  return wide;
+// Two e4m3 values in the low and two in the high half of `four`, exactly, as fp16.
+FLASHPORT_DEVICE void widen_fp8(unsigned& low, unsigned& high, unsigned four) {
+  asm("{\n"
+      ".reg .b16 two, other_two;\n"
+      "mov.b32 {two, other_two}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, two;\n"
+      "cvt.rn.f16x2.e4m3x2 %1, other_two;\n"
+      "}"
+      : "=r"(low), "=r"(high)
+      : "r"(four));
 }
 
-// Two int8 (bytes `selector` of `four`, biased by 128) as fp16, exactly: 0x6400 is 1024.
-template <unsigned kSelector>
-FLASHPORT_DEVICE __half2 widen_int8(unsigned four_biased) {
-  const unsigned wide = __byte_perm(four_biased, 0x64646464u, kSelector);
-  return __hsub2(reinterpret_cast<const __half2&>(wide), __half2half2(__ushort_as_half(0x6480)));
-}
-
-FLASHPORT_DEVICE unsigned bits(__half2 x) { return reinterpret_cast<const unsigned&>(x); }
-
-// The q8_0 block that holds `dim` of a row: an fp16 scale, then 32 int8.
-FLASHPORT_DEVICE const char* q8_0_block(const char* row, int dim) { return row + dim / 32 * 34; }
-FLASHPORT_DEVICE Half q8_0_scale(const char* block) { return *reinterpret_cast<const Half*>(block); }
-FLASHPORT_DEVICE unsigned load_u16(const char* from) { return *reinterpret_cast<const std::uint16_t*>(from); }
+constexpr float kInt8Unit = 0x1p24f;         // what widened values are to be multiplied by
+constexpr unsigned kMinus128 = 0x80808080u;  // two of them, widened
 
 template <DecodeConfig kCfg>
 struct KeyOperand {
   static constexpr KvFormat kFormat = kCfg.shape.kv;
   using Layout = typename KvTiles<kCfg>::Keys;
 
-  // Keys key .. key + 15, dims of `step`.
-  FLASHPORT_DEVICE static void load(unsigned (&a)[4], const char* tile, int lane, int key, int step) {
-    if constexpr (!is_byte_format(kFormat)) {
-      ldmatrix_x4(a, tile + Layout::at(key + lane % 16, lane / 16 * 16, 32 * step));
-    } else {
-      four_dims(a[0], a[2], tile, key + lane / 4, 16 * step + lane % 4 * 4);
-      four_dims(a[1], a[3], tile, key + lane / 4 + 8, 16 * step + lane % 4 * 4);
+  FLASHPORT_DEVICE explicit KeyOperand(int lane) {
+    for (int block = 0; block < kSelectors; ++block) {
+      selectors_[block] = q8_0_selector(block, lane % 4);
+      asm volatile("" : "+r"(selectors_[block]));  // once, not for each leaf
     }
   }
 
- private:
-  FLASHPORT_DEVICE static void four_dims(unsigned& low, unsigned& high, const char* tile, int key, int dim) {
-    if constexpr (kFormat == KvFormat::kFp8E4M3) {
-      const unsigned four = *reinterpret_cast<const unsigned*>(tile + Layout::offset(key, dim));
-      low = widen_fp8(four);
-      high = widen_fp8(four >> 16);
+  // Keys key .. key + 15, 16 dims of `group` of 32 in each of two steps. Groups come one after the other: a q8_0
+  // block ends in the unit where the next begins, and `unit` keeps it.
+  FLASHPORT_DEVICE void load(unsigned (&a)[2][4], unsigned (&unit)[2], const char* tile, int lane, int key,
+                             int group) const {
+    const int row = key + lane % 16;
+    const int byte = lane / 16 * 16;
+    if constexpr (!is_byte_format(kFormat)) {
+      for (int step = 0; step < 2; ++step) ldmatrix_x4(a[step], tile + Layout::at(row, byte, 64 * group + 32 * step));
+    } else if constexpr (kFormat == KvFormat::kFp8E4M3) {
+      unsigned raw[4];
+      ldmatrix_x4(raw, tile + Layout::at(row, byte, 32 * group));
+      for (int i = 0; i < 4; ++i) widen_fp8(a[i / 2][i % 2], a[i / 2][i % 2 + 2], raw[i]);
     } else {
-      const char* block = q8_0_block(tile + key * Layout::kPitch, dim);
-      const __half2 d = __half2half2(q8_0_scale(block));
-      const char* at = block + 2 + dim % 32;
-      const unsigned four = (load_u16(at) | load_u16(at + 2) << 16) ^ 0x80808080u;
-      low = bits(__hmul2(widen_int8<0x4140>(four), d));
-      high = bits(__hmul2(widen_int8<0x4342>(four), d));
+      const char* first = tile + row * Layout::kPitch + q8_0_unit(group) * 16;
+      if (group % 8 == 0) ldmatrix_x2(unit, first);
+      unsigned next[4];
+      ldmatrix_x4(next, first + 16 + byte);
+      for (int half = 0; half < 2; ++half) {
+        widen(a[0][half], a[0][half + 2], __byte_perm(unit[half], next[half + 2], selectors_[group % kSelectors]));
+        widen(a[1][half], a[1][half + 2], next[half]);
+        unit[half] = next[half + 2];
+      }
     }
   }
+
+  // The scale of a key's q8_0 block.
+  FLASHPORT_DEVICE static float scale(const char* tile, int key, int block) {
+    return to_float(*reinterpret_cast<const Half*>(tile + key * Layout::kPitch + block * 34));
+  }
+
+ private:
+  FLASHPORT_DEVICE static void widen(unsigned& low, unsigned& high, unsigned four) {
+    const unsigned biased = four ^ 0x80808080u;
+    low = __byte_perm(biased, 0, 0x4140);
+    high = __byte_perm(biased, 0, 0x4342);
+  }
+
+  static constexpr int kBlocks = kCfg.shape.head_dim_qk / 32;
+  static constexpr int kSelectors = kFormat != KvFormat::kQ8_0 ? 0 : kBlocks < 8 ? kBlocks : 8;
+  unsigned selectors_[kSelectors + 1];  // one more, because none is no array
 };
 
 template <DecodeConfig kCfg>
 struct ValueOperand {
   static constexpr KvFormat kFormat = kCfg.shape.kv;
   using Layout = typename KvTiles<kCfg>::Values;
-  static constexpr int kPitch = Layout::kPitch;
+  static constexpr int kTiles = is_byte_format(kFormat) ? 2 : 1;  // of 16 columns, loaded together
 
-  // The column, of 16, in rows g (half 0) and g + 8 (half 1) of the operand.
-  FLASHPORT_DEVICE static constexpr int column(int g, int half) {
-    return is_byte_format(kFormat) ? 2 * g + half : g + 8 * half;
-  }
-
-  // Columns col .. col + 15, keys key .. key + 15.
-  FLASHPORT_DEVICE static void load(unsigned (&a)[4], const char* tile, int lane, int key, int col) {
+  // Keys key .. key + 15, columns of `group` of kTiles tiles. For q8_0, `scale` has the scales of keys 2 c, 2 c + 1 and
+  // 2 c + 8, 2 c + 9, and groups come one after the other, as for keys; the wave's first has nothing in `unit` yet.
+  FLASHPORT_DEVICE static void load(unsigned (&a)[kTiles][4], unsigned (&scale)[2], unsigned (&unit)[2],
+                                    const char* tile, int lane, int key, int group, bool first_group) {
+    const int row = key + lane % 16;
+    const int byte = lane / 16 * 16;
     if constexpr (!is_byte_format(kFormat)) {
-      ldmatrix_x4_trans(a, tile + Layout::at(key + lane / 16 * 8 + lane % 8, lane / 8 % 2 * 16, 2 * col));
+      ldmatrix_x4_trans(a[0], tile + Layout::at(key + lane / 16 * 8 + lane % 8, lane / 8 % 2 * 16, 32 * group));
     } else if constexpr (kFormat == KvFormat::kFp8E4M3) {
-      // A 16-bit unit holds two columns of one key: transposed, a register has two keys and both columns.
-      unsigned raw[2];
-      asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
-                   : "=r"(raw[0]), "=r"(raw[1])
-                   : "r"(shared_address(tile + Layout::offset(key + lane % 16, col)))
-                   : "memory");
-      for (int half = 0; half < 2; ++half) {
-        a[2 * half] = widen_fp8(__byte_perm(raw[half], 0, 0x0020));
-        a[2 * half + 1] = widen_fp8(__byte_perm(raw[half], 0, 0x0031));
+      unsigned raw[4];
+      ldmatrix_x4_trans(raw, tile + Layout::at(row, byte, 32 * group));
+      for (int i = 0; i < 4; ++i) {
+        unsigned* pairs = &a[i / 2][i % 2 * 2];
+        widen_fp8(pairs[0], pairs[1], __byte_perm(raw[i], 0, 0x3120));
       }
     } else {
-      const int at = 2 + col % 32 + lane / 4 * 2;
+      const char* first = tile + row * Layout::kPitch + q8_0_unit(group) * 16;
+      if (first_group) ldmatrix_x2_trans(unit, first);
+      unsigned next[4];
+      ldmatrix_x4_trans(next, first + 16 + byte);
+      const int in_turn = group % 8;  // lanes 4 in_turn + c have the scales in their part of the unit
       for (int half = 0; half < 2; ++half) {
-        const char* block = q8_0_block(tile + (key + 8 * half + lane % 4 * 2) * kPitch, col);
-        const __half2 d = __halves2half2(q8_0_scale(block), q8_0_scale(block + kPitch));
-        const unsigned four = (load_u16(block + at) | load_u16(block + kPitch + at) << 16) ^ 0x80808080u;
-        a[2 * half] = bits(__hmul2(widen_int8<0x4240>(four), d));
-        a[2 * half + 1] = bits(__hmul2(widen_int8<0x4341>(four), d));
+        scale[half] = __shfl_sync(~0u, unit[half], 4 * in_turn + lane % 4);
+        widen(a[0][2 * half], a[0][2 * half + 1], lane / 4 > in_turn ? unit[half] : next[half + 2]);
+        widen(a[1][2 * half], a[1][2 * half + 1], next[half]);
+        unit[half] = next[half + 2];
       }
     }
+  }
+
+ private:
+  FLASHPORT_DEVICE static void widen(unsigned& low, unsigned& high, unsigned four) {
+    const unsigned biased = four ^ 0x80808080u;
+    low = __byte_perm(biased, 0, 0x4240);
+    high = __byte_perm(biased, 0, 0x4341);
   }
 };
 

@@ -211,44 +211,43 @@ class KvProducer {
   template <class Layout, int kRows, int kUnit>
   FLASHPORT_DEVICE void copy_whole_rows(char* tile, int wave_row) const {
     constexpr int kUnits = Layout::kBytes / kUnit;
-    if constexpr (kUnits % kWaveSize == 0 || kWaveSize % kUnits == 0) {
-      // A lane keeps its column of the tile; rows are a power of two at once, so a row's swizzle is xored in.
-      constexpr int kAtOnce = kUnits >= kWaveSize ? 1 : kWaveSize / kUnits;
-      constexpr int kPerRow = kUnits >= kWaveSize ? kUnits / kWaveSize : 1;
-      const int byte = block_.lane() % kUnits * kUnit;
-      const int first = block_.lane() / kUnits;
-      char* to = tile + (wave_row + first) * Layout::kPitch;
-      const int column = byte ^ Layout::swizzle(wave_row + first);
-      // Addresses first: eight copies then leave one after the other.
-      constexpr int kBatch = kRows / kAtOnce < 8 ? kRows / kAtOnce : 8;
+    constexpr int kLanes = lanes_of_row(kUnits);
+    constexpr int kAtOnce = kWaveSize / kLanes;
+    // A lane keeps its column of the tile; rows are a power of two at once, so a row's swizzle is xored in.
+    const int byte = block_.lane() % kLanes * kUnit;
+    const int first = block_.lane() / kLanes;
+    char* to = tile + (wave_row + first) * Layout::kPitch;
+    const int column = byte ^ Layout::swizzle(wave_row + first);
+    // Addresses first: eight copies then leave one after the other.
+    constexpr int kBatch = kRows / kAtOnce < 8 ? kRows / kAtOnce : 8;
 #pragma unroll
-      for (int batch = 0; batch < kRows; batch += kBatch * kAtOnce) {
-        const char* from[kBatch];
+    for (int batch = 0; batch < kRows; batch += kBatch * kAtOnce) {
+      const char* from[kBatch];
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i) from[i] = ring_.rows[wave_row + batch + i * kAtOnce + first] + byte;
+      for (int i = 0; i < kBatch; ++i) from[i] = ring_.rows[wave_row + batch + i * kAtOnce + first] + byte;
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-          const int row = batch + i * kAtOnce;
+      for (int i = 0; i < kBatch; ++i) {
+        const int row = batch + i * kAtOnce;
 #pragma unroll
-          for (int part = 0; part < kPerRow; ++part) {
-            copy_async<kUnit>(to + row * Layout::kPitch + ((column ^ Layout::swizzle(row)) + part * kWaveSize * kUnit),
-                              from[i] + part * kWaveSize * kUnit, policy_);
-          }
-        }
-      }
-    } else {
-      constexpr int kCopies = kRows * kUnits;
-#pragma unroll
-      for (int step = 0; step < (kCopies + kWaveSize - 1) / kWaveSize; ++step) {
-        const int copy = step * kWaveSize + block_.lane();
-        const int row = copy / kUnits;
-        const int byte = (copy - row * kUnits) * kUnit;
-        const char* from = ring_.rows[wave_row + row % kRows] + byte;
-        if (kCopies % kWaveSize == 0 || copy < kCopies) {
-          copy_async<kUnit>(tile + Layout::offset(wave_row + row, byte), from, policy_);
+        for (int part = 0; part < kUnits / kLanes; ++part) {
+          copy_async<kUnit>(to + row * Layout::kPitch + ((column ^ Layout::swizzle(row)) + part * kLanes * kUnit),
+                            from[i] + part * kLanes * kUnit, kReadOncePolicy);
         }
       }
     }
+    // Blocks of 34 bytes leave up to three units over, a row for each lane.
+#pragma unroll
+    for (int unit = kUnits / kLanes * kLanes; unit < kUnits; ++unit) {
+      const int row = wave_row + block_.lane();
+      if (kRows == kWaveSize || block_.lane() < kRows) {
+        copy_async<kUnit>(tile + Layout::offset(row, unit * kUnit), ring_.rows[row] + unit * kUnit, kReadOncePolicy);
+      }
+    }
+  }
+  static constexpr int lanes_of_row(int units) {
+    if (units % 4 != 0) return 16;
+    const int even = units & -units;
+    return even < kWaveSize ? even : kWaveSize;
   }
 
   // The same unit by unit, with zeros for rows and dims that are not there.
@@ -279,7 +278,6 @@ class KvProducer {
   KvRing<kCfg>& ring_;
   RingPlace<KvRing<kCfg>::kTiles> place_;
   RingPlace<KvRing<kCfg>::kQueries> query_;
-  const std::uint64_t policy_ = read_once_policy();
 };
 
 }  // namespace flashport::FLASHPORT_TARGET

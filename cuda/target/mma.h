@@ -30,11 +30,9 @@ FLASHPORT_DEVICE void copy_async(void* to, const void* from, bool valid) {
 }
 
 // A cache line that is read once leaves L2 first: what is read again (queries, page numbers, partial results) stays.
-FLASHPORT_DEVICE std::uint64_t read_once_policy() {
-  std::uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
+// This is what createpolicy.fractional.L2::evict_first gives for all of the lines. As a constant it lies in uniform
+// registers, where copies want it; what createpolicy returns is moved there again for each of them.
+constexpr std::uint64_t kReadOncePolicy = 0x12f0000000000000;
 template <int kBytes>
 FLASHPORT_DEVICE void copy_async(void* to, const void* from, std::uint64_t policy) {
   if constexpr (kBytes == 16) {
@@ -76,9 +74,21 @@ FLASHPORT_DEVICE void ldmatrix_x4(unsigned (&r)[4], const void* row) {
                : "r"(shared_address(row))
                : "memory");
 }
+FLASHPORT_DEVICE void ldmatrix_x2(unsigned (&r)[2], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(shared_address(row))
+               : "memory");
+}
 FLASHPORT_DEVICE void ldmatrix_x4_trans(unsigned (&r)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+FLASHPORT_DEVICE void ldmatrix_x2_trans(unsigned (&r)[2], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
                : "r"(shared_address(row))
                : "memory");
 }
@@ -103,6 +113,11 @@ FLASHPORT_DEVICE void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, un
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
+}
+
+FLASHPORT_DEVICE unsigned multiply_halves(unsigned a, unsigned b) {
+  const __half2 product = __hmul2(reinterpret_cast<const __half2&>(a), reinterpret_cast<const __half2&>(b));
+  return reinterpret_cast<const unsigned&>(product);
 }
 
 // Two floats as a register of the math type, the first in the low half.

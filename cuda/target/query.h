@@ -1,7 +1,9 @@
-// The rows of a query tile on their way to shared memory, as the type of the products; padding rows and dims are zero.
+// The rows of a query tile on their way to shared memory, as the type and in the order of the products; padding
+// rows and dims are zero.
 #pragma once
 
 #include "common/device/mask.h"
+#include "cuda/target/lane_maps.h"
 #include "cuda/target/mma.h"
 
 namespace flashport::FLASHPORT_TARGET {
@@ -42,12 +44,25 @@ FLASHPORT_DEVICE void copy_query(const DecodeParams& p, const Segment& s, const 
     const std::int64_t offset = seq * p.q_stride_seq + (s.q_begin + at.token) * p.q_stride_token +
                                 at.head * p.q_stride_head + dim * p.q_stride_dim;
     const char* from = static_cast<const char*>(p.q) + (valid ? offset * 2 : 0);
-    std::uint16_t* to = &tile.rows[row][dim];
-    if (same && p.q_stride_dim == 1 && reinterpret_cast<std::uintptr_t>(from) % 16 == 0) {
-      copy_async<16>(to, from, valid);
+    const bool ready = same && p.q_stride_dim == 1 && reinterpret_cast<std::uintptr_t>(from) % 16 == 0;
+    if constexpr (is_byte_format(kCfg.shape.kv)) {
+      const auto to = [&](int pair) { return &tile.rows[row][query_column(kCfg.shape.kv, dim + 2 * pair)]; };
+      if (ready) {
+        for (int pair = 0; pair < 4; ++pair) copy_async<4>(to(pair), from + 4 * pair, valid);
+      } else {
+        const uint4 x = valid ? convert_query<kMath>(p, offset) : make_uint4(0, 0, 0, 0);
+        const unsigned pairs[4] = {x.x, x.y, x.z, x.w};
+        for (int pair = 0; pair < 4; ++pair) *reinterpret_cast<unsigned*>(to(pair)) = pairs[pair];
+        __threadfence_block();
+      }
     } else {
-      *reinterpret_cast<uint4*>(to) = valid ? convert_query<kMath>(p, offset) : make_uint4(0, 0, 0, 0);
-      __threadfence_block();
+      std::uint16_t* to = &tile.rows[row][dim];
+      if (ready) {
+        copy_async<16>(to, from, valid);
+      } else {
+        *reinterpret_cast<uint4*>(to) = valid ? convert_query<kMath>(p, offset) : make_uint4(0, 0, 0, 0);
+        __threadfence_block();
+      }
     }
   }
 }

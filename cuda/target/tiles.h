@@ -42,14 +42,21 @@ template <DecodeConfig kCfg>
 class DecodeTiles {
   static constexpr DecodeShape kShape = kCfg.shape;
   static constexpr MathType kMath = kShape.math;
-  static constexpr bool kBytes = is_byte_format(kShape.kv);
+  static constexpr bool kScaled = kShape.kv == KvFormat::kQ8_0;
   static constexpr int kColWaves = column_waves(kCfg);
+  static constexpr int kRowWaves = kCfg.tuning.waves / kColWaves;
   static constexpr int kWaveRows = wave_rows(kCfg);
   static constexpr int kRowTiles = kWaveRows / 8;               // of 8 query rows
   static constexpr int kKeyTiles = kLeafKeys / kColWaves / 16;  // of 16 keys
   static constexpr int kColTiles = kShape.head_dim_v / kColWaves / 16;
   static constexpr int kStepPairs = kShape.head_dim_qk / 32;  // of 2 x 16 dims
-  static_assert(kWaveRows % 8 == 0 && kColTiles >= 1 && kShape.head_dim_v % (16 * kColWaves) == 0);
+  static constexpr int kTilesAtOnce = ValueOperand<kCfg>::kTiles;
+  static constexpr int kColGroups = kColTiles / kTilesAtOnce;
+  static_assert(kWaveRows % 8 == 0 && kColGroups >= 1 && kShape.head_dim_v % (16 * kTilesAtOnce * kColWaves) == 0);
+  static_assert(!kScaled || 8 % kColGroups == 0, "eight q8_0 blocks begin and end with a unit");
+  // Probabilities take the scales of q8_0 values, and are larger for it: their products with small scales would lose
+  // bits among the subnormal numbers of fp16.
+  static constexpr float kProbabilityUnit = kScaled ? 64.0f : 1.0f;
 
  public:
   static constexpr int kRows = kShape.rows;
@@ -83,10 +90,16 @@ class DecodeTiles {
       : block_(block),
         shared_(shared),
         live_rows_(minimum(kRows, p.group_size * p.max_q_len)),
-        row_base_(block.wave() / kColWaves * kWaveRows),
-        col_wave_(block.wave() % kColWaves),
+        row_base_(kRowWaves == 1 ? 0 : block.wave() / kColWaves * kWaveRows),
+        col_wave_(kRowWaves == 1 ? block.wave() : block.wave() % kColWaves),
         g_(block.lane() / 4),
-        c_(block.lane() % 4) {}
+        c_(block.lane() % 4),
+        keys_(block.lane()) {
+    // Operands of a constant would be put together for each product anew; these are not known to be one.
+    if constexpr (kScaled) {
+      for (unsigned& x : minus_128_) x = __shfl_sync(~0u, kMinus128, 0);
+    }
+  }
 
   // The ring's memory, once the last leaf is done.
   FLASHPORT_DEVICE float* fold_room() const { return reinterpret_cast<float*>(shared_.ring.tiles); }
@@ -123,25 +136,52 @@ class DecodeTiles {
   FLASHPORT_DEVICE Scores mma_abt(const Query&, const char* keys) const {
     // Two sums a tile, of even and odd steps: half the length of the chain of dependent products.
     Scores sums[2] = {};
+    unsigned unit[kKeyTiles][2];
 #pragma unroll
     for (int pair = 0; pair < kStepPairs; ++pair) {
       unsigned b[kRowTiles][4];
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) query_operand(b[tile], tile, pair);
+      [[maybe_unused]] float bias[kRowTiles][4] = {};
+      if constexpr (kScaled) {
+#pragma unroll
+        for (int tile = 0; tile < kRowTiles; ++tile) {
+          mma_minus_128(bias[tile], b[tile][0], b[tile][1]);
+          mma_minus_128(bias[tile], b[tile][2], b[tile][3]);
+        }
+      }
 #pragma unroll
       for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          unsigned a[4];
-          KeyOperand<kCfg>::load(a, keys, block_.lane(), (col_wave_ * kKeyTiles + key_tile) * 16, 2 * pair + half);
+        const int key = (col_wave_ * kKeyTiles + key_tile) * 16;
+        unsigned a[2][4];
+        keys_.load(a, unit[key_tile], keys, block_.lane(), key, pair);
+        if constexpr (kScaled) {
+          // A pair is a block: its products are summed before they are scaled, in fp32.
+          const float scale[2] = {KeyOperand<kCfg>::scale(keys, key + g_, pair),
+                                  KeyOperand<kCfg>::scale(keys, key + g_ + 8, pair)};
 #pragma unroll
           for (int tile = 0; tile < kRowTiles; ++tile) {
-            mma<kMath>(sums[half].c[key_tile][tile], a, b[tile][2 * half], b[tile][2 * half + 1]);
+            float c[4] = {bias[tile][0], bias[tile][1], bias[tile][2], bias[tile][3]};
+            for (int half = 0; half < 2; ++half) mma<kMath>(c, a[half], b[tile][2 * half], b[tile][2 * half + 1]);
+            for (int i = 0; i < 4; ++i) {
+              float& sum = sums[0].c[key_tile][tile][i];
+              sum = fma_rn(scale[i / 2], c[i], sum);
+            }
+          }
+        } else {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+#pragma unroll
+            for (int tile = 0; tile < kRowTiles; ++tile) {
+              mma<kMath>(sums[half].c[key_tile][tile], a[half], b[tile][2 * half], b[tile][2 * half + 1]);
+            }
           }
         }
       }
     }
-    for_each_register(sums[0].c, [&](float& x, int key_tile, int tile, int i) { x += sums[1].c[key_tile][tile][i]; });
+    for_each_register(sums[0].c, [&](float& x, int key_tile, int tile, int i) {
+      x = kScaled ? x * kInt8Unit : x + sums[1].c[key_tile][tile][i];
+    });
     return sums[0];
   }
 
@@ -186,14 +226,14 @@ class DecodeTiles {
     Operand operand{};
     if constexpr (kColWaves == 1) {
       for_each_key_pair(scores, [&](int key_tile, int tile, int half, float even, float odd) {
-        operand.b[key_tile][tile][half] = transpose_8x8(pack<kMath>(even, odd));
+        operand.b[key_tile][tile][half] = transpose_8x8(pack_probabilities(even, odd));
       });
       reduce_keys(scores, l, join);
     } else {
       for_each_key_pair(scores, [&](int key_tile, int tile, int half, float even, float odd) {
         const int key = (col_wave_ * kKeyTiles + key_tile) * 16 + g_ + 8 * half;
         *reinterpret_cast<unsigned*>(&shared_.probabilities[key][row_base_ + 8 * tile + 2 * c_]) =
-            pack<kMath>(even, odd);
+            pack_probabilities(even, odd);
       });
 #pragma unroll
       for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
@@ -223,6 +263,7 @@ class DecodeTiles {
   // O^T = V^T P^T
   FLASHPORT_DEVICE void mma_ab(const Operand& operand, const char* values, Out& out) const {
     for_each_register(out.c, [](float& x, int, int, int) { x = 0.0f; });
+    [[maybe_unused]] float bias[kColGroups][kRowTiles][4] = {};
     const int lane = block_.lane();
 #pragma unroll
     for (int pair = 0; pair < kLeafKeys / 32; ++pair) {
@@ -237,16 +278,33 @@ class DecodeTiles {
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
+        unsigned unit[2];
 #pragma unroll
-        for (int col_tile = 0; col_tile < kColTiles; ++col_tile) {
-          unsigned a[4];
-          ValueOperand<kCfg>::load(a, values, lane, 32 * pair + 16 * half, (col_wave_ * kColTiles + col_tile) * 16);
+        for (int group = 0; group < kColGroups; ++group) {
+          unsigned a[kTilesAtOnce][4];
+          unsigned scale[2];
+          ValueOperand<kCfg>::load(a, scale, unit, values, lane, 32 * pair + 16 * half, col_wave_ * kColGroups + group,
+                                   group == 0);
 #pragma unroll
           for (int tile = 0; tile < kRowTiles; ++tile) {
-            mma<kMath>(out.c[col_tile][tile], a, b[tile][2 * half], b[tile][2 * half + 1]);
+            unsigned p[2] = {b[tile][2 * half], b[tile][2 * half + 1]};
+            if constexpr (kScaled) {
+              for (int i = 0; i < 2; ++i) p[i] = multiply_halves(p[i], scale[i]);
+              mma_minus_128(bias[group][tile], p[0], p[1]);
+            }
+#pragma unroll
+            for (int i = 0; i < kTilesAtOnce; ++i) {
+              mma<kMath>(out.c[group * kTilesAtOnce + i][tile], a[i], p[0], p[1]);
+            }
           }
         }
       }
+    }
+    if constexpr (kScaled) {
+      constexpr float kUnit = kInt8Unit / kProbabilityUnit;
+      for_each_register(out.c, [&](float& x, int col_tile, int tile, int i) {
+        x = fma_rn(x, kUnit, kUnit * bias[col_tile / kTilesAtOnce][tile][i % 2]);
+      });
     }
   }
 
@@ -338,27 +396,29 @@ class DecodeTiles {
   }
 
   FLASHPORT_DEVICE int column(int col_tile, int half) const {
-    return (col_wave_ * kColTiles + col_tile) * 16 + ValueOperand<kCfg>::column(g_, half);
+    return value_column(kShape.kv, col_wave_ * kColTiles + col_tile, g_, half);
+  }
+
+  FLASHPORT_DEVICE static unsigned pack_probabilities(float even, float odd) {
+    return pack<kMath>(kProbabilityUnit * even, kProbabilityUnit * odd);
+  }
+
+  // What widened int8 have too much, all 16 of A's rows alike.
+  FLASHPORT_DEVICE void mma_minus_128(float (&c)[4], unsigned b0, unsigned b1) const {
+    mma<kMath>(c, minus_128_, b0, b1);
   }
 
   // B operands of 8 query rows and the 32 dims of a pair of steps, in the order of the key operand.
   FLASHPORT_DEVICE void query_operand(unsigned (&b)[4], int tile, int pair) const {
-    if constexpr (kBytes) {
-      for (int half = 0; half < 2; ++half) {
-        const uint2 two =
-            *reinterpret_cast<const uint2*>(&query_->rows[row_base_ + 8 * tile + g_][32 * pair + 16 * half + 4 * c_]);
-        b[2 * half] = two.x;
-        b[2 * half + 1] = two.y;
-      }
-    } else {
-      const int lane = block_.lane();
-      ldmatrix_x4(b, &query_->rows[row_base_ + 8 * tile + lane % 8][32 * pair + lane / 8 * 8]);
-    }
+    const int lane = block_.lane();
+    ldmatrix_x4(b, &query_->rows[row_base_ + 8 * tile + lane % 8][32 * pair + lane / 8 * 8]);
   }
 
   const Block& block_;
   DecodeShared<kCfg>& shared_;
   int live_rows_, row_base_, col_wave_, g_, c_;
+  const KeyOperand<kCfg> keys_;
+  unsigned minus_128_[4];
   const QueryTile<kCfg>* query_ = nullptr;
   RingPlace<KvRing<kCfg>::kQueries> place_;  // of query_
 };
