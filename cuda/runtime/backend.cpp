@@ -156,10 +156,19 @@ const char* launch(int device, Stream stream, const KernelEntry* kernel, std::in
   if (scope.error != nullptr) return scope.error;
   if (const char* error = prepare(state().of(device, kernel), kernel)) return error;
   void* arguments[] = {const_cast<void*>(params)};
-  const cudaError_t code =
-      cudaLaunchKernel(kernel->handle, dim3(static_cast<unsigned>(grid)), dim3(static_cast<unsigned>(kernel->threads)),
-                       arguments, static_cast<std::size_t>(kernel->shared_bytes), stream_of(stream));
-  return check(code, "cudaLaunchKernel");
+  // Every kernel waits for the one before it by itself (begin_kernel()), so that it may be launched while that one
+  // ends.
+  cudaLaunchAttribute early;
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(grid));
+  config.blockDim = dim3(static_cast<unsigned>(kernel->threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(kernel->shared_bytes);
+  config.stream = stream_of(stream);
+  config.attrs = &early;
+  config.numAttrs = 1;
+  return check(cudaLaunchKernelExC(&config, kernel->handle, arguments), "cudaLaunchKernelExC");
 }
 
 const char* allocate(int device, std::size_t bytes, void** memory) {
