@@ -25,7 +25,7 @@ FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>& sh
     decode<kCfg>(p, range, Block(&shared.arrive_flag, 0, kCompute, 1), shared);
   } else {
     const Block producers(nullptr, kCompute, producer_threads(kCfg), 2);
-    KvProducer<kCfg>(producers, shared.ring).run(p, range);
+    KvProducer<kCfg>(p, producers, shared.ring).run(p, range);
   }
 }
 

@@ -71,7 +71,9 @@ struct KvRing {
   std::uint64_t free[kTiles];
   std::uint64_t query_free[kQueries];
   int pages[kLookAhead][kLeafKeys];
-  const char* rows[kLeafKeys];  // where the rows of the tile that is being copied lie
+  // Where the rows of the leaf that is being copied lie.
+  const char* key_rows[kLeafKeys];
+  const char* value_rows[kLeafKeys];
 
   FLASHPORT_DEVICE void init() {
     const unsigned i = threadIdx.x;
@@ -119,7 +121,10 @@ class KvProducer {
   using Tiles = KvTiles<kCfg>;
 
  public:
-  FLASHPORT_DEVICE KvProducer(const Block& block, KvRing<kCfg>& ring) : block_(block), ring_(ring) {}
+  FLASHPORT_DEVICE KvProducer(const DecodeParams& p, const Block& block, KvRing<kCfg>& ring)
+      : block_(block),
+        ring_(ring),
+        as_stored_(is_as_stored<typename Tiles::Keys>(p.k) && is_as_stored<typename Tiles::Values>(p.v)) {}
 
   FLASHPORT_DEVICE void run(const DecodeParams& p, const Range& range) {
     LeafCursor ahead(range), scout(range);
@@ -131,12 +136,20 @@ class KvProducer {
       await_free();
       if (ahead.at_segment_start()) bring_query(p, s);
       TokenPlace places[kRowsPerLane];
+      const bool whole = as_stored_ && has_all_rows(ahead);
 #pragma unroll
-      for (int i = 0; i < kRowsPerLane; ++i) places[i] = place_of_row(p, ahead, slot, i);
+      for (int i = 0; i < kRowsPerLane; ++i) places[i] = place_of_row(p, ahead, slot, i, whole);
       look_up(p, scout, slot);  // before the copies, behind which it would wait
-      copy<typename Tiles::Keys>(p.k, places, s.kv_head);
-      await_free();
-      copy<typename Tiles::Values>(p.v, places, s.kv_head);
+      if (whole) {
+        aim(p, places, s.kv_head);
+        copy_whole<typename Tiles::Keys>(ring_.key_rows);
+        await_free();
+        copy_whole<typename Tiles::Values>(ring_.value_rows);
+      } else {
+        copy_part<typename Tiles::Keys>(p.k, places, s.kv_head);
+        await_free();
+        copy_part<typename Tiles::Values>(p.v, places, s.kv_head);
+      }
       ahead.next(p);
     }
     await_copies();
@@ -144,9 +157,8 @@ class KvProducer {
 
  private:
   // Lane i cares for rows i and 32 + i of the wave's rows; of 16 rows the other lanes know them too.
-  FLASHPORT_DEVICE int row_of_leaf(int i) const {
-    return block_.wave() * kRowsPerWave + i * kWaveSize + block_.lane() % kRowsAtOnce;
-  }
+  FLASHPORT_DEVICE int first_row() const { return block_.wave() * kRowsPerWave; }
+  FLASHPORT_DEVICE int row_of_leaf(int i) const { return first_row() + i * kWaveSize + block_.lane() % kRowsAtOnce; }
   FLASHPORT_DEVICE static bool holds(const Segment& s, int token) { return token >= s.key_low && token < s.key_high; }
 
   // Asks for the page numbers of the leaf that `scout` stands at, and moves it on.
@@ -163,10 +175,11 @@ class KvProducer {
     }
     scout.next(p);
   }
-  FLASHPORT_DEVICE TokenPlace place_of_row(const DecodeParams& p, const LeafCursor& ahead, int slot, int i) const {
+  FLASHPORT_DEVICE TokenPlace place_of_row(const DecodeParams& p, const LeafCursor& ahead, int slot, int i,
+                                           bool whole) const {
     const Segment& s = ahead.segment;
     const int token = ahead.key() + row_of_leaf(i);
-    if (!holds(s, token)) return {0, -1};
+    if (!whole && !holds(s, token)) return {0, -1};
     return {s.pages == nullptr ? s.seq : ring_.pages[slot][row_of_leaf(i)], page_of(p, s.pages, token).offset};
   }
 
@@ -178,38 +191,68 @@ class KvProducer {
 
   FLASHPORT_DEVICE void await_free() const { mbarrier_wait(&ring_.free[place_.tile], place_.phase ^ 1); }
 
-  // Copies the wave's rows of a tile to the next place of the ring, which is free.
   template <class Layout>
-  FLASHPORT_DEVICE void copy(const CacheParams& cache, const TokenPlace (&places)[kRowsPerLane], int head) {
-    constexpr int kWide = Layout::kBytes % 16 == 0 ? 16 : (Layout::kBytes % 8 == 0 ? 8 : 4);
-    constexpr int kRows = kRowsAtOnce;
+  static constexpr int kWide = Layout::kBytes % 16 == 0 ? 16 : (Layout::kBytes % 8 == 0 ? 8 : 4);
+
+  // Whether the cache's rows are what a tile has, and can be copied in its widest units.
+  template <class Layout>
+  FLASHPORT_DEVICE static bool is_as_stored(const CacheParams& cache) {
+    return cache.copy_unit >= kWide<Layout> && cache.row_bytes == Layout::kBytes;
+  }
+  FLASHPORT_DEVICE bool has_all_rows(const LeafCursor& ahead) const {
+    const int first = ahead.key() + first_row();
+    return first >= ahead.segment.key_low && first + kRowsPerWave <= ahead.segment.key_high;
+  }
+
+  // Leaves the addresses of the wave's rows in shared memory: shuffles would give halves of addresses, and the moves
+  // that join them wait for the copies before to have left.
+  FLASHPORT_DEVICE void aim(const DecodeParams& p, const TokenPlace (&places)[kRowsPerLane], int head) {
+    __syncwarp();  // the rows of the leaf before have been read
+#pragma unroll
+    for (int i = 0; i < kRowsPerLane; ++i) {
+      if (block_.lane() >= kRowsAtOnce) continue;
+      ring_.key_rows[row_of_leaf(i)] = static_cast<const char*>(p.k.data) + row_offset(p.k, places[i], head);
+      ring_.value_rows[row_of_leaf(i)] = static_cast<const char*>(p.v.data) + row_offset(p.v, places[i], head);
+    }
+    __syncwarp();
+  }
+
+  // Copy the wave's rows of a tile to the next place of the ring, which is free: all of them, or those that are there.
+  template <class Layout>
+  FLASHPORT_DEVICE void copy_whole(const char* const (&rows)[kLeafKeys]) {
+    char* tile = ring_.tiles[place_.tile];
+#pragma unroll
+    for (int i = 0; i < kRowsPerLane; ++i) copy_whole_rows<Layout>(tile, rows, first_row() + i * kWaveSize);
+    hand_over();
+  }
+  template <class Layout>
+  FLASHPORT_DEVICE void copy_part(const CacheParams& cache, const TokenPlace (&places)[kRowsPerLane], int head) {
     char* tile = ring_.tiles[place_.tile];
 #pragma unroll
     for (int i = 0; i < kRowsPerLane; ++i) {
-      const int wave_row = block_.wave() * kRowsPerWave + i * kWaveSize;
+      const int wave_row = first_row() + i * kWaveSize;
       const std::int64_t offset = row_offset(cache, places[i], head);
-      if (cache.copy_unit >= kWide && cache.row_bytes == Layout::kBytes && __all_sync(~0u, offset >= 0)) {
-        __syncwarp();  // the rows of the tile before have been read
-        if (block_.lane() < kRows) ring_.rows[wave_row + block_.lane()] = static_cast<const char*>(cache.data) + offset;
-        __syncwarp();
-        copy_whole_rows<Layout, kRows, kWide>(tile, wave_row);
-      } else if (cache.copy_unit >= kWide) {
-        copy_rows<Layout, kRows, kWide>(tile, wave_row, cache, offset);
+      if (cache.copy_unit >= kWide<Layout>) {
+        copy_rows<Layout, kWide<Layout>>(tile, wave_row, cache, offset);
       } else if (cache.copy_unit >= 4) {
-        copy_rows<Layout, kRows, 4>(tile, wave_row, cache, offset);
+        copy_rows<Layout, 4>(tile, wave_row, cache, offset);
       } else {
-        copy_rows<Layout, kRows, 2>(tile, wave_row, cache, offset);
+        copy_rows<Layout, 2>(tile, wave_row, cache, offset);
         __threadfence_block();
       }
     }
+    hand_over();
+  }
+  FLASHPORT_DEVICE void hand_over() {
     mbarrier_arrive_behind_copies(&ring_.ready[place_.tile]);
     place_.next();
   }
 
-  // Every row is there: lanes take units of a row side by side. The rows' addresses come from shared memory, because
-  // shuffles give halves of addresses, and the moves that join them wait for the copies before to have left.
-  template <class Layout, int kRows, int kUnit>
-  FLASHPORT_DEVICE void copy_whole_rows(char* tile, int wave_row) const {
+  // Lanes take units of a row side by side.
+  template <class Layout>
+  FLASHPORT_DEVICE void copy_whole_rows(char* tile, const char* const (&rows)[kLeafKeys], int wave_row) const {
+    constexpr int kRows = kRowsAtOnce;
+    constexpr int kUnit = kWide<Layout>;
     constexpr int kUnits = Layout::kBytes / kUnit;
     constexpr int kLanes = lanes_of_row(kUnits);
     constexpr int kAtOnce = kWaveSize / kLanes;
@@ -224,7 +267,7 @@ class KvProducer {
     for (int batch = 0; batch < kRows; batch += kBatch * kAtOnce) {
       const char* from[kBatch];
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) from[i] = ring_.rows[wave_row + batch + i * kAtOnce + first] + byte;
+      for (int i = 0; i < kBatch; ++i) from[i] = rows[wave_row + batch + i * kAtOnce + first] + byte;
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const int row = batch + i * kAtOnce;
@@ -240,7 +283,7 @@ class KvProducer {
     for (int unit = kUnits / kLanes * kLanes; unit < kUnits; ++unit) {
       const int row = wave_row + block_.lane();
       if (kRows == kWaveSize || block_.lane() < kRows) {
-        copy_async<kUnit>(tile + Layout::offset(row, unit * kUnit), ring_.rows[row] + unit * kUnit, kReadOncePolicy);
+        copy_async<kUnit>(tile + Layout::offset(row, unit * kUnit), rows[row] + unit * kUnit, kReadOncePolicy);
       }
     }
   }
@@ -251,9 +294,10 @@ class KvProducer {
   }
 
   // The same unit by unit, with zeros for rows and dims that are not there.
-  template <class Layout, int kRows, int kUnit>
+  template <class Layout, int kUnit>
   FLASHPORT_DEVICE void copy_rows(char* tile, int wave_row, const CacheParams& cache, std::int64_t offset) const {
     constexpr int kUnits = Layout::kBytes / kUnit;
+    constexpr int kRows = kRowsAtOnce;
     constexpr int kCopies = kRows * kUnits;
     const char* base = static_cast<const char*>(cache.data);
 #pragma unroll 1
@@ -278,6 +322,7 @@ class KvProducer {
   KvRing<kCfg>& ring_;
   RingPlace<KvRing<kCfg>::kTiles> place_;
   RingPlace<KvRing<kCfg>::kQueries> query_;
+  const bool as_stored_;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET
