@@ -67,7 +67,8 @@ FLASHPORT_DEVICE Segment open_sequence(const DecodeParams& p, int seq) {
 }
 
 FLASHPORT_DEVICE int divide(int a, const Divisor& b) {
-  return static_cast<int>(static_cast<std::uint64_t>(static_cast<std::uint32_t>(a)) * b.multiplier >> b.shift);
+  const std::uint64_t product = std::uint64_t{2 * static_cast<std::uint32_t>(a)} * b.multiplier;
+  return static_cast<int>(static_cast<std::uint32_t>(product >> 32) >> b.shift);
 }
 // The same of 64 bits: out of line, because a GPU takes a hundred instructions and few lines are so long.
 FLASHPORT_COLD std::int64_t divide_long(std::int64_t a, std::int64_t b) { return a / b; }

@@ -20,7 +20,7 @@ class SplitTree {
   using State = SoftmaxState<Tiles>;
 
   FLASHPORT_DEVICE SplitTree(const DecodeParams& p, const Block& block, const Range& range)
-      : p_(p), block_(block), line_(range.line), inverse_share_(inverse_share(p, range.line)) {}
+      : p_(p), block_(block), line_(range.line), inverse_share_(block.uniform(inverse_share(p, range.line))) {}
 
   // Adds the state of leaf `now`. Writes the tile's output where that completes a root that is this block's alone; what
   // is shared with other blocks is left in its slots for finish().
