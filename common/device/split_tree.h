@@ -164,7 +164,9 @@ class SplitTree {
 
   // The block of this tile that works on a stretch, and the one whose range holds `leaf`.
   FLASHPORT_DEVICE std::int64_t block_of(int stretch) const {
-    return stretch * static_cast<int>(params().cuts[line_.cut].group.value) + line_.lane;
+    const Divisor& group = params().cuts[line_.cut].group;
+    const int index = static_cast<int>(block_.index());
+    return index + (stretch - divide(index, group)) * static_cast<int>(group.value);
   }
   FLASHPORT_DEVICE std::int64_t owner_of(const Segment& s, int leaf) const {
     return block_of(stretch_of(params(), line_, inverse_share_, s, leaf));

@@ -166,7 +166,8 @@ class Walk {
  private:
   std::int64_t owner(const Part& part, int leaf) const {
     const int stretch = stretch_of(p_, part.line, inverse_share(p_, part.line), part.segment, leaf);
-    return std::int64_t{stretch} * p_.cuts[part.line.cut].group.value + part.line.lane;
+    const std::int64_t group = p_.cuts[part.line.cut].group.value;
+    return stretch * group + part.block % group;
   }
 
   void count(Seen& seen, const Range& range, const LeafCursor& last) const {
