@@ -105,6 +105,13 @@ FLASHPORT_DEVICE void fold_states(const Block& block, const float* slots, std::i
   }
 }
 
+// Defined by targets whose tiles have a fold room.
+template <int kGroup>
+FLASHPORT_DEVICE float group_max_before(float x);
+FLASHPORT_DEVICE void store_pair(float* to, float a, float b);
+FLASHPORT_DEVICE void load_shared_vector(float (&x)[kVectorFloats], const float* from);
+FLASHPORT_DEVICE void store_shared_vector(float* to, const float (&x)[kVectorFloats]);
+
 // The same through the tiles' shared memory of kFoldRoomFloats floats, where the loads of many states are in flight at
 // once. The weights of all states are worked out side by side: before a state comes the largest maximum of those that
 // are already in, whatever the order in which that was found.

@@ -67,7 +67,8 @@ FLASHPORT_DEVICE Segment open_sequence(const DecodeParams& p, int seq) {
 }
 
 FLASHPORT_DEVICE int divide(int a, const Divisor& b) {
-  return static_cast<int>(static_cast<std::uint64_t>(static_cast<std::uint32_t>(a)) * b.multiplier >> b.shift);
+  const std::uint64_t product = std::uint64_t{2 * static_cast<std::uint32_t>(a)} * b.multiplier;
+  return static_cast<int>(static_cast<std::uint32_t>(product >> 32) >> b.shift);
 }
 // The same of 64 bits: out of line, because a GPU takes a hundred instructions and few lines are so long.
 FLASHPORT_COLD std::int64_t divide_long(std::int64_t a, std::int64_t b) { return a / b; }
@@ -93,7 +94,6 @@ FLASHPORT_DEVICE std::int64_t leaves_before(std::int64_t units, int unit) {
 struct Line {
   int unit;       // leaves
   int cut;        // DecodeParams::cuts
-  int lane;       // this block's place among those side by side
   unsigned rest;  // units / stretches, and what remains of it
   std::int64_t share;
 };
@@ -159,7 +159,6 @@ FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block,
   const LineCut& cut = p.cuts[line.cut];
   const auto stretches = static_cast<int>(cut.stretches.value);
   const int place = divide(index, cut.group);
-  line.lane = index - place * static_cast<int>(cut.group.value);
   const int stretch = minimum(place, stretches);  // the last few: idle
   const std::int64_t by_node = divide(nodes * cut.groups + stretches - 1, cut.stretches) * kFanOut;
   const bool whole_nodes = by_node * stretches <= leaves * cut.groups + leaves * cut.groups / 32;
@@ -189,7 +188,8 @@ FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block,
   const int tile_units = units_of(s.leaves, line.unit);
   const int tile_row =
       inside >> 31 == 0 ? static_cast<int>(inside) / tile_units : static_cast<int>(divide_long(inside, tile_units));
-  set_tile(p, s, tile_row * static_cast<int>(cut.group.value) + line.lane);
+  const int lane = index - place * static_cast<int>(cut.group.value);  // among those side by side
+  set_tile(p, s, tile_row * static_cast<int>(cut.group.value) + lane);
   s.start = begin - (inside - static_cast<std::int64_t>(tile_row) * tile_units);
   s.first = static_cast<int>(leaves_before(begin - s.start, line.unit));
   s.last = static_cast<int>(minimum(std::int64_t{s.leaves}, leaves_before(range.end - s.start, line.unit)));

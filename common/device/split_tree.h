@@ -20,7 +20,7 @@ class SplitTree {
   using State = SoftmaxState<Tiles>;
 
   FLASHPORT_DEVICE SplitTree(const DecodeParams& p, const Block& block, const Range& range)
-      : p_(p), block_(block), line_(range.line), inverse_share_(inverse_share(p, range.line)) {}
+      : p_(p), block_(block), line_(range.line), inverse_share_(block.uniform(inverse_share(p, range.line))) {}
 
   // Adds the state of leaf `now`. Writes the tile's output where that completes a root that is this block's alone; what
   // is shared with other blocks is left in its slots for finish().
@@ -164,7 +164,9 @@ class SplitTree {
 
   // The block of this tile that works on a stretch, and the one whose range holds `leaf`.
   FLASHPORT_DEVICE std::int64_t block_of(int stretch) const {
-    return stretch * static_cast<int>(params().cuts[line_.cut].group.value) + line_.lane;
+    const Divisor& group = params().cuts[line_.cut].group;
+    const int index = static_cast<int>(block_.index());
+    return index + (stretch - divide(index, group)) * static_cast<int>(group.value);
   }
   FLASHPORT_DEVICE std::int64_t owner_of(const Segment& s, int leaf) const {
     return block_of(stretch_of(params(), line_, inverse_share_, s, leaf));

@@ -64,14 +64,15 @@ inline constexpr int kMostTilesSideBySide = 8;
   return 1;
 }
 
-// a / value = a * multiplier >> shift in 64 bits for every a below 2^31, because the multiplier is
-// ceil(2^shift / value) with 2^(shift - 31) >= value.
+// For every a below 2^31, a / value is the high half of 2a * multiplier, shifted right: the multiplier is
+// ceil(2^(31 + shift) / value) with 2^shift >= value, so that its excess never reaches a quotient. No 64-bit shifts,
+// which take a GPU many registers.
 [[nodiscard]] constexpr Divisor make_divisor(std::int64_t value) {
-  std::uint32_t shift = 31;
-  while ((std::int64_t{1} << (shift - 31)) < value) ++shift;
+  std::uint32_t shift = 0;
+  while ((std::int64_t{1} << shift) < value) ++shift;
   const std::uint64_t divisor = static_cast<std::uint64_t>(value);
-  return {static_cast<std::uint32_t>(value),
-          static_cast<std::uint32_t>(((std::uint64_t{1} << shift) + divisor - 1) / divisor), shift};
+  const std::uint64_t power = std::uint64_t{1} << (31 + shift);
+  return {static_cast<std::uint32_t>(value), static_cast<std::uint32_t>((power + divisor - 1) / divisor), shift};
 }
 
 [[nodiscard]] constexpr LineCut line_cut(std::int64_t tiles, std::int64_t grid, int group) {

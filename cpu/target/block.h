@@ -164,7 +164,9 @@ FLASHPORT_DEVICE void load_vector(float (&x)[kVectorFloats], const T* from, std:
 FLASHPORT_DEVICE void load_published_vector(float (&x)[kVectorFloats], const float* from) {
   std::memcpy(x, from, sizeof x);
 }
-FLASHPORT_DEVICE void store_published_vector(float* to, const float (&x)[kVectorFloats]) { std::memcpy(to, x, sizeof x); }
+FLASHPORT_DEVICE void store_published_vector(float* to, const float (&x)[kVectorFloats]) {
+  std::memcpy(to, x, sizeof x);
+}
 
 class Block {
  public:

@@ -60,6 +60,33 @@ TEST(TreeLayout, PlacesOfChunksNeverMeet) {
   }
 }
 
+// A multiplier of 32 bits, whatever the divisor: what it divides is tested with the schedule.
+TEST(TreeLayout, DivisorsFitTheirFields) {
+  static_assert(make_divisor(1).multiplier == 1u << 31 && make_divisor(1).shift == 0);
+  static_assert(make_divisor(32768).multiplier == 1u << 31 && make_divisor(32768).shift == 15);
+  for (std::int64_t value : {1ll, 2ll, 3ll, 7ll, 132ll, 32767ll, 32768ll, 32769ll, 0x7ffffffell, 0x7fffffffll}) {
+    const Divisor divisor = make_divisor(value);
+    EXPECT_EQ(divisor.value, value);
+    EXPECT_LT(divisor.shift, 32u);
+    EXPECT_GE(std::int64_t{1} << divisor.shift, value);
+    EXPECT_GE(divisor.multiplier, 1u << 31);
+  }
+}
+
+TEST(TreeLayout, CutsUseTheWholeGrid) {
+  static_assert(line_cut(8, 132, 4).stretches.value == 33);
+  for (std::int64_t tiles : {1, 2, 6, 7, 8, 24, 40}) {
+    for (std::int64_t grid : {1, 2, 7, 8, 100, 132, 264, 304}) {
+      const int group = tile_group(tiles, grid);
+      const LineCut cut = line_cut(tiles, grid, group);
+      EXPECT_EQ(cut.group.value, static_cast<std::uint32_t>(group));
+      EXPECT_EQ(cut.groups * group, tiles);
+      EXPECT_GE(cut.stretches.value, 1u);
+      EXPECT_LE((grid - cut.stretches.value * group) * 32, grid);
+    }
+  }
+}
+
 TEST(TreeLayout, SlotsKeepVectorAlignment) {
   for (std::int64_t rows : {1, 3, 16, 64}) {
     for (std::int64_t dim : {64, 128, 512}) {
