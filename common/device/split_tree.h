@@ -8,11 +8,17 @@
 // with the parent. Nobody waits. Counters come back to zero by themselves, so a launch can be replayed.
 #pragma once
 
+#include <type_traits>
+
 #include "common/device/online_softmax.h"
 #include "common/device/output.h"
 #include "common/device/schedule.h"
 
 namespace flashport::FLASHPORT_TARGET {
+
+struct NoState {};
+template <class State, bool kKept>
+using KeptState = std::conditional_t<kKept, State, NoState>;
 
 template <class Tiles>
 class SplitTree {
@@ -38,16 +44,15 @@ class SplitTree {
       node_ = leaf_state;
     }
     if (from_first && !node_ends && !range_ends) return;
-    if (from_first && node_ends && s.leaves <= kFanOut) {
-      write_output(tiles, params(), s, block_, node_);
-      return;
-    }
     if (from_first && node_ends) {
-      store_state(tiles, slot_of(s, 1, node), node_);
-      climb_own(tiles, s, node);
+      add_node(tiles, s, node, range_ends);
       return;
     }
     // A cut node. The owner's leaves come folded, in slot 0, the others one by one.
+    if constexpr (Tiles::kKeepsParent) {
+      const bool begun = node % kFanOut > 0 && (node - node % kFanOut) * kFanOut >= s.first;
+      if (from_first && begun) store_state(tiles, shared_slots(block_.index(), 2), parent_);
+    }
     const std::int64_t owner = from_first ? block_.index() : owner_of(s, node_first);
     store_state(tiles, shared_slots(owner, 1) + (from_first ? 0 : leaf - node_first) * params().slot_floats, node_);
   }
@@ -84,10 +89,39 @@ class SplitTree {
         level, index, first, end, child_shift, shift_up(end - first, child_shift), first >= s.first && end <= s.last};
   }
 
-  // Node `node` lies in its slot: folds the parents that are this block's alone and complete with it.
-  FLASHPORT_DEVICE void climb_own(const Tiles& tiles, const Segment& s, int node) {
-    int index = node;
-    for (int level = 2; span_of(level - 1) < s.leaves; ++level) {
+  // node_ is complete, by this block alone. Where registers allow it, a parent that the block has from its first leaf on
+  // is folded there too: what is read back from memory would come behind all the copies that are on their way.
+  FLASHPORT_DEVICE void add_node(const Tiles& tiles, const Segment& s, int node, bool range_ends) {
+    if constexpr (Tiles::kKeepsParent) {
+      const Subtree parent = subtree(s, 2, node / kFanOut);
+      if (parent.first >= s.first) {
+        if (node % kFanOut == 0) {
+          parent_ = node_;
+        } else {
+          merge(tiles, parent_, node_);
+        }
+        if (node % kFanOut != parent.children - 1) {
+          if (range_ends) store_state(tiles, shared_slots(block_.index(), 2), parent_);
+        } else if (span_of(2) >= s.leaves) {
+          write_output(tiles, params(), s, block_, parent_);
+        } else {
+          store_state(tiles, slot_of(s, 2, parent.index), parent_);
+          climb_own(tiles, s, 3, parent.index);
+        }
+        return;
+      }
+    } else if (s.leaves <= kFanOut) {
+      write_output(tiles, params(), s, block_, node_);
+      return;
+    }
+    store_state(tiles, slot_of(s, 1, node), node_);
+    climb_own(tiles, s, 2, node);
+  }
+
+  // The last child of a parent of `level` lies in its slot: folds the parents that are this block's alone and complete
+  // with it.
+  FLASHPORT_DEVICE void climb_own(const Tiles& tiles, const Segment& s, int level, int index) {
+    for (; span_of(level - 1) < s.leaves; ++level) {
       const Subtree parent = subtree(s, level, index / kFanOut);
       if (!parent.own || index % kFanOut != parent.children - 1) return;
       block_.sync();
@@ -131,9 +165,13 @@ class SplitTree {
     const int stretch = stretch_of(p, line_, inverse_share_, s, tree.first);
     const std::int64_t owner = block_of(stretch);
     if (!block_.arrive(p.counters + tree_counter(owner, p.levels, tree.level), arriving, tree.children)) return false;
-    const std::int64_t owners_end = stretch_begin(p, line_, stretch + 1);
-    const int owners = static_cast<int>(leaves_before(owners_end - s.start, line_.unit)) - tree.first;
-    fold<true>(tiles, s, tree, shared_slots(owner, tree.level), tree.level == 1 ? owners : 1);
+    int folded = 1;  // children that the owner left folded, in slot 0
+    if (tree.level <= (Tiles::kKeepsParent ? 2 : 1)) {
+      const std::int64_t owners_end = stretch_begin(p, line_, stretch + 1);
+      const int owners = static_cast<int>(leaves_before(owners_end - s.start, line_.unit)) - tree.first;
+      folded = maximum(owners >> tree.child_shift, 1);
+    }
+    fold<true>(tiles, s, tree, shared_slots(owner, tree.level), folded);
     return true;
   }
 
@@ -197,6 +235,7 @@ class SplitTree {
   const Line line_;
   const float inverse_share_;
   State node_;
+  KeptState<State, Tiles::kKeepsParent> parent_;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET

@@ -41,6 +41,7 @@ class DecodeTiles {
   static constexpr int kRowSlots = Share::kRowTiles;
   static constexpr int kColumns = kShape.head_dim_v;
   static constexpr int kFoldRoomFloats = 0;  // states fold on their way from memory
+  static constexpr bool kKeepsParent = false;
 
   struct Rows {
     float v[kRowSlots];
