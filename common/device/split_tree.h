@@ -89,8 +89,8 @@ class SplitTree {
         level, index, first, end, child_shift, shift_up(end - first, child_shift), first >= s.first && end <= s.last};
   }
 
-  // node_ is complete, by this block alone. Where registers allow it, a parent that the block has from its first leaf on
-  // is folded there too: what is read back from memory would come behind all the copies that are on their way.
+  // node_ is complete, by this block alone. Where registers allow it, a parent that the block has from its first leaf
+  // on is folded there too: what is read back from memory would come behind all the copies that are on their way.
   FLASHPORT_DEVICE void add_node(const Tiles& tiles, const Segment& s, int node, bool range_ends) {
     if constexpr (Tiles::kKeepsParent) {
       const Subtree parent = subtree(s, 2, node / kFanOut);
