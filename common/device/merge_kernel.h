@@ -29,20 +29,24 @@ FLASHPORT_DEVICE void merge_row(const Block& block, MergeShared<kThreads>& share
   const int group = block.thread() / Shared::kLanes;
   const int lane = block.thread() % Shared::kLanes;
 
-  float most = -kInfinity;
-  for (int c = block.thread(); c < parts; c += kThreads) most = maximum(most, part.log2_sum(c));
-  most = wave_max(most);
-  if (lane == 0) shared.most[group] = most;
-  block.sync();
-  for (int g = 0; g < Shared::kGroups; ++g) most = maximum(most, shared.most[g]);
-  const float reference = most == -kInfinity ? 0.0f : most;
+  const auto largest = [&] {
+    float most = -kInfinity;
+    for (int c = block.thread(); c < parts; c += kThreads) most = maximum(most, part.log2_sum(c));
+    most = wave_max(most);
+    if (lane == 0) shared.most[group] = most;
+    block.sync();
+    for (int g = 0; g < Shared::kGroups; ++g) most = maximum(most, shared.most[g]);
+    return most;
+  };
+  float most = 0.0f;
+  float reference = 0.0f;
 
   for (int column = 0; column < head_dim; column += Shared::kColumns) {
     const int mine = column + lane * kVectorFloats;
     const int count = minimum(kVectorFloats, head_dim - mine);
     float acc[kVectorFloats] = {};
     float weight = 0.0f;
-    for (int first = group; first < parts; first += Shared::kGroups * kMergeUnroll) {
+    for (int first = group; first == group || first < parts; first += Shared::kGroups * kMergeUnroll) {
       // All loads of a batch before their use; a part without weight may hold anything and is not read.
       float log2_sum[kMergeUnroll];
       float x[kMergeUnroll][kVectorFloats] = {};
@@ -54,6 +58,10 @@ FLASHPORT_DEVICE void merge_row(const Block& block, MergeShared<kThreads>& share
       FLASHPORT_UNROLL(kMergeUnroll)
       for (int i = 0; i < kMergeUnroll; ++i) {
         if (log2_sum[i] != -kInfinity && count > 0) part.load(x[i], first + i * Shared::kGroups, mine, count);
+      }
+      if (column == 0 && first == group) {  // found while the first parts are on their way
+        most = largest();
+        reference = most == -kInfinity ? 0.0f : most;
       }
       FLASHPORT_UNROLL(kMergeUnroll)
       for (int i = 0; i < kMergeUnroll; ++i) {
@@ -86,15 +94,17 @@ FLASHPORT_DEVICE void merge_row(const Block& block, MergeShared<kThreads>& share
 // Row r of `out` = sequence, token, head, heads fastest.
 template <int kThreads>
 FLASHPORT_DEVICE void decode_stage2(const Stage2Params& p, const Block& block, MergeShared<kThreads>& shared) {
-  const std::int64_t row = block.index();
-  const std::int64_t head = row % p.num_heads;
-  const std::int64_t token = row / p.num_heads % p.tokens;
-  const std::int64_t seq = row / p.num_heads / p.tokens;
+  const auto row = static_cast<unsigned>(block.index());  // 32 bits: nothing hides a division of 64
+  const unsigned sequence_token = row / static_cast<unsigned>(p.num_heads);
+  const std::int64_t head = row - sequence_token * static_cast<unsigned>(p.num_heads);
+  const std::int64_t seq = sequence_token / static_cast<unsigned>(p.tokens);
+  const std::int64_t token = sequence_token - static_cast<unsigned>(seq) * static_cast<unsigned>(p.tokens);
   int parts = p.max_chunks;
   if (p.chunk_keys > 0) {
-    const std::int64_t length = index_at(p.seqlens, seq);
-    const std::int64_t chunks = length > 0 ? (length + p.chunk_keys - 1) / p.chunk_keys : 0;
-    parts = static_cast<int>(minimum(chunks, static_cast<std::int64_t>(p.max_chunks)));
+    constexpr std::int64_t kMost = 0x7fffffff;
+    const auto keys = static_cast<unsigned>(minimum(maximum(index_at(p.seqlens, seq), std::int64_t{0}), kMost));
+    const auto chunk = static_cast<unsigned>(minimum(p.chunk_keys, kMost));
+    parts = static_cast<int>(minimum((keys + chunk - 1) / chunk, static_cast<unsigned>(p.max_chunks)));
   }
   struct Parts {
     const float* o;
