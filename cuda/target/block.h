@@ -17,9 +17,8 @@
 namespace flashport::FLASHPORT_TARGET {
 
 inline constexpr int kWaveSize = 32;
-inline constexpr int kVectorFloats = 4;  // columns of a row that a thread takes at a time
-inline constexpr int kMergeUnroll =
-    4;  // parts in flight while merging: stage 2 at 91% of the read rate, with 8 at 89%, 16 at 73%
+inline constexpr int kVectorFloats = 4;    // columns of a row that a thread takes at a time
+inline constexpr int kMergeUnroll = 4;     // parts in flight while merging (docs/tuning.md)
 inline constexpr int kFoldAtOnce = 2;      // states in flight while folding inside the loop,
 inline constexpr int kFoldAllAtOnce = 12;  // and behind it
 inline constexpr float kInfinity = __builtin_huge_valf();
