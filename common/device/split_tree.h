@@ -126,6 +126,7 @@ class SplitTree {
       if (!parent.own || index % kFanOut != parent.children - 1) return;
       block_.sync();
       fold<false>(tiles, s, parent, own_slots(level), 1);
+      block_.sync();  // the next parent's children come into the same slots, and leaves may have no barrier
       index = parent.index;
     }
   }

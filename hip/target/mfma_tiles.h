@@ -94,10 +94,16 @@ class DecodeTiles {
   FLASHPORT_DEVICE bool owns_row(int) const { return col_wave_ == 0 && recompute(g_) == 0; }
 
   // Brings the tile's query rows to shared memory as the math type; padding rows and dims are zero. Ends in a barrier.
+  // Row waves that have all columns bring their own rows: with no barrier in a leaf, another wave may be a tile behind
+  // and still have to fetch its rows.
   FLASHPORT_DEVICE void stage_query(const DecodeParams& p, const Segment& s) const {
     constexpr int kChunks = kShape.head_dim_qk / 8;
-    for (int i = block_.thread(); i < kRows * kChunks; i += block_threads(kCfg)) {
-      const int row = i / kChunks;
+    constexpr int kWaves = Split::kColWaves == 1 ? Split::kRowWaves : 1;  // that bring rows of their own
+    constexpr int kSharers = block_threads(kCfg) / kWaves;
+    const int thread = block_.thread();
+    const int first_row = thread / kSharers * (kRows / kWaves);
+    for (int i = thread % kSharers; i < kRows / kWaves * kChunks; i += kSharers) {
+      const int row = first_row + i / kChunks;
       const int dim = i % kChunks * 8;
       Words4 chunk = 0;
       const QueryRow at = query_row(p, s, kRows, row);
