@@ -16,7 +16,8 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   if (shape.rows == 64) return {8, tile_bytes > 24 * 1024 ? 5 : 6, 1, shape.head_dim_v >= 256 ? 1 : 4};
   // 32 x 4k: 48 us; {4, 6, 1, 2} 51
   if (shape.head_dim_v >= 256) return {shape.rows == 8 ? 4 : 8, tile_bytes > 24 * 1024 ? 6 : 8, 1, 2};
-  if (shape.head_dim_qk <= 64) return {2, 6, 4, 1};  // 16 x 4k: 41 us; {1, 4, 6, 1} 63, {4, 10, 2, 2} 49
+  // 16 x 4k: 40 us; {1, 4, 6, 1} 63, {4, 10, 2, 2} 49. Of more rows a fifth tile is the last for which four blocks fit.
+  if (shape.head_dim_qk <= 64) return {2, shape.rows == 8 ? 6 : 5, 4, 1};
   // Half the waves for products that widen: 64 x 8k, fp8 279 us, {4, 6, 2, 2} 283, {1, 4, 4, 1} 300; q8_0 404 us, as
   // {4, 6, 2, 2}, but 332 for 369 where heads' rows follow each other. More tiles leave too little L1 for odd rows:
   // 544.
