@@ -2,10 +2,11 @@
 // above it fold their children left to right, up to one root a query tile. A tile's tree depends on its own leaves
 // alone, and every fold is merge() in child order, so any cut of the line into blocks gives the same bits.
 //
-// A block folds the node that it holds from its first leaf on in registers. All else meets in the workspace: each
-// parent has kFanOut child slots there. A parent whose leaves lie in several blocks belongs to the block of its first
-// leaf (at most one a level and block) and has a counter; who completes the last child folds all of them and goes on
-// with the parent. Nobody waits. Counters come back to zero by themselves, so a launch can be replayed.
+// A block folds the node that it holds from its first leaf on in registers, and on some targets that node's parent
+// likewise. All else meets in the workspace: each parent has kFanOut child slots there. A parent whose leaves lie in
+// several blocks belongs to the block of its first leaf (at most one a level and block) and has a counter; who
+// completes the last child folds all of them and goes on with the parent. Nobody waits. Counters come back to zero by
+// themselves, so a launch can be replayed.
 #pragma once
 
 #include <type_traits>

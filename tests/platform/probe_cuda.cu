@@ -8,16 +8,19 @@ namespace FLASHPORT_TARGET {
 namespace {
 
 __global__ void __launch_bounds__(kProbeThreads) visit(const __grid_constant__ ProbeParams params) {
+  begin_kernel();
   probe_visit(params, Block(nullptr));
 }
 __global__ void __launch_bounds__(kProbeThreads) arrive(const __grid_constant__ ProbeParams params) {
   __shared__ unsigned flag;
+  begin_kernel();
   probe_arrive(params, Block(&flag));
 }
 // More dynamic shared memory than a kernel gets without asking.
 constexpr int kScanSharedBytes = 100 * 1024;
 __global__ void __launch_bounds__(kProbeThreads) scan(const __grid_constant__ ProbeParams params) {
   extern __shared__ __align__(128) unsigned char memory[];
+  begin_kernel();
   probe_scan(
       params, Block(nullptr),
       *reinterpret_cast<ScanScratch<kProbeThreads>*>(memory + kScanSharedBytes - sizeof(ScanScratch<kProbeThreads>)));
