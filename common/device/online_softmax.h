@@ -1,7 +1,7 @@
 // The partial result of one softmax over some keys, per query row: m = max of the base-2 logits, l = sum of
-// exp2(logit - m), o = sum of exp2(logit - m) * v, not yet divided by l. merge() joins the results of two disjoint key
-// sets; it is the only place where partial results meet (leaves, nodes, splits, states), and every operation in it is
-// explicit, so that equal trees give equal bits on every path.
+// exp2(logit - m), o = sum of exp2(logit - m) * v, not yet divided by l. The results of disjoint key sets (leaves,
+// nodes) meet by merge_weights() and merge_value() alone, in which every operation is explicit, so that equal trees
+// give equal bits on every path.
 #pragma once
 
 #include "common/device/tree_layout.h"

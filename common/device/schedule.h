@@ -23,7 +23,7 @@ struct Segment {
   int clear_low, clear_high;  // keys that every row sees
   int leaves;                 // of the whole tile
   int first, last;            // this block's leaves: [first, last)
-  std::int64_t start;         // place of leaf 0 in the line
+  std::int64_t start;         // where the tile begins in the line
   const std::int32_t* pages;
 };
 
@@ -77,10 +77,8 @@ FLASHPORT_DEVICE std::int64_t divide(std::int64_t a, const Divisor& b) {
 }
 
 // The line is counted in units of 1 leaf or, where that costs no more than 1/32 of a stretch's leaves in balance, of
-// one node: then no node is cut, and far fewer partial results meet. Counted in leaves, a tile begins with what it
-// costs to open it; who has only that of a tile has nothing of it.
-inline constexpr int kOpeningLeaves = 2;
-
+// one node: then no node is cut, and far fewer partial results meet. Counted in leaves, a tile begins with its opening
+// (kOpeningLeaves); who has only that of a tile has nothing of it.
 FLASHPORT_DEVICE int units_of(int leaves, int unit) {
   return unit == 1 ? leaves + kOpeningLeaves : (leaves + kFanOut - 1) / kFanOut;
 }

@@ -54,6 +54,9 @@ inline constexpr std::int64_t kCounterBytes = kCounterCapacity * 4;
   return slot_output_offset(live_rows) + live_rows * head_dim_v_tile;
 }
 
+// What it costs to open a query tile, in leaves: the line of work (schedule.h) counts it where it counts leaves.
+inline constexpr int kOpeningLeaves = 2;
+
 // Query tiles of a sequence that a grid walks through side by side: a divisor of their number that leaves few blocks
 // of the grid idle.
 inline constexpr int kMostTilesSideBySide = 8;

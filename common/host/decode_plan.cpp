@@ -31,9 +31,10 @@ void plan_invariant(DecodePlan& plan, const Check& check, DeviceContext& device)
   DecodeParams& p = plan.params;
   p.levels = tree_levels(p.max_len);
   p.slot_floats = slot_floats_of(plan);
-  const std::int64_t leaves = tile_count(p) * std::max<std::int64_t>(tree_leaves(p.max_len), 1);
+  // No more blocks than there are leaves and openings: where there are fewer leaves than blocks, each has its own.
+  const std::int64_t units = tile_count(p) * (std::max<std::int64_t>(tree_leaves(p.max_len), 1) + kOpeningLeaves);
   const std::int64_t resident = std::int64_t{device.multiprocessors()} * device.occupancy(check, *plan.kernel);
-  plan.grid = std::min({resident, max_tree_grid(p.levels), leaves});
+  plan.grid = std::min({resident, max_tree_grid(p.levels), units});
   const std::int64_t tiles = std::int64_t{p.num_kv_heads} * p.row_tiles;
   p.cuts[0] = line_cut(tiles, plan.grid, 1);
   p.cuts[1] = line_cut(tiles, plan.grid, tile_group(tiles, plan.grid));

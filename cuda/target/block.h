@@ -48,7 +48,6 @@ FLASHPORT_DEVICE float exp2_approx(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-FLASHPORT_DEVICE float exp2_full(float x) { return exp2f(x); }
 FLASHPORT_DEVICE float log2_full(float x) { return log2f(x); }
 FLASHPORT_DEVICE float tanh_full(float x) { return tanhf(x); }
 FLASHPORT_DEVICE float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
@@ -125,8 +124,9 @@ FLASHPORT_DEVICE void load_vector(float (&x)[kVectorFloats], const T* from, std:
   for (int i = 0; i < kVectorFloats; ++i) x[i] = i < count ? to_float(from[i * stride]) : 0.0f;
 }
 
-// Every kernel begins so, and touches no memory before: it is launched while the kernel before it on the stream ends,
-// and lets the next one come as early (programmatic dependent launch; without it both are nothing).
+// Every kernel begins so, and touches no memory but its own shared memory before: it is launched while the kernel
+// before it on the stream ends, and lets the next one come as early (programmatic dependent launch; without it both are
+// nothing).
 FLASHPORT_DEVICE void begin_kernel() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
   asm volatile("griddepcontrol.launch_dependents;");

@@ -195,7 +195,7 @@ TEST_F(PlanDecode, InvariantSchedule) {
   EXPECT_EQ(p.params.num_chunks, 0);
   EXPECT_EQ(p.params.levels, 1);
   EXPECT_EQ(p.params.slot_floats, slot_floats(4, 128));  // four live rows of a group, not sixteen
-  EXPECT_EQ(p.grid, 3 * 2 * 3);                          // no more blocks than there can be leaves
+  EXPECT_EQ(p.grid, 20);                                 // 10 multiprocessors x 2, for 18 leaves and 6 openings
   EXPECT_EQ(p.workspace_bytes, tree_workspace_bytes(p.grid, 1, p.params.slot_floats));
   inputs.args.block_table = ints(inputs.pages.data(), {3, 2000});
   inputs.args.block_table->strides[0] = 10;

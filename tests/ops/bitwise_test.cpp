@@ -25,8 +25,6 @@ const PoolShape kShapes[] = {
     {"bitwise_fp32_fp32_d96", Type::kF32, Type::kF32, 96, 96, 4, 2, 16, 1},
 };
 
-std::ostream& operator<<(std::ostream& out, const PoolShape& s) { return out << s.name; }
-
 // Lengths at the edges of leaf (64 keys), node (1024) and the level above it (16384).
 std::vector<std::int64_t> lengths() {
   if (options().emulator) return {65, 0, 200, 1, 130};
