@@ -116,7 +116,7 @@ class SplitTree {
       return;
     }
     store_state(tiles, slot_of(s, 1, node), node_);
-    climb_own(tiles, s, 2, node);
+    if constexpr (!Tiles::kKeepsParent) climb_own(tiles, s, 2, node);  // else the parent is not this block's alone
   }
 
   // The last child of a parent of `level` lies in its slot: folds the parents that are this block's alone and complete

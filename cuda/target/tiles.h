@@ -62,14 +62,15 @@ class DecodeTiles {
   static constexpr int kRows = kShape.rows;
   static constexpr int kRowSlots = 2 * kRowTiles;
   static constexpr int kColumns = kShape.head_dim_v;
-  // Of 16 rows the registers would spill: 64 x 8k 536 us for 506.
-  static constexpr bool kKeepsParent =
-      !is_byte_format(kShape.kv) && kShape.head_dim_v <= 128 && kColTiles * kRowTiles <= 2;
+  // More registers than these would spill: of 16 rows, 64 x 8k took 536 us for 506.
+  static constexpr bool kKeepsParent = kColTiles * kRowTiles <= 2;
   static constexpr int kFoldRoomFloats = static_cast<int>(sizeof(KvRing<kCfg>::tiles) / sizeof(float));
-  static constexpr int kFoldRoomForAll = 2 * kFanOut * kRows + static_cast<int>(slot_output_offset(kRows)) +
-                                         (kFanOut + 1) * static_cast<int>(slot_floats(kRows, kColumns));
-  static_assert(kFoldRoomFloats >= 2 * kFanOut * kRows + slot_output_offset(kRows) + 2 * slot_floats(kRows, kColumns),
-                "a sum and a state to add");
+  static constexpr int fold_room_for(int states) {
+    return 2 * kFanOut * kRows + static_cast<int>(slot_output_offset(kRows)) +
+           states * static_cast<int>(slot_floats(kRows, kColumns));
+  }
+  static constexpr int kFoldRoomForAll = fold_room_for(kFanOut + 1);
+  static_assert(kFoldRoomFloats >= fold_room_for(2), "a sum and a state to add");
 
   struct Rows {
     float v[kRowSlots];
@@ -137,7 +138,8 @@ class DecodeTiles {
 
   // S^T = K Q^T
   FLASHPORT_DEVICE Scores mma_abt(const Query&, const char* keys) const {
-    // Two sums a tile, of even and odd steps: half the length of the chain of dependent products.
+    // Two sums a tile, of even and odd steps: half the length of the chain of dependent products. Scaled, a block's
+    // products are a short chain of their own, and there is one sum.
     Scores sums[2] = {};
     unsigned unit[kKeyTiles][2];
 #pragma unroll
