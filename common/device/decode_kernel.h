@@ -26,7 +26,9 @@ FLASHPORT_DEVICE void decode(const DecodeParams& p, const Range& range, const Bl
   using Tiles = DecodeTiles<kCfg>;
   LeafCursor now(range), ahead(range);
   if (now.done()) return;
-  if (block.thread() == 0) shared.ends[0] = range.segment;  // until finish(), out of the registers
+  if constexpr (!kHasProducers) {
+    if (block.thread() == 0) shared.ends.segments[0] = range.segment;  // out of the registers
+  }
   Tiles tiles(p, block, shared);
   KvPipeline<kCfg> pipeline(p, block, shared, ahead);
   SplitTree<Tiles> tree(p, block, range);
@@ -60,8 +62,14 @@ FLASHPORT_DEVICE void decode(const DecodeParams& p, const Range& range, const Bl
 
     tree.add_leaf(tiles, now, state);
   }
-  if (block.thread() == 0) shared.ends[1] = now.segment;
-  block.sync();
+  if constexpr (kHasProducers) {
+    pipeline.await_ends();
+  } else {
+    if (block.thread() == 0) shared.ends.segments[1] = now.segment;
+    block.sync();
+    if (block.wave() == 0) plan_announcements(p, block, range.line, Tiles::kKeepsParent, shared.ends);
+    block.sync();
+  }
   tree.finish(tiles, shared.ends);
 }
 

@@ -34,11 +34,11 @@ FLASHPORT_DEVICE RowView row_view(const DecodeParams& p, const Segment& s, Query
   view.draft = s.length - s.q_len;
   view.low = s.key_low;
   if (p.window_left >= 0) {
-    view.low = maximum(view.low, static_cast<int>(maximum(view.position - p.window_left, std::int64_t{0})));
+    view.low = maximum(view.low, view.position - p.window_left);
   }
   view.high = minimum(s.key_high, p.tree_mask != nullptr ? s.length : view.position + 1);
   if (p.window_right >= 0) {
-    view.high = static_cast<int>(minimum(static_cast<std::int64_t>(view.high), view.position + 1 + p.window_right));
+    view.high = view.high - view.position > p.window_right ? view.position + 1 + p.window_right : view.high;
   }
   view.tree = ~0u;
   if (p.tree_mask != nullptr) {

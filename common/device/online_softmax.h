@@ -79,10 +79,11 @@ FLASHPORT_DEVICE void merge(StatePiece& acc, const StatePiece& x) {
 }
 
 // Folds states in memory left to right: slot 0, then slots second .. count - 1. The threads of the block share the
-// pieces out among them, and have several states in flight. sink(row, column, piece) takes the results.
-template <int kDv, int kAtOnce, class Sink>
-FLASHPORT_DEVICE void fold_states(const Block& block, const float* slots, std::int64_t slot_floats, int live_rows,
-                                  int second, int count, const Sink& sink) {
+// pieces out among them, and have several states in flight. sink(place(row, column), row, column, piece) takes the
+// results; place is asked for while the states are on their way.
+template <int kDv, int kAtOnce, class Place, class Sink>
+FLASHPORT_DEVICE void fold_states(const Block& block, const float* slots, int slot_floats, int live_rows, int second,
+                                  int count, const Place& place, const Sink& sink) {
   constexpr int kPieces = kDv / kVectorFloats;
   for (int i = block.thread(); i < live_rows * kPieces; i += block.threads()) {
     const int row = i / kPieces;
@@ -94,91 +95,68 @@ FLASHPORT_DEVICE void fold_states(const Block& block, const float* slots, std::i
       FLASHPORT_UNROLL(16)
       for (int j = 0; j < kAtOnce; ++j) {
         const int state = minimum(first + j, count - 1);  // loaded without a branch, which would tie up registers
-        load_piece(next[j], slots + state * slot_floats, live_rows, row, kDv, column);
+        load_piece(next[j], slots + std::int64_t{state} * slot_floats, live_rows, row, kDv, column);
       }
       FLASHPORT_UNROLL(16)
       for (int j = 0; j < kAtOnce; ++j) {
         if (first + j < count) merge(acc, next[j]);
       }
     }
-    sink(row, column, acc);
+    sink(place(row, column), row, column, acc);
   }
 }
 
-// Defined by targets whose tiles have a fold room.
+// Defined by targets whose waves have many lanes.
 template <int kGroup>
 FLASHPORT_DEVICE float group_max_before(float x);
-FLASHPORT_DEVICE void store_pair(float* to, float a, float b);
-FLASHPORT_DEVICE void load_shared_vector(float (&x)[kVectorFloats], const float* from);
-FLASHPORT_DEVICE void store_shared_vector(float* to, const float (&x)[kVectorFloats]);
+template <int kGroup>
+FLASHPORT_DEVICE float group_broadcast(float x, int lane);
 
-// The same through the tiles' shared memory of kFoldRoomFloats floats, where the loads of many states are in flight at
-// once. The weights of all states are worked out side by side: before a state comes the largest maximum of those that
-// are already in, whatever the order in which that was found.
-template <class Tiles, class Sink>
-FLASHPORT_DEVICE void fold_states_gathered(const Tiles& tiles, const Block& block, const float* slots, int floats,
-                                           int second, int count, const Sink& sink) {
-  constexpr int kDv = Tiles::kColumns;
+// The same where few blocks do it at the end and nothing hides it: all states are in flight at once, and lanes work out
+// their weights side by side, a lane a state. Before a state comes the largest maximum of those that are already in,
+// whatever the order in which that was found.
+template <int kDv, class Place, class Sink>
+FLASHPORT_DEVICE void fold_states_at_once(const Block& block, const float* slots, int slot_floats, int live_rows,
+                                          int second, int count, const Place& place, const Sink& sink) {
   constexpr int kPieces = kDv / kVectorFloats;
-  const int live_rows = tiles.live_rows();
-  const int head = static_cast<int>(slot_output_offset(live_rows));
-  float* weights = tiles.fold_room();                // (a, b) of each state and row
-  float* after = weights + 2 * kFanOut * live_rows;  // m and l of the sum with the states of this round
-  float* sum = after + head;                         // a state, as all that follow it
-  float* before = sum;                               // m and l of the sum without them
-  float* states = sum + floats;
-  int at_once = kFanOut;
-  if constexpr (Tiles::kFoldRoomFloats < Tiles::kFoldRoomForAll) {
-    at_once = minimum(at_once, (Tiles::kFoldRoomFloats - 2 * kFanOut * live_rows - head) / floats - 1);
-  }
-  tiles.copy_published(sum, slots, floats);
-  bool done = false;
-  for (int first = second; !done; first += at_once) {
-    const int here = minimum(at_once, maximum(count - first, 0));  // 0: an only child
-    const int last = maximum(here - 1, 0);
-    done = first + here >= count;
-    tiles.copy_published(states, slots + first * floats, here * floats);
-    tiles.await_published();
-    for (int i = block.thread(); i < (kFanOut * live_rows + kWaveSize - 1) / kWaveSize * kWaveSize;
-         i += block.threads()) {
-      const int state = i % kFanOut;
-      const int row = minimum(i / kFanOut, live_rows - 1);
-      const float m = state < here ? states[state * floats + row] : -kInfinity;
-      const MergeWeights w = merge_weights(maximum(before[row], group_max_before<kFanOut>(m)), m);
-      if (state < here) store_pair(weights + 2 * (row * kFanOut + state), w.a, w.b);
-      if (state == last) after[row] = w.m;
+  static_assert(kPieces % kFanOut == 0 && kWaveSize % kFanOut == 0, "a row's lanes hold a state each");
+  const int last = count - second;
+  const float* others = slots + (second - 1) * slot_floats;  // slot 0 and the others, if that is the only one
+  const int lane = block.lane() % kFanOut;
+  const float* mine = lane == 0 ? slots : others + minimum(lane, last) * slot_floats;
+  const int end = (live_rows * kPieces + kWaveSize - 1) / kWaveSize * kWaveSize;  // lanes stay together
+  for (int i = block.thread(); i < end; i += block.threads()) {
+    const int row = minimum(i / kPieces, live_rows - 1);
+    const int column = i % kPieces * kVectorFloats;
+    const int offset = slot_output_offset(live_rows) + row * kDv + column;
+    float o[kFanOut][kVectorFloats];
+    load_published_vector(o[0], slots + offset);
+    const float* next = others + offset;
+    FLASHPORT_UNROLL(16)
+    for (int state = 1; state < kFanOut; ++state) {
+      load_published_vector(o[state], next + static_cast<unsigned>(minimum(state, last) * slot_floats));  // no branch: all are on their way
     }
-    block.sync();
-    for (int i = block.thread(); i < live_rows * kPieces; i += block.threads()) {
-      const int row = i / kPieces;
-      const int column = i % kPieces * kVectorFloats;
-      const float* w = weights + 2 * kFanOut * row;
-      const float* next_l = states + live_rows + row;
-      const float* next_o = states + head + row * kDv + column;
-      StatePiece acc;
-      acc.m = after[row];
-      acc.l = before[live_rows + row];
-      load_shared_vector(acc.o, sum + head + row * kDv + column);
-      FLASHPORT_UNROLL(4)
-      for (int state = 0; state < here; ++state) {
-        float o[kVectorFloats];
-        load_shared_vector(o, next_o + state * floats);
-        acc.l = merge_value(acc.l, w[2 * state], next_l[state * floats], w[2 * state + 1]);
-        for (int j = 0; j < kVectorFloats; ++j) {
-          acc.o[j] = merge_value(acc.o[j], w[2 * state], o[j], w[2 * state + 1]);
-        }
-      }
-      if (done) {
-        sink(row, column, acc);
-      } else {
-        store_shared_vector(sum + head + row * kDv + column, acc.o);
-        if (column == 0) after[live_rows + row] = acc.l;
+    const float m = load_published(mine + row);
+    const float l = load_published(mine + live_rows + row);
+    const auto to = place(row, column);
+
+    const float m_or_none = lane <= last ? m : -kInfinity;
+    const MergeWeights w = merge_weights(group_max_before<kFanOut>(m_or_none), m_or_none);
+    StatePiece acc;
+    acc.m = group_broadcast<kFanOut>(w.m, kFanOut - 1);
+    acc.l = group_broadcast<kFanOut>(l, 0);
+    for (int j = 0; j < kVectorFloats; ++j) acc.o[j] = o[0][j];
+    FLASHPORT_UNROLL(16)
+    for (int state = 1; state < kFanOut; ++state) {
+      const float a = group_broadcast<kFanOut>(w.a, state);
+      const float b = group_broadcast<kFanOut>(w.b, state);
+      const float next_l = group_broadcast<kFanOut>(l, state);
+      if (state <= last) {
+        acc.l = merge_value(acc.l, a, next_l, b);
+        for (int j = 0; j < kVectorFloats; ++j) acc.o[j] = merge_value(acc.o[j], a, o[state][j], b);
       }
     }
-    block.sync();
-    float* swapped = before;
-    before = after;
-    after = swapped;
+    if (i < live_rows * kPieces) sink(to, row, column, acc);
   }
 }
 

@@ -15,15 +15,18 @@ FLASHPORT_DEVICE std::int64_t index_at(const IndexArray& array, std::int64_t i) 
 
 // Keys of sequence `seq`, never outside [0, max_len] nor past the pages that CSR gives it.
 FLASHPORT_DEVICE int sequence_length(const DecodeParams& p, int seq) {
-  std::int64_t length = p.seqlens.data != nullptr ? index_at(p.seqlens, seq) : p.max_len;
+  const auto within = [](std::int64_t length, int most) {
+    return length < most ? static_cast<int>(maximum(length, std::int64_t{0})) : most;
+  };
+  int most = p.max_len;
   if (p.kv_indptr != nullptr) {
     const std::int64_t pages = p.kv_indptr[seq + 1] - p.kv_indptr[seq];
-    if (p.seqlens.data == nullptr) length = (pages - 1) * p.page_size + p.kv_last_page_len[seq];
-    length = minimum(length, pages * p.page_size);
+    if (p.seqlens.data == nullptr) return within((pages - 1) * p.page_size + p.kv_last_page_len[seq], most);
+    most = within(pages * p.page_size, most);
   }
-  if (length < 0) length = 0;
-  if (length > p.max_len) length = p.max_len;
-  return static_cast<int>(length);
+  if (p.seqlens.data == nullptr) return most;
+  if (p.seqlens.is_int64) return within(static_cast<const std::int64_t*>(p.seqlens.data)[seq], most);
+  return maximum(minimum(static_cast<const std::int32_t*>(p.seqlens.data)[seq], most), 0);
 }
 
 // The row of the page table that belongs to `seq`; null when pages are the sequences themselves.

@@ -68,7 +68,7 @@ struct DecodeParams {
 
   // Lengths and pages.
   IndexArray seqlens;             // null data: lengths come from kv_indptr and kv_last_page_len
-  std::int64_t max_len;           // lengths are clamped to [0, max_len]
+  std::int32_t max_len;           // lengths are clamped to [0, max_len]
   const std::int32_t* table;      // page (or slot) numbers; null: page = sequence
   std::int64_t table_stride;      // row stride of `table`
   IndexArray table_row;           // row of a request; null data: row = sequence
@@ -81,7 +81,7 @@ struct DecodeParams {
   // Scores: s = q.k * score_scale; softcap: s = cap_scale * tanh(s * cap_inner); base 2 in the end.
   float score_scale;                       // softmax_scale * log2e, or softmax_scale / softcap with softcap
   float cap_scale;                         // softcap * log2e; 0: no softcap
-  std::int64_t window_left, window_right;  // -1: infinite
+  std::int32_t window_left, window_right;  // -1: infinite
   const float* alibi_slopes;
   std::int64_t alibi_stride_seq;
   const float* sinks;
@@ -104,7 +104,7 @@ struct DecodeParams {
 
   // Workspace of the invariant schedule (common/device/split_tree.h).
   float* slots;
-  std::int64_t slot_floats;  // floats of one partial state
+  std::int32_t slot_floats;  // floats of one partial state
   std::uint32_t* counters;
   std::int32_t levels;
   LineCut cuts[2];  // a block for itself; tiles of a sequence side by side

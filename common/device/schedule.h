@@ -2,8 +2,9 @@
 // through the keys side by side, a block for each tile: heads that share pages read them together, from memory that is
 // near. The work is a line of leaves (64 keys of one group): sequence by sequence, group by group, leaf by leaf, cut
 // into equal stretches: stretch i of n holds [units * i / n, units * (i + 1) / n), and the `group` blocks from
-// i * group on work on it. The line is never stored: a block scans the leaf counts of the batch and finds its own
-// beginning. A sequence without keys counts one leaf, so that someone writes its output.
+// i * group on work on it. The line is never stored: each wave scans the leaf counts of the batch and finds the
+// block's beginning, without a barrier and in 32 bits (tree_layout.h has the longest line), because few leaves may
+// stand behind it. A sequence without keys counts one leaf, so that someone writes its output.
 // With fixed chunks (stage 1, num_splits) a block is one chunk of one tile instead.
 #pragma once
 
@@ -23,7 +24,7 @@ struct Segment {
   int clear_low, clear_high;  // keys that every row sees
   int leaves;                 // of the whole tile
   int first, last;            // this block's leaves: [first, last)
-  std::int64_t start;         // where the tile begins in the line
+  int start;                  // where the tile begins in the line
   const std::int32_t* pages;
 };
 
@@ -32,9 +33,7 @@ FLASHPORT_DEVICE int query_length(const DecodeParams& p, int seq) {
 }
 
 FLASHPORT_DEVICE int lowest_key(const DecodeParams& p, int length, int q_len) {
-  if (p.window_left < 0) return 0;
-  const std::int64_t low = length - q_len - p.window_left;
-  return low > 0 ? static_cast<int>(low) : 0;
+  return p.window_left < 0 ? 0 : maximum(length - q_len - p.window_left, 0);
 }
 
 FLASHPORT_DEVICE int leaf_count(int key_begin, int key_end) {
@@ -42,24 +41,23 @@ FLASHPORT_DEVICE int leaf_count(int key_begin, int key_end) {
   return leaves > 0 ? leaves : 1;
 }
 
-FLASHPORT_DEVICE int sequence_leaves(const DecodeParams& p, int seq) {
-  const int length = sequence_length(p, seq);
+FLASHPORT_DEVICE int sequence_leaves(const DecodeParams& p, int seq, int length) {
   const int low = p.window_left < 0 ? 0 : lowest_key(p, length, query_length(p, seq));
   return leaf_count(low / kLeafKeys * kLeafKeys, length);
 }
 
 // Fills in what depends on the sequence alone.
-FLASHPORT_DEVICE Segment open_sequence(const DecodeParams& p, int seq) {
+FLASHPORT_DEVICE Segment open_sequence(const DecodeParams& p, int seq, int length) {
   Segment s;
   s.seq = seq;
-  s.length = sequence_length(p, seq);
+  s.length = length;
   s.q_len = query_length(p, seq);
   s.q_begin = p.cu_seqlens_q == nullptr ? 0 : p.cu_seqlens_q[seq];
   s.pages = page_list(p, seq);
   s.key_low = lowest_key(p, s.length, s.q_len);
   s.key_high = s.length;
   const int first_position = s.length - s.q_len;
-  s.clear_low = p.window_left < 0 ? 0 : static_cast<int>(maximum(s.length - 1 - p.window_left, std::int64_t{0}));
+  s.clear_low = p.window_left < 0 ? 0 : maximum(s.length - 1 - p.window_left, 0);
   s.clear_high = p.tree_mask != nullptr ? first_position : first_position + 1;
   s.key_begin = s.key_low / kLeafKeys * kLeafKeys;
   s.leaves = leaf_count(s.key_begin, s.key_high);
@@ -70,11 +68,6 @@ FLASHPORT_DEVICE int divide(int a, const Divisor& b) {
   const std::uint64_t product = std::uint64_t{2 * static_cast<std::uint32_t>(a)} * b.multiplier;
   return static_cast<int>(static_cast<std::uint32_t>(product >> 32) >> b.shift);
 }
-// The same of 64 bits: out of line, because a GPU takes a hundred instructions and few lines are so long.
-FLASHPORT_COLD std::int64_t divide_long(std::int64_t a, std::int64_t b) { return a / b; }
-FLASHPORT_DEVICE std::int64_t divide(std::int64_t a, const Divisor& b) {
-  return a >> 31 == 0 ? divide(static_cast<int>(a), b) : divide_long(a, b.value);
-}
 
 // The line is counted in units of 1 leaf or, where that costs no more than 1/32 of a stretch's leaves in balance, of
 // one node: then no node is cut, and far fewer partial results meet. Counted in leaves, a tile begins with its opening
@@ -84,27 +77,27 @@ FLASHPORT_DEVICE int units_of(int leaves, int unit) {
 }
 FLASHPORT_DEVICE int unit_of_leaf(int leaf, int unit) { return unit == 1 ? leaf + kOpeningLeaves : leaf / kFanOut; }
 // Leaves in the first `units` of a tile, if it has so many.
-FLASHPORT_DEVICE std::int64_t leaves_before(std::int64_t units, int unit) {
-  return unit == 1 ? maximum(units - kOpeningLeaves, std::int64_t{0}) : units * kFanOut;
+FLASHPORT_DEVICE int leaves_before(int units, int unit) {
+  return unit == 1 ? maximum(units - kOpeningLeaves, 0) : minimum(units, kLongestLine / kFanOut) * kFanOut;
 }
 
 // How the line is cut, as this block sees it.
 struct Line {
-  int unit;       // leaves
-  int cut;        // DecodeParams::cuts
+  int unit;  // leaves
+  int cut;   // DecodeParams::cuts
+  int share;
   unsigned rest;  // units / stretches, and what remains of it
-  std::int64_t share;
 };
 
 // The block's stretch of the line, beginning in `segment`. end is exclusive; an idle block has first == last.
 struct Range {
   Line line;
-  std::int64_t end;
+  int end;
   Segment segment;
 };
 
 // Where stretch `stretch` of n begins: units * stretch / n.
-FLASHPORT_DEVICE std::int64_t stretch_begin(const DecodeParams& p, const Line& line, int stretch) {
+FLASHPORT_DEVICE int stretch_begin(const DecodeParams& p, const Line& line, int stretch) {
   const unsigned rest = line.rest * static_cast<unsigned>(stretch);  // both are below kCounterCapacity
   return line.share * stretch + divide(static_cast<int>(rest), p.cuts[line.cut].stretches);
 }
@@ -112,18 +105,18 @@ FLASHPORT_DEVICE std::int64_t stretch_begin(const DecodeParams& p, const Line& l
 // Stretches a unit, roughly.
 FLASHPORT_DEVICE float inverse_share(const DecodeParams& p, const Line& line) {
   const auto stretches = static_cast<float>(p.cuts[line.cut].stretches.value);
-  return stretches / (static_cast<float>(line.share) * stretches + static_cast<float>(line.rest));
+  return stretches * reciprocal_approx(static_cast<float>(line.share) * stretches + static_cast<float>(line.rest));
 }
 
-// The stretch that holds `leaf` of a segment.
+// The stretch that holds `leaf` of a segment: the last one that begins at its unit or before, which is to say before
+// (unit + 1) * n / units. As a float that is wrong by far less than 1, so its whole part by one at most.
 FLASHPORT_DEVICE int stretch_of(const DecodeParams& p, const Line& line, float inverse_share, const Segment& s,
                                 int leaf) {
-  const std::int64_t unit = s.start + unit_of_leaf(leaf, line.unit);
+  const int unit = s.start + unit_of_leaf(leaf, line.unit);
   const int last = static_cast<int>(p.cuts[line.cut].stretches.value) - 1;
-  int stretch = minimum(static_cast<int>(static_cast<float>(unit) * inverse_share), last);
-  while (stretch_begin(p, line, stretch) > unit) --stretch;
-  while (stretch_begin(p, line, stretch + 1) <= unit) ++stretch;
-  return stretch;
+  const int stretch = minimum(static_cast<int>((static_cast<float>(unit) + 1.0f) * inverse_share), last);
+  if (stretch_begin(p, line, stretch) > unit) return stretch - 1;
+  return stretch < last && stretch_begin(p, line, stretch + 1) <= unit ? stretch + 1 : stretch;
 }
 
 FLASHPORT_DEVICE void set_tile(const DecodeParams& p, Segment& s, int tile) {
@@ -131,66 +124,73 @@ FLASHPORT_DEVICE void set_tile(const DecodeParams& p, Segment& s, int tile) {
   s.row_tile = tile - s.kv_head * p.row_tiles;
 }
 
-template <int kThreads>
-FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block, ScanScratch<kThreads>& scratch) {
-  const int share = (p.batch + kThreads - 1) / kThreads;
-  const int from = block.thread() * share;
+FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block) {
+  // A lane's sequences: [from, to).
+  const int share = (p.batch + kWaveSize - 1) / kWaveSize;
+  const int from = block.lane() * share;
   const int to = minimum(from + share, p.batch);
-  // Leaves in the low bits and nodes above them: one scan counts both.
-  constexpr int kNodeBits = 36;
-  constexpr std::int64_t kLeafMask = (std::int64_t{1} << kNodeBits) - 1;
+  // Leaves in the low half and nodes in the high one: one scan counts both.
   std::int64_t mine = 0;
+  int length = 0;
   for (int seq = from; seq < to; ++seq) {
-    const int leaves = sequence_leaves(p, seq);
-    mine += (static_cast<std::int64_t>(units_of(leaves, kFanOut)) << kNodeBits) + leaves;
+    length = sequence_length(p, seq);
+    const int leaves = sequence_leaves(p, seq, length);
+    mine += (static_cast<std::int64_t>(units_of(leaves, kFanOut)) << 32) + leaves;
   }
   std::int64_t both;
-  const std::int64_t before = block_exclusive_scan(block, scratch, mine, both);
+  const std::int64_t before = block.wave_exclusive_scan(mine, both);
 
   // Side by side only where every block gets some leaves: else these spread better.
-  const std::int64_t leaves = both & kLeafMask;
-  const std::int64_t nodes = both >> kNodeBits;
+  const auto leaves = static_cast<int>(both);
+  const auto nodes = static_cast<int>(both >> 32);
   const int index = static_cast<int>(block.index());
   Range range;
   Line& line = range.line;
-  line.cut = leaves * p.cuts[0].groups >= 8 * block.count() ? 1 : 0;
+  line.cut = std::int64_t{leaves} * p.cuts[0].groups >= 8 * block.count() ? 1 : 0;
   const LineCut& cut = p.cuts[line.cut];
+  const int groups = cut.groups;
   const auto stretches = static_cast<int>(cut.stretches.value);
   const int place = divide(index, cut.group);
   const int stretch = minimum(place, stretches);  // the last few: idle
-  const std::int64_t by_node = divide(nodes * cut.groups + stretches - 1, cut.stretches) * kFanOut;
-  const bool whole_nodes = by_node * stretches <= leaves * cut.groups + leaves * cut.groups / 32;
+  const int node_units = nodes * groups;
+  const std::int64_t all_leaves = std::int64_t{leaves} * groups;
+  const std::int64_t leaf_units = all_leaves + std::int64_t{kOpeningLeaves} * p.batch * groups;
+  const int by_node = divide(node_units + stretches - 1, cut.stretches);  // of the longest stretch
+  const bool whole_nodes = std::int64_t{by_node} * kFanOut * stretches <= all_leaves + all_leaves / 32 ||
+                           leaf_units > kLongestLine;
   line.unit = whole_nodes ? kFanOut : 1;
-  const std::int64_t units = (whole_nodes ? nodes : leaves + std::int64_t{kOpeningLeaves} * p.batch) * cut.groups;
+  const int units = whole_nodes ? node_units : static_cast<int>(leaf_units);
   line.share = divide(units, cut.stretches);
   line.rest = static_cast<unsigned>(units - line.share * stretches);
-  const std::int64_t begin = stretch_begin(p, line, stretch);
+  const int begin = stretch_begin(p, line, stretch);
   range.end = stretch < stretches ? stretch_begin(p, line, stretch + 1) : begin;
-  std::int64_t start =
-      (whole_nodes ? before >> kNodeBits : (before & kLeafMask) + std::int64_t{kOpeningLeaves} * from) * cut.groups;
-  for (int seq = from; seq < to; ++seq) {
-    const int its_leaves = share == 1 ? static_cast<int>(mine & kLeafMask) : sequence_leaves(p, seq);
-    const std::int64_t weight = static_cast<std::int64_t>(units_of(its_leaves, line.unit)) * cut.groups;
-    if (begin >= start && begin < start + weight) {
-      scratch.seq = seq;
-      scratch.start = start;
-    }
-    start += weight;
+  if (begin >= range.end) {
+    range.segment = {};
+    return range;
   }
-  block.sync();
-  range.segment = open_sequence(p, begin < range.end ? block.uniform(scratch.seq) : 0);
+
+  int start = (whole_nodes ? static_cast<int>(before >> 32) : static_cast<int>(before) + kOpeningLeaves * from) * groups;
+  int seq = from;
+  bool found = false;
+  while (seq < to) {
+    if (share > 1) length = sequence_length(p, seq);
+    const int end = start + units_of(sequence_leaves(p, seq, length), line.unit) * groups;
+    found = begin >= start && begin < end;
+    if (found) break;
+    start = end;
+    ++seq;
+  }
+  const int finder = block.wave_find(found);
+  start = block.wave_broadcast(start, finder);
+  range.segment = open_sequence(p, block.wave_broadcast(seq, finder), block.wave_broadcast(length, finder));
   Segment& s = range.segment;
-  s.first = s.last = 0;
-  if (begin >= range.end) return range;
-  const std::int64_t inside = begin - block.uniform(scratch.start);
   const int tile_units = units_of(s.leaves, line.unit);
-  const int tile_row =
-      inside >> 31 == 0 ? static_cast<int>(inside) / tile_units : static_cast<int>(divide_long(inside, tile_units));
+  const int tile_row = (begin - start) / tile_units;
   const int lane = index - place * static_cast<int>(cut.group.value);  // among those side by side
   set_tile(p, s, tile_row * static_cast<int>(cut.group.value) + lane);
-  s.start = begin - (inside - static_cast<std::int64_t>(tile_row) * tile_units);
-  s.first = static_cast<int>(leaves_before(begin - s.start, line.unit));
-  s.last = static_cast<int>(minimum(std::int64_t{s.leaves}, leaves_before(range.end - s.start, line.unit)));
+  s.start = start + tile_row * tile_units;
+  s.first = leaves_before(begin - s.start, line.unit);
+  s.last = minimum(s.leaves, leaves_before(range.end - s.start, line.unit));
   return range;
 }
 
@@ -201,7 +201,8 @@ FLASHPORT_DEVICE Range chunk_range(const DecodeParams& p, const Block& block) {
   const int chunk = index % p.num_chunks;
   const int rest = index / p.num_chunks;
   Range range;
-  range.segment = open_sequence(p, rest / tiles);
+  const int seq = rest / tiles;
+  range.segment = open_sequence(p, seq, sequence_length(p, seq));
   Segment& s = range.segment;
   set_tile(p, s, rest % tiles);
   std::int64_t keys = p.chunk_keys;
@@ -221,9 +222,8 @@ FLASHPORT_DEVICE Range chunk_range(const DecodeParams& p, const Block& block) {
   return range;
 }
 
-template <int kThreads>
-FLASHPORT_DEVICE Range block_range(const DecodeParams& p, const Block& block, ScanScratch<kThreads>& scratch) {
-  return block.uniform(p.num_chunks > 0 ? chunk_range(p, block) : balanced_range(p, block, scratch));
+FLASHPORT_DEVICE Range block_range(const DecodeParams& p, const Block& block) {
+  return block.uniform(p.num_chunks > 0 ? chunk_range(p, block) : balanced_range(p, block));
 }
 
 // Walks a block's range leaf by leaf, tile by tile.
@@ -231,7 +231,7 @@ struct LeafCursor {
   Segment segment;
   int leaf;
   int unit, cut;
-  std::int64_t end;
+  int end;
 
   FLASHPORT_DEVICE explicit LeafCursor(const Range& range)
       : segment(range.segment), leaf(range.segment.first), unit(range.line.unit), cut(range.line.cut), end(range.end) {}
@@ -242,19 +242,20 @@ struct LeafCursor {
 
   FLASHPORT_DEVICE void next(const DecodeParams& p) {
     if (++leaf < segment.last) return;
-    const std::int64_t next_start = segment.start + units_of(segment.leaves, unit);
-    const std::int64_t leaves_due = leaves_before(end - next_start, unit);
+    const int next_start = segment.start + units_of(segment.leaves, unit);
+    const int leaves_due = leaves_before(end - next_start, unit);
     if (leaves_due <= 0) return;
     const int tiles = p.num_kv_heads * p.row_tiles;
     int tile = segment.kv_head * p.row_tiles + segment.row_tile + static_cast<int>(p.cuts[cut].group.value);
     if (tile >= tiles) {
       tile -= tiles;
-      segment = open_sequence(p, segment.seq + 1);
+      const int seq = segment.seq + 1;
+      segment = open_sequence(p, seq, sequence_length(p, seq));
     }
     set_tile(p, segment, tile);
     segment.start = next_start;
     segment.first = 0;
-    segment.last = static_cast<int>(minimum(std::int64_t{segment.leaves}, leaves_due));
+    segment.last = minimum(segment.leaves, leaves_due);
     leaf = 0;
   }
 };

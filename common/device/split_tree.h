@@ -11,9 +11,9 @@
 
 #include <type_traits>
 
+#include "common/device/announcements.h"
 #include "common/device/online_softmax.h"
 #include "common/device/output.h"
-#include "common/device/schedule.h"
 
 namespace flashport::FLASHPORT_TARGET {
 
@@ -27,7 +27,7 @@ class SplitTree {
   using State = SoftmaxState<Tiles>;
 
   FLASHPORT_DEVICE SplitTree(const DecodeParams& p, const Block& block, const Range& range)
-      : p_(p), block_(block), line_(range.line), inverse_share_(block.uniform(inverse_share(p, range.line))) {}
+      : block_(block), places_(p, block, range.line) {}
 
   // Adds the state of leaf `now`. Writes the tile's output where that completes a root that is this block's alone; what
   // is shared with other blocks is left in its slots for finish().
@@ -52,42 +52,26 @@ class SplitTree {
     // A cut node. The owner's leaves come folded, in slot 0, the others one by one.
     if constexpr (Tiles::kKeepsParent) {
       const bool begun = node % kFanOut > 0 && (node - node % kFanOut) * kFanOut >= s.first;
-      if (from_first && begun) store_state(tiles, shared_slots(block_.index(), 2), parent_);
+      if (from_first && begun) store_own(tiles, 2, parent_);
     }
-    const std::int64_t owner = from_first ? block_.index() : owner_of(s, node_first);
-    store_state(tiles, shared_slots(owner, 1) + (from_first ? 0 : leaf - node_first) * params().slot_floats, node_);
+    if (from_first) {
+      store_own(tiles, 1, node_);
+    } else {
+      const int slots = places_.shared_slots(places_.owner_of(s, node_first), 1);
+      store_state(tiles, places_.slot(slots + leaf - node_first), node_);
+    }
   }
 
-  // Behind the last leaf: announces this block's children of the parents that it shares with other blocks, at most two
-  // a level, at the ends of its range, which lie in the segments `ends`. Who comes last to a parent folds it.
-  FLASHPORT_DEVICE void finish(const Tiles& tiles, const Segment (&ends)[2]) {
-    const int segments = ends[0].start == ends[1].start ? 1 : 2;
+  // Behind the last leaf: makes the block's announcements. Who comes last to a parent folds it.
+  FLASHPORT_DEVICE void finish(const Tiles& tiles, const RangeEnds& ends) {
     FLASHPORT_UNROLL(1)
-    for (int i = 0; i < segments; ++i) finish_segment(tiles, block_.uniform(ends[i]));
+    for (int tile = 0; tile < 2; ++tile) finish_tile(tiles, ends, tile);
   }
 
  private:
-  // A subtree of `level`: leaves [first, end), its children of 1 << child_shift leaves.
-  struct Subtree {
-    int level, index;
-    int first, end;
-    int child_shift, children;
-    bool own;  // this block has all of it
-  };
-
-  // A subtree of `level` has 1 << shift_of(level) leaves, or what is left of the tile. Shifts, because divisions by
-  // what only the run knows are long, and few leaves stand behind a loop to hide them.
-  FLASHPORT_DEVICE static int shift_of(int level) { return 4 * level; }
-  FLASHPORT_DEVICE static int span_of(int level) { return 1 << shift_of(level); }
-  static_assert(kFanOut == 16);
-
-  FLASHPORT_DEVICE static int shift_up(int leaves, int shift) { return (leaves + (1 << shift) - 1) >> shift; }
-  FLASHPORT_DEVICE static Subtree subtree(const Segment& s, int level, int index) {
-    const int first = index << shift_of(level);
-    const int end = minimum(first + span_of(level), s.leaves);
-    const int child_shift = shift_of(level - 1);
-    return {
-        level, index, first, end, child_shift, shift_up(end - first, child_shift), first >= s.first && end <= s.last};
+  // What this block has folded of a parent that it owns together with others.
+  FLASHPORT_DEVICE void store_own(const Tiles& tiles, int level, const State& state) const {
+    store_state(tiles, places_.slot(places_.shared_slots(places_.this_block(), level)), state);
   }
 
   // node_ is complete, by this block alone. Where registers allow it, a parent that the block has from its first leaf
@@ -102,20 +86,20 @@ class SplitTree {
           merge(tiles, parent_, node_);
         }
         if (node % kFanOut != parent.children - 1) {
-          if (range_ends) store_state(tiles, shared_slots(block_.index(), 2), parent_);
+          if (range_ends) store_own(tiles, 2, parent_);
         } else if (span_of(2) >= s.leaves) {
-          write_output(tiles, params(), s, block_, parent_);
+          write_output(tiles, places_.params(), s, block_, parent_);
         } else {
-          store_state(tiles, slot_of(s, 2, parent.index), parent_);
+          store_state(tiles, places_.slot(places_.slot_of(s, 2, parent.index)), parent_);
           climb_own(tiles, s, 3, parent.index);
         }
         return;
       }
     } else if (s.leaves <= kFanOut) {
-      write_output(tiles, params(), s, block_, node_);
+      write_output(tiles, places_.params(), s, block_, node_);
       return;
     }
-    store_state(tiles, slot_of(s, 1, node), node_);
+    store_state(tiles, places_.slot(places_.slot_of(s, 1, node)), node_);
     if constexpr (!Tiles::kKeepsParent) climb_own(tiles, s, 2, node);  // else the parent is not this block's alone
   }
 
@@ -126,27 +110,27 @@ class SplitTree {
       const Subtree parent = subtree(s, level, index / kFanOut);
       if (!parent.own || index % kFanOut != parent.children - 1) return;
       block_.sync();
-      fold<false>(tiles, s, parent, own_slots(level), 1);
+      const bool root = span_of(level) >= s.leaves;
+      fold<false>(tiles, s, places_.slot(places_.own_slots(level)), 1, parent.children,
+                  root ? nullptr : places_.slot(places_.slot_of(s, level, parent.index)));
       block_.sync();  // the next parent's children come into the same slots, and leaves may have no barrier
       index = parent.index;
     }
   }
 
-  FLASHPORT_DEVICE void finish_segment(const Tiles& tiles, const Segment& s) {
+  FLASHPORT_DEVICE void finish_tile(const Tiles& tiles, const RangeEnds& ends, int tile) {
     // Whether the cut child at either end of the range is complete, by this block's doing.
     int first_done = 0;
     int last_done = 0;
+    const int levels = block_.uniform(ends.levels[tile]);
     FLASHPORT_UNROLL(1)
-    for (int level = 1; level == 1 || span_of(level - 1) < s.leaves; ++level) {
-      const int first_index = s.first >> shift_of(level);
-      const int last_index = (s.last - 1) >> shift_of(level);
-      const bool one = first_index == last_index;
+    for (int level = 0; level < levels; ++level) {
       int done[2] = {0, 0};
       FLASHPORT_UNROLL(1)
-      for (int end = 0; end < (one ? 1 : 2); ++end) {
-        const int cut_children = one ? first_done + last_done : end == 0 ? first_done : last_done;
-        const bool completed =
-            complete_shared(tiles, s, subtree(s, level, end == 0 ? first_index : last_index), cut_children);
+      for (int end = 0; end < 2; ++end) {
+        const Announcement a = block_.uniform(ends.at[tile][level][end]);
+        const int cut_children = a.one ? first_done + last_done : end == 0 ? first_done : last_done;
+        const bool completed = announce(tiles, ends.segments[tile], a, cut_children);
         (end == 0 ? done[0] : done[1]) = completed;
       }
       first_done = done[0];
@@ -154,88 +138,43 @@ class SplitTree {
     }
   }
 
-  // Announces this block's children of a shared subtree, `cut_children` of them completed together with other blocks.
-  // True if that completes it.
-  FLASHPORT_DEVICE bool complete_shared(const Tiles& tiles, const Segment& s, const Subtree& tree, int cut_children) {
-    if (tree.own) return false;
-    const int from = shift_up(maximum(tree.first, s.first), tree.child_shift);
-    const int until = minimum(tree.end, s.last);
-    const int to = until == s.leaves ? shift_up(until, tree.child_shift) : until >> tree.child_shift;
-    const int arriving = maximum(to - from, 0) + cut_children;
-    if (arriving == 0) return false;
-    const DecodeParams& p = params();
-    const int stretch = stretch_of(p, line_, inverse_share_, s, tree.first);
-    const std::int64_t owner = block_of(stretch);
-    if (!block_.arrive(p.counters + tree_counter(owner, p.levels, tree.level), arriving, tree.children)) return false;
-    int folded = 1;  // children that the owner left folded, in slot 0
-    if (tree.level <= (Tiles::kKeepsParent ? 2 : 1)) {
-      const std::int64_t owners_end = stretch_begin(p, line_, stretch + 1);
-      const int owners = static_cast<int>(leaves_before(owners_end - s.start, line_.unit)) - tree.first;
-      folded = maximum(owners >> tree.child_shift, 1);
-    }
-    fold<true>(tiles, s, tree, shared_slots(owner, tree.level), folded);
+  // True if that completes the subtree: then it is folded.
+  FLASHPORT_DEVICE bool announce(const Tiles& tiles, const Segment& s, const Announcement& a, int cut_children) {
+    const int arriving = a.arriving + cut_children;
+    if (a.children == 0 || arriving == 0) return false;
+    if (!block_.arrive(places_.params().counters + a.counter, arriving, a.children)) return false;
+    float* parent = a.parent < 0 ? nullptr : places_.slot(a.parent);
+    fold<true>(tiles, s, places_.slot(a.slots), a.folded, a.children, parent);
     return true;
   }
 
-  // Folds slot 0 and the slots from `second` on into the subtree's own slot, or into the output if it is the root.
-  // kBehindLoop: the pipeline's shared memory is free.
+  // Folds slot 0 and slots second .. children - 1 to `parent`, or into the output if that is null. kBehindLoop:
+  // registers are free, and nothing hides how long it takes.
   template <bool kBehindLoop>
-  FLASHPORT_DEVICE void fold(const Tiles& tiles, const Segment& s, const Subtree& tree, const float* slots,
-                             int second) {
-    const DecodeParams& p = params();
+  FLASHPORT_DEVICE void fold(const Tiles& tiles, const Segment& s, const float* slots, int second, int children,
+                             float* parent) {
+    const DecodeParams& p = places_.params();
     const int rows = tiles.live_rows();
-    const bool root = span_of(tree.level) >= s.leaves;
-    float* to = root ? nullptr : slot_of(s, tree.level, tree.index);
-    const int count = tree.level == 1 ? tree.end - tree.first : tree.children;
-    const auto sink = [&](int row, int column, const StatePiece& piece) {
-      if (root) {
-        write_output_piece<Tiles::kRows>(p, s, block_, row, column, piece);
+    const auto place = [&](int row, int column) {
+      if (parent != nullptr) return OutputRow{};
+      return output_row(p, s, block_, query_row(p, s, Tiles::kRows, row), column == 0);
+    };
+    const auto sink = [&](const OutputRow& to, int row, int column, const StatePiece& piece) {
+      if (parent == nullptr) {
+        write_output_piece(p, to, column, piece);
       } else {
-        write_piece(piece, to, rows, row, Tiles::kColumns, column);
+        write_piece(piece, parent, rows, row, Tiles::kColumns, column);
       }
     };
-    if constexpr (kBehindLoop && Tiles::kFoldRoomFloats > 0) {
-      fold_states_gathered(tiles, block_, slots, static_cast<int>(p.slot_floats), second, count, sink);
+    if constexpr (kBehindLoop && kWaveSize >= kFanOut) {
+      fold_states_at_once<Tiles::kColumns>(block_, slots, p.slot_floats, rows, second, children, place, sink);
     } else {
-      constexpr int kAtOnce = kBehindLoop ? kFoldAllAtOnce : kFoldAtOnce;
-      fold_states<Tiles::kColumns, kAtOnce>(block_, slots, p.slot_floats, rows, second, count, sink);
+      fold_states<Tiles::kColumns, kFoldAtOnce>(block_, slots, p.slot_floats, rows, second, children, place, sink);
     }
   }
 
-  // The block of this tile that works on a stretch, and the one whose range holds `leaf`.
-  FLASHPORT_DEVICE std::int64_t block_of(int stretch) const {
-    const Divisor& group = params().cuts[line_.cut].group;
-    const int index = static_cast<int>(block_.index());
-    return index + (stretch - divide(index, group)) * static_cast<int>(group.value);
-  }
-  FLASHPORT_DEVICE std::int64_t owner_of(const Segment& s, int leaf) const {
-    return block_of(stretch_of(params(), line_, inverse_share_, s, leaf));
-  }
-
-  // Where the finished subtree `index` of `level` goes: among the children of its parent.
-  FLASHPORT_DEVICE float* slot_of(const Segment& s, int level, int index) const {
-    const Subtree parent = subtree(s, level + 1, index / kFanOut);
-    float* slots = parent.own ? own_slots(level + 1) : shared_slots(owner_of(s, parent.first), level + 1);
-    return slots + index % kFanOut * params().slot_floats;
-  }
-  FLASHPORT_DEVICE float* shared_slots(std::int64_t owner, int level) const {
-    const DecodeParams& p = params();
-    return p.slots + tree_shared_slots(owner, p.levels, level) * p.slot_floats;
-  }
-  FLASHPORT_DEVICE float* own_slots(int level) const {
-    const DecodeParams& p = params();
-    return p.slots + (p.num_chunks > 0 ? chunk_own_slots(block_.index(), p.levels, level)
-                                       : tree_own_slots(block_.index(), p.levels, level)) *
-                         p.slot_floats;
-  }
-
-  // What few leaves need is read again where it is needed.
-  FLASHPORT_DEVICE const DecodeParams& params() const { return reread(p_); }
-
-  const DecodeParams& p_;
   const Block& block_;
-  const Line line_;
-  const float inverse_share_;
+  const TreePlaces places_;
   State node_;
   KeptState<State, Tiles::kKeepsParent> parent_;
 };

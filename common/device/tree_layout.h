@@ -16,6 +16,8 @@ inline constexpr int kFanOut = 16;
 inline constexpr int kSlotsPerLevel = 2 * kFanOut;
 inline constexpr std::int64_t kCounterCapacity = 32768;
 inline constexpr std::int64_t kCounterBytes = kCounterCapacity * 4;
+// Units of the longest line of work (schedule.h), in nodes if need be: its places and sums fit 32 bits.
+inline constexpr int kLongestLine = 1 << 30;
 
 // The smallest L >= 1 for which a root of level L covers max_len keys.
 [[nodiscard]] constexpr int tree_levels(std::int64_t max_len) {
@@ -27,15 +29,16 @@ inline constexpr std::int64_t kCounterBytes = kCounterCapacity * 4;
 [[nodiscard]] constexpr std::int64_t tree_leaves(std::int64_t len) { return (len + kLeafKeys - 1) / kLeafKeys; }
 
 // Partial states that one block may have to publish, and the counters that guard them.
-[[nodiscard]] constexpr std::int64_t slots_per_block(int levels) { return std::int64_t{levels} * kSlotsPerLevel; }
-[[nodiscard]] constexpr std::int64_t counters_per_block(int levels) { return levels; }
+[[nodiscard]] constexpr int slots_per_block(int levels) { return levels * kSlotsPerLevel; }
+[[nodiscard]] constexpr int counters_per_block(int levels) { return levels; }
 
-// Places in the workspace. At each level a block lends kFanOut slots to the children of the one parent that it may own
-// together with other blocks, and has kFanOut more for the children of parents that are its alone.
-[[nodiscard]] constexpr std::int64_t tree_shared_slots(std::int64_t owner, int levels, int level) {
+// Places in the workspace; blocks are fewer than counters. At each level a block lends kFanOut slots to the children of
+// the one parent that it may own together with other blocks, and has kFanOut more for the children of parents that are
+// its alone.
+[[nodiscard]] constexpr int tree_shared_slots(int owner, int levels, int level) {
   return (owner * levels + level - 1) * kSlotsPerLevel;
 }
-[[nodiscard]] constexpr std::int64_t tree_own_slots(std::int64_t block, int levels, int level) {
+[[nodiscard]] constexpr int tree_own_slots(int block, int levels, int level) {
   return tree_shared_slots(block, levels, level) + kFanOut;
 }
 // A block that has one chunk to itself (stage 1, num_splits) shares no parent: it needs places for the children of its
@@ -44,13 +47,13 @@ inline constexpr std::int64_t kCounterBytes = kCounterCapacity * 4;
 [[nodiscard]] constexpr std::int64_t chunk_own_slots(std::int64_t block, int levels, int level) {
   return block * chunk_slots_per_block(levels) + (level - 2) * kFanOut;
 }
-[[nodiscard]] constexpr std::int64_t tree_counter(std::int64_t owner, int levels, int level) {
+[[nodiscard]] constexpr int tree_counter(int owner, int levels, int level) {
   return owner * counters_per_block(levels) + level - 1;
 }
 
 // A partial state in memory: m [rows] and l [rows], padded to 16 bytes, then o [rows, DV]; rows are the live ones.
-[[nodiscard]] constexpr std::int64_t slot_output_offset(std::int64_t live_rows) { return (2 * live_rows + 3) / 4 * 4; }
-[[nodiscard]] constexpr std::int64_t slot_floats(std::int64_t live_rows, std::int64_t head_dim_v_tile) {
+[[nodiscard]] constexpr int slot_output_offset(int live_rows) { return (2 * live_rows + 3) / 4 * 4; }
+[[nodiscard]] constexpr int slot_floats(int live_rows, int head_dim_v_tile) {
   return slot_output_offset(live_rows) + live_rows * head_dim_v_tile;
 }
 
@@ -85,7 +88,7 @@ inline constexpr int kMostTilesSideBySide = 8;
 // The largest grid whose counters fit.
 [[nodiscard]] constexpr std::int64_t max_tree_grid(int levels) { return kCounterCapacity / counters_per_block(levels); }
 
-[[nodiscard]] constexpr std::int64_t tree_workspace_bytes(std::int64_t grid, int levels, std::int64_t floats_per_slot) {
+[[nodiscard]] constexpr std::int64_t tree_workspace_bytes(std::int64_t grid, int levels, int floats_per_slot) {
   return kCounterBytes + grid * slots_per_block(levels) * floats_per_slot * 4;
 }
 

@@ -21,14 +21,27 @@ int to_int(std::int64_t value) {
 // Query tiles of the whole batch.
 std::int64_t tile_count(const DecodeParams& p) { return std::int64_t{p.batch} * p.num_kv_heads * p.row_tiles; }
 
-std::int64_t slot_floats_of(const DecodePlan& plan) {
+std::int32_t slot_floats_of(const DecodePlan& plan) {
   const DecodeParams& p = plan.params;
   const std::int64_t packed_rows = std::int64_t{p.group_size} * p.max_q_len;
-  return slot_floats(std::min<std::int64_t>(plan.kernel->shape.rows, packed_rows), plan.kernel->shape.head_dim_v);
+  const auto live_rows = static_cast<int>(std::min<std::int64_t>(plan.kernel->shape.rows, packed_rows));
+  return slot_floats(live_rows, plan.kernel->shape.head_dim_v);
+}
+
+// The line of work is counted in 32 bits.
+void check_line(const DecodeParams& p, const Check& check) {
+  const std::int64_t keys = p.kv_indptr != nullptr ? p.max_len : std::int64_t{p.batch} * p.max_len;
+  const std::int64_t nodes = keys / (kLeafKeys * kFanOut) + p.batch;
+  const std::int64_t tiles = std::int64_t{p.num_kv_heads} * p.row_tiles;
+  if (nodes <= kLongestLine / std::max(std::int64_t{kFanOut}, tiles)) return;
+  check.not_supported("batch " + std::to_string(p.batch) + " with room for " + std::to_string(p.max_len) +
+                      " keys each and " + std::to_string(tiles) +
+                      " query tiles a sequence is more than one call takes; pass fewer sequences or a narrower table");
 }
 
 void plan_invariant(DecodePlan& plan, const Check& check, DeviceContext& device) {
   DecodeParams& p = plan.params;
+  check_line(p, check);
   p.levels = tree_levels(p.max_len);
   p.slot_floats = slot_floats_of(plan);
   // No more blocks than there are leaves and openings: where there are fewer leaves than blocks, each has its own.
@@ -125,7 +138,7 @@ void plan_splits(DecodePlan& plan, const DecodeProblem& problem, int splits, con
 void plan_fixed_chunks(DecodePlan& plan, const DecodeProblem& problem) {
   plan.params.chunk_keys = problem.chunk_keys;
   plan.params.write_empty_chunks = 0;
-  plan_chunks(plan, problem.fixed_chunks, std::min(problem.chunk_keys, plan.params.max_len));
+  plan_chunks(plan, problem.fixed_chunks, std::min<std::int64_t>(problem.chunk_keys, plan.params.max_len));
 }
 
 }  // namespace

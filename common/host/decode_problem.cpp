@@ -319,13 +319,15 @@ void fill_layout(const DecodeArgs& a, const Extents& e, DecodeProblem& problem) 
     p.kv_indptr = data_of<std::int32_t>(a.kv_indptr);
     capacity = a.kv_indices->shape[0] * e.page_size;
   }
-  p.max_len = std::min(capacity, kMaxSequence);
+  p.max_len = static_cast<std::int32_t>(std::min(capacity, kMaxSequence));
 }
 
 void fill_options(const DecodeArgs& a, DecodeParams& p) {
   fill_scores(p, a.softmax_scale, a.softcap);
-  p.window_left = a.window_left;
-  p.window_right = a.window_right;
+  // No sequence is so long that a window of its length would hide a key.
+  const auto window = [](std::int64_t keys) { return keys >= kMaxSequence ? -1 : static_cast<std::int32_t>(keys); };
+  p.window_left = window(a.window_left);
+  p.window_right = window(a.window_right);
   p.alibi_slopes = data_of<float>(a.alibi_slopes);
   if (a.alibi_slopes && a.alibi_slopes->rank == 2) p.alibi_stride_seq = a.alibi_slopes->strides[0];
   p.sinks = data_of<float>(a.sinks);

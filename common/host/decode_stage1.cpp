@@ -140,7 +140,7 @@ DecodeProblem validate_decode_stage1(const DecodeStage1Args& a) {
   p.table = static_cast<const std::int32_t*>(a.req_to_tokens.data);
   p.table_stride = a.req_to_tokens.strides[0];
   p.table_row = index_array(a.b_req_idx);
-  p.max_len = std::min({a.max_len_in_batch, a.req_to_tokens.shape[1], kMaxSequence});
+  p.max_len = static_cast<std::int32_t>(std::min({a.max_len_in_batch, a.req_to_tokens.shape[1], kMaxSequence}));
   problem.bounds = {.lengths_name = "B_Seqlen",
                     .rows_name = "B_req_idx",
                     .table_name = "Req_to_tokens",

@@ -33,7 +33,7 @@ constexpr DecodeConfig decode_config(MathType math, KvFormat kv, int head_dim_qk
   namespace flashport::FLASHPORT_TARGET {                                                                          \
   constexpr DecodeConfig symbol##_config = decode_config(__VA_ARGS__);                                             \
   FLASHPORT_DEFINE_KERNEL(symbol, key, symbol##_config.shape, DecodeParams, DecodeShared<symbol##_config>,         \
-                          decode<symbol##_config>(params, block_range(params, block, shared.scan), block, shared)) \
+                          decode<symbol##_config>(params, block_range(params, block), block, shared))              \
   }
 
 #define FLASHPORT_DEFINE_DECODE_STAGE2(symbol, key)                                                               \

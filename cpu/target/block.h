@@ -16,11 +16,11 @@
 namespace flashport::FLASHPORT_TARGET {
 
 inline constexpr int kWaveSize = 1;
+inline constexpr bool kHasProducers = false;
 inline constexpr int kLanes = 16;
 inline constexpr int kVectorFloats = 64;
 inline constexpr int kMergeUnroll = 1;
 inline constexpr int kFoldAtOnce = 1;
-inline constexpr int kFoldAllAtOnce = 1;
 inline constexpr float kInfinity = __builtin_huge_valf();
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
@@ -107,6 +107,7 @@ FLASHPORT_DEVICE float fma_rn(float a, float b, float c);
 FLASHPORT_DEVICE Vec fma_rn(Vec a, Vec b, Vec c);
 
 // 2^x to about one unit in the last place; 0 below 2^-126. NaN stays NaN.
+FLASHPORT_DEVICE float reciprocal_approx(float x) { return 1.0f / x; }
 FLASHPORT_DEVICE float exp2_approx(float x) {
   const float clamped = x < -127.0f ? -127.0f : (x > 128.0f ? 128.0f : x);
   const float shifted = clamped + 0x1.8p23f;  // the integer part in the low bits
@@ -173,6 +174,8 @@ class Block {
   Block(std::int64_t index, std::int64_t count) : index_(index), count_(count) {}
   FLASHPORT_DEVICE int thread() const { return 0; }
   FLASHPORT_DEVICE int threads() const { return 1; }
+  FLASHPORT_DEVICE int lane() const { return 0; }
+  FLASHPORT_DEVICE int wave() const { return 0; }
   FLASHPORT_DEVICE std::int64_t index() const { return index_; }
   FLASHPORT_DEVICE std::int64_t count() const { return count_; }
   FLASHPORT_DEVICE void sync() const {}
@@ -180,6 +183,13 @@ class Block {
   FLASHPORT_DEVICE T uniform(T x) const {
     return x;
   }
+
+  FLASHPORT_DEVICE std::int64_t wave_exclusive_scan(std::int64_t x, std::int64_t& total) const {
+    total = x;
+    return 0;
+  }
+  FLASHPORT_DEVICE int wave_find(bool) const { return 0; }
+  FLASHPORT_DEVICE int wave_broadcast(int x, int) const { return x; }
 
   // Publishes what the block has written and adds `add` to the counter. True in the one block whose addition reaches
   // `goal`; that block sees what all the others have published, and the counter is zero again.
@@ -194,18 +204,5 @@ class Block {
  private:
   std::int64_t index_, count_;
 };
-
-template <int kThreads>
-struct ScanScratch {
-  std::int64_t start;
-  int seq;
-};
-
-template <int kThreads>
-FLASHPORT_DEVICE std::int64_t block_exclusive_scan(const Block&, ScanScratch<kThreads>&, std::int64_t value,
-                                                   std::int64_t& total) {
-  total = value;
-  return 0;
-}
 
 }  // namespace flashport::FLASHPORT_TARGET

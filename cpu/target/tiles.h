@@ -33,8 +33,7 @@ template <DecodeConfig kCfg>
 struct DecodeShared {
   alignas(64) float query[kCfg.shape.rows][kCfg.shape.head_dim_qk];
   Leaf leaves[kCfg.tuning.stages];
-  ScanScratch<1> scan;
-  Segment ends[2];  // the first and the last of the block's range
+  RangeEnds ends;
 };
 
 // Leaves on their way: addresses are looked up one leaf ahead. Its lines are asked for in between the products of the
@@ -133,7 +132,6 @@ class DecodeTiles {
   static constexpr int kRows = kShape.rows;
   static constexpr int kRowSlots = kRows;
   static constexpr int kColumns = kShape.head_dim_v;
-  static constexpr int kFoldRoomFloats = 0;  // states fold on their way from memory
   static constexpr bool kKeepsParent = false;
 
   struct Rows {

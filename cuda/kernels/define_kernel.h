@@ -17,15 +17,16 @@ inline constexpr int kAppendThreads = 128;
 template <DecodeConfig kCfg>
 FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>& shared) {
   shared.ring.init();
-  begin_kernel();
-  const Range range = block_range(p, Block(nullptr), shared.scan);
+  if (threadIdx.x == 0) shared.arrive_flag = touch_params(p);
   __syncthreads();
+  begin_kernel();
+  const Range range = block_range(p, Block(nullptr));
   constexpr int kCompute = compute_threads(kCfg);
   if (threadIdx.x < kCompute) {
     decode<kCfg>(p, range, Block(&shared.arrive_flag, 0, kCompute, 1), shared);
   } else {
     const Block producers(nullptr, kCompute, producer_threads(kCfg), 2);
-    KvProducer<kCfg>(p, producers, shared.ring).run(p, range);
+    KvProducer<kCfg>(p, producers, shared.ring).run(p, range, DecodeTiles<kCfg>::kKeepsParent, shared.ends);
   }
 }
 

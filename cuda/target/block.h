@@ -1,5 +1,5 @@
-// The execution model of a CUDA target: a block of warps, its barrier, the arrival at a counter in global memory, a
-// scan over the block, and the scalar arithmetic that common/device is written in.
+// The execution model of a CUDA target: a block of warps, its barrier, the arrival at a counter in global memory, what
+// lanes tell each other, and the scalar arithmetic that common/device is written in.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -17,10 +17,10 @@
 namespace flashport::FLASHPORT_TARGET {
 
 inline constexpr int kWaveSize = 32;
+inline constexpr bool kHasProducers = true;  // waves that only copy, and plan the announcements
 inline constexpr int kVectorFloats = 4;    // columns of a row that a thread takes at a time
 inline constexpr int kMergeUnroll = 4;     // parts in flight while merging (docs/tuning.md)
-inline constexpr int kFoldAtOnce = 2;      // states in flight while folding inside the loop,
-inline constexpr int kFoldAllAtOnce = 12;  // and behind it
+inline constexpr int kFoldAtOnce = 2;   // states in flight while folding inside the loop
 inline constexpr float kInfinity = __builtin_huge_valf();
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
@@ -48,6 +48,7 @@ FLASHPORT_DEVICE float exp2_approx(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+FLASHPORT_DEVICE float reciprocal_approx(float x) { return __fdividef(1.0f, x); }
 FLASHPORT_DEVICE float log2_full(float x) { return log2f(x); }
 FLASHPORT_DEVICE float tanh_full(float x) { return tanhf(x); }
 FLASHPORT_DEVICE float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
@@ -66,15 +67,6 @@ FLASHPORT_DEVICE void load_published_vector(float (&x)[kVectorFloats], const flo
 FLASHPORT_DEVICE void store_published_vector(float* to, const float (&x)[kVectorFloats]) {
   __stcg(reinterpret_cast<float4*>(to), make_float4(x[0], x[1], x[2], x[3]));
 }
-FLASHPORT_DEVICE void load_shared_vector(float (&x)[kVectorFloats], const float* from) {
-  const float4 four = *reinterpret_cast<const float4*>(from);
-  x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
-}
-FLASHPORT_DEVICE void store_pair(float* to, float a, float b) { *reinterpret_cast<float2*>(to) = make_float2(a, b); }
-FLASHPORT_DEVICE void store_shared_vector(float* to, const float (&x)[kVectorFloats]) {
-  *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
-}
-
 template <class Params>
 FLASHPORT_DEVICE const Params& reread(const Params& params) {
   return params;
@@ -97,7 +89,7 @@ FLASHPORT_DEVICE float wave_max(float x) {
   return x;
 }
 
-// The largest x of the lanes before this one among kGroup lanes side by side; -inf in the first.
+// Among kGroup lanes side by side: the largest x of those before this one, -inf in the first; and what one has.
 template <int kGroup>
 FLASHPORT_DEVICE float group_max_before(float x) {
   const unsigned place = threadIdx.x % kGroup;
@@ -108,6 +100,10 @@ FLASHPORT_DEVICE float group_max_before(float x) {
   }
   const float before = __shfl_up_sync(~0u, x, 1, kGroup);
   return place == 0 ? -kInfinity : before;
+}
+template <int kGroup>
+FLASHPORT_DEVICE float group_broadcast(float x, int lane) {
+  return __shfl_sync(~0u, x, lane, kGroup);
 }
 
 // `count` (at most kVectorFloats) values at a stride, as one access where they are contiguous and aligned; rest is 0.
@@ -124,12 +120,32 @@ FLASHPORT_DEVICE void load_vector(float (&x)[kVectorFloats], const T* from, std:
   for (int i = 0; i < kVectorFloats; ++i) x[i] = i < count ? to_float(from[i * stride]) : 0.0f;
 }
 
+// A barrier that `threads` threads reach, of which only those that call await wait for the others.
+FLASHPORT_DEVICE void barrier_signal(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+FLASHPORT_DEVICE void barrier_await(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
 // Every kernel begins so, and touches no memory but its own shared memory before: it is launched while the kernel
 // before it on the stream ends, and lets the next one come as early (programmatic dependent launch; without it both are
 // nothing).
 FLASHPORT_DEVICE void begin_kernel() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
   asm volatile("griddepcontrol.launch_dependents;");
+}
+
+// Brings params to the constant cache, whose misses would follow one after the other. The result is to be stored
+// somewhere, so that the reads are made.
+template <class Params>
+FLASHPORT_DEVICE unsigned touch_params(const Params& params) {
+  constexpr int kLineWords = 16;
+  const auto* words = reinterpret_cast<const unsigned*>(&params);
+  unsigned sum = 0;
+#pragma unroll
+  for (int word = 0; word < static_cast<int>(sizeof(Params) / 4); word += kLineWords) sum ^= words[word];
+  return sum;
 }
 
 // A block, or some waves of it that do one job: `threads` threads from `first` on, with a barrier of their own.
@@ -154,13 +170,24 @@ class Block {
     if (threads_ == kWaveSize) {
       __syncwarp();
     } else {
-      asm volatile("bar.sync %0, %1;" ::"r"(barrier_), "r"(threads_) : "memory");
+      barrier_await(barrier_, threads_);
     }
   }
   template <class T>
   FLASHPORT_DEVICE T uniform(T x) const {
     return x;
   }
+
+  // The sum of the lanes before this one, and of all.
+  FLASHPORT_DEVICE std::int64_t wave_exclusive_scan(std::int64_t x, std::int64_t& total) const {
+    typename cub::WarpScan<std::int64_t>::TempStorage none;
+    std::int64_t before;
+    cub::WarpScan<std::int64_t>(none).ExclusiveSum(x, before, total);
+    return before;
+  }
+  // The one lane that has found something, and what a lane has.
+  FLASHPORT_DEVICE int wave_find(bool found) const { return __ffs(static_cast<int>(__ballot_sync(~0u, found))) - 1; }
+  FLASHPORT_DEVICE int wave_broadcast(int x, int lane) const { return __shfl_sync(~0u, x, lane); }
 
   // Publishes what the block has written and adds `add` to the counter. True in the one block whose addition reaches
   // `goal`; that block sees what all the others have published, and the counter is zero again.
@@ -182,31 +209,5 @@ class Block {
   int first_, threads_, barrier_;
   int wave_;
 };
-
-// A scan over the waves of a part of the block, which cub::BlockScan, with its barrier of the whole one, cannot do.
-template <int kThreads>
-struct ScanScratch {
-  typename cub::WarpScan<std::int64_t>::TempStorage scan[kThreads / kWaveSize];
-  std::int64_t totals[kThreads / kWaveSize];
-  std::int64_t start;
-  int seq;
-};
-
-template <int kThreads>
-FLASHPORT_DEVICE std::int64_t block_exclusive_scan(const Block& block, ScanScratch<kThreads>& scratch,
-                                                   std::int64_t value, std::int64_t& total) {
-  std::int64_t before;
-  cub::WarpScan<std::int64_t>(scratch.scan[block.wave()]).ExclusiveSum(value, before, total);
-  if constexpr (kThreads > kWaveSize) {
-    if (block.lane() == 0) scratch.totals[block.wave()] = total;
-    block.sync();
-    total = 0;
-    for (int wave = 0; wave < kThreads / kWaveSize; ++wave) {
-      if (wave < block.wave()) before += scratch.totals[wave];
-      total += scratch.totals[wave];
-    }
-  }
-  return before;
-}
 
 }  // namespace flashport::FLASHPORT_TARGET

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "common/device/config.h"
-#include "common/device/schedule.h"
+#include "common/device/announcements.h"
 #include "cuda/target/mma.h"
 #include "cuda/target/query.h"
 
@@ -83,6 +83,10 @@ struct KvRing {
   }
 };
 
+// Where the compute waves wait for the announcements, which the first producer wave plans.
+inline constexpr int kEndsBarrier = 3;
+constexpr int ends_threads(const DecodeConfig& cfg) { return (cfg.tuning.waves + 1) * kWaveSize; }
+
 // What a compute wave sees of the ring.
 template <DecodeConfig kCfg>
 class KvPipeline {
@@ -100,6 +104,7 @@ class KvPipeline {
   FLASHPORT_DEVICE void await_values() const { mbarrier_wait(&ring_.ready[place_.tile], place_.phase); }
   FLASHPORT_DEVICE const char* values() const { return ring_.tiles[place_.tile]; }
   FLASHPORT_DEVICE void refill_behind_values(const DecodeParams&, LeafCursor&) { release(); }
+  FLASHPORT_DEVICE void await_ends() const { barrier_await(kEndsBarrier, ends_threads(kCfg)); }
 
  private:
   FLASHPORT_DEVICE void release() {
@@ -126,8 +131,10 @@ class KvProducer {
         ring_(ring),
         as_stored_(is_as_stored<typename Tiles::Keys>(p.k) && is_as_stored<typename Tiles::Values>(p.v)) {}
 
-  FLASHPORT_DEVICE void run(const DecodeParams& p, const Range& range) {
+  FLASHPORT_DEVICE void run(const DecodeParams& p, const Range& range, bool keeps_parent, RangeEnds& ends) {
     LeafCursor ahead(range), scout(range);
+    if (ahead.done()) return;
+    if (block_.thread() == 0) ends.segments[0] = range.segment;
     for (int i = 0; i < kLookAhead; ++i) look_up(p, scout, i);
     await_copies();
     __syncwarp();
@@ -151,6 +158,12 @@ class KvProducer {
         copy_part<typename Tiles::Values>(p.v, places, s.kv_head);
       }
       ahead.next(p);
+    }
+    if (block_.wave() == 0) {
+      if (block_.thread() == 0) ends.segments[1] = ahead.segment;
+      __syncwarp();
+      plan_announcements(p, block_, range.line, keeps_parent, ends);
+      barrier_signal(kEndsBarrier, ends_threads(kCfg));
     }
     await_copies();
   }

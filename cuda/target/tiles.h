@@ -28,14 +28,13 @@ template <DecodeConfig kCfg>
 struct DecodeShared {
   static constexpr int kRowPitch = (kCfg.shape.rows / 8 | 1) * 8;
   KvRing<kCfg> ring;
-  ScanScratch<block_threads(kCfg)> scan;
   // What the waves that share query rows tell each other; a wave alone needs none of it.
   static constexpr bool kShared = column_waves(kCfg) > 1;
   alignas(16) std::uint16_t probabilities[kShared ? kLeafKeys : 1][kRowPitch];
   alignas(8) float row_max[kShared ? column_waves(kCfg) : 1][kCfg.shape.rows];
   float2 row_sum[kShared ? kLeafKeys / 16 : 1][kCfg.shape.rows / 8][kWaveSize];
   unsigned arrive_flag;
-  Segment ends[2];  // the first and the last of the block's range
+  RangeEnds ends;
 };
 
 template <DecodeConfig kCfg>
@@ -64,14 +63,6 @@ class DecodeTiles {
   static constexpr int kColumns = kShape.head_dim_v;
   // More registers than these would spill: of 16 rows, 64 x 8k took 536 us for 506.
   static constexpr bool kKeepsParent = kColTiles * kRowTiles <= 2;
-  static constexpr int kFoldRoomFloats = static_cast<int>(sizeof(KvRing<kCfg>::tiles) / sizeof(float));
-  static constexpr int fold_room_for(int states) {
-    return 2 * kFanOut * kRows + static_cast<int>(slot_output_offset(kRows)) +
-           states * static_cast<int>(slot_floats(kRows, kColumns));
-  }
-  static constexpr int kFoldRoomForAll = fold_room_for(kFanOut + 1);
-  static_assert(kFoldRoomFloats >= fold_room_for(2), "a sum and a state to add");
-
   struct Rows {
     float v[kRowSlots];
     FLASHPORT_DEVICE float& operator[](int slot) { return v[slot]; }
@@ -105,21 +96,6 @@ class DecodeTiles {
     }
   }
 
-  // The ring's memory, once the last leaf is done.
-  FLASHPORT_DEVICE float* fold_room() const { return reinterpret_cast<float*>(shared_.ring.tiles); }
-  // Brings floats that other blocks of this launch have written to shared memory, all of them on their way at once.
-  FLASHPORT_DEVICE void copy_published(float* to, const float* from, int floats) const {
-    constexpr int kStep = 4 * compute_threads(kCfg);
-    const float* end = from + floats;
-    from += 4 * block_.thread();
-    to += 4 * block_.thread();
-#pragma unroll 4
-    for (; from < end; from += kStep, to += kStep) copy_async<16>(to, from, true);
-  }
-  FLASHPORT_DEVICE void await_published() const {
-    await_copies();
-    block_.sync();
-  }
   FLASHPORT_DEVICE static constexpr int row_slots() { return kRowSlots; }
   FLASHPORT_DEVICE int live_rows() const { return live_rows_; }
   FLASHPORT_DEVICE int row_of(int slot) const { return row_base_ + slot / 2 * 8 + 2 * c_ + slot % 2; }

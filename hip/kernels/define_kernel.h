@@ -36,7 +36,7 @@ constexpr int waves_per_simd(const DecodeTuning& tuning) {
     auto& shared = *reinterpret_cast<DecodeShared<symbol##_config>*>(memory);                \
     const DecodeParams& params = kernel_params<DecodeParams>();                              \
     const Block block(&shared.arrive_flag);                                                  \
-    decode<symbol##_config>(params, block_range(params, block, shared.scan), block, shared); \
+    decode<symbol##_config>(params, block_range(params, block), block, shared);              \
   }                                                                                          \
   }
 

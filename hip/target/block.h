@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>  // rocPRIM uses it without including it
 
-#include <rocprim/block/block_scan.hpp>
+#include <rocprim/warp/warp_scan.hpp>
 
 #pragma clang fp contract(off)
 
@@ -19,10 +19,10 @@
 
 namespace flashport::FLASHPORT_TARGET {
 
+inline constexpr bool kHasProducers = false;
 inline constexpr int kVectorFloats = 4;   // columns of a row that a thread takes at a time
 inline constexpr int kMergeUnroll = 8;    // parts in flight while merging
-inline constexpr int kFoldAtOnce = 4;     // states in flight while folding inside the loop,
-inline constexpr int kFoldAllAtOnce = 8;  // and behind it
+inline constexpr int kFoldAtOnce = 4;    // states in flight while folding inside the loop
 inline constexpr float kInfinity = __builtin_huge_valf();
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
@@ -46,6 +46,7 @@ FLASHPORT_DEVICE T maximum(T a, T b) {
 FLASHPORT_DEVICE float maximum(float a, float b) { return __builtin_fmaxf(a, b); }
 
 FLASHPORT_DEVICE float exp2_approx(float x) { return __builtin_amdgcn_exp2f(x); }
+FLASHPORT_DEVICE float reciprocal_approx(float x) { return __builtin_amdgcn_rcpf(x); }
 FLASHPORT_DEVICE float log2_full(float x) { return log2f(x); }
 FLASHPORT_DEVICE float tanh_full(float x) { return tanhf(x); }
 FLASHPORT_DEVICE float fma_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
@@ -105,6 +106,23 @@ FLASHPORT_DEVICE float wave_max(float x) {
     x = maximum(x, __shfl_xor(x, distance, kWaveSize));
   }
   return x;
+}
+
+// Among kGroup lanes side by side: the largest x of those before this one, -inf in the first; and what one has.
+template <int kGroup>
+FLASHPORT_DEVICE float group_max_before(float x) {
+  const unsigned place = threadIdx.x % kGroup;
+#pragma unroll
+  for (unsigned distance = 1; distance < kGroup; distance *= 2) {
+    const float other = __shfl_up(x, distance, kGroup);
+    x = place >= distance ? maximum(x, other) : x;
+  }
+  const float before = __shfl_up(x, 1, kGroup);
+  return place == 0 ? -kInfinity : before;
+}
+template <int kGroup>
+FLASHPORT_DEVICE float group_broadcast(float x, int lane) {
+  return __shfl(x, lane, kGroup);
 }
 
 // `count` (at most kVectorFloats) values at a stride, as one access where they are contiguous and aligned; rest is 0.
@@ -173,6 +191,19 @@ class Block {
     return __builtin_bit_cast(T, words);
   }
 
+  // The sum of the lanes before this one, and of all.
+  FLASHPORT_DEVICE std::int64_t wave_exclusive_scan(std::int64_t x, std::int64_t& total) const {
+    using Scan = rocprim::warp_scan<std::int64_t, kWaveSize>;
+    typename Scan::storage_type none;
+    std::int64_t before;
+    Scan().exclusive_scan(x, before, std::int64_t{0}, total, none, rocprim::plus<std::int64_t>());
+    total = uniform(total);
+    return before;
+  }
+  // The one lane that has found something, and what a lane has.
+  FLASHPORT_DEVICE int wave_find(bool found) const { return __builtin_ctzll(__ballot(found)); }
+  FLASHPORT_DEVICE int wave_broadcast(int x, int lane) const { return __builtin_amdgcn_readlane(x, lane); }
+
   // Publishes what the block has written and adds `add` to the counter. True in the one block whose addition reaches
   // `goal`; that block sees what all the others have published, and the counter is zero again.
   FLASHPORT_DEVICE bool arrive(std::uint32_t* counter, int add, int goal) const {
@@ -197,22 +228,5 @@ class Block {
  private:
   unsigned* flag_;  // in shared memory
 };
-
-template <int kThreads>
-struct ScanScratch {
-  typename rocprim::block_scan<std::int64_t, kThreads>::storage_type scan;
-  std::int64_t start;
-  int seq;
-};
-
-template <int kThreads>
-FLASHPORT_DEVICE std::int64_t block_exclusive_scan(const Block& block, ScanScratch<kThreads>& scratch,
-                                                   std::int64_t value, std::int64_t& total) {
-  std::int64_t before;
-  rocprim::block_scan<std::int64_t, kThreads>().exclusive_scan(value, before, std::int64_t{0}, total, scratch.scan,
-                                                               rocprim::plus<std::int64_t>());
-  total = block.uniform(total);
-  return before;
-}
 
 }  // namespace flashport::FLASHPORT_TARGET

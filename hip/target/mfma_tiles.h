@@ -24,9 +24,8 @@ struct DecodeSharedData {
   Words2 probabilities[Split::kRowWaves][Split::kRowTiles][kExchangedSteps][kWaveSize];
   float row_max[kCfg.tuning.waves][Split::kRowTiles][16];
   float row_sum[kCfg.tuning.waves][Split::kRowTiles][16];
-  ScanScratch<block_threads(kCfg)> scan;
   unsigned arrive_flag;
-  Segment ends[2];  // the first and the last of the block's range
+  RangeEnds ends;
 };
 
 // As large as lets a CU hold the blocks that the tuning asks for and no more: others would add partial results, and
@@ -57,7 +56,6 @@ class DecodeTiles {
   static constexpr int kRows = kShape.rows;
   static constexpr int kRowSlots = kRowTiles;
   static constexpr int kColumns = kShape.head_dim_v;
-  static constexpr int kFoldRoomFloats = 0;  // states fold on their way from memory
   static constexpr bool kKeepsParent = false;
 
   struct Rows {

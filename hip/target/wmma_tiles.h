@@ -21,9 +21,8 @@ struct DecodeShared {
   alignas(16) std::uint16_t probabilities[kCfg.shape.rows][kLeafKeys + 8];
   float row_max[WaveShare<kCfg>::kColWaves][kCfg.shape.rows];
   float row_sum[WaveShare<kCfg>::kColWaves][kCfg.shape.rows];
-  ScanScratch<block_threads(kCfg)> scan;
   unsigned arrive_flag;
-  Segment ends[2];  // the first and the last of the block's range
+  RangeEnds ends;
 };
 
 template <DecodeConfig kCfg>
@@ -40,7 +39,6 @@ class DecodeTiles {
   static constexpr int kRows = kShape.rows;
   static constexpr int kRowSlots = Share::kRowTiles;
   static constexpr int kColumns = kShape.head_dim_v;
-  static constexpr int kFoldRoomFloats = 0;  // states fold on their way from memory
   static constexpr bool kKeepsParent = false;
 
   struct Rows {

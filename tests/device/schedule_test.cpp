@@ -60,14 +60,6 @@ TEST(Divide, IsExactBelowTwoToTheThirtyFirst) {
   }
 }
 
-TEST(Divide, TakesLongDividends) {
-  for (const int value : {1, 3, 132, 32768}) {
-    for (const std::int64_t dividend : {std::int64_t{0}, std::int64_t{kMost}, std::int64_t{kMost} + 1, 1234567890123}) {
-      EXPECT_EQ(divide(dividend, make_divisor(value)), dividend / value) << dividend << " / " << value;
-    }
-  }
-}
-
 DecodeParams params_of(const Launch& launch) {
   DecodeParams p{};
   p.batch = static_cast<std::int32_t>(launch.lengths.size());
@@ -84,12 +76,11 @@ DecodeParams params_of(const Launch& launch) {
   return p;
 }
 
-template <int kThreads>
 Range range_of(const DecodeParams& p, std::int64_t block, std::int64_t grid) {
-  ScanScratch<kThreads> scratch;
+  Wave wave;
   Range range{};
-  for (int round = 0; round < 3; ++round) {
-    for (int thread = 0; thread < kThreads; ++thread) range = block_range(p, Block(block, grid, thread), scratch);
+  for (int round = 0; round < 4; ++round) {
+    for (int lane = 0; lane < kWaveSize; ++lane) range = block_range(p, Block(block, grid, lane, wave));
   }
   return range;
 }
@@ -113,10 +104,9 @@ class Walk {
       : launch_(launch), p_(params_of(launch)), parts_(launch.lengths.size() * launch.tiles()) {}
 
   // Walks through the ranges of all blocks.
-  template <int kThreads>
   void run(Seen& seen) {
     for (std::int64_t block = 0; block < launch_.grid; ++block) {
-      const Range range = range_of<kThreads>(p_, block, launch_.grid);
+      const Range range = range_of(p_, block, launch_.grid);
       LeafCursor now(range);
       if (now.done()) ++seen.idle;
       while (!now.done()) {
@@ -176,7 +166,7 @@ class Walk {
     ++(range.line.unit == 1 ? seen.leaves : seen.whole_nodes);
     if (range.segment.first == range.segment.last || range.line.unit > 1) return;
     const Segment& s = range.segment;
-    const std::int64_t begin = s.first > 0 ? s.start + unit_of_leaf(s.first, 1) : s.start;
+    const int begin = s.first > 0 ? s.start + unit_of_leaf(s.first, 1) : s.start;
     const int stretch = stretch_of(p_, range.line, inverse_share(p_, range.line), s, s.first);
     if (stretch_begin(p_, range.line, stretch) == begin + 1) ++seen.begins_in_opening;
     const Segment& end = last.segment;
@@ -188,16 +178,17 @@ class Walk {
   std::vector<std::vector<Part>> parts_;
 };
 
-template <int kThreads>
-void check(const Launch& launch, Seen& seen) {
+void check(const Launch& launch, int wave_size, Seen& seen) {
   SCOPED_TRACE(testing::PrintToString(launch));
+  kWaveSize = wave_size;
   Walk walk(launch);
-  walk.run<kThreads>(seen);
+  walk.run(seen);
   if (!testing::Test::HasFatalFailure()) walk.check();
 }
 
 TEST(Schedule, EveryLeafHasOneBlockThatAllKnow) {
   constexpr std::int32_t kLengths[] = {0, 1, 63, 64, 65, 128, 200, 1023, 1024, 1025, 5000, 16384, 16385, 131072};
+  constexpr int kWaveSizes[] = {1, 3, 16, 32};
   constexpr int kGrids[] = {1, 2, 3, 7, 8, 13, 16, 33, 64, 132, 264};
   std::mt19937 random(2);
   const auto pick = [&](const auto& from) { return from[random() % std::size(from)]; };
@@ -211,11 +202,7 @@ TEST(Schedule, EveryLeafHasOneBlockThatAllKnow) {
       length = kLengths[shortest > 0 ? shortest : random() % (std::size(kLengths) - 3 * (round % 2))];
       if (random() % 4 == 0) length = static_cast<std::int32_t>(random() % 3000);
     }
-    switch (round % 3) {
-      case 0: check<1>(launch, seen); break;
-      case 1: check<3>(launch, seen); break;
-      default: check<16>(launch, seen);
-    }
+    check(launch, pick(kWaveSizes), seen);
   }
   EXPECT_GT(seen.side_by_side, 100);
   EXPECT_GT(seen.whole_nodes, 100);
@@ -225,15 +212,26 @@ TEST(Schedule, EveryLeafHasOneBlockThatAllKnow) {
   EXPECT_GT(seen.idle, 100);
 }
 
-// Places in the line, and what is left of it behind a division, beyond 32 bits.
+// Lines up to the longest (kLongestLine), whose places fit 32 bits only as nodes.
 TEST(Schedule, LinesMayBeLong) {
   Seen seen;
   constexpr std::int32_t kLongest = 0x7fff0000;
-  check<4>({std::vector<std::int32_t>(40, kLongest), 32, 4, 264}, seen);
-  check<4>({{kLongest, 1, kLongest, 0, 70}, 3, 1, 1000}, seen);
-  check<4>({{kLongest, kLongest - 5}, 1, 1, 32768 / 5}, seen);
-  check<4>({{70, kLongest}, 1031, 1, 264}, seen);
+  check({std::vector<std::int32_t>(15, kLongest), 32, 1, 264}, 4, seen);
+  check({std::vector<std::int32_t>(15, kLongest), 4, 8, 1}, 32, seen);
+  check({{kLongest, 1, kLongest, 0, 70}, 3, 1, 1000}, 4, seen);
+  check({{kLongest, kLongest - 5}, 1, 1, 32768 / 5}, 4, seen);
+  check({{70, kLongest}, 500, 1, 264}, 4, seen);
   EXPECT_GT(seen.whole_nodes, 0);
+}
+
+// Many short sequences, whose leaves and openings are too many for 32 bits where their nodes are not.
+TEST(Schedule, LongLinesAreCountedInNodes) {
+  Seen seen;
+  kWaveSize = 32;
+  const Launch launch{std::vector<std::int32_t>(16000, 5 * kLeafKeys), 65537, 1, 264};
+  const Range range = range_of(params_of(launch), 100, launch.grid);
+  EXPECT_EQ(range.line.unit, kFanOut);
+  EXPECT_EQ(range.end, std::int64_t{16000} * 65537 * 101 / 264);
 }
 
 TEST(Schedule, ChunksCoverEveryKeyOnce) {
@@ -251,7 +249,7 @@ TEST(Schedule, ChunksCoverEveryKeyOnce) {
       const int seq = static_cast<int>(block / p.num_chunks / 6);
       const std::int64_t leaves = std::max<std::int64_t>(tree_leaves(lengths[seq]), 1);
       const std::int64_t size = keys > 0 ? keys : (leaves + p.num_chunks - 1) / p.num_chunks * kLeafKeys;
-      LeafCursor now(range_of<2>(p, block, grid));
+      LeafCursor now(range_of(p, block, grid));
       const Segment s = now.segment;
       EXPECT_EQ(s.seq, seq);
       EXPECT_EQ(s.kv_head * 3 + s.row_tile, tile);

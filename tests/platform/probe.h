@@ -14,7 +14,7 @@ struct ProbeParams {
   std::uint32_t* counter;  // arrivals
   float* sums;             // [rounds, kProbeThreads]: what the last block to arrive found published, by column
   std::uint32_t* winners;  // [rounds]: how many blocks took themselves for the last
-  std::int64_t* scanned;   // [grid, kProbeThreads + 1]: sums before each thread, then their total
+  std::int64_t* lanes;     // [grid, 3, kProbeThreads]: sums of the lanes before, of all, and what a found lane had
   std::int64_t round;
   char filler[440];  // as large as the largest params struct of a real kernel, and then some
   std::int64_t last;

@@ -13,8 +13,8 @@ void visit(const void* params, std::int64_t block, std::int64_t grid, void*) {
 void arrive(const void* params, std::int64_t block, std::int64_t grid, void*) {
   probe_arrive(*static_cast<const ProbeParams*>(params), Block(block, grid));
 }
-void scan(const void* params, std::int64_t block, std::int64_t grid, void* scratch) {
-  probe_scan(*static_cast<const ProbeParams*>(params), Block(block, grid), *static_cast<ScanScratch<1>*>(scratch));
+void wave(const void* params, std::int64_t block, std::int64_t grid, void*) {
+  probe_wave(*static_cast<const ProbeParams*>(params), Block(block, grid));
 }
 
 }  // namespace
@@ -30,11 +30,7 @@ std::span<const TargetKernels> kernel_tables() {
   static const KernelEntry entries[] = {
       {"probe_visit/" FLASHPORT_TEXT(FLASHPORT_TARGET), {}, 1, 0, reinterpret_cast<const void*>(visit)},
       {"probe_arrive/" FLASHPORT_TEXT(FLASHPORT_TARGET), {}, 1, 0, reinterpret_cast<const void*>(arrive)},
-      {"probe_scan/" FLASHPORT_TEXT(FLASHPORT_TARGET),
-       {},
-       1,
-       sizeof(ScanScratch<1>),
-       reinterpret_cast<const void*>(scan)},
+      {"probe_wave/" FLASHPORT_TEXT(FLASHPORT_TARGET), {}, 1, 0, reinterpret_cast<const void*>(wave)},
   };
   static const TargetKernels tables[] = {{FLASHPORT_TEXT(FLASHPORT_TARGET), entries, std::size(entries)}};
   return tables;

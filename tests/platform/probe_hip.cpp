@@ -24,11 +24,11 @@ std::span<const TargetKernels> kernel_tables() {
   static const CodeObject object = {flashport_probe_begin, flashport_probe_end};
   static const KernelSymbol visit = {"probe_visit_kernel", &object};
   static const KernelSymbol arrive = {"probe_arrive_kernel", &object};
-  static const KernelSymbol scan = {"probe_scan_kernel", &object};
+  static const KernelSymbol wave = {"probe_wave_kernel", &object};
   static const KernelEntry entries[] = {
       {"probe_visit/" FLASHPORT_TEXT(FLASHPORT_TARGET), {}, kProbeThreads, 0, &visit},
       {"probe_arrive/" FLASHPORT_TEXT(FLASHPORT_TARGET), {}, kProbeThreads, 0, &arrive},
-      {"probe_scan/" FLASHPORT_TEXT(FLASHPORT_TARGET), {}, kProbeThreads, 0, &scan},
+      {"probe_wave/" FLASHPORT_TEXT(FLASHPORT_TARGET), {}, kProbeThreads, 0, &wave},
   };
   static const TargetKernels tables[] = {{FLASHPORT_TEXT(FLASHPORT_TARGET), entries, std::size(entries)}};
   return tables;

@@ -10,9 +10,8 @@ extern "C" __global__ void __launch_bounds__(kProbeThreads) probe_arrive_kernel(
   __shared__ unsigned flag;
   probe_arrive(params, Block(&flag));
 }
-extern "C" __global__ void __launch_bounds__(kProbeThreads) probe_scan_kernel(ProbeParams params) {
-  __shared__ ScanScratch<kProbeThreads> scratch;
-  probe_scan(params, Block(nullptr), scratch);
+extern "C" __global__ void __launch_bounds__(kProbeThreads) probe_wave_kernel(ProbeParams params) {
+  probe_wave(params, Block(nullptr));
 }
 
 }  // namespace flashport::FLASHPORT_TARGET

@@ -31,14 +31,14 @@ FLASHPORT_DEVICE void probe_arrive(const ProbeParams& p, const Block& block) {
   if (block.thread() == 0) p.winners[p.round] += 1;
 }
 
-// An exclusive scan of thread + 1 over the block; the total goes to the last column.
-template <int kThreads>
-FLASHPORT_DEVICE void probe_scan(const ProbeParams& p, const Block& block, ScanScratch<kThreads>& scratch) {
+// What the lanes of a wave tell each other: a scan of thread + 1, and what lane block % kWaveSize has.
+FLASHPORT_DEVICE void probe_wave(const ProbeParams& p, const Block& block) {
+  std::int64_t* at = p.lanes + block.index() * 3 * kProbeThreads + block.thread();
   std::int64_t total = 0;
-  const std::int64_t before = block_exclusive_scan(block, scratch, block.thread() + 1, total);
-  std::int64_t* row = p.scanned + block.index() * (kProbeThreads + 1);
-  row[block.thread()] = before;
-  if (block.thread() == 0) row[kProbeThreads] = total;
+  at[0] = block.wave_exclusive_scan(block.thread() + 1, total);
+  at[kProbeThreads] = total;
+  const int finder = block.wave_find(block.lane() == block.index() % kWaveSize);
+  at[2 * kProbeThreads] = block.wave_broadcast(block.thread(), finder);
 }
 
 }  // namespace flashport::FLASHPORT_TARGET

@@ -158,23 +158,30 @@ TEST_F(Runtime, LastBlockToArriveSeesWhatAllHavePublished) {
   }
 }
 
-TEST_F(Runtime, ScansOverABlock) {
-  const std::int64_t grid = 3;
-  const KernelEntry* kernel = find("probe_scan");
-  const DeviceArray<std::int64_t> scanned(backend, grid * (kProbeThreads + 1));
+TEST_F(Runtime, LanesOfAWaveTellEachOther) {
+  const std::int64_t grid = 70;
+  const KernelEntry* kernel = find("probe_wave");
+  const DeviceArray<std::int64_t> lanes(backend, grid * 3 * kProbeThreads);
   ProbeParams params = {};
-  params.scanned = scanned.data();
+  params.lanes = lanes.data();
   launch(kernel, grid, params);
-  const std::vector<std::int64_t> sums = scanned.host();
+  const std::vector<std::int64_t> told = lanes.host();
+  int wave_size = 1;  // a wave begins where no lane is before
+  while (wave_size < kernel->threads && told[wave_size] != 0) ++wave_size;
   for (std::int64_t block = 0; block < grid; ++block) {
-    const std::int64_t* row = sums.data() + block * (kProbeThreads + 1);
-    for (std::int64_t i = 0; i < kernel->threads; ++i) ASSERT_EQ(row[i], i * (i + 1) / 2);
-    EXPECT_EQ(row[kProbeThreads], INT64_C(1) * kernel->threads * (kernel->threads + 1) / 2);
+    const std::int64_t* before = told.data() + block * 3 * kProbeThreads;
+    for (std::int64_t i = 0; i < kernel->threads; ++i) {
+      const std::int64_t first = i / wave_size * wave_size;
+      const auto sum = [&](std::int64_t end) { return (end * (end + 1) - first * (first + 1)) / 2; };
+      ASSERT_EQ(before[i], sum(i));
+      ASSERT_EQ(before[kProbeThreads + i], sum(first + wave_size));
+      ASSERT_EQ(before[2 * kProbeThreads + i], first + block % wave_size);
+    }
   }
 }
 
 TEST_F(Runtime, HoldsAtLeastOneBlock) {
-  for (const char* name : {"probe_visit", "probe_arrive", "probe_scan"}) {
+  for (const char* name : {"probe_visit", "probe_arrive", "probe_wave"}) {
     for (int repeat = 0; repeat < 2; ++repeat) {
       int blocks = 0;
       EXPECT_STREQ(backend.occupancy(0, find(name), &blocks), nullptr);
