@@ -112,51 +112,60 @@ FLASHPORT_DEVICE float group_max_before(float x);
 template <int kGroup>
 FLASHPORT_DEVICE float group_broadcast(float x, int lane);
 
-// The same where few blocks do it at the end and nothing hides it: all states are in flight at once, and lanes work out
-// their weights side by side, a lane a state. Before a state comes the largest maximum of those that are already in,
-// whatever the order in which that was found.
-template <int kDv, class Place, class Sink>
+// The same where few blocks do it at the end and nothing hides it: kStates states at most, all of them of kAtOnce pieces
+// in flight at once, and lanes work out their weights side by side, a lane a state. Before a state comes the largest
+// maximum of those that are already in, whatever the order in which that was found.
+template <int kDv, int kStates, int kAtOnce, class Place, class Sink>
 FLASHPORT_DEVICE void fold_states_at_once(const Block& block, const float* slots, int slot_floats, int live_rows,
                                           int second, int count, const Place& place, const Sink& sink) {
   constexpr int kPieces = kDv / kVectorFloats;
-  static_assert(kPieces % kFanOut == 0 && kWaveSize % kFanOut == 0, "a row's lanes hold a state each");
+  static_assert(kPieces % kStates == 0 && kWaveSize % kStates == 0, "a row's lanes hold a state each");
+  const int thread = recompute(block.thread());  // and all that follows from it, or the loop has fewer registers
+  live_rows = recompute(live_rows);
   const int last = count - second;
   const float* others = slots + (second - 1) * slot_floats;  // slot 0 and the others, if that is the only one
-  const int lane = block.lane() % kFanOut;
+  const int lane = thread % kStates;
   const float* mine = lane == 0 ? slots : others + minimum(lane, last) * slot_floats;
-  const int end = (live_rows * kPieces + kWaveSize - 1) / kWaveSize * kWaveSize;  // lanes stay together
-  for (int i = block.thread(); i < end; i += block.threads()) {
-    const int row = minimum(i / kPieces, live_rows - 1);
-    const int column = i % kPieces * kVectorFloats;
-    const int offset = slot_output_offset(live_rows) + row * kDv + column;
-    float o[kFanOut][kVectorFloats];
-    load_published_vector(o[0], slots + offset);
-    const float* next = others + offset;
+  for (int first = thread; first / kWaveSize * kWaveSize < live_rows * kPieces; first += kAtOnce * block.threads()) {
+    float m[kAtOnce], l[kAtOnce], o[kAtOnce][kStates][kVectorFloats];
+    decltype(place(0, 0)) to[kAtOnce];
     FLASHPORT_UNROLL(16)
-    for (int state = 1; state < kFanOut; ++state) {
-      load_published_vector(o[state], next + static_cast<unsigned>(minimum(state, last) * slot_floats));  // no branch: all are on their way
-    }
-    const float m = load_published(mine + row);
-    const float l = load_published(mine + live_rows + row);
-    const auto to = place(row, column);
-
-    const float m_or_none = lane <= last ? m : -kInfinity;
-    const MergeWeights w = merge_weights(group_max_before<kFanOut>(m_or_none), m_or_none);
-    StatePiece acc;
-    acc.m = group_broadcast<kFanOut>(w.m, kFanOut - 1);
-    acc.l = group_broadcast<kFanOut>(l, 0);
-    for (int j = 0; j < kVectorFloats; ++j) acc.o[j] = o[0][j];
-    FLASHPORT_UNROLL(16)
-    for (int state = 1; state < kFanOut; ++state) {
-      const float a = group_broadcast<kFanOut>(w.a, state);
-      const float b = group_broadcast<kFanOut>(w.b, state);
-      const float next_l = group_broadcast<kFanOut>(l, state);
-      if (state <= last) {
-        acc.l = merge_value(acc.l, a, next_l, b);
-        for (int j = 0; j < kVectorFloats; ++j) acc.o[j] = merge_value(acc.o[j], a, o[state][j], b);
+    for (int piece = 0; piece < kAtOnce; ++piece) {
+      const int i = first + piece * block.threads();
+      const int row = minimum(i / kPieces, live_rows - 1);
+      const int column = i % kPieces * kVectorFloats;
+      const int offset = slot_output_offset(live_rows) + row * kDv + column;
+      load_published_vector(o[piece][0], slots + offset);
+      const float* next = others + offset;
+      FLASHPORT_UNROLL(16)
+      for (int state = 1; state < kStates; ++state) {  // without a branch: all are on their way
+        load_published_vector(o[piece][state], next + static_cast<unsigned>(minimum(state, last) * slot_floats));
       }
+      m[piece] = load_published(mine + row);
+      l[piece] = load_published(mine + live_rows + row);
+      to[piece] = place(row, column);
     }
-    if (i < live_rows * kPieces) sink(to, row, column, acc);
+    FLASHPORT_UNROLL(16)
+    for (int piece = 0; piece < kAtOnce; ++piece) {
+      const float m_or_none = lane <= last ? m[piece] : -kInfinity;
+      const MergeWeights w = merge_weights(group_max_before<kStates>(m_or_none), m_or_none);
+      StatePiece acc;
+      acc.m = group_broadcast<kStates>(w.m, kStates - 1);
+      acc.l = group_broadcast<kStates>(l[piece], 0);
+      for (int j = 0; j < kVectorFloats; ++j) acc.o[j] = o[piece][0][j];
+      FLASHPORT_UNROLL(16)
+      for (int state = 1; state < kStates; ++state) {
+        const float a = group_broadcast<kStates>(w.a, state);
+        const float b = group_broadcast<kStates>(w.b, state);
+        const float next_l = group_broadcast<kStates>(l[piece], state);
+        if (state <= last) {
+          acc.l = merge_value(acc.l, a, next_l, b);
+          for (int j = 0; j < kVectorFloats; ++j) acc.o[j] = merge_value(acc.o[j], a, o[piece][state][j], b);
+        }
+      }
+      const int i = first + piece * block.threads();
+      if (i < live_rows * kPieces) sink(to[piece], i / kPieces, i % kPieces * kVectorFloats, acc);
+    }
   }
 }
 

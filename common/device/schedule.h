@@ -110,11 +110,10 @@ FLASHPORT_DEVICE float inverse_share(const DecodeParams& p, const Line& line) {
 
 // The stretch that holds `leaf` of a segment: the last one that begins at its unit or before, which is to say before
 // (unit + 1) * n / units. As a float that is wrong by far less than 1, so its whole part by one at most.
-FLASHPORT_DEVICE int stretch_of(const DecodeParams& p, const Line& line, float inverse_share, const Segment& s,
-                                int leaf) {
+FLASHPORT_DEVICE int stretch_of(const DecodeParams& p, const Line& line, const Segment& s, int leaf) {
   const int unit = s.start + unit_of_leaf(leaf, line.unit);
   const int last = static_cast<int>(p.cuts[line.cut].stretches.value) - 1;
-  const int stretch = minimum(static_cast<int>((static_cast<float>(unit) + 1.0f) * inverse_share), last);
+  const int stretch = minimum(static_cast<int>((static_cast<float>(unit) + 1.0f) * inverse_share(p, line)), last);
   if (stretch_begin(p, line, stretch) > unit) return stretch - 1;
   return stretch < last && stretch_begin(p, line, stretch + 1) <= unit ? stretch + 1 : stretch;
 }

@@ -31,12 +31,12 @@ FLASHPORT_DEVICE Subtree subtree(const Segment& s, int level, int index) {
 class TreePlaces {
  public:
   FLASHPORT_DEVICE TreePlaces(const DecodeParams& p, const Block& block, const Line& line)
-      : p_(p), block_(block), line_(line), inverse_share_(block.uniform(inverse_share(p, line))) {}
+      : p_(p), block_(block), line_(line) {}
 
   FLASHPORT_DEVICE int this_block() const { return static_cast<int>(block_.index()); }
   // The stretch whose blocks have `leaf`, and the one of this tile among them.
   FLASHPORT_DEVICE int stretch_of_leaf(const Segment& s, int leaf) const {
-    return stretch_of(params(), line_, inverse_share_, s, leaf);
+    return stretch_of(params(), line_, s, leaf);
   }
   FLASHPORT_DEVICE int block_of(int stretch) const {
     const Divisor& group = params().cuts[line_.cut].group;
@@ -72,7 +72,6 @@ class TreePlaces {
   const DecodeParams& p_;
   const Block& block_;
   const Line line_;
-  const float inverse_share_;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET

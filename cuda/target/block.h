@@ -67,6 +67,12 @@ FLASHPORT_DEVICE void load_published_vector(float (&x)[kVectorFloats], const flo
 FLASHPORT_DEVICE void store_published_vector(float* to, const float (&x)[kVectorFloats]) {
   __stcg(reinterpret_cast<float4*>(to), make_float4(x[0], x[1], x[2], x[3]));
 }
+
+// The same, but what follows from it is worked out where it is used, not kept in registers.
+FLASHPORT_DEVICE int recompute(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 template <class Params>
 FLASHPORT_DEVICE const Params& reread(const Params& params) {
   return params;

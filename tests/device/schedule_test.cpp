@@ -155,7 +155,7 @@ class Walk {
 
  private:
   std::int64_t owner(const Part& part, int leaf) const {
-    const int stretch = stretch_of(p_, part.line, inverse_share(p_, part.line), part.segment, leaf);
+    const int stretch = stretch_of(p_, part.line, part.segment, leaf);
     const std::int64_t group = p_.cuts[part.line.cut].group.value;
     return stretch * group + part.block % group;
   }
@@ -167,7 +167,7 @@ class Walk {
     if (range.segment.first == range.segment.last || range.line.unit > 1) return;
     const Segment& s = range.segment;
     const int begin = s.first > 0 ? s.start + unit_of_leaf(s.first, 1) : s.start;
-    const int stretch = stretch_of(p_, range.line, inverse_share(p_, range.line), s, s.first);
+    const int stretch = stretch_of(p_, range.line, s, s.first);
     if (stretch_begin(p_, range.line, stretch) == begin + 1) ++seen.begins_in_opening;
     const Segment& end = last.segment;
     if (range.end > end.start + units_of(end.leaves, 1)) ++seen.ends_in_opening;
