@@ -168,20 +168,33 @@ FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block)
     return range;
   }
 
-  int start = (whole_nodes ? static_cast<int>(before >> 32) : static_cast<int>(before) + kOpeningLeaves * from) * groups;
-  int seq = from;
-  bool found = false;
-  while (seq < to) {
-    if (share > 1) length = sequence_length(p, seq);
-    const int end = start + units_of(sequence_leaves(p, seq, length), line.unit) * groups;
-    found = begin >= start && begin < end;
-    if (found) break;
-    start = end;
-    ++seq;
+  // The lane whose sequences hold the beginning, then the sequence among as many as the wave has lanes.
+  const int openings = kOpeningLeaves * (to - from);
+  int start = whole_nodes ? static_cast<int>(before >> 32) : static_cast<int>(before) + kOpeningLeaves * from;
+  int weight = whole_nodes ? static_cast<int>(mine >> 32) : static_cast<int>(mine) + openings;
+  const auto find = [&] {
+    const int finder = block.wave_find(begin >= start * groups && begin < (start + weight) * groups);
+    start = block.wave_broadcast(start, finder);
+    return finder;
+  };
+  int finder = find();
+  int seq = finder * share;
+  for (int end = seq + share; share > 1 && seq < end; seq += kWaveSize) {
+    const int its_seq = seq + block.lane();
+    length = its_seq < p.batch ? sequence_length(p, its_seq) : 0;
+    weight = its_seq < p.batch ? units_of(sequence_leaves(p, its_seq, length), line.unit) : 0;
+    std::int64_t all;
+    const auto inside = static_cast<int>(block.wave_exclusive_scan(weight, all));
+    if (begin < (start + static_cast<int>(all)) * groups) {
+      start += inside;
+      finder = find();
+      break;
+    }
+    start += static_cast<int>(all);
   }
-  const int finder = block.wave_find(found);
-  start = block.wave_broadcast(start, finder);
-  range.segment = open_sequence(p, block.wave_broadcast(seq, finder), block.wave_broadcast(length, finder));
+  if (share > 1) seq += finder;
+  start *= groups;
+  range.segment = open_sequence(p, seq, block.wave_broadcast(length, finder));
   Segment& s = range.segment;
   const int tile_units = units_of(s.leaves, line.unit);
   const int tile_row = (begin - start) / tile_units;

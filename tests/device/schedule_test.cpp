@@ -79,9 +79,11 @@ DecodeParams params_of(const Launch& launch) {
 Range range_of(const DecodeParams& p, std::int64_t block, std::int64_t grid) {
   Wave wave;
   Range range{};
-  for (int round = 0; round < 4; ++round) {
+  decltype(wave.told) before;
+  do {
+    before = wave.told;
     for (int lane = 0; lane < kWaveSize; ++lane) range = block_range(p, Block(block, grid, lane, wave));
-  }
+  } while (wave.told != before);
   return range;
 }
 

@@ -1,10 +1,10 @@
 // The execution model of schedule_test.cpp: a wave whose lanes take turns. As none can wait for another, all of them run
-// from the beginning again until what they tell each other has settled: the values that are scanned after the first
-// round, what one of them finds after the second.
+// from the beginning again until what they tell each other has settled, one exchange more with each round.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <vector>
 
 #define FLASHPORT_COLD inline
 #define FLASHPORT_DEVICE inline
@@ -29,11 +29,9 @@ inline float reciprocal_approx(float x) { return 1.0f / x; }
 inline constexpr int kMostLanes = 64;
 inline int kWaveSize = kMostLanes;  // of the launch that is tested
 
-// What the lanes of a wave tell each other.
+// What the lanes of a wave tell each other, exchange by exchange.
 struct Wave {
-  std::array<std::int64_t, kMostLanes> scanned{};
-  std::array<int, 8 * kMostLanes> told{};  // of up to eight broadcasts
-  int finder = 0;
+  std::vector<std::array<std::int64_t, kMostLanes>> told;
 };
 
 class Block {
@@ -49,30 +47,35 @@ class Block {
   }
 
   std::int64_t wave_exclusive_scan(std::int64_t value, std::int64_t& total) const {
-    wave_.scanned[lane_] = value;
+    const auto& told = tell(value);
     std::int64_t before = 0;
     total = 0;
     for (int lane = 0; lane < kWaveSize; ++lane) {
-      if (lane < lane_) before += wave_.scanned[lane];
-      total += wave_.scanned[lane];
+      if (lane < lane_) before += told[lane];
+      total += told[lane];
     }
     return before;
   }
   int wave_find(bool found) const {
-    if (found) wave_.finder = lane_;
-    return wave_.finder;
+    const auto& told = tell(found);
+    int lane = 0;
+    while (lane < kWaveSize - 1 && told[lane] == 0) ++lane;
+    return lane;
   }
-  int wave_broadcast(int x, int lane) const {
-    int* told = &wave_.told[broadcasts_++ * kMostLanes];
-    told[lane_] = x;
-    return told[lane];
-  }
+  int wave_broadcast(int x, int lane) const { return static_cast<int>(tell(x)[lane]); }
 
  private:
+  const std::array<std::int64_t, kMostLanes>& tell(std::int64_t x) const {
+    if (wave_.told.size() == exchange_) wave_.told.emplace_back();
+    auto& told = wave_.told[exchange_++];
+    told[lane_] = x;
+    return told;
+  }
+
   std::int64_t index_, count_;
   int lane_;
   Wave& wave_;
-  mutable int broadcasts_ = 0;
+  mutable std::size_t exchange_ = 0;
 };
 
 }  // namespace flashport::turns
