@@ -26,12 +26,13 @@ FLASHPORT_DEVICE void decode(const DecodeParams& p, const Range& range, const Bl
   using Tiles = DecodeTiles<kCfg>;
   LeafCursor now(range), ahead(range);
   if (now.done()) return;
-  if constexpr (!kHasProducers) {
-    if (block.thread() == 0) shared.ends.segments[0] = range.segment;  // out of the registers
-  }
   Tiles tiles(p, block, shared);
   KvPipeline<kCfg> pipeline(p, block, shared, ahead);
-  SplitTree<Tiles> tree(p, block, range);
+  if (block.wave() == 0) {
+    plan_announcements(p, block, range.line, Tiles::kKeepsParent, shared.ends, 0, range.segment);
+  }
+  block.sync();
+  SplitTree<Tiles> tree(p, block, shared.ends);
   SoftmaxState<Tiles> state;
   typename Tiles::Query query{};
   float scale = 0.0f;
@@ -65,12 +66,13 @@ FLASHPORT_DEVICE void decode(const DecodeParams& p, const Range& range, const Bl
   if constexpr (kHasProducers) {
     pipeline.await_ends();
   } else {
-    if (block.thread() == 0) shared.ends.segments[1] = now.segment;
-    block.sync();
-    if (block.wave() == 0) plan_announcements(p, block, range.line, Tiles::kKeepsParent, shared.ends);
+    if (block.wave() == 0) {
+      plan_last_tile(p, block, range.line, Tiles::kKeepsParent, shared.ends, shared.ends.segments[0].start,
+                     now.segment);
+    }
     block.sync();
   }
-  tree.finish(tiles, shared.ends);
+  tree.finish(tiles);
 }
 
 }  // namespace flashport::FLASHPORT_TARGET

@@ -112,9 +112,9 @@ FLASHPORT_DEVICE float group_max_before(float x);
 template <int kGroup>
 FLASHPORT_DEVICE float group_broadcast(float x, int lane);
 
-// The same where few blocks do it at the end and nothing hides it: kStates states at most, all of them of kAtOnce pieces
-// in flight at once, and lanes work out their weights side by side, a lane a state. Before a state comes the largest
-// maximum of those that are already in, whatever the order in which that was found.
+// The same where few blocks do it at the end and nothing hides it: kStates states at most, all of them of kAtOnce
+// pieces in flight at once, and lanes work out their weights side by side, a lane a state. Before a state comes the
+// largest maximum of those that are already in, whatever the order in which that was found.
 template <int kDv, int kStates, int kAtOnce, class Place, class Sink>
 FLASHPORT_DEVICE void fold_states_at_once(const Block& block, const float* slots, int slot_floats, int live_rows,
                                           int second, int count, const Place& place, const Sink& sink) {

@@ -155,8 +155,8 @@ FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block)
   const std::int64_t all_leaves = std::int64_t{leaves} * groups;
   const std::int64_t leaf_units = all_leaves + std::int64_t{kOpeningLeaves} * p.batch * groups;
   const int by_node = divide(node_units + stretches - 1, cut.stretches);  // of the longest stretch
-  const bool whole_nodes = std::int64_t{by_node} * kFanOut * stretches <= all_leaves + all_leaves / 32 ||
-                           leaf_units > kLongestLine;
+  const bool whole_nodes =
+      std::int64_t{by_node} * kFanOut * stretches <= all_leaves + all_leaves / 32 || leaf_units > kLongestLine;
   line.unit = whole_nodes ? kFanOut : 1;
   const int units = whole_nodes ? node_units : static_cast<int>(leaf_units);
   line.share = divide(units, cut.stretches);

@@ -26,8 +26,9 @@ class SplitTree {
  public:
   using State = SoftmaxState<Tiles>;
 
-  FLASHPORT_DEVICE SplitTree(const DecodeParams& p, const Block& block, const Range& range)
-      : block_(block), places_(p, block, range.line) {}
+  // `ends`: in shared memory, where the range's first tile is planned already.
+  FLASHPORT_DEVICE SplitTree(const DecodeParams& p, const Block& block, const RangeEnds& ends)
+      : block_(block), slots_(p, block), ends_(ends) {}
 
   // Adds the state of leaf `now`. Writes the tile's output where that completes a root that is this block's alone; what
   // is shared with other blocks is left in its slots for finish().
@@ -57,21 +58,30 @@ class SplitTree {
     if (from_first) {
       store_own(tiles, 1, node_);
     } else {
-      const int slots = places_.shared_slots(places_.owner_of(s, node_first), 1);
-      store_state(tiles, places_.slot(slots + leaf - node_first), node_);
+      store_state(tiles, slots_.at(ends_.at[0][0][0].slots + leaf - node_first), node_);
     }
   }
 
   // Behind the last leaf: makes the block's announcements. Who comes last to a parent folds it.
-  FLASHPORT_DEVICE void finish(const Tiles& tiles, const RangeEnds& ends) {
+  FLASHPORT_DEVICE void finish(const Tiles& tiles) const {
     FLASHPORT_UNROLL(1)
-    for (int tile = 0; tile < 2; ++tile) finish_tile(tiles, ends, tile);
+    for (int tile = 0; tile < 2; ++tile) finish_tile(tiles, tile);
   }
 
  private:
   // What this block has folded of a parent that it owns together with others.
   FLASHPORT_DEVICE void store_own(const Tiles& tiles, int level, const State& state) const {
-    store_state(tiles, places_.slot(places_.shared_slots(places_.this_block(), level)), state);
+    store_state(tiles, slots_.at(slots_.shared(slots_.this_block(), level)), state);
+  }
+
+  // Where the finished subtree `index` of `level` goes: among the children of its parent, which is this block's alone,
+  // or belongs to it, or reaches back before the first tile's part of the range.
+  FLASHPORT_DEVICE float* slot_of(const Segment& s, int level, int index) const {
+    const Subtree parent = subtree(s, level + 1, index / kFanOut);
+    std::int64_t children = ends_.at[0][level][0].slots;
+    if (parent.first >= s.first) children = slots_.shared(slots_.this_block(), level + 1);
+    if (parent.own) children = slots_.own(level + 1);
+    return slots_.at(children + index % kFanOut);
   }
 
   // node_ is complete, by this block alone. Where registers allow it, a parent that the block has from its first leaf
@@ -88,18 +98,18 @@ class SplitTree {
         if (node % kFanOut != parent.children - 1) {
           if (range_ends) store_own(tiles, 2, parent_);
         } else if (span_of(2) >= s.leaves) {
-          write_output(tiles, places_.params(), s, block_, parent_);
+          write_output(tiles, slots_.params(), s, block_, parent_);
         } else {
-          store_state(tiles, places_.slot(places_.slot_of(s, 2, parent.index)), parent_);
+          store_state(tiles, slot_of(s, 2, parent.index), parent_);
           climb_own(tiles, s, 3, parent.index);
         }
         return;
       }
     } else if (s.leaves <= kFanOut) {
-      write_output(tiles, places_.params(), s, block_, node_);
+      write_output(tiles, slots_.params(), s, block_, node_);
       return;
     }
-    store_state(tiles, places_.slot(places_.slot_of(s, 1, node)), node_);
+    store_state(tiles, slot_of(s, 1, node), node_);
     if constexpr (!Tiles::kKeepsParent) climb_own(tiles, s, 2, node);  // else the parent is not this block's alone
   }
 
@@ -111,26 +121,26 @@ class SplitTree {
       if (!parent.own || index % kFanOut != parent.children - 1) return;
       block_.sync();
       const bool root = span_of(level) >= s.leaves;
-      fold<false>(tiles, s, places_.slot(places_.own_slots(level)), 1, parent.children,
-                  root ? nullptr : places_.slot(places_.slot_of(s, level, parent.index)));
+      fold<false>(tiles, s, slots_.at(slots_.own(level)), 1, parent.children,
+                  root ? nullptr : slot_of(s, level, parent.index));
       block_.sync();  // the next parent's children come into the same slots, and leaves may have no barrier
       index = parent.index;
     }
   }
 
-  FLASHPORT_DEVICE void finish_tile(const Tiles& tiles, const RangeEnds& ends, int tile) {
+  FLASHPORT_DEVICE void finish_tile(const Tiles& tiles, int tile) const {
     // Whether the cut child at either end of the range is complete, by this block's doing.
     int first_done = 0;
     int last_done = 0;
-    const int levels = block_.uniform(ends.levels[tile]);
+    const int levels = block_.uniform(ends_.levels[tile]);
     FLASHPORT_UNROLL(1)
     for (int level = 0; level < levels; ++level) {
       int done[2] = {0, 0};
       FLASHPORT_UNROLL(1)
       for (int end = 0; end < 2; ++end) {
-        const Announcement a = block_.uniform(ends.at[tile][level][end]);
+        const Announcement a = block_.uniform(ends_.at[tile][level][end]);
         const int cut_children = a.one ? first_done + last_done : end == 0 ? first_done : last_done;
-        const bool completed = announce(tiles, ends.segments[tile], a, cut_children);
+        const bool completed = announce(tiles, ends_.segments[tile], a, cut_children);
         (end == 0 ? done[0] : done[1]) = completed;
       }
       first_done = done[0];
@@ -139,12 +149,12 @@ class SplitTree {
   }
 
   // True if that completes the subtree: then it is folded.
-  FLASHPORT_DEVICE bool announce(const Tiles& tiles, const Segment& s, const Announcement& a, int cut_children) {
+  FLASHPORT_DEVICE bool announce(const Tiles& tiles, const Segment& s, const Announcement& a, int cut_children) const {
     const int arriving = a.arriving + cut_children;
     if (a.children == 0 || arriving == 0) return false;
-    if (!block_.arrive(places_.params().counters + a.counter, arriving, a.children)) return false;
-    float* parent = a.parent < 0 ? nullptr : places_.slot(a.parent);
-    fold<true>(tiles, s, places_.slot(a.slots), a.folded, a.children, parent);
+    if (!block_.arrive(slots_.params().counters + a.counter, arriving, a.children)) return false;
+    float* parent = a.parent < 0 ? nullptr : slots_.at(a.parent);
+    fold<true>(tiles, s, slots_.at(a.slots), a.folded, a.children, parent);
     return true;
   }
 
@@ -152,8 +162,8 @@ class SplitTree {
   // registers are free, and nothing hides how long it takes.
   template <bool kBehindLoop>
   FLASHPORT_DEVICE void fold(const Tiles& tiles, const Segment& s, const float* slots, int second, int children,
-                             float* parent) {
-    const DecodeParams& p = places_.params();
+                             float* parent) const {
+    const DecodeParams& p = slots_.params();
     const int rows = tiles.live_rows();
     const auto place = [&](int row, int column) {
       if (parent != nullptr) return OutputRow{};
@@ -170,8 +180,8 @@ class SplitTree {
       constexpr int kFew = 4;  // states, of which a thread has as many pieces at once; few rows are one piece a thread
       const int floats = p.slot_floats;
       if (Tiles::kRows > 8 && children - second < kFew) {
-        fold_states_at_once<Tiles::kColumns, kFew, kFanOut / kFew>(block_, slots, floats, rows, second, children,
-                                                                   place, sink);
+        fold_states_at_once<Tiles::kColumns, kFew, kFanOut / kFew>(block_, slots, floats, rows, second, children, place,
+                                                                   sink);
       } else {
         fold_states_at_once<Tiles::kColumns, kFanOut, 1>(block_, slots, floats, rows, second, children, place, sink);
       }
@@ -181,7 +191,8 @@ class SplitTree {
   }
 
   const Block& block_;
-  const TreePlaces places_;
+  const TreeSlots slots_;
+  const RangeEnds& ends_;
   State node_;
   KeptState<State, Tiles::kKeepsParent> parent_;
 };

@@ -18,9 +18,9 @@ namespace flashport::FLASHPORT_TARGET {
 
 inline constexpr int kWaveSize = 32;
 inline constexpr bool kHasProducers = true;  // waves that only copy, and plan the announcements
-inline constexpr int kVectorFloats = 4;    // columns of a row that a thread takes at a time
-inline constexpr int kMergeUnroll = 4;     // parts in flight while merging (docs/tuning.md)
-inline constexpr int kFoldAtOnce = 2;   // states in flight while folding inside the loop
+inline constexpr int kVectorFloats = 4;      // columns of a row that a thread takes at a time
+inline constexpr int kMergeUnroll = 4;       // parts in flight while merging (docs/tuning.md)
+inline constexpr int kFoldAtOnce = 2;        // states in flight while folding inside the loop
 inline constexpr float kInfinity = __builtin_huge_valf();
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;

@@ -8,8 +8,8 @@
 // its block of 34 bytes, odd strides); 2-byte alignment goes through registers.
 #pragma once
 
-#include "common/device/config.h"
 #include "common/device/announcements.h"
+#include "common/device/config.h"
 #include "cuda/target/mma.h"
 #include "cuda/target/query.h"
 
@@ -29,11 +29,6 @@ struct RowLayout {
     return kPitch % 128 == 0 ? (row & 7) << 4 : (row >> 1 & 3) << 4;
   }
   FLASHPORT_DEVICE static constexpr int offset(int row, int byte) { return row * kPitch + (byte ^ swizzle(row)); }
-  // The same for a lane's 16-byte unit plus `column` bytes, a multiple of 32: only its place inside 128 bytes is
-  // exchanged, so that four addresses serve all columns.
-  FLASHPORT_DEVICE static constexpr int at(int row, int unit, int column) {
-    return row * kPitch + column / 128 * 128 + ((unit ^ swizzle(row)) ^ column % 128);
-  }
 };
 
 // How a cache's rows lie in tiles of 64 keys: K tiles and V tiles alike take kBytes of the ring.
@@ -83,7 +78,7 @@ struct KvRing {
   }
 };
 
-// Where the compute waves wait for the announcements, which the first producer wave plans.
+// Where the compute waves wait for the announcements of the last tile, which the first producer wave plans.
 inline constexpr int kEndsBarrier = 3;
 constexpr int ends_threads(const DecodeConfig& cfg) { return (cfg.tuning.waves + 1) * kWaveSize; }
 
@@ -134,7 +129,6 @@ class KvProducer {
   FLASHPORT_DEVICE void run(const DecodeParams& p, const Range& range, bool keeps_parent, RangeEnds& ends) {
     LeafCursor ahead(range), scout(range);
     if (ahead.done()) return;
-    if (block_.thread() == 0) ends.segments[0] = range.segment;
     for (int i = 0; i < kLookAhead; ++i) look_up(p, scout, i);
     await_copies();
     __syncwarp();
@@ -160,9 +154,7 @@ class KvProducer {
       ahead.next(p);
     }
     if (block_.wave() == 0) {
-      if (block_.thread() == 0) ends.segments[1] = ahead.segment;
-      __syncwarp();
-      plan_announcements(p, block_, range.line, keeps_parent, ends);
+      plan_last_tile(p, block_, range.line, keeps_parent, ends, range.segment.start, ahead.segment);
       barrier_signal(kEndsBarrier, ends_threads(kCfg));
     }
     await_copies();
