@@ -28,35 +28,55 @@ FLASHPORT_DEVICE void widen_fp8(unsigned& low, unsigned& high, unsigned four) {
 constexpr float kInt8Unit = 0x1p24f;         // what widened values are to be multiplied by
 constexpr unsigned kMinus128 = 0x80808080u;  // two of them, widened
 
+// Where a lane's 16-byte unit of a row lies, and with it those of all that begin 32 bytes on, up to kBytes, and of rows
+// a multiple of 16 on: only the place inside 128 bytes is exchanged, so these few offsets serve all, plus a constant.
+template <class Layout, int kBytes>
+class LanePlaces {
+ public:
+  // `first`: bytes of the row before, in whole kBytes.
+  FLASHPORT_DEVICE LanePlaces(int row, int unit, int first) {
+    const int base = row * Layout::kPitch + (Layout::kSwizzled ? first / 128 * 128 : first);
+    const int exchanged = Layout::kSwizzled ? first % 128 ^ Layout::swizzle(row) : 0;
+    for (int i = 0; i < kPlaces; ++i) places_[i] = recompute(base + (unit ^ exchanged ^ 32 * i));
+  }
+  FLASHPORT_DEVICE const char* at(const char* tile, int row, int byte) const {
+    const int inside = Layout::kSwizzled ? byte % 128 % 32 : byte;
+    const int beyond = Layout::kSwizzled ? byte / 128 * 128 : 0;
+    return tile + places_[Layout::kSwizzled ? byte % 128 / 32 : 0] + (row * Layout::kPitch + beyond + inside);
+  }
+
+ private:
+  static constexpr int kPlaces = !Layout::kSwizzled ? 1 : kBytes < 128 ? kBytes / 32 : 4;
+  unsigned places_[kPlaces];
+};
+
 template <DecodeConfig kCfg>
 struct KeyOperand {
   static constexpr KvFormat kFormat = kCfg.shape.kv;
   using Layout = typename KvTiles<kCfg>::Keys;
 
-  FLASHPORT_DEVICE explicit KeyOperand(int lane) {
+  // Of the wave whose keys begin with `first_key`, a multiple of 16.
+  FLASHPORT_DEVICE KeyOperand(int lane, int first_key) : places_(first_key + lane % 16, lane / 16 * 16, 0) {
     for (int block = 0; block < kSelectors; ++block) {
       selectors_[block] = q8_0_selector(block, lane % 4);
       asm volatile("" : "+r"(selectors_[block]));  // once, not for each leaf
     }
   }
 
-  // Keys key .. key + 15, 16 dims of `group` of 32 in each of two steps. Groups come one after the other: a q8_0
-  // block ends in the unit where the next begins, and `unit` keeps it.
-  FLASHPORT_DEVICE void load(unsigned (&a)[2][4], unsigned (&unit)[2], const char* tile, int lane, int key,
-                             int group) const {
-    const int row = key + lane % 16;
-    const int byte = lane / 16 * 16;
+  // The wave's keys key .. key + 15, 16 dims of `group` of 32 in each of two steps. Groups come one after the other: a
+  // q8_0 block ends in the unit where the next begins, and `unit` keeps it.
+  FLASHPORT_DEVICE void load(unsigned (&a)[2][4], unsigned (&unit)[2], const char* tile, int key, int group) const {
     if constexpr (!is_byte_format(kFormat)) {
-      for (int step = 0; step < 2; ++step) ldmatrix_x4(a[step], tile + Layout::at(row, byte, 64 * group + 32 * step));
+      for (int step = 0; step < 2; ++step) ldmatrix_x4(a[step], places_.at(tile, key, 64 * group + 32 * step));
     } else if constexpr (kFormat == KvFormat::kFp8E4M3) {
       unsigned raw[4];
-      ldmatrix_x4(raw, tile + Layout::at(row, byte, 32 * group));
+      ldmatrix_x4(raw, places_.at(tile, key, 32 * group));
       for (int i = 0; i < 4; ++i) widen_fp8(a[i / 2][i % 2], a[i / 2][i % 2 + 2], raw[i]);
     } else {
-      const char* first = tile + row * Layout::kPitch + q8_0_unit(group) * 16;
-      if (group % 8 == 0) ldmatrix_x2(unit, first);
+      const int first = 16 * q8_0_unit(group);
+      if (group % 8 == 0) ldmatrix_x2(unit, places_.at(tile, key, first));  // lanes that have a unit 0
       unsigned next[4];
-      ldmatrix_x4(next, first + 16 + byte);
+      ldmatrix_x4(next, places_.at(tile, key, first + 16));
       for (int half = 0; half < 2; ++half) {
         widen(a[0][half], a[0][half + 2], __byte_perm(unit[half], next[half + 2], selectors_[group % kSelectors]));
         widen(a[1][half], a[1][half + 2], next[half]);
@@ -79,39 +99,54 @@ struct KeyOperand {
 
   static constexpr int kBlocks = kCfg.shape.head_dim_qk / 32;
   static constexpr int kSelectors = kFormat != KvFormat::kQ8_0 ? 0 : kBlocks < 8 ? kBlocks : 8;
+  const LanePlaces<Layout, Layout::kBytes> places_;
   unsigned selectors_[kSelectors + 1];  // one more, because none is no array
 };
 
-template <DecodeConfig kCfg>
+// Tiles of 16 columns that are loaded together: a group.
+constexpr int value_tiles(KvFormat format) { return is_byte_format(format) ? 2 : 1; }
+
+// kGroups: those of a wave, a power of two.
+template <DecodeConfig kCfg, int kGroups>
 struct ValueOperand {
   static constexpr KvFormat kFormat = kCfg.shape.kv;
   using Layout = typename KvTiles<kCfg>::Values;
-  static constexpr int kTiles = is_byte_format(kFormat) ? 2 : 1;  // of 16 columns, loaded together
+  static constexpr int kTiles = value_tiles(kFormat);
+  static_assert((kGroups & (kGroups - 1)) == 0);
 
-  // Keys key .. key + 15, columns of `group` of kTiles tiles. For q8_0, `scale` has the scales of keys 2 c, 2 c + 1 and
-  // 2 c + 8, 2 c + 9, and groups come one after the other, as for keys; the wave's first has nothing in `unit` yet.
-  FLASHPORT_DEVICE static void load(unsigned (&a)[kTiles][4], unsigned (&scale)[2], unsigned (&unit)[2],
-                                    const char* tile, int lane, int key, int group, bool first_group) {
-    const int row = key + lane % 16;
-    const int byte = lane / 16 * 16;
+  static constexpr int kGroupBytes = is_byte_format(kFormat) ? 32 : 16 * 2;
+
+  // Of the wave whose columns begin with group `first_group`, a multiple of kGroups.
+  FLASHPORT_DEVICE ValueOperand(int lane, int first_group)
+      : lane_(lane),
+        first_group_(first_group),
+        places_(is_byte_format(kFormat) ? lane % 16 : lane / 16 * 8 + lane % 8,
+                is_byte_format(kFormat) ? lane / 16 * 16 : lane / 8 % 2 * 16,
+                kFormat == KvFormat::kQ8_0 ? 16 * q8_0_unit(first_group) : kGroupBytes * first_group) {}
+
+  // Keys key .. key + 15, columns of the wave's `group` of kTiles tiles. For q8_0, `scale` has the scales of keys 2 c,
+  // 2 c + 1 and 2 c + 8, 2 c + 9, and groups come one after the other, as for keys; the wave's first has nothing in
+  // `unit` yet.
+  FLASHPORT_DEVICE void load(unsigned (&a)[kTiles][4], unsigned (&scale)[2], unsigned (&unit)[2], const char* tile,
+                             int key, int group) const {
     if constexpr (!is_byte_format(kFormat)) {
-      ldmatrix_x4_trans(a[0], tile + Layout::at(key + lane / 16 * 8 + lane % 8, lane / 8 % 2 * 16, 32 * group));
+      ldmatrix_x4_trans(a[0], places_.at(tile, key, kGroupBytes * group));
     } else if constexpr (kFormat == KvFormat::kFp8E4M3) {
       unsigned raw[4];
-      ldmatrix_x4_trans(raw, tile + Layout::at(row, byte, 32 * group));
+      ldmatrix_x4_trans(raw, places_.at(tile, key, kGroupBytes * group));
       for (int i = 0; i < 4; ++i) {
         unsigned* pairs = &a[i / 2][i % 2 * 2];
         widen_fp8(pairs[0], pairs[1], __byte_perm(raw[i], 0, 0x3120));
       }
     } else {
-      const char* first = tile + row * Layout::kPitch + q8_0_unit(group) * 16;
-      if (first_group) ldmatrix_x2_trans(unit, first);
+      const int first = 16 * q8_0_unit(group);
+      if (group == 0) ldmatrix_x2_trans(unit, places_.at(tile, key, first));  // lanes that have a unit 0
       unsigned next[4];
-      ldmatrix_x4_trans(next, first + 16 + byte);
-      const int in_turn = group % 8;  // lanes 4 in_turn + c have the scales in their part of the unit
+      ldmatrix_x4_trans(next, places_.at(tile, key, first + 16));
+      const int in_turn = (first_group_ + group) % 8;  // lanes 4 in_turn + c have the scales in their part of the unit
       for (int half = 0; half < 2; ++half) {
-        scale[half] = __shfl_sync(~0u, unit[half], 4 * in_turn + lane % 4);
-        widen(a[0][2 * half], a[0][2 * half + 1], lane / 4 > in_turn ? unit[half] : next[half + 2]);
+        scale[half] = __shfl_sync(~0u, unit[half], 4 * in_turn + lane_ % 4);
+        widen(a[0][2 * half], a[0][2 * half + 1], lane_ / 4 > in_turn ? unit[half] : next[half + 2]);
         widen(a[1][2 * half], a[1][2 * half + 1], next[half]);
         unit[half] = next[half + 2];
       }
@@ -124,6 +159,9 @@ struct ValueOperand {
     low = __byte_perm(biased, 0, 0x4240);
     high = __byte_perm(biased, 0, 0x4341);
   }
+
+  const int lane_, first_group_;
+  const LanePlaces<Layout, kGroups * kGroupBytes> places_;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET

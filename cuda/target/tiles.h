@@ -49,7 +49,7 @@ class DecodeTiles {
   static constexpr int kKeyTiles = kLeafKeys / kColWaves / 16;  // of 16 keys
   static constexpr int kColTiles = kShape.head_dim_v / kColWaves / 16;
   static constexpr int kStepPairs = kShape.head_dim_qk / 32;  // of 2 x 16 dims
-  static constexpr int kTilesAtOnce = ValueOperand<kCfg>::kTiles;
+  static constexpr int kTilesAtOnce = value_tiles(kShape.kv);
   static constexpr int kColGroups = kColTiles / kTilesAtOnce;
   static_assert(kWaveRows % 8 == 0 && kColGroups >= 1 && kShape.head_dim_v % (16 * kTilesAtOnce * kColWaves) == 0);
   static_assert(!kScaled || 8 % kColGroups == 0, "eight q8_0 blocks begin and end with a unit");
@@ -61,8 +61,10 @@ class DecodeTiles {
   static constexpr int kRows = kShape.rows;
   static constexpr int kRowSlots = 2 * kRowTiles;
   static constexpr int kColumns = kShape.head_dim_v;
-  // More registers than these would spill: of 16 rows, 64 x 8k took 536 us for 506.
-  static constexpr bool kKeepsParent = kColTiles * kRowTiles <= 2;
+  // More registers than these would spill: of 16 rows, 64 x 8k took 536 us for 506. fp8 283.7 us with it, 288.6
+  // without.
+  static constexpr bool kKeepsParent =
+      kColTiles * kRowTiles <= (kShape.kv == KvFormat::kFp8E4M3 && kRowTiles == 1 ? 4 : 2);
   struct Rows {
     float v[kRowSlots];
     FLASHPORT_DEVICE float& operator[](int slot) { return v[slot]; }
@@ -89,16 +91,12 @@ class DecodeTiles {
         col_wave_(kRowWaves == 1 ? block.wave() : block.wave() % kColWaves),
         g_(block.lane() / 4),
         c_(block.lane() % 4),
-        keys_(block.lane()) {
-    // Operands of a constant would be put together for each product anew; these are not known to be one.
-    if constexpr (kScaled) {
-      for (unsigned& x : minus_128_) x = __shfl_sync(~0u, kMinus128, 0);
-    }
-  }
+        keys_(block.lane(), col_wave_ * kKeyTiles * 16),
+        values_(block.lane(), col_wave_ * kColGroups) {}
 
   FLASHPORT_DEVICE static constexpr int row_slots() { return kRowSlots; }
   FLASHPORT_DEVICE int live_rows() const { return live_rows_; }
-  FLASHPORT_DEVICE int row_of(int slot) const { return row_base_ + slot / 2 * 8 + 2 * c_ + slot % 2; }
+  FLASHPORT_DEVICE int row_of(int slot) const { return recompute(row_base_ + 2 * c_) + slot / 2 * 8 + slot % 2; }
   // Whether this lane is the one to write per-row values of a slot.
   FLASHPORT_DEVICE bool owns_row(int) const { return col_wave_ == 0 && g_ == 0; }
 
@@ -118,6 +116,7 @@ class DecodeTiles {
     // products are a short chain of their own, and there is one sum.
     Scores sums[2] = {};
     unsigned unit[kKeyTiles][2];
+    [[maybe_unused]] const Minus128 minus_128;
 #pragma unroll
     for (int pair = 0; pair < kStepPairs; ++pair) {
       unsigned b[kRowTiles][4];
@@ -127,15 +126,15 @@ class DecodeTiles {
       if constexpr (kScaled) {
 #pragma unroll
         for (int tile = 0; tile < kRowTiles; ++tile) {
-          mma_minus_128(bias[tile], b[tile][0], b[tile][1]);
-          mma_minus_128(bias[tile], b[tile][2], b[tile][3]);
+          minus_128.mma(bias[tile], b[tile][0], b[tile][1]);
+          minus_128.mma(bias[tile], b[tile][2], b[tile][3]);
         }
       }
 #pragma unroll
       for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
         const int key = (col_wave_ * kKeyTiles + key_tile) * 16;
         unsigned a[2][4];
-        keys_.load(a, unit[key_tile], keys, block_.lane(), key, pair);
+        keys_.load(a, unit[key_tile], keys, 16 * key_tile, pair);
         if constexpr (kScaled) {
           // A pair is a block: its products are summed before they are scaled, in fp32.
           const float scale[2] = {KeyOperand<kCfg>::scale(keys, key + g_, pair),
@@ -245,6 +244,7 @@ class DecodeTiles {
   FLASHPORT_DEVICE void mma_ab(const Operand& operand, const char* values, Out& out) const {
     for_each_register(out.c, [](float& x, int, int, int) { x = 0.0f; });
     [[maybe_unused]] float bias[kColGroups][kRowTiles][4] = {};
+    [[maybe_unused]] const Minus128 minus_128;
     const int lane = block_.lane();
 #pragma unroll
     for (int pair = 0; pair < kLeafKeys / 32; ++pair) {
@@ -264,14 +264,13 @@ class DecodeTiles {
         for (int group = 0; group < kColGroups; ++group) {
           unsigned a[kTilesAtOnce][4];
           unsigned scale[2];
-          ValueOperand<kCfg>::load(a, scale, unit, values, lane, 32 * pair + 16 * half, col_wave_ * kColGroups + group,
-                                   group == 0);
+          values_.load(a, scale, unit, values, 32 * pair + 16 * half, group);
 #pragma unroll
           for (int tile = 0; tile < kRowTiles; ++tile) {
             unsigned p[2] = {b[tile][2 * half], b[tile][2 * half + 1]};
             if constexpr (kScaled) {
               for (int i = 0; i < 2; ++i) p[i] = multiply_halves(p[i], scale[i]);
-              mma_minus_128(bias[group][tile], p[0], p[1]);
+              minus_128.mma(bias[group][tile], p[0], p[1]);
             }
 #pragma unroll
             for (int i = 0; i < kTilesAtOnce; ++i) {
@@ -299,8 +298,12 @@ class DecodeTiles {
   // f(value, slot, column)
   template <class F>
   FLASHPORT_DEVICE void for_each_out(const Out& out, F&& f) const {
-    for_each_register(
-        out.c, [&](const float& x, int col_tile, int tile, int i) { f(x, 2 * tile + i % 2, column(col_tile, i / 2)); });
+    // Where a lane's columns are follows from these two anew, for each state that is stored: few are.
+    const int first_tile = recompute(col_wave_ * kColTiles);
+    const int g = recompute(g_);
+    for_each_register(out.c, [&](const float& x, int col_tile, int tile, int i) {
+      f(x, 2 * tile + i % 2, value_column(kShape.kv, first_tile + col_tile, g, i / 2));
+    });
   }
 
   // Live rows to memory: per-row values [live_rows], tile [live_rows, DV].
@@ -311,7 +314,7 @@ class DecodeTiles {
   }
   FLASHPORT_DEVICE void store_tile(const Out& out, float* to) const {
     for_each_out(out, [&](float x, int slot, int col) {
-      if (row_of(slot) < live_rows_) to[row_of(slot) * kColumns + col] = x;
+      if (row_of(slot) < live_rows_) to[static_cast<unsigned>(row_of(slot) * kColumns + col)] = x;
     });
   }
 
@@ -376,18 +379,24 @@ class DecodeTiles {
     return shared_.row_sum[key_tile][row_base_ / 8 + tile][block_.lane()];
   }
 
-  FLASHPORT_DEVICE int column(int col_tile, int half) const {
-    return value_column(kShape.kv, col_wave_ * kColTiles + col_tile, g_, half);
-  }
-
   FLASHPORT_DEVICE static unsigned pack_probabilities(float even, float odd) {
     return pack<kMath>(kProbabilityUnit * even, kProbabilityUnit * odd);
   }
 
-  // What widened int8 have too much, all 16 of A's rows alike.
-  FLASHPORT_DEVICE void mma_minus_128(float (&c)[4], unsigned b0, unsigned b1) const {
-    mma<kMath>(c, minus_128_, b0, b1);
-  }
+  // Products with what widened int8 have too much, all 16 of A's rows alike. An operand of a constant would be put
+  // together for each product anew; this one is not known to be one, and made for each leaf, which takes fewer
+  // registers.
+  struct Minus128 {
+    unsigned a[4];
+    FLASHPORT_DEVICE Minus128() {
+      if constexpr (kScaled) {
+        for (unsigned& x : a) asm volatile("mov.b32 %0, %1;" : "=r"(x) : "n"(kMinus128));
+      }
+    }
+    FLASHPORT_DEVICE void mma(float (&c)[4], unsigned b0, unsigned b1) const {
+      FLASHPORT_TARGET::mma<kMath>(c, a, b0, b1);
+    }
+  };
 
   // B operands of 8 query rows and the 32 dims of a pair of steps, in the order of the key operand.
   FLASHPORT_DEVICE void query_operand(unsigned (&b)[4], int tile, int pair) const {
@@ -399,7 +408,7 @@ class DecodeTiles {
   DecodeShared<kCfg>& shared_;
   int live_rows_, row_base_, col_wave_, g_, c_;
   const KeyOperand<kCfg> keys_;
-  unsigned minus_128_[4];
+  const ValueOperand<kCfg, kColGroups> values_;
   const QueryTile<kCfg>* query_ = nullptr;
   RingPlace<KvRing<kCfg>::kQueries> place_;  // of query_
 };
