@@ -33,13 +33,14 @@ COLUMNS = [
     Column("fences", 0),
 ]
 
-# Registers of a SIMD lane, their allocation granule, most waves of a SIMD, SIMDs and LDS bytes of a multiprocessor.
+# Registers of a SIMD lane, their allocation granule, most waves of a SIMD, SIMDs and LDS bytes of a multiprocessor, LDS
+# bytes that a block can have.
 # gfx11: the smaller of the register files that the generic target covers; a work-group processor has two CUs.
 MACHINES = {
-    "gfx942": {"vgprs": 512, "granule": 8, "waves": 8, "simds": 4, "lds": 65536},
-    "gfx11": {"vgprs": 1024, "granule": 16, "waves": 16, "simds": 4, "lds": 131072},
+    "gfx942": {"vgprs": 512, "granule": 8, "waves": 8, "simds": 4, "lds": 65536, "block_lds": 65536},
+    "gfx950": {"vgprs": 512, "granule": 8, "waves": 8, "simds": 4, "lds": 163840, "block_lds": 163840},
+    "gfx11": {"vgprs": 1024, "granule": 16, "waves": 16, "simds": 4, "lds": 131072, "block_lds": 65536},
 }
-LDS_LIMIT = 65536
 
 MATRIX = re.compile(r"v_(mfma|wmma)_")
 LOADS_128 = re.compile(r"(global|buffer)_load_(lds_)?(dwordx4|b128)")
@@ -97,6 +98,7 @@ def blocks_per_multiprocessor(machine: dict[str, int], vgprs: int, lds: int, wav
 def audit(target: str, folder: Path, tools: str | None) -> tuple[dict[str, dict[str, int]], list[str]]:
     """Figures of every kernel, and what is wrong whatever the table says."""
     readelf, objdump = find_tool("llvm-readelf", tools), find_tool("llvm-objdump", tools)
+    machine = MACHINES[target]
     rows: dict[str, dict[str, int]] = {}
     errors: list[str] = []
     for code_object in sorted(folder.glob("*.co")):
@@ -113,7 +115,7 @@ def audit(target: str, folder: Path, tools: str | None) -> tuple[dict[str, dict[
                 "sgpr": int(kernel["sgpr_count"]),
                 "sgpr_spills": int(kernel["sgpr_spill_count"]),
                 "lds": lds,
-                "blocks": blocks_per_multiprocessor(MACHINES[target], vgprs, lds, waves),
+                "blocks": blocks_per_multiprocessor(machine, vgprs, lds, waves),
                 **counts[kernel["name"]],
             }
             for field, what in (
@@ -122,8 +124,8 @@ def audit(target: str, folder: Path, tools: str | None) -> tuple[dict[str, dict[
             ):
                 if int(kernel[field]):
                     errors.append(f"{name}: {kernel[field]} {what}")
-            if lds > LDS_LIMIT:
-                errors.append(f"{name}: {lds} bytes of LDS, a block can have {LDS_LIMIT}")
+            if lds > machine["block_lds"]:
+                errors.append(f"{name}: {lds} bytes of LDS, a block can have {machine['block_lds']}")
             if name.startswith(("decode_bf16", "decode_fp16")):
                 if not rows[name]["matrix"]:
                     errors.append(f"{name}: no matrix instructions")

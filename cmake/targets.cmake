@@ -23,6 +23,7 @@ flashport_target(cpu_avx512  BACKEND cpu PROCESSORS "x86_64|AMD64"
                  FLAGS -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c -mprefer-vector-width=512)
 flashport_target(sm90a       BACKEND cuda ARCH 90a-real)
 flashport_target(gfx942      BACKEND hip  ARCH gfx942)
+flashport_target(gfx950      BACKEND hip  ARCH gfx950)
 flashport_target(gfx11       BACKEND hip  ARCH gfx11-generic)
 
 # A driver in sight adds its GPU's targets, provided that the compiler is there too.
@@ -42,7 +43,7 @@ function(flashport_detect_targets out)
   if(EXISTS /dev/kfd)
     flashport_find_hip_compiler(compiler)
     if(compiler)
-      list(APPEND found gfx942 gfx11)
+      list(APPEND found gfx942 gfx950 gfx11)
     else()
       message(WARNING "An AMD driver is here but no HIP compiler: building without HIP. Put amdclang++ or hipcc on PATH, "
                       "or pass -DFLASHPORT_HIP_COMPILER=<compiler>, or silence this with -DFLASHPORT_TARGETS=cpu.")

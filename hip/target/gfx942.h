@@ -10,6 +10,8 @@
 namespace flashport::gfx942 {
 
 inline constexpr KvFormat kNativeFp8 = KvFormat::kFp8E4M3Fnuz;  // what the conversion instructions read
+inline constexpr bool kConvertsToBf16 = false;
+inline constexpr int kSharedBytes = 64 * 1024;  // LDS of a CU
 
 FLASHPORT_DEVICE void await_stores() { asm volatile("s_waitcnt vmcnt(0)" ::: "memory"); }
 

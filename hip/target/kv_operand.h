@@ -53,6 +53,20 @@ FLASHPORT_DEVICE Words2 widen_e4m3(unsigned four) {
   return {widen_e4m3_pair(pick_bytes<0x010c000c>(0, four)), widen_e4m3_pair(pick_bytes<0x030c020c>(0, four))};
 }
 
+// The same of FNUZ: values are 2^-7 of theirs, and the one NaN, code 0x80, becomes a half of ones.
+FLASHPORT_DEVICE unsigned widen_e4m3fnuz_pair(unsigned high_bytes) {
+  using Short2 = short __attribute__((ext_vector_type(2)));
+  using UShort2 = unsigned short __attribute__((ext_vector_type(2)));
+  const Short2 shifted = __builtin_bit_cast(Short2, high_bytes) >> 1;
+  const Half2 x = as_half2(__builtin_bit_cast(unsigned, shifted) & 0xbfffbfffu) * Half2{128.0f16, 128.0f16};
+  const UShort2 zero_if_nan = __builtin_bit_cast(UShort2, high_bytes ^ 0x80008000u);
+  const UShort2 ones_if_nan = __builtin_elementwise_min(zero_if_nan, UShort2{1, 1}) - UShort2{1, 1};
+  return as_word(x) | __builtin_bit_cast(unsigned, ones_if_nan);
+}
+FLASHPORT_DEVICE Words2 widen_e4m3fnuz(unsigned four) {
+  return {widen_e4m3fnuz_pair(pick_bytes<0x010c000c>(0, four)), widen_e4m3fnuz_pair(pick_bytes<0x030c020c>(0, four))};
+}
+
 // Four int8, exactly, without their scale: 0x6400 is 1024, in whose neighbourhood fp16 counts in ones.
 FLASHPORT_DEVICE Words2 widen_int8(unsigned four) {
   const unsigned biased = four ^ 0x80808080u;

@@ -37,7 +37,10 @@ FLASHPORT_DEVICE unsigned round_to_bf16_bits(float x) {
 // Two floats as a register of the math type, the first in the low half.
 template <MathType kMath>
 FLASHPORT_DEVICE unsigned pack(float low, float high) {
-  if constexpr (kMath == MathType::kBf16) {
+  if constexpr (kMath == MathType::kBf16 && kConvertsToBf16) {
+    using BFloat16x2 = BFloat16 __attribute__((ext_vector_type(2)));
+    return __builtin_bit_cast(unsigned, BFloat16x2{to_bfloat16(low), to_bfloat16(high)});
+  } else if constexpr (kMath == MathType::kBf16) {
     return high_halves(round_to_bf16_bits(low), round_to_bf16_bits(high));
   } else {
     return as_word(Half2{to_half(low), to_half(high)});
@@ -64,9 +67,11 @@ FLASHPORT_DEVICE Words2 widen(unsigned four) {
     const auto high = __builtin_amdgcn_cvt_pk_f32_fp8(static_cast<int>(four), true);
     return {__builtin_bit_cast(unsigned, __builtin_amdgcn_cvt_pkrtz(low[0], low[1])),
             __builtin_bit_cast(unsigned, __builtin_amdgcn_cvt_pkrtz(high[0], high[1]))};
-  } else {
-    static_assert(kFormat == KvFormat::kFp8E4M3);
+  } else if constexpr (kFormat == KvFormat::kFp8E4M3) {
     return widen_e4m3(four);
+  } else {
+    static_assert(kFormat == KvFormat::kFp8E4M3Fnuz);
+    return widen_e4m3fnuz(four);
   }
 }
 

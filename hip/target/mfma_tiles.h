@@ -32,7 +32,6 @@ struct DecodeSharedData {
 // workspace for them, but no bytes in flight that are missing.
 template <DecodeConfig kCfg>
 struct DecodeShared : DecodeSharedData<kCfg> {
-  static constexpr int kSharedBytes = 65536;  // of a CU
   static constexpr int kLeast = kSharedBytes / (kCfg.tuning.blocks_per_multiprocessor + 1) + 1;
   static constexpr int kData = static_cast<int>(sizeof(DecodeSharedData<kCfg>));
   alignas(16) unsigned char limit[kData < kLeast ? (kLeast - kData + 15) / 16 * 16 : 16];

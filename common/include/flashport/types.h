@@ -16,7 +16,7 @@ enum class DType : std::int32_t {
   kFloat16,
   kBFloat16,
   kFp8E4M3,      // OCP e4m3 (finite, one NaN), as NVIDIA, gfx950 and gfx12 have it
-  kFp8E4M3Fnuz,  // FNUZ e4m3, as gfx942 has it
+  kFp8E4M3Fnuz,  // FNUZ e4m3, as gfx942 has it; gfx950 widens it too
   kInt32,
   kInt64,
   kUInt32,

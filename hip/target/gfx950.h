@@ -1,0 +1,18 @@
+// AMD CDNA4 (MI350X, MI355X): as CDNA3, but fp8 is OCP's, LDS is larger, and bf16 has a conversion of its own.
+#pragma once
+
+#include "hip/tuning/gfx950.h"
+
+#include "hip/target/block.h"
+
+#define FLASHPORT_TILES_HEADER "hip/target/mfma_tiles.h"
+
+namespace flashport::gfx950 {
+
+inline constexpr KvFormat kNativeFp8 = KvFormat::kFp8E4M3;  // what the conversion instructions read
+inline constexpr bool kConvertsToBf16 = true;               // v_cvt_pk_bf16_f32
+inline constexpr int kSharedBytes = 160 * 1024;             // LDS of a CU
+
+FLASHPORT_DEVICE void await_stores() { asm volatile("s_waitcnt vmcnt(0)" ::: "memory"); }
+
+}  // namespace flashport::gfx950
