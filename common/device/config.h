@@ -11,6 +11,7 @@ struct DecodeTuning {
   int stages;                     // buffers in flight or in use, as the target counts them
   int blocks_per_multiprocessor;  // what the register and shared-memory budget is cut for
   int producer_waves = 0;         // lane groups beside them that only copy
+  int teams = 1;                  // such blocks in one block of the device, which share their copies where they can
 };
 
 struct DecodeConfig {

@@ -46,9 +46,10 @@ FLASHPORT_DEVICE void merge(const Tiles& tiles, SoftmaxState<Tiles>& acc, const 
 // A state's place in memory (tree_layout.h): m [live rows], l [live rows], o [live rows, DV].
 template <class Tiles>
 FLASHPORT_DEVICE void store_state(const Tiles& tiles, float* slot, const SoftmaxState<Tiles>& state) {
+  const auto rows = static_cast<unsigned>(tiles.live_rows());
   tiles.store_rows(state.m, slot);
-  tiles.store_rows(state.l, slot + tiles.live_rows());
-  tiles.store_tile(state.o, slot + slot_output_offset(tiles.live_rows()));
+  tiles.store_rows(state.l, slot + rows);
+  tiles.store_tile(state.o, slot + static_cast<unsigned>(slot_output_offset(rows)));
 }
 
 // A few columns of one row of a state.

@@ -214,6 +214,7 @@ FLASHPORT_DEVICE Range chunk_range(const DecodeParams& p, const Block& block) {
   const int rest = index / p.num_chunks;
   Range range;
   const int seq = rest / tiles;
+  if (seq >= p.batch) return {};  // beyond the grid
   range.segment = open_sequence(p, seq, sequence_length(p, seq));
   Segment& s = range.segment;
   set_tile(p, s, rest % tiles);

@@ -32,7 +32,7 @@ class TreeSlots {
  public:
   FLASHPORT_DEVICE TreeSlots(const DecodeParams& p, const Block& block) : p_(p), block_(block) {}
 
-  FLASHPORT_DEVICE int this_block() const { return static_cast<int>(block_.index()); }
+  FLASHPORT_DEVICE int this_block() const { return recompute(static_cast<int>(block_.index())); }
   FLASHPORT_DEVICE int shared(int owner, int level) const { return tree_shared_slots(owner, params().levels, level); }
   FLASHPORT_DEVICE std::int64_t own(int level) const {
     const DecodeParams& p = params();

@@ -20,6 +20,7 @@ struct KernelEntry {
   int threads;         // of a block
   int shared_bytes;    // dynamic shared memory of a block (CPU: scratch of a worker)
   const void* handle;  // the backend's own: function pointer, or symbol and code object
+  int teams = 1;       // blocks as grids count them, in one block of the device
 };
 
 struct BackendDevice {

@@ -7,27 +7,47 @@
 #include "common/device/merge_kernel.h"
 #include "common/device/read_kernel.h"
 #include "common/host/backend_abi.h"
+#include "cuda/target/kv_producer.h"
 
 namespace flashport::FLASHPORT_TARGET {
 
 inline constexpr int kMergeThreads = 128;
 inline constexpr int kAppendThreads = 128;
 
-// The waves of a block part: the first compute, the others bring them keys and values.
+// A team is a block as the schedule counts them. Its waves part: the first compute, the others bring them keys and
+// values.
 template <DecodeConfig kCfg>
-FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>& shared) {
-  shared.ring.init();
-  if (threadIdx.x == 0) shared.arrive_flag = touch_params(p);
+FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>* shared) {
+  constexpr int kTeams = kCfg.tuning.teams;
+  constexpr int kThreads = compute_threads(kCfg) + producer_threads(kCfg);
+  const int team = kTeams == 1 ? 0 : __shfl_sync(~0u, threadIdx.x / kThreads, 0);
+  const int first = team * kThreads;
+  const int thread = static_cast<int>(threadIdx.x) - first;
+  DecodeShared<kCfg>& own = shared[team];
+  own.ring.init(thread);
+  if (thread == 0) own.arrive_flag = touch_params(p);
   __syncthreads();
   begin_kernel();
-  const Range range = block_range(p, Block(nullptr));
+  const auto part = [&](int begin, int threads, TeamBarrier barrier) {
+    return Block(&own.arrive_flag, first + begin, threads, team * kTeamBarriers + barrier, team, kTeams);
+  };
   constexpr int kCompute = compute_threads(kCfg);
-  if (threadIdx.x < kCompute) {
-    decode<kCfg>(p, range, Block(&shared.arrive_flag, 0, kCompute, 1), shared);
+  const Range range = block_range(p, part(0, kCompute, kComputeBarrier));
+  if (thread < kCompute) {
+    decode<kCfg>(p, range, part(0, kCompute, kComputeBarrier), own);
   } else {
-    const Block producers(nullptr, kCompute, producer_threads(kCfg), 2);
-    KvProducer<kCfg>(p, producers, shared.ring).run(p, range, DecodeTiles<kCfg>::kKeepsParent, shared.ends);
+    const Block producers = part(kCompute, producer_threads(kCfg), kProducerBarrier);
+    if (teams_share_rows<kCfg>(p, range)) {
+      KvProducer<kCfg, kTeams, DecodeShared<kCfg>>(p, producers, shared).run(p, range, DecodeTiles<kCfg>::kKeepsParent);
+    } else {
+      KvProducer<kCfg, 1, DecodeShared<kCfg>>(p, producers, shared).run(p, range, DecodeTiles<kCfg>::kKeepsParent);
+    }
   }
+}
+
+template <DecodeConfig kCfg>
+constexpr int shared_bytes() {
+  return kCfg.tuning.teams * static_cast<int>(sizeof(DecodeShared<kCfg>));
 }
 
 constexpr DecodeConfig decode_config(MathType math, KvFormat kv, int head_dim_qk, int head_dim_v, int rows) {
@@ -38,20 +58,23 @@ constexpr DecodeConfig decode_config(MathType math, KvFormat kv, int head_dim_qk
 }  // namespace flashport::FLASHPORT_TARGET
 
 // math, kv, head_dim_qk, head_dim_v, rows
-#define FLASHPORT_DEFINE_DECODE(symbol, key, ...)                                                            \
-  namespace flashport::FLASHPORT_TARGET {                                                                    \
-  constexpr DecodeConfig symbol##_config = decode_config(__VA_ARGS__);                                       \
-  extern "C" __global__ void __launch_bounds__(block_threads(symbol##_config),                               \
-                                               symbol##_config.tuning.blocks_per_multiprocessor)             \
-      symbol(const __grid_constant__ DecodeParams params) {                                                  \
-    extern __shared__ __align__(128) unsigned char memory[];                                                 \
-    auto& shared = *reinterpret_cast<DecodeShared<symbol##_config>*>(memory);                                \
-    decode_block<symbol##_config>(params, shared);                                                           \
-  }                                                                                                          \
-  extern "C" KernelEntry symbol##_entry() {                                                                  \
-    return {key, symbol##_config.shape, block_threads(symbol##_config),                                      \
-            static_cast<int>(sizeof(DecodeShared<symbol##_config>)), reinterpret_cast<const void*>(symbol)}; \
-  }                                                                                                          \
+#define FLASHPORT_DEFINE_DECODE(symbol, key, ...)                                                    \
+  namespace flashport::FLASHPORT_TARGET {                                                            \
+  constexpr DecodeConfig symbol##_config = decode_config(__VA_ARGS__);                               \
+  extern "C" __global__ void __launch_bounds__(block_threads(symbol##_config),                       \
+                                               symbol##_config.tuning.blocks_per_multiprocessor)     \
+      symbol(const __grid_constant__ DecodeParams params) {                                          \
+    extern __shared__ __align__(128) unsigned char memory[];                                         \
+    decode_block<symbol##_config>(params, reinterpret_cast<DecodeShared<symbol##_config>*>(memory)); \
+  }                                                                                                  \
+  extern "C" KernelEntry symbol##_entry() {                                                          \
+    return {key,                                                                                     \
+            symbol##_config.shape,                                                                   \
+            block_threads(symbol##_config),                                                          \
+            shared_bytes<symbol##_config>(),                                                         \
+            reinterpret_cast<const void*>(symbol),                                                   \
+            symbol##_config.tuning.teams};                                                           \
+  }                                                                                                  \
   }
 
 #define FLASHPORT_DEFINE_MERGE(symbol, key, Params, body)                                                     \

@@ -142,6 +142,7 @@ const char* occupancy(int device, const KernelEntry* kernel, int* blocks) {
                       std::to_string(kernel->threads) + " threads and " + std::to_string(kernel->shared_bytes) +
                       " bytes of shared memory");
   }
+  *blocks *= kernel->teams;
   kernel_state.occupancy.store(*blocks, std::memory_order_relaxed);
   return nullptr;
 }
@@ -162,7 +163,7 @@ const char* launch(int device, Stream stream, const KernelEntry* kernel, std::in
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(grid));
+  config.gridDim = dim3(static_cast<unsigned>((grid + kernel->teams - 1) / kernel->teams));  // the last few teams: idle
   config.blockDim = dim3(static_cast<unsigned>(kernel->threads));
   config.dynamicSmemBytes = static_cast<std::size_t>(kernel->shared_bytes);
   config.stream = stream_of(stream);

@@ -158,20 +158,27 @@ FLASHPORT_DEVICE unsigned touch_params(const Params& params) {
 class Block {
  public:
   FLASHPORT_DEVICE explicit Block(unsigned* flag) : Block(flag, 0, static_cast<int>(blockDim.x), 0) {}
-  // By all lanes together: the wave's number is made uniform.
-  FLASHPORT_DEVICE Block(unsigned* flag, int first, int threads, int barrier)
-      : flag_(flag),
+  // By all lanes together: the wave's number is made uniform. `teams`: such blocks in one of the device's, this being
+  // number `team`.
+  FLASHPORT_DEVICE Block(unsigned* flag, int first, int threads, int barrier, int team = 0, int teams = 1)
+      : team_(team),
+        teams_(teams),
+        flag_(flag),
         first_(first),
         threads_(threads),
         barrier_(barrier),
-        wave_(__shfl_sync(~0u, (static_cast<int>(threadIdx.x) - first) / kWaveSize, 0)) {}
+        wave_(__shfl_sync(~0u, (static_cast<int>(threadIdx.x) - first) / kWaveSize, 0)) {
+    __builtin_assume(wave_ >= 0 && wave_ < 32);
+    __builtin_assume(team_ >= 0 && team_ < teams);
+  }
 
   FLASHPORT_DEVICE int thread() const { return static_cast<int>(threadIdx.x) - first_; }
   FLASHPORT_DEVICE int threads() const { return threads_; }
-  FLASHPORT_DEVICE int lane() const { return thread() % kWaveSize; }
+  FLASHPORT_DEVICE int lane() const { return static_cast<int>(threadIdx.x % kWaveSize); }
   FLASHPORT_DEVICE int wave() const { return wave_; }
-  FLASHPORT_DEVICE std::int64_t index() const { return blockIdx.x; }
-  FLASHPORT_DEVICE std::int64_t count() const { return gridDim.x; }
+  FLASHPORT_DEVICE std::int64_t index() const { return static_cast<int>(blockIdx.x) * teams_ + team_; }
+  FLASHPORT_DEVICE std::int64_t count() const { return static_cast<int>(gridDim.x) * teams_; }
+  FLASHPORT_DEVICE int team() const { return team_; }
   FLASHPORT_DEVICE void sync() const {
     if (threads_ == kWaveSize) {
       __syncwarp();
@@ -211,6 +218,7 @@ class Block {
   }
 
  private:
+  int team_, teams_;
   unsigned* flag_;  // in shared memory
   int first_, threads_, barrier_;
   int wave_;

@@ -15,7 +15,9 @@ namespace flashport::FLASHPORT_TARGET {
 
 constexpr int compute_threads(const DecodeConfig& cfg) { return cfg.tuning.waves * kWaveSize; }
 constexpr int producer_threads(const DecodeConfig& cfg) { return cfg.tuning.producer_waves * kWaveSize; }
-constexpr int block_threads(const DecodeConfig& cfg) { return compute_threads(cfg) + producer_threads(cfg); }
+constexpr int block_threads(const DecodeConfig& cfg) {
+  return cfg.tuning.teams * (compute_threads(cfg) + producer_threads(cfg));
+}
 
 // Waves side by side over keys and DV. A wave takes 16 keys at least.
 constexpr int column_waves(const DecodeConfig& cfg) {
@@ -95,18 +97,18 @@ class DecodeTiles {
         values_(block.lane(), col_wave_ * kColGroups) {}
 
   FLASHPORT_DEVICE static constexpr int row_slots() { return kRowSlots; }
-  FLASHPORT_DEVICE int live_rows() const { return live_rows_; }
+  FLASHPORT_DEVICE int live_rows() const { return recompute(live_rows_); }
   FLASHPORT_DEVICE int row_of(int slot) const { return recompute(row_base_ + 2 * c_) + slot / 2 * 8 + slot % 2; }
   // Whether this lane is the one to write per-row values of a slot.
   FLASHPORT_DEVICE bool owns_row(int) const { return col_wave_ == 0 && g_ == 0; }
 
   // The producers have brought the query with the tile's first keys; the one before is given back.
   FLASHPORT_DEVICE void stage_query(const DecodeParams&, const Segment&) {
-    if (query_ != nullptr) {
-      mbarrier_arrive(&shared_.ring.query_free[place_.tile]);
-      place_.next();
+    if (has_query_) {
+      mbarrier_arrive(&shared_.ring.query_free[query_.tile]);
+      query_.next();
     }
-    query_ = &shared_.ring.queries[place_.tile];
+    has_query_ = true;
   }
   FLASHPORT_DEVICE void fetch_query(Query&) const {}
 
@@ -401,7 +403,7 @@ class DecodeTiles {
   // B operands of 8 query rows and the 32 dims of a pair of steps, in the order of the key operand.
   FLASHPORT_DEVICE void query_operand(unsigned (&b)[4], int tile, int pair) const {
     const int lane = block_.lane();
-    ldmatrix_x4(b, &query_->rows[row_base_ + 8 * tile + lane % 8][32 * pair + lane / 8 * 8]);
+    ldmatrix_x4(b, &shared_.ring.queries[query_.tile].rows[row_base_ + 8 * tile + lane % 8][32 * pair + lane / 8 * 8]);
   }
 
   const Block& block_;
@@ -409,8 +411,8 @@ class DecodeTiles {
   int live_rows_, row_base_, col_wave_, g_, c_;
   const KeyOperand<kCfg> keys_;
   const ValueOperand<kCfg, kColGroups> values_;
-  const QueryTile<kCfg>* query_ = nullptr;
-  RingPlace<KvRing<kCfg>::kQueries> place_;  // of query_
+  RingPlace<KvRing<kCfg>::kQueries> query_;
+  bool has_query_ = false;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET

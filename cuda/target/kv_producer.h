@@ -1,0 +1,314 @@
+// The waves of a block that do nothing but copy: what kv_pipeline.h's ring is filled by.
+#pragma once
+
+#include "cuda/target/kv_pipeline.h"
+
+namespace flashport::FLASHPORT_TARGET {
+
+// Bytes of the units that a row is copied in.
+template <class Layout>
+inline constexpr int kCopyUnit = Layout::kBytes % 16 == 0 ? 16 : (Layout::kBytes % 8 == 0 ? 8 : 4);
+
+// Whether the cache's rows are what a tile has, and can be copied in its widest units.
+template <class Layout>
+FLASHPORT_DEVICE bool is_as_stored(const CacheParams& cache) {
+  return cache.copy_unit >= kCopyUnit<Layout> && cache.row_bytes == Layout::kBytes;
+}
+
+// Whether the teams of a block walk through the same tokens side by side, with heads that lie side by side in memory.
+template <DecodeConfig kCfg>
+FLASHPORT_DEVICE bool teams_share_rows(const DecodeParams& p, const Range& range) {
+  using Tiles = KvTiles<kCfg>;
+  constexpr unsigned kTeams = kCfg.tuning.teams;
+  if (kTeams == 1 || p.num_chunks > 0 || p.row_tiles > 1) return false;
+  return p.cuts[range.line.cut].group.value % kTeams == 0 && is_as_stored<typename Tiles::Keys>(p.k) &&
+         p.k.head_stride == Tiles::Keys::kBytes && is_as_stored<typename Tiles::Values>(p.v) &&
+         p.v.head_stride == Tiles::Values::kBytes;
+}
+
+// The producer waves' share of decode(): the same leaves in the same order. `block` has the producer waves of one team.
+// They bring the head of their own team (kHeads 1), or the block's producers share the rows of a leaf out among them
+// and bring each row's kHeads neighbouring heads at once, one for each team's ring: a head of q8_0 begins and ends
+// inside a sector, and its 136 bytes are too few for a wave's copy.
+template <DecodeConfig kCfg, int kHeads, class Shared>
+class KvProducer {
+  static constexpr int kTeams = kCfg.tuning.teams;
+  static_assert(kHeads == 1 || kHeads == kTeams);
+  static constexpr int kRowsPerWave = kLeafKeys / kCfg.tuning.producer_waves / kHeads;
+  static constexpr int kRowsAtOnce = kRowsPerWave < kWaveSize ? kRowsPerWave : kWaveSize;
+  static constexpr int kRowsPerLane = kRowsPerWave / kRowsAtOnce;
+  static constexpr int kLookAhead = KvRing<kCfg>::kLookAhead;
+  using Tiles = KvTiles<kCfg>;
+
+ public:
+  FLASHPORT_DEVICE KvProducer(const DecodeParams& p, const Block& block, Shared* teams)
+      : block_(block),
+        teams_(teams),
+        ring_(teams[block.team()].ring),
+        as_stored_(is_as_stored<typename Tiles::Keys>(p.k) && is_as_stored<typename Tiles::Values>(p.v)) {}
+
+  FLASHPORT_DEVICE void run(const DecodeParams& p, const Range& range, bool keeps_parent) {
+    LeafCursor ahead(range), scout(range);
+    if (ahead.done()) return;
+    for (int i = 0; i < kLookAhead; ++i) look_up(p, scout, i);
+    await_copies();
+    __syncwarp();
+    for (int slot = 0; !ahead.done(); slot = slot + 1 == kLookAhead ? 0 : slot + 1) {
+      const Segment& s = ahead.segment;
+      await_free();
+      if (ahead.at_segment_start()) bring_query(p, s);
+      TokenPlace places[kRowsPerLane];
+      const bool whole = as_stored_ && has_all_rows(ahead);
+#pragma unroll
+      for (int i = 0; i < kRowsPerLane; ++i) places[i] = place_of_row(p, ahead, slot, i, whole);
+      look_up(p, scout, slot);  // before the copies, behind which it would wait
+      if (whole) {
+        aim(p, places, first_head(s));
+        copy_whole<typename Tiles::Keys>(ring_.key_rows);
+        await_free();
+        copy_whole<typename Tiles::Values>(ring_.value_rows);
+      } else {
+        copy_part<typename Tiles::Keys>(p.k, places, first_head(s));
+        await_free();
+        copy_part<typename Tiles::Values>(p.v, places, first_head(s));
+      }
+      ahead.next(p);
+    }
+    if (block_.wave() == 0) {
+      plan_last_tile(p, block_, range.line, keeps_parent, teams_[block_.team()].ends, range.segment.start,
+                     ahead.segment);
+      barrier_signal(block_.team() * kTeamBarriers + kEndsBarrier, ends_threads(kCfg));
+    }
+    await_copies();
+  }
+
+ private:
+  FLASHPORT_DEVICE int first_row() const {
+    return ((kHeads == 1 ? 0 : block_.team() * kCfg.tuning.producer_waves) + block_.wave()) * kRowsPerWave;
+  }
+  FLASHPORT_DEVICE int first_head(const Segment& s) const {
+    return kHeads == 1 ? s.kv_head : s.kv_head - block_.team();
+  }
+  FLASHPORT_DEVICE KvRing<kCfg>& ring_of(int head) const { return kHeads == 1 ? ring_ : teams_[head].ring; }
+  // Lane i cares for rows i and 32 + i of the wave's rows; of 16 rows the other lanes know them too.
+  FLASHPORT_DEVICE int row_of_leaf(int i) const { return first_row() + i * kWaveSize + block_.lane() % kRowsAtOnce; }
+  FLASHPORT_DEVICE static bool holds(const Segment& s, int token) { return token >= s.key_low && token < s.key_high; }
+
+  // Asks for the page numbers of the leaf that `scout` stands at, and moves it on.
+  FLASHPORT_DEVICE void look_up(const DecodeParams& p, LeafCursor& scout, int slot) {
+    if (scout.done()) return;
+    const Segment& s = scout.segment;
+    if (s.pages != nullptr) {
+#pragma unroll
+      for (int i = 0; i < kRowsPerLane; ++i) {
+        const int token = scout.key() + row_of_leaf(i);
+        if (!holds(s, token) || block_.lane() >= kRowsAtOnce) continue;
+        copy_async<4>(&ring_.pages[slot][row_of_leaf(i)], s.pages + page_of(p, s.pages, token).page, true);
+      }
+    }
+    scout.next(p);
+  }
+  FLASHPORT_DEVICE TokenPlace place_of_row(const DecodeParams& p, const LeafCursor& ahead, int slot, int i,
+                                           bool whole) const {
+    const Segment& s = ahead.segment;
+    const int token = ahead.key() + row_of_leaf(i);
+    if (!whole && !holds(s, token)) return {0, -1};
+    return {s.pages == nullptr ? s.seq : ring_.pages[slot][row_of_leaf(i)], page_of(p, s.pages, token).offset};
+  }
+
+  FLASHPORT_DEVICE void bring_query(const DecodeParams& p, const Segment& s) {
+    mbarrier_wait(&ring_.query_free[query_.tile], query_.phase ^ 1);
+    copy_query<kCfg>(p, s, block_, ring_.queries[query_.tile]);
+    query_.next();
+  }
+
+  FLASHPORT_DEVICE void await_free() const {
+    for (int head = 0; head < kHeads; ++head) mbarrier_wait(&ring_of(head).free[place_.tile], place_.phase ^ 1);
+  }
+
+  FLASHPORT_DEVICE bool has_all_rows(const LeafCursor& ahead) const {
+    const int first = ahead.key() + first_row();
+    return first >= ahead.segment.key_low && first + kRowsPerWave <= ahead.segment.key_high;
+  }
+
+  // Leaves the addresses of the wave's rows in shared memory: shuffles would give halves of addresses, and the moves
+  // that join them wait for the copies before to have left.
+  FLASHPORT_DEVICE void aim(const DecodeParams& p, const TokenPlace (&places)[kRowsPerLane], int head) {
+    __syncwarp();  // the rows of the leaf before have been read
+#pragma unroll
+    for (int i = 0; i < kRowsPerLane; ++i) {
+      if (block_.lane() >= kRowsAtOnce) continue;
+      ring_.key_rows[row_of_leaf(i)] = static_cast<const char*>(p.k.data) + row_offset(p.k, places[i], head);
+      ring_.value_rows[row_of_leaf(i)] = static_cast<const char*>(p.v.data) + row_offset(p.v, places[i], head);
+    }
+    __syncwarp();
+  }
+
+  // Copy the wave's rows of a tile to the next place of the ring, which is free: all of them, or those that are there.
+  template <class Layout>
+  FLASHPORT_DEVICE void copy_whole(const char* const (&rows)[kLeafKeys]) {
+    if constexpr (kHeads > 1) {
+      copy_whole_heads<Layout>(rows);
+    } else {
+      char* tile = ring_.tiles[place_.tile];
+#pragma unroll
+      for (int i = 0; i < kRowsPerLane; ++i) copy_whole_rows<Layout>(tile, rows, first_row() + i * kWaveSize);
+    }
+    hand_over();
+  }
+  template <class Layout>
+  FLASHPORT_DEVICE void copy_part(const CacheParams& cache, const TokenPlace (&places)[kRowsPerLane], int head) {
+    for (int next = 0; next < kHeads; ++next) copy_part_of_head<Layout>(cache, places, head + next, ring_of(next));
+    hand_over();
+  }
+  template <class Layout>
+  FLASHPORT_DEVICE void copy_part_of_head(const CacheParams& cache, const TokenPlace (&places)[kRowsPerLane], int head,
+                                          KvRing<kCfg>& ring) {
+    char* tile = ring.tiles[place_.tile];
+#pragma unroll
+    for (int i = 0; i < kRowsPerLane; ++i) {
+      const int wave_row = first_row() + i * kWaveSize;
+      const std::int64_t offset = row_offset(cache, places[i], head);
+      if (cache.copy_unit >= kCopyUnit<Layout>) {
+        copy_rows<Layout, kCopyUnit<Layout>>(tile, wave_row, cache, offset);
+      } else if (cache.copy_unit >= 4) {
+        copy_rows<Layout, 4>(tile, wave_row, cache, offset);
+      } else {
+        copy_rows<Layout, 2>(tile, wave_row, cache, offset);
+        __threadfence_block();
+      }
+    }
+  }
+  // A tile is ready when each producer of the block has arrived; of a team's own, each arrives for the others too.
+  FLASHPORT_DEVICE void hand_over() {
+    for (int i = 0; i < kTeams; ++i) mbarrier_arrive_behind_copies(&ring_of(kHeads == 1 ? 0 : i).ready[place_.tile]);
+    place_.next();
+  }
+
+  // The heads of a row are one stretch of memory: lanes take units of it side by side, and what is over of several
+  // rows.
+  template <class Layout>
+  FLASHPORT_DEVICE void copy_whole_heads(const char* const (&rows)[kLeafKeys]) const {
+    static_assert(!Layout::kSwizzled && kRowsPerLane == 1);
+    constexpr int kUnit = kCopyUnit<Layout>;
+    constexpr int kHeadUnits = Layout::kBytes / kUnit;
+    constexpr int kUnits = kHeads * kHeadUnits;
+    static_assert(kUnits >= kWaveSize && kUnits < 3 * kWaveSize);
+    constexpr int kRounds = kUnits / kWaveSize;
+    constexpr int kOver = kUnits % kWaveSize;
+    const int lane = block_.lane();
+    const auto column_of = [&](int unit) {
+      return ring_of(unit / kHeadUnits).tiles[place_.tile] + first_row() * Layout::kPitch + unit % kHeadUnits * kUnit;
+    };
+    char* to[kRounds];
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round) to[round] = column_of(round * kWaveSize + lane);
+    // Addresses first: the copies of eight rows then leave one after the other.
+    constexpr int kBatch = 8;
+#pragma unroll
+    for (int batch = 0; batch < kRowsPerWave; batch += kBatch) {
+      const char* from[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) from[i] = rows[first_row() + batch + i] + lane * kUnit;
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        copy_async<kUnit>(to[0] + (batch + i) * Layout::kPitch, from[i], kReadOncePolicy);
+        if constexpr (kRounds > 1) {
+          copy_async<kUnit, kWaveSize * kUnit>(to[1] + (batch + i) * Layout::kPitch, from[i], kReadOncePolicy);
+        }
+      }
+    }
+    if constexpr (kOver > 0) {
+      constexpr int kAtOnce = kWaveSize / kOver;
+      static_assert(kWaveSize % kOver == 0 && kRowsPerWave % kAtOnce == 0);
+      const int first = first_row() + lane / kOver;
+      char* over = column_of(kRounds * kWaveSize + lane % kOver) + lane / kOver * Layout::kPitch;
+      const char* from[kRowsPerWave / kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kRowsPerWave / kAtOnce; ++i) from[i] = rows[first + i * kAtOnce] + lane % kOver * kUnit;
+#pragma unroll
+      for (int i = 0; i < kRowsPerWave / kAtOnce; ++i) {
+        copy_async<kUnit, kRounds * kWaveSize * kUnit>(over + i * kAtOnce * Layout::kPitch, from[i], kReadOncePolicy);
+      }
+    }
+  }
+
+  // Lanes take units of a row side by side.
+  template <class Layout>
+  FLASHPORT_DEVICE void copy_whole_rows(char* tile, const char* const (&rows)[kLeafKeys], int wave_row) const {
+    constexpr int kRows = kRowsAtOnce;
+    constexpr int kUnit = kCopyUnit<Layout>;
+    constexpr int kUnits = Layout::kBytes / kUnit;
+    constexpr int kLanes = lanes_of_row(kUnits);
+    constexpr int kAtOnce = kWaveSize / kLanes;
+    // A lane keeps its column of the tile; rows are a power of two at once, so a row's swizzle is xored in.
+    const int byte = block_.lane() % kLanes * kUnit;
+    const int first = block_.lane() / kLanes;
+    char* to = tile + (wave_row + first) * Layout::kPitch;
+    const int column = byte ^ Layout::swizzle(wave_row + first);
+    // Addresses first: eight copies then leave one after the other.
+    constexpr int kBatch = kRows / kAtOnce < 8 ? kRows / kAtOnce : 8;
+#pragma unroll
+    for (int batch = 0; batch < kRows; batch += kBatch * kAtOnce) {
+      const char* from[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) from[i] = rows[wave_row + batch + i * kAtOnce + first] + byte;
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int row = batch + i * kAtOnce;
+#pragma unroll
+        for (int part = 0; part < kUnits / kLanes; ++part) {
+          copy_async<kUnit>(to + row * Layout::kPitch + ((column ^ Layout::swizzle(row)) + part * kLanes * kUnit),
+                            from[i] + part * kLanes * kUnit, kReadOncePolicy);
+        }
+      }
+    }
+    // Blocks of 34 bytes leave up to three units over, a row for each lane.
+#pragma unroll
+    for (int unit = kUnits / kLanes * kLanes; unit < kUnits; ++unit) {
+      const int row = wave_row + block_.lane();
+      if (kRows == kWaveSize || block_.lane() < kRows) {
+        copy_async<kUnit>(tile + Layout::offset(row, unit * kUnit), rows[row] + unit * kUnit, kReadOncePolicy);
+      }
+    }
+  }
+  static constexpr int lanes_of_row(int units) {
+    if (units % 4 != 0) return 16;
+    const int even = units & -units;
+    return even < kWaveSize ? even : kWaveSize;
+  }
+
+  // The same unit by unit, with zeros for rows and dims that are not there.
+  template <class Layout, int kUnit>
+  FLASHPORT_DEVICE void copy_rows(char* tile, int wave_row, const CacheParams& cache, std::int64_t offset) const {
+    constexpr int kUnits = Layout::kBytes / kUnit;
+    constexpr int kRows = kRowsAtOnce;
+    constexpr int kCopies = kRows * kUnits;
+    const char* base = static_cast<const char*>(cache.data);
+#pragma unroll 1
+    for (int step = 0; step < (kCopies + kWaveSize - 1) / kWaveSize; ++step) {
+      const int copy = step * kWaveSize + block_.lane();
+      const int row = copy / kUnits;
+      const int byte = (copy - row * kUnits) * kUnit;
+      const std::int64_t from = __shfl_sync(~0u, offset, row % kRows);
+      if (copy >= kCopies) break;
+      const bool valid = from >= 0 && byte < cache.row_bytes;
+      char* to = tile + Layout::offset(wave_row + row, byte);
+      const char* source = valid ? base + from + byte : base;
+      if constexpr (kUnit >= 4) {
+        copy_async<kUnit>(to, source, valid);
+      } else {
+        *reinterpret_cast<std::uint16_t*>(to) = valid ? __ldg(reinterpret_cast<const std::uint16_t*>(source)) : 0;
+      }
+    }
+  }
+
+  const Block& block_;
+  Shared* teams_;
+  KvRing<kCfg>& ring_;
+  RingPlace<KvRing<kCfg>::kTiles> place_;
+  RingPlace<KvRing<kCfg>::kQueries> query_;
+  const bool as_stored_;
+};
+
+}  // namespace flashport::FLASHPORT_TARGET
