@@ -112,10 +112,9 @@ FLASHPORT_DEVICE void write_columns(const DecodeParams& p, T* out, std::int64_t 
   struct alignas(sizeof(T) * kVectorFloats) Columns {
     T at[kVectorFloats];
   };
-  if (row < 0) return;
   T* to = out + row + column;
-  if (p.out.stride_dim == 1 && column + kVectorFloats <= p.head_dim_v &&
-      reinterpret_cast<std::uintptr_t>(to) % sizeof(Columns) == 0) {
+  const bool aligned = reinterpret_cast<std::uintptr_t>(to) % sizeof(Columns) == 0;
+  if (aligned && row >= 0 && p.out.stride_dim == 1 && column + kVectorFloats <= p.head_dim_v) {
     Columns columns;
     for (int i = 0; i < kVectorFloats; ++i) store_as(columns.at + i, output_value(x[i], factor));
     *reinterpret_cast<Columns*>(to) = columns;

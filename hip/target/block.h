@@ -20,8 +20,8 @@
 namespace flashport::FLASHPORT_TARGET {
 
 inline constexpr bool kHasProducers = false;
-inline constexpr int kVectorFloats = 4;   // columns of a row that a thread takes at a time
-inline constexpr int kMergeUnroll = 8;    // parts in flight while merging
+inline constexpr int kVectorFloats = 4;  // columns of a row that a thread takes at a time
+inline constexpr int kMergeUnroll = 8;   // parts in flight while merging
 inline constexpr int kFoldAtOnce = 4;    // states in flight while folding inside the loop
 inline constexpr float kInfinity = __builtin_huge_valf();
 inline constexpr float kLog2e = 1.4426950408889634f;
@@ -100,6 +100,17 @@ FLASHPORT_DEVICE std::uint8_t to_fp8_e4m3fnuz(float x) {
   return static_cast<std::uint8_t>(code == 0 ? 0 : sign | code);
 }
 
+// The same value, but what is computed from it is computed where it is used: what only a rare path needs must not live
+// in registers while the hot loop runs.
+FLASHPORT_DEVICE int recompute(int x) {
+  asm volatile("" : "+v"(x));
+  return x;
+}
+FLASHPORT_DEVICE int recompute_scalar(int x) {
+  asm volatile("" : "+s"(x));
+  return x;
+}
+
 FLASHPORT_DEVICE float wave_max(float x) {
 #pragma unroll
   for (int distance = kWaveSize / 2; distance > 0; distance /= 2) {
@@ -111,7 +122,7 @@ FLASHPORT_DEVICE float wave_max(float x) {
 // Among kGroup lanes side by side: the largest x of those before this one, -inf in the first; and what one has.
 template <int kGroup>
 FLASHPORT_DEVICE float group_max_before(float x) {
-  const unsigned place = threadIdx.x % kGroup;
+  const unsigned place = static_cast<unsigned>(recompute(static_cast<int>(threadIdx.x))) % kGroup;
 #pragma unroll
   for (unsigned distance = 1; distance < kGroup; distance *= 2) {
     const float other = __shfl_up(x, distance, kGroup);
@@ -150,16 +161,6 @@ FLASHPORT_DEVICE const Params& reread(const Params& params) {
   auto address = (const Params __attribute__((address_space(4)))*)&params;
   asm volatile("" : "+s"(address));
   return *(const Params*)address;
-}
-
-// The same value, but what is computed from it is computed where it is used: for rare paths, as above.
-FLASHPORT_DEVICE int recompute(int x) {
-  asm volatile("" : "+v"(x));
-  return x;
-}
-FLASHPORT_DEVICE int recompute_scalar(int x) {
-  asm volatile("" : "+s"(x));
-  return x;
 }
 
 // Waits until this wave's stores have reached the cache that its block shares; defined by the target.

@@ -281,9 +281,9 @@ class DecodeTiles {
   // f(value, slot, column)
   template <class F>
   FLASHPORT_DEVICE void for_each_out(const Out& out, F&& f) const {
-    const int first = recompute(column(0));
 #pragma unroll
     for (int tile = 0; tile < kRowTiles; ++tile) {
+      const int first = recompute(column(0));  // or what is asked of each column would be kept from tile to tile
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
 #pragma unroll
