@@ -27,17 +27,17 @@ constexpr int waves_per_simd(const DecodeTuning& tuning) {
   extern "C" __attribute__((global, amdgpu_flat_work_group_size(threads, threads), amdgpu_waves_per_eu(waves_per_simd)))
 
 // math, kv, head_dim_qk, head_dim_v, rows
-#define FLASHPORT_DEFINE_DECODE(symbol, key, ...)                                            \
-  namespace flashport::FLASHPORT_TARGET {                                                    \
-  constexpr DecodeConfig symbol##_config = decode_config(__VA_ARGS__);                       \
-  FLASHPORT_KERNEL(block_threads(symbol##_config), waves_per_simd(symbol##_config.tuning))   \
-  void symbol(const DecodeParams) {                                                          \
-    __shared__ alignas(128) unsigned char memory[sizeof(DecodeShared<symbol##_config>)];     \
-    auto& shared = *reinterpret_cast<DecodeShared<symbol##_config>*>(memory);                \
-    const DecodeParams& params = kernel_params<DecodeParams>();                              \
-    const Block block(&shared.arrive_flag);                                                  \
-    decode<symbol##_config>(params, block_range(params, block), block, shared);              \
-  }                                                                                          \
+#define FLASHPORT_DEFINE_DECODE(symbol, key, ...)                                          \
+  namespace flashport::FLASHPORT_TARGET {                                                  \
+  constexpr DecodeConfig symbol##_config = decode_config(__VA_ARGS__);                     \
+  FLASHPORT_KERNEL(block_threads(symbol##_config), waves_per_simd(symbol##_config.tuning)) \
+  void symbol(const DecodeParams) {                                                        \
+    __shared__ alignas(128) unsigned char memory[sizeof(DecodeShared<symbol##_config>)];   \
+    auto& shared = *reinterpret_cast<DecodeShared<symbol##_config>*>(memory);              \
+    const DecodeParams& params = kernel_params<DecodeParams>();                            \
+    const Block block(&shared.arrive_flag);                                                \
+    decode<symbol##_config>(params, block_range(params, block), block, shared);            \
+  }                                                                                        \
   }
 
 #define FLASHPORT_DEFINE_MERGE(symbol, Params, body)                                  \
