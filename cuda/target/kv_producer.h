@@ -61,6 +61,7 @@ class KvProducer {
       const bool whole = as_stored_ && has_all_rows(ahead);
 #pragma unroll
       for (int i = 0; i < kRowsPerLane; ++i) places[i] = place_of_row(p, ahead, slot, i, whole);
+      if constexpr (kRowsAtOnce < kWaveSize) __syncwarp();  // two lanes have read each page number
       look_up(p, scout, slot);  // before the copies, behind which it would wait
       if (whole) {
         aim(p, places, first_head(s));
