@@ -16,7 +16,7 @@ struct alignas(16) Announcement {
   int arriving;  // children that this block has finished alone
   int folded;    // children that the owner left folded, in slot 0
   int one;       // both ends of the range lie in this subtree
-  int unused;
+  int unused;    // 32 bytes, all of them words that Block::uniform() may take
 };
 
 inline constexpr int kMostLevels = tree_levels(0x7fffffff);
@@ -63,9 +63,11 @@ FLASHPORT_DEVICE Announcement announcement(const Owners& owners, const Segment& 
   // Of the lowest levels the owner leaves what it has from the first child on as one state.
   const int owners_end = leaves_before(stretch_begin(owners.p, owners.line, stretch + 1) - s.start, owners.line.unit);
   a.folded = level <= (keeps_parent ? 2 : 1) ? maximum((owners_end - tree.first) >> tree.child_shift, 1) : 1;
-  const Subtree parent = subtree(s, level + 1, tree.index / kFanOut);
-  const bool root = span_of(level) >= s.leaves;
-  a.parent = root ? -1 : owners.shared_slots(s, level + 1, parent.first) + tree.index % kFanOut;
+  a.parent = -1;
+  if (span_of(level) < s.leaves) {
+    const Subtree parent = subtree(s, level + 1, tree.index / kFanOut);
+    a.parent = owners.shared_slots(s, level + 1, parent.first) + tree.index % kFanOut;
+  }
   return a;
 }
 

@@ -7,7 +7,7 @@ namespace flashport::FLASHPORT_TARGET {
 
 // A subtree of `level`: leaves [first, end), its children of 1 << child_shift leaves.
 struct Subtree {
-  int level, index;
+  int index;
   int first, end;
   int child_shift, children;
   bool own;  // this block has all of it
@@ -24,7 +24,7 @@ FLASHPORT_DEVICE Subtree subtree(const Segment& s, int level, int index) {
   const int first = index << shift_of(level);
   const int end = minimum(first + span_of(level), s.leaves);
   const int child_shift = shift_of(level - 1);
-  return {level, index, first, end, child_shift, shift_up(end - first, child_shift), first >= s.first && end <= s.last};
+  return {index, first, end, child_shift, shift_up(end - first, child_shift), first >= s.first && end <= s.last};
 }
 
 // Numbers of the first of a parent's slots, and a slot.

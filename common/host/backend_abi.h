@@ -11,7 +11,7 @@
 
 namespace flashport {
 
-inline constexpr int kBackendAbiVersion = 1;
+inline constexpr int kBackendAbiVersion = 2;
 
 // One compiled kernel. Every kernel takes one params struct by value.
 struct KernelEntry {

@@ -29,19 +29,21 @@ std::int32_t slot_floats_of(const DecodePlan& plan) {
 }
 
 // The line of work is counted in 32 bits.
-void check_line(const DecodeParams& p, const Check& check) {
-  const std::int64_t keys = p.kv_indptr != nullptr ? p.max_len : std::int64_t{p.batch} * p.max_len;
-  const std::int64_t nodes = keys / (kLeafKeys * kFanOut) + p.batch;
+void check_line(const DecodeProblem& problem, const Check& check, const DecodeParams& p) {
+  const bool csr = p.kv_indptr != nullptr;
+  const std::int64_t room = csr ? problem.bounds.table_entries * p.page_size : p.max_len;
+  const std::int64_t nodes = (csr ? room : p.batch * room) / (kLeafKeys * kFanOut) + p.batch;
   const std::int64_t tiles = std::int64_t{p.num_kv_heads} * p.row_tiles;
   if (nodes <= kLongestLine / std::max(std::int64_t{kFanOut}, tiles)) return;
-  check.not_supported("batch " + std::to_string(p.batch) + " with room for " + std::to_string(p.max_len) +
-                      " keys each and " + std::to_string(tiles) +
-                      " query tiles a sequence is more than one call takes; pass fewer sequences or a narrower table");
+  check.not_supported("batch " + std::to_string(p.batch) + " with room for " + std::to_string(room) + " keys" +
+                      (csr ? " in all" : " each") + " and " + std::to_string(tiles) +
+                      " query tiles a sequence is more than one call takes; pass fewer sequences" +
+                      (csr ? "" : " or a narrower table"));
 }
 
-void plan_invariant(DecodePlan& plan, const Check& check, DeviceContext& device) {
+void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check& check, DeviceContext& device) {
   DecodeParams& p = plan.params;
-  check_line(p, check);
+  check_line(problem, check, p);
   p.levels = tree_levels(p.max_len);
   p.slot_floats = slot_floats_of(plan);
   // No more blocks than there are leaves and openings: where there are fewer leaves than blocks, each has its own.
@@ -161,7 +163,7 @@ DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device) {
   if (problem.chunk_keys > 0) {
     plan_fixed_chunks(plan, problem);
   } else if (problem.num_splits == kInvariantSplits) {
-    plan_invariant(plan, check, device);
+    plan_invariant(plan, problem, check, device);
   } else {
     const int splits = problem.num_splits > 0 ? problem.num_splits : heuristic_splits(p, device);
     plan_splits(plan, problem, splits, check, device);

@@ -29,11 +29,11 @@ constexpr DecodeConfig decode_config(MathType math, KvFormat kv, int head_dim_qk
   }
 
 // math, kv, head_dim_qk, head_dim_v, rows
-#define FLASHPORT_DEFINE_DECODE(symbol, key, ...)                                                                  \
-  namespace flashport::FLASHPORT_TARGET {                                                                          \
-  constexpr DecodeConfig symbol##_config = decode_config(__VA_ARGS__);                                             \
-  FLASHPORT_DEFINE_KERNEL(symbol, key, symbol##_config.shape, DecodeParams, DecodeShared<symbol##_config>,         \
-                          decode<symbol##_config>(params, block_range(params, block), block, shared))              \
+#define FLASHPORT_DEFINE_DECODE(symbol, key, ...)                                                          \
+  namespace flashport::FLASHPORT_TARGET {                                                                  \
+  constexpr DecodeConfig symbol##_config = decode_config(__VA_ARGS__);                                     \
+  FLASHPORT_DEFINE_KERNEL(symbol, key, symbol##_config.shape, DecodeParams, DecodeShared<symbol##_config>, \
+                          decode<symbol##_config>(params, block_range(params, block), block, shared))      \
   }
 
 #define FLASHPORT_DEFINE_DECODE_STAGE2(symbol, key)                                                               \

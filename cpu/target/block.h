@@ -106,8 +106,8 @@ FLASHPORT_DEVICE T maximum(T a, T b) {
 FLASHPORT_DEVICE float fma_rn(float a, float b, float c);
 FLASHPORT_DEVICE Vec fma_rn(Vec a, Vec b, Vec c);
 
-// 2^x to about one unit in the last place; 0 below 2^-126. NaN stays NaN.
 FLASHPORT_DEVICE float reciprocal_approx(float x) { return 1.0f / x; }
+// 2^x to about one unit in the last place; 0 below 2^-126. NaN stays NaN.
 FLASHPORT_DEVICE float exp2_approx(float x) {
   const float clamped = x < -127.0f ? -127.0f : (x > 128.0f ? 128.0f : x);
   const float shifted = clamped + 0x1.8p23f;  // the integer part in the low bits

@@ -20,6 +20,7 @@ template <DecodeConfig kCfg>
 FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>* shared) {
   constexpr int kTeams = kCfg.tuning.teams;
   constexpr int kThreads = compute_threads(kCfg) + producer_threads(kCfg);
+  static_assert(kTeams * kTeamBarriers < 16, "a block has 16 barriers, and __syncthreads() takes one");
   const int team = kTeams == 1 ? 0 : __shfl_sync(~0u, threadIdx.x / kThreads, 0);
   const int first = team * kThreads;
   const int thread = static_cast<int>(threadIdx.x) - first;

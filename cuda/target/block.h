@@ -177,7 +177,7 @@ class Block {
   FLASHPORT_DEVICE int lane() const { return static_cast<int>(threadIdx.x % kWaveSize); }
   FLASHPORT_DEVICE int wave() const { return wave_; }
   FLASHPORT_DEVICE std::int64_t index() const { return static_cast<int>(blockIdx.x) * teams_ + team_; }
-  FLASHPORT_DEVICE std::int64_t count() const { return static_cast<int>(gridDim.x) * teams_; }
+  FLASHPORT_DEVICE std::int64_t count() const { return std::int64_t{gridDim.x} * teams_; }
   FLASHPORT_DEVICE int team() const { return team_; }
   FLASHPORT_DEVICE void sync() const {
     if (threads_ == kWaveSize) {

@@ -33,16 +33,16 @@ constexpr unsigned kMinus128 = 0x80808080u;  // two of them, widened
 template <class Layout, int kBytes>
 class LanePlaces {
  public:
-  // `first`: bytes of the row before, in whole kBytes.
+  // `first`: bytes of the row before; whole kBytes where units are exchanged.
   FLASHPORT_DEVICE LanePlaces(int row, int unit, int first) {
     const int base = row * Layout::kPitch + (Layout::kSwizzled ? first / 128 * 128 : first);
     const int exchanged = Layout::kSwizzled ? first % 128 ^ Layout::swizzle(row) : 0;
     for (int i = 0; i < kPlaces; ++i) places_[i] = recompute(base + (unit ^ exchanged ^ 32 * i));
   }
+  // `byte`: whole 32 bytes where units are exchanged.
   FLASHPORT_DEVICE const char* at(const char* tile, int row, int byte) const {
-    const int inside = Layout::kSwizzled ? byte % 128 % 32 : byte;
-    const int beyond = Layout::kSwizzled ? byte / 128 * 128 : 0;
-    return tile + places_[Layout::kSwizzled ? byte % 128 / 32 : 0] + (row * Layout::kPitch + beyond + inside);
+    const int beyond = Layout::kSwizzled ? byte / 128 * 128 : byte;
+    return tile + places_[Layout::kSwizzled ? byte % 128 / 32 : 0] + (row * Layout::kPitch + beyond);
   }
 
  private:

@@ -62,7 +62,7 @@ class KvProducer {
 #pragma unroll
       for (int i = 0; i < kRowsPerLane; ++i) places[i] = place_of_row(p, ahead, slot, i, whole);
       if constexpr (kRowsAtOnce < kWaveSize) __syncwarp();  // two lanes have read each page number
-      look_up(p, scout, slot);  // before the copies, behind which it would wait
+      look_up(p, scout, slot);                              // before the copies, behind which it would wait
       if (whole) {
         aim(p, places, first_head(s));
         copy_whole<typename Tiles::Keys>(ring_.key_rows);
@@ -170,7 +170,7 @@ class KvProducer {
     for (int i = 0; i < kRowsPerLane; ++i) {
       const int wave_row = first_row() + i * kWaveSize;
       const std::int64_t offset = row_offset(cache, places[i], head);
-      if (cache.copy_unit >= kCopyUnit<Layout>) {
+      if (kHeads > 1 || cache.copy_unit >= kCopyUnit<Layout>) {
         copy_rows<Layout, kCopyUnit<Layout>>(tile, wave_row, cache, offset);
       } else if (cache.copy_unit >= 4) {
         copy_rows<Layout, 4>(tile, wave_row, cache, offset);
@@ -190,7 +190,7 @@ class KvProducer {
   // rows.
   template <class Layout>
   FLASHPORT_DEVICE void copy_whole_heads(const char* const (&rows)[kLeafKeys]) const {
-    static_assert(!Layout::kSwizzled && kRowsPerLane == 1);
+    static_assert(!Layout::kSwizzled && kRowsPerLane == 1 && kRowsPerWave % 8 == 0);
     constexpr int kUnit = kCopyUnit<Layout>;
     constexpr int kHeadUnits = Layout::kBytes / kUnit;
     constexpr int kUnits = kHeads * kHeadUnits;

@@ -191,6 +191,11 @@ def emulator_rows():
                 case = cover.best(dict(fixed, dims=dim))
             yield row("e", number, "emulator", case)
             number += 1
+    # Neighbouring heads that a block's teams copy together (sm90a).
+    many_heads = {"types": "bf16/q8_0", "hkv": 4, "lens": "200|130|65|33"}
+    for change in {"hkv": 8, "window": "17:0"}, {"layout": "nhd", "page": 0}, {"types": "fp16/q8_0"}:
+        yield row("e", number, "emulator", dict(PLAIN, **many_heads | change))
+        number += 1
 
 
 PLAIN = {"types": "bf16/bf16", "dims": "128", "q_len": 1, "q_form": "token", "layout": "block_nhd", "page": 16,

@@ -78,13 +78,18 @@ DecodeParams params_of(const Launch& launch) {
 
 Range range_of(const DecodeParams& p, std::int64_t block, std::int64_t grid) {
   Wave wave;
-  Range range{};
+  std::vector<Range> ranges(kWaveSize);
   decltype(wave.told) before;
   do {
     before = wave.told;
-    for (int lane = 0; lane < kWaveSize; ++lane) range = block_range(p, Block(block, grid, lane, wave));
+    for (int lane = 0; lane < kWaveSize; ++lane) ranges[lane] = block_range(p, Block(block, grid, lane, wave));
   } while (wave.told != before);
-  return range;
+  for (const Range& range : ranges) {
+    const Segment &s = range.segment, &first = ranges[0].segment;
+    EXPECT_TRUE(range.end == ranges[0].end && s.seq == first.seq && s.start == first.start && s.first == first.first &&
+                s.last == first.last && s.kv_head == first.kv_head && s.row_tile == first.row_tile);
+  }
+  return ranges[0];
 }
 
 // What ranges come to that random launches must have met.
@@ -190,7 +195,7 @@ void check(const Launch& launch, int wave_size, Seen& seen) {
 
 TEST(Schedule, EveryLeafHasOneBlockThatAllKnow) {
   constexpr std::int32_t kLengths[] = {0, 1, 63, 64, 65, 128, 200, 1023, 1024, 1025, 5000, 16384, 16385, 131072};
-  constexpr int kWaveSizes[] = {1, 3, 16, 32};
+  constexpr int kWaveSizes[] = {1, 3, 16, 32, 64};
   constexpr int kGrids[] = {1, 2, 3, 7, 8, 13, 16, 33, 64, 132, 264};
   std::mt19937 random(2);
   const auto pick = [&](const auto& from) { return from[random() % std::size(from)]; };
@@ -199,7 +204,7 @@ TEST(Schedule, EveryLeafHasOneBlockThatAllKnow) {
     Launch launch{{}, static_cast<int>(1 + random() % 9), static_cast<int>(1 + random() % 3), pick(kGrids)};
     if (round % 5 == 0) launch.window = pick(kLengths);
     const std::size_t shortest = random() % 2 == 0 ? 0 : random() % std::size(kLengths);
-    launch.lengths.resize(1 + random() % (round % 10 == 0 ? 40 : 6));
+    launch.lengths.resize(1 + random() % (round % 10 == 0 ? 80 : 6));
     for (std::int32_t& length : launch.lengths) {
       length = kLengths[shortest > 0 ? shortest : random() % (std::size(kLengths) - 3 * (round % 2))];
       if (random() % 4 == 0) length = static_cast<std::int32_t>(random() % 3000);

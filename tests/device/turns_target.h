@@ -1,5 +1,5 @@
-// The execution model of schedule_test.cpp: a wave whose lanes take turns. As none can wait for another, all of them run
-// from the beginning again until what they tell each other has settled, one exchange more with each round.
+// The execution model of schedule_test.cpp: a wave whose lanes take turns. As none can wait for another, all of them
+// run from the beginning again until what they tell each other has settled, one exchange more with each round.
 #pragma once
 
 #include <array>

@@ -211,6 +211,31 @@ TEST_F(PlanDecode, InvariantSchedule) {
   EXPECT_EQ(p.params.slots, scratch_at(kCounterBytes));
 }
 
+// 2^26 nodes of 1024 keys, or 2^30 of one query tile: the places of the line fit 32 bits.
+TEST_F(PlanDecode, LongestLine) {
+  DecodeInputs inputs(kGpu);
+  DecodeProblem problem = validate_flash_decode(inputs.args);
+  problem.params.max_len = 1 << 30;
+  const auto error = [&] {
+    return error_of<NotSupportedError>(
+        [&] { plan_decode(problem, device_context(Check("flash_decode"), problem.q, "q")); });
+  };
+  problem.params.batch = 63;
+  EXPECT_EQ(error(), "");
+  problem.params.batch = 64;
+  EXPECT_EQ(
+      error(),
+      "flash_decode: batch 64 with room for 1073741824 keys each and 2 query tiles a sequence is more than one call "
+      "takes; pass fewer sequences or a narrower table");
+  problem.params.kv_indptr = inputs.pages.data();
+  EXPECT_EQ(error(), "");
+  problem.bounds.table_entries = std::int64_t{1} << 33;
+  EXPECT_EQ(
+      error(),
+      "flash_decode: batch 64 with room for 137438953472 keys in all and 2 query tiles a sequence is more than one "
+      "call takes; pass fewer sequences");
+}
+
 TEST_F(PlanDecode, EqualSplits) {
   DecodeInputs inputs(kGpu);
   DecodeArgs& a = inputs.args;

@@ -26,6 +26,32 @@ TEST_P(DecodeCases, MatchesTheOracle) {
   EXPECT_EQ(call.check(math_of_key(key)), "") << "kernel " << key;
 }
 
+// Few blocks have long stretches, where the heads of a sequence are side by side.
+class DecodeOnFewMultiprocessors : public DecodeCases {
+ protected:
+  void TearDown() override { flashport::set_multiprocessor_limit(options().emulator ? 3 : 0); }
+};
+
+TEST_P(DecodeOnFewMultiprocessors, MatchesTheOracle) {
+  const DecodeCase& c = GetParam();
+  FLASHPORT_REQUIRE_SUPPORT(c.name, flashport::supports(c.query()));
+  DecodeCall call(c);
+  call.upload();
+  for (int limit : {1, 2}) {
+    flashport::set_multiprocessor_limit(limit);
+    call.run();
+    EXPECT_EQ(call.check(math_of_key(flashport::which_kernel(c.query()))), "") << limit << " multiprocessors";
+  }
+}
+
+std::vector<DecodeCase> cases_of_many_heads() {
+  std::vector<DecodeCase> cases = decode_cases("emulator");
+  std::erase_if(cases, [](const DecodeCase& c) { return c.hkv < 4; });
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Emulator, DecodeOnFewMultiprocessors, testing::ValuesIn(cases_of_many_heads()),
+                         [](const auto& info) { return info.param.name; });
 INSTANTIATE_TEST_SUITE_P(Emulator, DecodeCases, testing::ValuesIn(decode_cases("emulator")),
                          [](const auto& info) { return info.param.name; });
 INSTANTIATE_TEST_SUITE_P(Full, DecodeCases, testing::ValuesIn(decode_cases("full")),
