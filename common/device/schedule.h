@@ -172,8 +172,10 @@ FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block)
   const int openings = kOpeningLeaves * (to - from);
   int start = whole_nodes ? static_cast<int>(before >> 32) : static_cast<int>(before) + kOpeningLeaves * from;
   int weight = whole_nodes ? static_cast<int>(mine >> 32) : static_cast<int>(mine) + openings;
+  // Unsigned, because a host's model of a wave asks it also of lanes that have not been told the others' sums yet.
+  const auto line_units = [&](int units) { return static_cast<int>(static_cast<unsigned>(units) * groups); };
   const auto find = [&] {
-    const int finder = block.wave_find(begin >= start * groups && begin < (start + weight) * groups);
+    const int finder = block.wave_find(begin >= line_units(start) && begin < line_units(start + weight));
     start = block.wave_broadcast(start, finder);
     return finder;
   };
@@ -185,7 +187,7 @@ FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block)
     weight = its_seq < p.batch ? units_of(sequence_leaves(p, its_seq, length), line.unit) : 0;
     std::int64_t all;
     const auto inside = static_cast<int>(block.wave_exclusive_scan(weight, all));
-    if (begin < (start + static_cast<int>(all)) * groups) {
+    if (begin < line_units(start + static_cast<int>(all))) {
       start += inside;
       finder = find();
       break;
@@ -193,7 +195,7 @@ FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block)
     start += static_cast<int>(all);
   }
   if (share > 1) seq += finder;
-  start *= groups;
+  start = line_units(start);
   range.segment = open_sequence(p, seq, block.wave_broadcast(length, finder));
   Segment& s = range.segment;
   const int tile_units = units_of(s.leaves, line.unit);
