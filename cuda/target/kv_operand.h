@@ -112,9 +112,8 @@ struct ValueOperand {
   static constexpr KvFormat kFormat = kCfg.shape.kv;
   using Layout = typename KvTiles<kCfg>::Values;
   static constexpr int kTiles = value_tiles(kFormat);
+  static constexpr int kGroupBytes = 32;  // 16 columns of 2 bytes, or 32 of one
   static_assert((kGroups & (kGroups - 1)) == 0);
-
-  static constexpr int kGroupBytes = is_byte_format(kFormat) ? 32 : 16 * 2;
 
   // Of the wave whose columns begin with group `first_group`, a multiple of kGroups.
   FLASHPORT_DEVICE ValueOperand(int lane, int first_group)
