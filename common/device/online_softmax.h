@@ -107,65 +107,95 @@ FLASHPORT_DEVICE void fold_states(const Block& block, const float* slots, int sl
   }
 }
 
-// Defined by targets whose waves have many lanes.
+// Defined by targets with kFoldsStaged: a copy to shared memory, the wait for all of this thread's, and, among kGroup
+// lanes side by side, the largest x of those before this one, -inf in the first.
+FLASHPORT_DEVICE void copy_published_vector(float* to, const float* from);
+FLASHPORT_DEVICE void await_published();
 template <int kGroup>
 FLASHPORT_DEVICE float group_max_before(float x);
-template <int kGroup>
-FLASHPORT_DEVICE float group_broadcast(float x, int lane);
 
-// The same where few blocks do it at the end and nothing hides it: kStates states at most, all of them of kAtOnce
-// pieces in flight at once, and lanes work out their weights side by side, a lane a state. Before a state comes the
-// largest maximum of those that are already in, whatever the order in which that was found.
-template <int kDv, int kStates, int kAtOnce, class Place, class Sink>
-FLASHPORT_DEVICE void fold_states_at_once(const Block& block, const float* slots, int slot_floats, int live_rows,
-                                          int second, int count, const Place& place, const Sink& sink) {
+// How a state joins those before it, in one row.
+struct alignas(16) FoldStep {
+  float a, b, l;  // merge_value(acc, a, x, b)
+  float m;        // of all states so far
+};
+
+// The steps of states 0 .. last in each row, a lane a state, kStates a row; the rows are filled up to whole waves.
+// Before a state comes the largest maximum of those that are already in, whatever the order in which that was found.
+template <int kStates>
+FLASHPORT_DEVICE void fold_steps(const Block& block, FoldStep* steps, const float* first, const float* others,
+                                 int slot_floats, int live_rows, int last) {
+  for (int i = block.thread(); i / kWaveSize * kWaveSize < live_rows * kStates; i += block.threads()) {
+    const int row = minimum(i / kStates, live_rows - 1);
+    const int state = minimum(i % kStates, last);
+    const float* from = state == 0 ? first : others + static_cast<unsigned>(state * slot_floats);
+    const float m = load_published(from + row);
+    const float l = load_published(from + live_rows + row);
+    const MergeWeights w = merge_weights(group_max_before<kStates>(m), m);
+    steps[i] = {w.a, w.b, l, w.m};
+  }
+}
+
+// The same behind the loop, where nothing hides how long it takes and a wave waits for every instruction that it meets
+// for the first time: little code, which loops, and all states of as many pieces as `scratch` holds on their way to
+// shared memory at once.
+template <int kDv, int kRows, int kScratchFloats, class Place, class Sink>
+FLASHPORT_DEVICE void fold_states_staged(const Block& block, float* scratch, const float* slots, int slot_floats,
+                                         int live_rows, int second, int count, const Place& place, const Sink& sink) {
   constexpr int kPieces = kDv / kVectorFloats;
-  static_assert(kPieces % kStates == 0 && kWaveSize % kStates == 0, "a row's lanes hold a state each");
+  constexpr int kStepFloats = (kRows * kFanOut + kWaveSize) * static_cast<int>(sizeof(FoldStep) / sizeof(float));
+  constexpr int kRoom = (kScratchFloats - kStepFloats) / (kFanOut * kVectorFloats);  // pieces of all their states
+  static_assert(kRoom >= kWaveSize);
+  struct alignas(sizeof(float) * kVectorFloats) Columns {
+    float at[kVectorFloats];
+  };
   const int thread = recompute(block.thread());  // and all that follows from it, or the loop has fewer registers
   live_rows = recompute(live_rows);
   const int last = count - second;
   const float* others = slots + (second - 1) * slot_floats;  // slot 0 and the others, if that is the only one
-  const int lane = thread % kStates;
-  const float* mine = lane == 0 ? slots : others + minimum(lane, last) * slot_floats;
-  for (int first = thread; first / kWaveSize * kWaveSize < live_rows * kPieces; first += kAtOnce * block.threads()) {
-    float m[kAtOnce], l[kAtOnce], o[kAtOnce][kStates][kVectorFloats];
-    decltype(place(0, 0)) to[kAtOnce];
-    FLASHPORT_UNROLL(16)
-    for (int piece = 0; piece < kAtOnce; ++piece) {
-      const int i = first + piece * block.threads();
-      const int row = minimum(i / kPieces, live_rows - 1);
-      const int column = i % kPieces * kVectorFloats;
-      const int offset = slot_output_offset(live_rows) + row * kDv + column;
-      load_published_vector(o[piece][0], slots + offset);
-      const float* next = others + offset;
-      FLASHPORT_UNROLL(16)
-      for (int state = 1; state < kStates; ++state) {  // without a branch: all are on their way
-        load_published_vector(o[piece][state], next + static_cast<unsigned>(minimum(state, last) * slot_floats));
+  auto* steps = reinterpret_cast<FoldStep*>(scratch);
+  // Each of `threads` threads has a column of `staged`: of all states of a piece, then those of its next one.
+  auto* staged = reinterpret_cast<Columns*>(scratch + kStepFloats);
+  const int threads = minimum(block.threads(), kRoom);
+  const int at_once = kRoom / threads * threads * (last < kFanOut / 4 ? 4 : 1);
+  const int pieces = live_rows * kPieces;
+  for (int first = 0; first < pieces; first += at_once) {
+    const int begin = thread < threads ? first + thread : pieces;
+    const int end = minimum(first + at_once, pieces);
+    Columns* to = staged + thread;
+    FLASHPORT_UNROLL(1)
+    for (int i = begin; i < end; i += threads) {
+      const int offset = slot_output_offset(live_rows) + i * kVectorFloats;
+      copy_published_vector(to->at, slots + offset);
+      to += threads;
+      FLASHPORT_UNROLL(1)
+      for (int state = 1; state <= last; ++state, to += threads) {
+        copy_published_vector(to->at, others + static_cast<unsigned>(state * slot_floats + offset));
       }
-      m[piece] = load_published(mine + row);
-      l[piece] = load_published(mine + live_rows + row);
-      to[piece] = place(row, column);
     }
-    FLASHPORT_UNROLL(16)
-    for (int piece = 0; piece < kAtOnce; ++piece) {
-      const float m_or_none = lane <= last ? m[piece] : -kInfinity;
-      const MergeWeights w = merge_weights(group_max_before<kStates>(m_or_none), m_or_none);
+    if (first == 0) fold_steps<kFanOut>(block, steps, slots, others, slot_floats, live_rows, last);
+    await_published();
+    if (first == 0) block.sync();
+    const Columns* from = staged + thread;
+    FLASHPORT_UNROLL(1)
+    for (int i = begin; i < end; i += threads) {
+      const int row = i / kPieces;
+      const int column = i % kPieces * kVectorFloats;
+      const FoldStep* step = steps + row * kFanOut;
       StatePiece acc;
-      acc.m = group_broadcast<kStates>(w.m, kStates - 1);
-      acc.l = group_broadcast<kStates>(l[piece], 0);
-      for (int j = 0; j < kVectorFloats; ++j) acc.o[j] = o[piece][0][j];
-      FLASHPORT_UNROLL(16)
-      for (int state = 1; state < kStates; ++state) {
-        const float a = group_broadcast<kStates>(w.a, state);
-        const float b = group_broadcast<kStates>(w.b, state);
-        const float next_l = group_broadcast<kStates>(l[piece], state);
-        if (state <= last) {
-          acc.l = merge_value(acc.l, a, next_l, b);
-          for (int j = 0; j < kVectorFloats; ++j) acc.o[j] = merge_value(acc.o[j], a, o[piece][state][j], b);
-        }
+      acc.l = step->l;
+      Columns sum = *from;
+      from += threads;
+      FLASHPORT_UNROLL(4)
+      for (int state = 1; state <= last; ++state, from += threads) {
+        const FoldStep joins = step[state];
+        const Columns x = *from;
+        acc.l = merge_value(acc.l, joins.a, joins.l, joins.b);
+        for (int j = 0; j < kVectorFloats; ++j) sum.at[j] = merge_value(sum.at[j], joins.a, x.at[j], joins.b);
       }
-      const int i = first + piece * block.threads();
-      if (i < live_rows * kPieces) sink(to[piece], i / kPieces, i % kPieces * kVectorFloats, acc);
+      acc.m = step[last].m;
+      for (int j = 0; j < kVectorFloats; ++j) acc.o[j] = sum.at[j];
+      sink(place(row, column), row, column, acc);
     }
   }
 }

@@ -176,15 +176,9 @@ class SplitTree {
         write_piece(piece, parent, rows, row, Tiles::kColumns, column);
       }
     };
-    if constexpr (kBehindLoop && kWaveSize >= kFanOut) {
-      constexpr int kFew = 4;  // states, of which a thread has as many pieces at once; few rows are one piece a thread
-      const int floats = p.slot_floats;
-      if (Tiles::kRows > 8 && children - second < kFew) {
-        fold_states_at_once<Tiles::kColumns, kFew, kFanOut / kFew>(block_, slots, floats, rows, second, children, place,
-                                                                   sink);
-      } else {
-        fold_states_at_once<Tiles::kColumns, kFanOut, 1>(block_, slots, floats, rows, second, children, place, sink);
-      }
+    if constexpr (kBehindLoop && kFoldsStaged) {
+      fold_states_staged<Tiles::kColumns, Tiles::kRows, Tiles::kScratchFloats>(
+          block_, tiles.scratch(), slots, p.slot_floats, rows, second, children, place, sink);
     } else {
       fold_states<Tiles::kColumns, kFoldAtOnce>(block_, slots, p.slot_floats, rows, second, children, place, sink);
     }

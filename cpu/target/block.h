@@ -21,6 +21,7 @@ inline constexpr int kLanes = 16;
 inline constexpr int kVectorFloats = 64;
 inline constexpr int kMergeUnroll = 1;
 inline constexpr int kFoldAtOnce = 1;
+inline constexpr bool kFoldsStaged = false;
 inline constexpr float kInfinity = __builtin_huge_valf();
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;

@@ -21,6 +21,7 @@ inline constexpr bool kHasProducers = true;  // waves that only copy, and plan t
 inline constexpr int kVectorFloats = 4;      // columns of a row that a thread takes at a time
 inline constexpr int kMergeUnroll = 4;       // parts in flight while merging (docs/tuning.md)
 inline constexpr int kFoldAtOnce = 2;        // states in flight while folding inside the loop
+inline constexpr bool kFoldsStaged = true;   // behind it, through shared memory
 inline constexpr float kInfinity = __builtin_huge_valf();
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
@@ -67,6 +68,12 @@ FLASHPORT_DEVICE void load_published_vector(float (&x)[kVectorFloats], const flo
 FLASHPORT_DEVICE void store_published_vector(float* to, const float (&x)[kVectorFloats]) {
   __stcg(reinterpret_cast<float4*>(to), make_float4(x[0], x[1], x[2], x[3]));
 }
+FLASHPORT_DEVICE void copy_published_vector(float* to, const float* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))),
+               "l"(from)
+               : "memory");
+}
+FLASHPORT_DEVICE void await_published() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // The same, but what follows from it is worked out where it is used, not kept in registers.
 FLASHPORT_DEVICE int recompute(int x) {
@@ -95,7 +102,7 @@ FLASHPORT_DEVICE float wave_max(float x) {
   return x;
 }
 
-// Among kGroup lanes side by side: the largest x of those before this one, -inf in the first; and what one has.
+// Among kGroup lanes side by side: the largest x of those before this one, -inf in the first.
 template <int kGroup>
 FLASHPORT_DEVICE float group_max_before(float x) {
   const unsigned place = threadIdx.x % kGroup;
@@ -107,11 +114,6 @@ FLASHPORT_DEVICE float group_max_before(float x) {
   const float before = __shfl_up_sync(~0u, x, 1, kGroup);
   return place == 0 ? -kInfinity : before;
 }
-template <int kGroup>
-FLASHPORT_DEVICE float group_broadcast(float x, int lane) {
-  return __shfl_sync(~0u, x, lane, kGroup);
-}
-
 // `count` (at most kVectorFloats) values at a stride, as one access where they are contiguous and aligned; rest is 0.
 FLASHPORT_DEVICE void load_vector(float (&x)[kVectorFloats], const float* from, std::int64_t stride, int count) {
   if (stride == 1 && count == kVectorFloats && reinterpret_cast<std::uintptr_t>(from) % 16 == 0) {

@@ -99,6 +99,9 @@ class DecodeTiles {
   FLASHPORT_DEVICE static constexpr int row_slots() { return kRowSlots; }
   FLASHPORT_DEVICE int live_rows() const { return recompute(live_rows_); }
   FLASHPORT_DEVICE int row_of(int slot) const { return recompute(row_base_ + 2 * c_) + slot / 2 * 8 + slot % 2; }
+  // Behind the loop, where the ring is empty.
+  static constexpr int kScratchFloats = sizeof(KvRing<kCfg>::tiles) / sizeof(float);
+  FLASHPORT_DEVICE float* scratch() const { return reinterpret_cast<float*>(shared_.ring.tiles); }
   // Whether this lane is the one to write per-row values of a slot.
   FLASHPORT_DEVICE bool owns_row(int) const { return col_wave_ == 0 && g_ == 0; }
 

@@ -22,7 +22,8 @@ namespace flashport::FLASHPORT_TARGET {
 inline constexpr bool kHasProducers = false;
 inline constexpr int kVectorFloats = 4;  // columns of a row that a thread takes at a time
 inline constexpr int kMergeUnroll = 8;   // parts in flight while merging
-inline constexpr int kFoldAtOnce = 4;    // states in flight while folding inside the loop
+inline constexpr int kFoldAtOnce = 4;    // states in flight while folding
+inline constexpr bool kFoldsStaged = false;
 inline constexpr float kInfinity = __builtin_huge_valf();
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
@@ -117,23 +118,6 @@ FLASHPORT_DEVICE float wave_max(float x) {
     x = maximum(x, __shfl_xor(x, distance, kWaveSize));
   }
   return x;
-}
-
-// Among kGroup lanes side by side: the largest x of those before this one, -inf in the first; and what one has.
-template <int kGroup>
-FLASHPORT_DEVICE float group_max_before(float x) {
-  const unsigned place = static_cast<unsigned>(recompute(static_cast<int>(threadIdx.x))) % kGroup;
-#pragma unroll
-  for (unsigned distance = 1; distance < kGroup; distance *= 2) {
-    const float other = __shfl_up(x, distance, kGroup);
-    x = place >= distance ? maximum(x, other) : x;
-  }
-  const float before = __shfl_up(x, 1, kGroup);
-  return place == 0 ? -kInfinity : before;
-}
-template <int kGroup>
-FLASHPORT_DEVICE float group_broadcast(float x, int lane) {
-  return __shfl(x, lane, kGroup);
 }
 
 // `count` (at most kVectorFloats) values at a stride, as one access where they are contiguous and aligned; rest is 0.
