@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "common/device/announcements.h"
+#include "common/device/fold.h"
 #include "common/device/online_softmax.h"
 #include "common/device/output.h"
 
@@ -62,10 +63,28 @@ class SplitTree {
     }
   }
 
-  // Behind the last leaf: makes the block's announcements. Who comes last to a parent folds it.
+  // Behind the last leaf: makes the block's announcements, level by level, those of both ends of the range's first tile
+  // and its last together. Who comes last to a parent folds it; two at once are folded by half of the block each.
   FLASHPORT_DEVICE void finish(const Tiles& tiles) const {
+    const int levels = maximum(block_.uniform(ends_.levels[0]), block_.uniform(ends_.levels[1]));
+    unsigned done = 0;  // whether the cut child at an end of a tile is complete, by this block's doing
     FLASHPORT_UNROLL(1)
-    for (int tile = 0; tile < 2; ++tile) finish_tile(tiles, tile);
+    for (int level = 0; level < levels; ++level) {
+      done = block_.arrive(kEnds, [&](int i) { return arrival(level, i, done); });
+      FLASHPORT_UNROLL(1)
+      for (unsigned rest = done; rest != 0;) {
+        const int first = lowest_bit(rest);
+        rest &= rest - 1;
+        const bool two = kFoldsHalves && rest != 0;
+        if constexpr (kFoldsHalves) {
+          const int half = 2 * block_.thread() >= block_.threads() ? 1 : 0;
+          if (two) fold_end<2>(tiles, level, half == 0 ? first : lowest_bit(rest), half);
+          if (two) rest &= rest - 1;
+        }
+        if (!two) fold_end<1>(tiles, level, first, 0);
+        if (rest != 0) block_.sync();  // the scratch memory is the next fold's
+      }
+    }
   }
 
  private:
@@ -121,48 +140,41 @@ class SplitTree {
       if (!parent.own || index % kFanOut != parent.children - 1) return;
       block_.sync();
       const bool root = span_of(level) >= s.leaves;
-      fold<false>(tiles, s, slots_.at(slots_.own(level)), 1, parent.children,
-                  root ? nullptr : slot_of(s, level, parent.index));
+      fold<kInLoop>(tiles, s, slots_.at(slots_.own(level)), 1, parent.children,
+                    root ? nullptr : slot_of(s, level, parent.index));
       block_.sync();  // the next parent's children come into the same slots, and leaves may have no barrier
       index = parent.index;
     }
   }
 
-  FLASHPORT_DEVICE void finish_tile(const Tiles& tiles, int tile) const {
-    // Whether the cut child at either end of the range is complete, by this block's doing.
-    int first_done = 0;
-    int last_done = 0;
-    const int levels = block_.uniform(ends_.levels[tile]);
-    FLASHPORT_UNROLL(1)
-    for (int level = 0; level < levels; ++level) {
-      int done[2] = {0, 0};
-      FLASHPORT_UNROLL(1)
-      for (int end = 0; end < 2; ++end) {
-        const Announcement a = block_.uniform(ends_.at[tile][level][end]);
-        const int cut_children = a.one ? first_done + last_done : end == 0 ? first_done : last_done;
-        const bool completed = announce(tiles, ends_.segments[tile], a, cut_children);
-        (end == 0 ? done[0] : done[1]) = completed;
-      }
-      first_done = done[0];
-      last_done = done[1];
-    }
+  static constexpr int kEnds = 4;    // end i % 2 of tile i / 2
+  static constexpr int kInLoop = 0;  // in place of parts
+  static constexpr bool kFoldsHalves = folds_halves<Tiles>();
+
+  FLASHPORT_DEVICE static int lowest_bit(unsigned ends) { return ends & 1 ? 0 : ends & 2 ? 1 : ends & 4 ? 2 : 3; }
+
+  // Without a branch, because lanes work out one each. `done`: the ends at which the level below is complete.
+  FLASHPORT_DEVICE Arrival arrival(int level, int i, unsigned done) const {
+    const int tile = i / 2;
+    const Announcement& a = ends_.at[tile][level][i % 2];
+    const int cut_children = static_cast<int>(done >> i & 1) + (a.one ? static_cast<int>(done >> (i ^ 1) & 1) : 0);
+    const bool shared = level < ends_.levels[tile] && a.children != 0;
+    return {slots_.params().counters + a.counter, shared ? a.arriving + cut_children : 0, a.children};
   }
 
-  // True if that completes the subtree: then it is folded.
-  FLASHPORT_DEVICE bool announce(const Tiles& tiles, const Segment& s, const Announcement& a, int cut_children) const {
-    const int arriving = a.arriving + cut_children;
-    if (a.children == 0 || arriving == 0) return false;
-    if (!block_.arrive(slots_.params().counters + a.counter, arriving, a.children)) return false;
+  // By part `part` of kParts of the block.
+  template <int kParts>
+  FLASHPORT_DEVICE void fold_end(const Tiles& tiles, int level, int i, int part) const {
+    const Announcement a = block_.uniform(ends_.at[i / 2][level][i % 2]);
     float* parent = a.parent < 0 ? nullptr : slots_.at(a.parent);
-    fold<true>(tiles, s, slots_.at(a.slots), a.folded, a.children, parent);
-    return true;
+    fold<kParts>(tiles, ends_.segments[i / 2], slots_.at(a.slots), a.folded, a.children, parent, part);
   }
 
-  // Folds slot 0 and slots second .. children - 1 to `parent`, or into the output if that is null. kBehindLoop:
-  // registers are free, and nothing hides how long it takes.
-  template <bool kBehindLoop>
+  // Folds slot 0 and slots second .. children - 1 to `parent`, or into the output if that is null. Behind the
+  // loop, where registers are free and nothing hides how long it takes, part `part` of kParts of the block does it.
+  template <int kParts>
   FLASHPORT_DEVICE void fold(const Tiles& tiles, const Segment& s, const float* slots, int second, int children,
-                             float* parent) const {
+                             float* parent, int part = 0) const {
     const DecodeParams& p = slots_.params();
     const int rows = tiles.live_rows();
     const auto place = [&](int row, int column) {
@@ -176,9 +188,9 @@ class SplitTree {
         write_piece(piece, parent, rows, row, Tiles::kColumns, column);
       }
     };
-    if constexpr (kBehindLoop && kFoldsStaged) {
-      fold_states_staged<Tiles::kColumns, Tiles::kRows, Tiles::kScratchFloats>(
-          block_, tiles.scratch(), slots, p.slot_floats, rows, second, children, place, sink);
+    if constexpr (kParts != kInLoop && kFoldsStaged) {
+      fold_states_staged<Tiles::kColumns, Tiles::kRows, Tiles::kScratchFloats, kParts>(
+          block_, part, tiles.scratch(), slots, p.slot_floats, rows, second, children, place, sink);
     } else {
       fold_states<Tiles::kColumns, kFoldAtOnce>(block_, slots, p.slot_floats, rows, second, children, place, sink);
     }

@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "common/device/arrival.h"
+
 #define FLASHPORT_COLD FLASHPORT_DEVICE
 #define FLASHPORT_DEVICE inline __attribute__((always_inline))
 #define FLASHPORT_UNROLL(count)
@@ -193,14 +195,23 @@ class Block {
   FLASHPORT_DEVICE int wave_find(bool) const { return 0; }
   FLASHPORT_DEVICE int wave_broadcast(int x, int) const { return x; }
 
-  // Publishes what the block has written and adds `add` to the counter. True in the one block whose addition reaches
-  // `goal`; that block sees what all the others have published, and the counter is zero again.
-  FLASHPORT_DEVICE bool arrive(std::uint32_t* counter, int add, int goal) const {
-    std::atomic_ref<std::uint32_t> arrivals(*counter);
-    const std::uint32_t before = arrivals.fetch_add(static_cast<std::uint32_t>(add), std::memory_order_acq_rel);
-    if (before + static_cast<std::uint32_t>(add) != static_cast<std::uint32_t>(goal)) return false;
-    arrivals.store(0, std::memory_order_relaxed);
-    return true;
+  // Publishes what the block has written and makes arrival(0) .. arrival(count - 1), of different counters. The bits of
+  // those whose addition has reached the goal: of all blocks that add to a counter one is told so. It sees what all the
+  // others have published, and the counter is zero again.
+  template <class Arrivals>
+  FLASHPORT_DEVICE unsigned arrive(int count, const Arrivals& arrival) const {
+    unsigned reached = 0;
+    for (int i = 0; i < count; ++i) {
+      const Arrival mine = arrival(i);
+      if (mine.add == 0) continue;
+      std::atomic_ref<std::uint32_t> arrivals(*mine.counter);
+      const auto add = static_cast<std::uint32_t>(mine.add);
+      const std::uint32_t before = arrivals.fetch_add(add, std::memory_order_acq_rel);
+      if (before + add != static_cast<std::uint32_t>(mine.goal)) continue;
+      arrivals.store(0, std::memory_order_relaxed);
+      reached |= 1u << i;
+    }
+    return reached;
   }
 
  private:

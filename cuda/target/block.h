@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <cub/warp/warp_scan.cuh>
 
+#include "common/device/arrival.h"
+
 #define FLASHPORT_COLD static __device__ __noinline__  // rare code, kept out of line where calls are cheap
 #define FLASHPORT_DEVICE __device__ __forceinline__
 #define FLASHPORT_PRAGMA(text) _Pragma(#text)
@@ -204,19 +206,30 @@ class Block {
   FLASHPORT_DEVICE int wave_find(bool found) const { return __ffs(static_cast<int>(__ballot_sync(~0u, found))) - 1; }
   FLASHPORT_DEVICE int wave_broadcast(int x, int lane) const { return __shfl_sync(~0u, x, lane); }
 
-  // Publishes what the block has written and adds `add` to the counter. True in the one block whose addition reaches
-  // `goal`; that block sees what all the others have published, and the counter is zero again.
-  FLASHPORT_DEVICE bool arrive(std::uint32_t* counter, int add, int goal) const {
+  // Publishes what the block has written and makes arrival(0) .. arrival(count - 1), of different counters. The bits of
+  // those whose addition has reached the goal: of all blocks that add to a counter one is told so. It sees what all the
+  // others have published, and the counter is zero again.
+  template <class Arrivals>
+  FLASHPORT_DEVICE unsigned arrive(int count, const Arrivals& arrival) const {
+    Arrival mine = arrival(minimum(lane(), count - 1));  // side by side, a lane each
+    if (lane() >= count) mine.add = 0;
     sync();
-    if (thread() == 0) {
-      unsigned before;
-      asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(add) : "memory");
-      const bool last = before + add == static_cast<unsigned>(goal);
-      if (last) *counter = 0;
-      *flag_ = last;
+    if (wave() == 0) {
+      bool last = false;
+      if (mine.add > 0) {
+        unsigned before;
+        asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+                     : "=r"(before)
+                     : "l"(mine.counter), "r"(mine.add)
+                     : "memory");
+        last = before + mine.add == static_cast<unsigned>(mine.goal);
+        if (last) *mine.counter = 0;
+      }
+      const unsigned reached = __ballot_sync(~0u, last);
+      if (lane() == 0) *flag_ = reached;
     }
     sync();
-    return *flag_ != 0;
+    return *flag_;
   }
 
  private:

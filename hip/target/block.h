@@ -10,6 +10,8 @@
 
 #include <rocprim/warp/warp_scan.hpp>
 
+#include "common/device/arrival.h"
+
 #pragma clang fp contract(off)
 
 #define FLASHPORT_COLD FLASHPORT_DEVICE
@@ -189,25 +191,33 @@ class Block {
   FLASHPORT_DEVICE int wave_find(bool found) const { return __builtin_ctzll(__ballot(found)); }
   FLASHPORT_DEVICE int wave_broadcast(int x, int lane) const { return __builtin_amdgcn_readlane(x, lane); }
 
-  // Publishes what the block has written and adds `add` to the counter. True in the one block whose addition reaches
-  // `goal`; that block sees what all the others have published, and the counter is zero again.
-  FLASHPORT_DEVICE bool arrive(std::uint32_t* counter, int add, int goal) const {
+  // Publishes what the block has written and makes arrival(0) .. arrival(count - 1), of different counters. The bits of
+  // those whose addition has reached the goal: of all blocks that add to a counter one is told so. It sees what all the
+  // others have published, and the counter is zero again.
+  template <class Arrivals>
+  FLASHPORT_DEVICE unsigned arrive(int count, const Arrivals& arrival) const {
+    Arrival mine = arrival(minimum(lane(), count - 1));  // side by side, a lane each
+    if (lane() >= count) mine.add = 0;
     await_stores();  // the barrier orders the waves, but does not wait for what they have in flight
     sync();
-    const auto arriving = static_cast<std::uint32_t>(uniform(add));
-    if (thread() == 0) {
-      __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
-      const std::uint32_t before =
-          __hip_atomic_fetch_add(counter, arriving, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
-      const bool last = before + arriving == static_cast<std::uint32_t>(goal);
-      if (last) {
-        __hip_atomic_store(counter, 0u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
-        __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
+    if (wave() == 0) {
+      bool last = false;
+      if (mine.add > 0) {
+        __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+        const auto add = static_cast<std::uint32_t>(mine.add);
+        const std::uint32_t before =
+            __hip_atomic_fetch_add(mine.counter, add, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+        last = before + add == static_cast<std::uint32_t>(mine.goal);
+        if (last) {
+          __hip_atomic_store(mine.counter, 0u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+          __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
+        }
       }
-      *flag_ = last;
+      const auto reached = static_cast<unsigned>(__ballot(last));
+      if (lane() == 0) *flag_ = reached;
     }
     sync();
-    return __builtin_amdgcn_readfirstlane(*flag_) != 0;
+    return __builtin_amdgcn_readfirstlane(*flag_);
   }
 
  private:

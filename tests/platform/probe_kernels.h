@@ -22,7 +22,8 @@ FLASHPORT_DEVICE void probe_arrive(const ProbeParams& p, const Block& block) {
   for (int column = block.thread(); column < kColumns; column += step) {
     p.published[block.index() * kColumns + column] = static_cast<float>(p.round + 1);
   }
-  if (!block.arrive(p.counter, 1, static_cast<int>(block.count()))) return;
+  const auto arrival = [&](int) { return Arrival{p.counter, 1, static_cast<int>(block.count())}; };
+  if (block.arrive(1, arrival) == 0) return;
   for (int column = block.thread(); column < kColumns; column += step) {
     float sum = 0;
     for (std::int64_t i = 0; i < block.count(); ++i) sum += load_published(p.published + i * kColumns + column);
