@@ -20,7 +20,7 @@ template <DecodeConfig kCfg>
 FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>* shared) {
   constexpr int kTeams = kCfg.tuning.teams;
   constexpr int kThreads = compute_threads(kCfg) + producer_threads(kCfg);
-  static_assert(kTeams * kTeamBarriers < 16, "a block has 16 barriers, and __syncthreads() takes one");
+  static_assert(kFirstTeamBarrier + kTeams * kTeamBarriers <= 16, "a block has 16 barriers");
   const int team = kTeams == 1 ? 0 : __shfl_sync(~0u, threadIdx.x / kThreads, 0);
   const int first = team * kThreads;
   const int thread = static_cast<int>(threadIdx.x) - first;
@@ -30,10 +30,15 @@ FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>* sh
   __syncthreads();
   begin_kernel();
   const auto part = [&](int begin, int threads, TeamBarrier barrier) {
-    return Block(&own.arrive_flag, first + begin, threads, team * kTeamBarriers + barrier, team, kTeams);
+    const int its_barrier = kFirstTeamBarrier + team * kTeamBarriers + barrier;
+    return Block(&own.arrive_flag, first + begin, threads, its_barrier, team, kTeams);
   };
   constexpr int kCompute = compute_threads(kCfg);
   const Range range = block_range(p, part(0, kCompute, kComputeBarrier));
+  if (kTeams > 1 && LeafCursor(range).done()) {  // nothing to do, but the others wait for this team
+    if (thread < ends_threads(kCfg)) barrier_signal(kEndsBarrier, kTeams * ends_threads(kCfg));
+    return;
+  }
   if (thread < kCompute) {
     decode<kCfg>(p, range, part(0, kCompute, kComputeBarrier), own);
   } else {

@@ -29,24 +29,29 @@ constexpr float kInt8Unit = 0x1p24f;         // what widened values are to be mu
 constexpr unsigned kMinus128 = 0x80808080u;  // two of them, widened
 
 // Where a lane's 16-byte unit of a row lies, and with it those of all that begin 32 bytes on, up to kBytes, and of rows
-// a multiple of 16 on: only the place inside 128 bytes is exchanged, so these few offsets serve all, plus a constant.
+// a multiple of 16 on: units are exchanged inside 128 bytes at most, so these few offsets serve all, plus a constant.
 template <class Layout, int kBytes>
 class LanePlaces {
  public:
-  // `first`: bytes of the row before; whole kBytes where units are exchanged.
+  // `first`: bytes of the row before; whole kBytes where places are several.
   FLASHPORT_DEVICE LanePlaces(int row, int unit, int first) {
-    const int base = row * Layout::kPitch + (Layout::kSwizzled ? first / 128 * 128 : first);
-    const int exchanged = Layout::kSwizzled ? first % 128 ^ Layout::swizzle(row) : 0;
-    for (int i = 0; i < kPlaces; ++i) places_[i] = recompute(base + (unit ^ exchanged ^ 32 * i));
+    if constexpr (kSeveral) {
+      const int base = Layout::row_offset(row) + first / 128 * 128;
+      const int exchanged = first % 128 ^ Layout::swizzle(row);
+      for (int i = 0; i < kPlaces; ++i) places_[i] = recompute(base + (unit ^ exchanged ^ 32 * i));
+    } else {
+      places_[0] = recompute(Layout::offset(row, first + unit));
+    }
   }
   // `byte`: whole 32 bytes where units are exchanged.
   FLASHPORT_DEVICE const char* at(const char* tile, int row, int byte) const {
-    const int beyond = Layout::kSwizzled ? byte / 128 * 128 : byte;
-    return tile + places_[Layout::kSwizzled ? byte % 128 / 32 : 0] + (row * Layout::kPitch + beyond);
+    const int beyond = kSeveral ? byte / 128 * 128 : byte;
+    return tile + places_[kSeveral ? byte % 128 / 32 : 0] + (Layout::row_offset(row) + beyond);
   }
 
  private:
-  static constexpr int kPlaces = !Layout::kSwizzled ? 1 : kBytes < 128 ? kBytes / 32 : 4;
+  static constexpr bool kSeveral = Layout::kExchanged == 128;
+  static constexpr int kPlaces = !kSeveral ? 1 : kBytes < 128 ? kBytes / 32 : 4;
   unsigned places_[kPlaces];
 };
 
@@ -55,10 +60,13 @@ struct KeyOperand {
   static constexpr KvFormat kFormat = kCfg.shape.kv;
   using Layout = typename KvTiles<kCfg>::Keys;
 
-  // Of the wave whose keys begin with `first_key`, a multiple of 16.
-  FLASHPORT_DEVICE KeyOperand(int lane, int first_key) : places_(first_key + lane % 16, lane / 16 * 16, 0) {
+  // Of the wave whose keys begin with `first_key`, a multiple of 16; `first_block`: lane_maps.h.
+  FLASHPORT_DEVICE KeyOperand(int lane, int first_key, int first_block)
+      : places_(first_key + lane % 16, 16 * (kFormat == KvFormat::kQ8_0 ? q8_0_lane_unit(lane) : lane / 16),
+                16 * q8_0_unit(first_block)),
+        scales_(Layout::offset(first_key + lane / 4, 34 * first_block)) {
     for (int block = 0; block < kSelectors; ++block) {
-      selectors_[block] = q8_0_selector(block, lane % 4);
+      selectors_[block] = q8_0_selector(first_block + block, lane % 4);
       asm volatile("" : "+r"(selectors_[block]));  // once, not for each leaf
     }
   }
@@ -74,20 +82,20 @@ struct KeyOperand {
       for (int i = 0; i < 4; ++i) widen_fp8(a[i / 2][i % 2], a[i / 2][i % 2 + 2], raw[i]);
     } else {
       const int first = 16 * q8_0_unit(group);
-      if (group % 8 == 0) ldmatrix_x2(unit, places_.at(tile, key, first));  // lanes that have a unit 0
+      if (group % 8 == 0) ldmatrix_x2(unit, places_.at(tile, key, first - 32));
       unsigned next[4];
-      ldmatrix_x4(next, places_.at(tile, key, first + 16));
+      ldmatrix_x4(next, places_.at(tile, key, first));
       for (int half = 0; half < 2; ++half) {
-        widen(a[0][half], a[0][half + 2], __byte_perm(unit[half], next[half + 2], selectors_[group % kSelectors]));
-        widen(a[1][half], a[1][half + 2], next[half]);
-        unit[half] = next[half + 2];
+        widen(a[0][half], a[0][half + 2], __byte_perm(unit[half], next[half], selectors_[group % kSelectors]));
+        widen(a[1][half], a[1][half + 2], next[half + 2]);
+        unit[half] = next[half];
       }
     }
   }
 
-  // The scale of a key's q8_0 block.
-  FLASHPORT_DEVICE static float scale(const char* tile, int key, int block) {
-    return to_float(*reinterpret_cast<const Half*>(tile + key * Layout::kPitch + block * 34));
+  // The scale of a q8_0 block of the wave's key `key` + lane / 4, where `key` is a multiple of 8.
+  FLASHPORT_DEVICE float scale(const char* tile, int key, int block) const {
+    return to_float(*reinterpret_cast<const Half*>(tile + scales_ + (Layout::row_offset(key) + block * 34)));
   }
 
  private:
@@ -99,7 +107,8 @@ struct KeyOperand {
 
   static constexpr int kBlocks = kCfg.shape.head_dim_qk / 32;
   static constexpr int kSelectors = kFormat != KvFormat::kQ8_0 ? 0 : kBlocks < 8 ? kBlocks : 8;
-  const LanePlaces<Layout, Layout::kBytes> places_;
+  const LanePlaces<Layout, Layout::kHeadBytes> places_;
+  const unsigned scales_;
   unsigned selectors_[kSelectors + 1];  // one more, because none is no array
 };
 
@@ -116,12 +125,14 @@ struct ValueOperand {
   static_assert((kGroups & (kGroups - 1)) == 0);
 
   // Of the wave whose columns begin with group `first_group`, a multiple of kGroups.
-  FLASHPORT_DEVICE ValueOperand(int lane, int first_group)
+  FLASHPORT_DEVICE ValueOperand(int lane, int first_group, int first_block)
       : lane_(lane),
-        first_group_(first_group),
+        behind_scale_(lane / 4 - (first_block + first_group) % 8),
         places_(is_byte_format(kFormat) ? lane % 16 : lane / 16 * 8 + lane % 8,
-                is_byte_format(kFormat) ? lane / 16 * 16 : lane / 8 % 2 * 16,
-                kFormat == KvFormat::kQ8_0 ? 16 * q8_0_unit(first_group) : kGroupBytes * first_group) {}
+                16 * (kFormat == KvFormat::kQ8_0 ? q8_0_lane_unit(lane)
+                      : is_byte_format(kFormat)  ? lane / 16
+                                                 : lane / 8 % 2),
+                kFormat == KvFormat::kQ8_0 ? 16 * q8_0_unit(first_block + first_group) : kGroupBytes * first_group) {}
 
   // Keys key .. key + 15, columns of the wave's `group` of kTiles tiles. For q8_0, `scale` has the scales of keys 2 c,
   // 2 c + 1 and 2 c + 8, 2 c + 9, and groups come one after the other, as for keys; the wave's first has nothing in
@@ -139,15 +150,15 @@ struct ValueOperand {
       }
     } else {
       const int first = 16 * q8_0_unit(group);
-      if (group == 0) ldmatrix_x2_trans(unit, places_.at(tile, key, first));  // lanes that have a unit 0
+      if (group == 0) ldmatrix_x2_trans(unit, places_.at(tile, key, first - 32));
       unsigned next[4];
-      ldmatrix_x4_trans(next, places_.at(tile, key, first + 16));
-      const int in_turn = (first_group_ + group) % 8;  // lanes 4 in_turn + c have the scales in their part of the unit
+      ldmatrix_x4_trans(next, places_.at(tile, key, first));
+      const int behind_scale = behind_scale_ - group;
       for (int half = 0; half < 2; ++half) {
-        scale[half] = __shfl_sync(~0u, unit[half], 4 * in_turn + lane_ % 4);
-        widen(a[0][2 * half], a[0][2 * half + 1], lane_ / 4 > in_turn ? unit[half] : next[half + 2]);
-        widen(a[1][2 * half], a[1][2 * half + 1], next[half]);
-        unit[half] = next[half + 2];
+        scale[half] = __shfl_sync(~0u, unit[half], lane_ - 4 * behind_scale);
+        widen(a[0][2 * half], a[0][2 * half + 1], behind_scale > 0 ? unit[half] : next[half]);
+        widen(a[1][2 * half], a[1][2 * half + 1], next[half + 2]);
+        unit[half] = next[half];
       }
     }
   }
@@ -159,7 +170,8 @@ struct ValueOperand {
     high = __byte_perm(biased, 0, 0x4341);
   }
 
-  const int lane_, first_group_;
+  const int lane_;
+  const int behind_scale_;  // of lanes 4 g + c: g less that of the lanes that the wave's first scales come to
   const LanePlaces<Layout, kGroups * kGroupBytes> places_;
 };
 

@@ -5,14 +5,21 @@
 
 namespace flashport::FLASHPORT_TARGET {
 
-// Bytes of the units that a row is copied in.
-template <class Layout>
-inline constexpr int kCopyUnit = Layout::kBytes % 16 == 0 ? 16 : (Layout::kBytes % 8 == 0 ? 8 : 4);
+// The units that so many bytes are copied in.
+constexpr int widest_unit(int bytes) { return bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : 4; }
 
-// Whether the cache's rows are what a tile has, and can be copied in its widest units.
+// Whether the cache's rows are what a tile has, and can be copied in the widest units.
 template <class Layout>
 FLASHPORT_DEVICE bool is_as_stored(const CacheParams& cache) {
-  return cache.copy_unit >= kCopyUnit<Layout> && cache.row_bytes == Layout::kBytes;
+  return cache.copy_unit >= widest_unit(Layout::kHeadBytes) && cache.row_bytes == Layout::kHeadBytes;
+}
+// Whether as many heads as there are teams can be copied as one row.
+template <class Layout>
+FLASHPORT_DEVICE bool has_heads_side_by_side(const CacheParams& cache) {
+  const auto bits = reinterpret_cast<std::uintptr_t>(cache.data) |
+                    static_cast<std::uintptr_t>(cache.page_stride | cache.token_stride);
+  return bits % widest_unit(Layout::kBytes) == 0 && cache.row_bytes == Layout::kHeadBytes &&
+         cache.head_stride == Layout::kHeadBytes;
 }
 
 // Whether the teams of a block walk through the same tokens side by side, with heads that lie side by side in memory.
@@ -21,15 +28,14 @@ FLASHPORT_DEVICE bool teams_share_rows(const DecodeParams& p, const Range& range
   using Tiles = KvTiles<kCfg>;
   constexpr unsigned kTeams = kCfg.tuning.teams;
   if (kTeams == 1 || p.num_chunks > 0 || p.row_tiles > 1) return false;
-  return p.cuts[range.line.cut].group.value % kTeams == 0 && is_as_stored<typename Tiles::Keys>(p.k) &&
-         p.k.head_stride == Tiles::Keys::kBytes && is_as_stored<typename Tiles::Values>(p.v) &&
-         p.v.head_stride == Tiles::Values::kBytes;
+  return p.cuts[range.line.cut].group.value % kTeams == 0 && has_heads_side_by_side<typename Tiles::Keys>(p.k) &&
+         has_heads_side_by_side<typename Tiles::Values>(p.v);
 }
 
 // The producer waves' share of decode(): the same leaves in the same order. `block` has the producer waves of one team.
 // They bring the head of their own team (kHeads 1), or the block's producers share the rows of a leaf out among them
-// and bring each row's kHeads neighbouring heads at once, one for each team's ring: a head of q8_0 begins and ends
-// inside a sector, and its 136 bytes are too few for a wave's copy.
+// and bring each row's kHeads neighbouring heads, one for each team, at once: a head of q8_0 begins and ends inside a
+// sector, and its 136 bytes are no whole units of 16.
 template <DecodeConfig kCfg, int kHeads, class Shared>
 class KvProducer {
   static constexpr int kTeams = kCfg.tuning.teams;
@@ -39,6 +45,8 @@ class KvProducer {
   static constexpr int kRowsPerLane = kRowsPerWave / kRowsAtOnce;
   static constexpr int kLookAhead = KvRing<kCfg>::kLookAhead;
   using Tiles = KvTiles<kCfg>;
+  template <class Layout>
+  static constexpr int kUnit = widest_unit(kHeads * Layout::kHeadBytes);
 
  public:
   FLASHPORT_DEVICE KvProducer(const DecodeParams& p, const Block& block, Shared* teams)
@@ -78,7 +86,7 @@ class KvProducer {
     if (block_.wave() == 0) {
       plan_last_tile(p, block_, range.line, keeps_parent, teams_[block_.team()].ends, range.segment.start,
                      ahead.segment);
-      barrier_signal(block_.team() * kTeamBarriers + kEndsBarrier, ends_threads(kCfg));
+      barrier_signal(kEndsBarrier, kTeams * ends_threads(kCfg));
     }
     await_copies();
   }
@@ -123,6 +131,7 @@ class KvProducer {
     query_.next();
   }
 
+  // What lies in a tile of all teams' heads is given back to each team's ring.
   FLASHPORT_DEVICE void await_free() const {
     for (int head = 0; head < kHeads; ++head) mbarrier_wait(&ring_of(head).free[place_.tile], place_.phase ^ 1);
   }
@@ -148,105 +157,51 @@ class KvProducer {
   // Copy the wave's rows of a tile to the next place of the ring, which is free: all of them, or those that are there.
   template <class Layout>
   FLASHPORT_DEVICE void copy_whole(const char* const (&rows)[kLeafKeys]) {
-    if constexpr (kHeads > 1) {
-      copy_whole_heads<Layout>(rows);
-    } else {
-      char* tile = ring_.tiles[place_.tile];
 #pragma unroll
-      for (int i = 0; i < kRowsPerLane; ++i) copy_whole_rows<Layout>(tile, rows, first_row() + i * kWaveSize);
-    }
+    for (int i = 0; i < kRowsPerLane; ++i) copy_whole_rows<Layout>(rows, first_row() + i * kWaveSize);
     hand_over();
   }
   template <class Layout>
   FLASHPORT_DEVICE void copy_part(const CacheParams& cache, const TokenPlace (&places)[kRowsPerLane], int head) {
-    for (int next = 0; next < kHeads; ++next) copy_part_of_head<Layout>(cache, places, head + next, ring_of(next));
-    hand_over();
-  }
-  template <class Layout>
-  FLASHPORT_DEVICE void copy_part_of_head(const CacheParams& cache, const TokenPlace (&places)[kRowsPerLane], int head,
-                                          KvRing<kCfg>& ring) {
-    char* tile = ring.tiles[place_.tile];
 #pragma unroll
     for (int i = 0; i < kRowsPerLane; ++i) {
       const int wave_row = first_row() + i * kWaveSize;
       const std::int64_t offset = row_offset(cache, places[i], head);
-      if (kHeads > 1 || cache.copy_unit >= kCopyUnit<Layout>) {
-        copy_rows<Layout, kCopyUnit<Layout>>(tile, wave_row, cache, offset);
+      if (kHeads > 1 || cache.copy_unit >= kUnit<Layout>) {
+        copy_rows<Layout, kUnit<Layout>>(wave_row, cache, offset);
       } else if (cache.copy_unit >= 4) {
-        copy_rows<Layout, 4>(tile, wave_row, cache, offset);
+        copy_rows<Layout, 4>(wave_row, cache, offset);
       } else {
-        copy_rows<Layout, 2>(tile, wave_row, cache, offset);
+        copy_rows<Layout, 2>(wave_row, cache, offset);
         __threadfence_block();
       }
     }
+    hand_over();
   }
-  // A tile is ready when each producer of the block has arrived; of a team's own, each arrives for the others too.
   FLASHPORT_DEVICE void hand_over() {
-    for (int i = 0; i < kTeams; ++i) mbarrier_arrive_behind_copies(&ring_of(kHeads == 1 ? 0 : i).ready[place_.tile]);
+    for (int team = 0; team < kTeams; ++team) mbarrier_arrive_behind_copies(&ring_of(team).ready[place_.tile]);
     place_.next();
   }
-
-  // The heads of a row are one stretch of memory: lanes take units of it side by side, and what is over of several
-  // rows.
+  FLASHPORT_DEVICE char* tile() const { return teams_[0].ring.tiles[place_.tile]; }
+  // Where in the tile's rows what the wave brings begins.
   template <class Layout>
-  FLASHPORT_DEVICE void copy_whole_heads(const char* const (&rows)[kLeafKeys]) const {
-    static_assert(!Layout::kSwizzled && kRowsPerLane == 1 && kRowsPerWave % 8 == 0);
-    constexpr int kUnit = kCopyUnit<Layout>;
-    constexpr int kHeadUnits = Layout::kBytes / kUnit;
-    constexpr int kUnits = kHeads * kHeadUnits;
-    static_assert(kUnits >= kWaveSize && kUnits < 3 * kWaveSize);
-    constexpr int kRounds = kUnits / kWaveSize;
-    constexpr int kOver = kUnits % kWaveSize;
-    const int lane = block_.lane();
-    const auto column_of = [&](int unit) {
-      return ring_of(unit / kHeadUnits).tiles[place_.tile] + first_row() * Layout::kPitch + unit % kHeadUnits * kUnit;
-    };
-    char* to[kRounds];
-#pragma unroll
-    for (int round = 0; round < kRounds; ++round) to[round] = column_of(round * kWaveSize + lane);
-    // Addresses first: the copies of eight rows then leave one after the other.
-    constexpr int kBatch = 8;
-#pragma unroll
-    for (int batch = 0; batch < kRowsPerWave; batch += kBatch) {
-      const char* from[kBatch];
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) from[i] = rows[first_row() + batch + i] + lane * kUnit;
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        copy_async<kUnit>(to[0] + (batch + i) * Layout::kPitch, from[i], kReadOncePolicy);
-        if constexpr (kRounds > 1) {
-          copy_async<kUnit, kWaveSize * kUnit>(to[1] + (batch + i) * Layout::kPitch, from[i], kReadOncePolicy);
-        }
-      }
-    }
-    if constexpr (kOver > 0) {
-      constexpr int kAtOnce = kWaveSize / kOver;
-      static_assert(kWaveSize % kOver == 0 && kRowsPerWave % kAtOnce == 0);
-      const int first = first_row() + lane / kOver;
-      char* over = column_of(kRounds * kWaveSize + lane % kOver) + lane / kOver * Layout::kPitch;
-      const char* from[kRowsPerWave / kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kRowsPerWave / kAtOnce; ++i) from[i] = rows[first + i * kAtOnce] + lane % kOver * kUnit;
-#pragma unroll
-      for (int i = 0; i < kRowsPerWave / kAtOnce; ++i) {
-        copy_async<kUnit, kRounds * kWaveSize * kUnit>(over + i * kAtOnce * Layout::kPitch, from[i], kReadOncePolicy);
-      }
-    }
+  FLASHPORT_DEVICE int first_byte() const {
+    return kHeads == 1 ? block_.team() * Layout::kHeadBytes : 0;
   }
 
   // Lanes take units of a row side by side.
   template <class Layout>
-  FLASHPORT_DEVICE void copy_whole_rows(char* tile, const char* const (&rows)[kLeafKeys], int wave_row) const {
+  FLASHPORT_DEVICE void copy_whole_rows(const char* const (&rows)[kLeafKeys], int wave_row) const {
     constexpr int kRows = kRowsAtOnce;
-    constexpr int kUnit = kCopyUnit<Layout>;
-    constexpr int kUnits = Layout::kBytes / kUnit;
+    constexpr int kBytes = kUnit<Layout>;
+    constexpr int kUnits = kHeads * Layout::kHeadBytes / kBytes;
     constexpr int kLanes = lanes_of_row(kUnits);
     constexpr int kAtOnce = kWaveSize / kLanes;
     // A lane keeps its column of the tile; rows are a power of two at once, so a row's swizzle is xored in.
-    const int byte = block_.lane() % kLanes * kUnit;
+    const int byte = block_.lane() % kLanes * kBytes;
     const int first = block_.lane() / kLanes;
-    char* to = tile + (wave_row + first) * Layout::kPitch;
-    const int column = byte ^ Layout::swizzle(wave_row + first);
+    char* to = tile() + Layout::row_offset(wave_row + first);
+    const int column = (first_byte<Layout>() + byte) ^ Layout::swizzle(wave_row + first);
     // Addresses first: eight copies then leave one after the other.
     constexpr int kBatch = kRows / kAtOnce < 8 ? kRows / kAtOnce : 8;
 #pragma unroll
@@ -259,30 +214,34 @@ class KvProducer {
         const int row = batch + i * kAtOnce;
 #pragma unroll
         for (int part = 0; part < kUnits / kLanes; ++part) {
-          copy_async<kUnit>(to + row * Layout::kPitch + ((column ^ Layout::swizzle(row)) + part * kLanes * kUnit),
-                            from[i] + part * kLanes * kUnit, kReadOncePolicy);
+          copy_async<kBytes>(to + Layout::row_offset(row) + ((column ^ Layout::swizzle(row)) + part * kLanes * kBytes),
+                             from[i] + part * kLanes * kBytes, kReadOncePolicy);
         }
       }
     }
-    // Blocks of 34 bytes leave up to three units over, a row for each lane.
+    // Blocks of 34 bytes leave up to three units over, of all rows at once.
+    constexpr int kOverAtOnce = kWaveSize / kRows;
 #pragma unroll
-    for (int unit = kUnits / kLanes * kLanes; unit < kUnits; ++unit) {
-      const int row = wave_row + block_.lane();
-      if (kRows == kWaveSize || block_.lane() < kRows) {
-        copy_async<kUnit>(tile + Layout::offset(row, unit * kUnit), rows[row] + unit * kUnit, kReadOncePolicy);
+    for (int over = kUnits / kLanes * kLanes; over < kUnits; over += kOverAtOnce) {
+      const int row = wave_row + block_.lane() / kOverAtOnce;
+      const int unit = over + block_.lane() % kOverAtOnce;
+      if (kUnits - over >= kOverAtOnce || unit < kUnits) {
+        copy_async<kBytes>(tile() + Layout::offset(row, first_byte<Layout>() + unit * kBytes),
+                           rows[row] + unit * kBytes, kReadOncePolicy);
       }
     }
   }
   static constexpr int lanes_of_row(int units) {
+    if (kHeads > 1) return kWaveSize;
     if (units % 4 != 0) return 16;
     const int even = units & -units;
     return even < kWaveSize ? even : kWaveSize;
   }
 
   // The same unit by unit, with zeros for rows and dims that are not there.
-  template <class Layout, int kUnit>
-  FLASHPORT_DEVICE void copy_rows(char* tile, int wave_row, const CacheParams& cache, std::int64_t offset) const {
-    constexpr int kUnits = Layout::kBytes / kUnit;
+  template <class Layout, int kBytes>
+  FLASHPORT_DEVICE void copy_rows(int wave_row, const CacheParams& cache, std::int64_t offset) const {
+    constexpr int kUnits = kHeads * Layout::kHeadBytes / kBytes;
     constexpr int kRows = kRowsAtOnce;
     constexpr int kCopies = kRows * kUnits;
     const char* base = static_cast<const char*>(cache.data);
@@ -290,14 +249,14 @@ class KvProducer {
     for (int step = 0; step < (kCopies + kWaveSize - 1) / kWaveSize; ++step) {
       const int copy = step * kWaveSize + block_.lane();
       const int row = copy / kUnits;
-      const int byte = (copy - row * kUnits) * kUnit;
+      const int byte = (copy - row * kUnits) * kBytes;
       const std::int64_t from = __shfl_sync(~0u, offset, row % kRows);
       if (copy >= kCopies) break;
-      const bool valid = from >= 0 && byte < cache.row_bytes;
-      char* to = tile + Layout::offset(wave_row + row, byte);
+      const bool valid = from >= 0 && byte < kHeads * cache.row_bytes;
+      char* to = tile() + Layout::offset(wave_row + row, first_byte<Layout>() + byte);
       const char* source = valid ? base + from + byte : base;
-      if constexpr (kUnit >= 4) {
-        copy_async<kUnit>(to, source, valid);
+      if constexpr (kBytes >= 4) {
+        copy_async<kBytes>(to, source, valid);
       } else {
         *reinterpret_cast<std::uint16_t*>(to) = valid ? __ldg(reinterpret_cast<const std::uint16_t*>(source)) : 0;
       }

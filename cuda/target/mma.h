@@ -33,15 +33,15 @@ FLASHPORT_DEVICE void copy_async(void* to, const void* from, bool valid) {
 // This is what createpolicy.fractional.L2::evict_first gives for all of the lines. As a constant it lies in uniform
 // registers, where copies want it; what createpolicy returns is moved there again for each of them.
 constexpr std::uint64_t kReadOncePolicy = 0x12f0000000000000;
-template <int kBytes, int kOffset = 0>  // bytes behind `from`
+template <int kBytes>
 FLASHPORT_DEVICE void copy_async(void* to, const void* from, std::uint64_t policy) {
   if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1 + %3], 16, %2;" ::"r"(shared_address(to)),
-                 "l"(from), "l"(policy), "n"(kOffset)
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+                 "l"(policy)
                  : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global.L2::cache_hint [%0], [%1 + %4], %2, %3;" ::"r"(shared_address(to)),
-                 "l"(from), "n"(kBytes), "l"(policy), "n"(kOffset)
+    asm volatile("cp.async.ca.shared.global.L2::cache_hint [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from),
+                 "n"(kBytes), "l"(policy)
                  : "memory");
   }
 }

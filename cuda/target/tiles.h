@@ -93,8 +93,8 @@ class DecodeTiles {
         col_wave_(kRowWaves == 1 ? block.wave() : block.wave() % kColWaves),
         g_(block.lane() / 4),
         c_(block.lane() % 4),
-        keys_(block.lane(), col_wave_ * kKeyTiles * 16),
-        values_(block.lane(), col_wave_ * kColGroups) {}
+        keys_(block.lane(), col_wave_ * kKeyTiles * 16, first_block(kCfg, block.team())),
+        values_(block.lane(), col_wave_ * kColGroups, first_block(kCfg, block.team())) {}
 
   FLASHPORT_DEVICE static constexpr int row_slots() { return kRowSlots; }
   FLASHPORT_DEVICE int live_rows() const { return recompute(live_rows_); }
@@ -137,13 +137,11 @@ class DecodeTiles {
       }
 #pragma unroll
       for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
-        const int key = (col_wave_ * kKeyTiles + key_tile) * 16;
         unsigned a[2][4];
         keys_.load(a, unit[key_tile], keys, 16 * key_tile, pair);
         if constexpr (kScaled) {
           // A pair is a block: its products are summed before they are scaled, in fp32.
-          const float scale[2] = {KeyOperand<kCfg>::scale(keys, key + g_, pair),
-                                  KeyOperand<kCfg>::scale(keys, key + g_ + 8, pair)};
+          const float scale[2] = {keys_.scale(keys, 16 * key_tile, pair), keys_.scale(keys, 16 * key_tile + 8, pair)};
 #pragma unroll
           for (int tile = 0; tile < kRowTiles; ++tile) {
             float c[4] = {bias[tile][0], bias[tile][1], bias[tile][2], bias[tile][3]};
@@ -187,7 +185,7 @@ class DecodeTiles {
       if (g_ == 0) {
 #pragma unroll
         for (int tile = 0; tile < kRowTiles; ++tile)
-          pair_of(shared_.row_max[col_wave_], tile) = {m[2 * tile], m[2 * tile + 1]};
+          pair_of(shared_.row_max[recompute(col_wave_)], tile) = {m[2 * tile], m[2 * tile + 1]};
       }
       block_.sync();
 #pragma unroll
@@ -306,8 +304,9 @@ class DecodeTiles {
     // Where a lane's columns are follows from these two anew, for each state that is stored: few are.
     const int first_tile = recompute(col_wave_ * kColTiles);
     const int g = recompute(g_);
+    const int first = first_block(kCfg, block_.team());
     for_each_register(out.c, [&](const float& x, int col_tile, int tile, int i) {
-      f(x, 2 * tile + i % 2, value_column(kShape.kv, first_tile + col_tile, g, i / 2));
+      f(x, 2 * tile + i % 2, value_column(kShape.kv, first, first_tile + col_tile, g, i / 2));
     });
   }
 

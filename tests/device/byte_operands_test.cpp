@@ -50,7 +50,7 @@ TEST(ByteOperands, KeysMeetTheirQueryDims) {
               // Bytes 0 and 1 are k = 2 c and 2 c + 1, bytes 2 and 3 are k = 2 c + 8 and 2 c + 9; the query's columns
               // come eight by eight, k = 0 .. 7 and k = 8 .. 15.
               const int k = 2 * c + i % 2 + i / 2 * 8;
-              EXPECT_EQ(query_column(format, dim), dim / 32 * 32 + 16 * step + k);
+              EXPECT_EQ(query_column(format, 0, dim), dim / 32 * 32 + 16 * step + k);
             }
           }
         }
@@ -66,7 +66,7 @@ TEST(ByteOperands, ValuesHaveTheirColumns) {
       for (int tile = 0; tile < dims / 16; ++tile) {
         for (int g = 0; g < 8; ++g) {
           for (int half = 0; half < 2; ++half) {
-            EXPECT_EQ(dim_at(format, dims, value_byte(format, tile, g, half)), value_column(format, tile, g, half));
+            EXPECT_EQ(dim_at(format, dims, value_byte(format, tile, g, half)), value_column(format, 0, tile, g, half));
           }
         }
       }
