@@ -39,11 +39,13 @@ FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>* sh
     if (thread < ends_threads(kCfg)) barrier_signal(kEndsBarrier, kTeams * ends_threads(kCfg));
     return;
   }
+  const bool together = teams_share_rows<kCfg>(p, range);
+  if (thread == 0) own.heads_together = together;
   if (thread < kCompute) {
     decode<kCfg>(p, range, part(0, kCompute, kComputeBarrier), own);
   } else {
     const Block producers = part(kCompute, producer_threads(kCfg), kProducerBarrier);
-    if (teams_share_rows<kCfg>(p, range)) {
+    if (together) {
       KvProducer<kCfg, kTeams, DecodeShared<kCfg>>(p, producers, shared).run(p, range, DecodeTiles<kCfg>::kKeepsParent);
     } else {
       KvProducer<kCfg, 1, DecodeShared<kCfg>>(p, producers, shared).run(p, range, DecodeTiles<kCfg>::kKeepsParent);

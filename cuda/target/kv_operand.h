@@ -55,18 +55,24 @@ class LanePlaces {
   unsigned places_[kPlaces];
 };
 
+// Where in its row the unit lies in which block `block` of a q8_0 head begins.
+template <KvFormat kFormat>
+FLASHPORT_DEVICE int first_unit_byte(const HeadPlace& head, int block) {
+  return kFormat == KvFormat::kQ8_0 ? head.byte - 34 * head.block + 16 * q8_0_unit(head.block + block) : 0;
+}
+
 template <DecodeConfig kCfg>
 struct KeyOperand {
   static constexpr KvFormat kFormat = kCfg.shape.kv;
   using Layout = typename KvTiles<kCfg>::Keys;
 
-  // Of the wave whose keys begin with `first_key`, a multiple of 16; `first_block`: lane_maps.h.
-  FLASHPORT_DEVICE KeyOperand(int lane, int first_key, int first_block)
+  // Of the wave whose keys begin with `first_key`, a multiple of 16.
+  FLASHPORT_DEVICE KeyOperand(int lane, int first_key, const HeadPlace& head)
       : places_(first_key + lane % 16, 16 * (kFormat == KvFormat::kQ8_0 ? q8_0_lane_unit(lane) : lane / 16),
-                16 * q8_0_unit(first_block)),
-        scales_(Layout::offset(first_key + lane / 4, 34 * first_block)) {
+                first_unit_byte<kFormat>(head, 0)),
+        scales_(Layout::offset(first_key + lane / 4, head.byte)) {
     for (int block = 0; block < kSelectors; ++block) {
-      selectors_[block] = q8_0_selector(first_block + block, lane % 4);
+      selectors_[block] = q8_0_selector(head.block + block, lane % 4);
       asm volatile("" : "+r"(selectors_[block]));  // once, not for each leaf
     }
   }
@@ -107,8 +113,8 @@ struct KeyOperand {
 
   static constexpr int kBlocks = kCfg.shape.head_dim_qk / 32;
   static constexpr int kSelectors = kFormat != KvFormat::kQ8_0 ? 0 : kBlocks < 8 ? kBlocks : 8;
-  const LanePlaces<Layout, Layout::kHeadBytes> places_;
-  const unsigned scales_;
+  LanePlaces<Layout, Layout::kHeadBytes> places_;
+  unsigned scales_;
   unsigned selectors_[kSelectors + 1];  // one more, because none is no array
 };
 
@@ -125,14 +131,17 @@ struct ValueOperand {
   static_assert((kGroups & (kGroups - 1)) == 0);
 
   // Of the wave whose columns begin with group `first_group`, a multiple of kGroups.
-  FLASHPORT_DEVICE ValueOperand(int lane, int first_group, int first_block)
+  FLASHPORT_DEVICE ValueOperand(int lane, int first_group, const HeadPlace& head)
       : lane_(lane),
-        behind_scale_(lane / 4 - (first_block + first_group) % 8),
+        behind_scale_(lane / 4 - (head.block + first_group) % 8),
         places_(is_byte_format(kFormat) ? lane % 16 : lane / 16 * 8 + lane % 8,
                 16 * (kFormat == KvFormat::kQ8_0 ? q8_0_lane_unit(lane)
                       : is_byte_format(kFormat)  ? lane / 16
                                                  : lane / 8 % 2),
-                kFormat == KvFormat::kQ8_0 ? 16 * q8_0_unit(first_block + first_group) : kGroupBytes * first_group) {}
+                kFormat == KvFormat::kQ8_0 ? first_unit_byte<kFormat>(head, first_group) : kGroupBytes * first_group) {}
+
+  // The first block of the head, from what the loop keeps.
+  FLASHPORT_DEVICE int first_block(int first_group) const { return (lane_ / 4 - behind_scale_ - first_group) & 7; }
 
   // Keys key .. key + 15, columns of the wave's `group` of kTiles tiles. For q8_0, `scale` has the scales of keys 2 c,
   // 2 c + 1 and 2 c + 8, 2 c + 9, and groups come one after the other, as for keys; the wave's first has nothing in
@@ -170,9 +179,9 @@ struct ValueOperand {
     high = __byte_perm(biased, 0, 0x4341);
   }
 
-  const int lane_;
-  const int behind_scale_;  // of lanes 4 g + c: g less that of the lanes that the wave's first scales come to
-  const LanePlaces<Layout, kGroups * kGroupBytes> places_;
+  int lane_;
+  int behind_scale_;  // of lanes 4 g + c: g less that of the lanes that the wave's first scales come to
+  LanePlaces<Layout, kGroups * kGroupBytes> places_;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET

@@ -36,6 +36,15 @@ struct KvTiles {
       (Keys::kRows * (Keys::kPitch > Values::kPitch ? Keys::kPitch : Values::kPitch) + 127) / 128 * 128;
 };
 
+// Where a head lies in the rows of a tile: its first byte, and its first block among the q8_0 blocks of lane_maps.h.
+struct HeadPlace {
+  int byte, block;
+};
+template <class Layout, DecodeConfig kCfg>
+FLASHPORT_DEVICE HeadPlace head_place(int team, int head, bool together) {
+  return {Layout::head_offset(team, head, together), first_block(kCfg.shape.head_dim_qk, kCfg.tuning.teams, head)};
+}
+
 // Where a wave stands in the ring.
 template <int kTiles>
 struct RingPlace {

@@ -25,8 +25,8 @@ FLASHPORT_DEVICE bool has_heads_side_by_side(const CacheParams& cache) {
 // Whether the teams of a block walk through the same tokens side by side, with heads that lie side by side in memory.
 template <DecodeConfig kCfg>
 FLASHPORT_DEVICE bool teams_share_rows(const DecodeParams& p, const Range& range) {
-  using Tiles = KvTiles<kCfg>;
   constexpr unsigned kTeams = kCfg.tuning.teams;
+  using Tiles = KvTiles<kCfg>;
   if (kTeams == 1 || p.num_chunks > 0 || p.row_tiles > 1) return false;
   return p.cuts[range.line.cut].group.value % kTeams == 0 && has_heads_side_by_side<typename Tiles::Keys>(p.k) &&
          has_heads_side_by_side<typename Tiles::Values>(p.v);
@@ -73,9 +73,9 @@ class KvProducer {
       look_up(p, scout, slot);                              // before the copies, behind which it would wait
       if (whole) {
         aim(p, places, first_head(s));
-        copy_whole<typename Tiles::Keys>(ring_.key_rows);
+        copy_whole<typename Tiles::Keys>(ring_.key_rows, s.kv_head);
         await_free();
-        copy_whole<typename Tiles::Values>(ring_.value_rows);
+        copy_whole<typename Tiles::Values>(ring_.value_rows, s.kv_head);
       } else {
         copy_part<typename Tiles::Keys>(p.k, places, first_head(s));
         await_free();
@@ -156,9 +156,9 @@ class KvProducer {
 
   // Copy the wave's rows of a tile to the next place of the ring, which is free: all of them, or those that are there.
   template <class Layout>
-  FLASHPORT_DEVICE void copy_whole(const char* const (&rows)[kLeafKeys]) {
+  FLASHPORT_DEVICE void copy_whole(const char* const (&rows)[kLeafKeys], int head) {
 #pragma unroll
-    for (int i = 0; i < kRowsPerLane; ++i) copy_whole_rows<Layout>(rows, first_row() + i * kWaveSize);
+    for (int i = 0; i < kRowsPerLane; ++i) copy_whole_rows<Layout>(rows, first_row() + i * kWaveSize, head);
     hand_over();
   }
   template <class Layout>
@@ -168,11 +168,11 @@ class KvProducer {
       const int wave_row = first_row() + i * kWaveSize;
       const std::int64_t offset = row_offset(cache, places[i], head);
       if (kHeads > 1 || cache.copy_unit >= kUnit<Layout>) {
-        copy_rows<Layout, kUnit<Layout>>(wave_row, cache, offset);
+        copy_rows<Layout, kUnit<Layout>>(wave_row, cache, offset, head);
       } else if (cache.copy_unit >= 4) {
-        copy_rows<Layout, 4>(wave_row, cache, offset);
+        copy_rows<Layout, 4>(wave_row, cache, offset, head);
       } else {
-        copy_rows<Layout, 2>(wave_row, cache, offset);
+        copy_rows<Layout, 2>(wave_row, cache, offset, head);
         __threadfence_block();
       }
     }
@@ -185,13 +185,13 @@ class KvProducer {
   FLASHPORT_DEVICE char* tile() const { return teams_[0].ring.tiles[place_.tile]; }
   // Where in the tile's rows what the wave brings begins.
   template <class Layout>
-  FLASHPORT_DEVICE int first_byte() const {
-    return kHeads == 1 ? block_.team() * Layout::kHeadBytes : 0;
+  FLASHPORT_DEVICE int first_byte(int head) const {
+    return kHeads == 1 ? Layout::head_offset(block_.team(), head, false) : 0;
   }
 
   // Lanes take units of a row side by side.
   template <class Layout>
-  FLASHPORT_DEVICE void copy_whole_rows(const char* const (&rows)[kLeafKeys], int wave_row) const {
+  FLASHPORT_DEVICE void copy_whole_rows(const char* const (&rows)[kLeafKeys], int wave_row, int head) const {
     constexpr int kRows = kRowsAtOnce;
     constexpr int kBytes = kUnit<Layout>;
     constexpr int kUnits = kHeads * Layout::kHeadBytes / kBytes;
@@ -201,7 +201,7 @@ class KvProducer {
     const int byte = block_.lane() % kLanes * kBytes;
     const int first = block_.lane() / kLanes;
     char* to = tile() + Layout::row_offset(wave_row + first);
-    const int column = (first_byte<Layout>() + byte) ^ Layout::swizzle(wave_row + first);
+    const int column = (first_byte<Layout>(head) + byte) ^ Layout::swizzle(wave_row + first);
     // Addresses first: eight copies then leave one after the other.
     constexpr int kBatch = kRows / kAtOnce < 8 ? kRows / kAtOnce : 8;
 #pragma unroll
@@ -226,7 +226,7 @@ class KvProducer {
       const int row = wave_row + block_.lane() / kOverAtOnce;
       const int unit = over + block_.lane() % kOverAtOnce;
       if (kUnits - over >= kOverAtOnce || unit < kUnits) {
-        copy_async<kBytes>(tile() + Layout::offset(row, first_byte<Layout>() + unit * kBytes),
+        copy_async<kBytes>(tile() + Layout::offset(row, first_byte<Layout>(head) + unit * kBytes),
                            rows[row] + unit * kBytes, kReadOncePolicy);
       }
     }
@@ -240,7 +240,7 @@ class KvProducer {
 
   // The same unit by unit, with zeros for rows and dims that are not there.
   template <class Layout, int kBytes>
-  FLASHPORT_DEVICE void copy_rows(int wave_row, const CacheParams& cache, std::int64_t offset) const {
+  FLASHPORT_DEVICE void copy_rows(int wave_row, const CacheParams& cache, std::int64_t offset, int head) const {
     constexpr int kUnits = kHeads * Layout::kHeadBytes / kBytes;
     constexpr int kRows = kRowsAtOnce;
     constexpr int kCopies = kRows * kUnits;
@@ -253,7 +253,7 @@ class KvProducer {
       const std::int64_t from = __shfl_sync(~0u, offset, row % kRows);
       if (copy >= kCopies) break;
       const bool valid = from >= 0 && byte < kHeads * cache.row_bytes;
-      char* to = tile() + Layout::offset(wave_row + row, first_byte<Layout>() + byte);
+      char* to = tile() + Layout::offset(wave_row + row, first_byte<Layout>(head) + byte);
       const char* source = valid ? base + from + byte : base;
       if constexpr (kBytes >= 4) {
         copy_async<kBytes>(to, source, valid);

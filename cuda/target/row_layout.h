@@ -7,21 +7,30 @@
 
 namespace flashport {
 
+// Where in eight q8_0 blocks side by side (lane_maps.h) a head begins, for a kernel with teams: as in memory where
+// heads follow each other, because the order of the products follows from it, and bits must not depend on who computes.
+constexpr int first_block(int head_dim, int teams, int head) { return teams == 1 ? 0 : head_dim / 32 * head % 8; }
+
 // Rows of one head lie as in device memory where they are whole 64-byte units, 16-byte units exchanged by the row's
 // number (a shift of a row by padding would tear the copies' 128-byte requests apart); those of q8_0 are padded.
 //
-// With teams the rows of their kHeads neighbouring heads lie side by side, and each team's ring holds an equal part of
-// a tile's rows. One head of q8_0 begins and ends inside a sector of 32 bytes, all together are whole sectors, an odd
-// number of them: of eight rows four have the two units of each sector exchanged.
+// With teams (kHeads of them) each team's ring has an equal part of a tile's rows, of all their heads: neighbours, as
+// side by side as in device memory, or each in a column of its own. One head of q8_0 begins and ends inside a sector of
+// 32 bytes, all together are whole sectors. Rows are an odd number of them: of eight rows four have the two units of
+// each sector exchanged.
 template <KvFormat kFormat, int kDim, int kHeads>
 struct RowLayout {
   static constexpr int kHeadBytes = kv_row_bytes(kFormat, kDim);
   static constexpr int kBytes = kHeads * kHeadBytes;
-  static constexpr int kRows = kLeafKeys / kHeads;  // in a ring
+  static constexpr int kRows = kLeafKeys / kHeads;             // in a ring
+  static constexpr int kColumn = (kHeadBytes + 15) / 16 * 16;  // with room for a head that begins inside a unit
   // Bytes inside which units are exchanged; none are inside 16.
   static constexpr int kExchanged = kHeads > 1 ? 32 : kBytes % 64 == 0 ? 128 : 16;
-  static constexpr int kPitch = kExchanged == 16 ? ((kBytes + 15) / 16 | 1) * 16 : kBytes;
-  static_assert(kHeads == 1 || (kFormat == KvFormat::kQ8_0 && kBytes % 64 == 32 && 8 % (kDim / 32) == 0),
+  static constexpr int kPitch = kHeads > 1          ? (kHeads * kColumn / 32 | 1) * 32
+                                : kExchanged == 128 ? kBytes
+                                                    : (kColumn / 16 | 1) * 16;
+  static_assert(kHeads == 1 || (kFormat == KvFormat::kQ8_0 && kBytes % 32 == 0 && kHeads * kColumn <= kPitch &&
+                                8 % (kDim / 32) == 0),
                 "teams are for heads of q8_0 that are whole sectors only together");
 
   // What the place of a byte is xored with in row `row`.
@@ -34,11 +43,11 @@ struct RowLayout {
   static constexpr int row_offset(int row, int ring_bytes) {
     return kHeads == 1 ? row * kPitch : row / kRows * ring_bytes + row % kRows * kPitch;
   }
+  // Where in a row the head begins that team `team` works on. `together`: the heads of the teams are side by side.
+  static constexpr int head_offset(int team, int head, bool together) {
+    if (kHeads == 1) return 0;
+    return together ? team * kHeadBytes : team * kColumn + 34 * first_block(kDim, kHeads, head) % 16;
+  }
 };
-
-// The number of a team's first block among the q8_0 blocks that lie side by side in a row.
-constexpr int first_block(const DecodeConfig& cfg, int team) {
-  return cfg.tuning.teams == 1 ? 0 : team * (cfg.shape.head_dim_qk / 32);
-}
 
 }  // namespace flashport

@@ -36,6 +36,7 @@ struct DecodeShared {
   alignas(8) float row_max[kShared ? column_waves(kCfg) : 1][kCfg.shape.rows];
   float2 row_sum[kShared ? kLeafKeys / 16 : 1][kCfg.shape.rows / 8][kWaveSize];
   unsigned arrive_flag;
+  bool heads_together;  // as they lie in the rings of all teams
   RangeEnds ends;
 };
 
@@ -93,8 +94,8 @@ class DecodeTiles {
         col_wave_(kRowWaves == 1 ? block.wave() : block.wave() % kColWaves),
         g_(block.lane() / 4),
         c_(block.lane() % 4),
-        keys_(block.lane(), col_wave_ * kKeyTiles * 16, first_block(kCfg, block.team())),
-        values_(block.lane(), col_wave_ * kColGroups, first_block(kCfg, block.team())) {}
+        keys_(block.lane(), col_wave_ * kKeyTiles * 16, {}),
+        values_(block.lane(), col_wave_ * kColGroups, {}) {}
 
   FLASHPORT_DEVICE static constexpr int row_slots() { return kRowSlots; }
   FLASHPORT_DEVICE int live_rows() const { return recompute(live_rows_); }
@@ -106,7 +107,17 @@ class DecodeTiles {
   FLASHPORT_DEVICE bool owns_row(int) const { return col_wave_ == 0 && g_ == 0; }
 
   // The producers have brought the query with the tile's first keys; the one before is given back.
-  FLASHPORT_DEVICE void stage_query(const DecodeParams&, const Segment&) {
+  FLASHPORT_DEVICE void stage_query(const DecodeParams&, const Segment& s) {
+    if constexpr (kCfg.tuning.teams > 1) {
+      // From here on, or what all heads have in common stays in registers for the next one.
+      using Tile = KvTiles<kCfg>;
+      const bool together = shared_.heads_together;
+      const int lane = recompute(block_.lane());
+      const int col_wave = recompute(col_wave_);
+      const int team = recompute(block_.team());
+      keys_ = {lane, col_wave * kKeyTiles * 16, head_place<typename Tile::Keys, kCfg>(team, s.kv_head, together)};
+      values_ = {lane, col_wave * kColGroups, head_place<typename Tile::Values, kCfg>(team, s.kv_head, together)};
+    }
     if (has_query_) {
       mbarrier_arrive(&shared_.ring.query_free[query_.tile]);
       query_.next();
@@ -304,7 +315,7 @@ class DecodeTiles {
     // Where a lane's columns are follows from these two anew, for each state that is stored: few are.
     const int first_tile = recompute(col_wave_ * kColTiles);
     const int g = recompute(g_);
-    const int first = first_block(kCfg, block_.team());
+    const int first = values_.first_block(recompute(col_wave_ * kColGroups));
     for_each_register(out.c, [&](const float& x, int col_tile, int tile, int i) {
       f(x, 2 * tile + i % 2, value_column(kShape.kv, first, first_tile + col_tile, g, i / 2));
     });
@@ -411,8 +422,8 @@ class DecodeTiles {
   const Block& block_;
   DecodeShared<kCfg>& shared_;
   int live_rows_, row_base_, col_wave_, g_, c_;
-  const KeyOperand<kCfg> keys_;
-  const ValueOperand<kCfg, kColGroups> values_;
+  KeyOperand<kCfg> keys_;
+  ValueOperand<kCfg, kColGroups> values_;
   RingPlace<KvRing<kCfg>::kQueries> query_;
   bool has_query_ = false;
 };

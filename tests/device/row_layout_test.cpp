@@ -34,18 +34,17 @@ class Tile {
 
   static int row_offset(int row) { return Layout::row_offset(row, kRingBytes); }
   static int offset(int row, int byte) { return row_offset(row) + (byte ^ Layout::swizzle(row)); }
-  static int first_block(int team) {
-    return flashport::first_block({{kDim, kDim, 8, MathType::kFp16, kFormat}, {2, 4, 1, 1, kHeads}}, team);
-  }
-
   Tile() : bytes_(kHeads * kRingBytes, kNothing) {}
 
-  // As a team's producer copies its own head, or all heads of a row as one stretch.
-  void copy_head(int head, int unit) {
-    for (int row = 0; row < kLeafKeys; ++row) copy(row, head * Layout::kHeadBytes, Layout::kHeadBytes, unit);
+  // As a team's producer copies the head that it works on, or all heads of a row as one stretch.
+  void copy_head(int team, int head, int unit) {
+    const int first = Layout::head_offset(team, head, false);
+    for (int row = 0; row < kLeafKeys; ++row) copy(row, first, Layout::kHeadBytes, head, unit);
   }
   void copy_rows(int unit) {
-    for (int row = 0; row < kLeafKeys; ++row) copy(row, 0, Layout::kBytes, unit);
+    for (int team = 0; team < kHeads; ++team)
+      EXPECT_EQ(Layout::head_offset(team, team, true), team * Layout::kHeadBytes);
+    for (int row = 0; row < kLeafKeys; ++row) copy(row, 0, Layout::kBytes, 0, unit);
   }
   const std::vector<int>& bytes() const { return bytes_; }
 
@@ -72,11 +71,13 @@ class Tile {
     return r;
   }
 
-  // KeyOperand and ValueOperand: where the lanes' units lie, of keys from `first_key` on.
-  static std::array<int, kWave> places(int first_key, int block) {
+  // KeyOperand and ValueOperand: where the lanes' units lie, of keys from `first_key` on and of block `block` of a head
+  // whose first byte is `head_byte` in its row.
+  static std::array<int, kWave> places(int first_key, int head_byte, int first_block, int block) {
+    const int first = head_byte - 34 * first_block + 16 * q8_0_unit(first_block + block);
     std::array<int, kWave> places{};
     for (int lane = 0; lane < kWave; ++lane) {
-      places[lane] = offset(first_key + lane % 16, 16 * (q8_0_unit(block) + q8_0_lane_unit(lane)));
+      places[lane] = offset(first_key + lane % 16, first + 16 * q8_0_lane_unit(lane));
     }
     return places;
   }
@@ -86,7 +87,8 @@ class Tile {
   }
 
  private:
-  void copy(int row, int first, int bytes, int unit) {
+  // `bytes` of heads from `head` on.
+  void copy(int row, int first, int bytes, int head, int unit) {
     for (int byte = first; byte < first + bytes; byte += unit) {
       const int to = offset(row, byte);
       EXPECT_EQ(to % unit, 0);
@@ -98,7 +100,8 @@ class Tile {
       for (int i = 0; i < unit; ++i) {
         int& place = bytes_.at(to + i);
         EXPECT_EQ(place, kNothing);
-        place = name_of(row, (byte + i) / Layout::kHeadBytes, (byte + i) % Layout::kHeadBytes);
+        const int of_stretch = byte + i - first;
+        place = name_of(row, head + of_stretch / Layout::kHeadBytes, of_stretch % Layout::kHeadBytes);
       }
     }
   }
@@ -108,11 +111,18 @@ class Tile {
 
 int selected(unsigned selector, int i) { return static_cast<int>(selector >> (4 * i) & 7); }
 
+// What a team works on, and how it lies in the tile.
+struct Head {
+  int team, head;
+  bool together;
+};
+
 // KeyOperand::load() and scale() of all of a team's waves, against the columns of the query.
 template <int kDim, int kHeads>
-void check_keys(const Tile<kDim, kHeads>& tile, int team, int waves) {
+void check_keys(const Tile<kDim, kHeads>& tile, const Head& of, int waves) {
   using T = Tile<kDim, kHeads>;
-  const int first_block = T::first_block(team);
+  const int first_block = flashport::first_block(kDim, kHeads, of.head);
+  const int head_byte = T::Layout::head_offset(of.team, of.head, of.together);
   std::array<int, kDim> dims;
   dims.fill(kNothing);
   for (int dim = 0; dim < kDim; ++dim) dims.at(query_column(kFormat, first_block, dim)) = dim;
@@ -121,7 +131,7 @@ void check_keys(const Tile<kDim, kHeads>& tile, int team, int waves) {
   const int key_tiles = kLeafKeys / waves / 16;
   for (int wave = 0; wave < waves; ++wave) {
     const int first_key = wave * key_tiles * 16;
-    const auto places = T::places(first_key, first_block);
+    const auto places = T::places(first_key, head_byte, first_block, 0);
     for (int key_tile = 0; key_tile < key_tiles; ++key_tile) {
       std::vector<Register> unit;
       for (int block = 0; block < T::kBlocks; ++block) {
@@ -141,13 +151,14 @@ void check_keys(const Tile<kDim, kHeads>& tile, int team, int waves) {
                                  : from < 4 ? unit[half][lane][from]
                                             : next[half][lane][from - 4];
                 const int k = 2 * c + i % 2 + i / 2 * 8;
-                ASSERT_EQ(byte, name_of_value(key, team, dims[32 * block + 16 * step + k]))
-                    << "team " << team << " key " << key << " block " << block << " lane " << lane;
+                ASSERT_EQ(byte, name_of_value(key, of.head, dims[32 * block + 16 * step + k]))
+                    << "team " << of.team << " head " << of.head << " key " << key << " block " << block << " lane "
+                    << lane;
               }
             }
-            const int scale = T::offset(first_key + lane / 4, 34 * first_block) +
-                              T::row_offset(16 * key_tile + 8 * half) + 34 * block;
-            for (int i = 0; i < 2; ++i) ASSERT_EQ(tile.bytes().at(scale + i), name_of(key, team, 34 * block + i));
+            const int scale =
+                T::offset(first_key + lane / 4, head_byte) + T::row_offset(16 * key_tile + 8 * half) + 34 * block;
+            for (int i = 0; i < 2; ++i) ASSERT_EQ(tile.bytes().at(scale + i), name_of(key, of.head, 34 * block + i));
           }
         }
         unit = {next[0], next[1]};
@@ -158,13 +169,14 @@ void check_keys(const Tile<kDim, kHeads>& tile, int team, int waves) {
 
 // ValueOperand::load() likewise: registers against the columns that tiles.h gives them and the keys of P.
 template <int kDim, int kHeads>
-void check_values(const Tile<kDim, kHeads>& tile, int team, int waves) {
+void check_values(const Tile<kDim, kHeads>& tile, const Head& of, int waves) {
   using T = Tile<kDim, kHeads>;
-  const int first_block = T::first_block(team);
+  const int first_block = flashport::first_block(kDim, kHeads, of.head);
+  const int head_byte = T::Layout::head_offset(of.team, of.head, of.together);
   const int groups = T::kBlocks / waves;
   for (int wave = 0; wave < waves; ++wave) {
     const int first_group = wave * groups;
-    const auto places = T::places(0, first_block + first_group);
+    const auto places = T::places(0, head_byte, first_block, first_group);
     for (int first_key = 0; first_key < kLeafKeys; first_key += 16) {
       std::vector<Register> unit;
       for (int group = 0; group < groups; ++group) {
@@ -181,11 +193,12 @@ void check_values(const Tile<kDim, kHeads>& tile, int team, int waves) {
             const Bytes two_tiles[2] = {behind_scale > 0 ? unit[half][lane] : next[half][lane], next[half + 2][lane]};
             for (int i = 0; i < 4; ++i) {
               const int key = first_key + 8 * half + 2 * c + i / 2;
-              ASSERT_EQ(scales[i], name_of(key, team, 34 * block + i % 2));
+              ASSERT_EQ(scales[i], name_of(key, of.head, 34 * block + i % 2));
               for (int of_two = 0; of_two < 2; ++of_two) {
                 const int column = value_column(kFormat, first_block, 2 * block + of_two, g, i % 2);
-                ASSERT_EQ(two_tiles[of_two][i], name_of_value(key, team, column))
-                    << "team " << team << " key " << key << " block " << block << " lane " << lane;
+                ASSERT_EQ(two_tiles[of_two][i], name_of_value(key, of.head, column))
+                    << "team " << of.team << " head " << of.head << " key " << key << " block " << block << " lane "
+                    << lane;
               }
             }
           }
@@ -197,23 +210,21 @@ void check_values(const Tile<kDim, kHeads>& tile, int team, int waves) {
 }
 
 template <int kDim, int kHeads>
-void check(const Tile<kDim, kHeads>& tile) {
+void check(const Tile<kDim, kHeads>& tile, const Head& of) {
   constexpr int kBlocks = kDim / 32;
-  for (int team = 0; team < kHeads; ++team) {
-    for (int waves : {1, 2, 4}) {
-      check_keys(tile, team, waves);
-      // A wave's columns are at most eight blocks.
-      if (kBlocks % waves == 0 && 8 % (kBlocks / waves) == 0) check_values(tile, team, waves);
-    }
-    if (kDim == 512) check_values(tile, team, 8);
+  for (int waves : {1, 2, 4}) {
+    check_keys(tile, of, waves);
+    // A wave's columns are at most eight blocks.
+    if (kBlocks % waves == 0 && 8 % (kBlocks / waves) == 0) check_values(tile, of, waves);
   }
+  if (kDim == 512) check_values(tile, of, 8);
 }
 
 template <int kDim>
 void check_one_head() {
   Tile<kDim, 1> tile;
-  tile.copy_head(0, 4);
-  check(tile);
+  tile.copy_head(0, 3, 4);
+  check(tile, {0, 3, false});
 }
 
 TEST(RowLayout, OneHead) {
@@ -225,20 +236,33 @@ TEST(RowLayout, OneHead) {
 }
 
 template <int kDim, int kHeads>
-void check_heads_side_by_side() {
-  Tile<kDim, kHeads> rows;
-  rows.copy_rows(16);
-  check(rows);
+void check_heads_of_teams() {
+  Tile<kDim, kHeads> together;
+  together.copy_rows(16);
+  for (int team = 0; team < kHeads; ++team) check(together, {team, team, true});
   for (int unit : {8, 4, 2}) {
-    Tile<kDim, kHeads> heads;
-    for (int head = kHeads - 1; head >= 0; --head) heads.copy_head(head, unit);
-    EXPECT_EQ(heads.bytes(), rows.bytes());
+    for (int head = 0; head < 8; ++head) {  // neighbours, but any of them in any team
+      Tile<kDim, kHeads> apart;
+      for (int team = 0; team < kHeads; ++team) apart.copy_head(team, (head + 3 * team) % 8, unit);
+      for (int team = 0; team < kHeads; ++team) check(apart, {team, (head + 3 * team) % 8, false});
+    }
   }
 }
 
-TEST(RowLayout, HeadsOfTeamsSideBySide) {
-  check_heads_side_by_side<128, 4>();
-  check_heads_side_by_side<256, 2>();
+TEST(RowLayout, HeadsOfTeams) {
+  check_heads_of_teams<128, 4>();
+  check_heads_of_teams<256, 2>();
+}
+
+// The order of the products, which bits follow from, is a head's own.
+TEST(RowLayout, FirstBlockFollowsFromTheHead) {
+  using Layout = RowLayout<kFormat, 128, 4>;
+  for (int head = 0; head < 16; ++head) {
+    for (int team = 0; team < 4; ++team) {
+      EXPECT_EQ(Layout::head_offset(team, head, false) % 16, 34 * first_block(128, 4, head) % 16);
+    }
+    EXPECT_EQ(Layout::head_offset(head % 4, head, true) % 16, 34 * first_block(128, 4, head) % 16);
+  }
 }
 
 }  // namespace
