@@ -23,6 +23,7 @@ const PoolShape kShapes[] = {
     {"bitwise_bf16_fp8_e4m3_d128_g16_q3", Type::kBF16, Type::kE4M3, 128, 128, 16, 1, 16, 3},
     {"bitwise_fp16_q8_0_d256", Type::kF16, Type::kQ8_0, 256, 256, 4, 1, 1, 1},
     {"bitwise_bf16_q8_0_d128_hkv4", Type::kBF16, Type::kQ8_0, 128, 128, 8, 4, 16, 1},  // heads that are copied together
+    {"bitwise_bf16_q8_0_d128_hkv3", Type::kBF16, Type::kQ8_0, 128, 128, 6, 3, 16, 1},  // and that are not
     {"bitwise_fp32_fp32_d96", Type::kF32, Type::kF32, 96, 96, 4, 2, 16, 1},
 };
 
