@@ -58,7 +58,7 @@ inline constexpr int kLongestLine = 1 << 30;
 }
 
 // What it costs to open a query tile, in leaves: the line of work (schedule.h) counts it where it counts leaves.
-inline constexpr int kOpeningLeaves = 2;
+inline constexpr int kOpeningLeaves = 1;
 
 // Query tiles of a sequence that a grid walks through side by side: a divisor of their number that leaves few blocks
 // of the grid idle.
