@@ -35,7 +35,9 @@ FLASHPORT_DEVICE void fold_states(const Block& block, const float* slots, int sl
   }
 }
 
-// Defined by targets with kFoldsStaged: a copy to shared memory, the wait for all of this thread's, and, among kGroup
+inline constexpr bool kFoldsStaged = kFoldAtEnd == 0;
+
+// Defined by targets that fold so: a copy to shared memory, the wait for all of this thread's, and, among kGroup
 // lanes side by side, the largest x of those before this one, -inf in the first.
 FLASHPORT_DEVICE void copy_published_vector(float* to, const float* from);
 FLASHPORT_DEVICE void await_published();
@@ -98,7 +100,7 @@ FLASHPORT_DEVICE void fold_states_staged(const Block& block, int part, float* sc
   const int thread = recompute(block.thread() - part * all_threads);
   live_rows = recompute(live_rows);
   const int last = count - second;
-  const float* others = slots + (second - 1) * slot_floats;  // slot 0 and the others, if that is the only one
+  const float* others = slots + (second - 1) * slot_floats;  // state s > 0 is s slots further on
   auto* steps = reinterpret_cast<FoldStep*>(scratch + part * kFloats);
   // Each of `threads` threads has a column of `staged`: of all states of a piece, then those of its next one.
   auto* staged = reinterpret_cast<Columns*>(scratch + part * kFloats + Scratch::kStepFloats);

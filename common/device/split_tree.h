@@ -1,6 +1,6 @@
 // The fixed tree under the free schedule. A leaf is 64 keys; a node folds kFanOut leaves left to right; 16-ary levels
 // above it fold their children left to right, up to one root a query tile. A tile's tree depends on its own leaves
-// alone, and every fold is merge() in child order, so any cut of the line into blocks gives the same bits.
+// alone, and every fold is merge_value() in child order, so any cut of the line into blocks gives the same bits.
 //
 // A block folds the node that it holds from its first leaf on in registers, and on some targets that node's parent
 // likewise. All else meets in the workspace: each parent has kFanOut child slots there. A parent whose leaves lie in
@@ -192,7 +192,8 @@ class SplitTree {
       fold_states_staged<Tiles::kColumns, Tiles::kRows, Tiles::kScratchFloats, kParts>(
           block_, part, tiles.scratch(), slots, p.slot_floats, rows, second, children, place, sink);
     } else {
-      fold_states<Tiles::kColumns, kFoldAtOnce>(block_, slots, p.slot_floats, rows, second, children, place, sink);
+      constexpr int kAtOnce = kParts == kInLoop ? kFoldAtOnce : kFoldAtEnd;
+      fold_states<Tiles::kColumns, kAtOnce>(block_, slots, p.slot_floats, rows, second, children, place, sink);
     }
   }
 

@@ -1,4 +1,4 @@
-// The execution model of a CUDA target: a block of warps, its barrier, the arrival at a counter in global memory, what
+// The execution model of a CUDA target: a block of warps, its barrier, the arrival at counters in global memory, what
 // lanes tell each other, and the scalar arithmetic that common/device is written in.
 #pragma once
 
@@ -23,7 +23,7 @@ inline constexpr bool kHasProducers = true;  // waves that only copy, and plan t
 inline constexpr int kVectorFloats = 4;      // columns of a row that a thread takes at a time
 inline constexpr int kMergeUnroll = 4;       // parts in flight while merging (docs/tuning.md)
 inline constexpr int kFoldAtOnce = 2;        // states in flight while folding inside the loop
-inline constexpr bool kFoldsStaged = true;   // behind it, through shared memory
+inline constexpr int kFoldAtEnd = 0;         // and behind it; 0: all, through shared memory
 inline constexpr float kInfinity = __builtin_huge_valf();
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
@@ -116,6 +116,7 @@ FLASHPORT_DEVICE float group_max_before(float x) {
   const float before = __shfl_up_sync(~0u, x, 1, kGroup);
   return place == 0 ? -kInfinity : before;
 }
+
 // `count` (at most kVectorFloats) values at a stride, as one access where they are contiguous and aligned; rest is 0.
 FLASHPORT_DEVICE void load_vector(float (&x)[kVectorFloats], const float* from, std::int64_t stride, int count) {
   if (stride == 1 && count == kVectorFloats && reinterpret_cast<std::uintptr_t>(from) % 16 == 0) {

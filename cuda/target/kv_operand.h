@@ -55,12 +55,6 @@ class LanePlaces {
   unsigned places_[kPlaces];
 };
 
-// Where in its row the unit lies in which block `block` of a q8_0 head begins.
-template <KvFormat kFormat>
-FLASHPORT_DEVICE int first_unit_byte(const HeadPlace& head, int block) {
-  return kFormat == KvFormat::kQ8_0 ? head.byte - 34 * head.block + 16 * q8_0_unit(head.block + block) : 0;
-}
-
 template <DecodeConfig kCfg>
 struct KeyOperand {
   static constexpr KvFormat kFormat = kCfg.shape.kv;
@@ -69,7 +63,7 @@ struct KeyOperand {
   // Of the wave whose keys begin with `first_key`, a multiple of 16.
   FLASHPORT_DEVICE KeyOperand(int lane, int first_key, const HeadPlace& head)
       : places_(first_key + lane % 16, 16 * (kFormat == KvFormat::kQ8_0 ? q8_0_lane_unit(lane) : lane / 16),
-                first_unit_byte<kFormat>(head, 0)),
+                kFormat == KvFormat::kQ8_0 ? first_unit_byte(head, 0) : 0),
         scales_(Layout::offset(first_key + lane / 4, head.byte)) {
     for (int block = 0; block < kSelectors; ++block) {
       selectors_[block] = q8_0_selector(head.block + block, lane % 4);
@@ -138,7 +132,7 @@ struct ValueOperand {
                 16 * (kFormat == KvFormat::kQ8_0 ? q8_0_lane_unit(lane)
                       : is_byte_format(kFormat)  ? lane / 16
                                                  : lane / 8 % 2),
-                kFormat == KvFormat::kQ8_0 ? first_unit_byte<kFormat>(head, first_group) : kGroupBytes * first_group) {}
+                kFormat == KvFormat::kQ8_0 ? first_unit_byte(head, first_group) : kGroupBytes * first_group) {}
 
   // The first block of the head, from what the loop keeps.
   FLASHPORT_DEVICE int first_block(int first_group) const { return (lane_ / 4 - behind_scale_ - first_group) & 7; }

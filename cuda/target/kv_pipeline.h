@@ -1,7 +1,8 @@
 // Leaves of K and V on their way through shared memory: a ring of tiles of 64 rows, K, V, K, V, in the order of their
 // use. Producer waves (kv_producer.h) do nothing but copy; a full memory system holds up whoever issues copies, and
 // would hold up the products. A tile is ready when its mbarrier's phase completes, every producer thread arriving
-// behind its copies; it is free again when every compute wave has arrived at the other one.
+// behind its copies; it is free again when every compute wave has arrived at the other one. With teams a tile lies in
+// the rings of all of them, a part of its rows in each (row_layout.h).
 //
 // Rows lie in a tile as row_layout.h says. Those outside the sequence and dims beyond the stored ones are zero. Copies
 // are cp.async of 16 bytes, or of 8 or 4 where alignment asks for it (q8_0 with its block of 34 bytes, odd strides);
@@ -35,15 +36,6 @@ struct KvTiles {
   static constexpr int kBytes =
       (Keys::kRows * (Keys::kPitch > Values::kPitch ? Keys::kPitch : Values::kPitch) + 127) / 128 * 128;
 };
-
-// Where a head lies in the rows of a tile: its first byte, and its first block among the q8_0 blocks of lane_maps.h.
-struct HeadPlace {
-  int byte, block;
-};
-template <class Layout, DecodeConfig kCfg>
-FLASHPORT_DEVICE HeadPlace head_place(int team, int head, bool together) {
-  return {Layout::head_offset(team, head, together), first_block(kCfg.shape.head_dim_qk, kCfg.tuning.teams, head)};
-}
 
 // Where a wave stands in the ring.
 template <int kTiles>

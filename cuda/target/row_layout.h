@@ -4,12 +4,9 @@
 
 #include "common/device/config.h"
 #include "common/device/tree_layout.h"
+#include "cuda/target/lane_maps.h"
 
 namespace flashport {
-
-// Where in eight q8_0 blocks side by side (lane_maps.h) a head begins, for a kernel with teams: as in memory where
-// heads follow each other, because the order of the products follows from it, and bits must not depend on who computes.
-constexpr int first_block(int head_dim, int teams, int head) { return teams == 1 ? 0 : head_dim / 32 * head % 8; }
 
 // Rows of one head lie as in device memory where they are whole 64-byte units, 16-byte units exchanged by the row's
 // number (a shift of a row by padding would tear the copies' 128-byte requests apart); those of q8_0 are padded.
@@ -32,6 +29,9 @@ struct RowLayout {
   static_assert(kHeads == 1 || (kFormat == KvFormat::kQ8_0 && kBytes % 32 == 0 && kHeads * kColumn <= kPitch &&
                                 8 % (kDim / 32) == 0),
                 "teams are for heads of q8_0 that are whole sectors only together");
+  // A head's scales, two bytes further into their units from block to block, do not leave the half of a sector that the
+  // first one is in: exchanged together, they stay 34 bytes apart.
+  static_assert(kHeads == 1 || 34 * (kDim / 32) % 16 + 2 * (kDim / 32 - 1) < 16);
 
   // What the place of a byte is xored with in row `row`.
   static constexpr int swizzle(int row) {
@@ -43,11 +43,28 @@ struct RowLayout {
   static constexpr int row_offset(int row, int ring_bytes) {
     return kHeads == 1 ? row * kPitch : row / kRows * ring_bytes + row % kRows * kPitch;
   }
+  // Where in eight q8_0 blocks side by side (lane_maps.h) a head begins, for a kernel with teams: as in memory where
+  // heads follow each other, because the order of the products follows from it, and bits must not depend on who
+  // computes.
+  static constexpr int first_block(int head) { return kHeads == 1 ? 0 : kDim / 32 * head % 8; }
   // Where in a row the head begins that team `team` works on. `together`: the heads of the teams are side by side.
   static constexpr int head_offset(int team, int head, bool together) {
     if (kHeads == 1) return 0;
-    return together ? team * kHeadBytes : team * kColumn + 34 * first_block(kDim, kHeads, head) % 16;
+    return together ? team * kHeadBytes : team * kColumn + 34 * first_block(head) % 16;
   }
 };
+
+// Where a head lies in the rows of a tile: its first byte, and its first block among the q8_0 blocks of lane_maps.h.
+struct HeadPlace {
+  int byte, block;
+};
+template <class Layout>
+constexpr HeadPlace head_place(int team, int head, bool together) {
+  return {Layout::head_offset(team, head, together), Layout::first_block(head)};
+}
+// Where in its row the unit lies in which block `block` of a q8_0 head begins.
+constexpr int first_unit_byte(const HeadPlace& head, int block) {
+  return head.byte - 34 * head.block + 16 * q8_0_unit(head.block + block);
+}
 
 }  // namespace flashport

@@ -100,7 +100,8 @@ class DecodeTiles {
   FLASHPORT_DEVICE static constexpr int row_slots() { return kRowSlots; }
   FLASHPORT_DEVICE int live_rows() const { return recompute(live_rows_); }
   FLASHPORT_DEVICE int row_of(int slot) const { return recompute(row_base_ + 2 * c_) + slot / 2 * 8 + slot % 2; }
-  // Behind the loop, where the ring is empty.
+  // Behind await_ends(), where no team reads or fills the ring any more; half of the block's waves may use half of it.
+  static_assert(kCfg.tuning.waves % 2 == 0);
   static constexpr int kScratchFloats = sizeof(KvRing<kCfg>::tiles) / sizeof(float);
   FLASHPORT_DEVICE float* scratch() const { return reinterpret_cast<float*>(shared_.ring.tiles); }
   // Whether this lane is the one to write per-row values of a slot.
@@ -115,8 +116,8 @@ class DecodeTiles {
       const int lane = recompute(block_.lane());
       const int col_wave = recompute(col_wave_);
       const int team = recompute(block_.team());
-      keys_ = {lane, col_wave * kKeyTiles * 16, head_place<typename Tile::Keys, kCfg>(team, s.kv_head, together)};
-      values_ = {lane, col_wave * kColGroups, head_place<typename Tile::Values, kCfg>(team, s.kv_head, together)};
+      keys_ = {lane, col_wave * kKeyTiles * 16, head_place<typename Tile::Keys>(team, s.kv_head, together)};
+      values_ = {lane, col_wave * kColGroups, head_place<typename Tile::Values>(team, s.kv_head, together)};
     }
     if (has_query_) {
       mbarrier_arrive(&shared_.ring.query_free[query_.tile]);

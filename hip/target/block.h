@@ -1,4 +1,4 @@
-// The execution model of a HIP target: a block of waves, its barrier, the arrival at a counter in global memory, a scan
+// The execution model of a HIP target: a block of waves, its barrier, the arrival at counters in global memory, a scan
 // over the block, and the scalar arithmetic that common/device is written in. Included by a target's header behind its
 // tuning, which fixes kWaveSize. Products and sums are contracted nowhere: only fma_rn fuses.
 #pragma once
@@ -24,8 +24,8 @@ namespace flashport::FLASHPORT_TARGET {
 inline constexpr bool kHasProducers = false;
 inline constexpr int kVectorFloats = 4;  // columns of a row that a thread takes at a time
 inline constexpr int kMergeUnroll = 8;   // parts in flight while merging
-inline constexpr int kFoldAtOnce = 4;    // states in flight while folding
-inline constexpr bool kFoldsStaged = false;
+inline constexpr int kFoldAtOnce = 4;    // states in flight while folding inside the loop
+inline constexpr int kFoldAtEnd = 16;    // and behind it
 inline constexpr float kInfinity = __builtin_huge_valf();
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;

@@ -192,10 +192,14 @@ def emulator_rows():
             yield row("e", number, "emulator", case)
             number += 1
     # Neighbouring heads that a block's teams copy together (sm90a).
+    # The last is enough leaves for two stretches on two multiprocessors, of which one cuts a sequence.
     many_heads = {"types": "bf16/q8_0", "hkv": 4, "lens": "200|130|65|33"}
-    for change in {"hkv": 8, "window": "17:0"}, {"layout": "nhd", "page": 0}, {"types": "fp16/q8_0"}:
+    for change in {"hkv": 8, "window": "17:0"}, {"layout": "nhd", "page": 0}, {"types": "fp16/q8_0"}, {"lens": "200|200|200|200|130"}:  # fmt: skip
         yield row("e", number, "emulator", dict(PLAIN, **many_heads | change))
         number += 1
+    # A node and more, whose states a fold takes from shared memory in several goes.
+    yield row("e", number, "emulator", dict(PLAIN, group=16, hkv=1, lens="1100"))
+    yield row("e", number + 1, "emulator", dict(PLAIN, types="bf16/fp8_e4m3", dims="64", group=16, hkv=1, lens="1100"))
 
 
 PLAIN = {"types": "bf16/bf16", "dims": "128", "q_len": 1, "q_form": "token", "layout": "block_nhd", "page": 16,

@@ -71,13 +71,12 @@ class Tile {
     return r;
   }
 
-  // KeyOperand and ValueOperand: where the lanes' units lie, of keys from `first_key` on and of block `block` of a head
-  // whose first byte is `head_byte` in its row.
-  static std::array<int, kWave> places(int first_key, int head_byte, int first_block, int block) {
-    const int first = head_byte - 34 * first_block + 16 * q8_0_unit(first_block + block);
+  // KeyOperand and ValueOperand: where the lanes' units lie, of keys from `first_key` on and of the head's block
+  // `block`.
+  static std::array<int, kWave> places(int first_key, const HeadPlace& head, int block) {
     std::array<int, kWave> places{};
     for (int lane = 0; lane < kWave; ++lane) {
-      places[lane] = offset(first_key + lane % 16, first + 16 * q8_0_lane_unit(lane));
+      places[lane] = offset(first_key + lane % 16, first_unit_byte(head, block) + 16 * q8_0_lane_unit(lane));
     }
     return places;
   }
@@ -121,8 +120,8 @@ struct Head {
 template <int kDim, int kHeads>
 void check_keys(const Tile<kDim, kHeads>& tile, const Head& of, int waves) {
   using T = Tile<kDim, kHeads>;
-  const int first_block = flashport::first_block(kDim, kHeads, of.head);
-  const int head_byte = T::Layout::head_offset(of.team, of.head, of.together);
+  const HeadPlace place = head_place<typename T::Layout>(of.team, of.head, of.together);
+  const int first_block = place.block;
   std::array<int, kDim> dims;
   dims.fill(kNothing);
   for (int dim = 0; dim < kDim; ++dim) dims.at(query_column(kFormat, first_block, dim)) = dim;
@@ -131,7 +130,7 @@ void check_keys(const Tile<kDim, kHeads>& tile, const Head& of, int waves) {
   const int key_tiles = kLeafKeys / waves / 16;
   for (int wave = 0; wave < waves; ++wave) {
     const int first_key = wave * key_tiles * 16;
-    const auto places = T::places(first_key, head_byte, first_block, 0);
+    const auto places = T::places(first_key, place, 0);
     for (int key_tile = 0; key_tile < key_tiles; ++key_tile) {
       std::vector<Register> unit;
       for (int block = 0; block < T::kBlocks; ++block) {
@@ -157,7 +156,7 @@ void check_keys(const Tile<kDim, kHeads>& tile, const Head& of, int waves) {
               }
             }
             const int scale =
-                T::offset(first_key + lane / 4, head_byte) + T::row_offset(16 * key_tile + 8 * half) + 34 * block;
+                T::offset(first_key + lane / 4, place.byte) + T::row_offset(16 * key_tile + 8 * half) + 34 * block;
             for (int i = 0; i < 2; ++i) ASSERT_EQ(tile.bytes().at(scale + i), name_of(key, of.head, 34 * block + i));
           }
         }
@@ -171,12 +170,12 @@ void check_keys(const Tile<kDim, kHeads>& tile, const Head& of, int waves) {
 template <int kDim, int kHeads>
 void check_values(const Tile<kDim, kHeads>& tile, const Head& of, int waves) {
   using T = Tile<kDim, kHeads>;
-  const int first_block = flashport::first_block(kDim, kHeads, of.head);
-  const int head_byte = T::Layout::head_offset(of.team, of.head, of.together);
+  const HeadPlace place = head_place<typename T::Layout>(of.team, of.head, of.together);
+  const int first_block = place.block;
   const int groups = T::kBlocks / waves;
   for (int wave = 0; wave < waves; ++wave) {
     const int first_group = wave * groups;
-    const auto places = T::places(0, head_byte, first_block, first_group);
+    const auto places = T::places(0, place, first_group);
     for (int first_key = 0; first_key < kLeafKeys; first_key += 16) {
       std::vector<Register> unit;
       for (int group = 0; group < groups; ++group) {
@@ -258,10 +257,9 @@ TEST(RowLayout, HeadsOfTeams) {
 TEST(RowLayout, FirstBlockFollowsFromTheHead) {
   using Layout = RowLayout<kFormat, 128, 4>;
   for (int head = 0; head < 16; ++head) {
-    for (int team = 0; team < 4; ++team) {
-      EXPECT_EQ(Layout::head_offset(team, head, false) % 16, 34 * first_block(128, 4, head) % 16);
-    }
-    EXPECT_EQ(Layout::head_offset(head % 4, head, true) % 16, 34 * first_block(128, 4, head) % 16);
+    const int among_neighbours = Layout::head_offset(head % 4, head, true) % 16;
+    EXPECT_EQ(among_neighbours, 34 * Layout::first_block(head) % 16);
+    for (int team = 0; team < 4; ++team) EXPECT_EQ(Layout::head_offset(team, head, false) % 16, among_neighbours);
   }
 }
 

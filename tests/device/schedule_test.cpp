@@ -95,7 +95,7 @@ Range range_of(const DecodeParams& p, std::int64_t block, std::int64_t grid) {
 // What ranges come to that random launches must have met.
 struct Seen {
   int side_by_side = 0, whole_nodes = 0, leaves = 0;
-  int begins_in_opening = 0, ends_in_opening = 0, idle = 0;
+  int begins_at_first_leaf = 0, ends_in_opening = 0, idle = 0;
 };
 
 // A block's leaves of a tile.
@@ -175,7 +175,7 @@ class Walk {
     const Segment& s = range.segment;
     const int begin = s.first > 0 ? s.start + unit_of_leaf(s.first, 1) : s.start;
     const int stretch = stretch_of(p_, range.line, s, s.first);
-    if (stretch_begin(p_, range.line, stretch) == begin + 1) ++seen.begins_in_opening;
+    if (stretch_begin(p_, range.line, stretch) == begin + 1) ++seen.begins_at_first_leaf;
     const Segment& end = last.segment;
     if (range.end > end.start + units_of(end.leaves, 1)) ++seen.ends_in_opening;
   }
@@ -214,7 +214,7 @@ TEST(Schedule, EveryLeafHasOneBlockThatAllKnow) {
   EXPECT_GT(seen.side_by_side, 100);
   EXPECT_GT(seen.whole_nodes, 100);
   EXPECT_GT(seen.leaves, 100);
-  EXPECT_GT(seen.begins_in_opening, 100);
+  EXPECT_GT(seen.begins_at_first_leaf, 100);
   EXPECT_GT(seen.ends_in_opening, 100);
   EXPECT_GT(seen.idle, 100);
 }

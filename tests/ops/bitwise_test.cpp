@@ -63,8 +63,7 @@ TEST_P(Bitwise, AloneInBatchesAndOnAnyNumberOfMultiprocessors) {
 }
 
 // Many cuts of long lines of leaves: every grid from one block to more blocks than leaves.
-TEST(FullBitwise, UnderRandomSchedules) {
-  const PoolShape shape{"bitwise_schedules", Type::kF16, Type::kF16, 64, 64, 1, 1, 16, 1};
+void check_under_random_schedules(const PoolShape& shape) {
   const RequestPool pool(shape, {17000, 1, 1024, 1025, 0, 16384, 16385, 4096, 70, 2000}, 15);
   const auto count = static_cast<std::int64_t>(pool.lens().size());
   RequestPool::Bits alone;
@@ -82,6 +81,17 @@ TEST(FullBitwise, UnderRandomSchedules) {
     }
   }
   flashport::set_multiprocessor_limit(0);
+}
+
+TEST(FullBitwise, UnderRandomSchedules) {
+  check_under_random_schedules({"bitwise_schedules", Type::kF16, Type::kF16, 64, 64, 1, 1, 16, 1});
+}
+
+// States of more pieces than a fold has threads, or scratch memory for all of their children.
+TEST(FullBitwise, UnderRandomSchedulesOfManyRows) {
+  const PoolShape shape{"bitwise_schedules_g16", Type::kF16, Type::kE4M3, 64, 64, 16, 1, 16, 1};
+  FLASHPORT_REQUIRE_SUPPORT(shape.name, flashport::supports(shape.query(1)));
+  check_under_random_schedules(shape);
 }
 
 TEST_P(Bitwise, OnRepeat) {

@@ -15,21 +15,26 @@ FLASHPORT_DEVICE void probe_visit(const ProbeParams& p, const Block& block) {
   p.echoes[block.index()] = p.last + block.index();
 }
 
-// Blocks publish; exactly one is the last to arrive, sees what all have written, and leaves the counter at zero.
+// Blocks publish and arrive at two counters, with nothing to tell in between; at each exactly one is the last. That of
+// the first sees what all have written. The counters are left at zero.
 FLASHPORT_DEVICE void probe_arrive(const ProbeParams& p, const Block& block) {
   constexpr int kColumns = kProbeThreads;
   const int step = kWaveSize == 1 ? 1 : kColumns;  // a CPU block has one thread, which takes all columns
   for (int column = block.thread(); column < kColumns; column += step) {
     p.published[block.index() * kColumns + column] = static_cast<float>(p.round + 1);
   }
-  const auto arrival = [&](int) { return Arrival{p.counter, 1, static_cast<int>(block.count())}; };
-  if (block.arrive(1, arrival) == 0) return;
+  const auto blocks = static_cast<int>(block.count());
+  const unsigned last = block.arrive(3, [&](int i) { return Arrival{p.counters + i / 2, i == 1 ? 0 : 1 + i / 2, blocks * (1 + i / 2)}; });
+  std::uint32_t* winners = p.winners + 2 * p.round;
+  if (block.thread() == 0 && (last & 2) != 0) winners[0] += 100;
+  if (block.thread() == 0 && (last & 4) != 0) winners[1] += 1;
+  if ((last & 1) == 0) return;
   for (int column = block.thread(); column < kColumns; column += step) {
     float sum = 0;
     for (std::int64_t i = 0; i < block.count(); ++i) sum += load_published(p.published + i * kColumns + column);
     p.sums[p.round * kColumns + column] = sum;
   }
-  if (block.thread() == 0) p.winners[p.round] += 1;
+  if (block.thread() == 0) winners[0] += 1;
 }
 
 // What the lanes of a wave tell each other: a scan of thread + 1, and what lane block % kWaveSize has.

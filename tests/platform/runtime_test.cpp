@@ -136,12 +136,12 @@ TEST_F(Runtime, LastBlockToArriveSeesWhatAllHavePublished) {
   const int rounds = 5;
   for (const std::int64_t grid : {1, 2, 64, 150}) {
     const DeviceArray<float> published(backend, grid * kProbeThreads);
-    const DeviceArray<std::uint32_t> counter(backend, 1);
+    const DeviceArray<std::uint32_t> counters(backend, 2);
     const DeviceArray<float> sums(backend, rounds * kProbeThreads);
-    const DeviceArray<std::uint32_t> winners(backend, rounds);
+    const DeviceArray<std::uint32_t> winners(backend, 2 * rounds);
     ProbeParams params = {};
     params.published = published.data();
-    params.counter = counter.data();
+    params.counters = counters.data();
     params.sums = sums.data();
     params.winners = winners.data();
     const KernelEntry* kernel = find("probe_arrive");
@@ -149,12 +149,13 @@ TEST_F(Runtime, LastBlockToArriveSeesWhatAllHavePublished) {
     const std::vector<float> summed = sums.host();
     const std::vector<std::uint32_t> won = winners.host();
     for (int round = 0; round < rounds; ++round) {
-      ASSERT_EQ(won[round], 1u) << "round " << round << ", grid " << grid;
+      ASSERT_EQ(won[2 * round], 1u) << "round " << round << ", grid " << grid;
+      ASSERT_EQ(won[2 * round + 1], 1u) << "round " << round << ", grid " << grid;
       for (int column = 0; column < kProbeThreads; ++column) {
         ASSERT_EQ(summed[round * kProbeThreads + column], static_cast<float>(grid * (round + 1))) << "round " << round;
       }
     }
-    EXPECT_EQ(counter.host()[0], 0u);
+    for (std::uint32_t count : counters.host()) EXPECT_EQ(count, 0u);
   }
 }
 
@@ -204,12 +205,12 @@ TEST_F(Runtime, TakesLaunchesFromSeveralThreads) {
   for (int caller = 0; caller < callers; ++caller) {
     threads.emplace_back([&, caller] {
       const DeviceArray<float> published(backend, grid * kProbeThreads);
-      const DeviceArray<std::uint32_t> counter(backend, 1);
+      const DeviceArray<std::uint32_t> counters(backend, 2);
       const DeviceArray<float> sums(backend, repeats * kProbeThreads);
-      const DeviceArray<std::uint32_t> winners(backend, repeats);
+      const DeviceArray<std::uint32_t> winners(backend, 2 * repeats);
       ProbeParams params = {};
       params.published = published.data();
-      params.counter = counter.data();
+      params.counters = counters.data();
       params.sums = sums.data();
       params.winners = winners.data();
       for (params.round = 0; params.round < repeats; ++params.round) launch(kernel, grid, params);
