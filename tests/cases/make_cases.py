@@ -194,7 +194,13 @@ def emulator_rows():
     # Neighbouring heads that a block's teams copy together (sm90a).
     # The last is enough leaves for two stretches on two multiprocessors, of which one cuts a sequence.
     many_heads = {"types": "bf16/q8_0", "hkv": 4, "lens": "200|130|65|33"}
-    for change in {"hkv": 8, "window": "17:0"}, {"layout": "nhd", "page": 0}, {"types": "fp16/q8_0"}, {"lens": "200|200|200|200|130"}:  # fmt: skip
+    changes = [
+        {"hkv": 8, "window": "17:0"},
+        {"layout": "nhd", "page": 0},
+        {"types": "fp16/q8_0"},
+        {"lens": "200|200|200|200|130"},
+    ]
+    for change in changes:
         yield row("e", number, "emulator", dict(PLAIN, **many_heads | change))
         number += 1
     # A node and more, whose states a fold takes from shared memory in several goes.

@@ -57,7 +57,9 @@ def choose_device(name: str | None) -> ChosenDevice:
     raise click.BadParameter(f"no such device: {name}; there are {known} (flashport doctor says why others are not)")
 
 
-device_option = click.option("--device", "device_name", metavar="NAME", help="cpu, cuda:0, hip:0, ... [default: a GPU, else the CPU]")
+device_option = click.option(
+    "--device", "device_name", metavar="NAME", help="cpu, cuda:0, hip:0, ... [default: a GPU, else the CPU]"
+)
 
 
 def seconds_text(seconds: float) -> str:
