@@ -7,6 +7,8 @@ set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${FLASHPORT_INST
 
 # Kernels that every target has besides those of the table; each takes the params struct beside it.
 set(FLASHPORT_PLAIN_KERNELS decode_stage2 merge_states append_kv read_bandwidth)
+# And those of one backend alone.
+set(FLASHPORT_PLAIN_KERNELS_cpu gated_delta_update)
 
 # The rows of the table that `target` has, each as "math|kv|dk|dv|rows".
 function(flashport_instances target backend out)
@@ -83,7 +85,7 @@ function(flashport_generate_kernels target backend extension out_sources out_ker
   endforeach()
   list(APPEND groups plain)
   set(text_plain "")
-  foreach(kernel IN LISTS FLASHPORT_PLAIN_KERNELS)
+  foreach(kernel IN LISTS FLASHPORT_PLAIN_KERNELS FLASHPORT_PLAIN_KERNELS_${backend})
     set(symbol flashport_${target}_${kernel})
     string(TOUPPER ${kernel} macro)
     string(APPEND text_plain "FLASHPORT_DEFINE_${macro}(${symbol}, \"${kernel}/${target}\")\n")

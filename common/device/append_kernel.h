@@ -8,14 +8,6 @@ namespace flashport::FLASHPORT_TARGET {
 
 inline constexpr int kAppendUnit = 32;
 
-FLASHPORT_DEVICE float load_as_float(const void* data, DType dtype, std::int64_t at) {
-  switch (dtype) {
-    case DType::kFloat16: return to_float(static_cast<const Half*>(data)[at]);
-    case DType::kBFloat16: return to_float(static_cast<const BFloat16*>(data)[at]);
-    default: return static_cast<const float*>(data)[at];
-  }
-}
-
 FLASHPORT_DEVICE void store_q8_0_block(char* to, const float* x) {
   float most = 0.0f;
   // -0 gives +0, so that a block of zeros has the scale +0 whatever the processor's maximum makes of the two.

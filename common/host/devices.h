@@ -25,10 +25,11 @@ class DeviceContext {
   [[nodiscard]] int multiprocessors() const;
   [[nodiscard]] bool is_cpu() const { return device_.kind == DeviceKind::kCpu; }
 
-  // Kernels that every target has.
+  // Kernels without a template shape, of which a target has one each.
   [[nodiscard]] const KernelEntry& decode_stage2(const Check& check) const;
   [[nodiscard]] const KernelEntry& merge_states(const Check& check) const;
   [[nodiscard]] const KernelEntry& append_kv(const Check& check) const;
+  [[nodiscard]] const KernelEntry& gated_delta_update(const Check& check) const;
 
   [[nodiscard]] int occupancy(const Check& check, const KernelEntry& kernel);
 
@@ -53,6 +54,7 @@ class DeviceContext {
   const KernelEntry* decode_stage2_ = nullptr;
   const KernelEntry* merge_states_ = nullptr;
   const KernelEntry* append_kv_ = nullptr;
+  const KernelEntry* gated_delta_update_ = nullptr;
   std::unique_ptr<std::atomic<int>[]> occupancy_;  // beside kernels_; 0: not asked yet
 };
 

@@ -4,6 +4,7 @@
 
 #include "common/device/append_kernel.h"
 #include "common/device/decode_kernel.h"
+#include "common/device/gated_delta_update_kernel.h"
 #include "common/device/merge_kernel.h"
 #include "common/device/read_kernel.h"
 #include "common/host/backend_abi.h"
@@ -54,4 +55,10 @@ constexpr DecodeConfig decode_config(MathType math, KvFormat kv, int head_dim_qk
 #define FLASHPORT_DEFINE_READ_BANDWIDTH(symbol, key)                                                    \
   namespace flashport::FLASHPORT_TARGET {                                                               \
   FLASHPORT_DEFINE_KERNEL(symbol, key, {}, ReadBandwidthParams, char, read_bandwidth<1>(params, block)) \
+  }
+
+#define FLASHPORT_DEFINE_GATED_DELTA_UPDATE(symbol, key)                            \
+  namespace flashport::FLASHPORT_TARGET {                                           \
+  FLASHPORT_DEFINE_KERNEL(symbol, key, {}, GatedDeltaUpdateParams, StateTileMemory, \
+                          gated_delta_update<1>(params, block, &shared))            \
   }

@@ -139,6 +139,9 @@ FLASHPORT_DEVICE Vec exp2_approx(Vec x) {
   return y * reinterpret_cast<Vec>((exponent + 127) << 23);
 }
 FLASHPORT_DEVICE float log2_full(float x) { return std::log2(x); }
+FLASHPORT_DEVICE float exp_full(float x) { return std::exp(x); }
+FLASHPORT_DEVICE float log1p_full(float x) { return std::log1p(x); }
+FLASHPORT_DEVICE float sqrt_full(float x) { return std::sqrt(x); }
 FLASHPORT_DEVICE float tanh_full(float x) { return std::tanh(x); }
 FLASHPORT_DEVICE float mul_rn(float a, float b) { return a * b; }
 FLASHPORT_DEVICE int round_to_int(float x) { return static_cast<int>(std::round(x)); }

@@ -31,3 +31,4 @@ FLASHPORT_DEVICE IntVec widen(const std::int8_t* from) {
 }  // namespace flashport::cpu_avx512
 
 #define FLASHPORT_TILES_HEADER "cpu/target/tiles.h"
+#define FLASHPORT_STATE_TILE_HEADER "cpu/target/state_tile.h"

@@ -1,0 +1,25 @@
+// The gates of the gated delta rule, scalar and in fp32 with functions of full precision: what a gate loses, every
+// later token inherits.
+#pragma once
+
+#include "common/device/gated_delta_params.h"
+#include FLASHPORT_TARGET_HEADER
+
+namespace flashport::FLASHPORT_TARGET {
+
+FLASHPORT_DEVICE float sigmoid_full(float x) { return 1.0f / (1.0f + exp_full(0.0f - x)); }
+
+// log1p: for x far below 0 the result is exp(x), which 1 + exp(x) would lose.
+FLASHPORT_DEVICE float softplus_full(float x, float beta, float threshold) {
+  const float scaled = beta * x;
+  return scaled <= threshold ? log1p_full(exp_full(scaled)) / beta : x;
+}
+
+// What the state is multiplied with: exp(g) for x = a + dt_bias and rate = exp(A_log).
+FLASHPORT_DEVICE float gate_decay(const GatedDeltaUpdateParams& p, float x, float rate) {
+  const float g = p.has_lower_bound ? p.lower_bound * sigmoid_full(rate * x)
+                                    : 0.0f - rate * softplus_full(x, p.softplus_beta, p.softplus_threshold);
+  return exp_full(g);
+}
+
+}  // namespace flashport::FLASHPORT_TARGET

@@ -1,0 +1,43 @@
+// The params of the gated delta rule's kernels, as those of params.h: plain, and strides count elements.
+#pragma once
+
+#include "common/device/params.h"
+
+namespace flashport {
+
+// An input (or output) of one row for each sequence row, token and head. With cu_seqlens stride_seq is unused.
+struct TokenRows {
+  void* data;
+  DType dtype;
+  std::int64_t stride_seq, stride_token, stride_head, stride_dim;
+};
+
+// States of all heads, slot by slot; within a head dense.
+struct StateSlots {
+  void* data;  // null: there are none
+  DType dtype;
+  std::int64_t slot_stride, step_stride;
+  IndexArray indices;  // of a sequence; null data: its own number
+};
+
+struct GatedDeltaUpdateParams {
+  std::int32_t batch, tokens;  // sequences; tokens of each, or of all with cu_seqlens
+  std::int32_t num_heads, num_v_heads, group_size;
+  std::int32_t head_dim_k, head_dim_v;
+  std::int32_t heads_modulo;  // the head of value head hv is hv % num_heads, else hv / group_size
+  std::int32_t key_major;     // states are [K, V], else [V, K]
+  std::int32_t l2norm, gate_per_key, update_state;
+  TokenRows q, k, v, a, b, out;
+  const float* a_log;
+  const void* dt_bias;
+  DType dt_bias_dtype;
+  IndexArray cu_seqlens;  // null data: every sequence has `tokens` tokens
+  StateSlots state, steps;
+  std::int32_t num_steps;  // tokens whose states `steps` can hold
+  IndexArray parents;      // null data: a chain
+  std::int64_t parents_stride_seq, parents_stride_token;
+  float scale, softplus_beta, softplus_threshold, lower_bound;
+  std::int32_t has_lower_bound;
+};
+
+}  // namespace flashport

@@ -1,0 +1,313 @@
+#include "common/host/gated_delta_problem.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "common/host/decode_problem.h"
+
+namespace flashport {
+namespace {
+
+constexpr std::int64_t kLeastHeadDim = 16, kMostHeadDim = 256, kHeadDimStep = 8;
+constexpr char kStateVk[] = "(slots, num_v_heads, head_dim_v, head_dim_k)";
+constexpr char kStateKv[] = "(slots, num_v_heads, head_dim_k, head_dim_v)";
+constexpr char kStepsVk[] = "(slots, steps, num_v_heads, head_dim_v, head_dim_k)";
+constexpr char kStepsKv[] = "(slots, steps, num_v_heads, head_dim_k, head_dim_v)";
+
+struct Sizes {
+  std::int64_t batch, tokens, heads, v_heads, dim_k, dim_v, sequences;
+};
+
+bool is_vk(const GatedDeltaUpdateArgs& a) { return a.state_layout == StateLayout::kVK; }
+
+void check_ranks(const Check& check, const GatedDeltaUpdateArgs& a) {
+  check.rank(a.q, "q", 4, "(batch, tokens, num_heads, head_dim_k)");
+  check.rank(a.k, "k", 4, "(batch, tokens, num_heads, head_dim_k)");
+  check.rank(a.v, "v", 4, "(batch, tokens, num_v_heads, head_dim_v)");
+  if (a.is_kda && a.a.rank == 4) {
+    check.rank(a.a, "a", 4, "(batch, tokens, num_v_heads, head_dim_k)");
+  } else if (a.is_kda) {
+    check.rank(a.a, "a", 3, "(batch, tokens, num_v_heads * head_dim_k)", 2,
+               "(batch * tokens, num_v_heads * head_dim_k)");
+  } else {
+    check.rank(a.a, "a", 3, "(batch, tokens, num_v_heads)", 2, "(batch * tokens, num_v_heads)");
+  }
+  check.rank(a.b, "b", 3, "(batch, tokens, num_v_heads)", 2, "(batch * tokens, num_v_heads)");
+  if (a.a_log.rank < 1) check.rank(a.a_log, "A_log", 1, "(num_v_heads)");
+  if (a.dt_bias.rank < 1) check.rank(a.dt_bias, "dt_bias", 1, "(num_v_heads)");
+  check.rank(a.state, "state", 4, is_vk(a) ? kStateVk : kStateKv);
+  check.rank(a.state_indices, "state_indices", 1, "(sequences)");
+  check.rank(a.cu_seqlens, "cu_seqlens", 1, "(sequences + 1)");
+  check.rank(a.intermediate_states, "intermediate_states", 5, is_vk(a) ? kStepsVk : kStepsKv);
+  check.rank(a.intermediate_indices, "intermediate_indices", 1, "(sequences)");
+  check.rank(a.parent_tokens, "parent_tokens", 2, "(sequences, steps)");
+  check.rank(a.out, "out", 4, "(batch, tokens, num_v_heads, head_dim_v)");
+}
+
+// One row a token, in either of the forms that inputs of a number per head come in.
+void check_token_rows(const Check& check, const TensorView& view, const char* name, const Sizes& s,
+                      std::int64_t width) {
+  if (view.rank == 2) return check.shape(view, name, "(batch * tokens, ...)", {s.batch * s.tokens, width});
+  check.shape(view, name, "(batch, tokens, ...)", {s.batch, s.tokens, width});
+}
+
+void check_elements(const Check& check, const TensorView& view, const char* name, const char* product,
+                    std::int64_t count) {
+  for (int axis = 0; axis < view.rank; ++axis) {
+    if (view.shape[axis] < 0) check.value_error(std::string(name) + " has a negative extent: " + shape_text(view));
+  }
+  if (view.numel() == count) return;
+  check.value_error(std::string(name) + " must have " + product + " = " + std::to_string(count) + " elements, got " +
+                    shape_text(view));
+}
+
+void check_head_dim(const Check& check, const char* name, std::int64_t dim) {
+  if (dim >= kLeastHeadDim && dim <= kMostHeadDim && dim % kHeadDimStep == 0) return;
+  check.not_supported(std::string(name) + " must be a multiple of " + std::to_string(kHeadDimStep) + " from " +
+                      std::to_string(kLeastHeadDim) + " to " + std::to_string(kMostHeadDim) + ", got " +
+                      std::to_string(dim));
+}
+
+Sizes check_shapes(const Check& check, const GatedDeltaUpdateArgs& a) {
+  Sizes s{a.q.shape[0], a.q.shape[1], a.q.shape[2], a.v.shape[2], a.q.shape[3], a.v.shape[3], a.q.shape[0]};
+  check.shape(a.k, "k", "(batch, tokens, num_heads, head_dim_k)", {s.batch, s.tokens, s.heads, s.dim_k});
+  check.shape(a.v, "v", "(batch, tokens, num_v_heads, head_dim_v)", {s.batch, s.tokens, s.v_heads, s.dim_v});
+  if (s.heads < 1 || s.v_heads < 1 || s.v_heads % s.heads != 0) {
+    check.value_error("num_v_heads must be a multiple of num_heads, got v of shape " + shape_text(a.v) +
+                      " and q of shape " + shape_text(a.q));
+  }
+  check_head_dim(check, "head_dim_k", s.dim_k);
+  check_head_dim(check, "head_dim_v", s.dim_v);
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max() / kMostHeadDim;
+  if (s.batch > kMost || s.tokens > kMost || s.v_heads > kMost) {
+    check.value_error("v must have extents of at most " + std::to_string(kMost) + ", got " + shape_text(a.v));
+  }
+  if (a.cu_seqlens) {
+    if (s.batch != 1) {
+      check.value_error("q must have batch 1 with cu_seqlens, got " + shape_text(a.q) +
+                        "; join the rows along the tokens");
+    }
+    if (a.cu_seqlens->shape[0] < 1 || a.cu_seqlens->shape[0] > kMost) {
+      check.value_error("cu_seqlens must have 1 to " + std::to_string(kMost) + " elements (sequences + 1), got " +
+                        shape_text(*a.cu_seqlens));
+    }
+    s.sequences = a.cu_seqlens->shape[0] - 1;
+  }
+  const std::int64_t gates = a.is_kda ? s.v_heads * s.dim_k : s.v_heads;
+  if (a.a.rank == 4) {
+    check.shape(a.a, "a", "(batch, tokens, num_v_heads, head_dim_k)", {s.batch, s.tokens, s.v_heads, s.dim_k});
+  } else {
+    check_token_rows(check, a.a, "a", s, gates);
+  }
+  check_token_rows(check, a.b, "b", s, s.v_heads);
+  check_elements(check, a.a_log, "A_log", "num_v_heads", s.v_heads);
+  check_elements(check, a.dt_bias, "dt_bias", a.is_kda ? "num_v_heads * head_dim_k" : "num_v_heads", gates);
+  const std::int64_t outer = is_vk(a) ? s.dim_v : s.dim_k, inner = is_vk(a) ? s.dim_k : s.dim_v;
+  check.shape(a.state, "state", is_vk(a) ? kStateVk : kStateKv, {kAnyExtent, s.v_heads, outer, inner});
+  check.shape(a.state_indices, "state_indices", "(sequences)", {s.sequences});
+  check.shape(a.intermediate_states, "intermediate_states", is_vk(a) ? kStepsVk : kStepsKv,
+              {kAnyExtent, kAnyExtent, s.v_heads, outer, inner});
+  check.shape(a.intermediate_indices, "intermediate_indices", "(sequences)", {s.sequences});
+  check.shape(a.parent_tokens, "parent_tokens", "(sequences, steps)", {s.sequences, kAnyExtent});
+  check.shape(a.out, "out", "(batch, tokens, num_v_heads, head_dim_v)", {s.batch, s.tokens, s.v_heads, s.dim_v});
+  return s;
+}
+
+// What is given only together, and the room for tokens.
+void check_combinations(const Check& check, const GatedDeltaUpdateArgs& a, const Sizes& s) {
+  if (a.state_indices && !a.state) check.value_error("state_indices needs state; pass the pool, or neither");
+  if (a.state && !a.state_indices && a.state->shape[0] < s.sequences) {
+    check.value_error("state must have a slot for each of the " + std::to_string(s.sequences) +
+                      " sequences without state_indices, got " + shape_text(*a.state));
+  }
+  if (a.intermediate_states.has_value() != a.intermediate_indices.has_value()) {
+    check.value_error("intermediate_states and intermediate_indices must be given together; pass both or neither");
+  }
+  if (a.parent_tokens && !a.intermediate_states) {
+    check.value_error("parent_tokens needs intermediate_states, where the parents' states are stored");
+  }
+  // With cu_seqlens the longest sequence is known from its contents alone.
+  const std::int64_t longest = a.cu_seqlens ? 1 : s.tokens;
+  if (a.intermediate_states && a.intermediate_states->shape[1] < longest) {
+    check.value_error("intermediate_states must have at least " + std::to_string(longest) + " steps, got shape " +
+                      shape_text(*a.intermediate_states));
+  }
+  if (a.parent_tokens && a.parent_tokens->shape[1] < longest) {
+    check.value_error("parent_tokens must have at least " + std::to_string(longest) + " steps, got shape " +
+                      shape_text(*a.parent_tokens));
+  }
+}
+
+void check_numbers(const Check& check, const GatedDeltaUpdateArgs& a) {
+  if (a.scale && !(std::isfinite(*a.scale) && *a.scale > 0)) {
+    check.value_error("scale must be positive and finite, got " + std::to_string(*a.scale));
+  }
+  if (!(std::isfinite(a.softplus_beta) && a.softplus_beta > 0)) {
+    check.value_error("softplus_beta must be positive and finite, got " + std::to_string(a.softplus_beta));
+  }
+  if (std::isnan(a.softplus_threshold)) check.value_error("softplus_threshold must be a number, got nan");
+  if (a.lower_bound && !(std::isfinite(*a.lower_bound) && *a.lower_bound < 0)) {
+    check.value_error("lower_bound must be negative and finite, got " + std::to_string(*a.lower_bound));
+  }
+}
+
+void check_types_and_devices(const Check& check, const GatedDeltaUpdateArgs& a) {
+  check.dtype(a.q, "q", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
+  check.dtype(a.k, "k", {a.q.dtype});
+  check.dtype(a.v, "v", {a.q.dtype});
+  check.dtype(a.a, "a", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
+  check.dtype(a.b, "b", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
+  check.dtype(a.a_log, "A_log", {DType::kFloat32});
+  check.dtype(a.dt_bias, "dt_bias", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
+  check.dtype(a.state, "state", {DType::kFloat32, DType::kBFloat16});
+  check.dtype(a.state_indices, "state_indices", {DType::kInt32, DType::kInt64});
+  check.dtype(a.cu_seqlens, "cu_seqlens", {DType::kInt32, DType::kInt64});
+  check.dtype(a.intermediate_states, "intermediate_states", {DType::kFloat32, DType::kBFloat16});
+  check.dtype(a.intermediate_indices, "intermediate_indices", {DType::kInt32, DType::kInt64});
+  check.dtype(a.parent_tokens, "parent_tokens", {DType::kInt32, DType::kInt64});
+  check.dtype(a.out, "out", {a.q.dtype});
+
+  check.device(a.k, "k", a.q, "q");
+  check.device(a.v, "v", a.q, "q");
+  check.device(a.a, "a", a.q, "q");
+  check.device(a.b, "b", a.q, "q");
+  check.device(a.a_log, "A_log", a.q, "q");
+  check.device(a.dt_bias, "dt_bias", a.q, "q");
+  check.device(a.state, "state", a.q, "q");
+  check.device(a.state_indices, "state_indices", a.q, "q");
+  check.device(a.cu_seqlens, "cu_seqlens", a.q, "q");
+  check.device(a.intermediate_states, "intermediate_states", a.q, "q");
+  check.device(a.intermediate_indices, "intermediate_indices", a.q, "q");
+  check.device(a.parent_tokens, "parent_tokens", a.q, "q");
+  check.device(a.out, "out", a.q, "q");
+}
+
+// A pool whose slots may lie apart, and nothing else.
+void check_pool(const Check& check, const TensorView& pool, const char* name, bool writes) {
+  if (writes) {
+    check.writable(pool, name);
+  } else {
+    check.readable(pool, name);
+  }
+  if (!has_elements(pool)) return;
+  std::int64_t step = 1;
+  for (int axis = pool.rank - 1; axis > 0; --axis) {
+    if (pool.shape[axis] != 1 && pool.strides[axis] != step) {
+      check.value_error(std::string(name) + " must be contiguous within a slot, got shape " + shape_text(pool) +
+                        " with strides " + tuple_text(pool.strides, pool.rank) +
+                        "; only its first axis may have another stride");
+    }
+    step *= pool.shape[axis];
+  }
+}
+
+void check_memory(const Check& check, const GatedDeltaUpdateArgs& a) {
+  struct Named {
+    const TensorView* view;
+    const char* name;
+  };
+  const Named inputs[] = {
+      {&a.q, "q"}, {&a.k, "k"}, {&a.v, "v"}, {&a.a, "a"}, {&a.b, "b"}, {&a.a_log, "A_log"}, {&a.dt_bias, "dt_bias"}};
+  for (const Named& input : inputs) check.readable(*input.view, input.name);
+  check.inner_contiguous(a.q, "q");
+  check.inner_contiguous(a.k, "k");
+  check.inner_contiguous(a.v, "v");
+  check.contiguous(a.a_log, "A_log");
+  check.contiguous(a.dt_bias, "dt_bias");
+  check.array(a.state_indices, "state_indices");
+  check.array(a.cu_seqlens, "cu_seqlens");
+  check.array(a.intermediate_indices, "intermediate_indices");
+  if (a.parent_tokens) check.readable(*a.parent_tokens, "parent_tokens");
+  check.writable(a.out, "out");
+  check.inner_contiguous(a.out, "out");
+  if (a.state) check_pool(check, *a.state, "state", a.update_state);
+  if (a.intermediate_states) check_pool(check, *a.intermediate_states, "intermediate_states", true);
+
+  for (const Named& input : inputs) {
+    check.disjoint(a.out, "out", *input.view, input.name);
+    if (a.state && a.update_state) check.disjoint(*a.state, "state", *input.view, input.name);
+    if (a.intermediate_states) {
+      check.disjoint(*a.intermediate_states, "intermediate_states", *input.view, input.name);
+    }
+  }
+  if (a.state) check.disjoint(a.out, "out", *a.state, "state");
+  if (a.intermediate_states) {
+    check.disjoint(a.out, "out", *a.intermediate_states, "intermediate_states");
+    if (a.state) check.disjoint(*a.intermediate_states, "intermediate_states", *a.state, "state");
+  }
+}
+
+TokenRows token_rows(const TensorView& view) {
+  return {view.data, view.dtype, view.strides[0], view.strides[1], view.strides[2], 1};
+}
+
+// A number per value head, or one per value head and key.
+TokenRows gate_rows(const TensorView& view, const Sizes& s, bool per_key) {
+  TokenRows rows{};
+  rows.data = view.data;
+  rows.dtype = view.dtype;
+  rows.stride_token = view.strides[view.rank == 2 ? 0 : 1];
+  rows.stride_seq = view.rank == 2 ? s.tokens * rows.stride_token : view.strides[0];
+  const std::int64_t inner = view.strides[view.rank - 1];
+  rows.stride_dim = per_key ? inner : 0;
+  rows.stride_head = view.rank == 4 ? view.strides[2] : per_key ? s.dim_k * inner : inner;
+  return rows;
+}
+
+}  // namespace
+
+GatedDeltaUpdateParams gated_delta_update_problem(const Check& check, const GatedDeltaUpdateArgs& a) {
+  check_ranks(check, a);
+  const Sizes s = check_shapes(check, a);
+  check_combinations(check, a, s);
+  check_numbers(check, a);
+  check_types_and_devices(check, a);
+  check_memory(check, a);
+
+  GatedDeltaUpdateParams p{};
+  p.batch = static_cast<std::int32_t>(s.sequences);
+  p.tokens = static_cast<std::int32_t>(s.tokens);
+  p.num_heads = static_cast<std::int32_t>(s.heads);
+  p.num_v_heads = static_cast<std::int32_t>(s.v_heads);
+  p.group_size = static_cast<std::int32_t>(s.v_heads / s.heads);
+  p.head_dim_k = static_cast<std::int32_t>(s.dim_k);
+  p.head_dim_v = static_cast<std::int32_t>(s.dim_v);
+  p.heads_modulo = a.head_map == HeadMap::kModulo ? 1 : 0;
+  p.key_major = is_vk(a) ? 0 : 1;
+  p.l2norm = a.use_qk_l2norm ? 1 : 0;
+  p.gate_per_key = a.is_kda ? 1 : 0;
+  p.update_state = a.update_state ? 1 : 0;
+  p.q = token_rows(a.q);
+  p.k = token_rows(a.k);
+  p.v = token_rows(a.v);
+  p.out = token_rows(a.out);
+  p.a = gate_rows(a.a, s, a.is_kda);
+  p.b = gate_rows(a.b, s, false);
+  p.a_log = static_cast<const float*>(a.a_log.data);
+  p.dt_bias = a.dt_bias.data;
+  p.dt_bias_dtype = a.dt_bias.dtype;
+  p.cu_seqlens = index_array(a.cu_seqlens);
+  if (a.state) p.state = {a.state->data, a.state->dtype, a.state->strides[0], 0, index_array(a.state_indices)};
+  if (a.intermediate_states) {
+    const TensorView& steps = *a.intermediate_states;
+    p.steps = {steps.data, steps.dtype, steps.strides[0], s.v_heads * s.dim_k * s.dim_v,
+               index_array(a.intermediate_indices)};
+    p.num_steps =
+        static_cast<std::int32_t>(std::min<std::int64_t>(steps.shape[1], std::numeric_limits<std::int32_t>::max()));
+  }
+  if (a.parent_tokens) {
+    p.parents = index_array(a.parent_tokens);
+    p.parents_stride_seq = a.parent_tokens->strides[0];
+    p.parents_stride_token = a.parent_tokens->strides[1];
+  }
+  p.scale = static_cast<float>(a.scale ? *a.scale : 1.0 / std::sqrt(static_cast<double>(s.dim_k)));
+  p.softplus_beta = static_cast<float>(a.softplus_beta);
+  p.softplus_threshold = static_cast<float>(a.softplus_threshold);
+  p.has_lower_bound = a.lower_bound ? 1 : 0;
+  p.lower_bound = static_cast<float>(a.lower_bound.value_or(0.0));
+  return p;
+}
+
+}  // namespace flashport

@@ -1,0 +1,63 @@
+// The gated delta rule (Qwen3-Next, Kimi linear attention): a recurrence over a state S [K, V] for each value head.
+// All calls are asynchronous on `stream`, validate on the host before they read a size or a stride, and leave every
+// output untouched when they throw. Symbols in shapes: N sequences, B batch rows, T tokens of a row, H query and key
+// heads, HV value heads (a multiple of H), K and V head dimensions (16 to 256, multiples of 8).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include <flashport/export.h>
+#include <flashport/types.h>
+
+namespace flashport {
+
+// Order of the inner axes of a state. VK: (..., HV, V, K), as SGLang has it today. KV: (..., HV, K, V), as FLA has it.
+enum class StateLayout : std::int32_t { kVK, kKV };
+
+// The query head of value head hv: hv / (HV / H), or hv % H (llama.cpp).
+enum class HeadMap : std::int32_t { kConsecutive, kModulo };
+
+// Per token, in fp32, with x = a + dt_bias:
+//   g = -exp(A_log) * softplus(x), or with lower_bound g = lower_bound * sigmoid(exp(A_log) * x);   beta = sigmoid(b)
+//   S *= exp(g);   u = beta * (v - S^T k);   S += k u^T;   out = S^T (scale * q)
+// softplus(x) = log1p(exp(softplus_beta * x)) / softplus_beta while softplus_beta * x <= softplus_threshold, else x.
+struct GatedDeltaUpdateArgs {
+  TensorView q, k;     // (B, T, H, K) fp16, bf16 or fp32; stride 1 along K
+  TensorView v;        // (B, T, HV, V), type of q; stride 1 along V
+  TensorView a;        // (B, T, HV) or (B * T, HV); is_kda: (B, T, HV, K), (B, T, HV * K) or (B * T, HV * K)
+  TensorView b;        // (B, T, HV) or (B * T, HV); a and b fp16, bf16 or fp32
+  TensorView a_log;    // HV elements, fp32
+  TensorView dt_bias;  // HV elements, is_kda: HV * K; fp32, bf16 or fp16
+
+  // The pool of states, fp32 or bf16; slots may lie apart, their inner axes are dense. Sequence n starts from slot
+  // state_indices[n] and leaves its last state there; an index below 0 starts at zero and writes nothing, as does a
+  // call without a pool. Slots of one call that are written must differ: an error on the CPU, undefined on a GPU.
+  std::optional<TensorView> state;          // (slots, HV, V, K) or (slots, HV, K, V)
+  std::optional<TensorView> state_indices;  // (N) int32 or int64; default 0..N-1
+  StateLayout state_layout = StateLayout::kVK;
+  bool update_state = true;
+
+  // N = B, or with cu_seqlens B = 1 and N + 1 offsets into T. A sequence without tokens leaves its state and out alone.
+  std::optional<TensorView> cu_seqlens;  // (N + 1) int32 or int64
+
+  // Speculative verify: the state after each token t of sequence n goes to [intermediate_indices[n], t]; an index below
+  // 0 stores nothing. With parent_tokens token t > 0 starts from the state that was stored for its parent in [0, t)
+  // (from the token before it where nothing is stored), and token 0 from the pool.
+  std::optional<TensorView> intermediate_states;   // (slots, steps, HV, V, K) or (slots, steps, HV, K, V) fp32, bf16
+  std::optional<TensorView> intermediate_indices;  // (N) int32 or int64
+  std::optional<TensorView> parent_tokens;         // (N, steps) int32 or int64, any strides
+
+  std::optional<double> scale;  // default 1 / sqrt(K)
+  double softplus_beta = 1.0;
+  double softplus_threshold = 20.0;
+  std::optional<double> lower_bound;
+  bool use_qk_l2norm = false;  // x / sqrt(sum x^2 + 1e-6) for q and k
+  bool is_kda = false;         // a gate for each of the K channels
+  HeadMap head_map = HeadMap::kConsecutive;
+
+  TensorView out;  // (B, T, HV, V), type of q; stride 1 along V
+};
+FLASHPORT_API void gated_delta_update(const GatedDeltaUpdateArgs& args, Stream stream = 0);
+
+}  // namespace flashport

@@ -1,0 +1,66 @@
+// A gated_delta_update call as the tests make it: its tensors, the call, and everything that it may and may not have
+// written compared with the reference.
+#pragma once
+
+#include <flashport/gated_delta.h>
+
+#include <optional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "tests/reference/gated_delta.h"
+#include "tests/support/tensor.h"
+
+namespace flashport_test {
+
+struct GatedDeltaCase {
+  std::string name;
+  std::vector<std::int64_t> lens = {1, 1};  // equal ones unless varlen
+  bool varlen = false;
+  std::int64_t heads = 2, v_heads = 4, dim_k = 128, dim_v = 128;
+  reference::Type type = reference::Type::kBF16, gates = reference::Type::kF32;
+  reference::Type state = reference::Type::kF32, steps_type = reference::Type::kF32;
+  bool key_major = false, modulo = false, l2norm = true;
+  int kda = 0;                             // 0: a gate a head; a as 1: (B, T, HV, K), 2: (B, T, HV * K)
+  bool joined_rows = false;                // a and b as (B * T, ...)
+  bool packed = false;                     // q, k, v, a, b and out are slices of wider rows
+  std::vector<std::int64_t> slots = {};    // empty: no pool
+  bool identity = false;                   // no state_indices
+  std::vector<std::int64_t> steps = {};    // empty: no intermediate states
+  std::vector<std::int64_t> parents = {};  // of tokens 0, 1, ..., for every sequence; empty: a chain
+  bool update = true, index64 = false, extreme = false;
+  std::optional<double> lower_bound = {}, scale = {};
+};
+
+inline std::ostream& operator<<(std::ostream& out, const GatedDeltaCase& c) { return out << c.name; }
+
+class GatedDeltaCall {
+ public:
+  explicit GatedDeltaCall(const GatedDeltaCase& c);
+
+  [[nodiscard]] flashport::GatedDeltaUpdateArgs args() const;
+  void upload();
+  // Makes the call; its outputs are downloaded.
+  void run() { run(args()); }
+  void run(const flashport::GatedDeltaUpdateArgs& args);
+  // Runs, and compares with the reference.
+  void check();
+
+  [[nodiscard]] Tensor& out() { return out_; }
+  [[nodiscard]] Tensor* state() { return state_ ? &*state_ : nullptr; }
+  [[nodiscard]] Tensor* steps() { return steps_ ? &*steps_ : nullptr; }
+  [[nodiscard]] const std::vector<std::int64_t>& offsets() const { return offsets_; }
+
+ private:
+  void fill();
+  [[nodiscard]] reference::GatedDeltaInputs inputs() const;
+
+  GatedDeltaCase c_;
+  std::int64_t rows_, tokens_;
+  std::vector<std::int64_t> offsets_;
+  Tensor q_, k_, v_, a_, b_, a_log_, dt_bias_, out_;
+  std::optional<Tensor> state_, state_indices_, steps_, step_indices_, parents_, cu_seqlens_;
+};
+
+}  // namespace flashport_test

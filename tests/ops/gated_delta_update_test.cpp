@@ -1,0 +1,234 @@
+// gated_delta_update against the fp64 recurrence, option by option; what no sequence names keeps its bits.
+#include <gtest/gtest.h>
+
+#include <flashport/error.h>
+
+#include <functional>
+
+#include "tests/ops/gated_delta_call.h"
+
+namespace flashport_test {
+namespace {
+
+using reference::Type;
+
+class GatedDelta : public testing::TestWithParam<GatedDeltaCase> {};
+
+TEST_P(GatedDelta, MatchesTheOracle) { GatedDeltaCall(GetParam()).check(); }
+
+std::vector<GatedDeltaCase> named_cases() {
+  return {
+      {.name = "decode", .slots = {5, 2}},
+      {.name = "decode_kv", .key_major = true, .slots = {5, 2}},
+      {.name = "prefill", .lens = {65, 65}, .slots = {0, 6}},
+      {.name = "prefill_kv", .lens = {65, 65}, .key_major = true, .slots = {0, 6}},
+      {.name = "no_pool", .lens = {3, 3}},
+      {.name = "identity", .lens = {3, 3}, .slots = {0, 1}, .identity = true},
+      {.name = "negative_slot", .lens = {3, 3, 3}, .slots = {-1, 4, -7}},
+      {.name = "read_only_pool", .lens = {3, 3}, .slots = {4, 4}, .update = false},
+      {.name = "bf16_state", .lens = {5, 5}, .state = Type::kBF16, .slots = {3, 1}},
+      {.name = "bf16_state_kv", .lens = {5, 5}, .state = Type::kBF16, .key_major = true, .slots = {3, 1}},
+      {.name = "fp16", .lens = {9, 9}, .type = Type::kF16, .gates = Type::kF16, .slots = {3, 1}},
+      {.name = "fp32", .lens = {9, 9}, .type = Type::kF32, .slots = {3, 1}},
+      {.name = "fp32_kv", .lens = {9, 9}, .type = Type::kF32, .key_major = true, .slots = {3, 1}},
+      {.name = "no_l2norm", .lens = {9, 9}, .type = Type::kF32, .l2norm = false, .slots = {3, 1}, .scale = 0.7},
+      {.name = "modulo", .lens = {4, 4}, .v_heads = 8, .modulo = true, .slots = {3, 1}},
+      {.name = "eight_heads_a_head", .lens = {4, 4}, .heads = 1, .v_heads = 8, .slots = {3, 1}},
+      {.name = "one_head_a_head", .lens = {4, 4}, .heads = 3, .v_heads = 3, .slots = {3, 1}},
+      {.name = "kda", .lens = {7, 7}, .kda = 1, .slots = {3, 1}},
+      {.name = "kda_kv_joined", .lens = {7, 7}, .key_major = true, .kda = 2, .slots = {3, 1}},
+      {.name = "kda_rows_joined", .lens = {7, 7}, .kda = 2, .joined_rows = true, .packed = true, .slots = {3, 1}},
+      {.name = "kda_lower_bound", .lens = {7, 7}, .kda = 1, .slots = {3, 1}, .lower_bound = -5.0},
+      {.name = "lower_bound", .lens = {7, 7}, .slots = {3, 1}, .lower_bound = -5.0},
+      {.name = "rows_joined", .lens = {7, 7}, .gates = Type::kBF16, .joined_rows = true, .slots = {3, 1}},
+      {.name = "packed", .lens = {7, 7}, .gates = Type::kBF16, .packed = true, .slots = {3, 1}, .index64 = true},
+      {.name = "packed_kv", .lens = {7, 7}, .dim_k = 64, .key_major = true, .packed = true, .slots = {3, 1}},
+      {.name = "packed_fp32",
+       .lens = {2, 2},
+       .dim_k = 40,
+       .dim_v = 24,
+       .type = Type::kF32,
+       .packed = true,
+       .slots = {3, 1}},
+      {.name = "varlen", .lens = {0, 1, 5, 0, 17}, .varlen = true, .slots = {0, 6, 2, 3, -1}},
+      {.name = "varlen_kv",
+       .lens = {2, 0, 4, 0},
+       .varlen = true,
+       .key_major = true,
+       .slots = {0, 6, 2, 3},
+       .index64 = true},
+      {.name = "varlen_decode", .lens = {1, 1, 1, 1}, .varlen = true, .slots = {4, -1, 0, 6}},
+      {.name = "steps", .lens = {4, 4, 4}, .slots = {0, 3, -1}, .steps = {5, -1, 2}},
+      {.name = "steps_bf16_kv",
+       .lens = {4, 4},
+       .steps_type = Type::kBF16,
+       .key_major = true,
+       .packed = true,
+       .slots = {0, 3},
+       .steps = {1, 2},
+       .update = false},
+      {.name = "steps_varlen",
+       .lens = {0, 3, 1},
+       .varlen = true,
+       .slots = {0, 3, 1},
+       .steps = {5, 0, 2},
+       .index64 = true},
+      {.name = "tree",
+       .lens = {6, 6, 6},
+       .slots = {0, 3, -1},
+       .steps = {5, -1, 2},
+       .parents = {0, 0, 0, 1, 1, 3},
+       .update = false},
+      {.name = "tree_bf16",
+       .lens = {6, 6},
+       .type = Type::kF32,
+       .state = Type::kBF16,
+       .steps_type = Type::kBF16,
+       .slots = {0, 3},
+       .steps = {5, 1},
+       .parents = {0, 0, 0, 1, 1, 3},
+       .index64 = true},
+      {.name = "tree_varlen_kv",
+       .lens = {2, 0, 5},
+       .varlen = true,
+       .key_major = true,
+       .slots = {0, 3, 2},
+       .steps = {5, 1, 0},
+       .parents = {0, 0, 0, 2, 1}},
+      {.name = "extreme", .lens = {40, 40}, .type = Type::kF32, .slots = {3, 1}, .extreme = true},
+      {.name = "extreme_kda",
+       .lens = {40, 40},
+       .type = Type::kF32,
+       .key_major = true,
+       .kda = 1,
+       .slots = {3, 1},
+       .extreme = true},
+      {.name = "extreme_lower_bound",
+       .lens = {20, 20},
+       .type = Type::kF32,
+       .slots = {3, 1},
+       .extreme = true,
+       .lower_bound = -5.0},
+  };
+}
+
+// Every pair of head dimensions, with the other options in turn.
+std::vector<GatedDeltaCase> dimension_cases() {
+  std::vector<GatedDeltaCase> cases;
+  const Type types[] = {Type::kBF16, Type::kF32, Type::kF16};
+  int number = 0;
+  for (std::int64_t dim_k : {16, 24, 64, 96, 128, 192, 256}) {
+    for (std::int64_t dim_v : {16, 24, 64, 96, 128, 192, 256}) {
+      GatedDeltaCase c;
+      c.lens = {2, 2};
+      c.heads = 1;
+      c.v_heads = 2;
+      c.dim_k = dim_k;
+      c.dim_v = dim_v;
+      c.type = types[number % 3];
+      c.key_major = number % 2 == 1;
+      c.state = number % 5 < 2 ? Type::kBF16 : Type::kF32;
+      c.kda = number % 4 == 3 ? 1 : 0;
+      c.packed = number % 3 == 1;
+      c.slots = {6, 1};
+      c.name = "k" + std::to_string(dim_k) + "_v" + std::to_string(dim_v);
+      cases.push_back(c);
+      ++number;
+    }
+  }
+  return cases;
+}
+
+const auto kName = [](const auto& info) { return info.param.name; };
+INSTANTIATE_TEST_SUITE_P(Ops, GatedDelta, testing::ValuesIn(named_cases()), kName);
+INSTANTIATE_TEST_SUITE_P(OpsDims, GatedDelta, testing::ValuesIn(dimension_cases()), kName);
+
+std::vector<unsigned char> part(std::vector<unsigned char> all, std::size_t part, std::size_t parts) {
+  const std::size_t size = all.size() / parts;
+  return {all.begin() + part * size, all.begin() + (part + 1) * size};
+}
+
+// A sequence gives the same bits alone and in a batch, and in one call and token by token.
+TEST(GatedDeltaBits, DoNotDependOnTheBatchOrTheCall) {
+  for (bool key_major : {false, true}) {
+    GatedDeltaCase c{.name = "bits", .lens = {4, 4, 4}, .key_major = key_major, .slots = {5, 2, 0}, .steps = {3, 1, 0}};
+    GatedDeltaCall together(c), apart(c);
+    together.run();
+    for (std::int64_t n = 2; n >= 0; --n) {
+      for (std::int64_t t = 0; t < 4; ++t) {
+        flashport::GatedDeltaUpdateArgs a = apart.args();
+        const auto one = [&](flashport::TensorView& view) {
+          view.data = static_cast<char*>(view.data) +
+                      (n * view.strides[0] + t * view.strides[1]) * flashport::element_size(view.dtype);
+          view.shape[0] = view.shape[1] = 1;
+        };
+        for (flashport::TensorView* view : {&a.q, &a.k, &a.v, &a.a, &a.b, &a.out}) one(*view);
+        a.state_indices->data = static_cast<char*>(a.state_indices->data) + 4 * n;
+        a.state_indices->shape[0] = 1;
+        a.intermediate_states.reset();
+        a.intermediate_indices.reset();
+        apart.run(a);
+        // The state after token t is what the call of all tokens has stored of it.
+        const std::size_t steps = 6, slot = c.slots[n], step_slot = c.steps[n];
+        const std::vector<unsigned char> stored =
+            part(part(together.steps()->element_bytes(), step_slot, 6), static_cast<std::size_t>(t), steps);
+        EXPECT_EQ(part(apart.state()->element_bytes(), slot, 7), stored) << n << " " << t;
+      }
+    }
+    EXPECT_EQ(apart.out().element_bytes(), together.out().element_bytes());
+    EXPECT_EQ(apart.state()->element_bytes(), together.state()->element_bytes());
+  }
+}
+
+// A tree whose parents are the tokens before is a chain, and each path of a tree is that path alone.
+TEST(GatedDeltaBits, OfATreeAreThoseOfItsPaths) {
+  GatedDeltaCase c{.name = "chain", .lens = {5}, .slots = {5}, .steps = {3}};
+  GatedDeltaCall chain(c);
+  chain.run();
+  c.parents = {0, 0, 1, 2, 3};
+  GatedDeltaCall tree(c);
+  tree.run();
+  EXPECT_EQ(tree.out().element_bytes(), chain.out().element_bytes());
+  EXPECT_EQ(tree.state()->element_bytes(), chain.state()->element_bytes());
+  EXPECT_EQ(tree.steps()->element_bytes(), chain.steps()->element_bytes());
+}
+
+template <class E>
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const E& error) {
+    return error.what();
+  } catch (const std::exception& error) {
+    return std::string("an error of another class: ") + error.what();
+  }
+  return "no error";
+}
+
+// Wrong contents: the text, and outputs that keep their bits.
+TEST(GatedDeltaErrors, NameThePlaceAndLeaveOutputsAlone) {
+  const auto refuses = [](const GatedDeltaCase& c, const std::string& text) {
+    GatedDeltaCall call(c);
+    const std::vector<unsigned char> out = call.out().element_bytes(), state = call.state()->element_bytes();
+    const std::string said = message_of<flashport::ValueError>([&] { call.run(); });
+    EXPECT_EQ(said, "gated_delta_update: " + text);
+    call.out().download();
+    call.state()->download();
+    EXPECT_TRUE(call.out().element_bytes() == out && call.state()->element_bytes() == state) << said;
+  };
+  refuses({.name = "", .lens = {2, 2, 2}, .slots = {4, 0, 4}},
+          "state_indices[0] and state_indices[2] must not be the same slot of state, got 4 for both; give each "
+          "sequence its own, or -1");
+  refuses({.name = "", .slots = {4, 7}},
+          "state_indices[1] = 7 must be below 7 (the slots of state); an index below 0 takes no slot");
+  refuses({.name = "", .slots = {4, 6}, .steps = {3, 3}},
+          "intermediate_indices[0] and intermediate_indices[1] must not be the same slot of intermediate_states, got 3 "
+          "for both; give each sequence its own, or -1");
+  refuses({.name = "", .lens = {3}, .slots = {4}, .steps = {3}, .parents = {0, 0, 2}},
+          "parent_tokens[0, 2] = 2 must lie in [0, 1] (a token before it)");
+  refuses({.name = "", .lens = {3, -1, 2}, .varlen = true, .slots = {4, 1, 2}},
+          "cu_seqlens must rise within the 5 tokens of q, got 3 and 2 for sequence 1");
+}
+
+}  // namespace
+}  // namespace flashport_test

@@ -1,0 +1,36 @@
+// The gated delta rule in fp64, written from the specification and sharing no code with the library; beside it the
+// plain implementation, the same recurrence in fp32 with sums in index order and results rounded as they are stored.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "tests/reference/oracle.h"
+
+namespace reference {
+
+struct GatedDeltaInputs {
+  Array q, k, v;                              // (B, T, H, K), (B, T, H, K), (B, T, HV, V)
+  Array a, b, a_log, dt_bias;                 // a (B, T, HV, 1 or K), b (B, T, HV), (HV), dt_bias (HV, 1 or K)
+  std::optional<Array> state, state_indices;  // (slots, HV, V, K) or (slots, HV, K, V)
+  std::optional<Array> steps, step_indices;   // (slots, steps, ...)
+  std::optional<Array> cu_seqlens, parents;   // (N + 1), (N, steps)
+  bool key_major = false, per_key = false, l2norm = false, modulo = false;
+  double scale = 1, softplus_beta = 1, softplus_threshold = 20;
+  std::optional<double> lower_bound;
+};
+
+// One sequence. States are [HV][K][V], whatever the layout of the pool.
+struct GatedDeltaSequence {
+  std::int64_t row = 0, first = 0, count = 0;  // its tokens: row of the batch, first token, how many
+  std::vector<double> out;                     // [count][HV][V]
+  std::vector<double> state;                   // after the last token
+  std::vector<std::vector<double>> steps;      // [count] after each token
+};
+
+[[nodiscard]] std::vector<GatedDeltaSequence> gated_delta(const GatedDeltaInputs& inputs);
+// `out` and `state` are rounded to these types.
+[[nodiscard]] std::vector<GatedDeltaSequence> gated_delta_plain(const GatedDeltaInputs& inputs, Type out, Type state);
+
+}  // namespace reference
