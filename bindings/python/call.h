@@ -57,6 +57,10 @@ class Call {
   }
 
   double number(const char* name, PyObject* object) const;
+  std::optional<double> optional_number(const char* name, PyObject* object) const {
+    if (object == Py_None) return std::nullopt;
+    return number(name, object);
+  }
   std::int64_t integer(const char* name, PyObject* object) const;
   bool boolean(const char* name, PyObject* object) const;
 

@@ -26,11 +26,6 @@ KvLayout kv_layout(const Call& call, PyObject* object) {
   call.fail_type("kv_layout", std::string("must be \"NHD\" or \"HND\", got ") + Py_TYPE(object)->tp_name);
 }
 
-std::optional<double> optional_number(const Call& call, const char* name, PyObject* object) {
-  if (object == Py_None) return std::nullopt;
-  return call.number(name, object);
-}
-
 std::int64_t last_extent(const TensorView& view) { return view.rank > 0 ? view.shape[view.rank - 1] : 0; }
 
 // What the decode functions have in common: everything but the outputs.
@@ -86,7 +81,7 @@ void read_decode(Call& call, Arguments a, DecodeArgs& args) {
   args.kv_layout = kv_layout(call, a[kKvLayout]);
   args.cu_seqlens_q = call.optional_input("cu_seqlens_q", a[kCuSeqlensQ]);
   if (a[kMaxQLen] != Py_None) args.max_q_len = call.integer("max_q_len", a[kMaxQLen]);
-  args.softmax_scale = optional_number(call, "softmax_scale", a[kSoftmaxScale]);
+  args.softmax_scale = call.optional_number("softmax_scale", a[kSoftmaxScale]);
   if (!PyTuple_Check(a[kWindow]) || PyTuple_GET_SIZE(a[kWindow]) != 2) {
     call.fail_type("window", "must be a tuple (left, right), got " + std::string(py::repr(a[kWindow])));
   }
@@ -181,7 +176,7 @@ py::object py_flash_decode_stage1(Arguments a) {
   args.mid_out = call.output("mid_out", a[7]);
   args.mid_out_logsumexp = call.output("mid_out_logsumexp", a[8]);
   args.block_seq = call.integer("block_seq", a[9]);
-  args.softmax_scale = optional_number(call, "sm_scale", a[10]);
+  args.softmax_scale = call.optional_number("sm_scale", a[10]);
   call.run([&](Stream stream) { flash_decode_stage1(args, stream); });
   return py::none();
 }
@@ -330,6 +325,7 @@ void define_operations(py::module_& module) {
       {nullptr, nullptr, 0, nullptr},
   };
   if (PyModule_AddFunctions(module.ptr(), methods) != 0) throw py::error_already_set();
+  define_gated_delta_operations(module);
 }
 
 }  // namespace flashport::python

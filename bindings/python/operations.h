@@ -8,6 +8,7 @@
 namespace flashport::python {
 
 void define_operations(pybind11::module_& module);
+void define_gated_delta_operations(pybind11::module_& module);
 
 // Sets the Python error that stands for the C++ exception in flight.
 void set_python_error();
