@@ -34,6 +34,7 @@ const KernelEntry kCpuKernels[] = {
     {"decode_stage2/fakecpu", {}, 1, 0, nullptr},
     {"merge_states/fakecpu", {}, 1, 0, nullptr},
     {"append_kv/fakecpu", {}, 1, 0, nullptr},
+    {"gated_delta_update/fakecpu", {}, 1, 0, nullptr},
 };
 
 const char* one_device(int* count) {
