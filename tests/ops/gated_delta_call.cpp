@@ -107,7 +107,8 @@ GatedDeltaCall::GatedDeltaCall(const GatedDeltaCase& c)
 void GatedDeltaCall::fill() {
   Random random(static_cast<std::uint64_t>(c_.dim_k * 1000 + c_.dim_v + 7 * total(c_) + 13 * c_.v_heads));
   const double k_size = c_.l2norm ? 1.0 : 1.0 / std::sqrt(static_cast<double>(c_.dim_k));
-  const double sizes[] = {1.0, k_size, 1.0};
+  const double sizes[] = {c_.size, c_.size * k_size, 1.0};
+  const bool extreme = c_.gating == Gating::kExtreme;
   Tensor* const inputs[] = {&q_, &k_, &v_};
   for (int i = 0; i < 3; ++i) {
     inputs[i]->for_each([&](const Shape& at) {
@@ -116,14 +117,16 @@ void GatedDeltaCall::fill() {
   }
   a_.for_each([&](const Shape& at) {
     if (at[1] >= tokens_) return;
-    a_.set(at, c_.extreme ? (random.below(2) == 0 ? 80.0 : -80.0) + random.normal() : random.normal());
+    const double sign = random.below(2) == 0 ? 80.0 : -80.0;
+    a_.set(at, random.normal() + (extreme ? sign : c_.gating == Gating::kSlow ? -16.0 : 0.0));
   });
   b_.for_each([&](const Shape& at) {
     if (at[1] >= tokens_) return;
     const std::int64_t kind = random.below(3);
-    b_.set(at, c_.extreme && kind > 0 ? (kind == 1 ? 100.0 : -100.0) : random.normal());
+    b_.set(at, extreme && kind > 0 ? (kind == 1 ? 100.0 : -100.0) : random.normal());
   });
-  a_log_.for_each([&](const Shape& at) { a_log_.set(at, c_.extreme ? 10.0 : std::log(0.05 + random.uniform())); });
+  a_log_.for_each(
+      [&](const Shape& at) { a_log_.set(at, c_.gating == Gating::kUsual ? std::log(0.05 + random.uniform()) : 10.0); });
   dt_bias_.for_each([&](const Shape& at) { dt_bias_.set(at, 0.5 * random.normal()); });
   // Slots that no sequence names hold NaN.
   if (state_) {

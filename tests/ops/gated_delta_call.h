@@ -14,6 +14,9 @@
 
 namespace flashport_test {
 
+// a of +-80 with A_log 10 and b of +-100; or decays so near 1 that fp32's 1 + exp(x) would lose them.
+enum class Gating { kUsual, kExtreme, kSlow };
+
 struct GatedDeltaCase {
   std::string name;
   std::vector<std::int64_t> lens = {1, 1};  // equal ones unless varlen
@@ -29,7 +32,9 @@ struct GatedDeltaCase {
   bool identity = false;                   // no state_indices
   std::vector<std::int64_t> steps = {};    // empty: no intermediate states
   std::vector<std::int64_t> parents = {};  // of tokens 0, 1, ..., for every sequence; empty: a chain
-  bool update = true, index64 = false, extreme = false;
+  bool update = true, index64 = false;
+  Gating gating = Gating::kUsual;
+  double size = 1;  // of q and k
   std::optional<double> lower_bound = {}, scale = {};
 };
 

@@ -95,21 +95,56 @@ std::vector<GatedDeltaCase> named_cases() {
        .slots = {0, 3, 2},
        .steps = {5, 1, 0},
        .parents = {0, 0, 0, 2, 1}},
-      {.name = "extreme", .lens = {40, 40}, .type = Type::kF32, .slots = {3, 1}, .extreme = true},
+      {.name = "extreme", .lens = {40, 40}, .type = Type::kF32, .slots = {3, 1}, .gating = Gating::kExtreme},
       {.name = "extreme_kda",
        .lens = {40, 40},
        .type = Type::kF32,
        .key_major = true,
        .kda = 1,
        .slots = {3, 1},
-       .extreme = true},
+       .gating = Gating::kExtreme},
       {.name = "extreme_lower_bound",
        .lens = {20, 20},
        .type = Type::kF32,
        .slots = {3, 1},
-       .extreme = true,
+       .gating = Gating::kExtreme,
        .lower_bound = -5.0},
+      {.name = "slow_gates", .lens = {40, 40}, .type = Type::kF32, .slots = {3, 1}, .gating = Gating::kSlow},
+      {.name = "slow_gates_kda",
+       .lens = {40, 40},
+       .type = Type::kF32,
+       .kda = 1,
+       .slots = {3, 1},
+       .gating = Gating::kSlow},
+      {.name = "small_keys", .lens = {9, 9}, .type = Type::kF32, .slots = {3, 1}, .size = 1e-3},
+      {.name = "zero_keys", .lens = {9, 9}, .type = Type::kF32, .slots = {3, 1}, .size = 0},
+      {.name = "drift",
+       .lens = {4096},
+       .varlen = true,
+       .heads = 1,
+       .v_heads = 1,
+       .dim_k = 64,
+       .dim_v = 64,
+       .slots = {3}},
+      {.name = "drift_kv",
+       .lens = {4096},
+       .heads = 1,
+       .v_heads = 1,
+       .dim_k = 64,
+       .dim_v = 64,
+       .key_major = true,
+       .slots = {3}},
   };
+}
+
+// A bf16 state that is stored and read again after every token, as a decode loop does.
+TEST(GatedDeltaDrift, OfABf16StateIsThatOfThePlainRecurrence) {
+  GatedDeltaCase c{.name = "drift", .lens = {400}, .heads = 1, .v_heads = 1, .dim_k = 32, .dim_v = 32};
+  c.state = c.steps_type = Type::kBF16;
+  c.slots = {3};
+  c.steps = {2};
+  for (std::int64_t t = 0; t < 400; ++t) c.parents.push_back(t - 1);
+  GatedDeltaCall(c).check();
 }
 
 // Every pair of head dimensions, with the other options in turn.
