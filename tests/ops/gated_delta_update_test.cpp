@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "tests/ops/gated_delta_call.h"
+#include "tests/support/sparse_memory.h"
 
 namespace flashport_test {
 namespace {
@@ -226,6 +227,34 @@ TEST(GatedDeltaBits, OfATreeAreThoseOfItsPaths) {
   EXPECT_EQ(tree.out().element_bytes(), chain.out().element_bytes());
   EXPECT_EQ(tree.state()->element_bytes(), chain.state()->element_bytes());
   EXPECT_EQ(tree.steps()->element_bytes(), chain.steps()->element_bytes());
+}
+
+// Slots whose distance alone is more than 32 bits of elements can say.
+TEST(GatedDeltaOffsets, SlotStridesPastTwoToThe31Elements) {
+  GatedDeltaCase c{.name = "far", .lens = {2, 2}, .heads = 1, .v_heads = 1, .dim_k = 32, .dim_v = 32, .slots = {6, 0}};
+  GatedDeltaCall near(c), far(c);
+  near.run();
+  constexpr std::int64_t kStride = (std::int64_t{1} << 31) / 5;
+  constexpr std::size_t kBytes = 32 * 32 * 4;
+  const SparseMemory memory(6 * kStride * 4 + kBytes);
+  ASSERT_NE(memory.data(), nullptr) << "no room for the sparse pool";
+  flashport::GatedDeltaUpdateArgs args = far.args();
+  args.state->data = memory.data();
+  args.state->strides[0] = kStride;
+  for (std::int64_t slot : c.slots) {
+    char* to = memory.data() + slot * kStride * 4;
+    ASSERT_EQ(backend().copy(device().index, 0, to, far.state()->address({slot, 0, 0, 0}), kBytes), nullptr);
+  }
+  synchronize();
+  far.run(args);
+  EXPECT_EQ(far.out().element_bytes(), near.out().element_bytes());
+  for (std::int64_t slot : c.slots) {
+    std::vector<unsigned char> state(kBytes);
+    const char* from = memory.data() + slot * kStride * 4;
+    ASSERT_EQ(backend().copy(device().index, 0, state.data(), from, kBytes), nullptr);
+    synchronize();
+    EXPECT_EQ(state, part(near.state()->element_bytes(), static_cast<std::size_t>(slot), 7));
+  }
 }
 
 template <class E>

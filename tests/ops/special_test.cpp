@@ -2,14 +2,13 @@
 // workspace, empty batches, and the split-count heuristic's schedule against the invariant one.
 #include <gtest/gtest.h>
 
-#include <sys/mman.h>
-
 #include <cmath>
 #include <cstring>
 
 #include "tests/ops/decode_call.h"
 #include "tests/support/expected_support.h"
 #include "tests/support/random.h"
+#include "tests/support/sparse_memory.h"
 
 namespace flashport_test {
 namespace {
@@ -103,34 +102,6 @@ TEST(Special, NothingToDoIsNoError) {
   call.out().download();
   EXPECT_TRUE(std::isnan(call.out().get({0, 0, 0})));
 }
-
-// Four and a half GB of addresses of which a few pages are touched.
-class SparseMemory {
- public:
-  explicit SparseMemory(std::size_t bytes) : bytes_(bytes) {
-    if (device().kind == flashport::DeviceKind::kCpu) {
-      memory_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-      if (memory_ == MAP_FAILED) memory_ = nullptr;
-    } else if (backend().allocate(device().index, bytes, &memory_) != nullptr) {
-      memory_ = nullptr;
-    }
-  }
-  ~SparseMemory() {
-    if (memory_ == nullptr) return;
-    if (device().kind == flashport::DeviceKind::kCpu) {
-      munmap(memory_, bytes_);
-    } else {
-      backend().release(device().index, memory_);
-    }
-  }
-  SparseMemory(const SparseMemory&) = delete;
-  SparseMemory& operator=(const SparseMemory&) = delete;
-  [[nodiscard]] char* data() const { return static_cast<char*>(memory_); }
-
- private:
-  std::size_t bytes_;
-  void* memory_ = nullptr;
-};
 
 // The small cache of a call spread over sparse memory: its page p, of `page_bytes`, lies at p * spread elements.
 void run_spread(const DecodeCase& c, std::int64_t spread_pages) {
