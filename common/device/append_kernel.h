@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/device/paged_kv.h"
+#include "common/device/scalar_load.h"
 
 namespace flashport::FLASHPORT_TARGET {
 

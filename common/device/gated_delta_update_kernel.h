@@ -13,6 +13,7 @@
 
 #include "common/device/gated_delta_gate.h"
 #include "common/device/paged_kv.h"
+#include "common/device/scalar_load.h"
 #include FLASHPORT_STATE_TILE_HEADER
 
 namespace flashport::FLASHPORT_TARGET {

@@ -13,14 +13,6 @@ FLASHPORT_DEVICE std::int64_t index_at(const IndexArray& array, std::int64_t i) 
                         : static_cast<const std::int32_t*>(array.data)[i];
 }
 
-FLASHPORT_DEVICE float load_as_float(const void* data, DType dtype, std::int64_t at) {
-  switch (dtype) {
-    case DType::kFloat16: return to_float(static_cast<const Half*>(data)[at]);
-    case DType::kBFloat16: return to_float(static_cast<const BFloat16*>(data)[at]);
-    default: return static_cast<const float*>(data)[at];
-  }
-}
-
 // Keys of sequence `seq`, never outside [0, max_len] nor past the pages that CSR gives it.
 FLASHPORT_DEVICE int sequence_length(const DecodeParams& p, int seq) {
   const auto within = [](std::int64_t length, int most) {
