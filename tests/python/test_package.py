@@ -41,8 +41,11 @@ def test_docstrings_name_every_parameter(name):
     assert not missing
 
 
-@pytest.mark.parametrize("name", [name for name in flashport.decode.__dict__ if name in flashport.__all__])
-def test_docstrings_of_decode_name_source_and_errors(name):
+@pytest.mark.parametrize(
+    "name",
+    [name for part in (flashport.decode, flashport.gated_delta) for name in vars(part) if name in flashport.__all__],
+)
+def test_docstrings_of_operations_name_source_and_errors(name):
     text = inspect.getdoc(getattr(flashport, name))
     assert "Source: " in text
     assert "Raises:" in text or "errors are those of" in text

@@ -18,6 +18,7 @@ from flashport.decode import (
     num_splits_heuristic,
 )
 from flashport.devices import Support, backends, supports, version, which_kernel
+from flashport.gated_delta import gated_delta_update
 
 __version__ = version()
 
@@ -30,6 +31,7 @@ __all__ = [
     "flash_decode",
     "flash_decode_stage1",
     "flash_decode_stage2",
+    "gated_delta_update",
     "merge_state",
     "merge_states",
     "num_splits_heuristic",

@@ -1,4 +1,6 @@
-"""Types of the compiled half. Arrays are anything that speaks DLPack; arguments of operations go by position."""
+"""Types of the compiled half. Arrays are anything that speaks DLPack; arguments of operations go by position, those of
+gated_delta_update behind ``out`` also by keyword.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -77,3 +79,30 @@ def flash_decode_stage2(*arguments: Any) -> None: ...
 def append_kv(*arguments: Any) -> None: ...
 def merge_state(*arguments: Any) -> tuple[Any, Any]: ...
 def merge_states(*arguments: Any) -> tuple[Any, Any]: ...
+def gated_delta_update(
+    q: Any,
+    k: Any,
+    v: Any,
+    a: Any,
+    b: Any,
+    A_log: Any,  # noqa: N803
+    dt_bias: Any,
+    state: Any,
+    state_indices: Any,
+    out: Any,
+    /,
+    scale: float | None = None,
+    softplus_beta: float | None = None,
+    softplus_threshold: float | None = None,
+    lower_bound: float | None = None,
+    use_qk_l2norm: bool | None = None,
+    is_kda: bool | None = None,
+    head_map: str | None = None,
+    state_layout: str | None = None,
+    update_state: bool | None = None,
+    cu_seqlens: Any = None,
+    intermediate_states: Any = None,
+    intermediate_indices: Any = None,
+    parent_tokens: Any = None,
+    stream: Any = None,
+) -> None: ...

@@ -1,0 +1,148 @@
+"""The gated delta rule: linear attention whose state forgets by a gate and is corrected by its own prediction.
+
+Symbols in shapes: B rows of T tokens, N sequences of a call (B, or as many as ``cu_seqlens`` delimits), H query and key
+heads, HV value heads, K head dim of queries and keys, V head dim of values. The state of a sequence and a value head is
+a matrix S [K, V]; states live in a pool whose slots the caller hands out. An array is anything that speaks DLPack; all
+arrays of a call lie on one device. Paths after "Source" are those of the project's repository.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from flashport import _core
+
+
+def new_output(q: Any, v: Any) -> Any:
+    """An uninitialised, contiguous array of q's library, type and device in v's shape; None if that library is unknown.
+
+    What does not fit, the library says, which looks at q and v before it looks at the output.
+    """
+    torch, numpy, cupy = (sys.modules.get(name) for name in ("torch", "numpy", "cupy"))
+    if torch is not None and isinstance(q, torch.Tensor) and isinstance(v, torch.Tensor):
+        return torch.empty_like(v, memory_format=torch.contiguous_format)
+    shape = getattr(v, "shape", None)
+    if shape is None:
+        return None
+    if numpy is not None and isinstance(q, numpy.ndarray):
+        return numpy.empty(shape, q.dtype)
+    if isinstance(q, _core.DeviceArray):
+        return _core.DeviceArray(shape, q.dtype, q.device)
+    if cupy is not None and isinstance(q, cupy.ndarray):
+        with q.device:
+            return cupy.empty(shape, q.dtype)
+    return None
+
+
+def gated_delta_update(
+    q: Any,
+    k: Any,
+    v: Any,
+    a: Any,
+    b: Any,
+    A_log: Any,  # noqa: N803 - the field's name
+    dt_bias: Any,
+    state: Any = None,
+    state_indices: Any = None,
+    *,
+    scale: float | None = None,
+    softplus_beta: float = 1.0,
+    softplus_threshold: float = 20.0,
+    lower_bound: float | None = None,
+    use_qk_l2norm: bool = False,
+    is_kda: bool = False,
+    head_map: str = "consecutive",
+    state_layout: str = "vk",
+    update_state: bool = True,
+    cu_seqlens: Any = None,
+    intermediate_states: Any = None,
+    intermediate_indices: Any = None,
+    parent_tokens: Any = None,
+    out: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Runs the gated delta rule over the tokens of each sequence, one by one, and updates its state in place.
+
+    For each token and value head, with S [K, V] in fp32::
+
+        g    = -exp(A_log) * softplus(a + dt_bias)      softplus(x) = log1p(exp(softplus_beta * x)) / softplus_beta
+        beta = sigmoid(b)                               while softplus_beta * x <= softplus_threshold, else x
+        S    = exp(g) * S
+        S    = S + k (beta * (v - S^T k))^T
+        o    = S^T (scale * q)
+
+    One token a sequence is decoding, a few with ``intermediate_states`` verify a draft, any number is a prefill without
+    chunks. S starts from the sequence's slot and ends there. Within a call S stays in fp32 whatever the pool's type is,
+    and is rounded to it once, to nearest even. A sequence without tokens leaves its slot as it is. Slots that no
+    sequence names are neither read nor written.
+
+    The bits of a sequence's results do not depend on the rest of the batch. Indices, ``cu_seqlens`` and parents are
+    read on the device, so a captured graph can be replayed with others.
+
+    K and V are multiples of 8 from 16 to 256 and may differ; HV is a multiple of H.
+
+    Source: common/host/gated_delta_update.cpp, common/host/gated_delta_problem.cpp (checks),
+    common/device/gated_delta_update_kernel.h.
+
+    Args:
+        q: (B, T, H, K) fp16, bf16 or fp32; any strides but the last axis, which is contiguous: a slice of a packed
+            projection will do.
+        k: (B, T, H, K), as ``q``.
+        v: (B, T, HV, V), as ``q``.
+        a: (B * T, HV) or (B, T, HV), input of the gate; with ``is_kda`` (B * T, HV * K), (B, T, HV * K) or
+            (B, T, HV, K). fp16, bf16 or fp32; any strides.
+        b: (B * T, HV) or (B, T, HV), logit of the rate at which the state learns. fp16, bf16 or fp32; any strides.
+        A_log: HV elements in any shape, fp32, contiguous: logarithm of the gate's speed.
+        dt_bias: HV elements in any shape, with ``is_kda`` HV * K; fp16, bf16 or fp32, contiguous; added to ``a``.
+        state: The pool: (slots, HV, V, K), or (slots, HV, K, V) with ``state_layout="kv"``; fp32 or bf16; any stride
+            between slots, each of them contiguous. Written, unless ``update_state`` is False. Default: every sequence
+            starts from zero, and final states are dropped.
+        state_indices: (N) int32 or int64, the slot of each sequence; no slot twice if states are written. Negative: the
+            sequence starts from zero and its final state is dropped, as padding of a captured batch wants it. Default:
+            0 to N - 1.
+        scale: Factor on the queries, after their normalisation; above 0; default K ** -0.5.
+        softplus_beta: As above; above 0.
+        softplus_threshold: As above, in units of softplus_beta * x.
+        lower_bound: Where given, a negative number, and g = lower_bound * sigmoid(exp(A_log) * (a + dt_bias)) in place
+            of the softplus.
+        use_qk_l2norm: Divide each q and k by sqrt(its sum of squares + 1e-6) first.
+        is_kda: The gate has a value for each channel of K: row i of S decays by exp(g[i]) (Kimi delta attention).
+        head_map: Which query and key head a value head h reads: "consecutive" is h // (HV / H), "modulo" is h % H, as
+            llama.cpp has it.
+        state_layout: "vk" or "kv", the inner axes of ``state`` and ``intermediate_states``.
+        update_state: Whether final states are written to ``state``.
+        cu_seqlens: (N + 1) int32 or int64, first token of each sequence, with B = 1 and the sequences packed along T;
+            starts with 0. Tokens behind its last entry belong to nobody: their output is not written.
+        intermediate_states: (slots, steps, HV, V, K), with the inner axes of ``state_layout``; fp32 or bf16; any stride
+            between slots, each of them contiguous. Written: the state after each token.
+        intermediate_indices: (N) int32 or int64, the slot of ``intermediate_states`` that each sequence has; no slot
+            twice; negative stores nothing. Both are given, or neither.
+        parent_tokens: (N, at least T) int32 or int64, any strides; needs ``intermediate_states``. Token t > 0 starts
+            from the state that was stored after token parent_tokens[n, t] < t, as it was rounded there, in place of
+            the state after token t - 1: a draft tree. Entry 0, and entries past a sequence's tokens, are not read. A
+            sequence that stores nothing goes on from token to token.
+        out: (B, T, HV, V), of the type of ``q``, any strides but the last axis; written. Default: a new array of q's
+            library; to be given where that is none of torch, NumPy and CuPy.
+        stream: As in :func:`flash_decode`.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        ValueError: A wrong rank, shape, stride, device or value; nothing has been written. Where they are in host
+            memory also: a slot beyond its pool or named twice, ``cu_seqlens`` that does not start at 0, falls, or
+            exceeds T, a sequence of more tokens than ``intermediate_states`` has steps, and a parent that is not an
+            earlier token. On a GPU, where no call waits, slots are trusted, lengths and parents are clamped, and
+            surplus steps are not stored (FLASHPORT_CHECK=1 in the environment checks all of it, and waits).
+        TypeError: A wrong element type, or an argument that is no array.
+        NotImplementedError: No kernel of the device's target serves the request; the text says what is missing.
+        RuntimeError: A driver call failed.
+    """
+    out = new_output(q, v) if out is None else out
+    _core.gated_delta_update(
+        q, k, v, a, b, A_log, dt_bias, state, state_indices, out, scale, softplus_beta, softplus_threshold, lower_bound,
+        use_qk_l2norm, is_kda, head_map, state_layout, update_state, cu_seqlens, intermediate_states,
+        intermediate_indices, parent_tokens, stream,
+    )  # fmt: skip
+    return out
