@@ -1,0 +1,125 @@
+"""Drop-ins for SGLang's linear attention, under its names and signatures.
+
+``from flashport.sglang import fused_sigmoid_gating_delta_rule_update`` in place of the Triton module of that name.
+Tensors may be of any library that speaks DLPack; torch is imported only by who hands in its tensors. Arguments that
+SGLang's releases order differently go by keyword here, as all of SGLang's callers give them.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from flashport import _core
+from flashport.gated_delta import new_output
+
+__all__ = ["fused_sigmoid_gating_delta_rule_update"]
+
+
+def fused_sigmoid_gating_delta_rule_update(
+    A_log: Any,  # noqa: N803 - SGLang's names
+    a: Any,
+    dt_bias: Any,
+    softplus_beta: float,
+    softplus_threshold: float,
+    q: Any,
+    k: Any,
+    v: Any,
+    b: Any,
+    initial_state_source: Any,
+    initial_state_indices: Any,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Any = None,
+    is_kda: bool = False,
+    *,
+    lower_bound: float | None = None,
+    disable_state_update: bool = False,
+    intermediate_states_buffer: Any = None,
+    intermediate_state_indices: Any = None,
+    cache_steps: int | None = None,
+    retrieve_parent_token: Any = None,
+    cache_ring: bool = False,
+    replayssm_rawv: Any = None,
+    replayssm_rawk: Any = None,
+    replayssm_g: Any = None,
+    replayssm_beta: Any = None,
+    match_cutedsl_decode: bool = False,
+    state_layout: str = "vk",
+) -> Any:
+    """:func:`flashport.gated_delta_update` under SGLang's names: decoding, and verifying of drafts.
+
+    Symbols, and what is not said here, are those of :func:`flashport.gated_delta_update`. Source:
+    bindings/python/flashport/sglang.py over that function; the signature is SGLang 0.5.23's, whose
+    sglang/kernels/ops/attention/linear/fused_sigmoid_gating_recurrent.py has ``lower_bound`` and what follows by
+    position too.
+
+    Args:
+        A_log: HV elements, fp32; (HV), or KDA's (1, 1, HV, 1).
+        a: (B * T, HV) or (B, T, HV), with ``is_kda`` (.., HV * K) or (B, T, HV, K); fp16, bf16 or fp32; any strides.
+        dt_bias: HV elements, with ``is_kda`` HV * K; fp16, bf16 or fp32.
+        softplus_beta: Factor inside softplus, 1.0 in SGLang.
+        softplus_threshold: Above it softplus(x) is x, 20.0 in SGLang.
+        q: (B, T, H, K) fp16, bf16 or fp32; any strides but the last axis.
+        k: (B, T, H, K), as ``q``.
+        v: (B, T, HV, V), as ``q``.
+        b: (B * T, HV) or (B, T, HV); types and strides as ``a``.
+        initial_state_source: (slots, HV, V, K) fp32 or bf16, any stride between slots; older SGLang's
+            (slots, HV, K, V) with ``state_layout="kv"``. Written. None: states start from zero and are dropped, and
+            ``initial_state_indices`` is not read.
+        initial_state_indices: (N) int32 or int64; negative is padding: starts from zero, is not written.
+        scale: Factor on the queries, above 0; default K ** -0.5.
+        use_qk_l2norm_in_kernel: Normalise q and k.
+        cu_seqlens: (N + 1) int32 or int64, with B = 1.
+        is_kda: The gate has a value for each channel of K.
+        lower_bound: Lower bound of KDA's safe gate, negative.
+        disable_state_update: Do not write the final states.
+        intermediate_states_buffer: (slots, steps, HV, V, K) fp32 or bf16; written. Its own number of steps counts.
+        intermediate_state_indices: (N) int32 or int64; negative stores nothing. Not read without the buffer.
+        cache_steps: Taken and not used: ``intermediate_states_buffer`` says it.
+        retrieve_parent_token: (N, at least T) int32 or int64. Not read without the buffer, as in SGLang.
+        cache_ring: Must be False.
+        replayssm_rawv: Not used, nor are the other three, without ``cache_ring``.
+        replayssm_rawk: See ``replayssm_rawv``.
+        replayssm_g: See ``replayssm_rawv``.
+        replayssm_beta: See ``replayssm_rawv``.
+        match_cutedsl_decode: Must be False: it asks for the bits of another kernel.
+        state_layout: "vk", or "kv" for pools of older SGLang; not an argument of SGLang's.
+
+    Returns:
+        o, (B, T, HV, V), new and contiguous, of the type of ``q``.
+
+    Raises:
+        ValueError, TypeError, RuntimeError: As :func:`flashport.gated_delta_update`, whose names the texts use; also
+            a ``scale`` that is not above 0.
+        NotImplementedError: ``cache_ring`` or ``match_cutedsl_decode``; a tensor that asks for a gradient while
+            torch records them; and as :func:`flashport.gated_delta_update`.
+    """
+    if cache_ring or match_cutedsl_decode:
+        asked = "cache_ring" if cache_ring else "match_cutedsl_decode"
+        raise NotImplementedError(f"fused_sigmoid_gating_delta_rule_update: {asked} must be False, got True")
+    if scale is not None and not scale > 0:
+        raise ValueError(f"fused_sigmoid_gating_delta_rule_update: scale must be above 0, got {scale}")
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.is_grad_enabled():
+        _refuse_gradients(A_log, a, dt_bias, q, k, v, b, initial_state_source, intermediate_states_buffer)
+    if initial_state_source is None:
+        initial_state_indices = None
+    if intermediate_states_buffer is None:
+        intermediate_state_indices = retrieve_parent_token = None
+    out = new_output(q, v)
+    _core.gated_delta_update(
+        q, k, v, a, b, A_log, dt_bias, initial_state_source, initial_state_indices, out, scale, softplus_beta,
+        softplus_threshold, lower_bound, use_qk_l2norm_in_kernel, is_kda, None, state_layout, not disable_state_update,
+        cu_seqlens, intermediate_states_buffer, intermediate_state_indices, retrieve_parent_token,
+    )  # fmt: skip
+    return out
+
+
+def _refuse_gradients(*arrays: Any) -> None:
+    """There is no backward: a result that silently leaves the graph would train nothing."""
+    if any(getattr(array, "requires_grad", False) for array in arrays):
+        raise NotImplementedError(
+            "fused_sigmoid_gating_delta_rule_update: an argument requires a gradient and there is no backward; call it "
+            "under torch.no_grad() or torch.inference_mode()"
+        )
