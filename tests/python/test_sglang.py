@@ -1,0 +1,183 @@
+"""SGLang's signature over gated_delta_update: the same bits by position, by keyword, and from torch."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from conftest import BF16
+from delta_call import check, make_delta
+from flashport import sglang
+
+UPDATE = sglang.fused_sigmoid_gating_delta_rule_update
+# SGLang's name of each argument that goes by keyword.
+NAMES = {
+    "lower_bound": "lower_bound",
+    "intermediate_states": "intermediate_states_buffer",
+    "intermediate_indices": "intermediate_state_indices",
+    "parent_tokens": "retrieve_parent_token",
+    "state_layout": "state_layout",
+}
+CALLS = {
+    "decode": {"batch": 4, "slots": "padded"},
+    "packed decode": {"lens": (1, 1, 0, 1), "scale": 0.25},
+    "verify": {"batch": 3, "tokens": 5, "steps": 8, "update_state": False},
+    "tree": {"batch": 2, "tokens": 5, "steps": 5, "tree": True, "update_state": False},
+    "kda": {"tokens": 2, "is_kda": True, "a_form": "channels", "lower_bound": -5.0},
+    "old pool": {"tokens": 2, "layout": "kv", "state_dtype": BF16},
+    "no pool": {"tokens": 2, "slots": None},
+}
+
+
+def make(name):
+    """(call, what SGLang would hand in by position, what by keyword)."""
+    call = make_delta(use_qk_l2norm=True, **CALLS[name])
+    x = call.arguments
+    positional = [
+        x["A_log"], x["a"], x["dt_bias"], 1.0, 20.0, x["q"], x["k"], x["v"], x["b"], x.get("state"),
+        x.get("state_indices"), x.get("scale"), True, x.get("cu_seqlens"), x.get("is_kda", False),
+    ]  # fmt: skip
+    keywords = {NAMES[name]: value for name, value in x.items() if name in NAMES}
+    keywords["disable_state_update"] = not x["update_state"]
+    return call, positional, keywords
+
+
+def same(a, b):
+    np.testing.assert_array_equal(*(np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}") for x in (a, b)))
+
+
+def test_the_signature_is_sglangs():
+    parameters = inspect.signature(UPDATE).parameters
+    positional = [name for name, x in parameters.items() if x.kind is x.POSITIONAL_OR_KEYWORD]
+    assert positional == [
+        "A_log", "a", "dt_bias", "softplus_beta", "softplus_threshold", "q", "k", "v", "b", "initial_state_source",
+        "initial_state_indices", "scale", "use_qk_l2norm_in_kernel", "cu_seqlens", "is_kda",
+    ]  # fmt: skip
+    assert list(parameters)[len(positional) :] == [
+        "lower_bound", "disable_state_update", "intermediate_states_buffer", "intermediate_state_indices",
+        "cache_steps", "retrieve_parent_token", "cache_ring", "replayssm_rawv", "replayssm_rawk", "replayssm_g",
+        "replayssm_beta", "match_cutedsl_decode", "state_layout",
+    ]  # fmt: skip
+    text = inspect.getdoc(UPDATE)
+    assert not [name for name in parameters if f"{name}:" not in text]
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("by_name", [False, True])
+def test_numpy(name, by_name):
+    call, _, _ = make(name)
+    check(call)
+    other, positional, keywords = make(name)
+    if by_name:
+        names = list(inspect.signature(UPDATE).parameters)
+        keywords |= dict(zip(names, positional, strict=False))
+        positional = []
+    out = UPDATE(*positional, **keywords)
+    assert type(out) is np.ndarray
+    assert out.dtype == call["q"].dtype
+    assert out.flags.c_contiguous
+    same(out, call["out"])
+    for pool in call.memory:
+        same(other.memory[pool], call.memory[pool])
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_torch(name):
+    torch = pytest.importorskip("torch")
+
+    def tensor(x):
+        if not isinstance(x, np.ndarray):
+            return x
+        x = np.ascontiguousarray(x)
+        return torch.from_numpy(x.view(np.int16).copy()).view(torch.bfloat16) if x.dtype == BF16 else torch.tensor(x)
+
+    def array(x):
+        return x.view(torch.int16).numpy().view(BF16) if x.dtype is torch.bfloat16 else x.numpy()
+
+    call, positional, keywords = make(name)
+    positional = [tensor(x) for x in positional]
+    keywords = {key: tensor(value) for key, value in keywords.items()}
+    out = UPDATE(*positional, **keywords)
+    call.run()
+    assert out.dtype is torch.bfloat16
+    assert out.is_contiguous()
+    assert tuple(out.shape) == call["v"].shape
+    same(array(out), call["out"])
+    if positional[9] is not None:
+        same(array(positional[9]), call["state"])
+    if "intermediate_states_buffer" in keywords:
+        same(array(keywords["intermediate_states_buffer"]), call["intermediate_states"])
+
+
+def test_shapes_of_kimi():
+    """A_log comes as (1, 1, HV, 1), dt_bias as HV * K elements of any shape."""
+    call, positional, keywords = make("kda")
+    call.run()
+    _, positional, keywords = make("kda")
+    positional[0] = positional[0].reshape(1, 1, -1, 1)
+    positional[2] = positional[2].reshape(4, -1)
+    same(UPDATE(*positional, **keywords), call["out"])
+
+
+def test_what_is_not_read():
+    """cache_steps, the rings without cache_ring, indices without a pool, parents without a buffer."""
+    call, positional, keywords = make("no pool")
+    call.run()
+    positional[10] = np.array([700, 700], np.int32)
+    unused = {"intermediate_state_indices": np.array([9, 9]), "retrieve_parent_token": np.full((2, 2), 9)}
+    got = UPDATE(*positional, **keywords, **unused, cache_steps=3, replayssm_rawv=object(), replayssm_g=object())
+    same(got, call["out"])
+
+
+@pytest.mark.parametrize("name", ["cache_ring", "match_cutedsl_decode"])
+def test_refusals(name):
+    call, positional, keywords = make("decode")
+    before = call.memory["state"].tobytes()
+    text = rf"^fused_sigmoid_gating_delta_rule_update: {name} must be False"
+    with pytest.raises(NotImplementedError, match=text):
+        UPDATE(*positional, **keywords, **{name: True})
+    assert call.memory["state"].tobytes() == before
+
+
+@pytest.mark.parametrize("scale", [0, -1.0, float("nan")])
+def test_scale_is_above_0(scale):
+    _, positional, keywords = make("decode")
+    positional[11] = scale
+    with pytest.raises(ValueError, match=r"^fused_sigmoid_gating_delta_rule_update: scale must be above 0"):
+        UPDATE(*positional, **keywords)
+
+
+@pytest.mark.parametrize("index", [0, 2, 5])
+def test_a_gradient_is_refused(index):
+    torch = pytest.importorskip("torch")
+    _, positional, keywords = make("decode")
+    positional = [
+        torch.from_numpy(np.ascontiguousarray(x, np.int32 if x.dtype.kind == "i" else np.float32))
+        if isinstance(x, np.ndarray)
+        else x
+        for x in positional
+    ]
+    state = torch.nan_to_num(positional[9])
+    positional[9] = state.clone()
+    positional[index].requires_grad_()
+    with pytest.raises(NotImplementedError, match="requires a gradient"):
+        UPDATE(*positional, **keywords)
+    assert torch.equal(positional[9], state)
+    for guard in (torch.no_grad, torch.inference_mode):
+        with guard():
+            assert not UPDATE(*positional, **keywords).requires_grad
+
+
+def test_torch_is_not_imported():
+    code = (
+        "import sys, numpy as np\n"
+        "from flashport.sglang import fused_sigmoid_gating_delta_rule_update as update\n"
+        "x, f = np.ones((1, 1, 1, 16), np.float32), np.ones(1, np.float32)\n"
+        "out = update(f, f[None], f, 1.0, 20.0, x, x, x, f[None], None, None)\n"
+        "assert out.shape == x.shape and 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
