@@ -24,7 +24,8 @@ FLASHPORT_DEVICE void probe_arrive(const ProbeParams& p, const Block& block) {
     p.published[block.index() * kColumns + column] = static_cast<float>(p.round + 1);
   }
   const auto blocks = static_cast<int>(block.count());
-  const unsigned last = block.arrive(3, [&](int i) { return Arrival{p.counters + i / 2, i == 1 ? 0 : 1 + i / 2, blocks * (1 + i / 2)}; });
+  const unsigned last =
+      block.arrive(3, [&](int i) { return Arrival{p.counters + i / 2, i == 1 ? 0 : 1 + i / 2, blocks * (1 + i / 2)}; });
   std::uint32_t* winners = p.winners + 2 * p.round;
   if (block.thread() == 0 && (last & 2) != 0) winners[0] += 100;
   if (block.thread() == 0 && (last & 4) != 0) winners[1] += 1;
