@@ -1,11 +1,13 @@
 // gated_delta_update against the fp64 recurrence, option by option; what no sequence names keeps its bits.
 #include <gtest/gtest.h>
 
+#include <flashport/backend.h>
 #include <flashport/error.h>
 
 #include <functional>
 
 #include "tests/ops/gated_delta_call.h"
+#include "tests/support/expected_support.h"
 #include "tests/support/sparse_memory.h"
 
 namespace flashport_test {
@@ -13,9 +15,23 @@ namespace {
 
 using reference::Type;
 
+struct KernelSupport {
+  bool supported;
+  std::string reason;
+};
+KernelSupport update_support() {
+  for (const std::string& key : flashport::kernel_keys(query_target())) {
+    if (key.starts_with("gated_delta_update/")) return {true, ""};
+  }
+  return {false, "no kernel gated_delta_update"};
+}
+
 class GatedDelta : public testing::TestWithParam<GatedDeltaCase> {};
 
-TEST_P(GatedDelta, MatchesTheOracle) { GatedDeltaCall(GetParam()).check(); }
+TEST_P(GatedDelta, MatchesTheOracle) {
+  FLASHPORT_REQUIRE_SUPPORT("gated_delta_" + GetParam().name, update_support());
+  GatedDeltaCall(GetParam()).check();
+}
 
 std::vector<GatedDeltaCase> named_cases() {
   return {
@@ -140,6 +156,7 @@ std::vector<GatedDeltaCase> named_cases() {
 
 // A bf16 state that is stored and read again after every token, as a decode loop does.
 TEST(GatedDeltaDrift, OfABf16StateIsThatOfThePlainRecurrence) {
+  FLASHPORT_REQUIRE_SUPPORT("gated_delta_others", update_support());
   GatedDeltaCase c{.name = "drift", .lens = {400}, .heads = 1, .v_heads = 1, .dim_k = 32, .dim_v = 32};
   c.state = c.steps_type = Type::kBF16;
   c.slots = {3};
@@ -186,6 +203,7 @@ std::vector<unsigned char> part(std::vector<unsigned char> all, std::size_t part
 
 // A sequence gives the same bits alone and in a batch, and in one call and token by token.
 TEST(GatedDeltaBits, DoNotDependOnTheBatchOrTheCall) {
+  FLASHPORT_REQUIRE_SUPPORT("gated_delta_others", update_support());
   for (bool key_major : {false, true}) {
     GatedDeltaCase c{.name = "bits", .lens = {4, 4, 4}, .key_major = key_major, .slots = {5, 2, 0}, .steps = {3, 1, 0}};
     GatedDeltaCall together(c), apart(c);
@@ -218,6 +236,7 @@ TEST(GatedDeltaBits, DoNotDependOnTheBatchOrTheCall) {
 
 // A tree whose parents are the tokens before is a chain, and each path of a tree is that path alone.
 TEST(GatedDeltaBits, OfATreeAreThoseOfItsPaths) {
+  FLASHPORT_REQUIRE_SUPPORT("gated_delta_others", update_support());
   GatedDeltaCase c{.name = "chain", .lens = {5}, .slots = {5}, .steps = {3}};
   GatedDeltaCall chain(c);
   chain.run();
@@ -231,6 +250,7 @@ TEST(GatedDeltaBits, OfATreeAreThoseOfItsPaths) {
 
 // Slots whose distance alone is more than 32 bits of elements can say.
 TEST(GatedDeltaOffsets, SlotStridesPastTwoToThe31Elements) {
+  FLASHPORT_REQUIRE_SUPPORT("gated_delta_others", update_support());
   GatedDeltaCase c{.name = "far", .lens = {2, 2}, .heads = 1, .v_heads = 1, .dim_k = 32, .dim_v = 32, .slots = {6, 0}};
   GatedDeltaCall near(c), far(c);
   near.run();
@@ -271,6 +291,7 @@ std::string message_of(const std::function<void()>& call) {
 
 // Wrong contents: the text, and outputs that keep their bits.
 TEST(GatedDeltaErrors, NameThePlaceAndLeaveOutputsAlone) {
+  FLASHPORT_REQUIRE_SUPPORT("gated_delta_others", update_support());
   const auto refuses = [](const GatedDeltaCase& c, const std::string& text) {
     GatedDeltaCall call(c);
     const std::vector<unsigned char> out = call.out().element_bytes(), state = call.state()->element_bytes();
