@@ -231,6 +231,14 @@ std::int64_t Call::integer(const char* name, PyObject* object) const {
   return value;
 }
 
+bool Call::is_second(const char* name, PyObject* object, const char* first, const char* second) const {
+  const bool text = PyUnicode_Check(object);
+  if (text && PyUnicode_CompareWithASCIIString(object, second) == 0) return true;
+  if (text && PyUnicode_CompareWithASCIIString(object, first) == 0) return false;
+  const std::string wanted = std::string("must be \"") + first + "\" or \"" + second + "\", got ";
+  if (!text) fail_type(name, wanted + Py_TYPE(object)->tp_name);
+  fail_value(name, wanted + "\"" + std::string(py::str(object)) + "\"");
+}
 bool Call::boolean(const char* name, PyObject* object) const {
   if (object == Py_True) return true;
   if (object == Py_False) return false;

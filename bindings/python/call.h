@@ -63,6 +63,8 @@ class Call {
   }
   std::int64_t integer(const char* name, PyObject* object) const;
   bool boolean(const char* name, PyObject* object) const;
+  // Which of two words it is: true for the second.
+  bool is_second(const char* name, PyObject* object, const char* first, const char* second) const;
 
   // An uninitialised array of the library and on the device of `like`, whose view is `like_view`. finish() turns it
   // into what the caller gets.

@@ -65,13 +65,8 @@ bool boolean_or(const Call& call, const char* name, PyObject* object, bool other
 }
 
 // Which of two words it is: true for the second. None is the first.
-bool is_second(const Call& call, const char* name, PyObject* object, const char* first, const char* second) {
-  if (object == Py_None) return false;
-  const std::string wanted = std::string("must be \"") + first + "\" or \"" + second + "\", got ";
-  if (!PyUnicode_Check(object)) call.fail_type(name, wanted + Py_TYPE(object)->tp_name);
-  if (PyUnicode_CompareWithASCIIString(object, first) == 0) return false;
-  if (PyUnicode_CompareWithASCIIString(object, second) == 0) return true;
-  call.fail_value(name, wanted + "\"" + std::string(py::str(object)) + "\"");
+bool second_or_first(const Call& call, const char* name, PyObject* object, const char* first, const char* second) {
+  return object != Py_None && call.is_second(name, object, first, second);
 }
 
 void gated_delta_update_by_position(Arguments a) {
@@ -80,8 +75,8 @@ void gated_delta_update_by_position(Arguments a) {
   args.update_state = boolean_or(call, "update_state", a[kUpdateState], true);
   args.use_qk_l2norm = boolean_or(call, "use_qk_l2norm", a[kUseQkL2norm], false);
   args.is_kda = boolean_or(call, "is_kda", a[kIsKda], false);
-  if (is_second(call, "head_map", a[kHeadMap], "consecutive", "modulo")) args.head_map = HeadMap::kModulo;
-  if (is_second(call, "state_layout", a[kStateLayout], "vk", "kv")) args.state_layout = StateLayout::kKV;
+  if (second_or_first(call, "head_map", a[kHeadMap], "consecutive", "modulo")) args.head_map = HeadMap::kModulo;
+  if (second_or_first(call, "state_layout", a[kStateLayout], "vk", "kv")) args.state_layout = StateLayout::kKV;
   args.scale = call.optional_number("scale", a[kScale]);
   args.lower_bound = call.optional_number("lower_bound", a[kLowerBound]);
   if (a[kSoftplusBeta] != Py_None) args.softplus_beta = call.number("softplus_beta", a[kSoftplusBeta]);

@@ -18,12 +18,7 @@ constexpr std::int64_t kBlockBytes = 34;
 constexpr std::int64_t kBlockValues = 32;
 
 KvLayout kv_layout(const Call& call, PyObject* object) {
-  if (PyUnicode_Check(object)) {
-    if (PyUnicode_CompareWithASCIIString(object, "NHD") == 0) return KvLayout::kNHD;
-    if (PyUnicode_CompareWithASCIIString(object, "HND") == 0) return KvLayout::kHND;
-    call.fail_value("kv_layout", "must be \"NHD\" or \"HND\", got \"" + std::string(py::str(object)) + "\"");
-  }
-  call.fail_type("kv_layout", std::string("must be \"NHD\" or \"HND\", got ") + Py_TYPE(object)->tp_name);
+  return call.is_second("kv_layout", object, "NHD", "HND") ? KvLayout::kHND : KvLayout::kNHD;
 }
 
 std::int64_t last_extent(const TensorView& view) { return view.rank > 0 ? view.shape[view.rank - 1] : 0; }

@@ -9,7 +9,7 @@ namespace flashport::FLASHPORT_TARGET {
 
 // Folds states in memory left to right: slot 0, then slots second .. count - 1. The threads of the block share the
 // pieces out among them, and have several states in flight. sink(place(row, column), row, column, piece) takes the
-// results; place is asked for while the states are on their way.
+// results.
 template <int kDv, int kAtOnce, class Place, class Sink>
 FLASHPORT_DEVICE void fold_states(const Block& block, const float* slots, int slot_floats, int live_rows, int second,
                                   int count, const Place& place, const Sink& sink) {

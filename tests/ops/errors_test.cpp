@@ -7,24 +7,13 @@
 #include <functional>
 
 #include "tests/ops/decode_call.h"
+#include "tests/support/message_of.h"
 
 namespace flashport_test {
 namespace {
 
 using flashport::DecodeArgs;
 using reference::Type;
-
-template <class E>
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const E& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    return std::string("an error of another class: ") + error.what();
-  }
-  return "no error";
-}
 
 class Errors : public testing::Test {
  protected:

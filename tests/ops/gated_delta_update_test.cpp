@@ -2,12 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <flashport/backend.h>
+#include <flashport/decode.h>
 #include <flashport/error.h>
-
-#include <functional>
 
 #include "tests/ops/gated_delta_call.h"
 #include "tests/support/expected_support.h"
+#include "tests/support/message_of.h"
 #include "tests/support/sparse_memory.h"
 
 namespace flashport_test {
@@ -15,11 +15,7 @@ namespace {
 
 using reference::Type;
 
-struct KernelSupport {
-  bool supported;
-  std::string reason;
-};
-KernelSupport update_support() {
+flashport::Support update_support() {
   for (const std::string& key : flashport::kernel_keys(query_target())) {
     if (key.starts_with("gated_delta_update/")) return {true, ""};
   }
@@ -275,18 +271,6 @@ TEST(GatedDeltaOffsets, SlotStridesPastTwoToThe31Elements) {
     synchronize();
     EXPECT_EQ(state, part(near.state()->element_bytes(), static_cast<std::size_t>(slot), 7));
   }
-}
-
-template <class E>
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const E& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    return std::string("an error of another class: ") + error.what();
-  }
-  return "no error";
 }
 
 // Wrong contents: the text, and outputs that keep their bits.
