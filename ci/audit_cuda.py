@@ -4,7 +4,8 @@
 For every kernel of a target: registers, spilled bytes, static shared memory, tensor core instructions (HMMA), loads
 from global memory of 16 bytes or more (LDG, LDGSTS, bulk copies), and fences, held against
 ci/cuda_resources/<target>.txt: a kernel that begins to spill, or spills more, is red, as is a decode kernel without
-tensor core instructions or such loads.
+tensor core instructions or such loads. So is a memory descriptor in an odd uniform register, which no card executes:
+nvcc 13.0 was seen to write that.
 
 usage: ci/audit_cuda.py [--update] [--tools FOLDER] TARGET LIBRARY
 """
@@ -35,6 +36,7 @@ PATTERNS = {
     "loads128": re.compile(r"LDG(STS)?\.\S*128\b|UBLKCP"),
     "fences": re.compile(r"MEMBAR"),
 }
+ODD_DESCRIPTOR = re.compile(r"desc\[UR\d*[13579]\]")
 INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?(\S+)")
 
 
@@ -58,13 +60,17 @@ def audit(target: str, library: Path, cuobjdump: Path) -> tuple[dict[str, dict[s
             "shared": values["SHARED"],
             **dict.fromkeys(PATTERNS, 0),
         }
+    function = ""
     current: dict[str, int] | None = None
     for line in run(cuobjdump, "-sass", library).splitlines():
         if match := re.match(r"\s*Function : (\S+)", line):
-            current = rows.get(match[1].removeprefix(prefix))
+            function = match[1].removeprefix(prefix)
+            current = rows.get(function)
         elif current is not None and (match := INSTRUCTION.match(line)):
             for name, pattern in PATTERNS.items():
                 current[name] += bool(pattern.match(match[1]))
+            if odd := ODD_DESCRIPTOR.search(line):
+                errors.append(f"{function}: {odd[0]} is no instruction of the card; the compiler has gone wrong")
     for name, row in rows.items():
         if name.startswith(("decode_bf16", "decode_fp16")):
             if not row["matrix"]:
