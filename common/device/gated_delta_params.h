@@ -22,11 +22,12 @@ struct StateSlots {
 
 struct GatedDeltaUpdateParams {
   std::int32_t batch, tokens;  // sequences; tokens of each, or of all with cu_seqlens
-  std::int32_t num_heads, num_v_heads, group_size;
   std::int32_t head_dim_k, head_dim_v;
-  std::int32_t heads_modulo;  // the head of value head hv is hv % num_heads, else hv / group_size
-  std::int32_t key_major;     // states are [K, V], else [V, K]
-  std::int32_t l2norm, gate_per_key, update_state;
+  std::int32_t slices;  // sequences x value heads x slices of V: what there is to do
+  Divisor by_slices_of_head, by_v_heads;
+  Divisor by_heads;           // of value head hv: H with heads_modulo, else HV / H
+  std::int32_t heads_modulo;  // the head of value head hv is hv % H, else hv / (HV / H)
+  std::int32_t l2norm, update_state;
   TokenRows q, k, v, a, b, out;
   const float* a_log;
   const void* dt_bias;

@@ -7,121 +7,154 @@
 //   S = d S + k u^T [K, V]
 // which is S *= d; u = beta (v - S^T k); S += k u^T; out = S^T q with one reduction in place of two.
 //
-// A wave owns a slice of V columns of one head and all of K: waves do not meet, and bits depend on nothing but the
+// A wave owns a slice of V's columns of one head and all of K: waves do not meet, and bits depend on nothing but the
 // sequence. A stored state is read again by the wave that has stored it, lane by lane.
+//
+// What a wave waits for comes in two steps: where its sequence lies, and then everything else together, the state
+// first.
 #pragma once
 
+#include "common/device/gated_delta_config.h"
 #include "common/device/gated_delta_gate.h"
-#include "common/device/paged_kv.h"
 #include "common/device/scalar_load.h"
+#include "common/device/schedule.h"
 #include FLASHPORT_STATE_TILE_HEADER
 
 namespace flashport::FLASHPORT_TARGET {
 
-// The tokens of one sequence: `count` of them from `first` on, in row `row` of the inputs.
-struct TokenRange {
-  std::int64_t row, first;
-  int count;
+// The work of one wave. Slices are counted fastest, then value heads, then sequences, so that neighbours read
+// neighbouring memory.
+struct StateSlice {
+  int seq, v_head, column;
+  bool none;  // the grid is larger than the work
 };
 
-FLASHPORT_DEVICE TokenRange token_range(const GatedDeltaUpdateParams& p, std::int64_t seq) {
+template <GatedDeltaConfig kCfg>
+FLASHPORT_DEVICE StateSlice state_slice(const GatedDeltaUpdateParams& p, const Block& block) {
+  const int slice = static_cast<int>(block.index());
+  const int head = divide(slice, p.by_slices_of_head);
+  const int seq = divide(head, p.by_v_heads);
+  return {seq, head - seq * static_cast<int>(p.by_v_heads.value),
+          (slice - head * static_cast<int>(p.by_slices_of_head.value)) * kCfg.tuning.columns, slice >= p.slices};
+}
+
+// Slots, offsets and tokens fit 32 bits: of an index of 64 the low half says all.
+FLASHPORT_DEVICE int short_index_at(const IndexArray& array, std::int64_t i) {
+  return static_cast<const std::int32_t*>(array.data)[array.is_int64 ? 2 * i : i];
+}
+
+// The tokens of one sequence: `count` of them from `first` on, in row `row` of the inputs.
+struct TokenRange {
+  int row, first, count;
+};
+
+FLASHPORT_DEVICE TokenRange token_range(const GatedDeltaUpdateParams& p, int seq) {
   if (p.cu_seqlens.data == nullptr) return {seq, 0, p.tokens};
-  const std::int64_t most = p.tokens;
-  const std::int64_t first = minimum(maximum(index_at(p.cu_seqlens, seq), std::int64_t{0}), most);
-  const std::int64_t end = minimum(maximum(index_at(p.cu_seqlens, seq + 1), first), most);
-  return {0, first, static_cast<int>(end - first)};
+  const int begin = short_index_at(p.cu_seqlens, seq), behind = short_index_at(p.cu_seqlens, seq + 1);
+  const int first = minimum(maximum(begin, 0), p.tokens);
+  return {0, first, minimum(maximum(behind, first), p.tokens) - first};
 }
 
-FLASHPORT_DEVICE std::int64_t row_at(const TokenRows& rows, std::int64_t row, std::int64_t token, std::int64_t head) {
-  return row * rows.stride_seq + token * rows.stride_token + head * rows.stride_head;
+FLASHPORT_DEVICE std::int64_t row_at(const TokenRows& rows, const TokenRange& tokens, int t, int head) {
+  return tokens.row * rows.stride_seq + (tokens.first + t) * rows.stride_token + head * rows.stride_head;
 }
 
-// The slot of a sequence; -1: none.
-FLASHPORT_DEVICE std::int64_t slot_of(const StateSlots& slots, std::int64_t seq) {
+// The slot of a sequence; below 0: none.
+FLASHPORT_DEVICE int slot_of(const StateSlots& slots, int seq) {
   if (slots.data == nullptr) return -1;
-  return slots.indices.data == nullptr ? seq : index_at(slots.indices, seq);
+  return slots.indices.data == nullptr ? seq : short_index_at(slots.indices, seq);
 }
 
+// In a slot, where the states of a value head begin.
+FLASHPORT_DEVICE std::int64_t first_state(const GatedDeltaUpdateParams& p, const StateSlice& slice) {
+  return static_cast<std::int64_t>(recompute(slice.v_head)) * (p.head_dim_k * p.head_dim_v);
+}
+
+// The decays of a head's keys at one token. at_gate, at_bias: where those of the first key lie.
 template <class Tile>
-FLASHPORT_DEVICE void update_slice(const GatedDeltaUpdateParams& p, Tile tile, std::int64_t seq, int v_head,
-                                   int column) {
+FLASHPORT_DEVICE void set_decays(const GatedDeltaUpdateParams& p, const Tile& tile, typename Tile::Keys& decay,
+                                 std::int64_t at_gate, std::int64_t at_bias, float rate) {
+  tile.set_keys(decay, [&](int key) {
+    const Element a = load_element(p.a.data, p.a.dtype, at_gate + key * p.a.stride_dim);
+    const Element bias = load_element(p.dt_bias, p.dt_bias_dtype, at_bias + key);
+    return gate_decay(p, to_float(a, p.a.dtype) + to_float(bias, p.dt_bias_dtype), rate);
+  });
+}
+
+template <GatedDeltaConfig kCfg>
+FLASHPORT_DEVICE void gated_delta_update(const GatedDeltaUpdateParams& p, const Block& block, const StateSlice& slice,
+                                         StateTileMemory<kCfg>& memory) {
+  using Tile = StateTile<kCfg>;
   using Keys = typename Tile::Keys;
   using Columns = typename Tile::Columns;
+  if (slice.none) return;
+  const int seq = slice.seq, column = slice.column;
+  const int slot = slot_of(p.state, seq);
+  const int steps_slot = slot_of(p.steps, seq);
   const TokenRange tokens = token_range(p, seq);
   if (tokens.count == 0) return;
-  const int head = p.heads_modulo ? v_head % p.num_heads : v_head / p.group_size;
-  const std::int64_t slot = slot_of(p.state, seq);
-  const std::int64_t steps_slot = slot_of(p.steps, seq);
-  const std::int64_t head_states = static_cast<std::int64_t>(v_head) * p.head_dim_k * p.head_dim_v;
-  const std::int64_t at_slot = slot * p.state.slot_stride + head_states;
-  const auto at_step = [&](std::int64_t step) {
-    return steps_slot * p.steps.slot_stride + step * p.steps.step_stride + head_states;
+  const auto at_slot = [&] { return slot * p.state.slot_stride + first_state(p, slice); };
+  const auto at_step = [&](int step) {
+    return steps_slot * p.steps.slot_stride + step * p.steps.step_stride + first_state(p, slice);
   };
-  const float rate = exp_full(p.a_log[v_head]);
 
+  Tile tile(p, block, memory, column);
   if (slot >= 0) {
-    tile.load(p.state.data, p.state.dtype, at_slot);
+    tile.load(p.state.data, kCfg.shape.state, at_slot());
   } else {
     tile.clear();
   }
   for (int t = 0; t < tokens.count; ++t) {
+    // Where inputs lie is worked out for each token: no registers are left to keep it in.
+    const int v_head = recompute(slice.v_head);
+    const int shared_by = divide(v_head, p.by_heads);
+    const int head = p.heads_modulo ? v_head - shared_by * static_cast<int>(p.by_heads.value) : shared_by;
     if (t > 0 && p.parents.data != nullptr && steps_slot >= 0) {
-      const std::int64_t parent = index_at(p.parents, seq * p.parents_stride_seq + t * p.parents_stride_token);
+      const int parent = short_index_at(p.parents, seq * p.parents_stride_seq + t * p.parents_stride_token);
       const int last = minimum(t, p.num_steps) - 1;
-      tile.load(p.steps.data, p.steps.dtype, at_step(minimum(maximum(parent, std::int64_t{0}), std::int64_t{last})));
+      tile.load(p.steps.data, p.steps.dtype, at_step(minimum(maximum(parent, 0), last)));
     }
-    const std::int64_t token = tokens.first + t;
-    Keys k, q, decay;
-    tile.load_keys(k, p.k.data, p.k.dtype, row_at(p.k, tokens.row, token, head));
-    tile.load_keys(q, p.q.data, p.q.dtype, row_at(p.q, tokens.row, token, head));
+    const std::int64_t at_gate = row_at(p.a, tokens, t, v_head);
+    const Element a_log = load_element(p.a_log, DType::kFloat32, v_head);
+    const Element b = load_element(p.b.data, p.b.dtype, row_at(p.b, tokens, t, v_head));
+    Element a, bias;
+    if constexpr (!kCfg.shape.gate_per_key) {
+      a = load_element(p.a.data, p.a.dtype, at_gate);
+      bias = load_element(p.dt_bias, p.dt_bias_dtype, v_head);
+    }
+    Keys k, q;
+    Columns v, read, carried;
+    tile.load_inputs(p, row_at(p.k, tokens, t, head), row_at(p.q, tokens, t, head),
+                     row_at(p.v, tokens, t, v_head) + column, k, q, v);
     float q_factor = p.scale;
     if (p.l2norm) {
-      tile.scale_keys(k, 1.0f / sqrt_full(tile.dot(k, k) + 1e-6f));
-      q_factor = p.scale / sqrt_full(tile.dot(q, q) + 1e-6f);
+      const float k_square = tile.dot(k, k), q_square = tile.dot(q, q);
+      tile.scale_keys(k, 1.0f / sqrt_full(k_square + 1e-6f));
+      q_factor = p.scale / sqrt_full(q_square + 1e-6f);
     }
     tile.scale_keys(q, q_factor);
-    const std::int64_t at_gate = row_at(p.a, tokens.row, token, v_head);
-    if (p.gate_per_key) {
-      const std::int64_t bias = static_cast<std::int64_t>(v_head) * p.head_dim_k;
-      tile.set_keys(decay, [&](int key) {
-        const float x = load_as_float(p.a.data, p.a.dtype, at_gate + key * p.a.stride_dim) +
-                        load_as_float(p.dt_bias, p.dt_bias_dtype, bias + key);
-        return gate_decay(p, x, rate);
-      });
-    } else {
-      const float x = load_as_float(p.a.data, p.a.dtype, at_gate) + load_as_float(p.dt_bias, p.dt_bias_dtype, v_head);
-      tile.fill_keys(decay, gate_decay(p, x, rate));
-    }
-    const float beta = sigmoid_full(load_as_float(p.b.data, p.b.dtype, row_at(p.b, tokens.row, token, v_head)));
+    const float rate = exp_full(to_float(a_log, DType::kFloat32));
+    const float beta = sigmoid_full(to_float(b, p.b.dtype));
+    const float key_query = tile.dot(k, q);
 
-    Columns read, carried, v;
-    tile.project(decay, k, q, read, carried);
-    tile.load_columns(v, p.v.data, p.v.dtype, row_at(p.v, tokens.row, token, v_head) + column);
-    const Columns u = beta * (v - read);
-    tile.update(decay, k, u);
-    tile.store_columns(p.out.data, p.out.dtype, row_at(p.out, tokens.row, token, v_head) + column,
-                       Tile::multiply_add(tile.dot(k, q), u, carried));
+    Columns u;
+    const auto step = [&](const auto& decay) {
+      tile.project(decay, k, q, read, carried);
+      u = beta * (v - read);
+      tile.update(decay, k, u);
+    };
+    if constexpr (kCfg.shape.gate_per_key) {
+      Keys decay;
+      set_decays(p, tile, decay, at_gate, static_cast<std::int64_t>(v_head) * p.head_dim_k, rate);
+      step(decay);
+    } else {
+      step(gate_decay(p, to_float(a, p.a.dtype) + to_float(bias, p.dt_bias_dtype), rate));
+    }
+    tile.store_columns(p.out.data, p.out.dtype, row_at(p.out, tokens, t, v_head) + column,
+                       Tile::multiply_add(key_query, u, carried));
     if (steps_slot >= 0 && t < p.num_steps) tile.store(p.steps.data, p.steps.dtype, at_step(t));
   }
-  if (slot >= 0 && p.update_state) tile.store(p.state.data, p.state.dtype, at_slot);
-}
-
-// Slices fastest, then value heads, then sequences, so that neighbours read neighbouring memory.
-template <int kThreads>
-FLASHPORT_DEVICE void gated_delta_update(const GatedDeltaUpdateParams& p, const Block& block, StateTileMemory* memory) {
-  constexpr int kWaves = kThreads / kWaveSize;
-  const int slices = (p.head_dim_v + kStateColumns - 1) / kStateColumns;
-  const std::int64_t work = static_cast<std::int64_t>(p.batch) * p.num_v_heads * slices;
-  for (std::int64_t i = block.index() * kWaves + block.wave(); i < work; i += block.count() * kWaves) {
-    const int column = static_cast<int>(i % slices) * kStateColumns;
-    const int v_head = static_cast<int>(i / slices % p.num_v_heads);
-    const std::int64_t seq = i / slices / p.num_v_heads;
-    if (p.key_major) {
-      update_slice(p, StateTile<true>(p, block, memory[block.wave()], column), seq, v_head, column);
-    } else {
-      update_slice(p, StateTile<false>(p, block, memory[block.wave()], column), seq, v_head, column);
-    }
-  }
+  if (slot >= 0 && p.update_state) tile.store(p.state.data, kCfg.shape.state, at_slot());
 }
 
 }  // namespace flashport::FLASHPORT_TARGET

@@ -7,11 +7,11 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "common/device/params.h"
+#include "common/device/gated_delta_config.h"
 
 namespace flashport {
 
-inline constexpr int kBackendAbiVersion = 2;
+inline constexpr int kBackendAbiVersion = 3;
 
 // One compiled kernel. Every kernel takes one params struct by value.
 struct KernelEntry {
@@ -21,6 +21,8 @@ struct KernelEntry {
   int shared_bytes;    // dynamic shared memory of a block (CPU: scratch of a worker)
   const void* handle;  // the backend's own: function pointer, or symbol and code object
   int teams = 1;       // blocks as grids count them, in one block of the device
+
+  GatedDeltaConfig delta = {};  // zero but for kernels of the gated delta rule
 };
 
 struct BackendDevice {

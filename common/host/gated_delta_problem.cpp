@@ -5,6 +5,7 @@
 #include <limits>
 #include <string>
 
+#include "common/device/tree_layout.h"
 #include "common/host/decode_problem.h"
 
 namespace flashport {
@@ -269,15 +270,12 @@ GatedDeltaUpdateParams gated_delta_update_problem(const Check& check, const Gate
   GatedDeltaUpdateParams p{};
   p.batch = static_cast<std::int32_t>(s.sequences);
   p.tokens = static_cast<std::int32_t>(s.tokens);
-  p.num_heads = static_cast<std::int32_t>(s.heads);
-  p.num_v_heads = static_cast<std::int32_t>(s.v_heads);
-  p.group_size = static_cast<std::int32_t>(s.v_heads / s.heads);
   p.head_dim_k = static_cast<std::int32_t>(s.dim_k);
   p.head_dim_v = static_cast<std::int32_t>(s.dim_v);
   p.heads_modulo = a.head_map == HeadMap::kModulo ? 1 : 0;
-  p.key_major = is_vk(a) ? 0 : 1;
+  p.by_v_heads = make_divisor(s.v_heads);
+  p.by_heads = make_divisor(p.heads_modulo != 0 ? s.heads : s.v_heads / s.heads);
   p.l2norm = a.use_qk_l2norm ? 1 : 0;
-  p.gate_per_key = a.is_kda ? 1 : 0;
   p.update_state = a.update_state ? 1 : 0;
   p.q = token_rows(a.q);
   p.k = token_rows(a.k);

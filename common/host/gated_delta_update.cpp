@@ -1,4 +1,4 @@
-// gated_delta_update: validate -> params -> a wave for each sequence, value head and slice of V.
+// gated_delta_update: validate -> params -> a block for each sequence, value head and slice of V.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -6,17 +6,18 @@
 
 #include <flashport/gated_delta.h>
 
+#include "common/device/tree_layout.h"
 #include "common/host/devices.h"
 #include "common/host/gated_delta_problem.h"
 #include "common/host/host_indices.h"
+#include "common/host/kernel_choice.h"
 #include "common/host/lengths.h"
 
 namespace flashport {
 namespace {
 
 constexpr Check kCheck("gated_delta_update");
-constexpr std::int64_t kUnit = 16;            // columns of V that a wave takes at the least
-constexpr std::int64_t kMaxBlocks = 1 << 20;  // the kernel strides over what is left
+constexpr std::int64_t kMostSlices = 0x7fffff00;  // they are counted in 32 bits, with those that fill the last block
 
 std::string at_text(const char* name, std::int64_t place) {
   return std::string(name) + "[" + std::to_string(place) + "]";
@@ -101,17 +102,39 @@ void check_update_contents(const GatedDeltaUpdateArgs& a, const GatedDeltaUpdate
   if (a.intermediate_states) check_steps(a, p, device, stream, lengths);
 }
 
+const KernelEntry& choose_kernel(const GatedDeltaUpdateArgs& a, const GatedDeltaUpdateParams& p,
+                                 const DeviceContext& device) {
+  const GatedDeltaShape wanted{p.head_dim_k, a.state ? a.state->dtype : DType::kFloat32,
+                               a.state_layout == StateLayout::kKV ? 1 : 0, a.is_kda ? 1 : 0};
+  std::string reason;
+  const KernelEntry* kernel = choose_gated_delta_update(device.kernels(), device.target(), wanted, reason);
+  if (kernel == nullptr) kCheck.not_supported(reason);
+  return *kernel;
+}
+
+// A block takes a slice of a head's columns of V.
+void cut(const KernelEntry& kernel, GatedDeltaUpdateParams& p) {
+  const int columns = kernel.delta.tuning.columns;
+  const std::int64_t slices_of_head = (p.head_dim_v + columns - 1) / columns;
+  const std::int64_t heads = std::int64_t{p.batch} * p.by_v_heads.value;
+  if (heads > kMostSlices / slices_of_head) {
+    kCheck.not_supported("the call has " + std::to_string(heads) + " states of " + std::to_string(slices_of_head) +
+                         " slices, more than " + std::to_string(kMostSlices) + " together; cut the batch");
+  }
+  p.by_slices_of_head = make_divisor(slices_of_head);
+  p.slices = static_cast<std::int32_t>(heads * slices_of_head);
+}
+
 }  // namespace
 
 void gated_delta_update(const GatedDeltaUpdateArgs& args, Stream stream) {
-  const GatedDeltaUpdateParams p = gated_delta_update_problem(kCheck, args);
+  GatedDeltaUpdateParams p = gated_delta_update_problem(kCheck, args);
   if (p.batch == 0 || p.tokens == 0) return;
   DeviceContext& device = device_context(kCheck, args.q, "q");
-  const KernelEntry& kernel = device.gated_delta_update(kCheck);
+  const KernelEntry& kernel = choose_kernel(args, p, device);
+  cut(kernel, p);
   if (checks_contents(kCheck, device, stream)) check_update_contents(args, p, device, stream);
-  const std::int64_t slices = (p.head_dim_v + kUnit - 1) / kUnit;
-  const std::int64_t blocks = std::int64_t{p.batch} * p.num_v_heads * slices;
-  device.launch(kCheck, stream, kernel, std::min(blocks, kMaxBlocks), p);
+  device.launch(kCheck, stream, kernel, p.slices, p);
 }
 
 }  // namespace flashport

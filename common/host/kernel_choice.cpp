@@ -124,6 +124,29 @@ const KernelEntry* choose_decode_kernel(std::span<const KernelEntry> kernels, st
   return nullptr;
 }
 
+const KernelEntry* choose_gated_delta_update(std::span<const KernelEntry> kernels, std::string_view target,
+                                             const GatedDeltaShape& wanted, std::string& reason) {
+  const KernelEntry* best = nullptr;
+  bool has_any = false;
+  for (const KernelEntry& kernel : kernels) {
+    const GatedDeltaShape& shape = kernel.delta.shape;
+    has_any = has_any || shape.head_dim_k > 0;
+    if (shape.head_dim_k < wanted.head_dim_k || shape.state != wanted.state || shape.key_major != wanted.key_major ||
+        shape.gate_per_key != wanted.gate_per_key) {
+      continue;
+    }
+    if (best == nullptr || shape.head_dim_k < best->delta.shape.head_dim_k) best = &kernel;
+  }
+  if (best != nullptr) return best;
+  reason = std::string(target) + " was built without the kernel gated_delta_update";
+  if (has_any) {
+    reason += std::string(" for head_dim_k ") + std::to_string(wanted.head_dim_k) + ", states " +
+              dtype_name(wanted.state) + (wanted.key_major != 0 ? " [K, V]" : " [V, K]") +
+              (wanted.gate_per_key != 0 ? ", a gate for each key" : "");
+  }
+  return nullptr;
+}
+
 Support supports(const DecodeQuery& query) {
   Support support;
   support.supported = answer(query, support.reason) != nullptr;

@@ -1,5 +1,5 @@
-// Which decode kernel serves a request, or the sentence that says what is missing. The target's table of kernels is the
-// only place that knows what there is.
+// Which kernel serves a request, or the sentence that says what is missing. The target's table of kernels is the only
+// place that knows what there is.
 #pragma once
 
 #include <cstdint>
@@ -29,5 +29,10 @@ inline constexpr int kHeadDimStep = 8;
 // Null: `reason` says why, if it is not null.
 [[nodiscard]] const KernelEntry* choose_decode_kernel(std::span<const KernelEntry> kernels, std::string_view target,
                                                       const KernelRequest& request, std::string* reason);
+
+// The smallest tile that covers the key dimension, of `wanted`'s state, layout and gate. Null: `reason` says why.
+[[nodiscard]] const KernelEntry* choose_gated_delta_update(std::span<const KernelEntry> kernels,
+                                                           std::string_view target, const GatedDeltaShape& wanted,
+                                                           std::string& reason);
 
 }  // namespace flashport

@@ -15,50 +15,58 @@ constexpr DecodeConfig decode_config(MathType math, KvFormat kv, int head_dim_qk
   const DecodeShape shape{head_dim_qk, head_dim_v, rows, math, kv};
   return {shape, decode_tuning(shape)};
 }
+constexpr GatedDeltaConfig gated_delta_config(const GatedDeltaShape& shape) {
+  return {shape, gated_delta_tuning(shape)};
+}
 
 }  // namespace flashport::FLASHPORT_TARGET
 
-#define FLASHPORT_DEFINE_KERNEL(symbol, key, shape, Params, Shared, call)                             \
-  extern "C" void symbol(const void* data, std::int64_t index, std::int64_t count, void* scratch) {   \
-    const auto& params = *static_cast<const Params*>(data);                                           \
-    const Block block(index, count);                                                                  \
-    [[maybe_unused]] auto& shared = *static_cast<Shared*>(scratch);                                   \
-    call;                                                                                             \
-  }                                                                                                   \
-  extern "C" KernelEntry symbol##_entry() {                                                           \
-    return {key, shape, 1, static_cast<int>(sizeof(Shared)), reinterpret_cast<const void*>(&symbol)}; \
+#define FLASHPORT_DEFINE_KERNEL(symbol, key, shape, delta, Params, Shared, call)                    \
+  extern "C" void symbol(const void* data, std::int64_t index, std::int64_t count, void* scratch) { \
+    const auto& params = *static_cast<const Params*>(data);                                         \
+    const Block block(index, count);                                                                \
+    [[maybe_unused]] auto& shared = *static_cast<Shared*>(scratch);                                 \
+    call;                                                                                           \
+  }                                                                                                 \
+  extern "C" KernelEntry symbol##_entry() {                                                         \
+    const auto* handle = reinterpret_cast<const void*>(&symbol);                                    \
+    return {key, shape, 1, static_cast<int>(sizeof(Shared)), handle, 1, delta};                     \
   }
 
 // math, kv, head_dim_qk, head_dim_v, rows
-#define FLASHPORT_DEFINE_DECODE(symbol, key, ...)                                                          \
-  namespace flashport::FLASHPORT_TARGET {                                                                  \
-  constexpr DecodeConfig symbol##_config = decode_config(__VA_ARGS__);                                     \
-  FLASHPORT_DEFINE_KERNEL(symbol, key, symbol##_config.shape, DecodeParams, DecodeShared<symbol##_config>, \
-                          decode<symbol##_config>(params, block_range(params, block), block, shared))      \
+#define FLASHPORT_DEFINE_DECODE(symbol, key, ...)                                                              \
+  namespace flashport::FLASHPORT_TARGET {                                                                      \
+  constexpr DecodeConfig symbol##_config = decode_config(__VA_ARGS__);                                         \
+  FLASHPORT_DEFINE_KERNEL(symbol, key, symbol##_config.shape, {}, DecodeParams, DecodeShared<symbol##_config>, \
+                          decode<symbol##_config>(params, block_range(params, block), block, shared))          \
   }
 
-#define FLASHPORT_DEFINE_DECODE_STAGE2(symbol, key)                                                               \
-  namespace flashport::FLASHPORT_TARGET {                                                                         \
-  FLASHPORT_DEFINE_KERNEL(symbol, key, {}, Stage2Params, MergeShared<1>, decode_stage2<1>(params, block, shared)) \
-  }
-
-#define FLASHPORT_DEFINE_MERGE_STATES(symbol, key)                                                                    \
+#define FLASHPORT_DEFINE_DECODE_STAGE2(symbol, key)                                                                   \
   namespace flashport::FLASHPORT_TARGET {                                                                             \
-  FLASHPORT_DEFINE_KERNEL(symbol, key, {}, MergeStatesParams, MergeShared<1>, merge_states<1>(params, block, shared)) \
+  FLASHPORT_DEFINE_KERNEL(symbol, key, {}, {}, Stage2Params, MergeShared<1>, decode_stage2<1>(params, block, shared)) \
   }
 
-#define FLASHPORT_DEFINE_APPEND_KV(symbol, key)                                             \
-  namespace flashport::FLASHPORT_TARGET {                                                   \
-  FLASHPORT_DEFINE_KERNEL(symbol, key, {}, AppendParams, char, append_kv<1>(params, block)) \
+#define FLASHPORT_DEFINE_MERGE_STATES(symbol, key)                                \
+  namespace flashport::FLASHPORT_TARGET {                                         \
+  FLASHPORT_DEFINE_KERNEL(symbol, key, {}, {}, MergeStatesParams, MergeShared<1>, \
+                          merge_states<1>(params, block, shared))                 \
   }
 
-#define FLASHPORT_DEFINE_READ_BANDWIDTH(symbol, key)                                                    \
-  namespace flashport::FLASHPORT_TARGET {                                                               \
-  FLASHPORT_DEFINE_KERNEL(symbol, key, {}, ReadBandwidthParams, char, read_bandwidth<1>(params, block)) \
+#define FLASHPORT_DEFINE_APPEND_KV(symbol, key)                                                 \
+  namespace flashport::FLASHPORT_TARGET {                                                       \
+  FLASHPORT_DEFINE_KERNEL(symbol, key, {}, {}, AppendParams, char, append_kv<1>(params, block)) \
   }
 
-#define FLASHPORT_DEFINE_GATED_DELTA_UPDATE(symbol, key)                            \
-  namespace flashport::FLASHPORT_TARGET {                                           \
-  FLASHPORT_DEFINE_KERNEL(symbol, key, {}, GatedDeltaUpdateParams, StateTileMemory, \
-                          gated_delta_update<1>(params, block, &shared))            \
+#define FLASHPORT_DEFINE_READ_BANDWIDTH(symbol, key)                                                        \
+  namespace flashport::FLASHPORT_TARGET {                                                                   \
+  FLASHPORT_DEFINE_KERNEL(symbol, key, {}, {}, ReadBandwidthParams, char, read_bandwidth<1>(params, block)) \
+  }
+
+// head_dim_k, state, key_major, gate_per_key
+#define FLASHPORT_DEFINE_GATED_DELTA_UPDATE(symbol, key, ...)                                                         \
+  namespace flashport::FLASHPORT_TARGET {                                                                             \
+  constexpr GatedDeltaConfig symbol##_config = gated_delta_config({__VA_ARGS__});                                     \
+  FLASHPORT_DEFINE_KERNEL(symbol, key, {}, symbol##_config, GatedDeltaUpdateParams, StateTileMemory<symbol##_config>, \
+                          gated_delta_update<symbol##_config>(params, block,                                          \
+                                                              state_slice<symbol##_config>(params, block), shared))   \
   }

@@ -1,18 +1,17 @@
-// A slice of a gated delta rule's state on a CPU: 16 columns of V and all of K, as a plain array in the order of
-// memory. Keys are padded to whole vectors and missing columns filled with zeros, which stay zeros.
+// A slice of a gated delta rule's state on a CPU: groups of 16 columns of V and all of K, each group a plain array in
+// the order of memory. Keys are padded to whole vectors and missing columns filled with zeros, which stay zeros.
 #pragma once
 
+#include "common/device/gated_delta_config.h"
 #include "common/device/gated_delta_params.h"
 #include "cpu/target/kv_operand.h"
 #include "cpu/target/lane_sums.h"
 
 namespace flashport::FLASHPORT_TARGET {
 
-inline constexpr int kStateColumns = kLanes;
-inline constexpr int kMaxStateKeys = 256;
-
+template <GatedDeltaConfig kCfg>
 struct StateTileMemory {
-  alignas(64) float x[kMaxStateKeys * kStateColumns];
+  alignas(64) float x[kCfg.shape.head_dim_k * kCfg.tuning.columns];
 };
 
 // f(KvRow of the element type)
@@ -52,43 +51,69 @@ FLASHPORT_DEVICE void store_values(char* to, DType dtype, Vec x, int count) {
   __builtin_memcpy(to, rounded, sizeof rounded[0] * static_cast<std::size_t>(live));
 }
 
-// kKeyMajor: the state lies as [K, V] in memory and here as [K][16]; else as [V, K] and [16][K].
-template <bool kKeyMajor>
+// A number for each column of a slice.
+template <int kGroups>
+struct StateColumns {
+  Vec x[kGroups];
+
+  template <class F>
+  FLASHPORT_DEVICE static StateColumns make(const F& f) {
+    StateColumns made;
+    for (int g = 0; g < kGroups; ++g) made.x[g] = f(g);
+    return made;
+  }
+  friend FLASHPORT_DEVICE StateColumns operator-(const StateColumns& a, const StateColumns& b) {
+    return make([&](int g) { return a.x[g] - b.x[g]; });
+  }
+  friend FLASHPORT_DEVICE StateColumns operator*(float factor, const StateColumns& a) {
+    return make([&](int g) { return factor * a.x[g]; });
+  }
+};
+
+// A group lies here as [K][16] where states are [K, V] in memory, else as [16][K].
+template <GatedDeltaConfig kCfg>
 class StateTile {
+  static constexpr bool kKeyMajor = kCfg.shape.key_major != 0;
+  static constexpr int kMostKeys = kCfg.shape.head_dim_k;
+  static constexpr int kGroups = kCfg.tuning.columns / kLanes;
+
  public:
   struct Keys {
-    alignas(64) float x[kMaxStateKeys];
+    alignas(64) float x[kMostKeys];
   };
-  using Columns = Vec;
+  using Columns = StateColumns<kGroups>;
 
-  StateTile(const GatedDeltaUpdateParams& p, const Block&, StateTileMemory& memory, int column)
+  StateTile(const GatedDeltaUpdateParams& p, const Block&, StateTileMemory<kCfg>& memory, int column)
       : state_(memory.x),
         keys_(p.head_dim_k),
         padded_((p.head_dim_k + kLanes - 1) / kLanes * kLanes),
         columns_(p.head_dim_v),
-        column_(column),
-        live_(minimum(kStateColumns, p.head_dim_v - column)) {}
+        column_(column) {}
 
   void clear() const {
-    for (int i = 0; i < padded_ * kStateColumns; i += kLanes) store_vec(state_ + i, Vec{});
+    for (int i = 0; i < groups() * padded_ * kLanes; i += kLanes) store_vec(state_ + i, Vec{});
   }
 
   // `at`: the element that the head's state begins with.
   void load(const void* data, DType dtype, std::int64_t at) const {
     with_loader(dtype, [&](auto row, int bytes) {
       const char* from = static_cast<const char*>(data) + at * bytes;
-      if constexpr (kKeyMajor) {
-        for (int key = 0; key < keys_; ++key) {
-          const Vec x = load_values(row, from + (key * columns_ + column_) * bytes, bytes, 0, live_);
-          store_vec(state_ + key * kLanes, x);
-        }
-        for (int key = keys_; key < padded_; ++key) store_vec(state_ + key * kLanes, Vec{});
-      } else {
-        for (int column = 0; column < kStateColumns; ++column) {
-          for (int key = 0; key < padded_; key += kLanes) {
-            const char* source = from + (column_ + column) * keys_ * bytes;
-            const Vec x = column < live_ ? load_values(row, source, bytes, key, keys_ - key) : Vec{};
-            store_vec(state_ + column * padded_ + key, x);
+      for (int g = 0; g < groups(); ++g) {
+        float* state = group(g);
+        const int first = column_ + g * kLanes;
+        if constexpr (kKeyMajor) {
+          for (int key = 0; key < keys_; ++key) {
+            const Vec x = load_values(row, from + (key * columns_ + first) * bytes, bytes, 0, live(g));
+            store_vec(state + key * kLanes, x);
+          }
+          for (int key = keys_; key < padded_; ++key) store_vec(state + key * kLanes, Vec{});
+        } else {
+          for (int column = 0; column < kLanes; ++column) {
+            for (int key = 0; key < padded_; key += kLanes) {
+              const char* source = from + (first + column) * keys_ * bytes;
+              const Vec x = column < live(g) ? load_values(row, source, bytes, key, keys_ - key) : Vec{};
+              store_vec(state + column * padded_ + key, x);
+            }
           }
         }
       }
@@ -98,30 +123,37 @@ class StateTile {
   void store(void* data, DType dtype, std::int64_t at) const {
     const int bytes = dtype == DType::kFloat32 ? 4 : 2;
     char* to = static_cast<char*>(data) + at * bytes;
-    if constexpr (kKeyMajor) {
-      for (int key = 0; key < keys_; ++key) {
-        store_values(to + (key * columns_ + column_) * bytes, dtype, load_vec(state_ + key * kLanes), live_);
-      }
-    } else {
-      for (int column = 0; column < live_; ++column) {
-        for (int key = 0; key < keys_; key += kLanes) {
-          const Vec x = load_vec(state_ + column * padded_ + key);
-          store_values(to + ((column_ + column) * keys_ + key) * bytes, dtype, x, keys_ - key);
+    for (int g = 0; g < groups(); ++g) {
+      const float* state = group(g);
+      const int first = column_ + g * kLanes;
+      if constexpr (kKeyMajor) {
+        for (int key = 0; key < keys_; ++key) {
+          store_values(to + (key * columns_ + first) * bytes, dtype, load_vec(state + key * kLanes), live(g));
+        }
+      } else {
+        for (int column = 0; column < minimum(live(g), kLanes); ++column) {
+          for (int key = 0; key < keys_; key += kLanes) {
+            const Vec x = load_vec(state + column * padded_ + key);
+            store_values(to + ((first + column) * keys_ + key) * bytes, dtype, x, keys_ - key);
+          }
         }
       }
     }
   }
 
-  void load_keys(Keys& keys, const void* data, DType dtype, std::int64_t at) const {
-    with_loader(dtype, [&](auto row, int bytes) {
-      const char* from = static_cast<const char*>(data) + at * bytes;
+  // k, q and v of one type, from the elements that they begin with; v's first is that of the slice.
+  void load_inputs(const GatedDeltaUpdateParams& p, std::int64_t at_k, std::int64_t at_q, std::int64_t at_v, Keys& k,
+                   Keys& q, Columns& v) const {
+    with_loader(p.q.dtype, [&](auto row, int bytes) {
+      const char* from_k = static_cast<const char*>(p.k.data) + at_k * bytes;
+      const char* from_q = static_cast<const char*>(p.q.data) + at_q * bytes;
+      const char* from_v = static_cast<const char*>(p.v.data) + at_v * bytes;
       for (int key = 0; key < padded_; key += kLanes) {
-        store_vec(keys.x + key, load_values(row, from, bytes, key, keys_ - key));
+        store_vec(k.x + key, load_values(row, from_k, bytes, key, keys_ - key));
+        store_vec(q.x + key, load_values(row, from_q, bytes, key, keys_ - key));
       }
+      v = Columns::make([&](int g) { return load_values(row, from_v, bytes, g * kLanes, maximum(live(g), 0)); });
     });
-  }
-  void fill_keys(Keys& keys, float x) const {
-    for (int key = 0; key < padded_; key += kLanes) store_vec(keys.x + key, broadcast(x));
   }
   template <class F>
   void set_keys(Keys& keys, const F& f) const {
@@ -135,20 +167,22 @@ class StateTile {
     for (int key = 0; key < padded_; key += kLanes) sum = fma_rn(load_vec(a.x + key), load_vec(b.x + key), sum);
     return fold_vec(sum, [](Vec x, Vec y) { return x + y; });
   }
-
-  void load_columns(Columns& columns, const void* data, DType dtype, std::int64_t at) const {
-    with_loader(dtype, [&](auto row, int bytes) {
-      columns = load_values(row, static_cast<const char*>(data) + at * bytes, bytes, 0, live_);
-    });
-  }
   void store_columns(void* data, DType dtype, std::int64_t at, const Columns& columns) const {
-    store_values(static_cast<char*>(data) + at * (dtype == DType::kFloat32 ? 4 : 2), dtype, columns, live_);
+    const int bytes = dtype == DType::kFloat32 ? 4 : 2;
+    for (int g = 0; g < groups(); ++g) {
+      store_values(static_cast<char*>(data) + (at + g * kLanes) * bytes, dtype, columns.x[g], live(g));
+    }
   }
   static Columns multiply_add(float factor, const Columns& x, const Columns& sum) {
-    return fma_rn(broadcast(factor), x, sum);
+    return Columns::make([&](int g) { return fma_rn(broadcast(factor), x.x[g], sum.x[g]); });
   }
 
   // read = S^T (decay k), carried = S^T (decay q)
+  void project(float decay, const Keys& k, const Keys& q, Columns& read, Columns& carried) const {
+    project(k, q, read, carried);
+    read = decay * read;
+    carried = decay * carried;
+  }
   void project(const Keys& decay, const Keys& k, const Keys& q, Columns& read, Columns& carried) const {
     Keys decayed_k, decayed_q;
     for (int key = 0; key < padded_; key += kLanes) {
@@ -156,62 +190,91 @@ class StateTile {
       store_vec(decayed_k.x + key, d * load_vec(k.x + key));
       store_vec(decayed_q.x + key, d * load_vec(q.x + key));
     }
-    if constexpr (kKeyMajor) {
-      constexpr int kChains = 4;  // independent sums hide the latency of a fused multiply-add
-      Vec k_sum[kChains] = {}, q_sum[kChains] = {};
-      for (int key = 0; key < padded_; key += kChains) {
-#pragma GCC unroll 4
-        for (int i = 0; i < kChains; ++i) {
-          const Vec x = load_vec(state_ + (key + i) * kLanes);
-          k_sum[i] = fma_rn(x, broadcast(decayed_k.x[key + i]), k_sum[i]);
-          q_sum[i] = fma_rn(x, broadcast(decayed_q.x[key + i]), q_sum[i]);
-        }
-      }
-      read = (k_sum[0] + k_sum[1]) + (k_sum[2] + k_sum[3]);
-      carried = (q_sum[0] + q_sum[1]) + (q_sum[2] + q_sum[3]);
-    } else {
-      constexpr int kAtOnce = 4;
-      Vec k_sum[kStateColumns], q_sum[kStateColumns];
-      for (int column = 0; column < kStateColumns; column += kAtOnce) {
-        Vec k_part[kAtOnce] = {}, q_part[kAtOnce] = {};
-        for (int key = 0; key < padded_; key += kLanes) {
-          const Vec at_k = load_vec(decayed_k.x + key), at_q = load_vec(decayed_q.x + key);
-#pragma GCC unroll 4
-          for (int i = 0; i < kAtOnce; ++i) {
-            const Vec x = load_vec(state_ + (column + i) * padded_ + key);
-            k_part[i] = fma_rn(x, at_k, k_part[i]);
-            q_part[i] = fma_rn(x, at_q, q_part[i]);
-          }
-        }
-#pragma GCC unroll 4
-        for (int i = 0; i < kAtOnce; ++i) k_sum[column + i] = k_part[i], q_sum[column + i] = q_part[i];
-      }
-      read = sum_each(k_sum);
-      carried = sum_each(q_sum);
-    }
+    project(decayed_k, decayed_q, read, carried);
   }
 
   // S = decay S + k u^T
+  void update(float decay, const Keys& k, const Columns& u) const {
+    update([&](int) { return decay; }, [&](int) { return broadcast(decay); }, k, u);
+  }
   void update(const Keys& decay, const Keys& k, const Columns& u) const {
-    if constexpr (kKeyMajor) {
-      for (int key = 0; key < padded_; ++key) {
-        const Vec kept = load_vec(state_ + key * kLanes) * decay.x[key];
-        store_vec(state_ + key * kLanes, fma_rn(broadcast(k.x[key]), u, kept));
+    update([&](int key) { return decay.x[key]; }, [&](int key) { return load_vec(decay.x + key); }, k, u);
+  }
+
+ private:
+  int groups() const { return minimum(kGroups, (columns_ - column_ + kLanes - 1) / kLanes); }
+  int live(int g) const { return columns_ - column_ - g * kLanes; }  // columns from this group on
+  float* group(int g) const { return state_ + g * padded_ * kLanes; }
+
+  void project(const Keys& k, const Keys& q, Columns& read, Columns& carried) const {
+    for (int g = 0; g < kGroups; ++g) read.x[g] = carried.x[g] = Vec{};
+    for (int g = 0; g < groups(); ++g) {
+      if constexpr (kKeyMajor) {
+        project_rows(group(g), k, q, read.x[g], carried.x[g]);
+      } else {
+        project_columns(group(g), k, q, read.x[g], carried.x[g]);
       }
-    } else {
-      for (int column = 0; column < kStateColumns; ++column) {
-        const Vec factor = broadcast(u[column]);
-        for (int key = 0; key < padded_; key += kLanes) {
-          float* at = state_ + column * padded_ + key;
-          store_vec(at, fma_rn(load_vec(k.x + key), factor, load_vec(at) * load_vec(decay.x + key)));
+    }
+  }
+  void project_rows(const float* state, const Keys& k, const Keys& q, Vec& read, Vec& carried) const {
+    constexpr int kChains = 4;  // independent sums hide the latency of a fused multiply-add
+    Vec k_sum[kChains] = {}, q_sum[kChains] = {};
+    for (int key = 0; key < padded_; key += kChains) {
+#pragma GCC unroll 4
+      for (int i = 0; i < kChains; ++i) {
+        const Vec x = load_vec(state + (key + i) * kLanes);
+        k_sum[i] = fma_rn(x, broadcast(k.x[key + i]), k_sum[i]);
+        q_sum[i] = fma_rn(x, broadcast(q.x[key + i]), q_sum[i]);
+      }
+    }
+    read = (k_sum[0] + k_sum[1]) + (k_sum[2] + k_sum[3]);
+    carried = (q_sum[0] + q_sum[1]) + (q_sum[2] + q_sum[3]);
+  }
+  void project_columns(const float* state, const Keys& k, const Keys& q, Vec& read, Vec& carried) const {
+    constexpr int kAtOnce = 4;
+    Vec k_sum[kLanes], q_sum[kLanes];
+    for (int column = 0; column < kLanes; column += kAtOnce) {
+      Vec k_part[kAtOnce] = {}, q_part[kAtOnce] = {};
+      for (int key = 0; key < padded_; key += kLanes) {
+        const Vec at_k = load_vec(k.x + key), at_q = load_vec(q.x + key);
+#pragma GCC unroll 4
+        for (int i = 0; i < kAtOnce; ++i) {
+          const Vec x = load_vec(state + (column + i) * padded_ + key);
+          k_part[i] = fma_rn(x, at_k, k_part[i]);
+          q_part[i] = fma_rn(x, at_q, q_part[i]);
+        }
+      }
+#pragma GCC unroll 4
+      for (int i = 0; i < kAtOnce; ++i) k_sum[column + i] = k_part[i], q_sum[column + i] = q_part[i];
+    }
+    read = sum_each(k_sum);
+    carried = sum_each(q_sum);
+  }
+
+  // The decay of a key, and those of 16 keys from one on.
+  template <class Decay, class Decays>
+  void update(const Decay& decay, const Decays& decays, const Keys& k, const Columns& u) const {
+    for (int g = 0; g < groups(); ++g) {
+      float* state = group(g);
+      if constexpr (kKeyMajor) {
+        for (int key = 0; key < padded_; ++key) {
+          const Vec kept = load_vec(state + key * kLanes) * decay(key);
+          store_vec(state + key * kLanes, fma_rn(broadcast(k.x[key]), u.x[g], kept));
+        }
+      } else {
+        for (int column = 0; column < kLanes; ++column) {
+          const Vec factor = broadcast(u.x[g][column]);
+          for (int key = 0; key < padded_; key += kLanes) {
+            float* at = state + column * padded_ + key;
+            store_vec(at, fma_rn(load_vec(k.x + key), factor, load_vec(at) * decays(key)));
+          }
         }
       }
     }
   }
 
- private:
   float* state_;
-  int keys_, padded_, columns_, column_, live_;
+  int keys_, padded_, columns_, column_;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET

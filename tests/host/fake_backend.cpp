@@ -34,7 +34,9 @@ const KernelEntry kCpuKernels[] = {
     {"decode_stage2/fakecpu", {}, 1, 0, nullptr},
     {"merge_states/fakecpu", {}, 1, 0, nullptr},
     {"append_kv/fakecpu", {}, 1, 0, nullptr},
-    {"gated_delta_update/fakecpu", {}, 1, 0, nullptr},
+    {"gated_delta_update/state=fp32/vk/k64/fakecpu", {}, 1, 0, nullptr, 1, {{64, DType::kFloat32, 0, 0}, {16, 1, 1}}},
+    {"gated_delta_update/state=fp32/vk/k256/fakecpu", {}, 1, 0, nullptr, 1, {{256, DType::kFloat32, 0, 0}, {16, 1, 1}}},
+    {"gated_delta_update/kda/fakecpu", {}, 1, 0, nullptr, 1, {{256, DType::kFloat32, 0, 1}, {16, 1, 1}}},
 };
 
 const char* one_device(int* count) {

@@ -56,12 +56,15 @@ TEST_F(GatedDeltaHost, FillsTheParams) {
   gated_delta_update(inputs.args);
   ASSERT_EQ(fake_state().launches.size(), 1u);
   const Launch& launch = fake_state().launches[0];
-  EXPECT_EQ(launch.key, "gated_delta_update/fakecpu");
+  EXPECT_EQ(launch.key, "gated_delta_update/state=fp32/vk/k64/fakecpu");
   EXPECT_EQ(launch.grid, 2 * 4 * (64 / 16));
   const auto p = launch.as<GatedDeltaUpdateParams>();
   EXPECT_EQ(p.batch, 2);
   EXPECT_EQ(p.tokens, 3);
-  EXPECT_EQ(p.group_size, 2);
+  EXPECT_EQ(p.by_v_heads.value, 4u);
+  EXPECT_EQ(p.by_heads.value, 2u);
+  EXPECT_EQ(p.by_slices_of_head.value, 4u);
+  EXPECT_EQ(p.slices, launch.grid);
   EXPECT_EQ(p.a.stride_seq, 12);
   EXPECT_EQ(p.a.stride_head, 1);
   EXPECT_EQ(p.a.stride_dim, 0);
@@ -107,6 +110,11 @@ TEST_F(GatedDeltaHost, SaysWhereTheKernelIsMissing) {
   Inputs inputs(kGpu);
   EXPECT_EQ(error_of<NotSupportedError>([&] { gated_delta_update(inputs.args); }),
             "gated_delta_update: fakegpu was built without the kernel gated_delta_update");
+  Inputs half;
+  half.args.state->dtype = DType::kBFloat16;
+  EXPECT_EQ(error_of<NotSupportedError>([&] { gated_delta_update(half.args); }),
+            "gated_delta_update: cpu was built without the kernel gated_delta_update for head_dim_k 32, states "
+            "bfloat16 [V, K]");
 }
 
 template <class E = ValueError, class Bend>

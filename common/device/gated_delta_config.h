@@ -1,0 +1,27 @@
+// The compile-time description of one kernel of the gated delta rule: its shape (a row of
+// cmake/gated_delta_instances.txt) and how <vendor>/tuning/<target>.h cuts the work for that shape.
+#pragma once
+
+#include "common/device/params.h"
+
+namespace flashport {
+
+struct GatedDeltaShape {
+  int head_dim_k;  // extent of the tile: shorter heads ride it with zero fill
+  DType state;     // of the pool
+  int key_major;   // states are [K, V], else [V, K]
+  int gate_per_key;
+};
+
+struct GatedDeltaTuning {
+  int columns;                    // of V that a lane group takes; bits do not depend on it
+  int waves;                      // lane groups of a block
+  int blocks_per_multiprocessor;  // what the register budget is cut for
+};
+
+struct GatedDeltaConfig {
+  GatedDeltaShape shape;
+  GatedDeltaTuning tuning;
+};
+
+}  // namespace flashport
