@@ -4,6 +4,7 @@
 
 #include "common/device/append_kernel.h"
 #include "common/device/decode_kernel.h"
+#include "common/device/gated_delta_update_kernel.h"
 #include "common/device/merge_kernel.h"
 #include "common/device/read_kernel.h"
 #include "common/host/backend_abi.h"
@@ -63,6 +64,22 @@ constexpr DecodeConfig decode_config(MathType math, KvFormat kv, int head_dim_qk
   return {shape, decode_tuning(shape)};
 }
 
+constexpr GatedDeltaConfig gated_delta_config(const GatedDeltaShape& shape) {
+  return {shape, gated_delta_tuning(shape)};
+}
+
+template <GatedDeltaConfig kCfg>
+FLASHPORT_DEVICE void gated_delta_update_block(const GatedDeltaUpdateParams& p) {
+  __shared__ unsigned touched;
+  if (threadIdx.x == 0) touched = touch_params(p);
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWaveSize, 0);
+  const Block block(&touched, warp * kWaveSize, kWaveSize, 0, warp, kCfg.tuning.waves);
+  const StateSlice slice = state_slice<kCfg>(p, block);
+  begin_kernel();
+  StateTileMemory<kCfg> none;
+  gated_delta_update<kCfg>(p, block, slice, none);
+}
+
 }  // namespace flashport::FLASHPORT_TARGET
 
 // math, kv, head_dim_qk, head_dim_v, rows
@@ -83,6 +100,21 @@ constexpr DecodeConfig decode_config(MathType math, KvFormat kv, int head_dim_qk
             reinterpret_cast<const void*>(symbol),                                                   \
             symbol##_config.tuning.teams};                                                           \
   }                                                                                                  \
+  }
+
+// head_dim_k, state, key_major, gate_per_key. A team is a warp, which works alone.
+#define FLASHPORT_DEFINE_GATED_DELTA_UPDATE(symbol, key, ...)                                                      \
+  namespace flashport::FLASHPORT_TARGET {                                                                          \
+  constexpr GatedDeltaConfig symbol##_config = gated_delta_config({__VA_ARGS__});                                  \
+  constexpr int symbol##_threads = symbol##_config.tuning.waves * kWaveSize;                                       \
+  extern "C" __global__ void __launch_bounds__(symbol##_threads, symbol##_config.tuning.blocks_per_multiprocessor) \
+      symbol(const __grid_constant__ GatedDeltaUpdateParams params) {                                              \
+    gated_delta_update_block<symbol##_config>(params);                                                             \
+  }                                                                                                                \
+  extern "C" KernelEntry symbol##_entry() {                                                                        \
+    const auto* handle = reinterpret_cast<const void*>(symbol);                                                    \
+    return {key, {}, symbol##_threads, 0, handle, symbol##_config.tuning.waves, symbol##_config};                  \
+  }                                                                                                                \
   }
 
 #define FLASHPORT_DEFINE_MERGE(symbol, key, Params, body)                                                     \

@@ -53,6 +53,9 @@ FLASHPORT_DEVICE float exp2_approx(float x) {
 }
 FLASHPORT_DEVICE float reciprocal_approx(float x) { return __fdividef(1.0f, x); }
 FLASHPORT_DEVICE float log2_full(float x) { return log2f(x); }
+FLASHPORT_DEVICE float exp_full(float x) { return expf(x); }
+FLASHPORT_DEVICE float log1p_full(float x) { return log1pf(x); }
+FLASHPORT_DEVICE float sqrt_full(float x) { return sqrtf(x); }
 FLASHPORT_DEVICE float tanh_full(float x) { return tanhf(x); }
 FLASHPORT_DEVICE float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 FLASHPORT_DEVICE float mul_rn(float a, float b) { return __fmul_rn(a, b); }

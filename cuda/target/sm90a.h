@@ -4,3 +4,4 @@
 #include "cuda/target/block.h"
 
 #define FLASHPORT_TILES_HEADER "cuda/target/tiles.h"
+#define FLASHPORT_STATE_TILE_HEADER "cuda/target/state_tile.h"

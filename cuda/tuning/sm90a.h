@@ -5,6 +5,7 @@
 #pragma once
 
 #include "common/device/config.h"
+#include "common/device/gated_delta_config.h"
 
 namespace flashport::sm90a {
 
@@ -25,6 +26,14 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   // 390 where copies of 8 bytes by teams took 330.
   if (shape.kv == KvFormat::kQ8_0 && shape.rows == 8) return {2, 4, 1, 1, 4};
   return {4, tile_bytes > 16 * 1024 ? 4 : 6, 2, 2};  // 64 x 8k: 488 us; {4, 6, 2, 1} 600, {4, 4, 3, 2} 648 (spills)
+}
+
+// 64 numbers of the state a lane, and so many warps beside each other that their loads keep the memory busy. Decays of
+// keys take registers of their own, as do k and q where a lane has 32 keys of a column.
+constexpr GatedDeltaTuning gated_delta_tuning(const GatedDeltaShape& shape) {
+  const int gates = shape.gate_per_key != 0 ? 1 : 0;
+  const int long_keys = shape.head_dim_k == 256 && shape.key_major == 0 ? 1 : 0;
+  return {2048 / shape.head_dim_k, 4, 4 - gates - long_keys};
 }
 
 }  // namespace flashport::sm90a

@@ -1,0 +1,341 @@
+// A slice of a gated delta rule's state in the registers of a warp: some columns of V and all of K. A lane holds
+// kLaneKeys keys of kLaneColumns columns, in units of 16 bytes as they lie in the pool:
+//   states [V, K]: 8 lanes share a column, so that a load of theirs is a line of 128 bytes; a lane's units lie 8 apart
+//   states [K, V]: a few lanes share a key's row of the slice; a lane's keys are neighbours
+// Sums over K are made in the lane and then across the lanes of a column, in an order that nothing changes. Keys and
+// columns that are missing are zeros, which stay zeros.
+#pragma once
+
+#include "common/device/gated_delta_config.h"
+#include "common/device/gated_delta_params.h"
+#include "cuda/target/block.h"
+
+namespace flashport::FLASHPORT_TARGET {
+
+template <int kBytes>
+struct WordsOf;
+template <>
+struct WordsOf<16> {
+  using Type = uint4;
+};
+template <>
+struct WordsOf<8> {
+  using Type = uint2;
+};
+
+// f(an element of the type)
+template <class F>
+FLASHPORT_DEVICE void with_element_type(DType dtype, const F& f) {
+  switch (dtype) {
+    case DType::kFloat16: f(Half()); break;
+    case DType::kBFloat16: f(BFloat16()); break;
+    default: f(float()); break;
+  }
+}
+
+FLASHPORT_DEVICE void store_rounded(float* to, float x) { *to = x; }
+FLASHPORT_DEVICE void store_rounded(Half* to, float x) { *to = to_half(x); }
+FLASHPORT_DEVICE void store_rounded(BFloat16* to, float x) { *to = to_bfloat16(x); }
+
+// A run of kCount neighbours, of which the first `live` (of whole pieces) exist; the others are 0.
+template <int kCount, bool kAligned, class T>
+FLASHPORT_DEVICE void load_run(float* x, const T* from, int live) {
+  constexpr int kPiece = kCount * static_cast<int>(sizeof(T)) < 16 ? kCount : 16 / static_cast<int>(sizeof(T));
+  using Words = typename WordsOf<kPiece * sizeof(T)>::Type;
+#pragma unroll
+  for (int i = 0; i < kCount; i += kPiece) {
+    T piece[kPiece] = {};
+    if constexpr (kAligned) {
+      Words words = {};
+      if (i < live) words = *reinterpret_cast<const Words*>(from + i);
+      __builtin_memcpy(piece, &words, sizeof piece);
+    } else if (i < live) {
+#pragma unroll
+      for (int j = 0; j < kPiece; ++j) piece[j] = from[i + j];
+    }
+#pragma unroll
+    for (int j = 0; j < kPiece; ++j) x[i + j] = to_float(piece[j]);
+  }
+}
+template <int kCount, bool kAligned, class T>
+FLASHPORT_DEVICE void store_run(T* to, const float* x, int live) {
+  constexpr int kPiece = kCount * static_cast<int>(sizeof(T)) < 16 ? kCount : 16 / static_cast<int>(sizeof(T));
+  using Words = typename WordsOf<kPiece * sizeof(T)>::Type;
+#pragma unroll
+  for (int i = 0; i < kCount; i += kPiece) {
+    T piece[kPiece];
+#pragma unroll
+    for (int j = 0; j < kPiece; ++j) store_rounded(&piece[j], x[i + j]);
+    if (i >= live) continue;
+    if constexpr (kAligned) {
+      Words words;
+      __builtin_memcpy(&words, piece, sizeof piece);
+      *reinterpret_cast<Words*>(to + i) = words;
+    } else {
+#pragma unroll
+      for (int j = 0; j < kPiece; ++j) to[i + j] = piece[j];
+    }
+  }
+}
+
+template <int kCount>
+struct StateColumns {
+  float x[kCount];
+
+  template <class F>
+  FLASHPORT_DEVICE static StateColumns make(const F& f) {
+    StateColumns made;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) made.x[i] = f(i);
+    return made;
+  }
+  friend FLASHPORT_DEVICE StateColumns operator-(const StateColumns& a, const StateColumns& b) {
+    return make([&](int i) { return a.x[i] - b.x[i]; });
+  }
+  friend FLASHPORT_DEVICE StateColumns operator*(float factor, const StateColumns& a) {
+    return make([&](int i) { return mul_rn(factor, a.x[i]); });
+  }
+};
+
+template <GatedDeltaConfig kCfg>
+struct StateTileMemory {};
+
+template <GatedDeltaConfig kCfg>
+class StateTile {
+  static constexpr bool kKeyMajor = kCfg.shape.key_major != 0;
+  static constexpr int kUnit = kCfg.shape.state == DType::kFloat32 ? 4 : 8;
+  static constexpr int kColumns = kCfg.tuning.columns;
+  static constexpr int kKeyLanes = kKeyMajor ? kWaveSize * kUnit / kColumns : 8;
+  static constexpr int kColumnLanes = kWaveSize / kKeyLanes;
+  static constexpr int kLaneKeys = kCfg.shape.head_dim_k / kKeyLanes;
+  static constexpr int kLaneColumns = kColumns / kColumnLanes;
+  static_assert(kKeyLanes * kColumnLanes == kWaveSize && kLaneKeys % kUnit == 0 && kLaneColumns <= kKeyLanes);
+
+ public:
+  struct Keys {
+    float x[kLaneKeys];
+  };
+  using Columns = StateColumns<kLaneColumns>;
+
+  FLASHPORT_DEVICE StateTile(const GatedDeltaUpdateParams& p, const Block& block, StateTileMemory<kCfg>&, int column)
+      : keys_(p.head_dim_k),
+        columns_(p.head_dim_v),
+        column_(column),
+        key_lane_(kKeyMajor ? block.lane() / kColumnLanes : block.lane() % kKeyLanes),
+        column_lane_(kKeyMajor ? block.lane() % kColumnLanes : block.lane() / kKeyLanes) {}
+
+  FLASHPORT_DEVICE void clear() {
+#pragma unroll
+    for (int i = 0; i < kLaneColumns; ++i) {
+#pragma unroll
+      for (int j = 0; j < kLaneKeys; ++j) state_[i][j] = 0.0f;
+    }
+  }
+  // `at`: the element that the head's state begins with.
+  FLASHPORT_DEVICE void load(const void* data, DType dtype, std::int64_t at) {
+    with_states(data, dtype, at, [&](auto* from, auto aligned) { move<true, aligned.value>(from); });
+  }
+  FLASHPORT_DEVICE void store(void* data, DType dtype, std::int64_t at) {
+    with_states(data, dtype, at, [&](auto* to, auto aligned) { move<false, aligned.value>(to); });
+  }
+
+  // k, q and v of one type, from the elements that they begin with; v's first is that of the slice.
+  FLASHPORT_DEVICE void load_inputs(const GatedDeltaUpdateParams& p, std::int64_t at_k, std::int64_t at_q,
+                                    std::int64_t at_v, Keys& k, Keys& q, Columns& v) const {
+    with_element_type(p.q.dtype, [&](auto type) {
+      using T = decltype(type);
+      const T* from_v = static_cast<const T*>(p.v.data) + at_v;
+      v = Columns::make([&](int i) {
+        const int column = column_of(i);
+        return column_ + column < columns_ ? to_float(from_v[column]) : 0.0f;
+      });
+      const T* from_k = static_cast<const T*>(p.k.data) + at_k;
+      const T* from_q = static_cast<const T*>(p.q.data) + at_q;
+      if (is_aligned(from_k) && is_aligned(from_q)) {
+        load_keys<true>(k, from_k);
+        load_keys<true>(q, from_q);
+      } else {
+        load_keys<false>(k, from_k);
+        load_keys<false>(q, from_q);
+      }
+    });
+  }
+  // f(key), which each of the lanes that share keys works out for a part of them.
+  template <class F>
+  FLASHPORT_DEVICE void set_keys(Keys& keys, const F& f) const {
+    constexpr int kMine = kLaneKeys / kColumnLanes;
+    static_assert(kMine * kColumnLanes == kLaneKeys);
+    float mine[kMine];
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+      const int key = key_of(column_lane_ * kMine + i);
+      mine[i] = key < keys_ ? f(key) : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kLaneKeys; ++i) {
+      const int owner = i / kMine;
+      const int lane = kKeyMajor ? key_lane_ * kColumnLanes + owner : owner * kKeyLanes + key_lane_;
+      keys.x[i] = __shfl_sync(~0u, mine[i % kMine], lane);
+    }
+  }
+  FLASHPORT_DEVICE void scale_keys(Keys& keys, float factor) const {
+#pragma unroll
+    for (int i = 0; i < kLaneKeys; ++i) keys.x[i] = mul_rn(keys.x[i], factor);
+  }
+  FLASHPORT_DEVICE float dot(const Keys& a, const Keys& b) const {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kLaneKeys; ++i) sum = fma_rn(a.x[i], b.x[i], sum);
+    return sum_over_keys(sum);
+  }
+  // The lanes of a column hold the same: one of them stores the first of theirs, the next the second.
+  FLASHPORT_DEVICE void store_columns(void* data, DType dtype, std::int64_t at, const Columns& columns) const {
+    float mine = columns.x[0];
+#pragma unroll
+    for (int i = 1; i < kLaneColumns; ++i) mine = key_lane_ == i ? columns.x[i] : mine;
+    const int column = column_of(key_lane_);
+    if (key_lane_ >= kLaneColumns || column_ + column >= columns_) return;
+    with_element_type(dtype,
+                      [&](auto type) { store_rounded(static_cast<decltype(type)*>(data) + (at + column), mine); });
+  }
+  FLASHPORT_DEVICE static Columns multiply_add(float factor, const Columns& x, const Columns& sum) {
+    return Columns::make([&](int i) { return fma_rn(factor, x.x[i], sum.x[i]); });
+  }
+
+  // read = S^T (decay k), carried = S^T (decay q)
+  FLASHPORT_DEVICE void project(float decay, const Keys& k, const Keys& q, Columns& read, Columns& carried) const {
+    project([&](int j) { return k.x[j]; }, [&](int j) { return q.x[j]; }, read, carried);
+    read = decay * read;
+    carried = decay * carried;
+  }
+  FLASHPORT_DEVICE void project(const Keys& decay, const Keys& k, const Keys& q, Columns& read,
+                                Columns& carried) const {
+    project([&](int j) { return mul_rn(decay.x[j], k.x[j]); }, [&](int j) { return mul_rn(decay.x[j], q.x[j]); }, read,
+            carried);
+  }
+  // S = decay S + k u^T
+  FLASHPORT_DEVICE void update(float decay, const Keys& k, const Columns& u) {
+    update([&](int) { return decay; }, k, u);
+  }
+  FLASHPORT_DEVICE void update(const Keys& decay, const Keys& k, const Columns& u) {
+    update([&](int j) { return decay.x[j]; }, k, u);
+  }
+
+ private:
+  template <bool kValue>
+  struct Constant {
+    static constexpr bool value = kValue;
+  };
+
+  FLASHPORT_DEVICE static bool is_aligned(const void* address) {
+    return reinterpret_cast<std::uintptr_t>(address) % 16 == 0;
+  }
+  // f(the head's states, whether all units of them are aligned); K and V are multiples of 8, so that the first says it.
+  template <class F>
+  FLASHPORT_DEVICE static void with_states(const void* data, DType dtype, std::int64_t at, const F& f) {
+    const auto with = [&](auto* states) {
+      auto* first = const_cast<std::remove_const_t<std::remove_pointer_t<decltype(states)>>*>(states) + at;
+      if (is_aligned(first)) {
+        f(first, Constant<true>());
+      } else {
+        f(first, Constant<false>());
+      }
+    };
+    if (dtype == DType::kFloat32) {
+      with(static_cast<const float*>(data));
+    } else {
+      with(static_cast<const BFloat16*>(data));
+    }
+  }
+  template <bool kLoad, bool kAligned, class T>
+  FLASHPORT_DEVICE void run(T* states, float* x, int live) const {
+    if constexpr (kLoad) {
+      load_run<kUnit, kAligned>(x, states, live);
+    } else {
+      store_run<kUnit, kAligned>(states, x, live);
+    }
+  }
+  template <bool kLoad, bool kAligned, class T>
+  FLASHPORT_DEVICE void move(T* states) {
+    if constexpr (kKeyMajor) {
+      T* first = states + (key_lane_ * kLaneKeys * columns_ + column_ + column_lane_ * kUnit);
+      const bool live = column_ + column_lane_ * kUnit < columns_;
+#pragma unroll
+      for (int j = 0; j < kLaneKeys; ++j) {
+        float x[kUnit];
+#pragma unroll
+        for (int i = 0; i < kUnit; ++i) x[i] = state_[i][j];
+        run<kLoad, kAligned>(first + j * columns_, x, live && key_lane_ * kLaneKeys + j < keys_ ? kUnit : 0);
+#pragma unroll
+        for (int i = 0; i < kUnit; ++i) state_[i][j] = x[i];
+      }
+    } else {
+      T* first = states + ((column_ + column_lane_) * keys_ + key_lane_ * kUnit);
+#pragma unroll
+      for (int i = 0; i < kLaneColumns; ++i) {
+        const bool live = column_ + column_of(i) < columns_;
+#pragma unroll
+        for (int j = 0; j < kLaneKeys; j += kUnit) {
+          run<kLoad, kAligned>(first + (i * kColumnLanes * keys_ + j * kKeyLanes), &state_[i][j],
+                               live && key_of(j) < keys_ ? kUnit : 0);
+        }
+      }
+    }
+  }
+  template <bool kAligned, class T>
+  FLASHPORT_DEVICE void load_keys(Keys& keys, const T* from) const {
+    constexpr int kRun = kKeyMajor ? kLaneKeys : kUnit;
+#pragma unroll
+    for (int j = 0; j < kLaneKeys; j += kRun) {
+      const int key = key_of(j);
+      load_run<kRun, kAligned>(&keys.x[j], from + key, keys_ - key);
+    }
+  }
+
+  // Of a lane's keys and columns, the place in the tile.
+  FLASHPORT_DEVICE int key_of(int j) const {
+    return kKeyMajor ? key_lane_ * kLaneKeys + j : j / kUnit * kUnit * kKeyLanes + key_lane_ * kUnit + j % kUnit;
+  }
+  FLASHPORT_DEVICE int column_of(int i) const {
+    return kKeyMajor ? column_lane_ * kUnit + i : i * kColumnLanes + column_lane_;
+  }
+
+  // Each lane gets the same bits: an exchange adds the same two numbers on both sides.
+  FLASHPORT_DEVICE static float sum_over_keys(float x) {
+    constexpr int kFirst = kKeyMajor ? kColumnLanes : 1;
+#pragma unroll
+    for (int distance = kFirst; distance < kFirst * kKeyLanes; distance *= 2) x += __shfl_xor_sync(~0u, x, distance);
+    return x;
+  }
+
+  template <class K, class Q>
+  FLASHPORT_DEVICE void project(const K& k, const Q& q, Columns& read, Columns& carried) const {
+    read = carried = Columns::make([](int) { return 0.0f; });
+#pragma unroll
+    for (int j = 0; j < kLaneKeys; ++j) {
+      const float at_k = k(j), at_q = q(j);
+#pragma unroll
+      for (int i = 0; i < kLaneColumns; ++i) {
+        read.x[i] = fma_rn(state_[i][j], at_k, read.x[i]);
+        carried.x[i] = fma_rn(state_[i][j], at_q, carried.x[i]);
+      }
+    }
+    read = Columns::make([&](int i) { return sum_over_keys(read.x[i]); });
+    carried = Columns::make([&](int i) { return sum_over_keys(carried.x[i]); });
+  }
+  template <class Decay>
+  FLASHPORT_DEVICE void update(const Decay& decay, const Keys& k, const Columns& u) {
+#pragma unroll
+    for (int j = 0; j < kLaneKeys; ++j) {
+#pragma unroll
+      for (int i = 0; i < kLaneColumns; ++i) {
+        state_[i][j] = fma_rn(k.x[j], u.x[i], mul_rn(decay(j), state_[i][j]));
+      }
+    }
+  }
+
+  float state_[kLaneColumns][kLaneKeys];
+  int keys_, columns_, column_, key_lane_, column_lane_;
+};
+
+}  // namespace flashport::FLASHPORT_TARGET
