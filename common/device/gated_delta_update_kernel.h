@@ -39,30 +39,37 @@ FLASHPORT_DEVICE StateSlice state_slice(const GatedDeltaUpdateParams& p, const B
 }
 
 // Slots, offsets and tokens fit 32 bits: of an index of 64 the low half says all.
-FLASHPORT_DEVICE int short_index_at(const IndexArray& array, std::int64_t i) {
-  return static_cast<const std::int32_t*>(array.data)[array.is_int64 ? 2 * i : i];
+FLASHPORT_DEVICE const std::int32_t* short_index(const IndexArray& array, std::int64_t i) {
+  return static_cast<const std::int32_t*>(array.data) + (array.is_int64 ? 2 * i : i);
 }
 
-// The tokens of one sequence: `count` of them from `first` on, in row `row` of the inputs.
-struct TokenRange {
+// Where a sequence lies: `count` tokens from `first` on, in row `row` of the inputs; its slots, below 0: none.
+struct SequencePlace {
   int row, first, count;
+  int slot, steps_slot;
 };
 
-FLASHPORT_DEVICE TokenRange token_range(const GatedDeltaUpdateParams& p, int seq) {
-  if (p.cu_seqlens.data == nullptr) return {seq, 0, p.tokens};
-  const int begin = short_index_at(p.cu_seqlens, seq), behind = short_index_at(p.cu_seqlens, seq + 1);
-  const int first = minimum(maximum(begin, 0), p.tokens);
-  return {0, first, minimum(maximum(behind, first), p.tokens) - first};
+FLASHPORT_DEVICE SequencePlace sequence_place(const GatedDeltaUpdateParams& p, const Block& block, int seq) {
+  int x[4];
+  load_each(block, x, [&](int i) -> const std::int32_t* {
+    const IndexArray& array = i == 0 ? p.state.indices : i == 1 ? p.steps.indices : p.cu_seqlens;
+    const std::int32_t* at = short_index(array, i == 3 ? seq + 1 : seq);
+    return array.data == nullptr ? nullptr : at;
+  });
+  const auto slot_of = [&](const StateSlots& slots, int index) {
+    return slots.data == nullptr ? -1 : slots.indices.data == nullptr ? seq : index;
+  };
+  SequencePlace place{seq, 0, p.tokens, slot_of(p.state, x[0]), slot_of(p.steps, x[1])};
+  if (p.cu_seqlens.data != nullptr) {
+    place.row = 0;
+    place.first = minimum(maximum(x[2], 0), p.tokens);
+    place.count = minimum(maximum(x[3], place.first), p.tokens) - place.first;
+  }
+  return place;
 }
 
-FLASHPORT_DEVICE std::int64_t row_at(const TokenRows& rows, const TokenRange& tokens, int t, int head) {
-  return tokens.row * rows.stride_seq + (tokens.first + t) * rows.stride_token + head * rows.stride_head;
-}
-
-// The slot of a sequence; below 0: none.
-FLASHPORT_DEVICE int slot_of(const StateSlots& slots, int seq) {
-  if (slots.data == nullptr) return -1;
-  return slots.indices.data == nullptr ? seq : short_index_at(slots.indices, seq);
+FLASHPORT_DEVICE std::int64_t row_at(const TokenRows& rows, const SequencePlace& place, int t, int head) {
+  return place.row * rows.stride_seq + (place.first + t) * rows.stride_token + head * rows.stride_head;
 }
 
 // In a slot, where the states of a value head begin.
@@ -89,10 +96,9 @@ FLASHPORT_DEVICE void gated_delta_update(const GatedDeltaUpdateParams& p, const 
   using Columns = typename Tile::Columns;
   if (slice.none) return;
   const int seq = slice.seq, column = slice.column;
-  const int slot = slot_of(p.state, seq);
-  const int steps_slot = slot_of(p.steps, seq);
-  const TokenRange tokens = token_range(p, seq);
-  if (tokens.count == 0) return;
+  const SequencePlace place = sequence_place(p, block, seq);
+  if (place.count == 0) return;
+  const int slot = place.slot, steps_slot = place.steps_slot;
   const auto at_slot = [&] { return slot * p.state.slot_stride + first_state(p, slice); };
   const auto at_step = [&](int step) {
     return steps_slot * p.steps.slot_stride + step * p.steps.step_stride + first_state(p, slice);
@@ -104,19 +110,19 @@ FLASHPORT_DEVICE void gated_delta_update(const GatedDeltaUpdateParams& p, const 
   } else {
     tile.clear();
   }
-  for (int t = 0; t < tokens.count; ++t) {
+  for (int t = 0; t < place.count; ++t) {
     // Where inputs lie is worked out for each token: no registers are left to keep it in.
     const int v_head = recompute(slice.v_head);
     const int shared_by = divide(v_head, p.by_heads);
     const int head = p.heads_modulo ? v_head - shared_by * static_cast<int>(p.by_heads.value) : shared_by;
     if (t > 0 && p.parents.data != nullptr && steps_slot >= 0) {
-      const int parent = short_index_at(p.parents, seq * p.parents_stride_seq + t * p.parents_stride_token);
+      const int parent = *short_index(p.parents, seq * p.parents_stride_seq + t * p.parents_stride_token);
       const int last = minimum(t, p.num_steps) - 1;
       tile.load(p.steps.data, p.steps.dtype, at_step(minimum(maximum(parent, 0), last)));
     }
-    const std::int64_t at_gate = row_at(p.a, tokens, t, v_head);
+    const std::int64_t at_gate = row_at(p.a, place, t, v_head);
     const Element a_log = load_element(p.a_log, DType::kFloat32, v_head);
-    const Element b = load_element(p.b.data, p.b.dtype, row_at(p.b, tokens, t, v_head));
+    const Element b = load_element(p.b.data, p.b.dtype, row_at(p.b, place, t, v_head));
     Element a, bias;
     if constexpr (!kCfg.shape.gate_per_key) {
       a = load_element(p.a.data, p.a.dtype, at_gate);
@@ -124,8 +130,8 @@ FLASHPORT_DEVICE void gated_delta_update(const GatedDeltaUpdateParams& p, const 
     }
     Keys k, q;
     Columns v, read, carried;
-    tile.load_inputs(p, row_at(p.k, tokens, t, head), row_at(p.q, tokens, t, head),
-                     row_at(p.v, tokens, t, v_head) + column, k, q, v);
+    tile.load_inputs(p, row_at(p.k, place, t, head), row_at(p.q, place, t, head),
+                     row_at(p.v, place, t, v_head) + column, k, q, v);
     float q_factor = p.scale;
     if (p.l2norm) {
       const float k_square = tile.dot(k, k), q_square = tile.dot(q, q);
@@ -150,7 +156,7 @@ FLASHPORT_DEVICE void gated_delta_update(const GatedDeltaUpdateParams& p, const 
     } else {
       step(gate_decay(p, to_float(a, p.a.dtype) + to_float(bias, p.dt_bias_dtype), rate));
     }
-    tile.store_columns(p.out.data, p.out.dtype, row_at(p.out, tokens, t, v_head) + column,
+    tile.store_columns(p.out.data, p.out.dtype, row_at(p.out, place, t, v_head) + column,
                        Tile::multiply_add(key_query, u, carried));
     if (steps_slot >= 0 && t < p.num_steps) tile.store(p.steps.data, p.steps.dtype, at_step(t));
   }

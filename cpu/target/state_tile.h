@@ -9,6 +9,15 @@
 
 namespace flashport::FLASHPORT_TARGET {
 
+// x[i] = *address(i), 0 for null.
+template <int kCount, class F>
+FLASHPORT_DEVICE void load_each(const Block&, int (&x)[kCount], const F& address) {
+  for (int i = 0; i < kCount; ++i) {
+    const std::int32_t* from = address(i);
+    x[i] = from == nullptr ? 0 : *from;
+  }
+}
+
 template <GatedDeltaConfig kCfg>
 struct StateTileMemory {
   alignas(64) float x[kCfg.shape.head_dim_k * kCfg.tuning.columns];

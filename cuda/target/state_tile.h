@@ -12,6 +12,20 @@
 
 namespace flashport::FLASHPORT_TARGET {
 
+// x[i] = *address(i), 0 for null. A lane reads one, so that they come together; the compiler would await each.
+template <int kCount, class F>
+FLASHPORT_DEVICE void load_each(const Block& block, int (&x)[kCount], const F& address) {
+  std::uintptr_t mine = 0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const auto mask = -static_cast<std::uintptr_t>(block.lane() == i);  // no branch, in which lanes would part
+    mine |= reinterpret_cast<std::uintptr_t>(address(i)) & mask;
+  }
+  const int value = mine == 0 ? 0 : __ldca(reinterpret_cast<const std::int32_t*>(mine));
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) x[i] = __shfl_sync(~0u, value, i);
+}
+
 template <int kBytes>
 struct WordsOf;
 template <>
