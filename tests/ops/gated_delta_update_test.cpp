@@ -188,8 +188,34 @@ std::vector<GatedDeltaCase> dimension_cases() {
   return cases;
 }
 
+// Every row of cmake/gated_delta_instances.txt, three tokens each, in the middle of which the state is stored.
+std::vector<GatedDeltaCase> kernel_cases() {
+  std::vector<GatedDeltaCase> cases;
+  for (std::int64_t dim_k : {64, 128, 256}) {
+    for (int options = 0; options < 8; ++options) {
+      GatedDeltaCase c;
+      c.lens = {3, 3};
+      c.heads = 1;
+      c.v_heads = 2;
+      c.dim_k = dim_k;
+      c.dim_v = 72;
+      c.state = (options & 1) != 0 ? Type::kBF16 : Type::kF32;
+      c.steps_type = (options & 1) != 0 ? Type::kF32 : Type::kBF16;
+      c.key_major = (options & 2) != 0;
+      c.kda = (options & 4) != 0 ? 1 : 0;
+      c.slots = {6, 1};
+      c.steps = {4, 2};
+      c.name = "kernel_k" + std::to_string(dim_k) + ((options & 1) != 0 ? "_bf16" : "_fp32") +
+               (c.key_major ? "_kv" : "_vk") + (c.kda != 0 ? "_key" : "_head");
+      cases.push_back(c);
+    }
+  }
+  return cases;
+}
+
 const auto kName = [](const auto& info) { return info.param.name; };
 INSTANTIATE_TEST_SUITE_P(Ops, GatedDelta, testing::ValuesIn(named_cases()), kName);
+INSTANTIATE_TEST_SUITE_P(OpsKernels, GatedDelta, testing::ValuesIn(kernel_cases()), kName);
 INSTANTIATE_TEST_SUITE_P(OpsDims, GatedDelta, testing::ValuesIn(dimension_cases()), kName);
 
 std::vector<unsigned char> part(std::vector<unsigned char> all, std::size_t part, std::size_t parts) {
