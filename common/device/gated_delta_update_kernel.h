@@ -121,7 +121,7 @@ FLASHPORT_DEVICE void gated_delta_update(const GatedDeltaUpdateParams& p, const 
       tile.load(p.steps.data, p.steps.dtype, at_step(minimum(maximum(parent, 0), last)));
     }
     const std::int64_t at_gate = row_at(p.a, place, t, v_head);
-    const Element a_log = load_element(p.a_log, DType::kFloat32, v_head);
+    const float a_log = p.a_log[v_head];
     const Element b = load_element(p.b.data, p.b.dtype, row_at(p.b, place, t, v_head));
     Element a, bias;
     if constexpr (!kCfg.shape.gate_per_key) {
@@ -139,7 +139,7 @@ FLASHPORT_DEVICE void gated_delta_update(const GatedDeltaUpdateParams& p, const 
       q_factor = p.scale / sqrt_full(q_square + 1e-6f);
     }
     tile.scale_keys(q, q_factor);
-    const float rate = exp_full(to_float(a_log, DType::kFloat32));
+    const float rate = exp_full(a_log);
     const float beta = sigmoid_full(to_float(b, p.b.dtype));
     const float key_query = tile.dot(k, q);
 

@@ -158,19 +158,21 @@ class StateTile {
                                     std::int64_t at_v, Keys& k, Keys& q, Columns& v) const {
     with_element_type(p.q.dtype, [&](auto type) {
       using T = decltype(type);
-      const T* from_v = static_cast<const T*>(p.v.data) + at_v;
-      v = Columns::make([&](int i) {
-        const int column = column_of(i);
-        return column_ + column < columns_ ? to_float(from_v[column]) : 0.0f;
-      });
       const T* from_k = static_cast<const T*>(p.k.data) + at_k;
       const T* from_q = static_cast<const T*>(p.q.data) + at_q;
+      const auto load = [&](auto aligned) {  // all in one block: a branch would await what it finds under way
+        const T* from_v = static_cast<const T*>(p.v.data) + at_v;
+        v = Columns::make([&](int i) {
+          const int column = column_of(i);
+          return column_ + column < columns_ ? to_float(from_v[column]) : 0.0f;
+        });
+        load_keys<aligned.value>(k, from_k);
+        load_keys<aligned.value>(q, from_q);
+      };
       if (is_aligned(from_k) && is_aligned(from_q)) {
-        load_keys<true>(k, from_k);
-        load_keys<true>(q, from_q);
+        load(Constant<true>());
       } else {
-        load_keys<false>(k, from_k);
-        load_keys<false>(q, from_q);
+        load(Constant<false>());
       }
     });
   }
