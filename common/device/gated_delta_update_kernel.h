@@ -106,7 +106,7 @@ FLASHPORT_DEVICE void gated_delta_update(const GatedDeltaUpdateParams& p, const 
 
   Tile tile(p, block, memory, column);
   if (slot >= 0) {
-    tile.load(p.state.data, kCfg.shape.state, at_slot());
+    tile.fetch(p.state.data, at_slot());
   } else {
     tile.clear();
   }
@@ -132,6 +132,7 @@ FLASHPORT_DEVICE void gated_delta_update(const GatedDeltaUpdateParams& p, const 
     Columns v, read, carried;
     tile.load_inputs(p, row_at(p.k, place, t, head), row_at(p.q, place, t, head),
                      row_at(p.v, place, t, v_head) + column, k, q, v);
+    if (t == 0) tile.settle();
     float q_factor = p.scale;
     if (p.l2norm) {
       const float k_square = tile.dot(k, k), q_square = tile.dot(q, q);
@@ -139,9 +140,9 @@ FLASHPORT_DEVICE void gated_delta_update(const GatedDeltaUpdateParams& p, const 
       q_factor = p.scale / sqrt_full(q_square + 1e-6f);
     }
     tile.scale_keys(q, q_factor);
+    const float key_query = tile.dot(k, q);
     const float rate = exp_full(a_log);
     const float beta = sigmoid_full(to_float(b, p.b.dtype));
-    const float key_query = tile.dot(k, q);
 
     Columns u;
     const auto step = [&](const auto& decay) {

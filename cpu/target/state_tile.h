@@ -129,6 +129,10 @@ class StateTile {
     });
   }
 
+  // The same from the pool, as far as that may be waited for in settle().
+  void fetch(const void* data, std::int64_t at) const { load(data, kCfg.shape.state, at); }
+  void settle() const {}
+
   void store(void* data, DType dtype, std::int64_t at) const {
     const int bytes = dtype == DType::kFloat32 ? 4 : 2;
     char* to = static_cast<char*>(data) + at * bytes;

@@ -6,6 +6,8 @@
 // columns that are missing are zeros, which stay zeros.
 #pragma once
 
+#include <type_traits>
+
 #include "common/device/gated_delta_config.h"
 #include "common/device/gated_delta_params.h"
 #include "cuda/target/block.h"
@@ -51,44 +53,61 @@ FLASHPORT_DEVICE void store_rounded(float* to, float x) { *to = x; }
 FLASHPORT_DEVICE void store_rounded(Half* to, float x) { *to = to_half(x); }
 FLASHPORT_DEVICE void store_rounded(BFloat16* to, float x) { *to = to_bfloat16(x); }
 
-// A run of kCount neighbours, of which the first `live` (of whole pieces) exist; the others are 0.
+// Neighbours that are one access where they are aligned; zeros where they do not exist.
+template <class T, int kCount>
+struct Piece {
+  T x[kCount];
+};
+template <int kCount, bool kAligned, class T>
+FLASHPORT_DEVICE Piece<T, kCount> load_piece(const T* from, bool live) {
+  using Words = typename WordsOf<kCount * sizeof(T)>::Type;
+  Piece<T, kCount> piece = {};
+  if constexpr (kAligned) {
+    Words words = {};
+    if (live) words = *reinterpret_cast<const Words*>(from);
+    __builtin_memcpy(&piece, &words, sizeof piece);
+  } else if (live) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) piece.x[i] = from[i];
+  }
+  return piece;
+}
+template <int kCount, bool kAligned, class T>
+FLASHPORT_DEVICE void store_piece(T* to, const Piece<T, kCount>& piece) {
+  using Words = typename WordsOf<kCount * sizeof(T)>::Type;
+  if constexpr (kAligned) {
+    Words words;
+    __builtin_memcpy(&words, &piece, sizeof piece);
+    *reinterpret_cast<Words*>(to) = words;
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) to[i] = piece.x[i];
+  }
+}
+
+template <class T, int kCount>
+constexpr int kPieceOf = kCount * static_cast<int>(sizeof(T)) < 16 ? kCount : 16 / static_cast<int>(sizeof(T));
+
+// A run of kCount neighbours, of which the first `live` (of whole pieces) exist.
 template <int kCount, bool kAligned, class T>
 FLASHPORT_DEVICE void load_run(float* x, const T* from, int live) {
-  constexpr int kPiece = kCount * static_cast<int>(sizeof(T)) < 16 ? kCount : 16 / static_cast<int>(sizeof(T));
-  using Words = typename WordsOf<kPiece * sizeof(T)>::Type;
+  constexpr int kPiece = kPieceOf<T, kCount>;
 #pragma unroll
   for (int i = 0; i < kCount; i += kPiece) {
-    T piece[kPiece] = {};
-    if constexpr (kAligned) {
-      Words words = {};
-      if (i < live) words = *reinterpret_cast<const Words*>(from + i);
-      __builtin_memcpy(piece, &words, sizeof piece);
-    } else if (i < live) {
+    const Piece<T, kPiece> piece = load_piece<kPiece, kAligned>(from + i, i < live);
 #pragma unroll
-      for (int j = 0; j < kPiece; ++j) piece[j] = from[i + j];
-    }
-#pragma unroll
-    for (int j = 0; j < kPiece; ++j) x[i + j] = to_float(piece[j]);
+    for (int j = 0; j < kPiece; ++j) x[i + j] = to_float(piece.x[j]);
   }
 }
 template <int kCount, bool kAligned, class T>
 FLASHPORT_DEVICE void store_run(T* to, const float* x, int live) {
-  constexpr int kPiece = kCount * static_cast<int>(sizeof(T)) < 16 ? kCount : 16 / static_cast<int>(sizeof(T));
-  using Words = typename WordsOf<kPiece * sizeof(T)>::Type;
+  constexpr int kPiece = kPieceOf<T, kCount>;
 #pragma unroll
   for (int i = 0; i < kCount; i += kPiece) {
-    T piece[kPiece];
+    Piece<T, kPiece> piece;
 #pragma unroll
-    for (int j = 0; j < kPiece; ++j) store_rounded(&piece[j], x[i + j]);
-    if (i >= live) continue;
-    if constexpr (kAligned) {
-      Words words;
-      __builtin_memcpy(&words, piece, sizeof piece);
-      *reinterpret_cast<Words*>(to + i) = words;
-    } else {
-#pragma unroll
-      for (int j = 0; j < kPiece; ++j) to[i + j] = piece[j];
-    }
+    for (int j = 0; j < kPiece; ++j) store_rounded(&piece.x[j], x[i + j]);
+    if (i < live) store_piece<kPiece, kAligned>(to + i, piece);
   }
 }
 
@@ -123,6 +142,8 @@ class StateTile {
   static constexpr int kColumnLanes = kWaveSize / kKeyLanes;
   static constexpr int kLaneKeys = kCfg.shape.head_dim_k / kKeyLanes;
   static constexpr int kLaneColumns = kColumns / kColumnLanes;
+  static constexpr int kUnits = kLaneColumns * kLaneKeys / kUnit;
+  static constexpr bool kPacked = kCfg.shape.state != DType::kFloat32;
   static_assert(kKeyLanes * kColumnLanes == kWaveSize && kLaneKeys % kUnit == 0 && kLaneColumns <= kKeyLanes);
 
  public:
@@ -132,25 +153,54 @@ class StateTile {
   using Columns = StateColumns<kLaneColumns>;
 
   FLASHPORT_DEVICE StateTile(const GatedDeltaUpdateParams& p, const Block& block, StateTileMemory<kCfg>&, int column)
-      : keys_(p.head_dim_k),
-        columns_(p.head_dim_v),
-        column_(column),
-        key_lane_(kKeyMajor ? block.lane() / kColumnLanes : block.lane() % kKeyLanes),
-        column_lane_(kKeyMajor ? block.lane() % kColumnLanes : block.lane() / kKeyLanes) {}
+      : keys_(p.head_dim_k), columns_(p.head_dim_v), column_(column), lane_(block.lane()) {}
 
   FLASHPORT_DEVICE void clear() {
 #pragma unroll
-    for (int i = 0; i < kLaneColumns; ++i) {
+    for (int i = 0; i < kUnits; ++i) {
 #pragma unroll
-      for (int j = 0; j < kLaneKeys; ++j) state_[i][j] = 0.0f;
+      for (int j = 0; j < kUnit; ++j) state_[i][j] = 0.0f;
     }
   }
   // `at`: the element that the head's state begins with.
   FLASHPORT_DEVICE void load(const void* data, DType dtype, std::int64_t at) {
-    with_states(data, dtype, at, [&](auto* from, auto aligned) { move<true, aligned.value>(from); });
+    with_states(data, dtype, at, [&](auto* from, auto aligned) {
+      for_each_unit([&](int unit, int offset, bool live) {
+        load_run<kUnit, aligned.value>(state_[unit], from + offset, live ? kUnit : 0);
+      });
+    });
   }
-  FLASHPORT_DEVICE void store(void* data, DType dtype, std::int64_t at) {
-    with_states(data, dtype, at, [&](auto* to, auto aligned) { move<false, aligned.value>(to); });
+  // The same from the pool, but settle() waits for it, and for clear() has nothing to do.
+  FLASHPORT_DEVICE void fetch(const void* data, std::int64_t at) {
+    if constexpr (kPacked) {
+      const auto* from = static_cast<const BFloat16*>(data) + at;
+      with_alignment(from, [&](auto aligned) {
+        for_each_unit([&](int unit, int offset, bool live) {
+          const auto piece = load_piece<kUnit, aligned.value>(from + offset, live);
+          __builtin_memcpy(state_[unit], &piece, sizeof piece);
+        });
+      });
+    } else {
+      load(data, kCfg.shape.state, at);
+    }
+  }
+  FLASHPORT_DEVICE void settle() {
+    if constexpr (kPacked) {
+#pragma unroll
+      for (int i = 0; i < kUnits; ++i) {
+        Piece<BFloat16, kUnit> piece;
+        __builtin_memcpy(&piece, state_[i], sizeof piece);
+#pragma unroll
+        for (int j = 0; j < kUnit; ++j) state_[i][j] = to_float(piece.x[j]);
+      }
+    }
+  }
+  FLASHPORT_DEVICE void store(void* data, DType dtype, std::int64_t at) const {
+    with_states(data, dtype, at, [&](auto* to, auto aligned) {
+      for_each_unit([&](int unit, int offset, bool live) {
+        store_run<kUnit, aligned.value>(to + offset, state_[unit], live ? kUnit : 0);
+      });
+    });
   }
 
   // k, q and v of one type, from the elements that they begin with; v's first is that of the slice.
@@ -161,13 +211,14 @@ class StateTile {
       const T* from_k = static_cast<const T*>(p.k.data) + at_k;
       const T* from_q = static_cast<const T*>(p.q.data) + at_q;
       const auto load = [&](auto aligned) {  // all in one block: a branch would await what it finds under way
+        const Place at = place();
         const T* from_v = static_cast<const T*>(p.v.data) + at_v;
         v = Columns::make([&](int i) {
-          const int column = column_of(i);
+          const int column = column_of(at, i);
           return column_ + column < columns_ ? to_float(from_v[column]) : 0.0f;
         });
-        load_keys<aligned.value>(k, from_k);
-        load_keys<aligned.value>(q, from_q);
+        load_keys<aligned.value>(k, from_k, at);
+        load_keys<aligned.value>(q, from_q, at);
       };
       if (is_aligned(from_k) && is_aligned(from_q)) {
         load(Constant<true>());
@@ -181,16 +232,17 @@ class StateTile {
   FLASHPORT_DEVICE void set_keys(Keys& keys, const F& f) const {
     constexpr int kMine = kLaneKeys / kColumnLanes;
     static_assert(kMine * kColumnLanes == kLaneKeys);
+    const Place at = place();
     float mine[kMine];
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
-      const int key = key_of(column_lane_ * kMine + i);
+      const int key = key_of(at, at.column_lane * kMine + i);
       mine[i] = key < keys_ ? f(key) : 0.0f;
     }
 #pragma unroll
     for (int i = 0; i < kLaneKeys; ++i) {
       const int owner = i / kMine;
-      const int lane = kKeyMajor ? key_lane_ * kColumnLanes + owner : owner * kKeyLanes + key_lane_;
+      const int lane = kKeyMajor ? at.key_lane * kColumnLanes + owner : owner * kKeyLanes + at.key_lane;
       keys.x[i] = __shfl_sync(~0u, mine[i % kMine], lane);
     }
   }
@@ -205,14 +257,15 @@ class StateTile {
     return sum_over_keys(sum);
   }
   // The lanes of a column hold the same: one of them stores the first of theirs, the next the second.
-  FLASHPORT_DEVICE void store_columns(void* data, DType dtype, std::int64_t at, const Columns& columns) const {
+  FLASHPORT_DEVICE void store_columns(void* data, DType dtype, std::int64_t first, const Columns& columns) const {
+    const Place at = place();
     float mine = columns.x[0];
 #pragma unroll
-    for (int i = 1; i < kLaneColumns; ++i) mine = key_lane_ == i ? columns.x[i] : mine;
-    const int column = column_of(key_lane_);
-    if (key_lane_ >= kLaneColumns || column_ + column >= columns_) return;
+    for (int i = 1; i < kLaneColumns; ++i) mine = at.key_lane == i ? columns.x[i] : mine;
+    const int column = column_of(at, at.key_lane);
+    if (at.key_lane >= kLaneColumns || column_ + column >= columns_) return;
     with_element_type(dtype,
-                      [&](auto type) { store_rounded(static_cast<decltype(type)*>(data) + (at + column), mine); });
+                      [&](auto type) { store_rounded(static_cast<decltype(type)*>(data) + (first + column), mine); });
   }
   FLASHPORT_DEVICE static Columns multiply_add(float factor, const Columns& x, const Columns& sum) {
     return Columns::make([&](int i) { return fma_rn(factor, x.x[i], sum.x[i]); });
@@ -238,83 +291,95 @@ class StateTile {
   }
 
  private:
+  // The lane among those of a column, and among those of a key. Worked out in each verb anew: what follows from it
+  // would take registers all along.
+  struct Place {
+    int key_lane, column_lane;
+  };
+  FLASHPORT_DEVICE Place place() const {
+    const int lane = recompute(lane_);
+    return kKeyMajor ? Place{lane / kColumnLanes, lane % kColumnLanes} : Place{lane % kKeyLanes, lane / kKeyLanes};
+  }
+
   template <bool kValue>
   struct Constant {
     static constexpr bool value = kValue;
   };
 
+  template <class From, class T>
+  using CopyConst = std::conditional_t<std::is_const_v<From>, const T, T>;
+
   FLASHPORT_DEVICE static bool is_aligned(const void* address) {
     return reinterpret_cast<std::uintptr_t>(address) % 16 == 0;
   }
-  // f(the head's states, whether all units of them are aligned); K and V are multiples of 8, so that the first says it.
+  // f(whether all units are aligned); K and V are multiples of 8, so that the first one says it.
   template <class F>
-  FLASHPORT_DEVICE static void with_states(const void* data, DType dtype, std::int64_t at, const F& f) {
+  FLASHPORT_DEVICE static void with_alignment(const void* first, const F& f) {
+    if (is_aligned(first)) {
+      f(Constant<true>());
+    } else {
+      f(Constant<false>());
+    }
+  }
+  // f(the head's states, whether all units of them are aligned)
+  template <class Data, class F>
+  FLASHPORT_DEVICE static void with_states(Data* data, DType dtype, std::int64_t at, const F& f) {
     const auto with = [&](auto* states) {
-      auto* first = const_cast<std::remove_const_t<std::remove_pointer_t<decltype(states)>>*>(states) + at;
-      if (is_aligned(first)) {
-        f(first, Constant<true>());
-      } else {
-        f(first, Constant<false>());
-      }
+      with_alignment(states + at, [&](auto aligned) { f(states + at, aligned); });
     };
     if (dtype == DType::kFloat32) {
-      with(static_cast<const float*>(data));
+      with(static_cast<CopyConst<Data, float>*>(data));
     } else {
-      with(static_cast<const BFloat16*>(data));
+      with(static_cast<CopyConst<Data, BFloat16>*>(data));
     }
   }
-  template <bool kLoad, bool kAligned, class T>
-  FLASHPORT_DEVICE void run(T* states, float* x, int live) const {
-    if constexpr (kLoad) {
-      load_run<kUnit, kAligned>(x, states, live);
-    } else {
-      store_run<kUnit, kAligned>(states, x, live);
-    }
-  }
-  template <bool kLoad, bool kAligned, class T>
-  FLASHPORT_DEVICE void move(T* states) {
+  // f(number of the unit, its place in the head's states, whether it exists)
+  template <class F>
+  FLASHPORT_DEVICE void for_each_unit(const F& f) const {
+    const Place at = place();
     if constexpr (kKeyMajor) {
-      T* first = states + (key_lane_ * kLaneKeys * columns_ + column_ + column_lane_ * kUnit);
-      const bool live = column_ + column_lane_ * kUnit < columns_;
+      const int first = at.key_lane * kLaneKeys * columns_ + column_ + at.column_lane * kUnit;
+      const bool live = column_ + at.column_lane * kUnit < columns_;
 #pragma unroll
       for (int j = 0; j < kLaneKeys; ++j) {
-        float x[kUnit];
-#pragma unroll
-        for (int i = 0; i < kUnit; ++i) x[i] = state_[i][j];
-        run<kLoad, kAligned>(first + j * columns_, x, live && key_lane_ * kLaneKeys + j < keys_ ? kUnit : 0);
-#pragma unroll
-        for (int i = 0; i < kUnit; ++i) state_[i][j] = x[i];
+        f(unit_of(0, j), first + j * columns_, live && at.key_lane * kLaneKeys + j < keys_);
       }
     } else {
-      T* first = states + ((column_ + column_lane_) * keys_ + key_lane_ * kUnit);
+      const int first = (column_ + at.column_lane) * keys_ + at.key_lane * kUnit;
 #pragma unroll
       for (int i = 0; i < kLaneColumns; ++i) {
-        const bool live = column_ + column_of(i) < columns_;
+        const bool live = column_ + column_of(at, i) < columns_;
 #pragma unroll
         for (int j = 0; j < kLaneKeys; j += kUnit) {
-          run<kLoad, kAligned>(first + (i * kColumnLanes * keys_ + j * kKeyLanes), &state_[i][j],
-                               live && key_of(j) < keys_ ? kUnit : 0);
+          f(unit_of(i, j), first + i * kColumnLanes * keys_ + j * kKeyLanes, live && key_of(at, j) < keys_);
         }
       }
     }
   }
   template <bool kAligned, class T>
-  FLASHPORT_DEVICE void load_keys(Keys& keys, const T* from) const {
+  FLASHPORT_DEVICE void load_keys(Keys& keys, const T* from, Place at) const {
     constexpr int kRun = kKeyMajor ? kLaneKeys : kUnit;
 #pragma unroll
     for (int j = 0; j < kLaneKeys; j += kRun) {
-      const int key = key_of(j);
+      const int key = key_of(at, j);
       load_run<kRun, kAligned>(&keys.x[j], from + key, keys_ - key);
     }
   }
 
   // Of a lane's keys and columns, the place in the tile.
-  FLASHPORT_DEVICE int key_of(int j) const {
-    return kKeyMajor ? key_lane_ * kLaneKeys + j : j / kUnit * kUnit * kKeyLanes + key_lane_ * kUnit + j % kUnit;
+  FLASHPORT_DEVICE static int key_of(Place at, int j) {
+    return kKeyMajor ? at.key_lane * kLaneKeys + j : j / kUnit * kUnit * kKeyLanes + at.key_lane * kUnit + j % kUnit;
   }
-  FLASHPORT_DEVICE int column_of(int i) const {
-    return kKeyMajor ? column_lane_ * kUnit + i : i * kColumnLanes + column_lane_;
+  FLASHPORT_DEVICE static int column_of(Place at, int i) {
+    return kKeyMajor ? at.column_lane * kUnit + i : i * kColumnLanes + at.column_lane;
   }
+
+  // Where a lane has its column i at its key j.
+  FLASHPORT_DEVICE static constexpr int unit_of(int i, int j) {
+    return kKeyMajor ? j : i * (kLaneKeys / kUnit) + j / kUnit;
+  }
+  FLASHPORT_DEVICE float& state(int i, int j) { return state_[unit_of(i, j)][kKeyMajor ? i : j % kUnit]; }
+  FLASHPORT_DEVICE float state(int i, int j) const { return state_[unit_of(i, j)][kKeyMajor ? i : j % kUnit]; }
 
   // Each lane gets the same bits: an exchange adds the same two numbers on both sides.
   FLASHPORT_DEVICE static float sum_over_keys(float x) {
@@ -332,8 +397,8 @@ class StateTile {
       const float at_k = k(j), at_q = q(j);
 #pragma unroll
       for (int i = 0; i < kLaneColumns; ++i) {
-        read.x[i] = fma_rn(state_[i][j], at_k, read.x[i]);
-        carried.x[i] = fma_rn(state_[i][j], at_q, carried.x[i]);
+        read.x[i] = fma_rn(state(i, j), at_k, read.x[i]);
+        carried.x[i] = fma_rn(state(i, j), at_q, carried.x[i]);
       }
     }
     read = Columns::make([&](int i) { return sum_over_keys(read.x[i]); });
@@ -345,13 +410,13 @@ class StateTile {
     for (int j = 0; j < kLaneKeys; ++j) {
 #pragma unroll
       for (int i = 0; i < kLaneColumns; ++i) {
-        state_[i][j] = fma_rn(k.x[j], u.x[i], mul_rn(decay(j), state_[i][j]));
+        state(i, j) = fma_rn(k.x[j], u.x[i], mul_rn(decay(j), state(i, j)));
       }
     }
   }
 
-  float state_[kLaneColumns][kLaneKeys];
-  int keys_, columns_, column_, key_lane_, column_lane_;
+  float state_[kUnits][kUnit];  // between fetch() and settle() the bits of a packed unit in its first half
+  int keys_, columns_, column_, lane_;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET
