@@ -5,8 +5,10 @@
 #include <flashport/decode.h>
 #include <flashport/error.h>
 
+#include "common/host/lengths.h"
 #include "tests/ops/gated_delta_call.h"
 #include "tests/support/expected_support.h"
+#include "tests/support/graphs.h"
 #include "tests/support/message_of.h"
 #include "tests/support/sparse_memory.h"
 
@@ -270,6 +272,25 @@ TEST(GatedDeltaBits, OfATreeAreThoseOfItsPaths) {
   EXPECT_EQ(tree.steps()->element_bytes(), chain.steps()->element_bytes());
 }
 
+// A graph that is replayed goes on from the state that the replay before has left, as calls do.
+TEST(GatedDeltaGraphs, ReplaysGoOn) {
+  FLASHPORT_REQUIRE_SUPPORT("gated_delta_others", update_support());
+  if (!has_graphs()) return;
+  const GatedDeltaCase c{.name = "replays", .lens = {1, 1, 1, 1}, .varlen = true, .slots = {4, -1, 0, 6}};
+  GatedDeltaCall eager(c), captured(c);
+  const DeviceStream stream;
+  const DeviceGraph graph(stream, [&] { flashport::gated_delta_update(captured.args(), stream.handle()); });
+  for (int replay = 0; replay < 3; ++replay) {
+    graph.launch(stream);
+    eager.run();
+  }
+  stream.synchronize();
+  captured.out().download();
+  captured.state()->download();
+  EXPECT_EQ(captured.out().element_bytes(), eager.out().element_bytes());
+  EXPECT_EQ(captured.state()->element_bytes(), eager.state()->element_bytes());
+}
+
 // Slots whose distance alone is more than 32 bits of elements can say.
 TEST(GatedDeltaOffsets, SlotStridesPastTwoToThe31Elements) {
   FLASHPORT_REQUIRE_SUPPORT("gated_delta_others", update_support());
@@ -299,9 +320,15 @@ TEST(GatedDeltaOffsets, SlotStridesPastTwoToThe31Elements) {
   }
 }
 
-// Wrong contents: the text, and outputs that keep their bits.
+struct ContentChecks {
+  ContentChecks() { flashport::set_content_checks(true); }
+  ~ContentChecks() { flashport::set_content_checks(false); }
+};
+
+// Wrong contents, which a GPU's call looks at when it is asked to: the text, and outputs that keep their bits.
 TEST(GatedDeltaErrors, NameThePlaceAndLeaveOutputsAlone) {
   FLASHPORT_REQUIRE_SUPPORT("gated_delta_others", update_support());
+  const ContentChecks checks;
   const auto refuses = [](const GatedDeltaCase& c, const std::string& text) {
     GatedDeltaCall call(c);
     const std::vector<unsigned char> out = call.out().element_bytes(), state = call.state()->element_bytes();
