@@ -16,6 +16,8 @@ endforeach()
 
 # Kernels that every target has besides those of the tables; each takes the params struct beside it.
 set(FLASHPORT_PLAIN_KERNELS decode_stage2 merge_states append_kv read_bandwidth)
+# And those of one backend alone.
+set(FLASHPORT_PLAIN_KERNELS_cpu gated_delta_prepare gated_delta_chunk)
 
 # The rows of a table that `target` has, each as its columns but the last, joined by "|".
 function(flashport_instances table target backend out)
@@ -109,7 +111,7 @@ function(flashport_generate_kernels target backend extension out_sources out_ker
   endforeach()
   list(APPEND groups plain)
   set(text_plain "")
-  foreach(kernel IN LISTS FLASHPORT_PLAIN_KERNELS)
+  foreach(kernel IN LISTS FLASHPORT_PLAIN_KERNELS FLASHPORT_PLAIN_KERNELS_${backend})
     set(symbol flashport_${target}_${kernel})
     string(TOUPPER ${kernel} macro)
     string(APPEND text_plain "FLASHPORT_DEFINE_${macro}(${symbol}, \"${kernel}/${target}\")\n")

@@ -4,6 +4,8 @@
 
 #include "common/device/append_kernel.h"
 #include "common/device/decode_kernel.h"
+#include "common/device/gated_delta_chunk_kernel.h"
+#include "common/device/gated_delta_prepare_kernel.h"
 #include "common/device/gated_delta_update_kernel.h"
 #include "common/device/merge_kernel.h"
 #include "common/device/read_kernel.h"
@@ -69,4 +71,16 @@ constexpr GatedDeltaConfig gated_delta_config(const GatedDeltaShape& shape) {
   FLASHPORT_DEFINE_KERNEL(symbol, key, {}, symbol##_config, GatedDeltaUpdateParams, StateTileMemory<symbol##_config>, \
                           gated_delta_update<symbol##_config>(params, block,                                          \
                                                               state_slice<symbol##_config>(params, block), shared))   \
+  }
+
+#define FLASHPORT_DEFINE_GATED_DELTA_PREPARE(symbol, key)                                           \
+  namespace flashport::FLASHPORT_TARGET {                                                           \
+  FLASHPORT_DEFINE_KERNEL(symbol, key, {}, GatedDeltaChunkParams, PrepareShared<kDeltaChunkConfig>, \
+                          gated_delta_prepare<kDeltaChunkConfig>(params, block, shared))            \
+  }
+
+#define FLASHPORT_DEFINE_GATED_DELTA_CHUNK(symbol, key)                                           \
+  namespace flashport::FLASHPORT_TARGET {                                                         \
+  FLASHPORT_DEFINE_KERNEL(symbol, key, {}, GatedDeltaChunkParams, ChainMemory<kDeltaChunkConfig>, \
+                          gated_delta_chunk<kDeltaChunkConfig>(params, block, shared))            \
   }
