@@ -66,8 +66,8 @@ void gated_delta_chunk(const GatedDeltaChunkArgs& args, Stream stream) {
   GatedDeltaChunkParams p = gated_delta_chunk_problem(kCheck, args);
   if (p.batch == 0 || (p.tokens == 0 && !args.final_states)) return;
   DeviceContext& device = device_context(kCheck, args.q, "q");
-  const KernelEntry& prepare = device.gated_delta_prepare(kCheck);
   const KernelEntry& chain = device.gated_delta_chunk(kCheck);
+  const KernelEntry& prepare = device.gated_delta_prepare(kCheck);
   if (checks_contents(kCheck, device, stream)) check_contents(args, p, device, stream);
   const Layout layout = layout_of(p, chain);
   const WorkspaceLease workspace = acquire_workspace(kCheck, device, stream, layout.bytes(), args.workspace);

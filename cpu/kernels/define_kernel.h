@@ -75,12 +75,12 @@ constexpr GatedDeltaConfig gated_delta_config(const GatedDeltaShape& shape) {
 
 #define FLASHPORT_DEFINE_GATED_DELTA_PREPARE(symbol, key)                                           \
   namespace flashport::FLASHPORT_TARGET {                                                           \
-  FLASHPORT_DEFINE_KERNEL(symbol, key, {}, GatedDeltaChunkParams, PrepareShared<kDeltaChunkConfig>, \
+  FLASHPORT_DEFINE_KERNEL(symbol, key, {}, {}, GatedDeltaChunkParams, PrepareShared<kDeltaChunkConfig>, \
                           gated_delta_prepare<kDeltaChunkConfig>(params, block, shared))            \
   }
 
 #define FLASHPORT_DEFINE_GATED_DELTA_CHUNK(symbol, key)                                           \
   namespace flashport::FLASHPORT_TARGET {                                                         \
-  FLASHPORT_DEFINE_KERNEL(symbol, key, {}, GatedDeltaChunkParams, ChainMemory<kDeltaChunkConfig>, \
+  FLASHPORT_DEFINE_KERNEL(symbol, key, {}, {}, GatedDeltaChunkParams, ChainMemory<kDeltaChunkConfig>, \
                           gated_delta_chunk<kDeltaChunkConfig>(params, block, shared))            \
   }
