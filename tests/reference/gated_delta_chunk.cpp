@@ -159,10 +159,11 @@ std::vector<GatedDeltaChunkSequence> gated_delta_chunk_plain(const GatedDeltaChu
   const auto one_chunk = [&](const Head<float>& h, std::int64_t first, std::int64_t count, Matrix& s, const auto& out) {
     const Matrix q(h.q.begin() + first * keys, h.q.begin() + (first + count) * keys);
     const Matrix k(h.k.begin() + first * keys, h.k.begin() + (first + count) * keys);
-    // Gates are added up in fp64: the yardstick is of the products, not of how sums of gates lose digits.
+    // Gates are added up in fp64, none below -1000, so that differences are numbers: the yardstick is of the products,
+    // not of how sums of gates lose digits.
     std::vector<double> sum(count);
     double before = 0;
-    for (std::int64_t i = 0; i < count; ++i) sum[i] = before += h.g[first + i];
+    for (std::int64_t i = 0; i < count; ++i) sum[i] = before += std::max<double>(h.g[first + i], -1000);
     const auto decay = [](double g) { return std::exp(static_cast<float>(g)); };
     const auto dot = [&](const Matrix& x, std::int64_t i, std::int64_t j) {
       float total = 0;

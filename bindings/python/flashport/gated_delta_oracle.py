@@ -210,10 +210,11 @@ def wy_chunk(
 
     q, k [HV, c, K] of type ``fmt``, normalised and rounded to it; v [HV, c, V]; g, beta [HV, c]. U = T (beta v),
     W = T (beta e^G k), v_new = U - W S, with T, U, W, v_new, P and the operand S rounded to ``fmt``, and sums in fp32.
-    Gates are added up in fp64: the yardstick is of the products, not of how sums of gates lose digits.
+    Gates are added up in fp64, none below -1000, so that differences are numbers: the yardstick is of the products, not
+    of how sums of gates lose digits.
     """
     rounded, f32 = (lambda x: numerics.rounded(x, fmt)), np.float32
-    G = np.cumsum(g.astype(np.float64), axis=-1)  # noqa: N806
+    G = np.cumsum(np.maximum(g.astype(np.float64), -1000), axis=-1)  # noqa: N806
     count = G.shape[-1]
     lower = np.tri(count, dtype=bool)
     D = np.exp(np.where(lower, G[:, :, None] - G[:, None, :], -np.inf).astype(f32))  # noqa: N806
