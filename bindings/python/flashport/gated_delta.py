@@ -35,6 +35,33 @@ def new_output(q: Any, v: Any) -> Any:
     return None
 
 
+def new_array(like: Any, shape: tuple[int, ...], dtype: str | None = None) -> Any:
+    """An uninitialised, contiguous array of ``like``'s library and device, of its type or the one named."""
+    torch, numpy, cupy = (sys.modules.get(name) for name in ("torch", "numpy", "cupy"))
+    if torch is not None and isinstance(like, torch.Tensor):
+        return torch.empty(shape, dtype=getattr(torch, dtype) if dtype else like.dtype, device=like.device)
+    if numpy is not None and isinstance(like, numpy.ndarray):
+        return numpy.empty(shape, dtype or like.dtype)
+    if isinstance(like, _core.DeviceArray):
+        return _core.DeviceArray(shape, dtype or like.dtype, like.device)
+    if cupy is not None and isinstance(like, cupy.ndarray):
+        with like.device:
+            return cupy.empty(shape, dtype or like.dtype)
+    raise TypeError(f"expected arrays of torch, NumPy, CuPy or flashport, got {type(like).__name__}")
+
+
+def refuse_gradients(function: str, *arrays: Any) -> None:
+    """There is no backward: a result that silently leaves the graph would train nothing."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.is_grad_enabled():
+        return
+    if any(getattr(array, "requires_grad", False) for array in arrays):
+        raise NotImplementedError(
+            f"{function}: an argument requires a gradient and there is no backward; call it under torch.no_grad() or "
+            "torch.inference_mode()"
+        )
+
+
 def gated_delta_update(
     q: Any,
     k: Any,
