@@ -251,52 +251,48 @@ class DeltaTiles {
     multiply_tiles<false>(state.x, kPitch, p_.head_dim_k, vecs_, turned, count_, right.x, kPitch);
   }
   void scale(State& state, float factor) const {
-    for (int key = 0; key < p_.head_dim_k; ++key) {
-      for (int vec = 0; vec < vecs_; ++vec) {
-        float* at = state.x + key * kPitch + vec * kLanes;
-        store_vec(at, load_vec(at) * factor);
-      }
-    }
+    visit(p_.head_dim_k, [&](int key, int first) {
+      float* at = state.x + key * kPitch + first;
+      store_vec(at, load_vec(at) * factor);
+    });
   }
 
   // f(row, x) and f(row, x, y) for all elements, some of a row at a time
   template <class F>
   void for_each(Rows& rows, const F& f) const {
-    for (int i = 0; i < count_ * vecs_; ++i) {
-      float* at = rows.x + i / vecs_ * kPitch + i % vecs_ * kLanes;
+    visit(count_, [&](int row, int first) {
+      float* at = rows.x + row * kPitch + first;
       Vec x = load_vec(at);
-      f(i / vecs_, x);
+      f(row, x);
       store_vec(at, x);
-    }
+    });
   }
   template <class F>
   void for_each(Rows& rows, Rows& others, const F& f) const {
-    for (int i = 0; i < count_ * vecs_; ++i) {
-      const int at = i / vecs_ * kPitch + i % vecs_ * kLanes;
+    visit(count_, [&](int row, int first) {
+      const int at = row * kPitch + first;
       Vec x = load_vec(rows.x + at), y = load_vec(others.x + at);
-      f(i / vecs_, x, y);
+      f(row, x, y);
       store_vec(rows.x + at, x);
       store_vec(others.x + at, y);
-    }
+    });
   }
 
   // `at`: the element that the head's first row begins with. Columns that there are not are zeros.
   void load_rows(Rows& rows, const TokenRows& from, std::int64_t at, int count) const {
     with_loader(from.dtype, [&](auto row, int bytes) {
-      for (int i = 0; i < count * vecs_; ++i) {
-        const int r = i / vecs_, first = i % vecs_ * kLanes;
+      visit(count, [&](int r, int first) {
         const char* source = static_cast<const char*>(from.data) + (at + r * from.stride_token + column_) * bytes;
         store_vec(rows.x + r * kPitch + first, load_values(row, source, bytes, first, live_ - first));
-      }
+      });
     });
   }
   void store_rows(const Rows& rows, const TokenRows& to, std::int64_t at, int count) const {
     const int bytes = to.dtype == DType::kFloat32 ? 4 : 2;
-    for (int i = 0; i < count * vecs_; ++i) {
-      const int r = i / vecs_, first = i % vecs_ * kLanes;
+    visit(count, [&](int r, int first) {
       char* target = static_cast<char*>(to.data) + (at + r * to.stride_token + column_ + first) * bytes;
       store_values(target, to.dtype, load_vec(rows.x + r * kPitch + first), live_ - first);
-    }
+    });
   }
 
   // `at`: the element that the head's state begins with.
@@ -305,11 +301,10 @@ class DeltaTiles {
     with_loader(dtype, [&](auto row, int bytes) {
       const char* from = static_cast<const char*>(data) + at * bytes;
       if (p_.key_major) {
-        for (int i = 0; i < p_.head_dim_k * vecs_; ++i) {
-          const int key = i / vecs_, first = i % vecs_ * kLanes;
+        visit(p_.head_dim_k, [&](int key, int first) {
           const char* source = from + (std::int64_t{key} * p_.head_dim_v + column_) * bytes;
           store_vec(state.x + key * kPitch + first, load_values(row, source, bytes, first, live_ - first));
-        }
+        });
         return;
       }
       for (int column = 0; column < live_; ++column) {
@@ -325,11 +320,10 @@ class DeltaTiles {
     const int bytes = dtype == DType::kFloat32 ? 4 : 2;
     char* to = static_cast<char*>(data) + at * bytes;
     if (p_.key_major) {
-      for (int i = 0; i < p_.head_dim_k * vecs_; ++i) {
-        const int key = i / vecs_, first = i % vecs_ * kLanes;
+      visit(p_.head_dim_k, [&](int key, int first) {
         char* target = to + (std::int64_t{key} * p_.head_dim_v + column_ + first) * bytes;
         store_values(target, dtype, load_vec(state.x + key * kPitch + first), live_ - first);
-      }
+      });
       return;
     }
     for (int column = 0; column < live_; ++column) {
@@ -346,10 +340,15 @@ class DeltaTiles {
   FloatTile triangle(const void* matrices) const {
     return {static_cast<const float*>(matrices) + place_ * kChunkTokens * kChunkTokens, kChunkTokens, 1};
   }
-  void clear(float* x, int rows) const {
+  // f(row, first column) for each vector of a matrix of so many rows
+  template <class F>
+  FLASHPORT_DEVICE void visit(int rows, const F& f) const {
     for (int row = 0; row < rows; ++row) {
-      for (int vec = 0; vec < vecs_; ++vec) store_vec(x + row * kPitch + vec * kLanes, Vec{});
+      for (int vec = 0; vec < vecs_; ++vec) f(row, vec * kLanes);
     }
+  }
+  void clear(float* x, int rows) const {
+    visit(rows, [&](int row, int first) { store_vec(x + row * kPitch + first, Vec{}); });
   }
 
   const GatedDeltaChunkParams& p_;

@@ -42,6 +42,15 @@ FLASHPORT_DEVICE Vec load_values(Row, const char* row, int bytes, int first, int
   return Row::load(copy, 0);
 }
 
+// As to_bfloat16 of each lane.
+FLASHPORT_DEVICE HalfBits round_bf16(Vec x) {
+  using Bits = std::uint32_t __attribute__((vector_size(4 * kLanes)));
+  const auto bits = reinterpret_cast<Bits>(x);
+  const auto is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  const Bits rounded = is_nan ? bits | 0x400000u : bits + 0x7fffu + (bits >> 16 & 1u);
+  return __builtin_convertvector(rounded >> 16, HalfBits);
+}
+
 // The first `count` lanes, rounded to `dtype`.
 FLASHPORT_DEVICE void store_values(char* to, DType dtype, Vec x, int count) {
   const auto* from = reinterpret_cast<const float*>(&x);
@@ -54,10 +63,14 @@ FLASHPORT_DEVICE void store_values(char* to, DType dtype, Vec x, int count) {
   if (dtype == DType::kFloat16) {
     for (int i = 0; i < kLanes; ++i) rounded[i] = to_half(from[i]).bits;
   } else {
-    for (int i = 0; i < kLanes; ++i) rounded[i] = to_bfloat16(from[i]).bits;
+    const HalfBits bits = round_bf16(x);
+    __builtin_memcpy(rounded, &bits, sizeof bits);
   }
-  const int live = count >= kLanes ? kLanes : count;
-  __builtin_memcpy(to, rounded, sizeof rounded[0] * static_cast<std::size_t>(live));
+  if (count >= kLanes) {
+    __builtin_memcpy(to, rounded, sizeof rounded);
+    return;
+  }
+  __builtin_memcpy(to, rounded, sizeof rounded[0] * static_cast<std::size_t>(count));
 }
 
 // A number for each column of a slice.
