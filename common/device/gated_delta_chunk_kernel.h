@@ -70,7 +70,7 @@ FLASHPORT_DEVICE void chain_chunks(const GatedDeltaChunkParams& p, const Block& 
     const int count = place.tokens.count;
     typename Tiles::Rows values, out, fresh;
     tiles.load_rows(values, p.v, token_offset(p.v, place.tokens, 0, v_head), count);
-    tiles.await(count);
+    tiles.await();
     const ChunkFactors& factors = tiles.factors();
     if (stores_chunks && first_chunk + chunk < p.chunk_states_count) {
       const std::int64_t at =

@@ -222,7 +222,7 @@ class DeltaTiles {
     memory_.k.load(p_.k, place.k, count_, p_.head_dim_k);
     place_ = place.workspace;
   }
-  void await(int) const {}
+  void await() const {}
   void release() const {}
 
   FloatTile queries() const { return memory_.q.tile(); }
