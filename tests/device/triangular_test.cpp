@@ -53,7 +53,7 @@ TEST_P(Triangular, InverseIsThatOfFp64) {
     for (double size : {0.01, 0.2}) {
       const std::vector<float> a = lower(rows, size);
       std::vector<float> x(kSize * kPitch, std::numeric_limits<float>::quiet_NaN());
-      run_block(threads_of_a_block, [&](const Block& block) { invert_unit_lower(block, a.data(), x.data()); });
+      run_blocks(1, threads_of_a_block, [&](const Block& block) { invert_unit_lower(block, a.data(), x.data()); });
       const std::vector<double> wanted = inverse(a);
       double largest = 0, error = 0;
       for (int row = 0; row < kSize; ++row) {
