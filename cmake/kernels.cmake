@@ -4,11 +4,13 @@
 
 # The tables: cmake/<table>_instances.txt, of so many columns, whose last one lists targets; what a minimal build keeps
 # of its rows; and flashport_spell_<table> below.
-set(FLASHPORT_TABLES decode gated_delta)
+set(FLASHPORT_TABLES decode gated_delta gated_delta_chunk)
 set(FLASHPORT_COLUMNS_decode 6)
 set(FLASHPORT_MINIMAL_decode "[|]bf16[|]128[|]128[|]")
 set(FLASHPORT_COLUMNS_gated_delta 6)
 set(FLASHPORT_MINIMAL_gated_delta ".")
+set(FLASHPORT_COLUMNS_gated_delta_chunk 4)
+set(FLASHPORT_MINIMAL_gated_delta_chunk ".")
 set(FLASHPORT_INSTANCE_TABLE "${PROJECT_SOURCE_DIR}/cmake/decode_instances.txt")
 foreach(table IN LISTS FLASHPORT_TABLES)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cmake/${table}_instances.txt")
@@ -16,8 +18,6 @@ endforeach()
 
 # Kernels that every target has besides those of the tables; each takes the params struct beside it.
 set(FLASHPORT_PLAIN_KERNELS decode_stage2 merge_states append_kv read_bandwidth)
-# And those of one backend alone.
-set(FLASHPORT_PLAIN_KERNELS_cpu gated_delta_prepare gated_delta_chunk)
 
 # The rows of a table that `target` has, each as its columns but the last, joined by "|".
 function(flashport_instances table target backend out)
@@ -89,6 +89,21 @@ function(flashport_spell_gated_delta target kernel dk state layout gate)
   set(group gated_delta_${kernel}_k${dk} PARENT_SCOPE)
 endfunction()
 
+function(flashport_spell_gated_delta_chunk target kernel math dk)
+  set(math_fp32 kFp32)
+  set(math_fp16 kFp16)
+  set(math_bf16 kBf16)
+  if(NOT DEFINED math_${math})
+    message(FATAL_ERROR "cmake/gated_delta_chunk_instances.txt: unknown type \"${math}\"")
+  endif()
+  string(TOUPPER gated_delta_${kernel} upper)
+  set(macro ${upper} PARENT_SCOPE)
+  set(symbol flashport_${target}_gated_delta_${kernel}_${math}_k${dk} PARENT_SCOPE)
+  set(key gated_delta_${kernel}/${math}/k${dk}/${target} PARENT_SCOPE)
+  set(arguments "MathType::${math_${math}}, ${dk}" PARENT_SCOPE)
+  set(group gated_delta_chunk_k${dk} PARENT_SCOPE)
+endfunction()
+
 # Writes the sources of a target. Sets in the caller:
 #   <out_sources>  the generated files
 #   <out_kernels>  one element per kernel: "symbol|key|arguments|group|macro"; arguments are empty for plain kernels
@@ -111,7 +126,7 @@ function(flashport_generate_kernels target backend extension out_sources out_ker
   endforeach()
   list(APPEND groups plain)
   set(text_plain "")
-  foreach(kernel IN LISTS FLASHPORT_PLAIN_KERNELS FLASHPORT_PLAIN_KERNELS_${backend})
+  foreach(kernel IN LISTS FLASHPORT_PLAIN_KERNELS)
     set(symbol flashport_${target}_${kernel})
     string(TOUPPER ${kernel} macro)
     string(APPEND text_plain "FLASHPORT_DEFINE_${macro}(${symbol}, \"${kernel}/${target}\")\n")

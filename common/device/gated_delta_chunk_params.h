@@ -8,12 +8,17 @@ namespace flashport {
 
 inline constexpr int kChunkTokens = 64;  // counted from a sequence's first token; its last chunk may be shorter
 
+inline constexpr int kChunkColumns = 64;  // of V that a block takes; bits do not depend on it
+
 struct GatedDeltaChunkConfig {
   MathType math;   // of the operands of products; they are summed in fp32
   int head_dim_k;  // extent of the tile: shorter heads ride it
-  int columns;     // of V that a block takes; bits do not depend on it
-  int threads;     // of a block
 };
+
+// As a kernel's entry has it.
+constexpr DecodeShape gated_delta_chunk_shape(const GatedDeltaChunkConfig& cfg) {
+  return {cfg.head_dim_k, 0, 0, cfg.math, KvFormat::kFp32};
+}
 
 // Per-token factors of one chunk and value head, all 0 for tokens that the chunk does not have. With G the sum of log
 // gates up to and with a token, rq and rk the factors that normalise its query and key:

@@ -1,4 +1,5 @@
-// Where the tokens and the chunks of a sequence lie, for the kernels of the chunked gated delta rule.
+// Where the tokens and the chunks of a sequence lie, and which a block works on, for the kernels of the chunked gated
+// delta rule.
 //
 // Chunk i of sequence n has the slot floor(first token / 64) + n + i of the workspace, so that slots follow from shapes
 // without a sum over the sequences: a sequence of L tokens has ceil(L / 64) <= floor(end / 64) - floor(begin / 64) + 1
@@ -67,6 +68,49 @@ FLASHPORT_DEVICE std::int64_t token_offset(const TokenRows& rows, const Sequence
 FLASHPORT_DEVICE std::int64_t state_slot(const StateSlots& slots, std::int64_t seq) {
   if (slots.data == nullptr) return -1;
   return slots.indices.data == nullptr ? seq : index_at(slots.indices, seq);
+}
+
+// The chunks of a sequence, for a value head and a slice of V that begins at `column`.
+struct Chain {
+  SequenceTokens tokens;
+  std::int64_t seq, first_slot;
+  int v_head, head, column, chunks;
+};
+
+// One chunk of a head in the inputs and in the workspace.
+struct ChunkPlace {
+  SequenceTokens tokens;
+  std::int64_t q, k, v;    // elements that the head's rows begin with
+  std::int64_t workspace;  // number of its matrices and factors
+};
+
+FLASHPORT_DEVICE ChunkPlace place_of(const GatedDeltaChunkParams& p, const Chain& chain, int chunk) {
+  ChunkPlace place{chain.tokens, 0, 0, 0, (chain.first_slot + chunk) * p.num_v_heads + chain.v_head};
+  place.tokens.first += chunk * std::int64_t{kChunkTokens};
+  place.tokens.count = minimum(chain.tokens.count - chunk * kChunkTokens, kChunkTokens);
+  place.q = token_offset(p.q, place.tokens, 0, chain.head);
+  place.k = token_offset(p.k, place.tokens, 0, chain.head);
+  place.v = token_offset(p.v, place.tokens, 0, chain.v_head);
+  return place;
+}
+
+// f(chain) for a block's chains. Slices fastest, then value heads, then sequences: neighbours read the same queries and
+// keys.
+template <class F>
+FLASHPORT_DEVICE void for_each_chain(const GatedDeltaChunkParams& p, const Block& block, const F& f) {
+  const int slices = (p.head_dim_v + kChunkColumns - 1) / kChunkColumns;
+  const std::int64_t work = static_cast<std::int64_t>(p.batch) * p.num_v_heads * slices;
+  for (std::int64_t i = block.index(); i < work; i += block.count()) {
+    Chain chain;
+    chain.seq = i / slices / p.num_v_heads;
+    chain.v_head = static_cast<int>(i / slices % p.num_v_heads);
+    chain.head = p.heads_modulo ? chain.v_head % p.num_heads : chain.v_head / p.group_size;
+    chain.column = static_cast<int>(i % slices) * kChunkColumns;
+    chain.tokens = sequence_tokens(p, chain.seq);
+    chain.first_slot = first_chunk_slot(p, chain.seq, chain.tokens);
+    chain.chunks = chunks_of(chain.tokens.count);
+    f(chain);
+  }
 }
 
 }  // namespace flashport::FLASHPORT_TARGET

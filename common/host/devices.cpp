@@ -83,8 +83,6 @@ DeviceContext::DeviceContext(const BackendAbi* abi, Device device, const Backend
     if (key.starts_with("decode_stage2/")) decode_stage2_ = &kernel;
     if (key.starts_with("merge_states/")) merge_states_ = &kernel;
     if (key.starts_with("append_kv/")) append_kv_ = &kernel;
-    if (key.starts_with("gated_delta_prepare/")) gated_delta_prepare_ = &kernel;
-    if (key.starts_with("gated_delta_chunk/")) gated_delta_chunk_ = &kernel;
   }
 }
 
@@ -106,12 +104,6 @@ const KernelEntry& DeviceContext::merge_states(const Check& check) const {
 }
 const KernelEntry& DeviceContext::append_kv(const Check& check) const {
   return plain_kernel(check, append_kv_, "append_kv");
-}
-const KernelEntry& DeviceContext::gated_delta_prepare(const Check& check) const {
-  return plain_kernel(check, gated_delta_prepare_, "gated_delta_prepare");
-}
-const KernelEntry& DeviceContext::gated_delta_chunk(const Check& check) const {
-  return plain_kernel(check, gated_delta_chunk_, "gated_delta_chunk");
 }
 
 int DeviceContext::occupancy(const Check& check, const KernelEntry& kernel) {

@@ -29,8 +29,6 @@ class DeviceContext {
   [[nodiscard]] const KernelEntry& decode_stage2(const Check& check) const;
   [[nodiscard]] const KernelEntry& merge_states(const Check& check) const;
   [[nodiscard]] const KernelEntry& append_kv(const Check& check) const;
-  [[nodiscard]] const KernelEntry& gated_delta_prepare(const Check& check) const;
-  [[nodiscard]] const KernelEntry& gated_delta_chunk(const Check& check) const;
 
   [[nodiscard]] int occupancy(const Check& check, const KernelEntry& kernel);
 
@@ -55,8 +53,6 @@ class DeviceContext {
   const KernelEntry* decode_stage2_ = nullptr;
   const KernelEntry* merge_states_ = nullptr;
   const KernelEntry* append_kv_ = nullptr;
-  const KernelEntry* gated_delta_prepare_ = nullptr;
-  const KernelEntry* gated_delta_chunk_ = nullptr;
   std::unique_ptr<std::atomic<int>[]> occupancy_;  // beside kernels_; 0: not asked yet
 };
 

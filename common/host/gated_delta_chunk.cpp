@@ -9,6 +9,7 @@
 #include "common/host/devices.h"
 #include "common/host/gated_delta_checks.h"
 #include "common/host/gated_delta_problem.h"
+#include "common/host/kernel_choice.h"
 #include "common/host/lengths.h"
 #include "common/host/workspace.h"
 
@@ -16,7 +17,6 @@ namespace flashport {
 namespace {
 
 constexpr Check kCheck("gated_delta_chunk");
-constexpr std::int64_t kUnit = 64;            // columns of V that a block takes
 constexpr std::int64_t kMaxBlocks = 1 << 20;  // the chain's kernel strides over what is left
 
 // Parts of the workspace in bytes, in this order; each begins where 16 divides the address.
@@ -44,6 +44,22 @@ void bind(const Layout& layout, void* data, GatedDeltaChunkParams& p) {
   p.workspace = {at, at + layout.matrices, reinterpret_cast<ChunkFactors*>(at + 2 * layout.matrices)};
 }
 
+// CPUs compute in fp32 whatever the inputs are, GPUs in their type.
+const KernelEntry& choose_kernel(const Check& check, const GatedDeltaChunkParams& p, const DeviceContext& device,
+                                 const char* name) {
+  MathType math = MathType::kFp32;
+  if (!device.is_cpu() && p.q.dtype == DType::kBFloat16) math = MathType::kBf16;
+  if (!device.is_cpu() && p.q.dtype == DType::kFloat16) math = MathType::kFp16;
+  std::string reason;
+  const KernelEntry* kernel =
+      choose_gated_delta_chunk(device.kernels(), device.target(), name, math, p.head_dim_k, reason);
+  if (kernel == nullptr) check.not_supported(reason);
+  return *kernel;
+}
+const KernelEntry& chain_kernel(const Check& check, const GatedDeltaChunkParams& p, const DeviceContext& device) {
+  return choose_kernel(check, p, device, "gated_delta_chunk");
+}
+
 void check_contents(const GatedDeltaChunkArgs& a, const GatedDeltaChunkParams& p, const DeviceContext& device,
                     Stream stream) {
   const std::vector<std::int64_t> lengths = sequence_lengths(kCheck, device, stream, p.batch, p.tokens, p.cu_seqlens);
@@ -66,21 +82,21 @@ void gated_delta_chunk(const GatedDeltaChunkArgs& args, Stream stream) {
   GatedDeltaChunkParams p = gated_delta_chunk_problem(kCheck, args);
   if (p.batch == 0 || (p.tokens == 0 && !args.final_states)) return;
   DeviceContext& device = device_context(kCheck, args.q, "q");
-  const KernelEntry& chain = device.gated_delta_chunk(kCheck);
-  const KernelEntry& prepare = device.gated_delta_prepare(kCheck);
+  const KernelEntry& chain = chain_kernel(kCheck, p, device);
+  const KernelEntry& prepare = choose_kernel(kCheck, p, device, "gated_delta_prepare");
   if (checks_contents(kCheck, device, stream)) check_contents(args, p, device, stream);
   const Layout layout = layout_of(p, chain);
   const WorkspaceLease workspace = acquire_workspace(kCheck, device, stream, layout.bytes(), args.workspace);
   bind(layout, workspace.data(), p);
   if (p.tokens > 0) device.launch(kCheck, stream, prepare, layout.slots * p.num_heads, p);
-  const std::int64_t slices = (p.head_dim_v + kUnit - 1) / kUnit;
+  const std::int64_t slices = (p.head_dim_v + kChunkColumns - 1) / kChunkColumns;
   device.launch(kCheck, stream, chain, std::min(std::int64_t{p.batch} * p.num_v_heads * slices, kMaxBlocks), p);
 }
 
 std::int64_t gated_delta_chunk_workspace_size(const GatedDeltaChunkArgs& args) {
   constexpr Check check("gated_delta_chunk_workspace_size");
   const GatedDeltaChunkParams p = gated_delta_chunk_problem(check, args);
-  return layout_of(p, device_context(check, args.q, "q").gated_delta_chunk(check)).bytes();
+  return layout_of(p, chain_kernel(check, p, device_context(check, args.q, "q"))).bytes();
 }
 
 }  // namespace flashport

@@ -73,14 +73,17 @@ constexpr GatedDeltaConfig gated_delta_config(const GatedDeltaShape& shape) {
                                                               state_slice<symbol##_config>(params, block), shared))   \
   }
 
-#define FLASHPORT_DEFINE_GATED_DELTA_PREPARE(symbol, key)                                           \
-  namespace flashport::FLASHPORT_TARGET {                                                           \
-  FLASHPORT_DEFINE_KERNEL(symbol, key, {}, {}, GatedDeltaChunkParams, PrepareShared<kDeltaChunkConfig>, \
-                          gated_delta_prepare<kDeltaChunkConfig>(params, block, shared))            \
+// math, head_dim_k
+#define FLASHPORT_DEFINE_GATED_DELTA_PREPARE(symbol, key, ...)                                                         \
+  namespace flashport::FLASHPORT_TARGET {                                                                              \
+  constexpr GatedDeltaChunkConfig symbol##_config = {__VA_ARGS__};                                                     \
+  FLASHPORT_DEFINE_KERNEL(symbol, key, gated_delta_chunk_shape(symbol##_config), {}, GatedDeltaChunkParams,            \
+                          PrepareShared<symbol##_config>, gated_delta_prepare<symbol##_config>(params, block, shared)) \
   }
 
-#define FLASHPORT_DEFINE_GATED_DELTA_CHUNK(symbol, key)                                           \
-  namespace flashport::FLASHPORT_TARGET {                                                         \
-  FLASHPORT_DEFINE_KERNEL(symbol, key, {}, {}, GatedDeltaChunkParams, ChainMemory<kDeltaChunkConfig>, \
-                          gated_delta_chunk<kDeltaChunkConfig>(params, block, shared))            \
+#define FLASHPORT_DEFINE_GATED_DELTA_CHUNK(symbol, key, ...)                                                       \
+  namespace flashport::FLASHPORT_TARGET {                                                                          \
+  constexpr GatedDeltaChunkConfig symbol##_config = {__VA_ARGS__};                                                 \
+  FLASHPORT_DEFINE_KERNEL(symbol, key, gated_delta_chunk_shape(symbol##_config), {}, GatedDeltaChunkParams,        \
+                          ChainMemory<symbol##_config>, gated_delta_chunk<symbol##_config>(params, block, shared)) \
   }

@@ -3,14 +3,11 @@
 // order; how the blocks are cut decides no bits.
 #pragma once
 
-#include "common/device/gated_delta_chunk_params.h"
+#include "common/device/gated_delta_sequence.h"
 #include "common/device/scalar_load.h"
 #include "cpu/target/state_tile.h"
 
 namespace flashport::FLASHPORT_TARGET {
-
-// One instance: any head dims, 64 columns of V at a time.
-inline constexpr GatedDeltaChunkConfig kDeltaChunkConfig{MathType::kFp32, 256, 64, 1};
 
 // What a lane takes of a row in triangular.h.
 using LaneColumns = Vec;
@@ -196,10 +193,9 @@ struct ChainMemory {
 
 template <GatedDeltaChunkConfig kCfg>
 class DeltaTiles {
-  static constexpr int kPitch = kCfg.columns;
+  static constexpr int kPitch = kChunkColumns;
 
  public:
-  static constexpr int kStages = 1;  // chunks on their way
   struct State {
     alignas(64) float x[kCfg.head_dim_k * kPitch];
   };
@@ -211,19 +207,17 @@ class DeltaTiles {
       : p_(p),
         memory_(memory),
         column_(column),
-        live_(minimum(kCfg.columns, p.head_dim_v - column)),
+        live_(minimum(kChunkColumns, p.head_dim_v - column)),
         vecs_((live_ + kLanes - 1) / kLanes) {}
 
-  // Begins to bring a chunk's tiles; await(): those of the oldest chunk are there; release(): and not needed any more.
-  template <class Place>
-  void fetch(const Place& place) {
+  // Brings a chunk's tiles in place of the one's before; finish(): there are no more.
+  void fetch(const ChunkPlace& place) {
     count_ = place.tokens.count;
     memory_.q.load(p_.q, place.q, count_, p_.head_dim_k);
     memory_.k.load(p_.k, place.k, count_, p_.head_dim_k);
     place_ = place.workspace;
   }
-  void await() const {}
-  void release() const {}
+  void finish() const {}
 
   FloatTile queries() const { return memory_.q.tile(); }
   FloatTile keys() const { return memory_.k.tile(); }
@@ -232,24 +226,30 @@ class DeltaTiles {
   const ChunkFactors& factors() const { return p_.workspace.factors[place_]; }
 
   void zero(State& state) const { clear(state.x, p_.head_dim_k); }
-  void zero(Rows& rows) const { clear(rows.x, count_); }
   static const State& to_operand(const State& state) { return state; }
   static const Rows& to_operand(const Rows& rows) { return rows; }
   static Vec multiply_add(float factor, const Vec& x, const Vec& sum) { return fma_rn(broadcast(factor), x, sum); }
 
-  // acc [c, V] += left [c, K] S [K, V]
-  void mma(Rows& acc, FloatTile left, const State& state) const {
-    multiply_tiles<false>(acc.x, kPitch, count_, vecs_, left, p_.head_dim_k, state.x, kPitch);
+  // product [c, V] = left [c, K] S [K, V]
+  void multiply(Rows& product, FloatTile left, const State& state) const {
+    clear(product.x, count_);
+    multiply_tiles<false>(product.x, kPitch, count_, vecs_, left, p_.head_dim_k, state.x, kPitch);
   }
-  // acc [c, V] += left [c, c] right [c, V], left lower triangular
-  void mma_lower(Rows& acc, FloatTile left, const Rows& right) const {
-    multiply_tiles<true>(acc.x, kPitch, count_, vecs_, left, count_, right.x, kPitch);
+  // product [c, V] = left [c, c] right [c, V], left lower triangular; or is added to sum
+  void multiply_lower(Rows& product, FloatTile left, const Rows& right) const {
+    clear(product.x, count_);
+    add_product_lower(product, left, right);
+  }
+  void add_product_lower(Rows& sum, FloatTile left, const Rows& right) const {
+    multiply_tiles<true>(sum.x, kPitch, count_, vecs_, left, count_, right.x, kPitch);
   }
   // S [K, V] += left^T [K, c] right [c, V]
-  void mma_transposed(State& state, FloatTile left, const Rows& right) const {
+  void add_product_transposed(State& state, FloatTile left, const Rows& right) const {
     const FloatTile turned{left.x, left.step, left.row};
     multiply_tiles<false>(state.x, kPitch, p_.head_dim_k, vecs_, turned, count_, right.x, kPitch);
   }
+  template <int kLater, class Sums>
+  void settle(Sums&) const {}
   void scale(State& state, float factor) const {
     visit(p_.head_dim_k, [&](int key, int first) {
       float* at = state.x + key * kPitch + first;
@@ -278,18 +278,18 @@ class DeltaTiles {
     });
   }
 
-  // `at`: the element that the head's first row begins with. Columns that there are not are zeros.
-  void load_rows(Rows& rows, const TokenRows& from, std::int64_t at, int count) const {
-    with_loader(from.dtype, [&](auto row, int bytes) {
-      visit(count, [&](int r, int first) {
-        const char* source = static_cast<const char*>(from.data) + (at + r * from.stride_token + column_) * bytes;
+  // Values. `at`: the element that the head's first row begins with. Columns that there are not are zeros.
+  void load_rows(Rows& rows, std::int64_t at) const {
+    with_loader(p_.v.dtype, [&](auto row, int bytes) {
+      visit(count_, [&](int r, int first) {
+        const char* source = static_cast<const char*>(p_.v.data) + (at + r * p_.v.stride_token + column_) * bytes;
         store_vec(rows.x + r * kPitch + first, load_values(row, source, bytes, first, live_ - first));
       });
     });
   }
-  void store_rows(const Rows& rows, const TokenRows& to, std::int64_t at, int count) const {
+  void store_rows(const Rows& rows, const TokenRows& to, std::int64_t at) const {
     const int bytes = to.dtype == DType::kFloat32 ? 4 : 2;
-    visit(count, [&](int r, int first) {
+    visit(count_, [&](int r, int first) {
       char* target = static_cast<char*>(to.data) + (at + r * to.stride_token + column_ + first) * bytes;
       store_values(target, to.dtype, load_vec(rows.x + r * kPitch + first), live_ - first);
     });

@@ -61,7 +61,7 @@ TEST_F(GatedDeltaChunkHost, LaunchesTwoKernelsWithTheSameParams) {
   EXPECT_EQ(fake_state().launches[0].key, "gated_delta_prepare/fakecpu");
   EXPECT_EQ(fake_state().launches[0].grid, 2 * 2 * 2);  // rows, chunks, heads
   const Launch& launch = fake_state().launches[1];
-  EXPECT_EQ(launch.key, "gated_delta_chunk/fakecpu");
+  EXPECT_EQ(launch.key, "gated_delta_chunk/fp32/k256/fakecpu");
   EXPECT_EQ(launch.grid, 2 * 4 * 2);  // sequences, value heads, slices of V
   EXPECT_EQ(launch.params, fake_state().launches[0].params);
   const auto p = launch.as<GatedDeltaChunkParams>();
@@ -124,7 +124,7 @@ TEST_F(GatedDeltaChunkHost, RunsNothingWithoutTokens) {
   inputs.args.chunk_states->shape[1] = 0;
   gated_delta_chunk(inputs.args);
   ASSERT_EQ(fake_state().launches.size(), 1u);
-  EXPECT_EQ(fake_state().launches[0].key, "gated_delta_chunk/fakecpu");
+  EXPECT_EQ(fake_state().launches[0].key, "gated_delta_chunk/fp32/k256/fakecpu");
 }
 
 TEST_F(GatedDeltaChunkHost, SaysWhereTheKernelIsMissing) {
