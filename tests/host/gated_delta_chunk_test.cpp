@@ -58,7 +58,7 @@ TEST_F(GatedDeltaChunkHost, LaunchesTwoKernelsWithTheSameParams) {
   inputs.args.beta_sigmoid = inputs.args.allow_neg_eigval = true;
   gated_delta_chunk(inputs.args);
   ASSERT_EQ(fake_state().launches.size(), 2u);
-  EXPECT_EQ(fake_state().launches[0].key, "gated_delta_prepare/fakecpu");
+  EXPECT_EQ(fake_state().launches[0].key, "gated_delta_prepare/fp32/k256/fakecpu");
   EXPECT_EQ(fake_state().launches[0].grid, 2 * 2 * 2);  // rows, chunks, heads
   const Launch& launch = fake_state().launches[1];
   EXPECT_EQ(launch.key, "gated_delta_chunk/fp32/k256/fakecpu");
