@@ -88,7 +88,7 @@ FLASHPORT_DEVICE void chain_chunks(const GatedDeltaChunkParams& p, const Block& 
 
 template <GatedDeltaChunkConfig kCfg>
 FLASHPORT_DEVICE void gated_delta_chunk(const GatedDeltaChunkParams& p, const Block& block, ChainMemory<kCfg>& memory) {
-  for_each_chain(p, block, [&](const Chain& chain) { chain_chunks<kCfg>(p, block, memory, chain); });
+  for_each_chain(p, block, kCfg.columns, [&](const Chain& chain) { chain_chunks<kCfg>(p, block, memory, chain); });
 }
 
 }  // namespace flashport::FLASHPORT_TARGET

@@ -8,11 +8,12 @@ namespace flashport {
 
 inline constexpr int kChunkTokens = 64;  // counted from a sequence's first token; its last chunk may be shorter
 
-inline constexpr int kChunkColumns = 64;  // of V that a block takes; bits do not depend on it
+inline constexpr int kChunkColumns = 64;  // of V that a block takes on every target
 
 struct GatedDeltaChunkConfig {
-  MathType math;   // of the operands of products; they are summed in fp32
-  int head_dim_k;  // extent of the tile: shorter heads ride it
+  MathType math;                // of the operands of products; they are summed in fp32
+  int head_dim_k;               // extent of the tile: shorter heads ride it
+  int columns = kChunkColumns;  // bits do not depend on it
 };
 
 // As a kernel's entry has it.

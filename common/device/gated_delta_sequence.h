@@ -97,15 +97,15 @@ FLASHPORT_DEVICE ChunkPlace place_of(const GatedDeltaChunkParams& p, const Chain
 // f(chain) for a block's chains. Slices fastest, then value heads, then sequences: neighbours read the same queries and
 // keys.
 template <class F>
-FLASHPORT_DEVICE void for_each_chain(const GatedDeltaChunkParams& p, const Block& block, const F& f) {
-  const int slices = (p.head_dim_v + kChunkColumns - 1) / kChunkColumns;
+FLASHPORT_DEVICE void for_each_chain(const GatedDeltaChunkParams& p, const Block& block, int columns, const F& f) {
+  const int slices = (p.head_dim_v + columns - 1) / columns;
   const std::int64_t work = static_cast<std::int64_t>(p.batch) * p.num_v_heads * slices;
   for (std::int64_t i = block.index(); i < work; i += block.count()) {
     Chain chain;
     chain.seq = i / slices / p.num_v_heads;
     chain.v_head = static_cast<int>(i / slices % p.num_v_heads);
     chain.head = p.heads_modulo ? chain.v_head % p.num_heads : chain.v_head / p.group_size;
-    chain.column = static_cast<int>(i % slices) * kChunkColumns;
+    chain.column = static_cast<int>(i % slices) * columns;
     chain.tokens = sequence_tokens(p, chain.seq);
     chain.first_slot = first_chunk_slot(p, chain.seq, chain.tokens);
     chain.chunks = chunks_of(chain.tokens.count);

@@ -193,7 +193,7 @@ struct ChainMemory {
 
 template <GatedDeltaChunkConfig kCfg>
 class DeltaTiles {
-  static constexpr int kPitch = kChunkColumns;
+  static constexpr int kPitch = kCfg.columns;
 
  public:
   struct State {
@@ -207,7 +207,7 @@ class DeltaTiles {
       : p_(p),
         memory_(memory),
         column_(column),
-        live_(minimum(kChunkColumns, p.head_dim_v - column)),
+        live_(minimum(kCfg.columns, p.head_dim_v - column)),
         vecs_((live_ + kLanes - 1) / kLanes) {}
 
   // Brings a chunk's tiles in place of the one's before; finish(): there are no more.

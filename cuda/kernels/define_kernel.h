@@ -70,7 +70,7 @@ FLASHPORT_DEVICE void gated_delta_chunk_block(const GatedDeltaChunkParams& p, Ch
   }
   ChunkCopies<kCfg> copies(p, block, memory);
   copies.clear_triangles();
-  for_each_chain(p, block, [&](const Chain& chain) { copies.run(chain); });
+  for_each_chain(p, block, kCfg.columns, [&](const Chain& chain) { copies.run(chain); });
 }
 
 template <DecodeConfig kCfg>

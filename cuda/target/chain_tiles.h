@@ -68,7 +68,7 @@ class ChunkCopies {
       ChainStage<kCfg>& stage = memory_.stages[chunk % Memory::kStages];
       copy_rows(stage.k, p_.k, place.k, count, p_.head_dim_k, has_wide_rows(p_.k), thread_, kWarpgroup);
       copy_rows(stage.q, p_.q, place.q, count, p_.head_dim_k, has_wide_rows(p_.q), thread_, kWarpgroup);
-      const int columns = minimum(p_.head_dim_v - chain.column, kChunkColumns);
+      const int columns = minimum(p_.head_dim_v - chain.column, kCfg.columns);
       copy_rows(stage.v, p_.v, place.v + chain.column, count, columns, has_wide_rows(p_.v), thread_, kWarpgroup);
       const int unit = thread_ % 8;
       const std::int64_t matrix = place.workspace * (kChunkTokens * kChunkTokens);
@@ -97,6 +97,7 @@ static_assert(sizeof(ChunkFactors) % 16 == 0 && sizeof(ChunkFactors) / 16 <= kWa
 
 template <GatedDeltaChunkConfig kCfg>
 class DeltaTiles {
+  static_assert(kCfg.columns == 4 * 16);
   static constexpr MathType kMath = kCfg.math;
   using Memory = ChainMemory<kCfg>;
   static constexpr int kPanels = ChainStage<kCfg>::kPanels;

@@ -133,9 +133,9 @@ TEST_P(ChunkKernels, AreAsGoodAsThePlainWyForm) {
   p.beta_factor = 1;
   const std::int64_t slots = c.packed ? tokens / kChunkTokens + sequences : rows * 2;
   if (c.math == MathType::kBf16) {
-    run<GatedDeltaChunkConfig{MathType::kBf16, 32, 16, 0}>(p, c.threads, slots);
+    run<GatedDeltaChunkConfig{MathType::kBf16, 32, 16}>(p, c.threads, slots);
   } else {
-    run<GatedDeltaChunkConfig{MathType::kFp32, 32, 16, 0}>(p, c.threads, slots);
+    run<GatedDeltaChunkConfig{MathType::kFp32, 32, 16}>(p, c.threads, slots);
   }
 
   const auto judge = [](const std::vector<float>& got, const std::vector<double>& wanted,

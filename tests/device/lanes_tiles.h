@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "common/device/gated_delta_sequence.h"
 #include "tests/device/lanes_target.h"
 
 namespace flashport::lanes {
@@ -114,7 +115,6 @@ class DeltaTiles {
   using Triangle = float (&)[kChunkTokens][kChunkTokens];
 
  public:
-  static constexpr int kStages = 2;
   struct State {
     float x[kCfg.head_dim_k][kCfg.columns];
   };
@@ -125,24 +125,22 @@ class DeltaTiles {
   DeltaTiles(const GatedDeltaChunkParams& p, const Block& block, ChainMemory<kCfg>& memory, int column)
       : p_(p), block_(block), memory_(memory), column_(column) {}
 
-  template <class Place>
-  void fetch(const Place& place) {
-    Stage& to = memory_.stages[newest_ % kStages];
-    to.q.load(block_, p_.q, place.q, place.tokens.count, p_.head_dim_k);
-    to.k.load(block_, p_.k, place.k, place.tokens.count, p_.head_dim_k);
+  // Who still reads the tiles of the chunk before has another stage than this one.
+  void fetch(const ChunkPlace& place) {
+    ++chunk_;
+    count_ = place.tokens.count;
+    Stage& to = stage();
+    to.q.load(block_, p_.q, place.q, count_, p_.head_dim_k);
+    to.k.load(block_, p_.k, place.k, count_, p_.head_dim_k);
     const std::int64_t at = place.workspace * kChunkTokens * kChunkTokens;
     for (int i = block_.thread(); i < kChunkTokens * kChunkTokens; i += block_.threads()) {
       (&to.transform[0][0])[i] = static_cast<const float*>(p_.workspace.transforms)[at + i];
       (&to.scores[0][0])[i] = static_cast<const float*>(p_.workspace.scores)[at + i];
     }
     if (block_.thread() == 0) to.factors = p_.workspace.factors[place.workspace];
-    ++newest_;
-  }
-  void await() const { block_.sync(); }
-  void release() {
     block_.sync();
-    ++oldest_;
   }
+  void finish() const { block_.sync(); }
 
   KeyTile<kCfg>& queries() const { return stage().q; }
   KeyTile<kCfg>& keys() const { return stage().k; }
@@ -166,21 +164,28 @@ class DeltaTiles {
   }
   static float multiply_add(float factor, float x, float sum) { return std::fma(factor, x, sum); }
 
-  void mma(Rows& acc, const KeyTile<kCfg>& left, const State& state) const {
+  void multiply(Rows& acc, const KeyTile<kCfg>& left, const State& state) const {
     each_column([&](int c) {
       for (int row = 0; row < kChunkTokens; ++row) {
+        acc.x[row][c] = 0;
         for (int key = 0; key < kCfg.head_dim_k; ++key) acc.x[row][c] += left.x[row][key] * state.x[key][c];
       }
     });
   }
-  void mma_lower(Rows& acc, Triangle left, const Rows& right) const {
+  void multiply_lower(Rows& product, Triangle left, const Rows& right) const {
+    zero(product);
+    add_product_lower(product, left, right);
+  }
+  void add_product_lower(Rows& acc, Triangle left, const Rows& right) const {
     each_column([&](int c) {
       for (int row = 0; row < kChunkTokens; ++row) {
         for (int i = 0; i < (row / 16 + 1) * 16; ++i) acc.x[row][c] += left[row][i] * right.x[i][c];
       }
     });
   }
-  void mma_transposed(State& state, const KeyTile<kCfg>& left, const Rows& right) const {
+  template <int kLater, class Tile>
+  void settle(Tile&) const {}
+  void add_product_transposed(State& state, const KeyTile<kCfg>& left, const Rows& right) const {
     each_column([&](int c) {
       for (int key = 0; key < kCfg.head_dim_k; ++key) {
         for (int row = 0; row < kChunkTokens; ++row) state.x[key][c] += left.x[row][key] * right.x[row][c];
@@ -205,18 +210,18 @@ class DeltaTiles {
     });
   }
 
-  void load_rows(Rows& rows, const TokenRows& from, std::int64_t at, int count) const {
+  void load_rows(Rows& rows, std::int64_t at) const {
     each_column([&](int c) {
       for (int row = 0; row < kChunkTokens; ++row) {
-        const bool live = row < count && column_ + c < p_.head_dim_v;
-        const std::int64_t place = at + row * from.stride_token + column_ + c;
-        rows.x[row][c] = live ? static_cast<const float*>(from.data)[place] : 0.0f;
+        const bool live = row < count_ && column_ + c < p_.head_dim_v;
+        const std::int64_t place = at + row * p_.v.stride_token + column_ + c;
+        rows.x[row][c] = live ? static_cast<const float*>(p_.v.data)[place] : 0.0f;
       }
     });
   }
-  void store_rows(const Rows& rows, const TokenRows& to, std::int64_t at, int count) const {
+  void store_rows(const Rows& rows, const TokenRows& to, std::int64_t at) const {
     each_column([&](int c) {
-      for (int row = 0; row < count && column_ + c < p_.head_dim_v; ++row) {
+      for (int row = 0; row < count_ && column_ + c < p_.head_dim_v; ++row) {
         static_cast<float*>(to.data)[at + row * to.stride_token + column_ + c] = operand<kCfg>(rows.x[row][c]);
       }
     });
@@ -229,7 +234,7 @@ class DeltaTiles {
   }
 
  private:
-  Stage& stage() const { return memory_.stages[oldest_ % kStages]; }
+  Stage& stage() const { return memory_.stages[chunk_ % 2]; }
   template <class F>
   void each_column(const F& f) const {
     for (int c = block_.thread(); c < kCfg.columns; c += block_.threads()) f(c);
@@ -255,7 +260,7 @@ class DeltaTiles {
   const Block& block_;
   ChainMemory<kCfg>& memory_;
   int column_;
-  int oldest_ = 0, newest_ = 0;
+  int chunk_ = 0, count_ = 0;
 };
 
 }  // namespace flashport::lanes

@@ -5,6 +5,7 @@
 #include <flashport/decode.h>
 #include <flashport/error.h>
 
+#include "common/host/lengths.h"
 #include "tests/ops/gated_delta_chunk_call.h"
 #include "tests/support/compare.h"
 #include "tests/support/expected_support.h"
@@ -15,17 +16,22 @@ namespace {
 
 using reference::Type;
 
-flashport::Support chunk_support() {
+// CPUs compute in fp32 whatever the inputs are, GPUs in the inputs' type.
+flashport::Support chunk_support(Type type = Type::kBF16) {
+  const std::string name = "gated_delta_chunk/";
+  const std::string own = type == Type::kF32 ? "fp32/" : type == Type::kF16 ? "fp16/" : "bf16/";
+  bool has_any = false;
   for (const std::string& key : flashport::kernel_keys(query_target())) {
-    if (key.starts_with("gated_delta_chunk/")) return {true, ""};
+    if (key.starts_with(name + own) || key.starts_with(name + "fp32/")) return {true, ""};
+    has_any = has_any || key.starts_with(name);
   }
-  return {false, "no kernel gated_delta_chunk"};
+  return {false, "no kernel gated_delta_chunk" + std::string(has_any ? " for float32 q" : "")};
 }
 
 class GatedDeltaChunk : public testing::TestWithParam<DeltaChunkCase> {};
 
 TEST_P(GatedDeltaChunk, MatchesTheOracle) {
-  FLASHPORT_REQUIRE_SUPPORT("delta_chunk_" + GetParam().name, chunk_support());
+  FLASHPORT_REQUIRE_SUPPORT("delta_chunk_" + GetParam().name, chunk_support(GetParam().type));
   DeltaChunkCall(GetParam()).check();
 }
 
@@ -42,7 +48,7 @@ std::vector<DeltaChunkCase> named_cases() {
       {.name = "fp32", .type = Type::kF32, .slots = {3, 1}, .chunks = true},
       {.name = "fp32_kv", .type = Type::kF32, .key_major = true, .slots = {3, 1}, .finals = true, .chunks = true},
       {.name = "bf16_gates", .gates = Type::kBF16, .beta = Type::kBF16, .slots = {3, 1}},
-      {.name = "no_l2norm", .type = Type::kF32, .l2norm = false, .slots = {3, 1}, .scale = 0.7},
+      {.name = "no_l2norm_fp32", .type = Type::kF32, .l2norm = false, .slots = {3, 1}, .scale = 0.7},
       {.name = "no_l2norm_bf16", .l2norm = false, .slots = {3, 1}},
       {.name = "modulo", .heads = 2, .v_heads = 8, .modulo = true, .slots = {3, 1}},
       {.name = "eight_heads_a_head", .v_heads = 8, .slots = {3, 1}},
@@ -59,9 +65,9 @@ std::vector<DeltaChunkCase> named_cases() {
        .slots = {3, 1},
        .finals = true,
        .chunks = true},
-      {.name = "gate_of_the_call", .type = Type::kF32, .slots = {3, 1}, .a_log = true, .dt_bias = true},
+      {.name = "gate_of_the_call_fp32", .type = Type::kF32, .slots = {3, 1}, .a_log = true, .dt_bias = true},
       {.name = "gate_without_bias", .slots = {3, 1}, .a_log = true},
-      {.name = "sigmoid", .type = Type::kF32, .slots = {3, 1}, .sigmoid = true},
+      {.name = "sigmoid_fp32", .type = Type::kF32, .slots = {3, 1}, .sigmoid = true},
       {.name = "twice_sigmoid", .lens = {200, 200}, .slots = {3, 1}, .sigmoid = true, .neg_eigval = true},
       {.name = "varlen",
        .lens = {0, 1, 64, 0, 65, 700, 0},
@@ -83,17 +89,25 @@ std::vector<DeltaChunkCase> named_cases() {
       {.name = "varlen_one", .lens = {130}, .varlen = true, .slots = {1}, .chunks = true},
       {.name = "no_tokens", .lens = {0, 0}, .slots = {1, 2}, .finals = true, .chunks = true},
       {.name = "negative_slot", .lens = {70, 70, 70}, .slots = {-1, 4, -7}, .finals = true, .chunks = true},
-      {.name = "extreme_gates", .lens = {200, 200}, .type = Type::kF32, .slots = {3, 1}, .gating = LogGates::kExtreme},
+      {.name = "extreme_gates_fp32",
+       .lens = {200, 200},
+       .type = Type::kF32,
+       .slots = {3, 1},
+       .gating = LogGates::kExtreme},
       {.name = "extreme_gates_bf16", .lens = {200, 200}, .slots = {3, 1}, .gating = LogGates::kExtreme},
-      {.name = "infinite_gates",
+      {.name = "infinite_gates_fp32",
        .lens = {200, 200},
        .type = Type::kF32,
        .slots = {3, 1},
        .gating = LogGates::kInfinite},
-      {.name = "slow_gates", .lens = {200, 200}, .type = Type::kF32, .slots = {3, 1}, .gating = LogGates::kSlow},
-      {.name = "growing_gates", .lens = {200, 200}, .type = Type::kF32, .slots = {3, 1}, .gating = LogGates::kGrowing},
-      {.name = "small_keys", .type = Type::kF32, .slots = {3, 1}, .size = 1e-3},
-      {.name = "zero_keys", .type = Type::kF32, .slots = {3, 1}, .size = 0},
+      {.name = "slow_gates_fp32", .lens = {200, 200}, .type = Type::kF32, .slots = {3, 1}, .gating = LogGates::kSlow},
+      {.name = "growing_gates_fp32",
+       .lens = {200, 200},
+       .type = Type::kF32,
+       .slots = {3, 1},
+       .gating = LogGates::kGrowing},
+      {.name = "small_keys_fp32", .type = Type::kF32, .slots = {3, 1}, .size = 1e-3},
+      {.name = "zero_keys_fp32", .type = Type::kF32, .slots = {3, 1}, .size = 0},
       {.name = "long", .lens = {16384}, .v_heads = 1, .slots = {3}, .finals = true},
       {.name = "long_fp32_kv", .lens = {4096}, .v_heads = 1, .type = Type::kF32, .key_major = true, .slots = {3}},
   };
@@ -133,7 +147,7 @@ std::vector<DeltaChunkCase> dimension_cases() {
       c.chunks = number % 4 == 3;
       c.packed = number % 3 == 1;
       c.slots = {6, 1};
-      c.name = "k" + std::to_string(dim_k) + "_v" + std::to_string(dim_v);
+      c.name = "k" + std::to_string(dim_k) + "_v" + std::to_string(dim_v) + (c.type == Type::kF32 ? "_fp32" : "");
       cases.push_back(c);
       ++number;
     }
@@ -189,25 +203,30 @@ TEST(GatedDeltaChunkBits, DoNotDependOnTheBatch) {
 }
 
 // One call, and two that meet at a multiple of 64 tokens, with the state in an fp32 pool in between.
+void check_cuts(Type type) {
+  DeltaChunkCase c{.name = "cut", .lens = {333}, .type = type, .slots = {5}};
+  DeltaChunkCall whole(c);
+  whole.run();
+  for (std::int64_t at : {64, 192, 320}) {
+    DeltaChunkCall parts(c);
+    parts.run(part_of(parts.args(), 0, at));
+    parts.run(part_of(parts.args(), at, 333 - at));
+    EXPECT_EQ(parts.out().element_bytes(), whole.out().element_bytes()) << at;
+    EXPECT_EQ(parts.state().element_bytes(), whole.state().element_bytes()) << at;
+  }
+}
 TEST(GatedDeltaChunkBits, DoNotDependOnWhereAPromptIsCut) {
   FLASHPORT_REQUIRE_SUPPORT("delta_chunk_cut", chunk_support());
-  for (Type type : {Type::kBF16, Type::kF32}) {
-    DeltaChunkCase c{.name = "cut", .lens = {333}, .type = type, .slots = {5}};
-    DeltaChunkCall whole(c);
-    whole.run();
-    for (std::int64_t at : {64, 192, 320}) {
-      DeltaChunkCall parts(c);
-      parts.run(part_of(parts.args(), 0, at));
-      parts.run(part_of(parts.args(), at, 333 - at));
-      EXPECT_EQ(parts.out().element_bytes(), whole.out().element_bytes()) << at;
-      EXPECT_EQ(parts.state().element_bytes(), whole.state().element_bytes()) << at;
-    }
-  }
+  check_cuts(Type::kBF16);
+}
+TEST(GatedDeltaChunkBits, DoNotDependOnWhereAPromptOfFp32IsCut) {
+  FLASHPORT_REQUIRE_SUPPORT("delta_chunk_cut_fp32", chunk_support(Type::kF32));
+  check_cuts(Type::kF32);
 }
 
 // The state that enters a chunk is the one that a call of the tokens before it ends with.
 TEST(GatedDeltaChunkBits, OfEnteringStatesAreThoseOfFinalOnes) {
-  FLASHPORT_REQUIRE_SUPPORT("delta_chunk_entering", chunk_support());
+  FLASHPORT_REQUIRE_SUPPORT("delta_chunk_entering_fp32", chunk_support(Type::kF32));
   DeltaChunkCase c{.name = "entering", .lens = {200}, .type = Type::kF32, .slots = {5}, .chunks = true};
   DeltaChunkCall whole(c);
   whole.run();
@@ -247,9 +266,15 @@ TEST(GatedDeltaChunkWorkspace, MayBeTheCallers) {
   EXPECT_EQ(own.state().element_bytes(), kept.state().element_bytes());
 }
 
-// Wrong contents: the text, and outputs that keep their bits.
+struct ContentChecks {
+  ContentChecks() { flashport::set_content_checks(true); }
+  ~ContentChecks() { flashport::set_content_checks(false); }
+};
+
+// Wrong contents, which a GPU's call looks at when it is asked to: the text, and outputs that keep their bits.
 TEST(GatedDeltaChunkErrors, NameThePlaceAndLeaveOutputsAlone) {
   FLASHPORT_REQUIRE_SUPPORT("delta_chunk_errors", chunk_support());
+  const ContentChecks checks;
   const auto refuses = [](const DeltaChunkCase& c, const std::string& text) {
     DeltaChunkCall call(c);
     const std::vector<unsigned char> out = call.out().element_bytes(), state = call.state().element_bytes();
