@@ -104,6 +104,11 @@ class StateTile {
     alignas(64) float x[kMostKeys];
   };
   using Columns = StateColumns<kGroups>;
+  // Something of each key.
+  template <class T>
+  struct Shares {
+    T x[kMostKeys];
+  };
 
   StateTile(const GatedDeltaUpdateParams& p, const Block&, StateTileMemory<kCfg>& memory, int column)
       : state_(memory.x),
@@ -181,9 +186,13 @@ class StateTile {
       v = Columns::make([&](int g) { return load_values(row, from_v, bytes, g * kLanes, maximum(live(g), 0)); });
     });
   }
-  template <class F>
-  void set_keys(Keys& keys, const F& f) const {
-    for (int key = 0; key < padded_; ++key) keys.x[key] = key < keys_ ? f(key) : 0.0f;
+  template <class T, class F>
+  void load_shares(Shares<T>& shares, const F& f) const {
+    for (int key = 0; key < keys_; ++key) shares.x[key] = f(key);
+  }
+  template <class T, class F>
+  void set_keys(Keys& keys, const Shares<T>& shares, const F& f) const {
+    for (int key = 0; key < padded_; ++key) keys.x[key] = key < keys_ ? f(shares.x[key]) : 0.0f;
   }
   void scale_keys(Keys& keys, float factor) const {
     for (int key = 0; key < padded_; key += kLanes) store_vec(keys.x + key, load_vec(keys.x + key) * factor);

@@ -151,6 +151,11 @@ class StateTile {
     float x[kLaneKeys];
   };
   using Columns = StateColumns<kLaneColumns>;
+  // Something of each key that the lane works out for those that share its keys.
+  template <class T>
+  struct Shares {
+    T x[kLaneKeys / kColumnLanes];
+  };
 
   FLASHPORT_DEVICE StateTile(const GatedDeltaUpdateParams& p, const Block& block, StateTileMemory<kCfg>&, int column)
       : keys_(p.head_dim_k), columns_(p.head_dim_v), column_(column), lane_(block.lane()) {}
@@ -227,18 +232,23 @@ class StateTile {
       }
     });
   }
-  // f(key), which each of the lanes that share keys works out for a part of them.
-  template <class F>
-  FLASHPORT_DEVICE void set_keys(Keys& keys, const F& f) const {
+  // f(key); of a key that is missing that of the last one, which spares a branch.
+  template <class T, class F>
+  FLASHPORT_DEVICE void load_shares(Shares<T>& shares, const F& f) const {
     constexpr int kMine = kLaneKeys / kColumnLanes;
     static_assert(kMine * kColumnLanes == kLaneKeys);
     const Place at = place();
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) shares.x[i] = f(minimum(key_of(at, at.column_lane * kMine + i), keys_ - 1));
+  }
+  // f(what the key's lane has loaded)
+  template <class T, class F>
+  FLASHPORT_DEVICE void set_keys(Keys& keys, const Shares<T>& shares, const F& f) const {
+    constexpr int kMine = kLaneKeys / kColumnLanes;
+    const Place at = place();
     float mine[kMine];
 #pragma unroll
-    for (int i = 0; i < kMine; ++i) {
-      const int key = key_of(at, at.column_lane * kMine + i);
-      mine[i] = key < keys_ ? f(key) : 0.0f;
-    }
+    for (int i = 0; i < kMine; ++i) mine[i] = f(shares.x[i]);
 #pragma unroll
     for (int i = 0; i < kLaneKeys; ++i) {
       const int owner = i / kMine;
