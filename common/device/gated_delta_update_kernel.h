@@ -7,10 +7,10 @@
 //   S = d S + k u^T [K, V]
 // which is S *= d; u = beta (v - S^T k); S += k u^T; out = S^T q with one reduction in place of two.
 //
-// A wave owns a slice of V's columns of one head and all of K: waves do not meet, and bits depend on nothing but the
-// sequence. A stored state is read again by the wave that has stored it, lane by lane.
+// A block owns a slice of V's columns of one head and all of K: blocks do not meet, and bits depend on nothing but the
+// sequence. A stored state is read again by the block that has stored it, lane by lane.
 //
-// What a wave waits for comes in two steps: where its sequence lies, and then everything else together, the state
+// What a block waits for comes in two steps: where its sequence lies, and then everything else together, the state
 // first.
 #pragma once
 
@@ -22,11 +22,10 @@
 
 namespace flashport::FLASHPORT_TARGET {
 
-// The work of one wave. Slices are counted fastest, then value heads, then sequences, so that neighbours read
+// The work of one block. Slices are counted fastest, then value heads, then sequences, so that neighbours read
 // neighbouring memory.
 struct StateSlice {
   int seq, v_head, column;
-  bool none;  // the grid is larger than the work
 };
 
 template <GatedDeltaConfig kCfg>
@@ -35,7 +34,7 @@ FLASHPORT_DEVICE StateSlice state_slice(const GatedDeltaUpdateParams& p, const B
   const int head = divide(slice, p.by_slices_of_head);
   const int seq = divide(head, p.by_v_heads);
   return {seq, head - seq * static_cast<int>(p.by_v_heads.value),
-          (slice - head * static_cast<int>(p.by_slices_of_head.value)) * kCfg.tuning.columns, slice >= p.slices};
+          (slice - head * static_cast<int>(p.by_slices_of_head.value)) * kCfg.tuning.columns};
 }
 
 // Slots, offsets and tokens fit 32 bits: of an index of 64 the low half says all.
@@ -98,7 +97,6 @@ FLASHPORT_DEVICE void gated_delta_update(const GatedDeltaUpdateParams& p, const 
   using Tile = StateTile<kCfg>;
   using Keys = typename Tile::Keys;
   using Columns = typename Tile::Columns;
-  if (slice.none) return;
   const int seq = slice.seq, column = slice.column;
   const SequencePlace place = sequence_place(p, block, seq);
   if (place.count == 0) return;

@@ -17,7 +17,7 @@ namespace flashport {
 namespace {
 
 constexpr Check kCheck("gated_delta_update");
-constexpr std::int64_t kMostSlices = 0x7fffff00;  // they are counted in 32 bits, with those that fill the last block
+constexpr std::int64_t kMostSlices = 0x7fffffff;  // they are counted in 32 bits
 
 void check_steps(const GatedDeltaUpdateArgs& a, const GatedDeltaUpdateParams& p, const DeviceContext& device,
                  Stream stream, const std::vector<std::int64_t>& lengths) {
@@ -71,8 +71,8 @@ const KernelEntry& choose_kernel(const GatedDeltaUpdateArgs& a, const GatedDelta
   return *kernel;
 }
 
-// A block takes a slice of a head's columns of V.
-void cut(const KernelEntry& kernel, GatedDeltaUpdateParams& p) {
+// A block takes a slice of a head's columns of V. How many there are.
+std::int64_t cut(const KernelEntry& kernel, GatedDeltaUpdateParams& p) {
   const int columns = kernel.delta.tuning.columns;
   const std::int64_t slices_of_head = (p.head_dim_v + columns - 1) / columns;
   const std::int64_t heads = std::int64_t{p.batch} * p.by_v_heads.value;
@@ -81,7 +81,7 @@ void cut(const KernelEntry& kernel, GatedDeltaUpdateParams& p) {
                          " slices, more than " + std::to_string(kMostSlices) + " together; cut the batch");
   }
   p.by_slices_of_head = make_divisor(slices_of_head);
-  p.slices = static_cast<std::int32_t>(heads * slices_of_head);
+  return heads * slices_of_head;
 }
 
 }  // namespace
@@ -91,9 +91,9 @@ void gated_delta_update(const GatedDeltaUpdateArgs& args, Stream stream) {
   if (p.batch == 0 || p.tokens == 0) return;
   DeviceContext& device = device_context(kCheck, args.q, "q");
   const KernelEntry& kernel = choose_kernel(args, p, device);
-  cut(kernel, p);
+  const std::int64_t slices = cut(kernel, p);
   if (checks_contents(kCheck, device, stream)) check_update_contents(args, p, device, stream);
-  device.launch(kCheck, stream, kernel, p.slices, p);
+  device.launch(kCheck, stream, kernel, slices, p);
 }
 
 }  // namespace flashport

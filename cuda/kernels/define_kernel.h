@@ -91,12 +91,11 @@ template <GatedDeltaConfig kCfg>
 FLASHPORT_DEVICE void gated_delta_update_block(const GatedDeltaUpdateParams& p) {
   __shared__ unsigned touched;
   if (threadIdx.x == 0) touched = touch_params(p);
-  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWaveSize, 0);
-  const Block block(&touched, warp * kWaveSize, kWaveSize, 0, warp, kCfg.tuning.waves);
+  __shared__ StateTileMemory<kCfg> memory;
+  const Block block(&touched, 0, kCfg.tuning.waves * kWaveSize, 0);
   const StateSlice slice = state_slice<kCfg>(p, block);
   begin_kernel();
-  StateTileMemory<kCfg> none;
-  gated_delta_update<kCfg>(p, block, slice, none);
+  gated_delta_update<kCfg>(p, block, slice, memory);
 }
 
 }  // namespace flashport::FLASHPORT_TARGET
@@ -121,7 +120,7 @@ FLASHPORT_DEVICE void gated_delta_update_block(const GatedDeltaUpdateParams& p) 
   }                                                                                                  \
   }
 
-// head_dim_k, state, key_major, gate_per_key. A team is a warp, which works alone.
+// head_dim_k, state, key_major, gate_per_key
 #define FLASHPORT_DEFINE_GATED_DELTA_UPDATE(symbol, key, ...)                                                      \
   namespace flashport::FLASHPORT_TARGET {                                                                          \
   constexpr GatedDeltaConfig symbol##_config = gated_delta_config({__VA_ARGS__});                                  \
@@ -132,7 +131,7 @@ FLASHPORT_DEVICE void gated_delta_update_block(const GatedDeltaUpdateParams& p) 
   }                                                                                                                \
   extern "C" KernelEntry symbol##_entry() {                                                                        \
     const auto* handle = reinterpret_cast<const void*>(symbol);                                                    \
-    return {key, {}, symbol##_threads, 0, handle, symbol##_config.tuning.waves, symbol##_config};                  \
+    return {key, {}, symbol##_threads, 0, handle, 1, symbol##_config};                                             \
   }                                                                                                                \
   }
 
