@@ -192,9 +192,9 @@ class StateTile {
   }
   // `at`: the element that the head's state begins with.
   FLASHPORT_DEVICE void load(const void* data, DType dtype, std::int64_t at) {
-    with_states(data, dtype, at, [&](auto* from, auto aligned) {
-      for_each_unit([&](int unit, int offset, bool live) {
-        load_run<kUnit, aligned.value>(state_[unit], from + offset, live ? kUnit : 0);
+    with_states(data, dtype, at, [&](auto* from, auto units) {
+      for_each_unit(units, [&](int unit, int offset, bool live) {
+        load_run<kUnit, units.kAligned>(state_[unit], from + offset, live ? kUnit : 0);
       });
     });
   }
@@ -202,9 +202,9 @@ class StateTile {
   FLASHPORT_DEVICE void fetch(const void* data, std::int64_t at) {
     if constexpr (kPacked) {
       const auto* from = static_cast<const BFloat16*>(data) + at;
-      with_alignment(from, [&](auto aligned) {
-        for_each_unit([&](int unit, int offset, bool live) {
-          const auto piece = load_piece<kUnit, aligned.value>(from + offset, live);
+      with_units(from, [&](auto units) {
+        for_each_unit(units, [&](int unit, int offset, bool live) {
+          const auto piece = load_piece<kUnit, units.kAligned>(from + offset, live);
           __builtin_memcpy(state_[unit], &piece, sizeof piece);
         });
       });
@@ -224,9 +224,9 @@ class StateTile {
     }
   }
   FLASHPORT_DEVICE void store(void* data, DType dtype, std::int64_t at) const {
-    with_states(data, dtype, at, [&](auto* to, auto aligned) {
-      for_each_unit([&](int unit, int offset, bool live) {
-        store_run<kUnit, aligned.value>(to + offset, state_[unit], live ? kUnit : 0);
+    with_states(data, dtype, at, [&](auto* to, auto units) {
+      for_each_unit(units, [&](int unit, int offset, bool live) {
+        store_run<kUnit, units.kAligned>(to + offset, state_[unit], live ? kUnit : 0);
       });
     });
   }
@@ -358,21 +358,26 @@ class StateTile {
   FLASHPORT_DEVICE static bool is_aligned(const void* address) {
     return reinterpret_cast<std::uintptr_t>(address) % 16 == 0;
   }
-  // f(whether all units are aligned); K and V are multiples of 8, so that the first one says it.
+  // Whether all units are aligned, and all of the tile exists.
+  template <bool kIsAligned, bool kIsWhole>
+  struct Units {
+    static constexpr bool kAligned = kIsAligned, kWhole = kIsWhole;
+  };
+  // f(Units); K and V are multiples of 8, so that the first unit says how all are aligned.
   template <class F>
-  FLASHPORT_DEVICE static void with_alignment(const void* first, const F& f) {
-    if (is_aligned(first)) {
-      f(Constant<true>());
+  FLASHPORT_DEVICE void with_units(const void* first, const F& f) const {
+    if (!is_aligned(first)) {
+      f(Units<false, false>());
+    } else if (keys_ == kMostKeys && column_ + kColumns <= columns_) {
+      f(Units<true, true>());
     } else {
-      f(Constant<false>());
+      f(Units<true, false>());
     }
   }
-  // f(the head's states, whether all units of them are aligned)
+  // f(the head's states, Units)
   template <class Data, class F>
-  FLASHPORT_DEVICE static void with_states(Data* data, DType dtype, std::int64_t at, const F& f) {
-    const auto with = [&](auto* states) {
-      with_alignment(states + at, [&](auto aligned) { f(states + at, aligned); });
-    };
+  FLASHPORT_DEVICE void with_states(Data* data, DType dtype, std::int64_t at, const F& f) const {
+    const auto with = [&](auto* states) { with_units(states + at, [&](auto units) { f(states + at, units); }); };
     if (dtype == DType::kFloat32) {
       with(static_cast<CopyConst<Data, float>*>(data));
     } else {
@@ -380,24 +385,26 @@ class StateTile {
     }
   }
   // f(number of the unit, its place in the head's states, whether it exists)
-  template <class F>
-  FLASHPORT_DEVICE void for_each_unit(const F& f) const {
+  template <class Units, class F>
+  FLASHPORT_DEVICE void for_each_unit(Units, const F& f) const {
     const Place at = place();
+    const int keys = Units::kWhole ? kMostKeys : keys_;
     if constexpr (kKeyMajor) {
       const int first = at.key_lane * kLaneKeys * columns_ + column_ + at.column_lane * kUnit;
       const bool live = column_ + at.column_lane * kUnit < columns_;
 #pragma unroll
       for (int j = 0; j < kLaneKeys; ++j) {
-        f(unit_of(0, j), first + j * columns_, live && at.key_lane * kLaneKeys + j < keys_);
+        f(unit_of(0, j), first + j * columns_, Units::kWhole || (live && at.key_lane * kLaneKeys + j < keys));
       }
     } else {
-      const int first = (column_ + at.column_lane) * keys_ + at.key_lane * kUnit;
+      const int first = (column_ + at.column_lane) * keys + at.key_lane * kUnit;
 #pragma unroll
       for (int i = 0; i < kLaneColumns; ++i) {
         const bool live = column_ + column_of(at, i) < columns_;
 #pragma unroll
         for (int j = 0; j < kLaneKeys; j += kUnit) {
-          f(unit_of(i, j), first + i * kColumnLanes * keys_ + j * kKeyLanes, live && key_of(at, j) < keys_);
+          f(unit_of(i, j), first + i * kColumnLanes * keys + j * kKeyLanes,
+            Units::kWhole || (live && key_of(at, j) < keys));
         }
       }
     }
