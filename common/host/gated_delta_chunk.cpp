@@ -86,7 +86,8 @@ void gated_delta_chunk(const GatedDeltaChunkArgs& args, Stream stream) {
   const KernelEntry& prepare = choose_kernel(kCheck, p, device, "gated_delta_prepare");
   if (checks_contents(kCheck, device, stream)) check_contents(args, p, device, stream);
   const Layout layout = layout_of(p, chain);
-  const WorkspaceLease workspace = acquire_workspace(kCheck, device, stream, layout.bytes(), args.workspace);
+  const WorkspaceLease workspace =
+      acquire_workspace(kCheck, device, stream, layout.bytes(), args.workspace, WorkspaceUse::kScratch);
   bind(layout, workspace.data(), p);
   if (p.tokens > 0) device.launch(kCheck, stream, prepare, layout.slots * p.num_heads, p);
   const std::int64_t slices = (p.head_dim_v + kChunkColumns - 1) / kChunkColumns;

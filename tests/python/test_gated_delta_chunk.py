@@ -284,6 +284,17 @@ def test_an_own_workspace():
         own.run()
 
 
+def test_decode_calls_do_not_find_what_chunks_leave_behind():
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((2, 8, 128), np.float32).astype(BF16)
+    k, v = rng.standard_normal((2, 2, 4000, 2, 128), np.float32).astype(BF16)
+    lengths = np.array([4000, 2500], np.int32)
+    before = flashport.flash_decode(q, k, v, lengths)
+    for _ in range(3):
+        make_chunk(tokens=500, group=4, use_qk_l2norm=True).run()
+        assert flashport.flash_decode(q, k, v, lengths).tobytes() == before.tobytes()
+
+
 def test_defaults():
     """out is new; without a pool states start from zero."""
     call = make_chunk(tokens=70, slots=None, use_qk_l2norm=True)

@@ -92,7 +92,7 @@ struct GatedDeltaChunkArgs {
   bool use_qk_l2norm = false;   // x / sqrt(sum x^2 + 1e-6) for q and k
   HeadMap head_map = HeadMap::kConsecutive;
 
-  std::optional<TensorView> workspace;  // uint8 (gated_delta_chunk_workspace_size bytes)
+  std::optional<TensorView> workspace;  // uint8 (gated_delta_chunk_workspace_size bytes), not one of decode
   TensorView out;                       // (B, T, HV, V), type of q; stride 1 along V
 };
 FLASHPORT_API void gated_delta_chunk(const GatedDeltaChunkArgs& args, Stream stream = 0);
