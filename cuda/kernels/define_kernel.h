@@ -56,8 +56,6 @@ FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>* sh
   }
 }
 
-inline constexpr int kPrepareThreads = 128;
-
 // One warpgroup computes, the other brings it the chunks.
 template <GatedDeltaChunkConfig kCfg>
 FLASHPORT_DEVICE void gated_delta_chunk_block(const GatedDeltaChunkParams& p, ChainMemory<kCfg>& memory) {

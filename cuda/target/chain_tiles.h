@@ -37,7 +37,10 @@ class ChunkCopies {
 
  public:
   FLASHPORT_DEVICE ChunkCopies(const GatedDeltaChunkParams& p, const Block& block, Memory& memory)
-      : p_(p), memory_(memory), thread_(block.thread()) {}
+      : p_(p),
+        memory_(memory),
+        thread_(block.thread()),
+        wide_{has_wide_rows(p.q), has_wide_rows(p.k), has_wide_rows(p.v)} {}
 
   FLASHPORT_DEVICE void run(const Chain& chain) {
     for (int i = 0; i < Memory::kStages - 1; ++i) bring(chain, i);
@@ -66,21 +69,11 @@ class ChunkCopies {
       const ChunkPlace place = place_of(p_, chain, chunk);
       const int count = place.tokens.count;
       ChainStage<kCfg>& stage = memory_.stages[chunk % Memory::kStages];
-      copy_rows(stage.k, p_.k, place.k, count, p_.head_dim_k, has_wide_rows(p_.k), thread_, kWarpgroup);
-      copy_rows(stage.q, p_.q, place.q, count, p_.head_dim_k, has_wide_rows(p_.q), thread_, kWarpgroup);
+      copy_rows<kWarpgroup>(stage.k, p_.k, place.k, count, p_.head_dim_k, wide_.k, thread_);
+      copy_rows<kWarpgroup>(stage.q, p_.q, place.q, count, p_.head_dim_k, wide_.q, thread_);
       const int columns = minimum(p_.head_dim_v - chain.column, kCfg.columns);
-      copy_rows(stage.v, p_.v, place.v + chain.column, count, columns, has_wide_rows(p_.v), thread_, kWarpgroup);
-      const int unit = thread_ % 8;
-      const std::int64_t matrix = place.workspace * (kChunkTokens * kChunkTokens);
-#pragma unroll
-      for (int row = thread_ / 8; row < kChunkTokens; row += kWarpgroup / 8) {
-        if (unit / 2 > row / 16) continue;
-        const std::int64_t from = matrix + row * kChunkTokens + unit * 8;
-        const int to = panel_place(row, unit);
-        copy_async<16>(stage.transform.x[0] + to, static_cast<const std::uint16_t*>(p_.workspace.transforms) + from,
-                       true);
-        copy_async<16>(stage.scores.x[0] + to, static_cast<const std::uint16_t*>(p_.workspace.scores) + from, true);
-      }
+      copy_rows<kWarpgroup>(stage.v, p_.v, place.v + chain.column, count, columns, wide_.v, thread_);
+      bring_triangles(stage, place.workspace);
       const auto* factors = reinterpret_cast<const char*>(p_.workspace.factors + place.workspace);
       auto* to = reinterpret_cast<char*>(memory_.factors + chunk % Memory::kStages);
       constexpr int kUnits = sizeof(ChunkFactors) / 16;
@@ -89,9 +82,29 @@ class ChunkCopies {
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
 
+  // Both matrices, but for what lies above the diagonal's blocks of 16.
+  FLASHPORT_DEVICE void bring_triangles(ChainStage<kCfg>& stage, std::int64_t place) const {
+    constexpr int kRowsAtOnce = kWarpgroup / 8;
+    const int unit = thread_ % 8, first = thread_ / 8;
+    const std::int64_t from = (place * kChunkTokens + first) * kChunkTokens + unit * 8;
+    const auto* transform = static_cast<const std::uint16_t*>(p_.workspace.transforms) + from;
+    const auto* scores = static_cast<const std::uint16_t*>(p_.workspace.scores) + from;
+#pragma unroll
+    for (int i = 0; i < kChunkTokens / kRowsAtOnce; ++i) {
+      if (unit / 2 > i) continue;
+      const int to = panel_place(first + i * kRowsAtOnce, unit);
+      copy_async<16>(stage.transform.x[0] + to, transform + i * kRowsAtOnce * kChunkTokens, true);
+      copy_async<16>(stage.scores.x[0] + to, scores + i * kRowsAtOnce * kChunkTokens, true);
+    }
+  }
+  static_assert(kWarpgroup / 8 == 16);
+
   const GatedDeltaChunkParams& p_;
   Memory& memory_;
-  int thread_;
+  const int thread_;
+  const struct {
+    bool q, k, v;
+  } wide_;
 };
 static_assert(sizeof(ChunkFactors) % 16 == 0 && sizeof(ChunkFactors) / 16 <= kWarpgroup);
 

@@ -18,21 +18,29 @@ FLASHPORT_DEVICE bool has_wide_rows(const TokenRows& rows) {
   return bits % 16 == 0;
 }
 
-// Begins to copy `count` rows of `columns` values from element `at` on, by `threads` threads of which this one is
+// Begins to copy `count` rows of `columns` values from element `at` on, by kThreads threads of which this one is
 // `thread`; zeros where there are no rows or columns.
-template <int kPanels>
+template <int kThreads, int kPanels>
 FLASHPORT_DEVICE void copy_rows(Panels<kPanels>& panels, const TokenRows& rows, std::int64_t at, int count, int columns,
-                                bool wide, int thread, int threads) {
+                                bool wide, int thread) {
   constexpr int kUnits = kPanels * 8;
+  constexpr int kRowsAtOnce = kThreads / kUnits;
+  const int unit = thread % kUnits, first = thread / kUnits;
   const auto* data = static_cast<const std::uint16_t*>(rows.data);
-  const int unit = thread % kUnits;
-  const bool has_unit = unit * 8 < columns;
-  const std::uint16_t* from = data + at + unit * 8;
+  const std::uint16_t* from = data + at + first * rows.stride_token + unit * 8;
   std::uint16_t* panel = panels.x[unit / 8];
-#pragma unroll 4
-  for (int row = thread / kUnits; row < kChunkTokens; row += threads / kUnits) {
-    const bool valid = has_unit && row < count;
-    const std::uint16_t* source = valid ? from + row * rows.stride_token : data;
+  if (wide && count == kChunkTokens && columns == kPanels * kPanelColumns) {
+    const std::int64_t step = kRowsAtOnce * rows.stride_token;
+#pragma unroll
+    for (int i = 0; i < kChunkTokens / kRowsAtOnce; ++i, from += step) {
+      copy_async<16>(panel + panel_place(first + i * kRowsAtOnce, unit % 8), from, true);
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int row = first; row < kChunkTokens; row += kRowsAtOnce, from += kRowsAtOnce * rows.stride_token) {
+    const bool valid = row < count && unit * 8 < columns;
+    const std::uint16_t* source = valid ? from : data;
     std::uint16_t* to = panel + panel_place(row, unit % 8);
     if (wide) {
       copy_async<16>(to, source, valid);

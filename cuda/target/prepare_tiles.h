@@ -22,6 +22,8 @@ FLASHPORT_DEVICE LaneColumns unit_lane_columns(int place) {
   return {place == 0 ? 1.0f : 0.0f, place == 1 ? 1.0f : 0.0f, place == 2 ? 1.0f : 0.0f, place == 3 ? 1.0f : 0.0f};
 }
 
+inline constexpr int kPrepareThreads = 128;
+
 template <GatedDeltaChunkConfig kCfg>
 struct PrepareMemory {
   static constexpr int kPanels = kCfg.head_dim_k / kPanelColumns;
@@ -44,8 +46,8 @@ class PrepareTiles {
       : p_(p), block_(block), memory_(memory), count_(count), first_row_(block.wave() * 16) {}
 
   FLASHPORT_DEVICE void load(const TokenRows& q, std::int64_t at_q, const TokenRows& k, std::int64_t at_k) const {
-    copy_rows(memory_.q, q, at_q, count_, p_.head_dim_k, has_wide_rows(q), block_.thread(), block_.threads());
-    copy_rows(memory_.k, k, at_k, count_, p_.head_dim_k, has_wide_rows(k), block_.thread(), block_.threads());
+    copy_rows<kPrepareThreads>(memory_.q, q, at_q, count_, p_.head_dim_k, has_wide_rows(q), block_.thread());
+    copy_rows<kPrepareThreads>(memory_.k, k, at_k, count_, p_.head_dim_k, has_wide_rows(k), block_.thread());
     await_copies();
     block_.sync();
   }
