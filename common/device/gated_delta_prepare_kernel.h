@@ -116,7 +116,7 @@ FLASHPORT_DEVICE void gated_delta_prepare(const GatedDeltaChunkParams& p, const 
           if (row >= chunk.count || column > row) return 0.0f;
           const float key = shared.key_factor[column];
           if (column == row) return shared.query_factor[row] * key * qk;
-          const float decay = exp_full(shared.gates[row] - shared.gates[column]);
+          const float decay = exp_full(difference(shared.gates[row], shared.gates[column]));
           a = shared.beta[row] * decay * (shared.key_factor[row] * key * kk);
           return decay * (shared.query_factor[row] * key * qk);
         },

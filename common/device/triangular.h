@@ -21,6 +21,7 @@ FLASHPORT_DEVICE void invert_unit_lower(const Block& block, const float* a, floa
     const int column = item * kLaneColumns, first = column / kTriangleBlock * kTriangleBlock;
     for (int row = first; row < first + kTriangleBlock; ++row) {
       LaneColumns sum = unit_lane_columns(row - column);
+      FLASHPORT_UNROLL(8)
       for (int k = first; k < row; ++k) {
         sum = multiply_add(0.0f - a[row * kPitch + k], load_lane_columns(x + k * kPitch + column), sum);
       }
@@ -37,6 +38,7 @@ FLASHPORT_DEVICE void invert_unit_lower(const Block& block, const float* a, floa
       const int top = item / groups / half * 2 * half;
       const float* from = a + (top + half + row) * kPitch + top;
       LaneColumns sum = {};
+      FLASHPORT_UNROLL(8)
       for (int k = column / kTriangleBlock * kTriangleBlock; k < half; ++k) {
         sum = multiply_add(from[k], load_lane_columns(x + (top + k) * kPitch + top + column), sum);
       }
@@ -48,6 +50,7 @@ FLASHPORT_DEVICE void invert_unit_lower(const Block& block, const float* a, floa
       const int top = item / groups / half * 2 * half;
       const float* from = x + (top + half + row) * kPitch + top + half;
       LaneColumns sum = {};
+      FLASHPORT_UNROLL(8)
       for (int k = 0; k <= row; ++k) {
         sum = multiply_add(0.0f - from[k], load_lane_columns(x + (top + k) * kPitch + top + half + column), sum);
       }

@@ -22,6 +22,9 @@ FLASHPORT_DEVICE TwoFloat operator+(TwoFloat a, TwoFloat b) {
 }
 FLASHPORT_DEVICE TwoFloat operator-(TwoFloat a, TwoFloat b) { return a + TwoFloat{0.0f - b.hi, 0.0f - b.lo}; }
 
+// Rounded once more than it has to be, relative to what remains.
+FLASHPORT_DEVICE float difference(TwoFloat a, TwoFloat b) { return (a.hi - b.hi) + (a.lo - b.lo); }
+
 FLASHPORT_DEVICE float exp_full(TwoFloat x) { return exp_full(x.hi) * (1.0f + x.lo); }
 
 }  // namespace flashport::FLASHPORT_TARGET
