@@ -73,8 +73,9 @@ FLASHPORT_DEVICE std::int64_t row_at(const TokenRows& rows, const SequencePlace&
 }
 
 // In a slot, where the states of a value head begin.
-FLASHPORT_DEVICE std::int64_t first_state(const GatedDeltaUpdateParams& p, const StateSlice& slice) {
-  return static_cast<std::int64_t>(recompute(slice.v_head)) * (p.head_dim_k * p.head_dim_v);
+FLASHPORT_DEVICE std::int64_t first_state(const GatedDeltaUpdateParams& p, const Block& block,
+                                          const StateSlice& slice) {
+  return static_cast<std::int64_t>(block.uniform(recompute(slice.v_head))) * (p.head_dim_k * p.head_dim_v);
 }
 
 // The decays of a head's keys at one token. at_gate, at_bias: where those of the first key lie.
@@ -99,9 +100,9 @@ FLASHPORT_DEVICE void gated_delta_update(const GatedDeltaUpdateParams& p, const 
   const SequencePlace place = sequence_place(p, block, seq);
   if (place.count == 0) return;
   const int slot = place.slot, steps_slot = place.steps_slot;
-  const auto at_slot = [&] { return slot * p.state.slot_stride + first_state(p, slice); };
+  const auto at_slot = [&] { return slot * p.state.slot_stride + first_state(p, block, slice); };
   const auto at_step = [&](int step) {
-    return steps_slot * p.steps.slot_stride + step * p.steps.step_stride + first_state(p, slice);
+    return steps_slot * p.steps.slot_stride + step * p.steps.step_stride + first_state(p, block, slice);
   };
 
   Tile tile(p, block, memory, column);
@@ -112,16 +113,16 @@ FLASHPORT_DEVICE void gated_delta_update(const GatedDeltaUpdateParams& p, const 
   }
   for (int t = 0; t < place.count; ++t) {
     // Where inputs lie is worked out for each token: no registers are left to keep it in.
-    const int v_head = recompute(slice.v_head);
+    const int v_head = block.uniform(recompute(slice.v_head));
     const int shared_by = divide(v_head, p.by_heads);
     const int head = p.heads_modulo ? v_head - shared_by * static_cast<int>(p.by_heads.value) : shared_by;
     if (t > 0 && p.parents.data != nullptr && steps_slot >= 0) {
-      const int parent = *short_index(p.parents, seq * p.parents_stride_seq + t * p.parents_stride_token);
+      const int parent = load_global(short_index(p.parents, seq * p.parents_stride_seq + t * p.parents_stride_token));
       const int last = minimum(t, p.num_steps) - 1;
       tile.load(p.steps.data, p.steps.dtype, at_step(minimum(maximum(parent, 0), last)));
     }
     const std::int64_t at_gate = row_at(p.a, place, t, v_head);
-    const float a_log = p.a_log[v_head];
+    const float a_log = load_global(p.a_log + v_head);
     const Element b = load_element(p.b.data, p.b.dtype, row_at(p.b, place, t, v_head));
     Element a, bias;
     if constexpr (!kCfg.shape.gate_per_key) {
