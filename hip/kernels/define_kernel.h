@@ -6,6 +6,7 @@
 
 #include "common/device/append_kernel.h"
 #include "common/device/decode_kernel.h"
+#include "common/device/gated_delta_update_kernel.h"
 #include "common/device/merge_kernel.h"
 #include "common/device/read_kernel.h"
 
@@ -16,8 +17,13 @@ constexpr DecodeConfig decode_config(MathType math, KvFormat kv, int head_dim_qk
   return {shape, decode_tuning(shape)};
 }
 
+constexpr GatedDeltaConfig gated_delta_config(const GatedDeltaShape& shape) {
+  return {shape, gated_delta_tuning(shape)};
+}
+
 // A multiprocessor (a CU of CDNA, a work-group processor of RDNA) has four SIMDs.
-constexpr int waves_per_simd(const DecodeTuning& tuning) {
+template <class Tuning>
+constexpr int waves_per_simd(const Tuning& tuning) {
   return (tuning.waves * tuning.blocks_per_multiprocessor + 3) / 4;
 }
 
@@ -38,6 +44,19 @@ constexpr int waves_per_simd(const DecodeTuning& tuning) {
     const Block block(&shared.arrive_flag);                                                \
     decode<symbol##_config>(params, block_range(params, block), block, shared);            \
   }                                                                                        \
+  }
+
+// head_dim_k, state, key_major, gate_per_key. A team is a wave, which works alone.
+#define FLASHPORT_DEFINE_GATED_DELTA_UPDATE(symbol, key, ...)                                              \
+  namespace flashport::FLASHPORT_TARGET {                                                                  \
+  constexpr GatedDeltaConfig symbol##_config = gated_delta_config({__VA_ARGS__});                          \
+  FLASHPORT_KERNEL(symbol##_config.tuning.waves* kWaveSize, waves_per_simd(symbol##_config.tuning))        \
+  void symbol(const GatedDeltaUpdateParams) {                                                              \
+    const auto& params = kernel_params<GatedDeltaUpdateParams>();                                          \
+    const Block block(nullptr, symbol##_config.tuning.waves);                                              \
+    StateTileMemory<symbol##_config> none;                                                                 \
+    gated_delta_update<symbol##_config>(params, block, state_slice<symbol##_config>(params, block), none); \
+  }                                                                                                        \
   }
 
 #define FLASHPORT_DEFINE_MERGE(symbol, Params, body)                                  \
