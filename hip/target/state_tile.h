@@ -330,12 +330,12 @@ class StateTile {
   template <class F>
   FLASHPORT_DEVICE void for_each_unit(const F& f) const {
     const Place at = place();
-    // K is a multiple of 8. Of a whole slice no lane is masked.
+    // Of a whole slice no lane is masked. Else eight neighbouring keys have one mask: K is a multiple of 8.
     if (is_whole()) {
       for_each_unit(at, [](int, int) { return true; }, f);
     } else {
       const auto live = [&](int i, int j) {
-        return column_ + column_of(at, i) < columns_ && key_of(at, j / 8 * 8) < keys_;
+        return column_ + column_of(at, i) < columns_ && key_of(at, kKeyMajor ? j / 8 * 8 : j) < keys_;
       };
       for_each_unit(at, live, f);
     }
