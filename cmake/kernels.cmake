@@ -4,11 +4,13 @@
 
 # The tables: cmake/<table>_instances.txt, of so many columns, whose last one lists targets; what a minimal build keeps
 # of its rows; and flashport_spell_<table> below.
-set(FLASHPORT_TABLES decode gated_delta)
+set(FLASHPORT_TABLES decode gated_delta gated_delta_chunk)
 set(FLASHPORT_COLUMNS_decode 6)
 set(FLASHPORT_MINIMAL_decode "[|]bf16[|]128[|]128[|]")
 set(FLASHPORT_COLUMNS_gated_delta 6)
 set(FLASHPORT_MINIMAL_gated_delta ".")
+set(FLASHPORT_COLUMNS_gated_delta_chunk 4)
+set(FLASHPORT_MINIMAL_gated_delta_chunk ".")
 set(FLASHPORT_INSTANCE_TABLE "${PROJECT_SOURCE_DIR}/cmake/decode_instances.txt")
 foreach(table IN LISTS FLASHPORT_TABLES)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cmake/${table}_instances.txt")
@@ -85,6 +87,21 @@ function(flashport_spell_gated_delta target kernel dk state layout gate)
   set(key gated_delta_${kernel}/state=${state}/${layout}/gate=${gate}/k${dk}/${target} PARENT_SCOPE)
   set(arguments "${dk}, DType::${state_${state}}, ${key_major_${layout}}, ${gate_per_key_${gate}}" PARENT_SCOPE)
   set(group gated_delta_${kernel}_k${dk} PARENT_SCOPE)
+endfunction()
+
+function(flashport_spell_gated_delta_chunk target kernel math dk)
+  set(math_fp32 kFp32)
+  set(math_fp16 kFp16)
+  set(math_bf16 kBf16)
+  if(NOT DEFINED math_${math})
+    message(FATAL_ERROR "cmake/gated_delta_chunk_instances.txt: unknown type \"${math}\"")
+  endif()
+  string(TOUPPER gated_delta_${kernel} upper)
+  set(macro ${upper} PARENT_SCOPE)
+  set(symbol flashport_${target}_gated_delta_${kernel}_${math}_k${dk} PARENT_SCOPE)
+  set(key gated_delta_${kernel}/${math}/k${dk}/${target} PARENT_SCOPE)
+  set(arguments "MathType::${math_${math}}, ${dk}" PARENT_SCOPE)
+  set(group gated_delta_chunk_k${dk} PARENT_SCOPE)
 endfunction()
 
 # Writes the sources of a target. Sets in the caller:

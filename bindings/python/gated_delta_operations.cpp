@@ -1,6 +1,8 @@
-// gated_delta_update as a Python function. Its arrays go by position, everything else by keyword (or by position in the
-// same order, which saves the look-up of names); None stands for an argument left out.
+// The operations of the gated delta rule as Python functions. Their arrays go by position, everything else by keyword
+// (or by position in the same order, which saves the look-up of names); None stands for an argument left out.
+#include <algorithm>
 #include <iterator>
+#include <span>
 #include <string>
 
 #include <flashport/gated_delta.h>
@@ -13,7 +15,9 @@ namespace {
 
 using Arguments = PyObject* const*;
 
-enum UpdateArgument {
+namespace update {
+
+enum Argument {
   kQ,
   kK,
   kV,
@@ -39,10 +43,10 @@ enum UpdateArgument {
   kIntermediateIndices,
   kParentTokens,
   kStream,
-  kUpdateArguments
+  kArguments
 };
 
-// Behind the positional ones, in the order of UpdateArgument.
+// Behind the positional ones, in the order of Argument.
 constexpr const char* kKeywords[] = {"scale",
                                      "softplus_beta",
                                      "softplus_threshold",
@@ -57,8 +61,46 @@ constexpr const char* kKeywords[] = {"scale",
                                      "intermediate_indices",
                                      "parent_tokens",
                                      "stream"};
-constexpr int kKeywordCount = static_cast<int>(std::size(kKeywords));
-static_assert(kPositional + kKeywordCount == kUpdateArguments);
+static_assert(kPositional + std::size(kKeywords) == kArguments);
+
+}  // namespace update
+
+// The same of gated_delta_chunk.
+namespace chunk {
+
+enum Argument {
+  kQ,
+  kK,
+  kV,
+  kG,
+  kBeta,
+  kState,
+  kStateIndices,
+  kOut,
+  kPositional,
+  kScale = kPositional,
+  kUseQkL2norm,
+  kBetaSigmoid,
+  kAllowNegEigval,
+  kALog,
+  kDtBias,
+  kHeadMap,
+  kStateLayout,
+  kUpdateState,
+  kCuSeqlens,
+  kFinalStates,
+  kChunkStates,
+  kWorkspace,
+  kStream,
+  kArguments
+};
+
+constexpr const char* kKeywords[] = {
+    "scale",        "use_qk_l2norm", "beta_sigmoid", "allow_neg_eigval", "A_log",        "dt_bias",   "head_map",
+    "state_layout", "update_state",  "cu_seqlens",   "final_states",     "chunk_states", "workspace", "stream"};
+static_assert(kPositional + std::size(kKeywords) == kArguments);
+
+}  // namespace chunk
 
 bool boolean_or(const Call& call, const char* name, PyObject* object, bool otherwise) {
   return object == Py_None ? otherwise : call.boolean(name, object);
@@ -69,7 +111,8 @@ bool second_or_first(const Call& call, const char* name, PyObject* object, const
   return object != Py_None && call.is_second(name, object, first, second);
 }
 
-void gated_delta_update_by_position(Arguments a) {
+py::object gated_delta_update_by_position(Arguments a) {
+  using namespace update;
   Call call("gated_delta_update", a[kStream]);
   GatedDeltaUpdateArgs args;
   args.update_state = boolean_or(call, "update_state", a[kUpdateState], true);
@@ -102,60 +145,129 @@ void gated_delta_update_by_position(Arguments a) {
   args.parent_tokens = call.optional_input("parent_tokens", a[kParentTokens]);
   args.out = call.output("out", a[kOut]);
   call.run([&](Stream stream) { gated_delta_update(args, stream); });
+  return py::none();
 }
 
-// The place of a keyword among kKeywords; -1 if it is none. Names of calls are interned, so the first pass finds them.
+std::optional<TensorView> optional_output(Call& call, const char* name, PyObject* object) {
+  if (object == Py_None) return std::nullopt;
+  return call.output(name, object);
+}
+
+GatedDeltaChunkArgs chunk_args(Call& call, Arguments a) {
+  using namespace chunk;
+  GatedDeltaChunkArgs args;
+  args.update_state = boolean_or(call, "update_state", a[kUpdateState], true);
+  args.use_qk_l2norm = boolean_or(call, "use_qk_l2norm", a[kUseQkL2norm], false);
+  args.beta_sigmoid = boolean_or(call, "beta_sigmoid", a[kBetaSigmoid], false);
+  args.allow_neg_eigval = boolean_or(call, "allow_neg_eigval", a[kAllowNegEigval], false);
+  if (second_or_first(call, "head_map", a[kHeadMap], "consecutive", "modulo")) args.head_map = HeadMap::kModulo;
+  if (second_or_first(call, "state_layout", a[kStateLayout], "vk", "kv")) args.state_layout = StateLayout::kKV;
+  args.scale = call.optional_number("scale", a[kScale]);
+  args.q = call.input("q", a[kQ]);
+  args.k = call.input("k", a[kK]);
+  args.v = call.input("v", a[kV]);
+  args.g = call.input("g", a[kG]);
+  args.beta = call.input("beta", a[kBeta]);
+  args.a_log = call.optional_input("A_log", a[kALog]);
+  args.dt_bias = call.optional_input("dt_bias", a[kDtBias]);
+  args.state = args.update_state ? optional_output(call, "state", a[kState]) : call.optional_input("state", a[kState]);
+  args.state_indices = call.optional_input("state_indices", a[kStateIndices]);
+  args.cu_seqlens = call.optional_input("cu_seqlens", a[kCuSeqlens]);
+  args.final_states = optional_output(call, "final_states", a[kFinalStates]);
+  args.chunk_states = optional_output(call, "chunk_states", a[kChunkStates]);
+  args.workspace = optional_output(call, "workspace", a[kWorkspace]);
+  args.out = call.output("out", a[kOut]);
+  return args;
+}
+
+py::object gated_delta_chunk_by_position(Arguments a) {
+  Call call("gated_delta_chunk", a[chunk::kStream]);
+  const GatedDeltaChunkArgs args = chunk_args(call, a);
+  call.run([&](Stream stream) { gated_delta_chunk(args, stream); });
+  return py::none();
+}
+
+py::object gated_delta_chunk_workspace_size_by_position(Arguments a) {
+  Call call("gated_delta_chunk_workspace_size", a[chunk::kStream]);
+  const GatedDeltaChunkArgs args = chunk_args(call, a);
+  std::int64_t bytes = 0;
+  call.run([&](Stream) { bytes = gated_delta_chunk_workspace_size(args); });
+  return py::int_(bytes);
+}
+
+// How a function takes its arguments.
+struct Signature {
+  const char* function;
+  int positional;
+  std::span<const char* const> keywords;
+  py::object (*run)(Arguments);
+};
+
+constexpr Signature kUpdate = {"gated_delta_update", update::kPositional, update::kKeywords,
+                               gated_delta_update_by_position};
+constexpr Signature kChunk = {"gated_delta_chunk", chunk::kPositional, chunk::kKeywords, gated_delta_chunk_by_position};
+constexpr Signature kChunkWorkspaceSize = {"gated_delta_chunk_workspace_size", chunk::kPositional, chunk::kKeywords,
+                                           gated_delta_chunk_workspace_size_by_position};
+constexpr int kMostArguments = std::max<int>(update::kArguments, chunk::kArguments);
+
+// The place of a keyword in a signature; -1 if it is none. Names of calls are interned, so the first pass finds them.
+template <const Signature& kSignature>
 int keyword_place(PyObject* name) {
+  constexpr int kCount = static_cast<int>(kSignature.keywords.size());
   static PyObject* const* const interned = [] {
-    static PyObject* names[kKeywordCount];
-    for (int i = 0; i < kKeywordCount; ++i) names[i] = PyUnicode_InternFromString(kKeywords[i]);
+    static PyObject* names[kCount];
+    for (int i = 0; i < kCount; ++i) names[i] = PyUnicode_InternFromString(kSignature.keywords[i]);
     return names;
   }();
-  for (int i = 0; i < kKeywordCount; ++i) {
+  for (int i = 0; i < kCount; ++i) {
     if (interned[i] == name) return i;
   }
-  for (int i = 0; i < kKeywordCount; ++i) {
-    if (PyUnicode_CompareWithASCIIString(name, kKeywords[i]) == 0) return i;
+  for (int i = 0; i < kCount; ++i) {
+    if (PyUnicode_CompareWithASCIIString(name, kSignature.keywords[i]) == 0) return i;
   }
   return -1;
 }
 
-PyObject* py_gated_delta_update(PyObject*, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {
-  if (count < kPositional || count > kUpdateArguments) {
-    PyErr_Format(PyExc_TypeError, "gated_delta_update: expected %d to %d arguments by position, got %zd", kPositional,
-                 kUpdateArguments, count);
+template <const Signature& kSignature>
+PyObject* call_by_signature(PyObject*, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {
+  constexpr int kLeast = kSignature.positional, kMost = kLeast + static_cast<int>(kSignature.keywords.size());
+  if (count < kLeast || count > kMost) {
+    PyErr_Format(PyExc_TypeError, "%s: expected %d to %d arguments by position, got %zd", kSignature.function, kLeast,
+                 kMost, count);
     return nullptr;
   }
-  PyObject* all[kUpdateArguments];
-  for (Py_ssize_t i = 0; i < kUpdateArguments; ++i) all[i] = i < count ? arguments[i] : Py_None;
+  PyObject* all[kMostArguments];
+  for (Py_ssize_t i = 0; i < kMost; ++i) all[i] = i < count ? arguments[i] : Py_None;
   const Py_ssize_t keywords = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
   for (Py_ssize_t i = 0; i < keywords; ++i) {
     PyObject* name = PyTuple_GET_ITEM(names, i);
-    const int place = keyword_place(name);
-    if (place < 0 || kPositional + place < count) {
-      PyErr_Format(PyExc_TypeError, "gated_delta_update: %s %R",
+    const int place = keyword_place<kSignature>(name);
+    if (place < 0 || kLeast + place < count) {
+      PyErr_Format(PyExc_TypeError, "%s: %s %R", kSignature.function,
                    place < 0 ? "has no argument" : "got by position and by keyword", name);
       return nullptr;
     }
-    all[kPositional + place] = arguments[count + i];
+    all[kLeast + place] = arguments[count + i];
   }
   try {
-    gated_delta_update_by_position(all);
+    return kSignature.run(all).release().ptr();
   } catch (...) {
     set_python_error();
     return nullptr;
   }
-  Py_RETURN_NONE;
+}
+
+template <const Signature& kSignature>
+PyMethodDef method() {
+  auto* function = reinterpret_cast<void (*)()>(&call_by_signature<kSignature>);
+  return {kSignature.function, reinterpret_cast<PyCFunction>(function), METH_FASTCALL | METH_KEYWORDS, nullptr};
 }
 
 }  // namespace
 
 void define_gated_delta_operations(py::module_& module) {
   static PyMethodDef methods[] = {
-      {"gated_delta_update", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&py_gated_delta_update)),
-       METH_FASTCALL | METH_KEYWORDS, nullptr},
-      {nullptr, nullptr, 0, nullptr},
-  };
+      method<kUpdate>(), method<kChunk>(), method<kChunkWorkspaceSize>(), {nullptr, nullptr, 0, nullptr}};
   if (PyModule_AddFunctions(module.ptr(), methods) != 0) throw py::error_already_set();
 }
 

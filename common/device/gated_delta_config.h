@@ -14,8 +14,8 @@ struct GatedDeltaShape {
 };
 
 struct GatedDeltaTuning {
-  int columns;                    // of V that a lane group takes; bits do not depend on it
-  int waves;                      // lane groups of a block
+  int columns;                    // of V that a block takes; bits do not depend on it
+  int waves;                      // of a block
   int blocks_per_multiprocessor;  // what the register budget is cut for
 };
 

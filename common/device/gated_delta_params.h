@@ -23,7 +23,6 @@ struct StateSlots {
 struct GatedDeltaUpdateParams {
   std::int32_t batch, tokens;  // sequences; tokens of each, or of all with cu_seqlens
   std::int32_t head_dim_k, head_dim_v;
-  std::int32_t slices;  // sequences x value heads x slices of V: what there is to do
   Divisor by_slices_of_head, by_v_heads;
   Divisor by_heads;           // of value head hv: H with heads_modulo, else HV / H
   std::int32_t heads_modulo;  // the head of value head hv is hv % H, else hv / (HV / H)

@@ -7,10 +7,10 @@
 //   S = d S + k u^T [K, V]
 // which is S *= d; u = beta (v - S^T k); S += k u^T; out = S^T q with one reduction in place of two.
 //
-// A wave owns a slice of V's columns of one head and all of K: waves do not meet, and bits depend on nothing but the
-// sequence. A stored state is read again by the wave that has stored it, lane by lane.
+// A block owns a slice of V's columns of one head and all of K: blocks do not meet, and bits depend on nothing but the
+// sequence. A stored state is read again by the block that has stored it, lane by lane.
 //
-// What a wave waits for comes in two steps: where its sequence lies, and then everything else together, the state
+// What a block waits for comes in two steps: where its sequence lies, and then everything else together, the state
 // first.
 #pragma once
 
@@ -22,11 +22,10 @@
 
 namespace flashport::FLASHPORT_TARGET {
 
-// The work of one wave. Slices are counted fastest, then value heads, then sequences, so that neighbours read
+// The work of one block. Slices are counted fastest, then value heads, then sequences, so that neighbours read
 // neighbouring memory.
 struct StateSlice {
   int seq, v_head, column;
-  bool none;  // the grid is larger than the work
 };
 
 template <GatedDeltaConfig kCfg>
@@ -35,7 +34,7 @@ FLASHPORT_DEVICE StateSlice state_slice(const GatedDeltaUpdateParams& p, const B
   const int head = divide(slice, p.by_slices_of_head);
   const int seq = divide(head, p.by_v_heads);
   return {seq, head - seq * static_cast<int>(p.by_v_heads.value),
-          (slice - head * static_cast<int>(p.by_slices_of_head.value)) * kCfg.tuning.columns, slice >= p.slices};
+          (slice - head * static_cast<int>(p.by_slices_of_head.value)) * kCfg.tuning.columns};
 }
 
 // Slots, offsets and tokens fit 32 bits: of an index of 64 the low half says all.
@@ -43,9 +42,9 @@ FLASHPORT_DEVICE const std::int32_t* short_index(const IndexArray& array, std::i
   return static_cast<const std::int32_t*>(array.data) + (array.is_int64 ? 2 * i : i);
 }
 
-// Where a sequence lies: `count` tokens from `first` on, in row `row` of the inputs; its slots, below 0: none.
+// Where a sequence lies: `count` tokens from `first` on; its slots, below 0: none.
 struct SequencePlace {
-  int row, first, count;
+  int first, count;
   int slot, steps_slot;
 };
 
@@ -59,17 +58,19 @@ FLASHPORT_DEVICE SequencePlace sequence_place(const GatedDeltaUpdateParams& p, c
   const auto slot_of = [&](const StateSlots& slots, int index) {
     return slots.data == nullptr ? -1 : slots.indices.data == nullptr ? seq : index;
   };
-  SequencePlace place{seq, 0, p.tokens, slot_of(p.state, x[0]), slot_of(p.steps, x[1])};
+  SequencePlace place{0, p.tokens, slot_of(p.state, x[0]), slot_of(p.steps, x[1])};
   if (p.cu_seqlens.data != nullptr) {
-    place.row = 0;
     place.first = minimum(maximum(x[2], 0), p.tokens);
     place.count = minimum(maximum(x[3], place.first), p.tokens) - place.first;
   }
   return place;
 }
 
-FLASHPORT_DEVICE std::int64_t row_at(const TokenRows& rows, const SequencePlace& place, int t, int head) {
-  return place.row * rows.stride_seq + (place.first + t) * rows.stride_token + head * rows.stride_head;
+// With cu_seqlens the tokens of all sequences are one row.
+FLASHPORT_DEVICE std::int64_t row_at(const GatedDeltaUpdateParams& p, const TokenRows& rows, int seq, int token,
+                                     int head) {
+  const int row = p.cu_seqlens.data == nullptr ? seq : 0;
+  return row * rows.stride_seq + token * rows.stride_token + head * rows.stride_head;
 }
 
 // In a slot, where the states of a value head begin.
@@ -78,15 +79,17 @@ FLASHPORT_DEVICE std::int64_t first_state(const GatedDeltaUpdateParams& p, const
   return static_cast<std::int64_t>(block.uniform(recompute(slice.v_head))) * (p.head_dim_k * p.head_dim_v);
 }
 
-// The decays of a head's keys at one token. at_gate, at_bias: where those of the first key lie.
-template <class Tile>
-FLASHPORT_DEVICE void set_decays(const GatedDeltaUpdateParams& p, const Tile& tile, typename Tile::Keys& decay,
-                                 std::int64_t at_gate, std::int64_t at_bias, float rate) {
-  tile.set_keys(decay, [&](int key) {
-    const Element a = load_element(p.a.data, p.a.dtype, at_gate + key * p.a.stride_dim);
-    const Element bias = load_element(p.dt_bias, p.dt_bias_dtype, at_bias + key);
-    return gate_decay(p, to_float(a, p.a.dtype) + to_float(bias, p.dt_bias_dtype), rate);
-  });
+// What a decay is made of.
+struct Gate {
+  Element a, bias;
+};
+
+FLASHPORT_DEVICE Gate load_gate(const GatedDeltaUpdateParams& p, std::int64_t at_a, std::int64_t at_bias) {
+  return {load_element(p.a.data, p.a.dtype, at_a), load_element(p.dt_bias, p.dt_bias_dtype, at_bias)};
+}
+
+FLASHPORT_DEVICE float gate_decay(const GatedDeltaUpdateParams& p, const Gate& gate, float rate) {
+  return gate_decay(p, to_float(gate.a, p.a.dtype) + to_float(gate.bias, p.dt_bias_dtype), rate);
 }
 
 template <GatedDeltaConfig kCfg>
@@ -95,7 +98,6 @@ FLASHPORT_DEVICE void gated_delta_update(const GatedDeltaUpdateParams& p, const 
   using Tile = StateTile<kCfg>;
   using Keys = typename Tile::Keys;
   using Columns = typename Tile::Columns;
-  if (slice.none) return;
   const int seq = slice.seq, column = slice.column;
   const SequencePlace place = sequence_place(p, block, seq);
   if (place.count == 0) return;
@@ -116,23 +118,28 @@ FLASHPORT_DEVICE void gated_delta_update(const GatedDeltaUpdateParams& p, const 
     const int v_head = block.uniform(recompute(slice.v_head));
     const int shared_by = divide(v_head, p.by_heads);
     const int head = p.heads_modulo ? v_head - shared_by * static_cast<int>(p.by_heads.value) : shared_by;
+    const auto at_token = [&](const TokenRows& rows, int of_head) {
+      return row_at(p, rows, seq, place.first + t, of_head);
+    };
     if (t > 0 && p.parents.data != nullptr && steps_slot >= 0) {
       const int parent = load_global(short_index(p.parents, seq * p.parents_stride_seq + t * p.parents_stride_token));
       const int last = minimum(t, p.num_steps) - 1;
       tile.load(p.steps.data, p.steps.dtype, at_step(minimum(maximum(parent, 0), last)));
     }
-    const std::int64_t at_gate = row_at(p.a, place, t, v_head);
+    const std::int64_t at_gate = at_token(p.a, v_head);
     const float a_log = load_global(p.a_log + v_head);
-    const Element b = load_element(p.b.data, p.b.dtype, row_at(p.b, place, t, v_head));
-    Element a, bias;
-    if constexpr (!kCfg.shape.gate_per_key) {
-      a = load_element(p.a.data, p.a.dtype, at_gate);
-      bias = load_element(p.dt_bias, p.dt_bias_dtype, v_head);
+    const Element b = load_element(p.b.data, p.b.dtype, at_token(p.b, v_head));
+    Gate gate;
+    typename Tile::template Shares<Gate> gates;
+    if constexpr (kCfg.shape.gate_per_key) {
+      const std::int64_t at_bias = static_cast<std::int64_t>(v_head) * p.head_dim_k;
+      tile.load_shares(gates, [&](int key) { return load_gate(p, at_gate + key * p.a.stride_dim, at_bias + key); });
+    } else {
+      gate = load_gate(p, at_gate, v_head);
     }
     Keys k, q;
     Columns v, read, carried;
-    tile.load_inputs(p, row_at(p.k, place, t, head), row_at(p.q, place, t, head),
-                     row_at(p.v, place, t, v_head) + column, k, q, v);
+    tile.load_inputs(p, at_token(p.k, head), at_token(p.q, head), at_token(p.v, v_head) + column, k, q, v);
     if (t == 0) tile.settle();
     float q_factor = p.scale;
     if (p.l2norm) {
@@ -153,12 +160,12 @@ FLASHPORT_DEVICE void gated_delta_update(const GatedDeltaUpdateParams& p, const 
     };
     if constexpr (kCfg.shape.gate_per_key) {
       Keys decay;
-      set_decays(p, tile, decay, at_gate, static_cast<std::int64_t>(v_head) * p.head_dim_k, rate);
+      tile.set_keys(decay, gates, [&](const Gate& of_key) { return gate_decay(p, of_key, rate); });
       step(decay);
     } else {
-      step(gate_decay(p, to_float(a, p.a.dtype) + to_float(bias, p.dt_bias_dtype), rate));
+      step(gate_decay(p, gate, rate));
     }
-    tile.store_columns(p.out.data, p.out.dtype, row_at(p.out, place, t, v_head) + column,
+    tile.store_columns(p.out.data, p.out.dtype, at_token(p.out, v_head) + column,
                        Tile::multiply_add(key_query, u, carried));
     if (steps_slot >= 0 && t < p.num_steps) tile.store(p.steps.data, p.steps.dtype, at_step(t));
   }

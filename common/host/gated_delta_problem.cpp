@@ -7,11 +7,11 @@
 
 #include "common/device/tree_layout.h"
 #include "common/host/decode_problem.h"
+#include "common/host/gated_delta_checks.h"
 
 namespace flashport {
 namespace {
 
-constexpr std::int64_t kLeastHeadDim = 16, kMostHeadDim = 256, kHeadDimStep = 8;
 constexpr char kStateVk[] = "(slots, num_v_heads, head_dim_v, head_dim_k)";
 constexpr char kStateKv[] = "(slots, num_v_heads, head_dim_k, head_dim_v)";
 constexpr char kStepsVk[] = "(slots, steps, num_v_heads, head_dim_v, head_dim_k)";
@@ -54,48 +54,12 @@ void check_token_rows(const Check& check, const TensorView& view, const char* na
   check.shape(view, name, "(batch, tokens, ...)", {s.batch, s.tokens, width});
 }
 
-void check_elements(const Check& check, const TensorView& view, const char* name, const char* product,
-                    std::int64_t count) {
-  for (int axis = 0; axis < view.rank; ++axis) {
-    if (view.shape[axis] < 0) check.value_error(std::string(name) + " has a negative extent: " + shape_text(view));
-  }
-  if (view.numel() == count) return;
-  check.value_error(std::string(name) + " must have " + product + " = " + std::to_string(count) + " elements, got " +
-                    shape_text(view));
-}
-
-void check_head_dim(const Check& check, const char* name, std::int64_t dim) {
-  if (dim >= kLeastHeadDim && dim <= kMostHeadDim && dim % kHeadDimStep == 0) return;
-  check.not_supported(std::string(name) + " must be a multiple of " + std::to_string(kHeadDimStep) + " from " +
-                      std::to_string(kLeastHeadDim) + " to " + std::to_string(kMostHeadDim) + ", got " +
-                      std::to_string(dim));
-}
-
 Sizes check_shapes(const Check& check, const GatedDeltaUpdateArgs& a) {
   Sizes s{a.q.shape[0], a.q.shape[1], a.q.shape[2], a.v.shape[2], a.q.shape[3], a.v.shape[3], a.q.shape[0]};
   check.shape(a.k, "k", "(batch, tokens, num_heads, head_dim_k)", {s.batch, s.tokens, s.heads, s.dim_k});
   check.shape(a.v, "v", "(batch, tokens, num_v_heads, head_dim_v)", {s.batch, s.tokens, s.v_heads, s.dim_v});
-  if (s.heads < 1 || s.v_heads < 1 || s.v_heads % s.heads != 0) {
-    check.value_error("num_v_heads must be a multiple of num_heads, got v of shape " + shape_text(a.v) +
-                      " and q of shape " + shape_text(a.q));
-  }
-  check_head_dim(check, "head_dim_k", s.dim_k);
-  check_head_dim(check, "head_dim_v", s.dim_v);
-  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max() / kMostHeadDim;
-  if (s.batch > kMost || s.tokens > kMost || s.v_heads > kMost) {
-    check.value_error("v must have extents of at most " + std::to_string(kMost) + ", got " + shape_text(a.v));
-  }
-  if (a.cu_seqlens) {
-    if (s.batch != 1) {
-      check.value_error("q must have batch 1 with cu_seqlens, got " + shape_text(a.q) +
-                        "; join the rows along the tokens");
-    }
-    if (a.cu_seqlens->shape[0] < 1 || a.cu_seqlens->shape[0] > kMost) {
-      check.value_error("cu_seqlens must have 1 to " + std::to_string(kMost) + " elements (sequences + 1), got " +
-                        shape_text(*a.cu_seqlens));
-    }
-    s.sequences = a.cu_seqlens->shape[0] - 1;
-  }
+  check_heads(check, a.q, a.v);
+  s.sequences = sequence_count(check, a.q, a.cu_seqlens);
   const std::int64_t gates = a.is_kda ? s.v_heads * s.dim_k : s.v_heads;
   if (a.a.rank == 4) {
     check.shape(a.a, "a", "(batch, tokens, num_v_heads, head_dim_k)", {s.batch, s.tokens, s.v_heads, s.dim_k});
@@ -185,25 +149,6 @@ void check_types_and_devices(const Check& check, const GatedDeltaUpdateArgs& a) 
   check.device(a.out, "out", a.q, "q");
 }
 
-// A pool whose slots may lie apart, and nothing else.
-void check_pool(const Check& check, const TensorView& pool, const char* name, bool writes) {
-  if (writes) {
-    check.writable(pool, name);
-  } else {
-    check.readable(pool, name);
-  }
-  if (!has_elements(pool)) return;
-  std::int64_t step = 1;
-  for (int axis = pool.rank - 1; axis > 0; --axis) {
-    if (pool.shape[axis] != 1 && pool.strides[axis] != step) {
-      check.value_error(std::string(name) + " must be contiguous within a slot, got shape " + shape_text(pool) +
-                        " with strides " + tuple_text(pool.strides, pool.rank) +
-                        "; only its first axis may have another stride");
-    }
-    step *= pool.shape[axis];
-  }
-}
-
 void check_memory(const Check& check, const GatedDeltaUpdateArgs& a) {
   struct Named {
     const TensorView* view;
@@ -223,8 +168,8 @@ void check_memory(const Check& check, const GatedDeltaUpdateArgs& a) {
   if (a.parent_tokens) check.readable(*a.parent_tokens, "parent_tokens");
   check.writable(a.out, "out");
   check.inner_contiguous(a.out, "out");
-  if (a.state) check_pool(check, *a.state, "state", a.update_state);
-  if (a.intermediate_states) check_pool(check, *a.intermediate_states, "intermediate_states", true);
+  if (a.state) check_state_pool(check, *a.state, "state", a.update_state);
+  if (a.intermediate_states) check_state_pool(check, *a.intermediate_states, "intermediate_states", true);
 
   for (const Named& input : inputs) {
     check.disjoint(a.out, "out", *input.view, input.name);
@@ -238,10 +183,6 @@ void check_memory(const Check& check, const GatedDeltaUpdateArgs& a) {
     check.disjoint(a.out, "out", *a.intermediate_states, "intermediate_states");
     if (a.state) check.disjoint(*a.intermediate_states, "intermediate_states", *a.state, "state");
   }
-}
-
-TokenRows token_rows(const TensorView& view) {
-  return {view.data, view.dtype, view.strides[0], view.strides[1], view.strides[2], 1};
 }
 
 // A number per value head, or one per value head and key.

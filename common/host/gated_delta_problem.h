@@ -3,11 +3,14 @@
 
 #include <flashport/gated_delta.h>
 
-#include "common/device/gated_delta_params.h"
+#include "common/device/gated_delta_chunk_params.h"
 #include "common/host/check.h"
 
 namespace flashport {
 
 [[nodiscard]] GatedDeltaUpdateParams gated_delta_update_problem(const Check& check, const GatedDeltaUpdateArgs& args);
+
+// All but the workspace.
+[[nodiscard]] GatedDeltaChunkParams gated_delta_chunk_problem(const Check& check, const GatedDeltaChunkArgs& args);
 
 }  // namespace flashport

@@ -1,13 +1,13 @@
 // gated_delta_update: validate -> params -> a block for each sequence, value head and slice of V.
 #include <algorithm>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <flashport/gated_delta.h>
 
 #include "common/device/tree_layout.h"
 #include "common/host/devices.h"
+#include "common/host/gated_delta_checks.h"
 #include "common/host/gated_delta_problem.h"
 #include "common/host/host_indices.h"
 #include "common/host/kernel_choice.h"
@@ -17,54 +17,13 @@ namespace flashport {
 namespace {
 
 constexpr Check kCheck("gated_delta_update");
-constexpr std::int64_t kMostSlices = 0x7fffff00;  // they are counted in 32 bits, with those that fill the last block
-
-std::string at_text(const char* name, std::int64_t place) {
-  return std::string(name) + "[" + std::to_string(place) + "]";
-}
-
-// Slots below `slots`; of those that are written no two are the same.
-void check_slots(const HostIndices& indices, std::int64_t count, const char* name, const char* pool, std::int64_t slots,
-                 bool written) {
-  std::vector<std::pair<std::int64_t, std::int64_t>> taken;  // slot, place
-  for (std::int64_t n = 0; n < count; ++n) {
-    if (indices[n] >= slots) {
-      kCheck.value_error(at_text(name, n) + " = " + std::to_string(indices[n]) + " must be below " +
-                         std::to_string(slots) + " (the slots of " + pool + "); an index below 0 takes no slot");
-    }
-    if (written && indices[n] >= 0) taken.emplace_back(indices[n], n);
-  }
-  std::sort(taken.begin(), taken.end());
-  const auto same = std::adjacent_find(taken.begin(), taken.end(),
-                                       [](const auto& one, const auto& next) { return one.first == next.first; });
-  if (same == taken.end()) return;
-  kCheck.value_error(at_text(name, same->second) + " and " + at_text(name, (same + 1)->second) +
-                     " must not be the same slot of " + pool + ", got " + std::to_string(same->first) +
-                     " for both; give each sequence its own, or -1");
-}
-
-// Tokens of each sequence.
-std::vector<std::int64_t> sequence_lengths(const GatedDeltaUpdateParams& p, const DeviceContext& device,
-                                           Stream stream) {
-  std::vector<std::int64_t> lengths(static_cast<std::size_t>(p.batch), p.tokens);
-  if (p.cu_seqlens.data == nullptr) return lengths;
-  const HostIndices offsets(kCheck, device, stream, p.cu_seqlens, std::int64_t{p.batch} + 1);
-  if (offsets[0] != 0) kCheck.value_error("cu_seqlens must begin with 0, got " + std::to_string(offsets[0]));
-  for (std::int64_t n = 0; n < p.batch; ++n) {
-    if (offsets[n + 1] < offsets[n] || offsets[n + 1] > p.tokens) {
-      kCheck.value_error("cu_seqlens must rise within the " + std::to_string(p.tokens) + " tokens of q, got " +
-                         std::to_string(offsets[n]) + " and " + std::to_string(offsets[n + 1]) + " for sequence " +
-                         std::to_string(n));
-    }
-    lengths[static_cast<std::size_t>(n)] = offsets[n + 1] - offsets[n];
-  }
-  return lengths;
-}
+constexpr std::int64_t kMostSlices = 0x7fffffff;  // they are counted in 32 bits
 
 void check_steps(const GatedDeltaUpdateArgs& a, const GatedDeltaUpdateParams& p, const DeviceContext& device,
                  Stream stream, const std::vector<std::int64_t>& lengths) {
   const HostIndices slots(kCheck, device, stream, p.steps.indices, p.batch);
-  check_slots(slots, p.batch, "intermediate_indices", "intermediate_states", a.intermediate_states->shape[0], true);
+  check_slots(kCheck, slots, p.batch, "intermediate_indices", "intermediate_states", a.intermediate_states->shape[0],
+              true);
   const std::int64_t columns = a.parent_tokens ? a.parent_tokens->shape[1] : p.num_steps;
   for (std::int64_t n = 0; n < p.batch; ++n) {
     const std::int64_t length = lengths[static_cast<std::size_t>(n)];
@@ -94,10 +53,10 @@ void check_steps(const GatedDeltaUpdateArgs& a, const GatedDeltaUpdateParams& p,
 
 void check_update_contents(const GatedDeltaUpdateArgs& a, const GatedDeltaUpdateParams& p, const DeviceContext& device,
                            Stream stream) {
-  const std::vector<std::int64_t> lengths = sequence_lengths(p, device, stream);
+  const std::vector<std::int64_t> lengths = sequence_lengths(kCheck, device, stream, p.batch, p.tokens, p.cu_seqlens);
   if (p.state.indices.data != nullptr) {
     const HostIndices slots(kCheck, device, stream, p.state.indices, p.batch);
-    check_slots(slots, p.batch, "state_indices", "state", a.state->shape[0], a.update_state);
+    check_slots(kCheck, slots, p.batch, "state_indices", "state", a.state->shape[0], a.update_state);
   }
   if (a.intermediate_states) check_steps(a, p, device, stream, lengths);
 }
@@ -112,8 +71,8 @@ const KernelEntry& choose_kernel(const GatedDeltaUpdateArgs& a, const GatedDelta
   return *kernel;
 }
 
-// A block takes a slice of a head's columns of V.
-void cut(const KernelEntry& kernel, GatedDeltaUpdateParams& p) {
+// A block takes a slice of a head's columns of V. How many there are.
+std::int64_t cut(const KernelEntry& kernel, GatedDeltaUpdateParams& p) {
   const int columns = kernel.delta.tuning.columns;
   const std::int64_t slices_of_head = (p.head_dim_v + columns - 1) / columns;
   const std::int64_t heads = std::int64_t{p.batch} * p.by_v_heads.value;
@@ -122,7 +81,7 @@ void cut(const KernelEntry& kernel, GatedDeltaUpdateParams& p) {
                          " slices, more than " + std::to_string(kMostSlices) + " together; cut the batch");
   }
   p.by_slices_of_head = make_divisor(slices_of_head);
-  p.slices = static_cast<std::int32_t>(heads * slices_of_head);
+  return heads * slices_of_head;
 }
 
 }  // namespace
@@ -132,9 +91,9 @@ void gated_delta_update(const GatedDeltaUpdateArgs& args, Stream stream) {
   if (p.batch == 0 || p.tokens == 0) return;
   DeviceContext& device = device_context(kCheck, args.q, "q");
   const KernelEntry& kernel = choose_kernel(args, p, device);
-  cut(kernel, p);
+  const std::int64_t slices = cut(kernel, p);
   if (checks_contents(kCheck, device, stream)) check_update_contents(args, p, device, stream);
-  device.launch(kCheck, stream, kernel, p.slices, p);
+  device.launch(kCheck, stream, kernel, slices, p);
 }
 
 }  // namespace flashport

@@ -147,6 +147,30 @@ const KernelEntry* choose_gated_delta_update(std::span<const KernelEntry> kernel
   return nullptr;
 }
 
+const KernelEntry* choose_gated_delta_chunk(std::span<const KernelEntry> kernels, std::string_view target,
+                                            std::string_view name, MathType math, int head_dim_k, std::string& reason) {
+  const KernelEntry* best = nullptr;
+  bool has_any = false;
+  for (const KernelEntry& kernel : kernels) {
+    const std::string_view key = kernel.key;
+    if (!key.starts_with(name) || key[name.size()] != '/') continue;
+    has_any = true;
+    const DecodeShape& shape = kernel.shape;
+    if (shape.math != math || shape.head_dim_qk < head_dim_k) continue;
+    if (best == nullptr || shape.head_dim_qk < best->shape.head_dim_qk) best = &kernel;
+  }
+  if (best != nullptr) return best;
+  reason = std::string(target) + " was built without the kernel " + std::string(name);
+  if (has_any) {
+    reason += std::string(" for ") +
+              (math == MathType::kFp32   ? "float32"
+               : math == MathType::kFp16 ? "float16"
+                                         : "bfloat16") +
+              " q and head_dim_k " + std::to_string(head_dim_k);
+  }
+  return nullptr;
+}
+
 Support supports(const DecodeQuery& query) {
   Support support;
   support.supported = answer(query, support.reason) != nullptr;

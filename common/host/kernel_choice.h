@@ -35,4 +35,10 @@ inline constexpr int kHeadDimStep = 8;
                                                            std::string_view target, const GatedDeltaShape& wanted,
                                                            std::string& reason);
 
+// A kernel of the chunked gated delta rule, "gated_delta_prepare" or "gated_delta_chunk": the smallest tile of this
+// math type that covers the key dimension. Null: `reason` says why.
+[[nodiscard]] const KernelEntry* choose_gated_delta_chunk(std::span<const KernelEntry> kernels, std::string_view target,
+                                                          std::string_view name, MathType math, int head_dim_k,
+                                                          std::string& reason);
+
 }  // namespace flashport

@@ -24,7 +24,7 @@ struct StreamKey {
   auto operator<=>(const StreamKey&) const = default;
 };
 
-// What is kept for one device. Regions never move; a list node's address is its identity.
+// What is kept for one device and use. Regions never move; a list node's address is its identity.
 struct DevicePool {
   std::mutex mutex;
   std::map<StreamKey, WorkspaceRegion> eager;
@@ -34,7 +34,7 @@ struct DevicePool {
 
 struct Pools {
   std::mutex mutex;
-  std::map<std::tuple<const BackendAbi*, int>, DevicePool> devices;
+  std::map<std::tuple<const BackendAbi*, int, WorkspaceUse>, DevicePool> devices;
 };
 
 // Never destroyed: a backend may be gone when the process ends.
@@ -43,10 +43,10 @@ Pools& pools() {
   return *instance;
 }
 
-DevicePool& pool_of(const DeviceContext& device) {
+DevicePool& pool_of(const DeviceContext& device, WorkspaceUse use) {
   Pools& all = pools();
   const std::lock_guard lock(all.mutex);
-  return all.devices[{&device.abi(), device.device().index}];
+  return all.devices[{&device.abi(), device.device().index, use}];
 }
 
 StreamKey key_of(Stream stream) {
@@ -167,10 +167,10 @@ WorkspaceLease check_own(const Check& check, const TensorView& own, std::int64_t
 }  // namespace
 
 WorkspaceLease acquire_workspace(const Check& check, const DeviceContext& device, Stream stream, std::int64_t bytes,
-                                 const std::optional<TensorView>& from_caller) {
+                                 const std::optional<TensorView>& from_caller, WorkspaceUse use) {
   if (from_caller) return check_own(check, *from_caller, bytes);
   if (bytes == 0) return {};
-  DevicePool& pool = pool_of(device);
+  DevicePool& pool = pool_of(device, use);
   if (device.is_cpu()) return acquire_on_cpu(check, device, pool, bytes);
   std::uint64_t capture = 0;
   device.expect(check, device.abi().capture_id(device.device().index, stream, &capture));
@@ -182,7 +182,7 @@ void release_workspaces_for_test() {
   Pools& all = pools();
   const std::lock_guard lock(all.mutex);
   for (auto& [key, pool] : all.devices) {
-    const auto [abi, index] = key;
+    const auto [abi, index, use] = key;
     const auto free_region = [abi = abi, index = index](WorkspaceRegion& region) {
       if (region.data != nullptr) (void)abi->release(index, region.data);
     };

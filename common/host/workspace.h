@@ -1,4 +1,4 @@
-// Workspace of decode calls: the caller's own, or one that is kept per device and stream.
+// Workspace of a call: the caller's own, or one that is kept per device, use and stream.
 // A kept region is zero-filled when it is allocated and grows only outside of graph capture. A capture takes a region
 // of its own for good, from spares that earlier eager calls prepared: the graph may be replayed at any time on any
 // stream, so its region is never freed, grown or shared with another graph. Calls of one capture on one stream share
@@ -13,6 +13,9 @@
 #include "common/host/devices.h"
 
 namespace flashport {
+
+// Decode's holds counters that every call leaves as it finds them, zero; calls that write anything have their own.
+enum class WorkspaceUse { kCounters, kScratch };
 
 struct WorkspaceRegion {
   void* data = nullptr;
@@ -37,7 +40,8 @@ class WorkspaceLease {
 };
 
 [[nodiscard]] WorkspaceLease acquire_workspace(const Check& check, const DeviceContext& device, Stream stream,
-                                               std::int64_t bytes, const std::optional<TensorView>& from_caller);
+                                               std::int64_t bytes, const std::optional<TensorView>& from_caller,
+                                               WorkspaceUse use = WorkspaceUse::kCounters);
 
 // Frees every kept region, also those of captures. For tests.
 void release_workspaces_for_test();

@@ -4,6 +4,8 @@
 
 #include "common/device/append_kernel.h"
 #include "common/device/decode_kernel.h"
+#include "common/device/gated_delta_chunk_kernel.h"
+#include "common/device/gated_delta_prepare_kernel.h"
 #include "common/device/gated_delta_update_kernel.h"
 #include "common/device/merge_kernel.h"
 #include "common/device/read_kernel.h"
@@ -69,4 +71,19 @@ constexpr GatedDeltaConfig gated_delta_config(const GatedDeltaShape& shape) {
   FLASHPORT_DEFINE_KERNEL(symbol, key, {}, symbol##_config, GatedDeltaUpdateParams, StateTileMemory<symbol##_config>, \
                           gated_delta_update<symbol##_config>(params, block,                                          \
                                                               state_slice<symbol##_config>(params, block), shared))   \
+  }
+
+// math, head_dim_k
+#define FLASHPORT_DEFINE_GATED_DELTA_PREPARE(symbol, key, ...)                                                         \
+  namespace flashport::FLASHPORT_TARGET {                                                                              \
+  constexpr GatedDeltaChunkConfig symbol##_config = {__VA_ARGS__};                                                     \
+  FLASHPORT_DEFINE_KERNEL(symbol, key, gated_delta_chunk_shape(symbol##_config), {}, GatedDeltaChunkParams,            \
+                          PrepareShared<symbol##_config>, gated_delta_prepare<symbol##_config>(params, block, shared)) \
+  }
+
+#define FLASHPORT_DEFINE_GATED_DELTA_CHUNK(symbol, key, ...)                                                       \
+  namespace flashport::FLASHPORT_TARGET {                                                                          \
+  constexpr GatedDeltaChunkConfig symbol##_config = {__VA_ARGS__};                                                 \
+  FLASHPORT_DEFINE_KERNEL(symbol, key, gated_delta_chunk_shape(symbol##_config), {}, GatedDeltaChunkParams,        \
+                          ChainMemory<symbol##_config>, gated_delta_chunk<symbol##_config>(params, block, shared)) \
   }

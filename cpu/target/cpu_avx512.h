@@ -28,7 +28,11 @@ FLASHPORT_DEVICE IntVec widen(const std::int8_t* from) {
   return reinterpret_cast<IntVec>(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 }
 
+// Accumulators of a product's block (delta_tiles.h): rows x vectors, of 32 registers.
+inline constexpr int kDeltaRows = 4, kDeltaVecs = 4;
+
 }  // namespace flashport::cpu_avx512
 
 #define FLASHPORT_TILES_HEADER "cpu/target/tiles.h"
 #define FLASHPORT_STATE_TILE_HEADER "cpu/target/state_tile.h"
+#define FLASHPORT_DELTA_TILES_HEADER "cpu/target/delta_tiles.h"

@@ -28,7 +28,11 @@ FLASHPORT_DEVICE IntVec widen(const T* from) {
   return __builtin_convertvector(narrow, IntVec);
 }
 
+// Accumulators of a product's block (delta_tiles.h): rows x vectors, of which each takes four registers of 16.
+inline constexpr int kDeltaRows = 2, kDeltaVecs = 1;
+
 }  // namespace flashport::cpu_generic
 
 #define FLASHPORT_TILES_HEADER "cpu/target/tiles.h"
 #define FLASHPORT_STATE_TILE_HEADER "cpu/target/state_tile.h"
+#define FLASHPORT_DELTA_TILES_HEADER "cpu/target/delta_tiles.h"

@@ -42,6 +42,15 @@ FLASHPORT_DEVICE Vec load_values(Row, const char* row, int bytes, int first, int
   return Row::load(copy, 0);
 }
 
+// As to_bfloat16 of each lane.
+FLASHPORT_DEVICE HalfBits round_bf16(Vec x) {
+  using Bits = std::uint32_t __attribute__((vector_size(4 * kLanes)));
+  const auto bits = reinterpret_cast<Bits>(x);
+  const auto is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  const Bits rounded = is_nan ? bits | 0x400000u : bits + 0x7fffu + (bits >> 16 & 1u);
+  return __builtin_convertvector(rounded >> 16, HalfBits);
+}
+
 // The first `count` lanes, rounded to `dtype`.
 FLASHPORT_DEVICE void store_values(char* to, DType dtype, Vec x, int count) {
   const auto* from = reinterpret_cast<const float*>(&x);
@@ -54,10 +63,14 @@ FLASHPORT_DEVICE void store_values(char* to, DType dtype, Vec x, int count) {
   if (dtype == DType::kFloat16) {
     for (int i = 0; i < kLanes; ++i) rounded[i] = to_half(from[i]).bits;
   } else {
-    for (int i = 0; i < kLanes; ++i) rounded[i] = to_bfloat16(from[i]).bits;
+    const HalfBits bits = round_bf16(x);
+    __builtin_memcpy(rounded, &bits, sizeof bits);
   }
-  const int live = count >= kLanes ? kLanes : count;
-  __builtin_memcpy(to, rounded, sizeof rounded[0] * static_cast<std::size_t>(live));
+  if (count >= kLanes) {
+    __builtin_memcpy(to, rounded, sizeof rounded);
+    return;
+  }
+  __builtin_memcpy(to, rounded, sizeof rounded[0] * static_cast<std::size_t>(count));
 }
 
 // A number for each column of a slice.
@@ -91,6 +104,11 @@ class StateTile {
     alignas(64) float x[kMostKeys];
   };
   using Columns = StateColumns<kGroups>;
+  // Something of each key.
+  template <class T>
+  struct Shares {
+    T x[kMostKeys];
+  };
 
   StateTile(const GatedDeltaUpdateParams& p, const Block&, StateTileMemory<kCfg>& memory, int column)
       : state_(memory.x),
@@ -168,9 +186,13 @@ class StateTile {
       v = Columns::make([&](int g) { return load_values(row, from_v, bytes, g * kLanes, maximum(live(g), 0)); });
     });
   }
-  template <class F>
-  void set_keys(Keys& keys, const F& f) const {
-    for (int key = 0; key < padded_; ++key) keys.x[key] = key < keys_ ? f(key) : 0.0f;
+  template <class T, class F>
+  void load_shares(Shares<T>& shares, const F& f) const {
+    for (int key = 0; key < keys_; ++key) shares.x[key] = f(key);
+  }
+  template <class T, class F>
+  void set_keys(Keys& keys, const Shares<T>& shares, const F& f) const {
+    for (int key = 0; key < padded_; ++key) keys.x[key] = key < keys_ ? f(shares.x[key]) : 0.0f;
   }
   void scale_keys(Keys& keys, float factor) const {
     for (int key = 0; key < padded_; key += kLanes) store_vec(keys.x + key, load_vec(keys.x + key) * factor);

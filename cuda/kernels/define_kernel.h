@@ -4,6 +4,8 @@
 
 #include "common/device/append_kernel.h"
 #include "common/device/decode_kernel.h"
+#include "common/device/gated_delta_chunk_kernel.h"
+#include "common/device/gated_delta_prepare_kernel.h"
 #include "common/device/gated_delta_update_kernel.h"
 #include "common/device/merge_kernel.h"
 #include "common/device/read_kernel.h"
@@ -54,6 +56,21 @@ FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>* sh
   }
 }
 
+// One warpgroup computes, the other brings it the chunks.
+template <GatedDeltaChunkConfig kCfg>
+FLASHPORT_DEVICE void gated_delta_chunk_block(const GatedDeltaChunkParams& p, ChainMemory<kCfg>& memory) {
+  begin_kernel();
+  const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
+  const Block block(&memory.flag, warpgroup * kWarpgroup, kWarpgroup, kChainBarrier + warpgroup);
+  if (warpgroup == 0) {
+    gated_delta_chunk<kCfg>(p, block, memory);
+    return;
+  }
+  ChunkCopies<kCfg> copies(p, block, memory);
+  copies.clear_triangles();
+  for_each_chain(p, block, kCfg.columns, [&](const Chain& chain) { copies.run(chain); });
+}
+
 template <DecodeConfig kCfg>
 constexpr int shared_bytes() {
   return kCfg.tuning.teams * static_cast<int>(sizeof(DecodeShared<kCfg>));
@@ -72,12 +89,11 @@ template <GatedDeltaConfig kCfg>
 FLASHPORT_DEVICE void gated_delta_update_block(const GatedDeltaUpdateParams& p) {
   __shared__ unsigned touched;
   if (threadIdx.x == 0) touched = touch_params(p);
-  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWaveSize, 0);
-  const Block block(&touched, warp * kWaveSize, kWaveSize, 0, warp, kCfg.tuning.waves);
+  __shared__ StateTileMemory<kCfg> memory;
+  const Block block(&touched, 0, kCfg.tuning.waves * kWaveSize, 0);
   const StateSlice slice = state_slice<kCfg>(p, block);
   begin_kernel();
-  StateTileMemory<kCfg> none;
-  gated_delta_update<kCfg>(p, block, slice, none);
+  gated_delta_update<kCfg>(p, block, slice, memory);
 }
 
 }  // namespace flashport::FLASHPORT_TARGET
@@ -102,7 +118,7 @@ FLASHPORT_DEVICE void gated_delta_update_block(const GatedDeltaUpdateParams& p) 
   }                                                                                                  \
   }
 
-// head_dim_k, state, key_major, gate_per_key. A team is a warp, which works alone.
+// head_dim_k, state, key_major, gate_per_key
 #define FLASHPORT_DEFINE_GATED_DELTA_UPDATE(symbol, key, ...)                                                      \
   namespace flashport::FLASHPORT_TARGET {                                                                          \
   constexpr GatedDeltaConfig symbol##_config = gated_delta_config({__VA_ARGS__});                                  \
@@ -113,8 +129,41 @@ FLASHPORT_DEVICE void gated_delta_update_block(const GatedDeltaUpdateParams& p) 
   }                                                                                                                \
   extern "C" KernelEntry symbol##_entry() {                                                                        \
     const auto* handle = reinterpret_cast<const void*>(symbol);                                                    \
-    return {key, {}, symbol##_threads, 0, handle, symbol##_config.tuning.waves, symbol##_config};                  \
+    return {key, {}, symbol##_threads, 0, handle, 1, symbol##_config};                                             \
   }                                                                                                                \
+  }
+
+// math, head_dim_k
+#define FLASHPORT_DEFINE_GATED_DELTA_PREPARE(symbol, key, ...)                               \
+  namespace flashport::FLASHPORT_TARGET {                                                    \
+  constexpr GatedDeltaChunkConfig symbol##_config{__VA_ARGS__};                              \
+  extern "C" __global__ void __launch_bounds__(kPrepareThreads)                              \
+      symbol(const __grid_constant__ GatedDeltaChunkParams params) {                         \
+    extern __shared__ __align__(1024) unsigned char panels[];                                \
+    begin_kernel();                                                                          \
+    auto& shared = *reinterpret_cast<PrepareShared<symbol##_config>*>(panels);               \
+    gated_delta_prepare<symbol##_config>(params, Block(&shared.tiles.flag), shared);         \
+  }                                                                                          \
+  extern "C" KernelEntry symbol##_entry() {                                                  \
+    constexpr int kBytes = sizeof(PrepareShared<symbol##_config>);                           \
+    const auto* handle = reinterpret_cast<const void*>(symbol);                              \
+    return {key, gated_delta_chunk_shape(symbol##_config), kPrepareThreads, kBytes, handle}; \
+  }                                                                                          \
+  }
+
+#define FLASHPORT_DEFINE_GATED_DELTA_CHUNK(symbol, key, ...)                                                    \
+  namespace flashport::FLASHPORT_TARGET {                                                                       \
+  constexpr GatedDeltaChunkConfig symbol##_config{__VA_ARGS__};                                                 \
+  extern "C" __global__ void __launch_bounds__(2 * kWarpgroup, 1)                                               \
+      symbol(const __grid_constant__ GatedDeltaChunkParams params) {                                            \
+    extern __shared__ __align__(1024) unsigned char panels[];                                                   \
+    gated_delta_chunk_block<symbol##_config>(params, *reinterpret_cast<ChainMemory<symbol##_config>*>(panels)); \
+  }                                                                                                             \
+  extern "C" KernelEntry symbol##_entry() {                                                                     \
+    constexpr int kBytes = sizeof(ChainMemory<symbol##_config>);                                                \
+    const auto* handle = reinterpret_cast<const void*>(symbol);                                                 \
+    return {key, gated_delta_chunk_shape(symbol##_config), 2 * kWarpgroup, kBytes, handle};                     \
+  }                                                                                                             \
   }
 
 #define FLASHPORT_DEFINE_MERGE(symbol, key, Params, body)                                                     \

@@ -93,6 +93,13 @@ FLASHPORT_DEVICE void ldmatrix_x2_trans(unsigned (&r)[2], const void* row) {
                : "memory");
 }
 
+// Stores as ldmatrix_x4_trans loads.
+FLASHPORT_DEVICE void stmatrix_x4_trans(void* row, const unsigned (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared_address(row)),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
 // An 8 x 8 matrix of 16-bit values, row g in the lanes 4 g + c (two a register), transposed.
 FLASHPORT_DEVICE unsigned transpose_8x8(unsigned two) {
   unsigned r;

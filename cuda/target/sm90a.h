@@ -5,3 +5,4 @@
 
 #define FLASHPORT_TILES_HEADER "cuda/target/tiles.h"
 #define FLASHPORT_STATE_TILE_HEADER "cuda/target/state_tile.h"
+#define FLASHPORT_DELTA_TILES_HEADER "cuda/target/delta_tiles.h"

@@ -21,6 +21,15 @@ constexpr GatedDeltaConfig gated_delta_config(const GatedDeltaShape& shape) {
   return {shape, gated_delta_tuning(shape)};
 }
 
+template <GatedDeltaConfig kCfg>
+FLASHPORT_DEVICE void gated_delta_update_wave(const GatedDeltaUpdateParams& p) {
+  const Block block(nullptr, kCfg.tuning.waves);
+  const std::int64_t heads = std::int64_t{p.batch} * static_cast<int>(p.by_v_heads.value);
+  if (block.index() >= heads * static_cast<int>(p.by_slices_of_head.value)) return;  // of the last block
+  StateTileMemory<kCfg> none;
+  gated_delta_update<kCfg>(p, block, state_slice<kCfg>(p, block), none);
+}
+
 // A multiprocessor (a CU of CDNA, a work-group processor of RDNA) has four SIMDs.
 template <class Tuning>
 constexpr int waves_per_simd(const Tuning& tuning) {
@@ -47,16 +56,13 @@ constexpr int waves_per_simd(const Tuning& tuning) {
   }
 
 // head_dim_k, state, key_major, gate_per_key. A team is a wave, which works alone.
-#define FLASHPORT_DEFINE_GATED_DELTA_UPDATE(symbol, key, ...)                                              \
-  namespace flashport::FLASHPORT_TARGET {                                                                  \
-  constexpr GatedDeltaConfig symbol##_config = gated_delta_config({__VA_ARGS__});                          \
-  FLASHPORT_KERNEL(symbol##_config.tuning.waves* kWaveSize, waves_per_simd(symbol##_config.tuning))        \
-  void symbol(const GatedDeltaUpdateParams) {                                                              \
-    const auto& params = kernel_params<GatedDeltaUpdateParams>();                                          \
-    const Block block(nullptr, symbol##_config.tuning.waves);                                              \
-    StateTileMemory<symbol##_config> none;                                                                 \
-    gated_delta_update<symbol##_config>(params, block, state_slice<symbol##_config>(params, block), none); \
-  }                                                                                                        \
+#define FLASHPORT_DEFINE_GATED_DELTA_UPDATE(symbol, key, ...)                                       \
+  namespace flashport::FLASHPORT_TARGET {                                                           \
+  constexpr GatedDeltaConfig symbol##_config = gated_delta_config({__VA_ARGS__});                   \
+  FLASHPORT_KERNEL(symbol##_config.tuning.waves* kWaveSize, waves_per_simd(symbol##_config.tuning)) \
+  void symbol(const GatedDeltaUpdateParams) {                                                       \
+    gated_delta_update_wave<symbol##_config>(kernel_params<GatedDeltaUpdateParams>());              \
+  }                                                                                                 \
   }
 
 #define FLASHPORT_DEFINE_MERGE(symbol, Params, body)                                  \

@@ -119,6 +119,7 @@ class StateTile {
   static constexpr int kColumnLanes = kKeyMajor ? kNeighbours : kOthers;
   static constexpr int kLaneKeys = kAllKeys / kKeyLanes;
   static constexpr int kLaneColumns = kColumns / kColumnLanes;
+  static constexpr int kOwnKeys = kLaneKeys / kColumnLanes;
   static constexpr int kUnits = kLaneColumns * kLaneKeys / kUnit;
   static_assert(kLaneKeys % kUnit == 0 && kLaneColumns <= kKeyLanes && kColumnLanes <= kLaneKeys);
   static_assert(kKeyMajor ? kLaneColumns == kUnit : kKeyLanes >= 8);
@@ -149,6 +150,10 @@ class StateTile {
     float x[kLaneKeys];
   };
   using Columns = float;
+  template <class T>
+  struct Shares {
+    T x[kOwnKeys];
+  };
 
   FLASHPORT_DEVICE StateTile(const GatedDeltaUpdateParams& p, const Block& block, StateTileMemory<kCfg>&, int column)
       : keys_(p.head_dim_k), columns_(p.head_dim_v), column_(column), block_(block) {}
@@ -217,18 +222,20 @@ class StateTile {
       v = column_ + own < columns_ ? to_float(raw_v) : 0.0f;
     });
   }
-  // f(key), which each of the lanes that share keys works out for a part of them.
-  template <class F>
-  FLASHPORT_DEVICE void set_keys(Keys& keys, const F& f) const {
-    constexpr int kOwn = kLaneKeys / kColumnLanes;
+  // Shares: what f(key) says of a part of the keys, of which each of the lanes that share keys has another.
+  template <class T, class F>
+  FLASHPORT_DEVICE void load_shares(Shares<T>& shares, const F& f) const {
     const Place at = place();
-    const int first = OfKey::template index<kColumnLanes>(at.lane) * kOwn;
-    float own[kOwn];
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      const int key = key_of(at, first + i);
-      own[i] = key < keys_ ? f(key) : 0.0f;
-    }
+    for (int i = 0; i < kOwnKeys; ++i) shares.x[i] = f(minimum(own_key(at, i), keys_ - 1));
+  }
+  // f(share of a key)
+  template <class T, class F>
+  FLASHPORT_DEVICE void set_keys(Keys& keys, const Shares<T>& shares, const F& f) const {
+    const Place at = place();
+    float own[kOwnKeys];
+#pragma unroll
+    for (int i = 0; i < kOwnKeys; ++i) own[i] = own_key(at, i) < keys_ ? f(shares.x[i]) : 0.0f;
     OfKey::gather(own, keys.x, at.lane);
   }
   FLASHPORT_DEVICE void scale_keys(Keys& keys, float factor) const {
@@ -290,6 +297,10 @@ class StateTile {
   }
   FLASHPORT_DEVICE static int column_of(Place at, int i) {
     return kKeyMajor ? at.column_lane * kUnit + i : i * kColumnLanes + at.column_lane;
+  }
+
+  FLASHPORT_DEVICE static int own_key(Place at, int i) {
+    return key_of(at, OfKey::template index<kColumnLanes>(at.lane) * kOwnKeys + i);
   }
 
   // A lane's part of a row of keys; of those that do not exist the row's first are read in their place.

@@ -37,6 +37,8 @@ const KernelEntry kCpuKernels[] = {
     {"gated_delta_update/state=fp32/vk/k64/fakecpu", {}, 1, 0, nullptr, 1, {{64, DType::kFloat32, 0, 0}, {16, 1, 1}}},
     {"gated_delta_update/state=fp32/vk/k256/fakecpu", {}, 1, 0, nullptr, 1, {{256, DType::kFloat32, 0, 0}, {16, 1, 1}}},
     {"gated_delta_update/kda/fakecpu", {}, 1, 0, nullptr, 1, {{256, DType::kFloat32, 0, 1}, {16, 1, 1}}},
+    {"gated_delta_prepare/fp32/k256/fakecpu", {256, 0, 0, MathType::kFp32, KvFormat::kFp32}, 1, 0, nullptr},
+    {"gated_delta_chunk/fp32/k256/fakecpu", {256, 0, 0, MathType::kFp32, KvFormat::kFp32}, 1, 0, nullptr},
 };
 
 const char* one_device(int* count) {

@@ -36,6 +36,27 @@ TEST_F(Workspace, IsZeroAndKeptPerStream) {
   EXPECT_EQ(fake_state().allocations, allocations);
 }
 
+// What a call leaves behind in scratch is never found where another expects zeros.
+TEST_F(Workspace, ScratchIsNoOnesCounters) {
+  DeviceContext& cpu = device_context(kCheck, TensorView(nullptr, DType::kFloat32, Device{}, {1}), "x");
+  for (DeviceContext* device : {&gpu_, &cpu}) {
+    const auto of = [&](WorkspaceUse use) {
+      return acquire_workspace(kCheck, *device, 10, kMiB, std::nullopt, use).data();
+    };
+    void* counters = of(WorkspaceUse::kCounters);
+    void* scratch = of(WorkspaceUse::kScratch);
+    EXPECT_NE(scratch, counters);
+    EXPECT_EQ(of(WorkspaceUse::kCounters), counters);
+    EXPECT_EQ(of(WorkspaceUse::kScratch), scratch);
+  }
+  // Nor in the spares that captures take.
+  fake_state().capture = 1;
+  const auto captured = [&](WorkspaceUse use) {
+    return acquire_workspace(kCheck, gpu_, 10, kMiB, std::nullopt, use).data();
+  };
+  EXPECT_NE(captured(WorkspaceUse::kScratch), captured(WorkspaceUse::kCounters));
+}
+
 TEST_F(Workspace, GrowsOutsideOfCapturesAndFreesTheOldOne) {
   (void)take(10, kMiB);
   EXPECT_EQ(fake_state().live_allocations, 2);  // its own and a spare

@@ -1,12 +1,10 @@
 #include "tests/ops/gated_delta_call.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 
-#include "tests/support/compare.h"
+#include "tests/ops/written.h"
 #include "tests/support/random.h"
 
 namespace flashport_test {
@@ -215,76 +213,32 @@ void GatedDeltaCall::run(const flashport::GatedDeltaUpdateArgs& args) {
 void GatedDeltaCall::check() {
   const std::vector<reference::GatedDeltaSequence> exact = reference::gated_delta(inputs());
   const std::vector<reference::GatedDeltaSequence> plain = reference::gated_delta_plain(inputs(), c_.type, c_.state);
-  // What must keep its bits is what is here now.
-  std::vector<unsigned char> state_before, steps_before;
-  if (state_) state_before = state_->element_bytes();
-  if (steps_) steps_before = steps_->element_bytes();
-  const std::vector<unsigned char> out_before = out_.element_bytes();
-  run();
-
-  // The elements that the call has to write: index, exact, plain.
-  struct Expected {
-    std::vector<double> got, exact, plain;
-    std::vector<bool> written;
-  };
-  const auto place_of = [](const Tensor& tensor, const Shape& at) {
-    std::int64_t place = 0;
-    for (std::size_t axis = 0; axis < at.size(); ++axis) place = place * tensor.shape()[axis] + at[axis];
-    return static_cast<std::size_t>(place);
-  };
-  const auto expect = [&](Expected& e, Tensor& tensor, const Shape& at, double wanted, double usual) {
-    e.written.resize(static_cast<std::size_t>(tensor.numel()));
-    e.written[place_of(tensor, at)] = true;
-    e.got.push_back(tensor.get(at));
-    e.exact.push_back(wanted);
-    e.plain.push_back(usual);
-  };
-  const auto expect_state = [&](Expected& e, Tensor& tensor, Shape outer, const std::vector<double>& wanted,
+  Written outs(out_);
+  std::optional<Written> states, steps;
+  if (state_) states.emplace(*state_);
+  if (steps_) steps.emplace(*steps_);
+  const auto expect_state = [&](Written& written, const Shape& outer, const std::vector<double>& wanted,
                                 const std::vector<double>& usual) {
-    std::size_t i = 0;
-    for (std::int64_t head = 0; head < c_.v_heads; ++head) {
-      for (std::int64_t key = 0; key < c_.dim_k; ++key) {
-        for (std::int64_t column = 0; column < c_.dim_v; ++column, ++i) {
-          Shape at = outer;
-          at.insert(at.end(), {head, c_.key_major ? key : column, c_.key_major ? column : key});
-          expect(e, tensor, at, wanted[i], usual[i]);
-        }
-      }
-    }
+    written.expect_state(outer, c_.key_major, c_.v_heads, c_.dim_k, c_.dim_v, wanted, usual);
   };
-  Expected outs, states, steps;
   for (std::size_t n = 0; n < exact.size(); ++n) {
     const reference::GatedDeltaSequence& e = exact[n];
     std::size_t i = 0;
     for (std::int64_t t = 0; t < e.count; ++t) {
       for (std::int64_t head = 0; head < c_.v_heads; ++head) {
         for (std::int64_t column = 0; column < c_.dim_v; ++column, ++i) {
-          expect(outs, out_, {e.row, e.first + t, head, column}, e.out[i], plain[n].out[i]);
+          outs.expect({e.row, e.first + t, head, column}, e.out[i], plain[n].out[i]);
         }
       }
-      if (steps_ && c_.steps[n] >= 0) {
-        expect_state(steps, *steps_, {c_.steps[n], t}, e.steps[t], plain[n].steps[t]);
-      }
+      if (steps_ && c_.steps[n] >= 0) expect_state(*steps, {c_.steps[n], t}, e.steps[t], plain[n].steps[t]);
     }
     const std::int64_t slot = !state_ ? -1 : c_.identity ? static_cast<std::int64_t>(n) : c_.slots[n];
-    if (slot >= 0 && e.count > 0 && c_.update) expect_state(states, *state_, {slot}, e.state, plain[n].state);
+    if (slot >= 0 && e.count > 0 && c_.update) expect_state(*states, {slot}, e.state, plain[n].state);
   }
-  const auto judge = [&](const char* what, Expected& e, Tensor& tensor, const std::vector<unsigned char>& before) {
-    EXPECT_EQ(tensor.damage(), "") << what;
-    const Comparison compared = compare(e.got, e.exact, e.plain, fp32_floor(e.exact));
-    EXPECT_EQ(compared.failure, "") << what;
-    e.written.resize(static_cast<std::size_t>(tensor.numel()));
-    const std::vector<unsigned char> now = tensor.element_bytes();
-    const std::size_t bytes = now.empty() ? 1 : now.size() / e.written.size();
-    for (std::size_t i = 0; i < e.written.size(); ++i) {
-      if (e.written[i]) continue;
-      ASSERT_TRUE(std::equal(now.begin() + i * bytes, now.begin() + (i + 1) * bytes, before.begin() + i * bytes))
-          << what << ": element " << i << " was written";
-    }
-  };
-  judge("out", outs, out_, out_before);
-  if (state_) judge("state", states, *state_, state_before);
-  if (steps_) judge("intermediate_states", steps, *steps_, steps_before);
+  run();
+  outs.judge("out");
+  if (states) states->judge("state");
+  if (steps) steps->judge("intermediate_states");
 }
 
 }  // namespace flashport_test

@@ -203,3 +203,65 @@ def test_a_wrong_result_is_called_wrong():
     spoiled[3, 3] = np.nan
     assert oracle.compare(spoiled, truth, truth + noise, "fp32").problem == "out: not finite"
     assert "shape" in oracle.compare(truth[1:], truth, truth, "fp32").problem
+
+
+def make_chunked(lens=(70, 0, 130), heads=2, group=2, keys=16, values=24, seed=0):
+    """Arguments of oracle.chunk for packed sequences, in fp32."""
+    rng = np.random.default_rng(seed)
+    tokens, value_heads = sum(lens), heads * group
+    return {
+        "q": rng.standard_normal((1, tokens, heads, keys), np.float32),
+        "k": rng.standard_normal((1, tokens, heads, keys), np.float32),
+        "v": rng.standard_normal((1, tokens, value_heads, values), np.float32),
+        "g": -rng.uniform(0, 1, (1, tokens, value_heads)).astype(np.float32),
+        "beta": rng.uniform(0, 1, (1, tokens, value_heads)).astype(np.float32),
+        "state": rng.standard_normal((len(lens), value_heads, keys, values), np.float32),
+        "state_layout": "kv",
+        "cu_seqlens": np.concatenate([[0], np.cumsum(lens)]),
+        "rule": oracle.Rule(use_qk_l2norm=True),
+    }
+
+
+def test_chunks_of_the_recurrence_are_the_wy_form():
+    x = make_chunked()
+    got = oracle.chunk(**x)
+    q, k = (oracle.l2norm(x[name].astype(np.float64))[0] for name in "qk")
+    for n, (first, end) in enumerate(zip(x["cu_seqlens"][:-1], x["cu_seqlens"][1:], strict=True)):
+        own = slice(first, end)
+        for hv in range(4):
+            v, g, beta = (x[name][0, own, hv].astype(np.float64) for name in ("v", "g", "beta"))
+            S = x["state"][n, hv].astype(np.float64)  # noqa: N806
+            wide = np.broadcast_to(g[:, None], (len(g), 16))
+            out, state = wy_form(q[own, hv // 2] / 4, k[own, hv // 2], v, wide, beta, S, 64)
+            np.testing.assert_allclose(got.out[0, own, hv], out, rtol=1e-12, atol=1e-12)
+            np.testing.assert_allclose(got.final_states[n, hv], state, rtol=1e-12, atol=1e-12)
+    np.testing.assert_array_equal(got.state, got.final_states)
+    # Sequences of 2, 0 and 3 chunks; the first enters with the state that was given.
+    assert got.chunk_states.shape == (1, 5, 4, 16, 24)
+    np.testing.assert_array_equal(got.chunk_states[0, [0, 2]], x["state"][[0, 2]])
+    head = oracle.chunk(**make_chunked() | {"cu_seqlens": np.array([0, 64, 64, 64])})
+    np.testing.assert_array_equal(got.chunk_states[0, 1], head.state[0])
+
+
+@pytest.mark.parametrize(("fmt", "least", "most"), [("fp32", 1e-9, 1e-6), ("bf16", 1e-4, 2e-2)])
+def test_the_plain_wy_form_is_as_far_off_as_its_type(fmt, least, most):
+    x = make_chunked()
+    for name in "qkv":
+        x[name] = numerics.rounded(x[name], fmt)
+    truth, plain = oracle.chunk(**x), oracle.chunk(**x, plain=fmt)
+    for name in ("out", "state", "final_states", "chunk_states"):
+        wanted, got = getattr(truth, name), getattr(plain, name)
+        assert got.dtype == np.float32
+        error = np.abs(got - wanted).max() / np.abs(wanted).max()
+        assert least < error < most, name
+    np.testing.assert_array_equal(plain.out, numerics.rounded(plain.out, fmt))
+
+
+def test_the_gate_of_a_chunked_call_is_that_of_the_update():
+    x = make_chunked(lens=(40,))
+    a_log, bias = np.log(np.linspace(0.1, 1, 4)).astype(np.float32), np.linspace(-1, 1, 4).astype(np.float32)
+    chunked = oracle.chunk(**x, A_log=a_log, dt_bias=bias, beta_sigmoid=True)
+    common = {name: x[name] for name in ("q", "k", "v", "state", "state_layout", "rule")}
+    stepped = oracle.update(**common, a=x["g"], b=x["beta"], A_log=a_log, dt_bias=bias)
+    np.testing.assert_allclose(chunked.out, stepped.out, rtol=1e-13)
+    np.testing.assert_allclose(chunked.state, stepped.state, rtol=1e-13)

@@ -1,4 +1,4 @@
-"""SGLang's signature over gated_delta_update: the same bits by position, by keyword, and from torch."""
+"""SGLang's signatures over the gated delta rule: the same bits by position, by keyword, and from torch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import sys
 import numpy as np
 import pytest
 
+from chunk_call import check_chunk, make_chunk
 from conftest import BF16
 from delta_call import check, make_delta
 from flashport import sglang
 
 UPDATE = sglang.fused_sigmoid_gating_delta_rule_update
+CHUNK = sglang.chunk_gated_delta_rule
 # SGLang's name of each argument that goes by keyword.
 NAMES = {
     "lower_bound": "lower_bound",
@@ -181,3 +183,136 @@ def test_torch_is_not_imported():
         "assert out.shape == x.shape and 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+CHUNKS = {
+    "dense": {"batch": 2, "tokens": 130},
+    "packed": {"lens": (70, 0, 1, 128), "slots": "padded"},
+    "no pool": {"lens": (70, 3), "slots": None},
+    "old pool": {"tokens": 70, "layout": "kv", "state_dtype": BF16, "scale": 0.25},
+    "kept pool": {"tokens": 70, "update_state": False},
+}
+
+
+def make_prompt(name):
+    """(call of gated_delta_chunk, what SGLang would hand in by position, what by keyword)."""
+    call = make_chunk(use_qk_l2norm=True, heads=2, **CHUNKS[name])
+    x = call.arguments
+    positional = [x["q"], x["k"], x["v"], x["g"], x["beta"], x.get("scale"), x.get("state"), x.get("state_indices"),
+                  x.get("cu_seqlens"), False, True, x["update_state"]]  # fmt: skip
+    return call, positional, {"state_layout": x["state_layout"]}
+
+
+def with_chunk_states(call):
+    """The call with room for exactly the states that enter its chunks."""
+    chunks = sum(-(-n // 64) for n in call.lens) if "cu_seqlens" in call.arguments else -(-call["q"].shape[1] // 64)
+    heads, keys, values = call["v"].shape[2], call["q"].shape[3], call["v"].shape[3]
+    inner = (keys, values) if call["state_layout"] == "kv" else (values, keys)
+    batch = call["q"].shape[0]
+    call.arguments["chunk_states"] = np.full((batch, chunks, heads, *inner), np.nan, call["q"].dtype)
+    call.memory["chunk_states"] = call["chunk_states"].reshape(batch, -1)
+    return call
+
+
+def test_the_signature_of_the_chunked_form_is_sglangs():
+    parameters = inspect.signature(CHUNK).parameters
+    assert [name for name, x in parameters.items() if x.kind is x.POSITIONAL_OR_KEYWORD] == [
+        "q", "k", "v", "g", "beta", "scale", "initial_state", "initial_state_indices", "cu_seqlens", "head_first",
+        "use_qk_l2norm_in_kernel", "inplace_update",
+    ]  # fmt: skip
+    assert list(parameters)[-2:] == ["output_h", "state_layout"]
+    text = inspect.getdoc(CHUNK)
+    assert not [name for name in parameters if f"{name}:" not in text]
+
+
+@pytest.mark.parametrize("name", CHUNKS)
+@pytest.mark.parametrize("by_name", [False, True])
+def test_prompts_from_numpy(name, by_name):
+    call, _, _ = make_prompt(name)
+    check_chunk(with_chunk_states(call))
+    other, positional, keywords = make_prompt(name)
+    if by_name:
+        keywords |= dict(zip(inspect.signature(CHUNK).parameters, positional, strict=False))
+        positional = []
+    o, nothing, h = CHUNK(*positional, **keywords)
+    assert nothing is None
+    same(o, call["out"])
+    same(h, call["chunk_states"])
+    assert o.dtype == h.dtype == BF16
+    for pool in other.memory:
+        same(other.memory[pool], call.memory[pool])
+
+
+@pytest.mark.parametrize("name", CHUNKS)
+def test_prompts_from_torch(name):
+    torch = pytest.importorskip("torch")
+    call, positional, keywords = make_prompt(name)
+    positional = [
+        torch.from_numpy(x.view(np.int16).copy()).view(torch.bfloat16)
+        if isinstance(x, np.ndarray) and x.dtype == BF16
+        else torch.tensor(x)
+        if isinstance(x, np.ndarray)
+        else x
+        for x in (np.ascontiguousarray(x) if isinstance(x, np.ndarray) else x for x in positional)
+    ]
+    o, nothing, h = CHUNK(*positional, **keywords)
+    with_chunk_states(call).run()
+    assert nothing is None
+    assert o.dtype is h.dtype is torch.bfloat16
+    same(o.view(torch.int16).numpy(), call["out"].view(np.int16))
+    same(h.view(torch.int16).numpy(), call["chunk_states"].view(np.int16))
+    if positional[6] is not None:
+        state = positional[6]
+        state = state.view(torch.int16).numpy().view(BF16) if state.dtype is torch.bfloat16 else state.numpy()
+        same(state, call["state"])
+
+
+def test_h_may_be_left_out():
+    call, _, _ = make_prompt("packed")
+    call.run()
+    _, positional, keywords = make_prompt("packed")
+    o, _, h = CHUNK(*positional, **keywords, output_h=False)
+    assert h is None
+    same(o, call["out"])
+
+
+def test_indices_without_a_state_are_not_read():
+    call, positional, keywords = make_prompt("no pool")
+    positional[7] = np.array([700, 700], np.int32)
+    o, _, _ = CHUNK(*positional, **keywords)
+    call.run()
+    same(o, call["out"])
+
+
+def test_heads_come_last():
+    _, positional, keywords = make_prompt("dense")
+    positional[9] = True
+    with pytest.raises(DeprecationWarning, match=r"^chunk_gated_delta_rule: head_first must be False"):
+        CHUNK(*positional, **keywords)
+
+
+@pytest.mark.parametrize("index", [0, 3, 6])
+def test_a_gradient_of_a_prompt_is_refused(index):
+    torch = pytest.importorskip("torch")
+    _, positional, keywords = make_prompt("dense")
+    positional = [
+        torch.from_numpy(np.ascontiguousarray(x, np.int32 if x.dtype.kind == "i" else np.float32))
+        if isinstance(x, np.ndarray)
+        else x
+        for x in positional
+    ]
+    positional[index].requires_grad_()
+    with pytest.raises(NotImplementedError, match=r"^chunk_gated_delta_rule: an argument requires a gradient"):
+        CHUNK(*positional, **keywords)
+    with torch.no_grad():
+        assert not CHUNK(*positional, **keywords)[0].requires_grad
+
+
+def test_errors_of_prompts_use_the_names_of_gated_delta_chunk():
+    _, positional, keywords = make_prompt("dense")
+    positional[4] = positional[4][..., None]
+    with pytest.raises(ValueError, match=r"^gated_delta_chunk: beta must have 3 dimensions"):
+        CHUNK(*positional, **keywords)
+    positional[0] = positional[0][0]
+    with pytest.raises(ValueError, match=r"^gated_delta_chunk: q must have 4 dimensions"):
+        CHUNK(*positional, **keywords)

@@ -18,7 +18,7 @@ from flashport.decode import (
     num_splits_heuristic,
 )
 from flashport.devices import Support, backends, supports, version, which_kernel
-from flashport.gated_delta import gated_delta_update
+from flashport.gated_delta import gated_delta_chunk, gated_delta_chunk_workspace_size, gated_delta_update
 
 __version__ = version()
 
@@ -31,6 +31,8 @@ __all__ = [
     "flash_decode",
     "flash_decode_stage1",
     "flash_decode_stage2",
+    "gated_delta_chunk",
+    "gated_delta_chunk_workspace_size",
     "gated_delta_update",
     "merge_state",
     "merge_states",

@@ -1,5 +1,5 @@
 """Types of the compiled half. Arrays are anything that speaks DLPack; arguments of operations go by position, those of
-gated_delta_update behind ``out`` also by keyword.
+the gated delta rule behind ``out`` also by keyword.
 """
 
 from collections.abc import Sequence
@@ -106,3 +106,53 @@ def gated_delta_update(
     parent_tokens: Any = None,
     stream: Any = None,
 ) -> None: ...
+def gated_delta_chunk(
+    q: Any,
+    k: Any,
+    v: Any,
+    g: Any,
+    beta: Any,
+    state: Any,
+    state_indices: Any,
+    out: Any,
+    /,
+    scale: float | None = None,
+    use_qk_l2norm: bool | None = None,
+    beta_sigmoid: bool | None = None,
+    allow_neg_eigval: bool | None = None,
+    A_log: Any = None,  # noqa: N803
+    dt_bias: Any = None,
+    head_map: str | None = None,
+    state_layout: str | None = None,
+    update_state: bool | None = None,
+    cu_seqlens: Any = None,
+    final_states: Any = None,
+    chunk_states: Any = None,
+    workspace: Any = None,
+    stream: Any = None,
+) -> None: ...
+def gated_delta_chunk_workspace_size(
+    q: Any,
+    k: Any,
+    v: Any,
+    g: Any,
+    beta: Any,
+    state: Any,
+    state_indices: Any,
+    out: Any,
+    /,
+    scale: float | None = None,
+    use_qk_l2norm: bool | None = None,
+    beta_sigmoid: bool | None = None,
+    allow_neg_eigval: bool | None = None,
+    A_log: Any = None,  # noqa: N803
+    dt_bias: Any = None,
+    head_map: str | None = None,
+    state_layout: str | None = None,
+    update_state: bool | None = None,
+    cu_seqlens: Any = None,
+    final_states: Any = None,
+    chunk_states: Any = None,
+    workspace: Any = None,
+    stream: Any = None,
+) -> int: ...

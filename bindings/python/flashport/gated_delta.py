@@ -35,6 +35,33 @@ def new_output(q: Any, v: Any) -> Any:
     return None
 
 
+def new_array(like: Any, shape: tuple[int, ...], dtype: str | None = None) -> Any:
+    """An uninitialised, contiguous array of ``like``'s library and device, of its type or the one named."""
+    torch, numpy, cupy = (sys.modules.get(name) for name in ("torch", "numpy", "cupy"))
+    if torch is not None and isinstance(like, torch.Tensor):
+        return torch.empty(shape, dtype=getattr(torch, dtype) if dtype else like.dtype, device=like.device)
+    if numpy is not None and isinstance(like, numpy.ndarray):
+        return numpy.empty(shape, dtype or like.dtype)
+    if isinstance(like, _core.DeviceArray):
+        return _core.DeviceArray(shape, dtype or like.dtype, like.device)
+    if cupy is not None and isinstance(like, cupy.ndarray):
+        with like.device:
+            return cupy.empty(shape, dtype or like.dtype)
+    raise TypeError(f"expected arrays of torch, NumPy, CuPy or flashport, got {type(like).__name__}")
+
+
+def refuse_gradients(function: str, *arrays: Any) -> None:
+    """There is no backward: a result that silently leaves the graph would train nothing."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.is_grad_enabled():
+        return
+    if any(getattr(array, "requires_grad", False) for array in arrays):
+        raise NotImplementedError(
+            f"{function}: an argument requires a gradient and there is no backward; call it under torch.no_grad() or "
+            "torch.inference_mode()"
+        )
+
+
 def gated_delta_update(
     q: Any,
     k: Any,
@@ -146,3 +173,133 @@ def gated_delta_update(
         intermediate_indices, parent_tokens, stream,
     )  # fmt: skip
     return out
+
+
+def gated_delta_chunk(
+    q: Any,
+    k: Any,
+    v: Any,
+    g: Any,
+    beta: Any,
+    state: Any = None,
+    state_indices: Any = None,
+    *,
+    scale: float | None = None,
+    use_qk_l2norm: bool = False,
+    beta_sigmoid: bool = False,
+    allow_neg_eigval: bool = False,
+    A_log: Any = None,  # noqa: N803 - the field's name
+    dt_bias: Any = None,
+    head_map: str = "consecutive",
+    state_layout: str = "vk",
+    update_state: bool = True,
+    cu_seqlens: Any = None,
+    final_states: Any = None,
+    chunk_states: Any = None,
+    workspace: Any = None,
+    out: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Runs the gated delta rule over prompts, 64 tokens at a time, with matrix products in place of single steps.
+
+    For each token and value head, with S [K, V] in fp32::
+
+        S = exp(g) * S
+        S = S + k (beta * (v - S^T k))^T
+        o = S^T (scale * q)
+
+    which within a chunk is one triangular system for all its tokens (the WY form). Chunks are counted from a sequence's
+    first token. S starts from the sequence's slot and ends there; it stays in fp32 over all chunks, and is rounded to
+    the pool's type once, to nearest even. Operands of products are of the type of ``q`` on GPUs and fp32 on a CPU;
+    sums, gates, and the inverse of the triangular system are fp32, sums of gates carry twice as many digits. Slots that
+    no sequence names are neither read nor written.
+
+    The bits of a sequence's results do not depend on the rest of the batch; a prompt that is cut at a multiple of 64
+    tokens has the same bits in one call and in two, as long as the pool is fp32. Indices and ``cu_seqlens`` are read on
+    the device, so a captured graph can be replayed with others.
+
+    K and V are multiples of 8 from 16 to 256 and may differ; HV is a multiple of H.
+
+    Source: common/host/gated_delta_chunk.cpp, common/host/gated_delta_chunk_problem.cpp (checks),
+    common/device/gated_delta_prepare_kernel.h, common/device/gated_delta_chunk_kernel.h.
+
+    Args:
+        q: (B, T, H, K) fp16, bf16 or fp32; any strides but the last axis, which is contiguous: a slice of a packed
+            projection will do.
+        k: (B, T, H, K), as ``q``.
+        v: (B, T, HV, V), as ``q``.
+        g: (B, T, HV), logarithm of the factor on the state, with ``A_log`` what it is made of; fp32, fp16 or bf16; any
+            strides. Below -120, where nothing of a state is left, it counts as -120.
+        beta: (B, T, HV), rate at which the state learns, or its logit; fp32, fp16 or bf16; any strides.
+        state: The pool: (slots, HV, V, K), or (slots, HV, K, V) with ``state_layout="kv"``; fp32 or bf16; any stride
+            between slots, each of them contiguous. Written, unless ``update_state`` is False. Default: every sequence
+            starts from zero.
+        state_indices: (N) int32 or int64, the slot of each sequence; no slot twice if states are written. Negative: the
+            sequence starts from zero and its final state is not written to the pool. Default: 0 to N - 1.
+        scale: Factor on the queries, after their normalisation; above 0; default K ** -0.5.
+        use_qk_l2norm: Divide each q and k by sqrt(its sum of squares + 1e-6) first.
+        beta_sigmoid: ``beta`` is a logit; its sigmoid is taken, in fp32.
+        allow_neg_eigval: Twice that sigmoid; needs ``beta_sigmoid``.
+        A_log: HV elements in any shape, fp32, contiguous. Where given, the logarithm of the factor is
+            -exp(A_log) * softplus(g + dt_bias), in fp32.
+        dt_bias: HV elements in any shape, fp32, fp16 or bf16, contiguous; needs ``A_log``. Default: zeros.
+        head_map: Which query and key head a value head h reads: "consecutive" is h // (HV / H), "modulo" is h % H.
+        state_layout: "vk" or "kv", the inner axes of ``state``, ``final_states`` and ``chunk_states``.
+        update_state: Whether final states are written to ``state``.
+        cu_seqlens: (N + 1) int32 or int64, first token of each sequence, with B = 1 and the sequences packed along T;
+            starts with 0. Tokens behind its last entry belong to nobody: their output is not written.
+        final_states: (N, HV, V, K), with the inner axes of ``state_layout``; fp32 or bf16; written: the state that each
+            sequence ends with, also where its index is negative. A sequence without tokens ends as it starts.
+        chunk_states: (B, chunks, HV, V, K), with the inner axes of ``state_layout``, of the type of ``q``; written: the
+            state that enters each chunk. There are ceil(T / 64) chunks; with ``cu_seqlens`` as many as the sequences
+            have together, one sequence behind the other.
+        workspace: uint8 of at least :func:`gated_delta_chunk_workspace_size` bytes, aligned to 16, which may hold
+            anything and does so afterwards: not one that :func:`flash_decode` is given. Default: the library keeps one
+            for each stream, and for each captured graph.
+        out: (B, T, HV, V), of the type of ``q``, any strides but the last axis; written. Default: a new array of q's
+            library; to be given where that is none of torch, NumPy and CuPy.
+        stream: As in :func:`flash_decode`.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        ValueError: A wrong rank, shape, stride, device or value; nothing has been written. Where they are in host
+            memory also: a slot beyond its pool or named twice, ``cu_seqlens`` that does not start at 0, falls, or
+            exceeds T, and ``chunk_states`` with too few chunks. On a GPU, where no call waits, slots are trusted,
+            lengths are clamped, and surplus chunks are not stored (FLASHPORT_CHECK=1 in the environment checks all of
+            it, and waits). Also a graph capture for which no workspace is ready.
+        TypeError: A wrong element type, or an argument that is no array.
+        NotImplementedError: No kernel of the device's target serves the request; the text says what is missing.
+        RuntimeError: A driver call failed.
+    """
+    out = new_output(q, v) if out is None else out
+    _core.gated_delta_chunk(
+        q, k, v, g, beta, state, state_indices, out, scale, use_qk_l2norm, beta_sigmoid, allow_neg_eigval, A_log,
+        dt_bias, head_map, state_layout, update_state, cu_seqlens, final_states, chunk_states, workspace, stream,
+    )  # fmt: skip
+    return out
+
+
+def gated_delta_chunk_workspace_size(q: Any, k: Any, v: Any, g: Any, beta: Any, *, cu_seqlens: Any = None) -> int:
+    """Bytes of workspace that :func:`gated_delta_chunk` needs for these shapes on their device, whatever the lengths.
+
+    About 33 KiB for 64 tokens of one value head; half as much where operands of products have 16 bits.
+
+    Source: common/host/gated_delta_chunk.cpp.
+
+    Args:
+        q: As in :func:`gated_delta_chunk`; nothing is read of its elements, nor of those of the others.
+        k: See ``q``.
+        v: See ``q``.
+        g: See ``q``.
+        beta: See ``q``.
+        cu_seqlens: See ``q``.
+
+    Returns:
+        A number of bytes; 0 where there are no tokens.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError: As :func:`gated_delta_chunk`.
+    """
+    return _core.gated_delta_chunk_workspace_size(q, k, v, g, beta, None, None, new_output(q, v), cu_seqlens=cu_seqlens)

@@ -2,7 +2,8 @@
 
 Shares no code with the library. The fp32 recurrence is the yardstick of every tolerance: sums in index order, no fused
 multiply-add, states rounded to the type of the memory that holds them wherever they are stored, outputs rounded to
-theirs; the library's error against fp64 may be 1.5 times as large as its. Symbols are those of
+theirs; the library's error against fp64 may be 1.5 times as large as its. That of the chunked form is held against a
+plain WY form with operands of the inputs' type. Symbols are those of
 flashport/gated_delta.py; element types are named as in flashport/numerics.py.
 """
 
@@ -170,6 +171,143 @@ def update(
 
 def _or_identity(indices: np.ndarray | None, count: int) -> np.ndarray:
     return np.arange(count) if indices is None else np.asarray(indices)
+
+
+@dataclass(frozen=True)
+class ExpectedChunks:
+    """What a chunked call leaves behind: as :class:`Expected`, and the states that sequences end with and enter chunks.
+
+    final_states [N, ...] and chunk_states [B, chunks, ...] have the inner axes of the layout.
+    """
+
+    out: np.ndarray
+    state: np.ndarray | None
+    final_states: np.ndarray
+    chunk_states: np.ndarray
+
+
+CHUNK = 64
+
+
+def log_gates(g: np.ndarray, A_log: np.ndarray | None, dt_bias: np.ndarray | None, dtype: type) -> np.ndarray:  # noqa: N803
+    """Logarithms of the decays [.., HV] from the chunked call's arguments."""
+    if A_log is None:
+        return g.astype(dtype)
+    bias = np.zeros(g.shape[-1]) if dt_bias is None else dt_bias.reshape(-1)
+    return gate(g, A_log.reshape(-1), bias, Rule(), dtype)
+
+
+def wy_chunk(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    g: np.ndarray,
+    beta: np.ndarray,
+    S: np.ndarray,  # noqa: N803
+    fmt: str,
+) -> tuple[np.ndarray, np.ndarray]:
+    """One chunk in the plain WY form: (o [HV, c, V], the new state [HV, K, V]), in fp32.
+
+    q, k [HV, c, K] of type ``fmt``, normalised and rounded to it; v [HV, c, V]; g, beta [HV, c]. U = T (beta v),
+    W = T (beta e^G k), v_new = U - W S, with T, U, W, v_new, P and the operand S rounded to ``fmt``, and sums in fp32.
+    Gates are added up in fp64, none below -1000, so that differences are numbers: the yardstick is of the products, not
+    of how sums of gates lose digits.
+    """
+    rounded, f32 = (lambda x: numerics.rounded(x, fmt)), np.float32
+    G = np.cumsum(np.maximum(g.astype(np.float64), -1000), axis=-1)  # noqa: N806
+    count = G.shape[-1]
+    lower = np.tri(count, dtype=bool)
+    D = np.exp(np.where(lower, G[:, :, None] - G[:, None, :], -np.inf).astype(f32))  # noqa: N806
+    beta = beta[..., None].astype(f32)
+    eg = np.exp(G).astype(f32)[..., None]
+    A = np.where(np.tri(count, k=-1, dtype=bool), beta * (k @ k.swapaxes(1, 2)) * D, f32(0))  # noqa: N806
+    T = np.broadcast_to(np.eye(count, dtype=f32), A.shape).copy()  # noqa: N806
+    for i in range(1, count):
+        T[:, i, :] -= (A[:, i, :i, None] * T[:, :i, :]).sum(axis=1, dtype=f32)
+    T = rounded(T)  # noqa: N806
+    U, W = rounded(T @ rounded(beta * v)), rounded(T @ rounded(beta * eg * k))  # noqa: N806
+    operand = rounded(S)
+    v_new = U - W @ operand
+    P = rounded((q @ k.swapaxes(1, 2)) * D)  # noqa: N806
+    out = eg * (q @ operand) + P @ rounded(v_new)
+    left = np.exp((G[:, -1:] - G).astype(f32))[..., None]
+    return out, eg[:, -1:] * S + k.swapaxes(1, 2) @ rounded(left * v_new)
+
+
+def chunk(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    g: np.ndarray,
+    beta: np.ndarray,
+    state: np.ndarray | None = None,
+    state_indices: np.ndarray | None = None,
+    *,
+    beta_sigmoid: bool = False,
+    allow_neg_eigval: bool = False,
+    A_log: np.ndarray | None = None,  # noqa: N803
+    dt_bias: np.ndarray | None = None,
+    state_layout: str = "vk",
+    update_state: bool = True,
+    cu_seqlens: np.ndarray | None = None,
+    plain: str | None = None,
+    state_type: str = "fp32",
+    final_type: str = "fp32",
+    rule: Rule = Rule(),
+) -> ExpectedChunks:
+    """What :func:`flashport.gated_delta_chunk` makes of these arguments: the recurrence in fp64.
+
+    With ``plain``, the type of q: the plain WY form with operands of that type, results rounded as they are stored.
+    """
+    dtype = np.float64 if plain is None else np.float32
+    batch, tokens, heads, values = v.shape
+    keys = k.shape[-1]
+    q, k = (per_value_head(x, heads, rule.head_map).astype(dtype).reshape(-1, heads, keys) for x in (q, k))
+    if rule.use_qk_l2norm:
+        q, k = l2norm(q), l2norm(k)
+    q = q * dtype(1 / math.sqrt(keys) if rule.scale is None else rule.scale)
+    if plain is not None and rule.use_qk_l2norm:
+        q, k = numerics.rounded(q, plain), numerics.rounded(k, plain)
+    v = v.astype(dtype).reshape(-1, heads, values)
+    g = log_gates(g.reshape(-1, heads), A_log, dt_bias, dtype)
+    beta = beta.reshape(-1, heads)
+    beta = (2 if allow_neg_eigval else 1) * sigmoid(beta, dtype) if beta_sigmoid else beta.astype(dtype)
+
+    bounds = np.arange(batch + 1) * tokens if cu_seqlens is None else np.asarray(cu_seqlens)
+    count = len(bounds) - 1
+    slots = _or_identity(state_indices, count) if state is not None else np.full(count, -1)
+    out = np.full((batch * tokens, heads, values), np.nan, dtype)
+    pool = None if state is None else state.astype(dtype)
+    final, entering = [], []
+
+    def turned(S: np.ndarray) -> np.ndarray:  # noqa: N803
+        return S if state_layout == "kv" else S.swapaxes(-1, -2)
+
+    for n in range(count):
+        first, end = int(bounds[n]), int(bounds[n + 1])
+        S = turned(pool[slots[n]]) if slots[n] >= 0 else np.zeros((heads, keys, values), dtype)  # noqa: N806
+        for begin in range(first, end, CHUNK):
+            own = slice(begin, min(begin + CHUNK, end))
+            entering.append(turned(S).copy())
+            if plain is not None:
+                by_head = [x[own].swapaxes(0, 1) for x in (q, k, v, g, beta)]
+                o, S = wy_chunk(*by_head, S, plain)  # noqa: N806
+                out[own] = o.swapaxes(0, 1)
+                continue
+            for t in range(begin, own.stop):
+                out[t], S = step(S, q[t], k[t], v[t], g[t, :, None], beta[t])  # noqa: N806
+        final.append(turned(S).copy())
+        if slots[n] >= 0 and update_state and end > first:
+            pool[slots[n]] = turned(S) if plain is None else numerics.rounded(turned(S), state_type)
+    inner = turned(np.zeros((heads, keys, values))).shape
+    final, entering = (np.asarray(x, dtype).reshape(-1, *inner) for x in (final, entering))
+    if plain is not None:
+        out, entering = numerics.rounded(out, plain), numerics.rounded(entering, plain)
+        final = numerics.rounded(final, final_type)
+    chunks = len(entering) if cu_seqlens is not None else -(-tokens // CHUNK)
+    return ExpectedChunks(
+        out.reshape(batch, tokens, heads, values), pool, final, entering.reshape(batch, chunks, *inner)
+    )
 
 
 def compare(got: np.ndarray, truth: np.ndarray, plain: np.ndarray, fmt: str, what: str = "out") -> Comparison:

@@ -7,13 +7,15 @@ SGLang's releases order differently go by keyword here, as all of SGLang's calle
 
 from __future__ import annotations
 
-import sys
+from itertools import pairwise
 from typing import Any
 
 from flashport import _core
-from flashport.gated_delta import new_output
+from flashport.gated_delta import new_array, new_output, refuse_gradients
 
-__all__ = ["fused_sigmoid_gating_delta_rule_update"]
+__all__ = ["chunk_gated_delta_rule", "fused_sigmoid_gating_delta_rule_update"]
+
+_CHUNK = 64
 
 
 def fused_sigmoid_gating_delta_rule_update(
@@ -100,9 +102,10 @@ def fused_sigmoid_gating_delta_rule_update(
         raise NotImplementedError(f"fused_sigmoid_gating_delta_rule_update: {asked} must be False, got True")
     if scale is not None and not scale > 0:
         raise ValueError(f"fused_sigmoid_gating_delta_rule_update: scale must be above 0, got {scale}")
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.is_grad_enabled():
-        _refuse_gradients(A_log, a, dt_bias, q, k, v, b, initial_state_source, intermediate_states_buffer)
+    refuse_gradients(
+        "fused_sigmoid_gating_delta_rule_update",
+        A_log, a, dt_bias, q, k, v, b, initial_state_source, intermediate_states_buffer,
+    )  # fmt: skip
     if initial_state_source is None:
         initial_state_indices = None
     if intermediate_states_buffer is None:
@@ -116,10 +119,81 @@ def fused_sigmoid_gating_delta_rule_update(
     return out
 
 
-def _refuse_gradients(*arrays: Any) -> None:
-    """There is no backward: a result that silently leaves the graph would train nothing."""
-    if any(getattr(array, "requires_grad", False) for array in arrays):
-        raise NotImplementedError(
-            "fused_sigmoid_gating_delta_rule_update: an argument requires a gradient and there is no backward; call it "
-            "under torch.no_grad() or torch.inference_mode()"
+def chunk_gated_delta_rule(
+    q: Any,
+    k: Any,
+    v: Any,
+    g: Any,
+    beta: Any,
+    scale: float | None = None,
+    initial_state: Any = None,
+    initial_state_indices: Any = None,
+    cu_seqlens: Any = None,
+    head_first: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    inplace_update: bool = True,
+    *,
+    output_h: bool = True,
+    state_layout: str = "vk",
+) -> tuple[Any, None, Any]:
+    """:func:`flashport.gated_delta_chunk` under SGLang's names: prefilling.
+
+    Symbols, and what is not said here, are those of :func:`flashport.gated_delta_chunk`. Source:
+    bindings/python/flashport/sglang.py over that function; the signature is SGLang 0.5.23's, from
+    sglang/kernels/ops/attention/fla/chunk.py.
+
+    Args:
+        q: (B, T, H, K) fp16, bf16 or fp32 (which SGLang refuses); any strides but the last axis.
+        k: (B, T, H, K), as ``q``.
+        v: (B, T, HV, V), as ``q``.
+        g: (B, T, HV), logarithm of the gate; fp32, fp16 or bf16; any strides.
+        beta: (B, T, HV), rate at which the state learns; fp32, fp16 or bf16; any strides.
+        scale: Factor on the queries, above 0; default K ** -0.5.
+        initial_state: (slots, HV, V, K) fp32 or bf16, any stride between slots. Written with ``inplace_update``. None:
+            states start from zero, and ``initial_state_indices`` is not read.
+        initial_state_indices: (N) int32 or int64; negative is padding: starts from zero, is not written. Default: 0 to
+            N - 1.
+        cu_seqlens: (N + 1) int32 or int64, with B = 1.
+        head_first: Must be False.
+        use_qk_l2norm_in_kernel: Normalise q and k.
+        inplace_update: Write final states to ``initial_state``.
+        output_h: Give ``h``. With ``cu_seqlens`` on a GPU its shape makes the call wait for the device, as SGLang's
+            does; False, which is not an argument of SGLang's, makes a call that a graph can capture.
+        state_layout: "vk", or "kv" for pools and ``h`` of older SGLang; not an argument of SGLang's.
+
+    Returns:
+        (o, None, h): o (B, T, HV, V) and h (B, chunks, HV, V, K), the state that enters each chunk of 64 tokens, with
+        ``cu_seqlens`` those of all sequences one behind the other; both new, contiguous, of the type of ``q``. h is
+        None where it was not asked for.
+
+    Raises:
+        ValueError, TypeError, RuntimeError: As :func:`flashport.gated_delta_chunk`, whose names the texts use.
+        DeprecationWarning: ``head_first``, as in SGLang.
+        NotImplementedError: A tensor that asks for a gradient while torch records them; and as
+            :func:`flashport.gated_delta_chunk`.
+    """
+    if head_first:
+        raise DeprecationWarning(
+            "chunk_gated_delta_rule: head_first must be False, got True; pass (batch, tokens, heads, ...)"
         )
+    refuse_gradients("chunk_gated_delta_rule", q, k, v, g, beta, initial_state)
+    if initial_state is None:
+        initial_state_indices = None
+    h = None
+    if output_h and len(q.shape) == 4 and len(v.shape) == 4:
+        chunks = -(-q.shape[1] // _CHUNK)
+        if cu_seqlens is not None:
+            if not hasattr(cu_seqlens, "tolist"):
+                raise TypeError(
+                    "chunk_gated_delta_rule: h needs cu_seqlens of torch, NumPy or CuPy, got "
+                    f"{type(cu_seqlens).__name__}; pass one of these, or output_h=False"
+                )
+            chunks = sum(max(-(-(end - first) // _CHUNK), 0) for first, end in pairwise(cu_seqlens.tolist()))
+        inner = (v.shape[3], q.shape[3]) if state_layout == "vk" else (q.shape[3], v.shape[3])
+        h = new_array(q, (q.shape[0], chunks, v.shape[2], *inner))
+    out = new_output(q, v)
+    _core.gated_delta_chunk(
+        q, k, v, g, beta, initial_state, initial_state_indices, out, scale, use_qk_l2norm_in_kernel, None, None, None,
+        None, None, state_layout, inplace_update, cu_seqlens, None, h,
+    )  # fmt: skip
+    return out, None, h

@@ -60,4 +60,44 @@ struct GatedDeltaUpdateArgs {
 };
 FLASHPORT_API void gated_delta_update(const GatedDeltaUpdateArgs& args, Stream stream = 0);
 
+// The same recurrence for prompts, by chunks of 64 tokens, counted from a sequence's first one, whose triangular system
+// is solved with matrix products (the WY form). g comes in log space, or with a_log as the gate's input:
+//   g = -exp(A_log) * softplus(g + dt_bias)
+struct GatedDeltaChunkArgs {
+  TensorView q, k;  // (B, T, H, K) fp16, bf16 or fp32; stride 1 along K
+  TensorView v;     // (B, T, HV, V), type of q; stride 1 along V
+  TensorView g;     // (B, T, HV) fp32, fp16 or bf16; one below -120 counts as -120
+  TensorView beta;  // (B, T, HV) fp32, fp16 or bf16
+
+  std::optional<TensorView> a_log;    // HV elements, fp32
+  std::optional<TensorView> dt_bias;  // HV elements; fp32, bf16 or fp16; only with a_log
+  bool beta_sigmoid = false;          // beta = sigmoid(beta)
+  bool allow_neg_eigval = false;      // beta = 2 * sigmoid(beta); only with beta_sigmoid
+
+  // As those of GatedDeltaUpdateArgs. A sequence without tokens leaves its slot alone.
+  std::optional<TensorView> state;          // (slots, HV, V, K) or (slots, HV, K, V)
+  std::optional<TensorView> state_indices;  // (N) int32 or int64; default 0..N-1
+  StateLayout state_layout = StateLayout::kVK;
+  bool update_state = true;
+
+  // The states that sequences end with, also of those without tokens, and of those whose index is below 0.
+  std::optional<TensorView> final_states;  // (N, HV, V, K) or (N, HV, K, V) fp32, bf16
+  // The states that enter the chunks of a row of the batch; with cu_seqlens those of sequence n behind those of n - 1.
+  std::optional<TensorView> chunk_states;  // (B, chunks, HV, V, K) or (B, chunks, HV, K, V), type of k
+
+  // N = B, or with cu_seqlens B = 1 and N + 1 offsets into T.
+  std::optional<TensorView> cu_seqlens;  // (N + 1) int32 or int64
+
+  std::optional<double> scale;  // default 1 / sqrt(K)
+  bool use_qk_l2norm = false;   // x / sqrt(sum x^2 + 1e-6) for q and k
+  HeadMap head_map = HeadMap::kConsecutive;
+
+  std::optional<TensorView> workspace;  // uint8 (gated_delta_chunk_workspace_size bytes), not one of decode
+  TensorView out;                       // (B, T, HV, V), type of q; stride 1 along V
+};
+FLASHPORT_API void gated_delta_chunk(const GatedDeltaChunkArgs& args, Stream stream = 0);
+
+// Bytes that a call with these shapes needs as workspace; depends on shapes and the device, never on lengths.
+[[nodiscard]] FLASHPORT_API std::int64_t gated_delta_chunk_workspace_size(const GatedDeltaChunkArgs& args);
+
 }  // namespace flashport

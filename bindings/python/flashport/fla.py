@@ -1,0 +1,129 @@
+"""Drop-ins for flash-linear-attention (fla), under its names and signatures.
+
+``from flashport.fla import chunk_gated_delta_rule`` in place of fla.ops.gated_delta_rule's. Tensors may be of any
+library that speaks DLPack; torch is imported only by who hands in its tensors. There is no backward: an argument that
+asks for a gradient is refused. Arguments behind ``use_qk_l2norm_in_kernel``, which releases order differently, go by
+keyword.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from flashport import _core
+from flashport.gated_delta import new_array, new_output, refuse_gradients
+
+__all__ = ["chunk_gated_delta_rule", "chunk_gdn"]
+
+
+def chunk_gated_delta_rule(
+    q: Any,
+    k: Any,
+    v: Any,
+    g: Any,
+    beta: Any,
+    scale: float | None = None,
+    initial_state: Any = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    *,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Any = None,
+    cu_seqlens_cpu: Any = None,
+    chunk_indices: Any = None,
+    cp_context: Any = None,
+    **kwargs: Any,
+) -> tuple[Any, Any]:
+    """:func:`flashport.gated_delta_chunk` under fla's names.
+
+    Symbols, and what is not said here, are those of :func:`flashport.gated_delta_chunk`. Source:
+    bindings/python/flashport/fla.py over that function; the signature is fla-core 0.6.0's, from
+    fla/ops/gated_delta_rule/chunk.py.
+
+    Args:
+        q: (B, T, H, K) fp16, bf16 or fp32; any strides but the last axis.
+        k: (B, T, H, K), as ``q``.
+        v: (B, T, HV, V), as ``q``.
+        g: (B, T, HV), logarithm of the gate, or with ``use_gate_in_kernel`` its input; fp32, fp16 or bf16.
+        beta: (B, T, HV), rate at which the state learns; fp32, fp16 or bf16.
+        scale: Factor on the queries, above 0; default K ** -0.5.
+        initial_state: (N, HV, K, V), with ``state_v_first`` (N, HV, V, K); fp32 or bf16; not written. Default: zeros.
+        output_final_state: Give the states that sequences end with.
+        use_qk_l2norm_in_kernel: Normalise q and k.
+        use_beta_sigmoid_in_kernel: ``beta`` is a logit.
+        allow_neg_eigval: Twice its sigmoid; needs ``use_beta_sigmoid_in_kernel``.
+        state_v_first: States are (N, HV, V, K).
+        cu_seqlens: (N + 1) int32 or int64, with B = 1.
+        cu_seqlens_cpu: Taken and not used: nothing is needed of it.
+        chunk_indices: Taken and not used, as ``cu_seqlens_cpu``.
+        cp_context: Must be None.
+        kwargs: ``use_gate_in_kernel`` with ``A_log`` (HV, fp32) and ``dt_bias`` (HV, or None): g is -exp(A_log) *
+            softplus(g + dt_bias). ``chunk_size``: 16, 32 or 64, which give the same result. ``transpose_state_layout``:
+            the older name of ``state_v_first``.
+
+    Returns:
+        (o, final_state): o (B, T, HV, V) of the type of ``q``; final_state fp32 in the shape of ``initial_state``, of a
+        sequence without tokens its initial state, or None where it was not asked for.
+
+    Raises:
+        ValueError, TypeError, RuntimeError: As :func:`flashport.gated_delta_chunk`, whose names the texts use.
+            ValueError also for another number of initial states than sequences, ``use_gate_in_kernel`` without
+            ``A_log``, and another ``chunk_size``; TypeError for a keyword that is not named above.
+        DeprecationWarning: ``head_first``, as in fla.
+        NotImplementedError: ``cp_context``; a tensor that asks for a gradient while torch records them; and as
+            :func:`flashport.gated_delta_chunk`.
+    """
+    name = "chunk_gated_delta_rule"
+    if cp_context is not None:
+        raise NotImplementedError(f"{name}: cp_context must be None; a sequence lies on one device")
+    if "head_first" in kwargs:
+        raise DeprecationWarning(f"{name}: head_first was removed; pass (batch, tokens, heads, ...)")
+    state_v_first = _state_v_first(name, state_v_first, kwargs)
+    chunk_size = kwargs.pop("chunk_size", 64)
+    if chunk_size not in (16, 32, 64):
+        raise ValueError(f"{name}: chunk_size must be 16, 32 or 64, got {chunk_size}")
+    uses_gate = kwargs.pop("use_gate_in_kernel", False)
+    gate = {key: kwargs.pop(key, None) for key in ("A_log", "dt_bias")}
+    if kwargs:
+        raise TypeError(f"{name}: has no argument {', '.join(sorted(kwargs))}")
+    if uses_gate and gate["A_log"] is None:
+        raise ValueError(f"{name}: use_gate_in_kernel needs A_log")
+    if not uses_gate:
+        gate = dict.fromkeys(gate)
+    refuse_gradients(name, q, k, v, g, beta, initial_state, *gate.values())
+    final_state = None
+    if len(q.shape) == 4 and len(v.shape) == 4:
+        count = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        if initial_state is not None and initial_state.shape[0] != count:
+            raise ValueError(
+                f"{name}: initial_state must have a state for each of the {count} sequences, got shape "
+                f"{tuple(initial_state.shape)}"
+            )
+        if output_final_state:
+            inner = (v.shape[3], q.shape[3]) if state_v_first else (q.shape[3], v.shape[3])
+            final_state = new_array(q, (count, v.shape[2], *inner), "float32")
+    out = new_output(q, v)
+    _core.gated_delta_chunk(
+        q, k, v, g, beta, initial_state, None, out, scale, use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel,
+        allow_neg_eigval, gate["A_log"], gate["dt_bias"], None, "vk" if state_v_first else "kv", False, cu_seqlens,
+        final_state,
+    )  # fmt: skip
+    return out, final_state
+
+
+def _state_v_first(name: str, state_v_first: bool, kwargs: dict) -> bool:
+    """``state_v_first``, or what its older name says; taken out of ``kwargs``."""
+    if "transpose_state_layout" not in kwargs:
+        return state_v_first
+    if state_v_first:
+        raise ValueError(f"{name}: state_v_first and transpose_state_layout, its older name, must not both be given")
+    warnings.warn(
+        "`transpose_state_layout` is deprecated and renamed to `state_v_first`.", DeprecationWarning, stacklevel=3
+    )
+    return bool(kwargs.pop("transpose_state_layout"))
+
+
+chunk_gdn = chunk_gated_delta_rule

@@ -1,0 +1,59 @@
+// The inverse of a unit lower triangular matrix [64, 64] in shared memory, in fp32: rounding within it would be
+// amplified by everything that follows.
+//
+// Diagonal blocks of 16 x 16 by forward substitution; then blocks of 16 and of 32 are joined pairwise,
+//   [X11 0; X21 X22] with X21 = -X22 (A21 X11).
+// A lane takes kLaneColumns neighbouring columns of a row. The order of every sum is fixed.
+#pragma once
+
+#include "common/device/gated_delta_chunk_params.h"
+#include FLASHPORT_DELTA_TILES_HEADER
+
+namespace flashport::FLASHPORT_TARGET {
+
+inline constexpr int kTriangleBlock = 16;
+
+// x = (I + a)^-1 for the strictly lower part of `a`. Rows of both are kTrianglePitch floats apart. Blocks of x above
+// the diagonal hold intermediate sums afterwards. The caller's next barrier ends it, as one has to precede it.
+FLASHPORT_DEVICE void invert_unit_lower(const Block& block, const float* a, float* x) {
+  constexpr int kPitch = kTrianglePitch;
+  for (int item = block.thread(); item < kChunkTokens / kLaneColumns; item += block.threads()) {
+    const int column = item * kLaneColumns, first = column / kTriangleBlock * kTriangleBlock;
+    for (int row = first; row < first + kTriangleBlock; ++row) {
+      LaneColumns sum = unit_lane_columns(row - column);
+      for (int k = first; k < row; ++k) {
+        sum = multiply_add(0.0f - a[row * kPitch + k], load_lane_columns(x + k * kPitch + column), sum);
+      }
+      store_lane_columns(x + row * kPitch + column, sum);
+    }
+  }
+  for (int half = kTriangleBlock; half < kChunkTokens; half *= 2) {
+    const int groups = half / kLaneColumns;  // of a row of a block
+    const int items = kChunkTokens / 2 * groups;
+    // A21 X11, to where the inverse has nothing: the block above the diagonal.
+    block.sync();
+    for (int item = block.thread(); item < items; item += block.threads()) {
+      const int column = item % groups * kLaneColumns, row = item / groups % half;
+      const int top = item / groups / half * 2 * half;
+      const float* from = a + (top + half + row) * kPitch + top;
+      LaneColumns sum = {};
+      for (int k = column / kTriangleBlock * kTriangleBlock; k < half; ++k) {
+        sum = multiply_add(from[k], load_lane_columns(x + (top + k) * kPitch + top + column), sum);
+      }
+      store_lane_columns(x + (top + row) * kPitch + top + half + column, sum);
+    }
+    block.sync();
+    for (int item = block.thread(); item < items; item += block.threads()) {
+      const int column = item % groups * kLaneColumns, row = item / groups % half;
+      const int top = item / groups / half * 2 * half;
+      const float* from = x + (top + half + row) * kPitch + top + half;
+      LaneColumns sum = {};
+      for (int k = 0; k <= row; ++k) {
+        sum = multiply_add(0.0f - from[k], load_lane_columns(x + (top + k) * kPitch + top + half + column), sum);
+      }
+      store_lane_columns(x + (top + half + row) * kPitch + top + column, sum);
+    }
+  }
+}
+
+}  // namespace flashport::FLASHPORT_TARGET

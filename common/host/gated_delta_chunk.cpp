@@ -1,0 +1,103 @@
+// gated_delta_chunk: validate -> params -> workspace -> two launches, of what the chunks need each for itself and of
+// the chains over them. Nothing follows from lengths: graphs may be replayed with others.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include <flashport/gated_delta.h>
+
+#include "common/host/devices.h"
+#include "common/host/gated_delta_checks.h"
+#include "common/host/gated_delta_problem.h"
+#include "common/host/kernel_choice.h"
+#include "common/host/lengths.h"
+#include "common/host/workspace.h"
+
+namespace flashport {
+namespace {
+
+constexpr Check kCheck("gated_delta_chunk");
+constexpr std::int64_t kMaxBlocks = 1 << 20;  // the chain's kernel strides over what is left
+
+// Parts of the workspace in bytes, in this order; each begins where 16 divides the address.
+struct Layout {
+  std::int64_t slots, matrices, factors;
+
+  [[nodiscard]] std::int64_t bytes() const { return 2 * matrices + factors; }
+};
+
+// Slots are cut as common/device/gated_delta_sequence.h says.
+Layout layout_of(const GatedDeltaChunkParams& p, const KernelEntry& chain) {
+  Layout layout{};
+  layout.slots = p.cu_seqlens.data != nullptr
+                     ? p.tokens / kChunkTokens + std::int64_t{p.batch}
+                     : std::int64_t{p.batch} * ((p.tokens + std::int64_t{kChunkTokens} - 1) / kChunkTokens);
+  const std::int64_t places = layout.slots * p.num_v_heads;
+  const std::int64_t element_bytes = chain.shape.math == MathType::kFp32 ? 4 : 2;
+  layout.matrices = places * kChunkTokens * kChunkTokens * element_bytes;
+  layout.factors = places * static_cast<std::int64_t>(sizeof(ChunkFactors));
+  return layout;
+}
+
+void bind(const Layout& layout, void* data, GatedDeltaChunkParams& p) {
+  auto* at = static_cast<char*>(data);
+  p.workspace = {at, at + layout.matrices, reinterpret_cast<ChunkFactors*>(at + 2 * layout.matrices)};
+}
+
+// CPUs compute in fp32 whatever the inputs are, GPUs in their type.
+const KernelEntry& choose_kernel(const Check& check, const GatedDeltaChunkParams& p, const DeviceContext& device,
+                                 const char* name) {
+  MathType math = MathType::kFp32;
+  if (!device.is_cpu() && p.q.dtype == DType::kBFloat16) math = MathType::kBf16;
+  if (!device.is_cpu() && p.q.dtype == DType::kFloat16) math = MathType::kFp16;
+  std::string reason;
+  const KernelEntry* kernel =
+      choose_gated_delta_chunk(device.kernels(), device.target(), name, math, p.head_dim_k, reason);
+  if (kernel == nullptr) check.not_supported(reason);
+  return *kernel;
+}
+const KernelEntry& chain_kernel(const Check& check, const GatedDeltaChunkParams& p, const DeviceContext& device) {
+  return choose_kernel(check, p, device, "gated_delta_chunk");
+}
+
+void check_contents(const GatedDeltaChunkArgs& a, const GatedDeltaChunkParams& p, const DeviceContext& device,
+                    Stream stream) {
+  const std::vector<std::int64_t> lengths = sequence_lengths(kCheck, device, stream, p.batch, p.tokens, p.cu_seqlens);
+  if (p.state.indices.data != nullptr) {
+    const HostIndices slots(kCheck, device, stream, p.state.indices, p.batch);
+    check_slots(kCheck, slots, p.batch, "state_indices", "state", a.state->shape[0], a.update_state);
+  }
+  if (!a.chunk_states || !a.cu_seqlens) return;
+  std::int64_t chunks = 0;
+  for (const std::int64_t length : lengths) chunks += (length + kChunkTokens - 1) / kChunkTokens;
+  if (chunks <= a.chunk_states->shape[1]) return;
+  kCheck.value_error("chunk_states must have a chunk for each " + std::to_string(kChunkTokens) +
+                     " tokens of every sequence, " + std::to_string(chunks) + " together, got shape " +
+                     shape_text(*a.chunk_states));
+}
+
+}  // namespace
+
+void gated_delta_chunk(const GatedDeltaChunkArgs& args, Stream stream) {
+  GatedDeltaChunkParams p = gated_delta_chunk_problem(kCheck, args);
+  if (p.batch == 0 || (p.tokens == 0 && !args.final_states)) return;
+  DeviceContext& device = device_context(kCheck, args.q, "q");
+  const KernelEntry& chain = chain_kernel(kCheck, p, device);
+  const KernelEntry& prepare = choose_kernel(kCheck, p, device, "gated_delta_prepare");
+  if (checks_contents(kCheck, device, stream)) check_contents(args, p, device, stream);
+  const Layout layout = layout_of(p, chain);
+  const WorkspaceLease workspace =
+      acquire_workspace(kCheck, device, stream, layout.bytes(), args.workspace, WorkspaceUse::kScratch);
+  bind(layout, workspace.data(), p);
+  if (p.tokens > 0) device.launch(kCheck, stream, prepare, layout.slots * p.num_heads, p);
+  const std::int64_t slices = (p.head_dim_v + kChunkColumns - 1) / kChunkColumns;
+  device.launch(kCheck, stream, chain, std::min(std::int64_t{p.batch} * p.num_v_heads * slices, kMaxBlocks), p);
+}
+
+std::int64_t gated_delta_chunk_workspace_size(const GatedDeltaChunkArgs& args) {
+  constexpr Check check("gated_delta_chunk_workspace_size");
+  const GatedDeltaChunkParams p = gated_delta_chunk_problem(check, args);
+  return layout_of(p, chain_kernel(check, p, device_context(check, args.q, "q"))).bytes();
+}
+
+}  // namespace flashport

@@ -1,0 +1,297 @@
+// gated_delta_chunk against the fp64 recurrence, option by option; what no sequence names keeps its bits.
+#include <gtest/gtest.h>
+
+#include <flashport/backend.h>
+#include <flashport/decode.h>
+#include <flashport/error.h>
+
+#include "common/host/lengths.h"
+#include "tests/ops/gated_delta_chunk_call.h"
+#include "tests/support/compare.h"
+#include "tests/support/expected_support.h"
+#include "tests/support/message_of.h"
+
+namespace flashport_test {
+namespace {
+
+using reference::Type;
+
+// CPUs compute in fp32 whatever the inputs are, GPUs in the inputs' type.
+flashport::Support chunk_support(Type type = Type::kBF16) {
+  const std::string name = "gated_delta_chunk/";
+  const std::string own = type == Type::kF32 ? "fp32/" : type == Type::kF16 ? "fp16/" : "bf16/";
+  bool has_any = false;
+  for (const std::string& key : flashport::kernel_keys(query_target())) {
+    if (key.starts_with(name + own) || key.starts_with(name + "fp32/")) return {true, ""};
+    has_any = has_any || key.starts_with(name);
+  }
+  return {false, "no kernel gated_delta_chunk" + std::string(has_any ? " for float32 q" : "")};
+}
+
+class GatedDeltaChunk : public testing::TestWithParam<DeltaChunkCase> {};
+
+TEST_P(GatedDeltaChunk, MatchesTheOracle) {
+  FLASHPORT_REQUIRE_SUPPORT("delta_chunk_" + GetParam().name, chunk_support(GetParam().type));
+  DeltaChunkCall(GetParam()).check();
+}
+
+std::vector<DeltaChunkCase> named_cases() {
+  return {
+      {.name = "plain", .slots = {5, 2}},
+      {.name = "plain_kv", .key_major = true, .slots = {5, 2}},
+      {.name = "no_pool", .finals = true, .chunks = true},
+      {.name = "identity", .slots = {0, 1}, .identity = true},
+      {.name = "read_only_pool", .slots = {4, 4}, .update = false, .finals = true},
+      {.name = "bf16_state", .state = Type::kBF16, .final_type = Type::kBF16, .slots = {3, 1}, .finals = true},
+      {.name = "bf16_state_kv", .state = Type::kBF16, .key_major = true, .slots = {3, 1}, .finals = true},
+      {.name = "fp16", .type = Type::kF16, .gates = Type::kF16, .beta = Type::kF16, .slots = {3, 1}, .chunks = true},
+      {.name = "fp32", .type = Type::kF32, .slots = {3, 1}, .chunks = true},
+      {.name = "fp32_kv", .type = Type::kF32, .key_major = true, .slots = {3, 1}, .finals = true, .chunks = true},
+      {.name = "bf16_gates", .gates = Type::kBF16, .beta = Type::kBF16, .slots = {3, 1}},
+      {.name = "no_l2norm_fp32", .type = Type::kF32, .l2norm = false, .slots = {3, 1}, .scale = 0.7},
+      {.name = "no_l2norm_bf16", .l2norm = false, .slots = {3, 1}},
+      {.name = "modulo", .heads = 2, .v_heads = 8, .modulo = true, .slots = {3, 1}},
+      {.name = "eight_heads_a_head", .v_heads = 8, .slots = {3, 1}},
+      {.name = "four_heads_a_head", .heads = 2, .v_heads = 8, .slots = {3, 1}},
+      {.name = "one_head_a_head", .heads = 3, .v_heads = 3, .slots = {3, 1}},
+      {.name = "packed", .gates = Type::kBF16, .beta = Type::kBF16, .packed = true, .slots = {3, 1}, .index64 = true},
+      {.name = "packed_kv", .dim_k = 96, .key_major = true, .packed = true, .slots = {3, 1}, .chunks = true},
+      {.name = "packed_fp32",
+       .heads = 2,
+       .v_heads = 4,
+       .dim_k = 128,
+       .type = Type::kF32,
+       .packed = true,
+       .slots = {3, 1},
+       .finals = true,
+       .chunks = true},
+      {.name = "gate_of_the_call_fp32", .type = Type::kF32, .slots = {3, 1}, .a_log = true, .dt_bias = true},
+      {.name = "gate_without_bias", .slots = {3, 1}, .a_log = true},
+      {.name = "sigmoid_fp32", .type = Type::kF32, .slots = {3, 1}, .sigmoid = true},
+      {.name = "twice_sigmoid", .lens = {200, 200}, .slots = {3, 1}, .sigmoid = true, .neg_eigval = true},
+      {.name = "varlen",
+       .lens = {0, 1, 64, 0, 65, 700, 0},
+       .varlen = true,
+       .slots = {5, 2, 0, 6, -1, 3, 4},
+       .finals = true,
+       .chunks = true},
+      {.name = "varlen_fp32",
+       .lens = {63, 128, 0, 127, 2},
+       .varlen = true,
+       .type = Type::kF32,
+       .slots = {5, -3, 0, 6, 1},
+       .index64 = true,
+       .finals = true,
+       .chunks = true},
+      {.name = "varlen_ones", .lens = {1, 1, 1, 1, 1, 1, 1}, .varlen = true, .slots = {5, 2, 0, 6, 1, 3, 4}},
+      {.name = "varlen_first_empty", .lens = {0, 0, 3}, .varlen = true, .slots = {1, 2, 3}, .finals = true},
+      {.name = "varlen_all_empty", .lens = {0, 0, 0}, .varlen = true, .slots = {1, -2, 3}, .finals = true},
+      {.name = "varlen_one", .lens = {130}, .varlen = true, .slots = {1}, .chunks = true},
+      {.name = "no_tokens", .lens = {0, 0}, .slots = {1, 2}, .finals = true, .chunks = true},
+      {.name = "negative_slot", .lens = {70, 70, 70}, .slots = {-1, 4, -7}, .finals = true, .chunks = true},
+      {.name = "extreme_gates_fp32",
+       .lens = {200, 200},
+       .type = Type::kF32,
+       .slots = {3, 1},
+       .gating = LogGates::kExtreme},
+      {.name = "extreme_gates_bf16", .lens = {200, 200}, .slots = {3, 1}, .gating = LogGates::kExtreme},
+      {.name = "infinite_gates_fp32",
+       .lens = {200, 200},
+       .type = Type::kF32,
+       .slots = {3, 1},
+       .gating = LogGates::kInfinite},
+      {.name = "slow_gates_fp32", .lens = {200, 200}, .type = Type::kF32, .slots = {3, 1}, .gating = LogGates::kSlow},
+      {.name = "growing_gates_fp32",
+       .lens = {200, 200},
+       .type = Type::kF32,
+       .slots = {3, 1},
+       .gating = LogGates::kGrowing},
+      {.name = "small_keys_fp32", .type = Type::kF32, .slots = {3, 1}, .size = 1e-3},
+      {.name = "zero_keys_fp32", .type = Type::kF32, .slots = {3, 1}, .size = 0},
+      {.name = "long", .lens = {16384}, .v_heads = 1, .slots = {3}, .finals = true},
+      {.name = "long_fp32_kv", .lens = {4096}, .v_heads = 1, .type = Type::kF32, .key_major = true, .slots = {3}},
+  };
+}
+
+// Tokens around the ends of chunks.
+std::vector<DeltaChunkCase> length_cases() {
+  std::vector<DeltaChunkCase> cases;
+  for (std::int64_t tokens : {1, 2, 4, 15, 16, 17, 31, 33, 48, 63, 64, 65, 127, 128, 129, 1000}) {
+    for (Type type : {Type::kBF16, Type::kF32}) {
+      DeltaChunkCase c;
+      c.name = "t" + std::to_string(tokens) + (type == Type::kF32 ? "_fp32" : "");
+      c.lens = {tokens, tokens};
+      c.type = type;
+      c.slots = {6, 1};
+      c.finals = c.chunks = true;
+      cases.push_back(c);
+    }
+  }
+  return cases;
+}
+
+// Every pair of head dimensions, with the other options in turn.
+std::vector<DeltaChunkCase> dimension_cases() {
+  std::vector<DeltaChunkCase> cases;
+  const Type types[] = {Type::kBF16, Type::kF32, Type::kF16};
+  int number = 0;
+  for (std::int64_t dim_k : {16, 24, 64, 96, 128, 192, 256}) {
+    for (std::int64_t dim_v : {16, 24, 64, 96, 128, 192, 256}) {
+      DeltaChunkCase c;
+      c.lens = {70, 70};
+      c.dim_k = dim_k;
+      c.dim_v = dim_v;
+      c.type = types[number % 3];
+      c.key_major = number % 2 == 1;
+      c.state = number % 5 < 2 ? Type::kBF16 : Type::kF32;
+      c.chunks = number % 4 == 3;
+      c.packed = number % 3 == 1;
+      c.slots = {6, 1};
+      c.name = "k" + std::to_string(dim_k) + "_v" + std::to_string(dim_v) + (c.type == Type::kF32 ? "_fp32" : "");
+      cases.push_back(c);
+      ++number;
+    }
+  }
+  return cases;
+}
+
+const auto kName = [](const auto& info) { return info.param.name; };
+INSTANTIATE_TEST_SUITE_P(Ops, GatedDeltaChunk, testing::ValuesIn(named_cases()), kName);
+INSTANTIATE_TEST_SUITE_P(OpsLengths, GatedDeltaChunk, testing::ValuesIn(length_cases()), kName);
+INSTANTIATE_TEST_SUITE_P(OpsDims, GatedDeltaChunk, testing::ValuesIn(dimension_cases()), kName);
+
+// A view of tokens [first, first + count) of row 0.
+flashport::TensorView tokens_of(flashport::TensorView view, std::int64_t first, std::int64_t count) {
+  view.data = static_cast<char*>(view.data) + first * view.strides[1] * flashport::element_size(view.dtype);
+  view.shape[1] = count;
+  return view;
+}
+
+flashport::GatedDeltaChunkArgs part_of(flashport::GatedDeltaChunkArgs a, std::int64_t first, std::int64_t count) {
+  for (flashport::TensorView* view : {&a.q, &a.k, &a.v, &a.g, &a.beta, &a.out}) *view = tokens_of(*view, first, count);
+  return a;
+}
+
+// A sequence gives the same bits alone and in a batch, and again.
+TEST(GatedDeltaChunkBits, DoNotDependOnTheBatch) {
+  FLASHPORT_REQUIRE_SUPPORT("delta_chunk_bits", chunk_support());
+  for (bool key_major : {false, true}) {
+    DeltaChunkCase c{.name = "bits",
+                     .lens = {70, 3, 0, 200, 64},
+                     .varlen = true,
+                     .v_heads = 4,
+                     .dim_v = 80,
+                     .key_major = key_major,
+                     .slots = {5, 2, 1, 0, 6}};
+    DeltaChunkCall together(c), again(c), alone(c);
+    together.run();
+    again.run();
+    EXPECT_EQ(again.out().element_bytes(), together.out().element_bytes());
+    EXPECT_EQ(again.state().element_bytes(), together.state().element_bytes());
+    std::int64_t first = 0;
+    for (std::size_t n = 0; n < c.lens.size(); ++n) {
+      flashport::GatedDeltaChunkArgs a = part_of(alone.args(), first, c.lens[n]);
+      a.cu_seqlens.reset();
+      a.state_indices->data = static_cast<char*>(a.state_indices->data) + 4 * n;
+      a.state_indices->shape[0] = 1;
+      alone.run(a);
+      first += c.lens[n];
+    }
+    EXPECT_EQ(alone.out().element_bytes(), together.out().element_bytes());
+    EXPECT_EQ(alone.state().element_bytes(), together.state().element_bytes());
+  }
+}
+
+// One call, and two that meet at a multiple of 64 tokens, with the state in an fp32 pool in between.
+void check_cuts(Type type) {
+  DeltaChunkCase c{.name = "cut", .lens = {333}, .type = type, .slots = {5}};
+  DeltaChunkCall whole(c);
+  whole.run();
+  for (std::int64_t at : {64, 192, 320}) {
+    DeltaChunkCall parts(c);
+    parts.run(part_of(parts.args(), 0, at));
+    parts.run(part_of(parts.args(), at, 333 - at));
+    EXPECT_EQ(parts.out().element_bytes(), whole.out().element_bytes()) << at;
+    EXPECT_EQ(parts.state().element_bytes(), whole.state().element_bytes()) << at;
+  }
+}
+TEST(GatedDeltaChunkBits, DoNotDependOnWhereAPromptIsCut) {
+  FLASHPORT_REQUIRE_SUPPORT("delta_chunk_cut", chunk_support());
+  check_cuts(Type::kBF16);
+}
+TEST(GatedDeltaChunkBits, DoNotDependOnWhereAPromptOfFp32IsCut) {
+  FLASHPORT_REQUIRE_SUPPORT("delta_chunk_cut_fp32", chunk_support(Type::kF32));
+  check_cuts(Type::kF32);
+}
+
+// The state that enters a chunk is the one that a call of the tokens before it ends with.
+TEST(GatedDeltaChunkBits, OfEnteringStatesAreThoseOfFinalOnes) {
+  FLASHPORT_REQUIRE_SUPPORT("delta_chunk_entering_fp32", chunk_support(Type::kF32));
+  DeltaChunkCase c{.name = "entering", .lens = {200}, .type = Type::kF32, .slots = {5}, .chunks = true};
+  DeltaChunkCall whole(c);
+  whole.run();
+  const std::vector<unsigned char> chunks = whole.chunk_states().element_bytes();
+  const std::size_t one = chunks.size() / 4;
+  for (std::int64_t chunk = 1; chunk < 4; ++chunk) {
+    DeltaChunkCall part(c);
+    flashport::GatedDeltaChunkArgs a = part_of(part.args(), 0, 64 * chunk);
+    a.chunk_states.reset();
+    part.run(a);
+    EXPECT_EQ(part.state_of(5),
+              std::vector<unsigned char>(chunks.begin() + chunk * one, chunks.begin() + (chunk + 1) * one));
+  }
+}
+
+// A workspace of the caller's, of exactly the bytes asked for, poisoned; and one that is too small.
+TEST(GatedDeltaChunkWorkspace, MayBeTheCallers) {
+  FLASHPORT_REQUIRE_SUPPORT("delta_chunk_workspace", chunk_support());
+  DeltaChunkCase c{.name = "workspace", .lens = {70, 3, 0, 200}, .varlen = true, .slots = {5, 2, 1, 0}};
+  DeltaChunkCall kept(c), own(c);
+  kept.run();
+  flashport::GatedDeltaChunkArgs a = own.args();
+  const std::int64_t bytes = flashport::gated_delta_chunk_workspace_size(a);
+  Tensor workspace(Type::kF32, {bytes / 4});
+  workspace.upload();
+  a.workspace = workspace.view();
+  a.workspace->dtype = flashport::DType::kUInt8;
+  a.workspace->shape[0] = bytes - 1;
+  EXPECT_EQ(message_of<flashport::ValueError>([&] { own.run(a); }), "gated_delta_chunk: workspace must have at least " +
+                                                                        std::to_string(bytes) + " bytes, got " +
+                                                                        std::to_string(bytes - 1));
+  a.workspace->shape[0] = bytes;
+  own.run(a);
+  workspace.download();
+  EXPECT_EQ(workspace.damage(), "");
+  EXPECT_EQ(own.out().element_bytes(), kept.out().element_bytes());
+  EXPECT_EQ(own.state().element_bytes(), kept.state().element_bytes());
+}
+
+struct ContentChecks {
+  ContentChecks() { flashport::set_content_checks(true); }
+  ~ContentChecks() { flashport::set_content_checks(false); }
+};
+
+// Wrong contents, which a GPU's call looks at when it is asked to: the text, and outputs that keep their bits.
+TEST(GatedDeltaChunkErrors, NameThePlaceAndLeaveOutputsAlone) {
+  FLASHPORT_REQUIRE_SUPPORT("delta_chunk_errors", chunk_support());
+  const ContentChecks checks;
+  const auto refuses = [](const DeltaChunkCase& c, const std::string& text) {
+    DeltaChunkCall call(c);
+    const std::vector<unsigned char> out = call.out().element_bytes(), state = call.state().element_bytes();
+    const std::string said = message_of<flashport::ValueError>([&] { call.run(); });
+    EXPECT_EQ(said, "gated_delta_chunk: " + text);
+    call.out().download();
+    call.state().download();
+    EXPECT_TRUE(call.out().element_bytes() == out && call.state().element_bytes() == state) << said;
+  };
+  refuses({.name = "", .lens = {2, 2, 2}, .slots = {4, 0, 4}},
+          "state_indices[0] and state_indices[2] must not be the same slot of state, got 4 for both; give each "
+          "sequence its own, or -1");
+  refuses({.name = "", .slots = {4, 7}},
+          "state_indices[1] = 7 must be below 7 (the slots of state); an index below 0 takes no slot");
+  refuses({.name = "", .lens = {3, -1, 2}, .varlen = true, .slots = {4, 1, 2}},
+          "cu_seqlens must rise within the 5 tokens of q, got 3 and 2 for sequence 1");
+}
+
+}  // namespace
+}  // namespace flashport_test
