@@ -5,7 +5,7 @@ For every kernel of the code objects given: VGPRs (arch and accumulation togethe
 lanes of a VGPR, LDS bytes, blocks that one multiprocessor holds (a CU; on RDNA a work-group processor), MFMA or WMMA
 instructions, 16-byte global loads, and cache maintenance instructions (agent fences), held against
 ci/amd_resources/<target>.txt. Spills to memory and scratch are always red, as is a decode kernel without matrix
-instructions or 16-byte loads.
+instructions, or one of decode or the gated delta rule without 16-byte loads.
 
 usage: ci/audit_amd.py [--update] [--tools FOLDER] TARGET FOLDER_OF_CODE_OBJECTS
 """
@@ -126,11 +126,10 @@ def audit(target: str, folder: Path, tools: str | None) -> tuple[dict[str, dict[
                     errors.append(f"{name}: {kernel[field]} {what}")
             if lds > machine["block_lds"]:
                 errors.append(f"{name}: {lds} bytes of LDS, a block can have {machine['block_lds']}")
-            if name.startswith(("decode_bf16", "decode_fp16")):
-                if not rows[name]["matrix"]:
-                    errors.append(f"{name}: no matrix instructions")
-                if not rows[name]["loads128"]:
-                    errors.append(f"{name}: no 16-byte loads")
+            if name.startswith(("decode_bf16", "decode_fp16")) and not rows[name]["matrix"]:
+                errors.append(f"{name}: no matrix instructions")
+            if name.startswith(("decode_bf16", "decode_fp16", "gated_delta")) and not rows[name]["loads128"]:
+                errors.append(f"{name}: no 16-byte loads")
     if not rows:
         errors.append(f"no kernels in {folder}")
     return rows, errors

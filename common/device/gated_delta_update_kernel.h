@@ -74,8 +74,9 @@ FLASHPORT_DEVICE std::int64_t row_at(const GatedDeltaUpdateParams& p, const Toke
 }
 
 // In a slot, where the states of a value head begin.
-FLASHPORT_DEVICE std::int64_t first_state(const GatedDeltaUpdateParams& p, const StateSlice& slice) {
-  return static_cast<std::int64_t>(recompute(slice.v_head)) * (p.head_dim_k * p.head_dim_v);
+FLASHPORT_DEVICE std::int64_t first_state(const GatedDeltaUpdateParams& p, const Block& block,
+                                          const StateSlice& slice) {
+  return static_cast<std::int64_t>(block.uniform(recompute(slice.v_head))) * (p.head_dim_k * p.head_dim_v);
 }
 
 // What a decay is made of.
@@ -101,9 +102,9 @@ FLASHPORT_DEVICE void gated_delta_update(const GatedDeltaUpdateParams& p, const 
   const SequencePlace place = sequence_place(p, block, seq);
   if (place.count == 0) return;
   const int slot = place.slot, steps_slot = place.steps_slot;
-  const auto at_slot = [&] { return slot * p.state.slot_stride + first_state(p, slice); };
+  const auto at_slot = [&] { return slot * p.state.slot_stride + first_state(p, block, slice); };
   const auto at_step = [&](int step) {
-    return steps_slot * p.steps.slot_stride + step * p.steps.step_stride + first_state(p, slice);
+    return steps_slot * p.steps.slot_stride + step * p.steps.step_stride + first_state(p, block, slice);
   };
 
   Tile tile(p, block, memory, column);
@@ -114,19 +115,19 @@ FLASHPORT_DEVICE void gated_delta_update(const GatedDeltaUpdateParams& p, const 
   }
   for (int t = 0; t < place.count; ++t) {
     // Where inputs lie is worked out for each token: no registers are left to keep it in.
-    const int v_head = recompute(slice.v_head);
+    const int v_head = block.uniform(recompute(slice.v_head));
     const int shared_by = divide(v_head, p.by_heads);
     const int head = p.heads_modulo ? v_head - shared_by * static_cast<int>(p.by_heads.value) : shared_by;
     const auto at_token = [&](const TokenRows& rows, int of_head) {
       return row_at(p, rows, seq, place.first + t, of_head);
     };
     if (t > 0 && p.parents.data != nullptr && steps_slot >= 0) {
-      const int parent = *short_index(p.parents, seq * p.parents_stride_seq + t * p.parents_stride_token);
+      const int parent = load_global(short_index(p.parents, seq * p.parents_stride_seq + t * p.parents_stride_token));
       const int last = minimum(t, p.num_steps) - 1;
       tile.load(p.steps.data, p.steps.dtype, at_step(minimum(maximum(parent, 0), last)));
     }
     const std::int64_t at_gate = at_token(p.a, v_head);
-    const float a_log = p.a_log[v_head];
+    const float a_log = load_global(p.a_log + v_head);
     const Element b = load_element(p.b.data, p.b.dtype, at_token(p.b, v_head));
     Gate gate;
     typename Tile::template Shares<Gate> gates;

@@ -24,7 +24,7 @@ struct Element {
 FLASHPORT_DEVICE Element load_element(const void* data, DType dtype, std::int64_t at) {
   const int last = dtype == DType::kFloat32 ? 1 : 0;
   const auto* from = static_cast<const std::uint16_t*>(data) + (at << last);
-  return {from[0], from[last]};
+  return {load_global(from), load_global(from + last)};
 }
 
 FLASHPORT_DEVICE float to_float(Element x, DType dtype) {

@@ -6,6 +6,7 @@
 
 #include "common/device/append_kernel.h"
 #include "common/device/decode_kernel.h"
+#include "common/device/gated_delta_update_kernel.h"
 #include "common/device/merge_kernel.h"
 #include "common/device/read_kernel.h"
 
@@ -16,8 +17,22 @@ constexpr DecodeConfig decode_config(MathType math, KvFormat kv, int head_dim_qk
   return {shape, decode_tuning(shape)};
 }
 
+constexpr GatedDeltaConfig gated_delta_config(const GatedDeltaShape& shape) {
+  return {shape, gated_delta_tuning(shape)};
+}
+
+template <GatedDeltaConfig kCfg>
+FLASHPORT_DEVICE void gated_delta_update_wave(const GatedDeltaUpdateParams& p) {
+  const Block block(nullptr, kCfg.tuning.waves);
+  const std::int64_t heads = std::int64_t{p.batch} * static_cast<int>(p.by_v_heads.value);
+  if (block.index() >= heads * static_cast<int>(p.by_slices_of_head.value)) return;  // of the last block
+  StateTileMemory<kCfg> none;
+  gated_delta_update<kCfg>(p, block, state_slice<kCfg>(p, block), none);
+}
+
 // A multiprocessor (a CU of CDNA, a work-group processor of RDNA) has four SIMDs.
-constexpr int waves_per_simd(const DecodeTuning& tuning) {
+template <class Tuning>
+constexpr int waves_per_simd(const Tuning& tuning) {
   return (tuning.waves * tuning.blocks_per_multiprocessor + 3) / 4;
 }
 
@@ -38,6 +53,16 @@ constexpr int waves_per_simd(const DecodeTuning& tuning) {
     const Block block(&shared.arrive_flag);                                                \
     decode<symbol##_config>(params, block_range(params, block), block, shared);            \
   }                                                                                        \
+  }
+
+// head_dim_k, state, key_major, gate_per_key. A team is a wave, which works alone.
+#define FLASHPORT_DEFINE_GATED_DELTA_UPDATE(symbol, key, ...)                                       \
+  namespace flashport::FLASHPORT_TARGET {                                                           \
+  constexpr GatedDeltaConfig symbol##_config = gated_delta_config({__VA_ARGS__});                   \
+  FLASHPORT_KERNEL(symbol##_config.tuning.waves* kWaveSize, waves_per_simd(symbol##_config.tuning)) \
+  void symbol(const GatedDeltaUpdateParams) {                                                       \
+    gated_delta_update_wave<symbol##_config>(kernel_params<GatedDeltaUpdateParams>());              \
+  }                                                                                                 \
   }
 
 #define FLASHPORT_DEFINE_MERGE(symbol, Params, body)                                  \

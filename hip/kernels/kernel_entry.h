@@ -1,6 +1,6 @@
 // The host's side of a HIP kernel: its table entry. Compiled once per target by the host compiler, which must agree
 // with the device's on block sizes; so those come from the target's tuning header, which is plain C++:
-// kWaveSize, decode_tuning(shape), kMergeThreads, kAppendThreads.
+// kWaveSize, decode_tuning(shape), gated_delta_tuning(shape), kMergeThreads, kAppendThreads.
 #pragma once
 
 #include <string_view>
@@ -16,6 +16,15 @@ constexpr KernelEntry decode_entry(const char* key, const KernelSymbol* symbol, 
   using namespace FLASHPORT_TARGET;
   const DecodeShape shape{head_dim_qk, head_dim_v, rows, math, kv};
   return {key, shape, decode_tuning(shape).waves * kWaveSize, 0, symbol};
+}
+
+// A team is a wave, which works alone.
+constexpr KernelEntry gated_delta_update_entry(const char* key, const KernelSymbol* symbol, int head_dim_k, DType state,
+                                               int key_major, int gate_per_key) {
+  using namespace FLASHPORT_TARGET;
+  const GatedDeltaShape shape{head_dim_k, state, key_major, gate_per_key};
+  const GatedDeltaTuning tuning = gated_delta_tuning(shape);
+  return {key, {}, tuning.waves * kWaveSize, 0, symbol, tuning.waves, {shape, tuning}};
 }
 
 constexpr KernelEntry plain_entry(const char* key, const KernelSymbol* symbol) {

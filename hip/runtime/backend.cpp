@@ -194,6 +194,7 @@ const char* occupancy(int device, const KernelEntry* kernel, int* blocks) {
     return keep_error(std::string(kernel->key) + ": a multiprocessor cannot hold one block of " +
                       std::to_string(kernel->threads) + " threads");
   }
+  *blocks *= kernel->teams;
   kernel_state.occupancy.store(*blocks, std::memory_order_relaxed);
   return nullptr;
 }
@@ -201,6 +202,7 @@ const char* occupancy(int device, const KernelEntry* kernel, int* blocks) {
 const char* launch(int device, Stream stream, const KernelEntry* kernel, std::int64_t grid, const void* params,
                    std::size_t params_bytes) {
   if (grid <= 0) return nullptr;
+  grid = (grid + kernel->teams - 1) / kernel->teams;  // the last few teams: idle
   // The hardware counts work-items, not blocks, in 32 bits.
   if (grid * kernel->threads > INT64_C(0xffffffff) || grid > INT64_C(0x7fffffff)) {
     return keep_error(std::string(kernel->key) + ": a grid has fewer than 2^32 work-items, got " +

@@ -51,6 +51,9 @@ FLASHPORT_DEVICE float maximum(float a, float b) { return __builtin_fmaxf(a, b);
 FLASHPORT_DEVICE float exp2_approx(float x) { return __builtin_amdgcn_exp2f(x); }
 FLASHPORT_DEVICE float reciprocal_approx(float x) { return __builtin_amdgcn_rcpf(x); }
 FLASHPORT_DEVICE float log2_full(float x) { return log2f(x); }
+FLASHPORT_DEVICE float exp_full(float x) { return expf(x); }
+FLASHPORT_DEVICE float log1p_full(float x) { return log1pf(x); }
+FLASHPORT_DEVICE float sqrt_full(float x) { return sqrtf(x); }
 FLASHPORT_DEVICE float tanh_full(float x) { return tanhf(x); }
 FLASHPORT_DEVICE float fma_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 FLASHPORT_DEVICE float mul_rn(float a, float b) { return a * b; }
@@ -154,7 +157,9 @@ FLASHPORT_DEVICE void await_stores();
 
 class Block {
  public:
-  FLASHPORT_DEVICE explicit Block(unsigned* flag) : flag_(flag) {}
+  // `teams`: of waves that work alone, each a block as grids count them, so many are one of the device's. Such a block
+  // has no barrier.
+  FLASHPORT_DEVICE explicit Block(unsigned* flag, int teams = 1) : flag_(flag), teams_(teams) {}
 
   FLASHPORT_DEVICE int thread() const { return recompute(static_cast<int>(threadIdx.x)); }
   FLASHPORT_DEVICE int threads() const { return static_cast<int>(blockDim.x); }
@@ -162,8 +167,11 @@ class Block {
   FLASHPORT_DEVICE int wave() const {
     return __builtin_amdgcn_readfirstlane(static_cast<int>(threadIdx.x) / kWaveSize);
   }
-  FLASHPORT_DEVICE std::int64_t index() const { return recompute_scalar(static_cast<int>(blockIdx.x)); }
-  FLASHPORT_DEVICE std::int64_t count() const { return gridDim.x; }
+  FLASHPORT_DEVICE std::int64_t index() const {
+    const int block = recompute_scalar(static_cast<int>(blockIdx.x));
+    return teams_ == 1 ? block : block * teams_ + wave();
+  }
+  FLASHPORT_DEVICE std::int64_t count() const { return std::int64_t{gridDim.x} * teams_; }
   FLASHPORT_DEVICE void sync() const { __syncthreads(); }
   // A value that all lanes hold, as a scalar: what follows from it costs no lanes, registers or masks.
   template <class T>
@@ -222,6 +230,7 @@ class Block {
 
  private:
   unsigned* flag_;  // in shared memory
+  int teams_;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET

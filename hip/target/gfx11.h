@@ -5,6 +5,7 @@
 
 #include "hip/target/block.h"
 
+#define FLASHPORT_STATE_TILE_HEADER "hip/target/state_tile.h"
 #define FLASHPORT_TILES_HEADER "hip/target/wmma_tiles.h"
 
 namespace flashport::gfx11 {

@@ -9,6 +9,7 @@
 
 #include "common/device/params.h"
 #include "hip/target/kv_operand.h"
+#include "hip/target/lane_exchange.h"
 #include "hip/target/lane_maps.h"
 
 namespace flashport::FLASHPORT_TARGET {
@@ -45,16 +46,6 @@ FLASHPORT_DEVICE unsigned pack(float low, float high) {
   } else {
     return as_word(Half2{to_half(low), to_half(high)});
   }
-}
-
-// The value of the lane 16 further on in the same half of the wave, and 32 further on.
-FLASHPORT_DEVICE float swap_16(float x) {
-  constexpr int kXor16 = 16 << 10 | 0x1f;
-  return __builtin_bit_cast(float, __builtin_amdgcn_ds_swizzle(__builtin_bit_cast(int, x), kXor16));
-}
-FLASHPORT_DEVICE float swap_32(float x) {
-  const int lane = static_cast<int>(threadIdx.x) % kWaveSize;
-  return __builtin_bit_cast(float, __builtin_amdgcn_ds_bpermute((lane ^ 32) * 4, __builtin_bit_cast(int, x)));
 }
 
 // Four bytes of a cache's format as fp16; int8 without their scale.

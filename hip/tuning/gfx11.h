@@ -4,6 +4,7 @@
 #pragma once
 
 #include "common/device/config.h"
+#include "common/device/gated_delta_config.h"
 
 namespace flashport::gfx11 {
 
@@ -16,6 +17,16 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   const bool narrow = shape.head_dim_v < 128;
   const int waves = (narrow ? 2 : 4) * (shape.rows == 64 ? 2 : 1);
   return {waves, shape.head_dim_v <= 128 ? 2 : 1, 16 / waves};
+}
+
+// By estimate: a wave has 4 KB of a state [V, K] in flight, and of a state [K, V] up to 16 KB, so that what it reads of
+// a row is 64 bytes (32 where keys are 256 and the state bf16); the waves of a work-group processor have several times
+// what hides the latency.
+constexpr GatedDeltaTuning gated_delta_tuning(const GatedDeltaShape& shape) {
+  if (shape.key_major == 0) return {1024 / shape.head_dim_k, 4, 8};
+  const int columns = 2048 / shape.head_dim_k;
+  const int least = shape.state == DType::kFloat32 || shape.head_dim_k == 256 ? 16 : 32;
+  return {columns < least ? least : columns, 4, 4};
 }
 
 }  // namespace flashport::gfx11

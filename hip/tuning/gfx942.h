@@ -8,6 +8,7 @@
 #pragma once
 
 #include "common/device/config.h"
+#include "common/device/gated_delta_config.h"
 
 namespace flashport::gfx942 {
 
@@ -21,6 +22,16 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   const int row_waves = shape.rows == 64 ? 2 : 1;
   const int waves = column_waves * row_waves;
   return {waves, 1, (leaf_bytes < 12 * 1024 ? 8 : 4) / waves};
+}
+
+// By estimate: a wave has 8 KB of a state [V, K] in flight, and of a state [K, V] 16 KB, so that what it reads of a row
+// is 64 bytes or more; of either, the waves of a CU have several times what hides the latency.
+constexpr GatedDeltaTuning gated_delta_tuning(const GatedDeltaShape& shape) {
+  const int gates = shape.gate_per_key != 0 ? 1 : 0;  // take registers of their own
+  if (shape.key_major == 0) return {2048 / shape.head_dim_k, 4, 6 - gates};
+  const int columns = 4096 / shape.head_dim_k;
+  const int least = shape.state == DType::kFloat32 ? 16 : 32;
+  return {columns < least ? least : columns, 4, columns < least ? 2 : 4 - gates};
 }
 
 }  // namespace flashport::gfx942

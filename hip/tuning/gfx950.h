@@ -11,6 +11,7 @@
 namespace flashport::gfx950 {
 
 using gfx942::decode_tuning;
+using gfx942::gated_delta_tuning;
 using gfx942::kAppendThreads;
 using gfx942::kMergeThreads;
 using gfx942::kWaveSize;
