@@ -12,6 +12,7 @@
 #include "common/device/gated_delta_chunk_params.h"
 
 #define FLASHPORT_DEVICE inline
+#define FLASHPORT_UNROLL(count)
 
 namespace flashport::lanes {
 

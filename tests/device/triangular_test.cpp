@@ -91,10 +91,12 @@ TEST(TwoFloat, DifferencesKeepTheirDigits) {
   for (int i = 0; i < 64; ++i) {
     EXPECT_LE(std::fabs(sums[i].lo), std::ldexp(std::fabs(sums[i].hi), -24));
     for (int j = 0; j <= i; ++j) {
-      const TwoFloat difference = sums[i] - sums[j];
-      const double got = double{difference.hi} + difference.lo, wanted = exact[i] - exact[j];
+      const TwoFloat two = sums[i] - sums[j];
+      const double got = double{two.hi} + two.lo, wanted = exact[i] - exact[j];
       ASSERT_NEAR(got, wanted, 1e-10) << i << " " << j;
-      ASSERT_NEAR(exp_full(difference), std::exp(wanted), 2.5e-7 * std::exp(wanted) + 1e-37) << i << " " << j;
+      ASSERT_NEAR(exp_full(two), std::exp(wanted), 2.5e-7 * std::exp(wanted) + 1e-37) << i << " " << j;
+      const float one = difference(sums[i], sums[j]);
+      ASSERT_NEAR(one, wanted, std::ldexp(std::fabs(wanted), -23) + 1e-10) << i << " " << j;
     }
   }
 }
