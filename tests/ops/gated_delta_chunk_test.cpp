@@ -5,9 +5,9 @@
 #include <flashport/decode.h>
 #include <flashport/error.h>
 
-#include "common/host/lengths.h"
 #include "tests/ops/gated_delta_chunk_call.h"
 #include "tests/support/compare.h"
+#include "tests/support/content_checks.h"
 #include "tests/support/expected_support.h"
 #include "tests/support/message_of.h"
 
@@ -265,11 +265,6 @@ TEST(GatedDeltaChunkWorkspace, MayBeTheCallers) {
   EXPECT_EQ(own.out().element_bytes(), kept.out().element_bytes());
   EXPECT_EQ(own.state().element_bytes(), kept.state().element_bytes());
 }
-
-struct ContentChecks {
-  ContentChecks() { flashport::set_content_checks(true); }
-  ~ContentChecks() { flashport::set_content_checks(false); }
-};
 
 // Wrong contents, which a GPU's call looks at when it is asked to: the text, and outputs that keep their bits.
 TEST(GatedDeltaChunkErrors, NameThePlaceAndLeaveOutputsAlone) {

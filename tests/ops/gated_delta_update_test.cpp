@@ -5,8 +5,8 @@
 #include <flashport/decode.h>
 #include <flashport/error.h>
 
-#include "common/host/lengths.h"
 #include "tests/ops/gated_delta_call.h"
+#include "tests/support/content_checks.h"
 #include "tests/support/expected_support.h"
 #include "tests/support/graphs.h"
 #include "tests/support/message_of.h"
@@ -319,11 +319,6 @@ TEST(GatedDeltaOffsets, SlotStridesPastTwoToThe31Elements) {
     EXPECT_EQ(state, part(near.state()->element_bytes(), static_cast<std::size_t>(slot), 7));
   }
 }
-
-struct ContentChecks {
-  ContentChecks() { flashport::set_content_checks(true); }
-  ~ContentChecks() { flashport::set_content_checks(false); }
-};
 
 // Wrong contents, which a GPU's call looks at when it is asked to: the text, and outputs that keep their bits.
 TEST(GatedDeltaErrors, NameThePlaceAndLeaveOutputsAlone) {
