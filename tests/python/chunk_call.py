@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 import flashport
 from conftest import BF16
-from delta_call import FORMAT, _hold, _off_by_one, make_pool
+from delta_call import FORMAT, Call, hold, make_pool, off_by_one
 from flashport import gated_delta_oracle as oracle
 
 RULE = ("scale", "use_qk_l2norm", "head_map")
 OUTPUTS = ("out", "state", "final_states", "chunk_states")
 
 
-@dataclass
-class ChunkCall:
-    """Keywords of gated_delta_chunk, and the memory that its states are views of."""
-
-    arguments: dict
-    memory: dict  # name of a pool -> all bytes around it
-
-    def __getitem__(self, name):
-        return self.arguments[name]
-
-    @property
-    def lens(self):
-        """Tokens of each sequence."""
-        batch, tokens = self["q"].shape[:2]
-        cu_seqlens = self.arguments.get("cu_seqlens")
-        return [tokens] * batch if cu_seqlens is None else np.diff(cu_seqlens).tolist()
+class ChunkCall(Call):
+    """The same of gated_delta_chunk."""
 
     def run(self):
         """Writes states in place, as the library does; returns out."""
@@ -72,12 +56,12 @@ def make_chunk(
         batch, tokens = 1, sum(lens)
     value_heads = heads * group
     widths = (heads * keys, heads * keys, value_heads * values)
-    projection = _off_by_one((batch, tokens, sum(widths)), dtype)
+    projection = off_by_one((batch, tokens, sum(widths)), dtype)
     projection[...] = rng.standard_normal(projection.shape)
     q, k, v = np.split(projection, np.cumsum(widths)[:-1], axis=-1)
     if not rest.get("use_qk_l2norm"):
         k /= np.asarray(np.sqrt(keys), dtype)  # else the state grows without bound
-    gates = _off_by_one((batch, tokens, 2 * value_heads), gate_dtype)
+    gates = off_by_one((batch, tokens, 2 * value_heads), gate_dtype)
     gates[..., :value_heads] = -rng.uniform(0, 0.5, (batch, tokens, value_heads))
     gates[..., value_heads:] = rng.uniform(0, 1, (batch, tokens, value_heads))
     arguments = {
@@ -148,7 +132,7 @@ def check_chunk(call):
     rows = sum(lens)
     own = [x.reshape(-1, *out.shape[2:])[:rows] for x in (out, truth.out, plain.out)]
     if rows:
-        _hold(*own, fmt, "out")
+        hold(*own, fmt, "out")
     assert np.isnan(out.reshape(-1, *out.shape[2:])[rows:].astype(np.float32)).all()
     written = {
         "state": [
@@ -167,7 +151,7 @@ def check_chunk(call):
         after = arguments[name]
         for place in places:
             wanted, usual = (getattr(x, name)[place] for x in (truth, plain))
-            _hold(after[place], wanted, usual, FORMAT[after.dtype], f"{name}[{place}]")
+            hold(after[place], wanted, usual, FORMAT[after.dtype], f"{name}[{place}]")
         # What was written is taken out of the comparison; the rest is held bit for bit.
         old = before[name][:, : after[:1].size].reshape(after.shape)
         for place in places:

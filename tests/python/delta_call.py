@@ -80,14 +80,14 @@ def make_delta(
     value_heads = heads * group
     is_kda = rule.get("is_kda", False)
     widths = (heads * keys, heads * keys, value_heads * values)
-    projection = _off_by_one((batch, tokens, sum(widths)), dtype)
+    projection = off_by_one((batch, tokens, sum(widths)), dtype)
     projection[...] = rng.standard_normal(projection.shape)
     q, k, v = np.split(projection, np.cumsum(widths)[:-1], axis=-1)
     if not rule.get("use_qk_l2norm"):
         k /= np.asarray(np.sqrt(keys), dtype)  # else the state grows without bound
     channels = keys if is_kda else 1
     gate_dtype = dtype if gate_dtype is None else gate_dtype
-    gates = _off_by_one((batch, tokens, value_heads * (channels + 1)), gate_dtype)
+    gates = off_by_one((batch, tokens, value_heads * (channels + 1)), gate_dtype)
     gates[...] = rng.standard_normal(gates.shape)
     a, b = gates[..., : value_heads * channels], gates[..., value_heads * channels :]
     if a_form == "flat":
@@ -135,7 +135,7 @@ def make_delta(
     return Call(arguments, memory)
 
 
-def _off_by_one(shape, dtype):
+def off_by_one(shape, dtype):
     """Memory that begins one element after where an allocator would put it."""
     return np.empty(int(np.prod(shape)) + 1, dtype)[1:].reshape(shape)
 
@@ -166,7 +166,7 @@ def check(call):
     rows = sum(lens)
     own = [x.reshape(-1, *out.shape[2:])[:rows] for x in (out, truth.out, plain.out)]
     if rows:
-        _hold(*own, FORMAT[out.dtype], "out")
+        hold(*own, FORMAT[out.dtype], "out")
     assert np.isnan(out.reshape(-1, *out.shape[2:])[rows:].astype(np.float32)).all()
     written = {"state": [], "intermediate_states": []}
     for n, length in enumerate(lens):
@@ -181,7 +181,7 @@ def check(call):
             continue
         after = arguments[name]
         for place in written[name]:
-            _hold(after[place], *(x[place] for x in results), FORMAT[after.dtype], f"{name}[{place}]")
+            hold(after[place], *(x[place] for x in results), FORMAT[after.dtype], f"{name}[{place}]")
         # What was written is taken out of the comparison; the rest is held bit for bit.
         old = before[name][:, : after[0].size].reshape(after.shape)
         for place in written[name]:
@@ -194,7 +194,8 @@ def _is_input(name):
     return name not in ("state", "intermediate_states", "out")
 
 
-def _hold(got, truth, plain, fmt, what):
+def hold(got, truth, plain, fmt, what):
+    """Fails where the oracle finds a result too far from the truth."""
     problem = oracle.compare(got, truth, plain, fmt, what).problem
     assert not problem, problem
 
