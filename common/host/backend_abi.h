@@ -16,7 +16,7 @@ inline constexpr int kBackendAbiVersion = 3;
 // One compiled kernel. Every kernel takes one params struct by value.
 struct KernelEntry {
   const char* key;     // "decode/bf16/kv=bf16/hd128/r16/sm90a", "decode_stage2/sm90a", "append_kv/sm90a", ...
-  DecodeShape shape;   // zero but for decode kernels
+  DecodeShape shape;   // zero but for decode kernels, and math and key dimension of the chunked gated delta rule
   int threads;         // of a block
   int shared_bytes;    // dynamic shared memory of a block (CPU: scratch of a worker)
   const void* handle;  // the backend's own: function pointer, or symbol and code object

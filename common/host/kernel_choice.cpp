@@ -108,6 +108,26 @@ const KernelEntry* answer(const DecodeQuery& query, std::string& reason) {
   return choose_decode_kernel(target.kernels, target.name, request, &reason);
 }
 
+// Of the kernels of this name that fit, the one of the smallest width that covers `wanted`.
+template <class Width, class Fits>
+const KernelEntry* choose_narrowest(std::span<const KernelEntry> kernels, std::string_view target,
+                                    std::string_view name, int wanted, const Width& width, const Fits& fits,
+                                    const std::string& request, std::string& reason) {
+  const KernelEntry* best = nullptr;
+  bool has_any = false;
+  for (const KernelEntry& kernel : kernels) {
+    const std::string_view key = kernel.key;
+    if (!key.starts_with(name) || key[name.size()] != '/') continue;
+    has_any = true;
+    if (width(kernel) < wanted || !fits(kernel)) continue;
+    if (best == nullptr || width(kernel) < width(*best)) best = &kernel;
+  }
+  if (best == nullptr) {
+    reason = std::string(target) + " was built without the kernel " + std::string(name) + (has_any ? request : "");
+  }
+  return best;
+}
+
 }  // namespace
 
 const KernelEntry* choose_decode_kernel(std::span<const KernelEntry> kernels, std::string_view target,
@@ -126,49 +146,28 @@ const KernelEntry* choose_decode_kernel(std::span<const KernelEntry> kernels, st
 
 const KernelEntry* choose_gated_delta_update(std::span<const KernelEntry> kernels, std::string_view target,
                                              const GatedDeltaShape& wanted, std::string& reason) {
-  const KernelEntry* best = nullptr;
-  bool has_any = false;
-  for (const KernelEntry& kernel : kernels) {
-    const GatedDeltaShape& shape = kernel.delta.shape;
-    has_any = has_any || shape.head_dim_k > 0;
-    if (shape.head_dim_k < wanted.head_dim_k || shape.state != wanted.state || shape.key_major != wanted.key_major ||
-        shape.gate_per_key != wanted.gate_per_key) {
-      continue;
-    }
-    if (best == nullptr || shape.head_dim_k < best->delta.shape.head_dim_k) best = &kernel;
-  }
-  if (best != nullptr) return best;
-  reason = std::string(target) + " was built without the kernel gated_delta_update";
-  if (has_any) {
-    reason += std::string(" for head_dim_k ") + std::to_string(wanted.head_dim_k) + ", states " +
-              dtype_name(wanted.state) + (wanted.key_major != 0 ? " [K, V]" : " [V, K]") +
-              (wanted.gate_per_key != 0 ? ", a gate for each key" : "");
-  }
-  return nullptr;
+  const auto width = [](const KernelEntry& kernel) { return kernel.delta.shape.head_dim_k; };
+  return choose_narrowest(
+      kernels, target, "gated_delta_update", wanted.head_dim_k, width,
+      [&](const KernelEntry& kernel) {
+        const GatedDeltaShape& shape = kernel.delta.shape;
+        return shape.state == wanted.state && shape.key_major == wanted.key_major &&
+               shape.gate_per_key == wanted.gate_per_key;
+      },
+      std::string(" for head_dim_k ") + std::to_string(wanted.head_dim_k) + ", states " + dtype_name(wanted.state) +
+          (wanted.key_major != 0 ? " [K, V]" : " [V, K]") + (wanted.gate_per_key != 0 ? ", a gate for each key" : ""),
+      reason);
 }
 
 const KernelEntry* choose_gated_delta_chunk(std::span<const KernelEntry> kernels, std::string_view target,
                                             std::string_view name, MathType math, int head_dim_k, std::string& reason) {
-  const KernelEntry* best = nullptr;
-  bool has_any = false;
-  for (const KernelEntry& kernel : kernels) {
-    const std::string_view key = kernel.key;
-    if (!key.starts_with(name) || key[name.size()] != '/') continue;
-    has_any = true;
-    const DecodeShape& shape = kernel.shape;
-    if (shape.math != math || shape.head_dim_qk < head_dim_k) continue;
-    if (best == nullptr || shape.head_dim_qk < best->shape.head_dim_qk) best = &kernel;
-  }
-  if (best != nullptr) return best;
-  reason = std::string(target) + " was built without the kernel " + std::string(name);
-  if (has_any) {
-    reason += std::string(" for ") +
-              (math == MathType::kFp32   ? "float32"
-               : math == MathType::kFp16 ? "float16"
-                                         : "bfloat16") +
-              " q and head_dim_k " + std::to_string(head_dim_k);
-  }
-  return nullptr;
+  const DType type = math == MathType::kFp32   ? DType::kFloat32
+                     : math == MathType::kFp16 ? DType::kFloat16
+                                               : DType::kBFloat16;
+  return choose_narrowest(
+      kernels, target, name, head_dim_k, [](const KernelEntry& kernel) { return kernel.shape.head_dim_qk; },
+      [&](const KernelEntry& kernel) { return kernel.shape.math == math; },
+      std::string(" for ") + dtype_name(type) + " q and head_dim_k " + std::to_string(head_dim_k), reason);
 }
 
 Support supports(const DecodeQuery& query) {
