@@ -3,7 +3,7 @@
 #pragma once
 
 #include "common/device/paged_kv.h"
-#include "common/device/scalar_load.h"
+#include "common/device/scalar_access.h"
 
 namespace flashport::FLASHPORT_TARGET {
 

@@ -14,7 +14,7 @@
 
 #include "common/device/gated_delta_gate.h"
 #include "common/device/gated_delta_sequence.h"
-#include "common/device/scalar_load.h"
+#include "common/device/scalar_access.h"
 #include "common/device/triangular.h"
 #include "common/device/two_float.h"
 #include FLASHPORT_DELTA_TILES_HEADER

@@ -16,7 +16,7 @@
 
 #include "common/device/gated_delta_config.h"
 #include "common/device/gated_delta_gate.h"
-#include "common/device/scalar_load.h"
+#include "common/device/scalar_access.h"
 #include "common/device/schedule.h"
 #include FLASHPORT_STATE_TILE_HEADER
 

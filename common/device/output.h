@@ -3,6 +3,7 @@
 
 #include "common/device/mask.h"
 #include "common/device/online_softmax.h"
+#include "common/device/scalar_access.h"
 
 namespace flashport::FLASHPORT_TARGET {
 
@@ -13,23 +14,6 @@ FLASHPORT_DEVICE float head_scale(const float* scale, int stride, int kv_head) {
 // What a raw dot product is multiplied by before the softcap or, without one, to become a base-2 logit.
 FLASHPORT_DEVICE float score_scale(const DecodeParams& p, const Segment& s) {
   return p.score_scale * head_scale(p.k_scale, p.scale_stride, s.kv_head);
-}
-
-FLASHPORT_DEVICE void store_as(Half* to, float value) { *to = to_half(value); }
-FLASHPORT_DEVICE void store_as(BFloat16* to, float value) { *to = to_bfloat16(value); }
-FLASHPORT_DEVICE void store_as(float* to, float value) { *to = value; }
-
-// f(data as its type)
-template <class F>
-FLASHPORT_DEVICE void with_type(void* data, DType dtype, F&& f) {
-  switch (dtype) {
-    case DType::kFloat16: f(static_cast<Half*>(data)); break;
-    case DType::kBFloat16: f(static_cast<BFloat16*>(data)); break;
-    default: f(static_cast<float*>(data));
-  }
-}
-FLASHPORT_DEVICE void store_as(void* data, DType dtype, std::int64_t offset, float value) {
-  with_type(data, dtype, [&](auto* to) { store_as(to + offset, value); });
 }
 
 // Where a row of a query tile goes, as far as it is known before the row is done.

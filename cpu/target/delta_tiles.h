@@ -4,7 +4,7 @@
 #pragma once
 
 #include "common/device/gated_delta_sequence.h"
-#include "common/device/scalar_load.h"
+#include "common/device/scalar_access.h"
 #include "cpu/target/state_tile.h"
 
 namespace flashport::FLASHPORT_TARGET {

@@ -6,7 +6,7 @@
 // Both warpgroups meet once a chunk (kChunkBarrier): its tiles are there then, and those of the chunk before are free.
 #pragma once
 
-#include "common/device/output.h"
+#include "common/device/scalar_access.h"
 #include "cuda/target/panels.h"
 
 namespace flashport::FLASHPORT_TARGET {

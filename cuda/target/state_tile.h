@@ -13,7 +13,8 @@
 
 #include "common/device/gated_delta_config.h"
 #include "common/device/gated_delta_params.h"
-#include "cuda/target/block.h"
+#include "common/device/scalar_access.h"
+#include "cuda/target/runs.h"
 
 namespace flashport::FLASHPORT_TARGET {
 
@@ -31,21 +32,6 @@ FLASHPORT_DEVICE void load_each(const Block& block, int (&x)[kCount], const F& a
   for (int i = 0; i < kCount; ++i) x[i] = __shfl_sync(~0u, value, i);
 }
 
-template <int kBytes>
-struct WordsOf;
-template <>
-struct WordsOf<16> {
-  using Type = uint4;
-};
-template <>
-struct WordsOf<8> {
-  using Type = uint2;
-};
-template <>
-struct WordsOf<4> {
-  using Type = unsigned;
-};
-
 // f(an element of the type)
 template <class F>
 FLASHPORT_DEVICE void with_element_type(DType dtype, const F& f) {
@@ -53,68 +39,6 @@ FLASHPORT_DEVICE void with_element_type(DType dtype, const F& f) {
     case DType::kFloat16: f(Half()); break;
     case DType::kBFloat16: f(BFloat16()); break;
     default: f(float()); break;
-  }
-}
-
-FLASHPORT_DEVICE void store_rounded(float* to, float x) { *to = x; }
-FLASHPORT_DEVICE void store_rounded(Half* to, float x) { *to = to_half(x); }
-FLASHPORT_DEVICE void store_rounded(BFloat16* to, float x) { *to = to_bfloat16(x); }
-
-// Neighbours that are one access where they are aligned; zeros where they do not exist.
-template <class T, int kCount>
-struct Piece {
-  T x[kCount];
-};
-template <int kCount, bool kAligned, class T>
-FLASHPORT_DEVICE Piece<T, kCount> load_piece(const T* from, bool live) {
-  using Words = typename WordsOf<kCount * sizeof(T)>::Type;
-  Piece<T, kCount> piece = {};
-  if constexpr (kAligned) {
-    Words words = {};
-    if (live) words = *reinterpret_cast<const Words*>(from);
-    __builtin_memcpy(&piece, &words, sizeof piece);
-  } else if (live) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) piece.x[i] = from[i];
-  }
-  return piece;
-}
-template <int kCount, bool kAligned, class T>
-FLASHPORT_DEVICE void store_piece(T* to, const Piece<T, kCount>& piece) {
-  using Words = typename WordsOf<kCount * sizeof(T)>::Type;
-  if constexpr (kAligned) {
-    Words words;
-    __builtin_memcpy(&words, &piece, sizeof piece);
-    *reinterpret_cast<Words*>(to) = words;
-  } else {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) to[i] = piece.x[i];
-  }
-}
-
-template <class T, int kCount>
-constexpr int kPieceOf = kCount * static_cast<int>(sizeof(T)) < 16 ? kCount : 16 / static_cast<int>(sizeof(T));
-
-// A run of kCount neighbours, of which the first `live` (of whole pieces) exist.
-template <int kCount, bool kAligned, class T>
-FLASHPORT_DEVICE void load_run(float* x, const T* from, int live) {
-  constexpr int kPiece = kPieceOf<T, kCount>;
-#pragma unroll
-  for (int i = 0; i < kCount; i += kPiece) {
-    const Piece<T, kPiece> piece = load_piece<kPiece, kAligned>(from + i, i < live);
-#pragma unroll
-    for (int j = 0; j < kPiece; ++j) x[i + j] = to_float(piece.x[j]);
-  }
-}
-template <int kCount, bool kAligned, class T>
-FLASHPORT_DEVICE void store_run(T* to, const float* x, int live) {
-  constexpr int kPiece = kPieceOf<T, kCount>;
-#pragma unroll
-  for (int i = 0; i < kCount; i += kPiece) {
-    Piece<T, kPiece> piece;
-#pragma unroll
-    for (int j = 0; j < kPiece; ++j) store_rounded(&piece.x[j], x[i + j]);
-    if (i < live) store_piece<kPiece, kAligned>(to + i, piece);
   }
 }
 
@@ -303,7 +227,7 @@ class StateTile {
 #pragma unroll
       for (int i = 0; i < kOwned; ++i) {
         const int column = column_of(at, own(at) + i);
-        if (column_ + column < columns_) store_rounded(to + column, columns.x[i]);
+        if (column_ + column < columns_) store_as(to + column, columns.x[i]);
       }
     });
   }

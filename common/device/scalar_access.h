@@ -1,5 +1,5 @@
-// One element of a tensor whose type is known at run time. An Element is what load_element has read: several of them
-// are on their way together before the first is needed as a number.
+// One element of a tensor whose type is known at run time, read and written. An Element is what load_element has read:
+// several of them are on their way together before the first is needed as a number.
 #pragma once
 
 #include "common/device/params.h"
@@ -33,6 +33,23 @@ FLASHPORT_DEVICE float to_float(Element x, DType dtype) {
     case DType::kBFloat16: return to_float(__builtin_bit_cast(BFloat16, x.low));
     default: return __builtin_bit_cast(float, x.low | static_cast<std::uint32_t>(x.high) << 16);
   }
+}
+
+FLASHPORT_DEVICE void store_as(Half* to, float value) { *to = to_half(value); }
+FLASHPORT_DEVICE void store_as(BFloat16* to, float value) { *to = to_bfloat16(value); }
+FLASHPORT_DEVICE void store_as(float* to, float value) { *to = value; }
+
+// f(data as its type)
+template <class F>
+FLASHPORT_DEVICE void with_type(void* data, DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::kFloat16: f(static_cast<Half*>(data)); break;
+    case DType::kBFloat16: f(static_cast<BFloat16*>(data)); break;
+    default: f(static_cast<float*>(data));
+  }
+}
+FLASHPORT_DEVICE void store_as(void* data, DType dtype, std::int64_t offset, float value) {
+  with_type(data, dtype, [&](auto* to) { store_as(to + offset, value); });
 }
 
 }  // namespace flashport::FLASHPORT_TARGET
