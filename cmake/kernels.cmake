@@ -1,5 +1,5 @@
 # From the instance tables to translation units. cmake/kernels.in becomes one source per target and group of rows (of
-# decode: that share kv, head_dim_qk, head_dim_v), and one more for the kernels without a template shape;
+# decode: that share kv, head_dim_qk, head_dim_v; on CPUs kv), and one more for the kernels without a template shape;
 # cmake/kernel_table.cpp.in, for HIP cmake/hip_kernel_table.cpp.in, becomes the table of a backend's entries.
 
 # The tables: cmake/<table>_instances.txt, of so many columns, whose last one lists targets; what a minimal build keeps
@@ -69,6 +69,9 @@ function(flashport_spell_decode target math kv dk dv rows)
   set(key decode/${math}/kv=${kv}/hd${dims}/r${rows}/${target} PARENT_SCOPE)
   set(arguments "MathType::${math_${math}}, KvFormat::${kv_${kv}}, ${dk}, ${dv}, ${rows}" PARENT_SCOPE)
   set(group decode_${kv}_${dk}x${dv} PARENT_SCOPE)
+  if(target MATCHES "^cpu_")  # whose shapes of one kv share most of their code
+    set(group decode_${kv} PARENT_SCOPE)
+  endif()
 endfunction()
 
 function(flashport_spell_gated_delta target kernel dk state layout gate)

@@ -1,6 +1,5 @@
 // The tile verbs of decode on a CPU. Tiles are plain arrays with exactly the rows there are; K and V are read where
-// they lie, through one pointer a key. Products are blocks of 16 accumulators: rows x keys for Q K^T (summed across
-// lanes in one transposing tree), rows x columns for P V.
+// they lie, through one pointer a key (kv_products.h).
 #pragma once
 
 #include <type_traits>
@@ -8,27 +7,12 @@
 
 #include "common/device/mask.h"
 #include "common/device/schedule.h"
-#include "cpu/target/kv_operand.h"
-#include "cpu/target/lane_sums.h"
+#include "cpu/target/kv_products.h"
 #include "cpu/tuning/cpu.h"
 
 namespace flashport::FLASHPORT_TARGET {
 
 constexpr int block_threads(const DecodeConfig&) { return 1; }
-
-// The rows of one leaf: keys [low, high) of its 64 exist.
-struct Leaf {
-  const char* keys[kLeafKeys];
-  const char* values[kLeafKeys];
-  int low, high;
-  const Leaf* next;  // what is asked for while this leaf is worked on; null: nothing
-};
-
-// Into the level of the cache that holds a leaf beside the one in use: 3 is the first, 2 the second.
-template <int kLocality>
-FLASHPORT_DEVICE void prefetch_row(const char* row, int bytes) {
-  for (int line = 0; line < bytes; line += 64) __builtin_prefetch(row + line, 0, kLocality);
-}
 
 template <DecodeConfig kCfg>
 struct DecodeShared {
@@ -85,10 +69,6 @@ class KvPipeline {
 template <DecodeConfig kCfg>
 class DecodeTiles {
   static constexpr DecodeShape kShape = kCfg.shape;
-  using Row = KvRow<kShape.kv>;
-  static constexpr int kLeafBytes =
-      kLeafKeys * (kv_row_bytes(kShape.kv, kShape.head_dim_qk) + kv_row_bytes(kShape.kv, kShape.head_dim_v));
-  static constexpr int kLocality = kLeafBytes <= 32768 ? 3 : 2;
 
  public:
   static constexpr int kRows = kShape.rows;
@@ -122,9 +102,7 @@ class DecodeTiles {
   DecodeTiles(const DecodeParams& p, const Block&, DecodeShared<kCfg>& shared)
       : shared_(shared),
         live_rows_(minimum(kRows, p.group_size * p.max_q_len)),
-        dims_(p.head_dim_qk),
-        columns_(p.head_dim_v),
-        key_bytes_(p.k.row_bytes) {}
+        products_(p.head_dim_qk, p.head_dim_v) {}
 
   int row_slots() const { return live_rows_; }
   int live_rows() const { return live_rows_; }
@@ -160,10 +138,7 @@ class DecodeTiles {
       for (int key = 0; key < leaf.low; ++key) scores.x[row][key] = 0.0f;
       for (int key = maximum(leaf.high, 0); key < kLeafKeys; ++key) scores.x[row][key] = 0.0f;
     }
-    int row = 0;
-    for (; row + 4 <= live_rows_; row += 4) dot_rows<4>(query, leaf, row, scores);
-    if (row + 2 <= live_rows_) dot_rows<2>(query, leaf, row, scores), row += 2;
-    if (row < live_rows_) dot_rows<1>(query, leaf, row, scores);
+    products_.multiply_keys({query.rows[0], kShape.head_dim_qk}, leaf, live_rows_, scores.x);
     return scores;
   }
 
@@ -204,10 +179,7 @@ class DecodeTiles {
   // O = P V over the keys that exist
   void mma_ab(Operand scores, const Leaf& leaf, Out& out) const {
     out.rows = live_rows_;
-    int row = 0;
-    for (; row + 4 <= live_rows_; row += 4) weigh_rows<4>(scores, leaf, row, out);
-    if (row + 2 <= live_rows_) weigh_rows<2>(scores, leaf, row, out), row += 2;
-    if (row < live_rows_) weigh_rows<1>(scores, leaf, row, out);
+    products_.multiply_values(scores.x, leaf, live_rows_, {out.x[0], kShape.head_dim_v});
   }
 
   // f(to, from, slot)
@@ -231,115 +203,9 @@ class DecodeTiles {
   }
 
  private:
-  // Scores of kCount rows from `row` on with all keys, 16 / kCount keys at a time.
-  template <int kCount>
-  void dot_rows(const Query& query, const Leaf& leaf, int row, Scores& scores) const {
-    constexpr int kKeys = kLanes / kCount;
-    for (int key = leaf.low; key < leaf.high; key += kKeys) {
-      const char* keys[kKeys];
-      for (int k = 0; k < kKeys; ++k) keys[k] = leaf.keys[minimum(key + k, leaf.high - 1)];
-      if (row == 0 && leaf.next != nullptr) {
-        const int until = minimum(key + kKeys, leaf.next->high);
-        for (int k = maximum(key, leaf.next->low); k < until; ++k) {
-          prefetch_row<kLocality>(leaf.next->keys[k], key_bytes_);
-        }
-      }
-      Vec acc[kLanes] = {};
-      int dim = 0;
-      for (; dim + kLanes <= dims_; dim += kLanes) {
-        Vec q[kCount];
-#pragma GCC unroll 16
-        for (int r = 0; r < kCount; ++r) q[r] = load_vec(query.rows[row + r] + dim);
-#pragma GCC unroll 16
-        for (int k = 0; k < kKeys; ++k) {
-          const Vec x = Row::load(keys[k], dim);
-#pragma GCC unroll 16
-          for (int r = 0; r < kCount; ++r) acc[r * kKeys + k] = fma_rn(q[r], x, acc[r * kKeys + k]);
-        }
-      }
-      if (dim < dims_) {  // the last 8 dims of a row: nothing behind it may be read
-#pragma GCC unroll 16
-        for (int k = 0; k < kKeys; ++k) {
-          const Vec x = load_tail(keys[k], dim);
-#pragma GCC unroll 16
-          for (int r = 0; r < kCount; ++r) {
-            acc[r * kKeys + k] = fma_rn(load_vec(query.rows[row + r] + dim), x, acc[r * kKeys + k]);
-          }
-        }
-      }
-      const Vec sums = sum_each(acc);
-      if (key + kKeys <= leaf.high) {
-#pragma GCC unroll 16
-        for (int r = 0; r < kCount; ++r) {
-          std::memcpy(scores.x[row + r] + key, reinterpret_cast<const float*>(&sums) + r * kKeys,
-                      sizeof(float) * kKeys);
-        }
-        continue;
-      }
-      for (int r = 0; r < kCount; ++r) {
-        for (int k = 0; k < leaf.high - key; ++k) scores.x[row + r][key + k] = sums[r * kKeys + k];
-      }
-    }
-  }
-
-  // Output rows from `row` on, kColumns vectors of columns at a time.
-  template <int kCount>
-  void weigh_rows(const Scores& scores, const Leaf& leaf, int row, Out& out) const {
-    constexpr int kVectors = 4;
-    const int next_low = leaf.next == nullptr ? kLeafKeys : leaf.next->low;
-    const int next_high = leaf.next == nullptr ? 0 : leaf.next->high;
-    for (int col = 0; col < kShape.head_dim_v; col += kVectors * kLanes) {
-      Vec acc[kCount][kVectors] = {};
-      if (col + kVectors * kLanes <= columns_) {
-        for (int key = leaf.low; key < leaf.high; ++key) {
-          const char* values = leaf.values[key];
-          if (row == 0 && key >= next_low && key < next_high) {
-            prefetch_row<kLocality>(leaf.next->values[key] + kv_row_bytes(kShape.kv, col),
-                                    kv_row_bytes(kShape.kv, kVectors * kLanes));
-          }
-#pragma GCC unroll 16
-          for (int v = 0; v < kVectors; ++v) {
-            const Vec x = Row::load(values, col + v * kLanes);
-#pragma GCC unroll 16
-            for (int r = 0; r < kCount; ++r) {
-              acc[r][v] = fma_rn(broadcast(scores.x[row + r][key]), x, acc[r][v]);
-            }
-          }
-        }
-      } else {
-#pragma GCC unroll 16
-        for (int v = 0; v < kVectors; ++v) {
-          if (col + v * kLanes >= columns_) continue;
-          for (int key = leaf.low; key < leaf.high; ++key) {
-            const Vec x = load_tail(leaf.values[key], col + v * kLanes, columns_);
-#pragma GCC unroll 16
-            for (int r = 0; r < kCount; ++r) {
-              acc[r][v] = fma_rn(broadcast(scores.x[row + r][key]), x, acc[r][v]);
-            }
-          }
-        }
-      }
-#pragma GCC unroll 16
-      for (int r = 0; r < kCount; ++r) {
-#pragma GCC unroll 16
-        for (int v = 0; v < kVectors; ++v) store_vec(out.x[row + r] + col + v * kLanes, acc[r][v]);
-      }
-    }
-  }
-
-  // Like Row::load where fewer than 16 values of the row may be left.
-  FLASHPORT_DEVICE Vec load_tail(const char* row, int dim, int dims) const {
-    if (dim + kLanes <= dims) return Row::load(row, dim);
-    alignas(64) char copy[kv_row_bytes(kShape.kv, 32)] = {};
-    const int first = kShape.kv == KvFormat::kQ8_0 ? dim / 32 * 32 : dim;
-    const int bytes = kv_row_bytes(kShape.kv, dims) - kv_row_bytes(kShape.kv, first);
-    __builtin_memcpy(copy, row + kv_row_bytes(kShape.kv, first), static_cast<std::size_t>(bytes));
-    return Row::load(copy, dim - first);
-  }
-  FLASHPORT_DEVICE Vec load_tail(const char* row, int dim) const { return load_tail(row, dim, dims_); }
-
   DecodeShared<kCfg>& shared_;
-  int live_rows_, dims_, columns_, key_bytes_;
+  int live_rows_;
+  KvProducts<kShape.kv> products_;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET
