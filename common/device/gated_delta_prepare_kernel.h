@@ -9,13 +9,13 @@
 // go to the workspace rounded to the math type, and the rows' factors in fp32. Queries and keys stay as they came: the
 // norms are factors of rows, so nothing is rounded for them.
 //
-// Stages: load q and k; k k^T and q k^T, once for all value heads; then for each of them: gates, A and P, inverse.
+// Stages: q and k on their way, and the gates meanwhile; k k^T and q k^T, once for all value heads; then for each of
+// them: A and P, inverse.
 #pragma once
 
 #include "common/device/gated_delta_gate.h"
 #include "common/device/gated_delta_sequence.h"
 #include "common/device/scalar_access.h"
-#include "common/device/triangular.h"
 #include "common/device/two_float.h"
 #include FLASHPORT_DELTA_TILES_HEADER
 
@@ -23,16 +23,20 @@ namespace flashport::FLASHPORT_TARGET {
 
 // What a gate below this leaves of a state is less than the smallest float; finite, so that differences are numbers.
 inline constexpr float kLeastLogGate = -120.0f;
-inline constexpr int kGateRun = 8;  // gates that one lane adds up
+inline constexpr int kGateRun = 8;    // gates that one lane adds up
+inline constexpr int kGateHeads = 4;  // value heads whose gates are added up side by side
+
+// Of one value head's tokens.
+struct ChunkGates {
+  TwoFloat sums[kChunkTokens];  // G / ln 2
+  float beta[kChunkTokens];
+};
 
 template <GatedDeltaChunkConfig kCfg>
 struct PrepareShared {
   PrepareMemory<kCfg> tiles;
-  alignas(64) float a[kChunkTokens * kTrianglePitch];
-  alignas(64) float inverse[kChunkTokens * kTrianglePitch];
-  TwoFloat runs[kChunkTokens];   // sums within runs of kGateRun gates
-  TwoFloat gates[kChunkTokens];  // G
-  float beta[kChunkTokens];
+  ChunkGates gates[kGateHeads];
+  TwoFloat runs[kGateHeads][kChunkTokens];                     // sums within runs of kGateRun gates
   float key_factor[kChunkTokens], query_factor[kChunkTokens];  // rk, rq
 };
 
@@ -42,46 +46,66 @@ FLASHPORT_DEVICE float log_gate(const GatedDeltaChunkParams& p, float g, int v_h
   return 0.0f - exp_full(p.a_log[v_head]) * softplus_full(g + bias, 1.0f, 20.0f);
 }
 
-// Fills gates and beta; tokens that the chunk does not have keep the last G, and their beta is 0.
+FLASHPORT_DEVICE float learning_rate(const GatedDeltaChunkParams& p, float beta) {
+  return p.beta_sigmoid ? p.beta_factor * sigmoid_full(beta) : beta;
+}
+
+FLASHPORT_DEVICE int value_head(const GatedDeltaChunkParams& p, int head, int of_group) {
+  return p.heads_modulo ? of_group * p.num_heads + head : head * p.group_size + of_group;
+}
+
+// Fills the gates of value heads first .. first + kGateHeads - 1 of the group; tokens that the chunk does not have keep
+// the last G, and their beta is 0.
 template <GatedDeltaChunkConfig kCfg>
-FLASHPORT_DEVICE void add_up_gates(const GatedDeltaChunkParams& p, const SequenceTokens& chunk, int v_head,
+FLASHPORT_DEVICE void add_up_gates(const GatedDeltaChunkParams& p, const SequenceTokens& chunk, int head, int first,
                                    const Block& block, PrepareShared<kCfg>& shared) {
-  for (int run = block.thread(); run < kChunkTokens / kGateRun; run += block.threads()) {
+  const int heads = minimum(kGateHeads, p.group_size - first);
+  for (int i = block.thread(); i < heads * kChunkTokens; i += block.threads()) {
+    const int token = i % kChunkTokens, v_head = value_head(p, head, first + i / kChunkTokens);
+    TwoFloat gate = {};
+    float beta = 0.0f;
+    if (token < chunk.count) {
+      const float g = load_as_float(p.g.data, p.g.dtype, token_offset(p.g, chunk, token, v_head));
+      beta = load_as_float(p.beta.data, p.beta.dtype, token_offset(p.beta, chunk, token, v_head));
+      gate = to_base_2(maximum(log_gate(p, g, v_head), kLeastLogGate));
+      beta = learning_rate(p, beta);
+    }
+    shared.gates[i / kChunkTokens].sums[token] = gate;
+    shared.gates[i / kChunkTokens].beta[token] = beta;
+  }
+  block.sync();
+  constexpr int kRuns = kChunkTokens / kGateRun;
+  for (int i = block.thread(); i < heads * kRuns; i += block.threads()) {
     TwoFloat sum = {};
-    for (int i = run * kGateRun; i < (run + 1) * kGateRun; ++i) {
-      float beta = 0.0f;
-      if (i < chunk.count) {
-        const float g = load_as_float(p.g.data, p.g.dtype, token_offset(p.g, chunk, i, v_head));
-        sum = sum + TwoFloat{maximum(log_gate(p, g, v_head), kLeastLogGate), 0.0f};
-        beta = load_as_float(p.beta.data, p.beta.dtype, token_offset(p.beta, chunk, i, v_head));
-        if (p.beta_sigmoid) beta = p.beta_factor * sigmoid_full(beta);
-      }
-      shared.runs[i] = sum;
-      shared.beta[i] = beta;
+    for (int token = i % kRuns * kGateRun; token < (i % kRuns + 1) * kGateRun; ++token) {
+      sum = sum + shared.gates[i / kRuns].sums[token];
+      shared.runs[i / kRuns][token] = sum;
     }
   }
   block.sync();
-  for (int i = block.thread(); i < kChunkTokens; i += block.threads()) {
+  for (int i = block.thread(); i < heads * kChunkTokens; i += block.threads()) {
+    const int token = i % kChunkTokens;
+    const TwoFloat* runs = shared.runs[i / kChunkTokens];
     TwoFloat before = {};
-    for (int last = kGateRun - 1; last < i / kGateRun * kGateRun; last += kGateRun) before = before + shared.runs[last];
-    shared.gates[i] = before + shared.runs[i];
+    for (int last = kGateRun - 1; last < token / kGateRun * kGateRun; last += kGateRun) before = before + runs[last];
+    shared.gates[i / kChunkTokens].sums[token] = before + runs[token];
   }
   block.sync();
 }
 
 template <GatedDeltaChunkConfig kCfg>
-FLASHPORT_DEVICE void store_factors(const SequenceTokens& chunk, const Block& block, const PrepareShared<kCfg>& shared,
-                                    ChunkFactors& factors) {
-  const TwoFloat all = shared.gates[kChunkTokens - 1];
+FLASHPORT_DEVICE void store_factors(const SequenceTokens& chunk, const Block& block, const ChunkGates& gates,
+                                    const PrepareShared<kCfg>& shared, ChunkFactors& factors) {
+  const TwoFloat all = gates.sums[kChunkTokens - 1];
   for (int i = block.thread(); i < kChunkTokens; i += block.threads()) {
     const bool live = i < chunk.count;
-    const float decay = exp_full(shared.gates[i]), key = shared.key_factor[i];
-    factors.learn[i] = shared.beta[i];
-    factors.recall[i] = live ? shared.beta[i] * decay * key : 0.0f;
+    const float decay = exp2_approx(gates.sums[i]), key = shared.key_factor[i];
+    factors.learn[i] = gates.beta[i];
+    factors.recall[i] = live ? gates.beta[i] * decay * key : 0.0f;
     factors.query[i] = live ? decay * shared.query_factor[i] : 0.0f;
-    factors.write[i] = live ? exp_full(all - shared.gates[i]) * key : 0.0f;
+    factors.write[i] = live ? exp2_approx(all - gates.sums[i]) * key : 0.0f;
   }
-  if (block.thread() == 0) factors.keep = exp_full(all);
+  if (block.thread() == 0) factors.keep = exp2_approx(all);
 }
 
 template <GatedDeltaChunkConfig kCfg>
@@ -94,37 +118,44 @@ FLASHPORT_DEVICE void gated_delta_prepare(const GatedDeltaChunkParams& p, const 
 
   using Tiles = PrepareTiles<kCfg>;
   Tiles tiles(p, block, shared.tiles, chunk.count);
-  tiles.load(p.q, token_offset(p.q, chunk, 0, head), p.k, token_offset(p.k, chunk, 0, head));
-  tiles.square_sums(shared.query_factor, shared.key_factor);
+  tiles.begin_load(p.q, token_offset(p.q, chunk, 0, head), p.k, token_offset(p.k, chunk, 0, head));
+  add_up_gates(p, chunk, head, 0, block, shared);
+  tiles.await_load();
   typename Tiles::Gram keys, queries;
-  tiles.multiply(keys, queries);  // k k^T, q k^T
+  tiles.multiply(keys, queries, shared.key_factor, shared.query_factor);  // k k^T, q k^T, and the sums of squares
   block.sync();
   for (int i = block.thread(); i < kChunkTokens; i += block.threads()) {
     shared.key_factor[i] = p.l2norm ? 1.0f / sqrt_full(shared.key_factor[i] + 1e-6f) : 1.0f;
     shared.query_factor[i] = p.l2norm ? p.scale / sqrt_full(shared.query_factor[i] + 1e-6f) : p.scale;
   }
+  block.sync();
+  tiles.scale(keys, shared.key_factor, shared.key_factor);
+  tiles.scale(queries, shared.query_factor, shared.key_factor);
   for (int of_group = 0; of_group < p.group_size; ++of_group) {
-    const int v_head = p.heads_modulo ? of_group * p.num_heads + head : head * p.group_size + of_group;
-    const std::int64_t place = slot * p.num_v_heads + v_head;
-    add_up_gates(p, chunk, v_head, block, shared);
-    store_factors(chunk, block, shared, p.workspace.factors[place]);
+    if (of_group > 0 && of_group % kGateHeads == 0) add_up_gates(p, chunk, head, of_group, block, shared);
+    const ChunkGates& gates = shared.gates[of_group % kGateHeads];
+    const std::int64_t place = slot * p.num_v_heads + value_head(p, head, of_group);
+    store_factors(chunk, block, gates, shared, p.workspace.factors[place]);
     // Above the diagonal nothing is multiplied by 0, which infinities would survive.
-    tiles.store_lower(
-        p.workspace.scores, place, keys, queries,
-        [&](int row, int column, float kk, float qk, float& a) {
+    struct Token {
+      TwoFloat sum;
+      float beta;
+    };
+    tiles.fill_lower(
+        keys, queries, [&](int token) { return Token{gates.sums[token], gates.beta[token]}; },
+        [&](int row, int column, const Token& to, const Token& from, float kk, float qk, float& a) {
           a = 0.0f;
           if (row >= chunk.count || column > row) return 0.0f;
-          const float key = shared.key_factor[column];
-          if (column == row) return shared.query_factor[row] * key * qk;
-          const float decay = exp_full(difference(shared.gates[row], shared.gates[column]));
-          a = shared.beta[row] * decay * (shared.key_factor[row] * key * kk);
-          return decay * (shared.query_factor[row] * key * qk);
-        },
-        shared.a);
+          if (column == row) return qk;
+          const float decay = exp2_approx(difference(to.sum, from.sum));
+          a = to.beta * decay * kk;
+          return decay * qk;
+        });
     block.sync();
-    invert_unit_lower(block, shared.a, shared.inverse);
+    tiles.invert();
     block.sync();
-    tiles.store_transform(p.workspace.transforms, place, shared.inverse);
+    tiles.store(p.workspace, place);
+    block.sync();
   }
 }
 

@@ -3,58 +3,60 @@
 //
 // Diagonal blocks of 16 x 16 by forward substitution; then blocks of 16 and of 32 are joined pairwise,
 //   [X11 0; X21 X22] with X21 = -X22 (A21 X11).
-// A lane takes kLaneColumns neighbouring columns of a row. The order of every sum is fixed.
+// A lane takes Lanes::kColumns neighbouring columns of a row. The order of every sum is fixed.
 #pragma once
 
 #include "common/device/gated_delta_chunk_params.h"
-#include FLASHPORT_DELTA_TILES_HEADER
+#include FLASHPORT_TARGET_HEADER
 
 namespace flashport::FLASHPORT_TARGET {
 
 inline constexpr int kTriangleBlock = 16;
 
-// x = (I + a)^-1 for the strictly lower part of `a`. Rows of both are kTrianglePitch floats apart. Blocks of x above
+// x = (I + a)^-1 for the strictly lower part of `a`. Rows of both are Lanes::kPitch floats apart. Blocks of x above
 // the diagonal hold intermediate sums afterwards. The caller's next barrier ends it, as one has to precede it.
+template <class Lanes>
 FLASHPORT_DEVICE void invert_unit_lower(const Block& block, const float* a, float* x) {
-  constexpr int kPitch = kTrianglePitch;
-  for (int item = block.thread(); item < kChunkTokens / kLaneColumns; item += block.threads()) {
-    const int column = item * kLaneColumns, first = column / kTriangleBlock * kTriangleBlock;
+  using Columns = typename Lanes::Columns;
+  constexpr int kPitch = Lanes::kPitch;
+  for (int item = block.thread(); item < kChunkTokens / Lanes::kColumns; item += block.threads()) {
+    const int column = item * Lanes::kColumns, first = column / kTriangleBlock * kTriangleBlock;
     for (int row = first; row < first + kTriangleBlock; ++row) {
-      LaneColumns sum = unit_lane_columns(row - column);
+      Columns sum = Lanes::unit(row - column);
       FLASHPORT_UNROLL(8)
       for (int k = first; k < row; ++k) {
-        sum = multiply_add(0.0f - a[row * kPitch + k], load_lane_columns(x + k * kPitch + column), sum);
+        sum = Lanes::multiply_add(0.0f - a[row * kPitch + k], Lanes::load(x + k * kPitch + column), sum);
       }
-      store_lane_columns(x + row * kPitch + column, sum);
+      Lanes::store(x + row * kPitch + column, sum);
     }
   }
   for (int half = kTriangleBlock; half < kChunkTokens; half *= 2) {
-    const int groups = half / kLaneColumns;  // of a row of a block
+    const int groups = half / Lanes::kColumns;  // of a row of a block
     const int items = kChunkTokens / 2 * groups;
     // A21 X11, to where the inverse has nothing: the block above the diagonal.
     block.sync();
     for (int item = block.thread(); item < items; item += block.threads()) {
-      const int column = item % groups * kLaneColumns, row = item / groups % half;
+      const int column = item % groups * Lanes::kColumns, row = item / groups % half;
       const int top = item / groups / half * 2 * half;
       const float* from = a + (top + half + row) * kPitch + top;
-      LaneColumns sum = {};
+      Columns sum = {};
       FLASHPORT_UNROLL(8)
       for (int k = column / kTriangleBlock * kTriangleBlock; k < half; ++k) {
-        sum = multiply_add(from[k], load_lane_columns(x + (top + k) * kPitch + top + column), sum);
+        sum = Lanes::multiply_add(from[k], Lanes::load(x + (top + k) * kPitch + top + column), sum);
       }
-      store_lane_columns(x + (top + row) * kPitch + top + half + column, sum);
+      Lanes::store(x + (top + row) * kPitch + top + half + column, sum);
     }
     block.sync();
     for (int item = block.thread(); item < items; item += block.threads()) {
-      const int column = item % groups * kLaneColumns, row = item / groups % half;
+      const int column = item % groups * Lanes::kColumns, row = item / groups % half;
       const int top = item / groups / half * 2 * half;
       const float* from = x + (top + half + row) * kPitch + top + half;
-      LaneColumns sum = {};
+      Columns sum = {};
       FLASHPORT_UNROLL(8)
       for (int k = 0; k <= row; ++k) {
-        sum = multiply_add(0.0f - from[k], load_lane_columns(x + (top + k) * kPitch + top + half + column), sum);
+        sum = Lanes::multiply_add(0.0f - from[k], Lanes::load(x + (top + k) * kPitch + top + half + column), sum);
       }
-      store_lane_columns(x + (top + half + row) * kPitch + top + column, sum);
+      Lanes::store(x + (top + half + row) * kPitch + top + column, sum);
     }
   }
 }

@@ -25,6 +25,12 @@ FLASHPORT_DEVICE TwoFloat operator-(TwoFloat a, TwoFloat b) { return a + TwoFloa
 // Rounded once more than it has to be, relative to what remains.
 FLASHPORT_DEVICE float difference(TwoFloat a, TwoFloat b) { return (a.hi - b.hi) + (a.lo - b.lo); }
 
-FLASHPORT_DEVICE float exp_full(TwoFloat x) { return exp_full(x.hi) * (1.0f + x.lo); }
+// A number times log2(e), for exp2.
+FLASHPORT_DEVICE TwoFloat to_base_2(float x) {
+  constexpr float kHigh = 0x1.715476p+0f, kLow = 0x1.4ae0cp-26f;  // of log2(e)
+  const float product = mul_rn(x, kHigh);
+  return {product, fma_rn(x, kHigh, 0.0f - product) + mul_rn(x, kLow)};
+}
+FLASHPORT_DEVICE float exp2_approx(TwoFloat x) { return exp2_approx(x.hi) * fma_rn(x.lo, 0.69314718f, 1.0f); }
 
 }  // namespace flashport::FLASHPORT_TARGET

@@ -5,26 +5,27 @@
 
 #include "common/device/gated_delta_sequence.h"
 #include "common/device/scalar_access.h"
+#include "common/device/triangular.h"
 #include "cpu/target/state_tile.h"
 
 namespace flashport::FLASHPORT_TARGET {
 
 // What a lane takes of a row in triangular.h.
-using LaneColumns = Vec;
-inline constexpr int kLaneColumns = kLanes;
-inline constexpr int kTrianglePitch = kChunkTokens;
+struct TriangleLanes {
+  using Columns = Vec;
+  static constexpr int kColumns = kLanes;
+  static constexpr int kPitch = kChunkTokens;
 
-FLASHPORT_DEVICE LaneColumns load_lane_columns(const float* from) { return load_vec(from); }
-FLASHPORT_DEVICE void store_lane_columns(float* to, LaneColumns x) { store_vec(to, x); }
-FLASHPORT_DEVICE LaneColumns multiply_add(float factor, LaneColumns x, LaneColumns sum) {
-  return fma_rn(broadcast(factor), x, sum);
-}
-// 1 in column `place`, else 0.
-FLASHPORT_DEVICE LaneColumns unit_lane_columns(int place) {
-  LaneColumns x = {};
-  if (place >= 0 && place < kLaneColumns) x[place] = 1.0f;
-  return x;
-}
+  static Vec load(const float* from) { return load_vec(from); }
+  static void store(float* to, const Vec& x) { store_vec(to, x); }
+  static Vec multiply_add(float factor, const Vec& x, const Vec& sum) { return fma_rn(broadcast(factor), x, sum); }
+  // 1 in column `place`, else 0.
+  static Vec unit(int place) {
+    Vec x = {};
+    if (place >= 0 && place < kColumns) x[place] = 1.0f;
+    return x;
+  }
+};
 
 // The left side of a product: element (r, k) lies at x[r * row + k * step].
 struct FloatTile {
@@ -110,6 +111,8 @@ template <GatedDeltaChunkConfig kCfg>
 struct PrepareMemory {
   KeyRows<kCfg> q, k;
   alignas(64) float k_columns[kCfg.head_dim_k * kChunkTokens];  // k^T
+  alignas(64) float a[kChunkTokens * kChunkTokens], inverse[kChunkTokens * kChunkTokens];
+  alignas(64) float scores[kChunkTokens * kChunkTokens];
 };
 
 template <GatedDeltaChunkConfig kCfg>
@@ -119,10 +122,10 @@ class PrepareTiles {
     alignas(64) float x[kChunkTokens * kChunkTokens];
   };
 
-  PrepareTiles(const GatedDeltaChunkParams& p, const Block&, PrepareMemory<kCfg>& memory, int count)
-      : memory_(memory), keys_(p.head_dim_k), count_(count) {}
+  PrepareTiles(const GatedDeltaChunkParams& p, const Block& block, PrepareMemory<kCfg>& memory, int count)
+      : block_(block), memory_(memory), keys_(p.head_dim_k), count_(count) {}
 
-  void load(const TokenRows& q, std::int64_t at_q, const TokenRows& k, std::int64_t at_k) const {
+  void begin_load(const TokenRows& q, std::int64_t at_q, const TokenRows& k, std::int64_t at_k) const {
     memory_.q.load(q, at_q, count_, keys_);
     memory_.k.load(k, at_k, count_, keys_);
     for (int key = 0; key < keys_; ++key) {
@@ -131,41 +134,52 @@ class PrepareTiles {
       }
     }
   }
+  void await_load() const {}
 
-  void square_sums(float* queries, float* keys) const {
-    for (int row = 0; row < kChunkTokens; ++row) {
-      queries[row] = row < count_ ? square_sum(memory_.q, row) : 0.0f;
-      keys[row] = row < count_ ? square_sum(memory_.k, row) : 0.0f;
-    }
-  }
-
-  void multiply(Gram& keys, Gram& queries) const {
+  // k k^T, q k^T, and the rows' sums of squares
+  void multiply(Gram& keys, Gram& queries, float* key_squares, float* query_squares) const {
     const int vecs = (count_ + kLanes - 1) / kLanes;
     for (Gram* gram : {&keys, &queries}) {
       for (int i = 0; i < count_ * kChunkTokens; i += kLanes) store_vec(gram->x + i, Vec{});
       const FloatTile left = gram == &keys ? memory_.k.tile() : memory_.q.tile();
       multiply_tiles<false>(gram->x, kChunkTokens, count_, vecs, left, keys_, memory_.k_columns, kChunkTokens);
     }
-  }
-
-  // f(row, column, k k^T, q k^T, a) gives an element of P and sets one of A, in the blocks that the diagonal meets or
-  // leaves on its upper side.
-  template <class F>
-  void store_lower(void* scores, std::int64_t place, const Gram& keys, const Gram& queries, const F& f,
-                   float* a) const {
-    float* to = static_cast<float*>(scores) + place * kChunkTokens * kChunkTokens;
     for (int row = 0; row < kChunkTokens; ++row) {
-      for (int column = 0; column < (row / 16 + 1) * 16; ++column) {
-        const int at = row * kChunkTokens + column;
-        to[at] = f(row, column, keys.x[at], queries.x[at], a[row * kTrianglePitch + column]);
+      key_squares[row] = row < count_ ? square_sum(memory_.k, row) : 0.0f;
+      query_squares[row] = row < count_ ? square_sum(memory_.q, row) : 0.0f;
+    }
+  }
+  void scale(Gram& gram, const float* rows, const float* columns) const {
+    for (int row = 0; row < count_; ++row) {
+      for (int column = 0; column < kChunkTokens; column += kLanes) {
+        float* at = gram.x + row * kChunkTokens + column;
+        store_vec(at, load_vec(at) * (rows[row] * load_vec(columns + column)));
       }
     }
   }
-  void store_transform(void* transforms, std::int64_t place, const float* inverse) const {
-    float* to = static_cast<float*>(transforms) + place * kChunkTokens * kChunkTokens;
-    for (int row = 0; row < count_; ++row) {
-      for (int column = 0; column <= row; column += kLanes) {
-        store_vec(to + row * kChunkTokens + column, load_vec(inverse + row * kTrianglePitch + column));
+
+  // f(row, column, token(row), token(column), k k^T, q k^T, a) gives an element of P and sets one of A, in the blocks
+  // that the diagonal meets or leaves on its upper side.
+  template <class Token, class F>
+  void fill_lower(const Gram& keys, const Gram& queries, const Token& token, const F& f) const {
+    for (int row = 0; row < kChunkTokens; ++row) {
+      const auto to = token(row);
+      for (int column = 0; column < (row / 16 + 1) * 16; ++column) {
+        const int at = row * kChunkTokens + column;
+        memory_.scores[at] = f(row, column, to, token(column), keys.x[at], queries.x[at], memory_.a[at]);
+      }
+    }
+  }
+  void invert() const { invert_unit_lower<TriangleLanes>(block_, memory_.a, memory_.inverse); }
+  // The inverse and P, to the workspace.
+  void store(const ChunkWorkspace& workspace, std::int64_t place) const {
+    float* transform = static_cast<float*>(workspace.transforms) + place * kChunkTokens * kChunkTokens;
+    float* scores = static_cast<float*>(workspace.scores) + place * kChunkTokens * kChunkTokens;
+    for (int row = 0; row < kChunkTokens; ++row) {
+      for (int column = 0; column < (row / 16 + 1) * 16; column += kLanes) {
+        const int at = row * kChunkTokens + column;
+        store_vec(transform + at, load_vec(memory_.inverse + at));
+        store_vec(scores + at, load_vec(memory_.scores + at));
       }
     }
   }
@@ -180,6 +194,7 @@ class PrepareTiles {
     return fold_vec(sum, [](Vec x, Vec y) { return x + y; });
   }
 
+  const Block& block_;
   PrepareMemory<kCfg>& memory_;
   int keys_, count_;
 };

@@ -137,7 +137,7 @@ FLASHPORT_DEVICE void gated_delta_update_block(const GatedDeltaUpdateParams& p) 
 #define FLASHPORT_DEFINE_GATED_DELTA_PREPARE(symbol, key, ...)                               \
   namespace flashport::FLASHPORT_TARGET {                                                    \
   constexpr GatedDeltaChunkConfig symbol##_config{__VA_ARGS__};                              \
-  extern "C" __global__ void __launch_bounds__(kPrepareThreads)                              \
+  extern "C" __global__ void __launch_bounds__(kPrepareThreads, kPrepareBlocks)              \
       symbol(const __grid_constant__ GatedDeltaChunkParams params) {                         \
     extern __shared__ __align__(1024) unsigned char panels[];                                \
     begin_kernel();                                                                          \

@@ -122,6 +122,15 @@ FLASHPORT_DEVICE void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, un
   }
 }
 
+// c [16, 8] += a [16, 8] b [8, 8] in tf32: a0 (g, c) a1 (g + 8, c) a2 (g, c + 4) a3 (g + 8, c + 4), b0 (c, g) b1
+// (c + 4, g), C as above.
+FLASHPORT_DEVICE void mma_tf32(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
 FLASHPORT_DEVICE unsigned multiply_halves(unsigned a, unsigned b) {
   const __half2 product = __hmul2(reinterpret_cast<const __half2&>(a), reinterpret_cast<const __half2&>(b));
   return reinterpret_cast<const unsigned&>(product);

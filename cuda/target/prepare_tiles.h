@@ -3,31 +3,24 @@
 #pragma once
 
 #include "cuda/target/panels.h"
+#include "cuda/target/triangle_inverse.h"
 
 namespace flashport::FLASHPORT_TARGET {
 
-// What a lane takes of a row in triangular.h.
-using LaneColumns = float4;
-inline constexpr int kLaneColumns = 4;
-inline constexpr int kTrianglePitch = kChunkTokens + 4;  // rows begin in other banks
-
-FLASHPORT_DEVICE LaneColumns load_lane_columns(const float* from) { return *reinterpret_cast<const float4*>(from); }
-FLASHPORT_DEVICE void store_lane_columns(float* to, LaneColumns x) { *reinterpret_cast<float4*>(to) = x; }
-FLASHPORT_DEVICE LaneColumns multiply_add(float factor, LaneColumns x, LaneColumns sum) {
-  return {fma_rn(factor, x.x, sum.x), fma_rn(factor, x.y, sum.y), fma_rn(factor, x.z, sum.z),
-          fma_rn(factor, x.w, sum.w)};
-}
-// 1 in column `place`, else 0.
-FLASHPORT_DEVICE LaneColumns unit_lane_columns(int place) {
-  return {place == 0 ? 1.0f : 0.0f, place == 1 ? 1.0f : 0.0f, place == 2 ? 1.0f : 0.0f, place == 3 ? 1.0f : 0.0f};
-}
-
-inline constexpr int kPrepareThreads = 128;
+inline constexpr int kPrepareThreads = 128, kPrepareBlocks = 4;  // of a multiprocessor
 
 template <GatedDeltaChunkConfig kCfg>
 struct PrepareMemory {
-  static constexpr int kPanels = kCfg.head_dim_k / kPanelColumns;
-  Panels<kPanels> q, k;
+  static constexpr int kScoresPitch = kChunkTokens + 8;  // rows begin in other banks
+  union {                                                // q and k are not read any more when A is written
+    struct {
+      Panels<kCfg.head_dim_k / kPanelColumns> q, k;
+    } rows;
+    struct {
+      alignas(16) float a[kChunkTokens * kTrianglePitch], inverse[kChunkTokens * kTrianglePitch];
+      alignas(16) std::uint16_t scores[kChunkTokens * kScoresPitch];
+    } lower;
+  };
   unsigned flag;
 };
 
@@ -45,45 +38,31 @@ class PrepareTiles {
   FLASHPORT_DEVICE PrepareTiles(const GatedDeltaChunkParams& p, const Block& block, Memory& memory, int count)
       : p_(p), block_(block), memory_(memory), count_(count), first_row_(block.wave() * 16) {}
 
-  FLASHPORT_DEVICE void load(const TokenRows& q, std::int64_t at_q, const TokenRows& k, std::int64_t at_k) const {
-    copy_rows<kPrepareThreads>(memory_.q, q, at_q, count_, p_.head_dim_k, has_wide_rows(q), block_.thread());
-    copy_rows<kPrepareThreads>(memory_.k, k, at_k, count_, p_.head_dim_k, has_wide_rows(k), block_.thread());
+  FLASHPORT_DEVICE void begin_load(const TokenRows& q, std::int64_t at_q, const TokenRows& k, std::int64_t at_k) const {
+    auto& to = memory_.rows;
+    copy_rows<kPrepareThreads>(to.q, q, at_q, count_, p_.head_dim_k, has_wide_rows(q), block_.thread());
+    copy_rows<kPrepareThreads>(to.k, k, at_k, count_, p_.head_dim_k, has_wide_rows(k), block_.thread());
+  }
+  FLASHPORT_DEVICE void await_load() const {
     await_copies();
     block_.sync();
   }
 
-  // The diagonals of q q^T and k k^T, two threads a row.
-  FLASHPORT_DEVICE void square_sums(float* queries, float* keys) const {
-    const int row = block_.thread() / 2;
-    float sums[2] = {};
-#pragma unroll
-    for (int side = 0; side < 2; ++side) {
-      const auto& panels = side == 0 ? memory_.q : memory_.k;
-#pragma unroll 4
-      for (int i = 0; i < kCfg.head_dim_k / 16; ++i) {
-        const int unit = 2 * i + block_.thread() % 2;
-        const auto eight = *reinterpret_cast<const uint4*>(panels.x[unit / 8] + panel_place(row, unit % 8));
-        for (const unsigned two : {eight.x, eight.y, eight.z, eight.w}) {
-          const float2 x = unpack<kMath>(two);
-          sums[side] = fma_rn(x.y, x.y, fma_rn(x.x, x.x, sums[side]));
-        }
-      }
-      sums[side] += __shfl_xor_sync(~0u, sums[side], 1);
-    }
-    if (block_.thread() % 2 == 0) queries[row] = sums[0], keys[row] = sums[1];
-  }
-
-  FLASHPORT_DEVICE void multiply(Gram& keys, Gram& queries) const {
+  // k k^T and q k^T; the rows' sums of squares are the diagonals of k k^T and of q q^T.
+  FLASHPORT_DEVICE void multiply(Gram& keys, Gram& queries, float* key_squares, float* query_squares) const {
     keys = {}, queries = {};
+    float squares[2][4] = {};
     const int lane = block_.lane();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const auto at = [&](int row, int unit) { return panel_place(row, (2 * step + unit) % 8); };
-      const std::uint16_t* k = memory_.k.x[step / 4];
-      const std::uint16_t* q = memory_.q.x[step / 4];
+      const std::uint16_t* k = memory_.rows.k.x[step / 4];
+      const std::uint16_t* q = memory_.rows.q.x[step / 4];
       unsigned own_keys[4], own_queries[4];
       ldmatrix_x4(own_keys, k + at(first_row_ + lane % 16, lane / 16));
       ldmatrix_x4(own_queries, q + at(first_row_ + lane % 16, lane / 16));
+#pragma unroll
+      for (int i = 0; i < 2; ++i) mma<kMath>(squares[i], own_queries, own_queries[i], own_queries[2 + i]);
 #pragma unroll
       for (int pair = 0; pair < 4; ++pair) {
         if (16 * pair > first_row_) break;
@@ -96,43 +75,75 @@ class PrepareTiles {
         }
       }
     }
+    // Row g's own column lies with the lane whose two columns hold it.
+    const int g = lane / 4;
+    const auto store_diagonal = [&](float* to, const float (&low)[4], const float (&high)[4]) {
+      if (lane % 4 != g / 2) return;
+      to[first_row_ + g] = g % 2 == 0 ? low[0] : low[1];
+      to[first_row_ + g + 8] = g % 2 == 0 ? high[2] : high[3];
+    };
+    store_diagonal(query_squares, squares[0], squares[1]);
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+      if (16 * pair == first_row_) store_diagonal(key_squares, keys.c[2 * pair], keys.c[2 * pair + 1]);
+    }
   }
-
-  // f(row, column, k k^T, q k^T, a) gives an element of P and sets one of A, in the blocks that the diagonal meets or
-  // leaves on its upper side.
-  template <class F>
-  FLASHPORT_DEVICE void store_lower(void* scores, std::int64_t place, const Gram& keys, const Gram& queries, const F& f,
-                                    float* a) const {
-    auto* to = static_cast<std::uint16_t*>(scores) + place * kChunkTokens * kChunkTokens;
+  FLASHPORT_DEVICE void scale(Gram& gram, const float* rows, const float* columns) const {
+    const int row = first_row_ + block_.lane() / 4;
+    const float of_rows[2] = {rows[row], rows[row + 8]};
 #pragma unroll
     for (int tile = 0; tile < 8; ++tile) {
       if (tile / 2 * 16 > first_row_) break;
+      const float2 of_columns = *reinterpret_cast<const float2*>(columns + 8 * tile + block_.lane() % 4 * 2);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) gram.c[tile][i] *= of_rows[i / 2] * (i % 2 == 0 ? of_columns.x : of_columns.y);
+    }
+  }
+
+  // f(row, column, token(row), token(column), k k^T, q k^T, a) gives an element of P and sets one of A, in the blocks
+  // that the diagonal meets or leaves on its upper side.
+  template <class Token, class F>
+  FLASHPORT_DEVICE void fill_lower(const Gram& keys, const Gram& queries, const Token& token, const F& f) const {
+    auto& to = memory_.lower;
+    const int row = first_row_ + block_.lane() / 4;
+    const decltype(token(0)) of_rows[2] = {token(row), token(row + 8)};
+#pragma unroll
+    for (int tile = 0; tile < 8; ++tile) {
+      if (tile / 2 * 16 > first_row_) break;
+      const int column = 8 * tile + block_.lane() % 4 * 2;
+      const decltype(token(0)) of_columns[2] = {token(column), token(column + 1)};
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int row = first_row_ + block_.lane() / 4 + 8 * half, column = 8 * tile + block_.lane() % 4 * 2;
-        float two[2];
+        float a[2], scores[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          two[i] = f(row, column + i, keys.c[tile][2 * half + i], queries.c[tile][2 * half + i],
-                     a[row * kTrianglePitch + column + i]);
+          scores[i] = f(row + 8 * half, column + i, of_rows[half], of_columns[i], keys.c[tile][2 * half + i],
+                        queries.c[tile][2 * half + i], a[i]);
         }
-        *reinterpret_cast<unsigned*>(to + row * kChunkTokens + column) = pack<kMath>(two[0], two[1]);
+        *reinterpret_cast<float2*>(to.a + (row + 8 * half) * kTrianglePitch + column) = make_float2(a[0], a[1]);
+        *reinterpret_cast<unsigned*>(to.scores + (row + 8 * half) * Memory::kScoresPitch + column) =
+            pack<kMath>(scores[0], scores[1]);
       }
     }
   }
-  FLASHPORT_DEVICE void store_transform(void* transforms, std::int64_t place, const float* inverse) const {
-    auto* to = static_cast<std::uint16_t*>(transforms) + place * kChunkTokens * kChunkTokens;
-    for (int i = block_.thread(); i < kChunkTokens * 8; i += block_.threads()) {
-      const int row = i / 8, unit = i % 8;
-      if (unit / 2 > row / 16) continue;
-      unsigned two[4];
+  FLASHPORT_DEVICE void invert() const { invert_unit_lower(block_, memory_.lower.a, memory_.lower.inverse); }
+
+  // The inverse and P, to the workspace.
+  FLASHPORT_DEVICE void store(const ChunkWorkspace& workspace, std::int64_t place) const {
+    const auto& from = memory_.lower;
+    auto* transform = static_cast<std::uint16_t*>(workspace.transforms) + place * kChunkTokens * kChunkTokens;
+    auto* scores = static_cast<std::uint16_t*>(workspace.scores) + place * kChunkTokens * kChunkTokens;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int column = unit * 8 + 2 * j;
-        const float* from = inverse + row * kTrianglePitch + column;
-        two[j] = pack<kMath>(column <= row ? from[0] : 0.0f, column + 1 <= row ? from[1] : 0.0f);
-      }
-      *reinterpret_cast<uint4*>(to + row * kChunkTokens + unit * 8) = make_uint4(two[0], two[1], two[2], two[3]);
+    for (int i = 0; i < kChunkTokens * 8 / kPrepareThreads; ++i) {
+      const int row = i * (kPrepareThreads / 8) + block_.thread() / 8, unit = block_.thread() % 8;
+      if (unit / 2 > row / 16) continue;
+      const auto* eight = reinterpret_cast<const float4*>(from.inverse + row * kTrianglePitch + unit * 8);
+      const float4 low = eight[0], high = eight[1];
+      *reinterpret_cast<uint4*>(transform + row * kChunkTokens + unit * 8) =
+          make_uint4(pack<kMath>(low.x, low.y), pack<kMath>(low.z, low.w), pack<kMath>(high.x, high.y),
+                     pack<kMath>(high.z, high.w));
+      *reinterpret_cast<uint4*>(scores + row * kChunkTokens + unit * 8) =
+          *reinterpret_cast<const uint4*>(from.scores + row * Memory::kScoresPitch + unit * 8);
     }
   }
 

@@ -50,15 +50,20 @@ FLASHPORT_DEVICE float exp_full(float x) { return std::exp(x); }
 FLASHPORT_DEVICE float log1p_full(float x) { return std::log1p(x); }
 FLASHPORT_DEVICE float sqrt_full(float x) { return std::sqrt(x); }
 
-using LaneColumns = float;
-inline constexpr int kLaneColumns = 1;
-inline constexpr int kTrianglePitch = kChunkTokens + 4;
-FLASHPORT_DEVICE LaneColumns load_lane_columns(const float* from) { return *from; }
-FLASHPORT_DEVICE void store_lane_columns(float* to, LaneColumns x) { *to = x; }
-FLASHPORT_DEVICE LaneColumns multiply_add(float factor, LaneColumns x, LaneColumns sum) {
-  return std::fma(factor, x, sum);
-}
-FLASHPORT_DEVICE LaneColumns unit_lane_columns(int place) { return place == 0 ? 1.0f : 0.0f; }
+FLASHPORT_DEVICE float exp2_approx(float x) { return std::exp2(x); }
+FLASHPORT_DEVICE float mul_rn(float a, float b) { return a * b; }
+FLASHPORT_DEVICE float fma_rn(float a, float b, float c) { return std::fma(a, b, c); }
+
+struct TriangleLanes {
+  using Columns = float;
+  static constexpr int kColumns = 1;
+  static constexpr int kPitch = kChunkTokens + 4;
+
+  static float load(const float* from) { return *from; }
+  static void store(float* to, float x) { *to = x; }
+  static float multiply_add(float factor, float x, float sum) { return std::fma(factor, x, sum); }
+  static float unit(int place) { return place == 0 ? 1.0f : 0.0f; }
+};
 
 class Block {
  public:

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/device/gated_delta_sequence.h"
+#include "common/device/triangular.h"
 #include "tests/device/lanes_target.h"
 
 namespace flashport::lanes {
@@ -31,11 +32,21 @@ struct KeyTile {
 
 template <GatedDeltaChunkConfig kCfg>
 struct PrepareMemory {
-  KeyTile<kCfg> q, k;
+  union {  // q and k are not read any more when A is written
+    struct {
+      KeyTile<kCfg> q, k;
+    } rows;
+    struct {
+      float a[kChunkTokens * TriangleLanes::kPitch], inverse[kChunkTokens * TriangleLanes::kPitch];
+      float scores[kChunkTokens][kChunkTokens];
+    } lower;
+  };
 };
 
 template <GatedDeltaChunkConfig kCfg>
 class PrepareTiles {
+  static constexpr int kPitch = TriangleLanes::kPitch;
+
  public:
   struct Gram {
     std::vector<float> x;  // this thread's elements, in the order of for_each
@@ -44,38 +55,43 @@ class PrepareTiles {
   PrepareTiles(const GatedDeltaChunkParams& p, const Block& block, PrepareMemory<kCfg>& memory, int count)
       : block_(block), memory_(memory), keys_(p.head_dim_k), count_(count) {}
 
-  void load(const TokenRows& q, std::int64_t at_q, const TokenRows& k, std::int64_t at_k) {
-    memory_.q.load(block_, q, at_q, count_, keys_);
-    memory_.k.load(block_, k, at_k, count_, keys_);
-    block_.sync();
+  void begin_load(const TokenRows& q, std::int64_t at_q, const TokenRows& k, std::int64_t at_k) {
+    memory_.rows.q.load(block_, q, at_q, count_, keys_);
+    memory_.rows.k.load(block_, k, at_k, count_, keys_);
   }
-  void square_sums(float* queries, float* keys) const {
+  void await_load() const { block_.sync(); }
+  void multiply(Gram& keys, Gram& queries, float* key_squares, float* query_squares) const {
+    const auto &q = memory_.rows.q, &k = memory_.rows.k;
+    for_each([&](int row, int column) {
+      keys.x.push_back(dot(k.x[row], k.x[column]));
+      queries.x.push_back(dot(q.x[row], k.x[column]));
+    });
     for (int row = block_.thread(); row < kChunkTokens; row += block_.threads()) {
-      queries[row] = dot(memory_.q.x[row], memory_.q.x[row]);
-      keys[row] = dot(memory_.k.x[row], memory_.k.x[row]);
+      key_squares[row] = dot(k.x[row], k.x[row]);
+      query_squares[row] = dot(q.x[row], q.x[row]);
     }
   }
-  void multiply(Gram& keys, Gram& queries) const {
-    for_each([&](int row, int column) {
-      keys.x.push_back(dot(memory_.k.x[row], memory_.k.x[column]));
-      queries.x.push_back(dot(memory_.q.x[row], memory_.k.x[column]));
-    });
+  void scale(Gram& gram, const float* rows, const float* columns) const {
+    std::size_t i = 0;
+    for_each([&](int row, int column) { gram.x[i++] *= rows[row] * columns[column]; });
   }
-  template <class F>
-  void store_lower(void* scores, std::int64_t place, const Gram& keys, const Gram& queries, const F& f,
-                   float* a) const {
-    float* to = static_cast<float*>(scores) + place * kChunkTokens * kChunkTokens;
+  template <class Token, class F>
+  void fill_lower(const Gram& keys, const Gram& queries, const Token& token, const F& f) const {
+    auto& to = memory_.lower;
     std::size_t i = 0;
     for_each([&](int row, int column) {
-      const float score = f(row, column, keys.x[i], queries.x[i], a[row * kTrianglePitch + column]);
-      to[row * kChunkTokens + column] = operand<kCfg>(score);
+      float& a = to.a[row * kPitch + column];
+      to.scores[row][column] = f(row, column, token(row), token(column), keys.x[i], queries.x[i], a);
       ++i;
     });
   }
-  void store_transform(void* transforms, std::int64_t place, const float* inverse) const {
-    float* to = static_cast<float*>(transforms) + place * kChunkTokens * kChunkTokens;
+  void invert() const { invert_unit_lower<TriangleLanes>(block_, memory_.lower.a, memory_.lower.inverse); }
+  void store(const ChunkWorkspace& workspace, std::int64_t place) const {
+    float* transform = static_cast<float*>(workspace.transforms) + place * kChunkTokens * kChunkTokens;
+    float* scores = static_cast<float*>(workspace.scores) + place * kChunkTokens * kChunkTokens;
     for_each([&](int row, int column) {
-      to[row * kChunkTokens + column] = operand<kCfg>(inverse[row * kTrianglePitch + column]);
+      transform[row * kChunkTokens + column] = operand<kCfg>(memory_.lower.inverse[row * kPitch + column]);
+      scores[row * kChunkTokens + column] = operand<kCfg>(memory_.lower.scores[row][column]);
     });
   }
 

@@ -1,7 +1,6 @@
 // The inverse of a unit lower triangular matrix and sums in two floats, as the kernels compute them, against fp64.
 #define FLASHPORT_TARGET lanes
 #define FLASHPORT_TARGET_HEADER "tests/device/lanes_target.h"
-#define FLASHPORT_DELTA_TILES_HEADER "tests/device/lanes_target.h"
 
 #include <gtest/gtest.h>
 
@@ -17,7 +16,7 @@
 namespace flashport::lanes {
 namespace {
 
-constexpr int kSize = kChunkTokens, kPitch = kTrianglePitch;
+constexpr int kSize = kChunkTokens, kPitch = TriangleLanes::kPitch;
 
 // (I + a)^-1 column by column
 std::vector<double> inverse(const std::vector<float>& a) {
@@ -53,7 +52,8 @@ TEST_P(Triangular, InverseIsThatOfFp64) {
     for (double size : {0.01, 0.2}) {
       const std::vector<float> a = lower(rows, size);
       std::vector<float> x(kSize * kPitch, std::numeric_limits<float>::quiet_NaN());
-      run_blocks(1, threads_of_a_block, [&](const Block& block) { invert_unit_lower(block, a.data(), x.data()); });
+      run_blocks(1, threads_of_a_block,
+                 [&](const Block& block) { invert_unit_lower<TriangleLanes>(block, a.data(), x.data()); });
       const std::vector<double> wanted = inverse(a);
       double largest = 0, error = 0;
       for (int row = 0; row < kSize; ++row) {
@@ -94,14 +94,24 @@ TEST(TwoFloat, DifferencesKeepTheirDigits) {
       const TwoFloat two = sums[i] - sums[j];
       const double got = double{two.hi} + two.lo, wanted = exact[i] - exact[j];
       ASSERT_NEAR(got, wanted, 1e-10) << i << " " << j;
-      ASSERT_NEAR(exp_full(two), std::exp(wanted), 2.5e-7 * std::exp(wanted) + 1e-37) << i << " " << j;
+      ASSERT_NEAR(exp2_approx(two), std::exp2(wanted), 2.5e-7 * std::exp2(wanted) + 1e-37) << i << " " << j;
       const float one = difference(sums[i], sums[j]);
       ASSERT_NEAR(one, wanted, std::ldexp(std::fabs(wanted), -23) + 1e-10) << i << " " << j;
     }
   }
 }
 
-TEST(TwoFloat, OverflowIsInfinity) { EXPECT_EQ(exp_full(TwoFloat{1000.0f, 0.0f}), kInfinity); }
+TEST(TwoFloat, ToBase2KeepsTheDigitsOfTheExponent) {
+  flashport_test::Random random(3);
+  for (int i = 0; i < 1000; ++i) {
+    const float x = static_cast<float>(random.normal() * std::exp(3 * random.normal()));
+    const TwoFloat two = to_base_2(x);
+    EXPECT_LE(std::fabs(two.lo), std::ldexp(std::fabs(two.hi), -23));
+    ASSERT_NEAR(double{two.hi} + two.lo, x / std::log(2.0), std::ldexp(std::fabs(x), -46)) << x;
+  }
+}
+
+TEST(TwoFloat, OverflowIsInfinity) { EXPECT_EQ(exp2_approx(TwoFloat{1000.0f, 0.0f}), kInfinity); }
 
 }  // namespace
 }  // namespace flashport::lanes
