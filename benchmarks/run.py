@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Runs the benchmark of an installed flashport, writes benchmarks/results/<device>.json and judges it by bars.csv.
 
+The table beside it, <device>.md, has each row with its figures, bars and whether they are met.
+
     python benchmarks/run.py [--device cuda:0] [--rounds 9] [--match TEXT] [--plot]
 
 The harness is flashport.bench; this script adds where results lie and what they are held against. bars.csv names a
@@ -17,10 +19,21 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 AT_LEAST = ("share", "rate_of_b000", "speedup_of_b000")
+# How the table says a figure: words around it, its factor, its digits.
+SPELLED = {
+    "ratio": ("{} of the best peer's time", 1, 3),
+    "seconds": ("{} us", 1e6, 1),
+    "host_seconds": ("{} us of host time", 1e6, 1),
+    "inverse_share": ("{} of the read's time", 1, 3),
+    "share": ("{}% of the read rate", 100, 1),
+    "rate_of_b000": ("{}% of the first row's rate", 100, 1),
+    "speedup_of_b000": ("{} times as fast as the first row", 1, 2),
+}
 
 
 def figure(name: str, row: dict, rows: dict[str, dict]) -> float | None:
@@ -36,22 +49,69 @@ def figure(name: str, row: dict, rows: dict[str, dict]) -> float | None:
     return row[name]
 
 
-def judge(result: dict) -> bool:
-    """Prints each bar beside its figure; whether none is missed."""
+@dataclass
+class Verdict:
+    """A figure beside its bar."""
+
+    row: str
+    figure: str
+    value: float
+    bar: float
+    why: str
+
+    @property
+    def at_least(self) -> bool:
+        """Whether larger is better."""
+        return self.figure in AT_LEAST
+
+    @property
+    def met(self) -> bool:
+        """Whether the bar is."""
+        return self.value >= self.bar if self.at_least else self.value <= self.bar
+
+    def text(self) -> str:
+        """As the table has it."""
+        words, scale, digits = SPELLED[self.figure]
+        limit = f"{'at least' if self.at_least else 'at most'} {self.bar * scale:g}"
+        return f"{words.format(f'{self.value * scale:.{digits}f}')} ({limit}: {'met' if self.met else '**missed**'})"
+
+
+def judge(result: dict) -> list[Verdict]:
+    """The bars of the rows that were measured."""
     rows = {row["name"]: row for row in result["rows"]}
-    good = True
+    verdicts = []
     with (HERE / "bars.csv").open(newline="") as file:
         for bar in csv.DictReader(file):
             row = rows.get(bar["name"])
             value = figure(bar["figure"], row, rows) if row and not row["skipped"] else None
-            if value is None:
-                continue
-            limit = float(bar["bar"])
-            met = value >= limit if bar["figure"] in AT_LEAST else value <= limit
-            good = good and met
-            sign = ">=" if bar["figure"] in AT_LEAST else "<="
-            print(f"{'met ' if met else 'MISS'} {bar['figure']:>16} {value:9.4g} {sign} {limit:<7g} {bar['why']}")
-    return good
+            if value is not None:
+                verdicts.append(Verdict(bar["name"], bar["figure"], value, float(bar["bar"]), bar["why"]))
+    return verdicts
+
+
+def table(result: dict, verdicts: list[Verdict]) -> str:
+    """The rows as Markdown."""
+
+    def microseconds(seconds: float | None) -> str:
+        return f"{seconds * 1e6:.1f}" if seconds else "-"
+
+    peers = list(dict.fromkeys(name for row in result["rows"] for name in row["peers"]))
+    head = [
+        "batch x keys, heads, head_dim, types, cache",
+        "ours (us)",
+        *(f"{name} (us)" for name in peers),
+        "of read rate",
+    ]
+    lines = ["| " + " | ".join([*head, "held against its bar"]) + " |", "| --- " * (len(head) + 1) + "|"]
+    for row in result["rows"]:
+        if row["skipped"]:
+            continue
+        cells = [row["title"], microseconds(row["seconds"])]
+        cells += [microseconds(row["peers"].get(name)) for name in peers]
+        cells.append(f"{row['share']:.1%}" if row["share"] else "-")
+        cells.append("; ".join(verdict.text() for verdict in verdicts if verdict.row == row["name"]))
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
@@ -82,8 +142,14 @@ def main() -> None:
     fresh.unlink()
     if arguments.plot:
         fresh.with_suffix(".png").rename(path.with_suffix(".png"))
+    verdicts = judge(result) if result["device"]["target"] == "sm90a" else []
+    path.with_suffix(".md").write_text(table(result, verdicts))
     print(f"results: {path}")
-    if result["device"]["target"] == "sm90a" and not judge(result):
+    for verdict in verdicts:
+        sign = ">=" if verdict.at_least else "<="
+        mark = "met " if verdict.met else "MISS"
+        print(f"{mark} {verdict.figure:>16} {verdict.value:9.4g} {sign} {verdict.bar:<7g} {verdict.why}")
+    if not all(verdict.met for verdict in verdicts):
         raise SystemExit(1)
 
 

@@ -1,10 +1,19 @@
-/* Uses the installed C interface: merges two blocks of one request (stage 2), and reads an error text. */
+/* Uses the installed C interface, every operation of it: one request whose keys are equal, so that its output is the
+ * mean of its values, is written into pages, decoded in one call and in two stages, and its blocks are merged. */
 #include <flashport/capi.h>
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { kDim = 16 };
+enum { kDim = 64, kTokens = 100, kPage = 16, kPages = 7, kBlock = 64, kBlocks = 2 };
+
+static float tokens_k[kTokens][kDim], tokens_v[kTokens][kDim];
+static float k_pages[kPages][kPage][kDim], v_pages[kPages][kPage][kDim];
+static float q[kDim], out[kDim], lse, mid_out[kBlocks][kDim], mid_lse[kBlocks];
+static int64_t positions[kTokens];
+static int32_t block_table[kPages], slots[kTokens], request = 0, length = kTokens;
+static int good = 1;
 
 static fp_tensor contiguous(void* data, fp_dtype dtype, int rank, const int64_t* shape) {
   fp_tensor tensor;
@@ -22,53 +31,139 @@ static fp_tensor contiguous(void* data, fp_dtype dtype, int rank, const int64_t*
   return tensor;
 }
 
-static int expect(int holds, const char* what) {
+static void expect(int holds, const char* what) {
   if (!holds) printf("consumer_c: failed: %s (%s)\n", what, fp_last_error());
-  return holds;
+  good = good && holds;
+}
+
+/* The values of tokens are 0, 1, ..; clears `out` and `lse` for the next call. */
+static void expect_mean_of_all(const char* what) {
+  int i;
+  for (i = 0; i < kDim; ++i) expect(fabsf(out[i] - (kTokens - 1) / 2.0f) < 1e-4f, what);
+  expect(fabsf(lse - logf(kTokens)) < 1e-5f, what);
+  memset(out, 0, sizeof(out));
+  lse = 0;
 }
 
 int main(void) {
-  float mid_out[2 * kDim], mid_lse[2], out[kDim];
-  int32_t length = 100;
-  const int64_t mid_shape[] = {1, 1, 2, kDim}, lse_shape[] = {1, 1, 2}, length_shape[] = {1},
-                out_shape[] = {1, 1, kDim};
-  fp_tensor mid, lse, lengths, merged;
-  fp_decode_stage2_args args;
-  fp_decode_query query;
+  const int64_t q_shape[] = {1, 1, kDim}, lse_shape[] = {1, 1}, kv_shape[] = {kTokens, 1, kDim},
+                pages_shape[] = {kPages, kPage, 1, kDim}, table_shape[] = {1, kPages}, slots_shape[] = {1, kTokens},
+                mid_shape[] = {1, 1, kBlocks, kDim}, mid_lse_shape[] = {1, 1, kBlocks}, one[] = {1},
+                state_shape[] = {kBlocks, 1, 1, kDim}, state_lse_shape[] = {kBlocks, 1, 1}, tokens_shape[] = {kTokens};
+  const fp_tensor query = contiguous(q, fp_float32, 3, q_shape), result = contiguous(out, fp_float32, 3, q_shape),
+                  result_lse = contiguous(&lse, fp_float32, 2, lse_shape),
+                  k = contiguous(tokens_k, fp_float32, 3, kv_shape), v = contiguous(tokens_v, fp_float32, 3, kv_shape),
+                  k_cache = contiguous(k_pages, fp_float32, 4, pages_shape),
+                  v_cache = contiguous(v_pages, fp_float32, 4, pages_shape),
+                  places = contiguous(positions, fp_int64, 1, tokens_shape),
+                  pages = contiguous(block_table, fp_int32, 2, table_shape),
+                  lengths = contiguous(&length, fp_int32, 1, one), requests = contiguous(&request, fp_int32, 1, one),
+                  table = contiguous(slots, fp_int32, 2, slots_shape),
+                  parts_lse = contiguous(mid_lse, fp_float32, 3, mid_lse_shape),
+                  states = contiguous(mid_out, fp_float32, 4, state_shape),
+                  states_lse = contiguous(mid_lse, fp_float32, 3, state_lse_shape),
+                  first = contiguous(mid_out[0], fp_float32, 3, q_shape),
+                  first_lse = contiguous(&mid_lse[0], fp_float32, 2, lse_shape),
+                  second = contiguous(mid_out[1], fp_float32, 3, q_shape),
+                  second_lse = contiguous(&mid_lse[1], fp_float32, 2, lse_shape);
+  fp_tensor parts = contiguous(mid_out, fp_float32, 4, mid_shape);
+  fp_append_kv_args append;
+  fp_decode_args decode;
+  fp_decode_stage1_args stage1;
+  fp_decode_stage2_args stage2;
+  fp_merge_states_args merge_all;
+  fp_merge_state_args merge_two;
+  fp_decode_query kernel;
+  int64_t bytes = -1;
   char key[128];
-  int i, good = 1;
+  int i, token;
 
-  for (i = 0; i < kDim; ++i) {
-    mid_out[i] = 1.0f;
-    mid_out[kDim + i] = 4.0f;
+  for (i = 0; i < kDim; ++i) q[i] = 1.0f;
+  for (i = 0; i < kPages; ++i) block_table[i] = kPages - 1 - i;
+  for (token = 0; token < kTokens; ++token) {
+    for (i = 0; i < kDim; ++i) tokens_v[token][i] = (float)token;
+    positions[token] = block_table[token / kPage] * kPage + token % kPage;
+    slots[token] = token;
   }
-  mid_lse[0] = 0.0f; /* weights 1 and 2 */
-  mid_lse[1] = 0.69314718f;
-  mid = contiguous(mid_out, fp_float32, 4, mid_shape);
-  lse = contiguous(mid_lse, fp_float32, 3, lse_shape);
-  lengths = contiguous(&length, fp_int32, 1, length_shape);
-  merged = contiguous(out, fp_float32, 3, out_shape);
-  FP_INIT(&args);
-  args.mid_out = &mid;
-  args.mid_out_logexpsum = &lse;
-  args.b_seqlen = &lengths;
-  args.out = &merged;
-  args.block_seq = 64;
-  good = expect(fp_flash_decode_stage2(&args, 0) == fp_ok, "stage 2 runs") && good;
-  for (i = 0; i < kDim; ++i) good = expect(out[i] > 2.99999f && out[i] < 3.00001f, "(1 * 1 + 2 * 4) / 3 is 3") && good;
 
-  mid.rank = 3;
-  good = expect(fp_flash_decode_stage2(&args, 0) == fp_value_error, "a tensor of the wrong rank is refused") && good;
-  good = expect(strstr(fp_last_error(), "mid_out") != NULL, "the error names mid_out") && good;
+  FP_INIT(&append);
+  append.k = &k;
+  append.v = &v;
+  append.k_cache = &k_cache;
+  append.v_cache = &v_cache;
+  append.positions = &places;
+  expect(fp_append_kv(&append, 0) == fp_ok, "tokens are written into pages");
+  expect(v_pages[0][kTokens % kPage - 1][0] == kTokens - 1, "the last token lies in the first page");
 
-  FP_INIT(&query);
-  query.target = "cpu";
-  query.kv = "bf16";
-  query.q_dtype = fp_bfloat16;
-  query.head_dim_qk = query.head_dim_v = 128;
-  query.group_size = 4;
-  query.q_len = 1;
-  good = expect(fp_which_kernel(&query, key, sizeof(key)) == fp_ok, "the CPU decodes bf16") && good;
+  FP_INIT(&decode);
+  decode.q = &query;
+  decode.k_cache = &k_cache;
+  decode.v_cache = &v_cache;
+  decode.seqlens = &lengths;
+  decode.block_table = &pages;
+  decode.out = &result;
+  decode.lse = &result_lse;
+  expect(fp_flash_decode(&decode, 0) == fp_ok, "decode runs");
+  expect_mean_of_all("the output of decode");
+  expect(fp_decode_workspace_size(&decode, &bytes) == fp_ok && bytes >= 0, "decode says what workspace it needs");
+
+  FP_INIT(&stage1);
+  stage1.q = &query;
+  stage1.k = &k;
+  stage1.v = &v;
+  stage1.req_to_tokens = &table;
+  stage1.b_req_idx = &requests;
+  stage1.b_seqlen = &lengths;
+  stage1.max_len_in_batch = kTokens;
+  stage1.block_seq = kBlock;
+  stage1.mid_out = &parts;
+  stage1.mid_out_logsumexp = &parts_lse;
+  expect(fp_flash_decode_stage1(&stage1, 0) == fp_ok, "stage 1 runs");
+  expect(fabsf(mid_out[0][5] - 31.5f) < 1e-4f && fabsf(mid_out[1][5] - 81.5f) < 1e-4f, "the blocks' means");
+
+  FP_INIT(&stage2);
+  stage2.mid_out = &parts;
+  stage2.mid_out_logexpsum = &parts_lse;
+  stage2.b_seqlen = &lengths;
+  stage2.out = &result;
+  stage2.lse = &result_lse;
+  stage2.block_seq = kBlock;
+  expect(fp_flash_decode_stage2(&stage2, 0) == fp_ok, "stage 2 runs");
+  expect_mean_of_all("the output of stage 2");
+
+  FP_INIT(&merge_all);
+  merge_all.o = &states;
+  merge_all.lse = &states_lse;
+  merge_all.out = &result;
+  merge_all.out_lse = &result_lse;
+  expect(fp_merge_states(&merge_all, 0) == fp_ok, "states merge");
+  expect_mean_of_all("the merge of all states");
+
+  FP_INIT(&merge_two);
+  merge_two.o_a = &first;
+  merge_two.lse_a = &first_lse;
+  merge_two.o_b = &second;
+  merge_two.lse_b = &second_lse;
+  merge_two.out = &result;
+  merge_two.out_lse = &result_lse;
+  expect(fp_merge_state(&merge_two, 0) == fp_ok, "two states merge");
+  expect_mean_of_all("the merge of two states");
+
+  parts.rank = 3;
+  expect(fp_flash_decode_stage2(&stage2, 0) == fp_value_error, "a tensor of the wrong rank is refused");
+  expect(strstr(fp_last_error(), "mid_out") != NULL, "the error names mid_out");
+  expect(out[0] == 0.0f, "and nothing is written");
+
+  FP_INIT(&kernel);
+  kernel.target = "cpu";
+  kernel.kv = "bf16";
+  kernel.q_dtype = fp_bfloat16;
+  kernel.head_dim_qk = kernel.head_dim_v = 128;
+  kernel.group_size = 4;
+  kernel.q_len = 1;
+  expect(fp_supports(&kernel) == fp_ok, "bf16 is supported");
+  expect(fp_which_kernel(&kernel, key, sizeof(key)) == fp_ok, "the CPU decodes bf16");
+  expect(fp_num_splits_heuristic(8, 108, 16, 128) > 1, "few tiles are split");
   printf("flashport %s, %s: %s\n", fp_version(), key, good ? "good" : "failed");
   return good ? 0 : 1;
 }

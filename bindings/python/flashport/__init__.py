@@ -1,9 +1,10 @@
 """flashport: portable attention kernels for LLM serving, on AMD GPUs, NVIDIA GPUs and the CPU.
 
 Arrays come in through DLPack, so NumPy, PyTorch, CuPy and JAX arrays all work, and results have the type of the query.
-Kernels run on the current stream of the query's library and device; no call waits for the device. Wrong arguments
-raise ``ValueError`` or ``TypeError`` with a text that names the argument, what was expected and what came; a request
-that no kernel serves raises ``NotImplementedError`` with the reason that :func:`supports` gives.
+Kernels run on the current stream of the query's library and device, and a call returns when they are launched; only
+with GPU arrays of other libraries than PyTorch and CuPy, whose memory might be given away too early, it waits. Wrong
+arguments raise ``ValueError`` or ``TypeError`` with a text that names the argument, what was expected and what came; a
+request that no kernel serves raises ``NotImplementedError`` with the reason that :func:`supports` gives.
 """
 
 from flashport._core import DeviceArray

@@ -12,11 +12,11 @@ import numpy as np
 from rich.progress import track
 
 from flashport import devices, selfcheck
-from flashport.cli.common import choose_device, console, device_option, served_devices
+from flashport.cli.common import choose_device, console, served_devices
 
 
 @click.command()
-@device_option
+@click.option("--device", "device_name", metavar="NAME", help="cpu, cuda:0, hip:0, ... [default: every one here]")
 @click.option("--full", is_flag=True, help="Every case of the list; takes some minutes.")
 @click.option("--match", default="", metavar="TEXT", help="Only checks whose name contains this.")
 @click.option(
