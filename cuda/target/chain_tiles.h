@@ -3,7 +3,9 @@
 // transposed, so that the sums of one product are, rounded, the left operand of the next without leaving their lanes. A
 // lane 4 g + c has, of each tile of 8 tokens or keys, columns g and g + 8 and of the eight the two from 2 c on.
 //
-// Both warpgroups meet once a chunk (kChunkBarrier): its tiles are there then, and those of the chunk before are free.
+// Whoever has something for the other warpgroup arrives at a barrier where that one waits: with a chunk's tiles
+// (kTilesBarrier), or done with them (kFreeBarrier). A second barrier of each kind serves every other chunk, so that
+// nobody arrives for the next chunk where the other has yet to pass for this one.
 #pragma once
 
 #include "common/device/scalar_access.h"
@@ -12,7 +14,8 @@
 namespace flashport::FLASHPORT_TARGET {
 
 inline constexpr int kWarpgroup = 128;
-enum ChainBarrier { kChunkBarrier = 1, kChainBarrier };
+enum ChainBarrier { kTilesBarrier = 1, kFreeBarrier = 3, kChainBarrier = 5 };
+FLASHPORT_DEVICE int barrier_of(ChainBarrier first, int chunk) { return first + (chunk & 1); }
 
 template <GatedDeltaChunkConfig kCfg>
 struct ChainStage {
@@ -47,23 +50,27 @@ class ChunkCopies {
     for (int chunk = 0; chunk < chain.chunks; ++chunk) {
       asm volatile("cp.async.wait_group %0;" ::"n"(Memory::kStages - 2) : "memory");
       fence_async_proxy();
-      barrier_await(kChunkBarrier, 2 * kWarpgroup);
+      barrier_signal(barrier_of(kTilesBarrier, chunk), 2 * kWarpgroup);
+      if (chunk > 0) await_free(chunk - 1);
       bring(chain, chunk + Memory::kStages - 1);
     }
     await_copies();
-    barrier_await(kChunkBarrier, 2 * kWarpgroup);  // the last chunk's tiles are free
+    if (chain.chunks > 0) await_free(chain.chunks - 1);
   }
   // wgmma reads blocks above the diagonal too, which nobody brings.
   FLASHPORT_DEVICE void clear_triangles() const {
     for (ChainStage<kCfg>& stage : memory_.stages) {
       for (int i = thread_; i < kPanelBytes / 16; i += kWarpgroup) {
-        reinterpret_cast<uint4*>(stage.transform.x)[i] = make_uint4(0, 0, 0, 0);
-        reinterpret_cast<uint4*>(stage.scores.x)[i] = make_uint4(0, 0, 0, 0);
+        const int row = i / 8, unit = i % 8, at = panel_place(row, unit);
+        if (unit / 2 <= row / 16) continue;
+        *reinterpret_cast<uint4*>(stage.transform.x[0] + at) = make_uint4(0, 0, 0, 0);
+        *reinterpret_cast<uint4*>(stage.scores.x[0] + at) = make_uint4(0, 0, 0, 0);
       }
     }
   }
 
  private:
+  FLASHPORT_DEVICE static void await_free(int chunk) { barrier_await(barrier_of(kFreeBarrier, chunk), 2 * kWarpgroup); }
   FLASHPORT_DEVICE void bring(const Chain& chain, int chunk) const {
     if (chunk < chain.chunks) {
       const ChunkPlace place = place_of(p_, chain, chunk);
@@ -136,13 +143,16 @@ class DeltaTiles {
         g_(block.lane() / 4),
         c_(block.lane() % 4) {}
 
-  // Waits for the tiles of the next chunk; finish(): for the end of the chain, with the copying warps.
+  // Waits for the tiles of the next chunk; those of the one before are not read any more, nor, behind finish(), any.
   FLASHPORT_DEVICE void fetch(const ChunkPlace& place) {
+    finish();
     count_ = place.tokens.count;
     if (++stage_ >= Memory::kStages) stage_ = 0;
-    barrier_await(kChunkBarrier, 2 * kWarpgroup);
+    barrier_await(barrier_of(kTilesBarrier, ++chunk_), 2 * kWarpgroup);
   }
-  FLASHPORT_DEVICE void finish() const { barrier_await(kChunkBarrier, 2 * kWarpgroup); }
+  FLASHPORT_DEVICE void finish() const {
+    if (chunk_ >= 0) barrier_signal(barrier_of(kFreeBarrier, chunk_), 2 * kWarpgroup);
+  }
 
   FLASHPORT_DEVICE const Panels<kPanels>& queries() const { return memory_.stages[stage_].q; }
   FLASHPORT_DEVICE const Panels<kPanels>& keys() const { return memory_.stages[stage_].k; }
@@ -325,7 +335,7 @@ class DeltaTiles {
   const GatedDeltaChunkParams& p_;
   Memory& memory_;
   int lane_, column_, warp_unit_, g_, c_;
-  int stage_ = -1, count_ = 0;
+  int chunk_ = -1, stage_ = -1, count_ = 0;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET
