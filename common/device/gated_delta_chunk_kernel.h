@@ -30,7 +30,7 @@ FLASHPORT_DEVICE std::int64_t chunks_before(const GatedDeltaChunkParams& p, cons
 }
 
 template <GatedDeltaChunkConfig kCfg>
-FLASHPORT_DEVICE void chain_chunks(const GatedDeltaChunkParams& p, const Block& block, ChainMemory<kCfg>& memory,
+FLASHPORT_DEVICE void chain_chunks(const GatedDeltaChunkParams& p, const Block& block, DeltaTiles<kCfg>& tiles,
                                    const Chain& chain) {
   using Tiles = DeltaTiles<kCfg>;
   const std::int64_t head_states = static_cast<std::int64_t>(chain.v_head) * p.head_dim_k * p.head_dim_v;
@@ -38,7 +38,7 @@ FLASHPORT_DEVICE void chain_chunks(const GatedDeltaChunkParams& p, const Block& 
   const bool stores_chunks = p.chunk_states.data != nullptr;
   const std::int64_t first_chunk = stores_chunks ? chunks_before(p, block, chain.seq) : 0;
 
-  Tiles tiles(p, block, memory, chain.column);
+  tiles.begin(chain.column);
   typename Tiles::State state;
   if (slot >= 0) {
     tiles.load_state(state, p.state.data, p.state.dtype, slot * p.state.slot_stride + head_states);
@@ -88,7 +88,8 @@ FLASHPORT_DEVICE void chain_chunks(const GatedDeltaChunkParams& p, const Block& 
 
 template <GatedDeltaChunkConfig kCfg>
 FLASHPORT_DEVICE void gated_delta_chunk(const GatedDeltaChunkParams& p, const Block& block, ChainMemory<kCfg>& memory) {
-  for_each_chain(p, block, kCfg.columns, [&](const Chain& chain) { chain_chunks<kCfg>(p, block, memory, chain); });
+  DeltaTiles<kCfg> tiles(p, block, memory);
+  for_each_chain(p, block, kCfg.columns, [&](const Chain& chain) { chain_chunks<kCfg>(p, block, tiles, chain); });
 }
 
 }  // namespace flashport::FLASHPORT_TARGET

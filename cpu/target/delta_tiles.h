@@ -218,12 +218,13 @@ class DeltaTiles {
     alignas(64) float x[kChunkTokens * kPitch];
   };
 
-  DeltaTiles(const GatedDeltaChunkParams& p, const Block&, ChainMemory<kCfg>& memory, int column)
-      : p_(p),
-        memory_(memory),
-        column_(column),
-        live_(minimum(kCfg.columns, p.head_dim_v - column)),
-        vecs_((live_ + kLanes - 1) / kLanes) {}
+  DeltaTiles(const GatedDeltaChunkParams& p, const Block&, ChainMemory<kCfg>& memory) : p_(p), memory_(memory) {}
+
+  void begin(int column) {
+    column_ = column;
+    live_ = minimum(kCfg.columns, p_.head_dim_v - column);
+    vecs_ = (live_ + kLanes - 1) / kLanes;
+  }
 
   // Brings a chunk's tiles in place of the one's before; finish(): there are no more.
   void fetch(const ChunkPlace& place) {
@@ -368,7 +369,7 @@ class DeltaTiles {
 
   const GatedDeltaChunkParams& p_;
   ChainMemory<kCfg>& memory_;
-  int column_, live_, vecs_;
+  int column_ = 0, live_ = 0, vecs_ = 0;
   int count_ = 0;
   std::int64_t place_ = 0;
 };

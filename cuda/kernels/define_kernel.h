@@ -59,6 +59,8 @@ FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>* sh
 // One warpgroup computes, the other brings it the chunks.
 template <GatedDeltaChunkConfig kCfg>
 FLASHPORT_DEVICE void gated_delta_chunk_block(const GatedDeltaChunkParams& p, ChainMemory<kCfg>& memory) {
+  if (threadIdx.x == 0) memory.init_barriers();
+  __syncthreads();
   begin_kernel();
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   const Block block(&memory.flag, warpgroup * kWarpgroup, kWarpgroup, kChainBarrier + warpgroup);

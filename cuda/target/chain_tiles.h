@@ -3,9 +3,8 @@
 // transposed, so that the sums of one product are, rounded, the left operand of the next without leaving their lanes. A
 // lane 4 g + c has, of each tile of 8 tokens or keys, columns g and g + 8 and of the eight the two from 2 c on.
 //
-// Whoever has something for the other warpgroup arrives at a barrier where that one waits: with a chunk's tiles
-// (kTilesBarrier), or done with them (kFreeBarrier). A second barrier of each kind serves every other chunk, so that
-// nobody arrives for the next chunk where the other has yet to pass for this one.
+// The chunks of a block's chains lie in a ring of stages: one is `ready` when its copies have landed, and `free` when
+// it has been worked on.
 #pragma once
 
 #include "common/device/scalar_access.h"
@@ -14,8 +13,7 @@
 namespace flashport::FLASHPORT_TARGET {
 
 inline constexpr int kWarpgroup = 128;
-enum ChainBarrier { kTilesBarrier = 1, kFreeBarrier = 3, kChainBarrier = 5 };
-FLASHPORT_DEVICE int barrier_of(ChainBarrier first, int chunk) { return first + (chunk & 1); }
+inline constexpr int kChainBarrier = 1;  // the first warpgroup's own; the second's is the next
 
 template <GatedDeltaChunkConfig kCfg>
 struct ChainStage {
@@ -30,7 +28,16 @@ struct ChainMemory {
   ChainStage<kCfg> stages[kStages];
   Panels<1> out;
   alignas(16) ChunkFactors factors[kStages];
+  std::uint64_t ready[kStages], free[kStages];
   unsigned flag;
+
+  // By one thread, behind which the block meets.
+  FLASHPORT_DEVICE void init_barriers() {
+    for (int i = 0; i < kStages; ++i) {
+      mbarrier_init(&ready[i], kWarpgroup);
+      mbarrier_init(&free[i], kWarpgroup);
+    }
+  }
 };
 
 // The copying warpgroup's share of the chain, in the same order.
@@ -50,12 +57,10 @@ class ChunkCopies {
     for (int chunk = 0; chunk < chain.chunks; ++chunk) {
       asm volatile("cp.async.wait_group %0;" ::"n"(Memory::kStages - 2) : "memory");
       fence_async_proxy();
-      barrier_signal(barrier_of(kTilesBarrier, chunk), 2 * kWarpgroup);
-      if (chunk > 0) await_free(chunk - 1);
+      mbarrier_arrive(&memory_.ready[landed_.tile]);
+      landed_.next();
       bring(chain, chunk + Memory::kStages - 1);
     }
-    await_copies();
-    if (chain.chunks > 0) await_free(chain.chunks - 1);
   }
   // wgmma reads blocks above the diagonal too, which nobody brings.
   FLASHPORT_DEVICE void clear_triangles() const {
@@ -70,21 +75,22 @@ class ChunkCopies {
   }
 
  private:
-  FLASHPORT_DEVICE static void await_free(int chunk) { barrier_await(barrier_of(kFreeBarrier, chunk), 2 * kWarpgroup); }
-  FLASHPORT_DEVICE void bring(const Chain& chain, int chunk) const {
+  FLASHPORT_DEVICE void bring(const Chain& chain, int chunk) {
     if (chunk < chain.chunks) {
+      mbarrier_wait(&memory_.free[filled_.tile], filled_.phase ^ 1);
       const ChunkPlace place = place_of(p_, chain, chunk);
       const int count = place.tokens.count;
-      ChainStage<kCfg>& stage = memory_.stages[chunk % Memory::kStages];
+      ChainStage<kCfg>& stage = memory_.stages[filled_.tile];
       copy_rows<kWarpgroup>(stage.k, p_.k, place.k, count, p_.head_dim_k, wide_.k, thread_);
       copy_rows<kWarpgroup>(stage.q, p_.q, place.q, count, p_.head_dim_k, wide_.q, thread_);
       const int columns = minimum(p_.head_dim_v - chain.column, kCfg.columns);
       copy_rows<kWarpgroup>(stage.v, p_.v, place.v + chain.column, count, columns, wide_.v, thread_);
       bring_triangles(stage, place.workspace);
       const auto* factors = reinterpret_cast<const char*>(p_.workspace.factors + place.workspace);
-      auto* to = reinterpret_cast<char*>(memory_.factors + chunk % Memory::kStages);
+      auto* to = reinterpret_cast<char*>(memory_.factors + filled_.tile);
       constexpr int kUnits = sizeof(ChunkFactors) / 16;
       if (thread_ < kUnits) copy_async<16>(to + thread_ * 16, factors + thread_ * 16, true);
+      filled_.next();
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
@@ -112,6 +118,7 @@ class ChunkCopies {
   const struct {
     bool q, k, v;
   } wide_;
+  RingPlace<Memory::kStages> filled_, landed_;
 };
 static_assert(sizeof(ChunkFactors) % 16 == 0 && sizeof(ChunkFactors) / 16 <= kWarpgroup);
 
@@ -134,32 +141,36 @@ class DeltaTiles {
     unsigned a[kSteps][4];
   };
 
-  FLASHPORT_DEVICE DeltaTiles(const GatedDeltaChunkParams& p, const Block& block, Memory& memory, int column)
+  FLASHPORT_DEVICE DeltaTiles(const GatedDeltaChunkParams& p, const Block& block, Memory& memory)
       : p_(p),
         memory_(memory),
         lane_(block.lane()),
-        column_(column + block.wave() * 16),
-        warp_unit_(block.wave() * 2),
+        warp_column_(block.wave() * 16),
         g_(block.lane() / 4),
         c_(block.lane() % 4) {}
+
+  FLASHPORT_DEVICE void begin(int column) { column_ = column + warp_column_; }
 
   // Waits for the tiles of the next chunk; those of the one before are not read any more, nor, behind finish(), any.
   FLASHPORT_DEVICE void fetch(const ChunkPlace& place) {
     finish();
     count_ = place.tokens.count;
-    if (++stage_ >= Memory::kStages) stage_ = 0;
-    barrier_await(barrier_of(kTilesBarrier, ++chunk_), 2 * kWarpgroup);
+    mbarrier_wait(&memory_.ready[stage_.tile], stage_.phase);
+    holds_stage_ = true;
   }
-  FLASHPORT_DEVICE void finish() const {
-    if (chunk_ >= 0) barrier_signal(barrier_of(kFreeBarrier, chunk_), 2 * kWarpgroup);
+  FLASHPORT_DEVICE void finish() {
+    if (!holds_stage_) return;
+    mbarrier_arrive(&memory_.free[stage_.tile]);
+    stage_.next();
+    holds_stage_ = false;
   }
 
-  FLASHPORT_DEVICE const Panels<kPanels>& queries() const { return memory_.stages[stage_].q; }
-  FLASHPORT_DEVICE const Panels<kPanels>& keys() const { return memory_.stages[stage_].k; }
-  FLASHPORT_DEVICE const Panels<1>& transform() const { return memory_.stages[stage_].transform; }
-  FLASHPORT_DEVICE const Panels<1>& scores() const { return memory_.stages[stage_].scores; }
+  FLASHPORT_DEVICE const Panels<kPanels>& queries() const { return memory_.stages[stage_.tile].q; }
+  FLASHPORT_DEVICE const Panels<kPanels>& keys() const { return memory_.stages[stage_.tile].k; }
+  FLASHPORT_DEVICE const Panels<1>& transform() const { return memory_.stages[stage_.tile].transform; }
+  FLASHPORT_DEVICE const Panels<1>& scores() const { return memory_.stages[stage_.tile].scores; }
   // Of the chunk that fetch() waited for, and, in its memory, until the next fetch().
-  FLASHPORT_DEVICE const ChunkFactors& factors() const { return memory_.factors[stage_]; }
+  FLASHPORT_DEVICE const ChunkFactors& factors() const { return memory_.factors[stage_.tile]; }
 
   FLASHPORT_DEVICE static void zero(State& state) { state = {}; }
   FLASHPORT_DEVICE static Operand<kPanels * 4> to_operand(const State& state) {
@@ -237,7 +248,7 @@ class DeltaTiles {
   }
 
   FLASHPORT_DEVICE void load_rows(Rows& rows, std::int64_t) const {
-    const Panels<1>& v = memory_.stages[stage_].v;
+    const Panels<1>& v = memory_.stages[stage_.tile].v;
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
       unsigned two[4];
@@ -259,7 +270,7 @@ class DeltaTiles {
       stmatrix_x4_trans(out + place_in_out(pair), two);
     }
     __syncwarp();
-    const int unit = warp_unit_ + lane_ % 2, column = column_ + lane_ % 2 * 8;
+    const int unit = warp_column_ / 8 + lane_ % 2, column = column_ + lane_ % 2 * 8;
     if (column < p_.head_dim_v) {
       const bool wide = has_wide_rows(to);
 #pragma unroll
@@ -316,7 +327,7 @@ class DeltaTiles {
   FLASHPORT_DEVICE int row_of(int i) const { return i / 4 * 8 + 2 * c_ + i % 2; }
   // Where this lane's row of an ldmatrix of the warp's columns lies: of tokens 16 pair .. + 15.
   FLASHPORT_DEVICE int place_in_out(int pair) const {
-    return panel_place(pair * 16 + lane_ / 16 * 8 + lane_ % 8, warp_unit_ + lane_ / 8 % 2);
+    return panel_place(pair * 16 + lane_ / 16 * 8 + lane_ % 8, warp_column_ / 8 + lane_ / 8 % 2);
   }
   FLASHPORT_DEVICE std::int64_t place_in_state(int key, int column) const {
     return p_.key_major ? std::int64_t{key} * p_.head_dim_v + column : std::int64_t{column} * p_.head_dim_k + key;
@@ -334,8 +345,10 @@ class DeltaTiles {
 
   const GatedDeltaChunkParams& p_;
   Memory& memory_;
-  int lane_, column_, warp_unit_, g_, c_;
-  int chunk_ = -1, stage_ = -1, count_ = 0;
+  int lane_, warp_column_, g_, c_;
+  int column_ = 0, count_ = 0;
+  bool holds_stage_ = false;
+  RingPlace<Memory::kStages> stage_;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET

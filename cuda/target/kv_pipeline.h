@@ -37,19 +37,6 @@ struct KvTiles {
       (Keys::kRows * (Keys::kPitch > Values::kPitch ? Keys::kPitch : Values::kPitch) + 127) / 128 * 128;
 };
 
-// Where a wave stands in the ring.
-template <int kTiles>
-struct RingPlace {
-  int tile = 0;
-  unsigned phase = 0;
-  FLASHPORT_DEVICE void next() {
-    if (++tile == kTiles) {
-      tile = 0;
-      phase ^= 1;
-    }
-  }
-};
-
 template <DecodeConfig kCfg>
 struct KvRing {
   static constexpr int kTiles = kCfg.tuning.stages;

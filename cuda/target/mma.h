@@ -68,6 +68,20 @@ FLASHPORT_DEVICE void mbarrier_wait(std::uint64_t* barrier, unsigned phase) {
       "r"(phase)
       : "memory");
 }
+
+// Where a wave stands in a ring of tiles, and the phase that their barriers are in there.
+template <int kTiles>
+struct RingPlace {
+  int tile = 0;
+  unsigned phase = 0;
+  FLASHPORT_DEVICE void next() {
+    if (++tile == kTiles) {
+      tile = 0;
+      phase ^= 1;
+    }
+  }
+};
+
 FLASHPORT_DEVICE void ldmatrix_x4(unsigned (&r)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

@@ -138,8 +138,10 @@ class DeltaTiles {
     float x[kChunkTokens][kCfg.columns];
   };
 
-  DeltaTiles(const GatedDeltaChunkParams& p, const Block& block, ChainMemory<kCfg>& memory, int column)
-      : p_(p), block_(block), memory_(memory), column_(column) {}
+  DeltaTiles(const GatedDeltaChunkParams& p, const Block& block, ChainMemory<kCfg>& memory)
+      : p_(p), block_(block), memory_(memory) {}
+
+  void begin(int column) { column_ = column; }
 
   // Who still reads the tiles of the chunk before has another stage than this one.
   void fetch(const ChunkPlace& place) {
@@ -275,8 +277,7 @@ class DeltaTiles {
   const GatedDeltaChunkParams& p_;
   const Block& block_;
   ChainMemory<kCfg>& memory_;
-  int column_;
-  int chunk_ = 0, count_ = 0;
+  int column_ = 0, chunk_ = 0, count_ = 0;
 };
 
 }  // namespace flashport::lanes
