@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -240,6 +242,16 @@ def test_the_operators_declare_what_they_write():
     ops = torch.ops.flashport
     assert written(ops.gated_delta_update) == {"state", "out", "intermediate_states"}
     assert written(ops.gated_delta_chunk) == {"state", "out", "final_states", "chunk_states", "workspace"}
+
+
+@pytest.mark.parametrize("name", ["gated_delta_update", "gated_delta_chunk"])
+def test_the_operators_take_what_the_compiled_half_takes(name):
+    """In its order, but for the stream, as its stub has it."""
+    stub = ast.parse((Path(flashport.__file__).parent / "_core.pyi").read_text())
+    function = next(x for x in stub.body if isinstance(x, ast.FunctionDef) and x.name == name)
+    names = [x.arg for x in function.args.posonlyargs + function.args.args]
+    operator = getattr(torch.ops.flashport, name).default
+    assert [x.name for x in operator._schema.arguments] == [name for name in names if name != "stream"]
 
 
 SCRIPT = """
