@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 import flashport
-from flashport.cli import main
+from flashport.cli import demo_gated_delta, main
 
 
 def run(*arguments, code=0):
@@ -31,6 +31,33 @@ def test_demo():
     assert "two stages" in output
     assert "one call" in output
     assert "%" in output
+
+
+def test_demo_of_the_gated_delta_rule():
+    output = run("demo", "gdn", "--device", "cpu", "--quick")
+    assert "correct" in output
+    assert "all tokens and all heads" in " ".join(output.split())
+    for text in ("prefill by chunks", "decode, 16 steps", "states in the end", "tokens/s", "GB/s", "plain bf16"):
+        assert text in output
+
+
+def test_demo_of_the_gated_delta_rule_says_what_is_wrong(monkeypatch):
+    right = demo_gated_delta._on_host
+
+    def wrong(*arguments):
+        truth, plain = right(*arguments)
+        for results in (truth, plain):
+            results.decode[3, 1] += 0.1
+        return truth, plain
+
+    monkeypatch.setattr(demo_gated_delta, "_on_host", wrong)
+    output = run("demo", "gdn", "--device", "cpu", "--quick", code=1)
+    assert "wrong: decode, 16 steps: error" in " ".join(output.split())
+    assert "correct" not in output
+
+
+def test_unknown_demo():
+    assert "'decode', 'gdn'" in run("demo", "prefill", code=2)
 
 
 def test_doctor_and_support():

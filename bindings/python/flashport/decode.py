@@ -8,23 +8,9 @@ row attends to nothing; its output is 0 there. Paths after "Source" are those of
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
-from flashport import _core
-
-
-def _look_for_torch() -> bool:
-    """Stands in for torch.compiler.is_compiling until torch has been imported by somebody."""
-    global _is_compiling
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return False
-    _is_compiling = torch.compiler.is_compiling
-    return torch.compiler.is_compiling()
-
-
-_is_compiling = _look_for_torch  # whether torch.compile traces the caller
+from flashport import _core, tracing
 
 
 def _torch_operators() -> Any:
@@ -129,7 +115,7 @@ def flash_decode(
         NotImplementedError: No kernel of the device's target serves the request; the text says what is missing.
         RuntimeError: A driver call failed.
     """
-    if _is_compiling():
+    if tracing.is_compiling():
         return _torch_operators().flash_decode(
             q, k_cache, v_cache, seqlens, block_table, token_table, request_index, kv_indptr, kv_indices,
             kv_last_page_len, kv_layout, cu_seqlens_q, max_q_len, softmax_scale, window, softcap, alibi_slopes, sinks,
@@ -219,7 +205,7 @@ def flash_decode_stage1(
             length beyond ``max_len_in_batch`` or ``Req_to_tokens`` is a ValueError in host memory, and is clamped on a
             GPU.
     """
-    if _is_compiling():
+    if tracing.is_compiling():
         return _torch_operators().flash_decode_stage1(
             q, k, v, Req_to_tokens, B_req_idx, B_Seqlen, max_len_in_batch, mid_out, mid_out_logsumexp, block_seq,
             sm_scale,
@@ -259,7 +245,7 @@ def flash_decode_stage2(
         ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written. A
             length beyond blocks * block_seq is a ValueError in host memory, and is clamped on a GPU.
     """
-    if _is_compiling():
+    if tracing.is_compiling():
         return _torch_operators().flash_decode_stage2(mid_out, mid_out_logexpsum, B_Seqlen, Out, block_seq, lse)
     return _core.flash_decode_stage2(mid_out, mid_out_logexpsum, B_Seqlen, Out, block_seq, lse, stream)
 
@@ -301,7 +287,7 @@ def append_kv(
         ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written. A
             position outside of the cache is a ValueError in host memory; on a GPU the token is skipped.
     """
-    if _is_compiling():
+    if tracing.is_compiling():
         return _torch_operators().append_kv(k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale)
     return _core.append_kv(k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale, stream)
 
@@ -339,7 +325,7 @@ def merge_state(
     Raises:
         ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written.
     """
-    if _is_compiling():
+    if tracing.is_compiling():
         return _torch_operators().merge_state(o_a, lse_a, o_b, lse_b, lse_base, out, out_lse)
     return _core.merge_state(o_a, lse_a, o_b, lse_b, lse_base, out, out_lse, stream)
 
@@ -373,7 +359,7 @@ def merge_states(
     Raises:
         ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written.
     """
-    if _is_compiling():
+    if tracing.is_compiling():
         return _torch_operators().merge_states(o, lse, lse_base, out, out_lse)
     return _core.merge_states(o, lse, lse_base, out, out_lse, stream)
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from flashport import _core
-from flashport.gated_delta import new_array, new_output, refuse_gradients
+from flashport.gated_delta import new_array, new_output, operations, refuse_gradients
 
 __all__ = ["chunk_gated_delta_rule", "chunk_gdn"]
 
@@ -106,7 +105,7 @@ def chunk_gated_delta_rule(
             inner = (v.shape[3], q.shape[3]) if state_v_first else (q.shape[3], v.shape[3])
             final_state = new_array(q, (count, v.shape[2], *inner), "float32")
     out = new_output(q, v)
-    _core.gated_delta_chunk(
+    operations().gated_delta_chunk(
         q, k, v, g, beta, initial_state, None, out, scale, use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel,
         allow_neg_eigval, gate["A_log"], gate["dt_bias"], None, "vk" if state_v_first else "kv", False, cu_seqlens,
         final_state,

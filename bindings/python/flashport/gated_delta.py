@@ -11,7 +11,16 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from flashport import _core
+from flashport import _core, tracing
+
+
+def operations() -> Any:
+    """What has the operations: the compiled half, or its operators of torch while torch.compile traces the caller."""
+    if tracing.is_compiling():
+        from flashport import torch_gated_delta
+
+        return torch_gated_delta
+    return _core
 
 
 def new_output(q: Any, v: Any) -> Any:
@@ -167,7 +176,7 @@ def gated_delta_update(
         RuntimeError: A driver call failed.
     """
     out = new_output(q, v) if out is None else out
-    _core.gated_delta_update(
+    operations().gated_delta_update(
         q, k, v, a, b, A_log, dt_bias, state, state_indices, out, scale, softplus_beta, softplus_threshold, lower_bound,
         use_qk_l2norm, is_kda, head_map, state_layout, update_state, cu_seqlens, intermediate_states,
         intermediate_indices, parent_tokens, stream,
@@ -274,7 +283,7 @@ def gated_delta_chunk(
         RuntimeError: A driver call failed.
     """
     out = new_output(q, v) if out is None else out
-    _core.gated_delta_chunk(
+    operations().gated_delta_chunk(
         q, k, v, g, beta, state, state_indices, out, scale, use_qk_l2norm, beta_sigmoid, allow_neg_eigval, A_log,
         dt_bias, head_map, state_layout, update_state, cu_seqlens, final_states, chunk_states, workspace, stream,
     )  # fmt: skip

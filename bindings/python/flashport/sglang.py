@@ -10,8 +10,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from flashport import _core
-from flashport.gated_delta import new_array, new_output, refuse_gradients
+from flashport import tracing
+from flashport.gated_delta import new_array, new_output, operations, refuse_gradients
 
 __all__ = ["chunk_gated_delta_rule", "fused_sigmoid_gating_delta_rule_update"]
 
@@ -111,7 +111,7 @@ def fused_sigmoid_gating_delta_rule_update(
     if intermediate_states_buffer is None:
         intermediate_state_indices = retrieve_parent_token = None
     out = new_output(q, v)
-    _core.gated_delta_update(
+    operations().gated_delta_update(
         q, k, v, a, b, A_log, dt_bias, initial_state_source, initial_state_indices, out, scale, softplus_beta,
         softplus_threshold, lower_bound, use_qk_l2norm_in_kernel, is_kda, None, state_layout, not disable_state_update,
         cu_seqlens, intermediate_states_buffer, intermediate_state_indices, retrieve_parent_token,
@@ -158,7 +158,8 @@ def chunk_gated_delta_rule(
         use_qk_l2norm_in_kernel: Normalise q and k.
         inplace_update: Write final states to ``initial_state``.
         output_h: Give ``h``. With ``cu_seqlens`` on a GPU its shape makes the call wait for the device, as SGLang's
-            does; False, which is not an argument of SGLang's, makes a call that a graph can capture.
+            does, and torch.compile(fullgraph=True) needs torch._dynamo.config.capture_scalar_outputs; False, which is
+            not an argument of SGLang's, makes a call that a graph can capture.
         state_layout: "vk", or "kv" for pools and ``h`` of older SGLang; not an argument of SGLang's.
 
     Returns:
@@ -183,17 +184,24 @@ def chunk_gated_delta_rule(
     if output_h and len(q.shape) == 4 and len(v.shape) == 4:
         chunks = -(-q.shape[1] // _CHUNK)
         if cu_seqlens is not None:
-            if not hasattr(cu_seqlens, "tolist"):
-                raise TypeError(
-                    "chunk_gated_delta_rule: h needs cu_seqlens of torch, NumPy or CuPy, got "
-                    f"{type(cu_seqlens).__name__}; pass one of these, or output_h=False"
-                )
-            chunks = sum(max(-(-(end - first) // _CHUNK), 0) for first, end in pairwise(cu_seqlens.tolist()))
+            chunks = _chunks_of(cu_seqlens)
         inner = (v.shape[3], q.shape[3]) if state_layout == "vk" else (q.shape[3], v.shape[3])
         h = new_array(q, (q.shape[0], chunks, v.shape[2], *inner))
     out = new_output(q, v)
-    _core.gated_delta_chunk(
+    operations().gated_delta_chunk(
         q, k, v, g, beta, initial_state, initial_state_indices, out, scale, use_qk_l2norm_in_kernel, None, None, None,
         None, None, state_layout, inplace_update, cu_seqlens, None, h,
     )  # fmt: skip
     return out, None, h
+
+
+def _chunks_of(cu_seqlens: Any) -> int:
+    """How many chunks packed sequences have together; waits for a GPU."""
+    if tracing.is_compiling():  # a list of numbers would end the graph
+        return (-(-cu_seqlens.diff() // _CHUNK)).clamp(min=0).sum().item()
+    if not hasattr(cu_seqlens, "tolist"):
+        raise TypeError(
+            "chunk_gated_delta_rule: h needs cu_seqlens of torch, NumPy or CuPy, got "
+            f"{type(cu_seqlens).__name__}; pass one of these, or output_h=False"
+        )
+    return sum(max(-(-(end - first) // _CHUNK), 0) for first, end in pairwise(cu_seqlens.tolist()))

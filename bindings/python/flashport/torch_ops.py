@@ -24,7 +24,8 @@ _DECODE_INPUTS = (
 )
 
 
-def _register(name: str, schema: str, kernel: Any, fake: Any) -> None:
+def register(name: str, schema: str, kernel: Any, fake: Any) -> None:
+    """Makes torch.ops.flashport.<name>, on every device."""
     library = torch.library.Library("flashport", "FRAGMENT")
     library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl(name, kernel, "CompositeExplicitAutograd")
@@ -32,7 +33,7 @@ def _register(name: str, schema: str, kernel: Any, fake: Any) -> None:
     _KEPT.append(library)
 
 
-def _writes_nothing_else(*_: Any) -> None:
+def writes_nothing_else(*_: Any, **__: Any) -> None:
     """Fake kernel of the operators that write in place and return nothing."""
 
 
@@ -85,57 +86,57 @@ def _merge_states_out_kernel(*arguments: Any) -> None:
     _core.merge_states(*arguments, None)
 
 
-_register("flash_decode", f"({_DECODE_INPUTS}, bool return_lse) -> (Tensor, Tensor)", _decode_kernel, _decode_fake)
-_register(
+register("flash_decode", f"({_DECODE_INPUTS}, bool return_lse) -> (Tensor, Tensor)", _decode_kernel, _decode_fake)
+register(
     "flash_decode_out",
     f"({_DECODE_INPUTS}, Tensor(a!) out, Tensor(b!)? lse, Tensor(c!)? workspace) -> ()",
     _decode_out_kernel,
-    _writes_nothing_else,
+    writes_nothing_else,
 )
-_register(
+register(
     "flash_decode_stage1",
     "(Tensor q, Tensor k, Tensor v, Tensor Req_to_tokens, Tensor B_req_idx, Tensor B_Seqlen, SymInt max_len_in_batch, "
     "Tensor(a!) mid_out, Tensor(b!) mid_out_logsumexp, SymInt block_seq, float? sm_scale) -> ()",
     lambda *arguments: _core.flash_decode_stage1(*arguments, None),
-    _writes_nothing_else,
+    writes_nothing_else,
 )
-_register(
+register(
     "flash_decode_stage2",
     "(Tensor mid_out, Tensor mid_out_logexpsum, Tensor B_Seqlen, Tensor(a!) Out, SymInt block_seq, "
     "Tensor(b!)? lse) -> ()",
     lambda *arguments: _core.flash_decode_stage2(*arguments, None),
-    _writes_nothing_else,
+    writes_nothing_else,
 )
-_register(
+register(
     "append_kv",
     "(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor positions, str kv_layout, Tensor? k_scale, "
     "Tensor? v_scale) -> ()",
     lambda *arguments: _core.append_kv(*arguments, None),
-    _writes_nothing_else,
+    writes_nothing_else,
 )
-_register(
+register(
     "merge_state",
     "(Tensor o_a, Tensor lse_a, Tensor o_b, Tensor lse_b, float? lse_base) -> (Tensor, Tensor)",
     _merge_state_kernel,
     _merge_state_fake,
 )
-_register(
+register(
     "merge_state_out",
     "(Tensor o_a, Tensor lse_a, Tensor o_b, Tensor lse_b, float? lse_base, Tensor(a!) out, Tensor(b!) out_lse) -> ()",
     _merge_state_out_kernel,
-    _writes_nothing_else,
+    writes_nothing_else,
 )
-_register(
+register(
     "merge_states",
     "(Tensor o, Tensor lse, float? lse_base) -> (Tensor, Tensor)",
     _merge_states_kernel,
     _merge_states_fake,
 )
-_register(
+register(
     "merge_states_out",
     "(Tensor o, Tensor lse, float? lse_base, Tensor(a!) out, Tensor(b!) out_lse) -> ()",
     _merge_states_out_kernel,
-    _writes_nothing_else,
+    writes_nothing_else,
 )
 
 _ops = torch.ops.flashport

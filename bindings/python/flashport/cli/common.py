@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import click
 from rich.console import Console
+from rich.table import Table
 
-from flashport import devices
+from flashport import devices, oracle
 
 console = Console()
 
@@ -77,3 +78,25 @@ def rate_text(count: float, seconds: float) -> str:
 def share_text(seconds: float, ceiling: float | None) -> str:
     """How much of the read rate a call of this time reaches."""
     return "no read kernel" if ceiling is None else f"{100 * ceiling / seconds:.0f} %"
+
+
+class Report:
+    """A demo's table, and what of it is wrong."""
+
+    def __init__(self, table: Table, failures: list[str], scope: str) -> None:
+        """``scope`` says over what the errors were taken."""
+        self._table = table
+        self._failed = bool(failures)
+        self._verdict = (
+            "[bold red]wrong:[/] " + "; ".join(failures)
+            if failures
+            else f"[bold green]correct:[/] every error is at most {oracle.ERROR_RATIO} times that of a plain bf16 "
+            f"implementation, both against fp64 over {scope}"
+        )
+
+    def print(self) -> None:
+        """Prints both; where anything is wrong the command fails."""
+        console.print(self._table)
+        console.print(self._verdict)
+        if self._failed:
+            raise SystemExit(1)

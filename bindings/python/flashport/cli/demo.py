@@ -1,4 +1,7 @@
-"""flashport demo: a batch of decode requests, by two stages and in one call, checked and timed."""
+"""flashport demo: a batch of decode requests, by two stages and in one call, checked and timed.
+
+``flashport demo gdn`` is in demo_gated_delta.py.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,10 @@ from rich.table import Table
 
 from flashport import _core, decode, devices, oracle, timing
 from flashport.cases import DecodeCase, DecodeData, make_data, to_host
+from flashport.cli import demo_gated_delta
 from flashport.cli.common import (
     ChosenDevice,
+    Report,
     choose_device,
     console,
     device_option,
@@ -36,13 +41,25 @@ def demo_case(lengths: tuple[int, ...] = LENGTHS) -> DecodeCase:
 
 
 @click.command()
+@click.argument("operation", type=click.Choice(["decode", "gdn"]), default="decode")
 @device_option
-@click.option("--quick", is_flag=True, help="Requests of a sixteenth of the length.")
-def demo(device_name: str | None, quick: bool) -> None:
-    """Decode eight requests of up to 8k tokens in Llama-3.1-8B's shape, check and time them."""
+@click.option("--quick", is_flag=True, help="Requests of a sixteenth of the length, prompts of an eighth.")
+def demo(operation: str, device_name: str | None, quick: bool) -> None:
+    """Run a model's shape on the device that is there, check and time it.
+
+    decode (the default): eight requests of up to 8k tokens in Llama-3.1-8B's shape. gdn: the gated delta rule in
+    Qwen3-Next's shape, prompts and then decoding.
+    """
     device = choose_device(device_name)
-    case = demo_case(tuple(max(1, length // 16) for length in LENGTHS) if quick else LENGTHS)
     console.print(f"[bold]flashport {devices.version()}[/] on {device.title}")
+    if operation == "gdn":
+        demo_gated_delta.run(device, quick)
+    else:
+        _run_decode(device, quick)
+
+
+def _run_decode(device: ChosenDevice, quick: bool) -> None:
+    case = demo_case(tuple(max(1, length // 16) for length in LENGTHS) if quick else LENGTHS)
     console.print(
         f"{len(case.lens)} requests of {', '.join(map(str, case.lens))} tokens; {HEADS} query and {KV_HEADS} "
         f"key-value heads of {HEAD_DIM}, bf16, pages of {PAGE}: {case.kv_bytes / 1e6:.0f} MB of keys and values"
@@ -58,11 +75,7 @@ def demo(device_name: str | None, quick: bool) -> None:
         )
         progress.update(task, description=f"decoding on {device.device}")
         rows, ceiling = _run(case, data, device)
-        good = _report(case, device, rows, ceiling, truth, plain)
-    console.print(good.table)
-    console.print(good.verdict)
-    if good.failed:
-        raise SystemExit(1)
+    _report(case, device, rows, ceiling, truth, plain).print()
 
 
 def _run(case: DecodeCase, data: DecodeData, device: ChosenDevice) -> tuple[list[tuple[str, Any, float]], float | None]:
@@ -109,20 +122,6 @@ def _on(values: np.ndarray, dtype: str, device: ChosenDevice) -> Any:
     return array
 
 
-class _Report:
-    """The table to print, and what is wrong."""
-
-    def __init__(self, table: Table, failures: list[str]) -> None:
-        self.table = table
-        self.failed = bool(failures)
-        self.verdict = (
-            "[bold red]wrong:[/] " + "; ".join(failures)
-            if failures
-            else f"[bold green]correct:[/] every error is at most {oracle.ERROR_RATIO} times that of a plain bf16 "
-            "implementation, both against fp64 over all requests and heads"
-        )
-
-
 def _report(
     case: DecodeCase,
     device: ChosenDevice,
@@ -130,7 +129,7 @@ def _report(
     ceiling: float | None,
     truth: np.ndarray,
     plain: np.ndarray,
-) -> _Report:
+) -> Report:
     kernel = devices.which_kernel("bf16", "bf16", HEAD_DIM, group_size=HEADS // KV_HEADS, target=device.target)
     table = Table(title=f"kernel {kernel}")
     for heading in ("", "error", "plain bf16", "time", "GB/s", "of read rate"):
@@ -150,4 +149,4 @@ def _report(
     if ceiling is not None:
         rate = rate_text(case.kv_bytes, ceiling)
         table.add_row("plain read, same bytes", "", "", seconds_text(ceiling), rate, "100 %", style="dim")
-    return _Report(table, failures)
+    return Report(table, failures, "all requests and heads")

@@ -1,0 +1,99 @@
+"""The gated delta rule's kernels in models of Hugging Face Transformers: Qwen3-Next and those that share its layer.
+
+Transformers has no registry for this rule. Up to 5.14 a layer holds its functions as the attributes
+``chunk_gated_delta_rule`` and ``recurrent_gated_delta_rule``; from 5.15 on it calls what its model's module has as
+``torch_chunk_gated_delta_rule`` and ``torch_recurrent_gated_delta_rule``, and ignores such attributes. Both are served
+here. This module imports neither torch nor Transformers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from flashport import fla
+
+__all__ = ["gated_delta_rule"]
+
+
+@contextmanager
+def gated_delta_rule(model: Any) -> Iterator[None]:
+    """Within the ``with`` statement, linear attention layers of ``model`` run on this library's kernels.
+
+    Prompts go by :func:`flashport.fla.chunk_gated_delta_rule`, and so do single tokens::
+
+        with flashport.transformers.gated_delta_rule(model):
+            model.generate(**inputs)
+
+    There is no backward: generate() turns gradients off, a forward pass of one's own wants torch.no_grad().
+
+    From Transformers 5.15 on, the functions belong to the module of the model's class, so all models of that class have
+    ours meanwhile, in every thread. Kernels of the package ``kernels``, for which one has to ask, are not looked for.
+
+    Source: bindings/python/flashport/transformers.py.
+
+    Args:
+        model: A torch.nn.Module with such layers, on any device that :func:`flashport.gated_delta_chunk` serves, in a
+            type that it serves there.
+
+    Yields:
+        Nothing. On exit, also by an exception, the model has its own functions again.
+
+    Raises:
+        ValueError: ``model`` has no layer of the gated delta rule.
+        NotImplementedError: From the forward pass, where a gradient is asked for or no kernel serves the model.
+    """
+    places = _places(model)
+    if not places:
+        raise ValueError(
+            "gated_delta_rule: model must have layers of the gated delta rule, as Qwen3NextForCausalLM has, got "
+            f"{type(model).__name__}"
+        )
+    before = [(place, name, place[name]) for place, names in places for name in names]
+    try:
+        for place, (chunk, recurrent) in places:
+            place |= {chunk: _chunk, recurrent: _recurrent}
+        yield
+    finally:
+        for place, name, function in before:
+            place[name] = function
+
+
+def _places(model: Any) -> list[tuple[dict[str, Any], tuple[str, str]]]:
+    """Namespaces in which layers find their functions, and the two names there, by chunks first."""
+    found = {}
+    for layer in model.modules():
+        forward = inspect.unwrap(type(layer).forward)
+        for place, prefix in ((vars(layer), ""), (getattr(forward, "__globals__", {}), "torch_")):
+            names = (f"{prefix}chunk_gated_delta_rule", f"{prefix}recurrent_gated_delta_rule")
+            if all(name in place for name in names):
+                found[id(place)] = (place, names)
+                break  # a layer with attributes calls these
+    return list(found.values())
+
+
+def _chunk(
+    query: Any,
+    key: Any,
+    value: Any,
+    g: Any,
+    beta: Any,
+    chunk_size: int = 64,
+    initial_state: Any = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Any = None,
+    **_: Any,
+) -> tuple[Any, Any]:
+    """Under Transformers' names. ``chunk_size`` changes no result; what else a forward pass hands on is not ours."""
+    # Layers hand over slices of a convolution's result, whose innermost axis may be the tokens.
+    query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
+    return fla.chunk_gated_delta_rule(
+        query, key, value, g, beta, None, initial_state, output_final_state, use_qk_l2norm_in_kernel,
+        cu_seqlens=cu_seqlens,
+    )  # fmt: skip
+
+
+_recurrent = _chunk  # a chunk of one token
