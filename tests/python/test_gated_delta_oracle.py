@@ -175,7 +175,7 @@ def test_sums_of_the_fp32_recurrence_run_in_index_order(transposed):
     if transposed:  # as a pool of layout vk holds it
         S = np.ascontiguousarray(S.swapaxes(1, 2)).swapaxes(1, 2)  # noqa: N806
     q, k = rng.standard_normal((2, 2, 200), np.float32)
-    got, _ = oracle.step(S, q, k, np.zeros((2, 24), np.float32), np.zeros((2, 1), np.float32), np.zeros(2, np.float32))
+    got, _ = oracle.step(S, q, k, np.zeros((2, 24), np.float32), [], np.zeros((2, 1), np.float32))
     wanted = np.zeros_like(got)
     for i in range(200):
         wanted += S[:, i] * q[:, i, None]
