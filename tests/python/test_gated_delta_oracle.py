@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -166,6 +168,21 @@ def test_the_fp32_recurrence_rounds_as_it_says():
             np.testing.assert_array_equal(got, numerics.rounded(got, fmt))
             assert 0 < np.abs(got - wanted).max() < 40 * unit * np.abs(wanted).max()
         assert not oracle.compare(plain.out, truth.out, plain.out, fmt).problem
+
+
+def test_given_gates_and_rates_by_hand():
+    """K 2, V 2: rows, columns and the whole of S halve, or not; each column learns at its own rate."""
+    half = math.log(0.5)
+    got = oracle.update(
+        np.array([[[[1.0, 0.0]]]]), np.array([[[[0.0, 1.0]]]]), np.array([[[[3.0, 5.0]]]]),
+        state=np.array([[[[8.0, 16.0], [24.0, 32.0]]]]), state_layout="kv", rule=oracle.Rule(scale=2.0),
+        g=np.array([[[half]]]), gk=np.array([[[[half, 0.0]]]]), gv=np.array([[[[0.0, half]]]]),
+        beta=np.array([[[[1.0, 0.5]]]]),
+    )  # fmt: skip
+    # S decays to [[2, 2], [12, 8]]; the second key reads (12, 8) where (3, 5) should be.
+    np.testing.assert_allclose(got.final_states[0, 0], [[2.0, 2.0], [3.0, 6.5]], rtol=1e-15)
+    np.testing.assert_allclose(got.out[0, 0, 0], [4.0, 4.0], rtol=1e-15)
+    np.testing.assert_array_equal(got.state, got.final_states)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
