@@ -6,13 +6,13 @@
 
 namespace flashport {
 
-// What a kernel takes for gates: a, A_log and dt_bias for each head, or for each key, with sigmoid(b) for beta; or
-// whatever of a call's gates there is, whose decays lie in memory or are made, and what beta is, also for each column.
+// What a kernel makes decays and rates of. kHead, kKey: of a, A_log and dt_bias, of each head or key, and of b. kAny:
+// of whatever a call has.
 enum class GateForm : std::int32_t { kHead, kKey, kAny };
 
 struct GatedDeltaShape {
   int head_dim_k;  // extent of the tile: shorter heads ride it with zero fill
-  DType state;     // of the pool, for kAny that of registers: the pool's is known at run time
+  DType state;     // of the pool; for kAny in registers, and the pool's is known at run time
   int key_major;   // states are [K, V], else [V, K]
   GateForm gate;
 };

@@ -1,5 +1,4 @@
-// The decay of a state and the rate at which it learns, of one token and value head. They are loaded with the other
-// inputs, and worked out when these are there.
+// The decay of a state and the rate at which it learns, of one token and value head.
 #pragma once
 
 #include <type_traits>
@@ -11,7 +10,7 @@
 
 namespace flashport::FLASHPORT_TARGET {
 
-// Made of A_log, a and dt_bias, and of b.
+// Made of A_log, a and dt_bias, and of b, which are loaded with the other inputs; worked out when these are there.
 template <GatedDeltaConfig kCfg>
 class MadeGates {
   using Tile = StateTile<kCfg>;
@@ -64,65 +63,72 @@ class MadeGates {
   typename Tile::template Shares<Gate> of_keys_;
 };
 
-// Whatever of them a call has. Logarithms are added up, and columns decay before anything else is done with the state.
+// Whatever of them a call has, worked out at once: the state is under way meanwhile. Logarithms are added up, and
+// columns decay before anything else is done with the state.
 template <GatedDeltaConfig kCfg>
 class AnyGates {
   using Tile = StateTile<kCfg>;
 
  public:
   template <class At>
-  FLASHPORT_DEVICE AnyGates(const GatedDeltaUpdateParams& p, const Tile&, int v_head, const At& at_token)
-      : p_(p),
-        v_head_(v_head),
-        at_a_(at_token(p.a, v_head)),
-        at_b_(at_token(p.b, v_head)),
-        at_gk_(at_token(p.gk, v_head)),
-        at_gv_(at_token(p.gv, v_head)) {}
+  FLASHPORT_DEVICE AnyGates(const GatedDeltaUpdateParams& p, const Tile& tile, int v_head, const At& at_token) : p_(p) {
+    const float rate = p.a_log == nullptr ? 0.0f : exp_full(load_global(p.a_log + v_head));
+    const std::int64_t at_bias = p.a_per_key ? static_cast<std::int64_t>(v_head) * p.head_dim_k : v_head;
+    const Places at{at_token(p.a, v_head), at_token(p.gk, v_head), at_bias};
+    const float decay_of_head = p.decay_per_key ? 0.0f : decay_of(at, rate, 0);
+    // Of the head too as one of each key: two ways for the state to go would take registers for both.
+    tile.load_shares(decays_, [&](int key) { return p.decay_per_key ? decay_of(at, rate, key) : decay_of_head; });
 
+    const std::int64_t at_b = at_token(p.b, v_head);
+    const float beta_of_head = p.beta_per_column ? 0.0f : beta_of(at_b);
+    beta_ = tile.make_columns(
+        [&](int column) { return p.beta_per_column ? beta_of(at_b + column * p.b.stride_dim) : beta_of_head; });
+    if (p.gv.data != nullptr) {
+      const std::int64_t at_gv = at_token(p.gv, v_head);
+      of_columns_ =
+          tile.make_columns([&](int column) { return exp_full(load(p.gv, at_gv + column * p.gv.stride_dim)); });
+    }
+  }
+
+  // step(decays of the keys, beta of the columns)
   template <class Step>
   FLASHPORT_DEVICE void apply(Tile& tile, const Step& step) const {
-    const float rate = p_.a_log == nullptr ? 0.0f : exp_full(load_global(p_.a_log + v_head_));
-    const float beta_of_head = p_.beta_per_column ? 0.0f : beta_of(0);
-    const auto beta = tile.make_columns([&](int i) { return p_.beta_per_column ? beta_of(i) : beta_of_head; });
-    if (p_.gv.data != nullptr) {
-      tile.scale_columns(
-          tile.make_columns([&](int column) { return exp_full(load(p_.gv, at_gv_ + column * p_.gv.stride_dim)); }));
-    }
-    // Of the head too as one of each key: two ways for the state to go would take registers for both.
-    typename Tile::template Shares<float> shares;
+    if (p_.gv.data != nullptr) tile.scale_columns(of_columns_);
     typename Tile::Keys decays;
-    const float decay_of_head = p_.decay_per_key ? 0.0f : decay_of(0, rate);
-    tile.load_shares(shares, [&](int key) { return p_.decay_per_key ? decay_of(key, rate) : decay_of_head; });
-    tile.set_keys(decays, shares, [](float decay) { return decay; });
-    step(decays, beta);
+    tile.set_keys(decays, decays_, [](float decay) { return decay; });
+    step(decays, beta_);
   }
 
  private:
+  // Elements that a token's gates begin with.
+  struct Places {
+    std::int64_t a, gk, bias;
+  };
   FLASHPORT_DEVICE static float load(const TokenRows& rows, std::int64_t at) {
     return to_float(load_element(rows.data, rows.dtype, at), rows.dtype);
   }
-  FLASHPORT_DEVICE float decay_of(int key, float rate) const {
+  FLASHPORT_DEVICE float decay_of(const Places& at, float rate, int key) const {
     float sum = 0.0f;
     if (p_.a.data != nullptr) {
-      sum = load(p_.a, at_a_ + key * p_.a.stride_dim);
+      sum = load(p_.a, at.a + key * p_.a.stride_dim);
       if (p_.dt_bias != nullptr) {
-        const std::int64_t at_bias = p_.a_per_key ? static_cast<std::int64_t>(v_head_) * p_.head_dim_k + key : v_head_;
-        sum += to_float(load_element(p_.dt_bias, p_.dt_bias_dtype, at_bias), p_.dt_bias_dtype);
+        sum +=
+            to_float(load_element(p_.dt_bias, p_.dt_bias_dtype, at.bias + (p_.a_per_key ? key : 0)), p_.dt_bias_dtype);
       }
       if (p_.a_log != nullptr) sum = log_decay(p_, sum, rate);
     }
-    if (p_.gk.data != nullptr) sum += load(p_.gk, at_gk_ + key * p_.gk.stride_dim);
+    if (p_.gk.data != nullptr) sum += load(p_.gk, at.gk + key * p_.gk.stride_dim);
     return exp_full(sum);
   }
-  FLASHPORT_DEVICE float beta_of(int column) const {
+  FLASHPORT_DEVICE float beta_of(std::int64_t at) const {
     if (p_.b.data == nullptr) return 1.0f;
-    const float given = load(p_.b, at_b_ + column * p_.b.stride_dim);
+    const float given = load(p_.b, at);
     return p_.beta_sigmoid ? p_.beta_factor * sigmoid_full(given) : given;
   }
 
   const GatedDeltaUpdateParams& p_;
-  int v_head_;
-  std::int64_t at_a_, at_b_, at_gk_, at_gv_;
+  typename Tile::template Shares<float> decays_;
+  typename Tile::Columns beta_, of_columns_;
 };
 
 template <GatedDeltaConfig kCfg>

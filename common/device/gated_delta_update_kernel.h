@@ -5,7 +5,8 @@
 //   r = S^T (d k) [V];  c = S^T (d q) [V]        one pass over S
 //   u = beta (v - r) [V];  out = c + (k.q) u [V]
 //   S = d S + k u^T [K, V]
-// which is S *= d; u = beta (v - S^T k); S += k u^T; out = S^T q with one reduction in place of two.
+// which is S *= d; u = beta (v - S^T k); S += k u^T; out = S^T q with one reduction in place of two. Where columns
+// decay too, that comes before; then beta may be a number for each of them.
 //
 // A block owns a slice of V's columns of one head and all of K: blocks do not meet, and bits depend on nothing but the
 // sequence. A stored state is read again by the block that has stored it, lane by lane.
