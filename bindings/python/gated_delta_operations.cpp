@@ -43,6 +43,12 @@ enum Argument {
   kIntermediateIndices,
   kParentTokens,
   kStream,
+  kG,
+  kGk,
+  kGv,
+  kBeta,
+  kAllowNegEigval,
+  kFinalStates,
   kArguments
 };
 
@@ -60,7 +66,13 @@ constexpr const char* kKeywords[] = {"scale",
                                      "intermediate_states",
                                      "intermediate_indices",
                                      "parent_tokens",
-                                     "stream"};
+                                     "stream",
+                                     "g",
+                                     "gk",
+                                     "gv",
+                                     "beta",
+                                     "allow_neg_eigval",
+                                     "final_states"};
 static_assert(kPositional + std::size(kKeywords) == kArguments);
 
 }  // namespace update
@@ -111,6 +123,11 @@ bool second_or_first(const Call& call, const char* name, PyObject* object, const
   return object != Py_None && call.is_second(name, object, first, second);
 }
 
+std::optional<TensorView> optional_output(Call& call, const char* name, PyObject* object) {
+  if (object == Py_None) return std::nullopt;
+  return call.output(name, object);
+}
+
 py::object gated_delta_update_by_position(Arguments a) {
   using namespace update;
   Call call("gated_delta_update", a[kStream]);
@@ -118,6 +135,7 @@ py::object gated_delta_update_by_position(Arguments a) {
   args.update_state = boolean_or(call, "update_state", a[kUpdateState], true);
   args.use_qk_l2norm = boolean_or(call, "use_qk_l2norm", a[kUseQkL2norm], false);
   args.is_kda = boolean_or(call, "is_kda", a[kIsKda], false);
+  args.allow_neg_eigval = boolean_or(call, "allow_neg_eigval", a[kAllowNegEigval], false);
   if (second_or_first(call, "head_map", a[kHeadMap], "consecutive", "modulo")) args.head_map = HeadMap::kModulo;
   if (second_or_first(call, "state_layout", a[kStateLayout], "vk", "kv")) args.state_layout = StateLayout::kKV;
   args.scale = call.optional_number("scale", a[kScale]);
@@ -129,28 +147,24 @@ py::object gated_delta_update_by_position(Arguments a) {
   args.q = call.input("q", a[kQ]);
   args.k = call.input("k", a[kK]);
   args.v = call.input("v", a[kV]);
-  args.a = call.input("a", a[kA]);
-  args.b = call.input("b", a[kB]);
-  args.a_log = call.input("A_log", a[kALog]);
-  args.dt_bias = call.input("dt_bias", a[kDtBias]);
-  if (a[kState] != Py_None) {
-    args.state = args.update_state ? call.output("state", a[kState]) : call.input("state", a[kState]);
-  }
+  args.a = call.optional_input("a", a[kA]);
+  args.b = call.optional_input("b", a[kB]);
+  args.a_log = call.optional_input("A_log", a[kALog]);
+  args.dt_bias = call.optional_input("dt_bias", a[kDtBias]);
+  args.g = call.optional_input("g", a[kG]);
+  args.gk = call.optional_input("gk", a[kGk]);
+  args.gv = call.optional_input("gv", a[kGv]);
+  args.beta = call.optional_input("beta", a[kBeta]);
+  args.state = args.update_state ? optional_output(call, "state", a[kState]) : call.optional_input("state", a[kState]);
   args.state_indices = call.optional_input("state_indices", a[kStateIndices]);
   args.cu_seqlens = call.optional_input("cu_seqlens", a[kCuSeqlens]);
-  if (a[kIntermediateStates] != Py_None) {
-    args.intermediate_states = call.output("intermediate_states", a[kIntermediateStates]);
-  }
+  args.final_states = optional_output(call, "final_states", a[kFinalStates]);
+  args.intermediate_states = optional_output(call, "intermediate_states", a[kIntermediateStates]);
   args.intermediate_indices = call.optional_input("intermediate_indices", a[kIntermediateIndices]);
   args.parent_tokens = call.optional_input("parent_tokens", a[kParentTokens]);
   args.out = call.output("out", a[kOut]);
   call.run([&](Stream stream) { gated_delta_update(args, stream); });
   return py::none();
-}
-
-std::optional<TensorView> optional_output(Call& call, const char* name, PyObject* object) {
-  if (object == Py_None) return std::nullopt;
-  return call.output(name, object);
 }
 
 GatedDeltaChunkArgs chunk_args(Call& call, Arguments a) {

@@ -6,11 +6,15 @@
 
 namespace flashport {
 
+// What a kernel makes decays and rates of. kHead, kKey: of a, A_log and dt_bias, of each head or key, and of b. kAny:
+// of whatever a call has.
+enum class GateForm : std::int32_t { kHead, kKey, kAny };
+
 struct GatedDeltaShape {
   int head_dim_k;  // extent of the tile: shorter heads ride it with zero fill
-  DType state;     // of the pool
+  DType state;     // of the pool; for kAny in registers, and the pool's is known at run time
   int key_major;   // states are [K, V], else [V, K]
-  int gate_per_key;
+  GateForm gate;
 };
 
 struct GatedDeltaTuning {

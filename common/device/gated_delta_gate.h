@@ -15,11 +15,10 @@ FLASHPORT_DEVICE float softplus_full(float x, float beta, float threshold) {
   return scaled <= threshold ? log1p_full(exp_full(scaled)) / beta : x;
 }
 
-// What the state is multiplied with: exp(g) for x = a + dt_bias and rate = exp(A_log).
-FLASHPORT_DEVICE float gate_decay(const GatedDeltaUpdateParams& p, float x, float rate) {
-  const float g = p.has_lower_bound ? p.lower_bound * sigmoid_full(rate * x)
-                                    : 0.0f - rate * softplus_full(x, p.softplus_beta, p.softplus_threshold);
-  return exp_full(g);
+// g for x = a + dt_bias and rate = exp(A_log); the state is multiplied with exp(g).
+FLASHPORT_DEVICE float log_decay(const GatedDeltaUpdateParams& p, float x, float rate) {
+  return p.has_lower_bound ? p.lower_bound * sigmoid_full(rate * x)
+                           : 0.0f - rate * softplus_full(x, p.softplus_beta, p.softplus_threshold);
 }
 
 }  // namespace flashport::FLASHPORT_TARGET

@@ -38,6 +38,14 @@ struct GatedDeltaUpdateParams {
   std::int64_t parents_stride_seq, parents_stride_token;
   float scale, softplus_beta, softplus_threshold, lower_bound;
   std::int32_t has_lower_bound;
+
+  // For GateForm::kAny alone, which also takes for missing: a (null data: no gate), a_log (null: a is the logarithm of
+  // the decay), dt_bias (null: 0) and b (null data: a rate of 1; stride_dim: of columns).
+  std::int32_t a_per_key, decay_per_key, beta_per_column;
+  std::int32_t beta_sigmoid;
+  float beta_factor;
+  TokenRows gk, gv;         // logarithms of more decays, of keys and of columns; null data: none
+  StateSlots final_states;  // a copy of the states that sequences end with
 };
 
 }  // namespace flashport

@@ -5,7 +5,8 @@
 //   r = S^T (d k) [V];  c = S^T (d q) [V]        one pass over S
 //   u = beta (v - r) [V];  out = c + (k.q) u [V]
 //   S = d S + k u^T [K, V]
-// which is S *= d; u = beta (v - S^T k); S += k u^T; out = S^T q with one reduction in place of two.
+// which is S *= d; u = beta (v - S^T k); S += k u^T; out = S^T q with one reduction in place of two. Where columns
+// decay too, that comes before; then beta may be a number for each of them.
 //
 // A block owns a slice of V's columns of one head and all of K: blocks do not meet, and bits depend on nothing but the
 // sequence. A stored state is read again by the block that has stored it, lane by lane.
@@ -14,11 +15,8 @@
 // first.
 #pragma once
 
-#include "common/device/gated_delta_config.h"
-#include "common/device/gated_delta_gate.h"
-#include "common/device/scalar_access.h"
+#include "common/device/gated_delta_token_gates.h"
 #include "common/device/schedule.h"
-#include FLASHPORT_STATE_TILE_HEADER
 
 namespace flashport::FLASHPORT_TARGET {
 
@@ -79,28 +77,18 @@ FLASHPORT_DEVICE std::int64_t first_state(const GatedDeltaUpdateParams& p, const
   return static_cast<std::int64_t>(block.uniform(recompute(slice.v_head))) * (p.head_dim_k * p.head_dim_v);
 }
 
-// What a decay is made of.
-struct Gate {
-  Element a, bias;
-};
-
-FLASHPORT_DEVICE Gate load_gate(const GatedDeltaUpdateParams& p, std::int64_t at_a, std::int64_t at_bias) {
-  return {load_element(p.a.data, p.a.dtype, at_a), load_element(p.dt_bias, p.dt_bias_dtype, at_bias)};
-}
-
-FLASHPORT_DEVICE float gate_decay(const GatedDeltaUpdateParams& p, const Gate& gate, float rate) {
-  return gate_decay(p, to_float(gate.a, p.a.dtype) + to_float(gate.bias, p.dt_bias_dtype), rate);
-}
-
 template <GatedDeltaConfig kCfg>
 FLASHPORT_DEVICE void gated_delta_update(const GatedDeltaUpdateParams& p, const Block& block, const StateSlice& slice,
                                          StateTileMemory<kCfg>& memory) {
   using Tile = StateTile<kCfg>;
   using Keys = typename Tile::Keys;
   using Columns = typename Tile::Columns;
+  constexpr bool kAny = kCfg.shape.gate == GateForm::kAny;
+  const DType pool_type = kAny ? p.state.dtype : kCfg.shape.state;
   const int seq = slice.seq, column = slice.column;
   const SequencePlace place = sequence_place(p, block, seq);
-  if (place.count == 0) return;
+  const bool copies = kAny && p.final_states.data != nullptr;
+  if (place.count == 0 && !copies) return;
   const int slot = place.slot, steps_slot = place.steps_slot;
   const auto at_slot = [&] { return slot * p.state.slot_stride + first_state(p, block, slice); };
   const auto at_step = [&](int step) {
@@ -108,10 +96,12 @@ FLASHPORT_DEVICE void gated_delta_update(const GatedDeltaUpdateParams& p, const 
   };
 
   Tile tile(p, block, memory, column);
-  if (slot >= 0) {
-    tile.fetch(p.state.data, at_slot());
-  } else {
+  if (slot < 0) {
     tile.clear();
+  } else if constexpr (kAny) {
+    tile.load(p.state.data, pool_type, at_slot());
+  } else {
+    tile.fetch(p.state.data, at_slot());
   }
   for (int t = 0; t < place.count; ++t) {
     // Where inputs lie is worked out for each token: no registers are left to keep it in.
@@ -126,17 +116,7 @@ FLASHPORT_DEVICE void gated_delta_update(const GatedDeltaUpdateParams& p, const 
       const int last = minimum(t, p.num_steps) - 1;
       tile.load(p.steps.data, p.steps.dtype, at_step(minimum(maximum(parent, 0), last)));
     }
-    const std::int64_t at_gate = at_token(p.a, v_head);
-    const float a_log = load_global(p.a_log + v_head);
-    const Element b = load_element(p.b.data, p.b.dtype, at_token(p.b, v_head));
-    Gate gate;
-    typename Tile::template Shares<Gate> gates;
-    if constexpr (kCfg.shape.gate_per_key) {
-      const std::int64_t at_bias = static_cast<std::int64_t>(v_head) * p.head_dim_k;
-      tile.load_shares(gates, [&](int key) { return load_gate(p, at_gate + key * p.a.stride_dim, at_bias + key); });
-    } else {
-      gate = load_gate(p, at_gate, v_head);
-    }
+    const TokenGates<kCfg> gates(p, tile, v_head, at_token);
     Keys k, q;
     Columns v, read, carried;
     tile.load_inputs(p, at_token(p.k, head), at_token(p.q, head), at_token(p.v, v_head) + column, k, q, v);
@@ -149,27 +129,22 @@ FLASHPORT_DEVICE void gated_delta_update(const GatedDeltaUpdateParams& p, const 
     }
     tile.scale_keys(q, q_factor);
     const float key_query = tile.dot(k, q);
-    const float rate = exp_full(a_log);
-    const float beta = sigmoid_full(to_float(b, p.b.dtype));
 
     Columns u;
-    const auto step = [&](const auto& decay) {
+    gates.apply(tile, [&](const auto& decay, const auto& beta) {
       tile.project(decay, k, q, read, carried);
       u = beta * (v - read);
       tile.update(decay, k, u);
-    };
-    if constexpr (kCfg.shape.gate_per_key) {
-      Keys decay;
-      tile.set_keys(decay, gates, [&](const Gate& of_key) { return gate_decay(p, of_key, rate); });
-      step(decay);
-    } else {
-      step(gate_decay(p, gate, rate));
-    }
+    });
     tile.store_columns(p.out.data, p.out.dtype, at_token(p.out, v_head) + column,
                        Tile::multiply_add(key_query, u, carried));
     if (steps_slot >= 0 && t < p.num_steps) tile.store(p.steps.data, p.steps.dtype, at_step(t));
   }
-  if (slot >= 0 && p.update_state) tile.store(p.state.data, kCfg.shape.state, at_slot());
+  if (slot >= 0 && p.update_state && (!copies || place.count > 0)) tile.store(p.state.data, pool_type, at_slot());
+  if (copies) {
+    const std::int64_t at = seq * p.final_states.slot_stride + first_state(p, block, slice);
+    tile.store(p.final_states.data, p.final_states.dtype, at);
+  }
 }
 
 }  // namespace flashport::FLASHPORT_TARGET

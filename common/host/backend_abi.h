@@ -11,7 +11,7 @@
 
 namespace flashport {
 
-inline constexpr int kBackendAbiVersion = 3;
+inline constexpr int kBackendAbiVersion = 4;
 
 // One compiled kernel. Every kernel takes one params struct by value.
 struct KernelEntry {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <string>
 
@@ -14,6 +15,8 @@ namespace {
 
 constexpr char kStateVk[] = "(slots, num_v_heads, head_dim_v, head_dim_k)";
 constexpr char kStateKv[] = "(slots, num_v_heads, head_dim_k, head_dim_v)";
+constexpr char kFinalVk[] = "(sequences, num_v_heads, head_dim_v, head_dim_k)";
+constexpr char kFinalKv[] = "(sequences, num_v_heads, head_dim_k, head_dim_v)";
 constexpr char kStepsVk[] = "(slots, steps, num_v_heads, head_dim_v, head_dim_k)";
 constexpr char kStepsKv[] = "(slots, steps, num_v_heads, head_dim_k, head_dim_v)";
 
@@ -21,25 +24,61 @@ struct Sizes {
   std::int64_t batch, tokens, heads, v_heads, dim_k, dim_v, sequences;
 };
 
+constexpr char kKeyGates[] = "(batch, tokens, num_v_heads, head_dim_k)";
+constexpr char kColumnGates[] = "(batch, tokens, num_v_heads, head_dim_v)";
+
 bool is_vk(const GatedDeltaUpdateArgs& a) { return a.state_layout == StateLayout::kVK; }
+
+// f(argument, name) of all that there may be but need not, in the order of the arguments.
+template <class F>
+void for_each_gate(const GatedDeltaUpdateArgs& a, const F& f) {
+  f(a.a, "a");
+  f(a.b, "b");
+  f(a.g, "g");
+  f(a.gk, "gk");
+  f(a.gv, "gv");
+  f(a.beta, "beta");
+}
+template <class F>
+void for_each_optional(const GatedDeltaUpdateArgs& a, const F& f) {
+  for_each_gate(a, f);
+  f(a.a_log, "A_log");
+  f(a.dt_bias, "dt_bias");
+  f(a.state, "state");
+  f(a.state_indices, "state_indices");
+  f(a.final_states, "final_states");
+  f(a.cu_seqlens, "cu_seqlens");
+  f(a.intermediate_states, "intermediate_states");
+  f(a.intermediate_indices, "intermediate_indices");
+  f(a.parent_tokens, "parent_tokens");
+}
+
+// A number a head, and a token in either form, or if there may be (`columns`) one for each column.
+void check_head_gate_rank(const Check& check, const std::optional<TensorView>& view, const char* name, bool columns) {
+  if (!view || (columns && view->rank == 4)) return;
+  check.rank(*view, name, 3, "(batch, tokens, num_v_heads)", 2, "(batch * tokens, num_v_heads)");
+}
 
 void check_ranks(const Check& check, const GatedDeltaUpdateArgs& a) {
   check.rank(a.q, "q", 4, "(batch, tokens, num_heads, head_dim_k)");
   check.rank(a.k, "k", 4, "(batch, tokens, num_heads, head_dim_k)");
   check.rank(a.v, "v", 4, "(batch, tokens, num_v_heads, head_dim_v)");
-  if (a.is_kda && a.a.rank == 4) {
-    check.rank(a.a, "a", 4, "(batch, tokens, num_v_heads, head_dim_k)");
-  } else if (a.is_kda) {
-    check.rank(a.a, "a", 3, "(batch, tokens, num_v_heads * head_dim_k)", 2,
+  if (!a.is_kda) {
+    check_head_gate_rank(check, a.a, "a", false);
+  } else if (a.a && a.a->rank != 4) {
+    check.rank(*a.a, "a", 3, "(batch, tokens, num_v_heads * head_dim_k)", 2,
                "(batch * tokens, num_v_heads * head_dim_k)");
-  } else {
-    check.rank(a.a, "a", 3, "(batch, tokens, num_v_heads)", 2, "(batch * tokens, num_v_heads)");
   }
-  check.rank(a.b, "b", 3, "(batch, tokens, num_v_heads)", 2, "(batch * tokens, num_v_heads)");
-  if (a.a_log.rank < 1) check.rank(a.a_log, "A_log", 1, "(num_v_heads)");
-  if (a.dt_bias.rank < 1) check.rank(a.dt_bias, "dt_bias", 1, "(num_v_heads)");
+  check_head_gate_rank(check, a.b, "b", true);
+  check_head_gate_rank(check, a.g, "g", false);
+  check.rank(a.gk, "gk", 4, kKeyGates);
+  check.rank(a.gv, "gv", 4, kColumnGates);
+  check_head_gate_rank(check, a.beta, "beta", true);
+  if (a.a_log && a.a_log->rank < 1) check.rank(a.a_log, "A_log", 1, "(num_v_heads)");
+  if (a.dt_bias && a.dt_bias->rank < 1) check.rank(a.dt_bias, "dt_bias", 1, "(num_v_heads)");
   check.rank(a.state, "state", 4, is_vk(a) ? kStateVk : kStateKv);
   check.rank(a.state_indices, "state_indices", 1, "(sequences)");
+  check.rank(a.final_states, "final_states", 4, is_vk(a) ? kFinalVk : kFinalKv);
   check.rank(a.cu_seqlens, "cu_seqlens", 1, "(sequences + 1)");
   check.rank(a.intermediate_states, "intermediate_states", 5, is_vk(a) ? kStepsVk : kStepsKv);
   check.rank(a.intermediate_indices, "intermediate_indices", 1, "(sequences)");
@@ -48,10 +87,17 @@ void check_ranks(const Check& check, const GatedDeltaUpdateArgs& a) {
 }
 
 // One row a token, in either of the forms that inputs of a number per head come in.
-void check_token_rows(const Check& check, const TensorView& view, const char* name, const Sizes& s,
+void check_token_rows(const Check& check, const std::optional<TensorView>& view, const char* name, const Sizes& s,
                       std::int64_t width) {
-  if (view.rank == 2) return check.shape(view, name, "(batch * tokens, ...)", {s.batch * s.tokens, width});
+  if (!view) return;
+  if (view->rank == 2) return check.shape(view, name, "(batch * tokens, ...)", {s.batch * s.tokens, width});
   check.shape(view, name, "(batch, tokens, ...)", {s.batch, s.tokens, width});
+}
+
+// The same, or one number a column.
+void check_rates(const Check& check, const std::optional<TensorView>& view, const char* name, const Sizes& s) {
+  if (!view || view->rank != 4) return check_token_rows(check, view, name, s, s.v_heads);
+  check.shape(view, name, kColumnGates, {s.batch, s.tokens, s.v_heads, s.dim_v});
 }
 
 Sizes check_shapes(const Check& check, const GatedDeltaUpdateArgs& a) {
@@ -61,17 +107,24 @@ Sizes check_shapes(const Check& check, const GatedDeltaUpdateArgs& a) {
   check_heads(check, a.q, a.v);
   s.sequences = sequence_count(check, a.q, a.cu_seqlens);
   const std::int64_t gates = a.is_kda ? s.v_heads * s.dim_k : s.v_heads;
-  if (a.a.rank == 4) {
-    check.shape(a.a, "a", "(batch, tokens, num_v_heads, head_dim_k)", {s.batch, s.tokens, s.v_heads, s.dim_k});
+  if (a.a && a.a->rank == 4) {
+    check.shape(a.a, "a", kKeyGates, {s.batch, s.tokens, s.v_heads, s.dim_k});
   } else {
     check_token_rows(check, a.a, "a", s, gates);
   }
-  check_token_rows(check, a.b, "b", s, s.v_heads);
-  check_elements(check, a.a_log, "A_log", "num_v_heads", s.v_heads);
-  check_elements(check, a.dt_bias, "dt_bias", a.is_kda ? "num_v_heads * head_dim_k" : "num_v_heads", gates);
+  check_rates(check, a.b, "b", s);
+  check_token_rows(check, a.g, "g", s, s.v_heads);
+  check.shape(a.gk, "gk", kKeyGates, {s.batch, s.tokens, s.v_heads, s.dim_k});
+  check.shape(a.gv, "gv", kColumnGates, {s.batch, s.tokens, s.v_heads, s.dim_v});
+  check_rates(check, a.beta, "beta", s);
+  if (a.a_log) check_elements(check, *a.a_log, "A_log", "num_v_heads", s.v_heads);
+  if (a.dt_bias) {
+    check_elements(check, *a.dt_bias, "dt_bias", a.is_kda ? "num_v_heads * head_dim_k" : "num_v_heads", gates);
+  }
   const std::int64_t outer = is_vk(a) ? s.dim_v : s.dim_k, inner = is_vk(a) ? s.dim_k : s.dim_v;
   check.shape(a.state, "state", is_vk(a) ? kStateVk : kStateKv, {kAnyExtent, s.v_heads, outer, inner});
   check.shape(a.state_indices, "state_indices", "(sequences)", {s.sequences});
+  check.shape(a.final_states, "final_states", is_vk(a) ? kFinalVk : kFinalKv, {s.sequences, s.v_heads, outer, inner});
   check.shape(a.intermediate_states, "intermediate_states", is_vk(a) ? kStepsVk : kStepsKv,
               {kAnyExtent, kAnyExtent, s.v_heads, outer, inner});
   check.shape(a.intermediate_indices, "intermediate_indices", "(sequences)", {s.sequences});
@@ -82,6 +135,16 @@ Sizes check_shapes(const Check& check, const GatedDeltaUpdateArgs& a) {
 
 // What is given only together, and the room for tokens.
 void check_combinations(const Check& check, const GatedDeltaUpdateArgs& a, const Sizes& s) {
+  if (a.a && a.g) check.value_error("a and g must not both be given; a is what g is made of with A_log");
+  if (a.a.has_value() != a.a_log.has_value()) {
+    check.value_error("a and A_log must be given together; pass both, or g, which is a logarithm already");
+  }
+  if (!a.a && (a.dt_bias || a.is_kda || a.lower_bound)) {
+    const char* name = a.dt_bias ? "dt_bias" : a.is_kda ? "is_kda" : "lower_bound";
+    check.value_error(std::string(name) + " needs a, of which a gate is made; g, gk and gv are taken as they are");
+  }
+  if (a.b && a.beta) check.value_error("b and beta must not both be given; beta is the sigmoid of b");
+  if (a.allow_neg_eigval && !a.b) check.value_error("allow_neg_eigval needs b, whose sigmoid it doubles");
   if (a.state_indices && !a.state) check.value_error("state_indices needs state; pass the pool, or neither");
   if (a.state && !a.state_indices && a.state->shape[0] < s.sequences) {
     check.value_error("state must have a slot for each of the " + std::to_string(s.sequences) +
@@ -122,12 +185,14 @@ void check_types_and_devices(const Check& check, const GatedDeltaUpdateArgs& a) 
   check.dtype(a.q, "q", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
   check.dtype(a.k, "k", {a.q.dtype});
   check.dtype(a.v, "v", {a.q.dtype});
-  check.dtype(a.a, "a", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
-  check.dtype(a.b, "b", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
+  for_each_gate(a, [&](const std::optional<TensorView>& view, const char* name) {
+    check.dtype(view, name, {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
+  });
   check.dtype(a.a_log, "A_log", {DType::kFloat32});
   check.dtype(a.dt_bias, "dt_bias", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
   check.dtype(a.state, "state", {DType::kFloat32, DType::kBFloat16});
   check.dtype(a.state_indices, "state_indices", {DType::kInt32, DType::kInt64});
+  check.dtype(a.final_states, "final_states", {DType::kFloat32, DType::kBFloat16});
   check.dtype(a.cu_seqlens, "cu_seqlens", {DType::kInt32, DType::kInt64});
   check.dtype(a.intermediate_states, "intermediate_states", {DType::kFloat32, DType::kBFloat16});
   check.dtype(a.intermediate_indices, "intermediate_indices", {DType::kInt32, DType::kInt64});
@@ -136,32 +201,29 @@ void check_types_and_devices(const Check& check, const GatedDeltaUpdateArgs& a) 
 
   check.device(a.k, "k", a.q, "q");
   check.device(a.v, "v", a.q, "q");
-  check.device(a.a, "a", a.q, "q");
-  check.device(a.b, "b", a.q, "q");
-  check.device(a.a_log, "A_log", a.q, "q");
-  check.device(a.dt_bias, "dt_bias", a.q, "q");
-  check.device(a.state, "state", a.q, "q");
-  check.device(a.state_indices, "state_indices", a.q, "q");
-  check.device(a.cu_seqlens, "cu_seqlens", a.q, "q");
-  check.device(a.intermediate_states, "intermediate_states", a.q, "q");
-  check.device(a.intermediate_indices, "intermediate_indices", a.q, "q");
-  check.device(a.parent_tokens, "parent_tokens", a.q, "q");
+  for_each_optional(
+      a, [&](const std::optional<TensorView>& view, const char* name) { check.device(view, name, a.q, "q"); });
   check.device(a.out, "out", a.q, "q");
 }
 
 void check_memory(const Check& check, const GatedDeltaUpdateArgs& a) {
-  struct Named {
-    const TensorView* view;
-    const char* name;
+  const auto for_each_input = [&](const auto& f) {
+    f(a.q, "q");
+    f(a.k, "k");
+    f(a.v, "v");
+    const auto optional = [&](const std::optional<TensorView>& view, const char* name) {
+      if (view) f(*view, name);
+    };
+    for_each_gate(a, optional);
+    optional(a.a_log, "A_log");
+    optional(a.dt_bias, "dt_bias");
   };
-  const Named inputs[] = {
-      {&a.q, "q"}, {&a.k, "k"}, {&a.v, "v"}, {&a.a, "a"}, {&a.b, "b"}, {&a.a_log, "A_log"}, {&a.dt_bias, "dt_bias"}};
-  for (const Named& input : inputs) check.readable(*input.view, input.name);
+  for_each_input([&](const TensorView& input, const char* name) { check.readable(input, name); });
   check.inner_contiguous(a.q, "q");
   check.inner_contiguous(a.k, "k");
   check.inner_contiguous(a.v, "v");
-  check.contiguous(a.a_log, "A_log");
-  check.contiguous(a.dt_bias, "dt_bias");
+  check.array(a.a_log, "A_log");
+  check.array(a.dt_bias, "dt_bias");
   check.array(a.state_indices, "state_indices");
   check.array(a.cu_seqlens, "cu_seqlens");
   check.array(a.intermediate_indices, "intermediate_indices");
@@ -169,32 +231,42 @@ void check_memory(const Check& check, const GatedDeltaUpdateArgs& a) {
   check.writable(a.out, "out");
   check.inner_contiguous(a.out, "out");
   if (a.state) check_state_pool(check, *a.state, "state", a.update_state);
+  if (a.final_states) check_state_pool(check, *a.final_states, "final_states", true);
   if (a.intermediate_states) check_state_pool(check, *a.intermediate_states, "intermediate_states", true);
 
-  for (const Named& input : inputs) {
-    check.disjoint(a.out, "out", *input.view, input.name);
-    if (a.state && a.update_state) check.disjoint(*a.state, "state", *input.view, input.name);
-    if (a.intermediate_states) {
-      check.disjoint(*a.intermediate_states, "intermediate_states", *input.view, input.name);
-    }
+  // Whatever is written shares memory with nothing.
+  struct Named {
+    const TensorView* view;
+    const char* name;
+  };
+  const auto view_of = [](const std::optional<TensorView>& view) { return view ? &*view : nullptr; };
+  const Named outputs[] = {{&a.out, "out"},
+                           {view_of(a.intermediate_states), "intermediate_states"},
+                           {view_of(a.final_states), "final_states"},
+                           {view_of(a.state), "state"}};
+  for (const Named& output : outputs) {
+    if (output.view == nullptr || (output.view == view_of(a.state) && !a.update_state)) continue;
+    for_each_input(
+        [&](const TensorView& input, const char* name) { check.disjoint(*output.view, output.name, input, name); });
   }
-  if (a.state) check.disjoint(a.out, "out", *a.state, "state");
-  if (a.intermediate_states) {
-    check.disjoint(a.out, "out", *a.intermediate_states, "intermediate_states");
-    if (a.state) check.disjoint(*a.intermediate_states, "intermediate_states", *a.state, "state");
+  for (const Named& output : outputs) {
+    for (const Named* other = &output + 1; output.view != nullptr && other != std::end(outputs); ++other) {
+      if (other->view != nullptr) check.disjoint(*output.view, output.name, *other->view, other->name);
+    }
   }
 }
 
-// A number per value head, or one per value head and key.
-TokenRows gate_rows(const TensorView& view, const Sizes& s, bool per_key) {
+// A number per value head, or one per value head and key or column. Null data where there is none.
+TokenRows gate_rows(const std::optional<TensorView>& view, const Sizes& s, bool per_key) {
   TokenRows rows{};
-  rows.data = view.data;
-  rows.dtype = view.dtype;
-  rows.stride_token = view.strides[view.rank == 2 ? 0 : 1];
-  rows.stride_seq = view.rank == 2 ? s.tokens * rows.stride_token : view.strides[0];
-  const std::int64_t inner = view.strides[view.rank - 1];
-  rows.stride_dim = per_key ? inner : 0;
-  rows.stride_head = view.rank == 4 ? view.strides[2] : per_key ? s.dim_k * inner : inner;
+  if (!view) return rows;
+  rows.data = view->data;
+  rows.dtype = view->dtype;
+  rows.stride_token = view->strides[view->rank == 2 ? 0 : 1];
+  rows.stride_seq = view->rank == 2 ? s.tokens * rows.stride_token : view->strides[0];
+  const std::int64_t inner = view->strides[view->rank - 1];
+  rows.stride_dim = per_key || view->rank == 4 ? inner : 0;
+  rows.stride_head = view->rank == 4 ? view->strides[2] : per_key ? s.dim_k * inner : inner;
   return rows;
 }
 
@@ -222,13 +294,26 @@ GatedDeltaUpdateParams gated_delta_update_problem(const Check& check, const Gate
   p.k = token_rows(a.k);
   p.v = token_rows(a.v);
   p.out = token_rows(a.out);
-  p.a = gate_rows(a.a, s, a.is_kda);
-  p.b = gate_rows(a.b, s, false);
-  p.a_log = static_cast<const float*>(a.a_log.data);
-  p.dt_bias = a.dt_bias.data;
-  p.dt_bias_dtype = a.dt_bias.dtype;
+  const std::optional<TensorView>& rates = a.b ? a.b : a.beta;
+  p.a = gate_rows(a.a ? a.a : a.g, s, a.is_kda);
+  p.b = gate_rows(rates, s, false);
+  p.gk = gate_rows(a.gk, s, true);
+  p.gv = gate_rows(a.gv, s, true);
+  p.a_per_key = a.is_kda ? 1 : 0;
+  p.decay_per_key = a.is_kda || a.gk ? 1 : 0;
+  p.beta_per_column = rates && rates->rank == 4 ? 1 : 0;
+  p.beta_sigmoid = a.b ? 1 : 0;
+  p.beta_factor = a.allow_neg_eigval ? 2.0f : 1.0f;
+  if (a.a_log) p.a_log = static_cast<const float*>(a.a_log->data);
+  if (a.dt_bias) {
+    p.dt_bias = a.dt_bias->data;
+    p.dt_bias_dtype = a.dt_bias->dtype;
+  }
   p.cu_seqlens = index_array(a.cu_seqlens);
   if (a.state) p.state = {a.state->data, a.state->dtype, a.state->strides[0], 0, index_array(a.state_indices)};
+  if (a.final_states) {
+    p.final_states = {a.final_states->data, a.final_states->dtype, a.final_states->strides[0], 0, index_array({})};
+  }
   if (a.intermediate_states) {
     const TensorView& steps = *a.intermediate_states;
     p.steps = {steps.data, steps.dtype, steps.strides[0], s.v_heads * s.dim_k * s.dim_v,

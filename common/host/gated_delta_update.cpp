@@ -63,8 +63,13 @@ void check_update_contents(const GatedDeltaUpdateArgs& a, const GatedDeltaUpdate
 
 const KernelEntry& choose_kernel(const GatedDeltaUpdateArgs& a, const GatedDeltaUpdateParams& p,
                                  const DeviceContext& device) {
-  const GatedDeltaShape wanted{p.head_dim_k, a.state ? a.state->dtype : DType::kFloat32,
-                               a.state_layout == StateLayout::kKV ? 1 : 0, a.is_kda ? 1 : 0};
+  GatedDeltaShape wanted{p.head_dim_k, a.state ? a.state->dtype : DType::kFloat32,
+                         a.state_layout == StateLayout::kKV ? 1 : 0, a.is_kda ? GateForm::kKey : GateForm::kHead};
+  const bool made = a.a && a.dt_bias && a.b && a.b->rank != 4;
+  if (!made || a.allow_neg_eigval || a.gk || a.gv || a.final_states) {
+    wanted.gate = GateForm::kAny;
+    wanted.state = DType::kFloat32;
+  }
   std::string reason;
   const KernelEntry* kernel = choose_gated_delta_update(device.kernels(), device.target(), wanted, reason);
   if (kernel == nullptr) kCheck.not_supported(reason);
@@ -88,7 +93,7 @@ std::int64_t cut(const KernelEntry& kernel, GatedDeltaUpdateParams& p) {
 
 void gated_delta_update(const GatedDeltaUpdateArgs& args, Stream stream) {
   GatedDeltaUpdateParams p = gated_delta_update_problem(kCheck, args);
-  if (p.batch == 0 || p.tokens == 0) return;
+  if (p.batch == 0 || (p.tokens == 0 && !args.final_states)) return;
   DeviceContext& device = device_context(kCheck, args.q, "q");
   const KernelEntry& kernel = choose_kernel(args, p, device);
   const std::int64_t slices = cut(kernel, p);

@@ -151,11 +151,13 @@ const KernelEntry* choose_gated_delta_update(std::span<const KernelEntry> kernel
       kernels, target, "gated_delta_update", wanted.head_dim_k, width,
       [&](const KernelEntry& kernel) {
         const GatedDeltaShape& shape = kernel.delta.shape;
-        return shape.state == wanted.state && shape.key_major == wanted.key_major &&
-               shape.gate_per_key == wanted.gate_per_key;
+        return shape.state == wanted.state && shape.key_major == wanted.key_major && shape.gate == wanted.gate;
       },
       std::string(" for head_dim_k ") + std::to_string(wanted.head_dim_k) + ", states " + dtype_name(wanted.state) +
-          (wanted.key_major != 0 ? " [K, V]" : " [V, K]") + (wanted.gate_per_key != 0 ? ", a gate for each key" : ""),
+          (wanted.key_major != 0 ? " [K, V]" : " [V, K]") +
+          (wanted.gate == GateForm::kKey   ? ", a gate for each key"
+           : wanted.gate == GateForm::kAny ? ", gates of any form"
+                                           : ""),
       reason);
 }
 

@@ -64,7 +64,7 @@ constexpr GatedDeltaConfig gated_delta_config(const GatedDeltaShape& shape) {
   FLASHPORT_DEFINE_KERNEL(symbol, key, {}, {}, ReadBandwidthParams, char, read_bandwidth<1>(params, block)) \
   }
 
-// head_dim_k, state, key_major, gate_per_key
+// head_dim_k, state, key_major, gate
 #define FLASHPORT_DEFINE_GATED_DELTA_UPDATE(symbol, key, ...)                                                         \
   namespace flashport::FLASHPORT_TARGET {                                                                             \
   constexpr GatedDeltaConfig symbol##_config = gated_delta_config({__VA_ARGS__});                                     \

@@ -90,6 +90,9 @@ struct StateColumns {
   friend FLASHPORT_DEVICE StateColumns operator*(float factor, const StateColumns& a) {
     return make([&](int g) { return factor * a.x[g]; });
   }
+  friend FLASHPORT_DEVICE StateColumns operator*(const StateColumns& a, const StateColumns& b) {
+    return make([&](int g) { return a.x[g] * b.x[g]; });
+  }
 };
 
 // A group lies here as [K][16] where states are [K, V] in memory, else as [16][K].
@@ -194,6 +197,15 @@ class StateTile {
   void set_keys(Keys& keys, const Shares<T>& shares, const F& f) const {
     for (int key = 0; key < padded_; ++key) keys.x[key] = key < keys_ ? f(shares.x[key]) : 0.0f;
   }
+  // f(column of the head); 0 for one that is missing.
+  template <class F>
+  Columns make_columns(const F& f) const {
+    return Columns::make([&](int g) {
+      Vec x = {};
+      for (int i = 0; i < minimum(live(g), kLanes); ++i) x[i] = f(column_ + g * kLanes + i);
+      return x;
+    });
+  }
   void scale_keys(Keys& keys, float factor) const {
     for (int key = 0; key < padded_; key += kLanes) store_vec(keys.x + key, load_vec(keys.x + key) * factor);
   }
@@ -228,6 +240,18 @@ class StateTile {
     project(decayed_k, decayed_q, read, carried);
   }
 
+  // Each column of S by its factor.
+  void scale_columns(const Columns& factors) const {
+    for (int g = 0; g < groups(); ++g) {
+      float* state = group(g);
+      for (int row = 0; row < kLanes; ++row) {  // a column, or as many elements of all of them
+        const Vec factor = kKeyMajor ? factors.x[g] : broadcast(factors.x[g][row]);
+        for (int i = row * padded_; i < (row + 1) * padded_; i += kLanes) {
+          store_vec(state + i, load_vec(state + i) * factor);
+        }
+      }
+    }
+  }
   // S = decay S + k u^T
   void update(float decay, const Keys& k, const Columns& u) const {
     update([&](int) { return decay; }, [&](int) { return broadcast(decay); }, k, u);

@@ -120,7 +120,7 @@ FLASHPORT_DEVICE void gated_delta_update_block(const GatedDeltaUpdateParams& p) 
   }                                                                                                  \
   }
 
-// head_dim_k, state, key_major, gate_per_key
+// head_dim_k, state, key_major, gate
 #define FLASHPORT_DEFINE_GATED_DELTA_UPDATE(symbol, key, ...)                                                      \
   namespace flashport::FLASHPORT_TARGET {                                                                          \
   constexpr GatedDeltaConfig symbol##_config = gated_delta_config({__VA_ARGS__});                                  \

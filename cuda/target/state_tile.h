@@ -60,6 +60,9 @@ struct StateColumns {
   friend FLASHPORT_DEVICE StateColumns operator*(float factor, const StateColumns& a) {
     return make([&](int i) { return mul_rn(factor, a.x[i]); });
   }
+  friend FLASHPORT_DEVICE StateColumns operator*(const StateColumns& a, const StateColumns& b) {
+    return make([&](int i) { return mul_rn(a.x[i], b.x[i]); });
+  }
 };
 
 // Where warps that share a slice meet: in turns, so that they wait for each other once a token.
@@ -199,6 +202,12 @@ class StateTile {
       keys.x[i] = __shfl_sync(~0u, mine[i % kShare], lane_of({at.key_lane, i / kShare}));
     }
   }
+  // f(column of the head); of a column that is missing that of the last one, which spares a branch.
+  template <class F>
+  FLASHPORT_DEVICE Columns make_columns(const F& f) const {
+    const Place at = place();
+    return Columns::make([&](int i) { return f(minimum(column_ + column_of(at, own(at) + i), columns_ - 1)); });
+  }
   FLASHPORT_DEVICE void scale_keys(Keys& keys, float factor) const {
 #pragma unroll
     for (float& x : keys.x) x = mul_rn(x, factor);
@@ -245,6 +254,16 @@ class StateTile {
     project([&](int j) { return mul_rn(decay.x[j], k.x[j]); }, [&](int j) { return mul_rn(decay.x[j], q.x[j]); }, read,
             carried);
   }
+  // Each column of S by its factor.
+  FLASHPORT_DEVICE void scale_columns(const Columns& factors) {
+    const Place at = place();
+#pragma unroll
+    for (int i = 0; i < kLaneColumns; ++i) {
+      const float factor = of_column(factors, i, at);
+#pragma unroll
+      for (int j = 0; j < kLaneKeys; ++j) state(i, j) = mul_rn(factor, state(i, j));
+    }
+  }
   // S = decay S + k u^T
   FLASHPORT_DEVICE void update(float decay, const Keys& k, const Columns& u) {
     update([&](int) { return decay; }, k, u);
@@ -270,6 +289,10 @@ class StateTile {
   }
   // Of a lane's columns the first that it owns.
   FLASHPORT_DEVICE static int own(Place at) { return at.key_lane % kKeyLanes / kOwners * kOwned; }
+  // The number of a lane's column i, which another lane may own.
+  FLASHPORT_DEVICE static float of_column(const Columns& columns, int i, Place at) {
+    return __shfl_sync(~0u, columns.x[i % kOwned], lane_of({i / kOwned * kOwners, at.column_lane}));
+  }
 
   template <bool kValue>
   struct Constant {
@@ -427,7 +450,7 @@ class StateTile {
     const Place at = place();
 #pragma unroll
     for (int i = 0; i < kLaneColumns; ++i) {
-      const float at_u = __shfl_sync(~0u, u.x[i % kOwned], lane_of({i / kOwned * kOwners, at.column_lane}));
+      const float at_u = of_column(u, i, at);
 #pragma unroll
       for (int j = 0; j < kLaneKeys; ++j) state(i, j) = fma_rn(k.x[j], at_u, mul_rn(decay(j), state(i, j)));
     }

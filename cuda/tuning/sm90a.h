@@ -35,13 +35,14 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
 //   [K, V] fp32 270, 32 columns 291; bf16 162, 32 columns 174. With gates of keys 292 and 163, of 12 warps 188
 constexpr GatedDeltaTuning gated_delta_tuning(const GatedDeltaShape& shape) {
   const bool fp32 = shape.state == DType::kFloat32;
-  const bool gates = shape.gate_per_key != 0;
+  const bool gates = shape.gate != GateForm::kHead;
   const bool long_keys = shape.head_dim_k > 128;
   if (shape.key_major != 0) {
     const bool narrow = fp32 && (gates || long_keys);
     const int warps = narrow ? (long_keys ? 16 : 24) : (gates && long_keys ? 12 : 16);  // of a multiprocessor
     return {narrow ? 32 : 64, shape.head_dim_k / 32, warps * 32 / shape.head_dim_k};
   }
+  if (shape.gate == GateForm::kAny) return {1024 / shape.head_dim_k, 1, long_keys ? 16 : 20};  // more would spill
   if (fp32) return {1024 / shape.head_dim_k, 1, gates ? (long_keys ? 16 : 24) : (long_keys ? 28 : 32)};
   return {2048 / shape.head_dim_k, 1, gates && shape.head_dim_k > 64 ? 12 : 16};
 }

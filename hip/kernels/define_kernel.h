@@ -55,7 +55,7 @@ constexpr int waves_per_simd(const Tuning& tuning) {
   }                                                                                        \
   }
 
-// head_dim_k, state, key_major, gate_per_key. A team is a wave, which works alone.
+// head_dim_k, state, key_major, gate. A team is a wave, which works alone.
 #define FLASHPORT_DEFINE_GATED_DELTA_UPDATE(symbol, key, ...)                                       \
   namespace flashport::FLASHPORT_TARGET {                                                           \
   constexpr GatedDeltaConfig symbol##_config = gated_delta_config({__VA_ARGS__});                   \

@@ -20,9 +20,9 @@ constexpr KernelEntry decode_entry(const char* key, const KernelSymbol* symbol, 
 
 // A team is a wave, which works alone.
 constexpr KernelEntry gated_delta_update_entry(const char* key, const KernelSymbol* symbol, int head_dim_k, DType state,
-                                               int key_major, int gate_per_key) {
+                                               int key_major, GateForm gate) {
   using namespace FLASHPORT_TARGET;
-  const GatedDeltaShape shape{head_dim_k, state, key_major, gate_per_key};
+  const GatedDeltaShape shape{head_dim_k, state, key_major, gate};
   const GatedDeltaTuning tuning = gated_delta_tuning(shape);
   return {key, {}, tuning.waves * kWaveSize, 0, symbol, tuning.waves, {shape, tuning}};
 }

@@ -238,6 +238,12 @@ class StateTile {
     for (int i = 0; i < kOwnKeys; ++i) own[i] = own_key(at, i) < keys_ ? f(shares.x[i]) : 0.0f;
     OfKey::gather(own, keys.x, at.lane);
   }
+  // f(column of the head); of a column that is missing that of the last one.
+  template <class F>
+  FLASHPORT_DEVICE Columns make_columns(const F& f) const {
+    const Place at = place();
+    return f(minimum(column_ + column_of(at, OfColumn::template index<kLaneColumns>(at.lane)), columns_ - 1));
+  }
   FLASHPORT_DEVICE void scale_keys(Keys& keys, float factor) const {
 #pragma unroll
     for (int i = 0; i < kLaneKeys; ++i) keys.x[i] = mul_rn(keys.x[i], factor);
@@ -270,6 +276,20 @@ class StateTile {
                                 Columns& carried) const {
     read = project([&](int j) { return mul_rn(decay.x[j], k.x[j]); });
     carried = project([&](int j) { return mul_rn(decay.x[j], q.x[j]); });
+  }
+  // Each column of S by its factor.
+  FLASHPORT_DEVICE void scale_columns(Columns own) {
+    float factors[kLaneColumns];
+    gather_columns(own, factors);
+#pragma unroll
+    for (int j = 0; j < kLaneKeys; ++j) {
+#pragma unroll
+      for (int i = 0; i < kLaneColumns; ++i) {
+        Unit& unit = state_[unit_of(i, j)];
+        const int place = place_in_unit(i, j);
+        unit.set(place, mul_rn(factors[i], unit.at(place)));
+      }
+    }
   }
   // S = decay S + k u^T
   FLASHPORT_DEVICE void update(float decay, const Keys& k, Columns u) {
@@ -376,6 +396,14 @@ class StateTile {
   }
   FLASHPORT_DEVICE static constexpr int place_in_unit(int i, int j) { return kKeyMajor ? i : j % kUnit; }
 
+  // The numbers of all of a lane's columns, of which it owns one.
+  FLASHPORT_DEVICE void gather_columns(Columns own, float (&all)[kLaneColumns]) const {
+    if constexpr (!kKeyMajor && kKeyLanes >= 16) {
+      OfColumn::gather_in_16(own, all);
+    } else {
+      OfColumn::gather({own}, all, place().lane);
+    }
+  }
   template <class K>
   FLASHPORT_DEVICE Columns project(const K& k) const {
     float sums[kLaneColumns] = {};
@@ -392,11 +420,7 @@ class StateTile {
   template <class Decay>
   FLASHPORT_DEVICE void update(const Decay& decay, const Keys& k, Columns own) {
     float u[kLaneColumns];
-    if constexpr (!kKeyMajor && kKeyLanes >= 16) {
-      OfColumn::gather_in_16(own, u);
-    } else {
-      OfColumn::gather({own}, u, place().lane);
-    }
+    gather_columns(own, u);
 #pragma unroll
     for (int j = 0; j < kLaneKeys; ++j) {
 #pragma unroll

@@ -27,7 +27,7 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
 // By estimate: a wave has 8 KB of a state [V, K] in flight, and of a state [K, V] 16 KB, so that what it reads of a row
 // is 64 bytes or more; of either, the waves of a CU have several times what hides the latency.
 constexpr GatedDeltaTuning gated_delta_tuning(const GatedDeltaShape& shape) {
-  const int gates = shape.gate_per_key != 0 ? 1 : 0;  // take registers of their own
+  const int gates = shape.gate != GateForm::kHead ? 1 : 0;  // take registers of their own
   if (shape.key_major == 0) return {2048 / shape.head_dim_k, 4, 6 - gates};
   const int columns = 4096 / shape.head_dim_k;
   const int least = shape.state == DType::kFloat32 ? 16 : 32;

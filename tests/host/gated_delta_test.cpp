@@ -44,8 +44,8 @@ struct Inputs {
   }
   void join_rows() {
     args.cu_seqlens = TensorView(offsets, DType::kInt32, Device{}, {3});
-    for (TensorView* view : {&args.q, &args.k, &args.v, &args.a, &args.out}) view->shape[0] = 1;
-    args.b.shape[0] = 3;
+    for (TensorView* view : {&args.q, &args.k, &args.v, &*args.a, &args.out}) view->shape[0] = 1;
+    args.b->shape[0] = 3;
   }
 };
 
@@ -82,7 +82,7 @@ TEST_F(GatedDeltaHost, FillsTheParams) {
 TEST_F(GatedDeltaHost, ReadsGatesPerKeyInEachForm) {
   Inputs inputs;
   inputs.args.is_kda = true;
-  inputs.args.dt_bias.shape[0] = 4 * 32;
+  inputs.args.dt_bias->shape[0] = 4 * 32;
   const auto stride = [&](std::initializer_list<std::int64_t> shape) {
     inputs.args.a = TensorView(scratch_at(3 << 16), DType::kFloat32, Device{}, shape);
     gated_delta_update(inputs.args);
@@ -95,14 +95,99 @@ TEST_F(GatedDeltaHost, ReadsGatesPerKeyInEachForm) {
   EXPECT_EQ(stride({2 * 3, 4 * 32}), dense);
 }
 
+// Gates as they are given, rates of columns, final states: a kernel that takes any of them.
+TEST_F(GatedDeltaHost, FillsTheParamsOfOtherGates) {
+  Inputs inputs;
+  GatedDeltaUpdateArgs& args = inputs.args;
+  args.g = args.a;
+  args.a.reset();
+  args.a_log.reset();
+  args.dt_bias.reset();
+  args.beta = TensorView(scratch_at(4 << 16), DType::kFloat16, Device{}, {2, 3, 4, 64});
+  args.b.reset();
+  args.gv = TensorView(scratch_at(5 << 16), DType::kBFloat16, Device{}, {2, 3, 4, 64});
+  args.final_states = TensorView(scratch_at(24 << 20), DType::kBFloat16, Device{}, {2, 4, 64, 32});
+  args.final_states->strides[0] = 9000;
+  args.state->dtype = DType::kBFloat16;
+  gated_delta_update(args);
+  ASSERT_EQ(fake_state().launches.size(), 1u);
+  EXPECT_EQ(fake_state().launches[0].key, "gated_delta_update/any/fakecpu");
+  auto p = fake_state().launches[0].as<GatedDeltaUpdateParams>();
+  EXPECT_EQ(p.a.data, args.g->data);
+  EXPECT_EQ(p.a.stride_seq, 12);
+  EXPECT_EQ(p.a.stride_dim, 0);
+  EXPECT_EQ(p.a_log, nullptr);
+  EXPECT_EQ(p.dt_bias, nullptr);
+  EXPECT_EQ(p.b.data, args.beta->data);
+  EXPECT_EQ(p.b.stride_head, 64);
+  EXPECT_EQ(p.b.stride_dim, 1);
+  EXPECT_EQ(p.beta_per_column, 1);
+  EXPECT_EQ(p.beta_sigmoid, 0);
+  EXPECT_EQ(p.gk.data, nullptr);
+  EXPECT_EQ(p.gv.data, args.gv->data);
+  EXPECT_EQ(p.gv.stride_token, 4 * 64);
+  EXPECT_EQ(p.decay_per_key, 0);
+  EXPECT_EQ(p.state.dtype, DType::kBFloat16);
+  EXPECT_EQ(p.final_states.dtype, DType::kBFloat16);
+  EXPECT_EQ(p.final_states.slot_stride, 9000);
+  EXPECT_EQ(p.final_states.indices.data, nullptr);
+
+  args.gk = TensorView(scratch_at(6 << 16), DType::kFloat32, Device{}, {2, 3, 4, 32});
+  args.b = args.beta;
+  args.beta.reset();
+  args.allow_neg_eigval = true;
+  gated_delta_update(args);
+  p = fake_state().launches.back().as<GatedDeltaUpdateParams>();
+  EXPECT_EQ(p.gk.stride_head, 32);
+  EXPECT_EQ(p.gk.stride_dim, 1);
+  EXPECT_EQ(p.decay_per_key, 1);
+  EXPECT_EQ(p.beta_sigmoid, 1);
+  EXPECT_EQ(p.beta_factor, 2.0f);
+}
+
+// Whatever a kernel of made gates cannot do is done by the one of any.
+TEST_F(GatedDeltaHost, ChoosesTheKernelByTheGates) {
+  const auto key = [](const auto& bend) {
+    Inputs inputs;
+    bend(inputs.args);
+    gated_delta_update(inputs.args);
+    return std::string(fake_state().launches.back().key);
+  };
+  using Args = GatedDeltaUpdateArgs;
+  const std::string any = "gated_delta_update/any/fakecpu";
+  EXPECT_EQ(key([](Args&) {}), "gated_delta_update/state=fp32/vk/k64/fakecpu");
+  EXPECT_EQ(key([](Args& a) { a.dt_bias.reset(); }), any);
+  EXPECT_EQ(key([](Args& a) { a.b.reset(); }), any);
+  EXPECT_EQ(key([](Args& a) { a.allow_neg_eigval = true; }), any);
+  EXPECT_EQ(key([](Args& a) {
+              a.a.reset();
+              a.a_log.reset();
+              a.dt_bias.reset();
+            }),
+            any);
+  const auto columns = [] { return TensorView(scratch_at(24 << 20), DType::kFloat32, Device{}, {2, 3, 4, 64}); };
+  EXPECT_EQ(key([&](Args& a) { a.b = columns(); }), any);
+  EXPECT_EQ(key([&](Args& a) { a.gv = columns(); }), any);
+  EXPECT_EQ(key([](Args& a) { a.gk = TensorView(scratch_at(24 << 20), DType::kFloat32, Device{}, {2, 3, 4, 32}); }),
+            any);
+  EXPECT_EQ(key([](Args& a) {
+              a.final_states = TensorView(scratch_at(24 << 20), DType::kFloat32, Device{}, {2, 4, 64, 32});
+            }),
+            any);
+}
+
+// But for final states, which are those that sequences start with.
 TEST_F(GatedDeltaHost, RunsNothingWithoutTokens) {
   Inputs inputs;
-  for (TensorView* view : {&inputs.args.q, &inputs.args.k, &inputs.args.v, &inputs.args.a, &inputs.args.out}) {
+  for (TensorView* view : {&inputs.args.q, &inputs.args.k, &inputs.args.v, &*inputs.args.a, &inputs.args.out}) {
     view->shape[1] = 0;
   }
-  inputs.args.b.shape[0] = 0;
+  inputs.args.b->shape[0] = 0;
   gated_delta_update(inputs.args);
   EXPECT_TRUE(fake_state().launches.empty());
+  inputs.args.final_states = TensorView(scratch_at(24 << 20), DType::kFloat32, Device{}, {2, 4, 64, 32});
+  gated_delta_update(inputs.args);
+  EXPECT_EQ(fake_state().launches.size(), 1u);
 }
 
 TEST_F(GatedDeltaHost, SaysWhereTheKernelIsMissing) {
@@ -128,7 +213,7 @@ std::string text(const Bend& bend) {
 TEST_F(GatedDeltaHost, RefusesShapes) {
   EXPECT_EQ(text([](Inputs& i) { i.args.q.rank = 3; }),
             "q must have 4 dimensions (batch, tokens, num_heads, head_dim_k), got 3: (2, 3, 2)");
-  EXPECT_EQ(text([](Inputs& i) { i.args.a.rank = 4; }).find("a must have 3 dimensions (batch, tokens, num_v_heads)"),
+  EXPECT_EQ(text([](Inputs& i) { i.args.a->rank = 4; }).find("a must have 3 dimensions (batch, tokens, num_v_heads)"),
             0u);
   EXPECT_EQ(text([](Inputs& i) { i.args.k.shape[3] = 64; }),
             "k must have shape (batch, tokens, num_heads, head_dim_k) = (2, 3, 2, 32), got (2, 3, 2, 64)");
@@ -138,9 +223,9 @@ TEST_F(GatedDeltaHost, RefusesShapes) {
             "head_dim_k must be a multiple of 8 from 16 to 256, got 20");
   EXPECT_EQ(text<NotSupportedError>([](Inputs& i) { i.args.v.shape[3] = 264; }),
             "head_dim_v must be a multiple of 8 from 16 to 256, got 264");
-  EXPECT_EQ(text([](Inputs& i) { i.args.b.shape[0] = 5; }),
+  EXPECT_EQ(text([](Inputs& i) { i.args.b->shape[0] = 5; }),
             "b must have shape (batch * tokens, ...) = (6, 4), got (5, 4)");
-  EXPECT_EQ(text([](Inputs& i) { i.args.a_log.shape[2] = 5; }),
+  EXPECT_EQ(text([](Inputs& i) { i.args.a_log->shape[2] = 5; }),
             "A_log must have num_v_heads = 4 elements, got (1, 1, 5, 1)");
   EXPECT_EQ(
       text([](Inputs& i) { i.args.state_layout = StateLayout::kKV; }),
@@ -172,6 +257,63 @@ TEST_F(GatedDeltaHost, RefusesHalfAnOption) {
             "intermediate_states must have at least 3 steps, got shape (2, 2, 4, 64, 32)");
 }
 
+TEST_F(GatedDeltaHost, RefusesGatesThatDoNotFit) {
+  const auto view = [](std::initializer_list<std::int64_t> shape) {
+    return TensorView(scratch_at(24 << 20), DType::kFloat32, Device{}, shape);
+  };
+  EXPECT_EQ(text([&](Inputs& i) { i.args.g = view({2, 3, 4}); }),
+            "a and g must not both be given; a is what g is made of with A_log");
+  for (int missing : {0, 1}) {
+    EXPECT_EQ(text([&](Inputs& i) { (missing == 0 ? i.args.a : i.args.a_log).reset(); }),
+              "a and A_log must be given together; pass both, or g, which is a logarithm already");
+  }
+  const auto without_a = [&](const auto& bend) {
+    return text([&](Inputs& i) {
+      i.args.a.reset();
+      i.args.a_log.reset();
+      i.args.dt_bias.reset();
+      bend(i.args);
+    });
+  };
+  const std::string needs = " needs a, of which a gate is made; g, gk and gv are taken as they are";
+  using Args = GatedDeltaUpdateArgs;
+  EXPECT_EQ(without_a([&](Args& a) { a.dt_bias = view({4}); }), "dt_bias" + needs);
+  EXPECT_EQ(without_a([](Args& a) { a.is_kda = true; }), "is_kda" + needs);
+  EXPECT_EQ(without_a([](Args& a) { a.lower_bound = -1.0; }), "lower_bound" + needs);
+  EXPECT_EQ(text([&](Inputs& i) { i.args.beta = view({2, 3, 4}); }),
+            "b and beta must not both be given; beta is the sigmoid of b");
+  EXPECT_EQ(text([](Inputs& i) {
+              i.args.b.reset();
+              i.args.allow_neg_eigval = true;
+            }),
+            "allow_neg_eigval needs b, whose sigmoid it doubles");
+  EXPECT_EQ(text([&](Inputs& i) { i.args.gk = view({2, 3, 4}); }),
+            "gk must have 4 dimensions (batch, tokens, num_v_heads, head_dim_k), got 3: (2, 3, 4)");
+  EXPECT_EQ(text([&](Inputs& i) { i.args.gv = view({2, 3, 4, 32}); }),
+            "gv must have shape (batch, tokens, num_v_heads, head_dim_v) = (2, 3, 4, 64), got (2, 3, 4, 32)");
+  EXPECT_EQ(text([&](Inputs& i) { i.args.b = view({2, 3, 4, 1}); }),
+            "b must have shape (batch, tokens, num_v_heads, head_dim_v) = (2, 3, 4, 64), got (2, 3, 4, 1)");
+  EXPECT_EQ(
+      text([&](Inputs& i) { i.args.final_states = view({5, 4, 64, 32}); }),
+      "final_states must have shape (sequences, num_v_heads, head_dim_v, head_dim_k) = (2, 4, 64, 32), got (5, 4, "
+      "64, 32)");
+  EXPECT_EQ(text<TypeError>([&](Inputs& i) {
+              i.args.gv = view({2, 3, 4, 64});
+              i.args.gv->dtype = DType::kInt32;
+            }),
+            "gv must be float16, bfloat16 or float32, got int32");
+  EXPECT_EQ(text([&](Inputs& i) {
+              i.args.final_states = view({2, 4, 64, 32});
+              i.args.final_states->data = i.args.state->data;
+            }),
+            "final_states must not share memory with state; pass another tensor");
+  EXPECT_EQ(text([&](Inputs& i) {
+              i.args.gv = view({2, 3, 4, 64});
+              i.args.out.data = i.args.gv->data;
+            }),
+            "out must not share memory with gv; pass another tensor");
+}
+
 TEST_F(GatedDeltaHost, RefusesNumbersTypesAndMemory) {
   EXPECT_EQ(text([](Inputs& i) { i.args.scale = 0.0; }), "scale must be positive and finite, got 0.000000");
   EXPECT_EQ(text([](Inputs& i) { i.args.softplus_beta = -1; }),
@@ -182,7 +324,7 @@ TEST_F(GatedDeltaHost, RefusesNumbersTypesAndMemory) {
   EXPECT_EQ(text<TypeError>([](Inputs& i) { i.args.v.dtype = DType::kFloat16; }), "v must be bfloat16, got float16");
   EXPECT_EQ(text<TypeError>([](Inputs& i) { i.args.state->dtype = DType::kFloat16; }),
             "state must be float32 or bfloat16, got float16");
-  EXPECT_EQ(text([](Inputs& i) { i.args.b.device = kGpu; }), "b must be on cpu as q is, got cuda:0");
+  EXPECT_EQ(text([](Inputs& i) { i.args.b->device = kGpu; }), "b must be on cpu as q is, got cuda:0");
   EXPECT_EQ(
       text([](Inputs& i) { i.args.q.strides[3] = 2; }).find("q must have stride 1 along its last axis, got strides"),
       0u);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "tests/ops/written.h"
@@ -41,6 +42,19 @@ Tensor index_tensor(const GatedDeltaCase& c, const std::vector<std::int64_t>& va
   return tensor;
 }
 
+bool of_columns(RateInput rate) { return rate == RateInput::kColumnLogits || rate == RateInput::kColumnRates; }
+bool is_made(GateInput gate) { return gate == GateInput::kMade || gate == GateInput::kWithoutBias; }
+
+double log_gate(Gating gating, Random& random) {
+  const std::int64_t which = random.below(8);
+  switch (gating) {
+    case Gating::kExtreme:
+      return which == 0 ? -std::numeric_limits<double>::infinity() : which < 3 ? -300.0 * which : -1e-3;
+    case Gating::kSlow: return -1e-6 * random.uniform();
+    default: return 0.02 * random.normal() - 0.3 * random.uniform();
+  }
+}
+
 // The same rows with the last two axes as one, or rows of all sequences as one axis.
 flashport::TensorView joined(flashport::TensorView view, bool inner, bool rows) {
   if (inner) {
@@ -69,12 +83,20 @@ GatedDeltaCall::GatedDeltaCall(const GatedDeltaCase& c)
       k_(token_tensor(c, c.type, c.heads, c.dim_k)),
       v_(token_tensor(c, c.type, c.v_heads, c.dim_v)),
       a_(token_tensor(c, c.gates, c.v_heads, c.kda != 0 ? c.dim_k : 1)),
-      b_(token_tensor(c, c.gates, c.v_heads, 1)),
+      b_(token_tensor(c, c.gates, c.v_heads, of_columns(c.rate) ? c.dim_v : 1)),
       a_log_(Type::kF32, {c.v_heads}),
       dt_bias_(c.packed ? Type::kBF16 : Type::kF32, {c.v_heads, c.kda != 0 ? c.dim_k : 1}),
       out_(token_tensor(c, c.type, c.v_heads, c.dim_v)) {
   offsets_.push_back(0);
   for (std::int64_t length : c.lens) offsets_.push_back(offsets_.back() + length);
+  if (c.key_gates) key_gates_ = token_tensor(c, c.gates, c.v_heads, c.dim_k);
+  if (c.column_gates) column_gates_ = token_tensor(c, c.gates, c.v_heads, c.dim_v);
+  if (c.final_states) {
+    Shape shape = state_shape(c, {static_cast<std::int64_t>(c.lens.size())});
+    Shape strides = dense_strides(shape);
+    strides[0] += c.packed ? 24 : 0;
+    final_states_.emplace(*c.final_states, shape, strides, c.packed ? 1 : 0);
+  }
   if (!c.slots.empty()) {
     Shape shape = state_shape(c, {kSlots});
     Shape strides = dense_strides(shape);
@@ -115,17 +137,25 @@ void GatedDeltaCall::fill() {
   }
   a_.for_each([&](const Shape& at) {
     if (at[1] >= tokens_) return;
+    if (c_.gate == GateInput::kLogarithm) return a_.set(at, log_gate(c_.gating, random));
     const double sign = random.below(2) == 0 ? 80.0 : -80.0;
     a_.set(at, random.normal() + (extreme ? sign : c_.gating == Gating::kSlow ? -16.0 : 0.0));
   });
   b_.for_each([&](const Shape& at) {
     if (at[1] >= tokens_) return;
+    if (c_.rate == RateInput::kRate || c_.rate == RateInput::kColumnRates) return b_.set(at, 2 * random.uniform());
     const std::int64_t kind = random.below(3);
     b_.set(at, extreme && kind > 0 ? (kind == 1 ? 100.0 : -100.0) : random.normal());
   });
   a_log_.for_each(
       [&](const Shape& at) { a_log_.set(at, c_.gating == Gating::kUsual ? std::log(0.05 + random.uniform()) : 10.0); });
   dt_bias_.for_each([&](const Shape& at) { dt_bias_.set(at, 0.5 * random.normal()); });
+  for (std::optional<Tensor>* gates : {&key_gates_, &column_gates_}) {
+    if (!*gates) continue;
+    (*gates)->for_each([&](const Shape& at) {
+      if (at[1] < tokens_) (*gates)->set(at, log_gate(c_.gating, random));
+    });
+  }
   // Slots that no sequence names hold NaN.
   if (state_) {
     state_->for_each([&](const Shape& at) {
@@ -138,7 +168,8 @@ void GatedDeltaCall::fill() {
 
 void GatedDeltaCall::upload() {
   for (Tensor* tensor : {&q_, &k_, &v_, &a_, &b_, &a_log_, &dt_bias_, &out_}) tensor->upload();
-  for (std::optional<Tensor>* tensor : {&state_, &state_indices_, &steps_, &step_indices_, &parents_, &cu_seqlens_}) {
+  for (std::optional<Tensor>* tensor : {&key_gates_, &column_gates_, &final_states_, &state_, &state_indices_, &steps_,
+                                        &step_indices_, &parents_, &cu_seqlens_}) {
     if (*tensor) (*tensor)->upload();
   }
 }
@@ -148,15 +179,32 @@ flashport::GatedDeltaUpdateArgs GatedDeltaCall::args() const {
   a.q = q_.view();
   a.k = k_.view();
   a.v = v_.view();
-  a.a = joined(a_.view(), c_.kda != 1, c_.joined_rows);
-  a.b = joined(b_.view(), true, c_.joined_rows);
-  if (c_.kda == 0) a.a.strides[a.a.rank - 1] = a_.strides()[2];
-  a.b.strides[a.b.rank - 1] = b_.strides()[2];
-  a.a_log = a_log_.view();
-  a.dt_bias = dt_bias_.view();
+  flashport::TensorView gate = joined(a_.view(), c_.kda != 1, c_.joined_rows);
+  if (c_.kda == 0) gate.strides[gate.rank - 1] = a_.strides()[2];
+  if (is_made(c_.gate)) {
+    a.a = gate;
+    a.a_log = a_log_.view();
+    if (c_.gate == GateInput::kMade) a.dt_bias = dt_bias_.view();
+  } else if (c_.gate == GateInput::kLogarithm) {
+    a.g = gate;
+  }
+  flashport::TensorView rate = b_.view();
+  if (!of_columns(c_.rate)) {
+    rate = joined(rate, true, c_.joined_rows);
+    rate.strides[rate.rank - 1] = b_.strides()[2];
+  }
+  if (c_.rate == RateInput::kRate || c_.rate == RateInput::kColumnRates) {
+    a.beta = rate;
+  } else if (c_.rate != RateInput::kNoRate) {
+    a.b = rate;
+  }
+  a.allow_neg_eigval = c_.rate == RateInput::kTwice;
   const auto give = [](std::optional<flashport::TensorView>& to, const std::optional<Tensor>& from) {
     if (from) to = from->view();
   };
+  give(a.gk, key_gates_);
+  give(a.gv, column_gates_);
+  give(a.final_states, final_states_);
   give(a.state, state_);
   give(a.state_indices, state_indices_);
   give(a.intermediate_states, steps_);
@@ -179,15 +227,24 @@ reference::GatedDeltaInputs GatedDeltaCall::inputs() const {
   in.q = q_.array();
   in.k = k_.array();
   in.v = v_.array();
-  in.a = a_.array();
-  in.b = b_.array();
-  in.a_log = a_log_.array();
-  in.dt_bias = dt_bias_.array();
-  in.b.shape.pop_back();
-  in.b.strides.pop_back();
+  if (is_made(c_.gate)) {
+    in.a = a_.array();
+    in.a_log = a_log_.array();
+    if (c_.gate == GateInput::kMade) in.dt_bias = dt_bias_.array();
+  } else if (c_.gate == GateInput::kLogarithm) {
+    in.g = a_.array();
+  }
+  if (c_.rate == RateInput::kRate || c_.rate == RateInput::kColumnRates) {
+    in.beta = b_.array();
+  } else if (c_.rate != RateInput::kNoRate) {
+    in.b = b_.array();
+  }
+  in.allow_neg_eigval = c_.rate == RateInput::kTwice;
   const auto give = [](std::optional<reference::Array>& to, const std::optional<Tensor>& from) {
     if (from) to = from->array();
   };
+  give(in.gk, key_gates_);
+  give(in.gv, column_gates_);
   give(in.state, state_);
   give(in.state_indices, state_indices_);
   give(in.steps, steps_);
@@ -195,7 +252,6 @@ reference::GatedDeltaInputs GatedDeltaCall::inputs() const {
   give(in.parents, parents_);
   give(in.cu_seqlens, cu_seqlens_);
   in.key_major = c_.key_major;
-  in.per_key = c_.kda != 0;
   in.l2norm = c_.l2norm;
   in.modulo = c_.modulo;
   in.scale = c_.scale.value_or(1 / std::sqrt(static_cast<double>(c_.dim_k)));
@@ -208,15 +264,18 @@ void GatedDeltaCall::run(const flashport::GatedDeltaUpdateArgs& args) {
   out_.download();
   if (state_) state_->download();
   if (steps_) steps_->download();
+  if (final_states_) final_states_->download();
 }
 
 void GatedDeltaCall::check() {
   const std::vector<reference::GatedDeltaSequence> exact = reference::gated_delta(inputs());
-  const std::vector<reference::GatedDeltaSequence> plain = reference::gated_delta_plain(inputs(), c_.type, c_.state);
+  const std::vector<reference::GatedDeltaSequence> plain =
+      reference::gated_delta_plain(inputs(), c_.type, c_.state, c_.final_states.value_or(Type::kF32));
   Written outs(out_);
-  std::optional<Written> states, steps;
+  std::optional<Written> states, steps, finals;
   if (state_) states.emplace(*state_);
   if (steps_) steps.emplace(*steps_);
+  if (final_states_) finals.emplace(*final_states_);
   const auto expect_state = [&](Written& written, const Shape& outer, const std::vector<double>& wanted,
                                 const std::vector<double>& usual) {
     written.expect_state(outer, c_.key_major, c_.v_heads, c_.dim_k, c_.dim_v, wanted, usual);
@@ -232,6 +291,7 @@ void GatedDeltaCall::check() {
       }
       if (steps_ && c_.steps[n] >= 0) expect_state(*steps, {c_.steps[n], t}, e.steps[t], plain[n].steps[t]);
     }
+    if (finals) expect_state(*finals, {static_cast<std::int64_t>(n)}, e.final_state, plain[n].final_state);
     const std::int64_t slot = !state_ ? -1 : c_.identity ? static_cast<std::int64_t>(n) : c_.slots[n];
     if (slot >= 0 && e.count > 0 && c_.update) expect_state(*states, {slot}, e.state, plain[n].state);
   }
@@ -239,6 +299,7 @@ void GatedDeltaCall::check() {
   outs.judge("out");
   if (states) states->judge("state");
   if (steps) steps->judge("intermediate_states");
+  if (finals) finals->judge("final_states");
 }
 
 }  // namespace flashport_test

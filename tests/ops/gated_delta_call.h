@@ -17,6 +17,11 @@ namespace flashport_test {
 // a of +-80 with A_log 10 and b of +-100; or decays so near 1 that fp32's 1 + exp(x) would lose them.
 enum class Gating { kUsual, kExtreme, kSlow };
 
+// What a call has for a gate: a, A_log and dt_bias; without dt_bias; the logarithm of the decay; nothing.
+enum class GateInput { kMade, kWithoutBias, kLogarithm, kNoGate };
+// And for a rate: its logit; that of twice the rate; of each column; the rate itself; of each column; nothing.
+enum class RateInput { kLogit, kTwice, kColumnLogits, kRate, kColumnRates, kNoRate };
+
 struct GatedDeltaCase {
   std::string name;
   std::vector<std::int64_t> lens = {1, 1};  // equal ones unless varlen
@@ -35,6 +40,10 @@ struct GatedDeltaCase {
   bool update = true, index64 = false;
   Gating gating = Gating::kUsual;
   double size = 1;  // of q and k
+  GateInput gate = GateInput::kMade;
+  RateInput rate = RateInput::kLogit;
+  bool key_gates = false, column_gates = false;  // gk, gv
+  std::optional<reference::Type> final_states = {};
   std::optional<double> lower_bound = {}, scale = {};
 };
 
@@ -55,6 +64,7 @@ class GatedDeltaCall {
   [[nodiscard]] Tensor& out() { return out_; }
   [[nodiscard]] Tensor* state() { return state_ ? &*state_ : nullptr; }
   [[nodiscard]] Tensor* steps() { return steps_ ? &*steps_ : nullptr; }
+  [[nodiscard]] Tensor* final_states() { return final_states_ ? &*final_states_ : nullptr; }
   [[nodiscard]] const std::vector<std::int64_t>& offsets() const { return offsets_; }
 
  private:
@@ -65,6 +75,7 @@ class GatedDeltaCall {
   std::int64_t rows_, tokens_;
   std::vector<std::int64_t> offsets_;
   Tensor q_, k_, v_, a_, b_, a_log_, dt_bias_, out_;
+  std::optional<Tensor> key_gates_, column_gates_, final_states_;
   std::optional<Tensor> state_, state_indices_, steps_, step_indices_, parents_, cu_seqlens_;
 };
 

@@ -181,12 +181,111 @@ std::vector<GatedDeltaCase> dimension_cases() {
       c.state = number % 5 < 2 ? Type::kBF16 : Type::kF32;
       c.kda = number % 4 == 3 ? 1 : 0;
       c.packed = number % 3 == 1;
+      c.column_gates = number % 7 == 2;
       c.slots = {6, 1};
       c.name = "k" + std::to_string(dim_k) + "_v" + std::to_string(dim_v);
       cases.push_back(c);
       ++number;
     }
   }
+  return cases;
+}
+
+// Gates and rates in other forms than made ones, and final states.
+std::vector<GatedDeltaCase> gate_cases() {
+  using enum GateInput;
+  using enum RateInput;
+  std::vector<GatedDeltaCase> cases = {
+      {.name = "log", .gate = kLogarithm, .rate = kRate},
+      {.name = "log_kv", .key_major = true, .gate = kLogarithm, .rate = kRate},
+      {.name = "keys", .gate = kNoGate, .rate = kRate, .key_gates = true},
+      {.name = "keys_kv", .key_major = true, .gate = kNoGate, .rate = kRate, .key_gates = true},
+      {.name = "columns", .gate = kNoGate, .rate = kRate, .column_gates = true},
+      {.name = "columns_kv", .key_major = true, .gate = kNoGate, .rate = kRate, .column_gates = true},
+      {.name = "all", .gate = kLogarithm, .rate = kColumnRates, .key_gates = true, .column_gates = true},
+      {.name = "all_kv",
+       .key_major = true,
+       .gate = kLogarithm,
+       .rate = kColumnRates,
+       .key_gates = true,
+       .column_gates = true},
+      {.name = "none", .gate = kNoGate, .rate = kNoRate},
+      {.name = "none_column_rates_kv", .key_major = true, .gate = kNoGate, .rate = kColumnRates},
+      {.name = "made", .final_states = Type::kF32},
+      {.name = "made_kda", .kda = 1, .final_states = Type::kF32},
+      {.name = "made_flat_kda_and_columns", .kda = 2, .joined_rows = true, .column_gates = true},
+      {.name = "made_lower_bound", .kda = 1, .final_states = Type::kF32, .lower_bound = -5.0},
+      {.name = "without_bias", .gate = kWithoutBias, .rate = kTwice},
+      {.name = "made_and_keys", .gate = kWithoutBias, .rate = kColumnLogits, .key_gates = true, .column_gates = true},
+      {.name = "joined", .joined_rows = true, .gate = kLogarithm, .rate = kRate},
+      {.name = "packed",
+       .dim_k = 64,
+       .gates = Type::kBF16,
+       .packed = true,
+       .gate = kLogarithm,
+       .rate = kColumnRates,
+       .key_gates = true,
+       .column_gates = true},
+      {.name = "packed_kv",
+       .dim_k = 64,
+       .gates = Type::kF16,
+       .key_major = true,
+       .packed = true,
+       .gate = kLogarithm,
+       .rate = kColumnLogits,
+       .key_gates = true,
+       .column_gates = true},
+      {.name = "extreme",
+       .type = Type::kF32,
+       .gating = Gating::kExtreme,
+       .gate = kLogarithm,
+       .rate = kRate,
+       .key_gates = true,
+       .column_gates = true},
+      {.name = "slow",
+       .type = Type::kF32,
+       .gating = Gating::kSlow,
+       .gate = kLogarithm,
+       .rate = kRate,
+       .key_gates = true,
+       .column_gates = true},
+  };
+  for (GatedDeltaCase& c : cases) {
+    c.name = "gates_" + c.name;
+    c.lens = {7, 7};
+    c.slots = {3, 1};
+    if (!c.final_states && c.name.size() % 2 == 0) c.final_states = Type::kF32;
+  }
+  GatedDeltaCase c{.name = "gates_finals_varlen", .lens = {0, 3, 0, 9, 2}, .varlen = true, .slots = {2, -1, -1, 5, 0}};
+  c.gate = kLogarithm;
+  c.rate = kRate;
+  c.column_gates = true;
+  c.final_states = Type::kF32;
+  cases.push_back(c);
+  c.name = "gates_finals_varlen_kv_read_only";
+  c.key_major = c.index64 = true;
+  c.update = false;
+  c.final_states = Type::kBF16;
+  cases.push_back(c);
+  c.name = "gates_finals_bf16_pool";
+  c.state = Type::kBF16;
+  c.update = true;
+  cases.push_back(c);
+  c.name = "gates_finals_of_nothing";
+  c.lens = {0, 0};
+  c.slots = {2, -1};
+  c.varlen = false;
+  cases.push_back(c);
+  c.name = "gates_finals_without_pool";
+  c.lens = {2, 2};
+  c.slots = {};
+  cases.push_back(c);
+  c.name = "gates_steps_and_tree";
+  c.lens = {6, 6, 6};
+  c.slots = {0, 3, -1};
+  c.steps = {5, -1, 2};
+  c.parents = {0, 0, 0, 1, 1, 3};
+  cases.push_back(c);
   return cases;
 }
 
@@ -210,6 +309,14 @@ std::vector<GatedDeltaCase> kernel_cases() {
       c.name = "kernel_k" + std::to_string(dim_k) + ((options & 1) != 0 ? "_bf16" : "_fp32") +
                (c.key_major ? "_kv" : "_vk") + (c.kda != 0 ? "_key" : "_head");
       cases.push_back(c);
+      if (c.kda == 0) continue;
+      c.name.replace(c.name.rfind("_key"), 4, "_any");
+      c.kda = 0;
+      c.gate = GateInput::kLogarithm;
+      c.rate = RateInput::kColumnRates;
+      c.key_gates = c.column_gates = true;
+      c.final_states = c.steps_type;
+      cases.push_back(c);
     }
   }
   return cases;
@@ -217,6 +324,7 @@ std::vector<GatedDeltaCase> kernel_cases() {
 
 const auto kName = [](const auto& info) { return info.param.name; };
 INSTANTIATE_TEST_SUITE_P(Ops, GatedDelta, testing::ValuesIn(named_cases()), kName);
+INSTANTIATE_TEST_SUITE_P(OpsGates, GatedDelta, testing::ValuesIn(gate_cases()), kName);
 INSTANTIATE_TEST_SUITE_P(OpsKernels, GatedDelta, testing::ValuesIn(kernel_cases()), kName);
 INSTANTIATE_TEST_SUITE_P(OpsDims, GatedDelta, testing::ValuesIn(dimension_cases()), kName);
 
@@ -240,7 +348,7 @@ TEST(GatedDeltaBits, DoNotDependOnTheBatchOrTheCall) {
                       (n * view.strides[0] + t * view.strides[1]) * flashport::element_size(view.dtype);
           view.shape[0] = view.shape[1] = 1;
         };
-        for (flashport::TensorView* view : {&a.q, &a.k, &a.v, &a.a, &a.b, &a.out}) one(*view);
+        for (flashport::TensorView* view : {&a.q, &a.k, &a.v, &*a.a, &*a.b, &a.out}) one(*view);
         a.state_indices->data = static_cast<char*>(a.state_indices->data) + 4 * n;
         a.state_indices->shape[0] = 1;
         a.intermediate_states.reset();

@@ -66,12 +66,18 @@ def make_delta(
     gap=16,
     seed=0,
     update_state=True,
+    gate="made",
+    rate="logit",
+    key_gates=False,
+    column_gates=False,
+    final_dtype=None,
     **rule,
 ):
     """Random arguments. q, k, v are slices of one projection, a and b of another; both begin two bytes off.
 
     ``lens`` packs sequences of these lengths; ``slots`` is "permuted", "padded" (every other sequence has -1) or None;
-    ``steps`` above 0 asks for intermediate states; ``tree`` for parents.
+    ``steps`` above 0 asks for intermediate states; ``tree`` for parents. ``gate`` is "made", "without bias", "log" or
+    None; ``rate`` is "logit", "logits", "rate", "rates" (plural: of each column) or None.
     """
     rng = np.random.default_rng(seed)
     count = batch if lens is None else len(lens)
@@ -98,15 +104,33 @@ def make_delta(
         "q": q.reshape(batch, tokens, heads, keys),
         "k": k.reshape(batch, tokens, heads, keys),
         "v": v.reshape(batch, tokens, value_heads, values),
-        "a": a,
-        "b": b,
-        "A_log": np.log(rng.uniform(0.05, 4, value_heads)).astype(np.float32),
-        "dt_bias": rng.standard_normal(value_heads * channels).astype(np.float32) - 2,
         "out": np.full((batch, tokens, value_heads, values), np.nan, dtype),
         "state_layout": layout,
         "update_state": update_state,
         **rule,
     }
+
+    def other(width, low, high):
+        """Gates that lie apart, two bytes off."""
+        x = off_by_one((batch, tokens, 2, value_heads, width), gate_dtype)
+        x[...] = rng.uniform(low, high, x.shape)
+        return x[:, :, 1]
+
+    if gate in ("made", "without bias"):
+        arguments |= {"a": a, "A_log": np.log(rng.uniform(0.05, 4, value_heads)).astype(np.float32)}
+        if gate == "made":
+            arguments["dt_bias"] = rng.standard_normal(value_heads * channels).astype(np.float32) - 2
+    elif gate == "log":
+        arguments["g"] = other(1, -0.3, 0.01)[..., 0]
+    if key_gates:
+        arguments["gk"] = other(keys, -0.3, 0.01)
+    if column_gates:
+        arguments["gv"] = other(values, -0.3, 0.01)
+    if rate == "logit":
+        arguments["b"] = b
+    elif rate is not None:
+        of_columns = other(values, 0, 1 if "rate" in rate else 4)
+        arguments["beta" if "rate" in rate else "b"] = of_columns[..., 0] if rate == "rate" else of_columns
     memory = {}
     inner = (value_heads, keys, values)
     if slots is not None:
@@ -117,6 +141,8 @@ def make_delta(
         named = indices[indices >= 0]
         pool[named] = rng.standard_normal((len(named), *pool.shape[1:]))
         arguments |= {"state": pool, "state_indices": indices}
+    if final_dtype is not None:
+        memory["final_states"], arguments["final_states"] = make_pool(rng, count, inner, final_dtype, layout, gap)
     if lens is not None:
         arguments["cu_seqlens"] = np.concatenate([[0], np.cumsum(lens)]).astype(index_dtype)
     if steps:
@@ -142,10 +168,16 @@ def off_by_one(shape, dtype):
 
 def expected(arguments, dtype):
     """The oracle's answer."""
-    given = {name: value for name, value in arguments.items() if name not in RULE and name != "out"}
+    outputs = ("out", "final_states")
+    given = {name: value for name, value in arguments.items() if name not in RULE and name not in outputs}
     types = {
         f"{name}_type": FORMAT[arguments[array].dtype]
-        for name, array in (("state", "state"), ("intermediate", "intermediate_states"), ("out", "q"))
+        for name, array in (
+            ("state", "state"),
+            ("intermediate", "intermediate_states"),
+            ("final", "final_states"),
+            ("out", "q"),
+        )
         if arguments.get(array) is not None
     }
     rule = oracle.Rule(**{name: arguments[name] for name in RULE if name in arguments})
@@ -168,15 +200,18 @@ def check(call):
     if rows:
         hold(*own, FORMAT[out.dtype], "out")
     assert np.isnan(out.reshape(-1, *out.shape[2:])[rows:].astype(np.float32)).all()
-    written = {"state": [], "intermediate_states": []}
+    written = {"state": [], "intermediate_states": [], "final_states": [(n,) for n in range(len(lens))]}
     for n, length in enumerate(lens):
         slot = arguments["state_indices"][n] if "state" in arguments else -1
         if slot >= 0 and length and arguments["update_state"]:
             written["state"].append((slot,))
         kept = arguments["intermediate_indices"][n] if "intermediate_states" in arguments else -1
         written["intermediate_states"] += [(kept, t) for t in range(length) if kept >= 0]
-    for name, results in (("state", (truth.state, plain.state)), ("intermediate_states",
-                          (truth.intermediate, plain.intermediate))):  # fmt: skip
+    for name, results in (
+        ("state", (truth.state, plain.state)),
+        ("intermediate_states", (truth.intermediate, plain.intermediate)),
+        ("final_states", (truth.final_states, plain.final_states)),
+    ):
         if name not in arguments:
             continue
         after = arguments[name]
@@ -191,7 +226,7 @@ def check(call):
 
 
 def _is_input(name):
-    return name not in ("state", "intermediate_states", "out")
+    return name not in ("state", "intermediate_states", "final_states", "out")
 
 
 def hold(got, truth, plain, fmt, what):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -168,6 +170,21 @@ def test_the_fp32_recurrence_rounds_as_it_says():
         assert not oracle.compare(plain.out, truth.out, plain.out, fmt).problem
 
 
+def test_given_gates_and_rates_by_hand():
+    """K 2, V 2: rows, columns and the whole of S halve, or not; each column learns at its own rate."""
+    half = math.log(0.5)
+    got = oracle.update(
+        np.array([[[[1.0, 0.0]]]]), np.array([[[[0.0, 1.0]]]]), np.array([[[[3.0, 5.0]]]]),
+        state=np.array([[[[8.0, 16.0], [24.0, 32.0]]]]), state_layout="kv", rule=oracle.Rule(scale=2.0),
+        g=np.array([[[half]]]), gk=np.array([[[[half, 0.0]]]]), gv=np.array([[[[0.0, half]]]]),
+        beta=np.array([[[[1.0, 0.5]]]]),
+    )  # fmt: skip
+    # S decays to [[2, 2], [12, 8]]; the second key reads (12, 8) where (3, 5) should be.
+    np.testing.assert_allclose(got.final_states[0, 0], [[2.0, 2.0], [3.0, 6.5]], rtol=1e-15)
+    np.testing.assert_allclose(got.out[0, 0, 0], [4.0, 4.0], rtol=1e-15)
+    np.testing.assert_array_equal(got.state, got.final_states)
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 def test_sums_of_the_fp32_recurrence_run_in_index_order(transposed):
     rng = np.random.default_rng(3)
@@ -175,7 +192,7 @@ def test_sums_of_the_fp32_recurrence_run_in_index_order(transposed):
     if transposed:  # as a pool of layout vk holds it
         S = np.ascontiguousarray(S.swapaxes(1, 2)).swapaxes(1, 2)  # noqa: N806
     q, k = rng.standard_normal((2, 2, 200), np.float32)
-    got, _ = oracle.step(S, q, k, np.zeros((2, 24), np.float32), np.zeros((2, 1), np.float32), np.zeros(2, np.float32))
+    got, _ = oracle.step(S, q, k, np.zeros((2, 24), np.float32), [], np.zeros((2, 1), np.float32))
     wanted = np.zeros_like(got)
     for i in range(200):
         wanted += S[:, i] * q[:, i, None]

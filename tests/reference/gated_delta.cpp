@@ -27,6 +27,7 @@ class Recurrence {
       s.count = in_.cu_seqlens ? in_.cu_seqlens->integer({n + 1}) - s.first : in_.q.shape[1];
       s.out.resize(s.count * v_heads_ * dim_v_);
       s.state.resize(v_heads_ * head_states_);
+      s.final_state = s.state;
       s.steps.assign(s.count, s.state);
       for (std::int64_t head = 0; head < v_heads_; ++head) run_head(n, head, s);
       all.push_back(std::move(s));
@@ -39,14 +40,42 @@ class Recurrence {
     return in_.key_major ? pool.at({slot, head, key, column}) : pool.at({slot, head, column, key});
   }
 
-  Real decay(std::int64_t row, std::int64_t token, std::int64_t head, std::int64_t key) const {
-    const Real x = Real(in_.a.at({row, token, head, key})) + Real(in_.dt_bias.at({head, key}));
-    const Real rate = std::exp(Real(in_.a_log.at({head})));
+  // Of the last axis there may be one number for all.
+  static Real at_last(const Array& array, std::int64_t row, std::int64_t token, std::int64_t head, std::int64_t last) {
+    return Real(array.at({row, token, head, array.shape[3] == 1 ? 0 : last}));
+  }
+
+  Real made_decay(std::int64_t row, std::int64_t token, std::int64_t head, std::int64_t key) const {
+    Real x = at_last(*in_.a, row, token, head, key);
+    if (in_.dt_bias) x += Real(in_.dt_bias->at({head, in_.dt_bias->shape[1] == 1 ? 0 : key}));
+    const Real rate = std::exp(Real(in_.a_log->at({head})));
     if (in_.lower_bound) return std::exp(Real(*in_.lower_bound) / (1 + std::exp(-rate * x)));
     const Real scaled = Real(in_.softplus_beta) * x;
     const Real softplus =
         scaled <= Real(in_.softplus_threshold) ? std::log1p(std::exp(scaled)) / Real(in_.softplus_beta) : x;
     return std::exp(-rate * softplus);
+  }
+
+  // Each gate by itself, one after the other.
+  void decay(std::vector<Real>& s, std::int64_t row, std::int64_t token, std::int64_t head) const {
+    for (std::int64_t key = 0; key < dim_k_; ++key) {
+      const Real made = in_.a ? made_decay(row, token, head, key) : Real(1);
+      const Real of_head = in_.g ? std::exp(at_last(*in_.g, row, token, head, key)) : Real(1);
+      const Real of_key = in_.gk ? std::exp(at_last(*in_.gk, row, token, head, key)) : Real(1);
+      for (std::int64_t c = 0; c < dim_v_; ++c) {
+        Real& x = s[key * dim_v_ + c];
+        x *= made;
+        x *= of_head;
+        x *= of_key;
+        if (in_.gv) x *= std::exp(at_last(*in_.gv, row, token, head, c));
+      }
+    }
+  }
+
+  Real rate_of(std::int64_t row, std::int64_t token, std::int64_t head, std::int64_t column) const {
+    if (in_.beta) return at_last(*in_.beta, row, token, head, column);
+    if (!in_.b) return 1;
+    return Real(in_.allow_neg_eigval ? 2 : 1) / (1 + std::exp(-at_last(*in_.b, row, token, head, column)));
   }
 
   std::vector<Real> row_of(const Array& array, std::int64_t row, std::int64_t token, std::int64_t head) const {
@@ -81,15 +110,11 @@ class Recurrence {
       const std::vector<Real> k = row_of(in_.k, row, token, head);
       std::vector<Real> q = row_of(in_.q, row, token, head);
       for (Real& value : q) value *= Real(in_.scale);
-      for (std::int64_t key = 0; key < dim_k_; ++key) {
-        const Real factor = decay(row, token, v_head, in_.per_key ? key : 0);
-        for (std::int64_t c = 0; c < dim_v_; ++c) s[key * dim_v_ + c] *= factor;
-      }
-      const Real beta = 1 / (1 + std::exp(-Real(in_.b.at({row, token, v_head}))));
+      decay(s, row, token, v_head);
       for (std::int64_t c = 0; c < dim_v_; ++c) {
         Real read = 0, out = 0;
         for (std::int64_t key = 0; key < dim_k_; ++key) read += s[key * dim_v_ + c] * k[key];
-        const Real u = beta * (Real(in_.v.at({row, token, v_head, c})) - read);
+        const Real u = rate_of(row, token, v_head, c) * (Real(in_.v.at({row, token, v_head, c})) - read);
         for (std::int64_t key = 0; key < dim_k_; ++key) {
           s[key * dim_v_ + c] += k[key] * u;
           out += s[key * dim_v_ + c] * q[key];
@@ -99,6 +124,7 @@ class Recurrence {
       std::copy(s.begin(), s.end(), result.steps[t].begin() + v_head * head_states_);
     }
     std::copy(s.begin(), s.end(), result.state.begin() + v_head * head_states_);
+    std::copy(s.begin(), s.end(), result.final_state.begin() + v_head * head_states_);
   }
 
   const GatedDeltaInputs& in_;
@@ -109,11 +135,13 @@ class Recurrence {
 
 std::vector<GatedDeltaSequence> gated_delta(const GatedDeltaInputs& inputs) { return Recurrence<double>(inputs).run(); }
 
-std::vector<GatedDeltaSequence> gated_delta_plain(const GatedDeltaInputs& inputs, Type out, Type state) {
+std::vector<GatedDeltaSequence> gated_delta_plain(const GatedDeltaInputs& inputs, Type out, Type state,
+                                                  Type final_state) {
   std::vector<GatedDeltaSequence> all = Recurrence<float>(inputs).run();
   for (GatedDeltaSequence& s : all) {
     for (double& x : s.out) x = round_to(x, out);
     for (double& x : s.state) x = round_to(x, state);
+    for (double& x : s.final_state) x = round_to(x, final_state);
     for (std::vector<double>& step : s.steps) {
       for (double& x : step) x = round_to(x, inputs.steps ? inputs.steps->type : state);
     }

@@ -105,6 +105,12 @@ def gated_delta_update(
     intermediate_indices: Any = None,
     parent_tokens: Any = None,
     stream: Any = None,
+    g: Any = None,
+    gk: Any = None,
+    gv: Any = None,
+    beta: Any = None,
+    allow_neg_eigval: bool | None = None,
+    final_states: Any = None,
 ) -> None: ...
 def gated_delta_chunk(
     q: Any,

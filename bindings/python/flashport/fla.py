@@ -13,7 +13,7 @@ from typing import Any
 
 from flashport.gated_delta import new_array, new_output, operations, refuse_gradients
 
-__all__ = ["chunk_gated_delta_rule", "chunk_gdn"]
+__all__ = ["chunk_gated_delta_rule", "chunk_gdn", "fused_recurrent_gated_delta_rule", "fused_recurrent_gdn"]
 
 
 def chunk_gated_delta_rule(
@@ -93,17 +93,7 @@ def chunk_gated_delta_rule(
     if not uses_gate:
         gate = dict.fromkeys(gate)
     refuse_gradients(name, q, k, v, g, beta, initial_state, *gate.values())
-    final_state = None
-    if len(q.shape) == 4 and len(v.shape) == 4:
-        count = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        if initial_state is not None and initial_state.shape[0] != count:
-            raise ValueError(
-                f"{name}: initial_state must have a state for each of the {count} sequences, got shape "
-                f"{tuple(initial_state.shape)}"
-            )
-        if output_final_state:
-            inner = (v.shape[3], q.shape[3]) if state_v_first else (q.shape[3], v.shape[3])
-            final_state = new_array(q, (count, v.shape[2], *inner), "float32")
+    final_state = _final_state(name, q, v, initial_state, output_final_state, state_v_first, cu_seqlens)
     out = new_output(q, v)
     operations().gated_delta_chunk(
         q, k, v, g, beta, initial_state, None, out, scale, use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel,
@@ -111,6 +101,111 @@ def chunk_gated_delta_rule(
         final_state,
     )  # fmt: skip
     return out, final_state
+
+
+def fused_recurrent_gated_delta_rule(
+    q: Any,
+    k: Any,
+    v: Any,
+    g: Any = None,
+    gk: Any = None,
+    gv: Any = None,
+    beta: Any = None,
+    scale: float | None = None,
+    initial_state: Any = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    *,
+    use_gate_in_kernel: bool = False,
+    A_log: Any = None,  # noqa: N803 - the field's name
+    dt_bias: Any = None,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Any = None,
+    **kwargs: Any,
+) -> tuple[Any, Any]:
+    """:func:`flashport.gated_delta_update` under fla's names, with gates and rates as they are given.
+
+    Symbols, and what is not said here, are those of :func:`flashport.gated_delta_update`. Source:
+    bindings/python/flashport/fla.py over that function; the signature is fla-core 0.6.0's, from
+    fla/ops/gated_delta_rule/fused_recurrent.py.
+
+    Args:
+        q: (B, T, H, K) fp16, bf16 or fp32; any strides but the last axis.
+        k: (B, T, H, K), as ``q``.
+        v: (B, T, HV, V), as ``q``.
+        g: (B, T, HV), logarithm of the gate, or with ``use_gate_in_kernel`` its input; fp32, fp16 or bf16, any strides,
+            as are the other gates. Default: the state does not decay.
+        gk: (B, T, HV, K), logarithms of gates on the rows of a state, on top of ``g``.
+        gv: (B, T, HV, V), logarithms of gates on the columns of a state, on top of ``g`` and ``gk``.
+        beta: (B, T, HV), rate at which the state learns, or (B, T, HV, V), of each column. Default: 1.
+        scale: Factor on the queries, above 0; default K ** -0.5.
+        initial_state: (N, HV, K, V), with ``state_v_first`` (N, HV, V, K); fp32 or bf16; not written. Default: zeros.
+        output_final_state: Give the states that sequences end with.
+        use_qk_l2norm_in_kernel: Normalise q and k.
+        use_gate_in_kernel: The logarithm of the gate is -exp(A_log) * softplus(g + dt_bias).
+        A_log: HV elements, fp32. Not read without ``use_gate_in_kernel``.
+        dt_bias: HV elements, fp32, fp16 or bf16; default zeros. Not read without ``use_gate_in_kernel``.
+        use_beta_sigmoid_in_kernel: ``beta`` is a logit, which must be given (fla takes 1 for it).
+        allow_neg_eigval: Twice its sigmoid; needs ``use_beta_sigmoid_in_kernel``.
+        state_v_first: States are (N, HV, V, K).
+        cu_seqlens: (N + 1) int32 or int64, with B = 1.
+        kwargs: ``transpose_state_layout``, the older name of ``state_v_first``.
+
+    Returns:
+        (o, final_state): o (B, T, HV, V) of the type of ``v``; final_state fp32 in the shape of ``initial_state``, of a
+        sequence without tokens its initial state, or None where it was not asked for.
+
+    Raises:
+        ValueError, TypeError, RuntimeError: As :func:`flashport.gated_delta_update`, whose names the texts use.
+            ValueError also for another number of initial states than sequences, ``use_gate_in_kernel`` without ``g``
+            or ``A_log``, ``use_beta_sigmoid_in_kernel`` without ``beta``, and ``allow_neg_eigval`` without that;
+            TypeError for a keyword that is not named above.
+        NotImplementedError: A tensor that asks for a gradient while torch records them; and as
+            :func:`flashport.gated_delta_update`.
+    """
+    name = "fused_recurrent_gated_delta_rule"
+    state_v_first = _state_v_first(name, state_v_first, kwargs)
+    if kwargs:
+        raise TypeError(f"{name}: has no argument {', '.join(sorted(kwargs))}")
+    if use_gate_in_kernel and (g is None or A_log is None):
+        raise ValueError(f"{name}: use_gate_in_kernel needs {'A_log' if A_log is None else 'g, the input of the gate'}")
+    if use_beta_sigmoid_in_kernel and beta is None:
+        raise ValueError(f"{name}: use_beta_sigmoid_in_kernel needs beta, whose sigmoid it takes")
+    if allow_neg_eigval and not use_beta_sigmoid_in_kernel:
+        raise ValueError(f"{name}: allow_neg_eigval needs use_beta_sigmoid_in_kernel, whose result it doubles")
+    if not use_gate_in_kernel:
+        A_log = dt_bias = None  # noqa: N806
+    refuse_gradients(name, q, k, v, g, gk, gv, beta, initial_state, A_log, dt_bias)
+    final_state = _final_state(name, q, v, initial_state, output_final_state, state_v_first, cu_seqlens)
+    a, g = (g, None) if use_gate_in_kernel else (None, g)
+    b, beta = (beta, None) if use_beta_sigmoid_in_kernel else (None, beta)
+    out = new_output(q, v)
+    _core.gated_delta_update(
+        q, k, v, a, b, A_log, dt_bias, initial_state, None, out, scale, None, None, None, use_qk_l2norm_in_kernel, None,
+        None, "vk" if state_v_first else "kv", False, cu_seqlens, None, None, None, None, g, gk, gv, beta,
+        allow_neg_eigval, final_state,
+    )  # fmt: skip
+    return out, final_state
+
+
+def _final_state(
+    name: str, q: Any, v: Any, initial_state: Any, wanted: bool, state_v_first: bool, cu_seqlens: Any
+) -> Any:
+    """An array for the final states, or None; refuses another number of initial states than sequences."""
+    if len(q.shape) != 4 or len(v.shape) != 4:
+        return None  # the library says what does not fit
+    count = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    if initial_state is not None and initial_state.shape[0] != count:
+        raise ValueError(
+            f"{name}: initial_state must have a state for each of the {count} sequences, got shape "
+            f"{tuple(initial_state.shape)}"
+        )
+    if not wanted:
+        return None
+    inner = (v.shape[3], q.shape[3]) if state_v_first else (q.shape[3], v.shape[3])
+    return new_array(q, (count, v.shape[2], *inner), "float32")
 
 
 def _state_v_first(name: str, state_v_first: bool, kwargs: dict) -> bool:
@@ -126,3 +221,4 @@ def _state_v_first(name: str, state_v_first: bool, kwargs: dict) -> bool:
 
 
 chunk_gdn = chunk_gated_delta_rule
+fused_recurrent_gdn = fused_recurrent_gated_delta_rule

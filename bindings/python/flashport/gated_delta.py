@@ -75,10 +75,10 @@ def gated_delta_update(
     q: Any,
     k: Any,
     v: Any,
-    a: Any,
-    b: Any,
-    A_log: Any,  # noqa: N803 - the field's name
-    dt_bias: Any,
+    a: Any = None,
+    b: Any = None,
+    A_log: Any = None,  # noqa: N803 - the field's name
+    dt_bias: Any = None,
     state: Any = None,
     state_indices: Any = None,
     *,
@@ -95,6 +95,12 @@ def gated_delta_update(
     intermediate_states: Any = None,
     intermediate_indices: Any = None,
     parent_tokens: Any = None,
+    g: Any = None,
+    gk: Any = None,
+    gv: Any = None,
+    beta: Any = None,
+    allow_neg_eigval: bool = False,
+    final_states: Any = None,
     out: Any = None,
     stream: Any = None,
 ) -> Any:
@@ -108,6 +114,9 @@ def gated_delta_update(
         S    = S + k (beta * (v - S^T k))^T
         o    = S^T (scale * q)
 
+    or with ``g`` and ``beta`` as they are given, and with gates of rows and of columns of S, S = diag(exp(gk)) S
+    diag(exp(gv)), on top. Without any gate nothing decays; without ``b`` and ``beta``, beta is 1.
+
     One token a sequence is decoding, a few with ``intermediate_states`` verify a draft, any number is a prefill without
     chunks. S starts from the sequence's slot and ends there. Within a call S stays in fp32 whatever the pool's type is,
     and is rounded to it once, to nearest even. A sequence without tokens leaves its slot as it is. Slots that no
@@ -119,7 +128,7 @@ def gated_delta_update(
     K and V are multiples of 8 from 16 to 256 and may differ; HV is a multiple of H.
 
     Source: common/host/gated_delta_update.cpp, common/host/gated_delta_problem.cpp (checks),
-    common/device/gated_delta_update_kernel.h.
+    common/device/gated_delta_update_kernel.h, common/device/gated_delta_token_gates.h.
 
     Args:
         q: (B, T, H, K) fp16, bf16 or fp32; any strides but the last axis, which is contiguous: a slice of a packed
@@ -127,10 +136,12 @@ def gated_delta_update(
         k: (B, T, H, K), as ``q``.
         v: (B, T, HV, V), as ``q``.
         a: (B * T, HV) or (B, T, HV), input of the gate; with ``is_kda`` (B * T, HV * K), (B, T, HV * K) or
-            (B, T, HV, K). fp16, bf16 or fp32; any strides.
-        b: (B * T, HV) or (B, T, HV), logit of the rate at which the state learns. fp16, bf16 or fp32; any strides.
-        A_log: HV elements in any shape, fp32, contiguous: logarithm of the gate's speed.
+            (B, T, HV, K). fp16, bf16 or fp32; any strides. Needs ``A_log``.
+        b: (B * T, HV) or (B, T, HV), logit of the rate at which the state learns, or (B, T, HV, V), of each column of
+            S. fp16, bf16 or fp32; any strides.
+        A_log: HV elements in any shape, fp32, contiguous: logarithm of the gate's speed. Needs ``a``.
         dt_bias: HV elements in any shape, with ``is_kda`` HV * K; fp16, bf16 or fp32, contiguous; added to ``a``.
+            Default: zeros.
         state: The pool: (slots, HV, V, K), or (slots, HV, K, V) with ``state_layout="kv"``; fp32 or bf16; any stride
             between slots, each of them contiguous. Written, unless ``update_state`` is False. Default: every sequence
             starts from zero, and final states are dropped.
@@ -146,7 +157,7 @@ def gated_delta_update(
         is_kda: The gate has a value for each channel of K: row i of S decays by exp(g[i]) (Kimi delta attention).
         head_map: Which query and key head a value head h reads: "consecutive" is h // (HV / H), "modulo" is h % H, as
             llama.cpp has it.
-        state_layout: "vk" or "kv", the inner axes of ``state`` and ``intermediate_states``.
+        state_layout: "vk" or "kv", the inner axes of ``state``, ``intermediate_states`` and ``final_states``.
         update_state: Whether final states are written to ``state``.
         cu_seqlens: (N + 1) int32 or int64, first token of each sequence, with B = 1 and the sequences packed along T;
             starts with 0. Tokens behind its last entry belong to nobody: their output is not written.
@@ -158,6 +169,15 @@ def gated_delta_update(
             from the state that was stored after token parent_tokens[n, t] < t, as it was rounded there, in place of
             the state after token t - 1: a draft tree. Entry 0, and entries past a sequence's tokens, are not read. A
             sequence that stores nothing goes on from token to token.
+        g: (B * T, HV) or (B, T, HV), logarithm of the factor on the state, in place of ``a``; fp16, bf16 or fp32; any
+            strides.
+        gk: (B, T, HV, K), logarithms of factors on the rows of S; types and strides as ``g``.
+        gv: (B, T, HV, V), logarithms of factors on the columns of S; types and strides as ``g``.
+        beta: (B * T, HV) or (B, T, HV), rate at which the state learns, in place of ``b``, or (B, T, HV, V), of each
+            column of S; types and strides as ``g``.
+        allow_neg_eigval: beta is twice sigmoid(b).
+        final_states: (N, HV, V, K), with the inner axes of ``state_layout``; fp32 or bf16; written: the state that each
+            sequence ends with, also where its index is negative. A sequence without tokens ends as it starts.
         out: (B, T, HV, V), of the type of ``q``, any strides but the last axis; written. Default: a new array of q's
             library; to be given where that is none of torch, NumPy and CuPy.
         stream: As in :func:`flash_decode`.
@@ -179,7 +199,7 @@ def gated_delta_update(
     operations().gated_delta_update(
         q, k, v, a, b, A_log, dt_bias, state, state_indices, out, scale, softplus_beta, softplus_threshold, lower_bound,
         use_qk_l2norm, is_kda, head_map, state_layout, update_state, cu_seqlens, intermediate_states,
-        intermediate_indices, parent_tokens, stream,
+        intermediate_indices, parent_tokens, stream, g, gk, gv, beta, allow_neg_eigval, final_states,
     )  # fmt: skip
     return out
 

@@ -31,6 +31,7 @@ class Rule:
     use_qk_l2norm: bool = False
     is_kda: bool = False
     head_map: str = "consecutive"
+    allow_neg_eigval: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,14 @@ class Expected:
     """What a call leaves behind.
 
     out [B, T, HV, V], NaN where no sequence has a token; state and intermediate in the shapes of the call's arrays, or
-    None where it had none. Elements that the call does not write are those that it was given.
+    None where it had none. Elements that the call does not write are those that it was given. final_states [N, ...] has
+    the inner axes of the layout.
     """
 
     out: np.ndarray
     state: np.ndarray | None
     intermediate: np.ndarray | None
+    final_states: np.ndarray
 
 
 def gate(a: np.ndarray, A_log: np.ndarray, dt_bias: np.ndarray, rule: Rule, dtype: type) -> np.ndarray:  # noqa: N803
@@ -81,15 +84,18 @@ def step(
     q: np.ndarray,
     k: np.ndarray,
     v: np.ndarray,
-    g: np.ndarray,
+    gates: list[np.ndarray],
     beta: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One token: (o [HV, V], the new state); S [HV, K, V], q and k [HV, K], v [HV, V], g [HV, K or 1], beta [HV].
+    """One token: (o [HV, V], the new state); S [HV, K, V], q and k [HV, K], v [HV, V], beta [HV, V or 1].
 
-    NumPy sums over K in index order as long as V is the innermost axis in memory.
+    ``gates``: logarithms of factors, each [HV, K or 1, V or 1]. NumPy sums over K in index order as long as V is the
+    innermost axis in memory.
     """
-    S = np.ascontiguousarray(S) * np.exp(g)[..., None]  # noqa: N806
-    u = beta[:, None] * (v - (S * k[..., None]).sum(axis=1))
+    S = np.ascontiguousarray(S)  # noqa: N806
+    for gate in gates:
+        S = S * np.exp(gate)  # noqa: N806
+    u = beta * (v - (S * k[..., None]).sum(axis=1))
     S = S + k[..., None] * u[:, None, :]  # noqa: N806
     return (S * q[..., None]).sum(axis=1), S
 
@@ -98,13 +104,17 @@ def update(
     q: np.ndarray,
     k: np.ndarray,
     v: np.ndarray,
-    a: np.ndarray,
-    b: np.ndarray,
-    A_log: np.ndarray,  # noqa: N803
-    dt_bias: np.ndarray,
+    a: np.ndarray | None = None,
+    b: np.ndarray | None = None,
+    A_log: np.ndarray | None = None,  # noqa: N803
+    dt_bias: np.ndarray | None = None,
     state: np.ndarray | None = None,
     state_indices: np.ndarray | None = None,
     *,
+    g: np.ndarray | None = None,
+    gk: np.ndarray | None = None,
+    gv: np.ndarray | None = None,
+    beta: np.ndarray | None = None,
     state_layout: str = "vk",
     update_state: bool = True,
     cu_seqlens: np.ndarray | None = None,
@@ -115,11 +125,12 @@ def update(
     out_type: str = "fp32",
     state_type: str = "fp32",
     intermediate_type: str = "fp32",
+    final_type: str = "fp32",
     rule: Rule = Rule(),
 ) -> Expected:
     """What :func:`flashport.gated_delta_update` makes of these arguments, in ``dtype``; fp32 also rounds.
 
-    Arrays hold the values as stored, in any type of NumPy's; none is written. The three types say to what fp32 results
+    Arrays hold the values as stored, in any type of NumPy's; none is written. The four types say to what fp32 results
     are rounded.
     """
     plain = dtype is np.float32
@@ -130,11 +141,21 @@ def update(
         q, k = l2norm(q), l2norm(k)
     q = q * dtype(1 / math.sqrt(keys) if rule.scale is None else rule.scale)
     v = v.astype(dtype).reshape(-1, heads, values)
-    channels = keys if rule.is_kda else 1
-    g = gate(
-        a.reshape(-1, heads, channels), A_log.reshape(heads, 1), dt_bias.reshape(heads, channels), rule, dtype
-    )  # [tokens, HV, K or 1]
-    beta = sigmoid(b.reshape(-1, heads), dtype)
+    gates = []  # each [tokens, HV, K or 1, V or 1]
+    if a is not None:
+        channels = keys if rule.is_kda else 1
+        bias = np.zeros(heads * channels) if dt_bias is None else dt_bias
+        made = gate(a.reshape(-1, heads, channels), A_log.reshape(heads, 1), bias.reshape(heads, channels), rule, dtype)
+        gates.append(made[..., None])
+    gates += [x.astype(dtype).reshape(-1, heads, 1, 1) for x in (g,) if x is not None]
+    gates += [x.astype(dtype).reshape(-1, heads, keys, 1) for x in (gk,) if x is not None]
+    gates += [x.astype(dtype).reshape(-1, heads, 1, values) for x in (gv,) if x is not None]
+    rates = np.ones((len(v), heads), dtype)
+    if beta is not None:
+        rates = beta.astype(dtype)
+    elif b is not None:
+        rates = (2 if rule.allow_neg_eigval else 1) * sigmoid(b, dtype)
+    rates = rates.reshape(-1, heads, values if rates.ndim == 4 else 1)
 
     bounds = np.arange(batch + 1) * tokens if cu_seqlens is None else np.asarray(cu_seqlens)
     count = len(bounds) - 1
@@ -142,6 +163,7 @@ def update(
     kept = _or_identity(intermediate_indices, count) if intermediate_states is not None else np.full(count, -1)
     out = np.full((batch * tokens, heads, values), np.nan, dtype)
     pool, buffer = (None if x is None else x.astype(dtype) for x in (state, intermediate_states))
+    final = []
 
     def store(S: np.ndarray, fmt: str) -> np.ndarray:  # noqa: N803
         S = S if state_layout == "kv" else S.swapaxes(-1, -2)  # noqa: N806
@@ -152,21 +174,23 @@ def update(
 
     for n in range(count):
         first, length = int(bounds[n]), int(bounds[n + 1] - bounds[n])
-        if length == 0:
-            continue
         S = load(pool[slots[n]]) if slots[n] >= 0 else np.zeros((heads, keys, values), dtype)  # noqa: N806
         for t in range(length):
             if parent_tokens is not None and t > 0 and kept[n] >= 0:
                 S = load(buffer[kept[n], parent_tokens[n, t]])  # noqa: N806
             row = first + t
-            out[row], S = step(S, q[row], k[row], v[row], g[row], beta[row])  # noqa: N806
+            out[row], S = step(S, q[row], k[row], v[row], [x[row] for x in gates], rates[row])  # noqa: N806
             if kept[n] >= 0:
                 buffer[kept[n], t] = store(S, intermediate_type)
-        if slots[n] >= 0 and update_state:
+        final.append(store(S, final_type))
+        if slots[n] >= 0 and update_state and length > 0:
             pool[slots[n]] = store(S, state_type)
     if plain:
         out = numerics.rounded(out, out_type)
-    return Expected(out.reshape(batch, tokens, heads, values), pool, buffer)
+    inner = (heads, keys, values) if state_layout == "kv" else (heads, values, keys)
+    return Expected(
+        out.reshape(batch, tokens, heads, values), pool, buffer, np.asarray(final, dtype).reshape(count, *inner)
+    )
 
 
 def _or_identity(indices: np.ndarray | None, count: int) -> np.ndarray:
@@ -295,7 +319,7 @@ def chunk(
                 out[own] = o.swapaxes(0, 1)
                 continue
             for t in range(begin, own.stop):
-                out[t], S = step(S, q[t], k[t], v[t], g[t, :, None], beta[t])  # noqa: N806
+                out[t], S = step(S, q[t], k[t], v[t], [g[t, :, None, None]], beta[t, :, None])  # noqa: N806
         final.append(turned(S).copy())
         if slots[n] >= 0 and update_state and end > first:
             pool[slots[n]] = turned(S) if plain is None else numerics.rounded(turned(S), state_type)

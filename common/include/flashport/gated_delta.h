@@ -18,17 +18,26 @@ enum class StateLayout : std::int32_t { kVK, kKV };
 // The query head of value head hv: hv / (HV / H), or hv % H (llama.cpp).
 enum class HeadMap : std::int32_t { kConsecutive, kModulo };
 
-// Per token, in fp32, with x = a + dt_bias:
-//   g = -exp(A_log) * softplus(x), or with lower_bound g = lower_bound * sigmoid(exp(A_log) * x);   beta = sigmoid(b)
+// Per token, in fp32:
 //   S *= exp(g);   u = beta * (v - S^T k);   S += k u^T;   out = S^T (scale * q)
+// g comes as it is, or from a: with x = a + dt_bias
+//   g = -exp(A_log) * softplus(x), or with lower_bound g = lower_bound * sigmoid(exp(A_log) * x)
 // softplus(x) = log1p(exp(softplus_beta * x)) / softplus_beta while softplus_beta * x <= softplus_threshold, else x.
+// gk and gv decay rows and columns of S on top of that: S *= exp(g + gk) exp(gv)^T. Without any of them nothing decays.
+// beta comes as it is, or is sigmoid(b); without either it is 1.
 struct GatedDeltaUpdateArgs {
-  TensorView q, k;     // (B, T, H, K) fp16, bf16 or fp32; stride 1 along K
-  TensorView v;        // (B, T, HV, V), type of q; stride 1 along V
-  TensorView a;        // (B, T, HV) or (B * T, HV); is_kda: (B, T, HV, K), (B, T, HV * K) or (B * T, HV * K)
-  TensorView b;        // (B, T, HV) or (B * T, HV); a and b fp16, bf16 or fp32
-  TensorView a_log;    // HV elements, fp32
-  TensorView dt_bias;  // HV elements, is_kda: HV * K; fp32, bf16 or fp16
+  TensorView q, k;  // (B, T, H, K) fp16, bf16 or fp32; stride 1 along K
+  TensorView v;     // (B, T, HV, V), type of q; stride 1 along V
+
+  // Gates; of tokens fp16, bf16 or fp32, any strides. Not a and g, nor b and beta.
+  std::optional<TensorView> a;  // (B, T, HV) or (B * T, HV); is_kda: (B, T, HV, K), (B, T, HV * K) or (B * T, HV * K)
+  std::optional<TensorView> b;  // (B, T, HV), (B * T, HV), or of columns (B, T, HV, V)
+  std::optional<TensorView> a_log;    // HV elements, fp32; with a
+  std::optional<TensorView> dt_bias;  // HV elements, is_kda: HV * K; fp32, bf16 or fp16; only with a
+  std::optional<TensorView> g;        // (B, T, HV) or (B * T, HV)
+  std::optional<TensorView> gk;       // (B, T, HV, K)
+  std::optional<TensorView> gv;       // (B, T, HV, V)
+  std::optional<TensorView> beta;     // (B, T, HV), (B * T, HV), or of columns (B, T, HV, V)
 
   // The pool of states, fp32 or bf16; slots may lie apart, their inner axes are dense. Sequence n starts from slot
   // state_indices[n] and leaves its last state there; an index below 0 starts at zero and writes nothing, as does a
@@ -38,7 +47,10 @@ struct GatedDeltaUpdateArgs {
   StateLayout state_layout = StateLayout::kVK;
   bool update_state = true;
 
-  // N = B, or with cu_seqlens B = 1 and N + 1 offsets into T. A sequence without tokens leaves its state and out alone.
+  // The states that sequences end with, also of those without tokens, and of those whose index is below 0.
+  std::optional<TensorView> final_states;  // (N, HV, V, K) or (N, HV, K, V) fp32, bf16
+
+  // N = B, or with cu_seqlens B = 1 and N + 1 offsets into T. A sequence without tokens leaves its slot and out alone.
   std::optional<TensorView> cu_seqlens;  // (N + 1) int32 or int64
 
   // Speculative verify: the state after each token t of sequence n goes to [intermediate_indices[n], t]; an index below
@@ -52,8 +64,9 @@ struct GatedDeltaUpdateArgs {
   double softplus_beta = 1.0;
   double softplus_threshold = 20.0;
   std::optional<double> lower_bound;
-  bool use_qk_l2norm = false;  // x / sqrt(sum x^2 + 1e-6) for q and k
-  bool is_kda = false;         // a gate for each of the K channels
+  bool use_qk_l2norm = false;     // x / sqrt(sum x^2 + 1e-6) for q and k
+  bool is_kda = false;            // a has a gate for each of the K channels
+  bool allow_neg_eigval = false;  // beta = 2 * sigmoid(b)
   HeadMap head_map = HeadMap::kConsecutive;
 
   TensorView out;  // (B, T, HV, V), type of q; stride 1 along V
