@@ -211,6 +211,19 @@ def test_flas_chunks(packed):
 
 
 @pytest.mark.parametrize("packed", [False, True])
+def test_flas_recurrence(packed):
+    def step(x):
+        start = x["state"][: len(x["slots"])]
+        out, final = fla.fused_recurrent_gated_delta_rule(
+            x["q"], x["k"], x["v"], -x["a"].abs(), beta=x["b"].sigmoid(), initial_state=start,
+            output_final_state=True, use_qk_l2norm_in_kernel=True, state_v_first=True, cu_seqlens=x["cu_seqlens"],
+        )  # fmt: skip
+        return out + 1, final
+
+    assert check(step, packed=packed) == set()
+
+
+@pytest.mark.parametrize("packed", [False, True])
 def test_opcheck(packed):
     tests = ("test_schema", "test_faketensor")
     ops = torch.ops.flashport
@@ -240,7 +253,7 @@ def test_the_operators_declare_what_they_write():
         return {x.name for x in operator.default._schema.arguments if x.alias_info and x.alias_info.is_write}
 
     ops = torch.ops.flashport
-    assert written(ops.gated_delta_update) == {"state", "out", "intermediate_states"}
+    assert written(ops.gated_delta_update) == {"state", "out", "intermediate_states", "final_states"}
     assert written(ops.gated_delta_chunk) == {"state", "out", "final_states", "chunk_states", "workspace"}
 
 

@@ -62,15 +62,21 @@ def greedy(model, padded=0):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Tokens of each call of our function."""
-    tokens, ours = [], fla.chunk_gated_delta_rule
+    """(function, tokens) of each call of ours."""
+    made = []
 
-    def counted(q, *arguments, **keywords):
-        tokens.append(q.shape[1])
-        return ours(q, *arguments, **keywords)
+    def count(name):
+        ours = getattr(fla, name)
 
-    monkeypatch.setattr(fla, "chunk_gated_delta_rule", counted)
-    return tokens
+        def counted(q, *arguments, **keywords):
+            made.append((name, q.shape[1]))
+            return ours(q, *arguments, **keywords)
+
+        monkeypatch.setattr(fla, name, counted)
+
+    count("chunk_gated_delta_rule")
+    count("fused_recurrent_gated_delta_rule")
+    return made
 
 
 @pytest.mark.parametrize("padded", [0, 9])
@@ -79,7 +85,8 @@ def test_logits_and_greedy_tokens_are_the_originals(model, calls, padded):
     assert not calls
     with gated_delta_rule(model):
         got, ours = greedy(model, padded)
-    assert calls == [PROMPT] * LINEAR + [1] * (LINEAR * STEPS)
+    steps = [("fused_recurrent_gated_delta_rule", 1)] * (LINEAR * STEPS)
+    assert calls == [("chunk_gated_delta_rule", PROMPT)] * LINEAR + steps
 
     largest = wanted.abs().max().item()
     error = (got - wanted).abs().max().item()
@@ -145,9 +152,12 @@ def test_layers_that_hold_their_functions(tokens):
     model = torch.nn.Sequential(OlderLayer(), OlderLayer())
     with gated_delta_rule(model):
         (out, state), arguments = model[1](tokens)
-    expected = fla.chunk_gated_delta_rule(
-        *(x.contiguous() for x in arguments), None, torch.ones(2, 3, 16, 16), True, True
-    )
+    function = fla.chunk_gated_delta_rule if tokens > 1 else fla.fused_recurrent_gated_delta_rule
+    q, k, v, g, beta = (x.contiguous() for x in arguments)
+    expected = function(
+        q, k, v, g, beta=beta, initial_state=torch.ones(2, 3, 16, 16), output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
+    )  # fmt: skip
     assert torch.equal(out, expected[0])
     assert torch.equal(state, expected[1])
     assert not state.eq(1).all()

@@ -182,7 +182,7 @@ def fused_recurrent_gated_delta_rule(
     a, g = (g, None) if use_gate_in_kernel else (None, g)
     b, beta = (beta, None) if use_beta_sigmoid_in_kernel else (None, beta)
     out = new_output(q, v)
-    _core.gated_delta_update(
+    operations().gated_delta_update(
         q, k, v, a, b, A_log, dt_bias, initial_state, None, out, scale, None, None, None, use_qk_l2norm_in_kernel, None,
         None, "vk" if state_v_first else "kv", False, cu_seqlens, None, None, None, None, g, gk, gv, beta,
         allow_neg_eigval, final_state,

@@ -15,11 +15,15 @@ from flashport import _core
 from flashport.torch_ops import register, writes_nothing_else
 
 _UPDATE = (
-    "Tensor q, Tensor k, Tensor v, Tensor a, Tensor b, Tensor A_log, Tensor dt_bias, Tensor(a!)? state, "
+    "Tensor q, Tensor k, Tensor v, Tensor? a, Tensor? b, Tensor? A_log, Tensor? dt_bias, Tensor(a!)? state, "
     "Tensor? state_indices, Tensor(b!) out, float? scale=None, float? softplus_beta=None, "
     "float? softplus_threshold=None, float? lower_bound=None, bool? use_qk_l2norm=None, bool? is_kda=None, "
     "str? head_map=None, str? state_layout=None, bool? update_state=None, Tensor? cu_seqlens=None, "
     "Tensor(c!)? intermediate_states=None, Tensor? intermediate_indices=None, Tensor? parent_tokens=None"
+)
+_UPDATE_BEHIND = (
+    "Tensor? g=None, Tensor? gk=None, Tensor? gv=None, Tensor? beta=None, bool? allow_neg_eigval=None, "
+    "Tensor(d!)? final_states=None"
 )
 _CHUNK = (
     "Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor(a!)? state, Tensor? state_indices, Tensor(b!) out, "
@@ -29,17 +33,21 @@ _CHUNK = (
 )
 
 
-def _define(name: str, arguments: str) -> Any:
-    """Registers the operator; gives the function that takes ``stream``, which operators have not, behind the others."""
-    compiled, count = getattr(_core, name), arguments.count(",") + 1
-    register(name, f"({arguments}) -> ()", lambda *given: compiled(*given), writes_nothing_else)
+def _define(name: str, before: str, behind: str = "") -> Any:
+    """Registers the operator, which has no ``stream`` between its arguments; gives the function that takes it."""
+    compiled, place = getattr(_core, name), before.count(",") + 1
+
+    def kernel(*given: Any) -> None:
+        compiled(*given[:place], *([None, *given[place:]] if len(given) > place else []))
+
+    register(name, f"({before}{', ' if behind else ''}{behind}) -> ()", kernel, writes_nothing_else)
     operator = getattr(torch.ops.flashport, name)
 
     def run(*given: Any) -> None:
-        operator(*given[:count])
+        operator(*given[:place], *given[place + 1 :])
 
     return run
 
 
-gated_delta_update = _define("gated_delta_update", _UPDATE)
+gated_delta_update = _define("gated_delta_update", _UPDATE, _UPDATE_BEHIND)
 gated_delta_chunk = _define("gated_delta_chunk", _CHUNK)

@@ -22,7 +22,8 @@ __all__ = ["gated_delta_rule"]
 def gated_delta_rule(model: Any) -> Iterator[None]:
     """Within the ``with`` statement, linear attention layers of ``model`` run on this library's kernels.
 
-    Prompts go by :func:`flashport.fla.chunk_gated_delta_rule`, and so do single tokens::
+    Prompts go by :func:`flashport.fla.chunk_gated_delta_rule`, single tokens by
+    :func:`flashport.fla.fused_recurrent_gated_delta_rule`::
 
         with flashport.transformers.gated_delta_rule(model):
             model.generate(**inputs)
@@ -96,4 +97,21 @@ def _chunk(
     )  # fmt: skip
 
 
-_recurrent = _chunk  # a chunk of one token
+def _recurrent(
+    query: Any,
+    key: Any,
+    value: Any,
+    g: Any,
+    beta: Any,
+    initial_state: Any = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Any = None,
+    **_: Any,
+) -> tuple[Any, Any]:
+    """As :func:`_chunk`, token by token."""
+    query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
+    return fla.fused_recurrent_gated_delta_rule(
+        query, key, value, g, beta=beta, initial_state=initial_state, output_final_state=output_final_state,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, cu_seqlens=cu_seqlens,
+    )  # fmt: skip
