@@ -31,11 +31,11 @@ struct ChainMemory {
   std::uint64_t ready[kStages], free[kStages];
   unsigned flag;
 
-  // By one thread, behind which the block meets. Warps arrive, not threads.
+  // By one thread, behind which the block meets.
   FLASHPORT_DEVICE void init_barriers() {
     for (int i = 0; i < kStages; ++i) {
-      mbarrier_init(&ready[i], kWarpgroup / kWaveSize);
-      mbarrier_init(&free[i], kWarpgroup / kWaveSize);
+      mbarrier_init(&ready[i], kWarpgroup);
+      mbarrier_init(&free[i], kWarpgroup);
     }
   }
 };
@@ -57,8 +57,7 @@ class ChunkCopies {
     for (int chunk = 0; chunk < chain.chunks; ++chunk) {
       asm volatile("cp.async.wait_group %0;" ::"n"(Memory::kStages - 2) : "memory");
       fence_async_proxy();
-      __syncwarp();
-      if (thread_ % kWaveSize == 0) mbarrier_arrive(&memory_.ready[landed_.tile]);
+      mbarrier_arrive(&memory_.ready[landed_.tile]);
       landed_.next();
       bring(chain, chunk + Memory::kStages - 1);
     }
@@ -161,8 +160,7 @@ class DeltaTiles {
   }
   FLASHPORT_DEVICE void finish() {
     if (!holds_stage_) return;
-    __syncwarp();
-    if (lane_ == 0) mbarrier_arrive(&memory_.free[stage_.tile]);
+    mbarrier_arrive(&memory_.free[stage_.tile]);
     stage_.next();
     holds_stage_ = false;
   }
