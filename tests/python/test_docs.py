@@ -1,4 +1,4 @@
-"""Python examples of the README and the docs run as they stand."""
+"""Python examples of the README and the docs run as they stand, and figures are those of the results."""
 
 from __future__ import annotations
 
@@ -26,3 +26,7 @@ def test_example(code):
         if '"cuda"' in code and not torch.cuda.is_available():
             pytest.skip("needs a GPU")
     exec(compile(code, "example", "exec"), {"__name__": "example"})
+
+
+def test_readme_has_the_table_of_the_results():
+    assert (ROOT / "benchmarks/results/nvidia-h200.md").read_text() in (ROOT / "README.md").read_text()
