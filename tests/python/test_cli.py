@@ -102,6 +102,14 @@ def test_unknown_device():
     assert "no such device" in run("demo", "--device", "cuda:99", code=2)
 
 
-@pytest.mark.parametrize("command", ["bench"])
-def test_no_case(command):
-    assert "no case contains" in run(command, "--device", "cpu", "--match", "nothing at all", code=2)
+@pytest.mark.parametrize(("command", "what"), [("bench", "case"), ("selftest", "check")])
+def test_no_case(command, what):
+    assert f"no {what} contains" in run(command, "--device", "cpu", "--match", "nothing at all", code=2)
+
+
+@pytest.mark.parametrize("arguments", [("bench", "--json"), ("bench", "--plot"), ("selftest", "--report")])
+def test_a_file_that_cannot_be_written_is_refused_at_once(arguments, tmp_path):
+    command, option = arguments
+    path = tmp_path / "missing" / "file"
+    text = run(command, "--device", "cpu", "--match", "nothing at all", option, str(path), code=2)
+    assert "cannot be written" in text

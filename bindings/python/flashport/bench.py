@@ -24,6 +24,7 @@ from flashport.cases import DecodeCase, load_cases, make_data
 
 Call = Callable[[], object]
 STAGE2 = "stage2_64x8192_d128_b128"  # the second stage alone, beside the case list
+STAGE2_TITLE = "stage 2 alone, 64 x 8192 in blocks of 128, 32, 128, fp32 to bf16"
 
 
 @dataclass
@@ -99,7 +100,7 @@ def run_stage2(device: str, target: str, rounds: int = 9) -> Row:
     """Times stage 2 alone at 64 requests of 8k in blocks of 128, 32 heads of 128."""
     batch, heads, blocks, head_dim, block_seq = 64, 32, 64, 128, 128
     count = batch * heads * blocks * (head_dim + 1) * 4
-    row = Row(STAGE2, "stage 2 alone, 64 x 8192 in blocks of 128, 32, 128, fp32 to bf16", count)
+    row = Row(STAGE2, STAGE2_TITLE, count)
     row.kernel = f"decode_stage2/{target}"
     torch = _torch(device)
     if torch:

@@ -25,6 +25,8 @@ def gated_delta_rule(model: Any) -> Iterator[None]:
     Prompts go by :func:`flashport.fla.chunk_gated_delta_rule`, single tokens by
     :func:`flashport.fla.fused_recurrent_gated_delta_rule`::
 
+        import flashport.transformers
+
         with flashport.transformers.gated_delta_rule(model):
             model.generate(**inputs)
 

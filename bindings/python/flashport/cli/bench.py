@@ -12,6 +12,7 @@ from rich.table import Table
 
 from flashport import bench as harness
 from flashport.cli.common import (
+    OUTPUT_FILE,
     ChosenDevice,
     choose_device,
     console,
@@ -28,8 +29,8 @@ _CPU_BYTES = 300e6  # a CPU's run leaves larger cases out unless one is named
 @device_option
 @click.option("--match", default="", metavar="TEXT", help="Only cases whose name or shape contains this.")
 @click.option("--rounds", default=9, show_default=True, type=click.IntRange(min=1), help="Interleaved rounds.")
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here.")
-@click.option("--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Draw them to a PNG file.")
+@click.option("--json", "json_path", type=OUTPUT_FILE, help="Write the figures here.")
+@click.option("--plot", "plot_path", type=OUTPUT_FILE, help="Draw them to a PNG file.")
 def bench(device_name: str | None, match: str, rounds: int, json_path: Path | None, plot_path: Path | None) -> None:
     """Time flash decoding beside torch's attention and a plain read of equal bytes."""
     if plot_path is not None and importlib.util.find_spec("matplotlib") is None:
@@ -41,7 +42,7 @@ def bench(device_name: str | None, match: str, rounds: int, json_path: Path | No
         harness.run_case(case, device.device, device.target, rounds, largest)
         for case in track(harness.cases(match), description="cases", console=console, transient=True)
     ]
-    if match in harness.STAGE2:
+    if match in harness.STAGE2 or match in harness.STAGE2_TITLE:
         rows.append(harness.run_stage2(device.device, device.target, rounds))
     if not rows:
         raise click.BadParameter(f"no case contains {match!r}", param_hint="--match")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import click
 from rich.console import Console
@@ -11,6 +13,24 @@ from rich.table import Table
 from flashport import devices, oracle
 
 console = Console()
+
+
+class _OutputFile(click.Path):
+    """A file to write in a folder that is there: whoever waits for the figures learns of a wrong path before them."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """As click.Path."""
+        path = super().convert(value, param, ctx)
+        folder = path.absolute().parent
+        if not os.access(folder, os.W_OK):
+            self.fail(f"{path} cannot be written: no folder {folder} that may be written to", param, ctx)
+        return path
+
+
+OUTPUT_FILE = _OutputFile()
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 from rich.progress import track
 
 from flashport import devices, selfcheck
-from flashport.cli.common import choose_device, console, served_devices
+from flashport.cli.common import OUTPUT_FILE, choose_device, console, served_devices
 
 
 @click.command()
@@ -21,7 +21,7 @@ from flashport.cli.common import choose_device, console, served_devices
 @click.option("--match", default="", metavar="TEXT", help="Only checks whose name contains this.")
 @click.option(
     "--report",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OUTPUT_FILE,
     default=Path("flashport-selftest.json"),
     show_default=True,
     help="The file to write.",
@@ -43,10 +43,16 @@ def selftest(device_name: str | None, full: bool, match: str, report: Path) -> N
         "tiers": tiers,
         "devices": [],
     }
+    checks_of = {
+        device.device: [check for check in selfcheck.checks(device.device, device.target, tiers) if match in check.name]
+        for device in chosen
+    }
+    if not any(checks_of.values()):
+        raise click.BadParameter(f"no check contains {match!r}", param_hint="--match")
     failed = 0
     for device in chosen:
         console.print(f"[bold]{device.title}[/]")
-        checks = [check for check in selfcheck.checks(device.device, device.target, tiers) if match in check.name]
+        checks = checks_of[device.device]
         start = time.perf_counter()
         outcomes = [check.run() for check in track(checks, description=device.device, console=console, transient=True)]
         counts = {status: sum(o.status == status for o in outcomes) for status in ("passed", "unsupported", "failed")}
