@@ -46,6 +46,29 @@ def assert_close(got, truth, tolerance=0.01):
     np.testing.assert_allclose(np.asarray(got).astype(np.float64), truth, rtol=tolerance, atol=tolerance)
 
 
+def same(a, b):
+    """Equal bit for bit."""
+    np.testing.assert_array_equal(*(np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}") for x in (a, b)))
+
+
+def to_torch(x):
+    """A torch tensor of its own of an array; anything else as it is."""
+    torch = pytest.importorskip("torch")
+    if not isinstance(x, np.ndarray):
+        return x
+    x = np.ascontiguousarray(x)
+    return torch.from_numpy(x.view(np.int16).copy()).view(torch.bfloat16) if x.dtype == BF16 else torch.tensor(x)
+
+
+def expect_refusal(function, arguments, outputs, error, text):
+    """The call fails so, by its own name, and leaves those of its outputs that were given as they were."""
+    given = [arguments[name] for name in outputs if isinstance(arguments.get(name), np.ndarray)]
+    before = [x.tobytes() for x in given]
+    with pytest.raises(error, match=rf"^{function.__name__}: {text}"):
+        function(**arguments)
+    assert [x.tobytes() for x in given] == before
+
+
 @pytest.fixture
 def x():
     """A small batch in bf16."""

@@ -11,7 +11,7 @@ import pytest
 
 import flashport
 from chunk_call import check_chunk, make_chunk
-from conftest import BF16
+from conftest import BF16, same, to_torch
 from flashport import fla
 
 CHUNK = fla.chunk_gated_delta_rule
@@ -46,10 +46,6 @@ def make(name):
     if "A_log" in x:
         keywords |= {"use_gate_in_kernel": True, "A_log": x["A_log"], "dt_bias": x.get("dt_bias")}
     return call, positional, keywords
-
-
-def same(a, b):
-    np.testing.assert_array_equal(*(np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}") for x in (a, b)))
 
 
 def test_the_signature_is_flas():
@@ -87,14 +83,8 @@ def test_numpy(name, by_name):
 def test_torch(name):
     torch = pytest.importorskip("torch")
 
-    def tensor(x):
-        if not isinstance(x, np.ndarray):
-            return x
-        x = np.ascontiguousarray(x)
-        return torch.from_numpy(x.view(np.int16).copy()).view(torch.bfloat16) if x.dtype == BF16 else torch.tensor(x)
-
     call, positional, keywords = make(name)
-    o, final_state = CHUNK(*map(tensor, positional), **{key: tensor(x) for key, x in keywords.items()})
+    o, final_state = CHUNK(*map(to_torch, positional), **{key: to_torch(x) for key, x in keywords.items()})
     call.run()
     assert final_state.dtype is torch.float32
     same(final_state.numpy(), call["final_states"])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import flashport
-from conftest import BF16
+from conftest import BF16, same, to_torch
 from delta_call import check, make_delta
 from flashport import fla
 
@@ -67,10 +67,6 @@ def judged(call):
     return call
 
 
-def same(a, b):
-    np.testing.assert_array_equal(*(np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}") for x in (a, b)))
-
-
 def test_the_signature_is_flas():
     parameters = inspect.signature(RECURRENT).parameters
     assert list(parameters) == [
@@ -106,21 +102,15 @@ def test_numpy(name, by_name):
 def test_torch(name):
     torch = pytest.importorskip("torch")
 
-    def tensor(x):
-        if not isinstance(x, np.ndarray):
-            return x
-        x = np.ascontiguousarray(x)
-        return torch.from_numpy(x.view(np.int16).copy()).view(torch.bfloat16) if x.dtype == BF16 else torch.tensor(x)
-
     call, positional, keywords = make(name)
-    tensors = [tensor(x) for x in positional]
-    o, final_state = RECURRENT(*tensors, **{key: tensor(x) for key, x in keywords.items()})
+    tensors = [to_torch(x) for x in positional]
+    o, final_state = RECURRENT(*tensors, **{key: to_torch(x) for key, x in keywords.items()})
     judged(call)
     assert final_state.dtype is torch.float32
     same(final_state.numpy(), call["final_states"])
     same(o.view(torch.int16).numpy().view(BF16) if o.dtype is torch.bfloat16 else o.numpy(), call["out"])
     if tensors[8] is not None:
-        assert torch.equal(tensors[8], tensor(call["state"]))
+        assert torch.equal(tensors[8], to_torch(call["state"]))
 
 
 def test_torch_views():

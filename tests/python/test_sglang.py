@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from chunk_call import check_chunk, make_chunk
-from conftest import BF16
+from conftest import BF16, same, to_torch
 from delta_call import check, make_delta
 from flashport import sglang
 
@@ -46,10 +46,6 @@ def make(name):
     keywords = {NAMES[name]: value for name, value in x.items() if name in NAMES}
     keywords["disable_state_update"] = not x["update_state"]
     return call, positional, keywords
-
-
-def same(a, b):
-    np.testing.assert_array_equal(*(np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}") for x in (a, b)))
 
 
 def test_the_signature_is_sglangs():
@@ -91,18 +87,12 @@ def test_numpy(name, by_name):
 def test_torch(name):
     torch = pytest.importorskip("torch")
 
-    def tensor(x):
-        if not isinstance(x, np.ndarray):
-            return x
-        x = np.ascontiguousarray(x)
-        return torch.from_numpy(x.view(np.int16).copy()).view(torch.bfloat16) if x.dtype == BF16 else torch.tensor(x)
-
     def array(x):
         return x.view(torch.int16).numpy().view(BF16) if x.dtype is torch.bfloat16 else x.numpy()
 
     call, positional, keywords = make(name)
-    positional = [tensor(x) for x in positional]
-    keywords = {key: tensor(value) for key, value in keywords.items()}
+    positional = [to_torch(x) for x in positional]
+    keywords = {key: to_torch(value) for key, value in keywords.items()}
     out = UPDATE(*positional, **keywords)
     call.run()
     assert out.dtype is torch.bfloat16
