@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -11,6 +12,7 @@ import pytest
 from flashport import oracle
 
 BF16 = ml_dtypes.bfloat16
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else JAX takes most of a GPU that others use, too
 
 
 def make_decode(lens=(100, 37, 1), heads=8, kv_heads=2, head_dim=128, dtype=BF16, seed=0):
