@@ -6,9 +6,10 @@ The table beside it, <device>.md, has each row with its figures, bars and whethe
     python benchmarks/run.py [--device cuda:0] [--rounds 9] [--match TEXT] [--plot]
 
 The harness is flashport.bench; this script adds where results lie and what they are held against. bars.csv names a
-row and one of its figures: `ratio` (our time over the best peer's), `seconds`, `host_seconds` and `inverse_share` (our
-time over the plain read's) are at most the bar; `share` (of the plain read's rate), `rate_of_b000` and
-`speedup_of_b000` (bytes a second, and time, against the first row) at least. The bars are for one NVIDIA H200.
+row and one of its figures: `ratio` (our time over the best peer's), `seconds`, `host_seconds`, `inverse_share` (our
+time over the plain read's) and `time_of` (over that of another row, `against`) are at most the bar; `share` (of the
+plain read's rate), `bytes_per_second`, `rate_of` and `speedup_of` (bytes a second, and time, against another row) at
+least. The bars are for one NVIDIA H200.
 """
 
 from __future__ import annotations
@@ -23,29 +24,32 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-AT_LEAST = ("share", "rate_of_b000", "speedup_of_b000")
-# How the table says a figure: words around it, its factor, its digits.
+AT_LEAST = ("bytes_per_second", "share", "rate_of", "speedup_of")
+# How the table says a figure: words around it and the row that it is against, its factor, its digits.
 SPELLED = {
     "ratio": ("{} of the best peer's time", 1, 3),
     "seconds": ("{} us", 1e6, 1),
     "host_seconds": ("{} us of host time", 1e6, 1),
     "inverse_share": ("{} of the read's time", 1, 3),
     "share": ("{}% of the read rate", 100, 1),
-    "rate_of_b000": ("{}% of the first row's rate", 100, 1),
-    "speedup_of_b000": ("{} times as fast as the first row", 1, 2),
+    "bytes_per_second": ("{} TB/s", 1e-12, 2),
+    "rate_of": ("{}% of the rate of {}", 100, 1),
+    "speedup_of": ("{} times as fast as {}", 1, 2),
+    "time_of": ("{} of the time of {}", 1, 3),
 }
 
 
-def figure(name: str, row: dict, rows: dict[str, dict]) -> float | None:
+def figure(name: str, row: dict, against: dict | None = None) -> float | None:
     """A figure of a row, or None where it was not measured."""
-    first = next((other for other in rows.values() if other["name"].startswith("b000_")), None)
+    if name in ("rate_of", "speedup_of", "time_of"):
+        if not row["seconds"] or against is None or not against["seconds"]:
+            return None
+        time = row["seconds"] / against["seconds"]
+        return {"rate_of": row["bytes"] / against["bytes"] / time, "speedup_of": 1 / time, "time_of": time}[name]
+    if name == "bytes_per_second":
+        return row["bytes"] / row["seconds"] if row["seconds"] else None
     if name == "inverse_share":
         return 1 / row["share"] if row["share"] else None
-    if name.endswith("_of_b000"):
-        if not row["seconds"] or first is None or not first["seconds"]:
-            return None
-        speedup = first["seconds"] / row["seconds"]
-        return speedup if name.startswith("speedup") else speedup * row["bytes"] / first["bytes"]
     return row[name]
 
 
@@ -58,6 +62,7 @@ class Verdict:
     value: float
     bar: float
     why: str
+    against: str = ""  # title of the row that the figure is against
 
     @property
     def at_least(self) -> bool:
@@ -73,7 +78,8 @@ class Verdict:
         """As the table has it."""
         words, scale, digits = SPELLED[self.figure]
         limit = f"{'at least' if self.at_least else 'at most'} {self.bar * scale:g}"
-        return f"{words.format(f'{self.value * scale:.{digits}f}')} ({limit}: {'met' if self.met else '**missed**'})"
+        said = words.format(f"{self.value * scale:.{digits}f}", self.against)
+        return f"{said} ({limit}: {'met' if self.met else '**missed**'})"
 
 
 def judge(result: dict) -> list[Verdict]:
@@ -82,10 +88,11 @@ def judge(result: dict) -> list[Verdict]:
     verdicts = []
     with (HERE / "bars.csv").open(newline="") as file:
         for bar in csv.DictReader(file):
-            row = rows.get(bar["name"])
-            value = figure(bar["figure"], row, rows) if row and not row["skipped"] else None
+            row, against = rows.get(bar["name"]), rows.get(bar["against"])
+            value = figure(bar["figure"], row, against) if row and not row["skipped"] else None
             if value is not None:
-                verdicts.append(Verdict(bar["name"], bar["figure"], value, float(bar["bar"]), bar["why"]))
+                title = against["title"] if against else ""
+                verdicts.append(Verdict(bar["name"], bar["figure"], value, float(bar["bar"]), bar["why"], title))
     return verdicts
 
 
@@ -95,19 +102,15 @@ def table(result: dict, verdicts: list[Verdict]) -> str:
     def microseconds(seconds: float | None) -> str:
         return f"{seconds * 1e6:.1f}" if seconds else "-"
 
-    peers = list(dict.fromkeys(name for row in result["rows"] for name in row["peers"]))
-    head = [
-        "batch x keys, heads, head_dim, types, cache",
-        "ours (us)",
-        *(f"{name} (us)" for name in peers),
-        "of read rate",
-    ]
-    lines = ["| " + " | ".join([*head, "held against its bar"]) + " |", "| --- " * (len(head) + 1) + "|"]
+    head = ["batch x keys, heads, head_dim, types, cache", "ours (us)", "peers (us)", "of read rate"]
+    head.append("held against its bar")
+    lines = ["| " + " | ".join(head) + " |", "| --- " * len(head) + "|"]
     for row in result["rows"]:
         if row["skipped"]:
             continue
-        cells = [row["title"], microseconds(row["seconds"])]
-        cells += [microseconds(row["peers"].get(name)) for name in peers]
+        peers = [f"{name} {microseconds(seconds)}" for name, seconds in row["peers"].items()]
+        peers += [f"{name} failed" for name in row["peers_failed"]]
+        cells = [row["title"], microseconds(row["seconds"]), ", ".join(peers) or "-"]
         cells.append(f"{row['share']:.1%}" if row["share"] else "-")
         cells.append("; ".join(verdict.text() for verdict in verdicts if verdict.row == row["name"]))
         lines.append("| " + " | ".join(cells) + " |")

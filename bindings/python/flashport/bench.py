@@ -2,12 +2,15 @@
 
 All candidates of a case run in one process in interleaved rounds; a ratio is one of medians. On a GPU each candidate is
 a captured graph of several calls, so neither host time nor launches are in the figures (this needs torch); page tables
-are random permutations. On the CPU, and on a GPU without torch, calls are timed by the host clock.
+are random permutations. On the CPU, and on a GPU without torch, calls are timed by the host clock. The cases of the
+gated delta rule are those of bench_gated_delta, which has its figures made here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib.metadata
 import math
 import platform
 import statistics
@@ -25,6 +28,7 @@ from flashport.cases import DecodeCase, load_cases, make_data
 Call = Callable[[], object]
 STAGE2 = "stage2_64x8192_d128_b128"  # the second stage alone, beside the case list
 STAGE2_TITLE = "stage 2 alone, 64 x 8192 in blocks of 128, 32, 128, fp32 to bf16"
+_HOST_BYTES = 16e6  # host time is measured of cases below
 
 
 @dataclass
@@ -38,6 +42,7 @@ class Row:
     seconds: float | None = None
     read_seconds: float | None = None
     peers: dict[str, float] = dataclasses.field(default_factory=dict)
+    peers_failed: dict[str, str] = dataclasses.field(default_factory=dict)  # installed, and why there is no figure
     host_seconds: float | None = None
     skipped: str = ""
 
@@ -61,7 +66,7 @@ def environment(device: str) -> dict[str, Any]:
         "command": " ".join(sys.argv),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
-    torch = _torch(device)
+    torch = find_torch(device)
     if torch is not None:
         found["torch"] = torch.__version__
         if device != "cpu":
@@ -69,6 +74,9 @@ def environment(device: str) -> dict[str, Any]:
             found["cudnn"] = torch.backends.cudnn.version()
         else:
             found["threads"] = torch.get_num_threads()
+    for peer in ("triton", "fla-core", "sglang"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[peer] = importlib.metadata.version(peer)
     return found
 
 
@@ -84,16 +92,19 @@ def run_case(case: DecodeCase, device: str, target: str, rounds: int = 9, larges
     if not support:
         row.skipped = support.reason
     elif case.kv_bytes > largest:
-        row.skipped = f"{case.kv_bytes / 1e6:.0f} MB is too large for this device's run"
+        row.skipped = too_large(case.kv_bytes)
     if row.skipped:
         return row
     row.kernel = devices.which_kernel(case.q, case.kv, case.dk, case.dv, case.hq // case.hkv, case.q_len, target)
-    torch = _torch(device)
+    torch = find_torch(device)
     ours, peers = _candidates_torch(torch, case, device) if torch else _candidates_plain(case, device)
-    _measure(row, torch, device, ours, peers, rounds)
-    if case.kv_bytes < 16e6 and device != "cpu":
-        row.host_seconds = _host_seconds(ours, device)
+    measure(row, torch, device, ours, peers, rounds)
     return row
+
+
+def too_large(count: int) -> str:
+    """Why a case of so many bytes is skipped."""
+    return f"{count / 1e6:.0f} MB is too large for this device's run"
 
 
 def run_stage2(device: str, target: str, rounds: int = 9) -> Row:
@@ -102,29 +113,30 @@ def run_stage2(device: str, target: str, rounds: int = 9) -> Row:
     count = batch * heads * blocks * (head_dim + 1) * 4
     row = Row(STAGE2, STAGE2_TITLE, count)
     row.kernel = f"decode_stage2/{target}"
-    torch = _torch(device)
+    torch = find_torch(device)
     if torch:
-        mid = torch.randn(batch, heads, blocks, head_dim, device=_torch_device(device))
-        mid_lse = torch.randn(batch, heads, blocks, device=_torch_device(device))
-        lens = torch.full((batch,), blocks * block_seq, dtype=torch.int32, device=_torch_device(device))
-        out = torch.empty(batch, heads, head_dim, dtype=torch.bfloat16, device=_torch_device(device))
+        mid = torch.randn(batch, heads, blocks, head_dim, device=torch_device(device))
+        mid_lse = torch.randn(batch, heads, blocks, device=torch_device(device))
+        lens = torch.full((batch,), blocks * block_seq, dtype=torch.int32, device=torch_device(device))
+        out = torch.empty(batch, heads, head_dim, dtype=torch.bfloat16, device=torch_device(device))
     else:
         rng = np.random.default_rng(0)
-        mid = _on(rng.standard_normal((batch, heads, blocks, head_dim), np.float32), device)
-        mid_lse = _on(rng.standard_normal((batch, heads, blocks), np.float32), device)
-        lens = _on(np.full(batch, blocks * block_seq, np.int32), device)
+        mid = on(rng.standard_normal((batch, heads, blocks, head_dim), np.float32), device)
+        mid_lse = on(rng.standard_normal((batch, heads, blocks), np.float32), device)
+        lens = on(np.full(batch, blocks * block_seq, np.int32), device)
         out = _core.DeviceArray((batch, heads, head_dim), "bfloat16", device)
-    _measure(row, torch, device, lambda: decode.flash_decode_stage2(mid, mid_lse, lens, out, block_seq), {}, rounds)
+    measure(row, torch, device, lambda: decode.flash_decode_stage2(mid, mid_lse, lens, out, block_seq), {}, rounds)
     return row
 
 
-def _on(values: np.ndarray, device: str) -> Any:
+def on(values: np.ndarray, device: str) -> Any:
+    """A copy on a device, without torch."""
     array = _core.DeviceArray(values.shape, values.dtype.name, device)
     array.copy_from(values)
     return array
 
 
-def _torch(device: str) -> Any:
+def find_torch(device: str) -> Any:
     """torch, where it is installed and sees the device."""
     try:
         import torch
@@ -133,8 +145,9 @@ def _torch(device: str) -> Any:
     return torch if device == "cpu" or torch.cuda.is_available() else None
 
 
-def _torch_device(device: str) -> str:
-    return device.replace("hip", "cuda")  # torch's name for AMD GPUs
+def torch_device(device: str) -> str:
+    """torch's name of a device."""
+    return device.replace("hip", "cuda")  # of AMD GPUs, too
 
 
 def _candidates_plain(case: DecodeCase, device: str) -> tuple[Call, dict[str, Call]]:
@@ -146,7 +159,7 @@ def _candidates_plain(case: DecodeCase, device: str) -> tuple[Call, dict[str, Ca
 
 def _candidates_torch(torch: Any, case: DecodeCase, device: str) -> tuple[Call, dict[str, Call]]:
     """Our call on random data made on the device, and torch's own kernels on contiguous keys and values."""
-    where = _torch_device(device)
+    where = torch_device(device)
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[case.q]
     batch = len(case.lens)
     q = torch.randn(batch, case.hq, case.dk, device=where).to(dtype)
@@ -154,8 +167,8 @@ def _candidates_torch(torch: Any, case: DecodeCase, device: str) -> tuple[Call, 
     page = case.page or (1 if case.layout == "token" else max(case.lens))
     counts = [-(-length // page) for length in case.lens]
     shape = (sum(counts), page, case.hkv)
-    k_cache = _random_cache(torch, (*shape, case.dk), case.kv, where)
-    v_cache = _random_cache(torch, (*shape, case.dv), case.kv, where)
+    k_cache = random_tensor(torch, (*shape, case.dk), case.kv, where)
+    v_cache = random_tensor(torch, (*shape, case.dv), case.kv, where)
     arguments: dict[str, Any] = {}
     if case.layout != "nhd":
         pages = torch.randperm(sum(counts), device=where, dtype=torch.int32)
@@ -176,7 +189,8 @@ def _candidates_torch(torch: Any, case: DecodeCase, device: str) -> tuple[Call, 
     return ours, peers
 
 
-def _random_cache(torch: Any, shape: tuple[int, ...], kv: str, where: str) -> Any:
+def random_tensor(torch: Any, shape: tuple[int, ...], kv: str, where: str) -> Any:
+    """Normally distributed values in an element format."""
     if kv == "q8_0":
         blocks = shape[-1] // numerics.BLOCK_VALUES
         quants = torch.randint(-127, 128, (*shape[:-1], blocks, numerics.BLOCK_VALUES), dtype=torch.int8, device=where)
@@ -200,8 +214,8 @@ def _sdpa_peers(torch: Any, case: DecodeCase, q: Any, where: str) -> dict[str, C
 
     batch, length = len(case.lens), case.lens[0]
     query = q.unsqueeze(2)
-    k = _random_cache(torch, (batch, case.hkv, length, case.dk), case.kv, where)
-    v = _random_cache(torch, (batch, case.hkv, length, case.dv), case.kv, where)
+    k = random_tensor(torch, (batch, case.hkv, length, case.dk), case.kv, where)
+    v = random_tensor(torch, (batch, case.hkv, length, case.dv), case.kv, where)
     attend = torch.nn.functional.scaled_dot_product_attention
     if where == "cpu":
         return {"torch SDPA": lambda: attend(query, k, v, enable_gqa=True)}
@@ -220,23 +234,19 @@ def _sdpa_peers(torch: Any, case: DecodeCase, q: Any, where: str) -> dict[str, C
     return peers
 
 
-def _measure(row: Row, torch: Any, device: str, ours: Call, peers: dict[str, Call], rounds: int) -> None:
-    """Interleaved rounds of our call, the peers, and the plain read of as many bytes."""
-    candidates = {"ours": ours, **peers}
-    words = row.bytes // 4
-    if torch:
-        buffer = torch.zeros(words, dtype=torch.int32, device=_torch_device(device))
-    else:
-        buffer = _core.DeviceArray((words,), "int32", device)
-        buffer.fill_zero()
-    try:
-        _core.read_memory(buffer)
-        candidates["read"] = lambda: _core.read_memory(buffer)
-    except NotImplementedError:
-        pass
-    timers = {}
-    for name, call in candidates.items():
-        timers[name] = _graph_timer(torch, call) if torch and device != "cpu" else _clock_timer(call, device)
+def measure(
+    row: Row, torch: Any, device: str, ours: Call, peers: dict[str, Call], rounds: int, read: bool = True
+) -> None:
+    """Interleaved rounds of our call, the peers, and with ``read`` the plain read of as many bytes; our host time."""
+    timers = {"ours": _timer(torch, device, ours)}
+    for name, call in peers.items():
+        try:
+            timers[name] = _timer(torch, device, call)
+        except Exception as error:  # whatever comes of a peer, ours is measured
+            row.peers_failed[name] = failure(error)
+    if read:
+        with contextlib.suppress(NotImplementedError):
+            timers["read"] = _timer(torch, device, _read(torch, device, row.bytes // 4))
     samples: dict[str, list[float]] = {name: [] for name in timers}
     for _ in range(rounds):
         for name, timer in timers.items():
@@ -245,6 +255,28 @@ def _measure(row: Row, torch: Any, device: str, ours: Call, peers: dict[str, Cal
     row.seconds = medians.pop("ours")
     row.read_seconds = medians.pop("read", None)
     row.peers = medians
+    if row.bytes < _HOST_BYTES and device != "cpu":
+        row.host_seconds = _host_seconds(ours, device)
+
+
+def failure(error: Exception) -> str:
+    """An error in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:400]
+
+
+def _read(torch: Any, device: str, words: int) -> Call:
+    """A plain read of a buffer; NotImplementedError where the target has no such kernel."""
+    if torch:
+        buffer = torch.zeros(words, dtype=torch.int32, device=torch_device(device))
+    else:
+        buffer = _core.DeviceArray((words,), "int32", device)
+        buffer.fill_zero()
+    _core.read_memory(buffer)
+    return lambda: _core.read_memory(buffer)
+
+
+def _timer(torch: Any, device: str, call: Call) -> Call:
+    return _graph_timer(torch, call) if torch and device != "cpu" else _clock_timer(call, device)
 
 
 def _clock_timer(call: Call, device: str) -> Call:
@@ -324,7 +356,7 @@ def plot(rows: list[Row], title: str, path: str) -> None:
     axes.set_yticks([y + 0.4 - height / 2 for y in range(len(shown))], [row.title for row in shown], fontsize=8)
     axes.invert_yaxis()
     axes.axvline(100, color="gray", linewidth=1, linestyle=":")
-    axes.set_xlabel("rate of key and value bytes, in % of a plain read of as many bytes")
+    axes.set_xlabel("rate of key, value and state bytes, in % of a plain read of as many bytes")
     axes.set_title(title, fontsize=10)
     axes.legend(loc="lower right", fontsize=8)
     figure.savefig(path, dpi=150)

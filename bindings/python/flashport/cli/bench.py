@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from functools import partial
 from pathlib import Path
 
 import click
@@ -11,6 +12,7 @@ from rich.progress import track
 from rich.table import Table
 
 from flashport import bench as harness
+from flashport import bench_gated_delta
 from flashport.cli.common import (
     OUTPUT_FILE,
     ChosenDevice,
@@ -32,24 +34,30 @@ _CPU_BYTES = 300e6  # a CPU's run leaves larger cases out unless one is named
 @click.option("--json", "json_path", type=OUTPUT_FILE, help="Write the figures here.")
 @click.option("--plot", "plot_path", type=OUTPUT_FILE, help="Draw them to a PNG file.")
 def bench(device_name: str | None, match: str, rounds: int, json_path: Path | None, plot_path: Path | None) -> None:
-    """Time flash decoding beside torch's attention and a plain read of equal bytes."""
+    """Time flash decoding and the gated delta rule beside peers and a plain read of equal bytes.
+
+    Peers are torch's attention, SGLang and flash-linear-attention, where they are installed.
+    """
     if plot_path is not None and importlib.util.find_spec("matplotlib") is None:
         raise click.UsageError("--plot needs matplotlib: pip install 'flashport[bench]'")
     device = choose_device(device_name)
     console.print(f"[bold]{device.title}[/]")
     largest = _CPU_BYTES if device.is_cpu and not match else float("inf")
-    rows = [
-        harness.run_case(case, device.device, device.target, rounds, largest)
-        for case in track(harness.cases(match), description="cases", console=console, transient=True)
-    ]
+    where = device.device, device.target, rounds
+    runs = [partial(harness.run_case, case, *where, largest) for case in harness.cases(match)]
     if match in harness.STAGE2 or match in harness.STAGE2_TITLE:
-        rows.append(harness.run_stage2(device.device, device.target, rounds))
+        runs.append(partial(harness.run_stage2, *where))
+    runs += [partial(bench_gated_delta.run_case, case, *where, largest) for case in bench_gated_delta.cases(match)]
+    rows = [run() for run in track(runs, description="cases", console=console, transient=True)]
     if not rows:
         raise click.BadParameter(f"no case contains {match!r}", param_hint="--match")
     console.print(_table(rows))
     for row in rows:
         if row.skipped:
             console.print(f"skipped {row.title}: {row.skipped}", style="dim", highlight=False, soft_wrap=True)
+        for name, reason in row.peers_failed.items():
+            text = f"no figure of {name} for {row.title}: {reason}"
+            console.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
     if json_path is not None:
         json_path.write_text(json.dumps(_result(device, rounds, rows), indent=1) + "\n")
     if plot_path is not None:
@@ -57,10 +65,9 @@ def bench(device_name: str | None, match: str, rounds: int, json_path: Path | No
 
 
 def _table(rows: list[harness.Row]) -> Table:
-    peers = list(dict.fromkeys(name for row in rows for name in row.peers))
     table = Table(caption="ratio: our time over the best peer's, medians of interleaved rounds")
     table.add_column("requests, q/kv heads, head dim, types, cache")
-    for heading in ("time", "GB/s", "of read rate", *peers, "ratio", "host"):
+    for heading in ("time", "GB/s", "of read rate", "peers", "ratio", "host"):
         table.add_column(heading, justify="right")
     for row in rows:
         if row.seconds is None:
@@ -69,8 +76,8 @@ def _table(rows: list[harness.Row]) -> Table:
             row.title,
             seconds_text(row.seconds),
             rate_text(row.bytes, row.seconds),
-            share_text(row.seconds, row.read_seconds),
-            *(seconds_text(row.peers[name]) if name in row.peers else "" for name in peers),
+            "" if row.read_seconds is None else share_text(row.seconds, row.read_seconds),
+            "\n".join(f"{name} {seconds_text(seconds)}" for name, seconds in row.peers.items()),
             "" if row.ratio is None else f"{row.ratio:.3f}",
             "" if row.host_seconds is None else seconds_text(row.host_seconds),
         )
