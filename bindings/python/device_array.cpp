@@ -239,7 +239,7 @@ Device device_from_name(const std::string& name) {
   throw ValueError("device must be \"cpu\", \"cuda:<index>\" or \"hip:<index>\", got \"" + name + "\"");
 }
 
-DType dtype_from_name(const std::string& name) {
+DType dtype_from_name(const std::string& name, const char* argument) {
   static constexpr DType kAll[] = {DType::kFloat32, DType::kFloat16,     DType::kBFloat16,
                                    DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kInt32,
                                    DType::kInt64,   DType::kUInt32,      DType::kUInt8};
@@ -251,7 +251,7 @@ DType dtype_from_name(const std::string& name) {
   if (name == "bf16") return DType::kBFloat16;
   if (name == "fp8_e4m3") return DType::kFp8E4M3;
   if (name == "fp8_e4m3fnuz") return DType::kFp8E4M3Fnuz;
-  std::string text = "dtype must be one of";
+  std::string text = std::string(argument) + " must be one of";
   for (const DType dtype : kAll) text += std::string(dtype == kAll[0] ? " " : ", ") + dtype_name(dtype);
   throw ValueError(text + ", got \"" + name + "\"");
 }

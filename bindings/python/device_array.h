@@ -24,6 +24,6 @@ void synchronize(Device device, Stream stream);
 
 // "cuda:1" as a Device, "bf16" or "bfloat16" as a DType; ValueError if there is none such.
 Device device_from_name(const std::string& name);
-DType dtype_from_name(const std::string& name);
+DType dtype_from_name(const std::string& name, const char* argument = "dtype");
 
 }  // namespace flashport::python

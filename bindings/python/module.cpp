@@ -4,10 +4,13 @@
 #include <pybind11/stl.h>
 
 #include <exception>
+#include <initializer_list>
 #include <string>
 
 #include <flashport/backend.h>
 #include <flashport/decode.h>
+#include <flashport/error.h>
+#include <flashport/gated_delta.h>
 
 #include "bindings/python/call.h"
 #include "bindings/python/device_array.h"
@@ -22,7 +25,49 @@ namespace {
 DecodeQuery decode_query(const std::string& target, const std::string& q_dtype, const std::string& kv,
                          std::int64_t head_dim_qk, std::int64_t head_dim_v, std::int64_t group_size,
                          std::int64_t q_len) {
-  return {target, dtype_from_name(q_dtype), kv, head_dim_qk, head_dim_v, group_size, q_len};
+  return {target, dtype_from_name(q_dtype, "q_dtype"), kv, head_dim_qk, head_dim_v, group_size, q_len};
+}
+
+// The place of a word among those that an argument may be.
+int place_of(const char* name, const std::string& word, std::initializer_list<const char*> words) {
+  std::string text = std::string(name) + " must be";
+  int place = 0;
+  for (const char* one : words) {
+    if (word == one) return place;
+    text += std::string(place++ == 0                              ? " \""
+                        : place == static_cast<int>(words.size()) ? " or \""
+                                                                  : ", \"") +
+            one + "\"";
+  }
+  throw ValueError(text + ", got \"" + word + "\"");
+}
+
+GatedDeltaQuery gated_delta_query(const std::string& target, const std::string& operation, const std::string& q_dtype,
+                                  const std::string& state_dtype, std::int64_t head_dim_k, std::int64_t head_dim_v,
+                                  const std::string& state_layout, const std::string& gate) {
+  return {target,
+          static_cast<GatedDeltaOperation>(place_of("operation", operation, {"update", "chunk"})),
+          dtype_from_name(q_dtype, "q_dtype"),
+          dtype_from_name(state_dtype, "state_dtype"),
+          head_dim_k,
+          head_dim_v,
+          static_cast<StateLayout>(place_of("state_layout", state_layout, {"vk", "kv"})),
+          static_cast<GateForm>(place_of("gate", gate, {"head", "key", "any"}))};
+}
+
+// What is asked of a query that `make_query` makes of Python's arguments.
+template <class Query, class... Arguments>
+void define_query(py::module_& module, const char* name, Query (*make_query)(Arguments...),
+                  Support (*answer)(const Query&)) {
+  module.def(name, [=](Arguments... arguments) {
+    const Support support = answer(make_query(arguments...));
+    return py::make_tuple(support.supported, support.reason);
+  });
+}
+template <class Query, class... Arguments>
+void define_query(py::module_& module, const char* name, Query (*make_query)(Arguments...),
+                  std::string (*answer)(const Query&)) {
+  module.def(name, [=](Arguments... arguments) { return answer(make_query(arguments...)); });
 }
 
 void define_backends(py::module_& module) {
@@ -70,17 +115,10 @@ PYBIND11_MODULE(_core, module) {
   define_backends(module);
   define_read_memory(module);
   module.def("num_splits_heuristic", &num_splits_heuristic);
-  module.def(
-      "supports", [](const std::string& target, const std::string& q_dtype, const std::string& kv,
-                     std::int64_t head_dim_qk, std::int64_t head_dim_v, std::int64_t group_size, std::int64_t q_len) {
-        const Support support = supports(decode_query(target, q_dtype, kv, head_dim_qk, head_dim_v, group_size, q_len));
-        return py::make_tuple(support.supported, support.reason);
-      });
-  module.def("which_kernel",
-             [](const std::string& target, const std::string& q_dtype, const std::string& kv, std::int64_t head_dim_qk,
-                std::int64_t head_dim_v, std::int64_t group_size, std::int64_t q_len) {
-               return which_kernel(decode_query(target, q_dtype, kv, head_dim_qk, head_dim_v, group_size, q_len));
-             });
+  define_query(module, "supports", decode_query, supports);
+  define_query(module, "which_kernel", decode_query, which_kernel);
+  define_query(module, "supports_gated_delta", gated_delta_query, supports_gated_delta);
+  define_query(module, "which_gated_delta_kernel", gated_delta_query, which_gated_delta_kernel);
 }
 
 }  // namespace flashport::python

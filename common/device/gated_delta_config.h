@@ -2,13 +2,11 @@
 // cmake/gated_delta_instances.txt) and how <vendor>/tuning/<target>.h cuts the work for that shape.
 #pragma once
 
+#include <flashport/gated_delta.h>
+
 #include "common/device/params.h"
 
 namespace flashport {
-
-// What a kernel makes decays and rates of. kHead, kKey: of a, A_log and dt_bias, of each head or key, and of b. kAny:
-// of whatever a call has.
-enum class GateForm : std::int32_t { kHead, kKey, kAny };
 
 struct GatedDeltaShape {
   int head_dim_k;  // extent of the tile: shorter heads ride it with zero fill

@@ -101,14 +101,18 @@ void Check::shape(const TensorView& view, const char* name, const char* axes,
               shape_text(view));
 }
 
-void Check::dtype(const TensorView& view, const char* name, std::initializer_list<DType> allowed) const {
-  if (std::find(allowed.begin(), allowed.end(), view.dtype) != allowed.end()) return;
+std::string dtype_problem(const char* name, DType type, std::initializer_list<DType> allowed) {
+  if (std::find(allowed.begin(), allowed.end(), type) != allowed.end()) return "";
   std::string text = std::string(name) + " must be ";
-  for (const DType* type = allowed.begin(); type != allowed.end(); ++type) {
-    if (type != allowed.begin()) text += type + 1 == allowed.end() ? " or " : ", ";
-    text += dtype_name(*type);
+  for (const DType* one = allowed.begin(); one != allowed.end(); ++one) {
+    if (one != allowed.begin()) text += one + 1 == allowed.end() ? " or " : ", ";
+    text += dtype_name(*one);
   }
-  type_error(text + ", got " + dtype_name(view.dtype));
+  return text + ", got " + dtype_name(type);
+}
+
+void Check::dtype(const TensorView& view, const char* name, std::initializer_list<DType> allowed) const {
+  if (const std::string problem = dtype_problem(name, view.dtype, allowed); !problem.empty()) type_error(problem);
 }
 
 void Check::device(const TensorView& view, const char* name, const TensorView& like, const char* like_name) const {

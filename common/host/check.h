@@ -19,6 +19,9 @@ namespace flashport {
 [[nodiscard]] std::string tuple_text(const std::int64_t* values, int count);
 [[nodiscard]] std::string shape_text(const TensorView& view);
 
+// Empty, or "<name> must be <the types allowed>, got <type>".
+[[nodiscard]] std::string dtype_problem(const char* name, DType type, std::initializer_list<DType> allowed);
+
 // An extent that shape() accepts whatever it is.
 inline constexpr std::int64_t kAnyExtent = std::numeric_limits<std::int64_t>::min();
 

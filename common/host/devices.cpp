@@ -74,11 +74,10 @@ std::string first_target(DeviceKind kind) {
 DeviceContext::DeviceContext(const BackendAbi* abi, Device device, const BackendDevice& info)
     : abi_(abi),
       device_(device),
-      target_(info.target),
+      target_{info.target, device.kind, kernels_of(*abi, info.target)},
       multiprocessors_(info.multiprocessors < 1 ? 1 : info.multiprocessors),
-      kernels_(kernels_of(*abi, info.target)),
-      occupancy_(new std::atomic<int>[kernels_.size()]()) {
-  for (const KernelEntry& kernel : kernels_) {
+      occupancy_(new std::atomic<int>[target_.kernels.size()]()) {
+  for (const KernelEntry& kernel : target_.kernels) {
     const std::string_view key = kernel.key;
     if (key.starts_with("decode_stage2/")) decode_stage2_ = &kernel;
     if (key.starts_with("merge_states/")) merge_states_ = &kernel;
@@ -92,7 +91,7 @@ int DeviceContext::multiprocessors() const {
 }
 
 const KernelEntry& DeviceContext::plain_kernel(const Check& check, const KernelEntry* kernel, const char* name) const {
-  if (kernel == nullptr) check.not_supported(target_ + " was built without the kernel " + name);
+  if (kernel == nullptr) check.not_supported(target_.name + " was built without the kernel " + name);
   return *kernel;
 }
 
@@ -107,7 +106,7 @@ const KernelEntry& DeviceContext::append_kv(const Check& check) const {
 }
 
 int DeviceContext::occupancy(const Check& check, const KernelEntry& kernel) {
-  std::atomic<int>& known = occupancy_[static_cast<std::size_t>(&kernel - kernels_.data())];
+  std::atomic<int>& known = occupancy_[static_cast<std::size_t>(&kernel - target_.kernels.data())];
   int blocks = known.load(std::memory_order_relaxed);
   if (blocks > 0) return blocks;
   expect(check, abi_->occupancy(device_.index, &kernel, &blocks));
@@ -168,12 +167,12 @@ TargetView find_target(const std::string& name, std::string& reason) {
         reason = std::string(info.name) + " (" + info.architecture + ") is served by none of the compiled targets (" +
                  compiled_targets(*backend.abi) + ")";
       } else {
-        return {info.target, kernels_of(*backend.abi, info.target)};
+        return {info.target, kind, kernels_of(*backend.abi, info.target)};
       }
       return {};
     }
     const auto kernels = kernels_of(*backend.abi, target.c_str());
-    if (!kernels.empty()) return {target, kernels};
+    if (!kernels.empty()) return {target, kind, kernels};
     looked += std::string("; ") + backend_name(kind) + " has " + compiled_targets(*backend.abi);
   }
   reason = "no target \"" + target + "\" is compiled into this installation" + looked;

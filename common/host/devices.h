@@ -13,14 +13,21 @@
 
 namespace flashport {
 
+struct TargetView {
+  std::string name;
+  DeviceKind kind = DeviceKind::kCpu;
+  std::span<const KernelEntry> kernels;
+};
+
 class DeviceContext {
  public:
   DeviceContext(const BackendAbi* abi, Device device, const BackendDevice& info);
 
   [[nodiscard]] Device device() const { return device_; }
   [[nodiscard]] const BackendAbi& abi() const { return *abi_; }
-  [[nodiscard]] const std::string& target() const { return target_; }
-  [[nodiscard]] std::span<const KernelEntry> kernels() const { return kernels_; }
+  [[nodiscard]] const TargetView& target_view() const { return target_; }
+  [[nodiscard]] const std::string& target() const { return target_.name; }
+  [[nodiscard]] std::span<const KernelEntry> kernels() const { return target_.kernels; }
   // The count that schedules are cut for: the device's own, or the limit set for tests.
   [[nodiscard]] int multiprocessors() const;
   [[nodiscard]] bool is_cpu() const { return device_.kind == DeviceKind::kCpu; }
@@ -47,13 +54,12 @@ class DeviceContext {
 
   const BackendAbi* abi_;
   Device device_;
-  std::string target_;
+  TargetView target_;
   int multiprocessors_;
-  std::span<const KernelEntry> kernels_;
   const KernelEntry* decode_stage2_ = nullptr;
   const KernelEntry* merge_states_ = nullptr;
   const KernelEntry* append_kv_ = nullptr;
-  std::unique_ptr<std::atomic<int>[]> occupancy_;  // beside kernels_; 0: not asked yet
+  std::unique_ptr<std::atomic<int>[]> occupancy_;  // beside the kernels; 0: not asked yet
 };
 
 // The device that `tensor` lies on. Throws NotSupportedError where no backend or target serves it.
@@ -61,10 +67,6 @@ class DeviceContext {
 
 // The kernels of a target: a compiled target's name, or "cpu", "cuda", "hip" for that of the first device, or "" for
 // that of the first GPU, else of the CPU. Sets `reason` where there are none.
-struct TargetView {
-  std::string name;
-  std::span<const KernelEntry> kernels;
-};
 [[nodiscard]] TargetView find_target(const std::string& name, std::string& reason);
 
 // Devices are looked up again at their next use. No other call may run meanwhile.

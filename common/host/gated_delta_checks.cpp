@@ -5,17 +5,15 @@
 #include <string>
 #include <utility>
 
+#include "common/host/gated_delta_choice.h"
+
 namespace flashport {
 namespace {
 
-constexpr std::int64_t kLeastHeadDim = 16, kMostHeadDim = 256, kHeadDimStep = 8;
-constexpr std::int64_t kMostExtent = std::numeric_limits<std::int32_t>::max() / kMostHeadDim;
+constexpr std::int64_t kMostExtent = std::numeric_limits<std::int32_t>::max() / kMostDeltaHeadDim;
 
 void check_head_dim(const Check& check, const char* name, std::int64_t dim) {
-  if (dim >= kLeastHeadDim && dim <= kMostHeadDim && dim % kHeadDimStep == 0) return;
-  check.not_supported(std::string(name) + " must be a multiple of " + std::to_string(kHeadDimStep) + " from " +
-                      std::to_string(kLeastHeadDim) + " to " + std::to_string(kMostHeadDim) + ", got " +
-                      std::to_string(dim));
+  if (const std::string problem = head_dim_problem(name, dim); !problem.empty()) check.not_supported(problem);
 }
 
 std::string at_text(const char* name, std::int64_t place) {

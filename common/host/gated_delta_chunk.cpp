@@ -8,8 +8,8 @@
 
 #include "common/host/devices.h"
 #include "common/host/gated_delta_checks.h"
+#include "common/host/gated_delta_choice.h"
 #include "common/host/gated_delta_problem.h"
-#include "common/host/kernel_choice.h"
 #include "common/host/lengths.h"
 #include "common/host/workspace.h"
 
@@ -44,20 +44,14 @@ void bind(const Layout& layout, void* data, GatedDeltaChunkParams& p) {
   p.workspace = {at, at + layout.matrices, reinterpret_cast<ChunkFactors*>(at + 2 * layout.matrices)};
 }
 
-// CPUs compute in fp32 whatever the inputs are, GPUs in their type.
-const KernelEntry& choose_kernel(const Check& check, const GatedDeltaChunkParams& p, const DeviceContext& device,
-                                 const char* name) {
-  MathType math = MathType::kFp32;
-  if (!device.is_cpu() && p.q.dtype == DType::kBFloat16) math = MathType::kBf16;
-  if (!device.is_cpu() && p.q.dtype == DType::kFloat16) math = MathType::kFp16;
+ChunkKernels choose_kernels(const Check& check, const GatedDeltaChunkArgs& a, const DeviceContext& device) {
+  const GatedDeltaRequest request{a.q.dtype,      a.state ? a.state->dtype : DType::kFloat32,
+                                  a.q.shape[3],   a.v.shape[3],
+                                  a.state_layout, GateForm::kHead};
   std::string reason;
-  const KernelEntry* kernel =
-      choose_gated_delta_chunk(device.kernels(), device.target(), name, math, p.head_dim_k, reason);
-  if (kernel == nullptr) check.not_supported(reason);
-  return *kernel;
-}
-const KernelEntry& chain_kernel(const Check& check, const GatedDeltaChunkParams& p, const DeviceContext& device) {
-  return choose_kernel(check, p, device, "gated_delta_chunk");
+  const ChunkKernels kernels = choose_gated_delta_chunk(device.target_view(), request, reason);
+  if (!reason.empty()) check.not_supported(reason);
+  return kernels;
 }
 
 void check_contents(const GatedDeltaChunkArgs& a, const GatedDeltaChunkParams& p, const DeviceContext& device,
@@ -82,22 +76,22 @@ void gated_delta_chunk(const GatedDeltaChunkArgs& args, Stream stream) {
   GatedDeltaChunkParams p = gated_delta_chunk_problem(kCheck, args);
   if (p.batch == 0 || (p.tokens == 0 && !args.final_states)) return;
   DeviceContext& device = device_context(kCheck, args.q, "q");
-  const KernelEntry& chain = chain_kernel(kCheck, p, device);
-  const KernelEntry& prepare = choose_kernel(kCheck, p, device, "gated_delta_prepare");
+  const ChunkKernels kernels = choose_kernels(kCheck, args, device);
   if (checks_contents(kCheck, device, stream)) check_contents(args, p, device, stream);
-  const Layout layout = layout_of(p, chain);
+  const Layout layout = layout_of(p, *kernels.chain);
   const WorkspaceLease workspace =
       acquire_workspace(kCheck, device, stream, layout.bytes(), args.workspace, WorkspaceUse::kScratch);
   bind(layout, workspace.data(), p);
-  if (p.tokens > 0) device.launch(kCheck, stream, prepare, layout.slots * p.num_heads, p);
+  if (p.tokens > 0) device.launch(kCheck, stream, *kernels.prepare, layout.slots * p.num_heads, p);
   const std::int64_t slices = (p.head_dim_v + kChunkColumns - 1) / kChunkColumns;
-  device.launch(kCheck, stream, chain, std::min(std::int64_t{p.batch} * p.num_v_heads * slices, kMaxBlocks), p);
+  device.launch(kCheck, stream, *kernels.chain, std::min(std::int64_t{p.batch} * p.num_v_heads * slices, kMaxBlocks),
+                p);
 }
 
 std::int64_t gated_delta_chunk_workspace_size(const GatedDeltaChunkArgs& args) {
   constexpr Check check("gated_delta_chunk_workspace_size");
   const GatedDeltaChunkParams p = gated_delta_chunk_problem(check, args);
-  return layout_of(p, chain_kernel(check, p, device_context(check, args.q, "q"))).bytes();
+  return layout_of(p, *choose_kernels(check, args, device_context(check, args.q, "q")).chain).bytes();
 }
 
 }  // namespace flashport

@@ -6,6 +6,7 @@
 
 #include "common/host/decode_problem.h"
 #include "common/host/gated_delta_checks.h"
+#include "common/host/gated_delta_choice.h"
 #include "common/host/gated_delta_problem.h"
 
 namespace flashport {
@@ -105,16 +106,16 @@ void for_each_optional(const GatedDeltaChunkArgs& a, const F& f) {
 }
 
 void check_types_and_devices(const Check& check, const GatedDeltaChunkArgs& a) {
-  check.dtype(a.q, "q", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
+  check.dtype(a.q, "q", kDeltaTypes);
   check.dtype(a.k, "k", {a.q.dtype});
   check.dtype(a.v, "v", {a.q.dtype});
   check.dtype(a.g, "g", {DType::kFloat32, DType::kFloat16, DType::kBFloat16});
   check.dtype(a.beta, "beta", {DType::kFloat32, DType::kFloat16, DType::kBFloat16});
   check.dtype(a.a_log, "A_log", {DType::kFloat32});
   check.dtype(a.dt_bias, "dt_bias", {DType::kFloat32, DType::kFloat16, DType::kBFloat16});
-  check.dtype(a.state, "state", {DType::kFloat32, DType::kBFloat16});
+  check.dtype(a.state, "state", kStateTypes);
   check.dtype(a.state_indices, "state_indices", {DType::kInt32, DType::kInt64});
-  check.dtype(a.final_states, "final_states", {DType::kFloat32, DType::kBFloat16});
+  check.dtype(a.final_states, "final_states", kStateTypes);
   check.dtype(a.chunk_states, "chunk_states", {a.q.dtype});
   check.dtype(a.cu_seqlens, "cu_seqlens", {DType::kInt32, DType::kInt64});
   check.dtype(a.workspace, "workspace", {DType::kUInt8});

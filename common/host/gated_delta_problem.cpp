@@ -9,6 +9,7 @@
 #include "common/device/tree_layout.h"
 #include "common/host/decode_problem.h"
 #include "common/host/gated_delta_checks.h"
+#include "common/host/gated_delta_choice.h"
 
 namespace flashport {
 namespace {
@@ -182,7 +183,7 @@ void check_numbers(const Check& check, const GatedDeltaUpdateArgs& a) {
 }
 
 void check_types_and_devices(const Check& check, const GatedDeltaUpdateArgs& a) {
-  check.dtype(a.q, "q", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
+  check.dtype(a.q, "q", kDeltaTypes);
   check.dtype(a.k, "k", {a.q.dtype});
   check.dtype(a.v, "v", {a.q.dtype});
   for_each_gate(a, [&](const std::optional<TensorView>& view, const char* name) {
@@ -190,11 +191,11 @@ void check_types_and_devices(const Check& check, const GatedDeltaUpdateArgs& a) 
   });
   check.dtype(a.a_log, "A_log", {DType::kFloat32});
   check.dtype(a.dt_bias, "dt_bias", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
-  check.dtype(a.state, "state", {DType::kFloat32, DType::kBFloat16});
+  check.dtype(a.state, "state", kStateTypes);
   check.dtype(a.state_indices, "state_indices", {DType::kInt32, DType::kInt64});
-  check.dtype(a.final_states, "final_states", {DType::kFloat32, DType::kBFloat16});
+  check.dtype(a.final_states, "final_states", kStateTypes);
   check.dtype(a.cu_seqlens, "cu_seqlens", {DType::kInt32, DType::kInt64});
-  check.dtype(a.intermediate_states, "intermediate_states", {DType::kFloat32, DType::kBFloat16});
+  check.dtype(a.intermediate_states, "intermediate_states", kStateTypes);
   check.dtype(a.intermediate_indices, "intermediate_indices", {DType::kInt32, DType::kInt64});
   check.dtype(a.parent_tokens, "parent_tokens", {DType::kInt32, DType::kInt64});
   check.dtype(a.out, "out", {a.q.dtype});

@@ -8,9 +8,9 @@
 #include "common/device/tree_layout.h"
 #include "common/host/devices.h"
 #include "common/host/gated_delta_checks.h"
+#include "common/host/gated_delta_choice.h"
 #include "common/host/gated_delta_problem.h"
 #include "common/host/host_indices.h"
-#include "common/host/kernel_choice.h"
 #include "common/host/lengths.h"
 
 namespace flashport {
@@ -61,17 +61,17 @@ void check_update_contents(const GatedDeltaUpdateArgs& a, const GatedDeltaUpdate
   if (a.intermediate_states) check_steps(a, p, device, stream, lengths);
 }
 
-const KernelEntry& choose_kernel(const GatedDeltaUpdateArgs& a, const GatedDeltaUpdateParams& p,
-                                 const DeviceContext& device) {
-  GatedDeltaShape wanted{p.head_dim_k, a.state ? a.state->dtype : DType::kFloat32,
-                         a.state_layout == StateLayout::kKV ? 1 : 0, a.is_kda ? GateForm::kKey : GateForm::kHead};
+GateForm gate_form(const GatedDeltaUpdateArgs& a) {
   const bool made = a.a && a.dt_bias && a.b && a.b->rank != 4;
-  if (!made || a.allow_neg_eigval || a.gk || a.gv || a.final_states) {
-    wanted.gate = GateForm::kAny;
-    wanted.state = DType::kFloat32;
-  }
+  if (!made || a.allow_neg_eigval || a.gk || a.gv || a.final_states) return GateForm::kAny;
+  return a.is_kda ? GateForm::kKey : GateForm::kHead;
+}
+
+const KernelEntry& choose_kernel(const GatedDeltaUpdateArgs& a, const DeviceContext& device) {
+  const GatedDeltaRequest request{
+      a.q.dtype, a.state ? a.state->dtype : DType::kFloat32, a.q.shape[3], a.v.shape[3], a.state_layout, gate_form(a)};
   std::string reason;
-  const KernelEntry* kernel = choose_gated_delta_update(device.kernels(), device.target(), wanted, reason);
+  const KernelEntry* kernel = choose_gated_delta_update(device.target_view(), request, reason);
   if (kernel == nullptr) kCheck.not_supported(reason);
   return *kernel;
 }
@@ -95,7 +95,7 @@ void gated_delta_update(const GatedDeltaUpdateArgs& args, Stream stream) {
   GatedDeltaUpdateParams p = gated_delta_update_problem(kCheck, args);
   if (p.batch == 0 || (p.tokens == 0 && !args.final_states)) return;
   DeviceContext& device = device_context(kCheck, args.q, "q");
-  const KernelEntry& kernel = choose_kernel(args, p, device);
+  const KernelEntry& kernel = choose_kernel(args, device);
   const std::int64_t slices = cut(kernel, p);
   if (checks_contents(kCheck, device, stream)) check_update_contents(args, p, device, stream);
   device.launch(kCheck, stream, kernel, slices, p);

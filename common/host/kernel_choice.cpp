@@ -108,26 +108,6 @@ const KernelEntry* answer(const DecodeQuery& query, std::string& reason) {
   return choose_decode_kernel(target.kernels, target.name, request, &reason);
 }
 
-// Of the kernels of this name that fit, the one of the smallest width that covers `wanted`.
-template <class Width, class Fits>
-const KernelEntry* choose_narrowest(std::span<const KernelEntry> kernels, std::string_view target,
-                                    std::string_view name, int wanted, const Width& width, const Fits& fits,
-                                    const std::string& request, std::string& reason) {
-  const KernelEntry* best = nullptr;
-  bool has_any = false;
-  for (const KernelEntry& kernel : kernels) {
-    const std::string_view key = kernel.key;
-    if (!key.starts_with(name) || key[name.size()] != '/') continue;
-    has_any = true;
-    if (width(kernel) < wanted || !fits(kernel)) continue;
-    if (best == nullptr || width(kernel) < width(*best)) best = &kernel;
-  }
-  if (best == nullptr) {
-    reason = std::string(target) + " was built without the kernel " + std::string(name) + (has_any ? request : "");
-  }
-  return best;
-}
-
 }  // namespace
 
 const KernelEntry* choose_decode_kernel(std::span<const KernelEntry> kernels, std::string_view target,
@@ -142,34 +122,6 @@ const KernelEntry* choose_decode_kernel(std::span<const KernelEntry> kernels, st
   if (best != nullptr && limit.empty()) return best;
   if (reason != nullptr) *reason = !limit.empty() ? std::move(limit) : missing_reason(kernels, target, request);
   return nullptr;
-}
-
-const KernelEntry* choose_gated_delta_update(std::span<const KernelEntry> kernels, std::string_view target,
-                                             const GatedDeltaShape& wanted, std::string& reason) {
-  const auto width = [](const KernelEntry& kernel) { return kernel.delta.shape.head_dim_k; };
-  return choose_narrowest(
-      kernels, target, "gated_delta_update", wanted.head_dim_k, width,
-      [&](const KernelEntry& kernel) {
-        const GatedDeltaShape& shape = kernel.delta.shape;
-        return shape.state == wanted.state && shape.key_major == wanted.key_major && shape.gate == wanted.gate;
-      },
-      std::string(" for head_dim_k ") + std::to_string(wanted.head_dim_k) + ", states " + dtype_name(wanted.state) +
-          (wanted.key_major != 0 ? " [K, V]" : " [V, K]") +
-          (wanted.gate == GateForm::kKey   ? ", a gate for each key"
-           : wanted.gate == GateForm::kAny ? ", gates of any form"
-                                           : ""),
-      reason);
-}
-
-const KernelEntry* choose_gated_delta_chunk(std::span<const KernelEntry> kernels, std::string_view target,
-                                            std::string_view name, MathType math, int head_dim_k, std::string& reason) {
-  const DType type = math == MathType::kFp32   ? DType::kFloat32
-                     : math == MathType::kFp16 ? DType::kFloat16
-                                               : DType::kBFloat16;
-  return choose_narrowest(
-      kernels, target, name, head_dim_k, [](const KernelEntry& kernel) { return kernel.shape.head_dim_qk; },
-      [&](const KernelEntry& kernel) { return kernel.shape.math == math; },
-      std::string(" for ") + dtype_name(type) + " q and head_dim_k " + std::to_string(head_dim_k), reason);
 }
 
 Support supports(const DecodeQuery& query) {

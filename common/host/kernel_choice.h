@@ -1,5 +1,5 @@
-// Which kernel serves a request, or the sentence that says what is missing. The target's table of kernels is the only
-// place that knows what there is.
+// Which kernel serves a decode request, or the sentence that says what is missing. The target's table of kernels is the
+// only place that knows what there is.
 #pragma once
 
 #include <cstdint>
@@ -29,16 +29,5 @@ inline constexpr int kHeadDimStep = 8;
 // Null: `reason` says why, if it is not null.
 [[nodiscard]] const KernelEntry* choose_decode_kernel(std::span<const KernelEntry> kernels, std::string_view target,
                                                       const KernelRequest& request, std::string* reason);
-
-// The smallest tile that covers the key dimension, of `wanted`'s state, layout and gate. Null: `reason` says why.
-[[nodiscard]] const KernelEntry* choose_gated_delta_update(std::span<const KernelEntry> kernels,
-                                                           std::string_view target, const GatedDeltaShape& wanted,
-                                                           std::string& reason);
-
-// A kernel of the chunked gated delta rule, "gated_delta_prepare" or "gated_delta_chunk": the smallest tile of this
-// math type that covers the key dimension. Null: `reason` says why.
-[[nodiscard]] const KernelEntry* choose_gated_delta_chunk(std::span<const KernelEntry> kernels, std::string_view target,
-                                                          std::string_view name, MathType math, int head_dim_k,
-                                                          std::string& reason);
 
 }  // namespace flashport

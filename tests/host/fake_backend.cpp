@@ -25,6 +25,11 @@ const KernelEntry kGpuKernels[] = {
     {"decode_stage2/fakegpu", {}, 128, 0, nullptr},
     {"merge_states/fakegpu", {}, 128, 0, nullptr},
     {"append_kv/fakegpu", {}, 128, 0, nullptr},
+    {"gated_delta_prepare/bf16/k64/fakegpu", {64, 0, 0, kB16, KvFormat::kBf16}, 128, 0, nullptr},
+    {"gated_delta_chunk/bf16/k64/fakegpu", {64, 0, 0, kB16, KvFormat::kBf16}, 128, 0, nullptr},
+    {"gated_delta_prepare/bf16/k128/fakegpu", {128, 0, 0, kB16, KvFormat::kBf16}, 128, 0, nullptr},
+    {"gated_delta_chunk/bf16/k128/fakegpu", {128, 0, 0, kB16, KvFormat::kBf16}, 128, 0, nullptr},
+    {"gated_delta_chunk/fp16/k128/fakegpu", {128, 0, 0, kF16, KvFormat::kFp16}, 128, 0, nullptr},
 };
 
 const KernelEntry kCpuKernels[] = {

@@ -193,12 +193,53 @@ TEST_F(GatedDeltaHost, RunsNothingWithoutTokens) {
 TEST_F(GatedDeltaHost, SaysWhereTheKernelIsMissing) {
   Inputs inputs(kGpu);
   EXPECT_EQ(error_of<NotSupportedError>([&] { gated_delta_update(inputs.args); }),
-            "gated_delta_update: fakegpu was built without the kernel gated_delta_update");
+            "gated_delta_update: fakegpu has no kernel gated_delta_update");
   Inputs half;
   half.args.state->dtype = DType::kBFloat16;
   EXPECT_EQ(error_of<NotSupportedError>([&] { gated_delta_update(half.args); }),
-            "gated_delta_update: cpu was built without the kernel gated_delta_update for head_dim_k 32, states "
+            "gated_delta_update: cpu has no kernel gated_delta_update for head_dim_k 32, states "
             "bfloat16 [V, K]");
+}
+
+// What is asked beforehand is answered with the kernel that a call runs, or with the text that it would give.
+TEST_F(GatedDeltaHost, AnswersAsCallsDo) {
+  const auto refusal = [](const GatedDeltaQuery& query) {
+    const Support support = supports_gated_delta(query);
+    EXPECT_FALSE(support.supported);
+    EXPECT_EQ(error_of<NotSupportedError>([&] { (void)which_gated_delta_kernel(query); }),
+              "which_gated_delta_kernel: " + support.reason);
+    return support.reason;
+  };
+  GatedDeltaQuery query{.head_dim_k = 32, .head_dim_v = 64};
+  Inputs inputs;
+  gated_delta_update(inputs.args);
+  EXPECT_TRUE(supports_gated_delta(query).supported);
+  EXPECT_EQ(supports_gated_delta(query).reason, "");
+  EXPECT_EQ(which_gated_delta_kernel(query), fake_state().launches.back().key);
+  query.head_dim_k = 72;
+  EXPECT_EQ(which_gated_delta_kernel(query), "gated_delta_update/state=fp32/vk/k256/fakecpu");
+  query.gate = GateForm::kKey;
+  EXPECT_EQ(which_gated_delta_kernel(query), "gated_delta_update/kda/fakecpu");
+  query.state_layout = StateLayout::kKV;
+  EXPECT_EQ(refusal(query),
+            "cpu has no kernel gated_delta_update for head_dim_k 72, states float32 [K, V], a gate for each key");
+  query = {.state_dtype = DType::kBFloat16, .head_dim_k = 32};
+  Inputs half;
+  half.args.state->dtype = DType::kBFloat16;
+  EXPECT_EQ("gated_delta_update: " + refusal(query),
+            error_of<NotSupportedError>([&] { gated_delta_update(half.args); }));
+  query.gate = GateForm::kAny;  // takes pools of either type
+  EXPECT_EQ(which_gated_delta_kernel(query), "gated_delta_update/any/fakecpu");
+  query.state_layout = StateLayout::kKV;
+  EXPECT_EQ(refusal(query),
+            "cpu has no kernel gated_delta_update for head_dim_k 32, states bfloat16 [K, V], gates of any form");
+
+  EXPECT_EQ(refusal({.head_dim_k = 20}), "head_dim_k must be a multiple of 8 from 16 to 256, got 20");
+  EXPECT_EQ(refusal({.head_dim_v = 264}), "head_dim_v must be a multiple of 8 from 16 to 256, got 264");
+  EXPECT_EQ(refusal({.q_dtype = DType::kInt32}), "q must be float16, bfloat16 or float32, got int32");
+  EXPECT_EQ(refusal({.state_dtype = DType::kFloat16}), "state must be float32 or bfloat16, got float16");
+  EXPECT_EQ(refusal({.target = "cuda"}), "fakegpu has no kernel gated_delta_update");
+  EXPECT_EQ(refusal({.target = "gfx1"}).find("no target \"gfx1\" is compiled into this installation"), 0u);
 }
 
 template <class E = ValueError, class Bend>

@@ -16,16 +16,9 @@ namespace {
 
 using reference::Type;
 
-// CPUs compute in fp32 whatever the inputs are, GPUs in the inputs' type.
 flashport::Support chunk_support(Type type = Type::kBF16) {
-  const std::string name = "gated_delta_chunk/";
-  const std::string own = type == Type::kF32 ? "fp32/" : type == Type::kF16 ? "fp16/" : "bf16/";
-  bool has_any = false;
-  for (const std::string& key : flashport::kernel_keys(query_target())) {
-    if (key.starts_with(name + own) || key.starts_with(name + "fp32/")) return {true, ""};
-    has_any = has_any || key.starts_with(name);
-  }
-  return {false, "no kernel gated_delta_chunk" + std::string(has_any ? " for float32 q" : "")};
+  return flashport::supports_gated_delta(
+      {.target = query_target(), .operation = flashport::GatedDeltaOperation::kChunk, .q_dtype = dtype_of(type)});
 }
 
 class GatedDeltaChunk : public testing::TestWithParam<DeltaChunkCase> {};

@@ -17,12 +17,7 @@ namespace {
 
 using reference::Type;
 
-flashport::Support update_support() {
-  for (const std::string& key : flashport::kernel_keys(query_target())) {
-    if (key.starts_with("gated_delta_update/")) return {true, ""};
-  }
-  return {false, "no kernel gated_delta_update"};
-}
+flashport::Support update_support() { return flashport::supports_gated_delta({query_target()}); }
 
 class GatedDelta : public testing::TestWithParam<GatedDeltaCase> {};
 

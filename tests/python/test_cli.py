@@ -67,6 +67,16 @@ def test_doctor_and_support():
     output = run("support", "--why")
     assert "yes" in output
     target = flashport.backends()[0].targets[0]
+    output = run("support", "--target", target, "--why")
+    assert f"gated delta rule on {target}" in output
+    rows = [line.split() for line in output.splitlines() if "update" in line or "chunk" in line]
+    served = {tuple(row[1:6:2]): tuple(row[7:12:2]) for row in rows if len(row) == 13}
+    queries, states = ("fp32", "fp16", "bf16"), ("fp32", "bf16")
+    assert served == {
+        **{("update", q, state): ("256", "256", "256") for q in queries for state in states},
+        **{("chunk", q, state): ("256", "-", "-") for q in queries for state in states},
+    }
+    assert "- gated_delta_chunk takes one gate for each head; gated_delta_update takes others" in output
     assert f"decode_stage2/{target}" in run("support", "--target", target, "--kernels")
     assert "not compiled in" in run("support", "--target", "vax", code=2)
 

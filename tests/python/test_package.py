@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from pathlib import Path
 
 import ml_dtypes
@@ -35,7 +36,7 @@ def test_docstrings_name_every_parameter(name):
     text = inspect.getdoc(function)
     assert text
     parameters = inspect.signature(function).parameters
-    if name in ("decode_workspace_size", "which_kernel"):  # they refer to another function's
+    if name in ("decode_workspace_size", "which_kernel", "which_gated_delta_kernel"):  # they refer to another function's
         return
     missing = [parameter for parameter in parameters if f"{parameter}:" not in text]
     assert not missing
@@ -73,6 +74,44 @@ def test_support_is_true_or_has_a_reason():
     assert refused.reason
     with pytest.raises(ValueError, match="dtype must be one of"):
         flashport.supports("float64", target="cpu")
+
+
+@pytest.mark.parametrize("operation", ["update", "chunk"])
+def test_support_of_the_gated_delta_rule(operation):
+    family = f"gated_delta_{operation}/"
+    for options in ({}, {"q_dtype": "torch.float32", "state_dtype": "bf16", "head_dim_v": 16, "state_layout": "kv"}):
+        assert flashport.supports_gated_delta(operation, target="cpu", **options)
+        assert flashport.which_gated_delta_kernel(operation, target="cpu", **options).startswith(family)
+    for options, text in (
+        ({"head_dim_k": 264}, "head_dim_k must be a multiple of 8 from 16 to 256, got 264"),
+        ({"head_dim_v": 0}, "head_dim_v must be a multiple of 8 from 16 to 256, got 0"),
+        ({"q_dtype": "int64"}, "q must be float16, bfloat16 or float32, got int64"),
+        ({"state_dtype": "float16"}, "state must be float32 or bfloat16, got float16"),
+        ({"target": "vax"}, 'no target "vax" is compiled into this installation'),
+    ):
+        refused = flashport.supports_gated_delta(operation, **{"target": "cpu", **options})
+        assert not refused
+        assert refused.reason.startswith(text)
+        with pytest.raises(NotImplementedError, match=re.escape(refused.reason)):
+            flashport.which_gated_delta_kernel(operation, **{"target": "cpu", **options})
+    for options, text in (
+        ({"state_layout": "hv"}, 'state_layout must be "vk" or "kv", got "hv"'),
+        ({"gate": "kda"}, 'gate must be "head", "key" or "any", got "kda"'),
+        ({"state_dtype": "int4"}, "state_dtype must be one of"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            flashport.supports_gated_delta(operation, target="cpu", **options)
+
+
+def test_support_of_the_gates_of_the_gated_delta_rule():
+    for gate in ("head", "key", "any"):
+        key = flashport.which_gated_delta_kernel("update", gate=gate, target="cpu")
+        assert f"/gate={gate}/" in key
+    assert flashport.supports_gated_delta("update", state_dtype="bfloat16", gate="any", target="cpu")
+    refused = flashport.supports_gated_delta("chunk", gate="key", target="cpu")
+    assert refused.reason == "gated_delta_chunk takes one gate for each head; gated_delta_update takes others"
+    with pytest.raises(ValueError, match='operation must be "update" or "chunk", got "decode"'):
+        flashport.supports_gated_delta("decode")
 
 
 def test_every_kernel_key_is_unique():

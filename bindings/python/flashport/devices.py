@@ -92,6 +92,73 @@ def which_kernel(
     return _core.which_kernel(*_query(q_dtype, kv, head_dim, head_dim_v, group_size, q_len, target))
 
 
+def supports_gated_delta(
+    operation: str,
+    q_dtype: str = "bfloat16",
+    state_dtype: str = "float32",
+    head_dim_k: int = 128,
+    head_dim_v: int | None = None,
+    state_layout: str = "vk",
+    gate: str = "head",
+    target: str | None = None,
+) -> Support:
+    """Whether :func:`flashport.gated_delta_update` or :func:`flashport.gated_delta_chunk` serves such a request.
+
+    Args:
+        operation: "update" or "chunk".
+        q_dtype: "bfloat16", "float16" or "float32" (or "bf16", "fp16", "fp32").
+        state_dtype: Element type of the pool of states: "float32" or "bfloat16"; "float32" also where there is none.
+        head_dim_k: Head dim of queries and keys.
+        head_dim_v: Head dim of values; default as ``head_dim_k``.
+        state_layout: "vk" or "kv".
+        gate: What decays and rates are made of. "head": of ``a``, ``A_log``, ``dt_bias`` and ``b``, as a decode call of
+            Qwen3-Next has them; everything that a chunked call takes is this. "key": the same with ``is_kda``. "any":
+            what else an update may have: ``g``, ``gk``, ``gv``, ``beta``, ``allow_neg_eigval``, rates of columns, no
+            ``dt_bias``, final states.
+        target: A name such as "cpu", "sm90a" or "gfx942"; default that of the first GPU, else the CPU.
+
+    Source: cmake/gated_delta_instances.txt and cmake/gated_delta_chunk_instances.txt, the tables of all kernels, and
+    common/host/gated_delta_choice.cpp.
+
+    Returns:
+        An object that is true in a condition if the request is served; its ``reason`` says why not.
+
+    Raises:
+        ValueError: ``operation``, ``state_layout`` or ``gate`` is another word, or a dtype is no element type.
+    """
+    query = _gated_delta_query(operation, q_dtype, state_dtype, head_dim_k, head_dim_v, state_layout, gate, target)
+    return Support(*_core.supports_gated_delta(*query))
+
+
+def which_gated_delta_kernel(
+    operation: str,
+    q_dtype: str = "bfloat16",
+    state_dtype: str = "float32",
+    head_dim_k: int = 128,
+    head_dim_v: int | None = None,
+    state_layout: str = "vk",
+    gate: str = "head",
+    target: str | None = None,
+) -> str:
+    """The key of the kernel that such a request runs: "gated_delta_update/state=fp32/vk/gate=head/k128/sm90a".
+
+    Arguments are those of :func:`supports_gated_delta`.
+
+    Source: common/host/gated_delta_choice.cpp.
+
+    Returns:
+        The key: family, type and layout of states, gates, and K of the tile, target; of a chunked call that of the chain
+        over its chunks: family, math type, K of the tile, target.
+
+    Raises:
+        ValueError: As :func:`supports_gated_delta`.
+        NotImplementedError: No kernel serves the request; the text is the reason that :func:`supports_gated_delta`
+            gives.
+    """
+    query = _gated_delta_query(operation, q_dtype, state_dtype, head_dim_k, head_dim_v, state_layout, gate, target)
+    return _core.which_gated_delta_kernel(*query)
+
+
 _KV_OF_QUERY = {
     "bfloat16": "bf16",
     "bf16": "bf16",
@@ -100,6 +167,10 @@ _KV_OF_QUERY = {
     "float32": "fp32",
     "fp32": "fp32",
 }
+
+
+def _dtype_text(dtype: str) -> str:
+    return str(dtype).rpartition(".")[2]  # also torch.bfloat16 and NumPy's dtypes
 
 
 def _query(
@@ -111,7 +182,7 @@ def _query(
     q_len: int,
     target: str | None,
 ) -> tuple[str, str, str, int, int, int, int]:
-    q_dtype = str(q_dtype).rpartition(".")[2]  # also torch.bfloat16 and NumPy's dtypes
+    q_dtype = _dtype_text(q_dtype)
     return (
         target or "",
         q_dtype,
@@ -120,4 +191,26 @@ def _query(
         head_dim_v or head_dim,
         group_size,
         q_len,
+    )
+
+
+def _gated_delta_query(
+    operation: str,
+    q_dtype: str,
+    state_dtype: str,
+    head_dim_k: int,
+    head_dim_v: int | None,
+    state_layout: str,
+    gate: str,
+    target: str | None,
+) -> tuple[str, str, str, str, int, int, str, str]:
+    return (
+        target or "",
+        operation,
+        _dtype_text(q_dtype),
+        _dtype_text(state_dtype),
+        head_dim_k,
+        head_dim_k if head_dim_v is None else head_dim_v,
+        state_layout,
+        gate,
     )

@@ -123,19 +123,15 @@ FLASHPORT_API void merge_state(const MergeStateArgs& args, Stream stream = 0);
 [[nodiscard]] FLASHPORT_API int num_splits_heuristic(int batch_nheads_mblocks, int num_sms, int num_n_blocks,
                                                      int max_splits);
 
-// What a target can do. `target` is empty for the tensors' device, else a name such as "cpu", "sm90a", "gfx942".
+// What a target can do.
 struct DecodeQuery {
-  std::string target = "cpu";
+  std::string target = "cpu";  // "cpu", "sm90a", "gfx942", ...; empty: the first GPU's, else the CPU's
   DType q_dtype = DType::kBFloat16;
   std::string kv = "bf16";  // "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz", "q8_0"
   std::int64_t head_dim_qk = 128;
   std::int64_t head_dim_v = 128;
   std::int64_t group_size = 1;  // Hq / Hkv
   std::int64_t q_len = 1;
-};
-struct Support {
-  bool supported = false;
-  std::string reason;  // empty when supported
 };
 [[nodiscard]] FLASHPORT_API Support supports(const DecodeQuery& query);
 // The key of the kernel that such a call runs, e.g. "decode/bf16/kv=q8_0/hd128/r16/sm90a"; throws NotSupportedError.

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include <flashport/export.h>
 #include <flashport/types.h>
@@ -17,6 +18,11 @@ enum class StateLayout : std::int32_t { kVK, kKV };
 
 // The query head of value head hv: hv / (HV / H), or hv % H (llama.cpp).
 enum class HeadMap : std::int32_t { kConsecutive, kModulo };
+
+// What decays and rates are made of. kHead, kKey: of a, A_log and dt_bias, one for each head or (is_kda) each key, and
+// b; of a chunked call, whatever it takes is kHead. kAny: what else gated_delta_update may have, logarithms, rates,
+// gates of columns, final states.
+enum class GateForm : std::int32_t { kHead, kKey, kAny };
 
 // Per token, in fp32:
 //   S *= exp(g);   u = beta * (v - S^T k);   S += k u^T;   out = S^T (scale * q)
@@ -112,5 +118,22 @@ FLASHPORT_API void gated_delta_chunk(const GatedDeltaChunkArgs& args, Stream str
 
 // Bytes that a call with these shapes needs as workspace; depends on shapes and the device, never on lengths.
 [[nodiscard]] FLASHPORT_API std::int64_t gated_delta_chunk_workspace_size(const GatedDeltaChunkArgs& args);
+
+// What a target can do.
+enum class GatedDeltaOperation : std::int32_t { kUpdate, kChunk };
+struct GatedDeltaQuery {
+  std::string target = "cpu";  // "cpu", "sm90a", "gfx942", ...; empty: the first GPU's, else the CPU's
+  GatedDeltaOperation operation = GatedDeltaOperation::kUpdate;
+  DType q_dtype = DType::kBFloat16;
+  DType state_dtype = DType::kFloat32;
+  std::int64_t head_dim_k = 128;
+  std::int64_t head_dim_v = 128;
+  StateLayout state_layout = StateLayout::kVK;
+  GateForm gate = GateForm::kHead;
+};
+[[nodiscard]] FLASHPORT_API Support supports_gated_delta(const GatedDeltaQuery& query);
+// The key of the kernel that such a call runs, of the chunked form that of the chain over its chunks, e.g.
+// "gated_delta_update/state=fp32/vk/gate=head/k128/sm90a"; throws NotSupportedError.
+[[nodiscard]] FLASHPORT_API std::string which_gated_delta_kernel(const GatedDeltaQuery& query);
 
 }  // namespace flashport

@@ -88,4 +88,10 @@ struct TensorView {
   }
 };
 
+// Whether a request is served.
+struct Support {
+  bool supported = false;
+  std::string reason;  // why not; empty when supported
+};
+
 }  // namespace flashport

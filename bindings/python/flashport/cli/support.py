@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import click
 from rich.table import Table
 
@@ -11,6 +13,9 @@ from flashport.cli.common import console
 _HEAD_DIMS = ((64, 64), (80, 80), (96, 96), (128, 128), (192, 192), (256, 256), (512, 512), (192, 128))
 _QUERIES = ("fp32", "fp16", "bf16")
 _CACHES = ("native", "fp8_e4m3", "fp8_e4m3fnuz", "q8_0")
+_STATES = ("fp32", "bf16")
+_GATES = ("head", "key", "any")
+_DELTA_HEAD_DIMS = (256, 128, 64)  # what of K the tiles cover, the widest first
 
 
 @click.command()
@@ -18,7 +23,7 @@ _CACHES = ("native", "fp8_e4m3", "fp8_e4m3fnuz", "q8_0")
 @click.option("--why", is_flag=True, help="Also print the reason of each no.")
 @click.option("--kernels", is_flag=True, help="List the kernels instead.")
 def support(targets: tuple[str, ...], why: bool, kernels: bool) -> None:
-    """Show which head dims, types and targets flash_decode serves."""
+    """Show which head dims, types and targets flash_decode and the gated delta rule serve."""
     compiled = [target for backend in devices.backends() for target in backend.targets]
     for target in targets or compiled:
         if target not in compiled:
@@ -27,10 +32,13 @@ def support(targets: tuple[str, ...], why: bool, kernels: bool) -> None:
             for key in _core.kernel_keys(target):
                 console.print(key, soft_wrap=True, highlight=False)
         else:
-            _show(target, why)
+            reasons = {**_show_decode(target), **_show_gated_delta(target)}
+            for reason in reasons if why else ():
+                console.print(f"- {reason}", soft_wrap=True, highlight=False)
 
 
-def _show(target: str, why: bool) -> None:
+def _show_decode(target: str) -> dict[str, None]:
+    """Prints the table; returns the reasons of each no."""
     table = Table(title=f"flash_decode on {target}, q_len 1 to 16, query heads per kv head 1 to 128")
     table.add_column("q")
     table.add_column("cache")
@@ -44,6 +52,39 @@ def _show(target: str, why: bool) -> None:
             table.add_row(query, kv, *("[green]yes[/]" if answer else "[dim]-[/]" for answer in answers))
             reasons.update(dict.fromkeys(answer.reason for answer in answers if not answer))
     console.print(table)
-    if why:
-        for reason in reasons:
-            console.print(f"- {reason}", soft_wrap=True, highlight=False)
+    return reasons
+
+
+def _show_gated_delta(target: str) -> dict[str, None]:
+    """The same of gated_delta_update and gated_delta_chunk, whose K and V are multiples of 8."""
+    table = Table(title=f"gated delta rule on {target}, states [V, K] and [K, V]: largest K")
+    for heading in ("operation", "q", "states"):
+        table.add_column(heading)
+    for gate in _GATES:
+        table.add_column(f"gate: {gate}", justify="center")
+    reasons: dict[str, None] = {}
+    for operation, query, state in itertools.product(("update", "chunk"), _QUERIES, _STATES):
+        cells = []
+        for gate in _GATES:
+            largest, reason = _largest_key_dim(operation, query, state, gate, target)
+            cells.append(f"[green]{largest}[/]" if largest else "[dim]-[/]")
+            reasons.update({reason: None} if reason else {})
+        table.add_row(operation, query, state, *cells)
+    console.print(table)
+    return reasons
+
+
+def _largest_key_dim(operation: str, query: str, state: str, gate: str, target: str) -> tuple[int, str]:
+    """The largest K that is served with states of both layouts, or 0; and why not 256, if it is less."""
+    reason = ""
+    for head_dim in _DELTA_HEAD_DIMS:
+        answers = [
+            devices.supports_gated_delta(
+                operation, query, state, head_dim, state_layout=layout, gate=gate, target=target
+            )
+            for layout in ("vk", "kv")
+        ]
+        if all(answers):
+            return head_dim, reason
+        reason = reason or next(answer.reason for answer in answers if not answer)
+    return 0, reason
