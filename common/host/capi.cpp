@@ -1,14 +1,16 @@
-// The C interface over the C++ one: structs are converted, exceptions become status codes and a kept text.
+// The C interface of decode over the C++ one, and what is asked of the library.
 #include <flashport/capi.h>
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <new>
 #include <string>
 
 #include <flashport/backend.h>
 #include <flashport/decode.h>
-#include <flashport/error.h>
+
+#include "common/host/capi_calls.h"
 
 namespace flashport {
 namespace {
@@ -16,46 +18,6 @@ namespace {
 std::string& last_error() {
   thread_local std::string text;
   return text;
-}
-
-fp_status keep(fp_status status, const char* text) {
-  try {
-    last_error() = text;
-  } catch (const std::bad_alloc&) {
-    last_error().clear();
-  }
-  return status;
-}
-
-template <class Call>
-fp_status guarded(const Call& call) {
-  try {
-    call();
-    return fp_ok;
-  } catch (const ValueError& error) {
-    return keep(fp_value_error, error.what());
-  } catch (const TypeError& error) {
-    return keep(fp_type_error, error.what());
-  } catch (const NotSupportedError& error) {
-    return keep(fp_not_supported, error.what());
-  } catch (const BackendError& error) {
-    return keep(fp_backend_error, error.what());
-  } catch (const std::exception& error) {
-    return keep(fp_internal_error, error.what());
-  }
-}
-
-// The caller's struct in this version's size: a caller of an older version has fewer members, the rest is 0.
-template <class Args>
-Args read_args(const Args* args, const char* function) {
-  if (args == nullptr) throw ValueError(std::string(function) + ": args must not be null");
-  if (args->struct_size < sizeof(std::size_t) || args->struct_size > sizeof(Args)) {
-    throw ValueError(std::string(function) + ": struct_size must be set by FP_INIT and at most " +
-                     std::to_string(sizeof(Args)) + ", got " + std::to_string(args->struct_size));
-  }
-  Args copy{};
-  std::memcpy(&copy, args, args->struct_size);
-  return copy;
 }
 
 TensorView to_view(const fp_tensor& tensor) {
@@ -80,21 +42,6 @@ void check_tensor(const fp_tensor& tensor, const char* function, const char* nam
     refuse("a device_kind of fp_device_kind", tensor.device_kind);
   }
 }
-
-// Converts the tensors of one call.
-struct Tensors {
-  const char* function;
-
-  TensorView needed(const fp_tensor* tensor, const char* name) const {
-    if (tensor == nullptr) throw ValueError(std::string(function) + ": " + name + " must be given, got null");
-    check_tensor(*tensor, function, name);
-    return to_view(*tensor);
-  }
-  std::optional<TensorView> optional(const fp_tensor* tensor, const char* name) const {
-    if (tensor == nullptr) return std::nullopt;
-    return needed(tensor, name);
-  }
-};
 
 KvLayout to_layout(std::int32_t layout, const char* function) {
   if (layout == fp_nhd) return KvLayout::kNHD;
@@ -152,6 +99,30 @@ DecodeQuery to_query(const fp_decode_query* from, const char* function) {
 }
 
 }  // namespace
+
+fp_status keep_capi_error(fp_status status, const char* text) {
+  try {
+    last_error() = text;
+  } catch (const std::bad_alloc&) {
+    last_error().clear();
+  }
+  return status;
+}
+
+TensorView Tensors::needed(const fp_tensor* tensor, const char* name) const {
+  if (tensor == nullptr) throw ValueError(std::string(function) + ": " + name + " must be given, got null");
+  check_tensor(*tensor, function, name);
+  return to_view(*tensor);
+}
+
+void give_key(const char* function, const std::string& found, char* key, std::size_t size) {
+  if (key == nullptr || size == 0) {
+    throw ValueError(std::string(function) + ": key must have room, got null or size 0");
+  }
+  const std::size_t length = found.copy(key, size - 1);
+  key[length] = '\0';
+}
+
 }  // namespace flashport
 
 extern "C" {
@@ -260,19 +231,14 @@ int32_t fp_num_splits_heuristic(int32_t batch_nheads_mblocks, int32_t num_sms, i
 }
 
 fp_status fp_supports(const fp_decode_query* query) {
-  return flashport::guarded([&] {
-    const flashport::Support support = flashport::supports(flashport::to_query(query, "supports"));
-    if (!support.supported) throw flashport::NotSupportedError(support.reason);
-  });
+  return flashport::guarded(
+      [&] { flashport::expect_support(flashport::supports(flashport::to_query(query, "supports"))); });
 }
 
 fp_status fp_which_kernel(const fp_decode_query* query, char* key, size_t size) {
   return flashport::guarded([&] {
-    if (key == nullptr || size == 0)
-      throw flashport::ValueError("which_kernel: key must have room, got null or size 0");
-    const std::string found = flashport::which_kernel(flashport::to_query(query, "which_kernel"));
-    const std::size_t length = found.copy(key, size - 1);
-    key[length] = '\0';
+    constexpr char kFunction[] = "which_kernel";
+    flashport::give_key(kFunction, flashport::which_kernel(flashport::to_query(query, kFunction)), key, size);
   });
 }
 

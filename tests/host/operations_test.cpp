@@ -1,11 +1,10 @@
-// The operations beside flash_decode: stage 1, stage 2, append_kv, merges; and the C interface over them.
+// The operations beside flash_decode: stage 1, stage 2, append_kv, merges.
 #include <gtest/gtest.h>
 
 #include <limits>
 #include <vector>
 
 #include <flashport/backend.h>
-#include <flashport/capi.h>
 
 #include "tests/host/decode_inputs.h"
 #include "tests/host/fake_backend.h"
@@ -20,7 +19,6 @@ using Stage1 = Operations;
 using Stage2 = Operations;
 using AppendKv = Operations;
 using MergeStates = Operations;
-using CInterface = Operations;
 using Backends = Operations;
 
 TensorView floats(std::int64_t at, std::initializer_list<std::int64_t> shape, Device device = {}) {
@@ -241,77 +239,6 @@ TEST_F(Backends, SaysWhatIsThereAndWhyNot) {
   EXPECT_NE(all[2].detail.find("none of its targets serves Old Card"), std::string::npos);
   EXPECT_EQ(kernel_keys("fakegpu").size(), 16u);
   EXPECT_THROW((void)kernel_keys("none"), NotSupportedError);
-}
-
-fp_tensor to_c(const TensorView& view) {
-  fp_tensor c = {};
-  c.data = view.data;
-  c.dtype = static_cast<std::int32_t>(view.dtype);
-  c.rank = view.rank;
-  for (int i = 0; i < view.rank; ++i) {
-    c.shape[i] = view.shape[i];
-    c.strides[i] = view.strides[i];
-  }
-  return c;
-}
-
-TEST_F(CInterface, DecodesAndReportsErrors) {
-  DecodeInputs inputs;
-  fp_tensor q = to_c(inputs.args.q);
-  const fp_tensor k = to_c(inputs.args.k_cache);
-  const fp_tensor v = to_c(inputs.args.v_cache);
-  const fp_tensor lengths = to_c(inputs.args.seqlens);
-  const fp_tensor table = to_c(*inputs.args.block_table);
-  const fp_tensor out = to_c(inputs.args.out);
-  fp_decode_args args;
-  FP_INIT(&args);
-  args.q = &q;
-  args.k_cache = &k;
-  args.v_cache = &v;
-  args.seqlens = &lengths;
-  args.block_table = &table;
-  args.out = &out;
-  EXPECT_EQ(fp_flash_decode(&args, 0), fp_ok) << fp_last_error();
-  const auto p = fake_state().launches.at(0).as<DecodeParams>();
-  EXPECT_EQ(p.window_left, -1);
-  EXPECT_EQ(p.num_chunks, 0);
-  std::int64_t bytes = 0;
-  EXPECT_EQ(fp_decode_workspace_size(&args, &bytes), fp_ok);
-  EXPECT_GT(bytes, 0);
-
-  q.rank = 2;
-  EXPECT_EQ(fp_flash_decode(&args, 0), fp_value_error);
-  EXPECT_NE(std::string(fp_last_error()).find("flash_decode: q must have 3 dimensions"), std::string::npos);
-  q.rank = 9;
-  EXPECT_EQ(fp_flash_decode(&args, 0), fp_value_error);
-  q = to_c(inputs.args.q);
-  q.dtype = fp_int32;
-  EXPECT_EQ(fp_flash_decode(&args, 0), fp_type_error);
-  args.q = nullptr;
-  EXPECT_EQ(fp_flash_decode(&args, 0), fp_value_error);
-  EXPECT_STREQ(fp_last_error(), "flash_decode: q must be given, got null");
-  args.struct_size += 1;
-  EXPECT_EQ(fp_flash_decode(&args, 0), fp_value_error);
-  EXPECT_EQ(fp_flash_decode(nullptr, 0), fp_value_error);
-}
-
-TEST_F(CInterface, Queries) {
-  fp_decode_query query;
-  FP_INIT(&query);
-  query.target = "fakegpu";
-  query.kv = "bf16";
-  query.q_dtype = fp_bfloat16;
-  query.head_dim_qk = query.head_dim_v = 128;
-  query.group_size = query.q_len = 1;
-  EXPECT_EQ(fp_supports(&query), fp_ok);
-  char key[16];
-  EXPECT_EQ(fp_which_kernel(&query, key, sizeof(key)), fp_ok);
-  EXPECT_STREQ(key, "decode/bf16/kv=");
-  query.q_len = 17;
-  EXPECT_EQ(fp_supports(&query), fp_not_supported);
-  EXPECT_STREQ(fp_last_error(), "q_len must be 1 to 16, got 17");
-  EXPECT_STREQ(fp_version(), version());
-  EXPECT_EQ(fp_num_splits_heuristic(48, 108, 64, 128), 2);
 }
 
 }  // namespace

@@ -1,8 +1,9 @@
-/* The C interface: the operations of decode.h for callers from C and from languages that can call C.
+/* The C interface: the operations of decode.h and gated_delta.h for callers from C and from languages that can call C.
  * Every function returns fp_ok or the kind of error; fp_last_error() then gives the text (of this thread's last failing
  * call). Nothing is written before the arguments have passed validation. Shapes, meanings and defaults of arguments are
- * those of decode.h. An argument struct begins with its own size: set it by FP_INIT (all other members become 0, which
- * is their default unless stated otherwise), so that later versions can add members at the end. */
+ * those of decode.h and gated_delta.h. An argument struct begins with its own size: set it by FP_INIT (all other
+ * members become 0, which is their default unless stated otherwise), so that later versions can add members at the end.
+ */
 #ifndef FLASHPORT_CAPI_H_
 #define FLASHPORT_CAPI_H_
 
@@ -38,6 +39,10 @@ typedef enum fp_dtype {
 
 typedef enum fp_device_kind { fp_cpu = 0, fp_cuda = 1, fp_hip = 2 } fp_device_kind;
 typedef enum fp_kv_layout { fp_nhd = 0, fp_hnd = 1 } fp_kv_layout;
+typedef enum fp_state_layout { fp_vk = 0, fp_kv = 1 } fp_state_layout;
+typedef enum fp_head_map { fp_consecutive = 0, fp_modulo = 1 } fp_head_map;
+typedef enum fp_gate_form { fp_gate_head = 0, fp_gate_key = 1, fp_gate_any = 2 } fp_gate_form;
+typedef enum fp_gated_delta_operation { fp_update = 0, fp_chunk = 1 } fp_gated_delta_operation;
 
 #define FP_MAX_RANK 8
 #define FP_INVARIANT_SPLITS (-1)
@@ -164,6 +169,80 @@ typedef struct fp_decode_query {
   int64_t q_len;
 } fp_decode_query;
 
+typedef struct fp_gated_delta_update_args {
+  size_t struct_size;
+  const fp_tensor* q;
+  const fp_tensor* k;
+  const fp_tensor* v;
+  const fp_tensor* out;
+  const fp_tensor* a; /* optional, as all below */
+  const fp_tensor* b;
+  const fp_tensor* a_log;
+  const fp_tensor* dt_bias;
+  const fp_tensor* g;
+  const fp_tensor* gk;
+  const fp_tensor* gv;
+  const fp_tensor* beta;
+  const fp_tensor* state;
+  const fp_tensor* state_indices;
+  const fp_tensor* final_states;
+  const fp_tensor* cu_seqlens;
+  const fp_tensor* intermediate_states;
+  const fp_tensor* intermediate_indices;
+  const fp_tensor* parent_tokens;
+  int32_t state_layout;         /* fp_state_layout */
+  int32_t head_map;             /* fp_head_map */
+  int32_t disable_state_update; /* 1: `state` is only read */
+  int32_t use_qk_l2norm;
+  int32_t is_kda;
+  int32_t allow_neg_eigval;
+  int32_t has_scale;    /* 0: 1 / sqrt(head_dim_k) */
+  int32_t has_softplus; /* 0: softplus_beta is 1, softplus_threshold 20 */
+  double scale;
+  double softplus_beta;
+  double softplus_threshold;
+  int32_t has_lower_bound; /* 0: none */
+  double lower_bound;
+} fp_gated_delta_update_args;
+
+typedef struct fp_gated_delta_chunk_args {
+  size_t struct_size;
+  const fp_tensor* q;
+  const fp_tensor* k;
+  const fp_tensor* v;
+  const fp_tensor* g;
+  const fp_tensor* beta;
+  const fp_tensor* out;
+  const fp_tensor* a_log; /* optional, as all below */
+  const fp_tensor* dt_bias;
+  const fp_tensor* state;
+  const fp_tensor* state_indices;
+  const fp_tensor* final_states;
+  const fp_tensor* chunk_states;
+  const fp_tensor* cu_seqlens;
+  const fp_tensor* workspace;
+  int32_t state_layout;         /* fp_state_layout */
+  int32_t head_map;             /* fp_head_map */
+  int32_t disable_state_update; /* 1: `state` is only read */
+  int32_t use_qk_l2norm;
+  int32_t beta_sigmoid;
+  int32_t allow_neg_eigval;
+  int32_t has_scale; /* 0: 1 / sqrt(head_dim_k) */
+  double scale;
+} fp_gated_delta_chunk_args;
+
+typedef struct fp_gated_delta_query {
+  size_t struct_size;
+  const char* target;   /* as in fp_decode_query */
+  int32_t operation;    /* fp_gated_delta_operation */
+  int32_t q_dtype;      /* fp_dtype, as state_dtype */
+  int32_t state_dtype;  /* fp_float32 also where there is no pool */
+  int32_t state_layout; /* fp_state_layout */
+  int32_t gate;         /* fp_gate_form */
+  int64_t head_dim_k;
+  int64_t head_dim_v;
+} fp_gated_delta_query;
+
 FLASHPORT_API fp_status fp_flash_decode(const fp_decode_args* args, fp_stream stream);
 FLASHPORT_API fp_status fp_decode_workspace_size(const fp_decode_args* args, int64_t* bytes);
 FLASHPORT_API fp_status fp_flash_decode_stage1(const fp_decode_stage1_args* args, fp_stream stream);
@@ -172,6 +251,10 @@ FLASHPORT_API fp_status fp_append_kv(const fp_append_kv_args* args, fp_stream st
 FLASHPORT_API fp_status fp_merge_states(const fp_merge_states_args* args, fp_stream stream);
 FLASHPORT_API fp_status fp_merge_state(const fp_merge_state_args* args, fp_stream stream);
 
+FLASHPORT_API fp_status fp_gated_delta_update(const fp_gated_delta_update_args* args, fp_stream stream);
+FLASHPORT_API fp_status fp_gated_delta_chunk(const fp_gated_delta_chunk_args* args, fp_stream stream);
+FLASHPORT_API fp_status fp_gated_delta_chunk_workspace_size(const fp_gated_delta_chunk_args* args, int64_t* bytes);
+
 FLASHPORT_API int32_t fp_num_splits_heuristic(int32_t batch_nheads_mblocks, int32_t num_sms, int32_t num_n_blocks,
                                               int32_t max_splits);
 
@@ -179,6 +262,9 @@ FLASHPORT_API int32_t fp_num_splits_heuristic(int32_t batch_nheads_mblocks, int3
 FLASHPORT_API fp_status fp_supports(const fp_decode_query* query);
 /* Writes the key of the kernel that such a call runs, cut to `size` bytes with the ending zero. */
 FLASHPORT_API fp_status fp_which_kernel(const fp_decode_query* query, char* key, size_t size);
+/* The same of the gated delta rule. */
+FLASHPORT_API fp_status fp_supports_gated_delta(const fp_gated_delta_query* query);
+FLASHPORT_API fp_status fp_which_gated_delta_kernel(const fp_gated_delta_query* query, char* key, size_t size);
 
 /* The text of this thread's last failing call; "" before any. Valid until the thread's next failing call. */
 FLASHPORT_API const char* fp_last_error(void);
