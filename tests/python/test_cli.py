@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 import flashport
+from flashport import devices
 from flashport.cli import demo_gated_delta, main
 
 
@@ -79,6 +80,32 @@ def test_doctor_and_support():
     assert "- gated_delta_chunk takes one gate for each head; gated_delta_update takes others" in output
     assert f"decode_stage2/{target}" in run("support", "--target", target, "--kernels")
     assert "not compiled in" in run("support", "--target", "vax", code=2)
+
+
+def test_selftest_says_what_is_declined_and_why(tmp_path, monkeypatch):
+    report = tmp_path / "report.json"
+    right = devices.supports_gated_delta
+
+    def without_chunks(operation, *query, target):
+        return (
+            devices.Support(False, "no chunks here")
+            if operation == "chunk"
+            else right(operation, *query, target=target)
+        )
+
+    monkeypatch.setattr(devices, "supports_gated_delta", without_chunks)
+    output = run("selftest", "--device", "cpu", "--match", "gated_delta", "--report", str(report))
+    (device,) = json.loads(report.read_text())["devices"]
+    declined = [check for check in device["checks"] if check["status"] == "unsupported"]
+    assert declined
+    assert all(check["name"].startswith("gated_delta_chunk_") for check in declined)
+    assert {check["detail"] for check in declined} == {"no chunks here"}
+    assert f"{len(declined)} unsupported: no chunks here" in output
+    assert device["counts"] == {
+        "passed": len(device["checks"]) - len(declined),
+        "unsupported": len(declined),
+        "failed": 0,
+    }
 
 
 def test_selftest_writes_one_report(tmp_path):

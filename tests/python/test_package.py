@@ -36,7 +36,11 @@ def test_docstrings_name_every_parameter(name):
     text = inspect.getdoc(function)
     assert text
     parameters = inspect.signature(function).parameters
-    if name in ("decode_workspace_size", "which_kernel", "which_gated_delta_kernel"):  # they refer to another function's
+    if name in (
+        "decode_workspace_size",
+        "which_kernel",
+        "which_gated_delta_kernel",
+    ):  # they refer to another function's
         return
     missing = [parameter for parameter in parameters if f"{parameter}:" not in text]
     assert not missing

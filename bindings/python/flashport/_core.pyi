@@ -73,12 +73,26 @@ def which_kernel(
     target: str, q_dtype: str, kv: str, head_dim_qk: int, head_dim_v: int, group_size: int, q_len: int, /
 ) -> str: ...
 def supports_gated_delta(
-    target: str, operation: str, q_dtype: str, state_dtype: str, head_dim_k: int, head_dim_v: int, state_layout: str,
-    gate: str, /,
+    target: str,
+    operation: str,
+    q_dtype: str,
+    state_dtype: str,
+    head_dim_k: int,
+    head_dim_v: int,
+    state_layout: str,
+    gate: str,
+    /,
 ) -> tuple[bool, str]: ...
 def which_gated_delta_kernel(
-    target: str, operation: str, q_dtype: str, state_dtype: str, head_dim_k: int, head_dim_v: int, state_layout: str,
-    gate: str, /,
+    target: str,
+    operation: str,
+    q_dtype: str,
+    state_dtype: str,
+    head_dim_k: int,
+    head_dim_v: int,
+    state_layout: str,
+    gate: str,
+    /,
 ) -> str: ...
 def flash_decode(*arguments: Any) -> Any: ...
 def decode_workspace_size(*arguments: Any) -> int: ...

@@ -147,7 +147,7 @@ def which_gated_delta_kernel(
     Source: common/host/gated_delta_choice.cpp.
 
     Returns:
-        The key: family, type and layout of states, gates, and K of the tile, target; of a chunked call that of the chain
+        The key: family, type and layout of states, gates, K of the tile, target; of a chunked call that of the chain
         over its chunks: family, math type, K of the tile, target.
 
     Raises:

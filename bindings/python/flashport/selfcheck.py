@@ -1,61 +1,28 @@
-"""The shipped correctness cases: every function of the decode family against the NumPy oracle, on one device.
+"""The shipped correctness cases against the NumPy oracles, on one device: here every function of the decode family.
 
 Needs nothing but NumPy, so the first owner of a card can run it: ``flashport selftest``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from flashport import _core, decode, devices, numerics, oracle
+from flashport import _core, decode, devices, numerics, oracle, selfcheck_gated_delta
 from flashport.cases import DecodeCase, HostArray, load_cases, make_data, to_host
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Result of one check: "passed", "failed" or "unsupported", and why if not passed."""
-
-    name: str
-    status: str
-    detail: str = ""
-    kernel: str = ""
-    error: float = 0.0
-    plain_error: float = 0.0
-
-
-@dataclass(frozen=True)
-class CheckOf:
-    """A check that waits to be run."""
-
-    name: str
-    run: Callable[[], Outcome]
+from flashport.outcomes import CheckOf, Outcome, guarded, judge, poisoned
 
 
 def checks(device: str, target: str, tiers: tuple[str, ...]) -> Iterator[CheckOf]:
     """All checks for a device, in order."""
     for case in load_cases(*tiers):
-        yield CheckOf(case.name, lambda case=case: _guarded(case.name, lambda: check_decode(case, device, target)))
+        yield guarded(case.name, partial(check_decode, case, device, target))
     for name, check in _COMPANIONS.items():
-        yield CheckOf(name, lambda name=name, check=check: _guarded(name, lambda: check(name, device, target)))
-
-
-def _guarded(name: str, check: Callable[[], Outcome]) -> Outcome:
-    try:
-        return check()
-    except NotImplementedError as error:
-        return Outcome(name, "unsupported", str(error))
-    except Exception as error:  # the report must hold whatever a driver brings up
-        return Outcome(name, "failed", f"{type(error).__name__}: {error}")
-
-
-def _judge(name: str, kernel: str, *compared: oracle.Comparison) -> Outcome:
-    problems = "; ".join(one.problem for one in compared if one.problem)
-    worst = compared[0]
-    return Outcome(name, "failed" if problems else "passed", problems, kernel, worst.error, worst.plain_error)
+        yield guarded(name, partial(check, name, device, target))
+    yield from selfcheck_gated_delta.checks(device, target, tiers)
 
 
 def check_decode(case: DecodeCase, device: str, target: str) -> Outcome:
@@ -66,13 +33,13 @@ def check_decode(case: DecodeCase, device: str, target: str) -> Outcome:
     kernel = devices.which_kernel(case.q, case.kv, case.dk, case.dv, case.hq // case.hkv, case.q_len, target)
     data = make_data(case)
     out_type = "fp32" if case.out == "fp32" else case.q
-    out = _poisoned(data.out_shape, out_type, device)
-    lse = _poisoned(data.out_shape[:-1], "fp32", device)
+    out = poisoned(data.out_shape, out_type, device)
+    lse = poisoned(data.out_shape[:-1], "fp32", device)
     decode.flash_decode(**data.on(device), out=out, lse=lse)
     math_type = case.q if case.kv == case.q else "fp16"
     truth = [oracle.attend(request) for request in data.requests]
     plain = [oracle.attend(request, np.float32, math_type, out_type) for request in data.requests]
-    return _judge(
+    return judge(
         case.name,
         kernel,
         *(
@@ -94,15 +61,15 @@ def check_stages(name: str, device: str, target: str) -> Outcome:
     data = make_data(case)
     arguments = data.on(device)
     blocks = -(-max(lens) // block_seq)
-    mid_out = _poisoned((len(lens), heads, blocks, head_dim), "fp32", device)
-    mid_lse = _poisoned((len(lens), heads, blocks), "fp32", device)
-    out = _poisoned(data.out_shape, "bf16", device)
+    mid_out = poisoned((len(lens), heads, blocks, head_dim), "fp32", device)
+    mid_lse = poisoned((len(lens), heads, blocks), "fp32", device)
+    out = poisoned(data.out_shape, "bf16", device)
     decode.flash_decode_stage1(
         arguments["q"], arguments["k_cache"], arguments["v_cache"], arguments["token_table"],
         arguments["request_index"], arguments["seqlens"], max(lens), mid_out, mid_lse, block_seq,
     )  # fmt: skip
     decode.flash_decode_stage2(mid_out, mid_lse, arguments["seqlens"], out, block_seq)
-    return _judge(name, f"decode_stage2/{target}", _compare_out(data, out))
+    return judge(name, f"decode_stage2/{target}", _compare_out(data, out))
 
 
 def check_invariance(name: str, device: str, target: str) -> Outcome:
@@ -128,7 +95,7 @@ def check_invariance(name: str, device: str, target: str) -> Outcome:
             alone[part] = HostArray(host.bits[b : b + 1], host.dtype).on(device)
         if not np.array_equal(first[b], to_host(decode.flash_decode(**alone), "bf16")[0]):
             return Outcome(name, "failed", f"bits of request {b} differ alone", kernel)
-    return _judge(name, kernel, _compare_out(data, decode.flash_decode(**arguments)))
+    return judge(name, kernel, _compare_out(data, decode.flash_decode(**arguments)))
 
 
 def check_append(name: str, device: str, target: str) -> Outcome:
@@ -180,7 +147,7 @@ def check_merge(name: str, device: str, target: str) -> Outcome:
         compared += _compare_merge(got, truth, base)
     pair = [HostArray(np.ascontiguousarray(part), "float32").on(device) for part in (o[0], lse[0], o[1], lse[1])]
     compared += _compare_merge(decode.merge_state(*pair), oracle.merge(o[:2], lse[:2]), None)
-    return _judge(name, f"merge_states/{target}", *compared)
+    return judge(name, f"merge_states/{target}", *compared)
 
 
 _COMPANIONS = {
@@ -198,10 +165,6 @@ def _case(name: str, lens: tuple[int, ...], heads: int, kv_heads: int, head_dim:
         alibi="none", sinks=False, tree=False, scales="none", index="i32", out="same", lse=False, strides="dense",
         splits=-1,
     )  # fmt: skip
-
-
-def _poisoned(shape: tuple[int, ...], fmt: str, device: str) -> Any:
-    return HostArray(numerics.nan_bits(shape, fmt), numerics.DTYPE[fmt]).on(device)
 
 
 def _compare_out(data: Any, out: Any) -> oracle.Comparison:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import time
+from collections import Counter
 from pathlib import Path
 
 import click
@@ -74,6 +75,9 @@ def selftest(device_name: str | None, full: bool, match: str, report: Path) -> N
                 "checks": [vars(outcome) for outcome in outcomes],
             }
         )
+        declined = Counter(outcome.detail for outcome in outcomes if outcome.status == "unsupported")
+        for reason, count in declined.items():
+            console.print(f"  {count} unsupported: {reason}", soft_wrap=True, highlight=False)
         failed += counts["failed"]
     report.write_text(json.dumps(result, indent=1, default=str) + "\n")
     console.print(f"report: {report}", soft_wrap=True)

@@ -57,7 +57,7 @@ def _show_decode(target: str) -> dict[str, None]:
 
 def _show_gated_delta(target: str) -> dict[str, None]:
     """The same of gated_delta_update and gated_delta_chunk, whose K and V are multiples of 8."""
-    table = Table(title=f"gated delta rule on {target}, states [V, K] and [K, V]: largest K")
+    table = Table(title=f"gated delta rule on {target}", caption="largest K, of states [V, K] and [K, V] alike")
     for heading in ("operation", "q", "states"):
         table.add_column(heading)
     for gate in _GATES:
