@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -141,6 +142,36 @@ def test_alloc_tensor_func_is_used():
     assert_close(got, answer(x)[0])
     assert [shape for shape, _, _ in asked] == [(5, HEADS, HEAD_DIM), (5, HEADS, 3, HEAD_DIM), (5, HEADS, 3)]
     assert [dtype for _, dtype, _ in asked] == [BF16, np.float32, np.float32]
+
+
+def test_arrays_of_cupy_are_made_on_the_device_of_q(monkeypatch):
+    """With a module in CuPy's place that records where each array is made."""
+    current, made = [0], []
+
+    class FakeDevice:
+        def __init__(self, index):
+            self.index = index
+
+        def __enter__(self):
+            current.append(self.index)
+
+        def __exit__(self, *_):
+            current.pop()
+
+    class FakeArray:
+        shape, dtype, device = (2, HEADS, HEAD_DIM), BF16, FakeDevice(3)
+
+    def empty(shape, dtype):
+        made.append((tuple(shape), np.dtype(dtype), current[-1]))
+        return np.full(shape, np.nan, dtype)
+
+    FakeArray.__module__ = "cupy"
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(ndarray=FakeArray, empty=empty))
+    allocate = lightllm._allocator(FakeArray(), None)
+    allocate(FakeArray.shape)
+    allocate((2, 3), "float32")
+    assert made == [(FakeArray.shape, BF16, 3), ((2, 3), np.float32, 3)]
+    assert current == [0]
 
 
 def test_torch_tensors_through_the_wrappers():

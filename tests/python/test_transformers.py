@@ -129,6 +129,13 @@ def test_a_model_without_such_layers():
         pass
 
 
+@pytest.mark.parametrize("model", [None, "Qwen3-Next", object])
+def test_no_model(model):
+    text = rf"^gated_delta_rule: model must be a torch.nn.Module, got {type(model).__name__}$"
+    with pytest.raises(TypeError, match=text), gated_delta_rule(model):
+        pass
+
+
 class OlderLayer(torch.nn.Module):
     """As layers are up to Transformers 5.14: functions are attributes, q and k have a head for each value head."""
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from flashport.gated_delta import new_array, new_output, operations, refuse_gradients
+from flashport.arrays import new_array, new_output
+from flashport.gated_delta import operations, refuse_gradients
 
 __all__ = ["chunk_gated_delta_rule", "chunk_gdn", "fused_recurrent_gated_delta_rule", "fused_recurrent_gdn"]
 

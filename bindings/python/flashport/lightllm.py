@@ -8,9 +8,12 @@ b_req_idx and b_seq_len are read from it. Tensors may be of any library that spe
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from flashport import decode
+from flashport.arrays import new_array
 from flashport.decode import flash_decode_stage1
 
 __all__ = [
@@ -112,11 +115,10 @@ def _token_decode(
     max_len = infer_state.max_len_in_batch
     shape = (batch, q_head_num, head_dim)
     blocks = max_len // block_seq + 1
-    allocate, float32 = _allocator(q, alloc_tensor_func)
-    device = getattr(q, "device", None)  # arrays of NumPy 1 do not say
-    out = allocate(q.shape, dtype=q.dtype, device=device) if out is None else out
-    mid_out = allocate((batch, q_head_num, blocks, head_dim), dtype=float32, device=device)
-    mid_out_logsumexp = allocate((batch, q_head_num, blocks), dtype=float32, device=device)
+    allocate = _allocator(q, alloc_tensor_func)
+    out = allocate(q.shape) if out is None else out
+    mid_out = allocate((batch, q_head_num, blocks, head_dim), "float32")
+    mid_out_logsumexp = allocate((batch, q_head_num, blocks), "float32")
     flash_decode_stage1(
         q.reshape(shape),
         cache_k,
@@ -134,8 +136,8 @@ def _token_decode(
     return out
 
 
-def _allocator(q: Any, alloc_tensor_func: Any) -> tuple[Any, Any]:
-    """What allocates like ``q``, and how q's library spells float32."""
+def _allocator(q: Any, alloc_tensor_func: Any) -> Callable[..., Any]:
+    """What makes an array of a shape, like ``q`` and of its type or the one named."""
     roots = (base.__module__.partition(".")[0] for base in type(q).__mro__)
     name = next((root for root in roots if root in ("torch", "numpy", "cupy")), None)
     if name is None:
@@ -143,15 +145,14 @@ def _allocator(q: Any, alloc_tensor_func: Any) -> tuple[Any, Any]:
             "token_decode_attention_flash_decoding: q must be a tensor of torch, or an array of NumPy or CuPy, got "
             f"{type(q).__name__}"
         )
-    space = sys.modules[name]
-    if alloc_tensor_func is None and space.__name__ == "torch":
-        alloc_tensor_func = space.empty
-    elif alloc_tensor_func is None:
+    if alloc_tensor_func is None:
+        return partial(new_array, q)
 
-        def alloc_tensor_func(shape: Any, dtype: Any, device: Any) -> Any:
-            return space.empty(shape, dtype=dtype)
+    def allocate(shape: Any, dtype: str | None = None) -> Any:
+        own = q.dtype if dtype is None else getattr(sys.modules[name], dtype)
+        return alloc_tensor_func(shape, dtype=own, device=getattr(q, "device", None))  # NumPy 1 knows no device
 
-    return alloc_tensor_func, space.float32
+    return allocate
 
 
 def _view(out: Any, shape: tuple[int, ...]) -> Any:

@@ -11,7 +11,8 @@ from itertools import pairwise
 from typing import Any
 
 from flashport import tracing
-from flashport.gated_delta import new_array, new_output, operations, refuse_gradients
+from flashport.arrays import new_array, new_output
+from flashport.gated_delta import operations, refuse_gradients
 
 __all__ = ["chunk_gated_delta_rule", "fused_sigmoid_gating_delta_rule_update"]
 

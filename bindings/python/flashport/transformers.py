@@ -45,9 +45,12 @@ def gated_delta_rule(model: Any) -> Iterator[None]:
         Nothing. On exit, also by an exception, the model has its own functions again.
 
     Raises:
+        TypeError: ``model`` is no torch.nn.Module.
         ValueError: ``model`` has no layer of the gated delta rule.
         NotImplementedError: From the forward pass, where a gradient is asked for or no kernel serves the model.
     """
+    if not callable(getattr(model, "modules", None)):
+        raise TypeError(f"gated_delta_rule: model must be a torch.nn.Module, got {type(model).__name__}")
     places = _places(model)
     if not places:
         raise ValueError(

@@ -1,0 +1,44 @@
+"""New arrays of the caller's own library."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from flashport import _core
+
+
+def new_output(q: Any, v: Any) -> Any:
+    """An uninitialised, contiguous array of q's library, type and device in v's shape; None if that library is unknown.
+
+    What does not fit, the library says, which looks at q and v before it looks at the output.
+    """
+    torch, numpy, cupy = (sys.modules.get(name) for name in ("torch", "numpy", "cupy"))
+    if torch is not None and isinstance(q, torch.Tensor) and isinstance(v, torch.Tensor):
+        return torch.empty_like(v, memory_format=torch.contiguous_format)
+    shape = getattr(v, "shape", None)
+    if shape is None:
+        return None
+    if numpy is not None and isinstance(q, numpy.ndarray):
+        return numpy.empty(shape, q.dtype)
+    if isinstance(q, _core.DeviceArray):
+        return _core.DeviceArray(shape, q.dtype, q.device)
+    if cupy is not None and isinstance(q, cupy.ndarray):
+        with q.device:
+            return cupy.empty(shape, q.dtype)
+    return None
+
+
+def new_array(like: Any, shape: tuple[int, ...], dtype: str | None = None) -> Any:
+    """An uninitialised, contiguous array of ``like``'s library and device, of its type or the one named."""
+    torch, numpy, cupy = (sys.modules.get(name) for name in ("torch", "numpy", "cupy"))
+    if torch is not None and isinstance(like, torch.Tensor):
+        return torch.empty(shape, dtype=getattr(torch, dtype) if dtype else like.dtype, device=like.device)
+    if numpy is not None and isinstance(like, numpy.ndarray):
+        return numpy.empty(shape, dtype or like.dtype)
+    if isinstance(like, _core.DeviceArray):
+        return _core.DeviceArray(shape, dtype or like.dtype, like.device)
+    if cupy is not None and isinstance(like, cupy.ndarray):
+        with like.device:
+            return cupy.empty(shape, dtype or like.dtype)
+    raise TypeError(f"expected arrays of torch, NumPy, CuPy or flashport, got {type(like).__name__}")
