@@ -149,6 +149,10 @@ std::optional<DType> dtype_from_dlpack(dlpack::DataType type) {
     case dlpack::kInt << 8 | 64: return DType::kInt64;
     case dlpack::kUInt << 8 | 32: return DType::kUInt32;
     case dlpack::kUInt << 8 | 8: return DType::kUInt8;
+    case dlpack::kFloat << 8 | 64: return DType::kFloat64;
+    case dlpack::kInt << 8 | 8: return DType::kInt8;
+    case dlpack::kInt << 8 | 16: return DType::kInt16;
+    case dlpack::kBool << 8 | 8: return DType::kBool;
     default: return std::nullopt;
   }
 }
@@ -156,13 +160,17 @@ std::optional<DType> dtype_from_dlpack(dlpack::DataType type) {
 dlpack::DataType dtype_to_dlpack(DType type) {
   const auto bits = static_cast<std::uint8_t>(element_size(type) * 8);
   switch (type) {
+    case DType::kFloat64:
     case DType::kFloat32:
     case DType::kFloat16: return {dlpack::kFloat, bits, 1};
     case DType::kBFloat16: return {dlpack::kBfloat, bits, 1};
     case DType::kFp8E4M3: return {dlpack::kFloat8E4M3Fn, bits, 1};
     case DType::kFp8E4M3Fnuz: return {dlpack::kFloat8E4M3Fnuz, bits, 1};
+    case DType::kInt8:
+    case DType::kInt16:
     case DType::kInt32:
     case DType::kInt64: return {dlpack::kInt, bits, 1};
+    case DType::kBool: return {dlpack::kBool, bits, 1};
     case DType::kUInt32:
     case DType::kUInt8: break;
   }
@@ -369,11 +377,7 @@ TensorView Call::take_versioned(const char* name, dlpack::ManagedTensorVersioned
 TensorView Call::make_view(const char* name, const dlpack::Tensor& tensor, std::optional<DType> as) const {
   TensorView found;
   const std::optional<DType> dtype = as ? as : dtype_from_dlpack(tensor.dtype);
-  if (!dtype) {
-    fail_type(name, "has element type " + describe(tensor.dtype) +
-                        "; expected one of float32, float16, bfloat16, float8_e4m3fn, float8_e4m3fnuz, int32, int64, "
-                        "uint32, uint8");
-  }
+  if (!dtype) fail_type(name, "has element type " + describe(tensor.dtype) + ", which no argument may have");
   if (tensor.rank > kMaxRank) {
     fail_value(name,
                "must have at most " + std::to_string(kMaxRank) + " dimensions, got " + std::to_string(tensor.rank));

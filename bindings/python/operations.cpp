@@ -8,14 +8,12 @@
 #include <flashport/decode.h>
 
 #include "bindings/python/call.h"
+#include "common/host/cache_layout.h"
 
 namespace flashport::python {
 namespace {
 
 using Arguments = PyObject* const*;
-// q8_0: 34 bytes (a half scale and 32 signed bytes) for 32 values.
-constexpr std::int64_t kBlockBytes = 34;
-constexpr std::int64_t kBlockValues = 32;
 
 KvLayout kv_layout(const Call& call, PyObject* object) {
   return call.is_second("kv_layout", object, "NHD", "HND") ? KvLayout::kHND : KvLayout::kNHD;
@@ -104,8 +102,7 @@ void read_decode(Call& call, Arguments a, DecodeArgs& args) {
 bool decode_out_shape(const DecodeArgs& args, std::int64_t* shape) {
   if (args.q.rank < 3 || args.q.rank > 4 || args.v_cache.rank < 3) return false;
   for (int axis = 0; axis < args.q.rank; ++axis) shape[axis] = args.q.shape[axis];
-  std::int64_t head_dim_v = last_extent(args.v_cache);
-  if (args.v_cache.dtype == DType::kUInt8) head_dim_v = head_dim_v / kBlockBytes * kBlockValues;
+  const std::int64_t head_dim_v = stored_head_dim(args.v_cache.dtype, last_extent(args.v_cache));
   shape[args.q.rank - 1] = head_dim_v;
   // A broadcast or absurd shape is refused by the library's checks, not by an allocation.
   constexpr std::int64_t kMostHeadDim = 4096;

@@ -35,6 +35,10 @@ struct CacheAxes {
 [[nodiscard]] constexpr std::int64_t stored_extent(DType dtype, std::int64_t head_dim) {
   return dtype == DType::kUInt8 ? head_dim / 32 * 34 : head_dim;
 }
+// Values of a row of that extent; where q8_0 has no such rows, of the longest shorter one.
+[[nodiscard]] constexpr std::int64_t stored_head_dim(DType dtype, std::int64_t extent) {
+  return dtype == DType::kUInt8 ? extent / 34 * 32 : extent;
+}
 [[nodiscard]] constexpr std::int64_t row_bytes(DType dtype, std::int64_t head_dim) {
   return stored_extent(dtype, head_dim) * element_size(dtype);
 }

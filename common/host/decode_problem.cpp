@@ -111,25 +111,27 @@ Extents check_shapes(const DecodeArgs& a) {
   e.q_len = e.ragged ? a.max_q_len : a.q.rank == 4 ? a.q.shape[1] : 1;
   e.num_q_heads = a.q.shape[last - 1];
   e.head_dim = a.q.shape[last];
-  e.head_dim_v = a.out.shape[last];
+  e.head_dim_v = stored_head_dim(a.v_cache.dtype, a.v_cache.shape[e.axes.dim]);
   e.num_kv_heads = a.k_cache.shape[e.axes.head];
   e.page_size = e.pool ? 1 : a.k_cache.shape[e.axes.token];
 
-  if (a.k_cache.dtype == DType::kUInt8 && (e.head_dim % 32 != 0 || e.head_dim_v % 32 != 0)) {
-    kCheck.not_supported("q8_0 needs a head_dim that is a multiple of 32, got " + std::to_string(e.head_dim) + " and " +
-                         std::to_string(e.head_dim_v));
+  if (a.k_cache.dtype == DType::kUInt8 && e.head_dim % 32 != 0) {
+    kCheck.not_supported("q8_0 needs a head_dim that is a multiple of 32, got " + std::to_string(e.head_dim));
   }
   const char* k_text = cache_axes_text(a.k_cache.rank, a.kv_layout, false);
   const char* v_text = cache_axes_text(a.k_cache.rank, a.kv_layout, true);
   const std::int64_t k_extent = stored_extent(a.k_cache.dtype, e.head_dim);
   const std::int64_t v_extent = stored_extent(a.k_cache.dtype, e.head_dim_v);
   const std::int64_t* k = a.k_cache.shape;
-  const std::int64_t pages = e.paged ? kAnyExtent : e.batch;
+  if (!e.paged && k[0] != e.batch) {
+    kCheck.value_error("k_cache must have a row for each request: batch is " + std::to_string(e.batch) + ", got " +
+                       shape_text(a.k_cache) + "; a cache in pages needs block_table, or kv_indptr and kv_indices");
+  }
   if (e.pool) {
-    kCheck.shape(a.k_cache, "k_cache", k_text, {pages, kAnyExtent, k_extent});
+    kCheck.shape(a.k_cache, "k_cache", k_text, {kAnyExtent, kAnyExtent, k_extent});
     kCheck.shape(a.v_cache, "v_cache", v_text, {k[0], k[1], v_extent});
   } else {
-    kCheck.shape(a.k_cache, "k_cache", k_text, {pages, kAnyExtent, kAnyExtent, k_extent});
+    kCheck.shape(a.k_cache, "k_cache", k_text, {kAnyExtent, kAnyExtent, kAnyExtent, k_extent});
     kCheck.shape(a.v_cache, "v_cache", v_text, {k[0], k[1], k[2], v_extent});
   }
   if (e.num_q_heads > 0 && (e.num_kv_heads == 0 || e.num_q_heads % e.num_kv_heads != 0)) {
@@ -162,12 +164,13 @@ Extents check_shapes(const DecodeArgs& a) {
   check_scale_shape(a.k_scale, "k_scale", e.num_kv_heads);
   check_scale_shape(a.v_scale, "v_scale", e.num_kv_heads);
   if (a.q.rank == 4) {
-    kCheck.shape(a.out, "out", "(batch, q_len, num_q_heads, head_dim_v)",
-                 {e.batch, e.q_len, e.num_q_heads, kAnyExtent});
+    kCheck.shape(a.out, "out", "(batch, q_len, num_q_heads, head_dim_v of v_cache)",
+                 {e.batch, e.q_len, e.num_q_heads, e.head_dim_v});
     kCheck.shape(a.lse, "lse", "(batch, q_len, num_q_heads)", {e.batch, e.q_len, e.num_q_heads});
   } else {
-    const char* out_text = e.ragged ? "(total_q, num_q_heads, head_dim_v)" : "(batch, num_q_heads, head_dim_v)";
-    kCheck.shape(a.out, "out", out_text, {a.q.shape[0], e.num_q_heads, kAnyExtent});
+    const char* out_text =
+        e.ragged ? "(total_q, num_q_heads, head_dim_v of v_cache)" : "(batch, num_q_heads, head_dim_v of v_cache)";
+    kCheck.shape(a.out, "out", out_text, {a.q.shape[0], e.num_q_heads, e.head_dim_v});
     kCheck.shape(a.lse, "lse", e.ragged ? "(total_q, num_q_heads)" : "(batch, num_q_heads)",
                  {a.q.shape[0], e.num_q_heads});
   }

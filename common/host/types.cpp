@@ -15,6 +15,10 @@ const char* dtype_name(DType type) {
     case DType::kInt64: return "int64";
     case DType::kUInt32: return "uint32";
     case DType::kUInt8: return "uint8";
+    case DType::kFloat64: return "float64";
+    case DType::kInt8: return "int8";
+    case DType::kInt16: return "int16";
+    case DType::kBool: return "bool";
   }
   return "unknown dtype";
 }

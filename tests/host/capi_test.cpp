@@ -63,6 +63,9 @@ TEST_F(CInterface, DecodesAndReportsErrors) {
   q = to_c(inputs.args.q);
   q.dtype = fp_int32;
   EXPECT_EQ(fp_flash_decode(&args, 0), fp_type_error);
+  q.dtype = fp_uint8 + 1;
+  EXPECT_EQ(fp_flash_decode(&args, 0), fp_value_error);
+  EXPECT_STREQ(fp_last_error(), "flash_decode: q must have a dtype of fp_dtype, got 9");
   args.q = nullptr;
   EXPECT_EQ(fp_flash_decode(&args, 0), fp_value_error);
   EXPECT_STREQ(fp_last_error(), "flash_decode: q must be given, got null");

@@ -81,7 +81,27 @@ TEST_F(DecodeRefuses, Shapes) {
       {"sinks", [](DecodeArgs& a) { a.sinks = floats({7}); }, "sinks must have shape"},
       {"k_scale", [](DecodeArgs& a) { a.k_scale = floats({3}); },
        "k_scale must have shape (1,) or (num_kv_heads,) = (2,)"},
-      {"contiguous batch", [](DecodeArgs& a) { a.block_table.reset(); }, "k_cache must have shape"},
+      {"pages without a table", [](DecodeArgs& a) { a.block_table.reset(); },
+       "k_cache must have a row for each request: batch is 3, got (64, 16, 2, 128); a cache in pages needs "
+       "block_table, "
+       "or kv_indptr and kv_indices"},
+      {"out head_dim", [](DecodeArgs& a) { a.out.shape[2] = 64; },
+       "out must have shape (batch, num_q_heads, head_dim_v of v_cache) = (3, 8, 128), got (3, 8, 64)"},
+      {"out head_dim of q8_0",
+       [](DecodeArgs& a) {
+         a.k_cache.dtype = a.v_cache.dtype = DType::kUInt8;
+         a.k_cache.shape[3] = 4 * 34;
+         a.v_cache.shape[3] = 2 * 34;
+       },
+       "head_dim_v of v_cache) = (3, 8, 64), got (3, 8, 128)"},
+      {"v rows of q8_0",
+       [](DecodeArgs& a) {
+         a.k_cache.dtype = a.v_cache.dtype = DType::kUInt8;
+         a.k_cache.shape[3] = 4 * 34;
+         a.v_cache.shape[3] = 100;
+       },
+       "v_cache must have shape (pages or batch, page_size or length, num_kv_heads, head_dim_v) = (64, 16, 2, 68), got "
+       "(64, 16, 2, 100)"},
       {"negative", [](DecodeArgs& a) { a.q.shape[1] = -8; }, "negative extent"},
       {"shape before dtype", [](DecodeArgs& a) { a.q.dtype = DType::kInt32, a.seqlens.shape[0] = 2; }, "seqlens"},
   });
@@ -90,6 +110,12 @@ TEST_F(DecodeRefuses, Shapes) {
 TEST_F(DecodeRefuses, Types) {
   expect<TypeError>({
       {"q", [](DecodeArgs& a) { a.q.dtype = DType::kInt32; }, "q must be float16, bfloat16 or float32, got int32"},
+      {"foreign q", [](DecodeArgs& a) { a.q.dtype = DType::kFloat64; },
+       "q must be float16, bfloat16 or float32, got float64"},
+      {"foreign lengths", [](DecodeArgs& a) { a.seqlens.dtype = DType::kInt16; },
+       "seqlens must be int32 or int64, got int16"},
+      {"foreign mask", [](DecodeArgs& a) { a.tree_mask = TensorView(scratch_at(0), DType::kBool, {}, {3, 1}); },
+       "tree_mask must be uint32, got bool"},
       {"k", [](DecodeArgs& a) { a.k_cache.dtype = DType::kFloat16; }, "k_cache must be bfloat16, "},
       {"v", [](DecodeArgs& a) { a.v_cache.dtype = DType::kFp8E4M3; }, "v_cache must be bfloat16, got float8_e4m3fn"},
       {"seqlens", [](DecodeArgs& a) { a.seqlens.dtype = DType::kFloat32; }, "seqlens must be int32 or int64"},

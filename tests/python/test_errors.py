@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashport
-from conftest import BF16, make_decode
+from conftest import BF16, make_decode, to_torch
 
 BATCH, HEADS, KV_HEADS, HEAD_DIM, BLOCKS, BLOCK_SEQ, SLOTS = 3, 8, 2, 128, 4, 16, 80
 
@@ -136,14 +136,55 @@ def test_a_wrong_shape(function, name, data):
 def test_an_element_type_that_nobody_has(function, name, dtype):
     arguments = FUNCTIONS[function][0]()
     arguments[name] = np.zeros(arguments[name].shape, dtype)
-    text = rf"^{function}: {name} has element type {np.dtype(dtype).name}; expected one of"
-    outputs = FUNCTIONS[function][1]
-    expect(function, arguments, TypeError, text) if name not in outputs else _expect_only(function, arguments, text)
+    text = rf"{name} must be [a-z0-9_, ]+, got {np.dtype(dtype).name}$"
+    if dtype is np.complex64:
+        text = f"{name} has element type complex64, which no argument may have$"
+    expect(function, arguments, TypeError, rf"^{function}: {text}")
 
 
-def _expect_only(function, arguments, text):
+@pytest.mark.parametrize(
+    ("name", "types"),
+    [
+        ("q", "float16, bfloat16 or float32"),
+        ("k_cache", "bfloat16, float8_e4m3fn, float8_e4m3fnuz or uint8"),
+        ("v_cache", "bfloat16"),
+        ("seqlens", "int32 or int64"),
+        ("sinks", "float32"),
+        ("out", "float16, bfloat16 or float32"),
+    ],
+)
+def test_a_refused_element_type_is_told_what_its_argument_may_be(name, types):
+    arguments = decode_arguments()
+    arguments[name] = np.zeros(arguments[name].shape, np.float64)
+    expect("flash_decode", arguments, TypeError, rf"^flash_decode: {name} must be {types}, got float64$")
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int8, np.int16, np.bool_])
+def test_such_a_query_is_refused_before_its_output_is_made(dtype):
+    torch = pytest.importorskip("torch")
+    arguments = decode_arguments()
+    q = np.zeros(arguments["q"].shape, dtype)
+    arrays = [arguments[name] for name in ("k_cache", "v_cache", "seqlens")]
+    text = rf"^flash_decode: q must be float16, bfloat16 or float32, got {np.dtype(dtype).name}$"
     with pytest.raises(TypeError, match=text):
-        call(function, arguments)
+        flashport.flash_decode(q, *arrays)
+    with pytest.raises(TypeError, match=text):
+        flashport.flash_decode(torch.from_numpy(q), *map(to_torch, arrays))
+
+
+def test_out_of_another_head_dim():
+    arguments = decode_arguments()
+    arguments["out"] = np.full((BATCH, HEADS, HEAD_DIM // 2), np.nan, BF16)
+    text = r"out must have shape \(batch, num_q_heads, head_dim_v of v_cache\) = \(3, 8, 128\), got \(3, 8, 64\)$"
+    expect("flash_decode", arguments, ValueError, rf"^flash_decode: {text}")
+
+
+def test_pages_without_a_table():
+    arguments = decode_arguments()
+    for name in ("k_cache", "v_cache"):
+        arguments[name] = np.zeros((64, 16, KV_HEADS, HEAD_DIM), BF16)
+    text = r"k_cache must have a row for each request: batch is 3, got \(64, 16, 2, 128\); a cache in pages needs "
+    expect("flash_decode", arguments, ValueError, rf"^flash_decode: {text}block_table, or kv_indptr and kv_indices$")
 
 
 @pytest.mark.parametrize(("function", "name"), ARRAYS)

@@ -21,20 +21,30 @@ enum class DType : std::int32_t {
   kInt64,
   kUInt32,
   kUInt8,  // the carrier of ggml blocks: a q8_0 row of D values is D / 32 * 34 bytes
+
+  // No argument may have these: refusals name them.
+  kFloat64,
+  kInt8,
+  kInt16,
+  kBool,
 };
 
 // Bytes of one element. Every DType has a fixed size.
 [[nodiscard]] constexpr int element_size(DType type) {
   switch (type) {
+    case DType::kFloat64:
     case DType::kInt64: return 8;
     case DType::kFloat32:
     case DType::kInt32:
     case DType::kUInt32: return 4;
     case DType::kFloat16:
-    case DType::kBFloat16: return 2;
+    case DType::kBFloat16:
+    case DType::kInt16: return 2;
     case DType::kFp8E4M3:
     case DType::kFp8E4M3Fnuz:
-    case DType::kUInt8: return 1;
+    case DType::kUInt8:
+    case DType::kInt8:
+    case DType::kBool: return 1;
   }
   return 0;
 }
