@@ -16,6 +16,8 @@
 
 #define FLASHPORT_COLD FLASHPORT_DEVICE
 #define FLASHPORT_DEVICE __device__ __forceinline__
+// Of a lambda that touches an array in registers: one that is left out of line has the compiler keep it in memory.
+#define FLASHPORT_INLINE __attribute__((always_inline))
 #define FLASHPORT_PRAGMA(text) _Pragma(#text)
 #define FLASHPORT_UNROLL(count) FLASHPORT_PRAGMA(unroll count)
 

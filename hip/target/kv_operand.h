@@ -5,7 +5,7 @@
 #pragma once
 
 #include "common/device/config.h"
-#include "hip/target/block.h"
+#include "hip/target/global_memory.h"
 
 namespace flashport::FLASHPORT_TARGET {
 
@@ -79,9 +79,7 @@ FLASHPORT_DEVICE Words2 scale_halves(Words2 x, unsigned low, unsigned high) {
   return {as_word(as_half2(x.x) * as_half2(low)), as_word(as_half2(x.y) * as_half2(high))};
 }
 
-// Global memory named as such (a generic pointer would make flat loads). Unaligned vectors are the hardware's business.
-using GlobalBytes = const char __attribute__((address_space(1)))*;
-
+// Unaligned vectors are the hardware's business.
 template <int kWords>
 FLASHPORT_DEVICE void load_words(unsigned (&to)[kWords], GlobalBytes from) {
   using Vector = unsigned __attribute__((ext_vector_type(kWords), aligned(1)));
@@ -93,10 +91,5 @@ FLASHPORT_DEVICE unsigned load_half_bits(GlobalBytes from) {
   using Bits = std::uint16_t __attribute__((aligned(1)));
   return *reinterpret_cast<const Bits __attribute__((address_space(1)))*>(from);
 }
-
-// What is read where no token is.
-inline constexpr int kZeroBytes = 1024;  // the longest row
-__device__ const unsigned g_zero_row[kZeroBytes / 4] = {};
-FLASHPORT_DEVICE GlobalBytes zero_row() { return (GlobalBytes)(g_zero_row); }
 
 }  // namespace flashport::FLASHPORT_TARGET

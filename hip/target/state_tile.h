@@ -14,12 +14,10 @@
 
 #include "common/device/gated_delta_config.h"
 #include "common/device/gated_delta_params.h"
+#include "hip/target/global_memory.h"
 #include "hip/target/lane_exchange.h"
 
 namespace flashport::FLASHPORT_TARGET {
-
-// Of a lambda that touches the state: one that is left out of line has the compiler keep the state in memory.
-#define FLASHPORT_INLINE __attribute__((always_inline))
 
 template <class T>
 using InGlobal = T __attribute__((address_space(1)));
@@ -57,13 +55,6 @@ FLASHPORT_DEVICE void with_element_type(DType dtype, const F& f) {
 FLASHPORT_DEVICE void round_to(float& to, float x) { to = x; }
 FLASHPORT_DEVICE void round_to(Half& to, float x) { to = to_half(x); }
 FLASHPORT_DEVICE void round_to(BFloat16& to, float x) { to = to_bfloat16(x); }
-
-// The same address, but in scalar registers: else that of each row would take two of every lane.
-template <class T>
-FLASHPORT_DEVICE T* scalar_address(T* address) {
-  asm volatile("" : "+s"(address));
-  return address;
-}
 
 // A run of neighbours as they lie in memory, `offset` elements behind an address that all lanes have in common.
 template <class T, int kCount>

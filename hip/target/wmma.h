@@ -10,7 +10,7 @@
 #include <type_traits>
 
 #include "common/device/params.h"
-#include "hip/target/block.h"
+#include "hip/target/global_memory.h"
 #include "hip/target/lane_maps.h"
 
 namespace flashport::FLASHPORT_TARGET {
@@ -71,13 +71,10 @@ FLASHPORT_DEVICE unsigned pack(float low, float high) {
   return __builtin_bit_cast(unsigned, Two{static_cast<Element>(low), static_cast<Element>(high)});
 }
 
-// Global memory named as such (a generic pointer would make flat loads), and what is loaded from it at any even
-// address: the hardware takes unaligned vectors.
-using GlobalBytes = const char __attribute__((address_space(1)))*;
-
 // Addresses that follow from `pointer` are worked out on their side, so that few are held at a time.
 FLASHPORT_DEVICE void keep_order(GlobalBytes& pointer) { asm volatile("" : "+v"(pointer)::"memory"); }
 
+// What is loaded at any even address: the hardware takes unaligned vectors.
 template <int kWords>
 struct __attribute__((packed, aligned(2))) UnalignedWords {
   unsigned __attribute__((ext_vector_type(kWords))) words;

@@ -20,10 +20,6 @@
 
 namespace flashport::FLASHPORT_TARGET {
 
-inline constexpr int kZeroBytes = 1024;  // the longest row
-__device__ const unsigned g_zero_row[kZeroBytes / 4] = {};
-FLASHPORT_DEVICE GlobalBytes zero_row() { return (GlobalBytes)(g_zero_row); }
-
 // Selectors of v_perm_b32(second, first): byte `byte` of both words, or two neighbouring bytes of the first, in the
 // high or low bytes of the two halves, zeros (0x0c) beside them; or one half of both words.
 constexpr unsigned zip_bytes_high(int byte) { return (4u + byte) << 24 | 0x0c0000u | unsigned(byte) << 8 | 0x0cu; }
