@@ -34,11 +34,11 @@ FLASHPORT_DEVICE void chain_chunks(const GatedDeltaChunkParams& p, const Block& 
                                    const Chain& chain) {
   using Tiles = DeltaTiles<kCfg>;
   const std::int64_t head_states = static_cast<std::int64_t>(chain.v_head) * p.head_dim_k * p.head_dim_v;
-  const std::int64_t slot = state_slot(p.state, chain.seq);
+  const std::int64_t slot = block.uniform(state_slot(p.state, chain.seq));
   const bool stores_chunks = p.chunk_states.data != nullptr;
-  const std::int64_t first_chunk = stores_chunks ? chunks_before(p, block, chain.seq) : 0;
+  const std::int64_t first_chunk = stores_chunks ? block.uniform(chunks_before(p, block, chain.seq)) : 0;
 
-  tiles.begin(chain.column);
+  tiles.begin(chain);
   typename Tiles::State state;
   if (slot >= 0) {
     tiles.load_state(state, p.state.data, p.state.dtype, slot * p.state.slot_stride + head_states);

@@ -109,7 +109,7 @@ FLASHPORT_DEVICE void for_each_chain(const GatedDeltaChunkParams& p, const Block
     chain.tokens = sequence_tokens(p, chain.seq);
     chain.first_slot = first_chunk_slot(p, chain.seq, chain.tokens);
     chain.chunks = chunks_of(chain.tokens.count);
-    f(chain);
+    f(block.uniform(chain));
   }
 }
 

@@ -220,9 +220,9 @@ class DeltaTiles {
 
   DeltaTiles(const GatedDeltaChunkParams& p, const Block&, ChainMemory<kCfg>& memory) : p_(p), memory_(memory) {}
 
-  void begin(int column) {
-    column_ = column;
-    live_ = minimum(kCfg.columns, p_.head_dim_v - column);
+  void begin(const Chain& chain) {
+    column_ = chain.column;
+    live_ = minimum(kCfg.columns, p_.head_dim_v - chain.column);
     vecs_ = (live_ + kLanes - 1) / kLanes;
   }
 

@@ -149,7 +149,7 @@ class DeltaTiles {
         g_(block.lane() / 4),
         c_(block.lane() % 4) {}
 
-  FLASHPORT_DEVICE void begin(int column) { column_ = column + warp_column_; }
+  FLASHPORT_DEVICE void begin(const Chain& chain) { column_ = chain.column + warp_column_; }
 
   // Waits for the tiles of the next chunk; those of the one before are not read any more, nor, behind finish(), any.
   FLASHPORT_DEVICE void fetch(const ChunkPlace& place) {

@@ -76,6 +76,10 @@ class Block {
   std::int64_t index() const { return index_; }
   std::int64_t count() const { return count_; }
   void sync() const { barrier_.arrive_and_wait(); }
+  template <class T>
+  T uniform(T x) const {
+    return x;
+  }
   std::int64_t wave_exclusive_scan(std::int64_t x, std::int64_t& total) const {
     total = x;
     return 0;

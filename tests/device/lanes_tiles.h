@@ -141,7 +141,7 @@ class DeltaTiles {
   DeltaTiles(const GatedDeltaChunkParams& p, const Block& block, ChainMemory<kCfg>& memory)
       : p_(p), block_(block), memory_(memory) {}
 
-  void begin(int column) { column_ = column; }
+  void begin(const Chain& chain) { column_ = chain.column; }
 
   // Who still reads the tiles of the chunk before has another stage than this one.
   void fetch(const ChunkPlace& place) {
