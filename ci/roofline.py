@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes docs/roofline.md: what bounds each decode kernel on the AMD devices, estimated from data sheets alone.
+"""Writes docs/roofline.md: what bounds each kernel on the AMD devices, estimated from data sheets alone.
 
     python3 ci/roofline.py [--check]
 
@@ -16,6 +16,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "roofline.md"
 LEAF_KEYS = 64
 LEAVES = 64 * 8 * 8192 // LEAF_KEYS  # of 64 requests of 8k keys, 8 kv heads
+# The gated delta rule in Qwen3-Next's shape: heads, value heads, columns of V; tokens of a chunk, chunks of 16k tokens.
+HEADS, VALUE_HEADS, VALUES, CHUNK, CHUNKS = 16, 32, 128, 64, 256
+DECODED = 256  # sequences
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Device:
     units: int  # compute units
     clock: float  # Hz
     flops: int  # a clock and compute unit: dense fp16 and bf16 products of K = 16
+    simds: int  # of a compute unit
 
     @property
     def matrix(self) -> float:
@@ -35,9 +39,9 @@ class Device:
 
 
 DEVICES = {
-    "gfx942": Device("MI300X", 5.3e12, 304, 2.1e9, 2048),
-    "gfx950": Device("MI355X", 8.0e12, 256, 2.4e9, 2048),
-    "gfx11": Device("RX 7900 XTX", 0.96e12, 96, 2.5e9, 512),
+    "gfx942": Device("MI300X", 5.3e12, 304, 2.1e9, 2048, 4),
+    "gfx950": Device("MI355X", 8.0e12, 256, 2.4e9, 2048, 4),
+    "gfx11": Device("RX 7900 XTX", 0.96e12, 96, 2.5e9, 512, 2),
 }
 
 
@@ -80,6 +84,32 @@ def table(target: str) -> list[str]:
     return lines
 
 
+def gated_delta_table(target: str) -> list[str]:
+    """The rows of one device's table of the gated delta rule."""
+    device = DEVICES[target]
+    lines = [
+        "| head_dim_k | decode: memory (us) | prefill: memory (us) | prefill: products (us) | one chain: products (us) |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    lower = CHUNK * CHUNK * 10 // 16  # elements up to the diagonal's blocks of 16 x 16
+    for dk in (64, 128, 256):
+        decode = 2 * DECODED * VALUE_HEADS * dk * VALUES * 4
+        # q, k and both products of a head; v, o, and the inverse, P and factors in and out of a value head
+        of_head = 2 * (2 * CHUNK * dk * 2), 2 * (2 * lower * dk)
+        of_value_head = 2 * CHUNK * VALUES * 2 + 2 * (2 * lower * 2 + 1040), 2 * VALUES * (3 * CHUNK * dk + 2 * lower)
+        size, work = (CHUNKS * (HEADS * a + VALUE_HEADS * b) for a, b in zip(of_head, of_value_head, strict=True))
+        keys = min(dk, 128) if target == "gfx11" else dk  # of a wave
+        of_wave = CHUNKS * 2 * 16 * (3 * CHUNK * keys + 2 * lower)
+        times = (
+            decode / device.memory,
+            size / device.memory,
+            work / device.matrix,
+            of_wave / (device.flops / device.simds * device.clock),
+        )
+        lines.append(f"| {dk} | " + " | ".join(f"{time * 1e6:.0f}" for time in times) + " |")
+    return lines
+
+
 INTRODUCTION = f"""# Roofline estimates for AMD
 
 **Estimates, not measurements**: no AMD card has run this code. `ci/roofline.py` writes this page from
@@ -94,12 +124,19 @@ both.
 
 CUs are those of ROCm's [GPU specifications](https://rocm.docs.amd.com/en/latest/reference/gpu-specs.html), rates of
 memory and peak clocks those of AMD's data sheets.
+
+The second tables are of the gated delta rule with {HEADS} heads, {VALUE_HEADS} value heads and V = {VALUES}. *Decode*
+reads and writes the fp32 states of {DECODED} sequences. *Prefill* is of 4 x {CHUNKS * CHUNK // 4} tokens by chunks:
+queries, keys, values and outputs in bf16, and what the first kernel leaves for the second. *One chain* is what no
+number of CUs shortens, the products of one wave's 16 columns over {CHUNKS} chunks in a row; barriers, LDS and the
+rounding of operands come on top.
 """
 
 
 def page() -> str:
     """The whole page."""
-    return INTRODUCTION + "".join("\n" + "\n".join(table(target)) + "\n" for target in DEVICES)
+    tables = [[*table(target), "", *gated_delta_table(target)] for target in DEVICES]
+    return INTRODUCTION + "".join("\n" + "\n".join(lines) + "\n" for lines in tables)
 
 
 def main() -> None:

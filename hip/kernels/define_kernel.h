@@ -6,6 +6,8 @@
 
 #include "common/device/append_kernel.h"
 #include "common/device/decode_kernel.h"
+#include "common/device/gated_delta_chunk_kernel.h"
+#include "common/device/gated_delta_prepare_kernel.h"
 #include "common/device/gated_delta_update_kernel.h"
 #include "common/device/merge_kernel.h"
 #include "common/device/read_kernel.h"
@@ -63,6 +65,28 @@ constexpr int waves_per_simd(const Tuning& tuning) {
   void symbol(const GatedDeltaUpdateParams) {                                                       \
     gated_delta_update_wave<symbol##_config>(kernel_params<GatedDeltaUpdateParams>());              \
   }                                                                                                 \
+  }
+
+// math, head_dim_k
+#define FLASHPORT_DEFINE_GATED_DELTA_PREPARE(symbol, key, ...)                                        \
+  namespace flashport::FLASHPORT_TARGET {                                                             \
+  constexpr GatedDeltaChunkConfig symbol##_config{__VA_ARGS__};                                       \
+  FLASHPORT_KERNEL(kPrepareThreads, 1)                                                                \
+  void symbol(const GatedDeltaChunkParams) {                                                          \
+    __shared__ alignas(128) unsigned char memory[sizeof(PrepareShared<symbol##_config>)];             \
+    gated_delta_prepare<symbol##_config>(kernel_params<GatedDeltaChunkParams>(), Block(nullptr),      \
+                                         *reinterpret_cast<PrepareShared<symbol##_config>*>(memory)); \
+  }                                                                                                   \
+  }
+#define FLASHPORT_DEFINE_GATED_DELTA_CHUNK(symbol, key, ...)                                      \
+  namespace flashport::FLASHPORT_TARGET {                                                         \
+  constexpr GatedDeltaChunkConfig symbol##_config{__VA_ARGS__};                                   \
+  FLASHPORT_KERNEL(chain_threads(symbol##_config.head_dim_k), 1)                                  \
+  void symbol(const GatedDeltaChunkParams) {                                                      \
+    __shared__ alignas(128) unsigned char memory[sizeof(ChainMemory<symbol##_config>)];           \
+    gated_delta_chunk<symbol##_config>(kernel_params<GatedDeltaChunkParams>(), Block(nullptr),    \
+                                       *reinterpret_cast<ChainMemory<symbol##_config>*>(memory)); \
+  }                                                                                               \
   }
 
 #define FLASHPORT_DEFINE_MERGE(symbol, Params, body)                                  \

@@ -1,10 +1,12 @@
 // The host's side of a HIP kernel: its table entry. Compiled once per target by the host compiler, which must agree
 // with the device's on block sizes; so those come from the target's tuning header, which is plain C++:
-// kWaveSize, decode_tuning(shape), gated_delta_tuning(shape), kMergeThreads, kAppendThreads.
+// kWaveSize, decode_tuning(shape), gated_delta_tuning(shape), chain_threads(head_dim_k), kMergeThreads, kAppendThreads,
+// kPrepareThreads.
 #pragma once
 
 #include <string_view>
 
+#include "common/device/gated_delta_chunk_params.h"
 #include "common/host/backend_abi.h"
 #include "hip/kernels/code_object.h"
 #include FLASHPORT_TUNING_HEADER
@@ -25,6 +27,17 @@ constexpr KernelEntry gated_delta_update_entry(const char* key, const KernelSymb
   const GatedDeltaShape shape{head_dim_k, state, key_major, gate};
   const GatedDeltaTuning tuning = gated_delta_tuning(shape);
   return {key, {}, tuning.waves * kWaveSize, 0, symbol, tuning.waves, {shape, tuning}};
+}
+
+constexpr KernelEntry gated_delta_prepare_entry(const char* key, const KernelSymbol* symbol, MathType math,
+                                                int head_dim_k) {
+  using namespace FLASHPORT_TARGET;
+  return {key, gated_delta_chunk_shape({math, head_dim_k}), kPrepareThreads, 0, symbol};
+}
+constexpr KernelEntry gated_delta_chunk_entry(const char* key, const KernelSymbol* symbol, MathType math,
+                                              int head_dim_k) {
+  using namespace FLASHPORT_TARGET;
+  return {key, gated_delta_chunk_shape({math, head_dim_k}), chain_threads(head_dim_k), 0, symbol};
 }
 
 constexpr KernelEntry plain_entry(const char* key, const KernelSymbol* symbol) {

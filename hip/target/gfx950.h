@@ -7,6 +7,7 @@
 
 #define FLASHPORT_STATE_TILE_HEADER "hip/target/state_tile.h"
 #define FLASHPORT_TILES_HEADER "hip/target/mfma_tiles.h"
+#define FLASHPORT_DELTA_TILES_HEADER "hip/target/mfma_delta_tiles.h"
 
 namespace flashport::gfx950 {
 

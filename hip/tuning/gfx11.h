@@ -11,6 +11,7 @@ namespace flashport::gfx11 {
 inline constexpr int kWaveSize = 32;
 inline constexpr int kMergeThreads = 128;
 inline constexpr int kAppendThreads = 128;
+inline constexpr int kPrepareThreads = 128;
 
 // stages 2: the first keys of the next leaf are loaded while P V of this one is worked out, which costs registers.
 constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
@@ -28,5 +29,8 @@ constexpr GatedDeltaTuning gated_delta_tuning(const GatedDeltaShape& shape) {
   const int least = shape.state == DType::kFloat32 || shape.head_dim_k == 256 ? 16 : 32;
   return {columns < least ? least : columns, 4, 4};
 }
+
+// Of a block of the chain over chunks: a wave for each 16 of its columns and 128 keys, which fill half its registers.
+constexpr int chain_threads(int head_dim_k) { return head_dim_k > 128 ? 256 : 128; }
 
 }  // namespace flashport::gfx11

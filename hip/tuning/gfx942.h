@@ -15,6 +15,7 @@ namespace flashport::gfx942 {
 inline constexpr int kWaveSize = 64;
 inline constexpr int kMergeThreads = 128;
 inline constexpr int kAppendThreads = 128;
+inline constexpr int kPrepareThreads = 256;
 
 constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   const int leaf_bytes = 64 * (kv_row_bytes(shape.kv, shape.head_dim_qk) + kv_row_bytes(shape.kv, shape.head_dim_v));
@@ -33,5 +34,8 @@ constexpr GatedDeltaTuning gated_delta_tuning(const GatedDeltaShape& shape) {
   const int least = shape.state == DType::kFloat32 ? 16 : 32;
   return {columns < least ? least : columns, 4, columns < least ? 2 : 4 - gates};
 }
+
+// Of a block of the chain over chunks: a wave for each 16 of its columns.
+constexpr int chain_threads(int) { return 256; }
 
 }  // namespace flashport::gfx942

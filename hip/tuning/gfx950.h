@@ -10,10 +10,12 @@
 
 namespace flashport::gfx950 {
 
+using gfx942::chain_threads;
 using gfx942::decode_tuning;
 using gfx942::gated_delta_tuning;
 using gfx942::kAppendThreads;
 using gfx942::kMergeThreads;
+using gfx942::kPrepareThreads;
 using gfx942::kWaveSize;
 
 }  // namespace flashport::gfx950

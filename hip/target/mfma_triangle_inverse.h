@@ -1,0 +1,69 @@
+// The inverse of a unit lower triangular matrix [64, 64] of floats in LDS, by four waves: diagonal blocks of 16 x 16 by
+// forward substitution, a lane a column; blocks of 16 and of 32 joined pairwise, [X11 0; X21 X22] with
+// X21 = -X22 (A21 X11), by matrix instructions of fp32. Their k are taken in the order in which a lane holds the rows
+// of a product, so that A21 X11 is the right operand of the next product in place.
+#pragma once
+
+#include "common/device/gated_delta_chunk_params.h"
+#include "hip/target/mfma.h"
+
+namespace flashport::FLASHPORT_TARGET {
+
+// sum += left [16, 16] right [16, 16], of which lane 16 g + n has row n, columns 4 g + 0..3 and column n, rows the
+// same.
+FLASHPORT_DEVICE void mfma_float(Floats4& sum, const Floats4& left, const Floats4& right) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) sum = __builtin_amdgcn_mfma_f32_16x16x4f32(left[i], right[i], sum, 0, 0, 0);
+}
+
+// x = (I + a)^-1 for the strictly lower part of `a`; rows of both are kPitch floats apart. Blocks of x above
+// the diagonal's are not its. The caller's next barrier ends it, as one has to precede it.
+template <int kPitch>
+FLASHPORT_DEVICE void invert_unit_lower(const Block& block, const float* a, float* x) {
+  const int n = block.lane() % 16, g = block.lane() / 16;
+  const auto left = [&](const float* from, int row, int column) {
+    return *reinterpret_cast<const Floats4*>(from + (row * 16 + n) * kPitch + column * 16 + 4 * g);
+  };
+  const auto right = [&](int row, int column) {
+    const float* from = x + (row * 16 + 4 * g) * kPitch + column * 16 + n;
+    return Floats4{from[0], from[kPitch], from[2 * kPitch], from[3 * kPitch]};
+  };
+  // Block (row, column) of -X22 (A21 X11), where X22 begins at block `middle`.
+  const auto join = [&](int middle, int row, int column) {
+    Floats4 joined = {};
+    for (int k = middle; k <= row; ++k) {
+      Floats4 product = {};
+      for (int i = column; i < middle; ++i) mfma_float(product, left(a, k, i), right(i, column));
+      mfma_float(joined, left(x, row, k), 0.0f - product);
+    }
+    return joined;
+  };
+  const auto store = [&](int row, int column, const Floats4& joined) {
+    float* to = x + (row * 16 + 4 * g) * kPitch + column * 16 + n;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[i * kPitch] = joined[i];
+  };
+
+  if (block.thread() < kChunkTokens) {
+    const int column = block.thread() % 16, first = block.thread() - column;
+    const float* from = a + first * (kPitch + 1);
+    float* to = x + first * (kPitch + 1) + column;
+    float of_column[16];
+#pragma unroll
+    for (int row = 0; row < 16; ++row) {
+      float sums[2] = {row == column ? 1.0f : 0.0f, 0.0f};
+#pragma unroll
+      for (int k = 0; k < row; ++k) sums[k % 2] = fma_rn(0.0f - from[row * kPitch + k], of_column[k], sums[k % 2]);
+      of_column[row] = sums[0] + sums[1];
+      to[row * kPitch] = of_column[row];
+    }
+  }
+  block.sync();
+  const int wave = block.wave();
+  if (wave < 2) store(2 * wave + 1, 2 * wave, join(2 * wave + 1, 2 * wave + 1, 2 * wave));
+  block.sync();
+  const int row = 2 + wave / 2, column = wave % 2;
+  store(row, column, join(2, row, column));
+}
+
+}  // namespace flashport::FLASHPORT_TARGET
