@@ -1,5 +1,6 @@
 // Validation of gated_delta_chunk: ranks, shapes, numbers, types, devices, memory; then the params.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -87,22 +88,21 @@ void check_combinations(const Check& check, const GatedDeltaChunkArgs& a, std::i
   }
 }
 
-struct Named {
-  const TensorView* view;
-  const char* name;
-};
-
-// In the order of the arguments; of these there may be none.
-template <class F>
-void for_each_optional(const GatedDeltaChunkArgs& a, const F& f) {
-  f(a.a_log, "A_log");
-  f(a.dt_bias, "dt_bias");
-  f(a.state, "state");
-  f(a.state_indices, "state_indices");
-  f(a.final_states, "final_states");
-  f(a.chunk_states, "chunk_states");
-  f(a.cu_seqlens, "cu_seqlens");
-  f(a.workspace, "workspace");
+std::array<DeltaArgument, 14> arguments_of(const GatedDeltaChunkArgs& a) {
+  return {{{a.q, "q"},
+           {a.k, "k"},
+           {a.v, "v"},
+           {a.g, "g"},
+           {a.beta, "beta"},
+           {a.a_log, "A_log"},
+           {a.dt_bias, "dt_bias"},
+           {a.state, "state", a.update_state},
+           {a.state_indices, "state_indices"},
+           {a.final_states, "final_states", true},
+           {a.chunk_states, "chunk_states", true},
+           {a.cu_seqlens, "cu_seqlens"},
+           {a.workspace, "workspace", true},
+           {a.out, "out", true}}};
 }
 
 void check_types_and_devices(const Check& check, const GatedDeltaChunkArgs& a) {
@@ -120,16 +120,12 @@ void check_types_and_devices(const Check& check, const GatedDeltaChunkArgs& a) {
   check.dtype(a.cu_seqlens, "cu_seqlens", {DType::kInt32, DType::kInt64});
   check.dtype(a.workspace, "workspace", {DType::kUInt8});
   check.dtype(a.out, "out", {a.q.dtype});
-  for (const Named& view : {Named{&a.k, "k"}, {&a.v, "v"}, {&a.g, "g"}, {&a.beta, "beta"}, {&a.out, "out"}}) {
-    check.device(*view.view, view.name, a.q, "q");
-  }
-  for_each_optional(
-      a, [&](const std::optional<TensorView>& view, const char* name) { check.device(view, name, a.q, "q"); });
+  check_devices(check, arguments_of(a));
 }
 
 void check_memory(const Check& check, const GatedDeltaChunkArgs& a) {
-  const Named inputs[] = {{&a.q, "q"}, {&a.k, "k"}, {&a.v, "v"}, {&a.g, "g"}, {&a.beta, "beta"}};
-  for (const Named& input : inputs) check.readable(*input.view, input.name);
+  const auto arguments = arguments_of(a);
+  check_inputs_readable(check, arguments);
   check.inner_contiguous(a.q, "q");
   check.inner_contiguous(a.k, "k");
   check.inner_contiguous(a.v, "v");
@@ -142,23 +138,7 @@ void check_memory(const Check& check, const GatedDeltaChunkArgs& a) {
   if (a.state) check_state_pool(check, *a.state, "state", a.update_state);
   if (a.final_states) check_state_pool(check, *a.final_states, "final_states", true);
   if (a.chunk_states) check_state_pool(check, *a.chunk_states, "chunk_states", true);
-
-  // Whatever is written shares memory with nothing.
-  const auto view_of = [](const std::optional<TensorView>& view) { return view ? &*view : nullptr; };
-  const Named outputs[] = {{&a.out, "out"},
-                           {view_of(a.final_states), "final_states"},
-                           {view_of(a.chunk_states), "chunk_states"},
-                           {view_of(a.workspace), "workspace"},
-                           {view_of(a.state), "state"}};
-  for (const Named& output : outputs) {
-    if (output.view == nullptr || (output.view == view_of(a.state) && !a.update_state)) continue;
-    for (const Named& input : inputs) check.disjoint(*output.view, output.name, *input.view, input.name);
-  }
-  for (const Named& output : outputs) {
-    for (const Named* other = &output + 1; output.view != nullptr && other != std::end(outputs); ++other) {
-      if (other->view != nullptr) check.disjoint(*output.view, output.name, *other->view, other->name);
-    }
-  }
+  check_outputs_apart(check, arguments);
 }
 
 TokenRows gate_rows(const TensorView& view) {

@@ -1,8 +1,8 @@
 #include "common/host/gated_delta_problem.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <iterator>
 #include <limits>
 #include <string>
 
@@ -30,28 +30,26 @@ constexpr char kColumnGates[] = "(batch, tokens, num_v_heads, head_dim_v)";
 
 bool is_vk(const GatedDeltaUpdateArgs& a) { return a.state_layout == StateLayout::kVK; }
 
-// f(argument, name) of all that there may be but need not, in the order of the arguments.
-template <class F>
-void for_each_gate(const GatedDeltaUpdateArgs& a, const F& f) {
-  f(a.a, "a");
-  f(a.b, "b");
-  f(a.g, "g");
-  f(a.gk, "gk");
-  f(a.gv, "gv");
-  f(a.beta, "beta");
-}
-template <class F>
-void for_each_optional(const GatedDeltaUpdateArgs& a, const F& f) {
-  for_each_gate(a, f);
-  f(a.a_log, "A_log");
-  f(a.dt_bias, "dt_bias");
-  f(a.state, "state");
-  f(a.state_indices, "state_indices");
-  f(a.final_states, "final_states");
-  f(a.cu_seqlens, "cu_seqlens");
-  f(a.intermediate_states, "intermediate_states");
-  f(a.intermediate_indices, "intermediate_indices");
-  f(a.parent_tokens, "parent_tokens");
+std::array<DeltaArgument, 19> arguments_of(const GatedDeltaUpdateArgs& a) {
+  return {{{a.q, "q"},
+           {a.k, "k"},
+           {a.v, "v"},
+           {a.a, "a"},
+           {a.b, "b"},
+           {a.g, "g"},
+           {a.gk, "gk"},
+           {a.gv, "gv"},
+           {a.beta, "beta"},
+           {a.a_log, "A_log"},
+           {a.dt_bias, "dt_bias"},
+           {a.state, "state", a.update_state},
+           {a.state_indices, "state_indices"},
+           {a.final_states, "final_states", true},
+           {a.cu_seqlens, "cu_seqlens"},
+           {a.intermediate_states, "intermediate_states", true},
+           {a.intermediate_indices, "intermediate_indices"},
+           {a.parent_tokens, "parent_tokens"},
+           {a.out, "out", true}}};
 }
 
 // A number a head, and a token in either form, or if there may be (`columns`) one for each column.
@@ -186,9 +184,12 @@ void check_types_and_devices(const Check& check, const GatedDeltaUpdateArgs& a) 
   check.dtype(a.q, "q", kDeltaTypes);
   check.dtype(a.k, "k", {a.q.dtype});
   check.dtype(a.v, "v", {a.q.dtype});
-  for_each_gate(a, [&](const std::optional<TensorView>& view, const char* name) {
-    check.dtype(view, name, {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
-  });
+  check.dtype(a.a, "a", kDeltaTypes);
+  check.dtype(a.b, "b", kDeltaTypes);
+  check.dtype(a.g, "g", kDeltaTypes);
+  check.dtype(a.gk, "gk", kDeltaTypes);
+  check.dtype(a.gv, "gv", kDeltaTypes);
+  check.dtype(a.beta, "beta", kDeltaTypes);
   check.dtype(a.a_log, "A_log", {DType::kFloat32});
   check.dtype(a.dt_bias, "dt_bias", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
   check.dtype(a.state, "state", kStateTypes);
@@ -199,27 +200,12 @@ void check_types_and_devices(const Check& check, const GatedDeltaUpdateArgs& a) 
   check.dtype(a.intermediate_indices, "intermediate_indices", {DType::kInt32, DType::kInt64});
   check.dtype(a.parent_tokens, "parent_tokens", {DType::kInt32, DType::kInt64});
   check.dtype(a.out, "out", {a.q.dtype});
-
-  check.device(a.k, "k", a.q, "q");
-  check.device(a.v, "v", a.q, "q");
-  for_each_optional(
-      a, [&](const std::optional<TensorView>& view, const char* name) { check.device(view, name, a.q, "q"); });
-  check.device(a.out, "out", a.q, "q");
+  check_devices(check, arguments_of(a));
 }
 
 void check_memory(const Check& check, const GatedDeltaUpdateArgs& a) {
-  const auto for_each_input = [&](const auto& f) {
-    f(a.q, "q");
-    f(a.k, "k");
-    f(a.v, "v");
-    const auto optional = [&](const std::optional<TensorView>& view, const char* name) {
-      if (view) f(*view, name);
-    };
-    for_each_gate(a, optional);
-    optional(a.a_log, "A_log");
-    optional(a.dt_bias, "dt_bias");
-  };
-  for_each_input([&](const TensorView& input, const char* name) { check.readable(input, name); });
+  const auto arguments = arguments_of(a);
+  check_inputs_readable(check, arguments);
   check.inner_contiguous(a.q, "q");
   check.inner_contiguous(a.k, "k");
   check.inner_contiguous(a.v, "v");
@@ -228,33 +214,12 @@ void check_memory(const Check& check, const GatedDeltaUpdateArgs& a) {
   check.array(a.state_indices, "state_indices");
   check.array(a.cu_seqlens, "cu_seqlens");
   check.array(a.intermediate_indices, "intermediate_indices");
-  if (a.parent_tokens) check.readable(*a.parent_tokens, "parent_tokens");
   check.writable(a.out, "out");
   check.inner_contiguous(a.out, "out");
   if (a.state) check_state_pool(check, *a.state, "state", a.update_state);
   if (a.final_states) check_state_pool(check, *a.final_states, "final_states", true);
   if (a.intermediate_states) check_state_pool(check, *a.intermediate_states, "intermediate_states", true);
-
-  // Whatever is written shares memory with nothing.
-  struct Named {
-    const TensorView* view;
-    const char* name;
-  };
-  const auto view_of = [](const std::optional<TensorView>& view) { return view ? &*view : nullptr; };
-  const Named outputs[] = {{&a.out, "out"},
-                           {view_of(a.intermediate_states), "intermediate_states"},
-                           {view_of(a.final_states), "final_states"},
-                           {view_of(a.state), "state"}};
-  for (const Named& output : outputs) {
-    if (output.view == nullptr || (output.view == view_of(a.state) && !a.update_state)) continue;
-    for_each_input(
-        [&](const TensorView& input, const char* name) { check.disjoint(*output.view, output.name, input, name); });
-  }
-  for (const Named& output : outputs) {
-    for (const Named* other = &output + 1; output.view != nullptr && other != std::end(outputs); ++other) {
-      if (other->view != nullptr) check.disjoint(*output.view, output.name, *other->view, other->name);
-    }
-  }
+  check_outputs_apart(check, arguments);
 }
 
 // A number per value head, or one per value head and key or column. Null data where there is none.

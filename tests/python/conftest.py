@@ -71,6 +71,16 @@ def expect_refusal(function, arguments, outputs, error, text):
     assert [x.tobytes() for x in given] == before
 
 
+def share_memory(arguments, output, other, sixteenth):
+    """Lays two of the arguments into one buffer: ``other`` begins so many times 16 bytes behind ``output``."""
+    ours, theirs = arguments[output], arguments[other]
+    room = np.zeros(ours.nbytes + theirs.nbytes + 32, np.uint8)
+    room = room[-room.ctypes.data % 16 :]
+    arguments[output] = room[: ours.nbytes].view(ours.dtype).reshape(ours.shape)
+    behind = room[16 * sixteenth :]
+    arguments[other] = behind[: theirs.nbytes].view(theirs.dtype).reshape(theirs.shape)
+
+
 @pytest.fixture
 def x():
     """A small batch in bf16."""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import flashport
 from chunk_call import OUTPUTS, make_chunk
-from conftest import BF16, expect_refusal
+from conftest import BF16, expect_refusal, share_memory
 
 POOLS = ("state", "final_states", "chunk_states")
 GATES = ("g", "beta")
@@ -257,19 +257,23 @@ def test_outputs_do_not_overlap_themselves(name):
     expect(arguments, ValueError, f"{name} ")
 
 
-@pytest.mark.parametrize("name", OUTPUTS)
+@pytest.mark.parametrize(("form", "other"), ARRAYS)
 @given(data=st.data())
 @few
-def test_outputs_do_not_overlap_others(name, data):
-    arguments = dense()
-    other = data.draw(st.sampled_from(["q", "k", "v", *GATES, *(x for x in OUTPUTS if x != name)]), label="other")
-    x = arguments[name]
-    shared = np.zeros(x.nbytes + arguments[other].nbytes, np.uint8)
-    ours = shared[: x.nbytes].view(x.dtype).reshape(x.shape)
-    begin = data.draw(st.integers(0, (x.nbytes - 1) // 16), label="sixteen bytes") * 16
-    theirs = shared[begin : begin + arguments[other].nbytes].view(arguments[other].dtype)
-    arguments |= {name: ours, other: theirs.reshape(arguments[other].shape)}
+def test_outputs_do_not_overlap_others(form, other, data):
+    arguments = FORMS[form]()
+    name = data.draw(st.sampled_from([x for x in (*OUTPUTS, "workspace") if x != other and x in arguments]))
+    share_memory(arguments, name, other, data.draw(st.integers(0, (arguments[name].nbytes - 1) // 16)))
     expect(arguments, ValueError, rf"({name} must not share memory with {other}|{other} must not share .* {name});")
+
+
+def test_a_pool_that_is_only_read_is_an_input():
+    arguments = dense() | {"update_state": False}
+    share_memory(arguments, "out", "state", 1)
+    expect(arguments, ValueError, "out must not share memory with state;")
+    arguments = dense() | {"update_state": False}
+    share_memory(arguments, "A_log", "state", 0)
+    flashport.gated_delta_chunk(**arguments)
 
 
 @pytest.mark.parametrize(

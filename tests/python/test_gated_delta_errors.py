@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashport
-from conftest import BF16, expect_refusal
+from conftest import BF16, expect_refusal, share_memory
 from delta_call import make_delta
 
 POOLS = ("state", "intermediate_states")
@@ -295,9 +295,28 @@ def test_slots_are_contiguous(name):
     expect(arguments, ValueError, rf"{name} must .*contiguous")
 
 
-def test_outputs_do_not_overlap():
-    arguments = make_delta(keys=64, values=64, group=1).arguments
-    expect(arguments | {"out": arguments["v"]}, ValueError, "out ")
+def rates():
+    """Logarithms of gates of heads, keys and columns, rates of columns, and final states."""
+    return make_delta(
+        batch=3, tokens=4, keys=64, values=32, gate="log", key_gates=True, column_gates=True, rate="rates",
+        final_dtype=np.float32,
+    ).arguments  # fmt: skip
+
+
+SHARED = [(make, name) for make in (*FORMS.values(), rates) for name, x in make().items() if isinstance(x, np.ndarray)]
+
+
+@pytest.mark.parametrize(("make", "other"), SHARED)
+@given(data=st.data())
+@settings(max_examples=12, deadline=None)
+def test_outputs_do_not_overlap_others(make, other, data):
+    arguments = make()
+    name = data.draw(st.sampled_from([x for x in (*OUTPUTS, "final_states") if x != other and x in arguments]))
+    share_memory(arguments, name, other, data.draw(st.integers(0, (arguments[name].nbytes - 1) // 16)))
+    expect(arguments, ValueError, rf"({name} must not share memory with {other}|{other} must not share .* {name});")
+
+
+def test_outputs_do_not_overlap_themselves():
     arguments = dense()
     overlapping = np.lib.stride_tricks.as_strided(
         arguments["state"], strides=(arguments["state"].strides[1], *arguments["state"].strides[1:])
