@@ -88,7 +88,8 @@ def gated_delta_table(target: str) -> list[str]:
     """The rows of one device's table of the gated delta rule."""
     device = DEVICES[target]
     lines = [
-        "| head_dim_k | decode: memory (us) | prefill: memory (us) | prefill: products (us) | one chain: products (us) |",
+        "| head_dim_k | decode: memory (us) | prefill: memory (us) | prefill: products (us) "
+        "| one chain: products (us) |",
         "| --- | --- | --- | --- | --- |",
     ]
     lower = CHUNK * CHUNK * 10 // 16  # elements up to the diagonal's blocks of 16 x 16
