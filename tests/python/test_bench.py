@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import importlib
+import importlib.machinery
 import importlib.util
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -51,6 +54,8 @@ def test_gated_delta_runs(case, library, monkeypatch):
         monkeypatch.setattr(bench, "find_torch", lambda device: None)
     row = bench_gated_delta.run_case(case, "cpu", "cpu", 1)
     assert row.seconds > 0
+    options = {"state_dtype": numerics.DTYPE[case.state], "target": "cpu"}
+    assert row.kernel == flashport.which_gated_delta_kernel("update" if case.decodes else "chunk", **options)
     assert (row.read_seconds is not None) == case.decodes
     if case.decodes:
         assert row.bytes == 2 * 2 * 32 * 128 * 128 * {"fp32": 4, "bf16": 2}[case.state]
@@ -114,6 +119,91 @@ def test_a_peer_is_timed_only_if_it_agrees(case):
     assert "shape" in row.peers_failed["flat"]
     assert "states differ" in row.peers_failed["transposed"]
     assert row.peers_failed["missing"] == "ImportError: no module of this name"
+
+
+SGLANG = {
+    "new": ("kernels.ops.attention.linear.fused_sigmoid_gating_recurrent", "kernels.ops.attention.fla.fused_recurrent",
+            "kernels.ops.attention.fla.chunk"),
+    "old": tuple(f"srt.layers.attention.fla.{name}" for name in ("fused_sigmoid_gating_recurrent", "fused_recurrent",
+                                                                 "chunk")),
+}  # fmt: skip
+
+
+def stand_in_for_sglang(monkeypatch, x, versions):
+    """Modules named as those of some versions of SGLang, whose functions do what ours do; returns who was called."""
+    called = []
+
+    def ours(pool, out=None):
+        x.out = x.v * 0 if out is None else out
+        return bench_gated_delta.our_call(x, pool).call()[0]
+
+    def make(version):
+        def update(**given):
+            called.append(version)
+            return ours(given["initial_state_source"])
+
+        def packed(**given):
+            called.append(version)
+            return ours(given["initial_state"], given["out"]), given["initial_state"]
+
+        def chunk(**given):
+            called.append(version)
+            return ours(given["initial_state"]), None, None
+
+        functions = (update, packed, chunk)
+        names = (
+            "fused_sigmoid_gating_delta_rule_update",
+            "fused_recurrent_gated_delta_rule_packed_decode",
+            "chunk_gated_delta_rule",
+        )
+        for path, name, function in zip(SGLANG[version], names, functions, strict=True):
+            parts = ["sglang", *path.split(".")]
+            for end in range(1, len(parts) + 1):
+                module = ".".join(parts[:end])
+                if module not in sys.modules:
+                    monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
+                    sys.modules[module].__path__ = []
+                    sys.modules[module].__spec__ = importlib.machinery.ModuleSpec(module, None, is_package=True)
+            setattr(sys.modules[".".join(parts)], name, function)
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sglang"]:
+        monkeypatch.delitem(sys.modules, name)
+    for version in versions:
+        make(version)
+    return called
+
+
+@pytest.mark.parametrize("case", [GATED_DELTA[0], GATED_DELTA[-1]], ids=lambda case: case.name)
+@pytest.mark.parametrize(("versions", "chosen"), [(("old",), "old"), (("new",), "new"), (("old", "new"), "new")])
+def test_sglang_is_found_where_its_versions_have_it(case, versions, chosen, monkeypatch):
+    torch = pytest.importorskip("torch")
+    x = bench_gated_delta.make_inputs(torch, case, "cpu")
+    called = stand_in_for_sglang(monkeypatch, x, versions)
+    row = bench.Row(case.name, case.title, case.bytes)
+    peers = {name: peer for name, peer in bench_gated_delta.peers_of(case).items() if peer[0] == "sglang"}
+    calls = bench_gated_delta.agreeing_peers(peers, x, row)
+    assert not row.peers_failed
+    assert list(calls) == (["SGLang", "SGLang packed"] if case.decodes else ["SGLang"])
+    assert called == [chosen] * len(calls)
+
+
+def test_a_new_sglang_that_lacks_a_package_is_told_so(monkeypatch):
+    """And not that there is no old module."""
+    torch = pytest.importorskip("torch")
+    case = GATED_DELTA[-1]
+    x = bench_gated_delta.make_inputs(torch, case, "cpu")
+    stand_in_for_sglang(monkeypatch, x, ("old",))
+    load = importlib.import_module
+
+    def lacks(name):
+        if name.startswith("sglang.kernels"):
+            raise ModuleNotFoundError("No module named 'triton'", name="triton")
+        return load(name)
+
+    monkeypatch.setattr(importlib, "import_module", lacks)
+    row = bench.Row(case.name, case.title, case.bytes)
+    bench_gated_delta.agreeing_peers({"SGLang": bench_gated_delta.peers_of(case)["SGLang"]}, x, row)
+    assert row.peers_failed == {"SGLang": "ModuleNotFoundError: No module named 'triton'"}
 
 
 def test_a_peer_that_fails_when_it_is_timed_is_told():

@@ -8,6 +8,7 @@ its package is installed and its results agree with ours; where they do not, or 
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import math
 from collections.abc import Callable
@@ -17,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from flashport import bench, gated_delta, numerics
+from flashport import bench, devices, gated_delta, numerics
+from flashport.arrays import new_output
 from flashport.cases import HostArray
 
 HEADS, VALUE_HEADS, HEAD_DIM = 16, 32, 128  # Qwen3-Next; keys and values have the same dim
@@ -44,6 +46,11 @@ class GatedDeltaCase:
         what = "decode" if self.decodes else "prefill"
         shape = f"{self.batch} x {self.tokens}, {HEADS}/{VALUE_HEADS}, {HEAD_DIM}"
         return f"gated delta rule, {what}, {shape}, bf16, states {self.state}"
+
+    @property
+    def operation(self) -> str:
+        """Which of ours this is, as :func:`flashport.which_gated_delta_kernel` has it."""
+        return "update" if self.decodes else "chunk"
 
     @property
     def bytes(self) -> int:
@@ -94,7 +101,9 @@ def run_case(case: GatedDeltaCase, device: str, target: str, rounds: int = 9, la
     except NotImplementedError as error:
         row.skipped = str(error)
         return row
-    row.kernel = f"gated_delta_{'update' if case.decodes else 'chunk'}/{target}"
+    row.kernel = devices.which_gated_delta_kernel(
+        case.operation, state_dtype=numerics.DTYPE[case.state], head_dim_k=HEAD_DIM, target=target
+    )
     bench.measure(row, torch, device, ours.call, peers, rounds, read=case.decodes)
     return row
 
@@ -123,7 +132,7 @@ def make_inputs(torch: Any, case: GatedDeltaCase, device: str) -> SimpleNamespac
         pool=random(case.batch, VALUE_HEADS, HEAD_DIM, HEAD_DIM, fmt=case.state),
         slots=place(rng.permutation(case.batch).astype(np.int32)),
     )
-    x.out = gated_delta.new_output(x.q, x.v)
+    x.out = new_output(x.q, x.v)
     if case.decodes:
         x.a, x.b = (random(case.batch, VALUE_HEADS) for _ in range(2))
         x.A_log, x.dt_bias = place(A_log), place(dt_bias)
@@ -198,13 +207,27 @@ def peers_of(case: GatedDeltaCase) -> dict[str, tuple[str, Callable[[SimpleNames
     return peers
 
 
-def _sglang_update(x: SimpleNamespace) -> Candidate:
-    from sglang.srt.layers.attention.fla.fused_sigmoid_gating_recurrent import fused_sigmoid_gating_delta_rule_update
+def _sglang(function: str, module: str, older: str) -> Any:
+    """A function of SGLang's, whose modules move between its versions."""
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):  # it is there, and lacks something else
+            raise
+        found = importlib.import_module(older)
+    return getattr(found, function)
 
+
+def _sglang_update(x: SimpleNamespace) -> Candidate:
+    function = _sglang(
+        "fused_sigmoid_gating_delta_rule_update",
+        "sglang.kernels.ops.attention.linear.fused_sigmoid_gating_recurrent",
+        "sglang.srt.layers.attention.fla.fused_sigmoid_gating_recurrent",
+    )
     pool = x.pool.clone()
 
     def call() -> tuple[Any, Any]:
-        out = fused_sigmoid_gating_delta_rule_update(
+        out = function(
             A_log=x.A_log,
             a=x.a,
             dt_bias=x.dt_bias,
@@ -225,13 +248,17 @@ def _sglang_update(x: SimpleNamespace) -> Candidate:
 
 def _sglang_packed(x: SimpleNamespace) -> Candidate:
     import torch
-    from sglang.srt.layers.attention.fla.fused_recurrent import fused_recurrent_gated_delta_rule_packed_decode
 
+    function = _sglang(
+        "fused_recurrent_gated_delta_rule_packed_decode",
+        "sglang.kernels.ops.attention.fla.fused_recurrent",
+        "sglang.srt.layers.attention.fla.fused_recurrent",
+    )
     packed = torch.cat([part.flatten(1) for part in (x.q, x.k, x.v)], dim=1)
     pool, out = x.pool.clone(), torch.empty_like(x.v)
 
     def call() -> tuple[Any, Any]:
-        return fused_recurrent_gated_delta_rule_packed_decode(
+        return function(
             mixed_qkv=packed,
             a=x.a,
             b=x.b,
@@ -248,12 +275,15 @@ def _sglang_packed(x: SimpleNamespace) -> Candidate:
 
 
 def _sglang_chunk(x: SimpleNamespace) -> Candidate:
-    from sglang.srt.layers.attention.fla.chunk import chunk_gated_delta_rule
-
+    function = _sglang(
+        "chunk_gated_delta_rule",
+        "sglang.kernels.ops.attention.fla.chunk",
+        "sglang.srt.layers.attention.fla.chunk",
+    )
     pool = x.pool.clone()
 
     def call() -> tuple[Any, Any]:
-        out, _, _ = chunk_gated_delta_rule(
+        out, _, _ = function(
             q=x.q,
             k=x.k,
             v=x.v,
