@@ -266,6 +266,19 @@ def test_h_may_be_left_out():
     same(o, call["out"])
 
 
+def test_other_objects_are_refused():
+    class Foreign:
+        def __init__(self, x):
+            self.shape = x.shape
+
+    _, positional, keywords = make_prompt("packed")
+    text = (
+        r"chunk_gated_delta_rule: q must be an array of torch.*, got Foreign; convert it, or call .* outputs of yours"
+    )
+    with pytest.raises(TypeError, match=f"^{text}$"):
+        CHUNK(Foreign(positional[0]), *positional[1:], **keywords)
+
+
 def test_indices_without_a_state_are_not_read():
     call, positional, keywords = make_prompt("no pool")
     positional[7] = np.array([700, 700], np.int32)

@@ -29,8 +29,11 @@ def new_output(q: Any, v: Any) -> Any:
     return None
 
 
-def new_array(like: Any, shape: tuple[int, ...], dtype: str | None = None) -> Any:
-    """An uninitialised, contiguous array of ``like``'s library and device, of its type or the one named."""
+def new_array(function: str, name: str, like: Any, shape: tuple[int, ...], dtype: str | None = None) -> Any:
+    """An uninitialised, contiguous array of the library and device of ``like``, of its type or the one named.
+
+    ``like`` is the argument ``name`` of ``function``, whose error it is that no arrays of its library can be made.
+    """
     torch, numpy, cupy = (sys.modules.get(name) for name in ("torch", "numpy", "cupy"))
     if torch is not None and isinstance(like, torch.Tensor):
         return torch.empty(shape, dtype=getattr(torch, dtype) if dtype else like.dtype, device=like.device)
@@ -41,4 +44,7 @@ def new_array(like: Any, shape: tuple[int, ...], dtype: str | None = None) -> An
     if cupy is not None and isinstance(like, cupy.ndarray):
         with like.device:
             return cupy.empty(shape, dtype or like.dtype)
-    raise TypeError(f"expected arrays of torch, NumPy, CuPy or flashport, got {type(like).__name__}")
+    raise TypeError(
+        f"{function}: {name} must be an array of torch, NumPy or CuPy or a flashport.DeviceArray, since results are of "
+        f"its kind, got {type(like).__name__}; convert it, or call flashport's own functions with outputs of yours"
+    )

@@ -206,7 +206,7 @@ def _final_state(
     if not wanted:
         return None
     inner = (v.shape[3], q.shape[3]) if state_v_first else (q.shape[3], v.shape[3])
-    return new_array(q, (count, v.shape[2], *inner), "float32")
+    return new_array(name, "q", q, (count, v.shape[2], *inner), "float32")
 
 
 def _state_v_first(name: str, state_v_first: bool, kwargs: dict) -> bool:

@@ -146,7 +146,7 @@ def _allocator(q: Any, alloc_tensor_func: Any) -> Callable[..., Any]:
             f"{type(q).__name__}"
         )
     if alloc_tensor_func is None:
-        return partial(new_array, q)
+        return partial(new_array, "token_decode_attention_flash_decoding", "q", q)
 
     def allocate(shape: Any, dtype: str | None = None) -> Any:
         own = q.dtype if dtype is None else getattr(sys.modules[name], dtype)

@@ -187,7 +187,7 @@ def chunk_gated_delta_rule(
         if cu_seqlens is not None:
             chunks = _chunks_of(cu_seqlens)
         inner = (v.shape[3], q.shape[3]) if state_layout == "vk" else (q.shape[3], v.shape[3])
-        h = new_array(q, (q.shape[0], chunks, v.shape[2], *inner))
+        h = new_array("chunk_gated_delta_rule", "q", q, (q.shape[0], chunks, v.shape[2], *inner))
     out = new_output(q, v)
     operations().gated_delta_chunk(
         q, k, v, g, beta, initial_state, initial_state_indices, out, scale, use_qk_l2norm_in_kernel, None, None, None,
