@@ -47,8 +47,8 @@ def guarded(name: str, check: Callable[[], Outcome]) -> CheckOf:
 def judge(name: str, kernel: str, *compared: oracle.Comparison) -> Outcome:
     """Passed if every comparison is; the errors are those of the first."""
     problems = "; ".join(one.problem for one in compared if one.problem)
-    worst = compared[0]
-    return Outcome(name, "failed" if problems else "passed", problems, kernel, worst.error, worst.plain_error)
+    first = compared[0]
+    return Outcome(name, "failed" if problems else "passed", problems, kernel, first.error, first.plain_error)
 
 
 def poisoned(shape: tuple[int, ...], fmt: str, device: str) -> Any:
