@@ -234,6 +234,16 @@ def test_opcheck(packed):
          None, True, False, "consecutive", "vk", True, x["cu_seqlens"], x["intermediate"], x["kept"], x["parents"]),
         test_utils=tests,
     )  # fmt: skip
+    x = make(packed=packed)
+    rows = x["v"].shape[:2]
+    gk, gv = (-torch.rand(*rows, VALUE_HEADS, width) for width in (KEYS, VALUES))
+    beta = torch.rand(*rows, VALUE_HEADS, VALUES)
+    torch.library.opcheck(
+        ops.gated_delta_update.default,
+        (x["q"], x["k"], x["v"], None, None, None, None, x["state"], x["slots"], x["out"], 0.5, None, None, None, True,
+         None, "modulo", "vk", True, x["cu_seqlens"], None, None, None, -x["a"].abs(), gk, gv, beta, None, x["final"]),
+        test_utils=tests,
+    )  # fmt: skip
     x = make(tokens=70, packed=packed)
     inputs = tuple(x[name] for name in ("q", "k", "v", "a", "b", "state", "slots"))
     chunks = torch.zeros(len(x["q"]), 4 if packed else 2, VALUE_HEADS, VALUES, KEYS, dtype=torch.bfloat16)
