@@ -9,7 +9,9 @@
 //   S   = keep S + k^T (write new) [K, V]
 // The accumulators of one product are, rounded to the math type, the operand of the next; they are summed in fp32.
 //
-// Products may be on their way while others are worked on: settle<n>(x) waits for x, behind which n were begun.
+// Products may be on their way while others are worked on: settle<n>(x) waits for x, behind which n were begun. A
+// target may part the work between waves with the state and waves with the outputs, which then all run this text: what
+// is not theirs does nothing.
 //
 // A block owns a slice of V columns of one head and all of K: slices do not meet, and bits depend on nothing but the
 // sequence. The last chunk may be short; rows past it are zeros, or not there at all.
@@ -29,10 +31,9 @@ FLASHPORT_DEVICE std::int64_t chunks_before(const GatedDeltaChunkParams& p, cons
   return all;
 }
 
-template <GatedDeltaChunkConfig kCfg>
-FLASHPORT_DEVICE void chain_chunks(const GatedDeltaChunkParams& p, const Block& block, DeltaTiles<kCfg>& tiles,
+template <class Tiles>
+FLASHPORT_DEVICE void chain_chunks(const GatedDeltaChunkParams& p, const Block& block, Tiles& tiles,
                                    const Chain& chain) {
-  using Tiles = DeltaTiles<kCfg>;
   const std::int64_t head_states = static_cast<std::int64_t>(chain.v_head) * p.head_dim_k * p.head_dim_v;
   const std::int64_t slot = block.uniform(state_slot(p.state, chain.seq));
   const bool stores_chunks = p.chunk_states.data != nullptr;
@@ -55,13 +56,15 @@ FLASHPORT_DEVICE void chain_chunks(const GatedDeltaChunkParams& p, const Block& 
     const auto& entering = tiles.to_operand(state);
     tiles.fetch(place);
     const ChunkFactors& factors = tiles.factors();
-    typename Tiles::Rows values, out, fresh;
+    typename Tiles::Rows values, fresh;
+    typename Tiles::Out out;
     tiles.multiply(fresh, tiles.keys(), entering);
-    tiles.multiply(out, tiles.queries(), entering);
     tiles.load_rows(values, place.v);
+    tiles.for_each(values, [&](int row, auto& value) { value = factors.learn[row] * value; });
+    tiles.multiply(out, tiles.queries(), entering);
     tiles.template settle<1>(fresh);
     tiles.for_each(values, fresh, [&](int row, auto& value, auto& recalled) {
-      value = Tiles::multiply_add(0.0f - factors.recall[row], recalled, factors.learn[row] * value);
+      value = Tiles::multiply_add(0.0f - factors.recall[row], recalled, value);
     });
     tiles.multiply_lower(fresh, tiles.transform(), tiles.to_operand(values));
     tiles.scale(state, factors.keep);
@@ -69,12 +72,12 @@ FLASHPORT_DEVICE void chain_chunks(const GatedDeltaChunkParams& p, const Block& 
     tiles.for_each(out, [&](int row, auto& x) { x = factors.query[row] * x; });
     tiles.template settle<0>(fresh);
     const auto& learned = tiles.to_operand(fresh);
-    tiles.add_product_lower(out, tiles.scores(), learned);
     tiles.for_each(fresh, values, [&](int row, auto& x, auto& written) { written = factors.write[row] * x; });
     tiles.add_product_transposed(state, tiles.keys(), tiles.to_operand(values));
-    tiles.template settle<1>(out);
+    tiles.add_product_lower(out, tiles.scores(), learned);
+    tiles.template settle<1>(state);
+    tiles.template settle<0>(out);
     tiles.store_rows(out, p.out, token_offset(p.out, place.tokens, 0, chain.v_head));
-    tiles.template settle<0>(state);
   }
   tiles.finish();
   if (slot >= 0 && p.update_state && chain.chunks > 0) {
@@ -86,10 +89,10 @@ FLASHPORT_DEVICE void chain_chunks(const GatedDeltaChunkParams& p, const Block& 
   }
 }
 
-template <GatedDeltaChunkConfig kCfg>
+template <class Tiles, GatedDeltaChunkConfig kCfg>
 FLASHPORT_DEVICE void gated_delta_chunk(const GatedDeltaChunkParams& p, const Block& block, ChainMemory<kCfg>& memory) {
-  DeltaTiles<kCfg> tiles(p, block, memory);
-  for_each_chain(p, block, kCfg.columns, [&](const Chain& chain) { chain_chunks<kCfg>(p, block, tiles, chain); });
+  Tiles tiles(p, block, memory);
+  for_each_chain(p, block, kCfg.columns, [&](const Chain& chain) { chain_chunks(p, block, tiles, chain); });
 }
 
 }  // namespace flashport::FLASHPORT_TARGET

@@ -81,9 +81,10 @@ constexpr GatedDeltaConfig gated_delta_config(const GatedDeltaShape& shape) {
                           PrepareShared<symbol##_config>, gated_delta_prepare<symbol##_config>(params, block, shared)) \
   }
 
-#define FLASHPORT_DEFINE_GATED_DELTA_CHUNK(symbol, key, ...)                                                       \
-  namespace flashport::FLASHPORT_TARGET {                                                                          \
-  constexpr GatedDeltaChunkConfig symbol##_config = {__VA_ARGS__};                                                 \
-  FLASHPORT_DEFINE_KERNEL(symbol, key, gated_delta_chunk_shape(symbol##_config), {}, GatedDeltaChunkParams,        \
-                          ChainMemory<symbol##_config>, gated_delta_chunk<symbol##_config>(params, block, shared)) \
+#define FLASHPORT_DEFINE_GATED_DELTA_CHUNK(symbol, key, ...)                                                \
+  namespace flashport::FLASHPORT_TARGET {                                                                   \
+  constexpr GatedDeltaChunkConfig symbol##_config = {__VA_ARGS__};                                          \
+  FLASHPORT_DEFINE_KERNEL(symbol, key, gated_delta_chunk_shape(symbol##_config), {}, GatedDeltaChunkParams, \
+                          ChainMemory<symbol##_config>,                                                     \
+                          gated_delta_chunk<DeltaTiles<symbol##_config>>(params, block, shared))            \
   }

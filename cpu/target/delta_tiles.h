@@ -217,6 +217,7 @@ class DeltaTiles {
   struct Rows {
     alignas(64) float x[kChunkTokens * kPitch];
   };
+  using Out = Rows;
 
   DeltaTiles(const GatedDeltaChunkParams& p, const Block&, ChainMemory<kCfg>& memory) : p_(p), memory_(memory) {}
 

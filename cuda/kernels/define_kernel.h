@@ -56,21 +56,27 @@ FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>* sh
   }
 }
 
-// One warpgroup computes, the other brings it the chunks.
+// One warpgroup carries the state, one makes outputs, one brings both the chunks. The first gets what registers the
+// others can spare.
 template <GatedDeltaChunkConfig kCfg>
 FLASHPORT_DEVICE void gated_delta_chunk_block(const GatedDeltaChunkParams& p, ChainMemory<kCfg>& memory) {
   if (threadIdx.x == 0) memory.init_barriers();
+  memory.clear_triangles(static_cast<int>(threadIdx.x));
   __syncthreads();
   begin_kernel();
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   const Block block(&memory.flag, warpgroup * kWarpgroup, kWarpgroup, kChainBarrier + warpgroup);
   if (warpgroup == 0) {
-    gated_delta_chunk<kCfg>(p, block, memory);
-    return;
+    take_registers<240>();
+    gated_delta_chunk<CarryTiles<kCfg>>(p, block, memory);
+  } else if (warpgroup == 1) {
+    leave_registers<152>();
+    gated_delta_chunk<OutputTiles<kCfg>>(p, block, memory);
+  } else {
+    leave_registers<104>();
+    ChunkCopies<kCfg> copies(p, block, memory);
+    for_each_chain(p, block, kCfg.columns, [&](const Chain& chain) { copies.run(chain); });
   }
-  ChunkCopies<kCfg> copies(p, block, memory);
-  copies.clear_triangles();
-  for_each_chain(p, block, kCfg.columns, [&](const Chain& chain) { copies.run(chain); });
 }
 
 template <DecodeConfig kCfg>
@@ -156,7 +162,7 @@ FLASHPORT_DEVICE void gated_delta_update_block(const GatedDeltaUpdateParams& p) 
 #define FLASHPORT_DEFINE_GATED_DELTA_CHUNK(symbol, key, ...)                                                    \
   namespace flashport::FLASHPORT_TARGET {                                                                       \
   constexpr GatedDeltaChunkConfig symbol##_config{__VA_ARGS__};                                                 \
-  extern "C" __global__ void __launch_bounds__(2 * kWarpgroup, 1)                                               \
+  extern "C" __global__ void __launch_bounds__(kChainThreads, 1)                                                \
       symbol(const __grid_constant__ GatedDeltaChunkParams params) {                                            \
     extern __shared__ __align__(1024) unsigned char panels[];                                                   \
     gated_delta_chunk_block<symbol##_config>(params, *reinterpret_cast<ChainMemory<symbol##_config>*>(panels)); \
@@ -164,7 +170,7 @@ FLASHPORT_DEVICE void gated_delta_update_block(const GatedDeltaUpdateParams& p) 
   extern "C" KernelEntry symbol##_entry() {                                                                     \
     constexpr int kBytes = sizeof(ChainMemory<symbol##_config>);                                                \
     const auto* handle = reinterpret_cast<const void*>(symbol);                                                 \
-    return {key, gated_delta_chunk_shape(symbol##_config), 2 * kWarpgroup, kBytes, handle};                     \
+    return {key, gated_delta_chunk_shape(symbol##_config), kChainThreads, kBytes, handle};                      \
   }                                                                                                             \
   }
 

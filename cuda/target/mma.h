@@ -107,7 +107,12 @@ FLASHPORT_DEVICE void ldmatrix_x2_trans(unsigned (&r)[2], const void* row) {
                : "memory");
 }
 
-// Stores as ldmatrix_x4_trans loads.
+// Store as ldmatrix_x4 and ldmatrix_x4_trans load.
+FLASHPORT_DEVICE void stmatrix_x4(void* row, const unsigned (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared_address(row)), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
 FLASHPORT_DEVICE void stmatrix_x4_trans(void* row, const unsigned (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared_address(row)),
                "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])

@@ -78,15 +78,15 @@ constexpr int waves_per_simd(const Tuning& tuning) {
                                          *reinterpret_cast<PrepareShared<symbol##_config>*>(memory)); \
   }                                                                                                   \
   }
-#define FLASHPORT_DEFINE_GATED_DELTA_CHUNK(symbol, key, ...)                                      \
-  namespace flashport::FLASHPORT_TARGET {                                                         \
-  constexpr GatedDeltaChunkConfig symbol##_config{__VA_ARGS__};                                   \
-  FLASHPORT_KERNEL(chain_threads(symbol##_config.head_dim_k), 1)                                  \
-  void symbol(const GatedDeltaChunkParams) {                                                      \
-    __shared__ alignas(128) unsigned char memory[sizeof(ChainMemory<symbol##_config>)];           \
-    gated_delta_chunk<symbol##_config>(kernel_params<GatedDeltaChunkParams>(), Block(nullptr),    \
-                                       *reinterpret_cast<ChainMemory<symbol##_config>*>(memory)); \
-  }                                                                                               \
+#define FLASHPORT_DEFINE_GATED_DELTA_CHUNK(symbol, key, ...)                                                  \
+  namespace flashport::FLASHPORT_TARGET {                                                                     \
+  constexpr GatedDeltaChunkConfig symbol##_config{__VA_ARGS__};                                               \
+  FLASHPORT_KERNEL(chain_threads(symbol##_config.head_dim_k), 1)                                              \
+  void symbol(const GatedDeltaChunkParams) {                                                                  \
+    __shared__ alignas(128) unsigned char memory[sizeof(ChainMemory<symbol##_config>)];                       \
+    gated_delta_chunk<DeltaTiles<symbol##_config>>(kernel_params<GatedDeltaChunkParams>(), Block(nullptr),    \
+                                                   *reinterpret_cast<ChainMemory<symbol##_config>*>(memory)); \
+  }                                                                                                           \
   }
 
 #define FLASHPORT_DEFINE_MERGE(symbol, Params, body)                                  \

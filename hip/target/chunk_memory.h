@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "common/device/gated_delta_sequence.h"
+#include "common/device/scalar_access.h"
 #include "hip/target/global_memory.h"
 
 namespace flashport::FLASHPORT_TARGET {
@@ -26,13 +27,17 @@ FLASHPORT_DEVICE float widen_one(std::uint16_t x) {
   return to_float(__builtin_bit_cast(Element, x));
 }
 
-// An element of a state, 0 unless `live`. Without a branch, whose paths would each have registers of their own for the
-// tile that it is put into.
-FLASHPORT_DEVICE float load_of_state(const void* data, DType dtype, std::int64_t at, bool live) {
+// An element of a state as it is loaded, 0 unless `live`: halves, so that no type needs a branch, whose paths would
+// each have registers of their own for the tile that it is put into. Several are on their way before the first is
+// widened.
+FLASHPORT_DEVICE Element load_of_state(const void* data, DType dtype, std::int64_t at, bool live) {
   const int halves = dtype == DType::kFloat32 ? 2 : 1;
-  const unsigned low = load_one(data, at * halves, live), high = load_one(data, at * halves + halves - 1, live);
-  const float narrow = dtype == DType::kBFloat16 ? __builtin_bit_cast(float, low << 16)
-                                                 : to_float(__builtin_bit_cast(Half, static_cast<std::uint16_t>(low)));
+  return {load_one(data, at * halves, live), load_one(data, at * halves + halves - 1, live)};
+}
+FLASHPORT_DEVICE float widen_of_state(Element x, DType dtype) {
+  const unsigned low = x.low, high = x.high;
+  const float narrow =
+      dtype == DType::kBFloat16 ? __builtin_bit_cast(float, low << 16) : to_float(__builtin_bit_cast(Half, x.low));
   return dtype == DType::kFloat32 ? __builtin_bit_cast(float, low | high << 16) : narrow;
 }
 

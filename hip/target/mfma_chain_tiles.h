@@ -35,6 +35,7 @@ class DeltaTiles {
   struct Rows {
     Floats4 c[4];
   };
+  using Out = Rows;
   template <int kSteps>
   struct Operand {
     Words2 b[kSteps];
@@ -49,7 +50,7 @@ class DeltaTiles {
     chunk_ = 0;
     if (chain.chunks > 0) begin_copies();
   }
-  // Queries and values of the chunk are on their way behind it, and of the next one what goes to LDS.
+  // Queries of the chunk are on their way behind it, and of the next one all else.
   FLASHPORT_DEVICE void fetch(const ChunkPlace& place) {
     count_ = place.tokens.count;
     const int n = recompute(n_), g = recompute(g_);  // or what follows from them would be kept from chunk to chunk
@@ -64,18 +65,14 @@ class DeltaTiles {
       }
     }
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const int row = i / 4 * 16 + 4 * g + i % 4;
-      const std::int64_t at = place.v + row * p_.v.stride_token + column_;
-      values_[i / 4][i % 4] = load_one(p_.v.data, at, row < count_ && column_ < p_.head_dim_v);
-    }
+    for (int i = 0; i < 16; ++i) values_[i] = next_values_[i];
     block_.sync();
     keys_.land(memory_.keys, block_.thread());
     prepared_.land(memory_, block_.thread());
     block_.sync();
     begin_copies();
   }
-  FLASHPORT_DEVICE void finish() const { block_.sync(); }
+  FLASHPORT_DEVICE static void finish() {}  // fetch() begins with a barrier
 
   FLASHPORT_DEVICE const Queries& queries() const { return queries_; }
   FLASHPORT_DEVICE Keys keys() const { return {}; }
@@ -171,7 +168,7 @@ class DeltaTiles {
   FLASHPORT_DEVICE void load_rows(Rows& rows, std::int64_t) const {
     __builtin_amdgcn_sched_barrier(0);  // or values would be awaited, and widened, amid the products before this
 #pragma unroll
-    for (int i = 0; i < 16; ++i) rows.c[i / 4][i % 4] = widen_one<kMath>(values_[i / 4][i % 4]);
+    for (int i = 0; i < 16; ++i) rows.c[i / 4][i % 4] = widen_one<kMath>(values_[i]);
   }
   FLASHPORT_DEVICE void store_rows(const Rows& rows, const TokenRows& to, std::int64_t at) const {
     auto* out = static_cast<std::uint16_t*>(to.data) + at + column_;
@@ -190,8 +187,13 @@ class DeltaTiles {
 
   // `at`: the element that the head's state begins with.
   FLASHPORT_DEVICE void load_state(State& state, const void* data, DType dtype, std::int64_t at) const {
-    for_each_of_state([&](int tile, int i, bool live, int place)
-                          FLASHPORT_INLINE { state.c[tile][i] = load_of_state(data, dtype, at + place, live); });
+    Element elements[4];
+    for_each_of_state([&](int tile, int i, bool live, int place) FLASHPORT_INLINE {
+      elements[i] = load_of_state(data, dtype, at + place, live);
+      if (i < 3) return;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) state.c[tile][j] = widen_of_state(elements[j], dtype);
+    });
   }
   FLASHPORT_DEVICE void store_state(const State& state, void* data, DType dtype, std::int64_t at) const {
     with_type(data, dtype, [&](auto* to) FLASHPORT_INLINE {
@@ -208,6 +210,13 @@ class DeltaTiles {
     const ChunkPlace place = place_of(p_, *chain_, minimum(chunk_++, chain_->chunks - 1));
     keys_.begin(p_.k, place.k, place.tokens.count, p_.head_dim_k, block_.thread());
     prepared_.begin(p_.workspace, place.workspace, block_.thread());
+    const int first = recompute(4 * g_);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const int row = first + i / 4 * 16 + i % 4;
+      const std::int64_t at = place.v + row * p_.v.stride_token + column_;
+      next_values_[i] = load_one(p_.v.data, at, row < place.tokens.count && column_ < p_.head_dim_v);
+    }
   }
   template <class F>
   FLASHPORT_DEVICE static void multiply(Rows& product, const Operand<2 * kPairs>& state, const F& left) {
@@ -247,7 +256,7 @@ class DeltaTiles {
   RowCopies<kCfg, kThreads> keys_;
   PreparedCopies<kThreads> prepared_;
   Queries queries_;
-  std::uint16_t values_[4][4];
+  std::uint16_t values_[16], next_values_[16];
 };
 
 }  // namespace flashport::FLASHPORT_TARGET

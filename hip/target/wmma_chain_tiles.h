@@ -1,5 +1,5 @@
 // The tile verbs of the chain over the chunks of the gated delta rule, on WMMA: four waves, each with 16 columns of V,
-// all of K and all tokens of a chunk.
+// all tokens of a chunk and all of K up to 128.
 //
 // Rows of a left operand are taken in such an order (line_of) that register r of a half h of the accumulators holds row
 // 8 h + r of its tile: two halves side by side are the right operand of the next product, in the order of memory. The
@@ -53,6 +53,7 @@ class DeltaTiles {
   struct Rows {
     Floats8 c[4];
   };
+  using Out = Rows;
   struct StateOperand {
     const State& state;
   };
@@ -79,7 +80,7 @@ class DeltaTiles {
     prepared.land(memory_, thread);
     sync_shared();
   }
-  FLASHPORT_DEVICE void finish() const { sync_shared(); }
+  FLASHPORT_DEVICE static void finish() {}  // fetch() begins with a barrier
 
   FLASHPORT_DEVICE Queries queries() const { return {at_queries_}; }
   FLASHPORT_DEVICE Keys keys() const { return {}; }
@@ -211,8 +212,13 @@ class DeltaTiles {
 
   // `at`: the element that the head's state begins with.
   FLASHPORT_DEVICE void load_state(State& state, const void* data, DType dtype, std::int64_t at) const {
-    for_each_of_state([&](int tile, int r, bool live, int place)
-                          FLASHPORT_INLINE { state.c[tile][r] = load_of_state(data, dtype, at + place, live); });
+    Element elements[8];
+    for_each_of_state([&](int tile, int r, bool live, int place) FLASHPORT_INLINE {
+      elements[r] = load_of_state(data, dtype, at + place, live);
+      if (r < 7) return;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) state.c[tile][j] = widen_of_state(elements[j], dtype);
+    });
   }
   FLASHPORT_DEVICE void store_state(const State& state, void* data, DType dtype, std::int64_t at) const {
     with_type(data, dtype, [&](auto* to) FLASHPORT_INLINE {

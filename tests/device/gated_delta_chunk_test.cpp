@@ -70,7 +70,7 @@ void run(GatedDeltaChunkParams p, int threads, std::int64_t slots) {
   auto chain_memory = std::make_unique<ChainMemory<kCfg>>();
   const std::int64_t slices = (p.head_dim_v + kCfg.columns - 1) / kCfg.columns;
   run_blocks(p.batch * p.num_v_heads * slices, threads,
-             [&](const Block& block) { gated_delta_chunk<kCfg>(p, block, *chain_memory); });
+             [&](const Block& block) { gated_delta_chunk<DeltaTiles<kCfg>>(p, block, *chain_memory); });
 }
 
 TEST_P(ChunkKernels, AreAsGoodAsThePlainWyForm) {

@@ -137,6 +137,7 @@ class DeltaTiles {
   struct Rows {
     float x[kChunkTokens][kCfg.columns];
   };
+  using Out = Rows;
 
   DeltaTiles(const GatedDeltaChunkParams& p, const Block& block, ChainMemory<kCfg>& memory)
       : p_(p), block_(block), memory_(memory) {}
