@@ -28,6 +28,22 @@ TEST(LaneMaps, MfmaResultIsTheNextOperand) {
   }
 }
 
+// Two tiles have 32 keys between them, each once, and the two fours of a lane are eight neighbours.
+TEST(LaneMaps, MfmaPairOrder) {
+  for (int pair = 0; pair < 4; ++pair) {
+    std::uint32_t seen = 0;
+    for (int tile : {2 * pair, 2 * pair + 1}) {
+      for (int row = 0; row < 16; ++row) seen |= std::uint32_t{1} << (mfma_pair_key(tile, row) - 32 * pair);
+    }
+    EXPECT_EQ(seen, ~std::uint32_t{0});
+    for (int lane = 0; lane < 64; ++lane) {
+      for (int i = 0; i < 8; ++i) {
+        EXPECT_EQ(mfma_pair_key(2 * pair + i / 4, mfma_row(lane, i % 4)), 32 * pair + lane / 16 * 8 + i);
+      }
+    }
+  }
+}
+
 TEST(LaneMaps, WmmaResult) {
   for (int row = 0; row < 16; ++row) {
     for (int column = 0; column < 16; ++column) {
@@ -36,6 +52,13 @@ TEST(LaneMaps, WmmaResult) {
       EXPECT_EQ(wmma_line(lane), column);
       EXPECT_EQ(wmma_row(row / 2, lane / 16), row);
     }
+  }
+}
+
+// Whose rows go in in this order, a lane's eight results are neighbours.
+TEST(LaneMaps, WmmaLinesInOrder) {
+  for (int half = 0; half < 2; ++half) {
+    for (int reg = 0; reg < 8; ++reg) EXPECT_EQ(wmma_line_in_order(wmma_row(reg, half)), 8 * half + reg);
   }
 }
 
