@@ -4,8 +4,8 @@
 For every kernel of the code objects given: VGPRs (arch and accumulation together), AGPRs, SGPRs, SGPRs that are kept in
 lanes of a VGPR, LDS bytes, blocks that one multiprocessor holds (a CU; on RDNA a work-group processor), MFMA or WMMA
 instructions, 16-byte global loads, and cache maintenance instructions (agent fences), held against
-ci/amd_resources/<target>.txt. Spills to memory and scratch are always red, as is a decode kernel without matrix
-instructions, or one of decode or the gated delta rule without 16-byte loads.
+ci/amd_resources/<target>.txt. Spills to memory and scratch are always red, as is a kernel of decode or of the
+chunked gated delta rule without matrix instructions, or one of decode or the gated delta rule without 16-byte loads.
 
 usage: ci/audit_amd.py [--update] [--tools FOLDER] TARGET FOLDER_OF_CODE_OBJECTS
 """
@@ -42,6 +42,8 @@ MACHINES = {
     "gfx11": {"vgprs": 1024, "granule": 16, "waves": 16, "simds": 4, "lds": 131072, "block_lds": 65536},
 }
 
+# Kernels that multiply matrices.
+MULTIPLIES = ("decode_bf16", "decode_fp16", "gated_delta_prepare", "gated_delta_chunk")
 MATRIX = re.compile(r"v_(mfma|wmma)_")
 LOADS_128 = re.compile(r"(global|buffer)_load_(lds_)?(dwordx4|b128)")
 FENCES = re.compile(r"buffer_(wbl2|inv|gl[01]_inv)")
@@ -126,9 +128,9 @@ def audit(target: str, folder: Path, tools: str | None) -> tuple[dict[str, dict[
                     errors.append(f"{name}: {kernel[field]} {what}")
             if lds > machine["block_lds"]:
                 errors.append(f"{name}: {lds} bytes of LDS, a block can have {machine['block_lds']}")
-            if name.startswith(("decode_bf16", "decode_fp16")) and not rows[name]["matrix"]:
+            if name.startswith(MULTIPLIES) and not rows[name]["matrix"]:
                 errors.append(f"{name}: no matrix instructions")
-            if name.startswith(("decode_bf16", "decode_fp16", "gated_delta")) and not rows[name]["loads128"]:
+            if name.startswith((*MULTIPLIES, "gated_delta")) and not rows[name]["loads128"]:
                 errors.append(f"{name}: no 16-byte loads")
     if not rows:
         errors.append(f"no kernels in {folder}")

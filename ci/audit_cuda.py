@@ -3,9 +3,9 @@
 
 For every kernel of a target: registers, spilled bytes, static shared memory, tensor core instructions (HMMA), loads
 from global memory of 16 bytes or more (LDG, LDGSTS, bulk copies), and fences, held against
-ci/cuda_resources/<target>.txt: a kernel that begins to spill, or spills more, is red, as is a decode kernel without
-tensor core instructions, or one of decode or the gated delta rule without such loads. So is a memory descriptor in an
-odd uniform register, which no card executes: nvcc 13.0 was seen to write that.
+ci/cuda_resources/<target>.txt: a kernel that begins to spill, or spills more, is red, as is a kernel of decode or of
+the chunked gated delta rule without tensor core instructions, or one of decode or the gated delta rule without such
+loads. So is a memory descriptor in an odd uniform register, which no card executes: nvcc 13.0 was seen to write that.
 
 usage: ci/audit_cuda.py [--update] [--tools FOLDER] TARGET LIBRARY
 """
@@ -36,6 +36,8 @@ PATTERNS = {
     "loads128": re.compile(r"LDG(STS)?\.\S*128\b|UBLKCP"),
     "fences": re.compile(r"MEMBAR"),
 }
+# Kernels that multiply matrices.
+MULTIPLIES = ("decode_bf16", "decode_fp16", "gated_delta_prepare", "gated_delta_chunk")
 ODD_DESCRIPTOR = re.compile(r"desc\[UR\d*[13579]\]")
 INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?(\S+)")
 
@@ -72,10 +74,9 @@ def audit(target: str, library: Path, cuobjdump: Path) -> tuple[dict[str, dict[s
             if odd := ODD_DESCRIPTOR.search(line):
                 errors.append(f"{function}: {odd[0]} is no instruction of the card; the compiler has gone wrong")
     for name, row in rows.items():
-        decodes = name.startswith(("decode_bf16", "decode_fp16"))
-        if decodes and not row["matrix"]:
+        if name.startswith(MULTIPLIES) and not row["matrix"]:
             errors.append(f"{name}: no tensor core instructions")
-        if (decodes or name.startswith("gated_delta")) and not row["loads128"]:
+        if name.startswith((*MULTIPLIES, "gated_delta")) and not row["loads128"]:
             errors.append(f"{name}: no loads of 16 bytes or more")
     return dict(sorted(rows.items())), errors
 
