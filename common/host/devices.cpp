@@ -14,7 +14,7 @@ namespace {
 constexpr int kKinds = 3;
 constexpr int kMaxDevices = 64;
 
-std::atomic<int> multiprocessor_limit = 0;
+std::atomic<int> limit_for_tests = 0;  // 0: none
 std::mutex contexts_mutex;
 std::atomic<DeviceContext*> contexts[kKinds][kMaxDevices];
 
@@ -86,7 +86,7 @@ DeviceContext::DeviceContext(const BackendAbi* abi, Device device, const Backend
 }
 
 int DeviceContext::multiprocessors() const {
-  const int limit = multiprocessor_limit.load(std::memory_order_relaxed);
+  const int limit = multiprocessor_limit();
   return limit > 0 ? limit : multiprocessors_;
 }
 
@@ -189,8 +189,10 @@ void forget_devices() {
 void set_multiprocessor_limit(int count) {
   if (count < 0)
     throw ValueError("set_multiprocessor_limit: count must be 0 (no limit) or more, got " + std::to_string(count));
-  multiprocessor_limit.store(count, std::memory_order_relaxed);
+  limit_for_tests.store(count, std::memory_order_relaxed);
 }
+
+int multiprocessor_limit() { return limit_for_tests.load(std::memory_order_relaxed); }
 
 std::vector<std::string> kernel_keys(const std::string& target) {
   std::vector<std::string> keys;

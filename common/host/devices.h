@@ -69,6 +69,9 @@ class DeviceContext {
 // that of the first GPU, else of the CPU. Sets `reason` where there are none.
 [[nodiscard]] TargetView find_target(const std::string& name, std::string& reason);
 
+// What tests have limited the multiprocessors to; 0: nothing.
+[[nodiscard]] int multiprocessor_limit();
+
 // Devices are looked up again at their next use. No other call may run meanwhile.
 void forget_devices();
 

@@ -17,7 +17,7 @@ namespace flashport {
 namespace {
 
 constexpr Check kCheck("gated_delta_chunk");
-constexpr std::int64_t kMaxBlocks = 1 << 20;  // the chain's kernel strides over what is left
+constexpr std::int64_t kMaxBlocks = 1 << 20;
 
 // Parts of the workspace in bytes, in this order; each begins where 16 divides the address.
 struct Layout {
@@ -42,6 +42,13 @@ Layout layout_of(const GatedDeltaChunkParams& p, const KernelEntry& chain) {
 void bind(const Layout& layout, void* data, GatedDeltaChunkParams& p) {
   auto* at = static_cast<char*>(data);
   p.workspace = {at, at + layout.matrices, reinterpret_cast<ChunkFactors*>(at + 2 * layout.matrices)};
+}
+
+// Blocks of the chain's kernel, which strides over what is left: a limit of tests lets few of them take many chains.
+std::int64_t chain_blocks(const GatedDeltaChunkParams& p) {
+  const std::int64_t slices = (p.head_dim_v + kChunkColumns - 1) / kChunkColumns;
+  const int limit = multiprocessor_limit();
+  return std::min(std::int64_t{p.batch} * p.num_v_heads * slices, limit > 0 ? limit : kMaxBlocks);
 }
 
 ChunkKernels choose_kernels(const Check& check, const GatedDeltaChunkArgs& a, const DeviceContext& device) {
@@ -83,9 +90,7 @@ void gated_delta_chunk(const GatedDeltaChunkArgs& args, Stream stream) {
       acquire_workspace(kCheck, device, stream, layout.bytes(), args.workspace, WorkspaceUse::kScratch);
   bind(layout, workspace.data(), p);
   if (p.tokens > 0) device.launch(kCheck, stream, *kernels.prepare, layout.slots * p.num_heads, p);
-  const std::int64_t slices = (p.head_dim_v + kChunkColumns - 1) / kChunkColumns;
-  device.launch(kCheck, stream, *kernels.chain, std::min(std::int64_t{p.batch} * p.num_v_heads * slices, kMaxBlocks),
-                p);
+  device.launch(kCheck, stream, *kernels.chain, chain_blocks(p), p);
 }
 
 std::int64_t gated_delta_chunk_workspace_size(const GatedDeltaChunkArgs& args) {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include <flashport/backend.h>
 #include <flashport/gated_delta.h>
 
 #include "common/device/gated_delta_chunk_params.h"
@@ -98,6 +99,19 @@ TEST_F(GatedDeltaChunkHost, CutsPackedSequencesWithoutTheirLengths) {
   EXPECT_EQ(fake_state().launches[1].grid, 3 * 4 * 2);
   const std::int64_t place = 2 * 64 * 64 * 4 + static_cast<std::int64_t>(sizeof(ChunkFactors));
   EXPECT_EQ(gated_delta_chunk_workspace_size(inputs.args), (70 / 64 + 3) * 4 * place);
+}
+
+TEST_F(GatedDeltaChunkHost, HasFewBlocksForItsChainsOnlyWhereTestsLimitThem) {
+  Inputs inputs;
+  for (int limit : {3, 100, 0}) {
+    set_multiprocessor_limit(limit);
+    gated_delta_chunk(inputs.args);
+  }
+  ASSERT_EQ(fake_state().launches.size(), 6u);
+  EXPECT_EQ(fake_state().launches[0].grid, 2 * 2 * 2);  // those of the chunks are as many as ever
+  EXPECT_EQ(fake_state().launches[1].grid, 3);
+  EXPECT_EQ(fake_state().launches[3].grid, 2 * 4 * 2);
+  EXPECT_EQ(fake_state().launches[5].grid, 2 * 4 * 2);
 }
 
 TEST_F(GatedDeltaChunkHost, TakesTheCallersWorkspace) {
