@@ -67,7 +67,8 @@ FLASHPORT_DEVICE void add_up_gates(const GatedDeltaChunkParams& p, const Sequenc
     if (token < chunk.count) {
       const float g = load_as_float(p.g.data, p.g.dtype, token_offset(p.g, chunk, token, v_head));
       beta = load_as_float(p.beta.data, p.beta.dtype, token_offset(p.beta, chunk, token, v_head));
-      gate = to_base_2(maximum(log_gate(p, g, v_head), kLeastLogGate));
+      const float log = log_gate(p, g, v_head);
+      gate = to_base_2(log < kLeastLogGate ? kLeastLogGate : log);  // NaN stays NaN
       beta = learning_rate(p, beta);
     }
     shared.gates[i / kChunkTokens].sums[token] = gate;
