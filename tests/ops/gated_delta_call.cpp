@@ -261,13 +261,17 @@ reference::GatedDeltaInputs GatedDeltaCall::inputs() const {
 
 void GatedDeltaCall::run(const flashport::GatedDeltaUpdateArgs& args) {
   flashport::gated_delta_update(args);
+  download();
+}
+
+void GatedDeltaCall::download() {
   out_.download();
   if (state_) state_->download();
   if (steps_) steps_->download();
   if (final_states_) final_states_->download();
 }
 
-void GatedDeltaCall::check() {
+void GatedDeltaCall::check(const std::function<void()>& calls) {
   const std::vector<reference::GatedDeltaSequence> exact = reference::gated_delta(inputs());
   const std::vector<reference::GatedDeltaSequence> plain =
       reference::gated_delta_plain(inputs(), c_.type, c_.state, c_.final_states.value_or(Type::kF32));
@@ -295,11 +299,26 @@ void GatedDeltaCall::check() {
     const std::int64_t slot = !state_ ? -1 : c_.identity ? static_cast<std::int64_t>(n) : c_.slots[n];
     if (slot >= 0 && e.count > 0 && c_.update) expect_state(*states, {slot}, e.state, plain[n].state);
   }
-  run();
+  calls();
+  download();
   outs.judge("out");
   if (states) states->judge("state");
   if (steps) steps->judge("intermediate_states");
   if (finals) finals->judge("final_states");
+}
+
+flashport::TensorView tokens_of(flashport::TensorView view, std::int64_t first, std::int64_t count) {
+  view.data = static_cast<char*>(view.data) + first * view.strides[1] * flashport::element_size(view.dtype);
+  view.shape[1] = count;
+  return view;
+}
+
+flashport::GatedDeltaUpdateArgs part_of(flashport::GatedDeltaUpdateArgs a, std::int64_t first, std::int64_t count) {
+  for (flashport::TensorView* view : {&a.q, &a.k, &a.v, &a.out}) *view = tokens_of(*view, first, count);
+  for (std::optional<flashport::TensorView>* view : {&a.a, &a.b, &a.g, &a.gk, &a.gv, &a.beta}) {
+    if (*view) *view = tokens_of(**view, first, count);
+  }
+  return a;
 }
 
 }  // namespace flashport_test

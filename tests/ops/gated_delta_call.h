@@ -4,6 +4,7 @@
 
 #include <flashport/gated_delta.h>
 
+#include <functional>
 #include <optional>
 #include <ostream>
 #include <string>
@@ -59,7 +60,11 @@ class GatedDeltaCall {
   void run() { run(args()); }
   void run(const flashport::GatedDeltaUpdateArgs& args);
   // Runs, and compares with the reference.
-  void check();
+  void check() {
+    check([&] { flashport::gated_delta_update(args()); });
+  }
+  // The same of what several calls do together.
+  void check(const std::function<void()>& calls);
 
   [[nodiscard]] Tensor& out() { return out_; }
   [[nodiscard]] Tensor* state() { return state_ ? &*state_ : nullptr; }
@@ -69,6 +74,7 @@ class GatedDeltaCall {
 
  private:
   void fill();
+  void download();
   [[nodiscard]] reference::GatedDeltaInputs inputs() const;
 
   GatedDeltaCase c_;
@@ -78,5 +84,11 @@ class GatedDeltaCall {
   std::optional<Tensor> key_gates_, column_gates_, final_states_;
   std::optional<Tensor> state_, state_indices_, steps_, step_indices_, parents_, cu_seqlens_;
 };
+
+// Tokens [first, first + count) of each row.
+[[nodiscard]] flashport::TensorView tokens_of(flashport::TensorView view, std::int64_t first, std::int64_t count);
+// The call of these tokens, of inputs (B, T, ...).
+[[nodiscard]] flashport::GatedDeltaUpdateArgs part_of(flashport::GatedDeltaUpdateArgs args, std::int64_t first,
+                                                      std::int64_t count);
 
 }  // namespace flashport_test

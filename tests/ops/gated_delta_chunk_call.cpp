@@ -5,6 +5,7 @@
 #include <limits>
 #include <numeric>
 
+#include "tests/ops/gated_delta_call.h"
 #include "tests/ops/written.h"
 #include "tests/support/random.h"
 
@@ -56,6 +57,15 @@ double log_gate(LogGates kind, Random& random) {
   }
 }
 
+double gate_input(LogGates kind, std::int64_t v_head, Random& random) {
+  constexpr double kExtreme[] = {80, -80, -17};
+  return kind == LogGates::kExtreme ? kExtreme[v_head < 3 ? v_head : random.below(3)] : random.normal();
+}
+
+double rate_logit(LogGates kind, Random& random) {
+  return kind == LogGates::kExtreme ? 100.0 * static_cast<double>(random.below(3) - 1) : 3 * random.normal();
+}
+
 }  // namespace
 
 DeltaChunkCall::DeltaChunkCall(const DeltaChunkCase& c)
@@ -104,12 +114,15 @@ void DeltaChunkCall::fill() {
     });
   }
   g_.for_each([&](const Shape& at) {
-    if (at[1] < tokens_) g_.set(at, c_.a_log ? random.normal() : log_gate(c_.gating, random));
+    if (at[1] < tokens_) g_.set(at, c_.a_log ? gate_input(c_.gating, at[2], random) : log_gate(c_.gating, random));
   });
   beta_.for_each([&](const Shape& at) {
-    if (at[1] < tokens_) beta_.set(at, c_.sigmoid ? 3 * random.normal() : random.uniform());
+    if (at[1] < tokens_) beta_.set(at, c_.sigmoid ? rate_logit(c_.gating, random) : random.uniform());
   });
-  if (a_log_) a_log_->for_each([&](const Shape& at) { a_log_->set(at, std::log(0.05 + random.uniform())); });
+  if (a_log_) {
+    const bool extreme = c_.gating == LogGates::kExtreme;
+    a_log_->for_each([&](const Shape& at) { a_log_->set(at, extreme ? 10 : std::log(0.05 + random.uniform())); });
+  }
   if (dt_bias_) dt_bias_->for_each([&](const Shape& at) { dt_bias_->set(at, 0.5 * random.normal()); });
   // Slots that no sequence names hold NaN.
   if (state_) {
@@ -181,13 +194,17 @@ reference::GatedDeltaChunkInputs DeltaChunkCall::inputs() const {
 
 void DeltaChunkCall::run(const flashport::GatedDeltaChunkArgs& args) {
   flashport::gated_delta_chunk(args);
+  download();
+}
+
+void DeltaChunkCall::download() {
   out_.download();
   for (std::optional<Tensor>* tensor : {&state_, &final_states_, &chunk_states_}) {
     if (*tensor) (*tensor)->download();
   }
 }
 
-void DeltaChunkCall::check() {
+void DeltaChunkCall::check(const std::function<void()>& calls) {
   const std::vector<reference::GatedDeltaChunkSequence> exact = reference::gated_delta_chunk(inputs());
   const std::vector<reference::GatedDeltaChunkSequence> plain = reference::gated_delta_chunk_plain(inputs(), c_.type);
   Written outs(out_);
@@ -220,7 +237,8 @@ void DeltaChunkCall::check() {
     if (slot >= 0 && e.count > 0 && c_.update) expect_state(*states, {slot}, e.state, plain[n].state, c_.state);
     if (finals) expect_state(*finals, {sequence}, e.state, plain[n].state, c_.final_type);
   }
-  run();
+  calls();
+  download();
   outs.judge("out");
   if (states) states->judge("state");
   if (finals) finals->judge("final_states");
@@ -237,6 +255,11 @@ std::vector<unsigned char> DeltaChunkCall::state_of(std::int64_t slot) {
   const std::vector<unsigned char> all = state_->element_bytes();
   const std::size_t one = all.size() / kSlots;
   return {all.begin() + slot * one, all.begin() + (slot + 1) * one};
+}
+
+flashport::GatedDeltaChunkArgs part_of(flashport::GatedDeltaChunkArgs a, std::int64_t first, std::int64_t count) {
+  for (flashport::TensorView* view : {&a.q, &a.k, &a.v, &a.g, &a.beta, &a.out}) *view = tokens_of(*view, first, count);
+  return a;
 }
 
 }  // namespace flashport_test

@@ -4,6 +4,7 @@
 
 #include <flashport/gated_delta.h>
 
+#include <functional>
 #include <optional>
 #include <ostream>
 #include <string>
@@ -15,6 +16,8 @@
 namespace flashport_test {
 
 // Log gates: of about -0.3; from -1e6 to -1e-3 in one chunk; -1e-6 each; -infinity among usual ones; of both signs.
+// Extreme ones with A_log: that is 10, and g is 80, -80 and -17 in value heads 0, 1 and 2, and any of them in others.
+// Extreme ones with a sigmoid: logits of beta are 100, -100 and 0.
 enum class LogGates { kUsual, kExtreme, kSlow, kInfinite, kGrowing };
 
 struct DeltaChunkCase {
@@ -48,8 +51,13 @@ class DeltaChunkCall {
   void run() { run(args()); }
   void run(const flashport::GatedDeltaChunkArgs& args);
   // Runs, and compares with the reference.
-  void check();
+  void check() {
+    check([&] { flashport::gated_delta_chunk(args()); });
+  }
+  // The same of what several calls do together.
+  void check(const std::function<void()>& calls);
 
+  [[nodiscard]] Tensor& gates() { return g_; }
   [[nodiscard]] Tensor& out() { return out_; }
   [[nodiscard]] Tensor& state() { return *state_; }
   [[nodiscard]] Tensor& final_states() { return *final_states_; }
@@ -61,6 +69,7 @@ class DeltaChunkCall {
 
  private:
   void fill();
+  void download();
   [[nodiscard]] reference::GatedDeltaChunkInputs inputs() const;
 
   DeltaChunkCase c_;
@@ -69,5 +78,9 @@ class DeltaChunkCall {
   Tensor q_, k_, v_, g_, beta_, out_;
   std::optional<Tensor> a_log_, dt_bias_, state_, state_indices_, cu_seqlens_, final_states_, chunk_states_;
 };
+
+// The call of tokens [first, first + count) of each row.
+[[nodiscard]] flashport::GatedDeltaChunkArgs part_of(flashport::GatedDeltaChunkArgs args, std::int64_t first,
+                                                     std::int64_t count);
 
 }  // namespace flashport_test

@@ -5,6 +5,9 @@
 #include <flashport/decode.h>
 #include <flashport/error.h>
 
+#include <cmath>
+#include <limits>
+
 #include "tests/ops/gated_delta_chunk_call.h"
 #include "tests/support/compare.h"
 #include "tests/support/content_checks.h"
@@ -92,6 +95,34 @@ std::vector<DeltaChunkCase> named_cases() {
        .slots = {3, 1},
        .gating = LogGates::kExtreme},
       {.name = "extreme_gates_bf16", .lens = {200, 200}, .slots = {3, 1}, .gating = LogGates::kExtreme},
+      {.name = "extreme_gate_inputs_fp32",
+       .lens = {130, 130},
+       .v_heads = 4,
+       .type = Type::kF32,
+       .slots = {3, 1},
+       .gating = LogGates::kExtreme,
+       .a_log = true},
+      {.name = "extreme_gate_inputs_bf16",
+       .lens = {130, 130},
+       .v_heads = 4,
+       .slots = {3, 1},
+       .finals = true,
+       .gating = LogGates::kExtreme,
+       .a_log = true,
+       .dt_bias = true},
+      {.name = "extreme_rates_fp32",
+       .lens = {130, 130},
+       .type = Type::kF32,
+       .slots = {3, 1},
+       .gating = LogGates::kExtreme,
+       .sigmoid = true},
+      {.name = "extreme_gate_inputs_and_rates_bf16",
+       .lens = {130, 130},
+       .v_heads = 4,
+       .slots = {3, 1},
+       .gating = LogGates::kExtreme,
+       .a_log = true,
+       .sigmoid = true},
       {.name = "infinite_gates_fp32",
        .lens = {200, 200},
        .type = Type::kF32,
@@ -157,47 +188,84 @@ INSTANTIATE_TEST_SUITE_P(Ops, GatedDeltaChunk, testing::ValuesIn(named_cases()),
 INSTANTIATE_TEST_SUITE_P(OpsLengths, GatedDeltaChunk, testing::ValuesIn(length_cases()), kName);
 INSTANTIATE_TEST_SUITE_P(OpsDims, GatedDeltaChunk, testing::ValuesIn(dimension_cases()), kName);
 
-// A view of tokens [first, first + count) of row 0.
-flashport::TensorView tokens_of(flashport::TensorView view, std::int64_t first, std::int64_t count) {
-  view.data = static_cast<char*>(view.data) + first * view.strides[1] * flashport::element_size(view.dtype);
-  view.shape[1] = count;
-  return view;
+// Several chunks, none, and few tokens, in slices of 64 columns and less.
+std::vector<DeltaChunkCase> bits_cases() {
+  DeltaChunkCase c{.name = "k64_v80", .lens = {70, 3, 0, 200, 64}, .varlen = true, .slots = {5, 2, 1, 0, 6}};
+  c.v_heads = 4;
+  c.dim_v = 80;
+  std::vector<DeltaChunkCase> cases = {c};
+  const auto add = [&](const std::string& name, std::int64_t dim_k, std::int64_t dim_v, bool key_major) {
+    c.name = name;
+    c.dim_k = dim_k;
+    c.dim_v = dim_v;
+    c.key_major = key_major;
+    cases.push_back(c);
+  };
+  add("k64_v80_kv", 64, 80, true);
+  c.v_heads = 2;
+  add("k128_v136", 128, 136, false);
+  add("k128_v64_kv", 128, 64, true);
+  add("k256_v64", 256, 64, false);
+  add("k256_v80_kv", 256, 80, true);
+  return cases;
 }
 
-flashport::GatedDeltaChunkArgs part_of(flashport::GatedDeltaChunkArgs a, std::int64_t first, std::int64_t count) {
-  for (flashport::TensorView* view : {&a.q, &a.k, &a.v, &a.g, &a.beta, &a.out}) *view = tokens_of(*view, first, count);
-  return a;
-}
+class GatedDeltaChunkBitsOf : public testing::TestWithParam<DeltaChunkCase> {
+ protected:
+  void SetUp() override {
+    const DeltaChunkCase& c = GetParam();
+    FLASHPORT_REQUIRE_SUPPORT("delta_chunk_bits_" + c.name, chunk_support(c.type, c.dim_k, c.dim_v));
+  }
+  void TearDown() override { flashport::set_multiprocessor_limit(options().emulator ? 3 : 0); }
+};
 
-// A sequence gives the same bits alone and in a batch, and again.
-TEST(GatedDeltaChunkBits, DoNotDependOnTheBatch) {
-  FLASHPORT_REQUIRE_SUPPORT("delta_chunk_bits", chunk_support());
-  for (bool key_major : {false, true}) {
-    DeltaChunkCase c{.name = "bits",
-                     .lens = {70, 3, 0, 200, 64},
-                     .varlen = true,
-                     .v_heads = 4,
-                     .dim_v = 80,
-                     .key_major = key_major,
-                     .slots = {5, 2, 1, 0, 6}};
-    DeltaChunkCall together(c), again(c), alone(c);
-    together.run();
+TEST_P(GatedDeltaChunkBitsOf, ACallAreThoseOfItsRepeats) {
+  DeltaChunkCall first(GetParam());
+  first.run();
+  for (int repeat = 0; repeat < (options().emulator ? 2 : 20); ++repeat) {
+    DeltaChunkCall again(GetParam());
     again.run();
-    EXPECT_EQ(again.out().element_bytes(), together.out().element_bytes());
-    EXPECT_EQ(again.state().element_bytes(), together.state().element_bytes());
-    std::int64_t first = 0;
-    for (std::size_t n = 0; n < c.lens.size(); ++n) {
-      flashport::GatedDeltaChunkArgs a = part_of(alone.args(), first, c.lens[n]);
-      a.cu_seqlens.reset();
-      a.state_indices->data = static_cast<char*>(a.state_indices->data) + 4 * n;
-      a.state_indices->shape[0] = 1;
-      alone.run(a);
-      first += c.lens[n];
-    }
-    EXPECT_EQ(alone.out().element_bytes(), together.out().element_bytes());
-    EXPECT_EQ(alone.state().element_bytes(), together.state().element_bytes());
+    ASSERT_EQ(again.out().element_bytes(), first.out().element_bytes()) << repeat;
+    ASSERT_EQ(again.state().element_bytes(), first.state().element_bytes()) << repeat;
   }
 }
+
+TEST_P(GatedDeltaChunkBitsOf, ASequenceDoNotDependOnTheBatch) {
+  const DeltaChunkCase& c = GetParam();
+  DeltaChunkCall together(c), alone(c);
+  together.run();
+  std::int64_t first = 0;
+  for (std::size_t n = 0; n < c.lens.size(); ++n) {
+    flashport::GatedDeltaChunkArgs a = part_of(alone.args(), first, c.lens[n]);
+    a.cu_seqlens.reset();
+    a.state_indices->data = static_cast<char*>(a.state_indices->data) + 4 * n;
+    a.state_indices->shape[0] = 1;
+    alone.run(a);
+    first += c.lens[n];
+  }
+  EXPECT_EQ(alone.out().element_bytes(), together.out().element_bytes());
+  EXPECT_EQ(alone.state().element_bytes(), together.state().element_bytes());
+}
+
+// One block for all chains, one after the other, and few blocks for many, against a block for each.
+TEST_P(GatedDeltaChunkBitsOf, AChainDoNotDependOnItsBlock) {
+  DeltaChunkCase c = GetParam();
+  c.finals = c.chunks = true;
+  flashport::set_multiprocessor_limit(1 << 20);
+  DeltaChunkCall own(c);
+  own.run();
+  for (int limit : {1, 3}) {
+    flashport::set_multiprocessor_limit(limit);
+    DeltaChunkCall shared(c);
+    shared.run();
+    EXPECT_EQ(shared.out().element_bytes(), own.out().element_bytes()) << limit;
+    EXPECT_EQ(shared.state().element_bytes(), own.state().element_bytes()) << limit;
+    EXPECT_EQ(shared.final_states().element_bytes(), own.final_states().element_bytes()) << limit;
+    EXPECT_EQ(shared.chunk_states().element_bytes(), own.chunk_states().element_bytes()) << limit;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ops, GatedDeltaChunkBitsOf, testing::ValuesIn(bits_cases()), kName);
 
 // One call, and two that meet at a multiple of 64 tokens, with the state in an fp32 pool in between.
 void check_cuts(Type type) {
@@ -236,6 +304,43 @@ TEST(GatedDeltaChunkBits, OfEnteringStatesAreThoseOfFinalOnes) {
     part.run(a);
     EXPECT_EQ(part.state_of(5),
               std::vector<unsigned char>(chunks.begin() + chunk * one, chunks.begin() + (chunk + 1) * one));
+  }
+}
+
+// A NaN gate is not taken for one below -120: from its token on, all that its head says is NaN. Tokens before it in its
+// chunk may be NaN too; other chunks before, other heads and other sequences keep their bits.
+TEST(GatedDeltaChunkNaN, OfAGateStaysInItsSequence) {
+  FLASHPORT_REQUIRE_SUPPORT("delta_chunk_nan_gate", chunk_support());
+  constexpr std::int64_t kToken = 70, kHead = 1;
+  for (bool a_log : {false, true}) {
+    const DeltaChunkCase c{.name = "nan", .lens = {140, 66}, .varlen = true, .slots = {5, 2}, .a_log = a_log};
+    DeltaChunkCall usual(c), poisoned(c);
+    usual.run();
+    poisoned.gates().set({0, kToken, kHead, 0}, std::numeric_limits<double>::quiet_NaN());
+    poisoned.gates().upload();
+    poisoned.run();
+    EXPECT_EQ(poisoned.out().damage() + poisoned.state().damage(), "");
+    EXPECT_EQ(poisoned.out_of(1), usual.out_of(1));
+    EXPECT_EQ(poisoned.state_of(2), usual.state_of(2));
+    const auto expect = [](Tensor& got, Tensor& wanted, const Shape& at, bool nan) {
+      const double value = got.get(at);
+      if (nan) {
+        EXPECT_TRUE(std::isnan(value)) << testing::PrintToString(at) << " is " << value;
+      } else {
+        EXPECT_EQ(value, wanted.get(at)) << testing::PrintToString(at);
+      }
+    };
+    for (std::int64_t head = 0; head < 2; ++head) {
+      for (std::int64_t column = 0; column < c.dim_v; ++column) {
+        for (std::int64_t t = 0; t < c.lens[0]; ++t) {
+          if (head == kHead && t >= 64 && t < kToken) continue;
+          expect(poisoned.out(), usual.out(), {0, t, head, column}, head == kHead && t >= kToken);
+        }
+        for (std::int64_t key = 0; key < c.dim_k; ++key) {
+          expect(poisoned.state(), usual.state(), {5, head, column, key}, head == kHead);
+        }
+      }
+    }
   }
 }
 
