@@ -2,7 +2,8 @@
 // all of K and all tokens of a chunk. The sums of one product are, rounded, the right operand of the next in place.
 //
 // A pair of tiles of the state has its 32 keys in such an order that a lane's four of the one and four of the other are
-// neighbours in a row of keys or queries: register i of lane 16 g + n holds, of tile 2 T + s, key 32 T + 8 g + 4 s + i.
+// neighbours in a row of keys or queries (mfma_pair_key): register i of lane 16 g + n holds, of tile 2 T + s, key
+// 32 T + 8 g + 4 s + i.
 #pragma once
 
 #include "common/device/scalar_access.h"
@@ -126,7 +127,7 @@ class DeltaTiles {
   // S [K, V] += k^T [K, c] right [c, V]
   FLASHPORT_DEVICE void add_product_transposed(State& state, Keys, const Operand<4>& right) const {
     using FourBits = std::uint16_t __attribute__((ext_vector_type(4)));
-    const std::uint16_t* keys = memory_.keys + 4 * g_ * kPitch + n_ / 4 * 8 + n_ % 4;
+    const std::uint16_t* keys = memory_.keys + 4 * g_ * kPitch + mfma_pair_key(0, n_);
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
 #pragma unroll

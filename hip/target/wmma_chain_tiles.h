@@ -1,9 +1,9 @@
 // The tile verbs of the chain over the chunks of the gated delta rule, on WMMA: four waves, each with 16 columns of V,
 // all tokens of a chunk and all of K up to 128.
 //
-// Rows of a left operand are taken in such an order (line_of) that register r of a half h of the accumulators holds row
-// 8 h + r of its tile: two halves side by side are the right operand of the next product, in the order of memory. The
-// state is rounded tile by tile where it is multiplied: registers have no room for it as an operand beside itself.
+// Rows of a left operand are taken in such an order (lane_maps.h) that register r of a half h of the accumulators holds
+// row 8 h + r of its tile: two halves side by side are the right operand of the next product, in the order of memory.
+// The state is rounded tile by tile where it is multiplied: registers have no room for it as an operand beside itself.
 //
 // Where K is 256, two waves share their columns: each has half of the keys, and what their halves add to a product with
 // the state they tell each other through LDS.
@@ -14,9 +14,6 @@
 #include "hip/target/wmma.h"
 
 namespace flashport::FLASHPORT_TARGET {
-
-// The row of a tile that lane 16 h + n has of a left operand, so that products have row 8 h + r in register r.
-FLASHPORT_DEVICE int line_of(int n) { return 8 * (n % 2) + n / 2; }
 
 FLASHPORT_DEVICE Words8 join(const Eight& low, const Eight& high) {
   return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
@@ -110,7 +107,7 @@ class DeltaTiles {
     if constexpr (Memory::kHasQueries) {
       multiply(product, memory_.queries, state);
     } else {
-      const int line = line_of(n());
+      const int line = wmma_line_in_order(n());
       multiply(product, state, [&](int row, int tile) FLASHPORT_INLINE {
         const int token = 16 * row + line, key = first_key() + 16 * tile;
         const std::int64_t at = queries.at + token * p_.q.stride_token + key;
@@ -125,7 +122,7 @@ class DeltaTiles {
     add_product_lower(product, left, right);
   }
   FLASHPORT_DEVICE void add_product_lower(Rows& sum, Lower left, const Operand& right) const {
-    const std::uint16_t* rows = memory_.lower[left] + line_of(n()) * 16;
+    const std::uint16_t* rows = memory_.lower[left] + wmma_line_in_order(n()) * 16;
 #pragma unroll
     for (int column = 0; column < 4; ++column) {
       const Words8 b = both_halves(right.own[column]);
@@ -140,7 +137,7 @@ class DeltaTiles {
   // S [K, V] += k^T [K, c] right [c, V]
   FLASHPORT_DEVICE void add_product_transposed(State& state, Keys, const Operand& right) const {
     using Column = std::uint16_t __attribute__((ext_vector_type(16)));
-    const std::uint16_t* keys = memory_.keys + first_key() + line_of(n());
+    const std::uint16_t* keys = memory_.keys + first_key() + wmma_line_in_order(n());
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
       const Words8 b = both_halves(right.own[step]);
@@ -244,7 +241,7 @@ class DeltaTiles {
     return half() == 0 ? join(own, other) : join(other, own);
   }
   FLASHPORT_DEVICE void multiply(Rows& product, const std::uint16_t* rows, const StateOperand& state) const {
-    const std::uint16_t* own = rows + line_of(n()) * kPitch + first_key();
+    const std::uint16_t* own = rows + wmma_line_in_order(n()) * kPitch + first_key();
     multiply(product, state, [&](int row, int tile) FLASHPORT_INLINE {
       const auto* line = reinterpret_cast<const Eight*>(own + 16 * row * kPitch + 16 * tile);
       return join(line[0], line[1]);

@@ -51,7 +51,7 @@ class PrepareTiles {
     for (int column = 0; column < 4; ++column) keys.c[column] = queries.c[column] = zero_tile();
 #pragma unroll 1
     for (int tile = 0; tile < kTiles; ++tile) {
-      const int line = 16 * row_block_ + line_of(n_);
+      const int line = 16 * row_block_ + wmma_line_in_order(n_);
       const Words8 own_keys = load(p_.k, at_keys_, line, tile), own_queries = load(p_.q, at_queries_, line, tile);
       squares = wmma<kMath>(own_queries, load(p_.q, at_queries_, 16 * row_block_ + n_, tile), squares);
 #pragma unroll
