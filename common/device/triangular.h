@@ -13,6 +13,25 @@ namespace flashport::FLASHPORT_TARGET {
 
 inline constexpr int kTriangleBlock = 16;
 
+// The diagonal's blocks of x alone, a column of each in the registers of one of the first kChunkTokens threads: for
+// targets that join them by products of their own.
+template <int kPitch>
+FLASHPORT_DEVICE void invert_diagonal_blocks(const Block& block, const float* a, float* x) {
+  if (block.thread() >= kChunkTokens) return;
+  const int column = block.thread() % kTriangleBlock, first = block.thread() - column;
+  const float* from = a + first * (kPitch + 1);
+  float* to = x + first * (kPitch + 1) + column;
+  float of_column[kTriangleBlock];
+  FLASHPORT_UNROLL(16)
+  for (int row = 0; row < kTriangleBlock; ++row) {
+    float sums[2] = {row == column ? 1.0f : 0.0f, 0.0f};
+    FLASHPORT_UNROLL(16)
+    for (int k = 0; k < row; ++k) sums[k % 2] = fma_rn(0.0f - from[row * kPitch + k], of_column[k], sums[k % 2]);
+    of_column[row] = sums[0] + sums[1];
+    to[row * kPitch] = of_column[row];
+  }
+}
+
 // x = (I + a)^-1 for the strictly lower part of `a`. Rows of both are Lanes::kPitch floats apart. Blocks of x above
 // the diagonal hold intermediate sums afterwards. The caller's next barrier ends it, as one has to precede it.
 template <class Lanes>

@@ -4,7 +4,7 @@
 // short of fp32 by what the low parts lose, some 2^-21.
 #pragma once
 
-#include "common/device/gated_delta_chunk_params.h"
+#include "common/device/triangular.h"
 #include "cuda/target/mma.h"
 
 namespace flashport::FLASHPORT_TARGET {
@@ -61,20 +61,7 @@ struct FloatBlock {
 FLASHPORT_DEVICE void invert_unit_lower(const Block& block, const float* a, float* x) {
   constexpr int kPitch = kTrianglePitch;
   const int lane = block.lane(), half = block.wave() / 2, side = block.wave() % 2;
-  if (block.thread() < kChunkTokens) {
-    const int column = block.thread() % 16, first = block.thread() - column;
-    const float* from = a + first * (kPitch + 1);
-    float* to = x + first * (kPitch + 1) + column;
-    float of_column[16];
-#pragma unroll
-    for (int row = 0; row < 16; ++row) {
-      float sums[2] = {row == column ? 1.0f : 0.0f, 0.0f};
-#pragma unroll
-      for (int k = 0; k < row; ++k) sums[k % 2] = fma_rn(0.0f - from[row * kPitch + k], of_column[k], sums[k % 2]);
-      of_column[row] = sums[0] + sums[1];
-      to[row * kPitch] = of_column[row];
-    }
-  }
+  invert_diagonal_blocks<kPitch>(block, a, x);
   block.sync();
   {  // blocks of 16: this warp has 8 columns of pair `half`
     const int top = half * 32, middle = top + 16, columns = top + side * 8;

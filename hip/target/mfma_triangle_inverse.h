@@ -4,7 +4,7 @@
 // of a product, so that A21 X11 is the right operand of the next product in place.
 #pragma once
 
-#include "common/device/gated_delta_chunk_params.h"
+#include "common/device/triangular.h"
 #include "hip/target/mfma.h"
 
 namespace flashport::FLASHPORT_TARGET {
@@ -44,20 +44,7 @@ FLASHPORT_DEVICE void invert_unit_lower(const Block& block, const float* a, floa
     for (int i = 0; i < 4; ++i) to[i * kPitch] = joined[i];
   };
 
-  if (block.thread() < kChunkTokens) {
-    const int column = block.thread() % 16, first = block.thread() - column;
-    const float* from = a + first * (kPitch + 1);
-    float* to = x + first * (kPitch + 1) + column;
-    float of_column[16];
-#pragma unroll
-    for (int row = 0; row < 16; ++row) {
-      float sums[2] = {row == column ? 1.0f : 0.0f, 0.0f};
-#pragma unroll
-      for (int k = 0; k < row; ++k) sums[k % 2] = fma_rn(0.0f - from[row * kPitch + k], of_column[k], sums[k % 2]);
-      of_column[row] = sums[0] + sums[1];
-      to[row * kPitch] = of_column[row];
-    }
-  }
+  invert_diagonal_blocks<kPitch>(block, a, x);
   block.sync();
   const int wave = block.wave();
   if (wave < 2) store(2 * wave + 1, 2 * wave, join(2 * wave + 1, 2 * wave + 1, 2 * wave));
