@@ -110,10 +110,8 @@ FLASHPORT_DEVICE void store_factors(const SequenceTokens& chunk, const Block& bl
 }
 
 template <GatedDeltaChunkConfig kCfg>
-FLASHPORT_DEVICE void gated_delta_prepare(const GatedDeltaChunkParams& p, const Block& block,
-                                          PrepareShared<kCfg>& shared) {
-  const int head = static_cast<int>(block.index() % p.num_heads);
-  const std::int64_t slot = block.index() / p.num_heads;
+FLASHPORT_DEVICE void prepare_chunk(const GatedDeltaChunkParams& p, const Block& block, std::int64_t slot, int head,
+                                    PrepareShared<kCfg>& shared) {
   const SequenceTokens chunk = chunk_of_slot(p, slot);
   if (chunk.count == 0) return;
 
@@ -158,6 +156,12 @@ FLASHPORT_DEVICE void gated_delta_prepare(const GatedDeltaChunkParams& p, const 
     tiles.store(p.workspace, place);
     block.sync();
   }
+}
+
+template <GatedDeltaChunkConfig kCfg>
+FLASHPORT_DEVICE void gated_delta_prepare(const GatedDeltaChunkParams& p, const Block& block,
+                                          PrepareShared<kCfg>& shared) {
+  prepare_chunk(p, block, block.index() / p.num_heads, static_cast<int>(block.index() % p.num_heads), shared);
 }
 
 }  // namespace flashport::FLASHPORT_TARGET

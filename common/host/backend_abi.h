@@ -11,7 +11,7 @@
 
 namespace flashport {
 
-inline constexpr int kBackendAbiVersion = 4;
+inline constexpr int kBackendAbiVersion = 5;
 
 // One compiled kernel. Every kernel takes one params struct by value.
 struct KernelEntry {
@@ -23,6 +23,9 @@ struct KernelEntry {
   int teams = 1;       // blocks as grids count them, in one block of the device
 
   GatedDeltaConfig delta = {};  // zero but for kernels of the gated delta rule
+
+  // Strides over its work, whatever the grid, and tells the kernel behind it what is there, beside which it may run.
+  bool announces = false;
 };
 
 struct BackendDevice {

@@ -1,5 +1,6 @@
 // gated_delta_chunk: validate -> params -> workspace -> two launches, of what the chunks need each for itself and of
-// the chains over them. Nothing follows from lengths: graphs may be replayed with others.
+// the chains over them, side by side where the chains leave room. Nothing follows from lengths: graphs may be replayed
+// with others.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -21,9 +22,9 @@ constexpr std::int64_t kMaxBlocks = 1 << 20;
 
 // Parts of the workspace in bytes, in this order; each begins where 16 divides the address.
 struct Layout {
-  std::int64_t slots, matrices, factors;
+  std::int64_t slots, matrices, factors, prepared;
 
-  [[nodiscard]] std::int64_t bytes() const { return 2 * matrices + factors; }
+  [[nodiscard]] std::int64_t bytes() const { return 2 * matrices + factors + prepared; }
 };
 
 // Slots are cut as common/device/gated_delta_sequence.h says.
@@ -36,12 +37,15 @@ Layout layout_of(const GatedDeltaChunkParams& p, const KernelEntry& chain) {
   const std::int64_t element_bytes = chain.shape.math == MathType::kFp32 ? 4 : 2;
   layout.matrices = places * kChunkTokens * kChunkTokens * element_bytes;
   layout.factors = places * static_cast<std::int64_t>(sizeof(ChunkFactors));
+  layout.prepared = places * static_cast<std::int64_t>(sizeof(unsigned));
   return layout;
 }
 
 void bind(const Layout& layout, void* data, GatedDeltaChunkParams& p) {
   auto* at = static_cast<char*>(data);
-  p.workspace = {at, at + layout.matrices, reinterpret_cast<ChunkFactors*>(at + 2 * layout.matrices)};
+  auto* factors = at + 2 * layout.matrices;
+  p.workspace = {at, at + layout.matrices, reinterpret_cast<ChunkFactors*>(factors), layout.slots,
+                 reinterpret_cast<unsigned*>(factors + layout.factors)};
 }
 
 // Blocks of the chain's kernel, which strides over what is left: a limit of tests lets few of them take many chains.
@@ -49,6 +53,17 @@ std::int64_t chain_blocks(const GatedDeltaChunkParams& p) {
   const std::int64_t slices = (p.head_dim_v + kChunkColumns - 1) / kChunkColumns;
   const int limit = multiprocessor_limit();
   return std::min(std::int64_t{p.batch} * p.num_v_heads * slices, limit > 0 ? limit : kMaxBlocks);
+}
+
+// Whether the chain runs beside the prepare kernel, on multiprocessors that this leaves: where it takes more than half
+// of them, one behind the other is faster.
+bool runs_beside(const KernelEntry& prepare, std::int64_t chains, int multiprocessors) {
+  return prepare.announces && 2 * chains <= multiprocessors;
+}
+
+// Blocks of the prepare kernel: as many as the multiprocessors that are its own hold, if it strides over its work.
+std::int64_t prepare_blocks(const KernelEntry& prepare, std::int64_t work, std::int64_t multiprocessors) {
+  return prepare.announces ? std::min(work, multiprocessors * prepare.teams) : work;
 }
 
 ChunkKernels choose_kernels(const Check& check, const GatedDeltaChunkArgs& a, const DeviceContext& device) {
@@ -89,8 +104,13 @@ void gated_delta_chunk(const GatedDeltaChunkArgs& args, Stream stream) {
   const WorkspaceLease workspace =
       acquire_workspace(kCheck, device, stream, layout.bytes(), args.workspace, WorkspaceUse::kScratch);
   bind(layout, workspace.data(), p);
-  if (p.tokens > 0) device.launch(kCheck, stream, *kernels.prepare, layout.slots * p.num_heads, p);
-  device.launch(kCheck, stream, *kernels.chain, chain_blocks(p), p);
+  const std::int64_t chains = chain_blocks(p), work = p.tokens > 0 ? layout.slots * p.num_heads : 0;
+  const int multiprocessors = device.multiprocessors();
+  const bool beside = work > 0 && runs_beside(*kernels.prepare, chains, multiprocessors);
+  if (!beside) p.workspace.prepared = nullptr;
+  const std::int64_t blocks = prepare_blocks(*kernels.prepare, work, multiprocessors - (beside ? chains : 0));
+  device.launch(kCheck, stream, *kernels.prepare, blocks, p);
+  device.launch(kCheck, stream, *kernels.chain, chains, p);
 }
 
 std::int64_t gated_delta_chunk_workspace_size(const GatedDeltaChunkArgs& args) {

@@ -56,6 +56,50 @@ FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>* sh
   }
 }
 
+// The teams of a block, as many as have room, take chunks each for itself. Where the chain runs beside them they begin
+// with all sequences' first chunks, and take back what they announced in earlier launches before it may come.
+template <GatedDeltaChunkConfig kCfg>
+constexpr int prepare_teams() {
+  constexpr int kRoom = kSharedBytes / static_cast<int>(sizeof(PrepareShared<kCfg>));
+  return kRoom < kMaxPrepareTeams ? kRoom : kMaxPrepareTeams;
+}
+
+template <GatedDeltaChunkConfig kCfg>
+FLASHPORT_DEVICE void gated_delta_prepare_block(const GatedDeltaChunkParams& p, PrepareShared<kCfg>* shared) {
+  constexpr int kTeams = prepare_teams<kCfg>();
+  const int team = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kPrepareThreads, 0);
+  PrepareShared<kCfg>& own = shared[team];
+  const Block block(&own.tiles.flag, team * kPrepareThreads, kPrepareThreads, kFirstTeamBarrier + team, team, kTeams);
+  const auto for_each_chunk = [&](const auto& f) {
+    for (int i = static_cast<int>(block.index());; i += static_cast<int>(block.count())) {
+      const int heads = recompute(p.num_heads), batch = recompute(p.batch);
+      const int slots = static_cast<int>(p.workspace.slots), of_sequence = (slots + batch - 1) / batch;
+      if (i >= of_sequence * batch * heads) break;
+      const int slot = i / heads % batch * of_sequence + i / heads / batch;
+      if (slot < slots) f(slot, i % heads);
+    }
+  };
+  await_kernel_before();
+  if (p.workspace.prepared != nullptr) {
+    for_each_chunk([&](std::int64_t slot, int head) {
+      for (int i = block.thread(); i < p.group_size; i += kPrepareThreads) {
+        p.workspace.prepared[slot * p.num_v_heads + value_head(p, head, i)] = 0;
+      }
+    });
+    __threadfence();
+    __syncthreads();
+  }
+  let_next_kernel_come();
+  for_each_chunk([&](std::int64_t slot, int head) { prepare_chunk<kCfg>(p, block, slot, head, own); });
+}
+
+template <GatedDeltaChunkConfig kCfg>
+KernelEntry prepare_entry(const char* key, const void* handle) {
+  constexpr int kTeams = prepare_teams<kCfg>();
+  constexpr int kBytes = kTeams * static_cast<int>(sizeof(PrepareShared<kCfg>));
+  return {key, gated_delta_chunk_shape(kCfg), kTeams * kPrepareThreads, kBytes, handle, kTeams, {}, true};
+}
+
 // One warpgroup carries the state, one makes outputs, one brings both the chunks. The first gets what registers the
 // others can spare.
 template <GatedDeltaChunkConfig kCfg>
@@ -63,7 +107,8 @@ FLASHPORT_DEVICE void gated_delta_chunk_block(const GatedDeltaChunkParams& p, Ch
   if (threadIdx.x == 0) memory.init_barriers();
   memory.clear_triangles(static_cast<int>(threadIdx.x));
   __syncthreads();
-  begin_kernel();
+  if (p.workspace.prepared == nullptr) await_kernel_before();  // else it is told what it waits for, piece by piece
+  let_next_kernel_come();
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   const Block block(&memory.flag, warpgroup * kWarpgroup, kWarpgroup, kChainBarrier + warpgroup);
   if (warpgroup == 0) {
@@ -77,6 +122,7 @@ FLASHPORT_DEVICE void gated_delta_chunk_block(const GatedDeltaChunkParams& p, Ch
     ChunkCopies<kCfg> copies(p, block, memory);
     for_each_chain(p, block, kCfg.columns, [&](const Chain& chain) { copies.run(chain); });
   }
+  await_kernel_before();  // who waits for this kernel waits for that one too
 }
 
 template <DecodeConfig kCfg>
@@ -142,21 +188,18 @@ FLASHPORT_DEVICE void gated_delta_update_block(const GatedDeltaUpdateParams& p) 
   }
 
 // math, head_dim_k
-#define FLASHPORT_DEFINE_GATED_DELTA_PREPARE(symbol, key, ...)                               \
-  namespace flashport::FLASHPORT_TARGET {                                                    \
-  constexpr GatedDeltaChunkConfig symbol##_config{__VA_ARGS__};                              \
-  extern "C" __global__ void __launch_bounds__(kPrepareThreads, kPrepareBlocks)              \
-      symbol(const __grid_constant__ GatedDeltaChunkParams params) {                         \
-    extern __shared__ __align__(1024) unsigned char panels[];                                \
-    begin_kernel();                                                                          \
-    auto& shared = *reinterpret_cast<PrepareShared<symbol##_config>*>(panels);               \
-    gated_delta_prepare<symbol##_config>(params, Block(&shared.tiles.flag), shared);         \
-  }                                                                                          \
-  extern "C" KernelEntry symbol##_entry() {                                                  \
-    constexpr int kBytes = sizeof(PrepareShared<symbol##_config>);                           \
-    const auto* handle = reinterpret_cast<const void*>(symbol);                              \
-    return {key, gated_delta_chunk_shape(symbol##_config), kPrepareThreads, kBytes, handle}; \
-  }                                                                                          \
+#define FLASHPORT_DEFINE_GATED_DELTA_PREPARE(symbol, key, ...)                                                     \
+  namespace flashport::FLASHPORT_TARGET {                                                                          \
+  constexpr GatedDeltaChunkConfig symbol##_config{__VA_ARGS__};                                                    \
+  constexpr int symbol##_threads = prepare_teams<symbol##_config>() * kPrepareThreads;                             \
+  extern "C" __global__ void __launch_bounds__(symbol##_threads, 1)                                                \
+      symbol(const __grid_constant__ GatedDeltaChunkParams params) {                                               \
+    extern __shared__ __align__(1024) unsigned char panels[];                                                      \
+    gated_delta_prepare_block<symbol##_config>(params, reinterpret_cast<PrepareShared<symbol##_config>*>(panels)); \
+  }                                                                                                                \
+  extern "C" KernelEntry symbol##_entry() {                                                                        \
+    return prepare_entry<symbol##_config>(key, reinterpret_cast<const void*>(symbol));                             \
+  }                                                                                                                \
   }
 
 #define FLASHPORT_DEFINE_GATED_DELTA_CHUNK(symbol, key, ...)                                                    \

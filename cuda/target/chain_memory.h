@@ -35,7 +35,7 @@ struct ChainMemory {
   Panels<1> learned, out;
   alignas(16) ChunkFactors factors[kStages];
   std::uint64_t ready[kStages], free[kStages];
-  Handover entering_given, learned_given;
+  Handover entering_given, learned_given, out_given;
   unsigned flag;
 
   // By one thread, and by all; behind both the block meets.
@@ -46,6 +46,7 @@ struct ChainMemory {
     }
     entering_given.init();
     learned_given.init();
+    out_given.init();
   }
 
   // wgmma reads blocks above the diagonal too, which nobody brings.
@@ -62,7 +63,13 @@ struct ChainMemory {
   }
 };
 
-// The copying warpgroup's share of the chain, in the same order.
+// Waits until what the prepare kernel makes of a chunk is there.
+FLASHPORT_DEVICE void await_prepared(const ChunkWorkspace& workspace, std::int64_t place) {
+  if (workspace.prepared != nullptr) await_announced(workspace.prepared + place);
+}
+
+// The copying warpgroup's share of the chain, in the same order: it brings the chunks, and takes away the outputs of
+// those that have left the ring.
 template <GatedDeltaChunkConfig kCfg>
 class ChunkCopies {
   using Memory = ChainMemory<kCfg>;
@@ -72,19 +79,23 @@ class ChunkCopies {
       : p_(p),
         memory_(memory),
         thread_(block.thread()),
-        wide_{has_wide_rows(p.q), has_wide_rows(p.k), has_wide_rows(p.v)} {}
+        wide_{has_wide_rows(p.q), has_wide_rows(p.k), has_wide_rows(p.v), has_wide_rows(p.out)} {}
 
   // Who waits for room for the next chunks does not wait for those on their way: they say themselves when they land.
   FLASHPORT_DEVICE void run(const Chain& chain) {
+    constexpr int kStages = Memory::kStages;
     for (int chunk = 0; chunk < chain.chunks; ++chunk) {
       bring(place_of(p_, chain, chunk), chain.column);
       mbarrier_arrive_behind_copies(&memory_.ready[filled_.tile]);
       filled_.next();
+      if (chunk >= kStages) take_outputs(chain, chunk - kStages);
     }
+    for (int chunk = maximum(chain.chunks - kStages, 0); chunk < chain.chunks; ++chunk) take_outputs(chain, chunk);
   }
 
  private:
   FLASHPORT_DEVICE void bring(const ChunkPlace& place, int column) {
+    await_prepared(p_.workspace, place.workspace);
     mbarrier_wait(&memory_.free[filled_.tile], filled_.phase ^ 1);
     const int count = place.tokens.count;
     ChainStage<kCfg>& stage = memory_.stages[filled_.tile];
@@ -116,13 +127,43 @@ class ChunkCopies {
   }
   static_assert(kWarpgroup / 8 == 16);
 
+  FLASHPORT_DEVICE void take_outputs(const Chain& chain, int chunk) {
+    constexpr int kRowsAtOnce = kWarpgroup / 8, kRows = kChunkTokens / kRowsAtOnce;
+    const int thread = recompute(thread_);
+    const int unit = thread % 8, first = thread / 8, column = chain.column + unit * 8;
+    mbarrier_wait(&memory_.out_given.full, taken_);
+    taken_ ^= 1;
+    uint4 eights[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      eights[i] = *reinterpret_cast<const uint4*>(memory_.out.x[0] + panel_place(first + i * kRowsAtOnce, unit));
+    }
+    mbarrier_arrive(&memory_.out_given.empty);
+    if (column >= p_.head_dim_v) return;
+    const SequenceTokens tokens = place_of(p_, chain, chunk).tokens;
+    auto* to = static_cast<std::uint16_t*>(p_.out.data) + token_offset(p_.out, tokens, first, chain.v_head) + column;
+    const std::int64_t step = kRowsAtOnce * p_.out.stride_token;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i, to += step) {
+      if (first + i * kRowsAtOnce >= tokens.count) break;
+      if (wide_.out) {
+        __stcs(reinterpret_cast<uint4*>(to), eights[i]);  // others cost 5%
+      } else {
+        std::uint16_t values[8];
+        memcpy(values, &eights[i], sizeof values);
+        for (int j = 0; j < 8; ++j) to[j] = values[j];
+      }
+    }
+  }
+
   const GatedDeltaChunkParams& p_;
   Memory& memory_;
   const int thread_;
   const struct {
-    bool q, k, v;
+    bool q, k, v, out;
   } wide_;
   RingPlace<Memory::kStages> filled_;
+  unsigned taken_ = 0;  // phase of the next outputs
 };
 static_assert(sizeof(ChunkFactors) % 16 == 0 && sizeof(ChunkFactors) / 16 <= kWarpgroup);
 

@@ -37,12 +37,15 @@ class ChainTiles {
         g_(block.lane() / 4),
         c_(block.lane() % 4) {}
 
-  FLASHPORT_DEVICE void begin(const Chain& chain) { column_ = chain.column + warp_column_; }
+  // What comes before the prepare kernel is done when its first chunk is there.
+  FLASHPORT_DEVICE void begin(const Chain& chain) {
+    column_ = chain.column + warp_column_;
+    if (chain.chunks > 0) await_prepared(p_.workspace, place_of(p_, chain, 0).workspace);
+  }
 
   // Waits for the tiles of the next chunk. finish(): they are not read any more.
-  FLASHPORT_DEVICE void fetch(const ChunkPlace& place) {
+  FLASHPORT_DEVICE void fetch(const ChunkPlace&) {
     finish();
-    count_ = place.tokens.count;
     mbarrier_wait(&memory_.ready[stage_.tile], stage_.phase);
     fence_async_proxy();  // of those who copied none knows when they have landed
     holds_stage_ = true;
@@ -96,7 +99,7 @@ class ChainTiles {
   const GatedDeltaChunkParams& p_;
   Memory& memory_;
   int lane_, warp_column_, g_, c_;
-  int column_ = 0, count_ = 0;
+  int column_ = 0;
   bool holds_stage_ = false;
   RingPlace<Memory::kStages> stage_;
   unsigned given_ = 0;  // phase of what is handed over
@@ -303,8 +306,7 @@ class CarryTiles : public ChainTiles<kCfg> {
 template <GatedDeltaChunkConfig kCfg>
 class OutputTiles : public ChainTiles<kCfg> {
   using Base = ChainTiles<kCfg>;
-  using Base::begin_product, Base::column_, Base::count_, Base::given_, Base::kMath, Base::kPanels, Base::lane_,
-      Base::memory_;
+  using Base::begin_product, Base::given_, Base::kMath, Base::kPanels, Base::lane_, Base::memory_;
   using Base::p_, Base::place_in_operand, Base::place_in_tokens, Base::round_step, Base::row_of, Base::warp_column_;
 
  public:
@@ -332,37 +334,16 @@ class OutputTiles : public ChainTiles<kCfg> {
 #pragma unroll
     for (int i = 0; i < 32; ++i) f(row_of(i), out.c[i / 4][i % 4]);
   }
-  FLASHPORT_DEVICE void store_rows(const Out& rows, const TokenRows& to, std::int64_t at) const {
-    std::uint16_t* out = memory_.out.x[0];
+  // By who brings the chunks.
+  FLASHPORT_DEVICE void store_rows(const Out& rows, const TokenRows&, std::int64_t) const {
+    mbarrier_wait(&memory_.out_given.empty, given_);  // of the chunk before: add_product_lower() has counted on
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
       unsigned two[4];
       round_step(two, rows.c[2 * pair], rows.c[2 * pair + 1]);
-      stmatrix_x4_trans(out + place_in_tokens(pair), two);
+      stmatrix_x4_trans(memory_.out.x[0] + place_in_tokens(pair), two);
     }
-    __syncwarp();
-    constexpr int kRows = kChunkTokens / 16;  // of a lane, read together
-    const int first = lane_ / 2, unit = warp_column_ / 8 + lane_ % 2, column = column_ + lane_ % 2 * 8;
-    uint4 eights[kRows];
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      eights[i] = *reinterpret_cast<const uint4*>(out + panel_place(first + 16 * i, unit));
-    }
-    __syncwarp();
-    if (column >= p_.head_dim_v) return;
-    const bool wide = has_wide_rows(to);
-    auto* target = static_cast<std::uint16_t*>(to.data) + at + first * to.stride_token + column;
-#pragma unroll
-    for (int i = 0; i < kRows; ++i, target += 16 * to.stride_token) {
-      if (first + 16 * i >= count_) break;
-      if (wide) {
-        *reinterpret_cast<uint4*>(target) = eights[i];
-      } else {
-        std::uint16_t values[8];
-        memcpy(values, &eights[i], sizeof values);
-        for (int j = 0; j < 8; ++j) target[j] = values[j];
-      }
-    }
+    mbarrier_arrive(&memory_.out_given.full);
   }
 
   // What the other warpgroup has.

@@ -7,7 +7,8 @@
 
 namespace flashport::FLASHPORT_TARGET {
 
-inline constexpr int kPrepareThreads = 128, kPrepareBlocks = 4;  // of a multiprocessor
+inline constexpr int kPrepareThreads = 128;  // of a team
+inline constexpr int kMaxPrepareTeams = 4;
 
 template <GatedDeltaChunkConfig kCfg>
 struct PrepareMemory {
@@ -128,7 +129,7 @@ class PrepareTiles {
   }
   FLASHPORT_DEVICE void invert() const { invert_unit_lower(block_, memory_.lower.a, memory_.lower.inverse); }
 
-  // The inverse and P, to the workspace.
+  // The inverse and P, to the workspace; the factors are there already.
   FLASHPORT_DEVICE void store(const ChunkWorkspace& workspace, std::int64_t place) const {
     const auto& from = memory_.lower;
     auto* transform = static_cast<std::uint16_t*>(workspace.transforms) + place * kChunkTokens * kChunkTokens;
@@ -145,6 +146,9 @@ class PrepareTiles {
       *reinterpret_cast<uint4*>(scores + row * kChunkTokens + unit * 8) =
           *reinterpret_cast<const uint4*>(from.scores + row * Memory::kScoresPitch + unit * 8);
     }
+    if (workspace.prepared == nullptr) return;
+    block_.sync();
+    if (block_.thread() == 0) announce(workspace.prepared + place);
   }
 
  private:

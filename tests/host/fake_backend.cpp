@@ -25,7 +25,7 @@ const KernelEntry kGpuKernels[] = {
     {"decode_stage2/fakegpu", {}, 128, 0, nullptr},
     {"merge_states/fakegpu", {}, 128, 0, nullptr},
     {"append_kv/fakegpu", {}, 128, 0, nullptr},
-    {"gated_delta_prepare/bf16/k64/fakegpu", {64, 0, 0, kB16, KvFormat::kBf16}, 128, 0, nullptr},
+    {"gated_delta_prepare/bf16/k64/fakegpu", {64, 0, 0, kB16, KvFormat::kBf16}, 512, 0, nullptr, 4, {}, true},
     {"gated_delta_chunk/bf16/k64/fakegpu", {64, 0, 0, kB16, KvFormat::kBf16}, 128, 0, nullptr},
     {"gated_delta_prepare/bf16/k128/fakegpu", {128, 0, 0, kB16, KvFormat::kBf16}, 128, 0, nullptr},
     {"gated_delta_chunk/bf16/k128/fakegpu", {128, 0, 0, kB16, KvFormat::kBf16}, 128, 0, nullptr},

@@ -90,6 +90,38 @@ TEST_F(GatedDeltaChunkHost, LaunchesTwoKernelsWithTheSameParams) {
 }
 
 // Slots for chunks follow from shapes: tokens / 64 and one for each sequence.
+// 16 chains, and 80 chunks for blocks of four teams that stride over them.
+TEST_F(GatedDeltaChunkHost, RunsTheChainBesideTheChunksWhereHalfOfTheDeviceIsLeft) {
+  const Device device{DeviceKind::kCuda, 0};
+  Inputs inputs(device);
+  GatedDeltaChunkArgs& a = inputs.args;
+  a.q = TensorView(scratch_at(0), DType::kBFloat16, device, {2, 1280, 2, 32});
+  a.k = TensorView(scratch_at(1 << 20), DType::kBFloat16, device, {2, 1280, 2, 32});
+  a.v = TensorView(scratch_at(2 << 20), DType::kBFloat16, device, {2, 1280, 4, 80});
+  a.g = TensorView(scratch_at(4 << 20), DType::kFloat32, device, {2, 1280, 4});
+  a.beta = TensorView(scratch_at(5 << 20), DType::kBFloat16, device, {2, 1280, 4});
+  a.out = TensorView(scratch_at(6 << 20), DType::kBFloat16, device, {2, 1280, 4, 80});
+  struct Expected {
+    int multiprocessors, prepare_blocks, chain_blocks;
+    bool beside;
+  };
+  for (const Expected& e : {Expected{32, 64, 16, true}, {31, 80, 16, false}, {3, 12, 3, false}, {100, 80, 16, true}}) {
+    SCOPED_TRACE(e.multiprocessors);
+    set_multiprocessor_limit(e.multiprocessors);
+    fake_state().launches.clear();
+    gated_delta_chunk(a);
+    ASSERT_EQ(fake_state().launches.size(), 2u);
+    EXPECT_EQ(fake_state().launches[0].grid, e.prepare_blocks);
+    EXPECT_EQ(fake_state().launches[1].grid, e.chain_blocks);
+    for (const Launch& launch : fake_state().launches) {
+      const auto p = launch.as<GatedDeltaChunkParams>();
+      EXPECT_EQ(p.workspace.prepared != nullptr, e.beside) << launch.key;
+      EXPECT_EQ(p.workspace.slots, 40);
+    }
+  }
+  set_multiprocessor_limit(0);
+}
+
 TEST_F(GatedDeltaChunkHost, CutsPackedSequencesWithoutTheirLengths) {
   Inputs inputs;
   inputs.join_rows();
@@ -97,7 +129,7 @@ TEST_F(GatedDeltaChunkHost, CutsPackedSequencesWithoutTheirLengths) {
   ASSERT_EQ(fake_state().launches.size(), 2u);
   EXPECT_EQ(fake_state().launches[0].grid, (70 / 64 + 3) * 2);
   EXPECT_EQ(fake_state().launches[1].grid, 3 * 4 * 2);
-  const std::int64_t place = 2 * 64 * 64 * 4 + static_cast<std::int64_t>(sizeof(ChunkFactors));
+  const std::int64_t place = 2 * 64 * 64 * 4 + static_cast<std::int64_t>(sizeof(ChunkFactors) + sizeof(unsigned));
   EXPECT_EQ(gated_delta_chunk_workspace_size(inputs.args), (70 / 64 + 3) * 4 * place);
 }
 

@@ -267,6 +267,22 @@ TEST_P(GatedDeltaChunkBitsOf, AChainDoNotDependOnItsBlock) {
 
 INSTANTIATE_TEST_SUITE_P(Ops, GatedDeltaChunkBitsOf, testing::ValuesIn(bits_cases()), kName);
 
+// One multiprocessor prepares the chunks while a chain on another waits for them, and behind each other on one.
+TEST(GatedDeltaChunkBits, DoNotDependOnWhoRunsBesideWhom) {
+  FLASHPORT_REQUIRE_SUPPORT("delta_chunk_beside", chunk_support());
+  DeltaChunkCase c{.name = "beside", .lens = {options().emulator ? 900 : 9000}};
+  c.v_heads = 1;
+  c.finals = true;
+  flashport::set_multiprocessor_limit(1);
+  DeltaChunkCall behind(c), beside(c);
+  behind.run();
+  flashport::set_multiprocessor_limit(2);
+  beside.run();
+  flashport::set_multiprocessor_limit(options().emulator ? 3 : 0);
+  EXPECT_EQ(beside.out().element_bytes(), behind.out().element_bytes());
+  EXPECT_EQ(beside.final_states().element_bytes(), behind.final_states().element_bytes());
+}
+
 // One call, and two that meet at a multiple of 64 tokens, with the state in an fp32 pool in between.
 void check_cuts(Type type) {
   DeltaChunkCase c{.name = "cut", .lens = {333}, .type = type, .slots = {5}};
