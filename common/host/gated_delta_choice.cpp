@@ -1,10 +1,12 @@
 #include "common/host/gated_delta_choice.h"
 
+#include <algorithm>
 #include <string_view>
 
 #include <flashport/error.h>
 
 #include "common/host/check.h"
+#include "common/host/last_choice.h"
 
 namespace flashport {
 namespace {
@@ -23,16 +25,18 @@ std::string limit_reason(const GatedDeltaRequest& r) {
 template <class Width, class Fits, class Text>
 const KernelEntry* choose_narrowest(const TargetView& target, std::string_view name, std::int64_t wanted,
                                     const Width& width, const Fits& fits, const Text& request, std::string& reason) {
-  const KernelEntry* best = nullptr;
-  bool has_any = false;
-  for (const KernelEntry& kernel : target.kernels) {
+  const auto is_named = [&](const KernelEntry& kernel) {
     const std::string_view key = kernel.key;
-    if (!key.starts_with(name) || key[name.size()] != '/') continue;
-    has_any = true;
+    return key.starts_with(name) && key[name.size()] == '/';
+  };
+  const KernelEntry* best = nullptr;
+  for (const KernelEntry& kernel : target.kernels) {
+    // The name last: the keys of a table are many, and elsewhere.
     if (width(kernel) < wanted || !fits(kernel)) continue;
-    if (best == nullptr || width(kernel) < width(*best)) best = &kernel;
+    if ((best == nullptr || width(kernel) < width(*best)) && is_named(kernel)) best = &kernel;
   }
   if (best == nullptr) {
+    const bool has_any = std::any_of(target.kernels.begin(), target.kernels.end(), is_named);
     reason = target.name + " has no kernel " + std::string(name) + (has_any ? request() : "");
   }
   return best;
@@ -64,12 +68,14 @@ std::string head_dim_problem(const char* name, std::int64_t dim) {
 
 const KernelEntry* choose_gated_delta_update(const TargetView& target, const GatedDeltaRequest& request,
                                              std::string& reason) {
+  thread_local LastChoice<GatedDeltaRequest> last;
+  if (const KernelEntry* known = last.find(target.kernels, request)) return known;
   reason = limit_reason(request);
   if (!reason.empty()) return nullptr;
   const int key_major = request.layout == StateLayout::kKV ? 1 : 0;
   // Kernels of any gates take pools of either type.
   const DType state = request.gate == GateForm::kAny ? DType::kFloat32 : request.state;
-  return choose_narrowest(
+  const KernelEntry* best = choose_narrowest(
       target, "gated_delta_update", request.head_dim_k,
       [](const KernelEntry& kernel) { return kernel.delta.shape.head_dim_k; },
       [&](const KernelEntry& kernel) {
@@ -84,6 +90,8 @@ const KernelEntry* choose_gated_delta_update(const TargetView& target, const Gat
                                                  : "");
       },
       reason);
+  if (best != nullptr) last.keep(target.kernels, request, best);
+  return best;
 }
 
 ChunkKernels choose_gated_delta_chunk(const TargetView& target, const GatedDeltaRequest& request, std::string& reason) {

@@ -25,6 +25,7 @@ struct GatedDeltaRequest {
   std::int64_t head_dim_k, head_dim_v;
   StateLayout layout;
   GateForm gate;
+  friend bool operator==(const GatedDeltaRequest&, const GatedDeltaRequest&) = default;
 };
 
 // The smallest tile that covers the key dimension, of the request's states, layout and gates. Null: `reason` says why.

@@ -6,6 +6,7 @@
 
 #include "common/host/cache_layout.h"
 #include "common/host/devices.h"
+#include "common/host/last_choice.h"
 
 namespace flashport {
 namespace {
@@ -112,14 +113,19 @@ const KernelEntry* answer(const DecodeQuery& query, std::string& reason) {
 
 const KernelEntry* choose_decode_kernel(std::span<const KernelEntry> kernels, std::string_view target,
                                         const KernelRequest& request, std::string* reason) {
-  const KernelEntry* best = nullptr;
+  thread_local LastChoice<KernelRequest> last;
+  const KernelEntry* best = last.find(kernels, request);
+  if (best != nullptr) return best;
   const std::int64_t packed_rows = request.group_size * request.q_len;
   for (const KernelEntry& kernel : kernels) {
     if (!serves_types(kernel, request) || !covers(kernel, request)) continue;
     if (best == nullptr || is_better(kernel.shape, best->shape, packed_rows)) best = &kernel;
   }
   std::string limit = limit_reason(request);
-  if (best != nullptr && limit.empty()) return best;
+  if (best != nullptr && limit.empty()) {
+    last.keep(kernels, request, best);
+    return best;
+  }
   if (reason != nullptr) *reason = !limit.empty() ? std::move(limit) : missing_reason(kernels, target, request);
   return nullptr;
 }

@@ -17,6 +17,7 @@ struct KernelRequest {
   std::int64_t head_dim_qk, head_dim_v;
   std::int64_t group_size;  // Hq / Hkv
   std::int64_t q_len;
+  friend bool operator==(const KernelRequest&, const KernelRequest&) = default;
 };
 
 inline constexpr int kMaxQueryLength = 16;

@@ -194,6 +194,9 @@ TEST_F(GatedDeltaHost, SaysWhereTheKernelIsMissing) {
   Inputs inputs(kGpu);
   EXPECT_EQ(error_of<NotSupportedError>([&] { gated_delta_update(inputs.args); }),
             "gated_delta_update: fakegpu has no kernel gated_delta_update");
+  gated_delta_update(Inputs().args);
+  EXPECT_EQ(error_of<NotSupportedError>([&] { gated_delta_update(inputs.args); }),
+            "gated_delta_update: fakegpu has no kernel gated_delta_update");
   Inputs half;
   half.args.state->dtype = DType::kBFloat16;
   EXPECT_EQ(error_of<NotSupportedError>([&] { gated_delta_update(half.args); }),

@@ -306,6 +306,16 @@ TEST_F(PlanDecode, HeuristicCountsKvHeadsOfTheBatch) {
   EXPECT_EQ(plan(inputs.args).params.num_chunks, num_splits_heuristic(3 * 2, 20, 32000 / 128, 128));
 }
 
+// A choice that is remembered serves its own request and table alone.
+TEST_F(PlanDecode, KernelsOfQueriesInTurn) {
+  const DecodeQuery few{.target = "fakegpu"}, many{.target = "fakegpu", .group_size = 32}, cpu{.target = "cpu"};
+  for (int turn = 0; turn < 2; ++turn) {
+    EXPECT_EQ(which_kernel(few), "decode/bf16/kv=bf16/hd128/r16/fakegpu");
+    EXPECT_EQ(which_kernel(cpu), "decode/fp32/kv=bf16/hd128/r16/fakecpu");
+    EXPECT_EQ(which_kernel(many), "decode/bf16/kv=bf16/hd128/r64/fakegpu");
+  }
+}
+
 TEST_F(PlanDecode, KernelsByQuery) {
   DecodeQuery query{.target = "fakegpu"};
   EXPECT_TRUE(supports(query).supported);
