@@ -1,7 +1,6 @@
 #include "common/host/check.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace flashport {
 namespace {
@@ -15,19 +14,6 @@ void check_extents(const Check& check, const TensorView& view, const char* name)
 std::string dimensions(int rank) { return std::to_string(rank) + (rank == 1 ? " dimension" : " dimensions"); }
 
 std::string strides_text(const TensorView& view) { return tuple_text(view.strides, view.rank); }
-
-// First and last byte that the elements of `view` touch, the last one exclusive.
-std::pair<std::uintptr_t, std::uintptr_t> byte_range(const TensorView& view) {
-  std::int64_t low = 0;
-  std::int64_t high = 0;
-  for (int axis = 0; axis < view.rank; ++axis) {
-    const std::int64_t reach = (view.shape[axis] - 1) * view.strides[axis];
-    (reach < 0 ? low : high) += reach;
-  }
-  const auto base = reinterpret_cast<std::uintptr_t>(view.data);
-  const std::int64_t size = element_size(view.dtype);
-  return {base + static_cast<std::uintptr_t>(low * size), base + static_cast<std::uintptr_t>((high + 1) * size)};
-}
 
 // True if the strides themselves prove that no two elements share an address: taken by size, each step is longer than
 // everything the smaller ones reach.
@@ -72,6 +58,18 @@ bool has_elements(const TensorView& view) {
   return true;
 }
 
+ByteRange byte_range(const TensorView& view) {
+  std::int64_t low = 0;
+  std::int64_t high = 0;
+  for (int axis = 0; axis < view.rank; ++axis) {
+    const std::int64_t reach = (view.shape[axis] - 1) * view.strides[axis];
+    (reach < 0 ? low : high) += reach;
+  }
+  const auto base = reinterpret_cast<std::uintptr_t>(view.data);
+  const std::int64_t size = element_size(view.dtype);
+  return {base + static_cast<std::uintptr_t>(low * size), base + static_cast<std::uintptr_t>((high + 1) * size)};
+}
+
 void Check::rank(const TensorView& view, const char* name, int rank, const char* axes) const {
   if (view.rank != rank) {
     value_error(std::string(name) + " must have " + dimensions(rank) + " " + axes + ", got " +
@@ -102,7 +100,7 @@ void Check::shape(const TensorView& view, const char* name, const char* axes,
 }
 
 std::string dtype_problem(const char* name, DType type, std::initializer_list<DType> allowed) {
-  if (std::find(allowed.begin(), allowed.end(), type) != allowed.end()) return "";
+  if (is_among(type, allowed)) return "";
   std::string text = std::string(name) + " must be ";
   for (const DType* one = allowed.begin(); one != allowed.end(); ++one) {
     if (one != allowed.begin()) text += one + 1 == allowed.end() ? " or " : ", ";
@@ -111,26 +109,22 @@ std::string dtype_problem(const char* name, DType type, std::initializer_list<DT
   return text + ", got " + dtype_name(type);
 }
 
-void Check::dtype(const TensorView& view, const char* name, std::initializer_list<DType> allowed) const {
-  if (const std::string problem = dtype_problem(name, view.dtype, allowed); !problem.empty()) type_error(problem);
-}
-
-void Check::device(const TensorView& view, const char* name, const TensorView& like, const char* like_name) const {
-  if (view.device == like.device) return;
+void Check::device_error(const TensorView& view, const char* name, const TensorView& like,
+                         const char* like_name) const {
   value_error(std::string(name) + " must be on " + device_name(like.device) + " as " + like_name + " is, got " +
               device_name(view.device));
 }
 
 void Check::readable(const TensorView& view, const char* name) const {
-  if (!has_elements(view)) return;
-  if (view.data == nullptr) {
+  const auto address = reinterpret_cast<std::uintptr_t>(view.data);
+  const int size = element_size(view.dtype);  // a power of two
+  const bool is_aligned = (address & static_cast<std::uintptr_t>(size - 1)) == 0;
+  if ((address != 0 && is_aligned) || !has_elements(view)) return;
+  if (address == 0) {
     value_error(std::string(name) + " must have data, got a null pointer with shape " + shape_text(view));
   }
-  const int size = element_size(view.dtype);
-  if (reinterpret_cast<std::uintptr_t>(view.data) % static_cast<std::uintptr_t>(size) != 0) {
-    value_error(std::string(name) + " must be aligned to its elements (" + std::to_string(size) +
-                " bytes), got address " + std::to_string(reinterpret_cast<std::uintptr_t>(view.data)));
-  }
+  value_error(std::string(name) + " must be aligned to its elements (" + std::to_string(size) +
+              " bytes), got address " + std::to_string(address));
 }
 
 void Check::writable(const TensorView& view, const char* name) const {
@@ -151,16 +145,16 @@ void Check::writable(const TensorView& view, const char* name) const {
 
 void Check::inner_contiguous(const TensorView& view, const char* name) const {
   const int last = view.rank - 1;
-  if (!has_elements(view) || view.shape[last] == 1 || view.strides[last] == 1) return;
+  if (view.strides[last] == 1 || view.shape[last] == 1 || !has_elements(view)) return;
   value_error(std::string(name) + " must have stride 1 along its last axis, got strides " + strides_text(view) +
               "; pass a contiguous copy");
 }
 
 void Check::contiguous(const TensorView& view, const char* name) const {
-  if (!has_elements(view)) return;
   std::int64_t step = 1;
   for (int axis = view.rank - 1; axis >= 0; --axis) {
     if (view.shape[axis] != 1 && view.strides[axis] != step) {
+      if (!has_elements(view)) return;
       value_error(std::string(name) + " must be contiguous, got shape " + shape_text(view) + " with strides " +
                   strides_text(view) + "; pass a contiguous copy");
     }
@@ -170,15 +164,15 @@ void Check::contiguous(const TensorView& view, const char* name) const {
 
 void Check::disjoint(const TensorView& out, const char* name, const TensorView& other, const char* other_name) const {
   if (!has_elements(out) || !has_elements(other)) return;
-  const auto [out_begin, out_end] = byte_range(out);
-  const auto [other_begin, other_end] = byte_range(other);
-  if (out_end <= other_begin || other_end <= out_begin) return;
+  const ByteRange range = byte_range(out);
+  const ByteRange other_range = byte_range(other);
+  if (!range.meets(other_range)) return;
   // Views that interleave in one buffer meet in range without sharing an element.
-  const auto gapless = [](const TensorView& view, std::uintptr_t bytes) {
-    return static_cast<std::uintptr_t>(view.numel() * element_size(view.dtype)) == bytes;
+  const auto gapless = [](const TensorView& view, const ByteRange& bytes) {
+    return static_cast<std::uintptr_t>(view.numel() * element_size(view.dtype)) == bytes.end - bytes.begin;
   };
   const bool same_start = out.data == other.data;
-  if (!same_start && !(gapless(out, out_end - out_begin) && gapless(other, other_end - other_begin))) return;
+  if (!same_start && !(gapless(out, range) && gapless(other, other_range))) return;
   value_error(std::string(name) + " must not share memory with " + other_name + "; pass another tensor");
 }
 

@@ -19,6 +19,13 @@ namespace flashport {
 [[nodiscard]] std::string tuple_text(const std::int64_t* values, int count);
 [[nodiscard]] std::string shape_text(const TensorView& view);
 
+[[nodiscard]] inline bool is_among(DType type, std::initializer_list<DType> allowed) {
+  for (DType one : allowed) {
+    if (one == type) return true;
+  }
+  return false;
+}
+
 // Empty, or "<name> must be <the types allowed>, got <type>".
 [[nodiscard]] std::string dtype_problem(const char* name, DType type, std::initializer_list<DType> allowed);
 
@@ -39,9 +46,13 @@ class Check {
             const char* other_axes) const;
   void shape(const TensorView& view, const char* name, const char* axes,
              std::initializer_list<std::int64_t> expected) const;
-  void dtype(const TensorView& view, const char* name, std::initializer_list<DType> allowed) const;
+  void dtype(const TensorView& view, const char* name, std::initializer_list<DType> allowed) const {
+    if (!is_among(view.dtype, allowed)) type_error(dtype_problem(name, view.dtype, allowed));
+  }
   // As the tensor `like` is.
-  void device(const TensorView& view, const char* name, const TensorView& like, const char* like_name) const;
+  void device(const TensorView& view, const char* name, const TensorView& like, const char* like_name) const {
+    if (view.device != like.device) device_error(view, name, like, like_name);
+  }
 
   // Data that may be read: not null unless there are no elements, and aligned to its elements.
   void readable(const TensorView& view, const char* name) const;
@@ -82,9 +93,20 @@ class Check {
   [[noreturn]] void backend_error(const std::string& text) const;
 
  private:
+  [[noreturn]] void device_error(const TensorView& view, const char* name, const TensorView& like,
+                                 const char* like_name) const;
+
   const char* function_;
 };
 
 [[nodiscard]] bool has_elements(const TensorView& view);
+
+// Addresses of the bytes that the elements of a view touch, if it has any.
+struct ByteRange {
+  std::uintptr_t begin, end;
+
+  [[nodiscard]] bool meets(const ByteRange& other) const { return begin < other.end && other.begin < end; }
+};
+[[nodiscard]] ByteRange byte_range(const TensorView& view);
 
 }  // namespace flashport

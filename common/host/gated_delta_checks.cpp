@@ -39,7 +39,7 @@ void check_outputs_apart(const Check& check, std::span<const DeltaArgument> argu
   for (const DeltaArgument& output : arguments) {
     if (output.view == nullptr || !output.written) continue;
     for (const DeltaArgument& other : arguments) {
-      if (other.view == nullptr || &other == &output) continue;
+      if (other.view == nullptr || &other == &output || !output.bytes.meets(other.bytes)) continue;
       if (other.written && &other > &output) continue;  // which meets this one then
       check.disjoint(*output.view, output.name, *other.view, other.name);
     }

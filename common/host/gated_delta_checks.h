@@ -14,16 +14,19 @@
 
 namespace flashport {
 
-// An argument of a call; without a view it was not given.
+// An argument of a call, whose rank has been checked; without a view it was not given.
 struct DeltaArgument {
   DeltaArgument(const TensorView& argument, const char* its_name, bool is_written = false)
-      : view(&argument), name(its_name), written(is_written) {}
+      : view(&argument), name(its_name), written(is_written), bytes(byte_range(argument)) {}
   DeltaArgument(const std::optional<TensorView>& argument, const char* its_name, bool is_written = false)
-      : view(argument ? &*argument : nullptr), name(its_name), written(is_written) {}
+      : view(argument ? &*argument : nullptr), name(its_name), written(is_written) {
+    if (argument) bytes = byte_range(*argument);
+  }
 
   const TensorView* view;
   const char* name;
   bool written;
+  ByteRange bytes{};
 };
 
 // All are where the first one is.

@@ -88,7 +88,9 @@ void check_combinations(const Check& check, const GatedDeltaChunkArgs& a, std::i
   }
 }
 
-std::array<DeltaArgument, 14> arguments_of(const GatedDeltaChunkArgs& a) {
+using Arguments = std::array<DeltaArgument, 14>;
+
+Arguments arguments_of(const GatedDeltaChunkArgs& a) {
   return {{{a.q, "q"},
            {a.k, "k"},
            {a.v, "v"},
@@ -105,7 +107,7 @@ std::array<DeltaArgument, 14> arguments_of(const GatedDeltaChunkArgs& a) {
            {a.out, "out", true}}};
 }
 
-void check_types_and_devices(const Check& check, const GatedDeltaChunkArgs& a) {
+void check_types_and_devices(const Check& check, const GatedDeltaChunkArgs& a, const Arguments& arguments) {
   check.dtype(a.q, "q", kDeltaTypes);
   check.dtype(a.k, "k", {a.q.dtype});
   check.dtype(a.v, "v", {a.q.dtype});
@@ -120,11 +122,10 @@ void check_types_and_devices(const Check& check, const GatedDeltaChunkArgs& a) {
   check.dtype(a.cu_seqlens, "cu_seqlens", {DType::kInt32, DType::kInt64});
   check.dtype(a.workspace, "workspace", {DType::kUInt8});
   check.dtype(a.out, "out", {a.q.dtype});
-  check_devices(check, arguments_of(a));
+  check_devices(check, arguments);
 }
 
-void check_memory(const Check& check, const GatedDeltaChunkArgs& a) {
-  const auto arguments = arguments_of(a);
+void check_memory(const Check& check, const GatedDeltaChunkArgs& a, const Arguments& arguments) {
   check_inputs_readable(check, arguments);
   check.inner_contiguous(a.q, "q");
   check.inner_contiguous(a.k, "k");
@@ -151,8 +152,9 @@ GatedDeltaChunkParams gated_delta_chunk_problem(const Check& check, const GatedD
   check_ranks(check, a);
   const std::int64_t sequences = check_shapes(check, a);
   check_combinations(check, a, sequences);
-  check_types_and_devices(check, a);
-  check_memory(check, a);
+  const Arguments arguments = arguments_of(a);
+  check_types_and_devices(check, a, arguments);
+  check_memory(check, a, arguments);
 
   GatedDeltaChunkParams p{};
   p.batch = static_cast<std::int32_t>(sequences);

@@ -30,7 +30,9 @@ constexpr char kColumnGates[] = "(batch, tokens, num_v_heads, head_dim_v)";
 
 bool is_vk(const GatedDeltaUpdateArgs& a) { return a.state_layout == StateLayout::kVK; }
 
-std::array<DeltaArgument, 19> arguments_of(const GatedDeltaUpdateArgs& a) {
+using Arguments = std::array<DeltaArgument, 19>;
+
+Arguments arguments_of(const GatedDeltaUpdateArgs& a) {
   return {{{a.q, "q"},
            {a.k, "k"},
            {a.v, "v"},
@@ -180,7 +182,7 @@ void check_numbers(const Check& check, const GatedDeltaUpdateArgs& a) {
   }
 }
 
-void check_types_and_devices(const Check& check, const GatedDeltaUpdateArgs& a) {
+void check_types_and_devices(const Check& check, const GatedDeltaUpdateArgs& a, const Arguments& arguments) {
   check.dtype(a.q, "q", kDeltaTypes);
   check.dtype(a.k, "k", {a.q.dtype});
   check.dtype(a.v, "v", {a.q.dtype});
@@ -200,11 +202,10 @@ void check_types_and_devices(const Check& check, const GatedDeltaUpdateArgs& a) 
   check.dtype(a.intermediate_indices, "intermediate_indices", {DType::kInt32, DType::kInt64});
   check.dtype(a.parent_tokens, "parent_tokens", {DType::kInt32, DType::kInt64});
   check.dtype(a.out, "out", {a.q.dtype});
-  check_devices(check, arguments_of(a));
+  check_devices(check, arguments);
 }
 
-void check_memory(const Check& check, const GatedDeltaUpdateArgs& a) {
-  const auto arguments = arguments_of(a);
+void check_memory(const Check& check, const GatedDeltaUpdateArgs& a, const Arguments& arguments) {
   check_inputs_readable(check, arguments);
   check.inner_contiguous(a.q, "q");
   check.inner_contiguous(a.k, "k");
@@ -243,8 +244,9 @@ GatedDeltaUpdateParams gated_delta_update_problem(const Check& check, const Gate
   const Sizes s = check_shapes(check, a);
   check_combinations(check, a, s);
   check_numbers(check, a);
-  check_types_and_devices(check, a);
-  check_memory(check, a);
+  const Arguments arguments = arguments_of(a);
+  check_types_and_devices(check, a, arguments);
+  check_memory(check, a, arguments);
 
   GatedDeltaUpdateParams p{};
   p.batch = static_cast<std::int32_t>(s.sequences);

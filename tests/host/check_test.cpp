@@ -56,6 +56,16 @@ TEST(Check, RefusesNullDataOnlyWithElements) {
   EXPECT_NO_THROW(kCheck.readable(x, "x"));
 }
 
+TEST(Check, AsksNothingOfStridesWithoutElements) {
+  TensorView x = floats({2, 3});
+  x.strides[1] = 2;
+  EXPECT_NE(error_of<ValueError>([&] { kCheck.inner_contiguous(x, "x"); }), "");
+  EXPECT_NE(error_of<ValueError>([&] { kCheck.contiguous(x, "x"); }), "");
+  x.shape[0] = 0;
+  EXPECT_NO_THROW(kCheck.inner_contiguous(x, "x"));
+  EXPECT_NO_THROW(kCheck.contiguous(x, "x"));
+}
+
 TEST(Check, RefusesMisalignedData) {
   TensorView x(scratch_at(2), DType::kFloat32, Device{}, {2});
   EXPECT_NE(error_of<ValueError>([&] { kCheck.readable(x, "x"); }), "");
