@@ -241,8 +241,8 @@ std::int64_t Call::integer(const char* name, PyObject* object) const {
 
 bool Call::is_second(const char* name, PyObject* object, const char* first, const char* second) const {
   const bool text = PyUnicode_Check(object);
-  if (text && PyUnicode_CompareWithASCIIString(object, second) == 0) return true;
   if (text && PyUnicode_CompareWithASCIIString(object, first) == 0) return false;
+  if (text && PyUnicode_CompareWithASCIIString(object, second) == 0) return true;
   const std::string wanted = std::string("must be \"") + first + "\" or \"" + second + "\", got ";
   if (!text) fail_type(name, wanted + Py_TYPE(object)->tp_name);
   fail_value(name, wanted + "\"" + std::string(py::str(object)) + "\"");
@@ -253,30 +253,30 @@ bool Call::boolean(const char* name, PyObject* object) const {
   fail_type(name, std::string("must be True or False, got ") + Py_TYPE(object)->tp_name);
 }
 
-TensorView Call::view(const char* name, PyObject* object, bool writes) {
+void Call::fill_view(const char* name, PyObject* object, bool writes, TensorView& to) {
   const TypeInfo& info = type_info(Py_TYPE(object));
   if (info.library == Library::kFlashport) {
-    const TensorView found = device_array_view(object);
-    if (found.device.kind != DeviceKind::kCpu) find_stream(info, device_to_dlpack(found.device));
-    return found;
+    to = device_array_view(object);
+    if (to.device.kind != DeviceKind::kCpu) find_stream(info, device_to_dlpack(to.device));
+    return;
   }
-  if (info.exchange == nullptr) return view_by_capsule(name, object, info);
+  if (info.exchange == nullptr) return view_by_capsule(name, object, info, to);
 
   // A borrowed view says nothing of writability; torch has no read-only tensors.
   if (info.exchange->export_view != nullptr && (!writes || info.library == Library::kTorch)) {
     dlpack::Tensor tensor;
     if (info.exchange->export_view(object, &tensor) != 0) fail_export(name, object);
     if (!is_host(tensor.device.type)) find_stream(info, tensor.device);
-    return make_view(name, tensor);
+    return convert(name, tensor, to);
   }
   dlpack::ManagedTensorVersioned* managed = nullptr;
   if (info.exchange->export_managed(object, &managed) != 0) fail_export(name, object);
-  const TensorView found = take_versioned(name, managed);
+  take_versioned(name, managed, to);
   if (!is_host(managed->tensor.device.type)) find_stream(info, managed->tensor.device);
-  return found;
 }
 
-TensorView Call::view_by_capsule(const char* name, PyObject* object, const TypeInfo& info, std::optional<DType> as) {
+void Call::view_by_capsule(const char* name, PyObject* object, const TypeInfo& info, TensorView& to,
+                           std::optional<DType> as) {
   const Names& n = names();
   PyObject* device_arguments[] = {object};
   PyObject* place = PyObject_VectorcallMethod(n.dlpack_device, device_arguments, 1, nullptr);
@@ -330,79 +330,79 @@ TensorView Call::view_by_capsule(const char* name, PyObject* object, const TypeI
     capsule = PyObject_VectorcallMethod(n.dlpack, arguments, 1, on_device ? n.stream : nullptr);
   }
   if (capsule == nullptr) {
-    if (info.library == Library::kNumpy) return view_of_numpy_extension(name, object, info);
+    if (info.library == Library::kNumpy) return view_of_numpy_extension(name, object, info, to);
     fail_export(name, object);
   }
 
   const auto capsule_held = py::reinterpret_steal<py::object>(capsule);
-  TensorView found;
   if (PyCapsule_IsValid(capsule, "dltensor_versioned") != 0) {
     auto* tensor = static_cast<dlpack::ManagedTensorVersioned*>(PyCapsule_GetPointer(capsule, "dltensor_versioned"));
     PyCapsule_SetName(capsule, "used_dltensor_versioned");
-    found = take_versioned(name, tensor, as);
+    take_versioned(name, tensor, to, as);
   } else if (PyCapsule_IsValid(capsule, "dltensor") != 0) {
     auto* tensor = static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
     PyCapsule_SetName(capsule, "used_dltensor");
     borrowed_.push_back({tensor, false});
-    found = make_view(name, tensor->tensor, as);
+    convert(name, tensor->tensor, to, as);
   } else {
     fail_type(name, std::string("gave no DLPack capsule: ") + Py_TYPE(object)->tp_name);
   }
-  if (info.library == Library::kJax) found.read_only = true;  // immutable by contract, whatever the flag says
-  return found;
+  if (info.library == Library::kJax) to.read_only = true;  // immutable by contract, whatever the flag says
 }
 
-TensorView Call::view_of_numpy_extension(const char* name, PyObject* object, const TypeInfo& info) {
+void Call::view_of_numpy_extension(const char* name, PyObject* object, const TypeInfo& info, TensorView& to) {
   const std::string refusal = take_error_text();
   const py::handle array = object;
   const std::string dtype = py::str(array.attr("dtype").attr("name"));
   for (const ExtensionType& type : kExtensionTypes) {
     if (dtype != type.name) continue;
     const py::object carried = array.attr("view")(type.carrier);
-    return view_by_capsule(name, carried.ptr(), info, type.dtype);
+    return view_by_capsule(name, carried.ptr(), info, to, type.dtype);
   }
   fail_type(name, "cannot be read through DLPack: " + refusal + " (element type " + dtype + ")");
 }
 
-TensorView Call::take_versioned(const char* name, dlpack::ManagedTensorVersioned* tensor, std::optional<DType> as) {
+void Call::take_versioned(const char* name, dlpack::ManagedTensorVersioned* tensor, TensorView& to,
+                          std::optional<DType> as) {
   borrowed_.push_back({tensor, true});
   if (tensor->version.major != dlpack::kMajorVersion) {
     fail_type(name, "comes as DLPack " + std::to_string(tensor->version.major) + ", expected major version 1");
   }
-  TensorView found = make_view(name, tensor->tensor, as);
-  found.read_only = (tensor->flags & dlpack::kFlagReadOnly) != 0;
-  return found;
+  convert(name, tensor->tensor, to, as);
+  to.read_only = (tensor->flags & dlpack::kFlagReadOnly) != 0;
 }
 
-TensorView Call::make_view(const char* name, const dlpack::Tensor& tensor, std::optional<DType> as) const {
-  TensorView found;
+void Call::convert(const char* name, const dlpack::Tensor& tensor, TensorView& to, std::optional<DType> as) const {
   const std::optional<DType> dtype = as ? as : dtype_from_dlpack(tensor.dtype);
   if (!dtype) fail_type(name, "has element type " + describe(tensor.dtype) + ", which no argument may have");
   if (tensor.rank > kMaxRank) {
     fail_value(name,
                "must have at most " + std::to_string(kMaxRank) + " dimensions, got " + std::to_string(tensor.rank));
   }
-  found.dtype = *dtype;
+  to.dtype = *dtype;
   switch (tensor.device.type) {
     case dlpack::kCpu:
     case dlpack::kCudaHost:
     case dlpack::kRocmHost: break;
     case dlpack::kCuda:
-    case dlpack::kCudaManaged: found.device = {DeviceKind::kCuda, tensor.device.index}; break;
-    case dlpack::kRocm: found.device = {DeviceKind::kHip, tensor.device.index}; break;
+    case dlpack::kCudaManaged: to.device = {DeviceKind::kCuda, tensor.device.index}; break;
+    case dlpack::kRocm: to.device = {DeviceKind::kHip, tensor.device.index}; break;
     default:
       fail_value(name,
                  "must be in host, CUDA or ROCm memory, got DLPack device type " + std::to_string(tensor.device.type));
   }
-  found.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
-  found.rank = tensor.rank;
-  std::int64_t step = 1;
-  for (int axis = tensor.rank - 1; axis >= 0; --axis) {
-    found.shape[axis] = tensor.shape[axis];
-    found.strides[axis] = tensor.strides != nullptr ? tensor.strides[axis] : step;
-    step *= tensor.shape[axis];
+  to.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
+  to.rank = tensor.rank;
+  for (int axis = 0; axis < tensor.rank; ++axis) to.shape[axis] = tensor.shape[axis];
+  if (tensor.strides != nullptr) {
+    for (int axis = 0; axis < tensor.rank; ++axis) to.strides[axis] = tensor.strides[axis];
+  } else {
+    std::int64_t step = 1;
+    for (int axis = tensor.rank - 1; axis >= 0; --axis) {
+      to.strides[axis] = step;
+      step *= to.shape[axis];
+    }
   }
-  return found;
 }
 
 void Call::fail_export(const char* name, PyObject* object) const {
@@ -410,7 +410,7 @@ void Call::fail_export(const char* name, PyObject* object) const {
             std::string("cannot be read through DLPack: ") + take_error_text() + " (" + Py_TYPE(object)->tp_name + ")");
 }
 
-void Call::find_stream(const TypeInfo& info, dlpack::Device device) {
+void Call::choose_stream(const TypeInfo& info, dlpack::Device device) {
   device_ = {device.type == dlpack::kRocm ? DeviceKind::kHip : DeviceKind::kCuda, device.index};
   if (has_stream_) return;
   has_stream_ = true;
@@ -431,7 +431,7 @@ void Call::find_stream(const TypeInfo& info, dlpack::Device device) {
   }
 }
 
-void Call::wait() const { synchronize(device_, stream_); }
+void Call::wait() const { synchronize(device_.value_or(Device{}), stream_); }
 
 Allocation Call::allocate(PyObject* like, const TensorView& like_view, DType dtype, const std::int64_t* shape,
                           int rank) {
@@ -452,7 +452,7 @@ Allocation Call::allocate(PyObject* like, const TensorView& like_view, DType dty
       PyErr_Clear();
       throw BackendError(std::string(function_) + ": the result could not be allocated: " + problem);
     }
-    result.view = make_view("out", managed->tensor);
+    convert("out", managed->tensor, result.view);
     void* object = nullptr;
     if (info.exchange->import_managed(managed, &object) != 0) throw py::error_already_set();
     result.object = py::reinterpret_steal<py::object>(static_cast<PyObject*>(object));
@@ -474,7 +474,7 @@ Allocation Call::allocate(PyObject* like, const TensorView& like_view, DType dty
       } current(py::handle(like).attr("device"));
       result.object = py::module_::import("cupy").attr("empty")(extents, element);
     }
-    result.view = output("out", result.object.ptr());
+    output("out", result.object.ptr(), result.view);
     return result;
   }
 

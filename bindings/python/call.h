@@ -49,11 +49,14 @@ class Call {
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
-  TensorView input(const char* name, PyObject* object) { return view(name, object, false); }
-  TensorView output(const char* name, PyObject* object) { return view(name, object, true); }
-  std::optional<TensorView> optional_input(const char* name, PyObject* object) {
-    if (object == Py_None) return std::nullopt;
-    return view(name, object, false);
+  // Fill `to`, which is as it was made, in place: a view is large, and a call has many.
+  void input(const char* name, PyObject* object, TensorView& to) { fill_view(name, object, false, to); }
+  void output(const char* name, PyObject* object, TensorView& to) { fill_view(name, object, true, to); }
+  void optional_input(const char* name, PyObject* object, std::optional<TensorView>& to) {
+    if (object != Py_None) input(name, object, to.emplace());
+  }
+  void optional_output(const char* name, PyObject* object, std::optional<TensorView>& to) {
+    if (object != Py_None) output(name, object, to.emplace());
   }
 
   double number(const char* name, PyObject* object) const;
@@ -95,23 +98,28 @@ class Call {
     bool versioned;
   };
 
-  TensorView view(const char* name, PyObject* object, bool writes);
+  void fill_view(const char* name, PyObject* object, bool writes, TensorView& to);
   // `as` is the element type that the array's own carries.
-  TensorView view_by_capsule(const char* name, PyObject* object, const TypeInfo& info,
-                             std::optional<DType> as = std::nullopt);
-  TensorView view_of_numpy_extension(const char* name, PyObject* object, const TypeInfo& info);
-  TensorView make_view(const char* name, const dlpack::Tensor& tensor, std::optional<DType> as = std::nullopt) const;
-  TensorView take_versioned(const char* name, dlpack::ManagedTensorVersioned* tensor,
-                            std::optional<DType> as = std::nullopt);
+  void view_by_capsule(const char* name, PyObject* object, const TypeInfo& info, TensorView& to,
+                       std::optional<DType> as = std::nullopt);
+  void view_of_numpy_extension(const char* name, PyObject* object, const TypeInfo& info, TensorView& to);
+  void convert(const char* name, const dlpack::Tensor& tensor, TensorView& to,
+               std::optional<DType> as = std::nullopt) const;
+  void take_versioned(const char* name, dlpack::ManagedTensorVersioned* tensor, TensorView& to,
+                      std::optional<DType> as = std::nullopt);
   [[noreturn]] void fail_export(const char* name, PyObject* object) const;
-  void find_stream(const TypeInfo& info, dlpack::Device device);
+  // Of the first array that is on a device.
+  void find_stream(const TypeInfo& info, dlpack::Device device) {
+    if (!device_) choose_stream(info, device);
+  }
+  void choose_stream(const TypeInfo& info, dlpack::Device device);
   void wait() const;
 
   const char* function_;
   Stream stream_ = 0;
   bool has_stream_ = false;
-  bool waits_ = false;  // an argument's library frees memory without regard to our stream
-  Device device_;
+  bool waits_ = false;            // an argument's library frees memory without regard to our stream
+  std::optional<Device> device_;  // none: all arrays are in host memory
   std::vector<Borrowed> borrowed_;
 };
 

@@ -123,9 +123,9 @@ bool second_or_first(const Call& call, const char* name, PyObject* object, const
   return object != Py_None && call.is_second(name, object, first, second);
 }
 
-std::optional<TensorView> optional_output(Call& call, const char* name, PyObject* object) {
-  if (object == Py_None) return std::nullopt;
-  return call.output(name, object);
+// The pool of states, which may be read only.
+void read_state(Call& call, PyObject* object, bool updated, std::optional<TensorView>& to) {
+  return updated ? call.optional_output("state", object, to) : call.optional_input("state", object, to);
 }
 
 py::object gated_delta_update_by_position(Arguments a) {
@@ -144,25 +144,25 @@ py::object gated_delta_update_by_position(Arguments a) {
   if (a[kSoftplusThreshold] != Py_None) {
     args.softplus_threshold = call.number("softplus_threshold", a[kSoftplusThreshold]);
   }
-  args.q = call.input("q", a[kQ]);
-  args.k = call.input("k", a[kK]);
-  args.v = call.input("v", a[kV]);
-  args.a = call.optional_input("a", a[kA]);
-  args.b = call.optional_input("b", a[kB]);
-  args.a_log = call.optional_input("A_log", a[kALog]);
-  args.dt_bias = call.optional_input("dt_bias", a[kDtBias]);
-  args.g = call.optional_input("g", a[kG]);
-  args.gk = call.optional_input("gk", a[kGk]);
-  args.gv = call.optional_input("gv", a[kGv]);
-  args.beta = call.optional_input("beta", a[kBeta]);
-  args.state = args.update_state ? optional_output(call, "state", a[kState]) : call.optional_input("state", a[kState]);
-  args.state_indices = call.optional_input("state_indices", a[kStateIndices]);
-  args.cu_seqlens = call.optional_input("cu_seqlens", a[kCuSeqlens]);
-  args.final_states = optional_output(call, "final_states", a[kFinalStates]);
-  args.intermediate_states = optional_output(call, "intermediate_states", a[kIntermediateStates]);
-  args.intermediate_indices = call.optional_input("intermediate_indices", a[kIntermediateIndices]);
-  args.parent_tokens = call.optional_input("parent_tokens", a[kParentTokens]);
-  args.out = call.output("out", a[kOut]);
+  call.input("q", a[kQ], args.q);
+  call.input("k", a[kK], args.k);
+  call.input("v", a[kV], args.v);
+  call.optional_input("a", a[kA], args.a);
+  call.optional_input("b", a[kB], args.b);
+  call.optional_input("A_log", a[kALog], args.a_log);
+  call.optional_input("dt_bias", a[kDtBias], args.dt_bias);
+  call.optional_input("g", a[kG], args.g);
+  call.optional_input("gk", a[kGk], args.gk);
+  call.optional_input("gv", a[kGv], args.gv);
+  call.optional_input("beta", a[kBeta], args.beta);
+  read_state(call, a[kState], args.update_state, args.state);
+  call.optional_input("state_indices", a[kStateIndices], args.state_indices);
+  call.optional_input("cu_seqlens", a[kCuSeqlens], args.cu_seqlens);
+  call.optional_output("final_states", a[kFinalStates], args.final_states);
+  call.optional_output("intermediate_states", a[kIntermediateStates], args.intermediate_states);
+  call.optional_input("intermediate_indices", a[kIntermediateIndices], args.intermediate_indices);
+  call.optional_input("parent_tokens", a[kParentTokens], args.parent_tokens);
+  call.output("out", a[kOut], args.out);
   call.run([&](Stream stream) { gated_delta_update(args, stream); });
   return py::none();
 }
@@ -177,20 +177,20 @@ GatedDeltaChunkArgs chunk_args(Call& call, Arguments a) {
   if (second_or_first(call, "head_map", a[kHeadMap], "consecutive", "modulo")) args.head_map = HeadMap::kModulo;
   if (second_or_first(call, "state_layout", a[kStateLayout], "vk", "kv")) args.state_layout = StateLayout::kKV;
   args.scale = call.optional_number("scale", a[kScale]);
-  args.q = call.input("q", a[kQ]);
-  args.k = call.input("k", a[kK]);
-  args.v = call.input("v", a[kV]);
-  args.g = call.input("g", a[kG]);
-  args.beta = call.input("beta", a[kBeta]);
-  args.a_log = call.optional_input("A_log", a[kALog]);
-  args.dt_bias = call.optional_input("dt_bias", a[kDtBias]);
-  args.state = args.update_state ? optional_output(call, "state", a[kState]) : call.optional_input("state", a[kState]);
-  args.state_indices = call.optional_input("state_indices", a[kStateIndices]);
-  args.cu_seqlens = call.optional_input("cu_seqlens", a[kCuSeqlens]);
-  args.final_states = optional_output(call, "final_states", a[kFinalStates]);
-  args.chunk_states = optional_output(call, "chunk_states", a[kChunkStates]);
-  args.workspace = optional_output(call, "workspace", a[kWorkspace]);
-  args.out = call.output("out", a[kOut]);
+  call.input("q", a[kQ], args.q);
+  call.input("k", a[kK], args.k);
+  call.input("v", a[kV], args.v);
+  call.input("g", a[kG], args.g);
+  call.input("beta", a[kBeta], args.beta);
+  call.optional_input("A_log", a[kALog], args.a_log);
+  call.optional_input("dt_bias", a[kDtBias], args.dt_bias);
+  read_state(call, a[kState], args.update_state, args.state);
+  call.optional_input("state_indices", a[kStateIndices], args.state_indices);
+  call.optional_input("cu_seqlens", a[kCuSeqlens], args.cu_seqlens);
+  call.optional_output("final_states", a[kFinalStates], args.final_states);
+  call.optional_output("chunk_states", a[kChunkStates], args.chunk_states);
+  call.optional_output("workspace", a[kWorkspace], args.workspace);
+  call.output("out", a[kOut], args.out);
   return args;
 }
 

@@ -54,25 +54,25 @@ enum DecodeArgument {
 };
 
 void read_decode(Call& call, Arguments a, DecodeArgs& args) {
-  args.q = call.input("q", a[kQ]);
-  args.k_cache = call.input("k_cache", a[kKCache]);
-  args.v_cache = call.input("v_cache", a[kVCache]);
+  call.input("q", a[kQ], args.q);
+  call.input("k_cache", a[kKCache], args.k_cache);
+  call.input("v_cache", a[kVCache], args.v_cache);
   if (a[kSeqlens] != Py_None) {
-    args.seqlens = call.input("seqlens", a[kSeqlens]);
+    call.input("seqlens", a[kSeqlens], args.seqlens);
   } else if (a[kKvLastPageLen] == Py_None) {
     call.fail_type("seqlens", "may be None only with kv_indptr, kv_indices and kv_last_page_len");
   } else {
     args.seqlens.dtype = DType::kInt32;
     args.seqlens.device = args.q.device;
   }
-  args.block_table = call.optional_input("block_table", a[kBlockTable]);
-  args.token_table = call.optional_input("token_table", a[kTokenTable]);
-  args.request_index = call.optional_input("request_index", a[kRequestIndex]);
-  args.kv_indptr = call.optional_input("kv_indptr", a[kKvIndptr]);
-  args.kv_indices = call.optional_input("kv_indices", a[kKvIndices]);
-  args.kv_last_page_len = call.optional_input("kv_last_page_len", a[kKvLastPageLen]);
+  call.optional_input("block_table", a[kBlockTable], args.block_table);
+  call.optional_input("token_table", a[kTokenTable], args.token_table);
+  call.optional_input("request_index", a[kRequestIndex], args.request_index);
+  call.optional_input("kv_indptr", a[kKvIndptr], args.kv_indptr);
+  call.optional_input("kv_indices", a[kKvIndices], args.kv_indices);
+  call.optional_input("kv_last_page_len", a[kKvLastPageLen], args.kv_last_page_len);
   args.kv_layout = kv_layout(call, a[kKvLayout]);
-  args.cu_seqlens_q = call.optional_input("cu_seqlens_q", a[kCuSeqlensQ]);
+  call.optional_input("cu_seqlens_q", a[kCuSeqlensQ], args.cu_seqlens_q);
   if (a[kMaxQLen] != Py_None) args.max_q_len = call.integer("max_q_len", a[kMaxQLen]);
   args.softmax_scale = call.optional_number("softmax_scale", a[kSoftmaxScale]);
   if (!PyTuple_Check(a[kWindow]) || PyTuple_GET_SIZE(a[kWindow]) != 2) {
@@ -81,11 +81,11 @@ void read_decode(Call& call, Arguments a, DecodeArgs& args) {
   args.window_left = call.integer("window[0]", PyTuple_GET_ITEM(a[kWindow], 0));
   args.window_right = call.integer("window[1]", PyTuple_GET_ITEM(a[kWindow], 1));
   args.softcap = call.number("softcap", a[kSoftcap]);
-  args.alibi_slopes = call.optional_input("alibi_slopes", a[kAlibiSlopes]);
-  args.sinks = call.optional_input("sinks", a[kSinks]);
-  args.tree_mask = call.optional_input("tree_mask", a[kTreeMask]);
-  args.k_scale = call.optional_input("k_scale", a[kKScale]);
-  args.v_scale = call.optional_input("v_scale", a[kVScale]);
+  call.optional_input("alibi_slopes", a[kAlibiSlopes], args.alibi_slopes);
+  call.optional_input("sinks", a[kSinks], args.sinks);
+  call.optional_input("tree_mask", a[kTreeMask], args.tree_mask);
+  call.optional_input("k_scale", a[kKScale], args.k_scale);
+  call.optional_input("v_scale", a[kVScale], args.v_scale);
   if (a[kNumSplits] != Py_None) {
     const std::int64_t splits = call.integer("num_splits", a[kNumSplits]);
     if (splits < 0 || splits > 1 << 20) {
@@ -95,7 +95,7 @@ void read_decode(Call& call, Arguments a, DecodeArgs& args) {
     }
     args.num_splits = static_cast<int>(splits);
   }
-  if (a[kWorkspace] != Py_None) args.workspace = call.output("workspace", a[kWorkspace]);
+  call.optional_output("workspace", a[kWorkspace], args.workspace);
 }
 
 // Shape of `out` where q and v_cache have shapes to take it from; else the library's own checks speak about those.
@@ -120,14 +120,14 @@ py::object py_flash_decode(Arguments a) {
   std::int64_t shape[kMaxRank] = {};
   const bool shaped = decode_out_shape(args, shape);
   if (a[kOut] != Py_None) {
-    args.out = call.output("out", a[kOut]);
+    call.output("out", a[kOut], args.out);
     out.object = py::reinterpret_borrow<py::object>(a[kOut]);
   } else if (shaped) {
     out = call.allocate(a[kQ], args.q, args.q.dtype, shape, args.q.rank);
     args.out = out.view;
   }
   if (a[kLse] != Py_None) {
-    args.lse = call.output("lse", a[kLse]);
+    call.output("lse", a[kLse], args.lse.emplace());
     lse.object = py::reinterpret_borrow<py::object>(a[kLse]);
   } else if (returns_lse && shaped) {
     lse = call.allocate(a[kQ], args.q, DType::kFloat32, shape, args.q.rank - 1);
@@ -158,15 +158,15 @@ py::object py_decode_workspace_size(Arguments a) {
 py::object py_flash_decode_stage1(Arguments a) {
   Call call("flash_decode_stage1", a[11]);
   DecodeStage1Args args;
-  args.q = call.input("q", a[0]);
-  args.k = call.input("k", a[1]);
-  args.v = call.input("v", a[2]);
-  args.req_to_tokens = call.input("Req_to_tokens", a[3]);
-  args.b_req_idx = call.input("B_req_idx", a[4]);
-  args.b_seqlen = call.input("B_Seqlen", a[5]);
+  call.input("q", a[0], args.q);
+  call.input("k", a[1], args.k);
+  call.input("v", a[2], args.v);
+  call.input("Req_to_tokens", a[3], args.req_to_tokens);
+  call.input("B_req_idx", a[4], args.b_req_idx);
+  call.input("B_Seqlen", a[5], args.b_seqlen);
   args.max_len_in_batch = call.integer("max_len_in_batch", a[6]);
-  args.mid_out = call.output("mid_out", a[7]);
-  args.mid_out_logsumexp = call.output("mid_out_logsumexp", a[8]);
+  call.output("mid_out", a[7], args.mid_out);
+  call.output("mid_out_logsumexp", a[8], args.mid_out_logsumexp);
   args.block_seq = call.integer("block_seq", a[9]);
   args.softmax_scale = call.optional_number("sm_scale", a[10]);
   call.run([&](Stream stream) { flash_decode_stage1(args, stream); });
@@ -176,12 +176,12 @@ py::object py_flash_decode_stage1(Arguments a) {
 py::object py_flash_decode_stage2(Arguments a) {
   Call call("flash_decode_stage2", a[6]);
   DecodeStage2Args args;
-  args.mid_out = call.input("mid_out", a[0]);
-  args.mid_out_logexpsum = call.input("mid_out_logexpsum", a[1]);
-  args.b_seqlen = call.input("B_Seqlen", a[2]);
-  args.out = call.output("Out", a[3]);
+  call.input("mid_out", a[0], args.mid_out);
+  call.input("mid_out_logexpsum", a[1], args.mid_out_logexpsum);
+  call.input("B_Seqlen", a[2], args.b_seqlen);
+  call.output("Out", a[3], args.out);
   args.block_seq = call.integer("block_seq", a[4]);
-  if (a[5] != Py_None) args.lse = call.output("lse", a[5]);
+  call.optional_output("lse", a[5], args.lse);
   call.run([&](Stream stream) { flash_decode_stage2(args, stream); });
   return py::none();
 }
@@ -189,14 +189,14 @@ py::object py_flash_decode_stage2(Arguments a) {
 py::object py_append_kv(Arguments a) {
   Call call("append_kv", a[8]);
   AppendKvArgs args;
-  args.k = call.input("k", a[0]);
-  args.v = call.input("v", a[1]);
-  args.k_cache = call.output("k_cache", a[2]);
-  args.v_cache = call.output("v_cache", a[3]);
-  args.positions = call.input("positions", a[4]);
+  call.input("k", a[0], args.k);
+  call.input("v", a[1], args.v);
+  call.output("k_cache", a[2], args.k_cache);
+  call.output("v_cache", a[3], args.v_cache);
+  call.input("positions", a[4], args.positions);
   args.kv_layout = kv_layout(call, a[5]);
-  args.k_scale = call.optional_input("k_scale", a[6]);
-  args.v_scale = call.optional_input("v_scale", a[7]);
+  call.optional_input("k_scale", a[6], args.k_scale);
+  call.optional_input("v_scale", a[7], args.v_scale);
   call.run([&](Stream stream) { append_kv(args, stream); });
   return py::none();
 }
@@ -217,12 +217,14 @@ MergeOutputs merge_outputs(Call& call, PyObject* like, const TensorView& o, cons
                            const std::int64_t* shape, int rank, PyObject* out, PyObject* out_lse) {
   MergeOutputs result;
   if (out != Py_None) {
-    result.out = {py::reinterpret_borrow<py::object>(out), call.output("out", out)};
+    result.out.object = py::reinterpret_borrow<py::object>(out);
+    call.output("out", out, result.out.view);
   } else if (rank >= 1) {
     result.out = call.allocate(like, o, o.dtype, shape, rank);
   }
   if (out_lse != Py_None) {
-    result.lse = {py::reinterpret_borrow<py::object>(out_lse), call.output("out_lse", out_lse)};
+    result.lse.object = py::reinterpret_borrow<py::object>(out_lse);
+    call.output("out_lse", out_lse, result.lse.view);
   } else if (rank >= 1) {
     result.lse = call.allocate(like, o, lse.dtype, shape, rank - 1);
   }
@@ -238,10 +240,10 @@ py::object finish_merge(Call& call, PyObject* like, MergeOutputs& outputs, PyObj
 py::object py_merge_state(Arguments a) {
   Call call("merge_state", a[7]);
   MergeStateArgs args;
-  args.o_a = call.input("o_a", a[0]);
-  args.lse_a = call.input("lse_a", a[1]);
-  args.o_b = call.input("o_b", a[2]);
-  args.lse_b = call.input("lse_b", a[3]);
+  call.input("o_a", a[0], args.o_a);
+  call.input("lse_a", a[1], args.lse_a);
+  call.input("o_b", a[2], args.o_b);
+  call.input("lse_b", a[3], args.lse_b);
   args.lse_base_2 = is_base_2(call, a[4]);
   MergeOutputs outputs = merge_outputs(call, a[0], args.o_a, args.lse_a, args.o_a.shape, args.o_a.rank, a[5], a[6]);
   args.out = outputs.out.view;
@@ -253,8 +255,8 @@ py::object py_merge_state(Arguments a) {
 py::object py_merge_states(Arguments a) {
   Call call("merge_states", a[5]);
   MergeStatesArgs args;
-  args.o = call.input("o", a[0]);
-  args.lse = call.input("lse", a[1]);
+  call.input("o", a[0], args.o);
+  call.input("lse", a[1], args.lse);
   args.lse_base_2 = is_base_2(call, a[2]);
   MergeOutputs outputs = merge_outputs(call, a[0], args.o, args.lse, args.o.shape + 1, args.o.rank - 1, a[3], a[4]);
   args.out = outputs.out.view;

@@ -31,7 +31,8 @@ void define_read_memory(py::module_& module) {
       "read_memory",
       [](const py::object& array, const py::object& stream_object) {
         Call call("read_memory", stream_object.ptr());
-        const TensorView view = call.input("array", array.ptr());
+        TensorView view;
+        call.input("array", array.ptr(), view);
         const Check check("read_memory");
         check.readable(view, "array");
         check.contiguous(view, "array");
