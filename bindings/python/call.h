@@ -14,26 +14,12 @@
 #include <flashport/error.h>
 #include <flashport/types.h>
 
+#include "bindings/python/array_types.h"
 #include "bindings/python/dlpack_abi.h"
 
 namespace flashport::python {
 
 namespace py = pybind11;
-
-enum class Library { kOther, kNumpy, kTorch, kCupy, kJax, kFlashport };
-
-// What is known of an array type; looked up once per type.
-struct TypeInfo {
-  Library library = Library::kOther;
-  const dlpack::ExchangeApi* exchange = nullptr;  // null: through __dlpack__
-  bool versioned = true;                          // __dlpack__ takes max_version
-};
-const TypeInfo& type_info(PyTypeObject* type);
-
-// The element type that a DLPack type stands for; nullopt if the library has none.
-std::optional<DType> dtype_from_dlpack(dlpack::DataType type);
-dlpack::DataType dtype_to_dlpack(DType type);
-dlpack::Device device_to_dlpack(Device device);
 
 // An array that was allocated for the caller.
 struct Allocation {

@@ -1,5 +1,6 @@
 // The extension module flashport._core. The operations are in operations.cpp and gated_delta_operations.cpp, arrays in
-// call.cpp and device_array.cpp; here is what is asked of the library rather than run: backends, kernels, support.
+// array_types.cpp, call.cpp and device_array.cpp; here is what is asked of the library rather than run: backends,
+// kernels, support.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
