@@ -51,6 +51,9 @@ enum { kHeads = 2, kKeys = 16, kValues = 24, kState = kKeys * kValues, kPrompt =
 
 static float dq[kPrompt][kKeys], dk[kPrompt][kKeys], dv[kPrompt][kHeads][kValues], dout[kPrompt][kHeads][kValues];
 static float gates[kPrompt][kHeads], rates[kPrompt][kHeads], pool[2][kHeads][kState];
+static struct {
+  fp_tensor q, k, v, out, gates, rates, pool;
+} prompt;
 static double truth[kHeads][kKeys][kValues];
 
 static float random_number(void) { /* in [-1, 1) */
@@ -59,31 +62,38 @@ static float random_number(void) { /* in [-1, 1) */
   return (float)(bits >> 8) / (1 << 23) - 1;
 }
 
-static void make_prompt(void) {
+/* Element (key, value) of the state of a head, as the pool has it. */
+static float* stored(int head, int key, int value, int keys_outside) {
+  return &pool[1][head][keys_outside ? key * kValues + value : value * kKeys + key];
+}
+
+/* Random numbers; `prompt` has so many tokens of them, `truth` the states. */
+static void make_prompt(int tokens, int keys_outside) {
+  const int64_t q_shape[] = {1, tokens, 1, kKeys}, v_shape[] = {1, tokens, kHeads, kValues},
+                gate_shape[] = {1, tokens, kHeads},
+                pool_shape[] = {2, kHeads, keys_outside ? kKeys : kValues, keys_outside ? kValues : kKeys};
   float* arrays[] = {dq[0], dk[0], dv[0][0], gates[0], rates[0], pool[1][0]};
   const int counts[] = {kPrompt * kKeys,  kPrompt * kKeys,  kPrompt * kHeads * kValues,
                         kPrompt * kHeads, kPrompt * kHeads, kHeads * kState};
-  int array, i;
+  int array, i, head, key, value;
   for (array = 0; array < 6; ++array) {
     for (i = 0; i < counts[array]; ++i) arrays[array][i] = random_number();
   }
   for (i = 0; i < kPrompt * kKeys; ++i) dk[0][i] /= 4;
   for (i = 0; i < kPrompt * kHeads * kValues; ++i) dout[0][0][i] = NAN;
   for (i = 0; i < kHeads * kState; ++i) pool[0][0][i] = NAN;
-}
-
-/* Element (key, value) of the state of a head, as the pool has it. */
-static float* stored(int head, int key, int value, int keys_outside) {
-  return &pool[1][head][keys_outside ? key * kValues + value : value * kKeys + key];
-}
-
-static void read_truth(int keys_outside) {
-  int head, key, value;
   for (head = 0; head < kHeads; ++head) {
     for (key = 0; key < kKeys; ++key) {
       for (value = 0; value < kValues; ++value) truth[head][key][value] = *stored(head, key, value, keys_outside);
     }
   }
+  prompt.q = contiguous(dq, fp_float32, 4, q_shape);
+  prompt.k = contiguous(dk, fp_float32, 4, q_shape);
+  prompt.v = contiguous(dv, fp_float32, 4, v_shape);
+  prompt.out = contiguous(dout, fp_float32, 4, v_shape);
+  prompt.gates = contiguous(gates, fp_float32, 3, gate_shape);
+  prompt.rates = contiguous(rates, fp_float32, 3, gate_shape);
+  prompt.pool = contiguous(pool, fp_float32, 4, pool_shape);
 }
 
 /* One token of the recurrence on `truth`; g is the logarithm of the decay. */
@@ -117,30 +127,23 @@ static void expect_states(int keys_outside, const char* what) {
 static void update_a_draft(void) {
   static float a_log[kHeads] = {-0.5f, 0.25f}, bias[kHeads] = {0.5f, -1.0f};
   static int64_t slot = 1;
-  const int64_t q_shape[] = {1, kDraft, 1, kKeys}, v_shape[] = {1, kDraft, kHeads, kValues},
-                gate_shape[] = {1, kDraft, kHeads}, head_shape[] = {kHeads}, one[] = {1},
-                pool_shape[] = {2, kHeads, kValues, kKeys};
-  const fp_tensor query = contiguous(dq, fp_float32, 4, q_shape), keys = contiguous(dk, fp_float32, 4, q_shape),
-                  values = contiguous(dv, fp_float32, 4, v_shape), result = contiguous(dout, fp_float32, 4, v_shape),
-                  a = contiguous(gates, fp_float32, 3, gate_shape), b = contiguous(rates, fp_float32, 3, gate_shape),
-                  speed = contiguous(a_log, fp_float32, 1, head_shape),
-                  shift = contiguous(bias, fp_float32, 1, head_shape), slots_of = contiguous(&slot, fp_int64, 1, one),
-                  states = contiguous(pool, fp_float32, 4, pool_shape);
+  const int64_t head_shape[] = {kHeads}, one[] = {1};
+  const fp_tensor speed = contiguous(a_log, fp_float32, 1, head_shape),
+                  shift = contiguous(bias, fp_float32, 1, head_shape), slots_of = contiguous(&slot, fp_int64, 1, one);
   fp_gated_delta_update_args update;
   int token, head;
 
-  make_prompt();
-  read_truth(0);
+  make_prompt(kDraft, 0);
   FP_INIT(&update);
-  update.q = &query;
-  update.k = &keys;
-  update.v = &values;
-  update.out = &result;
-  update.a = &a;
-  update.b = &b;
+  update.q = &prompt.q;
+  update.k = &prompt.k;
+  update.v = &prompt.v;
+  update.out = &prompt.out;
+  update.a = &prompt.gates;
+  update.b = &prompt.rates;
   update.a_log = &speed;
   update.dt_bias = &shift;
-  update.state = &states;
+  update.state = &prompt.pool;
   update.state_indices = &slots_of;
   update.state_layout = 2;
   expect(fp_gated_delta_update(&update, 0) == fp_value_error, "a layout that is none is refused");
@@ -163,34 +166,29 @@ static void update_a_draft(void) {
 
 static void prefill_a_prompt(void) {
   static int32_t slot = 1;
-  const int64_t q_shape[] = {1, kPrompt, 1, kKeys}, v_shape[] = {1, kPrompt, kHeads, kValues},
-                gate_shape[] = {1, kPrompt, kHeads}, one[] = {1}, pool_shape[] = {2, kHeads, kKeys, kValues};
-  const fp_tensor query = contiguous(dq, fp_float32, 4, q_shape), keys = contiguous(dk, fp_float32, 4, q_shape),
-                  values = contiguous(dv, fp_float32, 4, v_shape), result = contiguous(dout, fp_float32, 4, v_shape),
-                  g = contiguous(gates, fp_float32, 3, gate_shape), beta = contiguous(rates, fp_float32, 3, gate_shape),
-                  slots_of = contiguous(&slot, fp_int32, 1, one), states = contiguous(pool, fp_float32, 4, pool_shape);
+  const int64_t one[] = {1};
+  const fp_tensor slots_of = contiguous(&slot, fp_int32, 1, one);
   fp_gated_delta_chunk_args prefill;
   int64_t bytes = -1;
   int token, head;
 
-  make_prompt();
+  make_prompt(kPrompt, 1);
   for (token = 0; token < kPrompt * kHeads; ++token) {
     gates[0][token] = -fabsf(gates[0][token]) / 8;
     rates[0][token] = fabsf(rates[0][token]);
   }
-  read_truth(1);
   FP_INIT(&prefill);
-  prefill.q = &query;
-  prefill.k = &keys;
-  prefill.v = &values;
-  prefill.out = &result;
-  prefill.g = &g;
-  prefill.state = &states;
+  prefill.q = &prompt.q;
+  prefill.k = &prompt.k;
+  prefill.v = &prompt.v;
+  prefill.out = &prompt.out;
+  prefill.g = &prompt.gates;
+  prefill.state = &prompt.pool;
   prefill.state_indices = &slots_of;
   prefill.state_layout = fp_kv;
   expect(fp_gated_delta_chunk(&prefill, 0) == fp_value_error, "a call without rates is refused");
   expect(strcmp(fp_last_error(), "gated_delta_chunk: beta must be given, got null") == 0, "the error names beta");
-  prefill.beta = &beta;
+  prefill.beta = &prompt.rates;
   expect(fp_gated_delta_chunk_workspace_size(&prefill, &bytes) == fp_ok && bytes > 0, "the chunks need a workspace");
   expect(isnan(dout[0][0][0]), "nothing is written yet");
   expect(fp_gated_delta_chunk(&prefill, 0) == fp_ok, "the chunks run");

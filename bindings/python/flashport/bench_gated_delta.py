@@ -156,7 +156,12 @@ def our_call(x: SimpleNamespace, pool: Any) -> Candidate:
         gated_delta.gated_delta_chunk(x.q, x.k, x.v, x.g, x.beta, pool, x.slots, use_qk_l2norm=True, out=x.out)
         return x.out, pool
 
-    return Candidate(update if x.decodes else chunk, lambda pool: pool[x.slots])
+    return _in_pool(x, update if x.decodes else chunk)
+
+
+def _in_pool(x: SimpleNamespace, call: Callable[[], tuple[Any, Any]]) -> Candidate:
+    """A call that leaves the states in the slots of a pool like ours."""
+    return Candidate(call, lambda pool: pool[x.slots])
 
 
 def agreeing_peers(
@@ -207,23 +212,20 @@ def peers_of(case: GatedDeltaCase) -> dict[str, tuple[str, Callable[[SimpleNames
     return peers
 
 
-def _sglang(function: str, module: str, older: str) -> Any:
+def _sglang(function: str, folder: str, module: str) -> Any:
     """A function of SGLang's, whose modules move between its versions."""
+    newer = f"sglang.kernels.ops.attention.{folder}.{module}"
     try:
-        found = importlib.import_module(module)
+        found = importlib.import_module(newer)
     except ModuleNotFoundError as error:
-        if not f"{module}.".startswith(f"{error.name}."):  # it is there, and lacks something else
+        if not f"{newer}.".startswith(f"{error.name}."):  # it is there, and lacks something else
             raise
-        found = importlib.import_module(older)
+        found = importlib.import_module(f"sglang.srt.layers.attention.fla.{module}")
     return getattr(found, function)
 
 
 def _sglang_update(x: SimpleNamespace) -> Candidate:
-    function = _sglang(
-        "fused_sigmoid_gating_delta_rule_update",
-        "sglang.kernels.ops.attention.linear.fused_sigmoid_gating_recurrent",
-        "sglang.srt.layers.attention.fla.fused_sigmoid_gating_recurrent",
-    )
+    function = _sglang("fused_sigmoid_gating_delta_rule_update", "linear", "fused_sigmoid_gating_recurrent")
     pool = x.pool.clone()
 
     def call() -> tuple[Any, Any]:
@@ -243,17 +245,13 @@ def _sglang_update(x: SimpleNamespace) -> Candidate:
         )
         return out, pool
 
-    return Candidate(call, lambda pool: pool[x.slots])
+    return _in_pool(x, call)
 
 
 def _sglang_packed(x: SimpleNamespace) -> Candidate:
     import torch
 
-    function = _sglang(
-        "fused_recurrent_gated_delta_rule_packed_decode",
-        "sglang.kernels.ops.attention.fla.fused_recurrent",
-        "sglang.srt.layers.attention.fla.fused_recurrent",
-    )
+    function = _sglang("fused_recurrent_gated_delta_rule_packed_decode", "fla", "fused_recurrent")
     packed = torch.cat([part.flatten(1) for part in (x.q, x.k, x.v)], dim=1)
     pool, out = x.pool.clone(), torch.empty_like(x.v)
 
@@ -271,15 +269,11 @@ def _sglang_packed(x: SimpleNamespace) -> Candidate:
             use_qk_l2norm_in_kernel=True,
         )
 
-    return Candidate(call, lambda pool: pool[x.slots])
+    return _in_pool(x, call)
 
 
 def _sglang_chunk(x: SimpleNamespace) -> Candidate:
-    function = _sglang(
-        "chunk_gated_delta_rule",
-        "sglang.kernels.ops.attention.fla.chunk",
-        "sglang.srt.layers.attention.fla.chunk",
-    )
+    function = _sglang("chunk_gated_delta_rule", "fla", "chunk")
     pool = x.pool.clone()
 
     def call() -> tuple[Any, Any]:
@@ -295,7 +289,7 @@ def _sglang_chunk(x: SimpleNamespace) -> Candidate:
         )
         return out, pool
 
-    return Candidate(call, lambda pool: pool[x.slots])
+    return _in_pool(x, call)
 
 
 def _fla_update(x: SimpleNamespace, state_v_first: bool) -> Candidate:
