@@ -2,8 +2,9 @@
 
 Decode brings each sequence one token, with the gates made in the kernel; prefill is by chunks, with given gates. A peer
 is called as its project calls it, on contiguous q, k and v (packed ones where it takes nothing else). SGLang's kernels
-find states in a pool by random slots, as ours do; those of FLA take and return an array of them. A peer is timed where
-its package is installed and its results agree with ours; where they do not, or it fails, the row says so.
+find states in a pool by slots, as ours do, random ones or in order; those of FLA take and return an array of them. A
+peer is timed where its package is installed and its results agree with ours; where they do not, or it fails, the row
+says so.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class GatedDeltaCase:
     batch: int
     tokens: int = 1
     state: str = "fp32"
+    slots: str = "random"  # or "in order"
 
     @property
     def decodes(self) -> bool:
@@ -45,7 +47,8 @@ class GatedDeltaCase:
         """The shape in a few words."""
         what = "decode" if self.decodes else "prefill"
         shape = f"{self.batch} x {self.tokens}, {HEADS}/{VALUE_HEADS}, {HEAD_DIM}"
-        return f"gated delta rule, {what}, {shape}, bf16, states {self.state}"
+        ordered = ", slots in order" if self.slots == "in order" else ""
+        return f"gated delta rule, {what}, {shape}, bf16, states {self.state}{ordered}"
 
     @property
     def operation(self) -> str:
@@ -63,6 +66,8 @@ class GatedDeltaCase:
 _CASES = (
     GatedDeltaCase("gdn_decode_256_fp32", 256),
     GatedDeltaCase("gdn_decode_64_fp32", 64),
+    GatedDeltaCase("gdn_decode_256_ordered", 256, slots="in order"),
+    GatedDeltaCase("gdn_decode_64_ordered", 64, slots="in order"),
     GatedDeltaCase("gdn_decode_1_fp32", 1),
     GatedDeltaCase("gdn_decode_256_bf16", 256, state="bf16"),
     GatedDeltaCase("gdn_prefill_1x16384_fp32", 1, 16384),
@@ -109,7 +114,7 @@ def run_case(case: GatedDeltaCase, device: str, target: str, rounds: int = 9, la
 
 
 def make_inputs(torch: Any, case: GatedDeltaCase, device: str) -> SimpleNamespace:
-    """Random inputs on a device, as tensors of torch if it is given. States are in random slots of ``pool``."""
+    """Random inputs on a device, as tensors of torch if it is given. States are in slots of ``pool``."""
     rng = np.random.default_rng(0)
 
     def random(*shape: int, fmt: str = "bf16") -> Any:
@@ -124,13 +129,14 @@ def make_inputs(torch: Any, case: GatedDeltaCase, device: str) -> SimpleNamespac
     rows = (case.batch, case.tokens)
     A_log = np.log(rng.uniform(1, 16, VALUE_HEADS)).astype(np.float32)  # noqa: N806 - the field's name
     dt_bias = np.full(VALUE_HEADS, -4, np.float32)
+    permuted = rng.permutation(case.batch).astype(np.int32)
     x = SimpleNamespace(
         decodes=case.decodes,
         q=random(*rows, HEADS, HEAD_DIM),
         k=random(*rows, HEADS, HEAD_DIM),
         v=random(*rows, VALUE_HEADS, HEAD_DIM),
         pool=random(case.batch, VALUE_HEADS, HEAD_DIM, HEAD_DIM, fmt=case.state),
-        slots=place(rng.permutation(case.batch).astype(np.int32)),
+        slots=place(np.arange(case.batch, dtype=np.int32) if case.slots == "in order" else permuted),
     )
     x.out = new_output(x.q, x.v)
     if case.decodes:
