@@ -13,6 +13,12 @@ FLASHPORT_DEVICE Vec fma_rn(Vec a, Vec b, Vec c) {
 }
 FLASHPORT_DEVICE float fma_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 
+// x, in a register: GCC would load it again for each of its uses.
+FLASHPORT_DEVICE Vec keep_loaded(Vec x) {
+  asm("" : "+v"(x));
+  return x;
+}
+
 FLASHPORT_DEVICE Vec widen_fp16(const std::uint16_t* from) {
   return reinterpret_cast<Vec>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
 }

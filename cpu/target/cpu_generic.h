@@ -8,6 +8,8 @@ namespace flashport::cpu_generic {
 FLASHPORT_DEVICE Vec fma_rn(Vec a, Vec b, Vec c) { return a * b + c; }
 FLASHPORT_DEVICE float fma_rn(float a, float b, float c) { return a * b + c; }
 
+FLASHPORT_DEVICE Vec keep_loaded(Vec x) { return x; }  // there are no registers to keep 16 lanes in
+
 FLASHPORT_DEVICE Vec widen_fp16(const std::uint16_t* from) {
   HalfBits half;
   __builtin_memcpy(&half, from, sizeof half);

@@ -1,5 +1,6 @@
 // A slice of a gated delta rule's state on a CPU: groups of 16 columns of V and all of K, each group a plain array in
-// the order of memory. Keys are padded to whole vectors and missing columns filled with zeros, which stay zeros.
+// the order of memory. Keys are padded to whole vectors and missing columns filled with zeros, which stay zeros. A
+// slice that lies in the pool just so and is to be stored there is worked on where it lies.
 #pragma once
 
 #include "common/device/gated_delta_config.h"
@@ -101,6 +102,8 @@ class StateTile {
   static constexpr bool kKeyMajor = kCfg.shape.key_major != 0;
   static constexpr int kMostKeys = kCfg.shape.head_dim_k;
   static constexpr int kGroups = kCfg.tuning.columns / kLanes;
+  static constexpr bool kInPlace = !kKeyMajor && kCfg.shape.state == DType::kFloat32;  // it may lie in the pool
+  static constexpr int kAtOnce = 4;  // columns; so many sums hide the latency of a fused multiply-add
 
  public:
   struct Keys {
@@ -118,14 +121,22 @@ class StateTile {
         keys_(p.head_dim_k),
         padded_((p.head_dim_k + kLanes - 1) / kLanes * kLanes),
         columns_(p.head_dim_v),
-        column_(column) {}
+        column_(column),
+        pool_(kInPlace && p.update_state && p.state.dtype == DType::kFloat32 && keys_ == padded_ &&
+                      columns_ % kLanes == 0 && p.state.data != p.steps.data
+                  ? static_cast<float*>(p.state.data)
+                  : nullptr) {}
 
   void clear() const {
     for (int i = 0; i < groups() * padded_ * kLanes; i += kLanes) store_vec(state_ + i, Vec{});
   }
 
   // `at`: the element that the head's state begins with.
-  void load(const void* data, DType dtype, std::int64_t at) const {
+  void load(const void* data, DType dtype, std::int64_t at) {
+    if (kInPlace && pool_ != nullptr && data == pool_) {
+      state_ = pool_ + at + column_ * keys_;
+      return;
+    }
     with_loader(dtype, [&](auto row, int bytes) {
       const char* from = static_cast<const char*>(data) + at * bytes;
       for (int g = 0; g < groups(); ++g) {
@@ -151,12 +162,13 @@ class StateTile {
   }
 
   // The same from the pool, as far as that may be waited for in settle().
-  void fetch(const void* data, std::int64_t at) const { load(data, kCfg.shape.state, at); }
+  void fetch(const void* data, std::int64_t at) { load(data, kCfg.shape.state, at); }
   void settle() const {}
 
   void store(void* data, DType dtype, std::int64_t at) const {
     const int bytes = dtype == DType::kFloat32 ? 4 : 2;
     char* to = static_cast<char*>(data) + at * bytes;
+    if (kInPlace && to + column_ * keys_ * bytes == reinterpret_cast<const char*>(state_)) return;
     for (int g = 0; g < groups(); ++g) {
       const float* state = group(g);
       const int first = column_ + g * kLanes;
@@ -290,7 +302,6 @@ class StateTile {
     carried = (q_sum[0] + q_sum[1]) + (q_sum[2] + q_sum[3]);
   }
   void project_columns(const float* state, const Keys& k, const Keys& q, Vec& read, Vec& carried) const {
-    constexpr int kAtOnce = 4;
     Vec k_sum[kLanes], q_sum[kLanes];
     for (int column = 0; column < kLanes; column += kAtOnce) {
       Vec k_part[kAtOnce] = {}, q_part[kAtOnce] = {};
@@ -298,7 +309,7 @@ class StateTile {
         const Vec at_k = load_vec(k.x + key), at_q = load_vec(q.x + key);
 #pragma GCC unroll 4
         for (int i = 0; i < kAtOnce; ++i) {
-          const Vec x = load_vec(state + (column + i) * padded_ + key);
+          const Vec x = keep_loaded(load_vec(state + (column + i) * padded_ + key));
           k_part[i] = fma_rn(x, at_k, k_part[i]);
           q_part[i] = fma_rn(x, at_q, q_part[i]);
         }
@@ -313,19 +324,28 @@ class StateTile {
   // The decay of a key, and those of 16 keys from one on.
   template <class Decay, class Decays>
   void update(const Decay& decay, const Decays& decays, const Keys& k, const Columns& u) const {
-    for (int g = 0; g < groups(); ++g) {
-      float* state = group(g);
+    const int keys = padded_, count = groups();  // members would be read again after each store
+    for (int g = 0; g < count; ++g) {
+      float* state = state_ + g * keys * kLanes;
       if constexpr (kKeyMajor) {
-        for (int key = 0; key < padded_; ++key) {
+        for (int key = 0; key < keys; ++key) {
           const Vec kept = load_vec(state + key * kLanes) * decay(key);
           store_vec(state + key * kLanes, fma_rn(broadcast(k.x[key]), u.x[g], kept));
         }
       } else {
-        for (int column = 0; column < kLanes; ++column) {
-          const Vec factor = broadcast(u.x[g][column]);
-          for (int key = 0; key < padded_; key += kLanes) {
-            float* at = state + column * padded_ + key;
-            store_vec(at, fma_rn(load_vec(k.x + key), factor, load_vec(at) * decays(key)));
+        for (int column = 0; column < kLanes; column += kAtOnce) {
+          Vec factors[kAtOnce];
+#pragma GCC unroll 4
+          for (int i = 0; i < kAtOnce; ++i) factors[i] = broadcast(u.x[g][column + i]);
+          for (int key = 0; key < keys; key += kLanes) {
+            const Vec at_k = load_vec(k.x + key), kept = decays(key);
+#pragma GCC unroll 4
+            for (int i = 0; i < kAtOnce; ++i) {
+              float* at = state + (column + i) * keys + key;
+              // The slice behind this one in the pool is most likely this thread's next.
+              if constexpr (kInPlace) __builtin_prefetch(at + kGroups * kLanes * keys, 1, 2);
+              store_vec(at, fma_rn(at_k, factors[i], load_vec(at) * kept));
+            }
           }
         }
       }
@@ -334,6 +354,7 @@ class StateTile {
 
   float* state_;
   int keys_, padded_, columns_, column_;
+  float* pool_;  // null: slices are copied
 };
 
 }  // namespace flashport::FLASHPORT_TARGET
