@@ -10,6 +10,8 @@ namespace flashport::cpu_runtime {
 namespace {
 
 constexpr std::size_t kScratchAlignment = 64;
+constexpr int kPiecesPerThread = 4;
+constexpr int kYields = 100;  // about as long as it takes to wake a thread that sleeps
 
 // This thread's scratch, grown to at least `bytes`. Null if there is no memory.
 void* thread_scratch(std::size_t bytes) {
@@ -34,15 +36,20 @@ struct ThreadPool::Launch {
   const void* params;
   std::int64_t grid;
   std::size_t scratch_bytes;
+  std::int64_t pieces;  // into which what is left is cut whenever a thread takes one
   std::atomic<std::int64_t> next = 0;
-  int helpers = 0;  // workers inside run_blocks(), guarded by the pool's mutex
-  std::condition_variable idle{};
+  std::atomic<int> helpers = 0;  // workers inside run_blocks(); they join under the pool's mutex
 
+  bool has_blocks() const { return next.load(std::memory_order_relaxed) < grid; }
+
+  // Runs of neighbours, for neighbours read neighbouring memory; towards the end single blocks, to end together.
   void run_blocks(void* scratch) {
-    for (;;) {
-      const std::int64_t block = next.fetch_add(1, std::memory_order_relaxed);
-      if (block >= grid) return;
-      kernel(params, block, grid, scratch);
+    std::int64_t first = next.load(std::memory_order_relaxed);
+    while (first < grid) {
+      const std::int64_t last = first + std::max<std::int64_t>((grid - first) / pieces, 1);
+      if (!next.compare_exchange_weak(first, last, std::memory_order_relaxed)) continue;
+      for (std::int64_t block = first; block < last; ++block) kernel(params, block, grid, scratch);
+      first = next.load(std::memory_order_relaxed);
     }
   }
 };
@@ -68,7 +75,11 @@ void ThreadPool::start_workers() {
 bool ThreadPool::run(Kernel kernel, const void* params, std::int64_t grid, std::size_t scratch_bytes) {
   void* scratch = thread_scratch(scratch_bytes);
   if (scratch == nullptr) return false;
-  Launch launch{.kernel = kernel, .params = params, .grid = grid, .scratch_bytes = scratch_bytes};
+  Launch launch{.kernel = kernel,
+                .params = params,
+                .grid = grid,
+                .scratch_bytes = scratch_bytes,
+                .pieces = kPiecesPerThread * threads_};
   if (grid <= 1 || threads_ <= 1) {
     launch.run_blocks(scratch);
     return true;
@@ -82,26 +93,42 @@ bool ThreadPool::run(Kernel kernel, const void* params, std::int64_t grid, std::
   }
   for (std::int64_t i = 0; i < wanted; ++i) wake_.notify_one();
   launch.run_blocks(scratch);
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase(open_, &launch);
+  }
+  const auto idle = [&launch] { return launch.helpers.load(std::memory_order_acquire) == 0; };
+  for (int i = 0; i < kYields; ++i) {
+    if (idle()) return true;
+    std::this_thread::yield();
+  }
   std::unique_lock lock(mutex_);
-  std::erase(open_, &launch);
-  launch.idle.wait(lock, [&launch] { return launch.helpers == 0; });
+  idle_.wait(lock, idle);
   return true;
 }
 
 void ThreadPool::work() {
+  const auto has_blocks = [](const Launch* launch) { return launch->has_blocks(); };
   std::unique_lock lock(mutex_);
   for (;;) {
-    wake_.wait(lock, [this] { return stopping_ || !open_.empty(); });
+    auto open = open_.end();
+    wake_.wait(lock, [&] {
+      open = std::find_if(open_.begin(), open_.end(), has_blocks);
+      return stopping_ || open != open_.end();
+    });
     if (stopping_) return;
-    Launch& launch = *open_.front();
-    ++launch.helpers;
+    Launch& launch = **open;
+    void* scratch = thread_scratch(launch.scratch_bytes);
+    if (scratch == nullptr) {
+      open_.erase(open);  // its caller works on it
+      continue;
+    }
+    launch.helpers.fetch_add(1, std::memory_order_relaxed);
     lock.unlock();
-    if (void* scratch = thread_scratch(launch.scratch_bytes)) launch.run_blocks(scratch);
+    launch.run_blocks(scratch);
+    launch.helpers.fetch_sub(1, std::memory_order_release);  // the launch, on its caller's stack, may be gone now
     lock.lock();
-    // No block is left to hand out, or no scratch: either way no further helper is wanted.
-    std::erase(open_, &launch);
-    // Under the lock: the launch lives on its caller's stack.
-    if (--launch.helpers == 0) launch.idle.notify_one();
+    idle_.notify_all();
   }
 }
 

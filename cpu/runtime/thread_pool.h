@@ -34,8 +34,8 @@ class ThreadPool {
 
   const int threads_;
   std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<Launch*> open_;  // launches that want helpers
+  std::condition_variable wake_, idle_;  // for the workers; for the callers
+  std::deque<Launch*> open_;             // launches that workers may join
   std::vector<std::thread> workers_;
   bool started_ = false;
   bool stopping_ = false;
