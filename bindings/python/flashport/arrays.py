@@ -13,9 +13,10 @@ def new_output(q: Any, v: Any) -> Any:
 
     What does not fit, the library says, which looks at q and v before it looks at the output.
     """
-    torch, numpy, cupy = (sys.modules.get(name) for name in ("torch", "numpy", "cupy"))
+    torch = sys.modules.get("torch")
     if torch is not None and isinstance(q, torch.Tensor) and isinstance(v, torch.Tensor):
         return torch.empty_like(v, memory_format=torch.contiguous_format)
+    numpy, cupy = sys.modules.get("numpy"), sys.modules.get("cupy")
     shape = getattr(v, "shape", None)
     if shape is None:
         return None
