@@ -10,9 +10,9 @@ namespace flashport::FLASHPORT_TARGET {
 constexpr DecodeTuning decode_tuning(const DecodeShape&) { return {1, 2, 1}; }
 
 // Of 32 columns a slice of 128 keys stays in the first cache; gates of keys are worked out for each slice anew, so
-// these are wide. 32 heads of [128, 128], one token, two cores: 0.19 ms, 64 columns 0.29; with gates of keys 0.41 ms,
-// 64 columns 0.49, 32 columns 0.61. Of kernels that take any gates, most calls have one a head: 0.31 ms, gates of keys
-// that are given 0.49.
+// these are wide. 32 heads of [128, 128], one token, one core: 62 us, 64 or 128 columns 60, but these leave many cores
+// little to share; with gates of keys 128 us, 64 columns 195, 32 columns 330. Of kernels that take any gates, most
+// calls have one a head: 107 us.
 constexpr GatedDeltaTuning gated_delta_tuning(const GatedDeltaShape& shape) {
   return {shape.gate == GateForm::kKey ? 128 : 32, 1, 1};
 }
