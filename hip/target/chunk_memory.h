@@ -53,12 +53,6 @@ struct ChunkMemory {
   alignas(16) ChunkFactors factors;
 };
 
-template <GatedDeltaChunkConfig>
-struct PrepareMemory {
-  static constexpr int kPitch = kChunkTokens + 4;
-  alignas(16) float a[kChunkTokens * kPitch], inverse[kChunkTokens * kPitch];
-};
-
 // The inverse to the workspace, but for what lies above the diagonal's blocks; pack(x, y) is two floats rounded.
 template <int kThreads, class Memory, class Pack>
 FLASHPORT_DEVICE void store_inverse(const Memory& memory, std::uint16_t* to, int thread, const Pack& pack) {
@@ -67,7 +61,7 @@ FLASHPORT_DEVICE void store_inverse(const Memory& memory, std::uint16_t* to, int
   for (int i = 0; i < kChunkTokens * 8 / kThreads; ++i) {
     const int row = i * (kThreads / 8) + thread / 8, unit = thread % 8;
     if (unit / 2 > row / 16) continue;
-    const auto* eight = reinterpret_cast<const Floats*>(memory.inverse + row * Memory::kPitch + unit * 8);
+    const auto* eight = reinterpret_cast<const Floats*>(memory.inverse_at(row, unit * 8));
     const Floats low = eight[0], high = eight[1];
     *reinterpret_cast<Eight*>(to + row * kChunkTokens + unit * 8) =
         Eight{pack(low[0], low[1]), pack(low[2], low[3]), pack(high[0], high[1]), pack(high[2], high[3])};

@@ -7,6 +7,15 @@
 
 namespace flashport::FLASHPORT_TARGET {
 
+template <GatedDeltaChunkConfig>
+struct PrepareMemory {
+  TriangleBlocks triangle;  // A, then the inverse
+
+  FLASHPORT_DEVICE const float* inverse_at(int row, int column) const {
+    return triangle.at(row / 16, column / 16) + row % 16 * TriangleBlocks::kPitch + column % 16;
+  }
+};
+
 template <GatedDeltaChunkConfig kCfg>
 class PrepareTiles {
   static constexpr MathType kMath = kCfg.math;
@@ -74,17 +83,18 @@ class PrepareTiles {
       if (block > row_block_) continue;
       const int column = 16 * block + n_;
       const auto of_column = token(column);
+      float* to = memory_.triangle.at(row_block_, block) + 4 * g_ * TriangleBlocks::kPitch + n_;
       float scores[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float a;
         scores[i] = f(row + i, column, of_rows[i], of_column, keys.c[block][i], queries.c[block][i], a);
-        memory_.a[(row + i) * Memory::kPitch + column] = a;
+        to[i * TriangleBlocks::kPitch] = a;
       }
       scores_[block] = {pack<kMath>(scores[0], scores[1]), pack<kMath>(scores[2], scores[3])};
     }
   }
-  FLASHPORT_DEVICE void invert() const { invert_unit_lower<Memory::kPitch>(block_, memory_.a, memory_.inverse); }
+  FLASHPORT_DEVICE void invert() const { invert_unit_lower(block_, memory_.triangle); }
 
   // The inverse and P, to the workspace.
   FLASHPORT_DEVICE void store(const ChunkWorkspace& workspace, std::int64_t place) const {

@@ -17,12 +17,19 @@ struct TriangleLanes {
   FLASHPORT_DEVICE static float unit(int place) { return place == 0 ? 1.0f : 0.0f; }
 };
 
+template <GatedDeltaChunkConfig>
+struct PrepareMemory {
+  static constexpr int kPitch = TriangleLanes::kPitch;
+  alignas(16) float a[kChunkTokens * kPitch], inverse[kChunkTokens * kPitch];
+
+  FLASHPORT_DEVICE const float* inverse_at(int row, int column) const { return inverse + row * kPitch + column; }
+};
+
 template <GatedDeltaChunkConfig kCfg>
 class PrepareTiles {
   static constexpr MathType kMath = kCfg.math;
   static constexpr int kTiles = kCfg.head_dim_k / 16;
   using Memory = PrepareMemory<kCfg>;
-  static_assert(Memory::kPitch == TriangleLanes::kPitch);
 
  public:
   struct Gram {
