@@ -108,7 +108,7 @@ class DeltaTiles {
       multiply(product, memory_.queries, state);
     } else {
       const int line = wmma_line_in_order(n());
-      multiply(product, state, [&](int row, int tile) FLASHPORT_INLINE {
+      multiply<true>(product, state, [&](int row, int tile) FLASHPORT_INLINE {
         const int token = 16 * row + line, key = first_key() + 16 * tile;
         const std::int64_t at = queries.at + token * p_.q.stride_token + key;
         return join(load_eight(p_.q.data, at, token < count_ && key < p_.head_dim_k),
@@ -242,21 +242,33 @@ class DeltaTiles {
   }
   FLASHPORT_DEVICE void multiply(Rows& product, const std::uint16_t* rows, const StateOperand& state) const {
     const std::uint16_t* own = rows + wmma_line_in_order(n()) * kPitch + first_key();
-    multiply(product, state, [&](int row, int tile) FLASHPORT_INLINE {
+    multiply<false>(product, state, [&](int row, int tile) FLASHPORT_INLINE {
       const auto* line = reinterpret_cast<const Eight*>(own + 16 * row * kPitch + 16 * tile);
       return join(line[0], line[1]);
     });
   }
-  template <class F>
+  // left(row, tile) is asked for right before its product, or a tile ahead of it.
+  template <bool kAhead, class F>
   FLASHPORT_DEVICE void multiply(Rows& product, const StateOperand& right, const F& left) const {
     zero(product);
+    Words8 rows[4];
+    if (kAhead) {
+#pragma unroll
+      for (int row = 0; row < 4; ++row) rows[row] = left(row, 0);
+    }
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       Floats8 sums = right.state.c[tile];
       keep_order(sums);  // else what is rounded for the keys would be kept for the queries
       const Words8 state = both_halves(round_tile(sums));
 #pragma unroll
-      for (int row = 0; row < 4; ++row) product.c[row] = wmma<kMath>(left(row, tile), state, product.c[row]);
+      for (int row = 0; row < 4; ++row) {
+        if (!kAhead) rows[row] = left(row, tile);
+        product.c[row] = wmma<kMath>(rows[row], state, product.c[row]);
+        if (!kAhead || tile == kTiles - 1) continue;
+        rows[row] = left(row, tile + 1);
+        __builtin_amdgcn_sched_barrier(0);
+      }
 #pragma unroll
       for (Floats8& c : product.c) keep_order(c);
     }
