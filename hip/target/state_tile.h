@@ -272,15 +272,7 @@ class StateTile {
   FLASHPORT_DEVICE void scale_columns(Columns own) {
     float factors[kLaneColumns];
     gather_columns(own, factors);
-#pragma unroll
-    for (int j = 0; j < kLaneKeys; ++j) {
-#pragma unroll
-      for (int i = 0; i < kLaneColumns; ++i) {
-        Unit& unit = state_[unit_of(i, j)];
-        const int place = place_in_unit(i, j);
-        unit.set(place, mul_rn(factors[i], unit.at(place)));
-      }
-    }
+    replace_each([&](int i, int, float x) FLASHPORT_INLINE { return mul_rn(factors[i], x); });
   }
   // S = decay S + k u^T
   FLASHPORT_DEVICE void update(float decay, const Keys& k, Columns u) {
@@ -395,6 +387,19 @@ class StateTile {
       OfColumn::gather({own}, all, place().lane);
     }
   }
+  // x = f(column, key, x) for a lane's elements.
+  template <class F>
+  FLASHPORT_DEVICE void replace_each(const F& f) {
+#pragma unroll
+    for (int j = 0; j < kLaneKeys; ++j) {
+#pragma unroll
+      for (int i = 0; i < kLaneColumns; ++i) {
+        Unit& unit = state_[unit_of(i, j)];
+        const int place = place_in_unit(i, j);
+        unit.set(place, f(i, j, unit.at(place)));
+      }
+    }
+  }
   template <class K>
   FLASHPORT_DEVICE Columns project(const K& k) const {
     float sums[kLaneColumns] = {};
@@ -412,15 +417,7 @@ class StateTile {
   FLASHPORT_DEVICE void update(const Decay& decay, const Keys& k, Columns own) {
     float u[kLaneColumns];
     gather_columns(own, u);
-#pragma unroll
-    for (int j = 0; j < kLaneKeys; ++j) {
-#pragma unroll
-      for (int i = 0; i < kLaneColumns; ++i) {
-        Unit& unit = state_[unit_of(i, j)];
-        const int place = place_in_unit(i, j);
-        unit.set(place, fma_rn(k.x[j], u[i], mul_rn(decay(j), unit.at(place))));
-      }
-    }
+    replace_each([&](int i, int j, float x) FLASHPORT_INLINE { return fma_rn(k.x[j], u[i], mul_rn(decay(j), x)); });
   }
 
   Unit state_[kUnits];  // between fetch() and settle() the bits of a packed unit in its first half
