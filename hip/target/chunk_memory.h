@@ -12,14 +12,12 @@ namespace flashport::FLASHPORT_TARGET {
 
 using Eight = unsigned __attribute__((ext_vector_type(4)));  // 16-bit values
 
-// The eight 16-bit values from element `at` on, at any even address, or one; zeros unless `live`.
+// The eight 16-bit values from element `at` on, or one; zeros unless `live`.
 FLASHPORT_DEVICE Eight load_eight(const void* data, std::int64_t at, bool live) {
-  using Anywhere = const Eight __attribute__((address_space(1), aligned(2)));
-  return *reinterpret_cast<Anywhere*>(live ? (GlobalBytes)data + at * 2 : zero_row());
+  return load_words<4>(live ? (GlobalBytes)data + at * 2 : zero_row());
 }
 FLASHPORT_DEVICE std::uint16_t load_one(const void* data, std::int64_t at, bool live) {
-  using InGlobal = const std::uint16_t __attribute__((address_space(1)));
-  return *reinterpret_cast<InGlobal*>(live ? (GlobalBytes)data + at * 2 : zero_row());
+  return load_half_word(live ? (GlobalBytes)data + at * 2 : zero_row());
 }
 template <MathType kMath>
 FLASHPORT_DEVICE float widen_one(std::uint16_t x) {

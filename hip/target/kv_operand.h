@@ -79,17 +79,4 @@ FLASHPORT_DEVICE Words2 scale_halves(Words2 x, unsigned low, unsigned high) {
   return {as_word(as_half2(x.x) * as_half2(low)), as_word(as_half2(x.y) * as_half2(high))};
 }
 
-// Unaligned vectors are the hardware's business.
-template <int kWords>
-FLASHPORT_DEVICE void load_words(unsigned (&to)[kWords], GlobalBytes from) {
-  using Vector = unsigned __attribute__((ext_vector_type(kWords), aligned(1)));
-  const Vector words = *reinterpret_cast<const Vector __attribute__((address_space(1)))*>(from);
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) to[i] = words[i];
-}
-FLASHPORT_DEVICE unsigned load_half_bits(GlobalBytes from) {
-  using Bits = std::uint16_t __attribute__((aligned(1)));
-  return *reinterpret_cast<const Bits __attribute__((address_space(1)))*>(from);
-}
-
 }  // namespace flashport::FLASHPORT_TARGET

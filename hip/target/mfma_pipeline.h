@@ -111,7 +111,7 @@ class MfmaPipeline {
         const int byte = element_byte<kFormat>(dim);
         load_unit(keys_.words[tile][c], row, byte, row_bytes);
         if constexpr (kFormat == KvFormat::kQ8_0) {
-          keys_.scales[tile][c] = load_half_bits(scale_byte(dim) < row_bytes ? row + scale_byte(dim) : zero_row());
+          keys_.scales[tile][c] = load_half_word(scale_byte(dim) < row_bytes ? row + scale_byte(dim) : zero_row());
         }
       }
     }
@@ -148,7 +148,7 @@ class MfmaPipeline {
         const GlobalBytes row = row_address(data, rows_.values[16 * step + 4 * g_ + key]);
         load_words(values_.words[step][key], row + element_byte<kFormat>(col));
         if constexpr (kFormat == KvFormat::kQ8_0) {
-          values_.scales[step][key] = load_half_bits(row + scale_byte(col));
+          values_.scales[step][key] = load_half_word(row + scale_byte(col));
         }
       }
     }

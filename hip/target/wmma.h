@@ -1,5 +1,4 @@
-// The instructions behind the tile verbs of RDNA3: WMMA 16x16x16 of wave32, the exchange between the halves of a wave,
-// loads at any alignment.
+// The instructions behind the tile verbs of RDNA3: WMMA 16x16x16 of wave32, the exchange between the halves of a wave.
 //
 // Fragments of D = A B + C, lane = 16 * h + n (h 0..1, n 0..15), operands replicated over both halves:
 //   A [16, 16]: row n, element k at 16-bit place k of eight registers
@@ -73,19 +72,6 @@ FLASHPORT_DEVICE unsigned pack(float low, float high) {
 
 // Addresses that follow from `pointer` are worked out on their side, so that few are held at a time.
 FLASHPORT_DEVICE void keep_order(GlobalBytes& pointer) { asm volatile("" : "+v"(pointer)::"memory"); }
-
-// What is loaded at any even address: the hardware takes unaligned vectors.
-template <int kWords>
-struct __attribute__((packed, aligned(2))) UnalignedWords {
-  unsigned __attribute__((ext_vector_type(kWords))) words;
-};
-template <int kWords>
-FLASHPORT_DEVICE auto load_words(GlobalBytes at) {
-  return reinterpret_cast<const UnalignedWords<kWords> __attribute__((address_space(1)))*>(at)->words;
-}
-FLASHPORT_DEVICE unsigned load_half_word(GlobalBytes at) {
-  return *reinterpret_cast<const std::uint16_t __attribute__((address_space(1)))*>(at);
-}
 
 FLASHPORT_DEVICE GlobalBytes from_lane(GlobalBytes pointer, int n) {
   const auto bits = reinterpret_cast<std::uint64_t>(pointer);

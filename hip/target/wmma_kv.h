@@ -149,9 +149,7 @@ struct ValueUnit {
       if constexpr (is_byte_format(kFormat) && kLaneCols == 2) {
         words[pair][0] = load_half_word(at);
       } else {
-        const auto loaded = load_words<kWords>(at);
-#pragma unroll
-        for (int i = 0; i < kWords; ++i) words[pair][i] = loaded[i];
+        load_words(words[pair], at);
       }
       if constexpr (kScaled) scales[pair] = load_half_word(at - 2 - col % 32);
     }
