@@ -37,10 +37,10 @@ struct ChunkWorkspace {
   void* transforms;  // (I + A)^-1
   void* scores;      // P
   ChunkFactors* factors;
-  std::int64_t slots;
-  // A word for each of these, not 0 once they are there, where the chain runs beside the prepare kernel; null: it runs
-  // behind it.
+  // A word for each slot and value head, not 0 once these are there, where the chain runs beside the prepare kernel;
+  // null: it runs behind it.
   unsigned* prepared;
+  std::int64_t slots;
 };
 
 struct GatedDeltaChunkParams {

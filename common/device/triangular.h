@@ -14,7 +14,7 @@ namespace flashport::FLASHPORT_TARGET {
 inline constexpr int kTriangleBlock = 16;
 
 // The diagonal's blocks of x alone, a column of each in the registers of one of the first kChunkTokens threads: for
-// targets that join them by products of their own.
+// targets that join them by products of their own. `x` may be `a`: a thread stores a row when its wave has loaded it.
 template <int kPitch>
 FLASHPORT_DEVICE void invert_diagonal_blocks(const Block& block, const float* a, float* x) {
   if (block.thread() >= kChunkTokens) return;

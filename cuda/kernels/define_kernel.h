@@ -56,11 +56,12 @@ FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>* sh
   }
 }
 
-// The teams of a block, as many as have room, take chunks each for itself. Where the chain runs beside them they begin
-// with all sequences' first chunks, and take back what they announced in earlier launches before it may come.
+// The teams of a block, as many as have room, take chunks each for itself: those of sequences of one length in step,
+// and few chunks by as many multiprocessors as there are. Where the chain runs beside them they take back what they
+// announced in earlier launches before it may come.
 template <GatedDeltaChunkConfig kCfg>
 constexpr int prepare_teams() {
-  constexpr int kRoom = kSharedBytes / static_cast<int>(sizeof(PrepareShared<kCfg>));
+  constexpr int kRoom = kMostSharedBytes / static_cast<int>(sizeof(PrepareShared<kCfg>));
   return kRoom < kMaxPrepareTeams ? kRoom : kMaxPrepareTeams;
 }
 
@@ -71,7 +72,8 @@ FLASHPORT_DEVICE void gated_delta_prepare_block(const GatedDeltaChunkParams& p, 
   PrepareShared<kCfg>& own = shared[team];
   const Block block(&own.tiles.flag, team * kPrepareThreads, kPrepareThreads, kFirstTeamBarrier + team, team, kTeams);
   const auto for_each_chunk = [&](const auto& f) {
-    for (int i = static_cast<int>(block.index());; i += static_cast<int>(block.count())) {
+    const int blocks = static_cast<int>(gridDim.x);
+    for (int i = team * blocks + static_cast<int>(blockIdx.x);; i += kTeams * blocks) {
       const int heads = recompute(p.num_heads), batch = recompute(p.batch);
       const int slots = static_cast<int>(p.workspace.slots), of_sequence = (slots + batch - 1) / batch;
       if (i >= of_sequence * batch * heads) break;
@@ -100,14 +102,18 @@ KernelEntry prepare_entry(const char* key, const void* handle) {
   return {key, gated_delta_chunk_shape(kCfg), kTeams * kPrepareThreads, kBytes, handle, kTeams, {}, true};
 }
 
-// One warpgroup carries the state, one makes outputs, one brings both the chunks. The first gets what registers the
-// others can spare.
+// One warpgroup carries the state, one makes outputs, one brings both the chunks and takes the outputs away. The first
+// gets what registers the others can spare.
+//
+// Beside the prepare kernel it waits for no kernel at its beginning: all blocks of that one have waited for those
+// before it when this one may come, and what that one writes is announced piece by piece.
 template <GatedDeltaChunkConfig kCfg>
 FLASHPORT_DEVICE void gated_delta_chunk_block(const GatedDeltaChunkParams& p, ChainMemory<kCfg>& memory) {
   if (threadIdx.x == 0) memory.init_barriers();
   memory.clear_triangles(static_cast<int>(threadIdx.x));
   __syncthreads();
-  if (p.workspace.prepared == nullptr) await_kernel_before();  // else it is told what it waits for, piece by piece
+  static_assert(sizeof(ChainMemory<kCfg>) <= kMostSharedBytes);
+  if (p.workspace.prepared == nullptr) await_kernel_before();
   let_next_kernel_come();
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   const Block block(&memory.flag, warpgroup * kWarpgroup, kWarpgroup, kChainBarrier + warpgroup);

@@ -157,8 +157,7 @@ const char* launch(int device, Stream stream, const KernelEntry* kernel, std::in
   if (scope.error != nullptr) return scope.error;
   if (const char* error = prepare(state().of(device, kernel), kernel)) return error;
   void* arguments[] = {const_cast<void*>(params)};
-  // Every kernel waits for the one before it by itself (begin_kernel()), so that it may be launched while that one
-  // ends.
+  // Kernels wait by themselves for the one before (begin_kernel()), so that they may be launched while that one ends.
   cudaLaunchAttribute early;
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;

@@ -19,12 +19,11 @@
 namespace flashport::FLASHPORT_TARGET {
 
 inline constexpr int kWaveSize = 32;
-inline constexpr bool kHasProducers = true;      // waves that only copy, and plan the announcements
-inline constexpr int kVectorFloats = 4;          // columns of a row that a thread takes at a time
-inline constexpr int kMergeUnroll = 4;           // parts in flight while merging (docs/tuning.md)
-inline constexpr int kFoldAtOnce = 2;            // states in flight while folding inside the loop
-inline constexpr int kFoldAtEnd = 0;             // and behind it; 0: all, through shared memory
-inline constexpr int kSharedBytes = 227 * 1024;  // that a block can have
+inline constexpr bool kHasProducers = true;  // waves that only copy, and plan the announcements
+inline constexpr int kVectorFloats = 4;      // columns of a row that a thread takes at a time
+inline constexpr int kMergeUnroll = 4;       // parts in flight while merging (docs/tuning.md)
+inline constexpr int kFoldAtOnce = 2;        // states in flight while folding inside the loop
+inline constexpr int kFoldAtEnd = 0;         // and behind it; 0: all, through shared memory
 inline constexpr float kInfinity = __builtin_huge_valf();
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
@@ -143,11 +142,11 @@ FLASHPORT_DEVICE void barrier_await(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// Every kernel begins so, and touches no memory but its own shared memory before: it is launched while the kernel
-// before it on the stream ends, and lets the next one come as early (programmatic dependent launch; without it both are
-// nothing).
+// Programmatic dependent launch; without it both are nothing.
 FLASHPORT_DEVICE void await_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 FLASHPORT_DEVICE void let_next_kernel_come() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+// Nearly every kernel begins so, and touches no memory but its own shared memory before: it is launched while the
+// kernel before it on the stream ends, and lets the next one come as early.
 FLASHPORT_DEVICE void begin_kernel() {
   await_kernel_before();
   let_next_kernel_come();

@@ -1,5 +1,6 @@
-// What the warpgroups of the gated delta rule's chain share, and the one that brings them the chunks. These lie in a
-// ring of stages: one is `ready` when its copies have landed, and `free` when both others have worked on it.
+// What the warpgroups of the gated delta rule's chain share, and the one that brings them the chunks and takes the
+// outputs away. Chunks lie in a ring of stages: one is `ready` when its copies have landed, and `free` when both others
+// have worked on it.
 #pragma once
 
 #include "cuda/target/panels.h"
@@ -68,8 +69,8 @@ FLASHPORT_DEVICE void await_prepared(const ChunkWorkspace& workspace, std::int64
   if (workspace.prepared != nullptr) await_announced(workspace.prepared + place);
 }
 
-// The copying warpgroup's share of the chain, in the same order: it brings the chunks, and takes away the outputs of
-// those that have left the ring.
+// The copying warpgroup's share of the chain, in the same order: it brings the chunks, and takes a
+// chunk's outputs away when the one that follows it in the ring's stage is on its way.
 template <GatedDeltaChunkConfig kCfg>
 class ChunkCopies {
   using Memory = ChainMemory<kCfg>;

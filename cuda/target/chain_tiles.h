@@ -37,7 +37,7 @@ class ChainTiles {
         g_(block.lane() / 4),
         c_(block.lane() % 4) {}
 
-  // What comes before the prepare kernel is done when its first chunk is there.
+  // The chain's first chunk is awaited before its state is touched.
   FLASHPORT_DEVICE void begin(const Chain& chain) {
     column_ = chain.column + warp_column_;
     if (chain.chunks > 0) await_prepared(p_.workspace, place_of(p_, chain, 0).workspace);

@@ -9,6 +9,8 @@
 
 namespace flashport::sm90a {
 
+inline constexpr int kMostSharedBytes = 227 * 1024;  // of a block
+
 constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   const int wider = shape.head_dim_qk > shape.head_dim_v ? shape.head_dim_qk : shape.head_dim_v;
   const int tile_bytes = 64 * kv_row_bytes(shape.kv, wider);

@@ -90,6 +90,17 @@ TEST_F(GatedDeltaChunkHost, LaunchesTwoKernelsWithTheSameParams) {
 }
 
 // Slots for chunks follow from shapes: tokens / 64 and one for each sequence.
+TEST_F(GatedDeltaChunkHost, CutsPackedSequencesWithoutTheirLengths) {
+  Inputs inputs;
+  inputs.join_rows();
+  gated_delta_chunk(inputs.args);
+  ASSERT_EQ(fake_state().launches.size(), 2u);
+  EXPECT_EQ(fake_state().launches[0].grid, (70 / 64 + 3) * 2);
+  EXPECT_EQ(fake_state().launches[1].grid, 3 * 4 * 2);
+  const std::int64_t place = 2 * 64 * 64 * 4 + static_cast<std::int64_t>(sizeof(ChunkFactors) + sizeof(unsigned));
+  EXPECT_EQ(gated_delta_chunk_workspace_size(inputs.args), (70 / 64 + 3) * 4 * place);
+}
+
 // 16 chains, and 80 chunks for blocks of four teams that stride over them.
 TEST_F(GatedDeltaChunkHost, RunsTheChainBesideTheChunksWhereHalfOfTheDeviceIsLeft) {
   const Device device{DeviceKind::kCuda, 0};
@@ -105,7 +116,8 @@ TEST_F(GatedDeltaChunkHost, RunsTheChainBesideTheChunksWhereHalfOfTheDeviceIsLef
     int multiprocessors, prepare_blocks, chain_blocks;
     bool beside;
   };
-  for (const Expected& e : {Expected{32, 64, 16, true}, {31, 80, 16, false}, {3, 12, 3, false}, {100, 80, 16, true}}) {
+  for (const Expected& e :
+       {Expected{32, 64, 16, true}, {31, 124, 16, false}, {3, 12, 3, false}, {120, 320, 16, true}}) {
     SCOPED_TRACE(e.multiprocessors);
     set_multiprocessor_limit(e.multiprocessors);
     fake_state().launches.clear();
@@ -119,18 +131,17 @@ TEST_F(GatedDeltaChunkHost, RunsTheChainBesideTheChunksWhereHalfOfTheDeviceIsLef
       EXPECT_EQ(p.workspace.slots, 40);
     }
   }
+  set_multiprocessor_limit(32);
+  const std::int32_t offsets[] = {0, 1000, 1280};
+  for (TensorView* view : {&a.q, &a.k, &a.v, &a.g, &a.beta, &a.out}) view->shape[0] = 1;
+  for (const int sequences : {2, 1}) {  // packed ones
+    a.cu_seqlens = TensorView(const_cast<std::int32_t*>(offsets), DType::kInt32, device, {sequences + 1});
+    a.state_indices->shape[0] = sequences;
+    gated_delta_chunk(a);
+    const auto p = fake_state().launches.back().as<GatedDeltaChunkParams>();
+    EXPECT_EQ(p.workspace.prepared != nullptr, sequences == 1);
+  }
   set_multiprocessor_limit(0);
-}
-
-TEST_F(GatedDeltaChunkHost, CutsPackedSequencesWithoutTheirLengths) {
-  Inputs inputs;
-  inputs.join_rows();
-  gated_delta_chunk(inputs.args);
-  ASSERT_EQ(fake_state().launches.size(), 2u);
-  EXPECT_EQ(fake_state().launches[0].grid, (70 / 64 + 3) * 2);
-  EXPECT_EQ(fake_state().launches[1].grid, 3 * 4 * 2);
-  const std::int64_t place = 2 * 64 * 64 * 4 + static_cast<std::int64_t>(sizeof(ChunkFactors) + sizeof(unsigned));
-  EXPECT_EQ(gated_delta_chunk_workspace_size(inputs.args), (70 / 64 + 3) * 4 * place);
 }
 
 TEST_F(GatedDeltaChunkHost, HasFewBlocksForItsChainsOnlyWhereTestsLimitThem) {

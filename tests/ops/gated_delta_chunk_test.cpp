@@ -267,8 +267,12 @@ TEST_P(GatedDeltaChunkBitsOf, AChainDoNotDependOnItsBlock) {
 
 INSTANTIATE_TEST_SUITE_P(Ops, GatedDeltaChunkBitsOf, testing::ValuesIn(bits_cases()), kName);
 
+struct GatedDeltaChunkBeside : testing::Test {
+  void TearDown() override { flashport::set_multiprocessor_limit(options().emulator ? 3 : 0); }
+};
+
 // One multiprocessor prepares the chunks while a chain on another waits for them, and behind each other on one.
-TEST(GatedDeltaChunkBits, DoNotDependOnWhoRunsBesideWhom) {
+TEST_F(GatedDeltaChunkBeside, HasTheBitsOfOneBehindTheOther) {
   FLASHPORT_REQUIRE_SUPPORT("delta_chunk_beside", chunk_support());
   DeltaChunkCase c{.name = "beside", .lens = {options().emulator ? 900 : 9000}};
   c.v_heads = 1;
@@ -278,7 +282,6 @@ TEST(GatedDeltaChunkBits, DoNotDependOnWhoRunsBesideWhom) {
   behind.run();
   flashport::set_multiprocessor_limit(2);
   beside.run();
-  flashport::set_multiprocessor_limit(options().emulator ? 3 : 0);
   EXPECT_EQ(beside.out().element_bytes(), behind.out().element_bytes());
   EXPECT_EQ(beside.final_states().element_bytes(), behind.final_states().element_bytes());
 }

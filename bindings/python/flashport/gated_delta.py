@@ -248,8 +248,8 @@ def gated_delta_chunk(
             state that enters each chunk. There are ceil(T / 64) chunks; with ``cu_seqlens`` as many as the sequences
             have together, one sequence behind the other.
         workspace: uint8 of at least :func:`gated_delta_chunk_workspace_size` bytes, aligned to 16, which may hold
-            anything and does so afterwards: not one that :func:`flash_decode` is given. Default: the library keeps one
-            for each stream, and for each captured graph.
+            anything and does so afterwards: not one that :func:`flash_decode` is given, nor that of a call on another
+            stream. Default: the library keeps one for each stream, and for each captured graph.
         out: (B, T, HV, V), of the type of ``q``, any strides but the last axis; written. Default: a new array of q's
             library; to be given where that is none of torch, NumPy and CuPy.
         stream: As in :func:`flash_decode`.
