@@ -12,6 +12,7 @@
 #include "tests/support/compare.h"
 #include "tests/support/content_checks.h"
 #include "tests/support/expected_support.h"
+#include "tests/support/graphs.h"
 #include "tests/support/message_of.h"
 
 namespace flashport_test {
@@ -284,6 +285,37 @@ TEST_F(GatedDeltaChunkBeside, HasTheBitsOfOneBehindTheOther) {
   beside.run();
   EXPECT_EQ(beside.out().element_bytes(), behind.out().element_bytes());
   EXPECT_EQ(beside.final_states().element_bytes(), behind.final_states().element_bytes());
+}
+
+// Two calls of one graph, which share a workspace.
+TEST(GatedDeltaChunkGraphs, ReplaysGoOn) {
+  FLASHPORT_REQUIRE_SUPPORT("delta_chunk_graphs", chunk_support());
+  if (!has_graphs()) GTEST_SKIP() << "a CPU has no graphs";
+  const DeltaChunkCase one{.name = "one", .lens = {200}, .slots = {3}};
+  const DeltaChunkCase two{.name = "two", .lens = {70, 70}, .slots = {1, 4}};
+  DeltaChunkCall eager_one(one), eager_two(two), captured_one(one), captured_two(two);
+  eager_one.run();  // a capture finds a workspace that eager calls have prepared
+  eager_two.run();
+  const DeviceStream stream;
+  const DeviceGraph graph(stream, [&] {
+    flashport::gated_delta_chunk(captured_one.args(), stream.handle());
+    flashport::gated_delta_chunk(captured_two.args(), stream.handle());
+  });
+  for (int replay = 0; replay < 3; ++replay) {
+    graph.launch(stream);
+    if (replay == 0) continue;
+    eager_one.run();
+    eager_two.run();
+  }
+  stream.synchronize();
+  for (DeltaChunkCall* call : {&captured_one, &captured_two}) {
+    call->out().download();
+    call->state().download();
+  }
+  EXPECT_EQ(captured_one.out().element_bytes(), eager_one.out().element_bytes());
+  EXPECT_EQ(captured_one.state().element_bytes(), eager_one.state().element_bytes());
+  EXPECT_EQ(captured_two.out().element_bytes(), eager_two.out().element_bytes());
+  EXPECT_EQ(captured_two.state().element_bytes(), eager_two.state().element_bytes());
 }
 
 // One call, and two that meet at a multiple of 64 tokens, with the state in an fp32 pool in between.
