@@ -69,8 +69,8 @@ FLASHPORT_DEVICE void await_prepared(const ChunkWorkspace& workspace, std::int64
   if (workspace.prepared != nullptr) await_announced(workspace.prepared + place);
 }
 
-// The copying warpgroup's share of the chain, in the same order: it brings the chunks, and takes a
-// chunk's outputs away when the one that follows it in the ring's stage is on its way.
+// The copying warpgroup's share of the chain, in the same order: it brings the chunks, and takes a chunk's outputs away
+// when the one that follows it in the ring's stage is on its way.
 template <GatedDeltaChunkConfig kCfg>
 class ChunkCopies {
   using Memory = ChainMemory<kCfg>;

@@ -18,21 +18,21 @@ struct GatedDeltaChunkHost : ::testing::Test {
   FakeBackends backends_;
 };
 
-// Two rows of 70 tokens, 2 / 4 heads, K 32, V 80.
+// Two rows of tokens, 2 / 4 heads, K 32, V 80.
 struct Inputs {
   std::int64_t slots[2] = {4, -1};
   std::int32_t offsets[4] = {0, 1, 1, 70};
   GatedDeltaChunkArgs args;
 
-  explicit Inputs(Device device = {}) {
-    args.q = TensorView(scratch_at(0), DType::kBFloat16, device, {2, 70, 2, 32});
-    args.k = TensorView(scratch_at(1 << 16), DType::kBFloat16, device, {2, 70, 2, 32});
-    args.v = TensorView(scratch_at(2 << 16), DType::kBFloat16, device, {2, 70, 4, 80});
-    args.g = TensorView(scratch_at(4 << 16), DType::kFloat32, device, {2, 70, 4});
-    args.beta = TensorView(scratch_at(5 << 16), DType::kBFloat16, device, {2, 70, 4});
+  explicit Inputs(Device device = {}, std::int64_t tokens = 70) {
+    args.q = TensorView(scratch_at(0), DType::kBFloat16, device, {2, tokens, 2, 32});
+    args.k = TensorView(scratch_at(1 << 20), DType::kBFloat16, device, {2, tokens, 2, 32});
+    args.v = TensorView(scratch_at(2 << 20), DType::kBFloat16, device, {2, tokens, 4, 80});
+    args.g = TensorView(scratch_at(4 << 20), DType::kFloat32, device, {2, tokens, 4});
+    args.beta = TensorView(scratch_at(5 << 20), DType::kBFloat16, device, {2, tokens, 4});
     args.state = TensorView(scratch_at(16 << 20), DType::kFloat32, device, {5, 4, 80, 32});
     args.state_indices = TensorView(slots, DType::kInt64, device, {2});
-    args.out = TensorView(scratch_at(6 << 16), DType::kBFloat16, device, {2, 70, 4, 80});
+    args.out = TensorView(scratch_at(6 << 20), DType::kBFloat16, device, {2, tokens, 4, 80});
   }
   void give_states() {
     args.final_states = TensorView(scratch_at(20 << 20), DType::kFloat32, Device{}, {2, 4, 80, 32});
@@ -104,14 +104,8 @@ TEST_F(GatedDeltaChunkHost, CutsPackedSequencesWithoutTheirLengths) {
 // 16 chains, and 80 chunks for blocks of four teams that stride over them.
 TEST_F(GatedDeltaChunkHost, RunsTheChainBesideTheChunksWhereHalfOfTheDeviceIsLeft) {
   const Device device{DeviceKind::kCuda, 0};
-  Inputs inputs(device);
+  Inputs inputs(device, 1280);
   GatedDeltaChunkArgs& a = inputs.args;
-  a.q = TensorView(scratch_at(0), DType::kBFloat16, device, {2, 1280, 2, 32});
-  a.k = TensorView(scratch_at(1 << 20), DType::kBFloat16, device, {2, 1280, 2, 32});
-  a.v = TensorView(scratch_at(2 << 20), DType::kBFloat16, device, {2, 1280, 4, 80});
-  a.g = TensorView(scratch_at(4 << 20), DType::kFloat32, device, {2, 1280, 4});
-  a.beta = TensorView(scratch_at(5 << 20), DType::kBFloat16, device, {2, 1280, 4});
-  a.out = TensorView(scratch_at(6 << 20), DType::kBFloat16, device, {2, 1280, 4, 80});
   struct Expected {
     int multiprocessors, prepare_blocks, chain_blocks;
     bool beside;
