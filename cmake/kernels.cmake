@@ -1,5 +1,5 @@
-# From the instance tables to translation units. cmake/kernels.in becomes one source per target and group of rows (of
-# decode: that share kv, head_dim_qk, head_dim_v; on CPUs kv), and one more for the kernels without a template shape;
+# From the instance tables to translation units. cmake/kernels.in becomes one source per target and group of rows, and
+# one more for the kernels without a template shape; the group is flashport_spell_<table>'s, below.
 # cmake/kernel_table.cpp.in, for HIP cmake/hip_kernel_table.cpp.in, becomes the table of a backend's entries.
 
 # The tables: cmake/<table>_instances.txt, of so many columns, whose last one lists targets; what a minimal build keeps
@@ -71,6 +71,12 @@ function(flashport_spell_decode target math kv dk dv rows)
   set(group decode_${kv}_${dk}x${dv} PARENT_SCOPE)
   if(target MATCHES "^cpu_")  # whose shapes of one kv share most of their code
     set(group decode_${kv} PARENT_SCOPE)
+  elseif(target MATCHES "^sm")  # where reading the headers is half of a small unit's time
+    if(dk GREATER 128)
+      set(group decode_${kv}_above_128 PARENT_SCOPE)
+    else()
+      set(group decode_${kv}_to_128 PARENT_SCOPE)
+    endif()
   endif()
 endfunction()
 
@@ -105,7 +111,7 @@ function(flashport_spell_gated_delta_chunk target kernel math dk)
   set(symbol flashport_${target}_gated_delta_${kernel}_${math}_k${dk} PARENT_SCOPE)
   set(key gated_delta_${kernel}/${math}/k${dk}/${target} PARENT_SCOPE)
   set(arguments "MathType::${math_${math}}, ${dk}" PARENT_SCOPE)
-  set(group gated_delta_chunk_k${dk} PARENT_SCOPE)
+  set(group gated_delta_chunk_${math}_k${dk} PARENT_SCOPE)
 endfunction()
 
 # Writes the sources of a target. Sets in the caller:
