@@ -63,7 +63,7 @@ template <GatedDeltaChunkConfig kCfg>
 void run(GatedDeltaChunkParams p, int threads, std::int64_t slots) {
   std::vector<float> transforms(slots * p.num_v_heads * kChunkTokens * kChunkTokens, kNaN), scores = transforms;
   std::vector<ChunkFactors> factors(slots * p.num_v_heads);
-  p.workspace = {transforms.data(), scores.data(), factors.data()};
+  p.workspace = {transforms.data(), scores.data(), factors.data(), nullptr, slots};
   auto prepare_memory = std::make_unique<PrepareShared<kCfg>>();
   run_blocks(slots * p.num_heads, threads,
              [&](const Block& block) { gated_delta_prepare<kCfg>(p, block, *prepare_memory); });
