@@ -1,19 +1,12 @@
-// The operations of the gated delta rule as Python functions. Their arrays go by position, everything else by keyword
-// (or by position in the same order, which saves the look-up of names); None stands for an argument left out.
-#include <algorithm>
-#include <iterator>
-#include <span>
-#include <string>
-
+// The operations of the gated delta rule. None stands for an argument left out.
 #include <flashport/gated_delta.h>
 
 #include "bindings/python/call.h"
+#include "bindings/python/direct_calls.h"
 #include "bindings/python/operations.h"
 
 namespace flashport::python {
 namespace {
-
-using Arguments = PyObject* const*;
 
 namespace update {
 
@@ -27,9 +20,7 @@ enum Argument {
   kDtBias,
   kState,
   kStateIndices,
-  kOut,
-  kPositional,
-  kScale = kPositional,
+  kScale,
   kSoftplusBeta,
   kSoftplusThreshold,
   kLowerBound,
@@ -42,42 +33,19 @@ enum Argument {
   kIntermediateStates,
   kIntermediateIndices,
   kParentTokens,
-  kStream,
   kG,
   kGk,
   kGv,
   kBeta,
   kAllowNegEigval,
   kFinalStates,
+  kOut,
+  kStream,
   kArguments
 };
 
-// Behind the positional ones, in the order of Argument.
-constexpr const char* kKeywords[] = {"scale",
-                                     "softplus_beta",
-                                     "softplus_threshold",
-                                     "lower_bound",
-                                     "use_qk_l2norm",
-                                     "is_kda",
-                                     "head_map",
-                                     "state_layout",
-                                     "update_state",
-                                     "cu_seqlens",
-                                     "intermediate_states",
-                                     "intermediate_indices",
-                                     "parent_tokens",
-                                     "stream",
-                                     "g",
-                                     "gk",
-                                     "gv",
-                                     "beta",
-                                     "allow_neg_eigval",
-                                     "final_states"};
-static_assert(kPositional + std::size(kKeywords) == kArguments);
-
 }  // namespace update
 
-// The same of gated_delta_chunk.
 namespace chunk {
 
 enum Argument {
@@ -88,9 +56,7 @@ enum Argument {
   kBeta,
   kState,
   kStateIndices,
-  kOut,
-  kPositional,
-  kScale = kPositional,
+  kScale,
   kUseQkL2norm,
   kBetaSigmoid,
   kAllowNegEigval,
@@ -103,14 +69,10 @@ enum Argument {
   kFinalStates,
   kChunkStates,
   kWorkspace,
+  kOut,
   kStream,
   kArguments
 };
-
-constexpr const char* kKeywords[] = {
-    "scale",        "use_qk_l2norm", "beta_sigmoid", "allow_neg_eigval", "A_log",        "dt_bias",   "head_map",
-    "state_layout", "update_state",  "cu_seqlens",   "final_states",     "chunk_states", "workspace", "stream"};
-static_assert(kPositional + std::size(kKeywords) == kArguments);
 
 }  // namespace chunk
 
@@ -128,7 +90,7 @@ void read_state(Call& call, PyObject* object, bool updated, std::optional<Tensor
   return updated ? call.optional_output("state", object, to) : call.optional_input("state", object, to);
 }
 
-py::object gated_delta_update_by_position(Arguments a) {
+py::object py_gated_delta_update(Arguments a) {
   using namespace update;
   Call call("gated_delta_update", a[kStream]);
   GatedDeltaUpdateArgs args;
@@ -164,7 +126,7 @@ py::object gated_delta_update_by_position(Arguments a) {
   call.optional_input("parent_tokens", a[kParentTokens], args.parent_tokens);
   call.output("out", a[kOut], args.out);
   call.run([&](Stream stream) { gated_delta_update(args, stream); });
-  return py::none();
+  return py::reinterpret_borrow<py::object>(a[kOut]);
 }
 
 GatedDeltaChunkArgs chunk_args(Call& call, Arguments a) {
@@ -194,14 +156,14 @@ GatedDeltaChunkArgs chunk_args(Call& call, Arguments a) {
   return args;
 }
 
-py::object gated_delta_chunk_by_position(Arguments a) {
+py::object py_gated_delta_chunk(Arguments a) {
   Call call("gated_delta_chunk", a[chunk::kStream]);
   const GatedDeltaChunkArgs args = chunk_args(call, a);
   call.run([&](Stream stream) { gated_delta_chunk(args, stream); });
-  return py::none();
+  return py::reinterpret_borrow<py::object>(a[chunk::kOut]);
 }
 
-py::object gated_delta_chunk_workspace_size_by_position(Arguments a) {
+py::object py_gated_delta_chunk_workspace_size(Arguments a) {
   Call call("gated_delta_chunk_workspace_size", a[chunk::kStream]);
   const GatedDeltaChunkArgs args = chunk_args(call, a);
   std::int64_t bytes = 0;
@@ -209,80 +171,17 @@ py::object gated_delta_chunk_workspace_size_by_position(Arguments a) {
   return py::int_(bytes);
 }
 
-// How a function takes its arguments.
-struct Signature {
-  const char* function;
-  int positional;
-  std::span<const char* const> keywords;
-  py::object (*run)(Arguments);
-};
-
-constexpr Signature kUpdate = {"gated_delta_update", update::kPositional, update::kKeywords,
-                               gated_delta_update_by_position};
-constexpr Signature kChunk = {"gated_delta_chunk", chunk::kPositional, chunk::kKeywords, gated_delta_chunk_by_position};
-constexpr Signature kChunkWorkspaceSize = {"gated_delta_chunk_workspace_size", chunk::kPositional, chunk::kKeywords,
-                                           gated_delta_chunk_workspace_size_by_position};
-constexpr int kMostArguments = std::max<int>(update::kArguments, chunk::kArguments);
-
-// The place of a keyword in a signature; -1 if it is none. Names of calls are interned, so the first pass finds them.
-template <const Signature& kSignature>
-int keyword_place(PyObject* name) {
-  constexpr int kCount = static_cast<int>(kSignature.keywords.size());
-  static PyObject* const* const interned = [] {
-    static PyObject* names[kCount];
-    for (int i = 0; i < kCount; ++i) names[i] = PyUnicode_InternFromString(kSignature.keywords[i]);
-    return names;
-  }();
-  for (int i = 0; i < kCount; ++i) {
-    if (interned[i] == name) return i;
-  }
-  for (int i = 0; i < kCount; ++i) {
-    if (PyUnicode_CompareWithASCIIString(name, kSignature.keywords[i]) == 0) return i;
-  }
-  return -1;
-}
-
-template <const Signature& kSignature>
-PyObject* call_by_signature(PyObject*, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {
-  constexpr int kLeast = kSignature.positional, kMost = kLeast + static_cast<int>(kSignature.keywords.size());
-  if (count < kLeast || count > kMost) {
-    PyErr_Format(PyExc_TypeError, "%s: expected %d to %d arguments by position, got %zd", kSignature.function, kLeast,
-                 kMost, count);
-    return nullptr;
-  }
-  PyObject* all[kMostArguments];
-  for (Py_ssize_t i = 0; i < kMost; ++i) all[i] = i < count ? arguments[i] : Py_None;
-  const Py_ssize_t keywords = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
-  for (Py_ssize_t i = 0; i < keywords; ++i) {
-    PyObject* name = PyTuple_GET_ITEM(names, i);
-    const int place = keyword_place<kSignature>(name);
-    if (place < 0 || kLeast + place < count) {
-      PyErr_Format(PyExc_TypeError, "%s: %s %R", kSignature.function,
-                   place < 0 ? "has no argument" : "got by position and by keyword", name);
-      return nullptr;
-    }
-    all[kLeast + place] = arguments[count + i];
-  }
-  try {
-    return kSignature.run(all).release().ptr();
-  } catch (...) {
-    set_python_error();
-    return nullptr;
-  }
-}
-
-template <const Signature& kSignature>
-PyMethodDef method() {
-  auto* function = reinterpret_cast<void (*)()>(&call_by_signature<kSignature>);
-  return {kSignature.function, reinterpret_cast<PyCFunction>(function), METH_FASTCALL | METH_KEYWORDS, nullptr};
-}
+constexpr Operation kUpdate{"gated_delta_update", py_gated_delta_update, update::kArguments, update::kOut};
+constexpr Operation kChunk{"gated_delta_chunk", py_gated_delta_chunk, chunk::kArguments, chunk::kOut};
+constexpr Operation kChunkWorkspaceSize{"gated_delta_chunk_workspace_size", py_gated_delta_chunk_workspace_size,
+                                        chunk::kArguments, chunk::kOut};
 
 }  // namespace
 
 void define_gated_delta_operations(py::module_& module) {
-  static PyMethodDef methods[] = {
-      method<kUpdate>(), method<kChunk>(), method<kChunkWorkspaceSize>(), {nullptr, nullptr, 0, nullptr}};
-  if (PyModule_AddFunctions(module.ptr(), methods) != 0) throw py::error_already_set();
+  add_operation<kUpdate>(module);
+  add_operation<kChunk>(module);
+  add_operation<kChunkWorkspaceSize>(module);
 }
 
 }  // namespace flashport::python

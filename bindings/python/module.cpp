@@ -15,6 +15,7 @@
 
 #include "bindings/python/call.h"
 #include "bindings/python/device_array.h"
+#include "bindings/python/direct_calls.h"
 #include "bindings/python/operations.h"
 #include "bindings/python/read_memory.h"
 
@@ -112,6 +113,7 @@ PYBIND11_MODULE(_core, module) {
   });
 
   define_operations(module);
+  module.def("direct", &direct, py::arg("function"));
   define_device_array(module);
   define_backends(module);
   define_read_memory(module);

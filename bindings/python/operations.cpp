@@ -1,19 +1,16 @@
 // Arguments by position, in the order of the package's functions; None stands for an optional argument left out.
 #include "bindings/python/operations.h"
 
-#include <exception>
-#include <new>
 #include <string>
 
 #include <flashport/decode.h>
 
 #include "bindings/python/call.h"
+#include "bindings/python/direct_calls.h"
 #include "common/host/cache_layout.h"
 
 namespace flashport::python {
 namespace {
-
-using Arguments = PyObject* const*;
 
 KvLayout kv_layout(const Call& call, PyObject* object) {
   return call.is_second("kv_layout", object, "NHD", "HND") ? KvLayout::kHND : KvLayout::kNHD;
@@ -265,60 +262,24 @@ py::object py_merge_states(Arguments a) {
   return finish_merge(call, a[0], outputs, a[3], a[4]);
 }
 
-using Body = py::object (*)(Arguments);
-
-template <Body kBody, int kCount>
-PyObject* by_position(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != kCount) {
-    PyErr_Format(PyExc_TypeError, "expected %d arguments, got %zd", kCount, count);
-    return nullptr;
-  }
-  try {
-    return kBody(arguments).release().ptr();
-  } catch (...) {
-    set_python_error();
-    return nullptr;
-  }
-}
-
-template <Body kBody, int kCount>
-constexpr PyMethodDef method(const char* name) {
-  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&by_position<kBody, kCount>)), METH_FASTCALL,
-          nullptr};
-}
+constexpr Operation kFlashDecode{"flash_decode", py_flash_decode, kDecodeArguments};
+constexpr Operation kDecodeWorkspaceSize{"decode_workspace_size", py_decode_workspace_size, kDecodeArguments};
+constexpr Operation kFlashDecodeStage1{"flash_decode_stage1", py_flash_decode_stage1, 12};
+constexpr Operation kFlashDecodeStage2{"flash_decode_stage2", py_flash_decode_stage2, 7};
+constexpr Operation kAppendKv{"append_kv", py_append_kv, 9};
+constexpr Operation kMergeState{"merge_state", py_merge_state, 8};
+constexpr Operation kMergeStates{"merge_states", py_merge_states, 6};
 
 }  // namespace
 
-void set_python_error() {
-  try {
-    throw;
-  } catch (py::error_already_set& error) {
-    error.restore();
-  } catch (const ValueError& error) {
-    PyErr_SetString(PyExc_ValueError, error.what());
-  } catch (const TypeError& error) {
-    PyErr_SetString(PyExc_TypeError, error.what());
-  } catch (const NotSupportedError& error) {
-    PyErr_SetString(PyExc_NotImplementedError, error.what());
-  } catch (const std::bad_alloc&) {
-    PyErr_NoMemory();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-}
-
 void define_operations(py::module_& module) {
-  static PyMethodDef methods[] = {
-      method<py_flash_decode, kDecodeArguments>("flash_decode"),
-      method<py_decode_workspace_size, kDecodeArguments>("decode_workspace_size"),
-      method<py_flash_decode_stage1, 12>("flash_decode_stage1"),
-      method<py_flash_decode_stage2, 7>("flash_decode_stage2"),
-      method<py_append_kv, 9>("append_kv"),
-      method<py_merge_state, 8>("merge_state"),
-      method<py_merge_states, 6>("merge_states"),
-      {nullptr, nullptr, 0, nullptr},
-  };
-  if (PyModule_AddFunctions(module.ptr(), methods) != 0) throw py::error_already_set();
+  add_operation<kFlashDecode>(module);
+  add_operation<kDecodeWorkspaceSize>(module);
+  add_operation<kFlashDecodeStage1>(module);
+  add_operation<kFlashDecodeStage2>(module);
+  add_operation<kAppendKv>(module);
+  add_operation<kMergeState>(module);
+  add_operation<kMergeStates>(module);
   define_gated_delta_operations(module);
 }
 

@@ -47,6 +47,11 @@ def test_functional_decode():
         assert torch.equal(got, wanted)
 
 
+def test_a_function_of_the_package_alone():
+    arguments = make()
+    assert torch.equal(compiled(flashport.flash_decode)(*arguments), flashport.flash_decode(*arguments))
+
+
 def test_decode_in_place():
     def step(q, k, v, seqlens, out):
         flashport.flash_decode(q, k, v, seqlens, out=out)

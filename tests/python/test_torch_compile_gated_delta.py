@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ast
+import inspect
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -230,8 +229,9 @@ def test_opcheck(packed):
     x = make(packed=packed)
     torch.library.opcheck(
         ops.gated_delta_update.default,
-        (*(x[name] for name in ("q", "k", "v", "a", "b", "A_log", "dt_bias", "state", "slots", "out")), 0.5, 1.0, 20.0,
-         None, True, False, "consecutive", "vk", True, x["cu_seqlens"], x["intermediate"], x["kept"], x["parents"]),
+        (*(x[name] for name in ("q", "k", "v", "a", "b", "A_log", "dt_bias", "state", "slots")), 0.5, 1.0, 20.0, None,
+         True, False, "consecutive", "vk", True, x["cu_seqlens"], x["intermediate"], x["kept"], x["parents"],
+         *[None] * 4, False, None, x["out"]),
         test_utils=tests,
     )  # fmt: skip
     x = make(packed=packed)
@@ -240,8 +240,9 @@ def test_opcheck(packed):
     beta = torch.rand(*rows, VALUE_HEADS, VALUES)
     torch.library.opcheck(
         ops.gated_delta_update.default,
-        (x["q"], x["k"], x["v"], None, None, None, None, x["state"], x["slots"], x["out"], 0.5, None, None, None, True,
-         None, "modulo", "vk", True, x["cu_seqlens"], None, None, None, -x["a"].abs(), gk, gv, beta, None, x["final"]),
+        (x["q"], x["k"], x["v"], None, None, None, None, x["state"], x["slots"], 0.5, None, None, None, True, None,
+         "modulo", "vk", True, x["cu_seqlens"], None, None, None, -x["a"].abs(), gk, gv, beta, None, x["final"],
+         x["out"]),
         test_utils=tests,
     )  # fmt: skip
     x = make(tokens=70, packed=packed)
@@ -252,8 +253,8 @@ def test_opcheck(packed):
     )
     torch.library.opcheck(
         ops.gated_delta_chunk.default,
-        (*inputs, x["out"], 0.5, True, True, False, x["A_log"], x["dt_bias"], "consecutive", "vk", True,
-         x["cu_seqlens"], x["final"], chunks, workspace),
+        (*inputs, 0.5, True, True, False, x["A_log"], x["dt_bias"], "consecutive", "vk", True, x["cu_seqlens"],
+         x["final"], chunks, workspace, x["out"]),
         test_utils=tests,
     )  # fmt: skip
 
@@ -267,14 +268,30 @@ def test_the_operators_declare_what_they_write():
     assert written(ops.gated_delta_chunk) == {"state", "out", "final_states", "chunk_states", "workspace"}
 
 
-@pytest.mark.parametrize("name", ["gated_delta_update", "gated_delta_chunk"])
-def test_the_operators_take_what_the_compiled_half_takes(name):
-    """In its order, but for the stream, as its stub has it."""
-    stub = ast.parse((Path(flashport.__file__).parent / "_core.pyi").read_text())
-    function = next(x for x in stub.body if isinstance(x, ast.FunctionDef) and x.name == name)
-    names = [x.arg for x in function.args.posonlyargs + function.args.args]
-    operator = getattr(torch.ops.flashport, name).default
-    assert [x.name for x in operator._schema.arguments] == [name for name in names if name != "stream"]
+@pytest.mark.parametrize("function", [flashport.gated_delta_update, flashport.gated_delta_chunk])
+def test_the_operators_take_what_the_functions_take(function):
+    """In their order, but for the stream."""
+    operator = getattr(torch.ops.flashport, function.__name__).default
+    names = [name for name in inspect.signature(function).parameters if name != "stream"]
+    assert [x.name for x in operator._schema.arguments] == names
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export(strict):
+    """Without torch.compile's tracer, tensors that stand for others run through the functions themselves."""
+
+    class Step(torch.nn.Module):
+        def forward(self, q, k, v, state, out):
+            flashport.gated_delta_update(q, k, v, state=state, out=out)
+            return out + 1
+
+    x = make()
+    given = tuple(x[name] for name in ("q", "k", "v", "state", "out"))
+    program = torch.export.export(Step(), given, strict=strict)
+    assert any("gated_delta_update" in str(node.target) for node in program.graph.nodes)
+    copies = tuple(tensor.clone() for tensor in given)
+    assert torch.equal(program.module()(*given), Step()(*copies))
+    assert torch.equal(given[3], copies[3])
 
 
 SCRIPT = """

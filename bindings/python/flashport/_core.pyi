@@ -1,9 +1,11 @@
-"""Types of the compiled half. Arrays are anything that speaks DLPack; arguments of operations go by position, those of
-the gated delta rule behind ``out`` also by keyword.
+"""Types of the compiled half. Arrays are anything that speaks DLPack; operations take all arguments by position, in the
+order of the package's functions of the same names.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+_Function = TypeVar("_Function")
 
 class DeviceArray:
     """A contiguous, uninitialised array on a device such as "cpu", "cuda:0" or "hip:0"; speaks DLPack."""
@@ -60,6 +62,7 @@ class BackendStatus:
     def devices(self) -> list[DeviceProperties]: ...
 
 def version() -> str: ...
+def direct(function: _Function) -> _Function: ...
 def backends() -> list[BackendStatus]: ...
 def kernel_keys(target: str) -> list[str]: ...
 def set_multiprocessor_limit(count: int) -> None: ...
@@ -101,86 +104,6 @@ def flash_decode_stage2(*arguments: Any) -> None: ...
 def append_kv(*arguments: Any) -> None: ...
 def merge_state(*arguments: Any) -> tuple[Any, Any]: ...
 def merge_states(*arguments: Any) -> tuple[Any, Any]: ...
-def gated_delta_update(
-    q: Any,
-    k: Any,
-    v: Any,
-    a: Any,
-    b: Any,
-    A_log: Any,  # noqa: N803
-    dt_bias: Any,
-    state: Any,
-    state_indices: Any,
-    out: Any,
-    /,
-    scale: float | None = None,
-    softplus_beta: float | None = None,
-    softplus_threshold: float | None = None,
-    lower_bound: float | None = None,
-    use_qk_l2norm: bool | None = None,
-    is_kda: bool | None = None,
-    head_map: str | None = None,
-    state_layout: str | None = None,
-    update_state: bool | None = None,
-    cu_seqlens: Any = None,
-    intermediate_states: Any = None,
-    intermediate_indices: Any = None,
-    parent_tokens: Any = None,
-    stream: Any = None,
-    g: Any = None,
-    gk: Any = None,
-    gv: Any = None,
-    beta: Any = None,
-    allow_neg_eigval: bool | None = None,
-    final_states: Any = None,
-) -> None: ...
-def gated_delta_chunk(
-    q: Any,
-    k: Any,
-    v: Any,
-    g: Any,
-    beta: Any,
-    state: Any,
-    state_indices: Any,
-    out: Any,
-    /,
-    scale: float | None = None,
-    use_qk_l2norm: bool | None = None,
-    beta_sigmoid: bool | None = None,
-    allow_neg_eigval: bool | None = None,
-    A_log: Any = None,  # noqa: N803
-    dt_bias: Any = None,
-    head_map: str | None = None,
-    state_layout: str | None = None,
-    update_state: bool | None = None,
-    cu_seqlens: Any = None,
-    final_states: Any = None,
-    chunk_states: Any = None,
-    workspace: Any = None,
-    stream: Any = None,
-) -> None: ...
-def gated_delta_chunk_workspace_size(
-    q: Any,
-    k: Any,
-    v: Any,
-    g: Any,
-    beta: Any,
-    state: Any,
-    state_indices: Any,
-    out: Any,
-    /,
-    scale: float | None = None,
-    use_qk_l2norm: bool | None = None,
-    beta_sigmoid: bool | None = None,
-    allow_neg_eigval: bool | None = None,
-    A_log: Any = None,  # noqa: N803
-    dt_bias: Any = None,
-    head_map: str | None = None,
-    state_layout: str | None = None,
-    update_state: bool | None = None,
-    cu_seqlens: Any = None,
-    final_states: Any = None,
-    chunk_states: Any = None,
-    workspace: Any = None,
-    stream: Any = None,
-) -> int: ...
+def gated_delta_update(*arguments: Any) -> Any: ...
+def gated_delta_chunk(*arguments: Any) -> Any: ...
+def gated_delta_chunk_workspace_size(*arguments: Any) -> int: ...

@@ -19,6 +19,7 @@ def _torch_operators() -> Any:
     return torch_ops
 
 
+@_core.direct
 def flash_decode(
     q: Any,
     k_cache: Any,
@@ -163,6 +164,7 @@ def decode_workspace_size(
     )  # fmt: skip
 
 
+@_core.direct
 def flash_decode_stage1(
     q: Any,
     k: Any,
@@ -216,6 +218,7 @@ def flash_decode_stage1(
     )  # fmt: skip
 
 
+@_core.direct
 def flash_decode_stage2(
     mid_out: Any,
     mid_out_logexpsum: Any,
@@ -250,6 +253,7 @@ def flash_decode_stage2(
     return _core.flash_decode_stage2(mid_out, mid_out_logexpsum, B_Seqlen, Out, block_seq, lse, stream)
 
 
+@_core.direct
 def append_kv(
     k: Any,
     v: Any,
@@ -292,6 +296,7 @@ def append_kv(
     return _core.append_kv(k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale, stream)
 
 
+@_core.direct
 def merge_state(
     o_a: Any,
     lse_a: Any,
@@ -330,6 +335,7 @@ def merge_state(
     return _core.merge_state(o_a, lse_a, o_b, lse_b, lse_base, out, out_lse, stream)
 
 
+@_core.direct
 def merge_states(
     o: Any,
     lse: Any,

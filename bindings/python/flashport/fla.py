@@ -12,7 +12,7 @@ import warnings
 from typing import Any
 
 from flashport.arrays import new_array, new_output
-from flashport.gated_delta import operations, refuse_gradients
+from flashport.gated_delta import gated_delta_chunk, gated_delta_update, refuse_gradients
 
 __all__ = ["chunk_gated_delta_rule", "chunk_gdn", "fused_recurrent_gated_delta_rule", "fused_recurrent_gdn"]
 
@@ -95,11 +95,11 @@ def chunk_gated_delta_rule(
         gate = dict.fromkeys(gate)
     refuse_gradients(name, q, k, v, g, beta, initial_state, *gate.values())
     final_state = _final_state(name, q, v, initial_state, output_final_state, state_v_first, cu_seqlens)
-    out = new_output(q, v)
-    operations().gated_delta_chunk(
-        q, k, v, g, beta, initial_state, None, out, scale, use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel,
-        allow_neg_eigval, gate["A_log"], gate["dt_bias"], None, "vk" if state_v_first else "kv", False, cu_seqlens,
-        final_state,
+    out = gated_delta_chunk(
+        q, k, v, g, beta, initial_state, scale=scale, use_qk_l2norm=use_qk_l2norm_in_kernel,
+        beta_sigmoid=use_beta_sigmoid_in_kernel, allow_neg_eigval=allow_neg_eigval, **gate,
+        state_layout="vk" if state_v_first else "kv", update_state=False, cu_seqlens=cu_seqlens,
+        final_states=final_state, out=new_output(q, v),
     )  # fmt: skip
     return out, final_state
 
@@ -182,11 +182,10 @@ def fused_recurrent_gated_delta_rule(
     final_state = _final_state(name, q, v, initial_state, output_final_state, state_v_first, cu_seqlens)
     a, g = (g, None) if use_gate_in_kernel else (None, g)
     b, beta = (beta, None) if use_beta_sigmoid_in_kernel else (None, beta)
-    out = new_output(q, v)
-    operations().gated_delta_update(
-        q, k, v, a, b, A_log, dt_bias, initial_state, None, out, scale, None, None, None, use_qk_l2norm_in_kernel, None,
-        None, "vk" if state_v_first else "kv", False, cu_seqlens, None, None, None, None, g, gk, gv, beta,
-        allow_neg_eigval, final_state,
+    out = gated_delta_update(
+        q, k, v, a, b, A_log, dt_bias, initial_state, scale=scale, use_qk_l2norm=use_qk_l2norm_in_kernel,
+        state_layout="vk" if state_v_first else "kv", update_state=False, cu_seqlens=cu_seqlens, g=g, gk=gk,
+        gv=gv, beta=beta, allow_neg_eigval=allow_neg_eigval, final_states=final_state, out=new_output(q, v),
     )  # fmt: skip
     return out, final_state
 

@@ -15,7 +15,7 @@ from flashport import _core, tracing
 from flashport.arrays import new_output
 
 
-def operations() -> Any:
+def _operations() -> Any:
     """What has the operations: the compiled half, or its operators of torch while torch.compile traces the caller."""
     if tracing.is_compiling():
         from flashport import torch_gated_delta
@@ -36,6 +36,7 @@ def refuse_gradients(function: str, *arrays: Any) -> None:
         )
 
 
+@_core.direct
 def gated_delta_update(
     q: Any,
     k: Any,
@@ -161,14 +162,14 @@ def gated_delta_update(
         RuntimeError: A driver call failed.
     """
     out = new_output(q, v) if out is None else out
-    operations().gated_delta_update(
-        q, k, v, a, b, A_log, dt_bias, state, state_indices, out, scale, softplus_beta, softplus_threshold, lower_bound,
+    return _operations().gated_delta_update(
+        q, k, v, a, b, A_log, dt_bias, state, state_indices, scale, softplus_beta, softplus_threshold, lower_bound,
         use_qk_l2norm, is_kda, head_map, state_layout, update_state, cu_seqlens, intermediate_states,
-        intermediate_indices, parent_tokens, stream, g, gk, gv, beta, allow_neg_eigval, final_states,
+        intermediate_indices, parent_tokens, g, gk, gv, beta, allow_neg_eigval, final_states, out, stream,
     )  # fmt: skip
-    return out
 
 
+@_core.direct
 def gated_delta_chunk(
     q: Any,
     k: Any,
@@ -268,11 +269,10 @@ def gated_delta_chunk(
         RuntimeError: A driver call failed.
     """
     out = new_output(q, v) if out is None else out
-    operations().gated_delta_chunk(
-        q, k, v, g, beta, state, state_indices, out, scale, use_qk_l2norm, beta_sigmoid, allow_neg_eigval, A_log,
-        dt_bias, head_map, state_layout, update_state, cu_seqlens, final_states, chunk_states, workspace, stream,
+    return _operations().gated_delta_chunk(
+        q, k, v, g, beta, state, state_indices, scale, use_qk_l2norm, beta_sigmoid, allow_neg_eigval, A_log, dt_bias,
+        head_map, state_layout, update_state, cu_seqlens, final_states, chunk_states, workspace, out, stream,
     )  # fmt: skip
-    return out
 
 
 def gated_delta_chunk_workspace_size(q: Any, k: Any, v: Any, g: Any, beta: Any, *, cu_seqlens: Any = None) -> int:
@@ -296,4 +296,7 @@ def gated_delta_chunk_workspace_size(q: Any, k: Any, v: Any, g: Any, beta: Any, 
     Raises:
         ValueError, TypeError, NotImplementedError: As :func:`gated_delta_chunk`.
     """
-    return _core.gated_delta_chunk_workspace_size(q, k, v, g, beta, None, None, new_output(q, v), cu_seqlens=cu_seqlens)
+    unset = [None] * 9
+    return _core.gated_delta_chunk_workspace_size(
+        q, k, v, g, beta, None, None, *unset, cu_seqlens, None, None, None, new_output(q, v), None
+    )

@@ -12,7 +12,7 @@ from typing import Any
 
 from flashport import tracing
 from flashport.arrays import new_array, new_output
-from flashport.gated_delta import operations, refuse_gradients
+from flashport.gated_delta import gated_delta_chunk, gated_delta_update, refuse_gradients
 
 __all__ = ["chunk_gated_delta_rule", "fused_sigmoid_gating_delta_rule_update"]
 
@@ -111,13 +111,13 @@ def fused_sigmoid_gating_delta_rule_update(
         initial_state_indices = None
     if intermediate_states_buffer is None:
         intermediate_state_indices = retrieve_parent_token = None
-    out = new_output(q, v)
-    operations().gated_delta_update(
-        q, k, v, a, b, A_log, dt_bias, initial_state_source, initial_state_indices, out, scale, softplus_beta,
-        softplus_threshold, lower_bound, use_qk_l2norm_in_kernel, is_kda, None, state_layout, not disable_state_update,
-        cu_seqlens, intermediate_states_buffer, intermediate_state_indices, retrieve_parent_token,
+    return gated_delta_update(
+        q, k, v, a, b, A_log, dt_bias, initial_state_source, initial_state_indices, scale=scale,
+        softplus_beta=softplus_beta, softplus_threshold=softplus_threshold, lower_bound=lower_bound,
+        use_qk_l2norm=use_qk_l2norm_in_kernel, is_kda=is_kda, state_layout=state_layout,
+        update_state=not disable_state_update, cu_seqlens=cu_seqlens, intermediate_states=intermediate_states_buffer,
+        intermediate_indices=intermediate_state_indices, parent_tokens=retrieve_parent_token, out=new_output(q, v),
     )  # fmt: skip
-    return out
 
 
 def chunk_gated_delta_rule(
@@ -188,10 +188,10 @@ def chunk_gated_delta_rule(
             chunks = _chunks_of(cu_seqlens)
         inner = (v.shape[3], q.shape[3]) if state_layout == "vk" else (q.shape[3], v.shape[3])
         h = new_array("chunk_gated_delta_rule", "q", q, (q.shape[0], chunks, v.shape[2], *inner))
-    out = new_output(q, v)
-    operations().gated_delta_chunk(
-        q, k, v, g, beta, initial_state, initial_state_indices, out, scale, use_qk_l2norm_in_kernel, None, None, None,
-        None, None, state_layout, inplace_update, cu_seqlens, None, h,
+    out = gated_delta_chunk(
+        q, k, v, g, beta, initial_state, initial_state_indices, scale=scale,
+        use_qk_l2norm=use_qk_l2norm_in_kernel, state_layout=state_layout, update_state=inplace_update,
+        cu_seqlens=cu_seqlens, chunk_states=h, out=new_output(q, v),
     )  # fmt: skip
     return out, None, h
 

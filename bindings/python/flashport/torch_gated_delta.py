@@ -16,38 +16,36 @@ from flashport.torch_ops import register, writes_nothing_else
 
 _UPDATE = (
     "Tensor q, Tensor k, Tensor v, Tensor? a, Tensor? b, Tensor? A_log, Tensor? dt_bias, Tensor(a!)? state, "
-    "Tensor? state_indices, Tensor(b!) out, float? scale=None, float? softplus_beta=None, "
-    "float? softplus_threshold=None, float? lower_bound=None, bool? use_qk_l2norm=None, bool? is_kda=None, "
-    "str? head_map=None, str? state_layout=None, bool? update_state=None, Tensor? cu_seqlens=None, "
-    "Tensor(c!)? intermediate_states=None, Tensor? intermediate_indices=None, Tensor? parent_tokens=None"
-)
-_UPDATE_BEHIND = (
-    "Tensor? g=None, Tensor? gk=None, Tensor? gv=None, Tensor? beta=None, bool? allow_neg_eigval=None, "
-    "Tensor(d!)? final_states=None"
+    "Tensor? state_indices, float? scale, float? softplus_beta, float? softplus_threshold, float? lower_bound, "
+    "bool? use_qk_l2norm, bool? is_kda, str? head_map, str? state_layout, bool? update_state, Tensor? cu_seqlens, "
+    "Tensor(b!)? intermediate_states, Tensor? intermediate_indices, Tensor? parent_tokens, Tensor? g, Tensor? gk, "
+    "Tensor? gv, Tensor? beta, bool? allow_neg_eigval, Tensor(c!)? final_states, Tensor(d!) out"
 )
 _CHUNK = (
-    "Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor(a!)? state, Tensor? state_indices, Tensor(b!) out, "
-    "float? scale=None, bool? use_qk_l2norm=None, bool? beta_sigmoid=None, bool? allow_neg_eigval=None, "
-    "Tensor? A_log=None, Tensor? dt_bias=None, str? head_map=None, str? state_layout=None, bool? update_state=None, "
-    "Tensor? cu_seqlens=None, Tensor(c!)? final_states=None, Tensor(d!)? chunk_states=None, Tensor(e!)? workspace=None"
+    "Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor(a!)? state, Tensor? state_indices, float? scale, "
+    "bool? use_qk_l2norm, bool? beta_sigmoid, bool? allow_neg_eigval, Tensor? A_log, Tensor? dt_bias, str? head_map, "
+    "str? state_layout, bool? update_state, Tensor? cu_seqlens, Tensor(b!)? final_states, Tensor(c!)? chunk_states, "
+    "Tensor(d!)? workspace, Tensor(e!) out"
 )
 
 
-def _define(name: str, before: str, behind: str = "") -> Any:
-    """Registers the operator, which has no ``stream`` between its arguments; gives the function that takes it."""
-    compiled, place = getattr(_core, name), before.count(",") + 1
+def _define(name: str, arguments: str) -> Any:
+    """Registers the operator, which has no ``stream``; gives the function that takes it and returns ``out``."""
+    compiled = getattr(_core, name)
 
     def kernel(*given: Any) -> None:
-        compiled(*given[:place], *([None, *given[place:]] if len(given) > place else []))
+        compiled(*given, None)
 
-    register(name, f"({before}{', ' if behind else ''}{behind}) -> ()", kernel, writes_nothing_else)
+    register(name, f"({arguments}) -> ()", kernel, writes_nothing_else)
     operator = getattr(torch.ops.flashport, name)
 
-    def run(*given: Any) -> None:
-        operator(*given[:place], *given[place + 1 :])
+    def run(*given: Any) -> Any:
+        *passed, out, _ = given
+        operator(*passed, out)
+        return out
 
     return run
 
 
-gated_delta_update = _define("gated_delta_update", _UPDATE, _UPDATE_BEHIND)
+gated_delta_update = _define("gated_delta_update", _UPDATE)
 gated_delta_chunk = _define("gated_delta_chunk", _CHUNK)
