@@ -159,7 +159,7 @@ function(flashport_target_definitions target backend out)
              "FLASHPORT_TARGET_HEADER=\"${backend}/target/${target}.h\"" PARENT_SCOPE)
 endfunction()
 
-# Table of a backend whose translation units define `KernelEntry <symbol>_entry()` (CPU, CUDA). `kernels_<target>` must
+# Table of a backend whose translation units define a KernelEntry `<symbol>_entry` (CPU, CUDA). `kernels_<target>` must
 # hold what flashport_generate_kernels gave.
 function(flashport_generate_table backend targets out_source)
   set(FLASHPORT_BACKEND ${backend})
@@ -170,8 +170,8 @@ function(flashport_generate_table backend targets out_source)
     string(APPEND FLASHPORT_TABLES "  static const KernelEntry k_${target}[] = {\n")
     foreach(kernel IN LISTS kernels_${target})
       string(REGEX REPLACE "[|].*" "" symbol "${kernel}")
-      string(APPEND FLASHPORT_DECLARATIONS "flashport::KernelEntry ${symbol}_entry();\n")
-      string(APPEND FLASHPORT_TABLES "      ${symbol}_entry(),\n")
+      string(APPEND FLASHPORT_DECLARATIONS "extern const flashport::KernelEntry ${symbol}_entry;\n")
+      string(APPEND FLASHPORT_TABLES "      ${symbol}_entry,\n")
     endforeach()
     string(APPEND FLASHPORT_TABLES "  };\n")
     string(APPEND FLASHPORT_ROWS "      {\"${target}\", k_${target}, static_cast<int>(std::size(k_${target}))},\n")

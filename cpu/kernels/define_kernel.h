@@ -1,5 +1,6 @@
 // Makes a kernel of a CPU target out of the algorithm in common/device. Each macro defines the function `symbol`, a
-// cpu_runtime::Kernel, and `flashport::KernelEntry <symbol>_entry()`, which the generated kernel table calls.
+// cpu_runtime::Kernel, and its KernelEntry `<symbol>_entry` for the generated kernel table: data and no code, as the
+// table is read on processors that cannot run the target.
 #pragma once
 
 #include "common/device/append_kernel.h"
@@ -30,10 +31,9 @@ constexpr GatedDeltaConfig gated_delta_config(const GatedDeltaShape& shape) {
     [[maybe_unused]] auto& shared = *static_cast<Shared*>(scratch);                                 \
     call;                                                                                           \
   }                                                                                                 \
-  extern "C" KernelEntry symbol##_entry() {                                                         \
-    const auto* handle = reinterpret_cast<const void*>(&symbol);                                    \
-    return {key, shape, 1, static_cast<int>(sizeof(Shared)), handle, 1, delta};                     \
-  }
+  extern "C" const KernelEntry symbol##_entry;                                                      \
+  const KernelEntry symbol##_entry = {                                                              \
+      key, shape, 1, static_cast<int>(sizeof(Shared)), reinterpret_cast<const void*>(&symbol), 1, delta};
 
 // math, kv, head_dim_qk, head_dim_v, rows
 #define FLASHPORT_DEFINE_DECODE(symbol, key, ...)                                                              \

@@ -1,5 +1,5 @@
 // Makes a kernel of a CUDA target out of the algorithm in common/device. Each macro defines the __global__ function
-// `symbol` and `flashport::KernelEntry <symbol>_entry()`, which the generated kernel table calls.
+// `symbol` and its KernelEntry `<symbol>_entry` for the generated kernel table.
 #pragma once
 
 #include "common/device/append_kernel.h"
@@ -95,13 +95,6 @@ FLASHPORT_DEVICE void gated_delta_prepare_block(const GatedDeltaChunkParams& p, 
   for_each_chunk([&](std::int64_t slot, int head) { prepare_chunk<kCfg>(p, block, slot, head, own); });
 }
 
-template <GatedDeltaChunkConfig kCfg>
-KernelEntry prepare_entry(const char* key, const void* handle) {
-  constexpr int kTeams = prepare_teams<kCfg>();
-  constexpr int kBytes = kTeams * static_cast<int>(sizeof(PrepareShared<kCfg>));
-  return {key, gated_delta_chunk_shape(kCfg), kTeams * kPrepareThreads, kBytes, handle, kTeams, {}, true};
-}
-
 // One warpgroup carries the state, one makes outputs, one brings both the chunks and takes the outputs away. The first
 // gets what registers the others can spare.
 //
@@ -131,9 +124,18 @@ FLASHPORT_DEVICE void gated_delta_chunk_block(const GatedDeltaChunkParams& p, Ch
   await_kernel_before();  // who waits for this kernel waits for that one too
 }
 
+// Functions, as nvcc 13.0 spells the names of such types wrong where it writes out variables of a namespace.
 template <DecodeConfig kCfg>
 constexpr int shared_bytes() {
   return kCfg.tuning.teams * static_cast<int>(sizeof(DecodeShared<kCfg>));
+}
+template <GatedDeltaChunkConfig kCfg>
+constexpr int prepare_bytes() {
+  return prepare_teams<kCfg>() * static_cast<int>(sizeof(PrepareShared<kCfg>));
+}
+template <GatedDeltaChunkConfig kCfg>
+constexpr int chain_bytes() {
+  return static_cast<int>(sizeof(ChainMemory<kCfg>));
 }
 
 constexpr DecodeConfig decode_config(MathType math, KvFormat kv, int head_dim_qk, int head_dim_v, int rows) {
@@ -168,14 +170,13 @@ FLASHPORT_DEVICE void gated_delta_update_block(const GatedDeltaUpdateParams& p) 
     extern __shared__ __align__(128) unsigned char memory[];                                         \
     decode_block<symbol##_config>(params, reinterpret_cast<DecodeShared<symbol##_config>*>(memory)); \
   }                                                                                                  \
-  extern "C" KernelEntry symbol##_entry() {                                                          \
-    return {key,                                                                                     \
-            symbol##_config.shape,                                                                   \
-            block_threads(symbol##_config),                                                          \
-            shared_bytes<symbol##_config>(),                                                         \
-            reinterpret_cast<const void*>(symbol),                                                   \
-            symbol##_config.tuning.teams};                                                           \
-  }                                                                                                  \
+  extern "C" const KernelEntry symbol##_entry;                                                       \
+  const KernelEntry symbol##_entry = {key,                                                           \
+                                      symbol##_config.shape,                                         \
+                                      block_threads(symbol##_config),                                \
+                                      shared_bytes<symbol##_config>(),                               \
+                                      reinterpret_cast<const void*>(symbol),                         \
+                                      symbol##_config.tuning.teams};                                 \
   }
 
 // head_dim_k, state, key_major, gate
@@ -187,10 +188,9 @@ FLASHPORT_DEVICE void gated_delta_update_block(const GatedDeltaUpdateParams& p) 
       symbol(const __grid_constant__ GatedDeltaUpdateParams params) {                                              \
     gated_delta_update_block<symbol##_config>(params);                                                             \
   }                                                                                                                \
-  extern "C" KernelEntry symbol##_entry() {                                                                        \
-    const auto* handle = reinterpret_cast<const void*>(symbol);                                                    \
-    return {key, {}, symbol##_threads, 0, handle, 1, symbol##_config};                                             \
-  }                                                                                                                \
+  extern "C" const KernelEntry symbol##_entry;                                                                     \
+  const KernelEntry symbol##_entry = {                                                                             \
+      key, {}, symbol##_threads, 0, reinterpret_cast<const void*>(symbol), 1, symbol##_config};                    \
   }
 
 // math, head_dim_k
@@ -203,9 +203,15 @@ FLASHPORT_DEVICE void gated_delta_update_block(const GatedDeltaUpdateParams& p) 
     extern __shared__ __align__(1024) unsigned char panels[];                                                      \
     gated_delta_prepare_block<symbol##_config>(params, reinterpret_cast<PrepareShared<symbol##_config>*>(panels)); \
   }                                                                                                                \
-  extern "C" KernelEntry symbol##_entry() {                                                                        \
-    return prepare_entry<symbol##_config>(key, reinterpret_cast<const void*>(symbol));                             \
-  }                                                                                                                \
+  extern "C" const KernelEntry symbol##_entry;                                                                     \
+  const KernelEntry symbol##_entry = {key,                                                                         \
+                                      gated_delta_chunk_shape(symbol##_config),                                    \
+                                      symbol##_threads,                                                            \
+                                      prepare_bytes<symbol##_config>(),                                            \
+                                      reinterpret_cast<const void*>(symbol),                                       \
+                                      prepare_teams<symbol##_config>(),                                            \
+                                      {},                                                                          \
+                                      true};                                                                       \
   }
 
 #define FLASHPORT_DEFINE_GATED_DELTA_CHUNK(symbol, key, ...)                                                    \
@@ -216,11 +222,9 @@ FLASHPORT_DEVICE void gated_delta_update_block(const GatedDeltaUpdateParams& p) 
     extern __shared__ __align__(1024) unsigned char panels[];                                                   \
     gated_delta_chunk_block<symbol##_config>(params, *reinterpret_cast<ChainMemory<symbol##_config>*>(panels)); \
   }                                                                                                             \
-  extern "C" KernelEntry symbol##_entry() {                                                                     \
-    constexpr int kBytes = sizeof(ChainMemory<symbol##_config>);                                                \
-    const auto* handle = reinterpret_cast<const void*>(symbol);                                                 \
-    return {key, gated_delta_chunk_shape(symbol##_config), kChainThreads, kBytes, handle};                      \
-  }                                                                                                             \
+  extern "C" const KernelEntry symbol##_entry;                                                                  \
+  const KernelEntry symbol##_entry = {key, gated_delta_chunk_shape(symbol##_config), kChainThreads,             \
+                                      chain_bytes<symbol##_config>(), reinterpret_cast<const void*>(symbol)};   \
   }
 
 #define FLASHPORT_DEFINE_MERGE(symbol, key, Params, body)                                                     \
@@ -230,9 +234,8 @@ FLASHPORT_DEVICE void gated_delta_update_block(const GatedDeltaUpdateParams& p) 
     begin_kernel();                                                                                           \
     body<kMergeThreads>(params, Block(nullptr), shared);                                                      \
   }                                                                                                           \
-  extern "C" KernelEntry symbol##_entry() {                                                                   \
-    return {key, {}, kMergeThreads, 0, reinterpret_cast<const void*>(symbol)};                                \
-  }                                                                                                           \
+  extern "C" const KernelEntry symbol##_entry;                                                                \
+  const KernelEntry symbol##_entry = {key, {}, kMergeThreads, 0, reinterpret_cast<const void*>(symbol)};      \
   }
 #define FLASHPORT_DEFINE_DECODE_STAGE2(symbol, key) FLASHPORT_DEFINE_MERGE(symbol, key, Stage2Params, decode_stage2)
 #define FLASHPORT_DEFINE_MERGE_STATES(symbol, key) FLASHPORT_DEFINE_MERGE(symbol, key, MergeStatesParams, merge_states)
@@ -243,19 +246,17 @@ FLASHPORT_DEVICE void gated_delta_update_block(const GatedDeltaUpdateParams& p) 
     begin_kernel();                                                                                                  \
     append_kv<kAppendThreads>(params, Block(nullptr));                                                               \
   }                                                                                                                  \
-  extern "C" KernelEntry symbol##_entry() {                                                                          \
-    return {key, {}, kAppendThreads, 0, reinterpret_cast<const void*>(symbol)};                                      \
-  }                                                                                                                  \
+  extern "C" const KernelEntry symbol##_entry;                                                                       \
+  const KernelEntry symbol##_entry = {key, {}, kAppendThreads, 0, reinterpret_cast<const void*>(symbol)};            \
   }
 
-#define FLASHPORT_DEFINE_READ_BANDWIDTH(symbol, key)                           \
-  namespace flashport::FLASHPORT_TARGET {                                      \
-  extern "C" __global__ void __launch_bounds__(kMergeThreads)                  \
-      symbol(const __grid_constant__ ReadBandwidthParams params) {             \
-    begin_kernel();                                                            \
-    read_bandwidth<kMergeThreads>(params, Block(nullptr));                     \
-  }                                                                            \
-  extern "C" KernelEntry symbol##_entry() {                                    \
-    return {key, {}, kMergeThreads, 0, reinterpret_cast<const void*>(symbol)}; \
-  }                                                                            \
+#define FLASHPORT_DEFINE_READ_BANDWIDTH(symbol, key)                                                     \
+  namespace flashport::FLASHPORT_TARGET {                                                                \
+  extern "C" __global__ void __launch_bounds__(kMergeThreads)                                            \
+      symbol(const __grid_constant__ ReadBandwidthParams params) {                                       \
+    begin_kernel();                                                                                      \
+    read_bandwidth<kMergeThreads>(params, Block(nullptr));                                               \
+  }                                                                                                      \
+  extern "C" const KernelEntry symbol##_entry;                                                           \
+  const KernelEntry symbol##_entry = {key, {}, kMergeThreads, 0, reinterpret_cast<const void*>(symbol)}; \
   }
