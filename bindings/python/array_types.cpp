@@ -52,12 +52,6 @@ Library find_library(PyTypeObject* type) {
   return Library::kOther;
 }
 
-bool is_derived_tensor(PyTypeObject* type) {
-  const py::module_ torch = py::module_::import("torch");
-  const py::handle handle = reinterpret_cast<PyObject*>(type);
-  return !handle.is(torch.attr("Tensor")) && !handle.is(torch.attr("nn").attr("Parameter"));
-}
-
 }  // namespace
 
 const TypeInfo& type_info(PyTypeObject* type) {
@@ -70,7 +64,6 @@ const TypeInfo& type_info(PyTypeObject* type) {
     TypeInfo info;
     info.library = find_library(type);
     info.exchange = find_exchange_api(type);
-    info.traceable = info.library == Library::kTorch && is_derived_tensor(type);
     Py_INCREF(type);  // its address is the key
     found = known->emplace(type, info).first;
   }

@@ -20,7 +20,6 @@ struct TypeInfo {
   Library library = Library::kOther;
   const dlpack::ExchangeApi* exchange = nullptr;  // null: through __dlpack__
   bool versioned = true;                          // __dlpack__ takes max_version
-  bool traceable = false;  // may stand for an array while torch traces a program: its tensors of derived types
 };
 const TypeInfo& type_info(PyTypeObject* type);
 

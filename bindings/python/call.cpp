@@ -3,6 +3,8 @@
 #include "bindings/python/call.h"
 
 #include <cstring>
+#include <exception>
+#include <new>
 
 #include "bindings/python/device_array.h"
 
@@ -61,6 +63,24 @@ std::string take_error_text() {
 }
 
 }  // namespace
+
+void set_python_error() {
+  try {
+    throw;
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (const ValueError& error) {
+    PyErr_SetString(PyExc_ValueError, error.what());
+  } catch (const TypeError& error) {
+    PyErr_SetString(PyExc_TypeError, error.what());
+  } catch (const NotSupportedError& error) {
+    PyErr_SetString(PyExc_NotImplementedError, error.what());
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+}
 
 Call::Call(const char* function, PyObject* stream) : function_(function) {
   if (stream == Py_None) return;

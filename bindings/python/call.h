@@ -21,6 +21,9 @@ namespace flashport::python {
 
 namespace py = pybind11;
 
+// Sets the Python error that stands for the C++ exception in flight.
+void set_python_error();
+
 // An array that was allocated for the caller.
 struct Allocation {
   py::object object;

@@ -1,14 +1,11 @@
 #include "bindings/python/direct_calls.h"
 
 #include <algorithm>
-#include <exception>
-#include <new>
+#include <deque>
 #include <string>
 #include <vector>
 
-#include <flashport/error.h>
-
-#include "bindings/python/array_types.h"
+#include "bindings/python/call.h"
 
 namespace flashport::python {
 namespace {
@@ -20,18 +17,19 @@ std::vector<const Operation*>& operations() {
   return *all;
 }
 
-// A function of the package whose calls run an operation directly.
+// A function of the package whose calls run an operation directly, as it was when it was handed over.
 struct Direct {
-  PyObject* function;
-  vectorcallfunc python;  // what its calls did before
+  PyFunctionObject* function;
+  PyObject *code, *by_position, *by_keyword;  // its body and its defaults, which somebody may replace
+  vectorcallfunc python;                      // what its calls did before
   const Operation* operation;
   int positional;                      // parameters that may be given by position
   PyObject* names[kMostArguments];     // of the parameters, interned
   PyObject* defaults[kMostArguments];  // null: to be given
 };
 
-std::vector<Direct>& direct_functions() {
-  static auto* all = new std::vector<Direct>;
+std::deque<Direct>& direct_functions() {  // they stay where they are
+  static auto* all = new std::deque<Direct>;
   return *all;
 }
 
@@ -59,20 +57,49 @@ PyObject* run(const Operation& operation, Arguments arguments) {
   }
 }
 
-// Whether somebody, as torch.compile does, evaluates the frames of Python functions in the interpreter's place (PEP
-// 523).
+// Whether the function is still what it was, but for a dictionary of defaults that was changed in place.
+bool is_unchanged(const Direct& direct) {
+  const PyFunctionObject* function = direct.function;
+  return function->func_code == direct.code && function->func_defaults == direct.by_position &&
+         function->func_kwdefaults == direct.by_keyword;
+}
+
+// Whether somebody watches the frames of Python functions, as debuggers and profilers do, or evaluates them in the
+// interpreter's place, as torch.compile does (PEP 523).
 bool frames_are_wanted() {
-  return _PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get()) != _PyEval_EvalFrameDefault;
+  const PyThreadState* state = PyThreadState_Get();
+  return state->c_tracefunc != nullptr || state->c_profilefunc != nullptr ||
+         _PyInterpreterState_GetEvalFrameFunc(state->interp) != _PyEval_EvalFrameDefault;
+}
+
+// Whether torch traces a program by running it, as torch.export does: what torch.compiler.is_compiling() goes by, and
+// where torch has no such thing, that it may.
+bool torch_traces() {
+  static PyObject* const module_name = PyUnicode_InternFromString("torch.compiler");
+  static PyObject* const flag_name = PyUnicode_InternFromString("_is_compiling_flag");
+  static PyObject* variables = nullptr;  // of torch.compiler, once somebody has imported it
+  if (variables == nullptr) {
+    PyObject* module = PyImport_GetModule(module_name);
+    if (module == nullptr || !PyModule_Check(module)) {
+      Py_XDECREF(module);
+      PyErr_Clear();
+      return false;
+    }
+    variables = PyModule_GetDict(module);  // the module, and so this, lives on
+  }
+  return PyDict_GetItemWithError(variables, flag_name) != Py_False;
 }
 
 PyObject* call_directly(PyObject* function, Arguments arguments, std::size_t count_and_flag, PyObject* keywords) {
-  const auto& direct = *std::find_if(direct_functions().begin(), direct_functions().end(),
-                                     [&](const Direct& each) { return each.function == function; });
+  const auto& direct = *std::find_if(direct_functions().begin(), direct_functions().end(), [&](const Direct& each) {
+    return reinterpret_cast<PyObject*>(each.function) == function;
+  });
   const Operation& operation = *direct.operation;
   PyObject* all[kMostArguments];
-  const bool whole = bind(direct, arguments, PyVectorcall_NARGS(count_and_flag), keywords, all) &&
+  const bool whole = is_unchanged(direct) &&
+                     bind(direct, arguments, PyVectorcall_NARGS(count_and_flag), keywords, all) &&
                      (operation.made_in_python < 0 || all[operation.made_in_python] != Py_None) &&
-                     !type_info(Py_TYPE(all[0])).traceable && !frames_are_wanted();
+                     !frames_are_wanted() && !torch_traces();
   return whole ? run(operation, all) : direct.python(function, arguments, count_and_flag, keywords);
 }
 
@@ -86,24 +113,6 @@ void set_vectorcall(PyFunctionObject* function, vectorcallfunc call) {
 
 }  // namespace
 
-void set_python_error() {
-  try {
-    throw;
-  } catch (py::error_already_set& error) {
-    error.restore();
-  } catch (const ValueError& error) {
-    PyErr_SetString(PyExc_ValueError, error.what());
-  } catch (const TypeError& error) {
-    PyErr_SetString(PyExc_TypeError, error.what());
-  } catch (const NotSupportedError& error) {
-    PyErr_SetString(PyExc_NotImplementedError, error.what());
-  } catch (const std::bad_alloc&) {
-    PyErr_NoMemory();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-}
-
 PyObject* run_by_position(const Operation& operation, Arguments arguments, Py_ssize_t count) {
   if (count == operation.arguments) return run(operation, arguments);
   PyErr_Format(PyExc_TypeError, "%s: expected %d arguments by position, got %zd", operation.name, operation.arguments,
@@ -113,7 +122,10 @@ PyObject* run_by_position(const Operation& operation, Arguments arguments, Py_ss
 
 void add_operation(py::module_& module, const Operation& operation, PyMethodDef* method) {
   operations().push_back(&operation);
-  module.attr(operation.name) = py::reinterpret_steal<py::object>(PyCFunction_New(method, nullptr));
+  const py::object name = module.attr("__name__");
+  PyObject* function = PyCFunction_NewEx(method, nullptr, name.ptr());
+  if (function == nullptr) throw py::error_already_set();
+  module.attr(operation.name) = py::reinterpret_steal<py::object>(function);
 }
 
 py::object direct(py::object function) {
@@ -128,7 +140,17 @@ py::object direct(py::object function) {
   if (found == operations().end() || parameters != (*found)->arguments || parameters > kMostArguments) {
     throw py::type_error("direct: no operation \"" + name + "\" of " + std::to_string(parameters) + " arguments");
   }
-  Direct result{function.inc_ref().ptr(), python->vectorcall, *found, positional, {}, {}};
+  function.inc_ref();
+  for (PyObject* kept : {python->func_code, python->func_defaults, python->func_kwdefaults}) Py_XINCREF(kept);
+  Direct result{python,
+                python->func_code,
+                python->func_defaults,
+                python->func_kwdefaults,
+                python->vectorcall,
+                *found,
+                positional,
+                {},
+                {}};
   const auto names = py::cast<py::tuple>(code.attr("co_varnames"));
   const py::object by_position = function.attr("__defaults__"), by_keyword = function.attr("__kwdefaults__");
   const auto last = by_position.is_none() ? py::tuple() : py::cast<py::tuple>(by_position);

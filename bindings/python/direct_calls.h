@@ -19,9 +19,6 @@ struct Operation {
   int made_in_python = -1;  // an argument that the package's function makes where it is None
 };
 
-// Sets the Python error that stands for the C++ exception in flight.
-void set_python_error();
-
 // Null with the Python error set if it fails.
 PyObject* run_by_position(const Operation& operation, Arguments arguments, Py_ssize_t count);
 
@@ -41,8 +38,8 @@ void add_operation(py::module_& module) {
 
 // Decorator of the package's functions: calls of `function` run the operation of its name without a Python frame, as
 // PyFunction_SetVectorcall has it. Its body still runs for what it alone can do: to report arguments that do not fit
-// its signature, to make arguments, and to serve torch while that traces a program, or anybody else who evaluates
-// frames himself. Debuggers and help() see the function as it is written. (Python 3.11 inlines calls of Python
+// its signature, to make arguments, to serve torch while that traces a program, and whoever watches frames or evaluates
+// them himself; also once somebody has given it another body or other defaults. (Python 3.11 inlines calls of Python
 // functions and so takes the body's way, except from C and with starred arguments.)
 py::object direct(py::object function);
 

@@ -174,7 +174,7 @@ py::object py_gated_delta_chunk_workspace_size(Arguments a) {
 constexpr Operation kUpdate{"gated_delta_update", py_gated_delta_update, update::kArguments, update::kOut};
 constexpr Operation kChunk{"gated_delta_chunk", py_gated_delta_chunk, chunk::kArguments, chunk::kOut};
 constexpr Operation kChunkWorkspaceSize{"gated_delta_chunk_workspace_size", py_gated_delta_chunk_workspace_size,
-                                        chunk::kArguments, chunk::kOut};
+                                        chunk::kArguments};
 
 }  // namespace
 

@@ -6,6 +6,7 @@ Python 3.11 inlines calls of Python functions unless their arguments are starred
 from __future__ import annotations
 
 import inspect
+import sys
 
 import numpy as np
 import pytest
@@ -114,19 +115,35 @@ def test_the_body_makes_the_output(function):
 
 
 @pytest.mark.usefixtures("_closed")
-def test_the_body_serves_derived_tensors():
-    torch = pytest.importorskip("torch")
+@pytest.mark.parametrize("function", DIRECT)
+def test_the_body_is_entered_by_none_but_those_who_need_it(function):
+    names = list(inspect.signature(function).parameters)
+    nothing = dict.fromkeys(names) | ({"out": 0} if "out" in names else {})
+    with pytest.raises(TypeError, match=function.__name__):
+        function(**nothing)
+    for watch in (sys.setprofile, sys.settrace):
+        before = {sys.setprofile: sys.getprofile, sys.settrace: sys.gettrace}[watch]()
+        watch(lambda *_: None)
+        try:
+            with pytest.raises(EnteredError):
+                function(**nothing)
+        finally:
+            watch(before)
 
-    class Derived(torch.Tensor):
-        pass
 
-    given = {name: torch.from_numpy(x) for name, x in arguments(flashport.flash_decode).items()}
-    assert torch.isfinite(flashport.flash_decode(**given)).all()
-    given["q"] = torch.nn.Parameter(given["q"], requires_grad=False)
-    assert torch.isfinite(flashport.flash_decode(**given)).all()
-    given["q"] = given["q"].as_subclass(Derived)
+@pytest.mark.usefixtures("_closed")
+def test_a_function_that_somebody_has_changed_is_what_he_made_of_it(monkeypatch):
+    function = flashport.merge_states
+    monkeypatch.setattr(function, "__kwdefaults__", function.__kwdefaults__ | {"lse_base": 3})
     with pytest.raises(EnteredError):
-        flashport.flash_decode(**given)
+        function(**arguments(function))
+
+
+@pytest.mark.parametrize("function", COMPARED)
+def test_every_parameter_is_the_argument_of_its_name(function):
+    for name in inspect.signature(function).parameters:
+        with pytest.raises(TypeError, match=rf"^{function.__name__}: {name}\b"):
+            function(**arguments(function) | {name: object()})
 
 
 @pytest.mark.parametrize("function", DIRECT)

@@ -52,6 +52,18 @@ def test_a_function_of_the_package_alone():
     assert torch.equal(compiled(flashport.flash_decode)(*arguments), flashport.flash_decode(*arguments))
 
 
+def test_export_of_a_program_that_holds_its_query():
+    q, k, v, seqlens = make()
+
+    class Step(torch.nn.Module):
+        def forward(self, k, v, seqlens):
+            return flashport.flash_decode(q, k, v, seqlens)
+
+    program = torch.export.export(Step(), (k, v, seqlens), strict=False)
+    assert any("flash_decode" in str(node.target) for node in program.graph.nodes)
+    assert torch.equal(program.module()(k, v, seqlens), flashport.flash_decode(q, k, v, seqlens))
+
+
 def test_decode_in_place():
     def step(q, k, v, seqlens, out):
         flashport.flash_decode(q, k, v, seqlens, out=out)
