@@ -72,7 +72,9 @@ function(flashport_spell_decode target math kv dk dv rows)
   if(target MATCHES "^cpu_")  # whose shapes of one kv share most of their code
     set(group decode_${kv} PARENT_SCOPE)
   elseif(target MATCHES "^sm")  # where reading the headers is half of a small unit's time
-    if(dk GREATER 128)
+    if(NOT kv STREQUAL math)  # a quantised cache has few shapes
+      set(group decode_${kv} PARENT_SCOPE)
+    elseif(dk GREATER 128)
       set(group decode_${kv}_above_128 PARENT_SCOPE)
     else()
       set(group decode_${kv}_to_128 PARENT_SCOPE)
