@@ -72,8 +72,8 @@ bool frames_are_wanted() {
          _PyInterpreterState_GetEvalFrameFunc(state->interp) != _PyEval_EvalFrameDefault;
 }
 
-// Whether torch traces a program by running it, as torch.export does: what torch.compiler.is_compiling() goes by, and
-// where torch has no such thing, that it may.
+// Whether torch traces a program by running it, as torch.export does: flashport/tracing.py's question, by what
+// torch.compiler.is_compiling() goes by; where torch has no such thing, it may.
 bool torch_traces() {
   static PyObject* const module_name = PyUnicode_InternFromString("torch.compiler");
   static PyObject* const flag_name = PyUnicode_InternFromString("_is_compiling_flag");
@@ -140,28 +140,21 @@ py::object direct(py::object function) {
   if (found == operations().end() || parameters != (*found)->arguments || parameters > kMostArguments) {
     throw py::type_error("direct: no operation \"" + name + "\" of " + std::to_string(parameters) + " arguments");
   }
+  PyObject *last = python->func_defaults, *by_keyword = python->func_kwdefaults;
+  const Py_ssize_t without = positional - (last == nullptr ? 0 : PyTuple_GET_SIZE(last));
+  Direct result{python, python->func_code, last, by_keyword, python->vectorcall, *found, positional, {}, {}};
   function.inc_ref();
-  for (PyObject* kept : {python->func_code, python->func_defaults, python->func_kwdefaults}) Py_XINCREF(kept);
-  Direct result{python,
-                python->func_code,
-                python->func_defaults,
-                python->func_kwdefaults,
-                python->vectorcall,
-                *found,
-                positional,
-                {},
-                {}};
+  for (PyObject* kept : {python->func_code, last, by_keyword}) Py_XINCREF(kept);
   const auto names = py::cast<py::tuple>(code.attr("co_varnames"));
-  const py::object by_position = function.attr("__defaults__"), by_keyword = function.attr("__kwdefaults__");
-  const auto last = by_position.is_none() ? py::tuple() : py::cast<py::tuple>(by_position);
   for (int i = 0; i < parameters; ++i) {
-    const py::object parameter = names[i];
-    result.names[i] = parameter.inc_ref().ptr();
-    const int from_end = positional - static_cast<int>(last.size());
-    if (i < positional && i >= from_end) result.defaults[i] = py::object(last[i - from_end]).inc_ref().ptr();
-    if (i < positional || by_keyword.is_none()) continue;
-    const auto defaults = py::cast<py::dict>(by_keyword);
-    if (defaults.contains(parameter)) result.defaults[i] = py::object(defaults[parameter]).inc_ref().ptr();
+    PyObject*& value = result.defaults[i];
+    result.names[i] = py::object(names[i]).release().ptr();
+    if (i >= positional) {
+      if (by_keyword != nullptr) value = PyDict_GetItemWithError(by_keyword, result.names[i]);
+    } else if (i >= without) {
+      value = PyTuple_GET_ITEM(last, i - without);
+    }
+    Py_XINCREF(value);
   }
   direct_functions().push_back(result);
   set_vectorcall(python, call_directly);

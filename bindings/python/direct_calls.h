@@ -27,11 +27,10 @@ void add_operation(py::module_& module, const Operation& operation, PyMethodDef*
 
 template <const Operation& kOperation>
 void add_operation(py::module_& module) {
-  constexpr auto kRun = [](PyObject*, Arguments arguments, Py_ssize_t count) {
+  PyObject* (*const function)(PyObject*, Arguments, Py_ssize_t) = [](PyObject*, Arguments arguments, Py_ssize_t count) {
     return run_by_position(kOperation, arguments, count);
   };
-  static constexpr PyObject* (*kFunction)(PyObject*, Arguments, Py_ssize_t) = kRun;
-  static PyMethodDef method = {kOperation.name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(kFunction)),
+  static PyMethodDef method = {kOperation.name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)),
                                METH_FASTCALL, nullptr};
   add_operation(module, kOperation, &method);
 }
