@@ -110,11 +110,8 @@ FLASHPORT_DEVICE void store_factors(const SequenceTokens& chunk, const Block& bl
 }
 
 template <GatedDeltaChunkConfig kCfg>
-FLASHPORT_DEVICE void prepare_chunk(const GatedDeltaChunkParams& p, const Block& block, std::int64_t slot, int head,
-                                    PrepareShared<kCfg>& shared) {
-  const SequenceTokens chunk = chunk_of_slot(p, slot);
-  if (chunk.count == 0) return;
-
+FLASHPORT_DEVICE void prepare_chunk(const GatedDeltaChunkParams& p, const Block& block, SequenceTokens chunk,
+                                    std::int64_t slot, int head, PrepareShared<kCfg>& shared) {
   using Tiles = PrepareTiles<kCfg>;
   Tiles tiles(p, block, shared.tiles, chunk.count);
   tiles.begin_load(p.q, token_offset(p.q, chunk, 0, head), p.k, token_offset(p.k, chunk, 0, head));
@@ -161,7 +158,9 @@ FLASHPORT_DEVICE void prepare_chunk(const GatedDeltaChunkParams& p, const Block&
 template <GatedDeltaChunkConfig kCfg>
 FLASHPORT_DEVICE void gated_delta_prepare(const GatedDeltaChunkParams& p, const Block& block,
                                           PrepareShared<kCfg>& shared) {
-  prepare_chunk(p, block, block.index() / p.num_heads, static_cast<int>(block.index() % p.num_heads), shared);
+  const std::int64_t slot = block.index() / p.num_heads;
+  const SequenceTokens chunk = chunk_of_slot(p, slot);
+  if (chunk.count > 0) prepare_chunk(p, block, chunk, slot, static_cast<int>(block.index() % p.num_heads), shared);
 }
 
 }  // namespace flashport::FLASHPORT_TARGET

@@ -26,6 +26,13 @@ FLASHPORT_DEVICE SequenceTokens sequence_tokens(const GatedDeltaChunkParams& p, 
   return {0, first, static_cast<int>(end - first)};
 }
 
+// Those of its chunk number `chunk`; none if it has fewer.
+FLASHPORT_DEVICE SequenceTokens tokens_of_chunk(SequenceTokens tokens, std::int64_t chunk) {
+  const std::int64_t before = chunk * kChunkTokens;
+  if (before < 0 || before >= tokens.count) return {0, 0, 0};
+  return {tokens.row, tokens.first + before, minimum(tokens.count - static_cast<int>(before), kChunkTokens)};
+}
+
 FLASHPORT_DEVICE int chunks_of(int tokens) { return (tokens + kChunkTokens - 1) / kChunkTokens; }
 
 FLASHPORT_DEVICE std::int64_t first_chunk_slot(const GatedDeltaChunkParams& p, std::int64_t seq,
@@ -50,12 +57,8 @@ FLASHPORT_DEVICE SequenceTokens chunk_of_slot(const GatedDeltaChunkParams& p, st
       }
     }
   }
-  SequenceTokens tokens = sequence_tokens(p, seq);
-  const std::int64_t before = (slot - first_chunk_slot(p, seq, tokens)) * kChunkTokens;
-  if (before < 0 || before >= tokens.count) return {0, 0, 0};
-  tokens.first += before;
-  tokens.count = minimum(tokens.count - static_cast<int>(before), kChunkTokens);
-  return tokens;
+  const SequenceTokens tokens = sequence_tokens(p, seq);
+  return tokens_of_chunk(tokens, slot - first_chunk_slot(p, seq, tokens));
 }
 
 // The element that a token's row of a head begins with.

@@ -56,11 +56,9 @@ std::int64_t chain_blocks(const GatedDeltaChunkParams& p) {
 }
 
 // Whether the chain runs beside the prepare kernel, on multiprocessors that this leaves: where it takes more than half
-// of them, one behind the other is faster. Chunks of packed sequences are not prepared in the chains' order, and whose
-// a slot is the kernels agree on only if offsets rise.
-bool runs_beside(const KernelEntry& prepare, const GatedDeltaChunkParams& p, std::int64_t chains, int multiprocessors) {
-  const bool in_step = p.cu_seqlens.data == nullptr || p.batch == 1;
-  return prepare.announces && in_step && 2 * chains <= multiprocessors;
+// of them, one behind the other is faster.
+bool runs_beside(const KernelEntry& prepare, std::int64_t chains, int multiprocessors) {
+  return prepare.announces && 2 * chains <= multiprocessors;
 }
 
 // Blocks of the prepare kernel: one for each multiprocessor that is its own, if it strides over its work.
@@ -108,7 +106,7 @@ void gated_delta_chunk(const GatedDeltaChunkArgs& args, Stream stream) {
   bind(layout, workspace.data(), p);
   const std::int64_t chains = chain_blocks(p), work = p.tokens > 0 ? layout.slots * p.num_heads : 0;
   const int multiprocessors = device.multiprocessors();
-  const bool beside = work > 0 && runs_beside(*kernels.prepare, p, chains, multiprocessors);
+  const bool beside = work > 0 && runs_beside(*kernels.prepare, chains, multiprocessors);
   if (!beside) p.workspace.prepared = nullptr;
   const std::int64_t blocks = prepare_blocks(*kernels.prepare, work, multiprocessors - (beside ? chains : 0));
   device.launch(kCheck, stream, *kernels.prepare, blocks, p);

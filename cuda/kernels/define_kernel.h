@@ -56,13 +56,48 @@ FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>* sh
   }
 }
 
-// The teams of a block, as many as have room, take chunks each for itself: those of sequences of one length in step,
-// and few chunks by as many multiprocessors as there are. Where the chain runs beside them they take back what they
-// announced in earlier launches before it may come.
+// The teams of a block, as many as have room, take chunks each for itself, and few chunks by as many multiprocessors as
+// there are. Where the chain runs beside them, whoever announces a chunk takes back what earlier launches have
+// announced of it, before the chain may come.
 template <GatedDeltaChunkConfig kCfg>
 constexpr int prepare_teams() {
   constexpr int kRoom = kMostSharedBytes / static_cast<int>(sizeof(PrepareShared<kCfg>));
   return kRoom < kMaxPrepareTeams ? kRoom : kMaxPrepareTeams;
+}
+
+FLASHPORT_DEVICE int longest_sequence(const GatedDeltaChunkParams& p, const Block& block) {
+  if (p.cu_seqlens.data == nullptr) return p.tokens;
+  int longest = 0;
+  for (int seq = block.lane(); seq < p.batch; seq += kWaveSize) {
+    longest = maximum(longest, sequence_tokens(p, seq).count);
+  }
+  return __reduce_max_sync(~0u, longest);
+}
+
+// f(chunk, slot, head) for the share of a block's team. Beside the chain, and if sequences are of one length, chunk
+// after chunk of all sequences in step, which is the chain's order; else slot after slot, as there may be many short
+// ones. Teams of a block take neighbouring heads, whose rows lie side by side; few chunks take a multiprocessor each.
+template <int kTeams, class F>
+FLASHPORT_DEVICE void for_each_chunk(const GatedDeltaChunkParams& p, const Block& block, const F& f) {
+  const bool by_slot = p.cu_seqlens.data != nullptr && p.workspace.prepared == nullptr;
+  const int items =
+      (by_slot ? static_cast<int>(p.workspace.slots) : chunks_of(longest_sequence(p, block)) * p.batch) * p.num_heads;
+  const int blocks = static_cast<int>(gridDim.x), shares = kTeams * blocks;
+  const int first =
+      items < shares ? block.team() * blocks + static_cast<int>(blockIdx.x) : static_cast<int>(block.index());
+  for (int i = first; i < items; i += shares) {
+    const int heads = recompute(p.num_heads), batch = recompute(p.batch), row = i / heads;
+    std::int64_t slot = row;
+    SequenceTokens chunk;
+    if (by_slot) {
+      chunk = chunk_of_slot(p, slot);
+    } else {
+      const SequenceTokens tokens = sequence_tokens(p, row % batch);
+      slot = first_chunk_slot(p, row % batch, tokens) + row / batch;
+      chunk = tokens_of_chunk(tokens, row / batch);
+    }
+    if (chunk.count > 0) f(chunk, slot, i % heads);
+  }
 }
 
 template <GatedDeltaChunkConfig kCfg>
@@ -71,19 +106,9 @@ FLASHPORT_DEVICE void gated_delta_prepare_block(const GatedDeltaChunkParams& p, 
   const int team = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kPrepareThreads, 0);
   PrepareShared<kCfg>& own = shared[team];
   const Block block(&own.tiles.flag, team * kPrepareThreads, kPrepareThreads, kFirstTeamBarrier + team, team, kTeams);
-  const auto for_each_chunk = [&](const auto& f) {
-    const int blocks = static_cast<int>(gridDim.x);
-    for (int i = team * blocks + static_cast<int>(blockIdx.x);; i += kTeams * blocks) {
-      const int heads = recompute(p.num_heads), batch = recompute(p.batch);
-      const int slots = static_cast<int>(p.workspace.slots), of_sequence = (slots + batch - 1) / batch;
-      if (i >= of_sequence * batch * heads) break;
-      const int slot = i / heads % batch * of_sequence + i / heads / batch;
-      if (slot < slots) f(slot, i % heads);
-    }
-  };
   await_kernel_before();
   if (p.workspace.prepared != nullptr) {
-    for_each_chunk([&](std::int64_t slot, int head) {
+    for_each_chunk<kTeams>(p, block, [&](SequenceTokens, std::int64_t slot, int head) {
       for (int i = block.thread(); i < p.group_size; i += kPrepareThreads) {
         p.workspace.prepared[slot * p.num_v_heads + value_head(p, head, i)] = 0;
       }
@@ -92,7 +117,9 @@ FLASHPORT_DEVICE void gated_delta_prepare_block(const GatedDeltaChunkParams& p, 
     __syncthreads();
   }
   let_next_kernel_come();
-  for_each_chunk([&](std::int64_t slot, int head) { prepare_chunk<kCfg>(p, block, slot, head, own); });
+  for_each_chunk<kTeams>(p, block, [&](SequenceTokens chunk, std::int64_t slot, int head) {
+    prepare_chunk<kCfg>(p, block, chunk, slot, head, own);
+  });
 }
 
 // One warpgroup carries the state, one makes outputs, one brings both the chunks and takes the outputs away. The first

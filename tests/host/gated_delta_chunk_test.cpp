@@ -133,7 +133,7 @@ TEST_F(GatedDeltaChunkHost, RunsTheChainBesideTheChunksWhereHalfOfTheDeviceIsLef
     a.state_indices->shape[0] = sequences;
     gated_delta_chunk(a);
     const auto p = fake_state().launches.back().as<GatedDeltaChunkParams>();
-    EXPECT_EQ(p.workspace.prepared != nullptr, sequences == 1);
+    EXPECT_NE(p.workspace.prepared, nullptr);
   }
   set_multiprocessor_limit(0);
 }

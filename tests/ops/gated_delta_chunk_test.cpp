@@ -272,19 +272,47 @@ struct GatedDeltaChunkBeside : testing::Test {
   void TearDown() override { flashport::set_multiprocessor_limit(options().emulator ? 3 : 0); }
 };
 
-// One multiprocessor prepares the chunks while a chain on another waits for them, and behind each other on one.
+// Some multiprocessors prepare the chunks while chains on others wait for them, and behind each other on one.
 TEST_F(GatedDeltaChunkBeside, HasTheBitsOfOneBehindTheOther) {
   FLASHPORT_REQUIRE_SUPPORT("delta_chunk_beside", chunk_support());
-  DeltaChunkCase c{.name = "beside", .lens = {options().emulator ? 900 : 9000}};
+  const std::int64_t most = options().emulator ? 900 : 9000;
+  for (const std::vector<std::int64_t>& lens :
+       {std::vector<std::int64_t>{most}, {most / 9, most / 3, 64, 0, most / 7}, {3, 65, most}}) {
+    DeltaChunkCase c{.name = "beside", .lens = lens, .varlen = lens.size() > 1};
+    c.heads = 2;
+    c.v_heads = 4;
+    c.finals = true;
+    flashport::set_multiprocessor_limit(1);
+    DeltaChunkCall behind(c), beside(c);
+    behind.run();
+    flashport::set_multiprocessor_limit(2 * 4 * static_cast<int>(lens.size()));
+    beside.run();
+    EXPECT_EQ(beside.out().element_bytes(), behind.out().element_bytes());
+    EXPECT_EQ(beside.final_states().element_bytes(), behind.final_states().element_bytes());
+  }
+}
+
+// Offsets that fall, which only a GPU does not refuse: chains find their chunks announced, and later calls are right.
+TEST_F(GatedDeltaChunkBeside, EndsWhateverTheOffsets) {
+  FLASHPORT_REQUIRE_SUPPORT("delta_chunk_offsets", chunk_support());
+  DeltaChunkCase c{.name = "offsets", .lens = {640, 0, 0, 0}, .varlen = true, .slots = {0, 1, 2, 3}};
   c.v_heads = 1;
-  c.finals = true;
-  flashport::set_multiprocessor_limit(1);
-  DeltaChunkCall behind(c), beside(c);
-  behind.run();
-  flashport::set_multiprocessor_limit(2);
-  beside.run();
-  EXPECT_EQ(beside.out().element_bytes(), behind.out().element_bytes());
-  EXPECT_EQ(beside.final_states().element_bytes(), behind.final_states().element_bytes());
+  DeltaChunkCall call(c), alone(c);
+  alone.run();
+  flashport::set_multiprocessor_limit(8);
+  for (const std::vector<double>& offsets :
+       {std::vector<double>{0, 640, 0, 0, 0}, {0, 640, 0, 640, 0}, {5000, -3, 200, 100, 640}}) {
+    Tensor wrong(Type::kI32, {5});
+    for (std::size_t i = 0; i < offsets.size(); ++i) wrong.set({static_cast<std::int64_t>(i)}, offsets[i]);
+    wrong.upload();
+    flashport::GatedDeltaChunkArgs args = call.args();
+    args.cu_seqlens = wrong.view();
+    if (args.q.device.kind == flashport::DeviceKind::kCpu) GTEST_SKIP() << "a CPU refuses them";
+    call.run(args);
+    DeltaChunkCall after(c);
+    after.run();
+    EXPECT_EQ(after.out().element_bytes(), alone.out().element_bytes());
+  }
 }
 
 // Two calls of one graph, which share a workspace.
