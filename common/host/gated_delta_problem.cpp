@@ -278,7 +278,13 @@ GatedDeltaUpdateParams gated_delta_update_problem(const Check& check, const Gate
     p.dt_bias_dtype = a.dt_bias->dtype;
   }
   p.cu_seqlens = index_array(a.cu_seqlens);
-  if (a.state) p.state = {a.state->data, a.state->dtype, a.state->strides[0], 0, index_array(a.state_indices)};
+  const auto count = [](std::int64_t n) {
+    return static_cast<std::int32_t>(std::min<std::int64_t>(n, std::numeric_limits<std::int32_t>::max()));
+  };
+  if (a.state) {
+    p.state = {a.state->data, a.state->dtype, a.state->strides[0], 0, index_array(a.state_indices)};
+    p.num_slots = count(a.state->shape[0]);
+  }
   if (a.final_states) {
     p.final_states = {a.final_states->data, a.final_states->dtype, a.final_states->strides[0], 0, index_array({})};
   }
@@ -286,8 +292,7 @@ GatedDeltaUpdateParams gated_delta_update_problem(const Check& check, const Gate
     const TensorView& steps = *a.intermediate_states;
     p.steps = {steps.data, steps.dtype, steps.strides[0], s.v_heads * s.dim_k * s.dim_v,
                index_array(a.intermediate_indices)};
-    p.num_steps =
-        static_cast<std::int32_t>(std::min<std::int64_t>(steps.shape[1], std::numeric_limits<std::int32_t>::max()));
+    p.num_steps = count(steps.shape[1]);
   }
   if (a.parent_tokens) {
     p.parents = index_array(a.parent_tokens);

@@ -11,6 +11,7 @@
 #include "common/device/read_kernel.h"
 #include "common/host/backend_abi.h"
 #include "cuda/target/kv_producer.h"
+#include "cuda/target/state_prefetch.h"
 
 namespace flashport::FLASHPORT_TARGET {
 
@@ -181,6 +182,7 @@ FLASHPORT_DEVICE void gated_delta_update_block(const GatedDeltaUpdateParams& p) 
   __shared__ StateTileMemory<kCfg> memory;
   const Block block(&touched, 0, kCfg.tuning.waves * kWaveSize, 0);
   const StateSlice slice = state_slice<kCfg>(p, block);
+  prefetch_states<kCfg>(p, block, slice);
   begin_kernel();
   gated_delta_update<kCfg>(p, block, slice, memory);
 }

@@ -145,8 +145,8 @@ FLASHPORT_DEVICE void barrier_await(int barrier, int threads) {
 // Programmatic dependent launch; without it both are nothing.
 FLASHPORT_DEVICE void await_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 FLASHPORT_DEVICE void let_next_kernel_come() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-// Nearly every kernel begins so, and touches no memory but its own shared memory before: it is launched while the
-// kernel before it on the stream ends, and lets the next one come as early.
+// Nearly every kernel begins so, and before touches its own shared memory alone, or fetches into L2 what it may need:
+// it is launched while the kernel before it on the stream ends, and lets the next one come as early.
 FLASHPORT_DEVICE void begin_kernel() {
   await_kernel_before();
   let_next_kernel_come();

@@ -78,4 +78,24 @@ FLASHPORT_DEVICE void store_run(T* to, const float* x, int live) {
   }
 }
 
+// One number that L2 keeps while what streams through it leaves: neighbours in its sector that other blocks write a
+// little later find it there, and so does the kernel that reads it. Sectors that leave in part cost memory more than
+// whole ones.
+template <class T>
+FLASHPORT_DEVICE void store_kept(T* to, float value) {
+  std::uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  T element;
+  store_as(&element, value);
+  if constexpr (sizeof(T) == 2) {
+    std::uint16_t bits;
+    __builtin_memcpy(&bits, &element, sizeof bits);
+    asm volatile("st.global.L2::cache_hint.b16 [%0], %1, %2;" ::"l"(to), "h"(bits), "l"(policy) : "memory");
+  } else {
+    std::uint32_t bits;
+    __builtin_memcpy(&bits, &element, sizeof bits);
+    asm volatile("st.global.L2::cache_hint.b32 [%0], %1, %2;" ::"l"(to), "r"(bits), "l"(policy) : "memory");
+  }
+}
+
 }  // namespace flashport::FLASHPORT_TARGET

@@ -236,7 +236,7 @@ class StateTile {
 #pragma unroll
       for (int i = 0; i < kOwned; ++i) {
         const int column = column_of(at, own(at) + i);
-        if (column_ + column < columns_) store_as(to + column, columns.x[i]);
+        if (column_ + column < columns_) store_kept(to + column, columns.x[i]);
       }
     });
   }

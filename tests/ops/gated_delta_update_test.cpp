@@ -5,6 +5,8 @@
 #include <flashport/decode.h>
 #include <flashport/error.h>
 
+#include <cstring>
+
 #include "tests/ops/gated_delta_call.h"
 #include "tests/support/content_checks.h"
 #include "tests/support/expected_support.h"
@@ -392,6 +394,43 @@ TEST(GatedDeltaGraphs, ReplaysGoOn) {
   captured.state()->download();
   EXPECT_EQ(captured.out().element_bytes(), eager.out().element_bytes());
   EXPECT_EQ(captured.state()->element_bytes(), eager.state()->element_bytes());
+}
+
+// A kernel may look at its slots while the one before still writes them: numbers that are none, or another slot's, do
+// nothing. append_kv writes them here, as the halves of a row.
+TEST(GatedDeltaSlots, AreThoseThatTheKernelBeforeWrites) {
+  FLASHPORT_REQUIRE_SUPPORT("gated_delta_others", update_support());
+  for (const std::int64_t stale : {std::int64_t{0x7fffffff}, std::int64_t{-2}, std::int64_t{5}}) {
+    for (const bool index64 : {false, true}) {
+      const GatedDeltaCase c{.name = "slots", .lens = {1, 1, 1, 1}, .slots = {4, 2, 0, 6}, .index64 = index64};
+      GatedDeltaCall wanted(c), call(c);
+      wanted.run();
+      Tensor row(Type::kF16, {1, 1, 64}), cache(Type::kF16, {1, 1, 1, 64}), v_cache(Type::kF16, {1, 1, 1, 64});
+      Tensor positions(Type::kI32, {1});
+      const std::size_t bytes = index64 ? 8 : 4;
+      std::memset(row.address({0, 0, 0}), 0, 128);
+      for (std::size_t i = 0; i < c.slots.size(); ++i) {
+        std::memcpy(row.address({0, 0, 0}) + i * bytes, &c.slots[i], bytes);
+        std::memcpy(cache.address({0, 0, 0, 0}) + i * bytes, &stale, bytes);
+      }
+      positions.set({0}, 0);
+      for (Tensor* tensor : {&row, &cache, &v_cache, &positions}) tensor->upload();
+      flashport::GatedDeltaUpdateArgs args = call.args();
+      args.state_indices->data = cache.view().data;
+      call.upload();
+      flashport::AppendKvArgs append;
+      append.k = append.v = row.view();
+      append.k_cache = cache.view();
+      append.v_cache = v_cache.view();
+      append.positions = positions.view();
+      flashport::append_kv(append);
+      flashport::gated_delta_update(args);
+      call.out().download();
+      call.state()->download();
+      EXPECT_EQ(call.out().element_bytes(), wanted.out().element_bytes()) << stale;
+      EXPECT_EQ(call.state()->element_bytes(), wanted.state()->element_bytes()) << stale;
+    }
+  }
 }
 
 // Slots whose distance alone is more than 32 bits of elements can say.
