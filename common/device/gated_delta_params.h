@@ -33,9 +33,10 @@ struct GatedDeltaUpdateParams {
   DType dt_bias_dtype;
   IndexArray cu_seqlens;  // null data: every sequence has `tokens` tokens
   StateSlots state, steps;
-  std::int32_t num_steps;  // tokens whose states `steps` can hold
-  std::int32_t num_slots;  // of `state`
-  IndexArray parents;      // null data: a chain
+  std::int32_t num_steps;    // tokens whose states `steps` can hold
+  std::int32_t num_slots;    // of `state`
+  std::int32_t num_parents;  // columns of `parents`; tokens behind them have the last one's parent
+  IndexArray parents;        // null data: a chain
   std::int64_t parents_stride_seq, parents_stride_token;
   float scale, softplus_beta, softplus_threshold, lower_bound;
   std::int32_t has_lower_bound;

@@ -112,7 +112,9 @@ FLASHPORT_DEVICE void gated_delta_update(const GatedDeltaUpdateParams& p, const 
       return row_at(p, rows, seq, place.first + t, of_head);
     };
     if (t > 0 && p.parents.data != nullptr && steps_slot >= 0) {
-      const int parent = load_global(short_index(p.parents, seq * p.parents_stride_seq + t * p.parents_stride_token));
+      const std::int64_t column = minimum(t, p.num_parents - 1);
+      const int parent =
+          load_global(short_index(p.parents, seq * p.parents_stride_seq + column * p.parents_stride_token));
       const int last = minimum(t, p.num_steps) - 1;
       tile.load(p.steps.data, p.steps.dtype, at_step(minimum(maximum(parent, 0), last)));
     }

@@ -296,6 +296,7 @@ GatedDeltaUpdateParams gated_delta_update_problem(const Check& check, const Gate
   }
   if (a.parent_tokens) {
     p.parents = index_array(a.parent_tokens);
+    p.num_parents = count(a.parent_tokens->shape[1]);
     p.parents_stride_seq = a.parent_tokens->strides[0];
     p.parents_stride_token = a.parent_tokens->strides[1];
   }

@@ -215,6 +215,8 @@ flashport::GatedDeltaUpdateArgs GatedDeltaCall::args() const {
   a.update_state = c_.update;
   a.scale = c_.scale;
   a.lower_bound = c_.lower_bound;
+  a.softplus_beta = c_.softplus_beta;
+  a.softplus_threshold = c_.softplus_threshold;
   a.use_qk_l2norm = c_.l2norm;
   a.is_kda = c_.kda != 0;
   a.head_map = c_.modulo ? flashport::HeadMap::kModulo : flashport::HeadMap::kConsecutive;
@@ -256,6 +258,8 @@ reference::GatedDeltaInputs GatedDeltaCall::inputs() const {
   in.modulo = c_.modulo;
   in.scale = c_.scale.value_or(1 / std::sqrt(static_cast<double>(c_.dim_k)));
   in.lower_bound = c_.lower_bound;
+  in.softplus_beta = c_.softplus_beta;
+  in.softplus_threshold = c_.softplus_threshold;
   return in;
 }
 

@@ -46,6 +46,7 @@ struct GatedDeltaCase {
   bool key_gates = false, column_gates = false;  // gk, gv
   std::optional<reference::Type> final_states = {};
   std::optional<double> lower_bound = {}, scale = {};
+  double softplus_beta = 1, softplus_threshold = 20;
 };
 
 inline std::ostream& operator<<(std::ostream& out, const GatedDeltaCase& c) { return out << c.name; }

@@ -83,13 +83,14 @@ TEST(FullGatedDeltaSteps, OfALongSequence) {
       .check();
 }
 
-// Each step is a call, which stores the state in fp32 for the next.
+// Each step is a call, which stores the state for the next.
 TEST(FullGatedDeltaSteps, ThousandsDoNotDrift) {
   FLASHPORT_REQUIRE_SUPPORT("gated_delta_others", update_support());
-  for (bool key_major : {false, true}) {
-    SCOPED_TRACE(key_major);
+  for (const int options : {0, 1, 2, 3}) {
+    SCOPED_TRACE(options);
     GatedDeltaCase c{.name = "steps", .lens = {4096, 4096}, .heads = 1, .v_heads = 1, .dim_k = 32, .dim_v = 24};
-    c.key_major = key_major;
+    c.key_major = options % 2 == 1;
+    c.kda = options / 2;
     c.slots = {3, 0};
     GatedDeltaCall call(c);
     call.check([&] {

@@ -46,7 +46,15 @@ std::vector<GatedDeltaCase> named_cases() {
       {.name = "no_l2norm", .lens = {9, 9}, .type = Type::kF32, .l2norm = false, .slots = {3, 1}, .scale = 0.7},
       {.name = "modulo", .lens = {4, 4}, .v_heads = 8, .modulo = true, .slots = {3, 1}},
       {.name = "eight_heads_a_head", .lens = {4, 4}, .heads = 1, .v_heads = 8, .slots = {3, 1}},
+      {.name = "four_heads_a_head", .lens = {4, 4}, .heads = 2, .v_heads = 8, .slots = {3, 1}},
       {.name = "one_head_a_head", .lens = {4, 4}, .heads = 3, .v_heads = 3, .slots = {3, 1}},
+      {.name = "softplus", .lens = {7, 7}, .slots = {3, 1}, .softplus_beta = 2.0, .softplus_threshold = 1.0},
+      {.name = "softplus_kda",
+       .lens = {7, 7},
+       .kda = 1,
+       .slots = {3, 1},
+       .softplus_beta = 0.5,
+       .softplus_threshold = 1.0},
       {.name = "kda", .lens = {7, 7}, .kda = 1, .slots = {3, 1}},
       {.name = "kda_kv_joined", .lens = {7, 7}, .key_major = true, .kda = 2, .slots = {3, 1}},
       {.name = "kda_rows_joined", .lens = {7, 7}, .kda = 2, .joined_rows = true, .packed = true, .slots = {3, 1}},
@@ -174,10 +182,10 @@ std::vector<GatedDeltaCase> dimension_cases() {
       c.dim_k = dim_k;
       c.dim_v = dim_v;
       c.type = types[number % 3];
-      c.key_major = number % 2 == 1;
+      c.key_major = number / 4 % 2 == 1;
       c.state = number % 5 < 2 ? Type::kBF16 : Type::kF32;
       c.kda = number % 4 == 3 ? 1 : 0;
-      c.packed = number % 3 == 1;
+      c.packed = number / 3 % 2 == 1;
       c.column_gates = number % 7 == 2;
       c.slots = {6, 1};
       c.name = "k" + std::to_string(dim_k) + "_v" + std::to_string(dim_v);
@@ -210,6 +218,7 @@ std::vector<GatedDeltaCase> gate_cases() {
       {.name = "none_column_rates_kv", .key_major = true, .gate = kNoGate, .rate = kColumnRates},
       {.name = "made", .final_states = Type::kF32},
       {.name = "made_kda", .kda = 1, .final_states = Type::kF32},
+      {.name = "made_softplus", .final_states = Type::kF32, .softplus_beta = 2.0, .softplus_threshold = 1.0},
       {.name = "made_flat_kda_and_columns", .kda = 2, .joined_rows = true, .column_gates = true},
       {.name = "made_lower_bound", .kda = 1, .final_states = Type::kF32, .lower_bound = -5.0},
       {.name = "without_bias", .gate = kWithoutBias, .rate = kTwice},
@@ -330,13 +339,20 @@ std::vector<unsigned char> part(std::vector<unsigned char> all, std::size_t part
   return {all.begin() + part * size, all.begin() + (part + 1) * size};
 }
 
-// A sequence gives the same bits alone and in a batch, and in one call and token by token.
+// A sequence gives the same bits again, alone and in a batch, and in one call and token by token.
 TEST(GatedDeltaBits, DoNotDependOnTheBatchOrTheCall) {
   FLASHPORT_REQUIRE_SUPPORT("gated_delta_others", update_support());
-  for (bool key_major : {false, true}) {
-    GatedDeltaCase c{.name = "bits", .lens = {4, 4, 4}, .key_major = key_major, .slots = {5, 2, 0}, .steps = {3, 1, 0}};
-    GatedDeltaCall together(c), apart(c);
+  for (const int options : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}) {
+    SCOPED_TRACE(options);
+    GatedDeltaCase c{.name = "bits", .lens = {4, 4, 4}, .slots = {5, 2, 0}, .steps = {3, 1, 0}};
+    c.key_major = options % 2 == 1;
+    c.kda = options / 2 % 2;
+    c.dim_k = std::int64_t{64} << options / 4;
+    GatedDeltaCall together(c), again(c), apart(c);
     together.run();
+    again.run();
+    EXPECT_EQ(again.out().element_bytes(), together.out().element_bytes());
+    EXPECT_EQ(again.state()->element_bytes(), together.state()->element_bytes());
     for (std::int64_t n = 2; n >= 0; --n) {
       for (std::int64_t t = 0; t < 4; ++t) {
         flashport::GatedDeltaUpdateArgs a = apart.args();
@@ -375,6 +391,22 @@ TEST(GatedDeltaBits, OfATreeAreThoseOfItsPaths) {
   EXPECT_EQ(tree.out().element_bytes(), chain.out().element_bytes());
   EXPECT_EQ(tree.state()->element_bytes(), chain.state()->element_bytes());
   EXPECT_EQ(tree.steps()->element_bytes(), chain.steps()->element_bytes());
+}
+
+// Of a table with fewer columns than a sequence has tokens, which only a GPU does not refuse, the last column goes on.
+TEST(GatedDeltaTrees, ReadNothingBehindATableThatIsTooShort) {
+  FLASHPORT_REQUIRE_SUPPORT("gated_delta_others", update_support());
+  GatedDeltaCase c{
+      .name = "short", .lens = {5}, .varlen = true, .slots = {5}, .steps = {3}, .parents = {0, 0, 0, 0, 0}};
+  GatedDeltaCall whole(c);
+  c.parents = {0, 0, 1, 2, 1};
+  GatedDeltaCall cut(c);
+  flashport::GatedDeltaUpdateArgs args = cut.args();
+  args.parent_tokens->shape[1] = 2;
+  if (args.q.device.kind == flashport::DeviceKind::kCpu) GTEST_SKIP() << "a CPU refuses it";
+  whole.run();
+  cut.run(args);
+  EXPECT_EQ(cut.out().element_bytes(), whole.out().element_bytes());
 }
 
 // A graph that is replayed goes on from the state that the replay before has left, as calls do.

@@ -125,6 +125,14 @@ def test_what_is_not_read():
     same(got, call["out"])
 
 
+def test_cache_steps_are_the_buffers():
+    call, positional, keywords = make("verify")
+    call.run()
+    same(UPDATE(*positional, **keywords, cache_steps=8), call["out"])
+    with pytest.raises(ValueError, match=r"cache_steps must be the 8 steps of intermediate_states_buffer, got 5$"):
+        UPDATE(*positional, **keywords, cache_steps=5)
+
+
 @pytest.mark.parametrize("name", ["cache_ring", "match_cutedsl_decode"])
 def test_refusals(name):
     call, positional, keywords = make("decode")

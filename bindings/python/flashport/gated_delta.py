@@ -111,9 +111,9 @@ def gated_delta_update(
         state: The pool: (slots, HV, V, K), or (slots, HV, K, V) with ``state_layout="kv"``; fp32 or bf16; any stride
             between slots, each of them contiguous. Written, unless ``update_state`` is False. Default: every sequence
             starts from zero, and final states are dropped.
-        state_indices: (N) int32 or int64, the slot of each sequence; no slot twice if states are written. Negative: the
-            sequence starts from zero and its final state is dropped, as padding of a captured batch wants it. Default:
-            0 to N - 1.
+        state_indices: (N) int32 or int64, the slot of each sequence; no slot twice if states are written (a CPU refuses
+            it, a GPU leaves anything in that slot). Negative: the sequence starts from zero and its final state is
+            dropped, as padding of a captured batch wants it. Default: 0 to N - 1.
         scale: Factor on the queries, after their normalisation; above 0; default K ** -0.5.
         softplus_beta: As above; above 0.
         softplus_threshold: As above, in units of softplus_beta * x.
@@ -229,8 +229,9 @@ def gated_delta_chunk(
         state: The pool: (slots, HV, V, K), or (slots, HV, K, V) with ``state_layout="kv"``; fp32 or bf16; any stride
             between slots, each of them contiguous. Written, unless ``update_state`` is False. Default: every sequence
             starts from zero.
-        state_indices: (N) int32 or int64, the slot of each sequence; no slot twice if states are written. Negative: the
-            sequence starts from zero and its final state is not written to the pool. Default: 0 to N - 1.
+        state_indices: (N) int32 or int64, the slot of each sequence; no slot twice if states are written (a CPU refuses
+            it, a GPU leaves anything in that slot). Negative: the sequence starts from zero and its final state is not
+            written to the pool. Default: 0 to N - 1.
         scale: Factor on the queries, after their normalisation; above 0; default K ** -0.5.
         use_qk_l2norm: Divide each q and k by sqrt(its sum of squares + 1e-6) first.
         beta_sigmoid: ``beta`` is a logit; its sigmoid is taken, in fp32.

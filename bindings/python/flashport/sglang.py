@@ -70,7 +70,8 @@ def fused_sigmoid_gating_delta_rule_update(
         initial_state_source: (slots, HV, V, K) fp32 or bf16, any stride between slots; older SGLang's
             (slots, HV, K, V) with ``state_layout="kv"``. Written. None: states start from zero and are dropped, and
             ``initial_state_indices`` is not read.
-        initial_state_indices: (N) int32 or int64; negative is padding: starts from zero, is not written.
+        initial_state_indices: (N) int32 or int64, no slot twice if states are written (a CPU refuses it, a GPU leaves
+            anything in that slot); negative is padding: starts from zero, is not written.
         scale: Factor on the queries, above 0; default K ** -0.5.
         use_qk_l2norm_in_kernel: Normalise q and k.
         cu_seqlens: (N + 1) int32 or int64, with B = 1.
@@ -79,7 +80,7 @@ def fused_sigmoid_gating_delta_rule_update(
         disable_state_update: Do not write the final states.
         intermediate_states_buffer: (slots, steps, HV, V, K) fp32 or bf16; written. Its own number of steps counts.
         intermediate_state_indices: (N) int32 or int64; negative stores nothing. Not read without the buffer.
-        cache_steps: Taken and not used: ``intermediate_states_buffer`` says it.
+        cache_steps: Steps of ``intermediate_states_buffer``, which says it too. Not read without the buffer.
         retrieve_parent_token: (N, at least T) int32 or int64. Not read without the buffer, as in SGLang.
         cache_ring: Must be False.
         replayssm_rawv: Not used, nor are the other three, without ``cache_ring``.
@@ -111,6 +112,11 @@ def fused_sigmoid_gating_delta_rule_update(
         initial_state_indices = None
     if intermediate_states_buffer is None:
         intermediate_state_indices = retrieve_parent_token = None
+    elif cache_steps is not None and cache_steps != intermediate_states_buffer.shape[1]:
+        raise ValueError(
+            f"fused_sigmoid_gating_delta_rule_update: cache_steps must be the {intermediate_states_buffer.shape[1]} "
+            f"steps of intermediate_states_buffer, got {cache_steps}"
+        )
     return gated_delta_update(
         q, k, v, a, b, A_log, dt_bias, initial_state_source, initial_state_indices, scale=scale,
         softplus_beta=softplus_beta, softplus_threshold=softplus_threshold, lower_bound=lower_bound,
@@ -152,8 +158,8 @@ def chunk_gated_delta_rule(
         scale: Factor on the queries, above 0; default K ** -0.5.
         initial_state: (slots, HV, V, K) fp32 or bf16, any stride between slots. Written with ``inplace_update``. None:
             states start from zero, and ``initial_state_indices`` is not read.
-        initial_state_indices: (N) int32 or int64; negative is padding: starts from zero, is not written. Default: 0 to
-            N - 1.
+        initial_state_indices: (N) int32 or int64, no slot twice if states are written (a CPU refuses it, a GPU leaves
+            anything in that slot); negative is padding: starts from zero, is not written. Default: 0 to N - 1.
         cu_seqlens: (N + 1) int32 or int64, with B = 1.
         head_first: Must be False.
         use_qk_l2norm_in_kernel: Normalise q and k.
