@@ -234,13 +234,13 @@ def test_value_heads_are_a_multiple_of_heads():
     arguments = dense()
     for name in ("q", "k"):
         arguments[name] = np.zeros((3, 4, 3, 64), BF16)
-    expect(arguments, ValueError, r".*(num_value_heads|HV|v must|value heads|heads)")
+    expect(arguments, ValueError, r"num_v_heads must be a multiple of num_heads")
 
 
 @pytest.mark.parametrize(("keys", "values"), [(8, 64), (64, 8), (264, 64), (64, 264), (20, 64), (64, 20)])
 def test_dims_that_no_kernel_serves(keys, values):
     arguments = make_delta(keys=keys, values=values).arguments
-    expect(arguments, (NotImplementedError, ValueError), "")
+    expect(arguments, NotImplementedError, r".*head_dim_(k|v)")
 
 
 @pytest.mark.parametrize("name", OUTPUTS)

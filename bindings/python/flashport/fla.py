@@ -44,7 +44,7 @@ def chunk_gated_delta_rule(
     fla/ops/gated_delta_rule/chunk.py.
 
     Args:
-        q: (B, T, H, K) fp16, bf16 or fp32; any strides but the last axis.
+        q: (B, T, H, K) fp16, bf16 or, on CPUs, fp32; any strides but the last axis.
         k: (B, T, H, K), as ``q``.
         v: (B, T, HV, V), as ``q``.
         g: (B, T, HV), logarithm of the gate, or with ``use_gate_in_kernel`` its input; fp32, fp16 or bf16.

@@ -219,8 +219,8 @@ def gated_delta_chunk(
     common/device/gated_delta_prepare_kernel.h, common/device/gated_delta_chunk_kernel.h.
 
     Args:
-        q: (B, T, H, K) fp16, bf16 or fp32; any strides but the last axis, which is contiguous: a slice of a packed
-            projection will do.
+        q: (B, T, H, K) fp16, bf16 or, on CPUs, fp32; any strides but the last axis, which is contiguous: a slice of a
+            packed projection will do.
         k: (B, T, H, K), as ``q``.
         v: (B, T, HV, V), as ``q``.
         g: (B, T, HV), logarithm of the factor on the state, with ``A_log`` what it is made of; fp32, fp16 or bf16; any

@@ -150,7 +150,7 @@ def chunk_gated_delta_rule(
     sglang/kernels/ops/attention/fla/chunk.py.
 
     Args:
-        q: (B, T, H, K) fp16, bf16 or fp32 (which SGLang refuses); any strides but the last axis.
+        q: (B, T, H, K) fp16, bf16 or, on CPUs, fp32 (which SGLang refuses); any strides but the last axis.
         k: (B, T, H, K), as ``q``.
         v: (B, T, HV, V), as ``q``.
         g: (B, T, HV), logarithm of the gate; fp32, fp16 or bf16; any strides.
