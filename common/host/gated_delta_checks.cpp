@@ -103,6 +103,10 @@ TokenRows token_rows(const TensorView& view) {
   return {view.data, view.dtype, view.strides[0], view.strides[1], view.strides[2], 1};
 }
 
+std::int32_t extent_of(const TensorView& view, int axis) {
+  return static_cast<std::int32_t>(std::min<std::int64_t>(view.shape[axis], std::numeric_limits<std::int32_t>::max()));
+}
+
 void check_slots(const Check& check, const HostIndices& indices, std::int64_t count, const char* name, const char* pool,
                  std::int64_t slots, bool written) {
   std::vector<std::pair<std::int64_t, std::int64_t>> taken;  // slot, place

@@ -54,6 +54,9 @@ void check_state_pool(const Check& check, const TensorView& pool, const char* na
 // (batch, tokens, heads, dim)
 [[nodiscard]] TokenRows token_rows(const TensorView& view);
 
+// The extent of an axis, as params count; more than they can count no call reaches.
+[[nodiscard]] std::int32_t extent_of(const TensorView& view, int axis);
+
 // Slots below `slots`; of those that are written no two are the same.
 void check_slots(const Check& check, const HostIndices& indices, std::int64_t count, const char* name, const char* pool,
                  std::int64_t slots, bool written);

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <string>
 
 #include "common/host/decode_problem.h"
@@ -190,8 +189,7 @@ GatedDeltaChunkParams gated_delta_chunk_problem(const Check& check, const GatedD
   if (a.chunk_states) {
     const TensorView& chunks = *a.chunk_states;
     p.chunk_states = {chunks.data, chunks.dtype, chunks.strides[0], a.v.shape[2] * a.v.shape[3] * a.q.shape[3], none};
-    p.chunk_states_count =
-        static_cast<std::int32_t>(std::min<std::int64_t>(chunks.shape[1], std::numeric_limits<std::int32_t>::max()));
+    p.chunk_states_count = extent_of(chunks, 1);
   }
   p.scale = static_cast<float>(a.scale ? *a.scale : 1.0 / std::sqrt(static_cast<double>(a.q.shape[3])));
   return p;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <string>
 
 #include "common/device/tree_layout.h"
@@ -278,12 +277,9 @@ GatedDeltaUpdateParams gated_delta_update_problem(const Check& check, const Gate
     p.dt_bias_dtype = a.dt_bias->dtype;
   }
   p.cu_seqlens = index_array(a.cu_seqlens);
-  const auto count = [](std::int64_t n) {
-    return static_cast<std::int32_t>(std::min<std::int64_t>(n, std::numeric_limits<std::int32_t>::max()));
-  };
   if (a.state) {
     p.state = {a.state->data, a.state->dtype, a.state->strides[0], 0, index_array(a.state_indices)};
-    p.num_slots = count(a.state->shape[0]);
+    p.num_slots = extent_of(*a.state, 0);
   }
   if (a.final_states) {
     p.final_states = {a.final_states->data, a.final_states->dtype, a.final_states->strides[0], 0, index_array({})};
@@ -292,11 +288,11 @@ GatedDeltaUpdateParams gated_delta_update_problem(const Check& check, const Gate
     const TensorView& steps = *a.intermediate_states;
     p.steps = {steps.data, steps.dtype, steps.strides[0], s.v_heads * s.dim_k * s.dim_v,
                index_array(a.intermediate_indices)};
-    p.num_steps = count(steps.shape[1]);
+    p.num_steps = extent_of(steps, 1);
   }
   if (a.parent_tokens) {
     p.parents = index_array(a.parent_tokens);
-    p.num_parents = count(a.parent_tokens->shape[1]);
+    p.num_parents = extent_of(*a.parent_tokens, 1);
     p.parents_stride_seq = a.parent_tokens->strides[0];
     p.parents_stride_token = a.parent_tokens->strides[1];
   }

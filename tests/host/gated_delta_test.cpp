@@ -75,6 +75,7 @@ TEST_F(GatedDeltaHost, FillsTheParams) {
   EXPECT_EQ(p.steps.step_stride, 4 * 64 * 32);
   EXPECT_EQ(p.num_steps, 3);
   EXPECT_EQ(p.num_slots, inputs.args.state->shape[0]);
+  EXPECT_EQ(p.num_parents, 3);
   EXPECT_EQ(p.parents_stride_seq, 3);
   EXPECT_FLOAT_EQ(p.scale, 1.0f / std::sqrt(32.0f));
   EXPECT_EQ(p.has_lower_bound, 0);
