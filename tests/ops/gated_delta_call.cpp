@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "tests/ops/written.h"
+#include "tests/support/expected_support.h"
 #include "tests/support/random.h"
 
 namespace flashport_test {
@@ -74,6 +75,8 @@ flashport::TensorView joined(flashport::TensorView view, bool inner, bool rows) 
 }
 
 }  // namespace
+
+flashport::Support update_support() { return flashport::supports_gated_delta({query_target()}); }
 
 GatedDeltaCall::GatedDeltaCall(const GatedDeltaCase& c)
     : c_(c),

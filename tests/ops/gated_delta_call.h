@@ -2,6 +2,7 @@
 // written compared with the reference.
 #pragma once
 
+#include <flashport/backend.h>
 #include <flashport/gated_delta.h>
 
 #include <functional>
@@ -50,6 +51,9 @@ struct GatedDeltaCase {
 };
 
 inline std::ostream& operator<<(std::ostream& out, const GatedDeltaCase& c) { return out << c.name; }
+
+// Of the target under test.
+[[nodiscard]] flashport::Support update_support();
 
 class GatedDeltaCall {
  public:

@@ -75,15 +75,13 @@ INSTANTIATE_TEST_SUITE_P(
     }),
     [](const auto& info) { return info.param.name; });
 
-flashport::Support update_support() { return flashport::supports_gated_delta({query_target()}); }
-
 TEST(FullGatedDeltaSteps, OfALongSequence) {
   FLASHPORT_REQUIRE_SUPPORT("gated_delta_others", update_support());
   GatedDeltaCall({.name = "long", .lens = {16384}, .heads = 1, .v_heads = 1, .dim_k = 32, .dim_v = 16, .slots = {3}})
       .check();
 }
 
-// Each step is a call, which stores the state for the next.
+// Each step is a call, which stores the state in fp32 for the next.
 TEST(FullGatedDeltaSteps, ThousandsDoNotDrift) {
   FLASHPORT_REQUIRE_SUPPORT("gated_delta_others", update_support());
   for (const int options : {0, 1, 2, 3}) {
