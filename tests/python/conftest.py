@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shutil
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -95,6 +96,18 @@ def to_torch(x):
         return x
     x = np.ascontiguousarray(x)
     return torch.from_numpy(x.view(np.int16).copy()).view(torch.bfloat16) if x.dtype == BF16 else torch.tensor(x)
+
+
+def from_torch(tensor):
+    """The array of a torch tensor of a CPU."""
+    import torch
+
+    return tensor.view(torch.int16).numpy().view(BF16) if tensor.dtype is torch.bfloat16 else tensor.numpy()
+
+
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, ("g++", "clang++"))), reason="no C++ compiler for inductor"
+)
 
 
 def expect_refusal(function, arguments, outputs, error, text):

@@ -11,7 +11,7 @@ import pytest
 
 import flashport
 from chunk_call import check_chunk, make_chunk
-from conftest import BF16, same, to_torch
+from conftest import BF16, from_torch, same, to_torch
 from flashport import fla
 
 CHUNK = fla.chunk_gated_delta_rule
@@ -88,7 +88,7 @@ def test_torch(name):
     call.run()
     assert final_state.dtype is torch.float32
     same(final_state.numpy(), call["final_states"])
-    same(o.view(torch.int16).numpy().view(BF16) if o.dtype is torch.bfloat16 else o.numpy(), call["out"])
+    same(from_torch(o), call["out"])
 
 
 def test_what_is_not_asked_for_is_none():

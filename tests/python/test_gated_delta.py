@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import flashport
-from conftest import BF16
+from conftest import BF16, from_torch, same, to_torch
 from delta_call import FORMAT, Call, check, expected, make_delta, pairs_of
 from flashport import gated_delta_oracle as oracle
 
@@ -145,8 +145,8 @@ def test_an_offset_past_two_to_the_31():
     pool = np.lib.stride_tricks.as_strided(memory, (3, *first.shape), strides)
     pool[2] = first
     final = x["state"][x["state_indices"][0]]
-    _same(flashport.gated_delta_update(**x | {"state": pool, "state_indices": np.array([2], np.int32)}), out)
-    _same(pool[2], final)
+    same(flashport.gated_delta_update(**x | {"state": pool, "state_indices": np.array([2], np.int32)}), out)
+    same(pool[2], final)
     assert not _bits(pool[:2]).any()
 
 
@@ -155,10 +155,6 @@ def test_an_offset_past_two_to_the_31():
 
 def _bits(x):
     return np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
-
-
-def _same(a, b):
-    np.testing.assert_array_equal(_bits(a), _bits(b))
 
 
 def _tokens_of(call, rows, tokens):
@@ -185,9 +181,9 @@ def test_intermediate_states_are_those_of_single_steps(is_kda, keys):
     out = call.run()
     for t in range(5):
         step, _ = _run_part(single, slice(None), [t])
-        _same(step[:, 0], out[:, t])
-        _same(single["state"][single["state_indices"]], call["intermediate_states"][[2, 0, 3], t])
-    _same(single["state"], call["state"])
+        same(step[:, 0], out[:, t])
+        same(single["state"][single["state_indices"]], call["intermediate_states"][[2, 0, 3], t])
+    same(single["state"], call["state"])
 
 
 @pytest.mark.parametrize("is_kda", [False, True])
@@ -208,8 +204,8 @@ def test_a_tree_is_each_of_its_paths(is_kda):
             call, slice(None), path, parent_tokens=None, update_state=True, state=call["state"].copy(),
             intermediate_states=None, intermediate_indices=None,
         )  # fmt: skip
-        _same(alone, out[:, path])
-        _same(arguments["state"][call["state_indices"]], states[[1, 2], leaf])
+        same(alone, out[:, path])
+        same(arguments["state"][call["state_indices"]], states[[1, 2], leaf])
 
 
 def test_a_chain_of_parents_is_no_tree():
@@ -219,8 +215,8 @@ def test_a_chain_of_parents_is_no_tree():
     chain = np.full((3, 14), 77, np.int64)
     chain[:, ::2][:, :5] = np.arange(-1, 4)
     call.arguments["parent_tokens"] = chain[:, ::2]
-    _same(call.run(), plain.run())
-    _same(call["state"], plain["state"])
+    same(call.run(), plain.run())
+    same(call["state"], plain["state"])
 
 
 @pytest.mark.parametrize("state_dtype", [np.float32, BF16])
@@ -232,15 +228,15 @@ def test_bits_alone_and_in_a_batch(state_dtype):
         alone, arguments = _run_part(
             call, [n], slice(None), state=start.copy(), state_indices=call["state_indices"][n : n + 1]
         )
-        _same(alone[0], out[n])
+        same(alone[0], out[n])
         slot = call["state_indices"][n]
         if slot >= 0:
-            _same(arguments["state"][slot], call["state"][slot])
+            same(arguments["state"][slot], call["state"][slot])
     again, arguments = _run_part(
         call, slice(None, None, -1), slice(None), state=start.copy(), state_indices=call["state_indices"][::-1].copy()
     )
-    _same(again[::-1], out)
-    _same(arguments["state"], call["state"])
+    same(again[::-1], out)
+    same(arguments["state"], call["state"])
 
 
 def test_packed_sequences_are_sequences():
@@ -254,9 +250,9 @@ def test_packed_sequences_are_sequences():
             call, slice(None), slice(first, first + length), cu_seqlens=None, state=start.copy(),
             state_indices=call["state_indices"][n : n + 1],
         )  # fmt: skip
-        _same(alone[0], out[0, first : first + length])
+        same(alone[0], out[0, first : first + length])
         slot = call["state_indices"][n]
-        _same(arguments["state"][slot], call["state"][slot])
+        same(arguments["state"][slot], call["state"][slot])
         first += length
 
 
@@ -269,8 +265,8 @@ def test_decoding_as_packed_sequences_of_one_token():
     out = flashport.gated_delta_update(
         **call.arguments | packed | {"out": None, "state": start, "cu_seqlens": np.arange(7, dtype=np.int32)}
     )
-    _same(out[0], dense[:, 0])
-    _same(start, call["state"])
+    same(out[0], dense[:, 0])
+    same(start, call["state"])
 
 
 def test_tokens_that_belong_to_nobody():
@@ -286,8 +282,8 @@ def test_one_call_or_two():
     out = call.run().copy()
     for part in (slice(0, 13), slice(13, 40)):
         got, _ = _run_part(call, slice(None), part, state=start)
-        _same(got, out[:, part])
-    _same(start, call["state"])
+        same(got, out[:, part])
+    same(start, call["state"])
 
 
 # --- Defaults, and arrays of other libraries -------------------------------------------------------------------------
@@ -307,18 +303,17 @@ def test_defaults_are_what_the_docstring_says():
     out = flashport.gated_delta_update(**short)
     assert type(out) is np.ndarray
     assert out.flags.c_contiguous
-    _same(out, call.run())
-    _same(short["state"], call["state"])
+    same(out, call.run())
+    same(short["state"], call["state"])
 
 
 def test_a_new_output_is_contiguous_whatever_v_is():
-    torch = pytest.importorskip("torch")
     call = make_delta(tokens=3, dtype=np.float32)
-    tensors = {name: _tensor(torch, x) if isinstance(x, np.ndarray) else x for name, x in call.arguments.items()}
+    tensors = {name: to_torch(x) if isinstance(x, np.ndarray) else x for name, x in call.arguments.items()}
     tensors |= {"v": tensors["v"].permute(1, 2, 0, 3).contiguous().permute(2, 0, 1, 3), "out": None}
     out = flashport.gated_delta_update(**tensors)
     assert out.is_contiguous()
-    _same(out.numpy(), call.run())
+    same(out.numpy(), call.run())
 
 
 def test_a_device_array_makes_device_arrays():
@@ -328,7 +323,7 @@ def test_a_device_array_makes_device_arrays():
     state = call["state"].copy()
     out = flashport.gated_delta_update(**call.arguments | {"q": q, "out": None, "state": state})
     assert type(out) is flashport.DeviceArray
-    _same(np.from_dlpack(out), call.run())
+    same(np.from_dlpack(out), call.run())
 
 
 def test_without_a_pool():
@@ -336,7 +331,7 @@ def test_without_a_pool():
     check(call)
     padded = make_delta(tokens=2)
     padded["state_indices"][...] = -1
-    _same(padded.run(), call["out"])
+    same(padded.run(), call["out"])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, BF16])
@@ -350,25 +345,14 @@ def test_types_of_dt_bias(dtype):
 def test_torch_tensors(state_dtype):
     torch = pytest.importorskip("torch")
     call = make_delta(batch=3, tokens=2, steps=2, use_qk_l2norm=True, state_dtype=getattr(np, state_dtype, BF16))
-    tensors = {name: _tensor(torch, x) if isinstance(x, np.ndarray) else x for name, x in call.arguments.items()}
+    tensors = {name: to_torch(x) if isinstance(x, np.ndarray) else x for name, x in call.arguments.items()}
     out = flashport.gated_delta_update(**tensors | {"out": None})
     assert out.dtype is torch.bfloat16
     assert out.is_contiguous()
     call.run()
-    _same(_array(torch, out), call["out"])
+    same(from_torch(out), call["out"])
     for name in ("state", "intermediate_states"):
-        _same(_array(torch, tensors[name]), call[name])
-
-
-def _tensor(torch, array):
-    array = np.ascontiguousarray(array)
-    if array.dtype == BF16:
-        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
-    return torch.from_numpy(array.copy())
-
-
-def _array(torch, tensor):
-    return tensor.view(torch.int16).numpy().view(BF16) if tensor.dtype is torch.bfloat16 else tensor.numpy()
+        same(from_torch(tensors[name]), call[name])
 
 
 # --- Drift -----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from chunk_call import check_chunk, make_chunk
-from conftest import BF16, same, to_torch
+from conftest import BF16, from_torch, same, to_torch
 from delta_call import check, make_delta
 from flashport import sglang
 
@@ -87,9 +87,6 @@ def test_numpy(name, by_name):
 def test_torch(name):
     torch = pytest.importorskip("torch")
 
-    def array(x):
-        return x.view(torch.int16).numpy().view(BF16) if x.dtype is torch.bfloat16 else x.numpy()
-
     call, positional, keywords = make(name)
     positional = [to_torch(x) for x in positional]
     keywords = {key: to_torch(value) for key, value in keywords.items()}
@@ -98,11 +95,11 @@ def test_torch(name):
     assert out.dtype is torch.bfloat16
     assert out.is_contiguous()
     assert tuple(out.shape) == call["v"].shape
-    same(array(out), call["out"])
+    same(from_torch(out), call["out"])
     if positional[9] is not None:
-        same(array(positional[9]), call["state"])
+        same(from_torch(positional[9]), call["state"])
     if "intermediate_states_buffer" in keywords:
-        same(array(keywords["intermediate_states_buffer"]), call["intermediate_states"])
+        same(from_torch(keywords["intermediate_states_buffer"]), call["intermediate_states"])
 
 
 def test_shapes_of_kimi():
@@ -245,24 +242,15 @@ def test_prompts_from_numpy(name, by_name):
 def test_prompts_from_torch(name):
     torch = pytest.importorskip("torch")
     call, positional, keywords = make_prompt(name)
-    positional = [
-        torch.from_numpy(x.view(np.int16).copy()).view(torch.bfloat16)
-        if isinstance(x, np.ndarray) and x.dtype == BF16
-        else torch.tensor(x)
-        if isinstance(x, np.ndarray)
-        else x
-        for x in (np.ascontiguousarray(x) if isinstance(x, np.ndarray) else x for x in positional)
-    ]
+    positional = [to_torch(x) for x in positional]
     o, nothing, h = CHUNK(*positional, **keywords)
     with_chunk_states(call).run()
     assert nothing is None
     assert o.dtype is h.dtype is torch.bfloat16
-    same(o.view(torch.int16).numpy(), call["out"].view(np.int16))
-    same(h.view(torch.int16).numpy(), call["chunk_states"].view(np.int16))
+    same(from_torch(o), call["out"])
+    same(from_torch(h), call["chunk_states"])
     if positional[6] is not None:
-        state = positional[6]
-        state = state.view(torch.int16).numpy().view(BF16) if state.dtype is torch.bfloat16 else state.numpy()
-        same(state, call["state"])
+        same(from_torch(positional[6]), call["state"])
 
 
 def test_h_may_be_left_out():

@@ -8,7 +8,7 @@ import test_fla
 import test_fla_recurrent
 import test_sglang
 from chunk_call import check_chunk
-from conftest import BF16, to_torch
+from conftest import from_torch, to_torch
 from delta_call import check
 
 torch = pytest.importorskip("torch")
@@ -29,8 +29,7 @@ def on_gpu(call, shim, positional, keywords, returns, written=()):
 
     def fetch(name, tensor):
         assert tensor.is_cuda
-        x = tensor.cpu()
-        x = x.view(torch.int16).numpy().view(BF16) if x.dtype is torch.bfloat16 else x.numpy()
+        x = from_torch(tensor.cpu())
         rows = sum(call.lens)
         if name == "out" and rows < x.shape[0] * x.shape[1]:  # tokens of no sequence
             call[name][0, :rows] = x[0, :rows]

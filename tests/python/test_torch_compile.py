@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 
@@ -11,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import flashport  # noqa: E402
+from conftest import needs_compiler  # noqa: E402
 from flashport import torch_ops  # noqa: E402, F401
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, while compiling
@@ -100,7 +100,7 @@ def test_stages_append_and_merge():
         assert torch.equal(got, wanted)
 
 
-@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="no C++ compiler for inductor")
+@needs_compiler
 def test_inductor():
     def step(q, k, v, seqlens, out):
         flashport.flash_decode(q * 2, k, v, seqlens, out=out)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import shutil
 import subprocess
 import sys
 
@@ -12,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import flashport  # noqa: E402
+from conftest import needs_compiler  # noqa: E402
 from flashport import fla, sglang, torch_gated_delta  # noqa: E402, F401
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, while compiling
@@ -130,7 +130,7 @@ def test_chunk_with_workspace_and_own_gate():
     assert check(step, tokens=70) == {"state", "out"}
 
 
-@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="no C++ compiler for inductor")
+@needs_compiler
 def test_inductor():
     def step(x):
         return chunk(x, final_states=x["final"]) + 1, update(x) * 2
