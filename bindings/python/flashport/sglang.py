@@ -78,9 +78,9 @@ def fused_sigmoid_gating_delta_rule_update(
         is_kda: The gate has a value for each channel of K.
         lower_bound: Lower bound of KDA's safe gate, negative.
         disable_state_update: Do not write the final states.
-        intermediate_states_buffer: (slots, steps, HV, V, K) fp32 or bf16; written. Its own number of steps counts.
+        intermediate_states_buffer: (slots, steps, HV, V, K) fp32 or bf16; written.
         intermediate_state_indices: (N) int32 or int64; negative stores nothing. Not read without the buffer.
-        cache_steps: Steps of ``intermediate_states_buffer``, which says it too. Not read without the buffer.
+        cache_steps: The steps of ``intermediate_states_buffer``, or None. Not read without the buffer.
         retrieve_parent_token: (N, at least T) int32 or int64. Not read without the buffer, as in SGLang.
         cache_ring: Must be False.
         replayssm_rawv: Not used, nor are the other three, without ``cache_ring``.
