@@ -103,6 +103,9 @@ FLASHPORT_DEVICE void gated_delta_update(const GatedDeltaUpdateParams& p, const 
   } else {
     tile.fetch(p.state.data, at_slot());
   }
+  const auto store_pool = [&] {
+    if (slot >= 0 && p.update_state) tile.store(p.state.data, pool_type, at_slot());
+  };
   for (int t = 0; t < place.count; ++t) {
     // Where inputs lie is worked out for each token: no registers are left to keep it in.
     const int v_head = block.uniform(recompute(slice.v_head));
@@ -138,11 +141,14 @@ FLASHPORT_DEVICE void gated_delta_update(const GatedDeltaUpdateParams& p, const 
       u = beta * (v - read);
       tile.update(decay, k, u);
     });
+    if constexpr (Tile::kPoolFirst) {
+      if (t + 1 == place.count) store_pool();
+    }
     tile.store_columns(p.out.data, p.out.dtype, at_token(p.out, v_head) + column,
                        Tile::multiply_add(key_query, u, carried));
     if (steps_slot >= 0 && t < p.num_steps) tile.store(p.steps.data, p.steps.dtype, at_step(t));
   }
-  if (slot >= 0 && p.update_state && (!copies || place.count > 0)) tile.store(p.state.data, pool_type, at_slot());
+  if (!Tile::kPoolFirst && (!copies || place.count > 0)) store_pool();
   if (copies) {
     const std::int64_t at = seq * p.final_states.slot_stride + first_state(p, block, slice);
     tile.store(p.final_states.data, p.final_states.dtype, at);

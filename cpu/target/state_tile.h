@@ -106,6 +106,9 @@ class StateTile {
   static constexpr int kAtOnce = 4;  // columns; so many sums hide the latency of a fused multiply-add
 
  public:
+  // Whether the last token's states are stored before its outputs.
+  static constexpr bool kPoolFirst = false;
+
   struct Keys {
     alignas(64) float x[kMostKeys];
   };

@@ -95,6 +95,10 @@ class StateTile {
   static_assert(kKeyMajor || (kWaves == 1 && kLaneKeys % kUnit == 0));
 
  public:
+  // Whether the last token's states are stored before its outputs: they are nearly all that is written, but take longer
+  // to have their registers back.
+  static constexpr bool kPoolFirst = true;
+
   struct Keys {
     float x[kLaneKeys];
     float even[kEven];  // for dot(): a warp's lanes have all keys

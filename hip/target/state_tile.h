@@ -137,6 +137,9 @@ class StateTile {
   };
 
  public:
+  // Whether the last token's states are stored before its outputs.
+  static constexpr bool kPoolFirst = false;
+
   struct Keys {
     float x[kLaneKeys];
   };
