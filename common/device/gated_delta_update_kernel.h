@@ -35,7 +35,7 @@ FLASHPORT_DEVICE StateSlice state_slice(const GatedDeltaUpdateParams& p, const B
           (slice - head * static_cast<int>(p.by_slices_of_head.value)) * kCfg.tuning.columns};
 }
 
-// Slots, offsets and tokens fit 32 bits: of an index of 64 the low half says all.
+// Slots, offsets and tokens fit 32 bits: of an index of 64 the low half says all but the sign.
 FLASHPORT_DEVICE const std::int32_t* short_index(const IndexArray& array, std::int64_t i) {
   return static_cast<const std::int32_t*>(array.data) + (array.is_int64 ? 2 * i : i);
 }
@@ -47,16 +47,17 @@ struct SequencePlace {
 };
 
 FLASHPORT_DEVICE SequencePlace sequence_place(const GatedDeltaUpdateParams& p, const Block& block, int seq) {
-  int x[4];
+  int x[6];
   load_each(block, x, [&](int i) -> const std::int32_t* {
-    const IndexArray& array = i == 0 ? p.state.indices : i == 1 ? p.steps.indices : p.cu_seqlens;
-    const std::int32_t* at = short_index(array, i == 3 ? seq + 1 : seq);
+    const IndexArray& array = i % 4 == 0 ? p.state.indices : i % 4 == 1 ? p.steps.indices : p.cu_seqlens;
+    const std::int32_t* at = short_index(array, i == 3 ? seq + 1 : seq) + (i >= 4 && array.is_int64);
     return array.data == nullptr ? nullptr : at;
   });
-  const auto slot_of = [&](const StateSlots& slots, int index) {
-    return slots.data == nullptr ? -1 : slots.indices.data == nullptr ? seq : index;
+  const auto slot_of = [&](const StateSlots& slots, int index, int sign) {
+    if (slots.data == nullptr) return -1;
+    return slots.indices.data == nullptr ? seq : sign < 0 ? -1 : index;
   };
-  SequencePlace place{0, p.tokens, slot_of(p.state, x[0]), slot_of(p.steps, x[1])};
+  SequencePlace place{0, p.tokens, slot_of(p.state, x[0], x[4]), slot_of(p.steps, x[1], x[5])};
   if (p.cu_seqlens.data != nullptr) {
     place.first = minimum(maximum(x[2], 0), p.tokens);
     place.count = minimum(maximum(x[3], place.first), p.tokens) - place.first;

@@ -24,34 +24,49 @@ std::vector<unsigned char> part(std::vector<unsigned char> all, std::size_t part
   return {all.begin() + part * size, all.begin() + (part + 1) * size};
 }
 
-// A sequence gives the same bits again, alone and in a batch, and in one call and token by token.
+// The call of sequence n alone, without intermediate states.
+flashport::GatedDeltaUpdateArgs sequence_of(flashport::GatedDeltaUpdateArgs a, std::int64_t n) {
+  const auto one = [&](flashport::TensorView& view) {
+    view.data = static_cast<char*>(view.data) + n * view.strides[0] * flashport::element_size(view.dtype);
+    view.shape[0] = 1;
+  };
+  for (flashport::TensorView* view : {&a.q, &a.k, &a.v, &a.out, &*a.state_indices}) one(*view);
+  for (std::optional<flashport::TensorView>* view : {&a.a, &a.b, &a.g, &a.gk, &a.gv, &a.beta}) {
+    if (*view) one(**view);
+  }
+  a.intermediate_states.reset();
+  a.intermediate_indices.reset();
+  return a;
+}
+
+// A sequence gives the same bits again, alone and in a batch, and, of states that are stored as they are computed, in
+// one call and token by token.
 TEST(GatedDeltaBits, DoNotDependOnTheBatchOrTheCall) {
   FLASHPORT_REQUIRE_SUPPORT("gated_delta_others", update_support());
-  for (const int options : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}) {
+  for (int options = 0; options < 36; ++options) {
     SCOPED_TRACE(options);
-    GatedDeltaCase c{.name = "bits", .lens = {4, 4, 4}, .slots = {5, 2, 0}, .steps = {3, 1, 0}};
+    GatedDeltaCase c{.name = "bits", .lens = {4, 4, 4}, .heads = 1, .v_heads = 2, .dim_v = 72};
+    c.slots = {5, 2, 0};
+    c.steps = {3, 1, 0};
     c.key_major = options % 2 == 1;
-    c.kda = options / 2 % 2;
-    c.dim_k = std::int64_t{64} << options / 4;
+    c.state = options / 2 % 2 == 1 ? Type::kBF16 : Type::kF32;
+    c.kda = options / 4 % 3 == 1;
+    if (options / 4 % 3 == 2) {
+      c.gate = GateInput::kLogarithm;
+      c.rate = RateInput::kColumnRates;
+      c.key_gates = c.column_gates = true;
+    }
+    c.dim_k = std::int64_t{64} << options / 12;
+    const std::int64_t at_once = c.state == Type::kF32 ? 1 : 4;
     GatedDeltaCall together(c), again(c), apart(c);
     together.run();
     again.run();
     EXPECT_EQ(again.out().element_bytes(), together.out().element_bytes());
     EXPECT_EQ(again.state()->element_bytes(), together.state()->element_bytes());
     for (std::int64_t n = 2; n >= 0; --n) {
-      for (std::int64_t t = 0; t < 4; ++t) {
-        flashport::GatedDeltaUpdateArgs a = apart.args();
-        const auto one = [&](flashport::TensorView& view) {
-          view.data = static_cast<char*>(view.data) +
-                      (n * view.strides[0] + t * view.strides[1]) * flashport::element_size(view.dtype);
-          view.shape[0] = view.shape[1] = 1;
-        };
-        for (flashport::TensorView* view : {&a.q, &a.k, &a.v, &*a.a, &*a.b, &a.out}) one(*view);
-        a.state_indices->data = static_cast<char*>(a.state_indices->data) + 4 * n;
-        a.state_indices->shape[0] = 1;
-        a.intermediate_states.reset();
-        a.intermediate_indices.reset();
-        apart.run(a);
+      for (std::int64_t t = 0; t < 4; t += at_once) {
+        apart.run(sequence_of(part_of(apart.args(), t, at_once), n));
+        if (at_once > 1) continue;
         // The state after token t is what the call of all tokens has stored of it.
         const std::size_t steps = 6, slot = c.slots[n], step_slot = c.steps[n];
         const std::vector<unsigned char> stored =

@@ -1,6 +1,9 @@
 // gated_delta_update against the fp64 recurrence, option by option; what no sequence names keeps its bits.
 #include <gtest/gtest.h>
 
+#include <limits>
+#include <utility>
+
 #include "tests/ops/gated_delta_call.h"
 #include "tests/support/expected_support.h"
 
@@ -50,6 +53,11 @@ std::vector<GatedDeltaCase> named_cases() {
       {.name = "lower_bound", .lens = {7, 7}, .slots = {3, 1}, .lower_bound = -5.0},
       {.name = "rows_joined", .lens = {7, 7}, .gates = Type::kBF16, .joined_rows = true, .slots = {3, 1}},
       {.name = "packed", .lens = {7, 7}, .gates = Type::kBF16, .packed = true, .slots = {3, 1}, .index64 = true},
+      {.name = "slots_far_below_zero",
+       .lens = {2, 2, 2},
+       .slots = {-(std::int64_t{1} << 32), 3, -(std::int64_t{1} << 33) + 1},
+       .steps = {5, -(std::int64_t{1} << 32) + 2, std::numeric_limits<std::int64_t>::min()},
+       .index64 = true},
       {.name = "packed_kv", .lens = {7, 7}, .dim_k = 64, .key_major = true, .packed = true, .slots = {3, 1}},
       {.name = "packed_fp32",
        .lens = {2, 2},
@@ -146,14 +154,17 @@ std::vector<GatedDeltaCase> named_cases() {
 }
 
 // A bf16 state that is stored and read again after every token, as a decode loop does.
-TEST(GatedDeltaDrift, OfABf16StateIsThatOfThePlainRecurrence) {
-  FLASHPORT_REQUIRE_SUPPORT("gated_delta_others", update_support());
-  GatedDeltaCase c{.name = "drift", .lens = {400}, .heads = 1, .v_heads = 1, .dim_k = 32, .dim_v = 32};
-  c.state = c.steps_type = Type::kBF16;
-  c.slots = {3};
-  c.steps = {2};
-  for (std::int64_t t = 0; t < 400; ++t) c.parents.push_back(t - 1);
-  GatedDeltaCall(c).check();
+std::vector<GatedDeltaCase> bf16_decode_cases() {
+  std::vector<GatedDeltaCase> cases;
+  for (const auto& [name, tokens] : {std::pair{"decode_loop_bf16", 400}, std::pair{"drift_bf16", 4096}}) {
+    GatedDeltaCase c{.name = name, .lens = {tokens}, .heads = 1, .v_heads = 1, .dim_k = 32, .dim_v = 32};
+    c.state = c.steps_type = Type::kBF16;
+    c.slots = {3};
+    c.steps = {2};
+    for (std::int64_t t = 0; t < tokens; ++t) c.parents.push_back(t - 1);
+    cases.push_back(c);
+  }
+  return cases;
 }
 
 // Every pair of head dimensions, with the other options in turn.
@@ -318,6 +329,7 @@ std::vector<GatedDeltaCase> kernel_cases() {
 
 const auto kName = [](const auto& info) { return info.param.name; };
 INSTANTIATE_TEST_SUITE_P(Ops, GatedDelta, testing::ValuesIn(named_cases()), kName);
+INSTANTIATE_TEST_SUITE_P(OpsBf16, GatedDelta, testing::ValuesIn(bf16_decode_cases()), kName);
 INSTANTIATE_TEST_SUITE_P(OpsGates, GatedDelta, testing::ValuesIn(gate_cases()), kName);
 INSTANTIATE_TEST_SUITE_P(OpsKernels, GatedDelta, testing::ValuesIn(kernel_cases()), kName);
 INSTANTIATE_TEST_SUITE_P(OpsDims, GatedDelta, testing::ValuesIn(dimension_cases()), kName);
