@@ -8,10 +8,11 @@ from typing import Any
 from flashport import _core
 
 
-def new_output(q: Any, v: Any) -> Any:
-    """An uninitialised, contiguous array of q's library, type and device in v's shape; None if that library is unknown.
+def new_output(q: Any, v: Any, function: str | None = None) -> Any:
+    """An uninitialised, contiguous array of q's library, type and device in v's shape.
 
-    What does not fit, the library says, which looks at q and v before it looks at the output.
+    If that library is unknown it is None, or the error of ``function``, which then takes no output. What else does not
+    fit, the library says, which looks at q and v before it looks at the output.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(q, torch.Tensor) and isinstance(v, torch.Tensor):
@@ -27,7 +28,12 @@ def new_output(q: Any, v: Any) -> Any:
     if cupy is not None and isinstance(q, cupy.ndarray):
         with q.device:
             return cupy.empty(shape, q.dtype)
-    return None
+    return None if function is None else new_array(function, "q", q, tuple(shape))
+
+
+def rank(x: Any) -> int:
+    """How many axes an array has; 0 for what is none, which the library refuses."""
+    return len(getattr(x, "shape", ()))
 
 
 def new_array(function: str, name: str, like: Any, shape: tuple[int, ...], dtype: str | None = None) -> Any:

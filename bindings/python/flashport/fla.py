@@ -1,9 +1,9 @@
 """Drop-ins for flash-linear-attention (fla), under its names and signatures.
 
-``from flashport.fla import chunk_gated_delta_rule`` in place of fla.ops.gated_delta_rule's. Tensors may be of any
-library that speaks DLPack; torch is imported only by who hands in its tensors. There is no backward: an argument that
-asks for a gradient is refused. Arguments behind ``use_qk_l2norm_in_kernel``, which releases order differently, go by
-keyword.
+``from flashport.fla import chunk_gated_delta_rule`` in place of fla.ops.gated_delta_rule's. Tensors may be torch's,
+NumPy's, CuPy's or :class:`flashport.DeviceArray`; torch is imported only by who hands in its tensors. There is no
+backward: an argument that asks for a gradient is refused. Arguments behind ``use_qk_l2norm_in_kernel``, which releases
+order differently, go by keyword.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from flashport.arrays import new_array, new_output
+from flashport.arrays import new_array, new_output, rank
 from flashport.gated_delta import gated_delta_chunk, gated_delta_update, refuse_gradients
 
 __all__ = ["chunk_gated_delta_rule", "chunk_gdn", "fused_recurrent_gated_delta_rule", "fused_recurrent_gdn"]
@@ -99,7 +99,7 @@ def chunk_gated_delta_rule(
         q, k, v, g, beta, initial_state, scale=scale, use_qk_l2norm=use_qk_l2norm_in_kernel,
         beta_sigmoid=use_beta_sigmoid_in_kernel, allow_neg_eigval=allow_neg_eigval, **gate,
         state_layout="vk" if state_v_first else "kv", update_state=False, cu_seqlens=cu_seqlens,
-        final_states=final_state, out=new_output(q, v),
+        final_states=final_state, out=new_output(q, v, name),
     )  # fmt: skip
     return out, final_state
 
@@ -185,7 +185,7 @@ def fused_recurrent_gated_delta_rule(
     out = gated_delta_update(
         q, k, v, a, b, A_log, dt_bias, initial_state, scale=scale, use_qk_l2norm=use_qk_l2norm_in_kernel,
         state_layout="vk" if state_v_first else "kv", update_state=False, cu_seqlens=cu_seqlens, g=g, gk=gk,
-        gv=gv, beta=beta, allow_neg_eigval=allow_neg_eigval, final_states=final_state, out=new_output(q, v),
+        gv=gv, beta=beta, allow_neg_eigval=allow_neg_eigval, final_states=final_state, out=new_output(q, v, name),
     )  # fmt: skip
     return out, final_state
 
@@ -194,10 +194,10 @@ def _final_state(
     name: str, q: Any, v: Any, initial_state: Any, wanted: bool, state_v_first: bool, cu_seqlens: Any
 ) -> Any:
     """An array for the final states, or None; refuses another number of initial states than sequences."""
-    if len(q.shape) != 4 or len(v.shape) != 4:
+    if rank(q) != 4 or rank(v) != 4 or (cu_seqlens is not None and rank(cu_seqlens) != 1):
         return None  # the library says what does not fit
     count = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    if initial_state is not None and initial_state.shape[0] != count:
+    if rank(initial_state) == 4 and initial_state.shape[0] != count:
         raise ValueError(
             f"{name}: initial_state must have a state for each of the {count} sequences, got shape "
             f"{tuple(initial_state.shape)}"

@@ -1,8 +1,8 @@
 """Drop-ins for SGLang's linear attention, under its names and signatures.
 
 ``from flashport.sglang import fused_sigmoid_gating_delta_rule_update`` in place of the Triton module of that name.
-Tensors may be of any library that speaks DLPack; torch is imported only by who hands in its tensors. Arguments that
-SGLang's releases order differently go by keyword here, as all of SGLang's callers give them.
+Tensors may be torch's, NumPy's, CuPy's or :class:`flashport.DeviceArray`; torch is imported only by who hands in its
+tensors. Arguments that SGLang's releases order differently go by keyword here, as all of SGLang's callers give them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from flashport import tracing
-from flashport.arrays import new_array, new_output
+from flashport.arrays import new_array, new_output, rank
 from flashport.gated_delta import gated_delta_chunk, gated_delta_update, refuse_gradients
 
 __all__ = ["chunk_gated_delta_rule", "fused_sigmoid_gating_delta_rule_update"]
@@ -112,7 +112,11 @@ def fused_sigmoid_gating_delta_rule_update(
         initial_state_indices = None
     if intermediate_states_buffer is None:
         intermediate_state_indices = retrieve_parent_token = None
-    elif cache_steps is not None and cache_steps != intermediate_states_buffer.shape[1]:
+    elif (
+        cache_steps is not None
+        and rank(intermediate_states_buffer) == 5
+        and cache_steps != intermediate_states_buffer.shape[1]
+    ):
         raise ValueError(
             f"fused_sigmoid_gating_delta_rule_update: cache_steps must be the {intermediate_states_buffer.shape[1]} "
             f"steps of intermediate_states_buffer, got {cache_steps}"
@@ -122,7 +126,8 @@ def fused_sigmoid_gating_delta_rule_update(
         softplus_beta=softplus_beta, softplus_threshold=softplus_threshold, lower_bound=lower_bound,
         use_qk_l2norm=use_qk_l2norm_in_kernel, is_kda=is_kda, state_layout=state_layout,
         update_state=not disable_state_update, cu_seqlens=cu_seqlens, intermediate_states=intermediate_states_buffer,
-        intermediate_indices=intermediate_state_indices, parent_tokens=retrieve_parent_token, out=new_output(q, v),
+        intermediate_indices=intermediate_state_indices, parent_tokens=retrieve_parent_token,
+        out=new_output(q, v, "fused_sigmoid_gating_delta_rule_update"),
     )  # fmt: skip
 
 
@@ -188,27 +193,28 @@ def chunk_gated_delta_rule(
     if initial_state is None:
         initial_state_indices = None
     h = None
-    if output_h and len(q.shape) == 4 and len(v.shape) == 4:
+    if output_h and rank(q) == 4 and rank(v) == 4 and (cu_seqlens is None or rank(cu_seqlens) == 1):
         chunks = -(-q.shape[1] // _CHUNK)
         if cu_seqlens is not None:
-            chunks = _chunks_of(cu_seqlens)
+            chunks = _chunks_of(cu_seqlens, q.shape[1])
         inner = (v.shape[3], q.shape[3]) if state_layout == "vk" else (q.shape[3], v.shape[3])
         h = new_array("chunk_gated_delta_rule", "q", q, (q.shape[0], chunks, v.shape[2], *inner))
     out = gated_delta_chunk(
         q, k, v, g, beta, initial_state, initial_state_indices, scale=scale,
         use_qk_l2norm=use_qk_l2norm_in_kernel, state_layout=state_layout, update_state=inplace_update,
-        cu_seqlens=cu_seqlens, chunk_states=h, out=new_output(q, v),
+        cu_seqlens=cu_seqlens, chunk_states=h, out=new_output(q, v, "chunk_gated_delta_rule"),
     )  # fmt: skip
     return out, None, h
 
 
-def _chunks_of(cu_seqlens: Any) -> int:
-    """How many chunks packed sequences have together; waits for a GPU."""
+def _chunks_of(cu_seqlens: Any, tokens: int) -> int:
+    """How many chunks packed sequences have together, each of at most ``tokens``; waits for a GPU."""
     if tracing.is_compiling():  # a list of numbers would end the graph
-        return (-(-cu_seqlens.diff() // _CHUNK)).clamp(min=0).sum().item()
+        return (-(-cu_seqlens.diff().clamp(0, tokens) // _CHUNK)).sum().item()
     if not hasattr(cu_seqlens, "tolist"):
         raise TypeError(
             "chunk_gated_delta_rule: h needs cu_seqlens of torch, NumPy or CuPy, got "
             f"{type(cu_seqlens).__name__}; pass one of these, or output_h=False"
         )
-    return sum(max(-(-(end - first) // _CHUNK), 0) for first, end in pairwise(cu_seqlens.tolist()))
+    counts = (end - first for first, end in pairwise(cu_seqlens.tolist()))
+    return sum(int(-(-min(tokens, max(0, count)) // _CHUNK)) for count in counts)
