@@ -35,11 +35,6 @@ FLASHPORT_DEVICE StateSlice state_slice(const GatedDeltaUpdateParams& p, const B
           (slice - head * static_cast<int>(p.by_slices_of_head.value)) * kCfg.tuning.columns};
 }
 
-// Slots, offsets and tokens fit 32 bits: of an index of 64 the low half says all but the sign.
-FLASHPORT_DEVICE const std::int32_t* short_index(const IndexArray& array, std::int64_t i) {
-  return static_cast<const std::int32_t*>(array.data) + (array.is_int64 ? 2 * i : i);
-}
-
 // Where a sequence lies: `count` tokens from `first` on; its slots, below 0: none.
 struct SequencePlace {
   int first, count;
@@ -47,17 +42,15 @@ struct SequencePlace {
 };
 
 FLASHPORT_DEVICE SequencePlace sequence_place(const GatedDeltaUpdateParams& p, const Block& block, int seq) {
-  int x[6];
-  load_each(block, x, [&](int i) -> const std::int32_t* {
-    const IndexArray& array = i % 4 == 0 ? p.state.indices : i % 4 == 1 ? p.steps.indices : p.cu_seqlens;
-    const std::int32_t* at = short_index(array, i == 3 ? seq + 1 : seq) + (i >= 4 && array.is_int64);
-    return array.data == nullptr ? nullptr : at;
+  int x[4];
+  load_indices(block, x, [&](int i) {
+    const IndexArray& array = i == 0 ? p.state.indices : i == 1 ? p.steps.indices : p.cu_seqlens;
+    return short_index(array, static_cast<std::uint32_t>(i == 3 ? seq + 1 : seq));
   });
-  const auto slot_of = [&](const StateSlots& slots, int index, int sign) {
-    if (slots.data == nullptr) return -1;
-    return slots.indices.data == nullptr ? seq : sign < 0 ? -1 : index;
+  const auto slot_of = [&](const StateSlots& slots, int index) {
+    return slots.data == nullptr ? -1 : slots.indices.data == nullptr ? seq : index;
   };
-  SequencePlace place{0, p.tokens, slot_of(p.state, x[0], x[4]), slot_of(p.steps, x[1], x[5])};
+  SequencePlace place{0, p.tokens, slot_of(p.state, x[0]), slot_of(p.steps, x[1])};
   if (p.cu_seqlens.data != nullptr) {
     place.first = minimum(maximum(x[2], 0), p.tokens);
     place.count = minimum(maximum(x[3], place.first), p.tokens) - place.first;
@@ -118,7 +111,7 @@ FLASHPORT_DEVICE void gated_delta_update(const GatedDeltaUpdateParams& p, const 
     if (t > 0 && p.parents.data != nullptr && steps_slot >= 0) {
       const std::int64_t column = minimum(t, p.num_parents - 1);
       const int parent =
-          load_global(short_index(p.parents, seq * p.parents_stride_seq + column * p.parents_stride_token));
+          load_global(short_index(p.parents, seq * p.parents_stride_seq + column * p.parents_stride_token).low);
       const int last = minimum(t, p.num_steps) - 1;
       tile.load(p.steps.data, p.steps.dtype, at_step(minimum(maximum(parent, 0), last)));
     }

@@ -24,7 +24,7 @@ struct DecodeShape {
 // An integer array of 32 or 64 bits an element.
 struct IndexArray {
   const void* data;
-  std::int32_t is_int64;
+  std::int32_t is_int64;  // 1 or, of 32 bits and where there is none, 0
 };
 
 // A divisor that is the same in the whole launch: dividing by it is a multiplication (tree_layout.h).

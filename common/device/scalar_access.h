@@ -35,6 +35,21 @@ FLASHPORT_DEVICE float to_float(Element x, DType dtype) {
   }
 }
 
+// Where an index lies. Slots, offsets and tokens fit 32 bits: of one of 64 the low half says all but the sign.
+struct ShortIndex {
+  const std::int32_t* low;  // null: there is none
+  std::int32_t is_int64;    // 1: behind it lies the half with the sign
+};
+
+// `i` unsigned, or of 64 bits.
+template <class Number>
+FLASHPORT_DEVICE ShortIndex short_index(const IndexArray& array, Number i) {
+  const auto* low = static_cast<const std::int32_t*>(array.data) + (i << array.is_int64);
+  return {array.data == nullptr ? nullptr : low, array.is_int64};
+}
+
+FLASHPORT_DEVICE int with_sign(int low, int high) { return (low & 0x7fffffff) | (high & ~0x7fffffff); }
+
 FLASHPORT_DEVICE void store_as(Half* to, float value) { *to = to_half(value); }
 FLASHPORT_DEVICE void store_as(BFloat16* to, float value) { *to = to_bfloat16(value); }
 FLASHPORT_DEVICE void store_as(float* to, float value) { *to = value; }

@@ -382,7 +382,7 @@ void fill_tensors(const DecodeArgs& a, const Extents& e, DecodeProblem& problem)
 
 IndexArray index_array(const std::optional<TensorView>& view) {
   if (!view) return {nullptr, 0};
-  return {view->data, view->dtype == DType::kInt64};
+  return {view->data, view->data != nullptr && view->dtype == DType::kInt64};
 }
 
 void fill_scores(DecodeParams& params, std::optional<double> softmax_scale, double softcap) {

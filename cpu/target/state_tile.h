@@ -10,12 +10,12 @@
 
 namespace flashport::FLASHPORT_TARGET {
 
-// x[i] = *address(i), 0 for null.
+// x[i] = the index at place(i), 0 where there is none.
 template <int kCount, class F>
-FLASHPORT_DEVICE void load_each(const Block&, int (&x)[kCount], const F& address) {
+FLASHPORT_DEVICE void load_indices(const Block&, int (&x)[kCount], const F& place) {
   for (int i = 0; i < kCount; ++i) {
-    const std::int32_t* from = address(i);
-    x[i] = from == nullptr ? 0 : *from;
+    const ShortIndex at = place(i);
+    x[i] = at.low == nullptr ? 0 : with_sign(*at.low, at.low[at.is_int64]);
   }
 }
 

@@ -16,7 +16,7 @@ FLASHPORT_DEVICE void prefetch_states(const GatedDeltaUpdateParams& p, const Blo
   if (p.state.data == nullptr || block.index() >= kPrefetchedBytes / kBlockBytes) return;
   int slot = slice.seq;
   if (p.state.indices.data != nullptr) {
-    const std::int32_t* index = short_index(p.state.indices, slice.seq);
+    const std::int32_t* index = short_index(p.state.indices, static_cast<std::uint32_t>(slice.seq)).low;
     asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(slot) : "l"(index));  // leaves nothing in L1
   }
   if (slot < 0 || slot >= p.num_slots) return;

@@ -18,16 +18,22 @@
 
 namespace flashport::FLASHPORT_TARGET {
 
-// x[i] = *address(i), 0 for null. A lane reads one, so that they come together; the compiler would await each.
+// x[i] = the index at place(i), 0 where there is none. A lane reads one, so that they come together; the compiler would
+// await each.
 template <int kCount, class F>
-FLASHPORT_DEVICE void load_each(const Block& block, int (&x)[kCount], const F& address) {
+FLASHPORT_DEVICE void load_indices(const Block& block, int (&x)[kCount], const F& place) {
   std::uintptr_t mine = 0;
+  unsigned wide = 0;  // a bit for each that has a half more
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
+    const ShortIndex at = place(i);
     const auto mask = -static_cast<std::uintptr_t>(block.lane() == i);  // no branch, in which lanes would part
-    mine |= reinterpret_cast<std::uintptr_t>(address(i)) & mask;
+    mine |= reinterpret_cast<std::uintptr_t>(at.low) & mask;
+    wide |= static_cast<unsigned>(at.is_int64) << i;
   }
-  const int value = mine == 0 ? 0 : __ldca(reinterpret_cast<const std::int32_t*>(mine));
+  const auto* low = reinterpret_cast<const std::int32_t*>(mine);
+  const int first = mine == 0 ? 0 : __ldca(low);
+  const int value = with_sign(first, (wide >> block.lane() & 1) != 0 ? __ldca(low + 1) : first);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) x[i] = __shfl_sync(~0u, value, i);
 }

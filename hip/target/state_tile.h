@@ -24,19 +24,23 @@ using InGlobal = T __attribute__((address_space(1)));
 template <class T>
 using InConstant = T __attribute__((address_space(4)));
 
-// x[i] = *address(i), 0 for null. Scalar loads, all of them on their way before the first is awaited.
+// x[i] = the index at place(i), 0 where there is none. Scalar loads, all of them on their way before the first is
+// awaited.
 template <int kCount, class F>
-FLASHPORT_DEVICE void load_each(const Block&, int (&x)[kCount], const F& address) {
+FLASHPORT_DEVICE void load_indices(const Block&, int (&x)[kCount], const F& place) {
   const auto* none = (InConstant<const int>*)__builtin_amdgcn_kernarg_segment_ptr();
   bool live[kCount];
+  int high[kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    const std::int32_t* from = address(i);
-    live[i] = from != nullptr;
-    x[i] = *(live[i] ? (InConstant<const int>*)from : none);
+    const ShortIndex at = place(i);
+    live[i] = at.low != nullptr;
+    const auto* from = live[i] ? (InConstant<const int>*)at.low : none;
+    x[i] = *from;
+    high[i] = from[at.is_int64];
   }
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) x[i] = live[i] ? x[i] : 0;
+  for (int i = 0; i < kCount; ++i) x[i] = live[i] ? with_sign(x[i], high[i]) : 0;
 }
 
 // f(an element of the type). Tests that the compiler cannot make one switch of: of its paths, two of which lead to the
