@@ -135,9 +135,7 @@ FLASHPORT_DEVICE void gated_delta_update(const GatedDeltaUpdateParams& p, const 
       u = beta * (v - read);
       tile.update(decay, k, u);
     });
-    if constexpr (Tile::kPoolFirst) {
-      if (t + 1 == place.count) store_pool();
-    }
+    if (Tile::kPoolFirst && t + 1 == place.count) store_pool();
     tile.store_columns(p.out.data, p.out.dtype, at_token(p.out, v_head) + column,
                        Tile::multiply_add(key_query, u, carried));
     if (steps_slot >= 0 && t < p.num_steps) tile.store(p.steps.data, p.steps.dtype, at_step(t));
