@@ -17,18 +17,11 @@ def new_output(q: Any, v: Any, function: str | None = None) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(q, torch.Tensor) and isinstance(v, torch.Tensor):
         return torch.empty_like(v, memory_format=torch.contiguous_format)
-    numpy, cupy = sys.modules.get("numpy"), sys.modules.get("cupy")
     shape = getattr(v, "shape", None)
     if shape is None:
         return None
-    if numpy is not None and isinstance(q, numpy.ndarray):
-        return numpy.empty(shape, q.dtype)
-    if isinstance(q, _core.DeviceArray):
-        return _core.DeviceArray(shape, q.dtype, q.device)
-    if cupy is not None and isinstance(q, cupy.ndarray):
-        with q.device:
-            return cupy.empty(shape, q.dtype)
-    return None if function is None else new_array(function, "q", q, tuple(shape))
+    out = _other_array(q, shape, None)
+    return new_array(function, "q", q, tuple(shape)) if out is None and function is not None else out
 
 
 def rank(x: Any) -> int:
@@ -41,9 +34,21 @@ def new_array(function: str, name: str, like: Any, shape: tuple[int, ...], dtype
 
     ``like`` is the argument ``name`` of ``function``, whose error it is that no arrays of its library can be made.
     """
-    torch, numpy, cupy = (sys.modules.get(name) for name in ("torch", "numpy", "cupy"))
+    torch = sys.modules.get("torch")
     if torch is not None and isinstance(like, torch.Tensor):
         return torch.empty(shape, dtype=getattr(torch, dtype) if dtype else like.dtype, device=like.device)
+    array = _other_array(like, shape, dtype)
+    if array is not None:
+        return array
+    raise TypeError(
+        f"{function}: {name} must be an array of torch, NumPy or CuPy or a flashport.DeviceArray, since results are of "
+        f"its kind, got {type(like).__name__}; convert it, or call flashport's own functions with outputs of yours"
+    )
+
+
+def _other_array(like: Any, shape: tuple[int, ...], dtype: str | None) -> Any:
+    """As :func:`new_array` of libraries but torch; None if that of ``like`` is unknown."""
+    numpy, cupy = sys.modules.get("numpy"), sys.modules.get("cupy")
     if numpy is not None and isinstance(like, numpy.ndarray):
         return numpy.empty(shape, dtype or like.dtype)
     if isinstance(like, _core.DeviceArray):
@@ -51,7 +56,4 @@ def new_array(function: str, name: str, like: Any, shape: tuple[int, ...], dtype
     if cupy is not None and isinstance(like, cupy.ndarray):
         with like.device:
             return cupy.empty(shape, dtype or like.dtype)
-    raise TypeError(
-        f"{function}: {name} must be an array of torch, NumPy or CuPy or a flashport.DeviceArray, since results are of "
-        f"its kind, got {type(like).__name__}; convert it, or call flashport's own functions with outputs of yours"
-    )
+    return None

@@ -99,15 +99,13 @@ def fused_sigmoid_gating_delta_rule_update(
         NotImplementedError: ``cache_ring`` or ``match_cutedsl_decode``; a tensor that asks for a gradient while
             torch records them; and as :func:`flashport.gated_delta_update`.
     """
+    name = "fused_sigmoid_gating_delta_rule_update"
     if cache_ring or match_cutedsl_decode:
         asked = "cache_ring" if cache_ring else "match_cutedsl_decode"
-        raise NotImplementedError(f"fused_sigmoid_gating_delta_rule_update: {asked} must be False, got True")
+        raise NotImplementedError(f"{name}: {asked} must be False, got True")
     if scale is not None and not scale > 0:
-        raise ValueError(f"fused_sigmoid_gating_delta_rule_update: scale must be above 0, got {scale}")
-    refuse_gradients(
-        "fused_sigmoid_gating_delta_rule_update",
-        A_log, a, dt_bias, q, k, v, b, initial_state_source, intermediate_states_buffer,
-    )  # fmt: skip
+        raise ValueError(f"{name}: scale must be above 0, got {scale}")
+    refuse_gradients(name, A_log, a, dt_bias, q, k, v, b, initial_state_source, intermediate_states_buffer)
     if initial_state_source is None:
         initial_state_indices = None
     if intermediate_states_buffer is None:
@@ -118,8 +116,8 @@ def fused_sigmoid_gating_delta_rule_update(
         and cache_steps != intermediate_states_buffer.shape[1]
     ):
         raise ValueError(
-            f"fused_sigmoid_gating_delta_rule_update: cache_steps must be the {intermediate_states_buffer.shape[1]} "
-            f"steps of intermediate_states_buffer, got {cache_steps}"
+            f"{name}: cache_steps must be the {intermediate_states_buffer.shape[1]} steps of "
+            f"intermediate_states_buffer, got {cache_steps}"
         )
     return gated_delta_update(
         q, k, v, a, b, A_log, dt_bias, initial_state_source, initial_state_indices, scale=scale,
@@ -127,7 +125,7 @@ def fused_sigmoid_gating_delta_rule_update(
         use_qk_l2norm=use_qk_l2norm_in_kernel, is_kda=is_kda, state_layout=state_layout,
         update_state=not disable_state_update, cu_seqlens=cu_seqlens, intermediate_states=intermediate_states_buffer,
         intermediate_indices=intermediate_state_indices, parent_tokens=retrieve_parent_token,
-        out=new_output(q, v, "fused_sigmoid_gating_delta_rule_update"),
+        out=new_output(q, v, name),
     )  # fmt: skip
 
 
@@ -185,11 +183,10 @@ def chunk_gated_delta_rule(
         NotImplementedError: A tensor that asks for a gradient while torch records them; and as
             :func:`flashport.gated_delta_chunk`.
     """
+    name = "chunk_gated_delta_rule"
     if head_first:
-        raise DeprecationWarning(
-            "chunk_gated_delta_rule: head_first must be False, got True; pass (batch, tokens, heads, ...)"
-        )
-    refuse_gradients("chunk_gated_delta_rule", q, k, v, g, beta, initial_state)
+        raise DeprecationWarning(f"{name}: head_first must be False, got True; pass (batch, tokens, heads, ...)")
+    refuse_gradients(name, q, k, v, g, beta, initial_state)
     if initial_state is None:
         initial_state_indices = None
     h = None
@@ -198,11 +195,11 @@ def chunk_gated_delta_rule(
         if cu_seqlens is not None:
             chunks = _chunks_of(cu_seqlens, q.shape[1])
         inner = (v.shape[3], q.shape[3]) if state_layout == "vk" else (q.shape[3], v.shape[3])
-        h = new_array("chunk_gated_delta_rule", "q", q, (q.shape[0], chunks, v.shape[2], *inner))
+        h = new_array(name, "q", q, (q.shape[0], chunks, v.shape[2], *inner))
     out = gated_delta_chunk(
         q, k, v, g, beta, initial_state, initial_state_indices, scale=scale,
         use_qk_l2norm=use_qk_l2norm_in_kernel, state_layout=state_layout, update_state=inplace_update,
-        cu_seqlens=cu_seqlens, chunk_states=h, out=new_output(q, v, "chunk_gated_delta_rule"),
+        cu_seqlens=cu_seqlens, chunk_states=h, out=new_output(q, v, name),
     )  # fmt: skip
     return out, None, h
 
