@@ -58,18 +58,6 @@ bool has_elements(const TensorView& view) {
   return true;
 }
 
-ByteRange byte_range(const TensorView& view) {
-  std::int64_t low = 0;
-  std::int64_t high = 0;
-  for (int axis = 0; axis < view.rank; ++axis) {
-    const std::int64_t reach = (view.shape[axis] - 1) * view.strides[axis];
-    (reach < 0 ? low : high) += reach;
-  }
-  const auto base = reinterpret_cast<std::uintptr_t>(view.data);
-  const std::int64_t size = element_size(view.dtype);
-  return {base + static_cast<std::uintptr_t>(low * size), base + static_cast<std::uintptr_t>((high + 1) * size)};
-}
-
 void Check::rank(const TensorView& view, const char* name, int rank, const char* axes) const {
   if (view.rank != rank) {
     value_error(std::string(name) + " must have " + dimensions(rank) + " " + axes + ", got " +
@@ -160,20 +148,6 @@ void Check::contiguous(const TensorView& view, const char* name) const {
     }
     step *= view.shape[axis];
   }
-}
-
-void Check::disjoint(const TensorView& out, const char* name, const TensorView& other, const char* other_name) const {
-  if (!has_elements(out) || !has_elements(other)) return;
-  const ByteRange range = byte_range(out);
-  const ByteRange other_range = byte_range(other);
-  if (!range.meets(other_range)) return;
-  // Views that interleave in one buffer meet in range without sharing an element.
-  const auto gapless = [](const TensorView& view, const ByteRange& bytes) {
-    return static_cast<std::uintptr_t>(view.numel() * element_size(view.dtype)) == bytes.end - bytes.begin;
-  };
-  const bool same_start = out.data == other.data;
-  if (!same_start && !(gapless(out, range) && gapless(other, other_range))) return;
-  value_error(std::string(name) + " must not share memory with " + other_name + "; pass another tensor");
 }
 
 void Check::value_error(const std::string& text) const { throw ValueError(std::string(function_) + ": " + text); }

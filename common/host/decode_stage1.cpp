@@ -1,9 +1,11 @@
 // Validation of flash_decode_stage1. Messages spell the arguments as LightLLM does.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <string>
 
+#include "common/host/arguments.h"
 #include "common/host/cache_layout.h"
 #include "common/host/check.h"
 #include "common/host/decode_problem.h"
@@ -73,30 +75,29 @@ void check_dtypes(const DecodeStage1Args& a) {
   kCheck.dtype(a.mid_out_logsumexp, "mid_out_logsumexp", {DType::kFloat32});
 }
 
-void check_devices(const DecodeStage1Args& a) {
-  kCheck.device(a.k, "k", a.q, "q");
-  kCheck.device(a.v, "v", a.q, "q");
-  kCheck.device(a.req_to_tokens, "Req_to_tokens", a.q, "q");
-  kCheck.device(a.b_req_idx, "B_req_idx", a.q, "q");
-  kCheck.device(a.b_seqlen, "B_Seqlen", a.q, "q");
-  kCheck.device(a.mid_out, "mid_out", a.q, "q");
-  kCheck.device(a.mid_out_logsumexp, "mid_out_logsumexp", a.q, "q");
+std::array<Argument, 8> arguments_of(const DecodeStage1Args& args) {
+  const auto& [q, k, v, req_to_tokens, b_req_idx, b_seqlen, max_len_in_batch, mid_out, mid_out_logsumexp, block_seq,
+               softmax_scale] = args;
+  return {{{q, "q"},
+           {k, "k"},
+           {v, "v"},
+           {req_to_tokens, "Req_to_tokens"},
+           {b_req_idx, "B_req_idx"},
+           {b_seqlen, "B_Seqlen"},
+           {mid_out, "mid_out", kWritten},
+           {mid_out_logsumexp, "mid_out_logsumexp", kWritten}}};
 }
 
 void check_memory(const DecodeStage1Args& a) {
-  kCheck.readable(a.q, "q");
-  kCheck.readable(a.req_to_tokens, "Req_to_tokens");
+  const auto arguments = arguments_of(a);
+  check_devices(kCheck, arguments);
+  check_inputs_readable(kCheck, arguments);
   kCheck.inner_contiguous(a.req_to_tokens, "Req_to_tokens");
-  kCheck.readable(a.b_req_idx, "B_req_idx");
   kCheck.contiguous(a.b_req_idx, "B_req_idx");
-  kCheck.readable(a.b_seqlen, "B_Seqlen");
   kCheck.contiguous(a.b_seqlen, "B_Seqlen");
   kCheck.writable(a.mid_out, "mid_out");
   kCheck.writable(a.mid_out_logsumexp, "mid_out_logsumexp");
-  kCheck.disjoint(a.mid_out, "mid_out", a.q, "q");
-  kCheck.disjoint(a.mid_out, "mid_out", a.k, "k");
-  kCheck.disjoint(a.mid_out, "mid_out", a.v, "v");
-  kCheck.disjoint(a.mid_out_logsumexp, "mid_out_logsumexp", a.mid_out, "mid_out");
+  check_outputs_apart(kCheck, arguments);
 }
 
 }  // namespace
@@ -105,7 +106,6 @@ DecodeProblem validate_decode_stage1(const DecodeStage1Args& a) {
   check_ranks(a);
   check_shapes(a);
   check_dtypes(a);
-  check_devices(a);
   check_memory(a);
   if (a.softmax_scale && !std::isfinite(*a.softmax_scale)) {
     kCheck.value_error("sm_scale must be finite, got " + std::to_string(*a.softmax_scale));

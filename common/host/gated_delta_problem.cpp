@@ -29,28 +29,31 @@ constexpr char kColumnGates[] = "(batch, tokens, num_v_heads, head_dim_v)";
 
 bool is_vk(const GatedDeltaUpdateArgs& a) { return a.state_layout == StateLayout::kVK; }
 
-using Arguments = std::array<DeltaArgument, 19>;
+using Arguments = std::array<Argument, 19>;
 
-Arguments arguments_of(const GatedDeltaUpdateArgs& a) {
-  return {{{a.q, "q"},
-           {a.k, "k"},
-           {a.v, "v"},
-           {a.a, "a"},
-           {a.b, "b"},
-           {a.g, "g"},
-           {a.gk, "gk"},
-           {a.gv, "gv"},
-           {a.beta, "beta"},
-           {a.a_log, "A_log"},
-           {a.dt_bias, "dt_bias"},
-           {a.state, "state", a.update_state},
-           {a.state_indices, "state_indices"},
-           {a.final_states, "final_states", true},
-           {a.cu_seqlens, "cu_seqlens"},
-           {a.intermediate_states, "intermediate_states", true},
-           {a.intermediate_indices, "intermediate_indices"},
-           {a.parent_tokens, "parent_tokens"},
-           {a.out, "out", true}}};
+Arguments arguments_of(const GatedDeltaUpdateArgs& args) {
+  const auto& [q, k, v, a, b, a_log, dt_bias, g, gk, gv, beta, state, state_indices, state_layout, update_state,
+               final_states, cu_seqlens, intermediate_states, intermediate_indices, parent_tokens, scale, softplus_beta,
+               softplus_threshold, lower_bound, use_qk_l2norm, is_kda, allow_neg_eigval, head_map, out] = args;
+  return {{{q, "q"},
+           {k, "k"},
+           {v, "v"},
+           {a, "a"},
+           {b, "b"},
+           {g, "g"},
+           {gk, "gk"},
+           {gv, "gv"},
+           {beta, "beta"},
+           {a_log, "A_log"},
+           {dt_bias, "dt_bias"},
+           {state, "state", update_state},
+           {state_indices, "state_indices"},
+           {final_states, "final_states", kWritten},
+           {cu_seqlens, "cu_seqlens"},
+           {intermediate_states, "intermediate_states", kWritten},
+           {intermediate_indices, "intermediate_indices"},
+           {parent_tokens, "parent_tokens"},
+           {out, "out", kWritten}}};
 }
 
 // A number a head, and a token in either form, or if there may be (`columns`) one for each column.

@@ -1,4 +1,4 @@
-// The texts of refused arguments, and what counts as overlapping.
+// The texts of refused arguments.
 #include "common/host/check.h"
 
 #include <gtest/gtest.h>
@@ -94,21 +94,6 @@ TEST(Check, AcceptsStridedOutputs) {
   x.shape[0] = 1;  // the stride of an axis of extent 1 means nothing
   x.strides[0] = 0;
   EXPECT_NO_THROW(kCheck.writable(x, "x"));
-}
-
-TEST(Check, TellsSharedMemoryFromInterleavedViews) {
-  const TensorView x = floats({4, 4});
-  TensorView y = floats({4, 4});
-  EXPECT_NE(error_of<ValueError>([&] { kCheck.disjoint(x, "x", y, "y"); }), "");
-  y.data = scratch_at(16);
-  EXPECT_NE(error_of<ValueError>([&] { kCheck.disjoint(x, "x", y, "y"); }), "");
-  y.data = scratch_at(64);
-  EXPECT_NO_THROW(kCheck.disjoint(x, "x", y, "y"));
-  TensorView left = floats({4, 2});  // two halves of one buffer of 4 x 4
-  TensorView right = floats({4, 2});
-  left.strides[0] = right.strides[0] = 4;
-  right.data = scratch_at(8);
-  EXPECT_NO_THROW(kCheck.disjoint(left, "x", right, "y"));
 }
 
 TEST(CacheParams, TakesTheWidestCopyThatAllRowsAllow) {

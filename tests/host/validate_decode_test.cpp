@@ -159,7 +159,7 @@ TEST_F(DecodeRefuses, Values) {
       {"no lengths", [](DecodeArgs& a) { a.seqlens = {}; }, "seqlens must be given"},
       {"max_q_len", [](DecodeArgs& a) { a.max_q_len = 2; }, "max_q_len must come with cu_seqlens_q"},
       {"ragged", [](DecodeArgs& a) { a.cu_seqlens_q = ints({4}); }, "max_q_len must be 1 or more"},
-      {"workspace", [](DecodeArgs& a) { a.workspace = TensorView(scratch(), DType::kUInt8, Device{}, {16}); },
+      {"workspace", [](DecodeArgs& a) { a.workspace = TensorView(scratch_at(1 << 20), DType::kUInt8, Device{}, {16}); },
        "workspace must have at least"},
   });
 }

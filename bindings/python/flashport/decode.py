@@ -108,10 +108,11 @@ def flash_decode(
         ``out``, or ``(out, lse)``.
 
     Raises:
-        ValueError: A wrong rank, shape, stride, device or value; nothing has been written. Also a length or an entry of
-            a table that lies outside of the cache, where these are in host memory: on a GPU, where no call waits,
-            lengths are clamped to what the layout can hold and entries are trusted (FLASHPORT_CHECK=1 in the
-            environment checks both, and waits). Also a graph capture for which no workspace is ready.
+        ValueError: A wrong rank, shape, stride, device or value, or an output that shares an element with another
+            argument; nothing has been written. Also a length or an entry of a table that lies outside of the cache,
+            where these are in host memory: on a GPU, where no call waits, lengths are clamped to what the layout can
+            hold and entries are trusted (FLASHPORT_CHECK=1 in the environment checks both, and waits). Also a graph
+            capture for which no workspace is ready.
         TypeError: A wrong element type, or an argument that is no array.
         NotImplementedError: No kernel of the device's target serves the request; the text says what is missing.
         RuntimeError: A driver call failed.

@@ -1,8 +1,8 @@
 // Flash decoding: attention of a few new query tokens over a long key-value cache, and its companions.
 // All calls are asynchronous on `stream`, validate on the host before they read a size or a stride, and leave every
-// output untouched when they throw. Symbols in shapes: B requests, Hq query heads, Hkv kv heads, D head_dim_qk,
-// DV head_dim_v. Scores are scaled by softmax_scale; lse is natural log, fp32, -inf where a row attends to nothing
-// (its output is then 0).
+// output untouched when they throw. An output shares no element with another argument; views that interleave will do.
+// Symbols in shapes: B requests, Hq query heads, Hkv kv heads, D head_dim_qk, DV head_dim_v. Scores are scaled by
+// softmax_scale; lse is natural log, fp32, -inf where a row attends to nothing (its output is then 0).
 #pragma once
 
 #include <cstdint>
