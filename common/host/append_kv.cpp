@@ -146,6 +146,8 @@ void append_kv(const AppendKvArgs& args, Stream stream) {
   if (checks_contents(kCheck, device, stream)) {
     check_index_range(kCheck, device, stream, p.slots, p.tokens, "positions", -1, p.num_slots - 1,
                       "-1 skips a token; page * page_size + offset otherwise");
+    check_scales(kCheck, device, stream, p.k.scale, p.k.scale_stride == 0 ? 1 : p.num_kv_heads, "k_scale");
+    check_scales(kCheck, device, stream, p.v.scale, p.v.scale_stride == 0 ? 1 : p.num_kv_heads, "v_scale");
   }
   const std::int64_t threads = std::max(kernel.threads, 1);
   device.launch(kCheck, stream, kernel, std::min((work + threads - 1) / threads, kMaxBlocks), p);

@@ -1,9 +1,15 @@
 #include "common/host/check.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
 
 namespace flashport {
 namespace {
+
+constexpr double kLargestFloat = std::numeric_limits<float>::max();
+constexpr double kSmallestFloat = std::numeric_limits<float>::min();  // GPUs may take what is smaller for 0
 
 void check_extents(const Check& check, const TensorView& view, const char* name) {
   for (int axis = 0; axis < view.rank; ++axis) {
@@ -47,6 +53,11 @@ std::string tuple_text(const std::int64_t* values, int count) {
     text += values[i] == kAnyExtent ? "any" : std::to_string(values[i]);
   }
   return text + (count == 1 ? ",)" : ")");
+}
+
+std::string number_text(double value) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof text, value).ptr};
 }
 
 std::string shape_text(const TensorView& view) { return tuple_text(view.shape, std::clamp(view.rank, 0, kMaxRank)); }
@@ -148,6 +159,24 @@ void Check::contiguous(const TensorView& view, const char* name) const {
     }
     step *= view.shape[axis];
   }
+}
+
+void Check::finite(double value, const char* name) const {
+  if (std::fabs(value) <= kLargestFloat) return;
+  value_error(std::string(name) + " must be finite in fp32 (at most 3.40282e+38 in magnitude), got " +
+              number_text(value));
+}
+
+void Check::positive(double value, const char* name) const {
+  if (value >= kSmallestFloat && value <= kLargestFloat) return;
+  value_error(std::string(name) + " must be positive and finite in fp32 (1.17549e-38 to 3.40282e+38), got " +
+              number_text(value));
+}
+
+void Check::negative(double value, const char* name) const {
+  if (-value >= kSmallestFloat && -value <= kLargestFloat) return;
+  value_error(std::string(name) + " must be negative and finite in fp32 (-3.40282e+38 to -1.17549e-38), got " +
+              number_text(value));
 }
 
 void Check::value_error(const std::string& text) const { throw ValueError(std::string(function_) + ": " + text); }

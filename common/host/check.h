@@ -20,6 +20,9 @@ namespace flashport {
 [[nodiscard]] std::string tuple_text(const std::int64_t* values, int count);
 [[nodiscard]] std::string shape_text(const TensorView& view);
 
+// The shortest text that reads as this number: "1e+39".
+[[nodiscard]] std::string number_text(double value);
+
 [[nodiscard]] inline bool is_among(DType type, std::initializer_list<DType> allowed) {
   for (DType one : allowed) {
     if (one == type) return true;
@@ -62,6 +65,11 @@ class Check {
   // The last axis has stride 1 (an array of indices or scales that kernels walk by pointer).
   void inner_contiguous(const TensorView& view, const char* name) const;
   void contiguous(const TensorView& view, const char* name) const;
+
+  // Numbers that kernels take in fp32: finite there, and where their sign matters not 0 there.
+  void finite(double value, const char* name) const;
+  void positive(double value, const char* name) const;
+  void negative(double value, const char* name) const;
 
   // Optional arguments: nothing to check where they are not given.
   void rank(const std::optional<TensorView>& view, const char* name, int count, const char* axes) const {

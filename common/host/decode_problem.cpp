@@ -18,6 +18,9 @@ namespace {
 
 constexpr Check kCheck("flash_decode");
 constexpr double kLog2e = 1.4426950408889634;
+constexpr double kLargestFloat = std::numeric_limits<float>::max();
+constexpr double kSmallestFloat = std::numeric_limits<float>::min();
+constexpr double kMostScore = 2.3e38;  // times log2(e), in which scores are kept, just below the largest float
 
 // The extents that the arguments must agree on.
 struct Extents {
@@ -255,12 +258,7 @@ void check_memory(const DecodeArgs& a) {
 }
 
 void check_values(const DecodeArgs& a, const Extents& e) {
-  if (a.softmax_scale && !std::isfinite(*a.softmax_scale)) {
-    kCheck.value_error("softmax_scale must be finite, got " + std::to_string(*a.softmax_scale));
-  }
-  if (!std::isfinite(a.softcap) || a.softcap < 0.0) {
-    kCheck.value_error("softcap must be 0 (off) or a positive number, got " + std::to_string(a.softcap));
-  }
+  check_score_numbers(kCheck, "softmax_scale", a.softmax_scale, a.softcap);
   if (a.window_left < -1 || a.window_right < -1) {
     kCheck.value_error("window must be two numbers from -1 (infinite) on, got (" + std::to_string(a.window_left) +
                        ", " + std::to_string(a.window_right) + ")");
@@ -376,6 +374,24 @@ void fill_tensors(const DecodeArgs& a, const Extents& e, DecodeProblem& problem)
 IndexArray index_array(const std::optional<TensorView>& view) {
   if (!view) return {nullptr, 0};
   return {view->data, view->data != nullptr && view->dtype == DType::kInt64};
+}
+
+void check_score_numbers(const Check& check, const char* scale_name, const std::optional<double>& softmax_scale,
+                         double softcap) {
+  const double scale = softmax_scale.value_or(1.0);
+  if (!(std::fabs(scale) <= kMostScore)) {
+    check.value_error(std::string(scale_name) +
+                      " must be finite in fp32, times log2(e) (at most 2.3e+38 in magnitude), got " +
+                      number_text(scale));
+  }
+  if (softcap == 0.0) return;
+  if (!(softcap >= kSmallestFloat && softcap <= kMostScore)) {
+    check.value_error("softcap must be 0 (off) or a positive number of fp32 (1.17549e-38 to 2.3e+38), got " +
+                      number_text(softcap));
+  }
+  if (std::fabs(scale / softcap) <= kLargestFloat) return;
+  check.value_error(std::string(scale_name) + " / softcap must be finite in fp32 (at most 3.40282e+38), got " +
+                    number_text(scale) + " / " + number_text(softcap));
 }
 
 void fill_scores(DecodeParams& params, std::optional<double> softmax_scale, double softcap) {

@@ -1,7 +1,6 @@
 // Validation of flash_decode_stage1. Messages spell the arguments as LightLLM does.
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <limits>
 #include <string>
 
@@ -24,6 +23,11 @@ void check_ranks(const DecodeStage1Args& a) {
   kCheck.rank(a.b_seqlen, "B_Seqlen", 1, "(batch)");
   kCheck.rank(a.mid_out, "mid_out", 4, "(batch, num_q_heads, blocks, head_dim)");
   kCheck.rank(a.mid_out_logsumexp, "mid_out_logsumexp", 3, "(batch, num_q_heads, blocks)");
+}
+
+// Blocks of the longest request that the call may have.
+std::int64_t blocks_of(const DecodeStage1Args& a) {
+  return a.max_len_in_batch == 0 ? 0 : (a.max_len_in_batch - 1) / a.block_seq + 1;
 }
 
 void check_shapes(const DecodeStage1Args& a) {
@@ -51,8 +55,8 @@ void check_shapes(const DecodeStage1Args& a) {
   if (a.max_len_in_batch < 0) {
     kCheck.value_error("max_len_in_batch must be 0 or more, got " + std::to_string(a.max_len_in_batch));
   }
-  const std::int64_t needed = (a.max_len_in_batch - 1) / a.block_seq + 1;
-  if (a.max_len_in_batch > 0 && blocks < needed) {
+  const std::int64_t needed = blocks_of(a);
+  if (blocks < needed) {
     kCheck.value_error("mid_out must have at least ceil(max_len_in_batch / block_seq) = " + std::to_string(needed) +
                        " blocks for max_len_in_batch " + std::to_string(a.max_len_in_batch) + " and block_seq " +
                        std::to_string(a.block_seq) + ", got " + std::to_string(blocks) + ": " + shape_text(a.mid_out));
@@ -107,9 +111,7 @@ DecodeProblem validate_decode_stage1(const DecodeStage1Args& a) {
   check_shapes(a);
   check_dtypes(a);
   check_memory(a);
-  if (a.softmax_scale && !std::isfinite(*a.softmax_scale)) {
-    kCheck.value_error("sm_scale must be finite, got " + std::to_string(*a.softmax_scale));
-  }
+  check_score_numbers(kCheck, "sm_scale", a.softmax_scale, 0.0);
 
   DecodeProblem problem;
   problem.function = kCheck.function();
@@ -119,7 +121,7 @@ DecodeProblem validate_decode_stage1(const DecodeStage1Args& a) {
   p.batch = static_cast<std::int32_t>(a.q.shape[0]);
   p.num_q_heads = static_cast<std::int32_t>(a.q.shape[1]);
   p.num_kv_heads = static_cast<std::int32_t>(a.k.shape[1]);
-  problem.empty = p.batch == 0 || p.num_q_heads == 0 || a.max_len_in_batch == 0;
+  problem.empty = p.batch == 0 || p.num_q_heads == 0;
   if (problem.empty) return problem;
   p.group_size = p.num_q_heads / p.num_kv_heads;
   p.head_dim_qk = static_cast<std::int32_t>(a.q.shape[2]);
@@ -158,7 +160,7 @@ DecodeProblem validate_decode_stage1(const DecodeStage1Args& a) {
   p.lse_stride_head = a.mid_out_logsumexp.strides[1];
   p.lse_stride_chunk = a.mid_out_logsumexp.strides[2];
   problem.chunk_keys = a.block_seq;
-  problem.fixed_chunks = (a.max_len_in_batch - 1) / a.block_seq + 1;
+  problem.fixed_chunks = blocks_of(a);
   return problem;
 }
 

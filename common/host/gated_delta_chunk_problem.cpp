@@ -82,9 +82,7 @@ void check_combinations(const Check& check, const GatedDeltaChunkArgs& a, std::i
   if (a.allow_neg_eigval && !a.beta_sigmoid) {
     check.value_error("allow_neg_eigval needs beta_sigmoid, whose result it doubles");
   }
-  if (a.scale && !(std::isfinite(*a.scale) && *a.scale > 0)) {
-    check.value_error("scale must be positive and finite, got " + std::to_string(*a.scale));
-  }
+  if (a.scale) check.positive(*a.scale, "scale");
 }
 
 using Arguments = std::array<Argument, 14>;

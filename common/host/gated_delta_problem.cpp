@@ -172,16 +172,10 @@ void check_combinations(const Check& check, const GatedDeltaUpdateArgs& a, const
 }
 
 void check_numbers(const Check& check, const GatedDeltaUpdateArgs& a) {
-  if (a.scale && !(std::isfinite(*a.scale) && *a.scale > 0)) {
-    check.value_error("scale must be positive and finite, got " + std::to_string(*a.scale));
-  }
-  if (!(std::isfinite(a.softplus_beta) && a.softplus_beta > 0)) {
-    check.value_error("softplus_beta must be positive and finite, got " + std::to_string(a.softplus_beta));
-  }
-  if (std::isnan(a.softplus_threshold)) check.value_error("softplus_threshold must be a number, got nan");
-  if (a.lower_bound && !(std::isfinite(*a.lower_bound) && *a.lower_bound < 0)) {
-    check.value_error("lower_bound must be negative and finite, got " + std::to_string(*a.lower_bound));
-  }
+  if (a.scale) check.positive(*a.scale, "scale");
+  check.positive(a.softplus_beta, "softplus_beta");
+  check.finite(a.softplus_threshold, "softplus_threshold");
+  if (a.lower_bound) check.negative(*a.lower_bound, "lower_bound");
 }
 
 void check_types_and_devices(const Check& check, const GatedDeltaUpdateArgs& a, const Arguments& arguments) {

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "common/host/cache_layout.h"
 #include "tests/host/decode_inputs.h"
 
@@ -94,6 +96,24 @@ TEST(Check, AcceptsStridedOutputs) {
   x.shape[0] = 1;  // the stride of an axis of extent 1 means nothing
   x.strides[0] = 0;
   EXPECT_NO_THROW(kCheck.writable(x, "x"));
+}
+
+TEST(Check, RefusesNumbersThatFp32DoesNotHave) {
+  EXPECT_EQ(error_of<ValueError>([] { kCheck.finite(1e39, "x"); }),
+            "f: x must be finite in fp32 (at most 3.40282e+38 in magnitude), got 1e+39");
+  EXPECT_EQ(error_of<ValueError>([] { kCheck.positive(1e-50, "x"); }),
+            "f: x must be positive and finite in fp32 (1.17549e-38 to 3.40282e+38), got 1e-50");
+  EXPECT_EQ(error_of<ValueError>([] { kCheck.negative(-1e300, "x"); }),
+            "f: x must be negative and finite in fp32 (-3.40282e+38 to -1.17549e-38), got -1e+300");
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_NE(error_of<ValueError>([] { kCheck.finite(kNan, "x"); }), "");
+  EXPECT_NE(error_of<ValueError>([] { kCheck.positive(kNan, "x"); }), "");
+  EXPECT_NE(error_of<ValueError>([] { kCheck.negative(kNan, "x"); }), "");
+  const double largest = std::numeric_limits<float>::max(), smallest = std::numeric_limits<float>::min();
+  EXPECT_NO_THROW(kCheck.finite(-largest, "x"));
+  EXPECT_NO_THROW(kCheck.positive(largest, "x"));
+  EXPECT_NO_THROW(kCheck.positive(smallest, "x"));
+  EXPECT_NO_THROW(kCheck.negative(-smallest, "x"));
 }
 
 TEST(CacheParams, TakesTheWidestCopyThatAllRowsAllow) {

@@ -334,6 +334,41 @@ def test_shared_memory_of_append_and_merges():
         flashport.merge_states(both[..., :64], both[..., 64], out=both[0, :, 64:128])
 
 
+@pytest.mark.parametrize(
+    ("function", "change", "text"),
+    [
+        ("flash_decode", {"softmax_scale": 1e39}, r"softmax_scale must be finite in fp32, .*, got 1e\+39"),
+        ("flash_decode", {"softcap": 1e300}, r"softcap must be 0 .* of fp32 .*, got 1e\+300"),
+        ("flash_decode", {"softcap": 1e-50}, r"softcap must be 0 .* of fp32 .*, got 1e-50"),
+        ("flash_decode", {"k_scale": np.zeros(1, np.float32)}, r"k_scale\[0\] = 0 must be finite and not 0; pass None"),
+        ("flash_decode", {"v_scale": np.array([1, np.nan], np.float32)}, r"v_scale\[1\] = nan must be finite and not "),
+        ("flash_decode_stage1", {"sm_scale": 1e39}, r"sm_scale must be finite in fp32, .*, got 1e\+39"),
+    ],
+)
+def test_numbers_that_fp32_does_not_have(function, change, text):
+    expect(function, FUNCTIONS[function][0]() | change, ValueError, rf"^{function}: {text}")
+
+
+@pytest.mark.parametrize("scale", [0, np.nan, np.inf, -np.inf])
+def test_scales_of_append_kv(scale):
+    k, cache = np.ones((3, 2, 64), np.float32), np.zeros((4, 2, 2, 64), np.float32)
+    for name in ("k_scale", "v_scale"):
+        scales = np.array([1, scale], np.float32)
+        with pytest.raises(ValueError, match=rf"^append_kv: {name}\[1\] = .*{scale:g} must be finite and not 0"):
+            flashport.append_kv(k, k, cache, cache.copy(), np.arange(3), **{name: scales})
+    assert not cache.any()
+
+
+def test_stage1_without_keys_checks_lengths_and_rows():
+    arguments = stage1_arguments() | {"max_len_in_batch": 0, "B_Seqlen": np.zeros(BATCH, np.int32)}
+    flashport.flash_decode_stage1(**arguments)
+    assert np.isnan(arguments["mid_out"]).all()
+    late = arguments | {"B_Seqlen": np.array([0, 0, 5], np.int32)}
+    expect("flash_decode_stage1", late, ValueError, r"^flash_decode_stage1: B_Seqlen\[2\] = 5 must lie in \[0, 0\]")
+    far = arguments | {"B_req_idx": np.array([0, 9, 1], np.int32)}
+    expect("flash_decode_stage1", far, ValueError, r"^flash_decode_stage1: B_req_idx\[1\] = 9 must lie in \[0, 3\]")
+
+
 def test_what_no_kernel_serves_says_why():
     x = make_decode(head_dim=24)
     support = flashport.supports(head_dim=1024, target="cpu")

@@ -46,11 +46,11 @@ struct DecodeArgs {
   std::optional<double> softmax_scale;  // default 1 / sqrt(D)
   std::int64_t window_left = -1;        // keys to the left of a query's own position; -1 is infinite
   std::int64_t window_right = -1;
-  double softcap = 0.0;                    // s = cap * tanh(s / cap) after the scale; 0 is off
+  double softcap = 0.0;                    // s = cap * tanh(s / cap) after the scale, in fp32; 0 is off
   std::optional<TensorView> alibi_slopes;  // fp32 (Hq) or (B, Hq): bias -slope * |query position - key position|
   std::optional<TensorView> sinks;         // fp32 (Hq): a logit that joins the denominator only
   std::optional<TensorView> tree_mask;     // (B, q_len), ragged (total_q), uint32: bit j of token i lets it see draft j
-  std::optional<TensorView> k_scale;       // fp32 (1) or (Hkv): K = k_scale * stored
+  std::optional<TensorView> k_scale;       // fp32 (1) or (Hkv), finite and not 0: K = k_scale * stored
   std::optional<TensorView> v_scale;       // fp32 (1) or (Hkv); where both are given, both of one shape
   int num_splits = kInvariantSplits;
 
@@ -97,7 +97,7 @@ struct AppendKvArgs {
   TensorView k_cache, v_cache;  // as in DecodeArgs; with page_size from their shape
   TensorView positions;         // (tokens) int32 or int64: each token's slot, page * page_size + offset; -1 skips it
   KvLayout kv_layout = KvLayout::kNHD;
-  std::optional<TensorView> k_scale, v_scale;  // stored = value / scale
+  std::optional<TensorView> k_scale, v_scale;  // finite and not 0: stored = value / scale
 };
 FLASHPORT_API void append_kv(const AppendKvArgs& args, Stream stream = 0);
 
