@@ -369,6 +369,20 @@ def test_stage1_without_keys_checks_lengths_and_rows():
     expect("flash_decode_stage1", far, ValueError, r"^flash_decode_stage1: B_req_idx\[1\] = 9 must lie in \[0, 3\]")
 
 
+@pytest.mark.parametrize("num_splits", [None, 1, 3])
+def test_ragged_rows_that_nobody_owns_are_not_written(num_splits):
+    x = make_decode((400, 300))
+    q = np.concatenate([x.q, x.q, x.q])
+    out, lse = np.full(q.shape, 7, BF16), np.full(q.shape[:2], 7, np.float32)
+    offsets = np.array([0, 2, 3], np.int32)
+    flashport.flash_decode(
+        q, x.k, x.v, x.seqlens, cu_seqlens_q=offsets, max_q_len=2, num_splits=num_splits, out=out, lse=lse
+    )
+    assert (out[3:] == 7).all()
+    assert (lse[3:] == 7).all()
+    assert not (lse[:3] == 7).any()
+
+
 def test_what_no_kernel_serves_says_why():
     x = make_decode(head_dim=24)
     support = flashport.supports(head_dim=1024, target="cpu")

@@ -81,7 +81,8 @@ def flash_decode(
         kv_last_page_len: (B) int32, tokens in the last page of each request, 1 to page_size; read where ``seqlens`` is
             None.
         kv_layout: "NHD" or "HND".
-        cu_seqlens_q: (B + 1) int32, first row of each request in a ragged ``q``; needs ``max_q_len``.
+        cu_seqlens_q: (B + 1) int32, first row of each request in a ragged ``q``; needs ``max_q_len``. Rows past its
+            last entry are nobody's: their rows of ``out`` and ``lse`` are not written, and of new arrays hold anything.
         max_q_len: The most new tokens of any request, 1 to 16.
         softmax_scale: Factor on the scores; default 1 / sqrt(D).
         window: (left, right), keys on either side of a query's own position that it sees; -1 is no limit. New token i
@@ -273,7 +274,7 @@ def append_kv(
 
     A position is a slot of the cache, counted over its pages (or sequences) in memory order, whatever table will point
     at it: new tokens go where the caller's allocator has put them. Positions are distinct; of two tokens for one slot
-    either may win.
+    either may win. A q8_0 block that a NaN or an infinity goes into is NaN throughout.
 
     Source: common/host/append_kv.cpp and common/device/append_kernel.h.
 
