@@ -419,3 +419,83 @@ def test_the_heuristic():
     assert flashport.num_splits_heuristic(110, 132, 64, 128) == 1  # at least 80% of the multiprocessors
     assert flashport.num_splits_heuristic(8, 132, 64, 128) == 16
     assert flashport.num_splits_heuristic(1, 132, 1, 128) == 1
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "error", "text"),
+    [
+        (0, 1.5, TypeError, "batch_nheads_mblocks must be an integer, got float"),
+        (1, "a", TypeError, "num_SMs must be an integer, got str"),
+        (2, None, TypeError, "num_n_blocks must be an integer, got NoneType"),
+        (3, -1, ValueError, "max_splits must be from 0 to 2147483647, got -1"),
+        (1, 1 << 40, ValueError, f"num_SMs must be from 0 to 2147483647, got {1 << 40}"),
+        (1, 1 << 70, ValueError, "num_SMs must fit in 64 bits"),
+    ],
+)
+def test_the_heuristic_takes_counts(place, value, error, text):
+    arguments = [8, 132, 64, 128]
+    arguments[place] = value
+    with pytest.raises(error, match=rf"^num_splits_heuristic: {text}"):
+        flashport.num_splits_heuristic(*arguments)
+
+
+def test_the_heuristic_of_the_largest_and_smallest_counts():
+    most = (1 << 31) - 1
+    assert flashport.num_splits_heuristic(most, most, most, 1) == 1
+    assert flashport.num_splits_heuristic(1, most, most, 2) == 2
+    assert flashport.num_splits_heuristic(0, 0, 0, 0) == 1
+
+
+@pytest.mark.parametrize("value", [1, 0, None, "yes", 1.0])
+def test_one_rule_for_booleans(value):
+    """True, False and NumPy's own; all operations say of anything else that it is none."""
+    x = decode_arguments()
+    text = rf"must be True or False, got {type(value).__name__}$"
+    with pytest.raises(TypeError, match=rf"^flash_decode: return_lse {text}"):
+        call("flash_decode", x | {"return_lse": value})
+    q = np.zeros((2, 3, 4, 16), np.float32)
+    gates = np.zeros((2, 3, 4), np.float32)
+    for name in ("use_qk_l2norm", "is_kda", "update_state", "allow_neg_eigval"):
+        with pytest.raises(TypeError, match=rf"^gated_delta_update: {name} {text}"):
+            flashport.gated_delta_update(q, q, q, **{name: value})
+    for name in ("use_qk_l2norm", "beta_sigmoid", "update_state", "allow_neg_eigval"):
+        with pytest.raises(TypeError, match=rf"^gated_delta_chunk: {name} {text}"):
+            flashport.gated_delta_chunk(q, q, q, gates, gates, **{name: value})
+
+
+def test_booleans_of_numpy_are_booleans():
+    x = make_decode()
+    _, lse = flashport.flash_decode(x.q, x.k, x.v, x.seqlens, return_lse=np.bool_(True))
+    assert lse.shape == x.q.shape[:2]
+    q = np.random.default_rng(0).standard_normal((2, 3, 4, 16), np.float32)
+    for ours, numpys in ((True, np.bool_(True)), (False, np.bool_(False))):
+        np.testing.assert_array_equal(
+            flashport.gated_delta_update(q, q, q, use_qk_l2norm=numpys),
+            flashport.gated_delta_update(q, q, q, use_qk_l2norm=ours),
+        )
+    assert flashport.flash_decode(x.q, x.k, x.v, x.seqlens, return_lse=np.bool_(False)).shape == x.q.shape
+
+
+def test_an_integer_that_no_double_holds():
+    expect("flash_decode", decode_arguments() | {"softcap": 10**400}, ValueError, r"^flash_decode: softcap must be fin")
+
+
+class Interrupting:
+    """A number whose making is interrupted."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __float__(self):
+        raise self.error
+
+    __index__ = __float__
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("name", ["softcap", "num_splits"])
+def test_an_interrupt_is_no_wrong_number(name, error):
+    with pytest.raises(error):
+        call("flash_decode", decode_arguments() | {name: Interrupting(error())})
+    with pytest.raises(TypeError, match=rf"^flash_decode: {name} must be an?"):
+        call("flash_decode", decode_arguments() | {name: Interrupting(RuntimeError())})

@@ -397,6 +397,7 @@ def num_splits_heuristic(
         A count of splits from 1 to ``max_splits``.
 
     Raises:
-        TypeError: An argument that is no integer of 32 bits.
+        TypeError: An argument that is no integer.
+        ValueError: One below 0 or beyond 32 bits.
     """
     return _core.num_splits_heuristic(batch_nheads_mblocks, num_SMs, num_n_blocks, max_splits)

@@ -128,7 +128,7 @@ FLASHPORT_API void merge_state(const MergeStateArgs& args, Stream stream = 0);
 struct DecodeQuery {
   std::string target = "cpu";  // "cpu", "sm90a", "gfx942", ...; empty: the first GPU's, else the CPU's
   DType q_dtype = DType::kBFloat16;
-  std::string kv = "bf16";  // "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz", "q8_0"
+  std::string kv = "bf16";  // "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz", "q8_0"; or as dtype_name() spells it
   std::int64_t head_dim_qk = 128;
   std::int64_t head_dim_v = 128;
   std::int64_t group_size = 1;  // Hq / Hkv
