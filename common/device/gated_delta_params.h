@@ -27,11 +27,11 @@ struct GatedDeltaUpdateParams {
   Divisor by_heads;           // of value head hv: H with heads_modulo, else HV / H
   std::int32_t heads_modulo;  // the head of value head hv is hv % H, else hv / (HV / H)
   std::int32_t l2norm, update_state;
+  std::int32_t zero_padding;  // sequences without a slot of `state` have zeros for outputs, and nothing else is done
   TokenRows q, k, v, a, b, out;
-  const float* a_log;
-  const void* dt_bias;
-  DType dt_bias_dtype;
-  IndexArray cu_seqlens;  // null data: every sequence has `tokens` tokens
+  const void *a_log, *dt_bias;
+  DType a_log_dtype, dt_bias_dtype;  // A_log: fp32, but for GateForm::kAny
+  IndexArray cu_seqlens;             // null data: every sequence has `tokens` tokens
   StateSlots state, steps;
   std::int32_t num_steps;    // tokens whose states `steps` can hold
   std::int32_t num_slots;    // of `state`

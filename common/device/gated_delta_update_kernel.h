@@ -90,6 +90,13 @@ FLASHPORT_DEVICE void gated_delta_update(const GatedDeltaUpdateParams& p, const 
   };
 
   Tile tile(p, block, memory, column);
+  if (slot < 0 && p.zero_padding) {
+    for (int t = 0; t < place.count; ++t) {
+      const std::int64_t at = row_at(p, p.out, seq, place.first + t, slice.v_head) + column;
+      tile.store_columns(p.out.data, p.out.dtype, at, tile.make_columns([](int) { return 0.0f; }));
+    }
+    return;
+  }
   if (slot < 0) {
     tile.clear();
   } else if constexpr (kAny) {

@@ -15,7 +15,7 @@ from flashport import _core, tracing
 from flashport.arrays import new_output
 
 
-def _operations() -> Any:
+def operations() -> Any:
     """What has the operations: the compiled half, or its operators of torch while torch.compile traces the caller."""
     if tracing.is_compiling():
         from flashport import torch_gated_delta
@@ -162,7 +162,7 @@ def gated_delta_update(
         RuntimeError: A driver call failed.
     """
     out = new_output(q, v) if out is None else out
-    return _operations().gated_delta_update(
+    return operations().gated_delta_update(
         q, k, v, a, b, A_log, dt_bias, state, state_indices, scale, softplus_beta, softplus_threshold, lower_bound,
         use_qk_l2norm, is_kda, head_map, state_layout, update_state, cu_seqlens, intermediate_states,
         intermediate_indices, parent_tokens, g, gk, gv, beta, allow_neg_eigval, final_states, out, stream,
@@ -270,7 +270,7 @@ def gated_delta_chunk(
         RuntimeError: A driver call failed.
     """
     out = new_output(q, v) if out is None else out
-    return _operations().gated_delta_chunk(
+    return operations().gated_delta_chunk(
         q, k, v, g, beta, state, state_indices, scale, use_qk_l2norm, beta_sigmoid, allow_neg_eigval, A_log, dt_bias,
         head_map, state_layout, update_state, cu_seqlens, final_states, chunk_states, workspace, out, stream,
     )  # fmt: skip

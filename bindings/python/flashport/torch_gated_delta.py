@@ -21,6 +21,10 @@ _UPDATE = (
     "Tensor(b!)? intermediate_states, Tensor? intermediate_indices, Tensor? parent_tokens, Tensor? g, Tensor? gk, "
     "Tensor? gv, Tensor? beta, bool allow_neg_eigval, Tensor(c!)? final_states, Tensor(d!) out"
 )
+_PACKED_DECODE = (
+    "Tensor mixed_qkv, Tensor a, Tensor b, Tensor A_log, Tensor dt_bias, Tensor(a!) initial_state, "
+    "Tensor ssm_state_indices, float? scale, bool use_qk_l2norm_in_kernel, str state_layout, Tensor(b!) out"
+)
 _CHUNK = (
     "Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor(a!)? state, Tensor? state_indices, float? scale, "
     "bool use_qk_l2norm, bool beta_sigmoid, bool allow_neg_eigval, Tensor? A_log, Tensor? dt_bias, str? head_map, "
@@ -48,4 +52,5 @@ def _define(name: str, arguments: str) -> Any:
 
 
 gated_delta_update = _define("gated_delta_update", _UPDATE)
+gated_delta_packed_decode = _define("gated_delta_packed_decode", _PACKED_DECODE)
 gated_delta_chunk = _define("gated_delta_chunk", _CHUNK)
