@@ -55,6 +55,7 @@ const KernelEntry kCpuKernels[] = {
      {{256, DType::kFloat32, 0, GateForm::kHead}, {16, 1, 1}}},
     {"gated_delta_update/kda/fakecpu", {}, 1, 0, nullptr, 1, {{256, DType::kFloat32, 0, GateForm::kKey}, {16, 1, 1}}},
     {"gated_delta_update/any/fakecpu", {}, 1, 0, nullptr, 1, {{256, DType::kFloat32, 0, GateForm::kAny}, {16, 1, 1}}},
+    {"gated_delta_update/fp16/fakecpu", {}, 1, 0, nullptr, 1, {{256, DType::kFloat16, 0, GateForm::kAny}, {16, 1, 1}}},
     {"gated_delta_prepare/fp32/k256/fakecpu", {256, 0, 0, MathType::kFp32, KvFormat::kFp32}, 1, 0, nullptr},
     {"gated_delta_chunk/fp32/k256/fakecpu", {256, 0, 0, MathType::kFp32, KvFormat::kFp32}, 1, 0, nullptr},
 };

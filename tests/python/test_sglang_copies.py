@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from chunk_call import make_chunk
-from conftest import from_torch, same, to_torch
-from delta_call import make_delta
+from conftest import BF16, assert_close, from_torch, same, to_torch
+from delta_call import check, make_delta
 from flashport import fla, sglang
 
 PACKED = sglang.fused_recurrent_gated_delta_rule_packed_decode
@@ -111,6 +111,30 @@ def test_a_pool_that_is_written_is_never_copied(name, lay):
     x["state"] = wide[:, 1]
     for one, other in zip(CALLS[name](x), CALLS[name](usual), strict=True):
         same(one, other)
+
+
+@pytest.mark.parametrize("function", [fla.chunk_gated_delta_rule, fla.fused_recurrent_gated_delta_rule])
+@pytest.mark.parametrize("dtype", [BF16, np.float16])
+def test_parameters_of_16_bits(function, dtype):
+    """A_log as a model has it that was cast as a whole."""
+    x = make("fla")
+    rest = {"use_gate_in_kernel": True, "A_log": np.linspace(-1, 0, 4).astype(dtype)}
+    rest["dt_bias"] = np.linspace(-2, 1, 4).astype(dtype)
+    given = (x["q"], x["k"], x["v"], x["g"])
+    got, _ = function(*given, beta=x["beta"], **rest)
+    wanted, _ = function(*given, beta=x["beta"], **rest | {"A_log": rest["A_log"].astype(np.float32)})
+    if function is fla.chunk_gated_delta_rule:
+        same(got, wanted)
+    assert_close(got, wanted.astype(np.float64))
+
+
+@pytest.mark.parametrize("is_kda", [False, True])
+@pytest.mark.parametrize("dtype", [BF16, np.float16])
+def test_decode_with_parameters_of_16_bits(is_kda, dtype):
+    call = make_delta(tokens=2, is_kda=is_kda, use_qk_l2norm=True)
+    call.arguments["A_log"] = call["A_log"].astype(dtype)
+    call.arguments["dt_bias"] = call["dt_bias"].astype(dtype)
+    check(call)
 
 
 @pytest.mark.parametrize("function", [fla.chunk_gated_delta_rule, fla.fused_recurrent_gated_delta_rule])

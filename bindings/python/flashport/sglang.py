@@ -73,7 +73,7 @@ def fused_sigmoid_gating_delta_rule_update(
     before ``disable_state_update``: with them give what follows ``is_kda`` by keyword, as SGLang's backends do.
 
     Args:
-        A_log: HV elements, fp32; (HV), or KDA's (1, 1, HV, 1).
+        A_log: HV elements, fp32, bf16 or fp16; (HV), or KDA's (1, 1, HV, 1).
         a: (B * T, HV) or (B, T, HV), with ``is_kda`` (B * T, HV * K), (B, T, HV * K), (B * T, HV, K) or (B, T, HV, K);
             fp16, bf16 or fp32; any strides.
         dt_bias: HV elements, with ``is_kda`` HV * K; fp16, bf16 or fp32.
@@ -83,7 +83,7 @@ def fused_sigmoid_gating_delta_rule_update(
         k: (B, T, H, K), as ``q``.
         v: (B, T, HV, V), as ``q``.
         b: (B * T, HV) or (B, T, HV); types and strides as ``a``.
-        initial_state_source: (slots, HV, V, K) fp32 or bf16, any stride between slots; older SGLang's
+        initial_state_source: (slots, HV, V, K) fp32, bf16 or fp16, any stride between slots; older SGLang's
             (slots, HV, K, V) with ``state_layout="kv"``. Written. None: states start from zero and are dropped, and
             ``initial_state_indices`` is not read.
         initial_state_indices: (N) int32 or int64, no slot twice if states are written (a CPU refuses it, a GPU leaves
@@ -93,7 +93,7 @@ def fused_sigmoid_gating_delta_rule_update(
         cu_seqlens: (N + 1) int32 or int64, with B = 1.
         is_kda: The gate has a value for each channel of K.
         disable_state_update: Do not write the final states.
-        intermediate_states_buffer: (slots, steps, HV, V, K) fp32 or bf16; written.
+        intermediate_states_buffer: (slots, steps, HV, V, K) fp32, bf16 or fp16; written.
         intermediate_state_indices: (N) int32 or int64; negative stores nothing. Not read without the buffer.
         cache_steps: The steps of a slot, above 0: a slot begins that many steps after the one before it, whatever the
             buffer's shape, as in SGLang; where they are not the shape's, the buffer is contiguous. Default: those of
@@ -165,14 +165,14 @@ def fused_recurrent_gated_delta_rule_packed_decode(
             the last axis. H follows from the other sizes.
         a: (B, HV); fp16, bf16 or fp32; any strides.
         b: As ``a``.
-        A_log: HV elements, fp32.
+        A_log: HV elements, fp32, bf16 or fp16.
         dt_bias: HV elements; fp16, bf16 or fp32.
         scale: Factor on the queries, above 0.
-        initial_state: (slots, HV, V, K) fp32 or bf16, any stride between slots; (slots, HV, K, V) with
+        initial_state: (slots, HV, V, K) fp32, bf16 or fp16, any stride between slots; (slots, HV, K, V) with
             ``state_layout="kv"``. Written.
         out: (B, 1, HV, V), of the type of ``mixed_qkv``; written.
         ssm_state_indices: (B) int32 or int64, no slot twice (a CPU refuses it, a GPU leaves anything in that slot); of
-            any stride: copied where its elements lie apart. Negative is padding.
+            any stride: copied where its elements lie apart. Negative is padding: its row of ``out`` is zeros.
         use_qk_l2norm_in_kernel: Normalise q and k.
         state_layout: "vk" or "kv"; not an argument of SGLang's.
 
@@ -394,8 +394,8 @@ def chunk_gated_delta_rule(
         g: (B, T, HV), logarithm of the gate; fp32, fp16 or bf16; any strides.
         beta: (B, T, HV), rate at which the state learns; fp32, fp16 or bf16; any strides.
         scale: Factor on the queries, above 0; default K ** -0.5.
-        initial_state: (slots, HV, V, K) fp32 or bf16, any stride between slots. Written with ``inplace_update``. None:
-            states start from zero, and ``initial_state_indices`` is not read.
+        initial_state: (slots, HV, V, K) fp32, bf16 or fp16, any stride between slots. Written with ``inplace_update``.
+            None: states start from zero, and ``initial_state_indices`` is not read.
         initial_state_indices: (N) int32 or int64, no slot twice if states are written (a CPU refuses it, a GPU leaves
             anything in that slot); negative is padding: starts from zero, is not written. Default: 0 to N - 1. Copied
             where its elements lie apart, as ``cu_seqlens`` is.
