@@ -194,6 +194,7 @@ TEST_F(GatedDeltaHost, ChoosesTheKernelByTheStates) {
   gated_delta_update(args);
   EXPECT_EQ(fake_state().launches.back().key, half);
   args.final_states.reset();
+  inputs.give_steps();
   args.intermediate_states->dtype = DType::kFloat16;
   gated_delta_update(args);
   EXPECT_EQ(fake_state().launches.back().key, half);
@@ -207,9 +208,6 @@ TEST_F(GatedDeltaHost, ChoosesTheKernelByTheStates) {
 
 TEST_F(GatedDeltaHost, PassesPaddingOn) {
   Inputs inputs;
-  inputs.args.parent_tokens.reset();
-  inputs.args.intermediate_states.reset();
-  inputs.args.intermediate_indices.reset();
   gated_delta_update(inputs.args);
   EXPECT_EQ(fake_state().launches.back().as<GatedDeltaUpdateParams>().zero_padding, 0);
   inputs.args.zero_padding = true;
@@ -217,6 +215,7 @@ TEST_F(GatedDeltaHost, PassesPaddingOn) {
   EXPECT_EQ(fake_state().launches.back().as<GatedDeltaUpdateParams>().zero_padding, 1);
   EXPECT_EQ(error_of<ValueError>([] {
               Inputs with_steps;
+              with_steps.give_steps();
               with_steps.args.zero_padding = true;
               gated_delta_update(with_steps.args);
             }),
@@ -428,7 +427,7 @@ TEST_F(GatedDeltaHost, RefusesNumbersTypesAndMemory) {
   EXPECT_EQ(text([](Inputs& i) { i.args.lower_bound = 1.0; }),
             "lower_bound must be negative and finite in fp32 (-3.40282e+38 to -1.17549e-38), got 1");
   EXPECT_EQ(text<TypeError>([](Inputs& i) { i.args.v.dtype = DType::kFloat16; }), "v must be bfloat16, got float16");
-  EXPECT_EQ(text<TypeError>([](Inputs& i) { i.args.state->dtype = DType::kFloat16; }),
+  EXPECT_EQ(text<TypeError>([](Inputs& i) { i.args.state->dtype = DType::kInt32; }),
             "state must be float32, bfloat16 or float16, got int32");
   EXPECT_EQ(text([](Inputs& i) { i.args.b->device = kGpu; }), "b must be on cpu as q is, got cuda:0");
   EXPECT_EQ(
