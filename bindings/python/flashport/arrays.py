@@ -61,6 +61,8 @@ def _other_array(like: Any, shape: tuple[int, ...], dtype: str | None) -> Any:
 
 def contiguous(x: Any) -> Any:
     """``x`` if its elements lie in the order of its shape, else a copy; what is no array stays as it is."""
+    if x is None:
+        return None
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         return x.contiguous()
@@ -80,6 +82,8 @@ def contiguous_rows(x: Any) -> Any:
 
 def contiguous_slots(x: Any) -> Any:
     """``x`` if what lies along its first axis is contiguous each by itself, else a copy as of :func:`contiguous`."""
+    if x is None:
+        return None
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         return x if x.is_contiguous() or (x.ndim > 0 and len(x) > 0 and x[0].is_contiguous()) else x.contiguous()

@@ -15,13 +15,18 @@ from flashport import _core, tracing
 from flashport.arrays import new_output
 
 
-def operations() -> Any:
+def _operations() -> Any:
     """What has the operations: the compiled half, or its operators of torch while torch.compile traces the caller."""
     if tracing.is_compiling():
         from flashport import torch_gated_delta
 
         return torch_gated_delta
     return _core
+
+
+def gated_delta_packed_decode(*arguments: Any) -> Any:
+    """The operation under :func:`flashport.sglang.fused_recurrent_gated_delta_rule_packed_decode`, by position."""
+    return _operations().gated_delta_packed_decode(*arguments)
 
 
 def refuse_gradients(function: str, *arrays: Any) -> None:
@@ -163,7 +168,7 @@ def gated_delta_update(
         RuntimeError: A driver call failed.
     """
     out = new_output(q, v) if out is None else out
-    return operations().gated_delta_update(
+    return _operations().gated_delta_update(
         q, k, v, a, b, A_log, dt_bias, state, state_indices, scale, softplus_beta, softplus_threshold, lower_bound,
         use_qk_l2norm, is_kda, head_map, state_layout, update_state, cu_seqlens, intermediate_states,
         intermediate_indices, parent_tokens, g, gk, gv, beta, allow_neg_eigval, final_states, out, stream,
@@ -272,7 +277,7 @@ def gated_delta_chunk(
         RuntimeError: A driver call failed.
     """
     out = new_output(q, v) if out is None else out
-    return operations().gated_delta_chunk(
+    return _operations().gated_delta_chunk(
         q, k, v, g, beta, state, state_indices, scale, use_qk_l2norm, beta_sigmoid, allow_neg_eigval, A_log, dt_bias,
         head_map, state_layout, update_state, cu_seqlens, final_states, chunk_states, workspace, out, stream,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from typing import Any
 
 from flashport import tracing
 from flashport.arrays import array_library, contiguous, contiguous_rows, new_array, new_output, rank
-from flashport.gated_delta import gated_delta_chunk, gated_delta_update, operations, refuse_gradients
+from flashport.gated_delta import gated_delta_chunk, gated_delta_packed_decode, gated_delta_update, refuse_gradients
 
 __all__ = [
     "CHUNK_SIZE",
@@ -188,7 +188,7 @@ def fused_recurrent_gated_delta_rule_packed_decode(
     if scale is not None and not scale > 0:
         raise ValueError(f"{name}: scale must be above 0, got {scale}")
     refuse_gradients(name, mixed_qkv, a, b, A_log, dt_bias, initial_state, out)
-    operations().gated_delta_packed_decode(
+    gated_delta_packed_decode(
         mixed_qkv, a, b, A_log, dt_bias, initial_state, contiguous(ssm_state_indices), scale,
         bool(use_qk_l2norm_in_kernel), state_layout, out, None,
     )  # fmt: skip
