@@ -196,6 +196,23 @@ def test_a_gradient_is_refused(index):
             assert not UPDATE(*positional, **keywords).requires_grad
 
 
+@pytest.mark.parametrize("name", ["mixed_qkv", "A_log", "initial_state", "out"])
+def test_a_gradient_of_the_packed_decode_is_refused(name):
+    torch = pytest.importorskip("torch")
+    given = {
+        "mixed_qkv": torch.zeros(1, 48), "a": torch.zeros(1, 1), "b": torch.zeros(1, 1), "A_log": torch.zeros(1),
+        "dt_bias": torch.zeros(1), "scale": 1.0, "initial_state": torch.ones(1, 1, 16, 16),
+        "out": torch.ones(1, 1, 1, 16), "ssm_state_indices": torch.zeros(1, dtype=torch.int32),
+    }  # fmt: skip
+    given[name].requires_grad_()
+    decode = sglang.fused_recurrent_gated_delta_rule_packed_decode
+    with pytest.raises(NotImplementedError, match=f"^{decode.__name__}: an argument requires a gradient"):
+        decode(**given)
+    assert given["initial_state"].eq(1).all()
+    with torch.no_grad():
+        assert not decode(**given)[0].eq(1).any()
+
+
 def test_torch_is_not_imported():
     code = (
         "import sys, numpy as np\n"
