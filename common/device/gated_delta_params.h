@@ -27,7 +27,6 @@ struct GatedDeltaUpdateParams {
   Divisor by_heads;           // of value head hv: H with heads_modulo, else HV / H
   std::int32_t heads_modulo;  // the head of value head hv is hv % H, else hv / (HV / H)
   std::int32_t l2norm, update_state;
-  std::int32_t zero_padding;  // sequences without a slot of `state` have zeros for outputs, and nothing else is done
   TokenRows q, k, v, a, b, out;
   const void *a_log, *dt_bias;
   DType a_log_dtype, dt_bias_dtype;  // A_log: fp32, but for GateForm::kAny
@@ -35,7 +34,8 @@ struct GatedDeltaUpdateParams {
   StateSlots state, steps;
   std::int32_t num_steps;    // tokens whose states `steps` can hold
   std::int32_t num_slots;    // of `state`
-  std::int32_t num_parents;  // columns of `parents`; tokens behind them have the last one's parent
+  std::int32_t num_parents;  // columns of `parents`; tokens after them have the last one's parent
+  std::int32_t zero_padding;  // outputs of sequences without a slot are zeros, and nothing else is done for them
   IndexArray parents;        // null data: a chain
   std::int64_t parents_stride_seq, parents_stride_token;
   float scale, softplus_beta, softplus_threshold, lower_bound;
