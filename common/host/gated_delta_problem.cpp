@@ -34,7 +34,8 @@ using Arguments = std::array<Argument, 19>;
 Arguments arguments_of(const GatedDeltaUpdateArgs& args) {
   const auto& [q, k, v, a, b, a_log, dt_bias, g, gk, gv, beta, state, state_indices, state_layout, update_state,
                final_states, cu_seqlens, intermediate_states, intermediate_indices, parent_tokens, scale, softplus_beta,
-               softplus_threshold, lower_bound, use_qk_l2norm, is_kda, allow_neg_eigval, head_map, out] = args;
+               softplus_threshold, lower_bound, use_qk_l2norm, is_kda, allow_neg_eigval, zero_padding, head_map, out] =
+      args;
   return {{{q, "q"},
            {k, "k"},
            {v, "v"},
