@@ -15,8 +15,8 @@ struct GatedDeltaShape {
   GateForm gate;
 };
 
-// Whether states are of 16 bits from the pool to the first use; kernels of any gates, which learn the pool's type at run
-// time, widen what they load.
+// Whether states are of 16 bits from the pool to the first use; kernels of any gates, which learn the pool's type at
+// run time, widen what they load.
 constexpr bool is_packed(const GatedDeltaShape& shape) {
   return shape.state != DType::kFloat32 && shape.gate != GateForm::kAny;
 }
