@@ -8,7 +8,6 @@ arrays of a call lie on one device. Paths after "Source" are those of the projec
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from flashport import _core, tracing
@@ -27,18 +26,6 @@ def _operations() -> Any:
 def gated_delta_packed_decode(*arguments: Any) -> Any:
     """The operation under :func:`flashport.sglang.fused_recurrent_gated_delta_rule_packed_decode`, by position."""
     return _operations().gated_delta_packed_decode(*arguments)
-
-
-def refuse_gradients(function: str, *arrays: Any) -> None:
-    """There is no backward: a result that silently leaves the graph would train nothing."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.is_grad_enabled():
-        return
-    if any(getattr(array, "requires_grad", False) for array in arrays):
-        raise NotImplementedError(
-            f"{function}: an argument requires a gradient and there is no backward; call it under torch.no_grad() or "
-            "torch.inference_mode()"
-        )
 
 
 @_core.direct

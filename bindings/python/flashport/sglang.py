@@ -19,7 +19,8 @@ from typing import Any
 
 from flashport import tracing
 from flashport.arrays import array_library, contiguous, contiguous_rows, new_array, new_output, rank
-from flashport.gated_delta import gated_delta_chunk, gated_delta_packed_decode, gated_delta_update, refuse_gradients
+from flashport.gated_delta import gated_delta_chunk, gated_delta_packed_decode, gated_delta_update
+from flashport.gradients import refuse_gradients
 
 __all__ = [
     "CHUNK_SIZE",
