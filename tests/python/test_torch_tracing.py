@@ -16,7 +16,7 @@ from torch_calls import NAMES, make  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, while compiling
 
-OPERATORS = sorted([*NAMES, "flash_decode_out", "merge_state_out", "merge_states_out"])
+OPERATORS = sorted([*NAMES, "flash_decode_out", "gated_delta_packed_decode", "merge_state_out", "merge_states_out"])
 
 
 def tensors(x):

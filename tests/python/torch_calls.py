@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import torch
 
 import flashport
+from flashport import sglang
 
 NAMES = [
     "append_kv",
@@ -70,6 +71,12 @@ def make(name, kind=None):
     elif name == "merge_states":
         arguments = {"o": random(2, 3, 8, 64), "lse": random(2, 3, 8), "out": nan(3, 8, 64), "out_lse": nan(3, 8)}
         outputs = ["out", "out_lse"]
+    elif name == "gated_delta_packed_decode":  # SGLang's function, under its own names
+        arguments = {"mixed_qkv": random(3, 2 * 2 * 32 + 4 * 16), "a": random(3, 4), "b": random(3, 4)}
+        arguments |= {"A_log": random(4), "dt_bias": random(4), "scale": None, "initial_state": random(3, 4, 16, 32)}
+        arguments |= {"out": nan(3, 1, 4, 16), "ssm_state_indices": torch.arange(3, dtype=torch.int32)}
+        arguments |= {"use_qk_l2norm_in_kernel": True, "state_layout": "vk"}
+        outputs = ["out", "initial_state"]
     else:
         tokens = 3 if name == "gated_delta_update" else 70
         arguments = {"q": random(2, tokens, 2, 32), "k": random(2, tokens, 2, 32), "v": random(2, tokens, 4, 16)}
@@ -84,7 +91,7 @@ def make(name, kind=None):
         arguments = {k: x.as_subclass(kind) if isinstance(x, torch.Tensor) else x for k, x in arguments.items()}
     floats = [k for k, x in arguments.items() if isinstance(x, torch.Tensor) and x.is_floating_point()]
     return SimpleNamespace(
-        function=getattr(flashport, name),
+        function=getattr(flashport, name, sglang.fused_recurrent_gated_delta_rule_packed_decode),
         arguments=arguments,
         inputs=[k for k in floats if k not in outputs],
         outputs=outputs,
