@@ -6,10 +6,11 @@ namespace flashport::python {
 namespace {
 
 // Whether this may be the imaginary part of a conjugate, whose elements torch leaves in memory with the other sign:
-// DLPack does not say so, but all strides of such a view are even. To ask torch of each tensor takes some 50 ns.
+// DLPack does not say so, but such a view has even strides wherever an axis has two elements. To ask torch about each
+// tensor takes some 50 ns. torch's private functions make such views with other strides, which this does not see.
 bool may_be_negated(const TensorView& view) {
   for (int axis = view.rank - 1; axis >= 0; --axis) {
-    if (view.strides[axis] % 2 != 0) return false;
+    if (view.shape[axis] > 1 && view.strides[axis] % 2 != 0) return false;
   }
   return true;
 }
@@ -19,7 +20,8 @@ bool may_be_negated(const TensorView& view) {
 void Call::look_at_torch() {
   torch_ = &Torch::get();
   if (role_ == TorchRole::kQuestion) return;
-  if (torch_->has_dispatch_mode() && !KernelScope::entered()) throw NeedsOperator{};
+  // The operator also refuses to lose the tangents of forward-mode differentiation.
+  if (!KernelScope::entered() && (torch_->has_dispatch_mode() || torch_->has_dual_level())) throw NeedsOperator{};
   records_gradients_ = role_ == TorchRole::kOperator && torch_->is_grad_enabled();
 }
 
@@ -48,7 +50,8 @@ void Call::refuse_gradient(const char* name, PyObject* object, bool writes) cons
 
 void Call::explain_no_memory(const TypeInfo& info) const {
   const py::error_scope kept;
-  if (info.library == Library::kTorch && role_ != TorchRole::kQuestion && torch_->transforms()) throw NeedsOperator{};
+  if (info.library != Library::kTorch || role_ == TorchRole::kQuestion || KernelScope::entered()) return;
+  if (torch_->transforms()) throw NeedsOperator{};
 }
 
 // torch's __dlpack__ would refuse a parameter also where no gradient is asked for, and make its stream wait for ours.

@@ -55,6 +55,8 @@ Torch::Torch()
       to_dlpack_(kept(internal_.attr("_to_dlpack"))),
       no_dispatch_(kept(torch_.attr("Tensor").attr("__torch_dispatch__"))),
       is_neg_(PyUnicode_InternFromString("is_neg")),
+      forward_ad_(PyModule_GetDict(kept(py::module_::import("torch.autograd.forward_ad")))),
+      current_level_(PyUnicode_InternFromString("_current_level")),
       fp8_e4m3_(kept(torch_.attr("float8_e4m3fn"))),
       fp8_e4m3fnuz_(kept(torch_.attr("float8_e4m3fnuz"))),
       uint8_(kept(torch_.attr("uint8"))) {}
@@ -70,6 +72,11 @@ bool Torch::stands_for_others(PyTypeObject* type) const {
 bool Torch::is_grad_enabled() const { return is_grad_enabled_(nullptr).ptr() == Py_True; }
 
 bool Torch::has_dispatch_mode() const { return PyLong_AsLong(dispatch_modes_(nullptr).ptr()) > 0; }
+
+bool Torch::has_dual_level() const {
+  PyObject* level = PyDict_GetItemWithError(forward_ad_, current_level_);  // borrowed; -1 outside of any
+  return level != nullptr && PyLong_AsLong(level) >= 0;
+}
 
 bool Torch::transforms() const { return !internal_.attr("_functorch").attr("maybe_current_level")().is_none(); }
 

@@ -53,6 +53,8 @@ class Torch {
   [[nodiscard]] bool is_grad_enabled() const;
   // Whether somebody watches all operators of torch, as make_fx and FakeTensorMode do.
   [[nodiscard]] bool has_dispatch_mode() const;
+  // Whether torch.autograd.forward_ad.dual_level() is entered.
+  [[nodiscard]] bool has_dual_level() const;
   // Whether a function runs that is transformed, as vmap and grad of torch.func do: its tensors may have no memory.
   [[nodiscard]] bool transforms() const;
   [[nodiscard]] bool requires_grad(PyObject* tensor) const;
@@ -88,6 +90,7 @@ class Torch {
   Function is_grad_enabled_, dispatch_modes_, increment_version_;
   Attribute requires_grad_, dtype_;
   PyObject *to_dlpack_, *no_dispatch_, *is_neg_;
+  PyObject *forward_ad_, *current_level_;  // the variables of torch.autograd.forward_ad, and the name of one
   PyObject *fp8_e4m3_, *fp8_e4m3fnuz_, *uint8_;
 };
 

@@ -39,6 +39,19 @@ def test_an_input_that_requires_a_gradient_is_refused(name, argument, kind):
     assert before_and_after(call, x.arguments)
 
 
+@pytest.mark.parametrize(("name", "argument"), CASES)
+def test_a_tangent_of_forward_mode_is_refused(name, argument):
+    x = make(name)
+    with torch.autograd.forward_ad.dual_level():
+        value = x.arguments[argument]
+        x.arguments[argument] = torch.autograd.forward_ad.make_dual(value, torch.ones_like(value))
+        with pytest.raises(NotImplementedError, match=rf"^{refused(name, argument)}"):
+            x.function(**x.arguments)
+    plain = make(name)
+    with torch.autograd.forward_ad.dual_level():
+        plain.function(**plain.arguments)  # without a tangent
+
+
 @KINDS
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode])
