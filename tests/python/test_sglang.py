@@ -153,6 +153,8 @@ def test_cache_steps_say_where_slots_begin():
     text = r"must be contiguous where cache_steps, 5, are not its 7 steps; pass cache_steps=7, or a contiguous buffer$"
     with pytest.raises(ValueError, match=f"^{UPDATE.__name__}: intermediate_states_buffer {text}"):
         UPDATE(*positional, **keywords, cache_steps=5)
+    with pytest.raises(TypeError, match=f"^{UPDATE.__name__}: cache_steps must be an integer, got str$"):
+        UPDATE(*positional, **keywords, cache_steps="a")
     with pytest.raises(ValueError, match=f"^{UPDATE.__name__}: cache_steps must be above 0, got 0$"):
         UPDATE(*positional, **keywords, cache_steps=0)
 
@@ -172,6 +174,11 @@ def test_scale_is_above_0(scale):
     _, positional, keywords = make("decode")
     positional[11] = scale
     with pytest.raises(ValueError, match=r"^fused_sigmoid_gating_delta_rule_update: scale must be above 0"):
+        UPDATE(*positional, **keywords)
+    positional[11] = "a"
+    with pytest.raises(
+        TypeError, match=r"^fused_sigmoid_gating_delta_rule_update: scale must be a number or None, got "
+    ):
         UPDATE(*positional, **keywords)
 
 

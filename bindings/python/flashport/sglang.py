@@ -13,6 +13,7 @@ in its tensors. Flags may be anything that has a truth value.
 from __future__ import annotations
 
 import math
+import operator
 import sys
 from itertools import pairwise
 from typing import Any
@@ -122,8 +123,7 @@ def fused_sigmoid_gating_delta_rule_update(
     if cache_ring or match_cutedsl_decode:
         asked = "cache_ring" if cache_ring else "match_cutedsl_decode"
         raise NotImplementedError(f"{name}: {asked} must be False, got True")
-    if scale is not None and not scale > 0:
-        raise ValueError(f"{name}: scale must be above 0, got {scale}")
+    _check_scale(name, scale)
     refuse_gradients(name, A_log, a, dt_bias, q, k, v, b, initial_state_source, intermediate_states_buffer)
     if initial_state_source is None:
         initial_state_indices = None
@@ -186,8 +186,7 @@ def fused_recurrent_gated_delta_rule_packed_decode(
         NotImplementedError: As :func:`fused_sigmoid_gating_delta_rule_update`.
     """
     name = "fused_recurrent_gated_delta_rule_packed_decode"
-    if scale is not None and not scale > 0:
-        raise ValueError(f"{name}: scale must be above 0, got {scale}")
+    _check_scale(name, scale)
     refuse_gradients(name, mixed_qkv, a, b, A_log, dt_bias, initial_state, out)
     gated_delta_packed_decode(
         mixed_qkv, a, b, A_log, dt_bias, initial_state, contiguous(ssm_state_indices), scale,
@@ -254,8 +253,7 @@ def fused_recurrent_gated_delta_rule_update(
         ValueError, TypeError, RuntimeError, NotImplementedError: As :func:`fused_sigmoid_gating_delta_rule_update`.
     """
     name = "fused_recurrent_gated_delta_rule_update"
-    if scale is not None and not scale > 0:
-        raise ValueError(f"{name}: scale must be above 0, got {scale}")
+    _check_scale(name, scale)
     refuse_gradients(name, q, k, v, g, beta, initial_state_source, intermediate_states_buffer)
     if initial_state_source is None:
         initial_state_indices = None
@@ -442,10 +440,26 @@ def chunk_gated_delta_rule(
     return out, None, h
 
 
+def _check_scale(name: str, scale: Any) -> None:
+    """SGLang's functions take a scale above 0, or None."""
+    if scale is None:
+        return
+    try:
+        above = scale > 0
+    except TypeError:
+        raise TypeError(f"{name}: scale must be a number or None, got {type(scale).__name__}") from None
+    if not above:
+        raise ValueError(f"{name}: scale must be above 0, got {scale}")
+
+
 def _with_steps(name: str, buffer: Any, steps: int) -> Any:
     """The buffer of intermediate states as slots of ``steps`` steps each, which it may say otherwise."""
     if rank(buffer) != 5 or steps == buffer.shape[1]:
         return buffer  # the library says what does not fit
+    try:
+        operator.index(steps)
+    except TypeError:
+        raise TypeError(f"{name}: cache_steps must be an integer, got {type(steps).__name__}") from None
     if steps < 1:
         raise ValueError(f"{name}: cache_steps must be above 0, got {steps}")
     if contiguous(buffer) is not buffer:
