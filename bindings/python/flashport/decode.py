@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from flashport import _core, tracing
+from flashport import _core
+from flashport.torch import tracing
 
 
 def _torch_operators() -> Any:
-    from flashport import torch_ops
+    from flashport.torch import decode
 
-    return torch_ops
+    return decode
 
 
 @_core.direct

@@ -17,7 +17,7 @@ from typing import Any
 
 from flashport.arrays import contiguous, contiguous_rows, contiguous_slots, new_array, new_output, rank
 from flashport.gated_delta import gated_delta_chunk, gated_delta_update
-from flashport.gradients import refuse_gradients
+from flashport.torch.gradients import refuse_gradients
 
 __all__ = ["chunk_gated_delta_rule", "chunk_gdn", "fused_recurrent_gated_delta_rule", "fused_recurrent_gdn"]
 

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from flashport import _core, tracing
+from flashport import _core
 from flashport.arrays import new_output
+from flashport.torch import tracing
 
 
 def _operations() -> Any:
     """What has the operations: the compiled half, or its operators of torch while torch.compile traces the caller."""
     if tracing.is_compiling():
-        from flashport import torch_gated_delta
+        from flashport.torch import gated_delta
 
-        return torch_gated_delta
+        return gated_delta
     return _core
 
 

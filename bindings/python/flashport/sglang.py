@@ -1,7 +1,8 @@
 """Drop-ins for SGLang's linear attention, under its names and signatures.
 
-Everything that the gated delta rule's backends of SGLang 0.5.10 import is here; tests/python/sglang_calls.csv lists it.
-``from flashport.sglang import fused_sigmoid_gating_delta_rule_update`` in place of the Triton module of that name.
+Everything that the gated delta rule's backends of SGLang 0.5.10 import is here, as tests/python/shims/sglang_calls.csv
+lists it. ``from flashport.sglang import fused_sigmoid_gating_delta_rule_update`` in place of the Triton module of that
+name.
 
 SGLang's releases order late arguments differently. Positions here are those of 0.5.10; arguments that only later
 releases have, or that are this library's own, go by keyword.
@@ -18,10 +19,10 @@ import sys
 from itertools import pairwise
 from typing import Any
 
-from flashport import tracing
 from flashport.arrays import array_library, contiguous, contiguous_rows, new_array, new_output, rank
 from flashport.gated_delta import gated_delta_chunk, gated_delta_packed_decode, gated_delta_update
-from flashport.gradients import refuse_gradients
+from flashport.torch import tracing
+from flashport.torch.gradients import refuse_gradients
 
 __all__ = [
     "CHUNK_SIZE",
