@@ -8,10 +8,38 @@ row attends to nothing; its output is 0 there. Paths after "Source" are those of
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from flashport import _core
 from flashport.torch import tracing
+from flashport.typing import Array, KvLayout, StreamLike, SupportsDLPack
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    class _DecodeOptions(TypedDict, total=False):
+        """Arguments of flash_decode that do not change the type of its result."""
+
+        block_table: SupportsDLPack | None
+        token_table: SupportsDLPack | None
+        request_index: SupportsDLPack | None
+        kv_indptr: SupportsDLPack | None
+        kv_indices: SupportsDLPack | None
+        kv_last_page_len: SupportsDLPack | None
+        kv_layout: KvLayout
+        cu_seqlens_q: SupportsDLPack | None
+        max_q_len: int | None
+        softmax_scale: float | None
+        window: tuple[int, int]
+        softcap: float
+        alibi_slopes: SupportsDLPack | None
+        sinks: SupportsDLPack | None
+        tree_mask: SupportsDLPack | None
+        k_scale: SupportsDLPack | None
+        v_scale: SupportsDLPack | None
+        num_splits: int | None
+        workspace: SupportsDLPack | None
+        stream: StreamLike | None
 
 
 def _torch_operators() -> Any:
@@ -20,37 +48,57 @@ def _torch_operators() -> Any:
     return decode
 
 
+@overload
+def flash_decode(
+    q: Array, k_cache: SupportsDLPack, v_cache: SupportsDLPack, seqlens: SupportsDLPack | None, *,
+    out: Array | None = None, lse: None = None, return_lse: Literal[False] = False, **options: Unpack[_DecodeOptions],
+) -> Array: ...  # fmt: skip
+@overload
+def flash_decode(
+    q: Array, k_cache: SupportsDLPack, v_cache: SupportsDLPack, seqlens: SupportsDLPack | None, *,
+    out: Array | None = None, lse: Array | None = None, return_lse: Literal[True], **options: Unpack[_DecodeOptions],
+) -> tuple[Array, Array]: ...  # fmt: skip
+@overload
+def flash_decode(
+    q: Array, k_cache: SupportsDLPack, v_cache: SupportsDLPack, seqlens: SupportsDLPack | None, *,
+    out: Array | None = None, lse: Array, return_lse: bool = False, **options: Unpack[_DecodeOptions],
+) -> tuple[Array, Array]: ...  # fmt: skip
+@overload
+def flash_decode(
+    q: Array, k_cache: SupportsDLPack, v_cache: SupportsDLPack, seqlens: SupportsDLPack | None, *,
+    out: Array | None = None, lse: Array | None = None, return_lse: bool = False, **options: Unpack[_DecodeOptions],
+) -> Array | tuple[Array, Array]: ...  # fmt: skip
 @_core.direct
 def flash_decode(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    seqlens: Any,
+    q: Array,
+    k_cache: SupportsDLPack,
+    v_cache: SupportsDLPack,
+    seqlens: SupportsDLPack | None,
     *,
-    block_table: Any = None,
-    token_table: Any = None,
-    request_index: Any = None,
-    kv_indptr: Any = None,
-    kv_indices: Any = None,
-    kv_last_page_len: Any = None,
-    kv_layout: str = "NHD",
-    cu_seqlens_q: Any = None,
+    block_table: SupportsDLPack | None = None,
+    token_table: SupportsDLPack | None = None,
+    request_index: SupportsDLPack | None = None,
+    kv_indptr: SupportsDLPack | None = None,
+    kv_indices: SupportsDLPack | None = None,
+    kv_last_page_len: SupportsDLPack | None = None,
+    kv_layout: KvLayout = "NHD",
+    cu_seqlens_q: SupportsDLPack | None = None,
     max_q_len: int | None = None,
     softmax_scale: float | None = None,
     window: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
-    alibi_slopes: Any = None,
-    sinks: Any = None,
-    tree_mask: Any = None,
-    k_scale: Any = None,
-    v_scale: Any = None,
+    alibi_slopes: SupportsDLPack | None = None,
+    sinks: SupportsDLPack | None = None,
+    tree_mask: SupportsDLPack | None = None,
+    k_scale: SupportsDLPack | None = None,
+    v_scale: SupportsDLPack | None = None,
     num_splits: int | None = None,
-    out: Any = None,
-    lse: Any = None,
+    out: Array | None = None,
+    lse: Array | None = None,
     return_lse: bool = False,
-    workspace: Any = None,
-    stream: Any = None,
-) -> Any:
+    workspace: SupportsDLPack | None = None,
+    stream: StreamLike | None = None,
+) -> Array | tuple[Array, Array]:
     """softmax(scale * q k^T + bias) v over the cached keys of each request.
 
     Query head h reads key-value head h // (Hq / Hkv). Lengths, tables and indices are read on the device, so a captured
@@ -121,13 +169,8 @@ def flash_decode(
         NotImplementedError: No kernel of the device's target serves the request; the text says what is missing.
         RuntimeError: A driver call failed.
     """
-    if tracing.is_compiling():
-        return _torch_operators().flash_decode(
-            q, k_cache, v_cache, seqlens, block_table, token_table, request_index, kv_indptr, kv_indices,
-            kv_last_page_len, kv_layout, cu_seqlens_q, max_q_len, softmax_scale, window, softcap, alibi_slopes, sinks,
-            tree_mask, k_scale, v_scale, num_splits, out, lse, return_lse, workspace, stream,
-        )  # fmt: skip
-    return _core.flash_decode(
+    operations = _torch_operators() if tracing.is_compiling() else _core
+    return operations.flash_decode(
         q, k_cache, v_cache, seqlens, block_table, token_table, request_index, kv_indptr, kv_indices, kv_last_page_len,
         kv_layout, cu_seqlens_q, max_q_len, softmax_scale, window, softcap, alibi_slopes, sinks, tree_mask, k_scale,
         v_scale, num_splits, out, lse, return_lse, workspace, stream,
@@ -135,19 +178,19 @@ def flash_decode(
 
 
 def decode_workspace_size(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    seqlens: Any,
+    q: SupportsDLPack,
+    k_cache: SupportsDLPack,
+    v_cache: SupportsDLPack,
+    seqlens: SupportsDLPack | None,
     *,
-    block_table: Any = None,
-    token_table: Any = None,
-    request_index: Any = None,
-    kv_indptr: Any = None,
-    kv_indices: Any = None,
-    kv_last_page_len: Any = None,
-    kv_layout: str = "NHD",
-    cu_seqlens_q: Any = None,
+    block_table: SupportsDLPack | None = None,
+    token_table: SupportsDLPack | None = None,
+    request_index: SupportsDLPack | None = None,
+    kv_indptr: SupportsDLPack | None = None,
+    kv_indices: SupportsDLPack | None = None,
+    kv_last_page_len: SupportsDLPack | None = None,
+    kv_layout: KvLayout = "NHD",
+    cu_seqlens_q: SupportsDLPack | None = None,
     max_q_len: int | None = None,
     num_splits: int | None = None,
 ) -> int:
@@ -171,19 +214,19 @@ def decode_workspace_size(
 
 @_core.direct
 def flash_decode_stage1(
-    q: Any,
-    k: Any,
-    v: Any,
-    Req_to_tokens: Any,  # noqa: N803 - LightLLM's names
-    B_req_idx: Any,  # noqa: N803
-    B_Seqlen: Any,  # noqa: N803
+    q: SupportsDLPack,
+    k: SupportsDLPack,
+    v: SupportsDLPack,
+    Req_to_tokens: SupportsDLPack,  # noqa: N803 - LightLLM's names
+    B_req_idx: SupportsDLPack,  # noqa: N803
+    B_Seqlen: SupportsDLPack,  # noqa: N803
     max_len_in_batch: int,
-    mid_out: Any,
-    mid_out_logsumexp: Any,
+    mid_out: SupportsDLPack,
+    mid_out_logsumexp: SupportsDLPack,
     block_seq: int,
     sm_scale: float | None = None,
     *,
-    stream: Any = None,
+    stream: StreamLike | None = None,
 ) -> None:
     """LightLLM's first stage: attention of q over each block of ``block_seq`` keys of a request.
 
@@ -212,12 +255,8 @@ def flash_decode_stage1(
             length beyond ``max_len_in_batch`` or ``Req_to_tokens`` is a ValueError in host memory, and is clamped on a
             GPU.
     """
-    if tracing.is_compiling():
-        return _torch_operators().flash_decode_stage1(
-            q, k, v, Req_to_tokens, B_req_idx, B_Seqlen, max_len_in_batch, mid_out, mid_out_logsumexp, block_seq,
-            sm_scale, stream,
-        )  # fmt: skip
-    return _core.flash_decode_stage1(
+    operations = _torch_operators() if tracing.is_compiling() else _core
+    return operations.flash_decode_stage1(
         q, k, v, Req_to_tokens, B_req_idx, B_Seqlen, max_len_in_batch, mid_out, mid_out_logsumexp, block_seq, sm_scale,
         stream,
     )  # fmt: skip
@@ -225,14 +264,14 @@ def flash_decode_stage1(
 
 @_core.direct
 def flash_decode_stage2(
-    mid_out: Any,
-    mid_out_logexpsum: Any,
-    B_Seqlen: Any,  # noqa: N803 - LightLLM's names
-    Out: Any,  # noqa: N803
+    mid_out: SupportsDLPack,
+    mid_out_logexpsum: SupportsDLPack,
+    B_Seqlen: SupportsDLPack,  # noqa: N803 - LightLLM's names
+    Out: SupportsDLPack,  # noqa: N803
     block_seq: int,
     *,
-    lse: Any = None,
-    stream: Any = None,
+    lse: SupportsDLPack | None = None,
+    stream: StreamLike | None = None,
 ) -> None:
     """LightLLM's second stage: merges the blocks of each request into ``Out``; a length of 0 gives 0.
 
@@ -253,23 +292,22 @@ def flash_decode_stage2(
         ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written. A
             length beyond blocks * block_seq is a ValueError in host memory, and is clamped on a GPU.
     """
-    if tracing.is_compiling():
-        return _torch_operators().flash_decode_stage2(mid_out, mid_out_logexpsum, B_Seqlen, Out, block_seq, lse, stream)
-    return _core.flash_decode_stage2(mid_out, mid_out_logexpsum, B_Seqlen, Out, block_seq, lse, stream)
+    operations = _torch_operators() if tracing.is_compiling() else _core
+    return operations.flash_decode_stage2(mid_out, mid_out_logexpsum, B_Seqlen, Out, block_seq, lse, stream)
 
 
 @_core.direct
 def append_kv(
-    k: Any,
-    v: Any,
-    k_cache: Any,
-    v_cache: Any,
-    positions: Any,
+    k: SupportsDLPack,
+    v: SupportsDLPack,
+    k_cache: SupportsDLPack,
+    v_cache: SupportsDLPack,
+    positions: SupportsDLPack,
     *,
-    kv_layout: str = "NHD",
-    k_scale: Any = None,
-    v_scale: Any = None,
-    stream: Any = None,
+    kv_layout: KvLayout = "NHD",
+    k_scale: SupportsDLPack | None = None,
+    v_scale: SupportsDLPack | None = None,
+    stream: StreamLike | None = None,
 ) -> None:
     """Writes new tokens into a cache of any layout, converting to the cache's element type.
 
@@ -297,23 +335,22 @@ def append_kv(
             position outside of the cache is a ValueError in host memory; on a GPU the token is skipped. A scale that is
             0, NaN or infinite is one in host memory, and is trusted on a GPU.
     """
-    if tracing.is_compiling():
-        return _torch_operators().append_kv(k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale, stream)
-    return _core.append_kv(k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale, stream)
+    operations = _torch_operators() if tracing.is_compiling() else _core
+    return operations.append_kv(k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale, stream)
 
 
 @_core.direct
 def merge_state(
-    o_a: Any,
-    lse_a: Any,
-    o_b: Any,
-    lse_b: Any,
+    o_a: Array,
+    lse_a: SupportsDLPack,
+    o_b: SupportsDLPack,
+    lse_b: SupportsDLPack,
     *,
     lse_base: float | None = None,
-    out: Any = None,
-    out_lse: Any = None,
-    stream: Any = None,
-) -> tuple[Any, Any]:
+    out: Array | None = None,
+    out_lse: Array | None = None,
+    stream: StreamLike | None = None,
+) -> tuple[Array, Array]:
     """Merges two partial results of one softmax, as of a shared prefix and a request's own suffix.
 
     -inf on both sides gives o = 0 and lse = -inf. A side whose lse is -inf is not read.
@@ -336,21 +373,20 @@ def merge_state(
     Raises:
         ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written.
     """
-    if tracing.is_compiling():
-        return _torch_operators().merge_state(o_a, lse_a, o_b, lse_b, lse_base, out, out_lse, stream)
-    return _core.merge_state(o_a, lse_a, o_b, lse_b, lse_base, out, out_lse, stream)
+    operations = _torch_operators() if tracing.is_compiling() else _core
+    return operations.merge_state(o_a, lse_a, o_b, lse_b, lse_base, out, out_lse, stream)
 
 
 @_core.direct
 def merge_states(
-    o: Any,
-    lse: Any,
+    o: Array,
+    lse: SupportsDLPack,
     *,
     lse_base: float | None = None,
-    out: Any = None,
-    out_lse: Any = None,
-    stream: Any = None,
-) -> tuple[Any, Any]:
+    out: Array | None = None,
+    out_lse: Array | None = None,
+    stream: StreamLike | None = None,
+) -> tuple[Array, Array]:
     """Merges n partial results of one softmax.
 
     Rows whose lse are all -inf give o = 0 and lse = -inf. A state whose lse is -inf is not read.
@@ -371,9 +407,8 @@ def merge_states(
     Raises:
         ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written.
     """
-    if tracing.is_compiling():
-        return _torch_operators().merge_states(o, lse, lse_base, out, out_lse, stream)
-    return _core.merge_states(o, lse, lse_base, out, out_lse, stream)
+    operations = _torch_operators() if tracing.is_compiling() else _core
+    return operations.merge_states(o, lse, lse_base, out, out_lse, stream)
 
 
 def num_splits_heuristic(

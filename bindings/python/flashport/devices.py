@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from flashport import _core
+from flashport.typing import CacheFormat, DTypeLike, GatedDeltaOperation, GateForm, StateLayout
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ def backends() -> list[_core.BackendStatus]:
 
 
 def supports(
-    q_dtype: Any = "bfloat16",
-    kv: Any = None,
+    q_dtype: DTypeLike = "bfloat16",
+    kv: CacheFormat | DTypeLike | None = None,
     head_dim: int = 128,
     head_dim_v: int | None = None,
     group_size: int = 1,
@@ -71,8 +71,8 @@ def supports(
 
 
 def which_kernel(
-    q_dtype: Any = "bfloat16",
-    kv: Any = None,
+    q_dtype: DTypeLike = "bfloat16",
+    kv: CacheFormat | DTypeLike | None = None,
     head_dim: int = 128,
     head_dim_v: int | None = None,
     group_size: int = 1,
@@ -97,13 +97,13 @@ def which_kernel(
 
 
 def supports_gated_delta(
-    operation: str,
-    q_dtype: Any = "bfloat16",
-    state_dtype: Any = "float32",
+    operation: GatedDeltaOperation,
+    q_dtype: DTypeLike = "bfloat16",
+    state_dtype: DTypeLike = "float32",
     head_dim_k: int = 128,
     head_dim_v: int | None = None,
-    state_layout: str = "vk",
-    gate: str = "head",
+    state_layout: StateLayout = "vk",
+    gate: GateForm = "head",
     target: str | None = None,
 ) -> Support:
     """Whether :func:`flashport.gated_delta_update` or :func:`flashport.gated_delta_chunk` serves such a request.
@@ -137,13 +137,13 @@ def supports_gated_delta(
 
 
 def which_gated_delta_kernel(
-    operation: str,
-    q_dtype: Any = "bfloat16",
-    state_dtype: Any = "float32",
+    operation: GatedDeltaOperation,
+    q_dtype: DTypeLike = "bfloat16",
+    state_dtype: DTypeLike = "float32",
     head_dim_k: int = 128,
     head_dim_v: int | None = None,
-    state_layout: str = "vk",
-    gate: str = "head",
+    state_layout: StateLayout = "vk",
+    gate: GateForm = "head",
     target: str | None = None,
 ) -> str:
     """The key of the kernel that such a request runs: "gated_delta_update/state=fp32/vk/gate=head/k128/sm90a".

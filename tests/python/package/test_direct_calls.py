@@ -15,7 +15,8 @@ import pytest
 import flashport
 from chunk_call import make_chunk
 from delta_call import make_delta
-from flashport import decode, gated_delta
+from flashport import decode
+from flashport.torch import tracing
 
 DIRECT = [
     flashport.append_kv,
@@ -53,8 +54,7 @@ def _closed(monkeypatch):
     def enter():
         raise EnteredError
 
-    monkeypatch.setattr(gated_delta, "_operations", enter)
-    monkeypatch.setattr(decode.tracing, "is_compiling", enter)
+    monkeypatch.setattr(tracing, "is_compiling", enter)
 
 
 def arguments(function):

@@ -33,10 +33,21 @@ def test_the_stub_names_what_the_module_has():
     assert (PACKAGE / "py.typed").exists()
 
 
+@pytest.mark.parametrize("name", sorted({*flashport.__all__} & {*vars(_core)} - {"DeviceArray"}))
+def test_the_stub_has_the_arguments_of_the_package_in_their_order(name):
+    tree = ast.parse((PACKAGE / "_core.pyi").read_text())
+    node = next(node for node in tree.body if getattr(node, "name", "") == name)
+    of = {"decode_workspace_size": "flash_decode", "gated_delta_chunk_workspace_size": "gated_delta_chunk"}
+    own = list(inspect.signature(getattr(flashport, of.get(name, name))).parameters)
+    if "target" in own:  # the compiled half has it first
+        own = ["target", *own[:-1]]
+    assert [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)] == own
+
+
 def test_rooms_that_are_not_public_stay_out_of_the_interface():
     """Public modules lie flat, and importing them brings in neither torch, NumPy nor what judges and times."""
-    flat = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__"}
-    assert flat == {"arrays", "decode", "devices", "fla", "gated_delta", "lightllm", "sglang", "transformers"}
+    flat = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__", "_sglang"}
+    assert flat == {"arrays", "decode", "devices", "fla", "gated_delta", "lightllm", "sglang", "transformers", "typing"}
     code = f"""
 import sys
 {"".join(f"import flashport.{name}; " for name in sorted(flat))}
@@ -44,7 +55,13 @@ rooms = {{name for name in sys.modules if name.startswith("flashport.")}} | {{"t
 print(*sorted(rooms))
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    rooms = {"flashport._core", "flashport.torch", "flashport.torch.gradients", "flashport.torch.tracing"}
+    rooms = {
+        "flashport._core",
+        "flashport._sglang",
+        "flashport.torch",
+        "flashport.torch.gradients",
+        "flashport.torch.tracing",
+    }
     assert set(found) == rooms | {f"flashport.{name}" for name in flat}
 
 

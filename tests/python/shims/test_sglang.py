@@ -165,7 +165,8 @@ def test_a_gradient_is_refused(index):
     state = torch.nan_to_num(positional[9])
     positional[9] = state.clone()
     positional[index].requires_grad_()
-    with pytest.raises(NotImplementedError, match="requires a gradient"):
+    name = list(inspect.signature(UPDATE).parameters)[index]
+    with pytest.raises(NotImplementedError, match=rf"^{UPDATE.__name__}: {name} requires a gradient"):
         UPDATE(*positional, **keywords)
     assert torch.equal(positional[9], state)
     for guard in (torch.no_grad, torch.inference_mode):
@@ -183,7 +184,7 @@ def test_a_gradient_of_the_packed_decode_is_refused(name):
     }  # fmt: skip
     given[name].requires_grad_()
     decode = sglang.fused_recurrent_gated_delta_rule_packed_decode
-    with pytest.raises(NotImplementedError, match=f"^{decode.__name__}: an argument requires a gradient"):
+    with pytest.raises(NotImplementedError, match=f"^{decode.__name__}: {name} requires a gradient"):
         decode(**given)
     assert given["initial_state"].eq(1).all()
     with torch.no_grad():
@@ -293,7 +294,8 @@ def test_a_gradient_of_a_prompt_is_refused(index):
         for x in positional
     ]
     positional[index].requires_grad_()
-    with pytest.raises(NotImplementedError, match=r"^chunk_gated_delta_rule: an argument requires a gradient"):
+    name = list(inspect.signature(CHUNK).parameters)[index]
+    with pytest.raises(NotImplementedError, match=rf"^chunk_gated_delta_rule: {name} requires a gradient"):
         CHUNK(*positional, **keywords)
     with torch.no_grad():
         assert not CHUNK(*positional, **keywords)[0].requires_grad

@@ -21,10 +21,14 @@ def refusal(function: str, name: str, tensor: Any, written: bool) -> Exception:
     )
 
 
-def refuse_gradients(function: str, *arrays: Any) -> None:
-    """For shims, whose names of arguments differ; raises as :func:`refusal` has it."""
+def refuse_gradients(function: str, names: str, *arrays: Any) -> None:
+    """For shims, whose names of arguments differ: ``names`` has those of ``arrays``, apart by spaces.
+
+    Raises as :func:`refusal` has it.
+    """
     torch = sys.modules.get("torch")
     if torch is None or not torch.is_grad_enabled():
         return
-    if any(getattr(array, "requires_grad", False) for array in arrays):
-        raise refusal(function, "an argument", None, False)
+    for place, array in enumerate(arrays):
+        if getattr(array, "requires_grad", False):
+            raise refusal(function, names.split()[place], array, False)
