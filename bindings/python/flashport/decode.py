@@ -109,8 +109,6 @@ def flash_decode(
     serves, and why not. Any strides will do, but for the last axis of caches, tables, ``alibi_slopes`` and
     ``tree_mask``, and for one-dimensional arrays: these must be contiguous.
 
-    Source: common/host/flash_decode.cpp, common/host/decode_problem.cpp (checks), common/device/decode_kernel.h.
-
     Args:
         q: (B, Hq, D) for one new token a request, (B, q_len, Hq, D) with q_len 1 to 16, or (total_q, Hq, D) with
             ``cu_seqlens_q``. fp16 or bf16; fp32 on the CPU.
@@ -168,6 +166,9 @@ def flash_decode(
         TypeError: A wrong element type, or an argument that is no array.
         NotImplementedError: No kernel of the device's target serves the request; the text says what is missing.
         RuntimeError: A driver call failed.
+
+    Source:
+        common/host/flash_decode.cpp, common/host/decode_problem.cpp (checks), common/device/decode_kernel.h.
     """
     operations = _torch_operators() if tracing.is_compiling() else _core
     return operations.flash_decode(
@@ -196,14 +197,21 @@ def decode_workspace_size(
 ) -> int:
     """Bytes of workspace that :func:`flash_decode` needs for these shapes on their device, whatever the lengths.
 
-    Arguments and errors are those of :func:`flash_decode`; nothing is computed, and no element is read. The size
-    follows from shapes, ``num_splits`` and the device, so one workspace serves a graph that is replayed with other
-    lengths.
+    Nothing is computed. The size follows from shapes, ``num_splits`` and the device, so one workspace serves a graph
+    that is replayed with other lengths.
 
-    Source: common/host/decode_plan.cpp.
+    Args:
+        q, k_cache, v_cache, seqlens, block_table, token_table, request_index, kv_indptr, kv_indices, kv_last_page_len,
+        kv_layout, cu_seqlens_q, max_q_len, num_splits: As in :func:`flash_decode`; no element is read.
 
     Returns:
         A number of bytes; 0 where no workspace is needed.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError: As :func:`flash_decode`.
+
+    Source:
+        common/host/decode_plan.cpp.
     """
     return _core.decode_workspace_size(
         q, k_cache, v_cache, seqlens, block_table, token_table, request_index, kv_indptr, kv_indices, kv_last_page_len,
@@ -233,8 +241,6 @@ def flash_decode_stage1(
     Query head h reads key-value head h // (Hq / Hkv). Rows of the outputs past ceil(length / block_seq) are not
     written. D is a multiple of 8 from 16 to 512.
 
-    Source: common/host/decode_stage1.cpp and common/device/decode_kernel.h; the signature is LightLLM's.
-
     Args:
         q: (B, Hq, D) fp16 or bf16; fp32 on the CPU.
         k: (slots, Hkv, D), the token pool; any strides but the last, also two slices of one buffer. The type of ``q``,
@@ -254,6 +260,9 @@ def flash_decode_stage1(
         ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written. A
             length beyond ``max_len_in_batch`` or ``Req_to_tokens`` is a ValueError in host memory, and is clamped on a
             GPU.
+
+    Source:
+        common/host/decode_stage1.cpp and common/device/decode_kernel.h; the signature is LightLLM's.
     """
     operations = _torch_operators() if tracing.is_compiling() else _core
     return operations.flash_decode_stage1(
@@ -277,8 +286,6 @@ def flash_decode_stage2(
 
     Blocks past ceil(length / block_seq) are not read: they may hold anything, NaN included. Any D.
 
-    Source: common/host/decode_stage2.cpp and common/device/merge_kernel.h; the signature is LightLLM's.
-
     Args:
         mid_out: (B, Hq, blocks, D) fp32, any strides; what stage 1 wrote.
         mid_out_logexpsum: (B, Hq, blocks) fp32, natural log, any strides.
@@ -291,6 +298,9 @@ def flash_decode_stage2(
     Raises:
         ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written. A
             length beyond blocks * block_seq is a ValueError in host memory, and is clamped on a GPU.
+
+    Source:
+        common/host/decode_stage2.cpp and common/device/merge_kernel.h; the signature is LightLLM's.
     """
     operations = _torch_operators() if tracing.is_compiling() else _core
     return operations.flash_decode_stage2(mid_out, mid_out_logexpsum, B_Seqlen, Out, block_seq, lse, stream)
@@ -315,8 +325,6 @@ def append_kv(
     at it: new tokens go where the caller's allocator has put them. Positions are distinct; of two tokens for one slot
     either may win. A q8_0 block that a NaN or an infinity goes into is NaN throughout.
 
-    Source: common/host/append_kv.cpp and common/device/append_kernel.h.
-
     Args:
         k: (tokens, Hkv, D) fp16, bf16 or fp32, any strides.
         v: (tokens, Hkv, DV), of the type of ``k``.
@@ -334,6 +342,9 @@ def append_kv(
         ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written. A
             position outside of the cache is a ValueError in host memory; on a GPU the token is skipped. A scale that is
             0, NaN or infinite is one in host memory, and is trusted on a GPU.
+
+    Source:
+        common/host/append_kv.cpp and common/device/append_kernel.h.
     """
     operations = _torch_operators() if tracing.is_compiling() else _core
     return operations.append_kv(k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale, stream)
@@ -355,8 +366,6 @@ def merge_state(
 
     -inf on both sides gives o = 0 and lse = -inf. A side whose lse is -inf is not read.
 
-    Source: common/host/merge_states.cpp and common/device/merge_kernel.h.
-
     Args:
         o_a: (..., D) fp16, bf16 or fp32, normalised. Any strides under which the axes before D collapse to two.
         lse_a: (...) fp32.
@@ -372,6 +381,9 @@ def merge_state(
 
     Raises:
         ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written.
+
+    Source:
+        common/host/merge_states.cpp and common/device/merge_kernel.h.
     """
     operations = _torch_operators() if tracing.is_compiling() else _core
     return operations.merge_state(o_a, lse_a, o_b, lse_b, lse_base, out, out_lse, stream)
@@ -391,8 +403,6 @@ def merge_states(
 
     Rows whose lse are all -inf give o = 0 and lse = -inf. A state whose lse is -inf is not read.
 
-    Source: common/host/merge_states.cpp and common/device/merge_kernel.h.
-
     Args:
         o: (n, ..., D) fp16, bf16 or fp32, normalised. Any strides under which the axes between n and D collapse to two.
         lse: (n, ...) fp32.
@@ -406,6 +416,9 @@ def merge_states(
 
     Raises:
         ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written.
+
+    Source:
+        common/host/merge_states.cpp and common/device/merge_kernel.h.
     """
     operations = _torch_operators() if tracing.is_compiling() else _core
     return operations.merge_states(o, lse, lse_base, out, out_lse, stream)
@@ -419,10 +432,6 @@ def num_splits_heuristic(
 ) -> int:
     """flash-attention's published count of splits: the smallest that fills the device 85% as well as the best one does.
 
-    Source: common/host/heuristic.cpp; the rule is that of flash-attention's num_splits_heuristic. flash_decode asks it,
-    as its callers do today, with query blocks of 64 rows, key blocks of 256 (D <= 64), 128 (D <= 128) or 64 tokens,
-    twice the multiprocessors and at most 128 splits.
-
     Args:
         batch_nheads_mblocks: Blocks of work without splitting: batch * heads * query blocks.
         num_SMs: Multiprocessors, or twice that where two blocks share one.
@@ -435,5 +444,10 @@ def num_splits_heuristic(
     Raises:
         TypeError: An argument that is no integer.
         ValueError: One below 0 or beyond 32 bits.
+
+    Source:
+        common/host/heuristic.cpp; the rule is that of flash-attention's num_splits_heuristic. flash_decode asks it, as
+        its callers do today, with query blocks of 64 rows, key blocks of 256 (D <= 64), 128 (D <= 128) or 64 tokens,
+        twice the multiprocessors and at most 128 splits.
     """
     return _core.num_splits_heuristic(batch_nheads_mblocks, num_SMs, num_n_blocks, max_splits)

@@ -93,9 +93,7 @@ def chunk_gated_delta_rule(
 ) -> tuple[Array, Array | None]:
     """:func:`flashport.gated_delta_chunk` under fla's names.
 
-    Symbols, and what is not said here, are those of :func:`flashport.gated_delta_chunk`. Source:
-    bindings/python/flashport/fla.py over that function; the signature is fla-core 0.6.0's, from
-    fla/ops/gated_delta_rule/chunk.py.
+    Symbols, and what is not said here, are those of :func:`flashport.gated_delta_chunk`.
 
     Args:
         q: (B, T, H, K) fp16, bf16 or, on CPUs, fp32; any strides.
@@ -130,6 +128,10 @@ def chunk_gated_delta_rule(
         DeprecationWarning: ``head_first``, as in fla.
         NotImplementedError: ``cp_context``; a tensor that asks for a gradient while torch records them; and as
             :func:`flashport.gated_delta_chunk`.
+
+    Source:
+        bindings/python/flashport/fla.py over that function; the signature is fla-core 0.6.0's, from
+        fla/ops/gated_delta_rule/chunk.py.
     """
     name = "chunk_gated_delta_rule"
     if cp_context is not None:
@@ -213,9 +215,7 @@ def fused_recurrent_gated_delta_rule(
 ) -> tuple[Array, Array | None]:
     """:func:`flashport.gated_delta_update` under fla's names, with gates and rates as they are given.
 
-    Symbols, and what is not said here, are those of :func:`flashport.gated_delta_update`. Source:
-    bindings/python/flashport/fla.py over that function; the signature is fla-core 0.6.0's, from
-    fla/ops/gated_delta_rule/fused_recurrent.py.
+    Symbols, and what is not said here, are those of :func:`flashport.gated_delta_update`.
 
     Args:
         q: (B, T, H, K) fp16, bf16 or fp32; any strides.
@@ -251,6 +251,10 @@ def fused_recurrent_gated_delta_rule(
             TypeError for a keyword that is not named above.
         NotImplementedError: A tensor that asks for a gradient while torch records them; and as
             :func:`flashport.gated_delta_update`.
+
+    Source:
+        bindings/python/flashport/fla.py over that function; the signature is fla-core 0.6.0's, from
+        fla/ops/gated_delta_rule/fused_recurrent.py.
     """
     name = "fused_recurrent_gated_delta_rule"
     state_v_first = _state_v_first(name, state_v_first, kwargs)

@@ -85,9 +85,6 @@ def gated_delta_update(
 
     K and V are multiples of 8 from 16 to 256 and may differ; HV is a multiple of H.
 
-    Source: common/host/gated_delta_update.cpp, common/host/gated_delta_problem.cpp (checks),
-    common/device/gated_delta_update_kernel.h, common/device/gated_delta_token_gates.h.
-
     Args:
         q: (B, T, H, K) fp16, bf16 or fp32; any strides but the last axis, which is contiguous: a slice of a packed
             projection will do.
@@ -153,6 +150,10 @@ def gated_delta_update(
         TypeError: A wrong element type, or an argument that is no array.
         NotImplementedError: No kernel of the device's target serves the request; the text says what is missing.
         RuntimeError: A driver call failed.
+
+    Source:
+        common/host/gated_delta_update.cpp, common/host/gated_delta_problem.cpp (checks),
+        common/device/gated_delta_update_kernel.h, common/device/gated_delta_token_gates.h.
     """
     out = new_output(q, v) if out is None else out
     operations = _torch_operators() if tracing.is_compiling() else _core
@@ -209,9 +210,6 @@ def gated_delta_chunk(
 
     K and V are multiples of 8 from 16 to 256 and may differ; HV is a multiple of H.
 
-    Source: common/host/gated_delta_chunk.cpp, common/host/gated_delta_chunk_problem.cpp (checks),
-    common/device/gated_delta_prepare_kernel.h, common/device/gated_delta_chunk_kernel.h.
-
     Args:
         q: (B, T, H, K) fp16, bf16 or, on CPUs, fp32; any strides but the last axis, which is contiguous: a slice of a
             packed projection will do.
@@ -263,6 +261,10 @@ def gated_delta_chunk(
         TypeError: A wrong element type, or an argument that is no array.
         NotImplementedError: No kernel of the device's target serves the request; the text says what is missing.
         RuntimeError: A driver call failed.
+
+    Source:
+        common/host/gated_delta_chunk.cpp, common/host/gated_delta_chunk_problem.cpp (checks),
+        common/device/gated_delta_prepare_kernel.h, common/device/gated_delta_chunk_kernel.h.
     """
     out = new_output(q, v) if out is None else out
     operations = _torch_operators() if tracing.is_compiling() else _core
@@ -285,21 +287,17 @@ def gated_delta_chunk_workspace_size(
 
     About 33 KiB for 64 tokens of one value head; half as much where operands of products have 16 bits.
 
-    Source: common/host/gated_delta_chunk.cpp.
-
     Args:
-        q: As in :func:`gated_delta_chunk`; nothing is read of its elements, nor of those of the others.
-        k: See ``q``.
-        v: See ``q``.
-        g: See ``q``.
-        beta: See ``q``.
-        cu_seqlens: See ``q``.
+        q, k, v, g, beta, cu_seqlens: As in :func:`gated_delta_chunk`; no element is read.
 
     Returns:
         A number of bytes; 0 where there are no tokens.
 
     Raises:
         ValueError, TypeError, NotImplementedError: As :func:`gated_delta_chunk`.
+
+    Source:
+        common/host/gated_delta_chunk.cpp.
     """
     return _core.gated_delta_chunk_workspace_size(
         q, k, v, g, beta, None, None, None, False, False, False, None, None, "consecutive", "vk", True, cu_seqlens,

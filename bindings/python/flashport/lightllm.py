@@ -39,8 +39,18 @@ def flash_decode_stage2(
 ) -> None:
     """:func:`flashport.flash_decode_stage2`, whose fourth argument is ``O`` in LightLLM; ``Out`` is taken as well.
 
-    Shapes, errors and source are those of :func:`flashport.flash_decode_stage2`; TypeError also where not exactly one
-    of ``O`` and ``Out`` is given, or no ``block_seq``.
+    Args:
+        mid_out, mid_out_logexpsum, B_Seqlen: As in :func:`flashport.flash_decode_stage2`.
+        O: ``Out`` of that function; written.
+        block_seq: Keys of a block, 1 or more; to be given.
+        Out: In place of ``O``.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flashport.flash_decode_stage2`; TypeError
+            also where not exactly one of ``O`` and ``Out`` is given, or no ``block_seq``.
+
+    Source:
+        bindings/python/flashport/lightllm.py over that function; the signature is LightLLM's.
     """
     if (O is None) == (Out is None):
         raise TypeError("flash_decode_stage2: exactly one of O and Out must be given")
@@ -62,8 +72,7 @@ def token_decode_attention_flash_decoding(
 ) -> Array:
     """Attention of one new token of each request over the token pool, in blocks of 256 keys.
 
-    Runs the two stages; a length of 0 gives 0. Source: bindings/python/flashport/lightllm.py over
-    :func:`flashport.flash_decode_stage1` and :func:`flashport.flash_decode_stage2`; the signature is LightLLM's.
+    Runs the two stages; a length of 0 gives 0.
 
     Args:
         q: (batch, q_head_num, head_dim), or (batch, q_head_num * head_dim); fp16 or bf16, fp32 on the CPU; a tensor of
@@ -84,6 +93,10 @@ def token_decode_attention_flash_decoding(
 
     Raises:
         ValueError, TypeError, NotImplementedError, RuntimeError: As the two stages.
+
+    Source:
+        bindings/python/flashport/lightllm.py over :func:`flashport.flash_decode_stage1` and
+        :func:`flashport.flash_decode_stage2`; the signature is LightLLM's.
     """
     return _token_decode(q, infer_state, q_head_num, head_dim, cache_k, cache_v, out, alloc_tensor_func, _BLOCK_SEQ)
 
@@ -98,7 +111,20 @@ def gqa_token_decode_attention_flash_decoding(
     out: Array | None = None,
     alloc_tensor_func: Callable[..., Any] | None = None,
 ) -> Array:
-    """As :func:`token_decode_attention_flash_decoding`, with its arguments and errors, in blocks of 128 keys."""
+    """As :func:`token_decode_attention_flash_decoding`, in blocks of 128 keys.
+
+    Args:
+        q, infer_state, q_head_num, head_dim, cache_k, cache_v, out, alloc_tensor_func: As there.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError, RuntimeError: As there.
+
+    Source:
+        bindings/python/flashport/lightllm.py; the signature is LightLLM's.
+    """
     return _token_decode(q, infer_state, q_head_num, head_dim, cache_k, cache_v, out, alloc_tensor_func, _GQA_BLOCK_SEQ)
 
 

@@ -65,10 +65,9 @@ def fused_sigmoid_gating_delta_rule_update(
 ) -> Array:
     """:func:`flashport.gated_delta_update` under SGLang's names: decoding, and verifying of drafts.
 
-    Symbols, and what is not said here, are those of :func:`flashport.gated_delta_update`. Source:
-    bindings/python/flashport/sglang.py over that function; positions are those of SGLang 0.5.10, from
-    sglang/srt/layers/attention/fla/fused_sigmoid_gating_recurrent.py. Later releases (0.5.23) put ``lower_bound``
-    before ``disable_state_update``: with them give what follows ``is_kda`` by keyword, as SGLang's backends do.
+    Symbols, and what is not said here, are those of :func:`flashport.gated_delta_update`. Later releases (0.5.23) put
+    ``lower_bound`` before ``disable_state_update``: with them give what follows ``is_kda`` by keyword, as SGLang's
+    backends do.
 
     Args:
         A_log: HV elements, fp32, bf16 or fp16; (HV), or KDA's (1, 1, HV, 1).
@@ -114,6 +113,10 @@ def fused_sigmoid_gating_delta_rule_update(
             a ``scale`` that is not above 0.
         NotImplementedError: ``cache_ring`` or ``match_cutedsl_decode``; a tensor that asks for a gradient while
             torch records them; and as :func:`flashport.gated_delta_update`.
+
+    Source:
+        bindings/python/flashport/sglang.py over that function; positions are those of SGLang 0.5.10, from
+        sglang/srt/layers/attention/fla/fused_sigmoid_gating_recurrent.py.
     """
     name = "fused_sigmoid_gating_delta_rule_update"
     if cache_ring or match_cutedsl_decode:
@@ -156,9 +159,7 @@ def fused_recurrent_gated_delta_rule_packed_decode(
 ) -> tuple[Array, Array]:
     """:func:`flashport.gated_delta_update` under SGLang's names: the usual decoding, a token of each request.
 
-    Symbols, and what is not said here, are those of :func:`flashport.gated_delta_update`, with T = 1. Source:
-    bindings/python/flashport/sglang.py over that function; the signature is SGLang 0.5.10's, from
-    sglang/srt/layers/attention/fla/fused_recurrent.py.
+    Symbols, and what is not said here, are those of :func:`flashport.gated_delta_update`, with T = 1.
 
     Args:
         mixed_qkv: (B, 2 * H * K + HV * V): queries, keys and values of each request; fp16, bf16 or fp32; any stride but
@@ -183,6 +184,10 @@ def fused_recurrent_gated_delta_rule_packed_decode(
         ValueError, TypeError, RuntimeError: As :func:`flashport.gated_delta_update`, whose names the texts use; also
             sizes from which H does not follow.
         NotImplementedError: As :func:`fused_sigmoid_gating_delta_rule_update`.
+
+    Source:
+        bindings/python/flashport/sglang.py over that function; the signature is SGLang 0.5.10's, from
+        sglang/srt/layers/attention/fla/fused_recurrent.py.
     """
     name = "fused_recurrent_gated_delta_rule_packed_decode"
     check_scale(name, scale)
@@ -219,9 +224,7 @@ def fused_recurrent_gated_delta_rule_update(
 ) -> Array:
     """:func:`flashport.gated_delta_update` under SGLang's names, with gates and rates as they are given.
 
-    Symbols, and what is not said here, are those of :func:`flashport.gated_delta_update`. Source:
-    bindings/python/flashport/sglang.py over that function; the signature is SGLang 0.5.10's, from
-    sglang/srt/layers/attention/fla/fused_recurrent.py.
+    Symbols, and what is not said here, are those of :func:`flashport.gated_delta_update`.
 
     SGLang makes what comes in contiguous; here inputs that are not stay as they are where kernels read their strides,
     and are copied else. Pools that are written are never copied (SGLang writes to the copy, and loses it): their states
@@ -253,6 +256,10 @@ def fused_recurrent_gated_delta_rule_update(
 
     Raises:
         ValueError, TypeError, RuntimeError, NotImplementedError: As :func:`fused_sigmoid_gating_delta_rule_update`.
+
+    Source:
+        bindings/python/flashport/sglang.py over that function; the signature is SGLang 0.5.10's, from
+        sglang/srt/layers/attention/fla/fused_recurrent.py.
     """
     name = "fused_recurrent_gated_delta_rule_update"
     check_scale(name, scale)
@@ -287,9 +294,7 @@ def fused_gdn_gating(
 ) -> tuple[Array, Array]:
     """The gates and rates that :func:`chunk_gated_delta_rule` takes, of a model's projections.
 
-    Source: bindings/python/flashport/sglang.py, in operations of the caller's own library; the signature is SGLang
-    0.5.10's, from sglang/srt/layers/attention/fla/fused_gdn_gating.py. :func:`flashport.gated_delta_chunk` makes both
-    inside its kernels, of ``A_log`` and with ``beta_sigmoid``.
+    :func:`flashport.gated_delta_chunk` makes both inside its kernels, of ``A_log`` and with ``beta_sigmoid``.
 
     Args:
         A_log: HV elements of any floating type, as are the others.
@@ -307,6 +312,10 @@ def fused_gdn_gating(
         ValueError: ``a`` has not two axes, or the others do not go with it.
         TypeError: An argument is no array of torch, NumPy or CuPy, or not of the library that ``a`` is of.
         NotImplementedError: A tensor that asks for a gradient while torch records them.
+
+    Source:
+        bindings/python/flashport/sglang.py, in operations of the caller's own library; the signature is SGLang
+        0.5.10's, from sglang/srt/layers/attention/fla/fused_gdn_gating.py.
     """
     refuse_gradients("fused_gdn_gating", "A_log a b dt_bias", A_log, a, b, dt_bias)
     return gdn_gating(A_log, a, b, dt_bias, beta, threshold)
@@ -327,11 +336,16 @@ def chunk_kda(
 ) -> NoReturn:
     """Kimi's chunked form, which is not here: it is refused, so that the module that imports it can decode with ours.
 
-    Source: bindings/python/flashport/sglang.py; the signature is SGLang 0.5.10's, from
-    sglang/srt/layers/attention/fla/kda.py.
+    Args:
+        q, k, v, g, beta, scale, initial_state, initial_state_indices, use_qk_l2norm_in_kernel, cu_seqlens, kwargs: Not
+            read.
 
     Raises:
         NotImplementedError: Always.
+
+    Source:
+        bindings/python/flashport/sglang.py; the signature is SGLang 0.5.10's, from
+        sglang/srt/layers/attention/fla/kda.py.
     """
     raise NotImplementedError(
         "chunk_kda: there is no chunked form with a gate for each key (Kimi linear attention); keep SGLang's own for "
@@ -372,10 +386,7 @@ def chunk_gated_delta_rule(
 ) -> tuple[Array, None, Array | None]:
     """:func:`flashport.gated_delta_chunk` under SGLang's names: prefilling.
 
-    Symbols, and what is not said here, are those of :func:`flashport.gated_delta_chunk`. Source:
-    bindings/python/flashport/sglang.py over that function; positions up to ``use_qk_l2norm_in_kernel`` are those of
-    SGLang 0.5.10, from sglang/srt/layers/attention/fla/chunk.py, which always writes final states; ``inplace_update``
-    comes next in SGLang 0.5.23.
+    Symbols, and what is not said here, are those of :func:`flashport.gated_delta_chunk`.
 
     SGLang makes what comes in contiguous; here inputs that are not stay as they are where kernels read their strides,
     and are copied else. A pool that is written is never copied (SGLang writes to the copy, and loses it): its states
@@ -413,6 +424,11 @@ def chunk_gated_delta_rule(
         DeprecationWarning: ``head_first``, as in SGLang.
         NotImplementedError: A tensor that asks for a gradient while torch records them; and as
             :func:`flashport.gated_delta_chunk`.
+
+    Source:
+        bindings/python/flashport/sglang.py over that function; positions up to ``use_qk_l2norm_in_kernel`` are those of
+        SGLang 0.5.10, from sglang/srt/layers/attention/fla/chunk.py, which always writes final states;
+        ``inplace_update`` comes next in SGLang 0.5.23.
     """
     name = "chunk_gated_delta_rule"
     if head_first:
