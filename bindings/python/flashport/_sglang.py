@@ -6,7 +6,6 @@ Arrays are torch's, NumPy's or CuPy's, whose methods differ from library to libr
 from __future__ import annotations
 
 import math
-import operator
 import sys
 from itertools import pairwise
 from typing import Any
@@ -24,19 +23,19 @@ def check_scale(name: str, scale: Any) -> None:
     try:
         above = scale > 0
     except TypeError:
-        raise TypeError(f"{name}: scale must be a number or None, got {type(scale).__name__}") from None
+        above = None
+    if above is None or isinstance(scale, bool):
+        raise TypeError(f"{name}: scale must be a number or None, got {type(scale).__name__}")
     if not above:
         raise ValueError(f"{name}: scale must be above 0, got {scale}")
 
 
 def with_steps(name: str, buffer: Any, steps: int) -> Any:
     """The buffer of intermediate states as slots of ``steps`` steps each, which it may say otherwise."""
+    if not hasattr(steps, "__index__") or isinstance(steps, bool):
+        raise TypeError(f"{name}: cache_steps must be an integer, got {type(steps).__name__}")
     if rank(buffer) != 5 or steps == buffer.shape[1]:
         return buffer  # the library says what does not fit
-    try:
-        operator.index(steps)
-    except TypeError:
-        raise TypeError(f"{name}: cache_steps must be an integer, got {type(steps).__name__}") from None
     if steps < 1:
         raise ValueError(f"{name}: cache_steps must be above 0, got {steps}")
     if contiguous(buffer) is not buffer:

@@ -125,6 +125,8 @@ def test_cache_steps_say_where_slots_begin():
         UPDATE(*positional, **keywords, cache_steps=5)
     with pytest.raises(TypeError, match=f"^{UPDATE.__name__}: cache_steps must be an integer, got str$"):
         UPDATE(*positional, **keywords, cache_steps="a")
+    with pytest.raises(TypeError, match=f"^{UPDATE.__name__}: cache_steps must be an integer, got bool$"):
+        UPDATE(*positional, **keywords, cache_steps=True)
     with pytest.raises(ValueError, match=f"^{UPDATE.__name__}: cache_steps must be above 0, got 0$"):
         UPDATE(*positional, **keywords, cache_steps=0)
 
@@ -145,11 +147,10 @@ def test_scale_is_above_0(scale):
     positional[11] = scale
     with pytest.raises(ValueError, match=r"^fused_sigmoid_gating_delta_rule_update: scale must be above 0"):
         UPDATE(*positional, **keywords)
-    positional[11] = "a"
-    with pytest.raises(
-        TypeError, match=r"^fused_sigmoid_gating_delta_rule_update: scale must be a number or None, got "
-    ):
-        UPDATE(*positional, **keywords)
+    for positional[11], kind in (("a", "str"), (True, "bool")):
+        text = f"scale must be a number or None, got {kind}$"
+        with pytest.raises(TypeError, match=rf"^fused_sigmoid_gating_delta_rule_update: {text}"):
+            UPDATE(*positional, **keywords)
 
 
 @pytest.mark.parametrize("index", [0, 2, 5])

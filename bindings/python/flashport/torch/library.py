@@ -6,6 +6,7 @@ does; where it runs as under torch.no_grad(), so do they. Importing this module 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.autograd import forward_ad
 from flashport import _core
 from flashport.torch.gradients import refusal
 
+_NUMBER = re.compile(r"\b(float|int|SymInt)\b").search  # in the text of a schema's type
 OPERATORS = {}  # by name; an operator lives as long as its library object
 
 
@@ -41,7 +43,9 @@ def register(
     else:
         library.impl(name, _refusing(function, operator), "Autograd", with_keyset=True)
     OPERATORS[name] = library
-    flags = [(place, x.name) for place, x in enumerate(operator._schema.arguments) if "bool" in str(x.type)]
+    kinds = [(place, x.name, str(x.type)) for place, x in enumerate(operator._schema.arguments)]
+    flags = [(place, x) for place, x, kind in kinds if "bool" in kind]
+    numbers = [(place, x, "a number" if "float" in kind else "an integer") for place, x, kind in kinds if _NUMBER(kind)]
 
     def run(stream: Any, *arguments: Any) -> Any:
         if stream is not None:
@@ -52,6 +56,8 @@ def register(
         for place, flag in flags:
             if arguments[place] is not None:
                 check_boolean(function, flag, arguments[place])
+        for place, number, kind in numbers:
+            check_number(function, number, arguments[place], kind)
         return operator(*arguments)
 
     return run
@@ -61,6 +67,12 @@ def check_boolean(function: str, name: str, value: Any) -> None:
     """As the compiled half has it: torch takes numbers, too."""
     if not isinstance(value, bool):
         raise TypeError(f"{function}: {name} must be True or False, got {type(value).__name__}")
+
+
+def check_number(function: str, name: str, value: Any, kind: str) -> None:
+    """As the compiled half has it: torch takes booleans, too."""
+    if isinstance(value, bool):
+        raise TypeError(f"{function}: {name} must be {kind}, got bool")
 
 
 def writes_nothing_else(*_: Any, **__: Any) -> None:
