@@ -44,6 +44,15 @@ def test_the_stub_has_the_arguments_of_the_package_in_their_order(name):
     assert [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)] == own
 
 
+def test_type_checkers_see_every_argument_of_flash_decode():
+    tree = ast.parse((PACKAGE / "decode.py").read_text())
+    options = next(node for node in ast.walk(tree) if getattr(node, "name", "") == "_DecodeOptions")
+    overloaded = next(node for node in tree.body if getattr(node, "name", "") == "flash_decode")
+    seen = [argument.arg for argument in (*overloaded.args.args, *overloaded.args.kwonlyargs)]
+    seen += [node.target.id for node in options.body if isinstance(node, ast.AnnAssign)]
+    assert sorted(seen) == sorted(inspect.signature(flashport.flash_decode).parameters)
+
+
 def test_rooms_that_are_not_public_stay_out_of_the_interface():
     """Public modules lie flat, and importing them brings in neither torch, NumPy nor what judges and times."""
     flat = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__", "_sglang"}
