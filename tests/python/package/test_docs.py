@@ -73,6 +73,24 @@ def test_readme_says_that_mla_is_not_there():
     assert not flashport.supports(head_dim=576, head_dim_v=512, target="cpu")
 
 
+# Names that one vendor alone has, by its folder; all others of the tables of verbs are in each vendor's folder.
+OF_VENDOR = {"DeltaTiles": {"cpu", "hip"}, "CarryTiles": {"cuda"}, "OutputTiles": {"cuda"}}
+
+
+def test_each_vendor_has_the_names_that_porting_a_target_tables():
+    page = (ROOT / "docs/porting-a-target.md").read_text()
+    cells = re.findall(r"^\| (`[^|]*) \|", page, re.MULTILINE)
+    names = {name for cell in cells for code in re.findall(r"`([^`]+)`", cell) for name in re.findall(r"^\w+", code)}
+    assert len(names) > 50
+    assert names >= set(OF_VENDOR)
+    for vendor in ("cpu", "cuda", "hip"):
+        text = "\n".join(path.read_text() for path in sorted((ROOT / vendor).rglob("*.h")))
+        words = set(re.findall(r"\w+", text))
+        expected = {name for name in names if vendor in OF_VENDOR.get(name, {vendor})}
+        assert expected <= words, (vendor, sorted(expected - words))
+        assert not {name for name in OF_VENDOR if vendor not in OF_VENDOR[name]} & words
+
+
 def test_the_glossary_has_each_word_once_in_order():
     words = []
     for section in (ROOT / "docs/glossary.md").read_text().split("\n## ")[1:]:
