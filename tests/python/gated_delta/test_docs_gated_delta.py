@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import flashport
-from flashport import gated_delta_oracle as oracle
+from flashport.testing import gated_delta_oracle as oracle
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "gated-delta.md").read_text()
 CODE = re.search(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[1]
 SVG = "{http://www.w3.org/2000/svg}"
