@@ -51,11 +51,8 @@ void find_library(PyTypeObject* type, TypeInfo& info) {
 
 }  // namespace
 
-const TypeInfo& type_info(PyTypeObject* type) {
+const TypeInfo& find_type_info(PyTypeObject* type) {
   static auto* known = new std::unordered_map<PyTypeObject*, TypeInfo>;
-  static PyTypeObject* last_type = nullptr;
-  static const TypeInfo* last_info = nullptr;
-  if (type == last_type) return *last_info;
   auto found = known->find(type);
   if (found == known->end()) {
     TypeInfo info;
@@ -65,8 +62,6 @@ const TypeInfo& type_info(PyTypeObject* type) {
     Py_INCREF(type);  // its address is the key
     found = known->emplace(type, info).first;
   }
-  last_type = type;
-  last_info = &found->second;
   return found->second;
 }
 

@@ -23,7 +23,16 @@ struct TypeInfo {
   bool is_masked = false;                         // NumPy's MaskedArray, whose mask DLPack leaves out
   bool stands_for_others = false;                 // a tensor whose operators run code of Python, such as a fake one
 };
-const TypeInfo& type_info(PyTypeObject* type);
+const TypeInfo& find_type_info(PyTypeObject* type);
+inline const TypeInfo& type_info(PyTypeObject* type) {  // most calls have arrays of one type
+  static PyTypeObject* last_type = nullptr;
+  static const TypeInfo* last_info = nullptr;
+  if (type != last_type) {
+    last_info = &find_type_info(type);
+    last_type = type;
+  }
+  return *last_info;
+}
 
 // The element type that a DLPack type stands for; nullopt if the library has none.
 std::optional<DType> dtype_from_dlpack(dlpack::DataType type);

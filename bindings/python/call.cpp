@@ -179,9 +179,7 @@ void Call::fail_place(const char* name, PyObject* object, const TypeInfo& info) 
   fail_type(name, "must be an array that speaks DLPack (NumPy, PyTorch, CuPy, JAX, ...), got " + type);
 }
 
-Device Call::device_of(const char* name, dlpack::Device device) const {
-  const std::optional<Device> found = device_from_dlpack(device);
-  if (found) return *found;
+void Call::fail_device(const char* name, dlpack::Device device) const {
   fail_value(name, "must be in host, CUDA or ROCm memory, got DLPack device type " + std::to_string(device.type) +
                        "; pass a copy there");
 }
@@ -191,7 +189,9 @@ void Call::view_by_capsule(const char* name, PyObject* object, const TypeInfo& i
   const Names& n = names();
   const dlpack::Device device = place_of(name, object, info);
   py::object stream = py::none();
-  const bool on_device = device_of(name, device).kind != DeviceKind::kCpu;
+  const std::optional<Device> ours = device_from_dlpack(device);
+  if (!ours) fail_device(name, device);
+  const bool on_device = ours->kind != DeviceKind::kCpu;
   if (on_device) {
     find_stream(info, device);
     // In the protocol 0 is no CUDA stream; 1 is the legacy default stream.
@@ -316,7 +316,11 @@ void Call::convert(const char* name, const dlpack::Tensor& tensor, TensorView& t
                "must have at most " + std::to_string(kMaxRank) + " dimensions, got " + std::to_string(tensor.rank));
   }
   to.dtype = *dtype;
-  to.device = device_of(name, tensor.device);
+  if (const std::optional<Device> device = device_from_dlpack(tensor.device)) {
+    to.device = *device;
+  } else {
+    fail_device(name, tensor.device);
+  }
   to.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
   to.rank = tensor.rank;
   for (int axis = 0; axis < tensor.rank; ++axis) to.shape[axis] = tensor.shape[axis];

@@ -131,7 +131,7 @@ class Call {
                       std::optional<DType> as = std::nullopt);
   // The device that an array says it is on.
   [[nodiscard]] dlpack::Device place_of(const char* name, PyObject* object, const TypeInfo& info) const;
-  [[nodiscard]] Device device_of(const char* name, dlpack::Device device) const;
+  [[noreturn]] void fail_device(const char* name, dlpack::Device device) const;
   [[nodiscard]] Stream stream_handle(py::handle stream) const;
   void refuse_negated(const char* name, PyObject* tensor) const;
   [[noreturn]] void fail_place(const char* name, PyObject* object, const TypeInfo& info) const;

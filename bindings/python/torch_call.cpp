@@ -21,7 +21,7 @@ void Call::look_at_torch() {
   torch_ = &Torch::get();
   if (role_ == TorchRole::kQuestion) return;
   // The operator also refuses to lose the tangents of forward-mode differentiation.
-  if (!KernelScope::entered() && (torch_->has_dispatch_mode() || torch_->has_dual_level())) throw NeedsOperator{};
+  if ((torch_->has_dispatch_mode() || torch_->has_dual_level()) && !KernelScope::entered()) throw NeedsOperator{};
   records_gradients_ = role_ == TorchRole::kOperator && torch_->is_grad_enabled();
 }
 

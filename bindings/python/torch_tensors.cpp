@@ -7,6 +7,28 @@ namespace {
 
 thread_local bool in_kernel = false;
 
+// Borrowed tensors for a function that takes an iterable. It lives on the stack: nothing is allocated.
+struct TensorIterator {
+  PyObject base;
+  PyObject* const* next;
+  PyObject* const* end;
+
+  static PyObject* take_next(PyObject* self) {
+    auto* iterator = reinterpret_cast<TensorIterator*>(self);
+    return iterator->next == iterator->end ? nullptr : Py_NewRef(*iterator->next++);
+  }
+};
+PyTypeObject iterator_type = [] {
+  PyTypeObject type{};
+  type.ob_base = PyVarObject{PyObject_HEAD_INIT(nullptr) 0};
+  type.tp_name = "flashport._core.TensorIterator";
+  type.tp_basicsize = sizeof(TensorIterator);
+  type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION;
+  type.tp_iter = PyObject_SelfIter;
+  type.tp_iternext = TensorIterator::take_next;
+  return type;
+}();
+
 PyObject* kept(py::object object) { return object.release().ptr(); }
 
 }  // namespace
@@ -59,7 +81,11 @@ Torch::Torch()
       current_level_(PyUnicode_InternFromString("_current_level")),
       fp8_e4m3_(kept(torch_.attr("float8_e4m3fn"))),
       fp8_e4m3fnuz_(kept(torch_.attr("float8_e4m3fnuz"))),
-      uint8_(kept(torch_.attr("uint8"))) {}
+      uint8_(kept(torch_.attr("uint8"))),
+      zero_(PyLong_FromLong(0)),
+      minus_one_(PyLong_FromLong(-1)) {
+  if (PyType_Ready(&iterator_type) < 0) throw py::error_already_set();
+}
 
 bool Torch::is_tensor_type(PyTypeObject* type) const {
   return PyType_IsSubtype(type, requires_grad_.descriptor->d_common.d_type) != 0;
@@ -71,11 +97,11 @@ bool Torch::stands_for_others(PyTypeObject* type) const {
 
 bool Torch::is_grad_enabled() const { return is_grad_enabled_(nullptr).ptr() == Py_True; }
 
-bool Torch::has_dispatch_mode() const { return PyLong_AsLong(dispatch_modes_(nullptr).ptr()) > 0; }
+bool Torch::has_dispatch_mode() const { return dispatch_modes_(nullptr).ptr() != zero_; }
 
 bool Torch::has_dual_level() const {
   PyObject* level = PyDict_GetItemWithError(forward_ad_, current_level_);  // borrowed; -1 outside of any
-  return level != nullptr && PyLong_AsLong(level) >= 0;
+  return level != minus_one_ && level != nullptr && PyLong_AsLong(level) >= 0;
 }
 
 bool Torch::transforms() const { return !internal_.attr("_functorch").attr("maybe_current_level")().is_none(); }
@@ -90,9 +116,8 @@ bool Torch::is_negated(PyObject* tensor) const {
 }
 
 void Torch::increment_versions(PyObject* const* tensors, int count) const {
-  py::tuple all(count);
-  for (int i = 0; i < count; ++i) PyTuple_SET_ITEM(all.ptr(), i, Py_NewRef(tensors[i]));
-  increment_version_(all.ptr());
+  TensorIterator all{{}, tensors, tensors + count};
+  increment_version_(PyObject_Init(&all.base, &iterator_type));
 }
 
 PyObject* Torch::export_capsule(PyObject* tensor, std::optional<DType>& as) const {

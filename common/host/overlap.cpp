@@ -163,19 +163,6 @@ class Search {
 
 }  // namespace
 
-ByteRange byte_range(const TensorView& view) {
-  // Unsigned, so that strides of no real memory wrap around instead of being undefined.
-  std::uint64_t low = 0, high = 0;
-  for (int axis = 0; axis < view.rank; ++axis) {
-    if (view.shape[axis] == 0) return {};
-    const auto steps = static_cast<std::uint64_t>(view.shape[axis] - 1);
-    (view.strides[axis] < 0 ? low : high) += steps * static_cast<std::uint64_t>(view.strides[axis]);
-  }
-  const auto base = reinterpret_cast<std::uintptr_t>(view.data);
-  const auto size = static_cast<std::uint64_t>(element_size(view.dtype));
-  return {base + low * size, base + (high + 1) * size};
-}
-
 Overlap find_overlap(const TensorView& a, const TensorView& b, std::int64_t most_steps) {
   const ByteRange range = byte_range(a), other = byte_range(b);
   if (!range.meets(other)) return Overlap::kNone;
