@@ -3,8 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include "common/host/cache_layout.h"
-#include "tests/host/decode_inputs.h"
+#include "common/host/kv/cache_layout.h"
+#include "tests/host/decode/decode_inputs.h"
 
 namespace flashport {
 namespace {

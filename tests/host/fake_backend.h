@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "common/device/params.h"
+#include "common/device/decode/params.h"
 #include "common/host/backend_abi.h"
 
 namespace flashport::test {

@@ -60,7 +60,7 @@ def flash_decode(
     serves, and why not. Any strides will do, but for the last axis of caches, tables, ``alibi_slopes`` and
     ``tree_mask``, and for one-dimensional arrays: these must be contiguous.
 
-    Source: common/host/flash_decode.cpp, common/host/decode_problem.cpp (checks), common/device/decode_kernel.h.
+    Source: common/host/decode/flash_decode.cpp, common/host/decode/problem.cpp (checks), common/device/decode/kernel.h.
 
     Args:
         q: (B, Hq, D) for one new token a request, (B, q_len, Hq, D) with q_len 1 to 16, or (total_q, Hq, D) with
@@ -152,7 +152,7 @@ def decode_workspace_size(
     follows from shapes, ``num_splits`` and the device, so one workspace serves a graph that is replayed with other
     lengths.
 
-    Source: common/host/decode_plan.cpp.
+    Source: common/host/decode/plan.cpp.
 
     Returns:
         A number of bytes; 0 where no workspace is needed.
@@ -185,7 +185,7 @@ def flash_decode_stage1(
     Query head h reads key-value head h // (Hq / Hkv). Rows of the outputs past ceil(length / block_seq) are not
     written. D is a multiple of 8 from 16 to 512.
 
-    Source: common/host/decode_stage1.cpp and common/device/decode_kernel.h; the signature is LightLLM's.
+    Source: common/host/decode/stage1.cpp and common/device/decode/kernel.h; the signature is LightLLM's.
 
     Args:
         q: (B, Hq, D) fp16 or bf16; fp32 on the CPU.
@@ -233,7 +233,7 @@ def flash_decode_stage2(
 
     Blocks past ceil(length / block_seq) are not read: they may hold anything, NaN included. Any D.
 
-    Source: common/host/decode_stage2.cpp and common/device/merge_kernel.h; the signature is LightLLM's.
+    Source: common/host/decode/stage2.cpp and common/device/merge/merge_kernel.h; the signature is LightLLM's.
 
     Args:
         mid_out: (B, Hq, blocks, D) fp32, any strides; what stage 1 wrote.
@@ -272,7 +272,7 @@ def append_kv(
     at it: new tokens go where the caller's allocator has put them. Positions are distinct; of two tokens for one slot
     either may win.
 
-    Source: common/host/append_kv.cpp and common/device/append_kernel.h.
+    Source: common/host/kv/append_kv.cpp and common/device/kv/append_kernel.h.
 
     Args:
         k: (tokens, Hkv, D) fp16, bf16 or fp32, any strides.
@@ -312,7 +312,7 @@ def merge_state(
 
     -inf on both sides gives o = 0 and lse = -inf. A side whose lse is -inf is not read.
 
-    Source: common/host/merge_states.cpp and common/device/merge_kernel.h.
+    Source: common/host/merge/merge_states.cpp and common/device/merge/merge_kernel.h.
 
     Args:
         o_a: (..., D) fp16, bf16 or fp32, normalised. Any strides under which the axes before D collapse to two.
@@ -349,7 +349,7 @@ def merge_states(
 
     Rows whose lse are all -inf give o = 0 and lse = -inf. A state whose lse is -inf is not read.
 
-    Source: common/host/merge_states.cpp and common/device/merge_kernel.h.
+    Source: common/host/merge/merge_states.cpp and common/device/merge/merge_kernel.h.
 
     Args:
         o: (n, ..., D) fp16, bf16 or fp32, normalised. Any strides under which the axes between n and D collapse to two.
@@ -378,7 +378,7 @@ def num_splits_heuristic(
 ) -> int:
     """flash-attention's published count of splits: the smallest that fills the device 85% as well as the best one does.
 
-    Source: common/host/heuristic.cpp; the rule is that of flash-attention's num_splits_heuristic. flash_decode asks it,
+    Source: common/host/decode/heuristic.cpp; the rule is that of flash-attention's num_splits_heuristic. flash_decode asks it,
     as its callers do today, with query blocks of 64 rows, key blocks of 256 (D <= 64), 128 (D <= 128) or 64 tokens,
     twice the multiprocessors and at most 128 splits.
 

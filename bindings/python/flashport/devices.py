@@ -56,7 +56,7 @@ def supports(
         q_len: New tokens for each request.
         target: A name such as "cpu", "sm90a" or "gfx942"; default that of the first GPU, else the CPU.
 
-    Source: cmake/decode_instances.txt, the table of all kernels, and common/host/kernel_choice.cpp.
+    Source: cmake/decode_instances.txt, the table of all kernels, and common/host/decode/kernel_choice.cpp.
 
     Returns:
         An object that is true in a condition if the request is served; its ``reason`` says why not.
@@ -80,7 +80,7 @@ def which_kernel(
 
     Arguments are those of :func:`supports`.
 
-    Source: common/host/kernel_choice.cpp.
+    Source: common/host/decode/kernel_choice.cpp.
 
     Returns:
         The key: family, math type, cache format, head dims and query rows of the tile, target.
@@ -118,7 +118,7 @@ def supports_gated_delta(
         target: A name such as "cpu", "sm90a" or "gfx942"; default that of the first GPU, else the CPU.
 
     Source: cmake/gated_delta_instances.txt and cmake/gated_delta_chunk_instances.txt, the tables of all kernels, and
-    common/host/gated_delta_choice.cpp.
+    common/host/gated_delta/kernel_choice.cpp.
 
     Returns:
         An object that is true in a condition if the request is served; its ``reason`` says why not.
@@ -144,7 +144,7 @@ def which_gated_delta_kernel(
 
     Arguments are those of :func:`supports_gated_delta`.
 
-    Source: common/host/gated_delta_choice.cpp.
+    Source: common/host/gated_delta/kernel_choice.cpp.
 
     Returns:
         The key: family, type and layout of states, gates, K of the tile, target; of a chunked call that of the chain

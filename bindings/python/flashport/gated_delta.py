@@ -93,8 +93,8 @@ def gated_delta_update(
 
     K and V are multiples of 8 from 16 to 256 and may differ; HV is a multiple of H.
 
-    Source: common/host/gated_delta_update.cpp, common/host/gated_delta_problem.cpp (checks),
-    common/device/gated_delta_update_kernel.h, common/device/gated_delta_token_gates.h.
+    Source: common/host/gated_delta/update.cpp, common/host/gated_delta/problem.cpp (checks),
+    common/device/gated_delta/update_kernel.h, common/device/gated_delta/token_gates.h.
 
     Args:
         q: (B, T, H, K) fp16, bf16 or fp32; any strides but the last axis, which is contiguous: a slice of a packed
@@ -215,8 +215,8 @@ def gated_delta_chunk(
 
     K and V are multiples of 8 from 16 to 256 and may differ; HV is a multiple of H.
 
-    Source: common/host/gated_delta_chunk.cpp, common/host/gated_delta_chunk_problem.cpp (checks),
-    common/device/gated_delta_prepare_kernel.h, common/device/gated_delta_chunk_kernel.h.
+    Source: common/host/gated_delta/chunk.cpp, common/host/gated_delta/chunk_problem.cpp (checks),
+    common/device/gated_delta/prepare_kernel.h, common/device/gated_delta/chunk_kernel.h.
 
     Args:
         q: (B, T, H, K) fp16, bf16 or, on CPUs, fp32; any strides but the last axis, which is contiguous: a slice of a
@@ -281,7 +281,7 @@ def gated_delta_chunk_workspace_size(q: Any, k: Any, v: Any, g: Any, beta: Any, 
 
     About 33 KiB for 64 tokens of one value head; half as much where operands of products have 16 bits.
 
-    Source: common/host/gated_delta_chunk.cpp.
+    Source: common/host/gated_delta/chunk.cpp.
 
     Args:
         q: As in :func:`gated_delta_chunk`; nothing is read of its elements, nor of those of the others.
