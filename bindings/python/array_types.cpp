@@ -7,26 +7,21 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "bindings/python/arguments.h"
 #include "bindings/python/device_array.h"
 
 namespace flashport::python {
 namespace {
 
-namespace py = pybind11;
-
 const dlpack::ExchangeApi* find_exchange_api(PyTypeObject* type) {
   for (const char* name : {"__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"}) {
-    PyObject* value = PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), name);
-    if (value == nullptr) {
-      PyErr_Clear();
-      continue;
-    }
-    const auto held = py::reinterpret_steal<py::object>(value);
+    const py::object value = attribute_or_null(reinterpret_cast<PyObject*>(type), name);
+    if (!value) continue;
     void* pointer = nullptr;
-    if (PyCapsule_IsValid(value, "dlpack_exchange_api") != 0) {
-      pointer = PyCapsule_GetPointer(value, "dlpack_exchange_api");
-    } else if (PyLong_Check(value)) {
-      pointer = PyLong_AsVoidPtr(value);
+    if (PyCapsule_IsValid(value.ptr(), "dlpack_exchange_api") != 0) {
+      pointer = PyCapsule_GetPointer(value.ptr(), "dlpack_exchange_api");
+    } else if (PyLong_Check(value.ptr())) {
+      pointer = PyLong_AsVoidPtr(value.ptr());
     }
     PyErr_Clear();
     auto* header = static_cast<dlpack::ExchangeApiHeader*>(pointer);
@@ -37,19 +32,20 @@ const dlpack::ExchangeApi* find_exchange_api(PyTypeObject* type) {
 }
 
 // The library whose type this is, or is derived from.
-Library find_library(PyTypeObject* type) {
-  if (is_device_array_type(type)) return Library::kFlashport;
+void find_library(PyTypeObject* type, TypeInfo& info) {
+  if (is_device_array_type(type)) info.library = Library::kFlashport;
   PyObject* bases = type->tp_mro;
   for (Py_ssize_t i = 0; bases != nullptr && i < PyTuple_GET_SIZE(bases); ++i) {
+    if (info.library != Library::kOther) return;
     const py::handle base = PyTuple_GET_ITEM(bases, i);
     const std::string module = py::str(py::getattr(base, "__module__", py::str("")));
     const std::string_view root = std::string_view(module).substr(0, module.find('.'));
-    if (root == "numpy") return Library::kNumpy;
-    if (root == "torch") return Library::kTorch;
-    if (root == "cupy") return Library::kCupy;
-    if (root == "jax" || root == "jaxlib") return Library::kJax;
+    if (root == "numpy") info.library = Library::kNumpy;
+    if (root == "torch") info.library = Library::kTorch;
+    if (root == "cupy") info.library = Library::kCupy;
+    if (root == "jax" || root == "jaxlib") info.library = Library::kJax;
+    info.is_masked = (module + ".").starts_with("numpy.ma.");
   }
-  return Library::kOther;
 }
 
 }  // namespace
@@ -62,7 +58,7 @@ const TypeInfo& type_info(PyTypeObject* type) {
   auto found = known->find(type);
   if (found == known->end()) {
     TypeInfo info;
-    info.library = find_library(type);
+    find_library(type, info);
     info.exchange = find_exchange_api(type);
     Py_INCREF(type);  // its address is the key
     found = known->emplace(type, info).first;

@@ -20,6 +20,7 @@ struct TypeInfo {
   Library library = Library::kOther;
   const dlpack::ExchangeApi* exchange = nullptr;  // null: through __dlpack__
   bool versioned = true;                          // __dlpack__ takes max_version
+  bool is_masked = false;                         // NumPy's MaskedArray, whose mask DLPack leaves out
 };
 const TypeInfo& type_info(PyTypeObject* type);
 
@@ -27,6 +28,18 @@ const TypeInfo& type_info(PyTypeObject* type);
 std::optional<DType> dtype_from_dlpack(dlpack::DataType type);
 dlpack::DataType dtype_to_dlpack(DType type);
 dlpack::Device device_to_dlpack(Device device);
+// nullopt of memory that no backend reads.
+inline std::optional<Device> device_from_dlpack(dlpack::Device device) {
+  switch (device.type) {
+    case dlpack::kCpu:
+    case dlpack::kCudaHost:
+    case dlpack::kRocmHost: return Device{};
+    case dlpack::kCuda:
+    case dlpack::kCudaManaged: return Device{DeviceKind::kCuda, device.index};
+    case dlpack::kRocm: return Device{DeviceKind::kHip, device.index};
+    default: return std::nullopt;
+  }
+}
 // As error texts spell it: "int16", "float8_e4m3fn".
 std::string dlpack_type_name(dlpack::DataType type);
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#include <string_view>
 
 #include "bindings/python/device_array.h"
 
@@ -14,6 +15,7 @@ namespace {
 struct Names {
   PyObject* dlpack = PyUnicode_InternFromString("__dlpack__");
   PyObject* dlpack_device = PyUnicode_InternFromString("__dlpack_device__");
+  PyObject* is_neg = PyUnicode_InternFromString("is_neg");
   PyObject* stream_and_version = Py_BuildValue("(ss)", "stream", "max_version");
   PyObject* version = Py_BuildValue("(s)", "max_version");
   PyObject* stream = Py_BuildValue("(s)", "stream");
@@ -36,30 +38,13 @@ constexpr ExtensionType kExtensionTypes[] = {
     {"float8_e4m3fnuz", "uint8", DType::kFp8E4M3Fnuz},
 };
 
-// A stream object of any library as its handle.
-std::optional<Stream> stream_handle(py::handle stream) {
-  if (PyLong_Check(stream.ptr())) return static_cast<Stream>(PyLong_AsUnsignedLongLong(stream.ptr()));
-  for (const char* attribute : {"cuda_stream", "ptr", "handle"}) {
-    if (!py::hasattr(stream, attribute)) continue;
-    const py::object value = stream.attr(attribute);
-    if (PyLong_Check(value.ptr())) return static_cast<Stream>(PyLong_AsUnsignedLongLong(value.ptr()));
+// Whether this may be the imaginary part of a conjugate, whose elements torch leaves in memory with the other sign:
+// DLPack does not say so, but all strides of such a view are even. To ask torch of each tensor takes some 50 ns.
+bool may_be_negated(const TensorView& view) {
+  for (int axis = view.rank - 1; axis >= 0; --axis) {
+    if (view.strides[axis] % 2 != 0) return false;
   }
-  if (py::hasattr(stream, "__cuda_stream__")) {
-    const auto value = py::cast<py::tuple>(stream.attr("__cuda_stream__")());
-    return py::cast<Stream>(value[1]);
-  }
-  return std::nullopt;
-}
-
-bool is_host(std::int32_t type) {
-  return type == dlpack::kCpu || type == dlpack::kCudaHost || type == dlpack::kRocmHost;
-}
-
-// First line of the text of the Python error that is set, which is cleared.
-std::string take_error_text() {
-  const py::error_already_set error;
-  const std::string text = py::str(error.value());
-  return text.substr(0, text.find('\n'));
+  return true;
 }
 
 }  // namespace
@@ -84,12 +69,7 @@ void set_python_error() {
 
 Call::Call(const char* function, PyObject* stream) : function_(function) {
   if (stream == Py_None) return;
-  const std::optional<Stream> handle = stream_handle(stream);
-  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
-  if (!handle) {
-    fail_type("stream", std::string("must be a stream or its integer handle, got ") + Py_TYPE(stream)->tp_name);
-  }
-  stream_ = *handle;
+  stream_ = stream_handle(stream);
   has_stream_ = true;
 }
 
@@ -105,48 +85,31 @@ Call::~Call() {
   }
 }
 
-void Call::fail_type(const char* name, const std::string& rest) const {
-  throw TypeError(std::string(function_) + ": " + name + " " + rest);
-}
-
-void Call::fail_value(const char* name, const std::string& rest) const {
-  throw ValueError(std::string(function_) + ": " + name + " " + rest);
-}
-
-double Call::number(const char* name, PyObject* object) const {
-  if (PyFloat_CheckExact(object)) return PyFloat_AS_DOUBLE(object);
-  const double value = PyFloat_AsDouble(object);
-  if (value == -1.0 && PyErr_Occurred() != nullptr) {
-    PyErr_Clear();
-    fail_type(name, std::string("must be a number, got ") + Py_TYPE(object)->tp_name);
+Stream Call::stream_handle(py::handle stream) const {
+  py::object handle = py::reinterpret_borrow<py::object>(stream);
+  for (const char* attribute : {"cuda_stream", "ptr", "handle"}) {
+    if (PyLong_Check(handle.ptr())) break;
+    if (py::object value = attribute_or_null(stream, attribute)) handle = std::move(value);
   }
-  return value;
-}
-
-std::int64_t Call::integer(const char* name, PyObject* object) const {
-  const auto index = PyIndex_Check(object) ? py::reinterpret_steal<py::object>(PyNumber_Index(object)) : py::object();
-  if (!index) {
-    PyErr_Clear();
-    fail_type(name, std::string("must be an integer, got ") + Py_TYPE(object)->tp_name);
+  if (!PyLong_Check(handle.ptr())) {
+    if (const py::object method = attribute_or_null(stream, "__cuda_stream__")) {
+      const py::object given = method();
+      if (PySequence_Check(given.ptr()) != 0 && py::len(given) == 2) handle = given[py::int_(1)];
+      if (!PyLong_Check(handle.ptr())) {
+        fail_type("stream",
+                  "must have a __cuda_stream__() that gives (0, handle), got " + std::string(py::repr(given)));
+      }
+    }
   }
-  int overflow = 0;
-  const long long value = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
-  if (overflow != 0) fail_value(name, "must fit in 64 bits, got " + std::string(py::str(index)));
-  return value;
-}
-
-bool Call::is_second(const char* name, PyObject* object, const char* first, const char* second) const {
-  const bool text = PyUnicode_Check(object);
-  if (text && PyUnicode_CompareWithASCIIString(object, first) == 0) return false;
-  if (text && PyUnicode_CompareWithASCIIString(object, second) == 0) return true;
-  const std::string wanted = std::string("must be \"") + first + "\" or \"" + second + "\", got ";
-  if (!text) fail_type(name, wanted + Py_TYPE(object)->tp_name);
-  fail_value(name, wanted + "\"" + std::string(py::str(object)) + "\"");
-}
-bool Call::boolean(const char* name, PyObject* object) const {
-  if (object == Py_True) return true;
-  if (object == Py_False) return false;
-  fail_type(name, std::string("must be True or False, got ") + Py_TYPE(object)->tp_name);
+  if (!PyLong_Check(handle.ptr()) || PyBool_Check(handle.ptr())) {
+    fail_type("stream", std::string("must be a stream or its integer handle, got ") + Py_TYPE(stream.ptr())->tp_name);
+  }
+  const unsigned long long value = PyLong_AsUnsignedLongLong(handle.ptr());
+  if (value == static_cast<unsigned long long>(-1) && PyErr_Occurred() != nullptr) {
+    clear_error();
+    fail_value("stream", "must have a handle from 0 to 2**64 - 1, got " + std::string(py::str(handle)));
+  }
+  return static_cast<Stream>(value);
 }
 
 void Call::fill_view(const char* name, PyObject* object, bool writes, TensorView& to) {
@@ -156,45 +119,95 @@ void Call::fill_view(const char* name, PyObject* object, bool writes, TensorView
     if (to.device.kind != DeviceKind::kCpu) find_stream(info, device_to_dlpack(to.device));
     return;
   }
-  if (info.exchange == nullptr) return view_by_capsule(name, object, info, to);
+  if (info.is_masked) {
+    fail_type(name, "must not be a masked array, whose mask has no effect; pass its filled() or data");
+  }
+  if (info.exchange == nullptr) {
+    view_by_capsule(name, object, info, writes, to);
+  } else {
+    view_by_exchange(name, object, info, writes, to);
+  }
+  // A capsule's strides are torch's own only where an axis has two elements.
+  if (info.library == Library::kTorch && (info.exchange == nullptr || may_be_negated(to))) refuse_negated(name, object);
+}
 
+void Call::view_by_exchange(const char* name, PyObject* object, const TypeInfo& info, bool writes, TensorView& to) {
+  dlpack::Device device;
   // A borrowed view says nothing of writability; torch has no read-only tensors.
   if (info.exchange->export_view != nullptr && (!writes || info.library == Library::kTorch)) {
     dlpack::Tensor tensor;
     if (info.exchange->export_view(object, &tensor) != 0) fail_export(name, object);
-    if (!is_host(tensor.device.type)) find_stream(info, tensor.device);
-    return convert(name, tensor, to);
+    convert(name, tensor, to);
+    device = tensor.device;
+  } else {
+    dlpack::ManagedTensorVersioned* managed = nullptr;
+    if (info.exchange->export_managed(object, &managed) != 0) fail_export(name, object);
+    take_versioned(name, managed, to);
+    device = managed->tensor.device;
   }
-  dlpack::ManagedTensorVersioned* managed = nullptr;
-  if (info.exchange->export_managed(object, &managed) != 0) fail_export(name, object);
-  take_versioned(name, managed, to);
-  if (!is_host(managed->tensor.device.type)) find_stream(info, managed->tensor.device);
+  if (to.device.kind != DeviceKind::kCpu) find_stream(info, device);
 }
 
-void Call::view_by_capsule(const char* name, PyObject* object, const TypeInfo& info, TensorView& to,
-                           std::optional<DType> as) {
-  const Names& n = names();
-  PyObject* device_arguments[] = {object};
-  PyObject* place = PyObject_VectorcallMethod(n.dlpack_device, device_arguments, 1, nullptr);
-  if (place == nullptr) {
-    if (PyErr_ExceptionMatches(PyExc_AttributeError)) {
-      PyErr_Clear();
-      fail_type(name, std::string("must be an array that speaks DLPack (NumPy, PyTorch, CuPy, JAX, ...), got ") +
-                          Py_TYPE(object)->tp_name);
-    }
+void Call::refuse_negated(const char* name, PyObject* tensor) const {
+  PyObject* arguments[] = {tensor};
+  const auto answer =
+      py::reinterpret_steal<py::object>(PyObject_VectorcallMethod(names().is_neg, arguments, 1, nullptr));
+  if (!answer) throw py::error_already_set();
+  if (answer.ptr() != Py_True) return;
+  fail_type(name,
+            "must not be a view with torch's negative bit, whose elements have the other sign in memory; pass its "
+            "resolve_neg()");
+}
+
+dlpack::Device Call::place_of(const char* name, PyObject* object, const TypeInfo& info) const {
+  PyObject* arguments[] = {object};
+  const auto place =
+      py::reinterpret_steal<py::object>(PyObject_VectorcallMethod(names().dlpack_device, arguments, 1, nullptr));
+  if (!place) fail_place(name, object, info);
+  std::int32_t pair[2] = {};
+  bool good = PyTuple_Check(place.ptr()) && PyTuple_GET_SIZE(place.ptr()) == 2;
+  for (int i = 0; good && i < 2; ++i) {
+    PyObject* part = PyTuple_GET_ITEM(place.ptr(), i);
+    good = PyIndex_Check(part) != 0;  // the device type may be an enum's member
+    if (!good) break;
+    const Py_ssize_t value = PyNumber_AsSsize_t(part, nullptr);
+    if (value == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
+    pair[i] = static_cast<std::int32_t>(value);
+    good = pair[i] == value;
+  }
+  if (good) return {pair[0], pair[1]};
+  fail_type(name, "must have a __dlpack_device__() that gives (device type, index) as two integers, got " +
+                      std::string(py::repr(place)));
+}
+
+void Call::fail_place(const char* name, PyObject* object, const TypeInfo& info) const {
+  if (!PyErr_ExceptionMatches(PyExc_AttributeError)) fail_export(name, object);
+  py::error_already_set error;
+  if (attribute_or_null(reinterpret_cast<PyObject*>(Py_TYPE(object)), "__dlpack_device__")) {  // the error is its own
+    error.restore();
     fail_export(name, object);
   }
-  const auto place_held = py::reinterpret_steal<py::object>(place);
-  dlpack::Device device{};
-  {
-    const auto pair = py::cast<py::tuple>(place_held);
-    // The device type may be an enum member.
-    device = {static_cast<std::int32_t>(integer(name, py::object(pair[0]).ptr())),
-              static_cast<std::int32_t>(integer(name, py::object(pair[1]).ptr()))};
+  const std::string type = Py_TYPE(object)->tp_name;
+  if (info.library == Library::kJax) {
+    fail_type(name, "must be an array with values, got " + type +
+                        "; call it outside of what JAX traces, or through jax.pure_callback");
   }
+  fail_type(name, "must be an array that speaks DLPack (NumPy, PyTorch, CuPy, JAX, ...), got " + type);
+}
 
+Device Call::device_of(const char* name, dlpack::Device device) const {
+  const std::optional<Device> found = device_from_dlpack(device);
+  if (found) return *found;
+  fail_value(name, "must be in host, CUDA or ROCm memory, got DLPack device type " + std::to_string(device.type) +
+                       "; pass a copy there");
+}
+
+void Call::view_by_capsule(const char* name, PyObject* object, const TypeInfo& info, bool writes, TensorView& to,
+                           std::optional<DType> as) {
+  const Names& n = names();
+  const dlpack::Device device = place_of(name, object, info);
   py::object stream = py::none();
-  const bool on_device = !is_host(device.type);
+  const bool on_device = device_of(name, device).kind != DeviceKind::kCpu;
   if (on_device) {
     find_stream(info, device);
     // In the protocol 0 is no CUDA stream; 1 is the legacy default stream.
@@ -206,7 +219,8 @@ void Call::view_by_capsule(const char* name, PyObject* object, const TypeInfo& i
   }
 
   PyObject* capsule = nullptr;
-  if (info.versioned) {
+  bool is_old = !info.versioned;
+  if (!is_old) {
     PyObject* arguments[] = {object, nullptr, nullptr};
     if (on_device) {
       arguments[1] = stream.ptr();
@@ -218,15 +232,16 @@ void Call::view_by_capsule(const char* name, PyObject* object, const TypeInfo& i
     }
     if (capsule == nullptr && PyErr_ExceptionMatches(PyExc_TypeError)) {
       PyErr_Clear();
-      const_cast<TypeInfo&>(info).versioned = false;
+      is_old = true;
     }
   }
-  if (!info.versioned) {
+  if (is_old) {
     PyObject* arguments[] = {object, stream.ptr()};
     capsule = PyObject_VectorcallMethod(n.dlpack, arguments, 1, on_device ? n.stream : nullptr);
+    if (capsule != nullptr) const_cast<TypeInfo&>(info).versioned = false;
   }
   if (capsule == nullptr) {
-    if (info.library == Library::kNumpy) return view_of_numpy_extension(name, object, info, to);
+    if (info.library == Library::kNumpy) return view_of_numpy(name, object, info, writes, to, as);
     fail_export(name, object);
   }
 
@@ -243,19 +258,60 @@ void Call::view_by_capsule(const char* name, PyObject* object, const TypeInfo& i
   } else {
     fail_type(name, std::string("gave no DLPack capsule: ") + Py_TYPE(object)->tp_name);
   }
-  if (info.library == Library::kJax) to.read_only = true;  // immutable by contract, whatever the flag says
+  if ((to.device.kind != DeviceKind::kCpu) != on_device) {
+    fail_value(name, "must be on the device of its __dlpack_device__(), DLPack device type " +
+                         std::to_string(device.type) + ", got memory on " + device_name(to.device));
+  }
+  if (writes && info.library == Library::kJax) {
+    fail_value(name,
+               "is written and must not be read-only, as arrays of JAX are; pass an array of NumPy or CuPy or a "
+               "flashport.DeviceArray");
+  }
 }
 
-void Call::view_of_numpy_extension(const char* name, PyObject* object, const TypeInfo& info, TensorView& to) {
+void Call::view_of_numpy(const char* name, PyObject* object, const TypeInfo& info, bool writes, TensorView& to,
+                         std::optional<DType> as) {
   const std::string refusal = take_error_text();
   const py::handle array = object;
-  const std::string dtype = py::str(array.attr("dtype").attr("name"));
+  const py::object own = array.attr("dtype");
+  const std::string dtype = py::str(own.attr("name"));
   for (const ExtensionType& type : kExtensionTypes) {
     if (dtype != type.name) continue;
     const py::object carried = array.attr("view")(type.carrier);
-    return view_by_capsule(name, carried.ptr(), info, to, type.dtype);
+    return view_by_capsule(name, carried.ptr(), info, writes, to, type.dtype);
   }
-  fail_type(name, "cannot be read through DLPack: " + refusal + " (element type " + dtype + ")");
+  static constexpr std::string_view kKinds = "iufcb";
+  static constexpr std::uint8_t kCodes[] = {dlpack::kInt, dlpack::kUInt, dlpack::kFloat, dlpack::kComplex,
+                                            dlpack::kBool};
+  const auto kind = kKinds.find(py::cast<char>(own.attr("kind")));
+  Py_buffer buffer;
+  if (kind == kKinds.npos || py::cast<int>(own.attr("isbuiltin")) != 1 ||
+      PyObject_GetBuffer(object, &buffer, PyBUF_STRIDES) != 0) {
+    if (PyErr_Occurred() != nullptr) clear_error();
+    fail_type(name, "cannot be read through DLPack: " + refusal + " (element type " + std::string(py::str(own)) + ")");
+  }
+  struct Release {
+    Py_buffer* buffer;
+    ~Release() { PyBuffer_Release(buffer); }  // the caller's array keeps the memory
+  } const release{&buffer};
+  std::vector<std::int64_t> shape(buffer.shape, buffer.shape + buffer.ndim);
+  std::vector<std::int64_t> strides(buffer.strides, buffer.strides + buffer.ndim);
+  for (std::int64_t& stride : strides) {
+    if (stride % buffer.itemsize != 0) {
+      fail_value(name, "must have strides of whole elements, got " + std::to_string(stride) +
+                           " bytes for elements of " + std::to_string(buffer.itemsize) + "; pass a copy");
+    }
+    stride /= buffer.itemsize;
+  }
+  dlpack::Tensor tensor{};
+  tensor.data = buffer.buf;
+  tensor.device = {dlpack::kCpu, 0};
+  tensor.rank = buffer.ndim;
+  tensor.dtype = {kCodes[kind], static_cast<std::uint8_t>(buffer.itemsize * 8), 1};
+  tensor.shape = shape.data();
+  tensor.strides = strides.data();
+  convert(name, tensor, to, as);
+  to.read_only = buffer.readonly != 0;
 }
 
 void Call::take_versioned(const char* name, dlpack::ManagedTensorVersioned* tensor, TensorView& to,
@@ -276,17 +332,7 @@ void Call::convert(const char* name, const dlpack::Tensor& tensor, TensorView& t
                "must have at most " + std::to_string(kMaxRank) + " dimensions, got " + std::to_string(tensor.rank));
   }
   to.dtype = *dtype;
-  switch (tensor.device.type) {
-    case dlpack::kCpu:
-    case dlpack::kCudaHost:
-    case dlpack::kRocmHost: break;
-    case dlpack::kCuda:
-    case dlpack::kCudaManaged: to.device = {DeviceKind::kCuda, tensor.device.index}; break;
-    case dlpack::kRocm: to.device = {DeviceKind::kHip, tensor.device.index}; break;
-    default:
-      fail_value(name,
-                 "must be in host, CUDA or ROCm memory, got DLPack device type " + std::to_string(tensor.device.type));
-  }
+  to.device = device_of(name, tensor.device);
   to.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
   to.rank = tensor.rank;
   for (int axis = 0; axis < tensor.rank; ++axis) to.shape[axis] = tensor.shape[axis];
@@ -316,7 +362,7 @@ void Call::choose_stream(const TypeInfo& info, dlpack::Device device) {
       stream_ = reinterpret_cast<Stream>(handle);
       return;
     }
-    PyErr_Clear();
+    clear_error();
   }
   if (info.library == Library::kTorch) {
     const py::object current = py::module_::import("torch").attr("cuda").attr("current_stream")(device.index);
@@ -345,7 +391,7 @@ Allocation Call::allocate(PyObject* like, const TensorView& like_view, DType dty
       *static_cast<std::string*>(context) = std::string(kind) + ": " + message;
     };
     if (info.exchange->allocate(&prototype, &managed, &problem, set_error) != 0) {
-      PyErr_Clear();
+      if (PyErr_Occurred() != nullptr) clear_error();
       throw BackendError(std::string(function_) + ": the result could not be allocated: " + problem);
     }
     convert("out", managed->tensor, result.view);

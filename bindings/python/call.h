@@ -14,6 +14,7 @@
 #include <flashport/error.h>
 #include <flashport/types.h>
 
+#include "bindings/python/arguments.h"
 #include "bindings/python/array_types.h"
 #include "bindings/python/dlpack_abi.h"
 
@@ -48,15 +49,17 @@ class Call {
     if (object != Py_None) output(name, object, to.emplace());
   }
 
-  double number(const char* name, PyObject* object) const;
+  double number(const char* name, PyObject* object) const { return number_argument(function_, name, object); }
   std::optional<double> optional_number(const char* name, PyObject* object) const {
     if (object == Py_None) return std::nullopt;
     return number(name, object);
   }
-  std::int64_t integer(const char* name, PyObject* object) const;
-  bool boolean(const char* name, PyObject* object) const;
+  std::int64_t integer(const char* name, PyObject* object) const { return integer_argument(function_, name, object); }
+  bool boolean(const char* name, PyObject* object) const { return boolean_argument(function_, name, object); }
   // Which of two words it is: true for the second.
-  bool is_second(const char* name, PyObject* object, const char* first, const char* second) const;
+  bool is_second(const char* name, PyObject* object, const char* first, const char* second) const {
+    return word_argument(function_, name, object, {first, second}) == 1;
+  }
 
   // An uninitialised array of the library and on the device of `like`, whose view is `like_view`. finish() turns it
   // into what the caller gets.
@@ -78,8 +81,12 @@ class Call {
     if (waits_) wait();
   }
 
-  [[noreturn]] void fail_type(const char* name, const std::string& rest) const;
-  [[noreturn]] void fail_value(const char* name, const std::string& rest) const;
+  [[noreturn]] void fail_type(const char* name, const std::string& rest) const {
+    python::fail_type(function_, name, rest);
+  }
+  [[noreturn]] void fail_value(const char* name, const std::string& rest) const {
+    python::fail_value(function_, name, rest);
+  }
 
  private:
   struct Borrowed {
@@ -88,14 +95,23 @@ class Call {
   };
 
   void fill_view(const char* name, PyObject* object, bool writes, TensorView& to);
+  void view_by_exchange(const char* name, PyObject* object, const TypeInfo& info, bool writes, TensorView& to);
   // `as` is the element type that the array's own carries.
-  void view_by_capsule(const char* name, PyObject* object, const TypeInfo& info, TensorView& to,
+  void view_by_capsule(const char* name, PyObject* object, const TypeInfo& info, bool writes, TensorView& to,
                        std::optional<DType> as = std::nullopt);
-  void view_of_numpy_extension(const char* name, PyObject* object, const TypeInfo& info, TensorView& to);
+  // What NumPy refuses to export: the types of ml_dtypes; before 2.1 read-only arrays, before 1.25 booleans.
+  void view_of_numpy(const char* name, PyObject* object, const TypeInfo& info, bool writes, TensorView& to,
+                     std::optional<DType> as);
   void convert(const char* name, const dlpack::Tensor& tensor, TensorView& to,
                std::optional<DType> as = std::nullopt) const;
   void take_versioned(const char* name, dlpack::ManagedTensorVersioned* tensor, TensorView& to,
                       std::optional<DType> as = std::nullopt);
+  // The device that an array says it is on.
+  [[nodiscard]] dlpack::Device place_of(const char* name, PyObject* object, const TypeInfo& info) const;
+  [[nodiscard]] Device device_of(const char* name, dlpack::Device device) const;
+  [[nodiscard]] Stream stream_handle(py::handle stream) const;
+  void refuse_negated(const char* name, PyObject* tensor) const;
+  [[noreturn]] void fail_place(const char* name, PyObject* object, const TypeInfo& info) const;
   [[noreturn]] void fail_export(const char* name, PyObject* object) const;
   // Of the first array that is on a device.
   void find_stream(const TypeInfo& info, dlpack::Device device) {

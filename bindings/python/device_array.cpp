@@ -1,8 +1,6 @@
 // DeviceArray over the memory functions of the backends.
 #include "bindings/python/device_array.h"
 
-#include <pybind11/stl.h>
-
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -10,7 +8,9 @@
 
 #include <flashport/error.h>
 
+#include "bindings/python/arguments.h"
 #include "bindings/python/call.h"
+#include "common/host/check.h"
 #include "common/host/loader.h"
 
 namespace flashport::python {
@@ -72,15 +72,12 @@ std::vector<std::int64_t> row_major_strides(const std::vector<std::int64_t>& sha
 
 class DeviceArray {
  public:
+  // A shape that shape_argument() gave, or that of an array.
   DeviceArray(std::vector<std::int64_t> shape, DType dtype, Device device) : shape_(std::move(shape)), dtype_(dtype) {
-    if (shape_.size() > static_cast<std::size_t>(kMaxRank)) {
-      throw ValueError("DeviceArray: shape must have at most " + std::to_string(kMaxRank) + " dimensions, got " +
-                       std::to_string(shape_.size()));
-    }
     std::size_t bytes = element_size(dtype);
     for (const std::int64_t extent : shape_) {
-      if (extent < 0 || __builtin_mul_overflow(bytes, static_cast<std::size_t>(extent), &bytes)) {
-        throw ValueError("DeviceArray: shape must have non-negative extents whose product fits in memory");
+      if (__builtin_mul_overflow(bytes, static_cast<std::size_t>(extent), &bytes)) {
+        fail_value("DeviceArray", "shape", "must have extents whose product fits in memory");
       }
     }
     memory_ = std::make_shared<Memory>(device, bytes);
@@ -104,22 +101,21 @@ class DeviceArray {
   }
 
   // The same memory in another shape.
-  [[nodiscard]] DeviceArray reshaped(std::vector<std::int64_t> shape) const {
-    std::int64_t count = 1;
-    for (const std::int64_t extent : shape) count *= extent;
-    if (shape.size() > static_cast<std::size_t>(kMaxRank) ||
-        count * element_size(dtype_) != static_cast<std::int64_t>(bytes())) {
-      throw ValueError("reshape: shape must keep the number of elements, " +
-                       std::to_string(bytes() / element_size(dtype_)) + ", got " + std::to_string(count));
-    }
+  [[nodiscard]] DeviceArray reshaped(const py::object& shape) const {
     DeviceArray other = *this;
-    other.shape_ = std::move(shape);
+    other.shape_ = shape_argument("reshape", shape);
+    const std::int64_t count = other.view().numel();
+    const std::int64_t kept = view().numel();
+    if (count != kept) {
+      fail_value("reshape", "shape",
+                 "must keep the number of elements, " + std::to_string(kept) + ", got " + std::to_string(count));
+    }
     return other;
   }
 
   // Copies a contiguous host array of the same shape and element size in, or out; blocks.
-  void copy_from(const py::buffer& source) { copy("copy_from", source, false); }
-  void copy_to(const py::buffer& target) { copy("copy_to", target, true); }
+  void copy_from(const py::object& source) { copy("copy_from", source, false); }
+  void copy_to(const py::object& target) { copy("copy_to", target, true); }
 
   void fill_zero() {
     if (bytes() == 0) return;
@@ -175,15 +171,34 @@ class DeviceArray {
     return py::reinterpret_steal<py::capsule>(capsule);
   }
 
-  void copy(const char* function, const py::buffer& array, bool out) {
-    const std::string name = function;
-    const py::buffer_info host = array.request(out);
+  static py::buffer_info host_buffer(const char* function, const py::object& array, bool out) {
+    std::string why;
+    if (PyObject_CheckBuffer(array.ptr()) != 0) {
+      try {
+        return py::reinterpret_borrow<py::buffer>(array).request(out);
+      } catch (const py::error_already_set& error) {
+        if (!error.matches(PyExc_Exception)) throw;
+        why = " (" + std::string(py::str(error.value())) + ")";
+      }
+    }
+    fail_type(function, "array",
+              std::string("must be a host array that offers its memory as a buffer") + (out ? ", not read-only" : "") +
+                  ", got " + Py_TYPE(array.ptr())->tp_name + why +
+                  "; pass NumPy's, of types that it does not have as a view of unsigned integers");
+  }
+
+  void copy(const char* function, const py::object& array, bool out) {
+    const py::buffer_info host = host_buffer(function, array, out);
     if (host.itemsize != element_size(dtype_)) {
-      throw TypeError(name + ": array must have elements of " + std::to_string(element_size(dtype_)) + " bytes, as " +
-                      dtype_name(dtype_) + " has, got " + std::to_string(host.itemsize));
+      fail_type(function, "array",
+                "must have elements of " + std::to_string(element_size(dtype_)) + " bytes, as " + dtype_name(dtype_) +
+                    " has, got " + std::to_string(host.itemsize));
     }
     if (std::vector<std::int64_t>(host.shape.begin(), host.shape.end()) != shape_ || !is_row_major(host)) {
-      throw ValueError(name + ": array must be contiguous and have this array's shape");
+      fail_value(function, "array",
+                 "must be contiguous and have this array's shape " +
+                     tuple_text(shape_.data(), static_cast<int>(shape_.size())) + ", got " +
+                     tuple_text(host.shape.data(), static_cast<int>(host.ndim)) + "; pass a contiguous copy");
     }
     if (bytes() == 0) return;
     const Device where = device();
@@ -223,7 +238,8 @@ void synchronize(Device device, Stream stream) {
   check_backend("synchronize", backend_of(device).synchronize(device.index, stream));
 }
 
-Device device_from_name(const std::string& name) {
+Device device_argument(const char* function, py::handle object) {
+  const std::string name = text_argument(function, "device", object);
   const std::size_t colon = name.find(':');
   const std::string kind = name.substr(0, colon);
   int index = 0;
@@ -236,35 +252,19 @@ Device device_from_name(const std::string& name) {
   if (good && kind == "cpu") return {DeviceKind::kCpu, 0};
   if (good && kind == "cuda") return {DeviceKind::kCuda, index};
   if (good && kind == "hip") return {DeviceKind::kHip, index};
-  throw ValueError("device must be \"cpu\", \"cuda:<index>\" or \"hip:<index>\", got \"" + name + "\"");
-}
-
-DType dtype_from_name(const std::string& name, const char* argument) {
-  static constexpr DType kAll[] = {DType::kFloat32, DType::kFloat16,     DType::kBFloat16,
-                                   DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kInt32,
-                                   DType::kInt64,   DType::kUInt32,      DType::kUInt8};
-  for (const DType dtype : kAll) {
-    if (name == dtype_name(dtype)) return dtype;
-  }
-  if (name == "fp32") return DType::kFloat32;
-  if (name == "fp16") return DType::kFloat16;
-  if (name == "bf16") return DType::kBFloat16;
-  if (name == "fp8_e4m3") return DType::kFp8E4M3;
-  if (name == "fp8_e4m3fnuz") return DType::kFp8E4M3Fnuz;
-  std::string text = std::string(argument) + " must be one of";
-  for (const DType dtype : kAll) text += std::string(dtype == kAll[0] ? " " : ", ") + dtype_name(dtype);
-  throw ValueError(text + ", got \"" + name + "\"");
+  fail_value(function, "device", "must be \"cpu\", \"cuda:<index>\" or \"hip:<index>\", got \"" + name + "\"");
 }
 
 void define_device_array(py::module_& module) {
   auto type =
       py::class_<DeviceArray>(module, "DeviceArray",
                               "A contiguous, uninitialised array on a device such as \"cpu\", \"cuda:0\" or \"hip:0\".")
-          .def(
-              py::init([](const std::vector<std::int64_t>& shape, const std::string& dtype, const std::string& device) {
-                return DeviceArray(shape, dtype_from_name(dtype), device_from_name(device));
-              }),
-              py::arg("shape"), py::arg("dtype"), py::arg("device") = "cpu")
+          .def(py::init([](const py::object& shape, const py::object& dtype, const py::object& device) {
+                 constexpr char kFunction[] = "DeviceArray";
+                 return DeviceArray(shape_argument(kFunction, shape), dtype_argument(kFunction, "dtype", dtype),
+                                    device_argument(kFunction, device));
+               }),
+               py::arg("shape"), py::arg("dtype"), py::arg("device") = "cpu")
           .def_property_readonly("shape",
                                  [](const DeviceArray& self) {
                                    py::tuple shape(self.shape().size());
@@ -296,8 +296,8 @@ void define_device_array(py::module_& module) {
 
   module.def(
       "synchronize",
-      [](const std::string& device, Stream stream) {
-        const Device where = device_from_name(device);
+      [](const py::object& device, Stream stream) {
+        const Device where = device_argument("synchronize", device);
         const py::gil_scoped_release released;
         synchronize(where, stream);
       },

@@ -5,7 +5,6 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include <flashport/types.h>
@@ -21,9 +20,5 @@ pybind11::object make_device_array(const std::vector<std::int64_t>& shape, DType
 
 // Blocks until all work on `stream` has ended; nothing to do on the CPU.
 void synchronize(Device device, Stream stream);
-
-// "cuda:1" as a Device, "bf16" or "bfloat16" as a DType; ValueError if there is none such.
-Device device_from_name(const std::string& name);
-DType dtype_from_name(const std::string& name, const char* argument = "dtype");
 
 }  // namespace flashport::python

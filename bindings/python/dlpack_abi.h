@@ -26,6 +26,7 @@ enum TypeCode : std::uint8_t {
   kUInt = 1,
   kFloat = 2,
   kBfloat = 4,
+  kComplex = 5,
   kBool = 6,
   kFloat8E4M3Fn = 10,
   kFloat8E4M3Fnuz = 11,

@@ -1,4 +1,6 @@
 // The operations of the gated delta rule. None stands for an argument left out.
+#include <string>
+
 #include <flashport/gated_delta.h>
 
 #include "bindings/python/call.h"
@@ -76,13 +78,19 @@ enum Argument {
 
 }  // namespace chunk
 
-bool boolean_or(const Call& call, const char* name, PyObject* object, bool otherwise) {
-  return object == Py_None ? otherwise : call.boolean(name, object);
-}
-
 // Which of two words it is: true for the second. None is the first.
 bool second_or_first(const Call& call, const char* name, PyObject* object, const char* first, const char* second) {
   return object != Py_None && call.is_second(name, object, first, second);
+}
+
+// The output, which the package's function has made where it can.
+void read_out(Call& call, PyObject* q, PyObject* v, PyObject* out, TensorView& to) {
+  if (out == Py_None) {
+    call.fail_type("out", std::string("must be given, since none can be made like q (") + Py_TYPE(q)->tp_name +
+                              ") in the shape of v (" + Py_TYPE(v)->tp_name +
+                              "); pass an array of torch, NumPy or CuPy or a flashport.DeviceArray");
+  }
+  call.output("out", out, to);
 }
 
 // The pool of states, which may be read only.
@@ -94,10 +102,10 @@ py::object py_gated_delta_update(Arguments a) {
   using namespace update;
   Call call("gated_delta_update", a[kStream]);
   GatedDeltaUpdateArgs args;
-  args.update_state = boolean_or(call, "update_state", a[kUpdateState], true);
-  args.use_qk_l2norm = boolean_or(call, "use_qk_l2norm", a[kUseQkL2norm], false);
-  args.is_kda = boolean_or(call, "is_kda", a[kIsKda], false);
-  args.allow_neg_eigval = boolean_or(call, "allow_neg_eigval", a[kAllowNegEigval], false);
+  args.update_state = call.boolean("update_state", a[kUpdateState]);
+  args.use_qk_l2norm = call.boolean("use_qk_l2norm", a[kUseQkL2norm]);
+  args.is_kda = call.boolean("is_kda", a[kIsKda]);
+  args.allow_neg_eigval = call.boolean("allow_neg_eigval", a[kAllowNegEigval]);
   if (second_or_first(call, "head_map", a[kHeadMap], "consecutive", "modulo")) args.head_map = HeadMap::kModulo;
   if (second_or_first(call, "state_layout", a[kStateLayout], "vk", "kv")) args.state_layout = StateLayout::kKV;
   args.scale = call.optional_number("scale", a[kScale]);
@@ -124,7 +132,7 @@ py::object py_gated_delta_update(Arguments a) {
   call.optional_output("intermediate_states", a[kIntermediateStates], args.intermediate_states);
   call.optional_input("intermediate_indices", a[kIntermediateIndices], args.intermediate_indices);
   call.optional_input("parent_tokens", a[kParentTokens], args.parent_tokens);
-  call.output("out", a[kOut], args.out);
+  read_out(call, a[kQ], a[kV], a[kOut], args.out);
   call.run([&](Stream stream) { gated_delta_update(args, stream); });
   return py::reinterpret_borrow<py::object>(a[kOut]);
 }
@@ -132,10 +140,10 @@ py::object py_gated_delta_update(Arguments a) {
 GatedDeltaChunkArgs chunk_args(Call& call, Arguments a) {
   using namespace chunk;
   GatedDeltaChunkArgs args;
-  args.update_state = boolean_or(call, "update_state", a[kUpdateState], true);
-  args.use_qk_l2norm = boolean_or(call, "use_qk_l2norm", a[kUseQkL2norm], false);
-  args.beta_sigmoid = boolean_or(call, "beta_sigmoid", a[kBetaSigmoid], false);
-  args.allow_neg_eigval = boolean_or(call, "allow_neg_eigval", a[kAllowNegEigval], false);
+  args.update_state = call.boolean("update_state", a[kUpdateState]);
+  args.use_qk_l2norm = call.boolean("use_qk_l2norm", a[kUseQkL2norm]);
+  args.beta_sigmoid = call.boolean("beta_sigmoid", a[kBetaSigmoid]);
+  args.allow_neg_eigval = call.boolean("allow_neg_eigval", a[kAllowNegEigval]);
   if (second_or_first(call, "head_map", a[kHeadMap], "consecutive", "modulo")) args.head_map = HeadMap::kModulo;
   if (second_or_first(call, "state_layout", a[kStateLayout], "vk", "kv")) args.state_layout = StateLayout::kKV;
   args.scale = call.optional_number("scale", a[kScale]);
@@ -152,20 +160,22 @@ GatedDeltaChunkArgs chunk_args(Call& call, Arguments a) {
   call.optional_output("final_states", a[kFinalStates], args.final_states);
   call.optional_output("chunk_states", a[kChunkStates], args.chunk_states);
   call.optional_output("workspace", a[kWorkspace], args.workspace);
-  call.output("out", a[kOut], args.out);
   return args;
 }
 
 py::object py_gated_delta_chunk(Arguments a) {
   Call call("gated_delta_chunk", a[chunk::kStream]);
-  const GatedDeltaChunkArgs args = chunk_args(call, a);
+  GatedDeltaChunkArgs args = chunk_args(call, a);
+  read_out(call, a[chunk::kQ], a[chunk::kV], a[chunk::kOut], args.out);
   call.run([&](Stream stream) { gated_delta_chunk(args, stream); });
   return py::reinterpret_borrow<py::object>(a[chunk::kOut]);
 }
 
 py::object py_gated_delta_chunk_workspace_size(Arguments a) {
   Call call("gated_delta_chunk_workspace_size", a[chunk::kStream]);
-  const GatedDeltaChunkArgs args = chunk_args(call, a);
+  GatedDeltaChunkArgs args = chunk_args(call, a);
+  const Allocation out = call.allocate(a[chunk::kQ], args.q, args.q.dtype, args.v.shape, args.v.rank);
+  args.out = out.view;
   std::int64_t bytes = 0;
   call.run([&](Stream) { bytes = gated_delta_chunk_workspace_size(args); });
   return py::int_(bytes);

@@ -1,11 +1,11 @@
-// The extension module flashport._core. The operations are in operations.cpp and gated_delta_operations.cpp, arrays in
-// array_types.cpp, call.cpp and device_array.cpp; here is what is asked of the library rather than run: backends,
-// kernels, support.
+// The extension module flashport._core. The operations are in operations.cpp and gated_delta_operations.cpp, arguments
+// in arguments.cpp, arrays in array_types.cpp, call.cpp and device_array.cpp; here is what is asked of the library
+// rather than run: backends, kernels, support.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <exception>
-#include <initializer_list>
+#include <limits>
 #include <string>
 
 #include <flashport/backend.h>
@@ -13,6 +13,7 @@
 #include <flashport/error.h>
 #include <flashport/gated_delta.h>
 
+#include "bindings/python/arguments.h"
 #include "bindings/python/call.h"
 #include "bindings/python/device_array.h"
 #include "bindings/python/direct_calls.h"
@@ -24,52 +25,58 @@ namespace py = pybind11;
 namespace flashport::python {
 namespace {
 
-DecodeQuery decode_query(const std::string& target, const std::string& q_dtype, const std::string& kv,
-                         std::int64_t head_dim_qk, std::int64_t head_dim_v, std::int64_t group_size,
-                         std::int64_t q_len) {
-  return {target, dtype_from_name(q_dtype, "q_dtype"), kv, head_dim_qk, head_dim_v, group_size, q_len};
+// Queries of Python's arguments, in the order of the package's functions but for the target, which comes first.
+DecodeQuery decode_query(const char* function, const py::args& a) {
+  DecodeQuery query;
+  query.target = text_argument(function, "target", a[0]);
+  query.q_dtype = dtype_argument(function, "q_dtype", a[1]);
+  query.kv = a[2].is_none() ? dtype_name(query.q_dtype) : type_name_argument(function, "kv", a[2]);
+  const auto integer = [&](const char* name, int place) {
+    return integer_argument(function, name, py::object(a[place]).ptr());
+  };
+  query.head_dim_qk = integer("head_dim", 3);
+  query.head_dim_v = a[4].is_none() ? query.head_dim_qk : integer("head_dim_v", 4);
+  query.group_size = integer("group_size", 5);
+  query.q_len = integer("q_len", 6);
+  return query;
 }
 
-// The place of a word among those that an argument may be.
-int place_of(const char* name, const std::string& word, std::initializer_list<const char*> words) {
-  std::string text = std::string(name) + " must be";
-  int place = 0;
-  for (const char* one : words) {
-    if (word == one) return place;
-    text += std::string(place++ == 0                              ? " \""
-                        : place == static_cast<int>(words.size()) ? " or \""
-                                                                  : ", \"") +
-            one + "\"";
-  }
-  throw ValueError(text + ", got \"" + word + "\"");
+GatedDeltaQuery gated_delta_query(const char* function, const py::args& a) {
+  GatedDeltaQuery query;
+  query.target = text_argument(function, "target", a[0]);
+  query.operation = static_cast<GatedDeltaOperation>(word_argument(function, "operation", a[1], {"update", "chunk"}));
+  query.q_dtype = dtype_argument(function, "q_dtype", a[2]);
+  query.state_dtype = dtype_argument(function, "state_dtype", a[3]);
+  query.head_dim_k = integer_argument(function, "head_dim_k", py::object(a[4]).ptr());
+  query.head_dim_v =
+      a[5].is_none() ? query.head_dim_k : integer_argument(function, "head_dim_v", py::object(a[5]).ptr());
+  query.state_layout = static_cast<StateLayout>(word_argument(function, "state_layout", a[6], {"vk", "kv"}));
+  query.gate = static_cast<GateForm>(word_argument(function, "gate", a[7], {"head", "key", "any"}));
+  return query;
 }
 
-GatedDeltaQuery gated_delta_query(const std::string& target, const std::string& operation, const std::string& q_dtype,
-                                  const std::string& state_dtype, std::int64_t head_dim_k, std::int64_t head_dim_v,
-                                  const std::string& state_layout, const std::string& gate) {
-  return {target,
-          static_cast<GatedDeltaOperation>(place_of("operation", operation, {"update", "chunk"})),
-          dtype_from_name(q_dtype, "q_dtype"),
-          dtype_from_name(state_dtype, "state_dtype"),
-          head_dim_k,
-          head_dim_v,
-          static_cast<StateLayout>(place_of("state_layout", state_layout, {"vk", "kv"})),
-          static_cast<GateForm>(place_of("gate", gate, {"head", "key", "any"}))};
-}
+py::object python_answer(const Support& support) { return py::make_tuple(support.supported, support.reason); }
+py::object python_answer(const std::string& key) { return py::str(key); }
 
 // What is asked of a query that `make_query` makes of Python's arguments.
-template <class Query, class... Arguments>
-void define_query(py::module_& module, const char* name, Query (*make_query)(Arguments...),
-                  Support (*answer)(const Query&)) {
-  module.def(name, [=](Arguments... arguments) {
-    const Support support = answer(make_query(arguments...));
-    return py::make_tuple(support.supported, support.reason);
-  });
+template <class Query, class Answer>
+void define_query(py::module_& module, const char* name, Query (*make_query)(const char*, const py::args&),
+                  Answer (*answer)(const Query&)) {
+  module.def(name, [=](const py::args& arguments) { return python_answer(answer(make_query(name, arguments))); });
 }
-template <class Query, class... Arguments>
-void define_query(py::module_& module, const char* name, Query (*make_query)(Arguments...),
-                  std::string (*answer)(const Query&)) {
-  module.def(name, [=](Arguments... arguments) { return answer(make_query(arguments...)); });
+
+int heuristic_of(const py::args& a) {
+  constexpr char kFunction[] = "num_splits_heuristic";
+  const auto count = [&](const char* name, int place) {
+    const std::int64_t value = integer_argument(kFunction, name, py::object(a[place]).ptr());
+    constexpr std::int64_t kMost = std::numeric_limits<int>::max();
+    if (value < 0 || value > kMost) {
+      fail_value(kFunction, name, "must be from 0 to " + std::to_string(kMost) + ", got " + std::to_string(value));
+    }
+    return static_cast<int>(value);
+  };
+  return num_splits_heuristic(count("batch_nheads_mblocks", 0), count("num_SMs", 1), count("num_n_blocks", 2),
+                              count("max_splits", 3));
 }
 
 void define_backends(py::module_& module) {
@@ -117,7 +124,7 @@ PYBIND11_MODULE(_core, module) {
   define_device_array(module);
   define_backends(module);
   define_read_memory(module);
-  module.def("num_splits_heuristic", &num_splits_heuristic);
+  module.def("num_splits_heuristic", &heuristic_of);
   define_query(module, "supports", decode_query, supports);
   define_query(module, "which_kernel", decode_query, which_kernel);
   define_query(module, "supports_gated_delta", gated_delta_query, supports_gated_delta);

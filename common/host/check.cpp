@@ -1,9 +1,15 @@
 #include "common/host/check.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
 
 namespace flashport {
 namespace {
+
+constexpr double kLargestFloat = std::numeric_limits<float>::max();
+constexpr double kSmallestFloat = std::numeric_limits<float>::min();  // GPUs may take what is smaller for 0
 
 void check_extents(const Check& check, const TensorView& view, const char* name) {
   for (int axis = 0; axis < view.rank; ++axis) {
@@ -49,6 +55,11 @@ std::string tuple_text(const std::int64_t* values, int count) {
   return text + (count == 1 ? ",)" : ")");
 }
 
+std::string number_text(double value) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof text, value).ptr};
+}
+
 std::string shape_text(const TensorView& view) { return tuple_text(view.shape, std::clamp(view.rank, 0, kMaxRank)); }
 
 bool has_elements(const TensorView& view) {
@@ -56,18 +67,6 @@ bool has_elements(const TensorView& view) {
     if (view.shape[axis] == 0) return false;
   }
   return true;
-}
-
-ByteRange byte_range(const TensorView& view) {
-  std::int64_t low = 0;
-  std::int64_t high = 0;
-  for (int axis = 0; axis < view.rank; ++axis) {
-    const std::int64_t reach = (view.shape[axis] - 1) * view.strides[axis];
-    (reach < 0 ? low : high) += reach;
-  }
-  const auto base = reinterpret_cast<std::uintptr_t>(view.data);
-  const std::int64_t size = element_size(view.dtype);
-  return {base + static_cast<std::uintptr_t>(low * size), base + static_cast<std::uintptr_t>((high + 1) * size)};
 }
 
 void Check::rank(const TensorView& view, const char* name, int rank, const char* axes) const {
@@ -162,18 +161,22 @@ void Check::contiguous(const TensorView& view, const char* name) const {
   }
 }
 
-void Check::disjoint(const TensorView& out, const char* name, const TensorView& other, const char* other_name) const {
-  if (!has_elements(out) || !has_elements(other)) return;
-  const ByteRange range = byte_range(out);
-  const ByteRange other_range = byte_range(other);
-  if (!range.meets(other_range)) return;
-  // Views that interleave in one buffer meet in range without sharing an element.
-  const auto gapless = [](const TensorView& view, const ByteRange& bytes) {
-    return static_cast<std::uintptr_t>(view.numel() * element_size(view.dtype)) == bytes.end - bytes.begin;
-  };
-  const bool same_start = out.data == other.data;
-  if (!same_start && !(gapless(out, range) && gapless(other, other_range))) return;
-  value_error(std::string(name) + " must not share memory with " + other_name + "; pass another tensor");
+void Check::finite(double value, const char* name) const {
+  if (std::fabs(value) <= kLargestFloat) return;
+  value_error(std::string(name) + " must be finite in fp32 (at most 3.40282e+38 in magnitude), got " +
+              number_text(value));
+}
+
+void Check::positive(double value, const char* name) const {
+  if (value >= kSmallestFloat && value <= kLargestFloat) return;
+  value_error(std::string(name) + " must be positive and finite in fp32 (1.17549e-38 to 3.40282e+38), got " +
+              number_text(value));
+}
+
+void Check::negative(double value, const char* name) const {
+  if (-value >= kSmallestFloat && -value <= kLargestFloat) return;
+  value_error(std::string(name) + " must be negative and finite in fp32 (-3.40282e+38 to -1.17549e-38), got " +
+              number_text(value));
 }
 
 void Check::value_error(const std::string& text) const { throw ValueError(std::string(function_) + ": " + text); }

@@ -1,7 +1,8 @@
 // Validation of arguments, with the error texts of the public interface:
 //   <function>: <argument> must <what was expected>, got <what came>
-// A caller checks all ranks first, then all shapes, dtypes, devices, and memory last (null data, alignment, read-only,
-// overlap), so that no size or stride is read of an axis that is not there. A passing check builds no string.
+// A caller checks all ranks first, then all shapes, dtypes, devices, and memory last (null data, alignment, read-only;
+// overlap is in arguments.h), so that no size or stride is read of an axis that is not there. A passing check builds no
+// string.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +19,9 @@ namespace flashport {
 // "(2, 3, 4)"; "(5,)" for one axis, as Python spells it.
 [[nodiscard]] std::string tuple_text(const std::int64_t* values, int count);
 [[nodiscard]] std::string shape_text(const TensorView& view);
+
+// The shortest text that reads as this number: "1e+39".
+[[nodiscard]] std::string number_text(double value);
 
 [[nodiscard]] inline bool is_among(DType type, std::initializer_list<DType> allowed) {
   for (DType one : allowed) {
@@ -61,8 +65,11 @@ class Check {
   // The last axis has stride 1 (an array of indices or scales that kernels walk by pointer).
   void inner_contiguous(const TensorView& view, const char* name) const;
   void contiguous(const TensorView& view, const char* name) const;
-  // Refuses `out` where it surely shares memory with `other` (both without gaps, and their ranges meet).
-  void disjoint(const TensorView& out, const char* name, const TensorView& other, const char* other_name) const;
+
+  // Numbers that kernels take in fp32: finite there, and where their sign matters not 0 there.
+  void finite(double value, const char* name) const;
+  void positive(double value, const char* name) const;
+  void negative(double value, const char* name) const;
 
   // Optional arguments: nothing to check where they are not given.
   void rank(const std::optional<TensorView>& view, const char* name, int count, const char* axes) const {
@@ -100,13 +107,5 @@ class Check {
 };
 
 [[nodiscard]] bool has_elements(const TensorView& view);
-
-// Addresses of the bytes that the elements of a view touch, if it has any.
-struct ByteRange {
-  std::uintptr_t begin, end;
-
-  [[nodiscard]] bool meets(const ByteRange& other) const { return begin < other.end && other.begin < end; }
-};
-[[nodiscard]] ByteRange byte_range(const TensorView& view);
 
 }  // namespace flashport

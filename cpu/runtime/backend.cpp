@@ -34,8 +34,8 @@ struct Settings {
       const char* end = text + std::strlen(text);
       const auto parsed = std::from_chars(text, end, threads);
       if (parsed.ec != std::errc() || parsed.ptr != end || threads < 1 || threads > kMaxThreads) {
-        error = "FLASHPORT_NUM_THREADS must be a number from 1 to " + std::to_string(kMaxThreads) + ", got \"" + text +
-                "\"";
+        error = "FLASHPORT_NUM_THREADS must be a whole number from 1 to " + std::to_string(kMaxThreads) +
+                " (not set: one thread for each processor), got \"" + text + "\"";
       }
     }
     threads = threads < 1 ? 1 : threads > kMaxThreads ? kMaxThreads : threads;

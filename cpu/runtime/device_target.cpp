@@ -16,17 +16,19 @@ bool runs_here(std::string_view target) {
 }
 
 const TargetKernels* choose_target(std::span<const TargetKernels> tables, const char* forced, std::string& error) {
-  const bool is_forced = forced != nullptr && *forced != '\0';
+  const std::string_view name = forced == nullptr ? "" : forced;
+  const bool is_forced = !name.empty() && name != "cpu";
   const TargetKernels* chosen = nullptr;
   std::string usable;
   for (const TargetKernels& table : tables) {
     if (!runs_here(table.target)) continue;
-    if (!is_forced || std::string_view(forced) == table.target) chosen = &table;
+    if (!is_forced || name == table.target) chosen = &table;
     usable += (usable.empty() ? "" : ", ") + std::string(table.target);
   }
   if (chosen == nullptr) {
-    error = is_forced ? "FLASHPORT_CPU_TARGET must be a target that is compiled and runs on this processor (" + usable +
-                            "), got \"" + forced + "\""
+    error = is_forced ? "FLASHPORT_CPU_TARGET must be cpu (the best) or a target that is compiled and runs on this "
+                        "processor (" +
+                            usable + "), got \"" + forced + "\""
                       : "no compiled CPU target runs on this processor";
   }
   return chosen;

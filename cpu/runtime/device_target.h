@@ -14,8 +14,8 @@ namespace flashport::cpu_runtime {
 [[nodiscard]] bool runs_here(std::string_view target);
 
 // The last of `tables` that runs here: cmake/targets.cmake lists the widest last. A name in `forced` (the value of
-// FLASHPORT_CPU_TARGET; null or empty: none) is taken instead. Null, and `error` set, if the forced one is unknown or
-// does not run here.
+// FLASHPORT_CPU_TARGET; null, empty or "cpu": none) is taken instead. Null, and `error` set, if the forced one is
+// unknown or does not run here.
 [[nodiscard]] const TargetKernels* choose_target(std::span<const TargetKernels> tables, const char* forced,
                                                  std::string& error);
 

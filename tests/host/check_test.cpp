@@ -1,7 +1,9 @@
-// The texts of refused arguments, and what counts as overlapping.
+// The texts of refused arguments.
 #include "common/host/check.h"
 
 #include <gtest/gtest.h>
+
+#include <limits>
 
 #include "common/host/kv/cache_layout.h"
 #include "tests/host/decode/decode_inputs.h"
@@ -96,19 +98,22 @@ TEST(Check, AcceptsStridedOutputs) {
   EXPECT_NO_THROW(kCheck.writable(x, "x"));
 }
 
-TEST(Check, TellsSharedMemoryFromInterleavedViews) {
-  const TensorView x = floats({4, 4});
-  TensorView y = floats({4, 4});
-  EXPECT_NE(error_of<ValueError>([&] { kCheck.disjoint(x, "x", y, "y"); }), "");
-  y.data = scratch_at(16);
-  EXPECT_NE(error_of<ValueError>([&] { kCheck.disjoint(x, "x", y, "y"); }), "");
-  y.data = scratch_at(64);
-  EXPECT_NO_THROW(kCheck.disjoint(x, "x", y, "y"));
-  TensorView left = floats({4, 2});  // two halves of one buffer of 4 x 4
-  TensorView right = floats({4, 2});
-  left.strides[0] = right.strides[0] = 4;
-  right.data = scratch_at(8);
-  EXPECT_NO_THROW(kCheck.disjoint(left, "x", right, "y"));
+TEST(Check, RefusesNumbersThatFp32DoesNotHave) {
+  EXPECT_EQ(error_of<ValueError>([] { kCheck.finite(1e39, "x"); }),
+            "f: x must be finite in fp32 (at most 3.40282e+38 in magnitude), got 1e+39");
+  EXPECT_EQ(error_of<ValueError>([] { kCheck.positive(1e-50, "x"); }),
+            "f: x must be positive and finite in fp32 (1.17549e-38 to 3.40282e+38), got 1e-50");
+  EXPECT_EQ(error_of<ValueError>([] { kCheck.negative(-1e300, "x"); }),
+            "f: x must be negative and finite in fp32 (-3.40282e+38 to -1.17549e-38), got -1e+300");
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_NE(error_of<ValueError>([] { kCheck.finite(kNan, "x"); }), "");
+  EXPECT_NE(error_of<ValueError>([] { kCheck.positive(kNan, "x"); }), "");
+  EXPECT_NE(error_of<ValueError>([] { kCheck.negative(kNan, "x"); }), "");
+  const double largest = std::numeric_limits<float>::max(), smallest = std::numeric_limits<float>::min();
+  EXPECT_NO_THROW(kCheck.finite(-largest, "x"));
+  EXPECT_NO_THROW(kCheck.positive(largest, "x"));
+  EXPECT_NO_THROW(kCheck.positive(smallest, "x"));
+  EXPECT_NO_THROW(kCheck.negative(-smallest, "x"));
 }
 
 TEST(CacheParams, TakesTheWidestCopyThatAllRowsAllow) {

@@ -67,6 +67,25 @@ TEST_F(Stage1, RunsAChunkPerBlock) {
   EXPECT_EQ(p.window_left, -1);
 }
 
+TEST_F(Stage1, ChecksLengthsAndRowsOfACallWithoutKeys) {
+  const auto text = [](auto bend) {
+    Stage1Inputs inputs;
+    inputs.args.max_len_in_batch = 0;
+    inputs.lengths[0] = 0;
+    bend(inputs);
+    return error_of<ValueError>([&] { flash_decode_stage1(inputs.args); });
+  };
+  EXPECT_EQ(text([](Stage1Inputs&) {}), "");
+  EXPECT_EQ(
+      text([](Stage1Inputs& i) { i.lengths[1] = 1; }),
+      "flash_decode_stage1: B_Seqlen[1] = 1 must lie in [0, 0] (what max_len_in_batch and Req_to_tokens can hold)");
+  EXPECT_EQ(text([](Stage1Inputs& i) { i.rows[1] = 2; }),
+            "flash_decode_stage1: B_req_idx[1] = 2 must lie in [0, 1] (the rows of Req_to_tokens)");
+  EXPECT_EQ(text([](Stage1Inputs& i) { i.args.block_seq = 1; }), "");
+  EXPECT_EQ(text([](Stage1Inputs& i) { i.args.mid_out.shape[2] = i.args.mid_out_logsumexp.shape[2] = 0; }), "");
+  EXPECT_TRUE(fake_state().launches.empty());
+}
+
 TEST_F(Stage1, Refuses) {
   const auto text = [](auto bend) {
     Stage1Inputs inputs;
@@ -83,8 +102,9 @@ TEST_F(Stage1, Refuses) {
             "max_len_in_batch 300 and block_seq 64, got 4: (2, 8, 4, 128)");
   EXPECT_EQ(text([](Stage1Inputs& i) { i.args.block_seq = 0; }),
             "flash_decode_stage1: block_seq must be 1 or more, got 0");
-  EXPECT_EQ(text([](Stage1Inputs& i) { i.args.softmax_scale = std::numeric_limits<double>::infinity(); }),
-            "flash_decode_stage1: sm_scale must be finite, got inf");
+  EXPECT_EQ(
+      text([](Stage1Inputs& i) { i.args.softmax_scale = std::numeric_limits<double>::infinity(); }),
+      "flash_decode_stage1: sm_scale must be finite in fp32, times log2(e) (at most 2.3e+38 in magnitude), got inf");
   EXPECT_EQ(
       text([](Stage1Inputs& i) { i.lengths[0] = 301; }),
       "flash_decode_stage1: B_Seqlen[0] = 301 must lie in [0, 300] (what max_len_in_batch and Req_to_tokens can hold)");
@@ -173,6 +193,11 @@ TEST_F(AppendKv, FillsBothSides) {
   EXPECT_NE(error_of<ValueError>([&] { append_kv(a); }).find("positions[0] = 1024 must lie in [-1, 1023]"),
             std::string::npos);
   positions[0] = 0;
+  float scale = 0.0f;
+  a.v_scale = TensorView(&scale, DType::kFloat32, Device{}, {1});
+  EXPECT_EQ(error_of<ValueError>([&] { append_kv(a); }),
+            "append_kv: v_scale[0] = 0 must be finite and not 0; pass None for a scale of 1");
+  a.v_scale.reset();
   a.v_cache.read_only = true;
   EXPECT_NE(error_of<ValueError>([&] { append_kv(a); }).find("v_cache is written"), std::string::npos);
   a.v_cache.read_only = false;

@@ -34,7 +34,7 @@ TEST(DeviceTarget, Cpu) {
   const TargetKernels impossible = {"cpu_of_tomorrow", nullptr, 0};
   const TargetKernels tables[] = {generic, impossible};
   std::string error;
-  for (const char* forced : {static_cast<const char*>(nullptr), "", "cpu_generic"}) {
+  for (const char* forced : {static_cast<const char*>(nullptr), "", "cpu", "cpu_generic"}) {
     const TargetKernels* chosen = cpu_runtime::choose_target(tables, forced, error);
     ASSERT_NE(chosen, nullptr);
     EXPECT_STREQ(chosen->target, "cpu_generic");
@@ -44,8 +44,8 @@ TEST(DeviceTarget, Cpu) {
     error.clear();
     EXPECT_EQ(cpu_runtime::choose_target(tables, forced, error), nullptr);
     EXPECT_EQ(error,
-              "FLASHPORT_CPU_TARGET must be a target that is compiled and runs on this processor (cpu_generic), "
-              "got \"" +
+              "FLASHPORT_CPU_TARGET must be cpu (the best) or a target that is compiled and runs on this processor "
+              "(cpu_generic), got \"" +
                   std::string(forced) + "\"");
   }
   error.clear();

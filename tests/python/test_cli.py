@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import pty
+import signal
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
 
 import flashport
-from flashport import devices
+from flashport import _core, devices
 from flashport.cli import demo_gated_delta, main
 
 
@@ -150,3 +155,105 @@ def test_a_file_that_cannot_be_written_is_refused_at_once(arguments, tmp_path):
     path = tmp_path / "missing" / "file"
     text = run(command, "--device", "cpu", "--match", "nothing at all", option, str(path), code=2)
     assert "cannot be written" in text
+
+
+def command(*arguments, stdout=subprocess.PIPE, **variables):
+    """``python -m flashport`` in a process of its own, under these variables of the environment."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FLASHPORT_")}
+    return subprocess.run(
+        [sys.executable, "-m", "flashport", *arguments],
+        env=environment | variables, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_the_package_is_the_command():
+    result = command("--version")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert flashport.__version__ in result.stdout
+
+
+@pytest.mark.parametrize("value", ["abc", "0", "-1", "1e9", "4096"])
+def test_a_wrong_number_of_threads(value, tmp_path):
+    text = "FLASHPORT_NUM_THREADS must be a whole number from 1 to 1024 (not set: one thread for each processor), "
+    text += f'got "{value}"'
+    for arguments in (("demo", "--quick"), ("selftest", "--report", str(tmp_path / "report.json"))):
+        result = command(*arguments, FLASHPORT_NUM_THREADS=value, CUDA_VISIBLE_DEVICES="", HIP_VISIBLE_DEVICES="")
+        assert result.returncode == 1
+        assert result.stderr.startswith("Error: there is no device to run on:\n")
+        assert text in result.stderr
+        assert "Traceback" not in result.stderr
+    output = command("doctor", FLASHPORT_NUM_THREADS=value).stdout
+    assert f"FLASHPORT_NUM_THREADS={value}" in output
+    code = "import numpy, flashport; a = numpy.zeros((1, 1, 64), 'f4'); flashport.merge_states(a, a[..., 0])"
+    environment = os.environ | {"FLASHPORT_NUM_THREADS": value}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert f"RuntimeError: merge_states: o is on cpu, which cannot be used: {text}" in result.stderr
+
+
+def test_cpu_stands_for_its_variants():
+    variants = next(backend.targets for backend in flashport.backends() if backend.name == "cpu")
+    assert "cpu_generic" in variants
+    both = run("support", "--target", "cpu")
+    assert both == "".join(run("support", "--target", variant) for variant in variants)
+    assert run("support", "--target", "cpu", "--target", "cpu_generic") == both
+    in_use = _core.kernel_keys("cpu")[0].rpartition("/")[2]
+    assert f"target cpu, here {in_use}" in " ".join(run("doctor").replace("\u2502", " ").split())
+    best = command("doctor", FLASHPORT_CPU_TARGET="cpu", COLUMNS="200").stdout
+    assert "target cpu, here " + in_use in best
+    generic = command("doctor", FLASHPORT_CPU_TARGET="cpu_generic", COLUMNS="200").stdout
+    assert "target cpu, here cpu_generic" in generic
+    wrong = command("demo", FLASHPORT_CPU_TARGET="avx", CUDA_VISIBLE_DEVICES="", HIP_VISIBLE_DEVICES="").stderr
+    assert "FLASHPORT_CPU_TARGET must be cpu (the best) or a target that is compiled and runs on this" in wrong
+
+
+@pytest.mark.parametrize("arguments", [("support", "--target", "cpu_generic"), ("doctor",), ("demo", "--quick")])
+def test_a_narrow_terminal(arguments):
+    """Nothing is cut off: rows are lists, each named by what would be its first cells."""
+    result = command(*arguments, COLUMNS="40")
+    assert result.returncode == 0, result.stderr
+    text = result.stdout
+    assert "\u2026" not in text
+    assert "\u2502" not in text
+    joined = " ".join(text.split())
+    if arguments[0] == "support":
+        assert (
+            "q bf16, cache q8_0 64: yes; 80: -; 96: yes; 128: yes; 192: yes; 256: yes; 512: yes; 192/128: yes" in joined
+        )
+        assert "operation chunk, q fp16, states bf16 gate: head: 256; gate: key: -; gate: any: -" in joined
+    elif arguments[0] == "doctor":
+        assert "cpu: yes compiled targets: cpu_generic" in joined
+        assert "detail: built in" in joined
+    else:
+        for part in ("two stages, token table error: ", "; plain bf16: ", "; of read rate: "):
+            assert part in joined
+
+
+def test_no_color_is_no_escape_code():
+    def on_a_terminal(**variables):
+        ours, theirs = pty.openpty()
+        result = command("doctor", stdout=theirs, TERM="xterm-256color", **variables)
+        os.close(theirs)
+        assert result.returncode == 0
+        text = b""
+        try:
+            while part := os.read(ours, 1 << 16):
+                text += part
+        except OSError:  # what Linux says at the end of a terminal's output
+            pass
+        os.close(ours)
+        return text
+
+    assert b"\x1b[" in on_a_terminal(NO_COLOR="")
+    plain = on_a_terminal(NO_COLOR="1")
+    assert b"cpu" in plain
+    assert b"\x1b" not in plain
+
+
+@pytest.mark.parametrize("arguments", [("support",), ("support", "--kernels"), ("doctor",), ("--help",)])
+def test_an_output_that_nobody_reads(arguments):
+    """As of other programs: it ends by SIGPIPE, and says nothing."""
+    read, write = os.pipe()
+    os.close(read)
+    result = command(*arguments, stdout=write)
+    os.close(write)
+    assert (result.returncode, result.stderr) == (-signal.SIGPIPE, "")

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import flashport
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -30,3 +32,8 @@ def test_example(code):
 
 def test_readme_has_the_table_of_the_results():
     assert (ROOT / "benchmarks/results/nvidia-h200.md").read_text() in (ROOT / "README.md").read_text()
+
+
+def test_readme_says_that_mla_is_not_there():
+    assert "Not there yet: MLA as DeepSeek's decode has it (head dims 576/512" in (ROOT / "README.md").read_text()
+    assert not flashport.supports(head_dim=576, head_dim_v=512, target="cpu")

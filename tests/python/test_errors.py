@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashport
-from conftest import BF16, make_decode, to_torch
+from conftest import BF16, make_decode, same, share_memory, to_torch
 
 BATCH, HEADS, KV_HEADS, HEAD_DIM, BLOCKS, BLOCK_SEQ, SLOTS = 3, 8, 2, 128, 4, 16, 80
 
@@ -270,6 +270,119 @@ def test_outputs_that_overlap_inputs_or_themselves():
     expect("flash_decode", arguments, ValueError, r"^flash_decode: out ")
 
 
+@pytest.mark.parametrize(("function", "name"), ARRAYS)
+@given(data=st.data())
+@settings(max_examples=12, deadline=None)
+def test_outputs_that_share_memory_with_another_argument(function, name, data):
+    make, outputs = FUNCTIONS[function]
+    arguments = make()
+    others = [output for output in outputs if output != name]
+    if not others:
+        return
+    output = data.draw(st.sampled_from(others))
+    share_memory(arguments, output, name, data.draw(st.integers(0, (arguments[output].nbytes - 1) // 16)))
+    text = rf"({output} must not share memory with {name}|{name} must not share memory with {output}); pass another"
+    expect(function, arguments, ValueError, rf"^{function}: {text} tensor$")
+
+
+def test_outputs_over_tables_and_lengths():
+    """What ended the process, or gave wrong numbers."""
+    x = make_decode((40, 7, 1))
+    table = np.arange(3, dtype=np.int32).reshape(3, 1)
+    memory = np.zeros(3 * HEADS * HEAD_DIM, BF16)
+    in_table = np.ndarray(table.shape, np.int32, memory)
+    in_table[...] = table
+    with pytest.raises(ValueError, match=r"^flash_decode: out must not share memory with block_table; pass another"):
+        flashport.flash_decode(x.q, x.k, x.v, x.seqlens, block_table=in_table, out=memory.reshape(x.q.shape))
+    assert np.array_equal(in_table, table)
+    wide = np.zeros((3, 2, HEADS, HEAD_DIM), BF16)
+    wide[:, 0] = x.q
+    queries = wide[:, 0]
+    shifted = wide.reshape(-1)[1 : 1 + 3 * HEADS * HEAD_DIM].reshape(x.q.shape)
+    with pytest.raises(ValueError, match=r"^flash_decode: out must not share memory with q; pass another tensor$"):
+        flashport.flash_decode(queries, x.k, x.v, x.seqlens, out=shifted)
+    wanted = flashport.flash_decode(x.q, x.k, x.v, x.seqlens)
+    flashport.flash_decode(queries, x.k, x.v, x.seqlens, out=wide[:, 1])  # interleaved, and no element is shared
+    same(wide[:, 1], wanted)
+    same(wide[:, 0], x.q)
+
+
+def test_shared_memory_of_append_and_merges():
+    k = np.ones((3, 2, 64), np.float32)
+    cache, other = np.zeros((2, 4, 2, 2, 64), np.float32)
+    inside = cache.reshape(-1, 2, 64)[:3]
+    for arguments, text in (
+        ((inside, k, cache, other, np.arange(3)), "k_cache must not share memory with k"),
+        ((k, inside, cache, other, np.arange(3)), "k_cache must not share memory with v"),
+        ((k, k, cache, cache, np.arange(3)), "v_cache must not share memory with k_cache"),
+        ((k, k, other, cache, cache.view(np.int64).reshape(-1)[:3]), "v_cache must not share memory with positions"),
+    ):
+        with pytest.raises(ValueError, match=rf"^append_kv: {text}; pass another tensor$"):
+            flashport.append_kv(*arguments)
+    assert not cache.any()
+    pool = np.zeros((5, 2, 2, 64), np.float32)  # keys and values side by side
+    flashport.append_kv(k, k, pool[:, 0], pool[:, 1], np.arange(3))
+    assert pool[:3].all()
+    assert not pool[3:].any()
+    o, lse = np.zeros((3, 64), np.float32), np.zeros(3, np.float32)
+    out = flashport.merge_state(o, lse, o, lse)  # one tensor as both states
+    assert not out[0].any()
+    with pytest.raises(ValueError, match=r"^merge_state: out_lse must not share memory with o_b; pass another tensor$"):
+        flashport.merge_state(o.copy(), lse, o, lse, out_lse=o[:, 0])
+    both = np.zeros((2, 3, 129), np.float32)
+    with pytest.raises(ValueError, match=r"^merge_states: out must not share memory with lse; pass another tensor$"):
+        flashport.merge_states(both[..., :64], both[..., 64], out=both[0, :, 64:128])
+
+
+@pytest.mark.parametrize(
+    ("function", "change", "text"),
+    [
+        ("flash_decode", {"softmax_scale": 1e39}, r"softmax_scale must be finite in fp32, .*, got 1e\+39"),
+        ("flash_decode", {"softcap": 1e300}, r"softcap must be 0 .* of fp32 .*, got 1e\+300"),
+        ("flash_decode", {"softcap": 1e-50}, r"softcap must be 0 .* of fp32 .*, got 1e-50"),
+        ("flash_decode", {"k_scale": np.zeros(1, np.float32)}, r"k_scale\[0\] = 0 must be finite and not 0; pass None"),
+        ("flash_decode", {"v_scale": np.array([1, np.nan], np.float32)}, r"v_scale\[1\] = nan must be finite and not "),
+        ("flash_decode_stage1", {"sm_scale": 1e39}, r"sm_scale must be finite in fp32, .*, got 1e\+39"),
+    ],
+)
+def test_numbers_that_fp32_does_not_have(function, change, text):
+    expect(function, FUNCTIONS[function][0]() | change, ValueError, rf"^{function}: {text}")
+
+
+@pytest.mark.parametrize("scale", [0, np.nan, np.inf, -np.inf])
+def test_scales_of_append_kv(scale):
+    k, cache = np.ones((3, 2, 64), np.float32), np.zeros((4, 2, 2, 64), np.float32)
+    for name in ("k_scale", "v_scale"):
+        scales = np.array([1, scale], np.float32)
+        with pytest.raises(ValueError, match=rf"^append_kv: {name}\[1\] = .*{scale:g} must be finite and not 0"):
+            flashport.append_kv(k, k, cache, cache.copy(), np.arange(3), **{name: scales})
+    assert not cache.any()
+
+
+def test_stage1_without_keys_checks_lengths_and_rows():
+    arguments = stage1_arguments() | {"max_len_in_batch": 0, "B_Seqlen": np.zeros(BATCH, np.int32)}
+    flashport.flash_decode_stage1(**arguments)
+    assert np.isnan(arguments["mid_out"]).all()
+    late = arguments | {"B_Seqlen": np.array([0, 0, 5], np.int32)}
+    expect("flash_decode_stage1", late, ValueError, r"^flash_decode_stage1: B_Seqlen\[2\] = 5 must lie in \[0, 0\]")
+    far = arguments | {"B_req_idx": np.array([0, 9, 1], np.int32)}
+    expect("flash_decode_stage1", far, ValueError, r"^flash_decode_stage1: B_req_idx\[1\] = 9 must lie in \[0, 3\]")
+
+
+@pytest.mark.parametrize("num_splits", [None, 1, 3])
+def test_ragged_rows_that_nobody_owns_are_not_written(num_splits):
+    x = make_decode((400, 300))
+    q = np.concatenate([x.q, x.q, x.q])
+    out, lse = np.full(q.shape, 7, BF16), np.full(q.shape[:2], 7, np.float32)
+    offsets = np.array([0, 2, 3], np.int32)
+    flashport.flash_decode(
+        q, x.k, x.v, x.seqlens, cu_seqlens_q=offsets, max_q_len=2, num_splits=num_splits, out=out, lse=lse
+    )
+    assert (out[3:] == 7).all()
+    assert (lse[3:] == 7).all()
+    assert not (lse[:3] == 7).any()
+
+
 def test_what_no_kernel_serves_says_why():
     x = make_decode(head_dim=24)
     support = flashport.supports(head_dim=1024, target="cpu")
@@ -306,3 +419,83 @@ def test_the_heuristic():
     assert flashport.num_splits_heuristic(110, 132, 64, 128) == 1  # at least 80% of the multiprocessors
     assert flashport.num_splits_heuristic(8, 132, 64, 128) == 16
     assert flashport.num_splits_heuristic(1, 132, 1, 128) == 1
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "error", "text"),
+    [
+        (0, 1.5, TypeError, "batch_nheads_mblocks must be an integer, got float"),
+        (1, "a", TypeError, "num_SMs must be an integer, got str"),
+        (2, None, TypeError, "num_n_blocks must be an integer, got NoneType"),
+        (3, -1, ValueError, "max_splits must be from 0 to 2147483647, got -1"),
+        (1, 1 << 40, ValueError, f"num_SMs must be from 0 to 2147483647, got {1 << 40}"),
+        (1, 1 << 70, ValueError, "num_SMs must fit in 64 bits"),
+    ],
+)
+def test_the_heuristic_takes_counts(place, value, error, text):
+    arguments = [8, 132, 64, 128]
+    arguments[place] = value
+    with pytest.raises(error, match=rf"^num_splits_heuristic: {text}"):
+        flashport.num_splits_heuristic(*arguments)
+
+
+def test_the_heuristic_of_the_largest_and_smallest_counts():
+    most = (1 << 31) - 1
+    assert flashport.num_splits_heuristic(most, most, most, 1) == 1
+    assert flashport.num_splits_heuristic(1, most, most, 2) == 2
+    assert flashport.num_splits_heuristic(0, 0, 0, 0) == 1
+
+
+@pytest.mark.parametrize("value", [1, 0, None, "yes", 1.0])
+def test_one_rule_for_booleans(value):
+    """True, False and NumPy's own; all operations say of anything else that it is none."""
+    x = decode_arguments()
+    text = rf"must be True or False, got {type(value).__name__}$"
+    with pytest.raises(TypeError, match=rf"^flash_decode: return_lse {text}"):
+        call("flash_decode", x | {"return_lse": value})
+    q = np.zeros((2, 3, 4, 16), np.float32)
+    gates = np.zeros((2, 3, 4), np.float32)
+    for name in ("use_qk_l2norm", "is_kda", "update_state", "allow_neg_eigval"):
+        with pytest.raises(TypeError, match=rf"^gated_delta_update: {name} {text}"):
+            flashport.gated_delta_update(q, q, q, **{name: value})
+    for name in ("use_qk_l2norm", "beta_sigmoid", "update_state", "allow_neg_eigval"):
+        with pytest.raises(TypeError, match=rf"^gated_delta_chunk: {name} {text}"):
+            flashport.gated_delta_chunk(q, q, q, gates, gates, **{name: value})
+
+
+def test_booleans_of_numpy_are_booleans():
+    x = make_decode()
+    _, lse = flashport.flash_decode(x.q, x.k, x.v, x.seqlens, return_lse=np.bool_(True))
+    assert lse.shape == x.q.shape[:2]
+    q = np.random.default_rng(0).standard_normal((2, 3, 4, 16), np.float32)
+    for ours, numpys in ((True, np.bool_(True)), (False, np.bool_(False))):
+        np.testing.assert_array_equal(
+            flashport.gated_delta_update(q, q, q, use_qk_l2norm=numpys),
+            flashport.gated_delta_update(q, q, q, use_qk_l2norm=ours),
+        )
+    assert flashport.flash_decode(x.q, x.k, x.v, x.seqlens, return_lse=np.bool_(False)).shape == x.q.shape
+
+
+def test_an_integer_that_no_double_holds():
+    expect("flash_decode", decode_arguments() | {"softcap": 10**400}, ValueError, r"^flash_decode: softcap must be fin")
+
+
+class Interrupting:
+    """A number whose making is interrupted."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __float__(self):
+        raise self.error
+
+    __index__ = __float__
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("name", ["softcap", "num_splits"])
+def test_an_interrupt_is_no_wrong_number(name, error):
+    with pytest.raises(error):
+        call("flash_decode", decode_arguments() | {name: Interrupting(error())})
+    with pytest.raises(TypeError, match=rf"^flash_decode: {name} must be an?"):
+        call("flash_decode", decode_arguments() | {name: Interrupting(RuntimeError())})

@@ -90,6 +90,24 @@ def test_the_two_stages(block_seq, keyword):
     assert not out[LENS.index(0)].astype(np.float32).any()
 
 
+def test_results_of_the_stages_may_be_slices_of_one_array():
+    x = make_state()
+    s = x.state
+    blocks = -(-max(LENS) // 128)
+    both = np.full((len(LENS), HEADS, blocks, HEAD_DIM + 1), np.nan, np.float32)
+    mid_out, mid_lse, out = both[..., :HEAD_DIM], both[..., HEAD_DIM], np.empty(x.q.shape, BF16)
+    table = s.req_manager.req_to_token_indexs
+    lightllm.flash_decode_stage1(
+        x.q, x.k, x.v, table, s.b_req_idx, s.b_seq_len, max(LENS), mid_out, mid_lse, block_seq=128
+    )
+    lightllm.flash_decode_stage2(mid_out, mid_lse, s.b_seq_len, out, block_seq=128)
+    assert_close(out, answer(x)[0])
+    with pytest.raises(ValueError, match=r"^flash_decode_stage1: mid_out_logsumexp must not share memory with mid_out"):
+        lightllm.flash_decode_stage1(
+            x.q, x.k, x.v, table, s.b_req_idx, s.b_seq_len, max(LENS), mid_out, both[..., 5], block_seq=128
+        )
+
+
 def test_scale_of_stage1():
     x = make_state()
     s = x.state

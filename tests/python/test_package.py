@@ -80,6 +80,89 @@ def test_support_is_true_or_has_a_reason():
         flashport.supports("float64", target="cpu")
 
 
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"head_dim_v": 0}, "head_dim_v 0 < 16"),
+        ({"head_dim_v": 520}, "head_dim_v 520 > 512"),
+        ({"head_dim": 0}, "head_dim 0 < 16"),
+        ({"q_dtype": "int32"}, "q must be float32, float16 or bfloat16, got int32"),
+        ({"q_dtype": "fp8_e4m3"}, "q must be float32, float16 or bfloat16, got float8_e4m3fn"),
+        ({"q_dtype": "int32", "kv": "bf16"}, "q must be float32, float16 or bfloat16, got int32"),
+        ({"kv": ""}, 'kv must be fp32, fp16, bf16, fp8_e4m3, fp8_e4m3fnuz or q8_0, got ""'),
+        ({"kv": np.float16}, "a cache of fp16 goes with q of the same type, got bfloat16"),
+    ],
+)
+def test_support_says_no_to(options, reason):
+    refused = flashport.supports(target="cpu", **options)
+    assert not refused
+    assert refused.reason == reason
+    with pytest.raises(NotImplementedError, match=re.escape("which_kernel: " + reason)):
+        flashport.which_kernel(target="cpu", **options)
+
+
+def test_both_spellings_of_a_type_and_types_of_libraries():
+    spellings = {
+        "fp32": ["fp32", "float32", np.float32, np.dtype(np.float32), "torch.float32"],
+        "fp16": ["fp16", "float16", np.float16, np.dtype(np.float16)],
+        "bf16": ["bf16", "bfloat16", ml_dtypes.bfloat16, np.dtype(ml_dtypes.bfloat16)],
+        "fp8_e4m3": ["fp8_e4m3", "float8_e4m3fn", ml_dtypes.float8_e4m3fn, np.dtype(ml_dtypes.float8_e4m3fn)],
+    }
+    for name, types in spellings.items():
+        q = "bf16" if name == "fp8_e4m3" else name
+        key = flashport.which_kernel(q, name, target="cpu")
+        for spelled in types:
+            assert flashport.which_kernel(q, spelled, target="cpu") == key
+            if q == name:
+                assert flashport.which_kernel(spelled, target="cpu") == key
+                assert flashport.supports_gated_delta("chunk", spelled, target="cpu")
+    assert flashport.supports_gated_delta("update", state_dtype=np.float32, target="cpu")
+    assert flashport.DeviceArray((2,), np.float16).dtype == "float16"
+
+
+def test_types_of_torch_are_types():
+    torch = pytest.importorskip("torch")
+    assert flashport.supports(torch.bfloat16, kv=torch.float8_e4m3fn, target="cpu")
+    assert flashport.supports_gated_delta("update", torch.float16, torch.bfloat16, target="cpu")
+
+
+@pytest.mark.parametrize("function", [flashport.supports, flashport.which_kernel])
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"head_dim": "a"}, TypeError, "head_dim must be an integer, got str"),
+        ({"head_dim": None}, TypeError, "head_dim must be an integer, got NoneType"),
+        ({"head_dim_v": 64.0}, TypeError, "head_dim_v must be an integer, got float"),
+        ({"group_size": 1 << 70}, ValueError, f"group_size must fit in 64 bits, got {1 << 70}"),
+        ({"q_len": []}, TypeError, "q_len must be an integer, got list"),
+        ({"q_dtype": 5}, TypeError, "q_dtype must be an element type or its name, got int"),
+        ({"q_dtype": "float64"}, ValueError, "q_dtype must be one of float32, float16, bfloat16, "),
+        ({"kv": 5}, TypeError, "kv must be an element type or its name, got int"),
+        ({"target": 5}, TypeError, "target must be a str, got int"),
+    ],
+)
+def test_support_is_not_asked_so(function, options, error, text):
+    with pytest.raises(error, match=rf"^{function.__name__}: {re.escape(text)}"):
+        function(**{"target": "cpu", **options})
+
+
+@pytest.mark.parametrize("function", [flashport.supports_gated_delta, flashport.which_gated_delta_kernel])
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"head_dim_k": "a"}, "head_dim_k must be an integer, got str"),
+        ({"head_dim_v": "a"}, "head_dim_v must be an integer, got str"),
+        ({"state_dtype": 5}, "state_dtype must be an element type or its name, got int"),
+        ({"state_layout": 5}, 'state_layout must be "vk" or "kv", got int'),
+        ({"gate": None}, 'gate must be "head", "key" or "any", got NoneType'),
+        ({"operation": 3}, 'operation must be "update" or "chunk", got int'),
+    ],
+)
+def test_support_of_the_gated_delta_rule_is_not_asked_so(function, options, text):
+    with pytest.raises(TypeError, match=rf"^{function.__name__}: {re.escape(text)}$"):
+        function(**{"operation": "update", "target": "cpu", **options})
+
+
 @pytest.mark.parametrize("operation", ["update", "chunk"])
 def test_support_of_the_gated_delta_rule(operation):
     family = f"gated_delta_{operation}/"

@@ -236,8 +236,8 @@ def test_opcheck(packed):
     beta = torch.rand(*rows, VALUE_HEADS, VALUES)
     torch.library.opcheck(
         ops.gated_delta_update.default,
-        (x["q"], x["k"], x["v"], None, None, None, None, x["state"], x["slots"], 0.5, None, None, None, True, None,
-         "modulo", "vk", True, x["cu_seqlens"], None, None, None, -x["a"].abs(), gk, gv, beta, None, x["final"],
+        (x["q"], x["k"], x["v"], None, None, None, None, x["state"], x["slots"], 0.5, None, None, None, True, False,
+         "modulo", "vk", True, x["cu_seqlens"], None, None, None, -x["a"].abs(), gk, gv, beta, False, x["final"],
          x["out"]),
         test_utils=tests,
     )  # fmt: skip

@@ -153,12 +153,22 @@ inline double read_q8_0(const void* row, std::int64_t index) {
 }
 
 // As ggml's quantize_row_q8_0_ref: scale = largest / 127 in fp32, bytes rounded half away from zero from the fp32
-// product with the fp32 reciprocal, the scale stored as fp16 after that.
+// product with the fp32 reciprocal, the scale stored as fp16 after that. What ggml leaves open: a block with a value
+// that is not finite has the scale NaN and bytes of 0.
 inline void write_q8_0(void* row, const float* values, std::int64_t count) {
   auto* block = static_cast<unsigned char*>(row);
   for (std::int64_t first = 0; first < count; first += kQ8Values, block += kQ8Bytes) {
     float largest = 0;
-    for (int i = 0; i < kQ8Values; ++i) largest = std::fmax(largest, std::fabs(values[first + i]));
+    bool finite = true;
+    for (int i = 0; i < kQ8Values; ++i) {
+      largest = std::fmax(largest, std::fabs(values[first + i]));
+      finite = finite && std::isfinite(values[first + i]);
+    }
+    if (!finite) {
+      std::memset(block, 0, kQ8Bytes);
+      store_as(block, static_cast<std::uint16_t>(kHalf.nan));
+      continue;
+    }
     const float scale = largest / 127.0f;
     const float inverse = scale != 0 ? 1.0f / scale : 0.0f;
     store_as(block, static_cast<std::uint16_t>(encode(scale, kHalf)));

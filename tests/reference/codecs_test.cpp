@@ -65,5 +65,17 @@ TEST(Codecs, Q8BlocksHoldAScaleAndBytes) {
   EXPECT_EQ(read_q8_0(row, 40), 0.0);
 }
 
+TEST(Codecs, Q8BlocksWithoutANumberAreNan) {
+  for (float x : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    float values[64] = {1, -x};
+    values[40] = 2;
+    unsigned char row[2 * kQ8Bytes];
+    write_q8_0(row, values, 64);
+    EXPECT_EQ(load_as<std::uint16_t>(row), 0x7e00);
+    for (int i = 0; i < 32; ++i) EXPECT_TRUE(std::isnan(read_q8_0(row, i)));
+    EXPECT_NEAR(read_q8_0(row, 40), 2.0, 0.01);
+  }
+}
+
 }  // namespace
 }  // namespace reference

@@ -10,7 +10,7 @@ _Function = TypeVar("_Function")
 class DeviceArray:
     """A contiguous, uninitialised array on a device such as "cpu", "cuda:0" or "hip:0"; speaks DLPack."""
 
-    def __init__(self, shape: Sequence[int], dtype: str, device: str = "cpu") -> None: ...
+    def __init__(self, shape: Sequence[int], dtype: Any, device: str = "cpu") -> None: ...
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
@@ -70,18 +70,18 @@ def synchronize(device: str, stream: int = 0) -> None: ...
 def read_memory(array: Any, stream: Any = None) -> None: ...
 def num_splits_heuristic(batch_nheads_mblocks: int, num_sms: int, num_n_blocks: int, max_splits: int, /) -> int: ...
 def supports(
-    target: str, q_dtype: str, kv: str, head_dim_qk: int, head_dim_v: int, group_size: int, q_len: int, /
+    target: str, q_dtype: Any, kv: Any, head_dim: int, head_dim_v: int | None, group_size: int, q_len: int, /
 ) -> tuple[bool, str]: ...
 def which_kernel(
-    target: str, q_dtype: str, kv: str, head_dim_qk: int, head_dim_v: int, group_size: int, q_len: int, /
+    target: str, q_dtype: Any, kv: Any, head_dim: int, head_dim_v: int | None, group_size: int, q_len: int, /
 ) -> str: ...
 def supports_gated_delta(
     target: str,
     operation: str,
-    q_dtype: str,
-    state_dtype: str,
+    q_dtype: Any,
+    state_dtype: Any,
     head_dim_k: int,
-    head_dim_v: int,
+    head_dim_v: int | None,
     state_layout: str,
     gate: str,
     /,
@@ -89,10 +89,10 @@ def supports_gated_delta(
 def which_gated_delta_kernel(
     target: str,
     operation: str,
-    q_dtype: str,
-    state_dtype: str,
+    q_dtype: Any,
+    state_dtype: Any,
     head_dim_k: int,
-    head_dim_v: int,
+    head_dim_v: int | None,
     state_layout: str,
     gate: str,
     /,

@@ -81,7 +81,8 @@ def flash_decode(
         kv_last_page_len: (B) int32, tokens in the last page of each request, 1 to page_size; read where ``seqlens`` is
             None.
         kv_layout: "NHD" or "HND".
-        cu_seqlens_q: (B + 1) int32, first row of each request in a ragged ``q``; needs ``max_q_len``.
+        cu_seqlens_q: (B + 1) int32, first row of each request in a ragged ``q``; needs ``max_q_len``. Rows past its
+            last entry are nobody's: their rows of ``out`` and ``lse`` are not written, and of new arrays hold anything.
         max_q_len: The most new tokens of any request, 1 to 16.
         softmax_scale: Factor on the scores; default 1 / sqrt(D).
         window: (left, right), keys on either side of a query's own position that it sees; -1 is no limit. New token i
@@ -92,8 +93,9 @@ def flash_decode(
             merged, give it to one.
         tree_mask: (B, q_len) uint32, or (total_q) with a ragged ``q``; bit j of row i lets new token i see new token
             j. Default: causal.
-        k_scale: (1) or (Hkv) fp32, factor on the stored keys.
-        v_scale: (1) or (Hkv) fp32, factor on the stored values; of one shape with ``k_scale`` where both are given.
+        k_scale: (1) or (Hkv) fp32, factor on the stored keys; finite and not 0.
+        v_scale: (1) or (Hkv) fp32, factor on the stored values; finite and not 0; of one shape with ``k_scale`` where
+            both are given.
         num_splits: None gives results whose bits do not depend on the rest of the batch; 0 picks a count by
             :func:`num_splits_heuristic`; n cuts each request into n equal parts.
         out: As ``q`` with DV in place of D; fp16, bf16 or fp32; written. Default: a new array like ``q``.
@@ -108,10 +110,12 @@ def flash_decode(
         ``out``, or ``(out, lse)``.
 
     Raises:
-        ValueError: A wrong rank, shape, stride, device or value; nothing has been written. Also a length or an entry of
-            a table that lies outside of the cache, where these are in host memory: on a GPU, where no call waits,
-            lengths are clamped to what the layout can hold and entries are trusted (FLASHPORT_CHECK=1 in the
-            environment checks both, and waits). Also a graph capture for which no workspace is ready.
+        ValueError: A wrong rank, shape, stride, device or value (a number that fp32 does not have among them), or an
+            output that shares an element with another argument; nothing has been written. Also a length or an entry of
+            a table that lies outside of the cache, and a scale of the cache that is 0, NaN or infinite, where these are
+            in host memory: on a GPU, where no call waits, lengths are clamped to what the layout can hold, entries and
+            scales are trusted (FLASHPORT_CHECK=1 in the environment checks them, and waits). Also a graph capture for
+            which no workspace is ready.
         TypeError: A wrong element type, or an argument that is no array.
         NotImplementedError: No kernel of the device's target serves the request; the text says what is missing.
         RuntimeError: A driver call failed.
@@ -195,7 +199,7 @@ def flash_decode_stage1(
         Req_to_tokens: (max_requests, max_len) int32, slot of each token of a request.
         B_req_idx: (B) int32 or int64, row of ``Req_to_tokens``.
         B_Seqlen: (B) int32 or int64, keys of each request.
-        max_len_in_batch: The longest of them, in tokens.
+        max_len_in_batch: The longest of them, in tokens; 0 where no request has any.
         mid_out: (B, Hq, blocks, D) fp32 with blocks >= ceil(max_len_in_batch / block_seq), any strides; written.
         mid_out_logsumexp: (B, Hq, blocks) fp32, natural log, any strides; written.
         block_seq: Keys of a block, 1 or more.
@@ -270,7 +274,7 @@ def append_kv(
 
     A position is a slot of the cache, counted over its pages (or sequences) in memory order, whatever table will point
     at it: new tokens go where the caller's allocator has put them. Positions are distinct; of two tokens for one slot
-    either may win.
+    either may win. A q8_0 block that a NaN or an infinity goes into is NaN throughout.
 
     Source: common/host/kv/append_kv.cpp and common/device/kv/append_kernel.h.
 
@@ -283,13 +287,14 @@ def append_kv(
         positions: (tokens) int32 or int64, the slot that each token goes to: page * page_size + offset in the page;
             b * S + offset where the cache is contiguous; the slot itself in a token pool. -1 skips the token.
         kv_layout: "NHD" or "HND".
-        k_scale: (1) or (Hkv) fp32; what is stored is k / k_scale.
-        v_scale: (1) or (Hkv) fp32; what is stored is v / v_scale.
+        k_scale: (1) or (Hkv) fp32, finite and not 0; what is stored is k / k_scale.
+        v_scale: (1) or (Hkv) fp32, finite and not 0; what is stored is v / v_scale.
         stream: As in :func:`flash_decode`.
 
     Raises:
         ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written. A
-            position outside of the cache is a ValueError in host memory; on a GPU the token is skipped.
+            position outside of the cache is a ValueError in host memory; on a GPU the token is skipped. A scale that is
+            0, NaN or infinite is one in host memory, and is trusted on a GPU.
     """
     if tracing.is_compiling():
         return _torch_operators().append_kv(k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale)
@@ -392,6 +397,7 @@ def num_splits_heuristic(
         A count of splits from 1 to ``max_splits``.
 
     Raises:
-        TypeError: An argument that is no integer of 32 bits.
+        TypeError: An argument that is no integer.
+        ValueError: One below 0 or beyond 32 bits.
     """
     return _core.num_splits_heuristic(batch_nheads_mblocks, num_SMs, num_n_blocks, max_splits)

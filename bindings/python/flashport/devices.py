@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from flashport import _core
 
@@ -37,8 +38,8 @@ def backends() -> list[_core.BackendStatus]:
 
 
 def supports(
-    q_dtype: str = "bfloat16",
-    kv: str | None = None,
+    q_dtype: Any = "bfloat16",
+    kv: Any = None,
     head_dim: int = 128,
     head_dim_v: int | None = None,
     group_size: int = 1,
@@ -48,8 +49,9 @@ def supports(
     """Whether :func:`flashport.flash_decode` serves such a request, and if not, why.
 
     Args:
-        q_dtype: "bfloat16", "float16" or "float32" (or "bf16", "fp16", "fp32").
-        kv: Format of the cache: "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz" or "q8_0"; default as q.
+        q_dtype: "bfloat16", "float16" or "float32" (or "bf16", "fp16", "fp32"), or a dtype of any library.
+        kv: Format of the cache: "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz" or "q8_0", or the element type, as
+            ``q_dtype``; default as q.
         head_dim: Head dim of queries and keys.
         head_dim_v: Head dim of values; default as ``head_dim``.
         group_size: Query heads for each key-value head.
@@ -63,13 +65,14 @@ def supports(
 
     Raises:
         ValueError: ``q_dtype`` is no element type.
+        TypeError: An argument of the wrong kind.
     """
-    return Support(*_core.supports(*_query(q_dtype, kv, head_dim, head_dim_v, group_size, q_len, target)))
+    return Support(*_core.supports(target or "", q_dtype, kv, head_dim, head_dim_v, group_size, q_len))
 
 
 def which_kernel(
-    q_dtype: str = "bfloat16",
-    kv: str | None = None,
+    q_dtype: Any = "bfloat16",
+    kv: Any = None,
     head_dim: int = 128,
     head_dim_v: int | None = None,
     group_size: int = 1,
@@ -87,15 +90,16 @@ def which_kernel(
 
     Raises:
         ValueError: ``q_dtype`` is no element type.
+        TypeError: An argument of the wrong kind.
         NotImplementedError: No kernel serves the request; the text is the reason that :func:`supports` gives.
     """
-    return _core.which_kernel(*_query(q_dtype, kv, head_dim, head_dim_v, group_size, q_len, target))
+    return _core.which_kernel(target or "", q_dtype, kv, head_dim, head_dim_v, group_size, q_len)
 
 
 def supports_gated_delta(
     operation: str,
-    q_dtype: str = "bfloat16",
-    state_dtype: str = "float32",
+    q_dtype: Any = "bfloat16",
+    state_dtype: Any = "float32",
     head_dim_k: int = 128,
     head_dim_v: int | None = None,
     state_layout: str = "vk",
@@ -106,7 +110,7 @@ def supports_gated_delta(
 
     Args:
         operation: "update" or "chunk".
-        q_dtype: "bfloat16", "float16" or "float32" (or "bf16", "fp16", "fp32").
+        q_dtype: "bfloat16", "float16" or "float32" (or "bf16", "fp16", "fp32"), or a dtype of any library.
         state_dtype: Element type of the pool of states: "float32" or "bfloat16"; "float32" also where there is none.
         head_dim_k: Head dim of queries and keys.
         head_dim_v: Head dim of values; default as ``head_dim_k``.
@@ -125,15 +129,16 @@ def supports_gated_delta(
 
     Raises:
         ValueError: ``operation``, ``state_layout`` or ``gate`` is another word, or a dtype is no element type.
+        TypeError: An argument of the wrong kind.
     """
-    query = _gated_delta_query(operation, q_dtype, state_dtype, head_dim_k, head_dim_v, state_layout, gate, target)
+    query = target or "", operation, q_dtype, state_dtype, head_dim_k, head_dim_v, state_layout, gate
     return Support(*_core.supports_gated_delta(*query))
 
 
 def which_gated_delta_kernel(
     operation: str,
-    q_dtype: str = "bfloat16",
-    state_dtype: str = "float32",
+    q_dtype: Any = "bfloat16",
+    state_dtype: Any = "float32",
     head_dim_k: int = 128,
     head_dim_v: int | None = None,
     state_layout: str = "vk",
@@ -151,66 +156,9 @@ def which_gated_delta_kernel(
         over its chunks: family, math type, K of the tile, target.
 
     Raises:
-        ValueError: As :func:`supports_gated_delta`.
+        ValueError, TypeError: As :func:`supports_gated_delta`.
         NotImplementedError: No kernel serves the request; the text is the reason that :func:`supports_gated_delta`
             gives.
     """
-    query = _gated_delta_query(operation, q_dtype, state_dtype, head_dim_k, head_dim_v, state_layout, gate, target)
+    query = target or "", operation, q_dtype, state_dtype, head_dim_k, head_dim_v, state_layout, gate
     return _core.which_gated_delta_kernel(*query)
-
-
-_KV_OF_QUERY = {
-    "bfloat16": "bf16",
-    "bf16": "bf16",
-    "float16": "fp16",
-    "fp16": "fp16",
-    "float32": "fp32",
-    "fp32": "fp32",
-}
-
-
-def _dtype_text(dtype: str) -> str:
-    return str(dtype).rpartition(".")[2]  # also torch.bfloat16 and NumPy's dtypes
-
-
-def _query(
-    q_dtype: str,
-    kv: str | None,
-    head_dim: int,
-    head_dim_v: int | None,
-    group_size: int,
-    q_len: int,
-    target: str | None,
-) -> tuple[str, str, str, int, int, int, int]:
-    q_dtype = _dtype_text(q_dtype)
-    return (
-        target or "",
-        q_dtype,
-        kv or _KV_OF_QUERY.get(q_dtype, q_dtype),
-        head_dim,
-        head_dim_v or head_dim,
-        group_size,
-        q_len,
-    )
-
-
-def _gated_delta_query(
-    operation: str,
-    q_dtype: str,
-    state_dtype: str,
-    head_dim_k: int,
-    head_dim_v: int | None,
-    state_layout: str,
-    gate: str,
-    target: str | None,
-) -> tuple[str, str, str, str, int, int, str, str]:
-    return (
-        target or "",
-        operation,
-        _dtype_text(q_dtype),
-        _dtype_text(state_dtype),
-        head_dim_k,
-        head_dim_k if head_dim_v is None else head_dim_v,
-        state_layout,
-        gate,
-    )

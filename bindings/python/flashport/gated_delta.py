@@ -297,7 +297,7 @@ def gated_delta_chunk_workspace_size(q: Any, k: Any, v: Any, g: Any, beta: Any, 
     Raises:
         ValueError, TypeError, NotImplementedError: As :func:`gated_delta_chunk`.
     """
-    unset = [None] * 9
     return _core.gated_delta_chunk_workspace_size(
-        q, k, v, g, beta, None, None, *unset, cu_seqlens, None, None, None, new_output(q, v), None
-    )
+        q, k, v, g, beta, None, None, None, False, False, False, None, None, None, None, True, cu_seqlens, None, None,
+        None, None, None,
+    )  # fmt: skip

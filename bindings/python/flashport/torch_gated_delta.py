@@ -17,14 +17,14 @@ from flashport.torch_ops import register, writes_nothing_else
 _UPDATE = (
     "Tensor q, Tensor k, Tensor v, Tensor? a, Tensor? b, Tensor? A_log, Tensor? dt_bias, Tensor(a!)? state, "
     "Tensor? state_indices, float? scale, float? softplus_beta, float? softplus_threshold, float? lower_bound, "
-    "bool? use_qk_l2norm, bool? is_kda, str? head_map, str? state_layout, bool? update_state, Tensor? cu_seqlens, "
+    "bool use_qk_l2norm, bool is_kda, str? head_map, str? state_layout, bool update_state, Tensor? cu_seqlens, "
     "Tensor(b!)? intermediate_states, Tensor? intermediate_indices, Tensor? parent_tokens, Tensor? g, Tensor? gk, "
-    "Tensor? gv, Tensor? beta, bool? allow_neg_eigval, Tensor(c!)? final_states, Tensor(d!) out"
+    "Tensor? gv, Tensor? beta, bool allow_neg_eigval, Tensor(c!)? final_states, Tensor(d!) out"
 )
 _CHUNK = (
     "Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor(a!)? state, Tensor? state_indices, float? scale, "
-    "bool? use_qk_l2norm, bool? beta_sigmoid, bool? allow_neg_eigval, Tensor? A_log, Tensor? dt_bias, str? head_map, "
-    "str? state_layout, bool? update_state, Tensor? cu_seqlens, Tensor(b!)? final_states, Tensor(c!)? chunk_states, "
+    "bool use_qk_l2norm, bool beta_sigmoid, bool allow_neg_eigval, Tensor? A_log, Tensor? dt_bias, str? head_map, "
+    "str? state_layout, bool update_state, Tensor? cu_seqlens, Tensor(b!)? final_states, Tensor(c!)? chunk_states, "
     "Tensor(d!)? workspace, Tensor(e!) out"
 )
 

@@ -1,5 +1,7 @@
 // Writes new tokens into a cache, in the cache's element type: stored = value / scale. A thread takes one unit of a
-// row: 32 values, which for q8_0 is a block (scale max|x| / 127 in fp16, then 32 int8, as ggml has it).
+// row: 32 values, which for q8_0 is a block (scale max|x| / 127 in fp16, then 32 int8, as ggml has it). A block that
+// NaN or infinity goes into has the scale NaN and bytes of 0, and so is NaN throughout when it is read, on every
+// target.
 #pragma once
 
 #include "common/device/core/scalar_access.h"
@@ -10,14 +12,18 @@ namespace flashport::FLASHPORT_TARGET::kv {
 inline constexpr int kAppendUnit = 32;
 
 FLASHPORT_DEVICE void store_q8_0_block(char* to, const float* x) {
-  float most = 0.0f;
-  // -0 gives +0, so that a block of zeros has the scale +0 whatever the processor's maximum makes of the two.
-  for (int i = 0; i < kAppendUnit; ++i) most = maximum(most, x[i] > 0.0f ? x[i] : 0.0f - x[i]);
-  const float d = most / 127.0f;
+  constexpr int kInfinityBits = 0x7f800000;
+  constexpr std::uint16_t kNan = 0x7e00;  // conversions of NaN give different ones
+  // The bits of magnitudes are in their order, and NaN is above infinity: no processor's maximum decides about it.
+  int most_bits = 0;
+  for (int i = 0; i < kAppendUnit; ++i) most_bits = maximum(most_bits, __builtin_bit_cast(int, x[i]) & 0x7fffffff);
+  const bool finite = most_bits < kInfinityBits;
+  const float d = __builtin_bit_cast(float, most_bits) / 127.0f;
   const float inverse = d == 0.0f ? 0.0f : 1.0f / d;
-  *reinterpret_cast<Half*>(to) = to_half(d);
+  *reinterpret_cast<std::uint16_t*>(to) = finite ? __builtin_bit_cast(std::uint16_t, to_half(d)) : kNan;
   for (int i = 0; i < kAppendUnit; ++i) {
-    reinterpret_cast<signed char*>(to)[2 + i] = static_cast<signed char>(round_to_int(x[i] * inverse));
+    const float value = finite ? x[i] * inverse : 0.0f;
+    reinterpret_cast<signed char*>(to)[2 + i] = static_cast<signed char>(round_to_int(value));
   }
 }
 

@@ -101,6 +101,7 @@ FLASHPORT_DEVICE void decode_stage2(const Stage2Params& p, const Block& block, M
   const unsigned sequence_token = row / static_cast<unsigned>(p.num_heads);
   const std::int64_t head = row - sequence_token * static_cast<unsigned>(p.num_heads);
   const std::int64_t seq = sequence_token / static_cast<unsigned>(p.tokens);
+  if (p.end != nullptr && seq >= *p.end) return;
   const std::int64_t token = sequence_token - static_cast<unsigned>(seq) * static_cast<unsigned>(p.tokens);
   int parts = p.max_chunks;
   if (p.chunk_keys > 0) {

@@ -15,6 +15,7 @@ struct Stage2Params {
   IndexArray seqlens;
   std::int64_t chunk_keys;  // > 0: chunks = ceil(len / chunk_keys), clamped to max_chunks; 0: all max_chunks
   std::int32_t max_chunks;
+  const std::int32_t* end;  // sequences (rows of a ragged q) from *end on are nobody's and not written; null: none
   StridedRows out;
   float* lse;
   std::int64_t lse_stride_seq, lse_stride_token, lse_stride_head;

@@ -4,6 +4,7 @@
 
 #include <flashport/decode.h>
 
+#include "common/host/check.h"
 #include "common/host/devices.h"
 #include "common/host/kv/cache_layout.h"
 #include "common/host/last_choice.h"
@@ -36,16 +37,22 @@ std::string head_dims_text(std::int64_t qk, std::int64_t v) {
   return qk == v ? std::to_string(qk) : std::to_string(qk) + "/" + std::to_string(v);
 }
 
+// Why no kernel takes such queries, whatever the cache is; empty if some do.
+std::string query_type_reason(DType q) {
+  return dtype_problem("q", q, {DType::kFloat32, DType::kFloat16, DType::kBFloat16});
+}
+
 // What the request asks of no target; empty if nothing.
 std::string limit_reason(const KernelRequest& r) {
   for (std::int64_t dim : {r.head_dim_qk, r.head_dim_v}) {
-    if (dim > kMaxHeadDim) return "head_dim " + std::to_string(dim) + " > " + std::to_string(kMaxHeadDim);
-    if (dim < kMinHeadDim) return "head_dim " + std::to_string(dim) + " < " + std::to_string(kMinHeadDim);
+    const std::string name = dim == r.head_dim_qk ? "head_dim" : "head_dim_v";
+    if (dim > kMaxHeadDim) return name + " " + std::to_string(dim) + " > " + std::to_string(kMaxHeadDim);
+    if (dim < kMinHeadDim) return name + " " + std::to_string(dim) + " < " + std::to_string(kMinHeadDim);
     if (dim % kHeadDimStep != 0) {
-      return "head_dim must be a multiple of " + std::to_string(kHeadDimStep) + ", got " + std::to_string(dim);
+      return name + " must be a multiple of " + std::to_string(kHeadDimStep) + ", got " + std::to_string(dim);
     }
     if (r.kv == KvFormat::kQ8_0 && dim % 32 != 0) {
-      return "q8_0 needs a head_dim that is a multiple of 32, got " + std::to_string(dim);
+      return "q8_0 needs a " + name + " that is a multiple of 32, got " + std::to_string(dim);
     }
   }
   if (r.group_size < 1 || r.group_size > kMaxGroupSize) {
@@ -55,9 +62,7 @@ std::string limit_reason(const KernelRequest& r) {
   if (r.q_len < 1 || r.q_len > kMaxQueryLength) {
     return "q_len must be 1 to " + std::to_string(kMaxQueryLength) + ", got " + std::to_string(r.q_len);
   }
-  if (r.q_dtype != DType::kFloat32 && r.q_dtype != DType::kFloat16 && r.q_dtype != DType::kBFloat16) {
-    return std::string("q must be float32, float16 or bfloat16, got ") + dtype_name(r.q_dtype);
-  }
+  if (std::string reason = query_type_reason(r.q_dtype); !reason.empty()) return reason;
   if (!is_quantised(r.kv) && kv_format(r.q_dtype) != r.kv) {
     return std::string("a cache of ") + kv_name(r.kv) + " goes with q of the same type, got " + dtype_name(r.q_dtype);
   }
@@ -96,6 +101,8 @@ std::string missing_reason(std::span<const KernelEntry> kernels, std::string_vie
 
 // Null, and the reason, where the query cannot be served.
 const KernelEntry* answer(const DecodeQuery& query, std::string& reason) {
+  reason = query_type_reason(query.q_dtype);
+  if (!reason.empty()) return nullptr;
   const auto kv = kv_format_named(query.kv.c_str());
   if (!kv) {
     reason = "kv must be fp32, fp16, bf16, fp8_e4m3, fp8_e4m3fnuz or q8_0, got \"" + query.kv + "\"";

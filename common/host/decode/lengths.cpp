@@ -1,6 +1,7 @@
 #include "common/host/decode/lengths.h"
 
 #include <atomic>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -70,6 +71,18 @@ void check_index_range(const Check& check, const DeviceContext& device, Stream s
   }
 }
 
+void check_scales(const Check& check, const DeviceContext& device, Stream stream, const float* scales,
+                  std::int64_t count, const char* name) {
+  if (scales == nullptr) return;
+  const HostBytes bytes(check, device, stream, scales, count * static_cast<std::int64_t>(sizeof(float)));
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float scale = bytes.as<float>()[i];
+    if (std::isfinite(scale) && scale != 0.0f) continue;
+    check.value_error(std::string(name) + "[" + std::to_string(i) + "] = " + number_text(scale) +
+                      " must be finite and not 0; pass None for a scale of 1");
+  }
+}
+
 void check_decode_contents(const Check& check, const DeviceContext& device, Stream stream,
                            const DecodeProblem& problem) {
   const DecodeParams& p = problem.params;
@@ -78,6 +91,9 @@ void check_decode_contents(const Check& check, const DeviceContext& device, Stre
     const HostIndices offsets(check, device, stream, {p.cu_seqlens_q, 0}, p.batch + 1);
     check_query_offsets(check, offsets, problem);
   }
+  const std::int64_t scales = p.scale_stride == 0 ? 1 : p.num_kv_heads;
+  check_scales(check, device, stream, p.k_scale, scales, "k_scale");
+  check_scales(check, device, stream, p.v_scale, scales, "v_scale");
   const HostIndices lengths(check, device, stream, p.cache.seqlens, p.batch);
   const HostIndices rows(check, device, stream, p.cache.table_row, p.batch);
   const HostIndices indptr(check, device, stream, {p.cache.kv_indptr, 0}, p.batch + 1);

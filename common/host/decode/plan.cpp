@@ -105,6 +105,7 @@ void plan_splits(DecodePlan& plan, const DecodeProblem& problem, int splits, con
   merge.lse_stride_token = p.lse_stride_token;
   merge.lse_stride_head = p.lse_stride_head;
   if (ragged) {
+    merge.end = p.cu_seqlens_q + p.batch;
     merge.out.stride_seq = p.out.stride_token;
     merge.lse_stride_seq = p.lse_stride_token;
   }

@@ -2,11 +2,13 @@
 #include "common/host/decode/problem.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
 #include <string>
 
+#include "common/host/arguments.h"
 #include "common/host/check.h"
 #include "common/host/decode/kernel_choice.h"
 #include "common/host/kv/cache_layout.h"
@@ -16,6 +18,9 @@ namespace {
 
 constexpr Check kCheck("flash_decode");
 constexpr double kLog2e = 1.4426950408889634;
+constexpr double kLargestFloat = std::numeric_limits<float>::max();
+constexpr double kSmallestFloat = std::numeric_limits<float>::min();
+constexpr double kMostScore = 2.3e38;  // times log2(e), in which scores are kept, just below the largest float
 
 // The extents that the arguments must agree on.
 struct Extents {
@@ -204,44 +209,41 @@ void check_dtypes(const DecodeArgs& a) {
   kCheck.dtype(a.workspace, "workspace", {DType::kUInt8});
 }
 
-void check_devices(const DecodeArgs& a) {
-  kCheck.device(a.k_cache, "k_cache", a.q, "q");
-  kCheck.device(a.v_cache, "v_cache", a.q, "q");
-  if (is_given(a.seqlens)) kCheck.device(a.seqlens, "seqlens", a.q, "q");
-  kCheck.device(a.block_table, "block_table", a.q, "q");
-  kCheck.device(a.token_table, "token_table", a.q, "q");
-  kCheck.device(a.request_index, "request_index", a.q, "q");
-  kCheck.device(a.kv_indptr, "kv_indptr", a.q, "q");
-  kCheck.device(a.kv_indices, "kv_indices", a.q, "q");
-  kCheck.device(a.kv_last_page_len, "kv_last_page_len", a.q, "q");
-  kCheck.device(a.cu_seqlens_q, "cu_seqlens_q", a.q, "q");
-  kCheck.device(a.alibi_slopes, "alibi_slopes", a.q, "q");
-  kCheck.device(a.sinks, "sinks", a.q, "q");
-  kCheck.device(a.tree_mask, "tree_mask", a.q, "q");
-  kCheck.device(a.k_scale, "k_scale", a.q, "q");
-  kCheck.device(a.v_scale, "v_scale", a.q, "q");
-  kCheck.device(a.out, "out", a.q, "q");
-  kCheck.device(a.lse, "lse", a.q, "q");
-  kCheck.device(a.workspace, "workspace", a.q, "q");
+std::array<Argument, 19> arguments_of(const DecodeArgs& args) {
+  const auto& [q, k_cache, v_cache, seqlens, block_table, token_table, request_index, kv_indptr, kv_indices,
+               kv_last_page_len, kv_layout, cu_seqlens_q, max_q_len, softmax_scale, window_left, window_right, softcap,
+               alibi_slopes, sinks, tree_mask, k_scale, v_scale, num_splits, out, lse, workspace] = args;
+  return {{{q, "q"},
+           {k_cache, "k_cache"},
+           {v_cache, "v_cache"},
+           {is_given(seqlens) ? &seqlens : nullptr, "seqlens"},
+           {block_table, "block_table"},
+           {token_table, "token_table"},
+           {request_index, "request_index"},
+           {kv_indptr, "kv_indptr"},
+           {kv_indices, "kv_indices"},
+           {kv_last_page_len, "kv_last_page_len"},
+           {cu_seqlens_q, "cu_seqlens_q"},
+           {alibi_slopes, "alibi_slopes"},
+           {sinks, "sinks"},
+           {tree_mask, "tree_mask"},
+           {k_scale, "k_scale"},
+           {v_scale, "v_scale"},
+           {out, "out", kWritten},
+           {lse, "lse", kWritten},
+           {workspace, "workspace", kWritten}}};
 }
 
-void check_table(const std::optional<TensorView>& table, const char* name) {
-  if (!table) return;
-  kCheck.readable(*table, name);
-  kCheck.inner_contiguous(*table, name);
-}
-
-// Of all but the caches, whose memory cache_params() checks.
+// cache_params() checks how caches lie, acquire_workspace() the workspace.
 void check_memory(const DecodeArgs& a) {
-  kCheck.readable(a.q, "q");
-  if (is_given(a.seqlens)) {
-    kCheck.readable(a.seqlens, "seqlens");
-    kCheck.contiguous(a.seqlens, "seqlens");
-  }
-  check_table(a.block_table, "block_table");
-  check_table(a.token_table, "token_table");
-  check_table(a.alibi_slopes, "alibi_slopes");
-  check_table(a.tree_mask, "tree_mask");
+  const auto arguments = arguments_of(a);
+  check_devices(kCheck, arguments);
+  check_inputs_readable(kCheck, arguments);
+  if (is_given(a.seqlens)) kCheck.contiguous(a.seqlens, "seqlens");
+  if (a.block_table) kCheck.inner_contiguous(*a.block_table, "block_table");
+  if (a.token_table) kCheck.inner_contiguous(*a.token_table, "token_table");
+  if (a.alibi_slopes) kCheck.inner_contiguous(*a.alibi_slopes, "alibi_slopes");
+  if (a.tree_mask) kCheck.inner_contiguous(*a.tree_mask, "tree_mask");
   kCheck.array(a.request_index, "request_index");
   kCheck.array(a.kv_indptr, "kv_indptr");
   kCheck.array(a.kv_indices, "kv_indices");
@@ -251,23 +253,12 @@ void check_memory(const DecodeArgs& a) {
   kCheck.array(a.k_scale, "k_scale");
   kCheck.array(a.v_scale, "v_scale");
   kCheck.writable(a.out, "out");
-  kCheck.disjoint(a.out, "out", a.q, "q");
-  kCheck.disjoint(a.out, "out", a.k_cache, "k_cache");
-  kCheck.disjoint(a.out, "out", a.v_cache, "v_cache");
-  if (a.lse) {
-    kCheck.writable(*a.lse, "lse");
-    kCheck.disjoint(*a.lse, "lse", a.q, "q");
-    kCheck.disjoint(*a.lse, "lse", a.out, "out");
-  }
+  if (a.lse) kCheck.writable(*a.lse, "lse");
+  check_outputs_apart(kCheck, arguments);
 }
 
 void check_values(const DecodeArgs& a, const Extents& e) {
-  if (a.softmax_scale && !std::isfinite(*a.softmax_scale)) {
-    kCheck.value_error("softmax_scale must be finite, got " + std::to_string(*a.softmax_scale));
-  }
-  if (!std::isfinite(a.softcap) || a.softcap < 0.0) {
-    kCheck.value_error("softcap must be 0 (off) or a positive number, got " + std::to_string(a.softcap));
-  }
+  check_score_numbers(kCheck, "softmax_scale", a.softmax_scale, a.softcap);
   if (a.window_left < -1 || a.window_right < -1) {
     kCheck.value_error("window must be two numbers from -1 (infinite) on, got (" + std::to_string(a.window_left) +
                        ", " + std::to_string(a.window_right) + ")");
@@ -385,6 +376,24 @@ IndexArray index_array(const std::optional<TensorView>& view) {
   return {view->data, view->data != nullptr && view->dtype == DType::kInt64};
 }
 
+void check_score_numbers(const Check& check, const char* scale_name, const std::optional<double>& softmax_scale,
+                         double softcap) {
+  const double scale = softmax_scale.value_or(1.0);
+  if (!(std::fabs(scale) <= kMostScore)) {
+    check.value_error(std::string(scale_name) +
+                      " must be finite in fp32, times log2(e) (at most 2.3e+38 in magnitude), got " +
+                      number_text(scale));
+  }
+  if (softcap == 0.0) return;
+  if (!(softcap >= kSmallestFloat && softcap <= kMostScore)) {
+    check.value_error("softcap must be 0 (off) or a positive number of fp32 (1.17549e-38 to 2.3e+38), got " +
+                      number_text(softcap));
+  }
+  if (std::fabs(scale / softcap) <= kLargestFloat) return;
+  check.value_error(std::string(scale_name) + " / softcap must be finite in fp32 (at most 3.40282e+38), got " +
+                    number_text(scale) + " / " + number_text(softcap));
+}
+
 void fill_scores(DecodeParams& params, std::optional<double> softmax_scale, double softcap) {
   const double scale = softmax_scale ? *softmax_scale : 1.0 / std::sqrt(static_cast<double>(params.head_dim_qk));
   if (softcap > 0.0) {
@@ -401,7 +410,6 @@ DecodeProblem validate_flash_decode(const DecodeArgs& args) {
   check_ranks(args);
   const Extents extents = check_shapes(args);
   check_dtypes(args);
-  check_devices(args);
   check_memory(args);
   check_values(args, extents);
 

@@ -9,6 +9,7 @@
 #include <flashport/decode.h>
 
 #include "common/device/decode/params.h"
+#include "common/host/check.h"
 
 namespace flashport {
 
@@ -43,7 +44,10 @@ struct DecodeProblem {
 [[nodiscard]] DecodeProblem validate_flash_decode(const DecodeArgs& args);
 [[nodiscard]] DecodeProblem validate_decode_stage1(const DecodeStage1Args& args);
 
-// Parts that both validations share.
+// Parts that both validations share. Numbers are refused that kernels, which take them in fp32, would find infinite, or
+// 0 where that means another thing.
+void check_score_numbers(const Check& check, const char* scale_name, const std::optional<double>& softmax_scale,
+                         double softcap);
 void fill_scores(DecodeParams& params, std::optional<double> softmax_scale, double softcap);
 [[nodiscard]] IndexArray index_array(const std::optional<TensorView>& view);
 

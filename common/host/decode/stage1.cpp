@@ -1,9 +1,10 @@
 // Validation of flash_decode_stage1. Messages spell the arguments as LightLLM does.
 #include <algorithm>
-#include <cmath>
+#include <array>
 #include <limits>
 #include <string>
 
+#include "common/host/arguments.h"
 #include "common/host/check.h"
 #include "common/host/decode/problem.h"
 #include "common/host/kv/cache_layout.h"
@@ -22,6 +23,11 @@ void check_ranks(const DecodeStage1Args& a) {
   kCheck.rank(a.b_seqlen, "B_Seqlen", 1, "(batch)");
   kCheck.rank(a.mid_out, "mid_out", 4, "(batch, num_q_heads, blocks, head_dim)");
   kCheck.rank(a.mid_out_logsumexp, "mid_out_logsumexp", 3, "(batch, num_q_heads, blocks)");
+}
+
+// Blocks of the longest request that the call may have.
+std::int64_t blocks_of(const DecodeStage1Args& a) {
+  return a.max_len_in_batch == 0 ? 0 : (a.max_len_in_batch - 1) / a.block_seq + 1;
 }
 
 void check_shapes(const DecodeStage1Args& a) {
@@ -49,8 +55,8 @@ void check_shapes(const DecodeStage1Args& a) {
   if (a.max_len_in_batch < 0) {
     kCheck.value_error("max_len_in_batch must be 0 or more, got " + std::to_string(a.max_len_in_batch));
   }
-  const std::int64_t needed = (a.max_len_in_batch - 1) / a.block_seq + 1;
-  if (a.max_len_in_batch > 0 && blocks < needed) {
+  const std::int64_t needed = blocks_of(a);
+  if (blocks < needed) {
     kCheck.value_error("mid_out must have at least ceil(max_len_in_batch / block_seq) = " + std::to_string(needed) +
                        " blocks for max_len_in_batch " + std::to_string(a.max_len_in_batch) + " and block_seq " +
                        std::to_string(a.block_seq) + ", got " + std::to_string(blocks) + ": " + shape_text(a.mid_out));
@@ -73,30 +79,29 @@ void check_dtypes(const DecodeStage1Args& a) {
   kCheck.dtype(a.mid_out_logsumexp, "mid_out_logsumexp", {DType::kFloat32});
 }
 
-void check_devices(const DecodeStage1Args& a) {
-  kCheck.device(a.k, "k", a.q, "q");
-  kCheck.device(a.v, "v", a.q, "q");
-  kCheck.device(a.req_to_tokens, "Req_to_tokens", a.q, "q");
-  kCheck.device(a.b_req_idx, "B_req_idx", a.q, "q");
-  kCheck.device(a.b_seqlen, "B_Seqlen", a.q, "q");
-  kCheck.device(a.mid_out, "mid_out", a.q, "q");
-  kCheck.device(a.mid_out_logsumexp, "mid_out_logsumexp", a.q, "q");
+std::array<Argument, 8> arguments_of(const DecodeStage1Args& args) {
+  const auto& [q, k, v, req_to_tokens, b_req_idx, b_seqlen, max_len_in_batch, mid_out, mid_out_logsumexp, block_seq,
+               softmax_scale] = args;
+  return {{{q, "q"},
+           {k, "k"},
+           {v, "v"},
+           {req_to_tokens, "Req_to_tokens"},
+           {b_req_idx, "B_req_idx"},
+           {b_seqlen, "B_Seqlen"},
+           {mid_out, "mid_out", kWritten},
+           {mid_out_logsumexp, "mid_out_logsumexp", kWritten}}};
 }
 
 void check_memory(const DecodeStage1Args& a) {
-  kCheck.readable(a.q, "q");
-  kCheck.readable(a.req_to_tokens, "Req_to_tokens");
+  const auto arguments = arguments_of(a);
+  check_devices(kCheck, arguments);
+  check_inputs_readable(kCheck, arguments);
   kCheck.inner_contiguous(a.req_to_tokens, "Req_to_tokens");
-  kCheck.readable(a.b_req_idx, "B_req_idx");
   kCheck.contiguous(a.b_req_idx, "B_req_idx");
-  kCheck.readable(a.b_seqlen, "B_Seqlen");
   kCheck.contiguous(a.b_seqlen, "B_Seqlen");
   kCheck.writable(a.mid_out, "mid_out");
   kCheck.writable(a.mid_out_logsumexp, "mid_out_logsumexp");
-  kCheck.disjoint(a.mid_out, "mid_out", a.q, "q");
-  kCheck.disjoint(a.mid_out, "mid_out", a.k, "k");
-  kCheck.disjoint(a.mid_out, "mid_out", a.v, "v");
-  kCheck.disjoint(a.mid_out_logsumexp, "mid_out_logsumexp", a.mid_out, "mid_out");
+  check_outputs_apart(kCheck, arguments);
 }
 
 }  // namespace
@@ -105,11 +110,8 @@ DecodeProblem validate_decode_stage1(const DecodeStage1Args& a) {
   check_ranks(a);
   check_shapes(a);
   check_dtypes(a);
-  check_devices(a);
   check_memory(a);
-  if (a.softmax_scale && !std::isfinite(*a.softmax_scale)) {
-    kCheck.value_error("sm_scale must be finite, got " + std::to_string(*a.softmax_scale));
-  }
+  check_score_numbers(kCheck, "sm_scale", a.softmax_scale, 0.0);
 
   DecodeProblem problem;
   problem.function = kCheck.function();
@@ -119,7 +121,7 @@ DecodeProblem validate_decode_stage1(const DecodeStage1Args& a) {
   p.batch = static_cast<std::int32_t>(a.q.shape[0]);
   p.num_q_heads = static_cast<std::int32_t>(a.q.shape[1]);
   p.num_kv_heads = static_cast<std::int32_t>(a.k.shape[1]);
-  problem.empty = p.batch == 0 || p.num_q_heads == 0 || a.max_len_in_batch == 0;
+  problem.empty = p.batch == 0 || p.num_q_heads == 0;
   if (problem.empty) return problem;
   p.group_size = p.num_q_heads / p.num_kv_heads;
   p.head_dim_qk = static_cast<std::int32_t>(a.q.shape[2]);
@@ -158,7 +160,7 @@ DecodeProblem validate_decode_stage1(const DecodeStage1Args& a) {
   p.lse_stride_head = a.mid_out_logsumexp.strides[1];
   p.lse_stride_chunk = a.mid_out_logsumexp.strides[2];
   problem.chunk_keys = a.block_seq;
-  problem.fixed_chunks = (a.max_len_in_batch - 1) / a.block_seq + 1;
+  problem.fixed_chunks = blocks_of(a);
   return problem;
 }
 

@@ -1,10 +1,13 @@
 // flash_decode_stage2: validate -> params -> one block per output row. Messages spell the arguments as LightLLM does.
+#include <array>
 #include <limits>
 #include <string>
 
 #include <flashport/decode.h>
 
+#include "common/device/decode/params.h"
 #include "common/device/merge/params.h"
+#include "common/host/arguments.h"
 #include "common/host/check.h"
 #include "common/host/decode/lengths.h"
 #include "common/host/decode/problem.h"
@@ -14,6 +17,15 @@ namespace flashport {
 namespace {
 
 constexpr Check kCheck("flash_decode_stage2");
+
+std::array<Argument, 5> arguments_of(const DecodeStage2Args& args) {
+  const auto& [mid_out, mid_out_logexpsum, b_seqlen, out, lse, block_seq] = args;
+  return {{{mid_out, "mid_out"},
+           {mid_out_logexpsum, "mid_out_logexpsum"},
+           {b_seqlen, "B_Seqlen"},
+           {out, "Out", kWritten},
+           {lse, "lse", kWritten}}};
+}
 
 void validate(const DecodeStage2Args& a) {
   kCheck.rank(a.mid_out, "mid_out", 4, "(batch, num_q_heads, blocks, head_dim)");
@@ -40,23 +52,13 @@ void validate(const DecodeStage2Args& a) {
   kCheck.dtype(a.out, "Out", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
   kCheck.dtype(a.lse, "lse", {DType::kFloat32});
 
-  kCheck.device(a.mid_out_logexpsum, "mid_out_logexpsum", a.mid_out, "mid_out");
-  kCheck.device(a.b_seqlen, "B_Seqlen", a.mid_out, "mid_out");
-  kCheck.device(a.out, "Out", a.mid_out, "mid_out");
-  kCheck.device(a.lse, "lse", a.mid_out, "mid_out");
-
-  kCheck.readable(a.mid_out, "mid_out");
-  kCheck.readable(a.mid_out_logexpsum, "mid_out_logexpsum");
-  kCheck.readable(a.b_seqlen, "B_Seqlen");
+  const auto arguments = arguments_of(a);
+  check_devices(kCheck, arguments);
+  check_inputs_readable(kCheck, arguments);
   kCheck.contiguous(a.b_seqlen, "B_Seqlen");
   kCheck.writable(a.out, "Out");
-  kCheck.disjoint(a.out, "Out", a.mid_out, "mid_out");
-  kCheck.disjoint(a.out, "Out", a.mid_out_logexpsum, "mid_out_logexpsum");
-  if (a.lse) {
-    kCheck.writable(*a.lse, "lse");
-    kCheck.disjoint(*a.lse, "lse", a.mid_out_logexpsum, "mid_out_logexpsum");
-    kCheck.disjoint(*a.lse, "lse", a.out, "Out");
-  }
+  if (a.lse) kCheck.writable(*a.lse, "lse");
+  check_outputs_apart(kCheck, arguments);
 }
 
 Stage2Params stage2_params(const DecodeStage2Args& a) {
@@ -75,7 +77,7 @@ Stage2Params stage2_params(const DecodeStage2Args& a) {
   p.mid_lse_stride_seq = a.mid_out_logexpsum.strides[0];
   p.mid_lse_stride_head = a.mid_out_logexpsum.strides[1];
   p.mid_lse_stride_chunk = a.mid_out_logexpsum.strides[2];
-  p.seqlens = index_array(a.b_seqlen);
+  p.cache.seqlens = index_array(a.b_seqlen);
   p.chunk_keys = a.block_seq;
   p.out = {a.out.data, a.out.dtype, a.out.strides[0], 0, a.out.strides[1], a.out.strides[2]};
   if (a.lse) {

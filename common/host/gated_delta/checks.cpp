@@ -22,30 +22,6 @@ std::string at_text(const char* name, std::int64_t place) {
 
 }  // namespace
 
-void check_devices(const Check& check, std::span<const DeltaArgument> arguments) {
-  const DeltaArgument& first = arguments[0];
-  for (const DeltaArgument& one : arguments.subspan(1)) {
-    if (one.view != nullptr) check.device(*one.view, one.name, *first.view, first.name);
-  }
-}
-
-void check_inputs_readable(const Check& check, std::span<const DeltaArgument> arguments) {
-  for (const DeltaArgument& one : arguments) {
-    if (one.view != nullptr && !one.written) check.readable(*one.view, one.name);
-  }
-}
-
-void check_outputs_apart(const Check& check, std::span<const DeltaArgument> arguments) {
-  for (const DeltaArgument& output : arguments) {
-    if (output.view == nullptr || !output.written) continue;
-    for (const DeltaArgument& other : arguments) {
-      if (other.view == nullptr || &other == &output || !output.bytes.meets(other.bytes)) continue;
-      if (other.written && &other > &output) continue;  // which meets this one then
-      check.disjoint(*output.view, output.name, *other.view, other.name);
-    }
-  }
-}
-
 void check_heads(const Check& check, const TensorView& q, const TensorView& v) {
   const std::int64_t heads = q.shape[2], v_heads = v.shape[2];
   if (heads < 1 || v_heads < 1 || v_heads % heads != 0) {

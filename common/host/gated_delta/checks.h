@@ -1,41 +1,17 @@
-// What the calls of the gated delta rule check alike: heads and dims, devices and memory of all arguments, pools of
-// states, and the contents of indices.
+// What the calls of the gated delta rule check alike: heads and dims, pools of states, and the contents of indices.
 #pragma once
 
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <vector>
 
 #include "common/device/gated_delta/params.h"
+#include "common/host/arguments.h"
 #include "common/host/check.h"
 #include "common/host/devices.h"
 #include "common/host/host_indices.h"
 
 namespace flashport {
-
-// An argument of a call, whose rank has been checked; without a view it was not given.
-struct DeltaArgument {
-  DeltaArgument(const TensorView& argument, const char* its_name, bool is_written = false)
-      : view(&argument), name(its_name), written(is_written), bytes(byte_range(argument)) {}
-  DeltaArgument(const std::optional<TensorView>& argument, const char* its_name, bool is_written = false)
-      : view(argument ? &*argument : nullptr), name(its_name), written(is_written) {
-    if (argument) bytes = byte_range(*argument);
-  }
-
-  const TensorView* view;
-  const char* name;
-  bool written;
-  ByteRange bytes{};
-};
-
-// All are where the first one is.
-void check_devices(const Check& check, std::span<const DeltaArgument> arguments);
-
-void check_inputs_readable(const Check& check, std::span<const DeltaArgument> arguments);
-
-// Whatever is written shares memory with no other argument.
-void check_outputs_apart(const Check& check, std::span<const DeltaArgument> arguments);
 
 // Head dims that kernels have, heads of v a multiple of those of q, and extents that 32 bits count. All ranks are 4.
 void check_heads(const Check& check, const TensorView& q, const TensorView& v);

@@ -82,28 +82,29 @@ void check_combinations(const Check& check, const GatedDeltaChunkArgs& a, std::i
   if (a.allow_neg_eigval && !a.beta_sigmoid) {
     check.value_error("allow_neg_eigval needs beta_sigmoid, whose result it doubles");
   }
-  if (a.scale && !(std::isfinite(*a.scale) && *a.scale > 0)) {
-    check.value_error("scale must be positive and finite, got " + std::to_string(*a.scale));
-  }
+  if (a.scale) check.positive(*a.scale, "scale");
 }
 
-using Arguments = std::array<DeltaArgument, 14>;
+using Arguments = std::array<Argument, 14>;
 
-Arguments arguments_of(const GatedDeltaChunkArgs& a) {
-  return {{{a.q, "q"},
-           {a.k, "k"},
-           {a.v, "v"},
-           {a.g, "g"},
-           {a.beta, "beta"},
-           {a.a_log, "A_log"},
-           {a.dt_bias, "dt_bias"},
-           {a.state, "state", a.update_state},
-           {a.state_indices, "state_indices"},
-           {a.final_states, "final_states", true},
-           {a.chunk_states, "chunk_states", true},
-           {a.cu_seqlens, "cu_seqlens"},
-           {a.workspace, "workspace", true},
-           {a.out, "out", true}}};
+Arguments arguments_of(const GatedDeltaChunkArgs& args) {
+  const auto& [q, k, v, g, beta, a_log, dt_bias, beta_sigmoid, allow_neg_eigval, state, state_indices, state_layout,
+               update_state, final_states, chunk_states, cu_seqlens, scale, use_qk_l2norm, head_map, workspace, out] =
+      args;
+  return {{{q, "q"},
+           {k, "k"},
+           {v, "v"},
+           {g, "g"},
+           {beta, "beta"},
+           {a_log, "A_log"},
+           {dt_bias, "dt_bias"},
+           {state, "state", update_state},
+           {state_indices, "state_indices"},
+           {final_states, "final_states", kWritten},
+           {chunk_states, "chunk_states", kWritten},
+           {cu_seqlens, "cu_seqlens"},
+           {workspace, "workspace", kWritten},
+           {out, "out", kWritten}}};
 }
 
 void check_types_and_devices(const Check& check, const GatedDeltaChunkArgs& a, const Arguments& arguments) {

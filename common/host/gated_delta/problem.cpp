@@ -29,28 +29,31 @@ constexpr char kColumnGates[] = "(batch, tokens, num_v_heads, head_dim_v)";
 
 bool is_vk(const GatedDeltaUpdateArgs& a) { return a.state_layout == StateLayout::kVK; }
 
-using Arguments = std::array<DeltaArgument, 19>;
+using Arguments = std::array<Argument, 19>;
 
-Arguments arguments_of(const GatedDeltaUpdateArgs& a) {
-  return {{{a.q, "q"},
-           {a.k, "k"},
-           {a.v, "v"},
-           {a.a, "a"},
-           {a.b, "b"},
-           {a.g, "g"},
-           {a.gk, "gk"},
-           {a.gv, "gv"},
-           {a.beta, "beta"},
-           {a.a_log, "A_log"},
-           {a.dt_bias, "dt_bias"},
-           {a.state, "state", a.update_state},
-           {a.state_indices, "state_indices"},
-           {a.final_states, "final_states", true},
-           {a.cu_seqlens, "cu_seqlens"},
-           {a.intermediate_states, "intermediate_states", true},
-           {a.intermediate_indices, "intermediate_indices"},
-           {a.parent_tokens, "parent_tokens"},
-           {a.out, "out", true}}};
+Arguments arguments_of(const GatedDeltaUpdateArgs& args) {
+  const auto& [q, k, v, a, b, a_log, dt_bias, g, gk, gv, beta, state, state_indices, state_layout, update_state,
+               final_states, cu_seqlens, intermediate_states, intermediate_indices, parent_tokens, scale, softplus_beta,
+               softplus_threshold, lower_bound, use_qk_l2norm, is_kda, allow_neg_eigval, head_map, out] = args;
+  return {{{q, "q"},
+           {k, "k"},
+           {v, "v"},
+           {a, "a"},
+           {b, "b"},
+           {g, "g"},
+           {gk, "gk"},
+           {gv, "gv"},
+           {beta, "beta"},
+           {a_log, "A_log"},
+           {dt_bias, "dt_bias"},
+           {state, "state", update_state},
+           {state_indices, "state_indices"},
+           {final_states, "final_states", kWritten},
+           {cu_seqlens, "cu_seqlens"},
+           {intermediate_states, "intermediate_states", kWritten},
+           {intermediate_indices, "intermediate_indices"},
+           {parent_tokens, "parent_tokens"},
+           {out, "out", kWritten}}};
 }
 
 // A number a head, and a token in either form, or if there may be (`columns`) one for each column.
@@ -169,16 +172,10 @@ void check_combinations(const Check& check, const GatedDeltaUpdateArgs& a, const
 }
 
 void check_numbers(const Check& check, const GatedDeltaUpdateArgs& a) {
-  if (a.scale && !(std::isfinite(*a.scale) && *a.scale > 0)) {
-    check.value_error("scale must be positive and finite, got " + std::to_string(*a.scale));
-  }
-  if (!(std::isfinite(a.softplus_beta) && a.softplus_beta > 0)) {
-    check.value_error("softplus_beta must be positive and finite, got " + std::to_string(a.softplus_beta));
-  }
-  if (std::isnan(a.softplus_threshold)) check.value_error("softplus_threshold must be a number, got nan");
-  if (a.lower_bound && !(std::isfinite(*a.lower_bound) && *a.lower_bound < 0)) {
-    check.value_error("lower_bound must be negative and finite, got " + std::to_string(*a.lower_bound));
-  }
+  if (a.scale) check.positive(*a.scale, "scale");
+  check.positive(a.softplus_beta, "softplus_beta");
+  check.finite(a.softplus_threshold, "softplus_threshold");
+  if (a.lower_bound) check.negative(*a.lower_bound, "lower_bound");
 }
 
 void check_types_and_devices(const Check& check, const GatedDeltaUpdateArgs& a, const Arguments& arguments) {

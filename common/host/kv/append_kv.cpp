@@ -1,12 +1,15 @@
 // append_kv: validate -> params -> as many blocks as there are units of 32 values. A token's position is a slot of the
 // cache: one number that says page and offset.
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <string>
 
 #include <flashport/decode.h>
 
+#include "common/device/decode/params.h"
 #include "common/device/kv/params.h"
+#include "common/host/arguments.h"
 #include "common/host/check.h"
 #include "common/host/decode/lengths.h"
 #include "common/host/decode/problem.h"
@@ -24,6 +27,17 @@ void check_scale(const std::optional<TensorView>& scale, const char* name, std::
   if (!scale || scale->rank == 0 || scale->shape[0] == 1 || scale->shape[0] == num_kv_heads) return;
   kCheck.value_error(std::string(name) + " must have shape (1,) or (num_kv_heads,) = (" + std::to_string(num_kv_heads) +
                      ",), got " + shape_text(*scale));
+}
+
+std::array<Argument, 7> arguments_of(const AppendKvArgs& args) {
+  const auto& [k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale] = args;
+  return {{{k, "k"},
+           {v, "v"},
+           {positions, "positions"},
+           {k_scale, "k_scale"},
+           {v_scale, "v_scale"},
+           {k_cache, "k_cache", kWritten},
+           {v_cache, "v_cache", kWritten}}};
 }
 
 void validate(const AppendKvArgs& a, CacheAxes& axes) {
@@ -77,24 +91,15 @@ void validate(const AppendKvArgs& a, CacheAxes& axes) {
   kCheck.dtype(a.k_scale, "k_scale", {DType::kFloat32});
   kCheck.dtype(a.v_scale, "v_scale", {DType::kFloat32});
 
-  kCheck.device(a.v, "v", a.k, "k");
-  kCheck.device(a.k_cache, "k_cache", a.k, "k");
-  kCheck.device(a.v_cache, "v_cache", a.k, "k");
-  kCheck.device(a.positions, "positions", a.k, "k");
-  kCheck.device(a.k_scale, "k_scale", a.k, "k");
-  kCheck.device(a.v_scale, "v_scale", a.k, "k");
-
-  kCheck.readable(a.k, "k");
-  kCheck.readable(a.v, "v");
-  kCheck.readable(a.positions, "positions");
+  const auto arguments = arguments_of(a);
+  check_devices(kCheck, arguments);
+  check_inputs_readable(kCheck, arguments);
   kCheck.contiguous(a.positions, "positions");
   kCheck.array(a.k_scale, "k_scale");
   kCheck.array(a.v_scale, "v_scale");
   kCheck.writable(a.k_cache, "k_cache");
   kCheck.writable(a.v_cache, "v_cache");
-  kCheck.disjoint(a.v_cache, "v_cache", a.k_cache, "k_cache");
-  kCheck.disjoint(a.k_cache, "k_cache", a.k, "k");
-  kCheck.disjoint(a.v_cache, "v_cache", a.v, "v");
+  check_outputs_apart(kCheck, arguments);
 }
 
 AppendSide append_side(const TensorView& source, const TensorView& cache, const char* name, CacheAxes axes,
@@ -142,6 +147,8 @@ void append_kv(const AppendKvArgs& args, Stream stream) {
   if (checks_contents(kCheck, device, stream)) {
     check_index_range(kCheck, device, stream, p.slots, p.tokens, "positions", -1, p.num_slots - 1,
                       "-1 skips a token; page * page_size + offset otherwise");
+    check_scales(kCheck, device, stream, p.k.scale, p.k.scale_stride == 0 ? 1 : p.num_kv_heads, "k_scale");
+    check_scales(kCheck, device, stream, p.v.scale, p.v.scale_stride == 0 ? 1 : p.num_kv_heads, "v_scale");
   }
   const std::int64_t threads = std::max(kernel.threads, 1);
   device.launch(kCheck, stream, kernel, LaunchGrid{std::min((work + threads - 1) / threads, kMaxBlocks)}, p);

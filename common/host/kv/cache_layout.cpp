@@ -8,13 +8,14 @@ namespace {
 struct KvName {
   KvFormat format;
   const char* name;
+  const char* dtype;  // the element type's own name, which will do as well
 };
-constexpr KvName kKvNames[] = {{KvFormat::kFp32, "fp32"},
-                               {KvFormat::kFp16, "fp16"},
-                               {KvFormat::kBf16, "bf16"},
-                               {KvFormat::kFp8E4M3, "fp8_e4m3"},
-                               {KvFormat::kFp8E4M3Fnuz, "fp8_e4m3fnuz"},
-                               {KvFormat::kQ8_0, "q8_0"}};
+constexpr KvName kKvNames[] = {{KvFormat::kFp32, "fp32", "float32"},
+                               {KvFormat::kFp16, "fp16", "float16"},
+                               {KvFormat::kBf16, "bf16", "bfloat16"},
+                               {KvFormat::kFp8E4M3, "fp8_e4m3", "float8_e4m3fn"},
+                               {KvFormat::kFp8E4M3Fnuz, "fp8_e4m3fnuz", "float8_e4m3fnuz"},
+                               {KvFormat::kQ8_0, "q8_0", "q8_0"}};
 
 }  // namespace
 
@@ -54,7 +55,7 @@ const char* kv_name(KvFormat format) {
 
 std::optional<KvFormat> kv_format_named(const char* name) {
   for (const KvName& row : kKvNames) {
-    if (std::strcmp(row.name, name) == 0) return row.format;
+    if (std::strcmp(row.name, name) == 0 || std::strcmp(row.dtype, name) == 0) return row.format;
   }
   return std::nullopt;
 }

@@ -1,10 +1,14 @@
 // merge_state and merge_states: validate -> collapse the axes between states and head_dim to two -> one block per row.
+#include <array>
 #include <limits>
+#include <span>
 #include <string>
 
 #include <flashport/decode.h>
 
+#include "common/device/decode/params.h"
 #include "common/device/merge/params.h"
+#include "common/host/arguments.h"
 #include "common/host/check.h"
 #include "common/host/devices.h"
 
@@ -55,10 +59,28 @@ void collapse(const Check& check, const Walk (&walks)[kWalkers], int count, Axis
   axes[0] = size > 1 ? kept[0] : Axis{};
 }
 
-void check_output(const Check& check, const TensorView& out, const TensorView& out_lse) {
-  check.writable(out, "out");
-  check.writable(out_lse, "out_lse");
-  check.disjoint(out_lse, "out_lse", out, "out");
+std::array<Argument, 4> arguments_of(const MergeStatesArgs& args) {
+  const auto& [o, lse, out, out_lse, lse_base_2] = args;
+  return {{{o, "o"}, {lse, "lse"}, {out, "out", kWritten}, {out_lse, "out_lse", kWritten}}};
+}
+
+std::array<Argument, 6> arguments_of(const MergeStateArgs& args) {
+  const auto& [o_a, lse_a, o_b, lse_b, out, out_lse, lse_base_2] = args;
+  return {{{o_a, "o_a"},
+           {lse_a, "lse_a"},
+           {o_b, "o_b"},
+           {lse_b, "lse_b"},
+           {out, "out", kWritten},
+           {out_lse, "out_lse", kWritten}}};
+}
+
+void check_memory(const Check& check, std::span<const Argument> arguments) {
+  check_devices(check, arguments);
+  check_inputs_readable(check, arguments);
+  for (const Argument& one : arguments) {
+    if (one.written) check.writable(*one.view, one.name);
+  }
+  check_outputs_apart(check, arguments);
 }
 
 // shape of `view` must be that of `like` without `skip` leading and `drop` trailing axes
@@ -146,14 +168,7 @@ void merge_states(const MergeStatesArgs& a, Stream stream) {
   check.dtype(a.lse, "lse", {DType::kFloat32});
   check.dtype(a.out, "out", {a.o.dtype});
   check.dtype(a.out_lse, "out_lse", {DType::kFloat32});
-  check.device(a.lse, "lse", a.o, "o");
-  check.device(a.out, "out", a.o, "o");
-  check.device(a.out_lse, "out_lse", a.o, "o");
-  check.readable(a.o, "o");
-  check.readable(a.lse, "lse");
-  check_output(check, a.out, a.out_lse);
-  check.disjoint(a.out, "out", a.o, "o");
-  check.disjoint(a.out_lse, "out_lse", a.lse, "lse");
+  check_memory(check, arguments_of(a));
 
   MergeStatesParams p{};
   p.states = static_cast<std::int32_t>(a.o.shape[0]);
@@ -188,20 +203,7 @@ void merge_state(const MergeStateArgs& a, Stream stream) {
   check.dtype(a.lse_b, "lse_b", {DType::kFloat32});
   check.dtype(a.out, "out", {a.o_a.dtype});
   check.dtype(a.out_lse, "out_lse", {DType::kFloat32});
-  check.device(a.lse_a, "lse_a", a.o_a, "o_a");
-  check.device(a.o_b, "o_b", a.o_a, "o_a");
-  check.device(a.lse_b, "lse_b", a.o_a, "o_a");
-  check.device(a.out, "out", a.o_a, "o_a");
-  check.device(a.out_lse, "out_lse", a.o_a, "o_a");
-  check.readable(a.o_a, "o_a");
-  check.readable(a.lse_a, "lse_a");
-  check.readable(a.o_b, "o_b");
-  check.readable(a.lse_b, "lse_b");
-  check_output(check, a.out, a.out_lse);
-  check.disjoint(a.out, "out", a.o_a, "o_a");
-  check.disjoint(a.out, "out", a.o_b, "o_b");
-  check.disjoint(a.out_lse, "out_lse", a.lse_a, "lse_a");
-  check.disjoint(a.out_lse, "out_lse", a.lse_b, "lse_b");
+  check_memory(check, arguments_of(a));
 
   MergeStatesParams p{};
   p.states = 2;

@@ -1,8 +1,8 @@
 // Flash decoding: attention of a few new query tokens over a long key-value cache, and its companions.
 // All calls are asynchronous on `stream`, validate on the host before they read a size or a stride, and leave every
-// output untouched when they throw. Symbols in shapes: B requests, Hq query heads, Hkv kv heads, D head_dim_qk,
-// DV head_dim_v. Scores are scaled by softmax_scale; lse is natural log, fp32, -inf where a row attends to nothing
-// (its output is then 0).
+// output untouched when they throw. An output shares no element with another argument; views that interleave will do.
+// Symbols in shapes: B requests, Hq query heads, Hkv kv heads, D head_dim_qk, DV head_dim_v. Scores are scaled by
+// softmax_scale; lse is natural log, fp32, -inf where a row attends to nothing (its output is then 0).
 #pragma once
 
 #include <cstdint>
@@ -40,17 +40,18 @@ struct DecodeArgs {
   std::optional<TensorView> kv_last_page_len;  // (B) int32; seqlens may then be left out (rank 0, null data)
   KvLayout kv_layout = KvLayout::kNHD;
 
-  std::optional<TensorView> cu_seqlens_q;  // (B + 1) int32
-  std::int64_t max_q_len = 0;              // needed with cu_seqlens_q
+  // (B + 1) int32. Rows of q past the last offset are nobody's: their rows of out and lse are not written.
+  std::optional<TensorView> cu_seqlens_q;
+  std::int64_t max_q_len = 0;  // needed with cu_seqlens_q
 
   std::optional<double> softmax_scale;  // default 1 / sqrt(D)
   std::int64_t window_left = -1;        // keys to the left of a query's own position; -1 is infinite
   std::int64_t window_right = -1;
-  double softcap = 0.0;                    // s = cap * tanh(s / cap) after the scale; 0 is off
+  double softcap = 0.0;                    // s = cap * tanh(s / cap) after the scale, in fp32; 0 is off
   std::optional<TensorView> alibi_slopes;  // fp32 (Hq) or (B, Hq): bias -slope * |query position - key position|
   std::optional<TensorView> sinks;         // fp32 (Hq): a logit that joins the denominator only
   std::optional<TensorView> tree_mask;     // (B, q_len), ragged (total_q), uint32: bit j of token i lets it see draft j
-  std::optional<TensorView> k_scale;       // fp32 (1) or (Hkv): K = k_scale * stored
+  std::optional<TensorView> k_scale;       // fp32 (1) or (Hkv), finite and not 0: K = k_scale * stored
   std::optional<TensorView> v_scale;       // fp32 (1) or (Hkv); where both are given, both of one shape
   int num_splits = kInvariantSplits;
 
@@ -97,7 +98,7 @@ struct AppendKvArgs {
   TensorView k_cache, v_cache;  // as in DecodeArgs; with page_size from their shape
   TensorView positions;         // (tokens) int32 or int64: each token's slot, page * page_size + offset; -1 skips it
   KvLayout kv_layout = KvLayout::kNHD;
-  std::optional<TensorView> k_scale, v_scale;  // stored = value / scale
+  std::optional<TensorView> k_scale, v_scale;  // finite and not 0: stored = value / scale
 };
 FLASHPORT_API void append_kv(const AppendKvArgs& args, Stream stream = 0);
 
@@ -127,7 +128,7 @@ FLASHPORT_API void merge_state(const MergeStateArgs& args, Stream stream = 0);
 struct DecodeQuery {
   std::string target = "cpu";  // "cpu", "sm90a", "gfx942", ...; empty: the first GPU's, else the CPU's
   DType q_dtype = DType::kBFloat16;
-  std::string kv = "bf16";  // "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz", "q8_0"
+  std::string kv = "bf16";  // "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz", "q8_0"; or as dtype_name() spells it
   std::int64_t head_dim_qk = 128;
   std::int64_t head_dim_v = 128;
   std::int64_t group_size = 1;  // Hq / Hkv

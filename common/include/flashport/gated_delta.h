@@ -1,7 +1,8 @@
 // The gated delta rule (Qwen3-Next, Kimi linear attention): a recurrence over a state S [K, V] for each value head.
 // All calls are asynchronous on `stream`, validate on the host before they read a size or a stride, and leave every
-// output untouched when they throw. Symbols in shapes: N sequences, B batch rows, T tokens of a row, H query and key
-// heads, HV value heads (a multiple of H), K and V head dimensions (16 to 256, multiples of 8).
+// output untouched when they throw. An output shares no element with another argument. Symbols in shapes: N sequences,
+// B batch rows, T tokens of a row, H query and key heads, HV value heads (a multiple of H), K and V head dimensions (16
+// to 256, multiples of 8).
 #pragma once
 
 #include <cstdint>

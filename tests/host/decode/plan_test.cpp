@@ -76,7 +76,7 @@ TEST_F(PlanDecode, TokenTable) {
   std::int64_t rows[3] = {2, 0, 1};
   a.token_table = ints(inputs.pages.data(), {3, 10});
   a.request_index = TensorView(rows, DType::kInt64, kGpu, {3});
-  a.k_cache = TensorView(scratch(), DType::kBFloat16, kGpu, {1000, 2, 128});
+  a.k_cache = TensorView(scratch_at(16 << 20), DType::kBFloat16, kGpu, {1000, 2, 128});
   a.k_cache.strides[0] = 2 * 2 * 128;  // K and V are slices of one pool
   a.v_cache = a.k_cache;
   const DecodeParams p = plan(a).params;

@@ -159,8 +159,18 @@ TEST_F(DecodeRefuses, Values) {
       {"no lengths", [](DecodeArgs& a) { a.seqlens = {}; }, "seqlens must be given"},
       {"max_q_len", [](DecodeArgs& a) { a.max_q_len = 2; }, "max_q_len must come with cu_seqlens_q"},
       {"ragged", [](DecodeArgs& a) { a.cu_seqlens_q = ints({4}); }, "max_q_len must be 1 or more"},
-      {"workspace", [](DecodeArgs& a) { a.workspace = TensorView(scratch(), DType::kUInt8, Device{}, {16}); },
+      {"workspace", [](DecodeArgs& a) { a.workspace = TensorView(scratch_at(1 << 20), DType::kUInt8, Device{}, {16}); },
        "workspace must have at least"},
+      {"scale of fp32", [](DecodeArgs& a) { a.softmax_scale = 1e39; },
+       "softmax_scale must be finite in fp32, times log2(e) (at most 2.3e+38 in magnitude), got 1e+39"},
+      {"scale in base 2", [](DecodeArgs& a) { a.softmax_scale = -3e38; },
+       "softmax_scale must be finite in fp32, times log2(e) (at most 2.3e+38 in magnitude), got -3e+38"},
+      {"softcap of fp32", [](DecodeArgs& a) { a.softcap = 1e300; },
+       "softcap must be 0 (off) or a positive number of fp32 (1.17549e-38 to 2.3e+38), got 1e+300"},
+      {"softcap that is 0 in fp32", [](DecodeArgs& a) { a.softcap = 1e-50; },
+       "softcap must be 0 (off) or a positive number of fp32 (1.17549e-38 to 2.3e+38), got 1e-50"},
+      {"scale and softcap", [](DecodeArgs& a) { a.softmax_scale = 1e10, a.softcap = 1e-30; },
+       "softmax_scale / softcap must be finite in fp32 (at most 3.40282e+38), got 1e+10 / 1e-30"},
   });
 }
 
@@ -192,6 +202,13 @@ TEST_F(DecodeRefuses, ContentsInHostMemory) {
   EXPECT_EQ(text([](DecodeInputs& i) { i.pages[23] = 64; }),
             "flash_decode: block_table entry 3 of request 2 must lie in [0, 63] (the pages of the cache), got 64");
   EXPECT_EQ(text([](DecodeInputs& i) { i.pages[1] = i.pages[12] = -1; }), "");  // past the lengths
+  float scales[2] = {0.5f, 0.0f};
+  const auto give = [&](std::optional<TensorView>& to) { to = TensorView(scales, DType::kFloat32, Device{}, {2}); };
+  EXPECT_EQ(text([&](DecodeInputs& i) { give(i.args.k_scale); }),
+            "flash_decode: k_scale[1] = 0 must be finite and not 0; pass None for a scale of 1");
+  scales[1] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(text([&](DecodeInputs& i) { give(i.args.v_scale); }),
+            "flash_decode: v_scale[1] = nan must be finite and not 0; pass None for a scale of 1");
   EXPECT_EQ(fake_state().launches.size(), 1u);
 }
 

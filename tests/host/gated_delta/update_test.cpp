@@ -360,13 +360,28 @@ TEST_F(GatedDeltaHost, RefusesGatesThatDoNotFit) {
             "out must not share memory with gv; pass another tensor");
 }
 
+TEST_F(GatedDeltaHost, RefusesNumbersThatFp32DoesNotHave) {
+  EXPECT_EQ(text([](Inputs& i) { i.args.scale = 1e300; }),
+            "scale must be positive and finite in fp32 (1.17549e-38 to 3.40282e+38), got 1e+300");
+  EXPECT_EQ(text([](Inputs& i) { i.args.scale = 1e-50; }),
+            "scale must be positive and finite in fp32 (1.17549e-38 to 3.40282e+38), got 1e-50");
+  EXPECT_EQ(text([](Inputs& i) { i.args.softplus_beta = 1e39; }),
+            "softplus_beta must be positive and finite in fp32 (1.17549e-38 to 3.40282e+38), got 1e+39");
+  EXPECT_EQ(text([](Inputs& i) { i.args.softplus_threshold = 1e300; }),
+            "softplus_threshold must be finite in fp32 (at most 3.40282e+38 in magnitude), got 1e+300");
+  EXPECT_EQ(text([](Inputs& i) { i.args.lower_bound = -1e39; }),
+            "lower_bound must be negative and finite in fp32 (-3.40282e+38 to -1.17549e-38), got -1e+39");
+}
+
 TEST_F(GatedDeltaHost, RefusesNumbersTypesAndMemory) {
-  EXPECT_EQ(text([](Inputs& i) { i.args.scale = 0.0; }), "scale must be positive and finite, got 0.000000");
+  EXPECT_EQ(text([](Inputs& i) { i.args.scale = 0.0; }),
+            "scale must be positive and finite in fp32 (1.17549e-38 to 3.40282e+38), got 0");
   EXPECT_EQ(text([](Inputs& i) { i.args.softplus_beta = -1; }),
-            "softplus_beta must be positive and finite, got -1.000000");
+            "softplus_beta must be positive and finite in fp32 (1.17549e-38 to 3.40282e+38), got -1");
   EXPECT_EQ(text([](Inputs& i) { i.args.softplus_threshold = std::numeric_limits<double>::quiet_NaN(); }),
-            "softplus_threshold must be a number, got nan");
-  EXPECT_EQ(text([](Inputs& i) { i.args.lower_bound = 1.0; }), "lower_bound must be negative and finite, got 1.000000");
+            "softplus_threshold must be finite in fp32 (at most 3.40282e+38 in magnitude), got nan");
+  EXPECT_EQ(text([](Inputs& i) { i.args.lower_bound = 1.0; }),
+            "lower_bound must be negative and finite in fp32 (-3.40282e+38 to -1.17549e-38), got 1");
   EXPECT_EQ(text<TypeError>([](Inputs& i) { i.args.v.dtype = DType::kFloat16; }), "v must be bfloat16, got float16");
   EXPECT_EQ(text<TypeError>([](Inputs& i) { i.args.state->dtype = DType::kFloat16; }),
             "state must be float32 or bfloat16, got float16");

@@ -95,6 +95,22 @@ TEST_F(Errors, Memory) {
   refuses<flashport::ValueError>("q must have data", [](DecodeArgs& a) { a.q.data = nullptr; });
 }
 
+// What crashed, or gave wrong numbers: the kernel would read as an index or a query what it has just written.
+TEST_F(Errors, SharedMemory) {
+  refuses<flashport::ValueError>("out must not share memory with block_table; pass another tensor",
+                                 [](DecodeArgs& a) { a.out.data = a.block_table->data; });
+  refuses<flashport::ValueError>("out must not share memory with seqlens; pass another tensor",
+                                 [](DecodeArgs& a) { a.out.data = a.seqlens.data; });
+  refuses<flashport::ValueError>("lse must not share memory with k_cache; pass another tensor",
+                                 [](DecodeArgs& a) { a.lse->data = static_cast<char*>(a.k_cache.data) + 64; });
+  refuses<flashport::ValueError>("out must not share memory with q; pass another tensor", [](DecodeArgs& a) {
+    // out begins in the gap between two rows of q, which its last heads step over.
+    a.q.strides[0] = a.out.strides[0] = 2 * 4 * 64;
+    a.out.data = static_cast<char*>(a.q.data) + 4 * 64 * sizeof(std::uint16_t);
+    a.out.strides[1] = 2 * 64;
+  });
+}
+
 TEST_F(Errors, Values) {
   refuses<flashport::ValueError>("softcap must be", [](DecodeArgs& a) { a.softcap = -1; });
   refuses<flashport::ValueError>("window must be", [](DecodeArgs& a) { a.window_left = -2; });

@@ -1,5 +1,6 @@
-// What the case list has no column for: NaN and infinity in what is used, element offsets past 2^31, the caller's own
-// workspace, empty batches, and the split-count heuristic's schedule against the invariant one.
+// What the case list has no column for: NaN and infinity in what is used, rows of a ragged q that nobody owns, element
+// offsets past 2^31, the caller's own workspace, empty batches, and the split-count heuristic's schedule against the
+// invariant one.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -52,6 +53,103 @@ TEST(Special, NanAndInfinityStayInTheirRowsAndColumns) {
   EXPECT_FALSE(std::isnan(call.out().get({0, 2, 0})));
   EXPECT_TRUE(std::isinf(call.out().get({1, 0, 7})));
   EXPECT_TRUE(std::isfinite(call.out().get({1, 0, 6})));
+}
+
+// Four draft tokens, of which the last alone sees itself. What its key and its value hold.
+class NanInADraft : public testing::Test {
+ protected:
+  static constexpr std::int64_t kLen = 70, kLast = kLen - 1, kQLen = 4, kHeads = 8, kGroup = 4;
+
+  static DecodeCase draft_case() {
+    DecodeCase c = plain_case("special_draft_nan", {kLen, 2});
+    c.q_len = kQLen;
+    c.q_form = "uniform";
+    return c;
+  }
+  // Where token `token` of request `b` lies in kv head 1.
+  static Shape place(DecodeCall& call, std::int64_t b, std::int64_t token, std::int64_t dim) {
+    return {call.inputs().block_table->integer({b, token / 16}), token % 16, 1, dim};
+  }
+  // How many elements of outputs other than those that `may_differ(request, token, head, dim)` have other bits.
+  template <class MayDiffer>
+  static std::int64_t differences(DecodeCall& got, DecodeCall& wanted, const MayDiffer& may_differ) {
+    std::int64_t count = 0;
+    got.out().for_each([&](const Shape& at) {
+      const double a = got.out().get(at), b = wanted.out().get(at);
+      if (a != b && !may_differ(at[0], at[1], at[2], at[3])) ++count;
+    });
+    return count;
+  }
+};
+
+TEST_F(NanInADraft, OfAKeyReachesOnlyRowsThatSeeIt) {
+  DecodeCall call(draft_case()), clean(draft_case());
+  call.k().set(place(call, 0, kLast, 5), NAN);
+  for (DecodeCall* one : {&call, &clean}) {
+    one->upload();
+    one->run();
+  }
+  EXPECT_TRUE(std::isnan(call.out().get({0, kQLen - 1, kGroup, 0})));
+  EXPECT_TRUE(std::isnan(call.lse()->get({0, kQLen - 1, kGroup})));
+  const auto sees = [](std::int64_t request, std::int64_t token, std::int64_t head, std::int64_t) {
+    return request == 0 && token == kQLen - 1 && head >= kGroup;
+  };
+  EXPECT_EQ(differences(call, clean, sees), 0);
+}
+
+TEST_F(NanInADraft, OfAValueStaysInItsColumnHeadAndRequest) {
+  for (double value : {static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
+    DecodeCall call(draft_case()), clean(draft_case());
+    call.v().set(place(call, 0, kLast, 7), value);
+    // The two first tokens of request 1 stand before its beginning and see nothing.
+    call.v().set(place(call, 1, 0, 7), value);
+    for (DecodeCall* one : {&call, &clean}) {
+      one->upload();
+      one->run();
+    }
+    EXPECT_FALSE(std::isfinite(call.out().get({0, kQLen - 1, kGroup, 7})));
+    EXPECT_TRUE(call.lse()->element_bytes() == clean.lse()->element_bytes());
+    // Earlier tokens of its request may be NaN in that column: they multiply it with 0.
+    const auto may_be_nan = [](std::int64_t request, std::int64_t token, std::int64_t head, std::int64_t dim) {
+      return dim == 7 && head >= kGroup && (request == 0 || token >= 2);
+    };
+    EXPECT_EQ(differences(call, clean, may_be_nan), 0);
+    EXPECT_EQ(call.out().get({1, 0, kGroup, 7}), 0.0);
+    EXPECT_EQ(call.out().get({1, 1, kGroup, 7}), 0.0);
+  }
+}
+
+// Rows of a ragged q past the last offset are nobody's: whatever the schedule, their out and lse stay as they are.
+TEST(Special, RaggedRowsThatNobodyOwnsAreNotWritten) {
+  DecodeCase c = plain_case("special_ragged", {300, 20, 150});
+  c.q_len = 3;
+  c.q_form = "ragged";
+  DecodeCall call(c);
+  call.upload();
+  call.run();
+  const std::int64_t owned = call.q_lens()[0] + call.q_lens()[1], rows = call.q().shape()[0];
+  ASSERT_LT(owned, rows);
+  const auto before = call.bits();
+  for (int splits : {flashport::kInvariantSplits, 1, 3}) {
+    flashport::DecodeArgs args = call.args();
+    args.num_splits = splits;
+    args.cu_seqlens_q->shape[0] = 3;
+    args.seqlens.shape[0] = args.block_table->shape[0] = 2;
+    call.out().poison();
+    call.lse()->poison();
+    flashport::flash_decode(args);
+    call.out().download();
+    call.lse()->download();
+    call.out().for_each([&](const Shape& at) {
+      EXPECT_EQ(std::isnan(call.out().get(at)), at[0] >= owned) << "splits " << splits << ", row " << at[0];
+    });
+    call.lse()->for_each([&](const Shape& at) {
+      EXPECT_EQ(std::isnan(call.lse()->get(at)), at[0] >= owned) << "splits " << splits << ", row " << at[0];
+    });
+    if (splits != flashport::kInvariantSplits) continue;
+    const auto bits = call.bits();
+    EXPECT_TRUE(bits[0] == before[0] && bits[1] == before[1]);
+  }
 }
 
 TEST(Special, LargeScoresDoNotOverflow) {

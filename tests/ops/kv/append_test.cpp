@@ -4,6 +4,9 @@
 
 #include <flashport/decode.h>
 
+#include <cmath>
+#include <iterator>
+
 #include "tests/ops/decode/call.h"
 #include "tests/support/random.h"
 #include "tests/support/tensor.h"
@@ -97,6 +100,45 @@ TEST_P(Append, WritesTheReferencesBits) {
     EXPECT_TRUE(differs.first == got.end())
         << (cache == &k_cache ? "k" : "v") << ": byte " << differs.first - got.begin() << " of the elements is "
         << int{*differs.first} << ", the reference's is " << int{*differs.second};
+  }
+}
+
+// A q8_0 block that holds a NaN or an infinity has the same bits everywhere, and its neighbours theirs.
+TEST(AppendValues, ThatAreNotFiniteMakeTheirQ8BlockNan) {
+  constexpr std::int64_t kDim = 96;
+  const float values[] = {NAN, -NAN, INFINITY, -INFINITY, 3.0e38f};
+  const std::int64_t tokens = std::size(values);
+  Tensor k(Type::kF32, {tokens, 1, kDim}), v(Type::kF32, {tokens, 1, kDim}), positions(Type::kI32, {tokens});
+  const Shape rows = {tokens, 1, row_extent(Type::kQ8_0, kDim)};
+  Tensor k_cache(Type::kQ8_0, rows), v_cache(Type::kQ8_0, rows), wanted(Type::kQ8_0, rows);
+  Random random(1);
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    positions.set({t}, static_cast<double>(t));
+    std::vector<float> row(kDim);
+    for (float& x : row) x = static_cast<float>(random.normal());
+    row[32 + 7 * t] = values[t];  // in the second of three blocks
+    for (std::int64_t d = 0; d < kDim; ++d) {
+      k.set({t, 0, d}, row[d]);
+      v.set({t, 0, d}, row[d]);
+    }
+    write_row(wanted, {t, 0, 0}, row);
+  }
+  for (Tensor* tensor : {&k, &v, &positions, &k_cache, &v_cache}) tensor->upload();
+  flashport::AppendKvArgs a;
+  a.k = k.view();
+  a.v = v.view();
+  a.k_cache = k_cache.view();
+  a.v_cache = v_cache.view();
+  a.positions = positions.view();
+  flashport::append_kv(a);
+  for (Tensor* cache : {&k_cache, &v_cache}) {
+    cache->download();
+    EXPECT_TRUE(cache->element_bytes() == wanted.element_bytes());
+  }
+  for (std::int64_t t = 0; t < 4; ++t) {
+    EXPECT_TRUE(std::isnan(reference::read_q8_0(k_cache.address({t, 0, 0}), 32)));
+    EXPECT_TRUE(std::isfinite(reference::read_q8_0(k_cache.address({t, 0, 0}), 31)));
+    EXPECT_TRUE(std::isfinite(reference::read_q8_0(k_cache.address({t, 0, 0}), 64)));
   }
 }
 

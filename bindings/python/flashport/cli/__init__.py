@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import click
 
 from flashport.cli.bench import bench
@@ -20,3 +22,9 @@ def main() -> None:
 
 for command in (demo, bench, support, doctor, selftest):
     main.add_command(command)
+
+
+def run() -> None:
+    """The program: ends like any other of a pipeline, without a word, where nobody reads its output."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    main()

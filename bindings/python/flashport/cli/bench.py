@@ -22,6 +22,7 @@ from flashport.cli.common import (
     rate_text,
     seconds_text,
     share_text,
+    show,
 )
 
 _CPU_BYTES = 300e6  # a CPU's run leaves larger cases out unless one is named
@@ -51,7 +52,7 @@ def bench(device_name: str | None, match: str, rounds: int, json_path: Path | No
     rows = [run() for run in track(runs, description="cases", console=console, transient=True)]
     if not rows:
         raise click.BadParameter(f"no case contains {match!r}", param_hint="--match")
-    console.print(_table(rows))
+    show(_table(rows))
     for row in rows:
         if row.skipped:
             console.print(f"skipped {row.title}: {row.skipped}", style="dim", highlight=False, soft_wrap=True)

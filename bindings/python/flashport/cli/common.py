@@ -1,4 +1,4 @@
-"""What the commands share: the console, the choice of a device, and numbers as text."""
+"""What the commands share: the console and its tables, the choice of a device, and numbers as text."""
 
 from __future__ import annotations
 
@@ -8,11 +8,32 @@ from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 
 from flashport import devices, oracle
 
-console = Console()
+# With NO_COLOR no escape code at all: rich alone would keep those of bold and dim.
+console = Console(color_system=None if os.environ.get("NO_COLOR") else "auto")
+
+_TABLE_WIDTH = 80  # what the tables are laid out for
+
+
+def show(table: Table, names: int = 1) -> None:
+    """Prints a table; on a narrower terminal its rows as lists, headed by what is in so many first columns."""
+    if console.width >= _TABLE_WIDTH:
+        console.print(table)
+        return
+    if table.title:
+        console.print(table.title, style="bold", highlight=False)
+    headings = [str(column.header) for column in table.columns]
+    for row in zip(*(column.cells for column in table.columns), strict=True):
+        labelled = [f"{heading} {cell}".strip() for heading, cell in zip(headings, row, strict=True)]
+        console.print(", ".join(labelled[:names]) if names > 1 else row[0], highlight=False)
+        rest = [f"{heading}: {cell}" for heading, cell in zip(headings[names:], row[names:], strict=True) if cell]
+        console.print(Padding("; ".join(rest), (0, 0, 0, 2), expand=False), highlight=False)
+    if table.caption:
+        console.print(table.caption, style="dim", highlight=False)
 
 
 class _OutputFile(click.Path):
@@ -55,13 +76,17 @@ class ChosenDevice:
 
 
 def served_devices() -> list[ChosenDevice]:
-    """All devices that a target of this build serves, GPUs first."""
+    """All devices that a target of this build serves, GPUs first; there is at least one."""
+    backends = devices.backends()
     found = [
         ChosenDevice(device.device, device.name, device.target, device.multiprocessors)
-        for backend in devices.backends()
+        for backend in backends
         for device in backend.devices
         if device.target
     ]
+    if not found:
+        reasons = "".join(f"\n  {backend.name}: {backend.detail}" for backend in backends)
+        raise click.ClickException(f"there is no device to run on:{reasons}")
     return sorted(found, key=lambda device: device.is_cpu)
 
 
@@ -116,7 +141,7 @@ class Report:
 
     def print(self) -> None:
         """Prints both; where anything is wrong the command fails."""
-        console.print(self._table)
+        show(self._table)
         console.print(self._verdict)
         if self._failed:
             raise SystemExit(1)

@@ -11,9 +11,13 @@ import click
 from rich.table import Table
 
 from flashport import _core, devices
-from flashport.cli.common import console
+from flashport.cli.common import console, show
 
 _LIBRARIES = ("numpy", "torch", "cupy", "jax", "ml_dtypes", "matplotlib")
+_VARIABLES = (
+    "FLASHPORT_BACKEND_PATH", "FLASHPORT_CPU_TARGET", "FLASHPORT_NUM_THREADS", "FLASHPORT_CHECK",
+    "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
+)  # fmt: skip
 
 
 @click.command()
@@ -21,7 +25,7 @@ def doctor() -> None:
     """Show backends and devices, and why a backend was not opened."""
     console.print(f"flashport {devices.version()}, Python {platform.python_version()}, {platform.platform()}")
     console.print(f"module {_core.__file__}", soft_wrap=True)
-    for name in ("FLASHPORT_BACKEND_PATH", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+    for name in _VARIABLES:
         if name in os.environ:
             console.print(f"{name}={os.environ[name]}", soft_wrap=True)
     console.print("array libraries: " + ", ".join(_versions()))
@@ -31,14 +35,20 @@ def doctor() -> None:
     for backend in devices.backends():
         found = [
             f"{device.device}: {device.name}, {device.memory_bytes / 2**30:.0f} GiB, "
-            + (f"target {device.target}" if device.target else "no compiled target serves it")
+            + (f"target {_target_in_use(device.target)}" if device.target else "no compiled target serves it")
             for device in backend.devices
         ]
         mark = "[green]yes[/]" if backend.available else "[yellow]no[/]"
         table.add_row(
             f"{backend.name}: {mark}", "\n".join(backend.targets) or "-", "\n".join(found) or "-", backend.detail
         )
-    console.print(table)
+    show(table)
+
+
+def _target_in_use(target: str) -> str:
+    """The name, and which of several compiled targets it stands for, as the CPU's does."""
+    (compiled,) = {key.rpartition("/")[2] for key in _core.kernel_keys(target)}
+    return target if compiled == target else f"{target}, here {compiled}"
 
 
 def _versions() -> list[str]:

@@ -8,7 +8,7 @@ import click
 from rich.table import Table
 
 from flashport import _core, devices
-from flashport.cli.common import console
+from flashport.cli.common import console, show
 
 _HEAD_DIMS = ((64, 64), (80, 80), (96, 96), (128, 128), (192, 192), (256, 256), (512, 512), (192, 128))
 _QUERIES = ("fp32", "fp16", "bf16")
@@ -19,15 +19,24 @@ _DELTA_HEAD_DIMS = (256, 128, 64)  # what of K the tiles cover, the widest first
 
 
 @click.command()
-@click.option("--target", "targets", multiple=True, metavar="NAME", help="Show this target only; may be repeated.")
+@click.option(
+    "--target",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Show this target only, or those of a backend: cpu, cuda, hip; may be repeated.",
+)
 @click.option("--why", is_flag=True, help="Also print the reason of each no.")
 @click.option("--kernels", is_flag=True, help="List the kernels instead.")
-def support(targets: tuple[str, ...], why: bool, kernels: bool) -> None:
+def support(names: tuple[str, ...], why: bool, kernels: bool) -> None:
     """Show which head dims, types and targets flash_decode and the gated delta rule serve."""
-    compiled = [target for backend in devices.backends() for target in backend.targets]
-    for target in targets or compiled:
-        if target not in compiled:
-            raise click.BadParameter(f"target {target} is not compiled in; there are {', '.join(compiled)}")
+    targets_of = {backend.name: backend.targets for backend in devices.backends()}
+    compiled = list(itertools.chain(*targets_of.values()))
+    targets_of.update({target: [target] for target in compiled})
+    for name in names:
+        if not targets_of.get(name):
+            raise click.BadParameter(f"target {name} is not compiled in; there are {', '.join(compiled)}")
+    for target in dict.fromkeys(itertools.chain(*map(targets_of.get, names))) if names else compiled:
         if kernels:
             for key in _core.kernel_keys(target):
                 console.print(key, soft_wrap=True, highlight=False)
@@ -51,7 +60,7 @@ def _show_decode(target: str) -> dict[str, None]:
             answers = [devices.supports(query, kv, *dims, target=target) for dims in _HEAD_DIMS]
             table.add_row(query, kv, *("[green]yes[/]" if answer else "[dim]-[/]" for answer in answers))
             reasons.update(dict.fromkeys(answer.reason for answer in answers if not answer))
-    console.print(table)
+    show(table, names=2)
     return reasons
 
 
@@ -70,7 +79,7 @@ def _show_gated_delta(target: str) -> dict[str, None]:
             cells.append(f"[green]{largest}[/]" if largest else "[dim]-[/]")
             reasons.update({reason: None} if reason else {})
         table.add_row(operation, query, state, *cells)
-    console.print(table)
+    show(table, names=3)
     return reasons
 
 
