@@ -3,9 +3,10 @@
 
 For every kernel of the code objects given: VGPRs (arch and accumulation together), AGPRs, SGPRs, SGPRs that are kept in
 lanes of a VGPR, LDS bytes, blocks that one multiprocessor holds (a CU; on RDNA a work-group processor), MFMA or WMMA
-instructions, 16-byte global loads, and cache maintenance instructions (agent fences), held against
+instructions, 16-byte global loads, and signals between blocks with their fences (ci/memory_order.py), held against
 ci/amd_resources/<target>.txt. Spills to memory and scratch are always red, as is a kernel of decode or of the
 chunked gated delta rule without matrix instructions, or one of decode or the gated delta rule without 16-byte loads.
+Fewer signals, releases or acquires than the table has, or more bare signals, are red with any compiler.
 
 usage: ci/audit_amd.py [--update] [--tools FOLDER] TARGET FOLDER_OF_CODE_OBJECTS
 """
@@ -19,7 +20,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from resource_table import Column, compare, finish, write_table
+from memory_order import amd_instructions, amd_order
+from resource_table import ORDER_COLUMNS, Column, compare, finish, write_table
 
 COLUMNS = [
     Column("vgpr", 1),
@@ -30,7 +32,7 @@ COLUMNS = [
     Column("blocks", -1),
     Column("matrix", -1),
     Column("loads128", -1),
-    Column("fences", 0),
+    *ORDER_COLUMNS,
 ]
 
 # Registers of a SIMD lane, their allocation granule, most waves of a SIMD, SIMDs and LDS bytes of a multiprocessor, LDS
@@ -46,7 +48,6 @@ MACHINES = {
 MULTIPLIES = ("decode_bf16", "decode_fp16", "gated_delta_prepare", "gated_delta_chunk")
 MATRIX = re.compile(r"v_(mfma|wmma)_")
 LOADS_128 = re.compile(r"(global|buffer)_load_(lds_)?(dwordx4|b128)")
-FENCES = re.compile(r"buffer_(wbl2|inv|gl[01]_inv)")
 
 
 def find_tool(name: str, folder: str | None) -> str:
@@ -73,19 +74,22 @@ def kernel_notes(text: str) -> list[dict[str, str]]:
     return kernels
 
 
-def instruction_counts(text: str) -> dict[str, dict[str, int]]:
-    """Per symbol of a disassembly: matrix instructions, 16-byte loads, fences."""
-    counts: dict[str, dict[str, int]] = {}
-    current: dict[str, int] = {}
-    for line in text.splitlines():
-        if match := re.match(r"[0-9a-f]+ <(\S+)>:", line):
-            current = counts.setdefault(match[1], {"matrix": 0, "loads128": 0, "fences": 0})
-            continue
-        instruction = line.strip()
-        for name, pattern in (("matrix", MATRIX), ("loads128", LOADS_128), ("fences", FENCES)):
-            if pattern.match(instruction):
-                current[name] += 1
-    return counts
+def figures_of_code(target: str, listing: str) -> tuple[dict[str, dict[str, int]], dict[str, list[str]], list[str]]:
+    """Per symbol of a disassembly: matrix instructions, 16-byte loads, memory order; why signals are bare; errors."""
+    figures: dict[str, dict[str, int]] = {}
+    findings: dict[str, list[str]] = {}
+    errors: list[str] = []
+    for symbol, instructions in amd_instructions(listing).items():
+        order = amd_order(target, instructions)
+        figures[symbol] = {
+            "matrix": sum(bool(MATRIX.match(instruction.name)) for instruction in instructions),
+            "loads128": sum(bool(LOADS_128.match(instruction.name)) for instruction in instructions),
+            **order.figures(),
+        }
+        findings[symbol] = list(order.findings.values())
+        if order.error:
+            errors.append(f"{symbol}: {order.error}")
+    return figures, findings, errors
 
 
 def blocks_per_multiprocessor(machine: dict[str, int], vgprs: int, lds: int, waves_per_block: int) -> int:
@@ -97,17 +101,19 @@ def blocks_per_multiprocessor(machine: dict[str, int], vgprs: int, lds: int, wav
     return min(blocks, machine["lds"] // lds) if lds else blocks
 
 
-def audit(target: str, folder: Path, tools: str | None) -> tuple[dict[str, dict[str, int]], list[str]]:
-    """Figures of every kernel, and what is wrong whatever the table says."""
+def audit(target: str, folder: Path, tools: str | None) -> tuple[dict[str, dict[str, int]], list[str], list[str]]:
+    """Figures of every kernel, what is wrong whatever the table says, and why signals are bare."""
     readelf, objdump = find_tool("llvm-readelf", tools), find_tool("llvm-objdump", tools)
     machine = MACHINES[target]
     rows: dict[str, dict[str, int]] = {}
     errors: list[str] = []
+    notes: list[str] = []
     for code_object in sorted(folder.glob("*.co")):
-        notes = subprocess.run([readelf, "--notes", code_object], check=True, capture_output=True, text=True).stdout
+        metadata = subprocess.run([readelf, "--notes", code_object], check=True, capture_output=True, text=True).stdout
         code = subprocess.run([objdump, "-d", code_object], check=True, capture_output=True, text=True).stdout
-        counts = instruction_counts(code)
-        for kernel in kernel_notes(notes):
+        counts, findings, unfollowed = figures_of_code(target, code)
+        errors += unfollowed
+        for kernel in kernel_notes(metadata):
             name = kernel["name"].removeprefix(f"flashport_{target}_")
             waves = int(kernel["max_flat_workgroup_size"]) // int(kernel["wavefront_size"])
             vgprs, lds = int(kernel["vgpr_count"]), int(kernel["group_segment_fixed_size"])
@@ -120,6 +126,7 @@ def audit(target: str, folder: Path, tools: str | None) -> tuple[dict[str, dict[
                 "blocks": blocks_per_multiprocessor(machine, vgprs, lds, waves),
                 **counts[kernel["name"]],
             }
+            notes += [f"{name}: {finding}" for finding in findings[kernel["name"]]]
             for field, what in (
                 ("vgpr_spill_count", "spilled VGPRs"),
                 ("private_segment_fixed_size", "bytes of scratch"),
@@ -134,7 +141,7 @@ def audit(target: str, folder: Path, tools: str | None) -> tuple[dict[str, dict[
                 errors.append(f"{name}: no 16-byte loads")
     if not rows:
         errors.append(f"no kernels in {folder}")
-    return rows, errors
+    return rows, errors, notes
 
 
 def compiler_version(code_object: Path, tools: str | None) -> str:
@@ -153,7 +160,7 @@ def main() -> int:
     parser.add_argument("--update", action="store_true", help="write the table from this build")
     parser.add_argument("--tools", help="folder of llvm-readelf and llvm-objdump")
     arguments = parser.parse_args()
-    rows, errors = audit(arguments.target, arguments.folder, arguments.tools)
+    rows, errors, notes = audit(arguments.target, arguments.folder, arguments.tools)
     if not rows:
         sys.exit(f"audit_amd.py: {errors[0]}")
     compiler = compiler_version(next(arguments.folder.glob("*.co")), arguments.tools)
@@ -163,6 +170,7 @@ def main() -> int:
         write_table(table, f"Kernels of {arguments.target}, as ci/audit_amd.py reads them.", compiler, COLUMNS, rows)
     report = compare(table, compiler, COLUMNS, rows)
     report.errors[:0] = errors
+    report.notes += notes
     return 0 if finish(f"audit of {arguments.target}", report, COLUMNS, rows) else 1
 
 

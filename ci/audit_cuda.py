@@ -2,10 +2,12 @@
 """Audits the kernels inside libflashport_cuda.so: what each costs, and that the instructions meant are in it.
 
 For every kernel of a target: registers, spilled bytes, static shared memory, tensor core instructions (HMMA), loads
-from global memory of 16 bytes or more (LDG, LDGSTS, bulk copies), and fences, held against
-ci/cuda_resources/<target>.txt: a kernel that begins to spill, or spills more, is red, as is a kernel of decode or of
-the chunked gated delta rule without tensor core instructions, or one of decode or the gated delta rule without such
-loads. So is a memory descriptor in an odd uniform register, which no card executes: nvcc 13.0 was seen to write that.
+from global memory of 16 bytes or more (LDG, LDGSTS, bulk copies), and signals between blocks with their fences
+(ci/memory_order.py), held against ci/cuda_resources/<target>.txt: a kernel that begins to spill, or spills more, is
+red, as is a kernel of decode or of the chunked gated delta rule without tensor core instructions, or one of decode or
+the gated delta rule without such loads. Fewer signals, releases or acquires than the table has, or more bare signals,
+are red with any compiler. So is a memory descriptor in an odd uniform register, which no card executes: nvcc 13.0 was
+seen to write that.
 
 usage: ci/audit_cuda.py [--update] [--tools FOLDER] TARGET LIBRARY
 """
@@ -20,7 +22,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from resource_table import Column, compare, finish, write_table
+from memory_order import Instruction, sass_instruction, sass_order
+from resource_table import ORDER_COLUMNS, Column, compare, finish, write_table
 
 COLUMNS = [
     Column("registers", 1),
@@ -28,18 +31,16 @@ COLUMNS = [
     Column("shared", 1),
     Column("matrix", -1),
     Column("loads128", -1),
-    Column("fences", 0),
+    *ORDER_COLUMNS,
 ]
 
 PATTERNS = {
     "matrix": re.compile(r"HMMA|HGMMA"),
     "loads128": re.compile(r"LDG(STS)?\.\S*128\b|UBLKCP"),
-    "fences": re.compile(r"MEMBAR"),
 }
 # Kernels that multiply matrices.
 MULTIPLIES = ("decode_bf16", "decode_fp16", "gated_delta_prepare", "gated_delta_chunk")
 ODD_DESCRIPTOR = re.compile(r"desc\[UR\d*[13579]\]")
-INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?(\S+)")
 
 
 def run(tool: Path, *arguments: str | Path) -> str:
@@ -48,11 +49,12 @@ def run(tool: Path, *arguments: str | Path) -> str:
     return subprocess.run([tool, *arguments], check=True, capture_output=True, text=True, env=environment).stdout
 
 
-def audit(target: str, library: Path, cuobjdump: Path) -> tuple[dict[str, dict[str, int]], list[str]]:
-    """Figures of every kernel, and what is wrong whatever the table says."""
+def audit(target: str, library: Path, cuobjdump: Path) -> tuple[dict[str, dict[str, int]], list[str], list[str]]:
+    """Figures of every kernel, what is wrong whatever the table says, and why signals are bare."""
     prefix = f"flashport_{target}_"
     rows: dict[str, dict[str, int]] = {}
     errors: list[str] = []
+    notes: list[str] = []
     usage = run(cuobjdump, "--dump-resource-usage", library)
     for name, text in re.findall(rf"Function {prefix}(\S+):\s*\n\s*(.*)", usage):
         values = {key: int(value) for key, value in re.findall(r"(\w+):(\d+)", text)}
@@ -62,23 +64,26 @@ def audit(target: str, library: Path, cuobjdump: Path) -> tuple[dict[str, dict[s
             "shared": values["SHARED"],
             **dict.fromkeys(PATTERNS, 0),
         }
+    code: dict[str, list[Instruction]] = {name: [] for name in rows}
     function = ""
-    current: dict[str, int] | None = None
     for line in run(cuobjdump, "-sass", library).splitlines():
         if match := re.match(r"\s*Function : (\S+)", line):
             function = match[1].removeprefix(prefix)
-            current = rows.get(function)
-        elif current is not None and (match := INSTRUCTION.match(line)):
+        elif function in rows and (instruction := sass_instruction(line)):
+            code[function].append(instruction)
             for name, pattern in PATTERNS.items():
-                current[name] += bool(pattern.match(match[1]))
-            if odd := ODD_DESCRIPTOR.search(line):
+                rows[function][name] += bool(pattern.match(instruction.name))
+            if odd := ODD_DESCRIPTOR.search(instruction.operands):
                 errors.append(f"{function}: {odd[0]} is no instruction of the card; the compiler has gone wrong")
     for name, row in rows.items():
+        order = sass_order(code[name])
+        row |= order.figures()
+        notes += [f"{name}: {finding}" for finding in order.findings.values()]
         if name.startswith(MULTIPLIES) and not row["matrix"]:
             errors.append(f"{name}: no tensor core instructions")
         if name.startswith((*MULTIPLIES, "gated_delta")) and not row["loads128"]:
             errors.append(f"{name}: no loads of 16 bytes or more")
-    return dict(sorted(rows.items())), errors
+    return dict(sorted(rows.items())), errors, notes
 
 
 def main() -> int:
@@ -95,7 +100,7 @@ def main() -> int:
         sys.exit("audit_cuda.py: no cuobjdump or nvcc; name their folder with --tools (ci/cuda_prefix.sh makes one)")
     version = re.search(r"release \S+ V(\S+)", run(Path(nvcc), "--version"))
     compiler = f"nvcc {version[1]}" if version else "unknown"
-    rows, errors = audit(arguments.target, arguments.library, Path(cuobjdump))
+    rows, errors, notes = audit(arguments.target, arguments.library, Path(cuobjdump))
     if not rows:
         sys.exit(f"audit_cuda.py: no kernels of {arguments.target} in {arguments.library}")
     table = Path(__file__).parent / "cuda_resources" / f"{arguments.target}.txt"
@@ -104,6 +109,7 @@ def main() -> int:
         write_table(table, f"Kernels of {arguments.target}, as ci/audit_cuda.py reads them.", compiler, COLUMNS, rows)
     report = compare(table, compiler, COLUMNS, rows)
     report.errors[:0] = errors
+    report.notes += notes
     return 0 if finish(f"audit of {arguments.target}", report, COLUMNS, rows) else 1
 
 

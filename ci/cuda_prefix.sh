@@ -12,7 +12,9 @@ python3 -m venv "$prefix/venv"
   nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-runtime==13.0.96 \
   nvidia-cuda-cccl==13.0.85 nvidia-cuda-cuobjdump==13.2.51 nvidia-cuda-nvdisasm==13.2.51
 toolkit=$(echo "$prefix"/venv/lib/python3*/site-packages/nvidia/cu13)
-# nvcc looks for the runtime in lib64, where toolkits have it.
+# nvcc looks for the runtime in lib64, where toolkits have it, and CMake for a library without a version.
 ln -sfn lib "$toolkit/lib64"
-ln -sfn "$toolkit/bin" "$prefix/bin"
+ln -sfn libcudart.so.13 "$toolkit/lib/libcudart.so"
+# CMake takes bin/.. of nvcc's path for the toolkit, without following a link.
+for folder in bin include lib lib64 nvvm; do ln -sfn "$toolkit/$folder" "$prefix/$folder"; done
 touch "$prefix/complete"

@@ -87,6 +87,7 @@ endfunction()
 function(flashport_spell_gated_delta target kernel dk state layout gate)
   set(state_fp32 kFloat32)
   set(state_bf16 kBFloat16)
+  set(state_fp16 kFloat16)
   set(key_major_vk 0)
   set(key_major_kv 1)
   set(gate_head kHead)
@@ -194,15 +195,16 @@ function(flashport_generate_table backend targets out_source)
   set(${out_source} "${source}" PARENT_SCOPE)
 endfunction()
 
-# Compiles a HIP source to the code object of one target: device code alone, no host part, no bundle. Products fuse with
-# sums only where the source says so, as on the CPU.
+# Compiles a HIP source to the code object of one target: device code alone, no host part, no bundle, of the version that
+# hip/runtime/device_target.h knows the oldest runtime of. Products fuse with sums only where the source says so, as on
+# the CPU.
 function(flashport_compile_code_object target source code_object)
   flashport_target_definitions(${target} hip definitions)
   list(TRANSFORM definitions PREPEND -D)
   add_custom_command(
     OUTPUT "${code_object}"
     COMMAND ${CMAKE_HIP_COMPILER_LAUNCHER} "${FLASHPORT_HIP_COMPILER}" -x hip --offload-arch=${FLASHPORT_ARCH_${target}} --offload-device-only --no-gpu-bundle-output
-            -O3 -std=c++20 -ffp-contract=off -Wall -Wextra ${definitions}
+            -mcode-object-version=6 -O3 -std=c++20 -ffp-contract=off -Wall -Wextra ${definitions}
             "-I${PROJECT_SOURCE_DIR}" "-I${PROJECT_SOURCE_DIR}/common/include"
             -Xclang -dependency-file -Xclang "${code_object}.d" -Xclang -MT -Xclang "${code_object}"
             -c "${source}" -o "${code_object}"

@@ -9,6 +9,7 @@
 
 #include "bindings/python/arguments.h"
 #include "bindings/python/device_array.h"
+#include "bindings/python/torch_tensors.h"
 
 namespace flashport::python {
 namespace {
@@ -41,7 +42,7 @@ void find_library(PyTypeObject* type, TypeInfo& info) {
     const std::string module = py::str(py::getattr(base, "__module__", py::str("")));
     const std::string_view root = std::string_view(module).substr(0, module.find('.'));
     if (root == "numpy") info.library = Library::kNumpy;
-    if (root == "torch") info.library = Library::kTorch;
+    if (root == "torch" && Torch::get().is_tensor_type(type)) info.library = Library::kTorch;
     if (root == "cupy") info.library = Library::kCupy;
     if (root == "jax" || root == "jaxlib") info.library = Library::kJax;
     info.is_masked = (module + ".").starts_with("numpy.ma.");
@@ -60,6 +61,7 @@ const TypeInfo& type_info(PyTypeObject* type) {
     TypeInfo info;
     find_library(type, info);
     info.exchange = find_exchange_api(type);
+    info.stands_for_others = info.library == Library::kTorch && Torch::get().stands_for_others(type);
     Py_INCREF(type);  // its address is the key
     found = known->emplace(type, info).first;
   }

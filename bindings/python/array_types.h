@@ -13,7 +13,7 @@
 
 namespace flashport::python {
 
-enum class Library { kOther, kNumpy, kTorch, kCupy, kJax, kFlashport };
+enum class Library { kOther, kNumpy, kTorch, kCupy, kJax, kFlashport };  // kTorch: a tensor
 
 // What is known of an array type; looked up once per type.
 struct TypeInfo {
@@ -21,6 +21,7 @@ struct TypeInfo {
   const dlpack::ExchangeApi* exchange = nullptr;  // null: through __dlpack__
   bool versioned = true;                          // __dlpack__ takes max_version
   bool is_masked = false;                         // NumPy's MaskedArray, whose mask DLPack leaves out
+  bool stands_for_others = false;                 // a tensor whose operators run code of Python, such as a fake one
 };
 const TypeInfo& type_info(PyTypeObject* type);
 

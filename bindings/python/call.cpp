@@ -15,7 +15,6 @@ namespace {
 struct Names {
   PyObject* dlpack = PyUnicode_InternFromString("__dlpack__");
   PyObject* dlpack_device = PyUnicode_InternFromString("__dlpack_device__");
-  PyObject* is_neg = PyUnicode_InternFromString("is_neg");
   PyObject* stream_and_version = Py_BuildValue("(ss)", "stream", "max_version");
   PyObject* version = Py_BuildValue("(s)", "max_version");
   PyObject* stream = Py_BuildValue("(s)", "stream");
@@ -38,15 +37,6 @@ constexpr ExtensionType kExtensionTypes[] = {
     {"float8_e4m3fnuz", "uint8", DType::kFp8E4M3Fnuz},
 };
 
-// Whether this may be the imaginary part of a conjugate, whose elements torch leaves in memory with the other sign:
-// DLPack does not say so, but all strides of such a view are even. To ask torch of each tensor takes some 50 ns.
-bool may_be_negated(const TensorView& view) {
-  for (int axis = view.rank - 1; axis >= 0; --axis) {
-    if (view.strides[axis] % 2 != 0) return false;
-  }
-  return true;
-}
-
 }  // namespace
 
 void set_python_error() {
@@ -67,7 +57,7 @@ void set_python_error() {
   }
 }
 
-Call::Call(const char* function, PyObject* stream) : function_(function) {
+Call::Call(const char* function, PyObject* stream, TorchRole role) : function_(function), role_(role) {
   if (stream == Py_None) return;
   stream_ = stream_handle(stream);
   has_stream_ = true;
@@ -122,13 +112,16 @@ void Call::fill_view(const char* name, PyObject* object, bool writes, TensorView
   if (info.is_masked) {
     fail_type(name, "must not be a masked array, whose mask has no effect; pass its filled() or data");
   }
-  if (info.exchange == nullptr) {
-    view_by_capsule(name, object, info, writes, to);
-  } else {
+  const bool is_tensor = info.library == Library::kTorch;
+  if (is_tensor) before_export(info);
+  if (info.exchange != nullptr) {
     view_by_exchange(name, object, info, writes, to);
+  } else if (is_tensor) {
+    view_of_tensor(name, object, info, to);
+  } else {
+    view_by_capsule(name, object, info, writes, to);
   }
-  // A capsule's strides are torch's own only where an axis has two elements.
-  if (info.library == Library::kTorch && (info.exchange == nullptr || may_be_negated(to))) refuse_negated(name, object);
+  if (is_tensor) after_export(name, object, info, writes, to);
 }
 
 void Call::view_by_exchange(const char* name, PyObject* object, const TypeInfo& info, bool writes, TensorView& to) {
@@ -136,7 +129,9 @@ void Call::view_by_exchange(const char* name, PyObject* object, const TypeInfo& 
   // A borrowed view says nothing of writability; torch has no read-only tensors.
   if (info.exchange->export_view != nullptr && (!writes || info.library == Library::kTorch)) {
     dlpack::Tensor tensor;
-    if (info.exchange->export_view(object, &tensor) != 0) fail_export(name, object);
+    const bool exported = info.exchange->export_view(object, &tensor) == 0;
+    if (!exported || tensor.data == nullptr) explain_no_memory(info);
+    if (!exported) fail_export(name, object);
     convert(name, tensor, to);
     device = tensor.device;
   } else {
@@ -146,17 +141,6 @@ void Call::view_by_exchange(const char* name, PyObject* object, const TypeInfo& 
     device = managed->tensor.device;
   }
   if (to.device.kind != DeviceKind::kCpu) find_stream(info, device);
-}
-
-void Call::refuse_negated(const char* name, PyObject* tensor) const {
-  PyObject* arguments[] = {tensor};
-  const auto answer =
-      py::reinterpret_steal<py::object>(PyObject_VectorcallMethod(names().is_neg, arguments, 1, nullptr));
-  if (!answer) throw py::error_already_set();
-  if (answer.ptr() != Py_True) return;
-  fail_type(name,
-            "must not be a view with torch's negative bit, whose elements have the other sign in memory; pass its "
-            "resolve_neg()");
 }
 
 dlpack::Device Call::place_of(const char* name, PyObject* object, const TypeInfo& info) const {
@@ -398,6 +382,12 @@ Allocation Call::allocate(PyObject* like, const TensorView& like_view, DType dty
     void* object = nullptr;
     if (info.exchange->import_managed(managed, &object) != 0) throw py::error_already_set();
     result.object = py::reinterpret_steal<py::object>(static_cast<PyObject*>(object));
+    return result;
+  }
+
+  if (info.library == Library::kTorch) {
+    result.object = torch_->empty(like, dtype, shape, rank);
+    input("out", result.object.ptr(), result.view);
     return result;
   }
 

@@ -5,6 +5,8 @@
 
 #include <pybind11/pybind11.h>
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -17,6 +19,7 @@
 #include "bindings/python/arguments.h"
 #include "bindings/python/array_types.h"
 #include "bindings/python/dlpack_abi.h"
+#include "bindings/python/torch_tensors.h"
 
 namespace flashport::python {
 
@@ -31,10 +34,17 @@ struct Allocation {
   TensorView view;
 };
 
+// What a function is to torch.
+enum class TorchRole {
+  kOperator,        // refuses to leave the graph of gradients: there is no backward
+  kNoGradOperator,  // runs as under torch.no_grad()
+  kQuestion,        // is no operator: it reads no element and writes none
+};
+
 class Call {
  public:
   // `stream` is None, an integer handle, or an object with cuda_stream, ptr or __cuda_stream__.
-  Call(const char* function, PyObject* stream);
+  Call(const char* function, PyObject* stream, TorchRole role = TorchRole::kOperator);
   ~Call();
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
@@ -78,6 +88,7 @@ class Call {
       } restore{state};
       function(stream);
     }
+    if (written_count_ > 0) torch_->increment_versions(written_.data(), written_count_);
     if (waits_) wait();
   }
 
@@ -96,6 +107,18 @@ class Call {
 
   void fill_view(const char* name, PyObject* object, bool writes, TensorView& to);
   void view_by_exchange(const char* name, PyObject* object, const TypeInfo& info, bool writes, TensorView& to);
+  // What is asked of a tensor of torch before it is exported, and after.
+  void before_export(const TypeInfo& info) {
+    if (torch_ == nullptr) look_at_torch();
+    if (info.stands_for_others && role_ != TorchRole::kQuestion) throw NeedsOperator{};
+  }
+  void after_export(const char* name, PyObject* object, const TypeInfo& info, bool writes, const TensorView& view);
+  void look_at_torch();
+  [[noreturn]] void refuse_gradient(const char* name, PyObject* object, bool writes) const;
+  // Of a tensor that has no memory, or none to export: throws NeedsOperator if a transformation explains it.
+  void explain_no_memory(const TypeInfo& info) const;
+  // Of a tensor of a torch that has no exchange API.
+  void view_of_tensor(const char* name, PyObject* object, const TypeInfo& info, TensorView& to);
   // `as` is the element type that the array's own carries.
   void view_by_capsule(const char* name, PyObject* object, const TypeInfo& info, bool writes, TensorView& to,
                        std::optional<DType> as = std::nullopt);
@@ -126,6 +149,13 @@ class Call {
   bool waits_ = false;            // an argument's library frees memory without regard to our stream
   std::optional<Device> device_;  // none: all arrays are in host memory
   std::vector<Borrowed> borrowed_;
+
+  TorchRole role_;
+  const Torch* torch_ = nullptr;  // set with the first of its tensors
+  bool records_gradients_ = false;
+  static constexpr std::size_t kMostOutputs = 8;
+  std::array<PyObject*, kMostOutputs> written_{};  // tensors of torch, borrowed
+  int written_count_ = 0;
 };
 
 }  // namespace flashport::python

@@ -1,6 +1,7 @@
 #include "bindings/python/direct_calls.h"
 
 #include <algorithm>
+#include <cstring>
 #include <deque>
 #include <string>
 #include <vector>
@@ -48,9 +49,21 @@ bool bind(const Direct& direct, Arguments arguments, Py_ssize_t count, PyObject*
   return std::find(all, all + parameters, nullptr) == all + parameters;
 }
 
+// The operator of torch of the same name.
+PyObject* run_operator(const Operation& operation, Arguments arguments) {
+  py::tuple all(operation.arguments);
+  for (int i = 0; i < operation.arguments; ++i) all[i] = py::reinterpret_borrow<py::object>(arguments[i]);
+  return py::module_::import("flashport.tracing").attr("run_operator")(operation.name, *all).release().ptr();
+}
+
 PyObject* run(const Operation& operation, Arguments arguments) {
   try {
-    return operation.run(arguments).release().ptr();
+    try {
+      return operation.run(arguments).release().ptr();
+    } catch (const NeedsOperator&) {
+      PyErr_Clear();  // that of an export
+      return run_operator(operation, arguments);
+    }
   } catch (...) {
     set_python_error();
     return nullptr;
@@ -111,6 +124,13 @@ void set_vectorcall(PyFunctionObject* function, vectorcallfunc call) {
 #endif
 }
 
+void add_function(py::module_& module, PyMethodDef* method) {
+  const py::object name = module.attr("__name__");
+  PyObject* function = PyCFunction_NewEx(method, nullptr, name.ptr());
+  if (function == nullptr) throw py::error_already_set();
+  module.attr(method->ml_name) = py::reinterpret_steal<py::object>(function);
+}
+
 }  // namespace
 
 PyObject* run_by_position(const Operation& operation, Arguments arguments, Py_ssize_t count) {
@@ -122,10 +142,22 @@ PyObject* run_by_position(const Operation& operation, Arguments arguments, Py_ss
 
 void add_operation(py::module_& module, const Operation& operation, PyMethodDef* method) {
   operations().push_back(&operation);
-  const py::object name = module.attr("__name__");
-  PyObject* function = PyCFunction_NewEx(method, nullptr, name.ptr());
-  if (function == nullptr) throw py::error_already_set();
-  module.attr(operation.name) = py::reinterpret_steal<py::object>(function);
+  add_function(module, method);
+}
+
+namespace {
+
+PyObject* run_kernel(PyObject*, Arguments arguments, Py_ssize_t count) {
+  const char* name = count > 0 ? PyUnicode_AsUTF8(arguments[0]) : nullptr;
+  if (name == nullptr) {
+    if (PyErr_Occurred() == nullptr) PyErr_SetString(PyExc_TypeError, "run_kernel: expected the name of an operation");
+    return nullptr;
+  }
+  const auto found = std::find_if(operations().begin(), operations().end(),
+                                  [&](const Operation* each) { return std::strcmp(name, each->name) == 0; });
+  if (found == operations().end()) return PyErr_Format(PyExc_TypeError, "run_kernel: no operation \"%s\"", name);
+  const KernelScope scope;
+  return run_by_position(**found, arguments + 1, count - 1);
 }
 
 py::object direct(py::object function) {
@@ -159,6 +191,15 @@ py::object direct(py::object function) {
   direct_functions().push_back(result);
   set_vectorcall(python, call_directly);
   return function;
+}
+
+}  // namespace
+
+void define_direct_calls(py::module_& module) {
+  module.def("direct", &direct, py::arg("function"));
+  static PyMethodDef method = {"run_kernel", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(run_kernel)),
+                               METH_FASTCALL, nullptr};
+  add_function(module, &method);
 }
 
 }  // namespace flashport::python

@@ -1,4 +1,5 @@
 // The operations of the gated delta rule. None stands for an argument left out.
+#include <algorithm>
 #include <string>
 
 #include <flashport/gated_delta.h>
@@ -47,6 +48,26 @@ enum Argument {
 };
 
 }  // namespace update
+
+namespace packed {
+
+enum Argument {
+  kMixedQkv,
+  kA,
+  kB,
+  kALog,
+  kDtBias,
+  kState,
+  kStateIndices,
+  kScale,
+  kUseQkL2norm,
+  kStateLayout,
+  kOut,
+  kStream,
+  kArguments
+};
+
+}  // namespace packed
 
 namespace chunk {
 
@@ -137,6 +158,64 @@ py::object py_gated_delta_update(Arguments a) {
   return py::reinterpret_borrow<py::object>(a[kOut]);
 }
 
+// The queries, keys and values of a token a row, one after the other in a row; how many heads follows from the state.
+void split_qkv(const Call& call, const TensorView& mixed, GatedDeltaUpdateArgs& args) {
+  if (mixed.rank != 2) {
+    call.fail_value("mixed_qkv",
+                    "must have 2 dimensions (batch, 2 * heads * head_dim_k + num_v_heads * head_dim_v), got " +
+                        std::to_string(mixed.rank));
+  }
+  const TensorView& state = *args.state;
+  if (state.rank != 4) {
+    call.fail_value("initial_state", "must have 4 dimensions (slots, num_v_heads, head_dim_v, head_dim_k), got " +
+                                         std::to_string(state.rank));
+  }
+  const bool vk = args.state_layout == StateLayout::kVK;
+  const std::int64_t v_heads = state.shape[1], dim_k = state.shape[vk ? 3 : 2], dim_v = state.shape[vk ? 2 : 3];
+  const std::int64_t of_keys = (mixed.shape[1] - v_heads * dim_v) / 2, heads = dim_k > 0 ? of_keys / dim_k : 0;
+  if (heads < 1 || 2 * heads * dim_k + v_heads * dim_v != mixed.shape[1]) {
+    call.fail_value("mixed_qkv", "must have 2 * heads * " + std::to_string(dim_k) + " + " + std::to_string(v_heads) +
+                                     " * " + std::to_string(dim_v) + " columns by the shape of initial_state, got " +
+                                     std::to_string(mixed.shape[1]));
+  }
+  const std::int64_t bytes = element_size(mixed.dtype), column = mixed.strides[1];
+  const auto part = [&](std::int64_t first, std::int64_t count, std::int64_t dim) {
+    TensorView view = mixed;
+    view.data = static_cast<char*>(mixed.data) + first * column * bytes;
+    view.rank = 4;
+    const std::int64_t shape[] = {mixed.shape[0], 1, count, dim};
+    const std::int64_t strides[] = {mixed.strides[0], mixed.strides[0], dim * column, column};
+    std::copy(shape, shape + 4, view.shape);
+    std::copy(strides, strides + 4, view.strides);
+    return view;
+  };
+  args.q = part(0, heads, dim_k);
+  args.k = part(of_keys, heads, dim_k);
+  args.v = part(2 * of_keys, v_heads, dim_v);
+}
+
+py::object py_gated_delta_packed_decode(Arguments a) {
+  using namespace packed;
+  Call call("fused_recurrent_gated_delta_rule_packed_decode", a[kStream]);
+  GatedDeltaUpdateArgs args;
+  args.zero_padding = true;
+  args.use_qk_l2norm = call.boolean("use_qk_l2norm_in_kernel", a[kUseQkL2norm]);
+  if (call.is_second("state_layout", a[kStateLayout], "vk", "kv")) args.state_layout = StateLayout::kKV;
+  args.scale = call.optional_number("scale", a[kScale]);
+  TensorView mixed;
+  call.input("mixed_qkv", a[kMixedQkv], mixed);
+  call.input("a", a[kA], args.a.emplace());
+  call.input("b", a[kB], args.b.emplace());
+  call.input("A_log", a[kALog], args.a_log.emplace());
+  call.input("dt_bias", a[kDtBias], args.dt_bias.emplace());
+  call.output("initial_state", a[kState], args.state.emplace());
+  call.input("ssm_state_indices", a[kStateIndices], args.state_indices.emplace());
+  call.output("out", a[kOut], args.out);
+  split_qkv(call, mixed, args);
+  call.run([&](Stream stream) { gated_delta_update(args, stream); });
+  return py::reinterpret_borrow<py::object>(a[kOut]);
+}
+
 GatedDeltaChunkArgs chunk_args(Call& call, Arguments a) {
   using namespace chunk;
   GatedDeltaChunkArgs args;
@@ -172,7 +251,7 @@ py::object py_gated_delta_chunk(Arguments a) {
 }
 
 py::object py_gated_delta_chunk_workspace_size(Arguments a) {
-  Call call("gated_delta_chunk_workspace_size", a[chunk::kStream]);
+  Call call("gated_delta_chunk_workspace_size", a[chunk::kStream], TorchRole::kQuestion);
   GatedDeltaChunkArgs args = chunk_args(call, a);
   const Allocation out = call.allocate(a[chunk::kQ], args.q, args.q.dtype, args.v.shape, args.v.rank);
   args.out = out.view;
@@ -182,6 +261,7 @@ py::object py_gated_delta_chunk_workspace_size(Arguments a) {
 }
 
 constexpr Operation kUpdate{"gated_delta_update", py_gated_delta_update, update::kArguments, update::kOut};
+constexpr Operation kPackedDecode{"gated_delta_packed_decode", py_gated_delta_packed_decode, packed::kArguments};
 constexpr Operation kChunk{"gated_delta_chunk", py_gated_delta_chunk, chunk::kArguments, chunk::kOut};
 constexpr Operation kChunkWorkspaceSize{"gated_delta_chunk_workspace_size", py_gated_delta_chunk_workspace_size,
                                         chunk::kArguments};
@@ -190,6 +270,7 @@ constexpr Operation kChunkWorkspaceSize{"gated_delta_chunk_workspace_size", py_g
 
 void define_gated_delta_operations(py::module_& module) {
   add_operation<kUpdate>(module);
+  add_operation<kPackedDecode>(module);
   add_operation<kChunk>(module);
   add_operation<kChunkWorkspaceSize>(module);
 }

@@ -120,7 +120,7 @@ PYBIND11_MODULE(_core, module) {
   });
 
   define_operations(module);
-  module.def("direct", &direct, py::arg("function"));
+  define_direct_calls(module);
   define_device_array(module);
   define_backends(module);
   define_read_memory(module);

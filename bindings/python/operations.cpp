@@ -138,7 +138,7 @@ py::object py_flash_decode(Arguments a) {
 }
 
 py::object py_decode_workspace_size(Arguments a) {
-  Call call("decode_workspace_size", a[kStream]);
+  Call call("decode_workspace_size", a[kStream], TorchRole::kQuestion);
   DecodeArgs args;
   read_decode(call, a, args);
   std::int64_t shape[kMaxRank] = {};
@@ -153,7 +153,7 @@ py::object py_decode_workspace_size(Arguments a) {
 }
 
 py::object py_flash_decode_stage1(Arguments a) {
-  Call call("flash_decode_stage1", a[11]);
+  Call call("flash_decode_stage1", a[11], TorchRole::kNoGradOperator);
   DecodeStage1Args args;
   call.input("q", a[0], args.q);
   call.input("k", a[1], args.k);
@@ -171,7 +171,7 @@ py::object py_flash_decode_stage1(Arguments a) {
 }
 
 py::object py_flash_decode_stage2(Arguments a) {
-  Call call("flash_decode_stage2", a[6]);
+  Call call("flash_decode_stage2", a[6], TorchRole::kNoGradOperator);
   DecodeStage2Args args;
   call.input("mid_out", a[0], args.mid_out);
   call.input("mid_out_logexpsum", a[1], args.mid_out_logexpsum);

@@ -102,7 +102,7 @@ class StateTile {
   static constexpr bool kKeyMajor = kCfg.shape.key_major != 0;
   static constexpr int kMostKeys = kCfg.shape.head_dim_k;
   static constexpr int kGroups = kCfg.tuning.columns / kLanes;
-  static constexpr bool kInPlace = !kKeyMajor && kCfg.shape.state == DType::kFloat32;  // it may lie in the pool
+  static constexpr bool kInPlace = !kKeyMajor && !is_packed(kCfg.shape);  // it may lie in the pool
   static constexpr int kAtOnce = 4;  // columns; so many sums hide the latency of a fused multiply-add
 
  public:

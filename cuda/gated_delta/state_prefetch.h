@@ -11,7 +11,7 @@ namespace flashport::FLASHPORT_TARGET::gated_delta {
 template <GatedDeltaConfig kCfg>
 FLASHPORT_DEVICE void prefetch_states(const GatedDeltaUpdateParams& p, const Block& block, const StateSlice& slice) {
   constexpr int kThreads = kCfg.tuning.waves * kWaveSize;
-  constexpr int kElementBytes = kCfg.shape.state == DType::kFloat32 ? 4 : 2;
+  constexpr int kElementBytes = is_packed(kCfg.shape) ? 2 : 4;
   constexpr int kRowBytes = kCfg.tuning.columns * kElementBytes, kBlockBytes = kCfg.shape.head_dim_k * kRowBytes;
   constexpr int kLineBytes = 128;
   if (p.state.data == nullptr || block.index() >= kPrefetchedBytes / kBlockBytes) return;

@@ -80,7 +80,7 @@ struct StateTileMemory {
 template <GatedDeltaConfig kCfg>
 class StateTile {
   static constexpr bool kKeyMajor = kCfg.shape.key_major != 0;
-  static constexpr int kUnit = kCfg.shape.state == DType::kFloat32 ? 4 : 8;
+  static constexpr int kUnit = is_packed(kCfg.shape) ? 8 : 4;
   static constexpr int kMostKeys = kCfg.shape.head_dim_k;
   static constexpr int kColumns = kCfg.tuning.columns;
   static constexpr int kWaves = kCfg.tuning.waves;
@@ -96,7 +96,8 @@ class StateTile {
       kLaneKeys > kColumnLanes ? kLaneKeys / kColumnLanes : 1;  // of the keys that lanes share
   static constexpr int kEven = kKeyMajor ? kMostKeys / kWaveSize : 1;
   static constexpr int kUnits = kLaneColumns * kLaneKeys / kUnit;
-  static constexpr bool kPacked = kCfg.shape.state != DType::kFloat32;
+  static constexpr bool kPacked = is_packed(kCfg.shape);
+  using Narrow = std::conditional_t<kCfg.shape.state == DType::kFloat16, Half, BFloat16>;  // states of 16 bits
   static_assert(kKeyLanes * kColumnLanes == kWaveSize && kUnits * kUnit == kLaneColumns * kLaneKeys);
   static_assert(kKeyMajor || (kWaves == 1 && kLaneKeys % kUnit == 0));
 
@@ -138,7 +139,7 @@ class StateTile {
   // The same from the pool, but settle() waits for it, and for clear() has nothing to do.
   FLASHPORT_DEVICE void fetch(const void* data, std::int64_t at) {
     if constexpr (kPacked) {
-      const auto* from = static_cast<const BFloat16*>(data) + at;
+      const auto* from = static_cast<const Narrow*>(data) + at;
       with_units(from, [&](auto units) {
         for_each_unit(units, [&](int unit, int offset, bool live) {
           const auto piece = load_piece<kUnit, units.kAligned>(from + offset, live);
@@ -153,7 +154,7 @@ class StateTile {
     if constexpr (kPacked) {
 #pragma unroll
       for (int i = 0; i < kUnits; ++i) {
-        Piece<BFloat16, kUnit> piece;
+        Piece<Narrow, kUnit> piece;
         __builtin_memcpy(&piece, state_[i], sizeof piece);
 #pragma unroll
         for (int j = 0; j < kUnit; ++j) state_[i][j] = to_float(piece.x[j]);
@@ -338,7 +339,7 @@ class StateTile {
     if (dtype == DType::kFloat32) {
       with(static_cast<CopyConst<Data, float>*>(data));
     } else {
-      with(static_cast<CopyConst<Data, BFloat16>*>(data));
+      with(static_cast<CopyConst<Data, Narrow>*>(data));
     }
   }
   // f(number of the unit, its place in the head's states, whether it exists)

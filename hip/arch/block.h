@@ -157,6 +157,14 @@ FLASHPORT_DEVICE const Params& reread(const Params& params) {
 // Waits until this wave's stores have reached the cache that its block shares; defined by the target.
 FLASHPORT_DEVICE void await_stores();
 
+// Makes what this wave has written, and other waves before a barrier that it has passed, visible to all blocks of the
+// device. Every signal to another block is sent after it. The fence alone is not enough: on CDNA clang (22.1.8 was seen
+// to) leaves out the wait for the write-back (LLVM pull request 178316), and the signal could overtake the data.
+FLASHPORT_DEVICE void release_to_device() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+  await_stores();
+}
+
 class Block {
  public:
   // `teams`: of waves that work alone, each a block as grids count them, so many are one of the device's. Such a block
@@ -213,7 +221,7 @@ class Block {
     if (wave() == 0) {
       bool last = false;
       if (mine.add > 0) {
-        __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+        release_to_device();
         const auto add = static_cast<std::uint32_t>(mine.add);
         const std::uint32_t before =
             __hip_atomic_fetch_add(mine.counter, add, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);

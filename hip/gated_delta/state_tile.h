@@ -103,7 +103,7 @@ struct StateTileMemory {};
 template <GatedDeltaConfig kCfg>
 class StateTile {
   static constexpr bool kKeyMajor = kCfg.shape.key_major != 0;
-  static constexpr bool kPacked = kCfg.shape.state != DType::kFloat32;
+  static constexpr bool kPacked = is_packed(kCfg.shape);
   static constexpr int kAllKeys = kCfg.shape.head_dim_k;
   static constexpr int kUnit = kPacked ? 8 : 4;
   static constexpr int kColumns = kCfg.tuning.columns;
@@ -124,7 +124,8 @@ class StateTile {
   using OfColumn = LaneGroup<(kKeyMajor ? kOtherSteps : kNeighbourSteps)>;  // the lanes that share a column
   using OfKey = LaneGroup<(kKeyMajor ? kNeighbourSteps : kOtherSteps)>;
 
-  using State = std::conditional_t<kPacked, BFloat16, float>;
+  using Narrow = std::conditional_t<kCfg.shape.state == DType::kFloat16, Half, BFloat16>;  // states of 16 bits
+  using State = std::conditional_t<kPacked, Narrow, float>;
 
   // In the registers that a load fills together: numbers by themselves would be copied whenever paths meet.
   using Quad = float __attribute__((ext_vector_type(4)));
@@ -342,7 +343,7 @@ class StateTile {
     if (dtype == DType::kFloat32) {
       f(static_cast<std::conditional_t<std::is_const_v<Data>, const float, float>*>(data) + first);
     } else {
-      f(static_cast<std::conditional_t<std::is_const_v<Data>, const BFloat16, BFloat16>*>(data) + first);
+      f(static_cast<std::conditional_t<std::is_const_v<Data>, const Narrow, Narrow>*>(data) + first);
     }
   }
   // Whether nothing of the slice is missing.

@@ -167,7 +167,16 @@ const char* device_info(int device, BackendDevice* info) {
   const std::string_view target = target_of(architecture);
   name.copy(info->name, sizeof(info->name) - 1);
   architecture.copy(info->architecture, sizeof(info->architecture) - 1);
-  if (kernel_index().find(target) != nullptr) target.copy(info->target, sizeof(info->target) - 1);
+  if (kernel_index().find(target) != nullptr) {
+    int version = 0;
+    error = check(present->hip, present->hip.runtime_get_version(&version), "hipRuntimeGetVersion");
+    if (error != nullptr) return error;
+    if (version < oldest_hip(target)) {
+      return keep_error("hip: " + present->hip.path + " is of " + hip_version_text(version) + ", and " +
+                        std::string(target) + " needs " + hip_version_text(oldest_hip(target)) + " or later");
+    }
+    target.copy(info->target, sizeof(info->target) - 1);
+  }
   info->multiprocessors = properties.multiprocessor_count;
   info->memory_bytes = static_cast<std::int64_t>(properties.total_global_memory);
   return nullptr;

@@ -1,7 +1,8 @@
-// Which target serves an AMD device.
+// Which target serves an AMD device, and which HIP runtime loads a target's code.
 #pragma once
 
 #include <algorithm>
+#include <string>
 #include <string_view>
 
 namespace flashport::hip_runtime {
@@ -16,6 +17,15 @@ constexpr std::string_view target_of(std::string_view architecture) {
   if (processor == "gfx950") return "gfx950";
   if (std::find(std::begin(kRdna3), std::end(kRdna3), processor) != std::end(kRdna3)) return "gfx11";
   return "";
+}
+
+// The oldest runtime, as hipRuntimeGetVersion() counts: code objects are of version 6 (cmake/kernels.cmake), which HIP
+// reads since 6.2, and generic ones since 6.3.
+inline constexpr int kOldestHip = 60200000;
+constexpr int oldest_hip(std::string_view target) { return target == "gfx11" ? 60300000 : kOldestHip; }
+
+inline std::string hip_version_text(int version) {
+  return "HIP " + std::to_string(version / 10000000) + "." + std::to_string(version / 100000 % 100);
 }
 
 }  // namespace flashport::hip_runtime

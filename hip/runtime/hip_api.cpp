@@ -9,6 +9,8 @@
 #include <string_view>
 #include <system_error>
 
+#include "hip/runtime/device_target.h"
+
 namespace flashport::hip_runtime {
 namespace {
 
@@ -91,13 +93,14 @@ bool fill(HipApi& api, const Library& library, std::string& error) {
   const auto find = [&](auto& function, const char* name) {
     void* symbol = dlsym(library.handle, name);
     if (symbol == nullptr && error.empty()) {
-      error = library.path + " has no " + name + ": HIP 6.0 or later is needed";
+      error = library.path + " has no " + name + ": " + hip_version_text(kOldestHip) + " or later is needed";
     }
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(symbol);
   };
   find(api.get_error_name, "hipGetErrorName");
   find(api.get_error_string, "hipGetErrorString");
   find(api.get_last_error, "hipGetLastError");
+  find(api.runtime_get_version, "hipRuntimeGetVersion");
   find(api.get_device_count, "hipGetDeviceCount");
   find(api.get_device, "hipGetDevice");
   find(api.set_device, "hipSetDevice");

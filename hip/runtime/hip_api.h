@@ -1,7 +1,7 @@
 // The functions of AMD's HIP runtime that flashport uses, as a table that is filled at run time. Nothing links against
 // libamdhip64, which could bring a second runtime into a process that has one already (torch carries its own): the
 // table comes from the copy that is loaded, then from the ROCm wheels beside this library, then from the system. Types
-// and values are those of HIP 6.0 to 7.2; tests/platform/hip_abi_check.cpp holds them against AMD's headers.
+// and values are those of HIP 6.2 to 7.2; tests/platform/hip_abi_check.cpp holds them against AMD's headers.
 #pragma once
 
 #include <cstddef>
@@ -49,6 +49,7 @@ struct HipApi {
   const char* (*get_error_name)(HipError);
   const char* (*get_error_string)(HipError);
   HipError (*get_last_error)();
+  HipError (*runtime_get_version)(int* version);  // major * 10^7 + minor * 10^5 + patch
   HipError (*get_device_count)(int* count);
   HipError (*get_device)(int* device);
   HipError (*set_device)(int device);

@@ -206,6 +206,27 @@ def emulator_rows():
     # A node and more, whose states a fold takes from shared memory in several goes.
     yield row("e", number, "emulator", dict(PLAIN, group=16, hkv=1, lens="1100"))
     yield row("e", number + 1, "emulator", dict(PLAIN, types="bf16/fp8_e4m3", dims="64", group=16, hkv=1, lens="1100"))
+    number += 2
+    for change in path_changes():
+        yield row("e", number, "emulator", dict(PLAIN, **change))
+        number += 1
+
+
+def path_changes():
+    """Paths of the schedule and the tree that only a long, a large or a wide call takes, each as small as may be."""
+    # Parents of two and of three levels, which one block has alone, or several: as many heads as a multiprocessor has
+    # blocks, since those walk through the keys side by side.
+    yield {"lens": "2200|1100", "hkv": 1}
+    yield {"lens": "17000|1100", "group": 1, "hkv": 4}
+    # More requests than a wave of 64 has lanes: three a lane, with lanes left over, and two.
+    yield {"lens": "65*3|1*40|130|0*2|2*61|67*5|3*56", "hkv": 1, "layout": "csr_nhd", "index": "i64"}
+    yield {"lens": "1*33|70|0|64*2|3*38|129*3", "hkv": 1, "layout": "csr_hnd", "page": 3, "index": "i64",
+           "q_len": 4, "q_form": "ragged"}  # fmt: skip
+    # Rows of several tiles, the last one not full: windows and slopes follow the token and the head.
+    yield {"lens": "200|40", "group": 9, "hkv": 1, "q_len": 16, "q_form": "uniform", "window": "50:3", "alibi": "batch"}
+    yield {"lens": "130|70|33", "group": 6, "hkv": 1, "q_len": 16, "q_form": "ragged", "tree": 1}
+    # Scales at another pitch in K than in V, in every chunk.
+    yield {"types": "fp16/q8_0", "dims": "192x128", "lens": "200|65|1", "hkv": 1, "splits": 3}
 
 
 PLAIN = {"types": "bf16/bf16", "dims": "128", "q_len": 1, "q_form": "token", "layout": "block_nhd", "page": 16,

@@ -19,11 +19,11 @@ constexpr KernelEntry decode(const char* key, DecodeShape shape) {
 constexpr KernelEntry plain(const char* key, KernelTag tag, int threads) {
   return {.key = key, .tag = tag, .threads = threads};
 }
-constexpr KernelEntry update(const char* key, int head_dim_k, GateForm gate) {
+constexpr KernelEntry update(const char* key, int head_dim_k, GateForm gate, DType state = DType::kFloat32) {
   return {.key = key,
           .tag = KernelTag::kGatedDeltaUpdate,
           .threads = 1,
-          .shape = {.gated_delta_update = {.shape = {head_dim_k, DType::kFloat32, 0, gate},
+          .shape = {.gated_delta_update = {.shape = {head_dim_k, state, 0, gate},
                                            .tuning = {.columns = 16, .waves = 1, .blocks_per_multiprocessor = 1}}}};
 }
 constexpr KernelEntry chunk(const char* key, KernelTag tag, MathType math, int head_dim_k) {
@@ -67,6 +67,7 @@ const KernelEntry kCpuKernels[] = {
     update("gated_delta_update/state=fp32/vk/k256/fakecpu", 256, GateForm::kHead),
     update("gated_delta_update/kda/fakecpu", 256, GateForm::kKey),
     update("gated_delta_update/any/fakecpu", 256, GateForm::kAny),
+    update("gated_delta_update/fp16/fakecpu", 256, GateForm::kAny, DType::kFloat16),
     chunk("gated_delta_prepare/fp32/k256/fakecpu", KernelTag::kGatedDeltaPrepare, kF32, 256),
     chunk("gated_delta_chunk/fp32/k256/fakecpu", KernelTag::kGatedDeltaChunk, kF32, 256),
 };

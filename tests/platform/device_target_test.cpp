@@ -29,6 +29,13 @@ TEST(DeviceTarget, Hip) {
   }
 }
 
+TEST(DeviceTarget, OldestHip) {
+  EXPECT_EQ(hip_runtime::hip_version_text(hip_runtime::oldest_hip("gfx942")), "HIP 6.2");
+  EXPECT_EQ(hip_runtime::hip_version_text(hip_runtime::oldest_hip("gfx950")), "HIP 6.2");
+  EXPECT_EQ(hip_runtime::hip_version_text(hip_runtime::oldest_hip("gfx11")), "HIP 6.3");
+  EXPECT_EQ(hip_runtime::hip_version_text(70253211), "HIP 7.2");
+}
+
 TEST(DeviceTarget, Cpu) {
   const TargetKernels generic = {"cpu_generic", nullptr, 0};
   const TargetKernels impossible = {"cpu_of_tomorrow", nullptr, 0};

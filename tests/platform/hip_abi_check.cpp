@@ -35,6 +35,7 @@ constexpr bool same(const char* (*)(hipError_t)) {
 static_assert(same<&HipApi::get_error_name>(hipGetErrorName));
 static_assert(same<&HipApi::get_error_string>(hipGetErrorString));
 static_assert(same<&HipApi::get_last_error>(hipGetLastError));
+static_assert(same<&HipApi::runtime_get_version>(hipRuntimeGetVersion));
 static_assert(same<&HipApi::get_device_count>(hipGetDeviceCount));
 static_assert(same<&HipApi::get_device>(hipGetDevice));
 static_assert(same<&HipApi::set_device>(hipSetDevice));

@@ -1,7 +1,8 @@
-// A backend's table of functions, driven by the probe kernels. Written once; built with each vendor's runtime and its
-// probes, which give the backend under test.
+// A backend's table of functions, driven by the probe kernels, on the first device that its one target serves. Written
+// once; built with each vendor's runtime and its probes, which give the backend under test.
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <cstring>
 #include <numeric>
 #include <string>
@@ -11,31 +12,40 @@
 #include "common/host/backend_abi.h"
 #include "tests/platform/probe.h"
 #include "tests/platform/probe_backend.h"
+#include "tests/support/device_choice.h"
 
 namespace flashport {
 namespace {
 
-// Memory of device 0 that mirrors a host vector.
+int g_device = 0;  // its index; set by main
+
+// What the device calls itself: a CPU runs the one target that fits it.
+const char* target() {
+  const BackendAbi& backend = *probe_backend();
+  return backend.kind == DeviceKind::kCpu ? "cpu" : backend.targets[0];
+}
+
+// Memory of the device that mirrors a host vector.
 template <class T>
 class DeviceArray {
  public:
   DeviceArray(const BackendAbi& backend, std::size_t count) : backend_(backend), count_(count) {
     void* memory = nullptr;
-    const char* error = backend_.allocate(0, bytes(), &memory);
+    const char* error = backend_.allocate(g_device, bytes(), &memory);
     EXPECT_STREQ(error, nullptr);
-    if (error == nullptr) error = backend_.fill_zero(0, 0, memory, bytes());
+    if (error == nullptr) error = backend_.fill_zero(g_device, 0, memory, bytes());
     EXPECT_STREQ(error, nullptr);
     data_ = static_cast<T*>(memory);
   }
-  ~DeviceArray() { EXPECT_STREQ(backend_.release(0, data_), nullptr); }
+  ~DeviceArray() { EXPECT_STREQ(backend_.release(g_device, data_), nullptr); }
   DeviceArray(const DeviceArray&) = delete;
   DeviceArray& operator=(const DeviceArray&) = delete;
 
   [[nodiscard]] T* data() const { return data_; }
   [[nodiscard]] std::vector<T> host() const {
     std::vector<T> values(count_);
-    EXPECT_STREQ(backend_.copy(0, 0, values.data(), data_, bytes()), nullptr);
-    EXPECT_STREQ(backend_.synchronize(0, 0), nullptr);
+    EXPECT_STREQ(backend_.copy(g_device, 0, values.data(), data_, bytes()), nullptr);
+    EXPECT_STREQ(backend_.synchronize(g_device, 0), nullptr);
     return values;
   }
 
@@ -50,12 +60,8 @@ class DeviceArray {
 class Runtime : public testing::Test {
  protected:
   void SetUp() override {
-    int devices = 0;
-    const char* error = backend.device_count(&devices);
-    ASSERT_STREQ(error, nullptr);
-    ASSERT_GT(devices, 0);
-    ASSERT_STREQ(backend.device_info(0, &info), nullptr);
-    ASSERT_STRNE(info.target, "") << info.name << " is " << info.architecture;
+    ASSERT_STREQ(backend.device_info(g_device, &info), nullptr);
+    ASSERT_STREQ(info.target, target()) << info.name << " is " << info.architecture;
   }
 
   [[nodiscard]] const KernelEntry* find(const std::string& name) const {
@@ -69,7 +75,7 @@ class Runtime : public testing::Test {
   }
 
   void launch(const KernelEntry* kernel, std::int64_t grid, const ProbeParams& params) const {
-    ASSERT_STREQ(backend.launch(0, 0, kernel, LaunchGrid{grid}, &params, sizeof params), nullptr);
+    ASSERT_STREQ(backend.launch(g_device, 0, kernel, LaunchGrid{grid}, &params, sizeof params), nullptr);
   }
 
   const BackendAbi& backend = *probe_backend();
@@ -100,16 +106,16 @@ TEST_F(Runtime, CopiesAndFills) {
   const DeviceArray<std::uint8_t> a(backend, count);
   const DeviceArray<std::uint8_t> b(backend, count);
   EXPECT_EQ(a.host(), std::vector<std::uint8_t>(count));
-  ASSERT_STREQ(backend.copy(0, 0, a.data(), sent.data(), count), nullptr);
-  ASSERT_STREQ(backend.copy(0, 0, b.data(), a.data(), count), nullptr);
+  ASSERT_STREQ(backend.copy(g_device, 0, a.data(), sent.data(), count), nullptr);
+  ASSERT_STREQ(backend.copy(g_device, 0, b.data(), a.data(), count), nullptr);
   EXPECT_EQ(b.host(), sent);
-  ASSERT_STREQ(backend.fill_zero(0, 0, b.data() + 1, count - 2), nullptr);
+  ASSERT_STREQ(backend.fill_zero(g_device, 0, b.data() + 1, count - 2), nullptr);
   std::vector<std::uint8_t> expected(count);
   expected.front() = sent.front();
   expected.back() = sent.back();
   EXPECT_EQ(b.host(), expected);
-  EXPECT_STREQ(backend.copy(0, 0, nullptr, nullptr, 0), nullptr);
-  EXPECT_STREQ(backend.fill_zero(0, 0, nullptr, 0), nullptr);
+  EXPECT_STREQ(backend.copy(g_device, 0, nullptr, nullptr, 0), nullptr);
+  EXPECT_STREQ(backend.fill_zero(g_device, 0, nullptr, 0), nullptr);
 }
 
 TEST_F(Runtime, RunsEveryBlockOnceWithAllParams) {
@@ -185,7 +191,7 @@ TEST_F(Runtime, HoldsAtLeastOneBlock) {
   for (const char* name : {"probe_visit", "probe_arrive", "probe_wave"}) {
     for (int repeat = 0; repeat < 2; ++repeat) {
       int blocks = 0;
-      EXPECT_STREQ(backend.occupancy(0, find(name), &blocks), nullptr);
+      EXPECT_STREQ(backend.occupancy(g_device, find(name), &blocks), nullptr);
       EXPECT_GT(blocks, 0);
     }
   }
@@ -193,7 +199,7 @@ TEST_F(Runtime, HoldsAtLeastOneBlock) {
 
 TEST_F(Runtime, DefaultStreamIsNotCapturing) {
   std::uint64_t id = 1;
-  EXPECT_STREQ(backend.capture_id(0, 0, &id), nullptr);
+  EXPECT_STREQ(backend.capture_id(g_device, 0, &id), nullptr);
   EXPECT_EQ(id, 0u);
 }
 
@@ -233,16 +239,25 @@ TEST_F(Runtime, NamesWhatFailed) {
   EXPECT_NE(std::string(error).find("got index 1000"), std::string::npos) << error;
 
   if (backend.kind != DeviceKind::kCpu) {  // sanitizers end the process on such a request to malloc
-    error = backend.allocate(0, std::size_t{1} << 60, &memory);
+    error = backend.allocate(g_device, std::size_t{1} << 60, &memory);
     ASSERT_NE(error, nullptr);
     EXPECT_NE(std::string(error).find("out of memory"), std::string::npos) << error;
   }
 
   // An error is told once: the next call is not affected.
-  EXPECT_STREQ(backend.synchronize(0, 0), nullptr);
+  EXPECT_STREQ(backend.synchronize(g_device, 0), nullptr);
   const DeviceArray<float> usable(backend, 16);
   EXPECT_EQ(usable.host(), std::vector<float>(16));
 }
 
 }  // namespace
 }  // namespace flashport
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  const auto choice = flashport_test::choose_device(*flashport::probe_backend(), flashport::target());
+  std::printf("%s\n", choice.text.c_str());
+  if (choice.index < 0) return choice.exit_code;
+  flashport::g_device = choice.index;
+  return RUN_ALL_TESTS();
+}

@@ -9,6 +9,7 @@ import pty
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -257,3 +258,10 @@ def test_an_output_that_nobody_reads(arguments):
     result = command(*arguments, stdout=write)
     os.close(write)
     assert (result.returncode, result.stderr) == (-signal.SIGPIPE, "")
+
+
+def test_an_output_that_is_full():
+    with Path("/dev/full").open("w") as full:
+        result = command("support", stdout=full)
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[0] == "flashport: [Errno 28] No space left on device"

@@ -22,6 +22,7 @@ CALLS = {
     "logits": {"tokens": 70, "beta_sigmoid": True, "allow_neg_eigval": True},
     "v first": {"tokens": 70, "layout": "vk", "scale": 0.25},
     "bf16 state": {"tokens": 70, "state_dtype": BF16},
+    "fp16 state": {"tokens": 70, "state_dtype": np.float16},
     "own gate": {"tokens": 70, "own_gate": "dt_bias"},
     "gate without bias": {"tokens": 70, "own_gate": "A_log"},
     "fp32": {"tokens": 70, "dtype": np.float32},

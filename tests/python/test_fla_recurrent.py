@@ -28,6 +28,7 @@ CALLS = {
     "logits of columns": {"tokens": 5, "rate": "logits"},
     "v first": {"tokens": 5, "layout": "vk", "scale": 0.25, "column_gates": True},
     "bf16 state": {"tokens": 5, "state_dtype": BF16},
+    "fp16 state": {"tokens": 5, "state_dtype": np.float16},
     "own gate": {"tokens": 5, "gate": "made", "key_gates": True},
     "gate without bias": {"tokens": 5, "gate": "without bias"},
     "fp32": {"tokens": 5, "dtype": np.float32, "keys": 128, "values": 24},

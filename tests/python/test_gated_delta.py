@@ -19,13 +19,13 @@ OPTIONS = {
     "packed": (False, True),
     "dtype": (np.float32, np.float16, BF16),
     "gate_dtype": (None, np.float32, np.float16),
-    "state_dtype": (np.float32, BF16),
+    "state_dtype": (np.float32, BF16, np.float16),
     "index_dtype": (np.int32, np.int64),
     "layout": ("vk", "kv"),
     "slots": ("permuted", "padded", None),
     "gap": (0, 24),
     "update_state": (True, False),
-    "verify": ("none", "fp32", "bf16", "tree fp32", "tree bf16"),
+    "verify": ("none", "fp32", "narrow", "tree fp32", "tree narrow"),
     "is_kda": (False, True),
     "gate": ({}, {"lower_bound": -5.0}, {"softplus_beta": 2.0, "softplus_threshold": 1.0}),
     "use_qk_l2norm": (True, False),
@@ -42,7 +42,8 @@ def call_of(row, seed):
     if verify != "none":
         tokens = min(tokens, 9)  # so many states have to be kept
         row["steps"] = max(tokens, 1) + 1
-        row["intermediate_dtype"] = BF16 if "bf16" in verify else np.float32
+        narrow = np.float16 if row["state_dtype"] is np.float16 else BF16  # a call has one type of 16 bits
+        row["intermediate_dtype"] = narrow if "narrow" in verify else np.float32
         row["tree"] = verify.startswith("tree")
     if packed:
         row["lens"] = (0, tokens, 1, 0, min(tokens, 3), 0)
@@ -219,7 +220,7 @@ def test_a_chain_of_parents_is_no_tree():
     same(call["state"], plain["state"])
 
 
-@pytest.mark.parametrize("state_dtype", [np.float32, BF16])
+@pytest.mark.parametrize("state_dtype", [np.float32, BF16, np.float16])
 def test_bits_alone_and_in_a_batch(state_dtype):
     call = make_delta(batch=7, tokens=3, keys=128, state_dtype=state_dtype, use_qk_l2norm=True, slots="padded")
     start = call["state"].copy()
@@ -341,7 +342,7 @@ def test_types_of_dt_bias(dtype):
     check(call)
 
 
-@pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("state_dtype", ["float32", "bfloat16", "float16"])
 def test_torch_tensors(state_dtype):
     torch = pytest.importorskip("torch")
     call = make_delta(batch=3, tokens=2, steps=2, use_qk_l2norm=True, state_dtype=getattr(np, state_dtype, BF16))

@@ -105,13 +105,21 @@ def test_an_element_type_of_another_argument(form, name):
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [("k", np.float32), ("v", np.float16), ("A_log", BF16), ("out", np.float32), ("state", np.float16),
-     ("intermediate_states", np.float16)],
+    [("k", np.float32), ("v", np.float16), ("A_log", np.int32), ("out", np.float32), ("state", np.int32),
+     ("intermediate_states", np.int32)],
 )  # fmt: skip
 def test_an_element_type_that_does_not_go_with_the_others(name, dtype):
     arguments = dense()
     arguments[name] = np.zeros(arguments[name].shape, dtype)
     expect(arguments, TypeError, rf"\w*{name}")
+
+
+def test_states_of_two_types_of_16_bits():
+    arguments = dense()
+    arguments["state"] = arguments["state"].astype(np.float16)
+    arguments["intermediate_states"] = arguments["intermediate_states"].astype(BF16)
+    text = "state, final_states and intermediate_states must not be float16 and bfloat16 in one call$"
+    expect(arguments, NotImplementedError, text)
 
 
 @pytest.mark.parametrize("name", [name for form, name in ARRAYS if form == "dense"])

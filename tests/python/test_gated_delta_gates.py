@@ -17,7 +17,7 @@ OPTIONS = {
     "rate": ("logit", "logits", "rate", "rates", None),
     "key_gates": (False, True),
     "column_gates": (False, True),
-    "final_dtype": (None, np.float32, BF16),
+    "final_dtype": (None, np.float32, BF16, np.float16),
     "is_kda": (False, True),
     "lower_bound": (None, -5.0),
     "allow_neg_eigval": (False, True),
@@ -27,7 +27,7 @@ OPTIONS = {
     "packed": (False, True),
     "dtype": (np.float32, np.float16, BF16),
     "gate_dtype": (None, np.float32, np.float16),
-    "state_dtype": (np.float32, BF16),
+    "state_dtype": (np.float32, BF16, np.float16),
     "layout": ("vk", "kv"),
     "slots": ("permuted", "padded", None),
     "update_state": (True, False),
@@ -44,6 +44,8 @@ def call_of(row, seed):
         row |= {"is_kda": False, "lower_bound": None}
     if row["rate"] not in ("logit", "logits"):
         row["allow_neg_eigval"] = False
+    if row["final_dtype"] not in (None, np.float32) and row["state_dtype"] is not np.float32:
+        row["final_dtype"] = row["state_dtype"]  # a call has one type of 16 bits
     if row.pop("packed"):
         row["lens"] = (0, row["tokens"], 1, 0)
     return make_delta(seed=seed, a_form="rows", **row)

@@ -191,6 +191,11 @@ def test_views_of_torch_whose_bits_are_not_their_values():
         flashport.flash_decode(negated, k, v, seqlens)
     with pytest.raises(TypeError, match=rf"^flash_decode: out {text}"):
         flashport.flash_decode(q, k, v, seqlens, out=negated)
+    single = torch.complex(q[..., :1], q[..., :1]).conj().imag.unsqueeze(-1)  # a stride of 1, where one element lies
+    assert single.stride(-1) == 1
+    lse = torch.zeros(single.shape[:-1])
+    with pytest.raises(TypeError, match=rf"^merge_state: o_a {text}"):
+        flashport.merge_state(single, lse, single, lse)
     one = torch.complex(torch.ones(1), torch.ones(1)).conj().imag
     with pytest.raises(TypeError, match=rf"^flash_decode: k_scale {text}"):
         flashport.flash_decode(q, k, v, seqlens, k_scale=one)

@@ -173,7 +173,7 @@ def test_support_of_the_gated_delta_rule(operation):
         ({"head_dim_k": 264}, "head_dim_k must be a multiple of 8 from 16 to 256, got 264"),
         ({"head_dim_v": 0}, "head_dim_v must be a multiple of 8 from 16 to 256, got 0"),
         ({"q_dtype": "int64"}, "q must be float16, bfloat16 or float32, got int64"),
-        ({"state_dtype": "float16"}, "state must be float32 or bfloat16, got float16"),
+        ({"state_dtype": "int32"}, "state must be float32, bfloat16 or float16, got int32"),
         ({"target": "vax"}, 'no target "vax" is compiled into this installation'),
     ):
         refused = flashport.supports_gated_delta(operation, **{"target": "cpu", **options})

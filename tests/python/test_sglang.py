@@ -53,12 +53,12 @@ def test_the_signature_is_sglangs():
     positional = [name for name, x in parameters.items() if x.kind is x.POSITIONAL_OR_KEYWORD]
     assert positional == [
         "A_log", "a", "dt_bias", "softplus_beta", "softplus_threshold", "q", "k", "v", "b", "initial_state_source",
-        "initial_state_indices", "scale", "use_qk_l2norm_in_kernel", "cu_seqlens", "is_kda",
+        "initial_state_indices", "scale", "use_qk_l2norm_in_kernel", "cu_seqlens", "is_kda", "disable_state_update",
+        "intermediate_states_buffer", "intermediate_state_indices", "cache_steps", "retrieve_parent_token",
     ]  # fmt: skip
     assert list(parameters)[len(positional) :] == [
-        "lower_bound", "disable_state_update", "intermediate_states_buffer", "intermediate_state_indices",
-        "cache_steps", "retrieve_parent_token", "cache_ring", "replayssm_rawv", "replayssm_rawk", "replayssm_g",
-        "replayssm_beta", "match_cutedsl_decode", "state_layout",
+        "lower_bound", "cache_ring", "replayssm_rawv", "replayssm_rawk", "replayssm_g", "replayssm_beta",
+        "match_cutedsl_decode", "state_layout",
     ]  # fmt: skip
     text = inspect.getdoc(UPDATE)
     assert not [name for name in parameters if f"{name}:" not in text]
@@ -122,12 +122,41 @@ def test_what_is_not_read():
     same(got, call["out"])
 
 
-def test_cache_steps_are_the_buffers():
+@pytest.mark.parametrize("name", ["verify", "tree"])
+def test_late_arguments_go_by_position(name):
+    """In SGLang's order, and flags as anything that has a truth value."""
+    call, positional, keywords = make(name)
+    call.run()
+    positional[12] = np.True_
+    buffer = keywords["intermediate_states_buffer"]
+    late = [1, buffer, keywords["intermediate_state_indices"], buffer.shape[1]]
+    same(UPDATE(*positional[:14], 0, *late, keywords.get("retrieve_parent_token")), call["out"])
+
+
+def test_cache_steps_say_where_slots_begin():
+    """Whatever the shape of the buffer, as in SGLang's kernel."""
     call, positional, keywords = make("verify")
     call.run()
     same(UPDATE(*positional, **keywords, cache_steps=8), call["out"])
-    with pytest.raises(ValueError, match=r"cache_steps must be the 8 steps of intermediate_states_buffer, got 5$"):
+    inner = keywords["intermediate_states_buffer"].shape[2:]
+    apart = np.full((3, 7, *inner), np.nan, np.float32)
+    keywords["intermediate_states_buffer"] = apart
+    kept = keywords["intermediate_state_indices"]
+    assert min(kept) == -1
+    assert max(kept) == 3  # a slot that the buffer's shape has not
+    same(UPDATE(*positional, **keywords, cache_steps=5), call["out"])
+    as_slots = apart.reshape(-1, *inner)[: 21 // 5 * 5].reshape(4, 5, *inner)
+    for n, slot in enumerate(kept):
+        if slot >= 0:
+            same(as_slots[slot], call["intermediate_states"][call["intermediate_indices"][n], :5])
+    keywords["intermediate_states_buffer"] = apart[:, ::-1]
+    text = r"must be contiguous where cache_steps, 5, are not its 7 steps; pass cache_steps=7, or a contiguous buffer$"
+    with pytest.raises(ValueError, match=f"^{UPDATE.__name__}: intermediate_states_buffer {text}"):
         UPDATE(*positional, **keywords, cache_steps=5)
+    with pytest.raises(TypeError, match=f"^{UPDATE.__name__}: cache_steps must be an integer, got str$"):
+        UPDATE(*positional, **keywords, cache_steps="a")
+    with pytest.raises(ValueError, match=f"^{UPDATE.__name__}: cache_steps must be above 0, got 0$"):
+        UPDATE(*positional, **keywords, cache_steps=0)
 
 
 @pytest.mark.parametrize("name", ["cache_ring", "match_cutedsl_decode"])
@@ -145,6 +174,11 @@ def test_scale_is_above_0(scale):
     _, positional, keywords = make("decode")
     positional[11] = scale
     with pytest.raises(ValueError, match=r"^fused_sigmoid_gating_delta_rule_update: scale must be above 0"):
+        UPDATE(*positional, **keywords)
+    positional[11] = "a"
+    with pytest.raises(
+        TypeError, match=r"^fused_sigmoid_gating_delta_rule_update: scale must be a number or None, got "
+    ):
         UPDATE(*positional, **keywords)
 
 
@@ -167,6 +201,23 @@ def test_a_gradient_is_refused(index):
     for guard in (torch.no_grad, torch.inference_mode):
         with guard():
             assert not UPDATE(*positional, **keywords).requires_grad
+
+
+@pytest.mark.parametrize("name", ["mixed_qkv", "A_log", "initial_state", "out"])
+def test_a_gradient_of_the_packed_decode_is_refused(name):
+    torch = pytest.importorskip("torch")
+    given = {
+        "mixed_qkv": torch.zeros(1, 48), "a": torch.zeros(1, 1), "b": torch.zeros(1, 1), "A_log": torch.zeros(1),
+        "dt_bias": torch.zeros(1), "scale": 1.0, "initial_state": torch.ones(1, 1, 16, 16),
+        "out": torch.ones(1, 1, 1, 16), "ssm_state_indices": torch.zeros(1, dtype=torch.int32),
+    }  # fmt: skip
+    given[name].requires_grad_()
+    decode = sglang.fused_recurrent_gated_delta_rule_packed_decode
+    with pytest.raises(NotImplementedError, match=f"^{decode.__name__}: an argument requires a gradient"):
+        decode(**given)
+    assert given["initial_state"].eq(1).all()
+    with torch.no_grad():
+        assert not decode(**given)[0].eq(1).any()
 
 
 def test_torch_is_not_imported():

@@ -165,6 +165,38 @@ def test_sglangs_update(packed):
     assert check(step, packed=packed) == {"state", "intermediate"}
 
 
+def packed_decode(x):
+    """Arguments of SGLang's usual decode."""
+    mixed_qkv = torch.cat([x[name].flatten(1) for name in ("q", "k", "v")], dim=1)
+    gates = (x[name].flatten(0, 1) for name in ("a", "b"))
+    return (mixed_qkv, *gates, x["A_log"], x["dt_bias"], 0.5, x["state"], x["out"], x["slots"], True)
+
+
+def test_sglangs_packed_decode():
+    def step(x):
+        out, state = sglang.fused_recurrent_gated_delta_rule_packed_decode(*packed_decode(x))
+        return (out.transpose(0, 1) + 1, state * 2)
+
+    assert check(step, tokens=1) == {"state", "out"}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_sglangs_gating_and_update(packed):
+    """In tensors whose neighbours lie apart, of which copies are made."""
+
+    def step(x):
+        gates = (x[name].flatten(0, 1) for name in ("a", "b"))
+        g, beta = sglang.fused_gdn_gating(x["A_log"], *gates, x["dt_bias"])
+        q = x["q"].transpose(-1, -2).contiguous().transpose(-1, -2)
+        out = sglang.fused_recurrent_gated_delta_rule_update(
+            q, x["k"], x["v"], g.view(x["a"].shape), beta.view(x["b"].shape), None, x["state"], x["slots"],
+            x["cu_seqlens"], True, False, False, x["intermediate"], x["kept"], x["intermediate"].shape[1],
+        )  # fmt: skip
+        return (out + 1,)
+
+    assert check(step, packed=packed) == {"state", "intermediate"}
+
+
 @pytest.mark.parametrize(("packed", "output_h"), [(False, True), (False, False), (True, False)])
 def test_sglangs_chunks(packed, output_h):
     def step(x):
@@ -241,6 +273,12 @@ def test_opcheck(packed):
          x["out"]),
         test_utils=tests,
     )  # fmt: skip
+    mixed_qkv, a, b, A_log, dt_bias, scale, state, out, slots, _ = packed_decode(make(tokens=1))  # noqa: N806
+    torch.library.opcheck(
+        ops.gated_delta_packed_decode.default,
+        (mixed_qkv, a, b, A_log, dt_bias, state, slots, scale, True, "vk", out),
+        test_utils=tests,
+    )
     x = make(tokens=70, packed=packed)
     inputs = tuple(x[name] for name in ("q", "k", "v", "a", "b", "state", "slots"))
     chunks = torch.zeros(len(x["q"]), 4 if packed else 2, VALUE_HEADS, VALUES, KEYS, dtype=torch.bfloat16)
@@ -261,6 +299,7 @@ def test_the_operators_declare_what_they_write():
 
     ops = torch.ops.flashport
     assert written(ops.gated_delta_update) == {"state", "out", "intermediate_states", "final_states"}
+    assert written(ops.gated_delta_packed_decode) == {"initial_state", "out"}
     assert written(ops.gated_delta_chunk) == {"state", "out", "final_states", "chunk_states", "workspace"}
 
 

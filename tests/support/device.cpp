@@ -1,5 +1,7 @@
 #include "tests/support/device.h"
 
+#include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
@@ -8,6 +10,7 @@
 #include <flashport/backend.h>
 
 #include "common/host/loader.h"
+#include "tests/support/device_choice.h"
 
 namespace flashport_test {
 namespace {
@@ -20,6 +23,11 @@ flashport::Device g_device;
 
 void check(const char* error) {
   if (error != nullptr) throw std::runtime_error(error);
+}
+
+int fail(const std::string& text, int code) {
+  std::fprintf(stderr, "%s\n", text.c_str());
+  return code;
 }
 
 }  // namespace
@@ -38,7 +46,7 @@ std::string query_target() { return g_options.target.starts_with("cpu") ? "cpu" 
 
 void synchronize() { check(backend().synchronize(g_device.index, 0)); }
 
-std::string start(int* argc, char** argv) {
+int start(int* argc, char** argv) {
   int kept = 1;
   for (int i = 1; i < *argc; ++i) {
     const std::string argument = argv[i];
@@ -46,7 +54,7 @@ std::string start(int* argc, char** argv) {
       g_options.target = argument.substr(9);
     } else if (argument.starts_with("--tier=")) {
       const std::string tier = argument.substr(7);
-      if (tier != "emulator" && tier != "full") return "--tier must be emulator or full, got " + tier;
+      if (tier != "emulator" && tier != "full") return fail("--tier must be emulator or full, got " + tier, 2);
       g_options.emulator = tier == "emulator";
     } else {
       argv[kept++] = argv[i];
@@ -56,22 +64,24 @@ std::string start(int* argc, char** argv) {
   if (g_options.target.starts_with("cpu")) {
     // Read by the CPU backend when it is first asked for its targets.
     if (g_options.target != "cpu") setenv("FLASHPORT_CPU_TARGET", g_options.target.c_str(), 1);
-    return {};
+    return 0;
   }
-  std::string seen;
+  std::string looked;
   for (const flashport::BackendStatus& status : flashport::backends()) {
-    for (const flashport::DeviceProperties& found : status.devices) {
-      if (found.target == g_options.target) {
-        g_device = found.device;
-        // An emulated device has hundreds of multiprocessors and no time: three blocks' worth cut the work enough.
-        if (g_options.emulator) flashport::set_multiprocessor_limit(3);
-        return {};
-      }
-      seen += " " + flashport::device_name(found.device) + " is " + found.target + ";";
+    if (std::ranges::find(status.targets, g_options.target) == status.targets.end()) {
+      looked += " " + status.name + ": " + status.detail + ";";
+      continue;
     }
-    if (!status.available) seen += " " + status.name + ": " + status.detail + ";";
+    g_device.kind = status.name == "hip" ? flashport::DeviceKind::kHip : flashport::DeviceKind::kCuda;
+    const DeviceChoice choice = choose_device(backend(), g_options.target);
+    if (choice.index < 0) return fail(choice.text, choice.exit_code);
+    g_device.index = choice.index;
+    std::printf("%s\n", choice.text.c_str());
+    // An emulated device has hundreds of multiprocessors and no time: three blocks' worth cut the work enough.
+    if (g_options.emulator) flashport::set_multiprocessor_limit(3);
+    return 0;
   }
-  return "no device of target " + g_options.target + ":" + seen;
+  return fail("no backend has the target " + g_options.target + ":" + looked, 2);
 }
 
 DeviceBuffer::DeviceBuffer(std::size_t bytes) : bytes_(bytes) {

@@ -20,8 +20,9 @@ struct Options {
 
 // Set by main before any test runs.
 const Options& options();
-// Reads and removes our arguments; opens the device. Returns an error text, empty when all is well.
-std::string start(int* argc, char** argv);
+// Reads and removes our arguments; opens the device. Returns what the program has to end with, 0 when all is well, and
+// prints which device it is or what is wrong.
+int start(int* argc, char** argv);
 
 flashport::Device device();
 const flashport::BackendAbi& backend();

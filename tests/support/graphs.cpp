@@ -13,6 +13,9 @@ namespace {
 constexpr unsigned kNonBlocking = 1;
 
 struct Driver {
+  int (*set_device)(int);                      // HIP
+  int (*retain_primary_context)(void**, int);  // CUDA, whose devices are numbered as the runtime's
+  int (*set_current_context)(void*);
   int (*create_stream)(void**, unsigned);
   int (*destroy_stream)(void*);
   int (*synchronize)(void*);
@@ -45,7 +48,13 @@ const Driver& driver() {
     const bool hip = device().kind == flashport::DeviceKind::kHip;
     void* library =
         hip ? open_first({"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"}) : open_first({"libcuda.so.1"});
-    Driver d;
+    Driver d{};
+    if (hip) {
+      find(library, "hipSetDevice", d.set_device);
+    } else {
+      find(library, "cuDevicePrimaryCtxRetain", d.retain_primary_context);
+      find(library, "cuCtxSetCurrent", d.set_current_context);
+    }
     find(library, hip ? "hipStreamCreateWithFlags" : "cuStreamCreate", d.create_stream);
     find(library, hip ? "hipStreamDestroy" : "cuStreamDestroy_v2", d.destroy_stream);
     find(library, hip ? "hipStreamSynchronize" : "cuStreamSynchronize", d.synchronize);
@@ -64,12 +73,21 @@ void check(int status, const char* what) {
   if (status != 0) throw std::runtime_error(std::string(what) + " failed with code " + std::to_string(status));
 }
 
+// Streams are made on the current device, which need not be the one under test.
+void make_current() {
+  flashport_test::synchronize();  // the driver is initialised
+  if (driver().set_device != nullptr) return check(driver().set_device(device().index), "setting the device");
+  void* context = nullptr;  // kept while the program runs
+  check(driver().retain_primary_context(&context, device().index), "retaining the device's context");
+  check(driver().set_current_context(context), "setting the device's context");
+}
+
 }  // namespace
 
 bool has_graphs() { return device().kind != flashport::DeviceKind::kCpu; }
 
 DeviceStream::DeviceStream() {
-  flashport_test::synchronize();  // the device's context is this thread's
+  make_current();
   check(driver().create_stream(&stream_, kNonBlocking), "creating a stream");
 }
 DeviceStream::~DeviceStream() { driver().destroy_stream(stream_); }

@@ -7,11 +7,7 @@
 #include "tests/support/expected_support.h"
 
 int main(int argc, char** argv) {
-  const std::string error = flashport_test::start(&argc, argv);
-  if (!error.empty()) {
-    std::fprintf(stderr, "%s\n", error.c_str());
-    return 2;
-  }
+  if (const int code = flashport_test::start(&argc, argv); code != 0) return code;
   testing::InitGoogleTest(&argc, argv);
   if (flashport_test::options().emulator) {
     std::string filter = testing::GTEST_FLAG(filter);

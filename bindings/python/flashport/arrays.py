@@ -57,3 +57,44 @@ def _other_array(like: Any, shape: tuple[int, ...], dtype: str | None) -> Any:
         with like.device:
             return cupy.empty(shape, dtype or like.dtype)
     return None
+
+
+def contiguous(x: Any) -> Any:
+    """``x`` if its elements lie in the order of its shape, else a copy; what is no array stays as it is."""
+    if x is None:
+        return None
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return x.contiguous()
+    library = array_library(x)
+    return x if library is None or x.flags.c_contiguous else library.ascontiguousarray(x)
+
+
+def contiguous_rows(x: Any) -> Any:
+    """``x`` if neighbours along its last axis are neighbours in memory, else a copy as of :func:`contiguous`."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return x.contiguous() if x.ndim > 0 and x.stride(-1) != 1 else x
+    library = array_library(x)
+    apart = library is not None and x.ndim > 0 and x.strides[-1] != x.itemsize
+    return library.ascontiguousarray(x) if apart else x
+
+
+def contiguous_slots(x: Any) -> Any:
+    """``x`` if what lies along its first axis is contiguous each by itself, else a copy as of :func:`contiguous`."""
+    if x is None:
+        return None
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return x if x.is_contiguous() or (x.ndim > 0 and len(x) > 0 and x[0].is_contiguous()) else x.contiguous()
+    library = array_library(x)
+    is_dense = library is None or x.flags.c_contiguous or (x.ndim > 0 and len(x) > 0 and x[0].flags.c_contiguous)
+    return x if is_dense else library.ascontiguousarray(x)
+
+
+def array_library(x: Any) -> Any:
+    """NumPy or CuPy if ``x`` is an array of theirs, else None."""
+    for library in map(sys.modules.get, ("numpy", "cupy")):
+        if library is not None and isinstance(x, library.ndarray):
+            return library
+    return None

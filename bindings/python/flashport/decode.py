@@ -124,7 +124,7 @@ def flash_decode(
         return _torch_operators().flash_decode(
             q, k_cache, v_cache, seqlens, block_table, token_table, request_index, kv_indptr, kv_indices,
             kv_last_page_len, kv_layout, cu_seqlens_q, max_q_len, softmax_scale, window, softcap, alibi_slopes, sinks,
-            tree_mask, k_scale, v_scale, num_splits, out, lse, return_lse, workspace,
+            tree_mask, k_scale, v_scale, num_splits, out, lse, return_lse, workspace, stream,
         )  # fmt: skip
     return _core.flash_decode(
         q, k_cache, v_cache, seqlens, block_table, token_table, request_index, kv_indptr, kv_indices, kv_last_page_len,
@@ -214,7 +214,7 @@ def flash_decode_stage1(
     if tracing.is_compiling():
         return _torch_operators().flash_decode_stage1(
             q, k, v, Req_to_tokens, B_req_idx, B_Seqlen, max_len_in_batch, mid_out, mid_out_logsumexp, block_seq,
-            sm_scale,
+            sm_scale, stream,
         )  # fmt: skip
     return _core.flash_decode_stage1(
         q, k, v, Req_to_tokens, B_req_idx, B_Seqlen, max_len_in_batch, mid_out, mid_out_logsumexp, block_seq, sm_scale,
@@ -253,7 +253,7 @@ def flash_decode_stage2(
             length beyond blocks * block_seq is a ValueError in host memory, and is clamped on a GPU.
     """
     if tracing.is_compiling():
-        return _torch_operators().flash_decode_stage2(mid_out, mid_out_logexpsum, B_Seqlen, Out, block_seq, lse)
+        return _torch_operators().flash_decode_stage2(mid_out, mid_out_logexpsum, B_Seqlen, Out, block_seq, lse, stream)
     return _core.flash_decode_stage2(mid_out, mid_out_logexpsum, B_Seqlen, Out, block_seq, lse, stream)
 
 
@@ -297,7 +297,7 @@ def append_kv(
             0, NaN or infinite is one in host memory, and is trusted on a GPU.
     """
     if tracing.is_compiling():
-        return _torch_operators().append_kv(k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale)
+        return _torch_operators().append_kv(k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale, stream)
     return _core.append_kv(k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale, stream)
 
 
@@ -336,7 +336,7 @@ def merge_state(
         ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written.
     """
     if tracing.is_compiling():
-        return _torch_operators().merge_state(o_a, lse_a, o_b, lse_b, lse_base, out, out_lse)
+        return _torch_operators().merge_state(o_a, lse_a, o_b, lse_b, lse_base, out, out_lse, stream)
     return _core.merge_state(o_a, lse_a, o_b, lse_b, lse_base, out, out_lse, stream)
 
 
@@ -371,7 +371,7 @@ def merge_states(
         ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written.
     """
     if tracing.is_compiling():
-        return _torch_operators().merge_states(o, lse, lse_base, out, out_lse)
+        return _torch_operators().merge_states(o, lse, lse_base, out, out_lse, stream)
     return _core.merge_states(o, lse, lse_base, out, out_lse, stream)
 
 

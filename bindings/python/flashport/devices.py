@@ -111,7 +111,8 @@ def supports_gated_delta(
     Args:
         operation: "update" or "chunk".
         q_dtype: "bfloat16", "float16" or "float32" (or "bf16", "fp16", "fp32"), or a dtype of any library.
-        state_dtype: Element type of the pool of states: "float32" or "bfloat16"; "float32" also where there is none.
+        state_dtype: Element type of the pool of states: "float32", "bfloat16" or "float16"; "float32" also where there
+            is none.
         head_dim_k: Head dim of queries and keys.
         head_dim_v: Head dim of values; default as ``head_dim_k``.
         state_layout: "vk" or "kv".

@@ -1,9 +1,13 @@
 """Drop-ins for flash-linear-attention (fla), under its names and signatures.
 
 ``from flashport.fla import chunk_gated_delta_rule`` in place of fla.ops.gated_delta_rule's. Tensors may be torch's,
-NumPy's, CuPy's or :class:`flashport.DeviceArray`; torch is imported only by who hands in its tensors. There is no
-backward: an argument that asks for a gradient is refused. Arguments behind ``use_qk_l2norm_in_kernel``, which releases
-order differently, go by keyword.
+NumPy's, CuPy's or :class:`flashport.DeviceArray`; torch is imported only by a caller that hands in its tensors. There
+is no backward: an argument that asks for a gradient is refused. Arguments after ``use_qk_l2norm_in_kernel``, which
+releases order differently, go by keyword. Flags may be anything that has a truth value.
+
+fla makes all that comes in contiguous. Here arguments that are not stay as they are where kernels read their strides,
+which is the usual case, and are copied else: queries, keys and values whose neighbours along the last axis lie apart,
+initial states that are not contiguous each by itself, and ``cu_seqlens``, ``A_log`` and ``dt_bias``.
 """
 
 from __future__ import annotations
@@ -11,8 +15,9 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from flashport.arrays import new_array, new_output, rank
-from flashport.gated_delta import gated_delta_chunk, gated_delta_update, refuse_gradients
+from flashport.arrays import contiguous, contiguous_rows, contiguous_slots, new_array, new_output, rank
+from flashport.gated_delta import gated_delta_chunk, gated_delta_update
+from flashport.gradients import refuse_gradients
 
 __all__ = ["chunk_gated_delta_rule", "chunk_gdn", "fused_recurrent_gated_delta_rule", "fused_recurrent_gdn"]
 
@@ -44,13 +49,14 @@ def chunk_gated_delta_rule(
     fla/ops/gated_delta_rule/chunk.py.
 
     Args:
-        q: (B, T, H, K) fp16, bf16 or, on CPUs, fp32; any strides but the last axis.
+        q: (B, T, H, K) fp16, bf16 or, on CPUs, fp32; any strides.
         k: (B, T, H, K), as ``q``.
         v: (B, T, HV, V), as ``q``.
         g: (B, T, HV), logarithm of the gate, or with ``use_gate_in_kernel`` its input; fp32, fp16 or bf16.
         beta: (B, T, HV), rate at which the state learns; fp32, fp16 or bf16.
         scale: Factor on the queries, above 0; default K ** -0.5.
-        initial_state: (N, HV, K, V), with ``state_v_first`` (N, HV, V, K); fp32 or bf16; not written. Default: zeros.
+        initial_state: (N, HV, K, V), with ``state_v_first`` (N, HV, V, K); fp32, bf16 or fp16; not written. Default:
+            zeros.
         output_final_state: Give the states that sequences end with.
         use_qk_l2norm_in_kernel: Normalise q and k.
         use_beta_sigmoid_in_kernel: ``beta`` is a logit.
@@ -60,7 +66,7 @@ def chunk_gated_delta_rule(
         cu_seqlens_cpu: Taken and not used: nothing is needed of it.
         chunk_indices: Taken and not used, as ``cu_seqlens_cpu``.
         cp_context: Must be None.
-        kwargs: ``use_gate_in_kernel`` with ``A_log`` (HV, fp32) and ``dt_bias`` (HV, or None): g is -exp(A_log) *
+        kwargs: ``use_gate_in_kernel`` with ``A_log`` (HV) and ``dt_bias`` (HV, or None): g is -exp(A_log) *
             softplus(g + dt_bias). ``chunk_size``: 16, 32 or 64, which give the same result. ``transpose_state_layout``:
             the older name of ``state_v_first``.
 
@@ -94,10 +100,12 @@ def chunk_gated_delta_rule(
     if not uses_gate:
         gate = dict.fromkeys(gate)
     refuse_gradients(name, q, k, v, g, beta, initial_state, *gate.values())
+    q, k, v, cu_seqlens = contiguous_rows(q), contiguous_rows(k), contiguous_rows(v), contiguous(cu_seqlens)
     final_state = _final_state(name, q, v, initial_state, output_final_state, state_v_first, cu_seqlens)
     out = gated_delta_chunk(
-        q, k, v, g, beta, initial_state, scale=scale, use_qk_l2norm=use_qk_l2norm_in_kernel,
-        beta_sigmoid=use_beta_sigmoid_in_kernel, allow_neg_eigval=allow_neg_eigval, **gate,
+        q, k, v, g, beta, contiguous_slots(initial_state), scale=scale, use_qk_l2norm=bool(use_qk_l2norm_in_kernel),
+        beta_sigmoid=bool(use_beta_sigmoid_in_kernel), allow_neg_eigval=bool(allow_neg_eigval),
+        A_log=contiguous(gate["A_log"]), dt_bias=contiguous(gate["dt_bias"]),
         state_layout="vk" if state_v_first else "kv", update_state=False, cu_seqlens=cu_seqlens,
         final_states=final_state, out=new_output(q, v, name),
     )  # fmt: skip
@@ -133,7 +141,7 @@ def fused_recurrent_gated_delta_rule(
     fla/ops/gated_delta_rule/fused_recurrent.py.
 
     Args:
-        q: (B, T, H, K) fp16, bf16 or fp32; any strides but the last axis.
+        q: (B, T, H, K) fp16, bf16 or fp32; any strides.
         k: (B, T, H, K), as ``q``.
         v: (B, T, HV, V), as ``q``.
         g: (B, T, HV), logarithm of the gate, or with ``use_gate_in_kernel`` its input; fp32, fp16 or bf16, any strides,
@@ -142,11 +150,12 @@ def fused_recurrent_gated_delta_rule(
         gv: (B, T, HV, V), logarithms of gates on the columns of a state, on top of ``g`` and ``gk``.
         beta: (B, T, HV), rate at which the state learns, or (B, T, HV, V), of each column. Default: 1.
         scale: Factor on the queries, above 0; default K ** -0.5.
-        initial_state: (N, HV, K, V), with ``state_v_first`` (N, HV, V, K); fp32 or bf16; not written. Default: zeros.
+        initial_state: (N, HV, K, V), with ``state_v_first`` (N, HV, V, K); fp32, bf16 or fp16; not written. Default:
+            zeros.
         output_final_state: Give the states that sequences end with.
         use_qk_l2norm_in_kernel: Normalise q and k.
         use_gate_in_kernel: The logarithm of the gate is -exp(A_log) * softplus(g + dt_bias).
-        A_log: HV elements, fp32. Not read without ``use_gate_in_kernel``.
+        A_log: HV elements, fp32, fp16 or bf16. Not read without ``use_gate_in_kernel``.
         dt_bias: HV elements, fp32, fp16 or bf16; default zeros. Not read without ``use_gate_in_kernel``.
         use_beta_sigmoid_in_kernel: ``beta`` is a logit, which must be given (fla takes 1 for it).
         allow_neg_eigval: Twice its sigmoid; needs ``use_beta_sigmoid_in_kernel``.
@@ -179,13 +188,15 @@ def fused_recurrent_gated_delta_rule(
     if not use_gate_in_kernel:
         A_log = dt_bias = None  # noqa: N806
     refuse_gradients(name, q, k, v, g, gk, gv, beta, initial_state, A_log, dt_bias)
+    q, k, v, cu_seqlens = contiguous_rows(q), contiguous_rows(k), contiguous_rows(v), contiguous(cu_seqlens)
     final_state = _final_state(name, q, v, initial_state, output_final_state, state_v_first, cu_seqlens)
     a, g = (g, None) if use_gate_in_kernel else (None, g)
     b, beta = (beta, None) if use_beta_sigmoid_in_kernel else (None, beta)
     out = gated_delta_update(
-        q, k, v, a, b, A_log, dt_bias, initial_state, scale=scale, use_qk_l2norm=use_qk_l2norm_in_kernel,
-        state_layout="vk" if state_v_first else "kv", update_state=False, cu_seqlens=cu_seqlens, g=g, gk=gk,
-        gv=gv, beta=beta, allow_neg_eigval=allow_neg_eigval, final_states=final_state, out=new_output(q, v, name),
+        q, k, v, a, b, contiguous(A_log), contiguous(dt_bias), contiguous_slots(initial_state), scale=scale,
+        use_qk_l2norm=bool(use_qk_l2norm_in_kernel), state_layout="vk" if state_v_first else "kv", update_state=False,
+        cu_seqlens=cu_seqlens, g=g, gk=gk, gv=gv, beta=beta, allow_neg_eigval=bool(allow_neg_eigval),
+        final_states=final_state, out=new_output(q, v, name),
     )  # fmt: skip
     return out, final_state
 

@@ -8,7 +8,6 @@ arrays of a call lie on one device. Paths after "Source" are those of the projec
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from flashport import _core, tracing
@@ -24,16 +23,9 @@ def _operations() -> Any:
     return _core
 
 
-def refuse_gradients(function: str, *arrays: Any) -> None:
-    """There is no backward: a result that silently leaves the graph would train nothing."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.is_grad_enabled():
-        return
-    if any(getattr(array, "requires_grad", False) for array in arrays):
-        raise NotImplementedError(
-            f"{function}: an argument requires a gradient and there is no backward; call it under torch.no_grad() or "
-            "torch.inference_mode()"
-        )
+def gated_delta_packed_decode(*arguments: Any) -> Any:
+    """The operation under :func:`flashport.sglang.fused_recurrent_gated_delta_rule_packed_decode`, by position."""
+    return _operations().gated_delta_packed_decode(*arguments)
 
 
 @_core.direct
@@ -101,16 +93,16 @@ def gated_delta_update(
             projection will do.
         k: (B, T, H, K), as ``q``.
         v: (B, T, HV, V), as ``q``.
-        a: (B * T, HV) or (B, T, HV), input of the gate; with ``is_kda`` (B * T, HV * K), (B, T, HV * K) or
-            (B, T, HV, K). fp16, bf16 or fp32; any strides. Needs ``A_log``.
+        a: (B * T, HV) or (B, T, HV), input of the gate; with ``is_kda`` (B * T, HV * K), (B, T, HV * K),
+            (B * T, HV, K) or (B, T, HV, K). fp16, bf16 or fp32; any strides. Needs ``A_log``.
         b: (B * T, HV) or (B, T, HV), logit of the rate at which the state learns, or (B, T, HV, V), of each column of
             S. fp16, bf16 or fp32; any strides.
-        A_log: HV elements in any shape, fp32, contiguous: logarithm of the gate's speed. Needs ``a``.
+        A_log: HV elements in any shape, fp32, bf16 or fp16, contiguous: logarithm of the gate's speed. Needs ``a``.
         dt_bias: HV elements in any shape, with ``is_kda`` HV * K; fp16, bf16 or fp32, contiguous; added to ``a``.
             Default: zeros.
-        state: The pool: (slots, HV, V, K), or (slots, HV, K, V) with ``state_layout="kv"``; fp32 or bf16; any stride
-            between slots, each of them contiguous. Written, unless ``update_state`` is False. Default: every sequence
-            starts from zero, and final states are dropped.
+        state: The pool: (slots, HV, V, K), or (slots, HV, K, V) with ``state_layout="kv"``; fp32, bf16 or fp16; any
+            stride between slots, each of them contiguous. Written, unless ``update_state`` is False. Default: every
+            sequence starts from zero, and final states are dropped. In one call no states are bf16 and others fp16.
         state_indices: (N) int32 or int64, the slot of each sequence; no slot twice if states are written (a CPU refuses
             it, a GPU leaves anything in that slot). Negative: the sequence starts from zero and its final state is
             dropped, as padding of a captured batch wants it. Default: 0 to N - 1.
@@ -127,8 +119,8 @@ def gated_delta_update(
         update_state: Whether final states are written to ``state``.
         cu_seqlens: (N + 1) int32 or int64, first token of each sequence, with B = 1 and the sequences packed along T;
             starts with 0. Tokens behind its last entry belong to nobody: their output is not written.
-        intermediate_states: (slots, steps, HV, V, K), with the inner axes of ``state_layout``; fp32 or bf16; any stride
-            between slots, each of them contiguous. Written: the state after each token.
+        intermediate_states: (slots, steps, HV, V, K), with the inner axes of ``state_layout``; fp32, bf16 or fp16; any
+            stride between slots, each of them contiguous. Written: the state after each token.
         intermediate_indices: (N) int32 or int64, the slot of ``intermediate_states`` that each sequence has; no slot
             twice; negative stores nothing. Both are given, or neither.
         parent_tokens: (N, at least T) int32 or int64, any strides; needs ``intermediate_states``. Token t > 0 starts
@@ -142,8 +134,9 @@ def gated_delta_update(
         beta: (B * T, HV) or (B, T, HV), rate at which the state learns, in place of ``b``, or (B, T, HV, V), of each
             column of S; types and strides as ``g``.
         allow_neg_eigval: beta is twice sigmoid(b).
-        final_states: (N, HV, V, K), with the inner axes of ``state_layout``; fp32 or bf16; written: the state that each
-            sequence ends with, also where its index is negative. A sequence without tokens ends as it starts.
+        final_states: (N, HV, V, K), with the inner axes of ``state_layout``; fp32, bf16 or fp16; written: the state
+            that each sequence ends with, also where its index is negative. A sequence without tokens ends as it
+            starts.
         out: (B, T, HV, V), of the type of ``q``, any strides but the last axis; written. Default: a new array of q's
             library; to be given where that is none of torch, NumPy and CuPy.
         stream: As in :func:`flash_decode`.
@@ -226,9 +219,9 @@ def gated_delta_chunk(
         g: (B, T, HV), logarithm of the factor on the state, with ``A_log`` what it is made of; fp32, fp16 or bf16; any
             strides. Below -120, where nothing of a state is left, it counts as -120.
         beta: (B, T, HV), rate at which the state learns, or its logit; fp32, fp16 or bf16; any strides.
-        state: The pool: (slots, HV, V, K), or (slots, HV, K, V) with ``state_layout="kv"``; fp32 or bf16; any stride
-            between slots, each of them contiguous. Written, unless ``update_state`` is False. Default: every sequence
-            starts from zero.
+        state: The pool: (slots, HV, V, K), or (slots, HV, K, V) with ``state_layout="kv"``; fp32, bf16 or fp16; any
+            stride between slots, each of them contiguous. Written, unless ``update_state`` is False. Default: every
+            sequence starts from zero.
         state_indices: (N) int32 or int64, the slot of each sequence; no slot twice if states are written (a CPU refuses
             it, a GPU leaves anything in that slot). Negative: the sequence starts from zero and its final state is not
             written to the pool. Default: 0 to N - 1.
@@ -236,7 +229,7 @@ def gated_delta_chunk(
         use_qk_l2norm: Divide each q and k by sqrt(its sum of squares + 1e-6) first.
         beta_sigmoid: ``beta`` is a logit; its sigmoid is taken, in fp32.
         allow_neg_eigval: Twice that sigmoid; needs ``beta_sigmoid``.
-        A_log: HV elements in any shape, fp32, contiguous. Where given, the logarithm of the factor is
+        A_log: HV elements in any shape, fp32, bf16 or fp16, contiguous. Where given, the logarithm of the factor is
             -exp(A_log) * softplus(g + dt_bias), in fp32.
         dt_bias: HV elements in any shape, fp32, fp16 or bf16, contiguous; needs ``A_log``. Default: zeros.
         head_map: Which query and key head a value head h reads: "consecutive" is h // (HV / H), "modulo" is h % H.
@@ -244,8 +237,9 @@ def gated_delta_chunk(
         update_state: Whether final states are written to ``state``.
         cu_seqlens: (N + 1) int32 or int64, first token of each sequence, with B = 1 and the sequences packed along T;
             starts with 0. Tokens behind its last entry belong to nobody: their output is not written.
-        final_states: (N, HV, V, K), with the inner axes of ``state_layout``; fp32 or bf16; written: the state that each
-            sequence ends with, also where its index is negative. A sequence without tokens ends as it starts.
+        final_states: (N, HV, V, K), with the inner axes of ``state_layout``; fp32, bf16 or fp16; written: the state
+            that each sequence ends with, also where its index is negative. A sequence without tokens ends as it
+            starts.
         chunk_states: (B, chunks, HV, V, K), with the inner axes of ``state_layout``, of the type of ``q``; written: the
             state that enters each chunk. There are ceil(T / 64) chunks; with ``cu_seqlens`` as many as the sequences
             have together, one sequence behind the other.

@@ -74,6 +74,7 @@ def _named_cases() -> list[DeltaCase]:
     return [
         DeltaCase("gated_delta_update_decode"),
         DeltaCase("gated_delta_update_kv_bf16_states", layout="kv", state="bf16", lens=(5, 5, 5)),
+        DeltaCase("gated_delta_update_fp16_states", state="fp16", lens=(5, 5, 5)),
         DeltaCase("gated_delta_update_kda", gate="key", gates="fp32", lens=(7, 7, 7), rule=key_gates),
         DeltaCase("gated_delta_update_any_gates", gate="any", state="bf16", final="bf16", lens=(7, 7, 7), values=80),
         DeltaCase("gated_delta_update_no_pool", gate="any", final="fp32", lens=(3, 3), slots=None, layout="kv"),
@@ -93,7 +94,7 @@ def _named_cases() -> list[DeltaCase]:
         DeltaCase("gated_delta_chunk_prompts", **prompts),
         DeltaCase("gated_delta_chunk_log_gates", gate="any", gates="fp32", final="fp32", **prompts),
         DeltaCase("gated_delta_chunk_packed", final="bf16", entering=True, layout="kv", state="bf16", **packed),
-        DeltaCase("gated_delta_chunk_fp16", q="fp16", gates="fp16", keys=64, values=40, **packed),
+        DeltaCase("gated_delta_chunk_fp16", q="fp16", gates="fp16", state="fp16", keys=64, values=40, **packed),
         DeltaCase("gated_delta_chunk_fp32", q="fp32", gates="fp32", heads=1, value_heads=2, **prompts),
         DeltaCase("gated_delta_chunk_k256", keys=256, heads=1, value_heads=2, **prompts),
     ]  # fmt: skip
@@ -102,7 +103,7 @@ def _named_cases() -> list[DeltaCase]:
 def _update_kernels() -> Iterator[DeltaCase]:
     """Every kernel that a target may have, and a layer of Qwen3-Next."""
     for keys, state, layout, gate in itertools.product(
-        (64, 128, 256), ("fp32", "bf16"), ("vk", "kv"), ("head", "key", "any")
+        (64, 128, 256), ("fp32", "bf16", "fp16"), ("vk", "kv"), ("head", "key", "any")
     ):
         yield DeltaCase(
             f"gated_delta_update_k{keys}_{state}_{layout}_{gate}", tier="full", keys=keys, state=state, layout=layout,

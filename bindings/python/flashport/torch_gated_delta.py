@@ -1,18 +1,15 @@
 """torch.library operators of the gated delta rule, with fake kernels; what :mod:`flashport.torch_ops` says holds here.
 
-While torch.compile traces, the functions below stand in for those of the same names in the compiled half and take the
-same arguments by position. Their callers allocate what a call returns, so the operators return nothing and declare all
-that a call may write, the pool of states also where ``update_state`` is False.
+While torch compiles, traces or transforms a program, the functions below stand in for those of the same names in the
+compiled half and take the same arguments by position. Their callers allocate what a call returns, so the operators
+return nothing and declare all that a call may write, the pool of states also where ``update_state`` is False.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
-
-from flashport import _core
-from flashport.torch_ops import register, writes_nothing_else
+from flashport.torch_library import register, writes_nothing_else
 
 _UPDATE = (
     "Tensor q, Tensor k, Tensor v, Tensor? a, Tensor? b, Tensor? A_log, Tensor? dt_bias, Tensor(a!)? state, "
@@ -20,6 +17,10 @@ _UPDATE = (
     "bool use_qk_l2norm, bool is_kda, str? head_map, str? state_layout, bool update_state, Tensor? cu_seqlens, "
     "Tensor(b!)? intermediate_states, Tensor? intermediate_indices, Tensor? parent_tokens, Tensor? g, Tensor? gk, "
     "Tensor? gv, Tensor? beta, bool allow_neg_eigval, Tensor(c!)? final_states, Tensor(d!) out"
+)
+_PACKED_DECODE = (
+    "Tensor mixed_qkv, Tensor a, Tensor b, Tensor A_log, Tensor dt_bias, Tensor(a!) initial_state, "
+    "Tensor ssm_state_indices, float? scale, bool use_qk_l2norm_in_kernel, str state_layout, Tensor(b!) out"
 )
 _CHUNK = (
     "Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor(a!)? state, Tensor? state_indices, float? scale, "
@@ -31,21 +32,16 @@ _CHUNK = (
 
 def _define(name: str, arguments: str) -> Any:
     """Registers the operator, which has no ``stream``; gives the function that takes it and returns ``out``."""
-    compiled = getattr(_core, name)
-
-    def kernel(*given: Any) -> None:
-        compiled(*given, None)
-
-    register(name, f"({arguments}) -> ()", kernel, writes_nothing_else)
-    operator = getattr(torch.ops.flashport, name)
+    operator = register(name, f"({arguments}) -> ()", writes_nothing_else)
 
     def run(*given: Any) -> Any:
-        *passed, out, _ = given
-        operator(*passed, out)
+        *passed, out, stream = given
+        operator(stream, *passed, out)
         return out
 
     return run
 
 
 gated_delta_update = _define("gated_delta_update", _UPDATE)
+gated_delta_packed_decode = _define("gated_delta_packed_decode", _PACKED_DECODE)
 gated_delta_chunk = _define("gated_delta_chunk", _CHUNK)

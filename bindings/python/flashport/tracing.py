@@ -1,8 +1,13 @@
-"""Whether torch.compile traces the caller, without importing torch."""
+"""Whether calls belong to the operators of torch, torch.ops.flashport, without importing torch.
+
+They do while torch.compile or torch.export traces the caller, which the functions of the package ask here; and while
+other parts of torch trace or transform it (make_fx, fake tensors, torch.func), which the compiled half finds out.
+"""
 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 
 def _look_for_torch() -> bool:
@@ -16,3 +21,10 @@ def _look_for_torch() -> bool:
 
 
 is_compiling = _look_for_torch  # call it as an attribute of this module: it is replaced
+
+
+def run_operator(name: str, *arguments: Any) -> Any:
+    """Runs the operator of a function of the package, with its arguments by position; called by the compiled half."""
+    from flashport import torch_gated_delta, torch_ops
+
+    return getattr(torch_gated_delta if name.startswith("gated_delta") else torch_ops, name)(*arguments)

@@ -94,8 +94,7 @@ def _chunk(
     **_: Any,
 ) -> tuple[Any, Any]:
     """Under Transformers' names. ``chunk_size`` changes no result; what else a forward pass hands on is not ours."""
-    # Layers hand over slices of a convolution's result, whose innermost axis may be the tokens.
-    query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
+    # Layers hand over slices of a convolution's result, whose innermost axis may be the tokens: fla's functions copy.
     return fla.chunk_gated_delta_rule(
         query, key, value, g, beta, None, initial_state, output_final_state, use_qk_l2norm_in_kernel,
         cu_seqlens=cu_seqlens,
@@ -115,7 +114,6 @@ def _recurrent(
     **_: Any,
 ) -> tuple[Any, Any]:
     """As :func:`_chunk`, token by token."""
-    query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     return fla.fused_recurrent_gated_delta_rule(
         query, key, value, g, beta=beta, initial_state=initial_state, output_final_state=output_final_state,
         use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, cu_seqlens=cu_seqlens,

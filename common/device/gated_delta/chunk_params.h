@@ -39,9 +39,9 @@ struct GatedDeltaChunkParams {
   std::int32_t key_major;     // states are [K, V], else [V, K]
   std::int32_t l2norm, beta_sigmoid, update_state;
   StridedRows q, k, v, g, beta, out;
-  const float* a_log;   // null: g is the logarithm of the gate itself
+  const void* a_log;    // null: g is the logarithm of the gate itself
   const void* dt_bias;  // null: none
-  DType dt_bias_dtype;
+  DType a_log_dtype, dt_bias_dtype;
   IndexArray cu_seqlens;            // null data: every sequence has `tokens` tokens
   StateSlots state, final_states;   // where sequences begin and, with update_state, end; a copy of the ends
   StateSlots chunk_states;          // the state that enters each chunk; slots are rows of the batch, steps chunks

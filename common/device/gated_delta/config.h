@@ -11,10 +11,16 @@ namespace flashport {
 
 struct GatedDeltaShape {
   int head_dim_k;  // extent of the tile: shorter heads ride it with zero fill
-  DType state;     // of the pool; for kAny in registers, and the pool's is known at run time
+  DType state;     // of the pool; for kAny the pool's is known at run time: fp32, or bf16 (of kFloat16: fp16)
   int key_major;   // states are [K, V], else [V, K]
   GateForm gate;
 };
+
+// Whether states are of 16 bits from the pool to the first use; kernels of any gates, which learn the pool's type at
+// run time, widen what they load.
+constexpr bool is_packed(const GatedDeltaShape& shape) {
+  return shape.state != DType::kFloat32 && shape.gate != GateForm::kAny;
+}
 
 struct GatedDeltaTuning {
   int columns;                    // of V that a block takes; bits do not depend on it

@@ -22,15 +22,15 @@ struct GatedDeltaUpdateParams {
   std::int32_t heads_modulo;  // the head of value head hv is hv % H, else hv / (HV / H)
   std::int32_t l2norm, update_state;
   StridedRows q, k, v, a, b, out;
-  const float* a_log;
-  const void* dt_bias;
-  DType dt_bias_dtype;
-  IndexArray cu_seqlens;  // null data: every sequence has `tokens` tokens
+  const void *a_log, *dt_bias;
+  DType a_log_dtype, dt_bias_dtype;  // A_log: fp32, but for GateForm::kAny
+  IndexArray cu_seqlens;             // null data: every sequence has `tokens` tokens
   StateSlots state, steps;
-  std::int32_t num_steps;    // tokens whose states `steps` can hold
-  std::int32_t num_slots;    // of `state`
-  std::int32_t num_parents;  // columns of `parents`; tokens behind them have the last one's parent
-  IndexArray parents;        // null data: a chain
+  std::int32_t num_steps;     // tokens whose states `steps` can hold
+  std::int32_t num_slots;     // of `state`
+  std::int32_t num_parents;   // columns of `parents`; tokens after them have the last one's parent
+  std::int32_t zero_padding;  // outputs of sequences without a slot are zeros, and nothing else is done for them
+  IndexArray parents;         // null data: a chain
   std::int64_t parents_stride_seq, parents_stride_token;
   float scale, softplus_beta, softplus_threshold, lower_bound;
   std::int32_t has_lower_bound;

@@ -43,7 +43,8 @@ struct PrepareShared {
 FLASHPORT_DEVICE float log_gate(const GatedDeltaChunkParams& p, float g, int v_head) {
   if (p.a_log == nullptr) return g;
   const float bias = p.dt_bias == nullptr ? 0.0f : load_as_float(p.dt_bias, p.dt_bias_dtype, v_head);
-  return 0.0f - exp_full(p.a_log[v_head]) * softplus_full(g + bias, 1.0f, 20.0f);
+  const float a_log = load_as_float(p.a_log, p.a_log_dtype, v_head);
+  return 0.0f - exp_full(a_log) * softplus_full(g + bias, 1.0f, 20.0f);
 }
 
 FLASHPORT_DEVICE float learning_rate(const GatedDeltaChunkParams& p, float beta) {

@@ -21,7 +21,7 @@ class MadeGates {
   FLASHPORT_DEVICE MadeGates(const GatedDeltaUpdateParams& p, const Tile& tile, int v_head, const At& at_token)
       : p_(p) {
     const std::int64_t at_a = at_token(p.a, v_head);
-    a_log_ = load_global(p.a_log + v_head);
+    a_log_ = load_global(static_cast<const float*>(p.a_log) + v_head);
     b_ = load_element(p.b.data, p.b.dtype, at_token(p.b, v_head));
     if constexpr (kPerKey) {
       const std::int64_t at_bias = static_cast<std::int64_t>(v_head) * p.head_dim_k;
@@ -72,7 +72,8 @@ class AnyGates {
  public:
   template <class At>
   FLASHPORT_DEVICE AnyGates(const GatedDeltaUpdateParams& p, const Tile& tile, int v_head, const At& at_token) : p_(p) {
-    const float rate = p.a_log == nullptr ? 0.0f : exp_full(load_global(p.a_log + v_head));
+    const float rate =
+        p.a_log == nullptr ? 0.0f : exp_full(to_float(load_element(p.a_log, p.a_log_dtype, v_head), p.a_log_dtype));
     const std::int64_t at_bias = p.a_per_key ? static_cast<std::int64_t>(v_head) * p.head_dim_k : v_head;
     const Places at{at_token(p.a, v_head), at_token(p.gk, v_head), at_bias};
     const float decay_of_head = p.decay_per_key ? 0.0f : decay_of(at, rate, 0);

@@ -71,6 +71,19 @@ FLASHPORT_DEVICE std::int64_t first_state(const GatedDeltaUpdateParams& p, const
   return static_cast<std::int64_t>(block.uniform(recompute(slice.v_head))) * (p.head_dim_k * p.head_dim_v);
 }
 
+// Zeros where the block's outputs of a sequence lie. Its waves write the same ones.
+template <GatedDeltaConfig kCfg>
+FLASHPORT_DEVICE void clear_outputs(const GatedDeltaUpdateParams& p, const Block& block, const StateSlice& slice,
+                                    const SequencePlace& place) {
+  const int end = minimum(slice.column + kCfg.tuning.columns, p.head_dim_v);
+  for (int t = 0; t < place.count; ++t) {
+    const std::int64_t row = row_at(p, p.out, slice.seq, place.first + t, slice.v_head);
+    for (int column = slice.column + block.lane(); column < end; column += kWaveSize) {
+      store_as(p.out.data, p.out.dtype, row + column, 0.0f);
+    }
+  }
+}
+
 template <GatedDeltaConfig kCfg>
 FLASHPORT_DEVICE void gated_delta_update(const GatedDeltaUpdateParams& p, const Block& block, const StateSlice& slice,
                                          StateTileMemory<kCfg>& memory) {
@@ -89,6 +102,7 @@ FLASHPORT_DEVICE void gated_delta_update(const GatedDeltaUpdateParams& p, const 
     return steps_slot * p.steps.slot_stride + step * p.steps.step_stride + first_state(p, block, slice);
   };
 
+  if (slot < 0 && p.zero_padding) return clear_outputs<kCfg>(p, block, slice, place);
   Tile tile(p, block, memory, column);
   if (slot < 0) {
     tile.clear();

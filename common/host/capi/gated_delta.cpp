@@ -57,6 +57,7 @@ GatedDeltaUpdateArgs to_update(const fp_gated_delta_update_args* from) {
   a.use_qk_l2norm = c.use_qk_l2norm != 0;
   a.is_kda = c.is_kda != 0;
   a.allow_neg_eigval = c.allow_neg_eigval != 0;
+  a.zero_padding = c.zero_padding != 0;
   if (c.has_scale != 0) a.scale = c.scale;
   if (c.has_softplus != 0) {
     a.softplus_beta = c.softplus_beta;

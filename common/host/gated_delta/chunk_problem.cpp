@@ -113,7 +113,7 @@ void check_types_and_devices(const Check& check, const GatedDeltaChunkArgs& a, c
   check.dtype(a.v, "v", {a.q.dtype});
   check.dtype(a.g, "g", {DType::kFloat32, DType::kFloat16, DType::kBFloat16});
   check.dtype(a.beta, "beta", {DType::kFloat32, DType::kFloat16, DType::kBFloat16});
-  check.dtype(a.a_log, "A_log", {DType::kFloat32});
+  check.dtype(a.a_log, "A_log", kDeltaTypes);
   check.dtype(a.dt_bias, "dt_bias", {DType::kFloat32, DType::kFloat16, DType::kBFloat16});
   check.dtype(a.state, "state", kStateTypes);
   check.dtype(a.state_indices, "state_indices", {DType::kInt32, DType::kInt64});
@@ -176,7 +176,10 @@ GatedDeltaChunkParams gated_delta_chunk_problem(const Check& check, const GatedD
   p.out = token_rows(a.out);
   p.g = gate_rows(a.g);
   p.beta = gate_rows(a.beta);
-  if (a.a_log) p.a_log = static_cast<const float*>(a.a_log->data);
+  if (a.a_log) {
+    p.a_log = a.a_log->data;
+    p.a_log_dtype = a.a_log->dtype;
+  }
   if (a.dt_bias) {
     p.dt_bias = a.dt_bias->data;
     p.dt_bias_dtype = a.dt_bias->dtype;

@@ -67,21 +67,23 @@ const KernelEntry* choose_gated_delta_update(const TargetView& target, const Gat
   reason = limit_reason(request);
   if (!reason.empty()) return nullptr;
   const int key_major = request.layout == StateLayout::kKV ? 1 : 0;
-  // Kernels of any gates take pools of either type.
-  const DType state = request.gate == GateForm::kAny ? DType::kFloat32 : request.state;
+  // Kernels of any gates take pools of more than one type; they alone have fp16.
+  const bool is_half = request.state == DType::kFloat16;
+  const GateForm gate = is_half ? GateForm::kAny : request.gate;
+  const DType state = gate == GateForm::kAny && !is_half ? DType::kFloat32 : request.state;
   const KernelEntry* best = choose_narrowest(
       target, KernelTag::kGatedDeltaUpdate, request.head_dim_k,
       [](const KernelEntry& kernel) { return kernel.shape.gated_delta_update.shape.head_dim_k; },
       [&](const KernelEntry& kernel) {
         const GatedDeltaShape& shape = kernel.shape.gated_delta_update.shape;
-        return shape.state == state && shape.key_major == key_major && shape.gate == request.gate;
+        return shape.state == state && shape.key_major == key_major && shape.gate == gate;
       },
       [&] {
         return " for head_dim_k " + std::to_string(request.head_dim_k) + ", states " + dtype_name(request.state) +
                (key_major != 0 ? " [K, V]" : " [V, K]") +
-               (request.gate == GateForm::kKey   ? ", a gate for each key"
-                : request.gate == GateForm::kAny ? ", gates of any form"
-                                                 : "");
+               (gate == GateForm::kKey   ? ", a gate for each key"
+                : gate == GateForm::kAny ? ", gates of any form"
+                                         : "");
       },
       reason);
   if (best != nullptr) last.keep(target.kernels, request, best);

@@ -15,13 +15,13 @@ namespace flashport {
 
 inline constexpr std::int64_t kMostDeltaHeadDim = 256;
 inline constexpr std::initializer_list<DType> kDeltaTypes = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
-inline constexpr std::initializer_list<DType> kStateTypes = {DType::kFloat32, DType::kBFloat16};
+inline constexpr std::initializer_list<DType> kStateTypes = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
 
 // Empty, or why no kernel has such a head dim; `name` begins the sentence.
 [[nodiscard]] std::string head_dim_problem(const char* name, std::int64_t dim);
 
 struct GatedDeltaRequest {
-  DType q, state;
+  DType q, state;  // of gated_delta_update fp16 where any states are
   std::int64_t head_dim_k, head_dim_v;
   StateLayout layout;
   GateForm gate;

@@ -34,7 +34,8 @@ using Arguments = std::array<Argument, 19>;
 Arguments arguments_of(const GatedDeltaUpdateArgs& args) {
   const auto& [q, k, v, a, b, a_log, dt_bias, g, gk, gv, beta, state, state_indices, state_layout, update_state,
                final_states, cu_seqlens, intermediate_states, intermediate_indices, parent_tokens, scale, softplus_beta,
-               softplus_threshold, lower_bound, use_qk_l2norm, is_kda, allow_neg_eigval, head_map, out] = args;
+               softplus_threshold, lower_bound, use_qk_l2norm, is_kda, allow_neg_eigval, zero_padding, head_map, out] =
+      args;
   return {{{q, "q"},
            {k, "k"},
            {v, "v"},
@@ -103,6 +104,12 @@ void check_rates(const Check& check, const std::optional<TensorView>& view, cons
   check.shape(view, name, kColumnGates, {s.batch, s.tokens, s.v_heads, s.dim_v});
 }
 
+// Whether a gate of each key has its tokens in one axis, heads and keys in two.
+bool is_row_of_keys(const TensorView& view, const Sizes& s) {
+  return view.rank == 3 && view.shape[0] == s.batch * s.tokens && view.shape[1] == s.v_heads &&
+         view.shape[2] == s.dim_k;
+}
+
 Sizes check_shapes(const Check& check, const GatedDeltaUpdateArgs& a) {
   Sizes s{a.q.shape[0], a.q.shape[1], a.q.shape[2], a.v.shape[2], a.q.shape[3], a.v.shape[3], a.q.shape[0]};
   check.shape(a.k, "k", "(batch, tokens, num_heads, head_dim_k)", {s.batch, s.tokens, s.heads, s.dim_k});
@@ -112,6 +119,8 @@ Sizes check_shapes(const Check& check, const GatedDeltaUpdateArgs& a) {
   const std::int64_t gates = a.is_kda ? s.v_heads * s.dim_k : s.v_heads;
   if (a.a && a.a->rank == 4) {
     check.shape(a.a, "a", kKeyGates, {s.batch, s.tokens, s.v_heads, s.dim_k});
+  } else if (a.is_kda && a.a && is_row_of_keys(*a.a, s)) {
+    // (batch * tokens, num_v_heads, head_dim_k)
   } else {
     check_token_rows(check, a.a, "a", s, gates);
   }
@@ -159,6 +168,9 @@ void check_combinations(const Check& check, const GatedDeltaUpdateArgs& a, const
   if (a.parent_tokens && !a.intermediate_states) {
     check.value_error("parent_tokens needs intermediate_states, where the parents' states are stored");
   }
+  if (a.zero_padding && (!a.state_indices || a.final_states || a.intermediate_states)) {
+    check.value_error("zero_padding needs state_indices, and neither final_states nor intermediate_states");
+  }
   // With cu_seqlens the longest sequence is known from its contents alone.
   const std::int64_t longest = a.cu_seqlens ? 1 : s.tokens;
   if (a.intermediate_states && a.intermediate_states->shape[1] < longest) {
@@ -188,7 +200,7 @@ void check_types_and_devices(const Check& check, const GatedDeltaUpdateArgs& a, 
   check.dtype(a.gk, "gk", kDeltaTypes);
   check.dtype(a.gv, "gv", kDeltaTypes);
   check.dtype(a.beta, "beta", kDeltaTypes);
-  check.dtype(a.a_log, "A_log", {DType::kFloat32});
+  check.dtype(a.a_log, "A_log", kDeltaTypes);
   check.dtype(a.dt_bias, "dt_bias", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
   check.dtype(a.state, "state", kStateTypes);
   check.dtype(a.state_indices, "state_indices", {DType::kInt32, DType::kInt64});
@@ -225,11 +237,13 @@ StridedRows gate_rows(const std::optional<TensorView>& view, const Sizes& s, boo
   if (!view) return rows;
   rows.data = view->data;
   rows.dtype = view->dtype;
-  rows.stride_token = view->strides[view->rank == 2 ? 0 : 1];
-  rows.stride_seq = view->rank == 2 ? s.tokens * rows.stride_token : view->strides[0];
+  const bool by_heads = per_key && is_row_of_keys(*view, s);
+  const bool one_axis = view->rank == 2 || by_heads;  // for the tokens of all rows
+  rows.stride_token = view->strides[one_axis ? 0 : 1];
+  rows.stride_seq = one_axis ? s.tokens * rows.stride_token : view->strides[0];
   const std::int64_t inner = view->strides[view->rank - 1];
   rows.stride_dim = per_key || view->rank == 4 ? inner : 0;
-  rows.stride_head = view->rank == 4 ? view->strides[2] : per_key ? s.dim_k * inner : inner;
+  rows.stride_head = view->rank == 4 || by_heads ? view->strides[view->rank - 2] : per_key ? s.dim_k * inner : inner;
   return rows;
 }
 
@@ -254,6 +268,7 @@ GatedDeltaUpdateParams gated_delta_update_problem(const Check& check, const Gate
   p.by_heads = make_divisor(p.heads_modulo != 0 ? s.heads : s.v_heads / s.heads);
   p.l2norm = a.use_qk_l2norm ? 1 : 0;
   p.update_state = a.update_state ? 1 : 0;
+  p.zero_padding = a.zero_padding ? 1 : 0;
   p.q = token_rows(a.q);
   p.k = token_rows(a.k);
   p.v = token_rows(a.v);
@@ -268,7 +283,10 @@ GatedDeltaUpdateParams gated_delta_update_problem(const Check& check, const Gate
   p.beta_per_column = rates && rates->rank == 4 ? 1 : 0;
   p.beta_sigmoid = a.b ? 1 : 0;
   p.beta_factor = a.allow_neg_eigval ? 2.0f : 1.0f;
-  if (a.a_log) p.a_log = static_cast<const float*>(a.a_log->data);
+  if (a.a_log) {
+    p.a_log = a.a_log->data;
+    p.a_log_dtype = a.a_log->dtype;
+  }
   if (a.dt_bias) {
     p.dt_bias = a.dt_bias->data;
     p.dt_bias_dtype = a.dt_bias->dtype;

@@ -1,5 +1,6 @@
 // gated_delta_update: validate -> params -> a block for each sequence, value head and slice of V.
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -62,14 +63,26 @@ void check_update_contents(const GatedDeltaUpdateArgs& a, const GatedDeltaUpdate
 }
 
 GateForm gate_form(const GatedDeltaUpdateArgs& a) {
-  const bool made = a.a && a.dt_bias && a.b && a.b->rank != 4;
+  const bool made = a.a && a.dt_bias && a.b && a.b->rank != 4 && a.a_log->dtype == DType::kFloat32;
   if (!made || a.allow_neg_eigval || a.gk || a.gv || a.final_states) return GateForm::kAny;
   return a.is_kda ? GateForm::kKey : GateForm::kHead;
 }
 
+// That of the pool, but fp16 where any states are: a kernel has one type of 16 bits.
+DType state_type(const GatedDeltaUpdateArgs& a) {
+  const std::optional<TensorView>* const all[] = {&a.state, &a.final_states, &a.intermediate_states};
+  const auto has = [&](DType dtype) {
+    return std::any_of(std::begin(all), std::end(all), [&](auto* view) { return *view && (*view)->dtype == dtype; });
+  };
+  if (!has(DType::kFloat16)) return a.state ? a.state->dtype : DType::kFloat32;
+  if (has(DType::kBFloat16)) {
+    kCheck.not_supported("state, final_states and intermediate_states must not be float16 and bfloat16 in one call");
+  }
+  return DType::kFloat16;
+}
+
 const KernelEntry& choose_kernel(const GatedDeltaUpdateArgs& a, const DeviceContext& device) {
-  const GatedDeltaRequest request{
-      a.q.dtype, a.state ? a.state->dtype : DType::kFloat32, a.q.shape[3], a.v.shape[3], a.state_layout, gate_form(a)};
+  const GatedDeltaRequest request{a.q.dtype, state_type(a), a.q.shape[3], a.v.shape[3], a.state_layout, gate_form(a)};
   std::string reason;
   const KernelEntry* kernel = choose_gated_delta_update(device.target_view(), request, reason);
   if (kernel == nullptr) kCheck.not_supported(reason);

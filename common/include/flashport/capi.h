@@ -203,6 +203,7 @@ typedef struct fp_gated_delta_update_args {
   double softplus_threshold;
   int32_t has_lower_bound; /* 0: none */
   double lower_bound;
+  int32_t zero_padding; /* 1: the output of a sequence whose index is below 0 is zeros */
 } fp_gated_delta_update_args;
 
 typedef struct fp_gated_delta_chunk_args {

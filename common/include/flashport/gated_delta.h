@@ -37,16 +37,17 @@ struct GatedDeltaUpdateArgs {
   TensorView v;     // (B, T, HV, V), type of q; stride 1 along V
 
   // Gates; of tokens fp16, bf16 or fp32, any strides. Not a and g, nor b and beta.
-  std::optional<TensorView> a;  // (B, T, HV) or (B * T, HV); is_kda: (B, T, HV, K), (B, T, HV * K) or (B * T, HV * K)
-  std::optional<TensorView> b;  // (B, T, HV), (B * T, HV), or of columns (B, T, HV, V)
-  std::optional<TensorView> a_log;    // HV elements, fp32; with a
+  std::optional<TensorView> a;        // (B, T, HV) or (B * T, HV); is_kda: with HV * K, or HV, K in place of HV
+  std::optional<TensorView> b;        // (B, T, HV), (B * T, HV), or of columns (B, T, HV, V)
+  std::optional<TensorView> a_log;    // HV elements, fp32, bf16 or fp16; with a
   std::optional<TensorView> dt_bias;  // HV elements, is_kda: HV * K; fp32, bf16 or fp16; only with a
   std::optional<TensorView> g;        // (B, T, HV) or (B * T, HV)
   std::optional<TensorView> gk;       // (B, T, HV, K)
   std::optional<TensorView> gv;       // (B, T, HV, V)
   std::optional<TensorView> beta;     // (B, T, HV), (B * T, HV), or of columns (B, T, HV, V)
 
-  // The pool of states, fp32 or bf16; slots may lie apart, their inner axes are dense. Sequence n starts from slot
+  // The pool of states, fp32, bf16 or fp16; slots may lie apart, their inner axes are dense. Of one call no states are
+  // bf16 and others fp16. Sequence n starts from slot
   // state_indices[n] and leaves its last state there; an index below 0 starts at zero and writes nothing, as does a
   // call without a pool. Slots of one call that are written must differ: an error on the CPU, undefined on a GPU.
   std::optional<TensorView> state;          // (slots, HV, V, K) or (slots, HV, K, V)
@@ -55,7 +56,7 @@ struct GatedDeltaUpdateArgs {
   bool update_state = true;
 
   // The states that sequences end with, also of those without tokens, and of those whose index is below 0.
-  std::optional<TensorView> final_states;  // (N, HV, V, K) or (N, HV, K, V) fp32, bf16
+  std::optional<TensorView> final_states;  // (N, HV, V, K) or (N, HV, K, V) fp32, bf16, fp16
 
   // N = B, or with cu_seqlens B = 1 and N + 1 offsets into T. A sequence without tokens leaves its slot and out alone.
   std::optional<TensorView> cu_seqlens;  // (N + 1) int32 or int64
@@ -63,7 +64,7 @@ struct GatedDeltaUpdateArgs {
   // Speculative verify: the state after each token t of sequence n goes to [intermediate_indices[n], t]; an index below
   // 0 stores nothing. With parent_tokens token t > 0 starts from the state that was stored for its parent in [0, t)
   // (from the token before it where nothing is stored), and token 0 from the pool.
-  std::optional<TensorView> intermediate_states;   // (slots, steps, HV, V, K) or (slots, steps, HV, K, V) fp32, bf16
+  std::optional<TensorView> intermediate_states;   // (slots, steps, HV, V, K) or (slots, steps, HV, K, V), as `state`
   std::optional<TensorView> intermediate_indices;  // (N) int32 or int64
   std::optional<TensorView> parent_tokens;         // (N, steps) int32 or int64, any strides
 
@@ -74,6 +75,7 @@ struct GatedDeltaUpdateArgs {
   bool use_qk_l2norm = false;     // x / sqrt(sum x^2 + 1e-6) for q and k
   bool is_kda = false;            // a has a gate for each of the K channels
   bool allow_neg_eigval = false;  // beta = 2 * sigmoid(b)
+  bool zero_padding = false;      // the output of a sequence whose index is below 0 is zeros
   HeadMap head_map = HeadMap::kConsecutive;
 
   TensorView out;  // (B, T, HV, V), type of q; stride 1 along V
@@ -89,7 +91,7 @@ struct GatedDeltaChunkArgs {
   TensorView g;     // (B, T, HV) fp32, fp16 or bf16; one below -120 counts as -120
   TensorView beta;  // (B, T, HV) fp32, fp16 or bf16
 
-  std::optional<TensorView> a_log;    // HV elements, fp32
+  std::optional<TensorView> a_log;    // HV elements; fp32, bf16 or fp16
   std::optional<TensorView> dt_bias;  // HV elements; fp32, bf16 or fp16; only with a_log
   bool beta_sigmoid = false;          // beta = sigmoid(beta)
   bool allow_neg_eigval = false;      // beta = 2 * sigmoid(beta); only with beta_sigmoid
@@ -101,7 +103,7 @@ struct GatedDeltaChunkArgs {
   bool update_state = true;
 
   // The states that sequences end with, also of those without tokens, and of those whose index is below 0.
-  std::optional<TensorView> final_states;  // (N, HV, V, K) or (N, HV, K, V) fp32, bf16
+  std::optional<TensorView> final_states;  // (N, HV, V, K) or (N, HV, K, V) fp32, bf16, fp16
   // The states that enter the chunks of a row of the batch; with cu_seqlens those of sequence n behind those of n - 1.
   std::optional<TensorView> chunk_states;  // (B, chunks, HV, V, K) or (B, chunks, HV, K, V), type of k
 

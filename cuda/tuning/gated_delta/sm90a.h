@@ -15,7 +15,7 @@ inline constexpr int kPrefetchedBytes = 132 * 8 * 4096;
 //   [V, K] fp32 265, 16 columns 272, 4 columns 318; bf16 145, 8 columns 163. With gates of keys 270 and 194
 //   [K, V] fp32 270, 32 columns 291; bf16 162, 32 columns 174. With gates of keys 292 and 163, of 12 warps 188
 constexpr GatedDeltaTuning gated_delta_tuning(const GatedDeltaShape& shape) {
-  const bool fp32 = shape.state == DType::kFloat32;
+  const bool fp32 = !is_packed(shape);
   const bool gates = shape.gate != GateForm::kHead;
   const bool long_keys = shape.head_dim_k > 128;
   if (shape.key_major != 0) {

@@ -13,7 +13,7 @@ inline constexpr int kPrepareThreads = 128;
 constexpr GatedDeltaTuning gated_delta_tuning(const GatedDeltaShape& shape) {
   if (shape.key_major == 0) return {1024 / shape.head_dim_k, 4, 8};
   const int columns = 2048 / shape.head_dim_k;
-  const int least = shape.state == DType::kFloat32 || shape.head_dim_k == 256 ? 16 : 32;
+  const int least = is_packed(shape) && shape.head_dim_k != 256 ? 32 : 16;
   return {columns < least ? least : columns, 4, 4};
 }
 

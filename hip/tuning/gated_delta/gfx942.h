@@ -13,7 +13,7 @@ constexpr GatedDeltaTuning gated_delta_tuning(const GatedDeltaShape& shape) {
   const int gates = shape.gate != GateForm::kHead ? 1 : 0;  // take registers of their own
   if (shape.key_major == 0) return {2048 / shape.head_dim_k, 4, 6 - gates};
   const int columns = 4096 / shape.head_dim_k;
-  const int least = shape.state == DType::kFloat32 ? 16 : 32;
+  const int least = is_packed(shape) ? 32 : 16;
   return {columns < least ? least : columns, 4, columns < least ? 2 : 4 - gates};
 }
 

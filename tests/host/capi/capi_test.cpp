@@ -151,6 +151,11 @@ TEST_F(CInterface, UpdatesTheGatedDeltaRule) {
   EXPECT_EQ(p.softplus_beta, 3.0f);
   EXPECT_EQ(p.softplus_threshold, 0.0f);
   EXPECT_EQ(p.lower_bound, -5.0f);
+  EXPECT_EQ(p.zero_padding, 0);
+  args.zero_padding = 1;
+  EXPECT_EQ(refusal(fp_gated_delta_update(&args, 0), fp_value_error),
+            "gated_delta_update: zero_padding needs state_indices, and neither final_states nor intermediate_states");
+  args.zero_padding = 0;
 
   args.head_map = 2;
   EXPECT_EQ(refusal(fp_gated_delta_update(&args, 0), fp_value_error),
@@ -183,7 +188,7 @@ TEST_F(CInterface, RunsTheGatedDeltaRuleByChunks) {
   EXPECT_EQ(p.beta_sigmoid, 1);
   EXPECT_EQ(p.beta_factor, 2.0f);
   EXPECT_EQ(p.update_state, 0);
-  EXPECT_EQ(p.a_log, static_cast<const float*>(t.heads.data));
+  EXPECT_EQ(p.a_log, t.heads.data);
   EXPECT_EQ(p.workspace.transforms, workspace.data);
   args.state_layout = fp_kv;
   EXPECT_EQ(fp_gated_delta_chunk_workspace_size(&args, &bytes), fp_value_error);

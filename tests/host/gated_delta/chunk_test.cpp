@@ -294,8 +294,8 @@ TEST_F(GatedDeltaChunkHost, RefusesNumbersTypesAndMemory) {
   EXPECT_EQ(text([](Inputs& i) { i.args.scale = 1e300; }),
             "scale must be positive and finite in fp32 (1.17549e-38 to 3.40282e+38), got 1e+300");
   EXPECT_EQ(text<TypeError>([](Inputs& i) { i.args.v.dtype = DType::kFloat16; }), "v must be bfloat16, got float16");
-  EXPECT_EQ(text<TypeError>([](Inputs& i) { i.args.state->dtype = DType::kFloat16; }),
-            "state must be float32 or bfloat16, got float16");
+  EXPECT_EQ(text<TypeError>([](Inputs& i) { i.args.state->dtype = DType::kInt32; }),
+            "state must be float32, bfloat16 or float16, got int32");
   EXPECT_EQ(text<TypeError>([](Inputs& i) {
               i.give_states();
               i.args.chunk_states->dtype = DType::kFloat32;

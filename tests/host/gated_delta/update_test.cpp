@@ -95,6 +95,7 @@ TEST_F(GatedDeltaHost, ReadsGatesPerKeyInEachForm) {
   EXPECT_EQ(stride({2, 3, 4, 32}), dense);
   EXPECT_EQ(stride({2, 3, 4 * 32}), dense);
   EXPECT_EQ(stride({2 * 3, 4 * 32}), dense);
+  EXPECT_EQ(stride({2 * 3, 4, 32}), dense);
 }
 
 // Gates as they are given, rates of columns, final states: a kernel that takes any of them.
@@ -160,6 +161,7 @@ TEST_F(GatedDeltaHost, ChoosesTheKernelByTheGates) {
   EXPECT_EQ(key([](Args&) {}), "gated_delta_update/state=fp32/vk/k64/fakecpu");
   EXPECT_EQ(key([](Args& a) { a.dt_bias.reset(); }), any);
   EXPECT_EQ(key([](Args& a) { a.b.reset(); }), any);
+  EXPECT_EQ(key([](Args& a) { a.a_log->dtype = DType::kBFloat16; }), any);
   EXPECT_EQ(key([](Args& a) { a.allow_neg_eigval = true; }), any);
   EXPECT_EQ(key([](Args& a) {
               a.a.reset();
@@ -176,6 +178,48 @@ TEST_F(GatedDeltaHost, ChoosesTheKernelByTheGates) {
               a.final_states = TensorView(scratch_at(24 << 20), DType::kFloat32, Device{}, {2, 4, 64, 32});
             }),
             any);
+}
+
+// Kernels of fp16 states take all gates, and fp32 states beside.
+TEST_F(GatedDeltaHost, ChoosesTheKernelByTheStates) {
+  Inputs inputs;
+  GatedDeltaUpdateArgs& args = inputs.args;
+  const std::string half = "gated_delta_update/fp16/fakecpu";
+  args.state->dtype = DType::kFloat16;
+  gated_delta_update(args);
+  EXPECT_EQ(fake_state().launches.back().key, half);
+  EXPECT_EQ(fake_state().launches.back().as<GatedDeltaUpdateParams>().state.dtype, DType::kFloat16);
+  args.state->dtype = DType::kFloat32;
+  args.final_states = TensorView(scratch_at(24 << 20), DType::kFloat16, Device{}, {2, 4, 64, 32});
+  gated_delta_update(args);
+  EXPECT_EQ(fake_state().launches.back().key, half);
+  args.final_states.reset();
+  inputs.give_steps();
+  args.intermediate_states->dtype = DType::kFloat16;
+  gated_delta_update(args);
+  EXPECT_EQ(fake_state().launches.back().key, half);
+  args.state->dtype = DType::kBFloat16;
+  EXPECT_EQ(error_of<NotSupportedError>([&] { gated_delta_update(args); }),
+            "gated_delta_update: state, final_states and intermediate_states must not be float16 and bfloat16 in one "
+            "call");
+  EXPECT_EQ(fake_state().launches.size(), 3u);
+  EXPECT_EQ(which_gated_delta_kernel({.state_dtype = DType::kFloat16, .head_dim_k = 32}), half);
+}
+
+TEST_F(GatedDeltaHost, PassesPaddingOn) {
+  Inputs inputs;
+  gated_delta_update(inputs.args);
+  EXPECT_EQ(fake_state().launches.back().as<GatedDeltaUpdateParams>().zero_padding, 0);
+  inputs.args.zero_padding = true;
+  gated_delta_update(inputs.args);
+  EXPECT_EQ(fake_state().launches.back().as<GatedDeltaUpdateParams>().zero_padding, 1);
+  EXPECT_EQ(error_of<ValueError>([] {
+              Inputs with_steps;
+              with_steps.give_steps();
+              with_steps.args.zero_padding = true;
+              gated_delta_update(with_steps.args);
+            }),
+            "gated_delta_update: zero_padding needs state_indices, and neither final_states nor intermediate_states");
 }
 
 // But for final states, which are those that sequences start with.
@@ -242,7 +286,7 @@ TEST_F(GatedDeltaHost, AnswersAsCallsDo) {
   EXPECT_EQ(refusal({.head_dim_k = 20}), "head_dim_k must be a multiple of 8 from 16 to 256, got 20");
   EXPECT_EQ(refusal({.head_dim_v = 264}), "head_dim_v must be a multiple of 8 from 16 to 256, got 264");
   EXPECT_EQ(refusal({.q_dtype = DType::kInt32}), "q must be float16, bfloat16 or float32, got int32");
-  EXPECT_EQ(refusal({.state_dtype = DType::kFloat16}), "state must be float32 or bfloat16, got float16");
+  EXPECT_EQ(refusal({.state_dtype = DType::kInt32}), "state must be float32, bfloat16 or float16, got int32");
   EXPECT_EQ(refusal({.target = "cuda"}), "fakegpu has no kernel gated_delta_update");
   EXPECT_EQ(refusal({.target = "gfx1"}).find("no target \"gfx1\" is compiled into this installation"), 0u);
 }
@@ -383,8 +427,8 @@ TEST_F(GatedDeltaHost, RefusesNumbersTypesAndMemory) {
   EXPECT_EQ(text([](Inputs& i) { i.args.lower_bound = 1.0; }),
             "lower_bound must be negative and finite in fp32 (-3.40282e+38 to -1.17549e-38), got 1");
   EXPECT_EQ(text<TypeError>([](Inputs& i) { i.args.v.dtype = DType::kFloat16; }), "v must be bfloat16, got float16");
-  EXPECT_EQ(text<TypeError>([](Inputs& i) { i.args.state->dtype = DType::kFloat16; }),
-            "state must be float32 or bfloat16, got float16");
+  EXPECT_EQ(text<TypeError>([](Inputs& i) { i.args.state->dtype = DType::kInt32; }),
+            "state must be float32, bfloat16 or float16, got int32");
   EXPECT_EQ(text([](Inputs& i) { i.args.b->device = kGpu; }), "b must be on cpu as q is, got cuda:0");
   EXPECT_EQ(
       text([](Inputs& i) { i.args.q.strides[3] = 2; }).find("q must have stride 1 along its last axis, got strides"),

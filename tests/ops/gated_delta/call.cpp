@@ -87,7 +87,7 @@ GatedDeltaCall::GatedDeltaCall(const GatedDeltaCase& c)
       v_(token_tensor(c, c.type, c.v_heads, c.dim_v)),
       a_(token_tensor(c, c.gates, c.v_heads, c.kda != 0 ? c.dim_k : 1)),
       b_(token_tensor(c, c.gates, c.v_heads, of_columns(c.rate) ? c.dim_v : 1)),
-      a_log_(Type::kF32, {c.v_heads}),
+      a_log_(c.a_log, {c.v_heads}),
       dt_bias_(c.packed ? Type::kBF16 : Type::kF32, {c.v_heads, c.kda != 0 ? c.dim_k : 1}),
       out_(token_tensor(c, c.type, c.v_heads, c.dim_v)) {
   offsets_.push_back(0);
@@ -127,6 +127,10 @@ GatedDeltaCall::GatedDeltaCall(const GatedDeltaCase& c)
   upload();
 }
 
+bool GatedDeltaCall::is_padding(std::int64_t sequence) const {
+  return c_.zero_padding && c_.slots[static_cast<std::size_t>(sequence)] < 0;
+}
+
 void GatedDeltaCall::fill() {
   Random random(static_cast<std::uint64_t>(c_.dim_k * 1000 + c_.dim_v + 7 * total(c_) + 13 * c_.v_heads));
   const double k_size = c_.l2norm ? 1.0 : 1.0 / std::sqrt(static_cast<double>(c_.dim_k));
@@ -135,7 +139,7 @@ void GatedDeltaCall::fill() {
   Tensor* const inputs[] = {&q_, &k_, &v_};
   for (int i = 0; i < 3; ++i) {
     inputs[i]->for_each([&](const Shape& at) {
-      if (at[1] < tokens_) inputs[i]->set(at, sizes[i] * random.normal());
+      if (at[1] < tokens_ && (c_.varlen || !is_padding(at[0]))) inputs[i]->set(at, sizes[i] * random.normal());
     });
   }
   a_.for_each([&](const Shape& at) {
@@ -216,6 +220,7 @@ flashport::GatedDeltaUpdateArgs GatedDeltaCall::args() const {
   give(a.cu_seqlens, cu_seqlens_);
   a.state_layout = c_.key_major ? flashport::StateLayout::kKV : flashport::StateLayout::kVK;
   a.update_state = c_.update;
+  a.zero_padding = c_.zero_padding;
   a.scale = c_.scale;
   a.lower_bound = c_.lower_bound;
   a.softplus_beta = c_.softplus_beta;
@@ -297,7 +302,8 @@ void GatedDeltaCall::check(const std::function<void()>& calls) {
     for (std::int64_t t = 0; t < e.count; ++t) {
       for (std::int64_t head = 0; head < c_.v_heads; ++head) {
         for (std::int64_t column = 0; column < c_.dim_v; ++column, ++i) {
-          outs.expect({e.row, e.first + t, head, column}, e.out[i], plain[n].out[i]);
+          const bool zero = is_padding(static_cast<std::int64_t>(n));
+          outs.expect({e.row, e.first + t, head, column}, zero ? 0.0 : e.out[i], zero ? 0.0 : plain[n].out[i]);
         }
       }
       if (steps_ && c_.steps[n] >= 0) expect_state(*steps, {c_.steps[n], t}, e.steps[t], plain[n].steps[t]);

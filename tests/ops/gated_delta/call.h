@@ -31,6 +31,7 @@ struct GatedDeltaCase {
   std::int64_t heads = 2, v_heads = 4, dim_k = 128, dim_v = 128;
   reference::Type type = reference::Type::kBF16, gates = reference::Type::kF32;
   reference::Type state = reference::Type::kF32, steps_type = reference::Type::kF32;
+  reference::Type a_log = reference::Type::kF32;
   bool key_major = false, modulo = false, l2norm = true;
   int kda = 0;                             // 0: a gate a head; a as 1: (B, T, HV, K), 2: (B, T, HV * K)
   bool joined_rows = false;                // a and b as (B * T, ...)
@@ -40,6 +41,7 @@ struct GatedDeltaCase {
   std::vector<std::int64_t> steps = {};    // empty: no intermediate states
   std::vector<std::int64_t> parents = {};  // of tokens 0, 1, ..., for every sequence; empty: a chain
   bool update = true, index64 = false;
+  bool zero_padding = false;  // and what sequences without a slot have for inputs is NaN
   Gating gating = Gating::kUsual;
   double size = 1;  // of q and k
   GateInput gate = GateInput::kMade;
@@ -79,6 +81,7 @@ class GatedDeltaCall {
 
  private:
   void fill();
+  [[nodiscard]] bool is_padding(std::int64_t sequence) const;
   void download();
   [[nodiscard]] reference::GatedDeltaInputs inputs() const;
 

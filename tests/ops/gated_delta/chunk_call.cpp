@@ -79,7 +79,7 @@ DeltaChunkCall::DeltaChunkCall(const DeltaChunkCase& c)
       out_(token_tensor(c, c.type, c.v_heads, c.dim_v)) {
   offsets_.push_back(0);
   for (std::int64_t length : c.lens) offsets_.push_back(offsets_.back() + length);
-  if (c.a_log) a_log_.emplace(Type::kF32, Shape{c.v_heads});
+  if (c.a_log) a_log_.emplace(c.a_log_type, Shape{c.v_heads});
   if (c.dt_bias) dt_bias_.emplace(Type::kBF16, Shape{c.v_heads, 1});
   if (!c.slots.empty()) {
     state_.emplace(state_tensor(c, c.state, {kSlots}));

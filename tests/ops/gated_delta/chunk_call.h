@@ -35,6 +35,7 @@ struct DeltaChunkCase {
   bool finals = false, chunks = false;  // final_states and chunk_states are given
   LogGates gating = LogGates::kUsual;
   bool a_log = false, dt_bias = false;
+  reference::Type a_log_type = reference::Type::kF32;
   bool sigmoid = false, neg_eigval = false;
   double size = 1;  // of q and k
   std::optional<double> scale = {};

@@ -31,6 +31,34 @@ std::vector<GatedDeltaCase> named_cases() {
       {.name = "read_only_pool", .lens = {3, 3}, .slots = {4, 4}, .update = false},
       {.name = "bf16_state", .lens = {5, 5}, .state = Type::kBF16, .slots = {3, 1}},
       {.name = "bf16_state_kv", .lens = {5, 5}, .state = Type::kBF16, .key_major = true, .slots = {3, 1}},
+      {.name = "fp16_state", .lens = {5, 5}, .state = Type::kF16, .slots = {3, 1}},
+      {.name = "fp16_state_kv_packed",
+       .lens = {5, 5},
+       .type = Type::kF16,
+       .state = Type::kF16,
+       .key_major = true,
+       .packed = true,
+       .slots = {3, 1}},
+      {.name = "fp16_state_kda", .lens = {5, 5}, .state = Type::kF16, .kda = 1, .slots = {3, 1}},
+      {.name = "bf16_rate_of_decay", .lens = {5, 5}, .a_log = Type::kBF16, .slots = {3, 1}},
+      {.name = "fp16_rate_of_decay_kda", .lens = {5, 5}, .a_log = Type::kF16, .kda = 1, .slots = {3, 1}},
+      {.name = "zero_padding", .lens = {3, 3, 3}, .slots = {-1, 4, -7}, .zero_padding = true},
+      {.name = "zero_padding_kv",
+       .lens = {1, 1, 1},
+       .dim_v = 72,
+       .state = Type::kBF16,
+       .key_major = true,
+       .packed = true,
+       .slots = {4, -1, -2},
+       .index64 = true,
+       .zero_padding = true},
+      {.name = "zero_padding_kda_varlen",
+       .lens = {0, 2, 5},
+       .varlen = true,
+       .kda = 1,
+       .slots = {-1, 4, -1},
+       .zero_padding = true},
+      {.name = "zero_padding_fp16_state", .lens = {2, 2}, .state = Type::kF16, .slots = {-1, 2}, .zero_padding = true},
       {.name = "fp16", .lens = {9, 9}, .type = Type::kF16, .gates = Type::kF16, .slots = {3, 1}},
       {.name = "fp32", .lens = {9, 9}, .type = Type::kF32, .slots = {3, 1}},
       {.name = "fp32_kv", .lens = {9, 9}, .type = Type::kF32, .key_major = true, .slots = {3, 1}},
@@ -48,6 +76,7 @@ std::vector<GatedDeltaCase> named_cases() {
        .softplus_threshold = 1.0},
       {.name = "kda", .lens = {7, 7}, .kda = 1, .slots = {3, 1}},
       {.name = "kda_kv_joined", .lens = {7, 7}, .key_major = true, .kda = 2, .slots = {3, 1}},
+      {.name = "kda_tokens_joined", .lens = {7, 7}, .kda = 1, .joined_rows = true, .packed = true, .slots = {3, 1}},
       {.name = "kda_rows_joined", .lens = {7, 7}, .kda = 2, .joined_rows = true, .packed = true, .slots = {3, 1}},
       {.name = "kda_lower_bound", .lens = {7, 7}, .kda = 1, .slots = {3, 1}, .lower_bound = -5.0},
       {.name = "lower_bound", .lens = {7, 7}, .slots = {3, 1}, .lower_bound = -5.0},
@@ -82,6 +111,16 @@ std::vector<GatedDeltaCase> named_cases() {
        .packed = true,
        .slots = {0, 3},
        .steps = {1, 2},
+       .update = false},
+      {.name = "steps_fp16", .lens = {4, 4}, .steps_type = Type::kF16, .slots = {0, 3}, .steps = {1, 2}},
+      {.name = "tree_fp16_kv",
+       .lens = {6, 6},
+       .state = Type::kF16,
+       .steps_type = Type::kF16,
+       .key_major = true,
+       .slots = {0, 3},
+       .steps = {5, 1},
+       .parents = {0, 0, 0, 1, 1, 3},
        .update = false},
       {.name = "steps_varlen",
        .lens = {0, 3, 1},
@@ -276,6 +315,17 @@ std::vector<GatedDeltaCase> gate_cases() {
   c.state = Type::kBF16;
   c.update = true;
   cases.push_back(c);
+  c.name = "gates_finals_fp16_pool";
+  c.state = Type::kF16;
+  c.final_states = Type::kF32;
+  cases.push_back(c);
+  c.name = "gates_finals_fp16";
+  c.state = Type::kF32;
+  c.final_states = Type::kF16;
+  c.key_major = false;
+  cases.push_back(c);
+  c.state = c.final_states.emplace(Type::kBF16);
+  c.key_major = true;
   c.name = "gates_finals_of_nothing";
   c.lens = {0, 0};
   c.slots = {2, -1};
@@ -321,6 +371,12 @@ std::vector<GatedDeltaCase> kernel_cases() {
       c.rate = RateInput::kColumnRates;
       c.key_gates = c.column_gates = true;
       c.final_states = c.steps_type;
+      cases.push_back(c);
+      if (c.state != Type::kF32) continue;
+      c.name.replace(c.name.rfind("_fp32"), 5, "_fp16");
+      c.state = Type::kF16;
+      c.steps_type = Type::kF32;
+      c.final_states = Type::kF16;
       cases.push_back(c);
     }
   }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 
 import click
 
@@ -27,4 +28,7 @@ for command in (demo, bench, support, doctor, selftest):
 def run() -> None:
     """The program: ends like any other of a pipeline, without a word, where nobody reads its output."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    main()
+    try:
+        main()
+    except OSError as error:  # a full disk, say
+        sys.exit(f"flashport: {error}")

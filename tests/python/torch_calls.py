@@ -1,0 +1,102 @@
+"""A small right call of each function of the package, with tensors of torch by name and NaN where results go."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+
+import flashport
+from flashport import sglang
+
+NAMES = [
+    "append_kv",
+    "flash_decode",
+    "flash_decode_stage1",
+    "flash_decode_stage2",
+    "gated_delta_chunk",
+    "gated_delta_update",
+    "merge_state",
+    "merge_states",
+]
+PAIR = ["flash_decode_stage1", "flash_decode_stage2"]  # LightLLM's, which run as under torch.no_grad()
+REFUSING = [name for name in NAMES if name not in PAIR]
+
+
+class WithoutExchangeApi(torch.Tensor):
+    """A tensor as a torch before 2.10 has it to show."""
+
+    __dlpack_c_exchange_api__ = None
+    __c_dlpack_exchange_api__ = None
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+def make(name, kind=None):
+    """(arguments, inputs that are differentiated by, outputs): all arguments by name, the other two as names of them.
+
+    Tensors are made to be of the class ``kind`` where it is given.
+    """
+    generator = torch.Generator().manual_seed(7)
+
+    def random(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    def nan(*shape):
+        return torch.full(shape, torch.nan)
+
+    lens = torch.tensor([40, 7, 1], dtype=torch.int32)
+    arguments, outputs = {}, ["out"]
+    if name == "flash_decode":
+        arguments = {"q": random(3, 8, 64), "k_cache": random(3, 40, 2, 64), "v_cache": random(3, 40, 2, 64)}
+        arguments |= {"seqlens": lens, "sinks": random(8), "out": nan(3, 8, 64), "lse": nan(3, 8)}
+        outputs = ["out", "lse"]
+    elif name == "flash_decode_stage1":
+        table = torch.arange(120, dtype=torch.int32).reshape(3, 40)
+        arguments = {"q": random(3, 8, 64), "k": random(120, 2, 64), "v": random(120, 2, 64), "Req_to_tokens": table}
+        arguments |= {"B_req_idx": torch.arange(3, dtype=torch.int32), "B_Seqlen": lens, "max_len_in_batch": 40}
+        arguments |= {"mid_out": nan(3, 8, 3, 64), "mid_out_logsumexp": nan(3, 8, 3), "block_seq": 16}
+        outputs = ["mid_out", "mid_out_logsumexp"]
+    elif name == "flash_decode_stage2":
+        arguments = {"mid_out": random(3, 8, 3, 64), "mid_out_logexpsum": random(3, 8, 3), "B_Seqlen": lens}
+        arguments |= {"Out": nan(3, 8, 64), "block_seq": 16, "lse": nan(3, 8)}
+        outputs = ["Out", "lse"]
+    elif name == "append_kv":
+        arguments = {"k": random(3, 2, 64), "v": random(3, 2, 64), "k_cache": nan(2, 4, 2, 64)}
+        arguments |= {"v_cache": nan(2, 4, 2, 64), "positions": torch.tensor([5, 0, 3])}
+        outputs = ["k_cache", "v_cache"]
+    elif name == "merge_state":
+        arguments = {"o_a": random(3, 8, 64), "lse_a": random(3, 8), "o_b": random(3, 8, 64), "lse_b": random(3, 8)}
+        arguments |= {"out": nan(3, 8, 64), "out_lse": nan(3, 8)}
+        outputs = ["out", "out_lse"]
+    elif name == "merge_states":
+        arguments = {"o": random(2, 3, 8, 64), "lse": random(2, 3, 8), "out": nan(3, 8, 64), "out_lse": nan(3, 8)}
+        outputs = ["out", "out_lse"]
+    elif name == "gated_delta_packed_decode":  # SGLang's function, under its own names
+        arguments = {"mixed_qkv": random(3, 2 * 2 * 32 + 4 * 16), "a": random(3, 4), "b": random(3, 4)}
+        arguments |= {"A_log": random(4), "dt_bias": random(4), "scale": None, "initial_state": random(3, 4, 16, 32)}
+        arguments |= {"out": nan(3, 1, 4, 16), "ssm_state_indices": torch.arange(3, dtype=torch.int32)}
+        arguments |= {"use_qk_l2norm_in_kernel": True, "state_layout": "vk"}
+        outputs = ["out", "initial_state"]
+    else:
+        tokens = 3 if name == "gated_delta_update" else 70
+        arguments = {"q": random(2, tokens, 2, 32), "k": random(2, tokens, 2, 32), "v": random(2, tokens, 4, 16)}
+        if name == "gated_delta_update":
+            arguments |= {"a": random(2, tokens, 4), "b": random(2, tokens, 4)}
+        else:
+            arguments |= {"g": -random(2, tokens, 4).abs(), "beta": random(2, tokens, 4)}
+        arguments |= {"A_log": random(4), "dt_bias": random(4), "state": random(2, 4, 16, 32)}
+        arguments |= {"final_states": nan(2, 4, 16, 32), "out": nan(2, tokens, 4, 16), "use_qk_l2norm": True}
+        outputs = ["out", "state", "final_states"]
+    if kind is not None:
+        arguments = {k: x.as_subclass(kind) if isinstance(x, torch.Tensor) else x for k, x in arguments.items()}
+    floats = [k for k, x in arguments.items() if isinstance(x, torch.Tensor) and x.is_floating_point()]
+    return SimpleNamespace(
+        function=getattr(flashport, name, sglang.fused_recurrent_gated_delta_rule_packed_decode),
+        arguments=arguments,
+        inputs=[k for k in floats if k not in outputs],
+        outputs=outputs,
+    )
+
+
+CASES = [(name, argument) for name in REFUSING for argument in make(name).inputs]
+WRITTEN = [(name, argument) for name in NAMES for argument in make(name).outputs]
