@@ -48,9 +48,9 @@ union KernelShape {
 struct KernelEntry {
   const char* key;  // "decode/bf16/kv=bf16/hd128/r16/sm90a", "decode_stage2/sm90a", "append_kv/sm90a", ...
   KernelTag tag;
-  int threads;         // of a block
-  int shared_bytes;    // dynamic shared memory of a block (CPU: scratch of a worker)
-  const void* handle;  // the backend's own: function pointer, or symbol and code object
+  int threads;                   // of a block
+  int shared_bytes = 0;          // dynamic shared memory of a block (CPU: scratch of a worker)
+  const void* handle = nullptr;  // the backend's own: function pointer, or symbol and code object
   KernelShape shape = {};
   int teams = 1;  // blocks as grids count them, in one block of the device
 

@@ -383,9 +383,9 @@ def num_splits_heuristic(
 ) -> int:
     """flash-attention's published count of splits: the smallest that fills the device 85% as well as the best one does.
 
-    Source: common/host/decode/heuristic.cpp; the rule is that of flash-attention's num_splits_heuristic. flash_decode asks it,
-    as its callers do today, with query blocks of 64 rows, key blocks of 256 (D <= 64), 128 (D <= 128) or 64 tokens,
-    twice the multiprocessors and at most 128 splits.
+    Source: common/host/decode/heuristic.cpp; the rule is that of flash-attention's num_splits_heuristic. flash_decode
+    asks it, as its callers do today, with query blocks of 64 rows, key blocks of 256 (D <= 64), 128 (D <= 128) or 64
+    tokens, twice the multiprocessors and at most 128 splits.
 
     Args:
         batch_nheads_mblocks: Blocks of work without splitting: batch * heads * query blocks.

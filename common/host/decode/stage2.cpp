@@ -77,7 +77,7 @@ Stage2Params stage2_params(const DecodeStage2Args& a) {
   p.mid_lse_stride_seq = a.mid_out_logexpsum.strides[0];
   p.mid_lse_stride_head = a.mid_out_logexpsum.strides[1];
   p.mid_lse_stride_chunk = a.mid_out_logexpsum.strides[2];
-  p.cache.seqlens = index_array(a.b_seqlen);
+  p.seqlens = index_array(a.b_seqlen);
   p.chunk_keys = a.block_seq;
   p.out = {a.out.data, a.out.dtype, a.out.strides[0], 0, a.out.strides[1], a.out.strides[2]};
   if (a.lse) {
