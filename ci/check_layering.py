@@ -42,10 +42,11 @@ OPERATIONS = ("decode", "gated_delta")
 ROOMS = SHARED_ROOMS | {operation: tuple(SHARED_ROOMS) for operation in OPERATIONS}
 
 # Folder -> folders whose headers it may include (longest match decides; a folder may always include itself).
-# "flashport" stands for the public headers.
+# "flashport" stands for the public headers, "<folder>/*" for the headers that lie in a folder and in none below it.
 LAYERS: dict[str, tuple[str, ...]] = {
     "common/include/flashport": (),
     "common/host": ("flashport", "common/device"),
+    "common/host/capi": ("flashport", "common/host/*"),
     "bindings": ("flashport", "common/host", "common/device/core"),
     # The oracle shares no code with what it judges: only the public value types.
     "tests/reference": ("flashport", "tests/support/random.h"),
@@ -55,6 +56,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
 for _room, _below in ROOMS.items():
     _device = tuple(f"common/device/{room}" for room in (_room, *_below))
     LAYERS[f"common/device/{_room}"] = ("flashport", *_device[1:])
+    LAYERS[f"common/host/{_room}"] = (
+        "flashport",
+        "common/host/*",
+        *_device,
+        *(f"common/host/{room}" for room in _below),
+    )
     for _backend in BACKENDS:
         LAYERS[f"{_backend}/{_room}"] = (
             "flashport",
@@ -93,6 +100,13 @@ def without_comments(text: str) -> str:
     return blank.sub(lambda match: match[1] or re.sub(r"[^\n]", " ", match[0]), text)
 
 
+def is_within(name: str, part: str) -> bool:
+    """Whether a header lies in a part that LAYERS allows."""
+    if part.endswith("/*"):
+        return Path(name).parent.as_posix() == part.removesuffix("/*")
+    return name == part or name.startswith(part + "/")
+
+
 def check_include(path: str, layer: str, quote: str, name: str) -> str | None:
     """What is wrong with an include, or None."""
     folder = name.split("/")[0]
@@ -102,7 +116,7 @@ def check_include(path: str, layer: str, quote: str, name: str) -> str | None:
     if quote == '"' and "/" not in name:
         included = str(Path(path).parent / name)
     own = included.startswith(layer + "/") or (layer.endswith("/flashport") and included == "flashport")
-    if own or any(included == part or included.startswith(part + "/") for part in LAYERS[layer]):
+    if own or any(is_within(included, part) for part in LAYERS[layer]):
         return None
     return f"{layer} may not include {name}"
 

@@ -2,6 +2,7 @@
 #include <flashport/decode.h>
 
 #include "common/host/check.h"
+#include "common/host/contents.h"
 #include "common/host/decode/lengths.h"
 #include "common/host/decode/plan.h"
 #include "common/host/decode/problem.h"
@@ -24,8 +25,9 @@ void run_decode(const DecodeProblem& problem, Stream stream) {
     bind_workspace(plan, workspace.data());
   }
   device.launch(check, stream, *plan.kernel, LaunchGrid{plan.grid}, plan.params);
-  if (plan.merge_kernel != nullptr)
+  if (plan.merge_kernel != nullptr) {
     device.launch(check, stream, *plan.merge_kernel, LaunchGrid{plan.merge_grid}, plan.merge);
+  }
 }
 
 }  // namespace

@@ -371,11 +371,6 @@ void fill_tensors(const DecodeArgs& a, const Extents& e, DecodeProblem& problem)
 
 }  // namespace
 
-IndexArray index_array(const std::optional<TensorView>& view) {
-  if (!view) return {nullptr, 0};
-  return {view->data, view->data != nullptr && view->dtype == DType::kInt64};
-}
-
 void check_score_numbers(const Check& check, const char* scale_name, const std::optional<double>& softmax_scale,
                          double softcap) {
   const double scale = softmax_scale.value_or(1.0);

@@ -49,7 +49,6 @@ struct DecodeProblem {
 void check_score_numbers(const Check& check, const char* scale_name, const std::optional<double>& softmax_scale,
                          double softcap);
 void fill_scores(DecodeParams& params, std::optional<double> softmax_scale, double softcap);
-[[nodiscard]] IndexArray index_array(const std::optional<TensorView>& view);
 
 // Lengths are 32-bit numbers on the device, with room for one tile past the end.
 inline constexpr std::int64_t kMaxSequence = 0x7fff0000;

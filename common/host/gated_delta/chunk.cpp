@@ -7,7 +7,7 @@
 
 #include <flashport/gated_delta.h>
 
-#include "common/host/decode/lengths.h"
+#include "common/host/contents.h"
 #include "common/host/devices.h"
 #include "common/host/gated_delta/checks.h"
 #include "common/host/gated_delta/kernel_choice.h"

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <string>
 
-#include "common/host/decode/problem.h"
+#include "common/host/arguments.h"
 #include "common/host/gated_delta/checks.h"
 #include "common/host/gated_delta/kernel_choice.h"
 #include "common/host/gated_delta/problem.h"

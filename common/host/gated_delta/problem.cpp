@@ -5,8 +5,8 @@
 #include <cmath>
 #include <string>
 
-#include "common/device/decode/tree_layout.h"
-#include "common/host/decode/problem.h"
+#include "common/device/core/divisor.h"
+#include "common/host/arguments.h"
 #include "common/host/gated_delta/checks.h"
 #include "common/host/gated_delta/kernel_choice.h"
 

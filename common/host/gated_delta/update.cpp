@@ -6,8 +6,8 @@
 
 #include <flashport/gated_delta.h>
 
-#include "common/device/decode/tree_layout.h"
-#include "common/host/decode/lengths.h"
+#include "common/device/core/divisor.h"
+#include "common/host/contents.h"
 #include "common/host/devices.h"
 #include "common/host/gated_delta/checks.h"
 #include "common/host/gated_delta/kernel_choice.h"

@@ -7,12 +7,10 @@
 
 #include <flashport/decode.h>
 
-#include "common/device/decode/params.h"
 #include "common/device/kv/params.h"
 #include "common/host/arguments.h"
 #include "common/host/check.h"
-#include "common/host/decode/lengths.h"
-#include "common/host/decode/problem.h"
+#include "common/host/contents.h"
 #include "common/host/devices.h"
 #include "common/host/kv/cache_layout.h"
 

@@ -6,7 +6,6 @@
 
 #include <flashport/decode.h>
 
-#include "common/device/decode/params.h"
 #include "common/device/merge/params.h"
 #include "common/host/arguments.h"
 #include "common/host/check.h"

@@ -6,7 +6,7 @@
 #include <limits>
 #include <string>
 
-#include "common/host/decode/lengths.h"
+#include "common/host/contents.h"
 #include "tests/host/decode/decode_inputs.h"
 #include "tests/host/fake_backend.h"
 
