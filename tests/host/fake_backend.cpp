@@ -100,7 +100,7 @@ const char* occupancy(int, const KernelEntry*, int* blocks) {
 const char* launch(int, Stream stream, const KernelEntry* kernel, const LaunchGrid& grid, const void* params,
                    std::size_t bytes) {
   const auto* begin = static_cast<const unsigned char*>(params);
-  fake_state().launches.push_back({kernel->key, grid.x, stream, {begin, begin + bytes}});
+  fake_state().launches.push_back({kernel->key, grid.x, stream, {begin, begin + bytes}, grid});
   return nullptr;
 }
 

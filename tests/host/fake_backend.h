@@ -14,9 +14,10 @@ namespace flashport::test {
 
 struct Launch {
   std::string key;
-  std::int64_t grid = 0;
+  std::int64_t grid = 0;  // blocks along x, as most launches have no others
   Stream stream = 0;
   std::vector<unsigned char> params;
+  LaunchGrid whole_grid = {};
 
   template <class Params>
   [[nodiscard]] Params as() const {
