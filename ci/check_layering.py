@@ -183,23 +183,27 @@ def breaches(path: Path, headers: dict[str, set[str]]) -> list[str]:
     return found
 
 
-def print_graph(paths: list[Path]) -> None:
-    """The rooms of common/device and those that each includes."""
+def room_graph(paths: list[Path]) -> dict[str, set[str]]:
+    """The rooms of common/device, and the other rooms that the headers of each include."""
     prefix = "common/device/"
-    for room in ROOMS:
-        included = set()
-        for path in paths:
-            if path.as_posix().startswith(f"{prefix}{room}/"):
-                names = [match[2] for line in (ROOT / path).read_text().splitlines() if (match := INCLUDE.match(line))]
-                included |= {name.removeprefix(prefix).split("/")[0] for name in names if name.startswith(prefix)}
-        print(f"{room} -> {' '.join(sorted(included - {room})) or '-'}")
+    graph: dict[str, set[str]] = {room: set() for room in ROOMS}
+    for path in paths:
+        if not path.as_posix().startswith(prefix):
+            continue
+        room = path.parts[2]
+        for line in without_comments((ROOT / path).read_text()).splitlines():
+            match = INCLUDE.match(line)
+            if match and match[2].startswith(prefix):
+                graph.setdefault(room, set()).add(match[2].removeprefix(prefix).split("/")[0])
+    return {room: included - {room} for room, included in graph.items()}
 
 
 def main() -> int:
     """Command line."""
     paths = sources()
     if sys.argv[1:] == ["--graph"]:
-        print_graph(paths)
+        for room, included in room_graph(paths).items():
+            print(f"{room} -> {' '.join(sorted(included)) or '-'}")
         return 0
     headers = macro_headers(paths)
     found = [text for path in paths for text in breaches(path, headers)]

@@ -13,7 +13,6 @@ constexpr KernelEntry decode_entry(const char* key, const KernelSymbol* symbol, 
   return {.key = key,
           .tag = KernelTag::kDecode,
           .threads = decode_tuning(shape).waves * kWaveSize,
-          .shared_bytes = 0,
           .handle = symbol,
           .shape = {.decode = shape}};
 }

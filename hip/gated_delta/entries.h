@@ -15,7 +15,6 @@ constexpr KernelEntry gated_delta_update_entry(const char* key, const KernelSymb
   return {.key = key,
           .tag = KernelTag::kGatedDeltaUpdate,
           .threads = tuning.waves * kWaveSize,
-          .shared_bytes = 0,
           .handle = symbol,
           .shape = {.gated_delta_update = {shape, tuning}},
           .teams = tuning.waves};
@@ -27,7 +26,6 @@ constexpr KernelEntry gated_delta_prepare_entry(const char* key, const KernelSym
   return {.key = key,
           .tag = KernelTag::kGatedDeltaPrepare,
           .threads = kPrepareThreads,
-          .shared_bytes = 0,
           .handle = symbol,
           .shape = {.gated_delta_chunk = {math, head_dim_k}}};
 }
@@ -37,7 +35,6 @@ constexpr KernelEntry gated_delta_chunk_entry(const char* key, const KernelSymbo
   return {.key = key,
           .tag = KernelTag::kGatedDeltaChunk,
           .threads = chain_threads(head_dim_k),
-          .shared_bytes = 0,
           .handle = symbol,
           .shape = {.gated_delta_chunk = {math, head_dim_k}}};
 }

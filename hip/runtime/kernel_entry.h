@@ -15,7 +15,6 @@ constexpr KernelEntry plain_entry(const char* key, KernelTag tag, const KernelSy
   return {.key = key,
           .tag = tag,
           .threads = tag == KernelTag::kAppendKv ? kAppendThreads : kMergeThreads,
-          .shared_bytes = 0,
           .handle = symbol};
 }
 constexpr KernelEntry decode_stage2_entry(const char* key, const KernelSymbol* symbol) {

@@ -5,7 +5,7 @@
 
 namespace flashport {
 
-// A divisor that is the same in the whole launch.
+// What make_divisor() has worked out of `value`.
 struct Divisor {
   std::uint32_t value, multiplier, shift;
 };

@@ -1,6 +1,6 @@
 // Folding the states that are children of one parent, which lie in slots of the workspace (tree_layout.h), left to
-// right and with merge_weights() and merge_value() alone: in small steps between leaves, or through
-// shared memory behind them.
+// right and with merge_weights() and merge_value() alone: in small steps between leaves, or through shared memory
+// behind them.
 #pragma once
 
 #include "common/device/decode/partial_state.h"
