@@ -5,7 +5,7 @@ The table beside it, <device>.md, has each row with its figures, bars and whethe
 
     python benchmarks/run.py [--device cuda:0] [--rounds 9] [--match TEXT] [--plot]
 
-The harness is flashport.bench; this script adds where results lie and what they are held against. bars.csv names a
+The harness is flashport.benchmarks; this script adds where results lie and what they are held against. bars.csv names a
 row and one of its figures: `ratio` (our time over the best peer's), `seconds`, `host_seconds`, `inverse_share` (our
 time over the plain read's) and `time_of` (over that of another row, `against`) are at most the bar; `share` (of the
 plain read's rate), `bytes_per_second`, `rate_of` and `speedup_of` (bytes a second, and time, against another row) at

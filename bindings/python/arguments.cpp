@@ -17,6 +17,16 @@ std::string type_text(py::handle object) { return Py_TYPE(object.ptr())->tp_name
   fail_type(function, name, "must be " + expected + ", got " + type_text(object));
 }
 
+bool is_numpy_boolean(PyObject* object) {
+  const std::string_view type = Py_TYPE(object)->tp_name;
+  return type == "numpy.bool" || type == "numpy.bool_";  // since and before NumPy 2
+}
+
+// Python takes booleans for numbers. The usual number, an int, costs no look at a type's name.
+bool is_boolean(PyObject* object) {
+  return PyBool_Check(object) || (!PyLong_CheckExact(object) && is_numpy_boolean(object));
+}
+
 constexpr DType kNamedTypes[] = {DType::kFloat32, DType::kFloat16,     DType::kBFloat16,
                                  DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kInt32,
                                  DType::kInt64,   DType::kUInt32,      DType::kUInt8};
@@ -59,6 +69,7 @@ void fail_value(const char* function, const char* name, const std::string& rest)
 
 double number_argument(const char* function, const char* name, PyObject* object) {
   if (PyFloat_CheckExact(object)) return PyFloat_AS_DOUBLE(object);
+  if (is_boolean(object)) fail_kind(function, name, "a number", object);
   const double value = PyFloat_AsDouble(object);
   if (value == -1.0 && PyErr_Occurred() != nullptr) {
     const bool too_large = PyErr_ExceptionMatches(PyExc_OverflowError) != 0;
@@ -70,6 +81,7 @@ double number_argument(const char* function, const char* name, PyObject* object)
 }
 
 std::int64_t integer_argument(const char* function, const char* name, PyObject* object) {
+  if (is_boolean(object)) fail_kind(function, name, "an integer", object);
   const auto index = PyIndex_Check(object) ? py::reinterpret_steal<py::object>(PyNumber_Index(object)) : py::object();
   if (!index) {
     if (PyErr_Occurred() != nullptr) clear_error();
@@ -84,8 +96,7 @@ std::int64_t integer_argument(const char* function, const char* name, PyObject* 
 bool boolean_argument(const char* function, const char* name, PyObject* object) {
   if (object == Py_True) return true;
   if (object == Py_False) return false;
-  const std::string_view type = Py_TYPE(object)->tp_name;
-  if (type == "numpy.bool" || type == "numpy.bool_") return PyObject_IsTrue(object) == 1;  // since and before NumPy 2
+  if (is_numpy_boolean(object)) return PyObject_IsTrue(object) == 1;
   fail_kind(function, name, "True or False", object);
 }
 

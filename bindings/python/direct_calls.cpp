@@ -53,7 +53,7 @@ bool bind(const Direct& direct, Arguments arguments, Py_ssize_t count, PyObject*
 PyObject* run_operator(const Operation& operation, Arguments arguments) {
   py::tuple all(operation.arguments);
   for (int i = 0; i < operation.arguments; ++i) all[i] = py::reinterpret_borrow<py::object>(arguments[i]);
-  return py::module_::import("flashport.tracing").attr("run_operator")(operation.name, *all).release().ptr();
+  return py::module_::import("flashport.torch.tracing").attr("run_operator")(operation.name, *all).release().ptr();
 }
 
 PyObject* run(const Operation& operation, Arguments arguments) {
@@ -85,7 +85,7 @@ bool frames_are_wanted() {
          _PyInterpreterState_GetEvalFrameFunc(state->interp) != _PyEval_EvalFrameDefault;
 }
 
-// Whether torch traces a program by running it, as torch.export does: flashport/tracing.py's question, by what
+// Whether torch traces a program by running it, as torch.export does: flashport/torch/tracing.py's question, by what
 // torch.compiler.is_compiling() goes by; where torch has no such thing, it may.
 bool torch_traces() {
   static PyObject* const module_name = PyUnicode_InternFromString("torch.compiler");

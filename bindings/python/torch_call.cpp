@@ -42,7 +42,7 @@ void Call::refuse_negated(const char* name, PyObject* tensor) const {
 }
 
 void Call::refuse_gradient(const char* name, PyObject* object, bool writes) const {
-  const py::object error = py::module_::import("flashport.gradients")
+  const py::object error = py::module_::import("flashport.torch.gradients")
                                .attr("refusal")(function_, name, py::reinterpret_borrow<py::object>(object), writes);
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
   throw py::error_already_set();

@@ -1,16 +1,29 @@
-"""Types of the compiled half. Arrays are anything that speaks DLPack; operations take all arguments by position, in the
-order of the package's functions of the same names.
+"""Types of the compiled half. Operations take all arguments by position, in the order of the package's functions of the
+same names.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-_Function = TypeVar("_Function")
+from flashport.typing import (
+    Array,
+    CacheFormat,
+    DTypeLike,
+    GatedDeltaOperation,
+    GateForm,
+    HeadMap,
+    KvLayout,
+    StateLayout,
+    StreamLike,
+    SupportsDLPack,
+)
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 class DeviceArray:
     """A contiguous, uninitialised array on a device such as "cpu", "cuda:0" or "hip:0"; speaks DLPack."""
 
-    def __init__(self, shape: Sequence[int], dtype: Any, device: str = "cpu") -> None: ...
+    def __init__(self, shape: Sequence[int], dtype: DTypeLike, device: str = "cpu") -> None: ...
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
@@ -68,44 +81,262 @@ def backends() -> list[BackendStatus]: ...
 def kernel_keys(target: str) -> list[str]: ...
 def set_multiprocessor_limit(count: int) -> None: ...
 def synchronize(device: str, stream: int = 0) -> None: ...
-def read_memory(array: Any, stream: Any = None) -> None: ...
-def num_splits_heuristic(batch_nheads_mblocks: int, num_sms: int, num_n_blocks: int, max_splits: int, /) -> int: ...
+def read_memory(array: SupportsDLPack, stream: StreamLike | None = None) -> None: ...
+def num_splits_heuristic(batch_nheads_mblocks: int, num_SMs: int, num_n_blocks: int, max_splits: int, /) -> int: ...
 def supports(
-    target: str, q_dtype: Any, kv: Any, head_dim: int, head_dim_v: int | None, group_size: int, q_len: int, /
+    target: str,
+    q_dtype: DTypeLike,
+    kv: CacheFormat | DTypeLike | None,
+    head_dim: int,
+    head_dim_v: int | None,
+    group_size: int,
+    q_len: int,
+    /,
 ) -> tuple[bool, str]: ...
 def which_kernel(
-    target: str, q_dtype: Any, kv: Any, head_dim: int, head_dim_v: int | None, group_size: int, q_len: int, /
+    target: str,
+    q_dtype: DTypeLike,
+    kv: CacheFormat | DTypeLike | None,
+    head_dim: int,
+    head_dim_v: int | None,
+    group_size: int,
+    q_len: int,
+    /,
 ) -> str: ...
 def supports_gated_delta(
     target: str,
-    operation: str,
-    q_dtype: Any,
-    state_dtype: Any,
+    operation: GatedDeltaOperation,
+    q_dtype: DTypeLike,
+    state_dtype: DTypeLike,
     head_dim_k: int,
     head_dim_v: int | None,
-    state_layout: str,
-    gate: str,
+    state_layout: StateLayout,
+    gate: GateForm,
     /,
 ) -> tuple[bool, str]: ...
 def which_gated_delta_kernel(
     target: str,
-    operation: str,
-    q_dtype: Any,
-    state_dtype: Any,
+    operation: GatedDeltaOperation,
+    q_dtype: DTypeLike,
+    state_dtype: DTypeLike,
     head_dim_k: int,
     head_dim_v: int | None,
-    state_layout: str,
-    gate: str,
+    state_layout: StateLayout,
+    gate: GateForm,
     /,
 ) -> str: ...
-def flash_decode(*arguments: Any) -> Any: ...
-def decode_workspace_size(*arguments: Any) -> int: ...
-def flash_decode_stage1(*arguments: Any) -> None: ...
-def flash_decode_stage2(*arguments: Any) -> None: ...
-def append_kv(*arguments: Any) -> None: ...
-def merge_state(*arguments: Any) -> tuple[Any, Any]: ...
-def merge_states(*arguments: Any) -> tuple[Any, Any]: ...
-def gated_delta_update(*arguments: Any) -> Any: ...
-def gated_delta_packed_decode(*arguments: Any) -> Any: ...
-def gated_delta_chunk(*arguments: Any) -> Any: ...
-def gated_delta_chunk_workspace_size(*arguments: Any) -> int: ...
+def flash_decode(
+    q: Array,
+    k_cache: SupportsDLPack,
+    v_cache: SupportsDLPack,
+    seqlens: SupportsDLPack | None,
+    block_table: SupportsDLPack | None,
+    token_table: SupportsDLPack | None,
+    request_index: SupportsDLPack | None,
+    kv_indptr: SupportsDLPack | None,
+    kv_indices: SupportsDLPack | None,
+    kv_last_page_len: SupportsDLPack | None,
+    kv_layout: KvLayout,
+    cu_seqlens_q: SupportsDLPack | None,
+    max_q_len: int | None,
+    softmax_scale: float | None,
+    window: tuple[int, int],
+    softcap: float,
+    alibi_slopes: SupportsDLPack | None,
+    sinks: SupportsDLPack | None,
+    tree_mask: SupportsDLPack | None,
+    k_scale: SupportsDLPack | None,
+    v_scale: SupportsDLPack | None,
+    num_splits: int | None,
+    out: Array | None,
+    lse: Array | None,
+    return_lse: bool,
+    workspace: SupportsDLPack | None,
+    stream: StreamLike | None,
+    /,
+) -> Array | tuple[Array, Array]: ...
+def decode_workspace_size(
+    q: SupportsDLPack,
+    k_cache: SupportsDLPack,
+    v_cache: SupportsDLPack,
+    seqlens: SupportsDLPack | None,
+    block_table: SupportsDLPack | None,
+    token_table: SupportsDLPack | None,
+    request_index: SupportsDLPack | None,
+    kv_indptr: SupportsDLPack | None,
+    kv_indices: SupportsDLPack | None,
+    kv_last_page_len: SupportsDLPack | None,
+    kv_layout: KvLayout,
+    cu_seqlens_q: SupportsDLPack | None,
+    max_q_len: int | None,
+    softmax_scale: float | None,
+    window: tuple[int, int],
+    softcap: float,
+    alibi_slopes: SupportsDLPack | None,
+    sinks: SupportsDLPack | None,
+    tree_mask: SupportsDLPack | None,
+    k_scale: SupportsDLPack | None,
+    v_scale: SupportsDLPack | None,
+    num_splits: int | None,
+    out: SupportsDLPack | None,
+    lse: SupportsDLPack | None,
+    return_lse: bool,
+    workspace: SupportsDLPack | None,
+    stream: StreamLike | None,
+    /,
+) -> int: ...
+def flash_decode_stage1(
+    q: SupportsDLPack,
+    k: SupportsDLPack,
+    v: SupportsDLPack,
+    Req_to_tokens: SupportsDLPack,
+    B_req_idx: SupportsDLPack,
+    B_Seqlen: SupportsDLPack,
+    max_len_in_batch: int,
+    mid_out: SupportsDLPack,
+    mid_out_logsumexp: SupportsDLPack,
+    block_seq: int,
+    sm_scale: float | None,
+    stream: StreamLike | None,
+    /,
+) -> None: ...
+def flash_decode_stage2(
+    mid_out: SupportsDLPack,
+    mid_out_logexpsum: SupportsDLPack,
+    B_Seqlen: SupportsDLPack,
+    Out: SupportsDLPack,
+    block_seq: int,
+    lse: SupportsDLPack | None,
+    stream: StreamLike | None,
+    /,
+) -> None: ...
+def append_kv(
+    k: SupportsDLPack,
+    v: SupportsDLPack,
+    k_cache: SupportsDLPack,
+    v_cache: SupportsDLPack,
+    positions: SupportsDLPack,
+    kv_layout: KvLayout,
+    k_scale: SupportsDLPack | None,
+    v_scale: SupportsDLPack | None,
+    stream: StreamLike | None,
+    /,
+) -> None: ...
+def merge_state(
+    o_a: Array,
+    lse_a: SupportsDLPack,
+    o_b: SupportsDLPack,
+    lse_b: SupportsDLPack,
+    lse_base: float | None,
+    out: Array | None,
+    out_lse: Array | None,
+    stream: StreamLike | None,
+    /,
+) -> tuple[Array, Array]: ...
+def merge_states(
+    o: Array,
+    lse: SupportsDLPack,
+    lse_base: float | None,
+    out: Array | None,
+    out_lse: Array | None,
+    stream: StreamLike | None,
+    /,
+) -> tuple[Array, Array]: ...
+def gated_delta_update(
+    q: Array,
+    k: SupportsDLPack,
+    v: SupportsDLPack,
+    a: SupportsDLPack | None,
+    b: SupportsDLPack | None,
+    A_log: SupportsDLPack | None,
+    dt_bias: SupportsDLPack | None,
+    state: SupportsDLPack | None,
+    state_indices: SupportsDLPack | None,
+    scale: float | None,
+    softplus_beta: float,
+    softplus_threshold: float,
+    lower_bound: float | None,
+    use_qk_l2norm: bool,
+    is_kda: bool,
+    head_map: HeadMap,
+    state_layout: StateLayout,
+    update_state: bool,
+    cu_seqlens: SupportsDLPack | None,
+    intermediate_states: SupportsDLPack | None,
+    intermediate_indices: SupportsDLPack | None,
+    parent_tokens: SupportsDLPack | None,
+    g: SupportsDLPack | None,
+    gk: SupportsDLPack | None,
+    gv: SupportsDLPack | None,
+    beta: SupportsDLPack | None,
+    allow_neg_eigval: bool,
+    final_states: SupportsDLPack | None,
+    out: Array | None,
+    stream: StreamLike | None,
+    /,
+) -> Array: ...
+def gated_delta_packed_decode(
+    mixed_qkv: SupportsDLPack,
+    a: SupportsDLPack,
+    b: SupportsDLPack,
+    A_log: SupportsDLPack,
+    dt_bias: SupportsDLPack,
+    initial_state: SupportsDLPack,
+    ssm_state_indices: SupportsDLPack,
+    scale: float | None,
+    use_qk_l2norm_in_kernel: bool,
+    state_layout: StateLayout,
+    out: Array,
+    stream: StreamLike | None,
+    /,
+) -> Array: ...
+def gated_delta_chunk(
+    q: Array,
+    k: SupportsDLPack,
+    v: SupportsDLPack,
+    g: SupportsDLPack,
+    beta: SupportsDLPack,
+    state: SupportsDLPack | None,
+    state_indices: SupportsDLPack | None,
+    scale: float | None,
+    use_qk_l2norm: bool,
+    beta_sigmoid: bool,
+    allow_neg_eigval: bool,
+    A_log: SupportsDLPack | None,
+    dt_bias: SupportsDLPack | None,
+    head_map: HeadMap,
+    state_layout: StateLayout,
+    update_state: bool,
+    cu_seqlens: SupportsDLPack | None,
+    final_states: SupportsDLPack | None,
+    chunk_states: SupportsDLPack | None,
+    workspace: SupportsDLPack | None,
+    out: Array | None,
+    stream: StreamLike | None,
+    /,
+) -> Array: ...
+def gated_delta_chunk_workspace_size(
+    q: SupportsDLPack,
+    k: SupportsDLPack,
+    v: SupportsDLPack,
+    g: SupportsDLPack,
+    beta: SupportsDLPack,
+    state: SupportsDLPack | None,
+    state_indices: SupportsDLPack | None,
+    scale: float | None,
+    use_qk_l2norm: bool,
+    beta_sigmoid: bool,
+    allow_neg_eigval: bool,
+    A_log: SupportsDLPack | None,
+    dt_bias: SupportsDLPack | None,
+    head_map: HeadMap,
+    state_layout: StateLayout,
+    update_state: bool,
+    cu_seqlens: SupportsDLPack | None,
+    final_states: SupportsDLPack | None,
+    chunk_states: SupportsDLPack | None,
+    workspace: SupportsDLPack | None,
+    out: SupportsDLPack | None,
+    stream: StreamLike | None,
+    /,
+) -> int: ...

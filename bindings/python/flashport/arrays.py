@@ -6,9 +6,10 @@ import sys
 from typing import Any
 
 from flashport import _core
+from flashport.typing import Array
 
 
-def new_output(q: Any, v: Any, function: str | None = None) -> Any:
+def new_output(q: Array, v: Any, function: str | None = None) -> Array | None:
     """An uninitialised, contiguous array of q's library, type and device in v's shape.
 
     If that library is unknown it is None, or the error of ``function``, which then takes no output. What else does not
@@ -29,7 +30,7 @@ def rank(x: Any) -> int:
     return len(getattr(x, "shape", ()))
 
 
-def new_array(function: str, name: str, like: Any, shape: tuple[int, ...], dtype: str | None = None) -> Any:
+def new_array(function: str, name: str, like: Array, shape: tuple[int, ...], dtype: str | None = None) -> Array:
     """An uninitialised, contiguous array of the library and device of ``like``, of its type or the one named.
 
     ``like`` is the argument ``name`` of ``function``, whose error it is that no arrays of its library can be made.

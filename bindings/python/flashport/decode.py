@@ -8,48 +8,97 @@ row attends to nothing; its output is 0 there. Paths after "Source" are those of
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
-from flashport import _core, tracing
+from flashport import _core
+from flashport.torch import tracing
+from flashport.typing import Array, KvLayout, StreamLike, SupportsDLPack
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    class _DecodeOptions(TypedDict, total=False):
+        """Arguments of flash_decode that do not change the type of its result."""
+
+        block_table: SupportsDLPack | None
+        token_table: SupportsDLPack | None
+        request_index: SupportsDLPack | None
+        kv_indptr: SupportsDLPack | None
+        kv_indices: SupportsDLPack | None
+        kv_last_page_len: SupportsDLPack | None
+        kv_layout: KvLayout
+        cu_seqlens_q: SupportsDLPack | None
+        max_q_len: int | None
+        softmax_scale: float | None
+        window: tuple[int, int]
+        softcap: float
+        alibi_slopes: SupportsDLPack | None
+        sinks: SupportsDLPack | None
+        tree_mask: SupportsDLPack | None
+        k_scale: SupportsDLPack | None
+        v_scale: SupportsDLPack | None
+        num_splits: int | None
+        workspace: SupportsDLPack | None
+        stream: StreamLike | None
 
 
 def _torch_operators() -> Any:
-    from flashport import torch_ops
+    from flashport.torch import decode
 
-    return torch_ops
+    return decode
 
 
+@overload
+def flash_decode(
+    q: Array, k_cache: SupportsDLPack, v_cache: SupportsDLPack, seqlens: SupportsDLPack | None, *,
+    out: Array | None = None, lse: None = None, return_lse: Literal[False] = False, **options: Unpack[_DecodeOptions],
+) -> Array: ...  # fmt: skip
+@overload
+def flash_decode(
+    q: Array, k_cache: SupportsDLPack, v_cache: SupportsDLPack, seqlens: SupportsDLPack | None, *,
+    out: Array | None = None, lse: Array | None = None, return_lse: Literal[True], **options: Unpack[_DecodeOptions],
+) -> tuple[Array, Array]: ...  # fmt: skip
+@overload
+def flash_decode(
+    q: Array, k_cache: SupportsDLPack, v_cache: SupportsDLPack, seqlens: SupportsDLPack | None, *,
+    out: Array | None = None, lse: Array, return_lse: bool = False, **options: Unpack[_DecodeOptions],
+) -> tuple[Array, Array]: ...  # fmt: skip
+@overload
+def flash_decode(
+    q: Array, k_cache: SupportsDLPack, v_cache: SupportsDLPack, seqlens: SupportsDLPack | None, *,
+    out: Array | None = None, lse: Array | None = None, return_lse: bool = False, **options: Unpack[_DecodeOptions],
+) -> Array | tuple[Array, Array]: ...  # fmt: skip
 @_core.direct
 def flash_decode(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    seqlens: Any,
+    q: Array,
+    k_cache: SupportsDLPack,
+    v_cache: SupportsDLPack,
+    seqlens: SupportsDLPack | None,
     *,
-    block_table: Any = None,
-    token_table: Any = None,
-    request_index: Any = None,
-    kv_indptr: Any = None,
-    kv_indices: Any = None,
-    kv_last_page_len: Any = None,
-    kv_layout: str = "NHD",
-    cu_seqlens_q: Any = None,
+    block_table: SupportsDLPack | None = None,
+    token_table: SupportsDLPack | None = None,
+    request_index: SupportsDLPack | None = None,
+    kv_indptr: SupportsDLPack | None = None,
+    kv_indices: SupportsDLPack | None = None,
+    kv_last_page_len: SupportsDLPack | None = None,
+    kv_layout: KvLayout = "NHD",
+    cu_seqlens_q: SupportsDLPack | None = None,
     max_q_len: int | None = None,
     softmax_scale: float | None = None,
     window: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
-    alibi_slopes: Any = None,
-    sinks: Any = None,
-    tree_mask: Any = None,
-    k_scale: Any = None,
-    v_scale: Any = None,
+    alibi_slopes: SupportsDLPack | None = None,
+    sinks: SupportsDLPack | None = None,
+    tree_mask: SupportsDLPack | None = None,
+    k_scale: SupportsDLPack | None = None,
+    v_scale: SupportsDLPack | None = None,
     num_splits: int | None = None,
-    out: Any = None,
-    lse: Any = None,
+    out: Array | None = None,
+    lse: Array | None = None,
     return_lse: bool = False,
-    workspace: Any = None,
-    stream: Any = None,
-) -> Any:
+    workspace: SupportsDLPack | None = None,
+    stream: StreamLike | None = None,
+) -> Array | tuple[Array, Array]:
     """softmax(scale * q k^T + bias) v over the cached keys of each request.
 
     Query head h reads key-value head h // (Hq / Hkv). Lengths, tables and indices are read on the device, so a captured
@@ -59,8 +108,6 @@ def flash_decode(
     D and DV are multiples of 8 from 16 to 512 and may differ; Hq / Hkv is 1 to 128. :func:`supports` says what a target
     serves, and why not. Any strides will do, but for the last axis of caches, tables, ``alibi_slopes`` and
     ``tree_mask``, and for one-dimensional arrays: these must be contiguous.
-
-    Source: common/host/decode/flash_decode.cpp, common/host/decode/problem.cpp (checks), common/device/decode/kernel.h.
 
     Args:
         q: (B, Hq, D) for one new token a request, (B, q_len, Hq, D) with q_len 1 to 16, or (total_q, Hq, D) with
@@ -119,14 +166,12 @@ def flash_decode(
         TypeError: A wrong element type, or an argument that is no array.
         NotImplementedError: No kernel of the device's target serves the request; the text says what is missing.
         RuntimeError: A driver call failed.
+
+    Source:
+        common/host/decode/flash_decode.cpp, common/host/decode/problem.cpp (checks), common/device/decode/kernel.h.
     """
-    if tracing.is_compiling():
-        return _torch_operators().flash_decode(
-            q, k_cache, v_cache, seqlens, block_table, token_table, request_index, kv_indptr, kv_indices,
-            kv_last_page_len, kv_layout, cu_seqlens_q, max_q_len, softmax_scale, window, softcap, alibi_slopes, sinks,
-            tree_mask, k_scale, v_scale, num_splits, out, lse, return_lse, workspace, stream,
-        )  # fmt: skip
-    return _core.flash_decode(
+    operations = _torch_operators() if tracing.is_compiling() else _core
+    return operations.flash_decode(
         q, k_cache, v_cache, seqlens, block_table, token_table, request_index, kv_indptr, kv_indices, kv_last_page_len,
         kv_layout, cu_seqlens_q, max_q_len, softmax_scale, window, softcap, alibi_slopes, sinks, tree_mask, k_scale,
         v_scale, num_splits, out, lse, return_lse, workspace, stream,
@@ -134,32 +179,39 @@ def flash_decode(
 
 
 def decode_workspace_size(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    seqlens: Any,
+    q: SupportsDLPack,
+    k_cache: SupportsDLPack,
+    v_cache: SupportsDLPack,
+    seqlens: SupportsDLPack | None,
     *,
-    block_table: Any = None,
-    token_table: Any = None,
-    request_index: Any = None,
-    kv_indptr: Any = None,
-    kv_indices: Any = None,
-    kv_last_page_len: Any = None,
-    kv_layout: str = "NHD",
-    cu_seqlens_q: Any = None,
+    block_table: SupportsDLPack | None = None,
+    token_table: SupportsDLPack | None = None,
+    request_index: SupportsDLPack | None = None,
+    kv_indptr: SupportsDLPack | None = None,
+    kv_indices: SupportsDLPack | None = None,
+    kv_last_page_len: SupportsDLPack | None = None,
+    kv_layout: KvLayout = "NHD",
+    cu_seqlens_q: SupportsDLPack | None = None,
     max_q_len: int | None = None,
     num_splits: int | None = None,
 ) -> int:
     """Bytes of workspace that :func:`flash_decode` needs for these shapes on their device, whatever the lengths.
 
-    Arguments and errors are those of :func:`flash_decode`; nothing is computed, and no element is read. The size
-    follows from shapes, ``num_splits`` and the device, so one workspace serves a graph that is replayed with other
-    lengths.
+    Nothing is computed. The size follows from shapes, ``num_splits`` and the device, so one workspace serves a graph
+    that is replayed with other lengths.
 
-    Source: common/host/decode/plan.cpp.
+    Args:
+        q, k_cache, v_cache, seqlens, block_table, token_table, request_index, kv_indptr, kv_indices, kv_last_page_len,
+        kv_layout, cu_seqlens_q, max_q_len, num_splits: As in :func:`flash_decode`; no element is read.
 
     Returns:
         A number of bytes; 0 where no workspace is needed.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError: As :func:`flash_decode`.
+
+    Source:
+        common/host/decode/plan.cpp.
     """
     return _core.decode_workspace_size(
         q, k_cache, v_cache, seqlens, block_table, token_table, request_index, kv_indptr, kv_indices, kv_last_page_len,
@@ -170,26 +222,24 @@ def decode_workspace_size(
 
 @_core.direct
 def flash_decode_stage1(
-    q: Any,
-    k: Any,
-    v: Any,
-    Req_to_tokens: Any,  # noqa: N803 - LightLLM's names
-    B_req_idx: Any,  # noqa: N803
-    B_Seqlen: Any,  # noqa: N803
+    q: SupportsDLPack,
+    k: SupportsDLPack,
+    v: SupportsDLPack,
+    Req_to_tokens: SupportsDLPack,  # noqa: N803 - LightLLM's names
+    B_req_idx: SupportsDLPack,  # noqa: N803
+    B_Seqlen: SupportsDLPack,  # noqa: N803
     max_len_in_batch: int,
-    mid_out: Any,
-    mid_out_logsumexp: Any,
+    mid_out: SupportsDLPack,
+    mid_out_logsumexp: SupportsDLPack,
     block_seq: int,
     sm_scale: float | None = None,
     *,
-    stream: Any = None,
+    stream: StreamLike | None = None,
 ) -> None:
     """LightLLM's first stage: attention of q over each block of ``block_seq`` keys of a request.
 
     Query head h reads key-value head h // (Hq / Hkv). Rows of the outputs past ceil(length / block_seq) are not
     written. D is a multiple of 8 from 16 to 512.
-
-    Source: common/host/decode/stage1.cpp and common/device/decode/kernel.h; the signature is LightLLM's.
 
     Args:
         q: (B, Hq, D) fp16 or bf16; fp32 on the CPU.
@@ -210,13 +260,12 @@ def flash_decode_stage1(
         ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written. A
             length beyond ``max_len_in_batch`` or ``Req_to_tokens`` is a ValueError in host memory, and is clamped on a
             GPU.
+
+    Source:
+        common/host/decode/stage1.cpp and common/device/decode/kernel.h; the signature is LightLLM's.
     """
-    if tracing.is_compiling():
-        return _torch_operators().flash_decode_stage1(
-            q, k, v, Req_to_tokens, B_req_idx, B_Seqlen, max_len_in_batch, mid_out, mid_out_logsumexp, block_seq,
-            sm_scale, stream,
-        )  # fmt: skip
-    return _core.flash_decode_stage1(
+    operations = _torch_operators() if tracing.is_compiling() else _core
+    return operations.flash_decode_stage1(
         q, k, v, Req_to_tokens, B_req_idx, B_Seqlen, max_len_in_batch, mid_out, mid_out_logsumexp, block_seq, sm_scale,
         stream,
     )  # fmt: skip
@@ -224,20 +273,18 @@ def flash_decode_stage1(
 
 @_core.direct
 def flash_decode_stage2(
-    mid_out: Any,
-    mid_out_logexpsum: Any,
-    B_Seqlen: Any,  # noqa: N803 - LightLLM's names
-    Out: Any,  # noqa: N803
+    mid_out: SupportsDLPack,
+    mid_out_logexpsum: SupportsDLPack,
+    B_Seqlen: SupportsDLPack,  # noqa: N803 - LightLLM's names
+    Out: SupportsDLPack,  # noqa: N803
     block_seq: int,
     *,
-    lse: Any = None,
-    stream: Any = None,
+    lse: SupportsDLPack | None = None,
+    stream: StreamLike | None = None,
 ) -> None:
     """LightLLM's second stage: merges the blocks of each request into ``Out``; a length of 0 gives 0.
 
     Blocks past ceil(length / block_seq) are not read: they may hold anything, NaN included. Any D.
-
-    Source: common/host/decode/stage2.cpp and common/device/merge/merge_kernel.h; the signature is LightLLM's.
 
     Args:
         mid_out: (B, Hq, blocks, D) fp32, any strides; what stage 1 wrote.
@@ -251,32 +298,32 @@ def flash_decode_stage2(
     Raises:
         ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written. A
             length beyond blocks * block_seq is a ValueError in host memory, and is clamped on a GPU.
+
+    Source:
+        common/host/decode/stage2.cpp and common/device/merge/merge_kernel.h; the signature is LightLLM's.
     """
-    if tracing.is_compiling():
-        return _torch_operators().flash_decode_stage2(mid_out, mid_out_logexpsum, B_Seqlen, Out, block_seq, lse, stream)
-    return _core.flash_decode_stage2(mid_out, mid_out_logexpsum, B_Seqlen, Out, block_seq, lse, stream)
+    operations = _torch_operators() if tracing.is_compiling() else _core
+    return operations.flash_decode_stage2(mid_out, mid_out_logexpsum, B_Seqlen, Out, block_seq, lse, stream)
 
 
 @_core.direct
 def append_kv(
-    k: Any,
-    v: Any,
-    k_cache: Any,
-    v_cache: Any,
-    positions: Any,
+    k: SupportsDLPack,
+    v: SupportsDLPack,
+    k_cache: SupportsDLPack,
+    v_cache: SupportsDLPack,
+    positions: SupportsDLPack,
     *,
-    kv_layout: str = "NHD",
-    k_scale: Any = None,
-    v_scale: Any = None,
-    stream: Any = None,
+    kv_layout: KvLayout = "NHD",
+    k_scale: SupportsDLPack | None = None,
+    v_scale: SupportsDLPack | None = None,
+    stream: StreamLike | None = None,
 ) -> None:
     """Writes new tokens into a cache of any layout, converting to the cache's element type.
 
     A position is a slot of the cache, counted over its pages (or sequences) in memory order, whatever table will point
     at it: new tokens go where the caller's allocator has put them. Positions are distinct; of two tokens for one slot
     either may win. A q8_0 block that a NaN or an infinity goes into is NaN throughout.
-
-    Source: common/host/kv/append_kv.cpp and common/device/kv/append_kernel.h.
 
     Args:
         k: (tokens, Hkv, D) fp16, bf16 or fp32, any strides.
@@ -295,29 +342,29 @@ def append_kv(
         ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written. A
             position outside of the cache is a ValueError in host memory; on a GPU the token is skipped. A scale that is
             0, NaN or infinite is one in host memory, and is trusted on a GPU.
+
+    Source:
+        common/host/kv/append_kv.cpp and common/device/kv/append_kernel.h.
     """
-    if tracing.is_compiling():
-        return _torch_operators().append_kv(k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale, stream)
-    return _core.append_kv(k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale, stream)
+    operations = _torch_operators() if tracing.is_compiling() else _core
+    return operations.append_kv(k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale, stream)
 
 
 @_core.direct
 def merge_state(
-    o_a: Any,
-    lse_a: Any,
-    o_b: Any,
-    lse_b: Any,
+    o_a: Array,
+    lse_a: SupportsDLPack,
+    o_b: SupportsDLPack,
+    lse_b: SupportsDLPack,
     *,
     lse_base: float | None = None,
-    out: Any = None,
-    out_lse: Any = None,
-    stream: Any = None,
-) -> tuple[Any, Any]:
+    out: Array | None = None,
+    out_lse: Array | None = None,
+    stream: StreamLike | None = None,
+) -> tuple[Array, Array]:
     """Merges two partial results of one softmax, as of a shared prefix and a request's own suffix.
 
     -inf on both sides gives o = 0 and lse = -inf. A side whose lse is -inf is not read.
-
-    Source: common/host/merge/merge_states.cpp and common/device/merge/merge_kernel.h.
 
     Args:
         o_a: (..., D) fp16, bf16 or fp32, normalised. Any strides under which the axes before D collapse to two.
@@ -334,27 +381,27 @@ def merge_state(
 
     Raises:
         ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written.
+
+    Source:
+        common/host/merge/merge_states.cpp and common/device/merge/merge_kernel.h.
     """
-    if tracing.is_compiling():
-        return _torch_operators().merge_state(o_a, lse_a, o_b, lse_b, lse_base, out, out_lse, stream)
-    return _core.merge_state(o_a, lse_a, o_b, lse_b, lse_base, out, out_lse, stream)
+    operations = _torch_operators() if tracing.is_compiling() else _core
+    return operations.merge_state(o_a, lse_a, o_b, lse_b, lse_base, out, out_lse, stream)
 
 
 @_core.direct
 def merge_states(
-    o: Any,
-    lse: Any,
+    o: Array,
+    lse: SupportsDLPack,
     *,
     lse_base: float | None = None,
-    out: Any = None,
-    out_lse: Any = None,
-    stream: Any = None,
-) -> tuple[Any, Any]:
+    out: Array | None = None,
+    out_lse: Array | None = None,
+    stream: StreamLike | None = None,
+) -> tuple[Array, Array]:
     """Merges n partial results of one softmax.
 
     Rows whose lse are all -inf give o = 0 and lse = -inf. A state whose lse is -inf is not read.
-
-    Source: common/host/merge/merge_states.cpp and common/device/merge/merge_kernel.h.
 
     Args:
         o: (n, ..., D) fp16, bf16 or fp32, normalised. Any strides under which the axes between n and D collapse to two.
@@ -369,10 +416,12 @@ def merge_states(
 
     Raises:
         ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written.
+
+    Source:
+        common/host/merge/merge_states.cpp and common/device/merge/merge_kernel.h.
     """
-    if tracing.is_compiling():
-        return _torch_operators().merge_states(o, lse, lse_base, out, out_lse, stream)
-    return _core.merge_states(o, lse, lse_base, out, out_lse, stream)
+    operations = _torch_operators() if tracing.is_compiling() else _core
+    return operations.merge_states(o, lse, lse_base, out, out_lse, stream)
 
 
 def num_splits_heuristic(
@@ -382,10 +431,6 @@ def num_splits_heuristic(
     max_splits: int,
 ) -> int:
     """flash-attention's published count of splits: the smallest that fills the device 85% as well as the best one does.
-
-    Source: common/host/decode/heuristic.cpp; the rule is that of flash-attention's num_splits_heuristic. flash_decode
-    asks it, as its callers do today, with query blocks of 64 rows, key blocks of 256 (D <= 64), 128 (D <= 128) or 64
-    tokens, twice the multiprocessors and at most 128 splits.
 
     Args:
         batch_nheads_mblocks: Blocks of work without splitting: batch * heads * query blocks.
@@ -399,5 +444,10 @@ def num_splits_heuristic(
     Raises:
         TypeError: An argument that is no integer.
         ValueError: One below 0 or beyond 32 bits.
+
+    Source:
+        common/host/decode/heuristic.cpp; the rule is that of flash-attention's num_splits_heuristic. flash_decode asks
+        it, as its callers do today, with query blocks of 64 rows, key blocks of 256 (D <= 64), 128 (D <= 128) or 64
+        tokens, twice the multiprocessors and at most 128 splits.
     """
     return _core.num_splits_heuristic(batch_nheads_mblocks, num_SMs, num_n_blocks, max_splits)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from flashport import _core
+from flashport.typing import CacheFormat, DTypeLike, GatedDeltaOperation, GateForm, StateLayout
 
 
 @dataclass(frozen=True)
@@ -21,25 +21,33 @@ class Support:
 
 
 def version() -> str:
-    """The version of the compiled library, "major.minor.patch"."""
+    """The version of the compiled library.
+
+    Returns:
+        "major.minor.patch".
+
+    Source:
+        CMakeLists.txt.
+    """
     return _core.version()
 
 
 def backends() -> list[_core.BackendStatus]:
     """Every backend of this build with its devices, also those that could not be opened and why.
 
-    Source: common/host/loader.cpp and common/host/devices.cpp.
-
     Returns:
         A list of objects with ``name``, ``available``, ``detail`` (why not), ``targets`` and ``devices``; a device has
         ``device`` (as "cuda:0"), ``name``, ``target``, ``multiprocessors`` and ``memory_bytes``.
+
+    Source:
+        common/host/loader.cpp and common/host/devices.cpp.
     """
     return _core.backends()
 
 
 def supports(
-    q_dtype: Any = "bfloat16",
-    kv: Any = None,
+    q_dtype: DTypeLike = "bfloat16",
+    kv: CacheFormat | DTypeLike | None = None,
     head_dim: int = 128,
     head_dim_v: int | None = None,
     group_size: int = 1,
@@ -58,21 +66,22 @@ def supports(
         q_len: New tokens for each request.
         target: A name such as "cpu", "sm90a" or "gfx942"; default that of the first GPU, else the CPU.
 
-    Source: cmake/decode_instances.txt, the table of all kernels, and common/host/decode/kernel_choice.cpp.
-
     Returns:
         An object that is true in a condition if the request is served; its ``reason`` says why not.
 
     Raises:
         ValueError: ``q_dtype`` is no element type.
         TypeError: An argument of the wrong kind.
+
+    Source:
+        cmake/decode_instances.txt, the table of all kernels, and common/host/decode/kernel_choice.cpp.
     """
     return Support(*_core.supports(target or "", q_dtype, kv, head_dim, head_dim_v, group_size, q_len))
 
 
 def which_kernel(
-    q_dtype: Any = "bfloat16",
-    kv: Any = None,
+    q_dtype: DTypeLike = "bfloat16",
+    kv: CacheFormat | DTypeLike | None = None,
     head_dim: int = 128,
     head_dim_v: int | None = None,
     group_size: int = 1,
@@ -81,9 +90,8 @@ def which_kernel(
 ) -> str:
     """The key of the kernel that such a request runs, such as "decode/bf16/kv=bf16/hd128/r16/sm90a".
 
-    Arguments are those of :func:`supports`.
-
-    Source: common/host/decode/kernel_choice.cpp.
+    Args:
+        q_dtype, kv, head_dim, head_dim_v, group_size, q_len, target: As in :func:`supports`.
 
     Returns:
         The key: family, math type, cache format, head dims and query rows of the tile, target.
@@ -92,18 +100,21 @@ def which_kernel(
         ValueError: ``q_dtype`` is no element type.
         TypeError: An argument of the wrong kind.
         NotImplementedError: No kernel serves the request; the text is the reason that :func:`supports` gives.
+
+    Source:
+        common/host/decode/kernel_choice.cpp.
     """
     return _core.which_kernel(target or "", q_dtype, kv, head_dim, head_dim_v, group_size, q_len)
 
 
 def supports_gated_delta(
-    operation: str,
-    q_dtype: Any = "bfloat16",
-    state_dtype: Any = "float32",
+    operation: GatedDeltaOperation,
+    q_dtype: DTypeLike = "bfloat16",
+    state_dtype: DTypeLike = "float32",
     head_dim_k: int = 128,
     head_dim_v: int | None = None,
-    state_layout: str = "vk",
-    gate: str = "head",
+    state_layout: StateLayout = "vk",
+    gate: GateForm = "head",
     target: str | None = None,
 ) -> Support:
     """Whether :func:`flashport.gated_delta_update` or :func:`flashport.gated_delta_chunk` serves such a request.
@@ -122,35 +133,36 @@ def supports_gated_delta(
             ``dt_bias``, final states.
         target: A name such as "cpu", "sm90a" or "gfx942"; default that of the first GPU, else the CPU.
 
-    Source: cmake/gated_delta_instances.txt and cmake/gated_delta_chunk_instances.txt, the tables of all kernels, and
-    common/host/gated_delta/kernel_choice.cpp.
-
     Returns:
         An object that is true in a condition if the request is served; its ``reason`` says why not.
 
     Raises:
         ValueError: ``operation``, ``state_layout`` or ``gate`` is another word, or a dtype is no element type.
         TypeError: An argument of the wrong kind.
+
+    Source:
+        cmake/gated_delta_instances.txt and cmake/gated_delta_chunk_instances.txt, the tables of all kernels, and
+        common/host/gated_delta/kernel_choice.cpp.
     """
     query = target or "", operation, q_dtype, state_dtype, head_dim_k, head_dim_v, state_layout, gate
     return Support(*_core.supports_gated_delta(*query))
 
 
 def which_gated_delta_kernel(
-    operation: str,
-    q_dtype: Any = "bfloat16",
-    state_dtype: Any = "float32",
+    operation: GatedDeltaOperation,
+    q_dtype: DTypeLike = "bfloat16",
+    state_dtype: DTypeLike = "float32",
     head_dim_k: int = 128,
     head_dim_v: int | None = None,
-    state_layout: str = "vk",
-    gate: str = "head",
+    state_layout: StateLayout = "vk",
+    gate: GateForm = "head",
     target: str | None = None,
 ) -> str:
     """The key of the kernel that such a request runs: "gated_delta_update/state=fp32/vk/gate=head/k128/sm90a".
 
-    Arguments are those of :func:`supports_gated_delta`.
-
-    Source: common/host/gated_delta/kernel_choice.cpp.
+    Args:
+        operation, q_dtype, state_dtype, head_dim_k, head_dim_v, state_layout, gate, target: As in
+            :func:`supports_gated_delta`.
 
     Returns:
         The key: family, type and layout of states, gates, K of the tile, target; of a chunked call that of the chain
@@ -160,6 +172,9 @@ def which_gated_delta_kernel(
         ValueError, TypeError: As :func:`supports_gated_delta`.
         NotImplementedError: No kernel serves the request; the text is the reason that :func:`supports_gated_delta`
             gives.
+
+    Source:
+        common/host/gated_delta/kernel_choice.cpp.
     """
     query = target or "", operation, q_dtype, state_dtype, head_dim_k, head_dim_v, state_layout, gate
     return _core.which_gated_delta_kernel(*query)

@@ -13,40 +13,87 @@ initial states that are not contiguous each by itself, and ``cu_seqlens``, ``A_l
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from flashport.arrays import contiguous, contiguous_rows, contiguous_slots, new_array, new_output, rank
 from flashport.gated_delta import gated_delta_chunk, gated_delta_update
-from flashport.gradients import refuse_gradients
+from flashport.torch.gradients import refuse_gradients
+from flashport.typing import Array, SupportsDLPack
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    class _Options(TypedDict, total=False):
+        """Arguments of both functions that go by keyword."""
+
+        use_gate_in_kernel: bool
+        A_log: SupportsDLPack | None
+        dt_bias: SupportsDLPack | None
+        use_beta_sigmoid_in_kernel: bool
+        allow_neg_eigval: bool
+        state_v_first: bool
+        transpose_state_layout: bool
+        cu_seqlens: SupportsDLPack | None
+
+    class _ChunkOptions(_Options, total=False):
+        """What the chunked form has on top."""
+
+        cu_seqlens_cpu: Any
+        chunk_indices: Any
+        chunk_size: Literal[16, 32, 64]
+        cp_context: None
+
 
 __all__ = ["chunk_gated_delta_rule", "chunk_gdn", "fused_recurrent_gated_delta_rule", "fused_recurrent_gdn"]
 
 
+@overload
 def chunk_gated_delta_rule(
-    q: Any,
-    k: Any,
-    v: Any,
-    g: Any,
-    beta: Any,
+    q: Array, k: SupportsDLPack, v: SupportsDLPack, g: SupportsDLPack, beta: SupportsDLPack,
+    scale: float | None = None, initial_state: SupportsDLPack | None = None, output_final_state: Literal[False] = False,
+    use_qk_l2norm_in_kernel: bool = False, **options: Unpack[_ChunkOptions],
+) -> tuple[Array, None]: ...  # fmt: skip
+@overload
+def chunk_gated_delta_rule(
+    q: Array, k: SupportsDLPack, v: SupportsDLPack, g: SupportsDLPack, beta: SupportsDLPack,
+    scale: float | None = None, initial_state: SupportsDLPack | None = None, *, output_final_state: Literal[True],
+    use_qk_l2norm_in_kernel: bool = False, **options: Unpack[_ChunkOptions],
+) -> tuple[Array, Array]: ...  # fmt: skip
+@overload
+def chunk_gated_delta_rule(
+    q: Array, k: SupportsDLPack, v: SupportsDLPack, g: SupportsDLPack, beta: SupportsDLPack,
+    scale: float | None, initial_state: SupportsDLPack | None, output_final_state: Literal[True],
+    use_qk_l2norm_in_kernel: bool = False, **options: Unpack[_ChunkOptions],
+) -> tuple[Array, Array]: ...  # fmt: skip
+@overload
+def chunk_gated_delta_rule(
+    q: Array, k: SupportsDLPack, v: SupportsDLPack, g: SupportsDLPack, beta: SupportsDLPack,
+    scale: float | None = None, initial_state: SupportsDLPack | None = None, output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False, **options: Unpack[_ChunkOptions],
+) -> tuple[Array, Array | None]: ...  # fmt: skip
+def chunk_gated_delta_rule(
+    q: Array,
+    k: SupportsDLPack,
+    v: SupportsDLPack,
+    g: SupportsDLPack,
+    beta: SupportsDLPack,
     scale: float | None = None,
-    initial_state: Any = None,
+    initial_state: SupportsDLPack | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
     *,
     use_beta_sigmoid_in_kernel: bool = False,
     allow_neg_eigval: bool = False,
     state_v_first: bool = False,
-    cu_seqlens: Any = None,
+    cu_seqlens: SupportsDLPack | None = None,
     cu_seqlens_cpu: Any = None,
     chunk_indices: Any = None,
     cp_context: Any = None,
     **kwargs: Any,
-) -> tuple[Any, Any]:
+) -> tuple[Array, Array | None]:
     """:func:`flashport.gated_delta_chunk` under fla's names.
 
-    Symbols, and what is not said here, are those of :func:`flashport.gated_delta_chunk`. Source:
-    bindings/python/flashport/fla.py over that function; the signature is fla-core 0.6.0's, from
-    fla/ops/gated_delta_rule/chunk.py.
+    Symbols, and what is not said here, are those of :func:`flashport.gated_delta_chunk`.
 
     Args:
         q: (B, T, H, K) fp16, bf16 or, on CPUs, fp32; any strides.
@@ -81,6 +128,10 @@ def chunk_gated_delta_rule(
         DeprecationWarning: ``head_first``, as in fla.
         NotImplementedError: ``cp_context``; a tensor that asks for a gradient while torch records them; and as
             :func:`flashport.gated_delta_chunk`.
+
+    Source:
+        bindings/python/flashport/fla.py over that function; the signature is fla-core 0.6.0's, from
+        fla/ops/gated_delta_rule/chunk.py.
     """
     name = "chunk_gated_delta_rule"
     if cp_context is not None:
@@ -99,7 +150,7 @@ def chunk_gated_delta_rule(
         raise ValueError(f"{name}: use_gate_in_kernel needs A_log")
     if not uses_gate:
         gate = dict.fromkeys(gate)
-    refuse_gradients(name, q, k, v, g, beta, initial_state, *gate.values())
+    refuse_gradients(name, "q k v g beta initial_state A_log dt_bias", q, k, v, g, beta, initial_state, *gate.values())
     q, k, v, cu_seqlens = contiguous_rows(q), contiguous_rows(k), contiguous_rows(v), contiguous(cu_seqlens)
     final_state = _final_state(name, q, v, initial_state, output_final_state, state_v_first, cu_seqlens)
     out = gated_delta_chunk(
@@ -112,33 +163,59 @@ def chunk_gated_delta_rule(
     return out, final_state
 
 
+@overload
 def fused_recurrent_gated_delta_rule(
-    q: Any,
-    k: Any,
-    v: Any,
-    g: Any = None,
-    gk: Any = None,
-    gv: Any = None,
-    beta: Any = None,
+    q: Array, k: SupportsDLPack, v: SupportsDLPack, g: SupportsDLPack | None = None, gk: SupportsDLPack | None = None,
+    gv: SupportsDLPack | None = None, beta: SupportsDLPack | None = None,
+    scale: float | None = None, initial_state: SupportsDLPack | None = None, output_final_state: Literal[False] = False,
+    use_qk_l2norm_in_kernel: bool = False, **options: Unpack[_Options],
+) -> tuple[Array, None]: ...  # fmt: skip
+@overload
+def fused_recurrent_gated_delta_rule(
+    q: Array, k: SupportsDLPack, v: SupportsDLPack, g: SupportsDLPack | None = None, gk: SupportsDLPack | None = None,
+    gv: SupportsDLPack | None = None, beta: SupportsDLPack | None = None,
+    scale: float | None = None, initial_state: SupportsDLPack | None = None, *, output_final_state: Literal[True],
+    use_qk_l2norm_in_kernel: bool = False, **options: Unpack[_Options],
+) -> tuple[Array, Array]: ...  # fmt: skip
+@overload
+def fused_recurrent_gated_delta_rule(
+    q: Array, k: SupportsDLPack, v: SupportsDLPack, g: SupportsDLPack | None, gk: SupportsDLPack | None,
+    gv: SupportsDLPack | None, beta: SupportsDLPack | None,
+    scale: float | None, initial_state: SupportsDLPack | None, output_final_state: Literal[True],
+    use_qk_l2norm_in_kernel: bool = False, **options: Unpack[_Options],
+) -> tuple[Array, Array]: ...  # fmt: skip
+@overload
+def fused_recurrent_gated_delta_rule(
+    q: Array, k: SupportsDLPack, v: SupportsDLPack, g: SupportsDLPack | None = None, gk: SupportsDLPack | None = None,
+    gv: SupportsDLPack | None = None, beta: SupportsDLPack | None = None,
+    scale: float | None = None, initial_state: SupportsDLPack | None = None, output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False, **options: Unpack[_Options],
+) -> tuple[Array, Array | None]: ...  # fmt: skip
+def fused_recurrent_gated_delta_rule(
+    q: Array,
+    k: SupportsDLPack,
+    v: SupportsDLPack,
+    g: SupportsDLPack | None = None,
+    gk: SupportsDLPack | None = None,
+    gv: SupportsDLPack | None = None,
+    beta: SupportsDLPack | None = None,
     scale: float | None = None,
-    initial_state: Any = None,
+    initial_state: SupportsDLPack | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
     *,
     use_gate_in_kernel: bool = False,
-    A_log: Any = None,  # noqa: N803 - the field's name
-    dt_bias: Any = None,
+    A_log: SupportsDLPack | None = None,  # noqa: N803 - the field's name
+    dt_bias: SupportsDLPack | None = None,
     use_beta_sigmoid_in_kernel: bool = False,
     allow_neg_eigval: bool = False,
     state_v_first: bool = False,
-    cu_seqlens: Any = None,
+    cu_seqlens: SupportsDLPack | None = None,
     **kwargs: Any,
-) -> tuple[Any, Any]:
+) -> tuple[Array, Array | None]:
     """:func:`flashport.gated_delta_update` under fla's names, with gates and rates as they are given.
 
-    Symbols, and what is not said here, are those of :func:`flashport.gated_delta_update`. Source:
-    bindings/python/flashport/fla.py over that function; the signature is fla-core 0.6.0's, from
-    fla/ops/gated_delta_rule/fused_recurrent.py.
+    Symbols, and what is not said here, are those of :func:`flashport.gated_delta_update`.
 
     Args:
         q: (B, T, H, K) fp16, bf16 or fp32; any strides.
@@ -174,6 +251,10 @@ def fused_recurrent_gated_delta_rule(
             TypeError for a keyword that is not named above.
         NotImplementedError: A tensor that asks for a gradient while torch records them; and as
             :func:`flashport.gated_delta_update`.
+
+    Source:
+        bindings/python/flashport/fla.py over that function; the signature is fla-core 0.6.0's, from
+        fla/ops/gated_delta_rule/fused_recurrent.py.
     """
     name = "fused_recurrent_gated_delta_rule"
     state_v_first = _state_v_first(name, state_v_first, kwargs)
@@ -187,7 +268,10 @@ def fused_recurrent_gated_delta_rule(
         raise ValueError(f"{name}: allow_neg_eigval needs use_beta_sigmoid_in_kernel, whose result it doubles")
     if not use_gate_in_kernel:
         A_log = dt_bias = None  # noqa: N806
-    refuse_gradients(name, q, k, v, g, gk, gv, beta, initial_state, A_log, dt_bias)
+    refuse_gradients(
+        name, "q k v g gk gv beta initial_state A_log dt_bias",
+        q, k, v, g, gk, gv, beta, initial_state, A_log, dt_bias,
+    )  # fmt: skip
     q, k, v, cu_seqlens = contiguous_rows(q), contiguous_rows(k), contiguous_rows(v), contiguous(cu_seqlens)
     final_state = _final_state(name, q, v, initial_state, output_final_state, state_v_first, cu_seqlens)
     a, g = (g, None) if use_gate_in_kernel else (None, g)
@@ -219,7 +303,7 @@ def _final_state(
     return new_array(name, "q", q, (count, v.shape[2], *inner), "float32")
 
 
-def _state_v_first(name: str, state_v_first: bool, kwargs: dict) -> bool:
+def _state_v_first(name: str, state_v_first: bool, kwargs: dict[str, Any]) -> bool:
     """``state_v_first``, or what its older name says; taken out of ``kwargs``."""
     if "transpose_state_layout" not in kwargs:
         return state_v_first

@@ -10,35 +10,35 @@ from __future__ import annotations
 
 from typing import Any
 
-from flashport import _core, tracing
+from flashport import _core
 from flashport.arrays import new_output
+from flashport.torch import tracing
+from flashport.typing import Array, HeadMap, StateLayout, StreamLike, SupportsDLPack
 
 
-def _operations() -> Any:
-    """What has the operations: the compiled half, or its operators of torch while torch.compile traces the caller."""
-    if tracing.is_compiling():
-        from flashport import torch_gated_delta
+def _torch_operators() -> Any:
+    from flashport.torch import gated_delta
 
-        return torch_gated_delta
-    return _core
+    return gated_delta
 
 
 def gated_delta_packed_decode(*arguments: Any) -> Any:
     """The operation under :func:`flashport.sglang.fused_recurrent_gated_delta_rule_packed_decode`, by position."""
-    return _operations().gated_delta_packed_decode(*arguments)
+    operations = _torch_operators() if tracing.is_compiling() else _core
+    return operations.gated_delta_packed_decode(*arguments)
 
 
 @_core.direct
 def gated_delta_update(
-    q: Any,
-    k: Any,
-    v: Any,
-    a: Any = None,
-    b: Any = None,
-    A_log: Any = None,  # noqa: N803 - the field's name
-    dt_bias: Any = None,
-    state: Any = None,
-    state_indices: Any = None,
+    q: Array,
+    k: SupportsDLPack,
+    v: SupportsDLPack,
+    a: SupportsDLPack | None = None,
+    b: SupportsDLPack | None = None,
+    A_log: SupportsDLPack | None = None,  # noqa: N803 - the field's name
+    dt_bias: SupportsDLPack | None = None,
+    state: SupportsDLPack | None = None,
+    state_indices: SupportsDLPack | None = None,
     *,
     scale: float | None = None,
     softplus_beta: float = 1.0,
@@ -46,22 +46,22 @@ def gated_delta_update(
     lower_bound: float | None = None,
     use_qk_l2norm: bool = False,
     is_kda: bool = False,
-    head_map: str = "consecutive",
-    state_layout: str = "vk",
+    head_map: HeadMap = "consecutive",
+    state_layout: StateLayout = "vk",
     update_state: bool = True,
-    cu_seqlens: Any = None,
-    intermediate_states: Any = None,
-    intermediate_indices: Any = None,
-    parent_tokens: Any = None,
-    g: Any = None,
-    gk: Any = None,
-    gv: Any = None,
-    beta: Any = None,
+    cu_seqlens: SupportsDLPack | None = None,
+    intermediate_states: SupportsDLPack | None = None,
+    intermediate_indices: SupportsDLPack | None = None,
+    parent_tokens: SupportsDLPack | None = None,
+    g: SupportsDLPack | None = None,
+    gk: SupportsDLPack | None = None,
+    gv: SupportsDLPack | None = None,
+    beta: SupportsDLPack | None = None,
     allow_neg_eigval: bool = False,
-    final_states: Any = None,
-    out: Any = None,
-    stream: Any = None,
-) -> Any:
+    final_states: SupportsDLPack | None = None,
+    out: Array | None = None,
+    stream: StreamLike | None = None,
+) -> Array:
     """Runs the gated delta rule over the tokens of each sequence, one by one, and updates its state in place.
 
     For each token and value head, with S [K, V] in fp32::
@@ -84,9 +84,6 @@ def gated_delta_update(
     read on the device, so a captured graph can be replayed with others.
 
     K and V are multiples of 8 from 16 to 256 and may differ; HV is a multiple of H.
-
-    Source: common/host/gated_delta/update.cpp, common/host/gated_delta/problem.cpp (checks),
-    common/device/gated_delta/update_kernel.h, common/device/gated_delta/token_gates.h.
 
     Args:
         q: (B, T, H, K) fp16, bf16 or fp32; any strides but the last axis, which is contiguous: a slice of a packed
@@ -153,9 +150,14 @@ def gated_delta_update(
         TypeError: A wrong element type, or an argument that is no array.
         NotImplementedError: No kernel of the device's target serves the request; the text says what is missing.
         RuntimeError: A driver call failed.
+
+    Source:
+        common/host/gated_delta/update.cpp, common/host/gated_delta/problem.cpp (checks),
+        common/device/gated_delta/update_kernel.h, common/device/gated_delta/token_gates.h.
     """
     out = new_output(q, v) if out is None else out
-    return _operations().gated_delta_update(
+    operations = _torch_operators() if tracing.is_compiling() else _core
+    return operations.gated_delta_update(
         q, k, v, a, b, A_log, dt_bias, state, state_indices, scale, softplus_beta, softplus_threshold, lower_bound,
         use_qk_l2norm, is_kda, head_map, state_layout, update_state, cu_seqlens, intermediate_states,
         intermediate_indices, parent_tokens, g, gk, gv, beta, allow_neg_eigval, final_states, out, stream,
@@ -164,30 +166,30 @@ def gated_delta_update(
 
 @_core.direct
 def gated_delta_chunk(
-    q: Any,
-    k: Any,
-    v: Any,
-    g: Any,
-    beta: Any,
-    state: Any = None,
-    state_indices: Any = None,
+    q: Array,
+    k: SupportsDLPack,
+    v: SupportsDLPack,
+    g: SupportsDLPack,
+    beta: SupportsDLPack,
+    state: SupportsDLPack | None = None,
+    state_indices: SupportsDLPack | None = None,
     *,
     scale: float | None = None,
     use_qk_l2norm: bool = False,
     beta_sigmoid: bool = False,
     allow_neg_eigval: bool = False,
-    A_log: Any = None,  # noqa: N803 - the field's name
-    dt_bias: Any = None,
-    head_map: str = "consecutive",
-    state_layout: str = "vk",
+    A_log: SupportsDLPack | None = None,  # noqa: N803 - the field's name
+    dt_bias: SupportsDLPack | None = None,
+    head_map: HeadMap = "consecutive",
+    state_layout: StateLayout = "vk",
     update_state: bool = True,
-    cu_seqlens: Any = None,
-    final_states: Any = None,
-    chunk_states: Any = None,
-    workspace: Any = None,
-    out: Any = None,
-    stream: Any = None,
-) -> Any:
+    cu_seqlens: SupportsDLPack | None = None,
+    final_states: SupportsDLPack | None = None,
+    chunk_states: SupportsDLPack | None = None,
+    workspace: SupportsDLPack | None = None,
+    out: Array | None = None,
+    stream: StreamLike | None = None,
+) -> Array:
     """Runs the gated delta rule over prompts, 64 tokens at a time, with matrix products in place of single steps.
 
     For each token and value head, with S [K, V] in fp32::
@@ -207,9 +209,6 @@ def gated_delta_chunk(
     the device, so a captured graph can be replayed with others.
 
     K and V are multiples of 8 from 16 to 256 and may differ; HV is a multiple of H.
-
-    Source: common/host/gated_delta/chunk.cpp, common/host/gated_delta/chunk_problem.cpp (checks),
-    common/device/gated_delta/prepare_kernel.h, common/device/gated_delta/chunk_kernel.h.
 
     Args:
         q: (B, T, H, K) fp16, bf16 or, on CPUs, fp32; any strides but the last axis, which is contiguous: a slice of a
@@ -262,36 +261,45 @@ def gated_delta_chunk(
         TypeError: A wrong element type, or an argument that is no array.
         NotImplementedError: No kernel of the device's target serves the request; the text says what is missing.
         RuntimeError: A driver call failed.
+
+    Source:
+        common/host/gated_delta/chunk.cpp, common/host/gated_delta/chunk_problem.cpp (checks),
+        common/device/gated_delta/prepare_kernel.h, common/device/gated_delta/chunk_kernel.h.
     """
     out = new_output(q, v) if out is None else out
-    return _operations().gated_delta_chunk(
+    operations = _torch_operators() if tracing.is_compiling() else _core
+    return operations.gated_delta_chunk(
         q, k, v, g, beta, state, state_indices, scale, use_qk_l2norm, beta_sigmoid, allow_neg_eigval, A_log, dt_bias,
         head_map, state_layout, update_state, cu_seqlens, final_states, chunk_states, workspace, out, stream,
     )  # fmt: skip
 
 
-def gated_delta_chunk_workspace_size(q: Any, k: Any, v: Any, g: Any, beta: Any, *, cu_seqlens: Any = None) -> int:
+def gated_delta_chunk_workspace_size(
+    q: SupportsDLPack,
+    k: SupportsDLPack,
+    v: SupportsDLPack,
+    g: SupportsDLPack,
+    beta: SupportsDLPack,
+    *,
+    cu_seqlens: SupportsDLPack | None = None,
+) -> int:
     """Bytes of workspace that :func:`gated_delta_chunk` needs for these shapes on their device, whatever the lengths.
 
     About 33 KiB for 64 tokens of one value head; half as much where operands of products have 16 bits.
 
-    Source: common/host/gated_delta/chunk.cpp.
-
     Args:
-        q: As in :func:`gated_delta_chunk`; nothing is read of its elements, nor of those of the others.
-        k: See ``q``.
-        v: See ``q``.
-        g: See ``q``.
-        beta: See ``q``.
-        cu_seqlens: See ``q``.
+        q, k, v, g, beta, cu_seqlens: As in :func:`gated_delta_chunk`; no element is read.
 
     Returns:
         A number of bytes; 0 where there are no tokens.
 
     Raises:
         ValueError, TypeError, NotImplementedError: As :func:`gated_delta_chunk`.
+
+    Source:
+        common/host/gated_delta/chunk.cpp.
     """
     return _core.gated_delta_chunk_workspace_size(
-        q, k, v, g, beta, None, None, None, False, False, False, None, None, None, None, True, cu_seqlens, None, None,
-        None, None, None,
+        q, k, v, g, beta, None, None, None, False, False, False, None, None, "consecutive", "vk", True, cu_seqlens,
+        None, None, None, None, None,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from typing import Any
 from flashport import decode
 from flashport.arrays import new_array
 from flashport.decode import flash_decode_stage1
+from flashport.typing import Array, SupportsDLPack
 
 __all__ = [
     "flash_decode_stage1",
@@ -28,40 +29,50 @@ _GQA_BLOCK_SEQ = 128
 
 
 def flash_decode_stage2(
-    mid_out: Any,
-    mid_out_logexpsum: Any,
-    B_Seqlen: Any,  # noqa: N803 - LightLLM's names
-    O: Any = None,  # noqa: E741, N803
+    mid_out: SupportsDLPack,
+    mid_out_logexpsum: SupportsDLPack,
+    B_Seqlen: SupportsDLPack,  # noqa: N803 - LightLLM's names
+    O: SupportsDLPack | None = None,  # noqa: E741, N803
     block_seq: int | None = None,
     *,
-    Out: Any = None,  # noqa: N803
+    Out: SupportsDLPack | None = None,  # noqa: N803
 ) -> None:
     """:func:`flashport.flash_decode_stage2`, whose fourth argument is ``O`` in LightLLM; ``Out`` is taken as well.
 
-    Shapes, errors and source are those of :func:`flashport.flash_decode_stage2`; TypeError also where not exactly one
-    of ``O`` and ``Out`` is given, or no ``block_seq``.
+    Args:
+        mid_out, mid_out_logexpsum, B_Seqlen: As in :func:`flashport.flash_decode_stage2`.
+        O: ``Out`` of that function; written.
+        block_seq: Keys of a block, 1 or more; to be given.
+        Out: In place of ``O``.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flashport.flash_decode_stage2`; TypeError
+            also where not exactly one of ``O`` and ``Out`` is given, or no ``block_seq``.
+
+    Source:
+        bindings/python/flashport/lightllm.py over that function; the signature is LightLLM's.
     """
     if (O is None) == (Out is None):
         raise TypeError("flash_decode_stage2: exactly one of O and Out must be given")
     if block_seq is None:
         raise TypeError("flash_decode_stage2: block_seq must be given")
-    decode.flash_decode_stage2(mid_out, mid_out_logexpsum, B_Seqlen, Out if O is None else O, block_seq)
+    written: Any = Out if O is None else O
+    decode.flash_decode_stage2(mid_out, mid_out_logexpsum, B_Seqlen, written, block_seq)
 
 
 def token_decode_attention_flash_decoding(
-    q: Any,
+    q: Array,
     infer_state: Any,
     q_head_num: int,
     head_dim: int,
-    cache_k: Any,
-    cache_v: Any,
-    out: Any = None,
-    alloc_tensor_func: Any = None,
-) -> Any:
+    cache_k: SupportsDLPack,
+    cache_v: SupportsDLPack,
+    out: Array | None = None,
+    alloc_tensor_func: Callable[..., Any] | None = None,
+) -> Array:
     """Attention of one new token of each request over the token pool, in blocks of 256 keys.
 
-    Runs the two stages; a length of 0 gives 0. Source: bindings/python/flashport/lightllm.py over
-    :func:`flashport.flash_decode_stage1` and :func:`flashport.flash_decode_stage2`; the signature is LightLLM's.
+    Runs the two stages; a length of 0 gives 0.
 
     Args:
         q: (batch, q_head_num, head_dim), or (batch, q_head_num * head_dim); fp16 or bf16, fp32 on the CPU; a tensor of
@@ -82,21 +93,38 @@ def token_decode_attention_flash_decoding(
 
     Raises:
         ValueError, TypeError, NotImplementedError, RuntimeError: As the two stages.
+
+    Source:
+        bindings/python/flashport/lightllm.py over :func:`flashport.flash_decode_stage1` and
+        :func:`flashport.flash_decode_stage2`; the signature is LightLLM's.
     """
     return _token_decode(q, infer_state, q_head_num, head_dim, cache_k, cache_v, out, alloc_tensor_func, _BLOCK_SEQ)
 
 
 def gqa_token_decode_attention_flash_decoding(
-    q: Any,
+    q: Array,
     infer_state: Any,
     q_head_num: int,
     head_dim: int,
-    cache_k: Any,
-    cache_v: Any,
-    out: Any = None,
-    alloc_tensor_func: Any = None,
-) -> Any:
-    """As :func:`token_decode_attention_flash_decoding`, with its arguments and errors, in blocks of 128 keys."""
+    cache_k: SupportsDLPack,
+    cache_v: SupportsDLPack,
+    out: Array | None = None,
+    alloc_tensor_func: Callable[..., Any] | None = None,
+) -> Array:
+    """As :func:`token_decode_attention_flash_decoding`, in blocks of 128 keys.
+
+    Args:
+        q, infer_state, q_head_num, head_dim, cache_k, cache_v, out, alloc_tensor_func: As there.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError, RuntimeError: As there.
+
+    Source:
+        bindings/python/flashport/lightllm.py; the signature is LightLLM's.
+    """
     return _token_decode(q, infer_state, q_head_num, head_dim, cache_k, cache_v, out, alloc_tensor_func, _GQA_BLOCK_SEQ)
 
 

@@ -1,7 +1,8 @@
 """Drop-ins for SGLang's linear attention, under its names and signatures.
 
-Everything that the gated delta rule's backends of SGLang 0.5.10 import is here; tests/python/sglang_calls.csv lists it.
-``from flashport.sglang import fused_sigmoid_gating_delta_rule_update`` in place of the Triton module of that name.
+Everything that the gated delta rule's backends of SGLang 0.5.10 import is here, as tests/python/shims/sglang_calls.csv
+lists it. ``from flashport.sglang import fused_sigmoid_gating_delta_rule_update`` in place of the Triton module of that
+name.
 
 SGLang's releases order late arguments differently. Positions here are those of 0.5.10; arguments that only later
 releases have, or that are this library's own, go by keyword.
@@ -12,16 +13,13 @@ in its tensors. Flags may be anything that has a truth value.
 
 from __future__ import annotations
 
-import math
-import operator
-import sys
-from itertools import pairwise
-from typing import Any
+from typing import Any, Literal, NoReturn, overload
 
-from flashport import tracing
-from flashport.arrays import array_library, contiguous, contiguous_rows, new_array, new_output, rank
+from flashport._sglang import CHUNK_SIZE, check_scale, gdn_gating, new_chunk_states, with_steps
+from flashport.arrays import contiguous, contiguous_rows, new_array, new_output
 from flashport.gated_delta import gated_delta_chunk, gated_delta_packed_decode, gated_delta_update
-from flashport.gradients import refuse_gradients
+from flashport.torch.gradients import refuse_gradients
+from flashport.typing import Array, StateLayout, SupportsDLPack
 
 __all__ = [
     "CHUNK_SIZE",
@@ -33,30 +31,28 @@ __all__ = [
     "fused_sigmoid_gating_delta_rule_update",
 ]
 
-CHUNK_SIZE = 64  # tokens between two states of ``h``; SGLang has it in chunk_delta_h.py
-
 
 def fused_sigmoid_gating_delta_rule_update(
-    A_log: Any,  # noqa: N803 - SGLang's names
-    a: Any,
-    dt_bias: Any,
+    A_log: SupportsDLPack,  # noqa: N803 - SGLang's names
+    a: SupportsDLPack,
+    dt_bias: SupportsDLPack,
     softplus_beta: float,
     softplus_threshold: float,
-    q: Any,
-    k: Any,
-    v: Any,
-    b: Any,
-    initial_state_source: Any,
-    initial_state_indices: Any,
+    q: Array,
+    k: SupportsDLPack,
+    v: SupportsDLPack,
+    b: SupportsDLPack,
+    initial_state_source: SupportsDLPack | None,
+    initial_state_indices: SupportsDLPack | None,
     scale: float | None = None,
     use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: Any = None,
+    cu_seqlens: SupportsDLPack | None = None,
     is_kda: bool = False,
     disable_state_update: bool = False,
-    intermediate_states_buffer: Any = None,
-    intermediate_state_indices: Any = None,
+    intermediate_states_buffer: SupportsDLPack | None = None,
+    intermediate_state_indices: SupportsDLPack | None = None,
     cache_steps: int | None = None,
-    retrieve_parent_token: Any = None,
+    retrieve_parent_token: SupportsDLPack | None = None,
     *,
     lower_bound: float | None = None,
     cache_ring: bool = False,
@@ -65,14 +61,13 @@ def fused_sigmoid_gating_delta_rule_update(
     replayssm_g: Any = None,
     replayssm_beta: Any = None,
     match_cutedsl_decode: bool = False,
-    state_layout: str = "vk",
-) -> Any:
+    state_layout: StateLayout = "vk",
+) -> Array:
     """:func:`flashport.gated_delta_update` under SGLang's names: decoding, and verifying of drafts.
 
-    Symbols, and what is not said here, are those of :func:`flashport.gated_delta_update`. Source:
-    bindings/python/flashport/sglang.py over that function; positions are those of SGLang 0.5.10, from
-    sglang/srt/layers/attention/fla/fused_sigmoid_gating_recurrent.py. Later releases (0.5.23) put ``lower_bound``
-    before ``disable_state_update``: with them give what follows ``is_kda`` by keyword, as SGLang's backends do.
+    Symbols, and what is not said here, are those of :func:`flashport.gated_delta_update`. Later releases (0.5.23) put
+    ``lower_bound`` before ``disable_state_update``: with them give what follows ``is_kda`` by keyword, as SGLang's
+    backends do.
 
     Args:
         A_log: HV elements, fp32, bf16 or fp16; (HV), or KDA's (1, 1, HV, 1).
@@ -118,19 +113,26 @@ def fused_sigmoid_gating_delta_rule_update(
             a ``scale`` that is not above 0.
         NotImplementedError: ``cache_ring`` or ``match_cutedsl_decode``; a tensor that asks for a gradient while
             torch records them; and as :func:`flashport.gated_delta_update`.
+
+    Source:
+        bindings/python/flashport/sglang.py over that function; positions are those of SGLang 0.5.10, from
+        sglang/srt/layers/attention/fla/fused_sigmoid_gating_recurrent.py.
     """
     name = "fused_sigmoid_gating_delta_rule_update"
     if cache_ring or match_cutedsl_decode:
         asked = "cache_ring" if cache_ring else "match_cutedsl_decode"
         raise NotImplementedError(f"{name}: {asked} must be False, got True")
-    _check_scale(name, scale)
-    refuse_gradients(name, A_log, a, dt_bias, q, k, v, b, initial_state_source, intermediate_states_buffer)
+    check_scale(name, scale)
+    refuse_gradients(
+        name, "A_log a dt_bias q k v b initial_state_source intermediate_states_buffer",
+        A_log, a, dt_bias, q, k, v, b, initial_state_source, intermediate_states_buffer,
+    )  # fmt: skip
     if initial_state_source is None:
         initial_state_indices = None
     if intermediate_states_buffer is None:
         intermediate_state_indices = retrieve_parent_token = None
     elif cache_steps is not None:
-        intermediate_states_buffer = _with_steps(name, intermediate_states_buffer, cache_steps)
+        intermediate_states_buffer = with_steps(name, intermediate_states_buffer, cache_steps)
     return gated_delta_update(
         q, k, v, a, b, A_log, dt_bias, initial_state_source, initial_state_indices, scale=scale,
         softplus_beta=softplus_beta, softplus_threshold=softplus_threshold, lower_bound=lower_bound,
@@ -142,24 +144,22 @@ def fused_sigmoid_gating_delta_rule_update(
 
 
 def fused_recurrent_gated_delta_rule_packed_decode(
-    mixed_qkv: Any,
-    a: Any,
-    b: Any,
-    A_log: Any,  # noqa: N803 - SGLang's names
-    dt_bias: Any,
+    mixed_qkv: SupportsDLPack,
+    a: SupportsDLPack,
+    b: SupportsDLPack,
+    A_log: SupportsDLPack,  # noqa: N803 - SGLang's names
+    dt_bias: SupportsDLPack,
     scale: float,
-    initial_state: Any,
-    out: Any,
-    ssm_state_indices: Any,
+    initial_state: Array,
+    out: Array,
+    ssm_state_indices: SupportsDLPack,
     use_qk_l2norm_in_kernel: bool = False,
     *,
-    state_layout: str = "vk",
-) -> tuple[Any, Any]:
+    state_layout: StateLayout = "vk",
+) -> tuple[Array, Array]:
     """:func:`flashport.gated_delta_update` under SGLang's names: the usual decoding, a token of each request.
 
-    Symbols, and what is not said here, are those of :func:`flashport.gated_delta_update`, with T = 1. Source:
-    bindings/python/flashport/sglang.py over that function; the signature is SGLang 0.5.10's, from
-    sglang/srt/layers/attention/fla/fused_recurrent.py.
+    Symbols, and what is not said here, are those of :func:`flashport.gated_delta_update`, with T = 1.
 
     Args:
         mixed_qkv: (B, 2 * H * K + HV * V): queries, keys and values of each request; fp16, bf16 or fp32; any stride but
@@ -184,10 +184,17 @@ def fused_recurrent_gated_delta_rule_packed_decode(
         ValueError, TypeError, RuntimeError: As :func:`flashport.gated_delta_update`, whose names the texts use; also
             sizes from which H does not follow.
         NotImplementedError: As :func:`fused_sigmoid_gating_delta_rule_update`.
+
+    Source:
+        bindings/python/flashport/sglang.py over that function; the signature is SGLang 0.5.10's, from
+        sglang/srt/layers/attention/fla/fused_recurrent.py.
     """
     name = "fused_recurrent_gated_delta_rule_packed_decode"
-    _check_scale(name, scale)
-    refuse_gradients(name, mixed_qkv, a, b, A_log, dt_bias, initial_state, out)
+    check_scale(name, scale)
+    refuse_gradients(
+        name, "mixed_qkv a b A_log dt_bias initial_state out",
+        mixed_qkv, a, b, A_log, dt_bias, initial_state, out,
+    )  # fmt: skip
     gated_delta_packed_decode(
         mixed_qkv, a, b, A_log, dt_bias, initial_state, contiguous(ssm_state_indices), scale,
         bool(use_qk_l2norm_in_kernel), state_layout, out, None,
@@ -196,30 +203,28 @@ def fused_recurrent_gated_delta_rule_packed_decode(
 
 
 def fused_recurrent_gated_delta_rule_update(
-    q: Any,
-    k: Any,
-    v: Any,
-    g: Any,
-    beta: Any = None,
+    q: Array,
+    k: SupportsDLPack,
+    v: SupportsDLPack,
+    g: SupportsDLPack,
+    beta: SupportsDLPack | None = None,
     scale: float | None = None,
-    initial_state_source: Any = None,
-    initial_state_indices: Any = None,
-    cu_seqlens: Any = None,
+    initial_state_source: SupportsDLPack | None = None,
+    initial_state_indices: SupportsDLPack | None = None,
+    cu_seqlens: SupportsDLPack | None = None,
     use_qk_l2norm_in_kernel: bool = False,
     disable_state_update: bool = False,
     disable_output_calculation: bool = False,
-    intermediate_states_buffer: Any = None,
-    intermediate_state_indices: Any = None,
+    intermediate_states_buffer: SupportsDLPack | None = None,
+    intermediate_state_indices: SupportsDLPack | None = None,
     cache_steps: int | None = None,
-    retrieve_parent_token: Any = None,
+    retrieve_parent_token: SupportsDLPack | None = None,
     *,
-    state_layout: str = "vk",
-) -> Any:
+    state_layout: StateLayout = "vk",
+) -> Array:
     """:func:`flashport.gated_delta_update` under SGLang's names, with gates and rates as they are given.
 
-    Symbols, and what is not said here, are those of :func:`flashport.gated_delta_update`. Source:
-    bindings/python/flashport/sglang.py over that function; the signature is SGLang 0.5.10's, from
-    sglang/srt/layers/attention/fla/fused_recurrent.py.
+    Symbols, and what is not said here, are those of :func:`flashport.gated_delta_update`.
 
     SGLang makes what comes in contiguous; here inputs that are not stay as they are where kernels read their strides,
     and are copied else. Pools that are written are never copied (SGLang writes to the copy, and loses it): their states
@@ -251,16 +256,23 @@ def fused_recurrent_gated_delta_rule_update(
 
     Raises:
         ValueError, TypeError, RuntimeError, NotImplementedError: As :func:`fused_sigmoid_gating_delta_rule_update`.
+
+    Source:
+        bindings/python/flashport/sglang.py over that function; the signature is SGLang 0.5.10's, from
+        sglang/srt/layers/attention/fla/fused_recurrent.py.
     """
     name = "fused_recurrent_gated_delta_rule_update"
-    _check_scale(name, scale)
-    refuse_gradients(name, q, k, v, g, beta, initial_state_source, intermediate_states_buffer)
+    check_scale(name, scale)
+    refuse_gradients(
+        name, "q k v g beta initial_state_source intermediate_states_buffer",
+        q, k, v, g, beta, initial_state_source, intermediate_states_buffer,
+    )  # fmt: skip
     if initial_state_source is None:
         initial_state_indices = None
     if intermediate_states_buffer is None:
         intermediate_state_indices = retrieve_parent_token = None
     elif cache_steps is not None:
-        intermediate_states_buffer = _with_steps(name, intermediate_states_buffer, cache_steps)
+        intermediate_states_buffer = with_steps(name, intermediate_states_buffer, cache_steps)
     q, k, v = contiguous_rows(q), contiguous_rows(k), contiguous_rows(v)
     out = gated_delta_update(
         q, k, v, state=initial_state_source, state_indices=contiguous(initial_state_indices), scale=scale,
@@ -273,18 +285,16 @@ def fused_recurrent_gated_delta_rule_update(
 
 
 def fused_gdn_gating(
-    A_log: Any,  # noqa: N803 - SGLang's names
-    a: Any,
-    b: Any,
-    dt_bias: Any,
+    A_log: SupportsDLPack,  # noqa: N803 - SGLang's names
+    a: Array,
+    b: SupportsDLPack,
+    dt_bias: SupportsDLPack,
     beta: float = 1.0,
     threshold: float = 20.0,
-) -> tuple[Any, Any]:
+) -> tuple[Array, Array]:
     """The gates and rates that :func:`chunk_gated_delta_rule` takes, of a model's projections.
 
-    Source: bindings/python/flashport/sglang.py, in operations of the caller's own library; the signature is SGLang
-    0.5.10's, from sglang/srt/layers/attention/fla/fused_gdn_gating.py. :func:`flashport.gated_delta_chunk` makes both
-    inside its kernels, of ``A_log`` and with ``beta_sigmoid``.
+    :func:`flashport.gated_delta_chunk` makes both inside its kernels, of ``A_log`` and with ``beta_sigmoid``.
 
     Args:
         A_log: HV elements of any floating type, as are the others.
@@ -302,54 +312,40 @@ def fused_gdn_gating(
         ValueError: ``a`` has not two axes, or the others do not go with it.
         TypeError: An argument is no array of torch, NumPy or CuPy, or not of the library that ``a`` is of.
         NotImplementedError: A tensor that asks for a gradient while torch records them.
+
+    Source:
+        bindings/python/flashport/sglang.py, in operations of the caller's own library; the signature is SGLang
+        0.5.10's, from sglang/srt/layers/attention/fla/fused_gdn_gating.py.
     """
-    name = "fused_gdn_gating"
-    refuse_gradients(name, A_log, a, b, dt_bias)
-    torch = sys.modules.get("torch")
-    is_torch = torch is not None and isinstance(a, torch.Tensor)
-    library = torch if is_torch else array_library(a)
-    for argument, x in (("a", a), ("b", b), ("A_log", A_log), ("dt_bias", dt_bias)):
-        if library is None or not isinstance(x, torch.Tensor if is_torch else library.ndarray):
-            raise TypeError(f"{name}: {argument} must be an array of torch, NumPy or CuPy, got {type(x).__name__}")
-    if a.ndim != 2 or b.shape != a.shape:
-        argument, x = ("a", a) if a.ndim != 2 else ("b", b)
-        wanted = "2 dimensions (tokens, value heads)" if a.ndim != 2 else f"the shape of a {tuple(a.shape)}"
-        raise ValueError(f"{name}: {argument} must have {wanted}, got shape {tuple(x.shape)}")
-    for argument, x in (("A_log", A_log), ("dt_bias", dt_bias)):
-        if math.prod(x.shape) != a.shape[1]:
-            raise ValueError(f"{name}: {argument} must have {a.shape[1]} elements, got shape {tuple(x.shape)}")
-    if is_torch:
-        x = a.float() + dt_bias.reshape(-1).float()
-        g = torch.nn.functional.softplus(x, beta, threshold).mul_(A_log.reshape(-1).float().exp().neg_())
-        return g.contiguous().unsqueeze(0), b.sigmoid().float().contiguous().unsqueeze(0)
-    x = a.astype("float32") + dt_bias.reshape(-1).astype("float32")
-    scaled = x * library.float32(beta)
-    inside = library.log1p(library.exp(library.minimum(scaled, threshold))) / library.float32(beta)
-    g = -library.exp(A_log.reshape(-1).astype("float32")) * library.where(scaled <= threshold, inside, x)
-    rates = 1 / (1 + library.exp(library.minimum(-b.astype("float32"), 88)))  # beyond, exp would overflow
-    return tuple(library.ascontiguousarray(y.astype("float32"))[None] for y in (g, rates.astype(b.dtype)))
+    refuse_gradients("fused_gdn_gating", "A_log a b dt_bias", A_log, a, b, dt_bias)
+    return gdn_gating(A_log, a, b, dt_bias, beta, threshold)
 
 
 def chunk_kda(
-    q: Any,
-    k: Any,
-    v: Any,
-    g: Any,
-    beta: Any,
+    q: Array,
+    k: SupportsDLPack,
+    v: SupportsDLPack,
+    g: SupportsDLPack,
+    beta: SupportsDLPack,
     scale: float | None = None,
-    initial_state: Any = None,
-    initial_state_indices: Any = None,
+    initial_state: SupportsDLPack | None = None,
+    initial_state_indices: SupportsDLPack | None = None,
     use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: Any = None,
+    cu_seqlens: SupportsDLPack | None = None,
     **kwargs: Any,
-) -> Any:
+) -> NoReturn:
     """Kimi's chunked form, which is not here: it is refused, so that the module that imports it can decode with ours.
 
-    Source: bindings/python/flashport/sglang.py; the signature is SGLang 0.5.10's, from
-    sglang/srt/layers/attention/fla/kda.py.
+    Args:
+        q, k, v, g, beta, scale, initial_state, initial_state_indices, use_qk_l2norm_in_kernel, cu_seqlens, kwargs: Not
+            read.
 
     Raises:
         NotImplementedError: Always.
+
+    Source:
+        bindings/python/flashport/sglang.py; the signature is SGLang 0.5.10's, from
+        sglang/srt/layers/attention/fla/kda.py.
     """
     raise NotImplementedError(
         "chunk_kda: there is no chunked form with a gate for each key (Kimi linear attention); keep SGLang's own for "
@@ -357,29 +353,40 @@ def chunk_kda(
     )
 
 
+@overload
 def chunk_gated_delta_rule(
-    q: Any,
-    k: Any,
-    v: Any,
-    g: Any,
-    beta: Any,
+    q: Array, k: SupportsDLPack, v: SupportsDLPack, g: SupportsDLPack, beta: SupportsDLPack, scale: float | None = None,
+    initial_state: SupportsDLPack | None = None, initial_state_indices: SupportsDLPack | None = None,
+    cu_seqlens: SupportsDLPack | None = None, head_first: bool = False, use_qk_l2norm_in_kernel: bool = False,
+    inplace_update: bool = True, *, output_h: Literal[True] = True, state_layout: StateLayout = "vk",
+) -> tuple[Array, None, Array]: ...  # fmt: skip
+@overload
+def chunk_gated_delta_rule(
+    q: Array, k: SupportsDLPack, v: SupportsDLPack, g: SupportsDLPack, beta: SupportsDLPack, scale: float | None = None,
+    initial_state: SupportsDLPack | None = None, initial_state_indices: SupportsDLPack | None = None,
+    cu_seqlens: SupportsDLPack | None = None, head_first: bool = False, use_qk_l2norm_in_kernel: bool = False,
+    inplace_update: bool = True, *, output_h: bool, state_layout: StateLayout = "vk",
+) -> tuple[Array, None, Array | None]: ...  # fmt: skip
+def chunk_gated_delta_rule(
+    q: Array,
+    k: SupportsDLPack,
+    v: SupportsDLPack,
+    g: SupportsDLPack,
+    beta: SupportsDLPack,
     scale: float | None = None,
-    initial_state: Any = None,
-    initial_state_indices: Any = None,
-    cu_seqlens: Any = None,
+    initial_state: SupportsDLPack | None = None,
+    initial_state_indices: SupportsDLPack | None = None,
+    cu_seqlens: SupportsDLPack | None = None,
     head_first: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
     inplace_update: bool = True,
     *,
     output_h: bool = True,
-    state_layout: str = "vk",
-) -> tuple[Any, None, Any]:
+    state_layout: StateLayout = "vk",
+) -> tuple[Array, None, Array | None]:
     """:func:`flashport.gated_delta_chunk` under SGLang's names: prefilling.
 
-    Symbols, and what is not said here, are those of :func:`flashport.gated_delta_chunk`. Source:
-    bindings/python/flashport/sglang.py over that function; positions up to ``use_qk_l2norm_in_kernel`` are those of
-    SGLang 0.5.10, from sglang/srt/layers/attention/fla/chunk.py, which always writes final states; ``inplace_update``
-    comes next in SGLang 0.5.23.
+    Symbols, and what is not said here, are those of :func:`flashport.gated_delta_chunk`.
 
     SGLang makes what comes in contiguous; here inputs that are not stay as they are where kernels read their strides,
     and are copied else. A pool that is written is never copied (SGLang writes to the copy, and loses it): its states
@@ -417,69 +424,23 @@ def chunk_gated_delta_rule(
         DeprecationWarning: ``head_first``, as in SGLang.
         NotImplementedError: A tensor that asks for a gradient while torch records them; and as
             :func:`flashport.gated_delta_chunk`.
+
+    Source:
+        bindings/python/flashport/sglang.py over that function; positions up to ``use_qk_l2norm_in_kernel`` are those of
+        SGLang 0.5.10, from sglang/srt/layers/attention/fla/chunk.py, which always writes final states;
+        ``inplace_update`` comes next in SGLang 0.5.23.
     """
     name = "chunk_gated_delta_rule"
     if head_first:
         raise DeprecationWarning(f"{name}: head_first must be False, got True; pass (batch, tokens, heads, ...)")
-    refuse_gradients(name, q, k, v, g, beta, initial_state)
+    refuse_gradients(name, "q k v g beta initial_state", q, k, v, g, beta, initial_state)
     if initial_state is None:
         initial_state_indices = None
     q, k, v, cu_seqlens = contiguous_rows(q), contiguous_rows(k), contiguous_rows(v), contiguous(cu_seqlens)
-    h = None
-    if output_h and rank(q) == 4 and rank(v) == 4 and (cu_seqlens is None or rank(cu_seqlens) == 1):
-        chunks = -(-q.shape[1] // CHUNK_SIZE)
-        if cu_seqlens is not None:
-            chunks = _chunks_of(cu_seqlens, q.shape[1])
-        inner = (v.shape[3], q.shape[3]) if state_layout == "vk" else (q.shape[3], v.shape[3])
-        h = new_array(name, "q", q, (q.shape[0], chunks, v.shape[2], *inner))
+    h = new_chunk_states(name, q, v, cu_seqlens, state_layout) if output_h else None
     out = gated_delta_chunk(
         q, k, v, g, beta, initial_state, contiguous(initial_state_indices), scale=scale,
         use_qk_l2norm=bool(use_qk_l2norm_in_kernel), state_layout=state_layout, update_state=bool(inplace_update),
         cu_seqlens=cu_seqlens, chunk_states=h, out=new_output(q, v, name),
     )  # fmt: skip
     return out, None, h
-
-
-def _check_scale(name: str, scale: Any) -> None:
-    """SGLang's functions take a scale above 0, or None."""
-    if scale is None:
-        return
-    try:
-        above = scale > 0
-    except TypeError:
-        raise TypeError(f"{name}: scale must be a number or None, got {type(scale).__name__}") from None
-    if not above:
-        raise ValueError(f"{name}: scale must be above 0, got {scale}")
-
-
-def _with_steps(name: str, buffer: Any, steps: int) -> Any:
-    """The buffer of intermediate states as slots of ``steps`` steps each, which it may say otherwise."""
-    if rank(buffer) != 5 or steps == buffer.shape[1]:
-        return buffer  # the library says what does not fit
-    try:
-        operator.index(steps)
-    except TypeError:
-        raise TypeError(f"{name}: cache_steps must be an integer, got {type(steps).__name__}") from None
-    if steps < 1:
-        raise ValueError(f"{name}: cache_steps must be above 0, got {steps}")
-    if contiguous(buffer) is not buffer:
-        raise ValueError(
-            f"{name}: intermediate_states_buffer must be contiguous where cache_steps, {steps}, are not its "
-            f"{buffer.shape[1]} steps; pass cache_steps={buffer.shape[1]}, or a contiguous buffer"
-        )
-    slots = buffer.shape[0] * buffer.shape[1] // steps
-    inner = tuple(buffer.shape[2:])
-    return buffer.reshape(-1, *inner)[: slots * steps].reshape(slots, steps, *inner)
-
-
-def _chunks_of(cu_seqlens: Any, tokens: int) -> int:
-    """How many chunks packed sequences have together, each of at most ``tokens``; waits for a GPU."""
-    if tracing.is_compiling():  # a list of numbers would end the graph
-        return (-(-cu_seqlens.diff().clamp(0, tokens) // CHUNK_SIZE)).sum().item()
-    if not hasattr(cu_seqlens, "tolist"):
-        raise TypeError(
-            "chunk_gated_delta_rule: h needs cu_seqlens of torch, NumPy or CuPy, got "
-            f"{type(cu_seqlens).__name__}; pass one of these, or output_h=False"
-        )
-    counts = (end - first for first, end in pairwise(cu_seqlens.tolist()))
-    return sum(int(-(-min(tokens, max(0, count)) // CHUNK_SIZE)) for count in counts)

@@ -35,8 +35,6 @@ def gated_delta_rule(model: Any) -> Iterator[None]:
     From Transformers 5.15 on, the functions belong to the module of the model's class, so all models of that class have
     ours meanwhile, in every thread. Kernels of the package ``kernels``, for which one has to ask, are not looked for.
 
-    Source: bindings/python/flashport/transformers.py.
-
     Args:
         model: A torch.nn.Module with such layers, on any device that :func:`flashport.gated_delta_chunk` serves, in a
             type that it serves there.
@@ -48,6 +46,9 @@ def gated_delta_rule(model: Any) -> Iterator[None]:
         TypeError: ``model`` is no torch.nn.Module.
         ValueError: ``model`` has no layer of the gated delta rule.
         NotImplementedError: From the forward pass, where a gradient is asked for or no kernel serves the model.
+
+    Source:
+        bindings/python/flashport/transformers.py.
     """
     if not callable(getattr(model, "modules", None)):
         raise TypeError(f"gated_delta_rule: model must be a torch.nn.Module, got {type(model).__name__}")

@@ -11,8 +11,7 @@ import click
 from rich.progress import track
 from rich.table import Table
 
-from flashport import bench as harness
-from flashport import bench_gated_delta
+from flashport.benchmarks import decode, gated_delta, harness
 from flashport.cli.common import (
     OUTPUT_FILE,
     ChosenDevice,
@@ -45,10 +44,10 @@ def bench(device_name: str | None, match: str, rounds: int, json_path: Path | No
     console.print(f"[bold]{device.title}[/]")
     largest = _CPU_BYTES if device.is_cpu and not match else float("inf")
     where = device.device, device.target, rounds
-    runs = [partial(harness.run_case, case, *where, largest) for case in harness.cases(match)]
-    if match in harness.STAGE2 or match in harness.STAGE2_TITLE:
-        runs.append(partial(harness.run_stage2, *where))
-    runs += [partial(bench_gated_delta.run_case, case, *where, largest) for case in bench_gated_delta.cases(match)]
+    runs = [partial(decode.run_case, case, *where, largest) for case in decode.cases(match)]
+    if match in decode.STAGE2 or match in decode.STAGE2_TITLE:
+        runs.append(partial(decode.run_stage2, *where))
+    runs += [partial(gated_delta.run_case, case, *where, largest) for case in gated_delta.cases(match)]
     rows = [run() for run in track(runs, description="cases", console=console, transient=True)]
     if not rows:
         raise click.BadParameter(f"no case contains {match!r}", param_hint="--match")

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
-from flashport import devices, oracle
+from flashport import devices
+from flashport.testing import oracle
 
 # With NO_COLOR no escape code at all: rich alone would keep those of bold and dim.
 console = Console(color_system=None if os.environ.get("NO_COLOR") else "auto")

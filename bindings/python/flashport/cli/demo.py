@@ -12,8 +12,8 @@ import numpy as np
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from flashport import _core, decode, devices, oracle, timing
-from flashport.cases import DecodeCase, DecodeData, make_data, to_host
+from flashport import _core, decode, devices
+from flashport.benchmarks import timing
 from flashport.cli import demo_gated_delta
 from flashport.cli.common import (
     ChosenDevice,
@@ -25,6 +25,8 @@ from flashport.cli.common import (
     seconds_text,
     share_text,
 )
+from flashport.testing import oracle
+from flashport.testing.cases import DecodeCase, DecodeData, make_data, to_host
 
 LENGTHS = (8192, 6144, 4096, 3000, 2048, 1024, 517, 100)
 HEADS, KV_HEADS, HEAD_DIM, PAGE = 32, 8, 128, 16  # Llama-3.1-8B

@@ -10,10 +10,12 @@ import numpy as np
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from flashport import _core, gated_delta, numerics, timing
-from flashport import gated_delta_oracle as oracle
-from flashport.cases import HostArray, to_host
+from flashport import _core, gated_delta
+from flashport.benchmarks import timing
 from flashport.cli.common import ChosenDevice, Report, console, rate_text, seconds_text
+from flashport.testing import gated_delta_oracle as oracle
+from flashport.testing import numerics
+from flashport.testing.cases import HostArray, to_host
 
 HEADS, VALUE_HEADS, HEAD_DIM = 16, 32, 128  # Qwen3-Next; keys and values have the same dim
 PROMPTS = (512, 150, 64, 1)

@@ -12,8 +12,9 @@ import click
 import numpy as np
 from rich.progress import track
 
-from flashport import devices, selfcheck
+from flashport import devices
 from flashport.cli.common import OUTPUT_FILE, choose_device, console, served_devices
+from flashport.testing import selfcheck
 
 
 @click.command()

@@ -1,0 +1,66 @@
+"""Types of the interface, for annotations and type checkers: arrays, layouts, formats."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+
+__all__ = [
+    "Array",
+    "CacheFormat",
+    "DTypeLike",
+    "GateForm",
+    "GatedDeltaOperation",
+    "HeadMap",
+    "KvLayout",
+    "StateLayout",
+    "StreamLike",
+    "SupportsDLPack",
+]
+
+
+class SupportsDLPack(Protocol):
+    """An array of any library: NumPy's, PyTorch's, CuPy's, JAX's, or a :class:`flashport.DeviceArray`.
+
+    Arrays have more methods of DLPack than this one, which is what annotations of all these libraries have in common.
+    """
+
+    def __dlpack__(self) -> Any:
+        """A capsule with the array's memory, as the Python array API standard has it."""
+
+
+Array = TypeVar("Array", bound=SupportsDLPack)
+"""The caller's own array type: what a call returns is of the type of its query."""
+
+
+class _HasCudaStream(Protocol):
+    """A stream of PyTorch."""
+
+    @property
+    def cuda_stream(self) -> int: ...
+
+
+class _HasPointer(Protocol):
+    """A stream of CuPy."""
+
+    @property
+    def ptr(self) -> int: ...
+
+
+class _SupportsCudaStream(Protocol):
+    """A stream of cuda.core, and of others that have its protocol."""
+
+    def __cuda_stream__(self) -> tuple[int, int]: ...
+
+
+StreamLike: TypeAlias = "int | _HasCudaStream | _HasPointer | _SupportsCudaStream"
+"""A stream handle, or an object that has one."""
+
+DTypeLike: TypeAlias = Any
+"""A name such as "bfloat16" or "bf16", or a dtype of any library."""
+
+CacheFormat = Literal["fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz", "q8_0"]
+KvLayout = Literal["NHD", "HND"]
+StateLayout = Literal["vk", "kv"]
+HeadMap = Literal["consecutive", "modulo"]
+GateForm = Literal["head", "key", "any"]
+GatedDeltaOperation = Literal["update", "chunk"]

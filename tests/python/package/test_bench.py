@@ -1,0 +1,292 @@
+"""The harness times what the case list says: every case of the bench tier, made small, runs through every route."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import importlib
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import flashport
+from flashport.benchmarks import decode, gated_delta, harness
+from flashport.testing import numerics
+
+GATED_DELTA = [dataclasses.replace(c, batch=2, tokens=min(c.tokens, 70)) for c in gated_delta.cases()]
+CASES = [
+    dataclasses.replace(case, lens=(70, 70, 5) if len(set(case.lens)) > 1 else (70, 70)) for case in decode.cases()
+]
+
+
+def served(case):
+    return flashport.supports(case.q, case.kv, case.dk, case.dv, case.hq // case.hkv, target="cpu")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("library", ["torch", "none"])
+def test_candidates_run(case, library, monkeypatch):
+    if library == "torch":
+        pytest.importorskip("torch")
+    else:
+        monkeypatch.setattr(harness, "find_torch", lambda device: None)
+    if not served(case):
+        row = decode.run_case(case, "cpu", "cpu", 1)
+        assert row.skipped
+        assert row.seconds is None
+        return
+    row = decode.run_case(case, "cpu", "cpu", 1)
+    assert row.seconds > 0
+    assert row.read_seconds > 0
+    assert row.bytes == sum(case.lens) * case.hkv * (numerics.row_bytes(case.dk, case.kv) * 2)
+    comparable = library == "torch" and len(set(case.lens)) == 1 and case.kv == case.q
+    assert bool(row.peers) == comparable
+    assert (row.ratio is not None) == comparable
+
+
+@pytest.mark.parametrize("case", GATED_DELTA, ids=lambda case: case.name)
+@pytest.mark.parametrize("library", ["torch", "none"])
+def test_gated_delta_runs(case, library, monkeypatch):
+    if library == "torch":
+        pytest.importorskip("torch")
+    else:
+        monkeypatch.setattr(harness, "find_torch", lambda device: None)
+    row = gated_delta.run_case(case, "cpu", "cpu", 1)
+    assert row.seconds > 0
+    options = {"state_dtype": numerics.DTYPE[case.state], "target": "cpu"}
+    assert row.kernel == flashport.which_gated_delta_kernel("update" if case.decodes else "chunk", **options)
+    assert (row.read_seconds is not None) == case.decodes
+    if case.decodes:
+        assert row.bytes == 2 * 2 * 32 * 128 * 128 * {"fp32": 4, "bf16": 2}[case.state]
+    else:
+        assert row.bytes == 2 * 70 * (2 * 16 + 2 * 32) * 128 * 2
+    assert not row.peers
+    assert not row.peers_failed
+
+
+def test_large_cases_are_left_out_with_a_reason():
+    row = decode.run_case(decode.cases()[0], "cpu", "cpu", 1, largest=1e6)
+    assert "too large" in row.skipped
+    row = gated_delta.run_case(gated_delta.cases()[0], "cpu", "cpu", 1, largest=1e6)
+    assert "too large" in row.skipped
+
+
+def test_a_target_without_kernels_is_left_out_with_a_reason(monkeypatch):
+    def chunk(*arguments, **options):
+        raise NotImplementedError("no kernels here")
+
+    monkeypatch.setattr(gated_delta.gated_delta, "gated_delta_chunk", chunk)
+    row = gated_delta.run_case(GATED_DELTA[-1], "cpu", "cpu", 1)
+    assert row.skipped == "no kernels here"
+    assert row.seconds is None
+
+
+@pytest.mark.parametrize("case", GATED_DELTA, ids=lambda case: case.name)
+def test_a_peer_is_timed_only_if_it_agrees(case):
+    torch = pytest.importorskip("torch")
+    x = gated_delta.make_inputs(torch, case, "cpu")
+    start = x.pool.clone()
+
+    def peer(x, out=lambda out: out, states=lambda states: states):
+        ours = gated_delta.our_call(x, x.pool.clone())
+        return gated_delta.Candidate(
+            lambda: (out(ours.call()[0].clone()), None), lambda _: states(x.pool * 0 + moved)[x.slots]
+        )
+
+    moved = start.clone()
+    gated_delta.our_call(x, moved).call()
+
+    def missing(x):
+        raise ImportError("no module\nof this name")
+
+    makers = {
+        "good": peer,
+        "scaled": lambda x: peer(x, out=lambda out: out * 1.1),
+        "NaN": lambda x: peer(x, out=lambda out: out * float("nan")),
+        "flat": lambda x: peer(x, out=lambda out: out.flatten()),
+        "transposed": lambda x: peer(x, states=lambda states: states.mT),
+        "missing": missing,
+    }
+    row = harness.Row(case.name, case.title, case.bytes)
+    peers = {name: ("json", make) for name, make in makers.items()} | {"absent": ("no_such_package", missing)}
+    calls = gated_delta.agreeing_peers(peers, x, row)
+    assert list(calls) == ["good"]
+    assert torch.equal(x.pool, start)
+    assert list(row.peers_failed) == ["scaled", "NaN", "flat", "transposed", "missing"]
+    assert "outputs differ" in row.peers_failed["scaled"]
+    assert "outputs differ" in row.peers_failed["NaN"]
+    assert "shape" in row.peers_failed["flat"]
+    assert "states differ" in row.peers_failed["transposed"]
+    assert row.peers_failed["missing"] == "ImportError: no module of this name"
+
+
+SGLANG = {
+    "new": ("kernels.ops.attention.linear.fused_sigmoid_gating_recurrent", "kernels.ops.attention.fla.fused_recurrent",
+            "kernels.ops.attention.fla.chunk"),
+    "old": tuple(f"srt.layers.attention.fla.{name}" for name in ("fused_sigmoid_gating_recurrent", "fused_recurrent",
+                                                                 "chunk")),
+}  # fmt: skip
+
+
+def stand_in_for_sglang(monkeypatch, x, versions):
+    """Modules named as those of some versions of SGLang, whose functions do what ours do; returns who was called."""
+    called = []
+
+    def ours(pool, out=None):
+        x.out = x.v * 0 if out is None else out
+        return gated_delta.our_call(x, pool).call()[0]
+
+    def make(version):
+        def update(**given):
+            called.append(version)
+            return ours(given["initial_state_source"])
+
+        def packed(**given):
+            called.append(version)
+            return ours(given["initial_state"], given["out"]), given["initial_state"]
+
+        def chunk(**given):
+            called.append(version)
+            return ours(given["initial_state"]), None, None
+
+        functions = (update, packed, chunk)
+        names = (
+            "fused_sigmoid_gating_delta_rule_update",
+            "fused_recurrent_gated_delta_rule_packed_decode",
+            "chunk_gated_delta_rule",
+        )
+        for path, name, function in zip(SGLANG[version], names, functions, strict=True):
+            parts = ["sglang", *path.split(".")]
+            for end in range(1, len(parts) + 1):
+                module = ".".join(parts[:end])
+                if module not in sys.modules:
+                    monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
+                    sys.modules[module].__path__ = []
+                    sys.modules[module].__spec__ = importlib.machinery.ModuleSpec(module, None, is_package=True)
+            setattr(sys.modules[".".join(parts)], name, function)
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sglang"]:
+        monkeypatch.delitem(sys.modules, name)
+    for version in versions:
+        make(version)
+    return called
+
+
+@pytest.mark.parametrize("case", [GATED_DELTA[0], GATED_DELTA[-1]], ids=lambda case: case.name)
+@pytest.mark.parametrize(("versions", "chosen"), [(("old",), "old"), (("new",), "new"), (("old", "new"), "new")])
+def test_sglang_is_found_where_its_versions_have_it(case, versions, chosen, monkeypatch):
+    torch = pytest.importorskip("torch")
+    x = gated_delta.make_inputs(torch, case, "cpu")
+    called = stand_in_for_sglang(monkeypatch, x, versions)
+    row = harness.Row(case.name, case.title, case.bytes)
+    peers = {name: peer for name, peer in gated_delta.peers_of(case).items() if peer[0] == "sglang"}
+    calls = gated_delta.agreeing_peers(peers, x, row)
+    assert not row.peers_failed
+    assert list(calls) == (["SGLang", "SGLang packed"] if case.decodes else ["SGLang"])
+    assert called == [chosen] * len(calls)
+
+
+def test_a_new_sglang_that_lacks_a_package_is_told_so(monkeypatch):
+    """And not that there is no old module."""
+    torch = pytest.importorskip("torch")
+    case = GATED_DELTA[-1]
+    x = gated_delta.make_inputs(torch, case, "cpu")
+    stand_in_for_sglang(monkeypatch, x, ("old",))
+    load = importlib.import_module
+
+    def lacks(name):
+        if name.startswith("sglang.kernels"):
+            raise ModuleNotFoundError("No module named 'triton'", name="triton")
+        return load(name)
+
+    monkeypatch.setattr(importlib, "import_module", lacks)
+    row = harness.Row(case.name, case.title, case.bytes)
+    gated_delta.agreeing_peers({"SGLang": gated_delta.peers_of(case)["SGLang"]}, x, row)
+    assert row.peers_failed == {"SGLang": "ModuleNotFoundError: No module named 'triton'"}
+
+
+def test_a_peer_that_fails_when_it_is_timed_is_told():
+    def fails():
+        raise RuntimeError("not in a graph")
+
+    row = harness.Row("name", "title", 4000)
+    harness.measure(row, None, "cpu", lambda: None, {"good": lambda: None, "bad": fails}, 1)
+    assert list(row.peers) == ["good"]
+    assert row.peers_failed == {"bad": "RuntimeError: not in a graph"}
+
+
+BARS = Path(__file__).parents[3] / "benchmarks"
+
+
+@pytest.fixture(name="run", scope="module")
+def load_run():
+    """benchmarks/run.py as a module."""
+    if not BARS.exists():
+        pytest.skip("not run from the source tree")
+    spec = importlib.util.spec_from_file_location("benchmark_run", BARS / "run.py")
+    run = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = run  # where its dataclass looks for its module
+    spec.loader.exec_module(run)
+    return run
+
+
+def test_every_bar_names_a_case_and_is_judged(run):
+    names = {case.name for case in [*decode.cases(), *gated_delta.cases()]} | {decode.STAGE2}
+    with (BARS / "bars.csv").open(newline="") as file:
+        bars = list(csv.DictReader(file))
+    assert {bar["name"] for bar in bars} <= names
+    assert {bar["against"] for bar in bars} - {""} <= names
+
+    def result(seconds):
+        rows = []
+        for name in names:
+            row = harness.Row(name, name, 1000, seconds=seconds, read_seconds=1e-6, host_seconds=seconds)
+            row.peers = {"peer": 1e-6}
+            rows.append({**vars(row), "ratio": row.ratio, "share": row.share})
+        return {"rows": rows}
+
+    absolute = ("ratio", "seconds", "host_seconds", "bytes_per_second")
+    slow, fast = ({**result(seconds), "device": {}} for seconds in (1e-3, 1e-12))
+    assert len(run.judge(slow)) == len(bars)
+    assert not any(verdict.met for verdict in run.judge(slow) if verdict.figure in absolute)
+    assert all(verdict.met for verdict in run.judge(fast) if verdict.figure in absolute)
+    lines = run.table(slow, run.judge(slow)).splitlines()
+    assert len(lines) == 2 + len(names)
+    assert sum(line.count("**missed**") for line in lines) == sum(not verdict.met for verdict in run.judge(slow))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "met", "text"),
+    [
+        ("bytes_per_second", 4.2e12, True, "4.20 TB/s (at least 4: met)"),
+        ("bytes_per_second", 3.9e12, False, "3.90 TB/s (at least 4: **missed**)"),
+        ("time_of", 0.54, True, "0.540 of the time of the other (at most 0.55: met)"),
+        ("time_of", 0.56, False, "0.560 of the time of the other (at most 0.55: **missed**)"),
+        ("rate_of", 0.96, True, "96.0% of the rate of the other (at least 95: met)"),
+        ("rate_of", 0.94, False, "94.0% of the rate of the other (at least 95: **missed**)"),
+        ("speedup_of", 1.9, True, "1.90 times as fast as the other (at least 1.85: met)"),
+        ("speedup_of", 1.8, False, "1.80 times as fast as the other (at least 1.85: **missed**)"),
+    ],
+)
+def test_figures(run, name, value, met, text):
+    bars = {"bytes_per_second": 4e12, "time_of": 0.55, "rate_of": 0.95, "speedup_of": 1.85}
+    row, other = {"bytes": 4200, "seconds": 3e-6}, {"bytes": 8400, "seconds": 4e-6}
+    values = {"bytes_per_second": 1.4e9, "time_of": 0.75, "rate_of": 2 / 3, "speedup_of": 4 / 3}
+    assert run.figure(name, row, other) == pytest.approx(values[name])
+    assert run.figure(name, {**row, "seconds": None}, other) is None
+    if name != "bytes_per_second":
+        assert run.figure(name, row) is None
+        assert run.figure(name, row, {**other, "seconds": None}) is None
+    verdict = run.Verdict("row", name, value, bars[name], "", "the other")
+    assert verdict.met == met
+    assert verdict.text() == text
+
+
+def test_the_table_names_peers_and_those_that_failed(run):
+    row = harness.Row("name", "title", 4, seconds=1e-6, peers={"A": 2e-6}, peers_failed={"B": "ImportError: no C"})
+    row = {**vars(row), "ratio": row.ratio, "share": row.share}
+    assert "| title | 1.0 | A 2.0, B failed | - |" in run.table({"rows": [row]}, [])

@@ -1,0 +1,301 @@
+"""Stubs, docstrings and types agree with what is there; the self-check's own parts are right."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import flashport
+from flashport import _core
+from flashport.testing import numerics, oracle, selfcheck
+
+PACKAGE = Path(flashport.__file__).parent
+
+
+def test_the_stub_names_what_the_module_has():
+    tree = ast.parse((PACKAGE / "_core.pyi").read_text())
+    stub = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    there = {name for name in dir(_core) if not name.startswith("_")}
+    assert stub == there
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            members = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
+            known = {name for name in vars(getattr(_core, node.name)) if not name.startswith("_")}
+            assert {name for name in members if not name.startswith("_")} == known
+    assert (PACKAGE / "py.typed").exists()
+
+
+@pytest.mark.parametrize("name", sorted({*flashport.__all__} & {*vars(_core)} - {"DeviceArray"}))
+def test_the_stub_has_the_arguments_of_the_package_in_their_order(name):
+    tree = ast.parse((PACKAGE / "_core.pyi").read_text())
+    node = next(node for node in tree.body if getattr(node, "name", "") == name)
+    of = {"decode_workspace_size": "flash_decode", "gated_delta_chunk_workspace_size": "gated_delta_chunk"}
+    own = list(inspect.signature(getattr(flashport, of.get(name, name))).parameters)
+    if "target" in own:  # the compiled half has it first
+        own = ["target", *own[:-1]]
+    assert [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)] == own
+
+
+def test_type_checkers_see_every_argument_of_flash_decode():
+    tree = ast.parse((PACKAGE / "decode.py").read_text())
+    options = next(node for node in ast.walk(tree) if getattr(node, "name", "") == "_DecodeOptions")
+    overloaded = next(node for node in tree.body if getattr(node, "name", "") == "flash_decode")
+    seen = [argument.arg for argument in (*overloaded.args.args, *overloaded.args.kwonlyargs)]
+    seen += [node.target.id for node in options.body if isinstance(node, ast.AnnAssign)]
+    assert sorted(seen) == sorted(inspect.signature(flashport.flash_decode).parameters)
+
+
+def test_rooms_that_are_not_public_stay_out_of_the_interface():
+    """Public modules lie flat, and importing them brings in neither torch, NumPy nor what judges and times."""
+    flat = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__", "_sglang"}
+    assert flat == {"arrays", "decode", "devices", "fla", "gated_delta", "lightllm", "sglang", "transformers", "typing"}
+    code = f"""
+import sys
+{"".join(f"import flashport.{name}; " for name in sorted(flat))}
+rooms = {{name for name in sys.modules if name.startswith("flashport.")}} | {{"torch", "numpy"}} & set(sys.modules)
+print(*sorted(rooms))
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    rooms = {
+        "flashport._core",
+        "flashport._sglang",
+        "flashport.torch",
+        "flashport.torch.gradients",
+        "flashport.torch.tracing",
+    }
+    assert set(found) == rooms | {f"flashport.{name}" for name in flat}
+
+
+def test_signatures_match_the_specification():
+    def names(function):
+        return list(inspect.signature(function).parameters)
+
+    assert names(flashport.flash_decode_stage1)[:10] == [
+        "q", "k", "v", "Req_to_tokens", "B_req_idx", "B_Seqlen", "max_len_in_batch", "mid_out", "mid_out_logsumexp",
+        "block_seq",
+    ]  # fmt: skip
+    assert names(flashport.flash_decode_stage2)[:5] == ["mid_out", "mid_out_logexpsum", "B_Seqlen", "Out", "block_seq"]
+    assert names(flashport.num_splits_heuristic) == ["batch_nheads_mblocks", "num_SMs", "num_n_blocks", "max_splits"]
+    assert names(flashport.merge_state)[:4] == ["o_a", "lse_a", "o_b", "lse_b"]
+    assert names(flashport.append_kv)[:5] == ["k", "v", "k_cache", "v_cache", "positions"]
+
+
+def test_support_is_true_or_has_a_reason():
+    assert flashport.supports(target="cpu")
+    assert flashport.supports("torch.bfloat16", target="cpu")
+    refused = flashport.supports(kv="fp8_e5m2", target="cpu")
+    assert not refused
+    assert refused.reason
+    with pytest.raises(ValueError, match="dtype must be one of"):
+        flashport.supports("float64", target="cpu")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"head_dim_v": 0}, "head_dim_v 0 < 16"),
+        ({"head_dim_v": 520}, "head_dim_v 520 > 512"),
+        ({"head_dim": 0}, "head_dim 0 < 16"),
+        ({"q_dtype": "int32"}, "q must be float32, float16 or bfloat16, got int32"),
+        ({"q_dtype": "fp8_e4m3"}, "q must be float32, float16 or bfloat16, got float8_e4m3fn"),
+        ({"q_dtype": "int32", "kv": "bf16"}, "q must be float32, float16 or bfloat16, got int32"),
+        ({"kv": ""}, 'kv must be fp32, fp16, bf16, fp8_e4m3, fp8_e4m3fnuz or q8_0, got ""'),
+        ({"kv": np.float16}, "a cache of fp16 goes with q of the same type, got bfloat16"),
+    ],
+)
+def test_support_says_no_to(options, reason):
+    refused = flashport.supports(target="cpu", **options)
+    assert not refused
+    assert refused.reason == reason
+    with pytest.raises(NotImplementedError, match=re.escape("which_kernel: " + reason)):
+        flashport.which_kernel(target="cpu", **options)
+
+
+def test_both_spellings_of_a_type_and_types_of_libraries():
+    spellings = {
+        "fp32": ["fp32", "float32", np.float32, np.dtype(np.float32), "torch.float32"],
+        "fp16": ["fp16", "float16", np.float16, np.dtype(np.float16)],
+        "bf16": ["bf16", "bfloat16", ml_dtypes.bfloat16, np.dtype(ml_dtypes.bfloat16)],
+        "fp8_e4m3": ["fp8_e4m3", "float8_e4m3fn", ml_dtypes.float8_e4m3fn, np.dtype(ml_dtypes.float8_e4m3fn)],
+    }
+    for name, types in spellings.items():
+        q = "bf16" if name == "fp8_e4m3" else name
+        key = flashport.which_kernel(q, name, target="cpu")
+        for spelled in types:
+            assert flashport.which_kernel(q, spelled, target="cpu") == key
+            if q == name:
+                assert flashport.which_kernel(spelled, target="cpu") == key
+                assert flashport.supports_gated_delta("chunk", spelled, target="cpu")
+    assert flashport.supports_gated_delta("update", state_dtype=np.float32, target="cpu")
+    assert flashport.DeviceArray((2,), np.float16).dtype == "float16"
+
+
+def test_types_of_torch_are_types():
+    torch = pytest.importorskip("torch")
+    assert flashport.supports(torch.bfloat16, kv=torch.float8_e4m3fn, target="cpu")
+    assert flashport.supports_gated_delta("update", torch.float16, torch.bfloat16, target="cpu")
+
+
+@pytest.mark.parametrize("function", [flashport.supports, flashport.which_kernel])
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"head_dim": "a"}, TypeError, "head_dim must be an integer, got str"),
+        ({"head_dim": None}, TypeError, "head_dim must be an integer, got NoneType"),
+        ({"head_dim_v": 64.0}, TypeError, "head_dim_v must be an integer, got float"),
+        ({"group_size": 1 << 70}, ValueError, f"group_size must fit in 64 bits, got {1 << 70}"),
+        ({"q_len": []}, TypeError, "q_len must be an integer, got list"),
+        ({"q_dtype": 5}, TypeError, "q_dtype must be an element type or its name, got int"),
+        ({"q_dtype": "float64"}, ValueError, "q_dtype must be one of float32, float16, bfloat16, "),
+        ({"kv": 5}, TypeError, "kv must be an element type or its name, got int"),
+        ({"target": 5}, TypeError, "target must be a str, got int"),
+    ],
+)
+def test_support_is_not_asked_so(function, options, error, text):
+    with pytest.raises(error, match=rf"^{function.__name__}: {re.escape(text)}"):
+        function(**{"target": "cpu", **options})
+
+
+@pytest.mark.parametrize("function", [flashport.supports_gated_delta, flashport.which_gated_delta_kernel])
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"head_dim_k": "a"}, "head_dim_k must be an integer, got str"),
+        ({"head_dim_v": "a"}, "head_dim_v must be an integer, got str"),
+        ({"state_dtype": 5}, "state_dtype must be an element type or its name, got int"),
+        ({"state_layout": 5}, 'state_layout must be "vk" or "kv", got int'),
+        ({"gate": None}, 'gate must be "head", "key" or "any", got NoneType'),
+        ({"operation": 3}, 'operation must be "update" or "chunk", got int'),
+    ],
+)
+def test_support_of_the_gated_delta_rule_is_not_asked_so(function, options, text):
+    with pytest.raises(TypeError, match=rf"^{function.__name__}: {re.escape(text)}$"):
+        function(**{"operation": "update", "target": "cpu", **options})
+
+
+@pytest.mark.parametrize("operation", ["update", "chunk"])
+def test_support_of_the_gated_delta_rule(operation):
+    family = f"gated_delta_{operation}/"
+    for options in ({}, {"q_dtype": "torch.float32", "state_dtype": "bf16", "head_dim_v": 16, "state_layout": "kv"}):
+        assert flashport.supports_gated_delta(operation, target="cpu", **options)
+        assert flashport.which_gated_delta_kernel(operation, target="cpu", **options).startswith(family)
+    for options, text in (
+        ({"head_dim_k": 264}, "head_dim_k must be a multiple of 8 from 16 to 256, got 264"),
+        ({"head_dim_v": 0}, "head_dim_v must be a multiple of 8 from 16 to 256, got 0"),
+        ({"q_dtype": "int64"}, "q must be float16, bfloat16 or float32, got int64"),
+        ({"state_dtype": "int32"}, "state must be float32, bfloat16 or float16, got int32"),
+        ({"target": "vax"}, 'no target "vax" is compiled into this installation'),
+    ):
+        refused = flashport.supports_gated_delta(operation, **{"target": "cpu", **options})
+        assert not refused
+        assert refused.reason.startswith(text)
+        with pytest.raises(NotImplementedError, match=re.escape(refused.reason)):
+            flashport.which_gated_delta_kernel(operation, **{"target": "cpu", **options})
+    for options, text in (
+        ({"state_layout": "hv"}, 'state_layout must be "vk" or "kv", got "hv"'),
+        ({"gate": "kda"}, 'gate must be "head", "key" or "any", got "kda"'),
+        ({"state_dtype": "int4"}, "state_dtype must be one of"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            flashport.supports_gated_delta(operation, target="cpu", **options)
+
+
+def test_support_of_the_gates_of_the_gated_delta_rule():
+    for gate in ("head", "key", "any"):
+        key = flashport.which_gated_delta_kernel("update", gate=gate, target="cpu")
+        assert f"/gate={gate}/" in key
+    assert flashport.supports_gated_delta("update", state_dtype="bfloat16", gate="any", target="cpu")
+    refused = flashport.supports_gated_delta("chunk", gate="key", target="cpu")
+    assert refused.reason == "gated_delta_chunk takes one gate for each head; gated_delta_update takes others"
+    with pytest.raises(ValueError, match='operation must be "update" or "chunk", got "decode"'):
+        flashport.supports_gated_delta("decode")
+
+
+def test_every_kernel_key_is_unique():
+    for backend in flashport.backends():
+        for target in backend.targets:
+            keys = _core.kernel_keys(target)
+            assert keys
+            assert len(set(keys)) == len(keys)
+            assert all(key.endswith("/" + target) for key in keys)
+
+
+@pytest.mark.parametrize(
+    ("kv", "dtype", "largest"),
+    [
+        ("bf16", ml_dtypes.bfloat16, 1e30),
+        ("fp8_e4m3", ml_dtypes.float8_e4m3fn, 448),
+        ("fp8_e4m3fnuz", ml_dtypes.float8_e4m3fnuz, 240),
+    ],
+)
+def test_codecs(kv, dtype, largest):
+    rng = np.random.default_rng(0)
+    values = np.concatenate([scale * rng.standard_normal(4000) for scale in (1e-3, 1, 50)]).astype(np.float32)
+    codes = np.arange(1 << 8 * np.dtype(dtype).itemsize).astype(numerics.CARRIER[kv])
+    exact = codes.view(dtype).astype(np.float32)
+    np.testing.assert_array_equal(numerics.decode(codes, kv), exact)
+    finite = np.sort(exact[np.isfinite(exact)])
+    with np.errstate(over="ignore"):
+        middles = (finite[:-1] + finite[1:]) / 2  # ties go to even
+    values = np.clip(np.concatenate([values, finite, middles]), -largest, largest)
+    np.testing.assert_array_equal(numerics.encode(values, kv), values.astype(dtype).view(codes.dtype))
+    assert np.isnan(numerics.decode(numerics.nan_bits((3,), kv), kv)).all()
+
+
+def test_q8_0_codec():
+    values = np.random.default_rng(1).standard_normal((5, 96)).astype(np.float32)
+    values[2, 32:64] = 0
+    bits = numerics.encode(values, "q8_0")
+    assert bits.shape == (5, 102)
+    largest = np.abs(values).reshape(5, 3, 32).max(-1).repeat(32, axis=-1)
+    assert (np.abs(numerics.decode(bits, "q8_0") - values) <= largest / 127 * 0.51 + 1e-7).all()
+
+
+def test_oracle_by_hand():
+    """One key: its value; two equal keys: the mean; a sink takes a third; the window hides."""
+    k = np.zeros((2, 1, 4), np.float32)
+    v = np.stack([np.zeros((1, 4)), np.full((1, 4), 6.0)]).astype(np.float32)
+    q = np.ones((1, 2, 4), np.float32)
+    out, lse = oracle.attend(oracle.Request(q, k, v))
+    np.testing.assert_allclose(out, 3)
+    np.testing.assert_allclose(lse, np.log(2))
+    out, lse = oracle.attend(oracle.Request(q, k, v, sinks=np.zeros(2, np.float32)))
+    np.testing.assert_allclose(out, 2)
+    np.testing.assert_allclose(lse, np.log(3))
+    out, _ = oracle.attend(oracle.Request(q, k, v, window=(0, 0)))
+    np.testing.assert_allclose(out, 6)
+    out, lse = oracle.attend(oracle.Request(q, k[:0], v[:0]))
+    np.testing.assert_array_equal(out, 0)
+    np.testing.assert_array_equal(lse, -np.inf)
+    tree = np.array([0b01, 0b11], np.uint32)
+    out, _ = oracle.attend(oracle.Request(np.ones((2, 1, 4), np.float32), k, v, tree=tree))
+    np.testing.assert_allclose(out[:, 0, 0], [0, 3])
+
+
+def test_a_wrong_result_is_called_wrong():
+    truth = np.ones((2, 3))
+    plain = truth + 0.01
+    assert not oracle.compare(truth + 0.0149, truth, plain).problem
+    assert oracle.compare(truth + 0.02, truth, plain).problem
+    spoiled = truth.copy()
+    spoiled[0, 0] = np.nan
+    assert oracle.compare(spoiled, truth, plain).problem
+
+
+CHECKS = list(selfcheck.checks("cpu", "cpu", ("emulator",)))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=[check.name for check in CHECKS])
+def test_selfcheck(check):
+    outcome = check.run()
+    if outcome.status == "unsupported":
+        pytest.skip(outcome.detail)
+    assert outcome.status == "passed", outcome.detail

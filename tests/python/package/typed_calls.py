@@ -1,0 +1,70 @@
+"""Calls as users write them, which mypy reads in ``ci/test lint`` and nothing runs.
+
+``assert_type`` says what a checker must find, and an ignored error what it must refuse: strict mypy also refuses an
+``ignore`` that ignores nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from typing_extensions import assert_type
+
+import flashport
+from flashport import fla, lightllm, sglang
+from flashport.typing import KvLayout, StateLayout
+
+Matrix = np.ndarray[Any, np.dtype[np.float32]]
+
+
+def decoding(q: Matrix, cache: Matrix, seqlens: np.ndarray[Any, np.dtype[np.int32]], asked: bool, mine: Matrix) -> None:
+    """The type of a result follows from the query's and from whether the lse is asked for."""
+    assert_type(flashport.flash_decode(q, cache, cache, seqlens), Matrix)
+    assert_type(flashport.flash_decode(q, cache, cache, seqlens, out=mine, window=(30, -1)), Matrix)
+    assert_type(flashport.flash_decode(q, cache, cache, seqlens, return_lse=True), tuple[Matrix, Matrix])
+    assert_type(flashport.flash_decode(q, cache, cache, seqlens, lse=mine), tuple[Matrix, Matrix])
+    found = flashport.flash_decode(q, cache, cache, seqlens, return_lse=asked)
+    assert_type(found, Matrix | tuple[Matrix, Matrix])
+    assert_type(flashport.merge_states(q, cache), tuple[Matrix, Matrix])
+    assert_type(flashport.decode_workspace_size(q, cache, cache, seqlens, block_table=seqlens), int)
+    flashport.flash_decode(q, cache, cache, None, kv_indptr=seqlens, kv_indices=seqlens, kv_last_page_len=seqlens)
+
+    flashport.flash_decode(q, cache, cache, seqlens, kv_layout="NDH")  # type: ignore[call-overload]
+    flashport.flash_decode([1.0], cache, cache, seqlens)  # type: ignore[call-overload]
+    flashport.flash_decode(q, cache, cache, seqlens, softmax_scal=1.0)  # type: ignore[call-overload]
+    flashport.append_kv(q, q, cache, cache, seqlens, kv_layout="NDH")  # type: ignore[arg-type]
+    flashport.append_kv(q, q, cache, cache, [1, 2])  # type: ignore[arg-type]
+
+
+def arrays_of_the_package(q: flashport.DeviceArray, layout: KvLayout, states: StateLayout) -> None:
+    """A :class:`flashport.DeviceArray` is an array; its results are of its type."""
+    assert_type(flashport.flash_decode(q, q, q, q, kv_layout=layout), flashport.DeviceArray)
+    assert_type(flashport.gated_delta_update(q, q, q, state_layout=states), flashport.DeviceArray)
+    assert_type(flashport.gated_delta_chunk(q, q, q, q, q, out=q, stream=0), flashport.DeviceArray)
+    flashport.gated_delta_chunk(q, q, q, q, q, state_layout="hv")  # type: ignore[arg-type]
+    flashport.gated_delta_update(q, q, q, head_map="any")  # type: ignore[arg-type]
+    flashport.gated_delta_update(q, q, q, stream="cuda")  # type: ignore[arg-type]
+
+
+def support() -> None:
+    """Words are checked, element types may be those of any library."""
+    assert_type(flashport.supports(np.float16, "q8_0"), flashport.Support)
+    assert_type(flashport.which_gated_delta_kernel("chunk", gate="head"), str)
+    flashport.supports_gated_delta("decode")  # type: ignore[arg-type]
+    flashport.supports_gated_delta("update", gate="kda")  # type: ignore[arg-type]
+
+
+def drop_ins(q: Matrix, asked: bool, infer_state: Any) -> None:
+    """What the drop-ins return follows from their own flags."""
+    assert_type(fla.chunk_gated_delta_rule(q, q, q, q, q), tuple[Matrix, None])
+    assert_type(fla.chunk_gated_delta_rule(q, q, q, q, q, None, None, True), tuple[Matrix, Matrix])
+    assert_type(fla.chunk_gdn(q, q, q, q, q, output_final_state=True, chunk_size=32), tuple[Matrix, Matrix])
+    assert_type(fla.chunk_gated_delta_rule(q, q, q, q, q, output_final_state=asked), tuple[Matrix, Matrix | None])
+    assert_type(fla.fused_recurrent_gated_delta_rule(q, q, q, q, beta=q), tuple[Matrix, None])
+    recurrent = fla.fused_recurrent_gated_delta_rule(q, q, q, beta=q, output_final_state=True, use_gate_in_kernel=True)
+    assert_type(recurrent, tuple[Matrix, Matrix])
+    assert_type(sglang.chunk_gated_delta_rule(q, q, q, q, q), tuple[Matrix, None, Matrix])
+    assert_type(sglang.chunk_gated_delta_rule(q, q, q, q, q, output_h=asked), tuple[Matrix, None, Matrix | None])
+    assert_type(sglang.fused_gdn_gating(q, q, q, q), tuple[Matrix, Matrix])
+    assert_type(lightllm.token_decode_attention_flash_decoding(q, infer_state, 8, 128, q, q), Matrix)
