@@ -115,22 +115,23 @@ INTRODUCTION = f"""# Roofline estimates for AMD
 
 **Estimates, not measurements**: no AMD card has run this code. `ci/roofline.py` writes this page from
 `cmake/decode_instances.txt` and the peak rates of data sheets. A kernel's estimate is the larger of its two times,
-which no kernel reaches.
+and no kernel reaches it.
 
-The times are those of {LEAVES} leaves of {LEAF_KEYS} keys: 64 requests of 8k keys and 8 kv heads. *Memory* reads keys
-and values once. *Products* are Q K^T and P V of all rows of the tile, padding included, at the rate of matrix
-instructions with K = 16 (half of CDNA4's peak, which wants K = 32). Softmax and the widening of byte caches are vector
-work beside them and not counted. Every kernel is bound by memory; those of byte caches with 64 rows are on RDNA3 by
-both.
+The times are those of {LEAVES} leaves of {LEAF_KEYS} keys: 64 requests of 8k keys and 8 kv heads. *Memory* is the time
+to read keys and values once. *Products* is that of Q K^T and P V for all rows of the tile, padding included, at the
+rate of matrix instructions with K = 16 (half of CDNA4's peak, which wants K = 32). Softmax and the widening of byte
+caches are vector work beside them and not counted. Memory bounds every kernel; on RDNA3 kernels of byte caches with 64
+rows are bound by products as much.
 
-CUs are those of ROCm's [GPU specifications](https://rocm.docs.amd.com/en/latest/reference/gpu-specs.html), rates of
-memory and peak clocks those of AMD's data sheets.
+The number of CUs comes from ROCm's [GPU
+specifications](https://rocm.docs.amd.com/en/latest/reference/gpu-specs.html), memory rates and peak clocks from AMD's
+data sheets.
 
-The second tables are of the gated delta rule with {HEADS} heads, {VALUE_HEADS} value heads and V = {VALUES}. *Decode*
-reads and writes the fp32 states of {DECODED} sequences. *Prefill* is of 4 x {CHUNKS * CHUNK // 4} tokens by chunks:
-queries, keys, values and outputs in bf16, and what the first kernel leaves for the second. *One chain* is what no
-number of CUs shortens, the products of one wave's 16 columns over {CHUNKS} chunks in a row; barriers, LDS and the
-rounding of operands come on top.
+The second tables are for the gated delta rule with {HEADS} heads, {VALUE_HEADS} value heads and V = {VALUES}. *Decode*
+reads and writes the fp32 states of {DECODED} sequences. *Prefill* has 4 x {CHUNKS * CHUNK // 4} tokens in chunks: it
+moves queries, keys, values and outputs in bf16, and what the first kernel leaves for the second ([how
+much](gated-delta.md#what-it-costs)). *One chain* is what no number of CUs shortens: the products of one wave's 16
+columns over {CHUNKS} chunks in a row. Barriers, LDS and the rounding of operands come on top.
 """
 
 
