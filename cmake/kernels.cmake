@@ -1,5 +1,6 @@
 # From the instance tables to translation units. cmake/kernels.in becomes one source per target and group of rows, and
-# one more for the kernels without a template shape; the group is flashport_spell_<table>'s, below.
+# one for the kernels of a room without a template shape; the group is flashport_spell_<table>'s, below. A source
+# includes <vendor>/<room>/kernels.h, where the room is that of its operation.
 # cmake/kernel_table.cpp.in, for HIP cmake/hip_kernel_table.cpp.in, becomes the table of a backend's entries.
 
 # The tables: cmake/<table>_instances.txt, of so many columns, whose last one lists targets; what a minimal build keeps
@@ -16,8 +17,8 @@ foreach(table IN LISTS FLASHPORT_TABLES)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cmake/${table}_instances.txt")
 endforeach()
 
-# Kernels that every target has besides those of the tables; each takes the params struct beside it.
-set(FLASHPORT_PLAIN_KERNELS decode_stage2 merge_states append_kv read_bandwidth)
+# Kernels that every target has besides those of the tables, as <room>/<kernel>.
+set(FLASHPORT_PLAIN_KERNELS merge/decode_stage2 merge/merge_states kv/append_kv core/read_bandwidth)
 
 # The rows of a table that `target` has, each as its columns but the last, joined by "|".
 function(flashport_instances table target backend out)
@@ -46,7 +47,7 @@ function(flashport_instances table target backend out)
 endfunction()
 
 # flashport_spell_<table>(<target> <field>...) spells a row as C++ and as names. Sets in the caller: macro (of
-# FLASHPORT_DEFINE_<macro>), symbol, key, arguments and group.
+# FLASHPORT_DEFINE_<macro>), symbol, key, arguments, group and room.
 function(flashport_spell_decode target math kv dk dv rows)
   set(dims ${dk})
   if(NOT dk EQUAL dv)
@@ -64,6 +65,7 @@ function(flashport_spell_decode target math kv dk dv rows)
   if(NOT DEFINED math_${math} OR NOT DEFINED kv_${kv})
     message(FATAL_ERROR "cmake/decode_instances.txt: unknown type, \"${math}\" or \"${kv}\"")
   endif()
+  set(room decode PARENT_SCOPE)
   set(macro DECODE PARENT_SCOPE)
   set(symbol flashport_${target}_decode_${math}_${kv}_${dk}x${dv}_r${rows} PARENT_SCOPE)
   set(key decode/${math}/kv=${kv}/hd${dims}/r${rows}/${target} PARENT_SCOPE)
@@ -94,6 +96,7 @@ function(flashport_spell_gated_delta target kernel dk state layout gate)
   if(NOT DEFINED state_${state} OR NOT DEFINED key_major_${layout} OR NOT DEFINED gate_${gate})
     message(FATAL_ERROR "cmake/gated_delta_instances.txt: unknown word among \"${state}\", \"${layout}\", \"${gate}\"")
   endif()
+  set(room gated_delta PARENT_SCOPE)
   string(TOUPPER gated_delta_${kernel} upper)
   set(macro ${upper} PARENT_SCOPE)
   set(symbol flashport_${target}_gated_delta_${kernel}_${state}_${layout}_${gate}_k${dk} PARENT_SCOPE)
@@ -109,6 +112,7 @@ function(flashport_spell_gated_delta_chunk target kernel math dk)
   if(NOT DEFINED math_${math})
     message(FATAL_ERROR "cmake/gated_delta_chunk_instances.txt: unknown type \"${math}\"")
   endif()
+  set(room gated_delta PARENT_SCOPE)
   string(TOUPPER gated_delta_${kernel} upper)
   set(macro ${upper} PARENT_SCOPE)
   set(symbol flashport_${target}_gated_delta_${kernel}_${math}_k${dk} PARENT_SCOPE)
@@ -132,22 +136,29 @@ function(flashport_generate_kernels target backend extension out_sources out_ker
       if(NOT group IN_LIST groups)
         list(APPEND groups ${group})
         set(text_${group} "")
+        set(room_${group} ${room})
       endif()
       string(APPEND text_${group} "FLASHPORT_DEFINE_${macro}(${symbol}, \"${key}\", ${arguments})\n")
       list(APPEND kernels "${symbol}|${key}|${arguments}|${group}|${macro}")
     endforeach()
   endforeach()
-  list(APPEND groups plain)
-  set(text_plain "")
-  foreach(kernel IN LISTS FLASHPORT_PLAIN_KERNELS)
+  foreach(plain IN LISTS FLASHPORT_PLAIN_KERNELS)
+    cmake_path(GET plain PARENT_PATH group)
+    cmake_path(GET plain FILENAME kernel)
+    if(NOT group IN_LIST groups)
+      list(APPEND groups ${group})
+      set(text_${group} "")
+      set(room_${group} ${group})
+    endif()
     set(symbol flashport_${target}_${kernel})
     string(TOUPPER ${kernel} macro)
-    string(APPEND text_plain "FLASHPORT_DEFINE_${macro}(${symbol}, \"${kernel}/${target}\")\n")
-    list(APPEND kernels "${symbol}|${kernel}/${target}||plain|${macro}")
+    string(APPEND text_${group} "FLASHPORT_DEFINE_${macro}(${symbol}, \"${kernel}/${target}\")\n")
+    list(APPEND kernels "${symbol}|${kernel}/${target}||${group}|${macro}")
   endforeach()
   set(sources "")
   foreach(group IN LISTS groups)
     set(FLASHPORT_DEFINITIONS "${text_${group}}")
+    set(FLASHPORT_ROOM ${room_${group}})
     set(source "${PROJECT_BINARY_DIR}/kernels/${target}/${group}.${extension}")
     configure_file("${PROJECT_SOURCE_DIR}/cmake/kernels.in" "${source}" @ONLY)
     list(APPEND sources "${source}")
@@ -159,7 +170,7 @@ endfunction()
 # The definitions that pick a target's header and namespace.
 function(flashport_target_definitions target backend out)
   set(${out} "FLASHPORT_TARGET=${target}"
-             "FLASHPORT_TARGET_HEADER=\"${backend}/target/${target}.h\"" PARENT_SCOPE)
+             "FLASHPORT_TARGET_HEADER=\"${backend}/arch/${target}.h\"" PARENT_SCOPE)
 endfunction()
 
 # Table of a backend whose translation units define a KernelEntry `<symbol>_entry` (CPU, CUDA). `kernels_<target>` must
@@ -237,12 +248,11 @@ function(flashport_generate_hip_entries target device_sources out_source)
     list(GET kernel 3 group)
     list(GET kernel 4 macro)
     string(APPEND FLASHPORT_SYMBOLS "const KernelSymbol k_${symbol} = {\"${symbol}\", &k_${group}};\n")
+    string(TOLOWER ${macro} entry)
     if(arguments)
-      string(TOLOWER ${macro} entry)
-      string(APPEND FLASHPORT_ROWS "    ${entry}_entry(\"${key}\", &k_${symbol}, ${arguments}),\n")
-    else()
-      string(APPEND FLASHPORT_ROWS "    plain_entry(\"${key}\", &k_${symbol}),\n")
+      string(PREPEND arguments ", ")
     endif()
+    string(APPEND FLASHPORT_ROWS "    ${entry}_entry(\"${key}\", &k_${symbol}${arguments}),\n")
   endforeach()
   set(source "${PROJECT_BINARY_DIR}/kernels/${target}_entries.cpp")
   configure_file("${PROJECT_SOURCE_DIR}/cmake/hip_entries.cpp.in" "${source}" @ONLY)

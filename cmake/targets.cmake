@@ -1,5 +1,5 @@
 # The targets: one row each. A target is a namespace (flashport::<name>), an object library and one definition; its
-# header is <backend>/target/<name>.h, its tuning <backend>/tuning/<name>.h.
+# header is <backend>/arch/<name>.h, its tuning <backend>/tuning/<operation>/<name>.h.
 # After this file FLASHPORT_<BACKEND>_TARGETS lists the targets to build of each backend.
 
 # flashport_target(<name> BACKEND <cpu|cuda|hip> [ARCH <device architecture>] [PROCESSORS <regex>] [FLAGS <flag>...])

@@ -7,7 +7,7 @@
 
 #include "bindings/python/call.h"
 #include "bindings/python/direct_calls.h"
-#include "common/host/cache_layout.h"
+#include "common/host/kv/cache_layout.h"
 
 namespace flashport::python {
 namespace {

@@ -1,9 +1,8 @@
 // The kernel "read_bandwidth/<target>" over as many blocks as the device holds at a time.
 #include "bindings/python/read_memory.h"
 
-#include <string_view>
-
 #include "bindings/python/call.h"
+#include "common/device/core/read_params.h"
 #include "common/host/check.h"
 #include "common/host/devices.h"
 
@@ -14,14 +13,10 @@ constexpr std::uintptr_t kAlignment = 16;
 
 void read_memory(const Check& check, const TensorView& view, Stream stream) {
   DeviceContext& device = device_context(check, view, "array");
-  for (const KernelEntry& kernel : device.kernels()) {
-    if (!std::string_view(kernel.key).starts_with("read_bandwidth/")) continue;
-    const ReadBandwidthParams params{view.data, view.numel() * element_size(view.dtype)};
-    const std::int64_t blocks = std::int64_t{device.multiprocessors()} * device.occupancy(check, kernel);
-    device.launch(check, stream, kernel, blocks, params);
-    return;
-  }
-  check.not_supported("target " + device.target() + " has no kernel read_bandwidth");
+  const KernelEntry& kernel = device.plain_kernel(check, KernelTag::kReadBandwidth);
+  const ReadBandwidthParams params{view.data, view.numel() * element_size(view.dtype)};
+  const std::int64_t blocks = std::int64_t{device.multiprocessors()} * device.occupancy(check, kernel);
+  device.launch(check, stream, kernel, LaunchGrid{blocks}, params);
 }
 
 }  // namespace

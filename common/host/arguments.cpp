@@ -44,4 +44,9 @@ void check_outputs_apart(const Check& check, std::span<const Argument> arguments
   }
 }
 
+IndexArray index_array(const std::optional<TensorView>& view) {
+  if (!view) return {nullptr, 0};
+  return {view->data, view->data != nullptr && view->dtype == DType::kInt64};
+}
+
 }  // namespace flashport

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 
+#include "common/device/core/types.h"
 #include "common/host/check.h"
 #include "common/host/overlap.h"
 
@@ -37,5 +38,8 @@ void check_inputs_readable(const Check& check, std::span<const Argument> argumen
 
 // Whatever is written shares memory with no other argument.
 void check_outputs_apart(const Check& check, std::span<const Argument> arguments);
+
+// An argument of int32 or int64 as kernels read it; null data where it was not given.
+[[nodiscard]] IndexArray index_array(const std::optional<TensorView>& view);
 
 }  // namespace flashport

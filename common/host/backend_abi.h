@@ -7,26 +7,11 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "common/device/gated_delta_config.h"
+#include "common/host/kernel_entry.h"
 
 namespace flashport {
 
-inline constexpr int kBackendAbiVersion = 5;
-
-// One compiled kernel. Every kernel takes one params struct by value.
-struct KernelEntry {
-  const char* key;     // "decode/bf16/kv=bf16/hd128/r16/sm90a", "decode_stage2/sm90a", "append_kv/sm90a", ...
-  DecodeShape shape;   // zero but for decode kernels, and math and key dimension of the chunked gated delta rule
-  int threads;         // of a block
-  int shared_bytes;    // dynamic shared memory of a block (CPU: scratch of a worker)
-  const void* handle;  // the backend's own: function pointer, or symbol and code object
-  int teams = 1;       // blocks as grids count them, in one block of the device
-
-  GatedDeltaConfig delta = {};  // zero but for kernels of the gated delta rule
-
-  // Strides over its work, whatever the grid, and tells the kernel behind it what is there, beside which it may run.
-  bool announces = false;
-};
+inline constexpr int kBackendAbiVersion = 6;
 
 struct BackendDevice {
   char name[128];
@@ -49,9 +34,9 @@ struct BackendAbi {
   const KernelEntry* (*kernels)(const char* target, int* count);
   // Blocks of this kernel that one multiprocessor holds at a time.
   const char* (*occupancy)(int device, const KernelEntry* kernel, int* blocks);
-  // Runs `grid` blocks. The device is made current for the call and restored after it.
-  const char* (*launch)(int device, Stream stream, const KernelEntry* kernel, std::int64_t grid, const void* params,
-                        std::size_t params_bytes);
+  // Runs the blocks of `grid`, none if it is empty. The device is made current for the call and restored after it.
+  const char* (*launch)(int device, Stream stream, const KernelEntry* kernel, const LaunchGrid& grid,
+                        const void* params, std::size_t params_bytes);
 
   const char* (*allocate)(int device, std::size_t bytes, void** memory);
   const char* (*release)(int device, void* memory);

@@ -1,5 +1,8 @@
 #include "common/host/devices.h"
 
+#include <array>
+#include <cstddef>
+#include <cstring>
 #include <mutex>
 #include <string_view>
 #include <vector>
@@ -77,12 +80,7 @@ DeviceContext::DeviceContext(const BackendAbi* abi, Device device, const Backend
       target_{info.target, device.kind, kernels_of(*abi, info.target)},
       multiprocessors_(info.multiprocessors < 1 ? 1 : info.multiprocessors),
       occupancy_(new std::atomic<int>[target_.kernels.size()]()) {
-  for (const KernelEntry& kernel : target_.kernels) {
-    const std::string_view key = kernel.key;
-    if (key.starts_with("decode_stage2/")) decode_stage2_ = &kernel;
-    if (key.starts_with("merge_states/")) merge_states_ = &kernel;
-    if (key.starts_with("append_kv/")) append_kv_ = &kernel;
-  }
+  for (const KernelEntry& kernel : target_.kernels) plain_kernels_[static_cast<std::size_t>(kernel.tag)] = &kernel;
 }
 
 int DeviceContext::multiprocessors() const {
@@ -90,19 +88,12 @@ int DeviceContext::multiprocessors() const {
   return limit > 0 ? limit : multiprocessors_;
 }
 
-const KernelEntry& DeviceContext::plain_kernel(const Check& check, const KernelEntry* kernel, const char* name) const {
-  if (kernel == nullptr) check.not_supported(target_.name + " was built without the kernel " + name);
+const KernelEntry& DeviceContext::plain_kernel(const Check& check, KernelTag tag) const {
+  const KernelEntry* kernel = plain_kernels_[static_cast<std::size_t>(tag)];
+  if (kernel == nullptr) {
+    check.not_supported(target_.name + " was built without the kernel " + kernel_tag_name(tag));
+  }
   return *kernel;
-}
-
-const KernelEntry& DeviceContext::decode_stage2(const Check& check) const {
-  return plain_kernel(check, decode_stage2_, "decode_stage2");
-}
-const KernelEntry& DeviceContext::merge_states(const Check& check) const {
-  return plain_kernel(check, merge_states_, "merge_states");
-}
-const KernelEntry& DeviceContext::append_kv(const Check& check) const {
-  return plain_kernel(check, append_kv_, "append_kv");
 }
 
 int DeviceContext::occupancy(const Check& check, const KernelEntry& kernel) {
@@ -115,14 +106,22 @@ int DeviceContext::occupancy(const Check& check, const KernelEntry& kernel) {
   return blocks;
 }
 
-void DeviceContext::launch(const Check& check, Stream stream, const KernelEntry& kernel, std::int64_t grid,
+void DeviceContext::launch(const Check& check, Stream stream, const KernelEntry& kernel, const LaunchGrid& grid,
                            const void* params, std::size_t bytes) {
-  constexpr std::int64_t kMaxGrid = 0x7fffffff;
-  if (grid > kMaxGrid) {
-    check.not_supported("the call needs " + std::to_string(grid) + " blocks, more than " + std::to_string(kMaxGrid) +
-                        "; cut the batch");
+  constexpr std::int64_t kMaxGrid = 0x7fffffff, kMaxSide = 0xffff;
+  if (grid.x > kMaxGrid || grid.y > kMaxSide || grid.z > kMaxSide) {
+    check.not_supported("the call needs " + std::to_string(grid.x) + " x " + std::to_string(grid.y) + " x " +
+                        std::to_string(grid.z) + " blocks, more than " + std::to_string(kMaxGrid) + " x " +
+                        std::to_string(kMaxSide) + " x " + std::to_string(kMaxSide) + "; cut the batch");
   }
-  if (grid > 0) expect(check, abi_->launch(device_.index, stream, &kernel, grid, params, bytes));
+  if (grid.is_empty()) return;
+  alignas(64) std::array<std::byte, kMostParamsBytes> own;
+  if (kernel.prepare != nullptr) {
+    std::memcpy(own.data(), params, bytes);
+    expect(check, kernel.prepare(own.data()));
+    params = own.data();
+  }
+  expect(check, abi_->launch(device_.index, stream, &kernel, grid, params, bytes));
 }
 
 void DeviceContext::expect(const Check& check, const char* error) const {

@@ -2,6 +2,7 @@
 // them, so that a call asks the driver for nothing but its launch.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -32,15 +33,15 @@ class DeviceContext {
   [[nodiscard]] int multiprocessors() const;
   [[nodiscard]] bool is_cpu() const { return device_.kind == DeviceKind::kCpu; }
 
-  // Kernels without a template shape, of which a target has one each.
-  [[nodiscard]] const KernelEntry& decode_stage2(const Check& check) const;
-  [[nodiscard]] const KernelEntry& merge_states(const Check& check) const;
-  [[nodiscard]] const KernelEntry& append_kv(const Check& check) const;
+  // The kernel of an operation without a template shape, of which a target has one.
+  [[nodiscard]] const KernelEntry& plain_kernel(const Check& check, KernelTag tag) const;
 
   [[nodiscard]] int occupancy(const Check& check, const KernelEntry& kernel);
 
   template <class Params>
-  void launch(const Check& check, Stream stream, const KernelEntry& kernel, std::int64_t grid, const Params& params) {
+  void launch(const Check& check, Stream stream, const KernelEntry& kernel, const LaunchGrid& grid,
+              const Params& params) {
+    static_assert(sizeof(Params) <= kMostParamsBytes);
     launch(check, stream, kernel, grid, &params, sizeof(Params));
   }
 
@@ -48,18 +49,15 @@ class DeviceContext {
   void expect(const Check& check, const char* error) const;
 
  private:
-  void launch(const Check& check, Stream stream, const KernelEntry& kernel, std::int64_t grid, const void* params,
+  void launch(const Check& check, Stream stream, const KernelEntry& kernel, const LaunchGrid& grid, const void* params,
               std::size_t bytes);
-  [[nodiscard]] const KernelEntry& plain_kernel(const Check& check, const KernelEntry* kernel, const char* name) const;
 
   const BackendAbi* abi_;
   Device device_;
   TargetView target_;
   int multiprocessors_;
-  const KernelEntry* decode_stage2_ = nullptr;
-  const KernelEntry* merge_states_ = nullptr;
-  const KernelEntry* append_kv_ = nullptr;
-  std::unique_ptr<std::atomic<int>[]> occupancy_;  // beside the kernels; 0: not asked yet
+  std::array<const KernelEntry*, kKernelTags> plain_kernels_ = {};  // by tag; null: the target has none
+  std::unique_ptr<std::atomic<int>[]> occupancy_;                   // beside the kernels; 0: not asked yet
 };
 
 // The device that `tensor` lies on. Throws NotSupportedError where no backend or target serves it.

@@ -12,8 +12,8 @@
 #include <thread>
 
 #include "common/host/backend_support.h"
-#include "cpu/kernels/kernel_table.h"
 #include "cpu/runtime/device_target.h"
+#include "cpu/runtime/kernel_table.h"
 #include "cpu/runtime/thread_pool.h"
 
 namespace flashport {
@@ -124,12 +124,13 @@ const char* occupancy(int device, const KernelEntry*, int* blocks) {
   return check_device(device);
 }
 
-const char* launch(int device, Stream, const KernelEntry* kernel, std::int64_t grid, const void* params, std::size_t) {
+const char* launch(int device, Stream, const KernelEntry* kernel, const LaunchGrid& grid, const void* params,
+                   std::size_t) {
   if (const char* error = check_device(device)) return error;
-  if (grid <= 0) return nullptr;
+  if (grid.is_empty()) return nullptr;
   const auto function = reinterpret_cast<Kernel>(const_cast<void*>(kernel->handle));
   const auto scratch_bytes = static_cast<std::size_t>(kernel->shared_bytes);
-  if (pool().run(function, params, grid, scratch_bytes)) return nullptr;
+  if (pool().run(function, params, grid.x * grid.y * grid.z, scratch_bytes)) return nullptr;
   return keep_error(std::string(kernel->key) + ": no memory for " + std::to_string(scratch_bytes) +
                     " bytes of scratch");
 }

@@ -9,8 +9,8 @@
 #include <string>
 
 #include "common/host/backend_support.h"
-#include "cuda/kernels/kernel_table.h"
 #include "cuda/runtime/device_target.h"
+#include "cuda/runtime/kernel_table.h"
 
 namespace flashport::cuda_runtime {
 namespace {
@@ -147,27 +147,31 @@ const char* occupancy(int device, const KernelEntry* kernel, int* blocks) {
   return nullptr;
 }
 
-const char* launch(int device, Stream stream, const KernelEntry* kernel, std::int64_t grid, const void* params,
+const char* launch(int device, Stream stream, const KernelEntry* kernel, const LaunchGrid& grid, const void* params,
                    std::size_t) {
-  if (grid <= 0) return nullptr;
-  if (grid > INT_MAX) {
-    return keep_error(std::string(kernel->key) + ": a grid has at most 2147483647 blocks, got " + std::to_string(grid));
+  if (grid.is_empty()) return nullptr;
+  if (grid.x > INT_MAX || grid.y > 0xffff || grid.z > 0xffff) {
+    return keep_error(std::string(kernel->key) + ": a grid has at most 2147483647 x 65535 x 65535 blocks, got " +
+                      std::to_string(grid.x) + " x " + std::to_string(grid.y) + " x " + std::to_string(grid.z));
   }
   const DeviceScope scope(device);
   if (scope.error != nullptr) return scope.error;
   if (const char* error = prepare(state().of(device, kernel), kernel)) return error;
   void* arguments[] = {const_cast<void*>(params)};
+  cudaLaunchAttribute attributes[2];
   // Kernels wait by themselves for the one before (begin_kernel()), so that they may be launched while that one ends.
-  cudaLaunchAttribute early;
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {static_cast<unsigned>(grid.cluster), 1, 1};
+  const auto blocks = static_cast<unsigned>((grid.x + kernel->teams - 1) / kernel->teams);  // the last few teams: idle
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>((grid + kernel->teams - 1) / kernel->teams));  // the last few teams: idle
+  config.gridDim = dim3(blocks, static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z));
   config.blockDim = dim3(static_cast<unsigned>(kernel->threads));
   config.dynamicSmemBytes = static_cast<std::size_t>(kernel->shared_bytes);
   config.stream = stream_of(stream);
-  config.attrs = &early;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = grid.cluster > 1 ? 2 : 1;
   return check(cudaLaunchKernelExC(&config, kernel->handle, arguments), "cudaLaunchKernelExC");
 }
 

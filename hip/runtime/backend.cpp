@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "common/host/backend_support.h"
-#include "hip/kernels/code_object.h"
-#include "hip/kernels/kernel_table.h"
+#include "hip/runtime/code_object.h"
 #include "hip/runtime/device_target.h"
 #include "hip/runtime/hip_api.h"
+#include "hip/runtime/kernel_table.h"
 
 namespace flashport::hip_runtime {
 namespace {
@@ -208,14 +208,18 @@ const char* occupancy(int device, const KernelEntry* kernel, int* blocks) {
   return nullptr;
 }
 
-const char* launch(int device, Stream stream, const KernelEntry* kernel, std::int64_t grid, const void* params,
+const char* launch(int device, Stream stream, const KernelEntry* kernel, const LaunchGrid& grid, const void* params,
                    std::size_t params_bytes) {
-  if (grid <= 0) return nullptr;
-  grid = (grid + kernel->teams - 1) / kernel->teams;  // the last few teams: idle
+  if (grid.is_empty()) return nullptr;
+  if (grid.cluster > 1) return keep_error(std::string(kernel->key) + ": HIP devices have no clusters of blocks");
+  const std::int64_t blocks = (grid.x + kernel->teams - 1) / kernel->teams;  // the last few teams: idle
   // The hardware counts work-items, not blocks, in 32 bits.
-  if (grid * kernel->threads > INT64_C(0xffffffff) || grid > INT64_C(0x7fffffff)) {
-    return keep_error(std::string(kernel->key) + ": a grid has fewer than 2^32 work-items, got " +
-                      std::to_string(grid) + " blocks of " + std::to_string(kernel->threads));
+  if (blocks * kernel->threads > INT64_C(0xffffffff) || blocks > INT64_C(0x7fffffff) || grid.y > 0xffff ||
+      grid.z > 0xffff) {
+    return keep_error(std::string(kernel->key) +
+                      ": a grid has fewer than 2^32 work-items along x and 65536 blocks along y and z, got " +
+                      std::to_string(blocks) + " x " + std::to_string(grid.y) + " x " + std::to_string(grid.z) +
+                      " blocks of " + std::to_string(kernel->threads));
   }
   const DeviceScope scope(device);
   if (scope.error != nullptr) return scope.error;
@@ -223,9 +227,10 @@ const char* launch(int device, Stream stream, const KernelEntry* kernel, std::in
   if (const char* error = load(scope.get(), device, kernel, function)) return error;
   void* extra[] = {kHipLaunchParamBufferPointer, const_cast<void*>(params), kHipLaunchParamBufferSize, &params_bytes,
                    kHipLaunchParamEnd};
-  const HipError code = scope.hip().module_launch_kernel(
-      function, static_cast<unsigned>(grid), 1, 1, static_cast<unsigned>(kernel->threads), 1, 1,
-      static_cast<unsigned>(kernel->shared_bytes), stream_of(stream), nullptr, extra);
+  const HipError code =
+      scope.hip().module_launch_kernel(function, static_cast<unsigned>(blocks), static_cast<unsigned>(grid.y),
+                                       static_cast<unsigned>(grid.z), static_cast<unsigned>(kernel->threads), 1, 1,
+                                       static_cast<unsigned>(kernel->shared_bytes), stream_of(stream), nullptr, extra);
   return check(scope.hip(), code, "hipModuleLaunchKernel");
 }
 

@@ -67,7 +67,7 @@ def includes(folder: Path) -> list[str]:
 def definitions(target: str, backend: str) -> list[str]:
     return [
         f"-DFLASHPORT_TARGET={target}",
-        f'-DFLASHPORT_TARGET_HEADER="{backend}/target/{target}.h"',
+        f'-DFLASHPORT_TARGET_HEADER="{backend}/arch/{target}.h"',
         f"-DFLASHPORT_SIGNAL_KERNEL=flashport_{target}_signal",
     ]
 
@@ -79,7 +79,7 @@ def hip_audit(config, folder: Path, target: str, changes: dict[str, str]):
     architecture = {"gfx11": "gfx11-generic"}.get(target, target)
     command = [config.getoption("--hip-compiler"), "-x", "hip", f"--offload-arch={architecture}"]
     command += ["--offload-device-only", "--no-gpu-bundle-output", "-O3", "-std=c++20"]
-    command += [*definitions(target, "hip"), *includes(with_text(folder, "hip/target/block.h", changes))]
+    command += [*definitions(target, "hip"), *includes(with_text(folder, "hip/arch/block.h", changes))]
     subprocess.run([*command, "-c", source, "-o", folder / "signal.co"], check=True)
     rows, errors, notes = audit_amd.audit(target, folder, config.getoption("--hip-tools"))
     assert errors == []
@@ -97,7 +97,7 @@ def cuda_audit(config, folder: Path, text: str, changes: dict[str, str]):
     source, cubin = folder / "signal.cu", folder / "signal.cubin"
     source.write_text(text)
     command = [config.getoption("--nvcc"), "-cubin", "-gencode=arch=compute_90a,code=sm_90a", "-std=c++20"]
-    command += [*definitions("sm90a", "cuda"), *includes(with_text(folder, "cuda/target/block.h", changes))]
+    command += [*definitions("sm90a", "cuda"), *includes(with_text(folder, "cuda/arch/block.h", changes))]
     subprocess.run([*command, source, "-o", cubin], check=True)
     cuobjdump = Path(config.getoption("--cuda-tools")) / "cuobjdump"
     rows, errors, notes = audit_cuda.audit("sm90a", cubin, cuobjdump)

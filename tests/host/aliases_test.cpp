@@ -10,7 +10,7 @@
 
 #include <flashport/gated_delta.h>
 
-#include "tests/host/decode_inputs.h"
+#include "tests/host/decode/decode_inputs.h"
 #include "tests/host/fake_backend.h"
 
 namespace flashport::test {

@@ -5,8 +5,8 @@
 
 #include <limits>
 
-#include "common/host/cache_layout.h"
-#include "tests/host/decode_inputs.h"
+#include "common/host/kv/cache_layout.h"
+#include "tests/host/decode/decode_inputs.h"
 
 namespace flashport {
 namespace {

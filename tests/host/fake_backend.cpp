@@ -13,51 +13,63 @@ constexpr MathType kF32 = MathType::kFp32;
 constexpr MathType kF16 = MathType::kFp16;
 constexpr MathType kB16 = MathType::kBf16;
 
+constexpr KernelEntry decode(const char* key, DecodeShape shape) {
+  return {.key = key, .tag = KernelTag::kDecode, .threads = 128, .shape = {.decode = shape}};
+}
+constexpr KernelEntry plain(const char* key, KernelTag tag, int threads) {
+  return {.key = key, .tag = tag, .threads = threads};
+}
+constexpr KernelEntry update(const char* key, int head_dim_k, GateForm gate, DType state = DType::kFloat32) {
+  return {.key = key,
+          .tag = KernelTag::kGatedDeltaUpdate,
+          .threads = 1,
+          .shape = {.gated_delta_update = {.shape = {head_dim_k, state, 0, gate},
+                                           .tuning = {.columns = 16, .waves = 1, .blocks_per_multiprocessor = 1}}}};
+}
+constexpr KernelEntry chunk(const char* key, KernelTag tag, MathType math, int head_dim_k) {
+  return {.key = key, .tag = tag, .threads = 128, .shape = {.gated_delta_chunk = {math, head_dim_k}}};
+}
+// One whose blocks have teams, and which announces its work.
+constexpr KernelEntry announcing(KernelEntry kernel, int threads, int teams) {
+  kernel.threads = threads;
+  kernel.teams = teams;
+  kernel.announces = true;
+  return kernel;
+}
+
 const KernelEntry kGpuKernels[] = {
-    {"decode/bf16/kv=bf16/hd64/r16/fakegpu", {64, 64, 16, kB16, KvFormat::kBf16}, 128, 0, nullptr},
-    {"decode/bf16/kv=bf16/hd128/r16/fakegpu", {128, 128, 16, kB16, KvFormat::kBf16}, 128, 0, nullptr},
-    {"decode/bf16/kv=bf16/hd128/r64/fakegpu", {128, 128, 64, kB16, KvFormat::kBf16}, 128, 0, nullptr},
-    {"decode/bf16/kv=bf16/hd192x128/r16/fakegpu", {192, 128, 16, kB16, KvFormat::kBf16}, 128, 0, nullptr},
-    {"decode/bf16/kv=bf16/hd256/r16/fakegpu", {256, 256, 16, kB16, KvFormat::kBf16}, 128, 0, nullptr},
-    {"decode/bf16/kv=bf16/hd512/r16/fakegpu", {512, 512, 16, kB16, KvFormat::kBf16}, 128, 0, nullptr},
-    {"decode/fp16/kv=fp8_e4m3/hd128/r16/fakegpu", {128, 128, 16, kF16, KvFormat::kFp8E4M3}, 128, 0, nullptr},
-    {"decode/fp16/kv=q8_0/hd128/r16/fakegpu", {128, 128, 16, kF16, KvFormat::kQ8_0}, 128, 0, nullptr},
-    {"decode_stage2/fakegpu", {}, 128, 0, nullptr},
-    {"merge_states/fakegpu", {}, 128, 0, nullptr},
-    {"append_kv/fakegpu", {}, 128, 0, nullptr},
-    {"gated_delta_prepare/bf16/k64/fakegpu", {64, 0, 0, kB16, KvFormat::kBf16}, 512, 0, nullptr, 4, {}, true},
-    {"gated_delta_chunk/bf16/k64/fakegpu", {64, 0, 0, kB16, KvFormat::kBf16}, 128, 0, nullptr},
-    {"gated_delta_prepare/bf16/k128/fakegpu", {128, 0, 0, kB16, KvFormat::kBf16}, 128, 0, nullptr},
-    {"gated_delta_chunk/bf16/k128/fakegpu", {128, 0, 0, kB16, KvFormat::kBf16}, 128, 0, nullptr},
-    {"gated_delta_chunk/fp16/k128/fakegpu", {128, 0, 0, kF16, KvFormat::kFp16}, 128, 0, nullptr},
+    decode("decode/bf16/kv=bf16/hd64/r16/fakegpu", {64, 64, 16, kB16, KvFormat::kBf16}),
+    decode("decode/bf16/kv=bf16/hd128/r16/fakegpu", {128, 128, 16, kB16, KvFormat::kBf16}),
+    decode("decode/bf16/kv=bf16/hd128/r64/fakegpu", {128, 128, 64, kB16, KvFormat::kBf16}),
+    decode("decode/bf16/kv=bf16/hd192x128/r16/fakegpu", {192, 128, 16, kB16, KvFormat::kBf16}),
+    decode("decode/bf16/kv=bf16/hd256/r16/fakegpu", {256, 256, 16, kB16, KvFormat::kBf16}),
+    decode("decode/bf16/kv=bf16/hd512/r16/fakegpu", {512, 512, 16, kB16, KvFormat::kBf16}),
+    decode("decode/fp16/kv=fp8_e4m3/hd128/r16/fakegpu", {128, 128, 16, kF16, KvFormat::kFp8E4M3}),
+    decode("decode/fp16/kv=q8_0/hd128/r16/fakegpu", {128, 128, 16, kF16, KvFormat::kQ8_0}),
+    plain("decode_stage2/fakegpu", KernelTag::kDecodeStage2, 128),
+    plain("merge_states/fakegpu", KernelTag::kMergeStates, 128),
+    plain("append_kv/fakegpu", KernelTag::kAppendKv, 128),
+    announcing(chunk("gated_delta_prepare/bf16/k64/fakegpu", KernelTag::kGatedDeltaPrepare, kB16, 64), 512, 4),
+    chunk("gated_delta_chunk/bf16/k64/fakegpu", KernelTag::kGatedDeltaChunk, kB16, 64),
+    chunk("gated_delta_prepare/bf16/k128/fakegpu", KernelTag::kGatedDeltaPrepare, kB16, 128),
+    chunk("gated_delta_chunk/bf16/k128/fakegpu", KernelTag::kGatedDeltaChunk, kB16, 128),
+    chunk("gated_delta_chunk/fp16/k128/fakegpu", KernelTag::kGatedDeltaChunk, kF16, 128),
 };
 
 const KernelEntry kCpuKernels[] = {
-    {"decode/fp32/kv=fp32/hd128/r16/fakecpu", {128, 128, 16, kF32, KvFormat::kFp32}, 1, 0, nullptr},
-    {"decode/fp32/kv=bf16/hd128/r16/fakecpu", {128, 128, 16, kF32, KvFormat::kBf16}, 1, 0, nullptr},
-    {"decode/fp32/kv=q8_0/hd128/r16/fakecpu", {128, 128, 16, kF32, KvFormat::kQ8_0}, 1, 0, nullptr},
-    {"decode_stage2/fakecpu", {}, 1, 0, nullptr},
-    {"merge_states/fakecpu", {}, 1, 0, nullptr},
-    {"append_kv/fakecpu", {}, 1, 0, nullptr},
-    {"gated_delta_update/state=fp32/vk/k64/fakecpu",
-     {},
-     1,
-     0,
-     nullptr,
-     1,
-     {{64, DType::kFloat32, 0, GateForm::kHead}, {16, 1, 1}}},
-    {"gated_delta_update/state=fp32/vk/k256/fakecpu",
-     {},
-     1,
-     0,
-     nullptr,
-     1,
-     {{256, DType::kFloat32, 0, GateForm::kHead}, {16, 1, 1}}},
-    {"gated_delta_update/kda/fakecpu", {}, 1, 0, nullptr, 1, {{256, DType::kFloat32, 0, GateForm::kKey}, {16, 1, 1}}},
-    {"gated_delta_update/any/fakecpu", {}, 1, 0, nullptr, 1, {{256, DType::kFloat32, 0, GateForm::kAny}, {16, 1, 1}}},
-    {"gated_delta_update/fp16/fakecpu", {}, 1, 0, nullptr, 1, {{256, DType::kFloat16, 0, GateForm::kAny}, {16, 1, 1}}},
-    {"gated_delta_prepare/fp32/k256/fakecpu", {256, 0, 0, MathType::kFp32, KvFormat::kFp32}, 1, 0, nullptr},
-    {"gated_delta_chunk/fp32/k256/fakecpu", {256, 0, 0, MathType::kFp32, KvFormat::kFp32}, 1, 0, nullptr},
+    decode("decode/fp32/kv=fp32/hd128/r16/fakecpu", {128, 128, 16, kF32, KvFormat::kFp32}),
+    decode("decode/fp32/kv=bf16/hd128/r16/fakecpu", {128, 128, 16, kF32, KvFormat::kBf16}),
+    decode("decode/fp32/kv=q8_0/hd128/r16/fakecpu", {128, 128, 16, kF32, KvFormat::kQ8_0}),
+    plain("decode_stage2/fakecpu", KernelTag::kDecodeStage2, 1),
+    plain("merge_states/fakecpu", KernelTag::kMergeStates, 1),
+    plain("append_kv/fakecpu", KernelTag::kAppendKv, 1),
+    update("gated_delta_update/state=fp32/vk/k64/fakecpu", 64, GateForm::kHead),
+    update("gated_delta_update/state=fp32/vk/k256/fakecpu", 256, GateForm::kHead),
+    update("gated_delta_update/kda/fakecpu", 256, GateForm::kKey),
+    update("gated_delta_update/any/fakecpu", 256, GateForm::kAny),
+    update("gated_delta_update/fp16/fakecpu", 256, GateForm::kAny, DType::kFloat16),
+    chunk("gated_delta_prepare/fp32/k256/fakecpu", KernelTag::kGatedDeltaPrepare, kF32, 256),
+    chunk("gated_delta_chunk/fp32/k256/fakecpu", KernelTag::kGatedDeltaChunk, kF32, 256),
 };
 
 const char* one_device(int* count) {
@@ -85,10 +97,10 @@ const char* occupancy(int, const KernelEntry*, int* blocks) {
   return nullptr;
 }
 
-const char* launch(int, Stream stream, const KernelEntry* kernel, std::int64_t grid, const void* params,
+const char* launch(int, Stream stream, const KernelEntry* kernel, const LaunchGrid& grid, const void* params,
                    std::size_t bytes) {
   const auto* begin = static_cast<const unsigned char*>(params);
-  fake_state().launches.push_back({kernel->key, grid, stream, {begin, begin + bytes}});
+  fake_state().launches.push_back({kernel->key, grid.x, stream, {begin, begin + bytes}, grid});
   return nullptr;
 }
 

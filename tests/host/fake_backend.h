@@ -7,16 +7,17 @@
 #include <string>
 #include <vector>
 
-#include "common/device/params.h"
+#include "common/device/decode/params.h"
 #include "common/host/backend_abi.h"
 
 namespace flashport::test {
 
 struct Launch {
   std::string key;
-  std::int64_t grid = 0;
+  std::int64_t grid = 0;  // blocks along x, as most launches have no others
   Stream stream = 0;
   std::vector<unsigned char> params;
+  LaunchGrid whole_grid = {};
 
   template <class Params>
   [[nodiscard]] Params as() const {

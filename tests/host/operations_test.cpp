@@ -6,7 +6,8 @@
 
 #include <flashport/backend.h>
 
-#include "tests/host/decode_inputs.h"
+#include "common/device/merge/params.h"
+#include "tests/host/decode/decode_inputs.h"
 #include "tests/host/fake_backend.h"
 
 namespace flashport::test {
@@ -61,8 +62,8 @@ TEST_F(Stage1, RunsAChunkPerBlock) {
   EXPECT_EQ(p.out.stride_head, 4 * 128);
   EXPECT_EQ(p.out_stride_chunk, 128);
   EXPECT_EQ(p.lse_stride_chunk, 1);
-  EXPECT_EQ(p.max_len, 300);
-  EXPECT_EQ(p.table_row.data, inputs.rows);
+  EXPECT_EQ(p.cache.max_len, 300);
+  EXPECT_EQ(p.cache.table_row.data, inputs.rows);
   EXPECT_EQ(p.window_left, -1);
 }
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "common/host/arguments.h"
-#include "tests/host/decode_inputs.h"
+#include "tests/host/decode/decode_inputs.h"
 
 namespace flashport {
 namespace {

@@ -6,7 +6,8 @@
 #include <set>
 #include <thread>
 
-#include "tests/host/decode_inputs.h"
+#include "common/device/merge/params.h"
+#include "tests/host/decode/decode_inputs.h"
 #include "tests/host/fake_backend.h"
 
 namespace flashport::test {

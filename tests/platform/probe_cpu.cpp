@@ -1,5 +1,5 @@
 // The probe kernels of the CPU target that FLASHPORT_TARGET names, in the table of a CPU backend of their own.
-#include "cpu/kernels/kernel_table.h"
+#include "cpu/runtime/kernel_table.h"
 #include "tests/platform/probe_backend.h"
 #include "tests/platform/probe_kernels.h"
 
@@ -28,9 +28,10 @@ namespace cpu_runtime {
 std::span<const TargetKernels> kernel_tables() {
   using namespace FLASHPORT_TARGET;
   static const KernelEntry entries[] = {
-      {"probe_visit/" FLASHPORT_TEXT(FLASHPORT_TARGET), {}, 1, 0, reinterpret_cast<const void*>(visit)},
-      {"probe_arrive/" FLASHPORT_TEXT(FLASHPORT_TARGET), {}, 1, 0, reinterpret_cast<const void*>(arrive)},
-      {"probe_wave/" FLASHPORT_TEXT(FLASHPORT_TARGET), {}, 1, 0, reinterpret_cast<const void*>(wave)},
+      {"probe_visit/" FLASHPORT_TEXT(FLASHPORT_TARGET), KernelTag::kProbe, 1, 0, reinterpret_cast<const void*>(visit)},
+      {"probe_arrive/" FLASHPORT_TEXT(FLASHPORT_TARGET), KernelTag::kProbe, 1, 0,
+       reinterpret_cast<const void*>(arrive)},
+      {"probe_wave/" FLASHPORT_TEXT(FLASHPORT_TARGET), KernelTag::kProbe, 1, 0, reinterpret_cast<const void*>(wave)},
   };
   static const TargetKernels tables[] = {{FLASHPORT_TEXT(FLASHPORT_TARGET), entries, std::size(entries)}};
   return tables;

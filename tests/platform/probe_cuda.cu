@@ -1,5 +1,5 @@
 // The probe kernels of the CUDA target that FLASHPORT_TARGET names, in the table of a CUDA backend of their own.
-#include "cuda/kernels/kernel_table.h"
+#include "cuda/runtime/kernel_table.h"
 #include "tests/platform/probe_backend.h"
 #include "tests/platform/probe_kernels.h"
 
@@ -36,12 +36,11 @@ namespace cuda_runtime {
 std::span<const TargetKernels> kernel_tables() {
   using namespace FLASHPORT_TARGET;
   static const KernelEntry entries[] = {
-      {"probe_visit/" FLASHPORT_TEXT(FLASHPORT_TARGET), {}, kProbeThreads, 0, reinterpret_cast<const void*>(visit)},
-      {"probe_arrive/" FLASHPORT_TEXT(FLASHPORT_TARGET), {}, kProbeThreads, 0, reinterpret_cast<const void*>(arrive)},
-      {"probe_wave/" FLASHPORT_TEXT(FLASHPORT_TARGET),
-       {},
-       kProbeThreads,
-       kSharedBytes,
+      {"probe_visit/" FLASHPORT_TEXT(FLASHPORT_TARGET), KernelTag::kProbe, kProbeThreads, 0,
+       reinterpret_cast<const void*>(visit)},
+      {"probe_arrive/" FLASHPORT_TEXT(FLASHPORT_TARGET), KernelTag::kProbe, kProbeThreads, 0,
+       reinterpret_cast<const void*>(arrive)},
+      {"probe_wave/" FLASHPORT_TEXT(FLASHPORT_TARGET), KernelTag::kProbe, kProbeThreads, kSharedBytes,
        reinterpret_cast<const void*>(wave)},
   };
   static const TargetKernels tables[] = {{FLASHPORT_TEXT(FLASHPORT_TARGET), entries, std::size(entries)}};

@@ -1,7 +1,7 @@
 // The probe kernels of probe_hip.hip, in the table of a HIP backend of their own. FLASHPORT_PROBE_CODE_OBJECT is the
 // path of their code object, FLASHPORT_TARGET its target.
-#include "hip/kernels/code_object.h"
-#include "hip/kernels/kernel_table.h"
+#include "hip/runtime/code_object.h"
+#include "hip/runtime/kernel_table.h"
 #include "tests/platform/probe.h"
 #include "tests/platform/probe_backend.h"
 
@@ -26,9 +26,9 @@ std::span<const TargetKernels> kernel_tables() {
   static const KernelSymbol arrive = {"probe_arrive_kernel", &object};
   static const KernelSymbol wave = {"probe_wave_kernel", &object};
   static const KernelEntry entries[] = {
-      {"probe_visit/" FLASHPORT_TEXT(FLASHPORT_TARGET), {}, kProbeThreads, 0, &visit},
-      {"probe_arrive/" FLASHPORT_TEXT(FLASHPORT_TARGET), {}, kProbeThreads, 0, &arrive},
-      {"probe_wave/" FLASHPORT_TEXT(FLASHPORT_TARGET), {}, kProbeThreads, 0, &wave},
+      {"probe_visit/" FLASHPORT_TEXT(FLASHPORT_TARGET), KernelTag::kProbe, kProbeThreads, 0, &visit},
+      {"probe_arrive/" FLASHPORT_TEXT(FLASHPORT_TARGET), KernelTag::kProbe, kProbeThreads, 0, &arrive},
+      {"probe_wave/" FLASHPORT_TEXT(FLASHPORT_TARGET), KernelTag::kProbe, kProbeThreads, 0, &wave},
   };
   static const TargetKernels tables[] = {{FLASHPORT_TEXT(FLASHPORT_TARGET), entries, std::size(entries)}};
   return tables;

@@ -75,7 +75,7 @@ class Runtime : public testing::Test {
   }
 
   void launch(const KernelEntry* kernel, std::int64_t grid, const ProbeParams& params) const {
-    ASSERT_STREQ(backend.launch(g_device, 0, kernel, grid, &params, sizeof params), nullptr);
+    ASSERT_STREQ(backend.launch(g_device, 0, kernel, LaunchGrid{grid}, &params, sizeof params), nullptr);
   }
 
   const BackendAbi& backend = *probe_backend();
@@ -137,7 +137,7 @@ TEST_F(Runtime, RunsEveryBlockOnceWithAllParams) {
   }
 }
 
-// The merge in one launch rests on this: see common/device/split_tree.h.
+// The merge in one launch rests on this: see common/device/decode/split_tree.h.
 TEST_F(Runtime, LastBlockToArriveSeesWhatAllHavePublished) {
   const int rounds = 5;
   for (const std::int64_t grid : {1, 2, 64, 150}) {

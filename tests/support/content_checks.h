@@ -1,7 +1,7 @@
 // Contents are checked on GPUs too while this lives.
 #pragma once
 
-#include "common/host/lengths.h"
+#include "common/host/contents.h"
 
 namespace flashport_test {
 

@@ -168,7 +168,7 @@ def flash_decode(
         RuntimeError: A driver call failed.
 
     Source:
-        common/host/flash_decode.cpp, common/host/decode_problem.cpp (checks), common/device/decode_kernel.h.
+        common/host/decode/flash_decode.cpp, common/host/decode/problem.cpp (checks), common/device/decode/kernel.h.
     """
     operations = _torch_operators() if tracing.is_compiling() else _core
     return operations.flash_decode(
@@ -211,7 +211,7 @@ def decode_workspace_size(
         ValueError, TypeError, NotImplementedError: As :func:`flash_decode`.
 
     Source:
-        common/host/decode_plan.cpp.
+        common/host/decode/plan.cpp.
     """
     return _core.decode_workspace_size(
         q, k_cache, v_cache, seqlens, block_table, token_table, request_index, kv_indptr, kv_indices, kv_last_page_len,
@@ -262,7 +262,7 @@ def flash_decode_stage1(
             GPU.
 
     Source:
-        common/host/decode_stage1.cpp and common/device/decode_kernel.h; the signature is LightLLM's.
+        common/host/decode/stage1.cpp and common/device/decode/kernel.h; the signature is LightLLM's.
     """
     operations = _torch_operators() if tracing.is_compiling() else _core
     return operations.flash_decode_stage1(
@@ -300,7 +300,7 @@ def flash_decode_stage2(
             length beyond blocks * block_seq is a ValueError in host memory, and is clamped on a GPU.
 
     Source:
-        common/host/decode_stage2.cpp and common/device/merge_kernel.h; the signature is LightLLM's.
+        common/host/decode/stage2.cpp and common/device/merge/merge_kernel.h; the signature is LightLLM's.
     """
     operations = _torch_operators() if tracing.is_compiling() else _core
     return operations.flash_decode_stage2(mid_out, mid_out_logexpsum, B_Seqlen, Out, block_seq, lse, stream)
@@ -344,7 +344,7 @@ def append_kv(
             0, NaN or infinite is one in host memory, and is trusted on a GPU.
 
     Source:
-        common/host/append_kv.cpp and common/device/append_kernel.h.
+        common/host/kv/append_kv.cpp and common/device/kv/append_kernel.h.
     """
     operations = _torch_operators() if tracing.is_compiling() else _core
     return operations.append_kv(k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale, stream)
@@ -383,7 +383,7 @@ def merge_state(
         ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written.
 
     Source:
-        common/host/merge_states.cpp and common/device/merge_kernel.h.
+        common/host/merge/merge_states.cpp and common/device/merge/merge_kernel.h.
     """
     operations = _torch_operators() if tracing.is_compiling() else _core
     return operations.merge_state(o_a, lse_a, o_b, lse_b, lse_base, out, out_lse, stream)
@@ -418,7 +418,7 @@ def merge_states(
         ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode`; nothing has been written.
 
     Source:
-        common/host/merge_states.cpp and common/device/merge_kernel.h.
+        common/host/merge/merge_states.cpp and common/device/merge/merge_kernel.h.
     """
     operations = _torch_operators() if tracing.is_compiling() else _core
     return operations.merge_states(o, lse, lse_base, out, out_lse, stream)
@@ -446,8 +446,8 @@ def num_splits_heuristic(
         ValueError: One below 0 or beyond 32 bits.
 
     Source:
-        common/host/heuristic.cpp; the rule is that of flash-attention's num_splits_heuristic. flash_decode asks it, as
-        its callers do today, with query blocks of 64 rows, key blocks of 256 (D <= 64), 128 (D <= 128) or 64 tokens,
-        twice the multiprocessors and at most 128 splits.
+        common/host/decode/heuristic.cpp; the rule is that of flash-attention's num_splits_heuristic. flash_decode asks
+        it, as its callers do today, with query blocks of 64 rows, key blocks of 256 (D <= 64), 128 (D <= 128) or 64
+        tokens, twice the multiprocessors and at most 128 splits.
     """
     return _core.num_splits_heuristic(batch_nheads_mblocks, num_SMs, num_n_blocks, max_splits)

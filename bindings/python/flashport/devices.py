@@ -74,7 +74,7 @@ def supports(
         TypeError: An argument of the wrong kind.
 
     Source:
-        cmake/decode_instances.txt, the table of all kernels, and common/host/kernel_choice.cpp.
+        cmake/decode_instances.txt, the table of all kernels, and common/host/decode/kernel_choice.cpp.
     """
     return Support(*_core.supports(target or "", q_dtype, kv, head_dim, head_dim_v, group_size, q_len))
 
@@ -102,7 +102,7 @@ def which_kernel(
         NotImplementedError: No kernel serves the request; the text is the reason that :func:`supports` gives.
 
     Source:
-        common/host/kernel_choice.cpp.
+        common/host/decode/kernel_choice.cpp.
     """
     return _core.which_kernel(target or "", q_dtype, kv, head_dim, head_dim_v, group_size, q_len)
 
@@ -142,7 +142,7 @@ def supports_gated_delta(
 
     Source:
         cmake/gated_delta_instances.txt and cmake/gated_delta_chunk_instances.txt, the tables of all kernels, and
-        common/host/gated_delta_choice.cpp.
+        common/host/gated_delta/kernel_choice.cpp.
     """
     query = target or "", operation, q_dtype, state_dtype, head_dim_k, head_dim_v, state_layout, gate
     return Support(*_core.supports_gated_delta(*query))
@@ -174,7 +174,7 @@ def which_gated_delta_kernel(
             gives.
 
     Source:
-        common/host/gated_delta_choice.cpp.
+        common/host/gated_delta/kernel_choice.cpp.
     """
     query = target or "", operation, q_dtype, state_dtype, head_dim_k, head_dim_v, state_layout, gate
     return _core.which_gated_delta_kernel(*query)

@@ -152,8 +152,8 @@ def gated_delta_update(
         RuntimeError: A driver call failed.
 
     Source:
-        common/host/gated_delta_update.cpp, common/host/gated_delta_problem.cpp (checks),
-        common/device/gated_delta_update_kernel.h, common/device/gated_delta_token_gates.h.
+        common/host/gated_delta/update.cpp, common/host/gated_delta/problem.cpp (checks),
+        common/device/gated_delta/update_kernel.h, common/device/gated_delta/token_gates.h.
     """
     out = new_output(q, v) if out is None else out
     operations = _torch_operators() if tracing.is_compiling() else _core
@@ -263,8 +263,8 @@ def gated_delta_chunk(
         RuntimeError: A driver call failed.
 
     Source:
-        common/host/gated_delta_chunk.cpp, common/host/gated_delta_chunk_problem.cpp (checks),
-        common/device/gated_delta_prepare_kernel.h, common/device/gated_delta_chunk_kernel.h.
+        common/host/gated_delta/chunk.cpp, common/host/gated_delta/chunk_problem.cpp (checks),
+        common/device/gated_delta/prepare_kernel.h, common/device/gated_delta/chunk_kernel.h.
     """
     out = new_output(q, v) if out is None else out
     operations = _torch_operators() if tracing.is_compiling() else _core
@@ -297,7 +297,7 @@ def gated_delta_chunk_workspace_size(
         ValueError, TypeError, NotImplementedError: As :func:`gated_delta_chunk`.
 
     Source:
-        common/host/gated_delta_chunk.cpp.
+        common/host/gated_delta/chunk.cpp.
     """
     return _core.gated_delta_chunk_workspace_size(
         q, k, v, g, beta, None, None, None, False, False, False, None, None, "consecutive", "vk", True, cu_seqlens,

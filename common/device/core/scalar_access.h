@@ -1,0 +1,70 @@
+// One element of a tensor whose type is known at run time, read and written. An Element is what load_element has read:
+// several of them are on their way together before the first is needed as a number.
+#pragma once
+
+#include "common/device/core/types.h"
+#include FLASHPORT_TARGET_HEADER
+
+namespace flashport::FLASHPORT_TARGET {
+
+FLASHPORT_DEVICE float load_as_float(const void* data, DType dtype, std::int64_t at) {
+  switch (dtype) {
+    case DType::kFloat16: return to_float(static_cast<const Half*>(data)[at]);
+    case DType::kBFloat16: return to_float(static_cast<const BFloat16*>(data)[at]);
+    default: return static_cast<const float*>(data)[at];
+  }
+}
+
+// The bits of one, as halves; one of 16 bits is there twice. So no type needs a branch, in which loads would be
+// awaited.
+struct Element {
+  std::uint16_t low, high;
+};
+
+FLASHPORT_DEVICE Element load_element(const void* data, DType dtype, std::int64_t at) {
+  const int last = dtype == DType::kFloat32 ? 1 : 0;
+  const auto* from = static_cast<const std::uint16_t*>(data) + (at << last);
+  return {load_global(from), load_global(from + last)};
+}
+
+FLASHPORT_DEVICE float to_float(Element x, DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16: return to_float(__builtin_bit_cast(Half, x.low));
+    case DType::kBFloat16: return to_float(__builtin_bit_cast(BFloat16, x.low));
+    default: return __builtin_bit_cast(float, x.low | static_cast<std::uint32_t>(x.high) << 16);
+  }
+}
+
+// Where an index lies. Slots, offsets and tokens fit 32 bits: of one of 64 the low half says all but the sign.
+struct ShortIndex {
+  const std::int32_t* low;  // null: there is none
+  std::int32_t is_int64;    // 1: behind it lies the half with the sign
+};
+
+// `i` unsigned, or of 64 bits.
+template <class Number>
+FLASHPORT_DEVICE ShortIndex short_index(const IndexArray& array, Number i) {
+  const auto* low = static_cast<const std::int32_t*>(array.data) + (i << array.is_int64);
+  return {array.data == nullptr ? nullptr : low, array.is_int64};
+}
+
+FLASHPORT_DEVICE int with_sign(int low, int high) { return (low & 0x7fffffff) | (high & ~0x7fffffff); }
+
+FLASHPORT_DEVICE void store_as(Half* to, float value) { *to = to_half(value); }
+FLASHPORT_DEVICE void store_as(BFloat16* to, float value) { *to = to_bfloat16(value); }
+FLASHPORT_DEVICE void store_as(float* to, float value) { *to = value; }
+
+// f(data as its type)
+template <class F>
+FLASHPORT_DEVICE void with_type(void* data, DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::kFloat16: f(static_cast<Half*>(data)); break;
+    case DType::kBFloat16: f(static_cast<BFloat16*>(data)); break;
+    default: f(static_cast<float*>(data));
+  }
+}
+FLASHPORT_DEVICE void store_as(void* data, DType dtype, std::int64_t offset, float value) {
+  with_type(data, dtype, [&](auto* to) { store_as(to + offset, value); });
+}
+
+}  // namespace flashport::FLASHPORT_TARGET

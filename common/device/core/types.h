@@ -1,0 +1,28 @@
+// Plain types of the structs that cross from host to device. One struct a kernel family is passed by value as the only
+// argument of a kernel. Every vendor's compiler reads them, so they have no methods and no std types. Strides count
+// elements, but those of a cache count bytes (a q8_0 row has no element size). Every offset has 64 bits.
+#pragma once
+
+#include <cstdint>
+
+#include <flashport/types.h>
+
+namespace flashport {
+
+enum class MathType : std::int32_t { kFp32, kFp16, kBf16 };
+
+// An integer array of 32 or 64 bits an element.
+struct IndexArray {
+  const void* data;
+  std::int32_t is_int64;  // 1 or, of 32 bits and where there is none, 0
+};
+
+// A tensor that is read or written row by row: one row for each sequence, token and head. The innermost stride need not
+// be 1. Where sequences are packed along the tokens, stride_seq is unused.
+struct StridedRows {
+  void* data;
+  DType dtype;
+  std::int64_t stride_seq, stride_token, stride_head, stride_dim;
+};
+
+}  // namespace flashport

@@ -1,0 +1,78 @@
+// Flash decoding, the whole algorithm.
+//
+// For a query tile Q [rows, D] of one kv head (rows pack query token and head of the group) and its keys K [n, D] and
+// values V [n, DV]:   o = softmax(logits(Q K^T)) V   [rows, DV],   lse = log sum exp   [rows].
+// Keys are taken in leaves of 64. Each leaf gives a fresh partial state
+//   S = Q K^T [rows, 64];  m = rowmax S [rows];  P = exp2(S - m) [rows, 64];  l = rowsum P [rows];  o = P V [rows, DV]
+// and the states meet along the fixed tree of split_tree.h.
+//
+// Stages of the loop: the copies of later leaves are in flight while a leaf is worked on; keys() and values() wait for
+// the oldest. Behind row_max's barrier no wave reads the keys of this leaf or the values of the one before any more;
+// behind to_operand's barrier P is there, and values() of all waves' copies.
+#pragma once
+
+#include "common/device/decode/config.h"
+#include "common/device/decode/mask.h"
+#include "common/device/decode/output.h"
+#include "common/device/decode/schedule.h"
+#include "common/device/decode/split_tree.h"
+#include FLASHPORT_DECODE_TILES_HEADER
+
+namespace flashport::FLASHPORT_TARGET::decode {
+
+template <DecodeConfig kCfg>
+FLASHPORT_DEVICE void decode(const DecodeParams& p, const Range& range, const Block& block,
+                             DecodeShared<kCfg>& shared) {
+  using Tiles = DecodeTiles<kCfg>;
+  LeafCursor now(range), ahead(range);
+  if (now.done()) return;
+  Tiles tiles(p, block, shared);
+  KvPipeline<kCfg> pipeline(p, block, shared, ahead);
+  if (block.wave() == 0) {
+    plan_announcements(p, block, range.line, Tiles::kKeepsParent, shared.ends, 0, range.segment);
+  }
+  block.sync();
+  SplitTree<Tiles> tree(p, block, shared.ends);
+  merge::SoftmaxState<Tiles> state;
+  typename Tiles::Query query{};
+  float scale = 0.0f;
+
+  for (; !now.done(); now.next(reread(p))) {
+    const Segment& s = now.segment;
+    if (now.at_segment_start()) {
+      tiles.stage_query(reread(p), s);
+      scale = score_scale(reread(p), s);
+    }
+    auto&& keys = pipeline.keys();
+    if (now.at_segment_start()) tiles.fetch_query(query);
+    pipeline.refill_behind_keys(p, ahead);
+
+    auto scores = tiles.mma_abt(query, keys);
+    to_logits(tiles, p, s, now.key(), scale, scores);
+    tiles.row_max(scores, state.m);
+    pipeline.refill_behind_scores(p, ahead);
+    typename Tiles::Rows reference;
+    for (int slot = 0; slot < tiles.row_slots(); ++slot) {
+      reference[slot] = state.m[slot] == -kInfinity ? 0.0f : state.m[slot];
+    }
+    tiles.for_each(scores, [&](auto& x, int slot, int) { x = exp2_approx(x - reference[slot]); });
+    pipeline.await_values();
+    const auto probabilities = tiles.to_operand(scores, state.l);
+    tiles.mma_ab(probabilities, pipeline.values(), state.o);
+    pipeline.refill_behind_values(p, ahead);
+
+    tree.add_leaf(tiles, now, state);
+  }
+  if constexpr (kHasProducers) {
+    pipeline.await_ends();
+  } else {
+    if (block.wave() == 0) {
+      plan_last_tile(p, block, range.line, Tiles::kKeepsParent, shared.ends, shared.ends.segments[0].start,
+                     now.segment);
+    }
+    block.sync();
+  }
+  tree.finish(tiles);
+}
+
+}  // namespace flashport::FLASHPORT_TARGET::decode

@@ -1,0 +1,116 @@
+// The end of a query tile: from its finished state (m, l, o) to out and lse, with the sink in the denominator.
+#pragma once
+
+#include "common/device/core/scalar_access.h"
+#include "common/device/decode/mask.h"
+#include "common/device/decode/partial_state.h"
+
+namespace flashport::FLASHPORT_TARGET::decode {
+
+FLASHPORT_DEVICE float head_scale(const float* scale, int stride, int kv_head) {
+  return scale == nullptr ? 1.0f : scale[kv_head * stride];
+}
+
+// What a raw dot product is multiplied by before the softcap or, without one, to become a base-2 logit.
+FLASHPORT_DEVICE float score_scale(const DecodeParams& p, const Segment& s) {
+  return p.score_scale * head_scale(p.k_scale, p.scale_stride, s.kv_head);
+}
+
+// Where a row of a query tile goes, as far as it is known before the row is done.
+struct OutputRow {
+  std::int64_t offset;  // of the row's first element; -1: padding, not written
+  float* lse;           // null: not wanted, or not this thread's to write
+  float scale;          // of the values
+  float sink;           // base 2; -inf: none
+};
+
+// `leads`: this thread writes lse.
+FLASHPORT_DEVICE OutputRow output_row(const DecodeParams& p, const Segment& s, const Block& block, QueryRow row,
+                                      bool leads) {
+  if (row.token >= s.q_len) return {-1, nullptr, 0.0f, 0.0f};
+  const int chunk = p.num_chunks > 0 ? static_cast<int>(block.index()) % p.num_chunks : 0;
+  const std::int64_t seq = p.cu_seqlens_q == nullptr ? s.seq : 0;
+  const std::int64_t token = s.q_begin + row.token;
+  OutputRow to;
+  to.offset = seq * p.out.stride_seq + token * p.out.stride_token + row.head * p.out.stride_head;
+  if (chunk > 0) to.offset += chunk * p.out_stride_chunk;
+  to.lse = nullptr;
+  if (leads && p.lse != nullptr) {
+    to.lse = p.lse + seq * p.lse_stride_seq + token * p.lse_stride_token + row.head * p.lse_stride_head;
+    if (chunk > 0) to.lse += chunk * p.lse_stride_chunk;
+  }
+  to.scale = head_scale(p.v_scale, p.scale_stride, s.kv_head);
+  // Of partial results that will be merged, one alone gets the sink.
+  to.sink = p.sinks != nullptr && chunk == 0 ? p.sinks[row.head] * kLog2e : -kInfinity;
+  return to;
+}
+
+// Writes lse; what the row's accumulator is multiplied by. 0: nothing was seen, and the row is 0 even where its
+// accumulator is not a number. Rows that see nothing give out 0 and lse -inf (a sink alone: out 0, lse the sink).
+FLASHPORT_DEVICE float finish_row(const OutputRow& row, float m, float l) {
+  float factor = row.scale;
+  if (row.sink != -kInfinity) {
+    const merge::MergeWeights w = merge::merge_weights(m, row.sink);
+    l = merge::merge_value(l, w.a, 1.0f, w.b);
+    m = w.m;
+    factor *= w.a;
+  }
+  if (row.lse != nullptr) *row.lse = l == 0.0f ? -kInfinity : (m + log2_full(l)) * kLn2;
+  return l == 0.0f ? 0.0f : factor / l;
+}
+
+FLASHPORT_DEVICE float output_value(float x, float factor) { return factor == 0.0f ? 0.0f : x * factor; }
+template <class T>
+FLASHPORT_DEVICE void write_element(const DecodeParams& p, T* out, std::int64_t row, int column, float x,
+                                    float factor) {
+  if (row < 0 || column >= p.head_dim_v) return;
+  store_as(out + row + column * p.out.stride_dim, output_value(x, factor));
+}
+
+// A tile's output from registers.
+template <class Tiles>
+FLASHPORT_DEVICE void write_output(const Tiles& tiles, const DecodeParams& p, const Segment& s, const Block& block,
+                                   const merge::SoftmaxState<Tiles>& state) {
+  std::int64_t offsets[Tiles::kRowSlots];
+  float factors[Tiles::kRowSlots];
+  for (int slot = 0; slot < tiles.row_slots(); ++slot) {
+    const int row = tiles.row_of(slot);
+    offsets[slot] = -1;
+    factors[slot] = 0.0f;
+    if (row >= tiles.live_rows()) continue;
+    const OutputRow to = output_row(p, s, block, query_row(p, s, Tiles::kRows, row), tiles.owns_row(slot));
+    offsets[slot] = to.offset;
+    factors[slot] = finish_row(to, state.m[slot], state.l[slot]);
+  }
+  with_type(p.out.data, p.out.dtype, [&](auto* out) {
+    tiles.for_each_out(state.o, [&](float x, int slot, int column) {
+      write_element(p, out, offsets[slot], column, x, factors[slot]);
+    });
+  });
+}
+
+// A few columns of one row of a tile's output, as one store where they lie side by side and aligned.
+template <class T>
+FLASHPORT_DEVICE void write_columns(const DecodeParams& p, T* out, std::int64_t row, int column,
+                                    const float (&x)[kVectorFloats], float factor) {
+  struct alignas(sizeof(T) * kVectorFloats) Columns {
+    T at[kVectorFloats];
+  };
+  T* to = out + row + column;
+  const bool aligned = reinterpret_cast<std::uintptr_t>(to) % sizeof(Columns) == 0;
+  if (aligned && row >= 0 && p.out.stride_dim == 1 && column + kVectorFloats <= p.head_dim_v) {
+    Columns columns;
+    for (int i = 0; i < kVectorFloats; ++i) store_as(columns.at + i, output_value(x[i], factor));
+    *reinterpret_cast<Columns*>(to) = columns;
+    return;
+  }
+  for (int i = 0; i < kVectorFloats; ++i) write_element(p, out, row, column + i, x[i], factor);
+}
+
+FLASHPORT_DEVICE void write_output_piece(const DecodeParams& p, const OutputRow& to, int column,
+                                         const StatePiece& piece) {
+  const float factor = finish_row(to, piece.m, piece.l);
+  with_type(p.out.data, p.out.dtype, [&](auto* out) { write_columns(p, out, to.offset, column, piece.o, factor); });
+}
+
+}  // namespace flashport::FLASHPORT_TARGET::decode

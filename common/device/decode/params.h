@@ -1,0 +1,60 @@
+// The argument of the decode kernels.
+#pragma once
+
+#include "common/device/core/divisor.h"
+#include "common/device/core/types.h"
+#include "common/device/kv/params.h"
+
+namespace flashport {
+
+// How a grid cuts the line of leaves (schedule.h): blocks side by side, and how many stretches and groups that makes.
+struct LineCut {
+  Divisor group, stretches;
+  std::int32_t groups;  // of a sequence's query tiles
+};
+
+struct DecodeParams {
+  std::int32_t batch, num_q_heads, num_kv_heads, group_size;
+  std::int32_t head_dim_qk, head_dim_v;
+  std::int32_t row_tiles;  // ceil(group_size * max_q_len / rows)
+  Divisor by_group_size, by_row_tiles;
+  std::int32_t max_q_len;
+
+  StridedRows q;
+  const std::int32_t* cu_seqlens_q;  // null: max_q_len tokens each; else stride_seq of q, out, lse is unused
+
+  PagedCache cache;
+
+  // Scores: s = q.k * score_scale; with a softcap cap_scale * tanh(s). Base 2 in the end.
+  float score_scale;                       // softmax_scale * log2e, or softmax_scale / softcap with softcap
+  float cap_scale;                         // softcap * log2e; 0: no softcap
+  std::int32_t window_left, window_right;  // -1: infinite
+  const float* alibi_slopes;
+  std::int64_t alibi_stride_seq;
+  const float* sinks;
+  const std::uint32_t* tree_mask;
+  std::int64_t tree_mask_stride;
+  const float* k_scale;  // null: 1
+  const float* v_scale;
+  std::int32_t scale_stride;  // 0: one scale; 1: one per kv head
+
+  StridedRows out;
+  float* lse;  // null: not wanted
+  std::int64_t lse_stride_seq, lse_stride_token, lse_stride_head;
+
+  // Fixed chunks (stage 1, num_splits): chunk_keys > 0 keys each, or num_chunks equal pieces of each sequence when
+  // chunk_keys is 0. num_chunks == 0: the invariant schedule. In chunk mode out and lse gain a chunk axis:
+  std::int32_t num_chunks;
+  std::int64_t chunk_keys;
+  std::int64_t out_stride_chunk, lse_stride_chunk;
+  std::int32_t write_empty_chunks;  // write out 0 and lse -inf for chunks past the end of a sequence
+
+  // Workspace of the invariant schedule (common/device/decode/split_tree.h).
+  float* slots;
+  std::int32_t slot_floats;  // floats of one partial state
+  std::uint32_t* counters;
+  std::int32_t levels;
+  LineCut cuts[2];  // a block for itself; tiles of a sequence side by side
+};
+
+}  // namespace flashport

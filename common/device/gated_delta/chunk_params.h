@@ -1,0 +1,53 @@
+// What the two kernels of the chunked gated delta rule are told: plain structs, as those of params.h, with strides that
+// count elements.
+#pragma once
+
+#include "common/device/gated_delta/config.h"
+#include "common/device/gated_delta/params.h"
+
+namespace flashport {
+
+inline constexpr int kChunkTokens = 64;  // counted from a sequence's first token; its last chunk may be shorter
+
+// Per-token factors of one chunk and value head, all 0 for tokens that the chunk does not have. With G the sum of log
+// gates up to and with a token, rq and rk the factors that normalise its query and key:
+struct ChunkFactors {
+  float learn[kChunkTokens];   // beta
+  float recall[kChunkTokens];  // beta e^G rk
+  float query[kChunkTokens];   // e^G rq scale
+  float write[kChunkTokens];   // e^(G of the last token - G) rk
+  float keep, padding[3];      // e^(G of the last token)
+};
+
+// What the prepare kernel leaves for the chain, per chunk slot and value head: two matrices [64, 64] of the math type,
+// of which the blocks of 16 x 16 above the diagonal are neither written nor read, and the factors.
+struct ChunkWorkspace {
+  void* transforms;  // (I + A)^-1
+  void* scores;      // P
+  ChunkFactors* factors;
+  // A word for each slot and value head, not 0 once these are there, where the chain runs beside the prepare kernel;
+  // null: it runs behind it.
+  unsigned* prepared;
+  std::int64_t slots;
+};
+
+struct GatedDeltaChunkParams {
+  std::int32_t batch, tokens;  // sequences; tokens of each, or of all with cu_seqlens
+  std::int32_t num_heads, num_v_heads, group_size;
+  std::int32_t head_dim_k, head_dim_v;
+  std::int32_t heads_modulo;  // the head of value head hv is hv % num_heads, else hv / group_size
+  std::int32_t key_major;     // states are [K, V], else [V, K]
+  std::int32_t l2norm, beta_sigmoid, update_state;
+  StridedRows q, k, v, g, beta, out;
+  const void* a_log;    // null: g is the logarithm of the gate itself
+  const void* dt_bias;  // null: none
+  DType a_log_dtype, dt_bias_dtype;
+  IndexArray cu_seqlens;            // null data: every sequence has `tokens` tokens
+  StateSlots state, final_states;   // where sequences begin and, with update_state, end; a copy of the ends
+  StateSlots chunk_states;          // the state that enters each chunk; slots are rows of the batch, steps chunks
+  std::int32_t chunk_states_count;  // chunks of a row that it has room for
+  float scale, beta_factor;
+  ChunkWorkspace workspace;
+};
+
+}  // namespace flashport

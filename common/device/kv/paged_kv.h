@@ -1,0 +1,66 @@
+// Where the keys and values of a sequence live. Every layout (contiguous, block table, token table, CSR; NHD or HND)
+// is a list of pages and three byte strides, so the address of a token is
+//   cache + page(token) * page_stride + (token % page_size) * token_stride + head * head_stride.
+#pragma once
+
+#include "common/device/core/index_array.h"
+#include "common/device/kv/params.h"
+#include FLASHPORT_TARGET_HEADER
+
+namespace flashport::FLASHPORT_TARGET::kv {
+
+// Keys of sequence `seq`, never outside [0, max_len] nor past the pages that CSR gives it.
+FLASHPORT_DEVICE int sequence_length(const PagedCache& p, int seq) {
+  const auto within = [](std::int64_t length, int most) {
+    return length < most ? static_cast<int>(maximum(length, std::int64_t{0})) : most;
+  };
+  int most = p.max_len;
+  if (p.kv_indptr != nullptr) {
+    const std::int64_t pages = p.kv_indptr[seq + 1] - p.kv_indptr[seq];
+    if (p.seqlens.data == nullptr) return within((pages - 1) * p.page_size + p.kv_last_page_len[seq], most);
+    most = within(pages * p.page_size, most);
+  }
+  if (p.seqlens.data == nullptr) return most;
+  if (p.seqlens.is_int64) return within(static_cast<const std::int64_t*>(p.seqlens.data)[seq], most);
+  return maximum(minimum(static_cast<const std::int32_t*>(p.seqlens.data)[seq], most), 0);
+}
+
+// The row of the page table that belongs to `seq`; null when pages are the sequences themselves.
+FLASHPORT_DEVICE const std::int32_t* page_list(const PagedCache& p, int seq) {
+  if (p.table == nullptr) return nullptr;
+  if (p.kv_indptr != nullptr) return p.table + p.kv_indptr[seq];
+  const std::int64_t row = p.table_row.data != nullptr ? index_at(p.table_row, seq) : seq;
+  return p.table + row * p.table_stride;
+}
+
+// A token's page and its place in it. Loading the page number is the slow part: look up early, address late.
+struct TokenPlace {
+  int page;
+  int offset;  // token % page_size; -1: no such token
+};
+
+struct PageOf {
+  unsigned page;  // place in the sequence's list of pages
+  int offset;
+};
+FLASHPORT_DEVICE PageOf page_of(const PagedCache& p, const std::int32_t* pages, int token) {
+  if (pages == nullptr) return {0, token};
+  const unsigned page_size = static_cast<unsigned>(p.page_size);
+  const unsigned page =
+      p.page_shift >= 0 ? static_cast<unsigned>(token) >> p.page_shift : static_cast<unsigned>(token) / page_size;
+  return {page, static_cast<int>(static_cast<unsigned>(token) - page * page_size)};
+}
+
+FLASHPORT_DEVICE TokenPlace place_of(const PagedCache& p, const std::int32_t* pages, int seq, int token, bool valid) {
+  if (!valid) return {0, -1};
+  const PageOf at = page_of(p, pages, token);
+  return {pages == nullptr ? seq : load_global(pages + at.page), at.offset};
+}
+
+// Byte offset of a token's row of one head; -1 for no token.
+FLASHPORT_DEVICE std::int64_t row_offset(const CacheParams& cache, TokenPlace place, int head) {
+  if (place.offset < 0) return -1;
+  return place.page * cache.page_stride + place.offset * cache.token_stride + head * cache.head_stride;
+}
+
+}  // namespace flashport::FLASHPORT_TARGET::kv

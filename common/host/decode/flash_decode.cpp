@@ -1,0 +1,47 @@
+// flash_decode and flash_decode_stage1: validate -> plan -> dispatch.
+#include <flashport/decode.h>
+
+#include "common/host/check.h"
+#include "common/host/contents.h"
+#include "common/host/decode/lengths.h"
+#include "common/host/decode/plan.h"
+#include "common/host/decode/problem.h"
+#include "common/host/devices.h"
+#include "common/host/workspace.h"
+
+namespace flashport {
+namespace {
+
+void run_decode(const DecodeProblem& problem, Stream stream) {
+  if (problem.empty) return;
+  const Check check(problem.function);
+  DeviceContext& device = device_context(check, problem.q, "q");
+  DecodePlan plan = plan_decode(problem, device);
+  if (checks_contents(check, device, stream)) check_decode_contents(check, device, stream, problem);
+
+  WorkspaceLease workspace;
+  if (plan.workspace_bytes > 0) {
+    workspace = acquire_workspace(check, device, stream, plan.workspace_bytes, problem.workspace);
+    bind_workspace(plan, workspace.data());
+  }
+  device.launch(check, stream, *plan.kernel, LaunchGrid{plan.grid}, plan.params);
+  if (plan.merge_kernel != nullptr) {
+    device.launch(check, stream, *plan.merge_kernel, LaunchGrid{plan.merge_grid}, plan.merge);
+  }
+}
+
+}  // namespace
+
+void flash_decode(const DecodeArgs& args, Stream stream) { run_decode(validate_flash_decode(args), stream); }
+
+std::int64_t decode_workspace_size(const DecodeArgs& args) {
+  const DecodeProblem problem = validate_flash_decode(args);
+  if (problem.empty) return 0;
+  return plan_decode(problem, device_context(Check(problem.function), problem.q, "q")).workspace_bytes;
+}
+
+void flash_decode_stage1(const DecodeStage1Args& args, Stream stream) {
+  run_decode(validate_decode_stage1(args), stream);
+}
+
+}  // namespace flashport

@@ -1,0 +1,151 @@
+#include "common/host/decode/kernel_choice.h"
+
+#include <vector>
+
+#include <flashport/decode.h>
+
+#include "common/host/check.h"
+#include "common/host/devices.h"
+#include "common/host/kv/cache_layout.h"
+#include "common/host/last_choice.h"
+
+namespace flashport {
+namespace {
+
+bool serves_types(const KernelEntry& kernel, const KernelRequest& request) {
+  // float32 queries are not rounded to a shorter type behind the caller's back.
+  return kernel.tag == KernelTag::kDecode && kernel.shape.decode.kv == request.kv &&
+         (request.q_dtype != DType::kFloat32 || kernel.shape.decode.math == MathType::kFp32);
+}
+
+bool covers(const KernelEntry& kernel, const KernelRequest& request) {
+  return kernel.shape.decode.head_dim_qk >= request.head_dim_qk && kernel.shape.decode.head_dim_v >= request.head_dim_v;
+}
+
+bool is_better(const DecodeShape& a, const DecodeShape& b, std::int64_t packed_rows) {
+  const int area_a = a.head_dim_qk * a.head_dim_v;
+  const int area_b = b.head_dim_qk * b.head_dim_v;
+  if (area_a != area_b) return area_a < area_b;
+  // The shortest tile that takes all rows at once, or else the longest one.
+  const bool a_holds = a.rows >= packed_rows;
+  const bool b_holds = b.rows >= packed_rows;
+  if (a_holds != b_holds) return a_holds;
+  return a_holds ? a.rows < b.rows : a.rows > b.rows;
+}
+
+std::string head_dims_text(std::int64_t qk, std::int64_t v) {
+  return qk == v ? std::to_string(qk) : std::to_string(qk) + "/" + std::to_string(v);
+}
+
+// Why no kernel takes such queries, whatever the cache is; empty if some do.
+std::string query_type_reason(DType q) {
+  return dtype_problem("q", q, {DType::kFloat32, DType::kFloat16, DType::kBFloat16});
+}
+
+// What the request asks of no target; empty if nothing.
+std::string limit_reason(const KernelRequest& r) {
+  for (std::int64_t dim : {r.head_dim_qk, r.head_dim_v}) {
+    const std::string name = dim == r.head_dim_qk ? "head_dim" : "head_dim_v";
+    if (dim > kMaxHeadDim) return name + " " + std::to_string(dim) + " > " + std::to_string(kMaxHeadDim);
+    if (dim < kMinHeadDim) return name + " " + std::to_string(dim) + " < " + std::to_string(kMinHeadDim);
+    if (dim % kHeadDimStep != 0) {
+      return name + " must be a multiple of " + std::to_string(kHeadDimStep) + ", got " + std::to_string(dim);
+    }
+    if (r.kv == KvFormat::kQ8_0 && dim % 32 != 0) {
+      return "q8_0 needs a " + name + " that is a multiple of 32, got " + std::to_string(dim);
+    }
+  }
+  if (r.group_size < 1 || r.group_size > kMaxGroupSize) {
+    return "1 to " + std::to_string(kMaxGroupSize) + " query heads may share a kv head, got " +
+           std::to_string(r.group_size);
+  }
+  if (r.q_len < 1 || r.q_len > kMaxQueryLength) {
+    return "q_len must be 1 to " + std::to_string(kMaxQueryLength) + ", got " + std::to_string(r.q_len);
+  }
+  if (std::string reason = query_type_reason(r.q_dtype); !reason.empty()) return reason;
+  if (!is_quantised(r.kv) && kv_format(r.q_dtype) != r.kv) {
+    return std::string("a cache of ") + kv_name(r.kv) + " goes with q of the same type, got " + dtype_name(r.q_dtype);
+  }
+  return "";
+}
+
+std::string missing_reason(std::span<const KernelEntry> kernels, std::string_view target, const KernelRequest& r) {
+  std::string text = std::string(target) + " has no kernel for ";
+  bool has_kv = false;
+  bool has_types = false;
+  std::vector<std::string> formats;
+  std::string dims;
+  for (const KernelEntry& kernel : kernels) {
+    if (kernel.tag != KernelTag::kDecode) continue;
+    const std::string format = kv_name(kernel.shape.decode.kv);
+    bool listed = false;
+    for (const std::string& known : formats) listed = listed || known == format;
+    if (!listed) formats.push_back(format);
+    has_kv = has_kv || kernel.shape.decode.kv == r.kv;
+    if (!serves_types(kernel, r)) continue;
+    has_types = true;
+    const std::string tile = head_dims_text(kernel.shape.decode.head_dim_qk, kernel.shape.decode.head_dim_v);
+    if ((", " + dims + ",").find(", " + tile + ",") == std::string::npos) dims += (dims.empty() ? "" : ", ") + tile;
+  }
+  if (has_types) {
+    return text + "head_dim " + head_dims_text(r.head_dim_qk, r.head_dim_v) + " with kv=" + kv_name(r.kv) +
+           "; its tiles are " + dims;
+  }
+  if (r.q_dtype == DType::kFloat32 && (has_kv || r.kv == KvFormat::kFp32)) {
+    return text + "float32 q; use float16 or bfloat16";
+  }
+  text += std::string("kv=") + kv_name(r.kv) + "; it has ";
+  for (std::size_t i = 0; i < formats.size(); ++i) text += (i == 0 ? "" : ", ") + formats[i];
+  return text + (formats.empty() ? "none" : "");
+}
+
+// Null, and the reason, where the query cannot be served.
+const KernelEntry* answer(const DecodeQuery& query, std::string& reason) {
+  reason = query_type_reason(query.q_dtype);
+  if (!reason.empty()) return nullptr;
+  const auto kv = kv_format_named(query.kv.c_str());
+  if (!kv) {
+    reason = "kv must be fp32, fp16, bf16, fp8_e4m3, fp8_e4m3fnuz or q8_0, got \"" + query.kv + "\"";
+    return nullptr;
+  }
+  const TargetView target = find_target(query.target, reason);
+  if (!reason.empty()) return nullptr;
+  const KernelRequest request{query.q_dtype, *kv, query.head_dim_qk, query.head_dim_v, query.group_size, query.q_len};
+  return choose_decode_kernel(target.kernels, target.name, request, &reason);
+}
+
+}  // namespace
+
+const KernelEntry* choose_decode_kernel(std::span<const KernelEntry> kernels, std::string_view target,
+                                        const KernelRequest& request, std::string* reason) {
+  thread_local LastChoice<KernelRequest> last;
+  const KernelEntry* best = last.find(kernels, request);
+  if (best != nullptr) return best;
+  const std::int64_t packed_rows = request.group_size * request.q_len;
+  for (const KernelEntry& kernel : kernels) {
+    if (!serves_types(kernel, request) || !covers(kernel, request)) continue;
+    if (best == nullptr || is_better(kernel.shape.decode, best->shape.decode, packed_rows)) best = &kernel;
+  }
+  std::string limit = limit_reason(request);
+  if (best != nullptr && limit.empty()) {
+    last.keep(kernels, request, best);
+    return best;
+  }
+  if (reason != nullptr) *reason = !limit.empty() ? std::move(limit) : missing_reason(kernels, target, request);
+  return nullptr;
+}
+
+Support supports(const DecodeQuery& query) {
+  Support support;
+  support.supported = answer(query, support.reason) != nullptr;
+  return support;
+}
+
+std::string which_kernel(const DecodeQuery& query) {
+  std::string reason;
+  const KernelEntry* kernel = answer(query, reason);
+  if (kernel == nullptr) throw NotSupportedError("which_kernel: " + reason);
+  return kernel->key;
+}
+
+}  // namespace flashport

@@ -1,0 +1,188 @@
+#include "common/host/decode/plan.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "common/device/decode/tree_layout.h"
+#include "common/host/check.h"
+#include "common/host/decode/kernel_choice.h"
+
+namespace flashport {
+namespace {
+
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+constexpr std::int64_t align_up(std::int64_t value, std::int64_t to) { return ceil_div(value, to) * to; }
+
+int to_int(std::int64_t value) {
+  return static_cast<int>(std::min<std::int64_t>(value, std::numeric_limits<int>::max()));
+}
+
+// Query tiles of the whole batch.
+std::int64_t tile_count(const DecodeParams& p) { return std::int64_t{p.batch} * p.num_kv_heads * p.row_tiles; }
+
+std::int32_t slot_floats_of(const DecodePlan& plan) {
+  const DecodeParams& p = plan.params;
+  const std::int64_t packed_rows = std::int64_t{p.group_size} * p.max_q_len;
+  const auto live_rows = static_cast<int>(std::min<std::int64_t>(plan.kernel->shape.decode.rows, packed_rows));
+  return slot_floats(live_rows, plan.kernel->shape.decode.head_dim_v);
+}
+
+// The line of work is counted in 32 bits.
+void check_line(const DecodeProblem& problem, const Check& check, const DecodeParams& p) {
+  const bool csr = p.cache.kv_indptr != nullptr;
+  const std::int64_t room = csr ? problem.bounds.table_entries * p.cache.page_size : p.cache.max_len;
+  const std::int64_t nodes = (csr ? room : p.batch * room) / (kLeafKeys * kFanOut) + p.batch;
+  const std::int64_t tiles = std::int64_t{p.num_kv_heads} * p.row_tiles;
+  if (nodes <= kLongestLine / std::max(std::int64_t{kFanOut}, tiles)) return;
+  check.not_supported("batch " + std::to_string(p.batch) + " with room for " + std::to_string(room) + " keys" +
+                      (csr ? " in all" : " each") + " and " + std::to_string(tiles) +
+                      " query tiles a sequence is more than one call takes; pass fewer sequences" +
+                      (csr ? "" : " or a narrower table"));
+}
+
+void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check& check, DeviceContext& device) {
+  DecodeParams& p = plan.params;
+  check_line(problem, check, p);
+  p.levels = tree_levels(p.cache.max_len);
+  p.slot_floats = slot_floats_of(plan);
+  // No more blocks than there are leaves and openings: where there are fewer leaves than blocks, each has its own.
+  const std::int64_t units = tile_count(p) * (std::max<std::int64_t>(tree_leaves(p.cache.max_len), 1) + kOpeningLeaves);
+  const std::int64_t resident = std::int64_t{device.multiprocessors()} * device.occupancy(check, *plan.kernel);
+  plan.grid = std::min({resident, max_tree_grid(p.levels), units});
+  const std::int64_t tiles = std::int64_t{p.num_kv_heads} * p.row_tiles;
+  p.cuts[0] = line_cut(tiles, plan.grid, 1);
+  p.cuts[1] = line_cut(tiles, plan.grid, tile_group(tiles, plan.grid));
+  plan.slots_offset = kCounterBytes;
+  plan.workspace_bytes = tree_workspace_bytes(plan.grid, p.levels, p.slot_floats);
+}
+
+// One block per chunk of at most `keys` keys. Without slots and partial results no workspace is needed at all.
+void plan_chunks(DecodePlan& plan, std::int64_t chunks, std::int64_t keys) {
+  DecodeParams& p = plan.params;
+  p.num_chunks = static_cast<std::int32_t>(chunks);
+  plan.grid = tile_count(p) * chunks;
+  p.levels = tree_levels(keys);
+  p.slot_floats = slot_floats_of(plan);
+  const std::int64_t slots = plan.grid * chunk_slots_per_block(p.levels);
+  if (slots == 0) return;
+  plan.slots_offset = kCounterBytes;
+  plan.workspace_bytes = kCounterBytes + slots * p.slot_floats * 4;
+}
+
+// What the published heuristic is called with today: twice the multiprocessors, query blocks of 64.
+int heuristic_splits(const DecodeParams& p, const DeviceContext& device) {
+  const int key_block = p.head_dim_qk <= 64 ? 256 : p.head_dim_qk <= 128 ? 128 : 64;
+  const std::int64_t query_blocks = ceil_div(std::int64_t{p.group_size} * p.max_q_len, 64);
+  return num_splits_heuristic(to_int(std::int64_t{p.batch} * p.num_kv_heads * query_blocks),
+                              2 * device.multiprocessors(), to_int(ceil_div(p.cache.max_len, key_block)), 128);
+}
+
+// Partial results lie behind the counters (which must stay zero for the invariant schedule) and the slots:
+//   mid [sequence, token] or [row of a ragged q], [head, chunk, head_dim_v], then lse of the same axes.
+void plan_splits(DecodePlan& plan, const DecodeProblem& problem, int splits, const Check& check,
+                 const DeviceContext& device) {
+  DecodeParams& p = plan.params;
+  // More chunks than leaves would only be empty ones.
+  const std::int64_t leaves = std::max<std::int64_t>(tree_leaves(p.cache.max_len), 1);
+  const std::int64_t chunks = std::clamp<std::int64_t>(splits, 1, leaves);
+  p.chunk_keys = 0;
+  p.write_empty_chunks = 1;
+  plan_chunks(plan, chunks, ceil_div(leaves, chunks) * kLeafKeys);
+  if (chunks == 1) return;
+
+  const bool ragged = p.cu_seqlens_q != nullptr;
+  const std::int64_t rows = problem.bounds.total_q * p.num_q_heads;
+  Stage2Params& merge = plan.merge;
+  merge.batch = static_cast<std::int32_t>(ragged ? problem.bounds.total_q : p.batch);
+  merge.tokens = ragged ? 1 : p.max_q_len;
+  merge.num_heads = p.num_q_heads;
+  merge.head_dim = p.head_dim_v;
+  merge.max_chunks = p.num_chunks;
+  merge.out = p.out;
+  merge.lse = p.lse;
+  merge.lse_stride_seq = p.lse_stride_seq;
+  merge.lse_stride_token = p.lse_stride_token;
+  merge.lse_stride_head = p.lse_stride_head;
+  if (ragged) {
+    merge.end = p.cu_seqlens_q + p.batch;
+    merge.out.stride_seq = p.out.stride_token;
+    merge.lse_stride_seq = p.lse_stride_token;
+  }
+
+  p.out.dtype = DType::kFloat32;
+  p.out.stride_dim = 1;
+  p.out_stride_chunk = p.head_dim_v;
+  p.out.stride_head = chunks * p.head_dim_v;
+  p.out.stride_token = p.num_q_heads * p.out.stride_head;
+  p.out.stride_seq = p.max_q_len * p.out.stride_token;
+  p.lse_stride_chunk = 1;
+  p.lse_stride_head = chunks;
+  p.lse_stride_token = p.num_q_heads * chunks;
+  p.lse_stride_seq = p.max_q_len * p.lse_stride_token;
+
+  merge.mid_stride_seq = ragged ? p.out.stride_token : p.out.stride_seq;
+  merge.mid_stride_token = p.out.stride_token;
+  merge.mid_stride_head = p.out.stride_head;
+  merge.mid_stride_chunk = p.out_stride_chunk;
+  merge.mid_stride_dim = 1;
+  merge.mid_lse_stride_seq = ragged ? p.lse_stride_token : p.lse_stride_seq;
+  merge.mid_lse_stride_token = p.lse_stride_token;
+  merge.mid_lse_stride_head = p.lse_stride_head;
+  merge.mid_lse_stride_chunk = 1;
+
+  plan.merge_kernel = &device.plain_kernel(check, KernelTag::kDecodeStage2);
+  plan.merge_grid = rows;
+  plan.mid_offset = std::max(plan.workspace_bytes, kCounterBytes);
+  plan.lse_offset = plan.mid_offset + align_up(rows * chunks * p.head_dim_v * 4, 16);
+  plan.workspace_bytes = plan.lse_offset + align_up(rows * chunks * 4, 16);
+}
+
+void plan_fixed_chunks(DecodePlan& plan, const DecodeProblem& problem) {
+  plan.params.chunk_keys = problem.chunk_keys;
+  plan.params.write_empty_chunks = 0;
+  plan_chunks(plan, problem.fixed_chunks, std::min<std::int64_t>(problem.chunk_keys, plan.params.cache.max_len));
+}
+
+}  // namespace
+
+DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device) {
+  const Check check(problem.function);
+  DecodePlan plan;
+  plan.params = problem.params;
+  DecodeParams& p = plan.params;
+  const KernelRequest request{p.q.dtype, problem.kv, p.head_dim_qk, p.head_dim_v, p.group_size, p.max_q_len};
+  plan.kernel = choose_decode_kernel(device.kernels(), device.target(), request, nullptr);
+  if (plan.kernel == nullptr) {
+    std::string reason;
+    (void)choose_decode_kernel(device.kernels(), device.target(), request, &reason);
+    check.not_supported(reason);
+  }
+  p.row_tiles =
+      static_cast<std::int32_t>(ceil_div(std::int64_t{p.group_size} * p.max_q_len, plan.kernel->shape.decode.rows));
+  p.by_group_size = make_divisor(p.group_size);
+  p.by_row_tiles = make_divisor(p.row_tiles);
+  if (problem.chunk_keys > 0) {
+    plan_fixed_chunks(plan, problem);
+  } else if (problem.num_splits == kInvariantSplits) {
+    plan_invariant(plan, problem, check, device);
+  } else {
+    const int splits = problem.num_splits > 0 ? problem.num_splits : heuristic_splits(p, device);
+    plan_splits(plan, problem, splits, check, device);
+  }
+  return plan;
+}
+
+void bind_workspace(DecodePlan& plan, void* workspace) {
+  char* base = static_cast<char*>(workspace);
+  DecodeParams& p = plan.params;
+  p.counters = reinterpret_cast<std::uint32_t*>(base);
+  p.slots = reinterpret_cast<float*>(base + plan.slots_offset);
+  if (plan.merge_kernel == nullptr) return;
+  p.out.data = base + plan.mid_offset;
+  p.lse = reinterpret_cast<float*>(base + plan.lse_offset);
+  plan.merge.mid = static_cast<const float*>(p.out.data);
+  plan.merge.mid_lse = p.lse;
+}
+
+}  // namespace flashport

@@ -1,0 +1,38 @@
+// From a validated decode call to launches: which kernel, how many blocks, what workspace. Pure but for the device's
+// kernel table and occupancy.
+//   invariant schedule  one launch of a persistent grid; slots and counters in the workspace
+//   n equal splits      n == 1: one launch; else partial results go to the workspace and decode_stage2 merges them
+//   stage 1             one launch, one block per chunk; out and lse are the caller's mid tensors
+// A chunk of more than one node folds through slots of its block, so that chunked launches may need a workspace too.
+#pragma once
+
+#include <cstdint>
+
+#include "common/device/decode/params.h"
+#include "common/device/merge/params.h"
+#include "common/host/backend_abi.h"
+#include "common/host/decode/problem.h"
+#include "common/host/devices.h"
+
+namespace flashport {
+
+struct DecodePlan {
+  const KernelEntry* kernel = nullptr;
+  std::int64_t grid = 0;
+  DecodeParams params{};
+  std::int64_t workspace_bytes = 0;  // counters first, whatever the schedule
+  std::int64_t slots_offset = 0;
+
+  const KernelEntry* merge_kernel = nullptr;  // null: no second launch
+  std::int64_t merge_grid = 0;
+  Stage2Params merge{};
+  std::int64_t mid_offset = 0;  // of the partial results in the workspace
+  std::int64_t lse_offset = 0;
+};
+
+[[nodiscard]] DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device);
+
+// Points the plan at its workspace, which is 16-byte aligned.
+void bind_workspace(DecodePlan& plan, void* workspace);
+
+}  // namespace flashport

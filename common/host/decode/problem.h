@@ -1,0 +1,56 @@
+// A decode call after validation: every layout has become (table, page size, byte strides), every option a number in
+// DecodeParams, and nothing of the schedule is chosen yet. Validation is pure: it looks at shapes, strides and options,
+// never at the contents of a tensor, and at no device.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include <flashport/decode.h>
+
+#include "common/device/decode/params.h"
+#include "common/host/check.h"
+
+namespace flashport {
+
+// What indices in device memory are checked against, where they are checked (lengths.h).
+struct IndexBounds {
+  const char* lengths_name = "seqlens";
+  const char* rows_name = "request_index";
+  const char* table_name = "the cache";
+  const char* capacity_name = nullptr;  // what bounds a length; null: table_name
+  std::int64_t pages = 0;               // of the cache: an entry lies in [0, pages)
+  std::int64_t table_rows = 0;
+  std::int64_t table_entries = 0;  // of kv_indices
+  std::int64_t total_q = 0;        // rows of a ragged q
+};
+
+struct DecodeProblem {
+  const char* function;
+  TensorView q;           // whose device the call runs on
+  DecodeParams params{};  // all but row_tiles, chunks and workspace; max_len is what the layout can hold
+  KvFormat kv;
+  bool empty = false;  // no output has elements: nothing to run
+  IndexBounds bounds;
+
+  int num_splits = kInvariantSplits;
+  // Stage 1: chunk_keys > 0 keys a chunk, and the chunks that out and lse have room for.
+  std::int64_t fixed_chunks = 0;
+  std::int64_t chunk_keys = 0;
+
+  std::optional<TensorView> workspace;
+};
+
+[[nodiscard]] DecodeProblem validate_flash_decode(const DecodeArgs& args);
+[[nodiscard]] DecodeProblem validate_decode_stage1(const DecodeStage1Args& args);
+
+// Parts that both validations share. Numbers are refused that kernels, which take them in fp32, would find infinite, or
+// 0 where that means another thing.
+void check_score_numbers(const Check& check, const char* scale_name, const std::optional<double>& softmax_scale,
+                         double softcap);
+void fill_scores(DecodeParams& params, std::optional<double> softmax_scale, double softcap);
+
+// Lengths are 32-bit numbers on the device, with room for one tile past the end.
+inline constexpr std::int64_t kMaxSequence = 0x7fff0000;
+
+}  // namespace flashport

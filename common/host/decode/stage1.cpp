@@ -1,0 +1,167 @@
+// Validation of flash_decode_stage1. Messages spell the arguments as LightLLM does.
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <string>
+
+#include "common/host/arguments.h"
+#include "common/host/check.h"
+#include "common/host/decode/problem.h"
+#include "common/host/kv/cache_layout.h"
+
+namespace flashport {
+namespace {
+
+constexpr Check kCheck("flash_decode_stage1");
+
+void check_ranks(const DecodeStage1Args& a) {
+  kCheck.rank(a.q, "q", 3, "(batch, num_q_heads, head_dim)");
+  kCheck.rank(a.k, "k", 3, "(slots, num_kv_heads, head_dim)");
+  kCheck.rank(a.v, "v", 3, "(slots, num_kv_heads, head_dim)");
+  kCheck.rank(a.req_to_tokens, "Req_to_tokens", 2, "(max_requests, max_len)");
+  kCheck.rank(a.b_req_idx, "B_req_idx", 1, "(batch)");
+  kCheck.rank(a.b_seqlen, "B_Seqlen", 1, "(batch)");
+  kCheck.rank(a.mid_out, "mid_out", 4, "(batch, num_q_heads, blocks, head_dim)");
+  kCheck.rank(a.mid_out_logsumexp, "mid_out_logsumexp", 3, "(batch, num_q_heads, blocks)");
+}
+
+// Blocks of the longest request that the call may have.
+std::int64_t blocks_of(const DecodeStage1Args& a) {
+  return a.max_len_in_batch == 0 ? 0 : (a.max_len_in_batch - 1) / a.block_seq + 1;
+}
+
+void check_shapes(const DecodeStage1Args& a) {
+  const std::int64_t batch = a.q.shape[0];
+  const std::int64_t num_q_heads = a.q.shape[1];
+  const std::int64_t head_dim = a.q.shape[2];
+  const std::int64_t num_kv_heads = a.k.shape[1];
+  const std::int64_t blocks = a.mid_out.shape[2];
+  if (a.k.dtype == DType::kUInt8 && head_dim % 32 != 0) {
+    kCheck.not_supported("q8_0 needs a head_dim that is a multiple of 32, got " + std::to_string(head_dim));
+  }
+  const std::int64_t stored = stored_extent(a.k.dtype, head_dim);
+  kCheck.shape(a.k, "k", "(slots, num_kv_heads, head_dim)", {kAnyExtent, kAnyExtent, stored});
+  kCheck.shape(a.v, "v", "(slots, num_kv_heads, head_dim)", {a.k.shape[0], num_kv_heads, stored});
+  if (num_q_heads > 0 && (num_kv_heads == 0 || num_q_heads % num_kv_heads != 0)) {
+    kCheck.value_error("num_q_heads must be a multiple of num_kv_heads, got q " + shape_text(a.q) + " and k " +
+                       shape_text(a.k));
+  }
+  kCheck.shape(a.b_req_idx, "B_req_idx", "(batch)", {batch});
+  kCheck.shape(a.b_seqlen, "B_Seqlen", "(batch)", {batch});
+  kCheck.shape(a.mid_out, "mid_out", "(batch, num_q_heads, blocks, head_dim)",
+               {batch, num_q_heads, kAnyExtent, head_dim});
+  kCheck.shape(a.mid_out_logsumexp, "mid_out_logsumexp", "(batch, num_q_heads, blocks)", {batch, num_q_heads, blocks});
+  if (a.block_seq < 1) kCheck.value_error("block_seq must be 1 or more, got " + std::to_string(a.block_seq));
+  if (a.max_len_in_batch < 0) {
+    kCheck.value_error("max_len_in_batch must be 0 or more, got " + std::to_string(a.max_len_in_batch));
+  }
+  const std::int64_t needed = blocks_of(a);
+  if (blocks < needed) {
+    kCheck.value_error("mid_out must have at least ceil(max_len_in_batch / block_seq) = " + std::to_string(needed) +
+                       " blocks for max_len_in_batch " + std::to_string(a.max_len_in_batch) + " and block_seq " +
+                       std::to_string(a.block_seq) + ", got " + std::to_string(blocks) + ": " + shape_text(a.mid_out));
+  }
+  for (std::int64_t extent : {batch, num_q_heads, num_kv_heads, blocks}) {
+    if (extent > std::numeric_limits<std::int32_t>::max()) {
+      kCheck.value_error("mid_out must have extents below 2^31, got " + shape_text(a.mid_out));
+    }
+  }
+}
+
+void check_dtypes(const DecodeStage1Args& a) {
+  kCheck.dtype(a.q, "q", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
+  kCheck.dtype(a.k, "k", {a.q.dtype, DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kUInt8});
+  kCheck.dtype(a.v, "v", {a.k.dtype});
+  kCheck.dtype(a.req_to_tokens, "Req_to_tokens", {DType::kInt32});
+  kCheck.dtype(a.b_req_idx, "B_req_idx", {DType::kInt32, DType::kInt64});
+  kCheck.dtype(a.b_seqlen, "B_Seqlen", {DType::kInt32, DType::kInt64});
+  kCheck.dtype(a.mid_out, "mid_out", {DType::kFloat32});
+  kCheck.dtype(a.mid_out_logsumexp, "mid_out_logsumexp", {DType::kFloat32});
+}
+
+std::array<Argument, 8> arguments_of(const DecodeStage1Args& args) {
+  const auto& [q, k, v, req_to_tokens, b_req_idx, b_seqlen, max_len_in_batch, mid_out, mid_out_logsumexp, block_seq,
+               softmax_scale] = args;
+  return {{{q, "q"},
+           {k, "k"},
+           {v, "v"},
+           {req_to_tokens, "Req_to_tokens"},
+           {b_req_idx, "B_req_idx"},
+           {b_seqlen, "B_Seqlen"},
+           {mid_out, "mid_out", kWritten},
+           {mid_out_logsumexp, "mid_out_logsumexp", kWritten}}};
+}
+
+void check_memory(const DecodeStage1Args& a) {
+  const auto arguments = arguments_of(a);
+  check_devices(kCheck, arguments);
+  check_inputs_readable(kCheck, arguments);
+  kCheck.inner_contiguous(a.req_to_tokens, "Req_to_tokens");
+  kCheck.contiguous(a.b_req_idx, "B_req_idx");
+  kCheck.contiguous(a.b_seqlen, "B_Seqlen");
+  kCheck.writable(a.mid_out, "mid_out");
+  kCheck.writable(a.mid_out_logsumexp, "mid_out_logsumexp");
+  check_outputs_apart(kCheck, arguments);
+}
+
+}  // namespace
+
+DecodeProblem validate_decode_stage1(const DecodeStage1Args& a) {
+  check_ranks(a);
+  check_shapes(a);
+  check_dtypes(a);
+  check_memory(a);
+  check_score_numbers(kCheck, "sm_scale", a.softmax_scale, 0.0);
+
+  DecodeProblem problem;
+  problem.function = kCheck.function();
+  problem.q = a.q;
+  problem.kv = *kv_format(a.k.dtype);
+  DecodeParams& p = problem.params;
+  p.batch = static_cast<std::int32_t>(a.q.shape[0]);
+  p.num_q_heads = static_cast<std::int32_t>(a.q.shape[1]);
+  p.num_kv_heads = static_cast<std::int32_t>(a.k.shape[1]);
+  problem.empty = p.batch == 0 || p.num_q_heads == 0;
+  if (problem.empty) return problem;
+  p.group_size = p.num_q_heads / p.num_kv_heads;
+  p.head_dim_qk = static_cast<std::int32_t>(a.q.shape[2]);
+  p.head_dim_v = p.head_dim_qk;
+  p.max_q_len = 1;
+  p.q.data = a.q.data;
+  p.q.dtype = a.q.dtype;
+  p.q.stride_seq = a.q.strides[0];
+  p.q.stride_head = a.q.strides[1];
+  p.q.stride_dim = a.q.strides[2];
+
+  const CacheAxes axes = cache_axes(3, KvLayout::kNHD);
+  p.cache.k = cache_params(kCheck, a.k, "k", axes, p.head_dim_qk);
+  p.cache.v = cache_params(kCheck, a.v, "v", axes, p.head_dim_v);
+  p.cache.page_size = 1;
+  p.cache.page_shift = 0;
+  p.cache.seqlens = index_array(a.b_seqlen);
+  p.cache.table = static_cast<const std::int32_t*>(a.req_to_tokens.data);
+  p.cache.table_stride = a.req_to_tokens.strides[0];
+  p.cache.table_row = index_array(a.b_req_idx);
+  p.cache.max_len = static_cast<std::int32_t>(std::min({a.max_len_in_batch, a.req_to_tokens.shape[1], kMaxSequence}));
+  problem.bounds = {.lengths_name = "B_Seqlen",
+                    .rows_name = "B_req_idx",
+                    .table_name = "Req_to_tokens",
+                    .capacity_name = "max_len_in_batch and Req_to_tokens",
+                    .pages = a.k.shape[0],
+                    .table_rows = a.req_to_tokens.shape[0]};
+
+  fill_scores(p, a.softmax_scale, 0.0);
+  p.window_left = -1;
+  p.window_right = -1;
+  p.out = {a.mid_out.data, DType::kFloat32, a.mid_out.strides[0], 0, a.mid_out.strides[1], a.mid_out.strides[3]};
+  p.out_stride_chunk = a.mid_out.strides[2];
+  p.lse = static_cast<float*>(a.mid_out_logsumexp.data);
+  p.lse_stride_seq = a.mid_out_logsumexp.strides[0];
+  p.lse_stride_head = a.mid_out_logsumexp.strides[1];
+  p.lse_stride_chunk = a.mid_out_logsumexp.strides[2];
+  problem.chunk_keys = a.block_seq;
+  problem.fixed_chunks = blocks_of(a);
+  return problem;
+}
+
+}  // namespace flashport

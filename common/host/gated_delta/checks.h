@@ -1,0 +1,45 @@
+// What the calls of the gated delta rule check alike: heads and dims, pools of states, and the contents of indices.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "common/device/gated_delta/params.h"
+#include "common/host/arguments.h"
+#include "common/host/check.h"
+#include "common/host/devices.h"
+#include "common/host/host_indices.h"
+
+namespace flashport {
+
+// Head dims that kernels have, heads of v a multiple of those of q, and extents that 32 bits count. All ranks are 4.
+void check_heads(const Check& check, const TensorView& q, const TensorView& v);
+
+// Sequences of a call: rows of q, or with cu_seqlens as many as that delimits.
+[[nodiscard]] std::int64_t sequence_count(const Check& check, const TensorView& q,
+                                          const std::optional<TensorView>& cu_seqlens);
+
+// `count` elements in any shape.
+void check_elements(const Check& check, const TensorView& view, const char* name, const char* product,
+                    std::int64_t count);
+
+// A pool whose slots may lie apart, and nothing else.
+void check_state_pool(const Check& check, const TensorView& pool, const char* name, bool writes);
+
+// (batch, tokens, heads, dim)
+[[nodiscard]] StridedRows token_rows(const TensorView& view);
+
+// The extent of an axis, as params count; more than they can count no call reaches.
+[[nodiscard]] std::int32_t extent_of(const TensorView& view, int axis);
+
+// Slots below `slots`; of those that are written no two are the same.
+void check_slots(const Check& check, const HostIndices& indices, std::int64_t count, const char* name, const char* pool,
+                 std::int64_t slots, bool written);
+
+// Tokens of each sequence.
+[[nodiscard]] std::vector<std::int64_t> sequence_lengths(const Check& check, const DeviceContext& device, Stream stream,
+                                                         std::int64_t batch, std::int64_t tokens,
+                                                         const IndexArray& cu_seqlens);
+
+}  // namespace flashport

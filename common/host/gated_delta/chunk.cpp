@@ -1,0 +1,122 @@
+// gated_delta_chunk: validate -> params -> workspace -> two launches, of what the chunks need each for itself and of
+// the chains over them, side by side where the chains leave room. Nothing follows from lengths: graphs may be replayed
+// with others.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include <flashport/gated_delta.h>
+
+#include "common/host/contents.h"
+#include "common/host/devices.h"
+#include "common/host/gated_delta/checks.h"
+#include "common/host/gated_delta/kernel_choice.h"
+#include "common/host/gated_delta/problem.h"
+#include "common/host/workspace.h"
+
+namespace flashport {
+namespace {
+
+constexpr Check kCheck("gated_delta_chunk");
+constexpr std::int64_t kMaxBlocks = 1 << 20;
+
+// Parts of the workspace in bytes, in this order; each begins where 16 divides the address.
+struct Layout {
+  std::int64_t slots, matrices, factors, prepared;
+
+  [[nodiscard]] std::int64_t bytes() const { return 2 * matrices + factors + prepared; }
+};
+
+// Slots are cut as common/device/gated_delta/sequence.h says.
+Layout layout_of(const GatedDeltaChunkParams& p, const KernelEntry& chain) {
+  Layout layout{};
+  layout.slots = p.cu_seqlens.data != nullptr
+                     ? p.tokens / kChunkTokens + std::int64_t{p.batch}
+                     : std::int64_t{p.batch} * ((p.tokens + std::int64_t{kChunkTokens} - 1) / kChunkTokens);
+  const std::int64_t places = layout.slots * p.num_v_heads;
+  const std::int64_t element_bytes = chain.shape.gated_delta_chunk.math == MathType::kFp32 ? 4 : 2;
+  layout.matrices = places * kChunkTokens * kChunkTokens * element_bytes;
+  layout.factors = places * static_cast<std::int64_t>(sizeof(ChunkFactors));
+  layout.prepared = places * static_cast<std::int64_t>(sizeof(unsigned));
+  return layout;
+}
+
+void bind(const Layout& layout, void* data, GatedDeltaChunkParams& p) {
+  auto* at = static_cast<char*>(data);
+  auto* factors = at + 2 * layout.matrices;
+  p.workspace = {at, at + layout.matrices, reinterpret_cast<ChunkFactors*>(factors),
+                 reinterpret_cast<unsigned*>(factors + layout.factors), layout.slots};
+}
+
+// Blocks of the chain's kernel, which strides over what is left: a limit of tests lets few of them take many chains.
+std::int64_t chain_blocks(const GatedDeltaChunkParams& p) {
+  const std::int64_t slices = (p.head_dim_v + kChunkColumns - 1) / kChunkColumns;
+  const int limit = multiprocessor_limit();
+  return std::min(std::int64_t{p.batch} * p.num_v_heads * slices, limit > 0 ? limit : kMaxBlocks);
+}
+
+// Whether the chain runs beside the prepare kernel, on multiprocessors that this leaves: where it takes more than half
+// of them, one behind the other is faster.
+bool runs_beside(const KernelEntry& prepare, std::int64_t chains, int multiprocessors) {
+  return prepare.announces && 2 * chains <= multiprocessors;
+}
+
+// Blocks of the prepare kernel: one for each multiprocessor that is its own, if it strides over its work.
+std::int64_t prepare_blocks(const KernelEntry& prepare, std::int64_t work, std::int64_t multiprocessors) {
+  return prepare.announces ? std::min(work, multiprocessors) * prepare.teams : work;
+}
+
+ChunkKernels choose_kernels(const Check& check, const GatedDeltaChunkArgs& a, const DeviceContext& device) {
+  const GatedDeltaRequest request{a.q.dtype,      a.state ? a.state->dtype : DType::kFloat32,
+                                  a.q.shape[3],   a.v.shape[3],
+                                  a.state_layout, GateForm::kHead};
+  std::string reason;
+  const ChunkKernels kernels = choose_gated_delta_chunk(device.target_view(), request, reason);
+  if (!reason.empty()) check.not_supported(reason);
+  return kernels;
+}
+
+void check_contents(const GatedDeltaChunkArgs& a, const GatedDeltaChunkParams& p, const DeviceContext& device,
+                    Stream stream) {
+  const std::vector<std::int64_t> lengths = sequence_lengths(kCheck, device, stream, p.batch, p.tokens, p.cu_seqlens);
+  if (p.state.indices.data != nullptr) {
+    const HostIndices slots(kCheck, device, stream, p.state.indices, p.batch);
+    check_slots(kCheck, slots, p.batch, "state_indices", "state", a.state->shape[0], a.update_state);
+  }
+  if (!a.chunk_states || !a.cu_seqlens) return;
+  std::int64_t chunks = 0;
+  for (const std::int64_t length : lengths) chunks += (length + kChunkTokens - 1) / kChunkTokens;
+  if (chunks <= a.chunk_states->shape[1]) return;
+  kCheck.value_error("chunk_states must have a chunk for each " + std::to_string(kChunkTokens) +
+                     " tokens of every sequence, " + std::to_string(chunks) + " together, got shape " +
+                     shape_text(*a.chunk_states));
+}
+
+}  // namespace
+
+void gated_delta_chunk(const GatedDeltaChunkArgs& args, Stream stream) {
+  GatedDeltaChunkParams p = gated_delta_chunk_problem(kCheck, args);
+  if (p.batch == 0 || (p.tokens == 0 && !args.final_states)) return;
+  DeviceContext& device = device_context(kCheck, args.q, "q");
+  const ChunkKernels kernels = choose_kernels(kCheck, args, device);
+  if (checks_contents(kCheck, device, stream)) check_contents(args, p, device, stream);
+  const Layout layout = layout_of(p, *kernels.chain);
+  const WorkspaceLease workspace =
+      acquire_workspace(kCheck, device, stream, layout.bytes(), args.workspace, WorkspaceUse::kScratch);
+  bind(layout, workspace.data(), p);
+  const std::int64_t chains = chain_blocks(p), work = p.tokens > 0 ? layout.slots * p.num_heads : 0;
+  const int multiprocessors = device.multiprocessors();
+  const bool beside = work > 0 && runs_beside(*kernels.prepare, chains, multiprocessors);
+  if (!beside) p.workspace.prepared = nullptr;
+  const std::int64_t blocks = prepare_blocks(*kernels.prepare, work, multiprocessors - (beside ? chains : 0));
+  device.launch(kCheck, stream, *kernels.prepare, LaunchGrid{blocks}, p);
+  device.launch(kCheck, stream, *kernels.chain, LaunchGrid{chains}, p);
+}
+
+std::int64_t gated_delta_chunk_workspace_size(const GatedDeltaChunkArgs& args) {
+  constexpr Check check("gated_delta_chunk_workspace_size");
+  const GatedDeltaChunkParams p = gated_delta_chunk_problem(check, args);
+  return layout_of(p, *choose_kernels(check, args, device_context(check, args.q, "q")).chain).bytes();
+}
+
+}  // namespace flashport

@@ -1,0 +1,16 @@
+// Validation of the gated delta rule's calls, and the params that come of it.
+#pragma once
+
+#include <flashport/gated_delta.h>
+
+#include "common/device/gated_delta/chunk_params.h"
+#include "common/host/check.h"
+
+namespace flashport {
+
+[[nodiscard]] GatedDeltaUpdateParams gated_delta_update_problem(const Check& check, const GatedDeltaUpdateArgs& args);
+
+// All but the workspace.
+[[nodiscard]] GatedDeltaChunkParams gated_delta_chunk_problem(const Check& check, const GatedDeltaChunkArgs& args);
+
+}  // namespace flashport

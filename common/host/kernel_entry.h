@@ -1,0 +1,77 @@
+// One compiled kernel of a target: what it does, its compile-time shape, and how it is launched.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "common/device/decode/config.h"
+#include "common/device/gated_delta/config.h"
+
+namespace flashport {
+
+enum class KernelTag : std::int32_t {
+  kDecode,
+  kDecodeStage2,
+  kMergeStates,
+  kAppendKv,
+  kReadBandwidth,
+  kGatedDeltaUpdate,
+  kGatedDeltaPrepare,
+  kGatedDeltaChunk,
+  kProbe,  // of tests
+};
+inline constexpr int kKernelTags = static_cast<int>(KernelTag::kProbe) + 1;
+
+// The operation's name, as the key of its kernels begins.
+[[nodiscard]] constexpr const char* kernel_tag_name(KernelTag tag) {
+  switch (tag) {
+    case KernelTag::kDecode: return "decode";
+    case KernelTag::kDecodeStage2: return "decode_stage2";
+    case KernelTag::kMergeStates: return "merge_states";
+    case KernelTag::kAppendKv: return "append_kv";
+    case KernelTag::kReadBandwidth: return "read_bandwidth";
+    case KernelTag::kGatedDeltaUpdate: return "gated_delta_update";
+    case KernelTag::kGatedDeltaPrepare: return "gated_delta_prepare";
+    case KernelTag::kGatedDeltaChunk: return "gated_delta_chunk";
+    case KernelTag::kProbe: return "probe";
+  }
+  return "";
+}
+
+// The member that KernelEntry::tag names. Kernels without a template shape have none.
+union KernelShape {
+  DecodeShape decode;
+  GatedDeltaConfig gated_delta_update;
+  GatedDeltaChunkConfig gated_delta_chunk;  // of the prepare kernel and of the chain
+};
+
+struct KernelEntry {
+  const char* key;  // "decode/bf16/kv=bf16/hd128/r16/sm90a", "decode_stage2/sm90a", "append_kv/sm90a", ...
+  KernelTag tag;
+  int threads;                   // of a block
+  int shared_bytes = 0;          // dynamic shared memory of a block (CPU: scratch of a worker)
+  const void* handle = nullptr;  // the backend's own: function pointer, or symbol and code object
+  KernelShape shape = {};
+  int teams = 1;  // blocks as grids count them, in one block of the device
+
+  // The kernel strides over its work, whatever the grid, and tells the kernel after it what is there, so that both may
+  // run side by side.
+  bool announces = false;
+
+  // Completes a launch's own copy of the params with what the vendor's side alone can make (tensor maps). Returns null,
+  // or an error text. Null where there is nothing to complete.
+  const char* (*prepare)(void* params) = nullptr;
+};
+
+// Every kernel takes one params struct by value, of at most so many bytes.
+inline constexpr std::size_t kMostParamsBytes = 4096;
+
+// Blocks of a launch; x is the fastest. `cluster` neighbouring blocks along x share a multiprocessor's neighbourhood.
+struct LaunchGrid {
+  std::int64_t x, y = 1, z = 1;
+  int cluster = 1;
+
+  [[nodiscard]] constexpr bool is_empty() const { return x <= 0 || y <= 0 || z <= 0; }
+};
+
+}  // namespace flashport

@@ -1,0 +1,215 @@
+// merge_state and merge_states: validate -> collapse the axes between states and head_dim to two -> one block per row.
+#include <array>
+#include <limits>
+#include <span>
+#include <string>
+
+#include <flashport/decode.h>
+
+#include "common/device/merge/params.h"
+#include "common/host/arguments.h"
+#include "common/host/check.h"
+#include "common/host/devices.h"
+
+namespace flashport {
+namespace {
+
+// The tensors that walk through the middle axes together; b is unused where all states come in one tensor.
+enum Walker { kO, kLse, kOB, kLseB, kOut, kOutLse, kWalkers };
+
+struct Axis {
+  std::int64_t extent = 1;
+  std::int64_t strides[kWalkers] = {};
+};
+
+struct Walk {
+  const TensorView* tensor;
+  int first_axis;  // of the middle axes in this tensor
+};
+
+// Joins neighbours that every tensor walks with one stride. Ends with axes[0] outer and axes[1] inner.
+void collapse(const Check& check, const Walk (&walks)[kWalkers], int count, Axis (&axes)[2]) {
+  Axis kept[kMaxRank];
+  int size = 0;
+  for (int i = 0; i < count; ++i) {
+    Axis axis;
+    axis.extent = walks[kOut].tensor->shape[walks[kOut].first_axis + i];
+    for (int w = 0; w < kWalkers; ++w) {
+      if (walks[w].tensor != nullptr) axis.strides[w] = walks[w].tensor->strides[walks[w].first_axis + i];
+    }
+    if (axis.extent == 1) continue;
+    bool joins = size > 0;
+    for (int w = 0; joins && w < kWalkers; ++w) {
+      joins = kept[size - 1].strides[w] == axis.strides[w] * axis.extent;
+    }
+    if (joins) {
+      axis.extent *= kept[size - 1].extent;
+      kept[size - 1] = axis;
+    } else {
+      kept[size++] = axis;
+    }
+  }
+  if (size > 2) {
+    check.value_error(
+        "o, lse, out and out_lse must be strided so that the axes between the states and head_dim collapse "
+        "to two; pass contiguous copies");
+  }
+  axes[1] = size > 0 ? kept[size - 1] : Axis{};
+  axes[0] = size > 1 ? kept[0] : Axis{};
+}
+
+std::array<Argument, 4> arguments_of(const MergeStatesArgs& args) {
+  const auto& [o, lse, out, out_lse, lse_base_2] = args;
+  return {{{o, "o"}, {lse, "lse"}, {out, "out", kWritten}, {out_lse, "out_lse", kWritten}}};
+}
+
+std::array<Argument, 6> arguments_of(const MergeStateArgs& args) {
+  const auto& [o_a, lse_a, o_b, lse_b, out, out_lse, lse_base_2] = args;
+  return {{{o_a, "o_a"},
+           {lse_a, "lse_a"},
+           {o_b, "o_b"},
+           {lse_b, "lse_b"},
+           {out, "out", kWritten},
+           {out_lse, "out_lse", kWritten}}};
+}
+
+void check_memory(const Check& check, std::span<const Argument> arguments) {
+  check_devices(check, arguments);
+  check_inputs_readable(check, arguments);
+  for (const Argument& one : arguments) {
+    if (one.written) check.writable(*one.view, one.name);
+  }
+  check_outputs_apart(check, arguments);
+}
+
+// shape of `view` must be that of `like` without `skip` leading and `drop` trailing axes
+void check_like(const Check& check, const TensorView& view, const char* name, const TensorView& like,
+                const char* like_name, int skip, int drop) {
+  bool same = view.rank == like.rank - skip - drop;
+  for (int axis = 0; same && axis < view.rank; ++axis) same = view.shape[axis] == like.shape[axis + skip];
+  if (same) return;
+  check.value_error(std::string(name) + " must have shape " + tuple_text(like.shape + skip, like.rank - skip - drop) +
+                    " as " + like_name + " has " + shape_text(like) + ", got " + shape_text(view));
+}
+
+void check_rank_like(const Check& check, const TensorView& view, const char* name, int rank, const char* axes,
+                     const TensorView& o, const char* o_name) {
+  if (view.rank != rank) {
+    check.value_error(std::string(name) + " must have " + std::to_string(rank) +
+                      (rank == 1 ? " dimension " : " dimensions ") + axes + " as " + o_name + " has " +
+                      std::to_string(o.rank) + ", got " + std::to_string(view.rank) + ": " + shape_text(view));
+  }
+}
+
+void run(const Check& check, MergeStatesParams& p, const Walk (&walks)[kWalkers], int middle, Stream stream,
+         const TensorView& o, const char* o_name) {
+  const TensorView& out = *walks[kOut].tensor;
+  if (!has_elements(*walks[kOutLse].tensor)) return;
+  Axis axes[2];
+  collapse(check, walks, middle, axes);
+  const int dim = out.rank - 1;
+  p.head_dim = static_cast<std::int32_t>(out.shape[dim]);
+  p.inner_rows = axes[1].extent;
+  p.rows = axes[0].extent * axes[1].extent;
+  p.dtype = out.dtype;
+  const Walker o_of[2] = {kO, kOB};
+  const Walker lse_of[2] = {kLse, kLseB};
+  for (int t = 0; t < 2; ++t) {
+    const TensorView* tensor = walks[o_of[t]].tensor;
+    if (tensor == nullptr) continue;
+    p.o[t] = tensor->data;
+    p.lse[t] = static_cast<const float*>(walks[lse_of[t]].tensor->data);
+    p.o_stride_outer[t] = axes[0].strides[o_of[t]];
+    p.o_stride_inner[t] = axes[1].strides[o_of[t]];
+    p.o_stride_dim[t] = tensor->strides[tensor->rank - 1];
+    p.lse_stride_outer[t] = axes[0].strides[lse_of[t]];
+    p.lse_stride_inner[t] = axes[1].strides[lse_of[t]];
+  }
+  p.out = out.data;
+  p.out_stride_outer = axes[0].strides[kOut];
+  p.out_stride_inner = axes[1].strides[kOut];
+  p.out_stride_dim = out.strides[dim];
+  p.out_lse = static_cast<float*>(walks[kOutLse].tensor->data);
+  p.out_lse_stride_outer = axes[0].strides[kOutLse];
+  p.out_lse_stride_inner = axes[1].strides[kOutLse];
+
+  DeviceContext& device = device_context(check, o, o_name);
+  device.launch(check, stream, device.plain_kernel(check, KernelTag::kMergeStates), LaunchGrid{p.rows}, p);
+}
+
+void check_head_dim(const Check& check, const TensorView& o, const char* name) {
+  const std::int64_t head_dim = o.shape[o.rank - 1];
+  if (head_dim < 1 || head_dim > std::numeric_limits<std::int32_t>::max()) {
+    check.value_error(std::string(name) + " must have a head_dim of 1 or more, got " + shape_text(o));
+  }
+}
+
+}  // namespace
+
+void merge_states(const MergeStatesArgs& a, Stream stream) {
+  constexpr Check check("merge_states");
+  if (a.o.rank < 2 || a.o.rank > kMaxRank) {
+    check.value_error("o must have 2 to " + std::to_string(kMaxRank) + " dimensions (states, ..., head_dim), got " +
+                      std::to_string(a.o.rank) + ": " + shape_text(a.o));
+  }
+  check.rank(a.o, "o", a.o.rank, "(states, ..., head_dim)");
+  check_rank_like(check, a.lse, "lse", a.o.rank - 1, "(states, ...)", a.o, "o");
+  check_rank_like(check, a.out, "out", a.o.rank - 1, "(..., head_dim)", a.o, "o");
+  check_rank_like(check, a.out_lse, "out_lse", a.o.rank - 2, "(...)", a.o, "o");
+  check_like(check, a.lse, "lse", a.o, "o", 0, 1);
+  check_like(check, a.out, "out", a.o, "o", 1, 0);
+  check_like(check, a.out_lse, "out_lse", a.o, "o", 1, 1);
+  check_head_dim(check, a.o, "o");
+  if (a.o.shape[0] > std::numeric_limits<std::int32_t>::max()) {
+    check.value_error("o must have fewer than 2^31 states, got " + shape_text(a.o));
+  }
+  check.dtype(a.o, "o", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
+  check.dtype(a.lse, "lse", {DType::kFloat32});
+  check.dtype(a.out, "out", {a.o.dtype});
+  check.dtype(a.out_lse, "out_lse", {DType::kFloat32});
+  check_memory(check, arguments_of(a));
+
+  MergeStatesParams p{};
+  p.states = static_cast<std::int32_t>(a.o.shape[0]);
+  p.o_stride_state = a.o.strides[0];
+  p.lse_stride_state = a.lse.strides[0];
+  p.lse_base_2 = a.lse_base_2;
+  const Walk walks[kWalkers] = {{&a.o, 1}, {&a.lse, 1}, {nullptr, 0}, {nullptr, 0}, {&a.out, 0}, {&a.out_lse, 0}};
+  run(check, p, walks, a.out_lse.rank, stream, a.o, "o");
+}
+
+void merge_state(const MergeStateArgs& a, Stream stream) {
+  constexpr Check check("merge_state");
+  if (a.o_a.rank < 1 || a.o_a.rank > kMaxRank) {
+    check.value_error("o_a must have 1 to " + std::to_string(kMaxRank) + " dimensions (..., head_dim), got " +
+                      std::to_string(a.o_a.rank) + ": " + shape_text(a.o_a));
+  }
+  check.rank(a.o_a, "o_a", a.o_a.rank, "(..., head_dim)");
+  check_rank_like(check, a.lse_a, "lse_a", a.o_a.rank - 1, "(...)", a.o_a, "o_a");
+  check_rank_like(check, a.o_b, "o_b", a.o_a.rank, "(..., head_dim)", a.o_a, "o_a");
+  check_rank_like(check, a.lse_b, "lse_b", a.o_a.rank - 1, "(...)", a.o_a, "o_a");
+  check_rank_like(check, a.out, "out", a.o_a.rank, "(..., head_dim)", a.o_a, "o_a");
+  check_rank_like(check, a.out_lse, "out_lse", a.o_a.rank - 1, "(...)", a.o_a, "o_a");
+  check_like(check, a.lse_a, "lse_a", a.o_a, "o_a", 0, 1);
+  check_like(check, a.o_b, "o_b", a.o_a, "o_a", 0, 0);
+  check_like(check, a.lse_b, "lse_b", a.o_a, "o_a", 0, 1);
+  check_like(check, a.out, "out", a.o_a, "o_a", 0, 0);
+  check_like(check, a.out_lse, "out_lse", a.o_a, "o_a", 0, 1);
+  check_head_dim(check, a.o_a, "o_a");
+  check.dtype(a.o_a, "o_a", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
+  check.dtype(a.lse_a, "lse_a", {DType::kFloat32});
+  check.dtype(a.o_b, "o_b", {a.o_a.dtype});
+  check.dtype(a.lse_b, "lse_b", {DType::kFloat32});
+  check.dtype(a.out, "out", {a.o_a.dtype});
+  check.dtype(a.out_lse, "out_lse", {DType::kFloat32});
+  check_memory(check, arguments_of(a));
+
+  MergeStatesParams p{};
+  p.states = 2;
+  p.two_tensors = 1;
+  p.lse_base_2 = a.lse_base_2;
+  const Walk walks[kWalkers] = {{&a.o_a, 0}, {&a.lse_a, 0}, {&a.o_b, 0}, {&a.lse_b, 0}, {&a.out, 0}, {&a.out_lse, 0}};
+  run(check, p, walks, a.out_lse.rank, stream, a.o_a, "o_a");
+}
+
+}  // namespace flashport

@@ -1,0 +1,42 @@
+// Any processor: plain vectors, lowered by the compiler to what the baseline has.
+#pragma once
+
+#include "cpu/arch/block.h"
+
+namespace flashport::cpu_generic {
+
+FLASHPORT_DEVICE Vec fma_rn(Vec a, Vec b, Vec c) { return a * b + c; }
+FLASHPORT_DEVICE float fma_rn(float a, float b, float c) { return a * b + c; }
+
+FLASHPORT_DEVICE Vec keep_loaded(Vec x) { return x; }  // there are no registers to keep 16 lanes in
+
+FLASHPORT_DEVICE Vec widen_fp16(const std::uint16_t* from) {
+  HalfBits half;
+  __builtin_memcpy(&half, from, sizeof half);
+  const IntVec wide = __builtin_convertvector(half, IntVec);
+  const IntVec magnitude = (wide & 0x7fff) << 13;
+  // 2^112 moves the exponent's bias, subnormals included; infinities and NaN need the larger exponent put in.
+  Vec value = reinterpret_cast<Vec>(magnitude) * 0x1p112f;
+  const IntVec special = reinterpret_cast<IntVec>(magnitude >= 0x0f800000);
+  value = reinterpret_cast<Vec>((reinterpret_cast<IntVec>(value) & ~special) | ((magnitude | 0x7f800000) & special));
+  return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(value) | ((wide & 0x8000) << 16));
+}
+
+// Integers of a narrow type as 32-bit lanes.
+template <class T>
+FLASHPORT_DEVICE IntVec widen(const T* from) {
+  T __attribute__((vector_size(kLanes * sizeof(T)))) narrow;
+  __builtin_memcpy(&narrow, from, sizeof narrow);
+  return __builtin_convertvector(narrow, IntVec);
+}
+
+// Accumulators of a product's block (delta_tiles.h): rows x vectors, of which each takes four registers of 16.
+inline constexpr int kDeltaRows = 2, kDeltaVecs = 1;
+
+}  // namespace flashport::cpu_generic
+
+#define FLASHPORT_DECODE_TUNING_HEADER "cpu/tuning/decode/cpu.h"
+#define FLASHPORT_GATED_DELTA_TUNING_HEADER "cpu/tuning/gated_delta/cpu.h"
+#define FLASHPORT_DECODE_TILES_HEADER "cpu/decode/tiles.h"
+#define FLASHPORT_STATE_TILE_HEADER "cpu/gated_delta/state_tile.h"
+#define FLASHPORT_DELTA_TILES_HEADER "cpu/gated_delta/delta_tiles.h"

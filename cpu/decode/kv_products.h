@@ -1,0 +1,168 @@
+// The products of a leaf with K and V on a CPU. Only the format of the cache is fixed when they are compiled: all
+// shapes of a format share them, and they are most of what there is to compile. Blocks of 16 accumulators: rows x keys
+// for Q K^T (summed across lanes in one transposing tree), rows x columns for P V.
+#pragma once
+
+#include <cstring>
+
+#include "common/device/decode/tree_layout.h"
+#include "cpu/arch/lane_sums.h"
+#include "cpu/kv/row.h"
+
+namespace flashport::FLASHPORT_TARGET::decode {
+
+// The rows of one leaf: keys [low, high) of its 64 exist.
+struct Leaf {
+  const char* keys[kLeafKeys];
+  const char* values[kLeafKeys];
+  int low, high;
+  const Leaf* next;  // what is asked for while this leaf is worked on; null: nothing
+};
+
+// A tile of floats, its rows `stride` apart.
+template <class Float>
+struct FloatRows {
+  Float* data;
+  int stride;
+  FLASHPORT_DEVICE Float* operator[](int row) const { return data + static_cast<std::ptrdiff_t>(row) * stride; }
+};
+
+template <KvFormat kFormat>
+class KvProducts {
+  using Row = kv::KvRow<kFormat>;
+
+ public:
+  // Of keys of `dims` and values of `columns` elements.
+  KvProducts(int dims, int columns) : dims_(dims), columns_(columns) {}
+
+  // scores [rows, leaf keys] = query [rows, dims] K^T, of the keys that exist.
+  [[gnu::noinline]] void multiply_keys(FloatRows<const float> query, const Leaf& leaf, int rows,
+                                       float (*scores)[kLeafKeys]) const {
+    int row = 0;
+    for (; row + 4 <= rows; row += 4) dot_rows<4>(query, leaf, row, scores);
+    if (row + 2 <= rows) dot_rows<2>(query, leaf, row, scores), row += 2;
+    if (row < rows) dot_rows<1>(query, leaf, row, scores);
+  }
+
+  // out [rows, stride] = weights [rows, leaf keys] V over the keys that exist; columns that V does not have are 0.
+  [[gnu::noinline]] void multiply_values(const float (*weights)[kLeafKeys], const Leaf& leaf, int rows,
+                                         FloatRows<float> out) const {
+    int row = 0;
+    for (; row + 4 <= rows; row += 4) weigh_rows<4>(weights, leaf, row, out);
+    if (row + 2 <= rows) weigh_rows<2>(weights, leaf, row, out), row += 2;
+    if (row < rows) weigh_rows<1>(weights, leaf, row, out);
+  }
+
+ private:
+  // Into the second level of the cache, which holds a leaf beside the one in use.
+  FLASHPORT_DEVICE static void prefetch(const char* row, int bytes) {
+    for (int line = 0; line < bytes; line += 64) __builtin_prefetch(row + line, 0, 2);
+  }
+
+  // Scores of kCount rows from `row` on with all keys, 16 / kCount keys at a time.
+  template <int kCount>
+  void dot_rows(FloatRows<const float> query, const Leaf& leaf, int row, float (*scores)[kLeafKeys]) const {
+    constexpr int kKeys = kLanes / kCount;
+    const int key_bytes = kv_row_bytes(kFormat, dims_);
+    for (int key = leaf.low; key < leaf.high; key += kKeys) {
+      const char* keys[kKeys];
+      for (int k = 0; k < kKeys; ++k) keys[k] = leaf.keys[minimum(key + k, leaf.high - 1)];
+      if (row == 0 && leaf.next != nullptr) {
+        const int until = minimum(key + kKeys, leaf.next->high);
+        for (int k = maximum(key, leaf.next->low); k < until; ++k) prefetch(leaf.next->keys[k], key_bytes);
+      }
+      Vec acc[kLanes] = {};
+      int dim = 0;
+      for (; dim + kLanes <= dims_; dim += kLanes) {
+        Vec q[kCount];
+#pragma GCC unroll 16
+        for (int r = 0; r < kCount; ++r) q[r] = load_vec(query[row + r] + dim);
+#pragma GCC unroll 16
+        for (int k = 0; k < kKeys; ++k) {
+          const Vec x = Row::load(keys[k], dim);
+#pragma GCC unroll 16
+          for (int r = 0; r < kCount; ++r) acc[r * kKeys + k] = fma_rn(q[r], x, acc[r * kKeys + k]);
+        }
+      }
+      if (dim < dims_) {  // the last 8 dims of a row: nothing behind it may be read
+#pragma GCC unroll 16
+        for (int k = 0; k < kKeys; ++k) {
+          const Vec x = load_tail(keys[k], dim, dims_);
+#pragma GCC unroll 16
+          for (int r = 0; r < kCount; ++r) {
+            acc[r * kKeys + k] = fma_rn(load_vec(query[row + r] + dim), x, acc[r * kKeys + k]);
+          }
+        }
+      }
+      const Vec sums = sum_each(acc);
+      if (key + kKeys <= leaf.high) {
+#pragma GCC unroll 16
+        for (int r = 0; r < kCount; ++r) {
+          std::memcpy(scores[row + r] + key, reinterpret_cast<const float*>(&sums) + r * kKeys, sizeof(float) * kKeys);
+        }
+        continue;
+      }
+      for (int r = 0; r < kCount; ++r) {
+        for (int k = 0; k < leaf.high - key; ++k) scores[row + r][key + k] = sums[r * kKeys + k];
+      }
+    }
+  }
+
+  // Output rows from `row` on, kVectors vectors of columns at a time.
+  template <int kCount>
+  void weigh_rows(const float (*weights)[kLeafKeys], const Leaf& leaf, int row, FloatRows<float> out) const {
+    constexpr int kVectors = 4;
+    const int next_low = leaf.next == nullptr ? kLeafKeys : leaf.next->low;
+    const int next_high = leaf.next == nullptr ? 0 : leaf.next->high;
+    for (int col = 0; col < out.stride; col += kVectors * kLanes) {
+      Vec acc[kCount][kVectors] = {};
+      if (col + kVectors * kLanes <= columns_) {
+        for (int key = leaf.low; key < leaf.high; ++key) {
+          const char* values = leaf.values[key];
+          if (row == 0 && key >= next_low && key < next_high) {
+            prefetch(leaf.next->values[key] + kv_row_bytes(kFormat, col), kv_row_bytes(kFormat, kVectors * kLanes));
+          }
+#pragma GCC unroll 16
+          for (int v = 0; v < kVectors; ++v) {
+            const Vec x = Row::load(values, col + v * kLanes);
+#pragma GCC unroll 16
+            for (int r = 0; r < kCount; ++r) {
+              acc[r][v] = fma_rn(broadcast(weights[row + r][key]), x, acc[r][v]);
+            }
+          }
+        }
+      } else {
+#pragma GCC unroll 16
+        for (int v = 0; v < kVectors; ++v) {
+          if (col + v * kLanes >= columns_) continue;
+          for (int key = leaf.low; key < leaf.high; ++key) {
+            const Vec x = load_tail(leaf.values[key], col + v * kLanes, columns_);
+#pragma GCC unroll 16
+            for (int r = 0; r < kCount; ++r) {
+              acc[r][v] = fma_rn(broadcast(weights[row + r][key]), x, acc[r][v]);
+            }
+          }
+        }
+      }
+#pragma GCC unroll 16
+      for (int r = 0; r < kCount; ++r) {
+#pragma GCC unroll 16
+        for (int v = 0; v < kVectors; ++v) store_vec(out[row + r] + col + v * kLanes, acc[r][v]);
+      }
+    }
+  }
+
+  // Like Row::load where fewer than 16 of the row's `dims` values may be left.
+  FLASHPORT_DEVICE Vec load_tail(const char* row, int dim, int dims) const {
+    if (dim + kLanes <= dims) return Row::load(row, dim);
+    alignas(64) char copy[kv_row_bytes(kFormat, 32)] = {};
+    const int first = kFormat == KvFormat::kQ8_0 ? dim / 32 * 32 : dim;
+    const int bytes = kv_row_bytes(kFormat, dims) - kv_row_bytes(kFormat, first);
+    __builtin_memcpy(copy, row + kv_row_bytes(kFormat, first), static_cast<std::size_t>(bytes));
+    return Row::load(copy, dim - first);
+  }
+
+  int dims_, columns_;
+};
+
+}  // namespace flashport::FLASHPORT_TARGET::decode

@@ -1,0 +1,211 @@
+// The tile verbs of decode on a CPU. Tiles are plain arrays with exactly the rows there are; K and V are read where
+// they lie, through one pointer a key (kv_products.h).
+#pragma once
+
+#include <type_traits>
+#include <utility>
+
+#include "common/device/decode/mask.h"
+#include "common/device/decode/schedule.h"
+#include "cpu/decode/kv_products.h"
+#include FLASHPORT_DECODE_TUNING_HEADER
+
+namespace flashport::FLASHPORT_TARGET::decode {
+
+constexpr int block_threads(const DecodeConfig&) { return 1; }
+
+template <DecodeConfig kCfg>
+struct DecodeShared {
+  alignas(64) float query[kCfg.shape.rows][kCfg.shape.head_dim_qk];
+  Leaf leaves[kCfg.tuning.stages];
+  RangeEnds ends;
+};
+
+// Leaves on their way: addresses are looked up one leaf ahead. Its lines are asked for in between the products of the
+// leaf before, not in one burst: a burst fills the core's queue of misses and stalls it, with memory idle afterwards.
+template <DecodeConfig kCfg>
+class KvPipeline {
+  static constexpr int kStages = kCfg.tuning.stages;
+
+ public:
+  KvPipeline(const DecodeParams& p, const Block&, DecodeShared<kCfg>& shared, LeafCursor& ahead)
+      : leaves_(shared.leaves) {
+    for (int i = 0; i < kStages - 1; ++i) refill_behind_keys(p, ahead);
+  }
+
+  const Leaf& keys() const { return leaves_[oldest_]; }
+
+  void refill_behind_keys(const DecodeParams& p, LeafCursor& ahead) {
+    leaves_[oldest_].next = nullptr;
+    if (ahead.done()) return;
+    const Segment& s = ahead.segment;
+    Leaf& leaf = leaves_[newest_];
+    leaves_[oldest_].next = &leaf;
+    leaf.low = maximum(s.key_low - ahead.key(), 0);
+    leaf.high = minimum(s.key_high - ahead.key(), kLeafKeys);
+    for (int i = leaf.low; i < leaf.high; ++i) {
+      const kv::TokenPlace place = kv::place_of(p.cache, s.pages, s.seq, ahead.key() + i, true);
+      leaf.keys[i] = static_cast<const char*>(p.cache.k.data) + kv::row_offset(p.cache.k, place, s.kv_head);
+      leaf.values[i] = static_cast<const char*>(p.cache.v.data) + kv::row_offset(p.cache.v, place, s.kv_head);
+    }
+    newest_ = newest_ + 1 == kStages ? 0 : newest_ + 1;
+    ahead.next(p);
+  }
+  void refill_behind_scores(const DecodeParams&, const LeafCursor&) {}
+  void refill_behind_values(const DecodeParams&, const LeafCursor&) {}
+  void await_values() const {}
+
+  const Leaf& values() {
+    const Leaf& leaf = leaves_[oldest_];
+    oldest_ = oldest_ + 1 == kStages ? 0 : oldest_ + 1;
+    return leaf;
+  }
+
+ private:
+  Leaf* leaves_;
+  int oldest_ = 0, newest_ = 0;
+};
+
+template <DecodeConfig kCfg>
+class DecodeTiles {
+  static constexpr DecodeShape kShape = kCfg.shape;
+
+ public:
+  static constexpr int kRows = kShape.rows;
+  static constexpr int kRowSlots = kRows;
+  static constexpr int kColumns = kShape.head_dim_v;
+  static constexpr bool kKeepsParent = false;
+
+  struct Rows {
+    float v[kRows];
+    float& operator[](int slot) { return v[slot]; }
+    float operator[](int slot) const { return v[slot]; }
+  };
+  struct Query {
+    const float (*rows)[kShape.head_dim_qk];
+  };
+  struct Scores {
+    alignas(64) float x[kRows][kLeafKeys];
+  };
+  struct Out {
+    int rows = 0;  // in use; only these are copied
+    alignas(64) float x[kRows][kShape.head_dim_v];
+    Out() {}
+    Out& operator=(const Out& other) {
+      rows = other.rows;
+      std::memcpy(x, other.x, sizeof x[0] * static_cast<std::size_t>(rows));
+      return *this;
+    }
+  };
+  using Operand = const Scores&;
+
+  DecodeTiles(const DecodeParams& p, const Block&, DecodeShared<kCfg>& shared)
+      : shared_(shared),
+        live_rows_(minimum(kRows, p.group_size * p.max_q_len)),
+        products_(p.head_dim_qk, p.head_dim_v) {}
+
+  int row_slots() const { return live_rows_; }
+  int live_rows() const { return live_rows_; }
+  static int row_of(int slot) { return slot; }
+  static bool owns_row(int) { return true; }
+
+  // The query rows as floats; padding rows and dims are zero.
+  void stage_query(const DecodeParams& p, const Segment& s) const {
+    for (int row = 0; row < live_rows_; ++row) {
+      const QueryRow at = query_row(p, s, kRows, row);
+      float* to = shared_.query[row];
+      std::memset(to, 0, sizeof shared_.query[row]);
+      if (at.token >= s.q_len) continue;
+      const std::int64_t seq = p.cu_seqlens_q == nullptr ? s.seq : 0;
+      const std::int64_t from =
+          seq * p.q.stride_seq + (s.q_begin + at.token) * p.q.stride_token + at.head * p.q.stride_head;
+      for (int dim = 0; dim < p.head_dim_qk; ++dim) {
+        const std::int64_t element = from + dim * p.q.stride_dim;
+        switch (p.q.dtype) {
+          case DType::kFloat16: to[dim] = to_float(static_cast<const Half*>(p.q.data)[element]); break;
+          case DType::kBFloat16: to[dim] = to_float(static_cast<const BFloat16*>(p.q.data)[element]); break;
+          default: to[dim] = static_cast<const float*>(p.q.data)[element]; break;
+        }
+      }
+    }
+  }
+  void fetch_query(Query& query) const { query.rows = shared_.query; }
+
+  // S = Q K^T; keys that do not exist give 0.
+  Scores mma_abt(const Query& query, const Leaf& leaf) const {
+    Scores scores;
+    for (int row = 0; row < live_rows_ && leaf.high - leaf.low < kLeafKeys; ++row) {
+      for (int key = 0; key < leaf.low; ++key) scores.x[row][key] = 0.0f;
+      for (int key = maximum(leaf.high, 0); key < kLeafKeys; ++key) scores.x[row][key] = 0.0f;
+    }
+    products_.multiply_keys({query.rows[0], kShape.head_dim_qk}, leaf, live_rows_, scores.x);
+    return scores;
+  }
+
+  // f(value, slot, key of the leaf)
+  template <class F>
+  FLASHPORT_DEVICE void for_each(Scores& scores, F&& f) const {
+    for (int row = 0; row < live_rows_; ++row) {
+      if constexpr (std::is_invocable_v<F&, Vec&, int, int>) {
+        for (int key = 0; key < kLeafKeys; key += kLanes) {
+          Vec x = load_vec(scores.x[row] + key);
+          f(x, row, key);
+          store_vec(scores.x[row] + key, x);
+        }
+      } else {
+        for (int key = 0; key < kLeafKeys; ++key) f(scores.x[row][key], row, key);
+      }
+    }
+  }
+
+  void row_max(const Scores& scores, Rows& m) const {
+    for (int row = 0; row < live_rows_; ++row) {
+      Vec most = load_vec(scores.x[row]);
+      for (int key = kLanes; key < kLeafKeys; key += kLanes) most = larger(most, load_vec(scores.x[row] + key));
+      m[row] = fold_vec(most, [](Vec a, Vec b) { return larger(a, b); });
+    }
+  }
+
+  // l = row sums of P
+  Operand to_operand(const Scores& scores, Rows& l) const {
+    for (int row = 0; row < live_rows_; ++row) {
+      Vec sum = load_vec(scores.x[row]);
+      for (int key = kLanes; key < kLeafKeys; key += kLanes) sum += load_vec(scores.x[row] + key);
+      l[row] = fold_vec(sum, [](Vec a, Vec b) { return a + b; });
+    }
+    return scores;
+  }
+
+  // O = P V over the keys that exist
+  void mma_ab(Operand scores, const Leaf& leaf, Out& out) const {
+    out.rows = live_rows_;
+    products_.multiply_values(scores.x, leaf, live_rows_, {out.x[0], kShape.head_dim_v});
+  }
+
+  // f(to, from, slot)
+  template <class F>
+  FLASHPORT_DEVICE void for_each_pair(Out& to, const Out& from, F&& f) const {
+    for (int row = 0; row < live_rows_; ++row) {
+      for (int col = 0; col < kShape.head_dim_v; ++col) f(to.x[row][col], from.x[row][col], row);
+    }
+  }
+  // f(value, slot, column)
+  template <class F>
+  FLASHPORT_DEVICE void for_each_out(const Out& out, F&& f) const {
+    for (int row = 0; row < live_rows_; ++row) {
+      for (int col = 0; col < kShape.head_dim_v; ++col) f(out.x[row][col], row, col);
+    }
+  }
+
+  void store_rows(const Rows& rows, float* to) const { std::memcpy(to, rows.v, sizeof(float) * live_rows_); }
+  void store_tile(const Out& out, float* to) const {
+    std::memcpy(to, out.x, sizeof out.x[0] * static_cast<std::size_t>(live_rows_));
+  }
+
+ private:
+  DecodeShared<kCfg>& shared_;
+  int live_rows_;
+  KvProducts<kShape.kv> products_;
+};
+
+}  // namespace flashport::FLASHPORT_TARGET::decode

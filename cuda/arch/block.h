@@ -1,0 +1,258 @@
+// The execution model of a CUDA target: a block of warps, its barrier, the arrival at counters in global memory, what
+// lanes tell each other, and the scalar arithmetic that common/device is written in.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include <cstdint>
+#include <cub/warp/warp_scan.cuh>
+
+#include "common/device/core/arrival.h"
+
+#define FLASHPORT_COLD static __device__ __noinline__  // rare code, kept out of line where calls are cheap
+#define FLASHPORT_DEVICE __device__ __forceinline__
+#define FLASHPORT_PRAGMA(text) _Pragma(#text)
+#define FLASHPORT_UNROLL(count) FLASHPORT_PRAGMA(unroll count)
+
+namespace flashport::FLASHPORT_TARGET {
+
+inline constexpr int kWaveSize = 32;
+inline constexpr bool kHasProducers = true;  // waves that only copy, and plan the announcements
+inline constexpr int kVectorFloats = 4;      // columns of a row that a thread takes at a time
+inline constexpr int kMergeUnroll = 4;       // parts in flight while merging (docs/tuning.md)
+inline constexpr int kFoldAtOnce = 2;        // states in flight while folding inside the loop
+inline constexpr int kFoldAtEnd = 0;         // and behind it; 0: all, through shared memory
+inline constexpr float kInfinity = __builtin_huge_valf();
+inline constexpr float kLog2e = 1.4426950408889634f;
+inline constexpr float kLn2 = 0.6931471805599453f;
+
+using Half = __half;
+using BFloat16 = __nv_bfloat16;
+FLASHPORT_DEVICE Half to_half(float x) { return __float2half_rn(x); }
+FLASHPORT_DEVICE BFloat16 to_bfloat16(float x) { return __float2bfloat16_rn(x); }
+FLASHPORT_DEVICE float to_float(float x) { return x; }
+FLASHPORT_DEVICE float to_float(Half x) { return __half2float(x); }
+FLASHPORT_DEVICE float to_float(BFloat16 x) { return __bfloat162float(x); }
+
+template <class T>
+FLASHPORT_DEVICE T minimum(T a, T b) {
+  return b < a ? b : a;
+}
+template <class T>
+FLASHPORT_DEVICE T maximum(T a, T b) {
+  return a < b ? b : a;
+}
+FLASHPORT_DEVICE float maximum(float a, float b) { return fmaxf(a, b); }
+
+FLASHPORT_DEVICE float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+FLASHPORT_DEVICE float reciprocal_approx(float x) { return __fdividef(1.0f, x); }
+FLASHPORT_DEVICE float log2_full(float x) { return log2f(x); }
+FLASHPORT_DEVICE float exp_full(float x) { return expf(x); }
+FLASHPORT_DEVICE float log1p_full(float x) { return log1pf(x); }
+FLASHPORT_DEVICE float sqrt_full(float x) { return sqrtf(x); }
+FLASHPORT_DEVICE float tanh_full(float x) { return tanhf(x); }
+FLASHPORT_DEVICE float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+FLASHPORT_DEVICE float mul_rn(float a, float b) { return __fmul_rn(a, b); }
+
+template <class T>
+FLASHPORT_DEVICE T load_global(const T* address) {
+  return __ldg(address);
+}
+// Reads what other blocks of this launch have written: L1 is not coherent, L2 is.
+FLASHPORT_DEVICE float load_published(const float* address) { return __ldcg(address); }
+FLASHPORT_DEVICE void load_published_vector(float (&x)[kVectorFloats], const float* from) {
+  const float4 four = __ldcg(reinterpret_cast<const float4*>(from));
+  x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
+}
+FLASHPORT_DEVICE void store_published_vector(float* to, const float (&x)[kVectorFloats]) {
+  __stcg(reinterpret_cast<float4*>(to), make_float4(x[0], x[1], x[2], x[3]));
+}
+FLASHPORT_DEVICE void copy_published_vector(float* to, const float* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))),
+               "l"(from)
+               : "memory");
+}
+FLASHPORT_DEVICE void await_published() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// The same, but what follows from it is worked out where it is used, not kept in registers.
+FLASHPORT_DEVICE int recompute(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+template <class Params>
+FLASHPORT_DEVICE const Params& reread(const Params& params) {
+  return params;
+}
+
+FLASHPORT_DEVICE int round_to_int(float x) { return static_cast<int>(roundf(x)); }
+
+// Rounds to nearest even and saturates; NaN stays NaN.
+FLASHPORT_DEVICE std::uint8_t to_fp8_e4m3(float x) { return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3); }
+// FNUZ has the codes of OCP at half the value, one more of them (240) where OCP has NaN, and NaN where that has -0.
+FLASHPORT_DEVICE std::uint8_t to_fp8_e4m3fnuz(float x) {
+  if (x != x) return 0x80;
+  const float twice = fabsf(2.0f * x);
+  const std::uint8_t code = twice > 464.0f ? 0x7f : to_fp8_e4m3(twice);
+  return x < 0.0f && code != 0 ? code | 0x80 : code;
+}
+
+FLASHPORT_DEVICE float wave_max(float x) {
+  for (int distance = kWaveSize / 2; distance > 0; distance /= 2) x = maximum(x, __shfl_xor_sync(~0u, x, distance));
+  return x;
+}
+
+// Among kGroup lanes side by side: the largest x of those before this one, -inf in the first.
+template <int kGroup>
+FLASHPORT_DEVICE float group_max_before(float x) {
+  const unsigned place = threadIdx.x % kGroup;
+#pragma unroll
+  for (unsigned distance = 1; distance < kGroup; distance *= 2) {
+    const float other = __shfl_up_sync(~0u, x, distance, kGroup);
+    x = place >= distance ? maximum(x, other) : x;
+  }
+  const float before = __shfl_up_sync(~0u, x, 1, kGroup);
+  return place == 0 ? -kInfinity : before;
+}
+
+// `count` (at most kVectorFloats) values at a stride, as one access where they are contiguous and aligned; rest is 0.
+FLASHPORT_DEVICE void load_vector(float (&x)[kVectorFloats], const float* from, std::int64_t stride, int count) {
+  if (stride == 1 && count == kVectorFloats && reinterpret_cast<std::uintptr_t>(from) % 16 == 0) {
+    const float4 four = __ldcs(reinterpret_cast<const float4*>(from));
+    x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
+    return;
+  }
+  for (int i = 0; i < kVectorFloats; ++i) x[i] = i < count ? from[i * stride] : 0.0f;
+}
+template <class T>
+FLASHPORT_DEVICE void load_vector(float (&x)[kVectorFloats], const T* from, std::int64_t stride, int count) {
+  for (int i = 0; i < kVectorFloats; ++i) x[i] = i < count ? to_float(from[i * stride]) : 0.0f;
+}
+
+// A barrier that `threads` threads reach, of which only those that call await wait for the others.
+FLASHPORT_DEVICE void barrier_signal(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+FLASHPORT_DEVICE void barrier_await(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// Programmatic dependent launch; without it both are nothing.
+FLASHPORT_DEVICE void await_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+FLASHPORT_DEVICE void let_next_kernel_come() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+// Nearly every kernel begins so, and before touches its own shared memory alone, or fetches into L2 what it may need:
+// it is launched while the kernel before it on the stream ends, and lets the next one come as early.
+FLASHPORT_DEVICE void begin_kernel() {
+  await_kernel_before();
+  let_next_kernel_come();
+}
+
+// A word in global memory by which one block tells others, also of the kernel launched behind this one, that what it
+// has written is there. By one thread, behind a barrier of those who wrote.
+FLASHPORT_DEVICE void announce(unsigned* word) {
+  asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(word) : "memory");
+}
+FLASHPORT_DEVICE void await_announced(const unsigned* word) {
+  unsigned there = 0;
+  while (there == 0) asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(there) : "l"(word) : "memory");
+}
+
+// Brings params to the constant cache, whose misses would follow one after the other. The result is to be stored
+// somewhere, so that the reads are made.
+template <class Params>
+FLASHPORT_DEVICE unsigned touch_params(const Params& params) {
+  constexpr int kLineWords = 16;
+  const auto* words = reinterpret_cast<const unsigned*>(&params);
+  unsigned sum = 0;
+#pragma unroll
+  for (int word = 0; word < static_cast<int>(sizeof(Params) / 4); word += kLineWords) sum ^= words[word];
+  return sum;
+}
+
+// A block, or some waves of it that do one job: `threads` threads from `first` on, with a barrier of their own.
+class Block {
+ public:
+  FLASHPORT_DEVICE explicit Block(unsigned* flag) : Block(flag, 0, static_cast<int>(blockDim.x), 0) {}
+  // By all lanes together: the wave's number is made uniform. `teams`: such blocks in one of the device's, this being
+  // number `team`.
+  FLASHPORT_DEVICE Block(unsigned* flag, int first, int threads, int barrier, int team = 0, int teams = 1)
+      : team_(team),
+        teams_(teams),
+        flag_(flag),
+        first_(first),
+        threads_(threads),
+        barrier_(barrier),
+        wave_(__shfl_sync(~0u, (static_cast<int>(threadIdx.x) - first) / kWaveSize, 0)) {
+    __builtin_assume(wave_ >= 0 && wave_ < 32);
+    __builtin_assume(team_ >= 0 && team_ < teams);
+  }
+
+  FLASHPORT_DEVICE int thread() const { return static_cast<int>(threadIdx.x) - first_; }
+  FLASHPORT_DEVICE int threads() const { return threads_; }
+  FLASHPORT_DEVICE int lane() const { return static_cast<int>(threadIdx.x % kWaveSize); }
+  FLASHPORT_DEVICE int wave() const { return wave_; }
+  FLASHPORT_DEVICE std::int64_t index() const { return static_cast<int>(blockIdx.x) * teams_ + team_; }
+  FLASHPORT_DEVICE std::int64_t count() const { return std::int64_t{gridDim.x} * teams_; }
+  FLASHPORT_DEVICE int team() const { return team_; }
+  FLASHPORT_DEVICE void sync() const {
+    if (threads_ == kWaveSize) {
+      __syncwarp();
+    } else {
+      barrier_await(barrier_, threads_);
+    }
+  }
+  template <class T>
+  FLASHPORT_DEVICE T uniform(T x) const {
+    return x;
+  }
+
+  // The sum of the lanes before this one, and of all.
+  FLASHPORT_DEVICE std::int64_t wave_exclusive_scan(std::int64_t x, std::int64_t& total) const {
+    typename cub::WarpScan<std::int64_t>::TempStorage none;
+    std::int64_t before;
+    cub::WarpScan<std::int64_t>(none).ExclusiveSum(x, before, total);
+    return before;
+  }
+  // The one lane that has found something, and what a lane has.
+  FLASHPORT_DEVICE int wave_find(bool found) const { return __ffs(static_cast<int>(__ballot_sync(~0u, found))) - 1; }
+  FLASHPORT_DEVICE int wave_broadcast(int x, int lane) const { return __shfl_sync(~0u, x, lane); }
+
+  // Publishes what the block has written and makes arrival(0) .. arrival(count - 1), of different counters. The bits of
+  // those whose addition has reached the goal: of all blocks that add to a counter one is told so. It sees what all the
+  // others have published, and the counter is zero again.
+  template <class Arrivals>
+  FLASHPORT_DEVICE unsigned arrive(int count, const Arrivals& arrival) const {
+    Arrival mine = arrival(minimum(lane(), count - 1));  // side by side, a lane each
+    if (lane() >= count) mine.add = 0;
+    sync();
+    if (wave() == 0) {
+      bool last = false;
+      if (mine.add > 0) {
+        unsigned before;
+        asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+                     : "=r"(before)
+                     : "l"(mine.counter), "r"(mine.add)
+                     : "memory");
+        last = before + mine.add == static_cast<unsigned>(mine.goal);
+        if (last) *mine.counter = 0;
+      }
+      const unsigned reached = __ballot_sync(~0u, last);
+      if (lane() == 0) *flag_ = reached;
+    }
+    sync();
+    return *flag_;
+  }
+
+ private:
+  int team_, teams_;
+  unsigned* flag_;  // in shared memory
+  int first_, threads_, barrier_;
+  int wave_;
+};
+
+}  // namespace flashport::FLASHPORT_TARGET

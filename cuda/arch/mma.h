@@ -1,0 +1,170 @@
+// The instructions behind the tile verbs: asynchronous copies and their barriers, ldmatrix, mma.sync m16n8k16.
+//
+// Fragments of mma.m16n8k16, lane = 4 * g + c (g 0..7, c 0..3), a register holds two 16-bit values:
+//   A [16, 16]: a0 (g, 2c..) a1 (g + 8, 2c..) a2 (g, 2c + 8..) a3 (g + 8, 2c + 8..)
+//   B [16, 8]:  b0 (2c.., g) b1 (2c + 8.., g)      k first
+//   C [16, 8]:  c0 (g, 2c) c1 (g, 2c + 1) c2 (g + 8, 2c) c3 (g + 8, 2c + 1)
+#pragma once
+
+#include "common/device/core/types.h"
+#include "cuda/arch/block.h"
+
+namespace flashport::FLASHPORT_TARGET {
+
+FLASHPORT_DEVICE unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+// Copies kBytes (16, 8 or 4) from global to shared memory, around L1 if 16; zeros where `valid` is false.
+template <int kBytes>
+FLASHPORT_DEVICE void copy_async(void* to, const void* from, bool valid) {
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+                 "r"(valid ? 16 : 0)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(kBytes),
+                 "r"(valid ? kBytes : 0)
+                 : "memory");
+  }
+}
+
+// A cache line that is read once leaves L2 first: what is read again (queries, page numbers, partial results) stays.
+// This is what createpolicy.fractional.L2::evict_first gives for all of the lines. As a constant it lies in uniform
+// registers, where copies want it; what createpolicy returns is moved there again for each of them.
+constexpr std::uint64_t kReadOncePolicy = 0x12f0000000000000;
+template <int kBytes>
+FLASHPORT_DEVICE void copy_async(void* to, const void* from, std::uint64_t policy) {
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+                 "l"(policy)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global.L2::cache_hint [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from),
+                 "n"(kBytes), "l"(policy)
+                 : "memory");
+  }
+}
+
+// mbarriers: a phase completes when all threads have arrived.
+FLASHPORT_DEVICE void mbarrier_init(std::uint64_t* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+// Arrives when this thread's cp.async so far have landed.
+FLASHPORT_DEVICE void mbarrier_arrive_behind_copies(std::uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+FLASHPORT_DEVICE void mbarrier_arrive(std::uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+FLASHPORT_DEVICE void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+FLASHPORT_DEVICE void mbarrier_wait(std::uint64_t* barrier, unsigned phase) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}" ::"r"(shared_address(barrier)),
+      "r"(phase)
+      : "memory");
+}
+
+// Where a wave stands in a ring of tiles, and the phase that their barriers are in there.
+template <int kTiles>
+struct RingPlace {
+  int tile = 0;
+  unsigned phase = 0;
+  FLASHPORT_DEVICE void next() {
+    if (++tile == kTiles) {
+      tile = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+FLASHPORT_DEVICE void ldmatrix_x4(unsigned (&r)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+FLASHPORT_DEVICE void ldmatrix_x2(unsigned (&r)[2], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(shared_address(row))
+               : "memory");
+}
+FLASHPORT_DEVICE void ldmatrix_x4_trans(unsigned (&r)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+FLASHPORT_DEVICE void ldmatrix_x2_trans(unsigned (&r)[2], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(shared_address(row))
+               : "memory");
+}
+
+// Store as ldmatrix_x4 and ldmatrix_x4_trans load.
+FLASHPORT_DEVICE void stmatrix_x4(void* row, const unsigned (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared_address(row)), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+FLASHPORT_DEVICE void stmatrix_x4_trans(void* row, const unsigned (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared_address(row)),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+// An 8 x 8 matrix of 16-bit values, row g in the lanes 4 g + c (two a register), transposed.
+FLASHPORT_DEVICE unsigned transpose_8x8(unsigned two) {
+  unsigned r;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(two));
+  return r;
+}
+
+template <MathType kMath>
+FLASHPORT_DEVICE void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  if constexpr (kMath == MathType::kBf16) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+}
+
+// c [16, 8] += a [16, 8] b [8, 8] in tf32: a0 (g, c) a1 (g + 8, c) a2 (g, c + 4) a3 (g + 8, c + 4), b0 (c, g) b1
+// (c + 4, g), C as above.
+FLASHPORT_DEVICE void mma_tf32(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+FLASHPORT_DEVICE unsigned multiply_halves(unsigned a, unsigned b) {
+  const __half2 product = __hmul2(reinterpret_cast<const __half2&>(a), reinterpret_cast<const __half2&>(b));
+  return reinterpret_cast<const unsigned&>(product);
+}
+
+// Two floats as a register of the math type, the first in the low half.
+template <MathType kMath>
+FLASHPORT_DEVICE unsigned pack(float low, float high) {
+  if constexpr (kMath == MathType::kBf16) {
+    const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
+    return reinterpret_cast<const unsigned&>(two);
+  } else {
+    const __half2 two = __floats2half2_rn(low, high);
+    return reinterpret_cast<const unsigned&>(two);
+  }
+}
+
+}  // namespace flashport::FLASHPORT_TARGET

@@ -1,0 +1,75 @@
+// Makes decode kernels of a CUDA target: the __global__ function `symbol` and its KernelEntry `<symbol>_entry`.
+#pragma once
+
+#include "common/device/decode/kernel.h"
+#include "cuda/arch/define_kernel.h"
+#include "cuda/decode/kv_producer.h"
+
+namespace flashport::FLASHPORT_TARGET::decode {
+
+// A team is a block as the schedule counts them. Its waves part: the first compute, the others bring them keys and
+// values.
+template <DecodeConfig kCfg>
+FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>* shared) {
+  constexpr int kTeams = kCfg.tuning.teams;
+  constexpr int kThreads = compute_threads(kCfg) + producer_threads(kCfg);
+  static_assert(kFirstTeamBarrier + kTeams * kTeamBarriers <= 16, "a block has 16 barriers");
+  const int team = kTeams == 1 ? 0 : __shfl_sync(~0u, threadIdx.x / kThreads, 0);
+  const int first = team * kThreads;
+  const int thread = static_cast<int>(threadIdx.x) - first;
+  DecodeShared<kCfg>& own = shared[team];
+  own.ring.init(thread);
+  if (thread == 0) own.arrive_flag = touch_params(p);
+  __syncthreads();
+  begin_kernel();
+  const auto part = [&](int begin, int threads, TeamBarrier barrier) {
+    const int its_barrier = kFirstTeamBarrier + team * kTeamBarriers + barrier;
+    return Block(&own.arrive_flag, first + begin, threads, its_barrier, team, kTeams);
+  };
+  constexpr int kCompute = compute_threads(kCfg);
+  const Range range = block_range(p, part(0, kCompute, kComputeBarrier));
+  if (kTeams > 1 && LeafCursor(range).done()) {  // nothing to do, but the others wait for this team
+    if (thread < ends_threads(kCfg)) barrier_signal(kEndsBarrier, kTeams * ends_threads(kCfg));
+    return;
+  }
+  const bool together = teams_share_rows<kCfg>(p, range);
+  if (thread == 0) own.heads_together = together;
+  if (thread < kCompute) {
+    decode<kCfg>(p, range, part(0, kCompute, kComputeBarrier), own);
+  } else {
+    const Block producers = part(kCompute, producer_threads(kCfg), kProducerBarrier);
+    if (together) {
+      KvProducer<kCfg, kTeams, DecodeShared<kCfg>>(p, producers, shared).run(p, range, DecodeTiles<kCfg>::kKeepsParent);
+    } else {
+      KvProducer<kCfg, 1, DecodeShared<kCfg>>(p, producers, shared).run(p, range, DecodeTiles<kCfg>::kKeepsParent);
+    }
+  }
+}
+
+// Functions, as nvcc 13.0 spells the names of such types wrong where it writes out variables of a namespace.
+template <DecodeConfig kCfg>
+constexpr int shared_bytes() {
+  return kCfg.tuning.teams * static_cast<int>(sizeof(DecodeShared<kCfg>));
+}
+
+constexpr DecodeConfig decode_config(MathType math, KvFormat kv, int head_dim_qk, int head_dim_v, int rows) {
+  const DecodeShape shape{head_dim_qk, head_dim_v, rows, math, kv};
+  return {shape, decode_tuning(shape)};
+}
+
+}  // namespace flashport::FLASHPORT_TARGET::decode
+
+// math, kv, head_dim_qk, head_dim_v, rows
+#define FLASHPORT_DEFINE_DECODE(symbol, name, ...)                                                    \
+  namespace flashport::FLASHPORT_TARGET::decode {                                                     \
+  constexpr DecodeConfig symbol##_config = decode_config(__VA_ARGS__);                                \
+  extern "C" __global__ void __launch_bounds__(block_threads(symbol##_config),                        \
+                                               symbol##_config.tuning.blocks_per_multiprocessor)      \
+      symbol(const __grid_constant__ DecodeParams params) {                                           \
+    extern __shared__ __align__(128) unsigned char memory[];                                          \
+    decode_block<symbol##_config>(params, reinterpret_cast<DecodeShared<symbol##_config>*>(memory));  \
+  }                                                                                                   \
+  FLASHPORT_DEFINE_ENTRY(symbol, name, KernelTag::kDecode, block_threads(symbol##_config),            \
+                         shared_bytes<symbol##_config>(), .shape = {.decode = symbol##_config.shape}, \
+                         .teams = symbol##_config.tuning.teams)                                       \
+  }

@@ -1,0 +1,104 @@
+// Leaves of K and V on their way through shared memory: a ring of tiles of 64 rows, K, V, K, V, in the order of their
+// use. Producer waves (kv_producer.h) do nothing but copy; a full memory system holds up whoever issues copies, and
+// would hold up the products. A tile is ready when its mbarrier's phase completes, every producer thread arriving
+// behind its copies; it is free again when every compute wave has arrived at the other one. With teams a tile lies in
+// the rings of all of them, a part of its rows in each (row_layout.h).
+//
+// Rows lie in a tile as row_layout.h says. Those outside the sequence and dims beyond the stored ones are zero. Copies
+// are cp.async of 16 bytes, or of 8 or 4 where alignment asks for it (q8_0 with its block of 34 bytes, odd strides);
+// 2-byte alignment goes through registers.
+#pragma once
+
+#include "common/device/decode/announcements.h"
+#include "common/device/decode/config.h"
+#include "cuda/arch/mma.h"
+#include "cuda/decode/query.h"
+#include "cuda/decode/row_layout.h"
+
+namespace flashport::FLASHPORT_TARGET::decode {
+
+template <DecodeConfig kCfg>
+struct DecodeShared;  // of a team; those of a block's teams lie side by side
+
+// Rows of a tile, from the beginning of the first team's on.
+template <DecodeConfig kCfg, int kDim>
+struct TileRows : RowLayout<kCfg.shape.kv, kDim, kCfg.tuning.teams> {
+  using Base = RowLayout<kCfg.shape.kv, kDim, kCfg.tuning.teams>;
+  static constexpr int row_offset(int row) { return Base::row_offset(row, sizeof(DecodeShared<kCfg>)); }
+  static constexpr int offset(int row, int byte) { return row_offset(row) + (byte ^ Base::swizzle(row)); }
+};
+
+// Tiles of 64 keys and tiles of their values alike take kBytes of each team's ring.
+template <DecodeConfig kCfg>
+struct KvTiles {
+  using Keys = TileRows<kCfg, kCfg.shape.head_dim_qk>;
+  using Values = TileRows<kCfg, kCfg.shape.head_dim_v>;
+  static constexpr int kBytes =
+      (Keys::kRows * (Keys::kPitch > Values::kPitch ? Keys::kPitch : Values::kPitch) + 127) / 128 * 128;
+};
+
+template <DecodeConfig kCfg>
+struct KvRing {
+  static constexpr int kTiles = kCfg.tuning.stages;
+  static constexpr int kQueries = sizeof(QueryTile<kCfg>) > 8 * 1024 ? 1 : 2;  // the next one early, if it is small
+  // Page numbers are brought so many leaves early. Those of a leaf have landed when its keys' place is free: the tile
+  // that was there before it was asked for behind them.
+  static constexpr int kLookAhead = (kTiles + 1) / 2 + 2;
+  alignas(128) char tiles[kTiles][KvTiles<kCfg>::kBytes];  // the team's part of each
+  QueryTile<kCfg> queries[kQueries];
+  alignas(8) std::uint64_t ready[kTiles];  // of a tile, and of the query tile that was asked for before it
+  std::uint64_t free[kTiles];
+  std::uint64_t query_free[kQueries];
+  int pages[kLookAhead][kLeafKeys];
+  // Where the rows of the leaf that is being copied lie.
+  const char* key_rows[kLeafKeys];
+  const char* value_rows[kLeafKeys];
+
+  // `thread`: of the team. Producers of all teams arrive at `ready`, or its own once for each of them.
+  FLASHPORT_DEVICE void init(unsigned thread) {
+    const unsigned i = thread;
+    if (i < kTiles) mbarrier_init(&ready[i], kCfg.tuning.teams * kCfg.tuning.producer_waves * kWaveSize);
+    if (i < kTiles) mbarrier_init(&free[i], kCfg.tuning.waves * kWaveSize);
+    if (i < kQueries) mbarrier_init(&query_free[i], kCfg.tuning.waves * kWaveSize);
+  }
+};
+
+// Barriers of a team: of its compute waves and of its producers.
+enum TeamBarrier { kComputeBarrier, kProducerBarrier, kTeamBarriers };
+// And of the block, where compute waves wait for the announcements of the last tile, which the first producer wave of
+// their team plans, and for the other teams: behind it the memory of the rings serves other ends.
+enum BlockBarrier { kEndsBarrier = 1, kFirstTeamBarrier };
+constexpr int ends_threads(const DecodeConfig& cfg) { return (cfg.tuning.waves + 1) * kWaveSize; }  // of a team
+
+// What a compute wave sees of the ring.
+template <DecodeConfig kCfg>
+class KvPipeline {
+ public:
+  template <class Shared>
+  FLASHPORT_DEVICE KvPipeline(const DecodeParams&, const Block& block, Shared& shared, LeafCursor&)
+      : ring_(shared.ring), first_ring_((&shared - block.team())->ring) {}
+
+  // Waits for the oldest leaf's keys.
+  FLASHPORT_DEVICE const char* keys() const {
+    mbarrier_wait(&ring_.ready[place_.tile], place_.phase);
+    return first_ring_.tiles[place_.tile];
+  }
+  FLASHPORT_DEVICE void refill_behind_keys(const DecodeParams&, LeafCursor&) const {}
+  FLASHPORT_DEVICE void refill_behind_scores(const DecodeParams&, LeafCursor&) { release(); }
+  FLASHPORT_DEVICE void await_values() const { mbarrier_wait(&ring_.ready[place_.tile], place_.phase); }
+  FLASHPORT_DEVICE const char* values() const { return first_ring_.tiles[place_.tile]; }
+  FLASHPORT_DEVICE void refill_behind_values(const DecodeParams&, LeafCursor&) { release(); }
+  FLASHPORT_DEVICE void await_ends() const { barrier_await(kEndsBarrier, kCfg.tuning.teams * ends_threads(kCfg)); }
+
+ private:
+  FLASHPORT_DEVICE void release() {
+    mbarrier_arrive(&ring_.free[place_.tile]);
+    place_.next();
+  }
+
+  KvRing<kCfg>& ring_;
+  const KvRing<kCfg>& first_ring_;
+  RingPlace<KvRing<kCfg>::kTiles> place_;
+};
+
+}  // namespace flashport::FLASHPORT_TARGET::decode

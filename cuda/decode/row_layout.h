@@ -1,0 +1,70 @@
+// How rows of K and V lie in a tile of shared memory: as stored (also quantised), so that eight rows meet in no bank.
+// Plain C++, so that any host can check it.
+#pragma once
+
+#include "common/device/decode/config.h"
+#include "common/device/decode/tree_layout.h"
+#include "cuda/decode/lane_maps.h"
+
+namespace flashport {
+
+// Rows of one head lie as in device memory where they are whole 64-byte units, 16-byte units exchanged by the row's
+// number (a shift of a row by padding would tear the copies' 128-byte requests apart); those of q8_0 are padded.
+//
+// With teams (kHeads of them) each team's ring has an equal part of a tile's rows, of all their heads: neighbours, as
+// side by side as in device memory, or each in a column of its own. One head of q8_0 begins and ends inside a sector of
+// 32 bytes, all together are whole sectors. Rows are an odd number of them: of eight rows four have the two units of
+// each sector exchanged.
+template <KvFormat kFormat, int kDim, int kHeads>
+struct RowLayout {
+  static constexpr int kHeadBytes = kv_row_bytes(kFormat, kDim);
+  static constexpr int kBytes = kHeads * kHeadBytes;
+  static constexpr int kRows = kLeafKeys / kHeads;             // in a ring
+  static constexpr int kColumn = (kHeadBytes + 15) / 16 * 16;  // with room for a head that begins inside a unit
+  // Bytes inside which units are exchanged; none are inside 16.
+  static constexpr int kExchanged = kHeads > 1 ? 32 : kBytes % 64 == 0 ? 128 : 16;
+  static constexpr int kPitch = kHeads > 1          ? (kHeads * kColumn / 32 | 1) * 32
+                                : kExchanged == 128 ? kBytes
+                                                    : (kColumn / 16 | 1) * 16;
+  static_assert(kHeads == 1 || (kFormat == KvFormat::kQ8_0 && kBytes % 32 == 0 && kHeads * kColumn <= kPitch &&
+                                8 % (kDim / 32) == 0),
+                "teams are for heads of q8_0 that are whole sectors only together");
+  // A head's scales, two bytes further into their units from block to block, do not leave the half of a sector that the
+  // first one is in: exchanged together, they stay 34 bytes apart.
+  static_assert(kHeads == 1 || 34 * (kDim / 32) % 16 + 2 * (kDim / 32 - 1) < 16);
+
+  // What the place of a byte is xored with in row `row`.
+  static constexpr int swizzle(int row) {
+    if (kExchanged == 16) return 0;
+    if (kExchanged == 32) return (row >> 2 & 1) << 4;
+    return kPitch % 128 == 0 ? (row & 7) << 4 : (row >> 1 & 3) << 4;
+  }
+  // From the beginning of the first ring's tile; rings are `ring_bytes` apart.
+  static constexpr int row_offset(int row, int ring_bytes) {
+    return kHeads == 1 ? row * kPitch : row / kRows * ring_bytes + row % kRows * kPitch;
+  }
+  // Where in eight q8_0 blocks side by side (lane_maps.h) a head begins, for a kernel with teams: as in memory where
+  // heads follow each other, because the order of the products follows from it, and bits must not depend on who
+  // computes.
+  static constexpr int first_block(int head) { return kHeads == 1 ? 0 : kDim / 32 * head % 8; }
+  // Where in a row the head begins that team `team` works on. `together`: the heads of the teams are side by side.
+  static constexpr int head_offset(int team, int head, bool together) {
+    if (kHeads == 1) return 0;
+    return together ? team * kHeadBytes : team * kColumn + 34 * first_block(head) % 16;
+  }
+};
+
+// Where a head lies in the rows of a tile: its first byte, and its first block among the q8_0 blocks of lane_maps.h.
+struct HeadPlace {
+  int byte, block;
+};
+template <class Layout>
+constexpr HeadPlace head_place(int team, int head, bool together) {
+  return {Layout::head_offset(team, head, together), Layout::first_block(head)};
+}
+// Where in its row the unit lies in which block `block` of a q8_0 head begins.
+constexpr int first_unit_byte(const HeadPlace& head, int block) {
+  return head.byte - 34 * head.block + 16 * q8_0_unit(head.block + block);
+}
+
+}  // namespace flashport

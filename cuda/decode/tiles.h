@@ -1,0 +1,432 @@
+// The tile verbs of decode on mma.sync targets, with the query rows as columns: S^T = K Q^T [keys, rows] and
+// O^T = V^T P^T [DV, rows], because 8 columns are the smallest tile and few query rows are the common case.
+//
+// A block's waves form a grid: column waves split the keys of S^T and the DV rows of O^T, row waves the query rows.
+// Per-row values (Rows) are replicated in the lanes that hold the row: slot 2 t + i of lane 4 g + c is row 8 t + 2 c +
+// i of the wave's rows. P goes through shared memory as [keys, rows].
+#pragma once
+
+#include "common/device/decode/mask.h"
+#include "cuda/decode/kv_operand.h"
+#include "cuda/decode/kv_pipeline.h"
+#include FLASHPORT_DECODE_TUNING_HEADER
+
+namespace flashport::FLASHPORT_TARGET::decode {
+
+constexpr int compute_threads(const DecodeConfig& cfg) { return cfg.tuning.waves * kWaveSize; }
+constexpr int producer_threads(const DecodeConfig& cfg) { return cfg.tuning.producer_waves * kWaveSize; }
+constexpr int block_threads(const DecodeConfig& cfg) {
+  return cfg.tuning.teams * (compute_threads(cfg) + producer_threads(cfg));
+}
+
+// Waves side by side over keys and DV. A wave takes 16 keys at least.
+constexpr int column_waves(const DecodeConfig& cfg) {
+  const int most = kLeafKeys / 16;
+  return cfg.tuning.waves < most ? cfg.tuning.waves : most;
+}
+constexpr int wave_rows(const DecodeConfig& cfg) { return cfg.shape.rows / (cfg.tuning.waves / column_waves(cfg)); }
+
+template <DecodeConfig kCfg>
+struct DecodeShared {
+  static constexpr int kRowPitch = (kCfg.shape.rows / 8 | 1) * 8;
+  KvRing<kCfg> ring;
+  // What the waves that share query rows tell each other; a wave alone needs none of it.
+  static constexpr bool kShared = column_waves(kCfg) > 1;
+  alignas(16) std::uint16_t probabilities[kShared ? kLeafKeys : 1][kRowPitch];
+  alignas(8) float row_max[kShared ? column_waves(kCfg) : 1][kCfg.shape.rows];
+  float2 row_sum[kShared ? kLeafKeys / 16 : 1][kCfg.shape.rows / 8][kWaveSize];
+  unsigned arrive_flag;
+  bool heads_together;  // as they lie in the rings of all teams
+  RangeEnds ends;
+};
+
+template <DecodeConfig kCfg>
+class DecodeTiles {
+  static constexpr DecodeShape kShape = kCfg.shape;
+  static constexpr MathType kMath = kShape.math;
+  static constexpr bool kScaled = kShape.kv == KvFormat::kQ8_0;
+  static constexpr int kColWaves = column_waves(kCfg);
+  static constexpr int kRowWaves = kCfg.tuning.waves / kColWaves;
+  static constexpr int kWaveRows = wave_rows(kCfg);
+  static constexpr int kRowTiles = kWaveRows / 8;               // of 8 query rows
+  static constexpr int kKeyTiles = kLeafKeys / kColWaves / 16;  // of 16 keys
+  static constexpr int kColTiles = kShape.head_dim_v / kColWaves / 16;
+  static constexpr int kStepPairs = kShape.head_dim_qk / 32;  // of 2 x 16 dims
+  static constexpr int kTilesAtOnce = value_tiles(kShape.kv);
+  static constexpr int kColGroups = kColTiles / kTilesAtOnce;
+  static_assert(kWaveRows % 8 == 0 && kColGroups >= 1 && kShape.head_dim_v % (16 * kTilesAtOnce * kColWaves) == 0);
+  static_assert(!kScaled || 8 % kColGroups == 0, "eight q8_0 blocks begin and end with a unit");
+  // Probabilities take the scales of q8_0 values, and are larger for it: their products with small scales would lose
+  // bits among the subnormal numbers of fp16.
+  static constexpr float kProbabilityUnit = kScaled ? 64.0f : 1.0f;
+
+ public:
+  static constexpr int kRows = kShape.rows;
+  static constexpr int kRowSlots = 2 * kRowTiles;
+  static constexpr int kColumns = kShape.head_dim_v;
+  // More registers than these would spill: of 16 rows, 64 x 8k took 536 us for 506. fp8 283.7 us with it, 288.6
+  // without.
+  static constexpr bool kKeepsParent =
+      kColTiles * kRowTiles <= (kShape.kv == KvFormat::kFp8E4M3 && kRowTiles == 1 ? 4 : 2);
+  struct Rows {
+    float v[kRowSlots];
+    FLASHPORT_DEVICE float& operator[](int slot) { return v[slot]; }
+    FLASHPORT_DEVICE float operator[](int slot) const { return v[slot]; }
+  };
+  struct Query {};  // in shared memory: registers are dearer than one ldmatrix for 32 dims of 8 rows
+  // Register i of a C tile: key (or column) g + 8 (i / 2), row 2 c + i % 2.
+  struct Scores {
+    float c[kKeyTiles][kRowTiles][4];
+  };
+  struct Out {
+    float c[kColTiles][kRowTiles][4];
+  };
+  // P^T, two registers for 16 keys and 8 rows; of several column waves it is in shared memory.
+  struct Operand {
+    unsigned b[kColWaves == 1 ? kLeafKeys / 16 : 1][kRowTiles][2];
+  };
+
+  FLASHPORT_DEVICE DecodeTiles(const DecodeParams& p, const Block& block, DecodeShared<kCfg>& shared)
+      : block_(block),
+        shared_(shared),
+        live_rows_(minimum(kRows, p.group_size * p.max_q_len)),
+        row_base_(kRowWaves == 1 ? 0 : block.wave() / kColWaves * kWaveRows),
+        col_wave_(kRowWaves == 1 ? block.wave() : block.wave() % kColWaves),
+        g_(block.lane() / 4),
+        c_(block.lane() % 4),
+        keys_(block.lane(), col_wave_ * kKeyTiles * 16, {}),
+        values_(block.lane(), col_wave_ * kColGroups, {}) {}
+
+  FLASHPORT_DEVICE static constexpr int row_slots() { return kRowSlots; }
+  FLASHPORT_DEVICE int live_rows() const { return recompute(live_rows_); }
+  FLASHPORT_DEVICE int row_of(int slot) const { return recompute(row_base_ + 2 * c_) + slot / 2 * 8 + slot % 2; }
+  // Behind await_ends(), where no team reads or fills the ring any more; half of the block's waves may use half of it.
+  static_assert(kCfg.tuning.waves % 2 == 0);
+  static constexpr int kScratchFloats = sizeof(KvRing<kCfg>::tiles) / sizeof(float);
+  FLASHPORT_DEVICE float* scratch() const { return reinterpret_cast<float*>(shared_.ring.tiles); }
+  // Whether this lane is the one to write per-row values of a slot.
+  FLASHPORT_DEVICE bool owns_row(int) const { return col_wave_ == 0 && g_ == 0; }
+
+  // The producers have brought the query with the tile's first keys; the one before is given back.
+  FLASHPORT_DEVICE void stage_query(const DecodeParams&, const Segment& s) {
+    if constexpr (kCfg.tuning.teams > 1) {
+      // From here on, or what all heads have in common stays in registers for the next one.
+      using Tile = KvTiles<kCfg>;
+      const bool together = shared_.heads_together;
+      const int lane = recompute(block_.lane());
+      const int col_wave = recompute(col_wave_);
+      const int team = recompute(block_.team());
+      keys_ = {lane, col_wave * kKeyTiles * 16, head_place<typename Tile::Keys>(team, s.kv_head, together)};
+      values_ = {lane, col_wave * kColGroups, head_place<typename Tile::Values>(team, s.kv_head, together)};
+    }
+    if (has_query_) {
+      mbarrier_arrive(&shared_.ring.query_free[query_.tile]);
+      query_.next();
+    }
+    has_query_ = true;
+  }
+  FLASHPORT_DEVICE void fetch_query(Query&) const {}
+
+  // S^T = K Q^T
+  FLASHPORT_DEVICE Scores mma_abt(const Query&, const char* keys) const {
+    // Two sums a tile, of even and odd steps: half the length of the chain of dependent products. Scaled, a block's
+    // products are a short chain of their own, and there is one sum.
+    Scores sums[2] = {};
+    unsigned unit[kKeyTiles][2];
+    [[maybe_unused]] const Minus128 minus_128;
+#pragma unroll
+    for (int pair = 0; pair < kStepPairs; ++pair) {
+      unsigned b[kRowTiles][4];
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) query_operand(b[tile], tile, pair);
+      [[maybe_unused]] float bias[kRowTiles][4] = {};
+      if constexpr (kScaled) {
+#pragma unroll
+        for (int tile = 0; tile < kRowTiles; ++tile) {
+          minus_128.mma(bias[tile], b[tile][0], b[tile][1]);
+          minus_128.mma(bias[tile], b[tile][2], b[tile][3]);
+        }
+      }
+#pragma unroll
+      for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
+        unsigned a[2][4];
+        keys_.load(a, unit[key_tile], keys, 16 * key_tile, pair);
+        if constexpr (kScaled) {
+          // A pair is a block: its products are summed before they are scaled, in fp32.
+          const float scale[2] = {keys_.scale(keys, 16 * key_tile, pair), keys_.scale(keys, 16 * key_tile + 8, pair)};
+#pragma unroll
+          for (int tile = 0; tile < kRowTiles; ++tile) {
+            float c[4] = {bias[tile][0], bias[tile][1], bias[tile][2], bias[tile][3]};
+            for (int half = 0; half < 2; ++half) mma<kMath>(c, a[half], b[tile][2 * half], b[tile][2 * half + 1]);
+            for (int i = 0; i < 4; ++i) {
+              float& sum = sums[0].c[key_tile][tile][i];
+              sum = fma_rn(scale[i / 2], c[i], sum);
+            }
+          }
+        } else {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+#pragma unroll
+            for (int tile = 0; tile < kRowTiles; ++tile) {
+              mma<kMath>(sums[half].c[key_tile][tile], a[half], b[tile][2 * half], b[tile][2 * half + 1]);
+            }
+          }
+        }
+      }
+    }
+    for_each_register(sums[0].c, [&](float& x, int key_tile, int tile, int i) {
+      x = kScaled ? x * kInt8Unit : x + sums[1].c[key_tile][tile][i];
+    });
+    return sums[0];
+  }
+
+  // f(value, slot, key of the leaf)
+  template <class F>
+  FLASHPORT_DEVICE void for_each(Scores& scores, F&& f) const {
+    for_each_register(scores.c, [&](float& x, int key_tile, int tile, int i) {
+      f(x, 2 * tile + i % 2, (col_wave_ * kKeyTiles + key_tile) * 16 + g_ + i / 2 * 8);
+    });
+  }
+
+  // Largest score of each row, over all waves that share it. Holds a barrier, if they are more than one.
+  FLASHPORT_DEVICE void row_max(const Scores& scores, Rows& m) const {
+    const auto join = [](float a, float b) { return maximum(a, b); };
+    reduce_keys(scores, m, join);
+    reduce_lanes(m, join);
+    if constexpr (kColWaves > 1) {
+      if (g_ == 0) {
+#pragma unroll
+        for (int tile = 0; tile < kRowTiles; ++tile)
+          pair_of(shared_.row_max[recompute(col_wave_)], tile) = {m[2 * tile], m[2 * tile + 1]};
+      }
+      block_.sync();
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        float2 two = pair_of(shared_.row_max[0], tile);
+#pragma unroll
+        for (int wave = 1; wave < kColWaves; ++wave) {
+          const float2 other = pair_of(shared_.row_max[wave], tile);
+          two = {join(two.x, other.x), join(two.y, other.y)};
+        }
+        m[2 * tile] = two.x;
+        m[2 * tile + 1] = two.y;
+      }
+    }
+  }
+
+  // Scores become the operand P^T, in the math type; l = row sums before rounding: for each lane over the key tiles in
+  // order, then over the lanes, so that the number of waves changes no bit. Holds a barrier, as row_max does.
+  FLASHPORT_DEVICE Operand to_operand(const Scores& scores, Rows& l) const {
+    const auto join = [](float a, float b) { return a + b; };
+    Operand operand{};
+    if constexpr (kColWaves == 1) {
+      for_each_key_pair(scores, [&](int key_tile, int tile, int half, float even, float odd) {
+        operand.b[key_tile][tile][half] = transpose_8x8(pack_probabilities(even, odd));
+      });
+      reduce_keys(scores, l, join);
+    } else {
+      for_each_key_pair(scores, [&](int key_tile, int tile, int half, float even, float odd) {
+        const int key = (col_wave_ * kKeyTiles + key_tile) * 16 + g_ + 8 * half;
+        *reinterpret_cast<unsigned*>(&shared_.probabilities[key][row_base_ + 8 * tile + 2 * c_]) =
+            pack_probabilities(even, odd);
+      });
+#pragma unroll
+      for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
+#pragma unroll
+        for (int tile = 0; tile < kRowTiles; ++tile) {
+          const auto& c = scores.c[key_tile][tile];
+          row_sums(col_wave_ * kKeyTiles + key_tile, tile) = {join(c[0], c[2]), join(c[1], c[3])};
+        }
+      }
+      block_.sync();
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        float2 two = row_sums(0, tile);
+#pragma unroll
+        for (int key_tile = 1; key_tile < kLeafKeys / 16; ++key_tile) {
+          const float2 other = row_sums(key_tile, tile);
+          two = {join(two.x, other.x), join(two.y, other.y)};
+        }
+        l[2 * tile] = two.x;
+        l[2 * tile + 1] = two.y;
+      }
+    }
+    reduce_lanes(l, join);
+    return operand;
+  }
+
+  // O^T = V^T P^T
+  FLASHPORT_DEVICE void mma_ab(const Operand& operand, const char* values, Out& out) const {
+    for_each_register(out.c, [](float& x, int, int, int) { x = 0.0f; });
+    [[maybe_unused]] float bias[kColGroups][kRowTiles][4] = {};
+    [[maybe_unused]] const Minus128 minus_128;
+    const int lane = block_.lane();
+#pragma unroll
+    for (int pair = 0; pair < kLeafKeys / 32; ++pair) {
+      unsigned b[kRowTiles][4];
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        if constexpr (kColWaves == 1) {
+          for (int i = 0; i < 4; ++i) b[tile][i] = operand.b[2 * pair + i / 2][tile][i % 2];
+        } else {
+          ldmatrix_x4_trans(b[tile], &shared_.probabilities[32 * pair + lane][row_base_ + 8 * tile]);
+        }
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        unsigned unit[2];
+#pragma unroll
+        for (int group = 0; group < kColGroups; ++group) {
+          unsigned a[kTilesAtOnce][4];
+          unsigned scale[2];
+          values_.load(a, scale, unit, values, 32 * pair + 16 * half, group);
+#pragma unroll
+          for (int tile = 0; tile < kRowTiles; ++tile) {
+            unsigned p[2] = {b[tile][2 * half], b[tile][2 * half + 1]};
+            if constexpr (kScaled) {
+              for (int i = 0; i < 2; ++i) p[i] = multiply_halves(p[i], scale[i]);
+              minus_128.mma(bias[group][tile], p[0], p[1]);
+            }
+#pragma unroll
+            for (int i = 0; i < kTilesAtOnce; ++i) {
+              mma<kMath>(out.c[group * kTilesAtOnce + i][tile], a[i], p[0], p[1]);
+            }
+          }
+        }
+      }
+    }
+    if constexpr (kScaled) {
+      constexpr float kUnit = kInt8Unit / kProbabilityUnit;
+      for_each_register(out.c, [&](float& x, int col_tile, int tile, int i) {
+        x = fma_rn(x, kUnit, kUnit * bias[col_tile / kTilesAtOnce][tile][i % 2]);
+      });
+    }
+  }
+
+  // f(to, from, slot)
+  template <class F>
+  FLASHPORT_DEVICE void for_each_pair(Out& to, const Out& from, F&& f) const {
+    for_each_register(
+        to.c, [&](float& x, int col_tile, int tile, int i) { f(x, from.c[col_tile][tile][i], 2 * tile + i % 2); });
+  }
+
+  // f(value, slot, column)
+  template <class F>
+  FLASHPORT_DEVICE void for_each_out(const Out& out, F&& f) const {
+    // Where a lane's columns are follows from these two anew, for each state that is stored: few are.
+    const int first_tile = recompute(col_wave_ * kColTiles);
+    const int g = recompute(g_);
+    const int first = values_.first_block(recompute(col_wave_ * kColGroups));
+    for_each_register(out.c, [&](const float& x, int col_tile, int tile, int i) {
+      f(x, 2 * tile + i % 2, value_column(kShape.kv, first, first_tile + col_tile, g, i / 2));
+    });
+  }
+
+  // Live rows to memory: per-row values [live_rows], tile [live_rows, DV].
+  FLASHPORT_DEVICE void store_rows(const Rows& rows, float* to) const {
+    for (int slot = 0; slot < kRowSlots; ++slot) {
+      if (owns_row(slot) && row_of(slot) < live_rows_) to[row_of(slot)] = rows[slot];
+    }
+  }
+  FLASHPORT_DEVICE void store_tile(const Out& out, float* to) const {
+    for_each_out(out, [&](float x, int slot, int col) {
+      if (row_of(slot) < live_rows_) to[static_cast<unsigned>(row_of(slot) * kColumns + col)] = x;
+    });
+  }
+
+ private:
+  // f(register, tile of the first axis, row tile, i)
+  template <class Tiles, class F>
+  FLASHPORT_DEVICE static void for_each_register(Tiles& c, F&& f) {
+    constexpr int kFirst = sizeof(c) / sizeof(c[0]);
+#pragma unroll
+    for (int first = 0; first < kFirst; ++first) {
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) f(c[first][tile][i], first, tile, i);
+      }
+    }
+  }
+
+  // f(key tile, row tile, half, value of row 2 c, value of row 2 c + 1), both of key g + 8 half
+  template <class F>
+  FLASHPORT_DEVICE void for_each_key_pair(const Scores& scores, F&& f) const {
+#pragma unroll
+    for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          f(key_tile, tile, half, scores.c[key_tile][tile][2 * half], scores.c[key_tile][tile][2 * half + 1]);
+        }
+      }
+    }
+  }
+
+  // Joins what a lane holds of each row,
+  template <class Join>
+  FLASHPORT_DEVICE void reduce_keys(const Scores& scores, Rows& rows, const Join& join) const {
+#pragma unroll
+    for (int slot = 0; slot < kRowSlots; ++slot) {
+#pragma unroll
+      for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
+        const auto& c = scores.c[key_tile][slot / 2];
+        const float x = join(c[slot % 2], c[slot % 2 + 2]);
+        rows[slot] = key_tile == 0 ? x : join(rows[slot], x);
+      }
+    }
+  }
+  // and what the lanes of a row hold.
+  template <class Join>
+  FLASHPORT_DEVICE void reduce_lanes(Rows& rows, const Join& join) const {
+#pragma unroll
+    for (int slot = 0; slot < kRowSlots; ++slot) {
+#pragma unroll
+      for (int distance = 4; distance < kWaveSize; distance *= 2) {
+        rows[slot] = join(rows[slot], __shfl_xor_sync(~0u, rows[slot], distance));
+      }
+    }
+  }
+  FLASHPORT_DEVICE float2& pair_of(float* rows, int tile) const {
+    return *reinterpret_cast<float2*>(&rows[row_base_ + 8 * tile + 2 * c_]);
+  }
+  FLASHPORT_DEVICE float2& row_sums(int key_tile, int tile) const {
+    return shared_.row_sum[key_tile][row_base_ / 8 + tile][block_.lane()];
+  }
+
+  FLASHPORT_DEVICE static unsigned pack_probabilities(float even, float odd) {
+    return pack<kMath>(kProbabilityUnit * even, kProbabilityUnit * odd);
+  }
+
+  // Products with what widened int8 have too much, all 16 of A's rows alike. An operand of a constant would be put
+  // together for each product anew; this one is not known to be one, and made for each leaf, which takes fewer
+  // registers.
+  struct Minus128 {
+    unsigned a[4];
+    FLASHPORT_DEVICE Minus128() {
+      if constexpr (kScaled) {
+        for (unsigned& x : a) asm volatile("mov.b32 %0, %1;" : "=r"(x) : "n"(kMinus128));
+      }
+    }
+    FLASHPORT_DEVICE void mma(float (&c)[4], unsigned b0, unsigned b1) const {
+      FLASHPORT_TARGET::mma<kMath>(c, a, b0, b1);
+    }
+  };
+
+  // B operands of 8 query rows and the 32 dims of a pair of steps, in the order of the key operand.
+  FLASHPORT_DEVICE void query_operand(unsigned (&b)[4], int tile, int pair) const {
+    const int lane = block_.lane();
+    ldmatrix_x4(b, &shared_.ring.queries[query_.tile].rows[row_base_ + 8 * tile + lane % 8][32 * pair + lane / 8 * 8]);
+  }
+
+  const Block& block_;
+  DecodeShared<kCfg>& shared_;
+  int live_rows_, row_base_, col_wave_, g_, c_;
+  KeyOperand<kCfg> keys_;
+  ValueOperand<kCfg, kColGroups> values_;
+  RingPlace<KvRing<kCfg>::kQueries> query_;
+  bool has_query_ = false;
+};
+
+}  // namespace flashport::FLASHPORT_TARGET::decode

@@ -1,0 +1,20 @@
+// Makes the kernel of a CUDA target that writes to caches.
+#pragma once
+
+#include "common/device/kv/append_kernel.h"
+#include "cuda/arch/define_kernel.h"
+
+namespace flashport::FLASHPORT_TARGET::kv {
+
+inline constexpr int kAppendThreads = 128;
+
+}  // namespace flashport::FLASHPORT_TARGET::kv
+
+#define FLASHPORT_DEFINE_APPEND_KV(symbol, name)                                                                     \
+  namespace flashport::FLASHPORT_TARGET::kv {                                                                        \
+  extern "C" __global__ void __launch_bounds__(kAppendThreads) symbol(const __grid_constant__ AppendParams params) { \
+    begin_kernel();                                                                                                  \
+    append_kv<kAppendThreads>(params, Block(nullptr));                                                               \
+  }                                                                                                                  \
+  FLASHPORT_DEFINE_ENTRY(symbol, name, KernelTag::kAppendKv, kAppendThreads, 0)                                      \
+  }

@@ -1,0 +1,20 @@
+// The table entries of HIP decode kernels.
+#pragma once
+
+#include "hip/runtime/kernel_entry.h"
+#include FLASHPORT_DECODE_TUNING_HEADER
+
+namespace flashport::hip_runtime {
+
+constexpr KernelEntry decode_entry(const char* key, const KernelSymbol* symbol, MathType math, KvFormat kv,
+                                   int head_dim_qk, int head_dim_v, int rows) {
+  using namespace FLASHPORT_TARGET;
+  const DecodeShape shape{head_dim_qk, head_dim_v, rows, math, kv};
+  return {.key = key,
+          .tag = KernelTag::kDecode,
+          .threads = decode_tuning(shape).waves * kWaveSize,
+          .handle = symbol,
+          .shape = {.decode = shape}};
+}
+
+}  // namespace flashport::hip_runtime

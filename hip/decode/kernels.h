@@ -1,0 +1,29 @@
+// Makes decode kernels of a HIP target.
+#pragma once
+
+#include "common/device/decode/kernel.h"
+#include "hip/arch/define_kernel.h"
+#include FLASHPORT_DECODE_TUNING_HEADER
+
+namespace flashport::FLASHPORT_TARGET::decode {
+
+constexpr DecodeConfig decode_config(MathType math, KvFormat kv, int head_dim_qk, int head_dim_v, int rows) {
+  const DecodeShape shape{head_dim_qk, head_dim_v, rows, math, kv};
+  return {shape, decode_tuning(shape)};
+}
+
+}  // namespace flashport::FLASHPORT_TARGET::decode
+
+// math, kv, head_dim_qk, head_dim_v, rows
+#define FLASHPORT_DEFINE_DECODE(symbol, name, ...)                                         \
+  namespace flashport::FLASHPORT_TARGET::decode {                                          \
+  constexpr DecodeConfig symbol##_config = decode_config(__VA_ARGS__);                     \
+  FLASHPORT_KERNEL(block_threads(symbol##_config), waves_per_simd(symbol##_config.tuning)) \
+  void symbol(const DecodeParams) {                                                        \
+    __shared__ alignas(128) unsigned char memory[sizeof(DecodeShared<symbol##_config>)];   \
+    auto& shared = *reinterpret_cast<DecodeShared<symbol##_config>*>(memory);              \
+    const DecodeParams& params = kernel_params<DecodeParams>();                            \
+    const Block block(&shared.arrive_flag);                                                \
+    decode<symbol##_config>(params, block_range(params, block), block, shared);            \
+  }                                                                                        \
+  }

@@ -1,0 +1,179 @@
+// Leaves of K and V on their way from memory into the registers of the waves that multiply them, as A operands of MFMA.
+// Shared memory takes no part: keys are split among the column waves, values by columns, so nothing is loaded twice but
+// by row waves.
+//
+// A wave's lane = 16 g + n. Of each of its keys' rows, key n of a key tile is the lane's, and of that row the units
+// 4 c + g of 16 bytes (16-bit types: 8 dims, byte types: 16): 4 lanes read 64 bytes. The order of the dims that this
+// makes is the query's too. Of V a lane has kLaneCols neighbouring columns (16 bytes of a 16-bit type where a wave has
+// 128 columns) of keys 4 g + 0..3 of every 16: 16 lanes read a wave's columns of a key.
+//
+// While a leaf's scores are computed its values are in flight, and behind them the keys of the next.
+#pragma once
+
+#include "common/device/decode/config.h"
+#include "common/device/decode/schedule.h"
+#include "hip/arch/mfma.h"
+#include "hip/kv/widen.h"
+
+namespace flashport::FLASHPORT_TARGET::decode {
+
+// How the waves of a block share a leaf.
+template <DecodeConfig kCfg>
+struct WaveSplit {
+  static constexpr KvFormat kFormat = kCfg.shape.kv;
+  static constexpr int kRowTiles = kCfg.shape.rows == 64 ? 2 : 1;  // tiles of 16 query rows a wave
+  static constexpr int kRowWaves = kCfg.shape.rows / (16 * kRowTiles);
+  static constexpr int kColWaves = kCfg.tuning.waves / kRowWaves;
+  static constexpr int kKeyTiles = kLeafKeys / 16 / kColWaves;
+  static constexpr int kWaveCols = kCfg.shape.head_dim_v / kColWaves;
+  static constexpr int kLaneCols = kWaveCols / 16;
+  static constexpr int kUnitDims = kv::is_byte_format(kFormat) ? 16 : 8;
+  static constexpr int kUnits = kCfg.shape.head_dim_qk / (4 * kUnitDims);  // of a lane in a key's row
+  static constexpr int kValueWords = kLaneCols * (kv::is_byte_format(kFormat) ? 1 : 2) / 4;
+  static constexpr int kSteps = kLeafKeys / 16;  // of 16 keys
+  static_assert(kColWaves * kRowWaves == kCfg.tuning.waves && kKeyTiles >= 1 && kLaneCols % 4 == 0 && kLaneCols <= 8);
+};
+
+// Byte offsets of a leaf's rows in the caches, -1 for no row, as one wave looked them up.
+struct LeafRows {
+  alignas(16) std::int64_t keys[kLeafKeys];
+  alignas(16) std::int64_t values[kLeafKeys];
+};
+
+template <DecodeConfig kCfg>
+struct KeyFragments {
+  using Split = WaveSplit<kCfg>;
+  unsigned words[Split::kKeyTiles][Split::kUnits][4];
+  unsigned scales[Split::kKeyTiles][Split::kUnits];  // of q8_0 alone
+};
+
+template <DecodeConfig kCfg>
+struct ValueFragments {
+  using Split = WaveSplit<kCfg>;
+  unsigned words[Split::kSteps][4][Split::kValueWords];  // step, key, columns
+  unsigned scales[Split::kSteps][4];                     // of q8_0 alone
+};
+
+template <DecodeConfig kCfg, class Shared>
+class MfmaPipeline {
+  using Split = WaveSplit<kCfg>;
+  static constexpr KvFormat kFormat = kCfg.shape.kv;
+
+ public:
+  FLASHPORT_DEVICE MfmaPipeline(const DecodeParams& p, const Block& block, Shared& shared, LeafCursor& ahead)
+      : rows_(shared.rows[block.wave()]),
+        lane_(block.lane()),
+        col_wave_(block.wave() % Split::kColWaves),
+        n_(block.lane() % 16),
+        g_(block.lane() / 16) {
+    look_up(p, ahead);
+    load_keys(p, ahead);
+  }
+
+  FLASHPORT_DEVICE const KeyFragments<kCfg>& keys() const { return keys_; }
+  FLASHPORT_DEVICE const ValueFragments<kCfg>& values() const { return values_; }
+  FLASHPORT_DEVICE void await_values() const {}
+
+  // The leaf's own values; its keys are in flight or there. The next leaf is looked up first: loads return in order,
+  // and its keys are asked for while these values are in flight.
+  FLASHPORT_DEVICE void refill_behind_keys(const DecodeParams& p, LeafCursor& ahead) {
+    const DecodeParams& again = reread(p);  // scalar registers are short, and there is time
+    rows_.values[lane_] = kv::row_offset(again.cache.v, place_, ahead.segment.kv_head);
+    ahead.next(again);
+    if (!ahead.done()) look_up(again, ahead);
+    load_values(again);
+  }
+  FLASHPORT_DEVICE void refill_behind_scores(const DecodeParams& p, const LeafCursor& ahead) {
+    if (!ahead.done()) load_keys(reread(p), ahead);
+  }
+  FLASHPORT_DEVICE void refill_behind_values(const DecodeParams&, const LeafCursor&) {}
+
+ private:
+  // Lane i looks up key i of the leaf, while another leaf is worked on.
+  FLASHPORT_DEVICE void look_up(const DecodeParams& p, const LeafCursor& ahead) {
+    const Segment& s = ahead.segment;
+    const int token = ahead.key() + lane_;
+    place_ = kv::place_of(p.cache, s.pages, s.seq, token, token >= s.key_low && token < s.key_high);
+  }
+
+  FLASHPORT_DEVICE void load_keys(const DecodeParams& p, const LeafCursor& ahead) {
+    rows_.keys[lane_] = kv::row_offset(p.cache.k, place_, ahead.segment.kv_head);
+    share_in_wave();
+    const auto data = (GlobalBytes)(p.cache.k.data);
+    const int cache_row_bytes = p.cache.k.row_bytes;
+#pragma unroll
+    for (int tile = 0; tile < Split::kKeyTiles; ++tile) {
+      const std::int64_t offset = rows_.keys[(col_wave_ * Split::kKeyTiles + tile) * 16 + n_];
+      const GlobalBytes row = row_address(data, offset);
+      const int row_bytes = offset < 0 ? kZeroBytes : cache_row_bytes;
+#pragma unroll
+      for (int c = 0; c < Split::kUnits; ++c) {
+        const int dim = (4 * c + g_) * Split::kUnitDims;
+        const int byte = kv::element_byte<kFormat>(dim);
+        load_unit(keys_.words[tile][c], row, byte, row_bytes);
+        if constexpr (kFormat == KvFormat::kQ8_0) {
+          keys_.scales[tile][c] =
+              load_half_word(kv::scale_byte(dim) < row_bytes ? row + kv::scale_byte(dim) : zero_row());
+        }
+      }
+    }
+    __builtin_amdgcn_sched_barrier(0);  // nothing that waits for memory goes before these loads
+  }
+
+  // 16 bytes of a key's row, zero past its end: the query is zero there, but 0 * NaN is not. fp8 rows are multiples of
+  // 8 bytes, all others of what is loaded at a time.
+  FLASHPORT_DEVICE static void load_unit(unsigned (&to)[4], GlobalBytes row, int byte, int row_bytes) {
+    constexpr bool kMayEndInside = kv::is_byte_format(kFormat) && kFormat != KvFormat::kQ8_0;
+    if (kMayEndInside && row_bytes % 16 != 0) {
+      unsigned half[2][2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        load_words(half[i], byte + 8 * i < row_bytes ? row + byte + 8 * i : zero_row());
+        to[2 * i] = half[i][0];
+        to[2 * i + 1] = half[i][1];
+      }
+    } else {
+      load_words(to, byte < row_bytes ? row + byte : zero_row());
+    }
+  }
+
+  // Columns past the end of a row repeat its first: nobody looks at them.
+  FLASHPORT_DEVICE void load_values(const DecodeParams& p) {
+    share_in_wave();
+    const auto data = (GlobalBytes)(p.cache.v.data);
+    int col = col_wave_ * Split::kWaveCols + n_ * Split::kLaneCols;
+    if (kv::element_byte<kFormat>(col) >= p.cache.v.row_bytes) col = 0;
+#pragma unroll
+    for (int step = 0; step < Split::kSteps; ++step) {
+#pragma unroll
+      for (int key = 0; key < 4; ++key) {
+        const GlobalBytes row = row_address(data, rows_.values[16 * step + 4 * g_ + key]);
+        load_words(values_.words[step][key], row + kv::element_byte<kFormat>(col));
+        if constexpr (kFormat == KvFormat::kQ8_0) {
+          values_.scales[step][key] = load_half_word(row + kv::scale_byte(col));
+        }
+      }
+    }
+    __builtin_amdgcn_sched_barrier(0);
+  }
+
+  FLASHPORT_DEVICE static GlobalBytes row_address(GlobalBytes data, std::int64_t offset) {
+    const GlobalBytes row = data + offset;
+    return offset < 0 ? zero_row() : row;
+  }
+
+  // A wave's lanes see what its other lanes have written: no instruction, but nothing moves past it.
+  FLASHPORT_DEVICE static void share_in_wave() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+    __builtin_amdgcn_wave_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
+  }
+
+  LeafRows& rows_;
+  int lane_, col_wave_, n_, g_;
+  kv::TokenPlace place_;
+  KeyFragments<kCfg> keys_;
+  ValueFragments<kCfg> values_;
+};
+
+}  // namespace flashport::FLASHPORT_TARGET::decode

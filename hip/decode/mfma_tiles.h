@@ -1,0 +1,400 @@
+// The tile verbs of decode on MFMA: S^T = K Q^T and O^T = V^T P^T, so that a lane holds query row n = lane % 16 of a
+// tile of 16 throughout, and P goes from accumulator to operand in place.
+//
+// A block's waves form a grid: row waves take kRowTiles tiles of 16 query rows each (a tile is a row slot); column
+// waves split the keys of the scores and the columns of the output, and exchange row maxima and P through shared
+// memory. Where one wave has all columns, nothing is exchanged and no leaf has a barrier. Output tile t of a wave's
+// kLaneCols holds columns kLaneCols * i + t (i 0..15): the columns that a lane has loaded side by side, it also holds
+// side by side.
+#pragma once
+
+#include "common/device/decode/mask.h"
+#include "hip/decode/mfma_pipeline.h"
+
+namespace flashport::FLASHPORT_TARGET::decode {
+
+constexpr int block_threads(const DecodeConfig& cfg) { return cfg.tuning.waves * kWaveSize; }
+
+template <DecodeConfig kCfg>
+struct DecodeSharedData {
+  using Split = WaveSplit<kCfg>;
+  static constexpr int kExchangedSteps = Split::kColWaves > 1 ? Split::kSteps : 1;
+  LeafRows rows[kCfg.tuning.waves];
+  alignas(16) std::uint16_t query[kCfg.shape.rows][kCfg.shape.head_dim_qk + 8];
+  Words2 probabilities[Split::kRowWaves][Split::kRowTiles][kExchangedSteps][kWaveSize];
+  float row_max[kCfg.tuning.waves][Split::kRowTiles][16];
+  float row_sum[kCfg.tuning.waves][Split::kRowTiles][16];
+  unsigned arrive_flag;
+  RangeEnds ends;
+};
+
+// As large as lets a CU hold the blocks that the tuning asks for and no more: others would add partial results, and
+// workspace for them, but no bytes in flight that are missing.
+template <DecodeConfig kCfg>
+struct DecodeShared : DecodeSharedData<kCfg> {
+  static constexpr int kLeast = kSharedBytes / (kCfg.tuning.blocks_per_multiprocessor + 1) + 1;
+  static constexpr int kData = static_cast<int>(sizeof(DecodeSharedData<kCfg>));
+  alignas(16) unsigned char limit[kData < kLeast ? (kLeast - kData + 15) / 16 * 16 : 16];
+};
+
+template <DecodeConfig kCfg>
+using KvPipeline = MfmaPipeline<kCfg, DecodeShared<kCfg>>;
+
+template <DecodeConfig kCfg>
+class DecodeTiles {
+  using Split = WaveSplit<kCfg>;
+  static constexpr DecodeShape kShape = kCfg.shape;
+  static constexpr MathType kMath = kShape.math;
+  static constexpr KvFormat kFormat = kShape.kv;
+  static constexpr int kRowTiles = Split::kRowTiles;
+  static constexpr int kKeyTiles = Split::kKeyTiles;
+  static constexpr int kLaneCols = Split::kLaneCols;
+  static constexpr int kUnitSteps = Split::kUnitDims / 4;  // matrix instructions that a unit of keys feeds
+
+ public:
+  static constexpr int kRows = kShape.rows;
+  static constexpr int kRowSlots = kRowTiles;
+  static constexpr int kColumns = kShape.head_dim_v;
+  static constexpr bool kKeepsParent = false;
+
+  struct Rows {
+    float v[kRowSlots];
+    FLASHPORT_DEVICE float& operator[](int slot) { return v[slot]; }
+    FLASHPORT_DEVICE float operator[](int slot) const { return v[slot]; }
+  };
+  struct Query {
+    Words2 b[kRowTiles][Split::kUnits][kUnitSteps];
+  };
+  struct Scores {
+    Floats4 c[kRowTiles][kKeyTiles];
+  };
+  struct Out {
+    Floats4 c[kRowTiles][kLaneCols];
+  };
+  struct Operand {
+    Words2 b[kRowTiles][Split::kSteps];
+  };
+
+  FLASHPORT_DEVICE DecodeTiles(const DecodeParams& p, const Block& block, DecodeShared<kCfg>& shared)
+      : block_(block),
+        shared_(shared),
+        live_rows_(minimum(kRows, p.group_size * p.max_q_len)),
+        row_wave_(block.wave() / Split::kColWaves),
+        col_wave_(block.wave() % Split::kColWaves),
+        n_(block.lane() % 16),
+        g_(block.lane() / 16) {}
+
+  FLASHPORT_DEVICE static constexpr int row_slots() { return kRowSlots; }
+  FLASHPORT_DEVICE int live_rows() const { return recompute_scalar(live_rows_); }
+  FLASHPORT_DEVICE int row_of(int slot) const { return recompute((row_wave_ * kRowTiles + slot) * 16 + n_); }
+  // Whether this lane is the one to write per-row values of a slot.
+  FLASHPORT_DEVICE bool owns_row(int) const { return col_wave_ == 0 && recompute(g_) == 0; }
+
+  // Brings the tile's query rows to shared memory as the math type; padding rows and dims are zero. Ends in a barrier.
+  // Row waves that have all columns bring their own rows: with no barrier in a leaf, another wave may be a tile behind
+  // and still have to fetch its rows.
+  FLASHPORT_DEVICE void stage_query(const DecodeParams& p, const Segment& s) const {
+    constexpr int kChunks = kShape.head_dim_qk / 8;
+    constexpr int kWaves = Split::kColWaves == 1 ? Split::kRowWaves : 1;  // that bring rows of their own
+    constexpr int kSharers = block_threads(kCfg) / kWaves;
+    const int thread = block_.thread();
+    const int first_row = thread / kSharers * (kRows / kWaves);
+    for (int i = thread % kSharers; i < kRows / kWaves * kChunks; i += kSharers) {
+      const int row = first_row + i / kChunks;
+      const int dim = i % kChunks * 8;
+      Words4 chunk = 0;
+      const QueryRow at = query_row(p, s, kRows, row);
+      if (row < live_rows_ && at.token < s.q_len && dim < p.head_dim_qk) {
+        const std::int64_t seq = p.cu_seqlens_q == nullptr ? s.seq : 0;
+        const std::int64_t offset = seq * p.q.stride_seq + (s.q_begin + at.token) * p.q.stride_token +
+                                    at.head * p.q.stride_head + dim * p.q.stride_dim;
+        chunk = load_query(p, offset);
+      }
+      *reinterpret_cast<Words4*>(&shared_.query[row][dim]) = chunk;
+    }
+    block_.sync();
+  }
+
+  // The staged query as B operands, its dims in the order of the keys' units.
+  FLASHPORT_DEVICE void fetch_query(Query& query) const {
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+      for (int c = 0; c < Split::kUnits; ++c) {
+        const auto* unit =
+            reinterpret_cast<const Words4*>(&shared_.query[row_of(tile)][(4 * c + g_) * Split::kUnitDims]);
+#pragma unroll
+        for (int i = 0; i < kUnitSteps; i += 2) {
+          const Words4 four = unit[i / 2];
+          query.b[tile][c][i] = {four[0], four[1]};
+          query.b[tile][c][i + 1] = {four[2], four[3]};
+        }
+      }
+    }
+  }
+
+  // S = Q K^T
+  FLASHPORT_DEVICE Scores mma_abt(const Query& query, const KeyFragments<kCfg>& keys) const {
+    Scores scores;
+    for_each_fragment(scores.c, [](Floats4& c, int) { c = 0.0f; });
+#pragma unroll
+    for (int c = 0; c < Split::kUnits; ++c) {
+#pragma unroll
+      for (int i = 0; i < kUnitSteps; ++i) {
+#pragma unroll
+        for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
+          const Words2 a = key_operand(keys, key_tile, c, i);
+#pragma unroll
+          for (int tile = 0; tile < kRowTiles; ++tile) mfma<kMath>(scores.c[tile][key_tile], a, query.b[tile][c][i]);
+        }
+      }
+    }
+    return scores;
+  }
+
+  // f(value, slot, key of the leaf)
+  template <class F>
+  FLASHPORT_DEVICE void for_each(Scores& scores, F&& f) const {
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+      for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          float x = scores.c[tile][key_tile][i];
+          f(x, tile, (col_wave_ * kKeyTiles + key_tile) * 16 + 4 * g_ + i);
+          scores.c[tile][key_tile][i] = x;
+        }
+      }
+    }
+  }
+
+  // Largest score of each row, over all waves that share it.
+  FLASHPORT_DEVICE void row_max(const Scores& scores, Rows& m) const {
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      float most = -kInfinity;
+#pragma unroll
+      for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) most = maximum(most, scores.c[tile][key_tile][i]);
+      }
+      most = maximum(most, swap_16(most));
+      m[tile] = maximum(most, swap_32(most));
+    }
+    if constexpr (Split::kColWaves > 1) {
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        if (g_ == 0) shared_.row_max[block_.wave()][tile][n_] = m[tile];
+      }
+      block_.sync();
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+        for (int wave = 0; wave < Split::kColWaves; ++wave) {
+          m[tile] = maximum(m[tile], shared_.row_max[row_wave_ * Split::kColWaves + wave][tile][n_]);
+        }
+      }
+    }
+  }
+
+  // Scores become the B operand of V^T P^T, in the math type; l = row sums before rounding. Holds a barrier where P is
+  // exchanged.
+  FLASHPORT_DEVICE Operand to_operand(const Scores& scores, Rows& l) const {
+    Operand operand;
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
+        const Floats4 x = scores.c[tile][key_tile];
+        sum += (x[0] + x[1]) + (x[2] + x[3]);
+        const Words2 p = {pack<kMath>(x[0], x[1]), pack<kMath>(x[2], x[3])};
+        if constexpr (Split::kColWaves > 1) {
+          shared_.probabilities[row_wave_][tile][col_wave_ * kKeyTiles + key_tile][block_.lane()] = p;
+        } else {
+          operand.b[tile][key_tile] = p;
+        }
+      }
+      sum += swap_16(sum);
+      l[tile] = sum + swap_32(sum);
+    }
+    if constexpr (Split::kColWaves > 1) {
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        if (g_ == 0) shared_.row_sum[block_.wave()][tile][n_] = l[tile];
+      }
+      block_.sync();
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        l[tile] = 0.0f;
+#pragma unroll
+        for (int wave = 0; wave < Split::kColWaves; ++wave) {
+          l[tile] += shared_.row_sum[row_wave_ * Split::kColWaves + wave][tile][n_];
+        }
+#pragma unroll
+        for (int step = 0; step < Split::kSteps; ++step) {
+          operand.b[tile][step] = shared_.probabilities[row_wave_][tile][step][block_.lane()];
+        }
+      }
+    }
+    return operand;
+  }
+
+  // O = P V
+  FLASHPORT_DEVICE void mma_ab(const Operand& p, const ValueFragments<kCfg>& values, Out& out) const {
+    for_each_fragment(out.c, [](Floats4& c, int) { c = 0.0f; });
+#pragma unroll
+    for (int step = 0; step < Split::kSteps; ++step) {
+#pragma unroll
+      for (int group = 0; group < kLaneCols / 4; ++group) {
+        Words2 a[4];
+        value_operands(a, values, step, group);
+#pragma unroll
+        for (int col = 0; col < 4; ++col) {
+#pragma unroll
+          for (int tile = 0; tile < kRowTiles; ++tile) {
+            mfma<kMath>(out.c[tile][4 * group + col], a[col], p.b[tile][step]);
+          }
+        }
+      }
+    }
+  }
+
+  // f(to, from, slot)
+  template <class F>
+  FLASHPORT_DEVICE void for_each_pair(Out& to, const Out& from, F&& f) const {
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+      for (int col = 0; col < kLaneCols; ++col) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          float x = to.c[tile][col][i];
+          f(x, from.c[tile][col][i], tile);
+          to.c[tile][col][i] = x;
+        }
+      }
+    }
+  }
+
+  // f(value, slot, column)
+  template <class F>
+  FLASHPORT_DEVICE void for_each_out(const Out& out, F&& f) const {
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      const int first = recompute(column(0));  // or what is asked of each column would be kept from tile to tile
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int col = 0; col < kLaneCols; ++col) f(out.c[tile][col][i], tile, first + i * kLaneCols + col);
+      }
+    }
+  }
+
+  // Live rows to memory: per-row values [live_rows], tile [live_rows, DV].
+  FLASHPORT_DEVICE void store_rows(const Rows& rows, float* to) const {
+#pragma unroll
+    for (int slot = 0; slot < kRowSlots; ++slot) {
+      const int row = row_of(slot);
+      if (owns_row(slot) && row < live_rows_) to[row] = rows[slot];
+    }
+  }
+  FLASHPORT_DEVICE void store_tile(const Out& out, float* to) const {
+    using Vector = float __attribute__((ext_vector_type(4)));
+    const int first = recompute(row_of(0) * kShape.head_dim_v + column(0));
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      if (row_of(tile) >= live_rows_) continue;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float* at = to + first + tile * 16 * kShape.head_dim_v + i * kLaneCols;
+#pragma unroll
+        for (int col = 0; col < kLaneCols; col += 4) {
+          *reinterpret_cast<Vector*>(at + col) =
+              Floats4{out.c[tile][col][i], out.c[tile][col + 1][i], out.c[tile][col + 2][i], out.c[tile][col + 3][i]};
+        }
+      }
+    }
+  }
+
+ private:
+  // First of the columns that register i of the output tiles holds.
+  FLASHPORT_DEVICE int column(int i) const { return col_wave_ * Split::kWaveCols + (4 * g_ + i) * kLaneCols; }
+
+  template <int kFirst, int kSecond, class F>
+  FLASHPORT_DEVICE static void for_each_fragment(Floats4 (&fragments)[kFirst][kSecond], F&& f) {
+#pragma unroll
+    for (int a = 0; a < kFirst; ++a) {
+#pragma unroll
+      for (int b = 0; b < kSecond; ++b) f(fragments[a][b], a);
+    }
+  }
+
+  // Four dims of unit c of the lane's key, for matrix instruction i of the unit.
+  FLASHPORT_DEVICE static Words2 key_operand(const KeyFragments<kCfg>& keys, int tile, int c, int i) {
+    if constexpr (!kv::is_byte_format(kFormat)) {
+      return {keys.words[tile][c][2 * i], keys.words[tile][c][2 * i + 1]};
+    } else {
+      const Words2 wide = kv::widen<kFormat>(keys.words[tile][c][i]);
+      if constexpr (kFormat != KvFormat::kQ8_0) return wide;
+      const unsigned scale = low_halves(keys.scales[tile][c], keys.scales[tile][c]);
+      return kv::scale_halves(wide, scale, scale);
+    }
+  }
+
+  // The lane's keys of `step` and four neighbouring columns, transposed: a[col] is one column of four keys.
+  FLASHPORT_DEVICE static void value_operands(Words2 (&a)[4], const ValueFragments<kCfg>& values, int step, int group) {
+    const auto& keys = values.words[step];
+    if constexpr (!kv::is_byte_format(kFormat)) {
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        const int word = 2 * group + pair;
+        a[2 * pair] = {low_halves(keys[0][word], keys[1][word]), low_halves(keys[2][word], keys[3][word])};
+        a[2 * pair + 1] = {high_halves(keys[0][word], keys[1][word]), high_halves(keys[2][word], keys[3][word])};
+      }
+    } else {
+      constexpr unsigned kLowBytes = 0x05010400;  // bytes 0 and 1 of both, in pairs
+      constexpr unsigned kHighBytes = 0x07030602;
+      const unsigned low01 = pick_bytes<kLowBytes>(keys[1][group], keys[0][group]);
+      const unsigned low23 = pick_bytes<kLowBytes>(keys[3][group], keys[2][group]);
+      const unsigned high01 = pick_bytes<kHighBytes>(keys[1][group], keys[0][group]);
+      const unsigned high23 = pick_bytes<kHighBytes>(keys[3][group], keys[2][group]);
+      a[0] = kv::widen<kFormat>(low_halves(low01, low23));
+      a[1] = kv::widen<kFormat>(high_halves(low01, low23));
+      a[2] = kv::widen<kFormat>(low_halves(high01, high23));
+      a[3] = kv::widen<kFormat>(high_halves(high01, high23));
+      if constexpr (kFormat == KvFormat::kQ8_0) {
+        const auto& scales = values.scales[step];
+        const unsigned low = low_halves(scales[0], scales[1]);
+        const unsigned high = low_halves(scales[2], scales[3]);
+#pragma unroll
+        for (Words2& column : a) column = kv::scale_halves(column, low, high);
+      }
+    }
+  }
+
+  // Eight query values as the math type.
+  FLASHPORT_DEVICE static Words4 load_query(const DecodeParams& p, std::int64_t offset) {
+    const bool same = p.q.dtype == (kMath == MathType::kBf16 ? DType::kBFloat16 : DType::kFloat16);
+    if (same && p.q.stride_dim == 1) {
+      unsigned words[4];
+      load_words(words, (GlobalBytes)(p.q.data) + offset * 2);
+      return {words[0], words[1], words[2], words[3]};
+    }
+    float x[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const std::int64_t element = offset + i * p.q.stride_dim;
+      x[i] = p.q.dtype == DType::kBFloat16 ? to_float(static_cast<const BFloat16*>(p.q.data)[element])
+                                           : to_float(static_cast<const Half*>(p.q.data)[element]);
+    }
+    return {pack<kMath>(x[0], x[1]), pack<kMath>(x[2], x[3]), pack<kMath>(x[4], x[5]), pack<kMath>(x[6], x[7])};
+  }
+
+  const Block& block_;
+  DecodeShared<kCfg>& shared_;
+  int live_rows_, row_wave_, col_wave_, n_, g_;
+};
+
+}  // namespace flashport::FLASHPORT_TARGET::decode

@@ -1,0 +1,329 @@
+// K and V on their way from device memory to WMMA operands, without a stop in shared memory: a wave loads what its own
+// lanes multiply, and nothing twice but through the two halves of a wave, which hit the cache.
+//
+//   KeyUnit<format>   32 dims of the key row of a lane, as stored; operand(step) is the A operand of 16 of them
+//   ValueUnit         16 keys and kLaneCols neighbouring columns a lane; a half of the wave holds one key of each pair.
+//                     The halves exchange words, and v_perm_b32 zips them: operand(j) is the A operand of column j of
+//                     every lane, keys as k
+//
+// The keys of a leaf are multiplied in the order of key_at (lane_maps.h): the keys of a pair lie 16 apart, so that the
+// lane that looked a value row up and the lanes that load it are in one half.
+//
+// Rows that no token owns are read from a row of zeros, as are dims past the end of a key row (the query is zero there,
+// but 0 * NaN is not). Columns past the end of a value row repeat its first ones: no one looks at them.
+// Byte formats are widened to fp16 in the operand: exactly for fp8, rounded once (int8 times its scale) for q8_0.
+#pragma once
+
+#include "common/device/decode/config.h"
+#include "common/device/decode/schedule.h"
+#include "hip/arch/wmma.h"
+
+namespace flashport::FLASHPORT_TARGET::decode {
+
+// Selectors of v_perm_b32(second, first): byte `byte` of both words, or two neighbouring bytes of the first, in the
+// high or low bytes of the two halves, zeros (0x0c) beside them; or one half of both words.
+constexpr unsigned zip_bytes_high(int byte) { return (4u + byte) << 24 | 0x0c0000u | unsigned(byte) << 8 | 0x0cu; }
+constexpr unsigned zip_bytes_low(int byte) { return 0x0c000000u | (4u + byte) << 16 | 0x0c00u | unsigned(byte); }
+constexpr unsigned pair_bytes_high(int byte) {
+  return unsigned(byte + 1) << 24 | 0x0c0000u | unsigned(byte) << 8 | 0x0cu;
+}
+constexpr unsigned pair_bytes_low(int byte) {
+  return 0x0c000000u | unsigned(byte + 1) << 16 | 0x0c00u | unsigned(byte);
+}
+constexpr unsigned zip_halves(int half) { return half == 0 ? 0x05040100u : 0x07060302u; }
+
+using Half2 = Half __attribute__((ext_vector_type(2)));
+using UShort2 = unsigned short __attribute__((ext_vector_type(2)));
+
+// Two e4m3 codes, each in the high byte of a half, as fp16. The code's exponent and mantissa are those of a half that
+// is 2^8 too small; the code 0x7f alone is raised to a NaN first.
+FLASHPORT_DEVICE unsigned widen_fp8(unsigned codes) {
+  const UShort2 magnitude = __builtin_bit_cast(UShort2, codes >> 1 & 0x3f803f80u);
+  const UShort2 is_nan = __builtin_elementwise_sub_sat(magnitude, UShort2(0x3f00));  // 0x80 or 0
+  const unsigned raised = __builtin_bit_cast(unsigned, static_cast<UShort2>(is_nan * UShort2(0x80) + magnitude));
+  const Half2 small = __builtin_bit_cast(Half2, raised | (codes & 0x80008000u));
+  return __builtin_bit_cast(unsigned, small* Half2(256.0f));
+}
+
+// Two int8, each in the low byte of a half, times the scales: 0x6400 is 1024, and the sign bit is flipped to a bias.
+FLASHPORT_DEVICE unsigned widen_int8(unsigned bytes, unsigned scales) {
+  const Half2 biased = __builtin_bit_cast(Half2, bytes ^ 0x64806480u);
+  return __builtin_bit_cast(unsigned, (biased - Half2(1152.0f)) * __builtin_bit_cast(Half2, scales));
+}
+
+constexpr bool is_byte_format(KvFormat format) { return format == KvFormat::kFp8E4M3 || format == KvFormat::kQ8_0; }
+inline constexpr int kQ8Block = 34;  // fp16 scale, 32 int8
+
+template <KvFormat kFormat>
+struct KeyUnit {
+  static constexpr int kDims = 32;
+  static constexpr int kBytes = kv_row_bytes(kFormat, kDims);
+  static constexpr int kWords = is_byte_format(kFormat) ? 8 : 16;
+  static constexpr int kRegisters = kWords + (kFormat == KvFormat::kQ8_0 ? 1 : 0);
+  unsigned words[kWords];
+  unsigned scale;  // of q8_0, in both halves
+
+  FLASHPORT_DEVICE void load(GlobalBytes row, int unit, int row_bytes) {
+    if constexpr (kFormat == KvFormat::kQ8_0) {
+      const GlobalBytes at = (unit * kBytes < row_bytes ? row : zero_row()) + unit * kBytes;
+      scale = load_half_word(at) * 0x10001u;
+#pragma unroll
+      for (int i = 0; i < kWords / 4; ++i) load_quad(i, at + 2 + 16 * i);
+    } else if (kFormat == KvFormat::kFp8E4M3 && row_bytes % 16 != 0) {
+#pragma unroll
+      for (int i = 0; i < kWords / 2; ++i) {
+        const int byte = unit * kBytes + 8 * i;
+        const auto two = load_words<2>((byte < row_bytes ? row : zero_row()) + byte);
+        words[2 * i] = two[0];
+        words[2 * i + 1] = two[1];
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kWords / 4; ++i) {
+        const int byte = unit * kBytes + 16 * i;
+        load_quad(i, (byte < row_bytes ? row : zero_row()) + byte);
+      }
+    }
+  }
+
+  // Dims 16 step .. 16 step + 15 of the unit.
+  FLASHPORT_DEVICE Words8 operand(int step) const {
+    Words8 a;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if constexpr (!is_byte_format(kFormat)) {
+        a[i] = words[8 * step + i];
+      } else {
+        const unsigned four = words[4 * step + i / 2];
+        const int byte = i % 2 * 2;
+        if constexpr (kFormat == KvFormat::kQ8_0) {
+          a[i] = widen_int8(__builtin_amdgcn_perm(0, four, pair_bytes_low(byte)), scale);
+        } else {
+          a[i] = widen_fp8(__builtin_amdgcn_perm(0, four, pair_bytes_high(byte)));
+        }
+      }
+    }
+    return a;
+  }
+
+ private:
+  FLASHPORT_DEVICE void load_quad(int i, GlobalBytes at) {
+    const auto four = load_words<4>(at);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) words[4 * i + k] = four[k];
+  }
+};
+
+template <KvFormat kFormat, int kLaneCols>
+struct ValueUnit {
+  static constexpr int kKeys = 16;
+  static constexpr int kPairs = kKeys / 2;
+  static constexpr int kWords = is_byte_format(kFormat) ? 1 : kLaneCols / 2;
+  static constexpr bool kScaled = kFormat == KvFormat::kQ8_0;
+  static constexpr int kRegisters = kPairs * (kWords + (kScaled ? 1 : 0));
+  static_assert(kLaneCols == 2 || kLaneCols == 4);
+
+  static constexpr int kWordCols = is_byte_format(kFormat) ? kLaneCols : 2;  // columns of a word
+
+  unsigned words[kPairs][kWords];
+  unsigned scales[kPairs];  // of q8_0
+
+  // Where a lane's columns begin in a row.
+  FLASHPORT_DEVICE static int lane_offset(int col, int row_bytes) {
+    if constexpr (kScaled) {
+      const int block = col / 32 * kQ8Block;
+      return (block < row_bytes ? block : 0) + 2 + col % 32;
+    } else {
+      const int byte = kv_row_bytes(kFormat, col);
+      return byte < row_bytes ? byte : 0;
+    }
+  }
+
+  // row(pair): the lane's row of a pair of keys. col: the lane's first column.
+  template <class Row>
+  FLASHPORT_DEVICE void load(const Row& row, int col, int row_bytes) {
+    const int offset = lane_offset(col, row_bytes);
+#pragma unroll
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const GlobalBytes at = row(pair) + offset;
+      if constexpr (is_byte_format(kFormat) && kLaneCols == 2) {
+        words[pair][0] = load_half_word(at);
+      } else {
+        load_words(words[pair], at);
+      }
+      if constexpr (kScaled) scales[pair] = load_half_word(at - 2 - col % 32);
+    }
+  }
+
+  // One word of each row of the other half.
+  struct Other {
+    unsigned words[kPairs];
+    unsigned scales[kPairs];
+  };
+  FLASHPORT_DEVICE Other exchange(int word) const {
+    Other other;
+#pragma unroll
+    for (int pair = 0; pair < kPairs; ++pair) {
+      other.words[pair] = other_half(words[pair][word]);
+      if constexpr (kScaled) other.scales[pair] = other_half(scales[pair]);
+    }
+    return other;
+  }
+
+  // Column j, with the word that holds it from the other half. swap: 0x04040404 in the upper half, where `other` holds
+  // the first key of a pair; else 0.
+  FLASHPORT_DEVICE Words8 operand(const Other& other, unsigned swap, int j) const {
+    const int word = j / kWordCols;
+    const int at = j % kWordCols;
+    Words8 a;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const auto zip = [&](unsigned selector) {
+        return __builtin_amdgcn_perm(other.words[i], words[i][word], selector);
+      };
+      if constexpr (!is_byte_format(kFormat)) {
+        a[i] = zip(zip_halves(at) ^ swap);
+      } else if constexpr (kScaled) {
+        const unsigned pair_scales = __builtin_amdgcn_perm(other.scales[i], scales[i], zip_halves(0) ^ swap);
+        a[i] = widen_int8(zip(zip_bytes_low(at) ^ (swap & 0x00040004u)), pair_scales);
+      } else {
+        a[i] = widen_fp8(zip(zip_bytes_high(at) ^ (swap & 0x04000400u)));
+      }
+    }
+    return a;
+  }
+};
+
+// How a block's waves share a leaf: column waves split its keys for S and the columns of V for O, row waves the rows.
+template <DecodeConfig kCfg>
+struct WaveShare {
+  static constexpr int kColWaves = kCfg.shape.head_dim_v < 128 ? 2 : 4;
+  static constexpr int kRowWaves = kCfg.tuning.waves / kColWaves;
+  static constexpr int kRowTiles = kCfg.shape.rows / 16 / kRowWaves;
+  static constexpr int kKeyTiles = kLeafKeys / 16 / kColWaves;
+  static constexpr int kCols = kCfg.shape.head_dim_v / kColWaves;
+  static constexpr int kLaneCols = kCols / 16 < 4 ? kCols / 16 : 4;
+  static constexpr int kGroups = kCols / 16 / kLaneCols;  // of 16 lanes times kLaneCols columns
+  static constexpr int kTileRegisters = (kCols / 16 + kKeyTiles) * kRowTiles * 8;  // of one O and one S
+  static_assert(kCfg.tuning.waves % kColWaves == 0 && kCfg.shape.rows % (16 * kRowWaves) == 0);
+};
+
+// The leaf in work and the next one, seen by one wave. Loads are issued kKeyDepth and kValueDepth units ahead of use.
+template <DecodeConfig kCfg>
+class KvPipeline {
+  using Share = WaveShare<kCfg>;
+  static constexpr bool kAhead = kCfg.tuning.stages > 1;
+
+ public:
+  using Key = KeyUnit<kCfg.shape.kv>;
+  using Value = ValueUnit<kCfg.shape.kv, Share::kLaneCols>;
+  static constexpr int kKeyUnits = kCfg.shape.head_dim_qk / Key::kDims;
+  static constexpr int kValueUnits = kLeafKeys / Value::kKeys * Share::kGroups;
+
+ private:
+  // For either; wide output and score tiles leave less.
+  static constexpr int kRegisters = Share::kTileRegisters < 64 ? 64 : 32;
+  static constexpr int kKeyFit = kRegisters / (Key::kRegisters * Share::kKeyTiles);
+  static constexpr int kValueFit = kRegisters / Value::kRegisters;
+
+ public:
+  static constexpr int kKeyDepth = kKeyFit < kKeyUnits ? kKeyFit : kKeyUnits;
+  static constexpr int kValueDepth = kValueFit < kValueUnits ? kValueFit : kValueUnits;
+
+  template <class Shared>
+  FLASHPORT_DEVICE KvPipeline(const DecodeParams& p, const Block& block, Shared&, LeafCursor& ahead)
+      : block_(block), key_bytes_(p.cache.k.row_bytes), value_bytes_(p.cache.v.row_bytes), lane_(block.lane()) {
+    look_up(p, ahead);
+    if constexpr (kAhead) begin_keys(p, ahead);
+  }
+  FLASHPORT_DEVICE void refill_behind_values(const DecodeParams&, const LeafCursor&) {}
+
+  FLASHPORT_DEVICE KvPipeline& keys() { return *this; }
+  FLASHPORT_DEVICE KvPipeline& values() { return *this; }
+  FLASHPORT_DEVICE void await_values() const {}
+
+  // Behind keys(): the pages of the next leaf are asked for, then the first values of this one, which would hold the
+  // page numbers back.
+  FLASHPORT_DEVICE void refill_behind_keys(const DecodeParams& p, LeafCursor& ahead) {
+    if constexpr (!kAhead) begin_keys(p, ahead);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) value_rows_[i] = row_address(p.cache.v, value_places_[i], ahead.segment.kv_head);
+    ahead.next(p);
+    look_up(p, ahead);
+#pragma unroll
+    for (int unit = 0; unit < kValueDepth; ++unit) load_value(unit);
+  }
+  FLASHPORT_DEVICE void refill_behind_scores(const DecodeParams& p, const LeafCursor& ahead) {
+    if constexpr (kAhead) begin_keys(p, ahead);
+  }
+
+  // Position of row `row` of the A operand of key tile `tile`: a lane's eight scores of a tile are then neighbours.
+  FLASHPORT_DEVICE int position_of(int tile, int row) const {
+    return (col_wave() * Share::kKeyTiles + tile) * 16 + row % 2 * 8 + row / 2;
+  }
+  // The lane's first column of a group: A operand row n is column col_of(group, n) + j of operand j.
+  FLASHPORT_DEVICE int col_of(int group, int row) const {
+    return col_wave() * Share::kCols + (group * 16 + row) * Share::kLaneCols;
+  }
+
+  FLASHPORT_DEVICE const Key& key(int unit, int tile) const { return keys_[unit % kKeyDepth][tile]; }
+  FLASHPORT_DEVICE void load_key(int unit) {
+    const int bytes = recompute_scalar(key_bytes_);
+#pragma unroll
+    for (int tile = 0; tile < Share::kKeyTiles; ++tile) {
+      keys_[unit % kKeyDepth][tile].load(key_rows_[tile], unit, bytes);
+    }
+  }
+  // Unit: 16 keys, then the groups of columns.
+  FLASHPORT_DEVICE const Value& value(int unit) const { return values_[unit % kValueDepth]; }
+  FLASHPORT_DEVICE void load_value(int unit) {
+    const int step = unit / Share::kGroups;
+    GlobalBytes rows = value_rows_[step / 2];
+    const auto row = [&](int pair) {
+      if (Share::kGroups > 1 && pair % 4 == 0) keep_order(rows);
+      return from_lane(rows, step % 2 * Value::kPairs + pair);
+    };
+    values_[unit % kValueDepth].load(row, col_of(unit % Share::kGroups, lane_ % 16), value_bytes_);
+  }
+
+ private:
+  FLASHPORT_DEVICE int col_wave() const { return recompute_scalar(block_.wave()) % Share::kColWaves; }
+
+  FLASHPORT_DEVICE static GlobalBytes row_address(const CacheParams& cache, kv::TokenPlace place, int head) {
+    const std::int64_t offset = kv::row_offset(cache, place, head);
+    return offset < 0 ? zero_row() : (GlobalBytes)(cache.data) + offset;
+  }
+
+  FLASHPORT_DEVICE static kv::TokenPlace place(const DecodeParams& p, const LeafCursor& ahead, int key) {
+    const Segment& s = ahead.segment;
+    const int token = ahead.key() + key;
+    return kv::place_of(p.cache, s.pages, s.seq, token, token >= s.key_low && token < s.key_high && !ahead.done());
+  }
+
+  // One leaf before the addresses are needed: for keys, the lane's own rows; for values, every row by one lane.
+  FLASHPORT_DEVICE void look_up(const DecodeParams& p, const LeafCursor& ahead) {
+#pragma unroll
+    for (int tile = 0; tile < Share::kKeyTiles; ++tile)
+      key_places_[tile] = place(p, ahead, key_at(position_of(tile, lane_ % 16)));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) value_places_[i] = place(p, ahead, i * kWaveSize + lane_);
+  }
+
+  FLASHPORT_DEVICE void begin_keys(const DecodeParams& p, const LeafCursor& ahead) {
+    const int head = ahead.segment.kv_head;
+#pragma unroll
+    for (int tile = 0; tile < Share::kKeyTiles; ++tile)
+      key_rows_[tile] = row_address(p.cache.k, key_places_[tile], head);
+#pragma unroll
+    for (int unit = 0; unit < kKeyDepth; ++unit) load_key(unit);
+  }
+
+  const Block& block_;
+  int key_bytes_, value_bytes_, lane_;
+  kv::TokenPlace key_places_[Share::kKeyTiles], value_places_[2];
+  GlobalBytes key_rows_[Share::kKeyTiles], value_rows_[2];
+  Key keys_[kKeyDepth][Share::kKeyTiles];
+  Value values_[kValueDepth];
+};
+
+}  // namespace flashport::FLASHPORT_TARGET::decode

@@ -1,0 +1,349 @@
+// The tile verbs of decode on WMMA targets.
+//
+// Tiles are kept transposed: S^T = K Q^T, O^T = V^T P^T, so that a lane holds one query row of each 16 x 16 tile: lane
+// 16 h + n has row n, positions 8 h .. 8 h + 7 (key_at) of S, columns (2 r + h) kLaneCols + j of tile j of O. A row
+// then needs one exchange between the halves. Waves form a grid (WaveShare): column waves split the 64 keys of S and
+// the DV columns of O; row waves take rows / 16 / kRowWaves row tiles each. A slot is a row tile. Q^T and P^T come as
+// operands from shared memory, where column waves put P together.
+#pragma once
+
+#include "common/device/decode/mask.h"
+#include "hip/decode/wmma_kv.h"
+
+namespace flashport::FLASHPORT_TARGET::decode {
+
+constexpr int block_threads(const DecodeConfig& cfg) { return cfg.tuning.waves * kWaveSize; }
+
+template <DecodeConfig kCfg>
+struct DecodeShared {
+  // A row's pitch of 16 bytes more than a power of two spreads 16 rows over all banks.
+  alignas(16) std::uint16_t query[kCfg.shape.rows][kCfg.shape.head_dim_qk + 8];
+  alignas(16) std::uint16_t probabilities[kCfg.shape.rows][kLeafKeys + 8];
+  float row_max[WaveShare<kCfg>::kColWaves][kCfg.shape.rows];
+  float row_sum[WaveShare<kCfg>::kColWaves][kCfg.shape.rows];
+  unsigned arrive_flag;
+  RangeEnds ends;
+};
+
+template <DecodeConfig kCfg>
+class DecodeTiles {
+  static constexpr DecodeShape kShape = kCfg.shape;
+  static constexpr MathType kMath = kShape.math;
+  using Share = WaveShare<kCfg>;
+  using Pipeline = KvPipeline<kCfg>;
+  static constexpr int kKeyTiles = Share::kKeyTiles;
+  static constexpr int kColTiles = Share::kGroups * Share::kLaneCols;
+  using Quad = unsigned __attribute__((ext_vector_type(4)));
+
+ public:
+  static constexpr int kRows = kShape.rows;
+  static constexpr int kRowSlots = Share::kRowTiles;
+  static constexpr int kColumns = kShape.head_dim_v;
+  static constexpr bool kKeepsParent = false;
+
+  struct Rows {
+    float v[kRowSlots];
+    FLASHPORT_DEVICE float& operator[](int slot) { return v[slot]; }
+    FLASHPORT_DEVICE float operator[](int slot) const { return v[slot]; }
+  };
+  struct Query {};    // Q is in shared memory
+  struct Operand {};  // and so is P
+  struct Scores {
+    Floats8 c[kKeyTiles][kRowSlots];
+  };
+  struct Out {
+    Floats8 c[kColTiles][kRowSlots];
+    Out() = default;
+    FLASHPORT_DEVICE Out(const Out& other) { *this = other; }
+    // Copied by tiles: a copy of a whole state would carry its padding along, in scratch memory.
+    FLASHPORT_DEVICE Out& operator=(const Out& other) {
+#pragma unroll
+      for (int tile = 0; tile < kColTiles; ++tile) {
+#pragma unroll
+        for (int slot = 0; slot < kRowSlots; ++slot) c[tile][slot] = other.c[tile][slot];
+      }
+      return *this;
+    }
+  };
+
+  FLASHPORT_DEVICE DecodeTiles(const DecodeParams& p, const Block& block, DecodeShared<kCfg>& shared)
+      : block_(block), shared_(shared), live_rows_(minimum(kRows, p.group_size * p.max_q_len)) {}
+
+  FLASHPORT_DEVICE static constexpr int row_slots() { return kRowSlots; }
+  FLASHPORT_DEVICE int live_rows() const { return recompute_scalar(live_rows_); }
+  FLASHPORT_DEVICE int row_of(int slot) const { return recompute((row_wave() * kRowSlots + slot) * 16 + n()); }
+  // Whether this lane is the one to write per-row values of a slot.
+  FLASHPORT_DEVICE bool owns_row(int) const { return col_wave() == 0 && half() == 0; }
+
+  // Brings the tile's query rows to shared memory as the math type; padding rows and dims are zero. Ends with a
+  // barrier.
+  FLASHPORT_DEVICE void stage_query(const DecodeParams& p, const Segment& s) const {
+    constexpr int kChunks = kShape.head_dim_qk / 8;
+    for (int i = block_.thread(); i < kRows * kChunks; i += block_threads(kCfg)) {
+      const int row = i / kChunks;
+      const int dim = i % kChunks * 8;
+      Quad chunk = {};
+      const QueryRow at = query_row(p, s, kRows, row);
+      if (row < live_rows_ && at.token < s.q_len && dim < p.head_dim_qk) {
+        const std::int64_t seq = p.cu_seqlens_q == nullptr ? s.seq : 0;
+        const std::int64_t offset = seq * p.q.stride_seq + (s.q_begin + at.token) * p.q.stride_token +
+                                    at.head * p.q.stride_head + dim * p.q.stride_dim;
+        chunk = load_query(p, offset);
+      }
+      *reinterpret_cast<Quad*>(&shared_.query[row][dim]) = chunk;
+    }
+    sync_shared();
+  }
+  FLASHPORT_DEVICE void fetch_query(Query&) const {}
+
+  // S^T = K Q^T
+  FLASHPORT_DEVICE Scores mma_abt(const Query&, Pipeline& keys) const {
+    Scores scores;
+#pragma unroll
+    for (auto& tile : scores.c) {
+#pragma unroll
+      for (Floats8& c : tile) c = zero_tile();
+    }
+#pragma unroll
+    for (int unit = 0; unit < Pipeline::kKeyUnits; ++unit) {
+#pragma unroll
+      for (int step = 0; step < Pipeline::Key::kDims / 16; ++step) {
+        Words8 query[kRowSlots];
+#pragma unroll
+        for (int slot = 0; slot < kRowSlots; ++slot) {
+          query[slot] = load_operand(&shared_.query[row_of(slot)][unit * Pipeline::Key::kDims + step * 16]);
+        }
+#pragma unroll
+        for (int tile = 0; tile < kKeyTiles; ++tile) {
+          const Words8 key = keys.key(unit, tile).operand(step);
+#pragma unroll
+          for (int slot = 0; slot < kRowSlots; ++slot) {
+            scores.c[tile][slot] = wmma<kMath>(key, query[slot], scores.c[tile][slot]);
+          }
+        }
+      }
+#pragma unroll
+      for (auto& tile : scores.c) {
+#pragma unroll
+        for (Floats8& c : tile) keep_order(c);
+      }
+      if (unit + Pipeline::kKeyDepth < Pipeline::kKeyUnits) keys.load_key(unit + Pipeline::kKeyDepth);
+    }
+    return scores;
+  }
+
+  // f(value, slot, key of the leaf)
+  template <class F>
+  FLASHPORT_DEVICE void for_each(Scores& scores, F&& f) const {
+#pragma unroll
+    for (int tile = 0; tile < kKeyTiles; ++tile) {
+      const int first_key = key_at(first_position(tile));
+#pragma unroll
+      for (int slot = 0; slot < kRowSlots; ++slot) {
+#pragma unroll
+        for (int r = 0; r < 8; ++r) {
+          float x = scores.c[tile][slot][r];
+          f(x, slot, first_key + key_at(r));
+          scores.c[tile][slot][r] = x;
+        }
+      }
+    }
+  }
+
+  // Largest score of each row, over all waves that share it. Holds a barrier.
+  FLASHPORT_DEVICE void row_max(const Scores& scores, Rows& m) const {
+#pragma unroll
+    for (int slot = 0; slot < kRowSlots; ++slot) {
+      float most = -kInfinity;
+#pragma unroll
+      for (int tile = 0; tile < kKeyTiles; ++tile) {
+#pragma unroll
+        for (int r = 0; r < 8; ++r) most = maximum(most, scores.c[tile][slot][r]);
+      }
+      most = maximum(most, other_half(most));
+      if (half() == 0) shared_.row_max[col_wave()][row_of(slot)] = most;
+    }
+    sync_shared();
+#pragma unroll
+    for (int slot = 0; slot < kRowSlots; ++slot) {
+      m[slot] = shared_.row_max[0][row_of(slot)];
+#pragma unroll
+      for (int wave = 1; wave < Share::kColWaves; ++wave) {
+        m[slot] = maximum(m[slot], shared_.row_max[wave][row_of(slot)]);
+      }
+    }
+  }
+
+  // Scores become the B operand of V^T P^T, in the math type; l = row sums before rounding. Holds a barrier.
+  FLASHPORT_DEVICE Operand to_operand(const Scores& scores, Rows& l) const {
+#pragma unroll
+    for (int slot = 0; slot < kRowSlots; ++slot) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int tile = 0; tile < kKeyTiles; ++tile) {
+        const Floats8& x = scores.c[tile][slot];
+        Quad packed;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          sum += x[2 * i] + x[2 * i + 1];
+          packed[i] = pack<kMath>(x[2 * i], x[2 * i + 1]);
+        }
+        *reinterpret_cast<Quad*>(&shared_.probabilities[row_of(slot)][first_position(tile)]) = packed;
+      }
+      sum += other_half(sum);
+      if (half() == 0) shared_.row_sum[col_wave()][row_of(slot)] = sum;
+    }
+    sync_shared();
+#pragma unroll
+    for (int slot = 0; slot < kRowSlots; ++slot) {
+      l[slot] = shared_.row_sum[0][row_of(slot)];
+#pragma unroll
+      for (int wave = 1; wave < Share::kColWaves; ++wave) l[slot] += shared_.row_sum[wave][row_of(slot)];
+    }
+    return {};
+  }
+
+  // O^T = V^T P^T
+  FLASHPORT_DEVICE void mma_ab(const Operand&, Pipeline& values, Out& out) const {
+#pragma unroll
+    for (auto& tile : out.c) {
+#pragma unroll
+      for (Floats8& c : tile) c = zero_tile();
+    }
+    const unsigned swap = half() == 0 ? 0u : 0x04040404u;
+#pragma unroll
+    for (int step = 0; step < kLeafKeys / 16; ++step) {
+      Words8 probabilities[kRowSlots];
+#pragma unroll
+      for (int slot = 0; slot < kRowSlots; ++slot) {
+        probabilities[slot] = load_operand(&shared_.probabilities[row_of(slot)][16 * step]);
+      }
+#pragma unroll
+      for (int group = 0; group < Share::kGroups; ++group) {
+        const int unit = step * Share::kGroups + group;
+        const auto& own = values.value(unit);
+        typename Pipeline::Value::Other other;
+#pragma unroll
+        for (int j = 0; j < Share::kLaneCols; ++j) {
+          if (j % Pipeline::Value::kWordCols == 0) other = own.exchange(j / Pipeline::Value::kWordCols);
+          const Words8 value = own.operand(other, swap, j);
+#pragma unroll
+          for (int slot = 0; slot < kRowSlots; ++slot) {
+            Floats8& c = out.c[group * Share::kLaneCols + j][slot];
+            c = wmma<kMath>(value, probabilities[slot], c);
+            keep_order(c);
+          }
+        }
+        if (unit + Pipeline::kValueDepth < Pipeline::kValueUnits) values.load_value(unit + Pipeline::kValueDepth);
+      }
+    }
+  }
+
+  // f(to, from, slot)
+  template <class F>
+  FLASHPORT_DEVICE void for_each_pair(Out& to, const Out& from, F&& f) const {
+#pragma unroll
+    for (int tile = 0; tile < kColTiles; ++tile) {
+#pragma unroll
+      for (int slot = 0; slot < kRowSlots; ++slot) {
+#pragma unroll
+        for (int r = 0; r < 8; ++r) {
+          float x = to.c[tile][slot][r];
+          f(x, from.c[tile][slot][r], slot);
+          to.c[tile][slot][r] = x;
+        }
+      }
+    }
+  }
+
+  // f(value, slot, column). A loop over the registers of a tile, which move up by one each time: written out, what a
+  // caller does to one value would fill the instruction cache.
+  template <class F>
+  FLASHPORT_DEVICE void for_each_out(const Out& out, F&& f) const {
+    Out rest = out;
+    int first = first_column();
+#pragma unroll 1
+    for (int r = 0; r < 8; ++r) {
+#pragma unroll
+      for (int tile = 0; tile < kColTiles; ++tile) {
+#pragma unroll
+        for (int slot = 0; slot < kRowSlots; ++slot) {
+          Floats8& c = rest.c[tile][slot];
+          f(c[0], slot, first + tile / Share::kLaneCols * 16 * Share::kLaneCols + tile % Share::kLaneCols);
+          c = __builtin_shufflevector(c, c, 1, 2, 3, 4, 5, 6, 7, 0);
+        }
+      }
+      first += wmma_row(1, 0) * Share::kLaneCols;
+    }
+  }
+
+  // Live rows to memory: per-row values [live_rows], tile [live_rows, DV].
+  FLASHPORT_DEVICE void store_rows(const Rows& rows, float* to) const {
+#pragma unroll
+    for (int slot = 0; slot < kRowSlots; ++slot) {
+      if (owns_row(slot) && row_of(slot) < live_rows()) to[row_of(slot)] = rows[slot];
+    }
+  }
+  FLASHPORT_DEVICE void store_tile(const Out& out, float* to) const {
+    for_each_two([&](int slot, int col, int tile, int r) {
+      if (row_of(slot) < live_rows()) {
+        *reinterpret_cast<float2*>(to + row_of(slot) * kShape.head_dim_v + col) =
+            make_float2(out.c[tile][slot][r], out.c[tile + 1][slot][r]);
+      }
+    });
+  }
+
+ private:
+  FLASHPORT_DEVICE int half() const { return static_cast<int>(static_cast<unsigned>(block_.thread()) / 16 % 2); }
+  FLASHPORT_DEVICE int n() const { return static_cast<int>(static_cast<unsigned>(block_.thread()) % 16); }
+  FLASHPORT_DEVICE int row_wave() const { return recompute_scalar(block_.wave()) / Share::kColWaves; }
+  FLASHPORT_DEVICE int col_wave() const { return recompute_scalar(block_.wave()) % Share::kColWaves; }
+  // The lane's first position in a tile of S; register r is r positions on.
+  FLASHPORT_DEVICE int first_position(int tile) const { return (col_wave() * kKeyTiles + tile) * 16 + 8 * half(); }
+
+  // Column of register 0 of tile 0.
+  FLASHPORT_DEVICE int first_column() const { return recompute(col_wave() * Share::kCols + half() * Share::kLaneCols); }
+
+  // f(slot, column, tile, register): registers of tile and tile + 1 hold this column and the next.
+  template <class F>
+  FLASHPORT_DEVICE void for_each_two(F&& f) const {
+    const int first = first_column();
+#pragma unroll
+    for (int slot = 0; slot < kRowSlots; ++slot) {
+#pragma unroll
+      for (int tile = 0; tile < kColTiles; tile += 2) {
+#pragma unroll
+        for (int r = 0; r < 8; ++r) {
+          const int row = tile / Share::kLaneCols * 16 + wmma_row(r, 0);
+          f(slot, first + row * Share::kLaneCols + tile % Share::kLaneCols, tile, r);
+        }
+      }
+    }
+  }
+
+  FLASHPORT_DEVICE static Words8 load_operand(const std::uint16_t* from) {
+    const Quad low = *reinterpret_cast<const Quad*>(from);
+    const Quad high = *reinterpret_cast<const Quad*>(from + 8);
+    return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
+  }
+
+  // Eight query values as the math type.
+  FLASHPORT_DEVICE static Quad load_query(const DecodeParams& p, std::int64_t offset) {
+    const bool same = p.q.dtype == (kMath == MathType::kBf16 ? DType::kBFloat16 : DType::kFloat16);
+    if (same && p.q.stride_dim == 1) return load_words<4>((GlobalBytes)(p.q.data) + offset * 2);
+    float x[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const std::int64_t element = offset + i * p.q.stride_dim;
+      x[i] = p.q.dtype == DType::kBFloat16 ? to_float(static_cast<const BFloat16*>(p.q.data)[element])
+                                           : to_float(static_cast<const Half*>(p.q.data)[element]);
+    }
+    return Quad{pack<kMath>(x[0], x[1]), pack<kMath>(x[2], x[3]), pack<kMath>(x[4], x[5]), pack<kMath>(x[6], x[7])};
+  }
+
+  const Block& block_;
+  DecodeShared<kCfg>& shared_;
+  int live_rows_;
+};
+
+}  // namespace flashport::FLASHPORT_TARGET::decode

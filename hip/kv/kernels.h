@@ -1,0 +1,12 @@
+// Makes the kernel of a HIP target that writes to caches.
+#pragma once
+
+#include "common/device/kv/append_kernel.h"
+#include "hip/arch/define_kernel.h"
+
+#define FLASHPORT_DEFINE_APPEND_KV(symbol, name)                              \
+  namespace flashport::FLASHPORT_TARGET::kv {                                 \
+  FLASHPORT_KERNEL(kAppendThreads, 1) void symbol(const AppendParams) {       \
+    append_kv<kAppendThreads>(kernel_params<AppendParams>(), Block(nullptr)); \
+  }                                                                           \
+  }

@@ -1,0 +1,22 @@
+// Schedules of the decode kernels on CDNA3 (MI300 series).
+//
+// K and V go from memory to registers without shared memory between (hip/decode/mfma_pipeline.h), so latency is hidden
+// by what the waves of a CU have in flight. By estimate, not yet by measurement: a CU's share of the memory's bandwidth
+// is about 8 bytes a clock, which at 2000 clocks of latency wants some 20 KB in flight. Four waves, one a SIMD with up
+// to 512 registers a lane, hold half a leaf to a leaf each; where a leaf is small, eight do. A wave takes 128 columns
+// of V, where a lane's part of a 16-bit row is 16 bytes wide.
+#pragma once
+
+#include "common/device/decode/config.h"
+
+namespace flashport::gfx942 {
+
+constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
+  const int leaf_bytes = 64 * (kv_row_bytes(shape.kv, shape.head_dim_qk) + kv_row_bytes(shape.kv, shape.head_dim_v));
+  const int column_waves = shape.head_dim_v <= 128 ? 1 : shape.head_dim_v / 128;
+  const int row_waves = shape.rows == 64 ? 2 : 1;
+  const int waves = column_waves * row_waves;
+  return {waves, 1, (leaf_bytes < 12 * 1024 ? 8 : 4) / waves};
+}
+
+}  // namespace flashport::gfx942

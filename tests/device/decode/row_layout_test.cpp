@@ -1,0 +1,267 @@
+// q8_0 tiles in shared memory: copied unit by unit, read by ldmatrix (the PTX manual's) and put together as
+// cuda/decode/kv_operand.h does it, with a number for each byte of each head and row. Every byte must come to the lane
+// and register where the other operand of mma.sync has its key and dim.
+#include "cuda/decode/row_layout.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <set>
+#include <vector>
+
+#include "cuda/decode/lane_maps.h"
+
+namespace flashport {
+namespace {
+
+constexpr int kWave = 32;
+constexpr int kNothing = -1;
+using Bytes = std::array<int, 4>;           // of a register
+using Register = std::array<Bytes, kWave>;  // of a wave
+constexpr auto kFormat = KvFormat::kQ8_0;
+
+// What byte `byte` of the row of `head` at `key` is called.
+constexpr int name_of(int key, int head, int byte) { return (key << 16) + (head << 12) + byte; }
+constexpr int name_of_value(int key, int head, int dim) { return name_of(key, head, dim / 32 * 34 + 2 + dim % 32); }
+
+// A tile as a block of kHeads teams has it in shared memory, the rings of different teams apart.
+template <int kDim, int kHeads>
+class Tile {
+ public:
+  using Layout = RowLayout<kFormat, kDim, kHeads>;
+  static constexpr int kRingBytes = (Layout::kRows * Layout::kPitch + 127) / 128 * 128 + 384;
+  static constexpr int kBlocks = kDim / 32;
+
+  static int row_offset(int row) { return Layout::row_offset(row, kRingBytes); }
+  static int offset(int row, int byte) { return row_offset(row) + (byte ^ Layout::swizzle(row)); }
+  Tile() : bytes_(kHeads * kRingBytes, kNothing) {}
+
+  // As a team's producer copies the head that it works on, or all heads of a row as one stretch.
+  void copy_head(int team, int head, int unit) {
+    const int first = Layout::head_offset(team, head, false);
+    for (int row = 0; row < kLeafKeys; ++row) copy(row, first, Layout::kHeadBytes, head, unit);
+  }
+  void copy_rows(int unit) {
+    for (int team = 0; team < kHeads; ++team)
+      EXPECT_EQ(Layout::head_offset(team, team, true), team * Layout::kHeadBytes);
+    for (int row = 0; row < kLeafKeys; ++row) copy(row, 0, Layout::kBytes, 0, unit);
+  }
+  const std::vector<int>& bytes() const { return bytes_; }
+
+  // `places`: of each lane. Matrices are read eight lanes at a time, and then no two may meet in a bank.
+  std::vector<Register> ldmatrix(int count, bool transposed, const std::array<int, kWave>& places) const {
+    std::vector<Register> r(count);
+    for (int matrix = 0; matrix < count; ++matrix) {
+      std::set<int> banks;
+      for (int i = 0; i < 8; ++i) {
+        EXPECT_EQ(places[8 * matrix + i] % 16, 0);
+        banks.insert(places[8 * matrix + i] / 16 % 8);
+      }
+      EXPECT_EQ(banks.size(), 8u);
+      for (int lane = 0; lane < kWave; ++lane) {
+        const int g = lane / 4;
+        const int c = lane % 4;
+        for (int i = 0; i < 4; ++i) {
+          const int row = transposed ? 2 * c + i / 2 : g;
+          const int byte = transposed ? 2 * g + i % 2 : 4 * c + i;
+          r[matrix][lane][i] = bytes_.at(places[8 * matrix + row] + byte);
+        }
+      }
+    }
+    return r;
+  }
+
+  // KeyOperand and ValueOperand: where the lanes' units lie, of keys from `first_key` on and of the head's block
+  // `block`.
+  static std::array<int, kWave> places(int first_key, const HeadPlace& head, int block) {
+    std::array<int, kWave> places{};
+    for (int lane = 0; lane < kWave; ++lane) {
+      places[lane] = offset(first_key + lane % 16, first_unit_byte(head, block) + 16 * q8_0_lane_unit(lane));
+    }
+    return places;
+  }
+  static std::array<int, kWave> at(std::array<int, kWave> places, int key, int byte) {
+    for (int& place : places) place += row_offset(key) + byte;
+    return places;
+  }
+
+ private:
+  // `bytes` of heads from `head` on.
+  void copy(int row, int first, int bytes, int head, int unit) {
+    for (int byte = first; byte < first + bytes; byte += unit) {
+      const int to = offset(row, byte);
+      EXPECT_EQ(to % unit, 0);
+      // Whole rows in their ring, and sectors that stay sectors.
+      if (kHeads > 1) {
+        EXPECT_EQ(to / kRingBytes, row / Layout::kRows);
+        EXPECT_EQ(to % kRingBytes / 32, (row % Layout::kRows * Layout::kPitch + byte) / 32);
+      }
+      for (int i = 0; i < unit; ++i) {
+        int& place = bytes_.at(to + i);
+        EXPECT_EQ(place, kNothing);
+        const int of_stretch = byte + i - first;
+        place = name_of(row, head + of_stretch / Layout::kHeadBytes, of_stretch % Layout::kHeadBytes);
+      }
+    }
+  }
+
+  std::vector<int> bytes_;
+};
+
+int selected(unsigned selector, int i) { return static_cast<int>(selector >> (4 * i) & 7); }
+
+// What a team works on, and how it lies in the tile.
+struct Head {
+  int team, head;
+  bool together;
+};
+
+// KeyOperand::load() and scale() of all of a team's waves, against the columns of the query.
+template <int kDim, int kHeads>
+void check_keys(const Tile<kDim, kHeads>& tile, const Head& of, int waves) {
+  using T = Tile<kDim, kHeads>;
+  const HeadPlace place = head_place<typename T::Layout>(of.team, of.head, of.together);
+  const int first_block = place.block;
+  std::array<int, kDim> dims;
+  dims.fill(kNothing);
+  for (int dim = 0; dim < kDim; ++dim) dims.at(query_column(kFormat, first_block, dim)) = dim;
+  for (int dim : dims) EXPECT_NE(dim, kNothing);
+
+  const int key_tiles = kLeafKeys / waves / 16;
+  for (int wave = 0; wave < waves; ++wave) {
+    const int first_key = wave * key_tiles * 16;
+    const auto places = T::places(first_key, place, 0);
+    for (int key_tile = 0; key_tile < key_tiles; ++key_tile) {
+      std::vector<Register> unit;
+      for (int block = 0; block < T::kBlocks; ++block) {
+        const int first = 16 * q8_0_unit(block);
+        if (block % 8 == 0) unit = tile.ldmatrix(2, false, T::at(places, 16 * key_tile, first - 32));
+        const auto next = tile.ldmatrix(4, false, T::at(places, 16 * key_tile, first));
+        for (int lane = 0; lane < kWave; ++lane) {
+          const int g = lane / 4;
+          const int c = lane % 4;
+          for (int half = 0; half < 2; ++half) {
+            const int key = first_key + 16 * key_tile + g + 8 * half;
+            const unsigned selector = q8_0_selector(first_block + block % 8, c);
+            for (int step = 0; step < 2; ++step) {
+              for (int i = 0; i < 4; ++i) {
+                const int from = selected(selector, i);
+                const int byte = step == 1  ? next[half + 2][lane][i]
+                                 : from < 4 ? unit[half][lane][from]
+                                            : next[half][lane][from - 4];
+                const int k = 2 * c + i % 2 + i / 2 * 8;
+                ASSERT_EQ(byte, name_of_value(key, of.head, dims[32 * block + 16 * step + k]))
+                    << "team " << of.team << " head " << of.head << " key " << key << " block " << block << " lane "
+                    << lane;
+              }
+            }
+            const int scale =
+                T::offset(first_key + lane / 4, place.byte) + T::row_offset(16 * key_tile + 8 * half) + 34 * block;
+            for (int i = 0; i < 2; ++i) ASSERT_EQ(tile.bytes().at(scale + i), name_of(key, of.head, 34 * block + i));
+          }
+        }
+        unit = {next[0], next[1]};
+      }
+    }
+  }
+}
+
+// ValueOperand::load() likewise: registers against the columns that tiles.h gives them and the keys of P.
+template <int kDim, int kHeads>
+void check_values(const Tile<kDim, kHeads>& tile, const Head& of, int waves) {
+  using T = Tile<kDim, kHeads>;
+  const HeadPlace place = head_place<typename T::Layout>(of.team, of.head, of.together);
+  const int first_block = place.block;
+  const int groups = T::kBlocks / waves;
+  for (int wave = 0; wave < waves; ++wave) {
+    const int first_group = wave * groups;
+    const auto places = T::places(0, place, first_group);
+    for (int first_key = 0; first_key < kLeafKeys; first_key += 16) {
+      std::vector<Register> unit;
+      for (int group = 0; group < groups; ++group) {
+        const int first = 16 * q8_0_unit(group);
+        if (group == 0) unit = tile.ldmatrix(2, true, T::at(places, first_key, first - 32));
+        const auto next = tile.ldmatrix(4, true, T::at(places, first_key, first));
+        const int block = first_group + group;
+        for (int lane = 0; lane < kWave; ++lane) {
+          const int g = lane / 4;
+          const int c = lane % 4;
+          const int behind_scale = g - (first_block + first_group) % 8 - group;
+          for (int half = 0; half < 2; ++half) {
+            const Bytes& scales = unit[half].at(lane - 4 * behind_scale);
+            const Bytes two_tiles[2] = {behind_scale > 0 ? unit[half][lane] : next[half][lane], next[half + 2][lane]};
+            for (int i = 0; i < 4; ++i) {
+              const int key = first_key + 8 * half + 2 * c + i / 2;
+              ASSERT_EQ(scales[i], name_of(key, of.head, 34 * block + i % 2));
+              for (int of_two = 0; of_two < 2; ++of_two) {
+                const int column = value_column(kFormat, first_block, 2 * block + of_two, g, i % 2);
+                ASSERT_EQ(two_tiles[of_two][i], name_of_value(key, of.head, column))
+                    << "team " << of.team << " head " << of.head << " key " << key << " block " << block << " lane "
+                    << lane;
+              }
+            }
+          }
+        }
+        unit = {next[0], next[1]};
+      }
+    }
+  }
+}
+
+template <int kDim, int kHeads>
+void check(const Tile<kDim, kHeads>& tile, const Head& of) {
+  constexpr int kBlocks = kDim / 32;
+  for (int waves : {1, 2, 4}) {
+    check_keys(tile, of, waves);
+    // A wave's columns are at most eight blocks.
+    if (kBlocks % waves == 0 && 8 % (kBlocks / waves) == 0) check_values(tile, of, waves);
+  }
+  if (kDim == 512) check_values(tile, of, 8);
+}
+
+template <int kDim>
+void check_one_head() {
+  Tile<kDim, 1> tile;
+  tile.copy_head(0, 3, 4);
+  check(tile, {0, 3, false});
+}
+
+TEST(RowLayout, OneHead) {
+  check_one_head<64>();
+  check_one_head<128>();
+  check_one_head<192>();
+  check_one_head<256>();
+  check_one_head<512>();
+}
+
+template <int kDim, int kHeads>
+void check_heads_of_teams() {
+  Tile<kDim, kHeads> together;
+  together.copy_rows(16);
+  for (int team = 0; team < kHeads; ++team) check(together, {team, team, true});
+  for (int unit : {8, 4, 2}) {
+    for (int head = 0; head < 8; ++head) {  // neighbours, but any of them in any team
+      Tile<kDim, kHeads> apart;
+      for (int team = 0; team < kHeads; ++team) apart.copy_head(team, (head + 3 * team) % 8, unit);
+      for (int team = 0; team < kHeads; ++team) check(apart, {team, (head + 3 * team) % 8, false});
+    }
+  }
+}
+
+TEST(RowLayout, HeadsOfTeams) {
+  check_heads_of_teams<128, 4>();
+  check_heads_of_teams<256, 2>();
+}
+
+// The order of the products, which bits follow from, is a head's own.
+TEST(RowLayout, FirstBlockFollowsFromTheHead) {
+  using Layout = RowLayout<kFormat, 128, 4>;
+  for (int head = 0; head < 16; ++head) {
+    const int among_neighbours = Layout::head_offset(head % 4, head, true) % 16;
+    EXPECT_EQ(among_neighbours, 34 * Layout::first_block(head) % 16);
+    for (int team = 0; team < 4; ++team) EXPECT_EQ(Layout::head_offset(team, head, false) % 16, among_neighbours);
+  }
+}
+
+}  // namespace
+}  // namespace flashport

@@ -1,0 +1,228 @@
+// The C interface over the operations: what of a struct reaches a kernel, and what a caller is told.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+
+#include <flashport/backend.h>
+#include <flashport/capi.h>
+
+#include "common/device/gated_delta/chunk_params.h"
+#include "common/device/gated_delta/params.h"
+#include "tests/host/decode/decode_inputs.h"
+#include "tests/host/fake_backend.h"
+
+namespace flashport::test {
+namespace {
+
+struct CInterface : ::testing::Test {
+  FakeBackends backends_;
+};
+
+fp_tensor to_c(const TensorView& view) {
+  fp_tensor c = {};
+  c.data = view.data;
+  c.dtype = static_cast<std::int32_t>(view.dtype);
+  c.rank = view.rank;
+  for (int i = 0; i < view.rank; ++i) {
+    c.shape[i] = view.shape[i];
+    c.strides[i] = view.strides[i];
+  }
+  return c;
+}
+
+// The text of a refusal of this kind.
+std::string refusal(fp_status found, fp_status expected) {
+  return found == expected ? fp_last_error() : "status " + std::to_string(found);
+}
+
+TEST_F(CInterface, DecodesAndReportsErrors) {
+  DecodeInputs inputs;
+  fp_tensor q = to_c(inputs.args.q);
+  const fp_tensor k = to_c(inputs.args.k_cache);
+  const fp_tensor v = to_c(inputs.args.v_cache);
+  const fp_tensor lengths = to_c(inputs.args.seqlens);
+  const fp_tensor table = to_c(*inputs.args.block_table);
+  const fp_tensor out = to_c(inputs.args.out);
+  fp_decode_args args;
+  FP_INIT(&args);
+  args.q = &q;
+  args.k_cache = &k;
+  args.v_cache = &v;
+  args.seqlens = &lengths;
+  args.block_table = &table;
+  args.out = &out;
+  EXPECT_EQ(fp_flash_decode(&args, 0), fp_ok) << fp_last_error();
+  const auto p = fake_state().launches.at(0).as<DecodeParams>();
+  EXPECT_EQ(p.window_left, -1);
+  EXPECT_EQ(p.num_chunks, 0);
+  std::int64_t bytes = 0;
+  EXPECT_EQ(fp_decode_workspace_size(&args, &bytes), fp_ok);
+  EXPECT_GT(bytes, 0);
+
+  q.rank = 2;
+  EXPECT_EQ(fp_flash_decode(&args, 0), fp_value_error);
+  EXPECT_NE(std::string(fp_last_error()).find("flash_decode: q must have 3 dimensions"), std::string::npos);
+  q.rank = 9;
+  EXPECT_EQ(fp_flash_decode(&args, 0), fp_value_error);
+  q = to_c(inputs.args.q);
+  q.dtype = fp_int32;
+  EXPECT_EQ(fp_flash_decode(&args, 0), fp_type_error);
+  q.dtype = fp_uint8 + 1;
+  EXPECT_EQ(refusal(fp_flash_decode(&args, 0), fp_value_error), "flash_decode: q must have a dtype of fp_dtype, got 9");
+  args.q = nullptr;
+  EXPECT_EQ(refusal(fp_flash_decode(&args, 0), fp_value_error), "flash_decode: q must be given, got null");
+  args.struct_size += 1;
+  EXPECT_EQ(fp_flash_decode(&args, 0), fp_value_error);
+  EXPECT_EQ(fp_flash_decode(nullptr, 0), fp_value_error);
+}
+
+TEST_F(CInterface, Queries) {
+  fp_decode_query query;
+  FP_INIT(&query);
+  query.target = "fakegpu";
+  query.kv = "bf16";
+  query.q_dtype = fp_bfloat16;
+  query.head_dim_qk = query.head_dim_v = 128;
+  query.group_size = query.q_len = 1;
+  EXPECT_EQ(fp_supports(&query), fp_ok);
+  char key[16];
+  EXPECT_EQ(fp_which_kernel(&query, key, sizeof(key)), fp_ok);
+  EXPECT_STREQ(key, "decode/bf16/kv=");
+  query.q_len = 17;
+  EXPECT_EQ(refusal(fp_supports(&query), fp_not_supported), "q_len must be 1 to 16, got 17");
+  EXPECT_STREQ(fp_version(), version());
+  EXPECT_EQ(fp_num_splits_heuristic(48, 108, 64, 128), 2);
+}
+
+// Two tokens, 2 / 4 heads, K 32, V 64, on the fake CPU, whose kernels take states [V, K].
+struct DeltaTensors {
+  fp_tensor q = to_c(TensorView(scratch_at(0), DType::kBFloat16, Device{}, {1, 2, 2, 32}));
+  fp_tensor k = to_c(TensorView(scratch_at(1 << 16), DType::kBFloat16, Device{}, {1, 2, 2, 32}));
+  fp_tensor v = to_c(TensorView(scratch_at(2 << 16), DType::kBFloat16, Device{}, {1, 2, 4, 64}));
+  fp_tensor out = to_c(TensorView(scratch_at(3 << 16), DType::kBFloat16, Device{}, {1, 2, 4, 64}));
+  fp_tensor gate = to_c(TensorView(scratch_at(4 << 16), DType::kFloat32, Device{}, {1, 2, 4}));
+  fp_tensor rate = to_c(TensorView(scratch_at(5 << 16), DType::kFloat32, Device{}, {1, 2, 4}));
+  fp_tensor heads = to_c(TensorView(scratch_at(6 << 16), DType::kFloat32, Device{}, {4}));
+  fp_tensor state = to_c(TensorView(scratch_at(16 << 20), DType::kFloat32, Device{}, {3, 4, 64, 32}));
+
+  // What both calls take.
+  template <class Args>
+  [[nodiscard]] Args args() const {
+    Args args;
+    FP_INIT(&args);
+    args.q = &q;
+    args.k = &k;
+    args.v = &v;
+    args.out = &out;
+    args.state = &state;
+    return args;
+  }
+};
+
+TEST_F(CInterface, UpdatesTheGatedDeltaRule) {
+  DeltaTensors t;
+  auto args = t.args<fp_gated_delta_update_args>();
+  args.a = &t.gate;
+  args.b = &t.rate;
+  args.a_log = args.dt_bias = &t.heads;
+  EXPECT_EQ(fp_gated_delta_update(&args, 0), fp_ok) << fp_last_error();
+  EXPECT_EQ(fake_state().launches.at(0).key, "gated_delta_update/state=fp32/vk/k64/fakecpu");
+  auto p = fake_state().launches[0].as<GatedDeltaUpdateParams>();
+  EXPECT_EQ(p.update_state, 1);
+  EXPECT_EQ(p.softplus_beta, 1.0f);
+  EXPECT_EQ(p.softplus_threshold, 20.0f);
+  EXPECT_EQ(p.has_lower_bound, 0);
+  EXPECT_FLOAT_EQ(p.scale, 1.0f / std::sqrt(32.0f));
+
+  args.disable_state_update = args.use_qk_l2norm = args.allow_neg_eigval = 1;
+  args.head_map = fp_modulo;
+  args.has_scale = args.has_softplus = args.has_lower_bound = 1;
+  args.scale = 2;
+  args.softplus_beta = 3;
+  args.lower_bound = -5;
+  EXPECT_EQ(fp_gated_delta_update(&args, 0), fp_ok) << fp_last_error();
+  p = fake_state().launches.at(1).as<GatedDeltaUpdateParams>();
+  EXPECT_EQ(p.update_state, 0);
+  EXPECT_EQ(p.l2norm, 1);
+  EXPECT_EQ(p.heads_modulo, 1);
+  EXPECT_EQ(p.beta_factor, 2.0f);
+  EXPECT_EQ(p.scale, 2.0f);
+  EXPECT_EQ(p.softplus_beta, 3.0f);
+  EXPECT_EQ(p.softplus_threshold, 0.0f);
+  EXPECT_EQ(p.lower_bound, -5.0f);
+  EXPECT_EQ(p.zero_padding, 0);
+  args.zero_padding = 1;
+  EXPECT_EQ(refusal(fp_gated_delta_update(&args, 0), fp_value_error),
+            "gated_delta_update: zero_padding needs state_indices, and neither final_states nor intermediate_states");
+  args.zero_padding = 0;
+
+  args.head_map = 2;
+  EXPECT_EQ(refusal(fp_gated_delta_update(&args, 0), fp_value_error),
+            "gated_delta_update: head_map must be fp_consecutive or fp_modulo, got 2");
+  args.head_map = fp_consecutive;
+  t.v.dtype = fp_float16;
+  EXPECT_EQ(refusal(fp_gated_delta_update(&args, 0), fp_type_error),
+            "gated_delta_update: v must be bfloat16, got float16");
+  args.out = nullptr;
+  EXPECT_EQ(refusal(fp_gated_delta_update(&args, 0), fp_value_error),
+            "gated_delta_update: out must be given, got null");
+  EXPECT_EQ(fake_state().launches.size(), 2u);
+}
+
+TEST_F(CInterface, RunsTheGatedDeltaRuleByChunks) {
+  DeltaTensors t;
+  auto args = t.args<fp_gated_delta_chunk_args>();
+  args.g = &t.gate;
+  args.beta = &t.rate;
+  args.a_log = &t.heads;
+  args.beta_sigmoid = args.allow_neg_eigval = args.disable_state_update = 1;
+  std::int64_t bytes = 0;
+  EXPECT_EQ(fp_gated_delta_chunk_workspace_size(&args, &bytes), fp_ok) << fp_last_error();
+  EXPECT_GT(bytes, 0);
+  fp_tensor workspace = to_c(TensorView(scratch_at(20 << 20), DType::kUInt8, Device{}, {bytes}));
+  args.workspace = &workspace;
+  EXPECT_EQ(fp_gated_delta_chunk(&args, 0), fp_ok) << fp_last_error();
+  ASSERT_EQ(fake_state().launches.size(), 2u);
+  const auto p = fake_state().launches[1].as<GatedDeltaChunkParams>();
+  EXPECT_EQ(p.beta_sigmoid, 1);
+  EXPECT_EQ(p.beta_factor, 2.0f);
+  EXPECT_EQ(p.update_state, 0);
+  EXPECT_EQ(p.a_log, t.heads.data);
+  EXPECT_EQ(p.workspace.transforms, workspace.data);
+  args.state_layout = fp_kv;
+  EXPECT_EQ(fp_gated_delta_chunk_workspace_size(&args, &bytes), fp_value_error);
+  EXPECT_EQ(std::string(fp_last_error()).find("gated_delta_chunk_workspace_size: state must have shape"), 0u);
+  EXPECT_EQ(fp_gated_delta_chunk_workspace_size(&args, nullptr), fp_value_error);
+  EXPECT_EQ(refusal(fp_gated_delta_chunk(nullptr, 0), fp_value_error), "gated_delta_chunk: args must not be null");
+}
+
+TEST_F(CInterface, QueriesOfTheGatedDeltaRule) {
+  fp_gated_delta_query query;
+  FP_INIT(&query);
+  query.target = "cpu";
+  query.q_dtype = fp_bfloat16;
+  query.head_dim_k = query.head_dim_v = 128;
+  query.gate = fp_gate_key;
+  EXPECT_EQ(fp_supports_gated_delta(&query), fp_ok) << fp_last_error();
+  char key[64];
+  EXPECT_EQ(fp_which_gated_delta_kernel(&query, key, sizeof(key)), fp_ok);
+  EXPECT_STREQ(key, "gated_delta_update/kda/fakecpu");
+  EXPECT_EQ(refusal(fp_which_gated_delta_kernel(&query, key, 0), fp_value_error),
+            "which_gated_delta_kernel: key must have room, got null or size 0");
+  query.state_layout = fp_kv;
+  EXPECT_EQ(fp_supports_gated_delta(&query), fp_not_supported);
+  query.operation = fp_chunk;
+  EXPECT_EQ(fp_supports_gated_delta(&query), fp_not_supported);
+  EXPECT_EQ(std::string(fp_last_error()).find("gated_delta_chunk takes one gate for each head"), 0u);
+  query.gate = 3;
+  EXPECT_EQ(refusal(fp_supports_gated_delta(&query), fp_value_error),
+            "supports_gated_delta: gate must be fp_gate_head, fp_gate_key or fp_gate_any, got 3");
+  query.q_dtype = 9;
+  query.gate = fp_gate_head;
+  EXPECT_EQ(refusal(fp_supports_gated_delta(&query), fp_value_error),
+            "supports_gated_delta: q_dtype must be one of fp_dtype, got 9");
+}
+
+}  // namespace
+}  // namespace flashport::test

@@ -1,0 +1,350 @@
+// What reaches the kernels: tables and strides of every layout, scales, tiles, grids and workspaces.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include <flashport/backend.h>
+
+#include "common/device/decode/tree_layout.h"
+#include "common/host/decode/plan.h"
+#include "common/host/decode/problem.h"
+#include "tests/host/decode/decode_inputs.h"
+#include "tests/host/fake_backend.h"
+
+namespace flashport::test {
+namespace {
+
+constexpr float kLog2e = 1.44269504f;
+
+class PlanDecode : public ::testing::Test {
+ protected:
+  DecodePlan plan(const DecodeArgs& args) {
+    const DecodeProblem problem = validate_flash_decode(args);
+    return plan_decode(problem, device_context(Check("flash_decode"), problem.q, "q"));
+  }
+  FakeBackends backends_;
+};
+
+TensorView ints(void* data, std::initializer_list<std::int64_t> shape) {
+  return TensorView(data, DType::kInt32, kGpu, shape);
+}
+
+TEST_F(PlanDecode, BlockTable) {
+  DecodeInputs inputs(kGpu);
+  const DecodeParams p = plan(inputs.args).params;
+  EXPECT_EQ(p.batch, 3);
+  EXPECT_EQ(p.num_q_heads, 8);
+  EXPECT_EQ(p.num_kv_heads, 2);
+  EXPECT_EQ(p.group_size, 4);
+  EXPECT_EQ(p.max_q_len, 1);
+  EXPECT_EQ(p.row_tiles, 1);
+  EXPECT_EQ(p.cache.table, inputs.pages.data());
+  EXPECT_EQ(p.cache.table_stride, 10);
+  EXPECT_EQ(p.cache.table_row.data, nullptr);
+  EXPECT_EQ(p.cache.page_size, 16);
+  EXPECT_EQ(p.cache.max_len, 160);
+  EXPECT_EQ(p.cache.k.page_stride, 16 * 2 * 128 * 2);
+  EXPECT_EQ(p.q.stride_seq, 8 * 128);
+  EXPECT_EQ(p.q.stride_token, 0);
+  EXPECT_EQ(p.q.stride_head, 128);
+  EXPECT_EQ(p.out.stride_head, 128);
+  EXPECT_EQ(p.lse, nullptr);
+  EXPECT_FLOAT_EQ(p.score_scale, kLog2e / std::sqrt(128.0f));
+  EXPECT_EQ(p.cap_scale, 0.0f);
+}
+
+TEST_F(PlanDecode, ContiguousHnd) {
+  DecodeInputs inputs(kGpu);
+  DecodeArgs& a = inputs.args;
+  a.block_table.reset();
+  a.kv_layout = KvLayout::kHND;
+  a.k_cache = TensorView(scratch(), DType::kBFloat16, kGpu, {3, 2, 200, 128});
+  a.v_cache = a.k_cache;
+  const DecodeParams p = plan(a).params;
+  EXPECT_EQ(p.cache.table, nullptr);
+  EXPECT_EQ(p.cache.max_len, 200);
+  EXPECT_EQ(p.cache.page_size, 200);
+  EXPECT_EQ(p.cache.k.page_stride, 2 * 200 * 128 * 2);
+  EXPECT_EQ(p.cache.k.head_stride, 200 * 128 * 2);
+  EXPECT_EQ(p.cache.k.token_stride, 128 * 2);
+}
+
+TEST_F(PlanDecode, TokenTable) {
+  DecodeInputs inputs(kGpu);
+  DecodeArgs& a = inputs.args;
+  a.block_table.reset();
+  std::int64_t rows[3] = {2, 0, 1};
+  a.token_table = ints(inputs.pages.data(), {3, 10});
+  a.request_index = TensorView(rows, DType::kInt64, kGpu, {3});
+  a.k_cache = TensorView(scratch_at(16 << 20), DType::kBFloat16, kGpu, {1000, 2, 128});
+  a.k_cache.strides[0] = 2 * 2 * 128;  // K and V are slices of one pool
+  a.v_cache = a.k_cache;
+  const DecodeParams p = plan(a).params;
+  EXPECT_EQ(p.cache.page_size, 1);
+  EXPECT_EQ(p.cache.max_len, 10);
+  EXPECT_EQ(p.cache.table_row.data, rows);
+  EXPECT_TRUE(p.cache.table_row.is_int64);
+  EXPECT_EQ(p.cache.k.page_stride, 2 * 2 * 128 * 2);
+  EXPECT_EQ(p.cache.k.head_stride, 128 * 2);
+}
+
+TEST_F(PlanDecode, Csr) {
+  DecodeInputs inputs(kGpu);
+  DecodeArgs& a = inputs.args;
+  a.block_table.reset();
+  a.seqlens = {};
+  std::int32_t indptr[4] = {0, 1, 1, 11};
+  std::int32_t last[3] = {5, 0, 16};
+  a.kv_indptr = ints(indptr, {4});
+  a.kv_indices = ints(inputs.pages.data(), {11});
+  a.kv_last_page_len = ints(last, {3});
+  const DecodeParams p = plan(a).params;
+  EXPECT_EQ(p.cache.seqlens.data, nullptr);
+  EXPECT_EQ(p.cache.kv_indptr, indptr);
+  EXPECT_EQ(p.cache.kv_last_page_len, last);
+  EXPECT_EQ(p.cache.table, inputs.pages.data());
+  EXPECT_EQ(p.cache.max_len, 11 * 16);
+}
+
+TEST_F(PlanDecode, RaggedQuery) {
+  DecodeInputs inputs(kGpu);
+  DecodeArgs& a = inputs.args;
+  std::int32_t offsets[4] = {0, 2, 3, 7};
+  a.q = TensorView(scratch(), DType::kBFloat16, kGpu, {7, 8, 128});
+  a.out = TensorView(scratch_at(1 << 19), DType::kBFloat16, kGpu, {7, 8, 128});
+  a.lse = TensorView(scratch_at(1 << 18), DType::kFloat32, kGpu, {7, 8});
+  a.cu_seqlens_q = ints(offsets, {4});
+  a.max_q_len = 4;
+  DecodePlan plain = plan(a);
+  EXPECT_EQ(plain.params.batch, 3);
+  EXPECT_EQ(plain.params.max_q_len, 4);
+  EXPECT_EQ(plain.params.q.stride_token, 8 * 128);
+  EXPECT_EQ(plain.params.lse_stride_token, 8);
+  a.num_splits = 3;
+  DecodePlan split = plan(a);
+  EXPECT_EQ(split.merge.batch, 7);
+  EXPECT_EQ(split.merge.tokens, 1);
+  EXPECT_EQ(split.merge.mid_stride_seq, 8 * 3 * 128);
+  EXPECT_EQ(split.merge.out.stride_seq, 8 * 128);
+  EXPECT_EQ(split.merge.lse_stride_seq, 8);
+  EXPECT_EQ(split.params.out.stride_token, 8 * 3 * 128);
+}
+
+TEST_F(PlanDecode, SoftcapMovesTheScales) {
+  DecodeInputs inputs(kGpu);
+  inputs.args.softmax_scale = 0.5;
+  inputs.args.softcap = 30.0;
+  const DecodeParams p = plan(inputs.args).params;
+  EXPECT_FLOAT_EQ(p.score_scale, 0.5f / 30.0f);
+  EXPECT_FLOAT_EQ(p.cap_scale, 30.0f * kLog2e);
+}
+
+TEST_F(PlanDecode, TilesByHeadDimAndRows) {
+  const auto key = [&](std::int64_t dim, std::int64_t q_len) {
+    DecodeInputs inputs(kGpu, dim);
+    inputs.args.q = TensorView(scratch(), DType::kBFloat16, kGpu, {3, q_len, 8, dim});
+    inputs.args.out = TensorView(scratch_at(1 << 19), DType::kBFloat16, kGpu, {3, q_len, 8, dim});
+    return std::string(plan(inputs.args).kernel->key);
+  };
+  EXPECT_EQ(key(64, 1), "decode/bf16/kv=bf16/hd64/r16/fakegpu");
+  EXPECT_EQ(key(80, 1), "decode/bf16/kv=bf16/hd128/r16/fakegpu");
+  EXPECT_EQ(key(128, 4), "decode/bf16/kv=bf16/hd128/r16/fakegpu");
+  EXPECT_EQ(key(128, 5), "decode/bf16/kv=bf16/hd128/r64/fakegpu");  // 20 packed rows
+  EXPECT_EQ(key(64, 5), "decode/bf16/kv=bf16/hd64/r16/fakegpu");    // has no 64-row tile
+  EXPECT_EQ(key(192, 1), "decode/bf16/kv=bf16/hd256/r16/fakegpu");
+  EXPECT_EQ(key(264, 1), "decode/bf16/kv=bf16/hd512/r16/fakegpu");
+}
+
+TEST_F(PlanDecode, RowTilesCoverThePackedRows) {
+  DecodeInputs inputs(kGpu, 64);
+  inputs.args.q = TensorView(scratch(), DType::kBFloat16, kGpu, {3, 5, 8, 64});
+  inputs.args.out = TensorView(scratch_at(1 << 19), DType::kBFloat16, kGpu, {3, 5, 8, 64});
+  EXPECT_EQ(plan(inputs.args).params.row_tiles, 2);  // 20 rows in tiles of 16
+}
+
+TEST_F(PlanDecode, DifferentValueDims) {
+  DecodeInputs inputs(kGpu, 192);
+  inputs.args.v_cache = TensorView(scratch(), DType::kBFloat16, kGpu, {64, 16, 2, 128});
+  inputs.args.out = TensorView(scratch_at(1 << 19), DType::kBFloat16, kGpu, {3, 8, 128});
+  const DecodePlan p = plan(inputs.args);
+  EXPECT_STREQ(p.kernel->key, "decode/bf16/kv=bf16/hd192x128/r16/fakegpu");
+  EXPECT_EQ(p.params.head_dim_v, 128);
+  EXPECT_EQ(p.params.cache.v.row_bytes, 256);
+}
+
+TEST_F(PlanDecode, QuantisedCaches) {
+  DecodeInputs inputs(kGpu);
+  DecodeArgs& a = inputs.args;
+  a.k_cache = TensorView(scratch(), DType::kUInt8, kGpu, {64, 16, 2, 128 / 32 * 34});
+  a.v_cache = a.k_cache;
+  float scales[2] = {1.0f, 2.0f};
+  a.k_scale = TensorView(scales, DType::kFloat32, kGpu, {2});
+  const DecodePlan p = plan(a);
+  EXPECT_STREQ(p.kernel->key, "decode/fp16/kv=q8_0/hd128/r16/fakegpu");
+  EXPECT_EQ(p.params.cache.k.row_bytes, 136);
+  EXPECT_EQ(p.params.cache.k.copy_unit, 8);
+  EXPECT_EQ(p.params.scale_stride, 1);
+  a.q.dtype = DType::kFloat32;
+  EXPECT_NE(error_of<NotSupportedError>([&] { (void)plan(a); }).find("float32 q; use float16 or bfloat16"),
+            std::string::npos);
+}
+
+TEST_F(PlanDecode, InvariantSchedule) {
+  DecodeInputs inputs(kGpu);
+  DecodePlan p = plan(inputs.args);
+  EXPECT_EQ(p.params.num_chunks, 0);
+  EXPECT_EQ(p.params.levels, 1);
+  EXPECT_EQ(p.params.slot_floats, slot_floats(4, 128));  // four live rows of a group, not sixteen
+  EXPECT_EQ(p.grid, 20);                                 // 10 multiprocessors x 2, for 18 leaves and 6 openings
+  EXPECT_EQ(p.workspace_bytes, tree_workspace_bytes(p.grid, 1, p.params.slot_floats));
+  inputs.args.block_table = ints(inputs.pages.data(), {3, 2000});
+  inputs.args.block_table->strides[0] = 10;
+  p = plan(inputs.args);
+  EXPECT_EQ(p.params.levels, 3);
+  EXPECT_EQ(p.grid, 20);  // 10 multiprocessors x 2
+  set_multiprocessor_limit(7);
+  EXPECT_EQ(plan(inputs.args).grid, 14);
+  set_multiprocessor_limit(0);
+  EXPECT_EQ(p.workspace_bytes, decode_workspace_size(inputs.args));
+  bind_workspace(p, scratch());
+  EXPECT_EQ(p.params.counters, scratch());
+  EXPECT_EQ(p.params.slots, scratch_at(kCounterBytes));
+}
+
+// 2^26 nodes of 1024 keys, or 2^30 of one query tile: the places of the line fit 32 bits.
+TEST_F(PlanDecode, LongestLine) {
+  DecodeInputs inputs(kGpu);
+  DecodeProblem problem = validate_flash_decode(inputs.args);
+  problem.params.cache.max_len = 1 << 30;
+  const auto error = [&] {
+    return error_of<NotSupportedError>(
+        [&] { static_cast<void>(plan_decode(problem, device_context(Check("flash_decode"), problem.q, "q"))); });
+  };
+  problem.params.batch = 63;
+  EXPECT_EQ(error(), "");
+  problem.params.batch = 64;
+  EXPECT_EQ(
+      error(),
+      "flash_decode: batch 64 with room for 1073741824 keys each and 2 query tiles a sequence is more than one call "
+      "takes; pass fewer sequences or a narrower table");
+  problem.params.cache.kv_indptr = inputs.pages.data();
+  EXPECT_EQ(error(), "");
+  problem.bounds.table_entries = std::int64_t{1} << 33;
+  EXPECT_EQ(
+      error(),
+      "flash_decode: batch 64 with room for 137438953472 keys in all and 2 query tiles a sequence is more than one "
+      "call takes; pass fewer sequences");
+}
+
+TEST_F(PlanDecode, EqualSplits) {
+  DecodeInputs inputs(kGpu);
+  DecodeArgs& a = inputs.args;
+  a.lse = TensorView(scratch_at(1 << 18), DType::kFloat32, kGpu, {3, 8});
+  a.num_splits = 2;
+  DecodePlan p = plan(a);
+  EXPECT_EQ(p.grid, 3 * 2 * 2);
+  EXPECT_EQ(p.params.num_chunks, 2);
+  EXPECT_EQ(p.params.chunk_keys, 0);
+  EXPECT_EQ(p.params.write_empty_chunks, 1);
+  EXPECT_EQ(p.params.out.dtype, DType::kFloat32);
+  EXPECT_EQ(p.params.out_stride_chunk, 128);
+  EXPECT_EQ(p.params.out.stride_head, 2 * 128);
+  EXPECT_EQ(p.params.out.stride_seq, 8 * 2 * 128);
+  EXPECT_STREQ(p.merge_kernel->key, "decode_stage2/fakegpu");
+  EXPECT_EQ(p.merge_grid, 3 * 8);
+  EXPECT_EQ(p.merge.max_chunks, 2);
+  EXPECT_EQ(p.merge.chunk_keys, 0);
+  EXPECT_EQ(p.merge.out.data, a.out.data);
+  EXPECT_EQ(p.merge.out.dtype, DType::kBFloat16);
+  EXPECT_EQ(p.merge.lse, a.lse->data);
+  bind_workspace(p, scratch());
+  EXPECT_EQ(p.params.out.data, scratch_at(kCounterBytes));  // the counters stay untouched
+  EXPECT_EQ(p.merge.mid, p.params.out.data);
+  EXPECT_EQ(p.merge.mid_lse, scratch_at(kCounterBytes + 3 * 8 * 2 * 128 * 4));
+  EXPECT_EQ(p.params.lse, p.merge.mid_lse);
+}
+
+TEST_F(PlanDecode, SplitsBeyondTheLeavesAreDropped) {
+  DecodeInputs inputs(kGpu);
+  inputs.args.num_splits = 50;
+  EXPECT_EQ(plan(inputs.args).params.num_chunks, 3);  // 160 keys are 3 leaves
+}
+
+TEST_F(PlanDecode, OneSplitWritesTheOutputItself) {
+  DecodeInputs inputs(kGpu);
+  inputs.args.num_splits = 1;
+  const DecodePlan p = plan(inputs.args);
+  EXPECT_EQ(p.params.num_chunks, 1);
+  EXPECT_EQ(p.params.write_empty_chunks, 1);
+  EXPECT_EQ(p.params.out.data, inputs.args.out.data);
+  EXPECT_EQ(p.params.out.dtype, DType::kBFloat16);
+  EXPECT_EQ(p.merge_kernel, nullptr);
+  EXPECT_EQ(p.workspace_bytes, 0);
+}
+
+TEST_F(PlanDecode, LongChunksFoldThroughSlotsOfTheirBlock) {
+  DecodeInputs inputs(kGpu);
+  inputs.args.block_table = ints(inputs.pages.data(), {3, 200});  // 3200 keys: 50 leaves, 25 a chunk
+  inputs.args.block_table->strides[0] = 10;
+  inputs.args.num_splits = 2;
+  DecodePlan p = plan(inputs.args);
+  const std::int64_t slots = 3 * 2 * 2;
+  EXPECT_EQ(p.params.levels, 2);
+  EXPECT_EQ(p.slots_offset, kCounterBytes);
+  EXPECT_EQ(p.mid_offset, kCounterBytes + slots * 16 * p.params.slot_floats * 4);
+  EXPECT_EQ(p.workspace_bytes, p.lse_offset + 3 * 8 * 2 * 4);
+  EXPECT_EQ(chunk_own_slots(slots - 1, p.params.levels, 2), (slots - 1) * 16);
+  inputs.args.num_splits = 1;
+  p = plan(inputs.args);
+  EXPECT_EQ(p.workspace_bytes, kCounterBytes + 3 * 2 * 16 * p.params.slot_floats * 4);
+}
+
+TEST_F(PlanDecode, HeuristicCountsKvHeadsOfTheBatch) {
+  DecodeInputs inputs(kGpu);
+  inputs.args.block_table = ints(inputs.pages.data(), {3, 2000});
+  inputs.args.num_splits = 0;
+  EXPECT_EQ(plan(inputs.args).params.num_chunks, num_splits_heuristic(3 * 2, 20, 32000 / 128, 128));
+}
+
+// A choice that is remembered serves its own request and table alone.
+TEST_F(PlanDecode, KernelsOfQueriesInTurn) {
+  const DecodeQuery few{.target = "fakegpu"}, many{.target = "fakegpu", .group_size = 32}, cpu{.target = "cpu"};
+  for (int turn = 0; turn < 2; ++turn) {
+    EXPECT_EQ(which_kernel(few), "decode/bf16/kv=bf16/hd128/r16/fakegpu");
+    EXPECT_EQ(which_kernel(cpu), "decode/fp32/kv=bf16/hd128/r16/fakecpu");
+    EXPECT_EQ(which_kernel(many), "decode/bf16/kv=bf16/hd128/r64/fakegpu");
+  }
+}
+
+TEST_F(PlanDecode, KernelsByQuery) {
+  DecodeQuery query{.target = "fakegpu"};
+  EXPECT_TRUE(supports(query).supported);
+  EXPECT_EQ(which_kernel(query), "decode/bf16/kv=bf16/hd128/r16/fakegpu");
+  query.target = "cuda";
+  query.group_size = 32;
+  EXPECT_EQ(which_kernel(query), "decode/bf16/kv=bf16/hd128/r64/fakegpu");
+  query.group_size = 129;
+  EXPECT_EQ(supports(query).reason, "1 to 128 query heads may share a kv head, got 129");
+  query.group_size = 1;
+  query.q_len = 17;
+  EXPECT_EQ(supports(query).reason, "q_len must be 1 to 16, got 17");
+  query.q_len = 1;
+  query.q_dtype = DType::kFloat32;
+  query.kv = "fp32";
+  EXPECT_EQ(supports(query).reason, "fakegpu has no kernel for float32 q; use float16 or bfloat16");
+  EXPECT_EQ(error_of<NotSupportedError>([&] { (void)which_kernel(query); }),
+            "which_kernel: fakegpu has no kernel for float32 q; use float16 or bfloat16");
+  query.target = "cpu";
+  EXPECT_EQ(which_kernel(query), "decode/fp32/kv=fp32/hd128/r16/fakecpu");
+  query.head_dim_qk = 256;
+  EXPECT_EQ(supports(query).reason, "cpu has no kernel for head_dim 256/128 with kv=fp32; its tiles are 128");
+  query = {.target = "fakegpu", .q_dtype = DType::kFloat16};
+  EXPECT_EQ(supports(query).reason, "a cache of bf16 goes with q of the same type, got float16");
+  query = {.target = "fakegpu", .kv = "int3"};
+  EXPECT_NE(supports(query).reason.find("got \"int3\""), std::string::npos);
+  query = {.target = "gfx1"};
+  EXPECT_NE(supports(query).reason.find("no target \"gfx1\""), std::string::npos);
+}
+
+}  // namespace
+}  // namespace flashport::test

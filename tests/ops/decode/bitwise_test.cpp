@@ -1,0 +1,145 @@
+// The invariant schedule: a request's bits do not depend on its neighbours, on how many multiprocessors work, on the
+// call being the first or the tenth, or on the query tokens that share its tile.
+#include <gtest/gtest.h>
+
+#include <flashport/backend.h>
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+
+#include "tests/ops/decode/request_pool.h"
+#include "tests/support/expected_support.h"
+#include "tests/support/random.h"
+
+namespace flashport_test {
+namespace {
+
+using reference::Type;
+
+const PoolShape kShapes[] = {
+    {"bitwise_bf16_bf16_d128", Type::kBF16, Type::kBF16, 128, 128, 8, 2, 16, 1},
+    {"bitwise_fp16_fp16_d64_q4", Type::kF16, Type::kF16, 64, 64, 4, 2, 3, 4},
+    {"bitwise_bf16_bf16_d192x128_g16_q2", Type::kBF16, Type::kBF16, 192, 128, 16, 1, 64, 2},
+    {"bitwise_fp16_fp16_d512", Type::kF16, Type::kF16, 512, 512, 8, 1, 16, 1},
+    {"bitwise_bf16_fp8_e4m3_d128_g16_q3", Type::kBF16, Type::kE4M3, 128, 128, 16, 1, 16, 3},
+    {"bitwise_fp16_q8_0_d256", Type::kF16, Type::kQ8_0, 256, 256, 4, 1, 1, 1},
+    {"bitwise_bf16_q8_0_d128_hkv4", Type::kBF16, Type::kQ8_0, 128, 128, 8, 4, 16, 1},  // heads that are copied together
+    {"bitwise_bf16_q8_0_d128_hkv3", Type::kBF16, Type::kQ8_0, 128, 128, 6, 3, 16, 1},  // and that are not
+    {"bitwise_fp32_fp32_d96", Type::kF32, Type::kF32, 96, 96, 4, 2, 16, 1},
+};
+
+// Lengths at the edges of leaf (64 keys), node (1024) and the level above it (16384).
+std::vector<std::int64_t> lengths() {
+  if (options().emulator) return {65, 0, 200, 1, 130};
+  return {1023, 0, 64, 1, 1025, 63, 2048, 17000, 65, 5000};
+}
+
+class Bitwise : public testing::TestWithParam<PoolShape> {
+ protected:
+  void TearDown() override { flashport::set_multiprocessor_limit(options().emulator ? 3 : 0); }
+};
+
+TEST_P(Bitwise, AloneInBatchesAndOnAnyNumberOfMultiprocessors) {
+  const PoolShape& shape = GetParam();
+  FLASHPORT_REQUIRE_SUPPORT(shape.name, flashport::supports(shape.query(shape.q_len)));
+  const RequestPool pool(shape, lengths(), 11);
+  const auto count = static_cast<std::int64_t>(pool.lens().size());
+  RequestPool::Bits alone;
+  for (std::int64_t id = 0; id < count; ++id) alone.push_back(pool.run({id})[0]);
+
+  Random random(12);
+  for (int round = 0; round < 3; ++round) {
+    std::vector<std::int64_t> batch;
+    if (round == 0) batch = random.permutation(count);
+    for (std::int64_t i = 0; round > 0 && i < count; ++i) batch.push_back(random.below(count));
+    for (int limit : options().emulator ? std::array{1, 2, 3} : std::array{1, 7, 0}) {
+      flashport::set_multiprocessor_limit(limit);
+      const RequestPool::Bits bits = pool.run(batch, round == 1);
+      for (std::size_t b = 0; b < batch.size(); ++b) {
+        EXPECT_TRUE(bits[b] == alone[batch[b]]) << "round " << round << ", " << limit << " multiprocessors, place " << b
+                                                << ", length " << pool.lens()[batch[b]];
+      }
+    }
+  }
+}
+
+// Many cuts of long lines of leaves: every grid from one block to more blocks than leaves.
+void check_under_random_schedules(const PoolShape& shape) {
+  const RequestPool pool(shape, {17000, 1, 1024, 1025, 0, 16384, 16385, 4096, 70, 2000}, 15);
+  const auto count = static_cast<std::int64_t>(pool.lens().size());
+  RequestPool::Bits alone;
+  for (std::int64_t id = 0; id < count; ++id) alone.push_back(pool.run({id})[0]);
+  Random random(16);
+  for (int round = 0; round < 100; ++round) {
+    std::vector<std::int64_t> batch(1 + random.below(2 * count));
+    for (std::int64_t& id : batch) id = random.below(count);
+    const auto limit = static_cast<int>(1 + random.below(1 + random.below(400)));
+    flashport::set_multiprocessor_limit(limit);
+    const RequestPool::Bits bits = pool.run(batch);
+    for (std::size_t b = 0; b < batch.size(); ++b) {
+      ASSERT_TRUE(bits[b] == alone[batch[b]]) << "round " << round << ", " << limit << " multiprocessors, place " << b
+                                              << ", length " << pool.lens()[batch[b]];
+    }
+  }
+  flashport::set_multiprocessor_limit(0);
+}
+
+TEST(FullBitwise, UnderRandomSchedules) {
+  check_under_random_schedules({"bitwise_schedules", Type::kF16, Type::kF16, 64, 64, 1, 1, 16, 1});
+}
+
+// States of more pieces than a fold has threads, or scratch memory for all of their children.
+TEST(FullBitwise, UnderRandomSchedulesOfManyRows) {
+  const PoolShape shape{"bitwise_schedules_g16", Type::kF16, Type::kE4M3, 64, 64, 16, 1, 16, 1};
+  FLASHPORT_REQUIRE_SUPPORT(shape.name, flashport::supports(shape.query(1)));
+  check_under_random_schedules(shape);
+}
+
+TEST_P(Bitwise, OnRepeat) {
+  const PoolShape& shape = GetParam();
+  FLASHPORT_REQUIRE_SUPPORT(shape.name, flashport::supports(shape.query(shape.q_len)));
+  const RequestPool pool(shape, lengths(), 13);
+  std::vector<std::int64_t> all(pool.lens().size());
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::int64_t>(i);
+  const RequestPool::Bits first = pool.run(all);
+  for (int repeat = 0; repeat < (options().emulator ? 2 : 20); ++repeat) EXPECT_TRUE(pool.run(all) == first) << repeat;
+}
+
+// Of the shapes with several tokens.
+class BitwiseTiles : public Bitwise {};
+
+TEST_P(BitwiseTiles, QueryTokensThatShareATile) {
+  const PoolShape& shape = GetParam();
+  FLASHPORT_REQUIRE_SUPPORT(shape.name, flashport::supports(shape.query(shape.q_len)));
+  // Tiles of 16 and of 64 rows may add in another order; the same kernel may not.
+  const std::string alone = flashport::which_kernel(shape.query(1));
+  const std::string shared = flashport::which_kernel(shape.query(shape.q_len));
+  const flashport::Support same{alone == shared, "one token takes " + alone + ", several take " + shared};
+  FLASHPORT_REQUIRE_SUPPORT("tile_" + shape.name, same);
+  const RequestPool pool(shape, lengths(), 14);
+  const std::int64_t out_row = shape.hq * shape.dv * reference::type_bytes(shape.q), lse_row = shape.hq * 4;
+  for (std::int64_t id = 0; id < static_cast<std::int64_t>(pool.lens().size()); ++id) {
+    if (pool.lens()[id] < shape.q_len) continue;
+    const std::vector<unsigned char> together = pool.run({id})[0];
+    for (std::int64_t token = 0; token < shape.q_len; ++token) {
+      std::vector<unsigned char> row(together.begin() + token * out_row, together.begin() + (token + 1) * out_row);
+      const auto lse = together.begin() + shape.q_len * out_row + token * lse_row;
+      row.insert(row.end(), lse, lse + lse_row);
+      EXPECT_TRUE(pool.run_token(id, token) == row) << "length " << pool.lens()[id] << ", token " << token;
+    }
+  }
+}
+
+std::vector<PoolShape> shapes_of_several_tokens() {
+  std::vector<PoolShape> shapes;
+  std::ranges::copy_if(kShapes, std::back_inserter(shapes), [](const PoolShape& shape) { return shape.q_len > 1; });
+  return shapes;
+}
+
+const auto name_of = [](const auto& info) { return info.param.name; };
+INSTANTIATE_TEST_SUITE_P(Shapes, Bitwise, testing::ValuesIn(kShapes), name_of);
+INSTANTIATE_TEST_SUITE_P(Shapes, BitwiseTiles, testing::ValuesIn(shapes_of_several_tokens()), name_of);
+
+}  // namespace
+}  // namespace flashport_test

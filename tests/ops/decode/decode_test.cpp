@@ -1,0 +1,83 @@
+// flash_decode against the oracle, over the whole case list; and that the list reaches every kernel of the target.
+#include <gtest/gtest.h>
+
+#include <flashport/backend.h>
+#include <flashport/decode.h>
+
+#include <algorithm>
+#include <set>
+
+#include "tests/ops/decode/call.h"
+#include "tests/support/expected_support.h"
+
+namespace flashport_test {
+namespace {
+
+// Suites named Full are left out of the emulator tier by main.
+class DecodeCases : public testing::TestWithParam<DecodeCase> {};
+
+TEST_P(DecodeCases, MatchesTheOracle) {
+  const DecodeCase& c = GetParam();
+  FLASHPORT_REQUIRE_SUPPORT(c.name, flashport::supports(c.query()));
+  const std::string key = flashport::which_kernel(c.query());
+  EXPECT_NE(key.find(std::string("/kv=") + type_name(c.kv) + "/"), std::string::npos) << key;
+  DecodeCall call(c);
+  call.upload();
+  call.run();
+  EXPECT_EQ(call.check(math_of_key(key)), "") << "kernel " << key;
+}
+
+// Few blocks have long stretches, where the heads of a sequence are side by side and one block has whole subtrees; many
+// blocks share every node.
+class DecodeOnMultiprocessors : public DecodeCases {
+ protected:
+  void TearDown() override { flashport::set_multiprocessor_limit(options().emulator ? 3 : 0); }
+};
+
+TEST_P(DecodeOnMultiprocessors, MatchesTheOracle) {
+  const DecodeCase& c = GetParam();
+  FLASHPORT_REQUIRE_SUPPORT(c.name, flashport::supports(c.query()));
+  DecodeCall call(c);
+  call.upload();
+  flashport::set_multiprocessor_limit(1);
+  call.run();
+  EXPECT_EQ(call.check(math_of_key(flashport::which_kernel(c.query()))), "");
+  const auto bits = call.bits();
+  for (int limit : {2, 0}) {
+    flashport::set_multiprocessor_limit(limit);
+    call.run();
+    EXPECT_TRUE(call.bits() == bits) << limit << " multiprocessors";
+  }
+}
+
+// Those of many heads, and those of more than two nodes.
+std::vector<DecodeCase> cases_that_are_cut_in_many_ways() {
+  std::vector<DecodeCase> cases = decode_cases("emulator");
+  std::erase_if(cases, [](const DecodeCase& c) {
+    return c.splits != flashport::kInvariantSplits || (c.hkv < 4 && std::ranges::max(c.lens) <= 2048);
+  });
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Emulator, DecodeOnMultiprocessors, testing::ValuesIn(cases_that_are_cut_in_many_ways()),
+                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Emulator, DecodeCases, testing::ValuesIn(decode_cases("emulator")),
+                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Full, DecodeCases, testing::ValuesIn(decode_cases("full")),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(DecodeInstances, CasesReachEveryKernel) {
+  std::set<std::string> reached;
+  for (const DecodeCase& c : chosen_decode_cases()) {
+    if (flashport::supports(c.query()).supported) reached.insert(flashport::which_kernel(c.query()));
+  }
+  const std::vector<std::string> keys = flashport::kernel_keys(query_target());
+  EXPECT_FALSE(keys.empty());
+  for (const std::string& key : keys) {
+    if (!key.starts_with("decode/")) continue;
+    EXPECT_TRUE(reached.contains(key)) << "no case runs " << key;
+  }
+}
+
+}  // namespace
+}  // namespace flashport_test
