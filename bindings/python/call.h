@@ -112,7 +112,7 @@ class Call {
     if (torch_ == nullptr) look_at_torch();
     if (info.stands_for_others && role_ != TorchRole::kQuestion) throw NeedsOperator{};
   }
-  void after_export(const char* name, PyObject* object, const TypeInfo& info, bool writes, const TensorView& view);
+  void after_export(const char* name, PyObject* object, bool writes, const TensorView& view);
   void look_at_torch();
   [[noreturn]] void refuse_gradient(const char* name, PyObject* object, bool writes) const;
   // Of a tensor that has no memory, or none to export: throws NeedsOperator if a transformation explains it.
