@@ -18,12 +18,10 @@
 namespace flashport::FLASHPORT_TARGET {
 
 inline constexpr int kWaveSize = 1;
-inline constexpr bool kHasProducers = false;
 inline constexpr int kLanes = 16;
 inline constexpr int kVectorFloats = 64;
 inline constexpr int kMergeUnroll = 1;
-inline constexpr int kFoldAtOnce = 1;
-inline constexpr int kFoldAtEnd = 1;
+inline constexpr int kGroupsAtOnce = 1;  // groups of partial results in flight while they are combined
 inline constexpr float kInfinity = __builtin_huge_valf();
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;

@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-#include "common/device/decode/tree_layout.h"
+#include "common/device/decode/chunks.h"
 #include "cpu/arch/lane_sums.h"
 #include "cpu/kv/row.h"
 

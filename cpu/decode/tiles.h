@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "common/device/decode/combine.h"
 #include "common/device/decode/mask.h"
 #include "common/device/decode/schedule.h"
 #include "cpu/decode/kv_products.h"
@@ -18,7 +19,7 @@ template <DecodeConfig kCfg>
 struct DecodeShared {
   alignas(64) float query[kCfg.shape.rows][kCfg.shape.head_dim_qk];
   Leaf leaves[kCfg.tuning.stages];
-  RangeEnds ends;
+  PartialList partials;
 };
 
 // Leaves on their way: addresses are looked up one leaf ahead. Its lines are asked for in between the products of the
@@ -74,7 +75,7 @@ class DecodeTiles {
   static constexpr int kRows = kShape.rows;
   static constexpr int kRowSlots = kRows;
   static constexpr int kColumns = kShape.head_dim_v;
-  static constexpr bool kKeepsParent = false;
+  static constexpr int kKeptStates = 2;
 
   struct Rows {
     float v[kRows];

@@ -19,11 +19,9 @@
 namespace flashport::FLASHPORT_TARGET {
 
 inline constexpr int kWaveSize = 32;
-inline constexpr bool kHasProducers = true;  // waves that only copy, and plan the announcements
 inline constexpr int kVectorFloats = 4;      // columns of a row that a thread takes at a time
 inline constexpr int kMergeUnroll = 4;       // parts in flight while merging (docs/tuning.md)
-inline constexpr int kFoldAtOnce = 2;        // states in flight while folding inside the loop
-inline constexpr int kFoldAtEnd = 0;         // and behind it; 0: all, through shared memory
+inline constexpr int kGroupsAtOnce = 2;      // groups of partial results in flight while they are combined
 inline constexpr float kInfinity = __builtin_huge_valf();
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
@@ -73,13 +71,6 @@ FLASHPORT_DEVICE void load_published_vector(float (&x)[kVectorFloats], const flo
 FLASHPORT_DEVICE void store_published_vector(float* to, const float (&x)[kVectorFloats]) {
   __stcg(reinterpret_cast<float4*>(to), make_float4(x[0], x[1], x[2], x[3]));
 }
-FLASHPORT_DEVICE void copy_published_vector(float* to, const float* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))),
-               "l"(from)
-               : "memory");
-}
-FLASHPORT_DEVICE void await_published() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
 // The same, but what follows from it is worked out where it is used, not kept in registers.
 FLASHPORT_DEVICE int recompute(int x) {
   asm volatile("" : "+r"(x));
@@ -105,19 +96,6 @@ FLASHPORT_DEVICE std::uint8_t to_fp8_e4m3fnuz(float x) {
 FLASHPORT_DEVICE float wave_max(float x) {
   for (int distance = kWaveSize / 2; distance > 0; distance /= 2) x = maximum(x, __shfl_xor_sync(~0u, x, distance));
   return x;
-}
-
-// Among kGroup lanes side by side: the largest x of those before this one, -inf in the first.
-template <int kGroup>
-FLASHPORT_DEVICE float group_max_before(float x) {
-  const unsigned place = threadIdx.x % kGroup;
-#pragma unroll
-  for (unsigned distance = 1; distance < kGroup; distance *= 2) {
-    const float other = __shfl_up_sync(~0u, x, distance, kGroup);
-    x = place >= distance ? maximum(x, other) : x;
-  }
-  const float before = __shfl_up_sync(~0u, x, 1, kGroup);
-  return place == 0 ? -kInfinity : before;
 }
 
 // `count` (at most kVectorFloats) values at a stride, as one access where they are contiguous and aligned; rest is 0.

@@ -28,20 +28,20 @@ FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>* sh
   };
   constexpr int kCompute = compute_threads(kCfg);
   const Range range = block_range(p, part(0, kCompute, kComputeBarrier));
-  if (kTeams > 1 && LeafCursor(range).done()) {  // nothing to do, but the others wait for this team
-    if (thread < ends_threads(kCfg)) barrier_signal(kEndsBarrier, kTeams * ends_threads(kCfg));
-    return;
-  }
   const bool together = teams_share_rows<kCfg>(p, range);
-  if (thread == 0) own.heads_together = together;
   if (thread < kCompute) {
-    decode<kCfg>(p, range, part(0, kCompute, kComputeBarrier), own);
+    const Block block = part(0, kCompute, kComputeBarrier);
+    if constexpr (kTeams > 1) {
+      if (thread == 0) own.heads_together = together;
+      block.sync();
+    }
+    decode<kCfg>(p, range, block, own);
   } else {
     const Block producers = part(kCompute, producer_threads(kCfg), kProducerBarrier);
     if (together) {
-      KvProducer<kCfg, kTeams, DecodeShared<kCfg>>(p, producers, shared).run(p, range, DecodeTiles<kCfg>::kKeepsParent);
+      KvProducer<kCfg, kTeams, DecodeShared<kCfg>>(p, producers, shared).run(p, range);
     } else {
-      KvProducer<kCfg, 1, DecodeShared<kCfg>>(p, producers, shared).run(p, range, DecodeTiles<kCfg>::kKeepsParent);
+      KvProducer<kCfg, 1, DecodeShared<kCfg>>(p, producers, shared).run(p, range);
     }
   }
 }

@@ -9,7 +9,7 @@
 // 2-byte alignment goes through registers.
 #pragma once
 
-#include "common/device/decode/announcements.h"
+#include "common/device/decode/combine.h"
 #include "common/device/decode/config.h"
 #include "cuda/arch/mma.h"
 #include "cuda/decode/query.h"
@@ -65,10 +65,7 @@ struct KvRing {
 
 // Barriers of a team: of its compute waves and of its producers.
 enum TeamBarrier { kComputeBarrier, kProducerBarrier, kTeamBarriers };
-// And of the block, where compute waves wait for the announcements of the last tile, which the first producer wave of
-// their team plans, and for the other teams: behind it the memory of the rings serves other ends.
-enum BlockBarrier { kEndsBarrier = 1, kFirstTeamBarrier };
-constexpr int ends_threads(const DecodeConfig& cfg) { return (cfg.tuning.waves + 1) * kWaveSize; }  // of a team
+inline constexpr int kFirstTeamBarrier = 1;  // barrier 0 is __syncthreads()
 
 // What a compute wave sees of the ring.
 template <DecodeConfig kCfg>
@@ -88,7 +85,6 @@ class KvPipeline {
   FLASHPORT_DEVICE void await_values() const { mbarrier_wait(&ring_.ready[place_.tile], place_.phase); }
   FLASHPORT_DEVICE const char* values() const { return first_ring_.tiles[place_.tile]; }
   FLASHPORT_DEVICE void refill_behind_values(const DecodeParams&, LeafCursor&) { release(); }
-  FLASHPORT_DEVICE void await_ends() const { barrier_await(kEndsBarrier, kCfg.tuning.teams * ends_threads(kCfg)); }
 
  private:
   FLASHPORT_DEVICE void release() {

@@ -28,7 +28,7 @@ FLASHPORT_DEVICE bool teams_share_rows(const DecodeParams& p, const Range& range
   constexpr unsigned kTeams = kCfg.tuning.teams;
   using Tiles = KvTiles<kCfg>;
   if (kTeams == 1 || p.num_chunks > 0 || p.row_tiles > 1) return false;
-  return p.cuts[range.line.cut].group.value % kTeams == 0 && has_heads_side_by_side<typename Tiles::Keys>(p.cache.k) &&
+  return p.cuts[range.line.cut].concurrent.value % kTeams == 0 && has_heads_side_by_side<typename Tiles::Keys>(p.cache.k) &&
          has_heads_side_by_side<typename Tiles::Values>(p.cache.v);
 }
 
@@ -55,7 +55,7 @@ class KvProducer {
         ring_(teams[block.team()].ring),
         as_stored_(is_as_stored<typename Tiles::Keys>(p.cache.k) && is_as_stored<typename Tiles::Values>(p.cache.v)) {}
 
-  FLASHPORT_DEVICE void run(const DecodeParams& p, const Range& range, bool keeps_parent) {
+  FLASHPORT_DEVICE void run(const DecodeParams& p, const Range& range) {
     LeafCursor ahead(range), scout(range);
     if (ahead.done()) return;
     for (int i = 0; i < kLookAhead; ++i) look_up(p, scout, i);
@@ -82,11 +82,6 @@ class KvProducer {
         copy_part<typename Tiles::Values>(p.cache.v, places, first_head(s));
       }
       ahead.next(p);
-    }
-    if (block_.wave() == 0) {
-      plan_last_tile(p, block_, range.line, keeps_parent, teams_[block_.team()].ends, range.segment.start,
-                     ahead.segment);
-      barrier_signal(kEndsBarrier, kTeams * ends_threads(kCfg));
     }
     await_copies();
   }

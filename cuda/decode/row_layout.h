@@ -3,7 +3,7 @@
 #pragma once
 
 #include "common/device/decode/config.h"
-#include "common/device/decode/tree_layout.h"
+#include "common/device/decode/chunks.h"
 #include "cuda/decode/lane_maps.h"
 
 namespace flashport {

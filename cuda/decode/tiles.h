@@ -37,7 +37,7 @@ struct DecodeShared {
   float2 row_sum[kShared ? kLeafKeys / 16 : 1][kCfg.shape.rows / 8][kWaveSize];
   unsigned arrive_flag;
   bool heads_together;  // as they lie in the rings of all teams
-  RangeEnds ends;
+  PartialList partials;
 };
 
 template <DecodeConfig kCfg>
@@ -64,10 +64,8 @@ class DecodeTiles {
   static constexpr int kRows = kShape.rows;
   static constexpr int kRowSlots = 2 * kRowTiles;
   static constexpr int kColumns = kShape.head_dim_v;
-  // More registers than these would spill: of 16 rows, 64 x 8k took 536 us for 506. fp8 283.7 us with it, 288.6
-  // without.
-  static constexpr bool kKeepsParent =
-      kColTiles * kRowTiles <= (kShape.kv == KvFormat::kFp8E4M3 && kRowTiles == 1 ? 4 : 2);
+  // More registers than these would spill.
+  static constexpr int kKeptStates = kColTiles * kRowTiles <= 2 ? 2 : kColTiles * kRowTiles <= 4 ? 1 : 0;
   struct Rows {
     float v[kRowSlots];
     FLASHPORT_DEVICE float& operator[](int slot) { return v[slot]; }
@@ -100,10 +98,6 @@ class DecodeTiles {
   FLASHPORT_DEVICE static constexpr int row_slots() { return kRowSlots; }
   FLASHPORT_DEVICE int live_rows() const { return recompute(live_rows_); }
   FLASHPORT_DEVICE int row_of(int slot) const { return recompute(row_base_ + 2 * c_) + slot / 2 * 8 + slot % 2; }
-  // Behind await_ends(), where no team reads or fills the ring any more; half of the block's waves may use half of it.
-  static_assert(kCfg.tuning.waves % 2 == 0);
-  static constexpr int kScratchFloats = sizeof(KvRing<kCfg>::tiles) / sizeof(float);
-  FLASHPORT_DEVICE float* scratch() const { return reinterpret_cast<float*>(shared_.ring.tiles); }
   // Whether this lane is the one to write per-row values of a slot.
   FLASHPORT_DEVICE bool owns_row(int) const { return col_wave_ == 0 && g_ == 0; }
 

@@ -23,11 +23,9 @@
 
 namespace flashport::FLASHPORT_TARGET {
 
-inline constexpr bool kHasProducers = false;
 inline constexpr int kVectorFloats = 4;  // columns of a row that a thread takes at a time
 inline constexpr int kMergeUnroll = 8;   // parts in flight while merging
-inline constexpr int kFoldAtOnce = 4;    // states in flight while folding inside the loop
-inline constexpr int kFoldAtEnd = 16;    // and behind it
+inline constexpr int kGroupsAtOnce = 2;  // groups of partial results in flight while they are combined
 inline constexpr float kInfinity = __builtin_huge_valf();
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;

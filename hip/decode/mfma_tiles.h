@@ -8,6 +8,7 @@
 // side by side.
 #pragma once
 
+#include "common/device/decode/combine.h"
 #include "common/device/decode/mask.h"
 #include "hip/decode/mfma_pipeline.h"
 
@@ -25,7 +26,7 @@ struct DecodeSharedData {
   float row_max[kCfg.tuning.waves][Split::kRowTiles][16];
   float row_sum[kCfg.tuning.waves][Split::kRowTiles][16];
   unsigned arrive_flag;
-  RangeEnds ends;
+  PartialList partials;
 };
 
 // As large as lets a CU hold the blocks that the tuning asks for and no more: others would add partial results, and
@@ -55,7 +56,7 @@ class DecodeTiles {
   static constexpr int kRows = kShape.rows;
   static constexpr int kRowSlots = kRowTiles;
   static constexpr int kColumns = kShape.head_dim_v;
-  static constexpr bool kKeepsParent = false;
+  static constexpr int kKeptStates = 1;
 
   struct Rows {
     float v[kRowSlots];

@@ -7,6 +7,7 @@
 // operands from shared memory, where column waves put P together.
 #pragma once
 
+#include "common/device/decode/combine.h"
 #include "common/device/decode/mask.h"
 #include "hip/decode/wmma_kv.h"
 
@@ -22,7 +23,7 @@ struct DecodeShared {
   float row_max[WaveShare<kCfg>::kColWaves][kCfg.shape.rows];
   float row_sum[WaveShare<kCfg>::kColWaves][kCfg.shape.rows];
   unsigned arrive_flag;
-  RangeEnds ends;
+  PartialList partials;
 };
 
 template <DecodeConfig kCfg>
@@ -39,7 +40,7 @@ class DecodeTiles {
   static constexpr int kRows = kShape.rows;
   static constexpr int kRowSlots = Share::kRowTiles;
   static constexpr int kColumns = kShape.head_dim_v;
-  static constexpr bool kKeepsParent = false;
+  static constexpr int kKeptStates = 1;
 
   struct Rows {
     float v[kRowSlots];

@@ -4,18 +4,18 @@
 // values V [n, DV]:   o = softmax(logits(Q K^T)) V   [rows, DV],   lse = log sum exp   [rows].
 // Keys are taken in leaves of 64. Each leaf gives a fresh partial state
 //   S = Q K^T [rows, 64];  m = rowmax S [rows];  P = exp2(S - m) [rows, 64];  l = rowsum P [rows];  o = P V [rows, DV]
-// and the states meet along the fixed tree of split_tree.h.
+// and the states meet in the fixed order of chunks.h (chunk_tree.h).
 //
 // Stages of the loop: the copies of later leaves are in flight while a leaf is worked on; keys() and values() wait for
 // the oldest. Behind row_max's barrier no wave reads the keys of this leaf or the values of the one before any more;
 // behind to_operand's barrier P is there, and values() of all waves' copies.
 #pragma once
 
+#include "common/device/decode/chunk_tree.h"
 #include "common/device/decode/config.h"
 #include "common/device/decode/mask.h"
 #include "common/device/decode/output.h"
 #include "common/device/decode/schedule.h"
-#include "common/device/decode/split_tree.h"
 #include FLASHPORT_DECODE_TILES_HEADER
 
 namespace flashport::FLASHPORT_TARGET::decode {
@@ -28,11 +28,7 @@ FLASHPORT_DEVICE void decode(const DecodeParams& p, const Range& range, const Bl
   if (now.done()) return;
   Tiles tiles(p, block, shared);
   KvPipeline<kCfg> pipeline(p, block, shared, ahead);
-  if (block.wave() == 0) {
-    plan_announcements(p, block, range.line, Tiles::kKeepsParent, shared.ends, 0, range.segment);
-  }
-  block.sync();
-  SplitTree<Tiles> tree(p, block, shared.ends);
+  ChunkTree<Tiles> tree(p, block, shared.partials);
   merge::SoftmaxState<Tiles> state;
   typename Tiles::Query query{};
   float scale = 0.0f;
@@ -63,16 +59,6 @@ FLASHPORT_DEVICE void decode(const DecodeParams& p, const Range& range, const Bl
 
     tree.add_leaf(tiles, now, state);
   }
-  if constexpr (kHasProducers) {
-    pipeline.await_ends();
-  } else {
-    if (block.wave() == 0) {
-      plan_last_tile(p, block, range.line, Tiles::kKeepsParent, shared.ends, shared.ends.segments[0].start,
-                     now.segment);
-    }
-    block.sync();
-  }
-  tree.finish(tiles);
 }
 
 }  // namespace flashport::FLASHPORT_TARGET::decode

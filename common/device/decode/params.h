@@ -7,10 +7,10 @@
 
 namespace flashport {
 
-// How a grid cuts the line of leaves (schedule.h): blocks side by side, and how many stretches and groups that makes.
+// How a grid cuts the line of leaves (schedule.h) into work ranges, one for each `concurrent` blocks.
 struct LineCut {
-  Divisor group, stretches;
-  std::int32_t groups;  // of a sequence's query tiles
+  Divisor concurrent, ranges;
+  std::int32_t rows;  // of a sequence's query tiles, `concurrent` side by side
 };
 
 struct DecodeParams {
@@ -49,12 +49,14 @@ struct DecodeParams {
   std::int64_t out_stride_chunk, lse_stride_chunk;
   std::int32_t write_empty_chunks;  // write out 0 and lse -inf for chunks past the end of a sequence
 
-  // Workspace of the invariant schedule (common/device/decode/split_tree.h).
-  float* slots;
-  std::int32_t slot_floats;  // floats of one partial state
+  std::int32_t chunk_target_shift;  // common/device/decode/chunks.h
+  LineCut cuts[2];                  // a block alone; tiles of a sequence concurrently
+
+  // Workspace (common/device/decode/chunks.h).
+  float* partials;
+  std::int32_t partial_floats;  // of one
+  std::int32_t side_partials;   // of a block and tile
   std::uint32_t* counters;
-  std::int32_t levels;
-  LineCut cuts[2];  // a block for itself; tiles of a sequence side by side
 };
 
 }  // namespace flashport

@@ -4,7 +4,7 @@
 #include <limits>
 #include <string>
 
-#include "common/device/decode/tree_layout.h"
+#include "common/device/decode/chunks.h"
 #include "common/host/check.h"
 #include "common/host/decode/kernel_choice.h"
 
@@ -21,20 +21,20 @@ int to_int(std::int64_t value) {
 // Query tiles of the whole batch.
 std::int64_t tile_count(const DecodeParams& p) { return std::int64_t{p.batch} * p.num_kv_heads * p.row_tiles; }
 
-std::int32_t slot_floats_of(const DecodePlan& plan) {
+std::int32_t partial_floats_of(const DecodePlan& plan) {
   const DecodeParams& p = plan.params;
   const std::int64_t packed_rows = std::int64_t{p.group_size} * p.max_q_len;
   const auto live_rows = static_cast<int>(std::min<std::int64_t>(plan.kernel->shape.decode.rows, packed_rows));
-  return slot_floats(live_rows, plan.kernel->shape.decode.head_dim_v);
+  return partial_floats(live_rows, plan.kernel->shape.decode.head_dim_v);
 }
 
 // The line of work is counted in 32 bits.
 void check_line(const DecodeProblem& problem, const Check& check, const DecodeParams& p) {
   const bool csr = p.cache.kv_indptr != nullptr;
   const std::int64_t room = csr ? problem.bounds.table_entries * p.cache.page_size : p.cache.max_len;
-  const std::int64_t nodes = (csr ? room : p.batch * room) / (kLeafKeys * kFanOut) + p.batch;
+  const std::int64_t leaves = (csr ? room : p.batch * room) / kLeafKeys + p.batch;
   const std::int64_t tiles = std::int64_t{p.num_kv_heads} * p.row_tiles;
-  if (nodes <= kLongestLine / std::max(std::int64_t{kFanOut}, tiles)) return;
+  if (leaves <= kLongestLine / std::max<std::int64_t>(kMostConcurrentTiles, tiles)) return;
   check.not_supported("batch " + std::to_string(p.batch) + " with room for " + std::to_string(room) + " keys" +
                       (csr ? " in all" : " each") + " and " + std::to_string(tiles) +
                       " query tiles a sequence is more than one call takes; pass fewer sequences" +
@@ -44,30 +44,33 @@ void check_line(const DecodeProblem& problem, const Check& check, const DecodePa
 void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check& check, DeviceContext& device) {
   DecodeParams& p = plan.params;
   check_line(problem, check, p);
-  p.levels = tree_levels(p.cache.max_len);
-  p.slot_floats = slot_floats_of(plan);
-  // No more blocks than there are leaves and openings: where there are fewer leaves than blocks, each has its own.
-  const std::int64_t units = tile_count(p) * (std::max<std::int64_t>(tree_leaves(p.cache.max_len), 1) + kOpeningLeaves);
+  p.chunk_target_shift = chunk_target_shift(p.num_kv_heads);
+  const std::int64_t leaves = std::max<std::int64_t>(leaves_of(p.cache.max_len), 1);
+  p.side_partials = most_partials(most_chunks(leaves, p.chunk_target_shift));
+  p.partial_floats = partial_floats_of(plan);
+  // No more blocks than there are leaves.
+  const std::int64_t units = tile_count(p) * leaves;
   const std::int64_t resident = std::int64_t{device.multiprocessors()} * device.occupancy(check, *plan.kernel);
-  plan.grid = std::min({resident, max_tree_grid(p.levels), units});
+  plan.grid = std::min({resident, kCounterCapacity, units});
   const std::int64_t tiles = std::int64_t{p.num_kv_heads} * p.row_tiles;
   p.cuts[0] = line_cut(tiles, plan.grid, 1);
-  p.cuts[1] = line_cut(tiles, plan.grid, tile_group(tiles, plan.grid));
-  plan.slots_offset = kCounterBytes;
-  plan.workspace_bytes = tree_workspace_bytes(plan.grid, p.levels, p.slot_floats);
+  p.cuts[1] = line_cut(tiles, plan.grid, concurrent_tiles(tiles, plan.grid));
+  plan.partials_offset = kCounterBytes;
+  plan.workspace_bytes = kCounterBytes + partials_bytes(plan.grid, p.side_partials, p.partial_floats);
 }
 
-// One block per chunk of at most `keys` keys. Without slots and partial results no workspace is needed at all.
+// One block per chunk of at most `keys` keys, which the kernel cuts into chunks of its own as long as they may be.
+// Where it is one of those, no workspace is needed.
 void plan_chunks(DecodePlan& plan, std::int64_t chunks, std::int64_t keys) {
   DecodeParams& p = plan.params;
   p.num_chunks = static_cast<std::int32_t>(chunks);
   plan.grid = tile_count(p) * chunks;
-  p.levels = tree_levels(keys);
-  p.slot_floats = slot_floats_of(plan);
-  const std::int64_t slots = plan.grid * chunk_slots_per_block(p.levels);
-  if (slots == 0) return;
-  plan.slots_offset = kCounterBytes;
-  plan.workspace_bytes = kCounterBytes + slots * p.slot_floats * 4;
+  p.chunk_target_shift = 0;
+  p.side_partials = most_partials(most_chunks(std::max<std::int64_t>(leaves_of(keys), 1), 0));
+  p.partial_floats = partial_floats_of(plan);
+  if (p.side_partials == 1) return;
+  plan.partials_offset = kCounterBytes;
+  plan.workspace_bytes = kCounterBytes + partials_bytes(plan.grid, p.side_partials, p.partial_floats);
 }
 
 // What the published heuristic is called with today: twice the multiprocessors, query blocks of 64.
@@ -84,7 +87,7 @@ void plan_splits(DecodePlan& plan, const DecodeProblem& problem, int splits, con
                  const DeviceContext& device) {
   DecodeParams& p = plan.params;
   // More chunks than leaves would only be empty ones.
-  const std::int64_t leaves = std::max<std::int64_t>(tree_leaves(p.cache.max_len), 1);
+  const std::int64_t leaves = std::max<std::int64_t>(leaves_of(p.cache.max_len), 1);
   const std::int64_t chunks = std::clamp<std::int64_t>(splits, 1, leaves);
   p.chunk_keys = 0;
   p.write_empty_chunks = 1;
@@ -177,7 +180,7 @@ void bind_workspace(DecodePlan& plan, void* workspace) {
   char* base = static_cast<char*>(workspace);
   DecodeParams& p = plan.params;
   p.counters = reinterpret_cast<std::uint32_t*>(base);
-  p.slots = reinterpret_cast<float*>(base + plan.slots_offset);
+  p.partials = reinterpret_cast<float*>(base + plan.partials_offset);
   if (plan.merge_kernel == nullptr) return;
   p.out.data = base + plan.mid_offset;
   p.lse = reinterpret_cast<float*>(base + plan.lse_offset);

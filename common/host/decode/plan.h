@@ -1,9 +1,9 @@
 // From a validated decode call to launches: which kernel, how many blocks, what workspace. Pure but for the device's
 // kernel table and occupancy.
-//   invariant schedule  one launch of a persistent grid; slots and counters in the workspace
+//   invariant schedule  one launch of a persistent grid; counters and partial results in the workspace
 //   n equal splits      n == 1: one launch; else partial results go to the workspace and decode_stage2 merges them
 //   stage 1             one launch, one block per chunk; out and lse are the caller's mid tensors
-// A chunk of more than one node folds through slots of its block, so that chunked launches may need a workspace too.
+// A long chunk may be folded through the workspace, so that chunked launches may need one too.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct DecodePlan {
   std::int64_t grid = 0;
   DecodeParams params{};
   std::int64_t workspace_bytes = 0;  // counters first, whatever the schedule
-  std::int64_t slots_offset = 0;
+  std::int64_t partials_offset = 0;
 
   const KernelEntry* merge_kernel = nullptr;  // null: no second launch
   std::int64_t merge_grid = 0;

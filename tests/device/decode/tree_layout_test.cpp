@@ -1,5 +1,5 @@
 // The arithmetic of the merge tree and of its workspace: levels that cover every length, places that never meet.
-#include "common/device/decode/tree_layout.h"
+#include "common/device/decode/chunks.h"
 
 #include <gtest/gtest.h>
 

@@ -5,7 +5,7 @@
 
 #include <flashport/backend.h>
 
-#include "common/device/decode/tree_layout.h"
+#include "common/device/decode/chunks.h"
 #include "common/host/decode/plan.h"
 #include "common/host/decode/problem.h"
 #include "tests/host/decode/decode_inputs.h"

@@ -1,0 +1,198 @@
+// From the states of leaves to the output of a query tile, in the fixed order of chunks.h. Every fold is merge_value()
+// in that order, so any cut of the line into blocks gives the same bits.
+//
+// A block that has a whole tile folds it in registers and writes its output. Otherwise it publishes each group of chunks
+// that it holds whole as one partial result, and the other chunks one by one; then it adds the number of its chunks to
+// the tile's counter, which belongs to the block of the tile's first chunk. The block that completes the sum combines
+// the tile: which block published what follows from the line by division. No block waits for another. Counters come back
+// to zero by themselves, so a launch can be replayed.
+#pragma once
+
+#include <type_traits>
+
+#include "common/device/decode/combine.h"
+#include "common/device/decode/output.h"
+#include "common/device/merge/online_softmax.h"
+
+namespace flashport::FLASHPORT_TARGET::decode {
+
+struct NoState {};
+template <class State, bool kKept>
+using KeptState = std::conditional_t<kKept, State, NoState>;
+
+// Tiles::kKeptStates says for how many more states than one there are registers: 2 for the group and the tile, 1 for
+// the group, 0: the chunks of a group meet in the workspace too.
+template <class Tiles>
+class ChunkTree {
+  static constexpr bool kKeepsGroup = Tiles::kKeptStates > 0;
+  static constexpr bool kKeepsTile = Tiles::kKeptStates > 1;
+
+ public:
+  using State = merge::SoftmaxState<Tiles>;
+
+  // `list`: in shared memory.
+  FLASHPORT_DEVICE ChunkTree(const DecodeParams& p, const Block& block, PartialList& list)
+      : p_(p), block_(block), list_(list) {}
+
+  // Adds the state of leaf `now`, and ends what ends with it.
+  FLASHPORT_DEVICE void add_leaf(const Tiles& tiles, const LeafCursor& now, const State& leaf_state) {
+    const Segment& s = now.segment;
+    const int mask = (1 << s.chunk_shift) - 1;
+    if ((now.leaf & mask) == 0) {
+      chunk_ = leaf_state;
+    } else {
+      merge::merge(tiles, chunk_, leaf_state);
+    }
+    const bool segment_ends = now.leaf == s.last - 1;
+    if (!segment_ends && (now.leaf & mask) != mask) return;
+    end_chunk(tiles, s, now.leaf >> s.chunk_shift);
+    if (segment_ends) end_segment(tiles, s, now.line);
+  }
+
+ private:
+  // Read again where it is needed, after many leaves.
+  FLASHPORT_DEVICE const DecodeParams& params() const { return reread(p_); }
+  FLASHPORT_DEVICE static int chunks_of(const Segment& s) { return s.chunks_before(s.leaves); }
+  FLASHPORT_DEVICE float* partial(std::int64_t number) const {
+    return params().partials + number * params().partial_floats;
+  }
+  FLASHPORT_DEVICE float* partial_of(const Segment& s, int chunk) const {
+    const int begin = s.chunks_before(s.first);
+    const int index = partial_index(begin, s.chunks_before(s.last), chunks_of(s), chunk);
+    return partial(partial_number(block_.index(), params().side_partials, begin > 0 ? 0 : 1, index));
+  }
+
+  FLASHPORT_DEVICE void end_chunk(const Tiles& tiles, const Segment& s, int chunk) {
+    const int chunks = chunks_of(s);
+    const int first = chunk / kGroupChunks * kGroupChunks;
+    const int last = minimum(first + kGroupChunks, chunks) - 1;
+    const bool held = first >= s.chunks_before(s.first) && last < s.chunks_before(s.last);
+    if (!held) {
+      store_state(tiles, partial_of(s, chunk), chunk_);
+      return;
+    }
+    if (first == last) {
+      end_group(tiles, s, chunk_, first);
+      return;
+    }
+    if constexpr (kKeepsGroup) {
+      if (chunk == first) {
+        group_ = chunk_;
+      } else {
+        merge::merge(tiles, group_, chunk_);
+      }
+      if (chunk == last) end_group(tiles, s, group_, first);
+    } else {
+      store_state(tiles, partial(group_chunk_number(block_.index(), params().side_partials, chunk - first)), chunk_);
+      if (chunk == last) combine_group(tiles, s, first, last - first + 1);
+    }
+  }
+
+  // The state of the group that begins with chunk `first`, which this block holds whole.
+  FLASHPORT_DEVICE void end_group(const Tiles& tiles, const Segment& s, const State& state, int first) {
+    if (s.whole() && chunks_of(s) <= kGroupChunks) {
+      write_output(tiles, params(), s, block_, state);
+      return;
+    }
+    if constexpr (kKeepsTile) {
+      if (s.whole()) {
+        if (first == 0) {
+          tile_ = state;
+        } else {
+          merge::merge(tiles, tile_, state);
+        }
+        if (first + kGroupChunks >= chunks_of(s)) write_output(tiles, params(), s, block_, tile_);
+        return;
+      }
+    }
+    store_state(tiles, partial_of(s, first), state);
+  }
+
+  // The same from chunks in the workspace.
+  FLASHPORT_DEVICE void combine_group(const Tiles& tiles, const Segment& s, int first, int chunks) const {
+    const auto number = static_cast<int>(group_chunk_number(block_.index(), params().side_partials, 0));
+    for (int i = block_.thread(); i < PartialList::kPadded; i += block_.threads()) {
+      list_.numbers[i] = i < chunks ? number + i : -1;
+    }
+    block_.sync();
+    const bool whole = s.whole() && chunks_of(s) <= kGroupChunks;
+    combine(tiles, s, kGroupChunks, whole ? nullptr : partial_of(s, first));
+    block_.sync();  // the next chunks get the same memory, and leaves may have no barrier
+  }
+
+  FLASHPORT_DEVICE void end_segment(const Tiles& tiles, const Segment& s, const Line& line) const {
+    const int chunks = chunks_of(s);
+    if (s.whole()) {
+      if (kKeepsTile || chunks <= kGroupChunks) return;
+      block_.sync();
+    } else if (!signal(s, line, chunks)) {
+      return;
+    }
+    list_partials(s, line, chunks);
+    block_.sync();
+    combine(tiles, s, chunks, nullptr);
+    block_.sync();  // the list, and what lies in the workspace
+  }
+
+  // Whether this block is the last one of the tile.
+  FLASHPORT_DEVICE bool signal(const Segment& s, const Line& line, int chunks) const {
+    const int owner = block_of(params(), block_, line, s, 0);
+    const Arrival arrival{params().counters + owner, s.chunks_before(s.last) - s.chunks_before(s.first), chunks};
+    return block_.arrive(1, [&](int) { return arrival; }) != 0;
+  }
+
+  // Where the results of the tile lie: a thread a group.
+  FLASHPORT_DEVICE void list_partials(const Segment& s, const Line& line, int chunks) const {
+    const DecodeParams& p = params();
+    // What the block that has `chunk` published as its result number `chunk`.
+    const auto number = [&](int chunk, int block) {
+      const int its_begin = block_begin(line, s, block);
+      const int begin = s.chunks_before(leaves_until(s, s.start, its_begin));
+      const int end = s.chunks_before(leaves_until(s, s.start, its_begin + line.quota));
+      const int index = partial_index(begin, end, chunks, chunk);
+      return static_cast<int>(partial_number(block, p.side_partials, begin > 0 ? 0 : 1, index));
+    };
+    for (int first = block_.thread() * kGroupChunks; first < PartialList::kPadded;
+         first += block_.threads() * kGroupChunks) {
+      const int last = minimum(first + kGroupChunks, chunks) - 1;
+      const int first_block = block_of(p, block_, line, s, minimum(first, chunks - 1) << s.chunk_shift);
+      const int last_block = block_of(p, block_, line, s, maximum(last, 0) << s.chunk_shift);
+      for (int chunk = first; chunk < first + kGroupChunks; ++chunk) {
+        const bool published = chunk <= last && (chunk == first || first_block != last_block);
+        const int block = chunk == first ? first_block : block_of(p, block_, line, s, minimum(chunk, chunks - 1) << s.chunk_shift);
+        list_.numbers[chunk] = published ? number(chunk, block) : -1;
+      }
+    }
+  }
+  // Where the range of `block` begins, which has a part of the tile.
+  FLASHPORT_DEVICE int block_begin(const Line& line, const Segment&, int block) const {
+    return line.quota * divide(block, params().cuts[line.cut].concurrent);
+  }
+
+  // The listed results to `to`, or to the output if that is null.
+  FLASHPORT_DEVICE void combine(const Tiles& tiles, const Segment& s, int chunks, float* to) const {
+    const DecodeParams& p = params();
+    const int rows = tiles.live_rows();
+    const auto place = [&](int row, int column) {
+      if (to != nullptr) return OutputRow{};
+      return output_row(p, s, block_, query_row(p, s, Tiles::kRows, row), column == 0);
+    };
+    const auto sink = [&](const OutputRow& out, int row, int column, const StatePiece& piece) {
+      if (to == nullptr) {
+        write_output_piece(p, out, column, piece);
+      } else {
+        write_piece(piece, to, rows, row, Tiles::kColumns, column);
+      }
+    };
+    combine_partials<Tiles::kColumns>(block_, p.partials, p.partial_floats, rows, list_, chunks, place, sink);
+  }
+
+  const DecodeParams& p_;
+  const Block& block_;
+  PartialList& list_;
+  State chunk_;
+  KeptState<State, kKeepsGroup> group_;
+  KeptState<State, kKeepsTile> tile_;
+};
+
+}  // namespace flashport::FLASHPORT_TARGET::decode

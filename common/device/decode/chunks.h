@@ -1,0 +1,122 @@
+// How the keys of a query tile are cut, in which order the partial results meet, and where they lie in the workspace:
+// plain arithmetic that host and device must agree on.
+//
+//   leaf   64 keys: one turn of the main loop
+//   chunk  1, 2, 4, ... leaves, folded left to right; the longer the tile, the longer its chunks
+//   group  4 chunks, folded left to right
+//   tile   all its groups, folded left to right
+//
+// This order follows from the tile's own length and the number of kv heads, whatever the schedule.
+//
+// The workspace is kCounterCapacity counters (uint32, zero between calls), then the partial results of each block. The
+// counters have one address whatever the shapes of a call are, so that calls of any shapes may share a workspace.
+#pragma once
+
+#include "common/device/decode/params.h"
+
+namespace flashport {
+
+inline constexpr int kLeafKeys = 64;
+inline constexpr int kGroupChunks = 4;
+inline constexpr int kMostChunks = 128;                       // of a tile
+inline constexpr int kMostGroups = kMostChunks / kGroupChunks;
+inline constexpr int kLongestLine = 1 << 30;                  // leaves of all tiles of a call (schedule.h)
+inline constexpr std::int64_t kCounterCapacity = 32768;       // one a block
+inline constexpr std::int64_t kCounterBytes = kCounterCapacity * 4;
+
+[[nodiscard]] constexpr std::int64_t leaves_of(std::int64_t keys) { return (keys + kLeafKeys - 1) / kLeafKeys; }
+
+// A chunk has 1 << chunk_shift leaves: so many that a tile has at most 1 << target_shift chunks or, where that would
+// make them longer than 16 leaves, 16; and longer ones only where there would be more than kMostChunks.
+[[nodiscard]] constexpr int chunk_shift(int leaves, int target_shift) {
+  const int wanted = (leaves + (1 << target_shift) - 1) >> target_shift;
+  int shift = (wanted > 1 ? 1 : 0) + (wanted > 2 ? 1 : 0) + (wanted > 4 ? 1 : 0) + (wanted > 8 ? 1 : 0);
+  while (leaves > kMostChunks << shift) ++shift;
+  return shift;
+}
+inline constexpr int kMostChunkLeaves = 16;  // but for the rule about kMostChunks
+
+// So many chunks that the tiles of all kv heads of one long sequence fill a large device.
+[[nodiscard]] constexpr int chunk_target_shift(int num_kv_heads) {
+  int shift = 0;
+  while (num_kv_heads << (shift + 1) <= kMostChunks) ++shift;
+  return shift;
+}
+
+// An upper bound for tiles of up to `leaves` leaves.
+[[nodiscard]] constexpr int most_chunks(std::int64_t leaves, int target_shift) {
+  const std::int64_t of_long_tiles = (leaves + kMostChunkLeaves - 1) / kMostChunkLeaves;
+  const std::int64_t target = std::int64_t{1} << target_shift;
+  const std::int64_t wanted = of_long_tiles > target ? of_long_tiles : target;
+  const std::int64_t most = wanted < kMostChunks ? wanted : kMostChunks;
+  return static_cast<int>(most < leaves ? most : leaves);
+}
+
+// What a block with chunks [begin, end) of a tile's `chunks` publishes: each group that it holds whole as one result,
+// the chunks of others one by one. The number of the result that begins with `chunk`.
+[[nodiscard]] constexpr int partial_index(int begin, int end, int chunks, int chunk) {
+  const auto holds = [&](int group) {
+    const int last = group * kGroupChunks + kGroupChunks < chunks ? group * kGroupChunks + kGroupChunks : chunks;
+    return group * kGroupChunks >= begin && last <= end;
+  };
+  const int group = chunk / kGroupChunks;
+  const int first_group = begin / kGroupChunks;
+  if (group == first_group && !holds(group)) return chunk - begin;
+  const int first_held = holds(first_group) ? first_group : first_group + 1;
+  const int before_held = holds(first_group) ? 0 : first_held * kGroupChunks - begin;
+  return before_held + (group - first_held) + (holds(group) ? 0 : chunk % kGroupChunks);
+}
+// An upper bound for tiles of up to `chunks` chunks.
+[[nodiscard]] constexpr int most_partials(int chunks) {
+  constexpr int kMost = kMostGroups + 2 * (kGroupChunks - 1);
+  return chunks < kMost ? chunks : kMost;
+}
+
+// A block publishes results of two tiles at most: of one that began in an earlier block (side 0) and of one that ends
+// in a later block or has all its results in this one (side 1). The chunks of one group lie beside them where registers
+// are few.
+[[nodiscard]] constexpr int partials_per_block(int side_partials) { return 2 * side_partials + kGroupChunks; }
+[[nodiscard]] constexpr std::int64_t partial_number(std::int64_t block, int side_partials, int side, int index) {
+  return block * partials_per_block(side_partials) + side * side_partials + index;
+}
+[[nodiscard]] constexpr std::int64_t group_chunk_number(std::int64_t block, int side_partials, int chunk_of_group) {
+  return partial_number(block, side_partials, 2, chunk_of_group);
+}
+
+// A partial result in memory: m [rows] and l [rows], padded to 16 bytes, then o [rows, DV]; rows are the live ones.
+[[nodiscard]] constexpr int partial_output_offset(int live_rows) { return (2 * live_rows + 3) / 4 * 4; }
+[[nodiscard]] constexpr int partial_floats(int live_rows, int head_dim_v_tile) {
+  return partial_output_offset(live_rows) + live_rows * head_dim_v_tile;
+}
+
+[[nodiscard]] constexpr std::int64_t partials_bytes(std::int64_t blocks, int side_partials, int floats_per_partial) {
+  return blocks * partials_per_block(side_partials) * floats_per_partial * 4;
+}
+
+// Query tiles of a sequence that a grid walks through concurrently: a divisor of their number that leaves few blocks
+// of the grid idle.
+inline constexpr int kMostConcurrentTiles = 8;
+[[nodiscard]] constexpr int concurrent_tiles(std::int64_t tiles, std::int64_t grid) {
+  for (int count = kMostConcurrentTiles; count > 1; --count) {
+    if (tiles % count == 0 && grid % count * 32 <= grid) return count;
+  }
+  return 1;
+}
+
+[[nodiscard]] constexpr LineCut line_cut(std::int64_t tiles, std::int64_t grid, int concurrent) {
+  return {make_divisor(concurrent), make_divisor(grid / concurrent), static_cast<std::int32_t>(tiles / concurrent)};
+}
+
+// Leaves of a work range. Rounded up to the coarsest power of two that costs little balance: then whole sequences and
+// whole chunks fall to blocks where they fill the device.
+[[nodiscard]] constexpr int rounded_quota(int quota) {
+  constexpr int kMostExtra = 3;
+  int best = quota;
+  for (int shift = 1; shift <= 10; ++shift) {
+    const int rounded = ((quota + (1 << shift) - 1) >> shift) << shift;
+    if (rounded - quota <= kMostExtra && rounded - quota <= quota / 8 && rounded > best) best = rounded;
+  }
+  return best;
+}
+
+}  // namespace flashport
