@@ -8,6 +8,7 @@
 #include "common/device/decode/combine.h"
 #include "common/device/decode/mask.h"
 #include "common/device/decode/schedule.h"
+#include "common/device/merge/online_softmax.h"
 #include "cpu/decode/kv_products.h"
 #include FLASHPORT_DECODE_TUNING_HEADER
 
@@ -98,7 +99,11 @@ class DecodeTiles {
       return *this;
     }
   };
-  using Operand = const Scores&;
+  // P, with the largest score and the sum of each row.
+  struct Operand {
+    const Scores& scores;
+    Rows m, l;
+  };
 
   DecodeTiles(const DecodeParams& p, const Block&, DecodeShared<kCfg>& shared)
       : shared_(shared),
@@ -159,28 +164,40 @@ class DecodeTiles {
     }
   }
 
-  void row_max(const Scores& scores, Rows& m) const {
+  // P = exp2(S - m)
+  Operand exponentiate(Scores& scores) const {
+    Operand p{scores, {}, {}};
     for (int row = 0; row < live_rows_; ++row) {
-      Vec most = load_vec(scores.x[row]);
-      for (int key = kLanes; key < kLeafKeys; key += kLanes) most = larger(most, load_vec(scores.x[row] + key));
-      m[row] = fold_vec(most, [](Vec a, Vec b) { return larger(a, b); });
+      float* x = scores.x[row];
+      Vec most = load_vec(x);
+      for (int key = kLanes; key < kLeafKeys; key += kLanes) most = larger(most, load_vec(x + key));
+      p.m[row] = fold_vec(most, [](Vec a, Vec b) { return larger(a, b); });
+      const float reference = p.m[row] == -kInfinity ? 0.0f : p.m[row];
+      Vec sum{};
+      for (int key = 0; key < kLeafKeys; key += kLanes) {
+        const Vec e = exp2_approx(load_vec(x + key) - reference);
+        store_vec(x + key, e);
+        sum += e;
+      }
+      p.l[row] = fold_vec(sum, [](Vec a, Vec b) { return a + b; });
     }
+    return p;
   }
 
-  // l = row sums of P
-  Operand to_operand(const Scores& scores, Rows& l) const {
-    for (int row = 0; row < live_rows_; ++row) {
-      Vec sum = load_vec(scores.x[row]);
-      for (int key = kLanes; key < kLeafKeys; key += kLanes) sum += load_vec(scores.x[row] + key);
-      l[row] = fold_vec(sum, [](Vec a, Vec b) { return a + b; });
-    }
-    return scores;
+  // (m, l, O) joined with P V over the keys that exist
+  template <class State>
+  void accumulate(State& state, const Operand& p, const Leaf& leaf) const {
+    State other;
+    other.m = p.m;
+    other.l = p.l;
+    other.o.rows = live_rows_;
+    products_.multiply_values(p.scores.x, leaf, live_rows_, {other.o.x[0], kShape.head_dim_v});
+    merge::merge(*this, state, other);
   }
 
-  // O = P V over the keys that exist
-  void mma_ab(Operand scores, const Leaf& leaf, Out& out) const {
+  void clear(Out& out) const {
     out.rows = live_rows_;
-    products_.multiply_values(scores.x, leaf, live_rows_, {out.x[0], kShape.head_dim_v});
+    std::memset(out.x, 0, sizeof out.x[0] * static_cast<std::size_t>(live_rows_));
   }
 
   // f(to, from, slot)

@@ -30,11 +30,9 @@ template <DecodeConfig kCfg>
 struct DecodeShared {
   static constexpr int kRowPitch = (kCfg.shape.rows / 8 | 1) * 8;
   KvRing<kCfg> ring;
-  // What the waves that share query rows tell each other; a wave alone needs none of it.
-  static constexpr bool kShared = column_waves(kCfg) > 1;
-  alignas(16) std::uint16_t probabilities[kShared ? kLeafKeys : 1][kRowPitch];
-  alignas(8) float row_max[kShared ? column_waves(kCfg) : 1][kCfg.shape.rows];
-  float2 row_sum[kShared ? kLeafKeys / 16 : 1][kCfg.shape.rows / 8][kWaveSize];
+  // What the waves that share query rows tell each other, of this leaf and the one before.
+  alignas(16) std::uint16_t probabilities[2][kLeafKeys][kRowPitch];
+  alignas(8) float row_max[2][column_waves(kCfg)][kCfg.shape.rows];
   unsigned arrive_flag;
   bool heads_together;  // as they lie in the rings of all teams
   PartialList partials;
@@ -79,10 +77,7 @@ class DecodeTiles {
   struct Out {
     float c[kColTiles][kRowTiles][4];
   };
-  // P^T, two registers for 16 keys and 8 rows; of several column waves it is in shared memory.
-  struct Operand {
-    unsigned b[kColWaves == 1 ? kLeafKeys / 16 : 1][kRowTiles][2];
-  };
+  struct Operand {};  // P^T: in shared memory
 
   FLASHPORT_DEVICE DecodeTiles(const DecodeParams& p, const Block& block, DecodeShared<kCfg>& shared)
       : block_(block),
@@ -182,98 +177,90 @@ class DecodeTiles {
     });
   }
 
-  // Largest score of each row, over all waves that share it. Holds a barrier, if they are more than one.
-  FLASHPORT_DEVICE void row_max(const Scores& scores, Rows& m) const {
+  // P = exp2(S - m), where m is the largest score of a row among the keys of this wave alone: so it goes to shared memory
+  // with no barrier before it.
+  FLASHPORT_DEVICE Operand exponentiate(Scores& scores) {
+    buffer_ ^= 1;
+    Rows m;
     const auto join = [](float a, float b) { return maximum(a, b); };
     reduce_keys(scores, m, join);
     reduce_lanes(m, join);
-    if constexpr (kColWaves > 1) {
-      if (g_ == 0) {
-#pragma unroll
-        for (int tile = 0; tile < kRowTiles; ++tile)
-          pair_of(shared_.row_max[recompute(col_wave_)], tile) = {m[2 * tile], m[2 * tile + 1]};
-      }
-      block_.sync();
+    if (g_ == 0) {
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
-        float2 two = pair_of(shared_.row_max[0], tile);
-#pragma unroll
-        for (int wave = 1; wave < kColWaves; ++wave) {
-          const float2 other = pair_of(shared_.row_max[wave], tile);
-          two = {join(two.x, other.x), join(two.y, other.y)};
-        }
-        m[2 * tile] = two.x;
-        m[2 * tile + 1] = two.y;
+        row_max(recompute(col_wave_), tile) = {m[2 * tile], m[2 * tile + 1]};
       }
     }
+    for (int slot = 0; slot < kRowSlots; ++slot) m[slot] = finite(m[slot]);
+    for_each(scores, [&](float& x, int slot, int) { x = exp2_approx(x - m[slot]); });
+    for_each_key_pair(scores, [&](int key_tile, int tile, int half, float even, float odd) {
+      const int key = (col_wave_ * kKeyTiles + key_tile) * 16 + g_ + 8 * half;
+      *reinterpret_cast<unsigned*>(&shared_.probabilities[buffer_][key][row_base_ + 8 * tile + 2 * c_]) =
+          pack<kMath>(kProbabilityUnit * even, kProbabilityUnit * odd);
+    });
+    return {};
   }
 
-  // Scores become the operand P^T, in the math type; l = row sums before rounding: for each lane over the key tiles in
-  // order, then over the lanes, so that the number of waves changes no bit. Holds a barrier, as row_max does.
-  FLASHPORT_DEVICE Operand to_operand(const Scores& scores, Rows& l) const {
-    const auto join = [](float a, float b) { return a + b; };
-    Operand operand{};
-    if constexpr (kColWaves == 1) {
-      for_each_key_pair(scores, [&](int key_tile, int tile, int half, float even, float odd) {
-        operand.b[key_tile][tile][half] = transpose_8x8(pack_probabilities(even, odd));
-      });
-      reduce_keys(scores, l, join);
-    } else {
-      for_each_key_pair(scores, [&](int key_tile, int tile, int half, float even, float odd) {
-        const int key = (col_wave_ * kKeyTiles + key_tile) * 16 + g_ + 8 * half;
-        *reinterpret_cast<unsigned*>(&shared_.probabilities[key][row_base_ + 8 * tile + 2 * c_]) =
-            pack_probabilities(even, odd);
-      });
+  // (m, l, O^T) joined with V^T P^T: of the keys of one wave after the other, each with its own m.
+  template <class State>
+  FLASHPORT_DEVICE void accumulate(State& state, const Operand&, const char* values) const {
+    block_.sync();
+    Rows weights[kColWaves];
+    {
+      Rows m = state.m;
 #pragma unroll
-      for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
+      for (int wave = 0; wave < kColWaves; ++wave) {
 #pragma unroll
         for (int tile = 0; tile < kRowTiles; ++tile) {
-          const auto& c = scores.c[key_tile][tile];
-          row_sums(col_wave_ * kKeyTiles + key_tile, tile) = {join(c[0], c[2]), join(c[1], c[3])};
+          const float2 two = row_max(wave, tile);
+          weights[wave][2 * tile] = two.x;
+          weights[wave][2 * tile + 1] = two.y;
+          m[2 * tile] = maximum(m[2 * tile], two.x);
+          m[2 * tile + 1] = maximum(m[2 * tile + 1], two.y);
         }
       }
-      block_.sync();
+      Rows before;
+      for (int slot = 0; slot < kRowSlots; ++slot) {
+        const float reference = finite(m[slot]);
+        before[slot] = exp2_approx(state.m[slot] - reference);
+        state.m[slot] = m[slot];
+        state.l[slot] = mul_rn(state.l[slot], before[slot]);
 #pragma unroll
-      for (int tile = 0; tile < kRowTiles; ++tile) {
-        float2 two = row_sums(0, tile);
-#pragma unroll
-        for (int key_tile = 1; key_tile < kLeafKeys / 16; ++key_tile) {
-          const float2 other = row_sums(key_tile, tile);
-          two = {join(two.x, other.x), join(two.y, other.y)};
-        }
-        l[2 * tile] = two.x;
-        l[2 * tile + 1] = two.y;
+        for (int wave = 0; wave < kColWaves; ++wave) weights[wave][slot] = exp2_approx(weights[wave][slot] - reference);
       }
+      for_each_register(state.o.c,
+                        [&](float& x, int, int tile, int i) { x = mul_rn(x, before[2 * tile + i % 2]); });
     }
-    reduce_lanes(l, join);
-    return operand;
-  }
-
-  // O^T = V^T P^T
-  FLASHPORT_DEVICE void mma_ab(const Operand& operand, const char* values, Out& out) const {
-    for_each_register(out.c, [](float& x, int, int, int) { x = 0.0f; });
-    [[maybe_unused]] float bias[kColGroups][kRowTiles][4] = {};
     [[maybe_unused]] const Minus128 minus_128;
+    const Ones ones;
     const int lane = block_.lane();
+    Out sum;
+    float l[kRowTiles][4];
+    [[maybe_unused]] float bias[kColGroups][kRowTiles][4];
 #pragma unroll
     for (int pair = 0; pair < kLeafKeys / 32; ++pair) {
       unsigned b[kRowTiles][4];
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
-        if constexpr (kColWaves == 1) {
-          for (int i = 0; i < 4; ++i) b[tile][i] = operand.b[2 * pair + i / 2][tile][i % 2];
-        } else {
-          ldmatrix_x4_trans(b[tile], &shared_.probabilities[32 * pair + lane][row_base_ + 8 * tile]);
-        }
+        ldmatrix_x4_trans(b[tile], &shared_.probabilities[buffer_][32 * pair + lane][row_base_ + 8 * tile]);
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
+        const int step = 2 * pair + half;  // of 16 keys
+        if (step % kKeyTiles == 0) {
+          for_each_register(sum.c, [](float& x, int, int, int) { x = 0.0f; });
+          if constexpr (kScaled) for_each_register(bias, [](float& x, int, int, int) { x = 0.0f; });
+#pragma unroll
+          for (int tile = 0; tile < kRowTiles; ++tile) l[tile][0] = l[tile][1] = l[tile][2] = l[tile][3] = 0.0f;
+        }
         unsigned unit[2];
+#pragma unroll
+        for (int tile = 0; tile < kRowTiles; ++tile) ones.mma(l[tile], b[tile][2 * half], b[tile][2 * half + 1]);
 #pragma unroll
         for (int group = 0; group < kColGroups; ++group) {
           unsigned a[kTilesAtOnce][4];
           unsigned scale[2];
-          values_.load(a, scale, unit, values, 32 * pair + 16 * half, group);
+          values_.load(a, scale, unit, values, 16 * step, group);
 #pragma unroll
           for (int tile = 0; tile < kRowTiles; ++tile) {
             unsigned p[2] = {b[tile][2 * half], b[tile][2 * half + 1]};
@@ -283,18 +270,29 @@ class DecodeTiles {
             }
 #pragma unroll
             for (int i = 0; i < kTilesAtOnce; ++i) {
-              mma<kMath>(out.c[group * kTilesAtOnce + i][tile], a[i], p[0], p[1]);
+              mma<kMath>(sum.c[group * kTilesAtOnce + i][tile], a[i], p[0], p[1]);
             }
           }
         }
+        if (step % kKeyTiles < kKeyTiles - 1) continue;
+        const Rows& weight = weights[step / kKeyTiles];
+        for (int slot = 0; slot < kRowSlots; ++slot) {
+          state.l[slot] = fma_rn(l[slot / 2][slot % 2] * (1.0f / kProbabilityUnit), weight[slot], state.l[slot]);
+        }
+        for_each_register(state.o.c, [&](float& x, int col_tile, int tile, int i) {
+          float product = sum.c[col_tile][tile][i];
+          if constexpr (kScaled) {
+            constexpr float kUnit = kInt8Unit / kProbabilityUnit;
+            product = fma_rn(product, kUnit, kUnit * bias[col_tile / kTilesAtOnce][tile][i % 2]);
+          }
+          x = fma_rn(product, weight[2 * tile + i % 2], x);
+        });
       }
     }
-    if constexpr (kScaled) {
-      constexpr float kUnit = kInt8Unit / kProbabilityUnit;
-      for_each_register(out.c, [&](float& x, int col_tile, int tile, int i) {
-        x = fma_rn(x, kUnit, kUnit * bias[col_tile / kTilesAtOnce][tile][i % 2]);
-      });
-    }
+  }
+
+  FLASHPORT_DEVICE void clear(Out& out) const {
+    for_each_register(out.c, [](float& x, int, int, int) { x = 0.0f; });
   }
 
   // f(to, from, slot)
@@ -382,17 +380,22 @@ class DecodeTiles {
       }
     }
   }
-  FLASHPORT_DEVICE float2& pair_of(float* rows, int tile) const {
-    return *reinterpret_cast<float2*>(&rows[row_base_ + 8 * tile + 2 * c_]);
+  // Of the rows 2 c and 2 c + 1 of a tile, among the keys of a wave of this leaf.
+  FLASHPORT_DEVICE float2& row_max(int wave, int tile) const {
+    return *reinterpret_cast<float2*>(&shared_.row_max[buffer_][wave][row_base_ + 8 * tile + 2 * c_]);
   }
-  FLASHPORT_DEVICE float2& row_sums(int key_tile, int tile) const {
-    return shared_.row_sum[key_tile][row_base_ / 8 + tile][block_.lane()];
-  }
+  FLASHPORT_DEVICE static float finite(float m) { return m == -kInfinity ? 0.0f : m; }
 
-  FLASHPORT_DEVICE static unsigned pack_probabilities(float even, float odd) {
-    return pack<kMath>(kProbabilityUnit * even, kProbabilityUnit * odd);
-  }
-
+  // Products with ones: sums over keys.
+  struct Ones {
+    unsigned a[4];
+    FLASHPORT_DEVICE Ones() {
+      for (unsigned& x : a) asm volatile("mov.b32 %0, %1;" : "=r"(x) : "n"(kMath == MathType::kBf16 ? 0x3f803f80 : 0x3c003c00));
+    }
+    FLASHPORT_DEVICE void mma(float (&c)[4], unsigned b0, unsigned b1) const {
+      FLASHPORT_TARGET::mma<kMath>(c, a, b0, b1);
+    }
+  };
   // Products with what widened int8 have too much, all 16 of A's rows alike. An operand of a constant would be put
   // together for each product anew; this one is not known to be one, and made for each leaf, which takes fewer
   // registers.
@@ -420,6 +423,7 @@ class DecodeTiles {
   KeyOperand<kCfg> keys_;
   ValueOperand<kCfg, kColGroups> values_;
   RingPlace<KvRing<kCfg>::kQueries> query_;
+  int buffer_ = 0;  // of what the waves tell each other
   bool has_query_ = false;
 };
 

@@ -34,19 +34,15 @@ class ChunkTree {
   FLASHPORT_DEVICE ChunkTree(const DecodeParams& p, const Block& block, PartialList& list)
       : p_(p), block_(block), list_(list) {}
 
-  // Adds the state of leaf `now`, and ends what ends with it.
-  FLASHPORT_DEVICE void add_leaf(const Tiles& tiles, const LeafCursor& now, const State& leaf_state) {
+  // Behind leaf `now`, which is in `state`: ends what ends with it, and clears the state for the next chunk.
+  FLASHPORT_DEVICE void end_leaf(const Tiles& tiles, const LeafCursor& now, State& state) {
     const Segment& s = now.segment;
     const int mask = (1 << s.chunk_shift) - 1;
-    if ((now.leaf & mask) == 0) {
-      chunk_ = leaf_state;
-    } else {
-      merge::merge(tiles, chunk_, leaf_state);
-    }
     const bool segment_ends = now.leaf == s.last - 1;
     if (!segment_ends && (now.leaf & mask) != mask) return;
-    end_chunk(tiles, s, now.leaf >> s.chunk_shift);
+    end_chunk(tiles, s, state, now.leaf >> s.chunk_shift);
     if (segment_ends) end_segment(tiles, s, now.line);
+    merge::clear(tiles, state);
   }
 
  private:
@@ -62,28 +58,28 @@ class ChunkTree {
     return partial(partial_number(block_.index(), params().side_partials, begin > 0 ? 0 : 1, index));
   }
 
-  FLASHPORT_DEVICE void end_chunk(const Tiles& tiles, const Segment& s, int chunk) {
+  FLASHPORT_DEVICE void end_chunk(const Tiles& tiles, const Segment& s, const State& state, int chunk) {
     const int chunks = chunks_of(s);
     const int first = chunk / kGroupChunks * kGroupChunks;
     const int last = minimum(first + kGroupChunks, chunks) - 1;
     const bool held = first >= s.chunks_before(s.first) && last < s.chunks_before(s.last);
     if (!held) {
-      store_state(tiles, partial_of(s, chunk), chunk_);
+      store_state(tiles, partial_of(s, chunk), state);
       return;
     }
     if (first == last) {
-      end_group(tiles, s, chunk_, first);
+      end_group(tiles, s, state, first);
       return;
     }
     if constexpr (kKeepsGroup) {
       if (chunk == first) {
-        group_ = chunk_;
+        group_ = state;
       } else {
-        merge::merge(tiles, group_, chunk_);
+        merge::merge(tiles, group_, state);
       }
       if (chunk == last) end_group(tiles, s, group_, first);
     } else {
-      store_state(tiles, partial(group_chunk_number(block_.index(), params().side_partials, chunk - first)), chunk_);
+      store_state(tiles, partial(group_chunk_number(block_.index(), params().side_partials, chunk - first)), state);
       if (chunk == last) combine_group(tiles, s, first, last - first + 1);
     }
   }
@@ -190,7 +186,6 @@ class ChunkTree {
   const DecodeParams& p_;
   const Block& block_;
   PartialList& list_;
-  State chunk_;
   KeptState<State, kKeepsGroup> group_;
   KeptState<State, kKeepsTile> tile_;
 };

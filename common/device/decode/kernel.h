@@ -30,6 +30,7 @@ FLASHPORT_DEVICE void decode(const DecodeParams& p, const Range& range, const Bl
   KvPipeline<kCfg> pipeline(p, block, shared, ahead);
   ChunkTree<Tiles> tree(p, block, shared.partials);
   merge::SoftmaxState<Tiles> state;
+  merge::clear(tiles, state);
   typename Tiles::Query query{};
   float scale = 0.0f;
 
@@ -45,19 +46,13 @@ FLASHPORT_DEVICE void decode(const DecodeParams& p, const Range& range, const Bl
 
     auto scores = tiles.mma_abt(query, keys);
     to_logits(tiles, p, s, now.key(), scale, scores);
-    tiles.row_max(scores, state.m);
     pipeline.refill_behind_scores(p, ahead);
-    typename Tiles::Rows reference;
-    for (int slot = 0; slot < tiles.row_slots(); ++slot) {
-      reference[slot] = state.m[slot] == -kInfinity ? 0.0f : state.m[slot];
-    }
-    tiles.for_each(scores, [&](auto& x, int slot, int) { x = exp2_approx(x - reference[slot]); });
+    const auto probabilities = tiles.exponentiate(scores);
     pipeline.await_values();
-    const auto probabilities = tiles.to_operand(scores, state.l);
-    tiles.mma_ab(probabilities, pipeline.values(), state.o);
+    tiles.accumulate(state, probabilities, pipeline.values());
     pipeline.refill_behind_values(p, ahead);
 
-    tree.add_leaf(tiles, now, state);
+    tree.end_leaf(tiles, now, state);
   }
 }
 

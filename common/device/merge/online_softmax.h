@@ -27,6 +27,16 @@ struct SoftmaxState {
   typename Tiles::Out o;
 };
 
+// The state of no keys.
+template <class Tiles>
+FLASHPORT_DEVICE void clear(const Tiles& tiles, SoftmaxState<Tiles>& state) {
+  for (int slot = 0; slot < tiles.row_slots(); ++slot) {
+    state.m[slot] = -kInfinity;
+    state.l[slot] = 0.0f;
+  }
+  tiles.clear(state.o);
+}
+
 // acc = acc joined with x
 template <class Tiles>
 FLASHPORT_DEVICE void merge(const Tiles& tiles, SoftmaxState<Tiles>& acc, const SoftmaxState<Tiles>& x) {
