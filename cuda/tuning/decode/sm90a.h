@@ -24,6 +24,7 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   // 64 x 8k, on a card that takes 494 us for bf16: 316 us, three tiles 322. Four separate blocks, {2, 3, 4, 1}, took
   // 390 where copies of 8 bytes by teams took 330.
   if (shape.kv == KvFormat::kQ8_0 && shape.rows == 8) return {2, 4, 1, 1, 4};
+  if (shape.kv == KvFormat::kBf16 && shape.rows == 8) return {4, 12, 1, 2};
   return {4, tile_bytes > 16 * 1024 ? 4 : 6, 2, 2};  // 64 x 8k: 488 us; {4, 6, 2, 1} 600, {4, 4, 3, 2} 648 (spills)
 }
 
