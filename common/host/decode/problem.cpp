@@ -27,6 +27,7 @@ struct Extents {
   bool ragged, paged, pool, csr, has_lengths;
   std::int64_t batch, q_len, num_q_heads, head_dim, head_dim_v, num_kv_heads, page_size;
   CacheAxes axes;
+  KvFormat k_format, v_format;
 };
 
 bool is_given(const TensorView& view) { return view.rank != 0 || view.data != nullptr; }
@@ -100,8 +101,11 @@ void check_scale_shape(const std::optional<TensorView>& scale, const char* name,
                      ",), got " + shape_text(*scale));
 }
 
+// The extents of a cache's rows follow from its format, which must be known before shapes are compared.
 Extents check_shapes(const DecodeArgs& a) {
   Extents e{};
+  e.k_format = cache_format(kCheck, a.k_cache, "k_cache", a.k_format, "k_format");
+  e.v_format = cache_format(kCheck, a.v_cache, "v_cache", a.v_format, "v_format");
   const int last = a.q.rank - 1;
   e.ragged = a.cu_seqlens_q.has_value();
   e.csr = a.kv_indptr.has_value();
@@ -116,17 +120,17 @@ Extents check_shapes(const DecodeArgs& a) {
   e.q_len = e.ragged ? a.max_q_len : a.q.rank == 4 ? a.q.shape[1] : 1;
   e.num_q_heads = a.q.shape[last - 1];
   e.head_dim = a.q.shape[last];
-  e.head_dim_v = stored_head_dim(a.v_cache.dtype, a.v_cache.shape[e.axes.dim]);
+  e.head_dim_v = stored_head_dim(e.v_format, a.v_cache.shape[e.axes.dim]);
   e.num_kv_heads = a.k_cache.shape[e.axes.head];
   e.page_size = e.pool ? 1 : a.k_cache.shape[e.axes.token];
 
-  if (a.k_cache.dtype == DType::kUInt8 && e.head_dim % 32 != 0) {
-    kCheck.not_supported("q8_0 needs a head_dim that is a multiple of 32, got " + std::to_string(e.head_dim));
+  if (const std::string problem = block_problem(e.k_format, "head_dim", e.head_dim); !problem.empty()) {
+    kCheck.not_supported(problem);
   }
   const char* k_text = cache_axes_text(a.k_cache.rank, a.kv_layout, false);
   const char* v_text = cache_axes_text(a.k_cache.rank, a.kv_layout, true);
-  const std::int64_t k_extent = stored_extent(a.k_cache.dtype, e.head_dim);
-  const std::int64_t v_extent = stored_extent(a.k_cache.dtype, e.head_dim_v);
+  const std::int64_t k_extent = stored_extent(e.k_format, e.head_dim);
+  const std::int64_t v_extent = stored_extent(e.v_format, e.head_dim_v);
   const std::int64_t* k = a.k_cache.shape;
   if (!e.paged && k[0] != e.batch) {
     kCheck.value_error("k_cache must have a row for each request: batch is " + std::to_string(e.batch) + ", got " +
@@ -190,7 +194,7 @@ Extents check_shapes(const DecodeArgs& a) {
 void check_dtypes(const DecodeArgs& a) {
   kCheck.dtype(a.q, "q", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
   kCheck.dtype(a.k_cache, "k_cache", {a.q.dtype, DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kUInt8});
-  kCheck.dtype(a.v_cache, "v_cache", {a.k_cache.dtype});
+  kCheck.dtype(a.v_cache, "v_cache", {a.q.dtype, DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kUInt8});
   if (is_given(a.seqlens)) kCheck.dtype(a.seqlens, "seqlens", {DType::kInt32, DType::kInt64});
   kCheck.dtype(a.block_table, "block_table", {DType::kInt32});
   kCheck.dtype(a.token_table, "token_table", {DType::kInt32});
@@ -212,7 +216,8 @@ void check_dtypes(const DecodeArgs& a) {
 std::array<Argument, 19> arguments_of(const DecodeArgs& args) {
   const auto& [q, k_cache, v_cache, seqlens, block_table, token_table, request_index, kv_indptr, kv_indices,
                kv_last_page_len, kv_layout, cu_seqlens_q, max_q_len, softmax_scale, window_left, window_right, softcap,
-               alibi_slopes, sinks, tree_mask, k_scale, v_scale, num_splits, out, lse, workspace] = args;
+               alibi_slopes, sinks, tree_mask, k_scale, v_scale, k_format, v_format, num_splits, out, lse, workspace] =
+      args;
   return {{{q, "q"},
            {k_cache, "k_cache"},
            {v_cache, "v_cache"},
@@ -235,7 +240,7 @@ std::array<Argument, 19> arguments_of(const DecodeArgs& args) {
 }
 
 // cache_params() checks how caches lie, acquire_workspace() the workspace.
-void check_memory(const DecodeArgs& a) {
+void check_memory(const DecodeArgs& a, bool writes) {
   const auto arguments = arguments_of(a);
   check_devices(kCheck, arguments);
   check_inputs_readable(kCheck, arguments);
@@ -252,6 +257,7 @@ void check_memory(const DecodeArgs& a) {
   kCheck.array(a.sinks, "sinks");
   kCheck.array(a.k_scale, "k_scale");
   kCheck.array(a.v_scale, "v_scale");
+  if (!writes) return;
   kCheck.writable(a.out, "out");
   if (a.lse) kCheck.writable(*a.lse, "lse");
   check_outputs_apart(kCheck, arguments);
@@ -284,8 +290,8 @@ const T* data_of(const std::optional<TensorView>& view) {
 void fill_layout(const DecodeArgs& a, const Extents& e, DecodeProblem& problem) {
   DecodeParams& p = problem.params;
   IndexBounds& bounds = problem.bounds;
-  p.cache.k = cache_params(kCheck, a.k_cache, "k_cache", e.axes, e.head_dim);
-  p.cache.v = cache_params(kCheck, a.v_cache, "v_cache", e.axes, e.head_dim_v);
+  p.cache.k = cache_params(kCheck, a.k_cache, "k_cache", e.axes, e.k_format, e.head_dim);
+  p.cache.v = cache_params(kCheck, a.v_cache, "v_cache", e.axes, e.v_format, e.head_dim_v);
   p.cache.page_size = std::max<std::int64_t>(e.page_size, 1);
   p.cache.page_shift = std::has_single_bit(static_cast<std::uint64_t>(p.cache.page_size))
                            ? std::countr_zero(static_cast<std::uint64_t>(p.cache.page_size))
@@ -400,18 +406,21 @@ void fill_scores(DecodeParams& params, std::optional<double> softmax_scale, doub
   }
 }
 
-DecodeProblem validate_flash_decode(const DecodeArgs& args) {
+namespace {
+
+DecodeProblem validate(const DecodeArgs& args, bool writes) {
   check_presence(args);
   check_ranks(args);
   const Extents extents = check_shapes(args);
   check_dtypes(args);
-  check_memory(args);
+  check_memory(args, writes);
   check_values(args, extents);
 
   DecodeProblem problem;
   problem.function = kCheck.function();
   problem.q = args.q;
-  problem.kv = *kv_format(args.k_cache.dtype);
+  problem.k_format = extents.k_format;
+  problem.v_format = extents.v_format;
   problem.num_splits = args.num_splits;
   problem.workspace = args.workspace;
   problem.empty = !has_elements(args.out) && (!args.lse || !has_elements(*args.lse));
@@ -421,6 +430,28 @@ DecodeProblem validate_flash_decode(const DecodeArgs& args) {
   fill_layout(args, extents, problem);
   fill_options(args, problem.params);
   return problem;
+}
+
+// `out` as a call makes it, without memory; as it is where q or v_cache has no axes to take its shape from.
+TensorView output_like(const DecodeArgs& a) {
+  TensorView out;
+  if (a.q.rank < 1 || a.v_cache.rank < 1) return out;
+  out = a.q;
+  out.data = nullptr;
+  const KvFormat v_format = cache_format(kCheck, a.v_cache, "v_cache", a.v_format, "v_format");
+  out.shape[out.rank - 1] = stored_head_dim(v_format, a.v_cache.shape[a.v_cache.rank - 1]);
+  return out;
+}
+
+}  // namespace
+
+DecodeProblem validate_flash_decode(const DecodeArgs& args) { return validate(args, true); }
+
+DecodeProblem validate_decode_size(const DecodeArgs& args) {
+  if (is_given(args.out)) return validate(args, false);
+  DecodeArgs with_out = args;
+  with_out.out = output_like(args);
+  return validate(with_out, false);
 }
 
 }  // namespace flashport

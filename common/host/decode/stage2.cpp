@@ -1,5 +1,6 @@
 // flash_decode_stage2: validate -> params -> one block per output row. Messages spell the arguments as LightLLM does.
 #include <array>
+#include <initializer_list>
 #include <limits>
 #include <string>
 
@@ -10,11 +11,13 @@
 #include "common/host/check.h"
 #include "common/host/contents.h"
 #include "common/host/devices.h"
+#include "common/host/query.h"
 
 namespace flashport {
 namespace {
 
 constexpr Check kCheck("flash_decode_stage2");
+constexpr std::initializer_list<DType> kOutTypes = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
 
 std::array<Argument, 5> arguments_of(const DecodeStage2Args& args) {
   const auto& [mid_out, mid_out_logexpsum, b_seqlen, out, lse, block_seq] = args;
@@ -47,7 +50,7 @@ void validate(const DecodeStage2Args& a) {
   kCheck.dtype(a.mid_out, "mid_out", {DType::kFloat32});
   kCheck.dtype(a.mid_out_logexpsum, "mid_out_logexpsum", {DType::kFloat32});
   kCheck.dtype(a.b_seqlen, "B_Seqlen", {DType::kInt32, DType::kInt64});
-  kCheck.dtype(a.out, "Out", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
+  kCheck.dtype(a.out, "Out", kOutTypes);
   kCheck.dtype(a.lse, "lse", {DType::kFloat32});
 
   const auto arguments = arguments_of(a);
@@ -86,7 +89,22 @@ Stage2Params stage2_params(const DecodeStage2Args& a) {
   return p;
 }
 
+const KernelEntry* answer(const DecodeStage2Query& query, std::string& reason) {
+  reason = dtype_problem("Out", query.out_dtype, kOutTypes);
+  if (!reason.empty()) return nullptr;
+  const TargetView target = find_target(query.target, reason);
+  return reason.empty() ? find_plain_kernel(target, KernelTag::kDecodeStage2, reason) : nullptr;
+}
+
 }  // namespace
+
+Support supports(const DecodeStage2Query& query) {
+  return support_answer([&](std::string& reason) { return answer(query, reason); });
+}
+
+std::string which_kernel(const DecodeStage2Query& query) {
+  return kernel_answer([&](std::string& reason) { return answer(query, reason); });
+}
 
 void flash_decode_stage2(const DecodeStage2Args& args, Stream stream) {
   validate(args);

@@ -125,7 +125,7 @@ void check_types_and_devices(const Check& check, const GatedDeltaChunkArgs& a, c
   check_devices(check, arguments);
 }
 
-void check_memory(const Check& check, const GatedDeltaChunkArgs& a, const Arguments& arguments) {
+void check_memory(const Check& check, const GatedDeltaChunkArgs& a, const Arguments& arguments, bool writes) {
   check_inputs_readable(check, arguments);
   check.inner_contiguous(a.q, "q");
   check.inner_contiguous(a.k, "k");
@@ -134,6 +134,7 @@ void check_memory(const Check& check, const GatedDeltaChunkArgs& a, const Argume
   check.array(a.dt_bias, "dt_bias");
   check.array(a.state_indices, "state_indices");
   check.array(a.cu_seqlens, "cu_seqlens");
+  if (!writes) return;
   check.writable(a.out, "out");
   check.inner_contiguous(a.out, "out");
   if (a.state) check_state_pool(check, *a.state, "state", a.update_state);
@@ -146,15 +147,13 @@ StridedRows gate_rows(const TensorView& view) {
   return {view.data, view.dtype, view.strides[0], view.strides[1], view.strides[2], 0};
 }
 
-}  // namespace
-
-GatedDeltaChunkParams gated_delta_chunk_problem(const Check& check, const GatedDeltaChunkArgs& a) {
+GatedDeltaChunkParams problem_of(const Check& check, const GatedDeltaChunkArgs& a, bool writes) {
   check_ranks(check, a);
   const std::int64_t sequences = check_shapes(check, a);
   check_combinations(check, a, sequences);
   const Arguments arguments = arguments_of(a);
   check_types_and_devices(check, a, arguments);
-  check_memory(check, a, arguments);
+  check_memory(check, a, arguments, writes);
 
   GatedDeltaChunkParams p{};
   p.batch = static_cast<std::int32_t>(sequences);
@@ -197,6 +196,20 @@ GatedDeltaChunkParams gated_delta_chunk_problem(const Check& check, const GatedD
   }
   p.scale = static_cast<float>(a.scale ? *a.scale : 1.0 / std::sqrt(static_cast<double>(a.q.shape[3])));
   return p;
+}
+
+}  // namespace
+
+GatedDeltaChunkParams gated_delta_chunk_problem(const Check& check, const GatedDeltaChunkArgs& a) {
+  return problem_of(check, a, true);
+}
+
+GatedDeltaChunkParams gated_delta_chunk_size_problem(const Check& check, const GatedDeltaChunkArgs& a) {
+  if (a.out.rank != 0 || a.out.data != nullptr) return problem_of(check, a, false);
+  GatedDeltaChunkArgs with_out = a;
+  with_out.out = a.v;
+  with_out.out.data = nullptr;
+  return problem_of(check, with_out, false);
 }
 
 }  // namespace flashport

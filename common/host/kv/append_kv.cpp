@@ -2,8 +2,10 @@
 // cache: one number that says page and offset.
 #include <algorithm>
 #include <array>
+#include <initializer_list>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include <flashport/decode.h>
 
@@ -13,12 +15,16 @@
 #include "common/host/contents.h"
 #include "common/host/devices.h"
 #include "common/host/kv/cache_layout.h"
+#include "common/host/query.h"
 
 namespace flashport {
 namespace {
 
 constexpr Check kCheck("append_kv");
-constexpr std::int64_t kUnit = 32;            // values that one thread writes
+constexpr std::initializer_list<DType> kSourceTypes = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
+constexpr std::int64_t kUnit = 32;  // values that one thread writes
+constexpr std::initializer_list<DType> kCacheTypes = {DType::kFloat32, DType::kFloat16,     DType::kBFloat16,
+                                                      DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kUInt8};
 constexpr std::int64_t kMaxBlocks = 1 << 20;  // the kernel strides over what is left
 
 void check_scale(const std::optional<TensorView>& scale, const char* name, std::int64_t num_kv_heads) {
@@ -28,7 +34,7 @@ void check_scale(const std::optional<TensorView>& scale, const char* name, std::
 }
 
 std::array<Argument, 7> arguments_of(const AppendKvArgs& args) {
-  const auto& [k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale] = args;
+  const auto& [k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale, k_format, v_format] = args;
   return {{{k, "k"},
            {v, "v"},
            {positions, "positions"},
@@ -38,7 +44,18 @@ std::array<Argument, 7> arguments_of(const AppendKvArgs& args) {
            {v_cache, "v_cache", kWritten}}};
 }
 
-void validate(const AppendKvArgs& a, CacheAxes& axes) {
+struct Formats {
+  KvFormat k, v;
+};
+
+// Why no kernel writes such a pair; empty if one does.
+std::string pair_problem(const Formats& formats) {
+  if (formats.k == formats.v) return "";
+  return "append_kv has no kernel for " + kv_formats_text(formats.k, formats.v) + "; K and V have one format";
+}
+
+// The extents of a cache's rows follow from its format, which must be known before shapes are compared.
+Formats validate(const AppendKvArgs& a, CacheAxes& axes) {
   kCheck.rank(a.k, "k", 3, "(tokens, num_kv_heads, head_dim)");
   kCheck.rank(a.v, "v", 3, "(tokens, num_kv_heads, head_dim_v)");
   kCheck.rank(a.k_cache, "k_cache", 4, cache_axes_text(4, a.kv_layout, false), 3,
@@ -54,12 +71,14 @@ void validate(const AppendKvArgs& a, CacheAxes& axes) {
   const std::int64_t tokens = a.k.shape[0];
   const std::int64_t heads = a.k.shape[1];
   kCheck.shape(a.v, "v", "(tokens, num_kv_heads, head_dim_v)", {tokens, heads, kAnyExtent});
-  if (a.k_cache.dtype == DType::kUInt8 && (a.k.shape[2] % 32 != 0 || a.v.shape[2] % 32 != 0)) {
-    kCheck.not_supported("q8_0 needs a head_dim that is a multiple of 32, got " + std::to_string(a.k.shape[2]) +
-                         " and " + std::to_string(a.v.shape[2]));
+  const Formats formats{cache_format(kCheck, a.k_cache, "k_cache", a.k_format, "k_format"),
+                        cache_format(kCheck, a.v_cache, "v_cache", a.v_format, "v_format")};
+  for (const std::string& problem :
+       {block_problem(formats.k, "head_dim", a.k.shape[2]), block_problem(formats.v, "head_dim_v", a.v.shape[2])}) {
+    if (!problem.empty()) kCheck.not_supported(problem);
   }
-  const std::int64_t k_extent = stored_extent(a.k_cache.dtype, a.k.shape[2]);
-  const std::int64_t v_extent = stored_extent(a.k_cache.dtype, a.v.shape[2]);
+  const std::int64_t k_extent = stored_extent(formats.k, a.k.shape[2]);
+  const std::int64_t v_extent = stored_extent(formats.v, a.v.shape[2]);
   const std::int64_t* cache = a.k_cache.shape;
   if (a.k_cache.rank == 3) {
     kCheck.shape(a.k_cache, "k_cache", k_text, {kAnyExtent, heads, k_extent});
@@ -79,15 +98,14 @@ void validate(const AppendKvArgs& a, CacheAxes& axes) {
     }
   }
 
-  kCheck.dtype(a.k, "k", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
+  kCheck.dtype(a.k, "k", kSourceTypes);
   kCheck.dtype(a.v, "v", {a.k.dtype});
-  kCheck.dtype(
-      a.k_cache, "k_cache",
-      {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kUInt8});
-  kCheck.dtype(a.v_cache, "v_cache", {a.k_cache.dtype});
+  kCheck.dtype(a.k_cache, "k_cache", kCacheTypes);
+  kCheck.dtype(a.v_cache, "v_cache", kCacheTypes);
   kCheck.dtype(a.positions, "positions", {DType::kInt32, DType::kInt64});
   kCheck.dtype(a.k_scale, "k_scale", {DType::kFloat32});
   kCheck.dtype(a.v_scale, "v_scale", {DType::kFloat32});
+  if (const std::string problem = pair_problem(formats); !problem.empty()) kCheck.not_supported(problem);
 
   const auto arguments = arguments_of(a);
   check_devices(kCheck, arguments);
@@ -98,11 +116,12 @@ void validate(const AppendKvArgs& a, CacheAxes& axes) {
   kCheck.writable(a.k_cache, "k_cache");
   kCheck.writable(a.v_cache, "v_cache");
   check_outputs_apart(kCheck, arguments);
+  return formats;
 }
 
 AppendSide append_side(const TensorView& source, const TensorView& cache, const char* name, CacheAxes axes,
-                       const std::optional<TensorView>& scale) {
-  const CacheParams layout = cache_params(kCheck, cache, name, axes, source.shape[2]);
+                       KvFormat format, const std::optional<TensorView>& scale) {
+  const CacheParams layout = cache_params(kCheck, cache, name, axes, format, source.shape[2]);
   AppendSide side{};
   side.src = source.data;
   side.src_stride_token = source.strides[0];
@@ -120,18 +139,44 @@ AppendSide append_side(const TensorView& source, const TensorView& cache, const 
   return side;
 }
 
+const KernelEntry* answer(const AppendQuery& query, std::string& reason) {
+  reason = dtype_problem("k", query.dtype, kSourceTypes);
+  if (!reason.empty()) return nullptr;
+  const KvFormat own = *own_format(query.dtype);
+  const Formats formats{query.k_format.value_or(own), query.v_format.value_or(own)};
+  for (const auto& [name, dim] : {std::pair{"head_dim", query.head_dim_qk}, {"head_dim_v", query.head_dim_v}}) {
+    if (dim >= 1 && dim <= std::numeric_limits<std::int32_t>::max()) continue;
+    reason = std::string(name) + " must be 1 or more and below 2^31, got " + std::to_string(dim);
+    return nullptr;
+  }
+  reason = block_problem(formats.k, "head_dim", query.head_dim_qk);
+  if (reason.empty()) reason = block_problem(formats.v, "head_dim_v", query.head_dim_v);
+  if (reason.empty()) reason = pair_problem(formats);
+  if (!reason.empty()) return nullptr;
+  const TargetView target = find_target(query.target, reason);
+  return reason.empty() ? find_plain_kernel(target, KernelTag::kAppendKv, reason) : nullptr;
+}
+
 }  // namespace
+
+Support supports(const AppendQuery& query) {
+  return support_answer([&](std::string& reason) { return answer(query, reason); });
+}
+
+std::string which_kernel(const AppendQuery& query) {
+  return kernel_answer([&](std::string& reason) { return answer(query, reason); });
+}
 
 void append_kv(const AppendKvArgs& args, Stream stream) {
   CacheAxes axes{};
-  validate(args, axes);
+  const Formats formats = validate(args, axes);
   AppendParams p{};
-  p.k = append_side(args.k, args.k_cache, "k_cache", axes, args.k_scale);
-  p.v = append_side(args.v, args.v_cache, "v_cache", axes, args.v_scale);
+  p.k = append_side(args.k, args.k_cache, "k_cache", axes, formats.k, args.k_scale);
+  p.v = append_side(args.v, args.v_cache, "v_cache", axes, formats.v, args.v_scale);
   p.tokens = args.k.shape[0];
   p.num_kv_heads = static_cast<std::int32_t>(args.k.shape[1]);
   p.src_dtype = args.k.dtype;
-  p.kv = *kv_format(args.k_cache.dtype);
+  p.kv = formats.k;
   p.slots = index_array(args.positions);
   const std::int64_t page_size = axes.token < 0 ? 1 : args.k_cache.shape[axes.token];
   p.page_size = std::max<std::int64_t>(page_size, 1);

@@ -1,5 +1,6 @@
 // merge_state and merge_states: validate -> collapse the axes between states and head_dim to two -> one block per row.
 #include <array>
+#include <initializer_list>
 #include <limits>
 #include <span>
 #include <string>
@@ -10,9 +11,12 @@
 #include "common/host/arguments.h"
 #include "common/host/check.h"
 #include "common/host/devices.h"
+#include "common/host/query.h"
 
 namespace flashport {
 namespace {
+
+constexpr std::initializer_list<DType> kMergeTypes = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
 
 // The tensors that walk through the middle axes together; b is unused where all states come in one tensor.
 enum Walker { kO, kLse, kOB, kLseB, kOut, kOutLse, kWalkers };
@@ -137,14 +141,33 @@ void run(const Check& check, MergeStatesParams& p, const Walk (&walks)[kWalkers]
   device.launch(check, stream, device.plain_kernel(check, KernelTag::kMergeStates), LaunchGrid{p.rows}, p);
 }
 
+bool is_head_dim(std::int64_t dim) { return dim >= 1 && dim <= std::numeric_limits<std::int32_t>::max(); }
+
 void check_head_dim(const Check& check, const TensorView& o, const char* name) {
-  const std::int64_t head_dim = o.shape[o.rank - 1];
-  if (head_dim < 1 || head_dim > std::numeric_limits<std::int32_t>::max()) {
+  if (!is_head_dim(o.shape[o.rank - 1])) {
     check.value_error(std::string(name) + " must have a head_dim of 1 or more, got " + shape_text(o));
   }
 }
 
+const KernelEntry* answer(const MergeQuery& query, std::string& reason) {
+  reason = dtype_problem("o", query.dtype, kMergeTypes);
+  if (reason.empty() && !is_head_dim(query.head_dim)) {
+    reason = "head_dim must be 1 or more and below 2^31, got " + std::to_string(query.head_dim);
+  }
+  if (!reason.empty()) return nullptr;
+  const TargetView target = find_target(query.target, reason);
+  return reason.empty() ? find_plain_kernel(target, KernelTag::kMergeStates, reason) : nullptr;
+}
+
 }  // namespace
+
+Support supports(const MergeQuery& query) {
+  return support_answer([&](std::string& reason) { return answer(query, reason); });
+}
+
+std::string which_kernel(const MergeQuery& query) {
+  return kernel_answer([&](std::string& reason) { return answer(query, reason); });
+}
 
 void merge_states(const MergeStatesArgs& a, Stream stream) {
   constexpr Check check("merge_states");
@@ -163,7 +186,7 @@ void merge_states(const MergeStatesArgs& a, Stream stream) {
   if (a.o.shape[0] > std::numeric_limits<std::int32_t>::max()) {
     check.value_error("o must have fewer than 2^31 states, got " + shape_text(a.o));
   }
-  check.dtype(a.o, "o", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
+  check.dtype(a.o, "o", kMergeTypes);
   check.dtype(a.lse, "lse", {DType::kFloat32});
   check.dtype(a.out, "out", {a.o.dtype});
   check.dtype(a.out_lse, "out_lse", {DType::kFloat32});
@@ -196,7 +219,7 @@ void merge_state(const MergeStateArgs& a, Stream stream) {
   check_like(check, a.out, "out", a.o_a, "o_a", 0, 0);
   check_like(check, a.out_lse, "out_lse", a.o_a, "o_a", 0, 1);
   check_head_dim(check, a.o_a, "o_a");
-  check.dtype(a.o_a, "o_a", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
+  check.dtype(a.o_a, "o_a", kMergeTypes);
   check.dtype(a.lse_a, "lse_a", {DType::kFloat32});
   check.dtype(a.o_b, "o_b", {a.o_a.dtype});
   check.dtype(a.lse_b, "lse_b", {DType::kFloat32});
