@@ -138,7 +138,7 @@ FLASHPORT_API void merge_state(const MergeStateArgs& args, Stream stream = 0);
 struct DecodeQuery {
   std::string target = "cpu";
   DType q_dtype = DType::kBFloat16;
-  std::optional<KvFormat> k_format, v_format;  // default: q_dtype's own
+  std::optional<KvFormat> k_format = {}, v_format = {};  // default: q_dtype's own
   std::int64_t head_dim_qk = 128;
   std::int64_t head_dim_v = 128;
   std::int64_t group_size = 1;  // Hq / Hkv
@@ -159,8 +159,8 @@ struct DecodeStage2Query {
 // append_kv.
 struct AppendQuery {
   std::string target = "cpu";
-  DType dtype = DType::kBFloat16;              // of k and v
-  std::optional<KvFormat> k_format, v_format;  // default: dtype's own
+  DType dtype = DType::kBFloat16;                        // of k and v
+  std::optional<KvFormat> k_format = {}, v_format = {};  // default: dtype's own
   std::int64_t head_dim_qk = 128;
   std::int64_t head_dim_v = 128;
 };

@@ -28,7 +28,7 @@ class Errors : public testing::Test {
   static DecodeCase small_case() {
     DecodeCase c{};
     c.name = "errors";
-    c.q = c.kv = Type::kF16;
+    c.q = c.k_format = c.v_format = Type::kF16;
     c.dk = c.dv = 64;
     c.hq = 4;
     c.hkv = 2;

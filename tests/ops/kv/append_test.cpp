@@ -85,6 +85,7 @@ TEST_P(Append, WritesTheReferencesBits) {
   a.v = v.view();
   a.k_cache = k_cache.view();
   a.v_cache = v_cache.view();
+  a.k_format = a.v_format = format_of(c.cache);
   a.positions = positions.view();
   a.kv_layout = heads_first ? flashport::KvLayout::kHND : flashport::KvLayout::kNHD;
   if (k_scale) a.k_scale = k_scale->view();
@@ -129,6 +130,7 @@ TEST(AppendValues, ThatAreNotFiniteMakeTheirQ8BlockNan) {
   a.v = v.view();
   a.k_cache = k_cache.view();
   a.v_cache = v_cache.view();
+  a.k_format = a.v_format = flashport::KvFormat::kQ8_0;
   a.positions = positions.view();
   flashport::append_kv(a);
   for (Tensor* cache : {&k_cache, &v_cache}) {
