@@ -227,7 +227,7 @@ TEST_F(AppendKv, TakesFormatsByName) {
   a.v_format.reset();
   a.v_cache = TensorView(scratch_at(32 << 20), DType::kBFloat16, Device{}, {64, 16, 2, 32});
   EXPECT_EQ(error_of<NotSupportedError>([&] { append_kv(a); }),
-            "append_kv: append_kv has no kernel for k=q8_0 with v=bf16; K and V have one format");
+            "append_kv: no kernel writes k=q8_0 with v=bf16; K and V must have one format");
   EXPECT_TRUE(fake_state().launches.empty());
   a.k_cache = TensorView(scratch_at(16 << 20), DType::kBFloat16, Device{}, {64, 16, 2, 64});
   a.k_format = KvFormat::kBf16;

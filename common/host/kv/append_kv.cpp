@@ -51,7 +51,7 @@ struct Formats {
 // Why no kernel writes such a pair; empty if one does.
 std::string pair_problem(const Formats& formats) {
   if (formats.k == formats.v) return "";
-  return "append_kv has no kernel for " + kv_formats_text(formats.k, formats.v) + "; K and V have one format";
+  return "no kernel writes " + kv_formats_text(formats.k, formats.v) + "; K and V must have one format";
 }
 
 // The extents of a cache's rows follow from its format, which must be known before shapes are compared.

@@ -408,7 +408,7 @@ TEST_F(PlanDecode, OtherOperationsByQuery) {
   EXPECT_EQ(supports(MergeQuery{.head_dim = 0}).reason, "head_dim must be 1 or more and below 2^31, got 0");
   EXPECT_EQ(which_kernel(AppendQuery{}), "append_kv/fakecpu");
   AppendQuery append{.target = "fakegpu", .dtype = DType::kFloat32, .k_format = KvFormat::kQ8_0};
-  EXPECT_EQ(supports(append).reason, "append_kv has no kernel for k=q8_0 with v=fp32; K and V have one format");
+  EXPECT_EQ(supports(append).reason, "no kernel writes k=q8_0 with v=fp32; K and V must have one format");
   append.v_format = KvFormat::kQ8_0;
   EXPECT_EQ(which_kernel(append), "append_kv/fakegpu");
   append.head_dim_v = 80;

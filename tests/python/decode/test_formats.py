@@ -105,7 +105,7 @@ def test_pairs_that_have_no_kernel(function):
     blocks = {k_name: np.zeros((*shape[:-1], 136), np.uint8), "k_format": "q8_0"}
     fp8 = {v_name: np.zeros(shape, FP8)}
     known = (
-        "append_kv has no kernel for {}; K and V have one format"
+        "no kernel writes {}; K and V must have one format"
         if function == "append_kv"
         else r"cpu\w* has no kernel for {}; it has fp32, bf16, fp16, fp8_e4m3, q8_0"
     )
