@@ -9,7 +9,7 @@
 
 #include <flashport/error.h>
 
-#include "common/device/kv/format.h"
+#include "common/host/kv/cache_layout.h"
 
 namespace flashport::python {
 namespace {

@@ -10,7 +10,6 @@
 #include <flashport/backend.h>
 #include <flashport/decode.h>
 
-#include "common/device/kv/format.h"
 #include "common/host/capi/calls.h"
 
 namespace flashport {
@@ -100,7 +99,8 @@ fp_status keep_capi_error(fp_status status, const char* text) {
 
 std::optional<KvFormat> to_format(std::int32_t format, const char* function, const char* name) {
   if (format == fp_format_own) return std::nullopt;
-  if (format > fp_format_own && format <= kKvFormats) return static_cast<KvFormat>(format - 1);
+  static_assert(fp_format_q8_0 - 1 == static_cast<int>(KvFormat::kQ8_0));
+  if (format > fp_format_own && format <= fp_format_q8_0) return static_cast<KvFormat>(format - 1);
   throw ValueError(std::string(function) + ": " + name + " must be one of fp_kv_format, got " + std::to_string(format));
 }
 
