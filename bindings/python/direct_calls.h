@@ -12,6 +12,9 @@ namespace py = pybind11;
 
 using Arguments = PyObject* const*;
 
+// Room for the arguments of any operation; add_operation() asserts that it suffices.
+inline constexpr int kMostArguments = 32;
+
 struct Operation {
   const char* name;
   py::object (*run)(Arguments);  // None stands for an optional argument left out
@@ -27,6 +30,7 @@ void add_operation(py::module_& module, const Operation& operation, PyMethodDef*
 
 template <const Operation& kOperation>
 void add_operation(py::module_& module) {
+  static_assert(kOperation.arguments <= kMostArguments, "raise kMostArguments");
   PyObject* (*const function)(PyObject*, Arguments, Py_ssize_t) = [](PyObject*, Arguments arguments, Py_ssize_t count) {
     return run_by_position(kOperation, arguments, count);
   };
