@@ -1,7 +1,7 @@
 // The table of functions that a backend shared object (libflashport_cuda.so, libflashport_hip.so) exports as
 // `flashport_backend`, and that the CPU backend, built in, provides as `cpu_backend()`. Everything above it is
-// vendor-free; everything below it is one vendor's runtime. Functions that can fail return null or an error text that
-// stays valid until the thread's next call.
+// vendor-free; everything below it is one vendor's runtime. A function that can fail returns null, or an error text
+// that stays valid until the thread's next call.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // The tile verbs of the chunked gated delta rule on a CPU: fp32 throughout, queries and keys widened once a chunk,
-// tiles with exactly the rows there are. A product is blocks of rows x vectors of accumulators over the depth, in index
-// order; how the blocks are cut decides no bits.
+// tiles with exactly the rows that exist. A product is computed in register tiles, rows x vectors of accumulators, each
+// over the whole depth in index order; the size of the register tiles changes no bits.
 #pragma once
 
 #include "common/device/core/scalar_access.h"
@@ -10,7 +10,7 @@
 
 namespace flashport::FLASHPORT_TARGET::gated_delta {
 
-// What a lane takes of a row in triangular.h.
+// The columns of a row that a thread takes at a time in triangular.h: one vector.
 struct TriangleLanes {
   using Columns = Vec;
   static constexpr int kColumns = kLanes;
@@ -19,10 +19,10 @@ struct TriangleLanes {
   static Vec load(const float* from) { return load_vec(from); }
   static void store(float* to, const Vec& x) { store_vec(to, x); }
   static Vec multiply_add(float factor, const Vec& x, const Vec& sum) { return fma_rn(broadcast(factor), x, sum); }
-  // 1 in column `place`, else 0.
-  static Vec unit(int place) {
+  // 1 in column `column`, else 0.
+  static Vec basis(int column) {
     Vec x = {};
-    if (place >= 0 && place < kColumns) x[place] = 1.0f;
+    if (column >= 0 && column < kColumns) x[column] = 1.0f;
     return x;
   }
 };
@@ -62,7 +62,7 @@ FLASHPORT_DEVICE void multiply_block(float* sum, int sum_pitch, FloatTile left, 
 }
 
 // sum [rows, vecs * 16] += left [rows, depth] right [depth, vecs * 16]; with kLower only the columns of `left` up to
-// the end of the diagonal's block of 16 count. Not inlined: five products of a kernel share it.
+// the end of the diagonal's sub-block count. Not inlined: five products of a kernel share it.
 template <bool kLower>
 [[gnu::noinline]] inline void multiply_tiles(float* sum, int sum_pitch, int rows, int vecs, FloatTile left, int depth,
                                              const float* right, int right_pitch) {
@@ -85,7 +85,7 @@ template <bool kLower>
   }
 }
 
-// Rows of q or k, a vector longer than they need: rows a power of two apart would share few sets of a cache.
+// Rows of q or k, one vector longer than necessary: rows that are a power of two apart would share few sets of a cache.
 template <GatedDeltaChunkConfig kCfg>
 struct KeyRows {
   static constexpr int kPitch = kCfg.head_dim_k + kLanes;
@@ -158,8 +158,8 @@ class PrepareTiles {
     }
   }
 
-  // f(row, column, token(row), token(column), k k^T, q k^T, a) gives an element of P and sets one of A, in the blocks
-  // that the diagonal meets or leaves on its upper side.
+  // f(row, column, token(row), token(column), k k^T, q k^T, a) gives an element of P and sets one of A, in the
+  // sub-blocks up to the diagonal's.
   template <class Token, class F>
   void fill_lower(const Gram& keys, const Gram& queries, const Token& token, const F& f) const {
     for (int row = 0; row < kChunkTokens; ++row) {
@@ -171,14 +171,14 @@ class PrepareTiles {
     }
   }
   void invert() const { invert_unit_lower<TriangleLanes>(block_, memory_.a, memory_.inverse); }
-  // The inverse and P, to the workspace.
-  void store(const ChunkWorkspace& workspace, std::int64_t place) const {
-    float* transform = static_cast<float*>(workspace.transforms) + place * kChunkTokens * kChunkTokens;
-    float* scores = static_cast<float*>(workspace.scores) + place * kChunkTokens * kChunkTokens;
+  // Stores the inverse and P in the workspace.
+  void store(const ChunkWorkspace& workspace, std::int64_t index) const {
+    float* inverse = static_cast<float*>(workspace.inverses) + index * kChunkTokens * kChunkTokens;
+    float* scores = static_cast<float*>(workspace.scores) + index * kChunkTokens * kChunkTokens;
     for (int row = 0; row < kChunkTokens; ++row) {
       for (int column = 0; column < (row / 16 + 1) * 16; column += kLanes) {
         const int at = row * kChunkTokens + column;
-        store_vec(transform + at, load_vec(memory_.inverse + at));
+        store_vec(inverse + at, load_vec(memory_.inverse + at));
         store_vec(scores + at, load_vec(memory_.scores + at));
       }
     }
@@ -227,20 +227,20 @@ class DeltaTiles {
     vecs_ = (live_ + kLanes - 1) / kLanes;
   }
 
-  // Brings a chunk's tiles in place of the one's before; finish(): there are no more.
-  void fetch(const ChunkPlace& place) {
-    count_ = place.tokens.count;
-    memory_.q.load(p_.q, place.q, count_, p_.head_dim_k);
-    memory_.k.load(p_.k, place.k, count_, p_.head_dim_k);
-    place_ = place.workspace;
+  // Loads a chunk's tiles in place of the tiles of the chunk before; finish() says that none is read any more.
+  void fetch(const ChunkCoord& coord) {
+    count_ = coord.tokens.count;
+    memory_.q.load(p_.q, coord.q, count_, p_.head_dim_k);
+    memory_.k.load(p_.k, coord.k, count_, p_.head_dim_k);
+    index_ = coord.index;
   }
   void finish() const {}
 
   FloatTile queries() const { return memory_.q.tile(); }
   FloatTile keys() const { return memory_.k.tile(); }
-  FloatTile transform() const { return triangle(p_.workspace.transforms); }
+  FloatTile inverse() const { return triangle(p_.workspace.inverses); }
   FloatTile scores() const { return triangle(p_.workspace.scores); }
-  const ChunkFactors& factors() const { return p_.workspace.factors[place_]; }
+  const ChunkFactors& factors() const { return p_.workspace.factors[index_]; }
 
   void zero(State& state) const { clear(state.x, p_.head_dim_k); }
   static const State& to_operand(const State& state) { return state; }
@@ -262,8 +262,8 @@ class DeltaTiles {
   }
   // S [K, V] += left^T [K, c] right [c, V]
   void add_product_transposed(State& state, FloatTile left, const Rows& right) const {
-    const FloatTile turned{left.x, left.step, left.row};
-    multiply_tiles<false>(state.x, kPitch, p_.head_dim_k, vecs_, turned, count_, right.x, kPitch);
+    const FloatTile transposed{left.x, left.step, left.row};
+    multiply_tiles<false>(state.x, kPitch, p_.head_dim_k, vecs_, transposed, count_, right.x, kPitch);
   }
   template <int kLater, class Sums>
   void settle(Sums&) const {}
@@ -312,7 +312,7 @@ class DeltaTiles {
     });
   }
 
-  // `at`: the element that the head's state begins with.
+  // `at`: the offset of the head's state, in elements.
   void load_state(State& state, const void* data, DType dtype, std::int64_t at) const {
     zero(state);
     with_loader(dtype, [&](auto row, int bytes) {
@@ -355,7 +355,7 @@ class DeltaTiles {
 
  private:
   FloatTile triangle(const void* matrices) const {
-    return {static_cast<const float*>(matrices) + place_ * kChunkTokens * kChunkTokens, kChunkTokens, 1};
+    return {static_cast<const float*>(matrices) + index_ * kChunkTokens * kChunkTokens, kChunkTokens, 1};
   }
   // f(row, first column) for each vector of a matrix of so many rows
   template <class F>
@@ -372,7 +372,7 @@ class DeltaTiles {
   ChainMemory<kCfg>& memory_;
   int column_ = 0, live_ = 0, vecs_ = 0;
   int count_ = 0;
-  std::int64_t place_ = 0;
+  std::int64_t index_ = 0;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET::gated_delta

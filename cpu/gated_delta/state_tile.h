@@ -1,6 +1,6 @@
-// A slice of a gated delta rule's state on a CPU: groups of 16 columns of V and all of K, each group a plain array in
-// the order of memory. Keys are padded to whole vectors and missing columns filled with zeros, which stay zeros. A
-// slice that lies in the pool just so and is to be stored there is worked on where it lies.
+// A slice of a gated delta rule's state on a CPU: strips of 16 columns of V and all of K, each strip a plain array in
+// the order of memory. Keys are padded to whole vectors with zeros, and columns that do not exist are zeros; both stay
+// zeros. A slice that the pool has in the same layout, and that is stored there again, is updated in the pool.
 #pragma once
 
 #include "common/device/gated_delta/config.h"
@@ -10,11 +10,11 @@
 
 namespace flashport::FLASHPORT_TARGET::gated_delta {
 
-// x[i] = the index at place(i), 0 where there is none.
+// x[i] = the index at entry(i), 0 where there is none.
 template <int kCount, class F>
-FLASHPORT_DEVICE void load_indices(const Block&, int (&x)[kCount], const F& place) {
+FLASHPORT_DEVICE void load_indices(const Block&, int (&x)[kCount], const F& entry) {
   for (int i = 0; i < kCount; ++i) {
-    const ShortIndex at = place(i);
+    const ShortIndex at = entry(i);
     x[i] = at.low == nullptr ? 0 : with_sign(*at.low, at.low[at.is_int64]);
   }
 }
@@ -34,7 +34,7 @@ FLASHPORT_DEVICE void with_loader(DType dtype, const F& f) {
   }
 }
 
-// `count` values from `first` on, of which no more are read; the others are 0.
+// `count` values from `first` on; it reads no others, which are 0.
 template <class Row>
 FLASHPORT_DEVICE Vec load_values(Row, const char* row, int bytes, int first, int count) {
   if (count >= kLanes) return Row::load(row, first);
@@ -43,7 +43,7 @@ FLASHPORT_DEVICE Vec load_values(Row, const char* row, int bytes, int first, int
   return Row::load(copy, 0);
 }
 
-// As to_bfloat16 of each lane.
+// to_bfloat16 for each element.
 FLASHPORT_DEVICE HalfBits round_bf16(Vec x) {
   using Bits = std::uint32_t __attribute__((vector_size(4 * kLanes)));
   const auto bits = reinterpret_cast<Bits>(x);
@@ -52,7 +52,7 @@ FLASHPORT_DEVICE HalfBits round_bf16(Vec x) {
   return __builtin_convertvector(rounded >> 16, HalfBits);
 }
 
-// The first `count` lanes, rounded to `dtype`.
+// Stores the first `count` elements, rounded to `dtype`.
 FLASHPORT_DEVICE void store_values(char* to, DType dtype, Vec x, int count) {
   const auto* from = reinterpret_cast<const float*>(&x);
   if (dtype == DType::kFloat32) {
@@ -75,14 +75,14 @@ FLASHPORT_DEVICE void store_values(char* to, DType dtype, Vec x, int count) {
 }
 
 // A number for each column of a slice.
-template <int kGroups>
+template <int kStrips>
 struct StateColumns {
-  Vec x[kGroups];
+  Vec x[kStrips];
 
   template <class F>
   FLASHPORT_DEVICE static StateColumns make(const F& f) {
     StateColumns made;
-    for (int g = 0; g < kGroups; ++g) made.x[g] = f(g);
+    for (int g = 0; g < kStrips; ++g) made.x[g] = f(g);
     return made;
   }
   friend FLASHPORT_DEVICE StateColumns operator-(const StateColumns& a, const StateColumns& b) {
@@ -96,13 +96,13 @@ struct StateColumns {
   }
 };
 
-// A group lies here as [K][16] where states are [K, V] in memory, else as [16][K].
+// A strip is [K][16] where states are [K, V] in memory, else [16][K].
 template <GatedDeltaConfig kCfg>
 class StateTile {
   static constexpr bool kKeyMajor = kCfg.shape.key_major != 0;
   static constexpr int kMostKeys = kCfg.shape.head_dim_k;
-  static constexpr int kGroups = kCfg.tuning.columns / kLanes;
-  static constexpr bool kInPlace = !kKeyMajor && !is_packed(kCfg.shape);  // it may lie in the pool
+  static constexpr int kStrips = kCfg.tuning.columns / kLanes;
+  static constexpr bool kInPlace = !kKeyMajor && !is_packed(kCfg.shape);  // the slice may stay in the pool
   static constexpr int kAtOnce = 4;  // columns; so many sums hide the latency of a fused multiply-add
 
  public:
@@ -112,10 +112,10 @@ class StateTile {
   struct Keys {
     alignas(64) float x[kMostKeys];
   };
-  using Columns = StateColumns<kGroups>;
-  // Something of each key.
+  using Columns = StateColumns<kStrips>;
+  // A value for each key.
   template <class T>
-  struct Shares {
+  struct KeyPart {
     T x[kMostKeys];
   };
 
@@ -131,10 +131,10 @@ class StateTile {
                   : nullptr) {}
 
   void clear() const {
-    for (int i = 0; i < groups() * padded_ * kLanes; i += kLanes) store_vec(state_ + i, Vec{});
+    for (int i = 0; i < strips() * padded_ * kLanes; i += kLanes) store_vec(state_ + i, Vec{});
   }
 
-  // `at`: the element that the head's state begins with.
+  // `at`: the offset of the head's state, in elements.
   void load(const void* data, DType dtype, std::int64_t at) {
     if (kInPlace && pool_ != nullptr && data == pool_) {
       state_ = pool_ + at + column_ * keys_;
@@ -142,8 +142,8 @@ class StateTile {
     }
     with_loader(dtype, [&](auto row, int bytes) {
       const char* from = static_cast<const char*>(data) + at * bytes;
-      for (int g = 0; g < groups(); ++g) {
-        float* state = group(g);
+      for (int g = 0; g < strips(); ++g) {
+        float* state = strip(g);
         const int first = column_ + g * kLanes;
         if constexpr (kKeyMajor) {
           for (int key = 0; key < keys_; ++key) {
@@ -164,7 +164,7 @@ class StateTile {
     });
   }
 
-  // The same from the pool, as far as that may be waited for in settle().
+  // The same from the pool; on GPUs settle() waits for it.
   void fetch(const void* data, std::int64_t at) { load(data, kCfg.shape.state, at); }
   void settle() const {}
 
@@ -172,8 +172,8 @@ class StateTile {
     const int bytes = dtype == DType::kFloat32 ? 4 : 2;
     char* to = static_cast<char*>(data) + at * bytes;
     if (kInPlace && to + column_ * keys_ * bytes == reinterpret_cast<const char*>(state_)) return;
-    for (int g = 0; g < groups(); ++g) {
-      const float* state = group(g);
+    for (int g = 0; g < strips(); ++g) {
+      const float* state = strip(g);
       const int first = column_ + g * kLanes;
       if constexpr (kKeyMajor) {
         for (int key = 0; key < keys_; ++key) {
@@ -190,7 +190,7 @@ class StateTile {
     }
   }
 
-  // k, q and v of one type, from the elements that they begin with; v's first is that of the slice.
+  // k, q and v, all of one type, from their offsets; at_v is that of the slice's first column.
   void load_inputs(const GatedDeltaUpdateParams& p, std::int64_t at_k, std::int64_t at_q, std::int64_t at_v, Keys& k,
                    Keys& q, Columns& v) const {
     with_loader(p.q.dtype, [&](auto row, int bytes) {
@@ -205,14 +205,14 @@ class StateTile {
     });
   }
   template <class T, class F>
-  void load_shares(Shares<T>& shares, const F& f) const {
-    for (int key = 0; key < keys_; ++key) shares.x[key] = f(key);
+  void load_key_part(KeyPart<T>& part, const F& f) const {
+    for (int key = 0; key < keys_; ++key) part.x[key] = f(key);
   }
   template <class T, class F>
-  void set_keys(Keys& keys, const Shares<T>& shares, const F& f) const {
-    for (int key = 0; key < padded_; ++key) keys.x[key] = key < keys_ ? f(shares.x[key]) : 0.0f;
+  void set_keys(Keys& keys, const KeyPart<T>& part, const F& f) const {
+    for (int key = 0; key < padded_; ++key) keys.x[key] = key < keys_ ? f(part.x[key]) : 0.0f;
   }
-  // f(column of the head); 0 for one that is missing.
+  // f(column of the head); 0 for a column that does not exist.
   template <class F>
   Columns make_columns(const F& f) const {
     return Columns::make([&](int g) {
@@ -231,7 +231,7 @@ class StateTile {
   }
   void store_columns(void* data, DType dtype, std::int64_t at, const Columns& columns) const {
     const int bytes = dtype == DType::kFloat32 ? 4 : 2;
-    for (int g = 0; g < groups(); ++g) {
+    for (int g = 0; g < strips(); ++g) {
       store_values(static_cast<char*>(data) + (at + g * kLanes) * bytes, dtype, columns.x[g], live(g));
     }
   }
@@ -255,10 +255,10 @@ class StateTile {
     project(decayed_k, decayed_q, read, carried);
   }
 
-  // Each column of S by its factor.
+  // Multiplies each column of S by its factor.
   void scale_columns(const Columns& factors) const {
-    for (int g = 0; g < groups(); ++g) {
-      float* state = group(g);
+    for (int g = 0; g < strips(); ++g) {
+      float* state = strip(g);
       for (int row = 0; row < kLanes; ++row) {  // a column, or as many elements of all of them
         const Vec factor = kKeyMajor ? factors.x[g] : broadcast(factors.x[g][row]);
         for (int i = row * padded_; i < (row + 1) * padded_; i += kLanes) {
@@ -276,17 +276,17 @@ class StateTile {
   }
 
  private:
-  int groups() const { return minimum(kGroups, (columns_ - column_ + kLanes - 1) / kLanes); }
-  int live(int g) const { return columns_ - column_ - g * kLanes; }  // columns from this group on
-  float* group(int g) const { return state_ + g * padded_ * kLanes; }
+  int strips() const { return minimum(kStrips, (columns_ - column_ + kLanes - 1) / kLanes); }
+  int live(int g) const { return columns_ - column_ - g * kLanes; }  // columns from this strip on
+  float* strip(int g) const { return state_ + g * padded_ * kLanes; }
 
   void project(const Keys& k, const Keys& q, Columns& read, Columns& carried) const {
-    for (int g = 0; g < kGroups; ++g) read.x[g] = carried.x[g] = Vec{};
-    for (int g = 0; g < groups(); ++g) {
+    for (int g = 0; g < kStrips; ++g) read.x[g] = carried.x[g] = Vec{};
+    for (int g = 0; g < strips(); ++g) {
       if constexpr (kKeyMajor) {
-        project_rows(group(g), k, q, read.x[g], carried.x[g]);
+        project_rows(strip(g), k, q, read.x[g], carried.x[g]);
       } else {
-        project_columns(group(g), k, q, read.x[g], carried.x[g]);
+        project_columns(strip(g), k, q, read.x[g], carried.x[g]);
       }
     }
   }
@@ -324,10 +324,10 @@ class StateTile {
     carried = sum_each(q_sum);
   }
 
-  // The decay of a key, and those of 16 keys from one on.
+  // decay(key) is the decay of a key, decays(key) the vector of decays from that key on.
   template <class Decay, class Decays>
   void update(const Decay& decay, const Decays& decays, const Keys& k, const Columns& u) const {
-    const int keys = padded_, count = groups();  // members would be read again after each store
+    const int keys = padded_, count = strips();  // members would be read again after each store
     for (int g = 0; g < count; ++g) {
       float* state = state_ + g * keys * kLanes;
       if constexpr (kKeyMajor) {
@@ -345,8 +345,8 @@ class StateTile {
 #pragma GCC unroll 4
             for (int i = 0; i < kAtOnce; ++i) {
               float* at = state + (column + i) * keys + key;
-              // The slice behind this one in the pool is most likely this thread's next.
-              if constexpr (kInPlace) __builtin_prefetch(at + kGroups * kLanes * keys, 1, 2);
+              // The next slice in the pool is most likely this thread's next.
+              if constexpr (kInPlace) __builtin_prefetch(at + kStrips * kLanes * keys, 1, 2);
               store_vec(at, fma_rn(at_k, factors[i], load_vec(at) * kept));
             }
           }

@@ -80,25 +80,25 @@ class KvPipeline {
 
   // Waits for the oldest leaf's keys.
   FLASHPORT_DEVICE const char* keys() const {
-    mbarrier_wait(&ring_.ready[place_.tile], place_.phase);
-    return first_ring_.tiles[place_.tile];
+    mbarrier_wait(&ring_.ready[place_.stage], place_.phase);
+    return first_ring_.tiles[place_.stage];
   }
   FLASHPORT_DEVICE void refill_behind_keys(const DecodeParams&, LeafCursor&) const {}
   FLASHPORT_DEVICE void refill_behind_scores(const DecodeParams&, LeafCursor&) { release(); }
-  FLASHPORT_DEVICE void await_values() const { mbarrier_wait(&ring_.ready[place_.tile], place_.phase); }
-  FLASHPORT_DEVICE const char* values() const { return first_ring_.tiles[place_.tile]; }
+  FLASHPORT_DEVICE void await_values() const { mbarrier_wait(&ring_.ready[place_.stage], place_.phase); }
+  FLASHPORT_DEVICE const char* values() const { return first_ring_.tiles[place_.stage]; }
   FLASHPORT_DEVICE void refill_behind_values(const DecodeParams&, LeafCursor&) { release(); }
   FLASHPORT_DEVICE void await_ends() const { barrier_await(kEndsBarrier, kCfg.tuning.teams * ends_threads(kCfg)); }
 
  private:
   FLASHPORT_DEVICE void release() {
-    mbarrier_arrive(&ring_.free[place_.tile]);
+    mbarrier_arrive(&ring_.free[place_.stage]);
     place_.next();
   }
 
   KvRing<kCfg>& ring_;
   const KvRing<kCfg>& first_ring_;
-  RingPlace<KvRing<kCfg>::kTiles> place_;
+  PipelineState<KvRing<kCfg>::kTiles> place_;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET::decode

@@ -127,14 +127,14 @@ class KvProducer {
   }
 
   FLASHPORT_DEVICE void bring_query(const DecodeParams& p, const Segment& s) {
-    mbarrier_wait(&ring_.query_free[query_.tile], query_.phase ^ 1);
-    copy_query<kCfg>(p, s, block_, ring_.queries[query_.tile]);
+    mbarrier_wait(&ring_.query_free[query_.stage], query_.phase ^ 1);
+    copy_query<kCfg>(p, s, block_, ring_.queries[query_.stage]);
     query_.next();
   }
 
   // What lies in a tile of all teams' heads is given back to each team's ring.
   FLASHPORT_DEVICE void await_free() const {
-    for (int head = 0; head < kHeads; ++head) mbarrier_wait(&ring_of(head).free[place_.tile], place_.phase ^ 1);
+    for (int head = 0; head < kHeads; ++head) mbarrier_wait(&ring_of(head).free[place_.stage], place_.phase ^ 1);
   }
 
   FLASHPORT_DEVICE bool has_all_rows(const LeafCursor& ahead) const {
@@ -182,10 +182,10 @@ class KvProducer {
     hand_over();
   }
   FLASHPORT_DEVICE void hand_over() {
-    for (int team = 0; team < kTeams; ++team) mbarrier_arrive_behind_copies(&ring_of(team).ready[place_.tile]);
+    for (int team = 0; team < kTeams; ++team) mbarrier_arrive_on_copies(&ring_of(team).ready[place_.stage]);
     place_.next();
   }
-  FLASHPORT_DEVICE char* tile() const { return teams_[0].ring.tiles[place_.tile]; }
+  FLASHPORT_DEVICE char* tile() const { return teams_[0].ring.tiles[place_.stage]; }
   // Where in the tile's rows what the wave brings begins.
   template <class Layout>
   FLASHPORT_DEVICE int first_byte(int head) const {
@@ -269,8 +269,8 @@ class KvProducer {
   const Block& block_;
   Shared* teams_;
   KvRing<kCfg>& ring_;
-  RingPlace<KvRing<kCfg>::kTiles> place_;
-  RingPlace<KvRing<kCfg>::kQueries> query_;
+  PipelineState<KvRing<kCfg>::kTiles> place_;
+  PipelineState<KvRing<kCfg>::kQueries> query_;
   const bool as_stored_;
 };
 

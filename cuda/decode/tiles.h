@@ -121,7 +121,7 @@ class DecodeTiles {
       values_ = {lane, col_wave * kColGroups, head_place<typename Tile::Values>(team, s.kv_head, together)};
     }
     if (has_query_) {
-      mbarrier_arrive(&shared_.ring.query_free[query_.tile]);
+      mbarrier_arrive(&shared_.ring.query_free[query_.stage]);
       query_.next();
     }
     has_query_ = true;
@@ -418,7 +418,7 @@ class DecodeTiles {
   // B operands of 8 query rows and the 32 dims of a pair of steps, in the order of the key operand.
   FLASHPORT_DEVICE void query_operand(unsigned (&b)[4], int tile, int pair) const {
     const int lane = block_.lane();
-    ldmatrix_x4(b, &shared_.ring.queries[query_.tile].rows[row_base_ + 8 * tile + lane % 8][32 * pair + lane / 8 * 8]);
+    ldmatrix_x4(b, &shared_.ring.queries[query_.stage].rows[row_base_ + 8 * tile + lane % 8][32 * pair + lane / 8 * 8]);
   }
 
   const Block& block_;
@@ -426,7 +426,7 @@ class DecodeTiles {
   int live_rows_, row_base_, col_wave_, g_, c_;
   KeyOperand<kCfg> keys_;
   ValueOperand<kCfg, kColGroups> values_;
-  RingPlace<KvRing<kCfg>::kQueries> query_;
+  PipelineState<KvRing<kCfg>::kQueries> query_;
   bool has_query_ = false;
 };
 

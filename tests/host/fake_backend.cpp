@@ -29,11 +29,11 @@ constexpr KernelEntry update(const char* key, int head_dim_k, GateForm gate, DTy
 constexpr KernelEntry chunk(const char* key, KernelTag tag, MathType math, int head_dim_k) {
   return {.key = key, .tag = tag, .threads = 128, .shape = {.gated_delta_chunk = {math, head_dim_k}}};
 }
-// One whose blocks have teams, and which announces its work.
-constexpr KernelEntry announcing(KernelEntry kernel, int threads, int teams) {
+// One whose blocks have teams, and which signals its work.
+constexpr KernelEntry signalling(KernelEntry kernel, int threads, int teams) {
   kernel.threads = threads;
   kernel.teams = teams;
-  kernel.announces = true;
+  kernel.signals = true;
   return kernel;
 }
 
@@ -51,7 +51,7 @@ const KernelEntry kGpuKernels[] = {
     plain("decode_stage2/fakegpu", KernelTag::kDecodeStage2, 128),
     plain("merge_states/fakegpu", KernelTag::kMergeStates, 128),
     plain("append_kv/fakegpu", KernelTag::kAppendKv, 128),
-    announcing(chunk("gated_delta_prepare/bf16/k64/fakegpu", KernelTag::kGatedDeltaPrepare, kB16, 64), 512, 4),
+    signalling(chunk("gated_delta_prepare/bf16/k64/fakegpu", KernelTag::kGatedDeltaPrepare, kB16, 64), 512, 4),
     chunk("gated_delta_chunk/bf16/k64/fakegpu", KernelTag::kGatedDeltaChunk, kB16, 64),
     chunk("gated_delta_prepare/bf16/k128/fakegpu", KernelTag::kGatedDeltaPrepare, kB16, 128),
     chunk("gated_delta_chunk/bf16/k128/fakegpu", KernelTag::kGatedDeltaChunk, kB16, 128),

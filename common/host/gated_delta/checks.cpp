@@ -16,9 +16,7 @@ void check_head_dim(const Check& check, const char* name, std::int64_t dim) {
   if (const std::string problem = head_dim_problem(name, dim); !problem.empty()) check.not_supported(problem);
 }
 
-std::string at_text(const char* name, std::int64_t place) {
-  return std::string(name) + "[" + std::to_string(place) + "]";
-}
+std::string at_text(const char* name, std::int64_t i) { return std::string(name) + "[" + std::to_string(i) + "]"; }
 
 }  // namespace
 
@@ -85,7 +83,7 @@ std::int32_t extent_of(const TensorView& view, int axis) {
 
 void check_slots(const Check& check, const HostIndices& indices, std::int64_t count, const char* name, const char* pool,
                  std::int64_t slots, bool written) {
-  std::vector<std::pair<std::int64_t, std::int64_t>> taken;  // slot, place
+  std::vector<std::pair<std::int64_t, std::int64_t>> taken;  // slot, sequence
   for (std::int64_t n = 0; n < count; ++n) {
     if (indices[n] >= slots) {
       check.value_error(at_text(name, n) + " = " + std::to_string(indices[n]) + " must be below " +

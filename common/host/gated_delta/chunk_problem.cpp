@@ -71,7 +71,7 @@ std::int64_t check_shapes(const Check& check, const GatedDeltaChunkArgs& a) {
   return sequences;
 }
 
-// What is given only together, and numbers.
+// Arguments that must be passed together, and numbers.
 void check_combinations(const Check& check, const GatedDeltaChunkArgs& a, std::int64_t sequences) {
   if (a.state_indices && !a.state) check.value_error("state_indices needs state; pass the pool, or neither");
   if (a.state && !a.state_indices && a.state->shape[0] < sequences) {

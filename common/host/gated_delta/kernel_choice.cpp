@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::int64_t kLeastHeadDim = 16, kHeadDimStep = 8;
 
-// What the request asks of no target; empty if nothing.
+// Why no target serves the request; empty if some may.
 std::string limit_reason(const GatedDeltaRequest& r) {
   if (std::string problem = dtype_problem("q", r.q, kDeltaTypes); !problem.empty()) return problem;
   if (std::string problem = dtype_problem("state", r.state, kStateTypes); !problem.empty()) return problem;
@@ -73,7 +73,7 @@ const KernelEntry* choose_gated_delta_update(const TargetView& target, const Gat
   reason = limit_reason(request);
   if (!reason.empty()) return nullptr;
   const int key_major = request.layout == StateLayout::kKV ? 1 : 0;
-  // Kernels of any gates take pools of more than one type; they alone have fp16.
+  // Kernels of any gates take pools of more than one type; no other kernels take fp16 pools.
   const bool is_half = request.state == DType::kFloat16;
   const GateForm gate = is_half ? GateForm::kAny : request.gate;
   const DType state = gate == GateForm::kAny && !is_half ? DType::kFloat32 : request.state;

@@ -145,7 +145,7 @@ Sizes check_shapes(const Check& check, const GatedDeltaUpdateArgs& a) {
   return s;
 }
 
-// What is given only together, and the room for tokens.
+// Arguments that must be passed together, and the room for tokens.
 void check_combinations(const Check& check, const GatedDeltaUpdateArgs& a, const Sizes& s) {
   if (a.a && a.g) check.value_error("a and g must not both be given; a is what g is made of with A_log");
   if (a.a.has_value() != a.a_log.has_value()) {

@@ -62,7 +62,7 @@ struct TriangleLanes {
   static float load(const float* from) { return *from; }
   static void store(float* to, float x) { *to = x; }
   static float multiply_add(float factor, float x, float sum) { return std::fma(factor, x, sum); }
-  static float unit(int place) { return place == 0 ? 1.0f : 0.0f; }
+  static float basis(int column) { return column == 0 ? 1.0f : 0.0f; }
 };
 
 class Block {

@@ -210,7 +210,7 @@ TEST_F(CInterface, RunsTheGatedDeltaRuleByChunks) {
   EXPECT_EQ(p.beta_factor, 2.0f);
   EXPECT_EQ(p.update_state, 0);
   EXPECT_EQ(p.a_log, t.heads.data);
-  EXPECT_EQ(p.workspace.transforms, workspace.data);
+  EXPECT_EQ(p.workspace.inverses, workspace.data);
   args.state_layout = fp_kv;
   EXPECT_EQ(fp_gated_delta_chunk_workspace_size(&args, &bytes), fp_value_error);
   EXPECT_EQ(std::string(fp_last_error()).find("gated_delta_chunk_workspace_size: state must have shape"), 0u);

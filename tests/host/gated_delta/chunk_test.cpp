@@ -85,7 +85,7 @@ TEST_F(GatedDeltaChunkHost, LaunchesTwoKernelsWithTheSameParams) {
   EXPECT_FLOAT_EQ(p.beta_factor, 2.0f);
   EXPECT_FLOAT_EQ(p.scale, 1.0f / std::sqrt(32.0f));
   const auto* scores = static_cast<const char*>(p.workspace.scores);
-  EXPECT_EQ(scores - static_cast<const char*>(p.workspace.transforms), 4 * 4 * 64 * 64 * 4);
+  EXPECT_EQ(scores - static_cast<const char*>(p.workspace.inverses), 4 * 4 * 64 * 64 * 4);
   EXPECT_EQ(reinterpret_cast<const char*>(p.workspace.factors) - scores, 4 * 4 * 64 * 64 * 4);
 }
 
@@ -97,8 +97,9 @@ TEST_F(GatedDeltaChunkHost, CutsPackedSequencesWithoutTheirLengths) {
   ASSERT_EQ(fake_state().launches.size(), 2u);
   EXPECT_EQ(fake_state().launches[0].grid, (70 / 64 + 3) * 2);
   EXPECT_EQ(fake_state().launches[1].grid, 3 * 4 * 2);
-  const std::int64_t place = 2 * 64 * 64 * 4 + static_cast<std::int64_t>(sizeof(ChunkFactors) + sizeof(unsigned));
-  EXPECT_EQ(gated_delta_chunk_workspace_size(inputs.args), (70 / 64 + 3) * 4 * place);
+  const std::int64_t head_chunk_bytes =
+      2 * 64 * 64 * 4 + static_cast<std::int64_t>(sizeof(ChunkFactors) + sizeof(unsigned));
+  EXPECT_EQ(gated_delta_chunk_workspace_size(inputs.args), (70 / 64 + 3) * 4 * head_chunk_bytes);
 }
 
 // 16 chains, and 80 chunks for blocks of four teams that stride over them.
@@ -108,7 +109,7 @@ TEST_F(GatedDeltaChunkHost, RunsTheChainBesideTheChunksWhereHalfOfTheDeviceIsLef
   GatedDeltaChunkArgs& a = inputs.args;
   struct Expected {
     int multiprocessors, prepare_blocks, chain_blocks;
-    bool beside;
+    bool concurrent;
   };
   for (const Expected& e :
        {Expected{32, 64, 16, true}, {31, 124, 16, false}, {3, 12, 3, false}, {120, 320, 16, true}}) {
@@ -121,8 +122,8 @@ TEST_F(GatedDeltaChunkHost, RunsTheChainBesideTheChunksWhereHalfOfTheDeviceIsLef
     EXPECT_EQ(fake_state().launches[1].grid, e.chain_blocks);
     for (const Launch& launch : fake_state().launches) {
       const auto p = launch.as<GatedDeltaChunkParams>();
-      EXPECT_EQ(p.workspace.prepared != nullptr, e.beside) << launch.key;
-      EXPECT_EQ(p.workspace.slots, 40);
+      EXPECT_EQ(p.workspace.signals != nullptr, e.concurrent) << launch.key;
+      EXPECT_EQ(p.workspace.chunks, 40);
     }
   }
   set_multiprocessor_limit(32);
@@ -133,7 +134,7 @@ TEST_F(GatedDeltaChunkHost, RunsTheChainBesideTheChunksWhereHalfOfTheDeviceIsLef
     a.state_indices->shape[0] = sequences;
     gated_delta_chunk(a);
     const auto p = fake_state().launches.back().as<GatedDeltaChunkParams>();
-    EXPECT_NE(p.workspace.prepared, nullptr);
+    EXPECT_NE(p.workspace.signals, nullptr);
   }
   set_multiprocessor_limit(0);
 }
@@ -159,7 +160,7 @@ TEST_F(GatedDeltaChunkHost, TakesTheCallersWorkspace) {
   gated_delta_chunk(inputs.args);
   EXPECT_EQ(fake_state().allocations, allocations);
   ASSERT_EQ(fake_state().launches.size(), 2u);
-  EXPECT_EQ(fake_state().launches[0].as<GatedDeltaChunkParams>().workspace.transforms, scratch_at(28 << 20));
+  EXPECT_EQ(fake_state().launches[0].as<GatedDeltaChunkParams>().workspace.inverses, scratch_at(28 << 20));
 }
 
 // Without tokens there is nothing to do but to copy states to final_states.

@@ -63,7 +63,7 @@ TEST_F(GatedDeltaHost, FillsTheParams) {
   EXPECT_EQ(p.tokens, 3);
   EXPECT_EQ(p.by_v_heads.value, 4u);
   EXPECT_EQ(p.by_heads.value, 2u);
-  EXPECT_EQ(p.by_slices_of_head.value, 4u);
+  EXPECT_EQ(p.by_head_slices.value, 4u);
   EXPECT_EQ(p.a.stride_seq, 12);
   EXPECT_EQ(p.a.stride_head, 1);
   EXPECT_EQ(p.a.stride_dim, 0);
@@ -180,7 +180,7 @@ TEST_F(GatedDeltaHost, ChoosesTheKernelByTheGates) {
             any);
 }
 
-// Kernels of fp16 states take all gates, and fp32 states beside.
+// Kernels of fp16 states take all gates, and fp32 states too.
 TEST_F(GatedDeltaHost, ChoosesTheKernelByTheStates) {
   Inputs inputs;
   GatedDeltaUpdateArgs& args = inputs.args;
