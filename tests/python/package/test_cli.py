@@ -257,8 +257,10 @@ def test_an_output_that_nobody_reads(arguments):
     assert (result.returncode, result.stderr) == (-signal.SIGPIPE, "")
 
 
-def test_an_output_that_is_full():
+@pytest.mark.parametrize("arguments", [("support", "--kernels"), ("support", "--target", "cpu"), ("--version",)])
+def test_an_output_that_is_full(arguments):
+    """Whether it is longer than the buffer of the output or not."""
     with Path("/dev/full").open("w") as full:
-        result = command("support", stdout=full)
+        result = command(*arguments, stdout=full)
     assert result.returncode == 1
     assert result.stderr.splitlines()[0] == "flashport: [Errno 28] No space left on device"
