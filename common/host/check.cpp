@@ -98,12 +98,12 @@ void Check::shape(const TensorView& view, const char* name, const char* axes,
               shape_text(view));
 }
 
-std::string dtype_problem(const char* name, DType type, std::initializer_list<DType> allowed) {
-  if (is_among(type, allowed)) return "";
+std::string dtype_problem(const char* name, DType type, const DTypes& allowed) {
+  if (allowed.has(type)) return "";
   std::string text = std::string(name) + " must be ";
-  for (const DType* one = allowed.begin(); one != allowed.end(); ++one) {
-    if (one != allowed.begin()) text += one + 1 == allowed.end() ? " or " : ", ";
-    text += dtype_name(*one);
+  for (int i = 0; i < allowed.count(); ++i) {
+    if (i > 0) text += i + 1 == allowed.count() ? " or " : ", ";
+    text += dtype_name(allowed[i]);
   }
   return text + ", got " + dtype_name(type);
 }
@@ -156,6 +156,18 @@ void Check::contiguous(const TensorView& view, const char* name) const {
       if (!has_elements(view)) return;
       value_error(std::string(name) + " must be contiguous, got shape " + shape_text(view) + " with strides " +
                   strides_text(view) + "; pass a contiguous copy");
+    }
+    step *= view.shape[axis];
+  }
+}
+
+void Check::contiguous_slots(const TensorView& view, const char* name) const {
+  if (!has_elements(view)) return;
+  std::int64_t step = 1;
+  for (int axis = view.rank - 1; axis > 0; --axis) {
+    if (view.shape[axis] != 1 && view.strides[axis] != step) {
+      value_error(std::string(name) + " must be contiguous within a slot, got shape " + shape_text(view) +
+                  " with strides " + strides_text(view) + "; only its first axis may have another stride");
     }
     step *= view.shape[axis];
   }

@@ -2,7 +2,6 @@
 #include "common/host/decode/problem.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -49,49 +48,57 @@ void check_presence(const DecodeArgs& a) {
   }
 }
 
-void check_scale_rank(const std::optional<TensorView>& scale, const char* name) {
-  if (scale && scale->rank != 0) kCheck.rank(*scale, name, 1, "(1 or num_kv_heads)");
-}
+ArgumentTable<19> table_of(const DecodeArgs& args) {
+  const auto& [q, k_cache, v_cache, seqlens, block_table, token_table, request_index, kv_indptr, kv_indices,
+               kv_last_page_len, kv_layout, cu_seqlens_q, max_q_len, softmax_scale, window_left, window_right, softcap,
+               alibi_slopes, sinks, tree_mask, k_scale, v_scale, num_splits, out, lse, workspace] = args;
+  const bool ragged = cu_seqlens_q.has_value(), per_token = !ragged && q.rank == 4;
+  const Axes pages = {4, cache_axes_text(4, kv_layout, false)}, slots = {3, cache_axes_text(3, kv_layout, false)};
+  const DTypes kv_types = {q.dtype, DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kUInt8};
+  const Axes scale_axes = {1, "(1 or num_kv_heads)", Rank::kOrScalar};
+  constexpr DTypes kFloats = {DType::kFloat16, DType::kBFloat16, DType::kFloat32}, kFloat = {DType::kFloat32};
+  constexpr DTypes kInt = {DType::kInt32}, kInts = {DType::kInt32, DType::kInt64};
+  using enum Strides;
 
-void check_ranks(const DecodeArgs& a) {
-  const bool ragged = a.cu_seqlens_q.has_value();
+  ArgumentTable<19> table;
   if (ragged) {
-    kCheck.rank(a.q, "q", 3, "(total_q, num_q_heads, head_dim)");
+    table.add(q, "q", kRead, kFloats, kAny, {3, "(total_q, num_q_heads, head_dim)"});
   } else {
-    kCheck.rank(a.q, "q", 3, "(batch, num_q_heads, head_dim)", 4, "(batch, q_len, num_q_heads, head_dim)");
+    table.add(q, "q", kRead, kFloats, kAny, {3, "(batch, num_q_heads, head_dim)"},
+              {4, "(batch, q_len, num_q_heads, head_dim)"});
   }
-  if (a.token_table) {
-    kCheck.rank(a.k_cache, "k_cache", 3, cache_axes_text(3, a.kv_layout, false));
-  } else if (a.block_table || a.kv_indptr) {
-    kCheck.rank(a.k_cache, "k_cache", 4, cache_axes_text(4, a.kv_layout, false), 3,
-                cache_axes_text(3, a.kv_layout, false));
+  // cache_params() checks how caches lie.
+  if (block_table || kv_indptr) {
+    table.add(k_cache, "k_cache", kRead, kv_types, kAny, pages, slots);
   } else {
-    kCheck.rank(a.k_cache, "k_cache", 4, cache_axes_text(4, a.kv_layout, false));
+    table.add(k_cache, "k_cache", kRead, kv_types, kAny, token_table ? slots : pages);
   }
-  kCheck.rank(a.v_cache, "v_cache", a.k_cache.rank, cache_axes_text(a.k_cache.rank, a.kv_layout, true));
-  if (is_given(a.seqlens)) kCheck.rank(a.seqlens, "seqlens", 1, "(batch)");
-  kCheck.rank(a.block_table, "block_table", 2, "(batch, max_pages)");
-  kCheck.rank(a.token_table, "token_table", 2, "(requests, max_len)");
-  kCheck.rank(a.request_index, "request_index", 1, "(batch)");
-  kCheck.rank(a.kv_indptr, "kv_indptr", 1, "(batch + 1)");
-  kCheck.rank(a.kv_indices, "kv_indices", 1, "(pages)");
-  kCheck.rank(a.kv_last_page_len, "kv_last_page_len", 1, "(batch)");
-  kCheck.rank(a.cu_seqlens_q, "cu_seqlens_q", 1, "(batch + 1)");
-  if (a.alibi_slopes) {
-    kCheck.rank(*a.alibi_slopes, "alibi_slopes", 1, "(num_q_heads)", 2, "(batch, num_q_heads)");
-  }
-  kCheck.rank(a.sinks, "sinks", 1, "(num_q_heads)");
-  kCheck.rank(a.tree_mask, "tree_mask", ragged ? 1 : 2, ragged ? "(total_q)" : "(batch, q_len)");
-  check_scale_rank(a.k_scale, "k_scale");
-  check_scale_rank(a.v_scale, "v_scale");
-  if (a.q.rank == 4) {
-    kCheck.rank(a.out, "out", 4, "(batch, q_len, num_q_heads, head_dim_v)");
-    kCheck.rank(a.lse, "lse", 3, "(batch, q_len, num_q_heads)");
-  } else {
-    kCheck.rank(a.out, "out", 3, ragged ? "(total_q, num_q_heads, head_dim_v)" : "(batch, num_q_heads, head_dim_v)");
-    kCheck.rank(a.lse, "lse", 2, ragged ? "(total_q, num_q_heads)" : "(batch, num_q_heads)");
-  }
-  kCheck.rank(a.workspace, "workspace", 1, "(bytes)");
+  table.add(v_cache, "v_cache", kRead, {k_cache.dtype}, kAny,
+            {k_cache.rank, cache_axes_text(k_cache.rank, kv_layout, true)});
+  if (is_given(seqlens)) table.add(seqlens, "seqlens", kRead, kInts, kContiguous, {1, "(batch)"});
+  table.add(block_table, "block_table", kRead, kInt, kUnitInner, {2, "(batch, max_pages)"});
+  table.add(token_table, "token_table", kRead, kInt, kUnitInner, {2, "(requests, max_len)"});
+  table.add(request_index, "request_index", kRead, kInts, kContiguous, {1, "(batch)"});
+  table.add(kv_indptr, "kv_indptr", kRead, kInt, kContiguous, {1, "(batch + 1)"});
+  table.add(kv_indices, "kv_indices", kRead, kInt, kContiguous, {1, "(pages)"});
+  table.add(kv_last_page_len, "kv_last_page_len", kRead, kInt, kContiguous, {1, "(batch)"});
+  table.add(cu_seqlens_q, "cu_seqlens_q", kRead, kInt, kContiguous, {1, "(batch + 1)"});
+  table.add(alibi_slopes, "alibi_slopes", kRead, kFloat, kUnitInner, {1, "(num_q_heads)"}, {2, "(batch, num_q_heads)"});
+  table.add(sinks, "sinks", kRead, kFloat, kContiguous, {1, "(num_q_heads)"});
+  table.add(tree_mask, "tree_mask", kRead, {DType::kUInt32}, kUnitInner,
+            ragged ? Axes{1, "(total_q)"} : Axes{2, "(batch, q_len)"});
+  table.add(k_scale, "k_scale", kRead, kFloat, kContiguous, scale_axes);
+  table.add(v_scale, "v_scale", kRead, kFloat, kContiguous, scale_axes);
+  table.add(out, "out", kWritten, kFloats, kAny,
+            ragged      ? Axes{3, "(total_q, num_q_heads, head_dim_v)"}
+            : per_token ? Axes{4, "(batch, q_len, num_q_heads, head_dim_v)"}
+                        : Axes{3, "(batch, num_q_heads, head_dim_v)"});
+  table.add(lse, "lse", kWritten, kFloat, kAny,
+            ragged      ? Axes{2, "(total_q, num_q_heads)"}
+            : per_token ? Axes{3, "(batch, q_len, num_q_heads)"}
+                        : Axes{2, "(batch, num_q_heads)"});
+  table.add(workspace, "workspace", kWritten, {DType::kUInt8}, kAny, {1, "(bytes)"});
+  return table;
 }
 
 void check_scale_shape(const std::optional<TensorView>& scale, const char* name, std::int64_t num_kv_heads) {
@@ -185,76 +192,6 @@ Extents check_shapes(const DecodeArgs& a) {
     }
   }
   return e;
-}
-
-void check_dtypes(const DecodeArgs& a) {
-  kCheck.dtype(a.q, "q", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
-  kCheck.dtype(a.k_cache, "k_cache", {a.q.dtype, DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kUInt8});
-  kCheck.dtype(a.v_cache, "v_cache", {a.k_cache.dtype});
-  if (is_given(a.seqlens)) kCheck.dtype(a.seqlens, "seqlens", {DType::kInt32, DType::kInt64});
-  kCheck.dtype(a.block_table, "block_table", {DType::kInt32});
-  kCheck.dtype(a.token_table, "token_table", {DType::kInt32});
-  kCheck.dtype(a.request_index, "request_index", {DType::kInt32, DType::kInt64});
-  kCheck.dtype(a.kv_indptr, "kv_indptr", {DType::kInt32});
-  kCheck.dtype(a.kv_indices, "kv_indices", {DType::kInt32});
-  kCheck.dtype(a.kv_last_page_len, "kv_last_page_len", {DType::kInt32});
-  kCheck.dtype(a.cu_seqlens_q, "cu_seqlens_q", {DType::kInt32});
-  kCheck.dtype(a.alibi_slopes, "alibi_slopes", {DType::kFloat32});
-  kCheck.dtype(a.sinks, "sinks", {DType::kFloat32});
-  kCheck.dtype(a.tree_mask, "tree_mask", {DType::kUInt32});
-  kCheck.dtype(a.k_scale, "k_scale", {DType::kFloat32});
-  kCheck.dtype(a.v_scale, "v_scale", {DType::kFloat32});
-  kCheck.dtype(a.out, "out", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
-  kCheck.dtype(a.lse, "lse", {DType::kFloat32});
-  kCheck.dtype(a.workspace, "workspace", {DType::kUInt8});
-}
-
-std::array<Argument, 19> arguments_of(const DecodeArgs& args) {
-  const auto& [q, k_cache, v_cache, seqlens, block_table, token_table, request_index, kv_indptr, kv_indices,
-               kv_last_page_len, kv_layout, cu_seqlens_q, max_q_len, softmax_scale, window_left, window_right, softcap,
-               alibi_slopes, sinks, tree_mask, k_scale, v_scale, num_splits, out, lse, workspace] = args;
-  return {{{q, "q"},
-           {k_cache, "k_cache"},
-           {v_cache, "v_cache"},
-           {is_given(seqlens) ? &seqlens : nullptr, "seqlens"},
-           {block_table, "block_table"},
-           {token_table, "token_table"},
-           {request_index, "request_index"},
-           {kv_indptr, "kv_indptr"},
-           {kv_indices, "kv_indices"},
-           {kv_last_page_len, "kv_last_page_len"},
-           {cu_seqlens_q, "cu_seqlens_q"},
-           {alibi_slopes, "alibi_slopes"},
-           {sinks, "sinks"},
-           {tree_mask, "tree_mask"},
-           {k_scale, "k_scale"},
-           {v_scale, "v_scale"},
-           {out, "out", kWritten},
-           {lse, "lse", kWritten},
-           {workspace, "workspace", kWritten}}};
-}
-
-// cache_params() checks how caches lie, acquire_workspace() the workspace.
-void check_memory(const DecodeArgs& a) {
-  const auto arguments = arguments_of(a);
-  check_devices(kCheck, arguments);
-  check_inputs_readable(kCheck, arguments);
-  if (is_given(a.seqlens)) kCheck.contiguous(a.seqlens, "seqlens");
-  if (a.block_table) kCheck.inner_contiguous(*a.block_table, "block_table");
-  if (a.token_table) kCheck.inner_contiguous(*a.token_table, "token_table");
-  if (a.alibi_slopes) kCheck.inner_contiguous(*a.alibi_slopes, "alibi_slopes");
-  if (a.tree_mask) kCheck.inner_contiguous(*a.tree_mask, "tree_mask");
-  kCheck.array(a.request_index, "request_index");
-  kCheck.array(a.kv_indptr, "kv_indptr");
-  kCheck.array(a.kv_indices, "kv_indices");
-  kCheck.array(a.kv_last_page_len, "kv_last_page_len");
-  kCheck.array(a.cu_seqlens_q, "cu_seqlens_q");
-  kCheck.array(a.sinks, "sinks");
-  kCheck.array(a.k_scale, "k_scale");
-  kCheck.array(a.v_scale, "v_scale");
-  kCheck.writable(a.out, "out");
-  if (a.lse) kCheck.writable(*a.lse, "lse");
-  check_outputs_apart(kCheck, arguments);
 }
 
 void check_values(const DecodeArgs& a, const Extents& e) {
@@ -402,10 +339,10 @@ void fill_scores(DecodeParams& params, std::optional<double> softmax_scale, doub
 
 DecodeProblem validate_flash_decode(const DecodeArgs& args) {
   check_presence(args);
-  check_ranks(args);
+  const ArgumentTable<19> table = table_of(args);
+  check_ranks(kCheck, table);
   const Extents extents = check_shapes(args);
-  check_dtypes(args);
-  check_memory(args);
+  check_tensors(kCheck, table);
   check_values(args, extents);
 
   DecodeProblem problem;

@@ -1,7 +1,6 @@
 // append_kv: validate -> params -> as many blocks as there are units of 32 values. A token's position is a slot of the
 // cache: one number that says page and offset.
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <string>
 
@@ -27,28 +26,30 @@ void check_scale(const std::optional<TensorView>& scale, const char* name, std::
                      ",), got " + shape_text(*scale));
 }
 
-std::array<Argument, 7> arguments_of(const AppendKvArgs& args) {
+ArgumentTable<7> table_of(const AppendKvArgs& args) {
   const auto& [k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale] = args;
-  return {{{k, "k"},
-           {v, "v"},
-           {positions, "positions"},
-           {k_scale, "k_scale"},
-           {v_scale, "v_scale"},
-           {k_cache, "k_cache", kWritten},
-           {v_cache, "v_cache", kWritten}}};
+  const Axes scale_axes = {1, "(1 or num_kv_heads)", Rank::kOrScalar};
+  constexpr DTypes kFloat = {DType::kFloat32};
+  using enum Strides;
+  ArgumentTable<7> table;
+  table.add(k, "k", kRead, {DType::kFloat16, DType::kBFloat16, DType::kFloat32}, kAny,
+            {3, "(tokens, num_kv_heads, head_dim)"});
+  table.add(v, "v", kRead, {k.dtype}, kAny, {3, "(tokens, num_kv_heads, head_dim_v)"});
+  // cache_params() checks how caches lie.
+  table.add(k_cache, "k_cache", kWritten,
+            {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kUInt8},
+            kAny, {4, cache_axes_text(4, kv_layout, false)}, {3, cache_axes_text(3, kv_layout, false)});
+  table.add(v_cache, "v_cache", kWritten, {k_cache.dtype}, kAny,
+            {k_cache.rank, cache_axes_text(k_cache.rank, kv_layout, true)});
+  table.add(positions, "positions", kRead, {DType::kInt32, DType::kInt64}, kContiguous, {1, "(tokens)"});
+  table.add(k_scale, "k_scale", kRead, kFloat, kContiguous, scale_axes);
+  table.add(v_scale, "v_scale", kRead, kFloat, kContiguous, scale_axes);
+  return table;
 }
 
 void validate(const AppendKvArgs& a, CacheAxes& axes) {
-  kCheck.rank(a.k, "k", 3, "(tokens, num_kv_heads, head_dim)");
-  kCheck.rank(a.v, "v", 3, "(tokens, num_kv_heads, head_dim_v)");
-  kCheck.rank(a.k_cache, "k_cache", 4, cache_axes_text(4, a.kv_layout, false), 3,
-              cache_axes_text(3, a.kv_layout, false));
-  const char* k_text = cache_axes_text(a.k_cache.rank, a.kv_layout, false);
-  const char* v_text = cache_axes_text(a.k_cache.rank, a.kv_layout, true);
-  kCheck.rank(a.v_cache, "v_cache", a.k_cache.rank, v_text);
-  kCheck.rank(a.positions, "positions", 1, "(tokens)");
-  if (a.k_scale && a.k_scale->rank != 0) kCheck.rank(*a.k_scale, "k_scale", 1, "(1 or num_kv_heads)");
-  if (a.v_scale && a.v_scale->rank != 0) kCheck.rank(*a.v_scale, "v_scale", 1, "(1 or num_kv_heads)");
+  const ArgumentTable<7> table = table_of(a);
+  check_ranks(kCheck, table);
 
   axes = cache_axes(a.k_cache.rank, a.kv_layout);
   const std::int64_t tokens = a.k.shape[0];
@@ -58,6 +59,8 @@ void validate(const AppendKvArgs& a, CacheAxes& axes) {
     kCheck.not_supported("q8_0 needs a head_dim that is a multiple of 32, got " + std::to_string(a.k.shape[2]) +
                          " and " + std::to_string(a.v.shape[2]));
   }
+  const char* k_text = cache_axes_text(a.k_cache.rank, a.kv_layout, false);
+  const char* v_text = cache_axes_text(a.k_cache.rank, a.kv_layout, true);
   const std::int64_t k_extent = stored_extent(a.k_cache.dtype, a.k.shape[2]);
   const std::int64_t v_extent = stored_extent(a.k_cache.dtype, a.v.shape[2]);
   const std::int64_t* cache = a.k_cache.shape;
@@ -79,25 +82,7 @@ void validate(const AppendKvArgs& a, CacheAxes& axes) {
     }
   }
 
-  kCheck.dtype(a.k, "k", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
-  kCheck.dtype(a.v, "v", {a.k.dtype});
-  kCheck.dtype(
-      a.k_cache, "k_cache",
-      {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kUInt8});
-  kCheck.dtype(a.v_cache, "v_cache", {a.k_cache.dtype});
-  kCheck.dtype(a.positions, "positions", {DType::kInt32, DType::kInt64});
-  kCheck.dtype(a.k_scale, "k_scale", {DType::kFloat32});
-  kCheck.dtype(a.v_scale, "v_scale", {DType::kFloat32});
-
-  const auto arguments = arguments_of(a);
-  check_devices(kCheck, arguments);
-  check_inputs_readable(kCheck, arguments);
-  kCheck.contiguous(a.positions, "positions");
-  kCheck.array(a.k_scale, "k_scale");
-  kCheck.array(a.v_scale, "v_scale");
-  kCheck.writable(a.k_cache, "k_cache");
-  kCheck.writable(a.v_cache, "v_cache");
-  check_outputs_apart(kCheck, arguments);
+  check_tensors(kCheck, table);
 }
 
 AppendSide append_side(const TensorView& source, const TensorView& cache, const char* name, CacheAxes axes,
