@@ -15,6 +15,8 @@
 #define FLASHPORT_DEVICE inline __attribute__((always_inline))
 #define FLASHPORT_UNROLL(count)
 
+#include "common/device/core/arithmetic.h"  // with the macros above
+
 namespace flashport::FLASHPORT_TARGET {
 
 inline constexpr int kWaveSize = 1;
@@ -24,9 +26,6 @@ inline constexpr int kVectorFloats = 64;
 inline constexpr int kMergeUnroll = 1;
 inline constexpr int kFoldAtOnce = 1;
 inline constexpr int kFoldAtEnd = 1;
-inline constexpr float kInfinity = __builtin_huge_valf();
-inline constexpr float kLog2e = 1.4426950408889634f;
-inline constexpr float kLn2 = 0.6931471805599453f;
 
 using Vec = float __attribute__((vector_size(4 * kLanes)));
 using IntVec = std::int32_t __attribute__((vector_size(4 * kLanes)));
@@ -94,15 +93,6 @@ FLASHPORT_DEVICE std::uint8_t to_fp8_e4m3fnuz(float x) {
   if (std::isnan(x)) return 0x80;
   const std::uint8_t code = round_e4m3(std::fabs(x), 8, 0x7f);
   return std::signbit(x) && code != 0 ? code | 0x80 : code;
-}
-
-template <class T>
-FLASHPORT_DEVICE T minimum(T a, T b) {
-  return b < a ? b : a;
-}
-template <class T>
-FLASHPORT_DEVICE T maximum(T a, T b) {
-  return a < b ? b : a;
 }
 
 // Defined by the target.

@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "common/device/core/scalar_access.h"
 #include "common/device/decode/mask.h"
 #include "common/device/decode/schedule.h"
 #include "cpu/decode/kv_products.h"
@@ -116,16 +117,9 @@ class DecodeTiles {
       float* to = shared_.query[row];
       std::memset(to, 0, sizeof shared_.query[row]);
       if (at.token >= s.q_len) continue;
-      const std::int64_t seq = p.cu_seqlens_q == nullptr ? s.seq : 0;
-      const std::int64_t from =
-          seq * p.q.stride_seq + (s.q_begin + at.token) * p.q.stride_token + at.head * p.q.stride_head;
+      const std::int64_t from = query_offset(p, s, p.q, at);
       for (int dim = 0; dim < p.head_dim_qk; ++dim) {
-        const std::int64_t element = from + dim * p.q.stride_dim;
-        switch (p.q.dtype) {
-          case DType::kFloat16: to[dim] = to_float(static_cast<const Half*>(p.q.data)[element]); break;
-          case DType::kBFloat16: to[dim] = to_float(static_cast<const BFloat16*>(p.q.data)[element]); break;
-          default: to[dim] = static_cast<const float*>(p.q.data)[element]; break;
-        }
+        to[dim] = load_as_float(p.q.data, p.q.dtype, from + dim * p.q.stride_dim);
       }
     }
   }

@@ -21,6 +21,8 @@
 #define FLASHPORT_PRAGMA(text) _Pragma(#text)
 #define FLASHPORT_UNROLL(count) FLASHPORT_PRAGMA(unroll count)
 
+#include "common/device/core/arithmetic.h"  // with the macros above
+
 namespace flashport::FLASHPORT_TARGET {
 
 inline constexpr bool kHasProducers = false;
@@ -28,9 +30,6 @@ inline constexpr int kVectorFloats = 4;  // columns of a row that a thread takes
 inline constexpr int kMergeUnroll = 8;   // parts in flight while merging
 inline constexpr int kFoldAtOnce = 4;    // states in flight while folding inside the loop
 inline constexpr int kFoldAtEnd = 16;    // and behind it
-inline constexpr float kInfinity = __builtin_huge_valf();
-inline constexpr float kLog2e = 1.4426950408889634f;
-inline constexpr float kLn2 = 0.6931471805599453f;
 
 using Half = _Float16;
 using BFloat16 = __bf16;
@@ -40,14 +39,6 @@ FLASHPORT_DEVICE float to_float(float x) { return x; }
 FLASHPORT_DEVICE float to_float(Half x) { return static_cast<float>(x); }
 FLASHPORT_DEVICE float to_float(BFloat16 x) { return static_cast<float>(x); }
 
-template <class T>
-FLASHPORT_DEVICE T minimum(T a, T b) {
-  return b < a ? b : a;
-}
-template <class T>
-FLASHPORT_DEVICE T maximum(T a, T b) {
-  return a < b ? b : a;
-}
 FLASHPORT_DEVICE float maximum(float a, float b) { return __builtin_fmaxf(a, b); }
 
 FLASHPORT_DEVICE float exp2_approx(float x) { return __builtin_amdgcn_exp2f(x); }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "common/device/core/scalar_access.h"
+#include "common/device/core/strided_offset.h"
 #include "common/device/kv/paged_kv.h"
 
 namespace flashport::FLASHPORT_TARGET::kv {
@@ -50,15 +51,14 @@ FLASHPORT_DEVICE void append_side(const AppendParams& p, const AppendSide& side,
   const int first = unit * kAppendUnit;
   const int count = minimum(kAppendUnit, side.head_dim - first);
   if (count <= 0) return;
-  const float scale = side.scale == nullptr ? 1.0f : side.scale[head * side.scale_stride];
-  const std::int64_t from = token * side.src_stride_token + head * side.src_stride_head + first * side.src_stride_dim;
+  const float scale = head_scale(side.scale, side.scale_stride, head);
+  const std::int64_t stride = side.rows.stride_dim;
+  const std::int64_t from = strided_offset(side.rows, 0, token, head) + first * stride;
   float x[kAppendUnit];
   for (int i = 0; i < kAppendUnit; ++i) {
-    x[i] = i < count ? load_as_float(side.src, p.src_dtype, from + i * side.src_stride_dim) / scale : 0.0f;
+    x[i] = i < count ? load_as_float(side.rows.data, side.rows.dtype, from + i * stride) / scale : 0.0f;
   }
-  char* row = static_cast<char*>(side.cache) + place.page * side.page_stride + place.offset * side.token_stride +
-              head * side.head_stride;
-  store_unit(p.kv, row, unit, x, count);
+  store_unit(p.kv, static_cast<char*>(side.cache.data) + row_offset(side.cache, place, head), unit, x, count);
 }
 
 // One unit of one head of one token, K and V: units fastest, then heads, then tokens.

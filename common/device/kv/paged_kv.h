@@ -57,6 +57,10 @@ FLASHPORT_DEVICE TokenPlace place_of(const PagedCache& p, const std::int32_t* pa
   return {pages == nullptr ? seq : load_global(pages + at.page), at.offset};
 }
 
+FLASHPORT_DEVICE float head_scale(const float* scales, int stride, int kv_head) {
+  return scales == nullptr ? 1.0f : scales[kv_head * stride];
+}
+
 // Byte offset of a token's row of one head; -1 for no token.
 FLASHPORT_DEVICE std::int64_t row_offset(const CacheParams& cache, TokenPlace place, int head) {
   if (place.offset < 0) return -1;

@@ -8,6 +8,7 @@
 
 #include "common/device/core/index_array.h"
 #include "common/device/core/scalar_access.h"
+#include "common/device/core/strided_offset.h"
 #include "common/device/merge/online_softmax.h"
 #include "common/device/merge/params.h"
 
@@ -119,17 +120,16 @@ FLASHPORT_DEVICE void decode_stage2(const Stage2Params& p, const Block& block, M
       load_vector(x, o + c * o_stride + column * dim_stride, dim_stride, count);
     }
   };
-  const Parts part{
-      p.mid + seq * p.mid_stride_seq + token * p.mid_stride_token + head * p.mid_stride_head,
-      p.mid_lse + seq * p.mid_lse_stride_seq + token * p.mid_lse_stride_token + head * p.mid_lse_stride_head,
-      p.mid_stride_chunk, p.mid_lse_stride_chunk, p.mid_stride_dim};
-  const std::int64_t out = seq * p.out.stride_seq + token * p.out.stride_token + head * p.out.stride_head;
+  const Parts part{static_cast<const float*>(p.mid.data) + strided_offset(p.mid, seq, token, head),
+                   static_cast<const float*>(p.mid_lse.data) + strided_offset(p.mid_lse, seq, token, head),
+                   p.mid_stride_chunk, p.mid_lse_stride_chunk, p.mid.stride_dim};
+  const std::int64_t out = strided_offset(p.out, seq, token, head);
   merge_row<kThreads>(
       block, shared, parts, p.head_dim, part,
       [&](int column, float value) { store_as(p.out.data, p.out.dtype, out + column * p.out.stride_dim, value); },
       [&](float log2_sum) {
-        if (p.lse == nullptr) return;
-        p.lse[seq * p.lse_stride_seq + token * p.lse_stride_token + head * p.lse_stride_head] = log2_sum * kLn2;
+        if (p.lse.data == nullptr) return;
+        static_cast<float*>(p.lse.data)[strided_offset(p.lse, seq, token, head)] = log2_sum * kLn2;
       });
 }
 

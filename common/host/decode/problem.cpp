@@ -101,12 +101,6 @@ ArgumentTable<19> table_of(const DecodeArgs& args) {
   return table;
 }
 
-void check_scale_shape(const std::optional<TensorView>& scale, const char* name, std::int64_t num_kv_heads) {
-  if (!scale || scale->rank == 0 || scale->shape[0] == 1 || scale->shape[0] == num_kv_heads) return;
-  kCheck.value_error(std::string(name) + " must have shape (1,) or (num_kv_heads,) = (" + std::to_string(num_kv_heads) +
-                     ",), got " + shape_text(*scale));
-}
-
 Extents check_shapes(const DecodeArgs& a) {
   Extents e{};
   const int last = a.q.rank - 1;
@@ -173,8 +167,8 @@ Extents check_shapes(const DecodeArgs& a) {
   } else {
     kCheck.shape(a.tree_mask, "tree_mask", "(batch, q_len)", {e.batch, e.q_len});
   }
-  check_scale_shape(a.k_scale, "k_scale", e.num_kv_heads);
-  check_scale_shape(a.v_scale, "v_scale", e.num_kv_heads);
+  check_scale_shape(kCheck, a.k_scale, "k_scale", e.num_kv_heads);
+  check_scale_shape(kCheck, a.v_scale, "v_scale", e.num_kv_heads);
   if (a.q.rank == 4) {
     kCheck.shape(a.out, "out", "(batch, q_len, num_q_heads, head_dim_v of v_cache)",
                  {e.batch, e.q_len, e.num_q_heads, e.head_dim_v});
@@ -205,8 +199,7 @@ void check_values(const DecodeArgs& a, const Extents& e) {
                        std::to_string(a.num_splits));
   }
   if (a.k_scale && a.v_scale) {
-    const auto per_head = [](const TensorView& scale) { return scale.rank == 1 && scale.shape[0] != 1; };
-    if (e.num_kv_heads > 1 && per_head(*a.k_scale) != per_head(*a.v_scale)) {
+    if (e.num_kv_heads > 1 && is_per_head(*a.k_scale) != is_per_head(*a.v_scale)) {
       kCheck.value_error("k_scale and v_scale must both have one value or both one per kv head, got " +
                          shape_text(*a.k_scale) + " and " + shape_text(*a.v_scale));
     }
@@ -266,10 +259,8 @@ void fill_options(const DecodeArgs& a, DecodeParams& p) {
   if (a.tree_mask && a.tree_mask->rank == 2) p.tree_mask_stride = a.tree_mask->strides[0];
   p.k_scale = data_of<float>(a.k_scale);
   p.v_scale = data_of<float>(a.v_scale);
-  const auto per_head = [](const std::optional<TensorView>& scale) {
-    return scale && scale->rank == 1 && scale->shape[0] > 1;
-  };
-  p.scale_stride = per_head(a.k_scale) || per_head(a.v_scale) ? 1 : 0;
+  const bool per_head = (a.k_scale && is_per_head(*a.k_scale)) || (a.v_scale && is_per_head(*a.v_scale));
+  p.scale_stride = per_head ? 1 : 0;
 }
 
 void fill_tensors(const DecodeArgs& a, const Extents& e, DecodeProblem& problem) {
@@ -283,27 +274,17 @@ void fill_tensors(const DecodeArgs& a, const Extents& e, DecodeProblem& problem)
   p.max_q_len = static_cast<std::int32_t>(e.q_len);
 
   // Axes of q, out and lse: [seq] [token] head [dim]. A ragged tensor has tokens of all sequences on its first axis.
-  const int last = a.q.rank - 1;
-  const auto seq_stride = [&](const TensorView& view) { return e.ragged ? 0 : view.strides[0]; };
-  const auto token_stride = [&](const TensorView& view) {
-    return e.ragged ? view.strides[0] : a.q.rank == 4 ? view.strides[1] : 0;
+  const int head = a.q.rank - 2;
+  const auto rows = [&](const TensorView& view, std::int64_t stride_dim) -> StridedRows {
+    const std::int64_t* strides = view.strides;
+    return {view.data,     view.dtype, e.ragged ? 0 : strides[0], e.ragged ? strides[0] : head == 2 ? strides[1] : 0,
+            strides[head], stride_dim};
   };
-  p.q.data = a.q.data;
-  p.q.dtype = a.q.dtype;
-  p.q.stride_seq = seq_stride(a.q);
-  p.q.stride_token = token_stride(a.q);
-  p.q.stride_head = a.q.strides[last - 1];
-  p.q.stride_dim = a.q.strides[last];
+  p.q = rows(a.q, a.q.strides[head + 1]);
+  p.out = rows(a.out, a.out.strides[head + 1]);
+  if (a.lse) p.lse = rows(*a.lse, 0);
   p.cu_seqlens_q = data_of<std::int32_t>(a.cu_seqlens_q);
   problem.bounds.total_q = e.ragged ? a.q.shape[0] : e.batch * e.q_len;
-  p.out = {a.out.data,         a.out.dtype, seq_stride(a.out), token_stride(a.out), a.out.strides[last - 1],
-           a.out.strides[last]};
-  if (a.lse) {
-    p.lse = static_cast<float*>(a.lse->data);
-    p.lse_stride_seq = seq_stride(*a.lse);
-    p.lse_stride_token = token_stride(*a.lse);
-    p.lse_stride_head = a.lse->strides[last - 1];
-  }
 }
 
 }  // namespace

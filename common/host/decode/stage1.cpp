@@ -99,11 +99,7 @@ DecodeProblem validate_decode_stage1(const DecodeStage1Args& a) {
   p.head_dim_qk = static_cast<std::int32_t>(a.q.shape[2]);
   p.head_dim_v = p.head_dim_qk;
   p.max_q_len = 1;
-  p.q.data = a.q.data;
-  p.q.dtype = a.q.dtype;
-  p.q.stride_seq = a.q.strides[0];
-  p.q.stride_head = a.q.strides[1];
-  p.q.stride_dim = a.q.strides[2];
+  p.q = {a.q.data, a.q.dtype, a.q.strides[0], 0, a.q.strides[1], a.q.strides[2]};
 
   const CacheAxes axes = cache_axes(3, KvLayout::kNHD);
   p.cache.k = cache_params(kCheck, a.k, "k", axes, p.head_dim_qk);
@@ -127,10 +123,9 @@ DecodeProblem validate_decode_stage1(const DecodeStage1Args& a) {
   p.window_right = -1;
   p.out = {a.mid_out.data, DType::kFloat32, a.mid_out.strides[0], 0, a.mid_out.strides[1], a.mid_out.strides[3]};
   p.out_stride_chunk = a.mid_out.strides[2];
-  p.lse = static_cast<float*>(a.mid_out_logsumexp.data);
-  p.lse_stride_seq = a.mid_out_logsumexp.strides[0];
-  p.lse_stride_head = a.mid_out_logsumexp.strides[1];
-  p.lse_stride_chunk = a.mid_out_logsumexp.strides[2];
+  const std::int64_t* lse = a.mid_out_logsumexp.strides;
+  p.lse = {a.mid_out_logsumexp.data, DType::kFloat32, lse[0], 0, lse[1], 0};
+  p.lse_stride_chunk = lse[2];
   problem.chunk_keys = a.block_seq;
   problem.fixed_chunks = blocks_of(a);
   return problem;

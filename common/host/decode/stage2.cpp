@@ -55,23 +55,15 @@ Stage2Params stage2_params(const DecodeStage2Args& a) {
   p.max_chunks = static_cast<std::int32_t>(a.mid_out.shape[2]);
   p.head_dim = static_cast<std::int32_t>(a.mid_out.shape[3]);
   p.tokens = 1;
-  p.mid = static_cast<const float*>(a.mid_out.data);
-  p.mid_stride_seq = a.mid_out.strides[0];
-  p.mid_stride_head = a.mid_out.strides[1];
-  p.mid_stride_chunk = a.mid_out.strides[2];
-  p.mid_stride_dim = a.mid_out.strides[3];
-  p.mid_lse = static_cast<const float*>(a.mid_out_logexpsum.data);
-  p.mid_lse_stride_seq = a.mid_out_logexpsum.strides[0];
-  p.mid_lse_stride_head = a.mid_out_logexpsum.strides[1];
-  p.mid_lse_stride_chunk = a.mid_out_logexpsum.strides[2];
+  const std::int64_t *mid = a.mid_out.strides, *mid_lse = a.mid_out_logexpsum.strides;
+  p.mid = {a.mid_out.data, DType::kFloat32, mid[0], 0, mid[1], mid[3]};
+  p.mid_stride_chunk = mid[2];
+  p.mid_lse = {a.mid_out_logexpsum.data, DType::kFloat32, mid_lse[0], 0, mid_lse[1], 0};
+  p.mid_lse_stride_chunk = mid_lse[2];
   p.seqlens = index_array(a.b_seqlen);
   p.chunk_keys = a.block_seq;
   p.out = {a.out.data, a.out.dtype, a.out.strides[0], 0, a.out.strides[1], a.out.strides[2]};
-  if (a.lse) {
-    p.lse = static_cast<float*>(a.lse->data);
-    p.lse_stride_seq = a.lse->strides[0];
-    p.lse_stride_head = a.lse->strides[1];
-  }
+  if (a.lse) p.lse = {a.lse->data, DType::kFloat32, a.lse->strides[0], 0, a.lse->strides[1], 0};
   return p;
 }
 

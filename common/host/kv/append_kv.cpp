@@ -20,12 +20,6 @@ constexpr Check kCheck("append_kv");
 constexpr std::int64_t kUnit = 32;            // values that one thread writes
 constexpr std::int64_t kMaxBlocks = 1 << 20;  // the kernel strides over what is left
 
-void check_scale(const std::optional<TensorView>& scale, const char* name, std::int64_t num_kv_heads) {
-  if (!scale || scale->rank == 0 || scale->shape[0] == 1 || scale->shape[0] == num_kv_heads) return;
-  kCheck.value_error(std::string(name) + " must have shape (1,) or (num_kv_heads,) = (" + std::to_string(num_kv_heads) +
-                     ",), got " + shape_text(*scale));
-}
-
 ArgumentTable<7> table_of(const AppendKvArgs& args) {
   const auto& [k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale] = args;
   const Axes scale_axes = {1, "(1 or num_kv_heads)", Rank::kOrScalar};
@@ -74,8 +68,8 @@ void validate(const AppendKvArgs& a, CacheAxes& axes) {
     kCheck.shape(a.v_cache, "v_cache", v_text, {cache[0], cache[1], cache[2], v_extent});
   }
   kCheck.shape(a.positions, "positions", "(tokens)", {tokens});
-  check_scale(a.k_scale, "k_scale", heads);
-  check_scale(a.v_scale, "v_scale", heads);
+  check_scale_shape(kCheck, a.k_scale, "k_scale", heads);
+  check_scale_shape(kCheck, a.v_scale, "v_scale", heads);
   for (std::int64_t extent : {heads, a.k.shape[2], a.v.shape[2]}) {
     if (extent > std::numeric_limits<std::int32_t>::max()) {
       kCheck.value_error("k must have extents below 2^31, got " + shape_text(a.k));
@@ -87,20 +81,13 @@ void validate(const AppendKvArgs& a, CacheAxes& axes) {
 
 AppendSide append_side(const TensorView& source, const TensorView& cache, const char* name, CacheAxes axes,
                        const std::optional<TensorView>& scale) {
-  const CacheParams layout = cache_params(kCheck, cache, name, axes, source.shape[2]);
   AppendSide side{};
-  side.src = source.data;
-  side.src_stride_token = source.strides[0];
-  side.src_stride_head = source.strides[1];
-  side.src_stride_dim = source.strides[2];
-  side.cache = cache.data;
-  side.page_stride = layout.page_stride;
-  side.token_stride = layout.token_stride;
-  side.head_stride = layout.head_stride;
+  side.rows = {source.data, source.dtype, 0, source.strides[0], source.strides[1], source.strides[2]};
+  side.cache = cache_params(kCheck, cache, name, axes, source.shape[2]);
   side.head_dim = static_cast<std::int32_t>(source.shape[2]);
   if (scale) {
     side.scale = static_cast<const float*>(scale->data);
-    side.scale_stride = scale->rank == 1 && scale->shape[0] > 1 ? 1 : 0;
+    side.scale_stride = is_per_head(*scale) ? 1 : 0;
   }
   return side;
 }
@@ -115,7 +102,6 @@ void append_kv(const AppendKvArgs& args, Stream stream) {
   p.v = append_side(args.v, args.v_cache, "v_cache", axes, args.v_scale);
   p.tokens = args.k.shape[0];
   p.num_kv_heads = static_cast<std::int32_t>(args.k.shape[1]);
-  p.src_dtype = args.k.dtype;
   p.kv = *kv_format(args.k_cache.dtype);
   p.slots = index_array(args.positions);
   const std::int64_t page_size = axes.token < 0 ? 1 : args.k_cache.shape[axes.token];

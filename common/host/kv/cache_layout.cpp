@@ -1,6 +1,7 @@
 #include "common/host/kv/cache_layout.h"
 
 #include <cstring>
+#include <string>
 
 namespace flashport {
 namespace {
@@ -58,6 +59,13 @@ std::optional<KvFormat> kv_format_named(const char* name) {
     if (std::strcmp(row.name, name) == 0 || std::strcmp(row.dtype, name) == 0) return row.format;
   }
   return std::nullopt;
+}
+
+void check_scale_shape(const Check& check, const std::optional<TensorView>& scale, const char* name,
+                       std::int64_t num_kv_heads) {
+  if (!scale || scale->rank == 0 || scale->shape[0] == 1 || scale->shape[0] == num_kv_heads) return;
+  check.value_error(std::string(name) + " must have shape (1,) or (num_kv_heads,) = (" + std::to_string(num_kv_heads) +
+                    ",), got " + shape_text(*scale));
 }
 
 CacheParams cache_params(const Check& check, const TensorView& view, const char* name, CacheAxes axes,
