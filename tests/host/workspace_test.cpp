@@ -137,7 +137,7 @@ TEST_F(Workspace, TwoLaunchesOfASplitCallUseOne) {
   flash_decode(inputs.args, 10);
   const auto& launches = fake_state().launches;
   ASSERT_EQ(launches.size(), 2u);
-  EXPECT_EQ(launches[0].as<DecodeParams>().out.data, launches[1].as<Stage2Params>().mid);
+  EXPECT_EQ(launches[0].as<DecodeParams>().out.data, launches[1].as<Stage2Params>().mid.data);
   EXPECT_EQ(launches[0].stream, 10u);
   EXPECT_EQ(launches[1].key, "decode_stage2/fakegpu");
 }

@@ -39,7 +39,7 @@ struct DecodeParams {
   std::int32_t scale_stride;  // 0: one scale; 1: one per kv head
 
   StridedRows out;
-  StridedRows lse;  // fp32, a number a row; null data: not wanted
+  StridedRows lse;  // fp32, one number a row; null data: not wanted
 
   // Fixed chunks (stage 1, num_splits): chunk_keys > 0 keys each, or num_chunks equal pieces of each sequence when
   // chunk_keys is 0. num_chunks == 0: the invariant schedule. In chunk mode out and lse gain a chunk axis:

@@ -8,14 +8,16 @@ namespace flashport {
 // Stage 2: out = merge over chunks of (mid, mid_lse).
 struct Stage2Params {
   std::int32_t batch, num_heads, head_dim, tokens;  // tokens: q_len of a split decode, 1 in LightLLM's stage 2
-  StridedRows mid, mid_lse;                         // fp32; mid_lse has a number a row
-  std::int64_t mid_stride_chunk, mid_lse_stride_chunk;
+  StridedRows mid;                                  // fp32
+  std::int64_t mid_stride_chunk;
+  StridedRows mid_lse;  // fp32, one number a row
+  std::int64_t mid_lse_stride_chunk;
+  std::int32_t max_chunks;
   IndexArray seqlens;
   std::int64_t chunk_keys;  // > 0: chunks = ceil(len / chunk_keys), clamped to max_chunks; 0: all max_chunks
-  std::int32_t max_chunks;
-  const std::int32_t* end;  // sequences (rows of a ragged q) from *end on are nobody's and not written; null: none
+  const std::int32_t* end;  // sequences (rows of a ragged q) from *end on do not exist and are not written; null: none
+  StridedRows lse;          // fp32, one number a row; null data: not wanted
   StridedRows out;
-  StridedRows lse;  // fp32, a number a row; null data: not wanted
 };
 
 // merge_states over the leading axis; rows = product of the middle axes, each addressed through two strides at most
