@@ -9,7 +9,7 @@ namespace flashport {
 namespace {
 
 constexpr double kLargestFloat = std::numeric_limits<float>::max();
-constexpr double kSmallestFloat = std::numeric_limits<float>::min();  // GPUs may take what is smaller for 0
+constexpr double kSmallestFloat = std::numeric_limits<float>::min();  // GPUs may flush smaller numbers to 0
 
 void check_extents(const Check& check, const TensorView& view, const char* name) {
   for (int axis = 0; axis < view.rank; ++axis) {
@@ -21,8 +21,8 @@ std::string dimensions(int rank) { return std::to_string(rank) + (rank == 1 ? " 
 
 std::string strides_text(const TensorView& view) { return tuple_text(view.strides, view.rank); }
 
-// True if the strides themselves prove that no two elements share an address: taken by size, each step is longer than
-// everything the smaller ones reach.
+// Whether the strides prove that no two elements have one address: in the order of size, each stride is longer than all
+// that the smaller ones reach.
 bool elements_are_apart(const TensorView& view) {
   struct Axis {
     std::int64_t stride, extent;
@@ -32,9 +32,9 @@ bool elements_are_apart(const TensorView& view) {
   for (int axis = 0; axis < view.rank; ++axis) {
     if (view.shape[axis] == 1) continue;
     const Axis next{view.strides[axis] < 0 ? -view.strides[axis] : view.strides[axis], view.shape[axis]};
-    int place = count++;
-    for (; place > 0 && axes[place - 1].stride > next.stride; --place) axes[place] = axes[place - 1];
-    axes[place] = next;
+    int i = count++;
+    for (; i > 0 && axes[i - 1].stride > next.stride; --i) axes[i] = axes[i - 1];
+    axes[i] = next;
   }
   std::int64_t reach = 0;
   for (int axis = 0; axis < count; ++axis) {

@@ -45,7 +45,7 @@ class KvPipeline {
     leaf.low = maximum(s.key_low - ahead.key(), 0);
     leaf.high = minimum(s.key_high - ahead.key(), kLeafKeys);
     for (int i = leaf.low; i < leaf.high; ++i) {
-      const kv::TokenPlace place = kv::place_of(p.cache, s.pages, s.seq, ahead.key() + i, true);
+      const kv::TokenCoord place = kv::token_coord(p.cache, s.pages, s.seq, ahead.key() + i, true);
       leaf.keys[i] = static_cast<const char*>(p.cache.k.data) + kv::row_offset(p.cache.k, place, s.kv_head);
       leaf.values[i] = static_cast<const char*>(p.cache.v.data) + kv::row_offset(p.cache.v, place, s.kv_head);
     }
@@ -141,7 +141,7 @@ class DecodeTiles {
   FLASHPORT_DEVICE void for_each(Scores& scores, F&& f) const {
     for (int row = 0; row < live_rows_; ++row) {
       if constexpr (std::is_invocable_v<F&, Vec&, int, int>) {
-        for (int key = 0; key < kLeafKeys; key += kLanes) {
+        for (int key = 0; key < kLeafKeys; key += kVecWidth) {
           Vec x = load_vec(scores.x[row] + key);
           f(x, row, key);
           store_vec(scores.x[row] + key, x);
@@ -155,7 +155,7 @@ class DecodeTiles {
   void row_max(const Scores& scores, Rows& m) const {
     for (int row = 0; row < live_rows_; ++row) {
       Vec most = load_vec(scores.x[row]);
-      for (int key = kLanes; key < kLeafKeys; key += kLanes) most = larger(most, load_vec(scores.x[row] + key));
+      for (int key = kVecWidth; key < kLeafKeys; key += kVecWidth) most = larger(most, load_vec(scores.x[row] + key));
       m[row] = fold_vec(most, [](Vec a, Vec b) { return larger(a, b); });
     }
   }
@@ -164,7 +164,7 @@ class DecodeTiles {
   Operand to_operand(const Scores& scores, Rows& l) const {
     for (int row = 0; row < live_rows_; ++row) {
       Vec sum = load_vec(scores.x[row]);
-      for (int key = kLanes; key < kLeafKeys; key += kLanes) sum += load_vec(scores.x[row] + key);
+      for (int key = kVecWidth; key < kLeafKeys; key += kVecWidth) sum += load_vec(scores.x[row] + key);
       l[row] = fold_vec(sum, [](Vec a, Vec b) { return a + b; });
     }
     return scores;

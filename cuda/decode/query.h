@@ -15,6 +15,14 @@ struct QueryTile {
   alignas(16) std::uint16_t rows[kCfg.shape.rows][kPitch];
 };
 
+// Eight query values that are not as the products want them.
+template <MathType kMath>
+FLASHPORT_DEVICE uint4 packed_query(const DecodeParams& p, std::int64_t offset) {
+  unsigned words[4];
+  convert_query(words, p, offset, [](float x, float y) { return pack<kMath>(x, y); });
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
 // The copies of `block`'s threads; they have landed where their cp.async have.
 template <DecodeConfig kCfg>
 FLASHPORT_DEVICE void copy_query(const DecodeParams& p, const Segment& s, const Block& block, QueryTile<kCfg>& tile) {
@@ -32,18 +40,14 @@ FLASHPORT_DEVICE void copy_query(const DecodeParams& p, const Segment& s, const 
     const std::int64_t offset = query_offset(p, s, p.q, at) + dim * p.q.stride_dim;
     const char* from = static_cast<const char*>(p.q.data) + (valid ? offset * 2 : 0);
     const bool ready = same && p.q.stride_dim == 1 && reinterpret_cast<std::uintptr_t>(from) % 16 == 0;
-    const auto convert = [&](unsigned (&pairs)[4]) {
-      if (valid) return convert_query(pairs, p, offset, [](float x, float y) { return pack<kMath>(x, y); });
-      for (unsigned& pair : pairs) pair = 0;
-    };
     if constexpr (is_byte_format(kCfg.shape.kv)) {
       const int first = RowLayout<kCfg.shape.kv, kCfg.shape.head_dim_qk, kCfg.tuning.teams>::first_block(s.kv_head);
       const auto to = [&](int pair) { return &tile.rows[row][query_column(kCfg.shape.kv, first, dim + 2 * pair)]; };
       if (ready) {
         for (int pair = 0; pair < 4; ++pair) copy_async<4>(to(pair), from + 4 * pair, valid);
       } else {
-        unsigned pairs[4];
-        convert(pairs);
+        const uint4 x = valid ? packed_query<kMath>(p, offset) : make_uint4(0, 0, 0, 0);
+        const unsigned pairs[4] = {x.x, x.y, x.z, x.w};
         for (int pair = 0; pair < 4; ++pair) *reinterpret_cast<unsigned*>(to(pair)) = pairs[pair];
         __threadfence_block();
       }
@@ -52,9 +56,7 @@ FLASHPORT_DEVICE void copy_query(const DecodeParams& p, const Segment& s, const 
       if (ready) {
         copy_async<16>(to, from, valid);
       } else {
-        unsigned pairs[4];
-        convert(pairs);
-        *reinterpret_cast<uint4*>(to) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+        *reinterpret_cast<uint4*>(to) = valid ? packed_query<kMath>(p, offset) : make_uint4(0, 0, 0, 0);
         __threadfence_block();
       }
     }

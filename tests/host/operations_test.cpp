@@ -1,4 +1,4 @@
-// The operations beside flash_decode: stage 1, stage 2, append_kv, merges.
+// The operations other than flash_decode: stage 1, stage 2, append_kv, merges.
 #include <gtest/gtest.h>
 
 #include <limits>

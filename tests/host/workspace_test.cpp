@@ -37,7 +37,7 @@ TEST_F(Workspace, IsZeroAndKeptPerStream) {
   EXPECT_EQ(fake_state().allocations, allocations);
 }
 
-// What a call leaves behind in scratch is never found where another expects zeros.
+// What a call leaves in scratch never appears where another call expects zeros.
 TEST_F(Workspace, ScratchIsNoOnesCounters) {
   DeviceContext& cpu = device_context(kCheck, TensorView(nullptr, DType::kFloat32, Device{}, {1}), "x");
   for (DeviceContext* device : {&gpu_, &cpu}) {

@@ -12,10 +12,10 @@ FLASHPORT_DEVICE float score_scale(const DecodeParams& p, const Segment& s) {
   return p.score_scale * kv::head_scale(p.k_scale, p.scale_stride, s.kv_head);
 }
 
-// Where a row of a query tile goes, as far as it is known before the row is done.
+// The destination of a row of a query tile, and what of its result is known before the row is done.
 struct OutputRow {
   std::int64_t offset;  // of the row's first element; -1: padding, not written
-  float* lse;           // null: not wanted, or not this thread's to write
+  float* lse;           // null: not wanted, or another thread writes it
   float scale;          // of the values
   float sink;           // base 2; -inf: none
 };
@@ -34,13 +34,13 @@ FLASHPORT_DEVICE OutputRow output_row(const DecodeParams& p, const Segment& s, c
     if (chunk > 0) to.lse += chunk * p.lse_stride_chunk;
   }
   to.scale = kv::head_scale(p.v_scale, p.scale_stride, s.kv_head);
-  // Of partial results that will be merged, one alone gets the sink.
+  // Only the first of the partial results that will be merged has the sink.
   to.sink = p.sinks != nullptr && chunk == 0 ? p.sinks[row.head] * kLog2e : -kInfinity;
   return to;
 }
 
-// Writes lse; what the row's accumulator is multiplied by. 0: nothing was seen, and the row is 0 even where its
-// accumulator is not a number. Rows that see nothing give out 0 and lse -inf (a sink alone: out 0, lse the sink).
+// Writes lse and returns the factor of the row's accumulator. A row that sees no key has the factor 0, and then out is
+// 0 even if its accumulator is NaN; its lse is -inf, or the sink where there is one.
 FLASHPORT_DEVICE float finish_row(const OutputRow& row, float m, float l) {
   float factor = row.scale;
   if (row.sink != -kInfinity) {
@@ -83,7 +83,7 @@ FLASHPORT_DEVICE void write_output(const Tiles& tiles, const DecodeParams& p, co
   });
 }
 
-// A few columns of one row of a tile's output, as one store where they lie side by side and aligned.
+// A few columns of one row of a tile's output, as one store where they are contiguous and aligned.
 template <class T>
 FLASHPORT_DEVICE void write_columns(const DecodeParams& p, T* out, std::int64_t row, int column,
                                     const float (&x)[kVectorFloats], float factor) {

@@ -25,8 +25,8 @@ FLASHPORT_DEVICE std::int64_t query_offset(const DecodeParams& p, const Segment&
   return strided_offset(rows, seq, s.q_begin + row.token, row.head);
 }
 
-// Eight neighbours of a row of fp16 or bf16 that are not as products read them, for lack of a unit stride or as another
-// type. pack(x, y): a word of two.
+// Eight neighbouring values of an fp16 or bf16 row that products cannot read as they are, because their type is not the
+// math type or their stride is not 1. pack(x, y) makes a word of two.
 template <class Pack>
 FLASHPORT_DEVICE void convert_query(unsigned (&words)[4], const DecodeParams& p, std::int64_t offset,
                                     const Pack& pack) {

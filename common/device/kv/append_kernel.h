@@ -1,6 +1,6 @@
 // Writes new tokens into a cache, in the cache's element type: stored = value / scale. A thread takes one unit of a
-// row: 32 values, which for q8_0 is a block (scale max|x| / 127 in fp16, then 32 int8, as ggml has it). A block that
-// NaN or infinity goes into has the scale NaN and bytes of 0, and so is NaN throughout when it is read, on every
+// row: 32 values, which in q8_0 are a block (scale max|x| / 127 in fp16, then 32 int8, as ggml has it). If a value of a
+// block is NaN or infinite, its scale becomes NaN and its bytes 0, so that the whole block reads as NaN on every
 // target.
 #pragma once
 
@@ -14,8 +14,9 @@ inline constexpr int kAppendUnit = 32;
 
 FLASHPORT_DEVICE void store_q8_0_block(char* to, const float* x) {
   constexpr int kInfinityBits = 0x7f800000;
-  constexpr std::uint16_t kNan = 0x7e00;  // conversions of NaN give different ones
-  // The bits of magnitudes are in their order, and NaN is above infinity: no processor's maximum decides about it.
+  constexpr std::uint16_t kNan = 0x7e00;  // conversions of NaN differ between processors
+  // The bits of magnitudes have the order of the magnitudes, and NaN is above infinity. A maximum of floats would treat
+  // NaN as each processor does.
   int most_bits = 0;
   for (int i = 0; i < kAppendUnit; ++i) most_bits = maximum(most_bits, __builtin_bit_cast(int, x[i]) & 0x7fffffff);
   const bool finite = most_bits < kInfinityBits;
@@ -28,7 +29,7 @@ FLASHPORT_DEVICE void store_q8_0_block(char* to, const float* x) {
   }
 }
 
-// Writes the `count` values of unit `unit` of a row that begins at `row`.
+// Writes the `count` values of unit `unit` of the row that begins at `row`.
 FLASHPORT_DEVICE void store_unit(KvFormat format, char* row, int unit, const float* x, int count) {
   if (format == KvFormat::kQ8_0) {
     store_q8_0_block(row + unit * 34, x);
@@ -47,7 +48,7 @@ FLASHPORT_DEVICE void store_unit(KvFormat format, char* row, int unit, const flo
 }
 
 FLASHPORT_DEVICE void append_side(const AppendParams& p, const AppendSide& side, std::int64_t token, int head, int unit,
-                                  TokenPlace place) {
+                                  TokenCoord coord) {
   const int first = unit * kAppendUnit;
   const int count = minimum(kAppendUnit, side.head_dim - first);
   if (count <= 0) return;
@@ -58,10 +59,10 @@ FLASHPORT_DEVICE void append_side(const AppendParams& p, const AppendSide& side,
   for (int i = 0; i < kAppendUnit; ++i) {
     x[i] = i < count ? load_as_float(side.rows.data, side.rows.dtype, from + i * stride) / scale : 0.0f;
   }
-  store_unit(p.kv, static_cast<char*>(side.cache.data) + row_offset(side.cache, place, head), unit, x, count);
+  store_unit(p.kv, static_cast<char*>(side.cache.data) + row_offset(side.cache, coord, head), unit, x, count);
 }
 
-// One unit of one head of one token, K and V: units fastest, then heads, then tokens.
+// A thread writes the K and V of one unit, head and token; units are counted fastest, then heads, then tokens.
 template <int kThreads>
 FLASHPORT_DEVICE void append_kv(const AppendParams& p, const Block& block) {
   const int units = (maximum(p.k.head_dim, p.v.head_dim) + kAppendUnit - 1) / kAppendUnit;
@@ -73,9 +74,9 @@ FLASHPORT_DEVICE void append_kv(const AppendParams& p, const Block& block) {
     const std::int64_t slot = index_at(p.slots, token);
     if (slot < 0 || slot >= p.num_slots) continue;
     const std::int64_t page = slot / p.page_size;
-    const TokenPlace place{static_cast<int>(page), static_cast<int>(slot - page * p.page_size)};
-    append_side(p, p.k, token, head, unit, place);
-    append_side(p, p.v, token, head, unit, place);
+    const TokenCoord coord{static_cast<int>(page), static_cast<int>(slot - page * p.page_size)};
+    append_side(p, p.k, token, head, unit, coord);
+    append_side(p, p.v, token, head, unit, coord);
   }
 }
 

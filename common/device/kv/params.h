@@ -1,4 +1,4 @@
-// Where keys and values lie, and the argument of append_kv. Strides of a cache count bytes.
+// The layout of keys and values in memory, and the argument of append_kv. Strides of a cache count bytes.
 #pragma once
 
 #include "common/device/core/types.h"

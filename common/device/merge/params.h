@@ -20,8 +20,8 @@ struct Stage2Params {
   StridedRows out;
 };
 
-// merge_states over the leading axis; rows = product of the middle axes, each addressed through two strides at most
-// after the host has collapsed them (row = outer * inner_rows + inner).
+// merge_states over the leading axis; rows = product of the middle axes, which the host has
+// collapsed so that two strides address them (row = outer * inner_rows + inner).
 struct MergeStatesParams {
   std::int32_t states, head_dim;
   std::int64_t rows, inner_rows;

@@ -13,7 +13,7 @@ namespace flashport {
 namespace {
 
 bool serves_types(const KernelEntry& kernel, const KernelRequest& request) {
-  // float32 queries are not rounded to a shorter type behind the caller's back.
+  // float32 queries are never rounded to a shorter type without the caller's knowledge.
   return kernel.tag == KernelTag::kDecode && kernel.shape.decode.kv == request.kv &&
          (request.q_dtype != DType::kFloat32 || kernel.shape.decode.math == MathType::kFp32);
 }

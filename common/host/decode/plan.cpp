@@ -78,7 +78,7 @@ int heuristic_splits(const DecodeParams& p, const DeviceContext& device) {
                               2 * device.multiprocessors(), to_int(ceil_div(p.cache.max_len, key_block)), 128);
 }
 
-// Partial results lie behind the counters (which must stay zero for the invariant schedule) and the slots:
+// Partial results lie after the counters (which must stay zero for the invariant schedule) and the slots:
 //   mid [sequence, token] or [row of a ragged q], [head, chunk, head_dim_v], then lse of the same axes.
 void plan_splits(DecodePlan& plan, const DecodeProblem& problem, int splits, const Check& check,
                  const DeviceContext& device) {

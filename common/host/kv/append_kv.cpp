@@ -1,5 +1,5 @@
-// append_kv: validate -> params -> as many blocks as there are units of 32 values. A token's position is a slot of the
-// cache: one number that says page and offset.
+// append_kv: validate -> params -> a thread for each unit of 32 values. A token's position is its slot of the cache:
+// one number that says page and offset.
 #include <algorithm>
 #include <limits>
 #include <string>

@@ -211,7 +211,7 @@ TEST_F(PlanDecode, InvariantSchedule) {
   EXPECT_EQ(p.params.slots, scratch_at(kCounterBytes));
 }
 
-// 2^26 nodes of 1024 keys, or 2^30 of one query tile: the places of the line fit 32 bits.
+// 2^26 nodes of 1024 keys, or 2^30 of one query tile: the indices of the line fit 32 bits.
 TEST_F(PlanDecode, LongestLine) {
   DecodeInputs inputs(kGpu);
   DecodeProblem problem = validate_flash_decode(inputs.args);

@@ -1,5 +1,5 @@
 // The invariant schedule: a request's bits do not depend on its neighbours, on how many multiprocessors work, on the
-// call being the first or the tenth, or on the query tokens that share its tile.
+// call being the first or the tenth, or on the other query tokens of its tile.
 #include <gtest/gtest.h>
 
 #include <flashport/backend.h>
@@ -106,7 +106,7 @@ TEST_P(Bitwise, OnRepeat) {
   for (int repeat = 0; repeat < (options().emulator ? 2 : 20); ++repeat) EXPECT_TRUE(pool.run(all) == first) << repeat;
 }
 
-// Of the shapes with several tokens.
+// For shapes with several tokens.
 class BitwiseTiles : public Bitwise {};
 
 TEST_P(BitwiseTiles, QueryTokensThatShareATile) {

@@ -1,6 +1,6 @@
-// What the case list has no column for: NaN and infinity in what is used, rows of a ragged q that nobody owns, element
-// offsets past 2^31, the caller's own workspace, empty batches, and the split-count heuristic's schedule against the
-// invariant one.
+// What the case list has no column for: NaN and infinity in what is used, rows of a ragged q that belong to no
+// sequence, element offsets past 2^31, the caller's own workspace, empty batches, and the split-count heuristic's
+// schedule against the invariant one.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -119,7 +119,8 @@ TEST_F(NanInADraft, OfAValueStaysInItsColumnHeadAndRequest) {
   }
 }
 
-// Rows of a ragged q past the last offset are nobody's: whatever the schedule, their out and lse stay as they are.
+// Rows of a ragged q past the last offset belong to no sequence: whatever the schedule, their out and lse stay as they
+// are.
 TEST(Special, RaggedRowsThatNobodyOwnsAreNotWritten) {
   DecodeCase c = plain_case("special_ragged", {300, 20, 150});
   c.q_len = 3;
