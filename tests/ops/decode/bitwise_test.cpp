@@ -57,7 +57,7 @@ TEST_P(Bitwise, AloneInBatchesAndOnAnyNumberOfMultiprocessors) {
       flashport::set_multiprocessor_limit(limit);
       const RequestPool::Bits bits = pool.run(batch, round == 1);
       for (std::size_t b = 0; b < batch.size(); ++b) {
-        EXPECT_TRUE(bits[b] == alone[batch[b]]) << "round " << round << ", " << limit << " multiprocessors, place " << b
+        EXPECT_TRUE(bits[b] == alone[batch[b]]) << "round " << round << ", " << limit << " multiprocessors, index " << b
                                                 << ", length " << pool.lens()[batch[b]];
       }
     }
@@ -78,7 +78,7 @@ void check_under_random_schedules(const PoolShape& shape) {
     flashport::set_multiprocessor_limit(limit);
     const RequestPool::Bits bits = pool.run(batch);
     for (std::size_t b = 0; b < batch.size(); ++b) {
-      ASSERT_TRUE(bits[b] == alone[batch[b]]) << "round " << round << ", " << limit << " multiprocessors, place " << b
+      ASSERT_TRUE(bits[b] == alone[batch[b]]) << "round " << round << ", " << limit << " multiprocessors, index " << b
                                               << ", length " << pool.lens()[batch[b]];
     }
   }

@@ -67,7 +67,7 @@ class NanInADraft : public testing::Test {
     return c;
   }
   // Where token `token` of request `b` lies in kv head 1.
-  static Shape place(DecodeCall& call, std::int64_t b, std::int64_t token, std::int64_t dim) {
+  static Shape index_of(DecodeCall& call, std::int64_t b, std::int64_t token, std::int64_t dim) {
     return {call.inputs().block_table->integer({b, token / 16}), token % 16, 1, dim};
   }
   // How many elements of outputs other than those that `may_differ(request, token, head, dim)` have other bits.
@@ -84,7 +84,7 @@ class NanInADraft : public testing::Test {
 
 TEST_F(NanInADraft, OfAKeyReachesOnlyRowsThatSeeIt) {
   DecodeCall call(draft_case()), clean(draft_case());
-  call.k().set(place(call, 0, kLast, 5), NAN);
+  call.k().set(index_of(call, 0, kLast, 5), NAN);
   for (DecodeCall* one : {&call, &clean}) {
     one->upload();
     one->run();
@@ -100,9 +100,9 @@ TEST_F(NanInADraft, OfAKeyReachesOnlyRowsThatSeeIt) {
 TEST_F(NanInADraft, OfAValueStaysInItsColumnHeadAndRequest) {
   for (double value : {static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
     DecodeCall call(draft_case()), clean(draft_case());
-    call.v().set(place(call, 0, kLast, 7), value);
+    call.v().set(index_of(call, 0, kLast, 7), value);
     // The two first tokens of request 1 stand before its beginning and see nothing.
-    call.v().set(place(call, 1, 0, 7), value);
+    call.v().set(index_of(call, 1, 0, 7), value);
     for (DecodeCall* one : {&call, &clean}) {
       one->upload();
       one->run();
