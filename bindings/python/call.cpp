@@ -121,7 +121,7 @@ void Call::fill_view(const char* name, PyObject* object, bool writes, TensorView
   } else {
     view_by_capsule(name, object, info, writes, to);
   }
-  if (is_tensor) after_export(name, object, info, writes, to);
+  if (is_tensor) after_export(name, object, writes, to);
 }
 
 void Call::view_by_exchange(const char* name, PyObject* object, const TypeInfo& info, bool writes, TensorView& to) {

@@ -51,7 +51,9 @@ class Call {
 
   // Fill `to`, which is as it was made, in place: a view is large, and a call has many.
   void input(const char* name, PyObject* object, TensorView& to) { fill_view(name, object, false, to); }
-  void output(const char* name, PyObject* object, TensorView& to) { fill_view(name, object, true, to); }
+  void output(const char* name, PyObject* object, TensorView& to) {
+    fill_view(name, object, role_ != TorchRole::kQuestion, to);
+  }
   void optional_input(const char* name, PyObject* object, std::optional<TensorView>& to) {
     if (object != Py_None) input(name, object, to.emplace());
   }
@@ -66,6 +68,10 @@ class Call {
   }
   std::int64_t integer(const char* name, PyObject* object) const { return integer_argument(function_, name, object); }
   bool boolean(const char* name, PyObject* object) const { return boolean_argument(function_, name, object); }
+  std::optional<KvFormat> optional_format(const char* name, PyObject* object) const {
+    if (object == Py_None) return std::nullopt;
+    return format_argument(function_, name, object);
+  }
   // Which of two words it is: true for the second.
   bool is_second(const char* name, PyObject* object, const char* first, const char* second) const {
     return word_argument(function_, name, object, {first, second}) == 1;
@@ -112,7 +118,7 @@ class Call {
     if (torch_ == nullptr) look_at_torch();
     if (info.stands_for_others && role_ != TorchRole::kQuestion) throw NeedsOperator{};
   }
-  void after_export(const char* name, PyObject* object, const TypeInfo& info, bool writes, const TensorView& view);
+  void after_export(const char* name, PyObject* object, bool writes, const TensorView& view);
   void look_at_torch();
   [[noreturn]] void refuse_gradient(const char* name, PyObject* object, bool writes) const;
   // Of a tensor that has no memory, or none to export: throws NeedsOperator if a transformation explains it.

@@ -64,11 +64,14 @@ class ArgumentTable {
   std::size_t count_ = 0;
 };
 
+// kSizedOnly: the call asks for sizes, its outputs have no memory yet.
+enum class Outputs : std::uint8_t { kWritten, kSizedOnly };
+
 // Rows are checked in the table's order, and a check is through all of them before the next begins.
 void check_ranks(const Check& check, std::span<const Argument> arguments);
 // Types; that all are where the first one is; that inputs can be read and outputs written, that both lie as their rows
 // say, and that outputs are apart.
-void check_tensors(const Check& check, std::span<const Argument> arguments);
+void check_tensors(const Check& check, std::span<const Argument> arguments, Outputs outputs = Outputs::kWritten);
 // What is written shares memory with no other argument.
 void check_outputs_apart(const Check& check, std::span<const Argument> arguments);
 

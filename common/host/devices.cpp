@@ -72,6 +72,10 @@ std::string first_target(DeviceKind kind) {
   return info.target;
 }
 
+std::string missing_kernel_text(const TargetView& target, KernelTag tag) {
+  return target.name + " was built without the kernel " + kernel_tag_name(tag);
+}
+
 }  // namespace
 
 DeviceContext::DeviceContext(const BackendAbi* abi, Device device, const BackendDevice& info)
@@ -90,10 +94,16 @@ int DeviceContext::multiprocessors() const {
 
 const KernelEntry& DeviceContext::plain_kernel(const Check& check, KernelTag tag) const {
   const KernelEntry* kernel = plain_kernels_[static_cast<std::size_t>(tag)];
-  if (kernel == nullptr) {
-    check.not_supported(target_.name + " was built without the kernel " + kernel_tag_name(tag));
-  }
+  if (kernel == nullptr) check.not_supported(missing_kernel_text(target_, tag));
   return *kernel;
+}
+
+const KernelEntry* find_plain_kernel(const TargetView& target, KernelTag tag, std::string& reason) {
+  for (const KernelEntry& kernel : target.kernels) {
+    if (kernel.tag == tag) return &kernel;
+  }
+  reason = missing_kernel_text(target, tag);
+  return nullptr;
 }
 
 int DeviceContext::occupancy(const Check& check, const KernelEntry& kernel) {

@@ -4,7 +4,7 @@
 #include "common/device/decode/kernel.h"
 #include "cpu/arch/define_kernel.h"
 
-// math, kv, head_dim_qk, head_dim_v, rows
+// math, k_format, v_format, head_dim_qk, head_dim_v, rows
 #define FLASHPORT_DEFINE_DECODE(symbol, name, ...)                                                       \
   namespace flashport::FLASHPORT_TARGET::decode {                                                        \
   constexpr DecodeConfig symbol##_config = decode_config(__VA_ARGS__);                                   \

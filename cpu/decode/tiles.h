@@ -72,6 +72,7 @@ class DecodeTiles {
   static constexpr DecodeShape kShape = kCfg.shape;
 
  public:
+  static_assert(kShape.k_format == kShape.v_format, "these tiles read K and V of one format");
   static constexpr int kRows = kShape.rows;
   static constexpr int kRowSlots = kRows;
   static constexpr int kColumns = kShape.head_dim_v;
@@ -199,7 +200,7 @@ class DecodeTiles {
  private:
   DecodeShared<kCfg>& shared_;
   int live_rows_;
-  KvProducts<kShape.kv> products_;
+  KvProducts<kShape.k_format> products_;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET::decode

@@ -57,7 +57,7 @@ class LanePlaces {
 
 template <DecodeConfig kCfg>
 struct KeyOperand {
-  static constexpr KvFormat kFormat = kCfg.shape.kv;
+  static constexpr KvFormat kFormat = kCfg.shape.k_format;
   using Layout = typename KvTiles<kCfg>::Keys;
 
   // Of the wave whose keys begin with `first_key`, a multiple of 16.
@@ -118,7 +118,7 @@ constexpr int value_tiles(KvFormat format) { return is_byte_format(format) ? 2 :
 // kGroups: those of a wave, a power of two.
 template <DecodeConfig kCfg, int kGroups>
 struct ValueOperand {
-  static constexpr KvFormat kFormat = kCfg.shape.kv;
+  static constexpr KvFormat kFormat = kCfg.shape.v_format;
   using Layout = typename KvTiles<kCfg>::Values;
   static constexpr int kTiles = value_tiles(kFormat);
   static constexpr int kGroupBytes = 32;  // 16 columns of 2 bytes, or 32 of one

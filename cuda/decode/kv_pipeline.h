@@ -22,8 +22,8 @@ struct DecodeShared;  // of a team; those of a block's teams lie side by side
 
 // Rows of a tile, from the beginning of the first team's on.
 template <DecodeConfig kCfg, int kDim>
-struct TileRows : RowLayout<kCfg.shape.kv, kDim, kCfg.tuning.teams> {
-  using Base = RowLayout<kCfg.shape.kv, kDim, kCfg.tuning.teams>;
+struct TileRows : RowLayout<kCfg.shape.k_format, kDim, kCfg.tuning.teams> {
+  using Base = RowLayout<kCfg.shape.k_format, kDim, kCfg.tuning.teams>;
   static constexpr int row_offset(int row) { return Base::row_offset(row, sizeof(DecodeShared<kCfg>)); }
   static constexpr int offset(int row, int byte) { return row_offset(row) + (byte ^ Base::swizzle(row)); }
 };

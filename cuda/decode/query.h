@@ -40,9 +40,12 @@ FLASHPORT_DEVICE void copy_query(const DecodeParams& p, const Segment& s, const 
     const std::int64_t offset = query_offset(p, s, p.q, at) + dim * p.q.stride_dim;
     const char* from = static_cast<const char*>(p.q.data) + (valid ? offset * 2 : 0);
     const bool ready = same && p.q.stride_dim == 1 && reinterpret_cast<std::uintptr_t>(from) % 16 == 0;
-    if constexpr (is_byte_format(kCfg.shape.kv)) {
-      const int first = RowLayout<kCfg.shape.kv, kCfg.shape.head_dim_qk, kCfg.tuning.teams>::first_block(s.kv_head);
-      const auto to = [&](int pair) { return &tile.rows[row][query_column(kCfg.shape.kv, first, dim + 2 * pair)]; };
+    if constexpr (is_byte_format(kCfg.shape.k_format)) {
+      const int first =
+          RowLayout<kCfg.shape.k_format, kCfg.shape.head_dim_qk, kCfg.tuning.teams>::first_block(s.kv_head);
+      const auto to = [&](int pair) {
+        return &tile.rows[row][query_column(kCfg.shape.k_format, first, dim + 2 * pair)];
+      };
       if (ready) {
         for (int pair = 0; pair < 4; ++pair) copy_async<4>(to(pair), from + 4 * pair, valid);
       } else {

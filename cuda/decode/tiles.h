@@ -44,7 +44,8 @@ template <DecodeConfig kCfg>
 class DecodeTiles {
   static constexpr DecodeShape kShape = kCfg.shape;
   static constexpr MathType kMath = kShape.math;
-  static constexpr bool kScaled = kShape.kv == KvFormat::kQ8_0;
+  static_assert(kShape.k_format == kShape.v_format, "these tiles read K and V of one format");
+  static constexpr bool kScaled = kShape.k_format == KvFormat::kQ8_0;
   static constexpr int kColWaves = column_waves(kCfg);
   static constexpr int kRowWaves = kCfg.tuning.waves / kColWaves;
   static constexpr int kWaveRows = wave_rows(kCfg);
@@ -52,7 +53,7 @@ class DecodeTiles {
   static constexpr int kKeyTiles = kLeafKeys / kColWaves / 16;  // of 16 keys
   static constexpr int kColTiles = kShape.head_dim_v / kColWaves / 16;
   static constexpr int kStepPairs = kShape.head_dim_qk / 32;  // of 2 x 16 dims
-  static constexpr int kTilesAtOnce = value_tiles(kShape.kv);
+  static constexpr int kTilesAtOnce = value_tiles(kShape.v_format);
   static constexpr int kColGroups = kColTiles / kTilesAtOnce;
   static_assert(kWaveRows % 8 == 0 && kColGroups >= 1 && kShape.head_dim_v % (16 * kTilesAtOnce * kColWaves) == 0);
   static_assert(!kScaled || 8 % kColGroups == 0, "eight q8_0 blocks begin and end with a unit");
@@ -67,7 +68,7 @@ class DecodeTiles {
   // More registers than these would spill: of 16 rows, 64 x 8k took 536 us for 506. fp8 283.7 us with it, 288.6
   // without.
   static constexpr bool kKeepsParent =
-      kColTiles * kRowTiles <= (kShape.kv == KvFormat::kFp8E4M3 && kRowTiles == 1 ? 4 : 2);
+      kColTiles * kRowTiles <= (kShape.k_format == KvFormat::kFp8E4M3 && kRowTiles == 1 ? 4 : 2);
   struct Rows {
     float v[kRowSlots];
     FLASHPORT_DEVICE float& operator[](int slot) { return v[slot]; }
@@ -318,7 +319,7 @@ class DecodeTiles {
     const int g = recompute(g_);
     const int first = values_.first_block(recompute(col_wave_ * kColGroups));
     for_each_register(out.c, [&](const float& x, int col_tile, int tile, int i) {
-      f(x, 2 * tile + i % 2, value_column(kShape.kv, first, first_tile + col_tile, g, i / 2));
+      f(x, 2 * tile + i % 2, value_column(kShape.v_format, first, first_tile + col_tile, g, i / 2));
     });
   }
 

@@ -20,7 +20,7 @@ namespace flashport::FLASHPORT_TARGET::decode {
 // How the waves of a block share a leaf.
 template <DecodeConfig kCfg>
 struct WaveSplit {
-  static constexpr KvFormat kFormat = kCfg.shape.kv;
+  static constexpr KvFormat kFormat = kCfg.shape.k_format;
   static constexpr int kRowTiles = kCfg.shape.rows == 64 ? 2 : 1;  // tiles of 16 query rows a wave
   static constexpr int kRowWaves = kCfg.shape.rows / (16 * kRowTiles);
   static constexpr int kColWaves = kCfg.tuning.waves / kRowWaves;
@@ -57,7 +57,7 @@ struct ValueFragments {
 template <DecodeConfig kCfg, class Shared>
 class MfmaPipeline {
   using Split = WaveSplit<kCfg>;
-  static constexpr KvFormat kFormat = kCfg.shape.kv;
+  static constexpr KvFormat kFormat = kCfg.shape.k_format;
 
  public:
   FLASHPORT_DEVICE MfmaPipeline(const DecodeParams& p, const Block& block, Shared& shared, LeafCursor& ahead)

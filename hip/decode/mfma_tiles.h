@@ -46,7 +46,8 @@ class DecodeTiles {
   using Split = WaveSplit<kCfg>;
   static constexpr DecodeShape kShape = kCfg.shape;
   static constexpr MathType kMath = kShape.math;
-  static constexpr KvFormat kFormat = kShape.kv;
+  static_assert(kShape.k_format == kShape.v_format, "these tiles read K and V of one format");
+  static constexpr KvFormat kFormat = kShape.k_format;
   static constexpr int kRowTiles = Split::kRowTiles;
   static constexpr int kKeyTiles = Split::kKeyTiles;
   static constexpr int kLaneCols = Split::kLaneCols;

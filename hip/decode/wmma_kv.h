@@ -215,8 +215,8 @@ class KvPipeline {
   static constexpr bool kAhead = kCfg.tuning.stages > 1;
 
  public:
-  using Key = KeyUnit<kCfg.shape.kv>;
-  using Value = ValueUnit<kCfg.shape.kv, Share::kLaneCols>;
+  using Key = KeyUnit<kCfg.shape.k_format>;
+  using Value = ValueUnit<kCfg.shape.v_format, Share::kLaneCols>;
   static constexpr int kKeyUnits = kCfg.shape.head_dim_qk / Key::kDims;
   static constexpr int kValueUnits = kLeafKeys / Value::kKeys * Share::kGroups;
 

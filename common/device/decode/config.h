@@ -13,7 +13,8 @@ struct DecodeShape {
   int head_dim_v;
   int rows;  // query rows of a tile: 8, 16 or 64
   MathType math;
-  KvFormat kv;
+  KvFormat k_format;
+  KvFormat v_format;
 };
 
 struct DecodeTuning {

@@ -22,8 +22,9 @@
 namespace flashport::FLASHPORT_TARGET::decode {
 
 // The kernel of a row of cmake/decode_instances.txt, on the schedule that the target has for its shape.
-constexpr DecodeConfig decode_config(MathType math, KvFormat kv, int head_dim_qk, int head_dim_v, int rows) {
-  const DecodeShape shape{head_dim_qk, head_dim_v, rows, math, kv};
+constexpr DecodeConfig decode_config(MathType math, KvFormat k_format, KvFormat v_format, int head_dim_qk,
+                                     int head_dim_v, int rows) {
+  const DecodeShape shape{head_dim_qk, head_dim_v, rows, math, k_format, v_format};
   return {shape, decode_tuning(shape)};
 }
 

@@ -10,7 +10,9 @@
 
 namespace flashport::FLASHPORT_TARGET::kv {
 
-inline constexpr int kAppendUnit = 32;
+inline constexpr int kAppendUnit = kv_format_trait(KvFormat::kQ8_0).block_values;
+inline constexpr int kQ8BlockBytes = kv_format_trait(KvFormat::kQ8_0).block_bytes;
+inline constexpr int kQ8ScaleBytes = kv_format_trait(KvFormat::kQ8_0).scale_bytes;
 
 FLASHPORT_DEVICE void store_q8_0_block(char* to, const float* x) {
   constexpr int kInfinityBits = 0x7f800000;
@@ -25,14 +27,14 @@ FLASHPORT_DEVICE void store_q8_0_block(char* to, const float* x) {
   *reinterpret_cast<std::uint16_t*>(to) = finite ? __builtin_bit_cast(std::uint16_t, to_half(d)) : kNan;
   for (int i = 0; i < kAppendUnit; ++i) {
     const float value = finite ? x[i] * inverse : 0.0f;
-    reinterpret_cast<signed char*>(to)[2 + i] = static_cast<signed char>(round_to_int(value));
+    reinterpret_cast<signed char*>(to)[kQ8ScaleBytes + i] = static_cast<signed char>(round_to_int(value));
   }
 }
 
 // Writes the `count` values of unit `unit` of the row that begins at `row`.
 FLASHPORT_DEVICE void store_unit(KvFormat format, char* row, int unit, const float* x, int count) {
   if (format == KvFormat::kQ8_0) {
-    store_q8_0_block(row + unit * 34, x);
+    store_q8_0_block(row + unit * kQ8BlockBytes, x);
     return;
   }
   for (int i = 0; i < count; ++i) {

@@ -13,7 +13,7 @@ namespace flashport {
 
 struct KernelRequest {
   DType q_dtype;
-  KvFormat kv;
+  KvFormat k_format, v_format;
   std::int64_t head_dim_qk, head_dim_v;
   std::int64_t group_size;  // Hq / Hkv
   std::int64_t q_len;

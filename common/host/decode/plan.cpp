@@ -139,7 +139,8 @@ DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device) {
   DecodePlan plan;
   plan.params = problem.params;
   DecodeParams& p = plan.params;
-  const KernelRequest request{p.q.dtype, problem.kv, p.head_dim_qk, p.head_dim_v, p.group_size, p.max_q_len};
+  const KernelRequest request{p.q.dtype,    problem.k_format, problem.v_format, p.head_dim_qk,
+                              p.head_dim_v, p.group_size,     p.max_q_len};
   plan.kernel = choose_decode_kernel(device.kernels(), device.target(), request, nullptr);
   if (plan.kernel == nullptr) {
     std::string reason;

@@ -26,6 +26,7 @@ struct Extents {
   bool ragged, paged, pool, csr, has_lengths;
   std::int64_t batch, q_len, num_q_heads, head_dim, head_dim_v, num_kv_heads, page_size;
   CacheAxes axes;
+  KvFormat k_format, v_format;
 };
 
 bool is_given(const TensorView& view) { return view.rank != 0 || view.data != nullptr; }
@@ -51,7 +52,8 @@ void check_presence(const DecodeArgs& a) {
 ArgumentTable<19> table_of(const DecodeArgs& args) {
   const auto& [q, k_cache, v_cache, seqlens, block_table, token_table, request_index, kv_indptr, kv_indices,
                kv_last_page_len, kv_layout, cu_seqlens_q, max_q_len, softmax_scale, window_left, window_right, softcap,
-               alibi_slopes, sinks, tree_mask, k_scale, v_scale, num_splits, out, lse, workspace] = args;
+               alibi_slopes, sinks, tree_mask, k_scale, v_scale, k_format, v_format, num_splits, out, lse, workspace] =
+      args;
   const bool ragged = cu_seqlens_q.has_value(), per_token = !ragged && q.rank == 4;
   const Axes pages = {4, cache_axes_text(4, kv_layout, false)}, slots = {3, cache_axes_text(3, kv_layout, false)};
   const DTypes kv_types = {q.dtype, DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kUInt8};
@@ -73,8 +75,7 @@ ArgumentTable<19> table_of(const DecodeArgs& args) {
   } else {
     table.add(k_cache, "k_cache", kRead, kv_types, kAny, token_table ? slots : pages);
   }
-  table.add(v_cache, "v_cache", kRead, {k_cache.dtype}, kAny,
-            {k_cache.rank, cache_axes_text(k_cache.rank, kv_layout, true)});
+  table.add(v_cache, "v_cache", kRead, kv_types, kAny, {k_cache.rank, cache_axes_text(k_cache.rank, kv_layout, true)});
   if (is_given(seqlens)) table.add(seqlens, "seqlens", kRead, kInts, kContiguous, {1, "(batch)"});
   table.add(block_table, "block_table", kRead, kInt, kUnitInner, {2, "(batch, max_pages)"});
   table.add(token_table, "token_table", kRead, kInt, kUnitInner, {2, "(requests, max_len)"});
@@ -101,8 +102,11 @@ ArgumentTable<19> table_of(const DecodeArgs& args) {
   return table;
 }
 
+// The extents of a cache's rows follow from its format, which must be known before shapes are compared.
 Extents check_shapes(const DecodeArgs& a) {
   Extents e{};
+  e.k_format = cache_format(kCheck, a.k_cache, "k_cache", a.k_format, "k_format");
+  e.v_format = cache_format(kCheck, a.v_cache, "v_cache", a.v_format, "v_format");
   const int last = a.q.rank - 1;
   e.ragged = a.cu_seqlens_q.has_value();
   e.csr = a.kv_indptr.has_value();
@@ -117,17 +121,17 @@ Extents check_shapes(const DecodeArgs& a) {
   e.q_len = e.ragged ? a.max_q_len : a.q.rank == 4 ? a.q.shape[1] : 1;
   e.num_q_heads = a.q.shape[last - 1];
   e.head_dim = a.q.shape[last];
-  e.head_dim_v = stored_head_dim(a.v_cache.dtype, a.v_cache.shape[e.axes.dim]);
+  e.head_dim_v = stored_head_dim(e.v_format, a.v_cache.shape[e.axes.dim]);
   e.num_kv_heads = a.k_cache.shape[e.axes.head];
   e.page_size = e.pool ? 1 : a.k_cache.shape[e.axes.token];
 
-  if (a.k_cache.dtype == DType::kUInt8 && e.head_dim % 32 != 0) {
-    kCheck.not_supported("q8_0 needs a head_dim that is a multiple of 32, got " + std::to_string(e.head_dim));
+  if (const std::string problem = block_problem(e.k_format, "head_dim", e.head_dim); !problem.empty()) {
+    kCheck.not_supported(problem);
   }
   const char* k_text = cache_axes_text(a.k_cache.rank, a.kv_layout, false);
   const char* v_text = cache_axes_text(a.k_cache.rank, a.kv_layout, true);
-  const std::int64_t k_extent = stored_extent(a.k_cache.dtype, e.head_dim);
-  const std::int64_t v_extent = stored_extent(a.k_cache.dtype, e.head_dim_v);
+  const std::int64_t k_extent = stored_extent(e.k_format, e.head_dim);
+  const std::int64_t v_extent = stored_extent(e.v_format, e.head_dim_v);
   const std::int64_t* k = a.k_cache.shape;
   if (!e.paged && k[0] != e.batch) {
     kCheck.value_error("k_cache must have a row for each request: batch is " + std::to_string(e.batch) + ", got " +
@@ -214,8 +218,8 @@ const T* data_of(const std::optional<TensorView>& view) {
 void fill_layout(const DecodeArgs& a, const Extents& e, DecodeProblem& problem) {
   DecodeParams& p = problem.params;
   IndexBounds& bounds = problem.bounds;
-  p.cache.k = cache_params(kCheck, a.k_cache, "k_cache", e.axes, e.head_dim);
-  p.cache.v = cache_params(kCheck, a.v_cache, "v_cache", e.axes, e.head_dim_v);
+  p.cache.k = cache_params(kCheck, a.k_cache, "k_cache", e.axes, e.k_format, e.head_dim);
+  p.cache.v = cache_params(kCheck, a.v_cache, "v_cache", e.axes, e.v_format, e.head_dim_v);
   p.cache.page_size = std::max<std::int64_t>(e.page_size, 1);
   p.cache.page_shift = std::has_single_bit(static_cast<std::uint64_t>(p.cache.page_size))
                            ? std::countr_zero(static_cast<std::uint64_t>(p.cache.page_size))
@@ -318,18 +322,21 @@ void fill_scores(DecodeParams& params, std::optional<double> softmax_scale, doub
   }
 }
 
-DecodeProblem validate_flash_decode(const DecodeArgs& args) {
+namespace {
+
+DecodeProblem validate(const DecodeArgs& args, Outputs outputs) {
   check_presence(args);
   const ArgumentTable<19> table = table_of(args);
   check_ranks(kCheck, table);
   const Extents extents = check_shapes(args);
-  check_tensors(kCheck, table);
+  check_tensors(kCheck, table, outputs);
   check_values(args, extents);
 
   DecodeProblem problem;
   problem.function = kCheck.function();
   problem.q = args.q;
-  problem.kv = *kv_format(args.k_cache.dtype);
+  problem.k_format = extents.k_format;
+  problem.v_format = extents.v_format;
   problem.num_splits = args.num_splits;
   problem.workspace = args.workspace;
   problem.empty = !has_elements(args.out) && (!args.lse || !has_elements(*args.lse));
@@ -339,6 +346,28 @@ DecodeProblem validate_flash_decode(const DecodeArgs& args) {
   fill_layout(args, extents, problem);
   fill_options(args, problem.params);
   return problem;
+}
+
+// `out` as a call makes it, without memory; as it is where q or v_cache has no axes to take its shape from.
+TensorView output_like(const DecodeArgs& a) {
+  TensorView out;
+  if (a.q.rank < 1 || a.v_cache.rank < 1) return out;
+  out = a.q;
+  out.data = nullptr;
+  const KvFormat v_format = cache_format(kCheck, a.v_cache, "v_cache", a.v_format, "v_format");
+  out.shape[out.rank - 1] = stored_head_dim(v_format, a.v_cache.shape[a.v_cache.rank - 1]);
+  return out;
+}
+
+}  // namespace
+
+DecodeProblem validate_flash_decode(const DecodeArgs& args) { return validate(args, Outputs::kWritten); }
+
+DecodeProblem validate_decode_size(const DecodeArgs& args) {
+  if (is_given(args.out)) return validate(args, Outputs::kSizedOnly);
+  DecodeArgs with_out = args;
+  with_out.out = output_like(args);
+  return validate(with_out, Outputs::kSizedOnly);
 }
 
 }  // namespace flashport

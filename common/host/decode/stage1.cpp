@@ -15,16 +15,16 @@ constexpr Check kCheck("flash_decode_stage1");
 
 ArgumentTable<8> table_of(const DecodeStage1Args& args) {
   const auto& [q, k, v, req_to_tokens, b_req_idx, b_seqlen, max_len_in_batch, mid_out, mid_out_logsumexp, block_seq,
-               softmax_scale] = args;
+               softmax_scale, k_format, v_format] = args;
   constexpr DTypes kFloat = {DType::kFloat32}, kInts = {DType::kInt32, DType::kInt64};
   using enum Strides;
   ArgumentTable<8> table;
   table.add(q, "q", kRead, {DType::kFloat16, DType::kBFloat16, DType::kFloat32}, kAny,
             {3, "(batch, num_q_heads, head_dim)"});
   // cache_params() checks how caches lie.
-  table.add(k, "k", kRead, {q.dtype, DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kUInt8}, kAny,
-            {3, "(slots, num_kv_heads, head_dim)"});
-  table.add(v, "v", kRead, {k.dtype}, kAny, {3, "(slots, num_kv_heads, head_dim)"});
+  const DTypes kv_types = {q.dtype, DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kUInt8};
+  table.add(k, "k", kRead, kv_types, kAny, {3, "(slots, num_kv_heads, head_dim)"});
+  table.add(v, "v", kRead, kv_types, kAny, {3, "(slots, num_kv_heads, head_dim)"});
   table.add(req_to_tokens, "Req_to_tokens", kRead, {DType::kInt32}, kUnitInner, {2, "(max_requests, max_len)"});
   table.add(b_req_idx, "B_req_idx", kRead, kInts, kContiguous, {1, "(batch)"});
   table.add(b_seqlen, "B_Seqlen", kRead, kInts, kContiguous, {1, "(batch)"});
@@ -38,18 +38,28 @@ std::int64_t blocks_of(const DecodeStage1Args& a) {
   return a.max_len_in_batch == 0 ? 0 : (a.max_len_in_batch - 1) / a.block_seq + 1;
 }
 
-void check_shapes(const DecodeStage1Args& a) {
+struct Formats {
+  KvFormat k, v;
+};
+
+// The extents of a cache's rows follow from its format, which must be known before shapes are compared.
+Formats check_shapes(const DecodeStage1Args& a) {
+  const Formats formats{cache_format(kCheck, a.k, "k", a.k_format, "k_format"),
+                        cache_format(kCheck, a.v, "v", a.v_format, "v_format")};
   const std::int64_t batch = a.q.shape[0];
   const std::int64_t num_q_heads = a.q.shape[1];
   const std::int64_t head_dim = a.q.shape[2];
   const std::int64_t num_kv_heads = a.k.shape[1];
   const std::int64_t blocks = a.mid_out.shape[2];
-  if (a.k.dtype == DType::kUInt8 && head_dim % 32 != 0) {
-    kCheck.not_supported("q8_0 needs a head_dim that is a multiple of 32, got " + std::to_string(head_dim));
+  for (const KvFormat format : {formats.k, formats.v}) {
+    if (const std::string problem = block_problem(format, "head_dim", head_dim); !problem.empty()) {
+      kCheck.not_supported(problem);
+    }
   }
-  const std::int64_t stored = stored_extent(a.k.dtype, head_dim);
-  kCheck.shape(a.k, "k", "(slots, num_kv_heads, head_dim)", {kAnyExtent, kAnyExtent, stored});
-  kCheck.shape(a.v, "v", "(slots, num_kv_heads, head_dim)", {a.k.shape[0], num_kv_heads, stored});
+  kCheck.shape(a.k, "k", "(slots, num_kv_heads, head_dim)",
+               {kAnyExtent, kAnyExtent, stored_extent(formats.k, head_dim)});
+  kCheck.shape(a.v, "v", "(slots, num_kv_heads, head_dim)",
+               {a.k.shape[0], num_kv_heads, stored_extent(formats.v, head_dim)});
   if (num_q_heads > 0 && (num_kv_heads == 0 || num_q_heads % num_kv_heads != 0)) {
     kCheck.value_error("num_q_heads must be a multiple of num_kv_heads, got q " + shape_text(a.q) + " and k " +
                        shape_text(a.k));
@@ -74,6 +84,7 @@ void check_shapes(const DecodeStage1Args& a) {
       kCheck.value_error("mid_out must have extents below 2^31, got " + shape_text(a.mid_out));
     }
   }
+  return formats;
 }
 
 }  // namespace
@@ -81,14 +92,15 @@ void check_shapes(const DecodeStage1Args& a) {
 DecodeProblem validate_decode_stage1(const DecodeStage1Args& a) {
   const ArgumentTable<8> table = table_of(a);
   check_ranks(kCheck, table);
-  check_shapes(a);
+  const Formats formats = check_shapes(a);
   check_tensors(kCheck, table);
   check_score_numbers(kCheck, "sm_scale", a.softmax_scale, 0.0);
 
   DecodeProblem problem;
   problem.function = kCheck.function();
   problem.q = a.q;
-  problem.kv = *kv_format(a.k.dtype);
+  problem.k_format = formats.k;
+  problem.v_format = formats.v;
   DecodeParams& p = problem.params;
   p.batch = static_cast<std::int32_t>(a.q.shape[0]);
   p.num_q_heads = static_cast<std::int32_t>(a.q.shape[1]);
@@ -102,8 +114,8 @@ DecodeProblem validate_decode_stage1(const DecodeStage1Args& a) {
   p.q = {a.q.data, a.q.dtype, a.q.strides[0], 0, a.q.strides[1], a.q.strides[2]};
 
   const CacheAxes axes = cache_axes(3, KvLayout::kNHD);
-  p.cache.k = cache_params(kCheck, a.k, "k", axes, p.head_dim_qk);
-  p.cache.v = cache_params(kCheck, a.v, "v", axes, p.head_dim_v);
+  p.cache.k = cache_params(kCheck, a.k, "k", axes, formats.k, p.head_dim_qk);
+  p.cache.v = cache_params(kCheck, a.v, "v", axes, formats.v, p.head_dim_v);
   p.cache.page_size = 1;
   p.cache.page_shift = 0;
   p.cache.seqlens = index_array(a.b_seqlen);

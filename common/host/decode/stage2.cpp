@@ -9,11 +9,13 @@
 #include "common/host/check.h"
 #include "common/host/contents.h"
 #include "common/host/devices.h"
+#include "common/host/query.h"
 
 namespace flashport {
 namespace {
 
 constexpr Check kCheck("flash_decode_stage2");
+constexpr DTypes kOutTypes = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
 
 ArgumentTable<5> table_of(const DecodeStage2Args& args) {
   const auto& [mid_out, mid_out_logexpsum, b_seqlen, out, lse, block_seq] = args;
@@ -23,8 +25,7 @@ ArgumentTable<5> table_of(const DecodeStage2Args& args) {
   table.add(mid_out, "mid_out", kRead, kFloat, kAny, {4, "(batch, num_q_heads, blocks, head_dim)"});
   table.add(mid_out_logexpsum, "mid_out_logexpsum", kRead, kFloat, kAny, {3, "(batch, num_q_heads, blocks)"});
   table.add(b_seqlen, "B_Seqlen", kRead, {DType::kInt32, DType::kInt64}, kContiguous, {1, "(batch)"});
-  table.add(out, "Out", kWritten, {DType::kFloat16, DType::kBFloat16, DType::kFloat32}, kAny,
-            {3, "(batch, num_q_heads, head_dim)"});
+  table.add(out, "Out", kWritten, kOutTypes, kAny, {3, "(batch, num_q_heads, head_dim)"});
   table.add(lse, "lse", kWritten, kFloat, kAny, {2, "(batch, num_q_heads)"});
   return table;
 }
@@ -67,7 +68,22 @@ Stage2Params stage2_params(const DecodeStage2Args& a) {
   return p;
 }
 
+const KernelEntry* answer(const DecodeStage2Query& query, std::string& reason) {
+  reason = dtype_problem("Out", query.out_dtype, kOutTypes);
+  if (!reason.empty()) return nullptr;
+  const TargetView target = find_target(query.target, reason);
+  return reason.empty() ? find_plain_kernel(target, KernelTag::kDecodeStage2, reason) : nullptr;
+}
+
 }  // namespace
+
+Support supports(const DecodeStage2Query& query) {
+  return support_answer([&](std::string& reason) { return answer(query, reason); });
+}
+
+std::string which_kernel(const DecodeStage2Query& query) {
+  return kernel_answer([&](std::string& reason) { return answer(query, reason); });
+}
 
 void flash_decode_stage2(const DecodeStage2Args& args, Stream stream) {
   validate(args);

@@ -115,7 +115,7 @@ void gated_delta_chunk(const GatedDeltaChunkArgs& args, Stream stream) {
 
 std::int64_t gated_delta_chunk_workspace_size(const GatedDeltaChunkArgs& args) {
   constexpr Check check("gated_delta_chunk_workspace_size");
-  const GatedDeltaChunkParams p = gated_delta_chunk_problem(check, args);
+  const GatedDeltaChunkParams p = gated_delta_chunk_size_problem(check, args);
   return layout_of(p, *choose_kernels(check, args, device_context(check, args.q, "q")).chain).bytes();
 }
 

@@ -97,14 +97,12 @@ StridedRows gate_rows(const TensorView& view) {
   return {view.data, view.dtype, view.strides[0], view.strides[1], view.strides[2], 0};
 }
 
-}  // namespace
-
-GatedDeltaChunkParams gated_delta_chunk_problem(const Check& check, const GatedDeltaChunkArgs& a) {
+GatedDeltaChunkParams problem_of(const Check& check, const GatedDeltaChunkArgs& a, Outputs outputs) {
   const ArgumentTable<14> table = table_of(a);
   check_ranks(check, table);
   const std::int64_t sequences = check_shapes(check, a);
   check_combinations(check, a, sequences);
-  check_tensors(check, table);
+  check_tensors(check, table, outputs);
 
   GatedDeltaChunkParams p{};
   p.batch = static_cast<std::int32_t>(sequences);
@@ -147,6 +145,20 @@ GatedDeltaChunkParams gated_delta_chunk_problem(const Check& check, const GatedD
   }
   p.scale = static_cast<float>(a.scale ? *a.scale : 1.0 / std::sqrt(static_cast<double>(a.q.shape[3])));
   return p;
+}
+
+}  // namespace
+
+GatedDeltaChunkParams gated_delta_chunk_problem(const Check& check, const GatedDeltaChunkArgs& a) {
+  return problem_of(check, a, Outputs::kWritten);
+}
+
+GatedDeltaChunkParams gated_delta_chunk_size_problem(const Check& check, const GatedDeltaChunkArgs& a) {
+  if (a.out.rank != 0 || a.out.data != nullptr) return problem_of(check, a, Outputs::kSizedOnly);
+  GatedDeltaChunkArgs with_out = a;
+  with_out.out = a.v;
+  with_out.out.data = nullptr;
+  return problem_of(check, with_out, Outputs::kSizedOnly);
 }
 
 }  // namespace flashport

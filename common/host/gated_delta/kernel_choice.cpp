@@ -4,6 +4,7 @@
 
 #include "common/host/check.h"
 #include "common/host/last_choice.h"
+#include "common/host/query.h"
 
 namespace flashport {
 namespace {
@@ -42,14 +43,19 @@ MathType chunk_math(const TargetView& target, DType q) {
   return q == DType::kFloat16 ? MathType::kFp16 : MathType::kBf16;
 }
 
+template <class Query>
+GatedDeltaRequest request_of(const Query& query) {
+  return {query.q_dtype, query.state_dtype, query.head_dim_k, query.head_dim_v, query.state_layout, query.gate};
+}
+
 // Null, and the reason, where the query cannot be served.
 const KernelEntry* answer(const GatedDeltaQuery& query, std::string& reason) {
   const TargetView target = find_target(query.target, reason);
-  if (!reason.empty()) return nullptr;
-  const GatedDeltaRequest request{query.q_dtype,    query.state_dtype,  query.head_dim_k,
-                                  query.head_dim_v, query.state_layout, query.gate};
-  if (query.operation == GatedDeltaOperation::kUpdate) return choose_gated_delta_update(target, request, reason);
-  return choose_gated_delta_chunk(target, request, reason).chain;
+  return reason.empty() ? choose_gated_delta_update(target, request_of(query), reason) : nullptr;
+}
+const KernelEntry* answer(const GatedDeltaChunkQuery& query, std::string& reason) {
+  const TargetView target = find_target(query.target, reason);
+  return reason.empty() ? choose_gated_delta_chunk(target, request_of(query), reason).chain : nullptr;
 }
 
 }  // namespace
@@ -113,17 +119,20 @@ ChunkKernels choose_gated_delta_chunk(const TargetView& target, const GatedDelta
   return prepare == nullptr ? ChunkKernels{} : ChunkKernels{prepare, chain};
 }
 
-Support supports_gated_delta(const GatedDeltaQuery& query) {
-  Support support;
-  support.supported = answer(query, support.reason) != nullptr;
-  return support;
+Support supports(const GatedDeltaQuery& query) {
+  return support_answer([&](std::string& reason) { return answer(query, reason); });
 }
 
-std::string which_gated_delta_kernel(const GatedDeltaQuery& query) {
-  std::string reason;
-  const KernelEntry* kernel = answer(query, reason);
-  if (kernel == nullptr) throw NotSupportedError("which_gated_delta_kernel: " + reason);
-  return kernel->key;
+std::string which_kernel(const GatedDeltaQuery& query) {
+  return kernel_answer([&](std::string& reason) { return answer(query, reason); });
+}
+
+Support supports(const GatedDeltaChunkQuery& query) {
+  return support_answer([&](std::string& reason) { return answer(query, reason); });
+}
+
+std::string which_kernel(const GatedDeltaChunkQuery& query) {
+  return kernel_answer([&](std::string& reason) { return answer(query, reason); });
 }
 
 }  // namespace flashport

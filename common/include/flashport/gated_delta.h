@@ -119,24 +119,37 @@ struct GatedDeltaChunkArgs {
 };
 FLASHPORT_API void gated_delta_chunk(const GatedDeltaChunkArgs& args, Stream stream = 0);
 
-// Bytes that a call with these shapes needs as workspace; depends on shapes and the device, never on lengths.
+// Bytes that a call with these arguments needs as workspace; depends on shapes and the device, never on lengths.
+// Nothing is allocated, read or written; `out` may be left out (rank 0, null data).
 [[nodiscard]] FLASHPORT_API std::int64_t gated_delta_chunk_workspace_size(const GatedDeltaChunkArgs& args);
 
-// What a target can do.
-enum class GatedDeltaOperation : std::int32_t { kUpdate, kChunk };
+// What a target can do: supports() and which_kernel() as decode.h has them.
+
+// gated_delta_update.
 struct GatedDeltaQuery {
-  std::string target = "cpu";  // "cpu", "sm90a", "gfx942", ...; empty: the first GPU's, else the CPU's
-  GatedDeltaOperation operation = GatedDeltaOperation::kUpdate;
+  std::string target = "cpu";
   DType q_dtype = DType::kBFloat16;
-  DType state_dtype = DType::kFloat32;
+  DType state_dtype = DType::kFloat32;  // also where there is no pool
   std::int64_t head_dim_k = 128;
   std::int64_t head_dim_v = 128;
   StateLayout state_layout = StateLayout::kVK;
   GateForm gate = GateForm::kHead;
 };
-[[nodiscard]] FLASHPORT_API Support supports_gated_delta(const GatedDeltaQuery& query);
-// The key of the kernel that such a call runs, of the chunked form that of the chain over its chunks, e.g.
-// "gated_delta_update/state=fp32/vk/gate=head/k128/sm90a"; throws NotSupportedError.
-[[nodiscard]] FLASHPORT_API std::string which_gated_delta_kernel(const GatedDeltaQuery& query);
+[[nodiscard]] FLASHPORT_API Support supports(const GatedDeltaQuery& query);
+// "gated_delta_update/state=fp32/vk/gate=head/k128/sm90a"
+[[nodiscard]] FLASHPORT_API std::string which_kernel(const GatedDeltaQuery& query);
+
+// gated_delta_chunk, which has two kernels: the key is that of the chain over its chunks.
+struct GatedDeltaChunkQuery {
+  std::string target = "cpu";
+  DType q_dtype = DType::kBFloat16;
+  DType state_dtype = DType::kFloat32;  // also where there is no pool
+  std::int64_t head_dim_k = 128;
+  std::int64_t head_dim_v = 128;
+  StateLayout state_layout = StateLayout::kVK;
+  GateForm gate = GateForm::kHead;
+};
+[[nodiscard]] FLASHPORT_API Support supports(const GatedDeltaChunkQuery& query);
+[[nodiscard]] FLASHPORT_API std::string which_kernel(const GatedDeltaChunkQuery& query);
 
 }  // namespace flashport

@@ -10,7 +10,7 @@ namespace flashport::sm90a {
 
 constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   const int wider = shape.head_dim_qk > shape.head_dim_v ? shape.head_dim_qk : shape.head_dim_v;
-  const int tile_bytes = 64 * kv_row_bytes(shape.kv, wider);
+  const int tile_bytes = 64 * kv_row_bytes(shape.k_format, wider);
   // compute waves, tiles, blocks of a multiprocessor, producer waves, teams (1)
   if (shape.head_dim_v >= 512) return {8, tile_bytes > 48 * 1024 ? 3 : 5, 1, 4};
   if (shape.rows == 64) return {8, tile_bytes > 24 * 1024 ? 5 : 6, 1, shape.head_dim_v >= 256 ? 1 : 4};
@@ -20,10 +20,10 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   if (shape.head_dim_qk <= 64) return {2, shape.rows == 8 ? 6 : 5, 4, 1};
   // Half the waves for products that widen: 64 x 8k, fp8 274 us, {4, 6, 2, 2} 283, {1, 4, 4, 1} 300, {2, 5, 1, 1, 4}
   // 291.
-  if (shape.kv == KvFormat::kFp8E4M3 && shape.rows == 8) return {2, 5, 4, 1};
+  if (shape.k_format == KvFormat::kFp8E4M3 && shape.rows == 8) return {2, 5, 4, 1};
   // 64 x 8k, on a card that takes 494 us for bf16: 316 us, three tiles 322. Four separate blocks, {2, 3, 4, 1}, took
   // 390 where copies of 8 bytes by teams took 330.
-  if (shape.kv == KvFormat::kQ8_0 && shape.rows == 8) return {2, 4, 1, 1, 4};
+  if (shape.k_format == KvFormat::kQ8_0 && shape.rows == 8) return {2, 4, 1, 1, 4};
   return {4, tile_bytes > 16 * 1024 ? 4 : 6, 2, 2};  // 64 x 8k: 488 us; {4, 6, 2, 1} 600, {4, 4, 3, 2} 648 (spills)
 }
 

@@ -12,7 +12,8 @@
 namespace flashport::gfx942 {
 
 constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
-  const int leaf_bytes = 64 * (kv_row_bytes(shape.kv, shape.head_dim_qk) + kv_row_bytes(shape.kv, shape.head_dim_v));
+  const int leaf_bytes =
+      64 * (kv_row_bytes(shape.k_format, shape.head_dim_qk) + kv_row_bytes(shape.v_format, shape.head_dim_v));
   const int column_waves = shape.head_dim_v <= 128 ? 1 : shape.head_dim_v / 128;
   const int row_waves = shape.rows == 64 ? 2 : 1;
   const int waves = column_waves * row_waves;

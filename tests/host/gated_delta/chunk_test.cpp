@@ -192,35 +192,54 @@ TEST_F(GatedDeltaChunkHost, SaysWhereTheKernelIsMissing) {
 
 // What is asked beforehand is answered with the kernel of the chain, or with the text that a call would give.
 TEST_F(GatedDeltaChunkHost, AnswersAsCallsDo) {
-  GatedDeltaQuery query{.operation = GatedDeltaOperation::kChunk, .head_dim_k = 32};
+  GatedDeltaChunkQuery query{.head_dim_k = 32};
   Inputs on_cpu, on_gpu(kGpu);
   gated_delta_chunk(on_cpu.args);
-  EXPECT_EQ(which_gated_delta_kernel(query), fake_state().launches.back().key);
+  EXPECT_EQ(which_kernel(query), fake_state().launches.back().key);
   query.target = "fakegpu";
   gated_delta_chunk(on_gpu.args);
   EXPECT_EQ(fake_state().launches.end()[-2].key, "gated_delta_prepare/bf16/k64/fakegpu");
-  EXPECT_EQ(which_gated_delta_kernel(query), fake_state().launches.back().key);
+  EXPECT_EQ(which_kernel(query), fake_state().launches.back().key);
   // Neither the type of the pool nor its layout matters.
   query.state_dtype = DType::kBFloat16;
   query.state_layout = StateLayout::kKV;
   query.head_dim_k = 72;
-  EXPECT_EQ(which_gated_delta_kernel(query), "gated_delta_chunk/bf16/k128/fakegpu");
+  EXPECT_EQ(which_kernel(query), "gated_delta_chunk/bf16/k128/fakegpu");
   query.head_dim_k = 136;
-  EXPECT_EQ(supports_gated_delta(query).reason,
-            "fakegpu has no kernel gated_delta_chunk for bfloat16 q and head_dim_k 136");
+  EXPECT_EQ(supports(query).reason, "fakegpu has no kernel gated_delta_chunk for bfloat16 q and head_dim_k 136");
   query.head_dim_k = 32;
   query.gate = GateForm::kKey;
-  EXPECT_EQ(supports_gated_delta(query).reason,
-            "gated_delta_chunk takes one gate for each head; gated_delta_update takes others");
+  EXPECT_EQ(supports(query).reason, "gated_delta_chunk takes one gate for each head; gated_delta_update takes others");
   query.gate = GateForm::kHead;
   query.q_dtype = DType::kFloat32;
-  EXPECT_EQ(supports_gated_delta(query).reason,
-            "fakegpu has no kernel gated_delta_chunk for float32 q and head_dim_k 32");
+  EXPECT_EQ(supports(query).reason, "fakegpu has no kernel gated_delta_chunk for float32 q and head_dim_k 32");
   query.q_dtype = DType::kFloat16;
-  EXPECT_EQ(supports_gated_delta(query).reason,  // one of the pair is missing
+  EXPECT_EQ(supports(query).reason,  // one of the pair is missing
             "fakegpu has no kernel gated_delta_prepare for float16 q and head_dim_k 32");
   query.target = "cpu";
-  EXPECT_EQ(which_gated_delta_kernel(query), "gated_delta_chunk/fp32/k256/fakecpu");
+  EXPECT_EQ(which_kernel(query), "gated_delta_chunk/fp32/k256/fakecpu");
+}
+
+// The size of a workspace follows from the call's arguments, also without an output, whose memory nobody looks at.
+TEST_F(GatedDeltaChunkHost, SizesNeedNoOutput) {
+  Inputs inputs;
+  const std::int64_t bytes = gated_delta_chunk_workspace_size(inputs.args);
+  EXPECT_GT(bytes, 0);
+  inputs.args.out.data = nullptr;
+  EXPECT_EQ(gated_delta_chunk_workspace_size(inputs.args), bytes);
+  EXPECT_NE(error_of<ValueError>([&] { gated_delta_chunk(inputs.args); }).find("out must have data"),
+            std::string::npos);
+  inputs.args.out.shape[3] = 8;
+  EXPECT_NE(error_of<ValueError>([&] { (void)gated_delta_chunk_workspace_size(inputs.args); }).find("out must have"),
+            std::string::npos);
+  inputs.args.out = {};
+  EXPECT_EQ(gated_delta_chunk_workspace_size(inputs.args), bytes);
+  inputs.args.v.rank = 3;
+  EXPECT_NE(error_of<ValueError>([&] {
+              (void)gated_delta_chunk_workspace_size(inputs.args);
+            }).find("gated_delta_chunk_workspace_size: v must have 4 dimensions"),
+            std::string::npos);
+  EXPECT_TRUE(fake_state().launches.empty());
 }
 
 template <class E = ValueError, class Bend>

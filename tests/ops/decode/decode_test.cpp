@@ -20,7 +20,10 @@ TEST_P(DecodeCases, MatchesTheOracle) {
   const DecodeCase& c = GetParam();
   FLASHPORT_REQUIRE_SUPPORT(c.name, flashport::supports(c.query()));
   const std::string key = flashport::which_kernel(c.query());
-  EXPECT_NE(key.find(std::string("/kv=") + type_name(c.kv) + "/"), std::string::npos) << key;
+  const std::string formats = c.k_format == c.v_format
+                                  ? std::string("/kv=") + type_name(c.k_format) + "/"
+                                  : std::string("/k=") + type_name(c.k_format) + "/v=" + type_name(c.v_format) + "/";
+  EXPECT_NE(key.find(formats), std::string::npos) << key;
   DecodeCall call(c);
   call.upload();
   call.run();

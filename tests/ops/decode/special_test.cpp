@@ -19,7 +19,7 @@ using reference::Type;
 DecodeCase plain_case(const std::string& name, std::vector<std::int64_t> lens) {
   DecodeCase c{};
   c.name = name;
-  c.q = c.kv = Type::kF16;
+  c.q = c.k_format = c.v_format = Type::kF16;
   c.dk = c.dv = 64;
   c.hq = 8;
   c.hkv = 2;

@@ -21,11 +21,8 @@ namespace {
 using reference::Type;
 
 flashport::Support chunk_support(Type type = Type::kBF16, std::int64_t dim_k = 128, std::int64_t dim_v = 128) {
-  return flashport::supports_gated_delta({.target = query_target(),
-                                          .operation = flashport::GatedDeltaOperation::kChunk,
-                                          .q_dtype = dtype_of(type),
-                                          .head_dim_k = dim_k,
-                                          .head_dim_v = dim_v});
+  return flashport::supports(flashport::GatedDeltaChunkQuery{
+      .target = query_target(), .q_dtype = dtype_of(type), .head_dim_k = dim_k, .head_dim_v = dim_v});
 }
 
 class GatedDeltaChunk : public testing::TestWithParam<DeltaChunkCase> {};
