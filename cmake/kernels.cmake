@@ -220,7 +220,7 @@ function(flashport_compile_code_object target source code_object)
     VERBATIM)
 endfunction()
 
-# Embeds the code objects of a HIP target: an assembler source that brings each <group>.co in as data.
+# Embeds the code objects of a HIP target: an assembler source that includes each <group>.co as data.
 function(flashport_generate_embedding target device_sources out_source)
   set(FLASHPORT_EMBEDDED "")
   foreach(device_source IN LISTS device_sources)

@@ -15,7 +15,7 @@ inline constexpr int kBackendAbiVersion = 6;
 
 struct BackendDevice {
   char name[128];
-  char architecture[64];  // the vendor's name of what it is: "x86_64", "sm_90", "gfx942:sramecc+:xnack-"
+  char architecture[64];  // the vendor's name for it: "x86_64", "sm_90", "gfx942:sramecc+:xnack-"
   char target[32];        // empty: no compiled target serves this architecture
   int multiprocessors;
   std::int64_t memory_bytes;

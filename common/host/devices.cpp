@@ -40,8 +40,8 @@ std::string compiled_targets(const BackendAbi& abi) {
 // Never destroyed: a call may run while the process ends.
 DeviceContext& create_context(const Check& check, Device device, const char* name) {
   const std::lock_guard lock(contexts_mutex);
-  auto& place = contexts[static_cast<int>(device.kind)][device.index];
-  if (DeviceContext* existing = place.load(std::memory_order_acquire)) return *existing;
+  auto& entry = contexts[static_cast<int>(device.kind)][device.index];
+  if (DeviceContext* existing = entry.load(std::memory_order_acquire)) return *existing;
   const LoadedBackend& backend = load_backend(device.kind);
   const std::string where = std::string(name) + " is on " + device_name(device);
   if (backend.abi == nullptr) check.not_supported(where + ", and " + backend.detail);
@@ -54,7 +54,7 @@ DeviceContext& create_context(const Check& check, Device device, const char* nam
                         "), which none of the compiled targets (" + compiled_targets(*backend.abi) + ") serves");
   }
   auto* context = new DeviceContext(backend.abi, device, info);
-  place.store(context, std::memory_order_release);
+  entry.store(context, std::memory_order_release);
   return *context;
 }
 
@@ -191,7 +191,7 @@ TargetView find_target(const std::string& name, std::string& reason) {
 void forget_devices() {
   const std::lock_guard lock(contexts_mutex);
   for (auto& kind : contexts) {
-    for (auto& place : kind) delete place.exchange(nullptr);
+    for (auto& entry : kind) delete entry.exchange(nullptr);
   }
 }
 

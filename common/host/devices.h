@@ -57,7 +57,7 @@ class DeviceContext {
   TargetView target_;
   int multiprocessors_;
   std::array<const KernelEntry*, kKernelTags> plain_kernels_ = {};  // by tag; null: the target has none
-  std::unique_ptr<std::atomic<int>[]> occupancy_;                   // beside the kernels; 0: not asked yet
+  std::unique_ptr<std::atomic<int>[]> occupancy_;                   // by kernel; 0: not asked yet
 };
 
 // The device that `tensor` lies on. Throws NotSupportedError where no backend or target serves it.

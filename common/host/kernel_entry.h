@@ -52,7 +52,7 @@ struct KernelEntry {
   int shared_bytes = 0;          // dynamic shared memory of a block (CPU: scratch of a worker)
   const void* handle = nullptr;  // the backend's own: function pointer, or symbol and code object
   KernelShape shape = {};
-  int teams = 1;  // blocks as grids count them, in one block of the device
+  int teams = 1;  // blocks, as grids count them, in one block of the device
 
   // The kernel strides over its work, whatever the grid, and signals each part that is complete to the kernel after it,
   // so that the two may run concurrently.
@@ -66,7 +66,8 @@ struct KernelEntry {
 // Every kernel takes one params struct by value, of at most so many bytes.
 inline constexpr std::size_t kMostParamsBytes = 4096;
 
-// Blocks of a launch; x is the fastest. `cluster` neighbouring blocks along x share a multiprocessor's neighbourhood.
+// Blocks of a launch; x is the fastest. `cluster` neighbouring blocks along x are one cluster: their multiprocessors
+// can read each other's shared memory.
 struct LaunchGrid {
   std::int64_t x, y = 1, z = 1;
   int cluster = 1;

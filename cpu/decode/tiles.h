@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "common/device/core/scalar_access.h"
 #include "common/device/decode/mask.h"
 #include "common/device/decode/schedule.h"
 #include "cpu/decode/kv_products.h"
@@ -44,7 +45,7 @@ class KvPipeline {
     leaf.low = maximum(s.key_low - ahead.key(), 0);
     leaf.high = minimum(s.key_high - ahead.key(), kLeafKeys);
     for (int i = leaf.low; i < leaf.high; ++i) {
-      const kv::TokenPlace place = kv::place_of(p.cache, s.pages, s.seq, ahead.key() + i, true);
+      const kv::TokenCoord place = kv::token_coord(p.cache, s.pages, s.seq, ahead.key() + i, true);
       leaf.keys[i] = static_cast<const char*>(p.cache.k.data) + kv::row_offset(p.cache.k, place, s.kv_head);
       leaf.values[i] = static_cast<const char*>(p.cache.v.data) + kv::row_offset(p.cache.v, place, s.kv_head);
     }
@@ -117,16 +118,9 @@ class DecodeTiles {
       float* to = shared_.query[row];
       std::memset(to, 0, sizeof shared_.query[row]);
       if (at.token >= s.q_len) continue;
-      const std::int64_t seq = p.cu_seqlens_q == nullptr ? s.seq : 0;
-      const std::int64_t from =
-          seq * p.q.stride_seq + (s.q_begin + at.token) * p.q.stride_token + at.head * p.q.stride_head;
+      const std::int64_t from = query_offset(p, s, p.q, at);
       for (int dim = 0; dim < p.head_dim_qk; ++dim) {
-        const std::int64_t element = from + dim * p.q.stride_dim;
-        switch (p.q.dtype) {
-          case DType::kFloat16: to[dim] = to_float(static_cast<const Half*>(p.q.data)[element]); break;
-          case DType::kBFloat16: to[dim] = to_float(static_cast<const BFloat16*>(p.q.data)[element]); break;
-          default: to[dim] = static_cast<const float*>(p.q.data)[element]; break;
-        }
+        to[dim] = load_as_float(p.q.data, p.q.dtype, from + dim * p.q.stride_dim);
       }
     }
   }
@@ -148,7 +142,7 @@ class DecodeTiles {
   FLASHPORT_DEVICE void for_each(Scores& scores, F&& f) const {
     for (int row = 0; row < live_rows_; ++row) {
       if constexpr (std::is_invocable_v<F&, Vec&, int, int>) {
-        for (int key = 0; key < kLeafKeys; key += kLanes) {
+        for (int key = 0; key < kLeafKeys; key += kVecWidth) {
           Vec x = load_vec(scores.x[row] + key);
           f(x, row, key);
           store_vec(scores.x[row] + key, x);
@@ -162,7 +156,7 @@ class DecodeTiles {
   void row_max(const Scores& scores, Rows& m) const {
     for (int row = 0; row < live_rows_; ++row) {
       Vec most = load_vec(scores.x[row]);
-      for (int key = kLanes; key < kLeafKeys; key += kLanes) most = larger(most, load_vec(scores.x[row] + key));
+      for (int key = kVecWidth; key < kLeafKeys; key += kVecWidth) most = larger(most, load_vec(scores.x[row] + key));
       m[row] = fold_vec(most, [](Vec a, Vec b) { return larger(a, b); });
     }
   }
@@ -171,7 +165,7 @@ class DecodeTiles {
   Operand to_operand(const Scores& scores, Rows& l) const {
     for (int row = 0; row < live_rows_; ++row) {
       Vec sum = load_vec(scores.x[row]);
-      for (int key = kLanes; key < kLeafKeys; key += kLanes) sum += load_vec(scores.x[row] + key);
+      for (int key = kVecWidth; key < kLeafKeys; key += kVecWidth) sum += load_vec(scores.x[row] + key);
       l[row] = fold_vec(sum, [](Vec a, Vec b) { return a + b; });
     }
     return scores;

@@ -13,7 +13,7 @@ namespace flashport::FLASHPORT_TARGET::gated_delta {
 // The columns of a row that a thread takes at a time in triangular.h: one vector.
 struct TriangleLanes {
   using Columns = Vec;
-  static constexpr int kColumns = kLanes;
+  static constexpr int kColumns = kVecWidth;
   static constexpr int kPitch = kChunkTokens;
 
   static Vec load(const float* from) { return load_vec(from); }
@@ -41,12 +41,12 @@ FLASHPORT_DEVICE void multiply_block(float* sum, int sum_pitch, FloatTile left, 
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-    for (int c = 0; c < kVecs; ++c) acc[r][c] = load_vec(sum + r * sum_pitch + c * kLanes);
+    for (int c = 0; c < kVecs; ++c) acc[r][c] = load_vec(sum + r * sum_pitch + c * kVecWidth);
   }
   for (int k = 0; k < depth; ++k) {
     Vec x[kVecs];
 #pragma GCC unroll 4
-    for (int c = 0; c < kVecs; ++c) x[c] = load_vec(right + k * right_pitch + c * kLanes);
+    for (int c = 0; c < kVecs; ++c) x[c] = load_vec(right + k * right_pitch + c * kVecWidth);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
       const Vec factor = broadcast(left.x[r * left.row + k * left.step]);
@@ -57,7 +57,7 @@ FLASHPORT_DEVICE void multiply_block(float* sum, int sum_pitch, FloatTile left, 
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-    for (int c = 0; c < kVecs; ++c) store_vec(sum + r * sum_pitch + c * kLanes, acc[r][c]);
+    for (int c = 0; c < kVecs; ++c) store_vec(sum + r * sum_pitch + c * kVecWidth, acc[r][c]);
   }
 }
 
@@ -68,8 +68,8 @@ template <bool kLower>
                                              const float* right, int right_pitch) {
   const auto strip = [&]<int kRows, int kVecs>(int row, int vec) {
     const int most = kLower ? minimum(depth, (row / 16 + 1) * 16) : depth;
-    multiply_block<kRows, kVecs>(sum + row * sum_pitch + vec * kLanes, sum_pitch,
-                                 {left.x + row * left.row, left.row, left.step}, most, right + vec * kLanes,
+    multiply_block<kRows, kVecs>(sum + row * sum_pitch + vec * kVecWidth, sum_pitch,
+                                 {left.x + row * left.row, left.row, left.step}, most, right + vec * kVecWidth,
                                  right_pitch);
   };
   int row = 0;
@@ -88,14 +88,14 @@ template <bool kLower>
 // Rows of q or k, one vector longer than necessary: rows that are a power of two apart would share few sets of a cache.
 template <GatedDeltaChunkConfig kCfg>
 struct KeyRows {
-  static constexpr int kPitch = kCfg.head_dim_k + kLanes;
+  static constexpr int kPitch = kCfg.head_dim_k + kVecWidth;
   alignas(64) float x[kChunkTokens * kPitch];
 
   void load(const StridedRows& rows, std::int64_t at, int count, int keys) {
     with_loader(rows.dtype, [&](auto row, int bytes) {
       for (int r = 0; r < count; ++r) {
         const char* from = static_cast<const char*>(rows.data) + (at + r * rows.stride_token) * bytes;
-        for (int key = 0; key < keys; key += kLanes) {
+        for (int key = 0; key < keys; key += kVecWidth) {
           store_vec(x + r * kPitch + key, load_values(row, from, bytes, key, keys - key));
         }
       }
@@ -138,9 +138,9 @@ class PrepareTiles {
 
   // k k^T, q k^T, and the rows' sums of squares
   void multiply(Gram& keys, Gram& queries, float* key_squares, float* query_squares) const {
-    const int vecs = (count_ + kLanes - 1) / kLanes;
+    const int vecs = (count_ + kVecWidth - 1) / kVecWidth;
     for (Gram* gram : {&keys, &queries}) {
-      for (int i = 0; i < count_ * kChunkTokens; i += kLanes) store_vec(gram->x + i, Vec{});
+      for (int i = 0; i < count_ * kChunkTokens; i += kVecWidth) store_vec(gram->x + i, Vec{});
       const FloatTile left = gram == &keys ? memory_.k.tile() : memory_.q.tile();
       multiply_tiles<false>(gram->x, kChunkTokens, count_, vecs, left, keys_, memory_.k_columns, kChunkTokens);
     }
@@ -151,7 +151,7 @@ class PrepareTiles {
   }
   void scale(Gram& gram, const float* rows, const float* columns) const {
     for (int row = 0; row < count_; ++row) {
-      for (int column = 0; column < kChunkTokens; column += kLanes) {
+      for (int column = 0; column < kChunkTokens; column += kVecWidth) {
         float* at = gram.x + row * kChunkTokens + column;
         store_vec(at, load_vec(at) * (rows[row] * load_vec(columns + column)));
       }
@@ -176,7 +176,7 @@ class PrepareTiles {
     float* inverse = static_cast<float*>(workspace.inverses) + index * kChunkTokens * kChunkTokens;
     float* scores = static_cast<float*>(workspace.scores) + index * kChunkTokens * kChunkTokens;
     for (int row = 0; row < kChunkTokens; ++row) {
-      for (int column = 0; column < (row / 16 + 1) * 16; column += kLanes) {
+      for (int column = 0; column < (row / 16 + 1) * 16; column += kVecWidth) {
         const int at = row * kChunkTokens + column;
         store_vec(inverse + at, load_vec(memory_.inverse + at));
         store_vec(scores + at, load_vec(memory_.scores + at));
@@ -187,7 +187,7 @@ class PrepareTiles {
  private:
   float square_sum(const KeyRows<kCfg>& rows, int row) const {
     Vec sum = {};
-    for (int key = 0; key < keys_; key += kLanes) {
+    for (int key = 0; key < keys_; key += kVecWidth) {
       const Vec x = load_vec(rows.x + row * KeyRows<kCfg>::kPitch + key);
       sum = fma_rn(x, x, sum);
     }
@@ -224,7 +224,7 @@ class DeltaTiles {
   void begin(const Chain& chain) {
     column_ = chain.column;
     live_ = minimum(kCfg.columns, p_.head_dim_v - chain.column);
-    vecs_ = (live_ + kLanes - 1) / kLanes;
+    vecs_ = (live_ + kVecWidth - 1) / kVecWidth;
   }
 
   // Loads a chunk's tiles in place of the tiles of the chunk before; finish() says that none is read any more.
@@ -326,9 +326,9 @@ class DeltaTiles {
       }
       for (int column = 0; column < live_; ++column) {
         const char* source = from + std::int64_t{column_ + column} * p_.head_dim_k * bytes;
-        for (int key = 0; key < p_.head_dim_k; key += kLanes) {
+        for (int key = 0; key < p_.head_dim_k; key += kVecWidth) {
           const Vec x = load_values(row, source, bytes, key, p_.head_dim_k - key);
-          for (int i = 0; i < kLanes && key + i < p_.head_dim_k; ++i) state.x[(key + i) * kPitch + column] = x[i];
+          for (int i = 0; i < kVecWidth && key + i < p_.head_dim_k; ++i) state.x[(key + i) * kPitch + column] = x[i];
         }
       }
     });
@@ -344,9 +344,9 @@ class DeltaTiles {
       return;
     }
     for (int column = 0; column < live_; ++column) {
-      for (int key = 0; key < p_.head_dim_k; key += kLanes) {
+      for (int key = 0; key < p_.head_dim_k; key += kVecWidth) {
         Vec x = {};
-        for (int i = 0; i < kLanes && key + i < p_.head_dim_k; ++i) x[i] = state.x[(key + i) * kPitch + column];
+        for (int i = 0; i < kVecWidth && key + i < p_.head_dim_k; ++i) x[i] = state.x[(key + i) * kPitch + column];
         char* target = to + (std::int64_t{column_ + column} * p_.head_dim_k + key) * bytes;
         store_values(target, dtype, x, p_.head_dim_k - key);
       }
@@ -361,7 +361,7 @@ class DeltaTiles {
   template <class F>
   FLASHPORT_DEVICE void visit(int rows, const F& f) const {
     for (int row = 0; row < rows; ++row) {
-      for (int vec = 0; vec < vecs_; ++vec) f(row, vec * kLanes);
+      for (int vec = 0; vec < vecs_; ++vec) f(row, vec * kVecWidth);
     }
   }
   void clear(float* x, int rows) const {

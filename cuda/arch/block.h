@@ -16,6 +16,8 @@
 #define FLASHPORT_PRAGMA(text) _Pragma(#text)
 #define FLASHPORT_UNROLL(count) FLASHPORT_PRAGMA(unroll count)
 
+#include "common/device/core/arithmetic.h"  // with the macros above
+
 namespace flashport::FLASHPORT_TARGET {
 
 inline constexpr int kWaveSize = 32;
@@ -24,9 +26,6 @@ inline constexpr int kVectorFloats = 4;      // columns of a row that a thread t
 inline constexpr int kMergeUnroll = 4;       // parts in flight while merging (docs/tuning.md)
 inline constexpr int kFoldAtOnce = 2;        // states in flight while folding inside the loop
 inline constexpr int kFoldAtEnd = 0;         // and after it; 0: all, through shared memory
-inline constexpr float kInfinity = __builtin_huge_valf();
-inline constexpr float kLog2e = 1.4426950408889634f;
-inline constexpr float kLn2 = 0.6931471805599453f;
 
 using Half = __half;
 using BFloat16 = __nv_bfloat16;
@@ -36,14 +35,6 @@ FLASHPORT_DEVICE float to_float(float x) { return x; }
 FLASHPORT_DEVICE float to_float(Half x) { return __half2float(x); }
 FLASHPORT_DEVICE float to_float(BFloat16 x) { return __bfloat162float(x); }
 
-template <class T>
-FLASHPORT_DEVICE T minimum(T a, T b) {
-  return b < a ? b : a;
-}
-template <class T>
-FLASHPORT_DEVICE T maximum(T a, T b) {
-  return a < b ? b : a;
-}
 FLASHPORT_DEVICE float maximum(float a, float b) { return fmaxf(a, b); }
 
 FLASHPORT_DEVICE float exp2_approx(float x) {

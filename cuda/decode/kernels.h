@@ -52,12 +52,6 @@ constexpr int shared_bytes() {
   return kCfg.tuning.teams * static_cast<int>(sizeof(DecodeShared<kCfg>));
 }
 
-constexpr DecodeConfig decode_config(MathType math, KvFormat k_format, KvFormat v_format, int head_dim_qk,
-                                     int head_dim_v, int rows) {
-  const DecodeShape shape{head_dim_qk, head_dim_v, rows, math, k_format, v_format};
-  return {shape, decode_tuning(shape)};
-}
-
 }  // namespace flashport::FLASHPORT_TARGET::decode
 
 // math, k_format, v_format, head_dim_qk, head_dim_v, rows

@@ -65,7 +65,7 @@ class KvProducer {
       const Segment& s = ahead.segment;
       await_free();
       if (ahead.at_segment_start()) bring_query(p, s);
-      kv::TokenPlace places[kRowsPerLane];
+      kv::TokenCoord places[kRowsPerLane];
       const bool whole = as_stored_ && has_all_rows(ahead);
 #pragma unroll
       for (int i = 0; i < kRowsPerLane; ++i) places[i] = place_of_row(p, ahead, slot, i, whole);
@@ -112,18 +112,18 @@ class KvProducer {
       for (int i = 0; i < kRowsPerLane; ++i) {
         const int token = scout.key() + row_of_leaf(i);
         if (!holds(s, token) || block_.lane() >= kRowsAtOnce) continue;
-        copy_async<4>(&ring_.pages[slot][row_of_leaf(i)], s.pages + kv::page_of(p.cache, s.pages, token).page, true);
+        copy_async<4>(&ring_.pages[slot][row_of_leaf(i)], s.pages + kv::page_coord(p.cache, s.pages, token).page, true);
       }
     }
     scout.next(p);
   }
-  FLASHPORT_DEVICE kv::TokenPlace place_of_row(const DecodeParams& p, const LeafCursor& ahead, int slot, int i,
+  FLASHPORT_DEVICE kv::TokenCoord place_of_row(const DecodeParams& p, const LeafCursor& ahead, int slot, int i,
                                                bool whole) const {
     const Segment& s = ahead.segment;
     const int token = ahead.key() + row_of_leaf(i);
     if (!whole && !holds(s, token)) return {0, -1};
     return {s.pages == nullptr ? s.seq : ring_.pages[slot][row_of_leaf(i)],
-            kv::page_of(p.cache, s.pages, token).offset};
+            kv::page_coord(p.cache, s.pages, token).offset};
   }
 
   FLASHPORT_DEVICE void bring_query(const DecodeParams& p, const Segment& s) {
@@ -144,7 +144,7 @@ class KvProducer {
 
   // Leaves the addresses of the wave's rows in shared memory: shuffles would give halves of addresses, and the moves
   // that join them wait for the copies before to have left.
-  FLASHPORT_DEVICE void aim(const DecodeParams& p, const kv::TokenPlace (&places)[kRowsPerLane], int head) {
+  FLASHPORT_DEVICE void aim(const DecodeParams& p, const kv::TokenCoord (&places)[kRowsPerLane], int head) {
     __syncwarp();  // the rows of the leaf before have been read
 #pragma unroll
     for (int i = 0; i < kRowsPerLane; ++i) {
@@ -165,7 +165,7 @@ class KvProducer {
     hand_over();
   }
   template <class Layout>
-  FLASHPORT_DEVICE void copy_part(const CacheParams& cache, const kv::TokenPlace (&places)[kRowsPerLane], int head) {
+  FLASHPORT_DEVICE void copy_part(const CacheParams& cache, const kv::TokenCoord (&places)[kRowsPerLane], int head) {
 #pragma unroll
     for (int i = 0; i < kRowsPerLane; ++i) {
       const int wave_row = first_row() + i * kWaveSize;

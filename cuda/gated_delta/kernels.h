@@ -118,10 +118,6 @@ constexpr int chain_bytes() {
   return static_cast<int>(sizeof(ChainMemory<kCfg>));
 }
 
-constexpr GatedDeltaConfig gated_delta_config(const GatedDeltaShape& shape) {
-  return {shape, gated_delta_tuning(shape)};
-}
-
 template <GatedDeltaConfig kCfg>
 FLASHPORT_DEVICE void gated_delta_update_block(const GatedDeltaUpdateParams& p) {
   __shared__ unsigned touched;

@@ -3,17 +3,6 @@
 
 #include "common/device/decode/kernel.h"
 #include "hip/arch/define_kernel.h"
-#include FLASHPORT_DECODE_TUNING_HEADER
-
-namespace flashport::FLASHPORT_TARGET::decode {
-
-constexpr DecodeConfig decode_config(MathType math, KvFormat k_format, KvFormat v_format, int head_dim_qk,
-                                     int head_dim_v, int rows) {
-  const DecodeShape shape{head_dim_qk, head_dim_v, rows, math, k_format, v_format};
-  return {shape, decode_tuning(shape)};
-}
-
-}  // namespace flashport::FLASHPORT_TARGET::decode
 
 // math, k_format, v_format, head_dim_qk, head_dim_v, rows
 #define FLASHPORT_DEFINE_DECODE(symbol, name, ...)                                         \

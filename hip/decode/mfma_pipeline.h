@@ -93,7 +93,7 @@ class MfmaPipeline {
   FLASHPORT_DEVICE void look_up(const DecodeParams& p, const LeafCursor& ahead) {
     const Segment& s = ahead.segment;
     const int token = ahead.key() + lane_;
-    place_ = kv::place_of(p.cache, s.pages, s.seq, token, token >= s.key_low && token < s.key_high);
+    place_ = kv::token_coord(p.cache, s.pages, s.seq, token, token >= s.key_low && token < s.key_high);
   }
 
   FLASHPORT_DEVICE void load_keys(const DecodeParams& p, const LeafCursor& ahead) {
@@ -171,7 +171,7 @@ class MfmaPipeline {
 
   LeafRows& rows_;
   int lane_, col_wave_, n_, g_;
-  kv::TokenPlace place_;
+  kv::TokenCoord place_;
   KeyFragments<kCfg> keys_;
   ValueFragments<kCfg> values_;
 };

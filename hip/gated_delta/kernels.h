@@ -5,13 +5,8 @@
 #include "common/device/gated_delta/prepare_kernel.h"
 #include "common/device/gated_delta/update_kernel.h"
 #include "hip/arch/define_kernel.h"
-#include FLASHPORT_GATED_DELTA_TUNING_HEADER
 
 namespace flashport::FLASHPORT_TARGET::gated_delta {
-
-constexpr GatedDeltaConfig gated_delta_config(const GatedDeltaShape& shape) {
-  return {shape, gated_delta_tuning(shape)};
-}
 
 template <GatedDeltaConfig kCfg>
 FLASHPORT_DEVICE void gated_delta_update_wave(const GatedDeltaUpdateParams& p) {

@@ -125,7 +125,7 @@ TEST(CacheParams, TakesTheWidestCopyThatAllRowsAllow) {
   cache.data = scratch();
   cache.strides[1] = 130;
   EXPECT_EQ(cache_params(kCheck, cache, "c", axes, KvFormat::kFp16, 64).copy_unit, 4);
-  cache.shape[1] = 1;  // nobody steps along that axis
+  cache.shape[1] = 1;  // no step goes along that axis
   EXPECT_EQ(cache_params(kCheck, cache, "c", axes, KvFormat::kFp16, 64).copy_unit, 16);
   const TensorView q8_0(scratch(), DType::kUInt8, Device{}, {4, 16, 2, 2 * 34});
   EXPECT_EQ(cache_params(kCheck, q8_0, "c", axes, KvFormat::kQ8_0, 64).copy_unit, 4);

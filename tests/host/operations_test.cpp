@@ -1,4 +1,4 @@
-// The operations beside flash_decode: stage 1, stage 2, append_kv, merges.
+// The operations other than flash_decode: stage 1, stage 2, append_kv, merges.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -142,9 +142,9 @@ TEST_F(Stage2, RunsARowPerBlockWithTheRealStrides) {
   EXPECT_EQ(p.max_chunks, 4);
   EXPECT_EQ(p.chunk_keys, 128);
   EXPECT_EQ(p.mid_stride_chunk, 80);
-  EXPECT_EQ(p.mid_stride_dim, 3);
+  EXPECT_EQ(p.mid.stride_dim, 3);
   EXPECT_EQ(p.out.stride_head, 80);
-  EXPECT_EQ(p.lse, nullptr);
+  EXPECT_EQ(p.lse.data, nullptr);
 }
 
 TEST_F(Stage2, Refuses) {
@@ -188,8 +188,8 @@ TEST_F(AppendKv, FillsBothSides) {
   EXPECT_EQ(p.num_slots, 1024);
   EXPECT_EQ(p.page_size, 16);
   EXPECT_EQ(p.kv, KvFormat::kQ8_0);
-  EXPECT_EQ(p.k.token_stride, 68);
-  EXPECT_EQ(p.v.head_stride, 16 * 34);
+  EXPECT_EQ(p.k.cache.token_stride, 68);
+  EXPECT_EQ(p.v.cache.head_stride, 16 * 34);
   positions[0] = 1024;
   EXPECT_NE(error_of<ValueError>([&] { append_kv(a); }).find("positions[0] = 1024 must lie in [-1, 1023]"),
             std::string::npos);

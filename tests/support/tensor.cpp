@@ -118,7 +118,7 @@ void Tensor::poison() {
 }
 
 std::string Tensor::damage() {
-  if (!device_.guards_intact()) return "memory before or behind the tensor was written";
+  if (!device_.guards_intact()) return "memory before or after the tensor was written";
   std::vector<unsigned char> expected = poisoned();
   const int bytes = reference::type_bytes(type_);
   for_each([&](const Shape& index) {

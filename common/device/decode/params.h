@@ -7,7 +7,8 @@
 
 namespace flashport {
 
-// How a grid cuts the line of leaves (schedule.h): blocks side by side, and how many stretches and groups that makes.
+// How a grid divides the work (schedule.h): the query tiles that run concurrently, and how many stretches and groups
+// they make.
 struct LineCut {
   Divisor group, stretches;
   std::int32_t groups;  // of a sequence's query tiles
@@ -39,10 +40,9 @@ struct DecodeParams {
   std::int32_t scale_stride;  // 0: one scale; 1: one per kv head
 
   StridedRows out;
-  float* lse;  // null: not wanted
-  std::int64_t lse_stride_seq, lse_stride_token, lse_stride_head;
+  StridedRows lse;  // fp32, one number a row; null data: not wanted
 
-  // Fixed chunks (stage 1, num_splits): chunk_keys > 0 keys each, or num_chunks equal pieces of each sequence when
+  // Fixed chunks (stage 1, num_splits): chunk_keys > 0 keys each, or num_chunks equal parts of each sequence when
   // chunk_keys is 0. num_chunks == 0: the invariant schedule. In chunk mode out and lse gain a chunk axis:
   std::int32_t num_chunks;
   std::int64_t chunk_keys;
@@ -54,7 +54,7 @@ struct DecodeParams {
   std::int32_t slot_floats;  // floats of one partial state
   std::uint32_t* counters;
   std::int32_t levels;
-  LineCut cuts[2];  // a block for itself; tiles of a sequence side by side
+  LineCut cuts[2];  // one tile at a time; several tiles of a sequence concurrently
 };
 
 }  // namespace flashport

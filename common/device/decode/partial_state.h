@@ -7,7 +7,7 @@
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
-// A state's place in memory (tree_layout.h): m [live rows], l [live rows], o [live rows, DV].
+// The layout of a state in memory (tree_layout.h): m [live rows], l [live rows], o [live rows, DV].
 template <class Tiles>
 FLASHPORT_DEVICE void store_state(const Tiles& tiles, float* slot, const merge::SoftmaxState<Tiles>& state) {
   const auto rows = static_cast<unsigned>(tiles.live_rows());

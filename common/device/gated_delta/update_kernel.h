@@ -17,8 +17,14 @@
 
 #include "common/device/core/divide.h"
 #include "common/device/gated_delta/token_gates.h"
+#include FLASHPORT_GATED_DELTA_TUNING_HEADER
 
 namespace flashport::FLASHPORT_TARGET::gated_delta {
+
+// The kernel of a row of cmake/gated_delta_instances.txt, on the schedule that the target has for its shape.
+constexpr GatedDeltaConfig gated_delta_config(const GatedDeltaShape& shape) {
+  return {shape, gated_delta_tuning(shape)};
+}
 
 // The work of one block. Slices are counted fastest, then value heads, then sequences, so that neighbours read
 // neighbouring memory.

@@ -19,7 +19,7 @@ bool has_formats(const KernelEntry& kernel, const KernelRequest& request) {
 }
 
 bool serves_types(const KernelEntry& kernel, const KernelRequest& request) {
-  // float32 queries are not rounded to a shorter type behind the caller's back.
+  // float32 queries are never rounded to a shorter type without the caller's knowledge.
   return has_formats(kernel, request) &&
          (request.q_dtype != DType::kFloat32 || kernel.shape.decode.math == MathType::kFp32);
 }

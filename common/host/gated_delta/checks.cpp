@@ -55,24 +55,6 @@ void check_elements(const Check& check, const TensorView& view, const char* name
                     shape_text(view));
 }
 
-void check_state_pool(const Check& check, const TensorView& pool, const char* name, bool writes) {
-  if (writes) {
-    check.writable(pool, name);
-  } else {
-    check.readable(pool, name);
-  }
-  if (!has_elements(pool)) return;
-  std::int64_t step = 1;
-  for (int axis = pool.rank - 1; axis > 0; --axis) {
-    if (pool.shape[axis] != 1 && pool.strides[axis] != step) {
-      check.value_error(std::string(name) + " must be contiguous within a slot, got shape " + shape_text(pool) +
-                        " with strides " + tuple_text(pool.strides, pool.rank) +
-                        "; only its first axis may have another stride");
-    }
-    step *= pool.shape[axis];
-  }
-}
-
 StridedRows token_rows(const TensorView& view) {
   return {view.data, view.dtype, view.strides[0], view.strides[1], view.strides[2], 1};
 }

@@ -25,9 +25,6 @@ void check_heads(const Check& check, const TensorView& q, const TensorView& v);
 void check_elements(const Check& check, const TensorView& view, const char* name, const char* product,
                     std::int64_t count);
 
-// A pool whose slots may lie apart; within a slot it is contiguous.
-void check_state_pool(const Check& check, const TensorView& pool, const char* name, bool writes);
-
 // (batch, tokens, heads, dim)
 [[nodiscard]] StridedRows token_rows(const TensorView& view);
 

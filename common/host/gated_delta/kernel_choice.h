@@ -3,19 +3,19 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
 #include <string>
 
 #include <flashport/gated_delta.h>
 
 #include "common/host/backend_abi.h"
+#include "common/host/check.h"
 #include "common/host/devices.h"
 
 namespace flashport {
 
 inline constexpr std::int64_t kMostDeltaHeadDim = 256;
-inline constexpr std::initializer_list<DType> kDeltaTypes = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
-inline constexpr std::initializer_list<DType> kStateTypes = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
+inline constexpr DTypes kDeltaTypes = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
+inline constexpr DTypes kStateTypes = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
 
 // Empty, or why no kernel has such a head dim; `name` begins the sentence.
 [[nodiscard]] std::string head_dim_problem(const char* name, std::int64_t dim);

@@ -1,8 +1,6 @@
-// append_kv: validate -> params -> as many blocks as there are units of 32 values. A token's position is a slot of the
-// cache: one number that says page and offset.
+// append_kv: validate -> params -> a thread for each unit of 32 values. A token's position is its slot of the cache:
+// one number that says page and offset.
 #include <algorithm>
-#include <array>
-#include <initializer_list>
 #include <limits>
 #include <string>
 #include <utility>
@@ -21,27 +19,29 @@ namespace flashport {
 namespace {
 
 constexpr Check kCheck("append_kv");
-constexpr std::initializer_list<DType> kSourceTypes = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
+constexpr DTypes kSourceTypes = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
 constexpr std::int64_t kUnit = 32;  // values that one thread writes
-constexpr std::initializer_list<DType> kCacheTypes = {DType::kFloat32, DType::kFloat16,     DType::kBFloat16,
-                                                      DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kUInt8};
+constexpr DTypes kCacheTypes = {DType::kFloat32, DType::kFloat16,     DType::kBFloat16,
+                                DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kUInt8};
 constexpr std::int64_t kMaxBlocks = 1 << 20;  // the kernel strides over what is left
 
-void check_scale(const std::optional<TensorView>& scale, const char* name, std::int64_t num_kv_heads) {
-  if (!scale || scale->rank == 0 || scale->shape[0] == 1 || scale->shape[0] == num_kv_heads) return;
-  kCheck.value_error(std::string(name) + " must have shape (1,) or (num_kv_heads,) = (" + std::to_string(num_kv_heads) +
-                     ",), got " + shape_text(*scale));
-}
-
-std::array<Argument, 7> arguments_of(const AppendKvArgs& args) {
+ArgumentTable<7> table_of(const AppendKvArgs& args) {
   const auto& [k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale, k_format, v_format] = args;
-  return {{{k, "k"},
-           {v, "v"},
-           {positions, "positions"},
-           {k_scale, "k_scale"},
-           {v_scale, "v_scale"},
-           {k_cache, "k_cache", kWritten},
-           {v_cache, "v_cache", kWritten}}};
+  const Axes scale_axes = {1, "(1 or num_kv_heads)", Rank::kOrScalar};
+  constexpr DTypes kFloat = {DType::kFloat32};
+  using enum Strides;
+  ArgumentTable<7> table;
+  table.add(k, "k", kRead, kSourceTypes, kAny, {3, "(tokens, num_kv_heads, head_dim)"});
+  table.add(v, "v", kRead, {k.dtype}, kAny, {3, "(tokens, num_kv_heads, head_dim_v)"});
+  // cache_params() checks how caches lie.
+  table.add(k_cache, "k_cache", kWritten, kCacheTypes, kAny, {4, cache_axes_text(4, kv_layout, false)},
+            {3, cache_axes_text(3, kv_layout, false)});
+  table.add(v_cache, "v_cache", kWritten, kCacheTypes, kAny,
+            {k_cache.rank, cache_axes_text(k_cache.rank, kv_layout, true)});
+  table.add(positions, "positions", kRead, {DType::kInt32, DType::kInt64}, kContiguous, {1, "(tokens)"});
+  table.add(k_scale, "k_scale", kRead, kFloat, kContiguous, scale_axes);
+  table.add(v_scale, "v_scale", kRead, kFloat, kContiguous, scale_axes);
+  return table;
 }
 
 struct Formats {
@@ -56,16 +56,8 @@ std::string pair_problem(const Formats& formats) {
 
 // The extents of a cache's rows follow from its format, which must be known before shapes are compared.
 Formats validate(const AppendKvArgs& a, CacheAxes& axes) {
-  kCheck.rank(a.k, "k", 3, "(tokens, num_kv_heads, head_dim)");
-  kCheck.rank(a.v, "v", 3, "(tokens, num_kv_heads, head_dim_v)");
-  kCheck.rank(a.k_cache, "k_cache", 4, cache_axes_text(4, a.kv_layout, false), 3,
-              cache_axes_text(3, a.kv_layout, false));
-  const char* k_text = cache_axes_text(a.k_cache.rank, a.kv_layout, false);
-  const char* v_text = cache_axes_text(a.k_cache.rank, a.kv_layout, true);
-  kCheck.rank(a.v_cache, "v_cache", a.k_cache.rank, v_text);
-  kCheck.rank(a.positions, "positions", 1, "(tokens)");
-  if (a.k_scale && a.k_scale->rank != 0) kCheck.rank(*a.k_scale, "k_scale", 1, "(1 or num_kv_heads)");
-  if (a.v_scale && a.v_scale->rank != 0) kCheck.rank(*a.v_scale, "v_scale", 1, "(1 or num_kv_heads)");
+  const ArgumentTable<7> table = table_of(a);
+  check_ranks(kCheck, table);
 
   axes = cache_axes(a.k_cache.rank, a.kv_layout);
   const std::int64_t tokens = a.k.shape[0];
@@ -77,6 +69,8 @@ Formats validate(const AppendKvArgs& a, CacheAxes& axes) {
        {block_problem(formats.k, "head_dim", a.k.shape[2]), block_problem(formats.v, "head_dim_v", a.v.shape[2])}) {
     if (!problem.empty()) kCheck.not_supported(problem);
   }
+  const char* k_text = cache_axes_text(a.k_cache.rank, a.kv_layout, false);
+  const char* v_text = cache_axes_text(a.k_cache.rank, a.kv_layout, true);
   const std::int64_t k_extent = stored_extent(formats.k, a.k.shape[2]);
   const std::int64_t v_extent = stored_extent(formats.v, a.v.shape[2]);
   const std::int64_t* cache = a.k_cache.shape;
@@ -90,51 +84,28 @@ Formats validate(const AppendKvArgs& a, CacheAxes& axes) {
     kCheck.shape(a.v_cache, "v_cache", v_text, {cache[0], cache[1], cache[2], v_extent});
   }
   kCheck.shape(a.positions, "positions", "(tokens)", {tokens});
-  check_scale(a.k_scale, "k_scale", heads);
-  check_scale(a.v_scale, "v_scale", heads);
+  check_scale_shape(kCheck, a.k_scale, "k_scale", heads);
+  check_scale_shape(kCheck, a.v_scale, "v_scale", heads);
   for (std::int64_t extent : {heads, a.k.shape[2], a.v.shape[2]}) {
     if (extent > std::numeric_limits<std::int32_t>::max()) {
       kCheck.value_error("k must have extents below 2^31, got " + shape_text(a.k));
     }
   }
 
-  kCheck.dtype(a.k, "k", kSourceTypes);
-  kCheck.dtype(a.v, "v", {a.k.dtype});
-  kCheck.dtype(a.k_cache, "k_cache", kCacheTypes);
-  kCheck.dtype(a.v_cache, "v_cache", kCacheTypes);
-  kCheck.dtype(a.positions, "positions", {DType::kInt32, DType::kInt64});
-  kCheck.dtype(a.k_scale, "k_scale", {DType::kFloat32});
-  kCheck.dtype(a.v_scale, "v_scale", {DType::kFloat32});
+  check_tensors(kCheck, table);
   if (const std::string problem = pair_problem(formats); !problem.empty()) kCheck.not_supported(problem);
-
-  const auto arguments = arguments_of(a);
-  check_devices(kCheck, arguments);
-  check_inputs_readable(kCheck, arguments);
-  kCheck.contiguous(a.positions, "positions");
-  kCheck.array(a.k_scale, "k_scale");
-  kCheck.array(a.v_scale, "v_scale");
-  kCheck.writable(a.k_cache, "k_cache");
-  kCheck.writable(a.v_cache, "v_cache");
-  check_outputs_apart(kCheck, arguments);
   return formats;
 }
 
 AppendSide append_side(const TensorView& source, const TensorView& cache, const char* name, CacheAxes axes,
                        KvFormat format, const std::optional<TensorView>& scale) {
-  const CacheParams layout = cache_params(kCheck, cache, name, axes, format, source.shape[2]);
   AppendSide side{};
-  side.src = source.data;
-  side.src_stride_token = source.strides[0];
-  side.src_stride_head = source.strides[1];
-  side.src_stride_dim = source.strides[2];
-  side.cache = cache.data;
-  side.page_stride = layout.page_stride;
-  side.token_stride = layout.token_stride;
-  side.head_stride = layout.head_stride;
+  side.rows = {source.data, source.dtype, 0, source.strides[0], source.strides[1], source.strides[2]};
+  side.cache = cache_params(kCheck, cache, name, axes, format, source.shape[2]);
   side.head_dim = static_cast<std::int32_t>(source.shape[2]);
   if (scale) {
     side.scale = static_cast<const float*>(scale->data);
-    side.scale_stride = scale->rank == 1 && scale->shape[0] > 1 ? 1 : 0;
+    side.scale_stride = is_per_head(*scale) ? 1 : 0;
   }
   return side;
 }
@@ -175,7 +146,6 @@ void append_kv(const AppendKvArgs& args, Stream stream) {
   p.v = append_side(args.v, args.v_cache, "v_cache", axes, formats.v, args.v_scale);
   p.tokens = args.k.shape[0];
   p.num_kv_heads = static_cast<std::int32_t>(args.k.shape[1]);
-  p.src_dtype = args.k.dtype;
   p.kv = formats.k;
   p.slots = index_array(args.positions);
   const std::int64_t page_size = axes.token < 0 ? 1 : args.k_cache.shape[axes.token];

@@ -1,5 +1,7 @@
 #include "common/host/kv/cache_layout.h"
 
+#include <string>
+
 namespace flashport {
 namespace {
 
@@ -72,6 +74,13 @@ std::string block_problem(KvFormat format, const char* name, std::int64_t head_d
   if (head_dim % values == 0) return "";
   return std::string(kv_format_name(format)) + " needs a " + name + " that is a multiple of " + std::to_string(values) +
          ", got " + std::to_string(head_dim);
+}
+
+void check_scale_shape(const Check& check, const std::optional<TensorView>& scale, const char* name,
+                       std::int64_t num_kv_heads) {
+  if (!scale || scale->rank == 0 || scale->shape[0] == 1 || scale->shape[0] == num_kv_heads) return;
+  check.value_error(std::string(name) + " must have shape (1,) or (num_kv_heads,) = (" + std::to_string(num_kv_heads) +
+                    ",), got " + shape_text(*scale));
 }
 
 CacheParams cache_params(const Check& check, const TensorView& view, const char* name, CacheAxes axes, KvFormat format,

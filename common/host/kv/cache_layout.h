@@ -56,6 +56,11 @@ struct CacheAxes {
 // Empty, or why rows of the format have no such head dim; `name` is that of the dim.
 [[nodiscard]] std::string block_problem(KvFormat format, const char* name, std::int64_t head_dim);
 
+// A scale is one number or, in an array of num_kv_heads, one for each head.
+void check_scale_shape(const Check& check, const std::optional<TensorView>& scale, const char* name,
+                       std::int64_t num_kv_heads);
+[[nodiscard]] inline bool is_per_head(const TensorView& scale) { return scale.rank == 1 && scale.shape[0] != 1; }
+
 // The memory checks of a cache (data, alignment, innermost stride 1) and its description. `view` has passed the checks
 // of rank and shape.
 [[nodiscard]] CacheParams cache_params(const Check& check, const TensorView& view, const char* name, CacheAxes axes,

@@ -1,8 +1,8 @@
 // Schedules of the decode kernels on CDNA3 (MI300 series).
 //
 // K and V go from memory to registers without shared memory between (hip/decode/mfma_pipeline.h), so latency is hidden
-// by what the waves of a CU have in flight. By estimate, not yet by measurement: a CU's share of the memory's bandwidth
-// is about 8 bytes a clock, which at 2000 clocks of latency wants some 20 KB in flight. Four waves, one a SIMD with up
+// by what the waves of a CU have in flight. By estimate, not yet by measurement: a CU's part of the memory's bandwidth
+// is about 8 bytes a clock, which at 2000 clocks of latency needs some 20 KB in flight. Four waves, one a SIMD with up
 // to 512 registers a lane, hold half a leaf to a leaf each; where a leaf is small, eight do. A wave takes 128 columns
 // of V, where a lane's part of a 16-bit row is 16 bytes wide.
 #pragma once

@@ -1,4 +1,4 @@
-// The C interface over the operations: what of a struct reaches a kernel, and what a caller is told.
+// The C interface over the operations: which members of a struct reach a kernel, and which errors a caller gets.
 #include <gtest/gtest.h>
 
 #include <cmath>

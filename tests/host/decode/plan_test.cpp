@@ -48,7 +48,7 @@ TEST_F(PlanDecode, BlockTable) {
   EXPECT_EQ(p.q.stride_token, 0);
   EXPECT_EQ(p.q.stride_head, 128);
   EXPECT_EQ(p.out.stride_head, 128);
-  EXPECT_EQ(p.lse, nullptr);
+  EXPECT_EQ(p.lse.data, nullptr);
   EXPECT_FLOAT_EQ(p.score_scale, kLog2e / std::sqrt(128.0f));
   EXPECT_EQ(p.cap_scale, 0.0f);
 }
@@ -119,14 +119,14 @@ TEST_F(PlanDecode, RaggedQuery) {
   EXPECT_EQ(plain.params.batch, 3);
   EXPECT_EQ(plain.params.max_q_len, 4);
   EXPECT_EQ(plain.params.q.stride_token, 8 * 128);
-  EXPECT_EQ(plain.params.lse_stride_token, 8);
+  EXPECT_EQ(plain.params.lse.stride_token, 8);
   a.num_splits = 3;
   DecodePlan split = plan(a);
   EXPECT_EQ(split.merge.batch, 7);
   EXPECT_EQ(split.merge.tokens, 1);
-  EXPECT_EQ(split.merge.mid_stride_seq, 8 * 3 * 128);
+  EXPECT_EQ(split.merge.mid.stride_seq, 8 * 3 * 128);
   EXPECT_EQ(split.merge.out.stride_seq, 8 * 128);
-  EXPECT_EQ(split.merge.lse_stride_seq, 8);
+  EXPECT_EQ(split.merge.lse.stride_seq, 8);
   EXPECT_EQ(split.params.out.stride_token, 8 * 3 * 128);
 }
 
@@ -212,7 +212,7 @@ TEST_F(PlanDecode, InvariantSchedule) {
   EXPECT_EQ(p.params.slots, scratch_at(kCounterBytes));
 }
 
-// 2^26 nodes of 1024 keys, or 2^30 of one query tile: the places of the line fit 32 bits.
+// 2^26 nodes of 1024 keys, or 2^30 of one query tile: the indices of the line fit 32 bits.
 TEST_F(PlanDecode, LongestLine) {
   DecodeInputs inputs(kGpu);
   DecodeProblem problem = validate_flash_decode(inputs.args);
@@ -257,12 +257,12 @@ TEST_F(PlanDecode, EqualSplits) {
   EXPECT_EQ(p.merge.chunk_keys, 0);
   EXPECT_EQ(p.merge.out.data, a.out.data);
   EXPECT_EQ(p.merge.out.dtype, DType::kBFloat16);
-  EXPECT_EQ(p.merge.lse, a.lse->data);
+  EXPECT_EQ(p.merge.lse.data, a.lse->data);
   bind_workspace(p, scratch());
   EXPECT_EQ(p.params.out.data, scratch_at(kCounterBytes));  // the counters stay untouched
-  EXPECT_EQ(p.merge.mid, p.params.out.data);
-  EXPECT_EQ(p.merge.mid_lse, scratch_at(kCounterBytes + 3 * 8 * 2 * 128 * 4));
-  EXPECT_EQ(p.params.lse, p.merge.mid_lse);
+  EXPECT_EQ(p.merge.mid.data, p.params.out.data);
+  EXPECT_EQ(p.merge.mid_lse.data, scratch_at(kCounterBytes + 3 * 8 * 2 * 128 * 4));
+  EXPECT_EQ(p.params.lse.data, p.merge.mid_lse.data);
 }
 
 TEST_F(PlanDecode, SplitsBeyondTheLeavesAreDropped) {

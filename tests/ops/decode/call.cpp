@@ -12,7 +12,7 @@ namespace {
 
 using reference::Type;
 
-constexpr int kSparePages = 3;  // of every pool: used by nobody, all NaN
+constexpr int kSparePages = 3;  // of every pool: in no table, all NaN
 
 // The same on every platform, unlike std::hash.
 std::uint64_t hash(const std::string& text) {

@@ -30,8 +30,8 @@ TEST_P(DecodeCases, MatchesTheOracle) {
   EXPECT_EQ(call.check(math_of_key(key)), "") << "kernel " << key;
 }
 
-// Few blocks have long stretches, where the heads of a sequence are side by side and one block has whole subtrees; many
-// blocks share every node.
+// Few blocks have long work ranges: the heads of a sequence run concurrently and one block has whole subtrees. With
+// many blocks every node is divided.
 class DecodeOnMultiprocessors : public DecodeCases {
  protected:
   void TearDown() override { flashport::set_multiprocessor_limit(options().emulator ? 3 : 0); }
