@@ -17,7 +17,7 @@ namespace flashport::python {
 namespace py = pybind11;
 
 // Clears the Python error that is set, so that one of ours can take its place. What is no Exception (KeyboardInterrupt,
-// SystemExit) is nobody's wrong argument, and is thrown.
+// SystemExit) is no argument's fault, and is thrown.
 void clear_error();
 // The same; the first line of its text, or its type where it has none.
 [[nodiscard]] std::string take_error_text();

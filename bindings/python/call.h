@@ -121,9 +121,9 @@ class Call {
   void after_export(const char* name, PyObject* object, bool writes, const TensorView& view);
   void look_at_torch();
   [[noreturn]] void refuse_gradient(const char* name, PyObject* object, bool writes) const;
-  // Of a tensor that has no memory, or none to export: throws NeedsOperator if a transformation explains it.
+  // For a tensor that has no memory, or none to export: throws NeedsOperator if a transformation explains it.
   void explain_no_memory(const TypeInfo& info) const;
-  // Of a tensor of a torch that has no exchange API.
+  // For a tensor of a torch that has no exchange API.
   void view_of_tensor(const char* name, PyObject* object, const TypeInfo& info, TensorView& to);
   // `as` is the element type that the array's own carries.
   void view_by_capsule(const char* name, PyObject* object, const TypeInfo& info, bool writes, TensorView& to,
@@ -142,7 +142,7 @@ class Call {
   void refuse_negated(const char* name, PyObject* tensor) const;
   [[noreturn]] void fail_place(const char* name, PyObject* object, const TypeInfo& info) const;
   [[noreturn]] void fail_export(const char* name, PyObject* object) const;
-  // Of the first array that is on a device.
+  // For the first array that is on a device.
   void find_stream(const TypeInfo& info, dlpack::Device device) {
     if (!device_) choose_stream(info, device);
   }

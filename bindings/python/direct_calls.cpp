@@ -75,7 +75,7 @@ bool is_unchanged(const Direct& direct) {
          function->func_kwdefaults == direct.by_keyword;
 }
 
-// Whether somebody watches the frames of Python functions, as debuggers and profilers do, or evaluates them in the
+// Whether a tool watches the frames of Python functions, as debuggers and profilers do, or evaluates them in the
 // interpreter's place, as torch.compile does (PEP 523).
 bool frames_are_wanted() {
   const PyThreadState* state = PyThreadState_Get();

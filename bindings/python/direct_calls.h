@@ -44,8 +44,8 @@ void add_operation(py::module_& module) {
 //
 // direct() is a decorator of the package's functions: calls of `function` run the operation of its name without a
 // Python frame, as PyFunction_SetVectorcall has it. Its body still runs for what it alone can do: to report arguments
-// that do not fit its signature, to make arguments, to serve torch while that traces a program, and whoever watches
-// frames or evaluates them himself; also once somebody has given it another body or other defaults. (Python 3.11
+// that do not fit its signature, to make arguments, to serve torch while that traces a program, and tools that watch
+// frames or evaluate them; also once it has been given another body or other defaults. (Python 3.11
 // inlines calls of Python functions and so takes the body's way, except from C and with starred arguments.)
 void define_direct_calls(py::module_& module);
 

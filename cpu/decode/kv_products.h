@@ -32,7 +32,7 @@ class KvProducts {
   using Row = kv::KvRow<kFormat>;
 
  public:
-  // Of keys of `dims` and values of `columns` elements.
+  // Keys have `dims` elements, values `columns`.
   KvProducts(int dims, int columns) : dims_(dims), columns_(columns) {}
 
   // scores [rows, leaf keys] = query [rows, dims] K^T, of the keys that exist.
@@ -84,7 +84,7 @@ class KvProducts {
           for (int r = 0; r < kCount; ++r) acc[r * kKeys + k] = fma_rn(q[r], x, acc[r * kKeys + k]);
         }
       }
-      if (dim < dims_) {  // the last 8 dims of a row: nothing behind it may be read
+      if (dim < dims_) {  // the last 8 dims of a row: nothing after it may be read
 #pragma GCC unroll 16
         for (int k = 0; k < kKeys; ++k) {
           const Vec x = load_tail(keys[k], dim, dims_);

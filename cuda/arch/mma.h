@@ -1,4 +1,4 @@
-// The instructions behind the tile verbs: asynchronous copies and their barriers, ldmatrix, mma.sync m16n8k16.
+// The instructions that tile verbs are made of: asynchronous copies and their barriers, ldmatrix, mma.sync m16n8k16.
 //
 // Fragments of mma.m16n8k16, lane = 4 * g + c (g 0..7, c 0..3), a register holds two 16-bit values:
 //   A [16, 16]: a0 (g, 2c..) a1 (g + 8, 2c..) a2 (g, 2c + 8..) a3 (g + 8, 2c + 8..)

@@ -7,7 +7,7 @@
 // makes is the query's too. Of V a lane has kLaneCols neighbouring columns (16 bytes of a 16-bit type where a wave has
 // 128 columns) of keys 4 g + 0..3 of every 16: 16 lanes read a wave's columns of a key.
 //
-// While a leaf's scores are computed its values are in flight, and behind them the keys of the next.
+// While a leaf's scores are computed its values are in flight, and after them the keys of the next.
 #pragma once
 
 #include "common/device/decode/config.h"
@@ -137,7 +137,7 @@ class MfmaPipeline {
     }
   }
 
-  // Columns past the end of a row repeat its first: nobody looks at them.
+  // Columns past the end of a row repeat its first: nothing reads them.
   FLASHPORT_DEVICE void load_values(const DecodeParams& p) {
     share_in_wave();
     const auto data = (GlobalBytes)(p.cache.v.data);

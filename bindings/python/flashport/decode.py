@@ -141,8 +141,8 @@ def flash_decode(
             has the position seqlens - q_len + i.
         softcap: Scores become cap * tanh(score / cap) after the scale; 0 is off.
         alibi_slopes: (Hq) or (B, Hq) fp32; adds -slope * |query position - key position|.
-        sinks: (Hq) fp32, a logit that joins the softmax's denominator, and so the lse, only. Of parts that will be
-            merged, give it to one.
+        sinks: (Hq) fp32, a logit that joins the softmax's denominator, and so the lse, only. Where
+            parts will be merged, give it to one of them.
         tree_mask: (B, q_len) uint32, or (total_q) with a ragged ``q``; bit j of row i lets new token i see new token
             j. Default: causal.
         k_scale: (1) or (Hkv) fp32, factor on the stored keys; finite and not 0.

@@ -50,7 +50,7 @@ struct CacheAxes {
 
 // The format of a cache: the one named, else its element type's own. Throws where the type does not carry what is
 // named, and where it has none of its own and nothing is named. A type that no cache has counts as of one value an
-// element: who checks types refuses it.
+// element: the check of types refuses it.
 [[nodiscard]] KvFormat cache_format(const Check& check, const TensorView& cache, const char* name,
                                     std::optional<KvFormat> named, const char* format_name);
 // Empty, or why rows of the format have no such head dim; `name` is that of the dim.

@@ -264,7 +264,7 @@ typedef struct fp_query {
 } fp_query;
 
 FLASHPORT_API fp_status fp_flash_decode(const fp_decode_args* args, fp_stream stream);
-/* Of this and the other size of a workspace: takes the call's arguments, of which `out` may be null. */
+/* Like the other size of a workspace, this takes the call's arguments; `out` may be null. */
 FLASHPORT_API fp_status fp_decode_workspace_size(const fp_decode_args* args, int64_t* bytes);
 FLASHPORT_API fp_status fp_flash_decode_stage1(const fp_decode_stage1_args* args, fp_stream stream);
 FLASHPORT_API fp_status fp_flash_decode_stage2(const fp_decode_stage2_args* args, fp_stream stream);

@@ -40,7 +40,7 @@ struct DecodeArgs {
   std::optional<TensorView> kv_last_page_len;  // (B) int32; seqlens may then be left out (rank 0, null data)
   KvLayout kv_layout = KvLayout::kNHD;
 
-  // (B + 1) int32. Rows of q past the last offset are nobody's: their rows of out and lse are not written.
+  // (B + 1) int32. Rows of q past the last offset belong to no request: their rows of out and lse are not written.
   std::optional<TensorView> cu_seqlens_q;
   std::int64_t max_q_len = 0;  // needed with cu_seqlens_q
 

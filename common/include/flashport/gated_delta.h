@@ -46,10 +46,10 @@ struct GatedDeltaUpdateArgs {
   std::optional<TensorView> gv;       // (B, T, HV, V)
   std::optional<TensorView> beta;     // (B, T, HV), (B * T, HV), or of columns (B, T, HV, V)
 
-  // The pool of states, fp32, bf16 or fp16; slots may lie apart, their inner axes are dense. Of one call no states are
-  // bf16 and others fp16. Sequence n starts from slot
-  // state_indices[n] and leaves its last state there; an index below 0 starts at zero and writes nothing, as does a
-  // call without a pool. Slots of one call that are written must differ: an error on the CPU, undefined on a GPU.
+  // The pool of states, fp32, bf16 or fp16; slots may lie apart, their inner axes are dense. All 16-bit
+  // states of a call have one type. Sequence n starts from slot state_indices[n] and leaves its last state there; an
+  // index below 0 starts at zero and writes nothing, as does a call without a pool. Slots of one call that are written
+  // must differ: an error on the CPU, undefined on a GPU.
   std::optional<TensorView> state;          // (slots, HV, V, K) or (slots, HV, K, V)
   std::optional<TensorView> state_indices;  // (N) int32 or int64; default 0..N-1
   StateLayout state_layout = StateLayout::kVK;
@@ -104,7 +104,7 @@ struct GatedDeltaChunkArgs {
 
   // The states that sequences end with, also of those without tokens, and of those whose index is below 0.
   std::optional<TensorView> final_states;  // (N, HV, V, K) or (N, HV, K, V) fp32, bf16, fp16
-  // The states that enter the chunks of a row of the batch; with cu_seqlens those of sequence n behind those of n - 1.
+  // The states that enter the chunks of a row of the batch; with cu_seqlens those of sequence n after those of n - 1.
   std::optional<TensorView> chunk_states;  // (B, chunks, HV, V, K) or (B, chunks, HV, K, V), type of k
 
   // N = B, or with cu_seqlens B = 1 and N + 1 offsets into T.
