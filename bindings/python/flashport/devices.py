@@ -158,9 +158,9 @@ def which_kernel(operation: Operation, **options: Any) -> str:
         operation, options: As in :func:`supports`.
 
     Returns:
-        The key. Of "decode": family, math type, cache formats, head dims and query rows of the tile, target. Of
-        "gated_delta": family, type and layout of states, gates, K of the tile, target. Of "gated_delta_chunk", which
-        has two kernels, that of the chain over its chunks: family, math type, K of the tile, target. Of the others:
+        The key. "decode" gives family, math type, cache formats, head dims and query rows of the tile, target;
+        "gated_delta" gives family, type and layout of states, gates, K of the tile, target. "gated_delta_chunk" has two
+        kernels and gives that of the chain over its chunks: family, math type, K of the tile, target. The others give
         family and target.
 
     Raises:
