@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks that backend libraries link nothing that could bring a second runtime, and show one function alone.
+"""Checks that backend libraries link nothing that could load a second runtime, and export one function alone.
 
 usage: ci/check_backends.py LIBRARY...
 """

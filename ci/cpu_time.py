@@ -3,7 +3,7 @@
 
 As launcher (CMAKE_CXX_COMPILER_LAUNCHER and its like) it runs the compiler and appends "<cpu seconds> <output>" to the
 log; CPU time, so that a busy machine does not count. As reporter it adds the log up by target: an output belongs to the
-target whose folder kernels/<target>/ its path goes through. Of an output compiled again the last figure counts.
+target whose folder kernels/<target>/ its path goes through. If an output was compiled again, the last figure counts.
 
 usage: ci/cpu_time.py LOG COMPILER ARGUMENTS...
        ci/cpu_time.py --report LOG     (exit status 1 where a target or a translation unit is over the budget)
@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-DECODE_MINUTES = 4.0  # of one target's units of decode
+DECODE_MINUTES = 4.0  # of one target's translation units of decode
 TARGET_MINUTES = 15.0
 UNIT_SECONDS = 60.0
 

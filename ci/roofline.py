@@ -51,12 +51,12 @@ def row_bytes(kv: str, dim: int) -> int:
 
 
 def instances(target: str) -> list[tuple[str, str, int, int, int]]:
-    """(math, kv, head_dim_qk, head_dim_v, rows) of each kernel of a target."""
+    """(k_format, v_format, head_dim_qk, head_dim_v, rows) of each kernel of a target."""
     found = []
     for line in (ROOT / "cmake" / "decode_instances.txt").read_text().splitlines():
         fields = line.partition("#")[0].split()
-        if fields and target in fields[5].split(","):
-            found.append((fields[0], fields[1], int(fields[2]), int(fields[3]), int(fields[4])))
+        if fields and target in fields[6].split(","):
+            found.append((fields[1], fields[2], int(fields[3]), int(fields[4]), int(fields[5])))
     return found
 
 
@@ -72,8 +72,9 @@ def table(target: str) -> list[str]:
         "| cache | head dims | rows | KB a leaf | MFLOP a leaf | memory (us) | products (us) | products / memory |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for _math, kv, dk, dv, rows in instances(target):
-        size = LEAF_KEYS * (row_bytes(kv, dk) + row_bytes(kv, dv))
+    for k_format, v_format, dk, dv, rows in instances(target):
+        size = LEAF_KEYS * (row_bytes(k_format, dk) + row_bytes(v_format, dv))
+        kv = k_format if k_format == v_format else f"{k_format}/{v_format}"
         work = 2 * LEAF_KEYS * rows * (dk + dv)
         memory, matrix = LEAVES * size / device.memory, LEAVES * work / device.matrix
         dims = str(dk) if dk == dv else f"{dk}/{dv}"

@@ -4,7 +4,7 @@ include(CMakePackageConfigHelpers)
 install(TARGETS flashport EXPORT flashport-targets COMPONENT cpp)
 foreach(backend IN ITEMS cuda hip)
   if(TARGET flashport_${backend})
-    # Beside the library, where it is looked for.
+    # In the folder of the library, where it looks for backends.
     install(TARGETS flashport_${backend} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT cpp)
   endif()
 endforeach()

@@ -62,7 +62,7 @@ function(flashport_find_cuda_compiler out)
   set(${out} "${FLASHPORT_NVCC}" PARENT_SCOPE)
 endfunction()
 
-# The compiler that a ROCm installation brings is preferred to a plain clang++.
+# The compiler of a ROCm installation is preferred to a plain clang++.
 function(flashport_find_hip_compiler out)
   if(NOT FLASHPORT_HIP_COMPILER)
     find_program(FLASHPORT_HIP_CLANG NAMES amdclang++ hipcc HINTS ENV ROCM_PATH ENV HIP_PATH PATHS /opt/rocm

@@ -1,11 +1,15 @@
 #include "bindings/python/arguments.h"
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <limits>
 #include <string_view>
 #include <utility>
 
 #include <flashport/error.h>
+
+#include "common/host/kv/cache_layout.h"
 
 namespace flashport::python {
 namespace {
@@ -105,14 +109,14 @@ std::string text_argument(const char* function, const char* name, py::handle obj
   return py::cast<std::string>(object);
 }
 
-int word_argument(const char* function, const char* name, py::handle object, std::initializer_list<const char*> words) {
+int word_argument(const char* function, const char* name, py::handle object, std::span<const char* const> words) {
   const bool is_text = PyUnicode_Check(object.ptr());
-  const auto* found = std::find_if(words.begin(), words.end(), [&](const char* word) {
+  const auto found = std::find_if(words.begin(), words.end(), [&](const char* word) {
     return is_text && PyUnicode_CompareWithASCIIString(object.ptr(), word) == 0;
   });
   if (found != words.end()) return static_cast<int>(found - words.begin());
   std::string expected;
-  for (const auto* word = words.begin(); word != words.end(); ++word) {
+  for (auto word = words.begin(); word != words.end(); ++word) {
     if (word != words.begin()) expected += word + 1 == words.end() ? " or " : ", ";
     expected += "\"" + std::string(*word) + "\"";
   }
@@ -120,13 +124,22 @@ int word_argument(const char* function, const char* name, py::handle object, std
   fail_value(function, name, "must be " + expected + ", got \"" + py::cast<std::string>(object) + "\"");
 }
 
-std::string type_name_argument(const char* function, const char* name, py::handle object) {
+KvFormat format_argument(const char* function, const char* name, py::handle object) {
+  static const auto* const names = [] {
+    auto* all = new std::array<const char*, kKvFormats>;
+    for (int i = 0; i < kKvFormats; ++i) (*all)[static_cast<std::size_t>(i)] = kv_format_name(static_cast<KvFormat>(i));
+    return all;
+  }();
+  return static_cast<KvFormat>(word_argument(function, name, object, *names));
+}
+
+std::string type_name_argument(const char* function, const char* name, py::handle object, const char* expected) {
   py::object text = py::reinterpret_borrow<py::object>(object);
   if (!PyUnicode_Check(object.ptr())) {
     const bool is_torch = type_text(object) == "torch.dtype";  // which has no name but its text
     text = is_torch ? py::object(py::str(object))
                     : attribute_or_null(object, PyType_Check(object.ptr()) != 0 ? "__name__" : "name");
-    if (!text || !PyUnicode_Check(text.ptr())) fail_kind(function, name, "an element type or its name", object);
+    if (!text || !PyUnicode_Check(text.ptr())) fail_kind(function, name, expected, object);
   }
   const auto full = py::cast<std::string>(text);
   return full.substr(full.rfind('.') + 1);  // also "torch.bfloat16"

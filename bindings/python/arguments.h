@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,7 @@ namespace flashport::python {
 namespace py = pybind11;
 
 // Clears the Python error that is set, so that one of ours can take its place. What is no Exception (KeyboardInterrupt,
-// SystemExit) is nobody's wrong argument, and is thrown.
+// SystemExit) is no argument's fault, and is thrown.
 void clear_error();
 // The same; the first line of its text, or its type where it has none.
 [[nodiscard]] std::string take_error_text();
@@ -33,9 +34,16 @@ void clear_error();
 [[nodiscard]] std::string text_argument(const char* function, const char* name, py::handle object);
 // The place of a word among those that an argument may be.
 [[nodiscard]] int word_argument(const char* function, const char* name, py::handle object,
-                                std::initializer_list<const char*> words);
+                                std::span<const char* const> words);
+[[nodiscard]] inline int word_argument(const char* function, const char* name, py::handle object,
+                                       std::initializer_list<const char*> words) {
+  return word_argument(function, name, object, std::span(words.begin(), words.size()));
+}
+// The format of a cache by its name.
+[[nodiscard]] KvFormat format_argument(const char* function, const char* name, py::handle object);
 // The name of an element type, of which a dtype or scalar class of any library stands for its own: "bfloat16".
-[[nodiscard]] std::string type_name_argument(const char* function, const char* name, py::handle object);
+[[nodiscard]] std::string type_name_argument(const char* function, const char* name, py::handle object,
+                                             const char* expected = "an element type or its name");
 // The element type of such a name, in either spelling: "bfloat16" or "bf16".
 [[nodiscard]] DType dtype_argument(const char* function, const char* name, py::handle object);
 // A tuple or other sequence of integers of 0 or more, at most kMaxRank of them, whose product is an int64.

@@ -51,7 +51,9 @@ class Call {
 
   // Fill `to`, which is as it was made, in place: a view is large, and a call has many.
   void input(const char* name, PyObject* object, TensorView& to) { fill_view(name, object, false, to); }
-  void output(const char* name, PyObject* object, TensorView& to) { fill_view(name, object, true, to); }
+  void output(const char* name, PyObject* object, TensorView& to) {
+    fill_view(name, object, role_ != TorchRole::kQuestion, to);
+  }
   void optional_input(const char* name, PyObject* object, std::optional<TensorView>& to) {
     if (object != Py_None) input(name, object, to.emplace());
   }
@@ -66,6 +68,10 @@ class Call {
   }
   std::int64_t integer(const char* name, PyObject* object) const { return integer_argument(function_, name, object); }
   bool boolean(const char* name, PyObject* object) const { return boolean_argument(function_, name, object); }
+  std::optional<KvFormat> optional_format(const char* name, PyObject* object) const {
+    if (object == Py_None) return std::nullopt;
+    return format_argument(function_, name, object);
+  }
   // Which of two words it is: true for the second.
   bool is_second(const char* name, PyObject* object, const char* first, const char* second) const {
     return word_argument(function_, name, object, {first, second}) == 1;
@@ -115,9 +121,9 @@ class Call {
   void after_export(const char* name, PyObject* object, bool writes, const TensorView& view);
   void look_at_torch();
   [[noreturn]] void refuse_gradient(const char* name, PyObject* object, bool writes) const;
-  // Of a tensor that has no memory, or none to export: throws NeedsOperator if a transformation explains it.
+  // For a tensor that has no memory, or none to export: throws NeedsOperator if a transformation explains it.
   void explain_no_memory(const TypeInfo& info) const;
-  // Of a tensor of a torch that has no exchange API.
+  // For a tensor of a torch that has no exchange API.
   void view_of_tensor(const char* name, PyObject* object, const TypeInfo& info, TensorView& to);
   // `as` is the element type that the array's own carries.
   void view_by_capsule(const char* name, PyObject* object, const TypeInfo& info, bool writes, TensorView& to,
@@ -136,7 +142,7 @@ class Call {
   void refuse_negated(const char* name, PyObject* tensor) const;
   [[noreturn]] void fail_place(const char* name, PyObject* object, const TypeInfo& info) const;
   [[noreturn]] void fail_export(const char* name, PyObject* object) const;
-  // Of the first array that is on a device.
+  // For the first array that is on a device.
   void find_stream(const TypeInfo& info, dlpack::Device device) {
     if (!device_) choose_stream(info, device);
   }

@@ -11,8 +11,6 @@
 namespace flashport::python {
 namespace {
 
-constexpr int kMostArguments = 32;
-
 std::vector<const Operation*>& operations() {
   static auto* all = new std::vector<const Operation*>;
   return *all;
@@ -77,7 +75,7 @@ bool is_unchanged(const Direct& direct) {
          function->func_kwdefaults == direct.by_keyword;
 }
 
-// Whether somebody watches the frames of Python functions, as debuggers and profilers do, or evaluates them in the
+// Whether a tool watches the frames of Python functions, as debuggers and profilers do, or evaluates them in the
 // interpreter's place, as torch.compile does (PEP 523).
 bool frames_are_wanted() {
   const PyThreadState* state = PyThreadState_Get();
@@ -169,7 +167,7 @@ py::object direct(py::object function) {
   const py::object code = function.attr("__code__");
   const int positional = py::cast<int>(code.attr("co_argcount"));
   const int parameters = positional + py::cast<int>(code.attr("co_kwonlyargcount"));
-  if (found == operations().end() || parameters != (*found)->arguments || parameters > kMostArguments) {
+  if (found == operations().end() || parameters != (*found)->arguments) {
     throw py::type_error("direct: no operation \"" + name + "\" of " + std::to_string(parameters) + " arguments");
   }
   PyObject *last = python->func_defaults, *by_keyword = python->func_kwdefaults;

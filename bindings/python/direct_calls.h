@@ -12,6 +12,9 @@ namespace py = pybind11;
 
 using Arguments = PyObject* const*;
 
+// Room for the arguments of any operation; add_operation() asserts that it suffices.
+inline constexpr int kMostArguments = 32;
+
 struct Operation {
   const char* name;
   py::object (*run)(Arguments);  // None stands for an optional argument left out
@@ -27,6 +30,7 @@ void add_operation(py::module_& module, const Operation& operation, PyMethodDef*
 
 template <const Operation& kOperation>
 void add_operation(py::module_& module) {
+  static_assert(kOperation.arguments <= kMostArguments, "raise kMostArguments");
   PyObject* (*const function)(PyObject*, Arguments, Py_ssize_t) = [](PyObject*, Arguments arguments, Py_ssize_t count) {
     return run_by_position(kOperation, arguments, count);
   };
@@ -40,8 +44,8 @@ void add_operation(py::module_& module) {
 //
 // direct() is a decorator of the package's functions: calls of `function` run the operation of its name without a
 // Python frame, as PyFunction_SetVectorcall has it. Its body still runs for what it alone can do: to report arguments
-// that do not fit its signature, to make arguments, to serve torch while that traces a program, and whoever watches
-// frames or evaluates them himself; also once somebody has given it another body or other defaults. (Python 3.11
+// that do not fit its signature, to make arguments, to serve torch while that traces a program, and tools that watch
+// frames or evaluate them; also once it has been given another body or other defaults. (Python 3.11
 // inlines calls of Python functions and so takes the body's way, except from C and with starred arguments.)
 void define_direct_calls(py::module_& module);
 

@@ -253,8 +253,7 @@ py::object py_gated_delta_chunk(Arguments a) {
 py::object py_gated_delta_chunk_workspace_size(Arguments a) {
   Call call("gated_delta_chunk_workspace_size", a[chunk::kStream], TorchRole::kQuestion);
   GatedDeltaChunkArgs args = chunk_args(call, a);
-  const Allocation out = call.allocate(a[chunk::kQ], args.q, args.q.dtype, args.v.shape, args.v.rank);
-  args.out = out.view;
+  if (a[chunk::kOut] != Py_None) call.output("out", a[chunk::kOut], args.out);
   std::int64_t bytes = 0;
   call.run([&](Stream) { bytes = gated_delta_chunk_workspace_size(args); });
   return py::int_(bytes);

@@ -1,6 +1,6 @@
 // The extension module flashport._core. The operations are in operations.cpp and gated_delta_operations.cpp, arguments
-// in arguments.cpp, arrays in array_types.cpp, call.cpp and device_array.cpp; here is what is asked of the library
-// rather than run: backends, kernels, support.
+// in arguments.cpp, arrays in array_types.cpp, call.cpp and device_array.cpp, supports() and which_kernel() in
+// queries.cpp; here are backends and kernels.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -11,59 +11,19 @@
 #include <flashport/backend.h>
 #include <flashport/decode.h>
 #include <flashport/error.h>
-#include <flashport/gated_delta.h>
 
 #include "bindings/python/arguments.h"
 #include "bindings/python/call.h"
 #include "bindings/python/device_array.h"
 #include "bindings/python/direct_calls.h"
 #include "bindings/python/operations.h"
+#include "bindings/python/queries.h"
 #include "bindings/python/read_memory.h"
 
 namespace py = pybind11;
 
 namespace flashport::python {
 namespace {
-
-// Queries of Python's arguments, in the order of the package's functions but for the target, which comes first.
-DecodeQuery decode_query(const char* function, const py::args& a) {
-  DecodeQuery query;
-  query.target = text_argument(function, "target", a[0]);
-  query.q_dtype = dtype_argument(function, "q_dtype", a[1]);
-  query.kv = a[2].is_none() ? dtype_name(query.q_dtype) : type_name_argument(function, "kv", a[2]);
-  const auto integer = [&](const char* name, int place) {
-    return integer_argument(function, name, py::object(a[place]).ptr());
-  };
-  query.head_dim_qk = integer("head_dim", 3);
-  query.head_dim_v = a[4].is_none() ? query.head_dim_qk : integer("head_dim_v", 4);
-  query.group_size = integer("group_size", 5);
-  query.q_len = integer("q_len", 6);
-  return query;
-}
-
-GatedDeltaQuery gated_delta_query(const char* function, const py::args& a) {
-  GatedDeltaQuery query;
-  query.target = text_argument(function, "target", a[0]);
-  query.operation = static_cast<GatedDeltaOperation>(word_argument(function, "operation", a[1], {"update", "chunk"}));
-  query.q_dtype = dtype_argument(function, "q_dtype", a[2]);
-  query.state_dtype = dtype_argument(function, "state_dtype", a[3]);
-  query.head_dim_k = integer_argument(function, "head_dim_k", py::object(a[4]).ptr());
-  query.head_dim_v =
-      a[5].is_none() ? query.head_dim_k : integer_argument(function, "head_dim_v", py::object(a[5]).ptr());
-  query.state_layout = static_cast<StateLayout>(word_argument(function, "state_layout", a[6], {"vk", "kv"}));
-  query.gate = static_cast<GateForm>(word_argument(function, "gate", a[7], {"head", "key", "any"}));
-  return query;
-}
-
-py::object python_answer(const Support& support) { return py::make_tuple(support.supported, support.reason); }
-py::object python_answer(const std::string& key) { return py::str(key); }
-
-// What is asked of a query that `make_query` makes of Python's arguments.
-template <class Query, class Answer>
-void define_query(py::module_& module, const char* name, Query (*make_query)(const char*, const py::args&),
-                  Answer (*answer)(const Query&)) {
-  module.def(name, [=](const py::args& arguments) { return python_answer(answer(make_query(name, arguments))); });
-}
 
 int heuristic_of(const py::args& a) {
   constexpr char kFunction[] = "num_splits_heuristic";
@@ -125,10 +85,7 @@ PYBIND11_MODULE(_core, module) {
   define_backends(module);
   define_read_memory(module);
   module.def("num_splits_heuristic", &heuristic_of);
-  define_query(module, "supports", decode_query, supports);
-  define_query(module, "which_kernel", decode_query, which_kernel);
-  define_query(module, "supports_gated_delta", gated_delta_query, supports_gated_delta);
-  define_query(module, "which_gated_delta_kernel", gated_delta_query, which_gated_delta_kernel);
+  define_queries(module);
 }
 
 }  // namespace flashport::python

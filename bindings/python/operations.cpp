@@ -41,6 +41,8 @@ enum DecodeArgument {
   kTreeMask,
   kKScale,
   kVScale,
+  kKFormat,
+  kVFormat,
   kNumSplits,
   kOut,
   kLse,
@@ -83,6 +85,8 @@ void read_decode(Call& call, Arguments a, DecodeArgs& args) {
   call.optional_input("tree_mask", a[kTreeMask], args.tree_mask);
   call.optional_input("k_scale", a[kKScale], args.k_scale);
   call.optional_input("v_scale", a[kVScale], args.v_scale);
+  args.k_format = call.optional_format("k_format", a[kKFormat]);
+  args.v_format = call.optional_format("v_format", a[kVFormat]);
   if (a[kNumSplits] != Py_None) {
     const std::int64_t splits = call.integer("num_splits", a[kNumSplits]);
     if (splits < 0 || splits > 1 << 20) {
@@ -99,7 +103,8 @@ void read_decode(Call& call, Arguments a, DecodeArgs& args) {
 bool decode_out_shape(const DecodeArgs& args, std::int64_t* shape) {
   if (args.q.rank < 3 || args.q.rank > 4 || args.v_cache.rank < 3) return false;
   for (int axis = 0; axis < args.q.rank; ++axis) shape[axis] = args.q.shape[axis];
-  const std::int64_t head_dim_v = stored_head_dim(args.v_cache.dtype, last_extent(args.v_cache));
+  const KvFormat own = own_format(args.v_cache.dtype).value_or(KvFormat::kFp32);  // uint8 has none: it is refused
+  const std::int64_t head_dim_v = stored_head_dim(args.v_format.value_or(own), last_extent(args.v_cache));
   shape[args.q.rank - 1] = head_dim_v;
   // A broadcast or absurd shape is refused by the library's checks, not by an allocation.
   constexpr std::int64_t kMostHeadDim = 4096;
@@ -141,19 +146,16 @@ py::object py_decode_workspace_size(Arguments a) {
   Call call("decode_workspace_size", a[kStream], TorchRole::kQuestion);
   DecodeArgs args;
   read_decode(call, a, args);
-  std::int64_t shape[kMaxRank] = {};
-  Allocation out;
-  if (decode_out_shape(args, shape)) {
-    out = call.allocate(a[kQ], args.q, args.q.dtype, shape, args.q.rank);
-    args.out = out.view;
-  }
+  if (a[kOut] != Py_None) call.output("out", a[kOut], args.out);
+  call.optional_output("lse", a[kLse], args.lse);
+  (void)call.boolean("return_lse", a[kReturnLse]);
   std::int64_t bytes = 0;
   call.run([&](Stream) { bytes = decode_workspace_size(args); });
   return py::int_(bytes);
 }
 
 py::object py_flash_decode_stage1(Arguments a) {
-  Call call("flash_decode_stage1", a[11], TorchRole::kNoGradOperator);
+  Call call("flash_decode_stage1", a[13], TorchRole::kNoGradOperator);
   DecodeStage1Args args;
   call.input("q", a[0], args.q);
   call.input("k", a[1], args.k);
@@ -166,6 +168,8 @@ py::object py_flash_decode_stage1(Arguments a) {
   call.output("mid_out_logsumexp", a[8], args.mid_out_logsumexp);
   args.block_seq = call.integer("block_seq", a[9]);
   args.softmax_scale = call.optional_number("sm_scale", a[10]);
+  args.k_format = call.optional_format("k_format", a[11]);
+  args.v_format = call.optional_format("v_format", a[12]);
   call.run([&](Stream stream) { flash_decode_stage1(args, stream); });
   return py::none();
 }
@@ -184,7 +188,7 @@ py::object py_flash_decode_stage2(Arguments a) {
 }
 
 py::object py_append_kv(Arguments a) {
-  Call call("append_kv", a[8]);
+  Call call("append_kv", a[10]);
   AppendKvArgs args;
   call.input("k", a[0], args.k);
   call.input("v", a[1], args.v);
@@ -194,6 +198,8 @@ py::object py_append_kv(Arguments a) {
   args.kv_layout = kv_layout(call, a[5]);
   call.optional_input("k_scale", a[6], args.k_scale);
   call.optional_input("v_scale", a[7], args.v_scale);
+  args.k_format = call.optional_format("k_format", a[8]);
+  args.v_format = call.optional_format("v_format", a[9]);
   call.run([&](Stream stream) { append_kv(args, stream); });
   return py::none();
 }
@@ -264,9 +270,9 @@ py::object py_merge_states(Arguments a) {
 
 constexpr Operation kFlashDecode{"flash_decode", py_flash_decode, kDecodeArguments};
 constexpr Operation kDecodeWorkspaceSize{"decode_workspace_size", py_decode_workspace_size, kDecodeArguments};
-constexpr Operation kFlashDecodeStage1{"flash_decode_stage1", py_flash_decode_stage1, 12};
+constexpr Operation kFlashDecodeStage1{"flash_decode_stage1", py_flash_decode_stage1, 14};
 constexpr Operation kFlashDecodeStage2{"flash_decode_stage2", py_flash_decode_stage2, 7};
-constexpr Operation kAppendKv{"append_kv", py_append_kv, 9};
+constexpr Operation kAppendKv{"append_kv", py_append_kv, 11};
 constexpr Operation kMergeState{"merge_state", py_merge_state, 8};
 constexpr Operation kMergeStates{"merge_states", py_merge_states, 6};
 

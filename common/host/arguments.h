@@ -1,42 +1,78 @@
-// The arrays of a call as a table: what is checked of all of them alike is written once, and no pair is forgotten. An
-// operation makes its table from all members of its arguments, bound by name: a member that is added does not compile
-// before it is bound there.
+// The arrays of a call as a table: a row says all that is checked of an argument alone, so that a check of all rows
+// forgets none and no pair. An operation makes its table from all members of its arguments, bound by name: a member
+// that is added does not compile before it is bound there. What several arguments must agree on (extents,
+// combinations) is checked by hand between these checks.
 #pragma once
 
+#include <array>
+#include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
 
 #include "common/device/core/types.h"
 #include "common/host/check.h"
-#include "common/host/overlap.h"
 
 namespace flashport {
 
-// An argument whose rank has been checked; null where it was not given.
-struct Argument {
-  Argument(const TensorView* argument, const char* its_name, bool is_written = false)
-      : view(argument), name(its_name), written(is_written) {
-    if (view != nullptr) bytes = byte_range(*view);
-  }
-  Argument(const TensorView& argument, const char* its_name, bool is_written = false)
-      : Argument(&argument, its_name, is_written) {}
-  Argument(const std::optional<TensorView>& argument, const char* its_name, bool is_written = false)
-      : Argument(argument ? &*argument : nullptr, its_name, is_written) {}
+enum Access : std::uint8_t { kRead, kWritten };
 
-  const TensorView* view;
-  const char* name;
-  bool written;
-  ByteRange bytes;
+// How an argument must lie in memory. kUnitInner: its last axis has stride 1. kSlots: only its first axis may have
+// gaps.
+enum class Strides : std::uint8_t { kAny, kUnitInner, kContiguous, kSlots };
+
+// kOrScalar: a tensor without axes will do as well.
+enum class Rank : std::uint8_t { kExact, kOrScalar, kAtLeast };
+
+// The axes of an argument, and what messages call them: "(batch, num_q_heads)". No text: its rank is checked by hand.
+struct Axes {
+  int rank = 0;
+  const char* text = nullptr;
+  Rank rule = Rank::kExact;
 };
 
-inline constexpr bool kWritten = true;
+struct Argument {
+  const TensorView* view;
+  const char* name;
+  DTypes types;
+  Access access;
+  Strides strides;
+  Axes axes, other_axes;  // either of two
+};
 
-// All are where the first one is.
-void check_devices(const Check& check, std::span<const Argument> arguments);
+inline constexpr std::size_t kMostArguments = 32;
 
-void check_inputs_readable(const Check& check, std::span<const Argument> arguments);
+// The arguments that were given. The views live as long as the call's arguments do.
+template <std::size_t kMost>
+class ArgumentTable {
+  static_assert(kMost <= kMostArguments);
 
-// Whatever is written shares memory with no other argument.
+ public:
+  void add(const TensorView& view, const char* name, Access access, const DTypes& types, Strides strides,
+           const Axes& axes = {}, const Axes& other_axes = {}) {
+    rows_[count_++] = {&view, name, types, access, strides, axes, other_axes};
+  }
+  void add(const std::optional<TensorView>& view, const char* name, Access access, const DTypes& types, Strides strides,
+           const Axes& axes = {}, const Axes& other_axes = {}) {
+    if (view) add(*view, name, access, types, strides, axes, other_axes);
+  }
+
+  operator std::span<const Argument>() const { return {rows_.data(), count_}; }
+
+ private:
+  std::array<Argument, kMost> rows_;  // the first count_ are filled
+  std::size_t count_ = 0;
+};
+
+// kSizedOnly: the call asks for sizes, its outputs have no memory yet.
+enum class Outputs : std::uint8_t { kWritten, kSizedOnly };
+
+// Rows are checked in the table's order, and a check is through all of them before the next begins.
+void check_ranks(const Check& check, std::span<const Argument> arguments);
+// Types; that all are where the first one is; that inputs can be read and outputs written, that both lie as their rows
+// say, and that outputs are apart.
+void check_tensors(const Check& check, std::span<const Argument> arguments, Outputs outputs = Outputs::kWritten);
+// What is written shares memory with no other argument.
 void check_outputs_apart(const Check& check, std::span<const Argument> arguments);
 
 // An argument of int32 or int64 as kernels read it; null data where it was not given.

@@ -1,7 +1,7 @@
 // The table of functions that a backend shared object (libflashport_cuda.so, libflashport_hip.so) exports as
 // `flashport_backend`, and that the CPU backend, built in, provides as `cpu_backend()`. Everything above it is
-// vendor-free; everything below it is one vendor's runtime. Functions that can fail return null or an error text that
-// stays valid until the thread's next call.
+// vendor-free; everything below it is one vendor's runtime. A function that can fail returns null, or an error text
+// that stays valid until the thread's next call.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ inline constexpr int kBackendAbiVersion = 6;
 
 struct BackendDevice {
   char name[128];
-  char architecture[64];  // the vendor's name of what it is: "x86_64", "sm_90", "gfx942:sramecc+:xnack-"
+  char architecture[64];  // the vendor's name for it: "x86_64", "sm_90", "gfx942:sramecc+:xnack-"
   char target[32];        // empty: no compiled target serves this architecture
   int multiprocessors;
   std::int64_t memory_bytes;

@@ -1,4 +1,4 @@
-// What the three backends share: the error text that a BackendAbi function returns, and look-up in their kernel tables.
+// Common to the three backends: the error text that a BackendAbi function returns, and look-up in kernel tables.
 #pragma once
 
 #include <span>
@@ -18,7 +18,7 @@ inline const char* keep_error(std::string text) {
   return kept.c_str();
 }
 
-// The tables of one backend. Every kernel has an index over all of them, for state that is kept beside it.
+// The tables of one backend. Every kernel has an index over all of them, for state that is kept by that index.
 class KernelIndex {
  public:
   explicit KernelIndex(std::span<const TargetKernels> tables) : tables_(tables) {

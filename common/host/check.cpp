@@ -9,7 +9,7 @@ namespace flashport {
 namespace {
 
 constexpr double kLargestFloat = std::numeric_limits<float>::max();
-constexpr double kSmallestFloat = std::numeric_limits<float>::min();  // GPUs may take what is smaller for 0
+constexpr double kSmallestFloat = std::numeric_limits<float>::min();  // GPUs may flush smaller numbers to 0
 
 void check_extents(const Check& check, const TensorView& view, const char* name) {
   for (int axis = 0; axis < view.rank; ++axis) {
@@ -21,8 +21,8 @@ std::string dimensions(int rank) { return std::to_string(rank) + (rank == 1 ? " 
 
 std::string strides_text(const TensorView& view) { return tuple_text(view.strides, view.rank); }
 
-// True if the strides themselves prove that no two elements share an address: taken by size, each step is longer than
-// everything the smaller ones reach.
+// Whether the strides prove that no two elements have one address: in the order of size, each stride is longer than all
+// that the smaller ones reach.
 bool elements_are_apart(const TensorView& view) {
   struct Axis {
     std::int64_t stride, extent;
@@ -32,9 +32,9 @@ bool elements_are_apart(const TensorView& view) {
   for (int axis = 0; axis < view.rank; ++axis) {
     if (view.shape[axis] == 1) continue;
     const Axis next{view.strides[axis] < 0 ? -view.strides[axis] : view.strides[axis], view.shape[axis]};
-    int place = count++;
-    for (; place > 0 && axes[place - 1].stride > next.stride; --place) axes[place] = axes[place - 1];
-    axes[place] = next;
+    int i = count++;
+    for (; i > 0 && axes[i - 1].stride > next.stride; --i) axes[i] = axes[i - 1];
+    axes[i] = next;
   }
   std::int64_t reach = 0;
   for (int axis = 0; axis < count; ++axis) {
@@ -98,12 +98,12 @@ void Check::shape(const TensorView& view, const char* name, const char* axes,
               shape_text(view));
 }
 
-std::string dtype_problem(const char* name, DType type, std::initializer_list<DType> allowed) {
-  if (is_among(type, allowed)) return "";
+std::string dtype_problem(const char* name, DType type, const DTypes& allowed) {
+  if (allowed.has(type)) return "";
   std::string text = std::string(name) + " must be ";
-  for (const DType* one = allowed.begin(); one != allowed.end(); ++one) {
-    if (one != allowed.begin()) text += one + 1 == allowed.end() ? " or " : ", ";
-    text += dtype_name(*one);
+  for (int i = 0; i < allowed.count(); ++i) {
+    if (i > 0) text += i + 1 == allowed.count() ? " or " : ", ";
+    text += dtype_name(allowed[i]);
   }
   return text + ", got " + dtype_name(type);
 }
@@ -156,6 +156,18 @@ void Check::contiguous(const TensorView& view, const char* name) const {
       if (!has_elements(view)) return;
       value_error(std::string(name) + " must be contiguous, got shape " + shape_text(view) + " with strides " +
                   strides_text(view) + "; pass a contiguous copy");
+    }
+    step *= view.shape[axis];
+  }
+}
+
+void Check::contiguous_slots(const TensorView& view, const char* name) const {
+  if (!has_elements(view)) return;
+  std::int64_t step = 1;
+  for (int axis = view.rank - 1; axis > 0; --axis) {
+    if (view.shape[axis] != 1 && view.strides[axis] != step) {
+      value_error(std::string(name) + " must be contiguous within a slot, got shape " + shape_text(view) +
+                  " with strides " + strides_text(view) + "; only its first axis may have another stride");
     }
     step *= view.shape[axis];
   }

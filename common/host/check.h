@@ -1,8 +1,8 @@
 // Validation of arguments, with the error texts of the public interface:
 //   <function>: <argument> must <what was expected>, got <what came>
-// A caller checks all ranks first, then all shapes, dtypes, devices, and memory last (null data, alignment, read-only;
-// overlap is in arguments.h), so that no size or stride is read of an axis that is not there. A passing check builds no
-// string.
+// A caller checks all ranks first, then all shapes, dtypes, devices, and memory last (null data, alignment, read-only,
+// overlap), so that no size or stride is read of an axis that is not there; arguments.h has the table that these checks
+// walk through. A passing check builds no string.
 #pragma once
 
 #include <cstdint>
@@ -23,15 +23,30 @@ namespace flashport {
 // The shortest text that reads as this number: "1e+39".
 [[nodiscard]] std::string number_text(double value);
 
-[[nodiscard]] inline bool is_among(DType type, std::initializer_list<DType> allowed) {
-  for (DType one : allowed) {
-    if (one == type) return true;
+// A few element types, in the order in which messages list them.
+class DTypes {
+ public:
+  DTypes() = default;  // holds nothing yet
+  constexpr DTypes(std::initializer_list<DType> types) : types_{}, count_(0) {
+    for (DType type : types) types_[count_++] = static_cast<std::uint8_t>(type);
   }
-  return false;
-}
+
+  [[nodiscard]] constexpr int count() const { return count_; }
+  [[nodiscard]] constexpr DType operator[](int i) const { return static_cast<DType>(types_[i]); }
+  [[nodiscard]] constexpr bool has(DType type) const {
+    for (int i = 0; i < count_; ++i) {
+      if ((*this)[i] == type) return true;
+    }
+    return false;
+  }
+
+ private:
+  std::uint8_t types_[7];
+  std::uint8_t count_;
+};
 
 // Empty, or "<name> must be <the types allowed>, got <type>".
-[[nodiscard]] std::string dtype_problem(const char* name, DType type, std::initializer_list<DType> allowed);
+[[nodiscard]] std::string dtype_problem(const char* name, DType type, const DTypes& allowed);
 
 // An extent that shape() accepts whatever it is.
 inline constexpr std::int64_t kAnyExtent = std::numeric_limits<std::int64_t>::min();
@@ -50,8 +65,8 @@ class Check {
             const char* other_axes) const;
   void shape(const TensorView& view, const char* name, const char* axes,
              std::initializer_list<std::int64_t> expected) const;
-  void dtype(const TensorView& view, const char* name, std::initializer_list<DType> allowed) const {
-    if (!is_among(view.dtype, allowed)) type_error(dtype_problem(name, view.dtype, allowed));
+  void dtype(const TensorView& view, const char* name, const DTypes& allowed) const {
+    if (!allowed.has(view.dtype)) type_error(dtype_problem(name, view.dtype, allowed));
   }
   // As the tensor `like` is.
   void device(const TensorView& view, const char* name, const TensorView& like, const char* like_name) const {
@@ -65,6 +80,8 @@ class Check {
   // The last axis has stride 1 (an array of indices or scales that kernels walk by pointer).
   void inner_contiguous(const TensorView& view, const char* name) const;
   void contiguous(const TensorView& view, const char* name) const;
+  // Slots that are contiguous each and may have gaps between them: only the first axis has a free stride.
+  void contiguous_slots(const TensorView& view, const char* name) const;
 
   // Numbers that kernels take in fp32: finite there, and where their sign matters not 0 there.
   void finite(double value, const char* name) const;
@@ -79,18 +96,8 @@ class Check {
              std::initializer_list<std::int64_t> expected) const {
     if (view) shape(*view, name, axes, expected);
   }
-  void dtype(const std::optional<TensorView>& view, const char* name, std::initializer_list<DType> allowed) const {
+  void dtype(const std::optional<TensorView>& view, const char* name, const DTypes& allowed) const {
     if (view) dtype(*view, name, allowed);
-  }
-  void device(const std::optional<TensorView>& view, const char* name, const TensorView& like,
-              const char* like_name) const {
-    if (view) device(*view, name, like, like_name);
-  }
-  // readable and contiguous
-  void array(const std::optional<TensorView>& view, const char* name) const {
-    if (!view) return;
-    readable(*view, name);
-    contiguous(*view, name);
   }
 
   // Each throws "<function>: <text>".

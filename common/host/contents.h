@@ -1,4 +1,4 @@
-// Checks of what stands in index tensors (lengths, page tables, slots) and in scales of caches. Where they lie in host
+// Checks of the contents of index tensors (lengths, page tables, slots) and in scales of caches. Where they lie in host
 // memory a wrong value is a ValueError. On a GPU no call may wait, so kernels clamp lengths and nothing is checked,
 // unless FLASHPORT_CHECK=1 asks for copies to the host and the same checks (a debug switch: every call then waits;
 // refused while capturing).

@@ -40,8 +40,8 @@ std::string compiled_targets(const BackendAbi& abi) {
 // Never destroyed: a call may run while the process ends.
 DeviceContext& create_context(const Check& check, Device device, const char* name) {
   const std::lock_guard lock(contexts_mutex);
-  auto& place = contexts[static_cast<int>(device.kind)][device.index];
-  if (DeviceContext* existing = place.load(std::memory_order_acquire)) return *existing;
+  auto& entry = contexts[static_cast<int>(device.kind)][device.index];
+  if (DeviceContext* existing = entry.load(std::memory_order_acquire)) return *existing;
   const LoadedBackend& backend = load_backend(device.kind);
   const std::string where = std::string(name) + " is on " + device_name(device);
   if (backend.abi == nullptr) check.not_supported(where + ", and " + backend.detail);
@@ -54,7 +54,7 @@ DeviceContext& create_context(const Check& check, Device device, const char* nam
                         "), which none of the compiled targets (" + compiled_targets(*backend.abi) + ") serves");
   }
   auto* context = new DeviceContext(backend.abi, device, info);
-  place.store(context, std::memory_order_release);
+  entry.store(context, std::memory_order_release);
   return *context;
 }
 
@@ -70,6 +70,10 @@ std::string first_target(DeviceKind kind) {
   BackendDevice info{};
   if (backend.abi == nullptr || !device_error(backend, 0, &info).empty()) return "";
   return info.target;
+}
+
+std::string missing_kernel_text(const TargetView& target, KernelTag tag) {
+  return target.name + " was built without the kernel " + kernel_tag_name(tag);
 }
 
 }  // namespace
@@ -90,10 +94,16 @@ int DeviceContext::multiprocessors() const {
 
 const KernelEntry& DeviceContext::plain_kernel(const Check& check, KernelTag tag) const {
   const KernelEntry* kernel = plain_kernels_[static_cast<std::size_t>(tag)];
-  if (kernel == nullptr) {
-    check.not_supported(target_.name + " was built without the kernel " + kernel_tag_name(tag));
-  }
+  if (kernel == nullptr) check.not_supported(missing_kernel_text(target_, tag));
   return *kernel;
+}
+
+const KernelEntry* find_plain_kernel(const TargetView& target, KernelTag tag, std::string& reason) {
+  for (const KernelEntry& kernel : target.kernels) {
+    if (kernel.tag == tag) return &kernel;
+  }
+  reason = missing_kernel_text(target, tag);
+  return nullptr;
 }
 
 int DeviceContext::occupancy(const Check& check, const KernelEntry& kernel) {
@@ -181,7 +191,7 @@ TargetView find_target(const std::string& name, std::string& reason) {
 void forget_devices() {
   const std::lock_guard lock(contexts_mutex);
   for (auto& kind : contexts) {
-    for (auto& place : kind) delete place.exchange(nullptr);
+    for (auto& entry : kind) delete entry.exchange(nullptr);
   }
 }
 

@@ -57,7 +57,7 @@ class DeviceContext {
   TargetView target_;
   int multiprocessors_;
   std::array<const KernelEntry*, kKernelTags> plain_kernels_ = {};  // by tag; null: the target has none
-  std::unique_ptr<std::atomic<int>[]> occupancy_;                   // beside the kernels; 0: not asked yet
+  std::unique_ptr<std::atomic<int>[]> occupancy_;                   // by kernel; 0: not asked yet
 };
 
 // The device that `tensor` lies on. Throws NotSupportedError where no backend or target serves it.
@@ -66,6 +66,9 @@ class DeviceContext {
 // The kernels of a target: a compiled target's name, or "cpu", "cuda", "hip" for that of the first device, or "" for
 // that of the first GPU, else of the CPU. Sets `reason` where there are none.
 [[nodiscard]] TargetView find_target(const std::string& name, std::string& reason);
+
+// The kernel of an operation without a template shape. Null, and the reason, where the target has none.
+[[nodiscard]] const KernelEntry* find_plain_kernel(const TargetView& target, KernelTag tag, std::string& reason);
 
 // What tests have limited the multiprocessors to; 0: nothing.
 [[nodiscard]] int multiprocessor_limit();

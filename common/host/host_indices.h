@@ -1,4 +1,4 @@
-// Index tensors as the host reads them, to check what stands in them.
+// Index tensors as the host reads them, to check their contents.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace flashport {
 
-// Bytes of a tensor as the host sees them: in place on the CPU, a copy of GPU memory.
+// Bytes of a tensor as the host sees them: on the CPU the memory itself, else a copy of GPU memory.
 class HostBytes {
  public:
   HostBytes(const Check& check, const DeviceContext& device, Stream stream, const void* data, std::int64_t bytes) {

@@ -22,7 +22,7 @@ enum class KernelTag : std::int32_t {
 };
 inline constexpr int kKernelTags = static_cast<int>(KernelTag::kProbe) + 1;
 
-// The operation's name, as the key of its kernels begins.
+// The operation's name, with which the keys of its kernels begin.
 [[nodiscard]] constexpr const char* kernel_tag_name(KernelTag tag) {
   switch (tag) {
     case KernelTag::kDecode: return "decode";
@@ -42,21 +42,21 @@ inline constexpr int kKernelTags = static_cast<int>(KernelTag::kProbe) + 1;
 union KernelShape {
   DecodeShape decode;
   GatedDeltaConfig gated_delta_update;
-  GatedDeltaChunkConfig gated_delta_chunk;  // of the prepare kernel and of the chain
+  GatedDeltaChunkConfig gated_delta_chunk;  // the prepare kernel's and the chain's
 };
 
 struct KernelEntry {
   const char* key;  // "decode/bf16/kv=bf16/hd128/r16/sm90a", "decode_stage2/sm90a", "append_kv/sm90a", ...
   KernelTag tag;
-  int threads;                   // of a block
+  int threads;                   // threads of a block
   int shared_bytes = 0;          // dynamic shared memory of a block (CPU: scratch of a worker)
   const void* handle = nullptr;  // the backend's own: function pointer, or symbol and code object
   KernelShape shape = {};
-  int teams = 1;  // blocks as grids count them, in one block of the device
+  int teams = 1;  // blocks, as grids count them, in one block of the device
 
-  // The kernel strides over its work, whatever the grid, and tells the kernel after it what is there, so that both may
-  // run side by side.
-  bool announces = false;
+  // The kernel strides over its work, whatever the grid, and signals each part that is complete to the kernel after it,
+  // so that the two may run concurrently.
+  bool signals = false;
 
   // Completes a launch's own copy of the params with what the vendor's side alone can make (tensor maps). Returns null,
   // or an error text. Null where there is nothing to complete.
@@ -66,7 +66,8 @@ struct KernelEntry {
 // Every kernel takes one params struct by value, of at most so many bytes.
 inline constexpr std::size_t kMostParamsBytes = 4096;
 
-// Blocks of a launch; x is the fastest. `cluster` neighbouring blocks along x share a multiprocessor's neighbourhood.
+// Blocks of a launch; x is the fastest. `cluster` neighbouring blocks along x are one cluster: their multiprocessors
+// can read each other's shared memory.
 struct LaunchGrid {
   std::int64_t x, y = 1, z = 1;
   int cluster = 1;

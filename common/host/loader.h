@@ -1,5 +1,5 @@
 // The backends of this process. The CPU's is built in; a GPU's is a shared object, opened at its first use from
-// FLASHPORT_BACKEND_PATH (folders, separated by ':') or else from beside this library, and never closed.
+// FLASHPORT_BACKEND_PATH (folders, separated by ':') or else from the folder of this library, and never closed.
 #pragma once
 
 #include <string>
@@ -21,7 +21,7 @@ struct LoadedBackend {
 [[nodiscard]] const char* backend_name(DeviceKind kind);
 inline constexpr DeviceKind kAllKinds[] = {DeviceKind::kCpu, DeviceKind::kCuda, DeviceKind::kHip};
 
-// For tests of the host side: `abi` takes the place of a backend, null restores the real one. Forgets what is known of
+// For tests of the host side: `abi` replaces a backend, null restores the real one. Forgets what is known of
 // devices; no other call may run meanwhile.
 void replace_backend_for_test(DeviceKind kind, const BackendAbi* abi);
 

@@ -9,7 +9,7 @@ namespace flashport {
 
 // Addresses of the bytes that the elements of a view lie between; of a view without elements none.
 struct ByteRange {
-  std::uintptr_t begin = 0, end = 0;
+  std::uintptr_t begin, end;
 
   [[nodiscard]] bool meets(const ByteRange& other) const { return begin < other.end && other.begin < end; }
 };

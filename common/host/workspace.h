@@ -1,8 +1,7 @@
 // Workspace of a call: the caller's own, or one that is kept per device, use and stream.
 // A kept region is zero-filled when it is allocated and grows only outside of graph capture. A capture takes a region
-// of its own for good, from spares that earlier eager calls prepared: the graph may be replayed at any time on any
-// stream, so its region is never freed, grown or shared with another graph. Calls of one capture on one stream share
-// it.
+// for good, from the spares that earlier eager calls allocated. Its graph may be replayed at any time on any stream, so
+// that region is never freed, grown or used by another graph. All calls of one capture on one stream use the same one.
 #pragma once
 
 #include <cstdint>
@@ -14,17 +13,18 @@
 
 namespace flashport {
 
-// Decode's holds counters that every call leaves as it finds them, zero; calls that write anything have their own.
+// kCounters: the region begins with counters that are zero before and after every call. kScratch: calls leave anything
+// in it.
 enum class WorkspaceUse { kCounters, kScratch };
 
 struct WorkspaceRegion {
   void* data = nullptr;
   std::int64_t bytes = 0;
-  Stream origin = 0;  // stream of the eager call that prepared it
+  Stream origin = 0;  // stream of the eager call that allocated it
   std::mutex in_use;
 };
 
-// A workspace for the launches of one call; nobody else launches into it meanwhile.
+// A workspace for the launches of one call; no other call launches into it meanwhile.
 class WorkspaceLease {
  public:
   WorkspaceLease() = default;

@@ -1,6 +1,6 @@
-// The execution model of a CPU target: a block is one thread's share of the work, its lanes are the elements of a
-// vector of 16 floats. Verbs that join lanes are empty; blocks meet through atomics as on a GPU. Compiled without
-// contraction of a * b + c, so that only fma_rn fuses.
+// The execution model of a CPU target: a block runs on one thread, and a wave has one lane; vectors of 16 floats speed
+// up its loops. So verbs that combine lanes do nothing. Blocks synchronise through atomics as on a GPU. The compiler
+// must not contract a * b + c: only fma_rn fuses.
 #pragma once
 
 #include <atomic>
@@ -15,20 +15,19 @@
 #define FLASHPORT_DEVICE inline __attribute__((always_inline))
 #define FLASHPORT_UNROLL(count)
 
+#include "common/device/core/arithmetic.h"  // with the macros above
+
 namespace flashport::FLASHPORT_TARGET {
 
 inline constexpr int kWaveSize = 1;
-inline constexpr int kLanes = 16;
+inline constexpr int kVecWidth = 16;
 inline constexpr int kVectorFloats = 64;
 inline constexpr int kMergeUnroll = 1;
 inline constexpr int kGroupsAtOnce = 1;  // groups of partial results in flight while they are combined
-inline constexpr float kInfinity = __builtin_huge_valf();
-inline constexpr float kLog2e = 1.4426950408889634f;
-inline constexpr float kLn2 = 0.6931471805599453f;
 
-using Vec = float __attribute__((vector_size(4 * kLanes)));
-using IntVec = std::int32_t __attribute__((vector_size(4 * kLanes)));
-using HalfBits = std::uint16_t __attribute__((vector_size(2 * kLanes)));
+using Vec = float __attribute__((vector_size(4 * kVecWidth)));
+using IntVec = std::int32_t __attribute__((vector_size(4 * kVecWidth)));
+using HalfBits = std::uint16_t __attribute__((vector_size(2 * kVecWidth)));
 
 FLASHPORT_DEVICE Vec load_vec(const float* from) {
   Vec x;
@@ -92,15 +91,6 @@ FLASHPORT_DEVICE std::uint8_t to_fp8_e4m3fnuz(float x) {
   if (std::isnan(x)) return 0x80;
   const std::uint8_t code = round_e4m3(std::fabs(x), 8, 0x7f);
   return std::signbit(x) && code != 0 ? code | 0x80 : code;
-}
-
-template <class T>
-FLASHPORT_DEVICE T minimum(T a, T b) {
-  return b < a ? b : a;
-}
-template <class T>
-FLASHPORT_DEVICE T maximum(T a, T b) {
-  return a < b ? b : a;
 }
 
 // Defined by the target.
@@ -196,9 +186,10 @@ class Block {
   FLASHPORT_DEVICE int wave_find(bool) const { return 0; }
   FLASHPORT_DEVICE int wave_broadcast(int x, int) const { return x; }
 
-  // Publishes what the block has written and makes arrival(0) .. arrival(count - 1), of different counters. The bits of
-  // those whose addition has reached the goal: of all blocks that add to a counter one is told so. It sees what all the
-  // others have published, and the counter is zero again.
+  // Releases what the block has written and adds arrival(0) .. arrival(count - 1) to their signal counters, which are
+  // all different. Bit i of the result says that addition i completed its counter's goal. Exactly one of the blocks
+  // that add to a counter gets that bit; it acquires what all the others have written, and sets the counter back to
+  // zero.
   template <class Arrivals>
   FLASHPORT_DEVICE unsigned arrive(int count, const Arrivals& arrival) const {
     unsigned reached = 0;

@@ -1,4 +1,4 @@
-// x86 with AVX-512 (F, BW, VL, DQ): 16 lanes, fused multiply-add, half-precision loads.
+// x86 with AVX-512 (F, BW, VL, DQ): vectors of 16 floats, fused multiply-add, half-precision loads.
 #pragma once
 
 #include <immintrin.h>
@@ -23,7 +23,7 @@ FLASHPORT_DEVICE Vec widen_fp16(const std::uint16_t* from) {
   return reinterpret_cast<Vec>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
 }
 
-// Integers of a narrow type as 32-bit lanes.
+// Integers of a narrow type as vectors of 32-bit integers.
 FLASHPORT_DEVICE IntVec widen(const std::uint16_t* from) {
   return reinterpret_cast<IntVec>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
 }

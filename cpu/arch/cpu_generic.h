@@ -8,7 +8,7 @@ namespace flashport::cpu_generic {
 FLASHPORT_DEVICE Vec fma_rn(Vec a, Vec b, Vec c) { return a * b + c; }
 FLASHPORT_DEVICE float fma_rn(float a, float b, float c) { return a * b + c; }
 
-FLASHPORT_DEVICE Vec keep_loaded(Vec x) { return x; }  // there are no registers to keep 16 lanes in
+FLASHPORT_DEVICE Vec keep_loaded(Vec x) { return x; }  // no register holds 16 floats
 
 FLASHPORT_DEVICE Vec widen_fp16(const std::uint16_t* from) {
   HalfBits half;
@@ -22,10 +22,10 @@ FLASHPORT_DEVICE Vec widen_fp16(const std::uint16_t* from) {
   return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(value) | ((wide & 0x8000) << 16));
 }
 
-// Integers of a narrow type as 32-bit lanes.
+// Integers of a narrow type as vectors of 32-bit integers.
 template <class T>
 FLASHPORT_DEVICE IntVec widen(const T* from) {
-  T __attribute__((vector_size(kLanes * sizeof(T)))) narrow;
+  T __attribute__((vector_size(kVecWidth * sizeof(T)))) narrow;
   __builtin_memcpy(&narrow, from, sizeof narrow);
   return __builtin_convertvector(narrow, IntVec);
 }

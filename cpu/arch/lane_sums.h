@@ -1,4 +1,4 @@
-// Joining the lanes of vectors, in a fixed order.
+// Sums and maxima over the elements of vectors, in a fixed order.
 #pragma once
 
 #include <utility>
@@ -7,12 +7,12 @@
 
 namespace flashport::FLASHPORT_TARGET {
 
-// One step of the transposing sum: lane groups of `kHalf` from two vectors, added pairwise and interleaved.
+// One step of the transposing sum: runs of `kHalf` elements from two vectors, added pairwise and interleaved.
 template <int kHalf, int... kLane>
 FLASHPORT_DEVICE Vec fold_lanes(Vec a, Vec b, std::integer_sequence<int, kLane...>) {
   constexpr auto pick = [](int lane, int offset) {
     const int group = lane / kHalf;
-    return (group % 2 == 0 ? 0 : kLanes) + group / 2 * 2 * kHalf + offset + lane % kHalf;
+    return (group % 2 == 0 ? 0 : kVecWidth) + group / 2 * 2 * kHalf + offset + lane % kHalf;
   };
   return __builtin_shufflevector(a, b, pick(kLane, 0)...) + __builtin_shufflevector(a, b, pick(kLane, kHalf)...);
 }
@@ -24,19 +24,19 @@ FLASHPORT_DEVICE Vec swap_lanes(Vec x, std::integer_sequence<int, kLane...>) {
   return __builtin_shufflevector(x, x, (kLane ^ kDistance)...);
 }
 
-// All lanes joined by f, in a fixed order.
+// All elements combined by f, in a fixed order.
 template <class F>
 FLASHPORT_DEVICE float fold_vec(Vec x, const F& f) {
-  constexpr auto lanes = std::make_integer_sequence<int, kLanes>();
+  constexpr auto lanes = std::make_integer_sequence<int, kVecWidth>();
   x = f(x, swap_lanes<8>(x, lanes));
   x = f(x, swap_lanes<4>(x, lanes));
   x = f(x, swap_lanes<2>(x, lanes));
   return f(x, swap_lanes<1>(x, lanes))[0];
 }
 
-// Lane i of the result is the sum of the lanes of x[i].
-FLASHPORT_DEVICE Vec sum_each(Vec (&x)[kLanes]) {
-  constexpr auto lanes = std::make_integer_sequence<int, kLanes>();
+// Element i of the result is the sum of the elements of x[i].
+FLASHPORT_DEVICE Vec sum_each(Vec (&x)[kVecWidth]) {
+  constexpr auto lanes = std::make_integer_sequence<int, kVecWidth>();
 #pragma GCC unroll 8
   for (int i = 0; i < 8; ++i) x[i] = fold_lanes<8>(x[i], x[i + 8], lanes);
 #pragma GCC unroll 8

@@ -32,7 +32,7 @@ class KvProducts {
   using Row = kv::KvRow<kFormat>;
 
  public:
-  // Of keys of `dims` and values of `columns` elements.
+  // Keys have `dims` elements, values `columns`.
   KvProducts(int dims, int columns) : dims_(dims), columns_(columns) {}
 
   // scores [rows, leaf keys] = query [rows, dims] K^T, of the keys that exist.
@@ -62,7 +62,7 @@ class KvProducts {
   // Scores of kCount rows from `row` on with all keys, 16 / kCount keys at a time.
   template <int kCount>
   void dot_rows(FloatRows<const float> query, const Leaf& leaf, int row, float (*scores)[kLeafKeys]) const {
-    constexpr int kKeys = kLanes / kCount;
+    constexpr int kKeys = kVecWidth / kCount;
     const int key_bytes = kv_row_bytes(kFormat, dims_);
     for (int key = leaf.low; key < leaf.high; key += kKeys) {
       const char* keys[kKeys];
@@ -71,9 +71,9 @@ class KvProducts {
         const int until = minimum(key + kKeys, leaf.next->high);
         for (int k = maximum(key, leaf.next->low); k < until; ++k) prefetch(leaf.next->keys[k], key_bytes);
       }
-      Vec acc[kLanes] = {};
+      Vec acc[kVecWidth] = {};
       int dim = 0;
-      for (; dim + kLanes <= dims_; dim += kLanes) {
+      for (; dim + kVecWidth <= dims_; dim += kVecWidth) {
         Vec q[kCount];
 #pragma GCC unroll 16
         for (int r = 0; r < kCount; ++r) q[r] = load_vec(query[row + r] + dim);
@@ -84,7 +84,7 @@ class KvProducts {
           for (int r = 0; r < kCount; ++r) acc[r * kKeys + k] = fma_rn(q[r], x, acc[r * kKeys + k]);
         }
       }
-      if (dim < dims_) {  // the last 8 dims of a row: nothing behind it may be read
+      if (dim < dims_) {  // the last 8 dims of a row: nothing after it may be read
 #pragma GCC unroll 16
         for (int k = 0; k < kKeys; ++k) {
           const Vec x = load_tail(keys[k], dim, dims_);
@@ -114,17 +114,17 @@ class KvProducts {
     constexpr int kVectors = 4;
     const int next_low = leaf.next == nullptr ? kLeafKeys : leaf.next->low;
     const int next_high = leaf.next == nullptr ? 0 : leaf.next->high;
-    for (int col = 0; col < out.stride; col += kVectors * kLanes) {
+    for (int col = 0; col < out.stride; col += kVectors * kVecWidth) {
       Vec acc[kCount][kVectors] = {};
-      if (col + kVectors * kLanes <= columns_) {
+      if (col + kVectors * kVecWidth <= columns_) {
         for (int key = leaf.low; key < leaf.high; ++key) {
           const char* values = leaf.values[key];
           if (row == 0 && key >= next_low && key < next_high) {
-            prefetch(leaf.next->values[key] + kv_row_bytes(kFormat, col), kv_row_bytes(kFormat, kVectors * kLanes));
+            prefetch(leaf.next->values[key] + kv_row_bytes(kFormat, col), kv_row_bytes(kFormat, kVectors * kVecWidth));
           }
 #pragma GCC unroll 16
           for (int v = 0; v < kVectors; ++v) {
-            const Vec x = Row::load(values, col + v * kLanes);
+            const Vec x = Row::load(values, col + v * kVecWidth);
 #pragma GCC unroll 16
             for (int r = 0; r < kCount; ++r) {
               acc[r][v] = fma_rn(broadcast(weights[row + r][key]), x, acc[r][v]);
@@ -134,9 +134,9 @@ class KvProducts {
       } else {
 #pragma GCC unroll 16
         for (int v = 0; v < kVectors; ++v) {
-          if (col + v * kLanes >= columns_) continue;
+          if (col + v * kVecWidth >= columns_) continue;
           for (int key = leaf.low; key < leaf.high; ++key) {
-            const Vec x = load_tail(leaf.values[key], col + v * kLanes, columns_);
+            const Vec x = load_tail(leaf.values[key], col + v * kVecWidth, columns_);
 #pragma GCC unroll 16
             for (int r = 0; r < kCount; ++r) {
               acc[r][v] = fma_rn(broadcast(weights[row + r][key]), x, acc[r][v]);
@@ -147,14 +147,14 @@ class KvProducts {
 #pragma GCC unroll 16
       for (int r = 0; r < kCount; ++r) {
 #pragma GCC unroll 16
-        for (int v = 0; v < kVectors; ++v) store_vec(out[row + r] + col + v * kLanes, acc[r][v]);
+        for (int v = 0; v < kVectors; ++v) store_vec(out[row + r] + col + v * kVecWidth, acc[r][v]);
       }
     }
   }
 
   // Like Row::load where fewer than 16 of the row's `dims` values may be left.
   FLASHPORT_DEVICE Vec load_tail(const char* row, int dim, int dims) const {
-    if (dim + kLanes <= dims) return Row::load(row, dim);
+    if (dim + kVecWidth <= dims) return Row::load(row, dim);
     alignas(64) char copy[kv_row_bytes(kFormat, 32)] = {};
     const int first = kFormat == KvFormat::kQ8_0 ? dim / 32 * 32 : dim;
     const int bytes = kv_row_bytes(kFormat, dims) - kv_row_bytes(kFormat, first);

@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "common/device/core/scalar_access.h"
 #include "common/device/decode/combine.h"
 #include "common/device/decode/mask.h"
 #include "common/device/decode/schedule.h"
@@ -46,7 +47,7 @@ class KvPipeline {
     leaf.low = maximum(s.key_low - ahead.key(), 0);
     leaf.high = minimum(s.key_high - ahead.key(), kLeafKeys);
     for (int i = leaf.low; i < leaf.high; ++i) {
-      const kv::TokenPlace place = kv::place_of(p.cache, s.pages, s.seq, ahead.key() + i, true);
+      const kv::TokenCoord place = kv::token_coord(p.cache, s.pages, s.seq, ahead.key() + i, true);
       leaf.keys[i] = static_cast<const char*>(p.cache.k.data) + kv::row_offset(p.cache.k, place, s.kv_head);
       leaf.values[i] = static_cast<const char*>(p.cache.v.data) + kv::row_offset(p.cache.v, place, s.kv_head);
     }
@@ -73,6 +74,7 @@ class DecodeTiles {
   static constexpr DecodeShape kShape = kCfg.shape;
 
  public:
+  static_assert(kShape.k_format == kShape.v_format, "these tiles read K and V of one format");
   static constexpr int kRows = kShape.rows;
   static constexpr int kRowSlots = kRows;
   static constexpr int kColumns = kShape.head_dim_v;
@@ -122,16 +124,9 @@ class DecodeTiles {
       float* to = shared_.query[row];
       std::memset(to, 0, sizeof shared_.query[row]);
       if (at.token >= s.q_len) continue;
-      const std::int64_t seq = p.cu_seqlens_q == nullptr ? s.seq : 0;
-      const std::int64_t from =
-          seq * p.q.stride_seq + (s.q_begin + at.token) * p.q.stride_token + at.head * p.q.stride_head;
+      const std::int64_t from = query_offset(p, s, p.q, at);
       for (int dim = 0; dim < p.head_dim_qk; ++dim) {
-        const std::int64_t element = from + dim * p.q.stride_dim;
-        switch (p.q.dtype) {
-          case DType::kFloat16: to[dim] = to_float(static_cast<const Half*>(p.q.data)[element]); break;
-          case DType::kBFloat16: to[dim] = to_float(static_cast<const BFloat16*>(p.q.data)[element]); break;
-          default: to[dim] = static_cast<const float*>(p.q.data)[element]; break;
-        }
+        to[dim] = load_as_float(p.q.data, p.q.dtype, from + dim * p.q.stride_dim);
       }
     }
   }
@@ -153,7 +148,7 @@ class DecodeTiles {
   FLASHPORT_DEVICE void for_each(Scores& scores, F&& f) const {
     for (int row = 0; row < live_rows_; ++row) {
       if constexpr (std::is_invocable_v<F&, Vec&, int, int>) {
-        for (int key = 0; key < kLeafKeys; key += kLanes) {
+        for (int key = 0; key < kLeafKeys; key += kVecWidth) {
           Vec x = load_vec(scores.x[row] + key);
           f(x, row, key);
           store_vec(scores.x[row] + key, x);
@@ -170,11 +165,11 @@ class DecodeTiles {
     for (int row = 0; row < live_rows_; ++row) {
       float* x = scores.x[row];
       Vec most = load_vec(x);
-      for (int key = kLanes; key < kLeafKeys; key += kLanes) most = larger(most, load_vec(x + key));
+      for (int key = kVecWidth; key < kLeafKeys; key += kVecWidth) most = larger(most, load_vec(x + key));
       p.m[row] = fold_vec(most, [](Vec a, Vec b) { return larger(a, b); });
       const float reference = p.m[row] == -kInfinity ? 0.0f : p.m[row];
       Vec sum{};
-      for (int key = 0; key < kLeafKeys; key += kLanes) {
+      for (int key = 0; key < kLeafKeys; key += kVecWidth) {
         const Vec e = exp2_approx(load_vec(x + key) - reference);
         store_vec(x + key, e);
         sum += e;
@@ -223,7 +218,7 @@ class DecodeTiles {
  private:
   DecodeShared<kCfg>& shared_;
   int live_rows_;
-  KvProducts<kShape.kv> products_;
+  KvProducts<kShape.k_format> products_;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET::decode

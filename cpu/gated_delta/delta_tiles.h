@@ -1,6 +1,6 @@
 // The tile verbs of the chunked gated delta rule on a CPU: fp32 throughout, queries and keys widened once a chunk,
-// tiles with exactly the rows there are. A product is blocks of rows x vectors of accumulators over the depth, in index
-// order; how the blocks are cut decides no bits.
+// tiles with exactly the rows that exist. A product is computed in register tiles, rows x vectors of accumulators, each
+// over the whole depth in index order; the size of the register tiles changes no bits.
 #pragma once
 
 #include "common/device/core/scalar_access.h"
@@ -10,19 +10,19 @@
 
 namespace flashport::FLASHPORT_TARGET::gated_delta {
 
-// What a lane takes of a row in triangular.h.
+// The columns of a row that a thread takes at a time in triangular.h: one vector.
 struct TriangleLanes {
   using Columns = Vec;
-  static constexpr int kColumns = kLanes;
+  static constexpr int kColumns = kVecWidth;
   static constexpr int kPitch = kChunkTokens;
 
   static Vec load(const float* from) { return load_vec(from); }
   static void store(float* to, const Vec& x) { store_vec(to, x); }
   static Vec multiply_add(float factor, const Vec& x, const Vec& sum) { return fma_rn(broadcast(factor), x, sum); }
-  // 1 in column `place`, else 0.
-  static Vec unit(int place) {
+  // 1 in column `column`, else 0.
+  static Vec basis(int column) {
     Vec x = {};
-    if (place >= 0 && place < kColumns) x[place] = 1.0f;
+    if (column >= 0 && column < kColumns) x[column] = 1.0f;
     return x;
   }
 };
@@ -41,12 +41,12 @@ FLASHPORT_DEVICE void multiply_block(float* sum, int sum_pitch, FloatTile left, 
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-    for (int c = 0; c < kVecs; ++c) acc[r][c] = load_vec(sum + r * sum_pitch + c * kLanes);
+    for (int c = 0; c < kVecs; ++c) acc[r][c] = load_vec(sum + r * sum_pitch + c * kVecWidth);
   }
   for (int k = 0; k < depth; ++k) {
     Vec x[kVecs];
 #pragma GCC unroll 4
-    for (int c = 0; c < kVecs; ++c) x[c] = load_vec(right + k * right_pitch + c * kLanes);
+    for (int c = 0; c < kVecs; ++c) x[c] = load_vec(right + k * right_pitch + c * kVecWidth);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
       const Vec factor = broadcast(left.x[r * left.row + k * left.step]);
@@ -57,19 +57,19 @@ FLASHPORT_DEVICE void multiply_block(float* sum, int sum_pitch, FloatTile left, 
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-    for (int c = 0; c < kVecs; ++c) store_vec(sum + r * sum_pitch + c * kLanes, acc[r][c]);
+    for (int c = 0; c < kVecs; ++c) store_vec(sum + r * sum_pitch + c * kVecWidth, acc[r][c]);
   }
 }
 
 // sum [rows, vecs * 16] += left [rows, depth] right [depth, vecs * 16]; with kLower only the columns of `left` up to
-// the end of the diagonal's block of 16 count. Not inlined: five products of a kernel share it.
+// the end of the diagonal's sub-block count. Not inlined: five products of a kernel share it.
 template <bool kLower>
 [[gnu::noinline]] inline void multiply_tiles(float* sum, int sum_pitch, int rows, int vecs, FloatTile left, int depth,
                                              const float* right, int right_pitch) {
   const auto strip = [&]<int kRows, int kVecs>(int row, int vec) {
     const int most = kLower ? minimum(depth, (row / 16 + 1) * 16) : depth;
-    multiply_block<kRows, kVecs>(sum + row * sum_pitch + vec * kLanes, sum_pitch,
-                                 {left.x + row * left.row, left.row, left.step}, most, right + vec * kLanes,
+    multiply_block<kRows, kVecs>(sum + row * sum_pitch + vec * kVecWidth, sum_pitch,
+                                 {left.x + row * left.row, left.row, left.step}, most, right + vec * kVecWidth,
                                  right_pitch);
   };
   int row = 0;
@@ -85,17 +85,17 @@ template <bool kLower>
   }
 }
 
-// Rows of q or k, a vector longer than they need: rows a power of two apart would share few sets of a cache.
+// Rows of q or k, one vector longer than necessary: rows that are a power of two apart would share few sets of a cache.
 template <GatedDeltaChunkConfig kCfg>
 struct KeyRows {
-  static constexpr int kPitch = kCfg.head_dim_k + kLanes;
+  static constexpr int kPitch = kCfg.head_dim_k + kVecWidth;
   alignas(64) float x[kChunkTokens * kPitch];
 
   void load(const StridedRows& rows, std::int64_t at, int count, int keys) {
     with_loader(rows.dtype, [&](auto row, int bytes) {
       for (int r = 0; r < count; ++r) {
         const char* from = static_cast<const char*>(rows.data) + (at + r * rows.stride_token) * bytes;
-        for (int key = 0; key < keys; key += kLanes) {
+        for (int key = 0; key < keys; key += kVecWidth) {
           store_vec(x + r * kPitch + key, load_values(row, from, bytes, key, keys - key));
         }
       }
@@ -138,9 +138,9 @@ class PrepareTiles {
 
   // k k^T, q k^T, and the rows' sums of squares
   void multiply(Gram& keys, Gram& queries, float* key_squares, float* query_squares) const {
-    const int vecs = (count_ + kLanes - 1) / kLanes;
+    const int vecs = (count_ + kVecWidth - 1) / kVecWidth;
     for (Gram* gram : {&keys, &queries}) {
-      for (int i = 0; i < count_ * kChunkTokens; i += kLanes) store_vec(gram->x + i, Vec{});
+      for (int i = 0; i < count_ * kChunkTokens; i += kVecWidth) store_vec(gram->x + i, Vec{});
       const FloatTile left = gram == &keys ? memory_.k.tile() : memory_.q.tile();
       multiply_tiles<false>(gram->x, kChunkTokens, count_, vecs, left, keys_, memory_.k_columns, kChunkTokens);
     }
@@ -151,15 +151,15 @@ class PrepareTiles {
   }
   void scale(Gram& gram, const float* rows, const float* columns) const {
     for (int row = 0; row < count_; ++row) {
-      for (int column = 0; column < kChunkTokens; column += kLanes) {
+      for (int column = 0; column < kChunkTokens; column += kVecWidth) {
         float* at = gram.x + row * kChunkTokens + column;
         store_vec(at, load_vec(at) * (rows[row] * load_vec(columns + column)));
       }
     }
   }
 
-  // f(row, column, token(row), token(column), k k^T, q k^T, a) gives an element of P and sets one of A, in the blocks
-  // that the diagonal meets or leaves on its upper side.
+  // f(row, column, token(row), token(column), k k^T, q k^T, a) gives an element of P and sets one of A, in the
+  // sub-blocks up to the diagonal's.
   template <class Token, class F>
   void fill_lower(const Gram& keys, const Gram& queries, const Token& token, const F& f) const {
     for (int row = 0; row < kChunkTokens; ++row) {
@@ -171,14 +171,14 @@ class PrepareTiles {
     }
   }
   void invert() const { invert_unit_lower<TriangleLanes>(block_, memory_.a, memory_.inverse); }
-  // The inverse and P, to the workspace.
-  void store(const ChunkWorkspace& workspace, std::int64_t place) const {
-    float* transform = static_cast<float*>(workspace.transforms) + place * kChunkTokens * kChunkTokens;
-    float* scores = static_cast<float*>(workspace.scores) + place * kChunkTokens * kChunkTokens;
+  // Stores the inverse and P in the workspace.
+  void store(const ChunkWorkspace& workspace, std::int64_t index) const {
+    float* inverse = static_cast<float*>(workspace.inverses) + index * kChunkTokens * kChunkTokens;
+    float* scores = static_cast<float*>(workspace.scores) + index * kChunkTokens * kChunkTokens;
     for (int row = 0; row < kChunkTokens; ++row) {
-      for (int column = 0; column < (row / 16 + 1) * 16; column += kLanes) {
+      for (int column = 0; column < (row / 16 + 1) * 16; column += kVecWidth) {
         const int at = row * kChunkTokens + column;
-        store_vec(transform + at, load_vec(memory_.inverse + at));
+        store_vec(inverse + at, load_vec(memory_.inverse + at));
         store_vec(scores + at, load_vec(memory_.scores + at));
       }
     }
@@ -187,7 +187,7 @@ class PrepareTiles {
  private:
   float square_sum(const KeyRows<kCfg>& rows, int row) const {
     Vec sum = {};
-    for (int key = 0; key < keys_; key += kLanes) {
+    for (int key = 0; key < keys_; key += kVecWidth) {
       const Vec x = load_vec(rows.x + row * KeyRows<kCfg>::kPitch + key);
       sum = fma_rn(x, x, sum);
     }
@@ -224,23 +224,23 @@ class DeltaTiles {
   void begin(const Chain& chain) {
     column_ = chain.column;
     live_ = minimum(kCfg.columns, p_.head_dim_v - chain.column);
-    vecs_ = (live_ + kLanes - 1) / kLanes;
+    vecs_ = (live_ + kVecWidth - 1) / kVecWidth;
   }
 
-  // Brings a chunk's tiles in place of the one's before; finish(): there are no more.
-  void fetch(const ChunkPlace& place) {
-    count_ = place.tokens.count;
-    memory_.q.load(p_.q, place.q, count_, p_.head_dim_k);
-    memory_.k.load(p_.k, place.k, count_, p_.head_dim_k);
-    place_ = place.workspace;
+  // Loads a chunk's tiles in place of the tiles of the chunk before; finish() says that none is read any more.
+  void fetch(const ChunkCoord& coord) {
+    count_ = coord.tokens.count;
+    memory_.q.load(p_.q, coord.q, count_, p_.head_dim_k);
+    memory_.k.load(p_.k, coord.k, count_, p_.head_dim_k);
+    index_ = coord.index;
   }
   void finish() const {}
 
   FloatTile queries() const { return memory_.q.tile(); }
   FloatTile keys() const { return memory_.k.tile(); }
-  FloatTile transform() const { return triangle(p_.workspace.transforms); }
+  FloatTile inverse() const { return triangle(p_.workspace.inverses); }
   FloatTile scores() const { return triangle(p_.workspace.scores); }
-  const ChunkFactors& factors() const { return p_.workspace.factors[place_]; }
+  const ChunkFactors& factors() const { return p_.workspace.factors[index_]; }
 
   void zero(State& state) const { clear(state.x, p_.head_dim_k); }
   static const State& to_operand(const State& state) { return state; }
@@ -262,8 +262,8 @@ class DeltaTiles {
   }
   // S [K, V] += left^T [K, c] right [c, V]
   void add_product_transposed(State& state, FloatTile left, const Rows& right) const {
-    const FloatTile turned{left.x, left.step, left.row};
-    multiply_tiles<false>(state.x, kPitch, p_.head_dim_k, vecs_, turned, count_, right.x, kPitch);
+    const FloatTile transposed{left.x, left.step, left.row};
+    multiply_tiles<false>(state.x, kPitch, p_.head_dim_k, vecs_, transposed, count_, right.x, kPitch);
   }
   template <int kLater, class Sums>
   void settle(Sums&) const {}
@@ -312,7 +312,7 @@ class DeltaTiles {
     });
   }
 
-  // `at`: the element that the head's state begins with.
+  // `at`: the offset of the head's state, in elements.
   void load_state(State& state, const void* data, DType dtype, std::int64_t at) const {
     zero(state);
     with_loader(dtype, [&](auto row, int bytes) {
@@ -326,9 +326,9 @@ class DeltaTiles {
       }
       for (int column = 0; column < live_; ++column) {
         const char* source = from + std::int64_t{column_ + column} * p_.head_dim_k * bytes;
-        for (int key = 0; key < p_.head_dim_k; key += kLanes) {
+        for (int key = 0; key < p_.head_dim_k; key += kVecWidth) {
           const Vec x = load_values(row, source, bytes, key, p_.head_dim_k - key);
-          for (int i = 0; i < kLanes && key + i < p_.head_dim_k; ++i) state.x[(key + i) * kPitch + column] = x[i];
+          for (int i = 0; i < kVecWidth && key + i < p_.head_dim_k; ++i) state.x[(key + i) * kPitch + column] = x[i];
         }
       }
     });
@@ -344,9 +344,9 @@ class DeltaTiles {
       return;
     }
     for (int column = 0; column < live_; ++column) {
-      for (int key = 0; key < p_.head_dim_k; key += kLanes) {
+      for (int key = 0; key < p_.head_dim_k; key += kVecWidth) {
         Vec x = {};
-        for (int i = 0; i < kLanes && key + i < p_.head_dim_k; ++i) x[i] = state.x[(key + i) * kPitch + column];
+        for (int i = 0; i < kVecWidth && key + i < p_.head_dim_k; ++i) x[i] = state.x[(key + i) * kPitch + column];
         char* target = to + (std::int64_t{column_ + column} * p_.head_dim_k + key) * bytes;
         store_values(target, dtype, x, p_.head_dim_k - key);
       }
@@ -355,13 +355,13 @@ class DeltaTiles {
 
  private:
   FloatTile triangle(const void* matrices) const {
-    return {static_cast<const float*>(matrices) + place_ * kChunkTokens * kChunkTokens, kChunkTokens, 1};
+    return {static_cast<const float*>(matrices) + index_ * kChunkTokens * kChunkTokens, kChunkTokens, 1};
   }
   // f(row, first column) for each vector of a matrix of so many rows
   template <class F>
   FLASHPORT_DEVICE void visit(int rows, const F& f) const {
     for (int row = 0; row < rows; ++row) {
-      for (int vec = 0; vec < vecs_; ++vec) f(row, vec * kLanes);
+      for (int vec = 0; vec < vecs_; ++vec) f(row, vec * kVecWidth);
     }
   }
   void clear(float* x, int rows) const {
@@ -372,7 +372,7 @@ class DeltaTiles {
   ChainMemory<kCfg>& memory_;
   int column_ = 0, live_ = 0, vecs_ = 0;
   int count_ = 0;
-  std::int64_t place_ = 0;
+  std::int64_t index_ = 0;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET::gated_delta

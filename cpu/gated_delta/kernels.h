@@ -5,15 +5,6 @@
 #include "common/device/gated_delta/prepare_kernel.h"
 #include "common/device/gated_delta/update_kernel.h"
 #include "cpu/arch/define_kernel.h"
-#include FLASHPORT_GATED_DELTA_TUNING_HEADER
-
-namespace flashport::FLASHPORT_TARGET::gated_delta {
-
-constexpr GatedDeltaConfig gated_delta_config(const GatedDeltaShape& shape) {
-  return {shape, gated_delta_tuning(shape)};
-}
-
-}  // namespace flashport::FLASHPORT_TARGET::gated_delta
 
 // head_dim_k, state, key_major, gate
 #define FLASHPORT_DEFINE_GATED_DELTA_UPDATE(symbol, name, ...)                                                      \

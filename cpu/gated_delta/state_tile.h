@@ -1,6 +1,6 @@
-// A slice of a gated delta rule's state on a CPU: groups of 16 columns of V and all of K, each group a plain array in
-// the order of memory. Keys are padded to whole vectors and missing columns filled with zeros, which stay zeros. A
-// slice that lies in the pool just so and is to be stored there is worked on where it lies.
+// A slice of a gated delta rule's state on a CPU: strips of 16 columns of V and all of K, each strip a plain array in
+// the order of memory. Keys are padded to whole vectors with zeros, and columns that do not exist are zeros; both stay
+// zeros. A slice that the pool has in the same layout, and that is stored there again, is updated in the pool.
 #pragma once
 
 #include "common/device/gated_delta/config.h"
@@ -10,11 +10,11 @@
 
 namespace flashport::FLASHPORT_TARGET::gated_delta {
 
-// x[i] = the index at place(i), 0 where there is none.
+// x[i] = the index at entry(i), 0 where there is none.
 template <int kCount, class F>
-FLASHPORT_DEVICE void load_indices(const Block&, int (&x)[kCount], const F& place) {
+FLASHPORT_DEVICE void load_indices(const Block&, int (&x)[kCount], const F& entry) {
   for (int i = 0; i < kCount; ++i) {
-    const ShortIndex at = place(i);
+    const ShortIndex at = entry(i);
     x[i] = at.low == nullptr ? 0 : with_sign(*at.low, at.low[at.is_int64]);
   }
 }
@@ -34,40 +34,40 @@ FLASHPORT_DEVICE void with_loader(DType dtype, const F& f) {
   }
 }
 
-// `count` values from `first` on, of which no more are read; the others are 0.
+// `count` values from `first` on; it reads no others, which are 0.
 template <class Row>
 FLASHPORT_DEVICE Vec load_values(Row, const char* row, int bytes, int first, int count) {
-  if (count >= kLanes) return Row::load(row, first);
-  alignas(64) char copy[4 * kLanes] = {};
+  if (count >= kVecWidth) return Row::load(row, first);
+  alignas(64) char copy[4 * kVecWidth] = {};
   __builtin_memcpy(copy, row + first * bytes, static_cast<std::size_t>(count * bytes));
   return Row::load(copy, 0);
 }
 
-// As to_bfloat16 of each lane.
+// to_bfloat16 for each element.
 FLASHPORT_DEVICE HalfBits round_bf16(Vec x) {
-  using Bits = std::uint32_t __attribute__((vector_size(4 * kLanes)));
+  using Bits = std::uint32_t __attribute__((vector_size(4 * kVecWidth)));
   const auto bits = reinterpret_cast<Bits>(x);
   const auto is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
   const Bits rounded = is_nan ? bits | 0x400000u : bits + 0x7fffu + (bits >> 16 & 1u);
   return __builtin_convertvector(rounded >> 16, HalfBits);
 }
 
-// The first `count` lanes, rounded to `dtype`.
+// Stores the first `count` elements, rounded to `dtype`.
 FLASHPORT_DEVICE void store_values(char* to, DType dtype, Vec x, int count) {
   const auto* from = reinterpret_cast<const float*>(&x);
   if (dtype == DType::kFloat32) {
-    if (count >= kLanes) return store_vec(reinterpret_cast<float*>(to), x);
+    if (count >= kVecWidth) return store_vec(reinterpret_cast<float*>(to), x);
     __builtin_memcpy(to, from, sizeof(float) * static_cast<std::size_t>(count));
     return;
   }
-  alignas(64) std::uint16_t rounded[kLanes];
+  alignas(64) std::uint16_t rounded[kVecWidth];
   if (dtype == DType::kFloat16) {
-    for (int i = 0; i < kLanes; ++i) rounded[i] = to_half(from[i]).bits;
+    for (int i = 0; i < kVecWidth; ++i) rounded[i] = to_half(from[i]).bits;
   } else {
     const HalfBits bits = round_bf16(x);
     __builtin_memcpy(rounded, &bits, sizeof bits);
   }
-  if (count >= kLanes) {
+  if (count >= kVecWidth) {
     __builtin_memcpy(to, rounded, sizeof rounded);
     return;
   }
@@ -75,14 +75,14 @@ FLASHPORT_DEVICE void store_values(char* to, DType dtype, Vec x, int count) {
 }
 
 // A number for each column of a slice.
-template <int kGroups>
+template <int kStrips>
 struct StateColumns {
-  Vec x[kGroups];
+  Vec x[kStrips];
 
   template <class F>
   FLASHPORT_DEVICE static StateColumns make(const F& f) {
     StateColumns made;
-    for (int g = 0; g < kGroups; ++g) made.x[g] = f(g);
+    for (int g = 0; g < kStrips; ++g) made.x[g] = f(g);
     return made;
   }
   friend FLASHPORT_DEVICE StateColumns operator-(const StateColumns& a, const StateColumns& b) {
@@ -96,13 +96,13 @@ struct StateColumns {
   }
 };
 
-// A group lies here as [K][16] where states are [K, V] in memory, else as [16][K].
+// A strip is [K][16] where states are [K, V] in memory, else [16][K].
 template <GatedDeltaConfig kCfg>
 class StateTile {
   static constexpr bool kKeyMajor = kCfg.shape.key_major != 0;
   static constexpr int kMostKeys = kCfg.shape.head_dim_k;
-  static constexpr int kGroups = kCfg.tuning.columns / kLanes;
-  static constexpr bool kInPlace = !kKeyMajor && !is_packed(kCfg.shape);  // it may lie in the pool
+  static constexpr int kStrips = kCfg.tuning.columns / kVecWidth;
+  static constexpr bool kInPlace = !kKeyMajor && !is_packed(kCfg.shape);  // the slice may stay in the pool
   static constexpr int kAtOnce = 4;  // columns; so many sums hide the latency of a fused multiply-add
 
  public:
@@ -112,29 +112,29 @@ class StateTile {
   struct Keys {
     alignas(64) float x[kMostKeys];
   };
-  using Columns = StateColumns<kGroups>;
-  // Something of each key.
+  using Columns = StateColumns<kStrips>;
+  // A value for each key.
   template <class T>
-  struct Shares {
+  struct KeyPart {
     T x[kMostKeys];
   };
 
   StateTile(const GatedDeltaUpdateParams& p, const Block&, StateTileMemory<kCfg>& memory, int column)
       : state_(memory.x),
         keys_(p.head_dim_k),
-        padded_((p.head_dim_k + kLanes - 1) / kLanes * kLanes),
+        padded_((p.head_dim_k + kVecWidth - 1) / kVecWidth * kVecWidth),
         columns_(p.head_dim_v),
         column_(column),
         pool_(kInPlace && p.update_state && p.state.dtype == DType::kFloat32 && keys_ == padded_ &&
-                      columns_ % kLanes == 0 && p.state.data != p.steps.data
+                      columns_ % kVecWidth == 0 && p.state.data != p.steps.data
                   ? static_cast<float*>(p.state.data)
                   : nullptr) {}
 
   void clear() const {
-    for (int i = 0; i < groups() * padded_ * kLanes; i += kLanes) store_vec(state_ + i, Vec{});
+    for (int i = 0; i < strips() * padded_ * kVecWidth; i += kVecWidth) store_vec(state_ + i, Vec{});
   }
 
-  // `at`: the element that the head's state begins with.
+  // `at`: the offset of the head's state, in elements.
   void load(const void* data, DType dtype, std::int64_t at) {
     if (kInPlace && pool_ != nullptr && data == pool_) {
       state_ = pool_ + at + column_ * keys_;
@@ -142,18 +142,18 @@ class StateTile {
     }
     with_loader(dtype, [&](auto row, int bytes) {
       const char* from = static_cast<const char*>(data) + at * bytes;
-      for (int g = 0; g < groups(); ++g) {
-        float* state = group(g);
-        const int first = column_ + g * kLanes;
+      for (int g = 0; g < strips(); ++g) {
+        float* state = strip(g);
+        const int first = column_ + g * kVecWidth;
         if constexpr (kKeyMajor) {
           for (int key = 0; key < keys_; ++key) {
             const Vec x = load_values(row, from + (key * columns_ + first) * bytes, bytes, 0, live(g));
-            store_vec(state + key * kLanes, x);
+            store_vec(state + key * kVecWidth, x);
           }
-          for (int key = keys_; key < padded_; ++key) store_vec(state + key * kLanes, Vec{});
+          for (int key = keys_; key < padded_; ++key) store_vec(state + key * kVecWidth, Vec{});
         } else {
-          for (int column = 0; column < kLanes; ++column) {
-            for (int key = 0; key < padded_; key += kLanes) {
+          for (int column = 0; column < kVecWidth; ++column) {
+            for (int key = 0; key < padded_; key += kVecWidth) {
               const char* source = from + (first + column) * keys_ * bytes;
               const Vec x = column < live(g) ? load_values(row, source, bytes, key, keys_ - key) : Vec{};
               store_vec(state + column * padded_ + key, x);
@@ -164,7 +164,7 @@ class StateTile {
     });
   }
 
-  // The same from the pool, as far as that may be waited for in settle().
+  // The same from the pool; on GPUs settle() waits for it.
   void fetch(const void* data, std::int64_t at) { load(data, kCfg.shape.state, at); }
   void settle() const {}
 
@@ -172,16 +172,16 @@ class StateTile {
     const int bytes = dtype == DType::kFloat32 ? 4 : 2;
     char* to = static_cast<char*>(data) + at * bytes;
     if (kInPlace && to + column_ * keys_ * bytes == reinterpret_cast<const char*>(state_)) return;
-    for (int g = 0; g < groups(); ++g) {
-      const float* state = group(g);
-      const int first = column_ + g * kLanes;
+    for (int g = 0; g < strips(); ++g) {
+      const float* state = strip(g);
+      const int first = column_ + g * kVecWidth;
       if constexpr (kKeyMajor) {
         for (int key = 0; key < keys_; ++key) {
-          store_values(to + (key * columns_ + first) * bytes, dtype, load_vec(state + key * kLanes), live(g));
+          store_values(to + (key * columns_ + first) * bytes, dtype, load_vec(state + key * kVecWidth), live(g));
         }
       } else {
-        for (int column = 0; column < minimum(live(g), kLanes); ++column) {
-          for (int key = 0; key < keys_; key += kLanes) {
+        for (int column = 0; column < minimum(live(g), kVecWidth); ++column) {
+          for (int key = 0; key < keys_; key += kVecWidth) {
             const Vec x = load_vec(state + column * padded_ + key);
             store_values(to + ((first + column) * keys_ + key) * bytes, dtype, x, keys_ - key);
           }
@@ -190,49 +190,49 @@ class StateTile {
     }
   }
 
-  // k, q and v of one type, from the elements that they begin with; v's first is that of the slice.
+  // k, q and v, all of one type, from their offsets; at_v is that of the slice's first column.
   void load_inputs(const GatedDeltaUpdateParams& p, std::int64_t at_k, std::int64_t at_q, std::int64_t at_v, Keys& k,
                    Keys& q, Columns& v) const {
     with_loader(p.q.dtype, [&](auto row, int bytes) {
       const char* from_k = static_cast<const char*>(p.k.data) + at_k * bytes;
       const char* from_q = static_cast<const char*>(p.q.data) + at_q * bytes;
       const char* from_v = static_cast<const char*>(p.v.data) + at_v * bytes;
-      for (int key = 0; key < padded_; key += kLanes) {
+      for (int key = 0; key < padded_; key += kVecWidth) {
         store_vec(k.x + key, load_values(row, from_k, bytes, key, keys_ - key));
         store_vec(q.x + key, load_values(row, from_q, bytes, key, keys_ - key));
       }
-      v = Columns::make([&](int g) { return load_values(row, from_v, bytes, g * kLanes, maximum(live(g), 0)); });
+      v = Columns::make([&](int g) { return load_values(row, from_v, bytes, g * kVecWidth, maximum(live(g), 0)); });
     });
   }
   template <class T, class F>
-  void load_shares(Shares<T>& shares, const F& f) const {
-    for (int key = 0; key < keys_; ++key) shares.x[key] = f(key);
+  void load_key_part(KeyPart<T>& part, const F& f) const {
+    for (int key = 0; key < keys_; ++key) part.x[key] = f(key);
   }
   template <class T, class F>
-  void set_keys(Keys& keys, const Shares<T>& shares, const F& f) const {
-    for (int key = 0; key < padded_; ++key) keys.x[key] = key < keys_ ? f(shares.x[key]) : 0.0f;
+  void set_keys(Keys& keys, const KeyPart<T>& part, const F& f) const {
+    for (int key = 0; key < padded_; ++key) keys.x[key] = key < keys_ ? f(part.x[key]) : 0.0f;
   }
-  // f(column of the head); 0 for one that is missing.
+  // f(column of the head); 0 for a column that does not exist.
   template <class F>
   Columns make_columns(const F& f) const {
     return Columns::make([&](int g) {
       Vec x = {};
-      for (int i = 0; i < minimum(live(g), kLanes); ++i) x[i] = f(column_ + g * kLanes + i);
+      for (int i = 0; i < minimum(live(g), kVecWidth); ++i) x[i] = f(column_ + g * kVecWidth + i);
       return x;
     });
   }
   void scale_keys(Keys& keys, float factor) const {
-    for (int key = 0; key < padded_; key += kLanes) store_vec(keys.x + key, load_vec(keys.x + key) * factor);
+    for (int key = 0; key < padded_; key += kVecWidth) store_vec(keys.x + key, load_vec(keys.x + key) * factor);
   }
   float dot(const Keys& a, const Keys& b) const {
     Vec sum = {};
-    for (int key = 0; key < padded_; key += kLanes) sum = fma_rn(load_vec(a.x + key), load_vec(b.x + key), sum);
+    for (int key = 0; key < padded_; key += kVecWidth) sum = fma_rn(load_vec(a.x + key), load_vec(b.x + key), sum);
     return fold_vec(sum, [](Vec x, Vec y) { return x + y; });
   }
   void store_columns(void* data, DType dtype, std::int64_t at, const Columns& columns) const {
     const int bytes = dtype == DType::kFloat32 ? 4 : 2;
-    for (int g = 0; g < groups(); ++g) {
-      store_values(static_cast<char*>(data) + (at + g * kLanes) * bytes, dtype, columns.x[g], live(g));
+    for (int g = 0; g < strips(); ++g) {
+      store_values(static_cast<char*>(data) + (at + g * kVecWidth) * bytes, dtype, columns.x[g], live(g));
     }
   }
   static Columns multiply_add(float factor, const Columns& x, const Columns& sum) {
@@ -247,7 +247,7 @@ class StateTile {
   }
   void project(const Keys& decay, const Keys& k, const Keys& q, Columns& read, Columns& carried) const {
     Keys decayed_k, decayed_q;
-    for (int key = 0; key < padded_; key += kLanes) {
+    for (int key = 0; key < padded_; key += kVecWidth) {
       const Vec d = load_vec(decay.x + key);
       store_vec(decayed_k.x + key, d * load_vec(k.x + key));
       store_vec(decayed_q.x + key, d * load_vec(q.x + key));
@@ -255,13 +255,13 @@ class StateTile {
     project(decayed_k, decayed_q, read, carried);
   }
 
-  // Each column of S by its factor.
+  // Multiplies each column of S by its factor.
   void scale_columns(const Columns& factors) const {
-    for (int g = 0; g < groups(); ++g) {
-      float* state = group(g);
-      for (int row = 0; row < kLanes; ++row) {  // a column, or as many elements of all of them
+    for (int g = 0; g < strips(); ++g) {
+      float* state = strip(g);
+      for (int row = 0; row < kVecWidth; ++row) {  // a column, or as many elements of all of them
         const Vec factor = kKeyMajor ? factors.x[g] : broadcast(factors.x[g][row]);
-        for (int i = row * padded_; i < (row + 1) * padded_; i += kLanes) {
+        for (int i = row * padded_; i < (row + 1) * padded_; i += kVecWidth) {
           store_vec(state + i, load_vec(state + i) * factor);
         }
       }
@@ -276,17 +276,17 @@ class StateTile {
   }
 
  private:
-  int groups() const { return minimum(kGroups, (columns_ - column_ + kLanes - 1) / kLanes); }
-  int live(int g) const { return columns_ - column_ - g * kLanes; }  // columns from this group on
-  float* group(int g) const { return state_ + g * padded_ * kLanes; }
+  int strips() const { return minimum(kStrips, (columns_ - column_ + kVecWidth - 1) / kVecWidth); }
+  int live(int g) const { return columns_ - column_ - g * kVecWidth; }  // columns from this strip on
+  float* strip(int g) const { return state_ + g * padded_ * kVecWidth; }
 
   void project(const Keys& k, const Keys& q, Columns& read, Columns& carried) const {
-    for (int g = 0; g < kGroups; ++g) read.x[g] = carried.x[g] = Vec{};
-    for (int g = 0; g < groups(); ++g) {
+    for (int g = 0; g < kStrips; ++g) read.x[g] = carried.x[g] = Vec{};
+    for (int g = 0; g < strips(); ++g) {
       if constexpr (kKeyMajor) {
-        project_rows(group(g), k, q, read.x[g], carried.x[g]);
+        project_rows(strip(g), k, q, read.x[g], carried.x[g]);
       } else {
-        project_columns(group(g), k, q, read.x[g], carried.x[g]);
+        project_columns(strip(g), k, q, read.x[g], carried.x[g]);
       }
     }
   }
@@ -296,7 +296,7 @@ class StateTile {
     for (int key = 0; key < padded_; key += kChains) {
 #pragma GCC unroll 4
       for (int i = 0; i < kChains; ++i) {
-        const Vec x = load_vec(state + (key + i) * kLanes);
+        const Vec x = load_vec(state + (key + i) * kVecWidth);
         k_sum[i] = fma_rn(x, broadcast(k.x[key + i]), k_sum[i]);
         q_sum[i] = fma_rn(x, broadcast(q.x[key + i]), q_sum[i]);
       }
@@ -305,10 +305,10 @@ class StateTile {
     carried = (q_sum[0] + q_sum[1]) + (q_sum[2] + q_sum[3]);
   }
   void project_columns(const float* state, const Keys& k, const Keys& q, Vec& read, Vec& carried) const {
-    Vec k_sum[kLanes], q_sum[kLanes];
-    for (int column = 0; column < kLanes; column += kAtOnce) {
+    Vec k_sum[kVecWidth], q_sum[kVecWidth];
+    for (int column = 0; column < kVecWidth; column += kAtOnce) {
       Vec k_part[kAtOnce] = {}, q_part[kAtOnce] = {};
-      for (int key = 0; key < padded_; key += kLanes) {
+      for (int key = 0; key < padded_; key += kVecWidth) {
         const Vec at_k = load_vec(k.x + key), at_q = load_vec(q.x + key);
 #pragma GCC unroll 4
         for (int i = 0; i < kAtOnce; ++i) {
@@ -324,29 +324,29 @@ class StateTile {
     carried = sum_each(q_sum);
   }
 
-  // The decay of a key, and those of 16 keys from one on.
+  // decay(key) is the decay of a key, decays(key) the vector of decays from that key on.
   template <class Decay, class Decays>
   void update(const Decay& decay, const Decays& decays, const Keys& k, const Columns& u) const {
-    const int keys = padded_, count = groups();  // members would be read again after each store
+    const int keys = padded_, count = strips();  // members would be read again after each store
     for (int g = 0; g < count; ++g) {
-      float* state = state_ + g * keys * kLanes;
+      float* state = state_ + g * keys * kVecWidth;
       if constexpr (kKeyMajor) {
         for (int key = 0; key < keys; ++key) {
-          const Vec kept = load_vec(state + key * kLanes) * decay(key);
-          store_vec(state + key * kLanes, fma_rn(broadcast(k.x[key]), u.x[g], kept));
+          const Vec kept = load_vec(state + key * kVecWidth) * decay(key);
+          store_vec(state + key * kVecWidth, fma_rn(broadcast(k.x[key]), u.x[g], kept));
         }
       } else {
-        for (int column = 0; column < kLanes; column += kAtOnce) {
+        for (int column = 0; column < kVecWidth; column += kAtOnce) {
           Vec factors[kAtOnce];
 #pragma GCC unroll 4
           for (int i = 0; i < kAtOnce; ++i) factors[i] = broadcast(u.x[g][column + i]);
-          for (int key = 0; key < keys; key += kLanes) {
+          for (int key = 0; key < keys; key += kVecWidth) {
             const Vec at_k = load_vec(k.x + key), kept = decays(key);
 #pragma GCC unroll 4
             for (int i = 0; i < kAtOnce; ++i) {
               float* at = state + (column + i) * keys + key;
-              // The slice behind this one in the pool is most likely this thread's next.
-              if constexpr (kInPlace) __builtin_prefetch(at + kGroups * kLanes * keys, 1, 2);
+              // The next slice in the pool is most likely this thread's next.
+              if constexpr (kInPlace) __builtin_prefetch(at + kStrips * kVecWidth * keys, 1, 2);
               store_vec(at, fma_rn(at_k, factors[i], load_vec(at) * kept));
             }
           }

@@ -1,5 +1,5 @@
 // The CPU backend: one device, whose multiprocessors are the threads of a pool. A launch is done when it returns;
-// streams mean nothing; allocate() gives 64-byte aligned memory. A kernel's handle is a cpu_runtime::Kernel.
+// streams have no meaning; allocate() gives 64-byte aligned memory. A kernel's handle is a cpu_runtime::Kernel.
 #include <pthread.h>
 #include <unistd.h>
 
@@ -120,7 +120,7 @@ const KernelEntry* kernels(const char* target, int* count) {
 }
 
 const char* occupancy(int device, const KernelEntry*, int* blocks) {
-  *blocks = 4;  // the finer the shares, the less a thread that was held up by other work delays the launch
+  *blocks = 4;  // with more and smaller blocks, a thread that other work held up delays the launch less
   return check_device(device);
 }
 

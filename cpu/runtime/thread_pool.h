@@ -1,6 +1,6 @@
 // Runs the blocks of a kernel on a few threads. Blocks of one launch may run in any order and on any number of threads:
-// kernels speak through atomics and never wait for one another. So the calling thread works too, a launch ends even if
-// no worker comes to help, and launches from several threads share the workers.
+// kernels synchronise through atomics, and no block waits for another. So the calling thread runs blocks too, a launch
+// ends even if no worker is free, and launches from several threads divide the workers among them.
 #pragma once
 
 #include <condition_variable>

@@ -1,5 +1,5 @@
-// The execution model of a CUDA target: a block of warps, its barrier, the arrival at counters in global memory, what
-// lanes tell each other, and the scalar arithmetic that common/device is written in.
+// The execution model of a CUDA target: a block of warps, its barrier, signals and signal counters in global memory,
+// exchanges between lanes, and the scalar arithmetic that common/device is written in.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -16,15 +16,14 @@
 #define FLASHPORT_PRAGMA(text) _Pragma(#text)
 #define FLASHPORT_UNROLL(count) FLASHPORT_PRAGMA(unroll count)
 
+#include "common/device/core/arithmetic.h"  // with the macros above
+
 namespace flashport::FLASHPORT_TARGET {
 
 inline constexpr int kWaveSize = 32;
 inline constexpr int kVectorFloats = 4;      // columns of a row that a thread takes at a time
 inline constexpr int kMergeUnroll = 4;       // parts in flight while merging (docs/tuning.md)
 inline constexpr int kGroupsAtOnce = 2;      // groups of partial results in flight while they are combined
-inline constexpr float kInfinity = __builtin_huge_valf();
-inline constexpr float kLog2e = 1.4426950408889634f;
-inline constexpr float kLn2 = 0.6931471805599453f;
 
 using Half = __half;
 using BFloat16 = __nv_bfloat16;
@@ -34,14 +33,6 @@ FLASHPORT_DEVICE float to_float(float x) { return x; }
 FLASHPORT_DEVICE float to_float(Half x) { return __half2float(x); }
 FLASHPORT_DEVICE float to_float(BFloat16 x) { return __bfloat162float(x); }
 
-template <class T>
-FLASHPORT_DEVICE T minimum(T a, T b) {
-  return b < a ? b : a;
-}
-template <class T>
-FLASHPORT_DEVICE T maximum(T a, T b) {
-  return a < b ? b : a;
-}
 FLASHPORT_DEVICE float maximum(float a, float b) { return fmaxf(a, b); }
 
 FLASHPORT_DEVICE float exp2_approx(float x) {
@@ -71,7 +62,7 @@ FLASHPORT_DEVICE void load_published_vector(float (&x)[kVectorFloats], const flo
 FLASHPORT_DEVICE void store_published_vector(float* to, const float (&x)[kVectorFloats]) {
   __stcg(reinterpret_cast<float4*>(to), make_float4(x[0], x[1], x[2], x[3]));
 }
-// The same, but what follows from it is worked out where it is used, not kept in registers.
+// The same value, but what is derived from it is computed where it is used, and not kept in registers.
 FLASHPORT_DEVICE int recompute(int x) {
   asm volatile("" : "+r"(x));
   return x;
@@ -112,7 +103,7 @@ FLASHPORT_DEVICE void load_vector(float (&x)[kVectorFloats], const T* from, std:
   for (int i = 0; i < kVectorFloats; ++i) x[i] = i < count ? to_float(from[i * stride]) : 0.0f;
 }
 
-// A barrier that `threads` threads reach, of which only those that call await wait for the others.
+// A barrier of `threads` threads. Threads that signal do not wait; threads that await wait for all others.
 FLASHPORT_DEVICE void barrier_signal(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
@@ -120,28 +111,29 @@ FLASHPORT_DEVICE void barrier_await(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// Programmatic dependent launch; without it both are nothing.
+// Programmatic dependent launch; in a kernel that was launched without it both do nothing.
 FLASHPORT_DEVICE void await_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-FLASHPORT_DEVICE void let_next_kernel_come() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-// Nearly every kernel begins so, and before touches its own shared memory alone, or fetches into L2 what it may need:
-// it is launched while the kernel before it on the stream ends, and lets the next one come as early.
+FLASHPORT_DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+// Nearly every kernel begins with this. A kernel is launched while the kernel before it on the stream ends; until that
+// has ended it may touch its own shared memory and prefetch into L2, and nothing else. Then it lets the next kernel
+// launch as early.
 FLASHPORT_DEVICE void begin_kernel() {
   await_kernel_before();
-  let_next_kernel_come();
+  launch_dependents();
 }
 
-// A word in global memory by which one block tells others, also of the kernel launched behind this one, that what it
-// has written is there. By one thread, behind a barrier of those who wrote.
-FLASHPORT_DEVICE void announce(unsigned* word) {
+// A signal is a word in global memory by which a block says that what it has written is complete, to blocks of this
+// launch or of the next kernel. One thread sends it, after a barrier of all threads that have written.
+FLASHPORT_DEVICE void send_signal(unsigned* word) {
   asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(word) : "memory");
 }
-FLASHPORT_DEVICE void await_announced(const unsigned* word) {
+FLASHPORT_DEVICE void await_signal(const unsigned* word) {
   unsigned there = 0;
   while (there == 0) asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(there) : "l"(word) : "memory");
 }
 
-// Brings params to the constant cache, whose misses would follow one after the other. The result is to be stored
-// somewhere, so that the reads are made.
+// Loads params into the constant cache with all misses in flight together; later they would follow each other. The
+// caller stores the result somewhere, so that the compiler keeps the reads.
 template <class Params>
 FLASHPORT_DEVICE unsigned touch_params(const Params& params) {
   constexpr int kLineWords = 16;
@@ -152,12 +144,12 @@ FLASHPORT_DEVICE unsigned touch_params(const Params& params) {
   return sum;
 }
 
-// A block, or some waves of it that do one job: `threads` threads from `first` on, with a barrier of their own.
+// A block, or some waves of it that have one task: `threads` threads from `first` on, with a barrier of their own.
 class Block {
  public:
   FLASHPORT_DEVICE explicit Block(unsigned* flag) : Block(flag, 0, static_cast<int>(blockDim.x), 0) {}
-  // By all lanes together: the wave's number is made uniform. `teams`: such blocks in one of the device's, this being
-  // number `team`.
+  // All lanes of a wave construct it together, which makes the wave's number uniform. A device block has `teams` such
+  // Blocks, and this is number `team`.
   FLASHPORT_DEVICE Block(unsigned* flag, int first, int threads, int barrier, int team = 0, int teams = 1)
       : team_(team),
         teams_(teams),
@@ -196,16 +188,17 @@ class Block {
     cub::WarpScan<std::int64_t>(none).ExclusiveSum(x, before, total);
     return before;
   }
-  // The one lane that has found something, and what a lane has.
+  // The number of the one lane that has found something; the value of a lane.
   FLASHPORT_DEVICE int wave_find(bool found) const { return __ffs(static_cast<int>(__ballot_sync(~0u, found))) - 1; }
   FLASHPORT_DEVICE int wave_broadcast(int x, int lane) const { return __shfl_sync(~0u, x, lane); }
 
-  // Publishes what the block has written and makes arrival(0) .. arrival(count - 1), of different counters. The bits of
-  // those whose addition has reached the goal: of all blocks that add to a counter one is told so. It sees what all the
-  // others have published, and the counter is zero again.
+  // Releases what the block has written and adds arrival(0) .. arrival(count - 1) to their signal counters, which are
+  // all different. Bit i of the result says that addition i completed its counter's goal. Exactly one of the blocks
+  // that add to a counter gets that bit; it acquires what all the others have written, and sets the counter back to
+  // zero.
   template <class Arrivals>
   FLASHPORT_DEVICE unsigned arrive(int count, const Arrivals& arrival) const {
-    Arrival mine = arrival(minimum(lane(), count - 1));  // side by side, a lane each
+    Arrival mine = arrival(minimum(lane(), count - 1));  // a lane for each counter, all at once
     if (lane() >= count) mine.add = 0;
     sync();
     if (wave() == 0) {

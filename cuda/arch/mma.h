@@ -1,4 +1,4 @@
-// The instructions behind the tile verbs: asynchronous copies and their barriers, ldmatrix, mma.sync m16n8k16.
+// The instructions that tile verbs are made of: asynchronous copies and their barriers, ldmatrix, mma.sync m16n8k16.
 //
 // Fragments of mma.m16n8k16, lane = 4 * g + c (g 0..7, c 0..3), a register holds two 16-bit values:
 //   A [16, 16]: a0 (g, 2c..) a1 (g + 8, 2c..) a2 (g, 2c + 8..) a3 (g + 8, 2c + 8..)
@@ -50,8 +50,8 @@ FLASHPORT_DEVICE void copy_async(void* to, const void* from, std::uint64_t polic
 FLASHPORT_DEVICE void mbarrier_init(std::uint64_t* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
-// Arrives when this thread's cp.async so far have landed.
-FLASHPORT_DEVICE void mbarrier_arrive_behind_copies(std::uint64_t* barrier) {
+// Arrives when this thread's cp.async so far are complete.
+FLASHPORT_DEVICE void mbarrier_arrive_on_copies(std::uint64_t* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 FLASHPORT_DEVICE void mbarrier_arrive(std::uint64_t* barrier) {
@@ -69,14 +69,14 @@ FLASHPORT_DEVICE void mbarrier_wait(std::uint64_t* barrier, unsigned phase) {
       : "memory");
 }
 
-// Where a wave stands in a ring of tiles, and the phase that their barriers are in there.
-template <int kTiles>
-struct RingPlace {
-  int tile = 0;
+// The stage of a ring that a wave comes to next, and the phase of that stage's barriers.
+template <int kStages>
+struct PipelineState {
+  int stage = 0;
   unsigned phase = 0;
   FLASHPORT_DEVICE void next() {
-    if (++tile == kTiles) {
-      tile = 0;
+    if (++stage == kStages) {
+      stage = 0;
       phase ^= 1;
     }
   }

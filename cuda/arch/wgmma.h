@@ -1,23 +1,25 @@
-// wgmma, the products of Hopper's warpgroups: four warps, each with 16 rows of the left operand in registers as
-// mma.sync has them (mma.h), or in shared memory, multiply them with a right operand in shared memory that all share.
+// wgmma, the matrix products of Hopper's warpgroups. Each of the four warps has 16 rows of the left operand, in
+// registers as mma.sync has them (mma.h) or in shared memory. All four multiply them by one right operand in shared
+// memory.
 //
-// The right operand lies in panels of rows of 128 bytes, the 16-byte units of a row swizzled by the row's last three
-// bits; panels begin where 1024 divides the address. Its row is either the index that is summed over, or (plain) the
-// other one. Copies to it are ordinary ones, so who made them has to fence_async_proxy() before the barrier.
+// The right operand lies in panels of rows of 128 bytes. The 16-byte vectors of a row are swizzled by the row's last
+// three bits; panels begin where 1024 divides the address. A panel's row is an index of the sum if the operand is
+// transposed, and else a column of the product. Ordinary stores and copies write panels, so fence_async_proxy() must
+// come between them and a wgmma.
 #pragma once
 
 #include "cuda/arch/mma.h"
 
 namespace flashport::FLASHPORT_TARGET {
 
-inline constexpr int kPanelColumns = 64;  // of 16-bit values
+inline constexpr int kPanelColumns = 64;  // 16-bit values of a row
 inline constexpr int kPanelBytes = 64 * 128;
 
-// The place of unit `unit` of a panel's row, in elements.
-FLASHPORT_DEVICE int panel_place(int row, int unit) { return row * kPanelColumns + (unit ^ (row & 7)) * 8; }
+// The offset of vector `vector` of a panel's row, in elements.
+FLASHPORT_DEVICE int swizzled_offset(int row, int vector) { return row * kPanelColumns + (vector ^ (row & 7)) * 8; }
 
-// A panel from `address` on, as wgmma is told: 1024 bytes from eight rows to the next, 128-byte swizzle. Steps of 16
-// along a row are 32 bytes, along the rows 2048.
+// The descriptor of a panel from byte `byte` on: 1024 bytes from eight rows to the next eight, 128-byte swizzle. A step
+// of 16 elements is 32 bytes along a row, and 2048 bytes across rows.
 FLASHPORT_DEVICE std::uint64_t panel_descriptor(const void* panel, int byte) {
   constexpr std::uint64_t kFixed = std::uint64_t{1} << 62 | std::uint64_t{1024 / 16} << 32 | std::uint64_t{1} << 16;
   return kFixed | (shared_address(panel) + static_cast<unsigned>(byte)) >> 4;
@@ -35,8 +37,8 @@ FLASHPORT_DEVICE std::uint64_t panel_descriptor(const void* panel, int byte) {
                  "+f"(sum[7][2]), "+f"(sum[7][3])                                                                      \
                : __VA_ARGS__)
 
-// sum [16 rows of the warp, 64] (+)= a [16 rows, 16] b [16, 64], on its way until wgmma_wait(). `a` is in registers, or
-// rows of panels that are summed over along the row. kTransposed: the rows of b's panel are what is summed over.
+// sum [16 rows of the warp, 64] (+)= a [16 rows, 16] b [16, 64], in flight until wgmma_wait(). `a` is in registers, or
+// in a panel whose rows are its rows. kTransposed: the rows of b's panel are the index of the sum.
 template <MathType kMath, bool kAdds, bool kTransposed>
 FLASHPORT_DEVICE void wgmma(float (&sum)[8][4], const unsigned (&a)[4], std::uint64_t b) {
 #define FLASHPORT_WGMMA(type)                                                                                       \
@@ -63,16 +65,16 @@ FLASHPORT_DEVICE void wgmma(float (&sum)[8][4], std::uint64_t a, std::uint64_t b
 }
 #undef FLASHPORT_WGMMA_SUMS
 
-// Before the first of a product: registers that it reads or adds to are written.
+// Precedes the first wgmma of a product: registers that it reads or adds to have been written.
 FLASHPORT_DEVICE void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// Behind the last: they are one product.
+// Follows the last wgmma of a product, which is then waited for as a whole.
 FLASHPORT_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Until no more than kLater products are on their way.
+// Waits until at most kLater products are in flight.
 template <int kLater>
 FLASHPORT_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLater) : "memory");
 }
-// Not read before this point.
+// Keeps the compiler from reading the sums before this point.
 FLASHPORT_DEVICE void pin(float (&sum)[8][4]) {
 #pragma unroll
   for (auto& four : sum) {
@@ -80,17 +82,18 @@ FLASHPORT_DEVICE void pin(float (&sum)[8][4]) {
   }
 }
 
-// A warpgroup's registers a lane from here on, of those that the block began with; what it takes another one leaves.
+// Sets the registers that each lane of the warpgroup has from here on. A warpgroup can increase them by what others
+// have released by decreasing theirs.
 template <int kCount>
-FLASHPORT_DEVICE void take_registers() {
+FLASHPORT_DEVICE void increase_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 template <int kCount>
-FLASHPORT_DEVICE void leave_registers() {
+FLASHPORT_DEVICE void decrease_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 
-// What this thread has written to shared memory may be read by wgmma, behind a barrier.
+// Makes this thread's writes to shared memory visible to wgmma after a barrier.
 FLASHPORT_DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 }  // namespace flashport::FLASHPORT_TARGET

@@ -57,10 +57,10 @@ class LanePlaces {
 
 template <DecodeConfig kCfg>
 struct KeyOperand {
-  static constexpr KvFormat kFormat = kCfg.shape.kv;
+  static constexpr KvFormat kFormat = kCfg.shape.k_format;
   using Layout = typename KvTiles<kCfg>::Keys;
 
-  // Of the wave whose keys begin with `first_key`, a multiple of 16.
+  // For the wave whose keys begin with `first_key`, a multiple of 16.
   FLASHPORT_DEVICE KeyOperand(int lane, int first_key, const HeadPlace& head)
       : places_(first_key + lane % 16, 16 * (kFormat == KvFormat::kQ8_0 ? q8_0_lane_unit(lane) : lane / 16),
                 kFormat == KvFormat::kQ8_0 ? first_unit_byte(head, 0) : 0),
@@ -118,13 +118,13 @@ constexpr int value_tiles(KvFormat format) { return is_byte_format(format) ? 2 :
 // kGroups: those of a wave, a power of two.
 template <DecodeConfig kCfg, int kGroups>
 struct ValueOperand {
-  static constexpr KvFormat kFormat = kCfg.shape.kv;
+  static constexpr KvFormat kFormat = kCfg.shape.v_format;
   using Layout = typename KvTiles<kCfg>::Values;
   static constexpr int kTiles = value_tiles(kFormat);
   static constexpr int kGroupBytes = 32;  // 16 columns of 2 bytes, or 32 of one
   static_assert((kGroups & (kGroups - 1)) == 0);
 
-  // Of the wave whose columns begin with group `first_group`, a multiple of kGroups.
+  // For the wave whose columns begin with group `first_group`, a multiple of kGroups.
   FLASHPORT_DEVICE ValueOperand(int lane, int first_group, const HeadPlace& head)
       : lane_(lane),
         behind_scale_(lane / 4 - (head.block + first_group) % 8),

@@ -22,8 +22,8 @@ struct DecodeShared;  // of a team; those of a block's teams lie side by side
 
 // Rows of a tile, from the beginning of the first team's on.
 template <DecodeConfig kCfg, int kDim>
-struct TileRows : RowLayout<kCfg.shape.kv, kDim, kCfg.tuning.teams> {
-  using Base = RowLayout<kCfg.shape.kv, kDim, kCfg.tuning.teams>;
+struct TileRows : RowLayout<kCfg.shape.k_format, kDim, kCfg.tuning.teams> {
+  using Base = RowLayout<kCfg.shape.k_format, kDim, kCfg.tuning.teams>;
   static constexpr int row_offset(int row) { return Base::row_offset(row, sizeof(DecodeShared<kCfg>)); }
   static constexpr int offset(int row, int byte) { return row_offset(row) + (byte ^ Base::swizzle(row)); }
 };
@@ -77,24 +77,24 @@ class KvPipeline {
 
   // Waits for the oldest leaf's keys.
   FLASHPORT_DEVICE const char* keys() const {
-    mbarrier_wait(&ring_.ready[place_.tile], place_.phase);
-    return first_ring_.tiles[place_.tile];
+    mbarrier_wait(&ring_.ready[place_.stage], place_.phase);
+    return first_ring_.tiles[place_.stage];
   }
   FLASHPORT_DEVICE void refill_behind_keys(const DecodeParams&, LeafCursor&) const {}
   FLASHPORT_DEVICE void refill_behind_scores(const DecodeParams&, LeafCursor&) { release(); }
-  FLASHPORT_DEVICE void await_values() const { mbarrier_wait(&ring_.ready[place_.tile], place_.phase); }
-  FLASHPORT_DEVICE const char* values() const { return first_ring_.tiles[place_.tile]; }
+  FLASHPORT_DEVICE void await_values() const { mbarrier_wait(&ring_.ready[place_.stage], place_.phase); }
+  FLASHPORT_DEVICE const char* values() const { return first_ring_.tiles[place_.stage]; }
   FLASHPORT_DEVICE void refill_behind_values(const DecodeParams&, LeafCursor&) { release(); }
 
  private:
   FLASHPORT_DEVICE void release() {
-    mbarrier_arrive(&ring_.free[place_.tile]);
+    mbarrier_arrive(&ring_.free[place_.stage]);
     place_.next();
   }
 
   KvRing<kCfg>& ring_;
   const KvRing<kCfg>& first_ring_;
-  RingPlace<KvRing<kCfg>::kTiles> place_;
+  PipelineState<KvRing<kCfg>::kTiles> place_;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET::decode

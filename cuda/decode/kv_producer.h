@@ -65,7 +65,7 @@ class KvProducer {
       const Segment& s = ahead.segment;
       await_free();
       if (ahead.at_segment_start()) bring_query(p, s);
-      kv::TokenPlace places[kRowsPerLane];
+      kv::TokenCoord places[kRowsPerLane];
       const bool whole = as_stored_ && has_all_rows(ahead);
 #pragma unroll
       for (int i = 0; i < kRowsPerLane; ++i) places[i] = place_of_row(p, ahead, slot, i, whole);
@@ -107,29 +107,29 @@ class KvProducer {
       for (int i = 0; i < kRowsPerLane; ++i) {
         const int token = scout.key() + row_of_leaf(i);
         if (!holds(s, token) || block_.lane() >= kRowsAtOnce) continue;
-        copy_async<4>(&ring_.pages[slot][row_of_leaf(i)], s.pages + kv::page_of(p.cache, s.pages, token).page, true);
+        copy_async<4>(&ring_.pages[slot][row_of_leaf(i)], s.pages + kv::page_coord(p.cache, s.pages, token).page, true);
       }
     }
     scout.next(p);
   }
-  FLASHPORT_DEVICE kv::TokenPlace place_of_row(const DecodeParams& p, const LeafCursor& ahead, int slot, int i,
+  FLASHPORT_DEVICE kv::TokenCoord place_of_row(const DecodeParams& p, const LeafCursor& ahead, int slot, int i,
                                                bool whole) const {
     const Segment& s = ahead.segment;
     const int token = ahead.key() + row_of_leaf(i);
     if (!whole && !holds(s, token)) return {0, -1};
     return {s.pages == nullptr ? s.seq : ring_.pages[slot][row_of_leaf(i)],
-            kv::page_of(p.cache, s.pages, token).offset};
+            kv::page_coord(p.cache, s.pages, token).offset};
   }
 
   FLASHPORT_DEVICE void bring_query(const DecodeParams& p, const Segment& s) {
-    mbarrier_wait(&ring_.query_free[query_.tile], query_.phase ^ 1);
-    copy_query<kCfg>(p, s, block_, ring_.queries[query_.tile]);
+    mbarrier_wait(&ring_.query_free[query_.stage], query_.phase ^ 1);
+    copy_query<kCfg>(p, s, block_, ring_.queries[query_.stage]);
     query_.next();
   }
 
   // What lies in a tile of all teams' heads is given back to each team's ring.
   FLASHPORT_DEVICE void await_free() const {
-    for (int head = 0; head < kHeads; ++head) mbarrier_wait(&ring_of(head).free[place_.tile], place_.phase ^ 1);
+    for (int head = 0; head < kHeads; ++head) mbarrier_wait(&ring_of(head).free[place_.stage], place_.phase ^ 1);
   }
 
   FLASHPORT_DEVICE bool has_all_rows(const LeafCursor& ahead) const {
@@ -139,7 +139,7 @@ class KvProducer {
 
   // Leaves the addresses of the wave's rows in shared memory: shuffles would give halves of addresses, and the moves
   // that join them wait for the copies before to have left.
-  FLASHPORT_DEVICE void aim(const DecodeParams& p, const kv::TokenPlace (&places)[kRowsPerLane], int head) {
+  FLASHPORT_DEVICE void aim(const DecodeParams& p, const kv::TokenCoord (&places)[kRowsPerLane], int head) {
     __syncwarp();  // the rows of the leaf before have been read
 #pragma unroll
     for (int i = 0; i < kRowsPerLane; ++i) {
@@ -160,7 +160,7 @@ class KvProducer {
     hand_over();
   }
   template <class Layout>
-  FLASHPORT_DEVICE void copy_part(const CacheParams& cache, const kv::TokenPlace (&places)[kRowsPerLane], int head) {
+  FLASHPORT_DEVICE void copy_part(const CacheParams& cache, const kv::TokenCoord (&places)[kRowsPerLane], int head) {
 #pragma unroll
     for (int i = 0; i < kRowsPerLane; ++i) {
       const int wave_row = first_row() + i * kWaveSize;
@@ -177,10 +177,10 @@ class KvProducer {
     hand_over();
   }
   FLASHPORT_DEVICE void hand_over() {
-    for (int team = 0; team < kTeams; ++team) mbarrier_arrive_behind_copies(&ring_of(team).ready[place_.tile]);
+    for (int team = 0; team < kTeams; ++team) mbarrier_arrive_on_copies(&ring_of(team).ready[place_.stage]);
     place_.next();
   }
-  FLASHPORT_DEVICE char* tile() const { return teams_[0].ring.tiles[place_.tile]; }
+  FLASHPORT_DEVICE char* tile() const { return teams_[0].ring.tiles[place_.stage]; }
   // Where in the tile's rows what the wave brings begins.
   template <class Layout>
   FLASHPORT_DEVICE int first_byte(int head) const {
@@ -264,8 +264,8 @@ class KvProducer {
   const Block& block_;
   Shared* teams_;
   KvRing<kCfg>& ring_;
-  RingPlace<KvRing<kCfg>::kTiles> place_;
-  RingPlace<KvRing<kCfg>::kQueries> query_;
+  PipelineState<KvRing<kCfg>::kTiles> place_;
+  PipelineState<KvRing<kCfg>::kQueries> query_;
   const bool as_stored_;
 };
 

@@ -2,7 +2,7 @@
 // rows and dims are zero.
 #pragma once
 
-#include "common/device/decode/mask.h"
+#include "common/device/decode/query.h"
 #include "cuda/arch/mma.h"
 #include "cuda/decode/lane_maps.h"
 #include "cuda/decode/row_layout.h"
@@ -17,14 +17,10 @@ struct QueryTile {
 
 // Eight query values that are not as the products want them.
 template <MathType kMath>
-FLASHPORT_DEVICE uint4 convert_query(const DecodeParams& p, std::int64_t offset) {
-  float x[8];
-  for (int i = 0; i < 8; ++i) {
-    const std::int64_t element = offset + i * p.q.stride_dim;
-    x[i] = p.q.dtype == DType::kBFloat16 ? to_float(static_cast<const BFloat16*>(p.q.data)[element])
-                                         : to_float(static_cast<const Half*>(p.q.data)[element]);
-  }
-  return make_uint4(pack<kMath>(x[0], x[1]), pack<kMath>(x[2], x[3]), pack<kMath>(x[4], x[5]), pack<kMath>(x[6], x[7]));
+FLASHPORT_DEVICE uint4 packed_query(const DecodeParams& p, std::int64_t offset) {
+  unsigned words[4];
+  convert_query(words, p, offset, [](float x, float y) { return pack<kMath>(x, y); });
+  return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
 // The copies of `block`'s threads; they have landed where their cp.async have.
@@ -35,24 +31,25 @@ FLASHPORT_DEVICE void copy_query(const DecodeParams& p, const Segment& s, const 
   constexpr int kChunks = kCfg.shape.head_dim_qk / 8;
   const int live_rows = minimum(kRows, p.group_size * p.max_q_len);
   const bool same = p.q.dtype == (kMath == MathType::kBf16 ? DType::kBFloat16 : DType::kFloat16);
-  const std::int64_t seq = p.cu_seqlens_q == nullptr ? s.seq : 0;
 #pragma unroll 1
   for (int i = block.thread(); i < kRows * kChunks; i += block.threads()) {
     const int row = i / kChunks;
     const int dim = i % kChunks * 8;
     const QueryRow at = query_row(p, s, kRows, row);
     const bool valid = row < live_rows && at.token < s.q_len && dim < p.head_dim_qk;
-    const std::int64_t offset = seq * p.q.stride_seq + (s.q_begin + at.token) * p.q.stride_token +
-                                at.head * p.q.stride_head + dim * p.q.stride_dim;
+    const std::int64_t offset = query_offset(p, s, p.q, at) + dim * p.q.stride_dim;
     const char* from = static_cast<const char*>(p.q.data) + (valid ? offset * 2 : 0);
     const bool ready = same && p.q.stride_dim == 1 && reinterpret_cast<std::uintptr_t>(from) % 16 == 0;
-    if constexpr (is_byte_format(kCfg.shape.kv)) {
-      const int first = RowLayout<kCfg.shape.kv, kCfg.shape.head_dim_qk, kCfg.tuning.teams>::first_block(s.kv_head);
-      const auto to = [&](int pair) { return &tile.rows[row][query_column(kCfg.shape.kv, first, dim + 2 * pair)]; };
+    if constexpr (is_byte_format(kCfg.shape.k_format)) {
+      const int first =
+          RowLayout<kCfg.shape.k_format, kCfg.shape.head_dim_qk, kCfg.tuning.teams>::first_block(s.kv_head);
+      const auto to = [&](int pair) {
+        return &tile.rows[row][query_column(kCfg.shape.k_format, first, dim + 2 * pair)];
+      };
       if (ready) {
         for (int pair = 0; pair < 4; ++pair) copy_async<4>(to(pair), from + 4 * pair, valid);
       } else {
-        const uint4 x = valid ? convert_query<kMath>(p, offset) : make_uint4(0, 0, 0, 0);
+        const uint4 x = valid ? packed_query<kMath>(p, offset) : make_uint4(0, 0, 0, 0);
         const unsigned pairs[4] = {x.x, x.y, x.z, x.w};
         for (int pair = 0; pair < 4; ++pair) *reinterpret_cast<unsigned*>(to(pair)) = pairs[pair];
         __threadfence_block();
@@ -62,7 +59,7 @@ FLASHPORT_DEVICE void copy_query(const DecodeParams& p, const Segment& s, const 
       if (ready) {
         copy_async<16>(to, from, valid);
       } else {
-        *reinterpret_cast<uint4*>(to) = valid ? convert_query<kMath>(p, offset) : make_uint4(0, 0, 0, 0);
+        *reinterpret_cast<uint4*>(to) = valid ? packed_query<kMath>(p, offset) : make_uint4(0, 0, 0, 0);
         __threadfence_block();
       }
     }

@@ -44,8 +44,8 @@ struct RowLayout {
     return kHeads == 1 ? row * kPitch : row / kRows * ring_bytes + row % kRows * kPitch;
   }
   // Where in eight q8_0 blocks side by side (lane_maps.h) a head begins, for a kernel with teams: as in memory where
-  // heads follow each other, because the order of the products follows from it, and bits must not depend on who
-  // computes.
+  // heads follow each other, because the order of the products follows from it, and bits must not depend on which
+  // team computes.
   static constexpr int first_block(int head) { return kHeads == 1 ? 0 : kDim / 32 * head % 8; }
   // Where in a row the head begins that team `team` works on. `together`: the heads of the teams are side by side.
   static constexpr int head_offset(int team, int head, bool together) {

@@ -42,7 +42,8 @@ template <DecodeConfig kCfg>
 class DecodeTiles {
   static constexpr DecodeShape kShape = kCfg.shape;
   static constexpr MathType kMath = kShape.math;
-  static constexpr bool kScaled = kShape.kv == KvFormat::kQ8_0;
+  static_assert(kShape.k_format == kShape.v_format, "these tiles read K and V of one format");
+  static constexpr bool kScaled = kShape.k_format == KvFormat::kQ8_0;
   static constexpr int kColWaves = column_waves(kCfg);
   static constexpr int kRowWaves = kCfg.tuning.waves / kColWaves;
   static constexpr int kWaveRows = wave_rows(kCfg);
@@ -50,7 +51,7 @@ class DecodeTiles {
   static constexpr int kKeyTiles = kLeafKeys / kColWaves / 16;  // of 16 keys
   static constexpr int kColTiles = kShape.head_dim_v / kColWaves / 16;
   static constexpr int kStepPairs = kShape.head_dim_qk / 32;  // of 2 x 16 dims
-  static constexpr int kTilesAtOnce = value_tiles(kShape.kv);
+  static constexpr int kTilesAtOnce = value_tiles(kShape.v_format);
   static constexpr int kColGroups = kColTiles / kTilesAtOnce;
   static_assert(kWaveRows % 8 == 0 && kColGroups >= 1 && kShape.head_dim_v % (16 * kTilesAtOnce * kColWaves) == 0);
   static_assert(!kScaled || 8 % kColGroups == 0, "eight q8_0 blocks begin and end with a unit");
@@ -109,7 +110,7 @@ class DecodeTiles {
       values_ = {lane, col_wave * kColGroups, head_place<typename Tile::Values>(team, s.kv_head, together)};
     }
     if (has_query_) {
-      mbarrier_arrive(&shared_.ring.query_free[query_.tile]);
+      mbarrier_arrive(&shared_.ring.query_free[query_.stage]);
       query_.next();
     }
     has_query_ = true;
@@ -310,7 +311,7 @@ class DecodeTiles {
     const int g = recompute(g_);
     const int first = values_.first_block(recompute(col_wave_ * kColGroups));
     for_each_register(out.c, [&](const float& x, int col_tile, int tile, int i) {
-      f(x, 2 * tile + i % 2, value_column(kShape.kv, first, first_tile + col_tile, g, i / 2));
+      f(x, 2 * tile + i % 2, value_column(kShape.v_format, first, first_tile + col_tile, g, i / 2));
     });
   }
 
@@ -414,7 +415,7 @@ class DecodeTiles {
   // B operands of 8 query rows and the 32 dims of a pair of steps, in the order of the key operand.
   FLASHPORT_DEVICE void query_operand(unsigned (&b)[4], int tile, int pair) const {
     const int lane = block_.lane();
-    ldmatrix_x4(b, &shared_.ring.queries[query_.tile].rows[row_base_ + 8 * tile + lane % 8][32 * pair + lane / 8 * 8]);
+    ldmatrix_x4(b, &shared_.ring.queries[query_.stage].rows[row_base_ + 8 * tile + lane % 8][32 * pair + lane / 8 * 8]);
   }
 
   const Block& block_;
@@ -422,7 +423,7 @@ class DecodeTiles {
   int live_rows_, row_base_, col_wave_, g_, c_;
   KeyOperand<kCfg> keys_;
   ValueOperand<kCfg, kColGroups> values_;
-  RingPlace<KvRing<kCfg>::kQueries> query_;
+  PipelineState<KvRing<kCfg>::kQueries> query_;
   int buffer_ = 0;  // of what the waves tell each other
   bool has_query_ = false;
 };

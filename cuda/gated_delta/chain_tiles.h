@@ -1,10 +1,10 @@
 // The tile verbs of the chain over the chunks of the gated delta rule, on wgmma, for two warpgroups that run its text
-// side by side: CarryTiles has the state, and OutputTiles the outputs, for which the other hands it the rounded
-// operands of its products in shared memory. A verb on what the other warpgroup has does nothing.
+// concurrently: CarryTiles has the state, and OutputTiles the outputs. CarryTiles passes the rounded operands of its
+// products through shared memory to OutputTiles. A verb on what the other warpgroup has does nothing.
 //
 // V is the side of 64 rows: a warp has 16 columns of V, all of K and all tokens of a chunk, transposed, so that the
-// sums of one product are, rounded, the left operand of the next without leaving their lanes. A lane 4 g + c has, of
-// each tile of 8 tokens or keys, columns g and g + 8 and of the eight the two from 2 c on.
+// sums of one product are, rounded, the left operand of the next without leaving their lanes. In each tile of 8 tokens
+// or keys, lane 4 g + c has columns g and g + 8 of V, and tokens or keys 2 c and 2 c + 1.
 #pragma once
 
 #include "common/device/core/scalar_access.h"
@@ -14,12 +14,12 @@ namespace flashport::FLASHPORT_TARGET::gated_delta {
 
 using Sums = float[8][4];  // [64, V]
 
-template <int kSteps>  // of 16 tokens or keys
+template <int kSteps>  // steps of 16 tokens or keys
 struct Operand {
   unsigned a[kSteps][4];
 };
 
-// What both have: the ring of chunks, and who holds which element.
+// What both warpgroups have: the ring of chunks, and the map from lanes to elements.
 template <GatedDeltaChunkConfig kCfg>
 class ChainTiles {
  protected:
@@ -37,32 +37,32 @@ class ChainTiles {
         g_(block.lane() / 4),
         c_(block.lane() % 4) {}
 
-  // The chain's first chunk is awaited before its state is touched.
+  // Waits for the chain's first chunk before it touches the state.
   FLASHPORT_DEVICE void begin(const Chain& chain) {
     column_ = chain.column + warp_column_;
-    if (chain.chunks > 0) await_prepared(p_.workspace, place_of(p_, chain, 0).workspace);
+    if (chain.chunks > 0) await_chunk_signal(p_.workspace, chunk_coord(p_, chain, 0).index);
   }
 
-  // Waits for the tiles of the next chunk. finish(): they are not read any more.
-  FLASHPORT_DEVICE void fetch(const ChunkPlace&) {
+  // Waits until the tiles of the next chunk are loaded; finish() releases them.
+  FLASHPORT_DEVICE void fetch(const ChunkCoord&) {
     finish();
-    mbarrier_wait(&memory_.ready[stage_.tile], stage_.phase);
-    fence_async_proxy();  // of those who copied none knows when they have landed
+    mbarrier_wait(&memory_.full[pipe_.stage], pipe_.phase);
+    fence_async_proxy();  // the readers' task: no producer thread waits for its copies to complete
     holds_stage_ = true;
   }
   FLASHPORT_DEVICE void finish() {
     if (!holds_stage_) return;
-    mbarrier_arrive(&memory_.free[stage_.tile]);
-    stage_.next();
+    mbarrier_arrive(&memory_.empty[pipe_.stage]);
+    pipe_.next();
     holds_stage_ = false;
   }
 
-  FLASHPORT_DEVICE const Panels<kPanels>& queries() const { return memory_.stages[stage_.tile].q; }
-  FLASHPORT_DEVICE const Panels<kPanels>& keys() const { return memory_.stages[stage_.tile].k; }
-  FLASHPORT_DEVICE const Panels<1>& transform() const { return memory_.stages[stage_.tile].transform; }
-  FLASHPORT_DEVICE const Panels<1>& scores() const { return memory_.stages[stage_.tile].scores; }
-  // Of the chunk that fetch() waited for, and, in its memory, until the next fetch().
-  FLASHPORT_DEVICE const ChunkFactors& factors() const { return memory_.factors[stage_.tile]; }
+  FLASHPORT_DEVICE const Panels<kPanels>& queries() const { return memory_.stages[pipe_.stage].q; }
+  FLASHPORT_DEVICE const Panels<kPanels>& keys() const { return memory_.stages[pipe_.stage].k; }
+  FLASHPORT_DEVICE const Panels<1>& inverse() const { return memory_.stages[pipe_.stage].inverse; }
+  FLASHPORT_DEVICE const Panels<1>& scores() const { return memory_.stages[pipe_.stage].scores; }
+  // The factors of the chunk that fetch() waited for; the reference stays valid until the next fetch().
+  FLASHPORT_DEVICE const ChunkFactors& factors() const { return memory_.factors[pipe_.stage]; }
 
   FLASHPORT_DEVICE static float multiply_add(float factor, float x, float sum) { return fma_rn(factor, x, sum); }
 
@@ -80,14 +80,14 @@ class ChainTiles {
     }
     wgmma_commit();
   }
-  // Where this lane's row of a step of an operand lies that is handed over, as stmatrix and ldmatrix want it.
-  FLASHPORT_DEVICE int place_in_operand(int step) const {
-    return panel_place(warp_column_ + lane_ % 16, step % 4 * 2 + lane_ / 16);
+  // The offset of this lane's row of a step of an operand in shared memory, as stmatrix and ldmatrix address it.
+  FLASHPORT_DEVICE int operand_offset(int step) const {
+    return swizzled_offset(warp_column_ + lane_ % 16, step % 4 * 2 + lane_ / 16);
   }
   FLASHPORT_DEVICE int row_of(int i) const { return i / 4 * 8 + 2 * c_ + i % 2; }
-  // Where this lane's row of an ldmatrix of the warp's columns lies: of tokens 16 pair .. + 15.
-  FLASHPORT_DEVICE int place_in_tokens(int pair) const {
-    return panel_place(pair * 16 + lane_ / 16 * 8 + lane_ % 8, warp_column_ / 8 + lane_ / 8 % 2);
+  // The offset of this lane's row for an ldmatrix of the warp's columns and tokens 16 pair .. 16 pair + 15.
+  FLASHPORT_DEVICE int tile_offset(int pair) const {
+    return swizzled_offset(pair * 16 + lane_ / 16 * 8 + lane_ % 8, warp_column_ / 8 + lane_ / 8 % 2);
   }
   FLASHPORT_DEVICE static void round_step(unsigned (&a)[4], const float (&low)[4], const float (&high)[4]) {
     a[0] = pack<kMath>(low[0], low[1]);
@@ -101,15 +101,15 @@ class ChainTiles {
   int lane_, warp_column_, g_, c_;
   int column_ = 0;
   bool holds_stage_ = false;
-  RingPlace<Memory::kStages> stage_;
-  unsigned given_ = 0;  // phase of what is handed over
+  PipelineState<Memory::kStages> pipe_;
+  unsigned phase_ = 0;  // of the barriers of the state, the new values and the outputs
 };
 
 template <GatedDeltaChunkConfig kCfg>
 class CarryTiles : public ChainTiles<kCfg> {
   using Base = ChainTiles<kCfg>;
-  using Base::c_, Base::column_, Base::g_, Base::given_, Base::kMath, Base::kPanels, Base::lane_, Base::memory_;
-  using Base::p_, Base::place_in_operand, Base::place_in_tokens, Base::round_step, Base::row_of, Base::stage_,
+  using Base::c_, Base::column_, Base::g_, Base::phase_, Base::kMath, Base::kPanels, Base::lane_, Base::memory_;
+  using Base::p_, Base::operand_offset, Base::tile_offset, Base::round_step, Base::row_of, Base::pipe_,
       Base::warp_column_;
   static constexpr bool kInRegisters = kPanels <= 2;
 
@@ -121,16 +121,17 @@ class CarryTiles : public ChainTiles<kCfg> {
     Sums c;
   };
   struct Out {};
-  struct Given {};  // the state as an operand where registers have no room for it: what the other warpgroup gets
+  // The state as an operand where registers have no room for it: the copy that the other warpgroup reads.
+  struct InShared {};
 
   using Base::Base;
 
-  // Values are read ahead of the first product, amid whose instructions one would wait for them.
-  FLASHPORT_DEVICE void fetch(const ChunkPlace& place) {
-    Base::fetch(place);
-    const Panels<1>& v = memory_.stages[stage_.tile].v;
+  // Reads the values ahead of the first product: later, their wait would lie amid its instructions.
+  FLASHPORT_DEVICE void fetch(const ChunkCoord& coord) {
+    Base::fetch(coord);
+    const Panels<1>& v = memory_.stages[pipe_.stage].v;
 #pragma unroll
-    for (int pair = 0; pair < 4; ++pair) ldmatrix_x4_trans(values_[pair], v.x[0] + place_in_tokens(pair));
+    for (int pair = 0; pair < 4; ++pair) ldmatrix_x4_trans(values_[pair], v.x[0] + tile_offset(pair));
   }
 
   FLASHPORT_DEVICE static void zero(State& state) { state = {}; }
@@ -144,8 +145,8 @@ class CarryTiles : public ChainTiles<kCfg> {
       for (int step = 0; step < kPanels * 4; ++step) round(operand.a[step], step);
       return operand;
     } else {
-      give(memory_.entering_given, memory_.entering, round);
-      return Given{};
+      store_operand(memory_.state_barriers, memory_.state, round);
+      return InShared{};
     }
   }
   FLASHPORT_DEVICE static Operand<4> to_operand(const Rows& rows) {
@@ -159,29 +160,29 @@ class CarryTiles : public ChainTiles<kCfg> {
   FLASHPORT_DEVICE static void multiply(Rows& product, const Panels<kPanels>& left, const Operand<kPanels * 4>& state) {
     Base::template begin_product<false>(product.c, left, state);
   }
-  FLASHPORT_DEVICE void multiply(Rows& product, const Panels<kPanels>& left, Given) const {
-    mbarrier_wait(&memory_.entering_given.full, given_);
+  FLASHPORT_DEVICE void multiply(Rows& product, const Panels<kPanels>& left, InShared) const {
+    memory_.state_barriers.wait(phase_);
     wgmma_begin();
-    wgmma<kMath, false, false>(product.c, panel_descriptor(memory_.entering.x[0], 0), panel_descriptor(left.x[0], 0));
+    wgmma<kMath, false, false>(product.c, panel_descriptor(memory_.state.x[0], 0), panel_descriptor(left.x[0], 0));
 #pragma unroll
     for (int step = 1; step < 4 * kPanels; ++step) {
       const int panel = step / 4, byte = step % 4 * 32;
-      const std::uint64_t right = panel_descriptor(memory_.entering.x[panel], byte);
+      const std::uint64_t right = panel_descriptor(memory_.state.x[panel], byte);
       wgmma<kMath, true, false>(product.c, right, panel_descriptor(left.x[panel], byte));
     }
     wgmma_commit();
   }
   FLASHPORT_DEVICE void multiply(Out&, const Panels<kPanels>&, const Operand<kPanels * 4>& state) const {
-    give(memory_.entering_given, memory_.entering, state);
+    store_operand(memory_.state_barriers, memory_.state, state);
   }
-  FLASHPORT_DEVICE static void multiply(Out&, const Panels<kPanels>&, Given) {}
+  FLASHPORT_DEVICE static void multiply(Out&, const Panels<kPanels>&, InShared) {}
   // product [c, V] = left [c, c] right [c, V], left lower triangular
   FLASHPORT_DEVICE static void multiply_lower(Rows& product, const Panels<1>& left, const Operand<4>& right) {
     Base::template begin_product<false>(product.c, left, right);
   }
   FLASHPORT_DEVICE void add_product_lower(Out&, const Panels<1>&, const Operand<4>& right) {
-    give(memory_.learned_given, memory_.learned, right);
-    given_ ^= 1;
+    store_operand(memory_.new_values_barriers, memory_.new_values, right);
+    phase_ ^= 1;
   }
   // S [K, V] += left^T [K, c] right [c, V]
   FLASHPORT_DEVICE static void add_product_transposed(State& state, const Panels<kPanels>& left,
@@ -196,7 +197,7 @@ class CarryTiles : public ChainTiles<kCfg> {
     }
     wgmma_commit();
   }
-  // Of a warpgroup's products one at a time is on its way: those begun behind it are the other's.
+  // A warpgroup has one product in flight at a time: those begun after it are the other warpgroup's.
   template <int kLater>
   FLASHPORT_DEVICE static void settle(Rows& rows) {
     wgmma_wait<0>();
@@ -246,51 +247,52 @@ class CarryTiles : public ChainTiles<kCfg> {
   }
   FLASHPORT_DEVICE static void store_rows(const Out&, const StridedRows&, std::int64_t) {}
 
-  // `at`: the element that the head's state begins with.
+  // `at`: the offset of the head's state, in elements.
   FLASHPORT_DEVICE void load_state(State& state, const void* data, DType dtype, std::int64_t at) const {
     with_type(const_cast<void*>(data), dtype, [&](const auto* from) {
-      for_each_of_state(state, [&](float& x, int key, int column) {
+      for_each_state_element(state, [&](float& x, int key, int column) {
         const bool valid = key < p_.head_dim_k && column < p_.head_dim_v;
-        x = valid ? to_float(from[at + place_in_state(key, column)]) : 0.0f;
+        x = valid ? to_float(from[at + state_offset(key, column)]) : 0.0f;
       });
     });
   }
   FLASHPORT_DEVICE void store_state(const State& state, void* data, DType dtype, std::int64_t at) const {
     with_type(data, dtype, [&](auto* to) {
-      for_each_of_state(state, [&](const float& x, int key, int column) {
-        if (key < p_.head_dim_k && column < p_.head_dim_v) store_as(to + at + place_in_state(key, column), x);
+      for_each_state_element(state, [&](const float& x, int key, int column) {
+        if (key < p_.head_dim_k && column < p_.head_dim_v) store_as(to + at + state_offset(key, column), x);
       });
     });
   }
 
  private:
   template <int kToPanels, int kSteps>
-  FLASHPORT_DEVICE void give(Handover& handover, Panels<kToPanels>& to, const Operand<kSteps>& operand) const {
+  FLASHPORT_DEVICE void store_operand(StageBarriers& barriers, Panels<kToPanels>& to,
+                                      const Operand<kSteps>& operand) const {
     static_assert(kSteps == 4 * kToPanels);
-    give(handover, to, [&](unsigned (&a)[4], int step) {
+    store_operand(barriers, to, [&](unsigned (&a)[4], int step) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) a[i] = operand.a[step][i];
     });
   }
   // round(a, step) sets a step's registers.
   template <int kToPanels, class F>
-  FLASHPORT_DEVICE void give(Handover& handover, Panels<kToPanels>& to, const F& round) const {
-    mbarrier_wait(&handover.empty, given_ ^ 1);
+  FLASHPORT_DEVICE void store_operand(StageBarriers& barriers, Panels<kToPanels>& to, const F& round) const {
+    barriers.acquire(phase_);
 #pragma unroll
     for (int step = 0; step < 4 * kToPanels; ++step) {
       unsigned a[4];
       round(a, step);
-      stmatrix_x4(to.x[step / 4] + place_in_operand(step), a);
+      stmatrix_x4(to.x[step / 4] + operand_offset(step), a);
     }
     if constexpr (!kInRegisters) fence_async_proxy();
-    mbarrier_arrive(&handover.full);
+    barriers.commit();
   }
 
-  FLASHPORT_DEVICE std::int64_t place_in_state(int key, int column) const {
+  FLASHPORT_DEVICE std::int64_t state_offset(int key, int column) const {
     return p_.key_major ? std::int64_t{key} * p_.head_dim_v + column : std::int64_t{column} * p_.head_dim_k + key;
   }
   template <class S, class F>
-  FLASHPORT_DEVICE void for_each_of_state(S& state, const F& f) const {
+  FLASHPORT_DEVICE void for_each_state_element(S& state, const F& f) const {
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
 #pragma unroll
@@ -306,8 +308,8 @@ class CarryTiles : public ChainTiles<kCfg> {
 template <GatedDeltaChunkConfig kCfg>
 class OutputTiles : public ChainTiles<kCfg> {
   using Base = ChainTiles<kCfg>;
-  using Base::begin_product, Base::given_, Base::kMath, Base::kPanels, Base::lane_, Base::memory_;
-  using Base::p_, Base::place_in_operand, Base::place_in_tokens, Base::round_step, Base::row_of, Base::warp_column_;
+  using Base::begin_product, Base::phase_, Base::kMath, Base::kPanels, Base::lane_, Base::memory_;
+  using Base::p_, Base::operand_offset, Base::tile_offset, Base::round_step, Base::row_of, Base::warp_column_;
 
  public:
   struct State {};
@@ -315,18 +317,18 @@ class OutputTiles : public ChainTiles<kCfg> {
   struct Out {
     Sums c;
   };
-  struct Theirs {};  // an operand that the other warpgroup has
+  struct InShared {};  // an operand that the other warpgroup stores in shared memory
 
   using Base::Base;
 
   // product [c, V] = left [c, K] S [K, V]
-  FLASHPORT_DEVICE void multiply(Out& product, const Panels<kPanels>& left, const Theirs&) const {
-    multiply<false>(product, left, memory_.entering_given, memory_.entering);
+  FLASHPORT_DEVICE void multiply(Out& product, const Panels<kPanels>& left, const InShared&) const {
+    multiply<false>(product, left, memory_.state_barriers, memory_.state);
   }
   // sum [c, V] += left [c, c] right [c, V], left lower triangular
-  FLASHPORT_DEVICE void add_product_lower(Out& sum, const Panels<1>& left, const Theirs&) {
-    multiply<true>(sum, left, memory_.learned_given, memory_.learned);
-    given_ ^= 1;
+  FLASHPORT_DEVICE void add_product_lower(Out& sum, const Panels<1>& left, const InShared&) {
+    multiply<true>(sum, left, memory_.new_values_barriers, memory_.new_values);
+    phase_ ^= 1;
     this->finish();
   }
   template <class F>
@@ -334,29 +336,29 @@ class OutputTiles : public ChainTiles<kCfg> {
 #pragma unroll
     for (int i = 0; i < 32; ++i) f(row_of(i), out.c[i / 4][i % 4]);
   }
-  // By who brings the chunks.
+  // Stores to shared memory; the producer warpgroup copies to `out`.
   FLASHPORT_DEVICE void store_rows(const Out& rows, const StridedRows&, std::int64_t) const {
-    mbarrier_wait(&memory_.out_given.empty, given_);  // of the chunk before: add_product_lower() has counted on
+    memory_.out_barriers.acquire(phase_ ^ 1);  // this chunk's phase: add_product_lower() has flipped it already
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
       unsigned two[4];
       round_step(two, rows.c[2 * pair], rows.c[2 * pair + 1]);
-      stmatrix_x4_trans(memory_.out.x[0] + place_in_tokens(pair), two);
+      stmatrix_x4_trans(memory_.out.x[0] + tile_offset(pair), two);
     }
-    mbarrier_arrive(&memory_.out_given.full);
+    memory_.out_barriers.commit();
   }
 
-  // What the other warpgroup has.
+  // Verbs on what the other warpgroup has.
   FLASHPORT_DEVICE static void zero(State&) {}
   FLASHPORT_DEVICE static void load_state(State&, const void*, DType, std::int64_t) {}
   FLASHPORT_DEVICE static void store_state(const State&, void*, DType, std::int64_t) {}
   FLASHPORT_DEVICE static void scale(State&, float) {}
-  FLASHPORT_DEVICE static Theirs to_operand(const State&) { return {}; }
-  FLASHPORT_DEVICE static Theirs to_operand(const Rows&) { return {}; }
+  FLASHPORT_DEVICE static InShared to_operand(const State&) { return {}; }
+  FLASHPORT_DEVICE static InShared to_operand(const Rows&) { return {}; }
   FLASHPORT_DEVICE static void load_rows(Rows&, std::int64_t) {}
-  FLASHPORT_DEVICE static void multiply(Rows&, const Panels<kPanels>&, const Theirs&) {}
-  FLASHPORT_DEVICE static void multiply_lower(Rows&, const Panels<1>&, const Theirs&) {}
-  FLASHPORT_DEVICE static void add_product_transposed(State&, const Panels<kPanels>&, const Theirs&) {}
+  FLASHPORT_DEVICE static void multiply(Rows&, const Panels<kPanels>&, const InShared&) {}
+  FLASHPORT_DEVICE static void multiply_lower(Rows&, const Panels<1>&, const InShared&) {}
+  FLASHPORT_DEVICE static void add_product_transposed(State&, const Panels<kPanels>&, const InShared&) {}
   template <int kLater, class Any>
   FLASHPORT_DEVICE static void settle(Any&) {}
   template <class F>
@@ -366,15 +368,15 @@ class OutputTiles : public ChainTiles<kCfg> {
 
  private:
   template <bool kAdds, int kLeftPanels>
-  FLASHPORT_DEVICE void multiply(Out& sum, const Panels<kLeftPanels>& left, Handover& handover,
+  FLASHPORT_DEVICE void multiply(Out& sum, const Panels<kLeftPanels>& left, StageBarriers& barriers,
                                  const Panels<kLeftPanels>& right) const {
     Operand<4 * kLeftPanels> operand;
-    mbarrier_wait(&handover.full, given_);
+    barriers.wait(phase_);
 #pragma unroll
     for (int step = 0; step < 4 * kLeftPanels; ++step) {
-      ldmatrix_x4(operand.a[step], right.x[step / 4] + place_in_operand(step));
+      ldmatrix_x4(operand.a[step], right.x[step / 4] + operand_offset(step));
     }
-    mbarrier_arrive(&handover.empty);
+    barriers.release();
     begin_product<kAdds>(sum.c, left, operand);
     wgmma_wait<0>();
     pin(sum.c);

@@ -10,9 +10,9 @@
 
 namespace flashport::FLASHPORT_TARGET::gated_delta {
 
-// The teams of a block, as many as have room, take chunks each for itself, and few chunks by as many multiprocessors as
-// there are. Where the chain runs beside them, whoever announces a chunk takes back what earlier launches have
-// announced of it, before the chain may come.
+// A block of the prepare kernel has several teams, as many as fit its shared memory, and each team computes chunks of
+// its own. Few chunks are spread over all multiprocessors. Where the chain runs concurrently, a team first clears the
+// signals of its chunks, which earlier launches may have set, and only then may the chain start.
 template <GatedDeltaChunkConfig kCfg>
 constexpr int prepare_teams() {
   constexpr int kRoom = kMostSharedBytes / static_cast<int>(sizeof(PrepareShared<kCfg>));
@@ -28,29 +28,31 @@ FLASHPORT_DEVICE int longest_sequence(const GatedDeltaChunkParams& p, const Bloc
   return __reduce_max_sync(~0u, longest);
 }
 
-// f(chunk, slot, head) for the share of a block's team. Beside the chain, and if sequences are of one length, chunk
-// after chunk of all sequences in step, which is the chain's order; else slot after slot, as there may be many short
-// ones. Teams of a block take neighbouring heads, whose rows lie side by side; few chunks take a multiprocessor each.
+// f(chunk, index, head) for the chunks of one team. If the chain runs concurrently, and if all sequences have one
+// length, the first chunks of all sequences are followed by the second ones and so on, which is the order of the
+// chains; else the order is that of the indices, since there may be many short sequences. Teams of a block take
+// neighbouring heads, whose rows are neighbours in memory; where there are fewer chunks than teams, each multiprocessor
+// takes one.
 template <int kTeams, class F>
 FLASHPORT_DEVICE void for_each_chunk(const GatedDeltaChunkParams& p, const Block& block, const F& f) {
-  const bool by_slot = p.cu_seqlens.data != nullptr && p.workspace.prepared == nullptr;
+  const bool by_index = p.cu_seqlens.data != nullptr && p.workspace.signals == nullptr;
   const int items =
-      (by_slot ? static_cast<int>(p.workspace.slots) : chunks_of(longest_sequence(p, block)) * p.batch) * p.num_heads;
-  const int blocks = static_cast<int>(gridDim.x), shares = kTeams * blocks;
+      (by_index ? static_cast<int>(p.workspace.chunks) : chunks_of(longest_sequence(p, block)) * p.batch) * p.num_heads;
+  const int blocks = static_cast<int>(gridDim.x), stride = kTeams * blocks;
   const int first =
-      items < shares ? block.team() * blocks + static_cast<int>(blockIdx.x) : static_cast<int>(block.index());
-  for (int i = first; i < items; i += shares) {
+      items < stride ? block.team() * blocks + static_cast<int>(blockIdx.x) : static_cast<int>(block.index());
+  for (int i = first; i < items; i += stride) {
     const int heads = recompute(p.num_heads), batch = recompute(p.batch), row = i / heads;
-    std::int64_t slot = row;
+    std::int64_t index = row;
     SequenceTokens chunk;
-    if (by_slot) {
-      chunk = chunk_of_slot(p, slot);
+    if (by_index) {
+      chunk = chunk_of_index(p, index);
     } else {
       const SequenceTokens tokens = sequence_tokens(p, row % batch);
-      slot = first_chunk_slot(p, row % batch, tokens) + row / batch;
+      index = first_chunk_index(p, row % batch, tokens) + row / batch;
       chunk = tokens_of_chunk(tokens, row / batch);
     }
-    if (chunk.count > 0) f(chunk, slot, i % heads);
+    if (chunk.count > 0) f(chunk, index, i % heads);
   }
 }
 
@@ -61,51 +63,52 @@ FLASHPORT_DEVICE void gated_delta_prepare_block(const GatedDeltaChunkParams& p, 
   PrepareShared<kCfg>& own = shared[team];
   const Block block(&own.tiles.flag, team * kPrepareThreads, kPrepareThreads, kFirstTeamBarrier + team, team, kTeams);
   await_kernel_before();
-  if (p.workspace.prepared != nullptr) {
-    for_each_chunk<kTeams>(p, block, [&](SequenceTokens, std::int64_t slot, int head) {
+  if (p.workspace.signals != nullptr) {
+    for_each_chunk<kTeams>(p, block, [&](SequenceTokens, std::int64_t index, int head) {
       for (int i = block.thread(); i < p.group_size; i += kPrepareThreads) {
-        p.workspace.prepared[slot * p.num_v_heads + value_head(p, head, i)] = 0;
+        p.workspace.signals[index * p.num_v_heads + value_head(p, head, i)] = 0;
       }
     });
     __threadfence();
     __syncthreads();
   }
-  let_next_kernel_come();
-  for_each_chunk<kTeams>(p, block, [&](SequenceTokens chunk, std::int64_t slot, int head) {
-    prepare_chunk<kCfg>(p, block, chunk, slot, head, own);
+  launch_dependents();
+  for_each_chunk<kTeams>(p, block, [&](SequenceTokens chunk, std::int64_t index, int head) {
+    prepare_chunk<kCfg>(p, block, chunk, index, head, own);
   });
 }
 
-// One warpgroup carries the state, one makes outputs, one brings both the chunks and takes the outputs away. The first
-// gets what registers the others can spare.
+// One warpgroup carries the state, one computes the outputs, and the producer copies for both. The first gets the
+// registers that the others can spare.
 //
-// Beside the prepare kernel it waits for no kernel at its beginning: all blocks of that one have waited for those
-// before it when this one may come, and what that one writes is announced piece by piece.
+// Where the chain runs concurrently with the prepare kernel, it does not wait for it at its beginning. It starts only
+// after all blocks of the prepare kernel have waited for the kernels before that, and the prepare kernel signals each
+// chunk that it has stored.
 template <GatedDeltaChunkConfig kCfg>
 FLASHPORT_DEVICE void gated_delta_chunk_block(const GatedDeltaChunkParams& p, ChainMemory<kCfg>& memory) {
   if (threadIdx.x == 0) memory.init_barriers();
   memory.clear_triangles(static_cast<int>(threadIdx.x));
   __syncthreads();
   static_assert(sizeof(ChainMemory<kCfg>) <= kMostSharedBytes);
-  if (p.workspace.prepared == nullptr) await_kernel_before();
-  let_next_kernel_come();
+  if (p.workspace.signals == nullptr) await_kernel_before();
+  launch_dependents();
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   const Block block(&memory.flag, warpgroup * kWarpgroup, kWarpgroup, kChainBarrier + warpgroup);
   if (warpgroup == 0) {
-    take_registers<240>();
+    increase_registers<240>();
     gated_delta_chunk<CarryTiles<kCfg>>(p, block, memory);
   } else if (warpgroup == 1) {
-    leave_registers<152>();
+    decrease_registers<152>();
     gated_delta_chunk<OutputTiles<kCfg>>(p, block, memory);
   } else {
-    leave_registers<104>();
-    ChunkCopies<kCfg> copies(p, block, memory);
-    for_each_chain(p, block, kCfg.columns, [&](const Chain& chain) { copies.run(chain); });
+    decrease_registers<104>();
+    ChunkProducer<kCfg> producer(p, block, memory);
+    for_each_chain(p, block, kCfg.columns, [&](const Chain& chain) { producer.run(chain); });
   }
-  await_kernel_before();  // who waits for this kernel waits for that one too
+  await_kernel_before();  // so that a kernel that waits for this one waits for the prepare kernel too
 }
 
-// Functions, as nvcc 13.0 spells the names of such types wrong where it writes out variables of a namespace.
+// These are functions because nvcc 13.0 writes the types' names wrong where such values are variables of a namespace.
 template <GatedDeltaChunkConfig kCfg>
 constexpr int prepare_bytes() {
   return prepare_teams<kCfg>() * static_cast<int>(sizeof(PrepareShared<kCfg>));
@@ -113,10 +116,6 @@ constexpr int prepare_bytes() {
 template <GatedDeltaChunkConfig kCfg>
 constexpr int chain_bytes() {
   return static_cast<int>(sizeof(ChainMemory<kCfg>));
-}
-
-constexpr GatedDeltaConfig gated_delta_config(const GatedDeltaShape& shape) {
-  return {shape, gated_delta_tuning(shape)};
 }
 
 template <GatedDeltaConfig kCfg>
@@ -158,7 +157,7 @@ FLASHPORT_DEVICE void gated_delta_update_block(const GatedDeltaUpdateParams& p) 
   }                                                                                                                \
   FLASHPORT_DEFINE_ENTRY(symbol, name, KernelTag::kGatedDeltaPrepare, symbol##_threads,                            \
                          prepare_bytes<symbol##_config>(), .shape = {.gated_delta_chunk = symbol##_config},        \
-                         .teams = prepare_teams<symbol##_config>(), .announces = true)                             \
+                         .teams = prepare_teams<symbol##_config>(), .signals = true)                               \
   }
 
 #define FLASHPORT_DEFINE_GATED_DELTA_CHUNK(symbol, name, ...)                                                      \

@@ -1,4 +1,4 @@
-// Rows of queries, keys and values on their way to panels in shared memory (wgmma.h).
+// Copies of rows of queries, keys and values to panels in shared memory (wgmma.h).
 #pragma once
 
 #include "common/device/gated_delta/sequence.h"
@@ -18,30 +18,30 @@ FLASHPORT_DEVICE bool has_wide_rows(const StridedRows& rows) {
   return bits % 16 == 0;
 }
 
-// Begins to copy `count` rows of `columns` values from element `at` on, by kThreads threads of which this one is
-// `thread`; zeros where there are no rows or columns.
+// Begins to copy `count` rows of `columns` values from offset `at` on, by kThreads threads of which this one is
+// `thread`. Rows and columns that do not exist are zeros.
 template <int kThreads, int kPanels>
 FLASHPORT_DEVICE void copy_rows(Panels<kPanels>& panels, const StridedRows& rows, std::int64_t at, int count,
                                 int columns, bool wide, int thread) {
-  constexpr int kUnits = kPanels * 8;
-  constexpr int kRowsAtOnce = kThreads / kUnits;
-  const int unit = thread % kUnits, first = thread / kUnits;
+  constexpr int kVectors = kPanels * 8;
+  constexpr int kRowsAtOnce = kThreads / kVectors;
+  const int vector = thread % kVectors, first = thread / kVectors;
   const auto* data = static_cast<const std::uint16_t*>(rows.data);
-  const std::uint16_t* from = data + at + first * rows.stride_token + unit * 8;
-  std::uint16_t* panel = panels.x[unit / 8];
+  const std::uint16_t* from = data + at + first * rows.stride_token + vector * 8;
+  std::uint16_t* panel = panels.x[vector / 8];
   if (wide && count == kChunkTokens && columns == kPanels * kPanelColumns) {
     const std::int64_t step = kRowsAtOnce * rows.stride_token;
 #pragma unroll
     for (int i = 0; i < kChunkTokens / kRowsAtOnce; ++i, from += step) {
-      copy_async<16>(panel + panel_place(first + i * kRowsAtOnce, unit % 8), from, true);
+      copy_async<16>(panel + swizzled_offset(first + i * kRowsAtOnce, vector % 8), from, true);
     }
     return;
   }
 #pragma unroll 1
   for (int row = first; row < kChunkTokens; row += kRowsAtOnce, from += kRowsAtOnce * rows.stride_token) {
-    const bool valid = row < count && unit * 8 < columns;
+    const bool valid = row < count && vector * 8 < columns;
     const std::uint16_t* source = valid ? from : data;
-    std::uint16_t* to = panel + panel_place(row, unit % 8);
+    std::uint16_t* to = panel + swizzled_offset(row, vector % 8);
     if (wide) {
       copy_async<16>(to, source, valid);
       continue;

@@ -1,5 +1,5 @@
-// The tile verbs of what a chunk of the gated delta rule needs of itself, on mma.sync: four warps, each with 16 tokens'
-// rows of both products of queries and keys.
+// The tile verbs of the gated delta rule's prepare kernel, on mma.sync: four warps, each with 16 tokens' rows of both
+// products of queries and keys.
 #pragma once
 
 #include "cuda/gated_delta/panels.h"
@@ -7,8 +7,8 @@
 
 namespace flashport::FLASHPORT_TARGET::gated_delta {
 
-inline constexpr int kPrepareThreads = 128;  // of a team
-inline constexpr int kFirstTeamBarrier = 2;  // of the teams of a block, one each
+inline constexpr int kPrepareThreads = 128;  // threads of a team
+inline constexpr int kFirstTeamBarrier = 2;  // each team of a block has a barrier, from this number on
 inline constexpr int kMaxPrepareTeams = 4;
 
 template <GatedDeltaChunkConfig kCfg>
@@ -34,7 +34,7 @@ class PrepareTiles {
 
  public:
   struct Gram {
-    float c[8][4];  // tiles of 8 columns up to the diagonal's block of 16
+    float c[8][4];  // tiles of 8 columns up to the diagonal's sub-block
   };
 
   FLASHPORT_DEVICE PrepareTiles(const GatedDeltaChunkParams& p, const Block& block, Memory& memory, int count)
@@ -58,7 +58,7 @@ class PrepareTiles {
     const int lane = block_.lane();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const auto at = [&](int row, int unit) { return panel_place(row, (2 * step + unit) % 8); };
+      const auto at = [&](int row, int vector) { return swizzled_offset(row, (2 * step + vector) % 8); };
       const std::uint16_t* k = memory_.rows.k.x[step / 4];
       const std::uint16_t* q = memory_.rows.q.x[step / 4];
       unsigned own_keys[4], own_queries[4];
@@ -78,7 +78,7 @@ class PrepareTiles {
         }
       }
     }
-    // Row g's own column lies with the lane whose two columns hold it.
+    // The diagonal's element of row g is in the lane whose two columns include it.
     const int g = lane / 4;
     const auto store_diagonal = [&](float* to, const float (&low)[4], const float (&high)[4]) {
       if (lane % 4 != g / 2) return;
@@ -93,34 +93,34 @@ class PrepareTiles {
   }
   FLASHPORT_DEVICE void scale(Gram& gram, const float* rows, const float* columns) const {
     const int row = first_row_ + block_.lane() / 4;
-    const float of_rows[2] = {rows[row], rows[row + 8]};
+    const float row_factors[2] = {rows[row], rows[row + 8]};
 #pragma unroll
     for (int tile = 0; tile < 8; ++tile) {
       if (tile / 2 * 16 > first_row_) break;
-      const float2 of_columns = *reinterpret_cast<const float2*>(columns + 8 * tile + block_.lane() % 4 * 2);
+      const float2 pair = *reinterpret_cast<const float2*>(columns + 8 * tile + block_.lane() % 4 * 2);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) gram.c[tile][i] *= of_rows[i / 2] * (i % 2 == 0 ? of_columns.x : of_columns.y);
+      for (int i = 0; i < 4; ++i) gram.c[tile][i] *= row_factors[i / 2] * (i % 2 == 0 ? pair.x : pair.y);
     }
   }
 
-  // f(row, column, token(row), token(column), k k^T, q k^T, a) gives an element of P and sets one of A, in the blocks
-  // that the diagonal meets or leaves on its upper side.
+  // f(row, column, token(row), token(column), k k^T, q k^T, a) gives an element of P and sets one of A, in the
+  // sub-blocks up to the diagonal's.
   template <class Token, class F>
   FLASHPORT_DEVICE void fill_lower(const Gram& keys, const Gram& queries, const Token& token, const F& f) const {
     auto& to = memory_.lower;
     const int row = first_row_ + block_.lane() / 4;
-    const decltype(token(0)) of_rows[2] = {token(row), token(row + 8)};
+    const decltype(token(0)) row_tokens[2] = {token(row), token(row + 8)};
 #pragma unroll
     for (int tile = 0; tile < 8; ++tile) {
       if (tile / 2 * 16 > first_row_) break;
       const int column = 8 * tile + block_.lane() % 4 * 2;
-      const decltype(token(0)) of_columns[2] = {token(column), token(column + 1)};
+      const decltype(token(0)) column_tokens[2] = {token(column), token(column + 1)};
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float a[2], scores[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          scores[i] = f(row + 8 * half, column + i, of_rows[half], of_columns[i], keys.c[tile][2 * half + i],
+          scores[i] = f(row + 8 * half, column + i, row_tokens[half], column_tokens[i], keys.c[tile][2 * half + i],
                         queries.c[tile][2 * half + i], a[i]);
         }
         *reinterpret_cast<float2*>(to.a + (row + 8 * half) * kTrianglePitch + column) = make_float2(a[0], a[1]);
@@ -131,26 +131,26 @@ class PrepareTiles {
   }
   FLASHPORT_DEVICE void invert() const { invert_unit_lower(block_, memory_.lower.a, memory_.lower.inverse); }
 
-  // The inverse and P, to the workspace; the factors are there already.
-  FLASHPORT_DEVICE void store(const ChunkWorkspace& workspace, std::int64_t place) const {
+  // Stores the inverse and P in the workspace and signals the chunk; its factors have been stored before.
+  FLASHPORT_DEVICE void store(const ChunkWorkspace& workspace, std::int64_t index) const {
     const auto& from = memory_.lower;
-    auto* transform = static_cast<std::uint16_t*>(workspace.transforms) + place * kChunkTokens * kChunkTokens;
-    auto* scores = static_cast<std::uint16_t*>(workspace.scores) + place * kChunkTokens * kChunkTokens;
+    auto* inverse = static_cast<std::uint16_t*>(workspace.inverses) + index * kChunkTokens * kChunkTokens;
+    auto* scores = static_cast<std::uint16_t*>(workspace.scores) + index * kChunkTokens * kChunkTokens;
 #pragma unroll
     for (int i = 0; i < kChunkTokens * 8 / kPrepareThreads; ++i) {
-      const int row = i * (kPrepareThreads / 8) + block_.thread() / 8, unit = block_.thread() % 8;
-      if (unit / 2 > row / 16) continue;
-      const auto* eight = reinterpret_cast<const float4*>(from.inverse + row * kTrianglePitch + unit * 8);
+      const int row = i * (kPrepareThreads / 8) + block_.thread() / 8, vector = block_.thread() % 8;
+      if (vector / 2 > row / 16) continue;
+      const auto* eight = reinterpret_cast<const float4*>(from.inverse + row * kTrianglePitch + vector * 8);
       const float4 low = eight[0], high = eight[1];
-      *reinterpret_cast<uint4*>(transform + row * kChunkTokens + unit * 8) =
+      *reinterpret_cast<uint4*>(inverse + row * kChunkTokens + vector * 8) =
           make_uint4(pack<kMath>(low.x, low.y), pack<kMath>(low.z, low.w), pack<kMath>(high.x, high.y),
                      pack<kMath>(high.z, high.w));
-      *reinterpret_cast<uint4*>(scores + row * kChunkTokens + unit * 8) =
-          *reinterpret_cast<const uint4*>(from.scores + row * Memory::kScoresPitch + unit * 8);
+      *reinterpret_cast<uint4*>(scores + row * kChunkTokens + vector * 8) =
+          *reinterpret_cast<const uint4*>(from.scores + row * Memory::kScoresPitch + vector * 8);
     }
-    if (workspace.prepared == nullptr) return;
+    if (workspace.signals == nullptr) return;
     block_.sync();
-    if (block_.thread() == 0) announce(workspace.prepared + place);
+    if (block_.thread() == 0) send_signal(workspace.signals + index);
   }
 
  private:

@@ -1,4 +1,4 @@
-// Runs of neighbouring elements between memory and a lane, in accesses of up to 16 bytes where they are aligned.
+// Loads and stores of runs: contiguous elements of one lane, in vectors of up to 16 bytes where they are aligned.
 #pragma once
 
 #include "common/device/core/scalar_access.h"
@@ -20,67 +20,67 @@ struct WordsOf<4> {
   using Type = unsigned;
 };
 
-// Neighbours that are one access where they are aligned; zeros where they do not exist.
+// Elements that are one access where they are aligned; zeros where they do not exist.
 template <class T, int kCount>
-struct Piece {
+struct Vector {
   T x[kCount];
 };
 template <int kCount, bool kAligned, class T>
-FLASHPORT_DEVICE Piece<T, kCount> load_piece(const T* from, bool live) {
+FLASHPORT_DEVICE Vector<T, kCount> read_vector(const T* from, bool live) {
   using Words = typename WordsOf<kCount * sizeof(T)>::Type;
-  Piece<T, kCount> piece = {};
+  Vector<T, kCount> vector = {};
   if constexpr (kAligned) {
     Words words = {};
     if (live) words = *reinterpret_cast<const Words*>(from);
-    __builtin_memcpy(&piece, &words, sizeof piece);
+    __builtin_memcpy(&vector, &words, sizeof vector);
   } else if (live) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) piece.x[i] = from[i];
+    for (int i = 0; i < kCount; ++i) vector.x[i] = from[i];
   }
-  return piece;
+  return vector;
 }
 template <int kCount, bool kAligned, class T>
-FLASHPORT_DEVICE void store_piece(T* to, const Piece<T, kCount>& piece) {
+FLASHPORT_DEVICE void write_vector(T* to, const Vector<T, kCount>& vector) {
   using Words = typename WordsOf<kCount * sizeof(T)>::Type;
   if constexpr (kAligned) {
     Words words;
-    __builtin_memcpy(&words, &piece, sizeof piece);
+    __builtin_memcpy(&words, &vector, sizeof vector);
     *reinterpret_cast<Words*>(to) = words;
   } else {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) to[i] = piece.x[i];
+    for (int i = 0; i < kCount; ++i) to[i] = vector.x[i];
   }
 }
 
 template <class T, int kCount>
-constexpr int kPieceOf = kCount * static_cast<int>(sizeof(T)) < 16 ? kCount : 16 / static_cast<int>(sizeof(T));
+constexpr int kVectorOf = kCount * static_cast<int>(sizeof(T)) < 16 ? kCount : 16 / static_cast<int>(sizeof(T));
 
-// A run of kCount neighbours, of which the first `live` (of whole pieces) exist.
+// A run of kCount elements, of which the first `live` exist, a number of whole vectors.
 template <int kCount, bool kAligned, class T>
 FLASHPORT_DEVICE void load_run(float* x, const T* from, int live) {
-  constexpr int kPiece = kPieceOf<T, kCount>;
+  constexpr int kVector = kVectorOf<T, kCount>;
 #pragma unroll
-  for (int i = 0; i < kCount; i += kPiece) {
-    const Piece<T, kPiece> piece = load_piece<kPiece, kAligned>(from + i, i < live);
+  for (int i = 0; i < kCount; i += kVector) {
+    const Vector<T, kVector> vector = read_vector<kVector, kAligned>(from + i, i < live);
 #pragma unroll
-    for (int j = 0; j < kPiece; ++j) x[i + j] = to_float(piece.x[j]);
+    for (int j = 0; j < kVector; ++j) x[i + j] = to_float(vector.x[j]);
   }
 }
 template <int kCount, bool kAligned, class T>
 FLASHPORT_DEVICE void store_run(T* to, const float* x, int live) {
-  constexpr int kPiece = kPieceOf<T, kCount>;
+  constexpr int kVector = kVectorOf<T, kCount>;
 #pragma unroll
-  for (int i = 0; i < kCount; i += kPiece) {
-    Piece<T, kPiece> piece;
+  for (int i = 0; i < kCount; i += kVector) {
+    Vector<T, kVector> vector;
 #pragma unroll
-    for (int j = 0; j < kPiece; ++j) store_as(&piece.x[j], x[i + j]);
-    if (i < live) store_piece<kPiece, kAligned>(to + i, piece);
+    for (int j = 0; j < kVector; ++j) store_as(&vector.x[j], x[i + j]);
+    if (i < live) write_vector<kVector, kAligned>(to + i, vector);
   }
 }
 
-// One number that L2 keeps while what streams through it leaves: neighbours in its sector that other blocks write a
-// little later find it there, and so does the kernel that reads it. Sectors that leave in part cost memory more than
-// whole ones.
+// Stores a number that L2 evicts last, after the data that streams through it. So the sector is still in L2 when other
+// blocks write its other elements, and when the next kernel reads it; memory takes longer to write part of a sector
+// than all of it.
 template <class T>
 FLASHPORT_DEVICE void store_kept(T* to, float value) {
   std::uint64_t policy;

@@ -1,6 +1,9 @@
-// The states of a block's slice, brought to L2 before the kernel waits for the one before it, whose end leaves memory
-// idle. That one may still write the slots' numbers, and the states too: a number that has not come yet, or never was
-// one, brings nothing or another slot, which L2 holds as memory does; the update reads both again.
+// Prefetches the states of a block's slice into L2 before the kernel waits for the kernel before it on the stream,
+// whose end leaves memory idle.
+//
+// That kernel may still write the slot indices and the states. So an index that is read here may be an old one or any
+// number: it is used only where it is a slot of the pool. A prefetch of another slot costs time and changes no result,
+// since L2 is coherent with memory, and the update reads index and state again after the wait.
 #pragma once
 
 #include "common/device/gated_delta/update_kernel.h"
@@ -18,21 +21,21 @@ FLASHPORT_DEVICE void prefetch_states(const GatedDeltaUpdateParams& p, const Blo
   int slot = slice.seq;
   if (p.state.indices.data != nullptr) {
     const std::int32_t* index = short_index(p.state.indices, static_cast<std::uint32_t>(slice.seq)).low;
-    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(slot) : "l"(index));  // leaves nothing in L1
+    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(slot) : "l"(index));  // L1 keeps no copy
   }
   if (slot < 0 || slot >= p.num_slots) return;
   const int bytes = p.state.dtype == DType::kFloat32 ? 4 : 2;
-  const char* head =
-      static_cast<const char*>(p.state.data) + (slot * p.state.slot_stride + first_state(p, block, slice)) * bytes;
+  const char* head = static_cast<const char*>(p.state.data) +
+                     (slot * p.state.slot_stride + head_state_offset(p, block, slice)) * bytes;
   const auto prefetch = [&](int at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(head + at)); };
-  if constexpr (kCfg.shape.key_major != 0) {  // a key for each thread
+  if constexpr (kCfg.shape.key_major != 0) {  // each thread has a key
     static_assert(kCfg.shape.head_dim_k == kThreads);
     const int at = (block.thread() * p.head_dim_v + slice.column) * bytes;
 #pragma unroll
     for (int line = 0; line < kRowBytes; line += kLineBytes) {
       if (block.thread() < p.head_dim_k && slice.column * bytes + line < p.head_dim_v * bytes) prefetch(at + line);
     }
-  } else {  // a line
+  } else {  // each thread has a line
     static_assert(kBlockBytes == kThreads * kLineBytes);
     const int end = minimum(slice.column + kCfg.tuning.columns, p.head_dim_v);
     const int at = slice.column * p.head_dim_k * bytes + block.thread() * kLineBytes;

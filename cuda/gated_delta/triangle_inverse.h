@@ -1,7 +1,7 @@
-// The inverse of a unit lower triangular matrix [64, 64] of floats in shared memory, by four warps: diagonal blocks of
-// 16 x 16 by forward substitution, a lane a column; blocks of 16 and of 32 joined pairwise, [X11 0; X21 X22] with
-// X21 = -X22 (A21 X11), on tensor cores. A product of floats is three of tf32: high x high + high x low + low x high,
-// short of fp32 by what the low parts lose, some 2^-21.
+// The inverse of a unit lower triangular matrix [64, 64] of floats in shared memory, by four warps. The diagonal's
+// sub-blocks of 16 x 16 are inverted by forward substitution, a column a lane; inverses of 16 and of 32 rows are joined
+// pairwise, [X11 0; X21 X22] with X21 = -X22 (A21 X11), on tensor cores. A product of floats is three products of tf32,
+// high x high + high x low + low x high; the error against fp32 is what the low parts lose, some 2^-21.
 #pragma once
 
 #include "common/device/gated_delta/triangular.h"
@@ -11,15 +11,15 @@ namespace flashport::FLASHPORT_TARGET::gated_delta {
 
 inline constexpr int kTrianglePitch = kChunkTokens + 4;  // rows begin in other banks
 
-// x = high + low; what tf32 does not keep of `low` is cut off.
+// x = high + low; `low` is truncated to tf32 where it is used.
 FLASHPORT_DEVICE void split_tf32(float x, unsigned& high, unsigned& low) {
   high = __float_as_uint(x) & 0xffffe000u;
   low = __float_as_uint(x - __uint_as_float(high));
 }
 
-// A block [16, 8 kTiles] of floats in a warp, as mma.h has C.
+// A sub-block [16, 8 kTiles] of fp32 sums in a warp, laid out as C in mma.h.
 template <int kTiles>
-struct FloatBlock {
+struct FloatSubBlock {
   float c[kTiles][4] = {};
 
   // += kSign left [16, kDepth] right [kDepth, 8 kTiles]
@@ -56,17 +56,17 @@ struct FloatBlock {
   }
 };
 
-// x = (I + a)^-1 for the strictly lower part of `a`; rows of both are kTrianglePitch floats apart. What x holds above
-// the diagonal's blocks afterwards is not its. The caller's next barrier ends it, as one has to precede it.
+// x = (I + a)^-1 for the strictly lower part of `a`; rows of both are kTrianglePitch floats apart. Sub-blocks of x
+// above the diagonal hold intermediate sums afterwards. The caller has a barrier before it and one after it.
 FLASHPORT_DEVICE void invert_unit_lower(const Block& block, const float* a, float* x) {
   constexpr int kPitch = kTrianglePitch;
   const int lane = block.lane(), half = block.wave() / 2, side = block.wave() % 2;
-  invert_diagonal_blocks<kPitch>(block, a, x);
+  invert_diagonal_sub_blocks<kPitch>(block, a, x);
   block.sync();
-  {  // blocks of 16: this warp has 8 columns of pair `half`
+  {  // pairs of 16 rows: this warp has 8 columns of pair `half`
     const int top = half * 32, middle = top + 16, columns = top + side * 8;
     float* x21 = x + middle * kPitch + columns;
-    FloatBlock<1> product, joined;
+    FloatSubBlock<1> product, joined;
     product.add_product<16>(a + middle * kPitch + top, x + top * kPitch + columns, lane);
     product.store(x21, lane);
     __syncwarp();
@@ -75,12 +75,13 @@ FLASHPORT_DEVICE void invert_unit_lower(const Block& block, const float* a, floa
     joined.store(x21, lane);
   }
   block.sync();
-  {  // blocks of 32: 16 rows by 16 columns; A21 X11 goes where the inverse has nothing, above the diagonal
+  {  // the pair of 32 rows: this warp has 16 rows by 16 columns; A21 X11 is stored above the diagonal
     const int rows = half * 16, columns = side * 16;
     float* above = x + 32 + columns;
-    FloatBlock<2> product, joined;
+    FloatSubBlock<2> product, joined;
     product.add_product<16>(a + (32 + rows) * kPitch + 16, x + 16 * kPitch + columns, lane);
-    if (side == 0) product.add_product<16>(a + (32 + rows) * kPitch, x, lane);  // X11 has nothing right of that
+    if (side == 0)
+      product.add_product<16>(a + (32 + rows) * kPitch, x, lane);  // the rest of X11's first 16 rows is zero
     product.store(above + rows * kPitch, lane);
     block.sync();
     joined.add_product<16, -1>(x + (32 + rows) * kPitch + 32, above, lane);

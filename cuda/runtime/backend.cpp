@@ -17,8 +17,8 @@ namespace {
 
 constexpr int kSharedBytesWithoutAsking = 48 * 1024;
 
-// Null on success; else what failed and why. A failed call also leaves its code in this thread's last error: it is
-// taken out, as ours is told.
+// Null on success; else what failed and why. A failed call also leaves its code in this thread's last error. As
+// the returned text reports the failure, that code is cleared.
 const char* check(cudaError_t code, const char* call) {
   if (code == cudaSuccess) return nullptr;
   cudaGetLastError();
@@ -74,8 +74,8 @@ class DeviceScope {
   bool changed_ = false;
 };
 
-// Lets this thread allocate, free and wait while another one captures a graph in global mode, whose capture such a call
-// would else spoil. On a stream that is itself captured they stay what they are: errors.
+// Lets this thread allocate, free and wait while another thread captures a graph in global mode; without it such a call
+// would invalidate that capture. On a stream that is itself being captured these calls are errors all the same.
 class AsideFromCaptures {
  public:
   AsideFromCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }

@@ -1,6 +1,6 @@
-// The execution model of a HIP target: a block of waves, its barrier, the arrival at counters in global memory, a scan
-// over the block, and the scalar arithmetic that common/device is written in. Included by a target's header behind its
-// tuning, which fixes kWaveSize. Products and sums are contracted nowhere: only fma_rn fuses.
+// The execution model of a HIP target: a block of waves, its barrier, signal counters in global memory, a scan over the
+// wave, and the scalar arithmetic that common/device is written in. A target's header includes it after its tuning,
+// which defines kWaveSize. The compiler must not contract a * b + c: only fma_rn fuses.
 #pragma once
 
 #include <hip/hip_runtime.h>
@@ -16,19 +16,19 @@
 
 #define FLASHPORT_COLD FLASHPORT_DEVICE
 #define FLASHPORT_DEVICE __device__ __forceinline__
-// Of a lambda that touches an array in registers: one that is left out of line has the compiler keep it in memory.
+// For lambdas that use an array in registers: if such a lambda were left out of line, the compiler would keep the array
+// in memory.
 #define FLASHPORT_INLINE __attribute__((always_inline))
 #define FLASHPORT_PRAGMA(text) _Pragma(#text)
 #define FLASHPORT_UNROLL(count) FLASHPORT_PRAGMA(unroll count)
+
+#include "common/device/core/arithmetic.h"  // with the macros above
 
 namespace flashport::FLASHPORT_TARGET {
 
 inline constexpr int kVectorFloats = 4;  // columns of a row that a thread takes at a time
 inline constexpr int kMergeUnroll = 8;   // parts in flight while merging
 inline constexpr int kGroupsAtOnce = 2;  // groups of partial results in flight while they are combined
-inline constexpr float kInfinity = __builtin_huge_valf();
-inline constexpr float kLog2e = 1.4426950408889634f;
-inline constexpr float kLn2 = 0.6931471805599453f;
 
 using Half = _Float16;
 using BFloat16 = __bf16;
@@ -38,14 +38,6 @@ FLASHPORT_DEVICE float to_float(float x) { return x; }
 FLASHPORT_DEVICE float to_float(Half x) { return static_cast<float>(x); }
 FLASHPORT_DEVICE float to_float(BFloat16 x) { return static_cast<float>(x); }
 
-template <class T>
-FLASHPORT_DEVICE T minimum(T a, T b) {
-  return b < a ? b : a;
-}
-template <class T>
-FLASHPORT_DEVICE T maximum(T a, T b) {
-  return a < b ? b : a;
-}
 FLASHPORT_DEVICE float maximum(float a, float b) { return __builtin_fmaxf(a, b); }
 
 FLASHPORT_DEVICE float exp2_approx(float x) { return __builtin_amdgcn_exp2f(x); }
@@ -64,7 +56,7 @@ FLASHPORT_DEVICE T load_global(const T* address) {
   return *(const T __attribute__((address_space(1)))*)address;
 }
 
-// Reads what other blocks of this launch have written: past the vector cache and never through the scalar one.
+// Reads what other blocks of this launch have written; bypasses the vector cache and never uses the scalar one.
 FLASHPORT_DEVICE float load_published(const float* address) {
   return __hip_atomic_load(address, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
@@ -106,7 +98,7 @@ FLASHPORT_DEVICE std::uint8_t to_fp8_e4m3fnuz(float x) {
   return static_cast<std::uint8_t>(code == 0 ? 0 : sign | code);
 }
 
-// The same value, but what is computed from it is computed where it is used: what only a rare path needs must not live
+// The same value, but what is derived from it is computed where it is used: what only a rare path needs must not stay
 // in registers while the hot loop runs.
 FLASHPORT_DEVICE int recompute(int x) {
   asm volatile("" : "+v"(x));
@@ -139,12 +131,13 @@ FLASHPORT_DEVICE void load_vector(float (&x)[kVectorFloats], const T* from, std:
   for (int i = 0; i < kVectorFloats; ++i) x[i] = i < count ? to_float(from[i * stride]) : 0.0f;
 }
 
-// A kernel's only argument, where it lies: no copy of it is made.
+// A kernel's only argument, read where it lies, without a copy.
 template <class Params>
 FLASHPORT_DEVICE const Params& kernel_params() {
   return *(const Params*)__builtin_amdgcn_kernarg_segment_ptr();
 }
-// The same, read again: what a rare path needs of it must not live in scalar registers while the hot loop runs.
+// The same params, for a rare path: the compiler loads them again there, and does not keep them in scalar registers
+// while the hot loop runs.
 template <class Params>
 FLASHPORT_DEVICE const Params& reread(const Params& params) {
   auto address = (const Params __attribute__((address_space(4)))*)&params;
@@ -155,9 +148,10 @@ FLASHPORT_DEVICE const Params& reread(const Params& params) {
 // Waits until this wave's stores have reached the cache that its block shares; defined by the target.
 FLASHPORT_DEVICE void await_stores();
 
-// Makes what this wave has written, and other waves before a barrier that it has passed, visible to all blocks of the
-// device. Every signal to another block is sent after it. The fence alone is not enough: on CDNA clang (22.1.8 was seen
-// to) leaves out the wait for the write-back (LLVM pull request 178316), and the signal could overtake the data.
+// Makes visible to all blocks of the device what this wave has written, and what other waves wrote before a barrier
+// that this wave has passed. It must precede every signal to another block. The fence alone is not enough: on CDNA
+// clang (22.1.8 at least) omits the wait for the write-back (LLVM pull request 178316), and the signal could overtake
+// the data.
 FLASHPORT_DEVICE void release_to_device() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
   await_stores();
@@ -165,8 +159,8 @@ FLASHPORT_DEVICE void release_to_device() {
 
 class Block {
  public:
-  // `teams`: of waves that work alone, each a block as grids count them, so many are one of the device's. Such a block
-  // has no barrier.
+  // `teams` greater than 1: waves work alone, each is a block as grids count them, and a device block has `teams` of
+  // them. Such a block has no barrier.
   FLASHPORT_DEVICE explicit Block(unsigned* flag, int teams = 1) : flag_(flag), teams_(teams) {}
 
   FLASHPORT_DEVICE int thread() const { return recompute(static_cast<int>(threadIdx.x)); }
@@ -181,7 +175,8 @@ class Block {
   }
   FLASHPORT_DEVICE std::int64_t count() const { return std::int64_t{gridDim.x} * teams_; }
   FLASHPORT_DEVICE void sync() const { __syncthreads(); }
-  // A value that all lanes hold, as a scalar: what follows from it costs no lanes, registers or masks.
+  // A value that is the same in all lanes, moved to scalar registers: what is derived from it takes no vector registers
+  // and no masks.
   template <class T>
   FLASHPORT_DEVICE T uniform(const T& x) const {
     static_assert(sizeof(T) % 4 == 0);
@@ -203,16 +198,17 @@ class Block {
     total = uniform(total);
     return before;
   }
-  // The one lane that has found something, and what a lane has.
+  // The number of the one lane that has found something; the value of a lane.
   FLASHPORT_DEVICE int wave_find(bool found) const { return __builtin_ctzll(__ballot(found)); }
   FLASHPORT_DEVICE int wave_broadcast(int x, int lane) const { return __builtin_amdgcn_readlane(x, lane); }
 
-  // Publishes what the block has written and makes arrival(0) .. arrival(count - 1), of different counters. The bits of
-  // those whose addition has reached the goal: of all blocks that add to a counter one is told so. It sees what all the
-  // others have published, and the counter is zero again.
+  // Releases what the block has written and adds arrival(0) .. arrival(count - 1) to their signal counters, which are
+  // all different. Bit i of the result says that addition i completed its counter's goal. Exactly one of the blocks
+  // that add to a counter gets that bit; it acquires what all the others have written, and sets the counter back to
+  // zero.
   template <class Arrivals>
   FLASHPORT_DEVICE unsigned arrive(int count, const Arrivals& arrival) const {
-    Arrival mine = arrival(minimum(lane(), count - 1));  // side by side, a lane each
+    Arrival mine = arrival(minimum(lane(), count - 1));  // a lane for each counter, all at once
     if (lane() >= count) mine.add = 0;
     await_stores();  // the barrier orders the waves, but does not wait for what they have in flight
     sync();

@@ -1,5 +1,6 @@
-// Global memory named as such: a generic pointer would make flat loads. Loads from any address: the hardware takes
-// unaligned vectors. And zeros to read where there is nothing: a mask for what was read would have to wait for it.
+// Pointers and loads of the global address space; a generic pointer would make flat loads. The loads take any address,
+// because the hardware reads unaligned vectors. zero_row() is what a lane reads where there is no row: a mask on the
+// result would have to wait for the load.
 #pragma once
 
 #include "hip/arch/block.h"
@@ -31,7 +32,7 @@ FLASHPORT_DEVICE std::uint16_t load_half_word(GlobalBytes from) {
   return *reinterpret_cast<const Anywhere __attribute__((address_space(1)))*>(from);
 }
 
-// The same address, but in scalar registers: else that of each row would take two of every lane.
+// The same address, but in scalar registers: otherwise each row's address would take two vector registers.
 template <class T>
 FLASHPORT_DEVICE T* scalar_address(T* address) {
   asm volatile("" : "+s"(address));

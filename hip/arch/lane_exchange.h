@@ -1,6 +1,7 @@
-// What the lanes of a wave tell each other where each has a part of several sums. A group of lanes is named by the
-// steps in which its sums are made: in each a lane meets the one whose number differs by a mask. Masks below 16 are one
-// DPP operand of an ordinary instruction; so a group's low bits take 15 and 7 (mirrors) where one would expect 8 and 4.
+// Exchanges between the lanes of a wave, where each has a part of several sums. A sub-wave is the set of lanes that
+// make their sums together, described by its steps: in each step a lane exchanges with the lane whose number differs by
+// a mask. Masks below 16 are one DPP operand of an ordinary instruction; so the low bits take the masks 15 and 7
+// (mirrors) where one would expect 8 and 4.
 #pragma once
 
 #include <utility>
@@ -46,7 +47,7 @@ FLASHPORT_DEVICE float exchange(float x) {
   }
 }
 
-// The value of lane kLane of the own 16. The control is row_share on RDNA, row_newbcast on CDNA.
+// The value of lane kLane of this lane's 16. The control is row_share on RDNA, row_newbcast on CDNA.
 template <int kLane>
 FLASHPORT_DEVICE float from_lane_of_16(float x) {
   return dpp<0x150 + kLane>(x);
@@ -59,8 +60,9 @@ struct LaneSteps {
   constexpr void add(int mask) { masks[count++] = mask; }
 };
 
-// A wave is `lanes` (2 to 64) neighbours times others that have the same of the neighbours' numbers. The neighbours of
-// fewer than 8 lanes count backwards in every other four lanes, since the others' first mask is 7.
+// A wave is divided twice: into sub-waves of `lanes` (2 to 64) neighbours, and into sub-waves of others, which have the
+// same number among their neighbours. Where there are fewer than 8 neighbours, their numbers fall in every second four
+// lanes, since the first mask of the others is 7.
 constexpr LaneSteps steps_of_neighbours(int lanes) {
   LaneSteps steps;
   if (lanes >= 16) steps.add(15);
@@ -87,15 +89,15 @@ FLASHPORT_DEVICE int number_among_neighbours(int lane) {
 }
 
 template <LaneSteps kSteps>
-struct LaneGroup {
-  // Of the bits that a step's mask flips the highest says which of the two a lane is; later masks leave it alone.
+struct SubWave {
+  // The highest bit that a step's mask flips says which of the two lanes this is; later masks do not flip it.
   template <int kStep>
   FLASHPORT_DEVICE static bool is_upper(int lane) {
     constexpr int kMask = kSteps.masks[kStep];
     return (lane & (kMask == 15 ? 8 : kMask == 7 ? 4 : kMask)) != 0;
   }
 
-  // The sum over the group; each lane gets the same bits, since both of a step add the same two numbers.
+  // The sum over the sub-wave. All lanes get the same bits, since both lanes of a step add the same two numbers.
   template <int kStep = 0>
   FLASHPORT_DEVICE static float sum(float x) {
     if constexpr (kStep == kSteps.count) {
@@ -116,8 +118,8 @@ struct LaneGroup {
       float half[kHalf];
 #pragma unroll
       for (int i = 0; i < kHalf; ++i) {
-        const float kept = upper ? x[i + kHalf] : x[i], given = upper ? x[i] : x[i + kHalf];
-        half[i] = kept + exchange<kSteps.masks[kStep]>(given);
+        const float kept = upper ? x[i + kHalf] : x[i], sent = upper ? x[i] : x[i + kHalf];
+        half[i] = kept + exchange<kSteps.masks[kStep]>(sent);
       }
       return sum_each<kStep + 1>(half, lane);
     }
@@ -130,7 +132,7 @@ struct LaneGroup {
       return (is_upper<kStep>(lane) ? kCount / 2 : 0) + index<kCount / 2, kStep + 1>(lane);
     }
   }
-  // Whether of the lanes with the same index this is the first.
+  // Whether this is the first of the lanes that have the same index.
   template <int kCount, int kStep = 0>
   FLASHPORT_DEVICE static bool is_first(int lane) {
     if constexpr (kStep == kSteps.count) {
@@ -140,7 +142,7 @@ struct LaneGroup {
       return kCount > 1 ? rest : rest && !is_upper<kStep>(lane);
     }
   }
-  // All of what lanes have: kOwn numbers each, of lane index i from i kOwn on.
+  // Gathers the numbers of all lanes: each lane has kOwn of them, and those of index i come from i kOwn on.
   template <int kStep = 0, int kCount, int kOwn>
   FLASHPORT_DEVICE static void gather(const float (&own)[kOwn], float (&all)[kCount], int lane) {
     if constexpr (kCount == kOwn) {
@@ -159,7 +161,7 @@ struct LaneGroup {
       }
     }
   }
-  // The same of one number a lane, where the group holds whole sixteens of neighbours.
+  // The same for one number a lane, where the sub-wave consists of whole sixteens of neighbours.
   template <int kCount>
   FLASHPORT_DEVICE static void gather_in_16(float own, float (&all)[kCount]) {
     static_assert(kSteps.masks[0] == 15 && kCount <= 16);

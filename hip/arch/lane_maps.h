@@ -10,14 +10,14 @@ namespace flashport {
 constexpr int mfma_line(int lane) { return lane % 16; }
 constexpr int mfma_k(int lane, int element) { return lane / 16 * 4 + element; }
 constexpr int mfma_row(int lane, int reg) { return lane / 16 * 4 + reg; }
-// The key that row `row` of product `tile` is of, where two products in turn have 32 keys: so that a lane's four rows
-// of one and four of the next are eight neighbours.
+// The key of row `row` of product `tile`, where two successive products take 32 keys: a lane's four rows of the one and
+// its four rows of the other are eight neighbouring keys.
 constexpr int mfma_pair_key(int tile, int row) { return tile / 2 * 32 + row / 4 * 8 + tile % 2 * 4 + row % 4; }
 
 constexpr int wmma_line(int lane) { return lane % 16; }
 constexpr int wmma_row(int reg, int half) { return 2 * reg + half; }
-// The row of a left operand that line n holds, where a half's registers are to be neighbours of the result: register r
-// of half h is row 8 h + r.
+// The row of a left operand that line n must hold, so that the registers of a half are neighbouring rows of the result:
+// register r of half h is row 8 h + r.
 constexpr int wmma_line_in_order(int n) { return n % 2 * 8 + n / 2; }
 
 // The order in which the keys of a leaf are multiplied on RDNA3: positions 2 i and 2 i + 1 hold keys 16 apart.

@@ -1,4 +1,4 @@
-// The matrix instruction behind the tile verbs of CDNA: v_mfma_f32_16x16x16 of fp16 or bf16, in waves of 64.
+// The matrix instruction of the tile verbs of CDNA: v_mfma_f32_16x16x16 of fp16 or bf16, in waves of 64.
 //
 // Fragments of D = A B + C, lane = 16 g + n (g 0..3, n 0..15):
 //   A [16, 16]: row n, k = 4 g + 0..3          two registers of two 16-bit values

@@ -1,8 +1,8 @@
-// The instructions behind the tile verbs of RDNA3: WMMA 16x16x16 of wave32, the exchange between the halves of a wave.
+// The instructions of the tile verbs of RDNA3: WMMA 16x16x16 of wave32, the exchange between the halves of a wave.
 //
 // Fragments of D = A B + C, lane = 16 * h + n (h 0..1, n 0..15), operands replicated over both halves:
-//   A [16, 16]: row n, element k at 16-bit place k of eight registers
-//   B [16, 16]: column n, element k at 16-bit place k
+//   A [16, 16]: row n, element k is 16-bit value k of eight registers
+//   B [16, 16]: column n, element k is 16-bit value k
 //   C, D [16, 16]: column n; register r holds row 2 r + h
 #pragma once
 
@@ -17,7 +17,7 @@ namespace flashport::FLASHPORT_TARGET {
 using Words8 = unsigned __attribute__((ext_vector_type(8)));
 using Floats8 = float __attribute__((ext_vector_type(8)));
 
-// Made where it is needed: a constant would be kept in eight scalar registers.
+// Set to zero where it is needed: the compiler would keep a constant in eight scalar registers.
 FLASHPORT_DEVICE Floats8 zero_tile() {
   Floats8 c = {};
   asm volatile("" : "+v"(c));
@@ -44,22 +44,22 @@ FLASHPORT_DEVICE unsigned other_half(unsigned x) {
 FLASHPORT_DEVICE float other_half(float x) {
   return __builtin_bit_cast(float, other_half(__builtin_bit_cast(unsigned, x)));
 }
-// The value of lane `n` of the own half.
+// The value of lane `n` of this lane's half.
 FLASHPORT_DEVICE unsigned from_lane(unsigned x, int n) {
   const unsigned select = 0x11111111u * static_cast<unsigned>(n);
   return __builtin_amdgcn_permlane16(x, x, select, select, false, false);
 }
 
 // A barrier that orders shared memory alone. Block::sync() would also wait for every global load in flight: the waves
-// of a block may sit on two CUs, whose vector caches it makes agree.
+// of a block may run on two CUs, whose vector caches it makes agree.
 FLASHPORT_DEVICE void sync_shared() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
   __builtin_amdgcn_s_barrier();
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
 }
 
-// Products that led to `c` are done on this side and loads stay on theirs: those that moved up would need registers
-// that are not there.
+// Keeps products that give `c` before this point and later loads after it: loads that the compiler moved up would need
+// registers that are not free.
 FLASHPORT_DEVICE void keep_order(Floats8& c) { asm volatile("" : "+v"(c)::"memory"); }
 
 // Two floats as a register of the math type, the first in the low half.
@@ -70,7 +70,7 @@ FLASHPORT_DEVICE unsigned pack(float low, float high) {
   return __builtin_bit_cast(unsigned, Two{static_cast<Element>(low), static_cast<Element>(high)});
 }
 
-// Addresses that follow from `pointer` are worked out on their side, so that few are held at a time.
+// Keeps the computation of addresses from `pointer` after this point, so that few of them are in registers at a time.
 FLASHPORT_DEVICE void keep_order(GlobalBytes& pointer) { asm volatile("" : "+v"(pointer)::"memory"); }
 
 FLASHPORT_DEVICE GlobalBytes from_lane(GlobalBytes pointer, int n) {

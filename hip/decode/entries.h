@@ -6,10 +6,10 @@
 
 namespace flashport::hip_runtime {
 
-constexpr KernelEntry decode_entry(const char* key, const KernelSymbol* symbol, MathType math, KvFormat kv,
-                                   int head_dim_qk, int head_dim_v, int rows) {
+constexpr KernelEntry decode_entry(const char* key, const KernelSymbol* symbol, MathType math, KvFormat k_format,
+                                   KvFormat v_format, int head_dim_qk, int head_dim_v, int rows) {
   using namespace FLASHPORT_TARGET;
-  const DecodeShape shape{head_dim_qk, head_dim_v, rows, math, kv};
+  const DecodeShape shape{head_dim_qk, head_dim_v, rows, math, k_format, v_format};
   return {.key = key,
           .tag = KernelTag::kDecode,
           .threads = decode_tuning(shape).waves * kWaveSize,

@@ -3,18 +3,8 @@
 
 #include "common/device/decode/kernel.h"
 #include "hip/arch/define_kernel.h"
-#include FLASHPORT_DECODE_TUNING_HEADER
 
-namespace flashport::FLASHPORT_TARGET::decode {
-
-constexpr DecodeConfig decode_config(MathType math, KvFormat kv, int head_dim_qk, int head_dim_v, int rows) {
-  const DecodeShape shape{head_dim_qk, head_dim_v, rows, math, kv};
-  return {shape, decode_tuning(shape)};
-}
-
-}  // namespace flashport::FLASHPORT_TARGET::decode
-
-// math, kv, head_dim_qk, head_dim_v, rows
+// math, k_format, v_format, head_dim_qk, head_dim_v, rows
 #define FLASHPORT_DEFINE_DECODE(symbol, name, ...)                                         \
   namespace flashport::FLASHPORT_TARGET::decode {                                          \
   constexpr DecodeConfig symbol##_config = decode_config(__VA_ARGS__);                     \

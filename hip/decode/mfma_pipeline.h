@@ -7,7 +7,7 @@
 // makes is the query's too. Of V a lane has kLaneCols neighbouring columns (16 bytes of a 16-bit type where a wave has
 // 128 columns) of keys 4 g + 0..3 of every 16: 16 lanes read a wave's columns of a key.
 //
-// While a leaf's scores are computed its values are in flight, and behind them the keys of the next.
+// While a leaf's scores are computed its values are in flight, and after them the keys of the next.
 #pragma once
 
 #include "common/device/decode/config.h"
@@ -20,7 +20,7 @@ namespace flashport::FLASHPORT_TARGET::decode {
 // How the waves of a block share a leaf.
 template <DecodeConfig kCfg>
 struct WaveSplit {
-  static constexpr KvFormat kFormat = kCfg.shape.kv;
+  static constexpr KvFormat kFormat = kCfg.shape.k_format;
   static constexpr int kRowTiles = kCfg.shape.rows == 64 ? 2 : 1;  // tiles of 16 query rows a wave
   static constexpr int kRowWaves = kCfg.shape.rows / (16 * kRowTiles);
   static constexpr int kColWaves = kCfg.tuning.waves / kRowWaves;
@@ -57,7 +57,7 @@ struct ValueFragments {
 template <DecodeConfig kCfg, class Shared>
 class MfmaPipeline {
   using Split = WaveSplit<kCfg>;
-  static constexpr KvFormat kFormat = kCfg.shape.kv;
+  static constexpr KvFormat kFormat = kCfg.shape.k_format;
 
  public:
   FLASHPORT_DEVICE MfmaPipeline(const DecodeParams& p, const Block& block, Shared& shared, LeafCursor& ahead)
@@ -93,7 +93,7 @@ class MfmaPipeline {
   FLASHPORT_DEVICE void look_up(const DecodeParams& p, const LeafCursor& ahead) {
     const Segment& s = ahead.segment;
     const int token = ahead.key() + lane_;
-    place_ = kv::place_of(p.cache, s.pages, s.seq, token, token >= s.key_low && token < s.key_high);
+    place_ = kv::token_coord(p.cache, s.pages, s.seq, token, token >= s.key_low && token < s.key_high);
   }
 
   FLASHPORT_DEVICE void load_keys(const DecodeParams& p, const LeafCursor& ahead) {
@@ -137,7 +137,7 @@ class MfmaPipeline {
     }
   }
 
-  // Columns past the end of a row repeat its first: nobody looks at them.
+  // Columns past the end of a row repeat its first: nothing reads them.
   FLASHPORT_DEVICE void load_values(const DecodeParams& p) {
     share_in_wave();
     const auto data = (GlobalBytes)(p.cache.v.data);
@@ -171,7 +171,7 @@ class MfmaPipeline {
 
   LeafRows& rows_;
   int lane_, col_wave_, n_, g_;
-  kv::TokenPlace place_;
+  kv::TokenCoord place_;
   KeyFragments<kCfg> keys_;
   ValueFragments<kCfg> values_;
 };

@@ -11,6 +11,7 @@
 #include "common/device/decode/combine.h"
 #include "common/device/decode/mask.h"
 #include "hip/decode/mfma_pipeline.h"
+#include "hip/decode/query.h"
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
@@ -46,7 +47,8 @@ class DecodeTiles {
   using Split = WaveSplit<kCfg>;
   static constexpr DecodeShape kShape = kCfg.shape;
   static constexpr MathType kMath = kShape.math;
-  static constexpr KvFormat kFormat = kShape.kv;
+  static_assert(kShape.k_format == kShape.v_format, "these tiles read K and V of one format");
+  static constexpr KvFormat kFormat = kShape.k_format;
   static constexpr int kRowTiles = Split::kRowTiles;
   static constexpr int kKeyTiles = Split::kKeyTiles;
   static constexpr int kLaneCols = Split::kLaneCols;
@@ -103,15 +105,8 @@ class DecodeTiles {
     for (int i = thread % kSharers; i < kRows / kWaves * kChunks; i += kSharers) {
       const int row = first_row + i / kChunks;
       const int dim = i % kChunks * 8;
-      Words4 chunk = 0;
-      const QueryRow at = query_row(p, s, kRows, row);
-      if (row < live_rows_ && at.token < s.q_len && dim < p.head_dim_qk) {
-        const std::int64_t seq = p.cu_seqlens_q == nullptr ? s.seq : 0;
-        const std::int64_t offset = seq * p.q.stride_seq + (s.q_begin + at.token) * p.q.stride_token +
-                                    at.head * p.q.stride_head + dim * p.q.stride_dim;
-        chunk = load_query(p, offset);
-      }
-      *reinterpret_cast<Words4*>(&shared_.query[row][dim]) = chunk;
+      *reinterpret_cast<Words4*>(&shared_.query[row][dim]) =
+          load_query<kCfg>(p, s, live_rows_, row, dim, [](float x, float y) { return pack<kMath>(x, y); });
     }
     block_.sync();
   }
@@ -373,24 +368,6 @@ class DecodeTiles {
         for (Words2& column : a) column = kv::scale_halves(column, low, high);
       }
     }
-  }
-
-  // Eight query values as the math type.
-  FLASHPORT_DEVICE static Words4 load_query(const DecodeParams& p, std::int64_t offset) {
-    const bool same = p.q.dtype == (kMath == MathType::kBf16 ? DType::kBFloat16 : DType::kFloat16);
-    if (same && p.q.stride_dim == 1) {
-      unsigned words[4];
-      load_words(words, (GlobalBytes)(p.q.data) + offset * 2);
-      return {words[0], words[1], words[2], words[3]};
-    }
-    float x[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const std::int64_t element = offset + i * p.q.stride_dim;
-      x[i] = p.q.dtype == DType::kBFloat16 ? to_float(static_cast<const BFloat16*>(p.q.data)[element])
-                                           : to_float(static_cast<const Half*>(p.q.data)[element]);
-    }
-    return {pack<kMath>(x[0], x[1]), pack<kMath>(x[2], x[3]), pack<kMath>(x[4], x[5]), pack<kMath>(x[6], x[7])};
   }
 
   const Block& block_;

@@ -215,8 +215,8 @@ class KvPipeline {
   static constexpr bool kAhead = kCfg.tuning.stages > 1;
 
  public:
-  using Key = KeyUnit<kCfg.shape.kv>;
-  using Value = ValueUnit<kCfg.shape.kv, Share::kLaneCols>;
+  using Key = KeyUnit<kCfg.shape.k_format>;
+  using Value = ValueUnit<kCfg.shape.v_format, Share::kLaneCols>;
   static constexpr int kKeyUnits = kCfg.shape.head_dim_qk / Key::kDims;
   static constexpr int kValueUnits = kLeafKeys / Value::kKeys * Share::kGroups;
 
@@ -289,15 +289,15 @@ class KvPipeline {
  private:
   FLASHPORT_DEVICE int col_wave() const { return recompute_scalar(block_.wave()) % Share::kColWaves; }
 
-  FLASHPORT_DEVICE static GlobalBytes row_address(const CacheParams& cache, kv::TokenPlace place, int head) {
+  FLASHPORT_DEVICE static GlobalBytes row_address(const CacheParams& cache, kv::TokenCoord place, int head) {
     const std::int64_t offset = kv::row_offset(cache, place, head);
     return offset < 0 ? zero_row() : (GlobalBytes)(cache.data) + offset;
   }
 
-  FLASHPORT_DEVICE static kv::TokenPlace place(const DecodeParams& p, const LeafCursor& ahead, int key) {
+  FLASHPORT_DEVICE static kv::TokenCoord place(const DecodeParams& p, const LeafCursor& ahead, int key) {
     const Segment& s = ahead.segment;
     const int token = ahead.key() + key;
-    return kv::place_of(p.cache, s.pages, s.seq, token, token >= s.key_low && token < s.key_high && !ahead.done());
+    return kv::token_coord(p.cache, s.pages, s.seq, token, token >= s.key_low && token < s.key_high && !ahead.done());
   }
 
   // One leaf before the addresses are needed: for keys, the lane's own rows; for values, every row by one lane.
@@ -320,7 +320,7 @@ class KvPipeline {
 
   const Block& block_;
   int key_bytes_, value_bytes_, lane_;
-  kv::TokenPlace key_places_[Share::kKeyTiles], value_places_[2];
+  kv::TokenCoord key_places_[Share::kKeyTiles], value_places_[2];
   GlobalBytes key_rows_[Share::kKeyTiles], value_rows_[2];
   Key keys_[kKeyDepth][Share::kKeyTiles];
   Value values_[kValueDepth];

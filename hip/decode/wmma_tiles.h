@@ -9,6 +9,7 @@
 
 #include "common/device/decode/combine.h"
 #include "common/device/decode/mask.h"
+#include "hip/decode/query.h"
 #include "hip/decode/wmma_kv.h"
 
 namespace flashport::FLASHPORT_TARGET::decode {
@@ -34,7 +35,6 @@ class DecodeTiles {
   using Pipeline = KvPipeline<kCfg>;
   static constexpr int kKeyTiles = Share::kKeyTiles;
   static constexpr int kColTiles = Share::kGroups * Share::kLaneCols;
-  using Quad = unsigned __attribute__((ext_vector_type(4)));
 
  public:
   static constexpr int kRows = kShape.rows;
@@ -83,15 +83,8 @@ class DecodeTiles {
     for (int i = block_.thread(); i < kRows * kChunks; i += block_threads(kCfg)) {
       const int row = i / kChunks;
       const int dim = i % kChunks * 8;
-      Quad chunk = {};
-      const QueryRow at = query_row(p, s, kRows, row);
-      if (row < live_rows_ && at.token < s.q_len && dim < p.head_dim_qk) {
-        const std::int64_t seq = p.cu_seqlens_q == nullptr ? s.seq : 0;
-        const std::int64_t offset = seq * p.q.stride_seq + (s.q_begin + at.token) * p.q.stride_token +
-                                    at.head * p.q.stride_head + dim * p.q.stride_dim;
-        chunk = load_query(p, offset);
-      }
-      *reinterpret_cast<Quad*>(&shared_.query[row][dim]) = chunk;
+      *reinterpret_cast<Words4*>(&shared_.query[row][dim]) =
+          load_query<kCfg>(p, s, live_rows_, row, dim, [](float x, float y) { return pack<kMath>(x, y); });
     }
     sync_shared();
   }
@@ -183,13 +176,13 @@ class DecodeTiles {
 #pragma unroll
       for (int tile = 0; tile < kKeyTiles; ++tile) {
         const Floats8& x = scores.c[tile][slot];
-        Quad packed;
+        Words4 packed;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           sum += x[2 * i] + x[2 * i + 1];
           packed[i] = pack<kMath>(x[2 * i], x[2 * i + 1]);
         }
-        *reinterpret_cast<Quad*>(&shared_.probabilities[row_of(slot)][first_position(tile)]) = packed;
+        *reinterpret_cast<Words4*>(&shared_.probabilities[row_of(slot)][first_position(tile)]) = packed;
       }
       sum += other_half(sum);
       if (half() == 0) shared_.row_sum[col_wave()][row_of(slot)] = sum;
@@ -323,23 +316,9 @@ class DecodeTiles {
   }
 
   FLASHPORT_DEVICE static Words8 load_operand(const std::uint16_t* from) {
-    const Quad low = *reinterpret_cast<const Quad*>(from);
-    const Quad high = *reinterpret_cast<const Quad*>(from + 8);
+    const Words4 low = *reinterpret_cast<const Words4*>(from);
+    const Words4 high = *reinterpret_cast<const Words4*>(from + 8);
     return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
-  }
-
-  // Eight query values as the math type.
-  FLASHPORT_DEVICE static Quad load_query(const DecodeParams& p, std::int64_t offset) {
-    const bool same = p.q.dtype == (kMath == MathType::kBf16 ? DType::kBFloat16 : DType::kFloat16);
-    if (same && p.q.stride_dim == 1) return load_words<4>((GlobalBytes)(p.q.data) + offset * 2);
-    float x[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const std::int64_t element = offset + i * p.q.stride_dim;
-      x[i] = p.q.dtype == DType::kBFloat16 ? to_float(static_cast<const BFloat16*>(p.q.data)[element])
-                                           : to_float(static_cast<const Half*>(p.q.data)[element]);
-    }
-    return Quad{pack<kMath>(x[0], x[1]), pack<kMath>(x[2], x[3]), pack<kMath>(x[4], x[5]), pack<kMath>(x[6], x[7])};
   }
 
   const Block& block_;

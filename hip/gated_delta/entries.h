@@ -6,7 +6,7 @@
 
 namespace flashport::hip_runtime {
 
-// A team is a wave, which works alone.
+// A team is a wave: waves need nothing of each other.
 constexpr KernelEntry gated_delta_update_entry(const char* key, const KernelSymbol* symbol, int head_dim_k, DType state,
                                                int key_major, GateForm gate) {
   using namespace FLASHPORT_TARGET;

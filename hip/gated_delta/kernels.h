@@ -5,26 +5,22 @@
 #include "common/device/gated_delta/prepare_kernel.h"
 #include "common/device/gated_delta/update_kernel.h"
 #include "hip/arch/define_kernel.h"
-#include FLASHPORT_GATED_DELTA_TUNING_HEADER
 
 namespace flashport::FLASHPORT_TARGET::gated_delta {
-
-constexpr GatedDeltaConfig gated_delta_config(const GatedDeltaShape& shape) {
-  return {shape, gated_delta_tuning(shape)};
-}
 
 template <GatedDeltaConfig kCfg>
 FLASHPORT_DEVICE void gated_delta_update_wave(const GatedDeltaUpdateParams& p) {
   const Block block(nullptr, kCfg.tuning.waves);
   const std::int64_t heads = std::int64_t{p.batch} * static_cast<int>(p.by_v_heads.value);
-  if (block.index() >= heads * static_cast<int>(p.by_slices_of_head.value)) return;  // of the last block
+  if (block.index() >= heads * static_cast<int>(p.by_head_slices.value))
+    return;  // the last block has waves without work
   StateTileMemory<kCfg> none;
   gated_delta_update<kCfg>(p, block, state_slice<kCfg>(p, block), none);
 }
 
 }  // namespace flashport::FLASHPORT_TARGET::gated_delta
 
-// head_dim_k, state, key_major, gate. A team is a wave, which works alone.
+// head_dim_k, state, key_major, gate. A team is a wave: waves need nothing of each other.
 #define FLASHPORT_DEFINE_GATED_DELTA_UPDATE(symbol, name, ...)                                      \
   namespace flashport::FLASHPORT_TARGET::gated_delta {                                              \
   constexpr GatedDeltaConfig symbol##_config = gated_delta_config({__VA_ARGS__});                   \

@@ -1,9 +1,10 @@
 // The tile verbs of the chain over the chunks of the gated delta rule, on MFMA: four waves, each with 16 columns of V,
-// all of K and all tokens of a chunk. The sums of one product are, rounded, the right operand of the next in place.
+// all of K and all tokens of a chunk. The sums of one product are, rounded, the right operand of the next in the same
+// registers.
 //
-// A pair of tiles of the state has its 32 keys in such an order that a lane's four of the one and four of the other are
-// neighbours in a row of keys or queries (mfma_pair_key): register i of lane 16 g + n holds, of tile 2 T + s, key
-// 32 T + 8 g + 4 s + i.
+// A pair of tiles of the state has its 32 keys in such an order that a lane's four keys of one tile and its four of the
+// other are neighbours in a row of keys or queries (mfma_pair_key): in tile 2 T + s, register i of lane 16 g + n holds
+// key 32 T + 8 g + 4 s + i.
 #pragma once
 
 #include "common/device/core/scalar_access.h"
@@ -27,7 +28,7 @@ class DeltaTiles {
   struct Queries {
     Eight rows[4][kPairs];
   };
-  enum Lower { kTransform, kScores };
+  enum Lower { kInverse, kScores };
 
  public:
   struct State {
@@ -51,25 +52,25 @@ class DeltaTiles {
     chunk_ = 0;
     if (chain.chunks > 0) begin_copies();
   }
-  // Queries of the chunk are on their way behind it, and of the next one all else.
-  FLASHPORT_DEVICE void fetch(const ChunkPlace& place) {
-    count_ = place.tokens.count;
-    const int n = recompute(n_), g = recompute(g_);  // or what follows from them would be kept from chunk to chunk
+  // Afterwards the chunk's queries are in flight, and everything else of the next chunk.
+  FLASHPORT_DEVICE void fetch(const ChunkCoord& coord) {
+    count_ = coord.tokens.count;
+    const int n = recompute(n_), g = recompute(g_);  // else derived offsets would be kept from chunk to chunk
 #pragma unroll
     for (int tile = 0; tile < 4; ++tile) {
       const int row = 16 * tile + n;
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
         const int key = 32 * pair + 8 * g;
-        const std::int64_t at = place.q + row * p_.q.stride_token + key;
+        const std::int64_t at = coord.q + row * p_.q.stride_token + key;
         queries_.rows[tile][pair] = load_eight(p_.q.data, at, row < count_ && key < p_.head_dim_k);
       }
     }
 #pragma unroll
     for (int i = 0; i < 16; ++i) values_[i] = next_values_[i];
     block_.sync();
-    keys_.land(memory_.keys, block_.thread());
-    prepared_.land(memory_, block_.thread());
+    keys_.store_shared(memory_.keys, block_.thread());
+    workspace_copies_.store_shared(memory_, block_.thread());
     block_.sync();
     begin_copies();
   }
@@ -77,7 +78,7 @@ class DeltaTiles {
 
   FLASHPORT_DEVICE const Queries& queries() const { return queries_; }
   FLASHPORT_DEVICE Keys keys() const { return {}; }
-  FLASHPORT_DEVICE Lower transform() const { return kTransform; }
+  FLASHPORT_DEVICE Lower inverse() const { return kInverse; }
   FLASHPORT_DEVICE Lower scores() const { return kScores; }
   FLASHPORT_DEVICE const ChunkFactors& factors() const { return memory_.factors; }
 
@@ -119,7 +120,7 @@ class DeltaTiles {
     for (int column = 0; column < 4; ++column) {
 #pragma unroll
       for (int row = column; row < 4; ++row) {
-        const auto* four = reinterpret_cast<const Words2*>(rows + lower_block(row, column) * kBlockValues);
+        const auto* four = reinterpret_cast<const Words2*>(rows + lower_sub_block(row, column) * kSubBlockValues);
         mfma<kMath>(sum.c[row], *four, right.b[column]);
       }
     }
@@ -167,7 +168,7 @@ class DeltaTiles {
   }
 
   FLASHPORT_DEVICE void load_rows(Rows& rows, std::int64_t) const {
-    __builtin_amdgcn_sched_barrier(0);  // or values would be awaited, and widened, amid the products before this
+    __builtin_amdgcn_sched_barrier(0);  // else the wait for the values would lie amid the products before this
 #pragma unroll
     for (int i = 0; i < 16; ++i) rows.c[i / 4][i % 4] = widen_one<kMath>(values_[i]);
   }
@@ -186,37 +187,37 @@ class DeltaTiles {
     }
   }
 
-  // `at`: the element that the head's state begins with.
+  // `at`: the offset of the head's state, in elements.
   FLASHPORT_DEVICE void load_state(State& state, const void* data, DType dtype, std::int64_t at) const {
     Element elements[4];
-    for_each_of_state([&](int tile, int i, bool live, int place) FLASHPORT_INLINE {
-      elements[i] = load_of_state(data, dtype, at + place, live);
+    for_each_state_element([&](int tile, int i, bool live, int offset) FLASHPORT_INLINE {
+      elements[i] = load_state_element(data, dtype, at + offset, live);
       if (i < 3) return;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) state.c[tile][j] = widen_of_state(elements[j], dtype);
+      for (int j = 0; j < 4; ++j) state.c[tile][j] = widen_state_element(elements[j], dtype);
     });
   }
   FLASHPORT_DEVICE void store_state(const State& state, void* data, DType dtype, std::int64_t at) const {
     with_type(data, dtype, [&](auto* to) FLASHPORT_INLINE {
-      for_each_of_state([&](int tile, int i, bool live, int place) FLASHPORT_INLINE {
-        if (live) store_as(to + at + place, state.c[tile][i]);
+      for_each_state_element([&](int tile, int i, bool live, int offset) FLASHPORT_INLINE {
+        if (live) store_as(to + at + offset, state.c[tile][i]);
       });
     });
   }
 
  private:
-  // Of the next chunk, to registers; behind the last one the last once more: what is in flight must not depend on a
-  // branch, or the paths' common part would wait for all of it.
+  // Loads the next chunk into registers. After the last chunk it loads the last one again: the loads in flight must not
+  // depend on a branch, or the code after the branch would wait for all of them.
   FLASHPORT_DEVICE void begin_copies() {
-    const ChunkPlace place = place_of(p_, *chain_, minimum(chunk_++, chain_->chunks - 1));
-    keys_.begin(p_.k, place.k, place.tokens.count, p_.head_dim_k, block_.thread());
-    prepared_.begin(p_.workspace, place.workspace, block_.thread());
+    const ChunkCoord coord = chunk_coord(p_, *chain_, minimum(chunk_++, chain_->chunks - 1));
+    keys_.begin(p_.k, coord.k, coord.tokens.count, p_.head_dim_k, block_.thread());
+    workspace_copies_.begin(p_.workspace, coord.index, block_.thread());
     const int first = recompute(4 * g_);
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       const int row = first + i / 4 * 16 + i % 4;
-      const std::int64_t at = place.v + row * p_.v.stride_token + column_;
-      next_values_[i] = load_one(p_.v.data, at, row < place.tokens.count && column_ < p_.head_dim_v);
+      const std::int64_t at = coord.v + row * p_.v.stride_token + column_;
+      next_values_[i] = load_one(p_.v.data, at, row < coord.tokens.count && column_ < p_.head_dim_v);
     }
   }
   template <class F>
@@ -233,18 +234,18 @@ class DeltaTiles {
     }
   }
   FLASHPORT_DEVICE int row_of(int i) const { return i / 4 * 16 + 4 * g_ + i % 4; }
-  // f(tile, register, whether the head has this element, its place among the head's). Places and masks are worked out
-  // here, not once for the loop over the chunks, through which they would take registers.
+  // f(tile, register, whether the head has this element, its offset in the head's state). Offsets and masks are
+  // computed here and not once for the loop over the chunks, where they would take registers.
   template <class F>
-  FLASHPORT_DEVICE void for_each_of_state(const F& f) const {
-    const int of_key = recompute_scalar(p_.key_major ? p_.head_dim_v : 1);
-    const int place = recompute(8 * g_ * of_key + column_ * (p_.key_major ? 1 : p_.head_dim_k));
+  FLASHPORT_DEVICE void for_each_state_element(const F& f) const {
+    const int key_stride = recompute_scalar(p_.key_major ? p_.head_dim_v : 1);
+    const int offset = recompute(8 * g_ * key_stride + column_ * (p_.key_major ? 1 : p_.head_dim_k));
     const int keys = recompute(column_ < p_.head_dim_v ? p_.head_dim_k - 8 * g_ : 0);
 #pragma unroll
     for (int tile = 0; tile < 2 * kPairs; ++tile) {
-      const int key = tile / 2 * 32 + tile % 2 * 4;  // of those behind the lane's first
+      const int key = tile / 2 * 32 + tile % 2 * 4;  // relative to the lane's first key
 #pragma unroll
-      for (int i = 0; i < 4; ++i) f(tile, i, key < keys, place + (key + i) * of_key);
+      for (int i = 0; i < 4; ++i) f(tile, i, key < keys, offset + (key + i) * key_stride);
     }
   }
 
@@ -255,7 +256,7 @@ class DeltaTiles {
   int n_, g_;
   int column_ = 0, chunk_ = 0, count_ = 0;
   RowCopies<kCfg, kThreads> keys_;
-  PreparedCopies<kThreads> prepared_;
+  WorkspaceCopies<kThreads> workspace_copies_;
   Queries queries_;
   std::uint16_t values_[16], next_values_[16];
 };

@@ -1,13 +1,13 @@
 // A slice of a gated delta rule's state in the registers of a wave, of 32 lanes or 64: some columns of V and all of K.
-// A lane holds kLaneKeys keys of kLaneColumns columns, in units of 16 bytes as they lie in the pool:
-//   states [V, K]: a row of K lies across as many lanes as it has units, so that a lane has few keys
-//   states [K, V]: neighbours have a key's row of the slice, 64 bytes or more; a lane's keys are neighbours
-// Sums over K are made in the lane and then across the lanes of a column, in an order that nothing changes. Where each
-// of them has several columns they part these between them: of what is one number a column (`Columns`) a lane has one.
-// Keys and columns that are missing are zeros, which stay zeros.
+// A lane holds kLaneKeys keys of kLaneColumns columns, in vectors of 16 bytes as the pool has them:
+//   states [V, K]: a row of K is spread over as many lanes as it has vectors, so that a lane has few keys
+//   states [K, V]: neighbouring lanes have a key's row of the slice, 64 bytes or more; a lane's keys are neighbours
+// Sums over K are made in the lane and then across the lanes of a column, in a fixed order. Where these lanes have
+// several columns each, they divide the columns among them, so that a lane has one number of `Columns`. Keys and
+// columns that do not exist are zeros, and stay zeros.
 //
-// Units are read and written with one instruction whatever their alignment, and no path is needed that goes by
-// elements: under amdhsa vector memory is in its unaligned access mode.
+// One instruction loads or stores a vector whatever its alignment, and no path by elements is needed: amdhsa sets
+// vector memory to its unaligned access mode.
 #pragma once
 
 #include <type_traits>
@@ -24,16 +24,16 @@ using InGlobal = T __attribute__((address_space(1)));
 template <class T>
 using InConstant = T __attribute__((address_space(4)));
 
-// x[i] = the index at place(i), 0 where there is none. Scalar loads, all of them on their way before the first is
-// awaited.
+// x[i] = the index at entry(i), 0 where there is none. The loads are scalar, and all are in flight before the wait for
+// the first.
 template <int kCount, class F>
-FLASHPORT_DEVICE void load_indices(const Block&, int (&x)[kCount], const F& place) {
+FLASHPORT_DEVICE void load_indices(const Block&, int (&x)[kCount], const F& entry) {
   const auto* none = (InConstant<const int>*)__builtin_amdgcn_kernarg_segment_ptr();
   bool live[kCount];
   int high[kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    const ShortIndex at = place(i);
+    const ShortIndex at = entry(i);
     live[i] = at.low != nullptr;
     const auto* from = live[i] ? (InConstant<const int>*)at.low : none;
     x[i] = *from;
@@ -43,8 +43,8 @@ FLASHPORT_DEVICE void load_indices(const Block&, int (&x)[kCount], const F& plac
   for (int i = 0; i < kCount; ++i) x[i] = live[i] ? with_sign(x[i], high[i]) : 0;
 }
 
-// f(an element of the type). Tests that the compiler cannot make one switch of: of its paths, two of which lead to the
-// last case, each would have registers of its own for what f writes.
+// f(a value of the element type). The compiler cannot make one switch of these tests: each path of a switch would have
+// registers of its own for what f writes, and two paths would lead to the last case.
 template <class F>
 FLASHPORT_DEVICE void with_element_type(DType dtype, const F& f) {
   if (dtype == DType::kFloat32) {
@@ -60,25 +60,25 @@ FLASHPORT_DEVICE void round_to(float& to, float x) { to = x; }
 FLASHPORT_DEVICE void round_to(Half& to, float x) { to = to_half(x); }
 FLASHPORT_DEVICE void round_to(BFloat16& to, float x) { to = to_bfloat16(x); }
 
-// A run of neighbours as they lie in memory, `offset` elements behind an address that all lanes have in common.
+// A run of contiguous elements as in memory, `offset` elements after an address that all lanes have in common.
 template <class T, int kCount>
 struct Run {
-  static constexpr int kPieceBytes = kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16;
-  static constexpr int kPieces = kCount * sizeof(T) / kPieceBytes;
-  using Words = unsigned __attribute__((ext_vector_type(kPieceBytes / 4)));
+  static constexpr int kVectorBytes = kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16;
+  static constexpr int kVectors = kCount * sizeof(T) / kVectorBytes;
+  using Words = unsigned __attribute__((ext_vector_type(kVectorBytes / 4)));
   using WordsAnywhere = Words __attribute__((aligned(alignof(T))));
 
-  Words words[kPieces];
+  Words words[kVectors];
 
   FLASHPORT_DEVICE void load(const T* from, int offset) {
     const auto* at = (InGlobal<const char>*)from + static_cast<unsigned>(offset) * unsigned{sizeof(T)};
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) words[i] = *(InGlobal<const WordsAnywhere>*)(at + i * kPieceBytes);
+    for (int i = 0; i < kVectors; ++i) words[i] = *(InGlobal<const WordsAnywhere>*)(at + i * kVectorBytes);
   }
   FLASHPORT_DEVICE void store(T* to, int offset) const {
     auto* at = (InGlobal<char>*)to + static_cast<unsigned>(offset) * unsigned{sizeof(T)};
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) *(InGlobal<WordsAnywhere>*)(at + i * kPieceBytes) = words[i];
+    for (int i = 0; i < kVectors; ++i) *(InGlobal<WordsAnywhere>*)(at + i * kVectorBytes) = words[i];
   }
   // f(i, element i)
   template <class F>
@@ -105,9 +105,9 @@ class StateTile {
   static constexpr bool kKeyMajor = kCfg.shape.key_major != 0;
   static constexpr bool kPacked = is_packed(kCfg.shape);
   static constexpr int kAllKeys = kCfg.shape.head_dim_k;
-  static constexpr int kUnit = kPacked ? 8 : 4;
+  static constexpr int kVector = kPacked ? 8 : 4;
   static constexpr int kColumns = kCfg.tuning.columns;
-  static constexpr int kRowLanes = (kKeyMajor ? kColumns : kAllKeys) / kUnit;
+  static constexpr int kRowLanes = (kKeyMajor ? kColumns : kAllKeys) / kVector;
   static constexpr int kNeighbours = kRowLanes < kWaveSize ? kRowLanes : kWaveSize;
   static constexpr int kOthers = kWaveSize / kNeighbours;
   static constexpr int kKeyLanes = kKeyMajor ? kOthers : kNeighbours;
@@ -115,28 +115,28 @@ class StateTile {
   static constexpr int kLaneKeys = kAllKeys / kKeyLanes;
   static constexpr int kLaneColumns = kColumns / kColumnLanes;
   static constexpr int kOwnKeys = kLaneKeys / kColumnLanes;
-  static constexpr int kUnits = kLaneColumns * kLaneKeys / kUnit;
-  static_assert(kLaneKeys % kUnit == 0 && kLaneColumns <= kKeyLanes && kColumnLanes <= kLaneKeys);
-  static_assert(kKeyMajor ? kLaneColumns == kUnit : kKeyLanes >= 8);
+  static constexpr int kVectors = kLaneColumns * kLaneKeys / kVector;
+  static_assert(kLaneKeys % kVector == 0 && kLaneColumns <= kKeyLanes && kColumnLanes <= kLaneKeys);
+  static_assert(kKeyMajor ? kLaneColumns == kVector : kKeyLanes >= 8);
 
   static constexpr LaneSteps kNeighbourSteps = steps_of_neighbours(kNeighbours);
   static constexpr LaneSteps kOtherSteps = steps_of_others(kNeighbours);
-  using OfColumn = LaneGroup<(kKeyMajor ? kOtherSteps : kNeighbourSteps)>;  // the lanes that share a column
-  using OfKey = LaneGroup<(kKeyMajor ? kNeighbourSteps : kOtherSteps)>;
+  using ColumnLanes = SubWave<(kKeyMajor ? kOtherSteps : kNeighbourSteps)>;  // lanes that share a column
+  using KeyLanes = SubWave<(kKeyMajor ? kNeighbourSteps : kOtherSteps)>;
 
   using Narrow = std::conditional_t<kCfg.shape.state == DType::kFloat16, Half, BFloat16>;  // states of 16 bits
   using State = std::conditional_t<kPacked, Narrow, float>;
 
-  // In the registers that a load fills together: numbers by themselves would be copied whenever paths meet.
+  // These registers are what a load fills together: separate numbers would be copied wherever paths join.
   using Quad = float __attribute__((ext_vector_type(4)));
-  static constexpr int kQuads = kUnit / 4;
-  struct Unit {
+  static constexpr int kQuads = kVector / 4;
+  struct Vector {
     Quad quads[kQuads];
 
     FLASHPORT_DEVICE float at(int i) const { return quads[i / 4][i % 4]; }
     FLASHPORT_DEVICE void set(int i, float x) { quads[i / 4][i % 4] = x; }
     template <class T>
-    FLASHPORT_DEVICE void set(const Run<T, kUnit>& run) {
+    FLASHPORT_DEVICE void set(const Run<T, kVector>& run) {
       run.widen([&](int i, float x) { set(i, x); });
     }
   };
@@ -150,7 +150,7 @@ class StateTile {
   };
   using Columns = float;
   template <class T>
-  struct Shares {
+  struct KeyPart {
     T x[kOwnKeys];
   };
 
@@ -159,36 +159,36 @@ class StateTile {
 
   FLASHPORT_DEVICE void clear() {
 #pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
+    for (int i = 0; i < kVectors; ++i) {
 #pragma unroll
       for (int j = 0; j < kQuads; ++j) state_[i].quads[j] = Quad{};
     }
   }
-  // `at`: the element that the head's state begins with.
+  // `at`: the offset of the head's state, in elements.
   FLASHPORT_DEVICE void load(const void* data, DType dtype, std::int64_t at) {
     with_states(data, dtype, at, [&](auto* from) FLASHPORT_INLINE {
-      for_each_unit([&](int unit, int first, int offset, bool live) FLASHPORT_INLINE {
+      for_each_vector([&](int index, int first, int offset, bool live) FLASHPORT_INLINE {
         using T = std::remove_const_t<std::remove_pointer_t<decltype(from)>>;
-        Run<T, kUnit> run = {};
+        Run<T, kVector> run = {};
         if (live) run.load(scalar_address(from + first), offset);
-        state_[unit].set(run);
+        state_[index].set(run);
       });
     });
   }
-  // The same from the pool, but settle() waits for it, and for clear() has nothing to do.
+  // The same from the pool, but only settle() waits for the loads and widens. After clear(), settle() does nothing.
   FLASHPORT_DEVICE void fetch(const void* data, std::int64_t at) {
     const State* from = static_cast<const State*>(data) + block_.uniform(at);
-    for_each_unit([&](int unit, int first, int offset, bool live) FLASHPORT_INLINE {
-      Run<State, kUnit> run = {};
+    for_each_vector([&](int index, int first, int offset, bool live) FLASHPORT_INLINE {
+      Run<State, kVector> run = {};
       if (live) run.load(scalar_address(from + first), offset);
-      __builtin_memcpy(&state_[unit], &run, sizeof run);
+      __builtin_memcpy(&state_[index], &run, sizeof run);
     });
   }
   FLASHPORT_DEVICE void settle() {
     if constexpr (kPacked) {
 #pragma unroll
-      for (int i = 0; i < kUnits; ++i) {
-        Run<State, kUnit> run;
+      for (int i = 0; i < kVectors; ++i) {
+        Run<State, kVector> run;
         __builtin_memcpy(&run, &state_[i], sizeof run);
         state_[i].set(run);
       }
@@ -196,21 +196,21 @@ class StateTile {
   }
   FLASHPORT_DEVICE void store(void* data, DType dtype, std::int64_t at) const {
     with_states(data, dtype, at, [&](auto* to) FLASHPORT_INLINE {
-      for_each_unit([&](int unit, int first, int offset, bool live) FLASHPORT_INLINE {
-        Run<std::remove_pointer_t<decltype(to)>, kUnit> run;
-        run.round([&](int i) { return state_[unit].at(i); });
+      for_each_vector([&](int index, int first, int offset, bool live) FLASHPORT_INLINE {
+        Run<std::remove_pointer_t<decltype(to)>, kVector> run;
+        run.round([&](int i) { return state_[index].at(i); });
         if (live) run.store(scalar_address(to + first), offset);
       });
     });
   }
 
-  // k, q and v of one type, from the elements that they begin with; v's first is that of the slice.
+  // k, q and v, all of one type, from their offsets; at_v is that of the slice's first column.
   FLASHPORT_DEVICE void load_inputs(const GatedDeltaUpdateParams& p, std::int64_t at_k, std::int64_t at_q,
                                     std::int64_t at_v, Keys& k, Keys& q, Columns& v) const {
     with_element_type(p.q.dtype, [&](auto type) FLASHPORT_INLINE {
       using T = decltype(type);
-      const Place at = place();
-      const int own = column_of(at, OfColumn::template index<kLaneColumns>(at.lane));
+      const LaneCoord at = lane_coord();
+      const int own = column_of(at, ColumnLanes::template index<kLaneColumns>(at.lane));
       const auto* from_v = (InGlobal<const T>*)p.v.data + block_.uniform(at_v);
       RawKeys<T> raw_k, raw_q;
       const T raw_v = from_v[minimum(own, columns_ - 1 - column_)];
@@ -221,27 +221,27 @@ class StateTile {
       v = column_ + own < columns_ ? to_float(raw_v) : 0.0f;
     });
   }
-  // Shares: what f(key) says of a part of the keys, of which each of the lanes that share keys has another.
+  // part = f(key) for some of a lane's keys; the lanes that share keys have different parts of them.
   template <class T, class F>
-  FLASHPORT_DEVICE void load_shares(Shares<T>& shares, const F& f) const {
-    const Place at = place();
+  FLASHPORT_DEVICE void load_key_part(KeyPart<T>& part, const F& f) const {
+    const LaneCoord at = lane_coord();
 #pragma unroll
-    for (int i = 0; i < kOwnKeys; ++i) shares.x[i] = f(minimum(own_key(at, i), keys_ - 1));
+    for (int i = 0; i < kOwnKeys; ++i) part.x[i] = f(minimum(own_key(at, i), keys_ - 1));
   }
-  // f(share of a key)
+  // keys = f(the key's value in the part of the lane that has it)
   template <class T, class F>
-  FLASHPORT_DEVICE void set_keys(Keys& keys, const Shares<T>& shares, const F& f) const {
-    const Place at = place();
+  FLASHPORT_DEVICE void set_keys(Keys& keys, const KeyPart<T>& part, const F& f) const {
+    const LaneCoord at = lane_coord();
     float own[kOwnKeys];
 #pragma unroll
-    for (int i = 0; i < kOwnKeys; ++i) own[i] = own_key(at, i) < keys_ ? f(shares.x[i]) : 0.0f;
-    OfKey::gather(own, keys.x, at.lane);
+    for (int i = 0; i < kOwnKeys; ++i) own[i] = own_key(at, i) < keys_ ? f(part.x[i]) : 0.0f;
+    KeyLanes::gather(own, keys.x, at.lane);
   }
-  // f(column of the head); of a column that is missing that of the last one.
+  // f(column of the head); for a column that does not exist f(the last one).
   template <class F>
   FLASHPORT_DEVICE Columns make_columns(const F& f) const {
-    const Place at = place();
-    return f(minimum(column_ + column_of(at, OfColumn::template index<kLaneColumns>(at.lane)), columns_ - 1));
+    const LaneCoord at = lane_coord();
+    return f(minimum(column_ + column_of(at, ColumnLanes::template index<kLaneColumns>(at.lane)), columns_ - 1));
   }
   FLASHPORT_DEVICE void scale_keys(Keys& keys, float factor) const {
 #pragma unroll
@@ -251,12 +251,12 @@ class StateTile {
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < kLaneKeys; ++i) sum = fma_rn(a.x[i], b.x[i], sum);
-    return OfColumn::sum(sum);
+    return ColumnLanes::sum(sum);
   }
   FLASHPORT_DEVICE void store_columns(void* data, DType dtype, std::int64_t first, Columns own) const {
-    const Place at = place();
-    const int column = column_of(at, OfColumn::template index<kLaneColumns>(at.lane));
-    const bool stores = OfColumn::template is_first<kLaneColumns>(at.lane) && column_ + column < columns_;
+    const LaneCoord at = lane_coord();
+    const int column = column_of(at, ColumnLanes::template index<kLaneColumns>(at.lane));
+    const bool stores = ColumnLanes::template is_first<kLaneColumns>(at.lane) && column_ + column < columns_;
     with_element_type(dtype, [&](auto type) FLASHPORT_INLINE {
       using T = decltype(type);
       T rounded;
@@ -276,7 +276,7 @@ class StateTile {
     read = project([&](int j) { return mul_rn(decay.x[j], k.x[j]); });
     carried = project([&](int j) { return mul_rn(decay.x[j], q.x[j]); });
   }
-  // Each column of S by its factor.
+  // Multiplies each column of S by its factor.
   FLASHPORT_DEVICE void scale_columns(Columns own) {
     float factors[kLaneColumns];
     gather_columns(own, factors);
@@ -291,47 +291,48 @@ class StateTile {
   }
 
  private:
-  // A lane's number among those of a column, and among those of a key. Worked out in each verb anew: what follows from
-  // it would take registers all along.
-  struct Place {
+  // A lane's number among the lanes of a column, and among the lanes of a key. Each verb computes it anew: what is
+  // derived from it would otherwise stay in registers.
+  struct LaneCoord {
     int lane, key_lane, column_lane;
   };
-  FLASHPORT_DEVICE Place place() const {
+  FLASHPORT_DEVICE LaneCoord lane_coord() const {
     const int lane = recompute(block_.lane());
     const int number = number_among_neighbours<kNeighbours>(lane), other = lane / kNeighbours;
     return {lane, kKeyMajor ? other : number, kKeyMajor ? number : other};
   }
 
-  // Of a lane's keys and columns, the place in the tile.
-  FLASHPORT_DEVICE static int key_of(Place at, int j) {
-    return kKeyMajor ? at.key_lane * kLaneKeys + j : j / kUnit * kUnit * kKeyLanes + at.key_lane * kUnit + j % kUnit;
+  // The tile's key and column that are a lane's key j and column i.
+  FLASHPORT_DEVICE static int key_of(LaneCoord at, int j) {
+    return kKeyMajor ? at.key_lane * kLaneKeys + j
+                     : j / kVector * kVector * kKeyLanes + at.key_lane * kVector + j % kVector;
   }
-  FLASHPORT_DEVICE static int column_of(Place at, int i) {
-    return kKeyMajor ? at.column_lane * kUnit + i : i * kColumnLanes + at.column_lane;
-  }
-
-  FLASHPORT_DEVICE static int own_key(Place at, int i) {
-    return key_of(at, OfKey::template index<kColumnLanes>(at.lane) * kOwnKeys + i);
+  FLASHPORT_DEVICE static int column_of(LaneCoord at, int i) {
+    return kKeyMajor ? at.column_lane * kVector + i : i * kColumnLanes + at.column_lane;
   }
 
-  // A lane's part of a row of keys; of those that do not exist the row's first are read in their place.
+  FLASHPORT_DEVICE static int own_key(LaneCoord at, int i) {
+    return key_of(at, KeyLanes::template index<kColumnLanes>(at.lane) * kOwnKeys + i);
+  }
+
+  // A lane's part of a row of keys. Instead of keys that do not exist it loads the row's first ones.
   template <class T>
   struct RawKeys {
-    static constexpr int kRuns = kLaneKeys / kUnit;
-    Run<T, kUnit> runs[kRuns];
+    static constexpr int kRuns = kLaneKeys / kVector;
+    Run<T, kVector> runs[kRuns];
 
-    FLASHPORT_DEVICE void load(const T* from, int keys, Place at) {
+    FLASHPORT_DEVICE void load(const T* from, int keys, LaneCoord at) {
 #pragma unroll
       for (int i = 0; i < kRuns; ++i) {
-        const int key = key_of(at, i * kUnit);
+        const int key = key_of(at, i * kVector);
         runs[i].load(from, key < keys ? key : 0);
       }
     }
-    FLASHPORT_DEVICE void widen(Keys& to, int keys, Place at) const {
+    FLASHPORT_DEVICE void widen(Keys& to, int keys, LaneCoord at) const {
 #pragma unroll
       for (int i = 0; i < kRuns; ++i) {
-        const bool live = key_of(at, i * kUnit) < keys;
-        runs[i].widen([&](int j, float x) { to.x[i * kUnit + j] = live ? x : 0.0f; });
+        const bool live = key_of(at, i * kVector) < keys;
+        runs[i].widen([&](int j, float x) { to.x[i * kVector + j] = live ? x : 0.0f; });
       }
     }
   };
@@ -346,53 +347,54 @@ class StateTile {
       f(static_cast<std::conditional_t<std::is_const_v<Data>, const Narrow, Narrow>*>(data) + first);
     }
   }
-  // Whether nothing of the slice is missing.
+  // Whether all keys and columns of the slice exist.
   FLASHPORT_DEVICE bool is_whole() const { return keys_ == kAllKeys && column_ + kColumns <= columns_; }
-  // f(number of the unit; where it lies in the head's states, in common and this lane's part of that; if it exists)
+  // f(number of the vector; its offset in the head's states as a sum of a part that all lanes have in common and this
+  // lane's part; whether it exists)
   template <class F>
-  FLASHPORT_DEVICE void for_each_unit(const F& f) const {
-    const Place at = place();
-    // Of a whole slice no lane is masked. Else eight neighbouring keys have one mask: K is a multiple of 8.
+  FLASHPORT_DEVICE void for_each_vector(const F& f) const {
+    const LaneCoord at = lane_coord();
+    // In a whole slice no lane is masked. Else eight neighbouring keys have one mask: K is a multiple of 8.
     if (is_whole()) {
-      for_each_unit(at, [](int, int) { return true; }, f);
+      for_each_vector(at, [](int, int) { return true; }, f);
     } else {
       const auto live = [&](int i, int j) {
         return column_ + column_of(at, i) < columns_ && key_of(at, kKeyMajor ? j / 8 * 8 : j) < keys_;
       };
-      for_each_unit(at, live, f);
+      for_each_vector(at, live, f);
     }
   }
   template <class Live, class F>
-  FLASHPORT_DEVICE void for_each_unit(Place at, const Live& live, const F& f) const {
+  FLASHPORT_DEVICE void for_each_vector(LaneCoord at, const Live& live, const F& f) const {
     if constexpr (kKeyMajor) {
-      const int row = recompute_scalar(columns_);  // or the places of all rows would be kept from token to token
-      const int offset = at.key_lane * kLaneKeys * row + at.column_lane * kUnit;
+      const int row = recompute_scalar(columns_);  // else the offsets of all rows would be kept from token to token
+      const int offset = at.key_lane * kLaneKeys * row + at.column_lane * kVector;
 #pragma unroll
-      for (int j = 0; j < kLaneKeys; ++j) f(unit_of(0, j), column_ + j * row, offset, live(0, j));
+      for (int j = 0; j < kLaneKeys; ++j) f(vector_of(0, j), column_ + j * row, offset, live(0, j));
     } else {
       const int row = recompute_scalar(keys_);
-      const int offset = at.column_lane * row + at.key_lane * kUnit;
+      const int offset = at.column_lane * row + at.key_lane * kVector;
 #pragma unroll
       for (int i = 0; i < kLaneColumns; ++i) {
 #pragma unroll
-        for (int j = 0; j < kLaneKeys; j += kUnit) {
-          f(unit_of(i, j), (column_ + i * kColumnLanes) * row + j * kKeyLanes, offset, live(i, j));
+        for (int j = 0; j < kLaneKeys; j += kVector) {
+          f(vector_of(i, j), (column_ + i * kColumnLanes) * row + j * kKeyLanes, offset, live(i, j));
         }
       }
     }
   }
-  // Where a lane has its column i at its key j.
-  FLASHPORT_DEVICE static constexpr int unit_of(int i, int j) {
-    return kKeyMajor ? j : i * (kLaneKeys / kUnit) + j / kUnit;
+  // The vector that has a lane's column i at its key j, and the index in it.
+  FLASHPORT_DEVICE static constexpr int vector_of(int i, int j) {
+    return kKeyMajor ? j : i * (kLaneKeys / kVector) + j / kVector;
   }
-  FLASHPORT_DEVICE static constexpr int place_in_unit(int i, int j) { return kKeyMajor ? i : j % kUnit; }
+  FLASHPORT_DEVICE static constexpr int index_in_vector(int i, int j) { return kKeyMajor ? i : j % kVector; }
 
-  // The numbers of all of a lane's columns, of which it owns one.
+  // The values for all of a lane's columns, of which it owns one.
   FLASHPORT_DEVICE void gather_columns(Columns own, float (&all)[kLaneColumns]) const {
     if constexpr (!kKeyMajor && kKeyLanes >= 16) {
-      OfColumn::gather_in_16(own, all);
+      ColumnLanes::gather_in_16(own, all);
     } else {
-      OfColumn::gather({own}, all, place().lane);
+      ColumnLanes::gather({own}, all, lane_coord().lane);
     }
   }
   // x = f(column, key, x) for a lane's elements.
@@ -402,9 +404,9 @@ class StateTile {
     for (int j = 0; j < kLaneKeys; ++j) {
 #pragma unroll
       for (int i = 0; i < kLaneColumns; ++i) {
-        Unit& unit = state_[unit_of(i, j)];
-        const int place = place_in_unit(i, j);
-        unit.set(place, f(i, j, unit.at(place)));
+        Vector& vector = state_[vector_of(i, j)];
+        const int index = index_in_vector(i, j);
+        vector.set(index, f(i, j, vector.at(index)));
       }
     }
   }
@@ -416,10 +418,10 @@ class StateTile {
       const float at_k = k(j);
 #pragma unroll
       for (int i = 0; i < kLaneColumns; ++i) {
-        sums[i] = fma_rn(state_[unit_of(i, j)].at(place_in_unit(i, j)), at_k, sums[i]);
+        sums[i] = fma_rn(state_[vector_of(i, j)].at(index_in_vector(i, j)), at_k, sums[i]);
       }
     }
-    return OfColumn::sum_each(sums, place().lane);
+    return ColumnLanes::sum_each(sums, lane_coord().lane);
   }
   template <class Decay>
   FLASHPORT_DEVICE void update(const Decay& decay, const Keys& k, Columns own) {
@@ -428,7 +430,7 @@ class StateTile {
     replace_each([&](int i, int j, float x) FLASHPORT_INLINE { return fma_rn(k.x[j], u[i], mul_rn(decay(j), x)); });
   }
 
-  Unit state_[kUnits];  // between fetch() and settle() the bits of a packed unit in its first half
+  Vector state_[kVectors];  // between fetch() and settle(): the bits of a packed vector in its first half
   int keys_, columns_, column_;
   const Block& block_;
 };

@@ -1,12 +1,13 @@
 // The tile verbs of the chain over the chunks of the gated delta rule, on WMMA: four waves, each with 16 columns of V,
 // all tokens of a chunk and all of K up to 128.
 //
-// Rows of a left operand are taken in such an order (lane_maps.h) that register r of a half h of the accumulators holds
-// row 8 h + r of its tile: two halves side by side are the right operand of the next product, in the order of memory.
-// The state is rounded tile by tile where it is multiplied: registers have no room for it as an operand beside itself.
+// Rows of a left operand are taken in such an order (lane_maps.h) that register r of half h of the wave holds row
+// 8 h + r of a tile of accumulators: the rows of both halves, one after the other, are the right operand of the next
+// product, in the order of memory. The state is rounded tile by tile where it is multiplied: registers have no room for
+// both the state and its operand.
 //
-// Where K is 256, two waves share their columns: each has half of the keys, and what their halves add to a product with
-// the state they tell each other through LDS.
+// Where K is 256, two waves share their columns. Each has half of the keys, and they exchange their sums of a product
+// with the state through LDS.
 #pragma once
 
 #include "common/device/core/scalar_access.h"
@@ -21,10 +22,10 @@ FLASHPORT_DEVICE Words8 join(const Eight& low, const Eight& high) {
 
 template <GatedDeltaChunkConfig kCfg>
 struct ChainMemory : ChunkMemory<kCfg> {
-  static constexpr int kKeyWaves = kCfg.head_dim_k > 128 ? 2 : 1;  // that share columns
-  static constexpr bool kHasQueries = kKeyWaves == 1;              // room for them
+  static constexpr int kKeyWaves = kCfg.head_dim_k > 128 ? 2 : 1;  // waves that share columns
+  static constexpr bool kHasQueries = kKeyWaves == 1;              // whether LDS has room for queries
   alignas(16) std::uint16_t queries[kHasQueries ? kChunkTokens * ChunkMemory<kCfg>::kPitch : 1];
-  alignas(32) float sums[kKeyWaves == 1 ? 1 : chain_threads(kCfg.head_dim_k)][2][8];  // of half a product
+  alignas(32) float sums[kKeyWaves == 1 ? 1 : chain_threads(kCfg.head_dim_k)][2][8];  // half a product's
 };
 
 template <GatedDeltaChunkConfig kCfg>
@@ -39,9 +40,9 @@ class DeltaTiles {
 
   struct Keys {};  // in LDS
   struct Queries {
-    std::int64_t at;  // in memory, where LDS has no room
+    std::int64_t at;  // the offset in memory, where LDS has no room for them
   };
-  enum Lower { kTransform, kScores };
+  enum Lower { kInverse, kScores };
 
  public:
   struct State {
@@ -55,33 +56,33 @@ class DeltaTiles {
     const State& state;
   };
   struct Operand {
-    Eight own[4];  // of the lane's half of the wave
+    Eight own[4];  // the rows of the lane's half of the wave
   };
 
   FLASHPORT_DEVICE DeltaTiles(const GatedDeltaChunkParams& p, const Block& block, Memory& memory)
       : p_(p), block_(block), memory_(memory) {}
 
   FLASHPORT_DEVICE void begin(const Chain& chain) { first_column_ = chain.column + 16 * (block_.wave() / kKeyWaves); }
-  FLASHPORT_DEVICE void fetch(const ChunkPlace& place) {
-    count_ = place.tokens.count;
-    at_queries_ = place.q;
+  FLASHPORT_DEVICE void fetch(const ChunkCoord& coord) {
+    count_ = coord.tokens.count;
+    at_queries_ = coord.q;
     RowCopies<kCfg, kThreads> keys, queries;
-    PreparedCopies<kThreads> prepared;
+    WorkspaceCopies<kThreads> workspace_copies;
     const int thread = block_.thread();
-    keys.begin(p_.k, place.k, count_, p_.head_dim_k, thread);
-    if constexpr (Memory::kHasQueries) queries.begin(p_.q, place.q, count_, p_.head_dim_k, thread);
-    prepared.begin(p_.workspace, place.workspace, thread);
+    keys.begin(p_.k, coord.k, count_, p_.head_dim_k, thread);
+    if constexpr (Memory::kHasQueries) queries.begin(p_.q, coord.q, count_, p_.head_dim_k, thread);
+    workspace_copies.begin(p_.workspace, coord.index, thread);
     sync_shared();
-    keys.land(memory_.keys, thread);
-    if constexpr (Memory::kHasQueries) queries.land(memory_.queries, thread);
-    prepared.land(memory_, thread);
+    keys.store_shared(memory_.keys, thread);
+    if constexpr (Memory::kHasQueries) queries.store_shared(memory_.queries, thread);
+    workspace_copies.store_shared(memory_, thread);
     sync_shared();
   }
   FLASHPORT_DEVICE static void finish() {}  // fetch() begins with a barrier
 
   FLASHPORT_DEVICE Queries queries() const { return {at_queries_}; }
   FLASHPORT_DEVICE Keys keys() const { return {}; }
-  FLASHPORT_DEVICE Lower transform() const { return kTransform; }
+  FLASHPORT_DEVICE Lower inverse() const { return kInverse; }
   FLASHPORT_DEVICE Lower scores() const { return kScores; }
   FLASHPORT_DEVICE const ChunkFactors& factors() const { return memory_.factors; }
 
@@ -128,7 +129,7 @@ class DeltaTiles {
       const Words8 b = both_halves(right.own[column]);
 #pragma unroll
       for (int row = column; row < 4; ++row) {
-        const auto* line = reinterpret_cast<const Eight*>(rows + lower_block(row, column) * kBlockValues);
+        const auto* line = reinterpret_cast<const Eight*>(rows + lower_sub_block(row, column) * kSubBlockValues);
         sum.c[row] = wmma<kMath>(join(line[0], line[1]), b, sum.c[row]);
         keep_order(sum.c[row]);
       }
@@ -207,26 +208,26 @@ class DeltaTiles {
     }
   }
 
-  // `at`: the element that the head's state begins with.
+  // `at`: the offset of the head's state, in elements.
   FLASHPORT_DEVICE void load_state(State& state, const void* data, DType dtype, std::int64_t at) const {
     Element elements[8];
-    for_each_of_state([&](int tile, int r, bool live, int place) FLASHPORT_INLINE {
-      elements[r] = load_of_state(data, dtype, at + place, live);
+    for_each_state_element([&](int tile, int r, bool live, int offset) FLASHPORT_INLINE {
+      elements[r] = load_state_element(data, dtype, at + offset, live);
       if (r < 7) return;
 #pragma unroll
-      for (int j = 0; j < 8; ++j) state.c[tile][j] = widen_of_state(elements[j], dtype);
+      for (int j = 0; j < 8; ++j) state.c[tile][j] = widen_state_element(elements[j], dtype);
     });
   }
   FLASHPORT_DEVICE void store_state(const State& state, void* data, DType dtype, std::int64_t at) const {
     with_type(data, dtype, [&](auto* to) FLASHPORT_INLINE {
-      for_each_of_state([&](int tile, int r, bool live, int place) FLASHPORT_INLINE {
-        if (live) store_as(to + at + place, state.c[tile][r]);
+      for_each_state_element([&](int tile, int r, bool live, int offset) FLASHPORT_INLINE {
+        if (live) store_as(to + at + offset, state.c[tile][r]);
       });
     });
   }
 
  private:
-  // Asked for anew in each verb: what follows from them would be kept from chunk to chunk.
+  // Each verb computes these anew: else derived offsets would be kept from chunk to chunk.
   FLASHPORT_DEVICE int n() const { return block_.thread() % 16; }
   FLASHPORT_DEVICE int half() const { return block_.thread() / 16 % 2; }
   FLASHPORT_DEVICE int column() const { return first_column_ + n(); }
@@ -247,7 +248,7 @@ class DeltaTiles {
       return join(line[0], line[1]);
     });
   }
-  // left(row, tile) is asked for right before its product, or a tile ahead of it.
+  // left(row, tile) is called right before its product, or one tile ahead.
   template <bool kAhead, class F>
   FLASHPORT_DEVICE void multiply(Rows& product, const StateOperand& right, const F& left) const {
     zero(product);
@@ -259,7 +260,7 @@ class DeltaTiles {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       Floats8 sums = right.state.c[tile];
-      keep_order(sums);  // else what is rounded for the keys would be kept for the queries
+      keep_order(sums);  // else the operand for the keys would be kept for the queries
       const Words8 state = both_halves(round_tile(sums));
 #pragma unroll
       for (int row = 0; row < 4; ++row) {
@@ -274,7 +275,7 @@ class DeltaTiles {
     }
     if constexpr (kKeyWaves > 1) add_other_keys(product);
   }
-  // What the wave with the other keys has, two tiles at a time.
+  // Adds the sums of the wave with the other keys, two tiles at a time.
   FLASHPORT_DEVICE void add_other_keys(Rows& product) const {
     const int thread = block_.thread();
 #pragma unroll
@@ -291,19 +292,19 @@ class DeltaTiles {
       }
     }
   }
-  // f(tile, register, whether the head has this element, its place among the head's). Places and masks are worked out
-  // here, not once for the loop over the chunks, through which they would take registers.
+  // f(tile, register, whether the head has this element, its offset in the head's state). Offsets and masks are
+  // computed here and not once for the loop over the chunks, where they would take registers.
   template <class F>
-  FLASHPORT_DEVICE void for_each_of_state(const F& f) const {
-    const int of_key = recompute_scalar(p_.key_major ? p_.head_dim_v : 1);
+  FLASHPORT_DEVICE void for_each_state_element(const F& f) const {
+    const int key_stride = recompute_scalar(p_.key_major ? p_.head_dim_v : 1);
     const int own = column(), first = first_key() + 8 * half();
-    const int place = first * of_key + own * (p_.key_major ? 1 : p_.head_dim_k);
+    const int offset = first * key_stride + own * (p_.key_major ? 1 : p_.head_dim_k);
     const int keys = own < p_.head_dim_v ? p_.head_dim_k - first : 0;
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
-      for (int r = 0; r < 8; ++r) f(tile, r, 16 * tile < keys, place + (16 * tile + r) * of_key);
-      asm volatile("" ::: "memory");  // or addresses of all tiles would be there at a time
+      for (int r = 0; r < 8; ++r) f(tile, r, 16 * tile < keys, offset + (16 * tile + r) * key_stride);
+      asm volatile("" ::: "memory");  // else the addresses of all tiles would be in registers at a time
     }
   }
 

@@ -9,8 +9,8 @@
 
 namespace flashport::FLASHPORT_TARGET::kv {
 
-inline constexpr int kQ8Values = 32;
-inline constexpr int kQ8Bytes = 34;
+inline constexpr int kQ8Values = kv_format_trait(KvFormat::kQ8_0).block_values;
+inline constexpr int kQ8Bytes = kv_format_trait(KvFormat::kQ8_0).block_bytes;
 
 constexpr bool is_byte_format(KvFormat format) {
   return format == KvFormat::kFp8E4M3 || format == KvFormat::kFp8E4M3Fnuz || format == KvFormat::kQ8_0;

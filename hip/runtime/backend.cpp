@@ -62,7 +62,7 @@ Runtime* runtime(const char*& error) {
 }
 
 // Null on success; else what failed and why. A failed call also leaves its code in this thread's last error, which
-// other users of the same runtime would find: it is taken out, as ours is told.
+// other users of the same runtime would find. As the returned text reports the failure, that code is cleared.
 const char* check(const HipApi& hip, HipError code, const char* call) {
   if (code == 0) return nullptr;
   hip.get_last_error();
@@ -102,8 +102,8 @@ class DeviceScope {
   bool changed_ = false;
 };
 
-// Lets this thread allocate, free and wait while another one captures a graph in global mode, whose capture such a call
-// would else spoil. On a stream that is itself captured they stay what they are: errors.
+// Lets this thread allocate, free and wait while another thread captures a graph in global mode; without it such a call
+// would invalidate that capture. On a stream that is itself being captured these calls are errors all the same.
 class AsideFromCaptures {
  public:
   explicit AsideFromCaptures(const HipApi& hip) : hip_(hip) { hip_.thread_exchange_capture_mode(&mode_); }

@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The majors whose ABI the table describes, newest first. The bare name is what wheels of torch carry.
+// The majors whose ABI the table describes, newest first. Torch wheels contain the name without a version.
 constexpr const char* kFileNames[] = {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"};
 
 struct Library {

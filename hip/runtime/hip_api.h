@@ -1,6 +1,6 @@
 // The functions of AMD's HIP runtime that flashport uses, as a table that is filled at run time. Nothing links against
-// libamdhip64, which could bring a second runtime into a process that has one already (torch carries its own): the
-// table comes from the copy that is loaded, then from the ROCm wheels beside this library, then from the system. Types
+// libamdhip64, because that could load a second runtime into a process that has one already (torch has its own). The
+// table comes from the copy that is loaded, else from the ROCm wheels next to this library, else from the system. Types
 // and values are those of HIP 6.2 to 7.2; tests/platform/hip_abi_check.cpp holds them against AMD's headers.
 #pragma once
 
@@ -27,7 +27,7 @@ inline void* const kHipLaunchParamBufferPointer = reinterpret_cast<void*>(std::u
 inline void* const kHipLaunchParamBufferSize = reinterpret_cast<void*>(std::uintptr_t{2});
 inline void* const kHipLaunchParamEnd = reinterpret_cast<void*>(std::uintptr_t{3});
 
-// hipDeviceProp_tR0600: what we read of it, each at its place.
+// hipDeviceProp_tR0600: the members that are read, each at its offset.
 struct HipDeviceProperties {
   char name[256];
   char unused_0[32];

@@ -40,10 +40,10 @@ ANNOUNCE = """
 #include FLASHPORT_TARGET_HEADER
 namespace flashport::FLASHPORT_TARGET {
 extern "C" __global__ void __launch_bounds__(256) FLASHPORT_SIGNAL_KERNEL(float* states, unsigned* words) {
-  if (blockIdx.x > 0) await_announced(words + blockIdx.x - 1);
+  if (blockIdx.x > 0) await_signal(words + blockIdx.x - 1);
   states[blockIdx.x * 256 + threadIdx.x] = states[threadIdx.x];
   __syncthreads();
-  if (threadIdx.x == 0) announce(words + blockIdx.x);
+  if (threadIdx.x == 0) send_signal(words + blockIdx.x);
 }
 }
 """

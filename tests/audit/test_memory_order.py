@@ -1,12 +1,12 @@
-"""The rules of ci/memory_order.py on listings: what a kernel needs so that its signals do not come too early."""
+"""The rules of ci/memory_order.py on listings: what a kernel needs so that its signals are not sent too early."""
 
 from __future__ import annotations
 
 import pytest
 from memory_order import amd_instructions, amd_order, sass_instruction, sass_order
 
-# As clang leaves the arrival of decode: every wave stores, waits and meets the others; one lane releases, waits and
-# adds, and the last one takes the counter back and acquires. Words in parentheses name lines for the tests.
+# Decode's signal counters as clang compiles them: every wave stores, waits and joins the barrier; one lane releases,
+# waits and adds, and the last one sets the counter back and acquires. Words in parentheses name lines for the tests.
 CDNA = """
 0000000000001000 <kernel>:
 	s_cbranch_execz 1                  // 000000001000: BF880001 <kernel+0xc>
@@ -120,7 +120,7 @@ def test_wait_on_one_path_is_not_enough():
 
 
 def test_stores_of_an_earlier_turn_count():
-    # What follows the last barrier is stored when the loop comes round, and released then.
+    # What follows the last barrier is stored in the next turn of the loop, and released there.
     stored = "	global_store_dword v[6:7], v1, off // 000000001050: 0\n	s_cbranch_scc0 65516"
     listing = without(CDNA, "000000001050: BF8A0000").replace("	s_cbranch_scc0 65516", stored)
     assert amd("gfx942", listing).findings == {}

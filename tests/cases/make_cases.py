@@ -17,8 +17,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 OUT = pathlib.Path(__file__).with_name("decode.csv")
 
 COLUMNS = (
-    "name tier q kv dk dv hq hkv q_len q_form layout page lens window softcap alibi sinks tree scales index out lse "
-    "strides splits"
+    "name tier q k_format v_format dk dv hq hkv q_len q_form layout page lens window softcap alibi sinks tree scales "
+    "index out lse strides splits"
 ).split()
 
 # Lengths of the requests of a batch, joined by '|'; "200*63" repeats. Tile edges, page edges, 0 and 1; "draft" puts
@@ -64,6 +64,12 @@ def quantised(kv):
     return kv not in ("fp16", "bf16", "fp32")
 
 
+def formats(types):
+    """Of "q/kv", or of "q/k/v" where K and V differ: the types of q, K and V."""
+    q, k_format, *v_format = types.split("/")
+    return q, k_format, *(v_format or [k_format])
+
+
 def paged(layout):
     return layout.startswith(("block", "csr"))
 
@@ -78,13 +84,13 @@ def total(lens):
 
 
 def valid(case):
-    _, kv = case["types"].split("/")
+    _, k_format, v_format = formats(case["types"])
     dk, dv = head_dims(case["dims"])
-    if kv == "q8_0" and dk % 32:
+    if (k_format == "q8_0" and dk % 32) or (v_format == "q8_0" and dv % 32):
         return False
     if (case["q_form"] == "token" and case["q_len"] != 1) or (case["tree"] and case["q_len"] == 1):
         return False
-    if case["scales"] != "none" and not quantised(kv):
+    if case["scales"] != "none" and not (quantised(k_format) or quantised(v_format)):
         return False
     if (case["page"] != 0) != paged(case["layout"]):
         return False
@@ -117,7 +123,7 @@ class Cover:
                 case["q_form"] = "uniform"
             if "tree" not in fixed and case["q_len"] == 1:
                 case["tree"] = 0
-            if "scales" not in fixed and not quantised(case["types"].split("/")[1]):
+            if "scales" not in fixed and not any(map(quantised, formats(case["types"])[1:])):
                 case["scales"] = "none"
             if valid(case):
                 return case
@@ -146,11 +152,22 @@ class Cover:
 
 
 def row(prefix, number, tier, case):
-    q, kv = case["types"].split("/")
+    q, k_format, v_format = formats(case["types"])
     dk, dv = head_dims(case["dims"])
+    kv = k_format if k_format == v_format else f"{k_format}_{v_format}"
     place = case["layout"] + (f"_p{case['page']}" if case["page"] else "")
     name = f"{prefix}{number:03d}_{q}_{kv}_d{case['dims']}_g{case['group']}_q{case['q_len']}_{place}"
-    values = dict(case, name=name, tier=tier, q=q, kv=kv, dk=dk, dv=dv, hq=case["group"] * case["hkv"])
+    values = dict(
+        case,
+        name=name,
+        tier=tier,
+        q=q,
+        k_format=k_format,
+        v_format=v_format,
+        dk=dk,
+        dv=dv,
+        hq=case["group"] * case["hkv"],
+    )
     values["lens"] = LENGTHS.get(case["lens"], case["lens"])
     return {column: values[column] for column in COLUMNS}
 
@@ -167,23 +184,25 @@ def emulator_rows():
     cover = Cover(seed=2)
     seen, number = set(), 0
     narrower = {128: ["80", "96", "128"], 256: ["192", "256"]}
-    short = {(kv, dk, dv) for _math, kv, dk, dv, rows, _ in instances() if rows == "8"}
-    for _math, kv, dk, dv, rows, _ in instances():
-        if (kv, dk, dv, rows) in seen:  # the CPU computes in fp32 what GPUs have as a row already
+    short = {(*pair, dk, dv) for _math, *pair, dk, dv, rows, _ in instances() if rows == "8"}
+    for _math, k_format, v_format, dk, dv, rows, _ in instances():
+        if (k_format, v_format, dk, dv, rows) in seen:  # the CPU computes in fp32 what GPUs have as a row already
             continue
-        seen.add((kv, dk, dv, rows))
+        seen.add((k_format, v_format, dk, dv, rows))
         dims = [f"{dk}x{dv}"] if dk != dv else [dk] if rows == "8" else narrower.get(int(dk), [dk])
         # As many packed rows as make this the tile that is chosen.
         group, q_len = (16, 2) if rows == "64" else (4, 1)
         if rows == "16" and number % 3 == 1:
             group, q_len = (3, 4)
-        elif rows == "16" and (kv, dk, dv) in short:
+        elif rows == "16" and (k_format, v_format, dk, dv) in short:
             group, q_len = (16, 1)
-        q = kv if not quantised(kv) else ("bf16" if number % 4 == 3 else "fp16")
+        native = next((each for each in (k_format, v_format) if not quantised(each)), None)
+        q = native or ("bf16" if number % 4 == 3 else "fp16")
+        kv = k_format if k_format == v_format else f"{k_format}/{v_format}"
         fixed = {"types": f"{q}/{kv}", "group": group, "q_len": q_len, "hkv": 1 if number % 5 else 2,
                  "lens": EMULATOR_LENGTHS[number % 3], "splits": -1 if number % 4 else 3}  # fmt: skip
         for dim in dims:
-            if kv == "q8_0" and int(head_dims(dim)[0]) % 32:
+            if "q8_0" in (k_format, v_format) and int(head_dims(dim)[0]) % 32:
                 continue
             case = cover.best(dict(fixed, dims=dim, page=cover.pick([1, 2, 3, 16, 64, 128])) if number % 3
                               else dict(fixed, dims=dim))  # fmt: skip

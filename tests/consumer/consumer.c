@@ -201,19 +201,19 @@ static void prefill_a_prompt(void) {
 }
 
 static void ask_for_the_gated_delta_rule(void) {
-  fp_gated_delta_query query;
+  fp_query query;
   char key[128];
   FP_INIT(&query);
+  query.operation = fp_op_gated_delta_chunk;
   query.target = "cpu";
-  query.operation = fp_chunk;
-  query.q_dtype = fp_bfloat16;
+  query.dtype = fp_bfloat16;
   query.state_dtype = fp_float32;
-  query.head_dim_k = query.head_dim_v = 128;
-  expect(fp_supports_gated_delta(&query) == fp_ok, "chunks of bf16 are supported");
-  expect(fp_which_gated_delta_kernel(&query, key, sizeof(key)) == fp_ok, "the CPU has chunks");
+  query.head_dim_qk = query.head_dim_v = 128;
+  expect(fp_supports(&query) == fp_ok, "chunks of bf16 are supported");
+  expect(fp_which_kernel(&query, key, sizeof(key)) == fp_ok, "the CPU has chunks");
   expect(strncmp(key, "gated_delta_chunk/", 18) == 0, "the key is that of the chain");
   query.head_dim_v = 300;
-  expect(fp_supports_gated_delta(&query) == fp_not_supported, "a head dim of 300 is not");
+  expect(fp_supports(&query) == fp_not_supported, "a head dim of 300 is not");
   expect(strstr(fp_last_error(), "head_dim_v must be a multiple of 8 from 16 to 256, got 300") != NULL, "it says why");
 }
 
@@ -245,7 +245,7 @@ int main(void) {
   fp_decode_stage2_args stage2;
   fp_merge_states_args merge_all;
   fp_merge_state_args merge_two;
-  fp_decode_query kernel;
+  fp_query kernel;
   int64_t bytes = -1;
   char key[128];
   int i, token;
@@ -328,13 +328,17 @@ int main(void) {
 
   FP_INIT(&kernel);
   kernel.target = "cpu";
-  kernel.kv = "bf16";
-  kernel.q_dtype = fp_bfloat16;
+  kernel.dtype = fp_bfloat16;
   kernel.head_dim_qk = kernel.head_dim_v = 128;
   kernel.group_size = 4;
   kernel.q_len = 1;
   expect(fp_supports(&kernel) == fp_ok, "bf16 is supported");
   expect(fp_which_kernel(&kernel, key, sizeof(key)) == fp_ok, "the CPU decodes bf16");
+  kernel.k_format = kernel.v_format = fp_format_q8_0;
+  expect(fp_supports(&kernel) == fp_ok, "a cache of q8_0 is supported");
+  kernel.v_format = fp_format_own;
+  expect(fp_supports(&kernel) == fp_not_supported, "K of q8_0 with V of bf16 is not");
+  expect(strstr(fp_last_error(), "k=q8_0 with v=bf16") != NULL, "it says which pair");
   expect(fp_num_splits_heuristic(8, 108, 16, 128) > 1, "few tiles are split");
 
   update_a_draft();

@@ -231,6 +231,7 @@ TEST_F(Aliases, OfAppendKv) {
     a.v = arena(DType::kFloat16, {3, 2, 32});
     a.k_cache = arena(DType::kUInt8, {64, 16, 2, 68});
     a.v_cache = arena(DType::kUInt8, {64, 16, 2, 34});
+    a.k_format = a.v_format = KvFormat::kQ8_0;
     a.positions = arena(DType::kInt64, {3});
     a.k_scale = arena.scales({1});
     a.v_scale = arena.scales({1});

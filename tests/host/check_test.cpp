@@ -119,36 +119,37 @@ TEST(Check, RefusesNumbersThatFp32DoesNotHave) {
 TEST(CacheParams, TakesTheWidestCopyThatAllRowsAllow) {
   const CacheAxes axes = cache_axes(4, KvLayout::kNHD);
   TensorView cache(scratch(), DType::kFloat16, Device{}, {4, 16, 2, 64});
-  EXPECT_EQ(cache_params(kCheck, cache, "c", axes, 64).copy_unit, 16);
+  EXPECT_EQ(cache_params(kCheck, cache, "c", axes, KvFormat::kFp16, 64).copy_unit, 16);
   cache.data = scratch_at(8);
-  EXPECT_EQ(cache_params(kCheck, cache, "c", axes, 64).copy_unit, 8);
+  EXPECT_EQ(cache_params(kCheck, cache, "c", axes, KvFormat::kFp16, 64).copy_unit, 8);
   cache.data = scratch();
   cache.strides[1] = 130;
-  EXPECT_EQ(cache_params(kCheck, cache, "c", axes, 64).copy_unit, 4);
-  cache.shape[1] = 1;  // nobody steps along that axis
-  EXPECT_EQ(cache_params(kCheck, cache, "c", axes, 64).copy_unit, 16);
+  EXPECT_EQ(cache_params(kCheck, cache, "c", axes, KvFormat::kFp16, 64).copy_unit, 4);
+  cache.shape[1] = 1;  // no step goes along that axis
+  EXPECT_EQ(cache_params(kCheck, cache, "c", axes, KvFormat::kFp16, 64).copy_unit, 16);
   const TensorView q8_0(scratch(), DType::kUInt8, Device{}, {4, 16, 2, 2 * 34});
-  EXPECT_EQ(cache_params(kCheck, q8_0, "c", axes, 64).copy_unit, 4);
+  EXPECT_EQ(cache_params(kCheck, q8_0, "c", axes, KvFormat::kQ8_0, 64).copy_unit, 4);
   const TensorView odd(scratch(), DType::kUInt8, Device{}, {4, 16, 2, 34});
-  EXPECT_EQ(cache_params(kCheck, odd, "c", axes, 32).copy_unit, 2);
+  EXPECT_EQ(cache_params(kCheck, odd, "c", axes, KvFormat::kQ8_0, 32).copy_unit, 2);
   const TensorView fp8(scratch_at(1), DType::kFp8E4M3, Device{}, {4, 16, 2, 64});
-  EXPECT_NE(error_of<ValueError>([&] { (void)cache_params(kCheck, fp8, "c", axes, 64); }), "");
+  EXPECT_NE(error_of<ValueError>([&] { (void)cache_params(kCheck, fp8, "c", axes, KvFormat::kFp8E4M3, 64); }), "");
 }
 
 TEST(CacheParams, GivesByteStridesOfBothOrders) {
   const TensorView nhd(scratch(), DType::kFloat16, Device{}, {4, 16, 2, 64});
-  const CacheParams a = cache_params(kCheck, nhd, "c", cache_axes(4, KvLayout::kNHD), 64);
+  const CacheParams a = cache_params(kCheck, nhd, "c", cache_axes(4, KvLayout::kNHD), KvFormat::kFp16, 64);
   EXPECT_EQ(a.page_stride, 16 * 2 * 64 * 2);
   EXPECT_EQ(a.token_stride, 2 * 64 * 2);
   EXPECT_EQ(a.head_stride, 64 * 2);
   EXPECT_EQ(a.row_bytes, 128);
   const TensorView hnd(scratch(), DType::kFloat16, Device{}, {4, 2, 16, 64});
-  const CacheParams b = cache_params(kCheck, hnd, "c", cache_axes(4, KvLayout::kHND), 64);
+  const CacheParams b = cache_params(kCheck, hnd, "c", cache_axes(4, KvLayout::kHND), KvFormat::kFp16, 64);
   EXPECT_EQ(b.token_stride, 64 * 2);
   EXPECT_EQ(b.head_stride, 16 * 64 * 2);
   TensorView spread = nhd;
   spread.strides[3] = 2;
-  EXPECT_NE(error_of<ValueError>([&] { (void)cache_params(kCheck, spread, "c", cache_axes(4, KvLayout::kNHD), 64); }),
+  EXPECT_NE(error_of<ValueError>(
+                [&] { (void)cache_params(kCheck, spread, "c", cache_axes(4, KvLayout::kNHD), KvFormat::kFp16, 64); }),
             "");
 }
 

@@ -29,27 +29,29 @@ constexpr KernelEntry update(const char* key, int head_dim_k, GateForm gate, DTy
 constexpr KernelEntry chunk(const char* key, KernelTag tag, MathType math, int head_dim_k) {
   return {.key = key, .tag = tag, .threads = 128, .shape = {.gated_delta_chunk = {math, head_dim_k}}};
 }
-// One whose blocks have teams, and which announces its work.
-constexpr KernelEntry announcing(KernelEntry kernel, int threads, int teams) {
+// One whose blocks have teams, and which signals its work.
+constexpr KernelEntry signalling(KernelEntry kernel, int threads, int teams) {
   kernel.threads = threads;
   kernel.teams = teams;
-  kernel.announces = true;
+  kernel.signals = true;
   return kernel;
 }
 
 const KernelEntry kGpuKernels[] = {
-    decode("decode/bf16/kv=bf16/hd64/r16/fakegpu", {64, 64, 16, kB16, KvFormat::kBf16}),
-    decode("decode/bf16/kv=bf16/hd128/r16/fakegpu", {128, 128, 16, kB16, KvFormat::kBf16}),
-    decode("decode/bf16/kv=bf16/hd128/r64/fakegpu", {128, 128, 64, kB16, KvFormat::kBf16}),
-    decode("decode/bf16/kv=bf16/hd192x128/r16/fakegpu", {192, 128, 16, kB16, KvFormat::kBf16}),
-    decode("decode/bf16/kv=bf16/hd256/r16/fakegpu", {256, 256, 16, kB16, KvFormat::kBf16}),
-    decode("decode/bf16/kv=bf16/hd512/r16/fakegpu", {512, 512, 16, kB16, KvFormat::kBf16}),
-    decode("decode/fp16/kv=fp8_e4m3/hd128/r16/fakegpu", {128, 128, 16, kF16, KvFormat::kFp8E4M3}),
-    decode("decode/fp16/kv=q8_0/hd128/r16/fakegpu", {128, 128, 16, kF16, KvFormat::kQ8_0}),
+    decode("decode/bf16/kv=bf16/hd64/r16/fakegpu", {64, 64, 16, kB16, KvFormat::kBf16, KvFormat::kBf16}),
+    decode("decode/bf16/kv=bf16/hd128/r16/fakegpu", {128, 128, 16, kB16, KvFormat::kBf16, KvFormat::kBf16}),
+    decode("decode/bf16/kv=bf16/hd128/r64/fakegpu", {128, 128, 64, kB16, KvFormat::kBf16, KvFormat::kBf16}),
+    decode("decode/bf16/kv=bf16/hd192x128/r16/fakegpu", {192, 128, 16, kB16, KvFormat::kBf16, KvFormat::kBf16}),
+    decode("decode/bf16/kv=bf16/hd256/r16/fakegpu", {256, 256, 16, kB16, KvFormat::kBf16, KvFormat::kBf16}),
+    decode("decode/bf16/kv=bf16/hd512/r16/fakegpu", {512, 512, 16, kB16, KvFormat::kBf16, KvFormat::kBf16}),
+    decode("decode/fp16/kv=fp8_e4m3/hd128/r16/fakegpu", {128, 128, 16, kF16, KvFormat::kFp8E4M3, KvFormat::kFp8E4M3}),
+    decode("decode/fp16/kv=q8_0/hd128/r16/fakegpu", {128, 128, 16, kF16, KvFormat::kQ8_0, KvFormat::kQ8_0}),
+    decode("decode/fp16/k=q8_0/v=fp8_e4m3/hd128/r16/fakegpu",
+           {128, 128, 16, kF16, KvFormat::kQ8_0, KvFormat::kFp8E4M3}),
     plain("decode_stage2/fakegpu", KernelTag::kDecodeStage2, 128),
     plain("merge_states/fakegpu", KernelTag::kMergeStates, 128),
     plain("append_kv/fakegpu", KernelTag::kAppendKv, 128),
-    announcing(chunk("gated_delta_prepare/bf16/k64/fakegpu", KernelTag::kGatedDeltaPrepare, kB16, 64), 512, 4),
+    signalling(chunk("gated_delta_prepare/bf16/k64/fakegpu", KernelTag::kGatedDeltaPrepare, kB16, 64), 512, 4),
     chunk("gated_delta_chunk/bf16/k64/fakegpu", KernelTag::kGatedDeltaChunk, kB16, 64),
     chunk("gated_delta_prepare/bf16/k128/fakegpu", KernelTag::kGatedDeltaPrepare, kB16, 128),
     chunk("gated_delta_chunk/bf16/k128/fakegpu", KernelTag::kGatedDeltaChunk, kB16, 128),
@@ -57,9 +59,9 @@ const KernelEntry kGpuKernels[] = {
 };
 
 const KernelEntry kCpuKernels[] = {
-    decode("decode/fp32/kv=fp32/hd128/r16/fakecpu", {128, 128, 16, kF32, KvFormat::kFp32}),
-    decode("decode/fp32/kv=bf16/hd128/r16/fakecpu", {128, 128, 16, kF32, KvFormat::kBf16}),
-    decode("decode/fp32/kv=q8_0/hd128/r16/fakecpu", {128, 128, 16, kF32, KvFormat::kQ8_0}),
+    decode("decode/fp32/kv=fp32/hd128/r16/fakecpu", {128, 128, 16, kF32, KvFormat::kFp32, KvFormat::kFp32}),
+    decode("decode/fp32/kv=bf16/hd128/r16/fakecpu", {128, 128, 16, kF32, KvFormat::kBf16, KvFormat::kBf16}),
+    decode("decode/fp32/kv=q8_0/hd128/r16/fakecpu", {128, 128, 16, kF32, KvFormat::kQ8_0, KvFormat::kQ8_0}),
     plain("decode_stage2/fakecpu", KernelTag::kDecodeStage2, 1),
     plain("merge_states/fakecpu", KernelTag::kMergeStates, 1),
     plain("append_kv/fakecpu", KernelTag::kAppendKv, 1),

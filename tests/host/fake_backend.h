@@ -27,7 +27,7 @@ struct Launch {
   }
 };
 
-// What the fake devices are told and what they saw.
+// What the fake devices answer and what they were asked.
 struct FakeState {
   std::vector<Launch> launches;
   std::uint64_t capture = 0;  // capture_id of every stream
@@ -39,7 +39,7 @@ struct FakeState {
 };
 FakeState& fake_state();
 
-// Puts fake backends in the place of all three for its lifetime: "cpu", "cuda" with the target "fakegpu", and none for
+// Replaces all three backends by fake ones for its lifetime: "cpu", "cuda" with the target "fakegpu", and none for
 // HIP but a device without a target.
 class FakeBackends {
  public:

@@ -1,4 +1,4 @@
-// The operations beside flash_decode: stage 1, stage 2, append_kv, merges.
+// The operations other than flash_decode: stage 1, stage 2, append_kv, merges.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -142,9 +142,9 @@ TEST_F(Stage2, RunsARowPerBlockWithTheRealStrides) {
   EXPECT_EQ(p.max_chunks, 4);
   EXPECT_EQ(p.chunk_keys, 128);
   EXPECT_EQ(p.mid_stride_chunk, 80);
-  EXPECT_EQ(p.mid_stride_dim, 3);
+  EXPECT_EQ(p.mid.stride_dim, 3);
   EXPECT_EQ(p.out.stride_head, 80);
-  EXPECT_EQ(p.lse, nullptr);
+  EXPECT_EQ(p.lse.data, nullptr);
 }
 
 TEST_F(Stage2, Refuses) {
@@ -178,6 +178,7 @@ TEST_F(AppendKv, FillsBothSides) {
   a.v = TensorView(scratch_at(4096), DType::kFloat16, Device{}, {3, 2, 32});
   a.k_cache = TensorView(scratch_at(16 << 20), DType::kUInt8, Device{}, {64, 2, 16, 68});
   a.v_cache = TensorView(scratch_at(32 << 20), DType::kUInt8, Device{}, {64, 2, 16, 34});
+  a.k_format = a.v_format = KvFormat::kQ8_0;
   a.positions = TensorView(positions, DType::kInt64, Device{}, {3});
   a.kv_layout = KvLayout::kHND;
   append_kv(a);
@@ -187,8 +188,8 @@ TEST_F(AppendKv, FillsBothSides) {
   EXPECT_EQ(p.num_slots, 1024);
   EXPECT_EQ(p.page_size, 16);
   EXPECT_EQ(p.kv, KvFormat::kQ8_0);
-  EXPECT_EQ(p.k.token_stride, 68);
-  EXPECT_EQ(p.v.head_stride, 16 * 34);
+  EXPECT_EQ(p.k.cache.token_stride, 68);
+  EXPECT_EQ(p.v.cache.head_stride, 16 * 34);
   positions[0] = 1024;
   EXPECT_NE(error_of<ValueError>([&] { append_kv(a); }).find("positions[0] = 1024 must lie in [-1, 1023]"),
             std::string::npos);
@@ -203,6 +204,35 @@ TEST_F(AppendKv, FillsBothSides) {
   a.v_cache.read_only = false;
   a.v.dtype = DType::kBFloat16;
   EXPECT_EQ(error_of<TypeError>([&] { append_kv(a); }), "append_kv: v must be float16, got bfloat16");
+}
+
+TEST_F(AppendKv, TakesFormatsByName) {
+  AppendKvArgs a;
+  std::int64_t positions[3] = {-1, 1023, 0};
+  a.k = TensorView(scratch_at(0), DType::kFloat16, Device{}, {3, 2, 64});
+  a.v = TensorView(scratch_at(4096), DType::kFloat16, Device{}, {3, 2, 32});
+  a.k_cache = TensorView(scratch_at(16 << 20), DType::kUInt8, Device{}, {64, 16, 2, 68});
+  a.v_cache = TensorView(scratch_at(32 << 20), DType::kUInt8, Device{}, {64, 16, 2, 34});
+  a.positions = TensorView(positions, DType::kInt64, Device{}, {3});
+  EXPECT_EQ(error_of<ValueError>([&] { append_kv(a); }),
+            "append_kv: k_format must say what k_cache of uint8 stores, got none; pass k_format=\"q8_0\"");
+  a.k_format = KvFormat::kQ8_0;
+  EXPECT_EQ(error_of<ValueError>([&] { append_kv(a); }),
+            "append_kv: v_format must say what v_cache of uint8 stores, got none; pass v_format=\"q8_0\"");
+  a.v_format = KvFormat::kBf16;
+  EXPECT_EQ(
+      error_of<TypeError>([&] { append_kv(a); }),
+      "append_kv: v_cache must be bfloat16 for v_format=\"bf16\", got uint8; pass the format that it has, or none "
+      "for its element type's own");
+  a.v_format.reset();
+  a.v_cache = TensorView(scratch_at(32 << 20), DType::kBFloat16, Device{}, {64, 16, 2, 32});
+  EXPECT_EQ(error_of<NotSupportedError>([&] { append_kv(a); }),
+            "append_kv: no kernel writes k=q8_0 with v=bf16; K and V must have one format");
+  EXPECT_TRUE(fake_state().launches.empty());
+  a.k_cache = TensorView(scratch_at(16 << 20), DType::kBFloat16, Device{}, {64, 16, 2, 64});
+  a.k_format = KvFormat::kBf16;
+  append_kv(a);
+  EXPECT_EQ(fake_state().launches.back().as<AppendParams>().kv, KvFormat::kBf16);
 }
 
 TEST_F(MergeStates, CollapsesAxesThatAllTensorsWalkAlike) {
@@ -263,7 +293,7 @@ TEST_F(Backends, SaysWhatIsThereAndWhyNot) {
   EXPECT_EQ(all[1].devices.at(0).target, "fakegpu");
   EXPECT_FALSE(all[2].available);
   EXPECT_NE(all[2].detail.find("none of its targets serves Old Card"), std::string::npos);
-  EXPECT_EQ(kernel_keys("fakegpu").size(), 16u);
+  EXPECT_EQ(kernel_keys("fakegpu").size(), 17u);
   EXPECT_THROW((void)kernel_keys("none"), NotSupportedError);
 }
 

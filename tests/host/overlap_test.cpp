@@ -143,8 +143,10 @@ TEST(Overlap, SearchIsBounded) {
   const auto start = std::chrono::steady_clock::now();
   EXPECT_EQ(find_overlap(a, b), Overlap::kUndecided);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(1));
-  const Argument arguments[] = {{b, "x"}, {a, "y", kWritten}};
-  EXPECT_EQ(test::error_of<ValueError>([&] { check_outputs_apart(Check("f"), arguments); }),
+  ArgumentTable<2> table;
+  table.add(b, "x", kRead, {DType::kFloat32}, Strides::kAny);
+  table.add(a, "y", kWritten, {DType::kFloat32}, Strides::kAny);
+  EXPECT_EQ(test::error_of<ValueError>([&] { check_outputs_apart(Check("f"), table); }),
             "f: y must not share memory with x, and their strides are too irregular to find out whether they do; pass "
             "another tensor");
 }

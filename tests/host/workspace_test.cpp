@@ -37,7 +37,7 @@ TEST_F(Workspace, IsZeroAndKeptPerStream) {
   EXPECT_EQ(fake_state().allocations, allocations);
 }
 
-// What a call leaves behind in scratch is never found where another expects zeros.
+// What a call leaves in scratch never appears where another call expects zeros.
 TEST_F(Workspace, ScratchIsNoOnesCounters) {
   DeviceContext& cpu = device_context(kCheck, TensorView(nullptr, DType::kFloat32, Device{}, {1}), "x");
   for (DeviceContext* device : {&gpu_, &cpu}) {
@@ -137,7 +137,7 @@ TEST_F(Workspace, TwoLaunchesOfASplitCallUseOne) {
   flash_decode(inputs.args, 10);
   const auto& launches = fake_state().launches;
   ASSERT_EQ(launches.size(), 2u);
-  EXPECT_EQ(launches[0].as<DecodeParams>().out.data, launches[1].as<Stage2Params>().mid);
+  EXPECT_EQ(launches[0].as<DecodeParams>().out.data, launches[1].as<Stage2Params>().mid.data);
   EXPECT_EQ(launches[0].stream, 10u);
   EXPECT_EQ(launches[1].key, "decode_stage2/fakegpu");
 }

@@ -9,10 +9,10 @@
 namespace flashport_test {
 
 void Written::expect(const Shape& at, double exact, double plain) {
-  std::int64_t place = 0;
-  for (std::size_t axis = 0; axis < at.size(); ++axis) place = place * tensor_.shape()[axis] + at[axis];
-  written_[static_cast<std::size_t>(place)] = true;
-  places_.push_back(at);
+  std::int64_t index = 0;
+  for (std::size_t axis = 0; axis < at.size(); ++axis) index = index * tensor_.shape()[axis] + at[axis];
+  written_[static_cast<std::size_t>(index)] = true;
+  indices_.push_back(at);
   exact_.push_back(exact);
   plain_.push_back(plain);
 }
@@ -34,7 +34,7 @@ void Written::expect_state(const Shape& outer, bool key_major, std::int64_t head
 void Written::judge(const std::string& what) {
   EXPECT_EQ(tensor_.damage(), "") << what;
   std::vector<double> got;
-  for (const Shape& at : places_) got.push_back(tensor_.get(at));
+  for (const Shape& at : indices_) got.push_back(tensor_.get(at));
   EXPECT_EQ(compare(got, exact_, plain_, fp32_floor(exact_)).failure, "") << what;
   const std::vector<unsigned char> now = tensor_.element_bytes();
   const std::size_t bytes = now.empty() ? 1 : now.size() / written_.size();

@@ -26,7 +26,7 @@ class Written {
   Tensor& tensor_;
   std::vector<unsigned char> before_;
   std::vector<bool> written_;
-  std::vector<Shape> places_;
+  std::vector<Shape> indices_;
   std::vector<double> exact_, plain_;
 };
 

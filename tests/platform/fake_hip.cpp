@@ -1,4 +1,4 @@
-// A HIP runtime without a device behind it, for tests of what is said of devices and versions.
+// A HIP runtime without a device, for tests of the errors about devices and versions.
 // FLASHPORT_FAKE_HIP_DEVICES lists the architectures of its devices, FLASHPORT_FAKE_HIP_VERSION is what it gives for
 // its version. Nothing else works.
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// The backend under test, with the probe kernels in place of its own.
+// The backend under test, with the probe kernels instead of its own.
 #pragma once
 
 #include "common/host/backend_abi.h"

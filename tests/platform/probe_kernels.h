@@ -15,7 +15,7 @@ FLASHPORT_DEVICE void probe_visit(const ProbeParams& p, const Block& block) {
   p.echoes[block.index()] = p.last + block.index();
 }
 
-// Blocks publish and arrive at two counters, with nothing to tell in between; at each exactly one is the last. That of
+// Blocks write and add to two signal counters, with an empty addition between; at each exactly one is the last. That of
 // the first sees what all have written. The counters are left at zero.
 FLASHPORT_DEVICE void probe_arrive(const ProbeParams& p, const Block& block) {
   constexpr int kColumns = kProbeThreads;

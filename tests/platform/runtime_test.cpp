@@ -244,7 +244,7 @@ TEST_F(Runtime, NamesWhatFailed) {
     EXPECT_NE(std::string(error).find("out of memory"), std::string::npos) << error;
   }
 
-  // An error is told once: the next call is not affected.
+  // An error is reported once: the next call is not affected.
   EXPECT_STREQ(backend.synchronize(g_device, 0), nullptr);
   const DeviceArray<float> usable(backend, 16);
   EXPECT_EQ(usable.host(), std::vector<float>(16));

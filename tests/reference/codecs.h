@@ -1,5 +1,5 @@
 // Element types of the reference: how numbers are stored and read, from the definition of each format.
-// Shares no code with the library. Encoding rounds to nearest, ties to even, from the exact double value.
+// It has no code in common with the library. Encoding rounds to nearest, ties to even, from the exact double value.
 #pragma once
 
 #include <cmath>

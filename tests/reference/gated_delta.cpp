@@ -40,7 +40,7 @@ class Recurrence {
     return in_.key_major ? pool.at({slot, head, key, column}) : pool.at({slot, head, column, key});
   }
 
-  // Of the last axis there may be one number for all.
+  // The last axis may have one number for all.
   static Real at_last(const Array& array, std::int64_t row, std::int64_t token, std::int64_t head, std::int64_t last) {
     return Real(array.at({row, token, head, array.shape[3] == 1 ? 0 : last}));
   }

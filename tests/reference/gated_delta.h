@@ -1,4 +1,4 @@
-// The gated delta rule in fp64, written from the specification and sharing no code with the library; beside it the
+// The gated delta rule in fp64, written from the specification and sharing no code with the library; and the
 // plain implementation, the same recurrence in fp32 with sums in index order and results rounded as they are stored.
 #pragma once
 

@@ -192,20 +192,20 @@ std::vector<GatedDeltaChunkSequence> gated_delta_chunk_plain(const GatedDeltaChu
     w = rounded(product(inverse, rounded(w), count, count, keys));
     const Matrix carried = rounded(s);
     const Matrix taken = product(w, carried, count, keys, columns);
-    Matrix fresh(count * columns);
-    for (std::size_t i = 0; i < fresh.size(); ++i) fresh[i] = u[i] - taken[i];
+    Matrix new_values(count * columns);
+    for (std::size_t i = 0; i < new_values.size(); ++i) new_values[i] = u[i] - taken[i];
     const Matrix kept = product(q, carried, count, keys, columns);
-    const Matrix added = product(rounded(scores), rounded(fresh), count, count, columns);
+    const Matrix added = product(rounded(scores), rounded(new_values), count, count, columns);
     for (std::int64_t i = 0; i < count; ++i) {
       for (std::int64_t c = 0; c < columns; ++c) {
         out(first + i, c) = round_to(decay(sum[i]) * kept[i * columns + c] + added[i * columns + c], operand);
-        fresh[i * columns + c] *= decay(sum[count - 1] - sum[i]);
+        new_values[i * columns + c] *= decay(sum[count - 1] - sum[i]);
       }
     }
-    fresh = rounded(fresh);
+    new_values = rounded(new_values);
     Matrix turned(keys * count);
     for (std::int64_t i = 0; i < count * keys; ++i) turned[i % keys * count + i / keys] = k[i];
-    const Matrix change = product(turned, fresh, keys, count, columns);
+    const Matrix change = product(turned, new_values, keys, count, columns);
     const float left = decay(sum[count - 1]);
     for (std::size_t i = 0; i < s.size(); ++i) s[i] = left * s[i] + change[i];
   };

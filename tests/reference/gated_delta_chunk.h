@@ -1,4 +1,4 @@
-// The gated delta rule with gates in log space, as the chunked call has it: the recurrence in fp64, and beside it the
+// The gated delta rule with gates in log space, as the chunked call has it: the recurrence in fp64, and the
 // plain WY form over chunks of 64 tokens, whose operands are rounded to a type and whose sums are fp32. Shares no code
 // with the library.
 #pragma once

@@ -1,6 +1,6 @@
 // The oracle: attention over a key-value cache in fp64, written from the specification and sharing no code with the
 // library. It reads the same memory as the call under test, through its own addressing of every layout.
-// Beside it the plain implementation: the same sums with operands and probabilities rounded to the math type and fp32
+// And the plain implementation: the same sums with operands and probabilities rounded to the math type and fp32
 // accumulation, in the simplest order. Its error against the oracle is the yardstick of every tolerance.
 #pragma once
 

@@ -1,6 +1,6 @@
 // The tolerance of DESIGN's numerics: our error against fp64 is at most 1.5 times that of the plain same-precision
 // implementation, in the maximum and in the root mean square, plus a floor of a few roundings; infinities and NaN lie
-// at equal places.
+// at equal indices.
 #pragma once
 
 #include <string>

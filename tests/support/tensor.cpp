@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <string>
+#include <string_view>
 
 namespace flashport_test {
 namespace {
@@ -44,6 +46,15 @@ Shape dense_strides(const Shape& shape) {
   Shape strides(shape.size(), 1);
   for (std::size_t axis = shape.size(); axis-- > 1;) strides[axis - 1] = strides[axis] * shape[axis];
   return strides;
+}
+
+flashport::KvFormat format_of(Type type) {
+  using flashport::KvFormat;
+  for (const KvFormat format : {KvFormat::kFp32, KvFormat::kFp16, KvFormat::kBf16, KvFormat::kFp8E4M3,
+                                KvFormat::kFp8E4M3Fnuz, KvFormat::kQ8_0}) {
+    if (std::string_view(flashport::kv_format_name(format)) == type_name(type)) return format;
+  }
+  throw std::invalid_argument(std::string("no cache has the type ") + type_name(type));
 }
 
 flashport::DType dtype_of(Type type) { return row_of(type).dtype; }
@@ -107,7 +118,7 @@ void Tensor::poison() {
 }
 
 std::string Tensor::damage() {
-  if (!device_.guards_intact()) return "memory before or behind the tensor was written";
+  if (!device_.guards_intact()) return "memory before or after the tensor was written";
   std::vector<unsigned char> expected = poisoned();
   const int bytes = reference::type_bytes(type_);
   for_each([&](const Shape& index) {

@@ -19,6 +19,8 @@ using Shape = std::vector<std::int64_t>;
 [[nodiscard]] Shape dense_strides(const Shape& shape);
 // The library's element type of one of the reference's; kQ8_0 travels as uint8.
 [[nodiscard]] flashport::DType dtype_of(reference::Type type);
+// The library's cache format of one of the reference's types that caches have.
+[[nodiscard]] flashport::KvFormat format_of(reference::Type type);
 [[nodiscard]] const char* type_name(reference::Type type);  // as the case list spells it
 [[nodiscard]] reference::Type type_named(const std::string& name);
 

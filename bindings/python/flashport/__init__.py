@@ -4,8 +4,8 @@ Arrays come in through DLPack, so NumPy, PyTorch, CuPy and JAX arrays all work, 
 Kernels run on the current stream of the query's library and device, and a call returns when they are launched; only
 with GPU arrays of other libraries than PyTorch and CuPy, whose memory might be given away too early, it waits. Wrong
 arguments raise ``ValueError`` or ``TypeError`` with a text that names the argument, what was expected and what came; a
-request that no kernel serves raises ``NotImplementedError`` with the reason that :func:`supports` or
-:func:`supports_gated_delta` gives.
+request that no kernel serves raises ``NotImplementedError`` with the reason that :func:`supports`
+gives.
 """
 
 from flashport._core import DeviceArray
@@ -19,15 +19,7 @@ from flashport.decode import (
     merge_states,
     num_splits_heuristic,
 )
-from flashport.devices import (
-    Support,
-    backends,
-    supports,
-    supports_gated_delta,
-    version,
-    which_gated_delta_kernel,
-    which_kernel,
-)
+from flashport.devices import Support, backends, supports, version, which_kernel
 from flashport.gated_delta import gated_delta_chunk, gated_delta_chunk_workspace_size, gated_delta_update
 
 __version__ = version()
@@ -48,8 +40,6 @@ __all__ = [
     "merge_states",
     "num_splits_heuristic",
     "supports",
-    "supports_gated_delta",
     "version",
-    "which_gated_delta_kernel",
     "which_kernel",
 ]

@@ -9,10 +9,9 @@ from flashport.typing import (
     Array,
     CacheFormat,
     DTypeLike,
-    GatedDeltaOperation,
-    GateForm,
     HeadMap,
     KvLayout,
+    Operation,
     StateLayout,
     StreamLike,
     SupportsDLPack,
@@ -83,48 +82,9 @@ def set_multiprocessor_limit(count: int) -> None: ...
 def synchronize(device: str, stream: int = 0) -> None: ...
 def read_memory(array: SupportsDLPack, stream: StreamLike | None = None) -> None: ...
 def num_splits_heuristic(batch_nheads_mblocks: int, num_SMs: int, num_n_blocks: int, max_splits: int, /) -> int: ...
-def supports(
-    target: str,
-    q_dtype: DTypeLike,
-    kv: CacheFormat | DTypeLike | None,
-    head_dim: int,
-    head_dim_v: int | None,
-    group_size: int,
-    q_len: int,
-    /,
-) -> tuple[bool, str]: ...
-def which_kernel(
-    target: str,
-    q_dtype: DTypeLike,
-    kv: CacheFormat | DTypeLike | None,
-    head_dim: int,
-    head_dim_v: int | None,
-    group_size: int,
-    q_len: int,
-    /,
-) -> str: ...
-def supports_gated_delta(
-    target: str,
-    operation: GatedDeltaOperation,
-    q_dtype: DTypeLike,
-    state_dtype: DTypeLike,
-    head_dim_k: int,
-    head_dim_v: int | None,
-    state_layout: StateLayout,
-    gate: GateForm,
-    /,
-) -> tuple[bool, str]: ...
-def which_gated_delta_kernel(
-    target: str,
-    operation: GatedDeltaOperation,
-    q_dtype: DTypeLike,
-    state_dtype: DTypeLike,
-    head_dim_k: int,
-    head_dim_v: int | None,
-    state_layout: StateLayout,
-    gate: GateForm,
-    /,
-) -> str: ...
+def supports(operation: Operation, options: dict[str, Any], /) -> tuple[bool, str]: ...
+def which_kernel(operation: Operation, options: dict[str, Any], /) -> str: ...
+def kv_format_blocks() -> dict[CacheFormat, tuple[int, int]]: ...
 def flash_decode(
     q: Array,
     k_cache: SupportsDLPack,
@@ -147,6 +107,8 @@ def flash_decode(
     tree_mask: SupportsDLPack | None,
     k_scale: SupportsDLPack | None,
     v_scale: SupportsDLPack | None,
+    k_format: CacheFormat | None,
+    v_format: CacheFormat | None,
     num_splits: int | None,
     out: Array | None,
     lse: Array | None,
@@ -177,6 +139,8 @@ def decode_workspace_size(
     tree_mask: SupportsDLPack | None,
     k_scale: SupportsDLPack | None,
     v_scale: SupportsDLPack | None,
+    k_format: CacheFormat | None,
+    v_format: CacheFormat | None,
     num_splits: int | None,
     out: SupportsDLPack | None,
     lse: SupportsDLPack | None,
@@ -197,6 +161,8 @@ def flash_decode_stage1(
     mid_out_logsumexp: SupportsDLPack,
     block_seq: int,
     sm_scale: float | None,
+    k_format: CacheFormat | None,
+    v_format: CacheFormat | None,
     stream: StreamLike | None,
     /,
 ) -> None: ...
@@ -219,6 +185,8 @@ def append_kv(
     kv_layout: KvLayout,
     k_scale: SupportsDLPack | None,
     v_scale: SupportsDLPack | None,
+    k_format: CacheFormat | None,
+    v_format: CacheFormat | None,
     stream: StreamLike | None,
     /,
 ) -> None: ...

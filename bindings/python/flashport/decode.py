@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from flashport import _core
 from flashport.torch import tracing
-from flashport.typing import Array, KvLayout, StreamLike, SupportsDLPack
+from flashport.typing import Array, CacheFormat, KvLayout, StreamLike, SupportsDLPack
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
         tree_mask: SupportsDLPack | None
         k_scale: SupportsDLPack | None
         v_scale: SupportsDLPack | None
+        k_format: CacheFormat | None
+        v_format: CacheFormat | None
         num_splits: int | None
         workspace: SupportsDLPack | None
         stream: StreamLike | None
@@ -92,6 +94,8 @@ def flash_decode(
     tree_mask: SupportsDLPack | None = None,
     k_scale: SupportsDLPack | None = None,
     v_scale: SupportsDLPack | None = None,
+    k_format: CacheFormat | None = None,
+    v_format: CacheFormat | None = None,
     num_splits: int | None = None,
     out: Array | None = None,
     lse: Array | None = None,
@@ -115,8 +119,9 @@ def flash_decode(
         k_cache: With ``kv_layout="NHD"`` (B, S, Hkv, D), or (pages, page_size, Hkv, D) with ``block_table`` or
             ``kv_indptr``; with ``"HND"`` (B, Hkv, S, D) or (pages, Hkv, page_size, D); with ``token_table``
             (slots, Hkv, D), which the two paged forms take as pages of one token. Any page_size from 1. The query's
-            type, fp8 e4m3, or q8_0 blocks as uint8 with D / 32 * 34 bytes in place of D (D a multiple of 32).
-        v_cache: As ``k_cache``, with DV in place of D.
+            type or fp8 e4m3; or, with ``k_format="q8_0"``, uint8 with D / 32 * 34 bytes in place of D (D a multiple of
+            32).
+        v_cache: As ``k_cache``, with DV in place of D and ``v_format``.
         seqlens: (B) int32 or int64: keys of each request in the cache, its new tokens among them. None only with
             ``kv_last_page_len``.
         block_table: (B, max_pages) int32, page numbers of each request.
@@ -136,13 +141,16 @@ def flash_decode(
             has the position seqlens - q_len + i.
         softcap: Scores become cap * tanh(score / cap) after the scale; 0 is off.
         alibi_slopes: (Hq) or (B, Hq) fp32; adds -slope * |query position - key position|.
-        sinks: (Hq) fp32, a logit that joins the softmax's denominator, and so the lse, only. Of parts that will be
-            merged, give it to one.
+        sinks: (Hq) fp32, a logit that joins the softmax's denominator, and so the lse, only. Where
+            parts will be merged, give it to one of them.
         tree_mask: (B, q_len) uint32, or (total_q) with a ragged ``q``; bit j of row i lets new token i see new token
             j. Default: causal.
         k_scale: (1) or (Hkv) fp32, factor on the stored keys; finite and not 0.
         v_scale: (1) or (Hkv) fp32, factor on the stored values; finite and not 0; of one shape with ``k_scale`` where
             both are given.
+        k_format: What ``k_cache`` stores: "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz" or "q8_0" (ggml's blocks
+            of 32 values). Default: its element type's own; to be given where that is uint8, which has none.
+        v_format: What ``v_cache`` stores. :func:`supports` says which pairs there are kernels for.
         num_splits: None gives results whose bits do not depend on the rest of the batch; 0 picks a count by
             :func:`num_splits_heuristic`; n cuts each request into n equal parts.
         out: As ``q`` with DV in place of D; fp16, bf16 or fp32; written. Default: a new array like ``q``.
@@ -174,7 +182,7 @@ def flash_decode(
     return operations.flash_decode(
         q, k_cache, v_cache, seqlens, block_table, token_table, request_index, kv_indptr, kv_indices, kv_last_page_len,
         kv_layout, cu_seqlens_q, max_q_len, softmax_scale, window, softcap, alibi_slopes, sinks, tree_mask, k_scale,
-        v_scale, num_splits, out, lse, return_lse, workspace, stream,
+        v_scale, k_format, v_format, num_splits, out, lse, return_lse, workspace, stream,
     )  # fmt: skip
 
 
@@ -193,16 +201,33 @@ def decode_workspace_size(
     kv_layout: KvLayout = "NHD",
     cu_seqlens_q: SupportsDLPack | None = None,
     max_q_len: int | None = None,
+    softmax_scale: float | None = None,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: SupportsDLPack | None = None,
+    sinks: SupportsDLPack | None = None,
+    tree_mask: SupportsDLPack | None = None,
+    k_scale: SupportsDLPack | None = None,
+    v_scale: SupportsDLPack | None = None,
+    k_format: CacheFormat | None = None,
+    v_format: CacheFormat | None = None,
     num_splits: int | None = None,
+    out: SupportsDLPack | None = None,
+    lse: SupportsDLPack | None = None,
+    return_lse: bool = False,
+    workspace: SupportsDLPack | None = None,
+    stream: StreamLike | None = None,
 ) -> int:
-    """Bytes of workspace that :func:`flash_decode` needs for these shapes on their device, whatever the lengths.
+    """Bytes of workspace that :func:`flash_decode` needs with these arguments, whatever the lengths.
 
-    Nothing is computed. The size follows from shapes, ``num_splits`` and the device, so one workspace serves a graph
-    that is replayed with other lengths.
+    Nothing is computed or allocated. The size follows from shapes, formats, ``num_splits`` and the device, so one
+    workspace serves a graph that is replayed with other lengths.
 
     Args:
         q, k_cache, v_cache, seqlens, block_table, token_table, request_index, kv_indptr, kv_indices, kv_last_page_len,
-        kv_layout, cu_seqlens_q, max_q_len, num_splits: As in :func:`flash_decode`; no element is read.
+        kv_layout, cu_seqlens_q, max_q_len, softmax_scale, window, softcap, alibi_slopes, sinks, tree_mask, k_scale,
+        v_scale, k_format, v_format, num_splits, out, lse, return_lse, workspace, stream: As in :func:`flash_decode`; no
+            element is read or written.
 
     Returns:
         A number of bytes; 0 where no workspace is needed.
@@ -215,8 +240,8 @@ def decode_workspace_size(
     """
     return _core.decode_workspace_size(
         q, k_cache, v_cache, seqlens, block_table, token_table, request_index, kv_indptr, kv_indices, kv_last_page_len,
-        kv_layout, cu_seqlens_q, max_q_len, None, (-1, -1), 0.0, None, None, None, None, None, num_splits, None, None,
-        False, None, None,
+        kv_layout, cu_seqlens_q, max_q_len, softmax_scale, window, softcap, alibi_slopes, sinks, tree_mask, k_scale,
+        v_scale, k_format, v_format, num_splits, out, lse, return_lse, workspace, stream,
     )  # fmt: skip
 
 
@@ -234,6 +259,8 @@ def flash_decode_stage1(
     block_seq: int,
     sm_scale: float | None = None,
     *,
+    k_format: CacheFormat | None = None,
+    v_format: CacheFormat | None = None,
     stream: StreamLike | None = None,
 ) -> None:
     """LightLLM's first stage: attention of q over each block of ``block_seq`` keys of a request.
@@ -244,8 +271,8 @@ def flash_decode_stage1(
     Args:
         q: (B, Hq, D) fp16 or bf16; fp32 on the CPU.
         k: (slots, Hkv, D), the token pool; any strides but the last, also two slices of one buffer. The type of ``q``,
-            fp8 e4m3, or q8_0 blocks as in :func:`flash_decode`.
-        v: (slots, Hkv, D), as ``k``.
+            fp8 e4m3, or, with ``k_format="q8_0"``, uint8 as in :func:`flash_decode`.
+        v: (slots, Hkv, D), as ``k``, with ``v_format``.
         Req_to_tokens: (max_requests, max_len) int32, slot of each token of a request.
         B_req_idx: (B) int32 or int64, row of ``Req_to_tokens``.
         B_Seqlen: (B) int32 or int64, keys of each request.
@@ -254,6 +281,7 @@ def flash_decode_stage1(
         mid_out_logsumexp: (B, Hq, blocks) fp32, natural log, any strides; written.
         block_seq: Keys of a block, 1 or more.
         sm_scale: Factor on the scores; default 1 / sqrt(D).
+        k_format, v_format: What ``k`` and ``v`` store, as in :func:`flash_decode`.
         stream: As in :func:`flash_decode`.
 
     Raises:
@@ -267,7 +295,7 @@ def flash_decode_stage1(
     operations = _torch_operators() if tracing.is_compiling() else _core
     return operations.flash_decode_stage1(
         q, k, v, Req_to_tokens, B_req_idx, B_Seqlen, max_len_in_batch, mid_out, mid_out_logsumexp, block_seq, sm_scale,
-        stream,
+        k_format, v_format, stream,
     )  # fmt: skip
 
 
@@ -317,9 +345,11 @@ def append_kv(
     kv_layout: KvLayout = "NHD",
     k_scale: SupportsDLPack | None = None,
     v_scale: SupportsDLPack | None = None,
+    k_format: CacheFormat | None = None,
+    v_format: CacheFormat | None = None,
     stream: StreamLike | None = None,
 ) -> None:
-    """Writes new tokens into a cache of any layout, converting to the cache's element type.
+    """Writes new tokens into a cache of any layout, converting to the cache's format.
 
     A position is a slot of the cache, counted over its pages (or sequences) in memory order, whatever table will point
     at it: new tokens go where the caller's allocator has put them. Positions are distinct; of two tokens for one slot
@@ -328,14 +358,15 @@ def append_kv(
     Args:
         k: (tokens, Hkv, D) fp16, bf16 or fp32, any strides.
         v: (tokens, Hkv, DV), of the type of ``k``.
-        k_cache: As in :func:`flash_decode`: contiguous, paged, or a token pool; its element type, here any of fp32,
-            fp16, bf16, fp8 e4m3 and q8_0, is independent of ``k``. Written.
+        k_cache: As in :func:`flash_decode`: contiguous, paged, or a token pool; its format, here any of them, is
+            independent of ``k``. Written.
         v_cache: As ``k_cache`` with DV; written.
         positions: (tokens) int32 or int64, the slot that each token goes to: page * page_size + offset in the page;
             b * S + offset where the cache is contiguous; the slot itself in a token pool. -1 skips the token.
         kv_layout: "NHD" or "HND".
         k_scale: (1) or (Hkv) fp32, finite and not 0; what is stored is k / k_scale.
         v_scale: (1) or (Hkv) fp32, finite and not 0; what is stored is v / v_scale.
+        k_format, v_format: What ``k_cache`` and ``v_cache`` store, as in :func:`flash_decode`; here both the same.
         stream: As in :func:`flash_decode`.
 
     Raises:
@@ -347,7 +378,9 @@ def append_kv(
         common/host/kv/append_kv.cpp and common/device/kv/append_kernel.h.
     """
     operations = _torch_operators() if tracing.is_compiling() else _core
-    return operations.append_kv(k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale, stream)
+    return operations.append_kv(
+        k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale, k_format, v_format, stream
+    )
 
 
 @_core.direct

@@ -3,9 +3,49 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from flashport import _core
-from flashport.typing import CacheFormat, DTypeLike, GatedDeltaOperation, GateForm, StateLayout
+from flashport.typing import CacheFormat, DTypeLike, GateForm, Operation, StateLayout
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    class _DecodeStage2Query(TypedDict, total=False):
+        target: str | None
+        out_dtype: DTypeLike
+
+    class _AppendQuery(TypedDict, total=False):
+        target: str | None
+        dtype: DTypeLike
+        k_format: CacheFormat | DTypeLike | None
+        v_format: CacheFormat | DTypeLike | None
+        head_dim: int
+        head_dim_v: int | None
+
+    class _DecodeQuery(TypedDict, total=False):
+        target: str | None
+        q_dtype: DTypeLike
+        k_format: CacheFormat | DTypeLike | None
+        v_format: CacheFormat | DTypeLike | None
+        head_dim: int
+        head_dim_v: int | None
+        group_size: int
+        q_len: int
+
+    class _MergeQuery(TypedDict, total=False):
+        target: str | None
+        dtype: DTypeLike
+        head_dim: int
+
+    class _DeltaQuery(TypedDict, total=False):
+        target: str | None
+        q_dtype: DTypeLike
+        state_dtype: DTypeLike
+        head_dim_k: int
+        head_dim_v: int | None
+        state_layout: StateLayout
+        gate: GateForm
 
 
 @dataclass(frozen=True)
@@ -45,136 +85,89 @@ def backends() -> list[_core.BackendStatus]:
     return _core.backends()
 
 
-def supports(
-    q_dtype: DTypeLike = "bfloat16",
-    kv: CacheFormat | DTypeLike | None = None,
-    head_dim: int = 128,
-    head_dim_v: int | None = None,
-    group_size: int = 1,
-    q_len: int = 1,
-    target: str | None = None,
-) -> Support:
-    """Whether :func:`flashport.flash_decode` serves such a request, and if not, why.
+@overload
+def supports(operation: Literal["decode"], **options: Unpack[_DecodeQuery]) -> Support: ...
+@overload
+def supports(operation: Literal["decode_stage2"], **options: Unpack[_DecodeStage2Query]) -> Support: ...
+@overload
+def supports(operation: Literal["append"], **options: Unpack[_AppendQuery]) -> Support: ...
+@overload
+def supports(operation: Literal["merge"], **options: Unpack[_MergeQuery]) -> Support: ...
+@overload
+def supports(operation: Literal["gated_delta", "gated_delta_chunk"], **options: Unpack[_DeltaQuery]) -> Support: ...
+def supports(operation: Operation, **options: Any) -> Support:
+    """Whether a target serves such a call of an operation, and if not, why.
 
     Args:
-        q_dtype: "bfloat16", "float16" or "float32" (or "bf16", "fp16", "fp32"), or a dtype of any library.
-        kv: Format of the cache: "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz" or "q8_0", or the element type, as
-            ``q_dtype``; default as q.
-        head_dim: Head dim of queries and keys.
-        head_dim_v: Head dim of values; default as ``head_dim``.
-        group_size: Query heads for each key-value head.
-        q_len: New tokens for each request.
-        target: A name such as "cpu", "sm90a" or "gfx942"; default that of the first GPU, else the CPU.
+        operation: "decode" for :func:`flashport.flash_decode` and :func:`flashport.flash_decode_stage1`;
+            "decode_stage2", "append", "merge", "gated_delta" and "gated_delta_chunk" for
+            :func:`flashport.flash_decode_stage2`, :func:`flashport.append_kv`, :func:`flashport.merge_states` (and
+            ``merge_state``), :func:`flashport.gated_delta_update` and :func:`flashport.gated_delta_chunk`.
+        options: What the call is like, by keyword; each has a default. All operations: ``target``, a name such as
+            "cpu", "sm90a" or "gfx942", or a backend's for that of its first device; default that of the first GPU, else
+            the CPU. Element types are names such as "bfloat16" or "bf16", or dtypes of any library; head dims are 128.
+
+            "decode": ``q_dtype`` ("bfloat16"); ``k_format`` and ``v_format``, each "fp32", "fp16", "bf16", "fp8_e4m3",
+            "fp8_e4m3fnuz" or "q8_0", or the element type whose own format it is, default that of ``q_dtype``;
+            ``head_dim``; ``head_dim_v``, default as ``head_dim``; ``group_size``, query heads for each key-value head
+            (1); ``q_len``, new tokens for each request (1).
+
+            "decode_stage2": ``out_dtype`` ("bfloat16").
+
+            "append": ``dtype`` of ``k`` and ``v`` ("bfloat16"); ``k_format``, ``v_format``, ``head_dim`` and
+            ``head_dim_v`` as above.
+
+            "merge": ``dtype`` of ``o`` ("bfloat16"); ``head_dim``.
+
+            "gated_delta" and "gated_delta_chunk": ``q_dtype`` ("bfloat16"); ``state_dtype`` of the pool of states,
+            "float32", "bfloat16" or "float16", and "float32" also where there is none; ``head_dim_k``; ``head_dim_v``,
+            default as ``head_dim_k``; ``state_layout``, "vk" or "kv"; ``gate``, what decays and rates are made of.
+            "head": of ``a``, ``A_log``, ``dt_bias`` and ``b``, as a decode call of Qwen3-Next has them; everything that
+            a chunked call takes is this. "key": the same with ``is_kda``. "any": what else an update may have: ``g``,
+            ``gk``, ``gv``, ``beta``, ``allow_neg_eigval``, rates of columns, no ``dt_bias``, final states.
 
     Returns:
-        An object that is true in a condition if the request is served; its ``reason`` says why not.
+        An object that is true in a condition if the call is served; its ``reason`` says why not.
 
     Raises:
-        ValueError: ``q_dtype`` is no element type.
-        TypeError: An argument of the wrong kind.
+        ValueError: Another operation, format, layout or gate than these, or what is no element type.
+        TypeError: An argument of the wrong kind, or an option that the operation does not have.
 
     Source:
-        cmake/decode_instances.txt, the table of all kernels, and common/host/decode/kernel_choice.cpp.
-    """
-    return Support(*_core.supports(target or "", q_dtype, kv, head_dim, head_dim_v, group_size, q_len))
-
-
-def which_kernel(
-    q_dtype: DTypeLike = "bfloat16",
-    kv: CacheFormat | DTypeLike | None = None,
-    head_dim: int = 128,
-    head_dim_v: int | None = None,
-    group_size: int = 1,
-    q_len: int = 1,
-    target: str | None = None,
-) -> str:
-    """The key of the kernel that such a request runs, such as "decode/bf16/kv=bf16/hd128/r16/sm90a".
-
-    Args:
-        q_dtype, kv, head_dim, head_dim_v, group_size, q_len, target: As in :func:`supports`.
-
-    Returns:
-        The key: family, math type, cache format, head dims and query rows of the tile, target.
-
-    Raises:
-        ValueError: ``q_dtype`` is no element type.
-        TypeError: An argument of the wrong kind.
-        NotImplementedError: No kernel serves the request; the text is the reason that :func:`supports` gives.
-
-    Source:
-        common/host/decode/kernel_choice.cpp.
-    """
-    return _core.which_kernel(target or "", q_dtype, kv, head_dim, head_dim_v, group_size, q_len)
-
-
-def supports_gated_delta(
-    operation: GatedDeltaOperation,
-    q_dtype: DTypeLike = "bfloat16",
-    state_dtype: DTypeLike = "float32",
-    head_dim_k: int = 128,
-    head_dim_v: int | None = None,
-    state_layout: StateLayout = "vk",
-    gate: GateForm = "head",
-    target: str | None = None,
-) -> Support:
-    """Whether :func:`flashport.gated_delta_update` or :func:`flashport.gated_delta_chunk` serves such a request.
-
-    Args:
-        operation: "update" or "chunk".
-        q_dtype: "bfloat16", "float16" or "float32" (or "bf16", "fp16", "fp32"), or a dtype of any library.
-        state_dtype: Element type of the pool of states: "float32", "bfloat16" or "float16"; "float32" also where there
-            is none.
-        head_dim_k: Head dim of queries and keys.
-        head_dim_v: Head dim of values; default as ``head_dim_k``.
-        state_layout: "vk" or "kv".
-        gate: What decays and rates are made of. "head": of ``a``, ``A_log``, ``dt_bias`` and ``b``, as a decode call of
-            Qwen3-Next has them; everything that a chunked call takes is this. "key": the same with ``is_kda``. "any":
-            what else an update may have: ``g``, ``gk``, ``gv``, ``beta``, ``allow_neg_eigval``, rates of columns, no
-            ``dt_bias``, final states.
-        target: A name such as "cpu", "sm90a" or "gfx942"; default that of the first GPU, else the CPU.
-
-    Returns:
-        An object that is true in a condition if the request is served; its ``reason`` says why not.
-
-    Raises:
-        ValueError: ``operation``, ``state_layout`` or ``gate`` is another word, or a dtype is no element type.
-        TypeError: An argument of the wrong kind.
-
-    Source:
-        cmake/gated_delta_instances.txt and cmake/gated_delta_chunk_instances.txt, the tables of all kernels, and
+        bindings/python/queries.cpp; cmake/decode_instances.txt, cmake/gated_delta_instances.txt and
+        cmake/gated_delta_chunk_instances.txt, the tables of all kernels; common/host/decode/kernel_choice.cpp and
         common/host/gated_delta/kernel_choice.cpp.
     """
-    query = target or "", operation, q_dtype, state_dtype, head_dim_k, head_dim_v, state_layout, gate
-    return Support(*_core.supports_gated_delta(*query))
+    return Support(*_core.supports(operation, options))
 
 
-def which_gated_delta_kernel(
-    operation: GatedDeltaOperation,
-    q_dtype: DTypeLike = "bfloat16",
-    state_dtype: DTypeLike = "float32",
-    head_dim_k: int = 128,
-    head_dim_v: int | None = None,
-    state_layout: StateLayout = "vk",
-    gate: GateForm = "head",
-    target: str | None = None,
-) -> str:
-    """The key of the kernel that such a request runs: "gated_delta_update/state=fp32/vk/gate=head/k128/sm90a".
+@overload
+def which_kernel(operation: Literal["decode"], **options: Unpack[_DecodeQuery]) -> str: ...
+@overload
+def which_kernel(operation: Literal["decode_stage2"], **options: Unpack[_DecodeStage2Query]) -> str: ...
+@overload
+def which_kernel(operation: Literal["append"], **options: Unpack[_AppendQuery]) -> str: ...
+@overload
+def which_kernel(operation: Literal["merge"], **options: Unpack[_MergeQuery]) -> str: ...
+@overload
+def which_kernel(operation: Literal["gated_delta", "gated_delta_chunk"], **options: Unpack[_DeltaQuery]) -> str: ...
+def which_kernel(operation: Operation, **options: Any) -> str:
+    """The key of the kernel that such a call of an operation runs, such as "decode/bf16/kv=bf16/hd128/r16/sm90a".
 
     Args:
-        operation, q_dtype, state_dtype, head_dim_k, head_dim_v, state_layout, gate, target: As in
-            :func:`supports_gated_delta`.
+        operation, options: As in :func:`supports`.
 
     Returns:
-        The key: family, type and layout of states, gates, K of the tile, target; of a chunked call that of the chain
-        over its chunks: family, math type, K of the tile, target.
+        The key. "decode" gives family, math type, cache formats, head dims and query rows of the tile, target;
+        "gated_delta" gives family, type and layout of states, gates, K of the tile, target. "gated_delta_chunk" has two
+        kernels and gives that of the chain over its chunks: family, math type, K of the tile, target. The others give
+        family and target.
 
     Raises:
-        ValueError, TypeError: As :func:`supports_gated_delta`.
-        NotImplementedError: No kernel serves the request; the text is the reason that :func:`supports_gated_delta`
-            gives.
+        ValueError, TypeError: As :func:`supports`.
+        NotImplementedError: No kernel serves the call; the text is the reason that :func:`supports` gives.
 
     Source:
-        common/host/gated_delta/kernel_choice.cpp.
+        As :func:`supports`.
     """
-    query = target or "", operation, q_dtype, state_dtype, head_dim_k, head_dim_v, state_layout, gate
-    return _core.which_gated_delta_kernel(*query)
+    return _core.which_kernel(operation, options)

@@ -280,15 +280,34 @@ def gated_delta_chunk_workspace_size(
     v: SupportsDLPack,
     g: SupportsDLPack,
     beta: SupportsDLPack,
+    state: SupportsDLPack | None = None,
+    state_indices: SupportsDLPack | None = None,
     *,
+    scale: float | None = None,
+    use_qk_l2norm: bool = False,
+    beta_sigmoid: bool = False,
+    allow_neg_eigval: bool = False,
+    A_log: SupportsDLPack | None = None,  # noqa: N803 - the field's name
+    dt_bias: SupportsDLPack | None = None,
+    head_map: HeadMap = "consecutive",
+    state_layout: StateLayout = "vk",
+    update_state: bool = True,
     cu_seqlens: SupportsDLPack | None = None,
+    final_states: SupportsDLPack | None = None,
+    chunk_states: SupportsDLPack | None = None,
+    workspace: SupportsDLPack | None = None,
+    out: SupportsDLPack | None = None,
+    stream: StreamLike | None = None,
 ) -> int:
-    """Bytes of workspace that :func:`gated_delta_chunk` needs for these shapes on their device, whatever the lengths.
+    """Bytes of workspace that :func:`gated_delta_chunk` needs with these arguments, whatever the lengths.
 
-    About 33 KiB for 64 tokens of one value head; half as much where operands of products have 16 bits.
+    Nothing is computed or allocated. About 33 KiB for 64 tokens of one value head; half as much where operands of
+    products have 16 bits.
 
     Args:
-        q, k, v, g, beta, cu_seqlens: As in :func:`gated_delta_chunk`; no element is read.
+        q, k, v, g, beta, state, state_indices, scale, use_qk_l2norm, beta_sigmoid, allow_neg_eigval, A_log, dt_bias,
+        head_map, state_layout, update_state, cu_seqlens, final_states, chunk_states, workspace, out, stream: As in
+            :func:`gated_delta_chunk`; no element is read or written.
 
     Returns:
         A number of bytes; 0 where there are no tokens.
@@ -300,6 +319,6 @@ def gated_delta_chunk_workspace_size(
         common/host/gated_delta/chunk.cpp.
     """
     return _core.gated_delta_chunk_workspace_size(
-        q, k, v, g, beta, None, None, None, False, False, False, None, None, "consecutive", "vk", True, cu_seqlens,
-        None, None, None, None, None,
+        q, k, v, g, beta, state, state_indices, scale, use_qk_l2norm, beta_sigmoid, allow_neg_eigval, A_log, dt_bias,
+        head_map, state_layout, update_state, cu_seqlens, final_states, chunk_states, workspace, out, stream,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any
 from flashport import decode
 from flashport.arrays import new_array
 from flashport.decode import flash_decode_stage1
-from flashport.typing import Array, SupportsDLPack
+from flashport.typing import Array, CacheFormat, SupportsDLPack
 
 __all__ = [
     "flash_decode_stage1",
@@ -69,6 +69,9 @@ def token_decode_attention_flash_decoding(
     cache_v: SupportsDLPack,
     out: Array | None = None,
     alloc_tensor_func: Callable[..., Any] | None = None,
+    *,
+    k_format: CacheFormat | None = None,
+    v_format: CacheFormat | None = None,
 ) -> Array:
     """Attention of one new token of each request over the token pool, in blocks of 256 keys.
 
@@ -87,6 +90,7 @@ def token_decode_attention_flash_decoding(
         out: As ``q``; written. Default: a new tensor.
         alloc_tensor_func: Called as ``alloc_tensor_func(shape, dtype=..., device=...)`` for what is allocated: ``out``
             and the fp32 results of the blocks. Default: the library that ``q`` comes from.
+        k_format, v_format: What ``cache_k`` and ``cache_v`` store, as in :func:`flashport.flash_decode`.
 
     Returns:
         ``out``.
@@ -96,9 +100,11 @@ def token_decode_attention_flash_decoding(
 
     Source:
         bindings/python/flashport/lightllm.py over :func:`flashport.flash_decode_stage1` and
-        :func:`flashport.flash_decode_stage2`; the signature is LightLLM's.
+        :func:`flashport.flash_decode_stage2`; the signature is LightLLM's, but for the formats.
     """
-    return _token_decode(q, infer_state, q_head_num, head_dim, cache_k, cache_v, out, alloc_tensor_func, _BLOCK_SEQ)
+    return _token_decode(
+        q, infer_state, q_head_num, head_dim, cache_k, cache_v, out, alloc_tensor_func, k_format, v_format, _BLOCK_SEQ
+    )
 
 
 def gqa_token_decode_attention_flash_decoding(
@@ -110,11 +116,14 @@ def gqa_token_decode_attention_flash_decoding(
     cache_v: SupportsDLPack,
     out: Array | None = None,
     alloc_tensor_func: Callable[..., Any] | None = None,
+    *,
+    k_format: CacheFormat | None = None,
+    v_format: CacheFormat | None = None,
 ) -> Array:
     """As :func:`token_decode_attention_flash_decoding`, in blocks of 128 keys.
 
     Args:
-        q, infer_state, q_head_num, head_dim, cache_k, cache_v, out, alloc_tensor_func: As there.
+        q, infer_state, q_head_num, head_dim, cache_k, cache_v, out, alloc_tensor_func, k_format, v_format: As there.
 
     Returns:
         ``out``.
@@ -123,9 +132,21 @@ def gqa_token_decode_attention_flash_decoding(
         ValueError, TypeError, NotImplementedError, RuntimeError: As there.
 
     Source:
-        bindings/python/flashport/lightllm.py; the signature is LightLLM's.
+        bindings/python/flashport/lightllm.py; the signature is LightLLM's, but for the formats.
     """
-    return _token_decode(q, infer_state, q_head_num, head_dim, cache_k, cache_v, out, alloc_tensor_func, _GQA_BLOCK_SEQ)
+    return _token_decode(
+        q,
+        infer_state,
+        q_head_num,
+        head_dim,
+        cache_k,
+        cache_v,
+        out,
+        alloc_tensor_func,
+        k_format,
+        v_format,
+        _GQA_BLOCK_SEQ,
+    )
 
 
 def _token_decode(
@@ -137,6 +158,8 @@ def _token_decode(
     cache_v: Any,
     out: Any,
     alloc_tensor_func: Any,
+    k_format: CacheFormat | None,
+    v_format: CacheFormat | None,
     block_seq: int,
 ) -> Any:
     batch = infer_state.batch_size
@@ -158,6 +181,8 @@ def _token_decode(
         mid_out,
         mid_out_logsumexp,
         block_seq,
+        k_format=k_format,
+        v_format=v_format,
     )
     rows = out if tuple(out.shape) == shape else _view(out, shape)
     decode.flash_decode_stage2(mid_out, mid_out_logsumexp, infer_state.b_seq_len, rows, block_seq)

@@ -9,9 +9,9 @@ __all__ = [
     "CacheFormat",
     "DTypeLike",
     "GateForm",
-    "GatedDeltaOperation",
     "HeadMap",
     "KvLayout",
+    "Operation",
     "StateLayout",
     "StreamLike",
     "SupportsDLPack",
@@ -63,4 +63,4 @@ KvLayout = Literal["NHD", "HND"]
 StateLayout = Literal["vk", "kv"]
 HeadMap = Literal["consecutive", "modulo"]
 GateForm = Literal["head", "key", "any"]
-GatedDeltaOperation = Literal["update", "chunk"]
+Operation = Literal["decode", "decode_stage2", "append", "merge", "gated_delta", "gated_delta_chunk"]

@@ -5,8 +5,7 @@
 
 namespace flashport {
 
-// A plain streaming read of `bytes` bytes (16-byte units): the ceiling of memory-bound kernels. The kernel keeps its
-// sum alive by storing it if `bytes` is negative, which it never is.
+// A streaming read of `bytes` bytes, in vectors of 16: the ceiling of memory-bound kernels.
 struct ReadBandwidthParams {
   void* data;
   std::int64_t bytes;

@@ -1,5 +1,5 @@
-// One element of a tensor whose type is known at run time, read and written. An Element is what load_element has read:
-// several of them are on their way together before the first is needed as a number.
+// Loads and stores of one element of a tensor whose type is known at run time. An Element holds the raw bits that
+// load_element() has read, so that several loads are in flight together before the first is converted.
 #pragma once
 
 #include "common/device/core/types.h"
@@ -15,8 +15,8 @@ FLASHPORT_DEVICE float load_as_float(const void* data, DType dtype, std::int64_t
   }
 }
 
-// The bits of one, as halves; one of 16 bits is there twice. So no type needs a branch, in which loads would be
-// awaited.
+// The bits as two halves; an element of 16 bits is in both. So no type needs a branch, which would have to wait for the
+// loads.
 struct Element {
   std::uint16_t low, high;
 };
@@ -35,10 +35,11 @@ FLASHPORT_DEVICE float to_float(Element x, DType dtype) {
   }
 }
 
-// Where an index lies. Slots, offsets and tokens fit 32 bits: of one of 64 the low half says all but the sign.
+// The address of an index. Slots, offsets and tokens fit 32 bits, so the low half of a 64-bit index says all but its
+// sign.
 struct ShortIndex {
-  const std::int32_t* low;  // null: there is none
-  std::int32_t is_int64;    // 1: behind it lies the half with the sign
+  const std::int32_t* low;  // null: no index was given
+  std::int32_t is_int64;    // 1: the half with the sign follows
 };
 
 // `i` unsigned, or of 64 bits.

@@ -17,8 +17,16 @@
 #include "common/device/decode/output.h"
 #include "common/device/decode/schedule.h"
 #include FLASHPORT_DECODE_TILES_HEADER
+#include FLASHPORT_DECODE_TUNING_HEADER
 
 namespace flashport::FLASHPORT_TARGET::decode {
+
+// The kernel of a row of cmake/decode_instances.txt, on the schedule that the target has for its shape.
+constexpr DecodeConfig decode_config(MathType math, KvFormat k_format, KvFormat v_format, int head_dim_qk,
+                                     int head_dim_v, int rows) {
+  const DecodeShape shape{head_dim_qk, head_dim_v, rows, math, k_format, v_format};
+  return {shape, decode_tuning(shape)};
+}
 
 template <DecodeConfig kCfg>
 FLASHPORT_DEVICE void decode(const DecodeParams& p, const Range& range, const Block& block,

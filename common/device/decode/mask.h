@@ -2,21 +2,10 @@
 // branches; a leaf that every row of the tile sees whole pays for the scale only.
 #pragma once
 
+#include "common/device/decode/query.h"
 #include "common/device/decode/schedule.h"
 
 namespace flashport::FLASHPORT_TARGET::decode {
-
-// A row of a query tile: which query token and head it is. Rows pack (token, head of the group), heads fastest.
-struct QueryRow {
-  int token;  // of the sequence's q_len; >= q_len: padding
-  int head;   // query head
-};
-
-FLASHPORT_DEVICE QueryRow query_row(const DecodeParams& p, const Segment& s, int tile_rows, int row) {
-  const int packed = s.row_tile * tile_rows + row;
-  const int token = divide(packed, p.by_group_size);
-  return {token, s.kv_head * p.group_size + packed - token * p.group_size};
-}
 
 // What a row sees: keys [low, high), and through the tree mask the draft tokens from `draft` on.
 struct RowView {

@@ -7,19 +7,15 @@
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
-FLASHPORT_DEVICE float head_scale(const float* scale, int stride, int kv_head) {
-  return scale == nullptr ? 1.0f : scale[kv_head * stride];
-}
-
 // What a raw dot product is multiplied by before the softcap or, without one, to become a base-2 logit.
 FLASHPORT_DEVICE float score_scale(const DecodeParams& p, const Segment& s) {
-  return p.score_scale * head_scale(p.k_scale, p.scale_stride, s.kv_head);
+  return p.score_scale * kv::head_scale(p.k_scale, p.scale_stride, s.kv_head);
 }
 
-// Where a row of a query tile goes, as far as it is known before the row is done.
+// The destination of a row of a query tile, and what of its result is known before the row is done.
 struct OutputRow {
   std::int64_t offset;  // of the row's first element; -1: padding, not written
-  float* lse;           // null: not wanted, or not this thread's to write
+  float* lse;           // null: not wanted, or another thread writes it
   float scale;          // of the values
   float sink;           // base 2; -inf: none
 };
@@ -29,24 +25,22 @@ FLASHPORT_DEVICE OutputRow output_row(const DecodeParams& p, const Segment& s, c
                                       bool leads) {
   if (row.token >= s.q_len) return {-1, nullptr, 0.0f, 0.0f};
   const int chunk = p.num_chunks > 0 ? static_cast<int>(block.index()) % p.num_chunks : 0;
-  const std::int64_t seq = p.cu_seqlens_q == nullptr ? s.seq : 0;
-  const std::int64_t token = s.q_begin + row.token;
   OutputRow to;
-  to.offset = seq * p.out.stride_seq + token * p.out.stride_token + row.head * p.out.stride_head;
+  to.offset = query_offset(p, s, p.out, row);
   if (chunk > 0) to.offset += chunk * p.out_stride_chunk;
   to.lse = nullptr;
-  if (leads && p.lse != nullptr) {
-    to.lse = p.lse + seq * p.lse_stride_seq + token * p.lse_stride_token + row.head * p.lse_stride_head;
+  if (leads && p.lse.data != nullptr) {
+    to.lse = static_cast<float*>(p.lse.data) + query_offset(p, s, p.lse, row);
     if (chunk > 0) to.lse += chunk * p.lse_stride_chunk;
   }
-  to.scale = head_scale(p.v_scale, p.scale_stride, s.kv_head);
-  // Of partial results that will be merged, one alone gets the sink.
+  to.scale = kv::head_scale(p.v_scale, p.scale_stride, s.kv_head);
+  // Only the first of the partial results that will be merged has the sink.
   to.sink = p.sinks != nullptr && chunk == 0 ? p.sinks[row.head] * kLog2e : -kInfinity;
   return to;
 }
 
-// Writes lse; what the row's accumulator is multiplied by. 0: nothing was seen, and the row is 0 even where its
-// accumulator is not a number. Rows that see nothing give out 0 and lse -inf (a sink alone: out 0, lse the sink).
+// Writes lse and returns the factor of the row's accumulator. A row that sees no key has the factor 0, and then out is
+// 0 even if its accumulator is NaN; its lse is -inf, or the sink where there is one.
 FLASHPORT_DEVICE float finish_row(const OutputRow& row, float m, float l) {
   float factor = row.scale;
   if (row.sink != -kInfinity) {
@@ -89,7 +83,7 @@ FLASHPORT_DEVICE void write_output(const Tiles& tiles, const DecodeParams& p, co
   });
 }
 
-// A few columns of one row of a tile's output, as one store where they lie side by side and aligned.
+// A few columns of one row of a tile's output, as one store where they are contiguous and aligned.
 template <class T>
 FLASHPORT_DEVICE void write_columns(const DecodeParams& p, T* out, std::int64_t row, int column,
                                     const float (&x)[kVectorFloats], float factor) {

@@ -39,10 +39,9 @@ struct DecodeParams {
   std::int32_t scale_stride;  // 0: one scale; 1: one per kv head
 
   StridedRows out;
-  float* lse;  // null: not wanted
-  std::int64_t lse_stride_seq, lse_stride_token, lse_stride_head;
+  StridedRows lse;  // fp32, one number a row; null data: not wanted
 
-  // Fixed chunks (stage 1, num_splits): chunk_keys > 0 keys each, or num_chunks equal pieces of each sequence when
+  // Fixed chunks (stage 1, num_splits): chunk_keys > 0 keys each, or num_chunks equal parts of each sequence when
   // chunk_keys is 0. num_chunks == 0: the invariant schedule. In chunk mode out and lse gain a chunk axis:
   std::int32_t num_chunks;
   std::int64_t chunk_keys;

@@ -1,5 +1,5 @@
-// What the two kernels of the chunked gated delta rule are told: plain structs, as those of params.h, with strides that
-// count elements.
+// The params of the two kernels of the chunked gated delta rule: plain structs with strides that count elements, as in
+// params.h.
 #pragma once
 
 #include "common/device/gated_delta/config.h"
@@ -9,8 +9,8 @@ namespace flashport {
 
 inline constexpr int kChunkTokens = 64;  // counted from a sequence's first token; its last chunk may be shorter
 
-// Per-token factors of one chunk and value head, all 0 for tokens that the chunk does not have. With G the sum of log
-// gates up to and with a token, rq and rk the factors that normalise its query and key:
+// Per-token factors of one chunk and value head, all 0 for tokens that the chunk does not have. G is the sum of the log
+// gates up to and with a token; rq and rk are the factors that normalise its query and key.
 struct ChunkFactors {
   float learn[kChunkTokens];   // beta
   float recall[kChunkTokens];  // beta e^G rk
@@ -19,16 +19,17 @@ struct ChunkFactors {
   float keep, padding[3];      // e^(G of the last token)
 };
 
-// What the prepare kernel leaves for the chain, per chunk slot and value head: two matrices [64, 64] of the math type,
-// of which the blocks of 16 x 16 above the diagonal are neither written nor read, and the factors.
+// What the prepare kernel leaves for the chain, for each chunk index (sequence.h) and value head: two matrices [64, 64]
+// of the math type, of which the sub-blocks of 16 x 16 above the diagonal are neither written nor read, and the
+// factors.
 struct ChunkWorkspace {
-  void* transforms;  // (I + A)^-1
-  void* scores;      // P
+  void* inverses;  // (I + A)^-1
+  void* scores;    // P
   ChunkFactors* factors;
-  // A word for each slot and value head, not 0 once these are there, where the chain runs beside the prepare kernel;
-  // null: it runs behind it.
-  unsigned* prepared;
-  std::int64_t slots;
+  // Where the chain runs concurrently with the prepare kernel: a word for each chunk and value head, which is not 0
+  // once the chunk is complete. Null: the chain runs after the prepare kernel.
+  unsigned* signals;
+  std::int64_t chunks;  // chunk indices that the workspace has room for
 };
 
 struct GatedDeltaChunkParams {
@@ -42,9 +43,9 @@ struct GatedDeltaChunkParams {
   const void* a_log;    // null: g is the logarithm of the gate itself
   const void* dt_bias;  // null: none
   DType a_log_dtype, dt_bias_dtype;
-  IndexArray cu_seqlens;            // null data: every sequence has `tokens` tokens
-  StateSlots state, final_states;   // where sequences begin and, with update_state, end; a copy of the ends
-  StateSlots chunk_states;          // the state that enters each chunk; slots are rows of the batch, steps chunks
+  IndexArray cu_seqlens;           // null data: every sequence has `tokens` tokens
+  StateSlots state, final_states;  // initial states, and with update_state the last ones; a copy of the last ones
+  StateSlots chunk_states;         // the state that enters each chunk: a slot for each row of the batch, a step a chunk
   std::int32_t chunk_states_count;  // chunks of a row that it has room for
   float scale, beta_factor;
   ChunkWorkspace workspace;

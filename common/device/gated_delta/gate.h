@@ -1,5 +1,5 @@
-// The gates of the gated delta rule, scalar and in fp32 with functions of full precision: what a gate loses, every
-// later token inherits.
+// The gates of the gated delta rule, scalar, in fp32 and with functions of full precision: every later token inherits
+// the error of a gate.
 #pragma once
 
 #include "common/device/gated_delta/params.h"

@@ -1,16 +1,16 @@
-// First kernel of the chunked gated delta rule: what of a chunk does not need the state. Chunks do not wait for each
-// other.
+// First kernel of the chunked gated delta rule: it computes what a chunk needs without the state. Chunks do not wait
+// for each other.
 //
-// For a chunk of c <= 64 tokens of one query and key head, with q, k [c, K], and of each value head that reads it log
-// gates g [c] and rates beta [c]; G_i = g_0 + .. + g_i, D_ij = exp(G_i - G_j), rq and rk [c] the factors that l2norm
-// puts on queries and keys (the scale is one of rq's):
+// A chunk of c <= 64 tokens of one query and key head has q, k [c, K], and for each value head that reads them log
+// gates g [c] and rates beta [c]. With G_i = g_0 + .. + g_i, D_ij = exp(G_i - G_j), and the factors rq and rk [c] by
+// which l2norm multiplies queries and keys (rq includes the scale),
 //   A = strictly lower part of beta_i rk_i rk_j (k k^T)_ij D_ij [c, c]
 //   (I + A)^-1 [c, c];  P = lower part of rq_i rk_j (q k^T)_ij D_ij [c, c]
-// go to the workspace rounded to the math type, and the rows' factors in fp32. Queries and keys stay as they came: the
-// norms are factors of rows, so nothing is rounded for them.
+// are stored in the workspace, rounded to the math type, and the rows' factors in fp32. Queries and keys stay as they
+// are: the norms are factors of rows, so nothing is rounded for them.
 //
-// Stages: q and k on their way, and the gates meanwhile; k k^T and q k^T, once for all value heads; then for each of
-// them: A and P, inverse.
+// Stages: the loads of q and k, with the sums of the gates while they are in flight; k k^T and q k^T, once for all
+// value heads; then for each value head A and P, and the inverse.
 #pragma once
 
 #include "common/device/core/scalar_access.h"
@@ -21,12 +21,12 @@
 
 namespace flashport::FLASHPORT_TARGET::gated_delta {
 
-// What a gate below this leaves of a state is less than the smallest float; finite, so that differences are numbers.
+// A gate below this leaves less of a state than the smallest float. It is finite, so that differences are numbers.
 inline constexpr float kLeastLogGate = -120.0f;
-inline constexpr int kGateRun = 8;    // gates that one lane adds up
-inline constexpr int kGateHeads = 4;  // value heads whose gates are added up side by side
+inline constexpr int kSubSumGates = 8;  // gates that one lane adds up
+inline constexpr int kGateHeads = 4;    // value heads whose gates are added up at a time
 
-// Of one value head's tokens.
+// The gates of one value head's tokens.
 struct ChunkGates {
   TwoFloat sums[kChunkTokens];  // G / ln 2
   float beta[kChunkTokens];
@@ -36,7 +36,7 @@ template <GatedDeltaChunkConfig kCfg>
 struct PrepareShared {
   PrepareMemory<kCfg> tiles;
   ChunkGates gates[kGateHeads];
-  TwoFloat runs[kGateHeads][kChunkTokens];                     // sums within runs of kGateRun gates
+  TwoFloat sub_sums[kGateHeads][kChunkTokens];                 // running sums within each kSubSumGates gates
   float key_factor[kChunkTokens], query_factor[kChunkTokens];  // rk, rq
 };
 
@@ -51,12 +51,12 @@ FLASHPORT_DEVICE float learning_rate(const GatedDeltaChunkParams& p, float beta)
   return p.beta_sigmoid ? p.beta_factor * sigmoid_full(beta) : beta;
 }
 
-FLASHPORT_DEVICE int value_head(const GatedDeltaChunkParams& p, int head, int of_group) {
-  return p.heads_modulo ? of_group * p.num_heads + head : head * p.group_size + of_group;
+FLASHPORT_DEVICE int value_head(const GatedDeltaChunkParams& p, int head, int in_group) {
+  return p.heads_modulo ? in_group * p.num_heads + head : head * p.group_size + in_group;
 }
 
-// Fills the gates of value heads first .. first + kGateHeads - 1 of the group; tokens that the chunk does not have keep
-// the last G, and their beta is 0.
+// Fills the gates of value heads first .. first + kGateHeads - 1 of the group. Tokens that the chunk does not have get
+// the last G and a beta of 0.
 template <GatedDeltaChunkConfig kCfg>
 FLASHPORT_DEVICE void add_up_gates(const GatedDeltaChunkParams& p, const SequenceTokens& chunk, int head, int first,
                                    const Block& block, PrepareShared<kCfg>& shared) {
@@ -76,21 +76,22 @@ FLASHPORT_DEVICE void add_up_gates(const GatedDeltaChunkParams& p, const Sequenc
     shared.gates[i / kChunkTokens].beta[token] = beta;
   }
   block.sync();
-  constexpr int kRuns = kChunkTokens / kGateRun;
-  for (int i = block.thread(); i < heads * kRuns; i += block.threads()) {
+  constexpr int kSubSums = kChunkTokens / kSubSumGates;
+  for (int i = block.thread(); i < heads * kSubSums; i += block.threads()) {
     TwoFloat sum = {};
-    for (int token = i % kRuns * kGateRun; token < (i % kRuns + 1) * kGateRun; ++token) {
-      sum = sum + shared.gates[i / kRuns].sums[token];
-      shared.runs[i / kRuns][token] = sum;
+    for (int token = i % kSubSums * kSubSumGates; token < (i % kSubSums + 1) * kSubSumGates; ++token) {
+      sum = sum + shared.gates[i / kSubSums].sums[token];
+      shared.sub_sums[i / kSubSums][token] = sum;
     }
   }
   block.sync();
   for (int i = block.thread(); i < heads * kChunkTokens; i += block.threads()) {
     const int token = i % kChunkTokens;
-    const TwoFloat* runs = shared.runs[i / kChunkTokens];
+    const TwoFloat* sub_sums = shared.sub_sums[i / kChunkTokens];
+    const int first_of_sub_sum = token / kSubSumGates * kSubSumGates;
     TwoFloat before = {};
-    for (int last = kGateRun - 1; last < token / kGateRun * kGateRun; last += kGateRun) before = before + runs[last];
-    shared.gates[i / kChunkTokens].sums[token] = before + runs[token];
+    for (int last = kSubSumGates - 1; last < first_of_sub_sum; last += kSubSumGates) before = before + sub_sums[last];
+    shared.gates[i / kChunkTokens].sums[token] = before + sub_sums[token];
   }
   block.sync();
 }
@@ -112,7 +113,7 @@ FLASHPORT_DEVICE void store_factors(const SequenceTokens& chunk, const Block& bl
 
 template <GatedDeltaChunkConfig kCfg>
 FLASHPORT_DEVICE void prepare_chunk(const GatedDeltaChunkParams& p, const Block& block, SequenceTokens chunk,
-                                    std::int64_t slot, int head, PrepareShared<kCfg>& shared) {
+                                    std::int64_t chunk_index, int head, PrepareShared<kCfg>& shared) {
   using Tiles = PrepareTiles<kCfg>;
   Tiles tiles(p, block, shared.tiles, chunk.count);
   tiles.begin_load(p.q, token_offset(p.q, chunk, 0, head), p.k, token_offset(p.k, chunk, 0, head));
@@ -128,12 +129,12 @@ FLASHPORT_DEVICE void prepare_chunk(const GatedDeltaChunkParams& p, const Block&
   block.sync();
   tiles.scale(keys, shared.key_factor, shared.key_factor);
   tiles.scale(queries, shared.query_factor, shared.key_factor);
-  for (int of_group = 0; of_group < p.group_size; ++of_group) {
-    if (of_group > 0 && of_group % kGateHeads == 0) add_up_gates(p, chunk, head, of_group, block, shared);
-    const ChunkGates& gates = shared.gates[of_group % kGateHeads];
-    const std::int64_t place = slot * p.num_v_heads + value_head(p, head, of_group);
-    store_factors(chunk, block, gates, shared, p.workspace.factors[place]);
-    // Above the diagonal nothing is multiplied by 0, which infinities would survive.
+  for (int in_group = 0; in_group < p.group_size; ++in_group) {
+    if (in_group > 0 && in_group % kGateHeads == 0) add_up_gates(p, chunk, head, in_group, block, shared);
+    const ChunkGates& gates = shared.gates[in_group % kGateHeads];
+    const std::int64_t index = chunk_index * p.num_v_heads + value_head(p, head, in_group);
+    store_factors(chunk, block, gates, shared, p.workspace.factors[index]);
+    // Elements above the diagonal are set to 0: a multiplication by 0 would make NaN of an infinite decay.
     struct Token {
       TwoFloat sum;
       float beta;
@@ -151,7 +152,7 @@ FLASHPORT_DEVICE void prepare_chunk(const GatedDeltaChunkParams& p, const Block&
     block.sync();
     tiles.invert();
     block.sync();
-    tiles.store(p.workspace, place);
+    tiles.store(p.workspace, index);
     block.sync();
   }
 }
@@ -159,9 +160,9 @@ FLASHPORT_DEVICE void prepare_chunk(const GatedDeltaChunkParams& p, const Block&
 template <GatedDeltaChunkConfig kCfg>
 FLASHPORT_DEVICE void gated_delta_prepare(const GatedDeltaChunkParams& p, const Block& block,
                                           PrepareShared<kCfg>& shared) {
-  const std::int64_t slot = block.index() / p.num_heads;
-  const SequenceTokens chunk = chunk_of_slot(p, slot);
-  if (chunk.count > 0) prepare_chunk(p, block, chunk, slot, static_cast<int>(block.index() % p.num_heads), shared);
+  const std::int64_t index = block.index() / p.num_heads;
+  const SequenceTokens chunk = chunk_of_index(p, index);
+  if (chunk.count > 0) prepare_chunk(p, block, chunk, index, static_cast<int>(block.index() % p.num_heads), shared);
 }
 
 }  // namespace flashport::FLASHPORT_TARGET::gated_delta

@@ -1,4 +1,4 @@
-// The decay of a state and the rate at which it learns, of one token and value head.
+// The decay of a state and its learning rate, for one token and value head.
 #pragma once
 
 #include <type_traits>
@@ -10,24 +10,25 @@
 
 namespace flashport::FLASHPORT_TARGET::gated_delta {
 
-// Made of A_log, a and dt_bias, and of b, which are loaded with the other inputs; worked out when these are there.
+// Gates computed from A_log, a and dt_bias, and rates from b. The constructor loads them with the other inputs; apply()
+// computes.
 template <GatedDeltaConfig kCfg>
 class MadeGates {
   using Tile = StateTile<kCfg>;
   static constexpr bool kPerKey = kCfg.shape.gate == GateForm::kKey;
 
  public:
-  template <class At>
-  FLASHPORT_DEVICE MadeGates(const GatedDeltaUpdateParams& p, const Tile& tile, int v_head, const At& at_token)
-      : p_(p) {
-    const std::int64_t at_a = at_token(p.a, v_head);
+  // row(rows, head): the offset of the token's row.
+  template <class Row>
+  FLASHPORT_DEVICE MadeGates(const GatedDeltaUpdateParams& p, const Tile& tile, int v_head, const Row& row) : p_(p) {
+    const std::int64_t at_a = row(p.a, v_head);
     a_log_ = load_global(static_cast<const float*>(p.a_log) + v_head);
-    b_ = load_element(p.b.data, p.b.dtype, at_token(p.b, v_head));
+    b_ = load_element(p.b.data, p.b.dtype, row(p.b, v_head));
     if constexpr (kPerKey) {
       const std::int64_t at_bias = static_cast<std::int64_t>(v_head) * p.head_dim_k;
-      tile.load_shares(of_keys_, [&](int key) { return load(at_a + key * p.a.stride_dim, at_bias + key); });
+      tile.load_key_part(key_gates_, [&](int key) { return load(at_a + key * p.a.stride_dim, at_bias + key); });
     } else {
-      of_head_ = load(at_a, v_head);
+      head_gate_ = load(at_a, v_head);
     }
   }
 
@@ -38,10 +39,10 @@ class MadeGates {
     const float beta = sigmoid_full(to_float(b_, p_.b.dtype));
     if constexpr (kPerKey) {
       typename Tile::Keys decays;
-      tile.set_keys(decays, of_keys_, [&](const Gate& gate) { return decay(gate, rate); });
+      tile.set_keys(decays, key_gates_, [&](const Gate& gate) { return decay(gate, rate); });
       step(decays, beta);
     } else {
-      step(decay(of_head_, rate), beta);
+      step(decay(head_gate_, rate), beta);
     }
   }
 
@@ -59,34 +60,35 @@ class MadeGates {
   const GatedDeltaUpdateParams& p_;
   float a_log_;
   Element b_;
-  Gate of_head_;
-  typename Tile::template Shares<Gate> of_keys_;
+  Gate head_gate_;
+  typename Tile::template KeyPart<Gate> key_gates_;
 };
 
-// Whatever of them a call has, worked out at once: the state is under way meanwhile. Logarithms are added up, and
-// columns decay before anything else is done with the state.
+// Whatever gates and rates a call has. The constructor computes them, while the state is in flight. Logarithms are
+// added up, and columns decay before anything else is done with the state.
 template <GatedDeltaConfig kCfg>
 class AnyGates {
   using Tile = StateTile<kCfg>;
 
  public:
-  template <class At>
-  FLASHPORT_DEVICE AnyGates(const GatedDeltaUpdateParams& p, const Tile& tile, int v_head, const At& at_token) : p_(p) {
+  // row(rows, head): the offset of the token's row.
+  template <class Row>
+  FLASHPORT_DEVICE AnyGates(const GatedDeltaUpdateParams& p, const Tile& tile, int v_head, const Row& row) : p_(p) {
     const float rate =
         p.a_log == nullptr ? 0.0f : exp_full(to_float(load_element(p.a_log, p.a_log_dtype, v_head), p.a_log_dtype));
     const std::int64_t at_bias = p.a_per_key ? static_cast<std::int64_t>(v_head) * p.head_dim_k : v_head;
-    const Places at{at_token(p.a, v_head), at_token(p.gk, v_head), at_bias};
-    const float decay_of_head = p.decay_per_key ? 0.0f : decay_of(at, rate, 0);
-    // Of the head too as one of each key: two ways for the state to go would take registers for both.
-    tile.load_shares(decays_, [&](int key) { return p.decay_per_key ? decay_of(at, rate, key) : decay_of_head; });
+    const Offsets at{row(p.a, v_head), row(p.gk, v_head), at_bias};
+    const float head_decay = p.decay_per_key ? 0.0f : decay_at(at, rate, 0);
+    // A decay of the head is also handled as one for each key: two paths for the state would take registers for both.
+    tile.load_key_part(decays_, [&](int key) { return p.decay_per_key ? decay_at(at, rate, key) : head_decay; });
 
-    const std::int64_t at_b = at_token(p.b, v_head);
-    const float beta_of_head = p.beta_per_column ? 0.0f : beta_of(at_b);
+    const std::int64_t at_b = row(p.b, v_head);
+    const float head_beta = p.beta_per_column ? 0.0f : beta_at(at_b);
     beta_ = tile.make_columns(
-        [&](int column) { return p.beta_per_column ? beta_of(at_b + column * p.b.stride_dim) : beta_of_head; });
+        [&](int column) { return p.beta_per_column ? beta_at(at_b + column * p.b.stride_dim) : head_beta; });
     if (p.gv.data != nullptr) {
-      const std::int64_t at_gv = at_token(p.gv, v_head);
-      of_columns_ =
+      const std::int64_t at_gv = row(p.gv, v_head);
+      column_decays_ =
           tile.make_columns([&](int column) { return exp_full(load(p.gv, at_gv + column * p.gv.stride_dim)); });
     }
   }
@@ -94,21 +96,21 @@ class AnyGates {
   // step(decays of the keys, beta of the columns)
   template <class Step>
   FLASHPORT_DEVICE void apply(Tile& tile, const Step& step) const {
-    if (p_.gv.data != nullptr) tile.scale_columns(of_columns_);
+    if (p_.gv.data != nullptr) tile.scale_columns(column_decays_);
     typename Tile::Keys decays;
     tile.set_keys(decays, decays_, [](float decay) { return decay; });
     step(decays, beta_);
   }
 
  private:
-  // Elements that a token's gates begin with.
-  struct Places {
+  // Offsets of a token's gates, in elements.
+  struct Offsets {
     std::int64_t a, gk, bias;
   };
   FLASHPORT_DEVICE static float load(const StridedRows& rows, std::int64_t at) {
     return to_float(load_element(rows.data, rows.dtype, at), rows.dtype);
   }
-  FLASHPORT_DEVICE float decay_of(const Places& at, float rate, int key) const {
+  FLASHPORT_DEVICE float decay_at(const Offsets& at, float rate, int key) const {
     float sum = 0.0f;
     if (p_.a.data != nullptr) {
       sum = load(p_.a, at.a + key * p_.a.stride_dim);
@@ -121,15 +123,15 @@ class AnyGates {
     if (p_.gk.data != nullptr) sum += load(p_.gk, at.gk + key * p_.gk.stride_dim);
     return exp_full(sum);
   }
-  FLASHPORT_DEVICE float beta_of(std::int64_t at) const {
+  FLASHPORT_DEVICE float beta_at(std::int64_t at) const {
     if (p_.b.data == nullptr) return 1.0f;
-    const float given = load(p_.b, at);
-    return p_.beta_sigmoid ? p_.beta_factor * sigmoid_full(given) : given;
+    const float b = load(p_.b, at);
+    return p_.beta_sigmoid ? p_.beta_factor * sigmoid_full(b) : b;
   }
 
   const GatedDeltaUpdateParams& p_;
-  typename Tile::template Shares<float> decays_;
-  typename Tile::Columns beta_, of_columns_;
+  typename Tile::template KeyPart<float> decays_;
+  typename Tile::Columns beta_, column_decays_;
 };
 
 template <GatedDeltaConfig kCfg>

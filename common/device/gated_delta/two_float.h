@@ -1,5 +1,5 @@
-// A number as the sum of two floats. Log gates are added up so: where one gate of a chunk is extreme, the differences
-// of plain fp32 sums have lost the digits of the others.
+// A number as the sum of two floats. Log gates are added up in this form: where one gate of a chunk is extreme, the
+// differences of plain fp32 sums have lost the digits of the others.
 #pragma once
 
 #include FLASHPORT_TARGET_HEADER
@@ -22,7 +22,7 @@ FLASHPORT_DEVICE TwoFloat operator+(TwoFloat a, TwoFloat b) {
 }
 FLASHPORT_DEVICE TwoFloat operator-(TwoFloat a, TwoFloat b) { return a + TwoFloat{0.0f - b.hi, 0.0f - b.lo}; }
 
-// Rounded once more than it has to be, relative to what remains.
+// The rounding error is relative to the difference, with one rounding more than necessary.
 FLASHPORT_DEVICE float difference(TwoFloat a, TwoFloat b) { return (a.hi - b.hi) + (a.lo - b.lo); }
 
 // A number times log2(e), for exp2.
@@ -31,7 +31,7 @@ FLASHPORT_DEVICE TwoFloat to_base_2(float x) {
   const float product = mul_rn(x, kHigh);
   return {product, fma_rn(x, kHigh, 0.0f - product) + mul_rn(x, kLow)};
 }
-using FLASHPORT_TARGET::exp2_approx;  // of floats
+using FLASHPORT_TARGET::exp2_approx;  // for floats
 FLASHPORT_DEVICE float exp2_approx(TwoFloat x) { return exp2_approx(x.hi) * fma_rn(x.lo, 0.69314718f, 1.0f); }
 
 }  // namespace flashport::FLASHPORT_TARGET::gated_delta

@@ -1,20 +1,24 @@
 // Writes new tokens into a cache, in the cache's element type: stored = value / scale. A thread takes one unit of a
-// row: 32 values, which for q8_0 is a block (scale max|x| / 127 in fp16, then 32 int8, as ggml has it). A block that
-// NaN or infinity goes into has the scale NaN and bytes of 0, and so is NaN throughout when it is read, on every
+// row: 32 values, which in q8_0 are a block (scale max|x| / 127 in fp16, then 32 int8, as ggml has it). If a value of a
+// block is NaN or infinite, its scale becomes NaN and its bytes 0, so that the whole block reads as NaN on every
 // target.
 #pragma once
 
 #include "common/device/core/scalar_access.h"
+#include "common/device/core/strided_offset.h"
 #include "common/device/kv/paged_kv.h"
 
 namespace flashport::FLASHPORT_TARGET::kv {
 
-inline constexpr int kAppendUnit = 32;
+inline constexpr int kAppendUnit = kv_format_trait(KvFormat::kQ8_0).block_values;
+inline constexpr int kQ8BlockBytes = kv_format_trait(KvFormat::kQ8_0).block_bytes;
+inline constexpr int kQ8ScaleBytes = kv_format_trait(KvFormat::kQ8_0).scale_bytes;
 
 FLASHPORT_DEVICE void store_q8_0_block(char* to, const float* x) {
   constexpr int kInfinityBits = 0x7f800000;
-  constexpr std::uint16_t kNan = 0x7e00;  // conversions of NaN give different ones
-  // The bits of magnitudes are in their order, and NaN is above infinity: no processor's maximum decides about it.
+  constexpr std::uint16_t kNan = 0x7e00;  // conversions of NaN differ between processors
+  // The bits of magnitudes have the order of the magnitudes, and NaN is above infinity. A maximum of floats would treat
+  // NaN as each processor does.
   int most_bits = 0;
   for (int i = 0; i < kAppendUnit; ++i) most_bits = maximum(most_bits, __builtin_bit_cast(int, x[i]) & 0x7fffffff);
   const bool finite = most_bits < kInfinityBits;
@@ -23,14 +27,14 @@ FLASHPORT_DEVICE void store_q8_0_block(char* to, const float* x) {
   *reinterpret_cast<std::uint16_t*>(to) = finite ? __builtin_bit_cast(std::uint16_t, to_half(d)) : kNan;
   for (int i = 0; i < kAppendUnit; ++i) {
     const float value = finite ? x[i] * inverse : 0.0f;
-    reinterpret_cast<signed char*>(to)[2 + i] = static_cast<signed char>(round_to_int(value));
+    reinterpret_cast<signed char*>(to)[kQ8ScaleBytes + i] = static_cast<signed char>(round_to_int(value));
   }
 }
 
-// Writes the `count` values of unit `unit` of a row that begins at `row`.
+// Writes the `count` values of unit `unit` of the row that begins at `row`.
 FLASHPORT_DEVICE void store_unit(KvFormat format, char* row, int unit, const float* x, int count) {
   if (format == KvFormat::kQ8_0) {
-    store_q8_0_block(row + unit * 34, x);
+    store_q8_0_block(row + unit * kQ8BlockBytes, x);
     return;
   }
   for (int i = 0; i < count; ++i) {
@@ -46,22 +50,21 @@ FLASHPORT_DEVICE void store_unit(KvFormat format, char* row, int unit, const flo
 }
 
 FLASHPORT_DEVICE void append_side(const AppendParams& p, const AppendSide& side, std::int64_t token, int head, int unit,
-                                  TokenPlace place) {
+                                  TokenCoord coord) {
   const int first = unit * kAppendUnit;
   const int count = minimum(kAppendUnit, side.head_dim - first);
   if (count <= 0) return;
-  const float scale = side.scale == nullptr ? 1.0f : side.scale[head * side.scale_stride];
-  const std::int64_t from = token * side.src_stride_token + head * side.src_stride_head + first * side.src_stride_dim;
+  const float scale = head_scale(side.scale, side.scale_stride, head);
+  const std::int64_t stride = side.rows.stride_dim;
+  const std::int64_t from = strided_offset(side.rows, 0, token, head) + first * stride;
   float x[kAppendUnit];
   for (int i = 0; i < kAppendUnit; ++i) {
-    x[i] = i < count ? load_as_float(side.src, p.src_dtype, from + i * side.src_stride_dim) / scale : 0.0f;
+    x[i] = i < count ? load_as_float(side.rows.data, side.rows.dtype, from + i * stride) / scale : 0.0f;
   }
-  char* row = static_cast<char*>(side.cache) + place.page * side.page_stride + place.offset * side.token_stride +
-              head * side.head_stride;
-  store_unit(p.kv, row, unit, x, count);
+  store_unit(p.kv, static_cast<char*>(side.cache.data) + row_offset(side.cache, coord, head), unit, x, count);
 }
 
-// One unit of one head of one token, K and V: units fastest, then heads, then tokens.
+// A thread writes the K and V of one unit, head and token; units are counted fastest, then heads, then tokens.
 template <int kThreads>
 FLASHPORT_DEVICE void append_kv(const AppendParams& p, const Block& block) {
   const int units = (maximum(p.k.head_dim, p.v.head_dim) + kAppendUnit - 1) / kAppendUnit;
@@ -73,9 +76,9 @@ FLASHPORT_DEVICE void append_kv(const AppendParams& p, const Block& block) {
     const std::int64_t slot = index_at(p.slots, token);
     if (slot < 0 || slot >= p.num_slots) continue;
     const std::int64_t page = slot / p.page_size;
-    const TokenPlace place{static_cast<int>(page), static_cast<int>(slot - page * p.page_size)};
-    append_side(p, p.k, token, head, unit, place);
-    append_side(p, p.v, token, head, unit, place);
+    const TokenCoord coord{static_cast<int>(page), static_cast<int>(slot - page * p.page_size)};
+    append_side(p, p.k, token, head, unit, coord);
+    append_side(p, p.v, token, head, unit, coord);
   }
 }
 

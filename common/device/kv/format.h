@@ -1,23 +1,38 @@
-// The element types of a cache.
+// The formats of a cache, a row each: whatever host and device know of a format's memory follows from its row. The
+// arithmetic of a format is in the loaders of each target and in append_kernel.h.
 #pragma once
 
 #include <cstdint>
 
+#include <flashport/types.h>
+
 namespace flashport {
 
-enum class KvFormat : std::int32_t { kFp32, kFp16, kBf16, kFp8E4M3, kFp8E4M3Fnuz, kQ8_0 };
+struct KvFormatTrait {
+  const char* name;
+  DType dtype;       // the elements of tensors that carry it
+  int block_values;  // values that are stored together; 1: an element is a value, and the format is its type's own
+  int block_bytes;
+  int scale_bytes;  // of the block, what its values share
+};
 
-// Bytes of one K or V row of `dim` elements as stored.
-constexpr int kv_row_bytes(KvFormat format, int dim) {
+inline constexpr int kKvFormats = static_cast<int>(KvFormat::kQ8_0) + 1;
+
+constexpr KvFormatTrait kv_format_trait(KvFormat format) {
   switch (format) {
-    case KvFormat::kFp32: return 4 * dim;
-    case KvFormat::kFp16:
-    case KvFormat::kBf16: return 2 * dim;
-    case KvFormat::kFp8E4M3:
-    case KvFormat::kFp8E4M3Fnuz: return dim;
-    case KvFormat::kQ8_0: return dim / 32 * 34;
+    case KvFormat::kFp32: return {"fp32", DType::kFloat32, 1, 4, 0};
+    case KvFormat::kFp16: return {"fp16", DType::kFloat16, 1, 2, 0};
+    case KvFormat::kBf16: return {"bf16", DType::kBFloat16, 1, 2, 0};
+    case KvFormat::kFp8E4M3: return {"fp8_e4m3", DType::kFp8E4M3, 1, 1, 0};
+    case KvFormat::kFp8E4M3Fnuz: return {"fp8_e4m3fnuz", DType::kFp8E4M3Fnuz, 1, 1, 0};
+    case KvFormat::kQ8_0: return {"q8_0", DType::kUInt8, 32, 34, 2};
   }
-  return 0;
+  return {"unknown", DType::kUInt8, 1, 1, 0};
+}
+
+// Bytes of one K or V row of `dim` values as stored, of whole blocks.
+constexpr int kv_row_bytes(KvFormat format, int dim) {
+  return dim / kv_format_trait(format).block_values * kv_format_trait(format).block_bytes;
 }
 
 }  // namespace flashport

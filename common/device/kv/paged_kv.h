@@ -33,17 +33,18 @@ FLASHPORT_DEVICE const std::int32_t* page_list(const PagedCache& p, int seq) {
   return p.table + row * p.table_stride;
 }
 
-// A token's page and its place in it. Loading the page number is the slow part: look up early, address late.
-struct TokenPlace {
+// A token's page and its offset in that page. The load of the page number is slow, so pipelines look it up early and
+// compute the address late.
+struct TokenCoord {
   int page;
   int offset;  // token % page_size; -1: no such token
 };
 
-struct PageOf {
-  unsigned page;  // place in the sequence's list of pages
+struct PageCoord {
+  unsigned page;  // index in the sequence's list of pages
   int offset;
 };
-FLASHPORT_DEVICE PageOf page_of(const PagedCache& p, const std::int32_t* pages, int token) {
+FLASHPORT_DEVICE PageCoord page_coord(const PagedCache& p, const std::int32_t* pages, int token) {
   if (pages == nullptr) return {0, token};
   const unsigned page_size = static_cast<unsigned>(p.page_size);
   const unsigned page =
@@ -51,16 +52,21 @@ FLASHPORT_DEVICE PageOf page_of(const PagedCache& p, const std::int32_t* pages, 
   return {page, static_cast<int>(static_cast<unsigned>(token) - page * page_size)};
 }
 
-FLASHPORT_DEVICE TokenPlace place_of(const PagedCache& p, const std::int32_t* pages, int seq, int token, bool valid) {
+FLASHPORT_DEVICE TokenCoord token_coord(const PagedCache& p, const std::int32_t* pages, int seq, int token,
+                                        bool valid) {
   if (!valid) return {0, -1};
-  const PageOf at = page_of(p, pages, token);
+  const PageCoord at = page_coord(p, pages, token);
   return {pages == nullptr ? seq : load_global(pages + at.page), at.offset};
 }
 
+FLASHPORT_DEVICE float head_scale(const float* scales, int stride, int kv_head) {
+  return scales == nullptr ? 1.0f : scales[kv_head * stride];
+}
+
 // Byte offset of a token's row of one head; -1 for no token.
-FLASHPORT_DEVICE std::int64_t row_offset(const CacheParams& cache, TokenPlace place, int head) {
-  if (place.offset < 0) return -1;
-  return place.page * cache.page_stride + place.offset * cache.token_stride + head * cache.head_stride;
+FLASHPORT_DEVICE std::int64_t row_offset(const CacheParams& cache, TokenCoord token, int head) {
+  if (token.offset < 0) return -1;
+  return token.page * cache.page_stride + token.offset * cache.token_stride + head * cache.head_stride;
 }
 
 }  // namespace flashport::FLASHPORT_TARGET::kv

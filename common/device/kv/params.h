@@ -1,4 +1,4 @@
-// Where keys and values lie, and the argument of append_kv. Strides of a cache count bytes.
+// The layout of keys and values in memory, and the argument of append_kv. Strides of a cache count bytes.
 #pragma once
 
 #include "common/device/core/types.h"
@@ -7,7 +7,7 @@
 namespace flashport {
 
 struct CacheParams {
-  const void* data;
+  void* data;
   std::int64_t page_stride;   // bytes from page to page (from sequence to sequence when contiguous)
   std::int64_t token_stride;  // bytes from token to token inside a page
   std::int64_t head_stride;   // bytes from head to head
@@ -29,12 +29,11 @@ struct PagedCache {
   CacheParams k, v;
 };
 
+// The new keys, or the new values, and their cache.
 struct AppendSide {
-  const void* src;
-  std::int64_t src_stride_token, src_stride_head, src_stride_dim;
-  void* cache;
-  std::int64_t page_stride, token_stride, head_stride;  // bytes, as CacheParams
-  const float* scale;                                   // null: 1
+  StridedRows rows;  // tokens of all sequences on one axis
+  CacheParams cache;
+  const float* scale;  // null: 1
   std::int32_t scale_stride;
   std::int32_t head_dim;
 };
@@ -42,7 +41,6 @@ struct AppendSide {
 struct AppendParams {
   std::int64_t tokens;
   std::int32_t num_kv_heads;
-  DType src_dtype;
   KvFormat kv;
   IndexArray slots;
   std::int64_t num_slots;  // a slot outside [0, num_slots) is skipped

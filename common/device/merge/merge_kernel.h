@@ -2,12 +2,14 @@
 //
 // Row r has n parts (o_c [D], lse_c). With m = max lse_c and w_c = exp(lse_c - m):
 //   out = sum w_c o_c / sum w_c   [D],   lse = m + log sum w_c.
-// A part whose weight is 0 is never read, and no part at all gives out 0 and lse -inf. A block takes one row: its lanes
-// the columns, its lane groups every kGroups-th part, joined in a fixed order.
+// A part whose weight is 0 is never read, and no part at all gives out 0 and lse -inf. A block takes one row. The
+// lanes of a wave take the columns, and wave i of n takes parts i, i + n, i + 2 n, ...; the waves' sums are added in a
+// fixed order.
 #pragma once
 
 #include "common/device/core/index_array.h"
 #include "common/device/core/scalar_access.h"
+#include "common/device/core/strided_offset.h"
 #include "common/device/merge/online_softmax.h"
 #include "common/device/merge/params.h"
 
@@ -15,12 +17,12 @@ namespace flashport::FLASHPORT_TARGET::merge {
 
 template <int kThreads>
 struct MergeShared {
-  static constexpr int kGroups = kThreads > kWaveSize ? kThreads / kWaveSize : 1;
-  static constexpr int kLanes = kThreads / kGroups;
+  static constexpr int kWaves = kThreads > kWaveSize ? kThreads / kWaveSize : 1;
+  static constexpr int kLanes = kThreads / kWaves;
   static constexpr int kColumns = kLanes * kVectorFloats;
-  alignas(16) float o[kGroups][kColumns];
-  float weight[kGroups];
-  float most[kGroups];
+  alignas(16) float o[kWaves][kColumns];
+  float weight[kWaves];
+  float most[kWaves];
 };
 
 // parts.log2_sum(c): base-2 lse of part c;  parts.load(x, c, column, count): columns of its o;
@@ -29,16 +31,16 @@ template <int kThreads, class Parts, class Store, class StoreLse>
 FLASHPORT_DEVICE void merge_row(const Block& block, MergeShared<kThreads>& shared, int parts, int head_dim,
                                 const Parts& part, const Store& store, const StoreLse& store_lse) {
   using Shared = MergeShared<kThreads>;
-  const int group = block.thread() / Shared::kLanes;
+  const int wave = block.thread() / Shared::kLanes;
   const int lane = block.thread() % Shared::kLanes;
 
   const auto largest = [&] {
     float most = -kInfinity;
     for (int c = block.thread(); c < parts; c += kThreads) most = maximum(most, part.log2_sum(c));
     most = wave_max(most);
-    if (lane == 0) shared.most[group] = most;
+    if (lane == 0) shared.most[wave] = most;
     block.sync();
-    for (int g = 0; g < Shared::kGroups; ++g) most = maximum(most, shared.most[g]);
+    for (int w = 0; w < Shared::kWaves; ++w) most = maximum(most, shared.most[w]);
     return most;
   };
   float most = 0.0f;
@@ -49,20 +51,20 @@ FLASHPORT_DEVICE void merge_row(const Block& block, MergeShared<kThreads>& share
     const int count = minimum(kVectorFloats, head_dim - mine);
     float acc[kVectorFloats] = {};
     float weight = 0.0f;
-    for (int first = group; first == group || first < parts; first += Shared::kGroups * kMergeUnroll) {
-      // All loads of a batch before their use; a part without weight may hold anything and is not read.
+    for (int first = wave; first == wave || first < parts; first += Shared::kWaves * kMergeUnroll) {
+      // All loads of a batch come before their first use. A part without weight may hold anything and is not read.
       float log2_sum[kMergeUnroll];
       float x[kMergeUnroll][kVectorFloats] = {};
       FLASHPORT_UNROLL(kMergeUnroll)
       for (int i = 0; i < kMergeUnroll; ++i) {
-        const int c = first + i * Shared::kGroups;
+        const int c = first + i * Shared::kWaves;
         log2_sum[i] = c < parts ? part.log2_sum(c) : -kInfinity;
       }
       FLASHPORT_UNROLL(kMergeUnroll)
       for (int i = 0; i < kMergeUnroll; ++i) {
-        if (log2_sum[i] != -kInfinity && count > 0) part.load(x[i], first + i * Shared::kGroups, mine, count);
+        if (log2_sum[i] != -kInfinity && count > 0) part.load(x[i], first + i * Shared::kWaves, mine, count);
       }
-      if (column == 0 && first == group) {  // found while the first parts are on their way
+      if (column == 0 && first == wave) {  // computed while the loads of the first parts are in flight
         most = largest();
         reference = most == -kInfinity ? 0.0f : most;
       }
@@ -74,16 +76,16 @@ FLASHPORT_DEVICE void merge_row(const Block& block, MergeShared<kThreads>& share
         for (int j = 0; j < kVectorFloats; ++j) acc[j] = fma_rn(w, x[i][j], acc[j]);
       }
     }
-    if constexpr (Shared::kGroups > 1) {
+    if constexpr (Shared::kWaves > 1) {
       block.sync();
-      for (int i = 0; i < kVectorFloats; ++i) shared.o[group][lane * kVectorFloats + i] = acc[i];
-      if (lane == 0) shared.weight[group] = weight;
+      for (int i = 0; i < kVectorFloats; ++i) shared.o[wave][lane * kVectorFloats + i] = acc[i];
+      if (lane == 0) shared.weight[wave] = weight;
       block.sync();
       weight = 0.0f;
-      for (int g = 0; g < Shared::kGroups; ++g) weight += shared.weight[g];
+      for (int w = 0; w < Shared::kWaves; ++w) weight += shared.weight[w];
       for (int at = block.thread(); at < Shared::kColumns && column + at < head_dim; at += kThreads) {
         float sum = 0.0f;
-        for (int g = 0; g < Shared::kGroups; ++g) sum += shared.o[g][at];
+        for (int w = 0; w < Shared::kWaves; ++w) sum += shared.o[w][at];
         store(column + at, weight == 0.0f ? 0.0f : sum / weight);
       }
     } else {
@@ -97,7 +99,7 @@ FLASHPORT_DEVICE void merge_row(const Block& block, MergeShared<kThreads>& share
 // Row r of `out` = sequence, token, head, heads fastest.
 template <int kThreads>
 FLASHPORT_DEVICE void decode_stage2(const Stage2Params& p, const Block& block, MergeShared<kThreads>& shared) {
-  const auto row = static_cast<unsigned>(block.index());  // 32 bits: nothing hides a division of 64
+  const auto row = static_cast<unsigned>(block.index());  // 32 bits: a 64-bit division would take longer than all else
   const unsigned sequence_token = row / static_cast<unsigned>(p.num_heads);
   const std::int64_t head = row - sequence_token * static_cast<unsigned>(p.num_heads);
   const std::int64_t seq = sequence_token / static_cast<unsigned>(p.tokens);
@@ -119,17 +121,16 @@ FLASHPORT_DEVICE void decode_stage2(const Stage2Params& p, const Block& block, M
       load_vector(x, o + c * o_stride + column * dim_stride, dim_stride, count);
     }
   };
-  const Parts part{
-      p.mid + seq * p.mid_stride_seq + token * p.mid_stride_token + head * p.mid_stride_head,
-      p.mid_lse + seq * p.mid_lse_stride_seq + token * p.mid_lse_stride_token + head * p.mid_lse_stride_head,
-      p.mid_stride_chunk, p.mid_lse_stride_chunk, p.mid_stride_dim};
-  const std::int64_t out = seq * p.out.stride_seq + token * p.out.stride_token + head * p.out.stride_head;
+  const Parts part{static_cast<const float*>(p.mid.data) + strided_offset(p.mid, seq, token, head),
+                   static_cast<const float*>(p.mid_lse.data) + strided_offset(p.mid_lse, seq, token, head),
+                   p.mid_stride_chunk, p.mid_lse_stride_chunk, p.mid.stride_dim};
+  const std::int64_t out = strided_offset(p.out, seq, token, head);
   merge_row<kThreads>(
       block, shared, parts, p.head_dim, part,
       [&](int column, float value) { store_as(p.out.data, p.out.dtype, out + column * p.out.stride_dim, value); },
       [&](float log2_sum) {
-        if (p.lse == nullptr) return;
-        p.lse[seq * p.lse_stride_seq + token * p.lse_stride_token + head * p.lse_stride_head] = log2_sum * kLn2;
+        if (p.lse.data == nullptr) return;
+        static_cast<float*>(p.lse.data)[strided_offset(p.lse, seq, token, head)] = log2_sum * kLn2;
       });
 }
 

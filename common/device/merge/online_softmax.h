@@ -1,7 +1,7 @@
 // The partial result of one softmax over some keys, per query row: m = max of the base-2 logits, l = sum of
-// exp2(logit - m), o = sum of exp2(logit - m) * v, not yet divided by l. The results of disjoint key sets (leaves,
-// nodes) meet by merge_weights() and merge_value() alone, in which every operation is explicit, so that equal trees
-// give equal bits on every path.
+// exp2(logit - m), o = sum of exp2(logit - m) * v, not yet divided by l. The results of disjoint key sets are
+// combined by merge_weights() and merge_value() alone. Every operation in them is explicit about its rounding, so that
+// equal trees give equal bits on every path.
 #pragma once
 
 #include FLASHPORT_TARGET_HEADER
@@ -37,7 +37,7 @@ FLASHPORT_DEVICE void clear(const Tiles& tiles, SoftmaxState<Tiles>& state) {
   tiles.clear(state.o);
 }
 
-// acc = acc joined with x
+// acc = acc combined with x
 template <class Tiles>
 FLASHPORT_DEVICE void merge(const Tiles& tiles, SoftmaxState<Tiles>& acc, const SoftmaxState<Tiles>& x) {
   typename Tiles::Rows a, b;

@@ -8,21 +8,20 @@ namespace flashport {
 // Stage 2: out = merge over chunks of (mid, mid_lse).
 struct Stage2Params {
   std::int32_t batch, num_heads, head_dim, tokens;  // tokens: q_len of a split decode, 1 in LightLLM's stage 2
-  const float* mid;
-  std::int64_t mid_stride_seq, mid_stride_token, mid_stride_head, mid_stride_chunk, mid_stride_dim;
-  const float* mid_lse;
-  std::int64_t mid_lse_stride_seq, mid_lse_stride_token, mid_lse_stride_head, mid_lse_stride_chunk;
+  StridedRows mid;                                  // fp32
+  std::int64_t mid_stride_chunk;
+  StridedRows mid_lse;  // fp32, one number a row
+  std::int64_t mid_lse_stride_chunk;
+  std::int32_t max_chunks;
   IndexArray seqlens;
   std::int64_t chunk_keys;  // > 0: chunks = ceil(len / chunk_keys), clamped to max_chunks; 0: all max_chunks
-  std::int32_t max_chunks;
-  const std::int32_t* end;  // sequences (rows of a ragged q) from *end on are nobody's and not written; null: none
+  const std::int32_t* end;  // sequences (rows of a ragged q) from *end on do not exist and are not written; null: none
+  StridedRows lse;          // fp32, one number a row; null data: not wanted
   StridedRows out;
-  float* lse;
-  std::int64_t lse_stride_seq, lse_stride_token, lse_stride_head;
 };
 
-// merge_states over the leading axis; rows = product of the middle axes, each addressed through two strides at most
-// after the host has collapsed them (row = outer * inner_rows + inner).
+// merge_states over the leading axis; rows = product of the middle axes, which the host has
+// collapsed so that two strides address them (row = outer * inner_rows + inner).
 struct MergeStatesParams {
   std::int32_t states, head_dim;
   std::int64_t rows, inner_rows;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <exception>
 #include <optional>
@@ -10,6 +11,7 @@
 
 #include <flashport/capi.h>
 #include <flashport/error.h>
+#include <flashport/gated_delta.h>
 #include <flashport/types.h>
 
 namespace flashport {
@@ -59,12 +61,18 @@ struct Tensors {
   }
 };
 
-// The answer to fp_supports of a query.
-inline void expect_support(const Support& support) {
-  if (!support.supported) throw NotSupportedError(support.reason);
+// One of the first `count` values of an enumeration.
+template <class Enum>
+Enum to_enum(std::int32_t value, int count, const char* function, const char* name, const char* values) {
+  if (value >= 0 && value < count) return static_cast<Enum>(value);
+  throw ValueError(std::string(function) + ": " + name + " must be " + values + ", got " + std::to_string(value));
 }
 
-// Copies a kernel's key to the caller's memory, cut to its size.
-void give_key(const char* function, const std::string& found, char* key, std::size_t size);
+inline StateLayout to_state_layout(std::int32_t layout, const char* function) {
+  return to_enum<StateLayout>(layout, 2, function, "state_layout", "fp_vk or fp_kv");
+}
+
+// fp_kv_format counts from the element type's own on, KvFormat without it.
+std::optional<KvFormat> to_format(std::int32_t format, const char* function, const char* name);
 
 }  // namespace flashport

@@ -49,7 +49,7 @@ KvLayout to_layout(std::int32_t layout, const char* function) {
   throw ValueError(std::string(function) + ": kv_layout must be fp_nhd or fp_hnd, got " + std::to_string(layout));
 }
 
-DecodeArgs to_decode(const fp_decode_args* from) {
+DecodeArgs to_decode(const fp_decode_args* from, bool needs_out) {
   const Tensors tensors{"flash_decode"};
   const fp_decode_args c = read_args(from, tensors.function);
   DecodeArgs a;
@@ -57,7 +57,7 @@ DecodeArgs to_decode(const fp_decode_args* from) {
   a.k_cache = tensors.needed(c.k_cache, "k_cache");
   a.v_cache = tensors.needed(c.v_cache, "v_cache");
   if (c.seqlens != nullptr) a.seqlens = tensors.needed(c.seqlens, "seqlens");
-  a.out = tensors.needed(c.out, "out");
+  if (needs_out || c.out != nullptr) a.out = tensors.needed(c.out, "out");
   a.lse = tensors.optional(c.lse, "lse");
   a.block_table = tensors.optional(c.block_table, "block_table");
   a.token_table = tensors.optional(c.token_table, "token_table");
@@ -81,21 +81,9 @@ DecodeArgs to_decode(const fp_decode_args* from) {
     a.window_right = c.window_right;
   }
   if (c.has_num_splits != 0) a.num_splits = c.num_splits;
+  a.k_format = to_format(c.k_format, tensors.function, "k_format");
+  a.v_format = to_format(c.v_format, tensors.function, "v_format");
   return a;
-}
-
-DecodeQuery to_query(const fp_decode_query* from, const char* function) {
-  const fp_decode_query c = read_args(from, function);
-  DecodeQuery query;
-  query.target = c.target != nullptr ? c.target : "";
-  if (c.kv == nullptr) throw ValueError(std::string(function) + ": kv must be given, got null");
-  query.kv = c.kv;
-  query.q_dtype = static_cast<DType>(c.q_dtype);
-  query.head_dim_qk = c.head_dim_qk;
-  query.head_dim_v = c.head_dim_v;
-  query.group_size = c.group_size;
-  query.q_len = c.q_len;
-  return query;
 }
 
 }  // namespace
@@ -109,18 +97,17 @@ fp_status keep_capi_error(fp_status status, const char* text) {
   return status;
 }
 
+std::optional<KvFormat> to_format(std::int32_t format, const char* function, const char* name) {
+  if (format == fp_format_own) return std::nullopt;
+  static_assert(fp_format_q8_0 - 1 == static_cast<int>(KvFormat::kQ8_0));
+  if (format > fp_format_own && format <= fp_format_q8_0) return static_cast<KvFormat>(format - 1);
+  throw ValueError(std::string(function) + ": " + name + " must be one of fp_kv_format, got " + std::to_string(format));
+}
+
 TensorView Tensors::needed(const fp_tensor* tensor, const char* name) const {
   if (tensor == nullptr) throw ValueError(std::string(function) + ": " + name + " must be given, got null");
   check_tensor(*tensor, function, name);
   return to_view(*tensor);
-}
-
-void give_key(const char* function, const std::string& found, char* key, std::size_t size) {
-  if (key == nullptr || size == 0) {
-    throw ValueError(std::string(function) + ": key must have room, got null or size 0");
-  }
-  const std::size_t length = found.copy(key, size - 1);
-  key[length] = '\0';
 }
 
 }  // namespace flashport
@@ -133,13 +120,13 @@ void fp_init_struct(void* args, size_t size) {
 }
 
 fp_status fp_flash_decode(const fp_decode_args* args, fp_stream stream) {
-  return flashport::guarded([&] { flashport::flash_decode(flashport::to_decode(args), stream); });
+  return flashport::guarded([&] { flashport::flash_decode(flashport::to_decode(args, true), stream); });
 }
 
 fp_status fp_decode_workspace_size(const fp_decode_args* args, int64_t* bytes) {
   return flashport::guarded([&] {
     if (bytes == nullptr) throw flashport::ValueError("decode_workspace_size: bytes must not be null");
-    *bytes = flashport::decode_workspace_size(flashport::to_decode(args));
+    *bytes = flashport::decode_workspace_size(flashport::to_decode(args, false));
   });
 }
 
@@ -159,6 +146,8 @@ fp_status fp_flash_decode_stage1(const fp_decode_stage1_args* args, fp_stream st
     a.max_len_in_batch = c.max_len_in_batch;
     a.block_seq = c.block_seq;
     if (c.has_softmax_scale != 0) a.softmax_scale = c.softmax_scale;
+    a.k_format = flashport::to_format(c.k_format, tensors.function, "k_format");
+    a.v_format = flashport::to_format(c.v_format, tensors.function, "v_format");
     flashport::flash_decode_stage1(a, stream);
   });
 }
@@ -191,6 +180,8 @@ fp_status fp_append_kv(const fp_append_kv_args* args, fp_stream stream) {
     a.k_scale = tensors.optional(c.k_scale, "k_scale");
     a.v_scale = tensors.optional(c.v_scale, "v_scale");
     a.kv_layout = flashport::to_layout(c.kv_layout, tensors.function);
+    a.k_format = flashport::to_format(c.k_format, tensors.function, "k_format");
+    a.v_format = flashport::to_format(c.v_format, tensors.function, "v_format");
     flashport::append_kv(a, stream);
   });
 }
@@ -228,18 +219,6 @@ fp_status fp_merge_state(const fp_merge_state_args* args, fp_stream stream) {
 int32_t fp_num_splits_heuristic(int32_t batch_nheads_mblocks, int32_t num_sms, int32_t num_n_blocks,
                                 int32_t max_splits) {
   return flashport::num_splits_heuristic(batch_nheads_mblocks, num_sms, num_n_blocks, max_splits);
-}
-
-fp_status fp_supports(const fp_decode_query* query) {
-  return flashport::guarded(
-      [&] { flashport::expect_support(flashport::supports(flashport::to_query(query, "supports"))); });
-}
-
-fp_status fp_which_kernel(const fp_decode_query* query, char* key, size_t size) {
-  return flashport::guarded([&] {
-    constexpr char kFunction[] = "which_kernel";
-    flashport::give_key(kFunction, flashport::which_kernel(flashport::to_query(query, kFunction)), key, size);
-  });
 }
 
 const char* fp_last_error(void) { return flashport::last_error().c_str(); }

@@ -11,21 +11,8 @@
 namespace flashport {
 namespace {
 
-// One of the first `count` values of an enumeration.
-template <class Enum>
-Enum to_enum(std::int32_t value, int count, const char* function, const char* name, const char* values) {
-  if (value >= 0 && value < count) return static_cast<Enum>(value);
-  throw ValueError(std::string(function) + ": " + name + " must be " + values + ", got " + std::to_string(value));
-}
-
-StateLayout to_state_layout(std::int32_t layout, const char* function) {
-  return to_enum<StateLayout>(layout, 2, function, "state_layout", "fp_vk or fp_kv");
-}
 HeadMap to_head_map(std::int32_t map, const char* function) {
   return to_enum<HeadMap>(map, 2, function, "head_map", "fp_consecutive or fp_modulo");
-}
-DType to_dtype(std::int32_t dtype, const char* function, const char* name) {
-  return to_enum<DType>(dtype, fp_uint8 + 1, function, name, "one of fp_dtype");
 }
 
 GatedDeltaUpdateArgs to_update(const fp_gated_delta_update_args* from) {
@@ -67,7 +54,7 @@ GatedDeltaUpdateArgs to_update(const fp_gated_delta_update_args* from) {
   return a;
 }
 
-GatedDeltaChunkArgs to_chunk(const fp_gated_delta_chunk_args* from, const char* function) {
+GatedDeltaChunkArgs to_chunk(const fp_gated_delta_chunk_args* from, const char* function, bool needs_out) {
   const Tensors tensors{function};
   const fp_gated_delta_chunk_args c = read_args(from, function);
   GatedDeltaChunkArgs a;
@@ -76,7 +63,7 @@ GatedDeltaChunkArgs to_chunk(const fp_gated_delta_chunk_args* from, const char* 
   a.v = tensors.needed(c.v, "v");
   a.g = tensors.needed(c.g, "g");
   a.beta = tensors.needed(c.beta, "beta");
-  a.out = tensors.needed(c.out, "out");
+  if (needs_out || c.out != nullptr) a.out = tensors.needed(c.out, "out");
   a.a_log = tensors.optional(c.a_log, "A_log");
   a.dt_bias = tensors.optional(c.dt_bias, "dt_bias");
   a.state = tensors.optional(c.state, "state");
@@ -95,20 +82,6 @@ GatedDeltaChunkArgs to_chunk(const fp_gated_delta_chunk_args* from, const char* 
   return a;
 }
 
-GatedDeltaQuery to_query(const fp_gated_delta_query* from, const char* function) {
-  const fp_gated_delta_query c = read_args(from, function);
-  GatedDeltaQuery query;
-  query.target = c.target != nullptr ? c.target : "";
-  query.operation = to_enum<GatedDeltaOperation>(c.operation, 2, function, "operation", "fp_update or fp_chunk");
-  query.q_dtype = to_dtype(c.q_dtype, function, "q_dtype");
-  query.state_dtype = to_dtype(c.state_dtype, function, "state_dtype");
-  query.head_dim_k = c.head_dim_k;
-  query.head_dim_v = c.head_dim_v;
-  query.state_layout = to_state_layout(c.state_layout, function);
-  query.gate = to_enum<GateForm>(c.gate, 3, function, "gate", "fp_gate_head, fp_gate_key or fp_gate_any");
-  return query;
-}
-
 }  // namespace
 }  // namespace flashport
 
@@ -120,28 +93,14 @@ fp_status fp_gated_delta_update(const fp_gated_delta_update_args* args, fp_strea
 
 fp_status fp_gated_delta_chunk(const fp_gated_delta_chunk_args* args, fp_stream stream) {
   return flashport::guarded(
-      [&] { flashport::gated_delta_chunk(flashport::to_chunk(args, "gated_delta_chunk"), stream); });
+      [&] { flashport::gated_delta_chunk(flashport::to_chunk(args, "gated_delta_chunk", true), stream); });
 }
 
 fp_status fp_gated_delta_chunk_workspace_size(const fp_gated_delta_chunk_args* args, int64_t* bytes) {
   return flashport::guarded([&] {
     constexpr char kFunction[] = "gated_delta_chunk_workspace_size";
     if (bytes == nullptr) throw flashport::ValueError(std::string(kFunction) + ": bytes must not be null");
-    *bytes = flashport::gated_delta_chunk_workspace_size(flashport::to_chunk(args, kFunction));
-  });
-}
-
-fp_status fp_supports_gated_delta(const fp_gated_delta_query* query) {
-  return flashport::guarded([&] {
-    flashport::expect_support(flashport::supports_gated_delta(flashport::to_query(query, "supports_gated_delta")));
-  });
-}
-
-fp_status fp_which_gated_delta_kernel(const fp_gated_delta_query* query, char* key, size_t size) {
-  return flashport::guarded([&] {
-    constexpr char kFunction[] = "which_gated_delta_kernel";
-    flashport::give_key(kFunction, flashport::which_gated_delta_kernel(flashport::to_query(query, kFunction)), key,
-                        size);
+    *bytes = flashport::gated_delta_chunk_workspace_size(flashport::to_chunk(args, kFunction, false));
   });
 }
 

@@ -35,7 +35,7 @@ void run_decode(const DecodeProblem& problem, Stream stream) {
 void flash_decode(const DecodeArgs& args, Stream stream) { run_decode(validate_flash_decode(args), stream); }
 
 std::int64_t decode_workspace_size(const DecodeArgs& args) {
-  const DecodeProblem problem = validate_flash_decode(args);
+  const DecodeProblem problem = validate_decode_size(args);
   if (problem.empty) return 0;
   return plan_decode(problem, device_context(Check(problem.function), problem.q, "q")).workspace_bytes;
 }

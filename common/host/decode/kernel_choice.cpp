@@ -8,13 +8,19 @@
 #include "common/host/devices.h"
 #include "common/host/kv/cache_layout.h"
 #include "common/host/last_choice.h"
+#include "common/host/query.h"
 
 namespace flashport {
 namespace {
 
+bool has_formats(const KernelEntry& kernel, const KernelRequest& request) {
+  return kernel.tag == KernelTag::kDecode && kernel.shape.decode.k_format == request.k_format &&
+         kernel.shape.decode.v_format == request.v_format;
+}
+
 bool serves_types(const KernelEntry& kernel, const KernelRequest& request) {
-  // float32 queries are not rounded to a shorter type behind the caller's back.
-  return kernel.tag == KernelTag::kDecode && kernel.shape.decode.kv == request.kv &&
+  // float32 queries are never rounded to a shorter type without the caller's knowledge.
+  return has_formats(kernel, request) &&
          (request.q_dtype != DType::kFloat32 || kernel.shape.decode.math == MathType::kFp32);
 }
 
@@ -44,16 +50,19 @@ std::string query_type_reason(DType q) {
 
 // What the request asks of no target; empty if nothing.
 std::string limit_reason(const KernelRequest& r) {
-  for (std::int64_t dim : {r.head_dim_qk, r.head_dim_v}) {
-    const std::string name = dim == r.head_dim_qk ? "head_dim" : "head_dim_v";
+  const struct {
+    const char* name;
+    std::int64_t dim;
+    KvFormat format;
+  } sides[] = {{"head_dim", r.head_dim_qk, r.k_format}, {"head_dim_v", r.head_dim_v, r.v_format}};
+  for (const auto& [side, dim, format] : sides) {
+    const std::string name = side;
     if (dim > kMaxHeadDim) return name + " " + std::to_string(dim) + " > " + std::to_string(kMaxHeadDim);
     if (dim < kMinHeadDim) return name + " " + std::to_string(dim) + " < " + std::to_string(kMinHeadDim);
     if (dim % kHeadDimStep != 0) {
       return name + " must be a multiple of " + std::to_string(kHeadDimStep) + ", got " + std::to_string(dim);
     }
-    if (r.kv == KvFormat::kQ8_0 && dim % 32 != 0) {
-      return "q8_0 needs a " + name + " that is a multiple of 32, got " + std::to_string(dim);
-    }
+    if (std::string problem = block_problem(format, side, dim); !problem.empty()) return problem;
   }
   if (r.group_size < 1 || r.group_size > kMaxGroupSize) {
     return "1 to " + std::to_string(kMaxGroupSize) + " query heads may share a kv head, got " +
@@ -63,38 +72,42 @@ std::string limit_reason(const KernelRequest& r) {
     return "q_len must be 1 to " + std::to_string(kMaxQueryLength) + ", got " + std::to_string(r.q_len);
   }
   if (std::string reason = query_type_reason(r.q_dtype); !reason.empty()) return reason;
-  if (!is_quantised(r.kv) && kv_format(r.q_dtype) != r.kv) {
-    return std::string("a cache of ") + kv_name(r.kv) + " goes with q of the same type, got " + dtype_name(r.q_dtype);
+  for (const auto& [side, dim, format] : sides) {
+    if (is_quantised(format) || own_format(r.q_dtype) == format) continue;
+    return std::string("a cache of ") + kv_format_name(format) + " goes with q of the same type, got " +
+           dtype_name(r.q_dtype);
   }
   return "";
 }
 
 std::string missing_reason(std::span<const KernelEntry> kernels, std::string_view target, const KernelRequest& r) {
   std::string text = std::string(target) + " has no kernel for ";
-  bool has_kv = false;
+  bool has_pair = false;
   bool has_types = false;
   std::vector<std::string> formats;
   std::string dims;
   for (const KernelEntry& kernel : kernels) {
     if (kernel.tag != KernelTag::kDecode) continue;
-    const std::string format = kv_name(kernel.shape.decode.kv);
+    const DecodeShape& shape = kernel.shape.decode;
+    const std::string pair = shape.k_format == shape.v_format ? kv_format_name(shape.k_format)
+                                                              : kv_formats_text(shape.k_format, shape.v_format);
     bool listed = false;
-    for (const std::string& known : formats) listed = listed || known == format;
-    if (!listed) formats.push_back(format);
-    has_kv = has_kv || kernel.shape.decode.kv == r.kv;
+    for (const std::string& known : formats) listed = listed || known == pair;
+    if (!listed) formats.push_back(pair);
+    has_pair = has_pair || has_formats(kernel, r);
     if (!serves_types(kernel, r)) continue;
     has_types = true;
-    const std::string tile = head_dims_text(kernel.shape.decode.head_dim_qk, kernel.shape.decode.head_dim_v);
+    const std::string tile = head_dims_text(shape.head_dim_qk, shape.head_dim_v);
     if ((", " + dims + ",").find(", " + tile + ",") == std::string::npos) dims += (dims.empty() ? "" : ", ") + tile;
   }
   if (has_types) {
-    return text + "head_dim " + head_dims_text(r.head_dim_qk, r.head_dim_v) + " with kv=" + kv_name(r.kv) +
-           "; its tiles are " + dims;
+    return text + "head_dim " + head_dims_text(r.head_dim_qk, r.head_dim_v) + " with " +
+           kv_formats_text(r.k_format, r.v_format) + "; its tiles are " + dims;
   }
-  if (r.q_dtype == DType::kFloat32 && (has_kv || r.kv == KvFormat::kFp32)) {
+  if (r.q_dtype == DType::kFloat32 && (has_pair || r.k_format == KvFormat::kFp32)) {
     return text + "float32 q; use float16 or bfloat16";
   }
-  text += std::string("kv=") + kv_name(r.kv) + "; it has ";
+  text += kv_formats_text(r.k_format, r.v_format) + "; it has ";
   for (std::size_t i = 0; i < formats.size(); ++i) text += (i == 0 ? "" : ", ") + formats[i];
   return text + (formats.empty() ? "none" : "");
 }
@@ -103,14 +116,16 @@ std::string missing_reason(std::span<const KernelEntry> kernels, std::string_vie
 const KernelEntry* answer(const DecodeQuery& query, std::string& reason) {
   reason = query_type_reason(query.q_dtype);
   if (!reason.empty()) return nullptr;
-  const auto kv = kv_format_named(query.kv.c_str());
-  if (!kv) {
-    reason = "kv must be fp32, fp16, bf16, fp8_e4m3, fp8_e4m3fnuz or q8_0, got \"" + query.kv + "\"";
-    return nullptr;
-  }
+  const KvFormat own = *own_format(query.q_dtype);
   const TargetView target = find_target(query.target, reason);
   if (!reason.empty()) return nullptr;
-  const KernelRequest request{query.q_dtype, *kv, query.head_dim_qk, query.head_dim_v, query.group_size, query.q_len};
+  const KernelRequest request{query.q_dtype,
+                              query.k_format.value_or(own),
+                              query.v_format.value_or(own),
+                              query.head_dim_qk,
+                              query.head_dim_v,
+                              query.group_size,
+                              query.q_len};
   return choose_decode_kernel(target.kernels, target.name, request, &reason);
 }
 
@@ -136,16 +151,11 @@ const KernelEntry* choose_decode_kernel(std::span<const KernelEntry> kernels, st
 }
 
 Support supports(const DecodeQuery& query) {
-  Support support;
-  support.supported = answer(query, support.reason) != nullptr;
-  return support;
+  return support_answer([&](std::string& reason) { return answer(query, reason); });
 }
 
 std::string which_kernel(const DecodeQuery& query) {
-  std::string reason;
-  const KernelEntry* kernel = answer(query, reason);
-  if (kernel == nullptr) throw NotSupportedError("which_kernel: " + reason);
-  return kernel->key;
+  return kernel_answer([&](std::string& reason) { return answer(query, reason); });
 }
 
 }  // namespace flashport

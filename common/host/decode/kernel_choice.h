@@ -13,7 +13,7 @@ namespace flashport {
 
 struct KernelRequest {
   DType q_dtype;
-  KvFormat kv;
+  KvFormat k_format, v_format;
   std::int64_t head_dim_qk, head_dim_v;
   std::int64_t group_size;  // Hq / Hkv
   std::int64_t q_len;
@@ -26,8 +26,9 @@ inline constexpr int kMinHeadDim = 16;
 inline constexpr int kMaxHeadDim = 512;
 inline constexpr int kHeadDimStep = 8;
 
-// The smallest tile that covers the head dims; of its row counts 64 where more than 16 packed rows fill it, else 16.
-// Null: `reason` says why, if it is not null.
+// The kernel with the smallest tile that covers the head dims. Tiles have 8, 16 or 64 query rows: it takes the fewest
+// that hold all packed rows (group_size x q_len), or else the most there are. Null: `reason` says why, if it is not
+// null.
 [[nodiscard]] const KernelEntry* choose_decode_kernel(std::span<const KernelEntry> kernels, std::string_view target,
                                                       const KernelRequest& request, std::string* reason);
 

@@ -81,7 +81,7 @@ int heuristic_splits(const DecodeParams& p, const DeviceContext& device) {
                               2 * device.multiprocessors(), to_int(ceil_div(p.cache.max_len, key_block)), 128);
 }
 
-// Partial results lie behind the counters (which must stay zero for the invariant schedule) and the slots:
+// Partial results lie after the counters (which must stay zero for the invariant schedule) and the slots:
 //   mid [sequence, token] or [row of a ragged q], [head, chunk, head_dim_v], then lse of the same axes.
 void plan_splits(DecodePlan& plan, const DecodeProblem& problem, int splits, const Check& check,
                  const DeviceContext& device) {
@@ -104,35 +104,23 @@ void plan_splits(DecodePlan& plan, const DecodeProblem& problem, int splits, con
   merge.max_chunks = p.num_chunks;
   merge.out = p.out;
   merge.lse = p.lse;
-  merge.lse_stride_seq = p.lse_stride_seq;
-  merge.lse_stride_token = p.lse_stride_token;
-  merge.lse_stride_head = p.lse_stride_head;
-  if (ragged) {
+
+  // (seq, token, head, chunk, dim), contiguous; bind_workspace() says where.
+  const auto partial_rows = [&](std::int64_t dim) -> StridedRows {
+    const std::int64_t stride_token = p.num_q_heads * chunks * dim;
+    return {nullptr, DType::kFloat32, p.max_q_len * stride_token, stride_token, chunks * dim, 1};
+  };
+  p.out = partial_rows(p.head_dim_v);
+  p.lse = partial_rows(1);
+  p.out_stride_chunk = merge.mid_stride_chunk = p.head_dim_v;
+  p.lse_stride_chunk = merge.mid_lse_stride_chunk = 1;
+  merge.mid = p.out;
+  merge.mid_lse = p.lse;
+  if (ragged) {  // the merge takes each token of the batch for a sequence of its own
     merge.end = p.cu_seqlens_q + p.batch;
-    merge.out.stride_seq = p.out.stride_token;
-    merge.lse_stride_seq = p.lse_stride_token;
+    for (StridedRows* rows : {&merge.out, &merge.lse, &merge.mid, &merge.mid_lse})
+      rows->stride_seq = rows->stride_token;
   }
-
-  p.out.dtype = DType::kFloat32;
-  p.out.stride_dim = 1;
-  p.out_stride_chunk = p.head_dim_v;
-  p.out.stride_head = chunks * p.head_dim_v;
-  p.out.stride_token = p.num_q_heads * p.out.stride_head;
-  p.out.stride_seq = p.max_q_len * p.out.stride_token;
-  p.lse_stride_chunk = 1;
-  p.lse_stride_head = chunks;
-  p.lse_stride_token = p.num_q_heads * chunks;
-  p.lse_stride_seq = p.max_q_len * p.lse_stride_token;
-
-  merge.mid_stride_seq = ragged ? p.out.stride_token : p.out.stride_seq;
-  merge.mid_stride_token = p.out.stride_token;
-  merge.mid_stride_head = p.out.stride_head;
-  merge.mid_stride_chunk = p.out_stride_chunk;
-  merge.mid_stride_dim = 1;
-  merge.mid_lse_stride_seq = ragged ? p.lse_stride_token : p.lse_stride_seq;
-  merge.mid_lse_stride_token = p.lse_stride_token;
-  merge.mid_lse_stride_head = p.lse_stride_head;
-  merge.mid_lse_stride_chunk = 1;
 
   plan.merge_kernel = &device.plain_kernel(check, KernelTag::kDecodeStage2);
   plan.merge_grid = rows;
@@ -154,7 +142,8 @@ DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device) {
   DecodePlan plan;
   plan.params = problem.params;
   DecodeParams& p = plan.params;
-  const KernelRequest request{p.q.dtype, problem.kv, p.head_dim_qk, p.head_dim_v, p.group_size, p.max_q_len};
+  const KernelRequest request{p.q.dtype,    problem.k_format, problem.v_format, p.head_dim_qk,
+                              p.head_dim_v, p.group_size,     p.max_q_len};
   plan.kernel = choose_decode_kernel(device.kernels(), device.target(), request, nullptr);
   if (plan.kernel == nullptr) {
     std::string reason;
@@ -183,9 +172,9 @@ void bind_workspace(DecodePlan& plan, void* workspace) {
   p.partials = reinterpret_cast<float*>(base + plan.partials_offset);
   if (plan.merge_kernel == nullptr) return;
   p.out.data = base + plan.mid_offset;
-  p.lse = reinterpret_cast<float*>(base + plan.lse_offset);
-  plan.merge.mid = static_cast<const float*>(p.out.data);
-  plan.merge.mid_lse = p.lse;
+  p.lse.data = base + plan.lse_offset;
+  plan.merge.mid.data = p.out.data;
+  plan.merge.mid_lse.data = p.lse.data;
 }
 
 }  // namespace flashport

@@ -2,7 +2,6 @@
 #include "common/host/decode/problem.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -27,6 +26,7 @@ struct Extents {
   bool ragged, paged, pool, csr, has_lengths;
   std::int64_t batch, q_len, num_q_heads, head_dim, head_dim_v, num_kv_heads, page_size;
   CacheAxes axes;
+  KvFormat k_format, v_format;
 };
 
 bool is_given(const TensorView& view) { return view.rank != 0 || view.data != nullptr; }
@@ -49,59 +49,64 @@ void check_presence(const DecodeArgs& a) {
   }
 }
 
-void check_scale_rank(const std::optional<TensorView>& scale, const char* name) {
-  if (scale && scale->rank != 0) kCheck.rank(*scale, name, 1, "(1 or num_kv_heads)");
-}
+ArgumentTable<19> table_of(const DecodeArgs& args) {
+  const auto& [q, k_cache, v_cache, seqlens, block_table, token_table, request_index, kv_indptr, kv_indices,
+               kv_last_page_len, kv_layout, cu_seqlens_q, max_q_len, softmax_scale, window_left, window_right, softcap,
+               alibi_slopes, sinks, tree_mask, k_scale, v_scale, k_format, v_format, num_splits, out, lse, workspace] =
+      args;
+  const bool ragged = cu_seqlens_q.has_value(), per_token = !ragged && q.rank == 4;
+  const Axes pages = {4, cache_axes_text(4, kv_layout, false)}, slots = {3, cache_axes_text(3, kv_layout, false)};
+  const DTypes kv_types = {q.dtype, DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kUInt8};
+  const Axes scale_axes = {1, "(1 or num_kv_heads)", Rank::kOrScalar};
+  constexpr DTypes kFloats = {DType::kFloat16, DType::kBFloat16, DType::kFloat32}, kFloat = {DType::kFloat32};
+  constexpr DTypes kInt = {DType::kInt32}, kInts = {DType::kInt32, DType::kInt64};
+  using enum Strides;
 
-void check_ranks(const DecodeArgs& a) {
-  const bool ragged = a.cu_seqlens_q.has_value();
+  ArgumentTable<19> table;
   if (ragged) {
-    kCheck.rank(a.q, "q", 3, "(total_q, num_q_heads, head_dim)");
+    table.add(q, "q", kRead, kFloats, kAny, {3, "(total_q, num_q_heads, head_dim)"});
   } else {
-    kCheck.rank(a.q, "q", 3, "(batch, num_q_heads, head_dim)", 4, "(batch, q_len, num_q_heads, head_dim)");
+    table.add(q, "q", kRead, kFloats, kAny, {3, "(batch, num_q_heads, head_dim)"},
+              {4, "(batch, q_len, num_q_heads, head_dim)"});
   }
-  if (a.token_table) {
-    kCheck.rank(a.k_cache, "k_cache", 3, cache_axes_text(3, a.kv_layout, false));
-  } else if (a.block_table || a.kv_indptr) {
-    kCheck.rank(a.k_cache, "k_cache", 4, cache_axes_text(4, a.kv_layout, false), 3,
-                cache_axes_text(3, a.kv_layout, false));
+  // cache_params() checks how caches lie.
+  if (block_table || kv_indptr) {
+    table.add(k_cache, "k_cache", kRead, kv_types, kAny, pages, slots);
   } else {
-    kCheck.rank(a.k_cache, "k_cache", 4, cache_axes_text(4, a.kv_layout, false));
+    table.add(k_cache, "k_cache", kRead, kv_types, kAny, token_table ? slots : pages);
   }
-  kCheck.rank(a.v_cache, "v_cache", a.k_cache.rank, cache_axes_text(a.k_cache.rank, a.kv_layout, true));
-  if (is_given(a.seqlens)) kCheck.rank(a.seqlens, "seqlens", 1, "(batch)");
-  kCheck.rank(a.block_table, "block_table", 2, "(batch, max_pages)");
-  kCheck.rank(a.token_table, "token_table", 2, "(requests, max_len)");
-  kCheck.rank(a.request_index, "request_index", 1, "(batch)");
-  kCheck.rank(a.kv_indptr, "kv_indptr", 1, "(batch + 1)");
-  kCheck.rank(a.kv_indices, "kv_indices", 1, "(pages)");
-  kCheck.rank(a.kv_last_page_len, "kv_last_page_len", 1, "(batch)");
-  kCheck.rank(a.cu_seqlens_q, "cu_seqlens_q", 1, "(batch + 1)");
-  if (a.alibi_slopes) {
-    kCheck.rank(*a.alibi_slopes, "alibi_slopes", 1, "(num_q_heads)", 2, "(batch, num_q_heads)");
-  }
-  kCheck.rank(a.sinks, "sinks", 1, "(num_q_heads)");
-  kCheck.rank(a.tree_mask, "tree_mask", ragged ? 1 : 2, ragged ? "(total_q)" : "(batch, q_len)");
-  check_scale_rank(a.k_scale, "k_scale");
-  check_scale_rank(a.v_scale, "v_scale");
-  if (a.q.rank == 4) {
-    kCheck.rank(a.out, "out", 4, "(batch, q_len, num_q_heads, head_dim_v)");
-    kCheck.rank(a.lse, "lse", 3, "(batch, q_len, num_q_heads)");
-  } else {
-    kCheck.rank(a.out, "out", 3, ragged ? "(total_q, num_q_heads, head_dim_v)" : "(batch, num_q_heads, head_dim_v)");
-    kCheck.rank(a.lse, "lse", 2, ragged ? "(total_q, num_q_heads)" : "(batch, num_q_heads)");
-  }
-  kCheck.rank(a.workspace, "workspace", 1, "(bytes)");
+  table.add(v_cache, "v_cache", kRead, kv_types, kAny, {k_cache.rank, cache_axes_text(k_cache.rank, kv_layout, true)});
+  if (is_given(seqlens)) table.add(seqlens, "seqlens", kRead, kInts, kContiguous, {1, "(batch)"});
+  table.add(block_table, "block_table", kRead, kInt, kUnitInner, {2, "(batch, max_pages)"});
+  table.add(token_table, "token_table", kRead, kInt, kUnitInner, {2, "(requests, max_len)"});
+  table.add(request_index, "request_index", kRead, kInts, kContiguous, {1, "(batch)"});
+  table.add(kv_indptr, "kv_indptr", kRead, kInt, kContiguous, {1, "(batch + 1)"});
+  table.add(kv_indices, "kv_indices", kRead, kInt, kContiguous, {1, "(pages)"});
+  table.add(kv_last_page_len, "kv_last_page_len", kRead, kInt, kContiguous, {1, "(batch)"});
+  table.add(cu_seqlens_q, "cu_seqlens_q", kRead, kInt, kContiguous, {1, "(batch + 1)"});
+  table.add(alibi_slopes, "alibi_slopes", kRead, kFloat, kUnitInner, {1, "(num_q_heads)"}, {2, "(batch, num_q_heads)"});
+  table.add(sinks, "sinks", kRead, kFloat, kContiguous, {1, "(num_q_heads)"});
+  table.add(tree_mask, "tree_mask", kRead, {DType::kUInt32}, kUnitInner,
+            ragged ? Axes{1, "(total_q)"} : Axes{2, "(batch, q_len)"});
+  table.add(k_scale, "k_scale", kRead, kFloat, kContiguous, scale_axes);
+  table.add(v_scale, "v_scale", kRead, kFloat, kContiguous, scale_axes);
+  table.add(out, "out", kWritten, kFloats, kAny,
+            ragged      ? Axes{3, "(total_q, num_q_heads, head_dim_v)"}
+            : per_token ? Axes{4, "(batch, q_len, num_q_heads, head_dim_v)"}
+                        : Axes{3, "(batch, num_q_heads, head_dim_v)"});
+  table.add(lse, "lse", kWritten, kFloat, kAny,
+            ragged      ? Axes{2, "(total_q, num_q_heads)"}
+            : per_token ? Axes{3, "(batch, q_len, num_q_heads)"}
+                        : Axes{2, "(batch, num_q_heads)"});
+  table.add(workspace, "workspace", kWritten, {DType::kUInt8}, kAny, {1, "(bytes)"});
+  return table;
 }
 
-void check_scale_shape(const std::optional<TensorView>& scale, const char* name, std::int64_t num_kv_heads) {
-  if (!scale || scale->rank == 0 || scale->shape[0] == 1 || scale->shape[0] == num_kv_heads) return;
-  kCheck.value_error(std::string(name) + " must have shape (1,) or (num_kv_heads,) = (" + std::to_string(num_kv_heads) +
-                     ",), got " + shape_text(*scale));
-}
-
+// The extents of a cache's rows follow from its format, which must be known before shapes are compared.
 Extents check_shapes(const DecodeArgs& a) {
   Extents e{};
+  e.k_format = cache_format(kCheck, a.k_cache, "k_cache", a.k_format, "k_format");
+  e.v_format = cache_format(kCheck, a.v_cache, "v_cache", a.v_format, "v_format");
   const int last = a.q.rank - 1;
   e.ragged = a.cu_seqlens_q.has_value();
   e.csr = a.kv_indptr.has_value();
@@ -116,17 +121,17 @@ Extents check_shapes(const DecodeArgs& a) {
   e.q_len = e.ragged ? a.max_q_len : a.q.rank == 4 ? a.q.shape[1] : 1;
   e.num_q_heads = a.q.shape[last - 1];
   e.head_dim = a.q.shape[last];
-  e.head_dim_v = stored_head_dim(a.v_cache.dtype, a.v_cache.shape[e.axes.dim]);
+  e.head_dim_v = stored_head_dim(e.v_format, a.v_cache.shape[e.axes.dim]);
   e.num_kv_heads = a.k_cache.shape[e.axes.head];
   e.page_size = e.pool ? 1 : a.k_cache.shape[e.axes.token];
 
-  if (a.k_cache.dtype == DType::kUInt8 && e.head_dim % 32 != 0) {
-    kCheck.not_supported("q8_0 needs a head_dim that is a multiple of 32, got " + std::to_string(e.head_dim));
+  if (const std::string problem = block_problem(e.k_format, "head_dim", e.head_dim); !problem.empty()) {
+    kCheck.not_supported(problem);
   }
   const char* k_text = cache_axes_text(a.k_cache.rank, a.kv_layout, false);
   const char* v_text = cache_axes_text(a.k_cache.rank, a.kv_layout, true);
-  const std::int64_t k_extent = stored_extent(a.k_cache.dtype, e.head_dim);
-  const std::int64_t v_extent = stored_extent(a.k_cache.dtype, e.head_dim_v);
+  const std::int64_t k_extent = stored_extent(e.k_format, e.head_dim);
+  const std::int64_t v_extent = stored_extent(e.v_format, e.head_dim_v);
   const std::int64_t* k = a.k_cache.shape;
   if (!e.paged && k[0] != e.batch) {
     kCheck.value_error("k_cache must have a row for each request: batch is " + std::to_string(e.batch) + ", got " +
@@ -166,8 +171,8 @@ Extents check_shapes(const DecodeArgs& a) {
   } else {
     kCheck.shape(a.tree_mask, "tree_mask", "(batch, q_len)", {e.batch, e.q_len});
   }
-  check_scale_shape(a.k_scale, "k_scale", e.num_kv_heads);
-  check_scale_shape(a.v_scale, "v_scale", e.num_kv_heads);
+  check_scale_shape(kCheck, a.k_scale, "k_scale", e.num_kv_heads);
+  check_scale_shape(kCheck, a.v_scale, "v_scale", e.num_kv_heads);
   if (a.q.rank == 4) {
     kCheck.shape(a.out, "out", "(batch, q_len, num_q_heads, head_dim_v of v_cache)",
                  {e.batch, e.q_len, e.num_q_heads, e.head_dim_v});
@@ -187,76 +192,6 @@ Extents check_shapes(const DecodeArgs& a) {
   return e;
 }
 
-void check_dtypes(const DecodeArgs& a) {
-  kCheck.dtype(a.q, "q", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
-  kCheck.dtype(a.k_cache, "k_cache", {a.q.dtype, DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kUInt8});
-  kCheck.dtype(a.v_cache, "v_cache", {a.k_cache.dtype});
-  if (is_given(a.seqlens)) kCheck.dtype(a.seqlens, "seqlens", {DType::kInt32, DType::kInt64});
-  kCheck.dtype(a.block_table, "block_table", {DType::kInt32});
-  kCheck.dtype(a.token_table, "token_table", {DType::kInt32});
-  kCheck.dtype(a.request_index, "request_index", {DType::kInt32, DType::kInt64});
-  kCheck.dtype(a.kv_indptr, "kv_indptr", {DType::kInt32});
-  kCheck.dtype(a.kv_indices, "kv_indices", {DType::kInt32});
-  kCheck.dtype(a.kv_last_page_len, "kv_last_page_len", {DType::kInt32});
-  kCheck.dtype(a.cu_seqlens_q, "cu_seqlens_q", {DType::kInt32});
-  kCheck.dtype(a.alibi_slopes, "alibi_slopes", {DType::kFloat32});
-  kCheck.dtype(a.sinks, "sinks", {DType::kFloat32});
-  kCheck.dtype(a.tree_mask, "tree_mask", {DType::kUInt32});
-  kCheck.dtype(a.k_scale, "k_scale", {DType::kFloat32});
-  kCheck.dtype(a.v_scale, "v_scale", {DType::kFloat32});
-  kCheck.dtype(a.out, "out", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
-  kCheck.dtype(a.lse, "lse", {DType::kFloat32});
-  kCheck.dtype(a.workspace, "workspace", {DType::kUInt8});
-}
-
-std::array<Argument, 19> arguments_of(const DecodeArgs& args) {
-  const auto& [q, k_cache, v_cache, seqlens, block_table, token_table, request_index, kv_indptr, kv_indices,
-               kv_last_page_len, kv_layout, cu_seqlens_q, max_q_len, softmax_scale, window_left, window_right, softcap,
-               alibi_slopes, sinks, tree_mask, k_scale, v_scale, num_splits, out, lse, workspace] = args;
-  return {{{q, "q"},
-           {k_cache, "k_cache"},
-           {v_cache, "v_cache"},
-           {is_given(seqlens) ? &seqlens : nullptr, "seqlens"},
-           {block_table, "block_table"},
-           {token_table, "token_table"},
-           {request_index, "request_index"},
-           {kv_indptr, "kv_indptr"},
-           {kv_indices, "kv_indices"},
-           {kv_last_page_len, "kv_last_page_len"},
-           {cu_seqlens_q, "cu_seqlens_q"},
-           {alibi_slopes, "alibi_slopes"},
-           {sinks, "sinks"},
-           {tree_mask, "tree_mask"},
-           {k_scale, "k_scale"},
-           {v_scale, "v_scale"},
-           {out, "out", kWritten},
-           {lse, "lse", kWritten},
-           {workspace, "workspace", kWritten}}};
-}
-
-// cache_params() checks how caches lie, acquire_workspace() the workspace.
-void check_memory(const DecodeArgs& a) {
-  const auto arguments = arguments_of(a);
-  check_devices(kCheck, arguments);
-  check_inputs_readable(kCheck, arguments);
-  if (is_given(a.seqlens)) kCheck.contiguous(a.seqlens, "seqlens");
-  if (a.block_table) kCheck.inner_contiguous(*a.block_table, "block_table");
-  if (a.token_table) kCheck.inner_contiguous(*a.token_table, "token_table");
-  if (a.alibi_slopes) kCheck.inner_contiguous(*a.alibi_slopes, "alibi_slopes");
-  if (a.tree_mask) kCheck.inner_contiguous(*a.tree_mask, "tree_mask");
-  kCheck.array(a.request_index, "request_index");
-  kCheck.array(a.kv_indptr, "kv_indptr");
-  kCheck.array(a.kv_indices, "kv_indices");
-  kCheck.array(a.kv_last_page_len, "kv_last_page_len");
-  kCheck.array(a.cu_seqlens_q, "cu_seqlens_q");
-  kCheck.array(a.sinks, "sinks");
-  kCheck.array(a.k_scale, "k_scale");
-  kCheck.array(a.v_scale, "v_scale");
-  kCheck.writable(a.out, "out");
-  if (a.lse) kCheck.writable(*a.lse, "lse");
-  check_outputs_apart(kCheck, arguments);
-}
-
 void check_values(const DecodeArgs& a, const Extents& e) {
   check_score_numbers(kCheck, "softmax_scale", a.softmax_scale, a.softcap);
   if (a.window_left < -1 || a.window_right < -1) {
@@ -268,8 +203,7 @@ void check_values(const DecodeArgs& a, const Extents& e) {
                        std::to_string(a.num_splits));
   }
   if (a.k_scale && a.v_scale) {
-    const auto per_head = [](const TensorView& scale) { return scale.rank == 1 && scale.shape[0] != 1; };
-    if (e.num_kv_heads > 1 && per_head(*a.k_scale) != per_head(*a.v_scale)) {
+    if (e.num_kv_heads > 1 && is_per_head(*a.k_scale) != is_per_head(*a.v_scale)) {
       kCheck.value_error("k_scale and v_scale must both have one value or both one per kv head, got " +
                          shape_text(*a.k_scale) + " and " + shape_text(*a.v_scale));
     }
@@ -284,8 +218,8 @@ const T* data_of(const std::optional<TensorView>& view) {
 void fill_layout(const DecodeArgs& a, const Extents& e, DecodeProblem& problem) {
   DecodeParams& p = problem.params;
   IndexBounds& bounds = problem.bounds;
-  p.cache.k = cache_params(kCheck, a.k_cache, "k_cache", e.axes, e.head_dim);
-  p.cache.v = cache_params(kCheck, a.v_cache, "v_cache", e.axes, e.head_dim_v);
+  p.cache.k = cache_params(kCheck, a.k_cache, "k_cache", e.axes, e.k_format, e.head_dim);
+  p.cache.v = cache_params(kCheck, a.v_cache, "v_cache", e.axes, e.v_format, e.head_dim_v);
   p.cache.page_size = std::max<std::int64_t>(e.page_size, 1);
   p.cache.page_shift = std::has_single_bit(static_cast<std::uint64_t>(p.cache.page_size))
                            ? std::countr_zero(static_cast<std::uint64_t>(p.cache.page_size))
@@ -329,10 +263,8 @@ void fill_options(const DecodeArgs& a, DecodeParams& p) {
   if (a.tree_mask && a.tree_mask->rank == 2) p.tree_mask_stride = a.tree_mask->strides[0];
   p.k_scale = data_of<float>(a.k_scale);
   p.v_scale = data_of<float>(a.v_scale);
-  const auto per_head = [](const std::optional<TensorView>& scale) {
-    return scale && scale->rank == 1 && scale->shape[0] > 1;
-  };
-  p.scale_stride = per_head(a.k_scale) || per_head(a.v_scale) ? 1 : 0;
+  const bool per_head = (a.k_scale && is_per_head(*a.k_scale)) || (a.v_scale && is_per_head(*a.v_scale));
+  p.scale_stride = per_head ? 1 : 0;
 }
 
 void fill_tensors(const DecodeArgs& a, const Extents& e, DecodeProblem& problem) {
@@ -346,27 +278,17 @@ void fill_tensors(const DecodeArgs& a, const Extents& e, DecodeProblem& problem)
   p.max_q_len = static_cast<std::int32_t>(e.q_len);
 
   // Axes of q, out and lse: [seq] [token] head [dim]. A ragged tensor has tokens of all sequences on its first axis.
-  const int last = a.q.rank - 1;
-  const auto seq_stride = [&](const TensorView& view) { return e.ragged ? 0 : view.strides[0]; };
-  const auto token_stride = [&](const TensorView& view) {
-    return e.ragged ? view.strides[0] : a.q.rank == 4 ? view.strides[1] : 0;
+  const int head = a.q.rank - 2;
+  const auto rows = [&](const TensorView& view, std::int64_t stride_dim) -> StridedRows {
+    const std::int64_t* strides = view.strides;
+    return {view.data,     view.dtype, e.ragged ? 0 : strides[0], e.ragged ? strides[0] : head == 2 ? strides[1] : 0,
+            strides[head], stride_dim};
   };
-  p.q.data = a.q.data;
-  p.q.dtype = a.q.dtype;
-  p.q.stride_seq = seq_stride(a.q);
-  p.q.stride_token = token_stride(a.q);
-  p.q.stride_head = a.q.strides[last - 1];
-  p.q.stride_dim = a.q.strides[last];
+  p.q = rows(a.q, a.q.strides[head + 1]);
+  p.out = rows(a.out, a.out.strides[head + 1]);
+  if (a.lse) p.lse = rows(*a.lse, 0);
   p.cu_seqlens_q = data_of<std::int32_t>(a.cu_seqlens_q);
   problem.bounds.total_q = e.ragged ? a.q.shape[0] : e.batch * e.q_len;
-  p.out = {a.out.data,         a.out.dtype, seq_stride(a.out), token_stride(a.out), a.out.strides[last - 1],
-           a.out.strides[last]};
-  if (a.lse) {
-    p.lse = static_cast<float*>(a.lse->data);
-    p.lse_stride_seq = seq_stride(*a.lse);
-    p.lse_stride_token = token_stride(*a.lse);
-    p.lse_stride_head = a.lse->strides[last - 1];
-  }
 }
 
 }  // namespace
@@ -400,18 +322,21 @@ void fill_scores(DecodeParams& params, std::optional<double> softmax_scale, doub
   }
 }
 
-DecodeProblem validate_flash_decode(const DecodeArgs& args) {
+namespace {
+
+DecodeProblem validate(const DecodeArgs& args, Outputs outputs) {
   check_presence(args);
-  check_ranks(args);
+  const ArgumentTable<19> table = table_of(args);
+  check_ranks(kCheck, table);
   const Extents extents = check_shapes(args);
-  check_dtypes(args);
-  check_memory(args);
+  check_tensors(kCheck, table, outputs);
   check_values(args, extents);
 
   DecodeProblem problem;
   problem.function = kCheck.function();
   problem.q = args.q;
-  problem.kv = *kv_format(args.k_cache.dtype);
+  problem.k_format = extents.k_format;
+  problem.v_format = extents.v_format;
   problem.num_splits = args.num_splits;
   problem.workspace = args.workspace;
   problem.empty = !has_elements(args.out) && (!args.lse || !has_elements(*args.lse));
@@ -421,6 +346,28 @@ DecodeProblem validate_flash_decode(const DecodeArgs& args) {
   fill_layout(args, extents, problem);
   fill_options(args, problem.params);
   return problem;
+}
+
+// `out` as a call makes it, without memory; as it is where q or v_cache has no axes to take its shape from.
+TensorView output_like(const DecodeArgs& a) {
+  TensorView out;
+  if (a.q.rank < 1 || a.v_cache.rank < 1) return out;
+  out = a.q;
+  out.data = nullptr;
+  const KvFormat v_format = cache_format(kCheck, a.v_cache, "v_cache", a.v_format, "v_format");
+  out.shape[out.rank - 1] = stored_head_dim(v_format, a.v_cache.shape[a.v_cache.rank - 1]);
+  return out;
+}
+
+}  // namespace
+
+DecodeProblem validate_flash_decode(const DecodeArgs& args) { return validate(args, Outputs::kWritten); }
+
+DecodeProblem validate_decode_size(const DecodeArgs& args) {
+  if (is_given(args.out)) return validate(args, Outputs::kSizedOnly);
+  DecodeArgs with_out = args;
+  with_out.out = output_like(args);
+  return validate(with_out, Outputs::kSizedOnly);
 }
 
 }  // namespace flashport

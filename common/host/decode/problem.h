@@ -29,7 +29,7 @@ struct DecodeProblem {
   const char* function;
   TensorView q;           // whose device the call runs on
   DecodeParams params{};  // all but row_tiles, chunks and workspace; max_len is what the layout can hold
-  KvFormat kv;
+  KvFormat k_format, v_format;
   bool empty = false;  // no output has elements: nothing to run
   IndexBounds bounds;
 
@@ -42,6 +42,8 @@ struct DecodeProblem {
 };
 
 [[nodiscard]] DecodeProblem validate_flash_decode(const DecodeArgs& args);
+// The same of a call that will not be made: its output need not be there, and what it would write is not looked at.
+[[nodiscard]] DecodeProblem validate_decode_size(const DecodeArgs& args);
 [[nodiscard]] DecodeProblem validate_decode_stage1(const DecodeStage1Args& args);
 
 // Parts that both validations share. Numbers are refused that kernels, which take them in fp32, would find infinite, or

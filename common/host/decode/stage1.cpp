@@ -1,6 +1,5 @@
 // Validation of flash_decode_stage1. Messages spell the arguments as LightLLM does.
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <string>
 
@@ -14,15 +13,24 @@ namespace {
 
 constexpr Check kCheck("flash_decode_stage1");
 
-void check_ranks(const DecodeStage1Args& a) {
-  kCheck.rank(a.q, "q", 3, "(batch, num_q_heads, head_dim)");
-  kCheck.rank(a.k, "k", 3, "(slots, num_kv_heads, head_dim)");
-  kCheck.rank(a.v, "v", 3, "(slots, num_kv_heads, head_dim)");
-  kCheck.rank(a.req_to_tokens, "Req_to_tokens", 2, "(max_requests, max_len)");
-  kCheck.rank(a.b_req_idx, "B_req_idx", 1, "(batch)");
-  kCheck.rank(a.b_seqlen, "B_Seqlen", 1, "(batch)");
-  kCheck.rank(a.mid_out, "mid_out", 4, "(batch, num_q_heads, blocks, head_dim)");
-  kCheck.rank(a.mid_out_logsumexp, "mid_out_logsumexp", 3, "(batch, num_q_heads, blocks)");
+ArgumentTable<8> table_of(const DecodeStage1Args& args) {
+  const auto& [q, k, v, req_to_tokens, b_req_idx, b_seqlen, max_len_in_batch, mid_out, mid_out_logsumexp, block_seq,
+               softmax_scale, k_format, v_format] = args;
+  constexpr DTypes kFloat = {DType::kFloat32}, kInts = {DType::kInt32, DType::kInt64};
+  using enum Strides;
+  ArgumentTable<8> table;
+  table.add(q, "q", kRead, {DType::kFloat16, DType::kBFloat16, DType::kFloat32}, kAny,
+            {3, "(batch, num_q_heads, head_dim)"});
+  // cache_params() checks how caches lie.
+  const DTypes kv_types = {q.dtype, DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kUInt8};
+  table.add(k, "k", kRead, kv_types, kAny, {3, "(slots, num_kv_heads, head_dim)"});
+  table.add(v, "v", kRead, kv_types, kAny, {3, "(slots, num_kv_heads, head_dim)"});
+  table.add(req_to_tokens, "Req_to_tokens", kRead, {DType::kInt32}, kUnitInner, {2, "(max_requests, max_len)"});
+  table.add(b_req_idx, "B_req_idx", kRead, kInts, kContiguous, {1, "(batch)"});
+  table.add(b_seqlen, "B_Seqlen", kRead, kInts, kContiguous, {1, "(batch)"});
+  table.add(mid_out, "mid_out", kWritten, kFloat, kAny, {4, "(batch, num_q_heads, blocks, head_dim)"});
+  table.add(mid_out_logsumexp, "mid_out_logsumexp", kWritten, kFloat, kAny, {3, "(batch, num_q_heads, blocks)"});
+  return table;
 }
 
 // Blocks of the longest request that the call may have.
@@ -30,18 +38,28 @@ std::int64_t blocks_of(const DecodeStage1Args& a) {
   return a.max_len_in_batch == 0 ? 0 : (a.max_len_in_batch - 1) / a.block_seq + 1;
 }
 
-void check_shapes(const DecodeStage1Args& a) {
+struct Formats {
+  KvFormat k, v;
+};
+
+// The extents of a cache's rows follow from its format, which must be known before shapes are compared.
+Formats check_shapes(const DecodeStage1Args& a) {
+  const Formats formats{cache_format(kCheck, a.k, "k", a.k_format, "k_format"),
+                        cache_format(kCheck, a.v, "v", a.v_format, "v_format")};
   const std::int64_t batch = a.q.shape[0];
   const std::int64_t num_q_heads = a.q.shape[1];
   const std::int64_t head_dim = a.q.shape[2];
   const std::int64_t num_kv_heads = a.k.shape[1];
   const std::int64_t blocks = a.mid_out.shape[2];
-  if (a.k.dtype == DType::kUInt8 && head_dim % 32 != 0) {
-    kCheck.not_supported("q8_0 needs a head_dim that is a multiple of 32, got " + std::to_string(head_dim));
+  for (const KvFormat format : {formats.k, formats.v}) {
+    if (const std::string problem = block_problem(format, "head_dim", head_dim); !problem.empty()) {
+      kCheck.not_supported(problem);
+    }
   }
-  const std::int64_t stored = stored_extent(a.k.dtype, head_dim);
-  kCheck.shape(a.k, "k", "(slots, num_kv_heads, head_dim)", {kAnyExtent, kAnyExtent, stored});
-  kCheck.shape(a.v, "v", "(slots, num_kv_heads, head_dim)", {a.k.shape[0], num_kv_heads, stored});
+  kCheck.shape(a.k, "k", "(slots, num_kv_heads, head_dim)",
+               {kAnyExtent, kAnyExtent, stored_extent(formats.k, head_dim)});
+  kCheck.shape(a.v, "v", "(slots, num_kv_heads, head_dim)",
+               {a.k.shape[0], num_kv_heads, stored_extent(formats.v, head_dim)});
   if (num_q_heads > 0 && (num_kv_heads == 0 || num_q_heads % num_kv_heads != 0)) {
     kCheck.value_error("num_q_heads must be a multiple of num_kv_heads, got q " + shape_text(a.q) + " and k " +
                        shape_text(a.k));
@@ -66,57 +84,23 @@ void check_shapes(const DecodeStage1Args& a) {
       kCheck.value_error("mid_out must have extents below 2^31, got " + shape_text(a.mid_out));
     }
   }
-}
-
-void check_dtypes(const DecodeStage1Args& a) {
-  kCheck.dtype(a.q, "q", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
-  kCheck.dtype(a.k, "k", {a.q.dtype, DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kUInt8});
-  kCheck.dtype(a.v, "v", {a.k.dtype});
-  kCheck.dtype(a.req_to_tokens, "Req_to_tokens", {DType::kInt32});
-  kCheck.dtype(a.b_req_idx, "B_req_idx", {DType::kInt32, DType::kInt64});
-  kCheck.dtype(a.b_seqlen, "B_Seqlen", {DType::kInt32, DType::kInt64});
-  kCheck.dtype(a.mid_out, "mid_out", {DType::kFloat32});
-  kCheck.dtype(a.mid_out_logsumexp, "mid_out_logsumexp", {DType::kFloat32});
-}
-
-std::array<Argument, 8> arguments_of(const DecodeStage1Args& args) {
-  const auto& [q, k, v, req_to_tokens, b_req_idx, b_seqlen, max_len_in_batch, mid_out, mid_out_logsumexp, block_seq,
-               softmax_scale] = args;
-  return {{{q, "q"},
-           {k, "k"},
-           {v, "v"},
-           {req_to_tokens, "Req_to_tokens"},
-           {b_req_idx, "B_req_idx"},
-           {b_seqlen, "B_Seqlen"},
-           {mid_out, "mid_out", kWritten},
-           {mid_out_logsumexp, "mid_out_logsumexp", kWritten}}};
-}
-
-void check_memory(const DecodeStage1Args& a) {
-  const auto arguments = arguments_of(a);
-  check_devices(kCheck, arguments);
-  check_inputs_readable(kCheck, arguments);
-  kCheck.inner_contiguous(a.req_to_tokens, "Req_to_tokens");
-  kCheck.contiguous(a.b_req_idx, "B_req_idx");
-  kCheck.contiguous(a.b_seqlen, "B_Seqlen");
-  kCheck.writable(a.mid_out, "mid_out");
-  kCheck.writable(a.mid_out_logsumexp, "mid_out_logsumexp");
-  check_outputs_apart(kCheck, arguments);
+  return formats;
 }
 
 }  // namespace
 
 DecodeProblem validate_decode_stage1(const DecodeStage1Args& a) {
-  check_ranks(a);
-  check_shapes(a);
-  check_dtypes(a);
-  check_memory(a);
+  const ArgumentTable<8> table = table_of(a);
+  check_ranks(kCheck, table);
+  const Formats formats = check_shapes(a);
+  check_tensors(kCheck, table);
   check_score_numbers(kCheck, "sm_scale", a.softmax_scale, 0.0);
 
   DecodeProblem problem;
   problem.function = kCheck.function();
   problem.q = a.q;
-  problem.kv = *kv_format(a.k.dtype);
+  problem.k_format = formats.k;
+  problem.v_format = formats.v;
   DecodeParams& p = problem.params;
   p.batch = static_cast<std::int32_t>(a.q.shape[0]);
   p.num_q_heads = static_cast<std::int32_t>(a.q.shape[1]);
@@ -127,15 +111,11 @@ DecodeProblem validate_decode_stage1(const DecodeStage1Args& a) {
   p.head_dim_qk = static_cast<std::int32_t>(a.q.shape[2]);
   p.head_dim_v = p.head_dim_qk;
   p.max_q_len = 1;
-  p.q.data = a.q.data;
-  p.q.dtype = a.q.dtype;
-  p.q.stride_seq = a.q.strides[0];
-  p.q.stride_head = a.q.strides[1];
-  p.q.stride_dim = a.q.strides[2];
+  p.q = {a.q.data, a.q.dtype, a.q.strides[0], 0, a.q.strides[1], a.q.strides[2]};
 
   const CacheAxes axes = cache_axes(3, KvLayout::kNHD);
-  p.cache.k = cache_params(kCheck, a.k, "k", axes, p.head_dim_qk);
-  p.cache.v = cache_params(kCheck, a.v, "v", axes, p.head_dim_v);
+  p.cache.k = cache_params(kCheck, a.k, "k", axes, formats.k, p.head_dim_qk);
+  p.cache.v = cache_params(kCheck, a.v, "v", axes, formats.v, p.head_dim_v);
   p.cache.page_size = 1;
   p.cache.page_shift = 0;
   p.cache.seqlens = index_array(a.b_seqlen);
@@ -155,10 +135,9 @@ DecodeProblem validate_decode_stage1(const DecodeStage1Args& a) {
   p.window_right = -1;
   p.out = {a.mid_out.data, DType::kFloat32, a.mid_out.strides[0], 0, a.mid_out.strides[1], a.mid_out.strides[3]};
   p.out_stride_chunk = a.mid_out.strides[2];
-  p.lse = static_cast<float*>(a.mid_out_logsumexp.data);
-  p.lse_stride_seq = a.mid_out_logsumexp.strides[0];
-  p.lse_stride_head = a.mid_out_logsumexp.strides[1];
-  p.lse_stride_chunk = a.mid_out_logsumexp.strides[2];
+  const std::int64_t* lse = a.mid_out_logsumexp.strides;
+  p.lse = {a.mid_out_logsumexp.data, DType::kFloat32, lse[0], 0, lse[1], 0};
+  p.lse_stride_chunk = lse[2];
   problem.chunk_keys = a.block_seq;
   problem.fixed_chunks = blocks_of(a);
   return problem;

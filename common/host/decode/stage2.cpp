@@ -1,5 +1,4 @@
 // flash_decode_stage2: validate -> params -> one block per output row. Messages spell the arguments as LightLLM does.
-#include <array>
 #include <limits>
 #include <string>
 
@@ -10,27 +9,30 @@
 #include "common/host/check.h"
 #include "common/host/contents.h"
 #include "common/host/devices.h"
+#include "common/host/query.h"
 
 namespace flashport {
 namespace {
 
 constexpr Check kCheck("flash_decode_stage2");
+constexpr DTypes kOutTypes = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
 
-std::array<Argument, 5> arguments_of(const DecodeStage2Args& args) {
+ArgumentTable<5> table_of(const DecodeStage2Args& args) {
   const auto& [mid_out, mid_out_logexpsum, b_seqlen, out, lse, block_seq] = args;
-  return {{{mid_out, "mid_out"},
-           {mid_out_logexpsum, "mid_out_logexpsum"},
-           {b_seqlen, "B_Seqlen"},
-           {out, "Out", kWritten},
-           {lse, "lse", kWritten}}};
+  constexpr DTypes kFloat = {DType::kFloat32};
+  using enum Strides;
+  ArgumentTable<5> table;
+  table.add(mid_out, "mid_out", kRead, kFloat, kAny, {4, "(batch, num_q_heads, blocks, head_dim)"});
+  table.add(mid_out_logexpsum, "mid_out_logexpsum", kRead, kFloat, kAny, {3, "(batch, num_q_heads, blocks)"});
+  table.add(b_seqlen, "B_Seqlen", kRead, {DType::kInt32, DType::kInt64}, kContiguous, {1, "(batch)"});
+  table.add(out, "Out", kWritten, kOutTypes, kAny, {3, "(batch, num_q_heads, head_dim)"});
+  table.add(lse, "lse", kWritten, kFloat, kAny, {2, "(batch, num_q_heads)"});
+  return table;
 }
 
 void validate(const DecodeStage2Args& a) {
-  kCheck.rank(a.mid_out, "mid_out", 4, "(batch, num_q_heads, blocks, head_dim)");
-  kCheck.rank(a.mid_out_logexpsum, "mid_out_logexpsum", 3, "(batch, num_q_heads, blocks)");
-  kCheck.rank(a.b_seqlen, "B_Seqlen", 1, "(batch)");
-  kCheck.rank(a.out, "Out", 3, "(batch, num_q_heads, head_dim)");
-  kCheck.rank(a.lse, "lse", 2, "(batch, num_q_heads)");
+  const ArgumentTable<5> table = table_of(a);
+  check_ranks(kCheck, table);
 
   const std::int64_t* mid = a.mid_out.shape;
   kCheck.shape(a.mid_out_logexpsum, "mid_out_logexpsum", "(batch, num_q_heads, blocks)", {mid[0], mid[1], mid[2]});
@@ -44,19 +46,7 @@ void validate(const DecodeStage2Args& a) {
     }
   }
 
-  kCheck.dtype(a.mid_out, "mid_out", {DType::kFloat32});
-  kCheck.dtype(a.mid_out_logexpsum, "mid_out_logexpsum", {DType::kFloat32});
-  kCheck.dtype(a.b_seqlen, "B_Seqlen", {DType::kInt32, DType::kInt64});
-  kCheck.dtype(a.out, "Out", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
-  kCheck.dtype(a.lse, "lse", {DType::kFloat32});
-
-  const auto arguments = arguments_of(a);
-  check_devices(kCheck, arguments);
-  check_inputs_readable(kCheck, arguments);
-  kCheck.contiguous(a.b_seqlen, "B_Seqlen");
-  kCheck.writable(a.out, "Out");
-  if (a.lse) kCheck.writable(*a.lse, "lse");
-  check_outputs_apart(kCheck, arguments);
+  check_tensors(kCheck, table);
 }
 
 Stage2Params stage2_params(const DecodeStage2Args& a) {
@@ -66,27 +56,34 @@ Stage2Params stage2_params(const DecodeStage2Args& a) {
   p.max_chunks = static_cast<std::int32_t>(a.mid_out.shape[2]);
   p.head_dim = static_cast<std::int32_t>(a.mid_out.shape[3]);
   p.tokens = 1;
-  p.mid = static_cast<const float*>(a.mid_out.data);
-  p.mid_stride_seq = a.mid_out.strides[0];
-  p.mid_stride_head = a.mid_out.strides[1];
-  p.mid_stride_chunk = a.mid_out.strides[2];
-  p.mid_stride_dim = a.mid_out.strides[3];
-  p.mid_lse = static_cast<const float*>(a.mid_out_logexpsum.data);
-  p.mid_lse_stride_seq = a.mid_out_logexpsum.strides[0];
-  p.mid_lse_stride_head = a.mid_out_logexpsum.strides[1];
-  p.mid_lse_stride_chunk = a.mid_out_logexpsum.strides[2];
+  const std::int64_t *mid = a.mid_out.strides, *mid_lse = a.mid_out_logexpsum.strides;
+  p.mid = {a.mid_out.data, DType::kFloat32, mid[0], 0, mid[1], mid[3]};
+  p.mid_stride_chunk = mid[2];
+  p.mid_lse = {a.mid_out_logexpsum.data, DType::kFloat32, mid_lse[0], 0, mid_lse[1], 0};
+  p.mid_lse_stride_chunk = mid_lse[2];
   p.seqlens = index_array(a.b_seqlen);
   p.chunk_keys = a.block_seq;
   p.out = {a.out.data, a.out.dtype, a.out.strides[0], 0, a.out.strides[1], a.out.strides[2]};
-  if (a.lse) {
-    p.lse = static_cast<float*>(a.lse->data);
-    p.lse_stride_seq = a.lse->strides[0];
-    p.lse_stride_head = a.lse->strides[1];
-  }
+  if (a.lse) p.lse = {a.lse->data, DType::kFloat32, a.lse->strides[0], 0, a.lse->strides[1], 0};
   return p;
 }
 
+const KernelEntry* answer(const DecodeStage2Query& query, std::string& reason) {
+  reason = dtype_problem("Out", query.out_dtype, kOutTypes);
+  if (!reason.empty()) return nullptr;
+  const TargetView target = find_target(query.target, reason);
+  return reason.empty() ? find_plain_kernel(target, KernelTag::kDecodeStage2, reason) : nullptr;
+}
+
 }  // namespace
+
+Support supports(const DecodeStage2Query& query) {
+  return support_answer([&](std::string& reason) { return answer(query, reason); });
+}
+
+std::string which_kernel(const DecodeStage2Query& query) {
+  return kernel_answer([&](std::string& reason) { return answer(query, reason); });
+}
 
 void flash_decode_stage2(const DecodeStage2Args& args, Stream stream) {
   validate(args);

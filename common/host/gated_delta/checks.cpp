@@ -16,9 +16,7 @@ void check_head_dim(const Check& check, const char* name, std::int64_t dim) {
   if (const std::string problem = head_dim_problem(name, dim); !problem.empty()) check.not_supported(problem);
 }
 
-std::string at_text(const char* name, std::int64_t place) {
-  return std::string(name) + "[" + std::to_string(place) + "]";
-}
+std::string at_text(const char* name, std::int64_t i) { return std::string(name) + "[" + std::to_string(i) + "]"; }
 
 }  // namespace
 
@@ -57,24 +55,6 @@ void check_elements(const Check& check, const TensorView& view, const char* name
                     shape_text(view));
 }
 
-void check_state_pool(const Check& check, const TensorView& pool, const char* name, bool writes) {
-  if (writes) {
-    check.writable(pool, name);
-  } else {
-    check.readable(pool, name);
-  }
-  if (!has_elements(pool)) return;
-  std::int64_t step = 1;
-  for (int axis = pool.rank - 1; axis > 0; --axis) {
-    if (pool.shape[axis] != 1 && pool.strides[axis] != step) {
-      check.value_error(std::string(name) + " must be contiguous within a slot, got shape " + shape_text(pool) +
-                        " with strides " + tuple_text(pool.strides, pool.rank) +
-                        "; only its first axis may have another stride");
-    }
-    step *= pool.shape[axis];
-  }
-}
-
 StridedRows token_rows(const TensorView& view) {
   return {view.data, view.dtype, view.strides[0], view.strides[1], view.strides[2], 1};
 }
@@ -85,7 +65,7 @@ std::int32_t extent_of(const TensorView& view, int axis) {
 
 void check_slots(const Check& check, const HostIndices& indices, std::int64_t count, const char* name, const char* pool,
                  std::int64_t slots, bool written) {
-  std::vector<std::pair<std::int64_t, std::int64_t>> taken;  // slot, place
+  std::vector<std::pair<std::int64_t, std::int64_t>> taken;  // slot, sequence
   for (std::int64_t n = 0; n < count; ++n) {
     if (indices[n] >= slots) {
       check.value_error(at_text(name, n) + " = " + std::to_string(indices[n]) + " must be below " +

@@ -1,4 +1,5 @@
-// What the calls of the gated delta rule check alike: heads and dims, pools of states, and the contents of indices.
+// Checks that the calls of the gated delta rule have in common: heads and dims, pools of states, and the contents of
+// indices.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@ namespace flashport {
 // Head dims that kernels have, heads of v a multiple of those of q, and extents that 32 bits count. All ranks are 4.
 void check_heads(const Check& check, const TensorView& q, const TensorView& v);
 
-// Sequences of a call: rows of q, or with cu_seqlens as many as that delimits.
+// The number of sequences of a call: rows of q, or with cu_seqlens those that it delimits.
 [[nodiscard]] std::int64_t sequence_count(const Check& check, const TensorView& q,
                                           const std::optional<TensorView>& cu_seqlens);
 
@@ -24,16 +25,13 @@ void check_heads(const Check& check, const TensorView& q, const TensorView& v);
 void check_elements(const Check& check, const TensorView& view, const char* name, const char* product,
                     std::int64_t count);
 
-// A pool whose slots may lie apart, and nothing else.
-void check_state_pool(const Check& check, const TensorView& pool, const char* name, bool writes);
-
 // (batch, tokens, heads, dim)
 [[nodiscard]] StridedRows token_rows(const TensorView& view);
 
-// The extent of an axis, as params count; more than they can count no call reaches.
+// The extent of an axis as 32 bits; no call gets so far with more.
 [[nodiscard]] std::int32_t extent_of(const TensorView& view, int axis);
 
-// Slots below `slots`; of those that are written no two are the same.
+// Slots must be below `slots`, and no two slots that are written may be the same.
 void check_slots(const Check& check, const HostIndices& indices, std::int64_t count, const char* name, const char* pool,
                  std::int64_t slots, bool written);
 

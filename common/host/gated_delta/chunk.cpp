@@ -1,6 +1,6 @@
-// gated_delta_chunk: validate -> params -> workspace -> two launches, of what the chunks need each for itself and of
-// the chains over them, side by side where the chains leave room. Nothing follows from lengths: graphs may be replayed
-// with others.
+// gated_delta_chunk: validate -> params -> workspace -> two launches, the prepare kernel and the chains over the
+// chunks. The two run concurrently where the chains leave multiprocessors free. Nothing here depends on lengths, so
+// that a graph may be replayed with other lengths.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -22,22 +22,22 @@ constexpr std::int64_t kMaxBlocks = 1 << 20;
 
 // Parts of the workspace in bytes, in this order; each begins where 16 divides the address.
 struct Layout {
-  std::int64_t slots, matrices, factors, prepared;
+  std::int64_t chunks, matrices, factors, signals;
 
-  [[nodiscard]] std::int64_t bytes() const { return 2 * matrices + factors + prepared; }
+  [[nodiscard]] std::int64_t bytes() const { return 2 * matrices + factors + signals; }
 };
 
-// Slots are cut as common/device/gated_delta/sequence.h says.
+// common/device/gated_delta/sequence.h says how chunks are numbered.
 Layout layout_of(const GatedDeltaChunkParams& p, const KernelEntry& chain) {
   Layout layout{};
-  layout.slots = p.cu_seqlens.data != nullptr
-                     ? p.tokens / kChunkTokens + std::int64_t{p.batch}
-                     : std::int64_t{p.batch} * ((p.tokens + std::int64_t{kChunkTokens} - 1) / kChunkTokens);
-  const std::int64_t places = layout.slots * p.num_v_heads;
+  layout.chunks = p.cu_seqlens.data != nullptr
+                      ? p.tokens / kChunkTokens + std::int64_t{p.batch}
+                      : std::int64_t{p.batch} * ((p.tokens + std::int64_t{kChunkTokens} - 1) / kChunkTokens);
+  const std::int64_t head_chunks = layout.chunks * p.num_v_heads;
   const std::int64_t element_bytes = chain.shape.gated_delta_chunk.math == MathType::kFp32 ? 4 : 2;
-  layout.matrices = places * kChunkTokens * kChunkTokens * element_bytes;
-  layout.factors = places * static_cast<std::int64_t>(sizeof(ChunkFactors));
-  layout.prepared = places * static_cast<std::int64_t>(sizeof(unsigned));
+  layout.matrices = head_chunks * kChunkTokens * kChunkTokens * element_bytes;
+  layout.factors = head_chunks * static_cast<std::int64_t>(sizeof(ChunkFactors));
+  layout.signals = head_chunks * static_cast<std::int64_t>(sizeof(unsigned));
   return layout;
 }
 
@@ -45,25 +45,25 @@ void bind(const Layout& layout, void* data, GatedDeltaChunkParams& p) {
   auto* at = static_cast<char*>(data);
   auto* factors = at + 2 * layout.matrices;
   p.workspace = {at, at + layout.matrices, reinterpret_cast<ChunkFactors*>(factors),
-                 reinterpret_cast<unsigned*>(factors + layout.factors), layout.slots};
+                 reinterpret_cast<unsigned*>(factors + layout.factors), layout.chunks};
 }
 
-// Blocks of the chain's kernel, which strides over what is left: a limit of tests lets few of them take many chains.
+// Blocks of the chain's kernel, which strides over the chains: tests limit the blocks, so that each takes many chains.
 std::int64_t chain_blocks(const GatedDeltaChunkParams& p) {
   const std::int64_t slices = (p.head_dim_v + kChunkColumns - 1) / kChunkColumns;
   const int limit = multiprocessor_limit();
   return std::min(std::int64_t{p.batch} * p.num_v_heads * slices, limit > 0 ? limit : kMaxBlocks);
 }
 
-// Whether the chain runs beside the prepare kernel, on multiprocessors that this leaves: where it takes more than half
-// of them, one behind the other is faster.
-bool runs_beside(const KernelEntry& prepare, std::int64_t chains, int multiprocessors) {
-  return prepare.announces && 2 * chains <= multiprocessors;
+// Whether the chain runs concurrently with the prepare kernel, on multiprocessors that the prepare kernel leaves free.
+// Where the chain takes more than half of them, one kernel after the other is faster.
+bool runs_concurrently(const KernelEntry& prepare, std::int64_t chains, int multiprocessors) {
+  return prepare.signals && 2 * chains <= multiprocessors;
 }
 
-// Blocks of the prepare kernel: one for each multiprocessor that is its own, if it strides over its work.
+// Blocks of the prepare kernel: if it strides over its work, one for each multiprocessor that it has to itself.
 std::int64_t prepare_blocks(const KernelEntry& prepare, std::int64_t work, std::int64_t multiprocessors) {
-  return prepare.announces ? std::min(work, multiprocessors) * prepare.teams : work;
+  return prepare.signals ? std::min(work, multiprocessors) * prepare.teams : work;
 }
 
 ChunkKernels choose_kernels(const Check& check, const GatedDeltaChunkArgs& a, const DeviceContext& device) {
@@ -104,18 +104,18 @@ void gated_delta_chunk(const GatedDeltaChunkArgs& args, Stream stream) {
   const WorkspaceLease workspace =
       acquire_workspace(kCheck, device, stream, layout.bytes(), args.workspace, WorkspaceUse::kScratch);
   bind(layout, workspace.data(), p);
-  const std::int64_t chains = chain_blocks(p), work = p.tokens > 0 ? layout.slots * p.num_heads : 0;
+  const std::int64_t chains = chain_blocks(p), work = p.tokens > 0 ? layout.chunks * p.num_heads : 0;
   const int multiprocessors = device.multiprocessors();
-  const bool beside = work > 0 && runs_beside(*kernels.prepare, chains, multiprocessors);
-  if (!beside) p.workspace.prepared = nullptr;
-  const std::int64_t blocks = prepare_blocks(*kernels.prepare, work, multiprocessors - (beside ? chains : 0));
+  const bool concurrent = work > 0 && runs_concurrently(*kernels.prepare, chains, multiprocessors);
+  if (!concurrent) p.workspace.signals = nullptr;
+  const std::int64_t blocks = prepare_blocks(*kernels.prepare, work, multiprocessors - (concurrent ? chains : 0));
   device.launch(kCheck, stream, *kernels.prepare, LaunchGrid{blocks}, p);
   device.launch(kCheck, stream, *kernels.chain, LaunchGrid{chains}, p);
 }
 
 std::int64_t gated_delta_chunk_workspace_size(const GatedDeltaChunkArgs& args) {
   constexpr Check check("gated_delta_chunk_workspace_size");
-  const GatedDeltaChunkParams p = gated_delta_chunk_problem(check, args);
+  const GatedDeltaChunkParams p = gated_delta_chunk_size_problem(check, args);
   return layout_of(p, *choose_kernels(check, args, device_context(check, args.q, "q")).chain).bytes();
 }
 

@@ -1,6 +1,5 @@
 // Validation of gated_delta_chunk: ranks, shapes, numbers, types, devices, memory; then the params.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <string>
 
@@ -30,21 +29,30 @@ constexpr StateAxes kKvAxes = {"(slots, num_v_heads, head_dim_k, head_dim_v)",
 bool is_vk(const GatedDeltaChunkArgs& a) { return a.state_layout == StateLayout::kVK; }
 const StateAxes& axes_of(const GatedDeltaChunkArgs& a) { return is_vk(a) ? kVkAxes : kKvAxes; }
 
-void check_ranks(const Check& check, const GatedDeltaChunkArgs& a) {
-  check.rank(a.q, "q", 4, kKeyAxes);
-  check.rank(a.k, "k", 4, kKeyAxes);
-  check.rank(a.v, "v", 4, kValueAxes);
-  check.rank(a.g, "g", 3, kGateAxes);
-  check.rank(a.beta, "beta", 3, kGateAxes);
-  if (a.a_log && a.a_log->rank < 1) check.rank(a.a_log, "A_log", 1, "(num_v_heads)");
-  if (a.dt_bias && a.dt_bias->rank < 1) check.rank(a.dt_bias, "dt_bias", 1, "(num_v_heads)");
-  check.rank(a.state, "state", 4, axes_of(a).pool);
-  check.rank(a.state_indices, "state_indices", 1, "(sequences)");
-  check.rank(a.final_states, "final_states", 4, axes_of(a).finals);
-  check.rank(a.chunk_states, "chunk_states", 5, axes_of(a).chunks);
-  check.rank(a.cu_seqlens, "cu_seqlens", 1, "(sequences + 1)");
-  check.rank(a.workspace, "workspace", 1, "(bytes)");
-  check.rank(a.out, "out", 4, kValueAxes);
+ArgumentTable<14> table_of(const GatedDeltaChunkArgs& args) {
+  const auto& [q, k, v, g, beta, a_log, dt_bias, beta_sigmoid, allow_neg_eigval, state, state_indices, state_layout,
+               update_state, final_states, chunk_states, cu_seqlens, scale, use_qk_l2norm, head_map, workspace, out] =
+      args;
+  const StateAxes& states = axes_of(args);
+  constexpr DTypes kGateTypes = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+  constexpr DTypes kInts = {DType::kInt32, DType::kInt64};
+  using enum Strides;
+  ArgumentTable<14> table;
+  table.add(q, "q", kRead, kDeltaTypes, kUnitInner, {4, kKeyAxes});
+  table.add(k, "k", kRead, {q.dtype}, kUnitInner, {4, kKeyAxes});
+  table.add(v, "v", kRead, {q.dtype}, kUnitInner, {4, kValueAxes});
+  table.add(g, "g", kRead, kGateTypes, kAny, {3, kGateAxes});
+  table.add(beta, "beta", kRead, kGateTypes, kAny, {3, kGateAxes});
+  table.add(a_log, "A_log", kRead, kDeltaTypes, kContiguous, {1, "(num_v_heads)", Rank::kAtLeast});
+  table.add(dt_bias, "dt_bias", kRead, kGateTypes, kContiguous, {1, "(num_v_heads)", Rank::kAtLeast});
+  table.add(state, "state", update_state ? kWritten : kRead, kStateTypes, kSlots, {4, states.pool});
+  table.add(state_indices, "state_indices", kRead, kInts, kContiguous, {1, "(sequences)"});
+  table.add(final_states, "final_states", kWritten, kStateTypes, kSlots, {4, states.finals});
+  table.add(chunk_states, "chunk_states", kWritten, {q.dtype}, kSlots, {5, states.chunks});
+  table.add(cu_seqlens, "cu_seqlens", kRead, kInts, kContiguous, {1, "(sequences + 1)"});
+  table.add(workspace, "workspace", kWritten, {DType::kUInt8}, kAny, {1, "(bytes)"});
+  table.add(out, "out", kWritten, {q.dtype}, kUnitInner, {4, kValueAxes});
+  return table;
 }
 
 // Returns the number of sequences.
@@ -71,7 +79,7 @@ std::int64_t check_shapes(const Check& check, const GatedDeltaChunkArgs& a) {
   return sequences;
 }
 
-// What is given only together, and numbers.
+// Arguments that must be passed together, and numbers.
 void check_combinations(const Check& check, const GatedDeltaChunkArgs& a, std::int64_t sequences) {
   if (a.state_indices && !a.state) check.value_error("state_indices needs state; pass the pool, or neither");
   if (a.state && !a.state_indices && a.state->shape[0] < sequences) {
@@ -85,76 +93,16 @@ void check_combinations(const Check& check, const GatedDeltaChunkArgs& a, std::i
   if (a.scale) check.positive(*a.scale, "scale");
 }
 
-using Arguments = std::array<Argument, 14>;
-
-Arguments arguments_of(const GatedDeltaChunkArgs& args) {
-  const auto& [q, k, v, g, beta, a_log, dt_bias, beta_sigmoid, allow_neg_eigval, state, state_indices, state_layout,
-               update_state, final_states, chunk_states, cu_seqlens, scale, use_qk_l2norm, head_map, workspace, out] =
-      args;
-  return {{{q, "q"},
-           {k, "k"},
-           {v, "v"},
-           {g, "g"},
-           {beta, "beta"},
-           {a_log, "A_log"},
-           {dt_bias, "dt_bias"},
-           {state, "state", update_state},
-           {state_indices, "state_indices"},
-           {final_states, "final_states", kWritten},
-           {chunk_states, "chunk_states", kWritten},
-           {cu_seqlens, "cu_seqlens"},
-           {workspace, "workspace", kWritten},
-           {out, "out", kWritten}}};
-}
-
-void check_types_and_devices(const Check& check, const GatedDeltaChunkArgs& a, const Arguments& arguments) {
-  check.dtype(a.q, "q", kDeltaTypes);
-  check.dtype(a.k, "k", {a.q.dtype});
-  check.dtype(a.v, "v", {a.q.dtype});
-  check.dtype(a.g, "g", {DType::kFloat32, DType::kFloat16, DType::kBFloat16});
-  check.dtype(a.beta, "beta", {DType::kFloat32, DType::kFloat16, DType::kBFloat16});
-  check.dtype(a.a_log, "A_log", kDeltaTypes);
-  check.dtype(a.dt_bias, "dt_bias", {DType::kFloat32, DType::kFloat16, DType::kBFloat16});
-  check.dtype(a.state, "state", kStateTypes);
-  check.dtype(a.state_indices, "state_indices", {DType::kInt32, DType::kInt64});
-  check.dtype(a.final_states, "final_states", kStateTypes);
-  check.dtype(a.chunk_states, "chunk_states", {a.q.dtype});
-  check.dtype(a.cu_seqlens, "cu_seqlens", {DType::kInt32, DType::kInt64});
-  check.dtype(a.workspace, "workspace", {DType::kUInt8});
-  check.dtype(a.out, "out", {a.q.dtype});
-  check_devices(check, arguments);
-}
-
-void check_memory(const Check& check, const GatedDeltaChunkArgs& a, const Arguments& arguments) {
-  check_inputs_readable(check, arguments);
-  check.inner_contiguous(a.q, "q");
-  check.inner_contiguous(a.k, "k");
-  check.inner_contiguous(a.v, "v");
-  check.array(a.a_log, "A_log");
-  check.array(a.dt_bias, "dt_bias");
-  check.array(a.state_indices, "state_indices");
-  check.array(a.cu_seqlens, "cu_seqlens");
-  check.writable(a.out, "out");
-  check.inner_contiguous(a.out, "out");
-  if (a.state) check_state_pool(check, *a.state, "state", a.update_state);
-  if (a.final_states) check_state_pool(check, *a.final_states, "final_states", true);
-  if (a.chunk_states) check_state_pool(check, *a.chunk_states, "chunk_states", true);
-  check_outputs_apart(check, arguments);
-}
-
 StridedRows gate_rows(const TensorView& view) {
   return {view.data, view.dtype, view.strides[0], view.strides[1], view.strides[2], 0};
 }
 
-}  // namespace
-
-GatedDeltaChunkParams gated_delta_chunk_problem(const Check& check, const GatedDeltaChunkArgs& a) {
-  check_ranks(check, a);
+GatedDeltaChunkParams problem_of(const Check& check, const GatedDeltaChunkArgs& a, Outputs outputs) {
+  const ArgumentTable<14> table = table_of(a);
+  check_ranks(check, table);
   const std::int64_t sequences = check_shapes(check, a);
   check_combinations(check, a, sequences);
-  const Arguments arguments = arguments_of(a);
-  check_types_and_devices(check, a, arguments);
-  check_memory(check, a, arguments);
+  check_tensors(check, table, outputs);
 
   GatedDeltaChunkParams p{};
   p.batch = static_cast<std::int32_t>(sequences);
@@ -197,6 +145,20 @@ GatedDeltaChunkParams gated_delta_chunk_problem(const Check& check, const GatedD
   }
   p.scale = static_cast<float>(a.scale ? *a.scale : 1.0 / std::sqrt(static_cast<double>(a.q.shape[3])));
   return p;
+}
+
+}  // namespace
+
+GatedDeltaChunkParams gated_delta_chunk_problem(const Check& check, const GatedDeltaChunkArgs& a) {
+  return problem_of(check, a, Outputs::kWritten);
+}
+
+GatedDeltaChunkParams gated_delta_chunk_size_problem(const Check& check, const GatedDeltaChunkArgs& a) {
+  if (a.out.rank != 0 || a.out.data != nullptr) return problem_of(check, a, Outputs::kSizedOnly);
+  GatedDeltaChunkArgs with_out = a;
+  with_out.out = a.v;
+  with_out.out.data = nullptr;
+  return problem_of(check, with_out, Outputs::kSizedOnly);
 }
 
 }  // namespace flashport

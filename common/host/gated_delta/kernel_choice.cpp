@@ -4,13 +4,14 @@
 
 #include "common/host/check.h"
 #include "common/host/last_choice.h"
+#include "common/host/query.h"
 
 namespace flashport {
 namespace {
 
 constexpr std::int64_t kLeastHeadDim = 16, kHeadDimStep = 8;
 
-// What the request asks of no target; empty if nothing.
+// Why no target serves the request; empty if some may.
 std::string limit_reason(const GatedDeltaRequest& r) {
   if (std::string problem = dtype_problem("q", r.q, kDeltaTypes); !problem.empty()) return problem;
   if (std::string problem = dtype_problem("state", r.state, kStateTypes); !problem.empty()) return problem;
@@ -42,14 +43,19 @@ MathType chunk_math(const TargetView& target, DType q) {
   return q == DType::kFloat16 ? MathType::kFp16 : MathType::kBf16;
 }
 
+template <class Query>
+GatedDeltaRequest request_of(const Query& query) {
+  return {query.q_dtype, query.state_dtype, query.head_dim_k, query.head_dim_v, query.state_layout, query.gate};
+}
+
 // Null, and the reason, where the query cannot be served.
 const KernelEntry* answer(const GatedDeltaQuery& query, std::string& reason) {
   const TargetView target = find_target(query.target, reason);
-  if (!reason.empty()) return nullptr;
-  const GatedDeltaRequest request{query.q_dtype,    query.state_dtype,  query.head_dim_k,
-                                  query.head_dim_v, query.state_layout, query.gate};
-  if (query.operation == GatedDeltaOperation::kUpdate) return choose_gated_delta_update(target, request, reason);
-  return choose_gated_delta_chunk(target, request, reason).chain;
+  return reason.empty() ? choose_gated_delta_update(target, request_of(query), reason) : nullptr;
+}
+const KernelEntry* answer(const GatedDeltaChunkQuery& query, std::string& reason) {
+  const TargetView target = find_target(query.target, reason);
+  return reason.empty() ? choose_gated_delta_chunk(target, request_of(query), reason).chain : nullptr;
 }
 
 }  // namespace
@@ -67,7 +73,7 @@ const KernelEntry* choose_gated_delta_update(const TargetView& target, const Gat
   reason = limit_reason(request);
   if (!reason.empty()) return nullptr;
   const int key_major = request.layout == StateLayout::kKV ? 1 : 0;
-  // Kernels of any gates take pools of more than one type; they alone have fp16.
+  // Kernels of any gates take pools of more than one type; no other kernels take fp16 pools.
   const bool is_half = request.state == DType::kFloat16;
   const GateForm gate = is_half ? GateForm::kAny : request.gate;
   const DType state = gate == GateForm::kAny && !is_half ? DType::kFloat32 : request.state;
@@ -113,17 +119,20 @@ ChunkKernels choose_gated_delta_chunk(const TargetView& target, const GatedDelta
   return prepare == nullptr ? ChunkKernels{} : ChunkKernels{prepare, chain};
 }
 
-Support supports_gated_delta(const GatedDeltaQuery& query) {
-  Support support;
-  support.supported = answer(query, support.reason) != nullptr;
-  return support;
+Support supports(const GatedDeltaQuery& query) {
+  return support_answer([&](std::string& reason) { return answer(query, reason); });
 }
 
-std::string which_gated_delta_kernel(const GatedDeltaQuery& query) {
-  std::string reason;
-  const KernelEntry* kernel = answer(query, reason);
-  if (kernel == nullptr) throw NotSupportedError("which_gated_delta_kernel: " + reason);
-  return kernel->key;
+std::string which_kernel(const GatedDeltaQuery& query) {
+  return kernel_answer([&](std::string& reason) { return answer(query, reason); });
+}
+
+Support supports(const GatedDeltaChunkQuery& query) {
+  return support_answer([&](std::string& reason) { return answer(query, reason); });
+}
+
+std::string which_kernel(const GatedDeltaChunkQuery& query) {
+  return kernel_answer([&](std::string& reason) { return answer(query, reason); });
 }
 
 }  // namespace flashport

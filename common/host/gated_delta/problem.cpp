@@ -1,7 +1,6 @@
 #include "common/host/gated_delta/problem.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <string>
 
@@ -29,65 +28,53 @@ constexpr char kColumnGates[] = "(batch, tokens, num_v_heads, head_dim_v)";
 
 bool is_vk(const GatedDeltaUpdateArgs& a) { return a.state_layout == StateLayout::kVK; }
 
-using Arguments = std::array<Argument, 19>;
+struct GateAxes {
+  Axes one, other;
+};
+// A number for each token and head, with an axis for the batch or without; with `columns` also one for each column.
+GateAxes head_gate_axes(const std::optional<TensorView>& view, bool columns) {
+  if (columns && view && view->rank == 4) return {{4, kColumnGates}, {}};
+  return {{3, "(batch, tokens, num_v_heads)"}, {2, "(batch * tokens, num_v_heads)"}};
+}
 
-Arguments arguments_of(const GatedDeltaUpdateArgs& args) {
+// `a`: a gate for each head or, with is_kda, for each key.
+GateAxes a_axes(const GatedDeltaUpdateArgs& args) {
+  if (!args.is_kda) return head_gate_axes(args.a, false);
+  if (args.a && args.a->rank == 4) return {{4, kKeyGates}, {}};
+  return {{3, "(batch, tokens, num_v_heads * head_dim_k)"}, {2, "(batch * tokens, num_v_heads * head_dim_k)"}};
+}
+
+ArgumentTable<19> table_of(const GatedDeltaUpdateArgs& args) {
   const auto& [q, k, v, a, b, a_log, dt_bias, g, gk, gv, beta, state, state_indices, state_layout, update_state,
                final_states, cu_seqlens, intermediate_states, intermediate_indices, parent_tokens, scale, softplus_beta,
                softplus_threshold, lower_bound, use_qk_l2norm, is_kda, allow_neg_eigval, zero_padding, head_map, out] =
       args;
-  return {{{q, "q"},
-           {k, "k"},
-           {v, "v"},
-           {a, "a"},
-           {b, "b"},
-           {g, "g"},
-           {gk, "gk"},
-           {gv, "gv"},
-           {beta, "beta"},
-           {a_log, "A_log"},
-           {dt_bias, "dt_bias"},
-           {state, "state", update_state},
-           {state_indices, "state_indices"},
-           {final_states, "final_states", kWritten},
-           {cu_seqlens, "cu_seqlens"},
-           {intermediate_states, "intermediate_states", kWritten},
-           {intermediate_indices, "intermediate_indices"},
-           {parent_tokens, "parent_tokens"},
-           {out, "out", kWritten}}};
-}
-
-// A number a head, and a token in either form, or if there may be (`columns`) one for each column.
-void check_head_gate_rank(const Check& check, const std::optional<TensorView>& view, const char* name, bool columns) {
-  if (!view || (columns && view->rank == 4)) return;
-  check.rank(*view, name, 3, "(batch, tokens, num_v_heads)", 2, "(batch * tokens, num_v_heads)");
-}
-
-void check_ranks(const Check& check, const GatedDeltaUpdateArgs& a) {
-  check.rank(a.q, "q", 4, "(batch, tokens, num_heads, head_dim_k)");
-  check.rank(a.k, "k", 4, "(batch, tokens, num_heads, head_dim_k)");
-  check.rank(a.v, "v", 4, "(batch, tokens, num_v_heads, head_dim_v)");
-  if (!a.is_kda) {
-    check_head_gate_rank(check, a.a, "a", false);
-  } else if (a.a && a.a->rank != 4) {
-    check.rank(*a.a, "a", 3, "(batch, tokens, num_v_heads * head_dim_k)", 2,
-               "(batch * tokens, num_v_heads * head_dim_k)");
-  }
-  check_head_gate_rank(check, a.b, "b", true);
-  check_head_gate_rank(check, a.g, "g", false);
-  check.rank(a.gk, "gk", 4, kKeyGates);
-  check.rank(a.gv, "gv", 4, kColumnGates);
-  check_head_gate_rank(check, a.beta, "beta", true);
-  if (a.a_log && a.a_log->rank < 1) check.rank(a.a_log, "A_log", 1, "(num_v_heads)");
-  if (a.dt_bias && a.dt_bias->rank < 1) check.rank(a.dt_bias, "dt_bias", 1, "(num_v_heads)");
-  check.rank(a.state, "state", 4, is_vk(a) ? kStateVk : kStateKv);
-  check.rank(a.state_indices, "state_indices", 1, "(sequences)");
-  check.rank(a.final_states, "final_states", 4, is_vk(a) ? kFinalVk : kFinalKv);
-  check.rank(a.cu_seqlens, "cu_seqlens", 1, "(sequences + 1)");
-  check.rank(a.intermediate_states, "intermediate_states", 5, is_vk(a) ? kStepsVk : kStepsKv);
-  check.rank(a.intermediate_indices, "intermediate_indices", 1, "(sequences)");
-  check.rank(a.parent_tokens, "parent_tokens", 2, "(sequences, steps)");
-  check.rank(a.out, "out", 4, "(batch, tokens, num_v_heads, head_dim_v)");
+  const bool vk = is_vk(args);
+  const GateAxes of_a = a_axes(args), of_b = head_gate_axes(b, true), of_beta = head_gate_axes(beta, true);
+  const GateAxes of_g = head_gate_axes(g, false);
+  constexpr DTypes kInts = {DType::kInt32, DType::kInt64};
+  using enum Strides;
+  ArgumentTable<19> table;
+  table.add(q, "q", kRead, kDeltaTypes, kUnitInner, {4, "(batch, tokens, num_heads, head_dim_k)"});
+  table.add(k, "k", kRead, {q.dtype}, kUnitInner, {4, "(batch, tokens, num_heads, head_dim_k)"});
+  table.add(v, "v", kRead, {q.dtype}, kUnitInner, {4, "(batch, tokens, num_v_heads, head_dim_v)"});
+  table.add(a, "a", kRead, kDeltaTypes, kAny, of_a.one, of_a.other);
+  table.add(b, "b", kRead, kDeltaTypes, kAny, of_b.one, of_b.other);
+  table.add(g, "g", kRead, kDeltaTypes, kAny, of_g.one, of_g.other);
+  table.add(gk, "gk", kRead, kDeltaTypes, kAny, {4, kKeyGates});
+  table.add(gv, "gv", kRead, kDeltaTypes, kAny, {4, kColumnGates});
+  table.add(beta, "beta", kRead, kDeltaTypes, kAny, of_beta.one, of_beta.other);
+  table.add(a_log, "A_log", kRead, kDeltaTypes, kContiguous, {1, "(num_v_heads)", Rank::kAtLeast});
+  table.add(dt_bias, "dt_bias", kRead, kDeltaTypes, kContiguous, {1, "(num_v_heads)", Rank::kAtLeast});
+  table.add(state, "state", update_state ? kWritten : kRead, kStateTypes, kSlots, {4, vk ? kStateVk : kStateKv});
+  table.add(state_indices, "state_indices", kRead, kInts, kContiguous, {1, "(sequences)"});
+  table.add(final_states, "final_states", kWritten, kStateTypes, kSlots, {4, vk ? kFinalVk : kFinalKv});
+  table.add(cu_seqlens, "cu_seqlens", kRead, kInts, kContiguous, {1, "(sequences + 1)"});
+  table.add(intermediate_states, "intermediate_states", kWritten, kStateTypes, kSlots, {5, vk ? kStepsVk : kStepsKv});
+  table.add(intermediate_indices, "intermediate_indices", kRead, kInts, kContiguous, {1, "(sequences)"});
+  table.add(parent_tokens, "parent_tokens", kRead, kInts, kAny, {2, "(sequences, steps)"});
+  table.add(out, "out", kWritten, {q.dtype}, kUnitInner, {4, "(batch, tokens, num_v_heads, head_dim_v)"});
+  return table;
 }
 
 // One row a token, in either of the forms that inputs of a number per head come in.
@@ -145,7 +132,7 @@ Sizes check_shapes(const Check& check, const GatedDeltaUpdateArgs& a) {
   return s;
 }
 
-// What is given only together, and the room for tokens.
+// Arguments that must be passed together, and the room for tokens.
 void check_combinations(const Check& check, const GatedDeltaUpdateArgs& a, const Sizes& s) {
   if (a.a && a.g) check.value_error("a and g must not both be given; a is what g is made of with A_log");
   if (a.a.has_value() != a.a_log.has_value()) {
@@ -190,47 +177,6 @@ void check_numbers(const Check& check, const GatedDeltaUpdateArgs& a) {
   if (a.lower_bound) check.negative(*a.lower_bound, "lower_bound");
 }
 
-void check_types_and_devices(const Check& check, const GatedDeltaUpdateArgs& a, const Arguments& arguments) {
-  check.dtype(a.q, "q", kDeltaTypes);
-  check.dtype(a.k, "k", {a.q.dtype});
-  check.dtype(a.v, "v", {a.q.dtype});
-  check.dtype(a.a, "a", kDeltaTypes);
-  check.dtype(a.b, "b", kDeltaTypes);
-  check.dtype(a.g, "g", kDeltaTypes);
-  check.dtype(a.gk, "gk", kDeltaTypes);
-  check.dtype(a.gv, "gv", kDeltaTypes);
-  check.dtype(a.beta, "beta", kDeltaTypes);
-  check.dtype(a.a_log, "A_log", kDeltaTypes);
-  check.dtype(a.dt_bias, "dt_bias", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
-  check.dtype(a.state, "state", kStateTypes);
-  check.dtype(a.state_indices, "state_indices", {DType::kInt32, DType::kInt64});
-  check.dtype(a.final_states, "final_states", kStateTypes);
-  check.dtype(a.cu_seqlens, "cu_seqlens", {DType::kInt32, DType::kInt64});
-  check.dtype(a.intermediate_states, "intermediate_states", kStateTypes);
-  check.dtype(a.intermediate_indices, "intermediate_indices", {DType::kInt32, DType::kInt64});
-  check.dtype(a.parent_tokens, "parent_tokens", {DType::kInt32, DType::kInt64});
-  check.dtype(a.out, "out", {a.q.dtype});
-  check_devices(check, arguments);
-}
-
-void check_memory(const Check& check, const GatedDeltaUpdateArgs& a, const Arguments& arguments) {
-  check_inputs_readable(check, arguments);
-  check.inner_contiguous(a.q, "q");
-  check.inner_contiguous(a.k, "k");
-  check.inner_contiguous(a.v, "v");
-  check.array(a.a_log, "A_log");
-  check.array(a.dt_bias, "dt_bias");
-  check.array(a.state_indices, "state_indices");
-  check.array(a.cu_seqlens, "cu_seqlens");
-  check.array(a.intermediate_indices, "intermediate_indices");
-  check.writable(a.out, "out");
-  check.inner_contiguous(a.out, "out");
-  if (a.state) check_state_pool(check, *a.state, "state", a.update_state);
-  if (a.final_states) check_state_pool(check, *a.final_states, "final_states", true);
-  if (a.intermediate_states) check_state_pool(check, *a.intermediate_states, "intermediate_states", true);
-  check_outputs_apart(check, arguments);
-}
-
 // A number per value head, or one per value head and key or column. Null data where there is none.
 StridedRows gate_rows(const std::optional<TensorView>& view, const Sizes& s, bool per_key) {
   StridedRows rows{};
@@ -250,13 +196,12 @@ StridedRows gate_rows(const std::optional<TensorView>& view, const Sizes& s, boo
 }  // namespace
 
 GatedDeltaUpdateParams gated_delta_update_problem(const Check& check, const GatedDeltaUpdateArgs& a) {
-  check_ranks(check, a);
+  const ArgumentTable<19> table = table_of(a);
+  check_ranks(check, table);
   const Sizes s = check_shapes(check, a);
   check_combinations(check, a, s);
   check_numbers(check, a);
-  const Arguments arguments = arguments_of(a);
-  check_types_and_devices(check, a, arguments);
-  check_memory(check, a, arguments);
+  check_tensors(check, table);
 
   GatedDeltaUpdateParams p{};
   p.batch = static_cast<std::int32_t>(s.sequences);

@@ -12,5 +12,7 @@ namespace flashport {
 
 // All but the workspace.
 [[nodiscard]] GatedDeltaChunkParams gated_delta_chunk_problem(const Check& check, const GatedDeltaChunkArgs& args);
+// The same of a call that will not be made: its output need not be there, and what it would write is not looked at.
+[[nodiscard]] GatedDeltaChunkParams gated_delta_chunk_size_problem(const Check& check, const GatedDeltaChunkArgs& args);
 
 }  // namespace flashport

@@ -68,7 +68,7 @@ GateForm gate_form(const GatedDeltaUpdateArgs& a) {
   return a.is_kda ? GateForm::kKey : GateForm::kHead;
 }
 
-// That of the pool, but fp16 where any states are: a kernel has one type of 16 bits.
+// The pool's type, but fp16 where any of the states are fp16: a kernel has one 16-bit type.
 DType state_type(const GatedDeltaUpdateArgs& a) {
   const std::optional<TensorView>* const all[] = {&a.state, &a.final_states, &a.intermediate_states};
   const auto has = [&](DType dtype) {
@@ -89,17 +89,17 @@ const KernelEntry& choose_kernel(const GatedDeltaUpdateArgs& a, const DeviceCont
   return *kernel;
 }
 
-// A block takes a slice of a head's columns of V. How many there are.
+// Cuts each head's columns of V into slices, one a block, and returns their number.
 std::int64_t cut(const KernelEntry& kernel, GatedDeltaUpdateParams& p) {
   const int columns = kernel.shape.gated_delta_update.tuning.columns;
-  const std::int64_t slices_of_head = (p.head_dim_v + columns - 1) / columns;
+  const std::int64_t head_slices = (p.head_dim_v + columns - 1) / columns;
   const std::int64_t heads = std::int64_t{p.batch} * p.by_v_heads.value;
-  if (heads > kMostSlices / slices_of_head) {
-    kCheck.not_supported("the call has " + std::to_string(heads) + " states of " + std::to_string(slices_of_head) +
+  if (heads > kMostSlices / head_slices) {
+    kCheck.not_supported("the call has " + std::to_string(heads) + " states of " + std::to_string(head_slices) +
                          " slices, more than " + std::to_string(kMostSlices) + " together; cut the batch");
   }
-  p.by_slices_of_head = make_divisor(slices_of_head);
-  return heads * slices_of_head;
+  p.by_head_slices = make_divisor(head_slices);
+  return heads * head_slices;
 }
 
 }  // namespace

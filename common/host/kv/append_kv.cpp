@@ -1,9 +1,9 @@
-// append_kv: validate -> params -> as many blocks as there are units of 32 values. A token's position is a slot of the
-// cache: one number that says page and offset.
+// append_kv: validate -> params -> a thread for each unit of 32 values. A token's position is its slot of the cache:
+// one number that says page and offset.
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include <flashport/decode.h>
 
@@ -13,53 +13,66 @@
 #include "common/host/contents.h"
 #include "common/host/devices.h"
 #include "common/host/kv/cache_layout.h"
+#include "common/host/query.h"
 
 namespace flashport {
 namespace {
 
 constexpr Check kCheck("append_kv");
-constexpr std::int64_t kUnit = 32;            // values that one thread writes
+constexpr DTypes kSourceTypes = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
+constexpr std::int64_t kUnit = 32;  // values that one thread writes
+constexpr DTypes kCacheTypes = {DType::kFloat32, DType::kFloat16,     DType::kBFloat16,
+                                DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kUInt8};
 constexpr std::int64_t kMaxBlocks = 1 << 20;  // the kernel strides over what is left
 
-void check_scale(const std::optional<TensorView>& scale, const char* name, std::int64_t num_kv_heads) {
-  if (!scale || scale->rank == 0 || scale->shape[0] == 1 || scale->shape[0] == num_kv_heads) return;
-  kCheck.value_error(std::string(name) + " must have shape (1,) or (num_kv_heads,) = (" + std::to_string(num_kv_heads) +
-                     ",), got " + shape_text(*scale));
+ArgumentTable<7> table_of(const AppendKvArgs& args) {
+  const auto& [k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale, k_format, v_format] = args;
+  const Axes scale_axes = {1, "(1 or num_kv_heads)", Rank::kOrScalar};
+  constexpr DTypes kFloat = {DType::kFloat32};
+  using enum Strides;
+  ArgumentTable<7> table;
+  table.add(k, "k", kRead, kSourceTypes, kAny, {3, "(tokens, num_kv_heads, head_dim)"});
+  table.add(v, "v", kRead, {k.dtype}, kAny, {3, "(tokens, num_kv_heads, head_dim_v)"});
+  // cache_params() checks how caches lie.
+  table.add(k_cache, "k_cache", kWritten, kCacheTypes, kAny, {4, cache_axes_text(4, kv_layout, false)},
+            {3, cache_axes_text(3, kv_layout, false)});
+  table.add(v_cache, "v_cache", kWritten, kCacheTypes, kAny,
+            {k_cache.rank, cache_axes_text(k_cache.rank, kv_layout, true)});
+  table.add(positions, "positions", kRead, {DType::kInt32, DType::kInt64}, kContiguous, {1, "(tokens)"});
+  table.add(k_scale, "k_scale", kRead, kFloat, kContiguous, scale_axes);
+  table.add(v_scale, "v_scale", kRead, kFloat, kContiguous, scale_axes);
+  return table;
 }
 
-std::array<Argument, 7> arguments_of(const AppendKvArgs& args) {
-  const auto& [k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale] = args;
-  return {{{k, "k"},
-           {v, "v"},
-           {positions, "positions"},
-           {k_scale, "k_scale"},
-           {v_scale, "v_scale"},
-           {k_cache, "k_cache", kWritten},
-           {v_cache, "v_cache", kWritten}}};
+struct Formats {
+  KvFormat k, v;
+};
+
+// Why no kernel writes such a pair; empty if one does.
+std::string pair_problem(const Formats& formats) {
+  if (formats.k == formats.v) return "";
+  return "no kernel writes " + kv_formats_text(formats.k, formats.v) + "; K and V must have one format";
 }
 
-void validate(const AppendKvArgs& a, CacheAxes& axes) {
-  kCheck.rank(a.k, "k", 3, "(tokens, num_kv_heads, head_dim)");
-  kCheck.rank(a.v, "v", 3, "(tokens, num_kv_heads, head_dim_v)");
-  kCheck.rank(a.k_cache, "k_cache", 4, cache_axes_text(4, a.kv_layout, false), 3,
-              cache_axes_text(3, a.kv_layout, false));
-  const char* k_text = cache_axes_text(a.k_cache.rank, a.kv_layout, false);
-  const char* v_text = cache_axes_text(a.k_cache.rank, a.kv_layout, true);
-  kCheck.rank(a.v_cache, "v_cache", a.k_cache.rank, v_text);
-  kCheck.rank(a.positions, "positions", 1, "(tokens)");
-  if (a.k_scale && a.k_scale->rank != 0) kCheck.rank(*a.k_scale, "k_scale", 1, "(1 or num_kv_heads)");
-  if (a.v_scale && a.v_scale->rank != 0) kCheck.rank(*a.v_scale, "v_scale", 1, "(1 or num_kv_heads)");
+// The extents of a cache's rows follow from its format, which must be known before shapes are compared.
+Formats validate(const AppendKvArgs& a, CacheAxes& axes) {
+  const ArgumentTable<7> table = table_of(a);
+  check_ranks(kCheck, table);
 
   axes = cache_axes(a.k_cache.rank, a.kv_layout);
   const std::int64_t tokens = a.k.shape[0];
   const std::int64_t heads = a.k.shape[1];
   kCheck.shape(a.v, "v", "(tokens, num_kv_heads, head_dim_v)", {tokens, heads, kAnyExtent});
-  if (a.k_cache.dtype == DType::kUInt8 && (a.k.shape[2] % 32 != 0 || a.v.shape[2] % 32 != 0)) {
-    kCheck.not_supported("q8_0 needs a head_dim that is a multiple of 32, got " + std::to_string(a.k.shape[2]) +
-                         " and " + std::to_string(a.v.shape[2]));
+  const Formats formats{cache_format(kCheck, a.k_cache, "k_cache", a.k_format, "k_format"),
+                        cache_format(kCheck, a.v_cache, "v_cache", a.v_format, "v_format")};
+  for (const std::string& problem :
+       {block_problem(formats.k, "head_dim", a.k.shape[2]), block_problem(formats.v, "head_dim_v", a.v.shape[2])}) {
+    if (!problem.empty()) kCheck.not_supported(problem);
   }
-  const std::int64_t k_extent = stored_extent(a.k_cache.dtype, a.k.shape[2]);
-  const std::int64_t v_extent = stored_extent(a.k_cache.dtype, a.v.shape[2]);
+  const char* k_text = cache_axes_text(a.k_cache.rank, a.kv_layout, false);
+  const char* v_text = cache_axes_text(a.k_cache.rank, a.kv_layout, true);
+  const std::int64_t k_extent = stored_extent(formats.k, a.k.shape[2]);
+  const std::int64_t v_extent = stored_extent(formats.v, a.v.shape[2]);
   const std::int64_t* cache = a.k_cache.shape;
   if (a.k_cache.rank == 3) {
     kCheck.shape(a.k_cache, "k_cache", k_text, {kAnyExtent, heads, k_extent});
@@ -71,67 +84,69 @@ void validate(const AppendKvArgs& a, CacheAxes& axes) {
     kCheck.shape(a.v_cache, "v_cache", v_text, {cache[0], cache[1], cache[2], v_extent});
   }
   kCheck.shape(a.positions, "positions", "(tokens)", {tokens});
-  check_scale(a.k_scale, "k_scale", heads);
-  check_scale(a.v_scale, "v_scale", heads);
+  check_scale_shape(kCheck, a.k_scale, "k_scale", heads);
+  check_scale_shape(kCheck, a.v_scale, "v_scale", heads);
   for (std::int64_t extent : {heads, a.k.shape[2], a.v.shape[2]}) {
     if (extent > std::numeric_limits<std::int32_t>::max()) {
       kCheck.value_error("k must have extents below 2^31, got " + shape_text(a.k));
     }
   }
 
-  kCheck.dtype(a.k, "k", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
-  kCheck.dtype(a.v, "v", {a.k.dtype});
-  kCheck.dtype(
-      a.k_cache, "k_cache",
-      {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kUInt8});
-  kCheck.dtype(a.v_cache, "v_cache", {a.k_cache.dtype});
-  kCheck.dtype(a.positions, "positions", {DType::kInt32, DType::kInt64});
-  kCheck.dtype(a.k_scale, "k_scale", {DType::kFloat32});
-  kCheck.dtype(a.v_scale, "v_scale", {DType::kFloat32});
-
-  const auto arguments = arguments_of(a);
-  check_devices(kCheck, arguments);
-  check_inputs_readable(kCheck, arguments);
-  kCheck.contiguous(a.positions, "positions");
-  kCheck.array(a.k_scale, "k_scale");
-  kCheck.array(a.v_scale, "v_scale");
-  kCheck.writable(a.k_cache, "k_cache");
-  kCheck.writable(a.v_cache, "v_cache");
-  check_outputs_apart(kCheck, arguments);
+  check_tensors(kCheck, table);
+  if (const std::string problem = pair_problem(formats); !problem.empty()) kCheck.not_supported(problem);
+  return formats;
 }
 
 AppendSide append_side(const TensorView& source, const TensorView& cache, const char* name, CacheAxes axes,
-                       const std::optional<TensorView>& scale) {
-  const CacheParams layout = cache_params(kCheck, cache, name, axes, source.shape[2]);
+                       KvFormat format, const std::optional<TensorView>& scale) {
   AppendSide side{};
-  side.src = source.data;
-  side.src_stride_token = source.strides[0];
-  side.src_stride_head = source.strides[1];
-  side.src_stride_dim = source.strides[2];
-  side.cache = cache.data;
-  side.page_stride = layout.page_stride;
-  side.token_stride = layout.token_stride;
-  side.head_stride = layout.head_stride;
+  side.rows = {source.data, source.dtype, 0, source.strides[0], source.strides[1], source.strides[2]};
+  side.cache = cache_params(kCheck, cache, name, axes, format, source.shape[2]);
   side.head_dim = static_cast<std::int32_t>(source.shape[2]);
   if (scale) {
     side.scale = static_cast<const float*>(scale->data);
-    side.scale_stride = scale->rank == 1 && scale->shape[0] > 1 ? 1 : 0;
+    side.scale_stride = is_per_head(*scale) ? 1 : 0;
   }
   return side;
 }
 
+const KernelEntry* answer(const AppendQuery& query, std::string& reason) {
+  reason = dtype_problem("k", query.dtype, kSourceTypes);
+  if (!reason.empty()) return nullptr;
+  const KvFormat own = *own_format(query.dtype);
+  const Formats formats{query.k_format.value_or(own), query.v_format.value_or(own)};
+  for (const auto& [name, dim] : {std::pair{"head_dim", query.head_dim_qk}, {"head_dim_v", query.head_dim_v}}) {
+    if (dim >= 1 && dim <= std::numeric_limits<std::int32_t>::max()) continue;
+    reason = std::string(name) + " must be 1 or more and below 2^31, got " + std::to_string(dim);
+    return nullptr;
+  }
+  reason = block_problem(formats.k, "head_dim", query.head_dim_qk);
+  if (reason.empty()) reason = block_problem(formats.v, "head_dim_v", query.head_dim_v);
+  if (reason.empty()) reason = pair_problem(formats);
+  if (!reason.empty()) return nullptr;
+  const TargetView target = find_target(query.target, reason);
+  return reason.empty() ? find_plain_kernel(target, KernelTag::kAppendKv, reason) : nullptr;
+}
+
 }  // namespace
+
+Support supports(const AppendQuery& query) {
+  return support_answer([&](std::string& reason) { return answer(query, reason); });
+}
+
+std::string which_kernel(const AppendQuery& query) {
+  return kernel_answer([&](std::string& reason) { return answer(query, reason); });
+}
 
 void append_kv(const AppendKvArgs& args, Stream stream) {
   CacheAxes axes{};
-  validate(args, axes);
+  const Formats formats = validate(args, axes);
   AppendParams p{};
-  p.k = append_side(args.k, args.k_cache, "k_cache", axes, args.k_scale);
-  p.v = append_side(args.v, args.v_cache, "v_cache", axes, args.v_scale);
+  p.k = append_side(args.k, args.k_cache, "k_cache", axes, formats.k, args.k_scale);
+  p.v = append_side(args.v, args.v_cache, "v_cache", axes, formats.v, args.v_scale);
   p.tokens = args.k.shape[0];
   p.num_kv_heads = static_cast<std::int32_t>(args.k.shape[1]);
-  p.src_dtype = args.k.dtype;
-  p.kv = *kv_format(args.k_cache.dtype);
+  p.kv = formats.k;
   p.slots = index_array(args.positions);
   const std::int64_t page_size = axes.token < 0 ? 1 : args.k_cache.shape[axes.token];
   p.page_size = std::max<std::int64_t>(page_size, 1);

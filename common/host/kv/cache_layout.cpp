@@ -1,23 +1,26 @@
 #include "common/host/kv/cache_layout.h"
 
-#include <cstring>
+#include <string>
 
 namespace flashport {
 namespace {
 
-struct KvName {
-  KvFormat format;
-  const char* name;
-  const char* dtype;  // the element type's own name, which will do as well
-};
-constexpr KvName kKvNames[] = {{KvFormat::kFp32, "fp32", "float32"},
-                               {KvFormat::kFp16, "fp16", "float16"},
-                               {KvFormat::kBf16, "bf16", "bfloat16"},
-                               {KvFormat::kFp8E4M3, "fp8_e4m3", "float8_e4m3fn"},
-                               {KvFormat::kFp8E4M3Fnuz, "fp8_e4m3fnuz", "float8_e4m3fnuz"},
-                               {KvFormat::kQ8_0, "q8_0", "q8_0"}};
+std::string quoted(KvFormat format) { return std::string("\"") + kv_format_name(format) + "\""; }
+
+// The formats of blocks that come as this type: "k_format=\"q8_0\"".
+std::string choices(DType dtype, const char* format_name) {
+  std::string text;
+  for (int i = 0; i < kKvFormats; ++i) {
+    const auto format = static_cast<KvFormat>(i);
+    if (kv_format_trait(format).dtype != dtype || kv_format_trait(format).block_values == 1) continue;
+    text += (text.empty() ? std::string(format_name) + "=" : " or ") + quoted(format);
+  }
+  return text;
+}
 
 }  // namespace
+
+const char* kv_format_name(KvFormat format) { return kv_format_trait(format).name; }
 
 CacheAxes cache_axes(int rank, KvLayout layout) {
   if (rank == 3) return {0, -1, 1, 2};
@@ -34,33 +37,53 @@ const char* cache_axes_text(int rank, KvLayout layout, bool is_value) {
                   : "(pages or batch, num_kv_heads, page_size or length, head_dim)";
 }
 
-std::optional<KvFormat> kv_format(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32: return KvFormat::kFp32;
-    case DType::kFloat16: return KvFormat::kFp16;
-    case DType::kBFloat16: return KvFormat::kBf16;
-    case DType::kFp8E4M3: return KvFormat::kFp8E4M3;
-    case DType::kFp8E4M3Fnuz: return KvFormat::kFp8E4M3Fnuz;
-    case DType::kUInt8: return KvFormat::kQ8_0;
-    default: return std::nullopt;
-  }
-}
-
-const char* kv_name(KvFormat format) {
-  for (const KvName& row : kKvNames) {
-    if (row.format == format) return row.name;
-  }
-  return "unknown";
-}
-
-std::optional<KvFormat> kv_format_named(const char* name) {
-  for (const KvName& row : kKvNames) {
-    if (std::strcmp(row.name, name) == 0 || std::strcmp(row.dtype, name) == 0) return row.format;
+std::optional<KvFormat> own_format(DType dtype) {
+  for (int i = 0; i < kKvFormats; ++i) {
+    const auto format = static_cast<KvFormat>(i);
+    if (kv_format_trait(format).dtype == dtype && kv_format_trait(format).block_values == 1) return format;
   }
   return std::nullopt;
 }
 
-CacheParams cache_params(const Check& check, const TensorView& view, const char* name, CacheAxes axes,
+std::string kv_formats_text(KvFormat k, KvFormat v) {
+  if (k == v) return std::string("kv=") + kv_format_name(k);
+  return std::string("k=") + kv_format_name(k) + " with v=" + kv_format_name(v);
+}
+
+KvFormat cache_format(const Check& check, const TensorView& cache, const char* name, std::optional<KvFormat> named,
+                      const char* format_name) {
+  if (named) {
+    const DType carrier = kv_format_trait(*named).dtype;
+    if (cache.dtype != carrier) {
+      check.type_error(std::string(name) + " must be " + dtype_name(carrier) + " for " + format_name + "=" +
+                       quoted(*named) + ", got " + dtype_name(cache.dtype) + "; pass the format that it has, or none " +
+                       "for its element type's own");
+    }
+    return *named;
+  }
+  if (const std::optional<KvFormat> own = own_format(cache.dtype)) return *own;
+  if (const std::string blocks = choices(cache.dtype, format_name); !blocks.empty()) {
+    check.value_error(std::string(format_name) + " must say what " + name + " of " + dtype_name(cache.dtype) +
+                      " stores, got none; pass " + blocks);
+  }
+  return KvFormat::kFp32;
+}
+
+std::string block_problem(KvFormat format, const char* name, std::int64_t head_dim) {
+  const int values = kv_format_trait(format).block_values;
+  if (head_dim % values == 0) return "";
+  return std::string(kv_format_name(format)) + " needs a " + name + " that is a multiple of " + std::to_string(values) +
+         ", got " + std::to_string(head_dim);
+}
+
+void check_scale_shape(const Check& check, const std::optional<TensorView>& scale, const char* name,
+                       std::int64_t num_kv_heads) {
+  if (!scale || scale->rank == 0 || scale->shape[0] == 1 || scale->shape[0] == num_kv_heads) return;
+  check.value_error(std::string(name) + " must have shape (1,) or (num_kv_heads,) = (" + std::to_string(num_kv_heads) +
+                    ",), got " + shape_text(*scale));
+}
+
+CacheParams cache_params(const Check& check, const TensorView& view, const char* name, CacheAxes axes, KvFormat format,
                          std::int64_t head_dim) {
   check.inner_contiguous(view, name);
   check.readable(view, name);
@@ -70,7 +93,7 @@ CacheParams cache_params(const Check& check, const TensorView& view, const char*
   cache.page_stride = view.strides[axes.page] * size;
   cache.token_stride = axes.token < 0 ? 0 : view.strides[axes.token] * size;
   cache.head_stride = view.strides[axes.head] * size;
-  cache.row_bytes = static_cast<std::int32_t>(row_bytes(view.dtype, head_dim));
+  cache.row_bytes = static_cast<std::int32_t>(stored_extent(format, head_dim) * size);
 
   // A stride that no index above 0 is multiplied with does not count.
   std::uint64_t bits = static_cast<std::uint64_t>(cache.row_bytes);

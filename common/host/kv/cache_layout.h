@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include <flashport/decode.h>
 
@@ -23,29 +24,46 @@ struct CacheAxes {
 [[nodiscard]] CacheAxes cache_axes(int rank, KvLayout layout);
 [[nodiscard]] const char* cache_axes_text(int rank, KvLayout layout, bool is_value);
 
-// What an element type of a cache tensor stands for: uint8 carries q8_0. None: not a cache type.
-[[nodiscard]] std::optional<KvFormat> kv_format(DType dtype);
-[[nodiscard]] const char* kv_name(KvFormat format);
-[[nodiscard]] std::optional<KvFormat> kv_format_named(const char* name);
+// The format that an element type has by itself. None: those of blocks, which carry whatever they are said to, and
+// types that no cache has.
+[[nodiscard]] std::optional<KvFormat> own_format(DType dtype);
 [[nodiscard]] constexpr bool is_quantised(KvFormat format) {
-  return format == KvFormat::kFp8E4M3 || format == KvFormat::kFp8E4M3Fnuz || format == KvFormat::kQ8_0;
+  const KvFormatTrait trait = kv_format_trait(format);
+  return trait.block_bytes < 2 * trait.block_values;
+}
+// Of K and V: "kv=q8_0", or where they differ "k=q8_0 with v=bf16".
+[[nodiscard]] std::string kv_formats_text(KvFormat k, KvFormat v);
+
+// Elements of the carrying tensor that a block takes.
+[[nodiscard]] constexpr int block_elements(KvFormat format) {
+  const KvFormatTrait trait = kv_format_trait(format);
+  return trait.block_bytes / element_size(trait.dtype);
+}
+// Extent of the last axis for rows of `head_dim` values, a multiple of a block's.
+[[nodiscard]] constexpr std::int64_t stored_extent(KvFormat format, std::int64_t head_dim) {
+  return head_dim / kv_format_trait(format).block_values * block_elements(format);
+}
+// Values of a row of that extent; where the format has no such rows, of the longest shorter one.
+[[nodiscard]] constexpr std::int64_t stored_head_dim(KvFormat format, std::int64_t extent) {
+  return extent / block_elements(format) * kv_format_trait(format).block_values;
 }
 
-// Extent of the last axis for rows of `head_dim` values; for q8_0 head_dim must be a multiple of 32.
-[[nodiscard]] constexpr std::int64_t stored_extent(DType dtype, std::int64_t head_dim) {
-  return dtype == DType::kUInt8 ? head_dim / 32 * 34 : head_dim;
-}
-// Values of a row of that extent; where q8_0 has no such rows, of the longest shorter one.
-[[nodiscard]] constexpr std::int64_t stored_head_dim(DType dtype, std::int64_t extent) {
-  return dtype == DType::kUInt8 ? extent / 34 * 32 : extent;
-}
-[[nodiscard]] constexpr std::int64_t row_bytes(DType dtype, std::int64_t head_dim) {
-  return stored_extent(dtype, head_dim) * element_size(dtype);
-}
+// The format of a cache: the one named, else its element type's own. Throws where the type does not carry what is
+// named, and where it has none of its own and nothing is named. A type that no cache has counts as of one value an
+// element: the check of types refuses it.
+[[nodiscard]] KvFormat cache_format(const Check& check, const TensorView& cache, const char* name,
+                                    std::optional<KvFormat> named, const char* format_name);
+// Empty, or why rows of the format have no such head dim; `name` is that of the dim.
+[[nodiscard]] std::string block_problem(KvFormat format, const char* name, std::int64_t head_dim);
+
+// A scale is one number or, in an array of num_kv_heads, one for each head.
+void check_scale_shape(const Check& check, const std::optional<TensorView>& scale, const char* name,
+                       std::int64_t num_kv_heads);
+[[nodiscard]] inline bool is_per_head(const TensorView& scale) { return scale.rank == 1 && scale.shape[0] != 1; }
 
 // The memory checks of a cache (data, alignment, innermost stride 1) and its description. `view` has passed the checks
 // of rank and shape.
 [[nodiscard]] CacheParams cache_params(const Check& check, const TensorView& view, const char* name, CacheAxes axes,
-                                       std::int64_t head_dim);
+                                       KvFormat format, std::int64_t head_dim);
 
 }  // namespace flashport

@@ -1,7 +1,5 @@
 // merge_state and merge_states: validate -> collapse the axes between states and head_dim to two -> one block per row.
-#include <array>
 #include <limits>
-#include <span>
 #include <string>
 
 #include <flashport/decode.h>
@@ -10,9 +8,12 @@
 #include "common/host/arguments.h"
 #include "common/host/check.h"
 #include "common/host/devices.h"
+#include "common/host/query.h"
 
 namespace flashport {
 namespace {
+
+constexpr DTypes kMergeTypes = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
 
 // The tensors that walk through the middle axes together; b is unused where all states come in one tensor.
 enum Walker { kO, kLse, kOB, kLseB, kOut, kOutLse, kWalkers };
@@ -58,28 +59,29 @@ void collapse(const Check& check, const Walk (&walks)[kWalkers], int count, Axis
   axes[0] = size > 1 ? kept[0] : Axis{};
 }
 
-std::array<Argument, 4> arguments_of(const MergeStatesArgs& args) {
+constexpr DTypes kFloat = {DType::kFloat32};
+
+// Ranks follow that of the first argument: check_rank_like() has them.
+ArgumentTable<4> table_of(const MergeStatesArgs& args) {
   const auto& [o, lse, out, out_lse, lse_base_2] = args;
-  return {{{o, "o"}, {lse, "lse"}, {out, "out", kWritten}, {out_lse, "out_lse", kWritten}}};
+  ArgumentTable<4> table;
+  table.add(o, "o", kRead, kMergeTypes, Strides::kAny);
+  table.add(lse, "lse", kRead, kFloat, Strides::kAny);
+  table.add(out, "out", kWritten, {o.dtype}, Strides::kAny);
+  table.add(out_lse, "out_lse", kWritten, kFloat, Strides::kAny);
+  return table;
 }
 
-std::array<Argument, 6> arguments_of(const MergeStateArgs& args) {
+ArgumentTable<6> table_of(const MergeStateArgs& args) {
   const auto& [o_a, lse_a, o_b, lse_b, out, out_lse, lse_base_2] = args;
-  return {{{o_a, "o_a"},
-           {lse_a, "lse_a"},
-           {o_b, "o_b"},
-           {lse_b, "lse_b"},
-           {out, "out", kWritten},
-           {out_lse, "out_lse", kWritten}}};
-}
-
-void check_memory(const Check& check, std::span<const Argument> arguments) {
-  check_devices(check, arguments);
-  check_inputs_readable(check, arguments);
-  for (const Argument& one : arguments) {
-    if (one.written) check.writable(*one.view, one.name);
-  }
-  check_outputs_apart(check, arguments);
+  ArgumentTable<6> table;
+  table.add(o_a, "o_a", kRead, kMergeTypes, Strides::kAny);
+  table.add(lse_a, "lse_a", kRead, kFloat, Strides::kAny);
+  table.add(o_b, "o_b", kRead, {o_a.dtype}, Strides::kAny);
+  table.add(lse_b, "lse_b", kRead, kFloat, Strides::kAny);
+  table.add(out, "out", kWritten, {o_a.dtype}, Strides::kAny);
+  table.add(out_lse, "out_lse", kWritten, kFloat, Strides::kAny);
+  return table;
 }
 
 // shape of `view` must be that of `like` without `skip` leading and `drop` trailing axes
@@ -137,14 +139,33 @@ void run(const Check& check, MergeStatesParams& p, const Walk (&walks)[kWalkers]
   device.launch(check, stream, device.plain_kernel(check, KernelTag::kMergeStates), LaunchGrid{p.rows}, p);
 }
 
+bool is_head_dim(std::int64_t dim) { return dim >= 1 && dim <= std::numeric_limits<std::int32_t>::max(); }
+
 void check_head_dim(const Check& check, const TensorView& o, const char* name) {
-  const std::int64_t head_dim = o.shape[o.rank - 1];
-  if (head_dim < 1 || head_dim > std::numeric_limits<std::int32_t>::max()) {
+  if (!is_head_dim(o.shape[o.rank - 1])) {
     check.value_error(std::string(name) + " must have a head_dim of 1 or more, got " + shape_text(o));
   }
 }
 
+const KernelEntry* answer(const MergeQuery& query, std::string& reason) {
+  reason = dtype_problem("o", query.dtype, kMergeTypes);
+  if (reason.empty() && !is_head_dim(query.head_dim)) {
+    reason = "head_dim must be 1 or more and below 2^31, got " + std::to_string(query.head_dim);
+  }
+  if (!reason.empty()) return nullptr;
+  const TargetView target = find_target(query.target, reason);
+  return reason.empty() ? find_plain_kernel(target, KernelTag::kMergeStates, reason) : nullptr;
+}
+
 }  // namespace
+
+Support supports(const MergeQuery& query) {
+  return support_answer([&](std::string& reason) { return answer(query, reason); });
+}
+
+std::string which_kernel(const MergeQuery& query) {
+  return kernel_answer([&](std::string& reason) { return answer(query, reason); });
+}
 
 void merge_states(const MergeStatesArgs& a, Stream stream) {
   constexpr Check check("merge_states");
@@ -163,11 +184,7 @@ void merge_states(const MergeStatesArgs& a, Stream stream) {
   if (a.o.shape[0] > std::numeric_limits<std::int32_t>::max()) {
     check.value_error("o must have fewer than 2^31 states, got " + shape_text(a.o));
   }
-  check.dtype(a.o, "o", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
-  check.dtype(a.lse, "lse", {DType::kFloat32});
-  check.dtype(a.out, "out", {a.o.dtype});
-  check.dtype(a.out_lse, "out_lse", {DType::kFloat32});
-  check_memory(check, arguments_of(a));
+  check_tensors(check, table_of(a));
 
   MergeStatesParams p{};
   p.states = static_cast<std::int32_t>(a.o.shape[0]);
@@ -196,13 +213,7 @@ void merge_state(const MergeStateArgs& a, Stream stream) {
   check_like(check, a.out, "out", a.o_a, "o_a", 0, 0);
   check_like(check, a.out_lse, "out_lse", a.o_a, "o_a", 0, 1);
   check_head_dim(check, a.o_a, "o_a");
-  check.dtype(a.o_a, "o_a", {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
-  check.dtype(a.lse_a, "lse_a", {DType::kFloat32});
-  check.dtype(a.o_b, "o_b", {a.o_a.dtype});
-  check.dtype(a.lse_b, "lse_b", {DType::kFloat32});
-  check.dtype(a.out, "out", {a.o_a.dtype});
-  check.dtype(a.out_lse, "out_lse", {DType::kFloat32});
-  check_memory(check, arguments_of(a));
+  check_tensors(check, table_of(a));
 
   MergeStatesParams p{};
   p.states = 2;

@@ -34,15 +34,33 @@ typedef enum fp_dtype {
   fp_int32 = 5,
   fp_int64 = 6,
   fp_uint32 = 7,
-  fp_uint8 = 8 /* carries q8_0: a row of D values is D / 32 * 34 bytes */
+  fp_uint8 = 8 /* carries blocks: a cache of it needs k_format and v_format */
 } fp_dtype;
 
 typedef enum fp_device_kind { fp_cpu = 0, fp_cuda = 1, fp_hip = 2 } fp_device_kind;
 typedef enum fp_kv_layout { fp_nhd = 0, fp_hnd = 1 } fp_kv_layout;
+/* How a cache stores keys or values; a q8_0 row of D values is D / 32 * 34 elements of fp_uint8. */
+typedef enum fp_kv_format {
+  fp_format_own = 0, /* the element type's own, which fp_uint8 has not */
+  fp_format_fp32 = 1,
+  fp_format_fp16 = 2,
+  fp_format_bf16 = 3,
+  fp_format_fp8_e4m3 = 4,
+  fp_format_fp8_e4m3fnuz = 5,
+  fp_format_q8_0 = 6
+} fp_kv_format;
 typedef enum fp_state_layout { fp_vk = 0, fp_kv = 1 } fp_state_layout;
 typedef enum fp_head_map { fp_consecutive = 0, fp_modulo = 1 } fp_head_map;
 typedef enum fp_gate_form { fp_gate_head = 0, fp_gate_key = 1, fp_gate_any = 2 } fp_gate_form;
-typedef enum fp_gated_delta_operation { fp_update = 0, fp_chunk = 1 } fp_gated_delta_operation;
+/* What fp_supports() and fp_which_kernel() are asked about. */
+typedef enum fp_operation {
+  fp_op_decode = 0,        /* fp_flash_decode, fp_flash_decode_stage1 */
+  fp_op_decode_stage2 = 1, /* fp_flash_decode_stage2 */
+  fp_op_append = 2,        /* fp_append_kv */
+  fp_op_merge = 3,         /* fp_merge_states, fp_merge_state */
+  fp_op_gated_delta = 4,   /* fp_gated_delta_update */
+  fp_op_gated_delta_chunk = 5
+} fp_operation;
 
 #define FP_MAX_RANK 8
 #define FP_INVARIANT_SPLITS (-1)
@@ -98,6 +116,8 @@ typedef struct fp_decode_args {
   int64_t window_left;
   int64_t window_right;
   int32_t num_splits;
+  int32_t k_format; /* fp_kv_format, as v_format */
+  int32_t v_format;
 } fp_decode_args;
 
 typedef struct fp_decode_stage1_args {
@@ -114,6 +134,8 @@ typedef struct fp_decode_stage1_args {
   int64_t block_seq;
   int32_t has_softmax_scale;
   double softmax_scale;
+  int32_t k_format; /* fp_kv_format, as v_format */
+  int32_t v_format;
 } fp_decode_stage1_args;
 
 typedef struct fp_decode_stage2_args {
@@ -136,6 +158,8 @@ typedef struct fp_append_kv_args {
   const fp_tensor* k_scale; /* optional */
   const fp_tensor* v_scale; /* optional */
   int32_t kv_layout;        /* fp_kv_layout */
+  int32_t k_format;         /* fp_kv_format, as v_format */
+  int32_t v_format;
 } fp_append_kv_args;
 
 typedef struct fp_merge_states_args {
@@ -157,17 +181,6 @@ typedef struct fp_merge_state_args {
   const fp_tensor* out_lse;
   int32_t lse_base_2;
 } fp_merge_state_args;
-
-typedef struct fp_decode_query {
-  size_t struct_size;
-  const char* target; /* "cpu", "sm90a", ...; null or "": the first GPU's, else the CPU's */
-  const char* kv;     /* "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz", "q8_0" */
-  int32_t q_dtype;    /* fp_dtype */
-  int64_t head_dim_qk;
-  int64_t head_dim_v;
-  int64_t group_size; /* num_q_heads / num_kv_heads */
-  int64_t q_len;
-} fp_decode_query;
 
 typedef struct fp_gated_delta_update_args {
   size_t struct_size;
@@ -232,19 +245,26 @@ typedef struct fp_gated_delta_chunk_args {
   double scale;
 } fp_gated_delta_chunk_args;
 
-typedef struct fp_gated_delta_query {
+/* A call that fp_supports() and fp_which_kernel() are asked about. Members that the operation has no use for are not
+ * read. */
+typedef struct fp_query {
   size_t struct_size;
-  const char* target;   /* as in fp_decode_query */
-  int32_t operation;    /* fp_gated_delta_operation */
-  int32_t q_dtype;      /* fp_dtype, as state_dtype */
-  int32_t state_dtype;  /* fp_float32 also where there is no pool */
-  int32_t state_layout; /* fp_state_layout */
-  int32_t gate;         /* fp_gate_form */
-  int64_t head_dim_k;
+  int32_t operation;   /* fp_operation */
+  int32_t dtype;       /* fp_dtype of q; of k and v (append), o (merge), Out (decode_stage2) */
+  const char* target;  /* "cpu", "sm90a", ...; null or "": the first GPU's, else the CPU's */
+  int64_t head_dim_qk; /* of queries and keys; the gated delta rule's K, and the head dim of a merge */
   int64_t head_dim_v;
-} fp_gated_delta_query;
+  int64_t group_size; /* decode: num_q_heads / num_kv_heads */
+  int64_t q_len;      /* decode */
+  int32_t k_format;   /* fp_kv_format, decode and append, as v_format; fp_format_own is that of `dtype` */
+  int32_t v_format;
+  int32_t state_dtype;  /* fp_dtype, gated delta rule; fp_float32 also where there is no pool */
+  int32_t state_layout; /* fp_state_layout, gated delta rule */
+  int32_t gate;         /* fp_gate_form, gated delta rule */
+} fp_query;
 
 FLASHPORT_API fp_status fp_flash_decode(const fp_decode_args* args, fp_stream stream);
+/* Like the other size of a workspace, this takes the call's arguments; `out` may be null. */
 FLASHPORT_API fp_status fp_decode_workspace_size(const fp_decode_args* args, int64_t* bytes);
 FLASHPORT_API fp_status fp_flash_decode_stage1(const fp_decode_stage1_args* args, fp_stream stream);
 FLASHPORT_API fp_status fp_flash_decode_stage2(const fp_decode_stage2_args* args, fp_stream stream);
@@ -260,12 +280,9 @@ FLASHPORT_API int32_t fp_num_splits_heuristic(int32_t batch_nheads_mblocks, int3
                                               int32_t max_splits);
 
 /* fp_ok: supported. fp_not_supported: fp_last_error() says what is missing. */
-FLASHPORT_API fp_status fp_supports(const fp_decode_query* query);
+FLASHPORT_API fp_status fp_supports(const fp_query* query);
 /* Writes the key of the kernel that such a call runs, cut to `size` bytes with the ending zero. */
-FLASHPORT_API fp_status fp_which_kernel(const fp_decode_query* query, char* key, size_t size);
-/* The same of the gated delta rule. */
-FLASHPORT_API fp_status fp_supports_gated_delta(const fp_gated_delta_query* query);
-FLASHPORT_API fp_status fp_which_gated_delta_kernel(const fp_gated_delta_query* query, char* key, size_t size);
+FLASHPORT_API fp_status fp_which_kernel(const fp_query* query, char* key, size_t size);
 
 /* The text of this thread's last failing call; "" before any. Valid until the thread's next failing call. */
 FLASHPORT_API const char* fp_last_error(void);

@@ -27,7 +27,7 @@ inline constexpr int kInvariantSplits = -1;
 
 struct DecodeArgs {
   TensorView q;        // (B, Hq, D), (B, q_len, Hq, D), or (total_q, Hq, D) with cu_seqlens_q
-  TensorView k_cache;  // see KvLayout; with token_table (slots, Hkv, D); q8_0 as uint8 (..., D / 32 * 34)
+  TensorView k_cache;  // see KvLayout; with token_table (slots, Hkv, D); see KvFormat for rows of blocks
   TensorView v_cache;  // as k_cache with DV
   TensorView seqlens;  // (B) int32 or int64: keys in the cache, the q_len newest tokens among them
 
@@ -40,7 +40,7 @@ struct DecodeArgs {
   std::optional<TensorView> kv_last_page_len;  // (B) int32; seqlens may then be left out (rank 0, null data)
   KvLayout kv_layout = KvLayout::kNHD;
 
-  // (B + 1) int32. Rows of q past the last offset are nobody's: their rows of out and lse are not written.
+  // (B + 1) int32. Rows of q past the last offset belong to no request: their rows of out and lse are not written.
   std::optional<TensorView> cu_seqlens_q;
   std::int64_t max_q_len = 0;  // needed with cu_seqlens_q
 
@@ -53,6 +53,8 @@ struct DecodeArgs {
   std::optional<TensorView> tree_mask;     // (B, q_len), ragged (total_q), uint32: bit j of token i lets it see draft j
   std::optional<TensorView> k_scale;       // fp32 (1) or (Hkv), finite and not 0: K = k_scale * stored
   std::optional<TensorView> v_scale;       // fp32 (1) or (Hkv); where both are given, both of one shape
+  std::optional<KvFormat> k_format;        // what k_cache stores; default its element type's own, which uint8 has not
+  std::optional<KvFormat> v_format;        // what v_cache stores
   int num_splits = kInvariantSplits;
 
   TensorView out;                       // as q with DV in place of D; fp16, bf16 or fp32
@@ -63,7 +65,8 @@ struct DecodeArgs {
 // softmax(scale q k^T + bias) v over the cached keys.
 FLASHPORT_API void flash_decode(const DecodeArgs& args, Stream stream = 0);
 
-// Bytes that a call with these shapes needs as workspace; depends on shapes and the device, never on lengths.
+// Bytes that a call with these arguments needs as workspace; depends on shapes and the device, never on lengths.
+// Nothing is allocated, read or written; `out` may be left out (rank 0, null data).
 [[nodiscard]] FLASHPORT_API std::int64_t decode_workspace_size(const DecodeArgs& args);
 
 // LightLLM's first stage: attention of q over each block of block_seq keys of a request.
@@ -78,6 +81,7 @@ struct DecodeStage1Args {
   TensorView mid_out_logsumexp;  // (B, Hq, blocks) fp32, natural log
   std::int64_t block_seq = 0;
   std::optional<double> softmax_scale;
+  std::optional<KvFormat> k_format, v_format;  // as in DecodeArgs
 };
 FLASHPORT_API void flash_decode_stage1(const DecodeStage1Args& args, Stream stream = 0);
 
@@ -92,13 +96,14 @@ struct DecodeStage2Args {
 };
 FLASHPORT_API void flash_decode_stage2(const DecodeStage2Args& args, Stream stream = 0);
 
-// Writes new tokens into a paged, contiguous or pooled cache, converting to the cache's element type.
+// Writes new tokens into a paged, contiguous or pooled cache, converting to the cache's format, which K and V share.
 struct AppendKvArgs {
   TensorView k, v;              // (tokens, Hkv, D) and (tokens, Hkv, DV)
   TensorView k_cache, v_cache;  // as in DecodeArgs; with page_size from their shape
   TensorView positions;         // (tokens) int32 or int64: each token's slot, page * page_size + offset; -1 skips it
   KvLayout kv_layout = KvLayout::kNHD;
   std::optional<TensorView> k_scale, v_scale;  // finite and not 0: stored = value / scale
+  std::optional<KvFormat> k_format, v_format;  // as in DecodeArgs
 };
 FLASHPORT_API void append_kv(const AppendKvArgs& args, Stream stream = 0);
 
@@ -124,18 +129,51 @@ FLASHPORT_API void merge_state(const MergeStateArgs& args, Stream stream = 0);
 [[nodiscard]] FLASHPORT_API int num_splits_heuristic(int batch_nheads_mblocks, int num_sms, int num_n_blocks,
                                                      int max_splits);
 
-// What a target can do.
+// What a target can do: supports() says whether it serves such a call, and if not, why; which_kernel() gives the key of
+// the kernel that the call runs, and throws NotSupportedError with the same reason. Both take the query of any
+// operation, also those of gated_delta.h. The target is a name such as "cpu", "sm90a" or "gfx942", that of a backend
+// ("cuda", "hip") for its first device, or empty: the first GPU's, else the CPU's.
+
+// flash_decode, and with one head dim and one token flash_decode_stage1.
 struct DecodeQuery {
-  std::string target = "cpu";  // "cpu", "sm90a", "gfx942", ...; empty: the first GPU's, else the CPU's
+  std::string target = "cpu";
   DType q_dtype = DType::kBFloat16;
-  std::string kv = "bf16";  // "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz", "q8_0"; or as dtype_name() spells it
+  std::optional<KvFormat> k_format = {}, v_format = {};  // default: q_dtype's own
   std::int64_t head_dim_qk = 128;
   std::int64_t head_dim_v = 128;
   std::int64_t group_size = 1;  // Hq / Hkv
   std::int64_t q_len = 1;
 };
 [[nodiscard]] FLASHPORT_API Support supports(const DecodeQuery& query);
-// The key of the kernel that such a call runs, e.g. "decode/bf16/kv=q8_0/hd128/r16/sm90a"; throws NotSupportedError.
-[[nodiscard]] FLASHPORT_API std::string which_kernel(const DecodeQuery& query);
+[[nodiscard]] FLASHPORT_API std::string which_kernel(
+    const DecodeQuery& query);  // "decode/fp16/kv=q8_0/hd128/r16/sm90a"
+
+// flash_decode_stage2.
+struct DecodeStage2Query {
+  std::string target = "cpu";
+  DType out_dtype = DType::kBFloat16;
+};
+[[nodiscard]] FLASHPORT_API Support supports(const DecodeStage2Query& query);
+[[nodiscard]] FLASHPORT_API std::string which_kernel(const DecodeStage2Query& query);  // "decode_stage2/sm90a"
+
+// append_kv.
+struct AppendQuery {
+  std::string target = "cpu";
+  DType dtype = DType::kBFloat16;                        // of k and v
+  std::optional<KvFormat> k_format = {}, v_format = {};  // default: dtype's own
+  std::int64_t head_dim_qk = 128;
+  std::int64_t head_dim_v = 128;
+};
+[[nodiscard]] FLASHPORT_API Support supports(const AppendQuery& query);
+[[nodiscard]] FLASHPORT_API std::string which_kernel(const AppendQuery& query);  // "append_kv/sm90a"
+
+// merge_states and merge_state.
+struct MergeQuery {
+  std::string target = "cpu";
+  DType dtype = DType::kBFloat16;  // of o
+  std::int64_t head_dim = 128;
+};
+[[nodiscard]] FLASHPORT_API Support supports(const MergeQuery& query);
+[[nodiscard]] FLASHPORT_API std::string which_kernel(const MergeQuery& query);  // "merge_states/sm90a"
 
 }  // namespace flashport

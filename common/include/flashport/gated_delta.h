@@ -46,10 +46,10 @@ struct GatedDeltaUpdateArgs {
   std::optional<TensorView> gv;       // (B, T, HV, V)
   std::optional<TensorView> beta;     // (B, T, HV), (B * T, HV), or of columns (B, T, HV, V)
 
-  // The pool of states, fp32, bf16 or fp16; slots may lie apart, their inner axes are dense. Of one call no states are
-  // bf16 and others fp16. Sequence n starts from slot
-  // state_indices[n] and leaves its last state there; an index below 0 starts at zero and writes nothing, as does a
-  // call without a pool. Slots of one call that are written must differ: an error on the CPU, undefined on a GPU.
+  // The pool of states, fp32, bf16 or fp16; slots may lie apart, their inner axes are dense. All 16-bit
+  // states of a call have one type. Sequence n starts from slot state_indices[n] and leaves its last state there; an
+  // index below 0 starts at zero and writes nothing, as does a call without a pool. Slots of one call that are written
+  // must differ: an error on the CPU, undefined on a GPU.
   std::optional<TensorView> state;          // (slots, HV, V, K) or (slots, HV, K, V)
   std::optional<TensorView> state_indices;  // (N) int32 or int64; default 0..N-1
   StateLayout state_layout = StateLayout::kVK;
@@ -104,7 +104,7 @@ struct GatedDeltaChunkArgs {
 
   // The states that sequences end with, also of those without tokens, and of those whose index is below 0.
   std::optional<TensorView> final_states;  // (N, HV, V, K) or (N, HV, K, V) fp32, bf16, fp16
-  // The states that enter the chunks of a row of the batch; with cu_seqlens those of sequence n behind those of n - 1.
+  // The states that enter the chunks of a row of the batch; with cu_seqlens those of sequence n after those of n - 1.
   std::optional<TensorView> chunk_states;  // (B, chunks, HV, V, K) or (B, chunks, HV, K, V), type of k
 
   // N = B, or with cu_seqlens B = 1 and N + 1 offsets into T.
@@ -119,24 +119,37 @@ struct GatedDeltaChunkArgs {
 };
 FLASHPORT_API void gated_delta_chunk(const GatedDeltaChunkArgs& args, Stream stream = 0);
 
-// Bytes that a call with these shapes needs as workspace; depends on shapes and the device, never on lengths.
+// Bytes that a call with these arguments needs as workspace; depends on shapes and the device, never on lengths.
+// Nothing is allocated, read or written; `out` may be left out (rank 0, null data).
 [[nodiscard]] FLASHPORT_API std::int64_t gated_delta_chunk_workspace_size(const GatedDeltaChunkArgs& args);
 
-// What a target can do.
-enum class GatedDeltaOperation : std::int32_t { kUpdate, kChunk };
+// What a target can do: supports() and which_kernel() as decode.h has them.
+
+// gated_delta_update.
 struct GatedDeltaQuery {
-  std::string target = "cpu";  // "cpu", "sm90a", "gfx942", ...; empty: the first GPU's, else the CPU's
-  GatedDeltaOperation operation = GatedDeltaOperation::kUpdate;
+  std::string target = "cpu";
   DType q_dtype = DType::kBFloat16;
-  DType state_dtype = DType::kFloat32;
+  DType state_dtype = DType::kFloat32;  // also where there is no pool
   std::int64_t head_dim_k = 128;
   std::int64_t head_dim_v = 128;
   StateLayout state_layout = StateLayout::kVK;
   GateForm gate = GateForm::kHead;
 };
-[[nodiscard]] FLASHPORT_API Support supports_gated_delta(const GatedDeltaQuery& query);
-// The key of the kernel that such a call runs, of the chunked form that of the chain over its chunks, e.g.
-// "gated_delta_update/state=fp32/vk/gate=head/k128/sm90a"; throws NotSupportedError.
-[[nodiscard]] FLASHPORT_API std::string which_gated_delta_kernel(const GatedDeltaQuery& query);
+[[nodiscard]] FLASHPORT_API Support supports(const GatedDeltaQuery& query);
+// "gated_delta_update/state=fp32/vk/gate=head/k128/sm90a"
+[[nodiscard]] FLASHPORT_API std::string which_kernel(const GatedDeltaQuery& query);
+
+// gated_delta_chunk, which has two kernels: the key is that of the chain over its chunks.
+struct GatedDeltaChunkQuery {
+  std::string target = "cpu";
+  DType q_dtype = DType::kBFloat16;
+  DType state_dtype = DType::kFloat32;  // also where there is no pool
+  std::int64_t head_dim_k = 128;
+  std::int64_t head_dim_v = 128;
+  StateLayout state_layout = StateLayout::kVK;
+  GateForm gate = GateForm::kHead;
+};
+[[nodiscard]] FLASHPORT_API Support supports(const GatedDeltaChunkQuery& query);
+[[nodiscard]] FLASHPORT_API std::string which_kernel(const GatedDeltaChunkQuery& query);
 
 }  // namespace flashport

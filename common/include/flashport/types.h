@@ -20,7 +20,7 @@ enum class DType : std::int32_t {
   kInt32,
   kInt64,
   kUInt32,
-  kUInt8,  // the carrier of ggml blocks: a q8_0 row of D values is D / 32 * 34 bytes
+  kUInt8,  // the carrier of blocks: a cache of it says by name which format they have (KvFormat)
 
   // No argument may have these: refusals name them.
   kFloat64,
@@ -51,6 +51,13 @@ enum class DType : std::int32_t {
 
 // Lower-case name as messages, kernel keys and the Python package spell it: "bfloat16", "float8_e4m3fn", ...
 [[nodiscard]] FLASHPORT_API const char* dtype_name(DType type);
+
+// How a cache stores keys or values. Most formats are an element type's own, and tensors of that type need no other
+// word; blocks of ggml come as bytes: a q8_0 row of D values is D / 32 * 34 elements of kUInt8.
+enum class KvFormat : std::int32_t { kFp32, kFp16, kBf16, kFp8E4M3, kFp8E4M3Fnuz, kQ8_0 };
+
+// "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz", "q8_0": as messages, kernel keys and the Python package spell it.
+[[nodiscard]] FLASHPORT_API const char* kv_format_name(KvFormat format);
 
 enum class DeviceKind : std::int32_t { kCpu, kCuda, kHip };
 

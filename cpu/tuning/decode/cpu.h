@@ -5,7 +5,7 @@
 
 namespace flashport::FLASHPORT_TARGET {
 
-// The leaf after the current one is being prefetched.
+// Two stages: the leaf after the current one is prefetched.
 constexpr DecodeTuning decode_tuning(const DecodeShape&) { return {1, 2, 1}; }
 
 }  // namespace flashport::FLASHPORT_TARGET

@@ -7,7 +7,7 @@
 
 namespace flashport::gfx11 {
 
-// stages 2: the first keys of the next leaf are loaded while P V of this one is worked out, which costs registers.
+// With 2 stages the first keys of the next leaf are loaded while P V of this one is computed, which costs registers.
 constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   const bool narrow = shape.head_dim_v < 128;
   const int waves = (narrow ? 2 : 4) * (shape.rows == 64 ? 2 : 1);

@@ -62,7 +62,8 @@ TEST(LaneMaps, WmmaLinesInOrder) {
   }
 }
 
-// A lane's eight scores of a tile follow one another, a half of the wave at a time, and every key has its place.
+// A lane's eight scores of a tile follow one another, a half of the wave at a time, and every key has a position of its
+// own.
 TEST(LaneMaps, KeyOrder) {
   std::uint64_t seen = 0;
   for (int position = 0; position < 64; ++position) {

@@ -8,17 +8,12 @@
 
 #define FLASHPORT_COLD inline
 #define FLASHPORT_DEVICE inline
+#define FLASHPORT_UNROLL(count)
+
+#include "common/device/core/arithmetic.h"  // with the macros above
 
 namespace flashport::turns {
 
-template <class T>
-T minimum(T a, T b) {
-  return b < a ? b : a;
-}
-template <class T>
-T maximum(T a, T b) {
-  return a < b ? b : a;
-}
 template <class T>
 T load_global(const T* address) {
   return *address;

@@ -60,12 +60,12 @@ class ChunkKernels : public testing::TestWithParam<Case> {
 };
 
 template <GatedDeltaChunkConfig kCfg>
-void run(GatedDeltaChunkParams p, int threads, std::int64_t slots) {
-  std::vector<float> transforms(slots * p.num_v_heads * kChunkTokens * kChunkTokens, kNaN), scores = transforms;
-  std::vector<ChunkFactors> factors(slots * p.num_v_heads);
-  p.workspace = {transforms.data(), scores.data(), factors.data(), nullptr, slots};
+void run(GatedDeltaChunkParams p, int threads, std::int64_t chunks) {
+  std::vector<float> inverses(chunks * p.num_v_heads * kChunkTokens * kChunkTokens, kNaN), scores = inverses;
+  std::vector<ChunkFactors> factors(chunks * p.num_v_heads);
+  p.workspace = {inverses.data(), scores.data(), factors.data(), nullptr, chunks};
   auto prepare_memory = std::make_unique<PrepareShared<kCfg>>();
-  run_blocks(slots * p.num_heads, threads,
+  run_blocks(chunks * p.num_heads, threads,
              [&](const Block& block) { gated_delta_prepare<kCfg>(p, block, *prepare_memory); });
   auto chain_memory = std::make_unique<ChainMemory<kCfg>>();
   const std::int64_t slices = (p.head_dim_v + kCfg.columns - 1) / kCfg.columns;
@@ -131,11 +131,11 @@ TEST_P(ChunkKernels, AreAsGoodAsThePlainWyForm) {
   p.chunk_states_count = static_cast<std::int32_t>(chunk_states.shape[1]);
   p.scale = 0.3f;
   p.beta_factor = 1;
-  const std::int64_t slots = c.packed ? tokens / kChunkTokens + sequences : rows * 2;
+  const std::int64_t chunks = c.packed ? tokens / kChunkTokens + sequences : rows * 2;
   if (c.math == MathType::kBf16) {
-    run<GatedDeltaChunkConfig{MathType::kBf16, 32, 16}>(p, c.threads, slots);
+    run<GatedDeltaChunkConfig{MathType::kBf16, 32, 16}>(p, c.threads, chunks);
   } else {
-    run<GatedDeltaChunkConfig{MathType::kFp32, 32, 16}>(p, c.threads, slots);
+    run<GatedDeltaChunkConfig{MathType::kFp32, 32, 16}>(p, c.threads, chunks);
   }
 
   const auto judge = [](const std::vector<float>& got, const std::vector<double>& wanted,

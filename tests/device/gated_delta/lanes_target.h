@@ -14,19 +14,12 @@
 #define FLASHPORT_DEVICE inline
 #define FLASHPORT_UNROLL(count)
 
+#include "common/device/core/arithmetic.h"  // with the macros above
+
 namespace flashport::lanes {
 
 inline constexpr int kWaveSize = 1;
-inline constexpr float kInfinity = __builtin_huge_valf();
 
-template <class T>
-T minimum(T a, T b) {
-  return b < a ? b : a;
-}
-template <class T>
-T maximum(T a, T b) {
-  return a < b ? b : a;
-}
 template <class T>
 T load_global(const T* address) {
   return *address;
@@ -62,7 +55,7 @@ struct TriangleLanes {
   static float load(const float* from) { return *from; }
   static void store(float* to, float x) { *to = x; }
   static float multiply_add(float factor, float x, float sum) { return std::fma(factor, x, sum); }
-  static float unit(int place) { return place == 0 ? 1.0f : 0.0f; }
+  static float basis(int column) { return column == 0 ? 1.0f : 0.0f; }
 };
 
 class Block {

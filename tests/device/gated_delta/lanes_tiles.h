@@ -20,7 +20,7 @@ template <GatedDeltaChunkConfig kCfg>
 struct KeyTile {
   float x[kChunkTokens][kCfg.head_dim_k];
 
-  // Rows and keys that there are not are zeros.
+  // Rows and keys that do not exist are zeros.
   void load(const Block& block, const StridedRows& rows, std::int64_t at, int count, int keys) {
     for (int i = block.thread(); i < kChunkTokens * kCfg.head_dim_k; i += block.threads()) {
       const int row = i / kCfg.head_dim_k, key = i % kCfg.head_dim_k;
@@ -86,17 +86,17 @@ class PrepareTiles {
     });
   }
   void invert() const { invert_unit_lower<TriangleLanes>(block_, memory_.lower.a, memory_.lower.inverse); }
-  void store(const ChunkWorkspace& workspace, std::int64_t place) const {
-    float* transform = static_cast<float*>(workspace.transforms) + place * kChunkTokens * kChunkTokens;
-    float* scores = static_cast<float*>(workspace.scores) + place * kChunkTokens * kChunkTokens;
+  void store(const ChunkWorkspace& workspace, std::int64_t index) const {
+    float* inverse = static_cast<float*>(workspace.inverses) + index * kChunkTokens * kChunkTokens;
+    float* scores = static_cast<float*>(workspace.scores) + index * kChunkTokens * kChunkTokens;
     for_each([&](int row, int column) {
-      transform[row * kChunkTokens + column] = operand<kCfg>(memory_.lower.inverse[row * kPitch + column]);
+      inverse[row * kChunkTokens + column] = operand<kCfg>(memory_.lower.inverse[row * kPitch + column]);
       scores[row * kChunkTokens + column] = operand<kCfg>(memory_.lower.scores[row][column]);
     });
   }
 
  private:
-  // The elements of the blocks that the diagonal meets or leaves above it, dealt out to the threads.
+  // The elements of the sub-blocks up to the diagonal's, distributed over the threads.
   template <class F>
   void for_each(const F& f) const {
     for (int i = block_.thread(); i < kChunkTokens * kChunkTokens; i += block_.threads()) {
@@ -119,7 +119,7 @@ template <GatedDeltaChunkConfig kCfg>
 struct ChainMemory {
   struct Stage {
     KeyTile<kCfg> q, k;
-    float transform[kChunkTokens][kChunkTokens], scores[kChunkTokens][kChunkTokens];
+    float inverse[kChunkTokens][kChunkTokens], scores[kChunkTokens][kChunkTokens];
     ChunkFactors factors;
   } stages[2];
 };
@@ -144,26 +144,26 @@ class DeltaTiles {
 
   void begin(const Chain& chain) { column_ = chain.column; }
 
-  // Who still reads the tiles of the chunk before has another stage than this one.
-  void fetch(const ChunkPlace& place) {
+  // Threads that still read the tiles of the chunk before use the other stage.
+  void fetch(const ChunkCoord& coord) {
     ++chunk_;
-    count_ = place.tokens.count;
+    count_ = coord.tokens.count;
     Stage& to = stage();
-    to.q.load(block_, p_.q, place.q, count_, p_.head_dim_k);
-    to.k.load(block_, p_.k, place.k, count_, p_.head_dim_k);
-    const std::int64_t at = place.workspace * kChunkTokens * kChunkTokens;
+    to.q.load(block_, p_.q, coord.q, count_, p_.head_dim_k);
+    to.k.load(block_, p_.k, coord.k, count_, p_.head_dim_k);
+    const std::int64_t at = coord.index * kChunkTokens * kChunkTokens;
     for (int i = block_.thread(); i < kChunkTokens * kChunkTokens; i += block_.threads()) {
-      (&to.transform[0][0])[i] = static_cast<const float*>(p_.workspace.transforms)[at + i];
+      (&to.inverse[0][0])[i] = static_cast<const float*>(p_.workspace.inverses)[at + i];
       (&to.scores[0][0])[i] = static_cast<const float*>(p_.workspace.scores)[at + i];
     }
-    if (block_.thread() == 0) to.factors = p_.workspace.factors[place.workspace];
+    if (block_.thread() == 0) to.factors = p_.workspace.factors[coord.index];
     block_.sync();
   }
   void finish() const { block_.sync(); }
 
   KeyTile<kCfg>& queries() const { return stage().q; }
   KeyTile<kCfg>& keys() const { return stage().k; }
-  Triangle transform() const { return stage().transform; }
+  Triangle inverse() const { return stage().inverse; }
   Triangle scores() const { return stage().scores; }
   const ChunkFactors& factors() const { return stage().factors; }
 
@@ -233,8 +233,8 @@ class DeltaTiles {
     each_column([&](int c) {
       for (int row = 0; row < kChunkTokens; ++row) {
         const bool live = row < count_ && column_ + c < p_.head_dim_v;
-        const std::int64_t place = at + row * p_.v.stride_token + column_ + c;
-        rows.x[row][c] = live ? static_cast<const float*>(p_.v.data)[place] : 0.0f;
+        const std::int64_t offset = at + row * p_.v.stride_token + column_ + c;
+        rows.x[row][c] = live ? static_cast<const float*>(p_.v.data)[offset] : 0.0f;
       }
     });
   }
@@ -246,10 +246,10 @@ class DeltaTiles {
     });
   }
   void load_state(State& state, const void* data, DType, std::int64_t at) const {
-    each_element(state, [&](float& x, std::int64_t place) { x = static_cast<const float*>(data)[at + place]; });
+    each_element(state, [&](float& x, std::int64_t offset) { x = static_cast<const float*>(data)[at + offset]; });
   }
   void store_state(State& state, void* data, DType, std::int64_t at) const {
-    each_element(state, [&](float& x, std::int64_t place) { static_cast<float*>(data)[at + place] = x; });
+    each_element(state, [&](float& x, std::int64_t offset) { static_cast<float*>(data)[at + offset] = x; });
   }
 
  private:
@@ -258,16 +258,16 @@ class DeltaTiles {
   void each_column(const F& f) const {
     for (int c = block_.thread(); c < kCfg.columns; c += block_.threads()) f(c);
   }
-  // f(element, its place among those of the head) for the elements that there are; the others are zeros.
+  // f(element, its offset in the head's state) for the elements that exist; the others are zeros.
   template <class F>
   void each_element(State& state, const F& f) const {
     each_column([&](int c) {
       for (int key = 0; key < kCfg.head_dim_k; ++key) {
         const int column = column_ + c;
-        const std::int64_t place =
+        const std::int64_t offset =
             p_.key_major ? std::int64_t{key} * p_.head_dim_v + column : std::int64_t{column} * p_.head_dim_k + key;
         if (key < p_.head_dim_k && column < p_.head_dim_v) {
-          f(state.x[key][c], place);
+          f(state.x[key][c], offset);
         } else {
           state.x[key][c] = 0;
         }

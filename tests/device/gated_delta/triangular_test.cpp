@@ -57,7 +57,7 @@ TEST_P(Triangular, InverseIsThatOfFp64) {
       const std::vector<double> wanted = inverse(a);
       double largest = 0, error = 0;
       for (int row = 0; row < kSize; ++row) {
-        for (int column = 0; column < (row / kTriangleBlock + 1) * kTriangleBlock; ++column) {
+        for (int column = 0; column < (row / kSubBlock + 1) * kSubBlock; ++column) {
           const double got = x[row * kPitch + column];
           if (column > row) {
             ASSERT_EQ(got, 0.0) << row << " " << column;

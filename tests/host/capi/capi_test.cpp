@@ -1,4 +1,4 @@
-// The C interface over the operations: what of a struct reaches a kernel, and what a caller is told.
+// The C interface over the operations: which members of a struct reach a kernel, and which errors a caller gets.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -70,6 +70,18 @@ TEST_F(CInterface, DecodesAndReportsErrors) {
   EXPECT_EQ(fp_flash_decode(&args, 0), fp_type_error);
   q.dtype = fp_uint8 + 1;
   EXPECT_EQ(refusal(fp_flash_decode(&args, 0), fp_value_error), "flash_decode: q must have a dtype of fp_dtype, got 9");
+  q = to_c(inputs.args.q);
+  args.k_format = fp_format_q8_0 + 1;
+  EXPECT_EQ(refusal(fp_flash_decode(&args, 0), fp_value_error),
+            "flash_decode: k_format must be one of fp_kv_format, got 7");
+  args.k_format = fp_format_q8_0;
+  EXPECT_EQ(fp_flash_decode(&args, 0), fp_type_error);
+  EXPECT_EQ(std::string(fp_last_error()).find("flash_decode: k_cache must be uint8 for k_format=\"q8_0\""), 0u);
+  args.k_format = args.v_format = fp_format_bf16;
+  EXPECT_EQ(fp_flash_decode(&args, 0), fp_ok);
+  args.out = nullptr;
+  EXPECT_EQ(fp_decode_workspace_size(&args, &bytes), fp_ok);
+  EXPECT_EQ(refusal(fp_flash_decode(&args, 0), fp_value_error), "flash_decode: out must be given, got null");
   args.q = nullptr;
   EXPECT_EQ(refusal(fp_flash_decode(&args, 0), fp_value_error), "flash_decode: q must be given, got null");
   args.struct_size += 1;
@@ -78,11 +90,10 @@ TEST_F(CInterface, DecodesAndReportsErrors) {
 }
 
 TEST_F(CInterface, Queries) {
-  fp_decode_query query;
+  fp_query query;
   FP_INIT(&query);
   query.target = "fakegpu";
-  query.kv = "bf16";
-  query.q_dtype = fp_bfloat16;
+  query.dtype = fp_bfloat16;
   query.head_dim_qk = query.head_dim_v = 128;
   query.group_size = query.q_len = 1;
   EXPECT_EQ(fp_supports(&query), fp_ok);
@@ -91,6 +102,16 @@ TEST_F(CInterface, Queries) {
   EXPECT_STREQ(key, "decode/bf16/kv=");
   query.q_len = 17;
   EXPECT_EQ(refusal(fp_supports(&query), fp_not_supported), "q_len must be 1 to 16, got 17");
+  query.q_len = 1;
+  query.k_format = fp_format_q8_0;
+  EXPECT_EQ(fp_supports(&query), fp_not_supported);
+  EXPECT_EQ(std::string(fp_last_error()).find("fakegpu has no kernel for k=q8_0 with v=bf16; it has"), 0u);
+  query.v_format = fp_format_fp8_e4m3;
+  char pair[64];
+  EXPECT_EQ(fp_which_kernel(&query, pair, sizeof(pair)), fp_ok);
+  EXPECT_STREQ(pair, "decode/fp16/k=q8_0/v=fp8_e4m3/hd128/r16/fakegpu");
+  query.v_format = -1;
+  EXPECT_EQ(refusal(fp_supports(&query), fp_value_error), "supports: v_format must be one of fp_kv_format, got -1");
   EXPECT_STREQ(fp_version(), version());
   EXPECT_EQ(fp_num_splits_heuristic(48, 108, 64, 128), 2);
 }
@@ -189,7 +210,7 @@ TEST_F(CInterface, RunsTheGatedDeltaRuleByChunks) {
   EXPECT_EQ(p.beta_factor, 2.0f);
   EXPECT_EQ(p.update_state, 0);
   EXPECT_EQ(p.a_log, t.heads.data);
-  EXPECT_EQ(p.workspace.transforms, workspace.data);
+  EXPECT_EQ(p.workspace.inverses, workspace.data);
   args.state_layout = fp_kv;
   EXPECT_EQ(fp_gated_delta_chunk_workspace_size(&args, &bytes), fp_value_error);
   EXPECT_EQ(std::string(fp_last_error()).find("gated_delta_chunk_workspace_size: state must have shape"), 0u);
@@ -198,30 +219,58 @@ TEST_F(CInterface, RunsTheGatedDeltaRuleByChunks) {
 }
 
 TEST_F(CInterface, QueriesOfTheGatedDeltaRule) {
-  fp_gated_delta_query query;
+  fp_query query;
   FP_INIT(&query);
+  query.operation = fp_op_gated_delta;
   query.target = "cpu";
-  query.q_dtype = fp_bfloat16;
-  query.head_dim_k = query.head_dim_v = 128;
+  query.dtype = fp_bfloat16;
+  query.head_dim_qk = query.head_dim_v = 128;
   query.gate = fp_gate_key;
-  EXPECT_EQ(fp_supports_gated_delta(&query), fp_ok) << fp_last_error();
+  EXPECT_EQ(fp_supports(&query), fp_ok) << fp_last_error();
   char key[64];
-  EXPECT_EQ(fp_which_gated_delta_kernel(&query, key, sizeof(key)), fp_ok);
+  EXPECT_EQ(fp_which_kernel(&query, key, sizeof(key)), fp_ok);
   EXPECT_STREQ(key, "gated_delta_update/kda/fakecpu");
-  EXPECT_EQ(refusal(fp_which_gated_delta_kernel(&query, key, 0), fp_value_error),
-            "which_gated_delta_kernel: key must have room, got null or size 0");
+  EXPECT_EQ(refusal(fp_which_kernel(&query, key, 0), fp_value_error),
+            "which_kernel: key must have room, got null or size 0");
   query.state_layout = fp_kv;
-  EXPECT_EQ(fp_supports_gated_delta(&query), fp_not_supported);
-  query.operation = fp_chunk;
-  EXPECT_EQ(fp_supports_gated_delta(&query), fp_not_supported);
+  EXPECT_EQ(fp_supports(&query), fp_not_supported);
+  query.operation = fp_op_gated_delta_chunk;
+  EXPECT_EQ(fp_supports(&query), fp_not_supported);
   EXPECT_EQ(std::string(fp_last_error()).find("gated_delta_chunk takes one gate for each head"), 0u);
   query.gate = 3;
-  EXPECT_EQ(refusal(fp_supports_gated_delta(&query), fp_value_error),
-            "supports_gated_delta: gate must be fp_gate_head, fp_gate_key or fp_gate_any, got 3");
-  query.q_dtype = 9;
+  EXPECT_EQ(refusal(fp_supports(&query), fp_value_error),
+            "supports: gate must be fp_gate_head, fp_gate_key or fp_gate_any, got 3");
+  query.dtype = 9;
   query.gate = fp_gate_head;
-  EXPECT_EQ(refusal(fp_supports_gated_delta(&query), fp_value_error),
-            "supports_gated_delta: q_dtype must be one of fp_dtype, got 9");
+  EXPECT_EQ(refusal(fp_supports(&query), fp_value_error), "supports: dtype must be one of fp_dtype, got 9");
+}
+
+TEST_F(CInterface, QueriesOfEveryOperation) {
+  const std::pair<fp_operation, const char*> keys[] = {
+      {fp_op_decode, "decode/bf16/kv=bf16/hd128/r16/fakegpu"},
+      {fp_op_decode_stage2, "decode_stage2/fakegpu"},
+      {fp_op_append, "append_kv/fakegpu"},
+      {fp_op_merge, "merge_states/fakegpu"},
+      {fp_op_gated_delta_chunk, "gated_delta_chunk/bf16/k128/fakegpu"}};
+  fp_query query;
+  FP_INIT(&query);
+  query.target = "fakegpu";
+  query.dtype = fp_bfloat16;
+  query.head_dim_qk = query.head_dim_v = 128;
+  query.group_size = query.q_len = 1;
+  char key[64];
+  for (const auto& [operation, wanted] : keys) {
+    query.operation = operation;
+    EXPECT_EQ(fp_supports(&query), fp_ok) << fp_last_error();
+    EXPECT_EQ(fp_which_kernel(&query, key, sizeof(key)), fp_ok) << fp_last_error();
+    EXPECT_STREQ(key, wanted);
+  }
+  query.operation = fp_op_gated_delta;
+  EXPECT_EQ(refusal(fp_supports(&query), fp_not_supported), "fakegpu has no kernel gated_delta_update");
+  query.operation = fp_op_gated_delta_chunk + 1;
+  EXPECT_EQ(refusal(fp_supports(&query), fp_value_error), "supports: operation must be one of fp_operation, got 6");
+  query.struct_size = sizeof(query) + 1;
+  EXPECT_EQ(fp_supports(&query), fp_value_error);
 }
 
 }  // namespace

@@ -48,7 +48,7 @@ TEST_F(PlanDecode, BlockTable) {
   EXPECT_EQ(p.q.stride_token, 0);
   EXPECT_EQ(p.q.stride_head, 128);
   EXPECT_EQ(p.out.stride_head, 128);
-  EXPECT_EQ(p.lse, nullptr);
+  EXPECT_EQ(p.lse.data, nullptr);
   EXPECT_FLOAT_EQ(p.score_scale, kLog2e / std::sqrt(128.0f));
   EXPECT_EQ(p.cap_scale, 0.0f);
 }
@@ -119,14 +119,14 @@ TEST_F(PlanDecode, RaggedQuery) {
   EXPECT_EQ(plain.params.batch, 3);
   EXPECT_EQ(plain.params.max_q_len, 4);
   EXPECT_EQ(plain.params.q.stride_token, 8 * 128);
-  EXPECT_EQ(plain.params.lse_stride_token, 8);
+  EXPECT_EQ(plain.params.lse.stride_token, 8);
   a.num_splits = 3;
   DecodePlan split = plan(a);
   EXPECT_EQ(split.merge.batch, 7);
   EXPECT_EQ(split.merge.tokens, 1);
-  EXPECT_EQ(split.merge.mid_stride_seq, 8 * 3 * 128);
+  EXPECT_EQ(split.merge.mid.stride_seq, 8 * 3 * 128);
   EXPECT_EQ(split.merge.out.stride_seq, 8 * 128);
-  EXPECT_EQ(split.merge.lse_stride_seq, 8);
+  EXPECT_EQ(split.merge.lse.stride_seq, 8);
   EXPECT_EQ(split.params.out.stride_token, 8 * 3 * 128);
 }
 
@@ -177,6 +177,7 @@ TEST_F(PlanDecode, QuantisedCaches) {
   DecodeArgs& a = inputs.args;
   a.k_cache = TensorView(scratch(), DType::kUInt8, kGpu, {64, 16, 2, 128 / 32 * 34});
   a.v_cache = a.k_cache;
+  a.k_format = a.v_format = KvFormat::kQ8_0;
   float scales[2] = {1.0f, 2.0f};
   a.k_scale = TensorView(scales, DType::kFloat32, kGpu, {2});
   const DecodePlan p = plan(a);
@@ -211,7 +212,7 @@ TEST_F(PlanDecode, InvariantSchedule) {
   EXPECT_EQ(p.params.slots, scratch_at(kCounterBytes));
 }
 
-// 2^26 nodes of 1024 keys, or 2^30 of one query tile: the places of the line fit 32 bits.
+// 2^26 nodes of 1024 keys, or 2^30 of one query tile: the indices of the line fit 32 bits.
 TEST_F(PlanDecode, LongestLine) {
   DecodeInputs inputs(kGpu);
   DecodeProblem problem = validate_flash_decode(inputs.args);
@@ -256,12 +257,12 @@ TEST_F(PlanDecode, EqualSplits) {
   EXPECT_EQ(p.merge.chunk_keys, 0);
   EXPECT_EQ(p.merge.out.data, a.out.data);
   EXPECT_EQ(p.merge.out.dtype, DType::kBFloat16);
-  EXPECT_EQ(p.merge.lse, a.lse->data);
+  EXPECT_EQ(p.merge.lse.data, a.lse->data);
   bind_workspace(p, scratch());
   EXPECT_EQ(p.params.out.data, scratch_at(kCounterBytes));  // the counters stay untouched
-  EXPECT_EQ(p.merge.mid, p.params.out.data);
-  EXPECT_EQ(p.merge.mid_lse, scratch_at(kCounterBytes + 3 * 8 * 2 * 128 * 4));
-  EXPECT_EQ(p.params.lse, p.merge.mid_lse);
+  EXPECT_EQ(p.merge.mid.data, p.params.out.data);
+  EXPECT_EQ(p.merge.mid_lse.data, scratch_at(kCounterBytes + 3 * 8 * 2 * 128 * 4));
+  EXPECT_EQ(p.params.lse.data, p.merge.mid_lse.data);
 }
 
 TEST_F(PlanDecode, SplitsBeyondTheLeavesAreDropped) {
@@ -330,7 +331,6 @@ TEST_F(PlanDecode, KernelsByQuery) {
   EXPECT_EQ(supports(query).reason, "q_len must be 1 to 16, got 17");
   query.q_len = 1;
   query.q_dtype = DType::kFloat32;
-  query.kv = "fp32";
   EXPECT_EQ(supports(query).reason, "fakegpu has no kernel for float32 q; use float16 or bfloat16");
   EXPECT_EQ(error_of<NotSupportedError>([&] { (void)which_kernel(query); }),
             "which_kernel: fakegpu has no kernel for float32 q; use float16 or bfloat16");
@@ -338,12 +338,87 @@ TEST_F(PlanDecode, KernelsByQuery) {
   EXPECT_EQ(which_kernel(query), "decode/fp32/kv=fp32/hd128/r16/fakecpu");
   query.head_dim_qk = 256;
   EXPECT_EQ(supports(query).reason, "cpu has no kernel for head_dim 256/128 with kv=fp32; its tiles are 128");
-  query = {.target = "fakegpu", .q_dtype = DType::kFloat16};
+  query = {.target = "fakegpu", .q_dtype = DType::kFloat16, .k_format = KvFormat::kBf16};
   EXPECT_EQ(supports(query).reason, "a cache of bf16 goes with q of the same type, got float16");
-  query = {.target = "fakegpu", .kv = "int3"};
-  EXPECT_NE(supports(query).reason.find("got \"int3\""), std::string::npos);
   query = {.target = "gfx1"};
   EXPECT_NE(supports(query).reason.find("no target \"gfx1\""), std::string::npos);
+}
+
+// A pair of formats has kernels where the table has a row of it, and no others.
+TEST_F(PlanDecode, KernelsOfPairsOfFormats) {
+  DecodeQuery query{.target = "fakegpu", .k_format = KvFormat::kQ8_0, .v_format = KvFormat::kFp8E4M3};
+  EXPECT_EQ(which_kernel(query), "decode/fp16/k=q8_0/v=fp8_e4m3/hd128/r16/fakegpu");
+  std::swap(query.k_format, query.v_format);
+  EXPECT_EQ(supports(query).reason,
+            "fakegpu has no kernel for k=fp8_e4m3 with v=q8_0; it has bf16, fp8_e4m3, q8_0, k=q8_0 with v=fp8_e4m3");
+  query = {.target = "fakegpu", .k_format = KvFormat::kQ8_0};
+  EXPECT_EQ(supports(query).reason,
+            "fakegpu has no kernel for k=q8_0 with v=bf16; it has bf16, fp8_e4m3, q8_0, k=q8_0 with v=fp8_e4m3");
+  query.v_format = KvFormat::kFp8E4M3;
+  query.head_dim_v = 160;
+  EXPECT_EQ(supports(query).reason,
+            "fakegpu has no kernel for head_dim 128/160 with k=q8_0 with v=fp8_e4m3; its tiles are 128");
+  query.head_dim_qk = 80;
+  EXPECT_EQ(supports(query).reason, "q8_0 needs a head_dim that is a multiple of 32, got 80");
+
+  DecodeInputs inputs(kGpu);
+  inputs.args.k_cache = TensorView(scratch(), DType::kUInt8, kGpu, {64, 16, 2, 128 / 32 * 34});
+  inputs.args.v_cache = TensorView(scratch(), DType::kFp8E4M3, kGpu, {64, 16, 2, 128});
+  inputs.args.k_format = KvFormat::kQ8_0;
+  const DecodePlan p = plan(inputs.args);
+  EXPECT_STREQ(p.kernel->key, "decode/fp16/k=q8_0/v=fp8_e4m3/hd128/r16/fakegpu");
+  EXPECT_EQ(p.params.cache.k.row_bytes, 136);
+  EXPECT_EQ(p.params.cache.v.row_bytes, 128);
+}
+
+// The size of a workspace follows from the call's arguments, also without an output, whose memory nobody looks at.
+TEST_F(PlanDecode, SizesNeedNoOutput) {
+  DecodeInputs inputs(kGpu);
+  DecodeArgs& a = inputs.args;
+  const std::int64_t bytes = decode_workspace_size(a);
+  EXPECT_GT(bytes, 0);
+  a.out.data = nullptr;
+  EXPECT_EQ(decode_workspace_size(a), bytes);
+  EXPECT_NE(error_of<ValueError>([&] { flash_decode(a); }).find("out must have data"), std::string::npos);
+  a.out.shape[1] = 4;
+  EXPECT_NE(error_of<ValueError>([&] { (void)decode_workspace_size(a); }).find("out must have shape"),
+            std::string::npos);
+  a.out = {};
+  EXPECT_EQ(decode_workspace_size(a), bytes);
+  a.k_cache = a.v_cache = TensorView(scratch(), DType::kUInt8, kGpu, {64, 16, 2, 128 / 32 * 34});
+  EXPECT_EQ(error_of<ValueError>([&] { (void)decode_workspace_size(a); }),
+            "flash_decode: v_format must say what v_cache of uint8 stores, got none; pass v_format=\"q8_0\"");
+  a.k_format = a.v_format = KvFormat::kQ8_0;
+  EXPECT_EQ(decode_workspace_size(a), bytes);
+  a.q.rank = 2;
+  EXPECT_NE(error_of<ValueError>([&] { (void)decode_workspace_size(a); }).find("q must have 3 dimensions"),
+            std::string::npos);
+  EXPECT_TRUE(fake_state().launches.empty());
+}
+
+// What the other operations of this header are asked, and what they answer.
+TEST_F(PlanDecode, OtherOperationsByQuery) {
+  EXPECT_EQ(which_kernel(DecodeStage2Query{.target = "fakegpu"}), "decode_stage2/fakegpu");
+  EXPECT_EQ(supports(DecodeStage2Query{.out_dtype = DType::kInt32}).reason,
+            "Out must be float16, bfloat16 or float32, got int32");
+  EXPECT_EQ(which_kernel(MergeQuery{.target = "fakegpu", .dtype = DType::kFloat32, .head_dim = 3}),
+            "merge_states/fakegpu");
+  EXPECT_EQ(supports(MergeQuery{.dtype = DType::kFp8E4M3}).reason,
+            "o must be float16, bfloat16 or float32, got float8_e4m3fn");
+  EXPECT_EQ(supports(MergeQuery{.head_dim = 0}).reason, "head_dim must be 1 or more and below 2^31, got 0");
+  EXPECT_EQ(which_kernel(AppendQuery{}), "append_kv/fakecpu");
+  AppendQuery append{.target = "fakegpu", .dtype = DType::kFloat32, .k_format = KvFormat::kQ8_0};
+  EXPECT_EQ(supports(append).reason, "no kernel writes k=q8_0 with v=fp32; K and V must have one format");
+  append.v_format = KvFormat::kQ8_0;
+  EXPECT_EQ(which_kernel(append), "append_kv/fakegpu");
+  append.head_dim_v = 80;
+  EXPECT_EQ(supports(append).reason, "q8_0 needs a head_dim_v that is a multiple of 32, got 80");
+  append.target = "gfx1";
+  append.head_dim_v = 64;
+  EXPECT_NE(supports(append).reason.find("no target \"gfx1\""), std::string::npos);
+  EXPECT_EQ(error_of<NotSupportedError>([&] { (void)which_kernel(append); }),
+            "which_kernel: " + supports(append).reason);
+  EXPECT_EQ(supports(AppendQuery{.dtype = DType::kInt32}).reason, "k must be float16, bfloat16 or float32, got int32");
 }
 
 }  // namespace

@@ -42,6 +42,11 @@ TensorView floats(std::initializer_list<std::int64_t> shape) {
   return TensorView(scratch(), DType::kFloat32, Device{}, shape);
 }
 
+void carry_q8_0(DecodeArgs& a) {
+  a.k_cache.dtype = a.v_cache.dtype = DType::kUInt8;
+  a.k_format = a.v_format = KvFormat::kQ8_0;
+}
+
 TEST_F(DecodeRefuses, Ranks) {
   expect<ValueError>({
       {"q", [](DecodeArgs& a) { a.q.rank = 2; },
@@ -89,14 +94,14 @@ TEST_F(DecodeRefuses, Shapes) {
        "out must have shape (batch, num_q_heads, head_dim_v of v_cache) = (3, 8, 128), got (3, 8, 64)"},
       {"out head_dim of q8_0",
        [](DecodeArgs& a) {
-         a.k_cache.dtype = a.v_cache.dtype = DType::kUInt8;
+         carry_q8_0(a);
          a.k_cache.shape[3] = 4 * 34;
          a.v_cache.shape[3] = 2 * 34;
        },
        "head_dim_v of v_cache) = (3, 8, 64), got (3, 8, 128)"},
       {"v rows of q8_0",
        [](DecodeArgs& a) {
-         a.k_cache.dtype = a.v_cache.dtype = DType::kUInt8;
+         carry_q8_0(a);
          a.k_cache.shape[3] = 4 * 34;
          a.v_cache.shape[3] = 100;
        },
@@ -117,7 +122,14 @@ TEST_F(DecodeRefuses, Types) {
       {"foreign mask", [](DecodeArgs& a) { a.tree_mask = TensorView(scratch_at(0), DType::kBool, {}, {3, 1}); },
        "tree_mask must be uint32, got bool"},
       {"k", [](DecodeArgs& a) { a.k_cache.dtype = DType::kFloat16; }, "k_cache must be bfloat16, "},
-      {"v", [](DecodeArgs& a) { a.v_cache.dtype = DType::kFp8E4M3; }, "v_cache must be bfloat16, got float8_e4m3fn"},
+      {"v", [](DecodeArgs& a) { a.v_cache.dtype = DType::kFloat16; },
+       "v_cache must be bfloat16, float8_e4m3fn, float8_e4m3fnuz or uint8, got float16"},
+      {"format of k", [](DecodeArgs& a) { a.k_format = KvFormat::kQ8_0; },
+       "flash_decode: k_cache must be uint8 for k_format=\"q8_0\", got bfloat16; pass the format that it has, or none "
+       "for "
+       "its element type's own"},
+      {"format of v", [](DecodeArgs& a) { a.v_format = KvFormat::kFp8E4M3; },
+       "flash_decode: v_cache must be float8_e4m3fn for v_format=\"fp8_e4m3\", got bfloat16"},
       {"seqlens", [](DecodeArgs& a) { a.seqlens.dtype = DType::kFloat32; }, "seqlens must be int32 or int64"},
       {"table", [](DecodeArgs& a) { a.block_table->dtype = DType::kInt64; }, "block_table must be int32, got int64"},
       {"out", [](DecodeArgs& a) { a.out.dtype = DType::kUInt8; }, "out must be"},
@@ -153,6 +165,10 @@ TEST_F(DecodeRefuses, Values) {
       {"softcap nan", [=](DecodeArgs& a) { a.softcap = nan; }, "softcap must be"},
       {"window", [](DecodeArgs& a) { a.window_left = -2; }, "window must be"},
       {"num_splits", [](DecodeArgs& a) { a.num_splits = -2; }, "num_splits must be"},
+      {"no format of k", [](DecodeArgs& a) { a.k_cache.dtype = DType::kUInt8; },
+       "flash_decode: k_format must say what k_cache of uint8 stores, got none; pass k_format=\"q8_0\""},
+      {"no format of v", [](DecodeArgs& a) { a.v_cache.dtype = DType::kUInt8; },
+       "flash_decode: v_format must say what v_cache of uint8 stores, got none; pass v_format=\"q8_0\""},
       {"layouts", [](DecodeArgs& a) { a.token_table = ints({3, 4}); }, "give at most one of"},
       {"request_index", [](DecodeArgs& a) { a.request_index = ints({3}); }, "request_index must come with token_table"},
       {"csr", [](DecodeArgs& a) { a.block_table.reset(), a.kv_indptr = ints({4}); }, "must be given together"},
@@ -181,11 +197,20 @@ TEST_F(DecodeRefuses, WhatNoKernelServes) {
       {"q8_0",
        [](DecodeArgs& a) {
          a = DecodeInputs({}, 80).args;
-         a.k_cache.dtype = a.v_cache.dtype = DType::kUInt8;
+         carry_q8_0(a);
        },
        "q8_0 needs a head_dim that is a multiple of 32, got 80"},
       {"format", [](DecodeArgs& a) { a.k_cache.dtype = a.v_cache.dtype = DType::kFp8E4M3Fnuz; },
        "has no kernel for kv=fp8_e4m3fnuz; it has fp32, bf16, q8_0"},
+      {"pair", [](DecodeArgs& a) { a.v_cache.dtype = DType::kFp8E4M3; },
+       "flash_decode: cpu has no kernel for k=bf16 with v=fp8_e4m3; it has fp32, bf16, q8_0"},
+      {"pair of blocks",
+       [](DecodeArgs& a) {
+         a.k_cache.dtype = DType::kUInt8;
+         a.k_format = KvFormat::kQ8_0;
+         a.k_cache.shape[3] = 4 * 34;
+       },
+       "flash_decode: cpu has no kernel for k=q8_0 with v=bf16; it has fp32, bf16, q8_0"},
   });
 }
 
@@ -239,6 +264,39 @@ TEST_F(DecodeRefuses, NothingWhenThereIsNothingToDo) {
   }
   EXPECT_NO_THROW(flash_decode(inputs.args));
   EXPECT_TRUE(fake_state().launches.empty());
+}
+
+// As of flash_decode, under LightLLM's names.
+TEST_F(DecodeRefuses, FormatsOfStage1) {
+  DecodeStage1Args a;
+  std::int32_t lengths[2] = {100, 30}, rows[2] = {0, 1};
+  a.q = TensorView(scratch_at(0), DType::kBFloat16, Device{}, {2, 8, 128});
+  a.k = TensorView(scratch_at(16 << 20), DType::kUInt8, Device{}, {256, 2, 136});
+  a.v = TensorView(scratch_at(32 << 20), DType::kUInt8, Device{}, {256, 2, 136});
+  a.req_to_tokens = TensorView(scratch_at(2 << 20), DType::kInt32, Device{}, {2, 128});
+  a.b_req_idx = TensorView(rows, DType::kInt32, Device{}, {2});
+  a.b_seqlen = TensorView(lengths, DType::kInt32, Device{}, {2});
+  a.mid_out = TensorView(scratch_at(4 << 20), DType::kFloat32, Device{}, {2, 8, 2, 128});
+  a.mid_out_logsumexp = TensorView(scratch_at(8 << 20), DType::kFloat32, Device{}, {2, 8, 2});
+  a.max_len_in_batch = 100;
+  a.block_seq = 64;
+  EXPECT_EQ(error_of<ValueError>([&] { flash_decode_stage1(a); }),
+            "flash_decode_stage1: k_format must say what k of uint8 stores, got none; pass k_format=\"q8_0\"");
+  a.k_format = KvFormat::kQ8_0;
+  EXPECT_EQ(error_of<ValueError>([&] { flash_decode_stage1(a); }),
+            "flash_decode_stage1: v_format must say what v of uint8 stores, got none; pass v_format=\"q8_0\"");
+  a.v = TensorView(scratch_at(32 << 20), DType::kBFloat16, Device{}, {256, 2, 128});
+  EXPECT_EQ(error_of<NotSupportedError>([&] { flash_decode_stage1(a); }),
+            "flash_decode_stage1: cpu has no kernel for k=q8_0 with v=bf16; it has fp32, bf16, q8_0");
+  a.v_format = KvFormat::kQ8_0;
+  EXPECT_EQ(error_of<TypeError>([&] {
+              flash_decode_stage1(a);
+            }).find("flash_decode_stage1: v must be uint8 for v_format=\"q8_0\", got bfloat16"),
+            0u);
+  EXPECT_TRUE(fake_state().launches.empty());
+  a.v = TensorView(scratch_at(32 << 20), DType::kUInt8, Device{}, {256, 2, 136});
+  flash_decode_stage1(a);
+  EXPECT_EQ(fake_state().launches.back().key, "decode/fp32/kv=q8_0/hd128/r16/fakecpu");
 }
 
 }  // namespace

@@ -85,7 +85,7 @@ TEST_F(GatedDeltaChunkHost, LaunchesTwoKernelsWithTheSameParams) {
   EXPECT_FLOAT_EQ(p.beta_factor, 2.0f);
   EXPECT_FLOAT_EQ(p.scale, 1.0f / std::sqrt(32.0f));
   const auto* scores = static_cast<const char*>(p.workspace.scores);
-  EXPECT_EQ(scores - static_cast<const char*>(p.workspace.transforms), 4 * 4 * 64 * 64 * 4);
+  EXPECT_EQ(scores - static_cast<const char*>(p.workspace.inverses), 4 * 4 * 64 * 64 * 4);
   EXPECT_EQ(reinterpret_cast<const char*>(p.workspace.factors) - scores, 4 * 4 * 64 * 64 * 4);
 }
 
@@ -97,8 +97,9 @@ TEST_F(GatedDeltaChunkHost, CutsPackedSequencesWithoutTheirLengths) {
   ASSERT_EQ(fake_state().launches.size(), 2u);
   EXPECT_EQ(fake_state().launches[0].grid, (70 / 64 + 3) * 2);
   EXPECT_EQ(fake_state().launches[1].grid, 3 * 4 * 2);
-  const std::int64_t place = 2 * 64 * 64 * 4 + static_cast<std::int64_t>(sizeof(ChunkFactors) + sizeof(unsigned));
-  EXPECT_EQ(gated_delta_chunk_workspace_size(inputs.args), (70 / 64 + 3) * 4 * place);
+  const std::int64_t head_chunk_bytes =
+      2 * 64 * 64 * 4 + static_cast<std::int64_t>(sizeof(ChunkFactors) + sizeof(unsigned));
+  EXPECT_EQ(gated_delta_chunk_workspace_size(inputs.args), (70 / 64 + 3) * 4 * head_chunk_bytes);
 }
 
 // 16 chains, and 80 chunks for blocks of four teams that stride over them.
@@ -108,7 +109,7 @@ TEST_F(GatedDeltaChunkHost, RunsTheChainBesideTheChunksWhereHalfOfTheDeviceIsLef
   GatedDeltaChunkArgs& a = inputs.args;
   struct Expected {
     int multiprocessors, prepare_blocks, chain_blocks;
-    bool beside;
+    bool concurrent;
   };
   for (const Expected& e :
        {Expected{32, 64, 16, true}, {31, 124, 16, false}, {3, 12, 3, false}, {120, 320, 16, true}}) {
@@ -121,8 +122,8 @@ TEST_F(GatedDeltaChunkHost, RunsTheChainBesideTheChunksWhereHalfOfTheDeviceIsLef
     EXPECT_EQ(fake_state().launches[1].grid, e.chain_blocks);
     for (const Launch& launch : fake_state().launches) {
       const auto p = launch.as<GatedDeltaChunkParams>();
-      EXPECT_EQ(p.workspace.prepared != nullptr, e.beside) << launch.key;
-      EXPECT_EQ(p.workspace.slots, 40);
+      EXPECT_EQ(p.workspace.signals != nullptr, e.concurrent) << launch.key;
+      EXPECT_EQ(p.workspace.chunks, 40);
     }
   }
   set_multiprocessor_limit(32);
@@ -133,7 +134,7 @@ TEST_F(GatedDeltaChunkHost, RunsTheChainBesideTheChunksWhereHalfOfTheDeviceIsLef
     a.state_indices->shape[0] = sequences;
     gated_delta_chunk(a);
     const auto p = fake_state().launches.back().as<GatedDeltaChunkParams>();
-    EXPECT_NE(p.workspace.prepared, nullptr);
+    EXPECT_NE(p.workspace.signals, nullptr);
   }
   set_multiprocessor_limit(0);
 }
@@ -159,7 +160,7 @@ TEST_F(GatedDeltaChunkHost, TakesTheCallersWorkspace) {
   gated_delta_chunk(inputs.args);
   EXPECT_EQ(fake_state().allocations, allocations);
   ASSERT_EQ(fake_state().launches.size(), 2u);
-  EXPECT_EQ(fake_state().launches[0].as<GatedDeltaChunkParams>().workspace.transforms, scratch_at(28 << 20));
+  EXPECT_EQ(fake_state().launches[0].as<GatedDeltaChunkParams>().workspace.inverses, scratch_at(28 << 20));
 }
 
 // Without tokens there is nothing to do but to copy states to final_states.
@@ -192,35 +193,54 @@ TEST_F(GatedDeltaChunkHost, SaysWhereTheKernelIsMissing) {
 
 // What is asked beforehand is answered with the kernel of the chain, or with the text that a call would give.
 TEST_F(GatedDeltaChunkHost, AnswersAsCallsDo) {
-  GatedDeltaQuery query{.operation = GatedDeltaOperation::kChunk, .head_dim_k = 32};
+  GatedDeltaChunkQuery query{.head_dim_k = 32};
   Inputs on_cpu, on_gpu(kGpu);
   gated_delta_chunk(on_cpu.args);
-  EXPECT_EQ(which_gated_delta_kernel(query), fake_state().launches.back().key);
+  EXPECT_EQ(which_kernel(query), fake_state().launches.back().key);
   query.target = "fakegpu";
   gated_delta_chunk(on_gpu.args);
   EXPECT_EQ(fake_state().launches.end()[-2].key, "gated_delta_prepare/bf16/k64/fakegpu");
-  EXPECT_EQ(which_gated_delta_kernel(query), fake_state().launches.back().key);
+  EXPECT_EQ(which_kernel(query), fake_state().launches.back().key);
   // Neither the type of the pool nor its layout matters.
   query.state_dtype = DType::kBFloat16;
   query.state_layout = StateLayout::kKV;
   query.head_dim_k = 72;
-  EXPECT_EQ(which_gated_delta_kernel(query), "gated_delta_chunk/bf16/k128/fakegpu");
+  EXPECT_EQ(which_kernel(query), "gated_delta_chunk/bf16/k128/fakegpu");
   query.head_dim_k = 136;
-  EXPECT_EQ(supports_gated_delta(query).reason,
-            "fakegpu has no kernel gated_delta_chunk for bfloat16 q and head_dim_k 136");
+  EXPECT_EQ(supports(query).reason, "fakegpu has no kernel gated_delta_chunk for bfloat16 q and head_dim_k 136");
   query.head_dim_k = 32;
   query.gate = GateForm::kKey;
-  EXPECT_EQ(supports_gated_delta(query).reason,
-            "gated_delta_chunk takes one gate for each head; gated_delta_update takes others");
+  EXPECT_EQ(supports(query).reason, "gated_delta_chunk takes one gate for each head; gated_delta_update takes others");
   query.gate = GateForm::kHead;
   query.q_dtype = DType::kFloat32;
-  EXPECT_EQ(supports_gated_delta(query).reason,
-            "fakegpu has no kernel gated_delta_chunk for float32 q and head_dim_k 32");
+  EXPECT_EQ(supports(query).reason, "fakegpu has no kernel gated_delta_chunk for float32 q and head_dim_k 32");
   query.q_dtype = DType::kFloat16;
-  EXPECT_EQ(supports_gated_delta(query).reason,  // one of the pair is missing
+  EXPECT_EQ(supports(query).reason,  // one of the pair is missing
             "fakegpu has no kernel gated_delta_prepare for float16 q and head_dim_k 32");
   query.target = "cpu";
-  EXPECT_EQ(which_gated_delta_kernel(query), "gated_delta_chunk/fp32/k256/fakecpu");
+  EXPECT_EQ(which_kernel(query), "gated_delta_chunk/fp32/k256/fakecpu");
+}
+
+// The size of a workspace follows from the call's arguments, also without an output, whose memory nobody looks at.
+TEST_F(GatedDeltaChunkHost, SizesNeedNoOutput) {
+  Inputs inputs;
+  const std::int64_t bytes = gated_delta_chunk_workspace_size(inputs.args);
+  EXPECT_GT(bytes, 0);
+  inputs.args.out.data = nullptr;
+  EXPECT_EQ(gated_delta_chunk_workspace_size(inputs.args), bytes);
+  EXPECT_NE(error_of<ValueError>([&] { gated_delta_chunk(inputs.args); }).find("out must have data"),
+            std::string::npos);
+  inputs.args.out.shape[3] = 8;
+  EXPECT_NE(error_of<ValueError>([&] { (void)gated_delta_chunk_workspace_size(inputs.args); }).find("out must have"),
+            std::string::npos);
+  inputs.args.out = {};
+  EXPECT_EQ(gated_delta_chunk_workspace_size(inputs.args), bytes);
+  inputs.args.v.rank = 3;
+  EXPECT_NE(error_of<ValueError>([&] {
+              (void)gated_delta_chunk_workspace_size(inputs.args);
+            }).find("gated_delta_chunk_workspace_size: v must have 4 dimensions"),
+            std::string::npos);
+  EXPECT_TRUE(fake_state().launches.empty());
 }
 
 template <class E = ValueError, class Bend>

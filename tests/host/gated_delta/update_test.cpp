@@ -63,7 +63,7 @@ TEST_F(GatedDeltaHost, FillsTheParams) {
   EXPECT_EQ(p.tokens, 3);
   EXPECT_EQ(p.by_v_heads.value, 4u);
   EXPECT_EQ(p.by_heads.value, 2u);
-  EXPECT_EQ(p.by_slices_of_head.value, 4u);
+  EXPECT_EQ(p.by_head_slices.value, 4u);
   EXPECT_EQ(p.a.stride_seq, 12);
   EXPECT_EQ(p.a.stride_head, 1);
   EXPECT_EQ(p.a.stride_dim, 0);
@@ -180,7 +180,7 @@ TEST_F(GatedDeltaHost, ChoosesTheKernelByTheGates) {
             any);
 }
 
-// Kernels of fp16 states take all gates, and fp32 states beside.
+// Kernels of fp16 states take all gates, and fp32 states too.
 TEST_F(GatedDeltaHost, ChoosesTheKernelByTheStates) {
   Inputs inputs;
   GatedDeltaUpdateArgs& args = inputs.args;
@@ -203,7 +203,7 @@ TEST_F(GatedDeltaHost, ChoosesTheKernelByTheStates) {
             "gated_delta_update: state, final_states and intermediate_states must not be float16 and bfloat16 in one "
             "call");
   EXPECT_EQ(fake_state().launches.size(), 3u);
-  EXPECT_EQ(which_gated_delta_kernel({.state_dtype = DType::kFloat16, .head_dim_k = 32}), half);
+  EXPECT_EQ(which_kernel(GatedDeltaQuery{.state_dtype = DType::kFloat16, .head_dim_k = 32}), half);
 }
 
 TEST_F(GatedDeltaHost, PassesPaddingOn) {
@@ -253,22 +253,21 @@ TEST_F(GatedDeltaHost, SaysWhereTheKernelIsMissing) {
 // What is asked beforehand is answered with the kernel that a call runs, or with the text that it would give.
 TEST_F(GatedDeltaHost, AnswersAsCallsDo) {
   const auto refusal = [](const GatedDeltaQuery& query) {
-    const Support support = supports_gated_delta(query);
+    const Support support = supports(query);
     EXPECT_FALSE(support.supported);
-    EXPECT_EQ(error_of<NotSupportedError>([&] { (void)which_gated_delta_kernel(query); }),
-              "which_gated_delta_kernel: " + support.reason);
+    EXPECT_EQ(error_of<NotSupportedError>([&] { (void)which_kernel(query); }), "which_kernel: " + support.reason);
     return support.reason;
   };
   GatedDeltaQuery query{.head_dim_k = 32, .head_dim_v = 64};
   Inputs inputs;
   gated_delta_update(inputs.args);
-  EXPECT_TRUE(supports_gated_delta(query).supported);
-  EXPECT_EQ(supports_gated_delta(query).reason, "");
-  EXPECT_EQ(which_gated_delta_kernel(query), fake_state().launches.back().key);
+  EXPECT_TRUE(supports(query).supported);
+  EXPECT_EQ(supports(query).reason, "");
+  EXPECT_EQ(which_kernel(query), fake_state().launches.back().key);
   query.head_dim_k = 72;
-  EXPECT_EQ(which_gated_delta_kernel(query), "gated_delta_update/state=fp32/vk/k256/fakecpu");
+  EXPECT_EQ(which_kernel(query), "gated_delta_update/state=fp32/vk/k256/fakecpu");
   query.gate = GateForm::kKey;
-  EXPECT_EQ(which_gated_delta_kernel(query), "gated_delta_update/kda/fakecpu");
+  EXPECT_EQ(which_kernel(query), "gated_delta_update/kda/fakecpu");
   query.state_layout = StateLayout::kKV;
   EXPECT_EQ(refusal(query),
             "cpu has no kernel gated_delta_update for head_dim_k 72, states float32 [K, V], a gate for each key");
@@ -278,7 +277,7 @@ TEST_F(GatedDeltaHost, AnswersAsCallsDo) {
   EXPECT_EQ("gated_delta_update: " + refusal(query),
             error_of<NotSupportedError>([&] { gated_delta_update(half.args); }));
   query.gate = GateForm::kAny;  // takes pools of either type
-  EXPECT_EQ(which_gated_delta_kernel(query), "gated_delta_update/any/fakecpu");
+  EXPECT_EQ(which_kernel(query), "gated_delta_update/any/fakecpu");
   query.state_layout = StateLayout::kKV;
   EXPECT_EQ(refusal(query),
             "cpu has no kernel gated_delta_update for head_dim_k 32, states bfloat16 [K, V], gates of any form");

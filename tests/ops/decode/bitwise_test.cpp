@@ -1,5 +1,5 @@
 // The invariant schedule: a request's bits do not depend on its neighbours, on how many multiprocessors work, on the
-// call being the first or the tenth, or on the query tokens that share its tile.
+// call being the first or the tenth, or on the other query tokens of its tile.
 #include <gtest/gtest.h>
 
 #include <flashport/backend.h>
@@ -57,7 +57,7 @@ TEST_P(Bitwise, AloneInBatchesAndOnAnyNumberOfMultiprocessors) {
       flashport::set_multiprocessor_limit(limit);
       const RequestPool::Bits bits = pool.run(batch, round == 1);
       for (std::size_t b = 0; b < batch.size(); ++b) {
-        EXPECT_TRUE(bits[b] == alone[batch[b]]) << "round " << round << ", " << limit << " multiprocessors, place " << b
+        EXPECT_TRUE(bits[b] == alone[batch[b]]) << "round " << round << ", " << limit << " multiprocessors, index " << b
                                                 << ", length " << pool.lens()[batch[b]];
       }
     }
@@ -78,7 +78,7 @@ void check_under_random_schedules(const PoolShape& shape) {
     flashport::set_multiprocessor_limit(limit);
     const RequestPool::Bits bits = pool.run(batch);
     for (std::size_t b = 0; b < batch.size(); ++b) {
-      ASSERT_TRUE(bits[b] == alone[batch[b]]) << "round " << round << ", " << limit << " multiprocessors, place " << b
+      ASSERT_TRUE(bits[b] == alone[batch[b]]) << "round " << round << ", " << limit << " multiprocessors, index " << b
                                               << ", length " << pool.lens()[batch[b]];
     }
   }
@@ -106,7 +106,7 @@ TEST_P(Bitwise, OnRepeat) {
   for (int repeat = 0; repeat < (options().emulator ? 2 : 20); ++repeat) EXPECT_TRUE(pool.run(all) == first) << repeat;
 }
 
-// Of the shapes with several tokens.
+// For shapes with several tokens.
 class BitwiseTiles : public Bitwise {};
 
 TEST_P(BitwiseTiles, QueryTokensThatShareATile) {

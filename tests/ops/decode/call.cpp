@@ -12,7 +12,7 @@ namespace {
 
 using reference::Type;
 
-constexpr int kSparePages = 3;  // of every pool: used by nobody, all NaN
+constexpr int kSparePages = 3;  // of every pool: in no table, all NaN
 
 // The same on every platform, unlike std::hash.
 std::uint64_t hash(const std::string& text) {
@@ -142,11 +142,11 @@ void DecodeCall::make_caches() {
     pages = kSparePages;
     for (std::int64_t b = 0; b < batch; ++b) pages += pages_of(b);
   }
-  CacheShape shape{pages, tokens,       case_.hkv, row_extent(case_.kv, case_.dk), case_.layout.ends_with("hnd"),
+  CacheShape shape{pages, tokens,       case_.hkv, row_extent(case_.k_format, case_.dk), case_.layout.ends_with("hnd"),
                    pool,  case_.strides};
-  k_.emplace(make_cache(case_.kv, shape));
-  shape.extent = row_extent(case_.kv, case_.dv);
-  v_.emplace(make_cache(case_.kv, shape));
+  k_.emplace(make_cache(case_.k_format, shape));
+  shape.extent = row_extent(case_.v_format, case_.dv);
+  v_.emplace(make_cache(case_.v_format, shape));
 
   const Type index = case_.index64 ? Type::kI64 : Type::kI32;
   const bool csr = case_.layout.starts_with("csr");
@@ -253,6 +253,8 @@ flashport::DecodeArgs DecodeCall::args() const {
   a.q = q_->view();
   a.k_cache = k_->view();
   a.v_cache = v_->view();
+  a.k_format = format_of(case_.k_format);
+  a.v_format = format_of(case_.v_format);
   if (seqlens_) a.seqlens = seqlens_->view();
   a.block_table = view_of(block_table_);
   a.token_table = view_of(token_table_);

@@ -34,7 +34,8 @@ DecodeCase parse(std::map<std::string, std::string>& row) {
   c.name = row["name"];
   c.tier = row["tier"];
   c.q = type_named(row["q"]);
-  c.kv = type_named(row["kv"]);
+  c.k_format = type_named(row["k_format"]);
+  c.v_format = type_named(row["v_format"]);
   c.dk = std::stoll(row["dk"]);
   c.dv = std::stoll(row["dv"]);
   c.hq = std::stoll(row["hq"]);
@@ -63,7 +64,7 @@ DecodeCase parse(std::map<std::string, std::string>& row) {
 }  // namespace
 
 flashport::DecodeQuery DecodeCase::query() const {
-  return {query_target(), dtype_of(q), type_name(kv), dk, dv, hq / hkv, q_len};
+  return {query_target(), dtype_of(q), format_of(k_format), format_of(v_format), dk, dv, hq / hkv, q_len};
 }
 
 std::ostream& operator<<(std::ostream& out, const DecodeCase& c) { return out << c.name; }

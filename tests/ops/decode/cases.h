@@ -14,7 +14,7 @@ namespace flashport_test {
 
 struct DecodeCase {
   std::string name, tier;
-  reference::Type q, kv;
+  reference::Type q, k_format, v_format;
   std::int64_t dk, dv, hq, hkv, q_len;
   std::string q_form;  // token, uniform, ragged
   std::string layout;  // nhd, hnd, token, block_nhd, block_hnd, csr_nhd, csr_hnd

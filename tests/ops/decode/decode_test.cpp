@@ -20,15 +20,18 @@ TEST_P(DecodeCases, MatchesTheOracle) {
   const DecodeCase& c = GetParam();
   FLASHPORT_REQUIRE_SUPPORT(c.name, flashport::supports(c.query()));
   const std::string key = flashport::which_kernel(c.query());
-  EXPECT_NE(key.find(std::string("/kv=") + type_name(c.kv) + "/"), std::string::npos) << key;
+  const std::string formats = c.k_format == c.v_format
+                                  ? std::string("/kv=") + type_name(c.k_format) + "/"
+                                  : std::string("/k=") + type_name(c.k_format) + "/v=" + type_name(c.v_format) + "/";
+  EXPECT_NE(key.find(formats), std::string::npos) << key;
   DecodeCall call(c);
   call.upload();
   call.run();
   EXPECT_EQ(call.check(math_of_key(key)), "") << "kernel " << key;
 }
 
-// Few blocks have long stretches, where the heads of a sequence are side by side and one block has whole subtrees; many
-// blocks share every node.
+// Few blocks have long work ranges: the heads of a sequence run concurrently and one block has whole subtrees. With
+// many blocks every node is divided.
 class DecodeOnMultiprocessors : public DecodeCases {
  protected:
   void TearDown() override { flashport::set_multiprocessor_limit(options().emulator ? 3 : 0); }

@@ -28,7 +28,7 @@ class Errors : public testing::Test {
   static DecodeCase small_case() {
     DecodeCase c{};
     c.name = "errors";
-    c.q = c.kv = Type::kF16;
+    c.q = c.k_format = c.v_format = Type::kF16;
     c.dk = c.dv = 64;
     c.hq = 4;
     c.hkv = 2;
@@ -129,6 +129,29 @@ TEST_F(Errors, WhatNoKernelServes) {
     for (flashport::TensorView* view : {&a.q, &a.out}) view->shape[2] = 60;
     for (flashport::TensorView* view : {&a.k_cache, &a.v_cache}) view->shape[3] = 60;
   });
+}
+
+// No target has a kernel of two formats: the pair is refused with what the target has.
+TEST_F(Errors, PairsOfFormats) {
+  const auto blocks = [](flashport::TensorView& view) {
+    view.dtype = flashport::DType::kUInt8;
+    view.shape[3] = view.shape[3] / 32 * 34;
+  };
+  refuses<flashport::NotSupportedError>("has no kernel for k=q8_0 with v=fp16; it has ", [&](DecodeArgs& a) {
+    blocks(a.k_cache);
+    a.k_format = flashport::KvFormat::kQ8_0;
+  });
+  refuses<flashport::NotSupportedError>("has no kernel for k=fp16 with v=fp8_e4m3; it has ", [&](DecodeArgs& a) {
+    a.v_cache.dtype = flashport::DType::kFp8E4M3;
+    a.v_format = flashport::KvFormat::kFp8E4M3;
+  });
+  refuses<flashport::ValueError>("v_format must say what v_cache of uint8 stores, got none; pass v_format=\"q8_0\"",
+                                 [&](DecodeArgs& a) {
+                                   blocks(a.v_cache);
+                                   a.v_format.reset();
+                                 });
+  refuses<flashport::TypeError>("k_cache must be uint8 for k_format=\"q8_0\", got float16",
+                                [](DecodeArgs& a) { a.k_format = flashport::KvFormat::kQ8_0; });
 }
 
 TEST(StageErrors, RanksAreReadBeforeStrides) {

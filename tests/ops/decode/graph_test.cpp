@@ -1,4 +1,4 @@
-// Calls in graphs: lengths change between replays of one graph, and two graphs captured on one stream run side by side
+// Calls in graphs: lengths change between replays of one graph, and two graphs captured on one stream run concurrently
 // on two; other threads may allocate while one captures. Bits are those of an eager call.
 #include <gtest/gtest.h>
 

@@ -19,7 +19,7 @@ CacheShape cache_shape(const PoolShape& s, const std::vector<std::int64_t>& lens
 }  // namespace
 
 flashport::DecodeQuery PoolShape::query(std::int64_t with_q_len) const {
-  return {query_target(), dtype_of(q), type_name(kv), dk, dv, hq / hkv, with_q_len};
+  return {query_target(), dtype_of(q), format_of(kv), format_of(kv), dk, dv, hq / hkv, with_q_len};
 }
 
 RequestPool::RequestPool(const PoolShape& shape, std::vector<std::int64_t> lens, std::uint64_t seed)
@@ -88,6 +88,7 @@ RequestPool::Call::Call(const RequestPool& pool, const std::vector<std::int64_t>
   args_.q = q_.view();
   args_.k_cache = pool.k_.view();
   args_.v_cache = pool.v_.view();
+  args_.k_format = args_.v_format = format_of(s.kv);
   args_.seqlens = seqlens_.view();
   args_.block_table = table_.view();
   args_.out = out_.view();

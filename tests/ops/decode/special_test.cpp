@@ -1,6 +1,6 @@
-// What the case list has no column for: NaN and infinity in what is used, rows of a ragged q that nobody owns, element
-// offsets past 2^31, the caller's own workspace, empty batches, and the split-count heuristic's schedule against the
-// invariant one.
+// What the case list has no column for: NaN and infinity in what is used, rows of a ragged q that belong to no
+// sequence, element offsets past 2^31, the caller's own workspace, empty batches, and the split-count heuristic's
+// schedule against the invariant one.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -19,7 +19,7 @@ using reference::Type;
 DecodeCase plain_case(const std::string& name, std::vector<std::int64_t> lens) {
   DecodeCase c{};
   c.name = name;
-  c.q = c.kv = Type::kF16;
+  c.q = c.k_format = c.v_format = Type::kF16;
   c.dk = c.dv = 64;
   c.hq = 8;
   c.hkv = 2;
@@ -67,7 +67,7 @@ class NanInADraft : public testing::Test {
     return c;
   }
   // Where token `token` of request `b` lies in kv head 1.
-  static Shape place(DecodeCall& call, std::int64_t b, std::int64_t token, std::int64_t dim) {
+  static Shape index_of(DecodeCall& call, std::int64_t b, std::int64_t token, std::int64_t dim) {
     return {call.inputs().block_table->integer({b, token / 16}), token % 16, 1, dim};
   }
   // How many elements of outputs other than those that `may_differ(request, token, head, dim)` have other bits.
@@ -84,7 +84,7 @@ class NanInADraft : public testing::Test {
 
 TEST_F(NanInADraft, OfAKeyReachesOnlyRowsThatSeeIt) {
   DecodeCall call(draft_case()), clean(draft_case());
-  call.k().set(place(call, 0, kLast, 5), NAN);
+  call.k().set(index_of(call, 0, kLast, 5), NAN);
   for (DecodeCall* one : {&call, &clean}) {
     one->upload();
     one->run();
@@ -100,9 +100,9 @@ TEST_F(NanInADraft, OfAKeyReachesOnlyRowsThatSeeIt) {
 TEST_F(NanInADraft, OfAValueStaysInItsColumnHeadAndRequest) {
   for (double value : {static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
     DecodeCall call(draft_case()), clean(draft_case());
-    call.v().set(place(call, 0, kLast, 7), value);
+    call.v().set(index_of(call, 0, kLast, 7), value);
     // The two first tokens of request 1 stand before its beginning and see nothing.
-    call.v().set(place(call, 1, 0, 7), value);
+    call.v().set(index_of(call, 1, 0, 7), value);
     for (DecodeCall* one : {&call, &clean}) {
       one->upload();
       one->run();
@@ -119,7 +119,8 @@ TEST_F(NanInADraft, OfAValueStaysInItsColumnHeadAndRequest) {
   }
 }
 
-// Rows of a ragged q past the last offset are nobody's: whatever the schedule, their out and lse stay as they are.
+// Rows of a ragged q past the last offset belong to no sequence: whatever the schedule, their out and lse stay as they
+// are.
 TEST(Special, RaggedRowsThatNobodyOwnsAreNotWritten) {
   DecodeCase c = plain_case("special_ragged", {300, 20, 150});
   c.q_len = 3;

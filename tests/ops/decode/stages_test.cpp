@@ -28,7 +28,7 @@ DecodeCase as_decode_case(const StageCase& s) {
   DecodeCase c{};
   c.name = s.name;
   c.q = s.q;
-  c.kv = s.kv;
+  c.k_format = c.v_format = s.kv;
   c.dk = c.dv = s.dim;
   c.hq = s.hq;
   c.hkv = s.hkv;
@@ -84,6 +84,8 @@ flashport::DecodeStage1Args stage1_args(const DecodeCall& call, const StageCase&
   a.q = decode.q;
   a.k = decode.k_cache;
   a.v = decode.v_cache;
+  a.k_format = decode.k_format;
+  a.v_format = decode.v_format;
   a.req_to_tokens = *decode.token_table;
   a.b_req_idx = *decode.request_index;
   a.b_seqlen = decode.seqlens;

@@ -76,7 +76,9 @@ flashport::TensorView joined(flashport::TensorView view, bool inner, bool rows) 
 
 }  // namespace
 
-flashport::Support update_support() { return flashport::supports_gated_delta({query_target()}); }
+flashport::Support update_support() {
+  return flashport::supports(flashport::GatedDeltaQuery{.target = query_target()});
+}
 
 GatedDeltaCall::GatedDeltaCall(const GatedDeltaCase& c)
     : c_(c),

@@ -54,7 +54,7 @@ struct GatedDeltaCase {
 
 inline std::ostream& operator<<(std::ostream& out, const GatedDeltaCase& c) { return out << c.name; }
 
-// Of the target under test.
+// For the target under test.
 [[nodiscard]] flashport::Support update_support();
 
 class GatedDeltaCall {

@@ -1,4 +1,4 @@
-// Calls of gated_delta_update beside others: the same bits however a sequence is called, graphs, indices and offsets
+// Calls of gated_delta_update among others: the same bits however a sequence is called, graphs, indices and offsets
 // that are not what they should be, and refusals.
 #include <gtest/gtest.h>
 
@@ -93,7 +93,8 @@ TEST(GatedDeltaBits, OfATreeAreThoseOfItsPaths) {
   EXPECT_EQ(tree.steps()->element_bytes(), chain.steps()->element_bytes());
 }
 
-// Of a table with fewer columns than a sequence has tokens, which only a GPU does not refuse, the last column goes on.
+// A table of parents with fewer columns than a sequence has tokens, which only a GPU does not refuse: the last column
+// serves all later tokens.
 TEST(GatedDeltaTrees, ReadNothingBehindATableThatIsTooShort) {
   FLASHPORT_REQUIRE_SUPPORT("gated_delta_others", update_support());
   GatedDeltaCase c{

@@ -28,7 +28,7 @@ Tensor token_tensor(const DeltaChunkCase& c, Type type, std::int64_t heads, std:
   return Tensor(type, {rows, tokens, heads, dim}, {tokens * stride, stride, dim, 1}, c.packed ? 3 : 0);
 }
 
-// States behind the axes `outer`; slots lie apart where they are packed.
+// States after the axes `outer`; slots lie apart where they are packed.
 Tensor state_tensor(const DeltaChunkCase& c, Type type, Shape outer) {
   outer.push_back(c.v_heads);
   outer.push_back(c.key_major ? c.dim_k : c.dim_v);
@@ -89,7 +89,7 @@ DeltaChunkCall::DeltaChunkCall(const DeltaChunkCase& c)
   if (c.chunks) {
     std::int64_t chunks = chunks_of(c.lens[0]);
     if (c.varlen) {
-      chunks = 1;  // and one that nobody has
+      chunks = 1;  // and one that no sequence has
       for (std::int64_t length : c.lens) chunks += chunks_of(length);
     }
     chunk_states_.emplace(state_tensor(c, c.type, {c.varlen ? 1 : count(c), chunks}));

@@ -21,11 +21,8 @@ namespace {
 using reference::Type;
 
 flashport::Support chunk_support(Type type = Type::kBF16, std::int64_t dim_k = 128, std::int64_t dim_v = 128) {
-  return flashport::supports_gated_delta({.target = query_target(),
-                                          .operation = flashport::GatedDeltaOperation::kChunk,
-                                          .q_dtype = dtype_of(type),
-                                          .head_dim_k = dim_k,
-                                          .head_dim_v = dim_v});
+  return flashport::supports(flashport::GatedDeltaChunkQuery{
+      .target = query_target(), .q_dtype = dtype_of(type), .head_dim_k = dim_k, .head_dim_v = dim_v});
 }
 
 class GatedDeltaChunk : public testing::TestWithParam<DeltaChunkCase> {};
@@ -298,7 +295,7 @@ struct GatedDeltaChunkBeside : testing::Test {
   void TearDown() override { flashport::set_multiprocessor_limit(options().emulator ? 3 : 0); }
 };
 
-// Some multiprocessors prepare the chunks while chains on others wait for them, and behind each other on one.
+// Some multiprocessors prepare the chunks while chains on others wait for them, and one kernel runs after the other.
 TEST_F(GatedDeltaChunkBeside, MatchesTheOracleWithTheBitsOfOneBehindTheOther) {
   FLASHPORT_REQUIRE_SUPPORT("delta_chunk_beside", chunk_support());
   for (const std::int64_t dim : {64, 128, 256}) {
@@ -306,22 +303,22 @@ TEST_F(GatedDeltaChunkBeside, MatchesTheOracleWithTheBitsOfOneBehindTheOther) {
     for (const std::vector<std::int64_t>& lens :
          {std::vector<std::int64_t>{most}, {most / 9, most / 3, 64, 0, most / 7}, {3, 65, most}}) {
       SCOPED_TRACE(dim);
-      DeltaChunkCase c{.name = "beside", .lens = lens, .varlen = lens.size() > 1, .heads = 2, .v_heads = 4};
+      DeltaChunkCase c{.name = "concurrent", .lens = lens, .varlen = lens.size() > 1, .heads = 2, .v_heads = 4};
       c.dim_k = c.dim_v = dim;
       c.finals = true;
       flashport::set_multiprocessor_limit(1);
-      DeltaChunkCall behind(c), beside(c);
-      behind.run();
+      DeltaChunkCall in_turn(c), concurrent(c);
+      in_turn.run();
       const std::int64_t chains = static_cast<std::int64_t>(lens.size()) * c.v_heads * (dim / 64);
       flashport::set_multiprocessor_limit(static_cast<int>(2 * chains));
-      beside.check();
-      EXPECT_EQ(beside.out().element_bytes(), behind.out().element_bytes());
-      EXPECT_EQ(beside.final_states().element_bytes(), behind.final_states().element_bytes());
+      concurrent.check();
+      EXPECT_EQ(concurrent.out().element_bytes(), in_turn.out().element_bytes());
+      EXPECT_EQ(concurrent.final_states().element_bytes(), in_turn.final_states().element_bytes());
     }
   }
 }
 
-// Offsets that fall, which only a GPU does not refuse: chains find their chunks announced, and later calls are right.
+// Offsets that fall, which only a GPU does not refuse: chains get their chunks' signals, and later calls are right.
 TEST_F(GatedDeltaChunkBeside, EndsWhateverTheOffsets) {
   FLASHPORT_REQUIRE_SUPPORT("delta_chunk_offsets", chunk_support());
   DeltaChunkCase c{.name = "offsets", .lens = {640, 0, 0, 0}, .varlen = true, .slots = {0, 1, 2, 3}};

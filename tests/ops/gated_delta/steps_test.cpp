@@ -51,12 +51,10 @@ class GatedDeltaPrompt : public testing::TestWithParam<DeltaChunkCase> {};
 
 TEST_P(GatedDeltaPrompt, ByChunksAndThenTokenByTokenIsTokenByToken) {
   const DeltaChunkCase& c = GetParam();
-  FLASHPORT_REQUIRE_SUPPORT("delta_chunk_prompt_" + c.name,
-                            flashport::supports_gated_delta({.target = query_target(),
-                                                             .operation = flashport::GatedDeltaOperation::kChunk,
-                                                             .q_dtype = dtype_of(c.type),
-                                                             .head_dim_k = c.dim_k,
-                                                             .head_dim_v = c.dim_v}));
+  FLASHPORT_REQUIRE_SUPPORT(
+      "delta_chunk_prompt_" + c.name,
+      flashport::supports(flashport::GatedDeltaChunkQuery{
+          .target = query_target(), .q_dtype = dtype_of(c.type), .head_dim_k = c.dim_k, .head_dim_v = c.dim_v}));
   check_prompt(c);
 }
 

@@ -3,11 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <flashport/decode.h>
+#include <flashport/error.h>
 
 #include <cmath>
 #include <iterator>
 
 #include "tests/ops/decode/call.h"
+#include "tests/support/device.h"
+#include "tests/support/message_of.h"
 #include "tests/support/random.h"
 #include "tests/support/tensor.h"
 
@@ -85,6 +88,7 @@ TEST_P(Append, WritesTheReferencesBits) {
   a.v = v.view();
   a.k_cache = k_cache.view();
   a.v_cache = v_cache.view();
+  a.k_format = a.v_format = format_of(c.cache);
   a.positions = positions.view();
   a.kv_layout = heads_first ? flashport::KvLayout::kHND : flashport::KvLayout::kNHD;
   if (k_scale) a.k_scale = k_scale->view();
@@ -129,6 +133,7 @@ TEST(AppendValues, ThatAreNotFiniteMakeTheirQ8BlockNan) {
   a.v = v.view();
   a.k_cache = k_cache.view();
   a.v_cache = v_cache.view();
+  a.k_format = a.v_format = flashport::KvFormat::kQ8_0;
   a.positions = positions.view();
   flashport::append_kv(a);
   for (Tensor* cache : {&k_cache, &v_cache}) {
@@ -140,6 +145,31 @@ TEST(AppendValues, ThatAreNotFiniteMakeTheirQ8BlockNan) {
     EXPECT_TRUE(std::isfinite(reference::read_q8_0(k_cache.address({t, 0, 0}), 31)));
     EXPECT_TRUE(std::isfinite(reference::read_q8_0(k_cache.address({t, 0, 0}), 64)));
   }
+}
+
+// K and V of one call have one format, which bytes do not say by themselves; nothing is written where they differ.
+TEST(AppendFormats, AreNamedAndAlike) {
+  Tensor k(Type::kF16, {2, 1, 64}), v(Type::kF16, {2, 1, 64}), positions(Type::kI32, {2});
+  Tensor k_cache(Type::kQ8_0, {4, 1, row_extent(Type::kQ8_0, 64)}), v_cache(Type::kF16, {4, 1, 64});
+  for (Tensor* tensor : {&k, &v, &positions, &k_cache, &v_cache}) tensor->upload();
+  const std::vector<unsigned char> before = k_cache.element_bytes();
+  flashport::AppendKvArgs a;
+  a.k = k.view();
+  a.v = v.view();
+  a.k_cache = k_cache.view();
+  a.v_cache = v_cache.view();
+  a.positions = positions.view();
+  EXPECT_EQ(message_of<flashport::ValueError>([&] { flashport::append_kv(a); }),
+            "append_kv: k_format must say what k_cache of uint8 stores, got none; pass k_format=\"q8_0\"");
+  a.k_format = flashport::KvFormat::kQ8_0;
+  EXPECT_EQ(message_of<flashport::NotSupportedError>([&] { flashport::append_kv(a); }),
+            "append_kv: no kernel writes k=q8_0 with v=fp16; K and V must have one format");
+  k_cache.download();
+  EXPECT_TRUE(k_cache.element_bytes() == before);
+  const flashport::AppendQuery query{
+      .target = query_target(), .k_format = a.k_format, .v_format = flashport::KvFormat::kQ8_0};
+  EXPECT_TRUE(flashport::supports(query).supported) << flashport::supports(query).reason;
+  EXPECT_TRUE(flashport::which_kernel(query).starts_with("append_kv/"));
 }
 
 std::vector<AppendCase> append_cases() {

@@ -86,7 +86,7 @@ def test_an_element_type_that_nobody_has(function, name, dtype):
     [
         ("q", "float16, bfloat16 or float32"),
         ("k_cache", "bfloat16, float8_e4m3fn, float8_e4m3fnuz or uint8"),
-        ("v_cache", "bfloat16"),
+        ("v_cache", "bfloat16, float8_e4m3fn, float8_e4m3fnuz or uint8"),
         ("seqlens", "int32 or int64"),
         ("sinks", "float32"),
         ("out", "float16, bfloat16 or float32"),
@@ -184,7 +184,7 @@ def test_stage1_without_keys_checks_lengths_and_rows():
 
 def test_what_no_kernel_serves_says_why():
     x = make_decode(head_dim=24)
-    support = flashport.supports(head_dim=1024, target="cpu")
+    support = flashport.supports("decode", head_dim=1024, target="cpu")
     assert not support
     assert support.reason
     q = np.zeros((1, 1, 1024), BF16)
@@ -192,7 +192,7 @@ def test_what_no_kernel_serves_says_why():
     with pytest.raises(NotImplementedError, match=r"^flash_decode: "):
         flashport.flash_decode(q, cache, cache, np.array([1], np.int32))
     with pytest.raises(NotImplementedError):
-        flashport.which_kernel(head_dim=1024, target="cpu")
+        flashport.which_kernel("decode", head_dim=1024, target="cpu")
     assert x.q.shape[-1] == 24
 
 

@@ -132,7 +132,7 @@ def test_a_boolean_is_no_number(value):
     with pytest.raises(TypeError, match=rf"^merge_states: lse_base must be a number, {got}"):
         flashport.merge_states(q, q[..., 0], lse_base=value)
     with pytest.raises(TypeError, match=rf"^supports: head_dim must be an integer, {got}"):
-        flashport.supports(head_dim=value, target="cpu")
+        flashport.supports("decode", head_dim=value, target="cpu")
     with pytest.raises(TypeError, match=rf"^DeviceArray: shape\[1\] must be an integer, {got}"):
         flashport.DeviceArray((2, value), "float32")
 

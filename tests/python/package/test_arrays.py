@@ -27,7 +27,7 @@ def test_numpy_bf16_results_are_numpy_bf16(x):
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_numpy_types(dtype):
     x = make_decode(dtype=dtype)
-    support = flashport.supports(np.dtype(dtype).name, target="cpu")
+    support = flashport.supports("decode", q_dtype=np.dtype(dtype).name, target="cpu")
     if not support:
         with pytest.raises(NotImplementedError, match="has no kernel"):
             flashport.flash_decode(x.q, x.k, x.v, x.seqlens)
@@ -89,7 +89,7 @@ class OldArray(OnlyDlpack):
 @pytest.mark.parametrize(("kind", "versioned"), [(OnlyDlpack, True), (OldArray, False)])
 def test_unknown_libraries_and_unversioned_capsules(x, kind, versioned):
     k, v = (np.nan_to_num(part.astype(np.float32)) for part in (x.k, x.v))
-    if not flashport.supports("float32", target="cpu"):
+    if not flashport.supports("decode", q_dtype="float32", target="cpu"):
         pytest.skip("no fp32 kernel in this build")
     q = kind(x.q.astype(np.float32), versioned)
     out = flashport.flash_decode(q, kind(k, versioned), kind(v, versioned), x.seqlens)

@@ -24,7 +24,7 @@ CASES = [
 
 
 def served(case):
-    return flashport.supports(case.q, case.kv, case.dk, case.dv, case.hq // case.hkv, target="cpu")
+    return flashport.supports("decode", target="cpu", **case.query)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -42,8 +42,8 @@ def test_candidates_run(case, library, monkeypatch):
     row = decode.run_case(case, "cpu", "cpu", 1)
     assert row.seconds > 0
     assert row.read_seconds > 0
-    assert row.bytes == sum(case.lens) * case.hkv * (numerics.row_bytes(case.dk, case.kv) * 2)
-    comparable = library == "torch" and len(set(case.lens)) == 1 and case.kv == case.q
+    assert row.bytes == sum(case.lens) * case.hkv * (numerics.row_bytes(case.dk, case.k_format) * 2)
+    comparable = library == "torch" and len(set(case.lens)) == 1 and case.k_format == case.q
     assert bool(row.peers) == comparable
     assert (row.ratio is not None) == comparable
 
@@ -58,7 +58,7 @@ def test_gated_delta_runs(case, library, monkeypatch):
     row = gated_delta.run_case(case, "cpu", "cpu", 1)
     assert row.seconds > 0
     options = {"state_dtype": numerics.DTYPE[case.state], "target": "cpu"}
-    assert row.kernel == flashport.which_gated_delta_kernel("update" if case.decodes else "chunk", **options)
+    assert row.kernel == flashport.which_kernel(case.operation, **options)
     assert (row.read_seconds is not None) == case.decodes
     if case.decodes:
         assert row.bytes == 2 * 2 * 32 * 128 * 128 * {"fp32": 4, "bf16": 2}[case.state]

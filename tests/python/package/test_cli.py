@@ -76,12 +76,12 @@ def test_doctor_and_support():
     target = flashport.backends()[0].targets[0]
     output = run("support", "--target", target, "--why")
     assert f"gated delta rule on {target}" in output
-    rows = [line.split() for line in output.splitlines() if "update" in line or "chunk" in line]
+    rows = [line.split() for line in output.splitlines() if "gated_delta" in line]
     served = {tuple(row[1:6:2]): tuple(row[7:12:2]) for row in rows if len(row) == 13}
     queries, states = ("fp32", "fp16", "bf16"), ("fp32", "bf16")
     assert served == {
-        **{("update", q, state): ("256", "256", "256") for q in queries for state in states},
-        **{("chunk", q, state): ("256", "-", "-") for q in queries for state in states},
+        **{("gated_delta", q, state): ("256", "256", "256") for q in queries for state in states},
+        **{("gated_delta_chunk", q, state): ("256", "-", "-") for q in queries for state in states},
     }
     assert "- gated_delta_chunk takes one gate for each head; gated_delta_update takes others" in output
     assert f"decode_stage2/{target}" in run("support", "--target", target, "--kernels")
@@ -90,16 +90,13 @@ def test_doctor_and_support():
 
 def test_selftest_says_what_is_declined_and_why(tmp_path, monkeypatch):
     report = tmp_path / "report.json"
-    right = devices.supports_gated_delta
+    right = devices.supports
 
-    def without_chunks(operation, *query, target):
-        return (
-            devices.Support(False, "no chunks here")
-            if operation == "chunk"
-            else right(operation, *query, target=target)
-        )
+    def without_chunks(operation, **options):
+        no = devices.Support(False, "no chunks here")
+        return no if operation == "gated_delta_chunk" else right(operation, **options)
 
-    monkeypatch.setattr(devices, "supports_gated_delta", without_chunks)
+    monkeypatch.setattr(devices, "supports", without_chunks)
     output = run("selftest", "--device", "cpu", "--match", "gated_delta", "--report", str(report))
     (device,) = json.loads(report.read_text())["devices"]
     declined = [check for check in device["checks"] if check["status"] == "unsupported"]
@@ -220,7 +217,7 @@ def test_a_narrow_terminal(arguments):
         assert (
             "q bf16, cache q8_0 64: yes; 80: -; 96: yes; 128: yes; 192: yes; 256: yes; 512: yes; 192/128: yes" in joined
         )
-        assert "operation chunk, q fp16, states bf16 gate: head: 256; gate: key: -; gate: any: -" in joined
+        assert "operation gated_delta_chunk, q fp16, states bf16 gate: head: 256; gate: key: -; gate: any: -" in joined
     elif arguments[0] == "doctor":
         assert "cpu: yes compiled targets: cpu_generic" in joined
         assert "detail: built in" in joined
@@ -260,8 +257,10 @@ def test_an_output_that_nobody_reads(arguments):
     assert (result.returncode, result.stderr) == (-signal.SIGPIPE, "")
 
 
-def test_an_output_that_is_full():
+@pytest.mark.parametrize("arguments", [("support", "--kernels"), ("support", "--target", "cpu"), ("--version",)])
+def test_an_output_that_is_full(arguments):
+    """Whether it is longer than the buffer of the output or not."""
     with Path("/dev/full").open("w") as full:
-        result = command("support", stdout=full)
+        result = command(*arguments, stdout=full)
     assert result.returncode == 1
     assert result.stderr.splitlines()[0] == "flashport: [Errno 28] No space left on device"

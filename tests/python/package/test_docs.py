@@ -70,7 +70,7 @@ def test_ahead_and_behind_are_ratios_of_the_results():
 
 def test_readme_says_that_mla_is_not_there():
     assert "Not there yet: MLA as DeepSeek's decode has it (head dims 576/512" in (ROOT / "README.md").read_text()
-    assert not flashport.supports(head_dim=576, head_dim_v=512, target="cpu")
+    assert not flashport.supports("decode", head_dim=576, head_dim_v=512, target="cpu")
 
 
 # Names that one vendor alone has, by its folder; all others of the tables of verbs are in each vendor's folder.

@@ -22,8 +22,9 @@ def test_names_are_unique_and_all_checks_are_there():
 
 def test_the_cases_reach_every_kernel():
     for target in (target for backend in backends() for target in backend.targets):
-        served = [case.query for case in CASES.values() if devices.supports_gated_delta(*case.query, target=target)]
-        reached = {devices.which_gated_delta_kernel(*query, target=target) for query in served}
+        queries = [(case.operation, {**case.query, "target": target}) for case in CASES.values()]
+        served = [query for query in queries if devices.supports(query[0], **query[1])]
+        reached = {devices.which_kernel(operation, **options) for operation, options in served}
         families = ("gated_delta_update/", "gated_delta_chunk/")
         assert reached == {key for key in _core.kernel_keys(target) if key.startswith(families)}
 
@@ -101,7 +102,7 @@ def test_other_bits_are_found(chunk, monkeypatch):
 
 
 def test_what_is_declined_has_the_reason(monkeypatch):
-    monkeypatch.setattr(devices, "supports_gated_delta", lambda *_, **__: devices.Support(False, "no such kernel"))
+    monkeypatch.setattr(devices, "supports", lambda *_, **__: devices.Support(False, "no such kernel"))
     checks = list(selfcheck_gated_delta.checks("cpu", "cpu", ("emulator",)))
     outcomes = [check.run() for check in checks]
     assert {(outcome.status, outcome.detail) for outcome in outcomes} == {("unsupported", "no such kernel")}

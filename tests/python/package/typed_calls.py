@@ -31,6 +31,9 @@ def decoding(q: Matrix, cache: Matrix, seqlens: np.ndarray[Any, np.dtype[np.int3
     flashport.flash_decode(q, cache, cache, None, kv_indptr=seqlens, kv_indices=seqlens, kv_last_page_len=seqlens)
 
     flashport.flash_decode(q, cache, cache, seqlens, kv_layout="NDH")  # type: ignore[call-overload]
+    assert_type(flashport.flash_decode(q, cache, cache, seqlens, k_format="q8_0", v_format="q8_0"), Matrix)
+    flashport.flash_decode(q, cache, cache, seqlens, k_format="q9")  # type: ignore[call-overload]
+    flashport.append_kv(q, q, cache, cache, seqlens, v_format="int8")  # type: ignore[arg-type]
     flashport.flash_decode([1.0], cache, cache, seqlens)  # type: ignore[call-overload]
     flashport.flash_decode(q, cache, cache, seqlens, softmax_scal=1.0)  # type: ignore[call-overload]
     flashport.append_kv(q, q, cache, cache, seqlens, kv_layout="NDH")  # type: ignore[arg-type]
@@ -49,10 +52,13 @@ def arrays_of_the_package(q: flashport.DeviceArray, layout: KvLayout, states: St
 
 def support() -> None:
     """Words are checked, element types may be those of any library."""
-    assert_type(flashport.supports(np.float16, "q8_0"), flashport.Support)
-    assert_type(flashport.which_gated_delta_kernel("chunk", gate="head"), str)
-    flashport.supports_gated_delta("decode")  # type: ignore[arg-type]
-    flashport.supports_gated_delta("update", gate="kda")  # type: ignore[arg-type]
+    assert_type(flashport.supports("decode", q_dtype=np.float16, k_format="q8_0"), flashport.Support)
+    assert_type(flashport.supports("append", dtype="fp16", v_format=np.float16), flashport.Support)
+    assert_type(flashport.which_kernel("gated_delta_chunk", gate="head"), str)
+    assert_type(flashport.which_kernel("merge", head_dim=3, target=None), str)
+    flashport.supports("attention")  # type: ignore[call-overload]
+    flashport.supports("append", q_len=2)  # type: ignore[call-overload]
+    flashport.supports("gated_delta", gate="kda")  # type: ignore[call-overload]
 
 
 def drop_ins(q: Matrix, asked: bool, infer_state: Any) -> None:
@@ -67,4 +73,5 @@ def drop_ins(q: Matrix, asked: bool, infer_state: Any) -> None:
     assert_type(sglang.chunk_gated_delta_rule(q, q, q, q, q), tuple[Matrix, None, Matrix])
     assert_type(sglang.chunk_gated_delta_rule(q, q, q, q, q, output_h=asked), tuple[Matrix, None, Matrix | None])
     assert_type(sglang.fused_gdn_gating(q, q, q, q), tuple[Matrix, Matrix])
+    assert_type(lightllm.token_decode_attention_flash_decoding(q, infer_state, 8, 128, q, q, k_format="q8_0"), Matrix)
     assert_type(lightllm.token_decode_attention_flash_decoding(q, infer_state, 8, 128, q, q), Matrix)

@@ -100,6 +100,54 @@ def test_stages_append_and_merge():
         assert torch.equal(got, wanted)
 
 
+def blocks(values):
+    """q8_0 bytes of a tensor."""
+    from flashport.testing import numerics
+
+    return torch.from_numpy(numerics.encode(values.float().numpy(), "q8_0"))
+
+
+def test_formats_by_name():
+    named = {"k_format": "q8_0", "v_format": "q8_0"}
+
+    def step(q, k, v, seqlens, new, caches, table, mid_out, mid_lse):
+        flashport.append_kv(new, new, *caches, seqlens, **named)
+        rows = torch.arange(3, dtype=torch.int32)
+        pools = (x.reshape(120, 2, 136) for x in (k, v))
+        flashport.flash_decode_stage1(q, *pools, table, rows, seqlens, 40, mid_out, mid_lse, 16, **named)
+        out, lse = flashport.flash_decode(q, k, v, seqlens, return_lse=True, **named)
+        inplace = torch.zeros_like(q)
+        flashport.flash_decode(q, k, v, seqlens, out=inplace, **named)
+        fresh, _ = flashport.flash_decode(q, k, v, seqlens, lse=torch.zeros_like(lse), **named)
+        return out, lse, inplace, fresh, mid_out, mid_lse, *caches
+
+    def run(function):
+        q, k, v, seqlens = make()
+        caches = [torch.zeros(4, 16, 2, 136, dtype=torch.uint8) for _ in range(2)]
+        mid_out, mid_lse = torch.zeros(3, 8, 3, 128), torch.zeros(3, 8, 3)
+        table = torch.arange(120, dtype=torch.int32).reshape(3, 40)
+        return function(q, blocks(k), blocks(v), seqlens, k[:, 0], caches, table, mid_out, mid_lse)
+
+    for got, wanted in zip(run(compiled(step)), run(step), strict=True):
+        assert torch.equal(got, wanted)
+
+
+def test_wrong_formats_while_torch_traces():
+    q, k, v, seqlens = make()
+    arguments = (q, blocks(k), blocks(v), seqlens)
+    with torch._subclasses.FakeTensorMode() as mode:
+        fake = [mode.from_tensor(x) for x in arguments]
+        assert flashport.flash_decode(*fake, k_format="q8_0", v_format="q8_0").shape == (3, 8, 128)
+    for v_format, text in (
+        (None, "v_format must say what v_cache of uint8 stores, got none"),
+        ("q9", 'v_format must be "fp32", .*, got "q9"'),
+    ):
+        torch.compiler.reset()
+        step = compiled(lambda *x, v_format=v_format: flashport.flash_decode(*x, k_format="q8_0", v_format=v_format))
+        with pytest.raises(ValueError, match=f"^flash_decode: {text}"):
+            step(*arguments)
+
+
 @needs_compiler
 def test_inductor():
     def step(q, k, v, seqlens, out):
@@ -117,7 +165,7 @@ def test_opcheck():
     q, k, v, seqlens = make()
     none = None
     inputs = (q, k, v, seqlens, none, none, none, none, none, none, "NHD", none, none, none, -1, -1, 0.0,
-              none, none, none, none, none, none)  # fmt: skip
+              none, none, none, none, none, none, none, none)  # fmt: skip
     tests = ("test_schema", "test_faketensor")
     torch.library.opcheck(torch.ops.flashport.flash_decode.default, (*inputs, True), test_utils=tests)
     torch.library.opcheck(

@@ -27,14 +27,14 @@ def cases(match: str = "") -> list[DecodeCase]:
 def run_case(case: DecodeCase, device: str, target: str, rounds: int = 9, largest: float = math.inf) -> harness.Row:
     """Times one case of the list on a device; ``largest`` limits its bytes."""
     row = harness.Row(case.name, case.title, case.kv_bytes)
-    support = devices.supports(case.q, case.kv, case.dk, case.dv, case.hq // case.hkv, case.q_len, target)
+    support = devices.supports("decode", target=target, **case.query)
     if not support:
         row.skipped = support.reason
     elif case.kv_bytes > largest:
         row.skipped = harness.too_large(case.kv_bytes)
     if row.skipped:
         return row
-    row.kernel = devices.which_kernel(case.q, case.kv, case.dk, case.dv, case.hq // case.hkv, case.q_len, target)
+    row.kernel = devices.which_kernel("decode", target=target, **case.query)
     torch = harness.find_torch(device)
     ours, peers = _candidates_torch(torch, case, device) if torch else _candidates_plain(case, device)
     harness.measure(row, torch, device, ours, peers, rounds)
@@ -46,7 +46,7 @@ def run_stage2(device: str, target: str, rounds: int = 9) -> harness.Row:
     batch, heads, blocks, head_dim, block_seq = 64, 32, 64, 128, 128
     count = batch * heads * blocks * (head_dim + 1) * 4
     row = harness.Row(STAGE2, STAGE2_TITLE, count)
-    row.kernel = f"decode_stage2/{target}"
+    row.kernel = devices.which_kernel("decode_stage2", target=target)
     torch = harness.find_torch(device)
     if torch:
         mid = torch.randn(batch, heads, blocks, head_dim, device=harness.torch_device(device))
@@ -82,9 +82,9 @@ def _candidates_torch(torch: Any, case: DecodeCase, device: str) -> tuple[harnes
     page = case.page or (1 if case.layout == "token" else max(case.lens))
     counts = [-(-length // page) for length in case.lens]
     shape = (sum(counts), page, case.hkv)
-    k_cache = harness.random_tensor(torch, (*shape, case.dk), case.kv, where)
-    v_cache = harness.random_tensor(torch, (*shape, case.dv), case.kv, where)
-    arguments: dict[str, Any] = {}
+    k_cache = harness.random_tensor(torch, (*shape, case.dk), case.k_format, where)
+    v_cache = harness.random_tensor(torch, (*shape, case.dv), case.v_format, where)
+    arguments: dict[str, Any] = {"k_format": case.k_format, "v_format": case.v_format}
     if case.layout != "nhd":
         pages = torch.randperm(sum(counts), device=where, dtype=torch.int32)
         table = torch.zeros(batch, max(counts), dtype=torch.int32, device=where)
@@ -99,7 +99,7 @@ def _candidates_torch(torch: Any, case: DecodeCase, device: str) -> tuple[harnes
         decode.flash_decode(q, k_cache, v_cache, lens, out=out, **arguments)
 
     peers: dict[str, harness.Call] = {}
-    if len(set(case.lens)) == 1 and case.kv == case.q and case.dk == case.dv:
+    if len(set(case.lens)) == 1 and case.k_format == case.v_format == case.q and case.dk == case.dv:
         peers = _sdpa_peers(torch, case, q, where)
     return ours, peers
 
@@ -109,8 +109,8 @@ def _sdpa_peers(torch: Any, case: DecodeCase, q: Any, where: str) -> dict[str, h
 
     batch, length = len(case.lens), case.lens[0]
     query = q.unsqueeze(2)
-    k = harness.random_tensor(torch, (batch, case.hkv, length, case.dk), case.kv, where)
-    v = harness.random_tensor(torch, (batch, case.hkv, length, case.dv), case.kv, where)
+    k = harness.random_tensor(torch, (batch, case.hkv, length, case.dk), case.k_format, where)
+    v = harness.random_tensor(torch, (batch, case.hkv, length, case.dv), case.v_format, where)
     attend = torch.nn.functional.scaled_dot_product_attention
     if where == "cpu":
         return {"torch SDPA": lambda: attend(query, k, v, enable_gqa=True)}

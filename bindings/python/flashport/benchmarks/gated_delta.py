@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -53,9 +53,9 @@ class GatedDeltaCase:
         return f"gated delta rule, {what}, {shape}, bf16, states {self.state}{ordered}"
 
     @property
-    def operation(self) -> str:
-        """Which of ours this is, as :func:`flashport.which_gated_delta_kernel` has it."""
-        return "update" if self.decodes else "chunk"
+    def operation(self) -> Literal["gated_delta", "gated_delta_chunk"]:
+        """Which of ours this is, as :func:`flashport.which_kernel` has it."""
+        return "gated_delta" if self.decodes else "gated_delta_chunk"
 
     @property
     def bytes(self) -> int:
@@ -108,7 +108,7 @@ def run_case(case: GatedDeltaCase, device: str, target: str, rounds: int = 9, la
     except NotImplementedError as error:
         row.skipped = str(error)
         return row
-    row.kernel = devices.which_gated_delta_kernel(
+    row.kernel = devices.which_kernel(
         case.operation, state_dtype=numerics.DTYPE[case.state], head_dim_k=HEAD_DIM, target=target
     )
     harness.measure(row, torch, device, ours.call, peers, rounds, read=case.decodes)

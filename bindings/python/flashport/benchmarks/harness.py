@@ -103,9 +103,9 @@ def torch_device(device: str) -> str:
     return device.replace("hip", "cuda")  # of AMD GPUs, too
 
 
-def random_tensor(torch: Any, shape: tuple[int, ...], kv: str, where: str) -> Any:
+def random_tensor(torch: Any, shape: tuple[int, ...], fmt: str, where: str) -> Any:
     """Normally distributed values in an element format."""
-    if kv == "q8_0":
+    if fmt == "q8_0":
         blocks = shape[-1] // numerics.BLOCK_VALUES
         quants = torch.randint(-127, 128, (*shape[:-1], blocks, numerics.BLOCK_VALUES), dtype=torch.int8, device=where)
         scale = torch.full((*shape[:-1], blocks, 1), 0.02, dtype=torch.float16, device=where)
@@ -117,7 +117,7 @@ def random_tensor(torch: Any, shape: tuple[int, ...], kv: str, where: str) -> An
         "fp8_e4m3": torch.float8_e4m3fn,
         "fp8_e4m3fnuz": torch.float8_e4m3fnuz,
     }
-    cache = torch.empty(shape, dtype=types[kv], device=where)
+    cache = torch.empty(shape, dtype=types[fmt], device=where)
     for part in torch.split(cache, max(1, 2**27 // math.prod(shape[1:]))):  # no fp32 copy of the whole
         part.copy_(torch.randn(part.shape, device=where))
     return cache

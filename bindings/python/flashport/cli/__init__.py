@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
@@ -29,6 +30,10 @@ def run() -> None:
     """The program: ends like any other of a pipeline, without a word, where nobody reads its output."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
-        main()
+        try:
+            main()
+        finally:
+            sys.stdout.flush()  # here, where an error still has a message
     except OSError as error:  # a full disk, say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what could not be written
         sys.exit(f"flashport: {error}")

@@ -36,8 +36,9 @@ BLOCK_SEQ = 256
 def demo_case(lengths: tuple[int, ...] = LENGTHS) -> DecodeCase:
     """The demo's batch as a row of the case list."""
     return DecodeCase(
-        name="demo", tier="demo", q="bf16", kv="bf16", dk=HEAD_DIM, dv=HEAD_DIM, hq=HEADS, hkv=KV_HEADS, q_len=1,
-        q_form="token", layout="block_nhd", page=PAGE, lens=lengths, window=(-1, -1), softcap=0.0, alibi="none",
+        name="demo", tier="demo", q="bf16", k_format="bf16", v_format="bf16", dk=HEAD_DIM, dv=HEAD_DIM, hq=HEADS,
+        hkv=KV_HEADS, q_len=1, q_form="token", layout="block_nhd", page=PAGE, lens=lengths, window=(-1, -1),
+        softcap=0.0, alibi="none",
         sinks=False, tree=False, scales="none", index="i32", out="same", lse=False, strides="dense", splits=-1,
     )  # fmt: skip
 
@@ -132,7 +133,7 @@ def _report(
     truth: np.ndarray,
     plain: np.ndarray,
 ) -> Report:
-    kernel = devices.which_kernel("bf16", "bf16", HEAD_DIM, group_size=HEADS // KV_HEADS, target=device.target)
+    kernel = devices.which_kernel("decode", head_dim=HEAD_DIM, group_size=HEADS // KV_HEADS, target=device.target)
     table = Table(title=f"kernel {kernel}")
     for heading in ("", "error", "plain bf16", "time", "GB/s", "of read rate"):
         table.add_column(heading, justify="left" if not heading else "right", no_wrap=bool(heading))

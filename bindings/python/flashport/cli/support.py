@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import itertools
+from typing import Literal
 
 import click
 from rich.table import Table
 
 from flashport import _core, devices
 from flashport.cli.common import console, show
+from flashport.typing import GateForm, StateLayout
 
+_DeltaOperation = Literal["gated_delta", "gated_delta_chunk"]
 _HEAD_DIMS = ((64, 64), (80, 80), (96, 96), (128, 128), (192, 192), (256, 256), (512, 512), (192, 128))
 _QUERIES = ("fp32", "fp16", "bf16")
-_CACHES = ("native", "fp8_e4m3", "fp8_e4m3fnuz", "q8_0")
+_FORMATS = ("native", "fp8_e4m3", "fp8_e4m3fnuz", "q8_0")
 _STATES = ("fp32", "bf16")
-_GATES = ("head", "key", "any")
+_GATES: tuple[GateForm, ...] = ("head", "key", "any")
+_LAYOUTS: tuple[StateLayout, ...] = ("vk", "kv")
+_DELTA_OPERATIONS: tuple[_DeltaOperation, ...] = ("gated_delta", "gated_delta_chunk")
 _DELTA_HEAD_DIMS = (256, 128, 64)  # what of K the tiles cover, the widest first
 
 
@@ -55,9 +60,14 @@ def _show_decode(target: str) -> dict[str, None]:
         table.add_column(str(head_dim) if head_dim == head_dim_v else f"{head_dim}/{head_dim_v}", justify="center")
     reasons: dict[str, None] = {}
     for query in _QUERIES:
-        for cache in _CACHES:
+        for cache in _FORMATS:
             kv = query if cache == "native" else cache
-            answers = [devices.supports(query, kv, *dims, target=target) for dims in _HEAD_DIMS]
+            answers = [
+                devices.supports(
+                    "decode", q_dtype=query, k_format=kv, v_format=kv, head_dim=dim, head_dim_v=dim_v, target=target
+                )
+                for dim, dim_v in _HEAD_DIMS
+            ]
             table.add_row(query, kv, *("[green]yes[/]" if answer else "[dim]-[/]" for answer in answers))
             reasons.update(dict.fromkeys(answer.reason for answer in answers if not answer))
     show(table, names=2)
@@ -72,7 +82,7 @@ def _show_gated_delta(target: str) -> dict[str, None]:
     for gate in _GATES:
         table.add_column(f"gate: {gate}", justify="center")
     reasons: dict[str, None] = {}
-    for operation, query, state in itertools.product(("update", "chunk"), _QUERIES, _STATES):
+    for operation, query, state in itertools.product(_DELTA_OPERATIONS, _QUERIES, _STATES):
         cells = []
         for gate in _GATES:
             largest, reason = _largest_key_dim(operation, query, state, gate, target)
@@ -83,15 +93,23 @@ def _show_gated_delta(target: str) -> dict[str, None]:
     return reasons
 
 
-def _largest_key_dim(operation: str, query: str, state: str, gate: str, target: str) -> tuple[int, str]:
+def _largest_key_dim(
+    operation: _DeltaOperation, query: str, state: str, gate: GateForm, target: str
+) -> tuple[int, str]:
     """The largest K that is served with states of both layouts, or 0; and why not 256, if it is less."""
     reason = ""
     for head_dim in _DELTA_HEAD_DIMS:
         answers = [
-            devices.supports_gated_delta(
-                operation, query, state, head_dim, state_layout=layout, gate=gate, target=target
+            devices.supports(
+                operation,
+                q_dtype=query,
+                state_dtype=state,
+                head_dim_k=head_dim,
+                state_layout=layout,
+                gate=gate,
+                target=target,
             )
-            for layout in ("vk", "kv")
+            for layout in _LAYOUTS
         ]
         if all(answers):
             return head_dim, reason

@@ -1,8 +1,9 @@
 """The case list of flash_decode that tests, benchmarks and the support table share, and arrays for its cases.
 
-Columns of decode.csv: ``q`` and ``kv`` formats, head dims ``dk`` and ``dv``, ``hq`` and ``hkv`` heads, ``q_len`` new
-tokens handed in as ``q_form`` (token, uniform, ragged), cache ``layout`` and ``page`` size, request lengths ``lens``
-("1024*8|17" is eight of 1024 and one of 17), then options; ``splits`` -1 is the batch-invariant schedule.
+Columns of decode.csv: ``q``, ``k_format`` and ``v_format``, head dims ``dk`` and ``dv``, ``hq`` and ``hkv`` heads,
+``q_len`` new tokens handed in as ``q_form`` (token, uniform, ragged), cache ``layout`` and ``page`` size, request
+lengths ``lens`` ("1024*8|17" is eight of 1024 and one of 17), then options; ``splits`` -1 is the batch-invariant
+schedule.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class DecodeCase:
     name: str
     tier: str
     q: str
-    kv: str
+    k_format: str
+    v_format: str
     dk: int
     dv: int
     hq: int
@@ -54,9 +56,17 @@ class DecodeCase:
         return None if self.splits < 0 else self.splits
 
     @property
+    def query(self) -> dict[str, Any]:
+        """The options of :func:`flashport.supports`, which is asked about "decode"."""
+        return {
+            "q_dtype": self.q, "k_format": self.k_format, "v_format": self.v_format, "head_dim": self.dk,
+            "head_dim_v": self.dv, "group_size": self.hq // self.hkv, "q_len": self.q_len,
+        }  # fmt: skip
+
+    @property
     def kv_bytes(self) -> int:
         """Bytes of keys and values that the call has to read."""
-        row = numerics.row_bytes(self.dk, self.kv) + numerics.row_bytes(self.dv, self.kv)
+        row = numerics.row_bytes(self.dk, self.k_format) + numerics.row_bytes(self.dv, self.v_format)
         return sum(self.lens) * self.hkv * row
 
     @property
@@ -65,8 +75,9 @@ class DecodeCase:
         counts = {length: self.lens.count(length) for length in dict.fromkeys(self.lens)}
         lens = " + ".join(f"{count} x {length}" for length, count in counts.items())
         dims = str(self.dk) if self.dk == self.dv else f"{self.dk}/{self.dv}"
+        formats = "/".join(dict.fromkeys((self.k_format, self.v_format)))
         place = self.layout + (f" page {self.page}" if self.page else "")
-        return f"{lens}, {self.hq}/{self.hkv}, {dims}, {self.q}/{self.kv}, {place}"
+        return f"{lens}, {self.hq}/{self.hkv}, {dims}, {self.q}/{formats}, {place}"
 
 
 def load_cases(*tiers: str) -> list[DecodeCase]:
@@ -88,13 +99,12 @@ def _parse(row: dict[str, str]) -> DecodeCase:
     left, right = row["window"].split(":")
     number = {name: int(row[name]) for name in ("dk", "dv", "hq", "hkv", "q_len", "page", "splits")}
     flag = {name: row[name] == "1" for name in ("sinks", "tree", "lse")}
-    text = {name: row[name] for name in ("name", "tier", "q", "kv", "q_form", "layout", "alibi", "scales", "index")}
+    text = {name: row[name] for name in ("name", "tier", "q", "k_format", "v_format", "q_form", "layout")}
+    text |= {name: row[name] for name in ("alibi", "scales", "index", "out", "strides")}
     return DecodeCase(
         **text,
         **number,
         **flag,
-        out=row["out"],
-        strides=row["strides"],
         lens=tuple(lens),
         window=(int(left), int(right)),
         softcap=float(row["softcap"]),
@@ -164,8 +174,8 @@ def make_data(case: DecodeCase, seed: int = 0, check: bool = True) -> DecodeData
     arguments["seqlens"] = _indices(np.array(case.lens), index_type)
 
     slots = _make_tables(case, arguments, rng, index_type)
-    k_rows = _make_cache(case, "k_cache", case.dk, slots, arguments, rng)
-    v_rows = _make_cache(case, "v_cache", case.dv, slots, arguments, rng)
+    k_rows = _make_cache(case, "k", case.dk, slots, arguments, rng)
+    v_rows = _make_cache(case, "v", case.dv, slots, arguments, rng)
     options = _make_options(case, q_lens, arguments, rng)
     if not check:
         return data
@@ -179,8 +189,8 @@ def make_data(case: DecodeCase, seed: int = 0, check: bool = True) -> DecodeData
         data.requests.append(
             Request(
                 q_values[first : first + q_len],
-                numerics.decode(k_rows[b], case.kv),
-                numerics.decode(v_rows[b], case.kv),
+                numerics.decode(k_rows[b], case.k_format),
+                numerics.decode(v_rows[b], case.v_format),
                 window=case.window,
                 softcap=case.softcap,
                 **own,
@@ -231,17 +241,18 @@ def _make_tables(case: DecodeCase, arguments: dict[str, Any], rng: Any, index_ty
 
 
 def _make_cache(
-    case: DecodeCase, name: str, head_dim: int, slots: list[np.ndarray], arguments: dict[str, Any], rng: Any
+    case: DecodeCase, side: str, head_dim: int, slots: list[np.ndarray], arguments: dict[str, Any], rng: Any
 ) -> list[np.ndarray]:
-    """Adds a cache filled at ``slots``, NaN elsewhere; returns the encoded rows of each request."""
-    rows = [numerics.encode(rng.standard_normal((len(own), case.hkv, head_dim), np.float32), case.kv) for own in slots]
-    width = numerics.row_extent(head_dim, case.kv)
+    """Adds the cache of "k" or "v", filled at ``slots``, NaN elsewhere; returns the encoded rows of each request."""
+    fmt = case.k_format if side == "k" else case.v_format
+    rows = [numerics.encode(rng.standard_normal((len(own), case.hkv, head_dim), np.float32), fmt) for own in slots]
+    width = numerics.row_extent(head_dim, fmt)
     if case.layout in ("nhd", "hnd"):
         outer, page = len(case.lens), max(1, *case.lens)
     else:
         page = max(case.page, 1)
         outer = 1 + sum(-(-length // page) for length in case.lens) + 2
-    pool = numerics.nan_bits((outer * page, case.hkv, width), case.kv)
+    pool = numerics.nan_bits((outer * page, case.hkv, width), fmt)
     for own, values in zip(slots, rows, strict=True):
         pool[own] = values
     if case.layout != "token":
@@ -249,7 +260,8 @@ def _make_cache(
     if case.layout.endswith("hnd"):
         pool = np.ascontiguousarray(pool.swapaxes(1, 2))
         arguments["kv_layout"] = "HND"
-    arguments[name] = HostArray(pool, numerics.DTYPE[case.kv])
+    arguments[f"{side}_cache"] = HostArray(pool, numerics.DTYPE[fmt])
+    arguments[f"{side}_format"] = fmt
     return rows
 
 

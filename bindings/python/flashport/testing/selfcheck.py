@@ -28,16 +28,16 @@ def checks(device: str, target: str, tiers: tuple[str, ...]) -> Iterator[CheckOf
 
 def check_decode(case: DecodeCase, device: str, target: str) -> Outcome:
     """flash_decode on one row of the case list, with the lse."""
-    support = devices.supports(case.q, case.kv, case.dk, case.dv, case.hq // case.hkv, case.q_len, target)
+    support = devices.supports("decode", target=target, **case.query)
     if not support:
         return Outcome(case.name, "unsupported", support.reason)
-    kernel = devices.which_kernel(case.q, case.kv, case.dk, case.dv, case.hq // case.hkv, case.q_len, target)
+    kernel = devices.which_kernel("decode", target=target, **case.query)
     data = make_data(case)
     out_type = "fp32" if case.out == "fp32" else case.q
     out = poisoned(data.out_shape, out_type, device)
     lse = poisoned(data.out_shape[:-1], "fp32", device)
     decode.flash_decode(**data.on(device), out=out, lse=lse)
-    math_type = case.q if case.kv == case.q else "fp16"
+    math_type = case.q if case.k_format == case.q else "fp16"
     truth = [oracle.attend(request) for request in data.requests]
     plain = [oracle.attend(request, np.float32, math_type, out_type) for request in data.requests]
     return judge(
@@ -70,7 +70,7 @@ def check_stages(name: str, device: str, target: str) -> Outcome:
         arguments["request_index"], arguments["seqlens"], max(lens), mid_out, mid_lse, block_seq,
     )  # fmt: skip
     decode.flash_decode_stage2(mid_out, mid_lse, arguments["seqlens"], out, block_seq)
-    return judge(name, f"decode_stage2/{target}", _compare_out(data, out))
+    return judge(name, devices.which_kernel("decode_stage2", target=target), _compare_out(data, out))
 
 
 def check_invariance(name: str, device: str, target: str) -> Outcome:
@@ -80,7 +80,7 @@ def check_invariance(name: str, device: str, target: str) -> Outcome:
     data = make_data(case)
     arguments = data.on(device)
     first = to_host(decode.flash_decode(**arguments), "bf16")
-    kernel = devices.which_kernel("bf16", "bf16", 128, group_size=4, target=target)
+    kernel = devices.which_kernel("decode", group_size=4, target=target)
     for what, limit in (("repeated", 0), ("on one multiprocessor", 1), ("on seven multiprocessors", 7)):
         _core.set_multiprocessor_limit(limit)
         try:
@@ -107,6 +107,7 @@ def check_append(name: str, device: str, target: str) -> Outcome:
     slots[4] = -1
     kept = slots >= 0
     k, v = (rng.standard_normal((tokens, heads, head_dim), np.float32) for _ in range(2))
+    kernel = devices.which_kernel("append", target=target)
     fp8 = "fp8_e4m3fnuz" if target == "gfx942" else "fp8_e4m3"
     for fmt in ("bf16", "fp16", fp8, "q8_0"):
         for layout in ("NHD", "HND"):
@@ -121,6 +122,8 @@ def check_append(name: str, device: str, target: str) -> Outcome:
                 *caches,
                 HostArray(slots, "int64").on(device),
                 kv_layout=layout,
+                k_format=fmt,
+                v_format=fmt,
             )
             for bits, cache in zip(rows, caches, strict=True):
                 expected = np.zeros((pages * page, heads, head_dim), np.float32)
@@ -129,8 +132,8 @@ def check_append(name: str, device: str, target: str) -> Outcome:
                 got = got if layout == "NHD" else got.swapaxes(1, 2)
                 step = 2.0**-7 if fmt == "q8_0" else 0  # a quant may round the other way at a tie
                 if not np.allclose(got.reshape(expected.shape), expected, rtol=0, atol=step * np.abs(expected).max()):
-                    return Outcome(name, "failed", f"{fmt} {layout}: stored values differ", f"append_kv/{target}")
-    return Outcome(name, "passed", "", f"append_kv/{target}")
+                    return Outcome(name, "failed", f"{fmt} {layout}: stored values differ", kernel)
+    return Outcome(name, "passed", "", kernel)
 
 
 def check_merge(name: str, device: str, target: str) -> Outcome:
@@ -148,7 +151,7 @@ def check_merge(name: str, device: str, target: str) -> Outcome:
         compared += _compare_merge(got, truth, base)
     pair = [HostArray(np.ascontiguousarray(part), "float32").on(device) for part in (o[0], lse[0], o[1], lse[1])]
     compared += _compare_merge(decode.merge_state(*pair), oracle.merge(o[:2], lse[:2]), None)
-    return judge(name, f"merge_states/{target}", *compared)
+    return judge(name, devices.which_kernel("merge", dtype="fp32", target=target), *compared)
 
 
 _COMPANIONS = {
@@ -161,8 +164,9 @@ _COMPANIONS = {
 
 def _case(name: str, lens: tuple[int, ...], heads: int, kv_heads: int, head_dim: int, layout: str) -> DecodeCase:
     return DecodeCase(
-        name=name, tier="companion", q="bf16", kv="bf16", dk=head_dim, dv=head_dim, hq=heads, hkv=kv_heads, q_len=1,
-        q_form="token", layout=layout, page=0 if layout == "token" else 16, lens=lens, window=(-1, -1), softcap=0.0,
+        name=name, tier="companion", q="bf16", k_format="bf16", v_format="bf16", dk=head_dim, dv=head_dim, hq=heads,
+        hkv=kv_heads, q_len=1, q_form="token", layout=layout, page=0 if layout == "token" else 16, lens=lens,
+        window=(-1, -1), softcap=0.0,
         alibi="none", sinks=False, tree=False, scales="none", index="i32", out="same", lse=False, strides="dense",
         splits=-1,
     )  # fmt: skip

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -41,7 +41,7 @@ class DeltaCase:
     packed: bool = False  # in one row with cu_seqlens, and a token behind them that is nobody's
     slots: tuple[int, ...] | None = (4, -1, 2)  # of a pool of 5; None: there is no pool
     update_state: bool = True
-    gate: str = "head"  # as supports_gated_delta has it; of a chunked call "any" is given as a logarithm
+    gate: str = "head"  # as flashport.supports has it; of a chunked call "any" is given as a logarithm
     steps: bool = False  # states after each token, of all sequences but the second
     tree: bool = False  # each token starts from one before it
     final: str = ""  # type of final states; "": there are none
@@ -54,12 +54,17 @@ class DeltaCase:
         return sum(self.lens) + 1 if self.packed else self.lens[0]
 
     @property
-    def query(self) -> tuple[Any, ...]:
-        """What supports_gated_delta is asked."""
-        gate = "head" if self.chunk else self.gate
-        return (
-            "chunk" if self.chunk else "update", self.q, self.state, self.keys, self.values, self.layout, gate,
-        )  # fmt: skip
+    def operation(self) -> Literal["gated_delta", "gated_delta_chunk"]:
+        """What :func:`flashport.supports` is asked about."""
+        return "gated_delta_chunk" if self.chunk else "gated_delta"
+
+    @property
+    def query(self) -> dict[str, Any]:
+        """And with which options."""
+        return {
+            "q_dtype": self.q, "state_dtype": self.state, "head_dim_k": self.keys, "head_dim_v": self.values,
+            "state_layout": self.layout, "gate": "head" if self.chunk else self.gate,
+        }  # fmt: skip
 
 
 def load_cases(*tiers: str) -> list[DeltaCase]:
@@ -260,7 +265,7 @@ _FIELD = {"intermediate_states": "intermediate"}  # of the oracle's answer
 
 def check(case: DeltaCase, device: str, target: str) -> Outcome:
     """One case: outputs and states in tolerance, and everything else as it was."""
-    support = devices.supports_gated_delta(*case.query, target=target)
+    support = devices.supports(case.operation, target=target, **case.query)
     if not support:
         return Outcome(case.name, "unsupported", support.reason)
     data = make_data(case)
@@ -280,17 +285,17 @@ def check(case: DeltaCase, device: str, target: str) -> Outcome:
             before[place] = got[place]
         if not np.array_equal(before, got, equal_nan=True):
             compared.append(oracle.Comparison(problem=f"{name} was written where no sequence has a part of it"))
-    return judge(case.name, devices.which_gated_delta_kernel(*case.query, target=target), *compared)
+    return judge(case.name, devices.which_kernel(case.operation, target=target, **case.query), *compared)
 
 
 def check_invariance(name: str, chunk: bool, device: str, target: str) -> Outcome:
     """A sequence's bits in a batch, again, and alone."""
     lens = (70, 3, 0, 130, 64) if chunk else (1, 3, 0, 17, 2)
     case = DeltaCase(name, chunk=chunk, packed=True, lens=lens, slots=(4, 2, 0, 3, 1))
-    support = devices.supports_gated_delta(*case.query, target=target)
+    support = devices.supports(case.operation, target=target, **case.query)
     if not support:
         return Outcome(name, "unsupported", support.reason)
-    kernel = devices.which_gated_delta_kernel(*case.query, target=target)
+    kernel = devices.which_kernel(case.operation, target=target, **case.query)
     data = make_data(case)
     first, again = (_results(data.run(case, device), case) for _ in range(2))
     if not all(map(_same, first, again)):

@@ -20,8 +20,11 @@ _DECODE_INPUTS = (
     "Tensor? request_index, Tensor? kv_indptr, Tensor? kv_indices, Tensor? kv_last_page_len, str kv_layout, "
     "Tensor? cu_seqlens_q, SymInt? max_q_len, float? softmax_scale, SymInt window_left, SymInt window_right, "
     "float softcap, Tensor? alibi_slopes, Tensor? sinks, Tensor? tree_mask, Tensor? k_scale, Tensor? v_scale, "
-    "SymInt? num_splits"
+    "str? k_format, str? v_format, SymInt? num_splits"
 )
+
+_V_FORMAT = [one.split()[-1] for one in _DECODE_INPUTS.split(", ")].index("v_format")
+_BLOCKS = _core.kv_format_blocks()
 
 
 def _decode_inputs(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -37,10 +40,10 @@ def _decode_kernel(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _decode_fake(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    q, v_cache, return_lse = arguments[0], arguments[2], arguments[-1]
+    q, v_cache, v_format, return_lse = arguments[0], arguments[2], arguments[_V_FORMAT], arguments[-1]
     head_dim_v = v_cache.shape[-1]
-    if v_cache.dtype == torch.uint8:
-        head_dim_v = head_dim_v // 34 * 32
+    values, elements = _BLOCKS.get(v_format, (1, 1))  # of another name the kernel says so
+    head_dim_v = head_dim_v // elements * values
     lse_shape = q.shape[:-1] if return_lse else (0,)
     return q.new_empty((*q.shape[:-1], head_dim_v)), q.new_empty(lse_shape, dtype=torch.float32)
 
@@ -86,7 +89,8 @@ _flash_decode_out = register(
 _flash_decode_stage1 = register(
     "flash_decode_stage1",
     "(Tensor q, Tensor k, Tensor v, Tensor Req_to_tokens, Tensor B_req_idx, Tensor B_Seqlen, SymInt max_len_in_batch, "
-    "Tensor(a!) mid_out, Tensor(b!) mid_out_logsumexp, SymInt block_seq, float? sm_scale) -> ()",
+    "Tensor(a!) mid_out, Tensor(b!) mid_out_logsumexp, SymInt block_seq, float? sm_scale, str? k_format, "
+    "str? v_format) -> ()",
     writes_nothing_else,
     no_grad=True,
 )
@@ -100,7 +104,7 @@ _flash_decode_stage2 = register(
 _append_kv = register(
     "append_kv",
     "(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor positions, str kv_layout, Tensor? k_scale, "
-    "Tensor? v_scale) -> ()",
+    "Tensor? v_scale, str? k_format, str? v_format) -> ()",
     writes_nothing_else,
 )
 _merge_state = register(
@@ -142,8 +146,7 @@ def flash_decode(*arguments: Any) -> Any:
         result = _flash_decode(stream, *inputs, return_lse)
         return result if return_lse else result[0]
     check_boolean("flash_decode", "return_lse", return_lse)
-    q, v_cache = inputs[0], inputs[2]
-    new_out, new_lse = _decode_fake(q, None, v_cache, return_lse)
+    new_out, new_lse = _decode_fake(*inputs, return_lse)
     out = new_out if out is None else out
     lse = new_lse if lse is None and return_lse else lse
     _flash_decode_out(stream, *inputs, out, lse, workspace)

@@ -1,0 +1,198 @@
+// supports() and which_kernel(): a table of operations, each of which makes its C++ query of options by name.
+#include "bindings/python/queries.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <flashport/decode.h>
+#include <flashport/error.h>
+#include <flashport/gated_delta.h>
+
+#include "bindings/python/arguments.h"
+#include "common/host/kv/cache_layout.h"
+
+namespace py = pybind11;
+
+namespace flashport::python {
+namespace {
+
+// The options of one question. Each reader leaves a member as it is, the default, where the option was not given.
+class Options {
+ public:
+  Options(const char* function, const char* operation, const py::dict& given)
+      : function_(function), operation_(operation), given_(given) {}
+
+  void target(std::string& to) {
+    read("target", kNoneIsDefault, [&](py::handle x) { to = text_argument(function_, "target", x); });
+  }
+  void dtype(const char* name, DType& to) {
+    read(name, kNoneIsWrong, [&](py::handle x) { to = dtype_argument(function_, name, x); });
+  }
+  void integer(const char* name, std::int64_t& to) {
+    read(name, kNoneIsWrong, [&](py::handle x) { to = integer_argument(function_, name, x.ptr()); });
+  }
+  // None is as the head dim of queries and keys.
+  void head_dim_v(std::int64_t head_dim, std::int64_t& to) {
+    to = head_dim;
+    read("head_dim_v", kNoneIsDefault, [&](py::handle x) { to = integer_argument(function_, "head_dim_v", x.ptr()); });
+  }
+  template <class Enum>
+  void word(const char* name, Enum& to, std::initializer_list<const char*> words) {
+    read(name, kNoneIsWrong, [&](py::handle x) { to = static_cast<Enum>(word_argument(function_, name, x, words)); });
+  }
+  // By its name, or by an element type, of which it is the own one.
+  void format(const char* name, std::optional<KvFormat>& to) {
+    read(name, kNoneIsDefault, [&](py::handle x) {
+      const std::string given = type_name_argument(function_, name, x, "a format's name or an element type");
+      for (int i = 0; i < kKvFormats; ++i) {
+        const auto each = static_cast<KvFormat>(i);
+        const DType dtype = kv_format_trait(each).dtype;
+        if (own_format(dtype) == each && given == dtype_name(dtype)) to = each;
+      }
+      if (!to) to = format_argument(function_, name, py::str(given));
+    });
+  }
+
+  // Throws where an option was given that none of the calls above named.
+  void expect_no_other() const {
+    for (const auto& [key, value] : given_) {
+      const auto name = py::cast<std::string>(key);
+      if (std::find(known_.begin(), known_.end(), name) != known_.end()) continue;
+      std::string text = std::string(function_) + ": \"" + operation_ + "\" has no option " + name + "; it has ";
+      for (std::size_t i = 0; i < known_.size(); ++i) text += (i == 0 ? "" : ", ") + known_[i];
+      throw TypeError(text);
+    }
+  }
+
+ private:
+  enum None { kNoneIsDefault, kNoneIsWrong };
+
+  template <class Read>
+  void read(const char* name, None none, const Read& read_value) {
+    known_.emplace_back(name);
+    PyObject* value = PyDict_GetItemString(given_.ptr(), name);
+    if (value == nullptr || (value == Py_None && none == kNoneIsDefault)) return;
+    read_value(py::handle(value));
+  }
+
+  const char* function_;
+  const char* operation_;
+  py::dict given_;
+  std::vector<std::string> known_;
+};
+
+DecodeQuery decode_query(Options& options) {
+  DecodeQuery query;
+  options.dtype("q_dtype", query.q_dtype);
+  options.format("k_format", query.k_format);
+  options.format("v_format", query.v_format);
+  options.integer("head_dim", query.head_dim_qk);
+  options.head_dim_v(query.head_dim_qk, query.head_dim_v);
+  options.integer("group_size", query.group_size);
+  options.integer("q_len", query.q_len);
+  return query;
+}
+
+DecodeStage2Query decode_stage2_query(Options& options) {
+  DecodeStage2Query query;
+  options.dtype("out_dtype", query.out_dtype);
+  return query;
+}
+
+AppendQuery append_query(Options& options) {
+  AppendQuery query;
+  options.dtype("dtype", query.dtype);
+  options.format("k_format", query.k_format);
+  options.format("v_format", query.v_format);
+  options.integer("head_dim", query.head_dim_qk);
+  options.head_dim_v(query.head_dim_qk, query.head_dim_v);
+  return query;
+}
+
+MergeQuery merge_query(Options& options) {
+  MergeQuery query;
+  options.dtype("dtype", query.dtype);
+  options.integer("head_dim", query.head_dim);
+  return query;
+}
+
+template <class Query>
+Query gated_delta_query(Options& options) {
+  Query query;
+  options.dtype("q_dtype", query.q_dtype);
+  options.dtype("state_dtype", query.state_dtype);
+  options.integer("head_dim_k", query.head_dim_k);
+  options.head_dim_v(query.head_dim_k, query.head_dim_v);
+  options.word("state_layout", query.state_layout, {"vk", "kv"});
+  options.word("gate", query.gate, {"head", "key", "any"});
+  return query;
+}
+
+struct QueriedOperation {
+  const char* name;
+  Support (*supports)(Options&);
+  std::string (*which_kernel)(Options&);
+};
+
+template <auto kMakeQuery>
+auto complete_query(Options& options) {
+  auto query = kMakeQuery(options);
+  query.target = "";
+  options.target(query.target);
+  options.expect_no_other();
+  return query;
+}
+
+template <auto kMakeQuery>
+constexpr QueriedOperation queried(const char* name) {
+  return {name, [](Options& options) { return supports(complete_query<kMakeQuery>(options)); },
+          [](Options& options) { return which_kernel(complete_query<kMakeQuery>(options)); }};
+}
+
+constexpr QueriedOperation kOperations[] = {
+    queried<decode_query>("decode"),
+    queried<decode_stage2_query>("decode_stage2"),
+    queried<append_query>("append"),
+    queried<merge_query>("merge"),
+    queried<gated_delta_query<GatedDeltaQuery>>("gated_delta"),
+    queried<gated_delta_query<GatedDeltaChunkQuery>>("gated_delta_chunk"),
+};
+
+const QueriedOperation& operation_argument(const char* function, py::handle object) {
+  std::array<const char*, std::size(kOperations)> names{};
+  for (std::size_t i = 0; i < names.size(); ++i) names[i] = kOperations[i].name;
+  return kOperations[word_argument(function, "operation", object, names)];
+}
+
+}  // namespace
+
+void define_queries(py::module_& module) {
+  module.def("supports", [](const py::object& name, const py::dict& given) {
+    const QueriedOperation& operation = operation_argument("supports", name);
+    Options options("supports", operation.name, given);
+    const Support support = operation.supports(options);
+    return py::make_tuple(support.supported, support.reason);
+  });
+  module.def("which_kernel", [](const py::object& name, const py::dict& given) {
+    const QueriedOperation& operation = operation_argument("which_kernel", name);
+    Options options("which_kernel", operation.name, given);
+    return operation.which_kernel(options);
+  });
+  module.def("kv_format_blocks", [] {
+    py::dict blocks;
+    for (int i = 0; i < kKvFormats; ++i) {
+      const auto format = static_cast<KvFormat>(i);
+      blocks[kv_format_name(format)] = py::make_tuple(kv_format_trait(format).block_values, block_elements(format));
+    }
+    return blocks;
+  });
+}
+
+}  // namespace flashport::python

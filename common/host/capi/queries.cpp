@@ -1,0 +1,114 @@
+// fp_supports and fp_which_kernel: the query of one operation becomes the C++ interface's.
+#include <flashport/capi.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include <flashport/decode.h>
+#include <flashport/gated_delta.h>
+
+#include "common/host/capi/calls.h"
+
+namespace flashport {
+namespace {
+
+DType to_dtype(std::int32_t dtype, const char* function, const char* name) {
+  return to_enum<DType>(dtype, fp_uint8 + 1, function, name, "one of fp_dtype");
+}
+
+DecodeQuery decode_query(const fp_query& c, const char* function) {
+  DecodeQuery query;
+  query.q_dtype = to_dtype(c.dtype, function, "dtype");
+  query.k_format = to_format(c.k_format, function, "k_format");
+  query.v_format = to_format(c.v_format, function, "v_format");
+  query.head_dim_qk = c.head_dim_qk;
+  query.head_dim_v = c.head_dim_v;
+  query.group_size = c.group_size;
+  query.q_len = c.q_len;
+  return query;
+}
+
+DecodeStage2Query decode_stage2_query(const fp_query& c, const char* function) {
+  DecodeStage2Query query;
+  query.out_dtype = to_dtype(c.dtype, function, "dtype");
+  return query;
+}
+
+AppendQuery append_query(const fp_query& c, const char* function) {
+  AppendQuery query;
+  query.dtype = to_dtype(c.dtype, function, "dtype");
+  query.k_format = to_format(c.k_format, function, "k_format");
+  query.v_format = to_format(c.v_format, function, "v_format");
+  query.head_dim_qk = c.head_dim_qk;
+  query.head_dim_v = c.head_dim_v;
+  return query;
+}
+
+MergeQuery merge_query(const fp_query& c, const char* function) {
+  MergeQuery query;
+  query.dtype = to_dtype(c.dtype, function, "dtype");
+  query.head_dim = c.head_dim_qk;
+  return query;
+}
+
+template <class Query>
+Query gated_delta_query(const fp_query& c, const char* function) {
+  Query query;
+  query.q_dtype = to_dtype(c.dtype, function, "dtype");
+  query.state_dtype = to_dtype(c.state_dtype, function, "state_dtype");
+  query.head_dim_k = c.head_dim_qk;
+  query.head_dim_v = c.head_dim_v;
+  query.state_layout = to_state_layout(c.state_layout, function);
+  query.gate = to_enum<GateForm>(c.gate, 3, function, "gate", "fp_gate_head, fp_gate_key or fp_gate_any");
+  return query;
+}
+
+// What `ask` says of the C++ query that this one is.
+template <class Ask>
+auto answer(const fp_query* from, const char* function, const Ask& ask) {
+  const fp_query c = read_args(from, function);
+  const auto of_target = [&](auto query) {
+    query.target = c.target != nullptr ? c.target : "";
+    return ask(query);
+  };
+  switch (c.operation) {
+    case fp_op_decode: return of_target(decode_query(c, function));
+    case fp_op_decode_stage2: return of_target(decode_stage2_query(c, function));
+    case fp_op_append: return of_target(append_query(c, function));
+    case fp_op_merge: return of_target(merge_query(c, function));
+    case fp_op_gated_delta: return of_target(gated_delta_query<GatedDeltaQuery>(c, function));
+    case fp_op_gated_delta_chunk: return of_target(gated_delta_query<GatedDeltaChunkQuery>(c, function));
+    default: break;
+  }
+  throw ValueError(std::string(function) + ": operation must be one of fp_operation, got " +
+                   std::to_string(c.operation));
+}
+
+}  // namespace
+}  // namespace flashport
+
+extern "C" {
+
+fp_status fp_supports(const fp_query* query) {
+  return flashport::guarded([&] {
+    const flashport::Support support =
+        flashport::answer(query, "supports", [](const auto& asked) { return flashport::supports(asked); });
+    if (!support.supported) throw flashport::NotSupportedError(support.reason);
+  });
+}
+
+fp_status fp_which_kernel(const fp_query* query, char* key, size_t size) {
+  return flashport::guarded([&] {
+    constexpr char kFunction[] = "which_kernel";
+    const std::string found =
+        flashport::answer(query, kFunction, [](const auto& asked) { return flashport::which_kernel(asked); });
+    if (key == nullptr || size == 0) {
+      throw flashport::ValueError(std::string(kFunction) + ": key must have room, got null or size 0");
+    }
+    const std::size_t length = found.copy(key, size - 1);
+    key[length] = '\0';
+  });
+}
+
+}  // extern "C"
