@@ -52,7 +52,8 @@ struct KernelEntry {
   int shared_bytes = 0;          // dynamic shared memory of a block (CPU: scratch of a worker)
   const void* handle = nullptr;  // the backend's own: function pointer, or symbol and code object
   KernelShape shape = {};
-  int teams = 1;  // blocks, as grids count them, in one block of the device
+  int teams = 1;                  // blocks, as grids count them, in one block of the device
+  DecodeSplit decode_split = {};  // of a decode kernel
 
   // The kernel strides over its work, whatever the grid, and signals each part that is complete to the kernel after it,
   // so that the two may run concurrently.

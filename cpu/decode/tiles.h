@@ -21,7 +21,7 @@ template <DecodeConfig kCfg>
 struct DecodeShared {
   alignas(64) float query[kCfg.shape.rows][kCfg.shape.head_dim_qk];
   Leaf leaves[kCfg.tuning.stages];
-  PartialList partials;
+  PartialList partials[1];
 };
 
 // Leaves on their way: addresses are looked up one leaf ahead. Its lines are asked for in between the products of the
@@ -78,6 +78,9 @@ class DecodeTiles {
   static constexpr int kRows = kShape.rows;
   static constexpr int kRowSlots = kRows;
   static constexpr int kColumns = kShape.head_dim_v;
+  static constexpr int kTurnLeaves = 1;
+  // The block publishes a state as one slice.
+  static constexpr int kSliceColumns = kColumns;
   static constexpr int kKeptStates = 2;
 
   struct Rows {
@@ -107,8 +110,9 @@ class DecodeTiles {
     Rows m, l;
   };
 
-  DecodeTiles(const DecodeParams& p, const Block&, DecodeShared<kCfg>& shared)
-      : shared_(shared),
+  DecodeTiles(const DecodeParams& p, const Block& block, DecodeShared<kCfg>& shared)
+      : block_(block),
+        shared_(shared),
         live_rows_(minimum(kRows, p.group_size * p.max_q_len)),
         products_(p.head_dim_qk, p.head_dim_v) {}
 
@@ -116,6 +120,11 @@ class DecodeTiles {
   int live_rows() const { return live_rows_; }
   static int row_of(int slot) { return slot; }
   static bool owns_row(int) { return true; }
+  static constexpr int slice() { return 0; }
+  const Block& slice_threads() const { return block_; }
+  int slice_rows() const { return live_rows(); }
+  static constexpr int first_row() { return 0; }
+  static constexpr int first_column() { return 0; }
 
   // The query rows as floats; padding rows and dims are zero.
   void stage_query(const DecodeParams& p, const Segment& s) const {
@@ -160,7 +169,8 @@ class DecodeTiles {
   }
 
   // P = exp2(S - m)
-  Operand exponentiate(Scores& scores) const {
+  template <class State>
+  Operand exponentiate(const State&, Scores& scores) const {
     Operand p{scores, {}, {}};
     for (int row = 0; row < live_rows_; ++row) {
       float* x = scores.x[row];
@@ -216,6 +226,7 @@ class DecodeTiles {
   }
 
  private:
+  const Block& block_;
   DecodeShared<kCfg>& shared_;
   int live_rows_;
   KvProducts<kShape.k_format> products_;

@@ -27,7 +27,7 @@ struct DecodeSharedData {
   float row_max[kCfg.tuning.waves][Split::kRowTiles][16];
   float row_sum[kCfg.tuning.waves][Split::kRowTiles][16];
   unsigned arrive_flag;
-  PartialList partials;
+  PartialList partials[1];
 };
 
 // As large as lets a CU hold the blocks that the tuning asks for and no more: others would add partial results, and
@@ -58,6 +58,9 @@ class DecodeTiles {
   static constexpr int kRows = kShape.rows;
   static constexpr int kRowSlots = kRowTiles;
   static constexpr int kColumns = kShape.head_dim_v;
+  static constexpr int kTurnLeaves = 1;
+  // The block publishes a state as one slice.
+  static constexpr int kSliceColumns = kColumns;
   static constexpr int kKeptStates = 1;
 
   struct Rows {
@@ -92,6 +95,11 @@ class DecodeTiles {
   FLASHPORT_DEVICE int row_of(int slot) const { return recompute((row_wave_ * kRowTiles + slot) * 16 + n_); }
   // Whether this lane is the one to write per-row values of a slot.
   FLASHPORT_DEVICE bool owns_row(int) const { return col_wave_ == 0 && recompute(g_) == 0; }
+  FLASHPORT_DEVICE static constexpr int slice() { return 0; }
+  FLASHPORT_DEVICE const Block& slice_threads() const { return block_; }
+  FLASHPORT_DEVICE int slice_rows() const { return live_rows(); }
+  FLASHPORT_DEVICE static constexpr int first_row() { return 0; }
+  FLASHPORT_DEVICE static constexpr int first_column() { return 0; }
 
   // Brings the tile's query rows to shared memory as the math type; padding rows and dims are zero. Ends in a barrier.
   // Row waves that have all columns bring their own rows: with no barrier in a leaf, another wave may be a tile behind

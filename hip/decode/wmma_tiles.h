@@ -24,7 +24,7 @@ struct DecodeShared {
   float row_max[WaveShare<kCfg>::kColWaves][kCfg.shape.rows];
   float row_sum[WaveShare<kCfg>::kColWaves][kCfg.shape.rows];
   unsigned arrive_flag;
-  PartialList partials;
+  PartialList partials[1];
 };
 
 template <DecodeConfig kCfg>
@@ -40,6 +40,9 @@ class DecodeTiles {
   static constexpr int kRows = kShape.rows;
   static constexpr int kRowSlots = Share::kRowTiles;
   static constexpr int kColumns = kShape.head_dim_v;
+  static constexpr int kTurnLeaves = 1;
+  // The block publishes a state as one slice.
+  static constexpr int kSliceColumns = kColumns;
   static constexpr int kKeptStates = 1;
 
   struct Rows {
@@ -75,6 +78,11 @@ class DecodeTiles {
   FLASHPORT_DEVICE int row_of(int slot) const { return recompute((row_wave() * kRowSlots + slot) * 16 + n()); }
   // Whether this lane is the one to write per-row values of a slot.
   FLASHPORT_DEVICE bool owns_row(int) const { return col_wave() == 0 && half() == 0; }
+  FLASHPORT_DEVICE static constexpr int slice() { return 0; }
+  FLASHPORT_DEVICE const Block& slice_threads() const { return block_; }
+  FLASHPORT_DEVICE int slice_rows() const { return live_rows(); }
+  FLASHPORT_DEVICE static constexpr int first_row() { return 0; }
+  FLASHPORT_DEVICE static constexpr int first_column() { return 0; }
 
   // Brings the tile's query rows to shared memory as the math type; padding rows and dims are zero. Ends with a
   // barrier.

@@ -6,6 +6,9 @@
 // the tile's counter, which belongs to the block of the tile's first chunk. The block that completes the sum combines
 // the tile: which block published what follows from the line by division. No block waits for another. Counters come back
 // to zero by themselves, so a launch can be replayed.
+//
+// A state may have slices (rows and columns of it): then the threads of each slice do all this by themselves, with a
+// counter and a list of their own, and no barrier of the block.
 #pragma once
 
 #include <type_traits>
@@ -34,12 +37,13 @@ class ChunkTree {
   FLASHPORT_DEVICE ChunkTree(const DecodeParams& p, const Block& block, PartialList& list)
       : p_(p), block_(block), list_(list) {}
 
-  // Behind leaf `now`, which is in `state`: ends what ends with it, and clears the state for the next chunk.
-  FLASHPORT_DEVICE void end_leaf(const Tiles& tiles, const LeafCursor& now, State& state) {
+  // After a turn of the main loop, whose leaves are in `state`: ends what ends with it, and clears the state for the
+  // next chunk.
+  FLASHPORT_DEVICE void end_turn(const Tiles& tiles, const LeafCursor& now, State& state) {
     const Segment& s = now.segment;
-    const int mask = (1 << s.chunk_shift) - 1;
-    const bool segment_ends = now.leaf == s.last - 1;
-    if (!segment_ends && (now.leaf & mask) != mask) return;
+    const int end = now.leaf + Tiles::kTurnLeaves;
+    const bool segment_ends = end >= s.last;
+    if (!segment_ends && (end & ((1 << s.chunk_shift) - 1)) != 0) return;
     end_chunk(tiles, s, state, now.leaf >> s.chunk_shift);
     if (segment_ends) end_segment(tiles, s, now.line);
     merge::clear(tiles, state);
@@ -49,13 +53,13 @@ class ChunkTree {
   // Read again where it is needed, after many leaves.
   FLASHPORT_DEVICE const DecodeParams& params() const { return reread(p_); }
   FLASHPORT_DEVICE static int chunks_of(const Segment& s) { return s.chunks_before(s.leaves); }
-  FLASHPORT_DEVICE float* partial(std::int64_t number) const {
-    return params().partials + number * params().partial_floats;
+  FLASHPORT_DEVICE float* partial(const Tiles& tiles, std::int64_t number) const {
+    return params().partials + (number * params().slices + tiles.slice()) * params().slice_floats;
   }
-  FLASHPORT_DEVICE float* partial_of(const Segment& s, int chunk) const {
+  FLASHPORT_DEVICE float* partial_of(const Tiles& tiles, const Segment& s, int chunk) const {
     const int begin = s.chunks_before(s.first);
     const int index = partial_index(begin, s.chunks_before(s.last), chunks_of(s), chunk);
-    return partial(partial_number(block_.index(), params().side_partials, begin > 0 ? 0 : 1, index));
+    return partial(tiles, partial_number(block_.index(), params().side_partials, begin > 0 ? 0 : 1, index));
   }
 
   FLASHPORT_DEVICE void end_chunk(const Tiles& tiles, const Segment& s, const State& state, int chunk) {
@@ -64,7 +68,7 @@ class ChunkTree {
     const int last = minimum(first + kGroupChunks, chunks) - 1;
     const bool held = first >= s.chunks_before(s.first) && last < s.chunks_before(s.last);
     if (!held) {
-      store_state(tiles, partial_of(s, chunk), state);
+      store_state(tiles, partial_of(tiles, s, chunk), state);
       return;
     }
     if (first == last) {
@@ -79,7 +83,8 @@ class ChunkTree {
       }
       if (chunk == last) end_group(tiles, s, group_, first);
     } else {
-      store_state(tiles, partial(group_chunk_number(block_.index(), params().side_partials, chunk - first)), state);
+      const std::int64_t number = group_chunk_number(block_.index(), params().side_partials, chunk - first);
+      store_state(tiles, partial(tiles, number), state);
       if (chunk == last) combine_group(tiles, s, first, last - first + 1);
     }
   }
@@ -101,86 +106,87 @@ class ChunkTree {
         return;
       }
     }
-    store_state(tiles, partial_of(s, first), state);
+    store_state(tiles, partial_of(tiles, s, first), state);
   }
 
   // The same from chunks in the workspace.
   FLASHPORT_DEVICE void combine_group(const Tiles& tiles, const Segment& s, int first, int chunks) const {
     const auto number = static_cast<int>(group_chunk_number(block_.index(), params().side_partials, 0));
-    for (int i = block_.thread(); i < PartialList::kPadded; i += block_.threads()) {
+    const auto& threads = tiles.slice_threads();
+    for (int i = threads.thread(); i < PartialList::kPadded; i += threads.threads()) {
       list_.numbers[i] = i < chunks ? number + i : -1;
     }
-    block_.sync();
+    threads.sync();
     const bool whole = s.whole() && chunks_of(s) <= kGroupChunks;
-    combine(tiles, s, kGroupChunks, whole ? nullptr : partial_of(s, first));
-    block_.sync();  // the next chunks get the same memory, and leaves may have no barrier
+    combine(tiles, s, kGroupChunks, whole ? nullptr : partial_of(tiles, s, first));
+    threads.sync();  // the next chunks get the same memory, and leaves may have no barrier
   }
 
   FLASHPORT_DEVICE void end_segment(const Tiles& tiles, const Segment& s, const Line& line) const {
     const int chunks = chunks_of(s);
+    const auto& threads = tiles.slice_threads();
     if (s.whole()) {
       if (kKeepsTile || chunks <= kGroupChunks) return;
-      block_.sync();
-    } else if (!signal(s, line, chunks)) {
+      threads.sync();
+    } else if (!signal(tiles, s, line, chunks)) {
       return;
     }
-    list_partials(s, line, chunks);
-    block_.sync();
+    list_partials(tiles, s, line, chunks);
+    threads.sync();
     combine(tiles, s, chunks, nullptr);
-    block_.sync();  // the list, and what lies in the workspace
+    threads.sync();  // the list, and what lies in the workspace
   }
 
-  // Whether this block is the last one of the tile.
-  FLASHPORT_DEVICE bool signal(const Segment& s, const Line& line, int chunks) const {
-    const int owner = block_of(params(), block_, line, s, 0);
+  // Whether these threads are the last ones of the tile's slice.
+  FLASHPORT_DEVICE bool signal(const Tiles& tiles, const Segment& s, const Line& line, int chunks) const {
+    const int owner = block_of(params(), block_, line, s, 0) * params().slices + tiles.slice();
     const Arrival arrival{params().counters + owner, s.chunks_before(s.last) - s.chunks_before(s.first), chunks};
-    return block_.arrive(1, [&](int) { return arrival; }) != 0;
+    return tiles.slice_threads().arrive(1, [&](int) { return arrival; }) != 0;
   }
 
   // Where the results of the tile lie: a thread a group.
-  FLASHPORT_DEVICE void list_partials(const Segment& s, const Line& line, int chunks) const {
+  FLASHPORT_DEVICE void list_partials(const Tiles& tiles, const Segment& s, const Line& line, int chunks) const {
     const DecodeParams& p = params();
+    const auto& threads = tiles.slice_threads();
     // What the block that has `chunk` published as its result number `chunk`.
     const auto number = [&](int chunk, int block) {
-      const int its_begin = block_begin(line, s, block);
+      const int its_begin = line.quota * divide(block, p.cuts[line.cut].concurrent);
       const int begin = s.chunks_before(leaves_until(s, s.start, its_begin));
       const int end = s.chunks_before(leaves_until(s, s.start, its_begin + line.quota));
       const int index = partial_index(begin, end, chunks, chunk);
       return static_cast<int>(partial_number(block, p.side_partials, begin > 0 ? 0 : 1, index));
     };
-    for (int first = block_.thread() * kGroupChunks; first < PartialList::kPadded;
-         first += block_.threads() * kGroupChunks) {
+    for (int first = threads.thread() * kGroupChunks; first < PartialList::kPadded;
+         first += threads.threads() * kGroupChunks) {
       const int last = minimum(first + kGroupChunks, chunks) - 1;
       const int first_block = block_of(p, block_, line, s, minimum(first, chunks - 1) << s.chunk_shift);
       const int last_block = block_of(p, block_, line, s, maximum(last, 0) << s.chunk_shift);
       for (int chunk = first; chunk < first + kGroupChunks; ++chunk) {
         const bool published = chunk <= last && (chunk == first || first_block != last_block);
-        const int block = chunk == first ? first_block : block_of(p, block_, line, s, minimum(chunk, chunks - 1) << s.chunk_shift);
+        const int block =
+            chunk == first ? first_block : block_of(p, block_, line, s, minimum(chunk, chunks - 1) << s.chunk_shift);
         list_.numbers[chunk] = published ? number(chunk, block) : -1;
       }
     }
-  }
-  // Where the range of `block` begins, which has a part of the tile.
-  FLASHPORT_DEVICE int block_begin(const Line& line, const Segment&, int block) const {
-    return line.quota * divide(block, params().cuts[line.cut].concurrent);
   }
 
   // The listed results to `to`, or to the output if that is null.
   FLASHPORT_DEVICE void combine(const Tiles& tiles, const Segment& s, int chunks, float* to) const {
     const DecodeParams& p = params();
-    const int rows = tiles.live_rows();
-    const auto place = [&](int row, int column) {
+    const auto place = [&](const PieceAt& at) {
       if (to != nullptr) return OutputRow{};
-      return output_row(p, s, block_, query_row(p, s, Tiles::kRows, row), column == 0);
+      return output_row(p, s, block_, query_row(p, s, Tiles::kRows, tiles.first_row() + at.row),
+                        tiles.first_column() + at.column == 0);
     };
-    const auto sink = [&](const OutputRow& out, int row, int column, const StatePiece& piece) {
+    const auto sink = [&](const OutputRow& out, const PieceAt& at, const StatePiece& piece) {
       if (to == nullptr) {
-        write_output_piece(p, out, column, piece);
+        write_output_piece(p, out, tiles.first_column() + at.column, piece);
       } else {
-        write_piece(piece, to, rows, row, Tiles::kColumns, column);
+        write_piece(piece, to, at);
       }
     };
-    combine_partials<Tiles::kColumns>(block_, p.partials, p.partial_floats, rows, list_, chunks, place, sink);
+    combine_partials<Tiles::kSliceColumns>(tiles.slice_threads(), PartialSlices(p, tiles.slice()), tiles.slice_rows(),
+                                           list_, chunks, place, sink);
   }
 
   const DecodeParams& p_;

@@ -1,12 +1,12 @@
 // How the keys of a query tile are cut, in which order the partial results meet, and where they lie in the workspace:
 // plain arithmetic that host and device must agree on.
 //
-//   leaf   64 keys: one turn of the main loop
-//   chunk  1, 2, 4, ... leaves, folded left to right; the longer the tile, the longer its chunks
+//   leaf   64 keys; a kernel's main loop takes one or two at a time
+//   chunk  1, 2, 4, ... leaves, in one running state; the longer the tile, the longer its chunks
 //   group  4 chunks, folded left to right
 //   tile   all its groups, folded left to right
 //
-// This order follows from the tile's own length and the number of kv heads, whatever the schedule.
+// This order follows from the tile's own length, the number of kv heads and the kernel, whatever the schedule.
 //
 // The workspace is kCounterCapacity counters (uint32, zero between calls), then the partial results of each block. The
 // counters have one address whatever the shapes of a call are, so that calls of any shapes may share a workspace.
@@ -21,16 +21,17 @@ inline constexpr int kGroupChunks = 4;
 inline constexpr int kMostChunks = 128;                       // of a tile
 inline constexpr int kMostGroups = kMostChunks / kGroupChunks;
 inline constexpr int kLongestLine = 1 << 30;                  // leaves of all tiles of a call (schedule.h)
-inline constexpr std::int64_t kCounterCapacity = 32768;       // one a block
+inline constexpr std::int64_t kCounterCapacity = 32768;       // one a block and slice
 inline constexpr std::int64_t kCounterBytes = kCounterCapacity * 4;
 
 [[nodiscard]] constexpr std::int64_t leaves_of(std::int64_t keys) { return (keys + kLeafKeys - 1) / kLeafKeys; }
 
 // A chunk has 1 << chunk_shift leaves: so many that a tile has at most 1 << target_shift chunks or, where that would
 // make them longer than 16 leaves, 16; and longer ones only where there would be more than kMostChunks.
-[[nodiscard]] constexpr int chunk_shift(int leaves, int target_shift) {
-  const int wanted = (leaves + (1 << target_shift) - 1) >> target_shift;
+[[nodiscard]] constexpr int chunk_shift(int leaves, const ChunkRule& rule) {
+  const int wanted = (leaves + (1 << rule.target_shift) - 1) >> rule.target_shift;
   int shift = (wanted > 1 ? 1 : 0) + (wanted > 2 ? 1 : 0) + (wanted > 4 ? 1 : 0) + (wanted > 8 ? 1 : 0);
+  shift = shift > rule.least_shift ? shift : rule.least_shift;
   while (leaves > kMostChunks << shift) ++shift;
   return shift;
 }
@@ -44,12 +45,13 @@ inline constexpr int kMostChunkLeaves = 16;  // but for the rule about kMostChun
 }
 
 // An upper bound for tiles of up to `leaves` leaves.
-[[nodiscard]] constexpr int most_chunks(std::int64_t leaves, int target_shift) {
+[[nodiscard]] constexpr int most_chunks(std::int64_t leaves, const ChunkRule& rule) {
   const std::int64_t of_long_tiles = (leaves + kMostChunkLeaves - 1) / kMostChunkLeaves;
-  const std::int64_t target = std::int64_t{1} << target_shift;
+  const std::int64_t target = std::int64_t{1} << rule.target_shift;
   const std::int64_t wanted = of_long_tiles > target ? of_long_tiles : target;
   const std::int64_t most = wanted < kMostChunks ? wanted : kMostChunks;
-  return static_cast<int>(most < leaves ? most : leaves);
+  const std::int64_t shortest = (leaves + (1 << rule.least_shift) - 1) >> rule.least_shift;
+  return static_cast<int>(most < shortest ? most : shortest);
 }
 
 // What a block with chunks [begin, end) of a tile's `chunks` publishes: each group that it holds whole as one result,
@@ -83,11 +85,10 @@ inline constexpr int kMostChunkLeaves = 16;  // but for the rule about kMostChun
   return partial_number(block, side_partials, 2, chunk_of_group);
 }
 
-// A partial result in memory: m [rows] and l [rows], padded to 16 bytes, then o [rows, DV]; rows are the live ones.
-[[nodiscard]] constexpr int partial_output_offset(int live_rows) { return (2 * live_rows + 3) / 4 * 4; }
-[[nodiscard]] constexpr int partial_floats(int live_rows, int head_dim_v_tile) {
-  return partial_output_offset(live_rows) + live_rows * head_dim_v_tile;
-}
+// A partial result in memory has one or more slices, each of which some threads of a block publish and combine by
+// themselves: m [rows] and l [rows], padded to 16 bytes, then o [rows, columns]; rows are the live ones.
+[[nodiscard]] constexpr int slice_output_offset(int rows) { return (2 * rows + 3) / 4 * 4; }
+[[nodiscard]] constexpr int slice_floats(int rows, int columns) { return slice_output_offset(rows) + rows * columns; }
 
 [[nodiscard]] constexpr std::int64_t partials_bytes(std::int64_t blocks, int side_partials, int floats_per_partial) {
   return blocks * partials_per_block(side_partials) * floats_per_partial * 4;

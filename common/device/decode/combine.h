@@ -1,5 +1,5 @@
-// Combines the partial results of a tile that blocks have published (chunks.h): the chunks of each group left to right,
-// then the groups left to right, with merge_weights() and merge_value() alone.
+// Combines a slice of the partial results of a tile that blocks have published (chunks.h): the chunks of each group left
+// to right, then the groups left to right, with merge_weights() and merge_value() alone.
 #pragma once
 
 #include "common/device/decode/partial_state.h"
@@ -13,11 +13,20 @@ struct PartialList {
   int numbers[kPadded];
 };
 
+// The slices of number `slice` of all partial results.
+struct PartialSlices {
+  const float* first;
+  std::int64_t stride;  // floats from a partial result to the next
+
+  FLASHPORT_DEVICE PartialSlices(const DecodeParams& p, int slice)
+      : first(p.partials + static_cast<std::int64_t>(slice) * p.slice_floats),
+        stride(static_cast<std::int64_t>(p.slices) * p.slice_floats) {}
+};
+
 // Joining a result that is not there changes no bit, so that there is no branch on what there is.
-FLASHPORT_DEVICE void load_partial(StatePiece& x, const float* partials, int floats, int number, int live_rows, int row,
-                                   int dv, int column) {
+FLASHPORT_DEVICE void load_partial(StatePiece& x, const PartialSlices& partials, int number, const PieceAt& at) {
   if (number >= 0) {
-    load_piece(x, partials + std::int64_t{number} * floats, live_rows, row, dv, column);
+    load_piece(x, partials.first + number * partials.stride, at);
   } else {
     x.m = -kInfinity;
     x.l = 0.0f;
@@ -25,24 +34,21 @@ FLASHPORT_DEVICE void load_partial(StatePiece& x, const float* partials, int flo
   }
 }
 
-// The threads of the block share the pieces out among them, and have the results of several groups in flight.
-// sink(place(row, column), row, column, piece) takes what was combined.
-template <int kDv, class Place, class Sink>
-FLASHPORT_DEVICE void combine_partials(const Block& block, const float* partials, int floats, int live_rows,
+// `threads` (as a Block: thread() of threads()) share the pieces out among them, and have the results of several groups
+// in flight. sink(place(at), at, piece) takes what was combined.
+template <int kColumns, class Threads, class Place, class Sink>
+FLASHPORT_DEVICE void combine_partials(const Threads& threads, const PartialSlices& partials, int rows,
                                        const PartialList& list, int chunks, const Place& place, const Sink& sink) {
-  constexpr int kPieces = kDv / kVectorFloats;
+  constexpr int kPieces = kColumns / kVectorFloats;
   constexpr int kAtOnce = kGroupsAtOnce * kGroupChunks;
-  for (int i = block.thread(); i < live_rows * kPieces; i += block.threads()) {
-    const int row = i / kPieces;
-    const int column = i % kPieces * kVectorFloats;
+  for (int i = threads.thread(); i < rows * kPieces; i += threads.threads()) {
+    const PieceAt at{rows, kColumns, i / kPieces, i % kPieces * kVectorFloats};
     StatePiece tile;
     FLASHPORT_UNROLL(1)
     for (int first = 0; first < chunks; first += kAtOnce) {
       StatePiece next[kAtOnce];
       FLASHPORT_UNROLL(16)
-      for (int j = 0; j < kAtOnce; ++j) {
-        load_partial(next[j], partials, floats, list.numbers[first + j], live_rows, row, kDv, column);
-      }
+      for (int j = 0; j < kAtOnce; ++j) load_partial(next[j], partials, list.numbers[first + j], at);
       FLASHPORT_UNROLL(4)
       for (int group = 0; group < kAtOnce; group += kGroupChunks) {
         FLASHPORT_UNROLL(4)
@@ -54,7 +60,7 @@ FLASHPORT_DEVICE void combine_partials(const Block& block, const float* partials
         }
       }
     }
-    sink(place(row, column), row, column, tile);
+    sink(place(at), at, tile);
   }
 }
 

@@ -23,11 +23,18 @@ struct DecodeTuning {
   int blocks_per_multiprocessor;  // what the register and shared-memory budget is cut for
   int producer_waves = 0;         // further waves, which only copy
   int teams = 1;                  // teams in one block of the device, which share copies where they can
+  int leaves = 1;                 // that a turn of the main loop takes: 1 or 2
 };
 
 struct DecodeConfig {
   DecodeShape shape;
   DecodeTuning tuning;
+};
+
+// What the host must know of how a kernel works on a tile.
+struct DecodeSplit {
+  int turn_leaves = 1;                       // leaves that a turn of the main loop takes: 1 or 2
+  int row_slices = 1, column_slices = 1;     // parts of a state that are published by themselves (chunks.h)
 };
 
 }  // namespace flashport

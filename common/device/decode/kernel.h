@@ -2,13 +2,13 @@
 //
 // For a query tile Q [rows, D] of one kv head (rows pack query token and head of the group) and its keys K [n, D] and
 // values V [n, DV]:   o = softmax(logits(Q K^T)) V   [rows, DV],   lse = log sum exp   [rows].
-// Keys are taken in leaves of 64. Each leaf gives a fresh partial state
-//   S = Q K^T [rows, 64];  m = rowmax S [rows];  P = exp2(S - m) [rows, 64];  l = rowsum P [rows];  o = P V [rows, DV]
-// and the states meet in the fixed order of chunks.h (chunk_tree.h).
+// The main loop takes the keys of one leaf or two a turn (n = 64 or 128), and carries a running state (m, l, o):
+//   S = Q K^T [rows, n];  P = exp2(S - rowmax S) [rows, n];  (m, l, o) combined with (rowmax S, rowsum P, P V)
+// A chunk of leaves ends the state, and the states of chunks meet in the fixed order of chunks.h (chunk_tree.h).
 //
 // Stages of the loop: the copies of later leaves are in flight while a leaf is worked on; keys() and values() wait for
-// the oldest. Behind row_max's barrier no wave reads the keys of this leaf or the values of the one before any more;
-// behind to_operand's barrier P is there, and values() of all waves' copies.
+// the oldest. Where waves share P, accumulate() holds the one barrier of a turn: before it all waves have read the keys
+// of this turn and the values of the one before, after it P is there, and values() of all waves' copies.
 #pragma once
 
 #include "common/device/decode/chunk_tree.h"
@@ -36,13 +36,13 @@ FLASHPORT_DEVICE void decode(const DecodeParams& p, const Range& range, const Bl
   if (now.done()) return;
   Tiles tiles(p, block, shared);
   KvPipeline<kCfg> pipeline(p, block, shared, ahead);
-  ChunkTree<Tiles> tree(p, block, shared.partials);
+  ChunkTree<Tiles> tree(p, block, shared.partials[tiles.slice()]);
   merge::SoftmaxState<Tiles> state;
   merge::clear(tiles, state);
   typename Tiles::Query query{};
   float scale = 0.0f;
 
-  for (; !now.done(); now.next(reread(p))) {
+  for (; !now.done(); now.next(reread(p), Tiles::kTurnLeaves)) {
     const Segment& s = now.segment;
     if (now.at_segment_start()) {
       tiles.stage_query(reread(p), s);
@@ -55,12 +55,12 @@ FLASHPORT_DEVICE void decode(const DecodeParams& p, const Range& range, const Bl
     auto scores = tiles.mma_abt(query, keys);
     to_logits(tiles, p, s, now.key(), scale, scores);
     pipeline.refill_behind_scores(p, ahead);
-    const auto probabilities = tiles.exponentiate(scores);
+    const auto probabilities = tiles.exponentiate(state, scores);
     pipeline.await_values();
     tiles.accumulate(state, probabilities, pipeline.values());
     pipeline.refill_behind_values(p, ahead);
 
-    tree.end_leaf(tiles, now, state);
+    tree.end_turn(tiles, now, state);
   }
 }
 

@@ -44,9 +44,9 @@ FLASHPORT_DEVICE bool visible(const RowView& view, int key) {
   return key < view.draft || ((view.tree >> (key - view.draft)) & 1u) != 0;
 }
 
-// Whether some row of the tile may not see some key of the leaf that begins at `key`.
-FLASHPORT_DEVICE bool leaf_needs_mask(const Segment& s, int key) {
-  return key < maximum(s.key_low, s.clear_low) || key + kLeafKeys > minimum(s.key_high, s.clear_high);
+// Whether some row of the tile may not see some of `keys` keys from `key` on.
+FLASHPORT_DEVICE bool needs_mask(const Segment& s, int key, int keys) {
+  return key < maximum(s.key_low, s.clear_low) || key + keys > minimum(s.key_high, s.clear_high);
 }
 
 template <class Tiles>
@@ -57,7 +57,7 @@ FLASHPORT_DEVICE void to_logits(const Tiles& tiles, const DecodeParams& p, const
   } else {
     tiles.for_each(scores, [&](auto& x, int, int) { x *= scale; });
   }
-  const bool masked = leaf_needs_mask(s, key);
+  const bool masked = needs_mask(s, key, Tiles::kTurnLeaves * kLeafKeys);
   if (!masked && p.alibi_slopes == nullptr) return;
   const DecodeParams& rare = reread(p);
   RowView views[Tiles::kRowSlots];

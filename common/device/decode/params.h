@@ -7,6 +7,12 @@
 
 namespace flashport {
 
+// How the leaves of a query tile become chunks (chunks.h).
+struct ChunkRule {
+  std::int32_t target_shift;  // a tile has at most 1 << target_shift chunks while they have up to 16 leaves
+  std::int32_t least_shift;   // a chunk has 1 << least_shift leaves at least: those of a turn of the main loop
+};
+
 // How a grid cuts the line of leaves (schedule.h) into work ranges, one for each `concurrent` blocks.
 struct LineCut {
   Divisor concurrent, ranges;
@@ -48,13 +54,13 @@ struct DecodeParams {
   std::int64_t out_stride_chunk, lse_stride_chunk;
   std::int32_t write_empty_chunks;  // write out 0 and lse -inf for chunks past the end of a sequence
 
-  std::int32_t chunk_target_shift;  // common/device/decode/chunks.h
-  LineCut cuts[2];                  // a block alone; tiles of a sequence concurrently
+  ChunkRule chunk_rule;
+  LineCut cuts[2];  // a block alone; tiles of a sequence concurrently
 
   // Workspace (common/device/decode/chunks.h).
   float* partials;
-  std::int32_t partial_floats;  // of one
-  std::int32_t side_partials;   // of a block and tile
+  std::int32_t slices, slice_floats;  // of a partial result
+  std::int32_t side_partials;         // of a block and tile
   std::uint32_t* counters;
 };
 

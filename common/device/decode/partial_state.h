@@ -1,5 +1,5 @@
-// A partial state of a query tile in memory (chunks.h has its layout): stored whole from registers, and read,
-// merged and written a few columns of a row at a time.
+// A slice of a partial result in memory (chunks.h has its layout): stored whole from registers, and read, merged and
+// written a few columns of a row at a time.
 #pragma once
 
 #include "common/device/decode/chunks.h"
@@ -7,13 +7,12 @@
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
-// As chunks.h says: m [live rows], l [live rows], o [live rows, DV].
 template <class Tiles>
 FLASHPORT_DEVICE void store_state(const Tiles& tiles, float* to, const merge::SoftmaxState<Tiles>& state) {
-  const auto rows = static_cast<unsigned>(tiles.live_rows());
+  const auto rows = static_cast<unsigned>(tiles.slice_rows());
   tiles.store_rows(state.m, to);
   tiles.store_rows(state.l, to + rows);
-  tiles.store_tile(state.o, to + static_cast<unsigned>(partial_output_offset(rows)));
+  tiles.store_tile(state.o, to + static_cast<unsigned>(slice_output_offset(rows)));
 }
 
 // A few columns of one row of a state.
@@ -22,18 +21,28 @@ struct StatePiece {
   float o[kVectorFloats];
 };
 
-FLASHPORT_DEVICE void load_piece(StatePiece& x, const float* state, int live_rows, int row, int dv, int column) {
-  x.m = load_published(state + row);
-  x.l = load_published(state + live_rows + row);
-  load_published_vector(x.o, state + partial_output_offset(live_rows) + static_cast<std::int64_t>(row) * dv + column);
+// Where a piece lies in a slice of so many rows and columns.
+struct PieceAt {
+  int rows, columns;
+  int row, column;
+
+  FLASHPORT_DEVICE std::int64_t output() const {
+    return slice_output_offset(rows) + static_cast<std::int64_t>(row) * columns + column;
+  }
+};
+
+FLASHPORT_DEVICE void load_piece(StatePiece& x, const float* slice, const PieceAt& at) {
+  x.m = load_published(slice + at.row);
+  x.l = load_published(slice + at.rows + at.row);
+  load_published_vector(x.o, slice + at.output());
 }
 
-FLASHPORT_DEVICE void write_piece(const StatePiece& x, float* state, int live_rows, int row, int dv, int column) {
-  if (column == 0) {
-    state[row] = x.m;
-    state[live_rows + row] = x.l;
+FLASHPORT_DEVICE void write_piece(const StatePiece& x, float* slice, const PieceAt& at) {
+  if (at.column == 0) {
+    slice[at.row] = x.m;
+    slice[at.rows + at.row] = x.l;
   }
-  store_published_vector(state + partial_output_offset(live_rows) + static_cast<std::int64_t>(row) * dv + column, x.o);
+  store_published_vector(slice + at.output(), x.o);
 }
 
 FLASHPORT_DEVICE void merge(StatePiece& acc, const StatePiece& x) {

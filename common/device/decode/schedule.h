@@ -66,7 +66,7 @@ FLASHPORT_DEVICE Segment open_sequence(const DecodeParams& p, int seq, int lengt
   s.clear_high = p.tree_mask != nullptr ? first_position : first_position + 1;
   s.key_begin = s.key_low / kLeafKeys * kLeafKeys;
   s.leaves = leaf_count(s.key_begin, s.key_high);
-  s.chunk_shift = chunk_shift(s.leaves, p.chunk_target_shift);
+  s.chunk_shift = chunk_shift(s.leaves, p.chunk_rule);
   return s;
 }
 
@@ -200,7 +200,7 @@ FLASHPORT_DEVICE Range chunk_range(const DecodeParams& p, const Block& block) {
   s.key_low = maximum(s.key_low, s.key_begin);
   s.key_high = static_cast<int>(minimum(begin + keys, static_cast<std::int64_t>(s.key_high)));
   s.leaves = leaf_count(s.key_begin, s.key_high);
-  s.chunk_shift = chunk_shift(s.leaves, p.chunk_target_shift);
+  s.chunk_shift = chunk_shift(s.leaves, p.chunk_rule);
   s.first = 0;
   s.last = s.key_begin < s.key_high || p.write_empty_chunks ? s.leaves : 0;
   s.start = 0;
@@ -227,8 +227,9 @@ struct LeafCursor {
   FLASHPORT_DEVICE bool at_segment_start() const { return leaf == segment.first; }
   FLASHPORT_DEVICE int key() const { return segment.key_begin + leaf * kLeafKeys; }
 
-  FLASHPORT_DEVICE void next(const DecodeParams& p) {
-    if (++leaf < segment.last) return;
+  FLASHPORT_DEVICE void next(const DecodeParams& p, int leaves = 1) {
+    leaf += leaves;
+    if (leaf < segment.last) return;
     const int next_start = segment.start + segment.leaves;
     if (next_start >= end) return;
     const int tiles = p.num_kv_heads * p.row_tiles;

@@ -21,11 +21,21 @@ int to_int(std::int64_t value) {
 // Query tiles of the whole batch.
 std::int64_t tile_count(const DecodeParams& p) { return std::int64_t{p.batch} * p.num_kv_heads * p.row_tiles; }
 
-std::int32_t partial_floats_of(const DecodePlan& plan) {
-  const DecodeParams& p = plan.params;
+// Sets how tiles of up to `keys` keys become chunks, and how their partial results lie in the workspace.
+void plan_partials(DecodePlan& plan, int target_shift, std::int64_t keys) {
+  DecodeParams& p = plan.params;
+  const DecodeShape& shape = plan.kernel->shape.decode;
+  const DecodeSplit& split = plan.kernel->decode_split;
   const std::int64_t packed_rows = std::int64_t{p.group_size} * p.max_q_len;
-  const auto live_rows = static_cast<int>(std::min<std::int64_t>(plan.kernel->shape.decode.rows, packed_rows));
-  return partial_floats(live_rows, plan.kernel->shape.decode.head_dim_v);
+  const auto rows = static_cast<int>(std::min<std::int64_t>(shape.rows / split.row_slices, packed_rows));
+  p.slices = split.row_slices * split.column_slices;
+  p.slice_floats = slice_floats(rows, shape.head_dim_v / split.column_slices);
+  p.chunk_rule = {target_shift, split.turn_leaves - 1};
+  p.side_partials = most_partials(most_chunks(std::max<std::int64_t>(leaves_of(keys), 1), p.chunk_rule));
+}
+
+std::int64_t partials_bytes_of(const DecodePlan& plan) {
+  return partials_bytes(plan.grid, plan.params.side_partials, plan.params.slices * plan.params.slice_floats);
 }
 
 // The line of work is counted in 32 bits.
@@ -44,19 +54,16 @@ void check_line(const DecodeProblem& problem, const Check& check, const DecodePa
 void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check& check, DeviceContext& device) {
   DecodeParams& p = plan.params;
   check_line(problem, check, p);
-  p.chunk_target_shift = chunk_target_shift(p.num_kv_heads);
-  const std::int64_t leaves = std::max<std::int64_t>(leaves_of(p.cache.max_len), 1);
-  p.side_partials = most_partials(most_chunks(leaves, p.chunk_target_shift));
-  p.partial_floats = partial_floats_of(plan);
+  plan_partials(plan, chunk_target_shift(p.num_kv_heads), p.cache.max_len);
   // No more blocks than there are leaves.
-  const std::int64_t units = tile_count(p) * leaves;
+  const std::int64_t units = tile_count(p) * std::max<std::int64_t>(leaves_of(p.cache.max_len), 1);
   const std::int64_t resident = std::int64_t{device.multiprocessors()} * device.occupancy(check, *plan.kernel);
-  plan.grid = std::min({resident, kCounterCapacity, units});
+  plan.grid = std::min({resident, kCounterCapacity / p.slices, units});
   const std::int64_t tiles = std::int64_t{p.num_kv_heads} * p.row_tiles;
   p.cuts[0] = line_cut(tiles, plan.grid, 1);
   p.cuts[1] = line_cut(tiles, plan.grid, concurrent_tiles(tiles, plan.grid));
   plan.partials_offset = kCounterBytes;
-  plan.workspace_bytes = kCounterBytes + partials_bytes(plan.grid, p.side_partials, p.partial_floats);
+  plan.workspace_bytes = kCounterBytes + partials_bytes_of(plan);
 }
 
 // One block per chunk of at most `keys` keys, which the kernel cuts into chunks of its own as long as they may be.
@@ -65,12 +72,10 @@ void plan_chunks(DecodePlan& plan, std::int64_t chunks, std::int64_t keys) {
   DecodeParams& p = plan.params;
   p.num_chunks = static_cast<std::int32_t>(chunks);
   plan.grid = tile_count(p) * chunks;
-  p.chunk_target_shift = 0;
-  p.side_partials = most_partials(most_chunks(std::max<std::int64_t>(leaves_of(keys), 1), 0));
-  p.partial_floats = partial_floats_of(plan);
+  plan_partials(plan, 0, keys);
   if (p.side_partials == 1) return;
   plan.partials_offset = kCounterBytes;
-  plan.workspace_bytes = kCounterBytes + partials_bytes(plan.grid, p.side_partials, p.partial_floats);
+  plan.workspace_bytes = kCounterBytes + partials_bytes_of(plan);
 }
 
 // What the published heuristic is called with today: twice the multiprocessors, query blocks of 64.
