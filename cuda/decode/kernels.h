@@ -30,6 +30,7 @@ FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>* sh
   const Range range = block_range(p, part(0, kCompute, kComputeBarrier));
   const bool together = teams_share_rows<kCfg>(p, range);
   if (thread < kCompute) {
+    take_registers<kCfg>();
     const Block block = part(0, kCompute, kComputeBarrier);
     if constexpr (kTeams > 1) {
       if (thread == 0) own.heads_together = together;
@@ -37,6 +38,7 @@ FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>* sh
     }
     decode<kCfg>(p, range, block, own);
   } else {
+    leave_registers<kCfg>();
     const Block producers = part(kCompute, producer_threads(kCfg), kProducerBarrier);
     if (together) {
       KvProducer<kCfg, kTeams, DecodeShared<kCfg>>(p, producers, shared).run(p, range);
@@ -61,7 +63,7 @@ constexpr int shared_bytes() {
   extern "C" __global__ void __launch_bounds__(block_threads(symbol##_config),                        \
                                                symbol##_config.tuning.blocks_per_multiprocessor)      \
       symbol(const __grid_constant__ DecodeParams params) {                                           \
-    extern __shared__ __align__(128) unsigned char memory[];                                          \
+    extern __shared__ __align__(1024) unsigned char memory[];                                          \
     decode_block<symbol##_config>(params, reinterpret_cast<DecodeShared<symbol##_config>*>(memory));  \
   }                                                                                                   \
   FLASHPORT_DEFINE_ENTRY(symbol, name, KernelTag::kDecode, block_threads(symbol##_config),            \

@@ -9,6 +9,8 @@
 // 2-byte alignment goes through registers.
 #pragma once
 
+#include <type_traits>
+
 #include "common/device/decode/combine.h"
 #include "common/device/decode/config.h"
 #include "cuda/arch/mma.h"
@@ -22,11 +24,18 @@ struct DecodeShared;  // of a team; those of a block's teams lie side by side
 
 // Rows of a tile, from the beginning of the first team's on.
 template <DecodeConfig kCfg, int kDim>
-struct TileRows : RowLayout<kCfg.shape.k_format, kDim, kCfg.tuning.teams> {
-  using Base = RowLayout<kCfg.shape.k_format, kDim, kCfg.tuning.teams>;
+using TileLayout = std::conditional_t<uses_wgmma(kCfg.shape), PanelLayout<kDim>,
+                                      RowLayout<kCfg.shape.k_format, kDim, kCfg.tuning.teams>>;
+template <DecodeConfig kCfg, int kDim>
+struct TileRows : TileLayout<kCfg, kDim> {
+  using Base = TileLayout<kCfg, kDim>;
   static constexpr int row_offset(int row) { return Base::row_offset(row, sizeof(DecodeShared<kCfg>)); }
-  static constexpr int offset(int row, int byte) { return row_offset(row) + (byte ^ Base::swizzle(row)); }
+  static constexpr int offset(int row, int byte) { return row_offset(row) + (Base::column(byte) ^ Base::swizzle(row)); }
 };
+
+// Where wgmma reads, panels begin at multiples of 1024 bytes.
+template <DecodeConfig kCfg>
+inline constexpr int kTileAlignment = uses_wgmma(kCfg.shape) ? 1024 : 128;
 
 // Tiles of 64 keys and tiles of their values alike take kBytes of each team's ring.
 template <DecodeConfig kCfg>
@@ -44,7 +53,7 @@ struct KvRing {
   // Page numbers are brought so many leaves early. Those of a leaf have landed when its keys' place is free: the tile
   // that was there before it was asked for behind them.
   static constexpr int kLookAhead = (kTiles + 1) / 2 + 2;
-  alignas(128) char tiles[kTiles][KvTiles<kCfg>::kBytes];  // the team's part of each
+  alignas(kTileAlignment<kCfg>) char tiles[kTiles][KvTiles<kCfg>::kBytes];  // the team's part of each
   QueryTile<kCfg> queries[kQueries];
   alignas(8) std::uint64_t ready[kTiles];  // of a tile, and of the query tile that was asked for before it
   std::uint64_t free[kTiles];

@@ -199,7 +199,7 @@ class KvProducer {
     const int byte = block_.lane() % kLanes * kBytes;
     const int first = block_.lane() / kLanes;
     char* to = tile() + Layout::row_offset(wave_row + first);
-    const int column = (first_byte<Layout>(head) + byte) ^ Layout::swizzle(wave_row + first);
+    const int column = Layout::column(first_byte<Layout>(head) + byte) ^ Layout::swizzle(wave_row + first);
     // Addresses first: eight copies then leave one after the other.
     constexpr int kBatch = kRows / kAtOnce < 8 ? kRows / kAtOnce : 8;
 #pragma unroll
@@ -212,8 +212,9 @@ class KvProducer {
         const int row = batch + i * kAtOnce;
 #pragma unroll
         for (int part = 0; part < kUnits / kLanes; ++part) {
-          copy_async<kBytes>(to + Layout::row_offset(row) + ((column ^ Layout::swizzle(row)) + part * kLanes * kBytes),
-                             from[i] + part * kLanes * kBytes, kReadOncePolicy);
+          const int before = part * kLanes * kBytes;  // whole panels
+          copy_async<kBytes>(to + Layout::row_offset(row) + ((column ^ Layout::swizzle(row)) + Layout::column(before)),
+                             from[i] + before, kReadOncePolicy);
         }
       }
     }

@@ -13,7 +13,8 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   const int tile_bytes = 64 * kv_row_bytes(shape.k_format, wider);
   // compute waves, tiles, blocks of a multiprocessor, producer waves, teams (1)
   if (shape.head_dim_v >= 512) return {8, tile_bytes > 48 * 1024 ? 3 : 5, 1, 4};
-  if (shape.rows == 64) return {8, tile_bytes > 24 * 1024 ? 5 : 6, 1, shape.head_dim_v >= 256 ? 1 : 4};
+  // A warpgroup of each (wgmma_tiles.h). Two blocks overlap one's products with the other's exponentials.
+  if (shape.rows == 64) return {4, tile_bytes > 24 * 1024 ? 5 : tile_bytes > 16 * 1024 ? 8 : tile_bytes > 8 * 1024 ? 5 : 10, tile_bytes > 16 * 1024 ? 1 : 2, 4};
   // 32 x 4k: 48 us; {4, 6, 1, 2} 51
   if (shape.head_dim_v >= 256) return {shape.rows == 8 ? 4 : 8, tile_bytes > 24 * 1024 ? 6 : 8, 1, 2};
   // 16 x 4k: 40 us; {1, 4, 6, 1} 63, {4, 10, 2, 2} 49. With more rows, four blocks fit up to a fifth tile.
