@@ -25,11 +25,11 @@ template <DecodeConfig kCfg>
 inline constexpr bool kMovesRegisters = uses_wgmma(kCfg.shape) && kCfg.tuning.blocks_per_multiprocessor == 2;
 template <DecodeConfig kCfg>
 FLASHPORT_DEVICE void take_registers() {
-  if constexpr (kMovesRegisters<kCfg>) increase_registers<208>();
+  if constexpr (kMovesRegisters<kCfg>) increase_registers<216>();
 }
 template <DecodeConfig kCfg>
 FLASHPORT_DEVICE void leave_registers() {
-  if constexpr (kMovesRegisters<kCfg>) decrease_registers<48>();
+  if constexpr (kMovesRegisters<kCfg>) decrease_registers<40>();
 }
 
 template <DecodeConfig kCfg>
@@ -102,12 +102,11 @@ class DecodeTiles<kCfg> {
     const auto& query = shared_.ring.queries[query_.stage].panels;
     fence_async_proxy();  // the copies have landed, and wgmma is to see them
     wgmma_begin();
-    wgmma<kMath, false, false>(scores.c, panel_descriptor(query[0], 0), panel_descriptor(keys, 0));
+    wgmma<kMath, false, false>(scores.c, panel_descriptor(query, 0), panel_descriptor(keys, 0));
 #pragma unroll
     for (int step = 1; step < kShape.head_dim_qk / 16; ++step) {
-      const int panel = step / 4, byte = step % 4 * 32;
-      wgmma<kMath, true, false>(scores.c, panel_descriptor(query[panel], byte),
-                                panel_descriptor(keys + panel * kPanelBytes, byte));
+      const int byte = step / 4 * kPanelBytes + step % 4 * 32;
+      wgmma<kMath, true, false>(scores.c, panel_descriptor(query, byte), panel_descriptor(keys, byte));
     }
     wgmma_commit();
     wgmma_wait<0>();
@@ -173,7 +172,7 @@ class DecodeTiles<kCfg> {
 #pragma unroll
       for (int panel = 0; panel < kColumnPanels; ++panel) {
         wgmma<kMath, true, true>(state.o.c[panel], p.a[step],
-                                 panel_descriptor(values + panel * kPanelBytes, step * 16 * 128));
+                                 panel_descriptor(values, panel * kPanelBytes + step * 16 * 128));
       }
     }
     wgmma_commit();
