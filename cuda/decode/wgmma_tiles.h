@@ -51,8 +51,9 @@ class DecodeTiles<kCfg> {
   static constexpr int kTurnLeaves = 1;
   // The block publishes a state as one slice: few live rows are shared out among all its threads.
   static constexpr int kSliceColumns = kColumns;
-  // More registers than these would spill.
-  static constexpr int kKeptStates = kColumnPanels == 1 ? 2 : kColumnPanels == 2 ? 1 : 0;
+  // What does not fit into registers is touched at the end of a chunk alone, in the memory of each thread.
+  static constexpr int kKeptStates = 2;
+  static constexpr int kStatesInMemory = kColumnPanels == 1 ? 0 : 2;
 
   struct Rows {
     float v[kRowSlots];

@@ -20,22 +20,42 @@
 namespace flashport::FLASHPORT_TARGET::decode {
 
 struct NoState {};
-template <class State, bool kKept>
-using KeptState = std::conditional_t<kKept, State, NoState>;
 
-// Tiles::kKeptStates says for how many more states than one there are registers: 2 for the group and the tile, 1 for
-// the group, 0: the chunks of a group meet in the workspace too.
+// How many states, of those that are kept, tiles want in the thread's own memory: 1 the tile's, 2 the group's too.
+template <class Tiles>
+constexpr int states_in_memory() {
+  if constexpr (requires { Tiles::kStatesInMemory; }) {
+    return Tiles::kStatesInMemory;
+  } else {
+    return 0;
+  }
+}
+
+// Tiles::kKeptStates says for how many more states than one there is room: 2 for the group and the tile, 1 for the
+// group, 0: the chunks of a group meet in the workspace too.
+enum StateOf { kOfGroup, kOfTile };
+template <class Tiles, StateOf kOf>
+struct KeptState {
+  static constexpr bool kKept = Tiles::kKeptStates > kOf;
+  std::conditional_t<kKept, merge::SoftmaxState<Tiles>, NoState> state;
+  FLASHPORT_DEVICE KeptState() {
+    if constexpr (kKept && states_in_memory<Tiles>() + kOf > 1) keep_in_memory(state);
+  }
+};
+
 template <class Tiles>
 class ChunkTree {
-  static constexpr bool kKeepsGroup = Tiles::kKeptStates > 0;
-  static constexpr bool kKeepsTile = Tiles::kKeptStates > 1;
+  using Group = KeptState<Tiles, kOfGroup>;
+  using Tile = KeptState<Tiles, kOfTile>;
+  static constexpr bool kKeepsGroup = Group::kKept;
+  static constexpr bool kKeepsTile = Tile::kKept;
 
  public:
   using State = merge::SoftmaxState<Tiles>;
 
-  // `list`: in shared memory.
-  FLASHPORT_DEVICE ChunkTree(const DecodeParams& p, const Block& block, PartialList& list)
-      : p_(p), block_(block), list_(list) {}
+  // `list`: in shared memory. `group` and `tile` are objects of their own, as they may lie in other places.
+  FLASHPORT_DEVICE ChunkTree(const DecodeParams& p, const Block& block, PartialList& list, Group& group, Tile& tile)
+      : p_(p), block_(block), list_(list), group_(group.state), tile_(tile.state) {}
 
   // After a turn of the main loop, whose leaves are in `state`: ends what ends with it, and clears the state for the
   // next chunk.
@@ -71,10 +91,6 @@ class ChunkTree {
       store_state(tiles, partial_of(tiles, s, chunk), state);
       return;
     }
-    if (first == last) {
-      end_group(tiles, s, state, first);
-      return;
-    }
     if constexpr (kKeepsGroup) {
       if (chunk == first) {
         group_ = state;
@@ -82,6 +98,8 @@ class ChunkTree {
         merge::merge(tiles, group_, state);
       }
       if (chunk == last) end_group(tiles, s, group_, first);
+    } else if (first == last) {
+      end_group(tiles, s, state, first);
     } else {
       const std::int64_t number = group_chunk_number(block_.index(), params().side_partials, chunk - first);
       store_state(tiles, partial(tiles, number), state);
@@ -91,10 +109,6 @@ class ChunkTree {
 
   // The state of the group that begins with chunk `first`, which this block holds whole.
   FLASHPORT_DEVICE void end_group(const Tiles& tiles, const Segment& s, const State& state, int first) {
-    if (s.whole() && chunks_of(s) <= kGroupChunks) {
-      write_output(tiles, params(), s, block_, state);
-      return;
-    }
     if constexpr (kKeepsTile) {
       if (s.whole()) {
         if (first == 0) {
@@ -105,6 +119,9 @@ class ChunkTree {
         if (first + kGroupChunks >= chunks_of(s)) write_output(tiles, params(), s, block_, tile_);
         return;
       }
+    } else if (s.whole() && chunks_of(s) <= kGroupChunks) {
+      write_output(tiles, params(), s, block_, state);
+      return;
     }
     store_state(tiles, partial_of(tiles, s, first), state);
   }
@@ -192,8 +209,8 @@ class ChunkTree {
   const DecodeParams& p_;
   const Block& block_;
   PartialList& list_;
-  KeptState<State, kKeepsGroup> group_;
-  KeptState<State, kKeepsTile> tile_;
+  decltype(Group::state)& group_;
+  decltype(Tile::state)& tile_;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET::decode

@@ -36,7 +36,9 @@ FLASHPORT_DEVICE void decode(const DecodeParams& p, const Range& range, const Bl
   if (now.done()) return;
   Tiles tiles(p, block, shared);
   KvPipeline<kCfg> pipeline(p, block, shared, ahead);
-  ChunkTree<Tiles> tree(p, block, shared.partials[tiles.slice()]);
+  KeptState<Tiles, kOfGroup> group;
+  KeptState<Tiles, kOfTile> tile;
+  ChunkTree<Tiles> tree(p, block, shared.partials[tiles.slice()], group, tile);
   merge::SoftmaxState<Tiles> state;
   merge::clear(tiles, state);
   typename Tiles::Query query{};
