@@ -51,9 +51,11 @@ class DecodeTiles<kCfg> {
   static constexpr int kTurnLeaves = 1;
   // The block publishes a state as one slice: few live rows are shared out among all its threads.
   static constexpr int kSliceColumns = kColumns;
-  // What does not fit into registers is touched at the end of a chunk alone, in the memory of each thread.
+  // In the memory of each thread: these are touched at the end of a chunk alone, and registers are few.
   static constexpr int kKeptStates = 2;
-  static constexpr int kStatesInMemory = kColumnPanels == 1 ? 0 : 2;
+  static constexpr int kStatesInMemory = 2;
+
+  static constexpr int kPiecesAtOnce = kColumnPanels <= 2 ? 2 : 1;  // a state is large, and threads are few
 
   struct Rows {
     float v[kRowSlots];
@@ -118,7 +120,8 @@ class DecodeTiles<kCfg> {
   // f(value, slot, key of the leaf)
   template <class F>
   FLASHPORT_DEVICE void for_each(Scores& scores, F&& f) const {
-    for_each_register(scores.c, [&](float& x, int tile, int i) { f(x, i / 2, column_of(tile, i)); });
+    const int first = first_of_lane();
+    for_each_register(scores.c, [&](float& x, int tile, int i) { f(x, i / 2, first + 8 * tile + i % 2); });
   }
 
   // P = exp2(S - m), where m is the largest score of a row so far; (l, O) come to that m.
@@ -207,11 +210,30 @@ class DecodeTiles<kCfg> {
   // f(value, slot, column)
   template <class F>
   FLASHPORT_DEVICE void for_each_out(const Out& out, F&& f) const {
+    const int first = first_of_lane();
 #pragma unroll
     for (int panel = 0; panel < kColumnPanels; ++panel) {
       for_each_register(out.c[panel], [&](const float& x, int tile, int i) {
-        f(x, i / 2, panel * kPanelColumns + column_of(tile, i));
+        f(x, i / 2, first + panel * kPanelColumns + 8 * tile + i % 2);
       });
+    }
+  }
+
+  // f(value, value of the next column, slot, column)
+  static constexpr bool kPairsOfColumns = true;
+  template <class F>
+  FLASHPORT_DEVICE void for_each_out_pair(const Out& out, F&& f) const {
+    const int first = first_of_lane();
+#pragma unroll
+    for (int panel = 0; panel < kColumnPanels; ++panel) {
+#pragma unroll
+      for (int tile = 0; tile < kPanelColumns / 8; ++tile) {
+#pragma unroll
+        for (int slot = 0; slot < kRowSlots; ++slot) {
+          const float* two = &out.c[panel][tile][2 * slot];
+          f(two[0], two[1], slot, first + panel * kPanelColumns + 8 * tile);
+        }
+      }
     }
   }
 
@@ -226,7 +248,7 @@ class DecodeTiles<kCfg> {
 #pragma unroll
     for (int slot = 0; slot < kRowSlots; ++slot) {
       if (row_of(slot) >= live_rows_) continue;
-      float* row = to + static_cast<unsigned>(row_of(slot) * kColumns + column_of(0, 0));
+      float* row = to + static_cast<unsigned>(row_of(slot) * kColumns + first_of_lane());
 #pragma unroll
       for (int panel = 0; panel < kColumnPanels; ++panel) {
 #pragma unroll
@@ -239,7 +261,8 @@ class DecodeTiles<kCfg> {
   }
 
  private:
-  FLASHPORT_DEVICE int column_of(int tile, int i) const { return 8 * tile + 2 * (block_.lane() % 4) + i % 2; }
+  // The lane's first column of a sum. Those of all its registers would stay in registers of their own from leaf to leaf.
+  FLASHPORT_DEVICE int first_of_lane() const { return recompute(2 * (block_.lane() % 4)); }
 
   // f(register, tile, i)
   template <class Tiles, class F>

@@ -31,6 +31,16 @@ constexpr int states_in_memory() {
   }
 }
 
+// How many pieces of a state a thread combines at a time.
+template <class Tiles>
+constexpr int pieces_at_once() {
+  if constexpr (requires { Tiles::kPiecesAtOnce; }) {
+    return Tiles::kPiecesAtOnce;
+  } else {
+    return 1;
+  }
+}
+
 // Tiles::kKeptStates says for how many more states than one there is room: 2 for the group and the tile, 1 for the
 // group, 0: the chunks of a group meet in the workspace too.
 enum StateOf { kOfGroup, kOfTile };
@@ -202,8 +212,8 @@ class ChunkTree {
         write_piece(piece, to, at);
       }
     };
-    combine_partials<Tiles::kSliceColumns>(tiles.slice_threads(), PartialSlices(p, tiles.slice()), tiles.slice_rows(),
-                                           list_, chunks, place, sink);
+    combine_partials<Tiles::kSliceColumns, pieces_at_once<Tiles>()>(
+        tiles.slice_threads(), PartialSlices(p, tiles.slice()), tiles.slice_rows(), list_, chunks, place, sink);
   }
 
   const DecodeParams& p_;

@@ -34,33 +34,73 @@ FLASHPORT_DEVICE void load_partial(StatePiece& x, const PartialSlices& partials,
   }
 }
 
-// `threads` (as a Block: thread() of threads()) share the pieces out among them, and have the results of several groups
-// in flight. sink(place(at), at, piece) takes what was combined.
-template <int kColumns, class Threads, class Place, class Sink>
-FLASHPORT_DEVICE void combine_partials(const Threads& threads, const PartialSlices& partials, int rows,
-                                       const PartialList& list, int chunks, const Place& place, const Sink& sink) {
-  constexpr int kPieces = kColumns / kVectorFloats;
-  constexpr int kAtOnce = kGroupsAtOnce * kGroupChunks;
-  for (int i = threads.thread(); i < rows * kPieces; i += threads.threads()) {
-    const PieceAt at{rows, kColumns, i / kPieces, i % kPieces * kVectorFloats};
-    StatePiece tile;
-    FLASHPORT_UNROLL(1)
-    for (int first = 0; first < chunks; first += kAtOnce) {
-      StatePiece next[kAtOnce];
-      FLASHPORT_UNROLL(16)
-      for (int j = 0; j < kAtOnce; ++j) load_partial(next[j], partials, list.numbers[first + j], at);
+// Whether each group of the tile is one result.
+FLASHPORT_DEVICE bool has_whole_groups(const PartialList& list, int chunks) {
+  for (int chunk = 1; chunk < chunks; chunk += kGroupChunks) {
+    if (list.numbers[chunk] >= 0) return false;
+  }
+  return true;
+}
+
+// Combines kPieces pieces of the listed results, which are all in flight together. kWholeGroups: each group is one.
+template <bool kWholeGroups, int kPieces>
+FLASHPORT_DEVICE void combine_pieces(StatePiece (&tile)[kPieces], const PieceAt (&at)[kPieces],
+                                     const PartialSlices& partials, const PartialList& list, int chunks) {
+  constexpr int kResults = kGroupsAtOnce * kGroupChunks;
+  constexpr int kStep = kWholeGroups ? kGroupChunks : 1;  // chunks from a result to the next
+  FLASHPORT_UNROLL(1)
+  for (int first = 0; first < chunks; first += kResults * kStep) {
+    StatePiece next[kPieces][kResults];
+    FLASHPORT_UNROLL(16)
+    for (int j = 0; j < kResults; ++j) {
+      const int number = first + j * kStep < chunks ? list.numbers[first + j * kStep] : -1;
       FLASHPORT_UNROLL(4)
-      for (int group = 0; group < kAtOnce; group += kGroupChunks) {
+      for (int piece = 0; piece < kPieces; ++piece) load_partial(next[piece][j], partials, number, at[piece]);
+    }
+    FLASHPORT_UNROLL(4)
+    for (int piece = 0; piece < kPieces; ++piece) {
+      auto& results = next[piece];
+      constexpr int kGroup = kWholeGroups ? 1 : kGroupChunks;
+      FLASHPORT_UNROLL(16)
+      for (int group = 0; group < kResults; group += kGroup) {
         FLASHPORT_UNROLL(4)
-        for (int j = 1; j < kGroupChunks; ++j) merge(next[group], next[group + j]);
+        for (int j = 1; j < kGroup; ++j) merge(results[group], results[group + j]);
         if (first + group == 0) {
-          tile = next[0];
+          tile[piece] = results[0];
         } else {
-          merge(tile, next[group]);
+          merge(tile[piece], results[group]);
         }
       }
     }
-    sink(place(at), at, tile);
+  }
+}
+
+// `threads` (as a Block: thread() of threads()) share the pieces out among them, kPieces each at a time, and have
+// several results in flight. sink(place(at), at, piece) takes what was combined.
+template <int kColumns, int kPieces, class Threads, class Place, class Sink>
+FLASHPORT_DEVICE void combine_partials(const Threads& threads, const PartialSlices& partials, int rows,
+                                       const PartialList& list, int chunks, const Place& place, const Sink& sink) {
+  constexpr int kOfRow = kColumns / kVectorFloats;
+  const int pieces = rows * kOfRow;
+  const bool whole_groups = has_whole_groups(list, chunks);
+  for (int i = recompute(threads.thread()); i < pieces; i += kPieces * threads.threads()) {
+    PieceAt at[kPieces];
+    FLASHPORT_UNROLL(4)
+    for (int piece = 0; piece < kPieces; ++piece) {
+      // Beyond the end a piece is combined again, and not taken.
+      const int number = i + piece * threads.threads() < pieces ? i + piece * threads.threads() : i;
+      at[piece] = {rows, kColumns, number / kOfRow, number % kOfRow * kVectorFloats};
+    }
+    StatePiece tile[kPieces];
+    if (whole_groups) {
+      combine_pieces<true>(tile, at, partials, list, chunks);
+    } else {
+      combine_pieces<false>(tile, at, partials, list, chunks);
+    }
+    FLASHPORT_UNROLL(4)
+    for (int piece = 0; piece < kPieces; ++piece) {
+      if (i + piece * threads.threads() < pieces) sink(place(at[piece]), at[piece], tile[piece]);
+    }
   }
 }
 
