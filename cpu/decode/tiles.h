@@ -56,7 +56,7 @@ class KvPipeline {
   }
   void refill_behind_scores(const DecodeParams&, const LeafCursor&) {}
   void refill_behind_values(const DecodeParams&, const LeafCursor&) {}
-  void await_values() const {}
+  void await_values(const DecodeParams&, const LeafCursor&) const {}
 
   const Leaf& values() {
     const Leaf& leaf = leaves_[oldest_];

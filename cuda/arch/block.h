@@ -149,6 +149,21 @@ FLASHPORT_DEVICE unsigned touch_params(const Params& params) {
   return sum;
 }
 
+// Adds each lane's arrival and says whose completed their goals (Block::arrive).
+FLASHPORT_DEVICE unsigned add_arrivals(const Arrival& mine) {
+  bool last = false;
+  if (mine.add > 0) {
+    unsigned before;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(mine.counter), "r"(mine.add)
+                 : "memory");
+    last = before + mine.add == static_cast<unsigned>(mine.goal);
+    if (last) *mine.counter = 0;
+  }
+  return __ballot_sync(~0u, last);
+}
+
 // A block, or some waves of it that have one task: `threads` threads from `first` on, with a barrier of their own.
 class Block {
  public:
@@ -207,17 +222,7 @@ class Block {
     if (lane() >= count) mine.add = 0;
     sync();
     if (wave() == 0) {
-      bool last = false;
-      if (mine.add > 0) {
-        unsigned before;
-        asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
-                     : "=r"(before)
-                     : "l"(mine.counter), "r"(mine.add)
-                     : "memory");
-        last = before + mine.add == static_cast<unsigned>(mine.goal);
-        if (last) *mine.counter = 0;
-      }
-      const unsigned reached = __ballot_sync(~0u, last);
+      const unsigned reached = add_arrivals(mine);
       if (lane() == 0) *flag_ = reached;
     }
     sync();
@@ -229,6 +234,22 @@ class Block {
   unsigned* flag_;  // in shared memory
   int first_, threads_, barrier_;
   int wave_;
+};
+
+// A wave that has a task by itself, with what a Block has for threads that share a task.
+class Wave {
+ public:
+  FLASHPORT_DEVICE static int thread() { return static_cast<int>(threadIdx.x % kWaveSize); }
+  FLASHPORT_DEVICE static constexpr int threads() { return kWaveSize; }
+  FLASHPORT_DEVICE static void sync() { __syncwarp(); }
+  // As Block::arrive().
+  template <class Arrivals>
+  FLASHPORT_DEVICE static unsigned arrive(int count, const Arrivals& arrival) {
+    Arrival mine = arrival(minimum(thread(), count - 1));
+    if (thread() >= count) mine.add = 0;
+    __syncwarp();
+    return add_arrivals(mine);
+  }
 };
 
 }  // namespace flashport::FLASHPORT_TARGET

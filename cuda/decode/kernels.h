@@ -7,9 +7,19 @@
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
+template <DecodeConfig kCfg>
+  requires kCopiesItself<kCfg>
+FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>* shared) {
+  if (threadIdx.x == 0) shared->arrive_flag = touch_params(p);
+  begin_kernel();
+  const Block block(&shared->arrive_flag);
+  decode<kCfg>(p, block_range(p, block), block, *shared);
+}
+
 // A team is a block as the schedule counts them. Its waves part: the first compute, the others bring them keys and
 // values.
 template <DecodeConfig kCfg>
+  requires(!kCopiesItself<kCfg>)
 FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>* shared) {
   constexpr int kTeams = kCfg.tuning.teams;
   constexpr int kThreads = compute_threads(kCfg) + producer_threads(kCfg);
@@ -57,16 +67,16 @@ constexpr int shared_bytes() {
 }  // namespace flashport::FLASHPORT_TARGET::decode
 
 // math, k_format, v_format, head_dim_qk, head_dim_v, rows
-#define FLASHPORT_DEFINE_DECODE(symbol, name, ...)                                                    \
-  namespace flashport::FLASHPORT_TARGET::decode {                                                     \
-  constexpr DecodeConfig symbol##_config = decode_config(__VA_ARGS__);                                \
-  extern "C" __global__ void __launch_bounds__(block_threads(symbol##_config),                        \
-                                               symbol##_config.tuning.blocks_per_multiprocessor)      \
-      symbol(const __grid_constant__ DecodeParams params) {                                           \
-    extern __shared__ __align__(1024) unsigned char memory[];                                          \
-    decode_block<symbol##_config>(params, reinterpret_cast<DecodeShared<symbol##_config>*>(memory));  \
-  }                                                                                                   \
-  FLASHPORT_DEFINE_ENTRY(symbol, name, KernelTag::kDecode, block_threads(symbol##_config),            \
-                         shared_bytes<symbol##_config>(), .shape = {.decode = symbol##_config.shape}, \
-                         .teams = symbol##_config.tuning.teams)                                       \
+#define FLASHPORT_DEFINE_DECODE(symbol, name, ...)                                                             \
+  namespace flashport::FLASHPORT_TARGET::decode {                                                              \
+  constexpr DecodeConfig symbol##_config = decode_config(__VA_ARGS__);                                         \
+  extern "C" __global__ void __launch_bounds__(block_threads(symbol##_config),                                 \
+                                               symbol##_config.tuning.blocks_per_multiprocessor)               \
+      symbol(const __grid_constant__ DecodeParams params) {                                                    \
+    extern __shared__ __align__(1024) unsigned char memory[];                                                  \
+    decode_block<symbol##_config>(params, reinterpret_cast<DecodeShared<symbol##_config>*>(memory));           \
+  }                                                                                                            \
+  FLASHPORT_DEFINE_ENTRY(symbol, name, KernelTag::kDecode, block_threads(symbol##_config),                     \
+                         shared_bytes<symbol##_config>(), .shape = {.decode = symbol##_config.shape},          \
+                         .teams = symbol##_config.tuning.teams, .decode_split = decode_split(symbol##_config)) \
   }

@@ -54,9 +54,7 @@ FLASHPORT_DEVICE void copy_query(const DecodeParams& p, const Segment& s, const 
     if constexpr (is_byte_format(kCfg.shape.k_format)) {
       const int first =
           RowLayout<kCfg.shape.k_format, kCfg.shape.head_dim_qk, kCfg.tuning.teams>::first_block(s.kv_head);
-      const auto to = [&](int pair) {
-        return tile.at(row, query_column(kCfg.shape.k_format, first, dim + 2 * pair));
-      };
+      const auto to = [&](int pair) { return tile.at(row, query_column(kCfg.shape.k_format, first, dim + 2 * pair)); };
       if (ready) {
         for (int pair = 0; pair < 4; ++pair) copy_async<4>(to(pair), from + 4 * pair, valid);
       } else {

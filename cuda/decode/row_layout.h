@@ -2,8 +2,8 @@
 // Plain C++, so that any host can check it.
 #pragma once
 
-#include "common/device/decode/config.h"
 #include "common/device/decode/chunks.h"
+#include "common/device/decode/config.h"
 #include "cuda/decode/lane_maps.h"
 
 namespace flashport {

@@ -261,7 +261,8 @@ class DecodeTiles<kCfg> {
   }
 
  private:
-  // The lane's first column of a sum. Those of all its registers would stay in registers of their own from leaf to leaf.
+  // The lane's first column of a sum. Those of all its registers would stay in registers of their own from leaf to
+  // leaf.
   FLASHPORT_DEVICE int first_of_lane() const { return recompute(2 * (block_.lane() % 4)); }
 
   // f(register, tile, i)

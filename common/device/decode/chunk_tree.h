@@ -1,11 +1,11 @@
 // From the states of leaves to the output of a query tile, in the fixed order of chunks.h. Every fold is merge_value()
 // in that order, so any cut of the line into blocks gives the same bits.
 //
-// A block that has a whole tile folds it in registers and writes its output. Otherwise it publishes each group of chunks
-// that it holds whole as one partial result, and the other chunks one by one; then it adds the number of its chunks to
-// the tile's counter, which belongs to the block of the tile's first chunk. The block that completes the sum combines
-// the tile: which block published what follows from the line by division. No block waits for another. Counters come back
-// to zero by themselves, so a launch can be replayed.
+// A block that has a whole tile folds it in registers and writes its output. Otherwise it publishes each group of
+// chunks that it holds whole as one partial result, and the other chunks one by one; then it adds the number of its
+// chunks to the tile's counter, which belongs to the block of the tile's first chunk. The block that completes the sum
+// combines the tile: which block published what follows from the line by division. No block waits for another. Counters
+// come back to zero by themselves, so a launch can be replayed.
 //
 // A state may have slices (rows and columns of it): then the threads of each slice do all this by themselves, with a
 // counter and a list of their own, and no barrier of the block.

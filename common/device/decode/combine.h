@@ -1,5 +1,5 @@
-// Combines a slice of the partial results of a tile that blocks have published (chunks.h): the chunks of each group left
-// to right, then the groups left to right, with merge_weights() and merge_value() alone.
+// Combines a slice of the partial results of a tile that blocks have published (chunks.h): the chunks of each group
+// left to right, then the groups left to right, with merge_weights() and merge_value() alone.
 #pragma once
 
 #include "common/device/decode/partial_state.h"

@@ -110,7 +110,8 @@ FLASHPORT_DEVICE void write_output(const Tiles& tiles, const DecodeParams& p, co
 FLASHPORT_DEVICE void write_output_piece(const DecodeParams& p, const OutputRow& to, int column,
                                          const StatePiece& piece) {
   const float factor = finish_row(to, piece.m, piece.l);
-  with_type(p.out.data, p.out.dtype, [&](auto* out) { write_columns<kVectorFloats>(p, out, to.offset, column, piece.o, factor); });
+  with_type(p.out.data, p.out.dtype,
+            [&](auto* out) { write_columns<kVectorFloats>(p, out, to.offset, column, piece.o, factor); });
 }
 
 }  // namespace flashport::FLASHPORT_TARGET::decode
