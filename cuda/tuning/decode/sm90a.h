@@ -22,13 +22,11 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   // compute waves, tiles, blocks of a multiprocessor, producer waves, teams (1)
   if (shape.head_dim_v >= 512) return {8, tile_bytes > 48 * 1024 ? 3 : 5, 1, 4};
   // A warpgroup of each (wgmma_tiles.h). Two blocks overlap one's products with the other's exponentials.
-  if (shape.rows == 64)
-    return {4,
-            tile_bytes > 24 * 1024   ? 5
-            : tile_bytes > 16 * 1024 ? 8
-            : tile_bytes > 8 * 1024  ? 5
-                                     : 10,
-            tile_bytes > 16 * 1024 ? 1 : 2, 4};
+  if (shape.rows == 64) {
+    if (wider <= 64) return {4, 10, 2, 4};
+    if (wider <= 128) return {4, 5, 2, 4};
+    return {4, wider <= 192 ? 8 : 5, 1, 4};
+  }
   // 32 x 4k: 48 us; {4, 6, 1, 2} 51
   if (shape.head_dim_v >= 256) return {shape.rows == 8 ? 4 : 8, tile_bytes > 24 * 1024 ? 6 : 8, 1, 2};
   // 16 x 4k: 40 us; {1, 4, 6, 1} 63, {4, 10, 2, 2} 49. With more rows, four blocks fit up to a fifth tile.
