@@ -55,6 +55,10 @@ FLASHPORT_DEVICE T load_global(const T* address) {
 }
 // Reads what other blocks of this launch have written: L1 is not coherent, L2 is.
 FLASHPORT_DEVICE float load_published(const float* address) { return __ldcg(address); }
+FLASHPORT_DEVICE void load_published_pair(float& x, float& y, const float* from) {
+  const float2 two = __ldcg(reinterpret_cast<const float2*>(from));
+  x = two.x, y = two.y;
+}
 FLASHPORT_DEVICE void load_published_vector(float (&x)[kVectorFloats], const float* from) {
   const float4 four = __ldcg(reinterpret_cast<const float4*>(from));
   x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
@@ -202,10 +206,11 @@ class Block {
   }
 
   // The sum of the lanes before this one, and of all.
-  FLASHPORT_DEVICE std::int64_t wave_exclusive_scan(std::int64_t x, std::int64_t& total) const {
-    typename cub::WarpScan<std::int64_t>::TempStorage none;
-    std::int64_t before;
-    cub::WarpScan<std::int64_t>(none).ExclusiveSum(x, before, total);
+  template <class T>
+  FLASHPORT_DEVICE T wave_exclusive_scan(T x, T& total) const {
+    typename cub::WarpScan<T>::TempStorage none;
+    T before;
+    cub::WarpScan<T>(none).ExclusiveSum(x, before, total);
     return before;
   }
   // The number of the one lane that has found something; the value of a lane.

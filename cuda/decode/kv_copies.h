@@ -15,6 +15,12 @@
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
+// A row of K and V; kv_head is -1 after the last turn.
+struct LookedUpRow {
+  kv::TokenCoord coord;
+  int kv_head;
+};
+
 template <DecodeConfig kCfg>
 struct KvStages {
   static constexpr int kStages = kCfg.tuning.stages;
@@ -25,9 +31,10 @@ struct KvStages {
   alignas(128) char keys[kStages][kTurnKeys * Keys::kPitch];
   char values[kStages][kTurnKeys * Values::kPitch];
   QueryTile<kCfg> queries[kQueries];
-  // Where the rows lie that are copied next; null for rows that are not there. Values are copied a turn later.
-  const char* key_rows[kTurnKeys];
-  const char* value_rows[2][kTurnKeys];
+  // Of the rows of each stage: what was looked up before the first turn, and where they lie (null: no such row).
+  LookedUpRow looked_up[kStages][kTurnKeys];
+  const char* key_rows[kStages][kTurnKeys];
+  const char* value_rows[kStages][kTurnKeys];
 };
 
 template <DecodeConfig kCfg>
@@ -35,7 +42,7 @@ class KvCopies {
   using Ring = KvStages<kCfg>;
   static constexpr int kStages = Ring::kStages;
   static constexpr int kRows = Ring::kTurnKeys / kCfg.tuning.waves;  // of a wave
-  static_assert(kStages >= 2 && (kRows == 16 || kRows == 32));
+  static_assert(kStages >= 2 && kStages <= 8 && (kRows == 16 || kRows == 32));
   static constexpr int kTurnLeaves = kCfg.tuning.leaves;
 
  public:
@@ -44,16 +51,28 @@ class KvCopies {
       : block_(block),
         ring_(shared.ring),
         as_stored_(is_as_stored<typename Ring::Keys>(p.cache.k) && is_as_stored<typename Ring::Values>(p.cache.v)) {
-    Rows first[kStages];
-#pragma unroll
-    for (Rows& rows : first) rows = look_up(p, ahead);
-#pragma unroll
-    for (int i = 0; i < kStages; ++i) {
-      next_ = first[i];
-      copy_keys(p, i);
-      if (i < kStages - 1) copy_values(p, i);
+    // Rolled loops: code that runs once is slow for being fetched.
+#pragma unroll 1
+    for (int stage = 0; stage < kStages; ++stage) {
+      LookedUpRow& row = ring_.looked_up[stage][own_row()];
+      look_up(p, ahead, [&](LookedUpRow found, const std::int32_t* page) {
+        row.kv_head = found.kv_head;
+        row.coord.offset = found.coord.offset;
+        if (page != nullptr) {
+          copy_async<4>(&row.coord.page, page, true);
+        } else {
+          row.coord.page = found.coord.page;
+        }
+      });
     }
-    next_ = look_up(p, ahead);
+    await_copies();
+#pragma unroll 1
+    for (int stage = 0; stage < kStages; ++stage) {
+      next_ = ring_.looked_up[stage][own_row()];
+      copy_keys(p, stage);
+      if (stage < kStages - 1) copy_values(p, stage);
+    }
+    look_up_next(p, ahead);
   }
 
   // Waits for this wave's keys of the turn.
@@ -70,7 +89,7 @@ class KvCopies {
   FLASHPORT_DEVICE void refill_behind_keys(const DecodeParams&, LeafCursor&) const {}
   FLASHPORT_DEVICE void refill_behind_scores(const DecodeParams& p, LeafCursor& ahead) {
     copy_keys(p, stage_);
-    next_ = look_up(p, ahead);
+    look_up_next(p, ahead);
   }
   // The barrier of the turn. After it the stage of the values of the turn before is free.
   FLASHPORT_DEVICE void await_values(const DecodeParams& p, LeafCursor&) {
@@ -85,54 +104,54 @@ class KvCopies {
 
  private:
   enum Form { kNone, kPart, kWhole };
-  // What a lane knows of its row of a turn; kv_head is -1 after the last turn. The page number is still on its way.
-  struct Rows {
-    kv::TokenCoord coord;
-    int kv_head;
-  };
 
   FLASHPORT_DEVICE int first_row() const { return block_.wave() * kRows; }
+  FLASHPORT_DEVICE int own_row() const { return first_row() + block_.lane() % kRows; }
 
-  FLASHPORT_DEVICE Rows look_up(const DecodeParams& p, LeafCursor& ahead) {
-    if (ahead.done()) return {{0, -1}, -1};
+  // found(row, where its page number is, or null) of the turn that `ahead` stands at, which moves on. Brings the query
+  // of a tile that begins there.
+  template <class Found>
+  FLASHPORT_DEVICE void look_up(const DecodeParams& p, LeafCursor& ahead, const Found& found) {
+    if (ahead.done()) return found({{0, -1}, -1}, nullptr);
     const Segment& s = ahead.segment;
+    const int token = ahead.key() + own_row();
+    if (token >= s.key_low && token < s.key_high) {
+      const kv::PageCoord at = kv::page_coord(p.cache, s.pages, token);
+      found({{s.seq, at.offset}, s.kv_head}, s.pages == nullptr ? nullptr : s.pages + at.page);
+    } else {
+      found({{0, -1}, s.kv_head}, nullptr);
+    }
     if (ahead.at_segment_start()) {
       copy_query<kCfg>(p, s, block_, ring_.queries[query_]);
       query_ = query_ + 1 == Ring::kQueries ? 0 : query_ + 1;
     }
-    const int token = ahead.key() + first_row() + block_.lane() % kRows;
-    const bool valid = token >= s.key_low && token < s.key_high;
-    const Rows rows{kv::token_coord(p.cache, s.pages, s.seq, token, valid), s.kv_head};
     ahead.next(p, kTurnLeaves);
-    return rows;
+  }
+  // The page number is on its way while a turn passes.
+  FLASHPORT_DEVICE void look_up_next(const DecodeParams& p, LeafCursor& ahead) {
+    look_up(p, ahead, [&](LookedUpRow found, const std::int32_t* page) {
+      next_ = found;
+      if (page != nullptr) next_.coord.page = load_global(page);
+    });
   }
 
   // The keys of what was looked up last. Leaves behind where its values are.
   FLASHPORT_DEVICE void copy_keys(const DecodeParams& p, int stage) {
-    __syncwarp();  // all lanes have read the keys that were in this stage, and where those before were
-    const int parity = keys_copied_++ % 2;
+    __syncwarp();  // all lanes have read the keys that were in this stage, and where those lay
+    Form form = kNone;
     if (next_.kv_head >= 0) {
-      const int row = first_row() + block_.lane() % kRows;
-      ring_.key_rows[row] = row_address(p.cache.k, next_);
-      ring_.value_rows[parity][row] = row_address(p.cache.v, next_);
-      const bool whole = as_stored_ && __all_sync(~0u, next_.coord.offset >= 0);  // a barrier of the wave, too
-      set_form(parity, whole ? kWhole : kPart);
-      copy<typename Ring::Keys>(p.cache.k, ring_.keys[stage], ring_.key_rows, whole ? kWhole : kPart);
-    } else {
-      set_form(parity, kNone);
+      ring_.key_rows[stage][own_row()] = row_address(p.cache.k);
+      ring_.value_rows[stage][own_row()] = row_address(p.cache.v);
+      form = as_stored_ && __all_sync(~0u, next_.coord.offset >= 0) ? kWhole : kPart;
+      __syncwarp();
     }
-    commit_copies();
+    forms_ = (forms_ & ~(0xfu << 4 * stage)) | static_cast<unsigned>(form) << 4 * stage;
+    copy<typename Ring::Keys>(p.cache.k, ring_.keys[stage], ring_.key_rows[stage], form);
   }
   FLASHPORT_DEVICE void copy_values(const DecodeParams& p, int stage) {
-    const int parity = values_copied_++ % 2;
-    copy<typename Ring::Values>(p.cache.v, ring_.values[stage], ring_.value_rows[parity], form(parity));
-    commit_copies();
+    const auto form = static_cast<Form>(forms_ >> 4 * stage & 0xfu);
+    copy<typename Ring::Values>(p.cache.v, ring_.values[stage], ring_.value_rows[stage], form);
   }
-
-  FLASHPORT_DEVICE void set_form(int parity, Form form) {
-    forms_ = (forms_ & ~(0xfu << 4 * parity)) | static_cast<unsigned>(form) << 4 * parity;
-  }
-  FLASHPORT_DEVICE Form form(int parity) const { return static_cast<Form>(forms_ >> 4 * parity & 0xfu); }
 
   template <class Layout>
   FLASHPORT_DEVICE void copy(const CacheParams& cache, char* tile, const char* const* rows, Form form) const {
@@ -142,19 +161,19 @@ class KvCopies {
     } else if (form == kPart) {
       Copies::copy_part(block_.lane(), tile, first_row(), 0, cache, rows);
     }
+    commit_copies();
   }
 
-  FLASHPORT_DEVICE static const char* row_address(const CacheParams& cache, const Rows& rows) {
-    const std::int64_t offset = kv::row_offset(cache, rows.coord, rows.kv_head);
+  FLASHPORT_DEVICE const char* row_address(const CacheParams& cache) const {
+    const std::int64_t offset = kv::row_offset(cache, next_.coord, next_.kv_head);
     return offset < 0 ? nullptr : static_cast<const char*>(cache.data) + offset;
   }
 
   const Block& block_;
   Ring& ring_;
   const bool as_stored_;
-  Rows next_;
-  unsigned forms_ = 0;  // of the rows whose values are copied next, four bits a parity
-  unsigned keys_copied_ = 0, values_copied_ = 0;
+  LookedUpRow next_;
+  unsigned forms_ = 0;  // how the rows of each stage are copied, four bits each
   int stage_ = 0;
   int query_ = 0;
   bool is_first_ = true;

@@ -334,17 +334,22 @@ class DecodeTiles {
     });
   }
 
-  // Live rows of the slice to memory: per-row values [slice rows], tile [slice rows, slice columns].
-  FLASHPORT_DEVICE void store_rows(const Rows& rows, float* to) const {
+  // Live rows of the slice to memory: (m, l) [slice rows], tile [slice rows, slice columns].
+  FLASHPORT_DEVICE void store_rows(const Rows& m, const Rows& l, float* to) const {
+    const int first = 2 * recompute(c_);  // of the slice
+    if (g_ != 0) return;
+#pragma unroll
     for (int slot = 0; slot < kRowSlots; ++slot) {
-      const int row = row_of(slot);
-      if (g_ == 0 && row < live_rows_) to[row - first_row()] = rows[slot];
+      const int row = first + slot / 2 * 8 + slot % 2;
+      if (row < slice_rows()) *reinterpret_cast<float2*>(to + 2 * row) = {m[slot], l[slot]};
     }
   }
   FLASHPORT_DEVICE void store_tile(const Out& out, float* to) const {
-    const int first = first_row() * kSliceColumns + first_column();
+    const int first = 2 * recompute(c_);
+    const int first_column = -kSliceColumns * recompute(col_wave_);
     for_each_out(out, [&](float x, int slot, int col) {
-      if (row_of(slot) < live_rows_) to[row_of(slot) * kSliceColumns + col - first] = x;
+      const int row = first + slot / 2 * 8 + slot % 2;
+      if (row < slice_rows()) to[row * kSliceColumns + (col + first_column)] = x;
     });
   }
 

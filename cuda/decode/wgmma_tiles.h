@@ -237,11 +237,13 @@ class DecodeTiles<kCfg> {
     }
   }
 
-  // Live rows to memory: per-row values [live_rows], tile [live_rows, DV].
-  FLASHPORT_DEVICE void store_rows(const Rows& rows, float* to) const {
+  // Live rows to memory: (m, l) [live_rows], tile [live_rows, DV].
+  FLASHPORT_DEVICE void store_rows(const Rows& m, const Rows& l, float* to) const {
 #pragma unroll
     for (int slot = 0; slot < kRowSlots; ++slot) {
-      if (owns_row(slot) && row_of(slot) < live_rows_) to[row_of(slot)] = rows[slot];
+      if (owns_row(slot) && row_of(slot) < live_rows_) {
+        reinterpret_cast<float2*>(to)[row_of(slot)] = {m[slot], l[slot]};
+      }
     }
   }
   FLASHPORT_DEVICE void store_tile(const Out& out, float* to) const {

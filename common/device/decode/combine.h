@@ -9,8 +9,10 @@ namespace flashport::FLASHPORT_TARGET::decode {
 // The numbers of the partial results of a tile's chunks, in order; -1 where there is none of its own, because the tile
 // has fewer chunks, or the group's first chunk stands for the whole group.
 struct PartialList {
-  static constexpr int kPadded = kMostChunks + kGroupsAtOnce * kGroupChunks;
-  int numbers[kPadded];
+  static constexpr int kAtOnce = kGroupsAtOnce * kGroupChunks;
+  static constexpr int padded(int chunks) { return (chunks + kAtOnce - 1) / kAtOnce * kAtOnce; }
+  static_assert(kMostChunks % kAtOnce == 0);
+  int numbers[kMostChunks];
 };
 
 // The slices of number `slice` of all partial results.
@@ -42,65 +44,72 @@ FLASHPORT_DEVICE bool has_whole_groups(const PartialList& list, int chunks) {
   return true;
 }
 
-// Combines kPieces pieces of the listed results, which are all in flight together. kWholeGroups: each group is one.
-template <bool kWholeGroups, int kPieces>
-FLASHPORT_DEVICE void combine_pieces(StatePiece (&tile)[kPieces], const PieceAt (&at)[kPieces],
-                                     const PartialSlices& partials, const PartialList& list, int chunks) {
-  constexpr int kResults = kGroupsAtOnce * kGroupChunks;
-  constexpr int kStep = kWholeGroups ? kGroupChunks : 1;  // chunks from a result to the next
-  FLASHPORT_UNROLL(1)
-  for (int first = 0; first < chunks; first += kResults * kStep) {
-    StatePiece next[kPieces][kResults];
-    FLASHPORT_UNROLL(16)
-    for (int j = 0; j < kResults; ++j) {
-      const int number = first + j * kStep < chunks ? list.numbers[first + j * kStep] : -1;
+// Combines kPieces pieces at a time, kAtOnce results of each in flight. kWholeGroups: each group is one result.
+template <bool kWholeGroups, int kColumns, int kPieces, class Threads, class Place, class Sink>
+FLASHPORT_DEVICE void combine_pieces(const Threads& threads, const PartialSlices& partials, int rows,
+                                     const PartialList& list, int chunks, const Place& place, const Sink& sink) {
+  constexpr int kOfRow = kColumns / kVectorFloats;
+  constexpr int kAtOnce = PartialList::kAtOnce;
+  constexpr int kStep = kWholeGroups ? kGroupChunks : 1;   // chunks from a result to the next
+  constexpr int kGroup = kWholeGroups ? 1 : kGroupChunks;  // results
+  const int pieces = rows * kOfRow;
+  for (int i = recompute(threads.thread()); i < pieces; i += kPieces * threads.threads()) {
+    // Beyond the end a piece is combined once more, and not taken.
+    const auto number_of = [&](int piece) { return i + piece * threads.threads(); };
+    PieceAt at[kPieces];
+    FLASHPORT_UNROLL(4)
+    for (int piece = 0; piece < kPieces; ++piece) {
+      const int number = number_of(piece) < pieces ? number_of(piece) : i;
+      at[piece] = {rows, kColumns, number / kOfRow, number % kOfRow * kVectorFloats};
+    }
+    StatePiece tile[kPieces], next[kPieces][kAtOnce];
+    const auto load = [&](int first) {
+      FLASHPORT_UNROLL(16)
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int chunk = first + j * kStep;
+        const int number = kWholeGroups && chunk >= chunks ? -1 : list.numbers[chunk];
+        FLASHPORT_UNROLL(4)
+        for (int piece = 0; piece < kPieces; ++piece) load_partial(next[piece][j], partials, number, at[piece]);
+      }
+    };
+    load(0);
+    decltype(place(at[0])) to[kPieces];  // while the first results are on their way
+    FLASHPORT_UNROLL(4)
+    for (int piece = 0; piece < kPieces; ++piece) to[piece] = place(at[piece]);
+    FLASHPORT_UNROLL(1)
+    for (int first = 0; first < chunks; first += kAtOnce * kStep) {
+      if (first > 0) load(first);
       FLASHPORT_UNROLL(4)
-      for (int piece = 0; piece < kPieces; ++piece) load_partial(next[piece][j], partials, number, at[piece]);
+      for (int piece = 0; piece < kPieces; ++piece) {
+        auto& results = next[piece];
+        FLASHPORT_UNROLL(16)
+        for (int group = 0; group < kAtOnce; group += kGroup) {
+          FLASHPORT_UNROLL(4)
+          for (int j = 1; j < kGroup; ++j) merge(results[group], results[group + j]);
+          if (first + group == 0) {
+            tile[piece] = results[0];
+          } else {
+            merge(tile[piece], results[group]);
+          }
+        }
+      }
     }
     FLASHPORT_UNROLL(4)
     for (int piece = 0; piece < kPieces; ++piece) {
-      auto& results = next[piece];
-      constexpr int kGroup = kWholeGroups ? 1 : kGroupChunks;
-      FLASHPORT_UNROLL(16)
-      for (int group = 0; group < kResults; group += kGroup) {
-        FLASHPORT_UNROLL(4)
-        for (int j = 1; j < kGroup; ++j) merge(results[group], results[group + j]);
-        if (first + group == 0) {
-          tile[piece] = results[0];
-        } else {
-          merge(tile[piece], results[group]);
-        }
-      }
+      if (number_of(piece) < pieces) sink(to[piece], at[piece], tile[piece]);
     }
   }
 }
 
-// `threads` (as a Block: thread() of threads()) share the pieces out among them, kPieces each at a time, and have
-// several results in flight. sink(place(at), at, piece) takes what was combined.
+// `threads` (as a Block: thread() of threads()) share the pieces out among them, kPieces each at a time.
+// sink(place(at), at, piece) takes what was combined.
 template <int kColumns, int kPieces, class Threads, class Place, class Sink>
 FLASHPORT_DEVICE void combine_partials(const Threads& threads, const PartialSlices& partials, int rows,
                                        const PartialList& list, int chunks, const Place& place, const Sink& sink) {
-  constexpr int kOfRow = kColumns / kVectorFloats;
-  const int pieces = rows * kOfRow;
-  const bool whole_groups = has_whole_groups(list, chunks);
-  for (int i = recompute(threads.thread()); i < pieces; i += kPieces * threads.threads()) {
-    PieceAt at[kPieces];
-    FLASHPORT_UNROLL(4)
-    for (int piece = 0; piece < kPieces; ++piece) {
-      // Beyond the end a piece is combined again, and not taken.
-      const int number = i + piece * threads.threads() < pieces ? i + piece * threads.threads() : i;
-      at[piece] = {rows, kColumns, number / kOfRow, number % kOfRow * kVectorFloats};
-    }
-    StatePiece tile[kPieces];
-    if (whole_groups) {
-      combine_pieces<true>(tile, at, partials, list, chunks);
-    } else {
-      combine_pieces<false>(tile, at, partials, list, chunks);
-    }
-    FLASHPORT_UNROLL(4)
-    for (int piece = 0; piece < kPieces; ++piece) {
-      if (i + piece * threads.threads() < pieces) sink(place(at[piece]), at[piece], tile[piece]);
-    }
+  if (has_whole_groups(list, chunks)) {
+    combine_pieces<true, kColumns, kPieces>(threads, partials, rows, list, chunks, place, sink);
+  } else {
+    combine_pieces<false, kColumns, kPieces>(threads, partials, rows, list, chunks, place, sink);
   }
 }
 

@@ -15,9 +15,10 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   if (wide_type && shape.rows <= 16 && wider <= 256 && (wider < 256 || shape.rows == 8)) {
     // Waves that copy for themselves: compute waves, stages of a turn, blocks of a multiprocessor, no producers, one
     // team, leaves of a turn.
-    if (wider <= 64) return {4, 3, 2, 0, 1, 2};
-    if (wider <= 128) return {4, 3, 1, 0, 1, 2};
-    return {4, shape.head_dim_v <= 128 ? 5 : 3, 1, 0, 1, 1};
+    const bool few_rows = shape.rows == 8;
+    if (wider <= 64) return few_rows ? DecodeTuning{4, 3, 2, 0, 1, 2} : DecodeTuning{4, 5, 2, 0, 1, 1};
+    if (wider <= 128) return few_rows ? DecodeTuning{4, 3, 1, 0, 1, 2} : DecodeTuning{4, 5, 1, 0, 1, 1};
+    return {4, shape.head_dim_v <= 128 ? 4 : 3, 1, 0, 1, 1};
   }
   // compute waves, tiles, blocks of a multiprocessor, producer waves, teams (1)
   if (shape.head_dim_v >= 512) return {8, tile_bytes > 48 * 1024 ? 3 : 5, 1, 4};
