@@ -76,7 +76,7 @@ template <int kLater>
 FLASHPORT_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLater) : "memory");
 }
-// Keeps the compiler from reading the sums before this point.
+// Keeps the compiler from reading the sums before this point, and from writing them after it.
 FLASHPORT_DEVICE void pin(float (&sum)[8][4]) {
 #pragma unroll
   for (auto& four : sum) {

@@ -170,6 +170,8 @@ class DecodeTiles<kCfg> {
   template <class State>
   FLASHPORT_DEVICE void accumulate(State& state, const Operand& p, const char* values) const {
     fence_async_proxy();
+#pragma unroll
+    for (auto& panel : state.o.c) pin(panel);  // what exponentiate() wrote comes before
     wgmma_begin();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
