@@ -1,6 +1,7 @@
 // Makes decode kernels of a CUDA target: the __global__ function `symbol` and its KernelEntry `<symbol>_entry`.
 #pragma once
 
+#include "common/device/decode/combine_kernel.h"
 #include "common/device/decode/kernel.h"
 #include "cuda/arch/define_kernel.h"
 #include "cuda/decode/kv_producer.h"
@@ -65,6 +66,16 @@ constexpr int shared_bytes() {
 }
 
 }  // namespace flashport::FLASHPORT_TARGET::decode
+
+#define FLASHPORT_DEFINE_DECODE_COMBINE(symbol, name)                                                \
+  namespace flashport::FLASHPORT_TARGET::decode {                                                    \
+  extern "C" __global__ void __launch_bounds__(128) symbol(const __grid_constant__ DecodeParams p) { \
+    __shared__ CombineShared shared;                                                                 \
+    begin_kernel();                                                                                  \
+    decode_combine(p, Block(nullptr), shared);                                                       \
+  }                                                                                                  \
+  FLASHPORT_DEFINE_ENTRY(symbol, name, KernelTag::kDecodeCombine, 128, 0)                            \
+  }
 
 // math, k_format, v_format, head_dim_qk, head_dim_v, rows
 #define FLASHPORT_DEFINE_DECODE(symbol, name, ...)                                                             \

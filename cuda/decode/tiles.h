@@ -31,7 +31,7 @@ constexpr int wave_rows(const DecodeConfig& cfg) { return cfg.shape.rows / row_w
 
 // Each wave publishes its columns of its rows, a warpgroup all together.
 constexpr DecodeSplit decode_split(const DecodeConfig& cfg) {
-  if (uses_wgmma(cfg.shape)) return {};
+  if (uses_wgmma(cfg.shape)) return {.large = true};
   return {cfg.tuning.leaves, row_waves(cfg), column_waves(cfg)};
 }
 

@@ -155,10 +155,14 @@ class ChunkTree {
     if (s.whole()) {
       if (kKeepsTile || chunks <= kGroupChunks) return;
       threads.sync();
-    } else if (!signal(tiles, s, line, chunks)) {
+    } else if (params().combine.parts > 0 || !signal(tiles, s, line, chunks)) {
       return;
     }
-    list_partials(tiles, s, line, chunks);
+    // This block's number, less those of the work ranges before its own.
+    const int ranges_before = line.range_of(s.start + (s.chunks_before(s.first) << s.chunk_shift));
+    const int first_block =
+        static_cast<int>(block_.index()) - ranges_before * static_cast<int>(params().cuts[line.cut].concurrent.value);
+    list_partials(params(), threads, list_, s, line, chunks, first_block);
     threads.sync();
     combine(tiles, s, chunks, nullptr);
     threads.sync();  // the list, and what lies in the workspace
@@ -169,29 +173,6 @@ class ChunkTree {
     const int owner = block_of(params(), block_, line, s, 0) * params().slices + tiles.slice();
     const Arrival arrival{params().counters + owner, s.chunks_before(s.last) - s.chunks_before(s.first), chunks};
     return tiles.slice_threads().arrive(1, [&](int) { return arrival; }) != 0;
-  }
-
-  // Where the results of the tile lie: a thread a chunk.
-  FLASHPORT_DEVICE void list_partials(const Tiles& tiles, const Segment& s, const Line& line, int chunks) const {
-    const DecodeParams& p = params();
-    const auto& threads = tiles.slice_threads();
-    const auto range_of = [&](int chunk) {
-      return line.range_of(s.start + (minimum(chunk, chunks - 1) << s.chunk_shift));
-    };
-    const int own_range = range_of(s.chunks_before(s.first));
-    const auto concurrent = static_cast<int>(p.cuts[line.cut].concurrent.value);
-    for (int chunk = threads.thread(); chunk < PartialList::padded(chunks); chunk += threads.threads()) {
-      const int first = chunk / kGroupChunks * kGroupChunks;
-      const int range = range_of(chunk);
-      const bool held = range_of(first) == range_of(first + kGroupChunks - 1);
-      const int its_begin = range * line.quota;
-      const int begin = s.chunks_before(leaves_until(s, s.start, its_begin));
-      const int end = s.chunks_before(leaves_until(s, s.start, its_begin + line.quota));
-      const int block = static_cast<int>(block_.index()) + (range - own_range) * concurrent;
-      const int index = partial_index(begin, end, chunks, chunk);
-      const auto number = static_cast<int>(partial_number(block, p.side_partials, begin > 0 ? 0 : 1, index));
-      list_.numbers[chunk] = chunk < chunks && (chunk == first || !held) ? number : -1;
-    }
   }
 
   // The listed results to `to`, or to the output if that is null.
@@ -209,8 +190,9 @@ class ChunkTree {
         write_piece(piece, to, at);
       }
     };
-    combine_partials<Tiles::kSliceColumns, pieces_at_once<Tiles>()>(
-        tiles.slice_threads(), PartialSlices(p, tiles.slice()), tiles.slice_rows(), list_, chunks, place, sink);
+    combine_partials<pieces_at_once<Tiles>(), PartialList::kAtOnce>(tiles.slice_threads(),
+                                                                    PartialSlices(p, tiles.slice()), tiles.slice_rows(),
+                                                                    Tiles::kSliceColumns, list_, chunks, place, sink);
   }
 
   const DecodeParams& p_;

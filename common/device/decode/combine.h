@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/device/decode/partial_state.h"
+#include "common/device/decode/schedule.h"
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
@@ -25,6 +26,29 @@ struct PartialSlices {
         stride(static_cast<std::int64_t>(p.slices) * p.slice_floats) {}
 };
 
+// Where the results of a tile's chunks lie: a thread a chunk. `first_block`: the block that walks through such tiles in
+// work range 0 of the line.
+template <class Threads>
+FLASHPORT_DEVICE void list_partials(const DecodeParams& p, const Threads& threads, PartialList& list, const Segment& s,
+                                    const Line& line, int chunks, int first_block) {
+  const auto range_of = [&](int chunk) {
+    return line.range_of(s.start + (minimum(chunk, chunks - 1) << s.chunk_shift));
+  };
+  const auto concurrent = static_cast<int>(p.cuts[line.cut].concurrent.value);
+  for (int chunk = threads.thread(); chunk < PartialList::padded(chunks); chunk += threads.threads()) {
+    const int first = chunk / kGroupChunks * kGroupChunks;
+    const int range = range_of(chunk);
+    const bool held = range_of(first) == range_of(first + kGroupChunks - 1);
+    const int its_begin = range * line.quota;
+    const int begin = s.chunks_before(leaves_until(s, s.start, its_begin));
+    const int end = s.chunks_before(leaves_until(s, s.start, its_begin + line.quota));
+    const int index = partial_index(begin, end, chunks, chunk);
+    const int block = first_block + range * concurrent;
+    const auto number = static_cast<int>(partial_number(block, p.side_partials, begin > 0 ? 0 : 1, index));
+    list.numbers[chunk] = chunk < chunks && (chunk == first || !held) ? number : -1;
+  }
+}
+
 // Joining a result that is not there changes no bit, so that there is no branch on what there is.
 FLASHPORT_DEVICE void load_partial(StatePiece& x, const PartialSlices& partials, int number, const PieceAt& at) {
   if (number >= 0) {
@@ -45,14 +69,14 @@ FLASHPORT_DEVICE bool has_whole_groups(const PartialList& list, int chunks) {
 }
 
 // Combines kPieces pieces at a time, kAtOnce results of each in flight. kWholeGroups: each group is one result.
-template <bool kWholeGroups, int kColumns, int kPieces, class Threads, class Place, class Sink>
-FLASHPORT_DEVICE void combine_pieces(const Threads& threads, const PartialSlices& partials, int rows,
+template <bool kWholeGroups, int kPieces, int kAtOnce, class Threads, class Place, class Sink>
+FLASHPORT_DEVICE void combine_pieces(const Threads& threads, const PartialSlices& partials, int rows, int columns,
                                      const PartialList& list, int chunks, const Place& place, const Sink& sink) {
-  constexpr int kOfRow = kColumns / kVectorFloats;
-  constexpr int kAtOnce = PartialList::kAtOnce;
+  static_assert(kAtOnce % kGroupChunks == 0);
   constexpr int kStep = kWholeGroups ? kGroupChunks : 1;   // chunks from a result to the next
   constexpr int kGroup = kWholeGroups ? 1 : kGroupChunks;  // results
-  const int pieces = rows * kOfRow;
+  const int pieces_of_row = columns / kVectorFloats;
+  const int pieces = rows * pieces_of_row;
   for (int i = recompute(threads.thread()); i < pieces; i += kPieces * threads.threads()) {
     // Beyond the end a piece is combined once more, and not taken.
     const auto number_of = [&](int piece) { return i + piece * threads.threads(); };
@@ -60,14 +84,15 @@ FLASHPORT_DEVICE void combine_pieces(const Threads& threads, const PartialSlices
     FLASHPORT_UNROLL(4)
     for (int piece = 0; piece < kPieces; ++piece) {
       const int number = number_of(piece) < pieces ? number_of(piece) : i;
-      at[piece] = {rows, kColumns, number / kOfRow, number % kOfRow * kVectorFloats};
+      at[piece] = {rows, columns, number / pieces_of_row, number % pieces_of_row * kVectorFloats};
     }
     StatePiece tile[kPieces], next[kPieces][kAtOnce];
     const auto load = [&](int first) {
-      FLASHPORT_UNROLL(16)
+      FLASHPORT_UNROLL(32)
       for (int j = 0; j < kAtOnce; ++j) {
         const int chunk = first + j * kStep;
-        const int number = kWholeGroups && chunk >= chunks ? -1 : list.numbers[chunk];
+        const bool listed = (!kWholeGroups && kAtOnce == PartialList::kAtOnce) || chunk < chunks;
+        const int number = listed ? list.numbers[chunk] : -1;
         FLASHPORT_UNROLL(4)
         for (int piece = 0; piece < kPieces; ++piece) load_partial(next[piece][j], partials, number, at[piece]);
       }
@@ -82,7 +107,7 @@ FLASHPORT_DEVICE void combine_pieces(const Threads& threads, const PartialSlices
       FLASHPORT_UNROLL(4)
       for (int piece = 0; piece < kPieces; ++piece) {
         auto& results = next[piece];
-        FLASHPORT_UNROLL(16)
+        FLASHPORT_UNROLL(32)
         for (int group = 0; group < kAtOnce; group += kGroup) {
           FLASHPORT_UNROLL(4)
           for (int j = 1; j < kGroup; ++j) merge(results[group], results[group + j]);
@@ -103,13 +128,13 @@ FLASHPORT_DEVICE void combine_pieces(const Threads& threads, const PartialSlices
 
 // `threads` (as a Block: thread() of threads()) share the pieces out among them, kPieces each at a time.
 // sink(place(at), at, piece) takes what was combined.
-template <int kColumns, int kPieces, class Threads, class Place, class Sink>
-FLASHPORT_DEVICE void combine_partials(const Threads& threads, const PartialSlices& partials, int rows,
+template <int kPieces, int kAtOnce, class Threads, class Place, class Sink>
+FLASHPORT_DEVICE void combine_partials(const Threads& threads, const PartialSlices& partials, int rows, int columns,
                                        const PartialList& list, int chunks, const Place& place, const Sink& sink) {
   if (has_whole_groups(list, chunks)) {
-    combine_pieces<true, kColumns, kPieces>(threads, partials, rows, list, chunks, place, sink);
+    combine_pieces<true, kPieces, kAtOnce>(threads, partials, rows, columns, list, chunks, place, sink);
   } else {
-    combine_pieces<false, kColumns, kPieces>(threads, partials, rows, list, chunks, place, sink);
+    combine_pieces<false, kPieces, kAtOnce>(threads, partials, rows, columns, list, chunks, place, sink);
   }
 }
 
