@@ -94,8 +94,9 @@ FLASHPORT_DEVICE void write_output(const Tiles& tiles, const DecodeParams& p, co
     offsets[slot] = to.offset;
     factors[slot] = finish_row(to, state.m[slot], state.l[slot]);
   }
+  constexpr bool kPairs = requires { Tiles::kPairsOfColumns; };
   with_type(p.out.data, p.out.dtype, [&](auto* out) {
-    if constexpr (requires { Tiles::kPairsOfColumns; }) {
+    if constexpr (kPairs) {
       tiles.for_each_out_pair(state.o, [&](float x, float y, int slot, int column) {
         write_columns<2>(p, out, offsets[slot], column, {x, y}, factors[slot]);
       });
