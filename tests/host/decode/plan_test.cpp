@@ -204,7 +204,7 @@ TEST_F(PlanDecode, InvariantSchedule) {
   inputs.args.block_table = ints(inputs.pages.data(), {3, 2000});
   inputs.args.block_table->strides[0] = 10;
   p = plan(inputs.args);
-  EXPECT_EQ(p.params.side_partials, 22);  // 500 leaves, 64 chunks of 8: 16 groups, and chunks of two that are cut
+  EXPECT_EQ(p.params.side_partials, 38);  // up to 64 chunks
   EXPECT_EQ(p.grid, 20);
   EXPECT_EQ(p.params.cuts[0].concurrent.value, 1u);
   EXPECT_EQ(p.params.cuts[0].ranges.value, 20u);
@@ -215,7 +215,7 @@ TEST_F(PlanDecode, InvariantSchedule) {
   set_multiprocessor_limit(7);
   EXPECT_EQ(plan(inputs.args).grid, 14);
   set_multiprocessor_limit(0);
-  EXPECT_EQ(p.workspace_bytes, kCounterBytes + partials_bytes(20, 22, p.params.slice_floats));
+  EXPECT_EQ(p.workspace_bytes, kCounterBytes + partials_bytes(20, 38, p.params.slice_floats));
   EXPECT_EQ(p.workspace_bytes, decode_workspace_size(inputs.args));
   bind_workspace(p, scratch());
   EXPECT_EQ(p.params.counters, scratch());
@@ -224,6 +224,7 @@ TEST_F(PlanDecode, InvariantSchedule) {
 
 // What a kernel publishes by itself, and the leaves of its turns, decide on memory, counters and the shortest chunk.
 TEST_F(PlanDecode, SlicesAndTurnsOfTheKernel) {
+  fake_state().multiprocessors = 100'000;
   DecodeInputs inputs(kGpu);
   DecodeArgs& a = inputs.args;
   a.k_cache = TensorView(scratch_at(16 << 20), DType::kFp8E4M3, kGpu, {64, 16, 2, 128});
@@ -236,8 +237,6 @@ TEST_F(PlanDecode, SlicesAndTurnsOfTheKernel) {
   EXPECT_EQ(p.params.side_partials, 2);
   EXPECT_EQ(p.workspace_bytes, kCounterBytes + partials_bytes(p.grid, 2, 8 * slice_floats(4, 32)));
   // A counter for each slice of each block: a grid has no more blocks than these serve.
-  fake_state().multiprocessors = 100'000;
-  EXPECT_EQ(plan(inputs.args).grid, 18);
   a.block_table = ints(inputs.pages.data(), {3, 1 << 20});
   a.block_table->strides[0] = 10;
   EXPECT_EQ(plan(inputs.args).grid * 8, kCounterCapacity);
@@ -384,6 +383,74 @@ TEST_F(PlanDecode, KernelsByQuery) {
   EXPECT_EQ(supports(query).reason, "a cache of bf16 goes with q of the same type, got float16");
   query = {.target = "gfx1"};
   EXPECT_NE(supports(query).reason.find("no target \"gfx1\""), std::string::npos);
+}
+
+// explain() says what the plan of such a call is.
+TEST_F(PlanDecode, Explained) {
+  DecodeScheduleQuery query{.call = {.target = "fakegpu", .group_size = 4}, .batch = 3, .num_kv_heads = 2};
+  query.max_kv_len = 160;
+  DecodeInputs inputs(kGpu);
+  DecodeSchedule s = explain(query);
+  EXPECT_EQ(s.kernel, which_kernel(query.call));
+  EXPECT_EQ(s.blocks, plan(inputs.args).grid);
+  EXPECT_EQ(s.query_tiles, 6);
+  EXPECT_EQ(s.most_chunks, 3);
+  EXPECT_EQ(s.shortest_chunk, 64);
+  EXPECT_EQ(s.longest_chunk, 64);
+  EXPECT_EQ(s.combine, Combine::kInLaunch);
+  EXPECT_EQ(s.workspace_bytes, decode_workspace_size(inputs.args));
+  EXPECT_EQ(s.text,
+            "decode/bf16/kv=bf16/hd128/r16/fakegpu: 18 blocks for 6 query tiles, each in at most 3 chunks of 64 keys; "
+            "combined in the launch; " +
+                std::to_string(s.workspace_bytes) + " bytes of workspace");
+  query.max_kv_len = 32000;
+  s = explain(query);
+  EXPECT_EQ(s.blocks, 20);
+  EXPECT_EQ(s.most_chunks, 64);
+  EXPECT_EQ(s.longest_chunk, 512);
+  EXPECT_NE(s.text.find("at most 64 chunks of 64 to 512 keys"), std::string::npos) << s.text;
+  query.num_splits = 4;
+  s = explain(query);
+  EXPECT_EQ(s.blocks, 24);
+  EXPECT_EQ(s.most_chunks, 4);
+  EXPECT_EQ(s.longest_chunk, 8000);
+  EXPECT_EQ(s.combine, Combine::kSecondLaunch);
+  query.num_splits = 1;
+  s = explain(query);
+  EXPECT_EQ(s.combine, Combine::kNone);
+  EXPECT_NE(s.text.find("6 blocks for 6 query tiles, each in one chunk; nothing to combine; "), std::string::npos)
+      << s.text;
+  query.num_splits = kInvariantSplits;
+  query.max_kv_len = 64;
+  EXPECT_EQ(explain(query).combine, Combine::kNone);
+  query.max_kv_len = 0;
+  EXPECT_EQ(explain(query).most_chunks, 1);
+  EXPECT_TRUE(fake_state().launches.empty());
+  EXPECT_EQ(fake_state().allocations, 0);
+}
+
+TEST_F(PlanDecode, ExplainedOnlyWhereItRuns) {
+  DecodeScheduleQuery query{.call = {.target = "fakegpu"}};
+  const auto refusal = [&] { return error_of<ValueError>([&] { (void)explain(query); }); };
+  query.batch = 0;
+  EXPECT_EQ(refusal(), "explain: batch must be from 1 to 16777216, got 0");
+  query.batch = 1 << 20;
+  query.num_kv_heads = 17;
+  EXPECT_EQ(refusal(), "explain: num_kv_heads must be from 1 to 16, got 17");
+  query.num_kv_heads = 2;
+  query.max_kv_len = -1;
+  EXPECT_EQ(refusal(), "explain: max_kv_len must be from 0 to 2147418112, got -1");
+  query.max_kv_len = 0;
+  query.num_splits = -2;
+  EXPECT_EQ(refusal(), "explain: num_splits must be from -1 to 2147483647, got -2");
+  query.num_splits = kInvariantSplits;
+  query.call.q_len = 17;
+  const auto reason = [&] { return error_of<NotSupportedError>([&] { (void)explain(query); }); };
+  EXPECT_EQ(reason(), "explain: q_len must be 1 to 16, got 17");
+  query.call = {.target = "fakecpu"};
+  EXPECT_EQ(reason(), "explain: no device of target fakecpu is here");
+  query.call.target = "cpu";
+  EXPECT_EQ(reason(), "");
 }
 
 // A pair of formats has kernels where the table has a row of it, and no others.
