@@ -3,7 +3,7 @@ same names.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from flashport.typing import (
     Array,

@@ -205,17 +205,17 @@ def explain(operation: Literal["decode"], **options: Unpack[_DecodeScheduleQuery
 
     Args:
         operation: "decode".
-        options: Those that :func:`supports` has for "decode", and ``batch`` (1), ``num_kv_heads`` (1), ``max_kv_len``, the
-            keys of the longest sequence that the cache or its table has room for (0), and ``num_splits``, as
+        options: Those that :func:`supports` has for "decode", and ``batch`` (1), ``num_kv_heads`` (1), ``max_kv_len``,
+            the keys of the longest sequence that the cache or its table has room for (0), and ``num_splits``, as
             ``flash_decode`` takes it (None).
 
     Returns:
-        A frozen object whose ``str`` is one sentence. ``kernel`` is the key that :func:`which_kernel` gives; ``blocks``,
-        those of the grid; ``query_tiles``, those of all sequences, kv heads and tiles of query rows; ``most_chunks``, how
-        many chunks (with ``num_splits`` splits) a query tile has at most; ``shortest_chunk`` and ``longest_chunk``, their
-        keys, of which a sequence's last chunk may have fewer; ``combine``, where partial results become one: "none" where
-        every tile is one chunk, "launch" in the same launch, by the last block of each tile, or "second launch";
-        ``workspace_bytes``, as :func:`flashport.decode_workspace_size`.
+        A frozen object whose ``str`` is one sentence. ``kernel`` is the key that :func:`which_kernel` gives;
+        ``blocks``, those of the grid; ``query_tiles``, those of all sequences, kv heads and tiles of query rows;
+        ``most_chunks``, how many chunks (with ``num_splits`` splits) a query tile has at most; ``shortest_chunk`` and
+        ``longest_chunk``, their keys, of which a sequence's last chunk may have fewer; ``combine``, where partial
+        results become one: "none" where every tile is one chunk, "launch" in the same launch, by the last block of each
+        tile, or "second launch"; ``workspace_bytes``, as :func:`flashport.decode_workspace_size`.
 
     Raises:
         ValueError, TypeError: As :func:`supports`; a number out of its range.

@@ -281,8 +281,10 @@ TYPED_TEST(ChunkTrees, OutputsFollowFromTheTileAlone) {
   const auto pick = [&](const auto& from) { return from[random() % std::size(from)]; };
   int combined = 0;
   for (int round = 0; round < 120 && !this->HasFatalFailure(); ++round) {
-    Batch batch{{{}, static_cast<int>(1 + random() % 4), static_cast<int>(1 + random() % 2), pick(kGrids)}, {}};
-    if (round % 6 == 0) batch.launch.kv_heads = 8;
+    Batch batch;
+    batch.launch.kv_heads = round % 6 == 0 ? 8 : static_cast<int>(1 + random() % 4);
+    batch.launch.row_tiles = static_cast<int>(1 + random() % 2);
+    batch.launch.grid = pick(kGrids);
     batch.launch.turn_leaves = TypeParam::kTurnLeaves;
     if (round % 5 == 0) batch.launch.window = pick(kLengths);
     batch.launch.lengths.resize(1 + random() % 5);
@@ -300,7 +302,10 @@ TYPED_TEST(ChunkTrees, LongTiles) {
   std::mt19937 random(4);
   int combined = 0;
   for (const std::int64_t grid : {1, 5, 16, 132, 264, 528}) {
-    Batch batch{{{131072 + 70}, 1, 1, grid}, {7}};
+    Batch batch;
+    batch.ids = {7};
+    batch.launch.lengths = {131072 + 70};
+    batch.launch.grid = grid;
     batch.launch.turn_leaves = TypeParam::kTurnLeaves;
     check_batch<TypeParam>(batch, random, combined);
     batch.launch.lengths = {3000, 131072 + 70, 0};

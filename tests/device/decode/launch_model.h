@@ -15,8 +15,8 @@ namespace flashport::turns::decode {
 
 struct Launch {
   std::vector<std::int32_t> lengths;
-  int kv_heads, row_tiles;
-  std::int64_t grid;
+  int kv_heads = 1, row_tiles = 1;
+  std::int64_t grid = 1;
   std::int64_t window = -1;
   int turn_leaves = 1;
   int tiles() const { return kv_heads * row_tiles; }

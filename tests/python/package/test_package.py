@@ -392,8 +392,8 @@ def test_a_schedule_is_explained():
     assert plan.combine == "launch"
     assert str(plan) == plan.text
     assert plan.text == (
-        f"{plan.kernel}: {plan.blocks} block{'s' * (plan.blocks > 1)} for 24 query tiles, each in at most 16 chunks of 64 "
-        f"to 128 keys; combined in the launch; {plan.workspace_bytes} bytes of workspace"
+        f"{plan.kernel}: {plan.blocks} block{'s' * (plan.blocks > 1)} for 24 query tiles, each in at most 16 chunks of "
+        f"64 to 128 keys; combined in the launch; {plan.workspace_bytes} bytes of workspace"
     )
     q, cache = np.zeros((3, 32, 64), ml_dtypes.bfloat16), np.zeros((3, 2048, 8, 64), ml_dtypes.bfloat16)
     lengths = np.zeros(3, np.int32)
@@ -421,8 +421,8 @@ def test_a_schedule_is_explained():
         (
             {"kv_len": 5},
             TypeError,
-            '"decode" has no option kv_len; it has q_dtype, k_format, v_format, head_dim, head_dim_v, group_size, q_len, '
-            "batch, num_kv_heads, max_kv_len, num_splits, target",
+            '"decode" has no option kv_len; it has q_dtype, k_format, v_format, head_dim, head_dim_v, group_size, '
+            "q_len, batch, num_kv_heads, max_kv_len, num_splits, target",
         ),
         ({"head_dim": 1024}, NotImplementedError, "head_dim 1024 > 512"),
     ],
