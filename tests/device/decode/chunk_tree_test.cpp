@@ -71,7 +71,12 @@ struct FakeTiles {
     once_memory.write(to, count);
     if (!once_memory.fault) std::copy(from, from + count, to);
   }
-  void store_rows(const Rows& rows, float* to) const { store(rows.v, kRowSlots, to); }
+  void store_rows(const Rows& m, const Rows& l, float* to) const {
+    for (int slot = 0; slot < kRowSlots; ++slot) {
+      store(m.v + slot, 1, to + 2 * slot);
+      store(l.v + slot, 1, to + 2 * slot + 1);
+    }
+  }
   void store_tile(const Out& out, float* to) const { store(out.x[0], kRowSlots * kSliceColumns, to); }
 };
 

@@ -42,7 +42,13 @@ const Params& reread(const Params& params) {
   return params;
 }
 
-inline float reciprocal_approx(float x) { return 1.0f / x; }
+// Off by two units in the last place, one way or the other.
+inline float reciprocal_approx(float x) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  const float to = (bits >> 13 ^ bits >> 19) % 2 == 0 ? 0.0f : x;
+  return std::nextafter(std::nextafter(1.0f / x, to), to);
+}
 inline float exp2_approx(float x) { return std::exp2(x); }
 inline float log2_full(float x) { return std::log2(x); }
 inline float tanh_full(float x) { return std::tanh(x); }
@@ -71,7 +77,7 @@ struct OnceMemory {
 };
 inline OnceMemory once_memory;  // of the launch that is tested
 
-inline float load_published(const float* address) { return *address; }
+inline void load_published_pair(float& x, float& y, const float* from) { x = from[0], y = from[1]; }
 inline void load_published_vector(float (&x)[kVectorFloats], const float* from) {
   once_memory.read(from, kVectorFloats);
   std::memcpy(x, from, sizeof x);
