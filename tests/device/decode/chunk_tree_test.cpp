@@ -31,12 +31,12 @@ struct FakeTiles {
   static constexpr int kKeptStates = kKept;
   static constexpr int kTurnLeaves = kTurn;
   struct Rows {
-    float v[kRowSlots];
+    float v[kRowSlots] = {};
     float& operator[](int slot) { return v[slot]; }
     float operator[](int slot) const { return v[slot]; }
   };
   struct Out {
-    float x[kRowSlots][kSliceColumns];
+    float x[kRowSlots][kSliceColumns] = {};
   };
 
   const Block& block;

@@ -19,25 +19,46 @@ struct Launch {
   std::int64_t grid = 1;
   std::int64_t window = -1;
   int turn_leaves = 1;
+  std::int32_t csr_page = 0;  // lengths come from a CSR table with pages of so many tokens; 0: from seqlens
+  // The lengths as blocks read them (params_of).
+  mutable std::vector<std::int32_t> read = {}, read_indptr = {};
   int tiles() const { return kv_heads * row_tiles; }
 };
 
 inline std::ostream& operator<<(std::ostream& out, const Launch& launch) {
   out << launch.kv_heads << " heads x " << launch.row_tiles << " row tiles, grid " << launch.grid << ", window "
-      << launch.window << ", turns of " << launch.turn_leaves << ", lengths";
+      << launch.window << ", turns of " << launch.turn_leaves << ", CSR pages of " << launch.csr_page << ", lengths";
   for (const std::int32_t length : launch.lengths) out << ' ' << length;
   return out;
 }
 
 // As common/host/decode/plan.cpp plans it.
 inline DecodeParams params_of(const Launch& launch) {
+  // Lanes that have not been told everything yet read past the end; what they find there must not matter.
+  const std::size_t places = 2 * launch.lengths.size() + 4 * kMostLanes;
+  launch.read = launch.lengths;
+  launch.read_indptr = {0};
+  for (std::int32_t& length : launch.read) {
+    if (launch.csr_page == 0) break;
+    const std::int32_t pages = (length + launch.csr_page - 1) / launch.csr_page;
+    launch.read_indptr.push_back(launch.read_indptr.back() + pages);
+    if (pages > 0) length -= (pages - 1) * launch.csr_page;  // of the last page
+  }
+  launch.read.resize(places, 12345);
+  launch.read_indptr.resize(places + 1, 12345);
   DecodeParams p{};
   p.batch = static_cast<std::int32_t>(launch.lengths.size());
   p.num_kv_heads = launch.kv_heads;
   p.row_tiles = launch.row_tiles;
   p.by_row_tiles = make_divisor(launch.row_tiles);
   p.max_q_len = 1;
-  p.cache.seqlens = {launch.lengths.data(), 0};
+  if (launch.csr_page == 0) {
+    p.cache.seqlens = {launch.read.data(), 0};
+  } else {
+    p.cache.kv_indptr = launch.read_indptr.data();
+    p.cache.kv_last_page_len = launch.read.data();
+    p.cache.page_size = launch.csr_page;
+  }
   p.cache.max_len = *std::max_element(launch.lengths.begin(), launch.lengths.end());
   p.window_left = static_cast<std::int32_t>(launch.window);
   p.window_right = -1;

@@ -190,6 +190,7 @@ TEST(Schedule, EveryChunkHasOneBlockThatAllKnow) {
     Launch launch{{}, static_cast<int>(1 + random() % 9), static_cast<int>(1 + random() % 3), pick(kGrids)};
     if (round % 5 == 0) launch.window = pick(kLengths);
     if (round % 3 == 0) launch.turn_leaves = 2;
+    if (round % 7 == 0) launch.csr_page = round % 2 == 0 ? 1 : 16;
     const std::size_t shortest = random() % 2 == 0 ? 0 : random() % std::size(kLengths);
     launch.lengths.resize(1 + random() % (round % 10 == 0 ? 80 : 6));
     for (std::int32_t& length : launch.lengths) {
@@ -234,8 +235,8 @@ TEST(Schedule, EqualSequencesThatFillTheDeviceStayWhole) {
 TEST(Schedule, ChunksCoverEveryKeyOnce) {
   std::vector<std::int32_t> lengths = {0, 1, 64, 65, 1000, 5000};
   for (const int keys : {0, 64, 192, 1024}) {
-    DecodeParams p = params_of({lengths, 2, 3, 1});
-    p.cache.seqlens.data = lengths.data();
+    const Launch launch{lengths, 2, 3, 1};
+    DecodeParams p = params_of(launch);
     p.num_chunks = keys == 0 ? 7 : (5000 + keys - 1) / keys;
     p.chunk_keys = keys;
     p.write_empty_chunks = keys == 0 ? 1 : 0;

@@ -387,7 +387,7 @@ def test_a_schedule_is_explained():
     plan = flashport.explain("decode", batch=3, num_kv_heads=8, max_kv_len=2048, **shape)
     assert plan.kernel == flashport.which_kernel("decode", **shape)
     (cpu,) = (device for backend in flashport.backends() if backend.name == "cpu" for device in backend.devices)
-    assert plan.blocks == cpu.multiprocessors
+    assert plan.blocks == 4 * cpu.multiprocessors
     assert (plan.query_tiles, plan.most_chunks, plan.shortest_chunk, plan.longest_chunk) == (24, 16, 64, 128)
     assert plan.combine == "launch"
     assert str(plan) == plan.text
