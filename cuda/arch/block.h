@@ -71,6 +71,11 @@ FLASHPORT_DEVICE int recompute(int x) {
   asm volatile("" : "+r"(x));
   return x;
 }
+// Leaves the registers that x would take to what a loop uses.
+template <class T>
+FLASHPORT_DEVICE void keep_in_memory(T& x) {
+  asm volatile("" ::"l"(&x) : "memory");
+}
 template <class Params>
 FLASHPORT_DEVICE const Params& reread(const Params& params) {
   return params;

@@ -19,6 +19,12 @@ struct LineCut {
   std::int32_t rows;  // of a sequence's query tiles, `concurrent` side by side
 };
 
+// The second launch that combines the tiles which no block has whole (combine_kernel.h).
+struct CombineLaunch {
+  std::int32_t parts;          // blocks of a tile; 0: no such launch, the block that is last combines the tile
+  std::int32_t rows, columns;  // of a tile
+};
+
 struct DecodeParams {
   std::int32_t batch, num_q_heads, num_kv_heads, group_size;
   std::int32_t head_dim_qk, head_dim_v;
@@ -62,6 +68,7 @@ struct DecodeParams {
   std::int32_t slices, slice_floats;  // of a partial result
   std::int32_t side_partials;         // of a block and tile
   std::uint32_t* counters;
+  CombineLaunch combine;
 };
 
 }  // namespace flashport

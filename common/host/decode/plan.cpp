@@ -51,6 +51,19 @@ void check_line(const DecodeProblem& problem, const Check& check, const DecodePa
                       (csr ? "" : " or a narrower table"));
 }
 
+// Where there are few tiles, few blocks would combine large states and read them for long, while the others have ended:
+// a second launch spreads them.
+constexpr std::int64_t kFewTiles = 8;
+void plan_combine(DecodePlan& plan, const Check& check, DeviceContext& device) {
+  const DecodeShape& shape = plan.kernel->shape.decode;
+  plan.combine_kernel = &device.plain_kernel(check, KernelTag::kDecodeCombine);
+  CombineLaunch& combine = plan.params.combine;
+  combine.rows = shape.rows;
+  combine.columns = shape.head_dim_v;
+  combine.parts = to_int(ceil_div(std::int64_t{shape.rows} * shape.head_dim_v / 4, plan.combine_kernel->threads));
+  plan.combine_grid = tile_count(plan.params) * combine.parts;
+}
+
 void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check& check, DeviceContext& device) {
   DecodeParams& p = plan.params;
   check_line(problem, check, p);
@@ -64,6 +77,7 @@ void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check&
   p.cuts[1] = line_cut(tiles, plan.grid, concurrent_tiles(tiles, plan.grid));
   plan.partials_offset = kCounterBytes;
   plan.workspace_bytes = kCounterBytes + partials_bytes_of(plan);
+  if (plan.kernel->decode_split.large && kFewTiles * tile_count(p) <= plan.grid) plan_combine(plan, check, device);
 }
 
 // One block per chunk of at most `keys` keys, which the kernel cuts into chunks of its own as long as they may be.

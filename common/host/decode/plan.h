@@ -23,6 +23,9 @@ struct DecodePlan {
   std::int64_t workspace_bytes = 0;  // counters first, whatever the schedule
   std::int64_t partials_offset = 0;
 
+  const KernelEntry* combine_kernel = nullptr;  // null: tiles are combined in the launch
+  std::int64_t combine_grid = 0;
+
   const KernelEntry* merge_kernel = nullptr;  // null: no second launch
   std::int64_t merge_grid = 0;
   Stage2Params merge{};
