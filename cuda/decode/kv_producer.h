@@ -63,7 +63,6 @@ class KvProducer {
     for (int slot = 0; !ahead.done(); slot = slot + 1 == kLookAhead ? 0 : slot + 1) {
       const Segment& s = ahead.segment;
       await_free();
-      if (ahead.at_segment_start()) bring_query(p, s);
       kv::TokenCoord places[kRowsPerLane];
       const bool whole = as_stored_ && has_all_rows(ahead);
 #pragma unroll
@@ -72,8 +71,11 @@ class KvProducer {
       look_up(p, scout, slot);                              // before the copies, behind which it would wait
       aim(p, places, first_head(s));
       copy<typename Tiles::Keys>(p.cache.k, ring_.key_rows, s.kv_head, whole);
+      if (ahead.at_segment_start()) bring_query(p, s);  // after the keys, which are many more, and handed over with them
+      hand_over();
       await_free();
       copy<typename Tiles::Values>(p.cache.v, ring_.value_rows, s.kv_head, whole);
+      hand_over();
       ahead.next(p, kCfg.tuning.leaves);
     }
     await_copies();
@@ -162,7 +164,6 @@ class KvProducer {
         Copies::copy_part(block_.lane(), tile, row, first_byte, cache, rows);
       }
     }
-    hand_over();
   }
   FLASHPORT_DEVICE void hand_over() {
     for (int team = 0; team < kTeams; ++team) mbarrier_arrive_on_copies(&ring_of(team).ready[place_.stage]);

@@ -10,7 +10,7 @@ namespace flashport {
 // How the leaves of a query tile become chunks (chunks.h).
 struct ChunkRule {
   std::int32_t target_shift;  // a tile has at most 1 << target_shift chunks while they have up to 16 leaves
-  std::int32_t least_shift;   // a chunk has 1 << least_shift leaves at least: those of a turn of the main loop
+  std::int32_t least_shift;   // a chunk has 1 << least_shift leaves at least
 };
 
 // How a grid cuts the line of leaves (schedule.h) into work ranges, one for each `concurrent` blocks.

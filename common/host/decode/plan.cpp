@@ -30,7 +30,7 @@ void plan_partials(DecodePlan& plan, int target_shift, std::int64_t keys) {
   const auto rows = static_cast<int>(std::min<std::int64_t>(shape.rows / split.row_slices, packed_rows));
   p.slices = split.row_slices * split.column_slices;
   p.slice_floats = slice_floats(rows, shape.head_dim_v / split.column_slices);
-  p.chunk_rule = {target_shift, split.turn_leaves - 1};
+  p.chunk_rule = {target_shift, least_chunk_shift(split)};
   p.side_partials = most_partials(most_chunks(std::max<std::int64_t>(leaves_of(keys), 1), p.chunk_rule));
 }
 
