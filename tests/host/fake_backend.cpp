@@ -40,7 +40,8 @@ constexpr KernelEntry signalling(KernelEntry kernel, int threads, int teams) {
 const KernelEntry kGpuKernels[] = {
     decode("decode/bf16/kv=bf16/hd64/r16/fakegpu", {64, 64, 16, kB16, KvFormat::kBf16, KvFormat::kBf16}),
     decode("decode/bf16/kv=bf16/hd128/r16/fakegpu", {128, 128, 16, kB16, KvFormat::kBf16, KvFormat::kBf16}),
-    decode("decode/bf16/kv=bf16/hd128/r64/fakegpu", {128, 128, 64, kB16, KvFormat::kBf16, KvFormat::kBf16}),
+    decode("decode/bf16/kv=bf16/hd128/r64/fakegpu", {128, 128, 64, kB16, KvFormat::kBf16, KvFormat::kBf16},
+           {.large = true}),
     decode("decode/bf16/kv=bf16/hd192x128/r16/fakegpu", {192, 128, 16, kB16, KvFormat::kBf16, KvFormat::kBf16}),
     decode("decode/bf16/kv=bf16/hd256/r16/fakegpu", {256, 256, 16, kB16, KvFormat::kBf16, KvFormat::kBf16}),
     decode("decode/bf16/kv=bf16/hd512/r16/fakegpu", {512, 512, 16, kB16, KvFormat::kBf16, KvFormat::kBf16}),
@@ -49,6 +50,7 @@ const KernelEntry kGpuKernels[] = {
     decode("decode/fp16/kv=q8_0/hd128/r16/fakegpu", {128, 128, 16, kF16, KvFormat::kQ8_0, KvFormat::kQ8_0}),
     decode("decode/fp16/k=q8_0/v=fp8_e4m3/hd128/r16/fakegpu",
            {128, 128, 16, kF16, KvFormat::kQ8_0, KvFormat::kFp8E4M3}),
+    plain("decode_combine/fakegpu", KernelTag::kDecodeCombine, 128),
     plain("decode_stage2/fakegpu", KernelTag::kDecodeStage2, 128),
     plain("merge_states/fakegpu", KernelTag::kMergeStates, 128),
     plain("append_kv/fakegpu", KernelTag::kAppendKv, 128),

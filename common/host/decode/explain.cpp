@@ -97,9 +97,10 @@ DecodeSchedule explain(const DecodeScheduleQuery& query) {
     s.shortest_chunk = kLeafKeys << p.chunk_rule.least_shift;
     s.longest_chunk = std::int64_t{kLeafKeys} << chunk_shift(static_cast<int>(leaves), p.chunk_rule);
   }
-  s.combine = s.most_chunks == 1             ? Combine::kNone
-              : plan.merge_kernel != nullptr ? Combine::kSecondLaunch
-                                             : Combine::kInLaunch;
+  if (s.most_chunks > 1) {
+    const bool later = plan.combine_kernel != nullptr || plan.merge_kernel != nullptr;
+    s.combine = later ? Combine::kSecondLaunch : Combine::kInLaunch;
+  }
   s.text = text_of(s);
   return s;
 }

@@ -242,6 +242,39 @@ TEST_F(PlanDecode, SlicesAndTurnsOfTheKernel) {
   EXPECT_EQ(plan(inputs.args).grid * 8, kCounterCapacity);
 }
 
+// Large states of few tiles are combined by a second launch.
+TEST_F(PlanDecode, LargeStatesOfFewTiles) {
+  DecodeInputs inputs(kGpu);
+  DecodeArgs& a = inputs.args;
+  std::int32_t length = 500;
+  a.q = TensorView(scratch(), DType::kBFloat16, kGpu, {1, 64, 128});
+  a.out = TensorView(scratch_at(1 << 19), DType::kBFloat16, kGpu, {1, 64, 128});
+  a.seqlens = ints(&length, {1});
+  a.block_table = ints(inputs.pages.data(), {1, 1000});
+  const DecodePlan two = plan(a);  // tiles, of 32 rows each
+  EXPECT_STREQ(two.kernel->key, "decode/bf16/kv=bf16/hd128/r64/fakegpu");
+  EXPECT_EQ(two.grid, 20);
+  EXPECT_STREQ(two.combine_kernel->key, "decode_combine/fakegpu");
+  EXPECT_EQ(two.params.combine.parts, 64 * 128 / 4 / 128);
+  EXPECT_EQ(two.params.combine.rows, 64);
+  EXPECT_EQ(two.params.combine.columns, 128);
+  EXPECT_EQ(two.combine_grid, 2 * 16);
+  flash_decode(a, 10);
+  ASSERT_EQ(fake_state().launches.size(), 2u);
+  EXPECT_EQ(fake_state().launches[1].key, "decode_combine/fakegpu");
+  EXPECT_EQ(fake_state().launches[1].grid, 32);
+  EXPECT_EQ(fake_state().launches[1].as<DecodeParams>().partials, fake_state().launches[0].as<DecodeParams>().partials);
+
+  DecodeScheduleQuery query{.call = {.target = "fakegpu", .group_size = 32}, .num_kv_heads = 2};
+  query.max_kv_len = 16000;
+  EXPECT_EQ(explain(query).combine, Combine::kSecondLaunch);
+  query.num_kv_heads = 3;  // whose tiles are more than an eighth of the grid
+  EXPECT_EQ(explain(query).combine, Combine::kInLaunch);
+  query.num_kv_heads = 2;
+  query.max_kv_len = 64;  // a chunk a tile
+  EXPECT_EQ(explain(query).combine, Combine::kNone);
+}
+
 // Leaves of all tiles: the places on the line fit 32 bits.
 TEST_F(PlanDecode, LongestLine) {
   DecodeInputs inputs(kGpu);
