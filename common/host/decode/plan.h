@@ -3,7 +3,7 @@
 //   invariant schedule  one launch of a persistent grid; counters and partial results in the workspace
 //   n equal splits      n == 1: one launch; else partial results go to the workspace and decode_stage2 merges them
 //   stage 1             one launch, one block per chunk; out and lse are the caller's mid tensors
-// A long chunk may be folded through the workspace, so that chunked launches may need one too.
+// A long split may be combined through the workspace, so that launches of fixed splits may need one too.
 #pragma once
 
 #include <cstdint>
