@@ -2,16 +2,19 @@
 // tile of 16 throughout, and P goes from accumulator to operand in place.
 //
 // A block's waves form a grid: row waves take kRowTiles tiles of 16 query rows each (a tile is a row slot); column
-// waves split the keys of the scores and the columns of the output, and exchange row maxima and P through shared
-// memory. Where one wave has all columns, nothing is exchanged and no leaf has a barrier. Output tile t of a wave's
-// kLaneCols holds columns kLaneCols * i + t (i 0..15): the columns that a lane has loaded side by side, it also holds
-// side by side.
+// waves split the keys of the scores and the columns of the output, and exchange P through shared memory, each with
+// its own reference (softmax_reference.h), so that a leaf has one barrier. Where one wave has all columns, nothing is
+// exchanged and no leaf has a barrier. Output tile t of a wave's kLaneCols holds columns kLaneCols * i + t (i 0..15):
+// the columns that a lane has loaded side by side, it also holds side by side.
 #pragma once
+
+#include <type_traits>
 
 #include "common/device/decode/combine.h"
 #include "common/device/decode/mask.h"
 #include "hip/decode/mfma_pipeline.h"
 #include "hip/decode/query.h"
+#include "hip/decode/softmax_reference.h"
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
@@ -20,12 +23,16 @@ constexpr int block_threads(const DecodeConfig& cfg) { return cfg.tuning.waves *
 template <DecodeConfig kCfg>
 struct DecodeSharedData {
   using Split = WaveSplit<kCfg>;
-  static constexpr int kExchangedSteps = Split::kColWaves > 1 ? Split::kSteps : 1;
   LeafRows rows[kCfg.tuning.waves];
   alignas(16) std::uint16_t query[kCfg.shape.rows][kCfg.shape.head_dim_qk + 8];
-  Words2 probabilities[Split::kRowWaves][Split::kRowTiles][kExchangedSteps][kWaveSize];
-  float row_max[kCfg.tuning.waves][Split::kRowTiles][16];
-  float row_sum[kCfg.tuning.waves][Split::kRowTiles][16];
+  // What column waves tell each other, of this leaf and the one before.
+  struct Exchange {
+    Words2 probabilities[Split::kRowWaves][Split::kRowTiles][Split::kSteps][kWaveSize];
+    float reference[kCfg.tuning.waves][Split::kRowTiles][16];
+    float sum[kCfg.tuning.waves][Split::kRowTiles][16];
+  };
+  struct Nothing {};
+  std::conditional_t<(Split::kColWaves > 1), Exchange, Nothing> exchange[2];
   unsigned arrive_flag;
   PartialList partials[1];
 };
@@ -52,7 +59,22 @@ class DecodeTiles {
   static constexpr int kRowTiles = Split::kRowTiles;
   static constexpr int kKeyTiles = Split::kKeyTiles;
   static constexpr int kLaneCols = Split::kLaneCols;
+  static constexpr int kColGroups = kLaneCols / 4;
   static constexpr int kUnitSteps = Split::kUnitDims / 4;  // matrix instructions that a unit of keys feeds
+
+  // So many that nothing spills: the registers that the main loop holds, and those of states, are no more than
+  // compilers were seen to place in 512.
+  static constexpr int kept_states() {
+    constexpr int kMost = 352;
+    constexpr int kState = 4 * kRowTiles * kLaneCols;
+    constexpr int kExchanged = Split::kColWaves > 1 ? 48 * kRowTiles : 0;  // P and a sum of products
+    constexpr int kQuery = 2 * kRowTiles * Split::kUnits * kUnitSteps;
+    constexpr int kWords = sizeof(KeyFragments<kCfg>::words) + sizeof(ValueFragments<kCfg>::words);
+    constexpr int kScales = sizeof(KeyFragments<kCfg>::scales) + sizeof(ValueFragments<kCfg>::scales);
+    constexpr int kFragments = (kWords + (kFormat == KvFormat::kQ8_0 ? kScales : 0)) / 4;
+    constexpr int kLoop = kState + kExchanged + kQuery + kFragments;
+    return kLoop + 2 * kState <= kMost ? 2 : kLoop + kState <= kMost ? 1 : 0;
+  }
 
  public:
   static constexpr int kRows = kShape.rows;
@@ -61,7 +83,7 @@ class DecodeTiles {
   static constexpr int kTurnLeaves = 1;
   // The block publishes a state as one slice.
   static constexpr int kSliceColumns = kColumns;
-  static constexpr int kKeptStates = 1;
+  static constexpr int kKeptStates = kept_states();
 
   struct Rows {
     float v[kRowSlots];
@@ -77,8 +99,10 @@ class DecodeTiles {
   struct Out {
     Floats4 c[kRowTiles][kLaneCols];
   };
+  // P of this wave's keys, with the reference and the sum of each row.
   struct Operand {
-    Words2 b[kRowTiles][Split::kSteps];
+    Words2 b[kRowTiles][kKeyTiles];
+    Rows m, l;
   };
 
   FLASHPORT_DEVICE DecodeTiles(const DecodeParams& p, const Block& block, DecodeShared<kCfg>& shared)
@@ -173,96 +197,54 @@ class DecodeTiles {
     }
   }
 
-  // Largest score of each row, over all waves that share it.
-  FLASHPORT_DEVICE void row_max(const Scores& scores, Rows& m) const {
+  // P = exp2(S - r) in the math type, and its sums before rounding. A row's reference r is the state's m, until a score
+  // lies more than kHeadroom above it; then it is the largest score among the keys of this wave.
+  template <class State>
+  FLASHPORT_DEVICE Operand exponentiate(const State& state, Scores& scores) {
+    buffer_ ^= 1;
+    Operand p;
 #pragma unroll
     for (int tile = 0; tile < kRowTiles; ++tile) {
       float most = -kInfinity;
-#pragma unroll
-      for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) most = maximum(most, scores.c[tile][key_tile][i]);
-      }
+      for_each_score(scores, tile, [&](float& x) { most = maximum(most, x); });
       most = maximum(most, swap_16(most));
-      m[tile] = maximum(most, swap_32(most));
-    }
-    if constexpr (Split::kColWaves > 1) {
-#pragma unroll
-      for (int tile = 0; tile < kRowTiles; ++tile) {
-        if (g_ == 0) shared_.row_max[block_.wave()][tile][n_] = m[tile];
-      }
-      block_.sync();
-#pragma unroll
-      for (int tile = 0; tile < kRowTiles; ++tile) {
-#pragma unroll
-        for (int wave = 0; wave < Split::kColWaves; ++wave) {
-          m[tile] = maximum(m[tile], shared_.row_max[row_wave_ * Split::kColWaves + wave][tile][n_]);
-        }
-      }
-    }
-  }
-
-  // Scores become the B operand of V^T P^T, in the math type; l = row sums before rounding. Holds a barrier where P is
-  // exchanged.
-  FLASHPORT_DEVICE Operand to_operand(const Scores& scores, Rows& l) const {
-    Operand operand;
-#pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile) {
+      p.m[tile] = raised_reference(state.m[tile], maximum(most, swap_32(most)));
+      const float reference = finite(p.m[tile]);
+      for_each_score(scores, tile, [&](float& x) { x = exp2_approx(x - reference); });
       float sum = 0.0f;
 #pragma unroll
       for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
         const Floats4 x = scores.c[tile][key_tile];
         sum += (x[0] + x[1]) + (x[2] + x[3]);
-        const Words2 p = {pack<kMath>(x[0], x[1]), pack<kMath>(x[2], x[3])};
-        if constexpr (Split::kColWaves > 1) {
-          shared_.probabilities[row_wave_][tile][col_wave_ * kKeyTiles + key_tile][block_.lane()] = p;
-        } else {
-          operand.b[tile][key_tile] = p;
-        }
+        p.b[tile][key_tile] = {pack<kMath>(x[0], x[1]), pack<kMath>(x[2], x[3])};
       }
       sum += swap_16(sum);
-      l[tile] = sum + swap_32(sum);
+      p.l[tile] = sum + swap_32(sum);
     }
-    if constexpr (Split::kColWaves > 1) {
-#pragma unroll
-      for (int tile = 0; tile < kRowTiles; ++tile) {
-        if (g_ == 0) shared_.row_sum[block_.wave()][tile][n_] = l[tile];
-      }
-      block_.sync();
-#pragma unroll
-      for (int tile = 0; tile < kRowTiles; ++tile) {
-        l[tile] = 0.0f;
-#pragma unroll
-        for (int wave = 0; wave < Split::kColWaves; ++wave) {
-          l[tile] += shared_.row_sum[row_wave_ * Split::kColWaves + wave][tile][n_];
-        }
-#pragma unroll
-        for (int step = 0; step < Split::kSteps; ++step) {
-          operand.b[tile][step] = shared_.probabilities[row_wave_][tile][step][block_.lane()];
-        }
-      }
-    }
-    return operand;
+    if constexpr (Split::kColWaves > 1) publish(p);
+    return p;
   }
 
-  // O = P V
-  FLASHPORT_DEVICE void mma_ab(const Operand& p, const ValueFragments<kCfg>& values, Out& out) const {
-    for_each_fragment(out.c, [](Floats4& c, int) { c = 0.0f; });
+  // (m, l, O) joined with P V. Holds a barrier where P is exchanged.
+  template <class State>
+  FLASHPORT_DEVICE void accumulate(State& state, const Operand& p, const ValueFragments<kCfg>& values) const {
+    if constexpr (Split::kColWaves == 1) {
+      rescale(state, p.m);
 #pragma unroll
-    for (int step = 0; step < Split::kSteps; ++step) {
+      for (int tile = 0; tile < kRowTiles; ++tile) state.l[tile] += p.l[tile];
 #pragma unroll
-      for (int group = 0; group < kLaneCols / 4; ++group) {
-        Words2 a[4];
-        value_operands(a, values, step, group);
-#pragma unroll
-        for (int col = 0; col < 4; ++col) {
-#pragma unroll
-          for (int tile = 0; tile < kRowTiles; ++tile) {
-            mfma<kMath>(out.c[tile][4 * group + col], a[col], p.b[tile][step]);
-          }
-        }
+      for (int group = 0; group < kColGroups; ++group) {
+        multiply(p.b, values, group, 0, Split::kSteps,
+                 [&](int tile, int col) -> Floats4& { return state.o.c[tile][4 * group + col]; });
       }
+    } else {
+      block_.sync();
+      accumulate_shared(state, values);
     }
+  }
+
+  FLASHPORT_DEVICE void clear(Out& out) const {
+    for_each_fragment(out.c, [](Floats4& c, int) { c = 0.0f; });
   }
 
   // f(to, from, slot)
@@ -335,6 +317,150 @@ class DecodeTiles {
     }
   }
 
+  // f(score), those of a row tile
+  template <class F>
+  FLASHPORT_DEVICE static void for_each_score(Scores& scores, int tile, F&& f) {
+#pragma unroll
+    for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float x = scores.c[tile][key_tile][i];
+        f(x);
+        scores.c[tile][key_tile][i] = x;
+      }
+    }
+  }
+
+  // Moves the state's references up to m.
+  template <class State>
+  FLASHPORT_DEVICE static void rescale(State& state, const Rows& m) {
+    bool raised = false;
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) raised |= m[tile] != state.m[tile];
+    if (!any_lane(raised)) return;
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      const float factor = exp2_approx(state.m[tile] - finite(m[tile]));
+      state.m[tile] = m[tile];
+      state.l[tile] *= factor;
+#pragma unroll
+      for (Floats4& c : state.o.c[tile]) c *= factor;
+    }
+  }
+
+  // target(tile, column) += P V over steps [first, last), four columns of a lane.
+  template <class Target>
+  FLASHPORT_DEVICE static void multiply(const Words2 (&p)[kRowTiles][Split::kSteps], const ValueFragments<kCfg>& values,
+                                        int group, int first, int last, const Target& target) {
+#pragma unroll
+    for (int step = first; step < last; ++step) {
+      Words2 a[4];
+      value_operands(a, values, step, group);
+#pragma unroll
+      for (int col = 0; col < 4; ++col) {
+#pragma unroll
+        for (int tile = 0; tile < kRowTiles; ++tile) mfma<kMath>(target(tile, col), a[col], p[tile][step]);
+      }
+    }
+  }
+
+  // Tells the other column waves.
+  FLASHPORT_DEVICE void publish(const Operand& p) const {
+    auto& to = shared_.exchange[buffer_];
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+      for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
+        to.probabilities[row_wave_][tile][col_wave_ * kKeyTiles + key_tile][block_.lane()] = p.b[tile][key_tile];
+      }
+      if (g_ == 0) {
+        to.reference[block_.wave()][tile][n_] = p.m[tile];
+        to.sum[block_.wave()][tile][n_] = p.l[tile];
+      }
+    }
+  }
+
+  // accumulate() with what all column waves have published.
+  template <class State>
+  FLASHPORT_DEVICE void accumulate_shared(State& state, const ValueFragments<kCfg>& values) const {
+    const auto& from = shared_.exchange[buffer_];
+    Words2 p[kRowTiles][Split::kSteps];
+    Rows weight[Split::kColWaves];
+    Rows sum[Split::kColWaves];
+    Rows m = state.m;
+    bool risen[kRowTiles];
+    bool any_risen = false;
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+      for (int step = 0; step < Split::kSteps; ++step)
+        p[tile][step] = from.probabilities[row_wave_][tile][step][block_.lane()];
+#pragma unroll
+      for (int wave = 0; wave < Split::kColWaves; ++wave) {
+        weight[wave][tile] = from.reference[row_wave_ * Split::kColWaves + wave][tile][n_];
+        sum[wave][tile] = from.sum[row_wave_ * Split::kColWaves + wave][tile][n_];
+        m[tile] = maximum(m[tile], weight[wave][tile]);
+      }
+      risen[tile] = m[tile] != state.m[tile];
+      any_risen |= risen[tile];
+    }
+    if (!any_lane(any_risen)) {
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+        for (int wave = 0; wave < Split::kColWaves; ++wave) state.l[tile] += sum[wave][tile];
+      }
+#pragma unroll
+      for (int group = 0; group < kColGroups; ++group) {
+        multiply(p, values, group, 0, Split::kSteps,
+                 [&](int tile, int col) -> Floats4& { return state.o.c[tile][4 * group + col]; });
+      }
+      return;
+    }
+    // Rows whose reference has risen weight the sum of each wave's keys; the others do as above, bit for bit.
+    rescale(state, m);
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+      for (int wave = 0; wave < Split::kColWaves; ++wave) {
+        weight[wave][tile] = exp2_approx(weight[wave][tile] - finite(m[tile]));
+        state.l[tile] = fma_rn(sum[wave][tile], weight[wave][tile], state.l[tile]);
+      }
+    }
+#pragma unroll
+    for (int group = 0; group < kColGroups; ++group) {
+#pragma unroll
+      for (int wave = 0; wave < Split::kColWaves; ++wave) {
+        Floats4 c[kRowTiles][4];
+        for_each_fragment_pair(c, state.o, group, [&](float& x, float& o, int tile) { x = risen[tile] ? 0.0f : o; });
+        multiply(p, values, group, wave * kKeyTiles, (wave + 1) * kKeyTiles,
+                 [&](int tile, int col) -> Floats4& { return c[tile][col]; });
+        for_each_fragment_pair(c, state.o, group, [&](float& x, float& o, int tile) {
+          o = risen[tile] ? fma_rn(x, weight[wave][tile], o) : x;
+        });
+      }
+    }
+  }
+
+  // f(value, value of the output, tile), four columns of a lane
+  template <class F>
+  FLASHPORT_DEVICE static void for_each_fragment_pair(Floats4 (&c)[kRowTiles][4], Out& out, int group, F&& f) {
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+      for (int col = 0; col < 4; ++col) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          float x = c[tile][col][i];
+          float o = out.c[tile][4 * group + col][i];
+          f(x, o, tile);
+          c[tile][col][i] = x;
+          out.c[tile][4 * group + col][i] = o;
+        }
+      }
+    }
+  }
+
   // Four dims of unit c of the lane's key, for matrix instruction i of the unit.
   FLASHPORT_DEVICE static Words2 key_operand(const KeyFragments<kCfg>& keys, int tile, int c, int i) {
     if constexpr (!kv::is_byte_format(kFormat)) {
@@ -381,6 +507,7 @@ class DecodeTiles {
   const Block& block_;
   DecodeShared<kCfg>& shared_;
   int live_rows_, row_wave_, col_wave_, n_, g_;
+  int buffer_ = 0;  // of what column waves tell each other
 };
 
 }  // namespace flashport::FLASHPORT_TARGET::decode
