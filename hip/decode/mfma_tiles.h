@@ -59,7 +59,6 @@ class DecodeTiles {
   static constexpr int kRowTiles = Split::kRowTiles;
   static constexpr int kKeyTiles = Split::kKeyTiles;
   static constexpr int kLaneCols = Split::kLaneCols;
-  static constexpr int kColGroups = kLaneCols / 4;
   static constexpr int kUnitSteps = Split::kUnitDims / 4;  // matrix instructions that a unit of keys feeds
 
   // So many that nothing spills: the registers that the main loop holds, and those of states, are no more than
@@ -67,7 +66,7 @@ class DecodeTiles {
   static constexpr int kept_states() {
     constexpr int kMost = 352;
     constexpr int kState = 4 * kRowTiles * kLaneCols;
-    constexpr int kExchanged = Split::kColWaves > 1 ? 48 * kRowTiles : 0;  // P and a sum of products
+    constexpr int kExchanged = Split::kColWaves > 1 ? 16 * kRowTiles : 0;
     constexpr int kQuery = 2 * kRowTiles * Split::kUnits * kUnitSteps;
     constexpr int kWords = sizeof(KeyFragments<kCfg>::words) + sizeof(ValueFragments<kCfg>::words);
     constexpr int kScales = sizeof(KeyFragments<kCfg>::scales) + sizeof(ValueFragments<kCfg>::scales);
@@ -197,8 +196,7 @@ class DecodeTiles {
     }
   }
 
-  // P = exp2(S - r) in the math type, and its sums before rounding. A row's reference r is the state's m, until a score
-  // lies more than kHeadroom above it; then it is the largest score among the keys of this wave.
+  // P = exp2(S - r) of this wave's keys in the math type, and its sums before rounding.
   template <class State>
   FLASHPORT_DEVICE Operand exponentiate(const State& state, Scores& scores) {
     buffer_ ^= 1;
@@ -229,22 +227,24 @@ class DecodeTiles {
   template <class State>
   FLASHPORT_DEVICE void accumulate(State& state, const Operand& p, const ValueFragments<kCfg>& values) const {
     if constexpr (Split::kColWaves == 1) {
-      rescale(state, p.m);
+      raise_references<DecodeTiles>(state, p.m);
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) state.l[tile] += p.l[tile];
-#pragma unroll
-      for (int group = 0; group < kColGroups; ++group) {
-        multiply(p.b, values, group, 0, Split::kSteps,
-                 [&](int tile, int col) -> Floats4& { return state.o.c[tile][4 * group + col]; });
-      }
+      multiply(state.o, p.b, values);
     } else {
       block_.sync();
-      accumulate_shared(state, values);
+      Words2 all[kRowTiles][Split::kSteps];
+      gather(state, all);
+      multiply(state.o, all, values);
     }
   }
 
   FLASHPORT_DEVICE void clear(Out& out) const {
     for_each_fragment(out.c, [](Floats4& c, int) { c = 0.0f; });
+  }
+  FLASHPORT_DEVICE static void scale(Out& out, int slot, float factor) {
+#pragma unroll
+    for (Floats4& c : out.c[slot]) c *= factor;
   }
 
   // f(to, from, slot)
@@ -331,35 +331,20 @@ class DecodeTiles {
     }
   }
 
-  // Moves the state's references up to m.
-  template <class State>
-  FLASHPORT_DEVICE static void rescale(State& state, const Rows& m) {
-    bool raised = false;
+  // O += P V
+  FLASHPORT_DEVICE static void multiply(Out& out, const Words2 (&p)[kRowTiles][Split::kSteps],
+                                        const ValueFragments<kCfg>& values) {
 #pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile) raised |= m[tile] != state.m[tile];
-    if (!any_lane(raised)) return;
+    for (int step = 0; step < Split::kSteps; ++step) {
 #pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile) {
-      const float factor = exp2_approx(state.m[tile] - finite(m[tile]));
-      state.m[tile] = m[tile];
-      state.l[tile] *= factor;
+      for (int group = 0; group < kLaneCols / 4; ++group) {
+        Words2 a[4];
+        value_operands(a, values, step, group);
 #pragma unroll
-      for (Floats4& c : state.o.c[tile]) c *= factor;
-    }
-  }
-
-  // target(tile, column) += P V over steps [first, last), four columns of a lane.
-  template <class Target>
-  FLASHPORT_DEVICE static void multiply(const Words2 (&p)[kRowTiles][Split::kSteps], const ValueFragments<kCfg>& values,
-                                        int group, int first, int last, const Target& target) {
+        for (int col = 0; col < 4; ++col) {
 #pragma unroll
-    for (int step = first; step < last; ++step) {
-      Words2 a[4];
-      value_operands(a, values, step, group);
-#pragma unroll
-      for (int col = 0; col < 4; ++col) {
-#pragma unroll
-        for (int tile = 0; tile < kRowTiles; ++tile) mfma<kMath>(target(tile, col), a[col], p[tile][step]);
+          for (int tile = 0; tile < kRowTiles; ++tile) mfma<kMath>(out.c[tile][4 * group + col], a[col], p[tile][step]);
+        }
       }
     }
   }
@@ -380,82 +365,31 @@ class DecodeTiles {
     }
   }
 
-  // accumulate() with what all column waves have published.
+  // P of all column waves at one reference, which becomes the state's, and its sums, which join the state's.
   template <class State>
-  FLASHPORT_DEVICE void accumulate_shared(State& state, const ValueFragments<kCfg>& values) const {
+  FLASHPORT_DEVICE void gather(State& state, Words2 (&p)[kRowTiles][Split::kSteps]) const {
     const auto& from = shared_.exchange[buffer_];
-    Words2 p[kRowTiles][Split::kSteps];
-    Rows weight[Split::kColWaves];
-    Rows sum[Split::kColWaves];
+    const int first_wave = row_wave_ * Split::kColWaves;
     Rows m = state.m;
-    bool risen[kRowTiles];
-    bool any_risen = false;
-#pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile) {
-#pragma unroll
-      for (int step = 0; step < Split::kSteps; ++step)
-        p[tile][step] = from.probabilities[row_wave_][tile][step][block_.lane()];
-#pragma unroll
-      for (int wave = 0; wave < Split::kColWaves; ++wave) {
-        weight[wave][tile] = from.reference[row_wave_ * Split::kColWaves + wave][tile][n_];
-        sum[wave][tile] = from.sum[row_wave_ * Split::kColWaves + wave][tile][n_];
-        m[tile] = maximum(m[tile], weight[wave][tile]);
-      }
-      risen[tile] = m[tile] != state.m[tile];
-      any_risen |= risen[tile];
-    }
-    if (!any_lane(any_risen)) {
-#pragma unroll
-      for (int tile = 0; tile < kRowTiles; ++tile) {
-#pragma unroll
-        for (int wave = 0; wave < Split::kColWaves; ++wave) state.l[tile] += sum[wave][tile];
-      }
-#pragma unroll
-      for (int group = 0; group < kColGroups; ++group) {
-        multiply(p, values, group, 0, Split::kSteps,
-                 [&](int tile, int col) -> Floats4& { return state.o.c[tile][4 * group + col]; });
-      }
-      return;
-    }
-    // Rows whose reference has risen weight the sum of each wave's keys; the others do as above, bit for bit.
-    rescale(state, m);
 #pragma unroll
     for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
       for (int wave = 0; wave < Split::kColWaves; ++wave) {
-        weight[wave][tile] = exp2_approx(weight[wave][tile] - finite(m[tile]));
-        state.l[tile] = fma_rn(sum[wave][tile], weight[wave][tile], state.l[tile]);
+        m[tile] = maximum(m[tile], from.reference[first_wave + wave][tile][n_]);
       }
     }
-#pragma unroll
-    for (int group = 0; group < kColGroups; ++group) {
-#pragma unroll
-      for (int wave = 0; wave < Split::kColWaves; ++wave) {
-        Floats4 c[kRowTiles][4];
-        for_each_fragment_pair(c, state.o, group, [&](float& x, float& o, int tile) { x = risen[tile] ? 0.0f : o; });
-        multiply(p, values, group, wave * kKeyTiles, (wave + 1) * kKeyTiles,
-                 [&](int tile, int col) -> Floats4& { return c[tile][col]; });
-        for_each_fragment_pair(c, state.o, group, [&](float& x, float& o, int tile) {
-          o = risen[tile] ? fma_rn(x, weight[wave][tile], o) : x;
-        });
-      }
-    }
-  }
-
-  // f(value, value of the output, tile), four columns of a lane
-  template <class F>
-  FLASHPORT_DEVICE static void for_each_fragment_pair(Floats4 (&c)[kRowTiles][4], Out& out, int group, F&& f) {
+    raise_references<DecodeTiles>(state, m);
 #pragma unroll
     for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
-      for (int col = 0; col < 4; ++col) {
+      for (int wave = 0; wave < Split::kColWaves; ++wave) {
+        const int exponent = rescale_exponent(from.reference[first_wave + wave][tile][n_], m[tile]);
+        state.l[tile] += from.sum[first_wave + wave][tile][n_] * power_of_two(exponent);
+        const ProbabilityScale<kMath> scale(exponent);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          float x = c[tile][col][i];
-          float o = out.c[tile][4 * group + col][i];
-          f(x, o, tile);
-          c[tile][col][i] = x;
-          out.c[tile][4 * group + col][i] = o;
+        for (int step = wave * kKeyTiles; step < (wave + 1) * kKeyTiles; ++step) {
+          const Words2 words = from.probabilities[row_wave_][tile][step][block_.lane()];
+          p[tile][step] = {scale(words[0]), scale(words[1])};
         }
       }
     }

@@ -49,10 +49,12 @@ class DecodeTiles {
   static constexpr int kTurnLeaves = 1;
   // The block publishes a state as one slice.
   static constexpr int kSliceColumns = kColumns;
-#ifndef FP_KEPT
-#define FP_KEPT 2
-#endif
-  static constexpr int kKeptStates = FP_KEPT;
+  // More registers than these would spill.
+  static constexpr int kStateRegisters = 8 * kColTiles * kRowSlots;
+  static constexpr bool kWidensInt8 = kShape.k_format == KvFormat::kQ8_0;
+  static constexpr int kKeptStates = kStateRegisters <= 16                                      ? 2
+                                     : kStateRegisters <= 32 && !(kWidensInt8 && kRowSlots > 1) ? 1
+                                                                                                : 0;
 
   struct Rows {
     float v[kRowSlots];
@@ -208,51 +210,53 @@ class DecodeTiles {
     sync_shared();
     const auto& from = shared_.exchange[buffer_];
     Rows m = state.m;
-    bool any_risen = false;
 #pragma unroll
     for (int slot = 0; slot < kRowSlots; ++slot) {
 #pragma unroll
       for (int wave = 0; wave < Share::kColWaves; ++wave) {
         m[slot] = maximum(m[slot], from.reference[wave][row_of(slot)]);
       }
-      any_risen |= m[slot] != state.m[slot];
     }
-    if (!any_lane(any_risen)) {
-#pragma unroll
-      for (int slot = 0; slot < kRowSlots; ++slot) {
-#pragma unroll
-        for (int wave = 0; wave < Share::kColWaves; ++wave) state.l[slot] += from.sum[wave][row_of(slot)];
-      }
-      multiply(values, state.o, [&](Floats8& o, Words8 value, Words8 p, int, int) { o = wmma<kMath>(value, p, o); });
-      return;
-    }
-    // Rows whose reference has risen weight the products of each wave's keys; the others do as above, bit for bit.
-    Rows weight[Share::kColWaves];
-    bool risen[kRowSlots];
+    raise_references<DecodeTiles>(state, m);
+    ProbabilityScale<kMath> scale[Share::kColWaves][kRowSlots];
 #pragma unroll
     for (int slot = 0; slot < kRowSlots; ++slot) {
-      const float reference = finite(m[slot]);
-      const float factor = exp2_approx(state.m[slot] - reference);
-      risen[slot] = m[slot] != state.m[slot];
-      state.m[slot] = m[slot];
-      state.l[slot] *= factor;
 #pragma unroll
       for (int wave = 0; wave < Share::kColWaves; ++wave) {
-        weight[wave][slot] = exp2_approx(from.reference[wave][row_of(slot)] - reference);
-        state.l[slot] = fma_rn(from.sum[wave][row_of(slot)], weight[wave][slot], state.l[slot]);
+        const int exponent = rescale_exponent(from.reference[wave][row_of(slot)], m[slot]);
+        state.l[slot] += from.sum[wave][row_of(slot)] * power_of_two(exponent);
+        scale[wave][slot] = ProbabilityScale<kMath>(exponent);
+      }
+    }
+    const unsigned swap = half() == 0 ? 0u : 0x04040404u;
+#pragma unroll
+    for (int step = 0; step < kLeafKeys / 16; ++step) {
+      Words8 probabilities[kRowSlots];
+#pragma unroll
+      for (int slot = 0; slot < kRowSlots; ++slot) {
+        const Words8 words = load_operand(&from.probabilities[row_of(slot)][16 * step]);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) probabilities[slot][i] = scale[step / kKeyTiles][slot](words[i]);
       }
 #pragma unroll
-      for (auto& tile : state.o.c) tile[slot] *= factor;
+      for (int group = 0; group < Share::kGroups; ++group) {
+        const int unit = step * Share::kGroups + group;
+        const auto& own = values.value(unit);
+        typename Pipeline::Value::Other other;
+#pragma unroll
+        for (int j = 0; j < Share::kLaneCols; ++j) {
+          if (j % Pipeline::Value::kWordCols == 0) other = own.exchange(j / Pipeline::Value::kWordCols);
+          const Words8 value = own.operand(other, swap, j);
+#pragma unroll
+          for (int slot = 0; slot < kRowSlots; ++slot) {
+            Floats8& c = state.o.c[group * Share::kLaneCols + j][slot];
+            c = wmma<kMath>(value, probabilities[slot], c);
+            keep_order(c);
+          }
+        }
+        if (unit + Pipeline::kValueDepth < Pipeline::kValueUnits) values.load_value(unit + Pipeline::kValueDepth);
+      }
     }
-    multiply(values, state.o, [&](Floats8& o, Words8 value, Words8 p, int slot, int step) {
-      Floats8 c;
-#pragma unroll
-      for (int r = 0; r < 8; ++r) c[r] = risen[slot] ? 0.0f : o[r];
-      c = wmma<kMath>(value, p, c);
-      const float w = weight[step / kKeyTiles][slot];
-#pragma unroll
-      for (int r = 0; r < 8; ++r) o[r] = risen[slot] ? fma_rn(c[r], w, o[r]) : c[r];
-    });
   }
 
   FLASHPORT_DEVICE void clear(Out& out) const {
@@ -261,6 +265,10 @@ class DecodeTiles {
 #pragma unroll
       for (Floats8& c : tile) c = zero_tile();
     }
+  }
+  FLASHPORT_DEVICE static void scale(Out& out, int slot, float factor) {
+#pragma unroll
+    for (auto& tile : out.c) tile[slot] *= factor;
   }
 
   // f(to, from, slot)
@@ -341,38 +349,6 @@ class DecodeTiles {
           const int row = tile / Share::kLaneCols * 16 + wmma_row(r, 0);
           f(slot, first + row * Share::kLaneCols + tile % Share::kLaneCols, tile, r);
         }
-      }
-    }
-  }
-
-  // join(accumulator, columns of V^T, P^T, slot, step) for each 16 keys and output tile
-  template <class Join>
-  FLASHPORT_DEVICE void multiply(Pipeline& values, Out& out, Join&& join) const {
-    const unsigned swap = half() == 0 ? 0u : 0x04040404u;
-#pragma unroll
-    for (int step = 0; step < kLeafKeys / 16; ++step) {
-      Words8 probabilities[kRowSlots];
-#pragma unroll
-      for (int slot = 0; slot < kRowSlots; ++slot) {
-        probabilities[slot] = load_operand(&shared_.exchange[buffer_].probabilities[row_of(slot)][16 * step]);
-      }
-#pragma unroll
-      for (int group = 0; group < Share::kGroups; ++group) {
-        const int unit = step * Share::kGroups + group;
-        const auto& own = values.value(unit);
-        typename Pipeline::Value::Other other;
-#pragma unroll
-        for (int j = 0; j < Share::kLaneCols; ++j) {
-          if (j % Pipeline::Value::kWordCols == 0) other = own.exchange(j / Pipeline::Value::kWordCols);
-          const Words8 value = own.operand(other, swap, j);
-#pragma unroll
-          for (int slot = 0; slot < kRowSlots; ++slot) {
-            Floats8& c = out.c[group * Share::kLaneCols + j][slot];
-            join(c, value, probabilities[slot], slot, step);
-            keep_order(c);
-          }
-        }
-        if (unit + Pipeline::kValueDepth < Pipeline::kValueUnits) values.load_value(unit + Pipeline::kValueDepth);
       }
     }
   }
