@@ -141,6 +141,7 @@ FLASHPORT_DEVICE T load_global(const T* address) {
 }
 // Reads what other blocks of this launch have written.
 FLASHPORT_DEVICE float load_published(const float* address) { return *address; }
+FLASHPORT_DEVICE void load_published_pair(float& x, float& y, const float* from) { x = from[0], y = from[1]; }
 
 FLASHPORT_DEVICE int recompute(int x) { return x; }
 template <class Params>
@@ -179,7 +180,8 @@ class Block {
     return x;
   }
 
-  FLASHPORT_DEVICE std::int64_t wave_exclusive_scan(std::int64_t x, std::int64_t& total) const {
+  template <class T>
+  FLASHPORT_DEVICE T wave_exclusive_scan(T x, T& total) const {
     total = x;
     return 0;
   }

@@ -56,7 +56,7 @@ class KvPipeline {
   }
   void refill_behind_scores(const DecodeParams&, const LeafCursor&) {}
   void refill_behind_values(const DecodeParams&, const LeafCursor&) {}
-  void await_values() const {}
+  void await_values(const DecodeParams&, const LeafCursor&) const {}
 
   const Leaf& values() {
     const Leaf& leaf = leaves_[oldest_];
@@ -220,7 +220,9 @@ class DecodeTiles {
     }
   }
 
-  void store_rows(const Rows& rows, float* to) const { std::memcpy(to, rows.v, sizeof(float) * live_rows_); }
+  void store_rows(const Rows& m, const Rows& l, float* to) const {
+    for (int row = 0; row < live_rows_; ++row) to[2 * row] = m[row], to[2 * row + 1] = l[row];
+  }
   void store_tile(const Out& out, float* to) const {
     std::memcpy(to, out.x, sizeof out.x[0] * static_cast<std::size_t>(live_rows_));
   }

@@ -55,6 +55,10 @@ FLASHPORT_DEVICE T load_global(const T* address) {
 }
 // Reads what other blocks of this launch have written: L1 is not coherent, L2 is.
 FLASHPORT_DEVICE float load_published(const float* address) { return __ldcg(address); }
+FLASHPORT_DEVICE void load_published_pair(float& x, float& y, const float* from) {
+  const float2 two = __ldcg(reinterpret_cast<const float2*>(from));
+  x = two.x, y = two.y;
+}
 FLASHPORT_DEVICE void load_published_vector(float (&x)[kVectorFloats], const float* from) {
   const float4 four = __ldcg(reinterpret_cast<const float4*>(from));
   x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
@@ -144,6 +148,21 @@ FLASHPORT_DEVICE unsigned touch_params(const Params& params) {
   return sum;
 }
 
+// Adds each lane's arrival and says whose completed their goals (Block::arrive).
+FLASHPORT_DEVICE unsigned add_arrivals(const Arrival& mine) {
+  bool last = false;
+  if (mine.add > 0) {
+    unsigned before;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(mine.counter), "r"(mine.add)
+                 : "memory");
+    last = before + mine.add == static_cast<unsigned>(mine.goal);
+    if (last) *mine.counter = 0;
+  }
+  return __ballot_sync(~0u, last);
+}
+
 // A block, or some waves of it that have one task: `threads` threads from `first` on, with a barrier of their own.
 class Block {
  public:
@@ -182,10 +201,11 @@ class Block {
   }
 
   // The sum of the lanes before this one, and of all.
-  FLASHPORT_DEVICE std::int64_t wave_exclusive_scan(std::int64_t x, std::int64_t& total) const {
-    typename cub::WarpScan<std::int64_t>::TempStorage none;
-    std::int64_t before;
-    cub::WarpScan<std::int64_t>(none).ExclusiveSum(x, before, total);
+  template <class T>
+  FLASHPORT_DEVICE T wave_exclusive_scan(T x, T& total) const {
+    typename cub::WarpScan<T>::TempStorage none;
+    T before;
+    cub::WarpScan<T>(none).ExclusiveSum(x, before, total);
     return before;
   }
   // The number of the one lane that has found something; the value of a lane.
@@ -202,17 +222,7 @@ class Block {
     if (lane() >= count) mine.add = 0;
     sync();
     if (wave() == 0) {
-      bool last = false;
-      if (mine.add > 0) {
-        unsigned before;
-        asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
-                     : "=r"(before)
-                     : "l"(mine.counter), "r"(mine.add)
-                     : "memory");
-        last = before + mine.add == static_cast<unsigned>(mine.goal);
-        if (last) *mine.counter = 0;
-      }
-      const unsigned reached = __ballot_sync(~0u, last);
+      const unsigned reached = add_arrivals(mine);
       if (lane() == 0) *flag_ = reached;
     }
     sync();
@@ -224,6 +234,22 @@ class Block {
   unsigned* flag_;  // in shared memory
   int first_, threads_, barrier_;
   int wave_;
+};
+
+// A wave that has a task by itself, with what a Block has for threads that share a task.
+class Wave {
+ public:
+  FLASHPORT_DEVICE static int thread() { return static_cast<int>(threadIdx.x % kWaveSize); }
+  FLASHPORT_DEVICE static constexpr int threads() { return kWaveSize; }
+  FLASHPORT_DEVICE static void sync() { __syncwarp(); }
+  // As Block::arrive().
+  template <class Arrivals>
+  FLASHPORT_DEVICE static unsigned arrive(int count, const Arrivals& arrival) {
+    Arrival mine = arrival(minimum(thread(), count - 1));
+    if (thread() >= count) mine.add = 0;
+    __syncwarp();
+    return add_arrivals(mine);
+  }
 };
 
 }  // namespace flashport::FLASHPORT_TARGET

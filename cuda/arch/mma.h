@@ -58,6 +58,12 @@ FLASHPORT_DEVICE void mbarrier_arrive(std::uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 FLASHPORT_DEVICE void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// Copies since the last commit are one group. Waits until at most kLater groups of this thread are in flight.
+FLASHPORT_DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kLater>
+FLASHPORT_DEVICE void await_copy_groups() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLater) : "memory");
+}
 FLASHPORT_DEVICE void mbarrier_wait(std::uint64_t* barrier, unsigned phase) {
   asm volatile(
       "{\n"

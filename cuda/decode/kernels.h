@@ -7,9 +7,19 @@
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
+template <DecodeConfig kCfg>
+  requires kCopiesItself<kCfg>
+FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>* shared) {
+  if (threadIdx.x == 0) shared->arrive_flag = touch_params(p);
+  begin_kernel();
+  const Block block(&shared->arrive_flag);
+  decode<kCfg>(p, block_range(p, block), block, *shared);
+}
+
 // A team is a block as the schedule counts them. Its waves part: the first compute, the others bring them keys and
 // values.
 template <DecodeConfig kCfg>
+  requires(!kCopiesItself<kCfg>)
 FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>* shared) {
   constexpr int kTeams = kCfg.tuning.teams;
   constexpr int kThreads = compute_threads(kCfg) + producer_threads(kCfg);
@@ -66,5 +76,6 @@ constexpr int shared_bytes() {
   }                                                                                                   \
   FLASHPORT_DEFINE_ENTRY(symbol, name, KernelTag::kDecode, block_threads(symbol##_config),            \
                          shared_bytes<symbol##_config>(), .shape = {.decode = symbol##_config.shape}, \
-                         .teams = symbol##_config.tuning.teams)                                       \
+                         .teams = symbol##_config.tuning.teams,                                       \
+                         .decode_split = decode_split(symbol##_config))                               \
   }

@@ -69,11 +69,11 @@ inline constexpr int kFirstTeamBarrier = 1;  // barrier 0 is __syncthreads()
 
 // What a compute wave sees of the ring.
 template <DecodeConfig kCfg>
-class KvPipeline {
+class ProducedKv {
  public:
   template <class Shared>
-  FLASHPORT_DEVICE KvPipeline(const DecodeParams&, const Block& block, Shared& shared, LeafCursor&)
-      : ring_(shared.ring), first_ring_((&shared - block.team())->ring) {}
+  FLASHPORT_DEVICE ProducedKv(const DecodeParams&, const Block& block, Shared& shared, LeafCursor&)
+      : block_(block), ring_(shared.ring), first_ring_((&shared - block.team())->ring) {}
 
   // Waits for the oldest leaf's keys.
   FLASHPORT_DEVICE const char* keys() const {
@@ -82,7 +82,11 @@ class KvPipeline {
   }
   FLASHPORT_DEVICE void refill_behind_keys(const DecodeParams&, LeafCursor&) const {}
   FLASHPORT_DEVICE void refill_behind_scores(const DecodeParams&, LeafCursor&) { release(); }
-  FLASHPORT_DEVICE void await_values() const { mbarrier_wait(&ring_.ready[place_.stage], place_.phase); }
+  // The barrier of a turn: what the waves have left for each other in shared memory is there, too.
+  FLASHPORT_DEVICE void await_values(const DecodeParams&, LeafCursor&) const {
+    mbarrier_wait(&ring_.ready[place_.stage], place_.phase);
+    block_.sync();
+  }
   FLASHPORT_DEVICE const char* values() const { return first_ring_.tiles[place_.stage]; }
   FLASHPORT_DEVICE void refill_behind_values(const DecodeParams&, LeafCursor&) { release(); }
 
@@ -92,6 +96,7 @@ class KvPipeline {
     place_.next();
   }
 
+  const Block& block_;
   KvRing<kCfg>& ring_;
   const KvRing<kCfg>& first_ring_;
   PipelineState<KvRing<kCfg>::kTiles> place_;

@@ -2,17 +2,10 @@
 #pragma once
 
 #include "cuda/decode/kv_pipeline.h"
+#include "cuda/decode/row_copies.h"
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
-// The units that so many bytes are copied in.
-constexpr int widest_unit(int bytes) { return bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : 4; }
-
-// Whether the cache's rows are what a tile has, and can be copied in the widest units.
-template <class Layout>
-FLASHPORT_DEVICE bool is_as_stored(const CacheParams& cache) {
-  return cache.copy_unit >= widest_unit(Layout::kHeadBytes) && cache.row_bytes == Layout::kHeadBytes;
-}
 // Whether as many heads as there are teams can be copied as one row.
 template <class Layout>
 FLASHPORT_DEVICE bool has_heads_side_by_side(const CacheParams& cache) {
@@ -45,8 +38,6 @@ class KvProducer {
   static constexpr int kRowsPerLane = kRowsPerWave / kRowsAtOnce;
   static constexpr int kLookAhead = KvRing<kCfg>::kLookAhead;
   using Tiles = KvTiles<kCfg>;
-  template <class Layout>
-  static constexpr int kUnit = widest_unit(kHeads * Layout::kHeadBytes);
 
  public:
   FLASHPORT_DEVICE KvProducer(const DecodeParams& p, const Block& block, Shared* teams)
@@ -71,16 +62,10 @@ class KvProducer {
       for (int i = 0; i < kRowsPerLane; ++i) places[i] = place_of_row(p, ahead, slot, i, whole);
       if constexpr (kRowsAtOnce < kWaveSize) __syncwarp();  // two lanes have read each page number
       look_up(p, scout, slot);                              // before the copies, behind which it would wait
-      if (whole) {
-        aim(p, places, first_head(s));
-        copy_whole<typename Tiles::Keys>(ring_.key_rows, s.kv_head);
-        await_free();
-        copy_whole<typename Tiles::Values>(ring_.value_rows, s.kv_head);
-      } else {
-        copy_part<typename Tiles::Keys>(p.cache.k, places, first_head(s));
-        await_free();
-        copy_part<typename Tiles::Values>(p.cache.v, places, first_head(s));
-      }
+      aim(p, places, first_head(s));
+      copy<typename Tiles::Keys>(p.cache.k, ring_.key_rows, s.kv_head, whole);
+      await_free();
+      copy<typename Tiles::Values>(p.cache.v, ring_.value_rows, s.kv_head, whole);
       ahead.next(p);
     }
     await_copies();
@@ -137,41 +122,36 @@ class KvProducer {
     return first >= ahead.segment.key_low && first + kRowsPerWave <= ahead.segment.key_high;
   }
 
-  // Leaves the addresses of the wave's rows in shared memory: shuffles would give halves of addresses, and the moves
-  // that join them wait for the copies before to have left.
+  // Leaves behind where the wave's rows lie.
   FLASHPORT_DEVICE void aim(const DecodeParams& p, const kv::TokenCoord (&places)[kRowsPerLane], int head) {
+    const auto address = [&](const CacheParams& cache, kv::TokenCoord place) -> const char* {
+      const std::int64_t offset = kv::row_offset(cache, place, head);
+      return offset < 0 ? nullptr : static_cast<const char*>(cache.data) + offset;
+    };
     __syncwarp();  // the rows of the leaf before have been read
 #pragma unroll
     for (int i = 0; i < kRowsPerLane; ++i) {
       if (block_.lane() >= kRowsAtOnce) continue;
-      ring_.key_rows[row_of_leaf(i)] =
-          static_cast<const char*>(p.cache.k.data) + kv::row_offset(p.cache.k, places[i], head);
-      ring_.value_rows[row_of_leaf(i)] =
-          static_cast<const char*>(p.cache.v.data) + kv::row_offset(p.cache.v, places[i], head);
+      ring_.key_rows[row_of_leaf(i)] = address(p.cache.k, places[i]);
+      ring_.value_rows[row_of_leaf(i)] = address(p.cache.v, places[i]);
     }
     __syncwarp();
   }
 
-  // Copy the wave's rows of a tile to the next place of the ring, which is free: all of them, or those that are there.
+  // Copies the wave's rows to the next place of the ring, which is free.
   template <class Layout>
-  FLASHPORT_DEVICE void copy_whole(const char* const (&rows)[kLeafKeys], int head) {
-#pragma unroll
-    for (int i = 0; i < kRowsPerLane; ++i) copy_whole_rows<Layout>(rows, first_row() + i * kWaveSize, head);
-    hand_over();
-  }
-  template <class Layout>
-  FLASHPORT_DEVICE void copy_part(const CacheParams& cache, const kv::TokenCoord (&places)[kRowsPerLane], int head) {
+  FLASHPORT_DEVICE void copy(const CacheParams& cache, const char* const* rows, int head, bool whole) {
+    using Copies = RowCopies<Layout, kRowsAtOnce, kHeads>;
+    // Where in the tile's rows what the wave brings begins.
+    const int first_byte = kHeads == 1 ? Layout::head_offset(block_.team(), head, false) : 0;
+    char* tile = teams_[0].ring.tiles[place_.stage];
 #pragma unroll
     for (int i = 0; i < kRowsPerLane; ++i) {
-      const int wave_row = first_row() + i * kWaveSize;
-      const std::int64_t offset = kv::row_offset(cache, places[i], head);
-      if (kHeads > 1 || cache.copy_unit >= kUnit<Layout>) {
-        copy_rows<Layout, kUnit<Layout>>(wave_row, cache, offset, head);
-      } else if (cache.copy_unit >= 4) {
-        copy_rows<Layout, 4>(wave_row, cache, offset, head);
+      const int row = first_row() + i * kWaveSize;
+      if (whole) {
+        Copies::copy_whole(block_.lane(), tile, row, first_byte, rows);
       } else {
-        copy_rows<Layout, 2>(wave_row, cache, offset, head);
-        __threadfence_block();
+        Copies::copy_part(block_.lane(), tile, row, first_byte, cache, rows);
       }
     }
     hand_over();
@@ -180,87 +160,6 @@ class KvProducer {
     for (int team = 0; team < kTeams; ++team) mbarrier_arrive_on_copies(&ring_of(team).ready[place_.stage]);
     place_.next();
   }
-  FLASHPORT_DEVICE char* tile() const { return teams_[0].ring.tiles[place_.stage]; }
-  // Where in the tile's rows what the wave brings begins.
-  template <class Layout>
-  FLASHPORT_DEVICE int first_byte(int head) const {
-    return kHeads == 1 ? Layout::head_offset(block_.team(), head, false) : 0;
-  }
-
-  // Lanes take units of a row side by side.
-  template <class Layout>
-  FLASHPORT_DEVICE void copy_whole_rows(const char* const (&rows)[kLeafKeys], int wave_row, int head) const {
-    constexpr int kRows = kRowsAtOnce;
-    constexpr int kBytes = kUnit<Layout>;
-    constexpr int kUnits = kHeads * Layout::kHeadBytes / kBytes;
-    constexpr int kLanes = lanes_of_row(kUnits);
-    constexpr int kAtOnce = kWaveSize / kLanes;
-    // A lane keeps its column of the tile; rows are a power of two at once, so a row's swizzle is xored in.
-    const int byte = block_.lane() % kLanes * kBytes;
-    const int first = block_.lane() / kLanes;
-    char* to = tile() + Layout::row_offset(wave_row + first);
-    const int column = (first_byte<Layout>(head) + byte) ^ Layout::swizzle(wave_row + first);
-    // Addresses first: eight copies then leave one after the other.
-    constexpr int kBatch = kRows / kAtOnce < 8 ? kRows / kAtOnce : 8;
-#pragma unroll
-    for (int batch = 0; batch < kRows; batch += kBatch * kAtOnce) {
-      const char* from[kBatch];
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) from[i] = rows[wave_row + batch + i * kAtOnce + first] + byte;
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const int row = batch + i * kAtOnce;
-#pragma unroll
-        for (int part = 0; part < kUnits / kLanes; ++part) {
-          copy_async<kBytes>(to + Layout::row_offset(row) + ((column ^ Layout::swizzle(row)) + part * kLanes * kBytes),
-                             from[i] + part * kLanes * kBytes, kReadOncePolicy);
-        }
-      }
-    }
-    // Blocks of 34 bytes leave up to three units over, of all rows at once.
-    constexpr int kOverAtOnce = kWaveSize / kRows;
-#pragma unroll
-    for (int over = kUnits / kLanes * kLanes; over < kUnits; over += kOverAtOnce) {
-      const int row = wave_row + block_.lane() / kOverAtOnce;
-      const int unit = over + block_.lane() % kOverAtOnce;
-      if (kUnits - over >= kOverAtOnce || unit < kUnits) {
-        copy_async<kBytes>(tile() + Layout::offset(row, first_byte<Layout>(head) + unit * kBytes),
-                           rows[row] + unit * kBytes, kReadOncePolicy);
-      }
-    }
-  }
-  static constexpr int lanes_of_row(int units) {
-    if (kHeads > 1) return kWaveSize;
-    if (units % 4 != 0) return 16;
-    const int even = units & -units;
-    return even < kWaveSize ? even : kWaveSize;
-  }
-
-  // The same unit by unit, with zeros for rows and dims that are not there.
-  template <class Layout, int kBytes>
-  FLASHPORT_DEVICE void copy_rows(int wave_row, const CacheParams& cache, std::int64_t offset, int head) const {
-    constexpr int kUnits = kHeads * Layout::kHeadBytes / kBytes;
-    constexpr int kRows = kRowsAtOnce;
-    constexpr int kCopies = kRows * kUnits;
-    const char* base = static_cast<const char*>(cache.data);
-#pragma unroll 1
-    for (int step = 0; step < (kCopies + kWaveSize - 1) / kWaveSize; ++step) {
-      const int copy = step * kWaveSize + block_.lane();
-      const int row = copy / kUnits;
-      const int byte = (copy - row * kUnits) * kBytes;
-      const std::int64_t from = __shfl_sync(~0u, offset, row % kRows);
-      if (copy >= kCopies) break;
-      const bool valid = from >= 0 && byte < kHeads * cache.row_bytes;
-      char* to = tile() + Layout::offset(wave_row + row, first_byte<Layout>(head) + byte);
-      const char* source = valid ? base + from + byte : base;
-      if constexpr (kBytes >= 4) {
-        copy_async<kBytes>(to, source, valid);
-      } else {
-        *reinterpret_cast<std::uint16_t*>(to) = valid ? __ldg(reinterpret_cast<const std::uint16_t*>(source)) : 0;
-      }
-    }
-  }
-
   const Block& block_;
   Shared* teams_;
   KvRing<kCfg>& ring_;

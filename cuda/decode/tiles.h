@@ -7,6 +7,7 @@
 #pragma once
 
 #include "common/device/decode/mask.h"
+#include "cuda/decode/kv_copies.h"
 #include "cuda/decode/kv_operand.h"
 #include "cuda/decode/kv_pipeline.h"
 #include FLASHPORT_DECODE_TUNING_HEADER
@@ -19,23 +20,37 @@ constexpr int block_threads(const DecodeConfig& cfg) {
   return cfg.tuning.teams * (compute_threads(cfg) + producer_threads(cfg));
 }
 
+constexpr int turn_keys(const DecodeConfig& cfg) { return cfg.tuning.leaves * kLeafKeys; }
 // Waves side by side over keys and DV. A wave takes 16 keys at least.
 constexpr int column_waves(const DecodeConfig& cfg) {
-  const int most = kLeafKeys / 16;
+  const int most = turn_keys(cfg) / 16;
   return cfg.tuning.waves < most ? cfg.tuning.waves : most;
 }
-constexpr int wave_rows(const DecodeConfig& cfg) { return cfg.shape.rows / (cfg.tuning.waves / column_waves(cfg)); }
+constexpr int row_waves(const DecodeConfig& cfg) { return cfg.tuning.waves / column_waves(cfg); }
+constexpr int wave_rows(const DecodeConfig& cfg) { return cfg.shape.rows / row_waves(cfg); }
+
+// Each wave publishes its columns of its rows.
+constexpr DecodeSplit decode_split(const DecodeConfig& cfg) {
+  return {cfg.tuning.leaves, row_waves(cfg), column_waves(cfg)};
+}
+
+template <DecodeConfig kCfg>
+inline constexpr bool kCopiesItself = kCfg.tuning.producer_waves == 0;
+template <DecodeConfig kCfg>
+using Ring = std::conditional_t<kCopiesItself<kCfg>, KvStages<kCfg>, KvRing<kCfg>>;
+template <DecodeConfig kCfg>
+using KvPipeline = std::conditional_t<kCopiesItself<kCfg>, KvCopies<kCfg>, ProducedKv<kCfg>>;
 
 template <DecodeConfig kCfg>
 struct DecodeShared {
   static constexpr int kRowPitch = (kCfg.shape.rows / 8 | 1) * 8;
-  KvRing<kCfg> ring;
-  // What the waves that share query rows tell each other, of this leaf and the one before.
-  alignas(16) std::uint16_t probabilities[2][kLeafKeys][kRowPitch];
-  alignas(8) float row_max[2][column_waves(kCfg)][kCfg.shape.rows];
+  Ring<kCfg> ring;
+  // What the waves that share query rows tell each other, of this turn and the one before.
+  alignas(16) std::uint16_t probabilities[2][turn_keys(kCfg)][kRowPitch];
+  float4 row_stats[2][column_waves(kCfg)][kCfg.shape.rows / 2];  // m and l of two neighbouring rows: m, m, l, l
   unsigned arrive_flag;
   bool heads_together;  // as they lie in the rings of all teams
-  PartialList partials;
+  PartialList partials[kCfg.tuning.waves];
 };
 
 template <DecodeConfig kCfg>
@@ -48,7 +63,7 @@ class DecodeTiles {
   static constexpr int kRowWaves = kCfg.tuning.waves / kColWaves;
   static constexpr int kWaveRows = wave_rows(kCfg);
   static constexpr int kRowTiles = kWaveRows / 8;               // of 8 query rows
-  static constexpr int kKeyTiles = kLeafKeys / kColWaves / 16;  // of 16 keys
+  static constexpr int kKeyTiles = turn_keys(kCfg) / kColWaves / 16;  // of 16 keys
   static constexpr int kColTiles = kShape.head_dim_v / kColWaves / 16;
   static constexpr int kStepPairs = kShape.head_dim_qk / 32;  // of 2 x 16 dims
   static constexpr int kTilesAtOnce = value_tiles(kShape.v_format);
@@ -63,6 +78,8 @@ class DecodeTiles {
   static constexpr int kRows = kShape.rows;
   static constexpr int kRowSlots = 2 * kRowTiles;
   static constexpr int kColumns = kShape.head_dim_v;
+  static constexpr int kSliceColumns = kColumns / kColWaves;
+  static constexpr int kTurnLeaves = kCfg.tuning.leaves;
   // More registers than these would spill.
   static constexpr int kKeptStates = kColTiles * kRowTiles <= 2 ? 2 : kColTiles * kRowTiles <= 4 ? 1 : 0;
   struct Rows {
@@ -96,8 +113,15 @@ class DecodeTiles {
   FLASHPORT_DEVICE int row_of(int slot) const { return recompute(row_base_ + 2 * c_) + slot / 2 * 8 + slot % 2; }
   // Whether this lane is the one to write per-row values of a slot.
   FLASHPORT_DEVICE bool owns_row(int) const { return col_wave_ == 0 && g_ == 0; }
+  FLASHPORT_DEVICE int slice() const { return block_.wave(); }
+  FLASHPORT_DEVICE static Wave slice_threads() { return {}; }
+  FLASHPORT_DEVICE int slice_rows() const {
+    return kRowWaves == 1 ? live_rows() : maximum(minimum(live_rows() - row_base_, kWaveRows), 0);
+  }
+  FLASHPORT_DEVICE int first_row() const { return recompute(row_base_); }
+  FLASHPORT_DEVICE int first_column() const { return recompute(col_wave_) * kSliceColumns; }
 
-  // The producers have brought the query with the tile's first keys; the one before is given back.
+  // The query comes with the tile's first keys; the one before is given back.
   FLASHPORT_DEVICE void stage_query(const DecodeParams&, const Segment& s) {
     if constexpr (kCfg.tuning.teams > 1) {
       // From here on, or what all heads have in common stays in registers for the next one.
@@ -110,7 +134,7 @@ class DecodeTiles {
       values_ = {lane, col_wave * kColGroups, head_place<typename Tile::Values>(team, s.kv_head, together)};
     }
     if (has_query_) {
-      mbarrier_arrive(&shared_.ring.query_free[query_.stage]);
+      if constexpr (!kCopiesItself<kCfg>) mbarrier_arrive(&shared_.ring.query_free[query_.stage]);
       query_.next();
     }
     has_query_ = true;
@@ -180,66 +204,67 @@ class DecodeTiles {
 
   // P = exp2(S - m), where m is the largest score of a row among the keys of this wave alone: so it goes to shared memory
   // with no barrier before it.
-  FLASHPORT_DEVICE Operand exponentiate(Scores& scores) {
+  template <class State>
+  FLASHPORT_DEVICE Operand exponentiate(const State&, Scores& scores) {
     buffer_ ^= 1;
-    Rows m;
-    const auto join = [](float a, float b) { return maximum(a, b); };
-    reduce_keys(scores, m, join);
-    reduce_lanes(m, join);
-    if (g_ == 0) {
-#pragma unroll
-      for (int tile = 0; tile < kRowTiles; ++tile) {
-        row_max(recompute(col_wave_), tile) = {m[2 * tile], m[2 * tile + 1]};
-      }
-    }
-    for (int slot = 0; slot < kRowSlots; ++slot) m[slot] = finite(m[slot]);
-    for_each(scores, [&](float& x, int slot, int) { x = exp2_approx(x - m[slot]); });
+    Rows m, l, reference;
+    reduce_rows(scores, m, [](float a, float b) { return maximum(a, b); });
+    for (int slot = 0; slot < kRowSlots; ++slot) reference[slot] = finite(m[slot]);
+    for_each(scores, [&](float& x, int slot, int) { x = exp2_approx(x - reference[slot]); });
     for_each_key_pair(scores, [&](int key_tile, int tile, int half, float even, float odd) {
       const int key = (col_wave_ * kKeyTiles + key_tile) * 16 + g_ + 8 * half;
       *reinterpret_cast<unsigned*>(&shared_.probabilities[buffer_][key][row_base_ + 8 * tile + 2 * c_]) =
           pack<kMath>(kProbabilityUnit * even, kProbabilityUnit * odd);
     });
+    reduce_rows(scores, l, [](float a, float b) { return a + b; });
+    if (g_ == 0) {
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        row_stats(recompute(col_wave_), tile) = {m[2 * tile], m[2 * tile + 1], l[2 * tile], l[2 * tile + 1]};
+      }
+    }
     return {};
   }
 
-  // (m, l, O^T) joined with V^T P^T: of the keys of one wave after the other, each with its own m.
+  // (m, l, O^T) combined with V^T P^T: of the keys of one wave after the other, each with its own m.
   template <class State>
   FLASHPORT_DEVICE void accumulate(State& state, const Operand&, const char* values) const {
-    block_.sync();
     Rows weights[kColWaves];
     {
+      float4 stats[kColWaves][kRowTiles];
       Rows m = state.m;
 #pragma unroll
       for (int wave = 0; wave < kColWaves; ++wave) {
 #pragma unroll
         for (int tile = 0; tile < kRowTiles; ++tile) {
-          const float2 two = row_max(wave, tile);
-          weights[wave][2 * tile] = two.x;
-          weights[wave][2 * tile + 1] = two.y;
-          m[2 * tile] = maximum(m[2 * tile], two.x);
-          m[2 * tile + 1] = maximum(m[2 * tile + 1], two.y);
+          const float4 x = stats[wave][tile] = row_stats(wave, tile);
+          m[2 * tile] = maximum(m[2 * tile], x.x);
+          m[2 * tile + 1] = maximum(m[2 * tile + 1], x.y);
         }
       }
       Rows before;
+#pragma unroll
       for (int slot = 0; slot < kRowSlots; ++slot) {
         const float reference = finite(m[slot]);
         before[slot] = exp2_approx(state.m[slot] - reference);
         state.m[slot] = m[slot];
         state.l[slot] = mul_rn(state.l[slot], before[slot]);
 #pragma unroll
-        for (int wave = 0; wave < kColWaves; ++wave) weights[wave][slot] = exp2_approx(weights[wave][slot] - reference);
+        for (int wave = 0; wave < kColWaves; ++wave) {
+          const float4& x = stats[wave][slot / 2];
+          weights[wave][slot] = exp2_approx((slot % 2 == 0 ? x.x : x.y) - reference);
+          state.l[slot] = fma_rn(slot % 2 == 0 ? x.z : x.w, weights[wave][slot], state.l[slot]);
+        }
       }
       for_each_register(state.o.c,
                         [&](float& x, int, int tile, int i) { x = mul_rn(x, before[2 * tile + i % 2]); });
     }
     [[maybe_unused]] const Minus128 minus_128;
-    const Ones ones;
     const int lane = block_.lane();
     Out sum;
-    float l[kRowTiles][4];
     [[maybe_unused]] float bias[kColGroups][kRowTiles][4];
 #pragma unroll
-    for (int pair = 0; pair < kLeafKeys / 32; ++pair) {
+    for (int pair = 0; pair < turn_keys(kCfg) / 32; ++pair) {
       unsigned b[kRowTiles][4];
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
@@ -251,12 +276,8 @@ class DecodeTiles {
         if (step % kKeyTiles == 0) {
           for_each_register(sum.c, [](float& x, int, int, int) { x = 0.0f; });
           if constexpr (kScaled) for_each_register(bias, [](float& x, int, int, int) { x = 0.0f; });
-#pragma unroll
-          for (int tile = 0; tile < kRowTiles; ++tile) l[tile][0] = l[tile][1] = l[tile][2] = l[tile][3] = 0.0f;
         }
         unsigned unit[2];
-#pragma unroll
-        for (int tile = 0; tile < kRowTiles; ++tile) ones.mma(l[tile], b[tile][2 * half], b[tile][2 * half + 1]);
 #pragma unroll
         for (int group = 0; group < kColGroups; ++group) {
           unsigned a[kTilesAtOnce][4];
@@ -277,9 +298,6 @@ class DecodeTiles {
         }
         if (step % kKeyTiles < kKeyTiles - 1) continue;
         const Rows& weight = weights[step / kKeyTiles];
-        for (int slot = 0; slot < kRowSlots; ++slot) {
-          state.l[slot] = fma_rn(l[slot / 2][slot % 2] * (1.0f / kProbabilityUnit), weight[slot], state.l[slot]);
-        }
         for_each_register(state.o.c, [&](float& x, int col_tile, int tile, int i) {
           float product = sum.c[col_tile][tile][i];
           if constexpr (kScaled) {
@@ -315,15 +333,22 @@ class DecodeTiles {
     });
   }
 
-  // Live rows to memory: per-row values [live_rows], tile [live_rows, DV].
-  FLASHPORT_DEVICE void store_rows(const Rows& rows, float* to) const {
+  // Live rows of the slice to memory: (m, l) [slice rows], tile [slice rows, slice columns].
+  FLASHPORT_DEVICE void store_rows(const Rows& m, const Rows& l, float* to) const {
+    const int first = 2 * recompute(c_);  // of the slice
+    if (g_ != 0) return;
+#pragma unroll
     for (int slot = 0; slot < kRowSlots; ++slot) {
-      if (owns_row(slot) && row_of(slot) < live_rows_) to[row_of(slot)] = rows[slot];
+      const int row = first + slot / 2 * 8 + slot % 2;
+      if (row < slice_rows()) *reinterpret_cast<float2*>(to + 2 * row) = {m[slot], l[slot]};
     }
   }
   FLASHPORT_DEVICE void store_tile(const Out& out, float* to) const {
+    const int first = 2 * recompute(c_);
+    const int first_column = -kSliceColumns * recompute(col_wave_);
     for_each_out(out, [&](float x, int slot, int col) {
-      if (row_of(slot) < live_rows_) to[static_cast<unsigned>(row_of(slot) * kColumns + col)] = x;
+      const int row = first + slot / 2 * 8 + slot % 2;
+      if (row < slice_rows()) to[row * kSliceColumns + (col + first_column)] = x;
     });
   }
 
@@ -357,9 +382,9 @@ class DecodeTiles {
     }
   }
 
-  // Joins what a lane holds of each row,
+  // Joins what the wave holds of each row.
   template <class Join>
-  FLASHPORT_DEVICE void reduce_keys(const Scores& scores, Rows& rows, const Join& join) const {
+  FLASHPORT_DEVICE void reduce_rows(const Scores& scores, Rows& rows, const Join& join) const {
 #pragma unroll
     for (int slot = 0; slot < kRowSlots; ++slot) {
 #pragma unroll
@@ -369,34 +394,20 @@ class DecodeTiles {
         rows[slot] = key_tile == 0 ? x : join(rows[slot], x);
       }
     }
-  }
-  // and what the lanes of a row hold.
-  template <class Join>
-  FLASHPORT_DEVICE void reduce_lanes(Rows& rows, const Join& join) const {
 #pragma unroll
-    for (int slot = 0; slot < kRowSlots; ++slot) {
+    for (int distance = 4; distance < kWaveSize; distance *= 2) {
 #pragma unroll
-      for (int distance = 4; distance < kWaveSize; distance *= 2) {
+      for (int slot = 0; slot < kRowSlots; ++slot) {
         rows[slot] = join(rows[slot], __shfl_xor_sync(~0u, rows[slot], distance));
       }
     }
   }
-  // Of the rows 2 c and 2 c + 1 of a tile, among the keys of a wave of this leaf.
-  FLASHPORT_DEVICE float2& row_max(int wave, int tile) const {
-    return *reinterpret_cast<float2*>(&shared_.row_max[buffer_][wave][row_base_ + 8 * tile + 2 * c_]);
+  // Of the rows 2 c and 2 c + 1 of a tile, among the keys of a wave of this turn.
+  FLASHPORT_DEVICE float4& row_stats(int wave, int tile) const {
+    return shared_.row_stats[buffer_][wave][(row_base_ + 8 * tile) / 2 + c_];
   }
   FLASHPORT_DEVICE static float finite(float m) { return m == -kInfinity ? 0.0f : m; }
 
-  // Products with ones: sums over keys.
-  struct Ones {
-    unsigned a[4];
-    FLASHPORT_DEVICE Ones() {
-      for (unsigned& x : a) asm volatile("mov.b32 %0, %1;" : "=r"(x) : "n"(kMath == MathType::kBf16 ? 0x3f803f80 : 0x3c003c00));
-    }
-    FLASHPORT_DEVICE void mma(float (&c)[4], unsigned b0, unsigned b1) const {
-      FLASHPORT_TARGET::mma<kMath>(c, a, b0, b1);
-    }
-  };
   // Products with what widened int8 have too much, all 16 of A's rows alike. An operand of a constant would be put
   // together for each product anew; this one is not known to be one, and made for each leaf, which takes fewer
   // registers.
@@ -423,7 +434,7 @@ class DecodeTiles {
   int live_rows_, row_base_, col_wave_, g_, c_;
   KeyOperand<kCfg> keys_;
   ValueOperand<kCfg, kColGroups> values_;
-  PipelineState<KvRing<kCfg>::kQueries> query_;
+  PipelineState<Ring<kCfg>::kQueries> query_;
   int buffer_ = 0;  // of what the waves tell each other
   bool has_query_ = false;
 };

@@ -60,15 +60,16 @@ FLASHPORT_DEVICE T load_global(const T* address) {
 FLASHPORT_DEVICE float load_published(const float* address) {
   return __hip_atomic_load(address, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
+FLASHPORT_DEVICE void load_published_pair(float& x, float& y, const float* from) {
+  const std::uint64_t bits =
+      __hip_atomic_load(reinterpret_cast<const std::uint64_t*>(from), __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+  const float2 two = __builtin_bit_cast(float2, bits);
+  x = two.x;
+  y = two.y;
+}
 FLASHPORT_DEVICE void load_published_vector(float (&x)[kVectorFloats], const float* from) {
 #pragma unroll
-  for (int i = 0; i < kVectorFloats; i += 2) {
-    const std::uint64_t bits =
-        __hip_atomic_load(reinterpret_cast<const std::uint64_t*>(from + i), __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
-    const float2 two = __builtin_bit_cast(float2, bits);
-    x[i] = two.x;
-    x[i + 1] = two.y;
-  }
+  for (int i = 0; i < kVectorFloats; i += 2) load_published_pair(x[i], x[i + 1], from + i);
 }
 FLASHPORT_DEVICE void store_published_vector(float* to, const float (&x)[kVectorFloats]) {
   *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
@@ -190,11 +191,12 @@ class Block {
   }
 
   // The sum of the lanes before this one, and of all.
-  FLASHPORT_DEVICE std::int64_t wave_exclusive_scan(std::int64_t x, std::int64_t& total) const {
-    using Scan = rocprim::warp_scan<std::int64_t, kWaveSize>;
+  template <class T>
+  FLASHPORT_DEVICE T wave_exclusive_scan(T x, T& total) const {
+    using Scan = rocprim::warp_scan<T, kWaveSize>;
     typename Scan::storage_type none;
-    std::int64_t before;
-    Scan().exclusive_scan(x, before, std::int64_t{0}, total, none, rocprim::plus<std::int64_t>());
+    T before;
+    Scan().exclusive_scan(x, before, T{0}, total, none, rocprim::plus<T>());
     total = uniform(total);
     return before;
   }

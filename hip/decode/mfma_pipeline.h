@@ -72,7 +72,7 @@ class MfmaPipeline {
 
   FLASHPORT_DEVICE const KeyFragments<kCfg>& keys() const { return keys_; }
   FLASHPORT_DEVICE const ValueFragments<kCfg>& values() const { return values_; }
-  FLASHPORT_DEVICE void await_values() const {}
+  FLASHPORT_DEVICE void await_values(const DecodeParams&, const LeafCursor&) const {}
 
   // The leaf's own values; its keys are in flight or there. The next leaf is looked up first: loads return in order,
   // and its keys are asked for while these values are in flight.

@@ -279,11 +279,11 @@ class DecodeTiles {
   }
 
   // Live rows to memory: per-row values [live_rows], tile [live_rows, DV].
-  FLASHPORT_DEVICE void store_rows(const Rows& rows, float* to) const {
+  FLASHPORT_DEVICE void store_rows(const Rows& m, const Rows& l, float* to) const {
 #pragma unroll
     for (int slot = 0; slot < kRowSlots; ++slot) {
       const int row = row_of(slot);
-      if (owns_row(slot) && row < live_rows_) to[row] = rows[slot];
+      if (owns_row(slot) && row < live_rows_) to[2 * row] = m[slot], to[2 * row + 1] = l[slot];
     }
   }
   FLASHPORT_DEVICE void store_tile(const Out& out, float* to) const {

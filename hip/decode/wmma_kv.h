@@ -240,7 +240,7 @@ class KvPipeline {
 
   FLASHPORT_DEVICE KvPipeline& keys() { return *this; }
   FLASHPORT_DEVICE KvPipeline& values() { return *this; }
-  FLASHPORT_DEVICE void await_values() const {}
+  FLASHPORT_DEVICE void await_values(const DecodeParams&, const LeafCursor&) const {}
 
   // Behind keys(): the pages of the next leaf are asked for, then the first values of this one, which would hold the
   // page numbers back.

@@ -310,10 +310,10 @@ class DecodeTiles {
   }
 
   // Live rows to memory: per-row values [live_rows], tile [live_rows, DV].
-  FLASHPORT_DEVICE void store_rows(const Rows& rows, float* to) const {
+  FLASHPORT_DEVICE void store_rows(const Rows& m, const Rows& l, float* to) const {
 #pragma unroll
     for (int slot = 0; slot < kRowSlots; ++slot) {
-      if (owns_row(slot) && row_of(slot) < live_rows()) to[row_of(slot)] = rows[slot];
+      if (owns_row(slot) && row_of(slot) < live_rows()) to[2 * row_of(slot)] = m[slot], to[2 * row_of(slot) + 1] = l[slot];
     }
   }
   FLASHPORT_DEVICE void store_tile(const Out& out, float* to) const {

@@ -42,7 +42,7 @@ FLASHPORT_DEVICE void probe_arrive(const ProbeParams& p, const Block& block) {
 FLASHPORT_DEVICE void probe_wave(const ProbeParams& p, const Block& block) {
   std::int64_t* at = p.lanes + block.index() * 3 * kProbeThreads + block.thread();
   std::int64_t total = 0;
-  at[0] = block.wave_exclusive_scan(block.thread() + 1, total);
+  at[0] = block.wave_exclusive_scan(std::int64_t{block.thread()} + 1, total);
   at[kProbeThreads] = total;
   const int finder = block.wave_find(block.lane() == block.index() % kWaveSize);
   at[2 * kProbeThreads] = block.wave_broadcast(block.thread(), finder);

@@ -11,4 +11,13 @@ FLASHPORT_DEVICE int divide(int a, const Divisor& b) {
   return static_cast<int>(static_cast<std::uint32_t>(product >> 32) >> b.shift);
 }
 
+// The same by a number that only the device knows, where the quotient is below 2^20: `inverse` is 1 / b to within a few
+// units in the last place, so that what it gives is off by one at most.
+FLASHPORT_DEVICE int divide(int a, int b, float inverse) {
+  int quotient = static_cast<int>(static_cast<float>(a) * inverse);
+  const int rest = a - quotient * b;
+  quotient -= rest < 0 ? 1 : 0;
+  return quotient + (rest >= b ? 1 : 0);
+}
+
 }  // namespace flashport::FLASHPORT_TARGET

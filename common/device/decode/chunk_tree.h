@@ -113,7 +113,7 @@ class ChunkTree {
   FLASHPORT_DEVICE void combine_group(const Tiles& tiles, const Segment& s, int first, int chunks) const {
     const auto number = static_cast<int>(group_chunk_number(block_.index(), params().side_partials, 0));
     const auto& threads = tiles.slice_threads();
-    for (int i = threads.thread(); i < PartialList::kPadded; i += threads.threads()) {
+    for (int i = threads.thread(); i < PartialList::padded(chunks); i += threads.threads()) {
       list_.numbers[i] = i < chunks ? number + i : -1;
     }
     threads.sync();
@@ -144,29 +144,26 @@ class ChunkTree {
     return tiles.slice_threads().arrive(1, [&](int) { return arrival; }) != 0;
   }
 
-  // Where the results of the tile lie: a thread a group.
+  // Where the results of the tile lie: a thread a chunk.
   FLASHPORT_DEVICE void list_partials(const Tiles& tiles, const Segment& s, const Line& line, int chunks) const {
     const DecodeParams& p = params();
     const auto& threads = tiles.slice_threads();
-    // What the block that has `chunk` published as its result number `chunk`.
-    const auto number = [&](int chunk, int block) {
-      const int its_begin = line.quota * divide(block, p.cuts[line.cut].concurrent);
+    const auto range_of = [&](int chunk) {
+      return line.range_of(s.start + (minimum(chunk, chunks - 1) << s.chunk_shift));
+    };
+    const int own_range = range_of(s.chunks_before(s.first));
+    const auto concurrent = static_cast<int>(p.cuts[line.cut].concurrent.value);
+    for (int chunk = threads.thread(); chunk < PartialList::padded(chunks); chunk += threads.threads()) {
+      const int first = chunk / kGroupChunks * kGroupChunks;
+      const int range = range_of(chunk);
+      const bool held = range_of(first) == range_of(first + kGroupChunks - 1);
+      const int its_begin = range * line.quota;
       const int begin = s.chunks_before(leaves_until(s, s.start, its_begin));
       const int end = s.chunks_before(leaves_until(s, s.start, its_begin + line.quota));
+      const int block = static_cast<int>(block_.index()) + (range - own_range) * concurrent;
       const int index = partial_index(begin, end, chunks, chunk);
-      return static_cast<int>(partial_number(block, p.side_partials, begin > 0 ? 0 : 1, index));
-    };
-    for (int first = threads.thread() * kGroupChunks; first < PartialList::kPadded;
-         first += threads.threads() * kGroupChunks) {
-      const int last = minimum(first + kGroupChunks, chunks) - 1;
-      const int first_block = block_of(p, block_, line, s, minimum(first, chunks - 1) << s.chunk_shift);
-      const int last_block = block_of(p, block_, line, s, maximum(last, 0) << s.chunk_shift);
-      for (int chunk = first; chunk < first + kGroupChunks; ++chunk) {
-        const bool published = chunk <= last && (chunk == first || first_block != last_block);
-        const int block =
-            chunk == first ? first_block : block_of(p, block_, line, s, minimum(chunk, chunks - 1) << s.chunk_shift);
-        list_.numbers[chunk] = published ? number(chunk, block) : -1;
-      }
+      const auto number = static_cast<int>(partial_number(block, p.side_partials, begin > 0 ? 0 : 1, index));
+      list_.numbers[chunk] = chunk < chunks && (chunk == first || !held) ? number : -1;
     }
   }
 

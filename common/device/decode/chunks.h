@@ -86,7 +86,7 @@ inline constexpr int kMostChunkLeaves = 16;  // but for the rule about kMostChun
 }
 
 // A partial result in memory has one or more slices, each of which some threads of a block publish and combine by
-// themselves: m [rows] and l [rows], padded to 16 bytes, then o [rows, columns]; rows are the live ones.
+// themselves: (m, l) [rows], padded to 16 bytes, then o [rows, columns]; rows are the live ones.
 [[nodiscard]] constexpr int slice_output_offset(int rows) { return (2 * rows + 3) / 4 * 4; }
 [[nodiscard]] constexpr int slice_floats(int rows, int columns) { return slice_output_offset(rows) + rows * columns; }
 
@@ -108,16 +108,13 @@ inline constexpr int kMostConcurrentTiles = 8;
   return {make_divisor(concurrent), make_divisor(grid / concurrent), static_cast<std::int32_t>(tiles / concurrent)};
 }
 
-// Leaves of a work range. Rounded up to the coarsest power of two that costs little balance: then whole sequences and
-// whole chunks fall to blocks where they fill the device.
+// Leaves of a work range. Rounded up to four (or two) where that costs little balance: then whole sequences and whole
+// chunks fall to blocks where they fill the device.
 [[nodiscard]] constexpr int rounded_quota(int quota) {
-  constexpr int kMostExtra = 3;
-  int best = quota;
-  for (int shift = 1; shift <= 10; ++shift) {
-    const int rounded = ((quota + (1 << shift) - 1) >> shift) << shift;
-    if (rounded - quota <= kMostExtra && rounded - quota <= quota / 8 && rounded > best) best = rounded;
-  }
-  return best;
+  const int most_extra = quota / 8;
+  const int to_four = -quota & 3;
+  if (to_four <= most_extra) return quota + to_four;
+  return quota + ((quota & 1) <= most_extra ? quota & 1 : 0);
 }
 
 }  // namespace flashport

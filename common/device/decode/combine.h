@@ -9,8 +9,10 @@ namespace flashport::FLASHPORT_TARGET::decode {
 // The numbers of the partial results of a tile's chunks, in order; -1 where there is none of its own, because the tile
 // has fewer chunks, or the group's first chunk stands for the whole group.
 struct PartialList {
-  static constexpr int kPadded = kMostChunks + kGroupsAtOnce * kGroupChunks;
-  int numbers[kPadded];
+  static constexpr int kAtOnce = kGroupsAtOnce * kGroupChunks;
+  static constexpr int padded(int chunks) { return (chunks + kAtOnce - 1) / kAtOnce * kAtOnce; }
+  static_assert(kMostChunks % kAtOnce == 0);
+  int numbers[kMostChunks];
 };
 
 // The slices of number `slice` of all partial results.
@@ -40,15 +42,19 @@ template <int kColumns, class Threads, class Place, class Sink>
 FLASHPORT_DEVICE void combine_partials(const Threads& threads, const PartialSlices& partials, int rows,
                                        const PartialList& list, int chunks, const Place& place, const Sink& sink) {
   constexpr int kPieces = kColumns / kVectorFloats;
-  constexpr int kAtOnce = kGroupsAtOnce * kGroupChunks;
+  constexpr int kAtOnce = PartialList::kAtOnce;
   for (int i = threads.thread(); i < rows * kPieces; i += threads.threads()) {
     const PieceAt at{rows, kColumns, i / kPieces, i % kPieces * kVectorFloats};
-    StatePiece tile;
-    FLASHPORT_UNROLL(1)
-    for (int first = 0; first < chunks; first += kAtOnce) {
-      StatePiece next[kAtOnce];
+    StatePiece tile, next[kAtOnce];
+    const auto load = [&](int first) {
       FLASHPORT_UNROLL(16)
       for (int j = 0; j < kAtOnce; ++j) load_partial(next[j], partials, list.numbers[first + j], at);
+    };
+    load(0);
+    const auto to = place(at);  // while the first results are on their way
+    FLASHPORT_UNROLL(1)
+    for (int first = 0; first < chunks; first += kAtOnce) {
+      if (first > 0) load(first);
       FLASHPORT_UNROLL(4)
       for (int group = 0; group < kAtOnce; group += kGroupChunks) {
         FLASHPORT_UNROLL(4)
@@ -60,7 +66,7 @@ FLASHPORT_DEVICE void combine_partials(const Threads& threads, const PartialSlic
         }
       }
     }
-    sink(place(at), at, tile);
+    sink(to, at, tile);
   }
 }
 

@@ -7,8 +7,9 @@
 // A chunk of leaves ends the state, and the states of chunks meet in the fixed order of chunks.h (chunk_tree.h).
 //
 // Stages of the loop: the copies of later leaves are in flight while a leaf is worked on; keys() and values() wait for
-// the oldest. Where waves share P, accumulate() holds the one barrier of a turn: before it all waves have read the keys
-// of this turn and the values of the one before, after it P is there, and values() of all waves' copies.
+// the oldest. Where waves share P or the values, there is one barrier a turn between exponentiate() and accumulate():
+// before it all waves have read the keys of this turn and the values of the one before, after it P and the values of all
+// waves are there.
 #pragma once
 
 #include "common/device/decode/chunk_tree.h"
@@ -56,7 +57,7 @@ FLASHPORT_DEVICE void decode(const DecodeParams& p, const Range& range, const Bl
     to_logits(tiles, p, s, now.key(), scale, scores);
     pipeline.refill_behind_scores(p, ahead);
     const auto probabilities = tiles.exponentiate(state, scores);
-    pipeline.await_values();
+    pipeline.await_values(p, ahead);
     tiles.accumulate(state, probabilities, pipeline.values());
     pipeline.refill_behind_values(p, ahead);
 

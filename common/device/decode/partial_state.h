@@ -10,8 +10,7 @@ namespace flashport::FLASHPORT_TARGET::decode {
 template <class Tiles>
 FLASHPORT_DEVICE void store_state(const Tiles& tiles, float* to, const merge::SoftmaxState<Tiles>& state) {
   const auto rows = static_cast<unsigned>(tiles.slice_rows());
-  tiles.store_rows(state.m, to);
-  tiles.store_rows(state.l, to + rows);
+  tiles.store_rows(state.m, state.l, to);
   tiles.store_tile(state.o, to + static_cast<unsigned>(slice_output_offset(rows)));
 }
 
@@ -32,15 +31,14 @@ struct PieceAt {
 };
 
 FLASHPORT_DEVICE void load_piece(StatePiece& x, const float* slice, const PieceAt& at) {
-  x.m = load_published(slice + at.row);
-  x.l = load_published(slice + at.rows + at.row);
+  load_published_pair(x.m, x.l, slice + 2 * at.row);
   load_published_vector(x.o, slice + at.output());
 }
 
 FLASHPORT_DEVICE void write_piece(const StatePiece& x, float* slice, const PieceAt& at) {
   if (at.column == 0) {
-    slice[at.row] = x.m;
-    slice[at.rows + at.row] = x.l;
+    slice[2 * at.row] = x.m;
+    slice[2 * at.row + 1] = x.l;
   }
   store_published_vector(slice + at.output(), x.o);
 }

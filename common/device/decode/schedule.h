@@ -72,8 +72,12 @@ FLASHPORT_DEVICE Segment open_sequence(const DecodeParams& p, int seq, int lengt
 
 // How the line is cut, as this block sees it.
 struct Line {
-  int quota;  // leaves of a work range
-  int cut;    // DecodeParams::cuts
+  int quota;      // leaves of a work range
+  float inverse;  // 1 / quota
+  int cut;        // DecodeParams::cuts
+
+  // The number of the work range that has leaf `at` of the line.
+  FLASHPORT_DEVICE int range_of(int at) const { return divide(at, quota, inverse); }
 };
 
 // The block's work range, beginning in `segment`. end is exclusive; an idle block has first == last.
@@ -87,7 +91,7 @@ struct Range {
 FLASHPORT_DEVICE int block_of(const DecodeParams& p, const Block& block, const Line& line, const Segment& s, int leaf) {
   const Divisor& concurrent = p.cuts[line.cut].concurrent;
   const int index = static_cast<int>(block.index());
-  return index + ((s.start + leaf) / line.quota - divide(index, concurrent)) * static_cast<int>(concurrent.value);
+  return index + (line.range_of(s.start + leaf) - divide(index, concurrent)) * static_cast<int>(concurrent.value);
 }
 
 // Leaves of a tile that begins at `start` whose chunks begin before `end`.
@@ -105,17 +109,16 @@ FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block)
   const int per_lane = (p.batch + kWaveSize - 1) / kWaveSize;
   const int from = block.lane() * per_lane;
   const int to = minimum(from + per_lane, p.batch);
-  std::int64_t mine = 0;
+  int mine = 0;
   int length = 0;
   for (int seq = from; seq < to; ++seq) {
     length = kv::sequence_length(p.cache, seq);
     mine += sequence_leaves(p, seq, length);
   }
-  std::int64_t all;
-  const std::int64_t before = block.wave_exclusive_scan(mine, all);
+  int leaves;
+  int start = block.wave_exclusive_scan(mine, leaves);
 
   // Concurrently only where every block gets some leaves: else these spread better.
-  const auto leaves = static_cast<int>(all);
   const int index = static_cast<int>(block.index());
   Range range;
   Line& line = range.line;
@@ -123,6 +126,7 @@ FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block)
   const LineCut& cut = p.cuts[line.cut];
   const auto ranges = static_cast<int>(cut.ranges.value);
   line.quota = rounded_quota(divide(leaves * cut.rows + ranges - 1, cut.ranges));
+  line.inverse = reciprocal_approx(static_cast<float>(line.quota));
   const int number = divide(index, cut.concurrent);
   const int begin = line.quota * minimum(number, ranges);
   range.end = begin + line.quota;
@@ -130,8 +134,7 @@ FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block)
   if (number >= ranges || begin >= leaves * cut.rows) return range;  // idle
 
   // The lane whose sequences hold the beginning, then the sequence among as many as the wave has lanes.
-  int start = static_cast<int>(before);
-  int weight = static_cast<int>(mine);
+  int weight = mine;
   // Unsigned, because a host's model of a wave asks it also of lanes that have not been told the others' sums yet.
   const auto on_line = [&](int count) { return static_cast<int>(static_cast<unsigned>(count) * cut.rows); };
   const auto find = [&] {
@@ -145,18 +148,18 @@ FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block)
     const int its_seq = seq + block.lane();
     length = its_seq < p.batch ? kv::sequence_length(p.cache, its_seq) : 0;
     weight = its_seq < p.batch ? sequence_leaves(p, its_seq, length) : 0;
-    const auto inside = static_cast<int>(block.wave_exclusive_scan(weight, all));
-    if (begin < on_line(start + static_cast<int>(all))) {
+    const int inside = block.wave_exclusive_scan(weight, leaves);
+    if (begin < on_line(start + leaves)) {
       start += inside;
       finder = find();
       break;
     }
-    start += static_cast<int>(all);
+    start += leaves;
   }
   if (per_lane > 1) seq += finder;
   Segment& s = range.segment;
   s = open_sequence(p, seq, block.wave_broadcast(length, finder));
-  int row = (begin - on_line(start)) / s.leaves;
+  int row = divide(begin - on_line(start), s.leaves, reciprocal_approx(static_cast<float>(s.leaves)));
   s.start = on_line(start) + row * s.leaves;
   s.first = leaves_until(s, s.start, begin);
   if (s.first == s.leaves) {  // the range begins after the start of the tile's last chunk
@@ -205,7 +208,7 @@ FLASHPORT_DEVICE Range chunk_range(const DecodeParams& p, const Block& block) {
   s.last = s.key_begin < s.key_high || p.write_empty_chunks ? s.leaves : 0;
   s.start = 0;
   range.end = s.leaves;
-  range.line = {kLongestLine, 0};
+  range.line = {kLongestLine, 1.0f / kLongestLine, 0};
   return range;
 }
 

@@ -11,6 +11,15 @@ namespace flashport::sm90a {
 constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   const int wider = shape.head_dim_qk > shape.head_dim_v ? shape.head_dim_qk : shape.head_dim_v;
   const int tile_bytes = 64 * kv_row_bytes(shape.k_format, wider);
+  const bool wide_type = shape.k_format == KvFormat::kBf16 || shape.k_format == KvFormat::kFp16;
+  if (wide_type && shape.rows <= 16 && wider <= 256 && (wider < 256 || shape.rows == 8)) {
+    // Waves that copy for themselves: compute waves, stages of a turn, blocks of a multiprocessor, no producers, one team,
+    // leaves of a turn.
+    const bool few_rows = shape.rows == 8;
+    if (wider <= 64) return few_rows ? DecodeTuning{4, 3, 2, 0, 1, 2} : DecodeTuning{4, 5, 2, 0, 1, 1};
+    if (wider <= 128) return few_rows ? DecodeTuning{4, 3, 1, 0, 1, 2} : DecodeTuning{4, 5, 1, 0, 1, 1};
+    return {4, shape.head_dim_v <= 128 ? 4 : 3, 1, 0, 1, 1};
+  }
   // compute waves, tiles, blocks of a multiprocessor, producer waves, teams (1)
   if (shape.head_dim_v >= 512) return {8, tile_bytes > 48 * 1024 ? 3 : 5, 1, 4};
   if (shape.rows == 64) return {8, tile_bytes > 24 * 1024 ? 5 : 6, 1, shape.head_dim_v >= 256 ? 1 : 4};
@@ -24,7 +33,6 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   // 64 x 8k, on a card that takes 494 us for bf16: 316 us, three tiles 322. Four separate blocks, {2, 3, 4, 1}, took
   // 390 where copies of 8 bytes by teams took 330.
   if (shape.k_format == KvFormat::kQ8_0 && shape.rows == 8) return {2, 4, 1, 1, 4};
-  if (shape.k_format == KvFormat::kBf16 && shape.rows == 8) return {4, 12, 1, 2};
   return {4, tile_bytes > 16 * 1024 ? 4 : 6, 2, 2};  // 64 x 8k: 488 us; {4, 6, 2, 1} 600, {4, 4, 3, 2} 648 (spills)
 }
 

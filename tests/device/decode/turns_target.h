@@ -41,13 +41,14 @@ class Block {
     return x;
   }
 
-  std::int64_t wave_exclusive_scan(std::int64_t value, std::int64_t& total) const {
+  template <class T>
+  T wave_exclusive_scan(T value, T& total) const {
     const auto& told = tell(value);
-    std::int64_t before = 0;
+    T before = 0;
     total = 0;
     for (int lane = 0; lane < kWaveSize; ++lane) {
-      if (lane < lane_) before += told[lane];
-      total += told[lane];
+      if (lane < lane_) before += static_cast<T>(told[lane]);
+      total += static_cast<T>(told[lane]);
     }
     return before;
   }

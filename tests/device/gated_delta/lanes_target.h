@@ -73,7 +73,8 @@ class Block {
   T uniform(T x) const {
     return x;
   }
-  std::int64_t wave_exclusive_scan(std::int64_t x, std::int64_t& total) const {
+  template <class T>
+  T wave_exclusive_scan(T x, T& total) const {
     total = x;
     return 0;
   }

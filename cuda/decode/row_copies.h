@@ -1,0 +1,113 @@
+// The copies of rows of K and V from device memory into a tile of shared memory, by one wave. Where the rows begin lies
+// in shared memory: shuffles would give halves of addresses, and the moves that join them wait for the copies before to
+// have left.
+#pragma once
+
+#include "common/device/kv/paged_kv.h"
+#include "cuda/arch/mma.h"
+#include "cuda/decode/row_layout.h"
+
+namespace flashport::FLASHPORT_TARGET::decode {
+
+// The units that so many bytes are copied in.
+constexpr int widest_unit(int bytes) { return bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : 4; }
+
+// Whether the cache's rows are what a tile has, and can be copied in the widest units.
+template <class Layout>
+FLASHPORT_DEVICE bool is_as_stored(const CacheParams& cache) {
+  return cache.copy_unit >= widest_unit(Layout::kHeadBytes) && cache.row_bytes == Layout::kHeadBytes;
+}
+
+// kRows rows of a tile from `first_row` on, of each the bytes of kHeads heads, which begin in the tile's rows at byte
+// `first_byte`. rows[i] is where row i of the tile begins in the cache; null: zeros.
+template <class Layout, int kRows, int kHeads = 1>
+struct RowCopies {
+  static constexpr int kRowBytes = kHeads * Layout::kHeadBytes;
+  static constexpr int kUnit = widest_unit(kRowBytes);
+
+  // All rows are there, and as stored.
+  FLASHPORT_DEVICE static void copy_whole(int lane, char* tile, int first_row, int first_byte,
+                                          const char* const* rows) {
+    constexpr int kUnits = kRowBytes / kUnit;
+    constexpr int kLanes = lanes_of_row(kUnits);
+    constexpr int kAtOnce = kWaveSize / kLanes;
+    // A lane keeps its column of the tile; rows are a power of two at once, so a row's swizzle is xored in.
+    const int byte = lane % kLanes * kUnit;
+    const int first = lane / kLanes;
+    char* to = tile + Layout::row_offset(first_row + first);
+    const int column = (first_byte + byte) ^ Layout::swizzle(first_row + first);
+    // Addresses first: eight copies then leave one after the other.
+    constexpr int kBatch = kRows / kAtOnce < 8 ? kRows / kAtOnce : 8;
+#pragma unroll
+    for (int batch = 0; batch < kRows; batch += kBatch * kAtOnce) {
+      const char* from[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) from[i] = rows[first_row + batch + i * kAtOnce + first] + byte;
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int row = batch + i * kAtOnce;
+#pragma unroll
+        for (int part = 0; part < kUnits / kLanes; ++part) {
+          copy_async<kUnit>(to + Layout::row_offset(row) + ((column ^ Layout::swizzle(row)) + part * kLanes * kUnit),
+                            from[i] + part * kLanes * kUnit, kReadOncePolicy);
+        }
+      }
+    }
+    // Blocks of 34 bytes leave up to three units over, of all rows at once.
+    constexpr int kOverAtOnce = kWaveSize / kRows;
+#pragma unroll
+    for (int over = kUnits / kLanes * kLanes; over < kUnits; over += kOverAtOnce) {
+      const int row = first_row + lane / kOverAtOnce;
+      const int unit = over + lane % kOverAtOnce;
+      if (kUnits - over >= kOverAtOnce || unit < kUnits) {
+        copy_async<kUnit>(tile + Layout::offset(row, first_byte + unit * kUnit), rows[row] + unit * kUnit,
+                          kReadOncePolicy);
+      }
+    }
+  }
+
+  // Zeros for rows and dims that are not there.
+  FLASHPORT_DEVICE static void copy_part(int lane, char* tile, int first_row, int first_byte, const CacheParams& cache,
+                                         const char* const* rows) {
+    const int bytes = kHeads * cache.row_bytes;
+    if (kHeads > 1 || cache.copy_unit >= kUnit) {
+      copy_units<kUnit>(lane, tile, first_row, first_byte, bytes, cache.data, rows);
+    } else if (cache.copy_unit >= 4) {
+      copy_units<4>(lane, tile, first_row, first_byte, bytes, cache.data, rows);
+    } else {
+      copy_units<2>(lane, tile, first_row, first_byte, bytes, cache.data, rows);
+      __threadfence_block();
+    }
+  }
+
+ private:
+  template <int kBytes>
+  FLASHPORT_DEVICE static void copy_units(int lane, char* tile, int first_row, int first_byte, int row_bytes,
+                                          const void* anywhere, const char* const* rows) {
+    constexpr int kUnits = kRowBytes / kBytes;
+    constexpr int kCopies = kRows * kUnits;
+#pragma unroll 1
+    for (int copy = lane; copy < kCopies; copy += kWaveSize) {
+      const int row = first_row + copy / kUnits;
+      const int byte = copy % kUnits * kBytes;
+      const char* from = rows[row];
+      const bool valid = from != nullptr && byte < row_bytes;
+      char* to = tile + Layout::offset(row, first_byte + byte);
+      const char* source = valid ? from + byte : static_cast<const char*>(anywhere);
+      if constexpr (kBytes >= 4) {
+        copy_async<kBytes>(to, source, valid);
+      } else {
+        *reinterpret_cast<std::uint16_t*>(to) = valid ? __ldg(reinterpret_cast<const std::uint16_t*>(source)) : 0;
+      }
+    }
+  }
+
+  static constexpr int lanes_of_row(int units) {
+    if (kHeads > 1) return kWaveSize;
+    if (units % 4 != 0) return 16;
+    const int even = units & -units;
+    return even < kWaveSize ? even : kWaveSize;
+  }
+};
+
+}  // namespace flashport::FLASHPORT_TARGET::decode
