@@ -62,7 +62,7 @@ class DecodeTiles {
   static constexpr int kUnitSteps = Split::kUnitDims / 4;  // matrix instructions that a unit of keys feeds
 
   // So many that nothing spills: the registers that the main loop holds, and those of states, are no more than
-  // compilers were seen to place in 512.
+  // compilers were seen to place in 512. Where two waves share a SIMD, those of combine_partials() count.
   static constexpr int kept_states() {
     constexpr int kMost = 352;
     constexpr int kState = 4 * kRowTiles * kLaneCols;
@@ -72,6 +72,7 @@ class DecodeTiles {
     constexpr int kScales = sizeof(KeyFragments<kCfg>::scales) + sizeof(ValueFragments<kCfg>::scales);
     constexpr int kFragments = (kWords + (kFormat == KvFormat::kQ8_0 ? kScales : 0)) / 4;
     constexpr int kLoop = kState + kExchanged + kQuery + kFragments;
+    if (kCfg.tuning.waves * kCfg.tuning.blocks_per_multiprocessor > 4) return 1;
     return kLoop + 2 * kState <= kMost ? 2 : kLoop + kState <= kMost ? 1 : 0;
   }
 
