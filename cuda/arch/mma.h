@@ -33,6 +33,7 @@ FLASHPORT_DEVICE void copy_async(void* to, const void* from, bool valid) {
 // This is what createpolicy.fractional.L2::evict_first gives for all of the lines. As a constant it lies in uniform
 // registers, where copies want it; what createpolicy returns is moved there again for each of them.
 constexpr std::uint64_t kReadOncePolicy = 0x12f0000000000000;
+constexpr std::uint64_t kNormalPolicy = 0x1000000000000000;
 template <int kBytes>
 FLASHPORT_DEVICE void copy_async(void* to, const void* from, std::uint64_t policy) {
   if constexpr (kBytes == 16) {

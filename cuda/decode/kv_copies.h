@@ -12,6 +12,7 @@
 
 #include "cuda/decode/kv_pipeline.h"
 #include "cuda/decode/row_copies.h"
+#include FLASHPORT_DECODE_TUNING_HEADER
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
@@ -50,6 +51,7 @@ class KvCopies {
   FLASHPORT_DEVICE KvCopies(const DecodeParams& p, const Block& block, Shared& shared, LeafCursor& ahead)
       : block_(block),
         ring_(shared.ring),
+        policy_(fits_cache(p, ahead.line) ? kNormalPolicy : kReadOncePolicy),
         as_stored_(is_as_stored<typename Ring::Keys>(p.cache.k) && is_as_stored<typename Ring::Values>(p.cache.v)) {
     // Rolled loops: code that runs once is slow for being fetched.
 #pragma unroll 1
@@ -105,6 +107,12 @@ class KvCopies {
  private:
   enum Form { kNone, kPart, kWhole };
 
+  // Whether all keys and values may stay in L2 from one launch to the next.
+  FLASHPORT_DEVICE static bool fits_cache(const DecodeParams& p, const Line& line) {
+    const std::int64_t leaf_bytes = std::int64_t{p.num_kv_heads} * kLeafKeys * (p.cache.k.row_bytes + p.cache.v.row_bytes);
+    return line.leaves * leaf_bytes <= kCachedBytes;
+  }
+
   FLASHPORT_DEVICE int first_row() const { return block_.wave() * kRows; }
   FLASHPORT_DEVICE int own_row() const { return first_row() + block_.lane() % kRows; }
 
@@ -157,7 +165,7 @@ class KvCopies {
   FLASHPORT_DEVICE void copy(const CacheParams& cache, char* tile, const char* const* rows, Form form) const {
     using Copies = RowCopies<Layout, kRows>;
     if (form == kWhole) {
-      Copies::copy_whole(block_.lane(), tile, first_row(), 0, rows);
+      Copies::copy_whole(block_.lane(), tile, first_row(), 0, rows, policy_);
     } else if (form == kPart) {
       Copies::copy_part(block_.lane(), tile, first_row(), 0, cache, rows);
     }
@@ -171,6 +179,7 @@ class KvCopies {
 
   const Block& block_;
   Ring& ring_;
+  const std::uint64_t policy_;
   const bool as_stored_;
   LookedUpRow next_;
   unsigned forms_ = 0;  // how the rows of each stage are copied, four bits each

@@ -149,7 +149,7 @@ class KvProducer {
     for (int i = 0; i < kRowsPerLane; ++i) {
       const int row = first_row() + i * kWaveSize;
       if (whole) {
-        Copies::copy_whole(block_.lane(), tile, row, first_byte, rows);
+        Copies::copy_whole(block_.lane(), tile, row, first_byte, rows, kReadOncePolicy);
       } else {
         Copies::copy_part(block_.lane(), tile, row, first_byte, cache, rows);
       }

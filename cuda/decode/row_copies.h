@@ -27,7 +27,7 @@ struct RowCopies {
 
   // All rows are there, and as stored.
   FLASHPORT_DEVICE static void copy_whole(int lane, char* tile, int first_row, int first_byte,
-                                          const char* const* rows) {
+                                          const char* const* rows, std::uint64_t policy) {
     constexpr int kUnits = kRowBytes / kUnit;
     constexpr int kLanes = lanes_of_row(kUnits);
     constexpr int kAtOnce = kWaveSize / kLanes;
@@ -49,7 +49,7 @@ struct RowCopies {
 #pragma unroll
         for (int part = 0; part < kUnits / kLanes; ++part) {
           copy_async<kUnit>(to + Layout::row_offset(row) + ((column ^ Layout::swizzle(row)) + part * kLanes * kUnit),
-                            from[i] + part * kLanes * kUnit, kReadOncePolicy);
+                            from[i] + part * kLanes * kUnit, policy);
         }
       }
     }
@@ -61,7 +61,7 @@ struct RowCopies {
       const int unit = over + lane % kOverAtOnce;
       if (kUnits - over >= kOverAtOnce || unit < kUnits) {
         copy_async<kUnit>(tile + Layout::offset(row, first_byte + unit * kUnit), rows[row] + unit * kUnit,
-                          kReadOncePolicy);
+                          policy);
       }
     }
   }

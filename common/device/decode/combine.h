@@ -25,15 +25,14 @@ struct PartialSlices {
         stride(static_cast<std::int64_t>(p.slices) * p.slice_floats) {}
 };
 
-// Joining a result that is not there changes no bit, so that there is no branch on what there is.
+// Joining a result that is not there changes no bit. There is no branch on what there is, or loads would wait for each
+// other; the first result stands in for those that are not.
 FLASHPORT_DEVICE void load_partial(StatePiece& x, const PartialSlices& partials, int number, const PieceAt& at) {
-  if (number >= 0) {
-    load_piece(x, partials.first + number * partials.stride, at);
-  } else {
-    x.m = -kInfinity;
-    x.l = 0.0f;
-    for (int i = 0; i < kVectorFloats; ++i) x.o[i] = -0.0f;
-  }
+  load_piece(x, partials.first + maximum(number, 0) * partials.stride, at);
+  const bool there = number >= 0;
+  x.m = there ? x.m : -kInfinity;
+  x.l = there ? x.l : 0.0f;
+  for (int i = 0; i < kVectorFloats; ++i) x.o[i] = there ? x.o[i] : -0.0f;
 }
 
 // `threads` (as a Block: thread() of threads()) share the pieces out among them, and have the results of several groups

@@ -75,6 +75,7 @@ struct Line {
   int quota;      // leaves of a work range
   float inverse;  // 1 / quota
   int cut;        // DecodeParams::cuts
+  int leaves;     // of one query tile of each sequence
 
   // The number of the work range that has leaf `at` of the line.
   FLASHPORT_DEVICE int range_of(int at) const { return divide(at, quota, inverse); }
@@ -126,6 +127,7 @@ FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block)
   const LineCut& cut = p.cuts[line.cut];
   const auto ranges = static_cast<int>(cut.ranges.value);
   line.quota = rounded_quota(divide(leaves * cut.rows + ranges - 1, cut.ranges));
+  line.leaves = leaves;
   line.inverse = reciprocal_approx(static_cast<float>(line.quota));
   const int number = divide(index, cut.concurrent);
   const int begin = line.quota * minimum(number, ranges);
@@ -208,7 +210,7 @@ FLASHPORT_DEVICE Range chunk_range(const DecodeParams& p, const Block& block) {
   s.last = s.key_begin < s.key_high || p.write_empty_chunks ? s.leaves : 0;
   s.start = 0;
   range.end = s.leaves;
-  range.line = {kLongestLine, 1.0f / kLongestLine, 0};
+  range.line = {kLongestLine, 1.0f / kLongestLine, 0, kLongestLine};
   return range;
 }
 

@@ -8,6 +8,9 @@
 
 namespace flashport::sm90a {
 
+// Keys and values that L2 (50 MB) keeps from one launch to the next; more than these are read once.
+inline constexpr std::int64_t kCachedBytes = 40 << 20;
+
 constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   const int wider = shape.head_dim_qk > shape.head_dim_v ? shape.head_dim_qk : shape.head_dim_v;
   const int tile_bytes = 64 * kv_row_bytes(shape.k_format, wider);
