@@ -1,11 +1,11 @@
 // The tile verbs of decode on MFMA: S^T = K Q^T and O^T = V^T P^T, so that a lane holds query row n = lane % 16 of a
 // tile of 16 throughout, and P goes from accumulator to operand in place.
 //
-// A block's waves form a grid: row waves take kRowTiles tiles of 16 query rows each (a tile is a row slot); column
-// waves split the keys of the scores and the columns of the output, and exchange P through shared memory, each with
-// its own reference (softmax_reference.h), so that a leaf has one barrier. Where one wave has all columns, nothing is
-// exchanged and no leaf has a barrier. Output tile t of a wave's kLaneCols holds columns kLaneCols * i + t (i 0..15):
-// the columns that a lane has loaded side by side, it also holds side by side.
+// A row slot is a tile of 16 query rows; a wave has all of them, so that K and V are read once. The waves of a block
+// split the keys of the scores and the columns of the output, and exchange P through shared memory, each with its own
+// reference (softmax_reference.h), so that a leaf has one barrier. Where one wave has all columns, nothing is exchanged
+// and no leaf has a barrier. Output tile t of a wave's kLaneCols holds columns kLaneCols * i + t (i 0..15): the columns
+// that a lane has loaded side by side, it also holds side by side.
 #pragma once
 
 #include <type_traits>
@@ -24,15 +24,24 @@ template <DecodeConfig kCfg>
 struct DecodeSharedData {
   using Split = WaveSplit<kCfg>;
   LeafRows rows[kCfg.tuning.waves];
-  alignas(16) std::uint16_t query[kCfg.shape.rows][kCfg.shape.head_dim_qk + 8];
-  // What column waves tell each other, of this leaf and the one before.
+  using Query = std::uint16_t[kCfg.shape.rows][kCfg.shape.head_dim_qk + 8];
+  // What waves tell each other, of this leaf and the one before.
   struct Exchange {
-    Words2 probabilities[Split::kRowWaves][Split::kRowTiles][Split::kSteps][kWaveSize];
+    Words2 probabilities[Split::kRowTiles][Split::kSteps][kWaveSize];
     float reference[kCfg.tuning.waves][Split::kRowTiles][16];
     float sum[kCfg.tuning.waves][Split::kRowTiles][16];
   };
   struct Nothing {};
-  std::conditional_t<(Split::kColWaves > 1), Exchange, Nothing> exchange[2];
+  using Exchanges = std::conditional_t<(Split::kColWaves > 1), Exchange, Nothing>[2];
+  struct Beside {
+    alignas(16) Query query;
+    Exchanges exchange;
+  };
+  union Overlaid {
+    alignas(16) Query query;
+    Exchanges exchange;
+  };
+  std::conditional_t<Split::kKeepsQuery, Overlaid, Beside> memory;
   unsigned arrive_flag;
   PartialList partials[1];
 };
@@ -60,20 +69,24 @@ class DecodeTiles {
   static constexpr int kKeyTiles = Split::kKeyTiles;
   static constexpr int kLaneCols = Split::kLaneCols;
   static constexpr int kUnitSteps = Split::kUnitDims / 4;  // matrix instructions that a unit of keys feeds
+  static constexpr bool kKeepsQuery = Split::kKeepsQuery;
+  static constexpr bool kOverlays = kKeepsQuery && Split::kColWaves > 1;  // what waves exchange, by the query
 
-  // So many that nothing spills: the registers that the main loop holds, and those of states, are no more than
-  // compilers were seen to place in 512. Where two waves share a SIMD, those of combine_partials() count.
+  // So many that nothing spills: the registers that the main loop holds, and those of states, are no more than clang
+  // was seen to place in 512; one where two waves share a SIMD, because of combine_partials(), or queries are read.
   static constexpr int kept_states() {
-    constexpr int kMost = 352;
+    constexpr int kMost = 368;
     constexpr int kState = 4 * kRowTiles * kLaneCols;
+    constexpr int kScores = 4 * kRowTiles * kKeyTiles;
     constexpr int kExchanged = Split::kColWaves > 1 ? 16 * kRowTiles : 0;
-    constexpr int kQuery = 2 * kRowTiles * Split::kUnits * kUnitSteps;
     constexpr int kWords = sizeof(KeyFragments<kCfg>::words) + sizeof(ValueFragments<kCfg>::words);
     constexpr int kScales = sizeof(KeyFragments<kCfg>::scales) + sizeof(ValueFragments<kCfg>::scales);
     constexpr int kFragments = (kWords + (kFormat == KvFormat::kQ8_0 ? kScales : 0)) / 4;
-    constexpr int kLoop = kState + kExchanged + kQuery + kFragments;
-    if (kCfg.tuning.waves * kCfg.tuning.blocks_per_multiprocessor > 4) return 1;
-    return kLoop + 2 * kState <= kMost ? 2 : kLoop + kState <= kMost ? 1 : 0;
+    constexpr int kLoop = kState + kScores + kExchanged + kFragments + (kKeepsQuery ? Split::kQueryRegisters : 0);
+    constexpr int kWaves = kCfg.tuning.waves * kCfg.tuning.blocks_per_multiprocessor;
+    constexpr int kFit = (kMost - kLoop) / kState;
+    constexpr int kWanted = kWaves > 4 || !kKeepsQuery ? 1 : 2;
+    return kFit < kWanted ? kFit : kWanted;
   }
 
  public:
@@ -91,7 +104,7 @@ class DecodeTiles {
     FLASHPORT_DEVICE float operator[](int slot) const { return v[slot]; }
   };
   struct Query {
-    Words2 b[kRowTiles][Split::kUnits][kUnitSteps];
+    Words2 b[kKeepsQuery ? kRowTiles : 1][Split::kUnits][kUnitSteps];
   };
   struct Scores {
     Floats4 c[kRowTiles][kKeyTiles];
@@ -109,14 +122,13 @@ class DecodeTiles {
       : block_(block),
         shared_(shared),
         live_rows_(minimum(kRows, p.group_size * p.max_q_len)),
-        row_wave_(block.wave() / Split::kColWaves),
-        col_wave_(block.wave() % Split::kColWaves),
+        col_wave_(block.wave()),
         n_(block.lane() % 16),
         g_(block.lane() / 16) {}
 
   FLASHPORT_DEVICE static constexpr int row_slots() { return kRowSlots; }
   FLASHPORT_DEVICE int live_rows() const { return recompute_scalar(live_rows_); }
-  FLASHPORT_DEVICE int row_of(int slot) const { return recompute((row_wave_ * kRowTiles + slot) * 16 + n_); }
+  FLASHPORT_DEVICE int row_of(int slot) const { return recompute(slot * 16 + n_); }
   // Whether this lane is the one to write per-row values of a slot.
   FLASHPORT_DEVICE bool owns_row(int) const { return col_wave_ == 0 && recompute(g_) == 0; }
   FLASHPORT_DEVICE static constexpr int slice() { return 0; }
@@ -126,39 +138,27 @@ class DecodeTiles {
   FLASHPORT_DEVICE static constexpr int first_column() { return 0; }
 
   // Brings the tile's query rows to shared memory as the math type; padding rows and dims are zero. Ends in a barrier.
-  // Row waves that have all columns bring their own rows: with no barrier in a leaf, another wave may be a tile behind
-  // and still have to fetch its rows.
   FLASHPORT_DEVICE void stage_query(const DecodeParams& p, const Segment& s) const {
     constexpr int kChunks = kShape.head_dim_qk / 8;
-    constexpr int kWaves = Split::kColWaves == 1 ? Split::kRowWaves : 1;  // that bring rows of their own
-    constexpr int kSharers = block_threads(kCfg) / kWaves;
-    const int thread = block_.thread();
-    const int first_row = thread / kSharers * (kRows / kWaves);
-    for (int i = thread % kSharers; i < kRows / kWaves * kChunks; i += kSharers) {
-      const int row = first_row + i / kChunks;
+    if constexpr (kOverlays) block_.sync();
+    for (int i = block_.thread(); i < kRows * kChunks; i += block_threads(kCfg)) {
+      const int row = i / kChunks;
       const int dim = i % kChunks * 8;
-      *reinterpret_cast<Words4*>(&shared_.query[row][dim]) =
+      *reinterpret_cast<Words4*>(&shared_.memory.query[row][dim]) =
           load_query<kCfg>(p, s, live_rows_, row, dim, [](float x, float y) { return pack<kMath>(x, y); });
     }
     block_.sync();
   }
 
-  // The staged query as B operands, its dims in the order of the keys' units.
   FLASHPORT_DEVICE void fetch_query(Query& query) const {
+    if constexpr (kKeepsQuery) {
 #pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile) {
+      for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
-      for (int c = 0; c < Split::kUnits; ++c) {
-        const auto* unit =
-            reinterpret_cast<const Words4*>(&shared_.query[row_of(tile)][(4 * c + g_) * Split::kUnitDims]);
-#pragma unroll
-        for (int i = 0; i < kUnitSteps; i += 2) {
-          const Words4 four = unit[i / 2];
-          query.b[tile][c][i] = {four[0], four[1]};
-          query.b[tile][c][i + 1] = {four[2], four[3]};
-        }
+        for (int c = 0; c < Split::kUnits; ++c) query_operands(query.b[tile][c], tile, c);
       }
     }
+    if constexpr (kOverlays) block_.sync();
   }
 
   // S = Q K^T
@@ -167,13 +167,24 @@ class DecodeTiles {
     for_each_fragment(scores.c, [](Floats4& c, int) { c = 0.0f; });
 #pragma unroll
     for (int c = 0; c < Split::kUnits; ++c) {
+      Words2 read[kRowTiles][kUnitSteps];
+      if constexpr (!kKeepsQuery) {
+#pragma unroll
+        for (int tile = 0; tile < kRowTiles; ++tile) query_operands(read[tile], tile, c);
+      }
 #pragma unroll
       for (int i = 0; i < kUnitSteps; ++i) {
 #pragma unroll
         for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
           const Words2 a = key_operand(keys, key_tile, c, i);
 #pragma unroll
-          for (int tile = 0; tile < kRowTiles; ++tile) mfma<kMath>(scores.c[tile][key_tile], a, query.b[tile][c][i]);
+          for (int tile = 0; tile < kRowTiles; ++tile) {
+            if constexpr (kKeepsQuery) {
+              mfma<kMath>(scores.c[tile][key_tile], a, query.b[tile][c][i]);
+            } else {
+              mfma<kMath>(scores.c[tile][key_tile], a, read[tile][i]);
+            }
+          }
         }
       }
     }
@@ -352,16 +363,16 @@ class DecodeTiles {
 
   // Tells the other column waves.
   FLASHPORT_DEVICE void publish(const Operand& p) const {
-    auto& to = shared_.exchange[buffer_];
+    auto& to = shared_.memory.exchange[buffer_];
 #pragma unroll
     for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
       for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
-        to.probabilities[row_wave_][tile][col_wave_ * kKeyTiles + key_tile][block_.lane()] = p.b[tile][key_tile];
+        to.probabilities[tile][col_wave_ * kKeyTiles + key_tile][block_.lane()] = p.b[tile][key_tile];
       }
       if (g_ == 0) {
-        to.reference[block_.wave()][tile][n_] = p.m[tile];
-        to.sum[block_.wave()][tile][n_] = p.l[tile];
+        to.reference[col_wave_][tile][n_] = p.m[tile];
+        to.sum[col_wave_][tile][n_] = p.l[tile];
       }
     }
   }
@@ -369,14 +380,13 @@ class DecodeTiles {
   // P of all column waves at one reference, which becomes the state's, and its sums, which join the state's.
   template <class State>
   FLASHPORT_DEVICE void gather(State& state, Words2 (&p)[kRowTiles][Split::kSteps]) const {
-    const auto& from = shared_.exchange[buffer_];
-    const int first_wave = row_wave_ * Split::kColWaves;
+    const auto& from = shared_.memory.exchange[buffer_];
     Rows m = state.m;
 #pragma unroll
     for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
       for (int wave = 0; wave < Split::kColWaves; ++wave) {
-        m[tile] = maximum(m[tile], from.reference[first_wave + wave][tile][n_]);
+        m[tile] = maximum(m[tile], from.reference[wave][tile][n_]);
       }
     }
     raise_references<DecodeTiles>(state, m);
@@ -384,15 +394,27 @@ class DecodeTiles {
     for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
       for (int wave = 0; wave < Split::kColWaves; ++wave) {
-        const int exponent = rescale_exponent(from.reference[first_wave + wave][tile][n_], m[tile]);
-        state.l[tile] += from.sum[first_wave + wave][tile][n_] * power_of_two(exponent);
+        const int exponent = rescale_exponent(from.reference[wave][tile][n_], m[tile]);
+        state.l[tile] += from.sum[wave][tile][n_] * power_of_two(exponent);
         const ProbabilityScale<kMath> scale(exponent);
 #pragma unroll
         for (int step = wave * kKeyTiles; step < (wave + 1) * kKeyTiles; ++step) {
-          const Words2 words = from.probabilities[row_wave_][tile][step][block_.lane()];
+          const Words2 words = from.probabilities[tile][step][block_.lane()];
           p[tile][step] = {scale(words[0]), scale(words[1])};
         }
       }
+    }
+  }
+
+  // The staged query as B operands, its dims in the order of the keys' units.
+  FLASHPORT_DEVICE void query_operands(Words2 (&b)[kUnitSteps], int tile, int c) const {
+    const auto* unit =
+        reinterpret_cast<const Words4*>(&shared_.memory.query[row_of(tile)][(4 * c + g_) * Split::kUnitDims]);
+#pragma unroll
+    for (int i = 0; i < kUnitSteps; i += 2) {
+      const Words4 four = unit[i / 2];
+      b[i] = {four[0], four[1]};
+      b[i + 1] = {four[2], four[3]};
     }
   }
 
@@ -441,7 +463,7 @@ class DecodeTiles {
 
   const Block& block_;
   DecodeShared<kCfg>& shared_;
-  int live_rows_, row_wave_, col_wave_, n_, g_;
+  int live_rows_, col_wave_, n_, g_;
   int buffer_ = 0;  // of what column waves tell each other
 };
 
