@@ -71,7 +71,7 @@ def environment(device: str) -> dict[str, Any]:
             found["cudnn"] = torch.backends.cudnn.version()
         else:
             found["threads"] = torch.get_num_threads()
-    for peer in ("triton", "fla-core", "sglang"):
+    for peer in ("triton", "fla-core", "sglang", "flashinfer-python", "flash-attn"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[peer] = importlib.metadata.version(peer)
     return found
