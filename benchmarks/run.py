@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import importlib.util
 import json
 import re
 import subprocess
@@ -222,6 +223,8 @@ def main() -> None:
             parser.error(f"--shapes: {arguments.shapes!r} is in no name or title of a shape; --list has all")
         if arguments.list:
             print(list_grid(chosen))
+        elif importlib.util.find_spec("matplotlib") is None:
+            parser.error("--grid draws a heat map, which needs matplotlib: pip install 'flashport[bench]'")
         else:
             run_grid(arguments, chosen)
         return

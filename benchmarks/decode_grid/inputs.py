@@ -64,7 +64,7 @@ class Reference:
             for kv_head in dict.fromkeys((0, shape.kv_heads - 1)):
                 heads = slice(kv_head * shape.group, (kv_head + 1) * shape.group)
                 k, v = (
-                    _values(torch, cache.flatten(0, 1)[slots, kv_head], shape.kv_format)
+                    _values(torch, _stored(torch, cache)[slots, kv_head], shape.kv_format)
                     for cache in (x.k_cache, x.v_cache)
                 )
                 q = x.q[request, :, heads].double().transpose(0, 1)  # [group, q_len, D]
@@ -83,10 +83,16 @@ class Reference:
                 )
 
 
+def _stored(torch: Any, cache: Any) -> Any:
+    """The rows of a cache, as bytes where elements are bytes: old torch takes no parts of fp8 arrays."""
+    rows = cache.flatten(0, 1)
+    return rows.view(torch.uint8) if rows.element_size() == 1 else rows
+
+
 def _values(torch: Any, rows: Any, fmt: str) -> Any:
     """Stored rows in fp64."""
     if fmt != "q8_0":
-        return rows.double()
+        return (rows.view(torch.float8_e4m3fn) if fmt == "fp8_e4m3" else rows).double()
     blocks = rows.unflatten(-1, (-1, 34))  # a scale in fp16, then 32 quants
     scales = blocks[..., :2].contiguous().view(torch.float16)
     return (scales.double() * blocks[..., 2:].contiguous().view(torch.int8).double()).flatten(-2)
