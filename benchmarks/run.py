@@ -4,7 +4,7 @@
 The table beside it, <device>.md, has each row with its figures, bars and whether they are met.
 
     python benchmarks/run.py [--device cuda:0] [--rounds 9] [--match TEXT] [--plot]
-    python benchmarks/run.py --grid [--device cuda:0] [--rounds 5] [--shapes REGEX] [--limit N] [--list]
+    python benchmarks/run.py --grid [--device cuda:0] [--rounds 7] [--shapes REGEX] [--limit N] [--list]
 
 With --grid it times the decode shapes of decode_grid/shapes.py beside all peers that are installed, and writes
 <device>-grid.json, .md and, as a heat map, .svg.
@@ -171,7 +171,7 @@ def run_grid(arguments: argparse.Namespace, chosen: list[Shape]) -> None:
     from flashport.benchmarks import harness
     from flashport.cli.common import choose_device
 
-    device, rounds = choose_device(arguments.device), int(arguments.rounds or 5)
+    device, rounds = choose_device(arguments.device), int(arguments.rounds or 7)
     rows = []
     for row in measure.run(chosen, device.device, device.target, rounds, arguments.seconds):
         rows.append(row)
@@ -203,7 +203,7 @@ def main() -> None:
     """Runs the benchmark and judges it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device")
-    parser.add_argument("--rounds", help="interleaved rounds [default: 9, and 5 with --grid]")
+    parser.add_argument("--rounds", help="interleaved rounds [default: 9, and 7 with --grid]")
     parser.add_argument("--match", default="")
     parser.add_argument("--plot", action="store_true")
     parser.add_argument("--out", type=Path, help="the results file [default: by the device's name]")

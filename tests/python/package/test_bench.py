@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import importlib
@@ -217,6 +218,75 @@ def test_a_peer_that_fails_when_it_is_timed_is_told():
     harness.measure(row, None, "cpu", lambda: None, {"good": lambda: None, "bad": fails}, 1)
     assert list(row.peers) == ["good"]
     assert row.peers_failed == {"bad": "RuntimeError: not in a graph"}
+
+
+class FakeGpu:
+    """What the timer of graphs uses of torch; a call takes ``host`` seconds outside of a graph, ``device`` in one."""
+
+    def __init__(self, host, device, start):
+        self.clock, self.captured, self.replayed = 0.0, None, []
+        self.host, self.device, self.start = host, device, start
+        self.cuda = self
+
+    def call(self):
+        if self.captured is None:
+            self.clock += self.host
+        else:
+            self.captured += 1
+
+    def synchronize(self):
+        pass
+
+    def Stream(self):  # noqa: N802 - torch's names
+        return self
+
+    def stream(self, stream):
+        return contextlib.nullcontext()
+
+    def Event(self, enable_timing):  # noqa: N802
+        gpu = self
+
+        class Event:
+            def record(self):
+                self.time = gpu.clock
+
+            def synchronize(self):
+                pass
+
+            def elapsed_time(self, end):
+                return (end.time - self.time) * 1e3
+
+        return Event()
+
+    def CUDAGraph(self):  # noqa: N802
+        gpu = self
+
+        class Graph:
+            calls = 0
+
+            def replay(self):
+                gpu.replayed.append(self.calls)
+                gpu.clock += gpu.start + self.calls * gpu.device
+
+        return Graph()
+
+    @contextlib.contextmanager
+    def graph(self, graph, stream):
+        self.captured = 0
+        yield
+        graph.calls, self.captured = self.captured, None
+
+
+@pytest.mark.parametrize(
+    ("host", "device", "calls"),
+    [(5e-6, 4e-6, 200), (60e-6, 4e-6, 200), (60e-6, 20e-6, 48), (5e-6, 2e-3, 1)],
+)
+def test_a_graph_is_as_long_whatever_a_call_costs_the_host(host, device, calls):
+    gpu = FakeGpu(host, device, start=3e-6)
+    timer = harness._graph_timer(gpu, gpu.call)
+    seconds = timer()
+    assert gpu.replayed[-1] == calls
+    assert seconds == pytest.approx(device + 3e-6 / calls)
 
 
 BARS = Path(__file__).parents[3] / "benchmarks"
