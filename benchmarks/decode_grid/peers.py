@@ -38,7 +38,6 @@ def peers_of(shape: Shape, device: str) -> dict[str, Maker]:
         return {} if shape.ragged else {"torch SDPA": lambda x: _sdpa(x, None)}
     found: dict[str, tuple[str, Maker]] = {}
     if shape.ragged:
-        found["cuDNN varlen"] = ("torch", _cudnn_varlen)
         found["flash varlen"] = ("torch", _flash_varlen)
     else:
         found["SDPA cuDNN"] = ("torch", _sdpa_cudnn)
@@ -51,6 +50,21 @@ def peers_of(shape: Shape, device: str) -> dict[str, Maker]:
     if shape.q_len > 1 or shape.group > 16:
         found["FlashInfer prefill"] = ("flashinfer", _flashinfer_prefill)
     return {name: make for name, (package, make) in found.items() if importlib.util.find_spec(package)}
+
+
+@functools.cache
+def _import(package: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except Exception as error:  # a broken package is tried once, not for every shape
+        return error
+
+
+def _load(package: str) -> Any:
+    found = _import(package)
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 def _heads_first(out: Any) -> Any:
@@ -90,35 +104,20 @@ def _sdpa_flash(x: Inputs) -> Candidate:
 
 
 def _with_kvcache(x: Inputs, package: str) -> Candidate:
-    attend = importlib.import_module(package).flash_attn_with_kvcache
+    attend = _load(package).flash_attn_with_kvcache
     k, v = (x.contiguous(cache).transpose(1, 2).contiguous() for cache in (x.k_cache, x.v_cache))
     return Candidate(lambda: attend(x.q, k, v, cache_seqlens=x.lens, causal=True), lambda out: out)
 
 
-def _packed(x: Inputs) -> tuple[Any, ...]:
-    """q, k and v of all requests one after another, with their bounds."""
-    bounds = x.torch.nn.functional.pad(x.lens.cumsum(0), (1, 0)).int()
-    bounds_q = _bounds(x, x.shape.q_len)
-    return x.q.flatten(0, 1), x.packed(x.k_cache), x.packed(x.v_cache), bounds_q, bounds
-
-
 def _flash_varlen(x: Inputs) -> Candidate:
-    q, k, v, bounds_q, bounds = _packed(x)
-    attend, shape = x.torch.ops.aten._flash_attention_forward, x.shape
-    most = shape.q_len, max(shape.lens)
+    """On the rows of all requests one after another. cuDNN has no such form that torch lets users call."""
+    torch, shape = x.torch, x.shape
+    q, k, v = x.q.flatten(0, 1), x.packed(x.k_cache), x.packed(x.v_cache)
+    bounds = torch.nn.functional.pad(x.lens.cumsum(0), (1, 0)).int()
+    lengths = (_bounds(x, shape.q_len), bounds, shape.q_len, max(shape.lens))
+    attend, causal = torch.ops.aten._flash_attention_forward, shape.q_len > 1
     return Candidate(
-        lambda: attend(q, k, v, bounds_q, bounds, *most, 0.0, shape.q_len > 1, False)[0],
-        lambda out: out.unflatten(0, (-1, shape.q_len)),
-    )
-
-
-def _cudnn_varlen(x: Inputs) -> Candidate:
-    q, k, v, bounds_q, bounds = _packed(x)
-    attend, shape = x.torch.ops.aten._cudnn_attention_forward, x.shape
-    most = shape.q_len, max(shape.lens)
-    return Candidate(
-        lambda: attend(q, k, v, None, bounds_q, bounds, *most, False, 0.0, shape.q_len > 1, False)[0],
-        lambda out: out.unflatten(0, (-1, shape.q_len)),
+        lambda: attend(q, k, v, *lengths, 0.0, causal, False)[0], lambda out: out.unflatten(0, (-1, shape.q_len))
     )
 
 
@@ -141,8 +140,7 @@ def _page_list(x: Inputs) -> tuple[Any, Any, Any]:
 
 def _flashinfer_decode(x: Inputs, tensor_cores: bool) -> Candidate:
     """Its decode wrapper, planned for graphs."""
-    import flashinfer
-
+    flashinfer = _load("flashinfer")
     shape, pages = x.shape, _page_list(x)
     buffers = [tensor.clone() for tensor in pages]
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
@@ -158,8 +156,7 @@ def _flashinfer_decode(x: Inputs, tensor_cores: bool) -> Candidate:
 
 def _flashinfer_prefill(x: Inputs) -> Candidate:
     """Its prefill wrapper, planned for graphs; on Hopper by its FlashAttention-3 kernels."""
-    import flashinfer
-
+    flashinfer = _load("flashinfer")
     shape, pages = x.shape, _page_list(x)
     bounds_q = _bounds(x, shape.q_len)
     buffers = [tensor.clone() for tensor in (bounds_q, *pages)]

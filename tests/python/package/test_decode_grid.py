@@ -205,7 +205,7 @@ def measured(chosen, **options):
     pytest.importorskip("torch")
     from decode_grid import measure
 
-    return list(measure.run(chosen, "cpu", "cpu", 1, 60, **options))
+    return [measure.measure(shape, "cpu", "cpu", 1, **options) for shape in chosen]
 
 
 @pytest.mark.parametrize("shape", MEASURED, ids=lambda shape: shape.name)
@@ -258,13 +258,100 @@ def test_a_peer_that_fails_or_is_wrong_is_a_blank():
     assert "differ from the fp64 reference" in row["peers_failed"]["wrong"]
 
 
+def test_a_package_that_cannot_be_loaded_is_tried_once(monkeypatch, tmp_path):
+    from decode_grid import peers
+
+    (tmp_path / "flashinfer.py").write_text(
+        "from pathlib import Path\nwith Path(__file__).with_suffix('.log').open('a') as log:\n    log.write('x')\n"
+        "raise ImportError('no driver')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    peers._import.cache_clear()
+    makers = peers.peers_of(SMALL, "cuda:0")
+    assert list(makers)[-2:] == ["FlashInfer", "FlashInfer TC"]
+    rows = measured([SMALL, SMALL], peers=lambda shape, device: dict(list(makers.items())[-2:]))
+    peers._import.cache_clear()
+    assert all(set(row["peers_failed"].values()) == {"ImportError: no driver"} for row in rows)
+    assert (tmp_path / "flashinfer.log").read_text() == "x"
+
+
+def test_peers_of_a_shape(monkeypatch):
+    from decode_grid import peers
+
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: name)
+    dense = ["SDPA cuDNN", "SDPA flash", "FlashAttention 2", "FlashAttention 3"]
+    assert list(peers.peers_of(SMALL, "cuda:0")) == [*dense, "FlashInfer", "FlashInfer TC"]
+    assert list(peers.peers_of(Shape(7, 1, 128, lens=(9,)), "cuda:0")) == [*dense, "FlashInfer TC"]
+    assert list(peers.peers_of(replace(SMALL, q_len=2), "cuda:0")) == [*dense, "FlashInfer TC", "FlashInfer prefill"]
+    ragged = ["flash varlen", "FlashInfer", "FlashInfer TC"]
+    assert list(peers.peers_of(replace(SMALL, lens=(7, 9)), "cuda:0")) == ragged
+    assert peers.peers_of(replace(SMALL, page=1), "cuda:0") == {}
+
+
 def test_shapes_after_the_time_limit_are_left_out():
     from decode_grid import measure
 
-    pytest.importorskip("torch")
     (row,) = measure.run([SMALL], "cpu", "cpu", 1, -1)
     assert row["skipped"] == "left out: -1 s were over"
     assert row["seconds"] is None
+    assert row["classes"] == ["all", "q_len 1"]
+
+
+class FakeWorker:
+    """Stands in for the process that measures: a device that some peers stop."""
+
+    def __init__(self, stops, ours_stops=False):
+        self.stops, self.ours_stops, self.calls, self.closed = stops, ours_stops, [], False
+
+    def measure(self, shape, device, target, rounds, without=()):
+        self.calls.append(without)
+        stopped = {name: "Error: illegal access" for name in self.stops if name not in without}
+        (row,) = fake_rows([shape])
+        fault = "the device failed" if stopped or self.ours_stops else ""
+        return {**row, "peers_failed": stopped, "fault": fault, "wrong": fault}
+
+    def close(self):
+        self.closed = True
+
+
+def test_after_a_fault_a_shape_is_measured_without_the_peer_that_failed():
+    from decode_grid import measure
+
+    worker = FakeWorker(["A"])
+    rows = list(measure.run([SMALL, SMALL], "cuda:0", "sm90a", 1, 60, worker))
+    assert worker.calls == [(), ("A",)] * 2
+    assert worker.closed
+    for row in rows:
+        assert row["peers_failed"] == {"A": "Error: illegal access"}
+        assert not row["wrong"]
+
+
+def test_a_fault_of_ours_is_the_rows_and_the_run_goes_on():
+    from decode_grid import measure
+
+    rows = list(measure.run([SMALL, SMALL], "cpu", "cpu", 1, 60, FakeWorker([], ours_stops=True)))
+    assert [row["wrong"] for row in rows] == ["the device failed"] * 2
+    assert rows[0]["peers_failed"] == {"torch SDPA": "the device failed"}
+
+
+def test_the_worker_measures_in_another_process_and_is_replaced_when_it_dies():
+    pytest.importorskip("torch")
+    import os
+
+    from decode_grid import measure
+
+    worker = measure.Worker()
+    row = worker.measure(SMALL, "cpu", "no_such_target", 1)
+    assert row["name"] == SMALL.name
+    assert "no_such_target" in row["wrong"] + row["skipped"]
+    process = next(iter(worker._pool._processes.values()))
+    assert process.pid != os.getpid()
+    process.kill()
+    process.join()
+    assert worker.measure(SMALL, "cpu", "cpu", 1)["fault"] == "the process that measured it died"
+    row = worker.measure(SMALL, "cpu", "no_such_target", 1)
+    assert not row["fault"]
+    worker.close()
 
 
 def test_the_script_writes_its_results(tmp_path):
