@@ -232,12 +232,10 @@ def test_a_wrong_result_has_no_figure(monkeypatch):
         out[0, 0] *= 1.1
 
     monkeypatch.setattr(decode, "flash_decode", wrong)
-    first, second = measured([SMALL, SMALL])
-    assert first["seconds"] is first["ratio"] is None
-    assert first["wrong"].startswith(
-        "ValueError: rows of request 0, heads 0 to 1, differ from the fp64 reference by up to"
-    )
-    assert second["wrong"] == first["wrong"]
+    for row in measured([SMALL, SMALL]):
+        assert row["seconds"] is row["ratio"] is None
+        start = "ValueError: rows of request 0, heads 0 to 1, differ from the fp64 reference by up to 0."
+        assert row["wrong"].startswith(start)
 
 
 def test_a_peer_that_fails_or_is_wrong_is_a_blank():
