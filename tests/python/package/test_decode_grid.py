@@ -70,6 +70,24 @@ def test_select():
     assert len(shapes.select(limit=7)) == 7
 
 
+def test_the_roofline_page_estimates_every_shape():
+    tables = (ROOT / "docs/roofline.md").read_text().split("The decode grid in us")[1:]
+    assert len(tables) == 3
+    for text in tables:
+        lines = [line for line in text.split("\n\n")[1].splitlines() if line.startswith("|")]
+        batches = [cell.strip() for cell in lines[0].split("|")[2:-1]]
+        cells = {
+            (fields[0].strip(), batch): figure.strip()
+            for fields in (line.split("|")[1:-1] for line in lines[2:])
+            for batch, figure in zip(batches, fields[1:], strict=True)
+            if figure.strip()
+        }
+        tokens = {1: "", 2: ", q_len 2", 4: ", q_len 4", 8: ", q_len 8"}
+        assert set(cells) == {(shape.head_shape + tokens[shape.q_len], shape.batch) for shape in shapes.grid()}
+        if text is tables[0]:  # 64 * 8192 keys of 8 heads, 512 bytes each, at 5.3 TB/s
+            assert cells["32/8 D128", "64 x 8k"] == "405"
+
+
 def run_script(*arguments):
     command = [sys.executable, str(ROOT / "benchmarks/run.py"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
