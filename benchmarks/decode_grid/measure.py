@@ -115,11 +115,14 @@ def _measure(
     reference, out = Reference(x), torch.full_like(x.q, float("nan"))
     q, rows = (tensor.squeeze(1) if shape.q_len == 1 else tensor for tensor in (x.q, out))
 
+    arrays = q, x.k_cache, x.v_cache, x.lens
+    options = {"block_table": x.table, "k_format": shape.kv_format, "v_format": shape.kv_format, "out": rows}
+    # One for all graphs of the row: each would else keep one of its own for as long as the process lives.
+    size = decode.decode_workspace_size(*arrays, **options)
+    workspace = torch.zeros(size, dtype=torch.uint8, device=x.device) if size else None
+
     def ours() -> None:
-        decode.flash_decode(
-            q, x.k_cache, x.v_cache, x.lens, block_table=x.table, k_format=shape.kv_format, v_format=shape.kv_format,
-            out=rows,
-        )  # fmt: skip
+        decode.flash_decode(*arrays, workspace=workspace, **options)
 
     ours()
     reference.check(out)

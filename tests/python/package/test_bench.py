@@ -226,11 +226,12 @@ class FakeGpu:
     def __init__(self, host, device, start):
         self.clock, self.captured, self.replayed = 0.0, None, []
         self.host, self.device, self.start = host, device, start
-        self.cuda = self
+        self.cuda, self.ready = self, False
 
     def call(self):
         if self.captured is None:
             self.clock += self.host
+            self.ready = True
         else:
             self.captured += 1
 
@@ -272,7 +273,8 @@ class FakeGpu:
 
     @contextlib.contextmanager
     def graph(self, graph, stream):
-        self.captured = 0
+        assert self.ready, "no workspace is ready: run the call once before each capture"
+        self.captured, self.ready = 0, False
         yield
         graph.calls, self.captured = self.captured, None
 
