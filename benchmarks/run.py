@@ -152,7 +152,7 @@ def grid_page(result: dict, chosen: list[Shape], verdicts: list[Verdict], pictur
     versions = ", ".join(f"{name} {found[name]}" for name in grid_report.SOFTWARE if name in found)
     parts = [
         f"# The decode grid on {result['device']['name']}",
-        f"`{found['command']}`, {found['time']}, {versions}; {result['rounds']} rounds. Ratios are our time over the "
+        f"`{found['command']}`, {found['time']}, {versions}; rounds: {result['rounds']}. Ratios are our time over the "
         "best peer's.",
         grid_report.statistics_table(rows),
         f"![Heat map of the ratios]({picture})",
@@ -167,11 +167,16 @@ def grid_page(result: dict, chosen: list[Shape], verdicts: list[Verdict], pictur
 
 def run_grid(arguments: argparse.Namespace, chosen: list[Shape]) -> None:
     """Times the grid, writes its results and judges them."""
+    import click
+
     from decode_grid import measure  # these need flashport, which --list does not
     from flashport.benchmarks import harness
     from flashport.cli.common import choose_device
 
-    device, rounds = choose_device(arguments.device), int(arguments.rounds or 7)
+    try:
+        device, rounds = choose_device(arguments.device), int(arguments.rounds or 7)
+    except click.ClickException as error:
+        raise SystemExit(error.format_message()) from None
     rows = []
     for row in measure.run(chosen, device.device, device.target, rounds, arguments.seconds):
         rows.append(row)

@@ -114,6 +114,13 @@ def test_patterns_that_choose_nothing(pattern, message):
     assert message in found.stderr
 
 
+def test_an_unknown_device_is_named():
+    found = run_script("--grid", "--shapes", "71/1", "--device", "cuda:99")
+    assert found.returncode == 1
+    assert "no such device: cuda:99" in found.stderr
+    assert "Traceback" not in found.stderr
+
+
 def test_statistics():
     ratios = {"a": 0.5, "b": 2.0, "c": 1.0, "d": 4.0}
     found = report.statistics(ratios)
