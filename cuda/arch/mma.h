@@ -34,14 +34,15 @@ FLASHPORT_DEVICE void copy_async(void* to, const void* from, bool valid) {
 // registers, where copies want it; what createpolicy returns is moved there again for each of them.
 constexpr std::uint64_t kReadOncePolicy = 0x12f0000000000000;
 constexpr std::uint64_t kNormalPolicy = 0x1000000000000000;
+// `to` is an address of shared memory.
 template <int kBytes>
-FLASHPORT_DEVICE void copy_async(void* to, const void* from, std::uint64_t policy) {
+FLASHPORT_DEVICE void copy_async(unsigned to, const void* from, std::uint64_t policy) {
   if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                  "l"(policy)
                  : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global.L2::cache_hint [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from),
+    asm volatile("cp.async.ca.shared.global.L2::cache_hint [%0], [%1], %2, %3;" ::"r"(to), "l"(from),
                  "n"(kBytes), "l"(policy)
                  : "memory");
   }
@@ -57,6 +58,11 @@ FLASHPORT_DEVICE void mbarrier_arrive_on_copies(std::uint64_t* barrier) {
 }
 FLASHPORT_DEVICE void mbarrier_arrive(std::uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+// The arrival of a wave: one for all lanes, which have read what the barrier gives back.
+FLASHPORT_DEVICE void mbarrier_arrive_wave(std::uint64_t* barrier) {
+  __syncwarp();
+  if (threadIdx.x % kWaveSize == 0) mbarrier_arrive(barrier);
 }
 FLASHPORT_DEVICE void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 // Copies since the last commit are one group. Waits until at most kLater groups of this thread are in flight.

@@ -28,9 +28,14 @@ FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>* sh
     return Block(&own.arrive_flag, first + begin, threads, its_barrier, team, kTeams);
   };
   constexpr int kCompute = compute_threads(kCfg);
+  // The producers find their range first, with the multiprocessor's issue slots to themselves: all waits for their copies.
+  const bool produces = thread >= kCompute;
+  const int range_barrier = kFirstTeamBarrier + team * kTeamBarriers + kRangeBarrier;
+  if (!produces) barrier_await(range_barrier, kThreads);
   const Range range = block_range(p, part(0, kCompute, kComputeBarrier));
+  if (produces) barrier_signal(range_barrier, kThreads);
   const bool together = teams_share_rows<kCfg>(p, range);
-  if (thread < kCompute) {
+  if (!produces) {
     take_registers<kCfg>();
     const Block block = part(0, kCompute, kComputeBarrier);
     if constexpr (kTeams > 1) {

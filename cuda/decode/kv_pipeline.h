@@ -54,7 +54,7 @@ struct KvRing {
   static constexpr int kQueries = sizeof(QueryTile<kCfg>) > 8 * 1024 ? 1 : 2;  // the next one early, if it is small
   // Page numbers are brought so many turns early. Those of a turn have landed when its keys' place is free: the tile
   // that was there before it was asked for behind them.
-  static constexpr int kLookAhead = (kTiles + 1) / 2 + 2;
+  static constexpr int kLookAhead = (kTiles + 1) / 2;
   alignas(kTileAlignment<kCfg>) char tiles[kTiles][KvTiles<kCfg>::kBytes];  // the team's part of each
   QueryTile<kCfg> queries[kQueries];
   alignas(8) std::uint64_t ready[kTiles];  // of a tile, and of the query tile that was asked for before it
@@ -69,13 +69,13 @@ struct KvRing {
   FLASHPORT_DEVICE void init(unsigned thread) {
     const unsigned i = thread;
     if (i < kTiles) mbarrier_init(&ready[i], kCfg.tuning.teams * kCfg.tuning.producer_waves * kWaveSize);
-    if (i < kTiles) mbarrier_init(&free[i], kCfg.tuning.waves * kWaveSize);
-    if (i < kQueries) mbarrier_init(&query_free[i], kCfg.tuning.waves * kWaveSize);
+    if (i < kTiles) mbarrier_init(&free[i], kCfg.tuning.waves);
+    if (i < kQueries) mbarrier_init(&query_free[i], kCfg.tuning.waves);
   }
 };
 
-// Barriers of a team: of its compute waves and of its producers.
-enum TeamBarrier { kComputeBarrier, kProducerBarrier, kTeamBarriers };
+// Barriers of a team: of its compute waves, of its producers, and of both, when the producers have their range.
+enum TeamBarrier { kComputeBarrier, kProducerBarrier, kRangeBarrier, kTeamBarriers };
 inline constexpr int kFirstTeamBarrier = 1;  // barrier 0 is __syncthreads()
 
 // What a compute wave sees of the ring.
@@ -104,7 +104,7 @@ class KvPipeline {
 
  private:
   FLASHPORT_DEVICE void release() {
-    mbarrier_arrive(&ring_.free[place_.stage]);
+    mbarrier_arrive_wave(&ring_.free[place_.stage]);
     place_.next();
   }
 

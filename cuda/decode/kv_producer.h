@@ -158,7 +158,6 @@ class KvProducer {
 #pragma unroll
     for (int i = 0; i < kRowsPerLane; ++i) {
       const int row = first_row() + i * kWaveSize;
-      // The policy as a constant: ptxas 13.0 gave one in a register to a wrong uniform register.
       if (whole && fits_cache_) {
         Copies::copy_whole(block_.lane(), tile, row, first_byte, rows, kNormalPolicy);
       } else if (whole) {

@@ -34,7 +34,9 @@ struct RowCopies {
     // A lane keeps its column of the tile; rows are a power of two at once, so a row's swizzle is xored in.
     const int byte = lane % kLanes * kUnit;
     const int first = lane / kLanes;
-    char* to = tile + Layout::row_offset(first_row + first);
+    // Opaque to the compiler: ptxas 13.0 makes an illegal instruction of a uniform address of shared memory beside a
+    // cache policy.
+    const unsigned to = recompute(static_cast<int>(shared_address(tile + Layout::row_offset(first_row + first))));
     const int column = Layout::column(first_byte + byte) ^ Layout::swizzle(first_row + first);
     // Addresses first: eight copies then leave one after the other.
     constexpr int kBatch = kRows / kAtOnce < 8 ? kRows / kAtOnce : 8;
@@ -61,7 +63,7 @@ struct RowCopies {
       const int row = first_row + lane / kOverAtOnce;
       const int unit = over + lane % kOverAtOnce;
       if (kUnits - over >= kOverAtOnce || unit < kUnits) {
-        copy_async<kUnit>(tile + Layout::offset(row, first_byte + unit * kUnit), rows[row] + unit * kUnit,
+        copy_async<kUnit>(shared_address(tile + Layout::offset(row, first_byte + unit * kUnit)), rows[row] + unit * kUnit,
                           policy);
       }
     }

@@ -126,7 +126,7 @@ class DecodeTiles {
       values_ = {lane, col_wave * kColGroups, head_place<typename Tile::Values>(team, s.kv_head, together)};
     }
     if (has_query_) {
-      mbarrier_arrive(&shared_.ring.query_free[query_.stage]);
+      mbarrier_arrive_wave(&shared_.ring.query_free[query_.stage]);
       query_.next();
     }
     has_query_ = true;

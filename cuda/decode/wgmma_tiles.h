@@ -92,7 +92,7 @@ class DecodeTiles<kCfg> {
   // The producers have brought the query with the tile's first keys; the one before is given back.
   FLASHPORT_DEVICE void stage_query(const DecodeParams& p, const Segment& s) {
     if (live_rows_ >= 0) {
-      mbarrier_arrive(&shared_.ring.query_free[query_.stage]);
+      mbarrier_arrive_wave(&shared_.ring.query_free[query_.stage]);
       query_.next();
     }
     live_rows_ = maximum(minimum(kRows, p.group_size * s.q_len - s.row_tile * kRows), 0);

@@ -13,7 +13,7 @@ struct CombineShared {
 };
 
 // As many results of a piece are in flight.
-inline constexpr int kCombineAtOnce = 16;
+inline constexpr int kCombineAtOnce = 32;
 
 // One part of the block's tile: a thread a piece.
 struct PartThreads {

@@ -53,7 +53,6 @@ void check_line(const DecodeProblem& problem, const Check& check, const DecodePa
 
 // Where there are few tiles, few blocks would combine large states and read them for long, while the others have ended:
 // a second launch spreads them.
-constexpr std::int64_t kFewTiles = 8;
 constexpr int kManyPartials = 32;
 void plan_combine(DecodePlan& plan, const Check& check, DeviceContext& device) {
   const DecodeShape& shape = plan.kernel->shape.decode;
@@ -80,7 +79,8 @@ void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check&
   plan.workspace_bytes = kCounterBytes + partials_bytes_of(plan);
   const DecodeSplit& split = plan.kernel->decode_split;
   const bool many_chunks = split.column_slices > 1 && split.row_slices == 1 && p.side_partials >= kManyPartials;
-  if ((split.large || many_chunks) && kFewTiles * tile_count(p) <= plan.grid) plan_combine(plan, check, device);
+  const int few = split.large ? 8 : many_chunks ? 32 : 0;  // tiles of that many blocks
+  if (few > 0 && few * tile_count(p) <= plan.grid) plan_combine(plan, check, device);
 }
 
 // One block per chunk of at most `keys` keys, which the kernel cuts into chunks of its own as long as they may be.
