@@ -49,7 +49,7 @@ class KvProducer {
  public:
   FLASHPORT_DEVICE KvProducer(const DecodeParams& p, const Block& block, const Line& line, Shared* teams)
       : block_(block),
-        policy_(fits_cache(p, line) ? kNormalPolicy : kReadOncePolicy),
+        fits_cache_(fits_cache(p, line)),
         teams_(teams),
         ring_(teams[block.team()].ring),
         as_stored_(is_as_stored<typename Tiles::Keys>(p.cache.k) && is_as_stored<typename Tiles::Values>(p.cache.v)) {}
@@ -158,8 +158,11 @@ class KvProducer {
 #pragma unroll
     for (int i = 0; i < kRowsPerLane; ++i) {
       const int row = first_row() + i * kWaveSize;
-      if (whole) {
-        Copies::copy_whole(block_.lane(), tile, row, first_byte, rows, policy_);
+      // The policy as a constant: ptxas 13.0 gave one in a register to a wrong uniform register.
+      if (whole && fits_cache_) {
+        Copies::copy_whole(block_.lane(), tile, row, first_byte, rows, kNormalPolicy);
+      } else if (whole) {
+        Copies::copy_whole(block_.lane(), tile, row, first_byte, rows, kReadOncePolicy);
       } else {
         Copies::copy_part(block_.lane(), tile, row, first_byte, cache, rows);
       }
@@ -170,7 +173,7 @@ class KvProducer {
     place_.next();
   }
   const Block& block_;
-  const std::uint64_t policy_;
+  const bool fits_cache_;
   Shared* teams_;
   KvRing<kCfg>& ring_;
   PipelineState<KvRing<kCfg>::kTiles> place_;

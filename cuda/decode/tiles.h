@@ -73,7 +73,7 @@ class DecodeTiles {
   static constexpr int kSliceColumns = kColumns / kColWaves;
   static constexpr int kTurnLeaves = kCfg.tuning.leaves;
   // More registers than these would spill.
-  static constexpr int kKeptStates = kColTiles * kRowTiles <= 2 ? 2 : kColTiles * kRowTiles <= 4 ? 1 : 0;
+  static constexpr int kKeptStates = kScaled ? 0 : kColTiles * kRowTiles <= 2 ? 2 : kColTiles * kRowTiles <= 4 ? 1 : 0;
   struct Rows {
     float v[kRowSlots];
     FLASHPORT_DEVICE float& operator[](int slot) { return v[slot]; }
@@ -89,10 +89,9 @@ class DecodeTiles {
   };
   struct Operand {};  // P^T: in shared memory
 
-  FLASHPORT_DEVICE DecodeTiles(const DecodeParams& p, const Block& block, DecodeShared<kCfg>& shared)
+  FLASHPORT_DEVICE DecodeTiles(const DecodeParams&, const Block& block, DecodeShared<kCfg>& shared)
       : block_(block),
         shared_(shared),
-        live_rows_(minimum(kRows, p.group_size * p.max_q_len)),
         row_base_(kRowWaves == 1 ? 0 : block.wave() / kColWaves * kWaveRows),
         col_wave_(kRowWaves == 1 ? block.wave() : block.wave() % kColWaves),
         g_(block.lane() / 4),
@@ -114,7 +113,8 @@ class DecodeTiles {
   FLASHPORT_DEVICE int first_column() const { return recompute(col_wave_) * kSliceColumns; }
 
   // The query comes with the tile's first keys; the one before is given back.
-  FLASHPORT_DEVICE void stage_query(const DecodeParams&, const Segment& s) {
+  FLASHPORT_DEVICE void stage_query(const DecodeParams& p, const Segment& s) {
+    live_rows_ = maximum(minimum(kRows, p.group_size * s.q_len - s.row_tile * kRows), 0);
     if constexpr (kCfg.tuning.teams > 1) {
       // From here on, or what all heads have in common stays in registers for the next one.
       using Tile = KvTiles<kCfg>;
@@ -423,7 +423,7 @@ class DecodeTiles {
 
   const Block& block_;
   DecodeShared<kCfg>& shared_;
-  int live_rows_, row_base_, col_wave_, g_, c_;
+  int live_rows_ = 0, row_base_, col_wave_, g_, c_;
   KeyOperand<kCfg> keys_;
   ValueOperand<kCfg, kColGroups> values_;
   PipelineState<KvRing<kCfg>::kQueries> query_;

@@ -1,6 +1,5 @@
 // Leaves of K and V on their way from memory into the registers of the waves that multiply them, as A operands of MFMA.
-// Shared memory takes no part: keys are split among the column waves, values by columns, so nothing is loaded twice but
-// by row waves.
+// Shared memory takes no part: keys are split among the waves, values by columns, so nothing is loaded twice.
 //
 // A wave's lane = 16 g + n. Of each of its keys' rows, key n of a key tile is the lane's, and of that row the units
 // 4 c + g of 16 bytes (16-bit types: 8 dims, byte types: 16): 4 lanes read 64 bytes. The order of the dims that this
@@ -21,9 +20,8 @@ namespace flashport::FLASHPORT_TARGET::decode {
 template <DecodeConfig kCfg>
 struct WaveSplit {
   static constexpr KvFormat kFormat = kCfg.shape.k_format;
-  static constexpr int kRowTiles = kCfg.shape.rows == 64 ? 2 : 1;  // tiles of 16 query rows a wave
-  static constexpr int kRowWaves = kCfg.shape.rows / (16 * kRowTiles);
-  static constexpr int kColWaves = kCfg.tuning.waves / kRowWaves;
+  static constexpr int kRowTiles = kCfg.shape.rows / 16;
+  static constexpr int kColWaves = kCfg.tuning.waves;
   static constexpr int kKeyTiles = kLeafKeys / 16 / kColWaves;
   static constexpr int kWaveCols = kCfg.shape.head_dim_v / kColWaves;
   static constexpr int kLaneCols = kWaveCols / 16;
@@ -31,7 +29,9 @@ struct WaveSplit {
   static constexpr int kUnits = kCfg.shape.head_dim_qk / (4 * kUnitDims);  // of a lane in a key's row
   static constexpr int kValueWords = kLaneCols * (kv::is_byte_format(kFormat) ? 1 : 2) / 4;
   static constexpr int kSteps = kLeafKeys / 16;  // of 16 keys
-  static_assert(kColWaves * kRowWaves == kCfg.tuning.waves && kKeyTiles >= 1 && kLaneCols % 4 == 0 && kLaneCols <= 8);
+  static constexpr int kQueryRegisters = kCfg.shape.rows * kCfg.shape.head_dim_qk / (2 * kWaveSize);
+  static constexpr bool kKeepsQuery = kQueryRegisters <= 96;  // else a leaf reads it from shared memory
+  static_assert(kKeyTiles >= 1 && kLaneCols % 4 == 0 && kLaneCols <= 8);
 };
 
 // Byte offsets of a leaf's rows in the caches, -1 for no row, as one wave looked them up.

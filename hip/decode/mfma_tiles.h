@@ -1,17 +1,20 @@
 // The tile verbs of decode on MFMA: S^T = K Q^T and O^T = V^T P^T, so that a lane holds query row n = lane % 16 of a
 // tile of 16 throughout, and P goes from accumulator to operand in place.
 //
-// A block's waves form a grid: row waves take kRowTiles tiles of 16 query rows each (a tile is a row slot); column
-// waves split the keys of the scores and the columns of the output, and exchange row maxima and P through shared
-// memory. Where one wave has all columns, nothing is exchanged and no leaf has a barrier. Output tile t of a wave's
-// kLaneCols holds columns kLaneCols * i + t (i 0..15): the columns that a lane has loaded side by side, it also holds
-// side by side.
+// A row slot is a tile of 16 query rows; a wave has all of them, so that K and V are read once. The waves of a block
+// split the keys of the scores and the columns of the output, and exchange P through shared memory, each with its own
+// reference (softmax_reference.h), so that a leaf has one barrier. Where one wave has all columns, nothing is exchanged
+// and no leaf has a barrier. Output tile t of a wave's kLaneCols holds columns kLaneCols * i + t (i 0..15): the columns
+// that a lane has loaded side by side, it also holds side by side.
 #pragma once
+
+#include <type_traits>
 
 #include "common/device/decode/combine.h"
 #include "common/device/decode/mask.h"
 #include "hip/decode/mfma_pipeline.h"
 #include "hip/decode/query.h"
+#include "hip/decode/softmax_reference.h"
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
@@ -20,12 +23,25 @@ constexpr int block_threads(const DecodeConfig& cfg) { return cfg.tuning.waves *
 template <DecodeConfig kCfg>
 struct DecodeSharedData {
   using Split = WaveSplit<kCfg>;
-  static constexpr int kExchangedSteps = Split::kColWaves > 1 ? Split::kSteps : 1;
   LeafRows rows[kCfg.tuning.waves];
-  alignas(16) std::uint16_t query[kCfg.shape.rows][kCfg.shape.head_dim_qk + 8];
-  Words2 probabilities[Split::kRowWaves][Split::kRowTiles][kExchangedSteps][kWaveSize];
-  float row_max[kCfg.tuning.waves][Split::kRowTiles][16];
-  float row_sum[kCfg.tuning.waves][Split::kRowTiles][16];
+  using Query = std::uint16_t[kCfg.shape.rows][kCfg.shape.head_dim_qk + 8];
+  // What waves tell each other, of this leaf and the one before.
+  struct Exchange {
+    Words2 probabilities[Split::kRowTiles][Split::kSteps][kWaveSize];
+    float reference[kCfg.tuning.waves][Split::kRowTiles][16];
+    float sum[kCfg.tuning.waves][Split::kRowTiles][16];
+  };
+  struct Nothing {};
+  using Exchanges = std::conditional_t<(Split::kColWaves > 1), Exchange, Nothing>[2];
+  struct Beside {
+    alignas(16) Query query;
+    Exchanges exchange;
+  };
+  union Overlaid {
+    alignas(16) Query query;
+    Exchanges exchange;
+  };
+  std::conditional_t<Split::kKeepsQuery, Overlaid, Beside> memory;
   unsigned arrive_flag;
   PartialList partials[1];
 };
@@ -53,6 +69,25 @@ class DecodeTiles {
   static constexpr int kKeyTiles = Split::kKeyTiles;
   static constexpr int kLaneCols = Split::kLaneCols;
   static constexpr int kUnitSteps = Split::kUnitDims / 4;  // matrix instructions that a unit of keys feeds
+  static constexpr bool kKeepsQuery = Split::kKeepsQuery;
+  static constexpr bool kOverlays = kKeepsQuery && Split::kColWaves > 1;  // what waves exchange, by the query
+
+  // So many that nothing spills: the registers that the main loop holds, and those of states, are no more than clang
+  // was seen to place in 512; one where two waves share a SIMD, because of combine_partials(), or queries are read.
+  static constexpr int kept_states() {
+    constexpr int kMost = 368;
+    constexpr int kState = 4 * kRowTiles * kLaneCols;
+    constexpr int kScores = 4 * kRowTiles * kKeyTiles;
+    constexpr int kExchanged = Split::kColWaves > 1 ? 16 * kRowTiles : 0;
+    constexpr int kWords = sizeof(KeyFragments<kCfg>::words) + sizeof(ValueFragments<kCfg>::words);
+    constexpr int kScales = sizeof(KeyFragments<kCfg>::scales) + sizeof(ValueFragments<kCfg>::scales);
+    constexpr int kFragments = (kWords + (kFormat == KvFormat::kQ8_0 ? kScales : 0)) / 4;
+    constexpr int kLoop = kState + kScores + kExchanged + kFragments + (kKeepsQuery ? Split::kQueryRegisters : 0);
+    constexpr int kWaves = kCfg.tuning.waves * kCfg.tuning.blocks_per_multiprocessor;
+    constexpr int kFit = (kMost - kLoop) / kState;
+    constexpr int kWanted = kWaves > 4 || !kKeepsQuery ? 1 : 2;
+    return kFit < kWanted ? kFit : kWanted;
+  }
 
  public:
   static constexpr int kRows = kShape.rows;
@@ -61,7 +96,7 @@ class DecodeTiles {
   static constexpr int kTurnLeaves = 1;
   // The block publishes a state as one slice.
   static constexpr int kSliceColumns = kColumns;
-  static constexpr int kKeptStates = 1;
+  static constexpr int kKeptStates = kept_states();
 
   struct Rows {
     float v[kRowSlots];
@@ -69,7 +104,7 @@ class DecodeTiles {
     FLASHPORT_DEVICE float operator[](int slot) const { return v[slot]; }
   };
   struct Query {
-    Words2 b[kRowTiles][Split::kUnits][kUnitSteps];
+    Words2 b[kKeepsQuery ? kRowTiles : 1][Split::kUnits][kUnitSteps];
   };
   struct Scores {
     Floats4 c[kRowTiles][kKeyTiles];
@@ -77,22 +112,23 @@ class DecodeTiles {
   struct Out {
     Floats4 c[kRowTiles][kLaneCols];
   };
+  // P of this wave's keys, with the reference and the sum of each row.
   struct Operand {
-    Words2 b[kRowTiles][Split::kSteps];
+    Words2 b[kRowTiles][kKeyTiles];
+    Rows m, l;
   };
 
   FLASHPORT_DEVICE DecodeTiles(const DecodeParams& p, const Block& block, DecodeShared<kCfg>& shared)
       : block_(block),
         shared_(shared),
         live_rows_(minimum(kRows, p.group_size * p.max_q_len)),
-        row_wave_(block.wave() / Split::kColWaves),
-        col_wave_(block.wave() % Split::kColWaves),
+        col_wave_(block.wave()),
         n_(block.lane() % 16),
         g_(block.lane() / 16) {}
 
   FLASHPORT_DEVICE static constexpr int row_slots() { return kRowSlots; }
   FLASHPORT_DEVICE int live_rows() const { return recompute_scalar(live_rows_); }
-  FLASHPORT_DEVICE int row_of(int slot) const { return recompute((row_wave_ * kRowTiles + slot) * 16 + n_); }
+  FLASHPORT_DEVICE int row_of(int slot) const { return recompute(slot * 16 + n_); }
   // Whether this lane is the one to write per-row values of a slot.
   FLASHPORT_DEVICE bool owns_row(int) const { return col_wave_ == 0 && recompute(g_) == 0; }
   FLASHPORT_DEVICE static constexpr int slice() { return 0; }
@@ -102,39 +138,27 @@ class DecodeTiles {
   FLASHPORT_DEVICE static constexpr int first_column() { return 0; }
 
   // Brings the tile's query rows to shared memory as the math type; padding rows and dims are zero. Ends in a barrier.
-  // Row waves that have all columns bring their own rows: with no barrier in a leaf, another wave may be a tile behind
-  // and still have to fetch its rows.
   FLASHPORT_DEVICE void stage_query(const DecodeParams& p, const Segment& s) const {
     constexpr int kChunks = kShape.head_dim_qk / 8;
-    constexpr int kWaves = Split::kColWaves == 1 ? Split::kRowWaves : 1;  // that bring rows of their own
-    constexpr int kSharers = block_threads(kCfg) / kWaves;
-    const int thread = block_.thread();
-    const int first_row = thread / kSharers * (kRows / kWaves);
-    for (int i = thread % kSharers; i < kRows / kWaves * kChunks; i += kSharers) {
-      const int row = first_row + i / kChunks;
+    if constexpr (kOverlays) block_.sync();
+    for (int i = block_.thread(); i < kRows * kChunks; i += block_threads(kCfg)) {
+      const int row = i / kChunks;
       const int dim = i % kChunks * 8;
-      *reinterpret_cast<Words4*>(&shared_.query[row][dim]) =
+      *reinterpret_cast<Words4*>(&shared_.memory.query[row][dim]) =
           load_query<kCfg>(p, s, live_rows_, row, dim, [](float x, float y) { return pack<kMath>(x, y); });
     }
     block_.sync();
   }
 
-  // The staged query as B operands, its dims in the order of the keys' units.
   FLASHPORT_DEVICE void fetch_query(Query& query) const {
+    if constexpr (kKeepsQuery) {
 #pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile) {
+      for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
-      for (int c = 0; c < Split::kUnits; ++c) {
-        const auto* unit =
-            reinterpret_cast<const Words4*>(&shared_.query[row_of(tile)][(4 * c + g_) * Split::kUnitDims]);
-#pragma unroll
-        for (int i = 0; i < kUnitSteps; i += 2) {
-          const Words4 four = unit[i / 2];
-          query.b[tile][c][i] = {four[0], four[1]};
-          query.b[tile][c][i + 1] = {four[2], four[3]};
-        }
+        for (int c = 0; c < Split::kUnits; ++c) query_operands(query.b[tile][c], tile, c);
       }
     }
+    if constexpr (kOverlays) block_.sync();
   }
 
   // S = Q K^T
@@ -143,13 +167,24 @@ class DecodeTiles {
     for_each_fragment(scores.c, [](Floats4& c, int) { c = 0.0f; });
 #pragma unroll
     for (int c = 0; c < Split::kUnits; ++c) {
+      Words2 read[kRowTiles][kUnitSteps];
+      if constexpr (!kKeepsQuery) {
+#pragma unroll
+        for (int tile = 0; tile < kRowTiles; ++tile) query_operands(read[tile], tile, c);
+      }
 #pragma unroll
       for (int i = 0; i < kUnitSteps; ++i) {
 #pragma unroll
         for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
           const Words2 a = key_operand(keys, key_tile, c, i);
 #pragma unroll
-          for (int tile = 0; tile < kRowTiles; ++tile) mfma<kMath>(scores.c[tile][key_tile], a, query.b[tile][c][i]);
+          for (int tile = 0; tile < kRowTiles; ++tile) {
+            if constexpr (kKeepsQuery) {
+              mfma<kMath>(scores.c[tile][key_tile], a, query.b[tile][c][i]);
+            } else {
+              mfma<kMath>(scores.c[tile][key_tile], a, read[tile][i]);
+            }
+          }
         }
       }
     }
@@ -173,96 +208,55 @@ class DecodeTiles {
     }
   }
 
-  // Largest score of each row, over all waves that share it.
-  FLASHPORT_DEVICE void row_max(const Scores& scores, Rows& m) const {
+  // P = exp2(S - r) of this wave's keys in the math type, and its sums before rounding.
+  template <class State>
+  FLASHPORT_DEVICE Operand exponentiate(const State& state, Scores& scores) {
+    buffer_ ^= 1;
+    Operand p;
 #pragma unroll
     for (int tile = 0; tile < kRowTiles; ++tile) {
       float most = -kInfinity;
-#pragma unroll
-      for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) most = maximum(most, scores.c[tile][key_tile][i]);
-      }
+      for_each_score(scores, tile, [&](float& x) { most = maximum(most, x); });
       most = maximum(most, swap_16(most));
-      m[tile] = maximum(most, swap_32(most));
-    }
-    if constexpr (Split::kColWaves > 1) {
-#pragma unroll
-      for (int tile = 0; tile < kRowTiles; ++tile) {
-        if (g_ == 0) shared_.row_max[block_.wave()][tile][n_] = m[tile];
-      }
-      block_.sync();
-#pragma unroll
-      for (int tile = 0; tile < kRowTiles; ++tile) {
-#pragma unroll
-        for (int wave = 0; wave < Split::kColWaves; ++wave) {
-          m[tile] = maximum(m[tile], shared_.row_max[row_wave_ * Split::kColWaves + wave][tile][n_]);
-        }
-      }
-    }
-  }
-
-  // Scores become the B operand of V^T P^T, in the math type; l = row sums before rounding. Holds a barrier where P is
-  // exchanged.
-  FLASHPORT_DEVICE Operand to_operand(const Scores& scores, Rows& l) const {
-    Operand operand;
-#pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile) {
+      p.m[tile] = raised_reference(state.m[tile], maximum(most, swap_32(most)));
+      const float reference = finite(p.m[tile]);
+      for_each_score(scores, tile, [&](float& x) { x = exp2_approx(x - reference); });
       float sum = 0.0f;
 #pragma unroll
       for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
         const Floats4 x = scores.c[tile][key_tile];
         sum += (x[0] + x[1]) + (x[2] + x[3]);
-        const Words2 p = {pack<kMath>(x[0], x[1]), pack<kMath>(x[2], x[3])};
-        if constexpr (Split::kColWaves > 1) {
-          shared_.probabilities[row_wave_][tile][col_wave_ * kKeyTiles + key_tile][block_.lane()] = p;
-        } else {
-          operand.b[tile][key_tile] = p;
-        }
+        p.b[tile][key_tile] = {pack<kMath>(x[0], x[1]), pack<kMath>(x[2], x[3])};
       }
       sum += swap_16(sum);
-      l[tile] = sum + swap_32(sum);
+      p.l[tile] = sum + swap_32(sum);
     }
-    if constexpr (Split::kColWaves > 1) {
-#pragma unroll
-      for (int tile = 0; tile < kRowTiles; ++tile) {
-        if (g_ == 0) shared_.row_sum[block_.wave()][tile][n_] = l[tile];
-      }
-      block_.sync();
-#pragma unroll
-      for (int tile = 0; tile < kRowTiles; ++tile) {
-        l[tile] = 0.0f;
-#pragma unroll
-        for (int wave = 0; wave < Split::kColWaves; ++wave) {
-          l[tile] += shared_.row_sum[row_wave_ * Split::kColWaves + wave][tile][n_];
-        }
-#pragma unroll
-        for (int step = 0; step < Split::kSteps; ++step) {
-          operand.b[tile][step] = shared_.probabilities[row_wave_][tile][step][block_.lane()];
-        }
-      }
-    }
-    return operand;
+    if constexpr (Split::kColWaves > 1) publish(p);
+    return p;
   }
 
-  // O = P V
-  FLASHPORT_DEVICE void mma_ab(const Operand& p, const ValueFragments<kCfg>& values, Out& out) const {
-    for_each_fragment(out.c, [](Floats4& c, int) { c = 0.0f; });
+  // (m, l, O) joined with P V. Holds a barrier where P is exchanged.
+  template <class State>
+  FLASHPORT_DEVICE void accumulate(State& state, const Operand& p, const ValueFragments<kCfg>& values) const {
+    if constexpr (Split::kColWaves == 1) {
+      raise_references<DecodeTiles>(state, p.m);
 #pragma unroll
-    for (int step = 0; step < Split::kSteps; ++step) {
-#pragma unroll
-      for (int group = 0; group < kLaneCols / 4; ++group) {
-        Words2 a[4];
-        value_operands(a, values, step, group);
-#pragma unroll
-        for (int col = 0; col < 4; ++col) {
-#pragma unroll
-          for (int tile = 0; tile < kRowTiles; ++tile) {
-            mfma<kMath>(out.c[tile][4 * group + col], a[col], p.b[tile][step]);
-          }
-        }
-      }
+      for (int tile = 0; tile < kRowTiles; ++tile) state.l[tile] += p.l[tile];
+      multiply(state.o, p.b, values);
+    } else {
+      block_.sync();
+      Words2 all[kRowTiles][Split::kSteps];
+      gather(state, all);
+      multiply(state.o, all, values);
     }
+  }
+
+  FLASHPORT_DEVICE void clear(Out& out) const {
+    for_each_fragment(out.c, [](Floats4& c, int) { c = 0.0f; });
+  }
+  FLASHPORT_DEVICE static void scale(Out& out, int slot, float factor) {
+#pragma unroll
+    for (Floats4& c : out.c[slot]) c *= factor;
   }
 
   // f(to, from, slot)
@@ -335,6 +329,95 @@ class DecodeTiles {
     }
   }
 
+  // f(score), those of a row tile
+  template <class F>
+  FLASHPORT_DEVICE static void for_each_score(Scores& scores, int tile, F&& f) {
+#pragma unroll
+    for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float x = scores.c[tile][key_tile][i];
+        f(x);
+        scores.c[tile][key_tile][i] = x;
+      }
+    }
+  }
+
+  // O += P V
+  FLASHPORT_DEVICE static void multiply(Out& out, const Words2 (&p)[kRowTiles][Split::kSteps],
+                                        const ValueFragments<kCfg>& values) {
+#pragma unroll
+    for (int step = 0; step < Split::kSteps; ++step) {
+#pragma unroll
+      for (int group = 0; group < kLaneCols / 4; ++group) {
+        Words2 a[4];
+        value_operands(a, values, step, group);
+#pragma unroll
+        for (int col = 0; col < 4; ++col) {
+#pragma unroll
+          for (int tile = 0; tile < kRowTiles; ++tile) mfma<kMath>(out.c[tile][4 * group + col], a[col], p[tile][step]);
+        }
+      }
+    }
+  }
+
+  // Tells the other column waves.
+  FLASHPORT_DEVICE void publish(const Operand& p) const {
+    auto& to = shared_.memory.exchange[buffer_];
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+      for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
+        to.probabilities[tile][col_wave_ * kKeyTiles + key_tile][block_.lane()] = p.b[tile][key_tile];
+      }
+      if (g_ == 0) {
+        to.reference[col_wave_][tile][n_] = p.m[tile];
+        to.sum[col_wave_][tile][n_] = p.l[tile];
+      }
+    }
+  }
+
+  // P of all column waves at one reference, which becomes the state's, and its sums, which join the state's.
+  template <class State>
+  FLASHPORT_DEVICE void gather(State& state, Words2 (&p)[kRowTiles][Split::kSteps]) const {
+    const auto& from = shared_.memory.exchange[buffer_];
+    Rows m = state.m;
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+      for (int wave = 0; wave < Split::kColWaves; ++wave) {
+        m[tile] = maximum(m[tile], from.reference[wave][tile][n_]);
+      }
+    }
+    raise_references<DecodeTiles>(state, m);
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+      for (int wave = 0; wave < Split::kColWaves; ++wave) {
+        const int exponent = rescale_exponent(from.reference[wave][tile][n_], m[tile]);
+        state.l[tile] += from.sum[wave][tile][n_] * power_of_two(exponent);
+        const ProbabilityScale<kMath> scale(exponent);
+#pragma unroll
+        for (int step = wave * kKeyTiles; step < (wave + 1) * kKeyTiles; ++step) {
+          const Words2 words = from.probabilities[tile][step][block_.lane()];
+          p[tile][step] = {scale(words[0]), scale(words[1])};
+        }
+      }
+    }
+  }
+
+  // The staged query as B operands, its dims in the order of the keys' units.
+  FLASHPORT_DEVICE void query_operands(Words2 (&b)[kUnitSteps], int tile, int c) const {
+    const auto* unit =
+        reinterpret_cast<const Words4*>(&shared_.memory.query[row_of(tile)][(4 * c + g_) * Split::kUnitDims]);
+#pragma unroll
+    for (int i = 0; i < kUnitSteps; i += 2) {
+      const Words4 four = unit[i / 2];
+      b[i] = {four[0], four[1]};
+      b[i + 1] = {four[2], four[3]};
+    }
+  }
+
   // Four dims of unit c of the lane's key, for matrix instruction i of the unit.
   FLASHPORT_DEVICE static Words2 key_operand(const KeyFragments<kCfg>& keys, int tile, int c, int i) {
     if constexpr (!kv::is_byte_format(kFormat)) {
@@ -380,7 +463,8 @@ class DecodeTiles {
 
   const Block& block_;
   DecodeShared<kCfg>& shared_;
-  int live_rows_, row_wave_, col_wave_, n_, g_;
+  int live_rows_, col_wave_, n_, g_;
+  int buffer_ = 0;  // of what column waves tell each other
 };
 
 }  // namespace flashport::FLASHPORT_TARGET::decode

@@ -4,12 +4,14 @@
 // 16 h + n has row n, positions 8 h .. 8 h + 7 (key_at) of S, columns (2 r + h) kLaneCols + j of tile j of O. A row
 // then needs one exchange between the halves. Waves form a grid (WaveShare): column waves split the 64 keys of S and
 // the DV columns of O; row waves take rows / 16 / kRowWaves row tiles each. A slot is a row tile. Q^T and P^T come as
-// operands from shared memory, where column waves put P together.
+// operands from shared memory, where column waves put P together, each with its own reference (softmax_reference.h), so
+// that a leaf has one barrier.
 #pragma once
 
 #include "common/device/decode/combine.h"
 #include "common/device/decode/mask.h"
 #include "hip/decode/query.h"
+#include "hip/decode/softmax_reference.h"
 #include "hip/decode/wmma_kv.h"
 
 namespace flashport::FLASHPORT_TARGET::decode {
@@ -20,9 +22,13 @@ template <DecodeConfig kCfg>
 struct DecodeShared {
   // A row's pitch of 16 bytes more than a power of two spreads 16 rows over all banks.
   alignas(16) std::uint16_t query[kCfg.shape.rows][kCfg.shape.head_dim_qk + 8];
-  alignas(16) std::uint16_t probabilities[kCfg.shape.rows][kLeafKeys + 8];
-  float row_max[WaveShare<kCfg>::kColWaves][kCfg.shape.rows];
-  float row_sum[WaveShare<kCfg>::kColWaves][kCfg.shape.rows];
+  // What column waves tell each other, of this leaf and the one before.
+  struct Exchange {
+    alignas(16) std::uint16_t probabilities[kCfg.shape.rows][kLeafKeys + 8];
+    float reference[WaveShare<kCfg>::kColWaves][kCfg.shape.rows];
+    float sum[WaveShare<kCfg>::kColWaves][kCfg.shape.rows];
+  };
+  Exchange exchange[2];
   unsigned arrive_flag;
   PartialList partials[1];
 };
@@ -43,7 +49,12 @@ class DecodeTiles {
   static constexpr int kTurnLeaves = 1;
   // The block publishes a state as one slice.
   static constexpr int kSliceColumns = kColumns;
-  static constexpr int kKeptStates = 1;
+  // More registers than these would spill.
+  static constexpr int kStateRegisters = 8 * kColTiles * kRowSlots;
+  static constexpr bool kWidensInt8 = kShape.k_format == KvFormat::kQ8_0;
+  static constexpr int kKeptStates = kStateRegisters <= 16                                      ? 2
+                                     : kStateRegisters <= 32 && !(kWidensInt8 && kRowSlots > 1) ? 1
+                                                                                                : 0;
 
   struct Rows {
     float v[kRowSlots];
@@ -152,8 +163,13 @@ class DecodeTiles {
     }
   }
 
-  // Largest score of each row, over all waves that share it. Holds a barrier.
-  FLASHPORT_DEVICE void row_max(const Scores& scores, Rows& m) const {
+  // P = exp2(S - r) in the math type, and its sums before rounding, to shared memory. A row's reference r is the
+  // state's m, until a score lies more than kHeadroom above it; then it is the largest score among the keys of this
+  // wave.
+  template <class State>
+  FLASHPORT_DEVICE Operand exponentiate(const State& state, const Scores& scores) {
+    buffer_ ^= 1;
+    auto& to = shared_.exchange[buffer_];
 #pragma unroll
     for (int slot = 0; slot < kRowSlots; ++slot) {
       float most = -kInfinity;
@@ -162,24 +178,9 @@ class DecodeTiles {
 #pragma unroll
         for (int r = 0; r < 8; ++r) most = maximum(most, scores.c[tile][slot][r]);
       }
-      most = maximum(most, other_half(most));
-      if (half() == 0) shared_.row_max[col_wave()][row_of(slot)] = most;
-    }
-    sync_shared();
-#pragma unroll
-    for (int slot = 0; slot < kRowSlots; ++slot) {
-      m[slot] = shared_.row_max[0][row_of(slot)];
-#pragma unroll
-      for (int wave = 1; wave < Share::kColWaves; ++wave) {
-        m[slot] = maximum(m[slot], shared_.row_max[wave][row_of(slot)]);
-      }
-    }
-  }
-
-  // Scores become the B operand of V^T P^T, in the math type; l = row sums before rounding. Holds a barrier.
-  FLASHPORT_DEVICE Operand to_operand(const Scores& scores, Rows& l) const {
-#pragma unroll
-    for (int slot = 0; slot < kRowSlots; ++slot) {
+      const float m = raised_reference(state.m[slot], maximum(most, other_half(most)));
+      const float reference = finite(m);
+      const int row = row_of(slot);
       float sum = 0.0f;
 #pragma unroll
       for (int tile = 0; tile < kKeyTiles; ++tile) {
@@ -187,30 +188,45 @@ class DecodeTiles {
         Words4 packed;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          sum += x[2 * i] + x[2 * i + 1];
-          packed[i] = pack<kMath>(x[2 * i], x[2 * i + 1]);
+          const float first = exp2_approx(x[2 * i] - reference);
+          const float second = exp2_approx(x[2 * i + 1] - reference);
+          sum += first + second;
+          packed[i] = pack<kMath>(first, second);
         }
-        *reinterpret_cast<Words4*>(&shared_.probabilities[row_of(slot)][first_position(tile)]) = packed;
+        *reinterpret_cast<Words4*>(&to.probabilities[row][first_position(tile)]) = packed;
       }
       sum += other_half(sum);
-      if (half() == 0) shared_.row_sum[col_wave()][row_of(slot)] = sum;
-    }
-    sync_shared();
-#pragma unroll
-    for (int slot = 0; slot < kRowSlots; ++slot) {
-      l[slot] = shared_.row_sum[0][row_of(slot)];
-#pragma unroll
-      for (int wave = 1; wave < Share::kColWaves; ++wave) l[slot] += shared_.row_sum[wave][row_of(slot)];
+      if (half() == 0) {
+        to.reference[col_wave()][row] = m;
+        to.sum[col_wave()][row] = sum;
+      }
     }
     return {};
   }
 
-  // O^T = V^T P^T
-  FLASHPORT_DEVICE void mma_ab(const Operand&, Pipeline& values, Out& out) const {
+  // (m, l, O^T) joined with V^T P^T. Holds a barrier.
+  template <class State>
+  FLASHPORT_DEVICE void accumulate(State& state, const Operand&, Pipeline& values) const {
+    sync_shared();
+    const auto& from = shared_.exchange[buffer_];
+    Rows m = state.m;
 #pragma unroll
-    for (auto& tile : out.c) {
+    for (int slot = 0; slot < kRowSlots; ++slot) {
 #pragma unroll
-      for (Floats8& c : tile) c = zero_tile();
+      for (int wave = 0; wave < Share::kColWaves; ++wave) {
+        m[slot] = maximum(m[slot], from.reference[wave][row_of(slot)]);
+      }
+    }
+    raise_references<DecodeTiles>(state, m);
+    ProbabilityScale<kMath> scale[Share::kColWaves][kRowSlots];
+#pragma unroll
+    for (int slot = 0; slot < kRowSlots; ++slot) {
+#pragma unroll
+      for (int wave = 0; wave < Share::kColWaves; ++wave) {
+        const int exponent = rescale_exponent(from.reference[wave][row_of(slot)], m[slot]);
+        state.l[slot] += from.sum[wave][row_of(slot)] * power_of_two(exponent);
+        scale[wave][slot] = ProbabilityScale<kMath>(exponent);
+      }
     }
     const unsigned swap = half() == 0 ? 0u : 0x04040404u;
 #pragma unroll
@@ -218,7 +234,9 @@ class DecodeTiles {
       Words8 probabilities[kRowSlots];
 #pragma unroll
       for (int slot = 0; slot < kRowSlots; ++slot) {
-        probabilities[slot] = load_operand(&shared_.probabilities[row_of(slot)][16 * step]);
+        const Words8 words = load_operand(&from.probabilities[row_of(slot)][16 * step]);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) probabilities[slot][i] = scale[step / kKeyTiles][slot](words[i]);
       }
 #pragma unroll
       for (int group = 0; group < Share::kGroups; ++group) {
@@ -231,7 +249,7 @@ class DecodeTiles {
           const Words8 value = own.operand(other, swap, j);
 #pragma unroll
           for (int slot = 0; slot < kRowSlots; ++slot) {
-            Floats8& c = out.c[group * Share::kLaneCols + j][slot];
+            Floats8& c = state.o.c[group * Share::kLaneCols + j][slot];
             c = wmma<kMath>(value, probabilities[slot], c);
             keep_order(c);
           }
@@ -239,6 +257,18 @@ class DecodeTiles {
         if (unit + Pipeline::kValueDepth < Pipeline::kValueUnits) values.load_value(unit + Pipeline::kValueDepth);
       }
     }
+  }
+
+  FLASHPORT_DEVICE void clear(Out& out) const {
+#pragma unroll
+    for (auto& tile : out.c) {
+#pragma unroll
+      for (Floats8& c : tile) c = zero_tile();
+    }
+  }
+  FLASHPORT_DEVICE static void scale(Out& out, int slot, float factor) {
+#pragma unroll
+    for (auto& tile : out.c) tile[slot] *= factor;
   }
 
   // f(to, from, slot)
@@ -263,7 +293,7 @@ class DecodeTiles {
   template <class F>
   FLASHPORT_DEVICE void for_each_out(const Out& out, F&& f) const {
     Out rest = out;
-    int first = first_column();
+    int first = lane_column();
 #pragma unroll 1
     for (int r = 0; r < 8; ++r) {
 #pragma unroll
@@ -304,12 +334,12 @@ class DecodeTiles {
   FLASHPORT_DEVICE int first_position(int tile) const { return (col_wave() * kKeyTiles + tile) * 16 + 8 * half(); }
 
   // Column of register 0 of tile 0.
-  FLASHPORT_DEVICE int first_column() const { return recompute(col_wave() * Share::kCols + half() * Share::kLaneCols); }
+  FLASHPORT_DEVICE int lane_column() const { return recompute(col_wave() * Share::kCols + half() * Share::kLaneCols); }
 
   // f(slot, column, tile, register): registers of tile and tile + 1 hold this column and the next.
   template <class F>
   FLASHPORT_DEVICE void for_each_two(F&& f) const {
-    const int first = first_column();
+    const int first = lane_column();
 #pragma unroll
     for (int slot = 0; slot < kRowSlots; ++slot) {
 #pragma unroll
@@ -332,6 +362,7 @@ class DecodeTiles {
   const Block& block_;
   DecodeShared<kCfg>& shared_;
   int live_rows_;
+  int buffer_ = 0;  // of what column waves tell each other
 };
 
 }  // namespace flashport::FLASHPORT_TARGET::decode

@@ -28,7 +28,7 @@ inline constexpr std::int64_t kCounterBytes = kCounterCapacity * 4;
 
 // A chunk has 1 << chunk_shift leaves: so many that a tile has at most 1 << target_shift chunks or, where that would
 // make them longer than 16 leaves, 16; and longer ones only where there would be more than kMostChunks.
-[[nodiscard]] constexpr int chunk_shift(int leaves, const ChunkRule& rule) {
+[[nodiscard, gnu::always_inline]] constexpr int chunk_shift(int leaves, const ChunkRule& rule) {
   const int wanted = (leaves + (1 << rule.target_shift) - 1) >> rule.target_shift;
   int shift = (wanted > 1 ? 1 : 0) + (wanted > 2 ? 1 : 0) + (wanted > 4 ? 1 : 0) + (wanted > 8 ? 1 : 0);
   shift = shift > rule.least_shift ? shift : rule.least_shift;
@@ -56,7 +56,7 @@ inline constexpr int kMostChunkLeaves = 16;  // but for the rule about kMostChun
 
 // What a block with chunks [begin, end) of a tile's `chunks` publishes: each group that it holds whole as one result,
 // the chunks of others one by one. The number of the result that begins with `chunk`.
-[[nodiscard]] constexpr int partial_index(int begin, int end, int chunks, int chunk) {
+[[nodiscard, gnu::always_inline]] constexpr int partial_index(int begin, int end, int chunks, int chunk) {
   const auto holds = [&](int group) {
     const int last = group * kGroupChunks + kGroupChunks < chunks ? group * kGroupChunks + kGroupChunks : chunks;
     return group * kGroupChunks >= begin && last <= end;

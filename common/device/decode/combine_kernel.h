@@ -13,7 +13,7 @@ struct CombineShared {
 };
 
 // As many results of a piece are in flight.
-inline constexpr int kCombineAtOnce = 32;
+inline constexpr int kCombineAtOnce = 16;
 
 // One part of the block's tile: a thread a piece.
 struct PartThreads {
@@ -56,12 +56,14 @@ FLASHPORT_DEVICE TileOnLine find_tile(const DecodeParams& p, const Block& block,
   return on;
 }
 
-// Block index: the part is the fastest, then the tile, then the sequence. A state is one slice.
+// Block index: the part of a slice is the fastest, then the slice, which has all rows, the tile and the sequence.
 FLASHPORT_DEVICE void decode_combine(const DecodeParams& p, const Block& block, CombineShared& shared) {
   const int parts = p.combine.parts;
   const int tiles = p.num_kv_heads * p.row_tiles;
   const auto index = static_cast<int>(block.index());
-  const int number = index / parts;
+  const int part = index % parts;
+  const int slice = index / parts % p.slices;
+  const int number = index / parts / p.slices;
   const int seq = number / tiles;
   const TileOnLine on = find_tile(p, block, seq, number - seq * tiles);
   const Segment& s = on.segment;
@@ -70,15 +72,16 @@ FLASHPORT_DEVICE void decode_combine(const DecodeParams& p, const Block& block, 
   if (on.line.range_of(s.start) == on.line.range_of(last_chunk)) return;  // one block had it whole
   list_partials(p, block, shared.list, s, on.line, chunks, on.first_block);
   block.sync();
-  const PartThreads threads{(index - number * parts) * block.threads() + block.thread(), parts * block.threads()};
+  const PartThreads threads{part * block.threads() + block.thread(), parts * block.threads()};
   const int rows = maximum(minimum(p.combine.rows, p.group_size * s.q_len - s.row_tile * p.combine.rows), 0);
+  const int first_column = slice * p.combine.columns;
   const auto place = [&](const PieceAt& at) {
-    return output_row(p, s, block, query_row(p, s, p.combine.rows, at.row), at.column == 0);
+    return output_row(p, s, block, query_row(p, s, p.combine.rows, at.row), first_column + at.column == 0);
   };
   const auto sink = [&](const OutputRow& out, const PieceAt& at, const StatePiece& piece) {
-    write_output_piece(p, out, at.column, piece);
+    write_output_piece(p, out, first_column + at.column, piece);
   };
-  combine_partials<1, kCombineAtOnce>(threads, PartialSlices(p, 0), rows, p.combine.columns, shared.list, chunks, place,
+  combine_partials<1, kCombineAtOnce>(threads, PartialSlices(p, slice), rows, p.combine.columns, shared.list, chunks, place,
                                       sink);
 }
 

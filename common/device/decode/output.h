@@ -85,13 +85,13 @@ FLASHPORT_DEVICE void write_output(const Tiles& tiles, const DecodeParams& p, co
                                    const merge::SoftmaxState<Tiles>& state) {
   std::int64_t offsets[Tiles::kRowSlots];
   float factors[Tiles::kRowSlots];
+  FLASHPORT_UNROLL(4)  // rows side by side
   for (int slot = 0; slot < tiles.row_slots(); ++slot) {
+    const int last = tiles.live_rows() - 1;
     const int row = tiles.row_of(slot);
-    offsets[slot] = -1;
-    factors[slot] = 0.0f;
-    if (row >= tiles.live_rows()) continue;
-    const OutputRow to = output_row(p, s, block, query_row(p, s, Tiles::kRows, row), tiles.owns_row(slot));
-    offsets[slot] = to.offset;
+    const QueryRow at = query_row(p, s, Tiles::kRows, minimum(row, last));
+    const OutputRow to = output_row(p, s, block, at, row <= last && tiles.owns_row(slot));
+    offsets[slot] = row <= last ? to.offset : -1;
     factors[slot] = finish_row(to, state.m[slot], state.l[slot]);
   }
   constexpr bool kPairs = requires { Tiles::kPairsOfColumns; };
@@ -99,6 +99,10 @@ FLASHPORT_DEVICE void write_output(const Tiles& tiles, const DecodeParams& p, co
     if constexpr (kPairs) {
       tiles.for_each_out_pair(state.o, [&](float x, float y, int slot, int column) {
         write_columns<2>(p, out, offsets[slot], column, {x, y}, factors[slot]);
+      });
+    } else if (p.out.stride_dim == 1 && p.head_dim_v == Tiles::kColumns) {
+      tiles.for_each_out(state.o, [&](float x, int slot, int column) {
+        if (offsets[slot] >= 0) store_as(out + offsets[slot] + column, output_value(x, factors[slot]));
       });
     } else {
       tiles.for_each_out(state.o, [&](float x, int slot, int column) {

@@ -21,8 +21,9 @@ struct LineCut {
 
 // The second launch that combines the tiles which no block has whole (combine_kernel.h).
 struct CombineLaunch {
-  std::int32_t parts;          // blocks of a tile; 0: no such launch, the block that is last combines the tile
-  std::int32_t rows, columns;  // of a tile
+  std::int32_t parts;    // blocks of a slice; 0: no such launch, the block that is last combines the tile
+  std::int32_t rows;     // of a tile
+  std::int32_t columns;  // of a slice
 };
 
 struct DecodeParams {

@@ -23,13 +23,14 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
     return {4, wider <= 192 ? 8 : 5, 1, 4};
   }
   if (wider > 128) return {4, wider > 192 ? 6 : 8, 1, 2};
+  const bool wide_type = shape.k_format == KvFormat::kBf16 || shape.k_format == KvFormat::kFp16;
+  if (wide_type) return wider <= 64 ? DecodeTuning{4, 6, 2, 2, 1, 2} : DecodeTuning{4, 6, 1, 4, 1, 2};
+  if (wider <= 64) return {2, 5, 4, 1};
   if (shape.k_format == KvFormat::kQ8_0) {
     // 64 x 8k, on a card that takes 494 us for bf16: 316 us, three tiles 322. Four separate blocks, {2, 3, 4, 1}, took
     // 390 where copies of 8 bytes by teams took 330.
-    return shape.rows == 8 && wider == 128 ? DecodeTuning{2, 4, 1, 1, 4} : DecodeTuning{4, 6, 2, 2};
+    return shape.rows == 8 ? DecodeTuning{2, 4, 1, 1, 4} : DecodeTuning{4, 6, 2, 2};
   }
-  const bool wide_type = shape.k_format == KvFormat::kBf16 || shape.k_format == KvFormat::kFp16;
-  if (wide_type && wider > 64) return {4, 6, 1, 2, 1, 2};
   return {4, 6, 2, 2, 1, 2};
 }
 

@@ -4,7 +4,8 @@
 // by what the waves of a CU have in flight. By estimate, not yet by measurement: a CU's part of the memory's bandwidth
 // is about 8 bytes a clock, which at 2000 clocks of latency needs some 20 KB in flight. Four waves, one a SIMD with up
 // to 512 registers a lane, hold half a leaf to a leaf each; where a leaf is small, eight do. A wave takes 128 columns
-// of V, where a lane's part of a 16-bit row is 16 bytes wide.
+// of V, where a lane's part of a 16-bit row is 16 bytes wide, or 64 with 64 query rows: with 128 these would leave no
+// registers for a second state.
 #pragma once
 
 #include "common/device/decode/config.h"
@@ -14,9 +15,8 @@ namespace flashport::gfx942 {
 constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   const int leaf_bytes =
       64 * (kv_row_bytes(shape.k_format, shape.head_dim_qk) + kv_row_bytes(shape.v_format, shape.head_dim_v));
-  const int column_waves = shape.head_dim_v <= 128 ? 1 : shape.head_dim_v / 128;
-  const int row_waves = shape.rows == 64 ? 2 : 1;
-  const int waves = column_waves * row_waves;
+  const int wave_columns = shape.rows == 64 ? 64 : 128;
+  const int waves = shape.head_dim_v <= wave_columns ? 1 : shape.head_dim_v / wave_columns;
   return {waves, 1, (leaf_bytes < 12 * 1024 ? 8 : 4) / waves};
 }
 
