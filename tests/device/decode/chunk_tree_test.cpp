@@ -27,6 +27,7 @@ struct FakeTiles {
   static constexpr int kSlices = kSlices_;  // 1, or 2 of columns, or 4 of rows and columns
   static constexpr int kSliceRows = kSlices == 4 ? 1 : 2;
   static constexpr int kSliceColumns = kSlices == 1 ? kAllColumns : kAllColumns / 2;
+  static constexpr int kColumns = kAllColumns;
   static constexpr int kRows = kLiveRows;
   static constexpr int kRowSlots = kSliceRows;
   static constexpr int kKeptStates = kKept;
