@@ -265,6 +265,11 @@ TEST_F(PlanDecode, LargeStatesOfFewTiles) {
   EXPECT_EQ(fake_state().launches[1].grid, 32);
   EXPECT_EQ(fake_state().launches[1].as<DecodeParams>().partials, fake_state().launches[0].as<DecodeParams>().partials);
 
+  // Small states of one slice are combined in the launch.
+  a.q = TensorView(scratch(), DType::kBFloat16, kGpu, {1, 8, 128});
+  a.out = TensorView(scratch_at(1 << 19), DType::kBFloat16, kGpu, {1, 8, 128});
+  EXPECT_EQ(plan(a).combine_kernel, nullptr);
+
   DecodeScheduleQuery query{.call = {.target = "fakegpu", .group_size = 32}, .num_kv_heads = 2};
   query.max_kv_len = 16000;
   EXPECT_EQ(explain(query).combine, Combine::kSecondLaunch);
