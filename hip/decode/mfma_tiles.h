@@ -72,8 +72,9 @@ class DecodeTiles {
   static constexpr bool kKeepsQuery = Split::kKeepsQuery;
   static constexpr bool kOverlays = kKeepsQuery && Split::kColWaves > 1;  // what waves exchange, by the query
 
-  // So many that nothing spills: the registers that the main loop holds, and those of states, are no more than clang
-  // was seen to place in 512; one where two waves share a SIMD, because of combine_partials(), or queries are read.
+  // So many that nothing spills: the registers that the main loop holds, and those of states, are no more than clang was
+  // seen to place in 512. One where two waves share a SIMD, because of combine_partials(), and with 64 rows, where the
+  // output of a tile from registers is much code.
   static constexpr int kept_states() {
     constexpr int kMost = 368;
     constexpr int kState = 4 * kRowTiles * kLaneCols;
@@ -85,7 +86,7 @@ class DecodeTiles {
     constexpr int kLoop = kState + kScores + kExchanged + kFragments + (kKeepsQuery ? Split::kQueryRegisters : 0);
     constexpr int kWaves = kCfg.tuning.waves * kCfg.tuning.blocks_per_multiprocessor;
     constexpr int kFit = (kMost - kLoop) / kState;
-    constexpr int kWanted = kWaves > 4 || !kKeepsQuery ? 1 : 2;
+    constexpr int kWanted = kWaves > 4 || kShape.rows == 64 ? 1 : 2;
     return kFit < kWanted ? kFit : kWanted;
   }
 
