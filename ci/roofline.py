@@ -8,11 +8,17 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from decode_grid import shapes  # noqa: E402 - the list that benchmarks/run.py --grid times
+from decode_grid.shapes import Shape, row_bytes  # noqa: E402
+
 PAGE = ROOT / "docs" / "roofline.md"
 LEAF_KEYS = 64
 LEAVES = 64 * 8 * 8192 // LEAF_KEYS  # of 64 requests of 8k keys, 8 kv heads
@@ -43,11 +49,6 @@ DEVICES = {
     "gfx950": Device("MI355X", 8.0e12, 256, 2.4e9, 2048, 4),
     "gfx11": Device("RX 7900 XTX", 0.96e12, 96, 2.5e9, 512, 2),
 }
-
-
-def row_bytes(kv: str, dim: int) -> int:
-    """Bytes of a stored row of `dim` elements."""
-    return dim // 32 * 34 if kv == "q8_0" else dim * (1 if "fp8" in kv else 2)
 
 
 def instances(target: str) -> list[tuple[str, str, int, int, int]]:
@@ -83,6 +84,38 @@ def table(target: str) -> list[str]:
         )
         lines.append(f"| {kv} | {dims} | {rows} | {figures} |")
     return lines
+
+
+def grid_seconds(target: str, shape: Shape) -> tuple[float, float]:
+    """Memory and products of one shape of the grid, in tiles of the fewest rows that hold a group's new tokens."""
+    device, wanted = DEVICES[target], shape.group * shape.q_len
+    tiles = [rows for kv, _, dk, dv, rows in instances(target) if (kv, dk, dv) == ("bf16", *(shape.head_dim,) * 2)]
+    rows = min((rows for rows in tiles if rows >= wanted), default=max(tiles))
+    leaves = sum(-(-length // LEAF_KEYS) for length in shape.lens) * shape.kv_heads
+    work = leaves * -(-wanted // rows) * 2 * LEAF_KEYS * rows * 2 * shape.head_dim
+    return shape.bytes / device.memory, work / device.matrix
+
+
+def grid_table(target: str) -> list[str]:
+    """The rows of one device's table of the grid: a head shape with its new tokens, by batches."""
+    grid = shapes.grid()
+    batches = list(dict.fromkeys(s.batch for s in sorted(grid, key=lambda s: (s.ragged, len(s.lens), s.lens[0]))))
+    cells: dict[str, dict[str, str]] = {}
+    for shape in grid:
+        memory, products = grid_seconds(target, shape)
+        figure = max(memory, products) * 1e6
+        text = f"{figure:.0f}" if figure >= 9.95 else f"{figure:.1f}" if figure >= 0.95 else f"{figure:.2f}"
+        heads = shape.head_shape + (f", q_len {shape.q_len}" if shape.q_len > 1 else "")
+        cells.setdefault(heads, {})[shape.batch] = text + "*" * (products > memory)
+    single = [math.log(max(grid_seconds(target, shape))) for shape in grid if shape.q_len == 1]
+    mean = math.exp(math.fsum(single) / len(single)) * 1e6
+    return [
+        f"The decode grid in us; geometric mean of its {len(single)} shapes with one new token: {mean:.1f} us.",
+        "",
+        "| heads | " + " | ".join(batches) + " |",
+        "| --- " * (len(batches) + 1) + "|",
+        *(f"| {heads} | " + " | ".join(own.get(batch, "") for batch in batches) + " |" for heads, own in cells.items()),
+    ]
 
 
 def gated_delta_table(target: str) -> list[str]:
@@ -133,12 +166,16 @@ reads and writes the fp32 states of {DECODED} sequences. *Prefill* has 4 x {CHUN
 moves queries, keys, values and outputs in bf16, and what the first kernel leaves for the second ([how
 much](gated-delta.md#what-it-costs)). *One chain* is what no number of CUs shortens: the products of one wave's 16
 columns over {CHUNKS} chunks in a row. Barriers, LDS and the rounding of operands come on top.
+
+The third tables have the shapes that `benchmarks/run.py --grid` times on a card (`benchmarks/decode_grid/shapes.py`):
+bf16, the larger of the two times of a shape, * where that is the products'. They count neither a launch nor the time
+until the first keys arrive, which are most of a small shape's time, and take all CUs for busy.
 """
 
 
 def page() -> str:
     """The whole page."""
-    tables = [[*table(target), "", *gated_delta_table(target)] for target in DEVICES]
+    tables = [[*table(target), "", *gated_delta_table(target), "", *grid_table(target)] for target in DEVICES]
     return INTRODUCTION + "".join("\n" + "\n".join(lines) + "\n" for lines in tables)
 
 

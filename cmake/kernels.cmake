@@ -148,7 +148,11 @@ function(flashport_generate_kernels target backend extension out_sources out_ker
       list(APPEND kernels "${symbol}|${key}|${arguments}|${group}|${macro}")
     endforeach()
   endforeach()
-  foreach(plain IN LISTS FLASHPORT_PLAIN_KERNELS)
+  set(plain_kernels ${FLASHPORT_PLAIN_KERNELS})
+  if(backend STREQUAL "cuda")  # whose tiles of 64 rows have large states
+    list(APPEND plain_kernels decode/decode_combine)
+  endif()
+  foreach(plain IN LISTS plain_kernels)
     cmake_path(GET plain PARENT_PATH group)
     cmake_path(GET plain FILENAME kernel)
     if(NOT group IN_LIST groups)

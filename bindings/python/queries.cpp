@@ -1,4 +1,5 @@
-// supports() and which_kernel(): a table of operations, each of which makes its C++ query of options by name.
+// supports(), which_kernel() and explain(): a table of operations, each of which makes its C++ query of options by
+// name.
 #include "bindings/python/queries.h"
 
 #include <algorithm>
@@ -37,6 +38,18 @@ class Options {
   }
   void integer(const char* name, std::int64_t& to) {
     read(name, kNoneIsWrong, [&](py::handle x) { to = integer_argument(function_, name, x.ptr()); });
+  }
+  void num_splits(int& to) {
+    read("num_splits", kNoneIsDefault, [&](py::handle x) {
+      const std::int64_t splits = integer_argument(function_, "num_splits", x.ptr());
+      if (splits < 0 || splits > 1 << 20) {
+        throw ValueError(std::string(function_) +
+                         ": num_splits must be None (the batch-invariant schedule), 0 (the heuristic) or a positive "
+                         "count, got " +
+                         std::to_string(splits));
+      }
+      to = static_cast<int>(splits);
+    });
   }
   // None is as the head dim of queries and keys.
   void head_dim_v(std::int64_t head_dim, std::int64_t& to) {
@@ -97,6 +110,19 @@ DecodeQuery decode_query(Options& options) {
   options.head_dim_v(query.head_dim_qk, query.head_dim_v);
   options.integer("group_size", query.group_size);
   options.integer("q_len", query.q_len);
+  return query;
+}
+
+DecodeScheduleQuery decode_schedule_query(Options& options) {
+  DecodeScheduleQuery query;
+  query.call = decode_query(options);
+  options.integer("batch", query.batch);
+  options.integer("num_kv_heads", query.num_kv_heads);
+  options.integer("max_kv_len", query.max_kv_len);
+  options.num_splits(query.num_splits);
+  query.call.target = "";
+  options.target(query.call.target);
+  options.expect_no_other();
   return query;
 }
 
@@ -184,6 +210,14 @@ void define_queries(py::module_& module) {
     const QueriedOperation& operation = operation_argument("which_kernel", name);
     Options options("which_kernel", operation.name, given);
     return operation.which_kernel(options);
+  });
+  module.def("explain", [](const py::object& name, const py::dict& given) {
+    (void)word_argument("explain", "operation", name, {"decode"});
+    Options options("explain", "decode", given);
+    const DecodeSchedule s = explain(decode_schedule_query(options));
+    constexpr const char* kCombines[] = {"none", "launch", "second launch"};
+    return py::make_tuple(s.kernel, s.blocks, s.query_tiles, s.most_chunks, s.shortest_chunk, s.longest_chunk,
+                          kCombines[static_cast<int>(s.combine)], s.workspace_bytes, s.text);
   });
   module.def("kv_format_blocks", [] {
     py::dict blocks;

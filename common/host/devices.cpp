@@ -188,6 +188,18 @@ TargetView find_target(const std::string& name, std::string& reason) {
   return {};
 }
 
+DeviceContext& find_device(const Check& check, const TargetView& target) {
+  const BackendAbi& abi = *load_backend(target.kind).abi;
+  int count = 0;
+  if (const char* error = abi.device_count(&count)) check.backend_error(error);
+  for (int index = 0; index < count && index < kMaxDevices; ++index) {
+    BackendDevice info{};
+    if (abi.device_info(index, &info) != nullptr || target.name != info.target) continue;
+    return device_context(check, TensorView(nullptr, DType::kFloat32, {target.kind, index}, {0}), "the call");
+  }
+  check.not_supported("no device of target " + target.name + " is here");
+}
+
 void forget_devices() {
   const std::lock_guard lock(contexts_mutex);
   for (auto& kind : contexts) {

@@ -67,6 +67,9 @@ class DeviceContext {
 // that of the first GPU, else of the CPU. Sets `reason` where there are none.
 [[nodiscard]] TargetView find_target(const std::string& name, std::string& reason);
 
+// The first device of a target. Throws NotSupportedError where there is none.
+[[nodiscard]] DeviceContext& find_device(const Check& check, const TargetView& target);
+
 // The kernel of an operation without a template shape. Null, and the reason, where the target has none.
 [[nodiscard]] const KernelEntry* find_plain_kernel(const TargetView& target, KernelTag tag, std::string& reason);
 

@@ -11,6 +11,7 @@ namespace flashport {
 
 enum class KernelTag : std::int32_t {
   kDecode,
+  kDecodeCombine,
   kDecodeStage2,
   kMergeStates,
   kAppendKv,
@@ -26,6 +27,7 @@ inline constexpr int kKernelTags = static_cast<int>(KernelTag::kProbe) + 1;
 [[nodiscard]] constexpr const char* kernel_tag_name(KernelTag tag) {
   switch (tag) {
     case KernelTag::kDecode: return "decode";
+    case KernelTag::kDecodeCombine: return "decode_combine";
     case KernelTag::kDecodeStage2: return "decode_stage2";
     case KernelTag::kMergeStates: return "merge_states";
     case KernelTag::kAppendKv: return "append_kv";

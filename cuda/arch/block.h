@@ -23,7 +23,7 @@ namespace flashport::FLASHPORT_TARGET {
 inline constexpr int kWaveSize = 32;
 inline constexpr int kVectorFloats = 4;      // columns of a row that a thread takes at a time
 inline constexpr int kMergeUnroll = 4;       // parts in flight while merging (docs/tuning.md)
-inline constexpr int kGroupsAtOnce = 4;      // groups of partial results in flight while they are combined
+inline constexpr int kGroupsAtOnce = 2;      // groups of partial results in flight while they are combined
 
 using Half = __half;
 using BFloat16 = __nv_bfloat16;
@@ -70,6 +70,11 @@ FLASHPORT_DEVICE void store_published_vector(float* to, const float (&x)[kVector
 FLASHPORT_DEVICE int recompute(int x) {
   asm volatile("" : "+r"(x));
   return x;
+}
+// Leaves the registers that x would take to what a loop uses.
+template <class T>
+FLASHPORT_DEVICE void keep_in_memory(T& x) {
+  asm volatile("" ::"l"(&x) : "memory");
 }
 template <class Params>
 FLASHPORT_DEVICE const Params& reread(const Params& params) {

@@ -1,11 +1,12 @@
-// NVIDIA Hopper (H100, H200), and the mould for mma.sync targets: cp.async stages, ldmatrix, mma.sync.
+// NVIDIA Hopper (H100, H200), and the mould for mma.sync targets: cp.async stages, ldmatrix, mma.sync; wgmma for tiles
+// of 64 rows.
 #pragma once
 
 #include "cuda/arch/block.h"
 
 #define FLASHPORT_DECODE_TUNING_HEADER "cuda/tuning/decode/sm90a.h"
 #define FLASHPORT_GATED_DELTA_TUNING_HEADER "cuda/tuning/gated_delta/sm90a.h"
-#define FLASHPORT_DECODE_TILES_HEADER "cuda/decode/tiles.h"
+#define FLASHPORT_DECODE_TILES_HEADER "cuda/decode/wgmma_tiles.h"
 #define FLASHPORT_STATE_TILE_HEADER "cuda/gated_delta/state_tile.h"
 #define FLASHPORT_DELTA_TILES_HEADER "cuda/gated_delta/delta_tiles.h"
 

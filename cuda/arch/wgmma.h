@@ -21,8 +21,10 @@ FLASHPORT_DEVICE int swizzled_offset(int row, int vector) { return row * kPanelC
 // The descriptor of a panel from byte `byte` on: 1024 bytes from eight rows to the next eight, 128-byte swizzle. A step
 // of 16 elements is 32 bytes along a row, and 2048 bytes across rows.
 FLASHPORT_DEVICE std::uint64_t panel_descriptor(const void* panel, int byte) {
-  constexpr std::uint64_t kFixed = std::uint64_t{1} << 62 | std::uint64_t{1024 / 16} << 32 | std::uint64_t{1} << 16;
-  return kFixed | (shared_address(panel) + static_cast<unsigned>(byte)) >> 4;
+  constexpr std::uint64_t kHigh = std::uint64_t{1} << 62 | std::uint64_t{1024 / 16} << 32;
+  constexpr unsigned kLow = 1u << 16;
+  // Addresses of shared memory leave the low word's upper half alone, so that several steps share what is no constant.
+  return kHigh | ((shared_address(panel) >> 4) + (kLow + static_cast<unsigned>(byte) / 16));
 }
 
 #define FLASHPORT_WGMMA_SUMS(type, operands, ...)                                                                      \
@@ -74,7 +76,7 @@ template <int kLater>
 FLASHPORT_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLater) : "memory");
 }
-// Keeps the compiler from reading the sums before this point.
+// Keeps the compiler from reading the sums before this point, and from writing them after it.
 FLASHPORT_DEVICE void pin(float (&sum)[8][4]) {
 #pragma unroll
   for (auto& four : sum) {

@@ -1,25 +1,16 @@
 // Makes decode kernels of a CUDA target: the __global__ function `symbol` and its KernelEntry `<symbol>_entry`.
 #pragma once
 
+#include "common/device/decode/combine_kernel.h"
 #include "common/device/decode/kernel.h"
 #include "cuda/arch/define_kernel.h"
 #include "cuda/decode/kv_producer.h"
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
-template <DecodeConfig kCfg>
-  requires kCopiesItself<kCfg>
-FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>* shared) {
-  if (threadIdx.x == 0) shared->arrive_flag = touch_params(p);
-  begin_kernel();
-  const Block block(&shared->arrive_flag);
-  decode<kCfg>(p, block_range(p, block), block, *shared);
-}
-
 // A team is a block as the schedule counts them. Its waves part: the first compute, the others bring them keys and
 // values.
 template <DecodeConfig kCfg>
-  requires(!kCopiesItself<kCfg>)
 FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>* shared) {
   constexpr int kTeams = kCfg.tuning.teams;
   constexpr int kThreads = compute_threads(kCfg) + producer_threads(kCfg);
@@ -40,6 +31,7 @@ FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>* sh
   const Range range = block_range(p, part(0, kCompute, kComputeBarrier));
   const bool together = teams_share_rows<kCfg>(p, range);
   if (thread < kCompute) {
+    take_registers<kCfg>();
     const Block block = part(0, kCompute, kComputeBarrier);
     if constexpr (kTeams > 1) {
       if (thread == 0) own.heads_together = together;
@@ -47,11 +39,12 @@ FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>* sh
     }
     decode<kCfg>(p, range, block, own);
   } else {
+    leave_registers<kCfg>();
     const Block producers = part(kCompute, producer_threads(kCfg), kProducerBarrier);
     if (together) {
-      KvProducer<kCfg, kTeams, DecodeShared<kCfg>>(p, producers, shared).run(p, range);
+      KvProducer<kCfg, kTeams, DecodeShared<kCfg>>(p, producers, range.line, shared).run(p, range);
     } else {
-      KvProducer<kCfg, 1, DecodeShared<kCfg>>(p, producers, shared).run(p, range);
+      KvProducer<kCfg, 1, DecodeShared<kCfg>>(p, producers, range.line, shared).run(p, range);
     }
   }
 }
@@ -64,18 +57,27 @@ constexpr int shared_bytes() {
 
 }  // namespace flashport::FLASHPORT_TARGET::decode
 
+#define FLASHPORT_DEFINE_DECODE_COMBINE(symbol, name)                                                \
+  namespace flashport::FLASHPORT_TARGET::decode {                                                    \
+  extern "C" __global__ void __launch_bounds__(128) symbol(const __grid_constant__ DecodeParams p) { \
+    __shared__ CombineShared shared;                                                                 \
+    begin_kernel();                                                                                  \
+    decode_combine(p, Block(nullptr), shared);                                                       \
+  }                                                                                                  \
+  FLASHPORT_DEFINE_ENTRY(symbol, name, KernelTag::kDecodeCombine, 128, 0)                            \
+  }
+
 // math, k_format, v_format, head_dim_qk, head_dim_v, rows
-#define FLASHPORT_DEFINE_DECODE(symbol, name, ...)                                                    \
-  namespace flashport::FLASHPORT_TARGET::decode {                                                     \
-  constexpr DecodeConfig symbol##_config = decode_config(__VA_ARGS__);                                \
-  extern "C" __global__ void __launch_bounds__(block_threads(symbol##_config),                        \
-                                               symbol##_config.tuning.blocks_per_multiprocessor)      \
-      symbol(const __grid_constant__ DecodeParams params) {                                           \
-    extern __shared__ __align__(128) unsigned char memory[];                                          \
-    decode_block<symbol##_config>(params, reinterpret_cast<DecodeShared<symbol##_config>*>(memory));  \
-  }                                                                                                   \
-  FLASHPORT_DEFINE_ENTRY(symbol, name, KernelTag::kDecode, block_threads(symbol##_config),            \
-                         shared_bytes<symbol##_config>(), .shape = {.decode = symbol##_config.shape}, \
-                         .teams = symbol##_config.tuning.teams,                                       \
-                         .decode_split = decode_split(symbol##_config))                               \
+#define FLASHPORT_DEFINE_DECODE(symbol, name, ...)                                                             \
+  namespace flashport::FLASHPORT_TARGET::decode {                                                              \
+  constexpr DecodeConfig symbol##_config = decode_config(__VA_ARGS__);                                         \
+  extern "C" __global__ void __launch_bounds__(block_threads(symbol##_config),                                 \
+                                               symbol##_config.tuning.blocks_per_multiprocessor)               \
+      symbol(const __grid_constant__ DecodeParams params) {                                                    \
+    extern __shared__ __align__(1024) unsigned char memory[];                                                  \
+    decode_block<symbol##_config>(params, reinterpret_cast<DecodeShared<symbol##_config>*>(memory));           \
+  }                                                                                                            \
+  FLASHPORT_DEFINE_ENTRY(symbol, name, KernelTag::kDecode, block_threads(symbol##_config),                     \
+                         shared_bytes<symbol##_config>(), .shape = {.decode = symbol##_config.shape},          \
+                         .teams = symbol##_config.tuning.teams, .decode_split = decode_split(symbol##_config)) \
   }

@@ -1,4 +1,4 @@
-// Leaves of K and V on their way through shared memory: a ring of tiles of 64 rows, K, V, K, V, in the order of their
+// The keys and values of each turn on their way through shared memory: a ring of tiles, K, V, K, V, in the order of their
 // use. Producer waves (kv_producer.h) do nothing but copy; a full memory system holds up whoever issues copies, and
 // would hold up the products. A tile is ready when its mbarrier's phase completes, every producer thread arriving
 // behind its copies; it is free again when every compute wave has arrived at the other one. With teams a tile lies in
@@ -9,6 +9,8 @@
 // 2-byte alignment goes through registers.
 #pragma once
 
+#include <type_traits>
+
 #include "common/device/decode/combine.h"
 #include "common/device/decode/config.h"
 #include "cuda/arch/mma.h"
@@ -17,18 +19,27 @@
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
+constexpr int turn_keys(const DecodeConfig& cfg) { return cfg.tuning.leaves * kLeafKeys; }
+
 template <DecodeConfig kCfg>
 struct DecodeShared;  // of a team; those of a block's teams lie side by side
 
 // Rows of a tile, from the beginning of the first team's on.
 template <DecodeConfig kCfg, int kDim>
-struct TileRows : RowLayout<kCfg.shape.k_format, kDim, kCfg.tuning.teams> {
-  using Base = RowLayout<kCfg.shape.k_format, kDim, kCfg.tuning.teams>;
+using TileLayout = std::conditional_t<uses_wgmma(kCfg.shape), PanelLayout<kDim, turn_keys(kCfg)>,
+                                      RowLayout<kCfg.shape.k_format, kDim, kCfg.tuning.teams, turn_keys(kCfg)>>;
+template <DecodeConfig kCfg, int kDim>
+struct TileRows : TileLayout<kCfg, kDim> {
+  using Base = TileLayout<kCfg, kDim>;
   static constexpr int row_offset(int row) { return Base::row_offset(row, sizeof(DecodeShared<kCfg>)); }
-  static constexpr int offset(int row, int byte) { return row_offset(row) + (byte ^ Base::swizzle(row)); }
+  static constexpr int offset(int row, int byte) { return row_offset(row) + (Base::column(byte) ^ Base::swizzle(row)); }
 };
 
-// Tiles of 64 keys and tiles of their values alike take kBytes of each team's ring.
+// Where wgmma reads, panels begin at multiples of 1024 bytes.
+template <DecodeConfig kCfg>
+inline constexpr int kTileAlignment = uses_wgmma(kCfg.shape) ? 1024 : 128;
+
+// Tiles of the keys of a turn and tiles of their values alike take kBytes of each team's ring.
 template <DecodeConfig kCfg>
 struct KvTiles {
   using Keys = TileRows<kCfg, kCfg.shape.head_dim_qk>;
@@ -41,18 +52,18 @@ template <DecodeConfig kCfg>
 struct KvRing {
   static constexpr int kTiles = kCfg.tuning.stages;
   static constexpr int kQueries = sizeof(QueryTile<kCfg>) > 8 * 1024 ? 1 : 2;  // the next one early, if it is small
-  // Page numbers are brought so many leaves early. Those of a leaf have landed when its keys' place is free: the tile
+  // Page numbers are brought so many turns early. Those of a turn have landed when its keys' place is free: the tile
   // that was there before it was asked for behind them.
   static constexpr int kLookAhead = (kTiles + 1) / 2 + 2;
-  alignas(128) char tiles[kTiles][KvTiles<kCfg>::kBytes];  // the team's part of each
+  alignas(kTileAlignment<kCfg>) char tiles[kTiles][KvTiles<kCfg>::kBytes];  // the team's part of each
   QueryTile<kCfg> queries[kQueries];
   alignas(8) std::uint64_t ready[kTiles];  // of a tile, and of the query tile that was asked for before it
   std::uint64_t free[kTiles];
   std::uint64_t query_free[kQueries];
-  int pages[kLookAhead][kLeafKeys];
+  int pages[kLookAhead][turn_keys(kCfg)];
   // Where the rows of the leaf that is being copied lie.
-  const char* key_rows[kLeafKeys];
-  const char* value_rows[kLeafKeys];
+  const char* key_rows[turn_keys(kCfg)];
+  const char* value_rows[turn_keys(kCfg)];
 
   // `thread`: of the team. Producers of all teams arrive at `ready`, or its own once for each of them.
   FLASHPORT_DEVICE void init(unsigned thread) {
@@ -69,10 +80,10 @@ inline constexpr int kFirstTeamBarrier = 1;  // barrier 0 is __syncthreads()
 
 // What a compute wave sees of the ring.
 template <DecodeConfig kCfg>
-class ProducedKv {
+class KvPipeline {
  public:
   template <class Shared>
-  FLASHPORT_DEVICE ProducedKv(const DecodeParams&, const Block& block, Shared& shared, LeafCursor&)
+  FLASHPORT_DEVICE KvPipeline(const DecodeParams&, const Block& block, Shared& shared, LeafCursor&)
       : block_(block), ring_(shared.ring), first_ring_((&shared - block.team())->ring) {}
 
   // Waits for the oldest leaf's keys.
@@ -82,10 +93,11 @@ class ProducedKv {
   }
   FLASHPORT_DEVICE void refill_behind_keys(const DecodeParams&, LeafCursor&) const {}
   FLASHPORT_DEVICE void refill_behind_scores(const DecodeParams&, LeafCursor&) { release(); }
-  // The barrier of a turn: what the waves have left for each other in shared memory is there, too.
+  // The barrier of a turn: what the waves have left for each other in shared memory is there, too. Those of a warpgroup
+  // leave nothing.
   FLASHPORT_DEVICE void await_values(const DecodeParams&, LeafCursor&) const {
     mbarrier_wait(&ring_.ready[place_.stage], place_.phase);
-    block_.sync();
+    if constexpr (!uses_wgmma(kCfg.shape)) block_.sync();
   }
   FLASHPORT_DEVICE const char* values() const { return first_ring_.tiles[place_.stage]; }
   FLASHPORT_DEVICE void refill_behind_values(const DecodeParams&, LeafCursor&) { release(); }

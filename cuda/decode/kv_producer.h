@@ -3,8 +3,15 @@
 
 #include "cuda/decode/kv_pipeline.h"
 #include "cuda/decode/row_copies.h"
+#include FLASHPORT_DECODE_TUNING_HEADER
 
 namespace flashport::FLASHPORT_TARGET::decode {
+
+// Whether L2 may keep all keys and values from one launch to the next.
+FLASHPORT_DEVICE bool fits_cache(const DecodeParams& p, const Line& line) {
+  const int token_bytes = p.num_kv_heads * (p.cache.k.row_bytes + p.cache.v.row_bytes);
+  return std::int64_t{line.leaves} * (kLeafKeys * token_bytes) <= kCachedBytes;
+}
 
 // Whether as many heads as there are teams can be copied as one row.
 template <class Layout>
@@ -33,15 +40,16 @@ template <DecodeConfig kCfg, int kHeads, class Shared>
 class KvProducer {
   static constexpr int kTeams = kCfg.tuning.teams;
   static_assert(kHeads == 1 || kHeads == kTeams);
-  static constexpr int kRowsPerWave = kLeafKeys / kCfg.tuning.producer_waves / kHeads;
+  static constexpr int kRowsPerWave = turn_keys(kCfg) / kCfg.tuning.producer_waves / kHeads;
   static constexpr int kRowsAtOnce = kRowsPerWave < kWaveSize ? kRowsPerWave : kWaveSize;
   static constexpr int kRowsPerLane = kRowsPerWave / kRowsAtOnce;
   static constexpr int kLookAhead = KvRing<kCfg>::kLookAhead;
   using Tiles = KvTiles<kCfg>;
 
  public:
-  FLASHPORT_DEVICE KvProducer(const DecodeParams& p, const Block& block, Shared* teams)
+  FLASHPORT_DEVICE KvProducer(const DecodeParams& p, const Block& block, const Line& line, Shared* teams)
       : block_(block),
+        fits_cache_(fits_cache(p, line)),
         teams_(teams),
         ring_(teams[block.team()].ring),
         as_stored_(is_as_stored<typename Tiles::Keys>(p.cache.k) && is_as_stored<typename Tiles::Values>(p.cache.v)) {}
@@ -55,7 +63,6 @@ class KvProducer {
     for (int slot = 0; !ahead.done(); slot = slot + 1 == kLookAhead ? 0 : slot + 1) {
       const Segment& s = ahead.segment;
       await_free();
-      if (ahead.at_segment_start()) bring_query(p, s);
       kv::TokenCoord places[kRowsPerLane];
       const bool whole = as_stored_ && has_all_rows(ahead);
 #pragma unroll
@@ -64,9 +71,12 @@ class KvProducer {
       look_up(p, scout, slot);                              // before the copies, behind which it would wait
       aim(p, places, first_head(s));
       copy<typename Tiles::Keys>(p.cache.k, ring_.key_rows, s.kv_head, whole);
+      if (ahead.at_segment_start()) bring_query(p, s);  // after the keys, which are many more, and handed over with them
+      hand_over();
       await_free();
       copy<typename Tiles::Values>(p.cache.v, ring_.value_rows, s.kv_head, whole);
-      ahead.next(p);
+      hand_over();
+      ahead.next(p, kCfg.tuning.leaves);
     }
     await_copies();
   }
@@ -95,7 +105,7 @@ class KvProducer {
         copy_async<4>(&ring_.pages[slot][row_of_leaf(i)], s.pages + kv::page_coord(p.cache, s.pages, token).page, true);
       }
     }
-    scout.next(p);
+    scout.next(p, kCfg.tuning.leaves);
   }
   FLASHPORT_DEVICE kv::TokenCoord place_of_row(const DecodeParams& p, const LeafCursor& ahead, int slot, int i,
                                                bool whole) const {
@@ -148,19 +158,22 @@ class KvProducer {
 #pragma unroll
     for (int i = 0; i < kRowsPerLane; ++i) {
       const int row = first_row() + i * kWaveSize;
-      if (whole) {
+      // The policy as a constant: ptxas 13.0 gave one in a register to a wrong uniform register.
+      if (whole && fits_cache_) {
+        Copies::copy_whole(block_.lane(), tile, row, first_byte, rows, kNormalPolicy);
+      } else if (whole) {
         Copies::copy_whole(block_.lane(), tile, row, first_byte, rows, kReadOncePolicy);
       } else {
         Copies::copy_part(block_.lane(), tile, row, first_byte, cache, rows);
       }
     }
-    hand_over();
   }
   FLASHPORT_DEVICE void hand_over() {
     for (int team = 0; team < kTeams; ++team) mbarrier_arrive_on_copies(&ring_of(team).ready[place_.stage]);
     place_.next();
   }
   const Block& block_;
+  const bool fits_cache_;
   Shared* teams_;
   KvRing<kCfg>& ring_;
   PipelineState<KvRing<kCfg>::kTiles> place_;

@@ -13,6 +13,17 @@ template <DecodeConfig kCfg>
 struct QueryTile {
   static constexpr int kPitch = kCfg.shape.head_dim_qk + 8;
   alignas(16) std::uint16_t rows[kCfg.shape.rows][kPitch];
+  FLASHPORT_DEVICE std::uint16_t* at(int row, int dim) { return &rows[row][dim]; }
+};
+
+// For wgmma: panels.
+template <DecodeConfig kCfg>
+  requires(uses_wgmma(kCfg.shape))
+struct QueryTile<kCfg> {
+  using Layout = PanelLayout<kCfg.shape.head_dim_qk, kCfg.shape.rows>;
+  alignas(1024) std::uint16_t panels[Layout::kBytes / 128][Layout::kPanelBytes / 2];
+  // `dim`: of a unit of eight
+  FLASHPORT_DEVICE std::uint16_t* at(int row, int dim) { return &panels[0][0] + Layout::offset(row, 2 * dim) / 2; }
 };
 
 // Eight query values that are not as the products want them.
@@ -43,9 +54,7 @@ FLASHPORT_DEVICE void copy_query(const DecodeParams& p, const Segment& s, const 
     if constexpr (is_byte_format(kCfg.shape.k_format)) {
       const int first =
           RowLayout<kCfg.shape.k_format, kCfg.shape.head_dim_qk, kCfg.tuning.teams>::first_block(s.kv_head);
-      const auto to = [&](int pair) {
-        return &tile.rows[row][query_column(kCfg.shape.k_format, first, dim + 2 * pair)];
-      };
+      const auto to = [&](int pair) { return tile.at(row, query_column(kCfg.shape.k_format, first, dim + 2 * pair)); };
       if (ready) {
         for (int pair = 0; pair < 4; ++pair) copy_async<4>(to(pair), from + 4 * pair, valid);
       } else {
@@ -55,7 +64,7 @@ FLASHPORT_DEVICE void copy_query(const DecodeParams& p, const Segment& s, const 
         __threadfence_block();
       }
     } else {
-      std::uint16_t* to = &tile.rows[row][dim];
+      std::uint16_t* to = tile.at(row, dim);
       if (ready) {
         copy_async<16>(to, from, valid);
       } else {

@@ -35,7 +35,7 @@ struct RowCopies {
     const int byte = lane % kLanes * kUnit;
     const int first = lane / kLanes;
     char* to = tile + Layout::row_offset(first_row + first);
-    const int column = (first_byte + byte) ^ Layout::swizzle(first_row + first);
+    const int column = Layout::column(first_byte + byte) ^ Layout::swizzle(first_row + first);
     // Addresses first: eight copies then leave one after the other.
     constexpr int kBatch = kRows / kAtOnce < 8 ? kRows / kAtOnce : 8;
 #pragma unroll
@@ -48,8 +48,9 @@ struct RowCopies {
         const int row = batch + i * kAtOnce;
 #pragma unroll
         for (int part = 0; part < kUnits / kLanes; ++part) {
-          copy_async<kUnit>(to + Layout::row_offset(row) + ((column ^ Layout::swizzle(row)) + part * kLanes * kUnit),
-                            from[i] + part * kLanes * kUnit, policy);
+          const int before = part * kLanes * kUnit;  // whole panels, where there are panels
+          copy_async<kUnit>(to + Layout::row_offset(row) + ((column ^ Layout::swizzle(row)) + Layout::column(before)),
+                            from[i] + before, policy);
         }
       }
     }

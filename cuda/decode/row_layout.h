@@ -2,8 +2,8 @@
 // Plain C++, so that any host can check it.
 #pragma once
 
-#include "common/device/decode/config.h"
 #include "common/device/decode/chunks.h"
+#include "common/device/decode/config.h"
 #include "cuda/decode/lane_maps.h"
 
 namespace flashport {
@@ -15,11 +15,11 @@ namespace flashport {
 // side by side as in device memory, or each in a column of its own. One head of q8_0 begins and ends inside a sector of
 // 32 bytes, all together are whole sectors. Rows are an odd number of them: of eight rows four have the two units of
 // each sector exchanged.
-template <KvFormat kFormat, int kDim, int kHeads>
+template <KvFormat kFormat, int kDim, int kHeads, int kTileRows = kLeafKeys>
 struct RowLayout {
   static constexpr int kHeadBytes = kv_row_bytes(kFormat, kDim);
   static constexpr int kBytes = kHeads * kHeadBytes;
-  static constexpr int kRows = kLeafKeys / kHeads;             // in a ring
+  static constexpr int kRows = kTileRows / kHeads;             // in a ring
   static constexpr int kColumn = (kHeadBytes + 15) / 16 * 16;  // with room for a head that begins inside a unit
   // Bytes inside which units are exchanged; none are inside 16.
   static constexpr int kExchanged = kHeads > 1 ? 32 : kBytes % 64 == 0 ? 128 : 16;
@@ -47,11 +47,36 @@ struct RowLayout {
   // heads follow each other, because the order of the products follows from it, and bits must not depend on which
   // team computes.
   static constexpr int first_block(int head) { return kHeads == 1 ? 0 : kDim / 32 * head % 8; }
+  // Where the row has its byte `byte`, before the exchange.
+  static constexpr int column(int byte) { return byte; }
   // Where in a row the head begins that team `team` works on. `together`: the heads of the teams are side by side.
   static constexpr int head_offset(int team, int head, bool together) {
     if (kHeads == 1) return 0;
     return together ? team * kHeadBytes : team * kColumn + 34 * first_block(head) % 16;
   }
+};
+
+// Whether a kernel's products are those of wgmma, which has 64 rows and reads 16-bit values.
+constexpr bool uses_wgmma(const DecodeShape& shape) { return shape.rows == 64 && !is_byte_format(shape.k_format); }
+
+// Rows of 16-bit values as wgmma reads them (cuda/arch/wgmma.h): panels of 128 bytes of each row, one panel after the
+// other, and units exchanged inside these. The members are RowLayout's.
+template <int kDim, int kTileRows = kLeafKeys>
+struct PanelLayout {
+  static constexpr int kHeadBytes = 2 * kDim;
+  static constexpr int kBytes = kHeadBytes;
+  static constexpr int kRows = kTileRows;
+  static constexpr int kExchanged = 128;
+  static constexpr int kPitch = kBytes;  // of all panels together
+  static constexpr int kPanelBytes = kRows * 128;
+  static_assert(kBytes % 128 == 0 && kPanelBytes % 1024 == 0, "wgmma reads whole panels, eight rows at a time");
+
+  static constexpr int swizzle(int row) { return (row & 7) << 4; }
+  static constexpr int row_offset(int row, int /*ring_bytes*/ = 0) { return row * 128; }
+  static constexpr int column(int byte) { return byte / 128 * kPanelBytes + byte % 128; }
+  static constexpr int offset(int row, int byte) { return row_offset(row) + (column(byte) ^ swizzle(row)); }
+  static constexpr int first_block(int) { return 0; }
+  static constexpr int head_offset(int, int, bool) { return 0; }
 };
 
 // Where a head lies in the rows of a tile: its first byte, and its first block among the q8_0 blocks of lane_maps.h.

@@ -7,7 +7,6 @@
 #pragma once
 
 #include "common/device/decode/mask.h"
-#include "cuda/decode/kv_copies.h"
 #include "cuda/decode/kv_operand.h"
 #include "cuda/decode/kv_pipeline.h"
 #include FLASHPORT_DECODE_TUNING_HEADER
@@ -20,7 +19,6 @@ constexpr int block_threads(const DecodeConfig& cfg) {
   return cfg.tuning.teams * (compute_threads(cfg) + producer_threads(cfg));
 }
 
-constexpr int turn_keys(const DecodeConfig& cfg) { return cfg.tuning.leaves * kLeafKeys; }
 // Waves side by side over keys and DV. A wave takes 16 keys at least.
 constexpr int column_waves(const DecodeConfig& cfg) {
   const int most = turn_keys(cfg) / 16;
@@ -29,22 +27,16 @@ constexpr int column_waves(const DecodeConfig& cfg) {
 constexpr int row_waves(const DecodeConfig& cfg) { return cfg.tuning.waves / column_waves(cfg); }
 constexpr int wave_rows(const DecodeConfig& cfg) { return cfg.shape.rows / row_waves(cfg); }
 
-// Each wave publishes its columns of its rows.
+// Each wave publishes its columns of its rows, a warpgroup all together.
 constexpr DecodeSplit decode_split(const DecodeConfig& cfg) {
+  if (uses_wgmma(cfg.shape)) return {.large = true};
   return {cfg.tuning.leaves, row_waves(cfg), column_waves(cfg)};
 }
 
 template <DecodeConfig kCfg>
-inline constexpr bool kCopiesItself = kCfg.tuning.producer_waves == 0;
-template <DecodeConfig kCfg>
-using Ring = std::conditional_t<kCopiesItself<kCfg>, KvStages<kCfg>, KvRing<kCfg>>;
-template <DecodeConfig kCfg>
-using KvPipeline = std::conditional_t<kCopiesItself<kCfg>, KvCopies<kCfg>, ProducedKv<kCfg>>;
-
-template <DecodeConfig kCfg>
 struct DecodeShared {
   static constexpr int kRowPitch = (kCfg.shape.rows / 8 | 1) * 8;
-  Ring<kCfg> ring;
+  KvRing<kCfg> ring;
   // What the waves that share query rows tell each other, of this turn and the one before.
   alignas(16) std::uint16_t probabilities[2][turn_keys(kCfg)][kRowPitch];
   float4 row_stats[2][column_waves(kCfg)][kCfg.shape.rows / 2];  // m and l of two neighbouring rows: m, m, l, l
@@ -81,7 +73,7 @@ class DecodeTiles {
   static constexpr int kSliceColumns = kColumns / kColWaves;
   static constexpr int kTurnLeaves = kCfg.tuning.leaves;
   // More registers than these would spill.
-  static constexpr int kKeptStates = kColTiles * kRowTiles <= 2 ? 2 : kColTiles * kRowTiles <= 4 ? 1 : 0;
+  static constexpr int kKeptStates = kScaled ? 0 : kColTiles * kRowTiles <= 2 ? 2 : kColTiles * kRowTiles <= 4 ? 1 : 0;
   struct Rows {
     float v[kRowSlots];
     FLASHPORT_DEVICE float& operator[](int slot) { return v[slot]; }
@@ -97,10 +89,9 @@ class DecodeTiles {
   };
   struct Operand {};  // P^T: in shared memory
 
-  FLASHPORT_DEVICE DecodeTiles(const DecodeParams& p, const Block& block, DecodeShared<kCfg>& shared)
+  FLASHPORT_DEVICE DecodeTiles(const DecodeParams&, const Block& block, DecodeShared<kCfg>& shared)
       : block_(block),
         shared_(shared),
-        live_rows_(minimum(kRows, p.group_size * p.max_q_len)),
         row_base_(kRowWaves == 1 ? 0 : block.wave() / kColWaves * kWaveRows),
         col_wave_(kRowWaves == 1 ? block.wave() : block.wave() % kColWaves),
         g_(block.lane() / 4),
@@ -122,7 +113,8 @@ class DecodeTiles {
   FLASHPORT_DEVICE int first_column() const { return recompute(col_wave_) * kSliceColumns; }
 
   // The query comes with the tile's first keys; the one before is given back.
-  FLASHPORT_DEVICE void stage_query(const DecodeParams&, const Segment& s) {
+  FLASHPORT_DEVICE void stage_query(const DecodeParams& p, const Segment& s) {
+    live_rows_ = maximum(minimum(kRows, p.group_size * s.q_len - s.row_tile * kRows), 0);
     if constexpr (kCfg.tuning.teams > 1) {
       // From here on, or what all heads have in common stays in registers for the next one.
       using Tile = KvTiles<kCfg>;
@@ -134,7 +126,7 @@ class DecodeTiles {
       values_ = {lane, col_wave * kColGroups, head_place<typename Tile::Values>(team, s.kv_head, together)};
     }
     if (has_query_) {
-      if constexpr (!kCopiesItself<kCfg>) mbarrier_arrive(&shared_.ring.query_free[query_.stage]);
+      mbarrier_arrive(&shared_.ring.query_free[query_.stage]);
       query_.next();
     }
     has_query_ = true;
@@ -431,10 +423,10 @@ class DecodeTiles {
 
   const Block& block_;
   DecodeShared<kCfg>& shared_;
-  int live_rows_, row_base_, col_wave_, g_, c_;
+  int live_rows_ = 0, row_base_, col_wave_, g_, c_;
   KeyOperand<kCfg> keys_;
   ValueOperand<kCfg, kColGroups> values_;
-  PipelineState<Ring<kCfg>::kQueries> query_;
+  PipelineState<KvRing<kCfg>::kQueries> query_;
   int buffer_ = 0;  // of what the waves tell each other
   bool has_query_ = false;
 };

@@ -222,7 +222,7 @@ def emulator_rows():
     for change in changes:
         yield row("e", number, "emulator", dict(PLAIN, **many_heads | change))
         number += 1
-    # A node and more, whose states a fold takes from shared memory in several goes.
+    # More rows than a block has threads, and chunks of several groups.
     yield row("e", number, "emulator", dict(PLAIN, group=16, hkv=1, lens="1100"))
     yield row("e", number + 1, "emulator", dict(PLAIN, types="bf16/fp8_e4m3", dims="64", group=16, hkv=1, lens="1100"))
     number += 2

@@ -13,8 +13,8 @@ constexpr MathType kF32 = MathType::kFp32;
 constexpr MathType kF16 = MathType::kFp16;
 constexpr MathType kB16 = MathType::kBf16;
 
-constexpr KernelEntry decode(const char* key, DecodeShape shape) {
-  return {.key = key, .tag = KernelTag::kDecode, .threads = 128, .shape = {.decode = shape}};
+constexpr KernelEntry decode(const char* key, DecodeShape shape, DecodeSplit split = {}) {
+  return {.key = key, .tag = KernelTag::kDecode, .threads = 128, .shape = {.decode = shape}, .decode_split = split};
 }
 constexpr KernelEntry plain(const char* key, KernelTag tag, int threads) {
   return {.key = key, .tag = tag, .threads = threads};
@@ -40,14 +40,17 @@ constexpr KernelEntry signalling(KernelEntry kernel, int threads, int teams) {
 const KernelEntry kGpuKernels[] = {
     decode("decode/bf16/kv=bf16/hd64/r16/fakegpu", {64, 64, 16, kB16, KvFormat::kBf16, KvFormat::kBf16}),
     decode("decode/bf16/kv=bf16/hd128/r16/fakegpu", {128, 128, 16, kB16, KvFormat::kBf16, KvFormat::kBf16}),
-    decode("decode/bf16/kv=bf16/hd128/r64/fakegpu", {128, 128, 64, kB16, KvFormat::kBf16, KvFormat::kBf16}),
+    decode("decode/bf16/kv=bf16/hd128/r64/fakegpu", {128, 128, 64, kB16, KvFormat::kBf16, KvFormat::kBf16},
+           {.large = true}),
     decode("decode/bf16/kv=bf16/hd192x128/r16/fakegpu", {192, 128, 16, kB16, KvFormat::kBf16, KvFormat::kBf16}),
     decode("decode/bf16/kv=bf16/hd256/r16/fakegpu", {256, 256, 16, kB16, KvFormat::kBf16, KvFormat::kBf16}),
     decode("decode/bf16/kv=bf16/hd512/r16/fakegpu", {512, 512, 16, kB16, KvFormat::kBf16, KvFormat::kBf16}),
-    decode("decode/fp16/kv=fp8_e4m3/hd128/r16/fakegpu", {128, 128, 16, kF16, KvFormat::kFp8E4M3, KvFormat::kFp8E4M3}),
+    decode("decode/fp16/kv=fp8_e4m3/hd128/r16/fakegpu", {128, 128, 16, kF16, KvFormat::kFp8E4M3, KvFormat::kFp8E4M3},
+           {.turn_leaves = 2, .row_slices = 2, .column_slices = 4}),
     decode("decode/fp16/kv=q8_0/hd128/r16/fakegpu", {128, 128, 16, kF16, KvFormat::kQ8_0, KvFormat::kQ8_0}),
     decode("decode/fp16/k=q8_0/v=fp8_e4m3/hd128/r16/fakegpu",
            {128, 128, 16, kF16, KvFormat::kQ8_0, KvFormat::kFp8E4M3}),
+    plain("decode_combine/fakegpu", KernelTag::kDecodeCombine, 128),
     plain("decode_stage2/fakegpu", KernelTag::kDecodeStage2, 128),
     plain("merge_states/fakegpu", KernelTag::kMergeStates, 128),
     plain("append_kv/fakegpu", KernelTag::kAppendKv, 128),

@@ -137,7 +137,7 @@ TEST_F(Runtime, RunsEveryBlockOnceWithAllParams) {
   }
 }
 
-// The merge in one launch rests on this: see common/device/decode/split_tree.h.
+// The merge in one launch rests on this: see common/device/decode/chunk_tree.h.
 TEST_F(Runtime, LastBlockToArriveSeesWhatAllHavePublished) {
   const int rounds = 5;
   for (const std::int64_t grid : {1, 2, 64, 150}) {

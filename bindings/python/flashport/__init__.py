@@ -19,17 +19,19 @@ from flashport.decode import (
     merge_states,
     num_splits_heuristic,
 )
-from flashport.devices import Support, backends, supports, version, which_kernel
+from flashport.devices import DecodeSchedule, Support, backends, explain, supports, version, which_kernel
 from flashport.gated_delta import gated_delta_chunk, gated_delta_chunk_workspace_size, gated_delta_update
 
 __version__ = version()
 
 __all__ = [
+    "DecodeSchedule",
     "DeviceArray",
     "Support",
     "append_kv",
     "backends",
     "decode_workspace_size",
+    "explain",
     "flash_decode",
     "flash_decode_stage1",
     "flash_decode_stage2",

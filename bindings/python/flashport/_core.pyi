@@ -3,7 +3,7 @@ same names.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from flashport.typing import (
     Array,
@@ -84,6 +84,9 @@ def read_memory(array: SupportsDLPack, stream: StreamLike | None = None) -> None
 def num_splits_heuristic(batch_nheads_mblocks: int, num_SMs: int, num_n_blocks: int, max_splits: int, /) -> int: ...
 def supports(operation: Operation, options: dict[str, Any], /) -> tuple[bool, str]: ...
 def which_kernel(operation: Operation, options: dict[str, Any], /) -> str: ...
+def explain(
+    operation: Literal["decode"], options: dict[str, Any], /
+) -> tuple[str, int, int, int, int, int, Literal["none", "launch", "second launch"], int, str]: ...
 def kv_format_blocks() -> dict[CacheFormat, tuple[int, int]]: ...
 def flash_decode(
     q: Array,

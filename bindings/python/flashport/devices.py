@@ -33,6 +33,12 @@ if TYPE_CHECKING:
         group_size: int
         q_len: int
 
+    class _DecodeScheduleQuery(_DecodeQuery, total=False):
+        batch: int
+        num_kv_heads: int
+        max_kv_len: int
+        num_splits: int | None
+
     class _MergeQuery(TypedDict, total=False):
         target: str | None
         dtype: DTypeLike
@@ -58,6 +64,25 @@ class Support:
     def __bool__(self) -> bool:
         """Whether the request is served."""
         return self.supported
+
+
+@dataclass(frozen=True)
+class DecodeSchedule:
+    """How a call of flash_decode is cut, as far as shapes decide it; :func:`explain` says what each number is."""
+
+    kernel: str
+    blocks: int
+    query_tiles: int
+    most_chunks: int
+    shortest_chunk: int
+    longest_chunk: int
+    combine: Literal["none", "launch", "second launch"]
+    workspace_bytes: int
+    text: str
+
+    def __str__(self) -> str:
+        """All of it in a sentence."""
+        return self.text
 
 
 def version() -> str:
@@ -171,3 +196,32 @@ def which_kernel(operation: Operation, **options: Any) -> str:
         As :func:`supports`.
     """
     return _core.which_kernel(operation, options)
+
+
+def explain(operation: Literal["decode"], **options: Unpack[_DecodeScheduleQuery]) -> DecodeSchedule:
+    """How the first device of a target cuts a call of :func:`flashport.flash_decode`, as far as shapes decide it.
+
+    Lengths stay on the device: its tile scheduler cuts each sequence by its own (docs/decode-schedule.md).
+
+    Args:
+        operation: "decode".
+        options: Those that :func:`supports` has for "decode", and ``batch`` (1), ``num_kv_heads`` (1), ``max_kv_len``,
+            the keys of the longest sequence that the cache or its table has room for (0), and ``num_splits``, as
+            ``flash_decode`` takes it (None).
+
+    Returns:
+        A frozen object whose ``str`` is one sentence. ``kernel`` is the key that :func:`which_kernel` gives;
+        ``blocks``, those of the grid; ``query_tiles``, those of all sequences, kv heads and tiles of query rows;
+        ``most_chunks``, how many chunks (with ``num_splits`` splits) a query tile has at most; ``shortest_chunk`` and
+        ``longest_chunk``, their keys, of which a sequence's last chunk may have fewer; ``combine``, where partial
+        results become one: "none" where every tile is one chunk, "launch" in the same launch, by the last block of each
+        tile, or "second launch"; ``workspace_bytes``, as :func:`flashport.decode_workspace_size`.
+
+    Raises:
+        ValueError, TypeError: As :func:`supports`; a number out of its range.
+        NotImplementedError: No kernel serves the call, or no device of the target is here.
+
+    Source:
+        common/host/decode/explain.cpp.
+    """
+    return DecodeSchedule(*_core.explain(operation, options))

@@ -1,11 +1,11 @@
 // From the states of leaves to the output of a query tile, in the fixed order of chunks.h. Every fold is merge_value()
 // in that order, so any cut of the line into blocks gives the same bits.
 //
-// A block that has a whole tile folds it in registers and writes its output. Otherwise it publishes each group of chunks
-// that it holds whole as one partial result, and the other chunks one by one; then it adds the number of its chunks to
-// the tile's counter, which belongs to the block of the tile's first chunk. The block that completes the sum combines
-// the tile: which block published what follows from the line by division. No block waits for another. Counters come back
-// to zero by themselves, so a launch can be replayed.
+// A block that has a whole tile folds it in registers and writes its output. Otherwise it publishes each group of
+// chunks that it holds whole as one partial result, and the other chunks one by one; then it adds the number of its
+// chunks to the tile's counter, which belongs to the block of the tile's first chunk. The block that completes the sum
+// combines the tile: which block published what follows from the line by division. No block waits for another. Counters
+// come back to zero by themselves, so a launch can be replayed.
 //
 // A state may have slices (rows and columns of it): then the threads of each slice do all this by themselves, with a
 // counter and a list of their own, and no barrier of the block.
@@ -20,22 +20,52 @@
 namespace flashport::FLASHPORT_TARGET::decode {
 
 struct NoState {};
-template <class State, bool kKept>
-using KeptState = std::conditional_t<kKept, State, NoState>;
 
-// Tiles::kKeptStates says for how many more states than one there are registers: 2 for the group and the tile, 1 for
-// the group, 0: the chunks of a group meet in the workspace too.
+// How many states, of those that are kept, tiles want in the thread's own memory: 1 the tile's, 2 the group's too.
+template <class Tiles>
+constexpr int states_in_memory() {
+  if constexpr (requires { Tiles::kStatesInMemory; }) {
+    return Tiles::kStatesInMemory;
+  } else {
+    return 0;
+  }
+}
+
+// How many pieces of a state a thread combines at a time.
+template <class Tiles>
+constexpr int pieces_at_once() {
+  if constexpr (requires { Tiles::kPiecesAtOnce; }) {
+    return Tiles::kPiecesAtOnce;
+  } else {
+    return 1;
+  }
+}
+
+// Tiles::kKeptStates says for how many more states than one there is room: 2 for the group and the tile, 1 for the
+// group, 0: the chunks of a group meet in the workspace too.
+enum StateOf { kOfGroup, kOfTile };
+template <class Tiles, StateOf kOf>
+struct KeptState {
+  static constexpr bool kKept = Tiles::kKeptStates > kOf;
+  std::conditional_t<kKept, merge::SoftmaxState<Tiles>, NoState> state;
+  FLASHPORT_DEVICE KeptState() {
+    if constexpr (kKept && states_in_memory<Tiles>() + kOf > 1) keep_in_memory(state);
+  }
+};
+
 template <class Tiles>
 class ChunkTree {
-  static constexpr bool kKeepsGroup = Tiles::kKeptStates > 0;
-  static constexpr bool kKeepsTile = Tiles::kKeptStates > 1;
+  using Group = KeptState<Tiles, kOfGroup>;
+  using Tile = KeptState<Tiles, kOfTile>;
+  static constexpr bool kKeepsGroup = Group::kKept;
+  static constexpr bool kKeepsTile = Tile::kKept;
 
  public:
   using State = merge::SoftmaxState<Tiles>;
 
-  // `list`: in shared memory.
-  FLASHPORT_DEVICE ChunkTree(const DecodeParams& p, const Block& block, PartialList& list)
-      : p_(p), block_(block), list_(list) {}
+  // `list`: in shared memory. `group` and `tile` are objects of their own, as they may lie in other places.
+  FLASHPORT_DEVICE ChunkTree(const DecodeParams& p, const Block& block, PartialList& list, Group& group, Tile& tile)
+      : p_(p), block_(block), list_(list), group_(group.state), tile_(tile.state) {}
 
   // After a turn of the main loop, whose leaves are in `state`: ends what ends with it, and clears the state for the
   // next chunk.
@@ -71,10 +101,6 @@ class ChunkTree {
       store_state(tiles, partial_of(tiles, s, chunk), state);
       return;
     }
-    if (first == last) {
-      end_group(tiles, s, state, first);
-      return;
-    }
     if constexpr (kKeepsGroup) {
       if (chunk == first) {
         group_ = state;
@@ -82,6 +108,8 @@ class ChunkTree {
         merge::merge(tiles, group_, state);
       }
       if (chunk == last) end_group(tiles, s, group_, first);
+    } else if (first == last) {
+      end_group(tiles, s, state, first);
     } else {
       const std::int64_t number = group_chunk_number(block_.index(), params().side_partials, chunk - first);
       store_state(tiles, partial(tiles, number), state);
@@ -91,10 +119,6 @@ class ChunkTree {
 
   // The state of the group that begins with chunk `first`, which this block holds whole.
   FLASHPORT_DEVICE void end_group(const Tiles& tiles, const Segment& s, const State& state, int first) {
-    if (s.whole() && chunks_of(s) <= kGroupChunks) {
-      write_output(tiles, params(), s, block_, state);
-      return;
-    }
     if constexpr (kKeepsTile) {
       if (s.whole()) {
         if (first == 0) {
@@ -105,6 +129,9 @@ class ChunkTree {
         if (first + kGroupChunks >= chunks_of(s)) write_output(tiles, params(), s, block_, tile_);
         return;
       }
+    } else if (s.whole() && chunks_of(s) <= kGroupChunks) {
+      write_output(tiles, params(), s, block_, state);
+      return;
     }
     store_state(tiles, partial_of(tiles, s, first), state);
   }
@@ -128,10 +155,14 @@ class ChunkTree {
     if (s.whole()) {
       if (kKeepsTile || chunks <= kGroupChunks) return;
       threads.sync();
-    } else if (!signal(tiles, s, line, chunks)) {
+    } else if (params().combine.parts > 0 || !signal(tiles, s, line, chunks)) {
       return;
     }
-    list_partials(tiles, s, line, chunks);
+    // This block's number, less those of the work ranges before its own.
+    const int ranges_before = line.range_of(s.start + (s.chunks_before(s.first) << s.chunk_shift));
+    const int first_block =
+        static_cast<int>(block_.index()) - ranges_before * static_cast<int>(params().cuts[line.cut].concurrent.value);
+    list_partials(params(), threads, list_, s, line, chunks, first_block);
     threads.sync();
     combine(tiles, s, chunks, nullptr);
     threads.sync();  // the list, and what lies in the workspace
@@ -142,29 +173,6 @@ class ChunkTree {
     const int owner = block_of(params(), block_, line, s, 0) * params().slices + tiles.slice();
     const Arrival arrival{params().counters + owner, s.chunks_before(s.last) - s.chunks_before(s.first), chunks};
     return tiles.slice_threads().arrive(1, [&](int) { return arrival; }) != 0;
-  }
-
-  // Where the results of the tile lie: a thread a chunk.
-  FLASHPORT_DEVICE void list_partials(const Tiles& tiles, const Segment& s, const Line& line, int chunks) const {
-    const DecodeParams& p = params();
-    const auto& threads = tiles.slice_threads();
-    const auto range_of = [&](int chunk) {
-      return line.range_of(s.start + (minimum(chunk, chunks - 1) << s.chunk_shift));
-    };
-    const int own_range = range_of(s.chunks_before(s.first));
-    const auto concurrent = static_cast<int>(p.cuts[line.cut].concurrent.value);
-    for (int chunk = threads.thread(); chunk < PartialList::padded(chunks); chunk += threads.threads()) {
-      const int first = chunk / kGroupChunks * kGroupChunks;
-      const int range = range_of(chunk);
-      const bool held = range_of(first) == range_of(first + kGroupChunks - 1);
-      const int its_begin = range * line.quota;
-      const int begin = s.chunks_before(leaves_until(s, s.start, its_begin));
-      const int end = s.chunks_before(leaves_until(s, s.start, its_begin + line.quota));
-      const int block = static_cast<int>(block_.index()) + (range - own_range) * concurrent;
-      const int index = partial_index(begin, end, chunks, chunk);
-      const auto number = static_cast<int>(partial_number(block, p.side_partials, begin > 0 ? 0 : 1, index));
-      list_.numbers[chunk] = chunk < chunks && (chunk == first || !held) ? number : -1;
-    }
   }
 
   // The listed results to `to`, or to the output if that is null.
@@ -182,15 +190,16 @@ class ChunkTree {
         write_piece(piece, to, at);
       }
     };
-    combine_partials<Tiles::kSliceColumns>(tiles.slice_threads(), PartialSlices(p, tiles.slice()), tiles.slice_rows(),
-                                           list_, chunks, place, sink);
+    combine_partials<pieces_at_once<Tiles>(), PartialList::kAtOnce>(tiles.slice_threads(),
+                                                                    PartialSlices(p, tiles.slice()), tiles.slice_rows(),
+                                                                    Tiles::kSliceColumns, list_, chunks, place, sink);
   }
 
   const DecodeParams& p_;
   const Block& block_;
   PartialList& list_;
-  KeptState<State, kKeepsGroup> group_;
-  KeptState<State, kKeepsTile> tile_;
+  decltype(Group::state)& group_;
+  decltype(Tile::state)& tile_;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET::decode

@@ -18,10 +18,10 @@ namespace flashport {
 
 inline constexpr int kLeafKeys = 64;
 inline constexpr int kGroupChunks = 4;
-inline constexpr int kMostChunks = 128;                       // of a tile
+inline constexpr int kMostChunks = 128;  // of a tile
 inline constexpr int kMostGroups = kMostChunks / kGroupChunks;
-inline constexpr int kLongestLine = 1 << 30;                  // leaves of all tiles of a call (schedule.h)
-inline constexpr std::int64_t kCounterCapacity = 32768;       // one a block and slice
+inline constexpr int kLongestLine = 1 << 30;             // leaves of all tiles of a call (schedule.h)
+inline constexpr std::int64_t kCounterCapacity = 32768;  // one a block and slice
 inline constexpr std::int64_t kCounterBytes = kCounterCapacity * 4;
 
 [[nodiscard]] constexpr std::int64_t leaves_of(std::int64_t keys) { return (keys + kLeafKeys - 1) / kLeafKeys; }

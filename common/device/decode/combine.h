@@ -1,8 +1,9 @@
-// Combines a slice of the partial results of a tile that blocks have published (chunks.h): the chunks of each group left
-// to right, then the groups left to right, with merge_weights() and merge_value() alone.
+// Combines a slice of the partial results of a tile that blocks have published (chunks.h): the chunks of each group
+// left to right, then the groups left to right, with merge_weights() and merge_value() alone.
 #pragma once
 
 #include "common/device/decode/partial_state.h"
+#include "common/device/decode/schedule.h"
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
@@ -25,6 +26,29 @@ struct PartialSlices {
         stride(static_cast<std::int64_t>(p.slices) * p.slice_floats) {}
 };
 
+// Where the results of a tile's chunks lie: a thread a chunk. `first_block`: the block that walks through such tiles in
+// work range 0 of the line.
+template <class Threads>
+FLASHPORT_DEVICE void list_partials(const DecodeParams& p, const Threads& threads, PartialList& list, const Segment& s,
+                                    const Line& line, int chunks, int first_block) {
+  const auto range_of = [&](int chunk) {
+    return line.range_of(s.start + (minimum(chunk, chunks - 1) << s.chunk_shift));
+  };
+  const auto concurrent = static_cast<int>(p.cuts[line.cut].concurrent.value);
+  for (int chunk = threads.thread(); chunk < PartialList::padded(chunks); chunk += threads.threads()) {
+    const int first = chunk / kGroupChunks * kGroupChunks;
+    const int range = range_of(chunk);
+    const bool held = range_of(first) == range_of(first + kGroupChunks - 1);
+    const int its_begin = range * line.quota;
+    const int begin = s.chunks_before(leaves_until(s, s.start, its_begin));
+    const int end = s.chunks_before(leaves_until(s, s.start, its_begin + line.quota));
+    const int index = partial_index(begin, end, chunks, chunk);
+    const int block = first_block + range * concurrent;
+    const auto number = static_cast<int>(partial_number(block, p.side_partials, begin > 0 ? 0 : 1, index));
+    list.numbers[chunk] = chunk < chunks && (chunk == first || !held) ? number : -1;
+  }
+}
+
 // Joining a result that is not there changes no bit. There is no branch on what there is, or loads would wait for each
 // other; the first result stands in for those that are not.
 FLASHPORT_DEVICE void load_partial(StatePiece& x, const PartialSlices& partials, int number, const PieceAt& at) {
@@ -35,37 +59,81 @@ FLASHPORT_DEVICE void load_partial(StatePiece& x, const PartialSlices& partials,
   for (int i = 0; i < kVectorFloats; ++i) x.o[i] = there ? x.o[i] : -0.0f;
 }
 
-// `threads` (as a Block: thread() of threads()) share the pieces out among them, and have the results of several groups
-// in flight. sink(place(at), at, piece) takes what was combined.
-template <int kColumns, class Threads, class Place, class Sink>
-FLASHPORT_DEVICE void combine_partials(const Threads& threads, const PartialSlices& partials, int rows,
-                                       const PartialList& list, int chunks, const Place& place, const Sink& sink) {
-  constexpr int kPieces = kColumns / kVectorFloats;
-  constexpr int kAtOnce = PartialList::kAtOnce;
-  for (int i = threads.thread(); i < rows * kPieces; i += threads.threads()) {
-    const PieceAt at{rows, kColumns, i / kPieces, i % kPieces * kVectorFloats};
-    StatePiece tile, next[kAtOnce];
+// Whether each group of the tile is one result.
+FLASHPORT_DEVICE bool has_whole_groups(const PartialList& list, int chunks) {
+  for (int chunk = 1; chunk < chunks; chunk += kGroupChunks) {
+    if (list.numbers[chunk] >= 0) return false;
+  }
+  return true;
+}
+
+// Combines kPieces pieces at a time, kAtOnce results of each in flight. kWholeGroups: each group is one result.
+template <bool kWholeGroups, int kPieces, int kAtOnce, class Threads, class Place, class Sink>
+FLASHPORT_DEVICE void combine_pieces(const Threads& threads, const PartialSlices& partials, int rows, int columns,
+                                     const PartialList& list, int chunks, const Place& place, const Sink& sink) {
+  static_assert(kAtOnce % kGroupChunks == 0);
+  constexpr int kStep = kWholeGroups ? kGroupChunks : 1;   // chunks from a result to the next
+  constexpr int kGroup = kWholeGroups ? 1 : kGroupChunks;  // results
+  const int pieces_of_row = columns / kVectorFloats;
+  const int pieces = rows * pieces_of_row;
+  for (int i = recompute(threads.thread()); i < pieces; i += kPieces * threads.threads()) {
+    // Beyond the end a piece is combined once more, and not taken.
+    const auto number_of = [&](int piece) { return i + piece * threads.threads(); };
+    PieceAt at[kPieces];
+    FLASHPORT_UNROLL(4)
+    for (int piece = 0; piece < kPieces; ++piece) {
+      const int number = number_of(piece) < pieces ? number_of(piece) : i;
+      at[piece] = {rows, columns, number / pieces_of_row, number % pieces_of_row * kVectorFloats};
+    }
+    StatePiece tile[kPieces], next[kPieces][kAtOnce];
     const auto load = [&](int first) {
-      FLASHPORT_UNROLL(16)
-      for (int j = 0; j < kAtOnce; ++j) load_partial(next[j], partials, list.numbers[first + j], at);
+      FLASHPORT_UNROLL(32)
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int chunk = first + j * kStep;
+        const bool listed = (!kWholeGroups && kAtOnce == PartialList::kAtOnce) || chunk < chunks;
+        const int number = listed ? list.numbers[chunk] : -1;
+        FLASHPORT_UNROLL(4)
+        for (int piece = 0; piece < kPieces; ++piece) load_partial(next[piece][j], partials, number, at[piece]);
+      }
     };
     load(0);
-    const auto to = place(at);  // while the first results are on their way
+    decltype(place(at[0])) to[kPieces];  // while the first results are on their way
+    FLASHPORT_UNROLL(4)
+    for (int piece = 0; piece < kPieces; ++piece) to[piece] = place(at[piece]);
     FLASHPORT_UNROLL(1)
-    for (int first = 0; first < chunks; first += kAtOnce) {
+    for (int first = 0; first < chunks; first += kAtOnce * kStep) {
       if (first > 0) load(first);
       FLASHPORT_UNROLL(4)
-      for (int group = 0; group < kAtOnce; group += kGroupChunks) {
-        FLASHPORT_UNROLL(4)
-        for (int j = 1; j < kGroupChunks; ++j) merge(next[group], next[group + j]);
-        if (first + group == 0) {
-          tile = next[0];
-        } else {
-          merge(tile, next[group]);
+      for (int piece = 0; piece < kPieces; ++piece) {
+        auto& results = next[piece];
+        FLASHPORT_UNROLL(32)
+        for (int group = 0; group < kAtOnce; group += kGroup) {
+          FLASHPORT_UNROLL(4)
+          for (int j = 1; j < kGroup; ++j) merge(results[group], results[group + j]);
+          if (first + group == 0) {
+            tile[piece] = results[0];
+          } else {
+            merge(tile[piece], results[group]);
+          }
         }
       }
     }
-    sink(to, at, tile);
+    FLASHPORT_UNROLL(4)
+    for (int piece = 0; piece < kPieces; ++piece) {
+      if (number_of(piece) < pieces) sink(to[piece], at[piece], tile[piece]);
+    }
+  }
+}
+
+// `threads` (as a Block: thread() of threads()) share the pieces out among them, kPieces each at a time.
+// sink(place(at), at, piece) takes what was combined.
+template <int kPieces, int kAtOnce, class Threads, class Place, class Sink>
+FLASHPORT_DEVICE void combine_partials(const Threads& threads, const PartialSlices& partials, int rows, int columns,
+                                       const PartialList& list, int chunks, const Place& place, const Sink& sink) {
+  if (has_whole_groups(list, chunks)) {
+    combine_pieces<true, kPieces, kAtOnce>(threads, partials, rows, columns, list, chunks, place, sink);
+  } else {
+    combine_pieces<false, kPieces, kAtOnce>(threads, partials, rows, columns, list, chunks, place, sink);
   }
 }
 

@@ -8,8 +8,8 @@
 //
 // Stages of the loop: the copies of later leaves are in flight while a leaf is worked on; keys() and values() wait for
 // the oldest. Where waves share P or the values, there is one barrier a turn between exponentiate() and accumulate():
-// before it all waves have read the keys of this turn and the values of the one before, after it P and the values of all
-// waves are there.
+// before it all waves have read the keys of this turn and the values of the one before, after it P and the values of
+// all waves are there.
 #pragma once
 
 #include "common/device/decode/chunk_tree.h"
@@ -37,7 +37,9 @@ FLASHPORT_DEVICE void decode(const DecodeParams& p, const Range& range, const Bl
   if (now.done()) return;
   Tiles tiles(p, block, shared);
   KvPipeline<kCfg> pipeline(p, block, shared, ahead);
-  ChunkTree<Tiles> tree(p, block, shared.partials[tiles.slice()]);
+  KeptState<Tiles, kOfGroup> group;
+  KeptState<Tiles, kOfTile> tile;
+  ChunkTree<Tiles> tree(p, block, shared.partials[tiles.slice()], group, tile);
   merge::SoftmaxState<Tiles> state;
   merge::clear(tiles, state);
   typename Tiles::Query query{};

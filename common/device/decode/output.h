@@ -61,50 +61,62 @@ FLASHPORT_DEVICE void write_element(const DecodeParams& p, T* out, std::int64_t 
   store_as(out + row + column * p.out.stride_dim, output_value(x, factor));
 }
 
+// A few columns of one row of a tile's output, as one store where they are contiguous and aligned.
+template <int kCount, class T>
+FLASHPORT_DEVICE void write_columns(const DecodeParams& p, T* out, std::int64_t row, int column,
+                                    const float (&x)[kCount], float factor) {
+  struct alignas(sizeof(T) * kCount) Columns {
+    T at[kCount];
+  };
+  T* to = out + row + column;
+  const bool aligned = reinterpret_cast<std::uintptr_t>(to) % sizeof(Columns) == 0;
+  if (aligned && row >= 0 && p.out.stride_dim == 1 && column + kCount <= p.head_dim_v) {
+    Columns columns;
+    for (int i = 0; i < kCount; ++i) store_as(columns.at + i, output_value(x[i], factor));
+    *reinterpret_cast<Columns*>(to) = columns;
+    return;
+  }
+  for (int i = 0; i < kCount; ++i) write_element(p, out, row, column + i, x[i], factor);
+}
+
 // A tile's output from registers.
 template <class Tiles>
 FLASHPORT_DEVICE void write_output(const Tiles& tiles, const DecodeParams& p, const Segment& s, const Block& block,
                                    const merge::SoftmaxState<Tiles>& state) {
   std::int64_t offsets[Tiles::kRowSlots];
   float factors[Tiles::kRowSlots];
+  FLASHPORT_UNROLL(4)  // rows side by side
   for (int slot = 0; slot < tiles.row_slots(); ++slot) {
+    const int last = tiles.live_rows() - 1;
     const int row = tiles.row_of(slot);
-    offsets[slot] = -1;
-    factors[slot] = 0.0f;
-    if (row >= tiles.live_rows()) continue;
-    const OutputRow to = output_row(p, s, block, query_row(p, s, Tiles::kRows, row), tiles.owns_row(slot));
-    offsets[slot] = to.offset;
+    const QueryRow at = query_row(p, s, Tiles::kRows, minimum(row, last));
+    const OutputRow to = output_row(p, s, block, at, row <= last && tiles.owns_row(slot));
+    offsets[slot] = row <= last ? to.offset : -1;
     factors[slot] = finish_row(to, state.m[slot], state.l[slot]);
   }
+  constexpr bool kPairs = requires { Tiles::kPairsOfColumns; };
   with_type(p.out.data, p.out.dtype, [&](auto* out) {
-    tiles.for_each_out(state.o, [&](float x, int slot, int column) {
-      write_element(p, out, offsets[slot], column, x, factors[slot]);
-    });
+    if constexpr (kPairs) {
+      tiles.for_each_out_pair(state.o, [&](float x, float y, int slot, int column) {
+        write_columns<2>(p, out, offsets[slot], column, {x, y}, factors[slot]);
+      });
+    } else if (p.out.stride_dim == 1 && p.head_dim_v == Tiles::kColumns) {
+      tiles.for_each_out(state.o, [&](float x, int slot, int column) {
+        if (offsets[slot] >= 0) store_as(out + offsets[slot] + column, output_value(x, factors[slot]));
+      });
+    } else {
+      tiles.for_each_out(state.o, [&](float x, int slot, int column) {
+        write_element(p, out, offsets[slot], column, x, factors[slot]);
+      });
+    }
   });
-}
-
-// A few columns of one row of a tile's output, as one store where they are contiguous and aligned.
-template <class T>
-FLASHPORT_DEVICE void write_columns(const DecodeParams& p, T* out, std::int64_t row, int column,
-                                    const float (&x)[kVectorFloats], float factor) {
-  struct alignas(sizeof(T) * kVectorFloats) Columns {
-    T at[kVectorFloats];
-  };
-  T* to = out + row + column;
-  const bool aligned = reinterpret_cast<std::uintptr_t>(to) % sizeof(Columns) == 0;
-  if (aligned && row >= 0 && p.out.stride_dim == 1 && column + kVectorFloats <= p.head_dim_v) {
-    Columns columns;
-    for (int i = 0; i < kVectorFloats; ++i) store_as(columns.at + i, output_value(x[i], factor));
-    *reinterpret_cast<Columns*>(to) = columns;
-    return;
-  }
-  for (int i = 0; i < kVectorFloats; ++i) write_element(p, out, row, column + i, x[i], factor);
 }
 
 FLASHPORT_DEVICE void write_output_piece(const DecodeParams& p, const OutputRow& to, int column,
                                          const StatePiece& piece) {
   const float factor = finish_row(to, piece.m, piece.l);
-  with_type(p.out.data, p.out.dtype, [&](auto* out) { write_columns(p, out, to.offset, column, piece.o, factor); });
+  with_type(p.out.data, p.out.dtype,
+            [&](auto* out) { write_columns<kVectorFloats>(p, out, to.offset, column, piece.o, factor); });
 }
 
 }  // namespace flashport::FLASHPORT_TARGET::decode

@@ -10,13 +10,20 @@ namespace flashport {
 // How the leaves of a query tile become chunks (chunks.h).
 struct ChunkRule {
   std::int32_t target_shift;  // a tile has at most 1 << target_shift chunks while they have up to 16 leaves
-  std::int32_t least_shift;   // a chunk has 1 << least_shift leaves at least: those of a turn of the main loop
+  std::int32_t least_shift;   // a chunk has 1 << least_shift leaves at least
 };
 
 // How a grid cuts the line of leaves (schedule.h) into work ranges, one for each `concurrent` blocks.
 struct LineCut {
   Divisor concurrent, ranges;
   std::int32_t rows;  // of a sequence's query tiles, `concurrent` side by side
+};
+
+// The second launch that combines the tiles which no block has whole (combine_kernel.h).
+struct CombineLaunch {
+  std::int32_t parts;    // blocks of a slice; 0: no such launch, the block that is last combines the tile
+  std::int32_t rows;     // of a tile
+  std::int32_t columns;  // of a slice
 };
 
 struct DecodeParams {
@@ -62,6 +69,7 @@ struct DecodeParams {
   std::int32_t slices, slice_floats;  // of a partial result
   std::int32_t side_partials;         // of a block and tile
   std::uint32_t* counters;
+  CombineLaunch combine;
 };
 
 }  // namespace flashport

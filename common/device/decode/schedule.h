@@ -1,10 +1,10 @@
 // The tile scheduler: which block works on what. The query tiles of a sequence (kv head, then rows of its packed group)
 // form rows of concurrent tiles, a block for each tile of a row: heads that share pages read them together, from memory
 // that is near. The work is a line of leaves (64 keys of one such row): sequence by sequence, row by row, leaf by leaf.
-// Each work range takes `quota` leaves of it, and a chunk (chunks.h) belongs to the range that holds its first leaf. The
-// line is never stored: each wave scans the leaf counts of the batch and finds the beginning of its range, without a
-// barrier. A sequence without keys counts one leaf, so that a block writes its output.
-// With fixed chunks (stage 1, num_splits) a block is one chunk of one tile instead.
+// Each work range takes `quota` leaves of it, and a chunk (chunks.h) belongs to the range that holds its first leaf.
+// The line is never stored: each wave scans the leaf counts of the batch and finds the beginning of its range, without
+// a barrier. A sequence without keys counts one leaf, so that a block writes its output. With fixed chunks (stage 1,
+// num_splits) a block is one chunk of one tile instead.
 #pragma once
 
 #include "common/device/core/divide.h"
@@ -88,6 +88,17 @@ struct Range {
   Segment segment;
 };
 
+FLASHPORT_DEVICE Line cut_line(const DecodeParams& p, int leaves, std::int64_t blocks) {
+  Line line;
+  // Tiles concurrently only where every block gets some leaves: else these spread better.
+  line.cut = std::int64_t{leaves} * p.cuts[0].rows >= 8 * blocks ? 1 : 0;
+  const LineCut& cut = p.cuts[line.cut];
+  line.quota = rounded_quota(divide(leaves * cut.rows + static_cast<int>(cut.ranges.value) - 1, cut.ranges));
+  line.leaves = leaves;
+  line.inverse = reciprocal_approx(static_cast<float>(line.quota));
+  return line;
+}
+
 // The number of the block that has `leaf` of the tile of a segment of this block, where that leaf begins a chunk.
 FLASHPORT_DEVICE int block_of(const DecodeParams& p, const Block& block, const Line& line, const Segment& s, int leaf) {
   const Divisor& concurrent = p.cuts[line.cut].concurrent;
@@ -97,7 +108,8 @@ FLASHPORT_DEVICE int block_of(const DecodeParams& p, const Block& block, const L
 
 // Leaves of a tile that begins at `start` whose chunks begin before `end`.
 FLASHPORT_DEVICE int leaves_until(const Segment& s, int start, int end) {
-  return end - start >= s.leaves ? s.leaves : minimum(s.leaves, s.chunks_before(maximum(end - start, 0)) << s.chunk_shift);
+  return end - start >= s.leaves ? s.leaves
+                                 : minimum(s.leaves, s.chunks_before(maximum(end - start, 0)) << s.chunk_shift);
 }
 
 FLASHPORT_DEVICE void set_tile(const DecodeParams& p, Segment& s, int tile) {
@@ -119,16 +131,12 @@ FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block)
   int leaves;
   int start = block.wave_exclusive_scan(mine, leaves);
 
-  // Concurrently only where every block gets some leaves: else these spread better.
   const int index = static_cast<int>(block.index());
   Range range;
   Line& line = range.line;
-  line.cut = std::int64_t{leaves} * p.cuts[0].rows >= 8 * block.count() ? 1 : 0;
+  line = cut_line(p, leaves, block.count());
   const LineCut& cut = p.cuts[line.cut];
   const auto ranges = static_cast<int>(cut.ranges.value);
-  line.quota = rounded_quota(divide(leaves * cut.rows + ranges - 1, cut.ranges));
-  line.leaves = leaves;
-  line.inverse = reciprocal_approx(static_cast<float>(line.quota));
   const int number = divide(index, cut.concurrent);
   const int begin = line.quota * minimum(number, ranges);
   range.end = begin + line.quota;

@@ -1,4 +1,4 @@
-// fp_supports and fp_which_kernel: the query of one operation becomes the C++ interface's.
+// fp_supports, fp_which_kernel and fp_explain: the query of one operation becomes the C++ interface's.
 #include <flashport/capi.h>
 
 #include <cstddef>
@@ -85,6 +85,13 @@ auto answer(const fp_query* from, const char* function, const Ask& ask) {
                    std::to_string(c.operation));
 }
 
+void write_text(const std::string& from, char* to, std::size_t size, const char* function, const char* name) {
+  if (to == nullptr || size == 0) {
+    throw ValueError(std::string(function) + ": " + name + " must have room, got null or size 0");
+  }
+  to[from.copy(to, size - 1)] = '\0';
+}
+
 }  // namespace
 }  // namespace flashport
 
@@ -103,11 +110,26 @@ fp_status fp_which_kernel(const fp_query* query, char* key, size_t size) {
     constexpr char kFunction[] = "which_kernel";
     const std::string found =
         flashport::answer(query, kFunction, [](const auto& asked) { return flashport::which_kernel(asked); });
-    if (key == nullptr || size == 0) {
-      throw flashport::ValueError(std::string(kFunction) + ": key must have room, got null or size 0");
+    flashport::write_text(found, key, size, kFunction, "key");
+  });
+}
+
+fp_status fp_explain(const fp_query* query, char* text, size_t size) {
+  return flashport::guarded([&] {
+    constexpr char kFunction[] = "explain";
+    const fp_query c = flashport::read_args(query, kFunction);
+    if (c.operation != fp_op_decode) {
+      throw flashport::ValueError(std::string(kFunction) + ": operation must be fp_op_decode, got " +
+                                  std::to_string(c.operation));
     }
-    const std::size_t length = found.copy(key, size - 1);
-    key[length] = '\0';
+    flashport::DecodeScheduleQuery asked;
+    asked.call = flashport::decode_query(c, kFunction);
+    asked.call.target = c.target != nullptr ? c.target : "";
+    asked.batch = c.batch;
+    asked.num_kv_heads = c.num_kv_heads;
+    asked.max_kv_len = c.max_kv_len;
+    if (c.has_num_splits != 0) asked.num_splits = c.num_splits;
+    flashport::write_text(flashport::explain(asked).text, text, size, kFunction, "text");
   });
 }
 

@@ -25,6 +25,9 @@ void run_decode(const DecodeProblem& problem, Stream stream) {
     bind_workspace(plan, workspace.data());
   }
   device.launch(check, stream, *plan.kernel, LaunchGrid{plan.grid}, plan.params);
+  if (plan.combine_kernel != nullptr) {
+    device.launch(check, stream, *plan.combine_kernel, LaunchGrid{plan.combine_grid}, plan.params);
+  }
   if (plan.merge_kernel != nullptr) {
     device.launch(check, stream, *plan.merge_kernel, LaunchGrid{plan.merge_grid}, plan.merge);
   }

@@ -2,8 +2,6 @@
 
 #include <vector>
 
-#include <flashport/decode.h>
-
 #include "common/host/check.h"
 #include "common/host/devices.h"
 #include "common/host/kv/cache_layout.h"
@@ -112,23 +110,6 @@ std::string missing_reason(std::span<const KernelEntry> kernels, std::string_vie
   return text + (formats.empty() ? "none" : "");
 }
 
-// Null, and the reason, where the query cannot be served.
-const KernelEntry* answer(const DecodeQuery& query, std::string& reason) {
-  reason = query_type_reason(query.q_dtype);
-  if (!reason.empty()) return nullptr;
-  const KvFormat own = *own_format(query.q_dtype);
-  const TargetView target = find_target(query.target, reason);
-  if (!reason.empty()) return nullptr;
-  const KernelRequest request{query.q_dtype,
-                              query.k_format.value_or(own),
-                              query.v_format.value_or(own),
-                              query.head_dim_qk,
-                              query.head_dim_v,
-                              query.group_size,
-                              query.q_len};
-  return choose_decode_kernel(target.kernels, target.name, request, &reason);
-}
-
 }  // namespace
 
 const KernelEntry* choose_decode_kernel(std::span<const KernelEntry> kernels, std::string_view target,
@@ -150,12 +131,28 @@ const KernelEntry* choose_decode_kernel(std::span<const KernelEntry> kernels, st
   return nullptr;
 }
 
+const KernelEntry* find_decode_kernel(const DecodeQuery& query, std::string& reason) {
+  reason = query_type_reason(query.q_dtype);
+  if (!reason.empty()) return nullptr;
+  const KvFormat own = *own_format(query.q_dtype);
+  const TargetView target = find_target(query.target, reason);
+  if (!reason.empty()) return nullptr;
+  const KernelRequest request{query.q_dtype,
+                              query.k_format.value_or(own),
+                              query.v_format.value_or(own),
+                              query.head_dim_qk,
+                              query.head_dim_v,
+                              query.group_size,
+                              query.q_len};
+  return choose_decode_kernel(target.kernels, target.name, request, &reason);
+}
+
 Support supports(const DecodeQuery& query) {
-  return support_answer([&](std::string& reason) { return answer(query, reason); });
+  return support_answer([&](std::string& reason) { return find_decode_kernel(query, reason); });
 }
 
 std::string which_kernel(const DecodeQuery& query) {
-  return kernel_answer([&](std::string& reason) { return answer(query, reason); });
+  return kernel_answer([&](std::string& reason) { return find_decode_kernel(query, reason); });
 }
 
 }  // namespace flashport

@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include <flashport/decode.h>
+
 #include "common/host/backend_abi.h"
 
 namespace flashport {
@@ -31,5 +33,8 @@ inline constexpr int kHeadDimStep = 8;
 // null.
 [[nodiscard]] const KernelEntry* choose_decode_kernel(std::span<const KernelEntry> kernels, std::string_view target,
                                                       const KernelRequest& request, std::string* reason);
+
+// The kernel of a query of supports(), which_kernel() or explain().
+[[nodiscard]] const KernelEntry* find_decode_kernel(const DecodeQuery& query, std::string& reason);
 
 }  // namespace flashport

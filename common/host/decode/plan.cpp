@@ -30,7 +30,7 @@ void plan_partials(DecodePlan& plan, int target_shift, std::int64_t keys) {
   const auto rows = static_cast<int>(std::min<std::int64_t>(shape.rows / split.row_slices, packed_rows));
   p.slices = split.row_slices * split.column_slices;
   p.slice_floats = slice_floats(rows, shape.head_dim_v / split.column_slices);
-  p.chunk_rule = {target_shift, split.turn_leaves - 1};
+  p.chunk_rule = {target_shift, least_chunk_shift(split)};
   p.side_partials = most_partials(most_chunks(std::max<std::int64_t>(leaves_of(keys), 1), p.chunk_rule));
 }
 
@@ -51,6 +51,20 @@ void check_line(const DecodeProblem& problem, const Check& check, const DecodePa
                       (csr ? "" : " or a narrower table"));
 }
 
+// Where there are few tiles, few blocks would combine large states and read them for long, while the others have ended:
+// a second launch spreads them.
+constexpr std::int64_t kFewTiles = 8;
+constexpr int kManyPartials = 32;
+void plan_combine(DecodePlan& plan, const Check& check, DeviceContext& device) {
+  const DecodeShape& shape = plan.kernel->shape.decode;
+  plan.combine_kernel = &device.plain_kernel(check, KernelTag::kDecodeCombine);
+  CombineLaunch& combine = plan.params.combine;
+  combine.rows = shape.rows;
+  combine.columns = shape.head_dim_v / plan.kernel->decode_split.column_slices;
+  combine.parts = to_int(ceil_div(std::int64_t{shape.rows} * combine.columns / 4, plan.combine_kernel->threads));
+  plan.combine_grid = tile_count(plan.params) * plan.params.slices * combine.parts;
+}
+
 void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check& check, DeviceContext& device) {
   DecodeParams& p = plan.params;
   check_line(problem, check, p);
@@ -64,6 +78,9 @@ void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check&
   p.cuts[1] = line_cut(tiles, plan.grid, concurrent_tiles(tiles, plan.grid));
   plan.partials_offset = kCounterBytes;
   plan.workspace_bytes = kCounterBytes + partials_bytes_of(plan);
+  const DecodeSplit& split = plan.kernel->decode_split;
+  const bool many_chunks = split.column_slices > 1 && split.row_slices == 1 && p.side_partials >= kManyPartials;
+  if ((split.large || many_chunks) && kFewTiles * tile_count(p) <= plan.grid) plan_combine(plan, check, device);
 }
 
 // One block per chunk of at most `keys` keys, which the kernel cuts into chunks of its own as long as they may be.

@@ -3,7 +3,7 @@
 //   invariant schedule  one launch of a persistent grid; counters and partial results in the workspace
 //   n equal splits      n == 1: one launch; else partial results go to the workspace and decode_stage2 merges them
 //   stage 1             one launch, one block per chunk; out and lse are the caller's mid tensors
-// A long chunk may be folded through the workspace, so that chunked launches may need one too.
+// A long split may be combined through the workspace, so that launches of fixed splits may need one too.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,9 @@ struct DecodePlan {
   DecodeParams params{};
   std::int64_t workspace_bytes = 0;  // counters first, whatever the schedule
   std::int64_t partials_offset = 0;
+
+  const KernelEntry* combine_kernel = nullptr;  // null: tiles are combined in the launch
+  std::int64_t combine_grid = 0;
 
   const KernelEntry* merge_kernel = nullptr;  // null: no second launch
   std::int64_t merge_grid = 0;

@@ -52,7 +52,7 @@ typedef enum fp_kv_format {
 typedef enum fp_state_layout { fp_vk = 0, fp_kv = 1 } fp_state_layout;
 typedef enum fp_head_map { fp_consecutive = 0, fp_modulo = 1 } fp_head_map;
 typedef enum fp_gate_form { fp_gate_head = 0, fp_gate_key = 1, fp_gate_any = 2 } fp_gate_form;
-/* What fp_supports() and fp_which_kernel() are asked about. */
+/* What fp_supports(), fp_which_kernel() and fp_explain() are asked about. */
 typedef enum fp_operation {
   fp_op_decode = 0,        /* fp_flash_decode, fp_flash_decode_stage1 */
   fp_op_decode_stage2 = 1, /* fp_flash_decode_stage2 */
@@ -245,8 +245,8 @@ typedef struct fp_gated_delta_chunk_args {
   double scale;
 } fp_gated_delta_chunk_args;
 
-/* A call that fp_supports() and fp_which_kernel() are asked about. Members that the operation has no use for are not
- * read. */
+/* A call that fp_supports(), fp_which_kernel() and fp_explain() are asked about. Members that the operation has no use
+ * for are not read. */
 typedef struct fp_query {
   size_t struct_size;
   int32_t operation;   /* fp_operation */
@@ -261,6 +261,11 @@ typedef struct fp_query {
   int32_t state_dtype;  /* fp_dtype, gated delta rule; fp_float32 also where there is no pool */
   int32_t state_layout; /* fp_state_layout, gated delta rule */
   int32_t gate;         /* fp_gate_form, gated delta rule */
+  int64_t batch;        /* fp_explain(), as all below */
+  int64_t num_kv_heads;
+  int64_t max_kv_len;     /* keys of the longest sequence that the cache or its table has room for */
+  int32_t has_num_splits; /* 0: the invariant schedule */
+  int32_t num_splits;
 } fp_query;
 
 FLASHPORT_API fp_status fp_flash_decode(const fp_decode_args* args, fp_stream stream);
@@ -283,6 +288,9 @@ FLASHPORT_API int32_t fp_num_splits_heuristic(int32_t batch_nheads_mblocks, int3
 FLASHPORT_API fp_status fp_supports(const fp_query* query);
 /* Writes the key of the kernel that such a call runs, cut to `size` bytes with the ending zero. */
 FLASHPORT_API fp_status fp_which_kernel(const fp_query* query, char* key, size_t size);
+/* Writes a sentence about how the first device of the target cuts such a call of fp_flash_decode (fp_op_decode):
+ * kernel, blocks, query tiles, chunks of keys, where partial results are combined, and workspace; cut like the key. */
+FLASHPORT_API fp_status fp_explain(const fp_query* query, char* text, size_t size);
 
 /* The text of this thread's last failing call; "" before any. Valid until the thread's next failing call. */
 FLASHPORT_API const char* fp_last_error(void);

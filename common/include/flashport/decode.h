@@ -148,6 +148,30 @@ struct DecodeQuery {
 [[nodiscard]] FLASHPORT_API std::string which_kernel(
     const DecodeQuery& query);  // "decode/fp16/kv=q8_0/hd128/r16/sm90a"
 
+// explain() says how the first device of the target cuts a call of flash_decode, as far as shapes decide it: lengths
+// stay on the device, and the tile scheduler cuts each sequence by its own. Throws NotSupportedError where no kernel
+// serves the call or no such device is there.
+struct DecodeScheduleQuery {
+  DecodeQuery call;
+  std::int64_t batch = 1;
+  std::int64_t num_kv_heads = 1;
+  std::int64_t max_kv_len = 0;  // keys of the longest sequence that the cache or its table has room for
+  int num_splits = kInvariantSplits;
+};
+// Where the partial results of a query tile become one.
+enum class Combine : std::int32_t { kNone, kInLaunch, kSecondLaunch };
+struct DecodeSchedule {
+  std::string kernel;                                  // as which_kernel() gives it
+  std::int64_t blocks = 0;                             // of the grid
+  std::int64_t query_tiles = 0;                        // of all sequences, kv heads and tiles of query rows
+  std::int64_t most_chunks = 0;                        // of a query tile
+  std::int64_t shortest_chunk = 0, longest_chunk = 0;  // keys; a sequence's last chunk may have fewer
+  Combine combine = Combine::kNone;
+  std::int64_t workspace_bytes = 0;
+  std::string text;  // all of this in a sentence
+};
+[[nodiscard]] FLASHPORT_API DecodeSchedule explain(const DecodeScheduleQuery& query);
+
 // flash_decode_stage2.
 struct DecodeStage2Query {
   std::string target = "cpu";

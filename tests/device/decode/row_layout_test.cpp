@@ -263,5 +263,54 @@ TEST(RowLayout, FirstBlockFollowsFromTheHead) {
   }
 }
 
+// The 128-byte swizzle of the PTX manual: what wgmma does to each address that it forms from a descriptor.
+constexpr int swizzled(int address) { return address ^ (address >> 7 & 7) << 4; }
+
+// Panels, as wgmma's descriptors step through them (cuda/decode/wgmma_tiles.h), against where copies put each value.
+template <int kDim>
+void check_panels() {
+  using Layout = PanelLayout<kDim>;
+  constexpr int kGroup = 1024;  // from eight rows to the next eight
+  const auto row_in_panel = [](int row) { return row / 8 * kGroup + row % 8 * 128; };
+  for (int step = 0; step < kDim / 16; ++step) {  // 16 dims of each row: queries, keys
+    const int first = step / 4 * Layout::kPanelBytes + step % 4 * 32;
+    for (int row = 0; row < Layout::kRows; ++row) {
+      for (int dim = 0; dim < 16; ++dim) {
+        ASSERT_EQ(swizzled(first + row_in_panel(row) + 2 * dim), Layout::offset(row, 2 * (16 * step + dim)));
+      }
+    }
+  }
+  for (int step = 0; step < Layout::kRows / 16; ++step) {  // 16 rows of 64 columns: values
+    for (int panel = 0; panel < kDim / 64; ++panel) {
+      const int first = panel * Layout::kPanelBytes + step * 16 * 128;
+      for (int key = 0; key < 16; ++key) {
+        for (int column = 0; column < 64; ++column) {
+          ASSERT_EQ(swizzled(first + row_in_panel(key) + 2 * column),
+                    Layout::offset(16 * step + key, 2 * (64 * panel + column)));
+        }
+      }
+    }
+  }
+  // RowCopies: a lane keeps its place and adds rows and whole panels to it.
+  std::set<int> taken;
+  for (int row = 0; row < Layout::kRows; ++row) {
+    for (int byte = 0; byte < Layout::kBytes; byte += 16) {
+      const int to = Layout::row_offset(row) + (Layout::column(byte) ^ Layout::swizzle(row));
+      EXPECT_EQ(to, Layout::offset(row, byte));
+      EXPECT_EQ(Layout::column(byte), Layout::column(byte % 128) + Layout::column(byte / 128 * 128));
+      EXPECT_GE(to, 0);
+      EXPECT_LE(to + 16, Layout::kRows * Layout::kPitch);
+      EXPECT_TRUE(taken.insert(to).second);
+    }
+  }
+}
+
+TEST(RowLayout, PanelsAreWhatWgmmaReads) {
+  check_panels<64>();
+  check_panels<128>();
+  check_panels<192>();
+  check_panels<256>();
+}
+
 }  // namespace
 }  // namespace flashport

@@ -116,6 +116,41 @@ TEST_F(CInterface, Queries) {
   EXPECT_EQ(fp_num_splits_heuristic(48, 108, 64, 128), 2);
 }
 
+TEST_F(CInterface, Explains) {
+  fp_query query;
+  FP_INIT(&query);
+  query.target = "fakegpu";
+  query.dtype = fp_bfloat16;
+  query.head_dim_qk = query.head_dim_v = 128;
+  query.group_size = query.q_len = 1;
+  query.batch = 4;
+  query.num_kv_heads = 8;
+  query.max_kv_len = 2048;
+  char text[256];
+  EXPECT_EQ(fp_explain(&query, text, sizeof(text)), fp_ok) << fp_last_error();
+  EXPECT_EQ(
+      std::string(text).find("decode/bf16/kv=bf16/hd128/r16/fakegpu: 20 blocks for 32 query tiles, each in at most "
+                             "16 chunks of 64 to 128 keys; combined in the launch; "),
+      0u)
+      << text;
+  query.has_num_splits = 1;
+  query.num_splits = 2;
+  EXPECT_EQ(fp_explain(&query, text, sizeof(text)), fp_ok) << fp_last_error();
+  EXPECT_NE(
+      std::string(text).find("64 blocks for 32 query tiles, each in at most 2 chunks of 64 to 1024 keys; combined "
+                             "in a second launch; "),
+      std::string::npos)
+      << text;
+  EXPECT_EQ(refusal(fp_explain(&query, nullptr, 9), fp_value_error),
+            "explain: text must have room, got null or size 0");
+  query.batch = 0;
+  EXPECT_EQ(refusal(fp_explain(&query, text, sizeof(text)), fp_value_error),
+            "explain: batch must be from 1 to 16777216, got 0");
+  query.operation = fp_op_merge;
+  EXPECT_EQ(refusal(fp_explain(&query, text, sizeof(text)), fp_value_error),
+            "explain: operation must be fp_op_decode, got 3");
+}
+
 // Two tokens, 2 / 4 heads, K 32, V 64, on the fake CPU, whose kernels take states [V, K].
 struct DeltaTensors {
   fp_tensor q = to_c(TensorView(scratch_at(0), DType::kBFloat16, Device{}, {1, 2, 2, 32}));

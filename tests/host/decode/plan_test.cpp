@@ -194,25 +194,88 @@ TEST_F(PlanDecode, InvariantSchedule) {
   DecodeInputs inputs(kGpu);
   DecodePlan p = plan(inputs.args);
   EXPECT_EQ(p.params.num_chunks, 0);
-  EXPECT_EQ(p.params.levels, 1);
-  EXPECT_EQ(p.params.slot_floats, slot_floats(4, 128));  // four live rows of a group, not sixteen
-  EXPECT_EQ(p.grid, 20);                                 // 10 multiprocessors x 2, for 18 leaves and 6 openings
-  EXPECT_EQ(p.workspace_bytes, tree_workspace_bytes(p.grid, 1, p.params.slot_floats));
+  EXPECT_EQ(p.params.chunk_rule.target_shift, 6);  // 64 chunks of each of two kv heads
+  EXPECT_EQ(p.params.chunk_rule.least_shift, 0);
+  EXPECT_EQ(p.params.slices, 1);
+  EXPECT_EQ(p.params.slice_floats, slice_floats(4, 128));  // four live rows of a group, not sixteen
+  EXPECT_EQ(p.params.side_partials, 3);                    // 160 keys are 3 leaves, each a chunk
+  EXPECT_EQ(p.grid, 18);                                   // those of six tiles; 10 multiprocessors x 2 hold more
+  EXPECT_EQ(p.workspace_bytes, kCounterBytes + partials_bytes(18, 3, p.params.slice_floats));
   inputs.args.block_table = ints(inputs.pages.data(), {3, 2000});
   inputs.args.block_table->strides[0] = 10;
   p = plan(inputs.args);
-  EXPECT_EQ(p.params.levels, 3);
-  EXPECT_EQ(p.grid, 20);  // 10 multiprocessors x 2
+  EXPECT_EQ(p.params.side_partials, 38);  // up to 64 chunks
+  EXPECT_EQ(p.grid, 20);
+  EXPECT_EQ(p.params.cuts[0].concurrent.value, 1u);
+  EXPECT_EQ(p.params.cuts[0].ranges.value, 20u);
+  EXPECT_EQ(p.params.cuts[0].rows, 2);
+  EXPECT_EQ(p.params.cuts[1].concurrent.value, 2u);
+  EXPECT_EQ(p.params.cuts[1].ranges.value, 10u);
+  EXPECT_EQ(p.params.cuts[1].rows, 1);
   set_multiprocessor_limit(7);
   EXPECT_EQ(plan(inputs.args).grid, 14);
   set_multiprocessor_limit(0);
+  EXPECT_EQ(p.workspace_bytes, kCounterBytes + partials_bytes(20, 38, p.params.slice_floats));
   EXPECT_EQ(p.workspace_bytes, decode_workspace_size(inputs.args));
   bind_workspace(p, scratch());
   EXPECT_EQ(p.params.counters, scratch());
-  EXPECT_EQ(p.params.slots, scratch_at(kCounterBytes));
+  EXPECT_EQ(p.params.partials, scratch_at(kCounterBytes));
 }
 
-// 2^26 nodes of 1024 keys, or 2^30 of one query tile: the indices of the line fit 32 bits.
+// What a kernel publishes by itself, and the leaves of its turns, decide on memory, counters and the shortest chunk.
+TEST_F(PlanDecode, SlicesAndTurnsOfTheKernel) {
+  fake_state().multiprocessors = 100'000;
+  DecodeInputs inputs(kGpu);
+  DecodeArgs& a = inputs.args;
+  a.k_cache = TensorView(scratch_at(16 << 20), DType::kFp8E4M3, kGpu, {64, 16, 2, 128});
+  a.v_cache = a.k_cache;
+  const DecodePlan p = plan(a);
+  EXPECT_STREQ(p.kernel->key, "decode/fp16/kv=fp8_e4m3/hd128/r16/fakegpu");
+  EXPECT_EQ(p.params.slices, 8);  // two of rows, four of columns
+  EXPECT_EQ(p.params.slice_floats, slice_floats(4, 32));
+  EXPECT_EQ(p.params.chunk_rule.least_shift, 1);
+  EXPECT_EQ(p.params.side_partials, 2);
+  EXPECT_EQ(p.workspace_bytes, kCounterBytes + partials_bytes(p.grid, 2, 8 * slice_floats(4, 32)));
+  // A counter for each slice of each block: a grid has no more blocks than these serve.
+  a.block_table = ints(inputs.pages.data(), {3, 1 << 20});
+  a.block_table->strides[0] = 10;
+  EXPECT_EQ(plan(inputs.args).grid * 8, kCounterCapacity);
+}
+
+// Large states of few tiles are combined by a second launch.
+TEST_F(PlanDecode, LargeStatesOfFewTiles) {
+  DecodeInputs inputs(kGpu);
+  DecodeArgs& a = inputs.args;
+  std::int32_t length = 500;
+  a.q = TensorView(scratch(), DType::kBFloat16, kGpu, {1, 64, 128});
+  a.out = TensorView(scratch_at(1 << 19), DType::kBFloat16, kGpu, {1, 64, 128});
+  a.seqlens = ints(&length, {1});
+  a.block_table = ints(inputs.pages.data(), {1, 1000});
+  const DecodePlan two = plan(a);  // tiles, of 32 rows each
+  EXPECT_STREQ(two.kernel->key, "decode/bf16/kv=bf16/hd128/r64/fakegpu");
+  EXPECT_EQ(two.grid, 20);
+  EXPECT_STREQ(two.combine_kernel->key, "decode_combine/fakegpu");
+  EXPECT_EQ(two.params.combine.parts, 64 * 128 / 4 / 128);
+  EXPECT_EQ(two.params.combine.rows, 64);
+  EXPECT_EQ(two.params.combine.columns, 128);
+  EXPECT_EQ(two.combine_grid, 2 * 16);
+  flash_decode(a, 10);
+  ASSERT_EQ(fake_state().launches.size(), 2u);
+  EXPECT_EQ(fake_state().launches[1].key, "decode_combine/fakegpu");
+  EXPECT_EQ(fake_state().launches[1].grid, 32);
+  EXPECT_EQ(fake_state().launches[1].as<DecodeParams>().partials, fake_state().launches[0].as<DecodeParams>().partials);
+
+  DecodeScheduleQuery query{.call = {.target = "fakegpu", .group_size = 32}, .num_kv_heads = 2};
+  query.max_kv_len = 16000;
+  EXPECT_EQ(explain(query).combine, Combine::kSecondLaunch);
+  query.num_kv_heads = 3;  // whose tiles are more than an eighth of the grid
+  EXPECT_EQ(explain(query).combine, Combine::kInLaunch);
+  query.num_kv_heads = 2;
+  query.max_kv_len = 64;  // a chunk a tile
+  EXPECT_EQ(explain(query).combine, Combine::kNone);
+}
+
+// Leaves of all tiles: the places on the line fit 32 bits.
 TEST_F(PlanDecode, LongestLine) {
   DecodeInputs inputs(kGpu);
   DecodeProblem problem = validate_flash_decode(inputs.args);
@@ -221,19 +284,20 @@ TEST_F(PlanDecode, LongestLine) {
     return error_of<NotSupportedError>(
         [&] { static_cast<void>(plan_decode(problem, device_context(Check("flash_decode"), problem.q, "q"))); });
   };
-  problem.params.batch = 63;
+  // 2^24 leaves a sequence, in at most 2^30 / 8.
+  problem.params.batch = 7;
   EXPECT_EQ(error(), "");
-  problem.params.batch = 64;
+  problem.params.batch = 8;
   EXPECT_EQ(
       error(),
-      "flash_decode: batch 64 with room for 1073741824 keys each and 2 query tiles a sequence is more than one call "
+      "flash_decode: batch 8 with room for 1073741824 keys each and 2 query tiles a sequence is more than one call "
       "takes; pass fewer sequences or a narrower table");
   problem.params.cache.kv_indptr = inputs.pages.data();
   EXPECT_EQ(error(), "");
   problem.bounds.table_entries = std::int64_t{1} << 33;
   EXPECT_EQ(
       error(),
-      "flash_decode: batch 64 with room for 137438953472 keys in all and 2 query tiles a sequence is more than one "
+      "flash_decode: batch 8 with room for 137438953472 keys in all and 2 query tiles a sequence is more than one "
       "call takes; pass fewer sequences");
 }
 
@@ -283,21 +347,31 @@ TEST_F(PlanDecode, OneSplitWritesTheOutputItself) {
   EXPECT_EQ(p.workspace_bytes, 0);
 }
 
-TEST_F(PlanDecode, LongChunksFoldThroughSlotsOfTheirBlock) {
+// One of the kernel's own chunks where it may be: up to 16 leaves.
+TEST_F(PlanDecode, ShortSplitsNeedNoPartialResults) {
   DecodeInputs inputs(kGpu);
-  inputs.args.block_table = ints(inputs.pages.data(), {3, 200});  // 3200 keys: 50 leaves, 25 a chunk
+  inputs.args.block_table = ints(inputs.pages.data(), {3, 128});  // 2048 keys: 32 leaves, 16 a split
+  inputs.args.block_table->strides[0] = 10;
+  inputs.args.num_splits = 2;
+  const DecodePlan p = plan(inputs.args);
+  EXPECT_EQ(p.params.side_partials, 1);
+  EXPECT_EQ(p.mid_offset, kCounterBytes);
+}
+
+TEST_F(PlanDecode, LongSplitsCombineInMemoryOfTheirBlock) {
+  DecodeInputs inputs(kGpu);
+  inputs.args.block_table = ints(inputs.pages.data(), {3, 200});  // 3200 keys: 50 leaves, 25 a split
   inputs.args.block_table->strides[0] = 10;
   inputs.args.num_splits = 2;
   DecodePlan p = plan(inputs.args);
-  const std::int64_t slots = 3 * 2 * 2;
-  EXPECT_EQ(p.params.levels, 2);
-  EXPECT_EQ(p.slots_offset, kCounterBytes);
-  EXPECT_EQ(p.mid_offset, kCounterBytes + slots * 16 * p.params.slot_floats * 4);
+  EXPECT_EQ(p.params.side_partials, 2);  // chunks of 16
+  EXPECT_EQ(p.partials_offset, kCounterBytes);
+  EXPECT_EQ(p.mid_offset, kCounterBytes + partials_bytes(3 * 2 * 2, 2, p.params.slice_floats));
   EXPECT_EQ(p.workspace_bytes, p.lse_offset + 3 * 8 * 2 * 4);
-  EXPECT_EQ(chunk_own_slots(slots - 1, p.params.levels, 2), (slots - 1) * 16);
   inputs.args.num_splits = 1;
   p = plan(inputs.args);
-  EXPECT_EQ(p.workspace_bytes, kCounterBytes + 3 * 2 * 16 * p.params.slot_floats * 4);
+  EXPECT_EQ(p.params.side_partials, 4);
+  EXPECT_EQ(p.workspace_bytes, kCounterBytes + partials_bytes(3 * 2, 4, p.params.slice_floats));
 }
 
 TEST_F(PlanDecode, HeuristicCountsKvHeadsOfTheBatch) {
@@ -342,6 +416,74 @@ TEST_F(PlanDecode, KernelsByQuery) {
   EXPECT_EQ(supports(query).reason, "a cache of bf16 goes with q of the same type, got float16");
   query = {.target = "gfx1"};
   EXPECT_NE(supports(query).reason.find("no target \"gfx1\""), std::string::npos);
+}
+
+// explain() says what the plan of such a call is.
+TEST_F(PlanDecode, Explained) {
+  DecodeScheduleQuery query{.call = {.target = "fakegpu", .group_size = 4}, .batch = 3, .num_kv_heads = 2};
+  query.max_kv_len = 160;
+  DecodeInputs inputs(kGpu);
+  DecodeSchedule s = explain(query);
+  EXPECT_EQ(s.kernel, which_kernel(query.call));
+  EXPECT_EQ(s.blocks, plan(inputs.args).grid);
+  EXPECT_EQ(s.query_tiles, 6);
+  EXPECT_EQ(s.most_chunks, 3);
+  EXPECT_EQ(s.shortest_chunk, 64);
+  EXPECT_EQ(s.longest_chunk, 64);
+  EXPECT_EQ(s.combine, Combine::kInLaunch);
+  EXPECT_EQ(s.workspace_bytes, decode_workspace_size(inputs.args));
+  EXPECT_EQ(s.text,
+            "decode/bf16/kv=bf16/hd128/r16/fakegpu: 18 blocks for 6 query tiles, each in at most 3 chunks of 64 keys; "
+            "combined in the launch; " +
+                std::to_string(s.workspace_bytes) + " bytes of workspace");
+  query.max_kv_len = 32000;
+  s = explain(query);
+  EXPECT_EQ(s.blocks, 20);
+  EXPECT_EQ(s.most_chunks, 64);
+  EXPECT_EQ(s.longest_chunk, 512);
+  EXPECT_NE(s.text.find("at most 64 chunks of 64 to 512 keys"), std::string::npos) << s.text;
+  query.num_splits = 4;
+  s = explain(query);
+  EXPECT_EQ(s.blocks, 24);
+  EXPECT_EQ(s.most_chunks, 4);
+  EXPECT_EQ(s.longest_chunk, 8000);
+  EXPECT_EQ(s.combine, Combine::kSecondLaunch);
+  query.num_splits = 1;
+  s = explain(query);
+  EXPECT_EQ(s.combine, Combine::kNone);
+  EXPECT_NE(s.text.find("6 blocks for 6 query tiles, each in one chunk; nothing to combine; "), std::string::npos)
+      << s.text;
+  query.num_splits = kInvariantSplits;
+  query.max_kv_len = 64;
+  EXPECT_EQ(explain(query).combine, Combine::kNone);
+  query.max_kv_len = 0;
+  EXPECT_EQ(explain(query).most_chunks, 1);
+  EXPECT_TRUE(fake_state().launches.empty());
+  EXPECT_EQ(fake_state().allocations, 0);
+}
+
+TEST_F(PlanDecode, ExplainedOnlyWhereItRuns) {
+  DecodeScheduleQuery query{.call = {.target = "fakegpu"}};
+  const auto refusal = [&] { return error_of<ValueError>([&] { (void)explain(query); }); };
+  query.batch = 0;
+  EXPECT_EQ(refusal(), "explain: batch must be from 1 to 16777216, got 0");
+  query.batch = 1 << 20;
+  query.num_kv_heads = 17;
+  EXPECT_EQ(refusal(), "explain: num_kv_heads must be from 1 to 16, got 17");
+  query.num_kv_heads = 2;
+  query.max_kv_len = -1;
+  EXPECT_EQ(refusal(), "explain: max_kv_len must be from 0 to 2147418112, got -1");
+  query.max_kv_len = 0;
+  query.num_splits = -2;
+  EXPECT_EQ(refusal(), "explain: num_splits must be from -1 to 2147483647, got -2");
+  query.num_splits = kInvariantSplits;
+  query.call.q_len = 17;
+  const auto reason = [&] { return error_of<NotSupportedError>([&] { (void)explain(query); }); };
+  EXPECT_EQ(reason(), "explain: q_len must be 1 to 16, got 17");
+  query.call = {.target = "fakecpu"};
+  EXPECT_EQ(reason(), "explain: no device of target fakecpu is here");
+  query.call.target = "cpu";
+  EXPECT_EQ(reason(), "");
 }
 
 // A pair of formats has kernels where the table has a row of it, and no others.

@@ -7,7 +7,10 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <map>
+#include <utility>
 
+#include "common/device/decode/chunks.h"
 #include "tests/ops/decode/request_pool.h"
 #include "tests/support/expected_support.h"
 #include "tests/support/random.h"
@@ -29,9 +32,9 @@ const PoolShape kShapes[] = {
     {"bitwise_fp32_fp32_d96", Type::kF32, Type::kF32, 96, 96, 4, 2, 16, 1},
 };
 
-// Lengths at the edges of leaf (64 keys), node (1024) and the level above it (16384).
+// One leaf (64 keys) and less, one group of chunks and several, chunks of one leaf and of many.
 std::vector<std::int64_t> lengths() {
-  if (options().emulator) return {65, 0, 200, 1, 130};
+  if (options().emulator) return {65, 0, 330, 1, 130};
   return {1023, 0, 64, 1, 1025, 63, 2048, 17000, 65, 5000};
 }
 
@@ -64,6 +67,83 @@ TEST_P(Bitwise, AloneInBatchesAndOnAnyNumberOfMultiprocessors) {
   }
 }
 
+// Where chunks begin to have more leaves, and where a group of them is full.
+std::vector<std::int64_t> lengths_at_boundaries(std::int64_t kv_heads) {
+  const int target = flashport::chunk_target_shift(static_cast<int>(kv_heads));
+  std::vector<std::int64_t> boundaries = {64, 4 * 64, 8 * 64};
+  for (int longer = 0; longer < (kv_heads > 1 ? 4 : 2); ++longer)
+    boundaries.push_back(std::int64_t{64} << (target + longer));
+  std::vector<std::int64_t> lengths;
+  for (const std::int64_t keys : boundaries) lengths.insert(lengths.end(), {keys - 1, keys, keys + 1});
+  if (kv_heads == 1) lengths.push_back(131073);  // chunks of 16 leaves were more than there may be
+  return lengths;
+}
+
+const PoolShape kHeads[] = {
+    {"bitwise_boundaries_hkv1", Type::kBF16, Type::kBF16, 64, 64, 8, 1, 16, 1},
+    {"bitwise_boundaries_hkv2", Type::kF16, Type::kF16, 64, 64, 2, 2, 16, 1},
+    {"bitwise_boundaries_hkv3", Type::kBF16, Type::kBF16, 64, 64, 3, 3, 16, 1},
+    {"bitwise_boundaries_hkv8", Type::kBF16, Type::kBF16, 64, 64, 32, 8, 16, 1},
+    {"bitwise_boundaries_hkv32", Type::kF16, Type::kF16, 64, 64, 32, 32, 1, 1},
+    {"bitwise_boundaries_hkv4_q4", Type::kBF16, Type::kBF16, 64, 64, 16, 4, 16, 4},
+};
+
+class FullBitwiseBoundaries : public Bitwise {};
+
+TEST_P(FullBitwiseBoundaries, AloneAndInRaggedBatches) {
+  const PoolShape& shape = GetParam();
+  FLASHPORT_REQUIRE_SUPPORT(shape.name, flashport::supports(shape.query(shape.q_len)));
+  const RequestPool pool(shape, lengths_at_boundaries(shape.hkv), 17);
+  const auto count = static_cast<std::int64_t>(pool.lens().size());
+  RequestPool::Bits alone;
+  for (std::int64_t id = 0; id < count; ++id) alone.push_back(pool.run({id})[0]);
+  Random random(18);
+  for (int limit : {1, 2, 3, 7, 16, 132, 528, 0}) {
+    flashport::set_multiprocessor_limit(limit);
+    const std::vector<std::int64_t> batch = random.permutation(count);
+    const RequestPool::Bits bits = pool.run(batch, limit % 2 == 1);
+    for (std::size_t b = 0; b < batch.size(); ++b) {
+      EXPECT_TRUE(bits[b] == alone[batch[b]])
+          << limit << " multiprocessors, index " << b << ", length " << pool.lens()[batch[b]];
+    }
+  }
+}
+
+// The same tensors and the same workspace, call after call, while lengths grow and shrink over the boundaries.
+TEST_P(FullBitwiseBoundaries, CallsWithOtherLengths) {
+  const PoolShape& shape = GetParam();
+  FLASHPORT_REQUIRE_SUPPORT(shape.name, flashport::supports(shape.query(shape.q_len)));
+  const std::vector<std::int64_t> lens = lengths_at_boundaries(shape.hkv);
+  const std::int64_t longest = lens[lens.size() - 2];
+  constexpr std::int64_t kRequests = 3;
+  const RequestPool pool(shape, std::vector<std::int64_t>(kRequests, longest), 19);
+  RequestPool::Call together(pool, {0, 1, 2}, false);
+  std::map<std::pair<std::int64_t, std::int64_t>, std::vector<unsigned char>> alone;  // of (request, length)
+  const auto run = [](RequestPool::Call& call, const std::vector<std::int64_t>& with) {
+    call.set_lengths(with);
+    call.poison_outputs();
+    flashport::flash_decode(call.args());
+    return call.fetch();
+  };
+  Random random(20);
+  for (int replay = 0; replay < 12; ++replay) {
+    std::vector<std::int64_t> with(kRequests);
+    for (std::int64_t& len : with) {
+      do len = lens[random.below(static_cast<std::int64_t>(lens.size()))];
+      while (len > longest);
+    }
+    const RequestPool::Bits bits = run(together, with);
+    for (std::int64_t id = 0; id < kRequests; ++id) {
+      auto& expected = alone[{id, with[id]}];
+      if (expected.empty()) {
+        RequestPool::Call one(pool, {id}, false);
+        expected = run(one, {with[id]})[0];
+      }
+      ASSERT_TRUE(bits[id] == expected) << "call " << replay << ", length " << with[id];
+    }
+  }
+}
+
 // Many cuts of long lines of leaves: every grid from one block to more blocks than leaves.
 void check_under_random_schedules(const PoolShape& shape) {
   const RequestPool pool(shape, {17000, 1, 1024, 1025, 0, 16384, 16385, 4096, 70, 2000}, 15);
@@ -89,7 +169,7 @@ TEST(FullBitwise, UnderRandomSchedules) {
   check_under_random_schedules({"bitwise_schedules", Type::kF16, Type::kF16, 64, 64, 1, 1, 16, 1});
 }
 
-// States of more pieces than a fold has threads, or scratch memory for all of their children.
+// States of more pieces than a block has threads to combine them.
 TEST(FullBitwise, UnderRandomSchedulesOfManyRows) {
   const PoolShape shape{"bitwise_schedules_g16", Type::kF16, Type::kE4M3, 64, 64, 16, 1, 16, 1};
   FLASHPORT_REQUIRE_SUPPORT(shape.name, flashport::supports(shape.query(1)));
@@ -139,6 +219,7 @@ std::vector<PoolShape> shapes_of_several_tokens() {
 
 const auto name_of = [](const auto& info) { return info.param.name; };
 INSTANTIATE_TEST_SUITE_P(Shapes, Bitwise, testing::ValuesIn(kShapes), name_of);
+INSTANTIATE_TEST_SUITE_P(Full, FullBitwiseBoundaries, testing::ValuesIn(kHeads), name_of);
 INSTANTIATE_TEST_SUITE_P(Shapes, BitwiseTiles, testing::ValuesIn(shapes_of_several_tokens()), name_of);
 
 }  // namespace

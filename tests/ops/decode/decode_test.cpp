@@ -30,8 +30,8 @@ TEST_P(DecodeCases, MatchesTheOracle) {
   EXPECT_EQ(call.check(math_of_key(key)), "") << "kernel " << key;
 }
 
-// Few blocks have long work ranges: the heads of a sequence run concurrently and one block has whole subtrees. With
-// many blocks every node is divided.
+// Few blocks have long work ranges: the heads of a sequence run concurrently and one block has whole groups of chunks.
+// With many blocks every group is divided.
 class DecodeOnMultiprocessors : public DecodeCases {
  protected:
   void TearDown() override { flashport::set_multiprocessor_limit(options().emulator ? 3 : 0); }
@@ -53,7 +53,7 @@ TEST_P(DecodeOnMultiprocessors, MatchesTheOracle) {
   }
 }
 
-// Those of many heads, and those of more than two nodes.
+// Those of many heads, and those of long sequences.
 std::vector<DecodeCase> cases_that_are_cut_in_many_ways() {
   std::vector<DecodeCase> cases = decode_cases("emulator");
   std::erase_if(cases, [](const DecodeCase& c) {

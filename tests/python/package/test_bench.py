@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import importlib
@@ -219,6 +220,77 @@ def test_a_peer_that_fails_when_it_is_timed_is_told():
     assert row.peers_failed == {"bad": "RuntimeError: not in a graph"}
 
 
+class FakeGpu:
+    """What the timer of graphs uses of torch; a call takes ``host`` seconds outside of a graph, ``device`` in one."""
+
+    def __init__(self, host, device, start):
+        self.clock, self.captured, self.replayed = 0.0, None, []
+        self.host, self.device, self.start = host, device, start
+        self.cuda, self.ready = self, False
+
+    def call(self):
+        if self.captured is None:
+            self.clock += self.host
+            self.ready = True
+        else:
+            self.captured += 1
+
+    def synchronize(self):
+        pass
+
+    def Stream(self):  # noqa: N802 - torch's names
+        return self
+
+    def stream(self, stream):
+        return contextlib.nullcontext()
+
+    def Event(self, enable_timing):  # noqa: N802
+        gpu = self
+
+        class Event:
+            def record(self):
+                self.time = gpu.clock
+
+            def synchronize(self):
+                pass
+
+            def elapsed_time(self, end):
+                return (end.time - self.time) * 1e3
+
+        return Event()
+
+    def CUDAGraph(self):  # noqa: N802
+        gpu = self
+
+        class Graph:
+            calls = 0
+
+            def replay(self):
+                gpu.replayed.append(self.calls)
+                gpu.clock += gpu.start + self.calls * gpu.device
+
+        return Graph()
+
+    @contextlib.contextmanager
+    def graph(self, graph, stream):
+        assert self.ready, "no workspace is ready: run the call once before each capture"
+        self.captured, self.ready = 0, False
+        yield
+        graph.calls, self.captured = self.captured, None
+
+
+@pytest.mark.parametrize(
+    ("host", "device", "calls"),
+    [(5e-6, 4e-6, 200), (60e-6, 4e-6, 200), (60e-6, 20e-6, 48), (5e-6, 2e-3, 1)],
+)
+def test_a_graph_is_as_long_whatever_a_call_costs_the_host(host, device, calls):
+    gpu = FakeGpu(host, device, start=3e-6)
+    timer = harness._graph_timer(gpu, gpu.call)
+    seconds = timer()
+    assert gpu.replayed[-1] == calls
+    assert seconds == pytest.approx(device + 3e-6 / calls)
+
+
 BARS = Path(__file__).parents[3] / "benchmarks"
 
 
@@ -236,6 +308,12 @@ def load_run():
 
 def test_every_bar_names_a_case_and_is_judged(run):
     names = {case.name for case in [*decode.cases(), *gated_delta.cases()]} | {decode.STAGE2}
+    grid = run.grid_shapes.select()
+    rows = [
+        {"name": shape.name, "title": shape.title, "seconds": 1e-6, "ratio": 1.0, "classes": shape.classes}
+        for shape in grid
+    ]
+    names |= {row["name"] for row in [*rows, *run.grid_report.class_rows(grid, rows)]}
     with (BARS / "bars.csv").open(newline="") as file:
         bars = list(csv.DictReader(file))
     assert {bar["name"] for bar in bars} <= names

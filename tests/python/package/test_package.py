@@ -379,3 +379,54 @@ def test_selfcheck(check):
     if outcome.status == "unsupported":
         pytest.skip(outcome.detail)
     assert outcome.status == "passed", outcome.detail
+
+
+def test_a_schedule_is_explained():
+    """What the host knows of a decode call: the kernel, blocks, chunks, and where partial results are combined."""
+    shape = {"q_dtype": "bf16", "head_dim": 64, "group_size": 4, "target": "cpu"}
+    plan = flashport.explain("decode", batch=3, num_kv_heads=8, max_kv_len=2048, **shape)
+    assert plan.kernel == flashport.which_kernel("decode", **shape)
+    (cpu,) = (device for backend in flashport.backends() if backend.name == "cpu" for device in backend.devices)
+    assert plan.blocks == 4 * cpu.multiprocessors
+    assert (plan.query_tiles, plan.most_chunks, plan.shortest_chunk, plan.longest_chunk) == (24, 16, 64, 128)
+    assert plan.combine == "launch"
+    assert str(plan) == plan.text
+    assert plan.text == (
+        f"{plan.kernel}: {plan.blocks} block{'s' * (plan.blocks > 1)} for 24 query tiles, each in at most 16 chunks of "
+        f"64 to 128 keys; combined in the launch; {plan.workspace_bytes} bytes of workspace"
+    )
+    q, cache = np.zeros((3, 32, 64), ml_dtypes.bfloat16), np.zeros((3, 2048, 8, 64), ml_dtypes.bfloat16)
+    lengths = np.zeros(3, np.int32)
+    for splits in (None, 0, 1, 4):
+        plan = flashport.explain("decode", batch=3, num_kv_heads=8, max_kv_len=2048, num_splits=splits, **shape)
+        assert plan.workspace_bytes == flashport.decode_workspace_size(q, cache, cache, lengths, num_splits=splits)
+    assert (plan.most_chunks, plan.combine) == (4, "second launch")
+    assert flashport.explain("decode", target="cpu").combine == "none"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"operation": "merge"}, ValueError, 'operation must be "decode", got "merge"'),
+        ({"operation": None}, TypeError, 'operation must be "decode", got NoneType'),
+        ({"batch": 0}, ValueError, "batch must be from 1 to 16777216, got 0"),
+        ({"batch": None}, TypeError, "batch must be an integer, got NoneType"),
+        ({"num_kv_heads": -1}, ValueError, "num_kv_heads must be from 1 to 16777216, got -1"),
+        ({"max_kv_len": 1 << 31}, ValueError, f"max_kv_len must be from 0 to 2147418112, got {1 << 31}"),
+        (
+            {"num_splits": -1},
+            ValueError,
+            "num_splits must be None (the batch-invariant schedule), 0 (the heuristic) or a positive count, got -1",
+        ),
+        (
+            {"kv_len": 5},
+            TypeError,
+            '"decode" has no option kv_len; it has q_dtype, k_format, v_format, head_dim, head_dim_v, group_size, '
+            "q_len, batch, num_kv_heads, max_kv_len, num_splits, target",
+        ),
+        ({"head_dim": 1024}, NotImplementedError, "head_dim 1024 > 512"),
+    ],
+)
+def test_a_schedule_is_not_explained_so(options, error, text):
+    with pytest.raises(error, match=rf"^explain: {re.escape(text)}$"):
+        flashport.explain(**{"operation": "decode", "target": "cpu", **options})

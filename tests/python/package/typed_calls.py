@@ -56,6 +56,8 @@ def support() -> None:
     assert_type(flashport.supports("append", dtype="fp16", v_format=np.float16), flashport.Support)
     assert_type(flashport.which_kernel("gated_delta_chunk", gate="head"), str)
     assert_type(flashport.which_kernel("merge", head_dim=3, target=None), str)
+    assert_type(flashport.explain("decode", batch=2, max_kv_len=100, num_splits=None), flashport.DecodeSchedule)
+    flashport.explain("merge")  # type: ignore[arg-type]
     flashport.supports("attention")  # type: ignore[call-overload]
     flashport.supports("append", q_len=2)  # type: ignore[call-overload]
     flashport.supports("gated_delta", gate="kda")  # type: ignore[call-overload]

@@ -71,7 +71,7 @@ def environment(device: str) -> dict[str, Any]:
             found["cudnn"] = torch.backends.cudnn.version()
         else:
             found["threads"] = torch.get_num_threads()
-    for peer in ("triton", "fla-core", "sglang"):
+    for peer in ("triton", "fla-core", "sglang", "flashinfer-python", "flash-attn"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[peer] = importlib.metadata.version(peer)
     return found
@@ -183,36 +183,41 @@ def _clock_timer(call: Call, device: str) -> Call:
 
 
 def _graph_timer(torch: Any, call: Call) -> Call:
-    """A captured graph of as many calls as make a millisecond, timed by events around its replay."""
+    """A captured graph of as many calls as make a millisecond, at most 200, timed by events around its replay.
+
+    A short graph says how many: outside of one, a call with much host time would get few, and the start of the graph
+    would show in its figure.
+    """
     torch.cuda.synchronize()  # the inputs were made on another stream
     stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            call()
-        stream.synchronize()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(5):
-            call()
-        end.record()
-        end.synchronize()
-        count = max(1, min(200, math.ceil(5 / max(start.elapsed_time(end), 1e-3))))
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def capture(count: int) -> Any:
+        with torch.cuda.stream(stream):
+            call()  # a graph keeps the workspace that it captures, and only calls outside make another one ready
+            stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             for _ in range(count):
                 call()
-        graph.replay()
-        stream.synchronize()
+        replay(graph)
+        return graph
 
-    def timer() -> float:
+    def replay(graph: Any) -> float:
         with torch.cuda.stream(stream):
             start.record()
             graph.replay()
             end.record()
             end.synchronize()
-        return start.elapsed_time(end) / 1e3 / count
+        return start.elapsed_time(end)
 
-    return timer
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            call()
+    few = 3
+    count = max(1, min(200, math.ceil(few / max(replay(capture(few)), 1e-3))))
+    graph = capture(count)
+    return lambda: replay(graph) / 1e3 / count
 
 
 def _host_seconds(call: Call, device: str, count: int = 200) -> float:

@@ -1,0 +1,88 @@
+// The combine as a launch of its own, after the one that published: for states so large that a multiprocessor takes
+// long to read those of a tile. Several blocks share the pieces of each tile. The folds and their order are the same.
+#pragma once
+
+#include "common/device/decode/combine.h"
+#include "common/device/decode/output.h"
+#include "common/device/decode/schedule.h"
+
+namespace flashport::FLASHPORT_TARGET::decode {
+
+struct CombineShared {
+  PartialList list;
+};
+
+// As many results of a piece are in flight.
+inline constexpr int kCombineAtOnce = 16;
+
+// One part of the block's tile: a thread a piece.
+struct PartThreads {
+  int first, count;
+  FLASHPORT_DEVICE int thread() const { return first; }
+  FLASHPORT_DEVICE int threads() const { return count; }
+};
+
+// The tile as a whole, and how the blocks of the launch before have cut the line.
+struct TileOnLine {
+  Segment segment;
+  Line line;
+  int first_block;  // that of work range 0 which walks through such tiles
+};
+
+FLASHPORT_DEVICE TileOnLine find_tile(const DecodeParams& p, const Block& block, int seq, int tile) {
+  const int per_lane = (p.batch + kWaveSize - 1) / kWaveSize;
+  const int from = block.lane() * per_lane;
+  const int to = minimum(from + per_lane, p.batch);
+  int mine = 0, mine_before = 0;
+  for (int i = from; i < to; ++i) {
+    const int leaves = sequence_leaves(p, i, kv::sequence_length(p.cache, i));
+    mine += leaves;
+    mine_before += i < seq ? leaves : 0;
+  }
+  int leaves, before;
+  block.wave_exclusive_scan(mine, leaves);
+  block.wave_exclusive_scan(mine_before, before);
+  TileOnLine on;
+  on.line = cut_line(p, leaves, p.cuts[0].ranges.value);
+  const LineCut& cut = p.cuts[on.line.cut];
+  const int row = divide(tile, cut.concurrent);
+  on.first_block = tile - row * static_cast<int>(cut.concurrent.value);
+  Segment& s = on.segment;
+  s = open_sequence(p, seq, kv::sequence_length(p.cache, seq));
+  s.start = before * cut.rows + row * s.leaves;
+  s.first = 0;
+  s.last = s.leaves;
+  set_tile(p, s, tile);
+  return on;
+}
+
+// Block index: the part of a slice is the fastest, then the slice, which has all rows, the tile and the sequence.
+FLASHPORT_DEVICE void decode_combine(const DecodeParams& p, const Block& block, CombineShared& shared) {
+  const int parts = p.combine.parts;
+  const int tiles = p.num_kv_heads * p.row_tiles;
+  const auto index = static_cast<int>(block.index());
+  const int part = index % parts;
+  const int slice = index / parts % p.slices;
+  const int number = index / parts / p.slices;
+  const int seq = number / tiles;
+  const TileOnLine on = find_tile(p, block, seq, number - seq * tiles);
+  const Segment& s = on.segment;
+  const int chunks = s.chunks_before(s.leaves);
+  const int last_chunk = s.start + ((chunks - 1) << s.chunk_shift);
+  if (on.line.range_of(s.start) == on.line.range_of(last_chunk)) return;  // one block had it whole
+  list_partials(p, block, shared.list, s, on.line, chunks, on.first_block);
+  block.sync();
+  const PartThreads threads{part * block.threads() + block.thread(), parts * block.threads()};
+  const int rows = maximum(minimum(p.combine.rows, p.group_size * s.q_len - s.row_tile * p.combine.rows), 0);
+  const int first_column = slice * p.combine.columns;
+  const auto place = [&](const PieceAt& at) {
+    return output_row(p, s, block, query_row(p, s, p.combine.rows, at.row), first_column + at.column == 0);
+  };
+  const auto sink = [&](const OutputRow& out, const PieceAt& at, const StatePiece& piece) {
+    write_output_piece(p, out, first_column + at.column, piece);
+  };
+  combine_partials<1, kCombineAtOnce>(threads, PartialSlices(p, slice), rows, p.combine.columns, shared.list, chunks, place,
+                                      sink);
+}
+
+}  // namespace flashport::FLASHPORT_TARGET::decode

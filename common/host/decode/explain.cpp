@@ -1,0 +1,108 @@
+// explain(): what plan_decode() would decide about a call of these shapes. Lengths are not known here; the tile
+// scheduler cuts each sequence by its own.
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include <flashport/decode.h>
+
+#include "common/device/decode/chunks.h"
+#include "common/host/check.h"
+#include "common/host/decode/kernel_choice.h"
+#include "common/host/decode/plan.h"
+#include "common/host/devices.h"
+
+namespace flashport {
+namespace {
+
+constexpr Check kCheck("explain");
+
+void check_range(const char* name, std::int64_t value, std::int64_t least, std::int64_t most) {
+  if (value >= least && value <= most) return;
+  kCheck.value_error(std::string(name) + " must be from " + std::to_string(least) + " to " + std::to_string(most) +
+                     ", got " + std::to_string(value));
+}
+
+// As validation leaves a call without window, offsets or indices, whose sequences have room for max_kv_len keys each.
+DecodeProblem problem_of(const DecodeScheduleQuery& query, const KernelShape& shape) {
+  const DecodeQuery& call = query.call;
+  DecodeProblem problem{};
+  problem.function = kCheck.function();
+  problem.k_format = shape.decode.k_format;
+  problem.v_format = shape.decode.v_format;
+  problem.num_splits = query.num_splits;
+  problem.bounds.total_q = query.batch * call.q_len;
+  DecodeParams& p = problem.params;
+  p.batch = static_cast<std::int32_t>(query.batch);
+  p.num_kv_heads = static_cast<std::int32_t>(query.num_kv_heads);
+  p.group_size = static_cast<std::int32_t>(call.group_size);
+  p.num_q_heads = p.num_kv_heads * p.group_size;
+  p.head_dim_qk = static_cast<std::int32_t>(call.head_dim_qk);
+  p.head_dim_v = static_cast<std::int32_t>(call.head_dim_v);
+  p.max_q_len = static_cast<std::int32_t>(call.q_len);
+  p.q.dtype = call.q_dtype;
+  p.cache.max_len = static_cast<std::int32_t>(query.max_kv_len);
+  p.cache.page_size = 1;
+  return problem;
+}
+
+std::string counted(std::int64_t count, const char* one) {
+  return std::to_string(count) + " " + one + (count == 1 ? "" : "s");
+}
+
+std::string text_of(const DecodeSchedule& s) {
+  std::string text = s.kernel + ": " + counted(s.blocks, "block") + " for " + counted(s.query_tiles, "query tile");
+  if (s.most_chunks == 1) {
+    text += ", each in one chunk";
+  } else {
+    text += ", each in at most " + std::to_string(s.most_chunks) + " chunks of ";
+    if (s.shortest_chunk != s.longest_chunk) text += std::to_string(s.shortest_chunk) + " to ";
+    text += std::to_string(s.longest_chunk) + " keys";
+  }
+  switch (s.combine) {
+    case Combine::kNone: text += "; nothing to combine"; break;
+    case Combine::kInLaunch: text += "; combined in the launch"; break;
+    case Combine::kSecondLaunch: text += "; combined in a second launch"; break;
+  }
+  return text + "; " + counted(s.workspace_bytes, "byte") + " of workspace";
+}
+
+}  // namespace
+
+DecodeSchedule explain(const DecodeScheduleQuery& query) {
+  constexpr std::int64_t kMostHeads = 1 << 24;  // of a batch: all counts fit 64 bits, and num_q_heads 32
+  check_range("batch", query.batch, 1, kMostHeads);
+  check_range("num_kv_heads", query.num_kv_heads, 1, kMostHeads / query.batch);
+  check_range("max_kv_len", query.max_kv_len, 0, kMaxSequence);
+  check_range("num_splits", query.num_splits, kInvariantSplits, std::numeric_limits<int>::max());
+  std::string reason;
+  const KernelEntry* kernel = find_decode_kernel(query.call, reason);
+  if (kernel == nullptr) kCheck.not_supported(reason);
+  DeviceContext& device = find_device(kCheck, find_target(query.call.target, reason));
+
+  const DecodePlan plan = plan_decode(problem_of(query, kernel->shape), device);
+  const DecodeParams& p = plan.params;
+  const std::int64_t leaves = std::max<std::int64_t>(leaves_of(p.cache.max_len), 1);
+  DecodeSchedule s;
+  s.kernel = plan.kernel->key;
+  s.blocks = plan.grid;
+  s.query_tiles = query.batch * query.num_kv_heads * p.row_tiles;
+  s.workspace_bytes = plan.workspace_bytes;
+  if (p.num_chunks > 0) {
+    s.most_chunks = p.num_chunks;
+    s.shortest_chunk = kLeafKeys;
+    s.longest_chunk = (leaves + p.num_chunks - 1) / p.num_chunks * kLeafKeys;
+  } else {
+    s.most_chunks = most_chunks(leaves, p.chunk_rule);
+    s.shortest_chunk = kLeafKeys << p.chunk_rule.least_shift;
+    s.longest_chunk = std::int64_t{kLeafKeys} << chunk_shift(static_cast<int>(leaves), p.chunk_rule);
+  }
+  if (s.most_chunks > 1) {
+    const bool later = plan.combine_kernel != nullptr || plan.merge_kernel != nullptr;
+    s.combine = later ? Combine::kSecondLaunch : Combine::kInLaunch;
+  }
+  s.text = text_of(s);
+  return s;
+}
+
+}  // namespace flashport

@@ -1,0 +1,288 @@
+// The tile verbs of decode for 64 query rows on wgmma: S = Q K^T [rows, keys] and O += P V [rows, DV], by one warpgroup
+// that has all rows, each warp 16 of them. K and V are read where the producers have left them, P stays in registers:
+// what the scores are summed in is what the second product reads. So warps exchange nothing, and a leaf has no barrier.
+//
+// Registers of a sum [64, 64], lane 4 g + c of warp w: register i of tile j is row 16 w + g + 8 (i / 2), column
+// 8 j + 2 c + i % 2. Per-row values (Rows) have a slot for each of the two rows, and are the same in the four lanes
+// that have them.
+#pragma once
+
+#include "cuda/arch/wgmma.h"
+#include "cuda/decode/tiles.h"
+
+namespace flashport::FLASHPORT_TARGET::decode {
+
+template <DecodeConfig kCfg>
+  requires(uses_wgmma(kCfg.shape))
+struct DecodeShared<kCfg> {
+  KvRing<kCfg> ring;
+  unsigned arrive_flag;
+  PartialList partials[1];
+};
+
+// Two blocks of a multiprocessor have 128 registers a thread, which producers do not need.
+template <DecodeConfig kCfg>
+inline constexpr bool kMovesRegisters = uses_wgmma(kCfg.shape) && kCfg.tuning.blocks_per_multiprocessor == 2;
+template <DecodeConfig kCfg>
+FLASHPORT_DEVICE void take_registers() {
+  if constexpr (kMovesRegisters<kCfg>) increase_registers<216>();
+}
+template <DecodeConfig kCfg>
+FLASHPORT_DEVICE void leave_registers() {
+  if constexpr (kMovesRegisters<kCfg>) decrease_registers<40>();
+}
+
+template <DecodeConfig kCfg>
+  requires(uses_wgmma(kCfg.shape))
+class DecodeTiles<kCfg> {
+  static constexpr DecodeShape kShape = kCfg.shape;
+  static constexpr MathType kMath = kShape.math;
+  static_assert(kShape.rows == 64 && kLeafKeys == kPanelColumns && kShape.k_format == kShape.v_format);
+  static_assert(kCfg.tuning.waves == 4 && kCfg.tuning.producer_waves == 4 && kCfg.tuning.teams == 1,
+                "a warpgroup computes, another one copies");
+  static constexpr int kDimPanels = kShape.head_dim_qk / kPanelColumns;
+  static constexpr int kColumnPanels = kShape.head_dim_v / kPanelColumns;
+  static constexpr int kSteps = kLeafKeys / 16;
+
+ public:
+  static constexpr int kRows = kShape.rows;
+  static constexpr int kRowSlots = 2;
+  static constexpr int kColumns = kShape.head_dim_v;
+  static constexpr int kTurnLeaves = 1;
+  // The block publishes a state as one slice: few live rows are shared out among all its threads.
+  static constexpr int kSliceColumns = kColumns;
+  // In the memory of each thread: these are touched at the end of a chunk alone, and registers are few.
+  static constexpr int kKeptStates = 2;
+  static constexpr int kStatesInMemory = 2;
+
+  static constexpr int kPiecesAtOnce = kColumnPanels <= 2 ? 2 : 1;  // a state is large, and threads are few
+
+  struct Rows {
+    float v[kRowSlots];
+    FLASHPORT_DEVICE float& operator[](int slot) { return v[slot]; }
+    FLASHPORT_DEVICE float operator[](int slot) const { return v[slot]; }
+  };
+  struct Query {};  // in shared memory
+  struct Scores {
+    float c[kLeafKeys / 8][4];
+  };
+  struct Out {
+    float c[kColumnPanels][kPanelColumns / 8][4];
+  };
+  // P as the left operand, and the sums of what it was rounded from, of this lane's keys.
+  struct Operand {
+    unsigned a[kSteps][4];
+    Rows sum;
+  };
+
+  FLASHPORT_DEVICE DecodeTiles(const DecodeParams&, const Block& block, DecodeShared<kCfg>& shared)
+      : block_(block), shared_(shared) {}
+
+  FLASHPORT_DEVICE static constexpr int row_slots() { return kRowSlots; }
+  FLASHPORT_DEVICE int live_rows() const { return recompute(live_rows_); }
+  FLASHPORT_DEVICE int row_of(int slot) const { return 16 * block_.wave() + block_.lane() / 4 + 8 * slot; }
+  // Whether this lane is the one to write per-row values of a slot.
+  FLASHPORT_DEVICE bool owns_row(int) const { return block_.lane() % 4 == 0; }
+  FLASHPORT_DEVICE static constexpr int slice() { return 0; }
+  FLASHPORT_DEVICE const Block& slice_threads() const { return block_; }
+  FLASHPORT_DEVICE int slice_rows() const { return live_rows(); }
+  FLASHPORT_DEVICE static constexpr int first_row() { return 0; }
+  FLASHPORT_DEVICE static constexpr int first_column() { return 0; }
+
+  // The producers have brought the query with the tile's first keys; the one before is given back.
+  FLASHPORT_DEVICE void stage_query(const DecodeParams& p, const Segment& s) {
+    if (live_rows_ >= 0) {
+      mbarrier_arrive(&shared_.ring.query_free[query_.stage]);
+      query_.next();
+    }
+    live_rows_ = maximum(minimum(kRows, p.group_size * s.q_len - s.row_tile * kRows), 0);
+  }
+  FLASHPORT_DEVICE void fetch_query(Query&) const {}
+
+  // S = Q K^T
+  FLASHPORT_DEVICE Scores mma_abt(const Query&, const char* keys) const {
+    Scores scores;
+    const auto& query = shared_.ring.queries[query_.stage].panels;
+    fence_async_proxy();  // the copies have landed, and wgmma is to see them
+    wgmma_begin();
+    wgmma<kMath, false, false>(scores.c, panel_descriptor(query, 0), panel_descriptor(keys, 0));
+#pragma unroll
+    for (int step = 1; step < kShape.head_dim_qk / 16; ++step) {
+      const int byte = step / 4 * kPanelBytes + step % 4 * 32;
+      wgmma<kMath, true, false>(scores.c, panel_descriptor(query, byte), panel_descriptor(keys, byte));
+    }
+    wgmma_commit();
+    wgmma_wait<0>();
+    pin(scores.c);
+    return scores;
+  }
+
+  // f(value, slot, key of the leaf)
+  template <class F>
+  FLASHPORT_DEVICE void for_each(Scores& scores, F&& f) const {
+    const int first = first_of_lane();
+    for_each_register(scores.c, [&](float& x, int tile, int i) { f(x, i / 2, first + 8 * tile + i % 2); });
+  }
+
+  // P = exp2(S - m), where m is the largest score of a row so far; (l, O) come to that m.
+  template <class State>
+  FLASHPORT_DEVICE Operand exponentiate(State& state, Scores& scores) const {
+    Rows most;
+#pragma unroll
+    for (int slot = 0; slot < kRowSlots; ++slot) {
+      float x = maximum(scores.c[0][2 * slot], scores.c[0][2 * slot + 1]);
+#pragma unroll
+      for (int tile = 1; tile < kLeafKeys / 8; ++tile) {
+        x = maximum(x, maximum(scores.c[tile][2 * slot], scores.c[tile][2 * slot + 1]));
+      }
+      x = maximum(x, __shfl_xor_sync(~0u, x, 1));
+      most[slot] = maximum(state.m[slot], maximum(x, __shfl_xor_sync(~0u, x, 2)));
+    }
+    Operand p;
+    Rows reference, before;
+#pragma unroll
+    for (int slot = 0; slot < kRowSlots; ++slot) {
+      reference[slot] = most[slot] == -kInfinity ? 0.0f : most[slot];
+      before[slot] = exp2_approx(state.m[slot] - reference[slot]);
+      state.m[slot] = most[slot];
+      state.l[slot] = mul_rn(state.l[slot], before[slot]);
+      p.sum[slot] = 0.0f;
+    }
+    for_each_register(scores.c, [&](float& x, int, int i) {
+      x = exp2_approx(x - reference[i / 2]);
+      p.sum[i / 2] += x;
+    });
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* two = &scores.c[2 * step + i / 2][i % 2 * 2];
+        p.a[step][i] = pack<kMath>(two[0], two[1]);
+      }
+    }
+    for (auto& panel : state.o.c) {
+      for_each_register(panel, [&](float& x, int, int i) { x = mul_rn(x, before[i / 2]); });
+    }
+    return p;
+  }
+
+  // (l, O) += (rowsum P, P V)
+  template <class State>
+  FLASHPORT_DEVICE void accumulate(State& state, const Operand& p, const char* values) const {
+    fence_async_proxy();
+#pragma unroll
+    for (auto& panel : state.o.c) pin(panel);  // what exponentiate() wrote comes before
+    wgmma_begin();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int panel = 0; panel < kColumnPanels; ++panel) {
+        wgmma<kMath, true, true>(state.o.c[panel], p.a[step],
+                                 panel_descriptor(values, panel * kPanelBytes + step * 16 * 128));
+      }
+    }
+    wgmma_commit();
+#pragma unroll
+    for (int slot = 0; slot < kRowSlots; ++slot) {
+      float sum = p.sum[slot];
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      state.l[slot] += sum;
+    }
+    wgmma_wait<0>();
+#pragma unroll
+    for (auto& panel : state.o.c) pin(panel);
+  }
+
+  FLASHPORT_DEVICE void clear(Out& out) const {
+    for (auto& panel : out.c) {
+      for_each_register(panel, [](float& x, int, int) { x = 0.0f; });
+    }
+  }
+
+  // f(to, from, slot)
+  template <class F>
+  FLASHPORT_DEVICE void for_each_pair(Out& to, const Out& from, F&& f) const {
+#pragma unroll
+    for (int panel = 0; panel < kColumnPanels; ++panel) {
+      for_each_register(to.c[panel], [&](float& x, int tile, int i) { f(x, from.c[panel][tile][i], i / 2); });
+    }
+  }
+
+  // f(value, slot, column)
+  template <class F>
+  FLASHPORT_DEVICE void for_each_out(const Out& out, F&& f) const {
+    const int first = first_of_lane();
+#pragma unroll
+    for (int panel = 0; panel < kColumnPanels; ++panel) {
+      for_each_register(out.c[panel], [&](const float& x, int tile, int i) {
+        f(x, i / 2, first + panel * kPanelColumns + 8 * tile + i % 2);
+      });
+    }
+  }
+
+  // f(value, value of the next column, slot, column)
+  static constexpr bool kPairsOfColumns = true;
+  template <class F>
+  FLASHPORT_DEVICE void for_each_out_pair(const Out& out, F&& f) const {
+    const int first = first_of_lane();
+#pragma unroll
+    for (int panel = 0; panel < kColumnPanels; ++panel) {
+#pragma unroll
+      for (int tile = 0; tile < kPanelColumns / 8; ++tile) {
+#pragma unroll
+        for (int slot = 0; slot < kRowSlots; ++slot) {
+          const float* two = &out.c[panel][tile][2 * slot];
+          f(two[0], two[1], slot, first + panel * kPanelColumns + 8 * tile);
+        }
+      }
+    }
+  }
+
+  // Live rows to memory: (m, l) [live_rows], tile [live_rows, DV].
+  FLASHPORT_DEVICE void store_rows(const Rows& m, const Rows& l, float* to) const {
+#pragma unroll
+    for (int slot = 0; slot < kRowSlots; ++slot) {
+      if (owns_row(slot) && row_of(slot) < live_rows_) {
+        reinterpret_cast<float2*>(to)[row_of(slot)] = {m[slot], l[slot]};
+      }
+    }
+  }
+  FLASHPORT_DEVICE void store_tile(const Out& out, float* to) const {
+#pragma unroll
+    for (int slot = 0; slot < kRowSlots; ++slot) {
+      if (row_of(slot) >= live_rows_) continue;
+      float* row = to + static_cast<unsigned>(row_of(slot) * kColumns + first_of_lane());
+#pragma unroll
+      for (int panel = 0; panel < kColumnPanels; ++panel) {
+#pragma unroll
+        for (int tile = 0; tile < kPanelColumns / 8; ++tile) {
+          const float* two = &out.c[panel][tile][2 * slot];
+          *reinterpret_cast<float2*>(row + panel * kPanelColumns + tile * 8) = {two[0], two[1]};
+        }
+      }
+    }
+  }
+
+ private:
+  // The lane's first column of a sum. Those of all its registers would stay in registers of their own from leaf to
+  // leaf.
+  FLASHPORT_DEVICE int first_of_lane() const { return recompute(2 * (block_.lane() % 4)); }
+
+  // f(register, tile, i)
+  template <class Tiles, class F>
+  FLASHPORT_DEVICE static void for_each_register(Tiles& c, F&& f) {
+#pragma unroll
+    for (int tile = 0; tile < kPanelColumns / 8; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) f(c[tile][i], tile, i);
+    }
+  }
+
+  const Block& block_;
+  DecodeShared<kCfg>& shared_;
+  int live_rows_ = -1;  // of the query tile; -1 before the first
+  PipelineState<KvRing<kCfg>::kQueries> query_;
+};
+
+}  // namespace flashport::FLASHPORT_TARGET::decode

@@ -1,0 +1,175 @@
+// The arithmetic of chunks and of the workspace: chunks that cover every length, partial results that never meet.
+#include "common/device/decode/chunks.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <vector>
+
+namespace flashport {
+namespace {
+
+int chunks_of(std::int64_t leaves, int shift) {
+  return static_cast<int>((leaves + (std::int64_t{1} << shift) - 1) >> shift);
+}
+
+TEST(Chunks, LeavesHoldEveryKey) {
+  EXPECT_EQ(leaves_of(0), 0);
+  EXPECT_EQ(leaves_of(1), 1);
+  EXPECT_EQ(leaves_of(64), 1);
+  EXPECT_EQ(leaves_of(65), 2);
+}
+
+// What bits depend on: a change here changes results, and docs/numerics.md.
+TEST(Chunks, LengthsOfChunks) {
+  static_assert(chunk_target_shift(1) == 7 && chunk_target_shift(2) == 6 && chunk_target_shift(3) == 5);
+  static_assert(chunk_target_shift(4) == 5 && chunk_target_shift(8) == 4 && chunk_target_shift(32) == 2);
+  static_assert(chunk_target_shift(128) == 0 && chunk_target_shift(129) == 0 && chunk_target_shift(1000) == 0);
+  const auto leaves_of_chunk = [](int leaves, int heads, int least_shift = 0) {
+    return 1 << chunk_shift(leaves, {chunk_target_shift(heads), least_shift});
+  };
+  EXPECT_EQ(leaves_of_chunk(1, 8), 1);
+  EXPECT_EQ(leaves_of_chunk(16, 8), 1);
+  EXPECT_EQ(leaves_of_chunk(17, 8), 2);
+  EXPECT_EQ(leaves_of_chunk(32, 8), 2);
+  EXPECT_EQ(leaves_of_chunk(33, 8), 4);
+  EXPECT_EQ(leaves_of_chunk(65, 8), 8);
+  EXPECT_EQ(leaves_of_chunk(129, 8), 16);
+  EXPECT_EQ(leaves_of_chunk(2048, 8), 16);
+  EXPECT_EQ(leaves_of_chunk(2049, 8), 32);  // else there were more than 128 chunks
+  EXPECT_EQ(leaves_of_chunk(128, 1), 1);
+  EXPECT_EQ(leaves_of_chunk(129, 1), 2);
+  EXPECT_EQ(leaves_of_chunk(3, 128), 4);
+  EXPECT_EQ(leaves_of_chunk(1, 8, 1), 2);  // those of a turn, though the tile has one
+  EXPECT_EQ(leaves_of_chunk(17, 8, 1), 2);
+}
+
+TEST(Chunks, GrowWithTheTileAndStayWithinTheirNumber) {
+  for (int least : {0, 1}) {
+    for (int target = 0; target <= 7; ++target) {
+      const ChunkRule rule{target, least};
+      int before = least;
+      int most = 0;
+      for (int leaves = 1; leaves <= 5000; ++leaves) {
+        const int shift = chunk_shift(leaves, rule);
+        const int chunks = chunks_of(leaves, shift);
+        ASSERT_GE(shift, before) << leaves;
+        ASSERT_LE(chunks, kMostChunks) << leaves;
+        // No longer than what one of the rules asks for.
+        const bool many = shift > least && chunks_of(leaves, shift - 1) > (1 << target);
+        ASSERT_TRUE(shift == least || (many && 1 << shift <= kMostChunkLeaves) ||
+                    chunks_of(leaves, shift - 1) > kMostChunks)
+            << leaves;
+        ASSERT_TRUE(chunks <= 1 << target || 1 << shift >= kMostChunkLeaves) << leaves;
+        before = shift;
+        most = std::max(most, chunks);
+        ASSERT_GE(most_chunks(leaves, rule), most) << "target " << target << ", leaves " << leaves;
+      }
+    }
+  }
+  // The longest tile that there is.
+  const ChunkRule rule{7, 0};
+  const auto longest = static_cast<int>(leaves_of(0x7fff0000));
+  EXPECT_EQ(chunks_of(longest, chunk_shift(longest, rule)), 128);
+  EXPECT_EQ(most_chunks(longest, rule), 128);
+}
+
+// Whatever part of a tile a block has: the results that it publishes are numbered without a gap, in the order of their
+// chunks.
+TEST(Chunks, ResultsOfAPartAreNumberedInOrder) {
+  for (int chunks = 1; chunks <= kMostChunks; chunks += chunks < 21 ? 1 : 7) {
+    int most = 0;
+    for (int begin = 0; begin < chunks; ++begin) {
+      for (int end = begin + 1; end <= chunks; ++end) {
+        int next = 0;
+        for (int chunk = begin; chunk < end;) {
+          ASSERT_EQ(partial_index(begin, end, chunks, chunk), next)
+              << "[" << begin << ", " << end << ") of " << chunks << ", chunk " << chunk;
+          ++next;
+          const int group_end = std::min((chunk / kGroupChunks + 1) * kGroupChunks, chunks);
+          chunk = chunk % kGroupChunks == 0 && group_end <= end ? group_end : chunk + 1;
+        }
+        most = std::max(most, next);
+      }
+    }
+    EXPECT_LE(most, most_partials(chunks)) << chunks;
+  }
+  EXPECT_EQ(most_partials(3), 3);
+  EXPECT_EQ(most_partials(kMostChunks), 38);
+}
+
+TEST(Chunks, PlacesNeverMeet) {
+  for (int side_partials : {1, 3, 38}) {
+    constexpr std::int64_t kBlocks = 5;
+    std::set<std::int64_t> numbers;
+    for (std::int64_t block = 0; block < kBlocks; ++block) {
+      for (int index = 0; index < side_partials; ++index) {
+        for (int side : {0, 1}) EXPECT_TRUE(numbers.insert(partial_number(block, side_partials, side, index)).second);
+      }
+      for (int chunk = 0; chunk < kGroupChunks; ++chunk) {
+        EXPECT_TRUE(numbers.insert(group_chunk_number(block, side_partials, chunk)).second);
+      }
+    }
+    EXPECT_EQ(*numbers.begin(), 0);
+    constexpr int kFloats = 44;
+    EXPECT_LE((*numbers.rbegin() + 1) * kFloats * 4, partials_bytes(kBlocks, side_partials, kFloats));
+  }
+}
+
+TEST(Chunks, SlicesKeepVectorAlignment) {
+  for (int rows : {1, 3, 16, 64}) {
+    for (int columns : {64, 128, 512}) {
+      EXPECT_EQ(slice_floats(rows, columns) % 4, 0);
+      EXPECT_EQ(slice_output_offset(rows) % 4, 0);
+      EXPECT_GE(slice_output_offset(rows), 2 * rows);
+      EXPECT_EQ(slice_floats(rows, columns), slice_output_offset(rows) + rows * columns);
+    }
+  }
+}
+
+// A multiplier of 32 bits, whatever the divisor: what it divides is tested with the schedule.
+TEST(Chunks, DivisorsFitTheirFields) {
+  static_assert(make_divisor(1).multiplier == 1u << 31 && make_divisor(1).shift == 0);
+  static_assert(make_divisor(32768).multiplier == 1u << 31 && make_divisor(32768).shift == 15);
+  for (std::int64_t value : {1ll, 2ll, 3ll, 7ll, 132ll, 32767ll, 32768ll, 32769ll, 0x7ffffffell, 0x7fffffffll}) {
+    const Divisor divisor = make_divisor(value);
+    EXPECT_EQ(divisor.value, value);
+    EXPECT_LT(divisor.shift, 32u);
+    EXPECT_GE(std::int64_t{1} << divisor.shift, value);
+    EXPECT_GE(divisor.multiplier, 1u << 31);
+  }
+}
+
+TEST(Chunks, CutsUseTheWholeGrid) {
+  static_assert(line_cut(8, 132, 4).ranges.value == 33);
+  for (std::int64_t tiles : {1, 2, 6, 7, 8, 24, 40}) {
+    for (std::int64_t grid : {1, 2, 7, 8, 16, 100, 132, 264, 304, 528}) {
+      const int concurrent = concurrent_tiles(tiles, grid);
+      const LineCut cut = line_cut(tiles, grid, concurrent);
+      EXPECT_EQ(cut.concurrent.value, static_cast<std::uint32_t>(concurrent));
+      EXPECT_LE(concurrent, kMostConcurrentTiles);
+      EXPECT_EQ(cut.rows * concurrent, tiles);
+      EXPECT_GE(cut.ranges.value, 1u);
+      EXPECT_LE((grid - cut.ranges.value * concurrent) * 32, grid);
+    }
+  }
+}
+
+// Never shorter, at most an eighth and few leaves longer, and the longer the sequences the rounder.
+TEST(Chunks, RoundedQuotas) {
+  for (int quota = 1; quota < 5000; ++quota) {
+    const int rounded = rounded_quota(quota);
+    ASSERT_GE(rounded, quota);
+    ASSERT_LE((rounded - quota) * 8, quota) << quota;
+    ASSERT_LE(rounded - quota, 3) << quota;
+  }
+  EXPECT_EQ(rounded_quota(7), 7);
+  EXPECT_EQ(rounded_quota(15), 16);
+  EXPECT_EQ(rounded_quota(31), 32);
+  EXPECT_EQ(rounded_quota(61), 64);
+  EXPECT_EQ(rounded_quota(1 << 29), 1 << 29);
+}
+
+}  // namespace
+}  // namespace flashport
