@@ -28,8 +28,7 @@ namespace flashport::FLASHPORT_TARGET {
 
 inline constexpr int kVectorFloats = 4;  // columns of a row that a thread takes at a time
 inline constexpr int kMergeUnroll = 8;   // parts in flight while merging
-// Groups of partial results in flight while they are combined: what the registers of a lane leave room for.
-inline constexpr int kGroupsAtOnce = kWaveSize == 64 ? 4 : 2;
+inline constexpr int kGroupsAtOnce = 2;  // groups of partial results in flight while they are combined
 
 using Half = _Float16;
 using BFloat16 = __bf16;

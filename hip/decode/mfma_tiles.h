@@ -72,8 +72,9 @@ class DecodeTiles {
   static constexpr bool kKeepsQuery = Split::kKeepsQuery;
   static constexpr bool kOverlays = kKeepsQuery && Split::kColWaves > 1;  // what waves exchange, by the query
 
-  // So many that nothing spills: the registers that the main loop holds, and those of states, are no more than clang
-  // was seen to place in 512; one where two waves share a SIMD, because of combine_partials(), or queries are read.
+  // So many that nothing spills: the registers that the main loop holds, and those of states, are no more than clang was
+  // seen to place in 512. One where two waves share a SIMD, because of combine_partials(), and with 64 rows, where the
+  // output of a tile from registers is much code.
   static constexpr int kept_states() {
     constexpr int kMost = 368;
     constexpr int kState = 4 * kRowTiles * kLaneCols;
@@ -85,7 +86,7 @@ class DecodeTiles {
     constexpr int kLoop = kState + kScores + kExchanged + kFragments + (kKeepsQuery ? Split::kQueryRegisters : 0);
     constexpr int kWaves = kCfg.tuning.waves * kCfg.tuning.blocks_per_multiprocessor;
     constexpr int kFit = (kMost - kLoop) / kState;
-    constexpr int kWanted = kWaves > 4 || !kKeepsQuery ? 1 : 2;
+    constexpr int kWanted = kWaves > 4 || kShape.rows == 64 ? 1 : 2;
     return kFit < kWanted ? kFit : kWanted;
   }
 
@@ -218,7 +219,7 @@ class DecodeTiles {
       float most = -kInfinity;
       for_each_score(scores, tile, [&](float& x) { most = maximum(most, x); });
       most = maximum(most, swap_16(most));
-      p.m[tile] = raised_reference(state.m[tile], maximum(most, swap_32(most)));
+      p.m[tile] = maximum(state.m[tile], maximum(most, swap_32(most)));
       const float reference = finite(p.m[tile]);
       for_each_score(scores, tile, [&](float& x) { x = exp2_approx(x - reference); });
       float sum = 0.0f;
@@ -239,15 +240,18 @@ class DecodeTiles {
   template <class State>
   FLASHPORT_DEVICE void accumulate(State& state, const Operand& p, const ValueFragments<kCfg>& values) const {
     if constexpr (Split::kColWaves == 1) {
-      raise_references<DecodeTiles>(state, p.m);
+      move_references<DecodeTiles>(state, p.m);
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) state.l[tile] += p.l[tile];
-      multiply(state.o, p.b, values);
+      multiply(state.o, p.b, values, 0);
     } else {
       block_.sync();
-      Words2 all[kRowTiles][Split::kSteps];
-      gather(state, all);
-      multiply(state.o, all, values);
+#pragma unroll
+      for (int wave = 0; wave < Split::kColWaves; ++wave) {
+        Words2 all[kRowTiles][kKeyTiles];
+        take_over(state, wave, all);
+        multiply(state.o, all, values, wave * kKeyTiles);
+      }
     }
   }
 
@@ -343,15 +347,15 @@ class DecodeTiles {
     }
   }
 
-  // O += P V
-  FLASHPORT_DEVICE static void multiply(Out& out, const Words2 (&p)[kRowTiles][Split::kSteps],
-                                        const ValueFragments<kCfg>& values) {
+  // O += P V of kKeyTiles steps
+  FLASHPORT_DEVICE static void multiply(Out& out, const Words2 (&p)[kRowTiles][kKeyTiles],
+                                        const ValueFragments<kCfg>& values, int first_step) {
 #pragma unroll
-    for (int step = 0; step < Split::kSteps; ++step) {
+    for (int step = 0; step < kKeyTiles; ++step) {
 #pragma unroll
       for (int group = 0; group < kLaneCols / 4; ++group) {
         Words2 a[4];
-        value_operands(a, values, step, group);
+        value_operands(a, values, first_step + step, group);
 #pragma unroll
         for (int col = 0; col < 4; ++col) {
 #pragma unroll
@@ -361,7 +365,7 @@ class DecodeTiles {
     }
   }
 
-  // Tells the other column waves.
+  // Tells the other waves.
   FLASHPORT_DEVICE void publish(const Operand& p) const {
     auto& to = shared_.memory.exchange[buffer_];
 #pragma unroll
@@ -377,31 +381,27 @@ class DecodeTiles {
     }
   }
 
-  // P of all column waves at one reference, which becomes the state's, and its sums, which join the state's.
+  // P of a wave's keys at the state's reference, which moves for it, and its sums, which join the state's.
   template <class State>
-  FLASHPORT_DEVICE void gather(State& state, Words2 (&p)[kRowTiles][Split::kSteps]) const {
+  FLASHPORT_DEVICE void take_over(State& state, int wave, Words2 (&p)[kRowTiles][kKeyTiles]) const {
     const auto& from = shared_.memory.exchange[buffer_];
-    Rows m = state.m;
+    Rows to;
+    int exponent[kRowTiles];
 #pragma unroll
     for (int tile = 0; tile < kRowTiles; ++tile) {
-#pragma unroll
-      for (int wave = 0; wave < Split::kColWaves; ++wave) {
-        m[tile] = maximum(m[tile], from.reference[wave][tile][n_]);
-      }
+      const ReferenceMove move(state.m[tile], from.reference[wave][tile][n_]);
+      to[tile] = move.to;
+      exponent[tile] = move.exponent;
     }
-    raise_references<DecodeTiles>(state, m);
+    move_references<DecodeTiles>(state, to);
 #pragma unroll
     for (int tile = 0; tile < kRowTiles; ++tile) {
+      state.l[tile] += from.sum[wave][tile][n_] * power_of_two(-exponent[tile]);
+      const ProbabilityScale<kMath> scale(exponent[tile]);
 #pragma unroll
-      for (int wave = 0; wave < Split::kColWaves; ++wave) {
-        const int exponent = rescale_exponent(from.reference[wave][tile][n_], m[tile]);
-        state.l[tile] += from.sum[wave][tile][n_] * power_of_two(exponent);
-        const ProbabilityScale<kMath> scale(exponent);
-#pragma unroll
-        for (int step = wave * kKeyTiles; step < (wave + 1) * kKeyTiles; ++step) {
-          const Words2 words = from.probabilities[tile][step][block_.lane()];
-          p[tile][step] = {scale(words[0]), scale(words[1])};
-        }
+      for (int step = 0; step < kKeyTiles; ++step) {
+        const Words2 words = from.probabilities[tile][wave * kKeyTiles + step][block_.lane()];
+        p[tile][step] = {scale(words[0]), scale(words[1])};
       }
     }
   }

@@ -51,10 +51,8 @@ class DecodeTiles {
   static constexpr int kSliceColumns = kColumns;
   // More registers than these would spill.
   static constexpr int kStateRegisters = 8 * kColTiles * kRowSlots;
-  static constexpr bool kWidensInt8 = kShape.k_format == KvFormat::kQ8_0;
-  static constexpr int kKeptStates = kStateRegisters <= 16                                      ? 2
-                                     : kStateRegisters <= 32 && !(kWidensInt8 && kRowSlots > 1) ? 1
-                                                                                                : 0;
+  static constexpr bool kFits = kColumns <= 128 && !(kRowSlots > 1 && kShape.k_format == KvFormat::kQ8_0);
+  static constexpr int kKeptStates = kStateRegisters <= 16 ? 2 : kFits ? 1 : 0;
 
   struct Rows {
     float v[kRowSlots];
@@ -178,7 +176,7 @@ class DecodeTiles {
 #pragma unroll
         for (int r = 0; r < 8; ++r) most = maximum(most, scores.c[tile][slot][r]);
       }
-      const float m = raised_reference(state.m[slot], maximum(most, other_half(most)));
+      const float m = maximum(state.m[slot], maximum(most, other_half(most)));
       const float reference = finite(m);
       const int row = row_of(slot);
       float sum = 0.0f;
@@ -209,34 +207,32 @@ class DecodeTiles {
   FLASHPORT_DEVICE void accumulate(State& state, const Operand&, Pipeline& values) const {
     sync_shared();
     const auto& from = shared_.exchange[buffer_];
-    Rows m = state.m;
-#pragma unroll
-    for (int slot = 0; slot < kRowSlots; ++slot) {
-#pragma unroll
-      for (int wave = 0; wave < Share::kColWaves; ++wave) {
-        m[slot] = maximum(m[slot], from.reference[wave][row_of(slot)]);
-      }
-    }
-    raise_references<DecodeTiles>(state, m);
-    ProbabilityScale<kMath> scale[Share::kColWaves][kRowSlots];
-#pragma unroll
-    for (int slot = 0; slot < kRowSlots; ++slot) {
-#pragma unroll
-      for (int wave = 0; wave < Share::kColWaves; ++wave) {
-        const int exponent = rescale_exponent(from.reference[wave][row_of(slot)], m[slot]);
-        state.l[slot] += from.sum[wave][row_of(slot)] * power_of_two(exponent);
-        scale[wave][slot] = ProbabilityScale<kMath>(exponent);
-      }
-    }
     const unsigned swap = half() == 0 ? 0u : 0x04040404u;
+    int exponent[kRowSlots];
 #pragma unroll
     for (int step = 0; step < kLeafKeys / 16; ++step) {
+      if (step % kKeyTiles == 0) {
+        const int wave = step / kKeyTiles;
+        Rows to;
+#pragma unroll
+        for (int slot = 0; slot < kRowSlots; ++slot) {
+          const ReferenceMove move(state.m[slot], from.reference[wave][row_of(slot)]);
+          to[slot] = move.to;
+          exponent[slot] = move.exponent;
+        }
+        move_references<DecodeTiles>(state, to);
+#pragma unroll
+        for (int slot = 0; slot < kRowSlots; ++slot) {
+          state.l[slot] += from.sum[wave][row_of(slot)] * power_of_two(-exponent[slot]);
+        }
+      }
       Words8 probabilities[kRowSlots];
 #pragma unroll
       for (int slot = 0; slot < kRowSlots; ++slot) {
+        const ProbabilityScale<kMath> scale(exponent[slot]);
         const Words8 words = load_operand(&from.probabilities[row_of(slot)][16 * step]);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) probabilities[slot][i] = scale[step / kKeyTiles][slot](words[i]);
+        for (int i = 0; i < 8; ++i) probabilities[slot][i] = scale(words[i]);
       }
 #pragma unroll
       for (int group = 0; group < Share::kGroups; ++group) {
@@ -313,7 +309,8 @@ class DecodeTiles {
   FLASHPORT_DEVICE void store_rows(const Rows& m, const Rows& l, float* to) const {
 #pragma unroll
     for (int slot = 0; slot < kRowSlots; ++slot) {
-      if (owns_row(slot) && row_of(slot) < live_rows()) to[2 * row_of(slot)] = m[slot], to[2 * row_of(slot) + 1] = l[slot];
+      if (owns_row(slot) && row_of(slot) < live_rows())
+        to[2 * row_of(slot)] = m[slot], to[2 * row_of(slot) + 1] = l[slot];
     }
   }
   FLASHPORT_DEVICE void store_tile(const Out& out, float* to) const {
