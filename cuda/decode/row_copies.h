@@ -34,9 +34,7 @@ struct RowCopies {
     // A lane keeps its column of the tile; rows are a power of two at once, so a row's swizzle is xored in.
     const int byte = lane % kLanes * kUnit;
     const int first = lane / kLanes;
-    // Opaque to the compiler: ptxas 13.0 makes an illegal instruction of a uniform address of shared memory beside a
-    // cache policy.
-    const unsigned to = recompute(static_cast<int>(shared_address(tile + Layout::row_offset(first_row + first))));
+    const unsigned to = opaque_address(tile + Layout::row_offset(first_row + first));
     const int column = Layout::column(first_byte + byte) ^ Layout::swizzle(first_row + first);
     // Addresses first: eight copies then leave one after the other.
     constexpr int kBatch = kRows / kAtOnce < 8 ? kRows / kAtOnce : 8;
@@ -63,7 +61,7 @@ struct RowCopies {
       const int row = first_row + lane / kOverAtOnce;
       const int unit = over + lane % kOverAtOnce;
       if (kUnits - over >= kOverAtOnce || unit < kUnits) {
-        copy_async<kUnit>(shared_address(tile + Layout::offset(row, first_byte + unit * kUnit)), rows[row] + unit * kUnit,
+        copy_async<kUnit>(opaque_address(tile + Layout::offset(row, first_byte + unit * kUnit)), rows[row] + unit * kUnit,
                           policy);
       }
     }
@@ -84,6 +82,12 @@ struct RowCopies {
   }
 
  private:
+  // Opaque to the compiler: ptxas 13.0 makes an illegal instruction of a uniform address of shared memory beside a cache
+  // policy.
+  FLASHPORT_DEVICE static unsigned opaque_address(const char* at) {
+    return recompute(static_cast<int>(shared_address(at)));
+  }
+
   template <int kBytes>
   FLASHPORT_DEVICE static void copy_units(int lane, char* tile, int first_row, int first_byte, int row_bytes,
                                           const void* anywhere, const char* const* rows) {

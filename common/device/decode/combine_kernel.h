@@ -12,8 +12,8 @@ struct CombineShared {
   PartialList list;
 };
 
-// As many results of a piece are in flight.
-inline constexpr int kCombineAtOnce = 32;
+// As many results of a piece are in flight, where there are so many: those that are not there cost instructions, too.
+inline constexpr int kCombineAtOnce = 16;
 
 // One part of the block's tile: a thread a piece.
 struct PartThreads {
@@ -81,8 +81,13 @@ FLASHPORT_DEVICE void decode_combine(const DecodeParams& p, const Block& block, 
   const auto sink = [&](const OutputRow& out, const PieceAt& at, const StatePiece& piece) {
     write_output_piece(p, out, first_column + at.column, piece);
   };
-  combine_partials<1, kCombineAtOnce>(threads, PartialSlices(p, slice), rows, p.combine.columns, shared.list, chunks, place,
-                                      sink);
+  const PartialSlices partials(p, slice);
+  if (chunks <= kCombineAtOnce / 2) {
+    combine_partials<1, kCombineAtOnce / 2>(threads, partials, rows, p.combine.columns, shared.list, chunks, place,
+                                            sink);
+  } else {
+    combine_partials<1, kCombineAtOnce>(threads, partials, rows, p.combine.columns, shared.list, chunks, place, sink);
+  }
 }
 
 }  // namespace flashport::FLASHPORT_TARGET::decode

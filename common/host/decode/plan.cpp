@@ -53,7 +53,7 @@ void check_line(const DecodeProblem& problem, const Check& check, const DecodePa
 
 // Where there are few tiles, few blocks would combine large states and read them for long, while the others have ended:
 // a second launch spreads them.
-constexpr int kManyPartials = 32;
+constexpr int kManyPartials = 16;
 void plan_combine(DecodePlan& plan, const Check& check, DeviceContext& device) {
   const DecodeShape& shape = plan.kernel->shape.decode;
   plan.combine_kernel = &device.plain_kernel(check, KernelTag::kDecodeCombine);
