@@ -51,7 +51,7 @@ class DecodeTiles {
   static constexpr int kSliceColumns = kColumns;
   // More registers than these would spill.
   static constexpr int kStateRegisters = 8 * kColTiles * kRowSlots;
-  static constexpr bool kFits = kColumns <= 128 && !(kRowSlots > 1 && kShape.k_format == KvFormat::kQ8_0);
+  static constexpr bool kFits = kColumns == 128 && !(kRowSlots > 1 && kShape.k_format == KvFormat::kQ8_0);
   static constexpr int kKeptStates = kStateRegisters <= 16 ? 2 : kFits ? 1 : 0;
 
   struct Rows {
