@@ -35,7 +35,7 @@ FLASHPORT_DEVICE TileOnLine find_tile(const DecodeParams& p, const Block& block,
   const int to = minimum(from + per_lane, p.batch);
   int mine = 0, mine_before = 0;
   for (int i = from; i < to; ++i) {
-    const int leaves = sequence_leaves(p, i, kv::sequence_length(p.cache, i));
+    const int leaves = sequence_span(p, i, kv::sequence_length(p.cache, i));
     mine += leaves;
     mine_before += i < seq ? leaves : 0;
   }
@@ -49,7 +49,7 @@ FLASHPORT_DEVICE TileOnLine find_tile(const DecodeParams& p, const Block& block,
   on.first_block = tile - row * static_cast<int>(cut.concurrent.value);
   Segment& s = on.segment;
   s = open_sequence(p, seq, kv::sequence_length(p.cache, seq));
-  s.start = before * cut.rows + row * s.leaves;
+  s.start = before * cut.rows + row * s.span();
   s.first = 0;
   s.last = s.leaves;
   set_tile(p, s, tile);

@@ -29,6 +29,8 @@ struct Segment {
   int start;                  // where the tile begins in the line
   const std::int32_t* pages;
 
+  // Leaves of the line, where a tile counts as whole chunks: then the chunks of equal sequences lie alike in it.
+  FLASHPORT_DEVICE int span() const { return whole_chunks(leaves, chunk_shift); }
   FLASHPORT_DEVICE bool whole() const { return first == 0 && last == leaves; }
   FLASHPORT_DEVICE int chunks_before(int leaf) const { return (leaf + (1 << chunk_shift) - 1) >> chunk_shift; }
 };
@@ -46,9 +48,10 @@ FLASHPORT_DEVICE int leaf_count(int key_begin, int key_end) {
   return leaves > 0 ? leaves : 1;
 }
 
-FLASHPORT_DEVICE int sequence_leaves(const DecodeParams& p, int seq, int length) {
+FLASHPORT_DEVICE int sequence_span(const DecodeParams& p, int seq, int length) {
   const int low = p.window_left < 0 ? 0 : lowest_key(p, length, query_length(p, seq));
-  return leaf_count(low / kLeafKeys * kLeafKeys, length);
+  const int leaves = leaf_count(low / kLeafKeys * kLeafKeys, length);
+  return whole_chunks(leaves, chunk_shift(leaves, p.chunk_rule));
 }
 
 // Fills in what depends on the sequence alone.
@@ -126,7 +129,7 @@ FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block)
   int length = 0;
   for (int seq = from; seq < to; ++seq) {
     length = kv::sequence_length(p.cache, seq);
-    mine += sequence_leaves(p, seq, length);
+    mine += sequence_span(p, seq, length);
   }
   int leaves;
   int start = block.wave_exclusive_scan(mine, leaves);
@@ -157,7 +160,7 @@ FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block)
   for (int end = seq + per_lane; per_lane > 1 && seq < end; seq += kWaveSize) {
     const int its_seq = seq + block.lane();
     length = its_seq < p.batch ? kv::sequence_length(p.cache, its_seq) : 0;
-    weight = its_seq < p.batch ? sequence_leaves(p, its_seq, length) : 0;
+    weight = its_seq < p.batch ? sequence_span(p, its_seq, length) : 0;
     const int inside = block.wave_exclusive_scan(weight, leaves);
     if (begin < on_line(start + leaves)) {
       start += inside;
@@ -169,11 +172,11 @@ FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block)
   if (per_lane > 1) seq += finder;
   Segment& s = range.segment;
   s = open_sequence(p, seq, block.wave_broadcast(length, finder));
-  int row = divide(begin - on_line(start), s.leaves, reciprocal_approx(static_cast<float>(s.leaves)));
-  s.start = on_line(start) + row * s.leaves;
+  int row = divide(begin - on_line(start), s.span(), reciprocal_approx(static_cast<float>(s.span())));
+  s.start = on_line(start) + row * s.span();
   s.first = leaves_until(s, s.start, begin);
   if (s.first == s.leaves) {  // the range begins after the start of the tile's last chunk
-    s.start += s.leaves;
+    s.start += s.span();
     s.first = 0;
     if (++row == cut.rows) {
       row = 0;
@@ -243,7 +246,7 @@ struct LeafCursor {
   FLASHPORT_DEVICE void next(const DecodeParams& p, int leaves = 1) {
     leaf += leaves;
     if (leaf < segment.last) return;
-    const int next_start = segment.start + segment.leaves;
+    const int next_start = segment.start + segment.span();
     if (next_start >= end) return;
     const int tiles = p.num_kv_heads * p.row_tiles;
     int tile = segment.kv_head * p.row_tiles + segment.row_tile + static_cast<int>(p.cuts[line.cut].concurrent.value);

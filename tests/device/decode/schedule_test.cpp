@@ -212,11 +212,11 @@ TEST(Schedule, EveryChunkHasOneBlockThatAllKnow) {
 TEST(Schedule, LinesMayBeLong) {
   Seen seen;
   constexpr std::int32_t kLongest = 0x7fff0000;
-  check({std::vector<std::int32_t>(4, kLongest), 8, 1, 264}, 4, seen);
-  check({std::vector<std::int32_t>(4, kLongest), 4, 2, 1}, 32, seen);
+  check({std::vector<std::int32_t>(2, kLongest), 8, 1, 264}, 4, seen);
+  check({std::vector<std::int32_t>(2, kLongest), 4, 2, 1}, 32, seen);
   check({{kLongest, 1, kLongest, 0, 70}, 3, 1, 1000}, 4, seen);
   check({{kLongest, kLongest - 5}, 1, 1, 32768 / 5}, 4, seen);
-  check({{70, kLongest}, 30, 1, 264}, 4, seen);
+  check({{70, kLongest}, 15, 1, 264}, 4, seen);
   check({std::vector<std::int32_t>(3000, 5 * kLeafKeys), 64, 1, 264}, 32, seen);
 }
 

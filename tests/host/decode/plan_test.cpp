@@ -289,20 +289,20 @@ TEST_F(PlanDecode, LongestLine) {
     return error_of<NotSupportedError>(
         [&] { static_cast<void>(plan_decode(problem, device_context(Check("flash_decode"), problem.q, "q"))); });
   };
-  // 2^24 leaves a sequence, in at most 2^30 / 8.
-  problem.params.batch = 7;
+  // 2^24 leaves a sequence, in at most 2^29 / 8.
+  problem.params.batch = 3;
   EXPECT_EQ(error(), "");
-  problem.params.batch = 8;
+  problem.params.batch = 4;
   EXPECT_EQ(
       error(),
-      "flash_decode: batch 8 with room for 1073741824 keys each and 2 query tiles a sequence is more than one call "
+      "flash_decode: batch 4 with room for 1073741824 keys each and 2 query tiles a sequence is more than one call "
       "takes; pass fewer sequences or a narrower table");
   problem.params.cache.kv_indptr = inputs.pages.data();
   EXPECT_EQ(error(), "");
   problem.bounds.table_entries = std::int64_t{1} << 33;
   EXPECT_EQ(
       error(),
-      "flash_decode: batch 8 with room for 137438953472 keys in all and 2 query tiles a sequence is more than one "
+      "flash_decode: batch 4 with room for 137438953472 keys in all and 2 query tiles a sequence is more than one "
       "call takes; pass fewer sequences");
 }
 
