@@ -48,6 +48,13 @@ FLASHPORT_DEVICE void copy_async(unsigned to, const void* from, std::uint64_t po
   }
 }
 
+struct NoPolicy {};
+template <int kBytes>
+FLASHPORT_DEVICE void copy_async(unsigned to, const void* from, NoPolicy) {
+  static_assert(kBytes == 16);
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
 // mbarriers: a phase completes when all threads have arrived.
 FLASHPORT_DEVICE void mbarrier_init(std::uint64_t* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");

@@ -45,6 +45,8 @@ class KvProducer {
   static constexpr int kRowsPerLane = kRowsPerWave / kRowsAtOnce;
   static constexpr int kLookAhead = KvRing<kCfg>::kLookAhead;
   using Tiles = KvTiles<kCfg>;
+  // ptxas 13.0 makes illegal instructions of copies with a policy in the kernels of large panels (row_copies.h).
+  static constexpr bool kHasPolicy = !uses_wgmma(kCfg.shape) || kCfg.shape.head_dim_v <= 128;
 
  public:
   FLASHPORT_DEVICE KvProducer(const DecodeParams& p, const Block& block, const Line& line, Shared* teams)
@@ -158,12 +160,17 @@ class KvProducer {
 #pragma unroll
     for (int i = 0; i < kRowsPerLane; ++i) {
       const int row = first_row() + i * kWaveSize;
-      if (whole && fits_cache_) {
-        Copies::copy_whole(block_.lane(), tile, row, first_byte, rows, kNormalPolicy);
-      } else if (whole) {
-        Copies::copy_whole(block_.lane(), tile, row, first_byte, rows, kReadOncePolicy);
-      } else {
+      const auto copy_whole = [&](auto policy) {
+        Copies::copy_whole(block_.lane(), tile, row, first_byte, rows, policy);
+      };
+      if (!whole) {
         Copies::copy_part(block_.lane(), tile, row, first_byte, cache, rows);
+      } else if constexpr (!kHasPolicy) {
+        copy_whole(NoPolicy{});
+      } else if (fits_cache_) {
+        copy_whole(kNormalPolicy);
+      } else {
+        copy_whole(kReadOncePolicy);
       }
     }
   }

@@ -26,8 +26,9 @@ struct RowCopies {
   static constexpr int kUnit = widest_unit(kRowBytes);
 
   // All rows are there, and as stored.
+  template <class Policy>
   FLASHPORT_DEVICE static void copy_whole(int lane, char* tile, int first_row, int first_byte,
-                                          const char* const* rows, std::uint64_t policy) {
+                                          const char* const* rows, Policy policy) {
     constexpr int kUnits = kRowBytes / kUnit;
     constexpr int kLanes = lanes_of_row(kUnits);
     constexpr int kAtOnce = kWaveSize / kLanes;
