@@ -72,9 +72,9 @@ class DecodeTiles {
   static constexpr bool kKeepsQuery = Split::kKeepsQuery;
   static constexpr bool kOverlays = kKeepsQuery && Split::kColWaves > 1;  // what waves exchange, by the query
 
-  // So many that nothing spills: the registers that the main loop holds, and those of states, are no more than clang was
-  // seen to place in 512. One where two waves share a SIMD, because of combine_partials(), and with 64 rows, where the
-  // output of a tile from registers is much code.
+  // So many that nothing spills: the registers that the main loop holds, and those of states, are no more than clang
+  // was seen to place in 512. One where two waves share a SIMD, because of combine_partials(), and with 64 rows, where
+  // the output of a tile from registers is much code.
   static constexpr int kept_states() {
     constexpr int kMost = 368;
     constexpr int kState = 4 * kRowTiles * kLaneCols;
