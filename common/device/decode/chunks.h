@@ -20,7 +20,7 @@ inline constexpr int kLeafKeys = 64;
 inline constexpr int kGroupChunks = 4;
 inline constexpr int kMostChunks = 128;  // of a tile
 inline constexpr int kMostGroups = kMostChunks / kGroupChunks;
-inline constexpr int kLongestLine = 1 << 29;             // leaves of all tiles of a call (schedule.h)
+inline constexpr int kLongestLine = 1 << 29;             // leaves of all tiles of a call; whole_chunks() on the line
 inline constexpr std::int64_t kCounterCapacity = 32768;  // one a block and slice
 inline constexpr std::int64_t kCounterBytes = kCounterCapacity * 4;
 
@@ -37,7 +37,7 @@ inline constexpr std::int64_t kCounterBytes = kCounterCapacity * 4;
 }
 inline constexpr int kMostChunkLeaves = 16;  // but for the rule about kMostChunks
 
-// Leaves rounded up to whole chunks: fewer than twice as many.
+// Leaves rounded up to whole chunks: at most twice as many.
 [[nodiscard]] constexpr int whole_chunks(int leaves, int shift) {
   return ((leaves + (1 << shift) - 1) >> shift) << shift;
 }

@@ -62,6 +62,9 @@ TEST(Chunks, GrowWithTheTileAndStayWithinTheirNumber) {
                     chunks_of(leaves, shift - 1) > kMostChunks)
             << leaves;
         ASSERT_TRUE(chunks <= 1 << target || 1 << shift >= kMostChunkLeaves) << leaves;
+        const int whole = whole_chunks(leaves, shift);
+        ASSERT_EQ(whole, chunks << shift) << leaves;
+        ASSERT_LE(whole, 2 * leaves) << leaves;  // kLongestLine
         before = shift;
         most = std::max(most, chunks);
         ASSERT_GE(most_chunks(leaves, rule), most) << "target " << target << ", leaves " << leaves;

@@ -11,15 +11,17 @@ namespace flashport::turns::decode {
 namespace {
 
 // Requests A, B and C, eight kv heads, and a block for each of 132 multiprocessors.
-const Launch kPage{.lengths = {20000, 3000, 9000}, .kv_heads = 8, .row_tiles = 1, .grid = 132};
+const Launch kPage{.lengths = {6500, 3000, 22000}, .kv_heads = 8, .row_tiles = 1, .grid = 132};
 
 TEST(SchedulePage, ChunksOfEachRequest) {
   const ChunkRule rule{chunk_target_shift(kPage.kv_heads), 0};
-  constexpr std::array kLeaves = {313, 47, 141}, kChunkLeaves = {16, 4, 16}, kChunks = {20, 12, 9};
+  constexpr std::array kLeaves = {102, 47, 344}, kChunkLeaves = {8, 4, 16}, kChunks = {13, 12, 22};
+  constexpr std::array kOnLine = {104, 48, 352};
   for (int seq = 0; seq < 3; ++seq) {
     EXPECT_EQ(leaves_of(kPage.lengths[seq]), kLeaves[seq]);
     EXPECT_EQ(1 << chunk_shift(kLeaves[seq], rule), kChunkLeaves[seq]);
     EXPECT_EQ((kLeaves[seq] + kChunkLeaves[seq] - 1) / kChunkLeaves[seq], kChunks[seq]);
+    EXPECT_EQ(whole_chunks(kLeaves[seq], chunk_shift(kLeaves[seq], rule)), kOnLine[seq]);
   }
 }
 
@@ -53,20 +55,29 @@ using Part = std::array<int, 3>;
 
 TEST(SchedulePage, WorkRanges) {
   const std::vector<std::vector<Part>> ranges = {
-      {{0, 0, 2}},   {{0, 2, 4}},
-      {{0, 4, 6}},   {{0, 6, 8}},
-      {{0, 8, 10}},  {{0, 10, 12}},
-      {{0, 12, 14}}, {{0, 14, 16}},
-      {{0, 16, 18}}, {{0, 18, 20}, {1, 0, 2}},
-      {{1, 2, 10}},  {{1, 10, 12}, {2, 0, 2}},
-      {{2, 2, 4}},   {{2, 4, 6}},
-      {{2, 6, 8}},   {{2, 8, 9}},
+      {{0, 0, 4}},
+      {{0, 4, 8}},
+      {{0, 8, 12}},
+      {{0, 12, 13}, {1, 0, 6}},
+      {{1, 6, 12}, {2, 0, 1}},
+      {{2, 1, 3}},
+      {{2, 3, 5}},
+      {{2, 5, 7}},
+      {{2, 7, 9}},
+      {{2, 9, 11}},
+      {{2, 11, 13}},
+      {{2, 13, 15}},
+      {{2, 15, 17}},
+      {{2, 17, 19}},
+      {{2, 19, 21}},
+      {{2, 21, 22}},
   };
-  const std::vector<int> leaves = {32, 32, 32, 32, 32, 32, 32, 32, 32, 33, 32, 39, 32, 32, 32, 13};
+  const std::vector<int> leaves = {32, 32, 32, 30, 39, 32, 32, 32, 32, 32, 32, 32, 32, 32, 32, 8};
   const DecodeParams p = params_of(kPage);
   kWaveSize = 32;
   for (std::int64_t block = 0; block < kPage.grid; ++block) {
     const Range range = range_of(p, block, kPage.grid);
+    EXPECT_EQ(range.line.leaves, 504);
     EXPECT_EQ(range.line.quota, 32);
     EXPECT_EQ(p.cuts[range.line.cut].concurrent.value, 8u);
     EXPECT_EQ(p.cuts[range.line.cut].ranges.value, 16u);
@@ -86,28 +97,53 @@ TEST(SchedulePage, WorkRanges) {
   }
 }
 
-// Request B and head 3: three blocks publish nine results, and count to twelve at the counter of the first.
+// Request B and head 3: two blocks publish six results, and count to twelve at the counter of the first.
 TEST(SchedulePage, ResultsOfRequestB) {
   const DecodeParams p = params_of(kPage);
-  EXPECT_EQ(p.side_partials, 20);
+  EXPECT_EQ(p.side_partials, 22);
   kWaveSize = 32;
-  const std::array<std::vector<int>, 3> kResults = {{{0, 1}, {0, 1, 2, 2, 2, 2, 3, 4}, {0, 1}}};  // of each chunk
-  int part = 0;
-  for (const std::int64_t block : {75, 83, 91}) {
-    const Range range = range_of(p, block, kPage.grid);
+  struct Share {
+    std::int64_t block;
+    int group;                 // the one that the block holds whole
+    std::vector<int> results;  // of each chunk
+  };
+  const Share shares[] = {{27, 0, {0, 0, 0, 0, 1, 2}}, {35, 2, {0, 1, 2, 2, 2, 2}}};
+  for (const Share& share : shares) {
+    const Range range = range_of(p, share.block, kPage.grid);
+    std::vector<int> results;
     for_each_segment(p, range, [&](const Segment& s) {
       if (s.seq != 1) return;
       const int begin = s.chunks_before(s.first), end = s.chunks_before(s.last);
-      std::vector<int> results;
       for (int chunk = begin; chunk < end; ++chunk) {
-        const int first = chunk >= 4 && chunk < 8 ? 4 : chunk;  // the one group that a block holds whole
+        const int first = chunk / kGroupChunks == share.group ? share.group * kGroupChunks : chunk;
         results.push_back(partial_index(begin, end, 12, first));
       }
-      EXPECT_EQ(results, kResults[part]);
       Wave wave;
-      EXPECT_EQ(block_of(p, Block(block, kPage.grid, 0, wave), range.line, s, 0), 75);
+      EXPECT_EQ(block_of(p, Block(share.block, kPage.grid, 0, wave), range.line, s, 0), 27);
     });
-    ++part;
+    EXPECT_EQ(results, share.results) << "block " << share.block;
+  }
+}
+
+// Sixteen requests like B on 264 blocks: each tile falls to two blocks, half its chunks to each.
+TEST(SchedulePage, RequestsOfEqualLength) {
+  const Launch equal{.lengths = std::vector<std::int32_t>(16, 3000), .kv_heads = 8, .row_tiles = 1, .grid = 264};
+  const DecodeParams p = params_of(equal);
+  kWaveSize = 32;
+  for (std::int64_t block = 0; block < equal.grid; ++block) {
+    const Range range = range_of(p, block, equal.grid);
+    EXPECT_EQ(range.line.leaves, 768);
+    EXPECT_EQ(range.line.quota, 24);
+    std::vector<Part> parts;
+    for_each_segment(p, range, [&](const Segment& s) {
+      parts.push_back({s.seq, s.chunks_before(s.first), s.chunks_before(s.last)});
+    });
+    if (block / 8 == 32) {
+      EXPECT_TRUE(parts.empty());  // eight blocks are idle
+      continue;
+    }
+    const int number = static_cast<int>(block / 8), half = number % 2;
+    EXPECT_EQ(parts, (std::vector<Part>{{number / 2, 6 * half, 6 * half + 6}})) << "block " << block;
   }
 }
 

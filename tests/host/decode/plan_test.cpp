@@ -280,6 +280,48 @@ TEST_F(PlanDecode, LargeStatesOfFewTiles) {
   EXPECT_EQ(explain(query).combine, Combine::kNone);
 }
 
+// So are slices of columns, where there are fewer tiles yet, and each has many results.
+TEST_F(PlanDecode, SlicesOfColumnsOfFewTiles) {
+  fake_state().multiprocessors = 128;  // with two blocks each
+  DecodeScheduleQuery query{.call = {.target = "fakegpu", .head_dim_qk = 256, .head_dim_v = 256, .group_size = 4}};
+  query.num_kv_heads = 8;
+  query.max_kv_len = 32 * 1024;
+  DecodeSchedule s = explain(query);
+  EXPECT_EQ(s.kernel, "decode/bf16/kv=bf16/hd256/r16/fakegpu");
+  EXPECT_EQ(s.blocks, 256);
+  EXPECT_EQ(s.query_tiles, 8);  // of 32 blocks each
+  EXPECT_EQ(s.most_chunks, 32);
+  EXPECT_EQ(s.combine, Combine::kSecondLaunch);
+  EXPECT_NE(s.text.find("; combined in a second launch; "), std::string::npos) << s.text;
+  query.max_kv_len = 31 * 1024;
+  s = explain(query);
+  EXPECT_EQ(s.most_chunks, 31);
+  EXPECT_EQ(s.combine, Combine::kInLaunch);
+  query.max_kv_len = 32 * 1024;
+  query.batch = 2;  // of 16 blocks each
+  EXPECT_EQ(explain(query).combine, Combine::kInLaunch);
+  query.batch = 1;
+  query.call.head_dim_qk = query.call.head_dim_v = 128;  // one slice
+  EXPECT_EQ(explain(query).combine, Combine::kInLaunch);
+  query.call.q_dtype = DType::kFloat16;
+  query.call.k_format = query.call.v_format = KvFormat::kFp8E4M3;  // slices of rows and columns
+  EXPECT_EQ(explain(query).combine, Combine::kInLaunch);
+
+  // A thread of the second launch has four columns of a row of one slice.
+  DecodeInputs inputs(kGpu, 256);
+  std::int32_t length = 500;
+  inputs.args.q = TensorView(scratch(), DType::kBFloat16, kGpu, {1, 8, 256});
+  inputs.args.out = TensorView(scratch_at(1 << 19), DType::kBFloat16, kGpu, {1, 8, 256});
+  inputs.args.seqlens = ints(&length, {1});
+  inputs.args.block_table = ints(inputs.pages.data(), {1, 2048});
+  const DecodePlan p = plan(inputs.args);
+  EXPECT_STREQ(p.combine_kernel->key, "decode_combine/fakegpu");
+  EXPECT_EQ(p.params.combine.rows, 16);
+  EXPECT_EQ(p.params.combine.columns, 64);
+  EXPECT_EQ(p.params.combine.parts, 16 * 64 / 4 / 128);
+  EXPECT_EQ(p.combine_grid, 2 * 4 * 2);  // tiles, slices, parts
+}
+
 // Leaves of all tiles: the places on the line fit 32 bits.
 TEST_F(PlanDecode, LongestLine) {
   DecodeInputs inputs(kGpu);

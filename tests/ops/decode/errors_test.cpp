@@ -97,10 +97,11 @@ TEST_F(Errors, Memory) {
 
 // What crashed, or gave wrong numbers: the kernel would read as an index or a query what it has just written.
 TEST_F(Errors, SharedMemory) {
+  // The smaller tensor in the larger one's memory: else what lies after it may be shared as well.
   refuses<flashport::ValueError>("out must not share memory with block_table; pass another tensor",
-                                 [](DecodeArgs& a) { a.out.data = a.block_table->data; });
+                                 [](DecodeArgs& a) { a.block_table->data = a.out.data; });
   refuses<flashport::ValueError>("out must not share memory with seqlens; pass another tensor",
-                                 [](DecodeArgs& a) { a.out.data = a.seqlens.data; });
+                                 [](DecodeArgs& a) { a.seqlens.data = a.out.data; });
   refuses<flashport::ValueError>("lse must not share memory with k_cache; pass another tensor",
                                  [](DecodeArgs& a) { a.lse->data = static_cast<char*>(a.k_cache.data) + 64; });
   refuses<flashport::ValueError>("out must not share memory with q; pass another tensor", [](DecodeArgs& a) {
