@@ -21,9 +21,9 @@
 namespace flashport::FLASHPORT_TARGET {
 
 inline constexpr int kWaveSize = 32;
-inline constexpr int kVectorFloats = 4;      // columns of a row that a thread takes at a time
-inline constexpr int kMergeUnroll = 4;       // parts in flight while merging (docs/tuning.md)
-inline constexpr int kGroupsAtOnce = 2;      // groups of partial results in flight while they are combined
+inline constexpr int kVectorFloats = 4;  // columns of a row that a thread takes at a time
+inline constexpr int kMergeUnroll = 4;   // parts in flight while merging (docs/tuning.md)
+inline constexpr int kGroupsAtOnce = 2;  // groups of partial results in flight while they are combined
 
 using Half = __half;
 using BFloat16 = __nv_bfloat16;

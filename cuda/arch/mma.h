@@ -38,12 +38,11 @@ constexpr std::uint64_t kNormalPolicy = 0x1000000000000000;
 template <int kBytes>
 FLASHPORT_DEVICE void copy_async(unsigned to, const void* from, std::uint64_t policy) {
   if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                 "l"(policy)
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(policy)
                  : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global.L2::cache_hint [%0], [%1], %2, %3;" ::"r"(to), "l"(from),
-                 "n"(kBytes), "l"(policy)
+    asm volatile("cp.async.ca.shared.global.L2::cache_hint [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(kBytes),
+                 "l"(policy)
                  : "memory");
   }
 }

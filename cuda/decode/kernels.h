@@ -28,7 +28,8 @@ FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>* sh
     return Block(&own.arrive_flag, first + begin, threads, its_barrier, team, kTeams);
   };
   constexpr int kCompute = compute_threads(kCfg);
-  // The producers find their range first, with the multiprocessor's issue slots to themselves: all waits for their copies.
+  // The producers find their range first, with the multiprocessor's issue slots to themselves: all waits for their
+  // copies.
   const bool produces = thread >= kCompute;
   const int range_barrier = kFirstTeamBarrier + team * kTeamBarriers + kRangeBarrier;
   if (!produces) barrier_await(range_barrier, kThreads);

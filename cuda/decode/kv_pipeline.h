@@ -1,6 +1,6 @@
-// The keys and values of each turn on their way through shared memory: a ring of tiles, K, V, K, V, in the order of their
-// use. Producer waves (kv_producer.h) do nothing but copy; a full memory system holds up whoever issues copies, and
-// would hold up the products. A tile is ready when its mbarrier's phase completes, every producer thread arriving
+// The keys and values of each turn on their way through shared memory: a ring of tiles, K, V, K, V, in the order of
+// their use. Producer waves (kv_producer.h) do nothing but copy; a full memory system holds up whoever issues copies,
+// and would hold up the products. A tile is ready when its mbarrier's phase completes, every producer thread arriving
 // behind its copies; it is free again when every compute wave has arrived at the other one. With teams a tile lies in
 // the rings of all of them, a part of its rows in each (row_layout.h).
 //

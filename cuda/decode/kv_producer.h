@@ -28,7 +28,8 @@ FLASHPORT_DEVICE bool teams_share_rows(const DecodeParams& p, const Range& range
   constexpr unsigned kTeams = kCfg.tuning.teams;
   using Tiles = KvTiles<kCfg>;
   if (kTeams == 1 || p.num_chunks > 0 || p.row_tiles > 1) return false;
-  return p.cuts[range.line.cut].concurrent.value % kTeams == 0 && has_heads_side_by_side<typename Tiles::Keys>(p.cache.k) &&
+  return p.cuts[range.line.cut].concurrent.value % kTeams == 0 &&
+         has_heads_side_by_side<typename Tiles::Keys>(p.cache.k) &&
          has_heads_side_by_side<typename Tiles::Values>(p.cache.v);
 }
 
@@ -73,7 +74,8 @@ class KvProducer {
       look_up(p, scout, slot);                              // before the copies, behind which it would wait
       aim(p, places, first_head(s));
       copy<typename Tiles::Keys>(p.cache.k, ring_.key_rows, s.kv_head, whole);
-      if (ahead.at_segment_start()) bring_query(p, s);  // after the keys, which are many more, and handed over with them
+      if (ahead.at_segment_start())
+        bring_query(p, s);  // after the keys, which are many more, and handed over with them
       hand_over();
       await_free();
       copy<typename Tiles::Values>(p.cache.v, ring_.value_rows, s.kv_head, whole);

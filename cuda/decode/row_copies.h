@@ -27,8 +27,8 @@ struct RowCopies {
 
   // All rows are there, and as stored.
   template <class Policy>
-  FLASHPORT_DEVICE static void copy_whole(int lane, char* tile, int first_row, int first_byte,
-                                          const char* const* rows, Policy policy) {
+  FLASHPORT_DEVICE static void copy_whole(int lane, char* tile, int first_row, int first_byte, const char* const* rows,
+                                          Policy policy) {
     constexpr int kUnits = kRowBytes / kUnit;
     constexpr int kLanes = lanes_of_row(kUnits);
     constexpr int kAtOnce = kWaveSize / kLanes;
@@ -82,8 +82,8 @@ struct RowCopies {
   }
 
  private:
-  // Opaque to the compiler: ptxas 13.0 makes an illegal instruction of a uniform address of shared memory beside a cache
-  // policy (ci/audit_cuda.py finds it).
+  // Opaque to the compiler: ptxas 13.0 makes an illegal instruction of a uniform address of shared memory beside a
+  // cache policy (ci/audit_cuda.py finds it).
   FLASHPORT_DEVICE static unsigned opaque_address(const char* at) {
     return recompute(static_cast<int>(shared_address(at)));
   }

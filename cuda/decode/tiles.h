@@ -54,7 +54,7 @@ class DecodeTiles {
   static constexpr int kColWaves = column_waves(kCfg);
   static constexpr int kRowWaves = kCfg.tuning.waves / kColWaves;
   static constexpr int kWaveRows = wave_rows(kCfg);
-  static constexpr int kRowTiles = kWaveRows / 8;               // of 8 query rows
+  static constexpr int kRowTiles = kWaveRows / 8;                     // of 8 query rows
   static constexpr int kKeyTiles = turn_keys(kCfg) / kColWaves / 16;  // of 16 keys
   static constexpr int kColTiles = kShape.head_dim_v / kColWaves / 16;
   static constexpr int kStepPairs = kShape.head_dim_qk / 32;  // of 2 x 16 dims
@@ -194,8 +194,8 @@ class DecodeTiles {
     });
   }
 
-  // P = exp2(S - m), where m is the largest score of a row among the keys of this wave alone: so it goes to shared memory
-  // with no barrier before it.
+  // P = exp2(S - m), where m is the largest score of a row among the keys of this wave alone: so it goes to shared
+  // memory with no barrier before it.
   template <class State>
   FLASHPORT_DEVICE Operand exponentiate(const State&, Scores& scores) {
     buffer_ ^= 1;
@@ -248,8 +248,7 @@ class DecodeTiles {
           state.l[slot] = fma_rn(slot % 2 == 0 ? x.z : x.w, weights[wave][slot], state.l[slot]);
         }
       }
-      for_each_register(state.o.c,
-                        [&](float& x, int, int tile, int i) { x = mul_rn(x, before[2 * tile + i % 2]); });
+      for_each_register(state.o.c, [&](float& x, int, int tile, int i) { x = mul_rn(x, before[2 * tile + i % 2]); });
     }
     [[maybe_unused]] const Minus128 minus_128;
     const int lane = block_.lane();
