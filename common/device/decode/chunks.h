@@ -42,10 +42,12 @@ inline constexpr int kMostChunkLeaves = 16;  // but for the rule about kMostChun
   return ((leaves + (1 << shift) - 1) >> shift) << shift;
 }
 
-// So many chunks that the tiles of all kv heads of one long sequence fill a large device.
+// So many chunks that the tiles of all kv heads of one long sequence fill a large device; of one head half as many, or
+// it would take longer to combine them than they save.
 [[nodiscard]] constexpr int chunk_target_shift(int num_kv_heads) {
+  constexpr int kMostShift = 6;
   int shift = 0;
-  while (num_kv_heads << (shift + 1) <= kMostChunks) ++shift;
+  while (shift < kMostShift && num_kv_heads << (shift + 1) <= kMostChunks) ++shift;
   return shift;
 }
 

@@ -96,7 +96,11 @@ FLASHPORT_DEVICE Line cut_line(const DecodeParams& p, int leaves, std::int64_t b
   // Tiles concurrently only where every block gets some leaves: else these spread better.
   line.cut = std::int64_t{leaves} * p.cuts[0].rows >= 8 * blocks ? 1 : 0;
   const LineCut& cut = p.cuts[line.cut];
-  line.quota = rounded_quota(divide(leaves * cut.rows + static_cast<int>(cut.ranges.value) - 1, cut.ranges));
+  // At least the shortest chunk: ranges without one would leave every other block idle, and with them whole
+  // multiprocessors.
+  const int shortest = p.batch == 1 ? chunk_shift(leaves, p.chunk_rule) : p.chunk_rule.least_shift;
+  const int share = divide(leaves * cut.rows + static_cast<int>(cut.ranges.value) - 1, cut.ranges);
+  line.quota = maximum(rounded_quota(share), 1 << shortest);
   line.leaves = leaves;
   line.inverse = reciprocal_approx(static_cast<float>(line.quota));
   return line;

@@ -22,7 +22,8 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
     if (wider <= 128) return {4, 5, 2, 4};
     return {4, wider <= 192 ? 8 : 5, 1, 4};
   }
-  if (wider > 128) return {4, wider > 192 ? 6 : 8, 1, 2};
+  if (wider > 192) return {shape.rows == 8 ? 4 : 8, 6, 1, 2};
+  if (wider > 128) return {4, 8, 1, 2};
   const bool wide_type = shape.k_format == KvFormat::kBf16 || shape.k_format == KvFormat::kFp16;
   if (wide_type) return wider <= 64 ? DecodeTuning{4, 6, 2, 2, 1, 2} : DecodeTuning{4, 6, 1, 4, 1, 2};
   if (wider <= 64) return {2, 5, 4, 1};

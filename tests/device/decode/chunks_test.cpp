@@ -23,7 +23,7 @@ TEST(Chunks, LeavesHoldEveryKey) {
 
 // What bits depend on: a change here changes results, and docs/numerics.md.
 TEST(Chunks, LengthsOfChunks) {
-  static_assert(chunk_target_shift(1) == 7 && chunk_target_shift(2) == 6 && chunk_target_shift(3) == 5);
+  static_assert(chunk_target_shift(1) == 6 && chunk_target_shift(2) == 6 && chunk_target_shift(3) == 5);
   static_assert(chunk_target_shift(4) == 5 && chunk_target_shift(8) == 4 && chunk_target_shift(32) == 2);
   static_assert(chunk_target_shift(128) == 0 && chunk_target_shift(129) == 0 && chunk_target_shift(1000) == 0);
   const auto leaves_of_chunk = [](int leaves, int heads, int least_shift = 0) {
