@@ -1,7 +1,7 @@
 // Schedules of the decode kernels on Hopper (H100, H200), one row a class of shapes: shared memory is 227 KB and the
-// register file 64 K a multiprocessor. `stages` counts tiles of the keys or of the values of a turn; two tiles a block in
-// flight are too few, more than 200 KB a multiprocessor change nothing. Times in comments: H200, the variants that were
-// measured (docs/tuning.md).
+// register file 64 K a multiprocessor. `stages` counts tiles of the keys or of the values of a turn; two tiles a block
+// in flight are too few, more than 200 KB a multiprocessor change nothing. Times in comments: H200, the variants that
+// were measured (docs/tuning.md).
 #pragma once
 
 #include "common/device/decode/config.h"
