@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast, overload
 
 from flashport import _core
 from flashport.typing import CacheFormat, DTypeLike, GateForm, Operation, StateLayout
@@ -224,4 +224,4 @@ def explain(operation: Literal["decode"], **options: Unpack[_DecodeScheduleQuery
     Source:
         common/host/decode/explain.cpp.
     """
-    return DecodeSchedule(*_core.explain(operation, options))
+    return DecodeSchedule(*_core.explain(operation, cast("dict[str, Any]", options)))
