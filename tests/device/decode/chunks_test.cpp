@@ -38,8 +38,9 @@ TEST(Chunks, LengthsOfChunks) {
   EXPECT_EQ(leaves_of_chunk(129, 8), 16);
   EXPECT_EQ(leaves_of_chunk(2048, 8), 16);
   EXPECT_EQ(leaves_of_chunk(2049, 8), 32);  // else there were more than 128 chunks
-  EXPECT_EQ(leaves_of_chunk(128, 1), 1);
-  EXPECT_EQ(leaves_of_chunk(129, 1), 2);
+  EXPECT_EQ(leaves_of_chunk(64, 1), 1);
+  EXPECT_EQ(leaves_of_chunk(65, 1), 2);
+  EXPECT_EQ(leaves_of_chunk(129, 1), 4);
   EXPECT_EQ(leaves_of_chunk(3, 128), 4);
   EXPECT_EQ(leaves_of_chunk(1, 8, 1), 2);  // those of a turn, though the tile has one
   EXPECT_EQ(leaves_of_chunk(17, 8, 1), 2);

@@ -296,7 +296,7 @@ TEST_F(PlanDecode, SlicesOfColumnsOfFewTiles) {
   query.max_kv_len = 31 * 1024;
   s = explain(query);
   EXPECT_EQ(s.most_chunks, 31);
-  EXPECT_EQ(s.combine, Combine::kInLaunch);
+  EXPECT_EQ(s.combine, Combine::kSecondLaunch);
   query.max_kv_len = 32 * 1024;
   query.batch = 2;  // of 16 blocks each
   EXPECT_EQ(explain(query).combine, Combine::kInLaunch);
