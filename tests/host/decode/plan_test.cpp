@@ -6,28 +6,12 @@
 #include <flashport/backend.h>
 
 #include "common/device/decode/chunks.h"
-#include "common/host/decode/plan.h"
-#include "common/host/decode/problem.h"
-#include "tests/host/decode/decode_inputs.h"
-#include "tests/host/fake_backend.h"
+#include "tests/host/decode/plan_fixture.h"
 
 namespace flashport::test {
 namespace {
 
 constexpr float kLog2e = 1.44269504f;
-
-class PlanDecode : public ::testing::Test {
- protected:
-  DecodePlan plan(const DecodeArgs& args) {
-    const DecodeProblem problem = validate_flash_decode(args);
-    return plan_decode(problem, device_context(Check("flash_decode"), problem.q, "q"));
-  }
-  FakeBackends backends_;
-};
-
-TensorView ints(void* data, std::initializer_list<std::int64_t> shape) {
-  return TensorView(data, DType::kInt32, kGpu, shape);
-}
 
 TEST_F(PlanDecode, BlockTable) {
   DecodeInputs inputs(kGpu);
@@ -242,86 +226,6 @@ TEST_F(PlanDecode, SlicesAndTurnsOfTheKernel) {
   EXPECT_EQ(plan(inputs.args).grid * 8, kCounterCapacity);
 }
 
-// Large states of few tiles are combined by a second launch.
-TEST_F(PlanDecode, LargeStatesOfFewTiles) {
-  DecodeInputs inputs(kGpu);
-  DecodeArgs& a = inputs.args;
-  std::int32_t length = 500;
-  a.q = TensorView(scratch(), DType::kBFloat16, kGpu, {1, 64, 128});
-  a.out = TensorView(scratch_at(1 << 19), DType::kBFloat16, kGpu, {1, 64, 128});
-  a.seqlens = ints(&length, {1});
-  a.block_table = ints(inputs.pages.data(), {1, 1000});
-  const DecodePlan two = plan(a);  // tiles, of 32 rows each
-  EXPECT_STREQ(two.kernel->key, "decode/bf16/kv=bf16/hd128/r64/fakegpu");
-  EXPECT_EQ(two.grid, 20);
-  EXPECT_STREQ(two.combine_kernel->key, "decode_combine/fakegpu");
-  EXPECT_EQ(two.params.combine.parts, 64 * 128 / 4 / 128);
-  EXPECT_EQ(two.params.combine.rows, 64);
-  EXPECT_EQ(two.params.combine.columns, 128);
-  EXPECT_EQ(two.combine_grid, 2 * 16);
-  flash_decode(a, 10);
-  ASSERT_EQ(fake_state().launches.size(), 2u);
-  EXPECT_EQ(fake_state().launches[1].key, "decode_combine/fakegpu");
-  EXPECT_EQ(fake_state().launches[1].grid, 32);
-  EXPECT_EQ(fake_state().launches[1].as<DecodeParams>().partials, fake_state().launches[0].as<DecodeParams>().partials);
-
-  // Small states of one slice are combined in the launch.
-  a.q = TensorView(scratch(), DType::kBFloat16, kGpu, {1, 8, 128});
-  a.out = TensorView(scratch_at(1 << 19), DType::kBFloat16, kGpu, {1, 8, 128});
-  EXPECT_EQ(plan(a).combine_kernel, nullptr);
-
-  DecodeScheduleQuery query{.call = {.target = "fakegpu", .group_size = 32}, .num_kv_heads = 2};
-  query.max_kv_len = 16000;
-  EXPECT_EQ(explain(query).combine, Combine::kSecondLaunch);
-  query.num_kv_heads = 3;  // whose tiles are more than an eighth of the grid
-  EXPECT_EQ(explain(query).combine, Combine::kInLaunch);
-  query.num_kv_heads = 2;
-  query.max_kv_len = 64;  // a chunk a tile
-  EXPECT_EQ(explain(query).combine, Combine::kNone);
-}
-
-// So are slices of columns, where there are fewer tiles yet, and each has many results.
-TEST_F(PlanDecode, SlicesOfColumnsOfFewTiles) {
-  fake_state().multiprocessors = 128;  // with two blocks each
-  DecodeScheduleQuery query{.call = {.target = "fakegpu", .head_dim_qk = 256, .head_dim_v = 256, .group_size = 4}};
-  query.num_kv_heads = 8;
-  query.max_kv_len = 32 * 1024;
-  DecodeSchedule s = explain(query);
-  EXPECT_EQ(s.kernel, "decode/bf16/kv=bf16/hd256/r16/fakegpu");
-  EXPECT_EQ(s.blocks, 256);
-  EXPECT_EQ(s.query_tiles, 8);  // of 32 blocks each
-  EXPECT_EQ(s.most_chunks, 32);
-  EXPECT_EQ(s.combine, Combine::kSecondLaunch);
-  EXPECT_NE(s.text.find("; combined in a second launch; "), std::string::npos) << s.text;
-  query.max_kv_len = 31 * 1024;
-  s = explain(query);
-  EXPECT_EQ(s.most_chunks, 31);
-  EXPECT_EQ(s.combine, Combine::kSecondLaunch);
-  query.max_kv_len = 32 * 1024;
-  query.batch = 2;  // of 16 blocks each
-  EXPECT_EQ(explain(query).combine, Combine::kInLaunch);
-  query.batch = 1;
-  query.call.head_dim_qk = query.call.head_dim_v = 128;  // one slice
-  EXPECT_EQ(explain(query).combine, Combine::kInLaunch);
-  query.call.q_dtype = DType::kFloat16;
-  query.call.k_format = query.call.v_format = KvFormat::kFp8E4M3;  // slices of rows and columns
-  EXPECT_EQ(explain(query).combine, Combine::kInLaunch);
-
-  // A thread of the second launch has four columns of a row of one slice.
-  DecodeInputs inputs(kGpu, 256);
-  std::int32_t length = 500;
-  inputs.args.q = TensorView(scratch(), DType::kBFloat16, kGpu, {1, 8, 256});
-  inputs.args.out = TensorView(scratch_at(1 << 19), DType::kBFloat16, kGpu, {1, 8, 256});
-  inputs.args.seqlens = ints(&length, {1});
-  inputs.args.block_table = ints(inputs.pages.data(), {1, 2048});
-  const DecodePlan p = plan(inputs.args);
-  EXPECT_STREQ(p.combine_kernel->key, "decode_combine/fakegpu");
-  EXPECT_EQ(p.params.combine.rows, 16);
-  EXPECT_EQ(p.params.combine.columns, 64);
-  EXPECT_EQ(p.params.combine.parts, 16 * 64 / 4 / 128);
-  EXPECT_EQ(p.combine_grid, 2 * 4 * 2);  // tiles, slices, parts
-}
-
 // Leaves of all tiles: the places on the line fit 32 bits.
 TEST_F(PlanDecode, LongestLine) {
   DecodeInputs inputs(kGpu);
@@ -463,74 +367,6 @@ TEST_F(PlanDecode, KernelsByQuery) {
   EXPECT_EQ(supports(query).reason, "a cache of bf16 goes with q of the same type, got float16");
   query = {.target = "gfx1"};
   EXPECT_NE(supports(query).reason.find("no target \"gfx1\""), std::string::npos);
-}
-
-// explain() says what the plan of such a call is.
-TEST_F(PlanDecode, Explained) {
-  DecodeScheduleQuery query{.call = {.target = "fakegpu", .group_size = 4}, .batch = 3, .num_kv_heads = 2};
-  query.max_kv_len = 160;
-  DecodeInputs inputs(kGpu);
-  DecodeSchedule s = explain(query);
-  EXPECT_EQ(s.kernel, which_kernel(query.call));
-  EXPECT_EQ(s.blocks, plan(inputs.args).grid);
-  EXPECT_EQ(s.query_tiles, 6);
-  EXPECT_EQ(s.most_chunks, 3);
-  EXPECT_EQ(s.shortest_chunk, 64);
-  EXPECT_EQ(s.longest_chunk, 64);
-  EXPECT_EQ(s.combine, Combine::kInLaunch);
-  EXPECT_EQ(s.workspace_bytes, decode_workspace_size(inputs.args));
-  EXPECT_EQ(s.text,
-            "decode/bf16/kv=bf16/hd128/r16/fakegpu: 18 blocks for 6 query tiles, each in at most 3 chunks of 64 keys; "
-            "combined in the launch; " +
-                std::to_string(s.workspace_bytes) + " bytes of workspace");
-  query.max_kv_len = 32000;
-  s = explain(query);
-  EXPECT_EQ(s.blocks, 20);
-  EXPECT_EQ(s.most_chunks, 64);
-  EXPECT_EQ(s.longest_chunk, 512);
-  EXPECT_NE(s.text.find("at most 64 chunks of 64 to 512 keys"), std::string::npos) << s.text;
-  query.num_splits = 4;
-  s = explain(query);
-  EXPECT_EQ(s.blocks, 24);
-  EXPECT_EQ(s.most_chunks, 4);
-  EXPECT_EQ(s.longest_chunk, 8000);
-  EXPECT_EQ(s.combine, Combine::kSecondLaunch);
-  query.num_splits = 1;
-  s = explain(query);
-  EXPECT_EQ(s.combine, Combine::kNone);
-  EXPECT_NE(s.text.find("6 blocks for 6 query tiles, each in one chunk; nothing to combine; "), std::string::npos)
-      << s.text;
-  query.num_splits = kInvariantSplits;
-  query.max_kv_len = 64;
-  EXPECT_EQ(explain(query).combine, Combine::kNone);
-  query.max_kv_len = 0;
-  EXPECT_EQ(explain(query).most_chunks, 1);
-  EXPECT_TRUE(fake_state().launches.empty());
-  EXPECT_EQ(fake_state().allocations, 0);
-}
-
-TEST_F(PlanDecode, ExplainedOnlyWhereItRuns) {
-  DecodeScheduleQuery query{.call = {.target = "fakegpu"}};
-  const auto refusal = [&] { return error_of<ValueError>([&] { (void)explain(query); }); };
-  query.batch = 0;
-  EXPECT_EQ(refusal(), "explain: batch must be from 1 to 16777216, got 0");
-  query.batch = 1 << 20;
-  query.num_kv_heads = 17;
-  EXPECT_EQ(refusal(), "explain: num_kv_heads must be from 1 to 16, got 17");
-  query.num_kv_heads = 2;
-  query.max_kv_len = -1;
-  EXPECT_EQ(refusal(), "explain: max_kv_len must be from 0 to 2147418112, got -1");
-  query.max_kv_len = 0;
-  query.num_splits = -2;
-  EXPECT_EQ(refusal(), "explain: num_splits must be from -1 to 2147483647, got -2");
-  query.num_splits = kInvariantSplits;
-  query.call.q_len = 17;
-  const auto reason = [&] { return error_of<NotSupportedError>([&] { (void)explain(query); }); };
-  EXPECT_EQ(reason(), "explain: q_len must be 1 to 16, got 17");
-  query.call = {.target = "fakecpu"};
-  EXPECT_EQ(reason(), "explain: no device of target fakecpu is here");
-  query.call.target = "cpu";
-  EXPECT_EQ(reason(), "");
 }
 
 // A pair of formats has kernels where the table has a row of it, and no others.
