@@ -89,13 +89,19 @@ TEST_F(CInterface, DecodesAndReportsErrors) {
   EXPECT_EQ(fp_flash_decode(nullptr, 0), fp_value_error);
 }
 
-TEST_F(CInterface, Queries) {
+// Asks about one token and one head of 128 in bf16.
+fp_query decode_query() {
   fp_query query;
   FP_INIT(&query);
   query.target = "fakegpu";
   query.dtype = fp_bfloat16;
   query.head_dim_qk = query.head_dim_v = 128;
   query.group_size = query.q_len = 1;
+  return query;
+}
+
+TEST_F(CInterface, Queries) {
+  fp_query query = decode_query();
   EXPECT_EQ(fp_supports(&query), fp_ok);
   char key[16];
   EXPECT_EQ(fp_which_kernel(&query, key, sizeof(key)), fp_ok);
@@ -117,12 +123,7 @@ TEST_F(CInterface, Queries) {
 }
 
 TEST_F(CInterface, Explains) {
-  fp_query query;
-  FP_INIT(&query);
-  query.target = "fakegpu";
-  query.dtype = fp_bfloat16;
-  query.head_dim_qk = query.head_dim_v = 128;
-  query.group_size = query.q_len = 1;
+  fp_query query = decode_query();
   query.batch = 4;
   query.num_kv_heads = 8;
   query.max_kv_len = 2048;
@@ -287,12 +288,7 @@ TEST_F(CInterface, QueriesOfEveryOperation) {
       {fp_op_append, "append_kv/fakegpu"},
       {fp_op_merge, "merge_states/fakegpu"},
       {fp_op_gated_delta_chunk, "gated_delta_chunk/bf16/k128/fakegpu"}};
-  fp_query query;
-  FP_INIT(&query);
-  query.target = "fakegpu";
-  query.dtype = fp_bfloat16;
-  query.head_dim_qk = query.head_dim_v = 128;
-  query.group_size = query.q_len = 1;
+  fp_query query = decode_query();
   char key[64];
   for (const auto& [operation, wanted] : keys) {
     query.operation = operation;

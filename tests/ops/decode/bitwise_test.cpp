@@ -38,6 +38,13 @@ std::vector<std::int64_t> lengths() {
   return {1023, 0, 64, 1, 1025, 63, 2048, 17000, 65, 5000};
 }
 
+// What each request of the pool gives in a call of its own.
+RequestPool::Bits each_alone(const RequestPool& pool) {
+  RequestPool::Bits alone;
+  for (std::size_t id = 0; id < pool.lens().size(); ++id) alone.push_back(pool.run({static_cast<std::int64_t>(id)})[0]);
+  return alone;
+}
+
 class Bitwise : public testing::TestWithParam<PoolShape> {
  protected:
   void TearDown() override { flashport::set_multiprocessor_limit(options().emulator ? 3 : 0); }
@@ -48,8 +55,7 @@ TEST_P(Bitwise, AloneInBatchesAndOnAnyNumberOfMultiprocessors) {
   FLASHPORT_REQUIRE_SUPPORT(shape.name, flashport::supports(shape.query(shape.q_len)));
   const RequestPool pool(shape, lengths(), 11);
   const auto count = static_cast<std::int64_t>(pool.lens().size());
-  RequestPool::Bits alone;
-  for (std::int64_t id = 0; id < count; ++id) alone.push_back(pool.run({id})[0]);
+  const RequestPool::Bits alone = each_alone(pool);
 
   Random random(12);
   for (int round = 0; round < 3; ++round) {
@@ -71,7 +77,7 @@ TEST_P(Bitwise, AloneInBatchesAndOnAnyNumberOfMultiprocessors) {
 std::vector<std::int64_t> lengths_at_boundaries(std::int64_t kv_heads) {
   const int target = flashport::chunk_target_shift(static_cast<int>(kv_heads));
   std::vector<std::int64_t> boundaries = {64, 4 * 64, 8 * 64};
-  for (int longer = 0; longer < (kv_heads > 1 ? 4 : 2); ++longer)
+  for (int longer = 0; longer < (kv_heads > 1 ? 4 : 3); ++longer)
     boundaries.push_back(std::int64_t{64} << (target + longer));
   std::vector<std::int64_t> lengths;
   for (const std::int64_t keys : boundaries) lengths.insert(lengths.end(), {keys - 1, keys, keys + 1});
@@ -95,8 +101,7 @@ TEST_P(FullBitwiseBoundaries, AloneAndInRaggedBatches) {
   FLASHPORT_REQUIRE_SUPPORT(shape.name, flashport::supports(shape.query(shape.q_len)));
   const RequestPool pool(shape, lengths_at_boundaries(shape.hkv), 17);
   const auto count = static_cast<std::int64_t>(pool.lens().size());
-  RequestPool::Bits alone;
-  for (std::int64_t id = 0; id < count; ++id) alone.push_back(pool.run({id})[0]);
+  const RequestPool::Bits alone = each_alone(pool);
   Random random(18);
   for (int limit : {1, 2, 3, 7, 16, 132, 528, 0}) {
     flashport::set_multiprocessor_limit(limit);
@@ -148,8 +153,7 @@ TEST_P(FullBitwiseBoundaries, CallsWithOtherLengths) {
 void check_under_random_schedules(const PoolShape& shape) {
   const RequestPool pool(shape, {17000, 1, 1024, 1025, 0, 16384, 16385, 4096, 70, 2000}, 15);
   const auto count = static_cast<std::int64_t>(pool.lens().size());
-  RequestPool::Bits alone;
-  for (std::int64_t id = 0; id < count; ++id) alone.push_back(pool.run({id})[0]);
+  const RequestPool::Bits alone = each_alone(pool);
   Random random(16);
   for (int round = 0; round < 100; ++round) {
     std::vector<std::int64_t> batch(1 + random.below(2 * count));
