@@ -180,6 +180,7 @@ class KvProducer {
     for (int team = 0; team < kTeams; ++team) mbarrier_arrive_on_copies(&ring_of(team).ready[place_.stage]);
     place_.next();
   }
+
   const Block& block_;
   const bool fits_cache_;
   Shared* teams_;

@@ -393,7 +393,7 @@ class DecodeTiles {
       }
     }
   }
-  // Of the rows 2 c and 2 c + 1 of a tile, among the keys of a wave of this turn.
+  // Maxima and sums of the rows 2 c and 2 c + 1 of a tile, among the keys of a wave of this turn.
   FLASHPORT_DEVICE float4& row_stats(int wave, int tile) const {
     return shared_.row_stats[buffer_][wave][(row_base_ + 8 * tile) / 2 + c_];
   }

@@ -1,7 +1,7 @@
-// From the states of leaves to the output of a query tile, in the fixed order of chunks.h. Every fold is merge_value()
-// in that order, so any cut of the line into blocks gives the same bits.
+// From the states of leaves to the output of a query tile, in the fixed order of chunks.h. Every combination is
+// merge_value() in that order, so any cut of the line into blocks gives the same bits.
 //
-// A block that has a whole tile folds it in registers and writes its output. Otherwise it publishes each group of
+// A block that has a whole tile combines it in registers and writes its output. Otherwise it publishes each group of
 // chunks that it holds whole as one partial result, and the other chunks one by one; then it adds the number of its
 // chunks to the tile's counter, which belongs to the block of the tile's first chunk. The block that completes the sum
 // combines the tile: which block published what follows from the line by division. No block waits for another. Counters

@@ -3,8 +3,8 @@
 //
 //   leaf   64 keys; a kernel's main loop takes one or two at a time
 //   chunk  1, 2, 4, ... leaves, in one running state; the longer the tile, the longer its chunks
-//   group  4 chunks, folded left to right
-//   tile   all its groups, folded left to right
+//   group  4 chunks, combined left to right
+//   tile   all its groups, combined left to right
 //
 // This order follows from the tile's own length, the number of kv heads and the kernel, whatever the schedule.
 //
