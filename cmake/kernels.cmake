@@ -5,20 +5,23 @@
 
 # The tables: cmake/<table>_instances.txt, of so many columns, whose last one lists targets; what a minimal build keeps
 # of its rows; and flashport_spell_<table> below.
-set(FLASHPORT_TABLES decode gated_delta gated_delta_chunk)
+set(FLASHPORT_TABLES decode gated_delta gated_delta_chunk attention)
 set(FLASHPORT_COLUMNS_decode 7)
 set(FLASHPORT_MINIMAL_decode "[|]bf16[|]bf16[|]128[|]128[|]")
 set(FLASHPORT_COLUMNS_gated_delta 6)
 set(FLASHPORT_MINIMAL_gated_delta ".")
 set(FLASHPORT_COLUMNS_gated_delta_chunk 4)
 set(FLASHPORT_MINIMAL_gated_delta_chunk ".")
+set(FLASHPORT_COLUMNS_attention 5)
+set(FLASHPORT_MINIMAL_attention "^(fp32|bf16[|]128[|]128)")
 set(FLASHPORT_INSTANCE_TABLE "${PROJECT_SOURCE_DIR}/cmake/decode_instances.txt")
 foreach(table IN LISTS FLASHPORT_TABLES)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cmake/${table}_instances.txt")
 endforeach()
 
 # Kernels that every target has besides those of the tables, as <room>/<kernel>.
-set(FLASHPORT_PLAIN_KERNELS merge/decode_stage2 merge/merge_states kv/append_kv core/read_bandwidth)
+set(FLASHPORT_PLAIN_KERNELS merge/decode_stage2 merge/merge_states kv/append_kv core/read_bandwidth
+    attention/dropout_mask)
 
 # The rows of a table that `target` has, each as its columns but the last, joined by "|".
 function(flashport_instances table target backend out)
@@ -125,6 +128,27 @@ function(flashport_spell_gated_delta_chunk target kernel math dk)
   set(key gated_delta_${kernel}/${math}/k${dk}/${target} PARENT_SCOPE)
   set(arguments "MathType::${math_${math}}, ${dk}" PARENT_SCOPE)
   set(group gated_delta_chunk_${math}_k${dk} PARENT_SCOPE)
+endfunction()
+
+function(flashport_spell_attention target math dk dv form)
+  set(math_fp32 kFp32)
+  set(math_fp16 kFp16)
+  set(math_bf16 kBf16)
+  set(form_plain kPlain)
+  set(form_any kAny)
+  if(NOT DEFINED math_${math} OR NOT DEFINED form_${form})
+    message(FATAL_ERROR "cmake/attention_instances.txt: unknown word among \"${math}\", \"${form}\"")
+  endif()
+  set(dims ${dk})
+  if(NOT dk EQUAL dv)
+    set(dims ${dk}x${dv})
+  endif()
+  set(room attention PARENT_SCOPE)
+  set(macro ATTENTION PARENT_SCOPE)
+  set(symbol flashport_${target}_attention_${math}_${dk}x${dv}_${form} PARENT_SCOPE)
+  set(key attention/${math}/hd${dims}/${form}/${target} PARENT_SCOPE)
+  set(arguments "MathType::${math_${math}}, ${dk}, ${dv}, ScoreForm::${form_${form}}" PARENT_SCOPE)
+  set(group attention_${math}_${dims}_${form} PARENT_SCOPE)
 endfunction()
 
 # Writes the sources of a target. Sets in the caller:

@@ -11,7 +11,7 @@
 
 namespace flashport {
 
-inline constexpr int kBackendAbiVersion = 7;
+inline constexpr int kBackendAbiVersion = 8;
 
 struct BackendDevice {
   char name[128];

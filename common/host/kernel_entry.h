@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "common/device/attention/config.h"
 #include "common/device/decode/config.h"
 #include "common/device/gated_delta/config.h"
 
@@ -19,6 +20,8 @@ enum class KernelTag : std::int32_t {
   kGatedDeltaUpdate,
   kGatedDeltaPrepare,
   kGatedDeltaChunk,
+  kAttention,
+  kDropoutMask,
   kProbe,  // of tests
 };
 inline constexpr int kKernelTags = static_cast<int>(KernelTag::kProbe) + 1;
@@ -35,6 +38,8 @@ inline constexpr int kKernelTags = static_cast<int>(KernelTag::kProbe) + 1;
     case KernelTag::kGatedDeltaUpdate: return "gated_delta_update";
     case KernelTag::kGatedDeltaPrepare: return "gated_delta_prepare";
     case KernelTag::kGatedDeltaChunk: return "gated_delta_chunk";
+    case KernelTag::kAttention: return "attention";
+    case KernelTag::kDropoutMask: return "dropout_mask";
     case KernelTag::kProbe: return "probe";
   }
   return "";
@@ -45,6 +50,7 @@ union KernelShape {
   DecodeShape decode;
   GatedDeltaConfig gated_delta_update;
   GatedDeltaChunkConfig gated_delta_chunk;  // the prepare kernel's and the chain's
+  AttentionConfig attention;
 };
 
 struct KernelEntry {

@@ -1,0 +1,31 @@
+// The compile-time description of one attention kernel: its shape (a row of cmake/attention_instances.txt) and how
+// <vendor>/tuning/attention/<target>.h cuts the work for that shape.
+#pragma once
+
+#include "common/device/core/types.h"
+
+namespace flashport {
+
+// What happens to a score between the product and the softmax. kPlain: scale and mask by position. kAny: softcap,
+// ALiBi, bias, dropout as well, each by a uniform run-time branch.
+enum class ScoreForm : std::int32_t { kPlain, kAny };
+
+struct AttentionShape {
+  MathType math;
+  int head_dim_qk, head_dim_v;  // extents of tiles: shorter heads are padded to them with zeros
+  ScoreForm form;
+};
+
+// A row's bits depend on `keys`, and on nothing else here.
+struct AttentionTuning {
+  int rows;    // queries of a work tile
+  int keys;    // of a key tile
+  int stages;  // key tiles in flight or in use
+};
+
+struct AttentionConfig {
+  AttentionShape shape;
+  AttentionTuning tuning;
+};
+
+}  // namespace flashport

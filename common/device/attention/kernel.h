@@ -1,0 +1,77 @@
+// Attention forward of a work tile: one softmax per query, continued over the key tiles in ascending order.
+//
+// With Q [rows, D], and for key tile j K [keys, D], V [keys, DV]:
+//   S(j) = Q K(j)^T                      [rows, keys], then scale, softcap, ALiBi, bias, mask
+//   m'   = max(m, rowmax S(j))           [rows]
+//   P(j) = exp2(S(j) - m')               [rows, keys], rounded to the math type
+//   l    = l exp2(m - m') + rowsum P(j)  [rows]
+//   O    = O exp2(m - m') + P(j) V(j)    [rows, DV]
+//   out  = O / l, lse = ln(2^m l)
+//
+// Two products are in flight at a time: P(j-1) V(j-1) runs while the softmax of S(j) is computed, and on targets whose
+// blocks have several groups of waves the groups take turns, so that one group's softmax runs under another's products.
+// Only the tiles at the ends of the keys that a work tile sees have masks; they are loops of their own.
+#pragma once
+
+#include "common/device/attention/scores.h"
+#include "common/device/attention/tile_scheduler.h"
+#include "common/device/core/constant.h"
+
+namespace flashport::FLASHPORT_TARGET::attention {
+
+// Per row: the maximum of the scores so far and the sum of the weights, of the lane's own keys until finish().
+template <class Tiles>
+struct RowState {
+  typename Tiles::Rows m, l;
+};
+
+template <class Tiles>
+FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkTile& work) {
+  constexpr ScoreForm kForm = Tiles::kForm;
+  const KeyTiles range = key_tiles<Tiles::kKeys>(p, work, Tiles::kBlockRows);
+  const float scale = exponent_scale<kForm>(p);
+  RowState<Tiles> state;
+  typename Tiles::Out out;
+  tiles.begin(work);
+  tiles.clear(state.m, state.l, out);
+  if (range.begin < range.end) {
+    typename Tiles::Scores scores;
+    typename Tiles::Rows factors;
+    // From the product to weights that wait to be rounded; `factors` are what O comes to the new maximum by.
+    const auto weigh = [&](auto masked, int tile) {
+      if constexpr (kForm == ScoreForm::kAny) modify_scores(tiles, p, work, tile, scores);
+      if constexpr (masked) hide_keys(tiles, p, work, tile, scores);
+      tiles.exponentiate(scores, scale, state, factors);
+      if constexpr (kForm == ScoreForm::kAny) {
+        if (p.dropout.rng_state != nullptr) drop_weights(tiles, p, work, tile, scores);
+      }
+    };
+    constexpr auto kMasked = Constant<true>(), kPlain = Constant<false>();
+
+    tiles.multiply_keys(scores, range.begin, kMasked);
+    tiles.settle_keys(scores);
+    weigh(kMasked, range.begin);
+    typename Tiles::Operand weights = tiles.to_operand(scores);
+
+    const auto step = [&](auto masked, int tile) {
+      tiles.take_turn();
+      tiles.multiply_keys(scores, tile, masked);
+      tiles.add_values(out, weights, tile - 1, masked);
+      tiles.give_turn();
+      tiles.settle_keys(scores);
+      weigh(masked, tile);
+      tiles.settle_values(out);
+      tiles.scale(out, factors);
+      weights = tiles.to_operand(scores);
+    };
+    int tile = range.begin + 1;
+    for (; tile < range.plain_begin; ++tile) step(kMasked, tile);
+    for (; tile < range.plain_end; ++tile) step(kPlain, tile);
+    for (; tile < range.end; ++tile) step(kMasked, tile);
+    tiles.add_values(out, weights, range.end - 1, kMasked);
+    tiles.settle_values(out);
+  }
+  tiles.store(p, work, state, scale, out);
+}
+
+}  // namespace flashport::FLASHPORT_TARGET::attention

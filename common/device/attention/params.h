@@ -1,0 +1,64 @@
+// The argument of the attention kernels. A plain struct; strides count elements.
+#pragma once
+
+#include "common/device/core/divisor.h"
+#include "common/device/core/types.h"
+
+namespace flashport {
+
+// A bias of every query and key. Broadcast axes have stride 0.
+struct BiasParams {
+  const void* data;  // null: none
+  DType dtype;
+  std::int64_t stride_seq, stride_head, stride_row, stride_key;
+};
+
+// Dropout by position (philox.h).
+struct DropoutParams {
+  const std::int64_t* rng_state;  // seed and offset, in device memory; null: no dropout
+  std::uint32_t drop_below;       // of 2^16: a weight is dropped where its 16 random bits are below
+  float keep_scale;               // 1 / (1 - p)
+};
+
+// Room for what only the vendor's side knows (KernelEntry::prepare): descriptors of q, k and v.
+struct alignas(64) TensorMap {
+  std::uint64_t words[16];
+};
+
+struct AttentionParams {
+  TensorMap q_map, k_map, v_map;
+  std::int32_t has_maps;  // the maps are valid, set with them
+
+  std::int32_t batch;
+  std::int32_t q_len, kv_len;  // rows that every sequence has; packed: that none has more of
+  std::int32_t num_q_heads, num_kv_heads, group_size;
+  std::int32_t head_dim_qk, head_dim_v;
+
+  // Packed tensors have all tokens on one axis, and stride_seq is 0.
+  StridedRows q, k, v, out;
+  std::int64_t total_q, total_k;       // tokens of all sequences that the tensors have room for
+  const std::int32_t* cu_seqlens_q;    // null: sequences are not packed
+  const std::int32_t* cu_seqlens_k;
+  const std::int32_t* seqused_q;       // null: all
+  const std::int32_t* seqused_k;
+  const std::int32_t* leftpad_k;       // null: 0
+  float* lse;                          // null: not wanted
+  std::int64_t lse_stride_seq, lse_stride_head, lse_stride_token;
+
+  // kPlain: logits in base 2 are q.k * score_scale, which is positive. kAny: cap_scale * tanh(q.k * score_scale) with a
+  // softcap.
+  float score_scale;                       // softmax_scale * log2e, or softmax_scale / softcap with softcap
+  float cap_scale;                         // softcap * log2e; 0: no softcap
+  std::int32_t window_left, window_right;  // -1: infinite; causal: window_right is 0
+  const float* alibi_slopes;
+  std::int64_t alibi_stride_seq;
+  const float* sinks;
+  BiasParams bias;
+  DropoutParams dropout;
+
+  // The order of work tiles (tile_scheduler.h).
+  std::int32_t section_heads;  // kv heads whose tiles come before those of others
+  std::uint32_t* counter;      // of tiles that blocks have taken, in the workspace; 0 before and after every call
+};
+
+}  // namespace flashport

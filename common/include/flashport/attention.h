@@ -1,0 +1,107 @@
+// Attention of many query tokens: prefill, encoders, and any call that is not the decoding of a few tokens.
+// All calls are asynchronous on `stream`, validate on the host before they read a size or a stride, and leave every
+// output untouched when they throw. An output shares no element with another argument. Symbols in shapes: B sequences,
+// Sq and Sk tokens of a sequence, Tq and Tk tokens of all packed sequences, Hq query heads, Hkv kv heads (Hq is a
+// multiple), D head_dim_qk, DV head_dim_v (16 to 512, multiples of 8).
+//
+// Causal and window masks are aligned bottom-right: query i of a sequence of q_len queries and kv_len keys stands at
+// position i + kv_len - q_len. A query that sees no key gets output 0 and lse -inf.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include <flashport/export.h>
+#include <flashport/types.h>
+
+namespace flashport {
+
+struct AttentionArgs {
+  TensorView q;  // (B, Sq, Hq, D), or packed (Tq, Hq, D) with cu_seqlens_q; fp16, bf16; fp32 on the CPU; last stride 1
+  TensorView k;  // (B, Sk, Hkv, D), or packed (Tk, Hkv, D) with cu_seqlens_k; q's type; a view of a packed projection
+  TensorView v;  // as k with DV                                                 will do
+
+  // Packed sequences: both or neither. Rows past the last offset belong to no sequence and are not touched.
+  std::optional<TensorView> cu_seqlens_q;  // (B + 1) int32: where each sequence begins, and the end of the last
+  std::optional<TensorView> cu_seqlens_k;  // (B + 1) int32
+  std::int64_t max_seqlen_q = 0;           // needed with cu_seqlens_q; no sequence is longer
+  std::int64_t max_seqlen_k = 0;           // needed with cu_seqlens_k
+
+  std::optional<TensorView> seqused_q;  // (B) int32: queries of a sequence in use; rows past them are not written
+  std::optional<TensorView> seqused_k;  // (B) int32: keys of a sequence in use, those before leftpad_k included
+  std::optional<TensorView> leftpad_k;  // (B) int32: first keys of a sequence that do not exist
+
+  std::optional<double> softmax_scale;     // default 1 / sqrt(D)
+  bool causal = false;                     // no key after a query's own position, whatever window_right is
+  std::int64_t window_left = -1;           // keys to the left of a query's own position; -1 is infinite
+  std::int64_t window_right = -1;          // and to the right
+  double softcap = 0.0;                    // s = cap * tanh(s / cap) after the scale, in fp32; 0 is off
+  std::optional<TensorView> alibi_slopes;  // fp32 (Hq) or (B, Hq): bias -slope * |query position - key position|
+  std::optional<TensorView> sinks;         // fp32 (Hq): a logit that joins the denominator only
+  std::optional<TensorView> bias;          // (B or 1, Hq or 1, Sq, Sk) fp32 or q's type, added to the logits; -inf
+                                           // hides a key; not with packed sequences, seqused or leftpad_k
+
+  double dropout_p = 0.0;               // probability, below 1, that a weight is dropped; the others grow by 1 / (1 - p)
+  std::optional<TensorView> rng_state;  // (2) int64 in the tensors' memory: seed and offset; needed with dropout_p
+
+  // (invariant) bits of a row do not depend on the batch or the device. Other counts are not there yet.
+  int num_splits = -1;
+
+  TensorView out;                       // as q with DV in place of D, of q's type
+  std::optional<TensorView> lse;        // fp32 natural log, (B, Hq, Sq) or packed (Hq, Tq)
+  std::optional<TensorView> workspace;  // uint8 (attention_workspace_size bytes), zero before its first use
+};
+
+// softmax(softmax_scale q k^T + bias) v.
+FLASHPORT_API void attention(const AttentionArgs& args, Stream stream = 0);
+
+// Bytes that a call with these arguments needs as workspace; depends on shapes and the device, never on lengths.
+// Nothing is allocated, read or written; `out` may be left out (rank 0, null data).
+[[nodiscard]] FLASHPORT_API std::int64_t attention_workspace_size(const AttentionArgs& args);
+
+// Which weights attention() drops with the same rng_state: 1 where a weight is kept, 0 where it is dropped. The mask is
+// a function of seed, offset, sequence, head, query and key alone, the same on every target.
+struct DropoutMaskArgs {
+  TensorView mask;       // (B, Hq, Sq, Sk) uint8
+  TensorView rng_state;  // (2) int64
+  double dropout_p = 0.0;
+};
+FLASHPORT_API void dropout_mask(const DropoutMaskArgs& args, Stream stream = 0);
+
+// Queries as in decode.h.
+struct AttentionQuery {
+  std::string target = "cpu";
+  DType dtype = DType::kBFloat16;
+  std::int64_t head_dim_qk = 128;
+  std::int64_t head_dim_v = 128;
+  bool causal = false;
+  bool modified_scores = false;  // with softcap, alibi_slopes, bias or dropout
+};
+[[nodiscard]] FLASHPORT_API Support supports(const AttentionQuery& query);
+[[nodiscard]] FLASHPORT_API std::string which_kernel(const AttentionQuery& query);  // "attention/bf16/hd128/sm90a"
+
+// explain() says how the first device of the target runs a call of attention, as far as shapes decide it. Throws
+// NotSupportedError where no kernel serves the call or no such device is there.
+struct AttentionScheduleQuery {
+  AttentionQuery call;
+  std::int64_t batch = 1;
+  std::int64_t num_q_heads = 1, num_kv_heads = 1;
+  std::int64_t q_len = 1, kv_len = 1;  // of every sequence
+};
+struct AttentionSchedule {
+  std::string kernel;             // as which_kernel() gives it
+  std::int64_t rows = 0;          // queries of a work tile
+  std::int64_t keys = 0;          // of a key tile
+  std::int64_t stages = 0;        // key tiles in flight or in use
+  std::int64_t threads = 0;       // of a block
+  std::int64_t blocks = 0;        // of the grid
+  std::int64_t work_tiles = 0;    // of all sequences and heads
+  std::int64_t shared_bytes = 0;  // of a block
+  std::int64_t pieces = 1;        // that the keys of a work tile are cut into
+  std::int64_t workspace_bytes = 0;
+  std::string text;  // all of this in a sentence
+};
+[[nodiscard]] FLASHPORT_API AttentionSchedule explain(const AttentionScheduleQuery& query);
+
+}  // namespace flashport
