@@ -6,6 +6,7 @@
 
 #define FLASHPORT_DECODE_TUNING_HEADER "cuda/tuning/decode/sm90a.h"
 #define FLASHPORT_GATED_DELTA_TUNING_HEADER "cuda/tuning/gated_delta/sm90a.h"
+#define FLASHPORT_ATTENTION_TUNING_HEADER "cuda/tuning/attention/sm90a.h"
 #define FLASHPORT_DECODE_TILES_HEADER "cuda/decode/wgmma_tiles.h"
 #define FLASHPORT_STATE_TILE_HEADER "cuda/gated_delta/state_tile.h"
 #define FLASHPORT_DELTA_TILES_HEADER "cuda/gated_delta/delta_tiles.h"

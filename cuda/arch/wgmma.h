@@ -27,45 +27,96 @@ FLASHPORT_DEVICE std::uint64_t panel_descriptor(const void* panel, int byte) {
   return kHigh | ((shared_address(panel) >> 4) + (kLow + static_cast<unsigned>(byte) / 16));
 }
 
-#define FLASHPORT_WGMMA_SUMS(type, operands, ...)                                                                      \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                                             \
-               " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,"  \
-               "%27,%28,%29,%30,%31}, " operands                                                                       \
-               : "+f"(sum[0][0]), "+f"(sum[0][1]), "+f"(sum[0][2]), "+f"(sum[0][3]), "+f"(sum[1][0]), "+f"(sum[1][1]), \
-                 "+f"(sum[1][2]), "+f"(sum[1][3]), "+f"(sum[2][0]), "+f"(sum[2][1]), "+f"(sum[2][2]), "+f"(sum[2][3]), \
-                 "+f"(sum[3][0]), "+f"(sum[3][1]), "+f"(sum[3][2]), "+f"(sum[3][3]), "+f"(sum[4][0]), "+f"(sum[4][1]), \
-                 "+f"(sum[4][2]), "+f"(sum[4][3]), "+f"(sum[5][0]), "+f"(sum[5][1]), "+f"(sum[5][2]), "+f"(sum[5][3]), \
-                 "+f"(sum[6][0]), "+f"(sum[6][1]), "+f"(sum[6][2]), "+f"(sum[6][3]), "+f"(sum[7][0]), "+f"(sum[7][1]), \
-                 "+f"(sum[7][2]), "+f"(sum[7][3])                                                                      \
-               : __VA_ARGS__)
+// The descriptor of panels that lie `panel_bytes` apart, for a transposed operand of more than 64 columns.
+FLASHPORT_DEVICE std::uint64_t panels_descriptor(const void* panel, int byte, int panel_bytes) {
+  const std::uint64_t high = std::uint64_t{1} << 62 | std::uint64_t{1024 / 16} << 32;
+  return high | ((shared_address(panel) >> 4) + static_cast<unsigned>(byte) / 16 +
+                 (static_cast<unsigned>(panel_bytes) / 16 << 16));
+}
 
-// sum [16 rows of the warp, 64] (+)= a [16 rows, 16] b [16, 64], in flight until wgmma_wait(). `a` is in registers, or
-// in a panel whose rows are its rows. kTransposed: the rows of b's panel are the index of the sum.
-template <MathType kMath, bool kAdds, bool kTransposed>
-FLASHPORT_DEVICE void wgmma(float (&sum)[8][4], const unsigned (&a)[4], std::uint64_t b) {
-#define FLASHPORT_WGMMA(type)                                                                                       \
-  FLASHPORT_WGMMA_SUMS(type, "{%32,%33,%34,%35}, %36, %37, 1, 1, %38;", "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), \
-                       "l"(b), "n"(kAdds ? 1 : 0), "n"(kTransposed ? 1 : 0))
-  if constexpr (kMath == MathType::kBf16) {
-    FLASHPORT_WGMMA("bf16");
-  } else {
-    FLASHPORT_WGMMA("f16");
+// The registers of 16 columns of a sum: their places in an instruction's text, and its operands.
+#define FLASHPORT_AT_0 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define FLASHPORT_AT_1 "%8,%9,%10,%11,%12,%13,%14,%15"
+#define FLASHPORT_AT_2 "%16,%17,%18,%19,%20,%21,%22,%23"
+#define FLASHPORT_AT_3 "%24,%25,%26,%27,%28,%29,%30,%31"
+#define FLASHPORT_AT_4 "%32,%33,%34,%35,%36,%37,%38,%39"
+#define FLASHPORT_AT_5 "%40,%41,%42,%43,%44,%45,%46,%47"
+#define FLASHPORT_AT_6 "%48,%49,%50,%51,%52,%53,%54,%55"
+#define FLASHPORT_AT_7 "%56,%57,%58,%59,%60,%61,%62,%63"
+#define FLASHPORT_AT_8 "%64,%65,%66,%67,%68,%69,%70,%71"
+#define FLASHPORT_AT_9 "%72,%73,%74,%75,%76,%77,%78,%79"
+#define FLASHPORT_AT_10 "%80,%81,%82,%83,%84,%85,%86,%87"
+#define FLASHPORT_AT_11 "%88,%89,%90,%91,%92,%93,%94,%95"
+#define FLASHPORT_AT_12 "%96,%97,%98,%99,%100,%101,%102,%103"
+#define FLASHPORT_AT_13 "%104,%105,%106,%107,%108,%109,%110,%111"
+#define FLASHPORT_AT_14 "%112,%113,%114,%115,%116,%117,%118,%119"
+#define FLASHPORT_AT_15 "%120,%121,%122,%123,%124,%125,%126,%127"
+#define FLASHPORT_SUMS(i)                                                                                          \
+  "+f"(sum[2 * i][0]), "+f"(sum[2 * i][1]), "+f"(sum[2 * i][2]), "+f"(sum[2 * i][3]), "+f"(sum[2 * i + 1][0]), \
+      "+f"(sum[2 * i + 1][1]), "+f"(sum[2 * i + 1][2]), "+f"(sum[2 * i + 1][3])
+#define FLASHPORT_AT_64 FLASHPORT_AT_0 "," FLASHPORT_AT_1 "," FLASHPORT_AT_2 "," FLASHPORT_AT_3
+#define FLASHPORT_SUMS_64 FLASHPORT_SUMS(0), FLASHPORT_SUMS(1), FLASHPORT_SUMS(2), FLASHPORT_SUMS(3)
+#define FLASHPORT_AT_80 FLASHPORT_AT_64 "," FLASHPORT_AT_4
+#define FLASHPORT_SUMS_80 FLASHPORT_SUMS_64, FLASHPORT_SUMS(4)
+#define FLASHPORT_AT_96 FLASHPORT_AT_80 "," FLASHPORT_AT_5
+#define FLASHPORT_SUMS_96 FLASHPORT_SUMS_80, FLASHPORT_SUMS(5)
+#define FLASHPORT_AT_128 FLASHPORT_AT_96 "," FLASHPORT_AT_6 "," FLASHPORT_AT_7
+#define FLASHPORT_SUMS_128 FLASHPORT_SUMS_96, FLASHPORT_SUMS(6), FLASHPORT_SUMS(7)
+#define FLASHPORT_AT_160 FLASHPORT_AT_128 "," FLASHPORT_AT_8 "," FLASHPORT_AT_9
+#define FLASHPORT_SUMS_160 FLASHPORT_SUMS_128, FLASHPORT_SUMS(8), FLASHPORT_SUMS(9)
+#define FLASHPORT_AT_176 FLASHPORT_AT_160 "," FLASHPORT_AT_10
+#define FLASHPORT_SUMS_176 FLASHPORT_SUMS_160, FLASHPORT_SUMS(10)
+#define FLASHPORT_AT_192 FLASHPORT_AT_176 "," FLASHPORT_AT_11
+#define FLASHPORT_SUMS_192 FLASHPORT_SUMS_176, FLASHPORT_SUMS(11)
+#define FLASHPORT_AT_256                                                              \
+  FLASHPORT_AT_192 "," FLASHPORT_AT_12 "," FLASHPORT_AT_13 "," FLASHPORT_AT_14 "," FLASHPORT_AT_15
+#define FLASHPORT_SUMS_256 \
+  FLASHPORT_SUMS_192, FLASHPORT_SUMS(12), FLASHPORT_SUMS(13), FLASHPORT_SUMS(14), FLASHPORT_SUMS(15)
+
+// The wgmma of N columns: the instruction for each of both types and places of the left operand. %a to %g are the
+// places that follow those of the sums.
+#define FLASHPORT_WGMMA_TEXT(type, columns, left) \
+  "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type " {" FLASHPORT_AT_##columns "}, " left
+#define FLASHPORT_WGMMA_OF(columns, a, b, c, d, e, f, g)                                                              \
+  template <MathType kMath, bool kAdds, bool kTransposed>                                                             \
+  FLASHPORT_DEVICE void wgmma(float (&sum)[columns / 8][4], const unsigned(&left)[4], std::uint64_t right) {          \
+    if constexpr (kMath == MathType::kBf16) {                                                                         \
+      asm volatile(FLASHPORT_WGMMA_TEXT("bf16", columns, "{" a "," b "," c "," d "}, " e ", " f ", 1, 1, " g ";")     \
+                   : FLASHPORT_SUMS_##columns                                                                         \
+                   : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "n"(kAdds ? 1 : 0),          \
+                     "n"(kTransposed ? 1 : 0));                                                                       \
+    } else {                                                                                                          \
+      asm volatile(FLASHPORT_WGMMA_TEXT("f16", columns, "{" a "," b "," c "," d "}, " e ", " f ", 1, 1, " g ";")      \
+                   : FLASHPORT_SUMS_##columns                                                                         \
+                   : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "n"(kAdds ? 1 : 0),          \
+                     "n"(kTransposed ? 1 : 0));                                                                       \
+    }                                                                                                                 \
+  }                                                                                                                   \
+  template <MathType kMath, bool kAdds, bool kTransposed>                                                             \
+  FLASHPORT_DEVICE void wgmma(float (&sum)[columns / 8][4], std::uint64_t left, std::uint64_t right) {                \
+    if constexpr (kMath == MathType::kBf16) {                                                                         \
+      asm volatile(FLASHPORT_WGMMA_TEXT("bf16", columns, a ", " b ", " c ", 1, 1, 0, " d ";")                         \
+                   : FLASHPORT_SUMS_##columns                                                                         \
+                   : "l"(left), "l"(right), "n"(kAdds ? 1 : 0), "n"(kTransposed ? 1 : 0));                            \
+    } else {                                                                                                          \
+      asm volatile(FLASHPORT_WGMMA_TEXT("f16", columns, a ", " b ", " c ", 1, 1, 0, " d ";")                          \
+                   : FLASHPORT_SUMS_##columns                                                                         \
+                   : "l"(left), "l"(right), "n"(kAdds ? 1 : 0), "n"(kTransposed ? 1 : 0));                            \
+    }                                                                                                                 \
   }
-#undef FLASHPORT_WGMMA
-}
-template <MathType kMath, bool kAdds, bool kTransposed>
-FLASHPORT_DEVICE void wgmma(float (&sum)[8][4], std::uint64_t a, std::uint64_t b) {
-#define FLASHPORT_WGMMA(type)                                                                    \
-  FLASHPORT_WGMMA_SUMS(type, "%32, %33, %34, 1, 1, 0, %35;", "l"(a), "l"(b), "n"(kAdds ? 1 : 0), \
-                       "n"(kTransposed ? 1 : 0))
-  if constexpr (kMath == MathType::kBf16) {
-    FLASHPORT_WGMMA("bf16");
-  } else {
-    FLASHPORT_WGMMA("f16");
-  }
-#undef FLASHPORT_WGMMA
-}
-#undef FLASHPORT_WGMMA_SUMS
+
+// sum [16 rows of the warp, N] (+)= left [16 rows, 16] right [16, N], in flight until wgmma_wait(). `left` is in
+// registers, or in a panel whose rows are its rows. kTransposed: the rows of the right panel are the index of the sum.
+FLASHPORT_WGMMA_OF(64, "%32", "%33", "%34", "%35", "%36", "%37", "%38")
+FLASHPORT_WGMMA_OF(80, "%40", "%41", "%42", "%43", "%44", "%45", "%46")
+FLASHPORT_WGMMA_OF(96, "%48", "%49", "%50", "%51", "%52", "%53", "%54")
+FLASHPORT_WGMMA_OF(128, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
+FLASHPORT_WGMMA_OF(160, "%80", "%81", "%82", "%83", "%84", "%85", "%86")
+FLASHPORT_WGMMA_OF(176, "%88", "%89", "%90", "%91", "%92", "%93", "%94")
+FLASHPORT_WGMMA_OF(192, "%96", "%97", "%98", "%99", "%100", "%101", "%102")
+FLASHPORT_WGMMA_OF(256, "%128", "%129", "%130", "%131", "%132", "%133", "%134")
+#undef FLASHPORT_WGMMA_OF
+#undef FLASHPORT_WGMMA_TEXT
 
 // Precedes the first wgmma of a product: registers that it reads or adds to have been written.
 FLASHPORT_DEVICE void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -77,7 +128,8 @@ FLASHPORT_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLater) : "memory");
 }
 // Keeps the compiler from reading the sums before this point, and from writing them after it.
-FLASHPORT_DEVICE void pin(float (&sum)[8][4]) {
+template <int kTiles>
+FLASHPORT_DEVICE void pin(float (&sum)[kTiles][4]) {
 #pragma unroll
   for (auto& four : sum) {
     asm volatile("" : "+f"(four[0]), "+f"(four[1]), "+f"(four[2]), "+f"(four[3])::"memory");

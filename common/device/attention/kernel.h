@@ -32,9 +32,9 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
   const float scale = exponent_scale<kForm>(p);
   RowState<Tiles> state;
   typename Tiles::Out out;
-  tiles.begin(work);
   tiles.clear(state.m, state.l, out);
   if (range.begin < range.end) {
+    tiles.begin(work);
     typename Tiles::Scores scores;
     typename Tiles::Rows factors;
     // From the product to weights that wait to be rounded; `factors` are what O comes to the new maximum by.
@@ -46,11 +46,16 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
         if (p.dropout.rng_state != nullptr) drop_weights(tiles, p, work, tile, scores);
       }
     };
-    constexpr auto kMasked = Constant<true>(), kPlain = Constant<false>();
+    constexpr Constant<true> kMasked;
+    constexpr Constant<false> kPlain;
 
     tiles.multiply_keys(scores, range.begin, kMasked);
-    tiles.settle_keys(scores);
-    weigh(kMasked, range.begin);
+    tiles.template settle_keys<0>(scores);
+    if (range.begin >= range.plain_begin && range.begin < range.plain_end) {
+      weigh(kPlain, range.begin);
+    } else {
+      weigh(kMasked, range.begin);
+    }
     typename Tiles::Operand weights = tiles.to_operand(scores);
 
     const auto step = [&](auto masked, int tile) {
@@ -58,7 +63,7 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
       tiles.multiply_keys(scores, tile, masked);
       tiles.add_values(out, weights, tile - 1, masked);
       tiles.give_turn();
-      tiles.settle_keys(scores);
+      tiles.template settle_keys<1>(scores);
       weigh(masked, tile);
       tiles.settle_values(out);
       tiles.scale(out, factors);
@@ -68,6 +73,7 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
     for (; tile < range.plain_begin; ++tile) step(kMasked, tile);
     for (; tile < range.plain_end; ++tile) step(kPlain, tile);
     for (; tile < range.end; ++tile) step(kMasked, tile);
+    tiles.release_queries();
     tiles.add_values(out, weights, range.end - 1, kMasked);
     tiles.settle_values(out);
   }

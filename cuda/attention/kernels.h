@@ -1,0 +1,68 @@
+// Makes the attention kernels of a CUDA target: the __global__ function `symbol` and its KernelEntry `<symbol>_entry`.
+#pragma once
+
+#include "common/device/attention/dropout_mask_kernel.h"
+#include "cuda/arch/define_kernel.h"
+#include "cuda/attention/producer.h"
+#include "cuda/attention/tiles.h"
+#include "cuda/runtime/tensor_maps.h"
+#include FLASHPORT_ATTENTION_TUNING_HEADER
+
+namespace flashport::FLASHPORT_TARGET::attention {
+
+constexpr AttentionConfig attention_config(MathType math, int head_dim_qk, int head_dim_v, ScoreForm form) {
+  const AttentionShape shape{math, head_dim_qk, head_dim_v, form};
+  return {shape, attention_tuning(shape)};
+}
+
+template <AttentionConfig kCfg>
+FLASHPORT_DEVICE void attention_block(const AttentionParams& p, AttentionMemory<kCfg>& memory) {
+  constexpr int kGroups = kCfg.tuning.rows / 64;
+  constexpr WarpgroupRegisters kRegisters = attention_registers(kGroups);
+  if (threadIdx.x == 0) {
+    memory.init();
+    prefetch_map(&p.q_map);
+    prefetch_map(&p.k_map);
+    prefetch_map(&p.v_map);
+  }
+  __syncthreads();
+  begin_kernel();
+  const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
+  if (group == kGroups) {
+    decrease_registers<kRegisters.producer>();
+    const Block block(&memory.flag, kGroups * kWarpgroup, kWarpgroup, 0);
+    if (block.wave() == 0) Producer<kCfg>(p, block, memory).run();
+  } else {
+    increase_registers<kRegisters.consumer>();
+    AttentionTiles<kCfg> tiles(group, memory);
+    WorkTile work;
+    while (tiles.receive(work)) attend(p, tiles, work);
+  }
+}
+
+}  // namespace flashport::FLASHPORT_TARGET::attention
+
+// math, head_dim_qk, head_dim_v, form
+#define FLASHPORT_DEFINE_ATTENTION(symbol, name, ...)                                                            \
+  namespace flashport::FLASHPORT_TARGET::attention {                                                             \
+  constexpr AttentionConfig symbol##_config = attention_config(__VA_ARGS__);                                     \
+  extern "C" __global__ void __launch_bounds__(block_threads(symbol##_config), 1)                                \
+      symbol(const __grid_constant__ AttentionParams params) {                                                   \
+    extern __shared__ __align__(1024) unsigned char memory[];                                                    \
+    attention_block<symbol##_config>(params, *reinterpret_cast<AttentionMemory<symbol##_config>*>(memory));      \
+  }                                                                                                              \
+  FLASHPORT_DEFINE_ENTRY(symbol, name, KernelTag::kAttention, block_threads(symbol##_config),                    \
+                         static_cast<int>(sizeof(AttentionMemory<symbol##_config>)),                             \
+                         .shape = {.attention = symbol##_config},                                                \
+                         .prepare = cuda_runtime::encode_attention_maps<symbol##_config.tuning.rows,             \
+                                                                        symbol##_config.tuning.keys>)            \
+  }
+
+#define FLASHPORT_DEFINE_DROPOUT_MASK(symbol, name)                                                       \
+  namespace flashport::FLASHPORT_TARGET::attention {                                                      \
+  extern "C" __global__ void __launch_bounds__(128) symbol(const __grid_constant__ DropoutMaskParams p) { \
+    begin_kernel();                                                                                       \
+    write_dropout_mask(p, Block(nullptr));                                                                \
+  }                                                                                                       \
+  FLASHPORT_DEFINE_ENTRY(symbol, name, KernelTag::kDropoutMask, 128, 0)                                   \
+  }

@@ -1,0 +1,62 @@
+// Shared memory of the attention kernel, and the barriers between its producer and its consumers.
+//
+// Queries, keys and values lie in panels of 64 columns (wgmma.h). A stage of keys or values is filled by the producer,
+// and `full` completes when it has landed; `empty` completes when all consumer warps have read it. Work tiles go the
+// same way: the producer takes them and tells the consumers.
+#pragma once
+
+#include "common/device/attention/work.h"
+#include "cuda/arch/tma.h"
+#include "cuda/arch/wgmma.h"
+
+namespace flashport::FLASHPORT_TARGET::attention {
+
+inline constexpr int kWarpgroup = 128;
+inline constexpr int kWorkStages = 2;
+
+constexpr int panels_of(int columns) { return (columns + kPanelColumns - 1) / kPanelColumns; }
+constexpr int consumer_threads(const AttentionConfig& config) { return config.tuning.rows / 64 * kWarpgroup; }
+constexpr int block_threads(const AttentionConfig& config) { return kWarpgroup + consumer_threads(config); }
+
+template <int kCount, int kRows>
+struct alignas(1024) RowPanels {
+  static constexpr int kPanelSize = kRows * 128;
+  static constexpr int kBytes = kCount * kPanelSize;
+  unsigned char x[kCount][kPanelSize];
+};
+
+struct Barriers {
+  std::uint64_t full, empty;
+  FLASHPORT_DEVICE void init(int senders, int receivers) {
+    mbarrier_init(&full, senders);
+    mbarrier_init(&empty, receivers);
+  }
+};
+
+// A work tile of a consumer; seq -1: there are no more.
+template <AttentionConfig kCfg>
+struct AttentionMemory {
+  static constexpr AttentionTuning kTuning = kCfg.tuning;
+  using Queries = RowPanels<panels_of(kCfg.shape.head_dim_qk), kTuning.rows>;
+  using Keys = RowPanels<panels_of(kCfg.shape.head_dim_qk), kTuning.keys>;
+  using Values = RowPanels<panels_of(kCfg.shape.head_dim_v), kTuning.keys>;
+
+  Queries queries;
+  Keys keys[kTuning.stages];
+  Values values[kTuning.stages];
+  WorkTile work[kWorkStages];
+  Barriers work_barriers[kWorkStages], query_barriers, key_barriers[kTuning.stages], value_barriers[kTuning.stages];
+  unsigned flag;
+
+  // One thread; a barrier of the block follows.
+  FLASHPORT_DEVICE void init() {
+    constexpr int kConsumers = consumer_threads(kCfg) / kWaveSize;
+    query_barriers.init(kWaveSize, kConsumers);
+    for (auto& barriers : work_barriers) barriers.init(1, kConsumers);
+    for (auto& barriers : key_barriers) barriers.init(kWaveSize, kConsumers);
+    for (auto& barriers : value_barriers) barriers.init(kWaveSize, kConsumers);
+    fence_barrier_init();
+  }
+};
+
+}  // namespace flashport::FLASHPORT_TARGET::attention

@@ -1,0 +1,286 @@
+// The tile verbs of attention on wgmma, for a warpgroup that has 64 queries of the block's work tile: S = Q K^T and
+// O += P V, keys and values where the producer has left them. P stays in registers: what the scores are summed in is
+// what the second product reads.
+//
+// Registers of a sum [64, N], lane 4 g + c of warp w: register i of tile j is row 16 w + g + 8 (i / 2), column
+// 8 j + 2 c + i % 2. Per-row values (Rows) have a slot for each of the two rows, and are the same in the four lanes
+// that have them, but for the sums of weights, which are each lane's own until store().
+#pragma once
+
+#include "common/device/attention/kernel.h"
+#include "cuda/attention/memory.h"
+
+namespace flashport::FLASHPORT_TARGET::attention {
+
+inline constexpr int kTurnBarrier = 1;  // of the first warpgroup; those of the others follow
+
+template <AttentionConfig kCfg>
+class AttentionTiles {
+  static constexpr AttentionShape kShape = kCfg.shape;
+  static constexpr MathType kMath = kShape.math;
+  using Memory = AttentionMemory<kCfg>;
+  static constexpr int kGroups = kCfg.tuning.rows / 64;
+
+ public:
+  static constexpr ScoreForm kForm = kShape.form;
+  static constexpr int kKeys = kCfg.tuning.keys;
+  static constexpr int kBlockRows = kCfg.tuning.rows;
+  static constexpr int kRowSlots = 2;
+
+  struct Rows {
+    float v[kRowSlots];
+    FLASHPORT_DEVICE float& operator[](int slot) { return v[slot]; }
+    FLASHPORT_DEVICE float operator[](int slot) const { return v[slot]; }
+  };
+  struct Scores {
+    float c[kKeys / 8][4];
+  };
+  struct Out {
+    float c[kShape.head_dim_v / 8][4];
+  };
+  struct Operand {
+    unsigned a[kKeys / 16][4];
+  };
+
+  FLASHPORT_DEVICE AttentionTiles(int group, Memory& memory)
+      : memory_(memory), group_(group), lane_(static_cast<int>(threadIdx.x) % kWaveSize) {
+    row_ = group * 64 + static_cast<int>(threadIdx.x) % kWarpgroup / kWaveSize * 16 + lane_ / 4;
+    if (kGroups > 1 && group == kGroups - 1) give_turn();  // the first warpgroup's is the first turn
+  }
+
+  FLASHPORT_DEVICE static constexpr int row_slots() { return kRowSlots; }
+  // The query of the sequence.
+  FLASHPORT_DEVICE int row_of(int slot) const { return first_row_ + row_ + 8 * slot; }
+  FLASHPORT_DEVICE int first_key() const { return 2 * (lane_ % 4); }
+
+  // The next work tile that the producer sends; false: there are no more.
+  FLASHPORT_DEVICE bool receive(WorkTile& work) {
+    Barriers& barriers = memory_.work_barriers[work_.stage];
+    mbarrier_wait(&barriers.full, work_.phase);
+    work = memory_.work[work_.stage];
+    mbarrier_arrive_wave(&barriers.empty);
+    work_.next();
+    first_row_ = work.first_row;
+    return work.seq >= 0;
+  }
+
+  FLASHPORT_DEVICE void begin(const WorkTile&) {
+    mbarrier_wait(&memory_.query_barriers.full, query_phase_);
+    query_phase_ ^= 1;
+  }
+  FLASHPORT_DEVICE static void clear(Rows& m, Rows& l, Out& out) {
+#pragma unroll
+    for (int slot = 0; slot < kRowSlots; ++slot) {
+      m[slot] = -kInfinity;
+      l[slot] = 0.0f;
+    }
+    for_each_register(out.c, [](float& x, int, int) { x = 0.0f; });
+  }
+
+  // Warpgroups take turns to begin products, so that one's softmax runs under the others' products.
+  FLASHPORT_DEVICE void take_turn() const {
+    if constexpr (kGroups > 1) barrier_await(kTurnBarrier + group_, 2 * kWarpgroup);
+  }
+  FLASHPORT_DEVICE void give_turn() const {
+    if constexpr (kGroups > 1) {
+      barrier_signal(kTurnBarrier + (group_ == kGroups - 1 ? 0 : group_ + 1), 2 * kWarpgroup);
+    }
+  }
+
+  // S = Q K^T, in flight until settle_keys().
+  template <class Masked>
+  FLASHPORT_DEVICE void multiply_keys(Scores& scores, int, Masked) {
+    mbarrier_wait(&memory_.key_barriers[key_.stage].full, key_.phase);
+    const auto& keys = memory_.keys[key_.stage];
+    const unsigned char* rows = memory_.queries.x[0] + group_ * 64 * 128;
+    wgmma_begin();
+    wgmma<kMath, false, false>(scores.c, panel_descriptor(rows, 0), panel_descriptor(keys.x[0], 0));
+#pragma unroll
+    for (int step = 1; step < kShape.head_dim_qk / 16; ++step) {
+      const int byte = step % 4 * 32, panel = step / 4;
+      wgmma<kMath, true, false>(scores.c, panel_descriptor(rows, panel * Memory::Queries::kPanelSize + byte),
+                                panel_descriptor(keys.x[0], panel * Memory::Keys::kPanelSize + byte));
+    }
+    wgmma_commit();
+  }
+  // kLater products were begun after it.
+  template <int kLater>
+  FLASHPORT_DEVICE void settle_keys(Scores& scores) {
+    wgmma_wait<kLater>();
+    pin(scores.c);
+    mbarrier_arrive_wave(&memory_.key_barriers[key_.stage].empty);
+    key_.next();
+  }
+
+  // O += P V, in flight until settle_values().
+  template <class Masked>
+  FLASHPORT_DEVICE void add_values(Out& out, const Operand& weights, int, Masked) {
+    mbarrier_wait(&memory_.value_barriers[value_.stage].full, value_.phase);
+    const auto& values = memory_.values[value_.stage];
+    pin(out.c);
+    wgmma_begin();
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step) {
+      wgmma<kMath, true, true>(out.c, weights.a[step],
+                               panels_descriptor(values.x[0], step * 16 * 128, Memory::Values::kPanelSize));
+    }
+    wgmma_commit();
+  }
+  FLASHPORT_DEVICE void settle_values(Out& out) {
+    wgmma_wait<0>();
+    pin(out.c);
+    mbarrier_arrive_wave(&memory_.value_barriers[value_.stage].empty);
+    value_.next();
+  }
+
+  // The queries are read no more.
+  FLASHPORT_DEVICE void release_queries() const { mbarrier_arrive_wave(&memory_.query_barriers.empty); }
+
+  // f(value, slot, offset of the key from first_key())
+  template <class F>
+  FLASHPORT_DEVICE void for_each(Scores& scores, F&& f) const {
+    for_each_register(scores.c, [&](float& x, int tile, int i) { f(x, i / 2, 8 * tile + i % 2); });
+  }
+  // f(eight weights that share random bits, slot, offset of the first)
+  template <class F>
+  FLASHPORT_DEVICE void for_each_eight(Scores& scores, F&& f) const {
+#pragma unroll
+    for (int first = 0; first < kKeys / 8; first += 4) {
+#pragma unroll
+      for (int slot = 0; slot < kRowSlots; ++slot) {
+        f([&](int i) -> float& { return scores.c[first + i / 2][2 * slot + i % 2]; }, slot, 8 * first);
+      }
+    }
+  }
+
+  // P = exp2((S - m) scale), where m is the largest score of a row so far; `factors` bring O to that m.
+  FLASHPORT_DEVICE void exponentiate(Scores& scores, float scale, RowState<AttentionTiles>& state,
+                                     Rows& factors) const {
+    Rows reference, sum;
+#pragma unroll
+    for (int slot = 0; slot < kRowSlots; ++slot) {
+      float most = maximum(scores.c[0][2 * slot], scores.c[0][2 * slot + 1]);
+#pragma unroll
+      for (int tile = 1; tile < kKeys / 8; ++tile) {
+        most = maximum(most, maximum(scores.c[tile][2 * slot], scores.c[tile][2 * slot + 1]));
+      }
+      most = maximum(most, __shfl_xor_sync(~0u, most, 1));
+      most = maximum(most, __shfl_xor_sync(~0u, most, 2));
+      most = maximum(most, state.m[slot]);
+      reference[slot] = most == -kInfinity ? 0.0f : most * scale;
+      factors[slot] = exp2_approx(fma_rn(state.m[slot], scale, -reference[slot]));
+      state.m[slot] = most;
+      sum[slot] = 0.0f;
+    }
+    for_each_register(scores.c, [&](float& x, int, int i) {
+      x = exp2_approx(fma_rn(x, scale, -reference[i / 2]));
+      sum[i / 2] += x;
+    });
+#pragma unroll
+    for (int slot = 0; slot < kRowSlots; ++slot) state.l[slot] = fma_rn(state.l[slot], factors[slot], sum[slot]);
+  }
+  FLASHPORT_DEVICE static Operand to_operand(const Scores& weights) {
+    Operand operand;
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* two = &weights.c[2 * step + i / 2][i % 2 * 2];
+        operand.a[step][i] = pack<kMath>(two[0], two[1]);
+      }
+    }
+    return operand;
+  }
+  FLASHPORT_DEVICE static void scale(Out& out, const Rows& factors) {
+    for_each_register(out.c, [&](float& x, int, int i) { x *= factors[i / 2]; });
+  }
+
+  // out = O / l and lse.
+  FLASHPORT_DEVICE void store(const AttentionParams& p, const WorkTile& work, RowState<AttentionTiles>& state,
+                              float scale, Out& out) const {
+#pragma unroll
+    for (int slot = 0; slot < kRowSlots; ++slot) {
+      float l = state.l[slot];
+      l += __shfl_xor_sync(~0u, l, 1);
+      l += __shfl_xor_sync(~0u, l, 2);
+      const int row = row_of(slot);
+      const float m = state.m[slot] == -kInfinity ? -kInfinity : state.m[slot] * scale;
+      const float factor = finish_row(p, work, row, m, l, lane_ % 4 == 0);
+      auto* to = static_cast<std::uint16_t*>(p.out.data) + output_offset(p, work, row);
+      const bool live = row < work.q_len;
+      if (p.out.stride_dim == 1 && __all_sync(~0u, reinterpret_cast<std::uintptr_t>(to) % 16 == 0)) {
+        store_eights(out, slot, factor, to, live, p.head_dim_v);
+      } else if (live) {
+        store_elements(out, slot, factor, to, p.out.stride_dim, p.head_dim_v);
+      }
+    }
+  }
+
+ private:
+  // A row that sees no key is 0 even if its sums are NaN.
+  FLASHPORT_DEVICE static unsigned rounded(const Out& out, int tile, int slot, float factor) {
+    const float* x = &out.c[tile][2 * slot];
+    return factor == 0.0f ? 0u : pack<kMath>(x[0] * factor, x[1] * factor);
+  }
+  // The four lanes of a row exchange columns, so that each stores 16 bytes at a time.
+  FLASHPORT_DEVICE void store_eights(const Out& out, int slot, float factor, std::uint16_t* row, bool live,
+                                     int columns) const {
+    const int c = lane_ % 4;
+#pragma unroll
+    for (int first = 0; first < kShape.head_dim_v / 8; first += 4) {
+      unsigned two[4];
+#pragma unroll
+      for (int tile = 0; tile < 4; ++tile) two[tile] = rounded(out, first + tile, slot, factor);
+      transpose_quad(two, c);
+      const int column = (first + c) * 8;
+      if (live && column < columns) {
+        *reinterpret_cast<uint4*>(row + column) = make_uint4(two[0], two[1], two[2], two[3]);
+      }
+    }
+  }
+  FLASHPORT_DEVICE void store_elements(const Out& out, int slot, float factor, std::uint16_t* row, std::int64_t stride,
+                                       int columns) const {
+#pragma unroll
+    for (int tile = 0; tile < kShape.head_dim_v / 8; ++tile) {
+      if (8 * tile >= columns) break;
+      const unsigned two = rounded(out, tile, slot, factor);
+      std::uint16_t* to = row + (8 * tile + first_key()) * stride;
+      to[0] = static_cast<std::uint16_t>(two);
+      to[stride] = static_cast<std::uint16_t>(two >> 16);
+    }
+  }
+
+  // x[i] of lane c and x[c] of lane i change places, among the four lanes of a quad.
+  FLASHPORT_DEVICE static void transpose_quad(unsigned (&x)[4], int c) {
+#pragma unroll
+    for (int distance = 1; distance < 4; distance *= 2) {
+      const bool high = (c & distance) != 0;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if ((i & distance) != 0) continue;
+        const unsigned received = __shfl_xor_sync(~0u, high ? x[i] : x[i | distance], distance);
+        (high ? x[i] : x[i | distance]) = received;
+      }
+    }
+  }
+
+  // f(register, tile, i)
+  template <int kTiles, class F>
+  FLASHPORT_DEVICE static void for_each_register(float (&c)[kTiles][4], F&& f) {
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) f(c[tile][i], tile, i);
+    }
+  }
+
+  Memory& memory_;
+  const int group_, lane_;
+  int row_;            // of the work tile, the lane's first
+  int first_row_ = 0;  // of the work tile
+  PipelineState<kWorkStages> work_;
+  PipelineState<kCfg.tuning.stages> key_, value_;
+  unsigned query_phase_ = 0;
+};
+
+}  // namespace flashport::FLASHPORT_TARGET::attention

@@ -1,0 +1,30 @@
+// How attention cuts its work on Hopper, one row a class of shapes. A block has 227 KB of shared memory: the queries,
+// and `stages` tiles of keys and of values. 64 queries are a warpgroup's. TFLOP/s in comments: H200, bf16, the variants
+// that were measured (docs/tuning.md).
+#pragma once
+
+#include "common/device/attention/config.h"
+
+namespace flashport::sm90a {
+
+constexpr AttentionTuning attention_tuning(const AttentionShape& shape) {
+  const bool any = shape.form == ScoreForm::kAny;  // whose random bits serve 32 keys at a time
+  const int wider = shape.head_dim_qk > shape.head_dim_v ? shape.head_dim_qk : shape.head_dim_v;
+  // queries, keys, stages
+  if (wider <= 64) return {any ? 128 : 192, 128, 2};   // 1 x 16k causal: 507; {128, 128, 2} 439, {128, 160, 2} 444
+  if (wider <= 128) return {128, 128, 2};  // 4 x 4k causal: 596; {128, 160, 2} and {128, 176, 2} 554, 16 x 1k 416, 352
+  return {128, any ? 64 : 80, 2};
+}
+
+// The registers of a lane of the consumers and of the producer, which may be 512 together with the consumers counted by
+// warpgroups.
+struct WarpgroupRegisters {
+  int consumer, producer;
+};
+constexpr WarpgroupRegisters attention_registers(int warpgroups) {
+  if (warpgroups == 1) return {256, 56};
+  if (warpgroups == 2) return {232, 40};
+  return {160, 32};
+}
+
+}  // namespace flashport::sm90a
