@@ -38,7 +38,7 @@ DEFINE_HEADER = re.compile(r"^\s*#\s*define\s+(FLASHPORT_\w+_HEADER)\s+\"([^\"]+
 # The rooms that operations share, and the operations. A room of common/device may include those that are listed here,
 # and itself; an operation includes core, kv, merge and itself, never another operation.
 SHARED_ROOMS = {"core": (), "kv": ("core",), "merge": ("core",)}
-OPERATIONS = ("decode", "gated_delta")
+OPERATIONS = ("attention", "decode", "gated_delta")
 ROOMS = SHARED_ROOMS | {operation: tuple(SHARED_ROOMS) for operation in OPERATIONS}
 
 # Folder -> folders whose headers it may include (longest match decides; a folder may always include itself).

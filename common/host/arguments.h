@@ -75,6 +75,15 @@ void check_tensors(const Check& check, std::span<const Argument> arguments, Outp
 // What is written shares memory with no other argument.
 void check_outputs_apart(const Check& check, std::span<const Argument> arguments);
 
+// Whether a tensor that is no std::optional was given: a size may be asked for without an output.
+[[nodiscard]] inline bool is_given(const TensorView& view) { return view.rank != 0 || view.data != nullptr; }
+
+// Null where an argument was not given.
+template <class T>
+[[nodiscard]] const T* data_of(const std::optional<TensorView>& view) {
+  return view ? static_cast<const T*>(view->data) : nullptr;
+}
+
 // An argument of int32 or int64 as kernels read it; null data where it was not given.
 [[nodiscard]] IndexArray index_array(const std::optional<TensorView>& view);
 

@@ -60,6 +60,10 @@ std::string number_text(double value) {
   return {text, std::to_chars(text, text + sizeof text, value).ptr};
 }
 
+std::string counted(std::int64_t count, const char* one) {
+  return std::to_string(count) + " " + one + (count == 1 ? "" : "s");
+}
+
 std::string shape_text(const TensorView& view) { return tuple_text(view.shape, std::clamp(view.rank, 0, kMaxRank)); }
 
 bool has_elements(const TensorView& view) {
@@ -171,6 +175,12 @@ void Check::contiguous_slots(const TensorView& view, const char* name) const {
     }
     step *= view.shape[axis];
   }
+}
+
+void Check::range(std::int64_t value, const char* name, std::int64_t least, std::int64_t most) const {
+  if (value >= least && value <= most) return;
+  value_error(std::string(name) + " must be from " + std::to_string(least) + " to " + std::to_string(most) + ", got " +
+              std::to_string(value));
 }
 
 void Check::finite(double value, const char* name) const {

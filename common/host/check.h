@@ -23,6 +23,9 @@ namespace flashport {
 // The shortest text that reads as this number: "1e+39".
 [[nodiscard]] std::string number_text(double value);
 
+// "1 block", "2 blocks".
+[[nodiscard]] std::string counted(std::int64_t count, const char* one);
+
 // A few element types, in the order in which messages list them.
 class DTypes {
  public:
@@ -83,6 +86,7 @@ class Check {
   // Slots that are contiguous each and may have gaps between them: only the first axis has a free stride.
   void contiguous_slots(const TensorView& view, const char* name) const;
 
+  void range(std::int64_t value, const char* name, std::int64_t least, std::int64_t most) const;
   // Numbers that kernels take in fp32: finite there, and where their sign matters not 0 there.
   void finite(double value, const char* name) const;
   void positive(double value, const char* name) const;

@@ -3,17 +3,6 @@
 
 #include "common/device/attention/philox.h"
 
-namespace flashport {
-
-struct DropoutMaskParams {
-  std::uint8_t* mask;
-  std::int64_t strides[4];
-  std::int32_t batch, num_heads, q_len, kv_len;
-  DropoutParams dropout;
-};
-
-}  // namespace flashport
-
 namespace flashport::FLASHPORT_TARGET::attention {
 
 // A block takes rows of the mask, and a thread groups of eight keys.
@@ -24,8 +13,8 @@ FLASHPORT_DEVICE void write_dropout_mask(const DropoutMaskParams& p, const Block
   for (std::int64_t i = block.index(); i < rows; i += block.count()) {
     const int row = static_cast<int>(i % p.q_len);
     const std::int64_t head = i / p.q_len;
-    std::uint8_t* to = p.mask + head / p.num_heads * p.strides[0] + head % p.num_heads * p.strides[1] +
-                       row * p.strides[2];
+    std::uint8_t* to =
+        p.mask + head / p.num_heads * p.strides[0] + head % p.num_heads * p.strides[1] + row * p.strides[2];
     for (int group = block.thread(); group < groups; group += block.threads()) {
       const int first_key = group / 4 * kPhiloxKeys + group % 4 * 2;
       const Philox random = dropout_bits(key, static_cast<std::uint32_t>(head), row, first_key);

@@ -35,15 +35,17 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
   tiles.clear(state.m, state.l, out);
   if (range.begin < range.end) {
     tiles.begin(work);
+    Modifiers modifiers;
+    if constexpr (kForm == ScoreForm::kAny) modifiers = modifiers_of(p, work);
     typename Tiles::Scores scores;
     typename Tiles::Rows factors;
     // From the product to weights that wait to be rounded; `factors` are what O comes to the new maximum by.
     const auto weigh = [&](auto masked, int tile) {
-      if constexpr (kForm == ScoreForm::kAny) modify_scores(tiles, p, work, tile, scores);
+      if constexpr (kForm == ScoreForm::kAny) modify_scores(tiles, p, work, modifiers, tile, scores);
       if constexpr (masked) hide_keys(tiles, p, work, tile, scores);
       tiles.exponentiate(scores, scale, state, factors);
       if constexpr (kForm == ScoreForm::kAny) {
-        if (p.dropout.rng_state != nullptr) drop_weights(tiles, p, work, tile, scores);
+        if (p.dropout.rng_state != nullptr) drop_weights(tiles, p, modifiers, tile, scores);
       }
     };
     constexpr Constant<true> kMasked;

@@ -1,4 +1,4 @@
-// The argument of the attention kernels. A plain struct; strides count elements.
+// The arguments of the attention kernels. Plain structs; strides count elements.
 #pragma once
 
 #include "common/device/core/divisor.h"
@@ -20,6 +20,14 @@ struct DropoutParams {
   float keep_scale;               // 1 / (1 - p)
 };
 
+// A mask of the weights that dropout keeps (dropout_mask_kernel.h).
+struct DropoutMaskParams {
+  std::uint8_t* mask;
+  std::int64_t strides[4];
+  std::int32_t batch, num_heads, q_len, kv_len;
+  DropoutParams dropout;
+};
+
 // Room for what only the vendor's side knows (KernelEntry::prepare): descriptors of q, k and v.
 struct alignas(64) TensorMap {
   std::uint64_t words[16];
@@ -36,13 +44,13 @@ struct AttentionParams {
 
   // Packed tensors have all tokens on one axis, and stride_seq is 0.
   StridedRows q, k, v, out;
-  std::int64_t total_q, total_k;       // extents of the token axes
-  const std::int32_t* cu_seqlens_q;    // null: sequences are not packed
+  std::int64_t total_q, total_k;     // extents of the token axes
+  const std::int32_t* cu_seqlens_q;  // null: sequences are not packed
   const std::int32_t* cu_seqlens_k;
-  const std::int32_t* seqused_q;       // null: all
+  const std::int32_t* seqused_q;  // null: all
   const std::int32_t* seqused_k;
-  const std::int32_t* leftpad_k;       // null: 0
-  float* lse;                          // null: not wanted
+  const std::int32_t* leftpad_k;  // null: 0
+  float* lse;                     // null: not wanted
   std::int64_t lse_stride_seq, lse_stride_head, lse_stride_token;
 
   // kPlain: logits in base 2 are q.k * score_scale, which is positive. kAny: cap_scale * tanh(q.k * score_scale) with a

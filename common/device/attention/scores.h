@@ -16,31 +16,72 @@ FLASHPORT_DEVICE float exponent_scale(const AttentionParams& p) {
   return kForm == ScoreForm::kPlain ? p.score_scale : 1.0f;
 }
 
-// Of tile number `tile`: softcap, ALiBi and bias. The keys that no query sees are hidden later.
+// What the scores of a work tile are modified by, read once.
+struct Modifiers {
+  float slope;           // ALiBi, base 2
+  DropoutKey dropout;    // if there is dropout
+  std::uint32_t head;    // of all sequences'
+  std::int64_t bias_at;  // offset of the head's bias
+};
+FLASHPORT_DEVICE Modifiers modifiers_of(const AttentionParams& p, const WorkTile& work) {
+  Modifiers modifiers = {};
+  if (p.alibi_slopes != nullptr) {
+    modifiers.slope = p.alibi_slopes[work.seq * p.alibi_stride_seq + work.head] * kLog2e;
+  }
+  if (p.dropout.rng_state != nullptr) modifiers.dropout = dropout_key(p.dropout.rng_state);
+  modifiers.head = static_cast<std::uint32_t>(work.seq) * static_cast<std::uint32_t>(p.num_q_heads) +
+                   static_cast<std::uint32_t>(work.head);
+  modifiers.bias_at = work.seq * p.bias.stride_seq + work.head * p.bias.stride_head;
+  return modifiers;
+}
+
+// tanh with an absolute error of a few units in the last place of 1, which is what logits ask for.
+FLASHPORT_DEVICE float tanh_approx(float x) {
+  return 1.0f - 2.0f * reciprocal_approx(1.0f + exp2_approx(2.0f * kLog2e * x));
+}
+
+// Adds the bias of keys from first_key on, of which `keys` exist, to rows whose biases begin at data[row_at[slot]].
+template <bool kUnitStride, class Tiles, class T>
+FLASHPORT_DEVICE void add_bias(const Tiles& tiles, const T* data, const std::int64_t (&row_at)[Tiles::kRowSlots],
+                               std::int64_t stride_key, int keys, typename Tiles::Scores& scores) {
+  tiles.for_each(scores, [&](float& x, int slot, int offset) {
+    if (offset < keys) x += kLog2e * to_float(data[row_at[slot] + (kUnitStride ? offset : offset * stride_key)]);
+  });
+}
+
+// Of tile number `tile`: scale or softcap, ALiBi and bias. The keys that a query does not see are hidden later.
 template <class Tiles>
-FLASHPORT_DEVICE void modify_scores(const Tiles& tiles, const AttentionParams& p, const WorkTile& work, int tile,
-                                    typename Tiles::Scores& scores) {
+FLASHPORT_DEVICE void modify_scores(const Tiles& tiles, const AttentionParams& p, const WorkTile& work,
+                                    const Modifiers& modifiers, int tile, typename Tiles::Scores& scores) {
   const float scale = p.score_scale, cap = p.cap_scale;
   if (cap != 0.0f) {
-    tiles.for_each(scores, [&](float& x, int, int) { x = cap * tanh_full(x * scale); });
+    tiles.for_each(scores, [&](float& x, int, int) { x = cap * tanh_approx(x * scale); });
   } else {
     tiles.for_each(scores, [&](float& x, int, int) { x *= scale; });
   }
   const int first_key = tile * Tiles::kKeys + tiles.first_key();
   if (p.alibi_slopes != nullptr) {
-    const float slope = p.alibi_slopes[work.seq * p.alibi_stride_seq + work.head] * kLog2e;
-    const int shift = work.kv_len - work.q_len - first_key;
+    float distance[Tiles::kRowSlots];
+    for (int slot = 0; slot < tiles.row_slots(); ++slot) {
+      distance[slot] = static_cast<float>(tiles.row_of(slot) + work.kv_len - work.q_len - first_key);
+    }
     tiles.for_each(scores, [&](float& x, int slot, int offset) {
-      const int distance = tiles.row_of(slot) + shift - offset;
-      x -= slope * static_cast<float>(distance < 0 ? -distance : distance);
+      x = fma_rn(-modifiers.slope, __builtin_fabsf(distance[slot] - static_cast<float>(offset)), x);
     });
   }
   if (p.bias.data != nullptr) {
-    const std::int64_t from = work.seq * p.bias.stride_seq + work.head * p.bias.stride_head;
-    tiles.for_each(scores, [&](float& x, int slot, int offset) {
-      const int row = tiles.row_of(slot), key = first_key + offset;
-      if (row >= work.q_len || key >= work.kv_len) return;
-      x += kLog2e * load_as_float(p.bias.data, p.bias.dtype, from + row * p.bias.stride_row + key * p.bias.stride_key);
+    std::int64_t row_at[Tiles::kRowSlots];
+    for (int slot = 0; slot < tiles.row_slots(); ++slot) {
+      row_at[slot] = modifiers.bias_at + minimum(tiles.row_of(slot), work.q_len - 1) * p.bias.stride_row +
+                     first_key * p.bias.stride_key;
+    }
+    const int keys = work.kv_len - first_key;
+    with_type(const_cast<void*>(p.bias.data), p.bias.dtype, [&](const auto* data) {
+      if (p.bias.stride_key == 1) {
+        add_bias<true>(tiles, data, row_at, 1, keys, scores);
+      } else {
+        add_bias<false>(tiles, data, row_at, p.bias.stride_key, keys, scores);
+      }
     });
   }
 }
@@ -62,16 +103,13 @@ FLASHPORT_DEVICE void hide_keys(const Tiles& tiles, const AttentionParams& p, co
 
 // Sets the dropped weights of tile number `tile` to 0. The row sums are of all weights.
 template <class Tiles>
-FLASHPORT_DEVICE void drop_weights(const Tiles& tiles, const AttentionParams& p, const WorkTile& work, int tile,
+FLASHPORT_DEVICE void drop_weights(const Tiles& tiles, const AttentionParams& p, const Modifiers& modifiers, int tile,
                                    typename Tiles::Scores& weights) {
-  const DropoutKey key = dropout_key(p.dropout.rng_state);
-  const auto head = static_cast<std::uint32_t>(work.seq) * static_cast<std::uint32_t>(p.num_q_heads) +
-                    static_cast<std::uint32_t>(work.head);
   const std::uint32_t below = p.dropout.drop_below;
+  const int first_key = tile * Tiles::kKeys + tiles.first_key();
   // f(eight weights, slot, offset of the first)
   tiles.for_each_eight(weights, [&](const auto& eight, int slot, int offset) {
-    const int first_key = tile * Tiles::kKeys + tiles.first_key() + offset;
-    const Philox random = dropout_bits(key, head, tiles.row_of(slot), first_key);
+    const Philox random = dropout_bits(modifiers.dropout, modifiers.head, tiles.row_of(slot), first_key + offset);
     FLASHPORT_UNROLL(8)
     for (int i = 0; i < 8; ++i) {
       if (random.bits(i) < below) eight(i) = 0.0f;

@@ -3,8 +3,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 
+#include <flashport/attention.h>
 #include <flashport/decode.h>
 #include <flashport/gated_delta.h>
 
@@ -64,6 +66,16 @@ Query gated_delta_query(const fp_query& c, const char* function) {
   return query;
 }
 
+AttentionQuery attention_query(const fp_query& c, const char* function) {
+  AttentionQuery query;
+  query.dtype = to_dtype(c.dtype, function, "dtype");
+  query.head_dim_qk = c.head_dim_qk;
+  query.head_dim_v = c.head_dim_v;
+  query.causal = c.causal != 0;
+  query.modified_scores = c.modified_scores != 0;
+  return query;
+}
+
 // What `ask` says of the C++ query that this one is.
 template <class Ask>
 auto answer(const fp_query* from, const char* function, const Ask& ask) {
@@ -79,9 +91,41 @@ auto answer(const fp_query* from, const char* function, const Ask& ask) {
     case fp_op_merge: return of_target(merge_query(c, function));
     case fp_op_gated_delta: return of_target(gated_delta_query<GatedDeltaQuery>(c, function));
     case fp_op_gated_delta_chunk: return of_target(gated_delta_query<GatedDeltaChunkQuery>(c, function));
+    case fp_op_attention: return of_target(attention_query(c, function));
     default: break;
   }
   throw ValueError(std::string(function) + ": operation must be one of fp_operation, got " +
+                   std::to_string(c.operation));
+}
+
+std::string explained(const fp_query& c, const char* function) {
+  if (c.operation == fp_op_decode) {
+    DecodeScheduleQuery asked;
+    asked.call = decode_query(c, function);
+    asked.call.target = c.target != nullptr ? c.target : "";
+    asked.batch = c.batch;
+    asked.num_kv_heads = c.num_kv_heads;
+    asked.max_kv_len = c.max_kv_len;
+    if (c.has_num_splits != 0) asked.num_splits = c.num_splits;
+    return explain(asked).text;
+  }
+  if (c.operation == fp_op_attention) {
+    AttentionScheduleQuery asked;
+    asked.call = attention_query(c, function);
+    asked.call.target = c.target != nullptr ? c.target : "";
+    asked.batch = c.batch;
+    asked.num_kv_heads = c.num_kv_heads;
+    if (c.group_size < 1 || c.group_size > std::numeric_limits<std::int32_t>::max() || c.num_kv_heads < 1 ||
+        c.num_kv_heads > std::numeric_limits<std::int32_t>::max()) {
+      throw ValueError(std::string(function) + ": num_kv_heads and group_size must be 1 or more and below 2^31, got " +
+                       std::to_string(c.num_kv_heads) + " and " + std::to_string(c.group_size));
+    }
+    asked.num_q_heads = c.num_kv_heads * c.group_size;
+    asked.q_len = c.q_len;
+    asked.kv_len = c.max_kv_len;
+    return explain(asked).text;
+  }
+  throw ValueError(std::string(function) + ": operation must be fp_op_decode or fp_op_attention, got " +
                    std::to_string(c.operation));
 }
 
@@ -118,18 +162,7 @@ fp_status fp_explain(const fp_query* query, char* text, size_t size) {
   return flashport::guarded([&] {
     constexpr char kFunction[] = "explain";
     const fp_query c = flashport::read_args(query, kFunction);
-    if (c.operation != fp_op_decode) {
-      throw flashport::ValueError(std::string(kFunction) + ": operation must be fp_op_decode, got " +
-                                  std::to_string(c.operation));
-    }
-    flashport::DecodeScheduleQuery asked;
-    asked.call = flashport::decode_query(c, kFunction);
-    asked.call.target = c.target != nullptr ? c.target : "";
-    asked.batch = c.batch;
-    asked.num_kv_heads = c.num_kv_heads;
-    asked.max_kv_len = c.max_kv_len;
-    if (c.has_num_splits != 0) asked.num_splits = c.num_splits;
-    flashport::write_text(flashport::explain(asked).text, text, size, kFunction, "text");
+    flashport::write_text(flashport::explained(c, kFunction), text, size, kFunction, "text");
   });
 }
 

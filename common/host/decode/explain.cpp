@@ -17,12 +17,6 @@ namespace {
 
 constexpr Check kCheck("explain");
 
-void check_range(const char* name, std::int64_t value, std::int64_t least, std::int64_t most) {
-  if (value >= least && value <= most) return;
-  kCheck.value_error(std::string(name) + " must be from " + std::to_string(least) + " to " + std::to_string(most) +
-                     ", got " + std::to_string(value));
-}
-
 // As validation leaves a call without window, offsets or indices, whose sequences have room for max_kv_len keys each.
 DecodeProblem problem_of(const DecodeScheduleQuery& query, const KernelShape& shape) {
   const DecodeQuery& call = query.call;
@@ -46,10 +40,6 @@ DecodeProblem problem_of(const DecodeScheduleQuery& query, const KernelShape& sh
   return problem;
 }
 
-std::string counted(std::int64_t count, const char* one) {
-  return std::to_string(count) + " " + one + (count == 1 ? "" : "s");
-}
-
 std::string text_of(const DecodeSchedule& s) {
   std::string text = s.kernel + ": " + counted(s.blocks, "block") + " for " + counted(s.query_tiles, "query tile");
   if (s.most_chunks == 1) {
@@ -71,10 +61,10 @@ std::string text_of(const DecodeSchedule& s) {
 
 DecodeSchedule explain(const DecodeScheduleQuery& query) {
   constexpr std::int64_t kMostHeads = 1 << 24;  // of a batch: all counts fit 64 bits, and num_q_heads 32
-  check_range("batch", query.batch, 1, kMostHeads);
-  check_range("num_kv_heads", query.num_kv_heads, 1, kMostHeads / query.batch);
-  check_range("max_kv_len", query.max_kv_len, 0, kMaxSequence);
-  check_range("num_splits", query.num_splits, kInvariantSplits, std::numeric_limits<int>::max());
+  kCheck.range(query.batch, "batch", 1, kMostHeads);
+  kCheck.range(query.num_kv_heads, "num_kv_heads", 1, kMostHeads / query.batch);
+  kCheck.range(query.max_kv_len, "max_kv_len", 0, kMaxSequence);
+  kCheck.range(query.num_splits, "num_splits", kInvariantSplits, std::numeric_limits<int>::max());
   std::string reason;
   const KernelEntry* kernel = find_decode_kernel(query.call, reason);
   if (kernel == nullptr) kCheck.not_supported(reason);

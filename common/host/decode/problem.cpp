@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <limits>
 #include <string>
 
@@ -11,15 +10,12 @@
 #include "common/host/check.h"
 #include "common/host/decode/kernel_choice.h"
 #include "common/host/kv/cache_layout.h"
+#include "common/host/scores.h"
 
 namespace flashport {
 namespace {
 
 constexpr Check kCheck("flash_decode");
-constexpr double kLog2e = 1.4426950408889634;
-constexpr double kLargestFloat = std::numeric_limits<float>::max();
-constexpr double kSmallestFloat = std::numeric_limits<float>::min();
-constexpr double kMostScore = 2.3e38;  // times log2(e), in which scores are kept, just below the largest float
 
 // The extents that the arguments must agree on.
 struct Extents {
@@ -28,8 +24,6 @@ struct Extents {
   CacheAxes axes;
   KvFormat k_format, v_format;
 };
-
-bool is_given(const TensorView& view) { return view.rank != 0 || view.data != nullptr; }
 
 void check_presence(const DecodeArgs& a) {
   const bool csr = a.kv_indptr.has_value() || a.kv_indices.has_value() || a.kv_last_page_len.has_value();
@@ -194,10 +188,7 @@ Extents check_shapes(const DecodeArgs& a) {
 
 void check_values(const DecodeArgs& a, const Extents& e) {
   check_score_numbers(kCheck, "softmax_scale", a.softmax_scale, a.softcap);
-  if (a.window_left < -1 || a.window_right < -1) {
-    kCheck.value_error("window must be two numbers from -1 (infinite) on, got (" + std::to_string(a.window_left) +
-                       ", " + std::to_string(a.window_right) + ")");
-  }
+  check_window(kCheck, a.window_left, a.window_right);
   if (a.num_splits < kInvariantSplits) {
     kCheck.value_error("num_splits must be None (the invariant schedule), 0 (the heuristic) or a count, got " +
                        std::to_string(a.num_splits));
@@ -208,11 +199,6 @@ void check_values(const DecodeArgs& a, const Extents& e) {
                          shape_text(*a.k_scale) + " and " + shape_text(*a.v_scale));
     }
   }
-}
-
-template <class T>
-const T* data_of(const std::optional<TensorView>& view) {
-  return view ? static_cast<const T*>(view->data) : nullptr;
 }
 
 void fill_layout(const DecodeArgs& a, const Extents& e, DecodeProblem& problem) {
@@ -290,39 +276,6 @@ void fill_tensors(const DecodeArgs& a, const Extents& e, DecodeProblem& problem)
   p.cu_seqlens_q = data_of<std::int32_t>(a.cu_seqlens_q);
   problem.bounds.total_q = e.ragged ? a.q.shape[0] : e.batch * e.q_len;
 }
-
-}  // namespace
-
-void check_score_numbers(const Check& check, const char* scale_name, const std::optional<double>& softmax_scale,
-                         double softcap) {
-  const double scale = softmax_scale.value_or(1.0);
-  if (!(std::fabs(scale) <= kMostScore)) {
-    check.value_error(std::string(scale_name) +
-                      " must be finite in fp32, times log2(e) (at most 2.3e+38 in magnitude), got " +
-                      number_text(scale));
-  }
-  if (softcap == 0.0) return;
-  if (!(softcap >= kSmallestFloat && softcap <= kMostScore)) {
-    check.value_error("softcap must be 0 (off) or a positive number of fp32 (1.17549e-38 to 2.3e+38), got " +
-                      number_text(softcap));
-  }
-  if (std::fabs(scale / softcap) <= kLargestFloat) return;
-  check.value_error(std::string(scale_name) + " / softcap must be finite in fp32 (at most 3.40282e+38), got " +
-                    number_text(scale) + " / " + number_text(softcap));
-}
-
-void fill_scores(DecodeParams& params, std::optional<double> softmax_scale, double softcap) {
-  const double scale = softmax_scale ? *softmax_scale : 1.0 / std::sqrt(static_cast<double>(params.head_dim_qk));
-  if (softcap > 0.0) {
-    params.score_scale = static_cast<float>(scale / softcap);
-    params.cap_scale = static_cast<float>(softcap * kLog2e);
-  } else {
-    params.score_scale = static_cast<float>(scale * kLog2e);
-    params.cap_scale = 0.0f;
-  }
-}
-
-namespace {
 
 DecodeProblem validate(const DecodeArgs& args, Outputs outputs) {
   check_presence(args);

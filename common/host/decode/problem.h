@@ -46,12 +46,6 @@ struct DecodeProblem {
 [[nodiscard]] DecodeProblem validate_decode_size(const DecodeArgs& args);
 [[nodiscard]] DecodeProblem validate_decode_stage1(const DecodeStage1Args& args);
 
-// Parts that both validations share. Numbers are refused that kernels, which take them in fp32, would find infinite, or
-// 0 where that means another thing.
-void check_score_numbers(const Check& check, const char* scale_name, const std::optional<double>& softmax_scale,
-                         double softcap);
-void fill_scores(DecodeParams& params, std::optional<double> softmax_scale, double softcap);
-
 // Lengths are 32-bit numbers on the device, with room for one tile past the end.
 inline constexpr std::int64_t kMaxSequence = 0x7fff0000;
 

@@ -7,6 +7,7 @@
 #include "common/host/check.h"
 #include "common/host/decode/problem.h"
 #include "common/host/kv/cache_layout.h"
+#include "common/host/scores.h"
 
 namespace flashport {
 namespace {

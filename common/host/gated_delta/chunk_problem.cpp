@@ -154,7 +154,7 @@ GatedDeltaChunkParams gated_delta_chunk_problem(const Check& check, const GatedD
 }
 
 GatedDeltaChunkParams gated_delta_chunk_size_problem(const Check& check, const GatedDeltaChunkArgs& a) {
-  if (a.out.rank != 0 || a.out.data != nullptr) return problem_of(check, a, Outputs::kSizedOnly);
+  if (is_given(a.out)) return problem_of(check, a, Outputs::kSizedOnly);
   GatedDeltaChunkArgs with_out = a;
   with_out.out = a.v;
   with_out.out.data = nullptr;

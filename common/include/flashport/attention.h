@@ -42,11 +42,10 @@ struct AttentionArgs {
   std::optional<TensorView> bias;          // (B or 1, Hq or 1, Sq, Sk) fp32 or q's type, added to the logits; -inf
                                            // hides a key; not with packed sequences, seqused or leftpad_k
 
-  double dropout_p = 0.0;               // probability, below 1, that a weight is dropped; the others grow by 1 / (1 - p)
+  double dropout_p = 0.0;  // probability, below 1, that a weight is dropped; the others grow by 1 / (1 - p)
   std::optional<TensorView> rng_state;  // (2) int64 in the tensors' memory: seed and offset; needed with dropout_p
 
-  // (invariant) bits of a row do not depend on the batch or the device. Other counts are not there yet.
-  int num_splits = -1;
+  int num_splits = kInvariantSplits;  // or 1, which is the same here; other counts are refused
 
   TensorView out;                       // as q with DV in place of D, of q's type
   std::optional<TensorView> lse;        // fp32 natural log, (B, Hq, Sq) or packed (Hq, Tq)
@@ -79,7 +78,8 @@ struct AttentionQuery {
   bool modified_scores = false;  // with softcap, alibi_slopes, bias or dropout
 };
 [[nodiscard]] FLASHPORT_API Support supports(const AttentionQuery& query);
-[[nodiscard]] FLASHPORT_API std::string which_kernel(const AttentionQuery& query);  // "attention/bf16/hd128/sm90a"
+[[nodiscard]] FLASHPORT_API std::string which_kernel(
+    const AttentionQuery& query);  // "attention/bf16/hd128/plain/sm90a"
 
 // explain() says how the first device of the target runs a call of attention, as far as shapes decide it. Throws
 // NotSupportedError where no kernel serves the call or no such device is there.

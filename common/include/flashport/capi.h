@@ -1,7 +1,7 @@
-/* The C interface: the operations of decode.h and gated_delta.h for callers from C and from languages that can call C.
- * Every function returns fp_ok or the kind of error; fp_last_error() then gives the text (of this thread's last failing
- * call). Nothing is written before the arguments have passed validation. Shapes, meanings and defaults of arguments are
- * those of decode.h and gated_delta.h. An argument struct begins with its own size: set it by FP_INIT (all other
+/* The C interface: the operations of attention.h, decode.h and gated_delta.h for callers from C and from languages that
+ * can call C. Every function returns fp_ok or the kind of error; fp_last_error() then gives the text (of this thread's
+ * last failing call). Nothing is written before the arguments have passed validation. Shapes, meanings and defaults of
+ * arguments are those of these headers. An argument struct begins with its own size: set it by FP_INIT (all other
  * members become 0, which is their default unless stated otherwise), so that later versions can add members at the end.
  */
 #ifndef FLASHPORT_CAPI_H_
@@ -59,7 +59,8 @@ typedef enum fp_operation {
   fp_op_append = 2,        /* fp_append_kv */
   fp_op_merge = 3,         /* fp_merge_states, fp_merge_state */
   fp_op_gated_delta = 4,   /* fp_gated_delta_update */
-  fp_op_gated_delta_chunk = 5
+  fp_op_gated_delta_chunk = 5,
+  fp_op_attention = 6 /* fp_attention */
 } fp_operation;
 
 #define FP_MAX_RANK 8
@@ -245,6 +246,44 @@ typedef struct fp_gated_delta_chunk_args {
   double scale;
 } fp_gated_delta_chunk_args;
 
+typedef struct fp_attention_args {
+  size_t struct_size;
+  const fp_tensor* q;
+  const fp_tensor* k;
+  const fp_tensor* v;
+  const fp_tensor* out;
+  const fp_tensor* lse; /* optional, as all below */
+  const fp_tensor* cu_seqlens_q;
+  const fp_tensor* cu_seqlens_k;
+  const fp_tensor* seqused_q;
+  const fp_tensor* seqused_k;
+  const fp_tensor* leftpad_k;
+  const fp_tensor* alibi_slopes;
+  const fp_tensor* sinks;
+  const fp_tensor* bias;
+  const fp_tensor* rng_state;
+  const fp_tensor* workspace;
+  int64_t max_seqlen_q;
+  int64_t max_seqlen_k;
+  int32_t has_softmax_scale; /* 0: 1 / sqrt(head_dim) */
+  int32_t causal;
+  double softmax_scale;
+  double softcap;
+  double dropout_p;
+  int64_t window_left;
+  int64_t window_right;
+  int32_t has_window;     /* 0: both sides are infinite */
+  int32_t has_num_splits; /* 0: the invariant schedule */
+  int32_t num_splits;
+} fp_attention_args;
+
+typedef struct fp_dropout_mask_args {
+  size_t struct_size;
+  const fp_tensor* mask;
+  const fp_tensor* rng_state;
+  double dropout_p;
+} fp_dropout_mask_args;
+
 /* A call that fp_supports(), fp_which_kernel() and fp_explain() are asked about. Members that the operation has no use
  * for are not read. */
 typedef struct fp_query {
@@ -254,8 +293,8 @@ typedef struct fp_query {
   const char* target;  /* "cpu", "sm90a", ...; null or "": the first GPU's, else the CPU's */
   int64_t head_dim_qk; /* of queries and keys; the gated delta rule's K, and the head dim of a merge */
   int64_t head_dim_v;
-  int64_t group_size; /* decode: num_q_heads / num_kv_heads */
-  int64_t q_len;      /* decode */
+  int64_t group_size; /* decode, fp_explain() of attention: num_q_heads / num_kv_heads */
+  int64_t q_len;      /* decode; fp_explain() of attention: queries of every sequence */
   int32_t k_format;   /* fp_kv_format, decode and append, as v_format; fp_format_own is that of `dtype` */
   int32_t v_format;
   int32_t state_dtype;  /* fp_dtype, gated delta rule; fp_float32 also where there is no pool */
@@ -263,13 +302,20 @@ typedef struct fp_query {
   int32_t gate;         /* fp_gate_form, gated delta rule */
   int64_t batch;        /* fp_explain(), as all below */
   int64_t num_kv_heads;
-  int64_t max_kv_len;     /* keys of the longest sequence that the cache or its table has room for */
+  int64_t max_kv_len;     /* keys of the longest sequence that the cache or its table has room for; attention: of
+                           * every sequence */
   int32_t has_num_splits; /* 0: the invariant schedule */
   int32_t num_splits;
+  int32_t causal;          /* attention */
+  int32_t modified_scores; /* attention with softcap, alibi_slopes, bias or dropout */
 } fp_query;
 
+FLASHPORT_API fp_status fp_attention(const fp_attention_args* args, fp_stream stream);
+/* Like the other sizes of a workspace, this takes the call's arguments; `out` may be null. */
+FLASHPORT_API fp_status fp_attention_workspace_size(const fp_attention_args* args, int64_t* bytes);
+FLASHPORT_API fp_status fp_dropout_mask(const fp_dropout_mask_args* args, fp_stream stream);
+
 FLASHPORT_API fp_status fp_flash_decode(const fp_decode_args* args, fp_stream stream);
-/* Like the other size of a workspace, this takes the call's arguments; `out` may be null. */
 FLASHPORT_API fp_status fp_decode_workspace_size(const fp_decode_args* args, int64_t* bytes);
 FLASHPORT_API fp_status fp_flash_decode_stage1(const fp_decode_stage1_args* args, fp_stream stream);
 FLASHPORT_API fp_status fp_flash_decode_stage2(const fp_decode_stage2_args* args, fp_stream stream);
@@ -288,8 +334,8 @@ FLASHPORT_API int32_t fp_num_splits_heuristic(int32_t batch_nheads_mblocks, int3
 FLASHPORT_API fp_status fp_supports(const fp_query* query);
 /* Writes the key of the kernel that such a call runs, cut to `size` bytes with the ending zero. */
 FLASHPORT_API fp_status fp_which_kernel(const fp_query* query, char* key, size_t size);
-/* Writes a sentence about how the first device of the target cuts such a call of fp_flash_decode (fp_op_decode):
- * kernel, blocks, query tiles, chunks of keys, where partial results are combined, and workspace; cut like the key. */
+/* Writes a sentence about how the first device of the target cuts such a call of fp_attention or fp_flash_decode
+ * (fp_op_attention, fp_op_decode): kernel, blocks, tiles, pieces of keys and workspace; cut like the key. */
 FLASHPORT_API fp_status fp_explain(const fp_query* query, char* text, size_t size);
 
 /* The text of this thread's last failing call; "" before any. Valid until the thread's next failing call. */

@@ -19,12 +19,6 @@ namespace flashport {
 // (pages, Hkv, page_size, D).
 enum class KvLayout : std::int32_t { kNHD, kHND };
 
-// How a call is cut into pieces that run side by side.
-//   kInvariant  the fixed tree under a free schedule: bits do not depend on the batch or the device's size
-//   0           num_splits_heuristic picks the count
-//   n > 0       n equal splits
-inline constexpr int kInvariantSplits = -1;
-
 struct DecodeArgs {
   TensorView q;        // (B, Hq, D), (B, q_len, Hq, D), or (total_q, Hq, D) with cu_seqlens_q
   TensorView k_cache;  // see KvLayout; with token_table (slots, Hkv, D); see KvFormat for rows of blocks

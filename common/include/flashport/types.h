@@ -105,6 +105,12 @@ struct TensorView {
   }
 };
 
+// How the keys of a call are cut into pieces that run side by side.
+//   kInvariant  as each sequence's own lengths say: bits do not depend on the batch or the device's size
+//   0           num_splits_heuristic picks the count
+//   n > 0       n equal splits
+inline constexpr int kInvariantSplits = -1;
+
 // Whether a request is served.
 struct Support {
   bool supported = false;

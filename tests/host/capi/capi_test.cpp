@@ -149,7 +149,7 @@ TEST_F(CInterface, Explains) {
             "explain: batch must be from 1 to 16777216, got 0");
   query.operation = fp_op_merge;
   EXPECT_EQ(refusal(fp_explain(&query, text, sizeof(text)), fp_value_error),
-            "explain: operation must be fp_op_decode, got 3");
+            "explain: operation must be fp_op_decode or fp_op_attention, got 3");
 }
 
 // Two tokens, 2 / 4 heads, K 32, V 64, on the fake CPU, whose kernels take states [V, K].

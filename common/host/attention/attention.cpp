@@ -1,0 +1,32 @@
+// attention: validate -> plan -> launch.
+#include <flashport/attention.h>
+
+#include "common/host/attention/lengths.h"
+#include "common/host/attention/plan.h"
+#include "common/host/attention/problem.h"
+#include "common/host/check.h"
+#include "common/host/contents.h"
+#include "common/host/devices.h"
+#include "common/host/workspace.h"
+
+namespace flashport {
+
+void attention(const AttentionArgs& args, Stream stream) {
+  const AttentionProblem problem = validate_attention(args);
+  if (problem.empty) return;
+  const Check check(problem.function);
+  DeviceContext& device = device_context(check, problem.q, "q");
+  AttentionPlan plan = plan_attention(problem, device);
+  if (checks_contents(check, device, stream)) check_attention_contents(check, device, stream, problem.params);
+  const WorkspaceLease workspace = acquire_workspace(check, device, stream, plan.workspace_bytes, problem.workspace);
+  plan.params.counter = static_cast<std::uint32_t*>(workspace.data());
+  device.launch(check, stream, *plan.kernel, LaunchGrid{plan.grid}, plan.params);
+}
+
+std::int64_t attention_workspace_size(const AttentionArgs& args) {
+  const AttentionProblem problem = validate_attention_size(args);
+  if (problem.empty) return 0;
+  return plan_attention(problem, device_context(Check(problem.function), problem.q, "q")).workspace_bytes;
+}
+
+}  // namespace flashport

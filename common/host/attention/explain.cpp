@@ -1,0 +1,80 @@
+// explain(): what plan_attention() would decide about a call of these shapes.
+#include <limits>
+#include <string>
+
+#include <flashport/attention.h>
+
+#include "common/host/attention/kernel_choice.h"
+#include "common/host/attention/plan.h"
+#include "common/host/attention/problem.h"
+#include "common/host/check.h"
+#include "common/host/devices.h"
+#include "common/host/query.h"
+
+namespace flashport {
+namespace {
+
+constexpr Check kCheck("explain");
+
+// As validation leaves a call of dense sequences.
+AttentionProblem problem_of(const AttentionScheduleQuery& query) {
+  const AttentionQuery& call = query.call;
+  AttentionProblem problem{};
+  problem.function = kCheck.function();
+  problem.modified_scores = call.modified_scores;
+  AttentionParams& p = problem.params;
+  p.batch = static_cast<std::int32_t>(query.batch);
+  p.q_len = static_cast<std::int32_t>(query.q_len);
+  p.kv_len = static_cast<std::int32_t>(query.kv_len);
+  p.total_q = query.batch * query.q_len;
+  p.total_k = query.batch * query.kv_len;
+  p.num_q_heads = static_cast<std::int32_t>(query.num_q_heads);
+  p.num_kv_heads = static_cast<std::int32_t>(query.num_kv_heads);
+  p.group_size = p.num_q_heads / p.num_kv_heads;
+  p.head_dim_qk = static_cast<std::int32_t>(call.head_dim_qk);
+  p.head_dim_v = static_cast<std::int32_t>(call.head_dim_v);
+  p.q.dtype = call.dtype;
+  return problem;
+}
+
+std::string text_of(const AttentionSchedule& s) {
+  return s.kernel + ": " + counted(s.blocks, "block") + " of " + counted(s.threads, "thread") + " and " +
+         counted(s.shared_bytes, "byte") + " of shared memory for " + counted(s.work_tiles, "work tile") + " of " +
+         counted(s.rows, "row") + "; key tiles of " + counted(s.keys, "key") + ", " + counted(s.stages, "stage") +
+         ", keys in " + counted(s.pieces, "piece") + "; " + counted(s.workspace_bytes, "byte") + " of workspace";
+}
+
+}  // namespace
+
+AttentionSchedule explain(const AttentionScheduleQuery& query) {
+  constexpr std::int64_t kMostHeads = 1 << 24;  // of a batch
+  kCheck.range(query.batch, "batch", 1, kMostHeads);
+  kCheck.range(query.num_q_heads, "num_q_heads", 1, kMostHeads / query.batch);
+  kCheck.range(query.num_kv_heads, "num_kv_heads", 1, query.num_q_heads);
+  if (query.num_q_heads % query.num_kv_heads != 0) {
+    kCheck.value_error("num_q_heads must be a multiple of num_kv_heads, got " + std::to_string(query.num_q_heads) +
+                       " and " + std::to_string(query.num_kv_heads));
+  }
+  kCheck.range(query.q_len, "q_len", 1, kMostTokens);
+  kCheck.range(query.kv_len, "kv_len", 0, kMostTokens);
+  std::string reason;
+  if (find_attention_kernel(query.call, reason) == nullptr) kCheck.not_supported(reason);
+  DeviceContext& device = find_device(kCheck, find_target(query.call.target, reason));
+
+  const AttentionPlan plan = plan_attention(problem_of(query), device);
+  const AttentionTuning& tuning = plan.kernel->shape.attention.tuning;
+  AttentionSchedule s;
+  s.kernel = plan.kernel->key;
+  s.rows = tuning.rows;
+  s.keys = tuning.keys;
+  s.stages = tuning.stages;
+  s.threads = plan.kernel->threads;
+  s.blocks = plan.grid;
+  s.work_tiles = plan.work_tiles;
+  s.shared_bytes = plan.kernel->shared_bytes;
+  s.workspace_bytes = plan.workspace_bytes;
+  s.text = text_of(s);
+  return s;
+}
+
+}  // namespace flashport

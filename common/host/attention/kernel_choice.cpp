@@ -1,0 +1,123 @@
+#include "common/host/attention/kernel_choice.h"
+
+#include "common/host/check.h"
+#include "common/host/devices.h"
+#include "common/host/last_choice.h"
+#include "common/host/query.h"
+
+namespace flashport {
+namespace {
+
+constexpr std::int64_t kMinHeadDim = 16, kMaxHeadDim = 512, kHeadDimStep = 8;
+
+constexpr MathType own_math(DType type) {
+  switch (type) {
+    case DType::kFloat16: return MathType::kFp16;
+    case DType::kBFloat16: return MathType::kBf16;
+    default: return MathType::kFp32;
+  }
+}
+
+// In fp32 every type can be computed.
+bool serves_type(const AttentionShape& shape, DType type) {
+  return shape.math == MathType::kFp32 || shape.math == own_math(type);
+}
+
+bool serves(const AttentionShape& shape, const AttentionRequest& r) {
+  return serves_type(shape, r.dtype) && shape.head_dim_qk >= r.head_dim_qk && shape.head_dim_v >= r.head_dim_v &&
+         (shape.form == ScoreForm::kAny || !r.modified_scores);
+}
+
+bool is_better(const AttentionShape& a, const AttentionShape& b, DType type) {
+  const bool a_is_own = a.math == own_math(type), b_is_own = b.math == own_math(type);
+  if (a_is_own != b_is_own) return a_is_own;
+  const int area_a = a.head_dim_qk * a.head_dim_v, area_b = b.head_dim_qk * b.head_dim_v;
+  if (area_a != area_b) return area_a < area_b;
+  return a.form == ScoreForm::kPlain && b.form == ScoreForm::kAny;
+}
+
+std::string head_dims_text(std::int64_t qk, std::int64_t v) {
+  return qk == v ? std::to_string(qk) : std::to_string(qk) + "/" + std::to_string(v);
+}
+
+// What the request asks of no target; empty if nothing.
+std::string limit_reason(const AttentionRequest& r) {
+  if (std::string problem = dtype_problem("q", r.dtype, {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
+      !problem.empty()) {
+    return problem;
+  }
+  const struct {
+    const char* name;
+    std::int64_t dim;
+  } sides[] = {{"head_dim", r.head_dim_qk}, {"head_dim_v", r.head_dim_v}};
+  for (const auto& [name, dim] : sides) {
+    if (dim >= kMinHeadDim && dim <= kMaxHeadDim && dim % kHeadDimStep == 0) continue;
+    return std::string(name) + " must be a multiple of " + std::to_string(kHeadDimStep) + " from " +
+           std::to_string(kMinHeadDim) + " to " + std::to_string(kMaxHeadDim) + ", got " + std::to_string(dim);
+  }
+  return "";
+}
+
+std::string missing_reason(std::span<const KernelEntry> kernels, std::string_view target, const AttentionRequest& r) {
+  const std::string text = std::string(target) + " has no attention kernel";
+  bool has_any = false, has_type = false;
+  std::string tiles;
+  for (const KernelEntry& kernel : kernels) {
+    if (kernel.tag != KernelTag::kAttention) continue;
+    has_any = true;
+    const AttentionShape& shape = kernel.shape.attention.shape;
+    if (!serves_type(shape, r.dtype)) continue;
+    has_type = true;
+    if (r.modified_scores && shape.form != ScoreForm::kAny) continue;
+    const std::string tile = head_dims_text(shape.head_dim_qk, shape.head_dim_v);
+    if ((", " + tiles + ",").find(", " + tile + ",") == std::string::npos) tiles += (tiles.empty() ? "" : ", ") + tile;
+  }
+  if (!has_any) return text;
+  if (!has_type) {
+    return text + " for " + dtype_name(r.dtype) +
+           (r.dtype == DType::kFloat32 ? "; use float16 or bfloat16" : "; use another type");
+  }
+  const std::string what =
+      r.modified_scores ? " with softcap, ALiBi, bias, dropout or a scale that is not positive" : "";
+  if (tiles.empty()) return text + what;
+  return text + " for head_dim " + head_dims_text(r.head_dim_qk, r.head_dim_v) + what + "; its tiles are " + tiles;
+}
+
+}  // namespace
+
+const KernelEntry* choose_attention_kernel(std::span<const KernelEntry> kernels, std::string_view target,
+                                           const AttentionRequest& request, std::string* reason) {
+  thread_local LastChoice<AttentionRequest> last;
+  const KernelEntry* best = last.find(kernels, request);
+  if (best != nullptr) return best;
+  for (const KernelEntry& kernel : kernels) {
+    if (kernel.tag != KernelTag::kAttention || !serves(kernel.shape.attention.shape, request)) continue;
+    if (best == nullptr || is_better(kernel.shape.attention.shape, best->shape.attention.shape, request.dtype)) {
+      best = &kernel;
+    }
+  }
+  std::string limit = limit_reason(request);
+  if (best != nullptr && limit.empty()) {
+    last.keep(kernels, request, best);
+    return best;
+  }
+  if (reason != nullptr) *reason = !limit.empty() ? std::move(limit) : missing_reason(kernels, target, request);
+  return nullptr;
+}
+
+const KernelEntry* find_attention_kernel(const AttentionQuery& query, std::string& reason) {
+  const TargetView target = find_target(query.target, reason);
+  if (!reason.empty()) return nullptr;
+  const AttentionRequest request{query.dtype, query.head_dim_qk, query.head_dim_v, query.modified_scores};
+  return choose_attention_kernel(target.kernels, target.name, request, &reason);
+}
+
+Support supports(const AttentionQuery& query) {
+  return support_answer([&](std::string& reason) { return find_attention_kernel(query, reason); });
+}
+
+std::string which_kernel(const AttentionQuery& query) {
+  return kernel_answer([&](std::string& reason) { return find_attention_kernel(query, reason); });
+}
+
+}  // namespace flashport

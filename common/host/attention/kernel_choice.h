@@ -1,0 +1,31 @@
+// Which kernel serves an attention request, or the sentence that says what is missing. The target's table of kernels is
+// the only place that knows what there is.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include <flashport/attention.h>
+
+#include "common/host/backend_abi.h"
+
+namespace flashport {
+
+struct AttentionRequest {
+  DType dtype;  // of q, k, v and the output
+  std::int64_t head_dim_qk, head_dim_v;
+  bool modified_scores;  // with softcap, ALiBi, bias or dropout
+  friend bool operator==(const AttentionRequest&, const AttentionRequest&) = default;
+};
+
+// A kernel that computes in the request's own type is preferred to one that computes in fp32, then the smallest tile
+// that covers the head dims, then one for plain scores. Null: `reason` says why, if it is not null.
+[[nodiscard]] const KernelEntry* choose_attention_kernel(std::span<const KernelEntry> kernels, std::string_view target,
+                                                         const AttentionRequest& request, std::string* reason);
+
+// The kernel of a query of supports(), which_kernel() or explain().
+[[nodiscard]] const KernelEntry* find_attention_kernel(const AttentionQuery& query, std::string& reason);
+
+}  // namespace flashport

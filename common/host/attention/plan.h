@@ -1,0 +1,23 @@
+// From a validated attention call to its launch: which kernel, how many blocks, in which order their work lies. Pure
+// but for the device's kernel table and occupancy, and for what tests limit.
+#pragma once
+
+#include <cstdint>
+
+#include "common/host/attention/problem.h"
+#include "common/host/backend_abi.h"
+#include "common/host/devices.h"
+
+namespace flashport {
+
+struct AttentionPlan {
+  const KernelEntry* kernel = nullptr;
+  std::int64_t work_tiles = 0;  // no call of these shapes has more
+  std::int64_t grid = 0;        // blocks, which take work tiles until there are no more
+  AttentionParams params{};     // all but the workspace's
+  std::int64_t workspace_bytes = 0;
+};
+
+[[nodiscard]] AttentionPlan plan_attention(const AttentionProblem& problem, DeviceContext& device);
+
+}  // namespace flashport

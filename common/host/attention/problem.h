@@ -1,0 +1,35 @@
+// An attention call after validation: its params without the order of work. Validation is pure: it looks at shapes,
+// strides and options, never at the contents of a tensor, and at no device.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include <flashport/attention.h>
+
+#include "common/device/attention/params.h"
+#include "common/host/check.h"
+
+namespace flashport {
+
+struct AttentionProblem {
+  const char* function;
+  TensorView q;                  // whose device the call runs on
+  AttentionParams params{};      // all but section_heads, counter and the maps
+  bool modified_scores = false;  // by more than a positive scale and a mask by position
+  bool empty = false;            // no query has an output
+  std::optional<TensorView> workspace;
+};
+
+[[nodiscard]] AttentionProblem validate_attention(const AttentionArgs& args);
+// The same of a call that will not be made: its output need not be there, and what it would write is not looked at.
+[[nodiscard]] AttentionProblem validate_attention_size(const AttentionArgs& args);
+
+// Dropout with this probability: checked, and as kernels take it.
+void check_dropout(const Check& check, double dropout_p);
+[[nodiscard]] DropoutParams dropout_params(const TensorView& rng_state, double dropout_p);
+
+// No sequence has more queries or keys: the sum of two positions fits 32 bits.
+inline constexpr std::int64_t kMostTokens = std::int64_t{1} << 30;
+
+}  // namespace flashport
