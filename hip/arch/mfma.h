@@ -5,6 +5,13 @@
 //   B [16, 16]: column n, k = 4 g + 0..3
 //   C, D [16, 16]: column n, rows 4 g + 0..3   four registers
 // So D, rounded, is a B operand whose k are D's rows: S^T = K Q^T feeds O^T = V^T P^T without an exchange of lanes.
+//
+// Of 32x32 the lane is 32 h + n (h 0..1, n 0..31), and a product takes 16 k: two instructions of eight on CDNA3, one on
+// CDNA4. Since the sum has no order that matters, A and B may hold any eight of the 16 k in lanes of h = 0, if both
+// hold the same:
+//   A [32, 16]: row n, eight k                 four registers of two 16-bit values
+//   B [16, 32]: column n, the same eight k
+//   C, D [32, 32]: column n, register 4 i + j is row 8 i + 4 h + j (i, j 0..3)
 #pragma once
 
 #include "common/device/core/types.h"
@@ -14,7 +21,9 @@
 
 namespace flashport::FLASHPORT_TARGET {
 
+using Floats2 = float __attribute__((ext_vector_type(2)));
 using Floats4 = float __attribute__((ext_vector_type(4)));
+using Floats16 = float __attribute__((ext_vector_type(16)));
 
 template <MathType kMath>
 FLASHPORT_DEVICE void mfma(Floats4& c, Words2 a, Words2 b) {
@@ -26,6 +35,35 @@ FLASHPORT_DEVICE void mfma(Floats4& c, Words2 a, Words2 b) {
     using Operand = Half __attribute__((ext_vector_type(4)));
     c = __builtin_amdgcn_mfma_f32_16x16x16f16(__builtin_bit_cast(Operand, a), __builtin_bit_cast(Operand, b), c, 0, 0,
                                               0);
+  }
+}
+
+template <MathType kMath>
+FLASHPORT_DEVICE void mfma(Floats16& c, Words4 a, Words4 b) {
+  if constexpr (kHasWideMfma) {
+    if constexpr (kMath == MathType::kBf16) {
+      using Operand = BFloat16 __attribute__((ext_vector_type(8)));
+      c = __builtin_amdgcn_mfma_f32_32x32x16_bf16(__builtin_bit_cast(Operand, a), __builtin_bit_cast(Operand, b), c, 0,
+                                                  0, 0);
+    } else {
+      using Operand = Half __attribute__((ext_vector_type(8)));
+      c = __builtin_amdgcn_mfma_f32_32x32x16_f16(__builtin_bit_cast(Operand, a), __builtin_bit_cast(Operand, b), c, 0,
+                                                 0, 0);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const Words2 left = {a[i], a[i + 1]}, right = {b[i], b[i + 1]};
+      if constexpr (kMath == MathType::kBf16) {
+        using Operand = short __attribute__((ext_vector_type(4)));
+        c = __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(__builtin_bit_cast(Operand, left),
+                                                     __builtin_bit_cast(Operand, right), c, 0, 0, 0);
+      } else {
+        using Operand = Half __attribute__((ext_vector_type(4)));
+        c = __builtin_amdgcn_mfma_f32_32x32x8f16(__builtin_bit_cast(Operand, left), __builtin_bit_cast(Operand, right),
+                                                 c, 0, 0, 0);
+      }
+    }
   }
 }
 

@@ -50,14 +50,6 @@ FLASHPORT_DEVICE unsigned from_lane(unsigned x, int n) {
   return __builtin_amdgcn_permlane16(x, x, select, select, false, false);
 }
 
-// A barrier that orders shared memory alone. Block::sync() would also wait for every global load in flight: the waves
-// of a block may run on two CUs, whose vector caches it makes agree.
-FLASHPORT_DEVICE void sync_shared() {
-  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
-  __builtin_amdgcn_s_barrier();
-  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
-}
-
 // Keeps products that give `c` before this point and later loads after it: loads that the compiler moved up would need
 // registers that are not free.
 FLASHPORT_DEVICE void keep_order(Floats8& c) { asm volatile("" : "+v"(c)::"memory"); }

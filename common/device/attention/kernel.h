@@ -60,7 +60,8 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
     fetch_bias(range.begin);
     tiles.multiply_keys(scores, range.begin, kMasked);
     tiles.template settle_keys<0>(scores);
-    if (range.begin >= range.plain_begin && range.begin < range.plain_end) {
+    // A branch has registers of its own for the scores on each path. Tiles that lack them hide no key of a plain tile.
+    if (!requires { Tiles::kMasksFirst; } && range.begin >= range.plain_begin && range.begin < range.plain_end) {
       weigh(kPlain, range.begin);
     } else {
       weigh(kMasked, range.begin);
