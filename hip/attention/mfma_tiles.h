@@ -97,6 +97,7 @@ class AttentionTiles {
     __builtin_amdgcn_s_setprio(1);
   }
   FLASHPORT_DEVICE void give_turn() {
+    order_products();
     __builtin_amdgcn_s_setprio(0);
     __builtin_amdgcn_sched_barrier(0);
     if constexpr (kGroups > 1) sync_shared();
@@ -260,6 +261,19 @@ class AttentionTiles {
       const bool live = row < work.q_len && 16 * pair + 8 * half_ < p_.head_dim_qk;
       queries_[pair] = load_words<4>(live ? from + 32 * pair : zero_row());
     }
+  }
+
+  // The order of a turn's instructions: some reads from LDS ahead, then a read for every vector that is multiplied.
+  FLASHPORT_DEVICE static void order_products() {
+    constexpr int kMfma = 0x8, kRead = 0x100, kProducts = kHasWideMfma ? 1 : 2, kAhead = 6;
+    constexpr int kReads = kKeys / 32 * kKeyVectors / 2 + kKeys / 16 * kShape.head_dim_v / 32;
+    __builtin_amdgcn_sched_group_barrier(kRead, kAhead, 0);
+#pragma unroll
+    for (int i = kAhead; i < kReads; ++i) {
+      __builtin_amdgcn_sched_group_barrier(kMfma, kProducts, 0);
+      __builtin_amdgcn_sched_group_barrier(kRead, 1, 0);
+    }
+    __builtin_amdgcn_sched_group_barrier(kMfma, kAhead * kProducts, 0);
   }
 
   FLASHPORT_DEVICE void copy_next() {

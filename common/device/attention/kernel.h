@@ -46,7 +46,7 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
     typename Tiles::Scores scores;
     typename Tiles::Rows factors;
     // From the product to weights that wait to be rounded; `factors` are what O comes to the new maximum by.
-    const auto weigh = [&](auto masked, int tile) {
+    const auto weigh = [&](auto masked, int tile) FLASHPORT_INLINE {
       if constexpr (kForm == ScoreForm::kAny) modify_scores(tiles, p, work, modifiers, bias, tile, scores);
       if constexpr (masked) hide_keys(tiles, p, work, tile, scores);
       tiles.exponentiate(scores, scale, state, factors);
@@ -68,7 +68,7 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
     }
     typename Tiles::Operand weights = tiles.to_operand(scores);
 
-    const auto step = [&](auto masked, int tile) {
+    const auto step = [&](auto masked, int tile) FLASHPORT_INLINE {
       fetch_bias(tile);
       tiles.take_turn();
       tiles.multiply_keys(scores, tile, masked);
