@@ -10,11 +10,13 @@ namespace flashport {
 
 inline constexpr int kVectorBytes = 16, kLineBytes = 128;
 
+// The place of a vector in its row of keys, or the vector that has a place: the change of places is its own inverse.
+constexpr int key_place(int key, int vector) { return vector ^ key % 8; }
 // Byte offset of a vector of keys.
 template <int kVectors>
 constexpr int key_offset(int key, int vector) {
   static_assert(kVectors % 8 == 0);
-  return (key * kVectors + (vector ^ key % 8)) * kVectorBytes;
+  return (key * kVectors + key_place(key, vector)) * kVectorBytes;
 }
 
 // Byte offset of a vector of transposed values. If rows are half a line, a line holds two that are four columns apart.
@@ -40,5 +42,26 @@ constexpr int next_column_offset(int offset, int j) {
 // Keys stand in a row of transposed values as the registers of S^T hold them: four 2 v + s, half s of vector v, where v
 // is 2 t + h, is keys 16 t + 8 s + 4 h + 0..3, which are what lanes of half h of a wave have of 16 keys.
 constexpr int first_key_of_four(int four) { return four / 4 * 16 + four % 2 * 8 + four / 2 % 2 * 4; }
+
+// The same for values [keys, DV]. A read takes four rows, 32 bytes of each in 16 lanes, 64 in 32: rows have their own
+// 32 bytes among 128, and their own 64 among 256.
+template <int kVectors>
+constexpr int value_place(int key, int vector) {
+  const int row = key % 4;
+  return vector ^ (kVectors > 8 ? row + row % 2 * 4 : row) * 2;
+}
+// Byte offset in values [keys, DV] of what lane `lane` reads first for the operand of columns 0 to 31 and keys 0 to 15:
+// ds_read_b64_tr_b16 transposes 4 keys x 16 columns, of which a lane of 16 has four columns of a key.
+template <int kVectors>
+constexpr int value_read_offset(int lane) {
+  const int key = lane / 32 * 4 + lane % 16 / 4, column = lane / 16 % 2 * 16 + lane % 4 * 4;
+  return (key * kVectors + value_place<kVectors>(key, column / 8)) * kVectorBytes + column % 8 * 2;
+}
+// From there to the columns from 32 `block` on, of keys 16 `pair` + 8 `half`.
+template <int kVectors>
+constexpr int value_read_step(int offset, int block, int pair, int half) {
+  return (offset ^ block % (kVectors / 4 < 4 ? kVectors / 4 : 4) * 64) + block / 4 * 256 +
+         (16 * pair + 8 * half) * kVectors * kVectorBytes;
+}
 
 }  // namespace flashport

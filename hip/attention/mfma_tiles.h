@@ -22,7 +22,7 @@
 #pragma once
 
 #include "common/device/attention/kernel.h"
-#include "hip/attention/mfma_copies.h"
+#include FLASHPORT_ATTENTION_COPIES_HEADER
 
 namespace flashport::FLASHPORT_TARGET::attention {
 
@@ -31,8 +31,11 @@ class AttentionTiles {
   static constexpr AttentionShape kShape = kCfg.shape;
   static constexpr MathType kMath = kShape.math;
   static constexpr int kGroups = groups_of(kCfg);
-  static constexpr int kKeyVectors = kShape.head_dim_qk / 8, kValueVectors = kCfg.tuning.keys / 8;
+  static constexpr int kKeyVectors = kShape.head_dim_qk / 8;
+  static constexpr int kKeyBlocks = kCfg.tuning.keys / 32, kColumnBlocks = kShape.head_dim_v / 32;
   using Memory = AttentionMemory<kCfg>;
+  using Copies = KvCopies<kCfg>;
+  using Values = ValueReads<kCfg>;
 
  public:
   static constexpr ScoreForm kForm = kShape.form;
@@ -47,10 +50,10 @@ class AttentionTiles {
     FLASHPORT_DEVICE float operator[](int) const { return v; }
   };
   struct Scores {
-    Floats16 c[kKeys / 32];
+    Floats16 c[kKeyBlocks];
   };
   struct Out {
-    Floats16 c[kShape.head_dim_v / 32];
+    Floats16 c[kColumnBlocks];
   };
   struct Operand {
     Words4 b[kKeys / 16];
@@ -75,14 +78,11 @@ class AttentionTiles {
   FLASHPORT_DEVICE void begin(const WorkTile& work) {
     const KeyTiles range = key_tiles<kKeys>(p_, work, kBlockRows);
     copies_.begin(work, range.begin, minimum(work.kv_len, range.end * kKeys));
-    copies_.load_keys();
     load_queries(work);
     keys_from_ = key_offset<kKeyVectors>(n_, half_);
-    values_from_ = value_offset<kValueVectors>(n_, half_);
-    copies_.store_keys();
+    values_from_ = Values::first(32 * half_ + n_);
     sync_shared();
-    copies_.load_keys();
-    copies_.load_values();
+    copies_.start();
   }
   FLASHPORT_DEVICE static void clear(Rows& m, Rows& l, Out& out) {
     m.v = -kInfinity;
@@ -91,8 +91,10 @@ class AttentionTiles {
     for (Floats16& c : out.c) c = Floats16{};
   }
 
-  FLASHPORT_DEVICE void take_turn() const {
+  FLASHPORT_DEVICE void take_turn() {
+    if constexpr (kGroups == 1) copies_.await();
     sync_shared();
+    if constexpr (kGroups == 1 && Copies::kInFlight) copies_.next();
     __builtin_amdgcn_sched_barrier(0);
     __builtin_amdgcn_s_setprio(1);
   }
@@ -100,8 +102,11 @@ class AttentionTiles {
     order_products();
     __builtin_amdgcn_s_setprio(0);
     __builtin_amdgcn_sched_barrier(0);
-    if constexpr (kGroups > 1) sync_shared();
-    copy_next();
+    if constexpr (kGroups > 1) {
+      copies_.await();
+      sync_shared();
+    }
+    if constexpr (kGroups > 1 || !Copies::kInFlight) copies_.next();
   }
 
   // S^T = K Q^T
@@ -113,7 +118,7 @@ class AttentionTiles {
     for (int pair = 0; pair < kKeyVectors / 2; ++pair) {
       const unsigned char* from = memory_.keys + pair_offset(keys_from_, pair);
 #pragma unroll
-      for (int block = 0; block < kKeys / 32; ++block) {
+      for (int block = 0; block < kKeyBlocks; ++block) {
         const auto keys = *reinterpret_cast<const Words4*>(from + block * 32 * kKeyVectors * kVectorBytes);
         mfma<kMath>(scores.c[block], keys, queries_[pair]);
       }
@@ -124,10 +129,11 @@ class AttentionTiles {
   template <int kLater>
   FLASHPORT_DEVICE void settle_keys(Scores&) {
     if constexpr (kLater == 0) {
-      copy_next();
+      if constexpr (!Copies::kInFlight) copies_.next();
       if (group() == 1) {
+        copies_.await();
         sync_shared();
-        copy_next();
+        copies_.next();
       }
     }
   }
@@ -137,11 +143,9 @@ class AttentionTiles {
   FLASHPORT_DEVICE void add_values(Out& out, const Operand& weights, int, Masked) {
 #pragma unroll
     for (int pair = 0; pair < kKeys / 16; ++pair) {
-      const unsigned char* from = memory_.values + pair_offset(values_from_, pair);
 #pragma unroll
-      for (int block = 0; block < kShape.head_dim_v / 32; ++block) {
-        const auto values = *reinterpret_cast<const Words4*>(from + block * 32 * kValueVectors * kVectorBytes);
-        mfma<kMath>(out.c[block], values, weights.b[pair]);
+      for (int block = 0; block < kColumnBlocks; ++block) {
+        mfma<kMath>(out.c[block], Values::read(memory_.values, values_from_, pair, block), weights.b[pair]);
       }
     }
     values_from_ ^= Memory::kValueBytes;
@@ -150,14 +154,16 @@ class AttentionTiles {
 
   // The last values are in LDS after it, and the groups have passed as many barriers.
   FLASHPORT_DEVICE void release_queries() const {
-    if (kGroups == 1 || group() == 0) sync_shared();
+    if (kGroups > 1 && group() == 1) return;
+    copies_.await();
+    sync_shared();
   }
 
   // f(value, slot, offset of the key from first_key())
   template <class F>
   FLASHPORT_DEVICE void for_each(Scores& scores, F&& f) const {
 #pragma unroll
-    for (int block = 0; block < kKeys / 32; ++block) {
+    for (int block = 0; block < kKeyBlocks; ++block) {
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
         float x = scores.c[block][i];
@@ -193,7 +199,7 @@ class AttentionTiles {
 #pragma unroll
       for (int i = 0; i < 16; ++i) most = maximum(most, c[i]);
     }
-    most = maximum(state.m.v, maximum(most, swap_32(most)));
+    most = maximum(state.m.v, join_halves(most, [](float x, float y) { return maximum(x, y); }));
     const float reference = most == -kInfinity ? 0.0f : most * scale;
     factors.v = exp2_approx(fma_rn(state.m.v, scale, -reference));
     state.m.v = most;
@@ -230,14 +236,14 @@ class AttentionTiles {
   // out = O / l and lse.
   FLASHPORT_DEVICE void store(const AttentionParams& p, const WorkTile& work, RowState<AttentionTiles>& state,
                               float scale, const Out& out) const {
-    const float l = state.l.v + swap_32(state.l.v);
+    const float l = join_halves(state.l.v, [](float x, float y) { return x + y; });
     const int row = row_of(0);
     const float m = state.m.v == -kInfinity ? -kInfinity : state.m.v * scale;
     const float factor = finish_row(p, work, row, m, l, half_ == 0);
     auto* to = static_cast<std::uint16_t*>(p.out.data) + output_offset(p, work, row);
     if (row >= work.q_len) return;
 #pragma unroll
-    for (int block = 0; block < kShape.head_dim_v / 32; ++block) {
+    for (int block = 0; block < kColumnBlocks; ++block) {
 #pragma unroll
       for (int i = 0; i < 16; i += 4) {
         const int column = 32 * block + 2 * i + first_key();
@@ -263,24 +269,34 @@ class AttentionTiles {
     }
   }
 
-  // The order of a turn's instructions: some reads from LDS ahead, then a read for every vector that is multiplied.
+  // The order of a turn's instructions: reads from LDS go a few products ahead.
   FLASHPORT_DEVICE static void order_products() {
     constexpr int kMfma = 0x8, kRead = 0x100, kProducts = kHasWideMfma ? 1 : 2, kAhead = 6;
-    constexpr int kReads = kKeys / 32 * kKeyVectors / 2 + kKeys / 16 * kShape.head_dim_v / 32;
-    __builtin_amdgcn_sched_group_barrier(kRead, kAhead, 0);
-#pragma unroll
-    for (int i = kAhead; i < kReads; ++i) {
-      __builtin_amdgcn_sched_group_barrier(kMfma, kProducts, 0);
-      __builtin_amdgcn_sched_group_barrier(kRead, 1, 0);
-    }
-    __builtin_amdgcn_sched_group_barrier(kMfma, kAhead * kProducts, 0);
+    constexpr int kKeyProducts = kKeyBlocks * kKeyVectors / 2, kAll = kKeyProducts + kColumnBlocks * kKeys / 16;
+    constexpr auto kReadsBefore = [](int product) {
+      const int of_keys = product < kKeyProducts ? product : kKeyProducts;
+      return product >= kAll ? kKeyProducts + (kAll - kKeyProducts) * Values::kReads
+                             : of_keys + (product - of_keys) * Values::kReads;
+    };
+    [&]<int... kProduct>(std::integer_sequence<int, kProduct...>) {
+      __builtin_amdgcn_sched_group_barrier(kRead, kReadsBefore(kAhead), 0);
+      ((__builtin_amdgcn_sched_group_barrier(kMfma, kProducts, 0),
+        __builtin_amdgcn_sched_group_barrier(kRead,
+                                             kReadsBefore(kProduct + kAhead + 1) - kReadsBefore(kProduct + kAhead), 0)),
+       ...);
+    }(std::make_integer_sequence<int, kAll>());
   }
 
-  FLASHPORT_DEVICE void copy_next() {
-    copies_.store_keys();
-    copies_.store_values();
-    copies_.load_keys();
-    copies_.load_values();
+  // f of the lane's value and of the other half's, in the one order or the other.
+  template <class T, class F>
+  FLASHPORT_DEVICE static float join_halves(T x, F&& f) {
+    if constexpr (kHasPermlaneSwap) {
+      const auto bits = __builtin_bit_cast(unsigned, x);
+      const auto both = __builtin_amdgcn_permlane32_swap(bits, bits, false, false);
+      return f(__builtin_bit_cast(float, both[0]), __builtin_bit_cast(float, both[1]));
+    } else {
+      return f(x, swap_32(x));
+    }
   }
 
   // A row that sees no key is 0 even if its sums are NaN.
@@ -301,7 +317,7 @@ class AttentionTiles {
   const AttentionParams& p_;
   const Block& block_;
   Memory& memory_;
-  KvCopies<kCfg> copies_;
+  Copies copies_;
   int n_ = 0, half_ = 0;             // of the wave's lanes
   int row_ = 0;                      // the lane's query of the sequence
   int keys_from_, values_from_;      // the lane's offset in the tile that is multiplied next

@@ -1,28 +1,13 @@
-// Copies of keys and values to LDS for attention on CDNA3, by the waves of a group, in two steps: load_*() brings a
-// group's part of a tile to registers, and store_*(), later, to LDS. Values are transposed on the way.
+// Copies of keys and values to LDS for attention on CDNA3, through registers: next() stores what it loaded a step ago
+// and loads the next. Each group of waves copies its part of the keys. Values are transposed on the way.
 //
-// LDS has two tiles of keys and two of values, which stores fill in turn. Keys after the last one, and columns after
-// those of a head, become zeros: nothing else than a head's own values may meet a weight of 0.
+// Keys after the last one, and columns after those of a head, become zeros: nothing but a head's own values may meet a
+// weight of 0.
 #pragma once
 
-#include "common/device/attention/work.h"
-#include "hip/arch/mfma.h"
-#include "hip/attention/mfma_layout.h"
+#include "hip/attention/mfma_memory.h"
 
 namespace flashport::FLASHPORT_TARGET::attention {
-
-inline constexpr int kGroupWaves = 4;  // one a SIMD
-inline constexpr int kWaveRows = 32;
-
-constexpr int groups_of(const AttentionConfig& config) { return config.tuning.rows / (kGroupWaves * kWaveRows); }
-
-template <AttentionConfig kCfg>
-struct AttentionMemory {
-  static constexpr int kKeyBytes = kCfg.tuning.keys * kCfg.shape.head_dim_qk * 2;  // of a tile
-  static constexpr int kValueBytes = kCfg.tuning.keys * kCfg.shape.head_dim_v * 2;
-  alignas(kLineBytes) unsigned char keys[2 * kKeyBytes];
-  alignas(kLineBytes) unsigned char values[2 * kValueBytes];
-};
 
 template <AttentionConfig kCfg>
 class KvCopies {
@@ -34,16 +19,20 @@ class KvCopies {
   static constexpr int kLoadKeys = kThreads / kKeyVectors, kKeyLoads = kOwnKeys / kLoadKeys;
   // A thread transposes 4 keys x 4 columns of values, a wave 32 x 32 at a time.
   static constexpr int kColumnBlocks = kCfg.shape.head_dim_v / 32, kKeyBlocks = kOwnKeys / 32;
-  static constexpr int kBlocks = kColumnBlocks * kKeyBlocks / kGroupWaves;  // that a wave transposes
+  static constexpr int kAllBlocks = kColumnBlocks * kKeyBlocks;
+  static constexpr bool kSomeIdle = kAllBlocks < kGroupWaves;               // waves have no values to copy
+  static constexpr int kBlocks = kSomeIdle ? 1 : kAllBlocks / kGroupWaves;  // that a wave transposes
   static constexpr int kBlockStep = 32 * kGroupWaves;                       // columns from one to the next
   static_assert(kLoadKeys % 8 == 0 && kKeyLoads * kLoadKeys == kOwnKeys);
-  static_assert(kBlocks * kGroupWaves == kColumnBlocks * kKeyBlocks && (kBlocks == 1 || kKeyBlocks == 1));
+  static_assert((kSomeIdle || kBlocks * kGroupWaves == kAllBlocks) && (kBlocks == 1 || kKeyBlocks == 1));
 
  public:
+  static constexpr bool kInFlight = false;  // no copy is in flight to LDS when next() returns
+
   FLASHPORT_DEVICE KvCopies(const AttentionParams& p, const Block& block, Memory& memory)
       : p_(p), block_(block), memory_(memory) {}
 
-  // From key tile `tile` of a work tile on; keys from `end` on are zeros.
+  // From key tile `tile` of a work tile on; keys from `end` on are zeros. Stores the first tile of keys.
   FLASHPORT_DEVICE void begin(const WorkTile& work, int tile, int end) {
     const int thread = block_.thread() % kThreads, lane = thread % kWaveSize;
     const int group = block_.wave() / kGroupWaves, wave = block_.wave() % kGroupWaves;
@@ -64,9 +53,31 @@ class KvCopies {
     next_values_ = (GlobalBytes)p_.v.data + 2 * (work.seq * p_.v.stride_seq + (first + value_key) * p_.v.stride_token +
                                                  head * p_.v.stride_head + column);
 #pragma unroll
-    for (int i = 0; i < kBlocks; ++i) value_key_[i] = column + i * kBlockStep < p_.head_dim_v ? value_key : kNever;
+    for (int i = 0; i < kBlocks; ++i) {
+      const bool live = column + i * kBlockStep < p_.head_dim_v && (!kSomeIdle || wave < kAllBlocks);
+      value_key_[i] = live ? value_key : kNever;
+    }
     values_to_ = value_offset<kValueVectors>(column, four / 2) + four % 2 * 8;
+
+    load_keys();
+    store_keys();
   }
+  // After the barrier that follows.
+  FLASHPORT_DEVICE void start() {
+    load_keys();
+    load_values();
+  }
+  // The next tile of keys, and the tile of values before it.
+  FLASHPORT_DEVICE void next() {
+    store_keys();
+    store_values();
+    load_keys();
+    load_values();
+  }
+  FLASHPORT_DEVICE static void await() {}
+
+ private:
+  static constexpr int kNever = 1 << 30;  // a key that no tile has
 
   FLASHPORT_DEVICE void load_keys() {
     GlobalBytes from = next_keys_;
@@ -101,24 +112,21 @@ class KvCopies {
     keys_to_ ^= Memory::kKeyBytes;
   }
   FLASHPORT_DEVICE void store_values() {
+    if (kSomeIdle && block_.wave() % kGroupWaves >= kAllBlocks) return;
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
       const Words2(&row)[4] = values_[i];
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        const int word = c / 2;
-        const Words2 four =
-            c % 2 == 0 ? Words2{low_halves(row[0][word], row[1][word]), low_halves(row[2][word], row[3][word])}
-                       : Words2{high_halves(row[0][word], row[1][word]), high_halves(row[2][word], row[3][word])};
+        const unsigned two[4] = {row[0][c / 2], row[1][c / 2], row[2][c / 2], row[3][c / 2]};
+        const Words2 four = c % 2 == 0 ? Words2{low_halves(two[0], two[1]), low_halves(two[2], two[3])}
+                                       : Words2{high_halves(two[0], two[1]), high_halves(two[2], two[3])};
         const int to = next_column_offset<kValueVectors>(values_to_, c);
         *reinterpret_cast<Words2*>(memory_.values + to + i * kBlockStep * kValueVectors * kVectorBytes) = four;
       }
     }
     values_to_ ^= Memory::kValueBytes;
   }
-
- private:
-  static constexpr int kNever = 1 << 30;  // a key that no tile has
 
   const AttentionParams& p_;
   const Block& block_;
@@ -129,6 +137,20 @@ class KvCopies {
   int keys_to_, values_to_;       // byte offsets
   Words4 keys_[kKeyLoads];
   Words2 values_[kBlocks][4];
+};
+
+// Reads the left operand V^T [32, 16] from transposed values.
+template <AttentionConfig kCfg>
+struct ValueReads {
+  static constexpr int kReads = 1;  // instructions
+  static constexpr int kVectors = kCfg.tuning.keys / 8;
+
+  // Byte offset of what the lane reads of columns 0 to 31, keys 0 to 15.
+  FLASHPORT_DEVICE static int first(int lane) { return value_offset<kVectors>(lane % 32, lane / 32); }
+  FLASHPORT_DEVICE static Words4 read(const unsigned char* values, int first, int pair, int block) {
+    const int offset = pair_offset(first, pair) + block * 32 * kVectors * kVectorBytes;
+    return *reinterpret_cast<const Words4*>(values + offset);
+  }
 };
 
 }  // namespace flashport::FLASHPORT_TARGET::attention
