@@ -18,9 +18,9 @@ struct AttentionShape {
 
 // A row's bits depend on `keys`, and on nothing else here.
 struct AttentionTuning {
-  int rows;    // queries of a work tile
-  int keys;    // of a key tile
-  int stages;  // key tiles in flight or in use
+  int rows;              // queries of a work tile
+  int keys;              // of a key tile
+  int stages;            // key tiles in flight or in use
 };
 
 struct AttentionConfig {

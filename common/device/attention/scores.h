@@ -154,8 +154,8 @@ FLASHPORT_DEVICE float finish_row(const AttentionParams& p, const WorkTile& work
     factor *= w.a;
   }
   if (leads && p.lse != nullptr && row < work.q_len) {
-    const std::int64_t at = work.seq * p.lse_stride_seq + work.head * p.lse_stride_head +
-                            (work.q_begin + row) * p.lse_stride_token;
+    const std::int64_t at =
+        work.seq * p.lse_stride_seq + work.head * p.lse_stride_head + (work.q_begin + row) * p.lse_stride_token;
     p.lse[at] = l == 0.0f ? -kInfinity : (m + log2_full(l)) * kLn2;
   }
   return l == 0.0f ? 0.0f : factor / l;

@@ -23,7 +23,7 @@ struct WarpgroupRegisters {
 };
 constexpr WarpgroupRegisters attention_registers(int warpgroups) {
   if (warpgroups == 1) return {256, 56};
-  if (warpgroups == 2) return {232, 40};
+  if (warpgroups == 2) return {240, 24};
   return {160, 32};
 }
 
