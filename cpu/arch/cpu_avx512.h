@@ -34,13 +34,18 @@ FLASHPORT_DEVICE IntVec widen(const std::int8_t* from) {
   return reinterpret_cast<IntVec>(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 }
 
+// Accumulators of a product's block (cpu/attention/products.h): rows x vectors
+inline constexpr int kProductRows = 6, kProductVecs = 4;
+
 // Accumulators of a product's block (delta_tiles.h): rows x vectors, of 32 registers.
 inline constexpr int kDeltaRows = 4, kDeltaVecs = 4;
 
 }  // namespace flashport::cpu_avx512
 
 #define FLASHPORT_DECODE_TUNING_HEADER "cpu/tuning/decode/cpu.h"
+#define FLASHPORT_ATTENTION_TUNING_HEADER "cpu/tuning/attention/cpu.h"
 #define FLASHPORT_GATED_DELTA_TUNING_HEADER "cpu/tuning/gated_delta/cpu.h"
+#define FLASHPORT_ATTENTION_TILES_HEADER "cpu/attention/tiles.h"
 #define FLASHPORT_DECODE_TILES_HEADER "cpu/decode/tiles.h"
 #define FLASHPORT_STATE_TILE_HEADER "cpu/gated_delta/state_tile.h"
 #define FLASHPORT_DELTA_TILES_HEADER "cpu/gated_delta/delta_tiles.h"

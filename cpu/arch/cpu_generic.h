@@ -30,13 +30,18 @@ FLASHPORT_DEVICE IntVec widen(const T* from) {
   return __builtin_convertvector(narrow, IntVec);
 }
 
+// Accumulators of a product's block (cpu/attention/products.h): rows x vectors
+inline constexpr int kProductRows = 2, kProductVecs = 1;
+
 // Accumulators of a product's block (delta_tiles.h): rows x vectors, of which each takes four registers of 16.
 inline constexpr int kDeltaRows = 2, kDeltaVecs = 1;
 
 }  // namespace flashport::cpu_generic
 
 #define FLASHPORT_DECODE_TUNING_HEADER "cpu/tuning/decode/cpu.h"
+#define FLASHPORT_ATTENTION_TUNING_HEADER "cpu/tuning/attention/cpu.h"
 #define FLASHPORT_GATED_DELTA_TUNING_HEADER "cpu/tuning/gated_delta/cpu.h"
+#define FLASHPORT_ATTENTION_TILES_HEADER "cpu/attention/tiles.h"
 #define FLASHPORT_DECODE_TILES_HEADER "cpu/decode/tiles.h"
 #define FLASHPORT_STATE_TILE_HEADER "cpu/gated_delta/state_tile.h"
 #define FLASHPORT_DELTA_TILES_HEADER "cpu/gated_delta/delta_tiles.h"

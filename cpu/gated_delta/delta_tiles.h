@@ -92,11 +92,11 @@ struct KeyRows {
   alignas(64) float x[kChunkTokens * kPitch];
 
   void load(const StridedRows& rows, std::int64_t at, int count, int keys) {
-    with_loader(rows.dtype, [&](auto row, int bytes) {
+    kv::with_loader(rows.dtype, [&](auto row, int bytes) {
       for (int r = 0; r < count; ++r) {
         const char* from = static_cast<const char*>(rows.data) + (at + r * rows.stride_token) * bytes;
         for (int key = 0; key < keys; key += kVecWidth) {
-          store_vec(x + r * kPitch + key, load_values(row, from, bytes, key, keys - key));
+          store_vec(x + r * kPitch + key, kv::load_values(row, from, bytes, key, keys - key));
         }
       }
     });
@@ -297,10 +297,10 @@ class DeltaTiles {
 
   // Values. `at`: the element that the head's first row begins with. Columns that there are not are zeros.
   void load_rows(Rows& rows, std::int64_t at) const {
-    with_loader(p_.v.dtype, [&](auto row, int bytes) {
+    kv::with_loader(p_.v.dtype, [&](auto row, int bytes) {
       visit(count_, [&](int r, int first) {
         const char* source = static_cast<const char*>(p_.v.data) + (at + r * p_.v.stride_token + column_) * bytes;
-        store_vec(rows.x + r * kPitch + first, load_values(row, source, bytes, first, live_ - first));
+        store_vec(rows.x + r * kPitch + first, kv::load_values(row, source, bytes, first, live_ - first));
       });
     });
   }
@@ -308,26 +308,26 @@ class DeltaTiles {
     const int bytes = to.dtype == DType::kFloat32 ? 4 : 2;
     visit(count_, [&](int r, int first) {
       char* target = static_cast<char*>(to.data) + (at + r * to.stride_token + column_ + first) * bytes;
-      store_values(target, to.dtype, load_vec(rows.x + r * kPitch + first), live_ - first);
+      kv::store_values(target, to.dtype, load_vec(rows.x + r * kPitch + first), live_ - first);
     });
   }
 
   // `at`: the offset of the head's state, in elements.
   void load_state(State& state, const void* data, DType dtype, std::int64_t at) const {
     zero(state);
-    with_loader(dtype, [&](auto row, int bytes) {
+    kv::with_loader(dtype, [&](auto row, int bytes) {
       const char* from = static_cast<const char*>(data) + at * bytes;
       if (p_.key_major) {
         visit(p_.head_dim_k, [&](int key, int first) {
           const char* source = from + (std::int64_t{key} * p_.head_dim_v + column_) * bytes;
-          store_vec(state.x + key * kPitch + first, load_values(row, source, bytes, first, live_ - first));
+          store_vec(state.x + key * kPitch + first, kv::load_values(row, source, bytes, first, live_ - first));
         });
         return;
       }
       for (int column = 0; column < live_; ++column) {
         const char* source = from + std::int64_t{column_ + column} * p_.head_dim_k * bytes;
         for (int key = 0; key < p_.head_dim_k; key += kVecWidth) {
-          const Vec x = load_values(row, source, bytes, key, p_.head_dim_k - key);
+          const Vec x = kv::load_values(row, source, bytes, key, p_.head_dim_k - key);
           for (int i = 0; i < kVecWidth && key + i < p_.head_dim_k; ++i) state.x[(key + i) * kPitch + column] = x[i];
         }
       }
@@ -339,7 +339,7 @@ class DeltaTiles {
     if (p_.key_major) {
       visit(p_.head_dim_k, [&](int key, int first) {
         char* target = to + (std::int64_t{key} * p_.head_dim_v + column_ + first) * bytes;
-        store_values(target, dtype, load_vec(state.x + key * kPitch + first), live_ - first);
+        kv::store_values(target, dtype, load_vec(state.x + key * kPitch + first), live_ - first);
       });
       return;
     }
@@ -348,7 +348,7 @@ class DeltaTiles {
         Vec x = {};
         for (int i = 0; i < kVecWidth && key + i < p_.head_dim_k; ++i) x[i] = state.x[(key + i) * kPitch + column];
         char* target = to + (std::int64_t{column_ + column} * p_.head_dim_k + key) * bytes;
-        store_values(target, dtype, x, p_.head_dim_k - key);
+        kv::store_values(target, dtype, x, p_.head_dim_k - key);
       }
     }
   }

@@ -6,7 +6,7 @@
 #include "common/device/gated_delta/config.h"
 #include "common/device/gated_delta/params.h"
 #include "cpu/arch/lane_sums.h"
-#include "cpu/kv/row.h"
+#include "cpu/kv/values.h"
 
 namespace flashport::FLASHPORT_TARGET::gated_delta {
 
@@ -23,56 +23,6 @@ template <GatedDeltaConfig kCfg>
 struct StateTileMemory {
   alignas(64) float x[kCfg.shape.head_dim_k * kCfg.tuning.columns];
 };
-
-// f(KvRow of the element type)
-template <class F>
-FLASHPORT_DEVICE void with_loader(DType dtype, const F& f) {
-  switch (dtype) {
-    case DType::kFloat16: f(kv::KvRow<KvFormat::kFp16>(), 2); break;
-    case DType::kBFloat16: f(kv::KvRow<KvFormat::kBf16>(), 2); break;
-    default: f(kv::KvRow<KvFormat::kFp32>(), 4); break;
-  }
-}
-
-// `count` values from `first` on; it reads no others, which are 0.
-template <class Row>
-FLASHPORT_DEVICE Vec load_values(Row, const char* row, int bytes, int first, int count) {
-  if (count >= kVecWidth) return Row::load(row, first);
-  alignas(64) char copy[4 * kVecWidth] = {};
-  __builtin_memcpy(copy, row + first * bytes, static_cast<std::size_t>(count * bytes));
-  return Row::load(copy, 0);
-}
-
-// to_bfloat16 for each element.
-FLASHPORT_DEVICE HalfBits round_bf16(Vec x) {
-  using Bits = std::uint32_t __attribute__((vector_size(4 * kVecWidth)));
-  const auto bits = reinterpret_cast<Bits>(x);
-  const auto is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
-  const Bits rounded = is_nan ? bits | 0x400000u : bits + 0x7fffu + (bits >> 16 & 1u);
-  return __builtin_convertvector(rounded >> 16, HalfBits);
-}
-
-// Stores the first `count` elements, rounded to `dtype`.
-FLASHPORT_DEVICE void store_values(char* to, DType dtype, Vec x, int count) {
-  const auto* from = reinterpret_cast<const float*>(&x);
-  if (dtype == DType::kFloat32) {
-    if (count >= kVecWidth) return store_vec(reinterpret_cast<float*>(to), x);
-    __builtin_memcpy(to, from, sizeof(float) * static_cast<std::size_t>(count));
-    return;
-  }
-  alignas(64) std::uint16_t rounded[kVecWidth];
-  if (dtype == DType::kFloat16) {
-    for (int i = 0; i < kVecWidth; ++i) rounded[i] = to_half(from[i]).bits;
-  } else {
-    const HalfBits bits = round_bf16(x);
-    __builtin_memcpy(rounded, &bits, sizeof bits);
-  }
-  if (count >= kVecWidth) {
-    __builtin_memcpy(to, rounded, sizeof rounded);
-    return;
-  }
-  __builtin_memcpy(to, rounded, sizeof rounded[0] * static_cast<std::size_t>(count));
-}
 
 // A number for each column of a slice.
 template <int kStrips>
@@ -140,14 +90,14 @@ class StateTile {
       state_ = pool_ + at + column_ * keys_;
       return;
     }
-    with_loader(dtype, [&](auto row, int bytes) {
+    kv::with_loader(dtype, [&](auto row, int bytes) {
       const char* from = static_cast<const char*>(data) + at * bytes;
       for (int g = 0; g < strips(); ++g) {
         float* state = strip(g);
         const int first = column_ + g * kVecWidth;
         if constexpr (kKeyMajor) {
           for (int key = 0; key < keys_; ++key) {
-            const Vec x = load_values(row, from + (key * columns_ + first) * bytes, bytes, 0, live(g));
+            const Vec x = kv::load_values(row, from + (key * columns_ + first) * bytes, bytes, 0, live(g));
             store_vec(state + key * kVecWidth, x);
           }
           for (int key = keys_; key < padded_; ++key) store_vec(state + key * kVecWidth, Vec{});
@@ -155,7 +105,7 @@ class StateTile {
           for (int column = 0; column < kVecWidth; ++column) {
             for (int key = 0; key < padded_; key += kVecWidth) {
               const char* source = from + (first + column) * keys_ * bytes;
-              const Vec x = column < live(g) ? load_values(row, source, bytes, key, keys_ - key) : Vec{};
+              const Vec x = column < live(g) ? kv::load_values(row, source, bytes, key, keys_ - key) : Vec{};
               store_vec(state + column * padded_ + key, x);
             }
           }
@@ -177,13 +127,13 @@ class StateTile {
       const int first = column_ + g * kVecWidth;
       if constexpr (kKeyMajor) {
         for (int key = 0; key < keys_; ++key) {
-          store_values(to + (key * columns_ + first) * bytes, dtype, load_vec(state + key * kVecWidth), live(g));
+          kv::store_values(to + (key * columns_ + first) * bytes, dtype, load_vec(state + key * kVecWidth), live(g));
         }
       } else {
         for (int column = 0; column < minimum(live(g), kVecWidth); ++column) {
           for (int key = 0; key < keys_; key += kVecWidth) {
             const Vec x = load_vec(state + column * padded_ + key);
-            store_values(to + ((first + column) * keys_ + key) * bytes, dtype, x, keys_ - key);
+            kv::store_values(to + ((first + column) * keys_ + key) * bytes, dtype, x, keys_ - key);
           }
         }
       }
@@ -193,15 +143,15 @@ class StateTile {
   // k, q and v, all of one type, from their offsets; at_v is that of the slice's first column.
   void load_inputs(const GatedDeltaUpdateParams& p, std::int64_t at_k, std::int64_t at_q, std::int64_t at_v, Keys& k,
                    Keys& q, Columns& v) const {
-    with_loader(p.q.dtype, [&](auto row, int bytes) {
+    kv::with_loader(p.q.dtype, [&](auto row, int bytes) {
       const char* from_k = static_cast<const char*>(p.k.data) + at_k * bytes;
       const char* from_q = static_cast<const char*>(p.q.data) + at_q * bytes;
       const char* from_v = static_cast<const char*>(p.v.data) + at_v * bytes;
       for (int key = 0; key < padded_; key += kVecWidth) {
-        store_vec(k.x + key, load_values(row, from_k, bytes, key, keys_ - key));
-        store_vec(q.x + key, load_values(row, from_q, bytes, key, keys_ - key));
+        store_vec(k.x + key, kv::load_values(row, from_k, bytes, key, keys_ - key));
+        store_vec(q.x + key, kv::load_values(row, from_q, bytes, key, keys_ - key));
       }
-      v = Columns::make([&](int g) { return load_values(row, from_v, bytes, g * kVecWidth, maximum(live(g), 0)); });
+      v = Columns::make([&](int g) { return kv::load_values(row, from_v, bytes, g * kVecWidth, maximum(live(g), 0)); });
     });
   }
   template <class T, class F>
@@ -232,7 +182,7 @@ class StateTile {
   void store_columns(void* data, DType dtype, std::int64_t at, const Columns& columns) const {
     const int bytes = dtype == DType::kFloat32 ? 4 : 2;
     for (int g = 0; g < strips(); ++g) {
-      store_values(static_cast<char*>(data) + (at + g * kVecWidth) * bytes, dtype, columns.x[g], live(g));
+      kv::store_values(static_cast<char*>(data) + (at + g * kVecWidth) * bytes, dtype, columns.x[g], live(g));
     }
   }
   static Columns multiply_add(float factor, const Columns& x, const Columns& sum) {

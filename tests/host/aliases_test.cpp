@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include <flashport/attention.h>
 #include <flashport/gated_delta.h>
 
 #include "tests/host/decode/decode_inputs.h"
@@ -380,6 +381,66 @@ TEST_F(Aliases, OfGatedDeltaChunk) {
                               {"out", &a.out, kIsWritten}};
   };
   expect_outputs_apart("gated_delta_chunk", make, list, [](const GatedDeltaChunkArgs& a) { gated_delta_chunk(a); });
+}
+
+// Every array, packed or with a bias.
+AttentionArgs attention_args(bool packed) {
+  Arena arena;
+  AttentionArgs a;
+  const auto tensor = [&](std::int64_t tokens, std::int64_t heads) {
+    return packed ? arena(DType::kBFloat16, {tokens, heads, 64}) : arena(DType::kBFloat16, {1, tokens, heads, 64});
+  };
+  a.q = tensor(4, 4);
+  a.k = tensor(6, 2);
+  a.v = tensor(6, 2);
+  a.out = tensor(4, 4);
+  if (packed) {
+    a.cu_seqlens_q = arena(DType::kInt32, {2});
+    a.cu_seqlens_k = arena(DType::kInt32, {2});
+    a.max_seqlen_q = a.max_seqlen_k = 6;
+    a.seqused_q = arena(DType::kInt32, {1});
+    a.seqused_k = arena(DType::kInt32, {1});
+    a.leftpad_k = arena(DType::kInt32, {1});
+    a.lse = arena(DType::kFloat32, {4, 4});
+  } else {
+    a.bias = arena(DType::kFloat32, {1, 1, 4, 6});
+    a.lse = arena(DType::kFloat32, {1, 4, 4});
+  }
+  a.alibi_slopes = arena(DType::kFloat32, {4});
+  a.sinks = arena(DType::kFloat32, {4});
+  a.rng_state = arena(DType::kInt64, {2});
+  a.dropout_p = 0.5;
+  a.workspace = arena(DType::kUInt8, {256});
+  return a;
+}
+
+TEST_F(Aliases, OfAttention) {
+  for (const bool packed : {false, true}) {
+    expect_outputs_apart(
+        "attention", [&] { return attention_args(packed); },
+        [&](AttentionArgs& a) {
+          std::vector<Named> all = {{"q", &a.q},
+                                    {"k", &a.k},
+                                    {"v", &a.v},
+                                    {"alibi_slopes", &*a.alibi_slopes},
+                                    {"sinks", &*a.sinks},
+                                    {"rng_state", &*a.rng_state},
+                                    {"out", &a.out, kIsWritten},
+                                    {"lse", &*a.lse, kIsWritten},
+                                    {"workspace", &*a.workspace, kIsWritten}};
+          if (packed) {
+            all.insert(all.end(), {{"cu_seqlens_q", &*a.cu_seqlens_q},
+                                   {"cu_seqlens_k", &*a.cu_seqlens_k},
+                                   {"seqused_q", &*a.seqused_q},
+                                   {"seqused_k", &*a.seqused_k},
+                                   {"leftpad_k", &*a.leftpad_k}});
+          } else {
+            all.push_back({"bias", &*a.bias});
+          }
+          return all;
+        },
+        [](const AttentionArgs& a) { attention(a); });
+  }
 }
 
 }  // namespace

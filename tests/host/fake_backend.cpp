@@ -29,6 +29,13 @@ constexpr KernelEntry update(const char* key, int head_dim_k, GateForm gate, DTy
 constexpr KernelEntry chunk(const char* key, KernelTag tag, MathType math, int head_dim_k) {
   return {.key = key, .tag = tag, .threads = 128, .shape = {.gated_delta_chunk = {math, head_dim_k}}};
 }
+constexpr KernelEntry attention(const char* key, AttentionShape shape, AttentionTuning tuning = {128, 64, 2}) {
+  return {.key = key,
+          .tag = KernelTag::kAttention,
+          .threads = 384,
+          .shared_bytes = 98304,
+          .shape = {.attention = {shape, tuning}}};
+}
 // One whose blocks have teams, and which signals its work.
 constexpr KernelEntry signalling(KernelEntry kernel, int threads, int teams) {
   kernel.threads = threads;
@@ -60,6 +67,13 @@ const KernelEntry kGpuKernels[] = {
     chunk("gated_delta_prepare/bf16/k128/fakegpu", KernelTag::kGatedDeltaPrepare, kB16, 128),
     chunk("gated_delta_chunk/bf16/k128/fakegpu", KernelTag::kGatedDeltaChunk, kB16, 128),
     chunk("gated_delta_chunk/fp16/k128/fakegpu", KernelTag::kGatedDeltaChunk, kF16, 128),
+    attention("attention/bf16/hd256/any/fakegpu", {kB16, 256, 256, ScoreForm::kAny}),
+    attention("attention/bf16/hd128/any/fakegpu", {kB16, 128, 128, ScoreForm::kAny}),
+    attention("attention/bf16/hd128/plain/fakegpu", {kB16, 128, 128, ScoreForm::kPlain}),
+    attention("attention/bf16/hd64/plain/fakegpu", {kB16, 64, 64, ScoreForm::kPlain}, {192, 128, 3}),
+    attention("attention/bf16/hd192x128/plain/fakegpu", {kB16, 192, 128, ScoreForm::kPlain}),
+    attention("attention/fp16/hd128/plain/fakegpu", {kF16, 128, 128, ScoreForm::kPlain}),
+    plain("dropout_mask/fakegpu", KernelTag::kDropoutMask, 128),
 };
 
 const KernelEntry kCpuKernels[] = {
@@ -76,6 +90,9 @@ const KernelEntry kCpuKernels[] = {
     update("gated_delta_update/fp16/fakecpu", 256, GateForm::kAny, DType::kFloat16),
     chunk("gated_delta_prepare/fp32/k256/fakecpu", KernelTag::kGatedDeltaPrepare, kF32, 256),
     chunk("gated_delta_chunk/fp32/k256/fakecpu", KernelTag::kGatedDeltaChunk, kF32, 256),
+    attention("attention/fp32/hd512/any/fakecpu", {kF32, 512, 512, ScoreForm::kAny}, {32, 64, 1}),
+    attention("attention/bf16/hd256/any/fakecpu", {kB16, 256, 256, ScoreForm::kAny}, {32, 64, 1}),
+    plain("dropout_mask/fakecpu", KernelTag::kDropoutMask, 1),
 };
 
 const char* one_device(int* count) {

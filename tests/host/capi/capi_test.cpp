@@ -9,6 +9,7 @@
 
 #include "common/device/gated_delta/chunk_params.h"
 #include "common/device/gated_delta/params.h"
+#include "tests/host/capi/to_c.h"
 #include "tests/host/decode/decode_inputs.h"
 #include "tests/host/fake_backend.h"
 
@@ -18,23 +19,6 @@ namespace {
 struct CInterface : ::testing::Test {
   FakeBackends backends_;
 };
-
-fp_tensor to_c(const TensorView& view) {
-  fp_tensor c = {};
-  c.data = view.data;
-  c.dtype = static_cast<std::int32_t>(view.dtype);
-  c.rank = view.rank;
-  for (int i = 0; i < view.rank; ++i) {
-    c.shape[i] = view.shape[i];
-    c.strides[i] = view.strides[i];
-  }
-  return c;
-}
-
-// The text of a refusal of this kind.
-std::string refusal(fp_status found, fp_status expected) {
-  return found == expected ? fp_last_error() : "status " + std::to_string(found);
-}
 
 TEST_F(CInterface, DecodesAndReportsErrors) {
   DecodeInputs inputs;
@@ -287,7 +271,8 @@ TEST_F(CInterface, QueriesOfEveryOperation) {
       {fp_op_decode_stage2, "decode_stage2/fakegpu"},
       {fp_op_append, "append_kv/fakegpu"},
       {fp_op_merge, "merge_states/fakegpu"},
-      {fp_op_gated_delta_chunk, "gated_delta_chunk/bf16/k128/fakegpu"}};
+      {fp_op_gated_delta_chunk, "gated_delta_chunk/bf16/k128/fakegpu"},
+      {fp_op_attention, "attention/bf16/hd128/plain/fakegpu"}};
   fp_query query = decode_query();
   char key[64];
   for (const auto& [operation, wanted] : keys) {
@@ -298,8 +283,8 @@ TEST_F(CInterface, QueriesOfEveryOperation) {
   }
   query.operation = fp_op_gated_delta;
   EXPECT_EQ(refusal(fp_supports(&query), fp_not_supported), "fakegpu has no kernel gated_delta_update");
-  query.operation = fp_op_gated_delta_chunk + 1;
-  EXPECT_EQ(refusal(fp_supports(&query), fp_value_error), "supports: operation must be one of fp_operation, got 6");
+  query.operation = fp_op_attention + 1;
+  EXPECT_EQ(refusal(fp_supports(&query), fp_value_error), "supports: operation must be one of fp_operation, got 7");
   query.struct_size = sizeof(query) + 1;
   EXPECT_EQ(fp_supports(&query), fp_value_error);
 }

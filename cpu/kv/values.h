@@ -1,0 +1,58 @@
+// Values of a row, of a type that is known at run time, as vectors of floats.
+#pragma once
+
+#include "cpu/kv/row.h"
+
+namespace flashport::FLASHPORT_TARGET::kv {
+
+// f(KvRow of the element type)
+template <class F>
+FLASHPORT_DEVICE void with_loader(DType dtype, const F& f) {
+  switch (dtype) {
+    case DType::kFloat16: f(KvRow<KvFormat::kFp16>(), 2); break;
+    case DType::kBFloat16: f(KvRow<KvFormat::kBf16>(), 2); break;
+    default: f(KvRow<KvFormat::kFp32>(), 4); break;
+  }
+}
+
+// `count` values from `first` on; it reads no others, which are 0.
+template <class Row>
+FLASHPORT_DEVICE Vec load_values(Row, const char* row, int bytes, int first, int count) {
+  if (count >= kVecWidth) return Row::load(row, first);
+  alignas(64) char copy[4 * kVecWidth] = {};
+  __builtin_memcpy(copy, row + first * bytes, static_cast<std::size_t>(count * bytes));
+  return Row::load(copy, 0);
+}
+
+// to_bfloat16 for each element.
+FLASHPORT_DEVICE HalfBits round_bf16(Vec x) {
+  using Bits = std::uint32_t __attribute__((vector_size(4 * kVecWidth)));
+  const auto bits = reinterpret_cast<Bits>(x);
+  const auto is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  const Bits rounded = is_nan ? bits | 0x400000u : bits + 0x7fffu + (bits >> 16 & 1u);
+  return __builtin_convertvector(rounded >> 16, HalfBits);
+}
+
+// Stores the first `count` elements, rounded to `dtype`.
+FLASHPORT_DEVICE void store_values(char* to, DType dtype, Vec x, int count) {
+  const auto* from = reinterpret_cast<const float*>(&x);
+  if (dtype == DType::kFloat32) {
+    if (count >= kVecWidth) return store_vec(reinterpret_cast<float*>(to), x);
+    __builtin_memcpy(to, from, sizeof(float) * static_cast<std::size_t>(count));
+    return;
+  }
+  alignas(64) std::uint16_t rounded[kVecWidth];
+  if (dtype == DType::kFloat16) {
+    for (int i = 0; i < kVecWidth; ++i) rounded[i] = to_half(from[i]).bits;
+  } else {
+    const HalfBits bits = round_bf16(x);
+    __builtin_memcpy(rounded, &bits, sizeof bits);
+  }
+  if (count >= kVecWidth) {
+    __builtin_memcpy(to, rounded, sizeof rounded);
+    return;
+  }
+  __builtin_memcpy(to, rounded, sizeof rounded[0] * static_cast<std::size_t>(count));
+}
+
+}  // namespace flashport::FLASHPORT_TARGET::kv
