@@ -170,12 +170,12 @@ class AttentionTiles {
       }
     }
   }
-  FLASHPORT_DEVICE static void add_bias(const Bias& bias, Scores& scores) {
+  FLASHPORT_DEVICE static void add_bias(const Bias& bias, float log2e, Scores& scores) {
     for_each_register(scores.c, [&](float& x, int tile, int i) {
       const unsigned two = bias.two[tile][i / 2];
       const float as_bf16 = __uint_as_float(i % 2 == 0 ? two << 16 : two & 0xffff0000u);
       const float as_half = __half2float(__ushort_as_half(static_cast<unsigned short>(i % 2 == 0 ? two : two >> 16)));
-      x = fma_rn(kLog2e, kMath == MathType::kBf16 ? as_bf16 : as_half, x);
+      x = fma_rn(log2e, kMath == MathType::kBf16 ? as_bf16 : as_half, x);
     });
   }
 
