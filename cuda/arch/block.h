@@ -35,6 +35,13 @@ FLASHPORT_DEVICE float to_float(BFloat16 x) { return __bfloat162float(x); }
 
 FLASHPORT_DEVICE float maximum(float a, float b) { return fmaxf(a, b); }
 
+// The compiler's own lowering of the cast product adds a zero to its high half.
+FLASHPORT_DEVICE std::uint64_t multiply_wide(std::uint32_t a, std::uint32_t b) {
+  std::uint64_t product;
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+  return product;
+}
+
 FLASHPORT_DEVICE float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

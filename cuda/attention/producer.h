@@ -98,7 +98,7 @@ class Producer {
     }
     mbarrier_wait(&barriers->empty, phase ^ 1);
 
-    const bool stops_early = part == kValuesOf && rows < tile_rows && first + rows < p_.total_k;
+    const bool stops_early = part == kValuesOf && rows < tile_rows && has_rows_after(first + rows);
     if (p_.has_maps != 0 && !stops_early) {
       if (lane_ == 0) {
         const TensorMap& map = of_queries ? p_.q_map : part == kKeysOf ? p_.k_map : p_.v_map;
@@ -132,6 +132,11 @@ class Producer {
     await_copies();
     fence_async_proxy();
     mbarrier_arrive(&barriers->full);
+  }
+
+  // Whether the values have rows from `token` on, which are another sequence's or not in use.
+  FLASHPORT_DEVICE bool has_rows_after(std::int64_t token) const {
+    return token < (p_.cu_seqlens_k != nullptr ? p_.total_k : p_.kv_len);
   }
 
   const AttentionParams& p_;

@@ -153,6 +153,42 @@ class AttentionTiles {
     }
   }
 
+  // Biases of a key tile, two neighbours a register, on their way while the product runs. Only those of 16 bits, in
+  // rows that lie aligned for pairs; `there` says so.
+  struct Bias {
+    unsigned two[kKeys / 8][kRowSlots];
+    bool there;
+  };
+  FLASHPORT_DEVICE void fetch_bias(Bias& bias, const AttentionParams& p, const WorkTile& work,
+                                   const Modifiers& modifiers, int tile) const {
+    const auto* data = static_cast<const std::uint16_t*>(p.bias.data) + modifiers.bias_at;
+    bias.there = p.bias.data != nullptr && p.bias.dtype != DType::kFloat32 && p.bias.stride_key == 1 &&
+                 p.bias.stride_row % 2 == 0 && reinterpret_cast<std::uintptr_t>(data) % 4 == 0;
+    if (!bias.there) return;
+    const int first = tile * kKeys + first_key(), keys = work.kv_len - first;
+#pragma unroll
+    for (int slot = 0; slot < kRowSlots; ++slot) {
+      const auto* row = data + minimum(row_of(slot), work.q_len - 1) * p.bias.stride_row + first;
+#pragma unroll
+      for (int tile8 = 0; tile8 < kKeys / 8; ++tile8) {
+        const auto* from = row + 8 * tile8;
+        if (8 * tile8 + 1 < keys) {
+          bias.two[tile8][slot] = __ldg(reinterpret_cast<const unsigned*>(from));
+        } else {  // the last key of an odd count, or none
+          bias.two[tile8][slot] = 8 * tile8 < keys ? *from : 0;
+        }
+      }
+    }
+  }
+  FLASHPORT_DEVICE static void add_bias(const Bias& bias, Scores& scores) {
+    for_each_register(scores.c, [&](float& x, int tile, int i) {
+      const unsigned two = bias.two[tile][i / 2];
+      const float as_bf16 = __uint_as_float(i % 2 == 0 ? two << 16 : two & 0xffff0000u);
+      const float as_half = __half2float(__ushort_as_half(static_cast<unsigned short>(i % 2 == 0 ? two : two >> 16)));
+      x = fma_rn(kLog2e, kMath == MathType::kBf16 ? as_bf16 : as_half, x);
+    });
+  }
+
   // P = exp2((S - m) scale), where m is the largest score of a row so far; `factors` bring O to that m.
   FLASHPORT_DEVICE void exponentiate(Scores& scores, float scale, RowState<AttentionTiles>& state,
                                      Rows& factors) const {

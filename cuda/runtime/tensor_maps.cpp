@@ -64,10 +64,12 @@ const char* encode_maps(AttentionParams& p, int rows, int keys) {
   p.has_maps = 0;
   static const Encode function = find_encode();
   if (function == nullptr || p.total_q == 0 || p.total_k == 0) return nullptr;
-  const std::int64_t seqs_q = p.cu_seqlens_q != nullptr ? 1 : p.batch, seqs_k = p.cu_seqlens_k != nullptr ? 1 : p.batch;
-  const Box q = {p.q, {p.head_dim_qk, p.total_q, p.num_q_heads, seqs_q}, rows};
-  const Box k = {p.k, {p.head_dim_qk, p.total_k, p.num_kv_heads, seqs_k}, keys};
-  const Box v = {p.v, {p.head_dim_v, p.total_k, p.num_kv_heads, seqs_k}, keys};
+  const bool packed = p.cu_seqlens_q != nullptr;
+  const std::int64_t seqs = packed ? 1 : p.batch;
+  const std::int64_t queries = packed ? p.total_q : p.q_len, all_keys = packed ? p.total_k : p.kv_len;
+  const Box q = {p.q, {p.head_dim_qk, queries, p.num_q_heads, seqs}, rows};
+  const Box k = {p.k, {p.head_dim_qk, all_keys, p.num_kv_heads, seqs}, keys};
+  const Box v = {p.v, {p.head_dim_v, all_keys, p.num_kv_heads, seqs}, keys};
   bool readable[3] = {};
   if (const char* error = encode(function, q, p.q_map, readable[0])) return error;
   if (const char* error = encode(function, k, p.k_map, readable[1])) return error;

@@ -20,7 +20,7 @@ FLASHPORT_DEVICE void write_dropout_mask(const DropoutMaskParams& p, const Block
       const Philox random = dropout_bits(key, static_cast<std::uint32_t>(head), row, first_key);
       for (int e = 0; e < 8; ++e) {
         const int at = first_key + e / 2 * 8 + e % 2;
-        if (at < p.kv_len) to[at * p.strides[3]] = random.bits(e) < p.dropout.drop_below ? 0 : 1;
+        if (at < p.kv_len) to[at * p.strides[3]] = random.drops(e, p.dropout.drop_below << 16) ? 0 : 1;
       }
     }
   }

@@ -36,12 +36,18 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
   if (range.begin < range.end) {
     tiles.begin(work);
     Modifiers modifiers;
+    typename BiasOf<Tiles>::Type bias;
     if constexpr (kForm == ScoreForm::kAny) modifiers = modifiers_of(p, work);
+    const auto fetch_bias = [&](int tile) {
+      if constexpr (kForm == ScoreForm::kAny && requires { typename Tiles::Bias; }) {
+        tiles.fetch_bias(bias, p, work, modifiers, tile);
+      }
+    };
     typename Tiles::Scores scores;
     typename Tiles::Rows factors;
     // From the product to weights that wait to be rounded; `factors` are what O comes to the new maximum by.
     const auto weigh = [&](auto masked, int tile) {
-      if constexpr (kForm == ScoreForm::kAny) modify_scores(tiles, p, work, modifiers, tile, scores);
+      if constexpr (kForm == ScoreForm::kAny) modify_scores(tiles, p, work, modifiers, bias, tile, scores);
       if constexpr (masked) hide_keys(tiles, p, work, tile, scores);
       tiles.exponentiate(scores, scale, state, factors);
       if constexpr (kForm == ScoreForm::kAny) {
@@ -51,6 +57,7 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
     constexpr Constant<true> kMasked;
     constexpr Constant<false> kPlain;
 
+    fetch_bias(range.begin);
     tiles.multiply_keys(scores, range.begin, kMasked);
     tiles.template settle_keys<0>(scores);
     if (range.begin >= range.plain_begin && range.begin < range.plain_end) {
@@ -61,6 +68,7 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
     typename Tiles::Operand weights = tiles.to_operand(scores);
 
     const auto step = [&](auto masked, int tile) {
+      fetch_bias(tile);
       tiles.take_turn();
       tiles.multiply_keys(scores, tile, masked);
       tiles.add_values(out, weights, tile - 1, masked);

@@ -44,7 +44,7 @@ struct AttentionParams {
 
   // Packed tensors have all tokens on one axis, and stride_seq is 0.
   StridedRows q, k, v, out;
-  std::int64_t total_q, total_k;     // extents of the token axes
+  std::int64_t total_q, total_k;     // tokens of all sequences that the tensors have room for
   const std::int32_t* cu_seqlens_q;  // null: sequences are not packed
   const std::int32_t* cu_seqlens_k;
   const std::int32_t* seqused_q;  // null: all

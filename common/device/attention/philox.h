@@ -17,8 +17,10 @@ inline constexpr int kPhiloxKeys = 32;  // that four calls serve
 struct Philox {
   std::uint32_t words[4];  // eight halves, the low half of word 0 first
 
-  // Of weight `i` (0 to 7) of the call.
-  FLASHPORT_DEVICE std::uint32_t bits(int i) const { return words[i / 2] >> (i % 2 * 16) & 0xffffu; }
+  // Whether weight `i` (0 to 7) of the call is dropped: its bits are below `limit`, of which the high half counts.
+  FLASHPORT_DEVICE bool drops(int i, std::uint32_t limit) const {
+    return (i % 2 == 0 ? words[i / 2] << 16 : words[i / 2]) < limit;
+  }
 };
 
 FLASHPORT_DEVICE Philox philox(const std::uint32_t (&counter)[4], std::uint64_t key) {
@@ -26,7 +28,7 @@ FLASHPORT_DEVICE Philox philox(const std::uint32_t (&counter)[4], std::uint64_t 
   std::uint32_t low = static_cast<std::uint32_t>(key), high = static_cast<std::uint32_t>(key >> 32);
   FLASHPORT_UNROLL(10)
   for (int round = 0; round < 10; ++round) {
-    const std::uint64_t a = std::uint64_t{0xd2511f53u} * x[0], b = std::uint64_t{0xcd9e8d57u} * x[2];
+    const std::uint64_t a = multiply_wide(0xd2511f53u, x[0]), b = multiply_wide(0xcd9e8d57u, x[2]);
     const std::uint32_t next[4] = {static_cast<std::uint32_t>(b >> 32) ^ x[1] ^ low, static_cast<std::uint32_t>(b),
                                    static_cast<std::uint32_t>(a >> 32) ^ x[3] ^ high, static_cast<std::uint32_t>(a)};
     for (int i = 0; i < 4; ++i) x[i] = next[i];

@@ -10,11 +10,31 @@
 
 namespace flashport::FLASHPORT_TARGET::attention {
 
-// The factor that is left to the exponential: m and scores are kept without it.
+// Whether scores become logits in place. Otherwise the exponential multiplies them by their positive scale, and m and
+// the scores are kept without it.
+template <ScoreForm kForm>
+FLASHPORT_DEVICE bool makes_logits(const AttentionParams& p) {
+  if (kForm == ScoreForm::kPlain) return false;
+  return p.cap_scale != 0.0f || p.alibi_slopes != nullptr || p.bias.data != nullptr || p.score_scale <= 0.0f;
+}
 template <ScoreForm kForm>
 FLASHPORT_DEVICE float exponent_scale(const AttentionParams& p) {
-  return kForm == ScoreForm::kPlain ? p.score_scale : 1.0f;
+  return makes_logits<kForm>(p) ? 1.0f : p.score_scale;
 }
+
+// Tiles may fetch the biases of a key tile ahead of its product: they have a type Bias for them.
+struct NoBias {
+  static constexpr bool there = false;
+};
+template <class Tiles>
+struct BiasOf {
+  using Type = NoBias;
+};
+template <class Tiles>
+  requires requires { typename Tiles::Bias; }
+struct BiasOf<Tiles> {
+  using Type = typename Tiles::Bias;
+};
 
 // What the scores of a work tile are modified by, read once.
 struct Modifiers {
@@ -52,7 +72,9 @@ FLASHPORT_DEVICE void add_bias(const Tiles& tiles, const T* data, const std::int
 // Of tile number `tile`: scale or softcap, ALiBi and bias. The keys that a query does not see are hidden later.
 template <class Tiles>
 FLASHPORT_DEVICE void modify_scores(const Tiles& tiles, const AttentionParams& p, const WorkTile& work,
-                                    const Modifiers& modifiers, int tile, typename Tiles::Scores& scores) {
+                                    const Modifiers& modifiers, const typename BiasOf<Tiles>::Type& bias, int tile,
+                                    typename Tiles::Scores& scores) {
+  if (!makes_logits<Tiles::kForm>(p)) return;
   const float scale = p.score_scale, cap = p.cap_scale;
   if (cap != 0.0f) {
     tiles.for_each(scores, [&](float& x, int, int) { x = cap * tanh_approx(x * scale); });
@@ -68,6 +90,9 @@ FLASHPORT_DEVICE void modify_scores(const Tiles& tiles, const AttentionParams& p
     tiles.for_each(scores, [&](float& x, int slot, int offset) {
       x = fma_rn(-modifiers.slope, __builtin_fabsf(distance[slot] - static_cast<float>(offset)), x);
     });
+  }
+  if constexpr (requires { typename Tiles::Bias; }) {
+    if (bias.there) return tiles.add_bias(bias, scores);
   }
   if (p.bias.data != nullptr) {
     std::int64_t row_at[Tiles::kRowSlots];
@@ -105,14 +130,14 @@ FLASHPORT_DEVICE void hide_keys(const Tiles& tiles, const AttentionParams& p, co
 template <class Tiles>
 FLASHPORT_DEVICE void drop_weights(const Tiles& tiles, const AttentionParams& p, const Modifiers& modifiers, int tile,
                                    typename Tiles::Scores& weights) {
-  const std::uint32_t below = p.dropout.drop_below;
+  const std::uint32_t limit = p.dropout.drop_below << 16;
   const int first_key = tile * Tiles::kKeys + tiles.first_key();
   // f(eight weights, slot, offset of the first)
   tiles.for_each_eight(weights, [&](const auto& eight, int slot, int offset) {
     const Philox random = dropout_bits(modifiers.dropout, modifiers.head, tiles.row_of(slot), first_key + offset);
     FLASHPORT_UNROLL(8)
     for (int i = 0; i < 8; ++i) {
-      if (random.bits(i) < below) eight(i) = 0.0f;
+      if (random.drops(i, limit)) eight(i) = 0.0f;
     }
   });
 }

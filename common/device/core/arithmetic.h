@@ -2,6 +2,8 @@
 // instruction does better.
 #pragma once
 
+#include <cstdint>
+
 namespace flashport::FLASHPORT_TARGET {
 
 inline constexpr float kInfinity = __builtin_huge_valf();
@@ -15,6 +17,11 @@ FLASHPORT_DEVICE T minimum(T a, T b) {
 template <class T>
 FLASHPORT_DEVICE T maximum(T a, T b) {
   return a < b ? b : a;
+}
+// All 64 bits of a product of 32-bit numbers.
+template <class T>
+FLASHPORT_DEVICE std::uint64_t multiply_wide(T a, T b) {
+  return std::uint64_t{a} * b;
 }
 
 }  // namespace flashport::FLASHPORT_TARGET
