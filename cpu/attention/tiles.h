@@ -173,11 +173,18 @@ class AttentionTiles {
     const int bytes = p.out.dtype == DType::kFloat32 ? 4 : 2;
     for (int slot = 0; slot < live_rows(work); ++slot) {
       const float factor = finish_row(p, work, work.first_row + slot, state.m[slot] * scale, state.l[slot], true);
-      char* to = static_cast<char*>(p.out.data) + output_offset(p, work, work.first_row + slot) * bytes;
+      const std::int64_t at = output_offset(p, work, work.first_row + slot);
+      char* to = static_cast<char*>(p.out.data) + at * bytes;
       const float* x = out_row(slot);
       for (int column = 0; column < p.head_dim_v; column += kVecWidth) {
         const Vec value = factor == 0.0f ? Vec{} : load_vec(x + column) * factor;
-        kv::store_values(to + column * bytes, p.out.dtype, value, p.head_dim_v - column);
+        if (p.out.stride_dim == 1) {
+          kv::store_values(to + column * bytes, p.out.dtype, value, p.head_dim_v - column);
+          continue;
+        }
+        for (int i = 0; i < minimum(kVecWidth, p.head_dim_v - column); ++i) {
+          store_as(p.out.data, p.out.dtype, at + (column + i) * p.out.stride_dim, value[i]);
+        }
       }
     }
   }

@@ -234,8 +234,9 @@ class AttentionTiles {
   }
 
   // out = O / l and lse.
-  FLASHPORT_DEVICE void store(const AttentionParams& p, const WorkTile& work, RowState<AttentionTiles>& state,
+  FLASHPORT_DEVICE void store(const AttentionParams& params, const WorkTile& work, RowState<AttentionTiles>& state,
                               float scale, const Out& out) const {
+    const AttentionParams& p = reread(params);
     const float l = join_halves(state.l.v, [](float x, float y) { return x + y; });
     const int row = row_of(0);
     const float m = state.m.v == -kInfinity ? -kInfinity : state.m.v * scale;

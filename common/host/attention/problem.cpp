@@ -7,6 +7,7 @@
 #include <string>
 
 #include "common/host/arguments.h"
+#include "common/host/attention/kernel_choice.h"
 #include "common/host/check.h"
 #include "common/host/scores.h"
 
@@ -85,7 +86,7 @@ ArgumentTable<16> table_of(const AttentionArgs& args) {
   table.add(sinks, "sinks", kRead, kFloat, kContiguous, {1, "(num_q_heads)"});
   table.add(bias, "bias", kRead, bias_types, kAny, {4, "(batch or 1, num_q_heads or 1, q_len, kv_len)"});
   table.add(rng_state, "rng_state", kRead, {DType::kInt64}, kContiguous, {1, "(2)"});
-  table.add(out, "out", kWritten, {q.dtype}, kAny, axes(kPackedOut, kDenseOut));
+  table.add(out, "out", kWritten, {q.dtype}, kUnitInner, axes(kPackedOut, kDenseOut));
   table.add(lse, "lse", kWritten, kFloat, kAny,
             packed ? Axes{2, "(num_q_heads, total_q)"} : Axes{3, "(batch, num_q_heads, q_len)"});
   table.add(workspace, "workspace", kWritten, {DType::kUInt8}, kAny, {1, "(bytes)"});
@@ -245,9 +246,9 @@ void fill_options(const AttentionArgs& a, const Extents& e, AttentionParams& p) 
   if (drops(a)) p.dropout = dropout_params(*a.rng_state, a.dropout_p);
 }
 
-bool modifies_scores(const AttentionParams& p) {
-  return !(p.score_scale >= std::numeric_limits<float>::min()) || p.cap_scale != 0.0f || p.alibi_slopes != nullptr ||
-         p.bias.data != nullptr || p.dropout.rng_state != nullptr;
+ScoreForm form_of(const AttentionParams& p) {
+  const bool softcap = p.cap_scale != 0.0f || !(p.score_scale >= std::numeric_limits<float>::min());
+  return score_form(softcap, p.alibi_slopes != nullptr, p.bias.data != nullptr, p.dropout.rng_state != nullptr);
 }
 
 AttentionProblem validate(const AttentionArgs& args, Outputs outputs) {
@@ -266,7 +267,7 @@ AttentionProblem validate(const AttentionArgs& args, Outputs outputs) {
   if (problem.empty) return problem;
   fill_tensors(args, extents, problem.params);
   fill_options(args, extents, problem.params);
-  problem.modified_scores = modifies_scores(problem.params);
+  problem.form = form_of(problem.params);
   return problem;
 }
 

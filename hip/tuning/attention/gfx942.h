@@ -12,7 +12,7 @@ inline constexpr int kDropoutMaskThreads = 256;
 constexpr AttentionTuning attention_tuning(const AttentionShape& shape) {
   const int wider = shape.head_dim_qk > shape.head_dim_v ? shape.head_dim_qk : shape.head_dim_v;
   // queries, keys, stages
-  if (wider <= 64) return {256, shape.form == ScoreForm::kAny ? 64 : 128, 2};
+  if (wider <= 64) return {256, shape.form != ScoreForm::kPlain ? 64 : 128, 2};
   if (wider <= 128) return {256, 64, 2};
   return {128, 32, 2};
 }

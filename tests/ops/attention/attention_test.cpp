@@ -1,0 +1,176 @@
+// attention against the oracle: named shapes and options, and random combinations of options; that the cases reach
+// every kernel of the target.
+#include <gtest/gtest.h>
+
+#include <flashport/backend.h>
+
+#include <algorithm>
+#include <set>
+
+#include "tests/ops/attention/combinations.h"
+#include "tests/support/expected_support.h"
+
+namespace flashport_test {
+namespace {
+
+using reference::Type;
+
+std::vector<AttentionCase> named_cases() {
+  std::vector<AttentionCase> cases = {
+      {.name = "plain"},
+      {.name = "causal", .causal = true},
+      {.name = "fp16", .type = Type::kF16},
+      {.name = "fp16_any", .type = Type::kF16, .causal = true, .softcap = 5},
+      {.name = "fp32", .type = Type::kF32, .causal = true},
+      {.name = "one_query", .q_lens = {1, 1}, .causal = true},
+      {.name = "one_key", .kv_lens = {1, 1}, .causal = true},
+      {.name = "more_queries_than_keys", .q_lens = {203, 203}, .kv_lens = {113, 113}, .causal = true},
+      {.name = "no_keys", .kv_lens = {0, 0}, .sinks = true},
+      {.name = "no_keys_no_sinks", .kv_lens = {0, 0}},
+      {.name = "packed", .q_lens = {5, 0, 130, 1}, .kv_lens = {70, 3, 130, 0}, .packed = true, .causal = true},
+      {.name = "packed_used",
+       .q_lens = {5, 0, 130, 1},
+       .kv_lens = {70, 3, 130, 0},
+       .packed = true,
+       .used_q = true,
+       .used_k = true,
+       .leftpad = true,
+       .causal = true},
+      {.name = "dense_used", .q_lens = {5, 130}, .kv_lens = {70, 203}, .used_q = true, .used_k = true, .leftpad = true},
+      {.name = "window_at_tile_edges", .kv_lens = {257, 257}, .window_left = 64, .window_right = 63},
+      {.name = "window_of_one", .window_left = 0, .window_right = 0},
+      {.name = "window_right_of_the_keys",
+       .q_lens = {257, 257},
+       .kv_lens = {64, 64},
+       .window_left = 3,
+       .window_right = 3},
+      {.name = "windowed_prompt", .q_lens = {300, 300}, .kv_lens = {300, 300}, .causal = true, .window_left = 63},
+      {.name = "projection",
+       .q_lens = {113, 113},
+       .kv_lens = {113, 113},
+       .causal = true,
+       .layout = Layout::kProjection},
+      {.name = "odd_rows", .causal = true, .layout = Layout::kOdd},
+      {.name = "all_heads_of_one", .q_heads = 8, .kv_heads = 1, .causal = true},
+      {.name = "heads_of_their_own", .q_heads = 3, .kv_heads = 3, .causal = true},
+      {.name = "everything",
+       .q_lens = {5, 0, 130},
+       .kv_lens = {70, 3, 257},
+       .packed = true,
+       .used_q = true,
+       .used_k = true,
+       .leftpad = true,
+       .causal = true,
+       .window_left = 100,
+       .softcap = 10,
+       .slopes = Slopes::kOfSequences,
+       .sinks = true,
+       .dropout = 0.3,
+       .layout = Layout::kGaps},
+      {.name = "bias_and_all_that_goes_with_it",
+       .causal = true,
+       .window_left = 70,
+       .softcap = 10,
+       .slopes = Slopes::kOfHeads,
+       .sinks = true,
+       .bias = Bias::kOwnType,
+       .dropout = 0.3,
+       .layout = Layout::kOdd},
+  };
+  for (const std::int64_t dim : {16, 24, 40, 64, 72, 80, 96, 104, 128, 136, 192, 256, 320, 512}) {
+    for (const bool any : {false, true}) {
+      cases.push_back({.name = (any ? "any_d" : "d") + std::to_string(dim),
+                       .type = dim % 16 == 0 ? Type::kBF16 : Type::kF16,
+                       .dim_qk = dim,
+                       .dim_v = dim,
+                       .q_heads = 2,
+                       .kv_heads = 1,
+                       .causal = true,
+                       .softcap = any ? 4.0 : 0});
+    }
+  }
+  for (const auto& [dim_qk, dim_v] : {std::pair{192, 128}, {128, 192}, {64, 256}, {40, 16}, {512, 16}}) {
+    cases.push_back({.name = "d" + std::to_string(dim_qk) + "x" + std::to_string(dim_v),
+                     .dim_qk = dim_qk,
+                     .dim_v = dim_v,
+                     .causal = true});
+  }
+  return cases;
+}
+
+std::string support_name(const AttentionCase& c) {
+  return std::string("attention_") + type_name(c.type) + "_" + c.name;
+}
+
+class AttentionCases : public testing::TestWithParam<AttentionCase> {};
+
+TEST_P(AttentionCases, MatchesTheOracle) {
+  FLASHPORT_REQUIRE_SUPPORT(support_name(GetParam()), flashport::supports(GetParam().query()));
+  AttentionCall call(GetParam());
+  call.run();
+  EXPECT_EQ(call.check(), "") << "kernel " << flashport::which_kernel(GetParam().query());
+}
+
+INSTANTIATE_TEST_SUITE_P(Named, AttentionCases, testing::ValuesIn(named_cases()),
+                         [](const auto& info) { return info.param.name; });
+
+// Combinations `part`, `part` + `parts`, ...; gives how many ran.
+int run_combinations(const std::vector<AttentionCase>& all, std::size_t part, std::size_t parts) {
+  int ran = 0;
+  for (std::size_t i = part; i < all.size(); i += parts) {
+    const AttentionCase& c = all[i];
+    const flashport::Support support = flashport::supports(c.query());
+    const std::string said =
+        verdict("attention_" + std::string(type_name(c.type)) + "_combination", support.supported, support.reason);
+    if (said.starts_with("skip")) continue;
+    EXPECT_EQ(said, "") << c;
+    if (!support.supported) continue;
+    AttentionCall call(c);
+    call.run();
+    EXPECT_EQ(call.check(), "") << c;
+    ++ran;
+  }
+  return ran;
+}
+
+// Every option alone and every pair.
+TEST(AttentionCombinations, FewOptions) {
+  const std::vector<AttentionCase> all = attention_combinations(2, 1, 31);
+  EXPECT_GT(run_combinations(all, 0, options().emulator ? 4 : 1), 20);
+}
+
+constexpr std::size_t kParts = 8;
+std::vector<AttentionCase> many_combinations() { return attention_combinations(3, 4, 32); }
+
+class FullAttentionCombinations : public testing::TestWithParam<std::size_t> {};
+
+TEST_P(FullAttentionCombinations, MatchTheOracle) {
+  RecordProperty("combinations", run_combinations(many_combinations(), GetParam(), kParts));
+}
+
+INSTANTIATE_TEST_SUITE_P(Full, FullAttentionCombinations, testing::Range(std::size_t{0}, kParts));
+
+TEST(AttentionCombinations, AreManyAndHaveEveryOption) {
+  const std::vector<AttentionCase> all = many_combinations();
+  EXPECT_GE(all.size(), 2000u);
+  const auto some = [&](const auto& wanted) { return std::ranges::any_of(all, wanted); };
+  EXPECT_TRUE(some([](const AttentionCase& c) { return c.packed && c.softcap > 0 && c.sinks && c.dropout > 0; }));
+  EXPECT_TRUE(some([](const AttentionCase& c) { return c.bias == Bias::kOfAllHeads && c.causal; }));
+  EXPECT_TRUE(some([](const AttentionCase& c) { return c.used_q && c.used_k && c.leftpad && c.packed; }));
+}
+
+TEST(AttentionInstances, CasesReachEveryKernel) {
+  std::vector<AttentionCase> all = named_cases();
+  for (const AttentionCase& c : attention_combinations(2, 1, 31)) all.push_back(c);
+  std::set<std::string> reached;
+  for (const AttentionCase& c : all) {
+    if (flashport::supports(c.query()).supported) reached.insert(flashport::which_kernel(c.query()));
+  }
+  for (const std::string& key : flashport::kernel_keys(query_target())) {
+    if (!key.starts_with("attention/")) continue;
+    EXPECT_TRUE(reached.contains(key)) << "no case runs " << key;
+  }
+}
+
+}  // namespace
+}  // namespace flashport_test

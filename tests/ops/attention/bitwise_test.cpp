@@ -1,0 +1,168 @@
+// The bits of a row follow from its own query and visible keys alone: equal alone, in any batch, on any number of
+// multiprocessors, for a prompt cut into chunks, and on repeat.
+#include <gtest/gtest.h>
+
+#include <flashport/backend.h>
+
+#include <algorithm>
+#include <array>
+
+#include "tests/ops/attention/call.h"
+#include "tests/support/expected_support.h"
+#include "tests/support/random.h"
+
+namespace flashport_test {
+namespace {
+
+using reference::Type;
+using Lengths = std::vector<std::int64_t>;
+using Bits = std::vector<unsigned char>;
+
+// Sequences of (queries, keys) that are known by their number.
+struct Sequences {
+  Lengths q_lens, kv_lens;
+};
+Sequences sequences() {
+  if (options().emulator) return {{65, 1, 0, 33, 70}, {130, 70, 5, 20, 0}};
+  return {{257, 1, 64, 700, 0, 200, 193, 130, 17}, {500, 300, 64, 700, 50, 0, 1500, 129, 16}};
+}
+
+std::array<int, 3> limits() { return options().emulator ? std::array{1, 2, 3} : std::array{1, 7, 0}; }
+
+// The case with these sequences as its batch.
+AttentionCase with(AttentionCase c, const Lengths& ids) {
+  const Sequences all = sequences();
+  c.ids = ids;
+  c.q_lens.clear();
+  c.kv_lens.clear();
+  for (const std::int64_t id : ids) {
+    c.q_lens.push_back(all.q_lens[static_cast<std::size_t>(id)]);
+    c.kv_lens.push_back(all.kv_lens[static_cast<std::size_t>(id)]);
+  }
+  return c;
+}
+
+class AttentionBitwise : public testing::TestWithParam<AttentionCase> {
+ protected:
+  void TearDown() override { flashport::set_multiprocessor_limit(options().emulator ? 3 : 0); }
+};
+
+std::vector<AttentionCase> shapes() {
+  return {
+      {.name = "bf16_d128_causal", .dim_qk = 128, .dim_v = 128, .causal = true},
+      {.name = "fp16_d64", .type = Type::kF16},
+      {.name = "bf16_d64_window", .causal = true, .window_left = 90},
+      {.name = "bf16_d192x128_g6", .dim_qk = 192, .dim_v = 128, .q_heads = 6, .kv_heads = 1, .causal = true},
+      {.name = "bf16_d256_causal", .dim_qk = 256, .dim_v = 256, .q_heads = 2, .kv_heads = 1, .causal = true},
+      {.name = "fp16_d96_any",
+       .type = Type::kF16,
+       .dim_qk = 96,
+       .dim_v = 96,
+       .causal = true,
+       .softcap = 10,
+       .slopes = Slopes::kOfHeads,
+       .sinks = true},
+      {.name = "fp32_d40", .type = Type::kF32, .dim_qk = 40, .dim_v = 40, .causal = true},
+  };
+}
+
+std::string support_name(const AttentionCase& c) {
+  return std::string("attention_") + type_name(c.type) + "_bitwise_" + c.name;
+}
+
+TEST_P(AttentionBitwise, AloneInBatchesAndOnAnyNumberOfMultiprocessors) {
+  const AttentionCase& shape = GetParam();
+  FLASHPORT_REQUIRE_SUPPORT(support_name(shape), flashport::supports(shape.query()));
+  const auto count = static_cast<std::int64_t>(sequences().q_lens.size());
+  std::vector<Bits> alone;
+  for (std::int64_t id = 0; id < count; ++id) {
+    AttentionCall call(with(shape, {id}));
+    call.run();
+    alone.push_back(call.bits(0));
+  }
+  Random random(12);
+  for (int round = 0; round < 4; ++round) {
+    Lengths ids = random.permutation(count);
+    for (std::int64_t& id : ids) id = round < 2 ? id : random.below(count);
+    AttentionCase c = with(shape, ids);
+    c.packed = round % 2 == 0;
+    c.used_q = c.used_k = round > 0;
+    AttentionCall call(c);
+    for (const int limit : limits()) {
+      flashport::set_multiprocessor_limit(limit);
+      call.run();
+      for (std::size_t b = 0; b < ids.size(); ++b) {
+        EXPECT_TRUE(call.bits(static_cast<std::int64_t>(b)) == alone[static_cast<std::size_t>(ids[b])])
+            << "round " << round << ", " << limit << " multiprocessors, index " << b << " of " << c;
+      }
+    }
+  }
+}
+
+// Tokens [first, first + count) of the axis.
+flashport::TensorView part(flashport::TensorView view, int axis, std::int64_t first, std::int64_t count) {
+  view.data = static_cast<char*>(view.data) + first * view.strides[axis] * flashport::element_size(view.dtype);
+  view.shape[axis] = count;
+  return view;
+}
+
+// The prompt's tokens [first, first + count), which see all keys before them.
+flashport::AttentionArgs chunk(flashport::AttentionArgs a, std::int64_t first, std::int64_t count) {
+  a.q = part(a.q, 1, first, count);
+  a.out = part(a.out, 1, first, count);
+  a.lse = part(*a.lse, 2, first, count);
+  a.k = part(a.k, 1, 0, first + count);
+  a.v = part(a.v, 1, 0, first + count);
+  return a;
+}
+
+TEST_P(AttentionBitwise, OfAPromptInChunks) {
+  AttentionCase c = GetParam();
+  FLASHPORT_REQUIRE_SUPPORT(support_name(c), flashport::supports(c.query()));
+  const bool few = options().emulator;
+  const std::int64_t tokens = few ? 150 : 4500;
+  c.causal = true;
+  c.q_heads = 2;
+  c.kv_heads = 1;
+  c.q_lens = c.kv_lens = {tokens};
+  AttentionCall call(c);
+  call.run();
+  const Bits whole = call.bits();
+  for (const std::int64_t size : few ? std::array<std::int64_t, 2>{40, 100} : std::array<std::int64_t, 2>{100, 4096}) {
+    call.poison_outputs();
+    for (std::int64_t first = 0; first < tokens; first += size) {
+      flashport::attention(chunk(call.args(), first, std::min(size, tokens - first)));
+    }
+    call.fetch();
+    EXPECT_TRUE(call.bits() == whole) << "chunks of " << size;
+  }
+  // Single tokens, as decoding would have them.
+  Random random(3);
+  Lengths rows = {0, 1, 63, 64, 65, tokens - 1};
+  for (int i = 0; i < 10; ++i) rows.push_back(random.below(tokens));
+  for (const std::int64_t row : rows) flashport::attention(chunk(call.args(), row, 1));
+  call.fetch();
+  EXPECT_TRUE(call.bits() == whole) << "single tokens";
+}
+
+TEST_P(AttentionBitwise, OnRepeat) {
+  const AttentionCase& shape = GetParam();
+  FLASHPORT_REQUIRE_SUPPORT(support_name(shape), flashport::supports(shape.query()));
+  Lengths ids(sequences().q_lens.size());
+  for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int64_t>(i);
+  AttentionCase c = with(shape, ids);
+  c.packed = true;
+  AttentionCall call(c);
+  call.run();
+  const Bits first = call.bits();
+  for (int repeat = 0; repeat < (options().emulator ? 2 : 10); ++repeat) {
+    call.run();
+    EXPECT_TRUE(call.bits() == first) << repeat;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, AttentionBitwise, testing::ValuesIn(shapes()),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace flashport_test

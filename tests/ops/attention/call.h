@@ -1,0 +1,98 @@
+// One call of attention made from a case: its tensors on host and device, the arguments for the library, and the same
+// memory as inputs of the oracle. Rows that no sequence has, rows past a length, keys before a left pad, gaps of
+// strides and entries of a bias that a mask hides are NaN.
+#pragma once
+
+#include <flashport/attention.h>
+
+#include <cstdint>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "tests/reference/attention.h"
+#include "tests/support/tensor.h"
+
+namespace flashport_test {
+
+// How q, k, v, out and lse lie in memory. kProjection: as views of one (tokens, Hq + 2 Hkv, D) projection. kHeadsFirst:
+// tokens of a head are neighbours. kGaps: aligned gaps on every axis. kOdd: rows begin at addresses that only loads of
+// an element are aligned to, and the elements of an output row lie apart.
+enum class Layout { kDense, kProjection, kHeadsFirst, kGaps, kOdd };
+enum class Slopes { kNone, kOfHeads, kOfSequences };
+enum class Bias { kNone, kFloat, kOwnType, kOfAllHeads, kOfAllSequences };
+
+struct AttentionCase {
+  std::string name;
+  reference::Type type = reference::Type::kBF16;
+  std::int64_t dim_qk = 64, dim_v = 64, q_heads = 4, kv_heads = 2;
+  std::vector<std::int64_t> q_lens = {113, 113}, kv_lens = {203, 203};  // equal ones unless packed or with lengths
+  bool packed = false;
+  bool used_q = false, used_k = false, leftpad = false;  // tensors have rows before and past those of the sequences
+  bool causal = false;
+  std::int64_t window_left = -1, window_right = -1;
+  double softcap = 0;
+  Slopes slopes = Slopes::kNone;
+  bool sinks = false;
+  Bias bias = Bias::kNone;
+  double dropout = 0;
+  std::optional<double> scale = {};
+  bool lse = true;
+  Layout layout = Layout::kDense;
+  std::uint64_t seed = 0;
+  std::vector<std::int64_t> ids = {};  // sequences of one id and seed have the same numbers; empty: their index
+
+  [[nodiscard]] flashport::AttentionQuery query() const;
+};
+
+std::ostream& operator<<(std::ostream& out, const AttentionCase& c);
+
+class AttentionCall {
+ public:
+  explicit AttentionCall(const AttentionCase& c);
+
+  [[nodiscard]] flashport::AttentionArgs args() const;
+  // Poisons the outputs, makes the call and fetches them.
+  void run();
+  void poison_outputs();
+  void fetch();
+  // Other lengths of packed sequences, whose tokens move together; no more in all than the call was made with. The
+  // device's offsets change, and args() only in what they say of the longest sequence.
+  void set_lengths(const std::vector<std::int64_t>& q_lens, const std::vector<std::int64_t>& kv_lens);
+  // Compares the fetched outputs with the oracle, and what the call may not write with poison. Empty when they agree.
+  [[nodiscard]] std::string check();
+  // The bits of out and lse of each row and head of a sequence, and of all sequences.
+  [[nodiscard]] std::vector<unsigned char> bits(std::int64_t sequence);
+  [[nodiscard]] std::vector<unsigned char> bits();
+
+  [[nodiscard]] reference::AttentionInputs inputs() const;
+  Tensor& out() { return *out_; }
+  std::optional<Tensor>& lse() { return lse_; }
+
+ private:
+  // Where a sequence lies on the token axes, and how many rows the tensors have for it.
+  struct Place {
+    std::int64_t q_first = 0, k_first = 0, q_rows = 0, k_rows = 0, pad = 0;
+  };
+
+  void place();
+  void make_tensors();
+  void fill(Tensor& tensor, std::int64_t sequence, std::int64_t first, std::int64_t count, double spread);
+  void make_options();
+  [[nodiscard]] Tensor tensor(std::int64_t rows, std::int64_t heads, std::int64_t dim, std::int64_t first_head,
+                              bool written) const;
+  [[nodiscard]] bool hidden(std::int64_t row, std::int64_t key) const;
+  [[nodiscard]] Shape out_index(std::int64_t sequence, std::int64_t row, std::int64_t head) const;
+  [[nodiscard]] Shape lse_index(std::int64_t sequence, std::int64_t row, std::int64_t head) const;
+  [[nodiscard]] std::string check_untouched();
+
+  AttentionCase c_;
+  std::vector<Place> places_;
+  std::int64_t q_rows_ = 0, k_rows_ = 0;  // of the token axes
+  // Tensors have no empty state; those that every call has are optional only until the constructor has made them.
+  std::optional<Tensor> q_, k_, v_, out_, lse_, cu_seqlens_q_, cu_seqlens_k_, seqused_q_, seqused_k_, leftpad_k_;
+  std::optional<Tensor> slopes_, sinks_, bias_, rng_state_;
+};
+
+}  // namespace flashport_test
