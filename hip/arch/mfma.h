@@ -21,7 +21,6 @@
 
 namespace flashport::FLASHPORT_TARGET {
 
-using Floats2 = float __attribute__((ext_vector_type(2)));
 using Floats4 = float __attribute__((ext_vector_type(4)));
 using Floats16 = float __attribute__((ext_vector_type(16)));
 
@@ -67,12 +66,6 @@ FLASHPORT_DEVICE void mfma(Floats16& c, Words4 a, Words4 b) {
   }
 }
 
-// Rounds to nearest even. Good for every number, and for NaN as arithmetic makes it or bf16 holds it.
-FLASHPORT_DEVICE unsigned round_to_bf16_bits(float x) {
-  const unsigned bits = __builtin_bit_cast(unsigned, x);
-  return bits + 0x7fffu + (bits >> 16 & 1u);
-}
-
 // Two floats as a register of the math type, the first in the low half.
 template <MathType kMath>
 FLASHPORT_DEVICE unsigned pack(float low, float high) {
@@ -83,6 +76,19 @@ FLASHPORT_DEVICE unsigned pack(float low, float high) {
     return high_halves(round_to_bf16_bits(low), round_to_bf16_bits(high));
   } else {
     return as_word(Half2{to_half(low), to_half(high)});
+  }
+}
+
+// f of the values of two lanes that differ by 32, in the one order or the other.
+template <class T, class F>
+FLASHPORT_DEVICE T join_halves(T x, F&& f) {
+  if constexpr (kHasPermlaneSwap) {
+    const auto bits = __builtin_bit_cast(unsigned, x);
+    const auto both = __builtin_amdgcn_permlane32_swap(bits, bits, false, false);
+    const unsigned first = both[0], second = both[1];  // of an element of a vector clang 22 casts element 0
+    return f(__builtin_bit_cast(T, first), __builtin_bit_cast(T, second));
+  } else {
+    return f(x, swap_32(x));
   }
 }
 

@@ -9,8 +9,8 @@
 #include <type_traits>
 
 #include "common/device/core/types.h"
-#include "hip/arch/global_memory.h"
 #include "hip/arch/lane_maps.h"
+#include "hip/arch/words.h"
 
 namespace flashport::FLASHPORT_TARGET {
 
@@ -43,6 +43,11 @@ FLASHPORT_DEVICE unsigned other_half(unsigned x) {
 }
 FLASHPORT_DEVICE float other_half(float x) {
   return __builtin_bit_cast(float, other_half(__builtin_bit_cast(unsigned, x)));
+}
+// f of the values of the two lanes with the same n, in the one order or the other.
+template <class T, class F>
+FLASHPORT_DEVICE T join_halves(T x, F&& f) {
+  return f(x, other_half(x));
 }
 // The value of lane `n` of this lane's half.
 FLASHPORT_DEVICE unsigned from_lane(unsigned x, int n) {

@@ -7,7 +7,7 @@
 // aligned to 16 bytes or lie too far apart for 32-bit offsets.
 #pragma once
 
-#include "hip/attention/mfma_memory.h"
+#include "hip/attention/memory.h"
 
 namespace flashport::FLASHPORT_TARGET::attention {
 
@@ -15,8 +15,7 @@ namespace flashport::FLASHPORT_TARGET::attention {
 // place.
 template <int kVectors, int kRows, auto kPlace>
 class TileCopies {
-  static constexpr int kThreads = kGroupWaves * kWaveSize;
-  static constexpr int kLoadRows = kThreads / kVectors, kLoads = kRows / kLoadRows;
+  static constexpr int kLoadRows = kGroupThreads / kVectors, kLoads = kRows / kLoadRows;
   static constexpr int kBytes = kRows * kVectors * kVectorBytes;
   static_assert(kLoadRows % 8 == 0 && kLoads * kLoadRows == kRows);
 
@@ -39,7 +38,7 @@ class TileCopies {
     if (__builtin_expect(is_direct_ && left_ >= kRows, 1)) {
       load_direct(to + to_, block.wave() % kGroupWaves);
     } else {
-      load_through_registers(to + to_, columns, block.thread() % kThreads);
+      load_through_registers(to + to_, columns, block.thread() % kGroupThreads);
     }
     from_ = static_cast<const char*>(from_) + kRows * stride_;
     left_ -= kRows;
@@ -105,7 +104,7 @@ class KvCopies {
 
   FLASHPORT_DEVICE void begin(const WorkTile& work, int tile, int end) {
     if (!copies_here()) return;
-    const int head = work.head / p_.group_size, thread = block_.thread() % (kGroupWaves * kWaveSize);
+    const int head = work.head / p_.group_size, thread = block_.thread() % kGroupThreads;
     const std::int64_t first = work.k_begin + std::int64_t{tile} * kKeys;
     const auto* keys = static_cast<const std::uint16_t*>(p_.k.data) + work.seq * p_.k.stride_seq +
                        first * p_.k.stride_token + head * p_.k.stride_head;

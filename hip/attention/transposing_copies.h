@@ -1,24 +1,24 @@
-// Copies of keys and values to LDS for attention on CDNA3, through registers: next() stores what it loaded a step ago
-// and loads the next. Each group of waves copies its part of the keys. Values are transposed on the way.
+// Copies of keys and values to LDS for attention on CDNA3 and RDNA3, through registers: next() stores what it loaded a
+// step ago and loads the next. Each group of waves copies its part of the keys. Values are transposed on the way.
 //
 // Keys after the last one, and columns after those of a head, become zeros: nothing but a head's own values may meet a
 // weight of 0.
 #pragma once
 
-#include "hip/attention/mfma_memory.h"
+#include "hip/attention/memory.h"
 
 namespace flashport::FLASHPORT_TARGET::attention {
 
 template <AttentionConfig kCfg>
 class KvCopies {
   using Memory = AttentionMemory<kCfg>;
-  static constexpr int kThreads = kGroupWaves * kWaveSize;
   static constexpr int kKeys = kCfg.tuning.keys;
   static constexpr int kOwnKeys = kKeys / groups_of(kCfg);  // of a tile, that a group copies
   static constexpr int kKeyVectors = kCfg.shape.head_dim_qk / 8, kValueVectors = kKeys / 8;
-  static constexpr int kLoadKeys = kThreads / kKeyVectors, kKeyLoads = kOwnKeys / kLoadKeys;
-  // A thread transposes 4 keys x 4 columns of values, a wave 32 x 32 at a time.
-  static constexpr int kColumnBlocks = kCfg.shape.head_dim_v / 32, kKeyBlocks = kOwnKeys / 32;
+  static constexpr int kLoadKeys = kGroupThreads / kKeyVectors, kKeyLoads = kOwnKeys / kLoadKeys;
+  // A thread transposes 4 keys x 4 columns of values, a wave kWaveFours times 4 keys x 32 columns at a time.
+  static constexpr int kWaveFours = kWaveSize / 8;
+  static constexpr int kColumnBlocks = kCfg.shape.head_dim_v / 32, kKeyBlocks = kOwnKeys / (4 * kWaveFours);
   static constexpr int kAllBlocks = kColumnBlocks * kKeyBlocks;
   static constexpr bool kSomeIdle = kAllBlocks < kGroupWaves;               // waves have no values to copy
   static constexpr int kBlocks = kSomeIdle ? 1 : kAllBlocks / kGroupWaves;  // that a wave transposes
@@ -34,7 +34,7 @@ class KvCopies {
 
   // From key tile `tile` of a work tile on; keys from `end` on are zeros. Stores the first tile of keys.
   FLASHPORT_DEVICE void begin(const WorkTile& work, int tile, int end) {
-    const int thread = block_.thread() % kThreads, lane = thread % kWaveSize;
+    const int thread = block_.thread() % kGroupThreads, lane = thread % kWaveSize;
     const int group = block_.wave() / kGroupWaves, wave = block_.wave() % kGroupWaves;
     const int head = work.head / p_.group_size;
     const std::int64_t first = work.k_begin + std::int64_t{tile} * kKeys;
@@ -48,7 +48,7 @@ class KvCopies {
     keys_to_ = key_offset<kKeyVectors>(key, vector);
 
     const int column = wave % kColumnBlocks * 32 + lane % 8 * 4;
-    const int four = (group * kKeyBlocks + wave / kColumnBlocks) * 8 + lane / 8;
+    const int four = (group * kKeyBlocks + wave / kColumnBlocks) * kWaveFours + lane / 8;
     const int value_key = first_key_of_four(four);
     next_values_ = (GlobalBytes)p_.v.data + 2 * (work.seq * p_.v.stride_seq + (first + value_key) * p_.v.stride_token +
                                                  head * p_.v.stride_head + column);
@@ -139,7 +139,7 @@ class KvCopies {
   Words2 values_[kBlocks][4];
 };
 
-// Reads the left operand V^T [32, 16] from transposed values.
+// Reads the left operand V^T [32, 16] of MFMA from transposed values.
 template <AttentionConfig kCfg>
 struct ValueReads {
   static constexpr int kReads = 1;  // instructions

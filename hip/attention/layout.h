@@ -1,4 +1,4 @@
-// Where keys and values lie in LDS for attention on MFMA. Plain C++, so that tests can count bank conflicts.
+// Where keys and values lie in LDS for attention. Plain C++, so that tests can count bank conflicts.
 //
 // The unit is a vector of eight 16-bit values. A row of keys [keys, D] has D / 8 vectors, a row of the transposed
 // values [DV, keys] has keys / 8. LDS has 32 banks of four bytes, which eight vectors side by side fill: a line. Lanes

@@ -1,14 +1,15 @@
-// LDS of attention on MFMA: two tiles of keys and two of values, which copies fill in turn.
+// LDS of attention: two tiles of keys and two of values, which copies fill in turn.
 #pragma once
 
 #include "common/device/attention/work.h"
-#include "hip/arch/mfma.h"
-#include "hip/attention/mfma_layout.h"
+#include "hip/arch/words.h"
+#include "hip/attention/layout.h"
 
 namespace flashport::FLASHPORT_TARGET::attention {
 
-inline constexpr int kGroupWaves = 4;  // one a SIMD
-inline constexpr int kWaveRows = 32;
+inline constexpr int kWaveRows = kWaveSize / 2;  // queries of a wave
+inline constexpr int kGroupThreads = 256;
+inline constexpr int kGroupWaves = kGroupThreads / kWaveSize;  // one a SIMD of CDNA, two of RDNA
 
 constexpr int groups_of(const AttentionConfig& config) { return config.tuning.rows / (kGroupWaves * kWaveRows); }
 
