@@ -104,6 +104,25 @@ bool boolean_argument(const char* function, const char* name, PyObject* object) 
   fail_kind(function, name, "True or False", object);
 }
 
+Window window_argument(const char* function, PyObject* object) {
+  if (!PyTuple_Check(object) || PyTuple_GET_SIZE(object) != 2) {
+    fail_type(function, "window", "must be a tuple (left, right), got " + std::string(py::repr(object)));
+  }
+  return {integer_argument(function, "window[0]", PyTuple_GET_ITEM(object, 0)),
+          integer_argument(function, "window[1]", PyTuple_GET_ITEM(object, 1))};
+}
+
+int num_splits_argument(const char* function, PyObject* object) {
+  if (object == Py_None) return kInvariantSplits;
+  const std::int64_t splits = integer_argument(function, "num_splits", object);
+  if (splits < 0 || splits > 1 << 20) {
+    fail_value(function, "num_splits",
+               "must be None (the batch-invariant schedule), 0 (the heuristic) or a positive count, got " +
+                   std::to_string(splits));
+  }
+  return static_cast<int>(splits);
+}
+
 std::string text_argument(const char* function, const char* name, py::handle object) {
   if (!PyUnicode_Check(object.ptr())) fail_kind(function, name, "a str", object);
   return py::cast<std::string>(object);

@@ -31,6 +31,13 @@ void clear_error();
 [[nodiscard]] std::int64_t integer_argument(const char* function, const char* name, PyObject* object);
 // The one rule for flags: True, False, or NumPy's own of these. Numbers and None are none.
 [[nodiscard]] bool boolean_argument(const char* function, const char* name, PyObject* object);
+// A window of keys: its left and its right side, a tuple of two integers.
+struct Window {
+  std::int64_t left, right;
+};
+[[nodiscard]] Window window_argument(const char* function, PyObject* object);
+// None is the invariant schedule.
+[[nodiscard]] int num_splits_argument(const char* function, PyObject* object);
 [[nodiscard]] std::string text_argument(const char* function, const char* name, py::handle object);
 // The place of a word among those that an argument may be.
 [[nodiscard]] int word_argument(const char* function, const char* name, py::handle object,

@@ -68,6 +68,8 @@ class Call {
   }
   std::int64_t integer(const char* name, PyObject* object) const { return integer_argument(function_, name, object); }
   bool boolean(const char* name, PyObject* object) const { return boolean_argument(function_, name, object); }
+  Window window(PyObject* object) const { return window_argument(function_, object); }
+  int num_splits(PyObject* object) const { return num_splits_argument(function_, object); }
   std::optional<KvFormat> optional_format(const char* name, PyObject* object) const {
     if (object == Py_None) return std::nullopt;
     return format_argument(function_, name, object);

@@ -1,6 +1,6 @@
-// The extension module flashport._core. The operations are in operations.cpp and gated_delta_operations.cpp, arguments
-// in arguments.cpp, arrays in array_types.cpp, call.cpp and device_array.cpp, supports(), which_kernel() and explain()
-// in queries.cpp; here are backends and kernels.
+// The extension module flashport._core. The operations are in operations.cpp, attention_operations.cpp and
+// gated_delta_operations.cpp, arguments in arguments.cpp, arrays in array_types.cpp, call.cpp and device_array.cpp,
+// supports(), which_kernel() and explain() in queries.cpp; here are backends and kernels.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

@@ -74,11 +74,9 @@ void read_decode(Call& call, Arguments a, DecodeArgs& args) {
   call.optional_input("cu_seqlens_q", a[kCuSeqlensQ], args.cu_seqlens_q);
   if (a[kMaxQLen] != Py_None) args.max_q_len = call.integer("max_q_len", a[kMaxQLen]);
   args.softmax_scale = call.optional_number("softmax_scale", a[kSoftmaxScale]);
-  if (!PyTuple_Check(a[kWindow]) || PyTuple_GET_SIZE(a[kWindow]) != 2) {
-    call.fail_type("window", "must be a tuple (left, right), got " + std::string(py::repr(a[kWindow])));
-  }
-  args.window_left = call.integer("window[0]", PyTuple_GET_ITEM(a[kWindow], 0));
-  args.window_right = call.integer("window[1]", PyTuple_GET_ITEM(a[kWindow], 1));
+  const Window window = call.window(a[kWindow]);
+  args.window_left = window.left;
+  args.window_right = window.right;
   args.softcap = call.number("softcap", a[kSoftcap]);
   call.optional_input("alibi_slopes", a[kAlibiSlopes], args.alibi_slopes);
   call.optional_input("sinks", a[kSinks], args.sinks);
@@ -87,15 +85,7 @@ void read_decode(Call& call, Arguments a, DecodeArgs& args) {
   call.optional_input("v_scale", a[kVScale], args.v_scale);
   args.k_format = call.optional_format("k_format", a[kKFormat]);
   args.v_format = call.optional_format("v_format", a[kVFormat]);
-  if (a[kNumSplits] != Py_None) {
-    const std::int64_t splits = call.integer("num_splits", a[kNumSplits]);
-    if (splits < 0 || splits > 1 << 20) {
-      call.fail_value("num_splits",
-                      "must be None (the batch-invariant schedule), 0 (the heuristic) or a positive count, got " +
-                          std::to_string(splits));
-    }
-    args.num_splits = static_cast<int>(splits);
-  }
+  args.num_splits = call.num_splits(a[kNumSplits]);
   call.optional_output("workspace", a[kWorkspace], args.workspace);
 }
 
@@ -287,6 +277,7 @@ void define_operations(py::module_& module) {
   add_operation<kMergeState>(module);
   add_operation<kMergeStates>(module);
   define_gated_delta_operations(module);
+  define_attention_operations(module);
 }
 
 }  // namespace flashport::python

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include <flashport/attention.h>
 #include <flashport/decode.h>
 #include <flashport/error.h>
 #include <flashport/gated_delta.h>
@@ -39,17 +40,11 @@ class Options {
   void integer(const char* name, std::int64_t& to) {
     read(name, kNoneIsWrong, [&](py::handle x) { to = integer_argument(function_, name, x.ptr()); });
   }
+  void boolean(const char* name, bool& to) {
+    read(name, kNoneIsWrong, [&](py::handle x) { to = boolean_argument(function_, name, x.ptr()); });
+  }
   void num_splits(int& to) {
-    read("num_splits", kNoneIsDefault, [&](py::handle x) {
-      const std::int64_t splits = integer_argument(function_, "num_splits", x.ptr());
-      if (splits < 0 || splits > 1 << 20) {
-        throw ValueError(std::string(function_) +
-                         ": num_splits must be None (the batch-invariant schedule), 0 (the heuristic) or a positive "
-                         "count, got " +
-                         std::to_string(splits));
-      }
-      to = static_cast<int>(splits);
-    });
+    read("num_splits", kNoneIsDefault, [&](py::handle x) { to = num_splits_argument(function_, x.ptr()); });
   }
   // None is as the head dim of queries and keys.
   void head_dim_v(std::int64_t head_dim, std::int64_t& to) {
@@ -161,6 +156,45 @@ Query gated_delta_query(Options& options) {
   return query;
 }
 
+AttentionQuery attention_query(Options& options) {
+  AttentionQuery query;
+  options.dtype("dtype", query.dtype);
+  options.integer("head_dim", query.head_dim_qk);
+  options.head_dim_v(query.head_dim_qk, query.head_dim_v);
+  options.boolean("causal", query.causal);
+  options.boolean("modified_scores", query.modified_scores);
+  return query;
+}
+
+AttentionScheduleQuery attention_schedule_query(Options& options) {
+  AttentionScheduleQuery query;
+  query.call = attention_query(options);
+  options.integer("batch", query.batch);
+  options.integer("num_q_heads", query.num_q_heads);
+  options.integer("num_kv_heads", query.num_kv_heads);
+  options.integer("q_len", query.q_len);
+  options.integer("kv_len", query.kv_len);
+  query.call.target = "";
+  options.target(query.call.target);
+  options.expect_no_other();
+  return query;
+}
+
+py::tuple explain_decode(const py::dict& given) {
+  Options options("explain", "decode", given);
+  const DecodeSchedule s = explain(decode_schedule_query(options));
+  constexpr const char* kCombines[] = {"none", "launch", "second launch"};
+  return py::make_tuple(s.kernel, s.blocks, s.query_tiles, s.most_chunks, s.shortest_chunk, s.longest_chunk,
+                        kCombines[static_cast<int>(s.combine)], s.workspace_bytes, s.text);
+}
+
+py::tuple explain_attention(const py::dict& given) {
+  Options options("explain", "attention", given);
+  const AttentionSchedule s = explain(attention_schedule_query(options));
+  return py::make_tuple(s.kernel, s.rows, s.keys, s.stages, s.threads, s.blocks, s.work_tiles, s.shared_bytes, s.pieces,
+                        s.workspace_bytes, s.text);
+}
+
 struct QueriedOperation {
   const char* name;
   Support (*supports)(Options&);
@@ -189,6 +223,7 @@ constexpr QueriedOperation kOperations[] = {
     queried<merge_query>("merge"),
     queried<gated_delta_query<GatedDeltaQuery>>("gated_delta"),
     queried<gated_delta_query<GatedDeltaChunkQuery>>("gated_delta_chunk"),
+    queried<attention_query>("attention"),
 };
 
 const QueriedOperation& operation_argument(const char* function, py::handle object) {
@@ -212,12 +247,8 @@ void define_queries(py::module_& module) {
     return operation.which_kernel(options);
   });
   module.def("explain", [](const py::object& name, const py::dict& given) {
-    (void)word_argument("explain", "operation", name, {"decode"});
-    Options options("explain", "decode", given);
-    const DecodeSchedule s = explain(decode_schedule_query(options));
-    constexpr const char* kCombines[] = {"none", "launch", "second launch"};
-    return py::make_tuple(s.kernel, s.blocks, s.query_tiles, s.most_chunks, s.shortest_chunk, s.longest_chunk,
-                          kCombines[static_cast<int>(s.combine)], s.workspace_bytes, s.text);
+    const bool decodes = word_argument("explain", "operation", name, {"decode", "attention"}) == 0;
+    return decodes ? explain_decode(given) : explain_attention(given);
   });
   module.def("kv_format_blocks", [] {
     py::dict blocks;

@@ -5,7 +5,7 @@
 
 namespace flashport::python {
 
-// Adds to the module supports(operation, options), which_kernel(operation, options) and explain("decode", options),
+// Adds to the module supports(operation, options), which_kernel(operation, options) and explain(operation, options),
 // whose options are a dict of those that the operation has, and kv_format_blocks(): of each cache format's name, the
 // values of a block and the elements of a tensor that carry them.
 void define_queries(pybind11::module_& module);

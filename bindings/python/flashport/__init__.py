@@ -8,6 +8,7 @@ request that no kernel serves raises ``NotImplementedError`` with the reason tha
 gives.
 """
 
+from flashport._attention import attention, attention_workspace_size, dropout_mask
 from flashport._core import DeviceArray
 from flashport.decode import (
     append_kv,
@@ -19,18 +20,31 @@ from flashport.decode import (
     merge_states,
     num_splits_heuristic,
 )
-from flashport.devices import DecodeSchedule, Support, backends, explain, supports, version, which_kernel
+from flashport.devices import (
+    AttentionSchedule,
+    DecodeSchedule,
+    Support,
+    backends,
+    explain,
+    supports,
+    version,
+    which_kernel,
+)
 from flashport.gated_delta import gated_delta_chunk, gated_delta_chunk_workspace_size, gated_delta_update
 
 __version__ = version()
 
 __all__ = [
+    "AttentionSchedule",
     "DecodeSchedule",
     "DeviceArray",
     "Support",
     "append_kv",
+    "attention",
+    "attention_workspace_size",
     "backends",
     "decode_workspace_size",
+    "dropout_mask",
     "explain",
     "flash_decode",
     "flash_decode_stage1",

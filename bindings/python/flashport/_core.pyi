@@ -3,7 +3,7 @@ same names.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 from flashport.typing import (
     Array,
@@ -84,9 +84,14 @@ def read_memory(array: SupportsDLPack, stream: StreamLike | None = None) -> None
 def num_splits_heuristic(batch_nheads_mblocks: int, num_SMs: int, num_n_blocks: int, max_splits: int, /) -> int: ...
 def supports(operation: Operation, options: dict[str, Any], /) -> tuple[bool, str]: ...
 def which_kernel(operation: Operation, options: dict[str, Any], /) -> str: ...
+@overload
 def explain(
     operation: Literal["decode"], options: dict[str, Any], /
 ) -> tuple[str, int, int, int, int, int, Literal["none", "launch", "second launch"], int, str]: ...
+@overload
+def explain(
+    operation: Literal["attention"], options: dict[str, Any], /
+) -> tuple[str, int, int, int, int, int, int, int, int, int, str]: ...
 def kv_format_blocks() -> dict[CacheFormat, tuple[int, int]]: ...
 def flash_decode(
     q: Array,
@@ -311,3 +316,67 @@ def gated_delta_chunk_workspace_size(
     stream: StreamLike | None,
     /,
 ) -> int: ...
+def attention(
+    q: Array,
+    k: SupportsDLPack,
+    v: SupportsDLPack,
+    cu_seqlens_q: SupportsDLPack | None,
+    cu_seqlens_k: SupportsDLPack | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    seqused_q: SupportsDLPack | None,
+    seqused_k: SupportsDLPack | None,
+    leftpad_k: SupportsDLPack | None,
+    softmax_scale: float | None,
+    causal: bool,
+    window: tuple[int, int],
+    softcap: float,
+    alibi_slopes: SupportsDLPack | None,
+    sinks: SupportsDLPack | None,
+    bias: SupportsDLPack | None,
+    dropout_p: float,
+    rng_state: SupportsDLPack | None,
+    num_splits: int | None,
+    out: Array | None,
+    lse: Array | None,
+    return_lse: bool,
+    workspace: SupportsDLPack | None,
+    stream: StreamLike | None,
+    /,
+) -> Array | tuple[Array, Array]: ...
+def attention_workspace_size(
+    q: SupportsDLPack,
+    k: SupportsDLPack,
+    v: SupportsDLPack,
+    cu_seqlens_q: SupportsDLPack | None,
+    cu_seqlens_k: SupportsDLPack | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    seqused_q: SupportsDLPack | None,
+    seqused_k: SupportsDLPack | None,
+    leftpad_k: SupportsDLPack | None,
+    softmax_scale: float | None,
+    causal: bool,
+    window: tuple[int, int],
+    softcap: float,
+    alibi_slopes: SupportsDLPack | None,
+    sinks: SupportsDLPack | None,
+    bias: SupportsDLPack | None,
+    dropout_p: float,
+    rng_state: SupportsDLPack | None,
+    num_splits: int | None,
+    out: SupportsDLPack | None,
+    lse: SupportsDLPack | None,
+    return_lse: bool,
+    workspace: SupportsDLPack | None,
+    stream: StreamLike | None,
+    /,
+) -> int: ...
+def dropout_mask(
+    shape: Sequence[int],
+    rng_state: Array,
+    dropout_p: float,
+    mask: Array | None,
+    stream: StreamLike | None,
+    /,
+) -> Array: ...

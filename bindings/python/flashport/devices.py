@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from flashport import _core
 from flashport.typing import CacheFormat, DTypeLike, GateForm, Operation, StateLayout
@@ -53,6 +53,21 @@ if TYPE_CHECKING:
         state_layout: StateLayout
         gate: GateForm
 
+    class _AttentionQuery(TypedDict, total=False):
+        target: str | None
+        dtype: DTypeLike
+        head_dim: int
+        head_dim_v: int | None
+        causal: bool
+        modified_scores: bool
+
+    class _AttentionScheduleQuery(_AttentionQuery, total=False):
+        batch: int
+        num_q_heads: int
+        num_kv_heads: int
+        q_len: int
+        kv_len: int
+
 
 @dataclass(frozen=True)
 class Support:
@@ -77,6 +92,27 @@ class DecodeSchedule:
     shortest_chunk: int
     longest_chunk: int
     combine: Literal["none", "launch", "second launch"]
+    workspace_bytes: int
+    text: str
+
+    def __str__(self) -> str:
+        """All of it in a sentence."""
+        return self.text
+
+
+@dataclass(frozen=True)
+class AttentionSchedule:
+    """How a call of attention is cut, as far as shapes decide it; :func:`explain` says what each number is."""
+
+    kernel: str
+    rows: int
+    keys: int
+    stages: int
+    threads: int
+    blocks: int
+    work_tiles: int
+    shared_bytes: int
+    pieces: int
     workspace_bytes: int
     text: str
 
@@ -120,14 +156,17 @@ def supports(operation: Literal["append"], **options: Unpack[_AppendQuery]) -> S
 def supports(operation: Literal["merge"], **options: Unpack[_MergeQuery]) -> Support: ...
 @overload
 def supports(operation: Literal["gated_delta", "gated_delta_chunk"], **options: Unpack[_DeltaQuery]) -> Support: ...
+@overload
+def supports(operation: Literal["attention"], **options: Unpack[_AttentionQuery]) -> Support: ...
 def supports(operation: Operation, **options: Any) -> Support:
     """Whether a target serves such a call of an operation, and if not, why.
 
     Args:
         operation: "decode" for :func:`flashport.flash_decode` and :func:`flashport.flash_decode_stage1`;
-            "decode_stage2", "append", "merge", "gated_delta" and "gated_delta_chunk" for
+            "decode_stage2", "append", "merge", "gated_delta", "gated_delta_chunk" and "attention" for
             :func:`flashport.flash_decode_stage2`, :func:`flashport.append_kv`, :func:`flashport.merge_states` (and
-            ``merge_state``), :func:`flashport.gated_delta_update` and :func:`flashport.gated_delta_chunk`.
+            ``merge_state``), :func:`flashport.gated_delta_update`, :func:`flashport.gated_delta_chunk` and
+            :func:`flashport.attention`.
         options: What the call is like, by keyword; each has a default. All operations: ``target``, a name such as
             "cpu", "sm90a" or "gfx942", or a backend's for that of its first device; default that of the first GPU, else
             the CPU. Element types are names such as "bfloat16" or "bf16", or dtypes of any library; head dims are 128.
@@ -151,6 +190,10 @@ def supports(operation: Operation, **options: Any) -> Support:
             a chunked call takes is this. "key": the same with ``is_kda``. "any": what else an update may have: ``g``,
             ``gk``, ``gv``, ``beta``, ``allow_neg_eigval``, rates of columns, no ``dt_bias``, final states.
 
+            "attention": ``dtype`` of q, k and v ("bfloat16"); ``head_dim``; ``head_dim_v``, default as ``head_dim``;
+            ``causal`` (False); ``modified_scores``, whether there is a softcap, ALiBi, a bias, dropout or a scale that
+            is not above 0 (False).
+
     Returns:
         An object that is true in a condition if the call is served; its ``reason`` says why not.
 
@@ -159,9 +202,10 @@ def supports(operation: Operation, **options: Any) -> Support:
         TypeError: An argument of the wrong kind, or an option that the operation does not have.
 
     Source:
-        bindings/python/queries.cpp; cmake/decode_instances.txt, cmake/gated_delta_instances.txt and
-        cmake/gated_delta_chunk_instances.txt, the tables of all kernels; common/host/decode/kernel_choice.cpp and
-        common/host/gated_delta/kernel_choice.cpp.
+        bindings/python/queries.cpp; cmake/decode_instances.txt, cmake/gated_delta_instances.txt,
+        cmake/gated_delta_chunk_instances.txt and cmake/attention_instances.txt, the tables of all kernels;
+        common/host/decode/kernel_choice.cpp, common/host/gated_delta/kernel_choice.cpp and
+        common/host/attention/kernel_choice.cpp.
     """
     return Support(*_core.supports(operation, options))
 
@@ -176,6 +220,8 @@ def which_kernel(operation: Literal["append"], **options: Unpack[_AppendQuery]) 
 def which_kernel(operation: Literal["merge"], **options: Unpack[_MergeQuery]) -> str: ...
 @overload
 def which_kernel(operation: Literal["gated_delta", "gated_delta_chunk"], **options: Unpack[_DeltaQuery]) -> str: ...
+@overload
+def which_kernel(operation: Literal["attention"], **options: Unpack[_AttentionQuery]) -> str: ...
 def which_kernel(operation: Operation, **options: Any) -> str:
     """The key of the kernel that such a call of an operation runs, such as "decode/bf16/kv=bf16/hd128/r16/sm90a".
 
@@ -185,8 +231,8 @@ def which_kernel(operation: Operation, **options: Any) -> str:
     Returns:
         The key. "decode" gives family, math type, cache formats, head dims and query rows of the tile, target;
         "gated_delta" gives family, type and layout of states, gates, K of the tile, target. "gated_delta_chunk" has two
-        kernels and gives that of the chain over its chunks: family, math type, K of the tile, target. The others give
-        family and target.
+        kernels and gives that of the chain over its chunks: family, math type, K of the tile, target. "attention" gives
+        family, math type, head dims of the tile, form of the scores, target. The others give family and target.
 
     Raises:
         ValueError, TypeError: As :func:`supports`.
@@ -198,30 +244,43 @@ def which_kernel(operation: Operation, **options: Any) -> str:
     return _core.which_kernel(operation, options)
 
 
-def explain(operation: Literal["decode"], **options: Unpack[_DecodeScheduleQuery]) -> DecodeSchedule:
-    """How the first device of a target cuts a call of :func:`flashport.flash_decode`, as far as shapes decide it.
+@overload
+def explain(operation: Literal["decode"], **options: Unpack[_DecodeScheduleQuery]) -> DecodeSchedule: ...
+@overload
+def explain(operation: Literal["attention"], **options: Unpack[_AttentionScheduleQuery]) -> AttentionSchedule: ...
+def explain(operation: Literal["decode", "attention"], **options: Any) -> DecodeSchedule | AttentionSchedule:
+    """How the first device of a target cuts a call, as far as shapes decide it.
 
-    Lengths stay on the device: its tile scheduler cuts each sequence by its own (docs/decode-schedule.md).
+    Lengths stay on the device, where the tile scheduler reads them (docs/decode-schedule.md, docs/attention.md).
 
     Args:
-        operation: "decode".
-        options: Those that :func:`supports` has for "decode", and ``batch`` (1), ``num_kv_heads`` (1), ``max_kv_len``,
-            the keys of the longest sequence that the cache or its table has room for (0), and ``num_splits``, as
-            ``flash_decode`` takes it (None).
+        operation: "decode" for :func:`flashport.flash_decode`, "attention" for :func:`flashport.attention`.
+        options: Those that :func:`supports` has for the operation; for "decode" also ``batch`` (1), ``num_kv_heads``
+            (1), ``max_kv_len``, the keys of the longest sequence that the cache or its table has room for (0), and
+            ``num_splits``, as ``flash_decode`` takes it (None); for "attention" also ``batch``, ``num_q_heads``,
+            ``num_kv_heads``, and ``q_len`` and ``kv_len`` of every sequence (all 1).
 
     Returns:
         A frozen object whose ``str`` is one sentence. ``kernel`` is the key that :func:`which_kernel` gives;
-        ``blocks``, those of the grid; ``query_tiles``, those of all sequences, kv heads and tiles of query rows;
-        ``most_chunks``, how many chunks (with ``num_splits`` splits) a query tile has at most; ``shortest_chunk`` and
-        ``longest_chunk``, their keys, of which a sequence's last chunk may have fewer; ``combine``, where partial
-        results become one: "none" where every tile is one chunk, "launch" in the same launch, by the last block of each
-        tile, or "second launch"; ``workspace_bytes``, as :func:`flashport.decode_workspace_size`.
+        ``blocks``, those of the grid; ``workspace_bytes``, as :func:`flashport.decode_workspace_size` and
+        :func:`flashport.attention_workspace_size`.
+
+        "decode": ``query_tiles``, those of all sequences, kv heads and tiles of query rows; ``most_chunks``, how many
+        chunks (with ``num_splits`` splits) a query tile has at most; ``shortest_chunk`` and ``longest_chunk``, their
+        keys, of which a sequence's last chunk may have fewer; ``combine``, where partial results become one: "none"
+        where every tile is one chunk, "launch" in the same launch, by the last block of each tile, or "second launch".
+
+        "attention": ``rows`` of a work tile, ``keys`` of a key tile, ``stages``, the key tiles that are in flight or in
+        use; ``threads`` and ``shared_bytes`` of a block; ``work_tiles`` of all sequences and heads; ``pieces`` that the
+        keys of a work tile are cut into.
 
     Raises:
         ValueError, TypeError: As :func:`supports`; a number out of its range.
         NotImplementedError: No kernel serves the call, or no device of the target is here.
 
     Source:
-        common/host/decode/explain.cpp.
+        common/host/decode/explain.cpp and common/host/attention/explain.cpp.
     """
-    return DecodeSchedule(*_core.explain(operation, cast("dict[str, Any]", options)))
+    if operation == "attention":
+        return AttentionSchedule(*_core.explain(operation, options))
+    return DecodeSchedule(*_core.explain(operation, options))

@@ -1,9 +1,12 @@
-"""The gated delta rule's kernels in models of Hugging Face Transformers: Qwen3-Next and those that share its layer.
+"""The kernels in models of Hugging Face Transformers: attention by its registries, and the gated delta rule.
 
-Transformers has no registry for this rule. Up to 5.14 a layer holds its functions as the attributes
-``chunk_gated_delta_rule`` and ``recurrent_gated_delta_rule``; from 5.15 on it calls what its model's module has as
-``torch_chunk_gated_delta_rule`` and ``torch_recurrent_gated_delta_rule``, and ignores such attributes. Both are served
-here. This module imports neither torch nor Transformers.
+Transformers asks one registry for attention functions and another one for the masks that they are given; with the
+first alone a model would get no mask, and lose causality. :func:`register` fills both.
+
+Transformers has no registry for the gated delta rule of Qwen3-Next and its relatives. Up to 5.14 a layer holds its
+functions as the attributes ``chunk_gated_delta_rule`` and ``recurrent_gated_delta_rule``; from 5.15 on it calls what
+its model's module has as ``torch_chunk_gated_delta_rule`` and ``torch_recurrent_gated_delta_rule``, and ignores such
+attributes. Both are served here. This module imports neither torch nor Transformers by itself.
 """
 
 from __future__ import annotations
@@ -13,9 +16,47 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from flashport import fla
+from flashport import _transformers_attention, fla
 
-__all__ = ["gated_delta_rule"]
+__all__ = ["gated_delta_rule", "register"]
+
+
+def register(name: str = "portable_attention") -> None:
+    """Makes :func:`flashport.attention` an attention implementation of Transformers, with its masks::
+
+        import flashport.transformers
+
+        flashport.transformers.register()
+        model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="portable_attention")
+
+    or ``model.set_attn_implementation("portable_attention")``. Causal masks, the window of sliding layers and padding on one
+    side become arguments of the call. Any other mask (chunks, prefixes, packed sequences without ``cu_seq_lens_q``,
+    padding inside, masks made while torch compiles) becomes a bias of all queries and keys, which takes memory for
+    each pair. Softcap, sinks, position biases, dropout and ``cu_seq_lens_q`` with its relatives are taken, too. Rows
+    of padding get other values than in eager attention, where they mean nothing either.
+
+    There is no backward: generate() turns gradients off, a forward pass of one's own wants torch.no_grad().
+
+    Args:
+        name: What models call the implementation; a second call with the same name changes nothing. Transformers takes
+            every name with "flash" in it for a build of the package flash-attn, and one with "/" for a kernel to fetch.
+
+    Raises:
+        TypeError: ``name`` is no str.
+        ValueError: ``name`` has "flash" or "/" in it, or is that of one of Transformers' own implementations.
+        ImportError: Transformers is not there, or one without a registry of masks that has offsets of queries.
+
+    Source:
+        bindings/python/flashport/_transformers_attention.py.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"register: name must be a str, got {type(name).__name__}")
+    if "flash" in name or "/" in name or name in ("", "eager", "sdpa", "flex_attention"):
+        raise ValueError(
+            'register: name must be none of Transformers\' own and have neither "flash" nor "/" in it, which Transformers '
+            f'takes for other packages, got "{name}"'
+        )
+    _transformers_attention.register(name)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from flashport import _core
-from flashport.torch.library import check_boolean, check_number, register, writes_nothing_else
+from flashport.torch.library import check_boolean, check_window, register, writes_nothing_else
 
 _DECODE_INPUTS = (
     "Tensor q, Tensor k_cache, Tensor v_cache, Tensor? seqlens, Tensor? block_table, Tensor? token_table, "
@@ -137,10 +137,7 @@ def flash_decode(*arguments: Any) -> Any:
     """As :func:`flashport.flash_decode`, with its arguments by position."""
     *inputs, out, lse, return_lse, workspace, stream = arguments
     window = inputs[14]
-    if not isinstance(window, tuple) or len(window) != 2:
-        raise TypeError(f"flash_decode: window must be a tuple (left, right), got {window!r}")
-    for place, keys in enumerate(window):
-        check_number("flash_decode", f"window[{place}]", keys, "an integer")
+    check_window("flash_decode", window)
     inputs = (*inputs[:14], *window, *inputs[15:])
     if out is None and lse is None and workspace is None:
         result = _flash_decode(stream, *inputs, return_lse)

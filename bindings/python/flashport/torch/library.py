@@ -75,6 +75,14 @@ def check_number(function: str, name: str, value: Any, kind: str) -> None:
         raise TypeError(f"{function}: {name} must be {kind}, got bool")
 
 
+def check_window(function: str, window: Any) -> None:
+    """As the compiled half has it: torch takes other sequences and booleans, too."""
+    if not isinstance(window, tuple) or len(window) != 2:
+        raise TypeError(f"{function}: window must be a tuple (left, right), got {window!r}")
+    for place, keys in enumerate(window):
+        check_number(function, f"window[{place}]", keys, "an integer")
+
+
 def writes_nothing_else(*_: Any, **__: Any) -> None:
     """Fake kernel of the operators that write in place and return nothing."""
 
