@@ -1,8 +1,8 @@
 // AMX: eight tile registers of 16 rows x 64 bytes, and the product of bf16 tiles with sums in fp32 (Intel SDM volume 1,
 // chapter 18). The compiler knows nothing of them: each function names its registers, and orders them with memory.
 //
-// multiply_tile: sums [16, 16] += a [16, 32] b [32, 16], where row i of b's register holds rows 2 i and 2 i + 1 of b, an
-// element of each in turn.
+// multiply_tile: sums [16, 16] += a [16, 32] b [32, 16], where row i of b's register holds rows 2 i and 2 i + 1 of b,
+// an element of each in turn.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// What the x86 targets with AVX-512 (F, BW, VL, DQ) share: vectors of 16 floats, fused multiply-add, half-precision loads.
+// What the x86 targets with AVX-512 (F, BW, VL, DQ) share: vectors of 16 floats, fused multiply-add, half-precision
+// loads.
 #pragma once
 
 #include <immintrin.h>
@@ -38,7 +39,8 @@ FLASHPORT_DEVICE Vec larger(Vec a, Vec b) {  // a where one is NaN
   return reinterpret_cast<Vec>(_mm512_max_ps(reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(a)));
 }
 
-// 2^x for x of at most 0, within 1e-7: 2^floor(x), exact and 0 for -inf, times a polynomial of the fraction. NaN stays NaN.
+// 2^x for x of at most 0, within 1e-7: 2^floor(x), exact and 0 for -inf, times a polynomial of the fraction. NaN stays
+// NaN.
 FLASHPORT_DEVICE Vec exp2_weight(Vec x) {
   constexpr int kFraction = 1;  // x - floor(x)
   const auto bits = reinterpret_cast<__m512>(x);

@@ -31,7 +31,7 @@ FLASHPORT_DEVICE IntVec widen(const T* from) {
 }
 
 FLASHPORT_DEVICE Vec larger(Vec a, Vec b) { return a < b ? b : a; }  // a where one is NaN
-FLASHPORT_DEVICE Vec exp2_weight(Vec x) { return exp2_approx(x); }    // for x of at most 0
+FLASHPORT_DEVICE Vec exp2_weight(Vec x) { return exp2_approx(x); }   // for x of at most 0
 
 // Accumulators of a product's block: rows x vectors (float_products.h of attention).
 inline constexpr int kProductRows = 2, kProductVecs = 1;

@@ -1,8 +1,8 @@
-// Products of attention on AMX, for tensors of bf16: sums in fp32, weights rounded to bf16. A product takes 32 rows x 32
-// columns of sums in four tile registers, from two tiles of each side. Heads are padded with zeros to 32 dims.
+// Products of attention on AMX, for tensors of bf16: sums in fp32, weights rounded to bf16. A product takes 32 rows x
+// 32 columns of sums in four tile registers, from two tiles of each side. Heads are padded with zeros to 32 dims.
 //
-// K and V are packed as the tile registers want the right side: pairs of rows (dims of K^T, keys of V), an element of each
-// in turn. A tile [32, 16] is 1 KB, and the two tiles of 32 columns are neighbours: [columns / 32][depth / 32][2].
+// K and V are packed as the tile registers want the right side: pairs of rows (dims of K^T, keys of V), an element of
+// each in turn. A tile [32, 16] is 1 KB, and the two tiles of 32 columns are neighbours: [columns / 32][depth / 32][2].
 #pragma once
 
 #include "common/device/attention/config.h"
@@ -14,20 +14,20 @@ namespace flashport::FLASHPORT_TARGET::attention {
 template <AttentionConfig kCfg>
 class Products {
   static constexpr int kRows = kCfg.tuning.rows, kKeys = kCfg.tuning.keys;
-  static constexpr int kSide = 32;            // of a product's block of sums, and the depth of a tile
+  static constexpr int kSide = 32;              // of a product's block of sums, and the depth of a tile
   static constexpr int kBlock = kSide * kSide;  // elements of the right side in a step of the depth
-  static constexpr int kMostDims =
-      kCfg.shape.head_dim_qk > kCfg.shape.head_dim_v ? kCfg.shape.head_dim_qk : kCfg.shape.head_dim_v;
 
  public:
   static constexpr int kGroupRows = kSide;
   static constexpr int kKeyStep = kSide;
-  static_assert(kRows % kSide == 0 && kKeys % kSide == 0 && kMostDims % kSide == 0);
+  static_assert(kRows % kSide == 0 && kKeys % kSide == 0 && kCfg.shape.head_dim_qk % kSide == 0 &&
+                kCfg.shape.head_dim_v % kSide == 0);
   static_assert(kCfg.shape.math == MathType::kBf16);
 
   struct Memory {
     alignas(64) BFloat16 queries[kRows * (kCfg.shape.head_dim_qk + kSide)];
-    alignas(64) BFloat16 packed[kKeys * kMostDims];
+    alignas(64) BFloat16 keys[kKeys * kCfg.shape.head_dim_qk];
+    alignas(64) BFloat16 values[kKeys * kCfg.shape.head_dim_v];
   };
 
   static int padded(int dims) { return (dims + kSide - 1) / kSide * kSide; }
@@ -49,7 +49,7 @@ class Products {
   void pack_keys(const WorkTile& work, int tile) const {
     const KeyRows keys = key_rows(p_, p_.k, work, tile, kKeys);
     for (int first = 0; first < kKeys; first += kTileRows) {
-      BFloat16* to = memory_.packed + first / kSide * kSide * dims_ + first % kSide * kSide;
+      BFloat16* to = memory_.keys + first / kSide * kSide * dims_ + first % kSide * kSide;
       for (int dim = 0; dim < dims_; dim += kSide, to += kBlock) {
         Vec pairs[kTileRows] = {};
         for (int i = 0; i < minimum(keys.count - first, kTileRows); ++i) {
@@ -61,14 +61,11 @@ class Products {
     }
   }
 
-  // S = Q K^T of the keys that each group takes
-  void multiply_keys(float* scores, int pitch, int rows, const KeySpan* keys_of) const {
-    for (int slot = 0; slot < rows; slot += kSide) {
-      const KeySpan keys = keys_of[slot / kSide];
-      for (int key = keys.low; key < keys.high; key += kSide) {
-        multiply<false>(rows - slot, scores + slot * pitch + key, pitch, memory_.queries + slot * query_pitch_,
-                        query_pitch_, memory_.packed + key * dims_, dims_);
-      }
+  // S = Q K^T: queries from `slot` on, `keys` of the tile
+  void multiply_keys(float* scores, int pitch, int slot, int rows, const KeySpan& keys) const {
+    for (int key = keys.low; key < keys.high; key += kSide) {
+      multiply<false>(rows, scores + key, pitch, memory_.queries + slot * query_pitch_, query_pitch_,
+                      memory_.keys + key * dims_, dims_);
     }
   }
 
@@ -81,7 +78,8 @@ class Products {
   // V, with zeros at keys that there are not: their weights are 0, and only a number times 0 is 0.
   void pack_values(const WorkTile& work, int tile) const {
     const KeyRows keys = key_rows(p_, p_.v, work, tile, kKeys);
-    const __m512i low = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), high = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+    const __m512i low = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11),
+                  high = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
     const auto row = [&](int key, int column) {
       return key < keys.count ? load(keys.row(key), column, p_.head_dim_v - column) : _mm512_setzero_si512();
     };
@@ -89,23 +87,19 @@ class Products {
       for (int column = 0; column < padded(p_.head_dim_v); column += kSide) {
         const __m512i even = row(key, column), odd = row(key + 1, column);
         const __m512i a = _mm512_unpacklo_epi16(even, odd), b = _mm512_unpackhi_epi16(even, odd);
-        BFloat16* to = memory_.packed + column * kKeys + key / kSide * kBlock + key % kSide / 2 * kSide;
+        BFloat16* to = memory_.values + column * kKeys + key / kSide * kBlock + key % kSide / 2 * kSide;
         store(to, _mm512_permutex2var_epi64(a, low, b));
         store(to + kBlock / 2, _mm512_permutex2var_epi64(a, high, b));
       }
     }
   }
 
-  // O += P V
-  void add_values(float* out, int out_pitch, const float* weights, int pitch, int rows, const KeySpan* keys_of) const {
-    for (int slot = 0; slot < rows; slot += kSide) {
-      const KeySpan keys = keys_of[slot / kSide];
-      if (keys.low >= keys.high) continue;
-      const auto* from = reinterpret_cast<const BFloat16*>(weights + slot * pitch) + keys.low;
-      for (int column = 0; column < p_.head_dim_v; column += kSide) {
-        multiply<true>(rows - slot, out + slot * out_pitch + column, out_pitch, from, 2 * pitch,
-                       memory_.packed + column * kKeys + keys.low * kSide, keys.high - keys.low);
-      }
+  // O += P V, `keys` of the tile
+  void add_values(float* out, int out_pitch, const float* weights, int pitch, int rows, const KeySpan& keys) const {
+    const auto* from = reinterpret_cast<const BFloat16*>(weights) + keys.low;
+    for (int column = 0; column < p_.head_dim_v; column += kSide) {
+      multiply<true>(rows, out + column, out_pitch, from, 2 * pitch, memory_.values + column * kKeys + keys.low * kSide,
+                     keys.high - keys.low);
     }
   }
 

@@ -69,8 +69,6 @@ template <bool kAdds>
 template <AttentionConfig kCfg>
 class Products {
   static constexpr int kRows = kCfg.tuning.rows, kKeys = kCfg.tuning.keys;
-  static constexpr int kMostDims =
-      kCfg.shape.head_dim_qk > kCfg.shape.head_dim_v ? kCfg.shape.head_dim_qk : kCfg.shape.head_dim_v;
 
  public:
   static constexpr int kGroupRows = 8 * kProductRows;
@@ -79,7 +77,8 @@ class Products {
 
   struct Memory {
     alignas(64) float queries[kRows * (kCfg.shape.head_dim_qk + kVecWidth)];
-    alignas(64) float packed[kKeys * (kMostDims + kPanel)];
+    alignas(64) float keys[kKeys * kCfg.shape.head_dim_qk];
+    alignas(64) float values[kKeys * ((kCfg.shape.head_dim_v + kPanel - 1) / kPanel * kPanel)];
   };
 
   static int padded(int dims) { return (dims + kVecWidth - 1) / kVecWidth * kVecWidth; }
@@ -104,30 +103,27 @@ class Products {
     const KeyRows keys = key_rows(p_, p_.k, work, tile, kKeys);
     kv::with_loader(p_.k.dtype, [&](auto row, int bytes) {
       for (int first = 0; first < kKeys; first += kVecWidth) {
-        float* panel = memory_.packed + first / kPanel * kPanel * p_.head_dim_qk + first % kPanel;
+        float* panel = memory_.keys + first / kPanel * kPanel * p_.head_dim_qk + first % kPanel;
         for (int dim = 0; dim < p_.head_dim_qk; dim += kVecWidth) {
           Vec x[kVecWidth] = {};
           for (int i = 0; i < minimum(keys.count - first, kVecWidth); ++i) {
             x[i] = kv::load_values(row, keys.row(first + i), bytes, dim, p_.head_dim_qk - dim);
           }
           transpose(x);
-          for (int i = 0; i < minimum(p_.head_dim_qk - dim, kVecWidth); ++i) store_vec(panel + (dim + i) * kPanel, x[i]);
+          for (int i = 0; i < minimum(p_.head_dim_qk - dim, kVecWidth); ++i)
+            store_vec(panel + (dim + i) * kPanel, x[i]);
         }
       }
     });
   }
 
-  // S = Q K^T of the keys that each group takes
-  void multiply_keys(float* scores, int pitch, int rows, const KeySpan* keys_of) const {
-    for (int panel = 0; panel < kKeys; panel += kPanel) {
-      for (int slot = 0; slot < rows; slot += kGroupRows) {
-        const KeySpan keys = keys_of[slot / kGroupRows];
-        const int low = maximum(keys.low, panel), high = minimum(keys.high, panel + kPanel);
-        if (low >= high) continue;
-        multiply_panel<false>(scores + slot * pitch + low, pitch, memory_.queries + slot * query_pitch_, query_pitch_,
-                              minimum(rows - slot, kGroupRows), memory_.packed + panel * p_.head_dim_qk + low - panel,
-                              (high - low) / kVecWidth, p_.head_dim_qk);
-      }
+  // S = Q K^T: queries from `slot` on, `keys` of the tile
+  void multiply_keys(float* scores, int pitch, int slot, int rows, const KeySpan& keys) const {
+    for (int panel = keys.low / kPanel * kPanel; panel < keys.high; panel += kPanel) {
+      const int low = maximum(keys.low, panel), high = minimum(keys.high, panel + kPanel);
+      multiply_panel<false>(scores + low, pitch, memory_.queries + slot * query_pitch_, query_pitch_, rows,
+                            memory_.keys + panel * p_.head_dim_qk + low - panel, (high - low) / kVecWidth,
+                            p_.head_dim_qk);
     }
   }
 
@@ -136,31 +132,27 @@ class Products {
     store_vec(row + key + kVecWidth, b);
   }
 
-  // Panels [keys, kPanel] of V, with zeros at keys that there are not: their weights are 0, and only a number times 0 is 0.
+  // Panels [keys, kPanel] of V, with zeros at keys that there are not: their weights are 0, and only a number times 0
+  // is 0.
   void pack_values(const WorkTile& work, int tile) const {
     const KeyRows keys = key_rows(p_, p_.v, work, tile, kKeys);
     kv::with_loader(p_.v.dtype, [&](auto row, int bytes) {
       for (int key = 0; key < kKeys; ++key) {
         for (int column = 0; column < p_.head_dim_v; column += kVecWidth) {
-          const Vec x = key < keys.count ? kv::load_values(row, keys.row(key), bytes, column, p_.head_dim_v - column)
-                                         : Vec{};
-          store_vec(memory_.packed + column / kPanel * kPanel * kKeys + key * kPanel + column % kPanel, x);
+          const Vec x =
+              key < keys.count ? kv::load_values(row, keys.row(key), bytes, column, p_.head_dim_v - column) : Vec{};
+          store_vec(memory_.values + column / kPanel * kPanel * kKeys + key * kPanel + column % kPanel, x);
         }
       }
     });
   }
 
-  // O += P V
-  void add_values(float* out, int out_pitch, const float* weights, int pitch, int rows, const KeySpan* keys_of) const {
+  // O += P V, `keys` of the tile
+  void add_values(float* out, int out_pitch, const float* weights, int pitch, int rows, const KeySpan& keys) const {
     for (int column = 0; column < p_.head_dim_v; column += kPanel) {
-      const int vecs = minimum(padded(p_.head_dim_v) - column, kPanel) / kVecWidth;
-      for (int slot = 0; slot < rows; slot += kGroupRows) {
-        const KeySpan keys = keys_of[slot / kGroupRows];
-        if (keys.low >= keys.high) continue;
-        multiply_panel<true>(out + slot * out_pitch + column, out_pitch, weights + slot * pitch + keys.low, pitch,
-                             minimum(rows - slot, kGroupRows), memory_.packed + column * kKeys + keys.low * kPanel,
-                             vecs, keys.high - keys.low);
-      }
+      multiply_panel<true>(out + column, out_pitch, weights + keys.low, pitch, rows,
+                           memory_.values + column * kKeys + keys.low * kPanel,
+                           minimum(padded(p_.head_dim_v) - column, kPanel) / kVecWidth, keys.high - keys.low);
     }
   }
 

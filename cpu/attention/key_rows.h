@@ -25,8 +25,8 @@ FLASHPORT_DEVICE KeyRows key_rows(const AttentionParams& p, const StridedRows& r
 
 // The first byte of the queries of a work tile.
 FLASHPORT_DEVICE const char* query_rows(const AttentionParams& p, const WorkTile& work, int bytes) {
-  const std::int64_t at = work.seq * p.q.stride_seq + (work.q_begin + work.first_row) * p.q.stride_token +
-                          work.head * p.q.stride_head;
+  const std::int64_t at =
+      work.seq * p.q.stride_seq + (work.q_begin + work.first_row) * p.q.stride_token + work.head * p.q.stride_head;
   return static_cast<const char*>(p.q.data) + at * bytes;
 }
 

@@ -1,8 +1,9 @@
 // The tile verbs of attention on a CPU. Queries, scores and outputs of a work tile lie in the block's memory, so the
-// types that the text hands about are empty. multiply_keys() notes a product and settle_keys() computes it: so the
-// scores may take the place of the weights before them.
+// types that the text hands about are empty. The verbs note what there is to do, and add_values() does it for one group
+// of rows after the other, whose scores so stay in the first-level cache from Q K^T to P V. Where the text itself
+// visits scores or weights, they are computed for all rows first.
 //
-// Products<kCfg>, of the header that the target names, packs a key tile once for all rows and multiplies groups of
+// Products<kCfg>, of the header that the target names, packs a key tile once for all groups, and multiplies groups of
 // kGroupRows rows. Of a tile with masks a group takes only the keys that some of its rows see, in whole steps of
 // kKeyStep. That changes no bits: what a row does not see has weight 0 either way.
 #pragma once
@@ -71,19 +72,26 @@ class AttentionTiles {
   // S = Q K^T, of tile number `tile`
   template <class Masked>
   void multiply_keys(Scores&, int tile, Masked masked) {
-    tile_ = tile;
-    masked_ = masked;
+    next_tile_ = tile;
+    next_masked_ = masked;
   }
   template <int kLater>
   void settle_keys(Scores&) {
-    for (int first = 0; first < kBlockRows; first += kGroupRows) keys_of_[first / kGroupRows] = group_keys(first);
+    tile_ = next_tile_;
+    for (int first = 0; first < kBlockRows; first += kGroupRows) {
+      keys_of_[first / kGroupRows] = group_keys(first, next_masked_);
+    }
     operands_.pack_keys(work_, tile_);
-    operands_.multiply_keys(memory_.scores, kScorePitch, rows_, keys_of_);
+    done_ = Done::kNothing;
   }
 
   // f(score, slot, offset of its key in the tile)
   template <class F>
   FLASHPORT_DEVICE void for_each(Scores&, const F& f) const {
+    if (done_ == Done::kNothing) {
+      done_ = Done::kScores;
+      for (int first = 0; first < rows_; first += kGroupRows) multiply_group(first);
+    }
     for (int slot = 0; slot < rows_; ++slot) {
       const KeySpan keys = keys_of(slot);
       for (int first = keys.low; first < keys.high; first += kStep) {
@@ -112,58 +120,34 @@ class AttentionTiles {
     }
   }
 
-  // P = exp2(scale (S - m)) with m the new maxima, joined to the sums l; factors = exp2(scale (m before - m))
+  // P = exp2(scale (S - m)) with m the new maxima, joined to the sums l. The outputs come to the new maxima too.
   template <class State>
-  void exponentiate(Scores&, float scale, State& state, Rows& factors) const {
-    constexpr auto max = [](Vec a, Vec b) { return larger(a, b); };
-    constexpr auto add = [](Vec a, Vec b) { return a + b; };
-    for (int first = 0; first < rows_; first += kVecWidth) {
-      const int count = minimum(rows_ - first, kVecWidth);
-      Vec x[kVecWidth];
-      for (int i = 0; i < count; ++i) x[i] = row_max(first + i);
-      for (int i = count; i < kVecWidth; ++i) x[i] = broadcast(-kInfinity);
-      const Vec before = load_vec(state.m.v + first);
-      const Vec m = larger(before, fold_each(x, max));
-      const Vec reference = m == -kInfinity ? Vec{} : m * scale;
-      const Vec factor = exp2_weight(before * scale - reference);  // from the rounded reference that l has
-      for (int i = 0; i < count; ++i) x[i] = weigh_row(first + i, scale, reference[i]);
-      for (int i = count; i < kVecWidth; ++i) x[i] = Vec{};
-      store_vec(state.m.v + first, m);
-      store_vec(factors.v + first, factor);
-      store_vec(state.l.v + first, fma_rn(load_vec(state.l.v + first), factor, fold_each(x, add)));
+  void exponentiate(Scores&, float scale, State& state, Rows&) {
+    maxima_ = state.m.v;
+    sums_ = state.l.v;
+    scale_ = scale;
+    if constexpr (kForm == ScoreForm::kAny) {  // dropout visits the weights
+      for (int first = 0; first < rows_; first += kGroupRows) weigh_group(first);
+      done_ = Done::kWeights;
     }
   }
-  Operand to_operand(const Scores&) const {
-    if constexpr (kForm == ScoreForm::kAny) {  // exponentiate() left the weights in fp32
-      for (int slot = 0; slot < rows_; ++slot) {
-        const KeySpan keys = keys_of(slot);
-        float* x = score_row(slot);
-        for (int key = keys.low; key < keys.high; key += kStep) {
-          Operands::store_weights(x, key, load_vec(x + key), load_vec(x + key + kVecWidth));
-        }
-      }
-    }
-    return {};
-  }
+  static Operand to_operand(const Scores&) { return {}; }
+  void scale(Out&, const Rows&) const {}
 
   // O += P V, of tile number `tile`
   template <class Masked>
   void add_values(Out&, const Operand&, int tile, Masked) {
     operands_.pack_values(work_, tile);
-    operands_.add_values(memory_.out, out_pitch_, memory_.scores, kScorePitch, rows_, keys_of_);
-  }
-  void settle_values(Out&) const {}
-
-  void scale(Out&, const Rows& factors) const {
-    for (int slot = 0; slot < rows_; ++slot) {
-      const float factor = factors[slot];
-      if (factor == 1.0f) continue;
-      float* x = out_row(slot);
-      for (int column = 0; column < p_.head_dim_v; column += kVecWidth) {
-        store_vec(x + column, load_vec(x + column) * factor);
-      }
+    for (int first = 0; first < rows_; first += kGroupRows) {
+      const KeySpan keys = keys_of(first);
+      if (keys.low == keys.high) continue;
+      if (done_ == Done::kNothing) multiply_group(first);
+      if (done_ != Done::kWeights) weigh_group(first);
+      if constexpr (kForm == ScoreForm::kAny) round_group(first);
+      operands_.add_values(out_row(first), out_pitch_, score_row(first), kScorePitch, group_rows(first), keys);
     }
   }
+  void settle_values(Out&) const {}
 
   template <class State>
   void store(const AttentionParams& p, const WorkTile& work, State& state, float scale, Out&) const {
@@ -185,21 +169,68 @@ class AttentionTiles {
 
   static int live_rows(const WorkTile& work) { return minimum(kBlockRows, work.q_len - work.first_row); }
   float* out_row(int slot) const { return memory_.out + slot * out_pitch_; }
-  float* score_row(int slot) const { return memory_.scores + slot * kScorePitch; }
+  // Groups take turns in one place unless the scores of all are wanted.
+  float* score_row(int slot) const {
+    return memory_.scores + (done_ == Done::kNothing ? slot % kGroupRows : slot) * kScorePitch;
+  }
+  int group_rows(int first) const { return minimum(rows_ - first, kGroupRows); }
 
   // The keys of the tile, counted from its first, that the rows of the group from slot `first` on take.
-  KeySpan group_keys(int first) const {
+  KeySpan group_keys(int first, bool masked) const {
     if (first >= rows_) return {0, 0};
-    if (!masked_) return {0, kKeys};
+    if (!masked) return {0, kKeys};
     const int first_key = tile_ * kKeys;
     const int low = visible_keys(p_, work_, row_of(first)).low - first_key;
-    const int high = visible_keys(p_, work_, row_of(minimum(first + kGroupRows, rows_) - 1)).high - first_key;
+    const int high = visible_keys(p_, work_, row_of(first + group_rows(first) - 1)).high - first_key;
     constexpr int kKeyStep = Operands::kKeyStep;
     const KeySpan keys = {maximum(low, 0) / kKeyStep * kKeyStep,
                           minimum((maximum(high, 0) + kKeyStep - 1) / kKeyStep * kKeyStep, kKeys)};
     return keys.low < keys.high ? keys : KeySpan{0, 0};
   }
   KeySpan keys_of(int slot) const { return keys_of_[slot / kGroupRows]; }
+
+  void multiply_group(int first) const {
+    operands_.multiply_keys(score_row(first), kScorePitch, first, group_rows(first), keys_of(first));
+  }
+
+  // Scores to weights, 16 rows at a time.
+  void weigh_group(int group) const {
+    constexpr auto max = [](Vec a, Vec b) { return larger(a, b); };
+    constexpr auto add = [](Vec a, Vec b) { return a + b; };
+    for (int first = group; first < minimum(group + kGroupRows, rows_); first += kVecWidth) {
+      const int count = minimum(minimum(group + kGroupRows, rows_) - first, kVecWidth);
+      Vec x[kVecWidth];
+      for (int i = 0; i < count; ++i) x[i] = row_max(first + i);
+      for (int i = count; i < kVecWidth; ++i) x[i] = broadcast(-kInfinity);
+      const Vec before = load_vec(maxima_ + first);
+      const Vec m = larger(before, fold_each(x, max));
+      const Vec reference = m == -kInfinity ? Vec{} : m * scale_;
+      const Vec factor = exp2_weight(before * scale_ - reference);  // from the rounded reference that the sums have
+      for (int i = 0; i < count; ++i) x[i] = weigh_row(first + i, reference[i]);
+      for (int i = count; i < kVecWidth; ++i) x[i] = Vec{};
+      store_vec(maxima_ + first, m);
+      store_vec(sums_ + first, fma_rn(load_vec(sums_ + first), factor, fold_each(x, add)));
+      for (int i = 0; i < count; ++i) {
+        if (factor[i] != 1.0f) scale_row(first + i, factor[i]);
+      }
+    }
+  }
+  void scale_row(int slot, float factor) const {
+    float* x = out_row(slot);
+    for (int column = 0; column < p_.head_dim_v; column += kVecWidth) {
+      store_vec(x + column, load_vec(x + column) * factor);
+    }
+  }
+  // Rounds the weights that dropout has visited.
+  void round_group(int first) const {
+    const KeySpan keys = keys_of(first);
+    for (int slot = first; slot < first + group_rows(first); ++slot) {
+      float* x = score_row(slot);
+      for (int key = keys.low; key < keys.high; key += kStep) {
+        Operands::store_weights(x, key, load_vec(x + key), load_vec(x + key + kVecWidth));
+      }
+    }
+  }
 
   FLASHPORT_DEVICE Vec row_max(int slot) const {
     const KeySpan keys = keys_of(slot);
@@ -212,10 +243,10 @@ class AttentionTiles {
     return larger(even, odd);
   }
   // Puts a row's weights in the place of its scores, and returns their sums.
-  FLASHPORT_DEVICE Vec weigh_row(int slot, float scale, float reference) const {
+  FLASHPORT_DEVICE Vec weigh_row(int slot, float reference) const {
     const KeySpan keys = keys_of(slot);
     float* x = score_row(slot);
-    const Vec factor = broadcast(scale), shift = broadcast(-reference);
+    const Vec factor = broadcast(scale_), shift = broadcast(-reference);
     Vec even = {}, odd = {};
     for (int key = keys.low; key < keys.high; key += kStep) {
       const Vec a = exp2_weight(fma_rn(load_vec(x + key), factor, shift));
@@ -238,9 +269,14 @@ class AttentionTiles {
   const int out_pitch_;
   WorkTile work_ = {};
   int rows_ = 0;
-  int tile_ = 0;
-  bool masked_ = false;
+  int tile_ = 0, next_tile_ = 0;
+  bool next_masked_ = false;
   KeySpan keys_of_[kBlockRows / kGroupRows];  // of each group
+  // Of tile number tile_: what has been computed for all rows, and what exponentiate() was given.
+  enum class Done { kNothing, kScores, kWeights };
+  mutable Done done_ = Done::kNothing;
+  float *maxima_ = nullptr, *sums_ = nullptr;
+  float scale_ = 0.0f;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET::attention
