@@ -45,10 +45,11 @@ FLASHPORT_DEVICE Vec exp2_weight(Vec x) {
   constexpr int kFraction = 1;  // x - floor(x)
   const auto bits = reinterpret_cast<__m512>(x);
   const Vec fraction = reinterpret_cast<Vec>(_mm512_reduce_ps(bits, kFraction));
-  Vec y = broadcast(1.8671314e-3f);
-  for (const float coefficient : {9.017025e-3f, 5.579992e-2f, 2.4016444e-1f, 6.931513e-1f, 1.0f}) {
-    y = fma_rn(y, fraction, broadcast(coefficient));
-  }
+  Vec y = fma_rn(broadcast(1.8671314e-3f), fraction, broadcast(9.017025e-3f));
+  y = fma_rn(y, fraction, broadcast(5.579992e-2f));
+  y = fma_rn(y, fraction, broadcast(2.4016444e-1f));
+  y = fma_rn(y, fraction, broadcast(6.931513e-1f));
+  y = fma_rn(y, fraction, broadcast(1.0f));
   return reinterpret_cast<Vec>(_mm512_scalef_ps(reinterpret_cast<__m512>(y), bits));
 }
 
