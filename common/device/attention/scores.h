@@ -143,7 +143,8 @@ FLASHPORT_DEVICE void hide_keys(const Tiles& tiles, const AttentionParams& p, co
     spans[slot] = {span.low - first_key, span.high - first_key};
   }
   tiles.for_each(scores, [&](float& x, int slot, int offset) {
-    if (offset < spans[slot].low || offset >= spans[slot].high) x = -kInfinity;
+    const KeySpan span = spans[slot];
+    if (offset < span.low || offset >= span.high) x = -kInfinity;
   });
 }
 
