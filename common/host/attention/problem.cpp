@@ -245,9 +245,14 @@ void fill_options(const AttentionArgs& a, const Extents& e, AttentionParams& p) 
   if (drops(a)) p.dropout = dropout_params(*a.rng_state, a.dropout_p);
 }
 
-bool modifies_scores(const AttentionParams& p) {
-  return !(p.score_scale >= std::numeric_limits<float>::min()) || p.cap_scale != 0.0f || p.alibi_slopes != nullptr ||
-         p.bias.data != nullptr || p.dropout.rng_state != nullptr;
+ScoreNeeds needs_of(const AttentionParams& p) {
+  int options = 0;
+  const auto need = [&options](bool needed, ScoreForm option) { options |= needed ? static_cast<int>(option) : 0; };
+  need(p.cap_scale != 0.0f, ScoreForm::kSoftcap);
+  need(p.alibi_slopes != nullptr, ScoreForm::kAlibi);
+  need(p.bias.data != nullptr, ScoreForm::kBias);
+  need(p.dropout.rng_state != nullptr, ScoreForm::kDropout);
+  return {static_cast<ScoreForm>(options), p.score_scale >= std::numeric_limits<float>::min()};
 }
 
 AttentionProblem validate(const AttentionArgs& args, Outputs outputs) {
@@ -266,7 +271,7 @@ AttentionProblem validate(const AttentionArgs& args, Outputs outputs) {
   if (problem.empty) return problem;
   fill_tensors(args, extents, problem.params);
   fill_options(args, extents, problem.params);
-  problem.modified_scores = modifies_scores(problem.params);
+  problem.needs = needs_of(problem.params);
   return problem;
 }
 
