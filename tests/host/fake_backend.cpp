@@ -69,6 +69,7 @@ const KernelEntry kGpuKernels[] = {
     chunk("gated_delta_chunk/fp16/k128/fakegpu", KernelTag::kGatedDeltaChunk, kF16, 128),
     attention("attention/bf16/hd256/any/fakegpu", {kB16, 256, 256, ScoreForm::kAny}),
     attention("attention/bf16/hd128/any/fakegpu", {kB16, 128, 128, ScoreForm::kAny}),
+    attention("attention/bf16/hd128/softcap/fakegpu", {kB16, 128, 128, ScoreForm::kSoftcap}),
     attention("attention/bf16/hd128/plain/fakegpu", {kB16, 128, 128, ScoreForm::kPlain}),
     attention("attention/bf16/hd64/plain/fakegpu", {kB16, 64, 64, ScoreForm::kPlain}, {192, 128, 3}),
     attention("attention/bf16/hd192x128/plain/fakegpu", {kB16, 192, 128, ScoreForm::kPlain}),
