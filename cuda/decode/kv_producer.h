@@ -27,7 +27,7 @@ template <DecodeConfig kCfg>
 FLASHPORT_DEVICE bool teams_share_rows(const DecodeParams& p, const Range& range) {
   constexpr unsigned kTeams = kCfg.tuning.teams;
   using Tiles = KvTiles<kCfg>;
-  if (kTeams == 1 || p.num_chunks > 0 || p.row_tiles > 1) return false;
+  if (kTeams == 1 || p.num_chunks > 0 || p.row_tiles > 1 || p.teams_apart) return false;
   return p.cuts[range.line.cut].concurrent.value % kTeams == 0 &&
          has_heads_side_by_side<typename Tiles::Keys>(p.cache.k) &&
          has_heads_side_by_side<typename Tiles::Values>(p.cache.v);
@@ -46,8 +46,10 @@ class KvProducer {
   static constexpr int kRowsPerLane = kRowsPerWave / kRowsAtOnce;
   static constexpr int kLookAhead = KvRing<kCfg>::kLookAhead;
   using Tiles = KvTiles<kCfg>;
-  // ptxas 13.0 makes illegal instructions of copies with a policy in the kernels of large panels (row_copies.h).
-  static constexpr bool kHasPolicy = !uses_wgmma(kCfg.shape) || kCfg.shape.head_dim_v <= 128;
+  // ptxas 13.0 makes illegal instructions of copies with a policy in the kernels of 16 and 64 rows at head_dim 256
+  // (row_copies.h).
+  static constexpr bool kHasPolicy =
+      kCfg.shape.rows == 8 || kCfg.shape.head_dim_v != 256 || is_byte_format(kCfg.shape.k_format);
 
  public:
   FLASHPORT_DEVICE KvProducer(const DecodeParams& p, const Block& block, const Line& line, Shared* teams)
