@@ -46,10 +46,8 @@ class KvProducer {
   static constexpr int kRowsPerLane = kRowsPerWave / kRowsAtOnce;
   static constexpr int kLookAhead = KvRing<kCfg>::kLookAhead;
   using Tiles = KvTiles<kCfg>;
-  // ptxas 13.0 makes illegal instructions of copies with a policy in the kernels of 16 and 64 rows at head_dim 256
-  // (row_copies.h).
-  static constexpr bool kHasPolicy =
-      kCfg.shape.rows == 8 || kCfg.shape.head_dim_v != 256 || is_byte_format(kCfg.shape.k_format);
+  // ptxas 13.0 makes illegal instructions of copies with a policy in the kernels of large panels (row_copies.h).
+  static constexpr bool kHasPolicy = !uses_wgmma(kCfg.shape) || kCfg.shape.head_dim_v <= 128;
 
  public:
   FLASHPORT_DEVICE KvProducer(const DecodeParams& p, const Block& block, const Line& line, Shared* teams)

@@ -78,6 +78,7 @@ class DecodeTiles {
   static constexpr int kTurnLeaves = kCfg.tuning.leaves;
   // More registers than these would spill.
   static constexpr int kKeptStates = kScaled ? 0 : kColTiles * kRowTiles <= 2 ? 2 : kColTiles * kRowTiles <= 4 ? 1 : 0;
+  static constexpr bool kClearsGroup = kKeptStates == 1;
   struct Rows {
     float v[kRowSlots];
     FLASHPORT_DEVICE float& operator[](int slot) { return v[slot]; }

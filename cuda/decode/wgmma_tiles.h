@@ -78,6 +78,7 @@ class DecodeTiles<kCfg> {
   // chunks alone, and registers are few.
   static constexpr int kKeptStates = 2;
   static constexpr int kStatesInMemory = 1;
+  static constexpr bool kClearsGroup = true;
   static constexpr bool kTileInShared = kGroups == 2;
 
   static constexpr int kPiecesAtOnce = kShape.head_dim_v <= 128 ? 2 : 1;  // a state is large, and threads are few

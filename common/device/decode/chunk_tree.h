@@ -41,6 +41,16 @@ constexpr bool keeps_tile_in_shared() {
   }
 }
 
+// Whether the group's state would stay in registers while partial results are combined, if it were not cleared before.
+template <class Tiles>
+constexpr bool clears_group() {
+  if constexpr (requires { Tiles::kClearsGroup; }) {
+    return Tiles::kClearsGroup;
+  } else {
+    return false;
+  }
+}
+
 // How many pieces of a state a thread combines at a time.
 template <class Tiles>
 constexpr int pieces_at_once() {
@@ -89,8 +99,7 @@ class ChunkTree {
     end_chunk(tiles, s, state, now.leaf >> s.chunk_shift);
     if (segment_ends) {
       end_segment(tiles, s, now.line);
-      // Or it would stay in registers while results are combined.
-      if constexpr (kKeepsGroup && states_in_memory<Tiles>() == 1) merge::clear(tiles, group_);
+      if constexpr (clears_group<Tiles>()) merge::clear(tiles, group_);
     }
     merge::clear(tiles, state);
   }
