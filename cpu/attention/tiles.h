@@ -88,10 +88,7 @@ class AttentionTiles {
   // f(score, slot, offset of its key in the tile)
   template <class F>
   FLASHPORT_DEVICE void for_each(Scores&, const F& f) const {
-    if (done_ == Done::kNothing) {
-      done_ = Done::kScores;
-      for (int first = 0; first < rows_; first += kGroupRows) multiply_group(first);
-    }
+    multiply_groups();
     for (int slot = 0; slot < rows_; ++slot) {
       const KeySpan keys = keys_of(slot);
       for (int first = keys.low; first < keys.high; first += kStep) {
@@ -126,7 +123,8 @@ class AttentionTiles {
     maxima_ = state.m.v;
     sums_ = state.l.v;
     scale_ = scale;
-    if constexpr (kForm == ScoreForm::kAny) {  // dropout visits the weights
+    if (drops<kForm>(p_)) {  // which visits the weights
+      multiply_groups();
       for (int first = 0; first < rows_; first += kGroupRows) weigh_group(first);
       done_ = Done::kWeights;
     }
@@ -144,7 +142,7 @@ class AttentionTiles {
       if (keys.low == keys.high) continue;
       if (done_ == Done::kNothing) multiply_group(first);
       if (done_ != Done::kWeights) weigh_group(first);
-      if constexpr (kForm == ScoreForm::kAny) round_group(first);
+      if (drops<kForm>(p_)) round_group(first);
       operands_.add_values(out_row(first), out_pitch_, score_row(first), kScorePitch, group_rows(first), keys);
     }
   }
@@ -156,11 +154,18 @@ class AttentionTiles {
     for (int slot = 0; slot < live_rows(work); ++slot) {
       const int row = work.first_row + slot;
       const float factor = finish_row(p, work, row, state.m[slot] * scale, state.l[slot], true);
-      char* to = static_cast<char*>(p.out.data) + output_offset(p, work, row) * bytes;
+      const std::int64_t at = output_offset(p, work, row);
+      char* to = static_cast<char*>(p.out.data) + at * bytes;
       const float* x = out_row(slot);
       for (int column = 0; column < p.head_dim_v; column += kVecWidth) {
         const Vec value = factor == 0.0f ? Vec{} : load_vec(x + column) * factor;
-        kv::store_values(to + column * bytes, p.out.dtype, value, p.head_dim_v - column);
+        if (p.out.stride_dim == 1) {
+          kv::store_values(to + column * bytes, p.out.dtype, value, p.head_dim_v - column);
+          continue;
+        }
+        for (int i = 0; i < minimum(kVecWidth, p.head_dim_v - column); ++i) {
+          store_as(p.out.data, p.out.dtype, at + (column + i) * p.out.stride_dim, value[i]);
+        }
       }
     }
   }
@@ -201,6 +206,12 @@ class AttentionTiles {
 
   void multiply_group(int first) const {
     operands_.multiply_keys(score_row(first), kScorePitch, first, group_rows(first), keys_of(first));
+  }
+
+  void multiply_groups() const {
+    if (done_ != Done::kNothing) return;
+    done_ = Done::kScores;
+    for (int first = 0; first < rows_; first += kGroupRows) multiply_group(first);
   }
 
   // Scores to weights, 16 rows at a time.
@@ -257,17 +268,18 @@ class AttentionTiles {
     const KeySpan keys = keys_of(slot);
     float* x = score_row(slot);
     const Vec factor = broadcast(scale_), shift = broadcast(-reference);
+    const bool keeps_floats = drops<kForm>(p_);
     Vec even = {}, odd = {};
     for (int key = keys.low; key < keys.high; key += kStep) {
       const Vec a = exp2_weight(fma_rn(load_vec(x + key), factor, shift));
       const Vec b = exp2_weight(fma_rn(load_vec(x + key + kVecWidth), factor, shift));
       even += a;
       odd += b;
-      if constexpr (kForm == ScoreForm::kPlain) {
-        Operands::store_weights(x, key, a, b);
-      } else {
+      if (keeps_floats) {
         store_vec(x + key, a);
         store_vec(x + key + kVecWidth, b);
+      } else {
+        Operands::store_weights(x, key, a, b);
       }
     }
     return even + odd;
