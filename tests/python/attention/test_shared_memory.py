@@ -61,7 +61,9 @@ def test_an_output_between_the_inputs():
     flashport.attention(**views)
     same(views["out"], wanted)
     same(room[:, :, : whole.shape[2]], whole)
-    expect(views | {"out": room[:, :, whole.shape[2] - 1 : -1]}, "out must not share memory with v; pass another tensor$")
+    expect(
+        views | {"out": room[:, :, whole.shape[2] - 1 : -1]}, "out must not share memory with v; pass another tensor$"
+    )
     expect(views | {"out": views["q"]}, "out must not share memory with q; pass another tensor$")
 
 
