@@ -162,7 +162,10 @@ AttentionQuery attention_query(Options& options) {
   options.integer("head_dim", query.head_dim_qk);
   options.head_dim_v(query.head_dim_qk, query.head_dim_v);
   options.boolean("causal", query.causal);
-  options.boolean("modified_scores", query.modified_scores);
+  options.boolean("softcap", query.softcap);
+  options.boolean("alibi", query.alibi);
+  options.boolean("bias", query.bias);
+  options.boolean("dropout", query.dropout);
   return query;
 }
 

@@ -31,31 +31,35 @@ FLASHPORT_DEVICE void attention_block(const AttentionParams& p, AttentionMemory<
   if (group == kGroups) {
     decrease_registers<kRegisters.producer>();
     const Block block(&memory.flag, kGroups * kWarpgroup, kWarpgroup, 0);
-    if (block.wave() == 0) Producer<kCfg>(p, block, memory).run();
+    produce<kCfg>(p, block, memory);
   } else {
     increase_registers<kRegisters.consumer>();
     AttentionTiles<kCfg> tiles(group, memory);
+    WorkTiles<kCfg> work_tiles(memory);
     WorkTile work;
-    while (tiles.receive(work)) attend(p, tiles, work);
+    while (work_tiles.receive(work)) {
+      work_tiles.release();
+      tiles.set_rows(work);
+      attend(p, tiles, work);
+    }
   }
 }
 
 }  // namespace flashport::FLASHPORT_TARGET::attention
 
 // math, head_dim_qk, head_dim_v, form
-#define FLASHPORT_DEFINE_ATTENTION(symbol, name, ...)                                                            \
-  namespace flashport::FLASHPORT_TARGET::attention {                                                             \
-  constexpr AttentionConfig symbol##_config = attention_config(__VA_ARGS__);                                     \
-  extern "C" __global__ void __launch_bounds__(block_threads(symbol##_config), 1)                                \
-      symbol(const __grid_constant__ AttentionParams params) {                                                   \
-    extern __shared__ __align__(1024) unsigned char memory[];                                                    \
-    attention_block<symbol##_config>(params, *reinterpret_cast<AttentionMemory<symbol##_config>*>(memory));      \
-  }                                                                                                              \
-  FLASHPORT_DEFINE_ENTRY(symbol, name, KernelTag::kAttention, block_threads(symbol##_config),                    \
-                         static_cast<int>(sizeof(AttentionMemory<symbol##_config>)),                             \
-                         .shape = {.attention = symbol##_config},                                                \
-                         .prepare = cuda_runtime::encode_attention_maps<symbol##_config.tuning.rows,             \
-                                                                        symbol##_config.tuning.keys>)            \
+#define FLASHPORT_DEFINE_ATTENTION(symbol, name, ...)                                                           \
+  namespace flashport::FLASHPORT_TARGET::attention {                                                            \
+  constexpr AttentionConfig symbol##_config = attention_config(__VA_ARGS__);                                    \
+  extern "C" __global__ void __launch_bounds__(block_threads(symbol##_config), 1)                               \
+      symbol(const __grid_constant__ AttentionParams params) {                                                  \
+    extern __shared__ __align__(1024) unsigned char memory[];                                                   \
+    attention_block<symbol##_config>(params, *reinterpret_cast<AttentionMemory<symbol##_config>*>(memory));     \
+  }                                                                                                             \
+  FLASHPORT_DEFINE_ENTRY(                                                                                       \
+      symbol, name, KernelTag::kAttention, block_threads(symbol##_config),                                      \
+      static_cast<int>(sizeof(AttentionMemory<symbol##_config>)), .shape = {.attention = symbol##_config},      \
+      .prepare = cuda_runtime::encode_attention_maps<symbol##_config.tuning.rows, symbol##_config.tuning.keys>) \
   }
 
 #define FLASHPORT_DEFINE_DROPOUT_MASK(symbol, name)                                                       \

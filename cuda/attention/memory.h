@@ -12,7 +12,7 @@
 namespace flashport::FLASHPORT_TARGET::attention {
 
 inline constexpr int kWarpgroup = 128;
-inline constexpr int kWorkStages = 2;
+inline constexpr int kWorkStages = 2, kQueryStages = 1;
 
 constexpr int panels_of(int columns) { return (columns + kPanelColumns - 1) / kPanelColumns; }
 constexpr int consumer_threads(const AttentionConfig& config) { return config.tuning.rows / 64 * kWarpgroup; }
@@ -33,7 +33,6 @@ struct Barriers {
   }
 };
 
-// A work tile of a consumer; seq -1: there are no more.
 template <AttentionConfig kCfg>
 struct AttentionMemory {
   static constexpr AttentionTuning kTuning = kCfg.tuning;
@@ -41,22 +40,48 @@ struct AttentionMemory {
   using Keys = RowPanels<panels_of(kCfg.shape.head_dim_qk), kTuning.keys>;
   using Values = RowPanels<panels_of(kCfg.shape.head_dim_v), kTuning.keys>;
 
-  Queries queries;
+  Queries queries[kQueryStages];
   Keys keys[kTuning.stages];
   Values values[kTuning.stages];
-  WorkTile work[kWorkStages];
-  Barriers work_barriers[kWorkStages], query_barriers, key_barriers[kTuning.stages], value_barriers[kTuning.stages];
+  WorkTile work[kWorkStages];  // seq -1: there are no more
+  Barriers work_barriers[kWorkStages], query_barriers[kQueryStages];
+  Barriers key_barriers[kTuning.stages], value_barriers[kTuning.stages];
+  Barriers row_barriers;  // by which the lane that brings boxes hands a stage to the warp that brings rows
   unsigned flag;
 
   // One thread; a barrier of the block follows.
   FLASHPORT_DEVICE void init() {
     constexpr int kConsumers = consumer_threads(kCfg) / kWaveSize;
-    query_barriers.init(kWaveSize, kConsumers);
-    for (auto& barriers : work_barriers) barriers.init(1, kConsumers);
-    for (auto& barriers : key_barriers) barriers.init(kWaveSize, kConsumers);
-    for (auto& barriers : value_barriers) barriers.init(kWaveSize, kConsumers);
+    for (auto& barriers : work_barriers) barriers.init(1, kConsumers + 2);
+    query_barriers[0].init(1, kConsumers);
+    for (auto& barriers : key_barriers) barriers.init(1, kConsumers);
+    for (auto& barriers : value_barriers) barriers.init(1, kConsumers);
+    row_barriers.init(1, 1);
     fence_barrier_init();
   }
+};
+
+// The work tiles as a warp receives them.
+template <AttentionConfig kCfg>
+class WorkTiles {
+ public:
+  FLASHPORT_DEVICE explicit WorkTiles(AttentionMemory<kCfg>& memory) : memory_(memory) {}
+
+  // The next one; false: there are no more.
+  FLASHPORT_DEVICE bool receive(WorkTile& work) {
+    mbarrier_wait(&memory_.work_barriers[pipe_.stage].full, pipe_.phase);
+    work = memory_.work[pipe_.stage];
+    return work.seq >= 0;
+  }
+  // After its last use in shared memory.
+  FLASHPORT_DEVICE void release() {
+    mbarrier_arrive_wave(&memory_.work_barriers[pipe_.stage].empty);
+    pipe_.next();
+  }
+
+ private:
+  AttentionMemory<kCfg>& memory_;
+  PipelineState<kWorkStages> pipe_;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET::attention

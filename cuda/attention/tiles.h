@@ -53,19 +53,9 @@ class AttentionTiles {
   FLASHPORT_DEVICE int row_of(int slot) const { return first_row_ + row_ + 8 * slot; }
   FLASHPORT_DEVICE int first_key() const { return 2 * (lane_ % 4); }
 
-  // The next work tile that the producer sends; false: there are no more.
-  FLASHPORT_DEVICE bool receive(WorkTile& work) {
-    Barriers& barriers = memory_.work_barriers[work_.stage];
-    mbarrier_wait(&barriers.full, work_.phase);
-    work = memory_.work[work_.stage];
-    mbarrier_arrive_wave(&barriers.empty);
-    work_.next();
-    first_row_ = work.first_row;
-    return work.seq >= 0;
-  }
-
+  FLASHPORT_DEVICE void set_rows(const WorkTile& work) { first_row_ = work.first_row; }
   FLASHPORT_DEVICE void begin(const WorkTile&) {
-    mbarrier_wait(&memory_.query_barriers.full, query_phase_);
+    mbarrier_wait(&memory_.query_barriers[0].full, query_phase_);
     query_phase_ ^= 1;
   }
   FLASHPORT_DEVICE static void clear(Rows& m, Rows& l, Out& out) {
@@ -92,7 +82,7 @@ class AttentionTiles {
   FLASHPORT_DEVICE void multiply_keys(Scores& scores, int, Masked) {
     mbarrier_wait(&memory_.key_barriers[key_.stage].full, key_.phase);
     const auto& keys = memory_.keys[key_.stage];
-    const unsigned char* rows = memory_.queries.x[0] + group_ * 64 * 128;
+    const unsigned char* rows = memory_.queries[0].x[0] + group_ * 64 * 128;
     wgmma_begin();
     wgmma<kMath, false, false>(scores.c, panel_descriptor(rows, 0), panel_descriptor(keys.x[0], 0));
 #pragma unroll
@@ -134,7 +124,7 @@ class AttentionTiles {
   }
 
   // The queries are read no more.
-  FLASHPORT_DEVICE void release_queries() const { mbarrier_arrive_wave(&memory_.query_barriers.empty); }
+  FLASHPORT_DEVICE void release_queries() const { mbarrier_arrive_wave(&memory_.query_barriers[0].empty); }
 
   // f(value, slot, offset of the key from first_key())
   template <class F>
@@ -180,12 +170,12 @@ class AttentionTiles {
       }
     }
   }
-  FLASHPORT_DEVICE static void add_bias(const Bias& bias, Scores& scores) {
+  FLASHPORT_DEVICE static void add_bias(const Bias& bias, float log2e, Scores& scores) {
     for_each_register(scores.c, [&](float& x, int tile, int i) {
       const unsigned two = bias.two[tile][i / 2];
       const float as_bf16 = __uint_as_float(i % 2 == 0 ? two << 16 : two & 0xffff0000u);
       const float as_half = __half2float(__ushort_as_half(static_cast<unsigned short>(i % 2 == 0 ? two : two >> 16)));
-      x = fma_rn(kLog2e, kMath == MathType::kBf16 ? as_bf16 : as_half, x);
+      x = fma_rn(log2e, kMath == MathType::kBf16 ? as_bf16 : as_half, x);
     });
   }
 
@@ -314,7 +304,6 @@ class AttentionTiles {
   const int group_, lane_;
   int row_;            // of the work tile, the lane's first
   int first_row_ = 0;  // of the work tile
-  PipelineState<kWorkStages> work_;
   PipelineState<kCfg.tuning.stages> key_, value_;
   unsigned query_phase_ = 0;
 };

@@ -50,10 +50,10 @@ const char* encode(Encode function, const Box& box, TensorMap& map, bool& readab
   const cuuint32_t box_extents[4] = {64, static_cast<cuuint32_t>(box.box_rows), 1, 1};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
   static_assert(sizeof(CUtensorMap) == sizeof(TensorMap));
-  const CUresult result = function(reinterpret_cast<CUtensorMap*>(&map), CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
-                                   box.rows.data, extents, strides, box_extents, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      function(reinterpret_cast<CUtensorMap*>(&map), CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, box.rows.data, extents,
+               strides, box_extents, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return nullptr;
   return keep_error("cuTensorMapEncodeTiled: code " + std::to_string(static_cast<int>(result)));
 }

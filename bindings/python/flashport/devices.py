@@ -59,7 +59,10 @@ if TYPE_CHECKING:
         head_dim: int
         head_dim_v: int | None
         causal: bool
-        modified_scores: bool
+        softcap: bool
+        alibi: bool
+        bias: bool
+        dropout: bool
 
     class _AttentionScheduleQuery(_AttentionQuery, total=False):
         batch: int
@@ -191,8 +194,8 @@ def supports(operation: Operation, **options: Any) -> Support:
             ``gk``, ``gv``, ``beta``, ``allow_neg_eigval``, rates of columns, no ``dt_bias``, final states.
 
             "attention": ``dtype`` of q, k and v ("bfloat16"); ``head_dim``; ``head_dim_v``, default as ``head_dim``;
-            ``causal`` (False); ``modified_scores``, whether there is a softcap, ALiBi, a bias, dropout or a scale that
-            is not above 0 (False).
+            ``causal`` (False); ``softcap``, ``alibi``, ``bias`` and ``dropout``, whether the call has each (False): a
+            scale that is not above 0 counts as a softcap.
 
     Returns:
         An object that is true in a condition if the call is served; its ``reason`` says why not.

@@ -6,9 +6,13 @@
 
 namespace flashport {
 
-// What happens to a score between the product and the softmax. kPlain: scale and mask by position. kAny: softcap,
-// ALiBi, bias, dropout as well, each by a uniform run-time branch.
-enum class ScoreForm : std::int32_t { kPlain, kAny };
+// What a kernel can do to a score between the product and the softmax, besides the scale and the mask by position: a
+// set of bits. Each is a uniform run-time branch.
+enum class ScoreForm : std::int32_t { kPlain = 0, kSoftcap = 1, kAlibi = 2, kBias = 4, kDropout = 8, kAny = 15 };
+
+constexpr bool has(ScoreForm form, ScoreForm option) {
+  return (static_cast<int>(form) & static_cast<int>(option)) == static_cast<int>(option);
+}
 
 struct AttentionShape {
   MathType math;
@@ -18,9 +22,9 @@ struct AttentionShape {
 
 // A row's bits depend on `keys`, and on nothing else here.
 struct AttentionTuning {
-  int rows;    // queries of a work tile
-  int keys;    // of a key tile
-  int stages;  // key tiles in flight or in use
+  int rows;              // queries of a work tile
+  int keys;              // of a key tile
+  int stages;            // key tiles in flight or in use
 };
 
 struct AttentionConfig {

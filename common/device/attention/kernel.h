@@ -35,11 +35,10 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
   tiles.clear(state.m, state.l, out);
   if (range.begin < range.end) {
     tiles.begin(work);
-    Modifiers modifiers;
+    const Modifiers modifiers = modifiers_of<kForm>(p, work);
     typename BiasOf<Tiles>::Type bias;
-    if constexpr (kForm == ScoreForm::kAny) modifiers = modifiers_of(p, work);
     const auto fetch_bias = [&](int tile) {
-      if constexpr (kForm == ScoreForm::kAny && requires { typename Tiles::Bias; }) {
+      if constexpr (has(kForm, ScoreForm::kBias) && requires { typename Tiles::Bias; }) {
         tiles.fetch_bias(bias, p, work, modifiers, tile);
       }
     };
@@ -47,12 +46,10 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
     typename Tiles::Rows factors;
     // From the product to weights that wait to be rounded; `factors` are what O comes to the new maximum by.
     const auto weigh = [&](auto masked, int tile) {
-      if constexpr (kForm == ScoreForm::kAny) modify_scores(tiles, p, work, modifiers, bias, tile, scores);
+      modify_scores(tiles, p, work, modifiers, bias, tile, scores);
       if constexpr (masked) hide_keys(tiles, p, work, tile, scores);
       tiles.exponentiate(scores, scale, state, factors);
-      if constexpr (kForm == ScoreForm::kAny) {
-        if (p.dropout.rng_state != nullptr) drop_weights(tiles, p, modifiers, tile, scores);
-      }
+      if (drops<kForm>(p)) drop_weights(tiles, p, modifiers, tile, scores);
     };
     constexpr Constant<true> kMasked;
     constexpr Constant<false> kPlain;

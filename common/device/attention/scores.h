@@ -14,12 +14,17 @@ namespace flashport::FLASHPORT_TARGET::attention {
 // the scores are kept without it.
 template <ScoreForm kForm>
 FLASHPORT_DEVICE bool makes_logits(const AttentionParams& p) {
-  if (kForm == ScoreForm::kPlain) return false;
-  return p.cap_scale != 0.0f || p.alibi_slopes != nullptr || p.bias.data != nullptr || p.score_scale <= 0.0f;
+  if constexpr (!has(kForm, ScoreForm::kSoftcap)) return false;
+  return p.cap_scale != 0.0f || p.score_scale <= 0.0f;
 }
 template <ScoreForm kForm>
 FLASHPORT_DEVICE float exponent_scale(const AttentionParams& p) {
   return makes_logits<kForm>(p) ? 1.0f : p.score_scale;
+}
+
+template <ScoreForm kForm>
+FLASHPORT_DEVICE bool drops(const AttentionParams& p) {
+  return has(kForm, ScoreForm::kDropout) && p.dropout.rng_state != nullptr;
 }
 
 // Tiles may fetch the biases of a key tile ahead of its product: they have a type Bias for them.
@@ -38,17 +43,21 @@ struct BiasOf<Tiles> {
 
 // What the scores of a work tile are modified by, read once.
 struct Modifiers {
-  float slope;           // ALiBi, base 2
+  float log2e;           // what natural logits are multiplied by: log2(e), over what the exponential multiplies by
+  float slope;           // ALiBi, times log2e
   DropoutKey dropout;    // if there is dropout
   std::uint32_t head;    // of all sequences'
   std::int64_t bias_at;  // offset of the head's bias
 };
+template <ScoreForm kForm>
 FLASHPORT_DEVICE Modifiers modifiers_of(const AttentionParams& p, const WorkTile& work) {
   Modifiers modifiers = {};
-  if (p.alibi_slopes != nullptr) {
-    modifiers.slope = p.alibi_slopes[work.seq * p.alibi_stride_seq + work.head] * kLog2e;
+  if constexpr (kForm == ScoreForm::kPlain) return modifiers;
+  modifiers.log2e = kLog2e / exponent_scale<kForm>(p);
+  if (has(kForm, ScoreForm::kAlibi) && p.alibi_slopes != nullptr) {
+    modifiers.slope = p.alibi_slopes[work.seq * p.alibi_stride_seq + work.head] * modifiers.log2e;
   }
-  if (p.dropout.rng_state != nullptr) modifiers.dropout = dropout_key(p.dropout.rng_state);
+  if (drops<kForm>(p)) modifiers.dropout = dropout_key(p.dropout.rng_state);
   modifiers.head = static_cast<std::uint32_t>(work.seq) * static_cast<std::uint32_t>(p.num_q_heads) +
                    static_cast<std::uint32_t>(work.head);
   modifiers.bias_at = work.seq * p.bias.stride_seq + work.head * p.bias.stride_head;
@@ -63,9 +72,29 @@ FLASHPORT_DEVICE float tanh_approx(float x) {
 // Adds the bias of keys from first_key on, of which `keys` exist, to rows whose biases begin at data[row_at[slot]].
 template <bool kUnitStride, class Tiles, class T>
 FLASHPORT_DEVICE void add_bias(const Tiles& tiles, const T* data, const std::int64_t (&row_at)[Tiles::kRowSlots],
-                               std::int64_t stride_key, int keys, typename Tiles::Scores& scores) {
+                               std::int64_t stride_key, int keys, float log2e, typename Tiles::Scores& scores) {
   tiles.for_each(scores, [&](float& x, int slot, int offset) {
-    if (offset < keys) x += kLog2e * to_float(data[row_at[slot] + (kUnitStride ? offset : offset * stride_key)]);
+    if (offset < keys) {
+      x = fma_rn(log2e, to_float(data[row_at[slot] + (kUnitStride ? offset : offset * stride_key)]), x);
+    }
+  });
+}
+
+template <class Tiles>
+FLASHPORT_DEVICE void add_biases(const Tiles& tiles, const AttentionParams& p, const WorkTile& work,
+                                 const Modifiers& modifiers, int first_key, typename Tiles::Scores& scores) {
+  std::int64_t row_at[Tiles::kRowSlots];
+  for (int slot = 0; slot < tiles.row_slots(); ++slot) {
+    row_at[slot] = modifiers.bias_at + minimum(tiles.row_of(slot), work.q_len - 1) * p.bias.stride_row +
+                   first_key * p.bias.stride_key;
+  }
+  const int keys = work.kv_len - first_key;
+  with_type(const_cast<void*>(p.bias.data), p.bias.dtype, [&](const auto* data) {
+    if (p.bias.stride_key == 1) {
+      add_bias<true>(tiles, data, row_at, 1, keys, modifiers.log2e, scores);
+    } else {
+      add_bias<false>(tiles, data, row_at, p.bias.stride_key, keys, modifiers.log2e, scores);
+    }
   });
 }
 
@@ -74,40 +103,32 @@ template <class Tiles>
 FLASHPORT_DEVICE void modify_scores(const Tiles& tiles, const AttentionParams& p, const WorkTile& work,
                                     const Modifiers& modifiers, const typename BiasOf<Tiles>::Type& bias, int tile,
                                     typename Tiles::Scores& scores) {
-  if (!makes_logits<Tiles::kForm>(p)) return;
-  const float scale = p.score_scale, cap = p.cap_scale;
-  if (cap != 0.0f) {
-    tiles.for_each(scores, [&](float& x, int, int) { x = cap * tanh_approx(x * scale); });
-  } else {
-    tiles.for_each(scores, [&](float& x, int, int) { x *= scale; });
-  }
+  constexpr ScoreForm kForm = Tiles::kForm;
   const int first_key = tile * Tiles::kKeys + tiles.first_key();
-  if (p.alibi_slopes != nullptr) {
-    float distance[Tiles::kRowSlots];
-    for (int slot = 0; slot < tiles.row_slots(); ++slot) {
-      distance[slot] = static_cast<float>(tiles.row_of(slot) + work.kv_len - work.q_len - first_key);
+  if constexpr (has(kForm, ScoreForm::kSoftcap)) {
+    const float scale = p.score_scale, cap = p.cap_scale;
+    if (cap != 0.0f) {
+      tiles.for_each(scores, [&](float& x, int, int) { x = cap * tanh_approx(x * scale); });
+    } else if (makes_logits<kForm>(p)) {
+      tiles.for_each(scores, [&](float& x, int, int) { x *= scale; });
     }
-    tiles.for_each(scores, [&](float& x, int slot, int offset) {
-      x = fma_rn(-modifiers.slope, __builtin_fabsf(distance[slot] - static_cast<float>(offset)), x);
-    });
   }
-  if constexpr (requires { typename Tiles::Bias; }) {
-    if (bias.there) return tiles.add_bias(bias, scores);
-  }
-  if (p.bias.data != nullptr) {
-    std::int64_t row_at[Tiles::kRowSlots];
-    for (int slot = 0; slot < tiles.row_slots(); ++slot) {
-      row_at[slot] = modifiers.bias_at + minimum(tiles.row_of(slot), work.q_len - 1) * p.bias.stride_row +
-                     first_key * p.bias.stride_key;
-    }
-    const int keys = work.kv_len - first_key;
-    with_type(const_cast<void*>(p.bias.data), p.bias.dtype, [&](const auto* data) {
-      if (p.bias.stride_key == 1) {
-        add_bias<true>(tiles, data, row_at, 1, keys, scores);
-      } else {
-        add_bias<false>(tiles, data, row_at, p.bias.stride_key, keys, scores);
+  if constexpr (has(kForm, ScoreForm::kAlibi)) {
+    if (p.alibi_slopes != nullptr) {
+      float distance[Tiles::kRowSlots];
+      for (int slot = 0; slot < tiles.row_slots(); ++slot) {
+        distance[slot] = static_cast<float>(tiles.row_of(slot) + work.kv_len - work.q_len - first_key);
       }
-    });
+      tiles.for_each(scores, [&](float& x, int slot, int offset) {
+        x = fma_rn(-modifiers.slope, __builtin_fabsf(distance[slot] - static_cast<float>(offset)), x);
+      });
+    }
+  }
+  if constexpr (has(kForm, ScoreForm::kBias)) {
+    if constexpr (requires { typename Tiles::Bias; }) {
+      if (bias.there) return tiles.add_bias(bias, modifiers.log2e, scores);
+    }
+    if (p.bias.data != nullptr) add_biases(tiles, p, work, modifiers, first_key, scores);
   }
 }
 
@@ -154,8 +175,8 @@ FLASHPORT_DEVICE float finish_row(const AttentionParams& p, const WorkTile& work
     factor *= w.a;
   }
   if (leads && p.lse != nullptr && row < work.q_len) {
-    const std::int64_t at = work.seq * p.lse_stride_seq + work.head * p.lse_stride_head +
-                            (work.q_begin + row) * p.lse_stride_token;
+    const std::int64_t at =
+        work.seq * p.lse_stride_seq + work.head * p.lse_stride_head + (work.q_begin + row) * p.lse_stride_token;
     p.lse[at] = l == 0.0f ? -kInfinity : (m + log2_full(l)) * kLn2;
   }
   return l == 0.0f ? 0.0f : factor / l;

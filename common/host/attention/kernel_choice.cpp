@@ -1,5 +1,7 @@
 #include "common/host/attention/kernel_choice.h"
 
+#include <bit>
+
 #include "common/host/check.h"
 #include "common/host/devices.h"
 #include "common/host/last_choice.h"
@@ -25,7 +27,7 @@ bool serves_type(const AttentionShape& shape, DType type) {
 
 bool serves(const AttentionShape& shape, const AttentionRequest& r) {
   return serves_type(shape, r.dtype) && shape.head_dim_qk >= r.head_dim_qk && shape.head_dim_v >= r.head_dim_v &&
-         (shape.form == ScoreForm::kAny || !r.modified_scores);
+         has(shape.form, r.form);
 }
 
 bool is_better(const AttentionShape& a, const AttentionShape& b, DType type) {
@@ -33,7 +35,7 @@ bool is_better(const AttentionShape& a, const AttentionShape& b, DType type) {
   if (a_is_own != b_is_own) return a_is_own;
   const int area_a = a.head_dim_qk * a.head_dim_v, area_b = b.head_dim_qk * b.head_dim_v;
   if (area_a != area_b) return area_a < area_b;
-  return a.form == ScoreForm::kPlain && b.form == ScoreForm::kAny;
+  return std::popcount(static_cast<unsigned>(a.form)) < std::popcount(static_cast<unsigned>(b.form));
 }
 
 std::string head_dims_text(std::int64_t qk, std::int64_t v) {
@@ -68,7 +70,7 @@ std::string missing_reason(std::span<const KernelEntry> kernels, std::string_vie
     const AttentionShape& shape = kernel.shape.attention.shape;
     if (!serves_type(shape, r.dtype)) continue;
     has_type = true;
-    if (r.modified_scores && shape.form != ScoreForm::kAny) continue;
+    if (!has(shape.form, r.form)) continue;
     const std::string tile = head_dims_text(shape.head_dim_qk, shape.head_dim_v);
     if ((", " + tiles + ",").find(", " + tile + ",") == std::string::npos) tiles += (tiles.empty() ? "" : ", ") + tile;
   }
@@ -78,7 +80,7 @@ std::string missing_reason(std::span<const KernelEntry> kernels, std::string_vie
            (r.dtype == DType::kFloat32 ? "; use float16 or bfloat16" : "; use another type");
   }
   const std::string what =
-      r.modified_scores ? " with softcap, ALiBi, bias, dropout or a scale that is not positive" : "";
+      r.form != ScoreForm::kPlain ? " with softcap, ALiBi, bias, dropout or a scale that is not positive" : "";
   if (tiles.empty()) return text + what;
   return text + " for head_dim " + head_dims_text(r.head_dim_qk, r.head_dim_v) + what + "; its tiles are " + tiles;
 }
@@ -108,7 +110,7 @@ const KernelEntry* choose_attention_kernel(std::span<const KernelEntry> kernels,
 const KernelEntry* find_attention_kernel(const AttentionQuery& query, std::string& reason) {
   const TargetView target = find_target(query.target, reason);
   if (!reason.empty()) return nullptr;
-  const AttentionRequest request{query.dtype, query.head_dim_qk, query.head_dim_v, query.modified_scores};
+  const AttentionRequest request{query.dtype, query.head_dim_qk, query.head_dim_v, form_of(query)};
   return choose_attention_kernel(target.kernels, target.name, request, &reason);
 }
 

@@ -16,12 +16,20 @@ namespace flashport {
 struct AttentionRequest {
   DType dtype;  // of q, k, v and the output
   std::int64_t head_dim_qk, head_dim_v;
-  bool modified_scores;  // with softcap, ALiBi, bias or dropout
+  ScoreForm form;
   friend bool operator==(const AttentionRequest&, const AttentionRequest&) = default;
 };
 
+// Of a call that has each. A scale that is not above 0 counts as a softcap.
+[[nodiscard]] constexpr ScoreForm score_form(bool softcap, bool alibi, bool bias, bool dropout) {
+  return static_cast<ScoreForm>((softcap ? 1 : 0) | (alibi ? 2 : 0) | (bias ? 4 : 0) | (dropout ? 8 : 0));
+}
+[[nodiscard]] constexpr ScoreForm form_of(const AttentionQuery& query) {
+  return score_form(query.softcap, query.alibi, query.bias, query.dropout);
+}
+
 // A kernel that computes in the request's own type is preferred to one that computes in fp32, then the smallest tile
-// that covers the head dims, then one for plain scores. Null: `reason` says why, if it is not null.
+// that covers the head dims, then the one that can do the least to scores. Null: `reason` says why, if it is not null.
 [[nodiscard]] const KernelEntry* choose_attention_kernel(std::span<const KernelEntry> kernels, std::string_view target,
                                                          const AttentionRequest& request, std::string* reason);
 

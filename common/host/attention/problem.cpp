@@ -245,9 +245,9 @@ void fill_options(const AttentionArgs& a, const Extents& e, AttentionParams& p) 
   if (drops(a)) p.dropout = dropout_params(*a.rng_state, a.dropout_p);
 }
 
-bool modifies_scores(const AttentionParams& p) {
-  return !(p.score_scale >= std::numeric_limits<float>::min()) || p.cap_scale != 0.0f || p.alibi_slopes != nullptr ||
-         p.bias.data != nullptr || p.dropout.rng_state != nullptr;
+ScoreForm form_of(const AttentionParams& p) {
+  const bool softcap = p.cap_scale != 0.0f || !(p.score_scale >= std::numeric_limits<float>::min());
+  return score_form(softcap, p.alibi_slopes != nullptr, p.bias.data != nullptr, p.dropout.rng_state != nullptr);
 }
 
 AttentionProblem validate(const AttentionArgs& args, Outputs outputs) {
@@ -266,7 +266,7 @@ AttentionProblem validate(const AttentionArgs& args, Outputs outputs) {
   if (problem.empty) return problem;
   fill_tensors(args, extents, problem.params);
   fill_options(args, extents, problem.params);
-  problem.modified_scores = modifies_scores(problem.params);
+  problem.form = form_of(problem.params);
   return problem;
 }
 

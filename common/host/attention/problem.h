@@ -16,7 +16,7 @@ struct AttentionProblem {
   const char* function;
   TensorView q;                  // whose device the call runs on
   AttentionParams params{};      // all but section_heads, counter and the maps
-  bool modified_scores = false;  // by more than a positive scale and a mask by position
+  ScoreForm form = ScoreForm::kPlain;  // what happens to scores besides a positive scale and a mask by position
   bool empty = false;            // no query has an output
   std::optional<TensorView> workspace;
 };

@@ -72,7 +72,10 @@ AttentionQuery attention_query(const fp_query& c, const char* function) {
   query.head_dim_qk = c.head_dim_qk;
   query.head_dim_v = c.head_dim_v;
   query.causal = c.causal != 0;
-  query.modified_scores = c.modified_scores != 0;
+  query.softcap = c.softcap != 0;
+  query.alibi = c.alibi != 0;
+  query.bias = c.bias != 0;
+  query.dropout = c.dropout != 0;
   return query;
 }
 

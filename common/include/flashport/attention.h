@@ -75,7 +75,10 @@ struct AttentionQuery {
   std::int64_t head_dim_qk = 128;
   std::int64_t head_dim_v = 128;
   bool causal = false;
-  bool modified_scores = false;  // with softcap, alibi_slopes, bias or dropout
+  bool softcap = false;  // whether the call has each; a softmax_scale that is not above 0 counts as a softcap
+  bool alibi = false;
+  bool bias = false;
+  bool dropout = false;
 };
 [[nodiscard]] FLASHPORT_API Support supports(const AttentionQuery& query);
 [[nodiscard]] FLASHPORT_API std::string which_kernel(

@@ -306,8 +306,11 @@ typedef struct fp_query {
                            * every sequence */
   int32_t has_num_splits; /* 0: the invariant schedule */
   int32_t num_splits;
-  int32_t causal;          /* attention */
-  int32_t modified_scores; /* attention with softcap, alibi_slopes, bias or dropout */
+  int32_t causal;  /* attention, as all below */
+  int32_t softcap; /* whether the call has each; a softmax_scale that is not above 0 counts as a softcap */
+  int32_t alibi;
+  int32_t bias;
+  int32_t dropout;
 } fp_query;
 
 FLASHPORT_API fp_status fp_attention(const fp_attention_args* args, fp_stream stream);

@@ -8,7 +8,7 @@
 namespace flashport::sm90a {
 
 constexpr AttentionTuning attention_tuning(const AttentionShape& shape) {
-  const bool any = shape.form == ScoreForm::kAny;  // whose random bits serve 32 keys at a time
+  const bool any = shape.form != ScoreForm::kPlain;  // whose random bits serve 32 keys at a time
   const int wider = shape.head_dim_qk > shape.head_dim_v ? shape.head_dim_qk : shape.head_dim_v;
   // queries, keys, stages
   if (wider <= 64) return {any ? 128 : 192, 128, 2};   // 1 x 16k causal: 507; {128, 128, 2} 439, {128, 160, 2} 444
@@ -23,7 +23,7 @@ struct WarpgroupRegisters {
 };
 constexpr WarpgroupRegisters attention_registers(int warpgroups) {
   if (warpgroups == 1) return {256, 56};
-  if (warpgroups == 2) return {232, 40};
+  if (warpgroups == 2) return {240, 24};
   return {160, 32};
 }
 

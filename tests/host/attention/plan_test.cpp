@@ -310,7 +310,7 @@ TEST_F(PlanAttention, Queries) {
   AttentionQuery query{.target = "fakegpu", .head_dim_qk = 192};
   EXPECT_TRUE(supports(query).supported);
   EXPECT_EQ(which_kernel(query), "attention/bf16/hd192x128/plain/fakegpu");
-  query.modified_scores = true;
+  query.softcap = true;
   EXPECT_EQ(which_kernel(query), "attention/bf16/hd256/any/fakegpu");
   query.dtype = DType::kFloat16;
   EXPECT_FALSE(supports(query).supported);
@@ -341,7 +341,7 @@ TEST_F(PlanAttention, Explained) {
   EXPECT_EQ(s.text,
             "attention/bf16/hd64/plain/fakegpu: 20 blocks of 384 threads and 98304 bytes of shared memory for 96 work "
             "tiles of 192 rows; key tiles of 128 keys, 3 stages, keys in 1 piece; 256 bytes of workspace");
-  query.call.modified_scores = true;
+  query.call.dropout = true;
   EXPECT_EQ(explain(query).kernel, "attention/bf16/hd128/any/fakegpu");
   query.batch = query.num_q_heads = query.num_kv_heads = query.q_len = 1;
   query.kv_len = 0;

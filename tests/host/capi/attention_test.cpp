@@ -125,7 +125,7 @@ TEST_F(CAttention, Queries) {
   EXPECT_EQ(fp_supports(&query), fp_ok);
   EXPECT_EQ(fp_which_kernel(&query, text, sizeof(text)), fp_ok);
   EXPECT_STREQ(text, "attention/bf16/hd64/plain/fakegpu");
-  query.modified_scores = 1;
+  query.bias = 1;
   EXPECT_EQ(fp_which_kernel(&query, text, sizeof(text)), fp_ok);
   EXPECT_STREQ(text, "attention/bf16/hd128/any/fakegpu");
   query.head_dim_v = 300;
