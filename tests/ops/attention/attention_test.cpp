@@ -98,14 +98,10 @@ std::vector<AttentionCase> named_cases() {
   return cases;
 }
 
-std::string support_name(const AttentionCase& c) {
-  return std::string("attention_") + type_name(c.type) + "_" + c.name;
-}
-
 class AttentionCases : public testing::TestWithParam<AttentionCase> {};
 
 TEST_P(AttentionCases, MatchesTheOracle) {
-  FLASHPORT_REQUIRE_SUPPORT(support_name(GetParam()), flashport::supports(GetParam().query()));
+  FLASHPORT_REQUIRE_SUPPORT(GetParam().support_name(), flashport::supports(GetParam().query()));
   AttentionCall call(GetParam());
   call.run();
   EXPECT_EQ(call.check(), "") << "kernel " << flashport::which_kernel(GetParam().query());
@@ -120,8 +116,7 @@ int run_combinations(const std::vector<AttentionCase>& all, std::size_t part, st
   for (std::size_t i = part; i < all.size(); i += parts) {
     const AttentionCase& c = all[i];
     const flashport::Support support = flashport::supports(c.query());
-    const std::string said =
-        verdict("attention_" + std::string(type_name(c.type)) + "_combination", support.supported, support.reason);
+    const std::string said = verdict(c.support_name(), support.supported, support.reason);
     if (said.starts_with("skip")) continue;
     EXPECT_EQ(said, "") << c;
     if (!support.supported) continue;
@@ -136,7 +131,7 @@ int run_combinations(const std::vector<AttentionCase>& all, std::size_t part, st
 // Every option alone and every pair.
 TEST(AttentionCombinations, FewOptions) {
   const std::vector<AttentionCase> all = attention_combinations(2, 1, 31);
-  EXPECT_GT(run_combinations(all, 0, options().emulator ? 4 : 1), 20);
+  EXPECT_GT(run_combinations(all, 0, options().emulator ? 12 : 1), 20);
 }
 
 constexpr std::size_t kParts = 8;

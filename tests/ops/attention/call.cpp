@@ -61,6 +61,11 @@ flashport::AttentionQuery AttentionCase::query() const {
   return {query_target(), dtype_of(type), dim_qk, dim_v, causal, modified};
 }
 
+std::string AttentionCase::support_name() const {
+  const std::string dims = std::to_string(dim_qk) + (dim_qk == dim_v ? "" : "x" + std::to_string(dim_v));
+  return std::string("attention_") + type_name(type) + "_d" + dims + "_" + name;
+}
+
 AttentionCall::AttentionCall(const AttentionCase& c) : c_(c) {
   place();
   make_tensors();

@@ -44,6 +44,8 @@ struct AttentionCase {
   std::vector<std::int64_t> ids = {};  // sequences of one id and seed have the same numbers; empty: their index
 
   [[nodiscard]] flashport::AttentionQuery query() const;
+  // As ci/expected_support has it: "attention_bf16_d192x128_<name>".
+  [[nodiscard]] std::string support_name() const;
 };
 
 std::ostream& operator<<(std::ostream& out, const AttentionCase& c);
