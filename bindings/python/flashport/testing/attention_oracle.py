@@ -91,7 +91,7 @@ def attend(
     rows: np.ndarray | None = None,
     plain: str | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(out [rows, Hq, DV], lse [Hq, rows]) of one sequence, in fp64, or of a plain implementation in the type ``plain``.
+    """(out [rows, Hq, DV], lse [Hq, rows]) of one sequence, in fp64 or of a plain implementation in the type ``plain``.
 
     q [Sq, Hq, D], k [Sk, Hkv, D], v [Sk, Hkv, DV] of fp32 values; slopes and sinks [Hq]; bias and ``kept`` [Hq, rows,
     Sk]. ``rows``: the queries to compute. Default: all.
