@@ -7,6 +7,7 @@
 #include <string>
 
 #include "common/host/arguments.h"
+#include "common/host/attention/kernel_choice.h"
 #include "common/host/call_log.h"
 #include "common/host/check.h"
 #include "common/host/scores.h"

@@ -8,6 +8,7 @@
 
 #include <flashport/attention.h>
 
+#include "common/device/attention/config.h"
 #include "common/device/attention/params.h"
 #include "common/host/check.h"
 
