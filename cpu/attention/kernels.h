@@ -14,7 +14,7 @@ constexpr AttentionConfig attention_config(const AttentionShape& shape) { return
 template <AttentionConfig kCfg>
 FLASHPORT_DEVICE void attention(const AttentionParams& p, const Block& block,
                                 typename AttentionTiles<kCfg>::Memory& memory) {
-  const TileScheduler<kCfg.tuning.rows> scheduler(p, block);
+  TileScheduler<kCfg.tuning.rows> scheduler(p, block);
   AttentionTiles<kCfg> tiles(p, memory);
   for (std::int64_t i = block.index(); i < scheduler.count(); i += block.count()) {
     attend(p, tiles, scheduler.tile(static_cast<int>(i)));
