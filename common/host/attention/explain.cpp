@@ -61,7 +61,10 @@ AttentionSchedule explain(const AttentionScheduleQuery& query) {
   if (find_attention_kernel(query.call, reason) == nullptr) kCheck.not_supported(reason);
   DeviceContext& device = find_device(kCheck, find_target(query.call.target, reason));
 
-  const AttentionPlan plan = plan_attention(problem_of(query), device);
+  return schedule_of(plan_attention(problem_of(query), device));
+}
+
+AttentionSchedule schedule_of(const AttentionPlan& plan) {
   const AttentionTuning& tuning = plan.kernel->shape.attention.tuning;
   AttentionSchedule s;
   s.kernel = plan.kernel->key;

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "common/host/arguments.h"
+#include "common/host/call_log.h"
 #include "common/host/check.h"
 #include "common/host/scores.h"
 
@@ -289,6 +290,19 @@ AttentionProblem validate_attention_size(const AttentionArgs& args) {
   AttentionArgs with_out = args;
   with_out.out = output_like(args);
   return validate(with_out, Outputs::kSizedOnly);
+}
+
+std::string call_text(const AttentionArgs& a) {
+  return CallText(kCheck.function(), table_of(a))
+      .count("max_seqlen_q", a.max_seqlen_q, 0)
+      .count("max_seqlen_k", a.max_seqlen_k, 0)
+      .number("softmax_scale", a.softmax_scale)
+      .flag("causal", a.causal)
+      .window(a.window_left, a.window_right)
+      .number("softcap", a.softcap, 0.0)
+      .number("dropout_p", a.dropout_p, 0.0)
+      .count("num_splits", a.num_splits, kInvariantSplits)
+      .text();
 }
 
 void check_dropout(const Check& check, double dropout_p) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include <flashport/attention.h>
 
@@ -25,6 +26,9 @@ struct AttentionProblem {
 [[nodiscard]] AttentionProblem validate_attention(const AttentionArgs& args);
 // The same of a call that will not be made: its output need not be there, and what it would write is not looked at.
 [[nodiscard]] AttentionProblem validate_attention_size(const AttentionArgs& args);
+
+// The call as the log of calls shows it.
+[[nodiscard]] std::string call_text(const AttentionArgs& args);
 
 // Dropout with this probability: checked, and as kernels take it.
 void check_dropout(const Check& check, double dropout_p);
