@@ -76,6 +76,9 @@ def test_doctor_and_support():
     target = flashport.backends()[0].targets[0]
     output = run("support", "--target", target, "--why")
     assert f"gated delta rule on {target}" in output
+    rows = [line for line in output.splitlines() if " ALiBi " in line]
+    assert [row.count("yes") for row in rows] == [8, 8, 8]
+    assert f"attention on {target}" in output
     rows = [line.split() for line in output.splitlines() if "gated_delta" in line]
     served = {tuple(row[1:6:2]): tuple(row[7:12:2]) for row in rows if len(row) == 13}
     queries, states = ("fp32", "fp16", "bf16"), ("fp32", "bf16")
