@@ -17,8 +17,8 @@ constexpr AttentionConfig attention_config(MathType math, int head_dim_qk, int h
 
 template <AttentionConfig kCfg>
 FLASHPORT_DEVICE void attention_block(const AttentionParams& p, AttentionMemory<kCfg>& memory) {
-  constexpr int kGroups = kCfg.tuning.rows / 64;
-  constexpr WarpgroupRegisters kRegisters = attention_registers(kGroups);
+  constexpr int kGroups = consumer_groups(kCfg.tuning);
+  constexpr WarpgroupRegisters kRegisters = attention_registers(kCfg.tuning);
   if (threadIdx.x == 0) {
     memory.init();
     prefetch_map(&p.q_map);

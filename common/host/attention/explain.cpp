@@ -21,7 +21,7 @@ AttentionProblem problem_of(const AttentionScheduleQuery& query) {
   const AttentionQuery& call = query.call;
   AttentionProblem problem{};
   problem.function = kCheck.function();
-  problem.form = form_of(call);
+  problem.needs = needs_of(call);
   AttentionParams& p = problem.params;
   p.batch = static_cast<std::int32_t>(query.batch);
   p.q_len = static_cast<std::int32_t>(query.q_len);

@@ -7,7 +7,6 @@
 #include <string>
 
 #include "common/host/arguments.h"
-#include "common/host/attention/kernel_choice.h"
 #include "common/host/call_log.h"
 #include "common/host/check.h"
 #include "common/host/scores.h"
@@ -247,9 +246,9 @@ void fill_options(const AttentionArgs& a, const Extents& e, AttentionParams& p) 
   if (drops(a)) p.dropout = dropout_params(*a.rng_state, a.dropout_p);
 }
 
-ScoreForm form_of(const AttentionParams& p) {
-  const bool softcap = p.cap_scale != 0.0f || !(p.score_scale >= std::numeric_limits<float>::min());
-  return score_form(softcap, p.alibi_slopes != nullptr, p.bias.data != nullptr, p.dropout.rng_state != nullptr);
+ScoreNeeds needs_of(const AttentionParams& p) {
+  return score_needs(p.cap_scale != 0.0f, p.alibi_slopes != nullptr, p.bias.data != nullptr,
+                     p.dropout.rng_state != nullptr, p.score_scale >= std::numeric_limits<float>::min());
 }
 
 AttentionProblem validate(const AttentionArgs& args, Outputs outputs) {
@@ -268,7 +267,7 @@ AttentionProblem validate(const AttentionArgs& args, Outputs outputs) {
   if (problem.empty) return problem;
   fill_tensors(args, extents, problem.params);
   fill_options(args, extents, problem.params);
-  problem.form = form_of(problem.params);
+  problem.needs = needs_of(problem.params);
   return problem;
 }
 

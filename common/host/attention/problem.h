@@ -8,18 +8,18 @@
 
 #include <flashport/attention.h>
 
-#include "common/device/attention/config.h"
 #include "common/device/attention/params.h"
+#include "common/host/attention/kernel_choice.h"
 #include "common/host/check.h"
 
 namespace flashport {
 
 struct AttentionProblem {
   const char* function;
-  TensorView q;                  // whose device the call runs on
-  AttentionParams params{};      // all but section_heads, counter and the maps
-  ScoreForm form = ScoreForm::kPlain;  // what happens to scores besides a positive scale and a mask by position
-  bool empty = false;            // no query has an output
+  TensorView q;              // whose device the call runs on
+  AttentionParams params{};  // all but section_heads, counter and the maps
+  ScoreNeeds needs;
+  bool empty = false;  // no query has an output
   std::optional<TensorView> workspace;
 };
 

@@ -94,7 +94,7 @@ std::vector<Tile> expected(const Call& call) {
 }
 
 std::vector<Tile> scheduled(const AttentionParams& p, const Block& block) {
-  const TileScheduler<kRows> scheduler(p, block);
+  TileScheduler<kRows> scheduler(p, block);
   std::vector<Tile> tiles;
   for (int i = 0; i < scheduler.count(); ++i) {
     const WorkTile work = scheduler.tile(i);
