@@ -1,4 +1,4 @@
-"""FLASHPORT_LOG=calls: a line to stderr for each call, with what it was given and what runs; without it there is none."""
+"""FLASHPORT_LOG=calls: a line to stderr for each call, with what it was given and what runs; else there is none."""
 
 from __future__ import annotations
 
