@@ -2,16 +2,19 @@
 # header is <backend>/arch/<name>.h, its tuning <backend>/tuning/<operation>/<name>.h.
 # After this file FLASHPORT_<BACKEND>_TARGETS lists the targets to build of each backend.
 
-# flashport_target(<name> BACKEND <cpu|cuda|hip> [ARCH <device architecture>] [PROCESSORS <regex>] [FLAGS <flag>...])
+# flashport_target(<name> BACKEND <cpu|cuda|hip> [ARCH <device architecture>] [PROCESSORS <regex>] [BASE <target>]
+#                  [FLAGS <flag>...])
 #   ARCH        what the device compiler is asked for; FLASHPORT_ARCH_<name> overrides it
 #   PROCESSORS  host processors on which a CPU target exists
+#   BASE        of a CPU target: it has all kernels of that one, and of its own those rows that name it alone
 function(flashport_target name)
-  cmake_parse_arguments(PARSE_ARGV 1 row "" "BACKEND;ARCH;PROCESSORS" "FLAGS")
+  cmake_parse_arguments(PARSE_ARGV 1 row "" "BACKEND;ARCH;PROCESSORS;BASE" "FLAGS")
   if(row_PROCESSORS AND NOT CMAKE_SYSTEM_PROCESSOR MATCHES "${row_PROCESSORS}")
     return()
   endif()
   set_property(GLOBAL APPEND PROPERTY flashport_${row_BACKEND}_targets ${name})
   set_property(GLOBAL PROPERTY flashport_flags_${name} "${row_FLAGS}")
+  set_property(GLOBAL PROPERTY flashport_base_${name} "${row_BASE}")
   if(row_ARCH)
     set(FLASHPORT_ARCH_${name} "${row_ARCH}" CACHE STRING "Device architecture that ${name} is compiled for")
     mark_as_advanced(FLASHPORT_ARCH_${name})
@@ -19,8 +22,10 @@ function(flashport_target name)
 endfunction()
 
 flashport_target(cpu_generic BACKEND cpu)
-flashport_target(cpu_avx512  BACKEND cpu PROCESSORS "x86_64|AMD64"
-                 FLAGS -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c -mprefer-vector-width=512)
+set(avx512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c -mprefer-vector-width=512)
+flashport_target(cpu_avx512  BACKEND cpu PROCESSORS "x86_64|AMD64" FLAGS ${avx512})
+flashport_target(cpu_amx     BACKEND cpu PROCESSORS "x86_64|AMD64" BASE cpu_avx512
+                 FLAGS ${avx512} -mavx512bf16 -mamx-tile -mamx-bf16)
 flashport_target(sm90a       BACKEND cuda ARCH 90a-real)
 flashport_target(gfx942      BACKEND hip  ARCH gfx942)
 flashport_target(gfx950      BACKEND hip  ARCH gfx950)

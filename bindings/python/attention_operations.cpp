@@ -158,8 +158,8 @@ py::object py_dropout_mask(Arguments a) {
     }
   } else {
     if (shape.size() != 4) {
-      call.fail_value("shape", "must have 4 extents (batch, num_q_heads, q_len, kv_len), got " +
-                                   std::string(py::str(a[0])));
+      call.fail_value("shape",
+                      "must have 4 extents (batch, num_q_heads, q_len, kv_len), got " + std::string(py::str(a[0])));
     }
     mask = call.allocate(a[1], args.rng_state, DType::kUInt8, shape.data(), 4);
     args.mask = mask.view;

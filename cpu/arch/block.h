@@ -24,7 +24,8 @@ inline constexpr int kWaveSize = 1;
 inline constexpr int kVecWidth = 16;
 inline constexpr int kVectorFloats = 64;
 inline constexpr int kMergeUnroll = 1;
-inline constexpr int kGroupsAtOnce = 1;  // groups of partial results in flight while they are combined
+inline constexpr int kGroupsAtOnce = 1;      // groups of partial results in flight while they are combined
+inline constexpr bool kFinerChunks = false;  // whether kernels may ask for them (chunks.h)
 
 using Vec = float __attribute__((vector_size(4 * kVecWidth)));
 using IntVec = std::int32_t __attribute__((vector_size(4 * kVecWidth)));

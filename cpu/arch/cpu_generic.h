@@ -30,7 +30,10 @@ FLASHPORT_DEVICE IntVec widen(const T* from) {
   return __builtin_convertvector(narrow, IntVec);
 }
 
-// Accumulators of a product's block (cpu/attention/products.h): rows x vectors
+FLASHPORT_DEVICE Vec larger(Vec a, Vec b) { return a < b ? b : a; }  // a where one is NaN
+FLASHPORT_DEVICE Vec exp2_weight(Vec x) { return exp2_approx(x); }   // for x of at most 0
+
+// Accumulators of a product's block: rows x vectors (float_products.h of attention).
 inline constexpr int kProductRows = 2, kProductVecs = 1;
 
 // Accumulators of a product's block (delta_tiles.h): rows x vectors, of which each takes four registers of 16.
@@ -41,6 +44,7 @@ inline constexpr int kDeltaRows = 2, kDeltaVecs = 1;
 #define FLASHPORT_DECODE_TUNING_HEADER "cpu/tuning/decode/cpu.h"
 #define FLASHPORT_ATTENTION_TUNING_HEADER "cpu/tuning/attention/cpu.h"
 #define FLASHPORT_GATED_DELTA_TUNING_HEADER "cpu/tuning/gated_delta/cpu.h"
+#define FLASHPORT_ATTENTION_PRODUCTS_HEADER "cpu/attention/float_products.h"
 #define FLASHPORT_ATTENTION_TILES_HEADER "cpu/attention/tiles.h"
 #define FLASHPORT_DECODE_TILES_HEADER "cpu/decode/tiles.h"
 #define FLASHPORT_STATE_TILE_HEADER "cpu/gated_delta/state_tile.h"

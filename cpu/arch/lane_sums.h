@@ -7,17 +7,15 @@
 
 namespace flashport::FLASHPORT_TARGET {
 
-// One step of the transposing sum: runs of `kHalf` elements from two vectors, added pairwise and interleaved.
-template <int kHalf, int... kLane>
-FLASHPORT_DEVICE Vec fold_lanes(Vec a, Vec b, std::integer_sequence<int, kLane...>) {
+// One step of fold_each(): runs of `kHalf` elements from two vectors, combined pairwise by f and interleaved.
+template <int kHalf, class F, int... kLane>
+FLASHPORT_DEVICE Vec fold_lanes(Vec a, Vec b, const F& f, std::integer_sequence<int, kLane...>) {
   constexpr auto pick = [](int lane, int offset) {
     const int group = lane / kHalf;
     return (group % 2 == 0 ? 0 : kVecWidth) + group / 2 * 2 * kHalf + offset + lane % kHalf;
   };
-  return __builtin_shufflevector(a, b, pick(kLane, 0)...) + __builtin_shufflevector(a, b, pick(kLane, kHalf)...);
+  return f(__builtin_shufflevector(a, b, pick(kLane, 0)...), __builtin_shufflevector(a, b, pick(kLane, kHalf)...));
 }
-
-FLASHPORT_DEVICE Vec larger(Vec a, Vec b) { return a < b ? b : a; }
 
 template <int kDistance, int... kLane>
 FLASHPORT_DEVICE Vec swap_lanes(Vec x, std::integer_sequence<int, kLane...>) {
@@ -34,16 +32,22 @@ FLASHPORT_DEVICE float fold_vec(Vec x, const F& f) {
   return f(x, swap_lanes<1>(x, lanes))[0];
 }
 
-// Element i of the result is the sum of the elements of x[i].
-FLASHPORT_DEVICE Vec sum_each(Vec (&x)[kVecWidth]) {
+// Element i of the result is the elements of x[i], combined by f.
+template <class F>
+FLASHPORT_DEVICE Vec fold_each(Vec (&x)[kVecWidth], const F& f) {
   constexpr auto lanes = std::make_integer_sequence<int, kVecWidth>();
 #pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) x[i] = fold_lanes<8>(x[i], x[i + 8], lanes);
+  for (int i = 0; i < 8; ++i) x[i] = fold_lanes<8>(x[i], x[i + 8], f, lanes);
 #pragma GCC unroll 8
-  for (int i = 0; i < 4; ++i) x[i] = fold_lanes<4>(x[i], x[i + 4], lanes);
+  for (int i = 0; i < 4; ++i) x[i] = fold_lanes<4>(x[i], x[i + 4], f, lanes);
 #pragma GCC unroll 8
-  for (int i = 0; i < 2; ++i) x[i] = fold_lanes<2>(x[i], x[i + 2], lanes);
-  return fold_lanes<1>(x[0], x[1], lanes);
+  for (int i = 0; i < 2; ++i) x[i] = fold_lanes<2>(x[i], x[i + 2], f, lanes);
+  return fold_lanes<1>(x[0], x[1], f, lanes);
+}
+
+// Element i of the result is the sum of the elements of x[i].
+FLASHPORT_DEVICE Vec sum_each(Vec (&x)[kVecWidth]) {
+  return fold_each(x, [](Vec a, Vec b) { return a + b; });
 }
 
 }  // namespace flashport::FLASHPORT_TARGET

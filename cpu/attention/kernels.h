@@ -12,8 +12,9 @@ namespace flashport::FLASHPORT_TARGET::attention {
 constexpr AttentionConfig attention_config(const AttentionShape& shape) { return {shape, attention_tuning(shape)}; }
 
 template <AttentionConfig kCfg>
-FLASHPORT_DEVICE void attention(const AttentionParams& p, const Block& block, AttentionMemory<kCfg>& memory) {
-  const TileScheduler<kCfg.tuning.rows> scheduler(p, block);
+FLASHPORT_DEVICE void attention(const AttentionParams& p, const Block& block,
+                                typename AttentionTiles<kCfg>::Memory& memory) {
+  TileScheduler<kCfg.tuning.rows> scheduler(p, block);
   AttentionTiles<kCfg> tiles(p, memory);
   for (std::int64_t i = block.index(); i < scheduler.count(); i += block.count()) {
     attend(p, tiles, scheduler.tile(static_cast<int>(i)));
@@ -23,11 +24,12 @@ FLASHPORT_DEVICE void attention(const AttentionParams& p, const Block& block, At
 }  // namespace flashport::FLASHPORT_TARGET::attention
 
 // math, head_dim_qk, head_dim_v, form
-#define FLASHPORT_DEFINE_ATTENTION(symbol, name, ...)                                                             \
-  namespace flashport::FLASHPORT_TARGET::attention {                                                              \
-  constexpr AttentionConfig symbol##_config = attention_config({__VA_ARGS__});                                    \
-  FLASHPORT_DEFINE_KERNEL(symbol, name, KernelTag::kAttention, AttentionParams, AttentionMemory<symbol##_config>, \
-                          attention<symbol##_config>(params, block, shared), .attention = symbol##_config)        \
+#define FLASHPORT_DEFINE_ATTENTION(symbol, name, ...)                                                                 \
+  namespace flashport::FLASHPORT_TARGET::attention {                                                                  \
+  constexpr AttentionConfig symbol##_config = attention_config({__VA_ARGS__});                                        \
+  FLASHPORT_DEFINE_KERNEL(symbol, name, KernelTag::kAttention, AttentionParams,                                       \
+                          AttentionTiles<symbol##_config>::Memory, attention<symbol##_config>(params, block, shared), \
+                          .attention = symbol##_config)                                                               \
   }
 
 #define FLASHPORT_DEFINE_DROPOUT_MASK(symbol, name)                                       \

@@ -1,54 +1,50 @@
-// The tile verbs of attention on a CPU: fp32 throughout, whatever type the tensors have. Queries, scores and outputs of
-// a work tile lie in the block's memory, and the types that the text moves about are handles to them. multiply_keys()
-// notes a product and settle_keys() computes it, so that the scores may take the place of the weights before them.
+// The tile verbs of attention on a CPU. Queries, scores and outputs of a work tile lie in the block's memory, so the
+// types that the text hands about are empty. The verbs note what there is to do, and add_values() does it for one group
+// of rows after the other, whose scores so stay in the first-level cache from Q K^T to P V. Where the text itself
+// visits scores or weights, they are computed for all rows first.
 //
-// A product packs its key tile, which then serves all rows. Of a tile with masks only the rows that see some of its
-// keys are computed, each as it would be alone.
+// Products<kCfg>, of the header that the target names, packs a key tile once for all groups, and multiplies groups of
+// kGroupRows rows. Of a tile with masks a group takes only the keys that some of its rows see, in whole steps of
+// kKeyStep. That changes no bits: what a row does not see has weight 0 either way.
 #pragma once
 
 #include "common/device/attention/scores.h"
 #include "cpu/arch/lane_sums.h"
-#include "cpu/attention/products.h"
 #include "cpu/kv/values.h"
+#include FLASHPORT_ATTENTION_PRODUCTS_HEADER
 
 namespace flashport::FLASHPORT_TARGET::attention {
 
 template <AttentionConfig kCfg>
-struct AttentionMemory {
-  static constexpr int kRows = kCfg.tuning.rows, kKeys = kCfg.tuning.keys;
-  // Dims are padded to whole vectors, and rows are one vector longer, lest they share few sets of a cache.
-  alignas(64) float q[kRows * (kCfg.shape.head_dim_qk + kVecWidth)];
-  alignas(64) float out[kRows * (kCfg.shape.head_dim_v + kVecWidth)];
-  alignas(64) float scores[kRows * kKeys];  // weights after the softmax
-  alignas(64) float packed[kKeys * (kCfg.shape.head_dim_qk > kCfg.shape.head_dim_v ? kCfg.shape.head_dim_qk
-                                                                                   : kCfg.shape.head_dim_v)];
-};
-
-template <AttentionConfig kCfg>
 class AttentionTiles {
+  using Operands = Products<kCfg>;
+  static constexpr int kGroupRows = Operands::kGroupRows;
+  static constexpr int kStep = kVecWidth * 2;  // keys that the softmax takes at a time
+
  public:
   static constexpr ScoreForm kForm = kCfg.shape.form;
   static constexpr int kKeys = kCfg.tuning.keys, kBlockRows = kCfg.tuning.rows;
   static constexpr int kRowSlots = kBlockRows;
-  static_assert(kKeys == kPanel);
+  static_assert(kBlockRows % kGroupRows == 0 && kBlockRows % kVecWidth == 0 && kKeys % Operands::kKeyStep == 0);
+  static_assert(Operands::kKeyStep % kStep == 0);
 
+  struct Memory {
+    typename Operands::Memory operands;
+    // Rows are one vector longer, lest they share few sets of a cache.
+    alignas(64) float out[kBlockRows * (kCfg.shape.head_dim_v + kVecWidth)];
+    alignas(64) float scores[kBlockRows * (kKeys + kVecWidth)];  // then the weights
+  };
   struct Rows {
-    float v[kBlockRows];
+    alignas(64) float v[kBlockRows];
     float& operator[](int slot) { return v[slot]; }
     float operator[](int slot) const { return v[slot]; }
   };
   struct Out {};
-  // The slots [first, last), which see some keys of the tile.
-  struct Scores {
-    int first, last;
-  };
-  using Operand = Scores;
+  struct Scores {};
+  struct Operand {};
 
-  AttentionTiles(const AttentionParams& p, AttentionMemory<kCfg>& memory)
-      : p_(p),
-        memory_(memory),
-        q_pitch_(padded(p.head_dim_qk) + kVecWidth),
-        out_pitch_(padded(p.head_dim_v) + kVecWidth) {}
+  AttentionTiles(const AttentionParams& p, Memory& memory)
+      : p_(p), memory_(memory), operands_(p, memory.operands), out_pitch_(Operands::padded(p.head_dim_v) + kVecWidth) {}
 
   int row_slots() const { return rows_; }
   int row_of(int slot) const { return work_.first_row + slot; }
@@ -58,23 +54,9 @@ class AttentionTiles {
   void begin(const WorkTile& work) {
     work_ = work;
     rows_ = live_rows(work);
-    for (int slot = 0; slot < rows_; ++slot) {
-      for (int column = 0; column < p_.head_dim_v; column += kVecWidth) store_vec(out_row(slot) + column, Vec{});
-    }
-    kv::with_loader(p_.q.dtype, [&](auto row, int bytes) {
-      const char* from = static_cast<const char*>(p_.q.data) +
-                         (work.seq * p_.q.stride_seq + (work.q_begin + work.first_row) * p_.q.stride_token +
-                          work.head * p_.q.stride_head) *
-                             bytes;
-      for (int slot = 0; slot < rows_; ++slot) {
-        for (int dim = 0; dim < p_.head_dim_qk; dim += kVecWidth) {
-          store_vec(memory_.q + slot * q_pitch_ + dim,
-                    kv::load_values(row, from + slot * p_.q.stride_token * bytes, bytes, dim, p_.head_dim_qk - dim));
-        }
-      }
-    });
+    operands_.load_queries(work, rows_);
+    for (int i = 0; i < rows_ * out_pitch_; i += kVecWidth) store_vec(memory_.out + i, Vec{});
   }
-
   void release_queries() const {}
   // begin() clears the outputs, and store() reads none of a row that saw no key.
   void clear(Rows& m, Rows& l, Out&) const {
@@ -89,91 +71,90 @@ class AttentionTiles {
 
   // S = Q K^T, of tile number `tile`
   template <class Masked>
-  void multiply_keys(Scores& scores, int tile, Masked masked) {
-    scores = {0, rows_};
-    tile_ = tile;
-    if constexpr (masked) {
-      while (scores.first < rows_ && !sees(scores.first, tile)) ++scores.first;
-      while (scores.last > scores.first && !sees(scores.last - 1, tile)) --scores.last;
-    }
+  void multiply_keys(Scores&, int tile, Masked masked) {
+    next_tile_ = tile;
+    next_masked_ = masked;
   }
   template <int kLater>
-  void settle_keys(Scores& scores) const {
-    pack_keys(tile_);
-    multiply<false>(memory_.scores + scores.first * kKeys, kKeys, memory_.q + scores.first * q_pitch_, q_pitch_,
-                    scores.last - scores.first, memory_.packed, kKeys / kVecWidth, p_.head_dim_qk);
+  void settle_keys(Scores&) {
+    tile_ = next_tile_;
+    for (int first = 0; first < kBlockRows; first += kGroupRows) {
+      keys_of_[first / kGroupRows] = group_keys(first, next_masked_);
+    }
+    operands_.pack_keys(work_, tile_);
+    done_ = Done::kNothing;
   }
 
   // f(score, slot, offset of its key in the tile)
   template <class F>
-  FLASHPORT_DEVICE void for_each(Scores& scores, const F& f) const {
-    for (int slot = scores.first; slot < scores.last; ++slot) {
-      float* x = memory_.scores + slot * kKeys;
-      for (int offset = 0; offset < kKeys; ++offset) f(x[offset], slot, offset);
+  FLASHPORT_DEVICE void for_each(Scores&, const F& f) const {
+    multiply_groups();
+    for (int slot = 0; slot < rows_; ++slot) {
+      const KeySpan keys = keys_of(slot);
+      for (int first = keys.low; first < keys.high; first += kStep) {
+        float* x = score_row(slot) + first;
+        for (int i = 0; i < kStep; ++i) {
+          float value = x[i];  // a copy, so that f may be computed for a vector of them
+          f(value, slot, first + i);
+          x[i] = value;
+        }
+      }
     }
   }
 
   // f(eight weights, slot, offset of the first), the weights that one call of philox.h serves
   template <class F>
-  FLASHPORT_DEVICE void for_each_eight(Scores& weights, const F& f) const {
-    for (int slot = weights.first; slot < weights.last; ++slot) {
-      for (int group = 0; group < kKeys / 8; ++group) {
-        const int offset = group / 4 * kPhiloxKeys + group % 4 * 2;
-        float* x = memory_.scores + slot * kKeys + offset;
-        f([x](int i) -> float& { return x[i / 2 * 8 + i % 2]; }, slot, offset);
+  FLASHPORT_DEVICE void for_each_eight(Scores&, const F& f) const {
+    static_assert(kStep == kPhiloxKeys);
+    for (int slot = 0; slot < rows_; ++slot) {
+      const KeySpan keys = keys_of(slot);
+      for (int first = keys.low; first < keys.high; first += kPhiloxKeys) {
+        for (int offset = first; offset < first + 8; offset += 2) {
+          float* x = score_row(slot) + offset;
+          f([x](int i) -> float& { return x[i / 2 * 8 + i % 2]; }, slot, offset);
+        }
       }
     }
   }
 
-  // P = exp2(scale (S - m)) with the new maxima m, which are added up; factors = exp2(scale (old m - m))
+  // P = exp2(scale (S - m)) with m the new maxima, joined to the sums l. The outputs come to the new maxima too.
   template <class State>
-  void exponentiate(Scores& scores, float scale, State& state, Rows& factors) const {
-    for (int slot = scores.first; slot < scores.last; ++slot) {
-      float* x = memory_.scores + slot * kKeys;
-      Vec most = load_vec(x);
-      for (int key = kVecWidth; key < kKeys; key += kVecWidth) most = larger(most, load_vec(x + key));
-      const float m = maximum(state.m[slot], fold_vec(most, [](Vec a, Vec b) { return larger(a, b); }));
-      const float reference = m == -kInfinity ? 0.0f : m * scale;
-      factors[slot] = exp2_approx(state.m[slot] * scale - reference);
-      Vec sum = {};
-      for (int key = 0; key < kKeys; key += kVecWidth) {
-        const Vec weight = exp2_approx(fma_rn(load_vec(x + key), broadcast(scale), broadcast(-reference)));
-        store_vec(x + key, weight);
-        sum += weight;
-      }
-      state.m[slot] = m;
-      state.l[slot] = fma_rn(state.l[slot], factors[slot], fold_vec(sum, [](Vec a, Vec b) { return a + b; }));
+  void exponentiate(Scores&, float scale, State& state, Rows&) {
+    maxima_ = state.m.v;
+    sums_ = state.l.v;
+    scale_ = scale;
+    if (drops<kForm>(p_)) {  // which visits the weights
+      multiply_groups();
+      for (int first = 0; first < rows_; first += kGroupRows) weigh_group(first);
+      done_ = Done::kWeights;
     }
-    scaled_ = scores;
   }
-  static Operand to_operand(const Scores& weights) { return weights; }
+  static Operand to_operand(const Scores&) { return {}; }
+  void scale(Out&, const Rows&) const {}
 
   // O += P V, of tile number `tile`
   template <class Masked>
-  void add_values(Out&, const Operand& weights, int tile, Masked) const {
-    pack_values(tile);
-    multiply<true>(out_row(weights.first), out_pitch_, memory_.scores + weights.first * kKeys, kKeys,
-                   weights.last - weights.first, memory_.packed, padded(p_.head_dim_v) / kVecWidth, kKeys);
-  }
-  void settle_values(Out&) const {}
-
-  // The rows of the last exponentiate() have factors. One of 1 changes nothing.
-  void scale(Out&, const Rows& factors) const {
-    for (int slot = scaled_.first; slot < scaled_.last; ++slot) {
-      if (factors[slot] == 1.0f) continue;
-      float* x = out_row(slot);
-      for (int column = 0; column < p_.head_dim_v; column += kVecWidth) {
-        store_vec(x + column, load_vec(x + column) * factors[slot]);
-      }
+  void add_values(Out&, const Operand&, int tile, Masked) {
+    operands_.pack_values(work_, tile);
+    for (int first = 0; first < rows_; first += kGroupRows) {
+      prefetch(first);
+      const KeySpan keys = keys_of(first);
+      if (keys.low == keys.high) continue;
+      if (done_ == Done::kNothing) multiply_group(first);
+      if (done_ != Done::kWeights) weigh_group(first);
+      if (drops<kForm>(p_)) round_group(first);
+      operands_.add_values(out_row(first), out_pitch_, score_row(first), kScorePitch, group_rows(first), keys);
     }
   }
+  void settle_values(Out&) const {}
 
   template <class State>
   void store(const AttentionParams& p, const WorkTile& work, State& state, float scale, Out&) const {
     const int bytes = p.out.dtype == DType::kFloat32 ? 4 : 2;
     for (int slot = 0; slot < live_rows(work); ++slot) {
-      const float factor = finish_row(p, work, work.first_row + slot, state.m[slot] * scale, state.l[slot], true);
-      const std::int64_t at = output_offset(p, work, work.first_row + slot);
+      const int row = work.first_row + slot;
+      const float factor = finish_row(p, work, row, state.m[slot] * scale, state.l[slot], true);
+      const std::int64_t at = output_offset(p, work, row);
       char* to = static_cast<char*>(p.out.data) + at * bytes;
       const float* x = out_row(slot);
       for (int column = 0; column < p.head_dim_v; column += kVecWidth) {
@@ -190,61 +171,134 @@ class AttentionTiles {
   }
 
  private:
-  static int padded(int dims) { return (dims + kVecWidth - 1) / kVecWidth * kVecWidth; }
+  static constexpr int kScorePitch = kKeys + kVecWidth;
+
   static int live_rows(const WorkTile& work) { return minimum(kBlockRows, work.q_len - work.first_row); }
   float* out_row(int slot) const { return memory_.out + slot * out_pitch_; }
-
-  bool sees(int slot, int tile) const {
-    const KeySpan span = visible_keys(p_, work_, row_of(slot));
-    return span.low < (tile + 1) * kKeys && span.high > tile * kKeys && span.low < span.high;
+  // Groups take turns in one place unless the scores of all are wanted.
+  float* score_row(int slot) const {
+    return memory_.scores + (done_ == Done::kNothing ? slot % kGroupRows : slot) * kScorePitch;
   }
+  int group_rows(int first) const { return minimum(rows_ - first, kGroupRows); }
 
-  // f(KvRow of the element type, its bytes, key of the tile, the key's row)
-  template <class F>
-  FLASHPORT_DEVICE void visit_keys(const StridedRows& rows, int tile, const F& f) const {
-    kv::with_loader(rows.dtype, [&](auto row, int bytes) {
-      const char* from =
-          static_cast<const char*>(rows.data) +
-          (work_.seq * rows.stride_seq + (work_.k_begin + std::int64_t{tile} * kKeys) * rows.stride_token +
-           work_.head / p_.group_size * rows.stride_head) *
-              bytes;
-      const int keys = minimum(kKeys, work_.kv_len - tile * kKeys);
-      for (int key = 0; key < keys; ++key) f(row, bytes, key, from + key * rows.stride_token * bytes);
-    });
+  // The keys of the tile, counted from its first, that the rows of the group from slot `first` on take.
+  KeySpan group_keys(int first, bool masked) const {
+    if (first >= rows_) return {0, 0};
+    if (!masked) return {0, kKeys};
+    const int first_key = tile_ * kKeys;
+    const int low = visible_keys(p_, work_, row_of(first)).low - first_key;
+    const int high = visible_keys(p_, work_, row_of(first + group_rows(first) - 1)).high - first_key;
+    constexpr int kKeyStep = Operands::kKeyStep;
+    const KeySpan keys = {maximum(low, 0) / kKeyStep * kKeyStep,
+                          minimum((maximum(high, 0) + kKeyStep - 1) / kKeyStep * kKeyStep, kKeys)};
+    return keys.low < keys.high ? keys : KeySpan{0, 0};
   }
+  KeySpan keys_of(int slot) const { return keys_of_[slot / kGroupRows]; }
 
-  // K^T. What lies at keys that there are not is hidden.
-  void pack_keys(int tile) const {
-    visit_keys(p_.k, tile, [&](auto row, int bytes, int key, const char* from) {
-      for (int dim = 0; dim < p_.head_dim_qk; dim += kVecWidth) {
-        const Vec x = kv::load_values(row, from, bytes, dim, p_.head_dim_qk - dim);
-        for (int i = 0; i < kVecWidth && dim + i < p_.head_dim_qk; ++i) memory_.packed[(dim + i) * kPanel + key] = x[i];
-      }
-    });
-  }
-  // V, with zeros at keys that there are not: their weights are 0, and no number times 0 is anything else.
-  void pack_values(int tile) const {
-    const int columns = padded(p_.head_dim_v);
-    for (int key = minimum(kKeys, work_.kv_len - tile * kKeys); key < kKeys; ++key) {
-      for (int column = 0; column < columns; column += kVecWidth) store_vec(value_at(key, column), Vec{});
+  // While a group is computed, its share of the next tile's rows comes: rows that are far apart no hardware foresees.
+  void prefetch(int first) const {
+    if (next_tile_ == tile_) return;
+    const int keys_each = kKeys * kGroupRows / kBlockRows, low = first / kGroupRows * keys_each;
+    for (const auto& [rows, dims] : {std::pair(&p_.k, p_.head_dim_qk), std::pair(&p_.v, p_.head_dim_v)}) {
+      prefetch_rows(key_rows(p_, *rows, work_, next_tile_, kKeys), low, low + keys_each, dims, rows->dtype);
     }
-    visit_keys(p_.v, tile, [&](auto row, int bytes, int key, const char* from) {
-      for (int column = 0; column < columns; column += kVecWidth) {
-        store_vec(value_at(key, column), kv::load_values(row, from, bytes, column, p_.head_dim_v - column));
-      }
-    });
   }
-  float* value_at(int key, int column) const {
-    return memory_.packed + column / kPanel * kPanel * kKeys + key * kPanel + column % kPanel;
+
+  void multiply_group(int first) const {
+    operands_.multiply_keys(score_row(first), kScorePitch, first, group_rows(first), keys_of(first));
+  }
+
+  void multiply_groups() const {
+    if (done_ != Done::kNothing) return;
+    done_ = Done::kScores;
+    for (int first = 0; first < rows_; first += kGroupRows) multiply_group(first);
+  }
+
+  // Scores to weights, 16 rows at a time.
+  void weigh_group(int group) const {
+    constexpr auto max = [](Vec a, Vec b) { return larger(a, b); };
+    constexpr auto add = [](Vec a, Vec b) { return a + b; };
+    for (int first = group; first < minimum(group + kGroupRows, rows_); first += kVecWidth) {
+      const int count = minimum(minimum(group + kGroupRows, rows_) - first, kVecWidth);
+      Vec x[kVecWidth];
+      for (int i = 0; i < count; ++i) x[i] = row_max(first + i);
+      for (int i = count; i < kVecWidth; ++i) x[i] = broadcast(-kInfinity);
+      const Vec before = load_vec(maxima_ + first);
+      const Vec m = larger(before, fold_each(x, max));
+      const Vec reference = m == -kInfinity ? Vec{} : m * scale_;
+      const Vec factor = exp2_weight(before * scale_ - reference);  // from the rounded reference that the sums have
+      for (int i = 0; i < count; ++i) x[i] = weigh_row(first + i, reference[i]);
+      for (int i = count; i < kVecWidth; ++i) x[i] = Vec{};
+      store_vec(maxima_ + first, m);
+      store_vec(sums_ + first, fma_rn(load_vec(sums_ + first), factor, fold_each(x, add)));
+      for (int i = 0; i < count; ++i) {
+        if (factor[i] != 1.0f) scale_row(first + i, factor[i]);
+      }
+    }
+  }
+  void scale_row(int slot, float factor) const {
+    float* x = out_row(slot);
+    for (int column = 0; column < p_.head_dim_v; column += kVecWidth) {
+      store_vec(x + column, load_vec(x + column) * factor);
+    }
+  }
+  // Rounds the weights that dropout has visited.
+  void round_group(int first) const {
+    const KeySpan keys = keys_of(first);
+    for (int slot = first; slot < first + group_rows(first); ++slot) {
+      float* x = score_row(slot);
+      for (int key = keys.low; key < keys.high; key += kStep) {
+        Operands::store_weights(x, key, load_vec(x + key), load_vec(x + key + kVecWidth));
+      }
+    }
+  }
+
+  FLASHPORT_DEVICE Vec row_max(int slot) const {
+    const KeySpan keys = keys_of(slot);
+    const float* x = score_row(slot);
+    Vec even = broadcast(-kInfinity), odd = even;
+    for (int key = keys.low; key < keys.high; key += kStep) {
+      even = larger(even, load_vec(x + key));
+      odd = larger(odd, load_vec(x + key + kVecWidth));
+    }
+    return larger(even, odd);
+  }
+  // Puts a row's weights in the place of its scores, and returns their sums.
+  FLASHPORT_DEVICE Vec weigh_row(int slot, float reference) const {
+    const KeySpan keys = keys_of(slot);
+    float* x = score_row(slot);
+    const Vec factor = broadcast(scale_), shift = broadcast(-reference);
+    const bool keeps_floats = drops<kForm>(p_);
+    Vec even = {}, odd = {};
+    for (int key = keys.low; key < keys.high; key += kStep) {
+      const Vec a = exp2_weight(fma_rn(load_vec(x + key), factor, shift));
+      const Vec b = exp2_weight(fma_rn(load_vec(x + key + kVecWidth), factor, shift));
+      even += a;
+      odd += b;
+      if (keeps_floats) {
+        store_vec(x + key, a);
+        store_vec(x + key + kVecWidth, b);
+      } else {
+        Operands::store_weights(x, key, a, b);
+      }
+    }
+    return even + odd;
   }
 
   const AttentionParams& p_;
-  AttentionMemory<kCfg>& memory_;
-  int q_pitch_, out_pitch_;
+  Memory& memory_;
+  Operands operands_;
+  const int out_pitch_;
   WorkTile work_ = {};
   int rows_ = 0;
-  int tile_ = 0;
-  mutable Scores scaled_ = {};
+  int tile_ = 0, next_tile_ = 0;
+  bool next_masked_ = false;
+  KeySpan keys_of_[kBlockRows / kGroupRows];  // of each group
+  // Of tile number tile_: what has been computed for all rows, and what exponentiate() was given.
+  enum class Done { kNothing, kScores, kWeights };
+  mutable Done done_ = Done::kNothing;
+  float *maxima_ = nullptr, *sums_ = nullptr;
+  float scale_ = 0.0f;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET::attention

@@ -1,16 +1,46 @@
 #include "cpu/runtime/device_target.h"
 
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace flashport::cpu_runtime {
+namespace {
+
+#if defined(__x86_64__)
+// These ask cpuid, and xgetbv whether the operating system saves the wide registers. F16C, which not every compiler
+// can ask for by name, comes with AVX-512.
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("fma");
+}
+
+// Linux gives a process the tile registers when it asks for them (Documentation/arch/x86/xstate.rst).
+bool has_amx() {
+#if defined(__linux__)
+  constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;  // leaf 7, edx (Intel SDM volume 2, CPUID)
+  constexpr unsigned kAvx512Bf16 = 1u << 5;                     // leaf 7.1, eax
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;    // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  unsigned eax, ebx, ecx, edx;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+  if ((edx & kAmxBf16) == 0 || (edx & kAmxTile) == 0) return false;
+  if (__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) == 0 || (eax & kAvx512Bf16) == 0) return false;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+#endif
+
+}  // namespace
 
 bool runs_here(std::string_view target) {
   if (target == "cpu_generic") return true;
 #if defined(__x86_64__)
-  // These ask cpuid, and xgetbv whether the operating system saves the wide registers. F16C, which not every compiler
-  // can ask for by name, comes with AVX-512.
-  if (target == "cpu_avx512") {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("fma");
-  }
+  if (target == "cpu_avx512") return has_avx512();
+  if (target == "cpu_amx") return has_avx512() && has_amx();
 #endif
   return false;
 }

@@ -22,9 +22,10 @@
 namespace flashport::FLASHPORT_TARGET {
 
 inline constexpr int kWaveSize = 32;
-inline constexpr int kVectorFloats = 4;  // columns of a row that a thread takes at a time
-inline constexpr int kMergeUnroll = 4;   // parts in flight while merging (docs/tuning.md)
-inline constexpr int kGroupsAtOnce = 2;  // groups of partial results in flight while they are combined
+inline constexpr int kVectorFloats = 4;     // columns of a row that a thread takes at a time
+inline constexpr int kMergeUnroll = 4;      // parts in flight while merging (docs/tuning.md)
+inline constexpr int kGroupsAtOnce = 2;     // groups of partial results in flight while they are combined
+inline constexpr bool kFinerChunks = true;  // whether kernels may ask for them (chunks.h)
 
 using Half = __half;
 using BFloat16 = __nv_bfloat16;
@@ -181,10 +182,13 @@ class Block {
  public:
   FLASHPORT_DEVICE explicit Block(unsigned* flag) : Block(flag, 0, static_cast<int>(blockDim.x), 0) {}
   // All lanes of a wave construct it together, which makes the wave's number uniform. A device block has `teams` such
-  // Blocks, and this is number `team`.
-  FLASHPORT_DEVICE Block(unsigned* flag, int first, int threads, int barrier, int team = 0, int teams = 1)
+  // Blocks, and this is number `team`. They are neighbours, or `apart`: those of one team of all device blocks are.
+  FLASHPORT_DEVICE Block(unsigned* flag, int first, int threads, int barrier, int team = 0, int teams = 1,
+                         bool apart = false)
       : team_(team),
         teams_(teams),
+        index_(apart ? team * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x)
+                     : static_cast<int>(blockIdx.x) * teams + team),
         flag_(flag),
         first_(first),
         threads_(threads),
@@ -198,7 +202,7 @@ class Block {
   FLASHPORT_DEVICE int threads() const { return threads_; }
   FLASHPORT_DEVICE int lane() const { return static_cast<int>(threadIdx.x % kWaveSize); }
   FLASHPORT_DEVICE int wave() const { return wave_; }
-  FLASHPORT_DEVICE std::int64_t index() const { return static_cast<int>(blockIdx.x) * teams_ + team_; }
+  FLASHPORT_DEVICE std::int64_t index() const { return teams_ == 1 ? static_cast<int>(blockIdx.x) : index_; }
   FLASHPORT_DEVICE std::int64_t count() const { return std::int64_t{gridDim.x} * teams_; }
   FLASHPORT_DEVICE int team() const { return team_; }
   FLASHPORT_DEVICE void sync() const {
@@ -244,6 +248,7 @@ class Block {
 
  private:
   int team_, teams_;
+  int index_;
   unsigned* flag_;  // in shared memory
   int first_, threads_, barrier_;
   int wave_;

@@ -51,24 +51,23 @@ FLASHPORT_DEVICE std::uint64_t panels_descriptor(const void* panel, int byte, in
 #define FLASHPORT_AT_13 "%104,%105,%106,%107,%108,%109,%110,%111"
 #define FLASHPORT_AT_14 "%112,%113,%114,%115,%116,%117,%118,%119"
 #define FLASHPORT_AT_15 "%120,%121,%122,%123,%124,%125,%126,%127"
-#define FLASHPORT_SUMS(i)                                                                                          \
+#define FLASHPORT_SUMS(i)                                                                                      \
   "+f"(sum[2 * i][0]), "+f"(sum[2 * i][1]), "+f"(sum[2 * i][2]), "+f"(sum[2 * i][3]), "+f"(sum[2 * i + 1][0]), \
       "+f"(sum[2 * i + 1][1]), "+f"(sum[2 * i + 1][2]), "+f"(sum[2 * i + 1][3])
-#define FLASHPORT_AT_64 FLASHPORT_AT_0 "," FLASHPORT_AT_1 "," FLASHPORT_AT_2 "," FLASHPORT_AT_3
-#define FLASHPORT_SUMS_64 FLASHPORT_SUMS(0), FLASHPORT_SUMS(1), FLASHPORT_SUMS(2), FLASHPORT_SUMS(3)
+#define FLASHPORT_AT_32 FLASHPORT_AT_0 "," FLASHPORT_AT_1
+#define FLASHPORT_SUMS_32 FLASHPORT_SUMS(0), FLASHPORT_SUMS(1)
+#define FLASHPORT_AT_64 FLASHPORT_AT_32 "," FLASHPORT_AT_2 "," FLASHPORT_AT_3
+#define FLASHPORT_SUMS_64 FLASHPORT_SUMS_32, FLASHPORT_SUMS(2), FLASHPORT_SUMS(3)
 #define FLASHPORT_AT_80 FLASHPORT_AT_64 "," FLASHPORT_AT_4
 #define FLASHPORT_SUMS_80 FLASHPORT_SUMS_64, FLASHPORT_SUMS(4)
 #define FLASHPORT_AT_96 FLASHPORT_AT_80 "," FLASHPORT_AT_5
 #define FLASHPORT_SUMS_96 FLASHPORT_SUMS_80, FLASHPORT_SUMS(5)
 #define FLASHPORT_AT_128 FLASHPORT_AT_96 "," FLASHPORT_AT_6 "," FLASHPORT_AT_7
 #define FLASHPORT_SUMS_128 FLASHPORT_SUMS_96, FLASHPORT_SUMS(6), FLASHPORT_SUMS(7)
-#define FLASHPORT_AT_160 FLASHPORT_AT_128 "," FLASHPORT_AT_8 "," FLASHPORT_AT_9
-#define FLASHPORT_SUMS_160 FLASHPORT_SUMS_128, FLASHPORT_SUMS(8), FLASHPORT_SUMS(9)
-#define FLASHPORT_AT_176 FLASHPORT_AT_160 "," FLASHPORT_AT_10
-#define FLASHPORT_SUMS_176 FLASHPORT_SUMS_160, FLASHPORT_SUMS(10)
-#define FLASHPORT_AT_192 FLASHPORT_AT_176 "," FLASHPORT_AT_11
-#define FLASHPORT_SUMS_192 FLASHPORT_SUMS_176, FLASHPORT_SUMS(11)
-#define FLASHPORT_AT_256                                                              \
+#define FLASHPORT_AT_192 FLASHPORT_AT_128 "," FLASHPORT_AT_8 "," FLASHPORT_AT_9 "," FLASHPORT_AT_10 "," FLASHPORT_AT_11
+#define FLASHPORT_SUMS_192 \
+  FLASHPORT_SUMS_128, FLASHPORT_SUMS(8), FLASHPORT_SUMS(9), FLASHPORT_SUMS(10), FLASHPORT_SUMS(11)
+#define FLASHPORT_AT_256 \
   FLASHPORT_AT_192 "," FLASHPORT_AT_12 "," FLASHPORT_AT_13 "," FLASHPORT_AT_14 "," FLASHPORT_AT_15
 #define FLASHPORT_SUMS_256 \
   FLASHPORT_SUMS_192, FLASHPORT_SUMS(12), FLASHPORT_SUMS(13), FLASHPORT_SUMS(14), FLASHPORT_SUMS(15)
@@ -77,43 +76,41 @@ FLASHPORT_DEVICE std::uint64_t panels_descriptor(const void* panel, int byte, in
 // places that follow those of the sums.
 #define FLASHPORT_WGMMA_TEXT(type, columns, left) \
   "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type " {" FLASHPORT_AT_##columns "}, " left
-#define FLASHPORT_WGMMA_OF(columns, a, b, c, d, e, f, g)                                                              \
-  template <MathType kMath, bool kAdds, bool kTransposed>                                                             \
-  FLASHPORT_DEVICE void wgmma(float (&sum)[columns / 8][4], const unsigned(&left)[4], std::uint64_t right) {          \
-    if constexpr (kMath == MathType::kBf16) {                                                                         \
-      asm volatile(FLASHPORT_WGMMA_TEXT("bf16", columns, "{" a "," b "," c "," d "}, " e ", " f ", 1, 1, " g ";")     \
-                   : FLASHPORT_SUMS_##columns                                                                         \
-                   : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "n"(kAdds ? 1 : 0),          \
-                     "n"(kTransposed ? 1 : 0));                                                                       \
-    } else {                                                                                                          \
-      asm volatile(FLASHPORT_WGMMA_TEXT("f16", columns, "{" a "," b "," c "," d "}, " e ", " f ", 1, 1, " g ";")      \
-                   : FLASHPORT_SUMS_##columns                                                                         \
-                   : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "n"(kAdds ? 1 : 0),          \
-                     "n"(kTransposed ? 1 : 0));                                                                       \
-    }                                                                                                                 \
-  }                                                                                                                   \
-  template <MathType kMath, bool kAdds, bool kTransposed>                                                             \
-  FLASHPORT_DEVICE void wgmma(float (&sum)[columns / 8][4], std::uint64_t left, std::uint64_t right) {                \
-    if constexpr (kMath == MathType::kBf16) {                                                                         \
-      asm volatile(FLASHPORT_WGMMA_TEXT("bf16", columns, a ", " b ", " c ", 1, 1, 0, " d ";")                         \
-                   : FLASHPORT_SUMS_##columns                                                                         \
-                   : "l"(left), "l"(right), "n"(kAdds ? 1 : 0), "n"(kTransposed ? 1 : 0));                            \
-    } else {                                                                                                          \
-      asm volatile(FLASHPORT_WGMMA_TEXT("f16", columns, a ", " b ", " c ", 1, 1, 0, " d ";")                          \
-                   : FLASHPORT_SUMS_##columns                                                                         \
-                   : "l"(left), "l"(right), "n"(kAdds ? 1 : 0), "n"(kTransposed ? 1 : 0));                            \
-    }                                                                                                                 \
+#define FLASHPORT_WGMMA_OF(columns, a, b, c, d, e, f, g)                                                          \
+  template <MathType kMath, bool kAdds, bool kTransposed>                                                         \
+  FLASHPORT_DEVICE void wgmma(float (&sum)[columns / 8][4], const unsigned (&left)[4], std::uint64_t right) {     \
+    if constexpr (kMath == MathType::kBf16) {                                                                     \
+      asm volatile(FLASHPORT_WGMMA_TEXT("bf16", columns, "{" a "," b "," c "," d "}, " e ", " f ", 1, 1, " g ";") \
+                   : FLASHPORT_SUMS_##columns                                                                     \
+                   : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "n"(kAdds ? 1 : 0),      \
+                     "n"(kTransposed ? 1 : 0));                                                                   \
+    } else {                                                                                                      \
+      asm volatile(FLASHPORT_WGMMA_TEXT("f16", columns, "{" a "," b "," c "," d "}, " e ", " f ", 1, 1, " g ";")  \
+                   : FLASHPORT_SUMS_##columns                                                                     \
+                   : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "n"(kAdds ? 1 : 0),      \
+                     "n"(kTransposed ? 1 : 0));                                                                   \
+    }                                                                                                             \
+  }                                                                                                               \
+  template <MathType kMath, bool kAdds, bool kTransposed>                                                         \
+  FLASHPORT_DEVICE void wgmma(float (&sum)[columns / 8][4], std::uint64_t left, std::uint64_t right) {            \
+    if constexpr (kMath == MathType::kBf16) {                                                                     \
+      asm volatile(FLASHPORT_WGMMA_TEXT("bf16", columns, a ", " b ", " c ", 1, 1, 0, " d ";")                     \
+                   : FLASHPORT_SUMS_##columns                                                                     \
+                   : "l"(left), "l"(right), "n"(kAdds ? 1 : 0), "n"(kTransposed ? 1 : 0));                        \
+    } else {                                                                                                      \
+      asm volatile(FLASHPORT_WGMMA_TEXT("f16", columns, a ", " b ", " c ", 1, 1, 0, " d ";")                      \
+                   : FLASHPORT_SUMS_##columns                                                                     \
+                   : "l"(left), "l"(right), "n"(kAdds ? 1 : 0), "n"(kTransposed ? 1 : 0));                        \
+    }                                                                                                             \
   }
 
 // sum [16 rows of the warp, N] (+)= left [16 rows, 16] right [16, N], in flight until wgmma_wait(). `left` is in
 // registers, or in a panel whose rows are its rows. kTransposed: the rows of the right panel are the index of the sum.
+FLASHPORT_WGMMA_OF(32, "%16", "%17", "%18", "%19", "%20", "%21", "%22")
 FLASHPORT_WGMMA_OF(64, "%32", "%33", "%34", "%35", "%36", "%37", "%38")
 FLASHPORT_WGMMA_OF(80, "%40", "%41", "%42", "%43", "%44", "%45", "%46")
 FLASHPORT_WGMMA_OF(96, "%48", "%49", "%50", "%51", "%52", "%53", "%54")
 FLASHPORT_WGMMA_OF(128, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
-FLASHPORT_WGMMA_OF(160, "%80", "%81", "%82", "%83", "%84", "%85", "%86")
-FLASHPORT_WGMMA_OF(176, "%88", "%89", "%90", "%91", "%92", "%93", "%94")
-FLASHPORT_WGMMA_OF(192, "%96", "%97", "%98", "%99", "%100", "%101", "%102")
 FLASHPORT_WGMMA_OF(256, "%128", "%129", "%130", "%131", "%132", "%133", "%134")
 #undef FLASHPORT_WGMMA_OF
 #undef FLASHPORT_WGMMA_TEXT

@@ -15,7 +15,8 @@ inline constexpr int kWarpgroup = 128;
 inline constexpr int kWorkStages = 2, kQueryStages = 1;
 
 constexpr int panels_of(int columns) { return (columns + kPanelColumns - 1) / kPanelColumns; }
-constexpr int consumer_threads(const AttentionConfig& config) { return config.tuning.rows / 64 * kWarpgroup; }
+constexpr int consumer_groups(const AttentionTuning& tuning) { return tuning.rows / 64 * tuning.slices; }
+constexpr int consumer_threads(const AttentionConfig& config) { return consumer_groups(config.tuning) * kWarpgroup; }
 constexpr int block_threads(const AttentionConfig& config) { return kWarpgroup + consumer_threads(config); }
 
 template <int kCount, int kRows>

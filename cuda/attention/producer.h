@@ -18,7 +18,7 @@ namespace flashport::FLASHPORT_TARGET::attention {
 // The warp that takes work tiles and tells the other warps.
 template <AttentionConfig kCfg>
 FLASHPORT_DEVICE void send_work_tiles(const AttentionParams& p, const Block& block, AttentionMemory<kCfg>& memory) {
-  const TileScheduler<kCfg.tuning.rows> scheduler(p, block);
+  TileScheduler<kCfg.tuning.rows> scheduler(p, block);
   const int count = scheduler.count();
   PipelineState<kWorkStages> pipe;
   const auto send = [&](const WorkTile& work) {

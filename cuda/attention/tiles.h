@@ -19,7 +19,9 @@ class AttentionTiles {
   static constexpr AttentionShape kShape = kCfg.shape;
   static constexpr MathType kMath = kShape.math;
   using Memory = AttentionMemory<kCfg>;
-  static constexpr int kGroups = kCfg.tuning.rows / 64;
+  static constexpr int kGroups = consumer_groups(kCfg.tuning), kRowGroups = kCfg.tuning.rows / 64;
+  static constexpr int kColumns = kShape.head_dim_v / kCfg.tuning.slices;  // that a warpgroup has
+  static_assert(kCfg.tuning.slices == 1 || kColumns % kPanelColumns == 0);
 
  public:
   static constexpr ScoreForm kForm = kShape.form;
@@ -36,7 +38,7 @@ class AttentionTiles {
     float c[kKeys / 8][4];
   };
   struct Out {
-    float c[kShape.head_dim_v / 8][4];
+    float c[kColumns / 8][4];
   };
   struct Operand {
     unsigned a[kKeys / 16][4];
@@ -44,7 +46,7 @@ class AttentionTiles {
 
   FLASHPORT_DEVICE AttentionTiles(int group, Memory& memory)
       : memory_(memory), group_(group), lane_(static_cast<int>(threadIdx.x) % kWaveSize) {
-    row_ = group * 64 + static_cast<int>(threadIdx.x) % kWarpgroup / kWaveSize * 16 + lane_ / 4;
+    row_ = group % kRowGroups * 64 + static_cast<int>(threadIdx.x) % kWarpgroup / kWaveSize * 16 + lane_ / 4;
     if (kGroups > 1 && group == kGroups - 1) give_turn();  // the first warpgroup's is the first turn
   }
 
@@ -82,7 +84,7 @@ class AttentionTiles {
   FLASHPORT_DEVICE void multiply_keys(Scores& scores, int, Masked) {
     mbarrier_wait(&memory_.key_barriers[key_.stage].full, key_.phase);
     const auto& keys = memory_.keys[key_.stage];
-    const unsigned char* rows = memory_.queries[0].x[0] + group_ * 64 * 128;
+    const unsigned char* rows = memory_.queries[0].x[0] + group_ % kRowGroups * 64 * 128;
     wgmma_begin();
     wgmma<kMath, false, false>(scores.c, panel_descriptor(rows, 0), panel_descriptor(keys.x[0], 0));
 #pragma unroll
@@ -112,7 +114,8 @@ class AttentionTiles {
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step) {
       wgmma<kMath, true, true>(out.c, weights.a[step],
-                               panels_descriptor(values.x[0], step * 16 * 128, Memory::Values::kPanelSize));
+                               panels_descriptor(values.x[slice() * (kColumns / kPanelColumns)], step * 16 * 128,
+                                                 Memory::Values::kPanelSize));
     }
     wgmma_commit();
   }
@@ -224,6 +227,7 @@ class AttentionTiles {
   // out = O / l and lse.
   FLASHPORT_DEVICE void store(const AttentionParams& p, const WorkTile& work, RowState<AttentionTiles>& state,
                               float scale, Out& out) const {
+    const int columns = p.head_dim_v - slice() * kColumns;
 #pragma unroll
     for (int slot = 0; slot < kRowSlots; ++slot) {
       float l = state.l[slot];
@@ -231,18 +235,21 @@ class AttentionTiles {
       l += __shfl_xor_sync(~0u, l, 2);
       const int row = row_of(slot);
       const float m = state.m[slot] == -kInfinity ? -kInfinity : state.m[slot] * scale;
-      const float factor = finish_row(p, work, row, m, l, lane_ % 4 == 0);
-      auto* to = static_cast<std::uint16_t*>(p.out.data) + output_offset(p, work, row);
+      const float factor = finish_row(p, work, row, m, l, lane_ % 4 == 0 && slice() == 0);
+      auto* to =
+          static_cast<std::uint16_t*>(p.out.data) + output_offset(p, work, row) + slice() * kColumns * p.out.stride_dim;
       const bool live = row < work.q_len;
       if (p.out.stride_dim == 1 && __all_sync(~0u, reinterpret_cast<std::uintptr_t>(to) % 16 == 0)) {
-        store_eights(out, slot, factor, to, live, p.head_dim_v);
+        store_eights(out, slot, factor, to, live, columns);
       } else if (live) {
-        store_elements(out, slot, factor, to, p.out.stride_dim, p.head_dim_v);
+        store_elements(out, slot, factor, to, p.out.stride_dim, columns);
       }
     }
   }
 
  private:
+  FLASHPORT_DEVICE int slice() const { return kCfg.tuning.slices == 1 ? 0 : group_ / kRowGroups; }
+
   // A row that sees no key is 0 even if its sums are NaN.
   FLASHPORT_DEVICE static unsigned rounded(const Out& out, int tile, int slot, float factor) {
     const float* x = &out.c[tile][2 * slot];
@@ -253,7 +260,7 @@ class AttentionTiles {
                                      int columns) const {
     const int c = lane_ % 4;
 #pragma unroll
-    for (int first = 0; first < kShape.head_dim_v / 8; first += 4) {
+    for (int first = 0; first < kColumns / 8; first += 4) {
       unsigned two[4];
 #pragma unroll
       for (int tile = 0; tile < 4; ++tile) two[tile] = rounded(out, first + tile, slot, factor);
@@ -267,7 +274,7 @@ class AttentionTiles {
   FLASHPORT_DEVICE void store_elements(const Out& out, int slot, float factor, std::uint16_t* row, std::int64_t stride,
                                        int columns) const {
 #pragma unroll
-    for (int tile = 0; tile < kShape.head_dim_v / 8; ++tile) {
+    for (int tile = 0; tile < kColumns / 8; ++tile) {
       if (8 * tile >= columns) break;
       const unsigned two = rounded(out, tile, slot, factor);
       std::uint16_t* to = row + (8 * tile + first_key()) * stride;

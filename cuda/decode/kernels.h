@@ -25,7 +25,7 @@ FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>* sh
   begin_kernel();
   const auto part = [&](int begin, int threads, TeamBarrier barrier) {
     const int its_barrier = kFirstTeamBarrier + team * kTeamBarriers + barrier;
-    return Block(&own.arrive_flag, first + begin, threads, its_barrier, team, kTeams);
+    return Block(&own.arrive_flag, first + begin, threads, its_barrier, team, kTeams, kTeams > 1 && p.teams_apart);
   };
   constexpr int kCompute = compute_threads(kCfg);
   // The producers find their range first, with the multiprocessor's issue slots to themselves: all waits for their
@@ -67,8 +67,7 @@ constexpr int shared_bytes() {
   namespace flashport::FLASHPORT_TARGET::decode {                                                    \
   extern "C" __global__ void __launch_bounds__(128) symbol(const __grid_constant__ DecodeParams p) { \
     __shared__ CombineShared shared;                                                                 \
-    begin_kernel();                                                                                  \
-    decode_combine(p, Block(nullptr), shared);                                                       \
+    decode_combine(p, Block(nullptr), shared, [] { begin_kernel(); });                               \
   }                                                                                                  \
   FLASHPORT_DEFINE_ENTRY(symbol, name, KernelTag::kDecodeCombine, 128, 0)                            \
   }

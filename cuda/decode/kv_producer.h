@@ -27,7 +27,7 @@ template <DecodeConfig kCfg>
 FLASHPORT_DEVICE bool teams_share_rows(const DecodeParams& p, const Range& range) {
   constexpr unsigned kTeams = kCfg.tuning.teams;
   using Tiles = KvTiles<kCfg>;
-  if (kTeams == 1 || p.num_chunks > 0 || p.row_tiles > 1) return false;
+  if (kTeams == 1 || p.num_chunks > 0 || p.row_tiles > 1 || p.teams_apart) return false;
   return p.cuts[range.line.cut].concurrent.value % kTeams == 0 &&
          has_heads_side_by_side<typename Tiles::Keys>(p.cache.k) &&
          has_heads_side_by_side<typename Tiles::Values>(p.cache.v);

@@ -27,10 +27,14 @@ constexpr int column_waves(const DecodeConfig& cfg) {
 constexpr int row_waves(const DecodeConfig& cfg) { return cfg.tuning.waves / column_waves(cfg); }
 constexpr int wave_rows(const DecodeConfig& cfg) { return cfg.shape.rows / row_waves(cfg); }
 
+// Of tiles for wgmma, each with all rows and its share of the columns.
+constexpr int warpgroups(const DecodeConfig& cfg) { return cfg.tuning.waves / 4; }
+
 // Each wave publishes its columns of its rows, a warpgroup all together.
 constexpr DecodeSplit decode_split(const DecodeConfig& cfg) {
-  if (uses_wgmma(cfg.shape)) return {.large = true};
-  return {cfg.tuning.leaves, row_waves(cfg), column_waves(cfg)};
+  if (uses_wgmma(cfg.shape)) return {.column_slices = warpgroups(cfg), .large = true};
+  const bool finer = cfg.shape.rows == 8 && cfg.tuning.leaves == 2 && cfg.tuning.blocks_per_multiprocessor == 2;
+  return {cfg.tuning.leaves, row_waves(cfg), column_waves(cfg), false, finer};
 }
 
 template <DecodeConfig kCfg>
@@ -74,6 +78,7 @@ class DecodeTiles {
   static constexpr int kTurnLeaves = kCfg.tuning.leaves;
   // More registers than these would spill.
   static constexpr int kKeptStates = kScaled ? 0 : kColTiles * kRowTiles <= 2 ? 2 : kColTiles * kRowTiles <= 4 ? 1 : 0;
+  static constexpr bool kClearsGroup = kKeptStates == 1;
   struct Rows {
     float v[kRowSlots];
     FLASHPORT_DEVICE float& operator[](int slot) { return v[slot]; }

@@ -2,6 +2,9 @@
 // that has all rows, each warp 16 of them. K and V are read where the producers have left them, P stays in registers:
 // what the scores are summed in is what the second product reads. So warps exchange nothing, and a leaf has no barrier.
 //
+// Where O is too wide for the registers of one warpgroup, two share its columns. Both make all scores, which are cheap,
+// and have the same (m, l); each publishes and combines its columns by itself.
+//
 // Registers of a sum [64, 64], lane 4 g + c of warp w: register i of tile j is row 16 w + g + 8 (i / 2), column
 // 8 j + 2 c + i % 2. Per-row values (Rows) have a slot for each of the two rows, and are the same in the four lanes
 // that have them.
@@ -12,20 +15,39 @@
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
+// The state of a tile between two groups of its chunks, where two warpgroups share the columns: registers are few, and
+// what is read from the memory of a thread waits for all copies that were asked for before. The values of a register
+// lie side by side.
+template <DecodeConfig kCfg>
+struct KeptOut {};
+template <DecodeConfig kCfg>
+  requires(warpgroups(kCfg) == 2)
+struct KeptOut<kCfg> {
+  float o[kCfg.shape.head_dim_v / 4][128];
+};
+
 template <DecodeConfig kCfg>
   requires(uses_wgmma(kCfg.shape))
 struct DecodeShared<kCfg> {
+  // Of a warpgroup. A tile that it has whole is kept and needs no list; before a list is written all have signalled.
+  union Slice {
+    KeptOut<kCfg> kept;
+    PartialList list;
+    FLASHPORT_DEVICE operator PartialList&() { return list; }
+  };
   KvRing<kCfg> ring;
+  Slice partials[warpgroups(kCfg)];
+  unsigned slice_flags[warpgroups(kCfg)];
   unsigned arrive_flag;
-  PartialList partials[1];
 };
 
-// Two blocks of a multiprocessor have 128 registers a thread, which producers do not need.
+// Two blocks of a multiprocessor have 128 registers a thread, three warpgroups of one 168. Producers do not need them.
 template <DecodeConfig kCfg>
-inline constexpr bool kMovesRegisters = uses_wgmma(kCfg.shape) && kCfg.tuning.blocks_per_multiprocessor == 2;
+inline constexpr bool kMovesRegisters =
+    uses_wgmma(kCfg.shape) && (kCfg.tuning.blocks_per_multiprocessor == 2 || warpgroups(kCfg) == 2);
 template <DecodeConfig kCfg>
 FLASHPORT_DEVICE void take_registers() {
-  if constexpr (kMovesRegisters<kCfg>) increase_registers<216>();
+  if constexpr (kMovesRegisters<kCfg>) increase_registers<warpgroups(kCfg) == 2 ? 232 : 216>();
 }
 template <DecodeConfig kCfg>
 FLASHPORT_DEVICE void leave_registers() {
@@ -38,10 +60,11 @@ class DecodeTiles<kCfg> {
   static constexpr DecodeShape kShape = kCfg.shape;
   static constexpr MathType kMath = kShape.math;
   static_assert(kShape.rows == 64 && kLeafKeys == kPanelColumns && kShape.k_format == kShape.v_format);
-  static_assert(kCfg.tuning.waves == 4 && kCfg.tuning.producer_waves == 4 && kCfg.tuning.teams == 1,
-                "a warpgroup computes, another one copies");
-  static constexpr int kDimPanels = kShape.head_dim_qk / kPanelColumns;
-  static constexpr int kColumnPanels = kShape.head_dim_v / kPanelColumns;
+  static constexpr int kGroups = warpgroups(kCfg);
+  static_assert(kCfg.tuning.waves == 4 * kGroups && kCfg.tuning.producer_waves == 4 && kCfg.tuning.teams == 1,
+                "one or two warpgroups compute, another one copies");
+  static_assert(kGroups == 1 || kCfg.tuning.blocks_per_multiprocessor == 1);
+  static constexpr int kColumnPanels = kShape.head_dim_v / kPanelColumns / kGroups;  // of a warpgroup
   static constexpr int kSteps = kLeafKeys / 16;
 
  public:
@@ -49,13 +72,16 @@ class DecodeTiles<kCfg> {
   static constexpr int kRowSlots = 2;
   static constexpr int kColumns = kShape.head_dim_v;
   static constexpr int kTurnLeaves = 1;
-  // The block publishes a state as one slice: few live rows are shared out among all its threads.
-  static constexpr int kSliceColumns = kColumns;
-  // In the memory of each thread: these are touched at the end of a chunk alone, and registers are few.
+  // A warpgroup publishes a state as one slice: few live rows are shared out among all its threads.
+  static constexpr int kSliceColumns = kColumns / kGroups;
+  // The tile's is in the memory of each thread or in shared memory, because it is touched at the end of a group of
+  // chunks alone, and registers are few.
   static constexpr int kKeptStates = 2;
-  static constexpr int kStatesInMemory = 2;
+  static constexpr int kStatesInMemory = 1;
+  static constexpr bool kClearsGroup = true;
+  static constexpr bool kTileInShared = kGroups == 2;
 
-  static constexpr int kPiecesAtOnce = kColumnPanels <= 2 ? 2 : 1;  // a state is large, and threads are few
+  static constexpr int kPiecesAtOnce = kShape.head_dim_v <= 128 ? 2 : 1;  // a state is large, and threads are few
 
   struct Rows {
     float v[kRowSlots];
@@ -76,18 +102,21 @@ class DecodeTiles<kCfg> {
   };
 
   FLASHPORT_DEVICE DecodeTiles(const DecodeParams&, const Block& block, DecodeShared<kCfg>& shared)
-      : block_(block), shared_(shared) {}
+      : block_(block),
+        shared_(shared),
+        slice_(kGroups == 1 ? 0 : block.wave() / 4),
+        slice_threads_(&shared.slice_flags[slice_], slice_ * 128, 128, kFirstTeamBarrier + kTeamBarriers + slice_) {}
 
   FLASHPORT_DEVICE static constexpr int row_slots() { return kRowSlots; }
   FLASHPORT_DEVICE int live_rows() const { return recompute(live_rows_); }
-  FLASHPORT_DEVICE int row_of(int slot) const { return 16 * block_.wave() + block_.lane() / 4 + 8 * slot; }
+  FLASHPORT_DEVICE int row_of(int slot) const { return 16 * (block_.wave() % 4) + block_.lane() / 4 + 8 * slot; }
   // Whether this lane is the one to write per-row values of a slot.
-  FLASHPORT_DEVICE bool owns_row(int) const { return block_.lane() % 4 == 0; }
-  FLASHPORT_DEVICE static constexpr int slice() { return 0; }
-  FLASHPORT_DEVICE const Block& slice_threads() const { return block_; }
+  FLASHPORT_DEVICE bool owns_row(int) const { return slice_ == 0 && block_.lane() % 4 == 0; }
+  FLASHPORT_DEVICE int slice() const { return slice_; }
+  FLASHPORT_DEVICE const Block& slice_threads() const { return slice_threads_; }
   FLASHPORT_DEVICE int slice_rows() const { return live_rows(); }
   FLASHPORT_DEVICE static constexpr int first_row() { return 0; }
-  FLASHPORT_DEVICE static constexpr int first_column() { return 0; }
+  FLASHPORT_DEVICE int first_column() const { return kGroups == 1 ? 0 : recompute(slice_) * kSliceColumns; }
 
   // The producers have brought the query with the tile's first keys; the one before is given back.
   FLASHPORT_DEVICE void stage_query(const DecodeParams& p, const Segment& s) {
@@ -172,13 +201,14 @@ class DecodeTiles<kCfg> {
     fence_async_proxy();
 #pragma unroll
     for (auto& panel : state.o.c) pin(panel);  // what exponentiate() wrote comes before
+    const char* own = values + slice_ * (kColumnPanels * kPanelBytes);
     wgmma_begin();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
       for (int panel = 0; panel < kColumnPanels; ++panel) {
         wgmma<kMath, true, true>(state.o.c[panel], p.a[step],
-                                 panel_descriptor(values, panel * kPanelBytes + step * 16 * 128));
+                                 panel_descriptor(own, panel * kPanelBytes + step * 16 * 128));
       }
     }
     wgmma_commit();
@@ -200,6 +230,18 @@ class DecodeTiles<kCfg> {
     }
   }
 
+  // f(kept value, value, slot)
+  template <class F>
+  FLASHPORT_DEVICE void for_each_kept(Out& out, F&& f) const {
+    float* kept = &shared_.partials[slice_].kept.o[0][slice_threads_.thread()];
+#pragma unroll
+    for (int panel = 0; panel < kColumnPanels; ++panel) {
+      for_each_register(out.c[panel], [&](float& x, int tile, int i) {
+        f(kept[((panel * (kPanelColumns / 8) + tile) * 4 + i) * 128], x, i / 2);
+      });
+    }
+  }
+
   // f(to, from, slot)
   template <class F>
   FLASHPORT_DEVICE void for_each_pair(Out& to, const Out& from, F&& f) const {
@@ -212,7 +254,7 @@ class DecodeTiles<kCfg> {
   // f(value, slot, column)
   template <class F>
   FLASHPORT_DEVICE void for_each_out(const Out& out, F&& f) const {
-    const int first = first_of_lane();
+    const int first = first_column() + first_of_lane();
 #pragma unroll
     for (int panel = 0; panel < kColumnPanels; ++panel) {
       for_each_register(out.c[panel], [&](const float& x, int tile, int i) {
@@ -225,7 +267,7 @@ class DecodeTiles<kCfg> {
   static constexpr bool kPairsOfColumns = true;
   template <class F>
   FLASHPORT_DEVICE void for_each_out_pair(const Out& out, F&& f) const {
-    const int first = first_of_lane();
+    const int first = first_column() + first_of_lane();
 #pragma unroll
     for (int panel = 0; panel < kColumnPanels; ++panel) {
 #pragma unroll
@@ -239,11 +281,11 @@ class DecodeTiles<kCfg> {
     }
   }
 
-  // Live rows to memory: (m, l) [live_rows], tile [live_rows, DV].
+  // Live rows to memory: (m, l) [live_rows], tile [live_rows, slice columns].
   FLASHPORT_DEVICE void store_rows(const Rows& m, const Rows& l, float* to) const {
 #pragma unroll
     for (int slot = 0; slot < kRowSlots; ++slot) {
-      if (owns_row(slot) && row_of(slot) < live_rows_) {
+      if (block_.lane() % 4 == 0 && row_of(slot) < live_rows_) {
         reinterpret_cast<float2*>(to)[row_of(slot)] = {m[slot], l[slot]};
       }
     }
@@ -252,7 +294,7 @@ class DecodeTiles<kCfg> {
 #pragma unroll
     for (int slot = 0; slot < kRowSlots; ++slot) {
       if (row_of(slot) >= live_rows_) continue;
-      float* row = to + static_cast<unsigned>(row_of(slot) * kColumns + first_of_lane());
+      float* row = to + static_cast<unsigned>(row_of(slot) * kSliceColumns + first_of_lane());
 #pragma unroll
       for (int panel = 0; panel < kColumnPanels; ++panel) {
 #pragma unroll
@@ -281,6 +323,8 @@ class DecodeTiles<kCfg> {
 
   const Block& block_;
   DecodeShared<kCfg>& shared_;
+  int slice_;  // the warpgroup's number
+  Block slice_threads_;
   int live_rows_ = -1;  // of the query tile; -1 before the first
   PipelineState<KvRing<kCfg>::kQueries> query_;
 };

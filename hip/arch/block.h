@@ -26,9 +26,10 @@
 
 namespace flashport::FLASHPORT_TARGET {
 
-inline constexpr int kVectorFloats = 4;  // columns of a row that a thread takes at a time
-inline constexpr int kMergeUnroll = 8;   // parts in flight while merging
-inline constexpr int kGroupsAtOnce = 2;  // groups of partial results in flight while they are combined
+inline constexpr int kVectorFloats = 4;      // columns of a row that a thread takes at a time
+inline constexpr int kMergeUnroll = 8;       // parts in flight while merging
+inline constexpr int kGroupsAtOnce = 2;      // groups of partial results in flight while they are combined
+inline constexpr bool kFinerChunks = false;  // whether kernels may ask for them (chunks.h)
 
 using Half = _Float16;
 using BFloat16 = __bf16;

@@ -16,6 +16,8 @@ def problem(path: str, name: str) -> str | None:
     ("path", "name"),
     [
         ("common/device/gated_delta/x.h", "common/device/core/types.h"),
+        ("common/host/attention/x.cpp", "common/host/scores.h"),
+        ("common/device/attention/x.h", "common/device/merge/online_softmax.h"),
         ("common/device/decode/x.h", "common/device/kv/paged_kv.h"),
         ("common/device/decode/x.h", "common/device/merge/online_softmax.h"),
         ("common/host/gated_delta/x.cpp", "common/host/contents.h"),
@@ -35,6 +37,8 @@ def test_a_room_may_include_its_own_and_what_operations_share(path, name):
     ("path", "name"),
     [
         ("common/device/gated_delta/x.h", "common/device/decode/params.h"),
+        ("common/host/attention/x.cpp", "common/host/decode/problem.h"),
+        ("common/device/attention/x.h", "common/device/decode/params.h"),
         ("common/device/decode/x.h", "common/device/gated_delta/params.h"),
         ("common/device/core/x.h", "common/device/kv/format.h"),
         ("common/device/kv/x.h", "common/device/merge/params.h"),

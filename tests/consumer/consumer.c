@@ -1,6 +1,6 @@
 /* Uses the installed C interface, every operation of it: one request whose keys are equal, so that its output is the
  * mean of its values, is written into pages, decoded in one call and in two stages, and its blocks are merged; the
- * gated delta rule is held against its recurrence in double precision. */
+ * gated delta rule is held against its recurrence in double precision, and attention against its definition. */
 #include <flashport/capi.h>
 
 #include <math.h>
@@ -217,6 +217,86 @@ static void ask_for_the_gated_delta_rule(void) {
   expect(strstr(fp_last_error(), "head_dim_v must be a multiple of 8 from 16 to 256, got 300") != NULL, "it says why");
 }
 
+/* Causal attention of a prompt of two heads that share a kv head, and the mask of its dropout. */
+enum { kRows = 5, kWidth = 16 };
+
+static float aq[kRows][kHeads][kWidth], ak[kRows][kWidth], av[kRows][kWidth], aout[kRows][kHeads][kWidth];
+static float alse[kHeads][kRows];
+
+static void expect_row(int row, int head) {
+  double weights[kRows], sum = 0, value;
+  int key, i;
+  for (key = 0; key <= row; ++key) {
+    double product = 0;
+    for (i = 0; i < kWidth; ++i) product += (double)aq[row][head][i] * ak[key][i];
+    sum += weights[key] = exp(product / 4);
+  }
+  for (i = 0; i < kWidth; ++i) {
+    for (value = 0, key = 0; key <= row; ++key) value += weights[key] / sum * av[key][i];
+    expect(fabs(aout[row][head][i] - value) < 1e-5, "the output of attention");
+  }
+  expect(fabs(alse[head][row] - log(sum)) < 1e-5, "the lse of attention");
+}
+
+static void attend_a_prompt(void) {
+  const int64_t q_shape[] = {1, kRows, kHeads, kWidth}, k_shape[] = {1, kRows, 1, kWidth},
+                lse_shape[] = {1, kHeads, kRows}, mask_shape[] = {1, kHeads, kRows, kRows}, two[] = {2};
+  const fp_tensor queries = contiguous(aq, fp_float32, 4, q_shape), keys = contiguous(ak, fp_float32, 4, k_shape),
+                  values = contiguous(av, fp_float32, 4, k_shape), result = contiguous(aout, fp_float32, 4, q_shape),
+                  lses = contiguous(alse, fp_float32, 3, lse_shape);
+  static uint8_t kept[kHeads * kRows * kRows];
+  static int64_t seed_and_offset[2] = {1, 2};
+  const fp_tensor mask = contiguous(kept, fp_uint8, 4, mask_shape),
+                  state = contiguous(seed_and_offset, fp_int64, 1, two);
+  fp_attention_args call;
+  fp_dropout_mask_args dropout;
+  fp_query query;
+  int64_t bytes = -1;
+  char text[256];
+  int i, row, head, ones = 0;
+
+  for (i = 0; i < kRows * kHeads * kWidth; ++i) aq[0][0][i] = random_number();
+  for (i = 0; i < kRows * kWidth; ++i) ak[0][i] = random_number();
+  for (i = 0; i < kRows * kWidth; ++i) av[0][i] = random_number();
+  FP_INIT(&call);
+  call.q = &queries;
+  call.k = &keys;
+  call.v = &values;
+  call.causal = 1;
+  call.lse = &lses;
+  expect(fp_attention(&call, 0) == fp_value_error, "attention without an output is refused");
+  expect(strcmp(fp_last_error(), "attention: out must be given, got null") == 0, "the error names out");
+  expect(fp_attention_workspace_size(&call, &bytes) == fp_ok && bytes > 0, "attention says what workspace it needs");
+  call.out = &result;
+  expect(fp_attention(&call, 0) == fp_ok, "attention runs");
+  for (row = 0; row < kRows; ++row) {
+    for (head = 0; head < kHeads; ++head) expect_row(row, head);
+  }
+  call.has_num_splits = 1;
+  call.num_splits = 7;
+  expect(fp_attention(&call, 0) == fp_not_supported, "pieces of keys are not there");
+
+  FP_INIT(&dropout);
+  dropout.mask = &mask;
+  dropout.rng_state = &state;
+  dropout.dropout_p = 0.5;
+  expect(fp_dropout_mask(&dropout, 0) == fp_ok, "the mask of dropout is drawn");
+  for (i = 0; i < kHeads * kRows * kRows; ++i) ones += kept[i];
+  expect(ones > 0 && ones < kHeads * kRows * kRows, "some weights are kept and some are not");
+
+  FP_INIT(&query);
+  query.operation = fp_op_attention;
+  query.target = "cpu";
+  query.dtype = fp_bfloat16;
+  query.head_dim_qk = query.head_dim_v = 128;
+  query.batch = query.num_kv_heads = 1;
+  query.group_size = 4;
+  query.q_len = query.max_kv_len = 1000;
+  expect(fp_supports(&query) == fp_ok, "attention of bf16 is supported");
+  expect(fp_which_kernel(&query, text, sizeof(text)) == fp_ok && strncmp(text, "attention/", 10) == 0, "its kernel");
+  expect(fp_explain(&query, text, sizeof(text)) == fp_ok && strstr(text, " work tiles of ") != NULL, "it is explained");
+}
+
 int main(void) {
   const int64_t q_shape[] = {1, 1, kDim}, lse_shape[] = {1, 1}, kv_shape[] = {kTokens, 1, kDim},
                 pages_shape[] = {kPages, kPage, 1, kDim}, table_shape[] = {1, kPages}, slots_shape[] = {1, kTokens},
@@ -344,6 +424,7 @@ int main(void) {
   update_a_draft();
   prefill_a_prompt();
   ask_for_the_gated_delta_rule();
+  attend_a_prompt();
   printf("flashport %s, %s: %s\n", fp_version(), key, good ? "good" : "failed");
   return good ? 0 : 1;
 }

@@ -1,4 +1,6 @@
-// Uses the installed C++ interface: merges two blocks of one request (stage 2), and reads an error text.
+// Uses the installed C++ interface: merges two blocks of one request (stage 2), attends to a prompt, and reads an error
+// text.
+#include <flashport/attention.h>
 #include <flashport/backend.h>
 #include <flashport/decode.h>
 #include <flashport/error.h>
@@ -15,6 +17,37 @@ constexpr int kDim = 16;
 bool expect(bool holds, const char* what) {
   if (!holds) std::printf("consumer_cpp: failed: %s\n", what);
   return holds;
+}
+
+// Queries of a prompt whose keys are equal see the mean of the values up to their own.
+bool attends() {
+  using flashport::Device;
+  using flashport::DType;
+  using flashport::TensorView;
+  constexpr int kTokens = 4;
+  float q[kTokens * kDim], k[kTokens * kDim], v[kTokens * kDim], out[kTokens * kDim] = {};
+  for (int i = 0; i < kTokens * kDim; ++i) {
+    q[i] = static_cast<float>(i);
+    k[i] = 1.0f;
+    v[i] = static_cast<float>(i / kDim);
+  }
+  flashport::AttentionArgs args;
+  args.q = TensorView(q, DType::kFloat32, Device{}, {1, kTokens, 1, kDim});
+  args.k = TensorView(k, DType::kFloat32, Device{}, {1, kTokens, 1, kDim});
+  args.v = TensorView(v, DType::kFloat32, Device{}, {1, kTokens, 1, kDim});
+  args.out = TensorView(out, DType::kFloat32, Device{}, {1, kTokens, 1, kDim});
+  args.causal = true;
+  flashport::attention(args);
+  bool good = true;
+  for (int i = 0; i < kTokens * kDim; ++i) {
+    good = expect(std::fabs(out[i] - static_cast<float>(i / kDim) / 2) < 1e-5f, "the mean of what is seen") && good;
+  }
+  flashport::AttentionScheduleQuery query;
+  query.num_q_heads = query.num_kv_heads = 8;
+  query.q_len = query.kv_len = 1000;
+  const flashport::AttentionSchedule schedule = flashport::explain(query);
+  std::printf("%s\n", schedule.text.c_str());
+  return expect(schedule.kernel == flashport::which_kernel(query.call), "explain() names the kernel") && good;
 }
 
 }  // namespace
@@ -41,7 +74,7 @@ int main() {
   args.block_seq = 64;
   flashport::flash_decode_stage2(args);
 
-  bool good = true;
+  bool good = attends();
   for (float x : out) good = expect(std::fabs(x - 3.0f) < 1e-5f, "(1 * 1 + 2 * 4) / 3 is 3") && good;
 
   args.mid_out.rank = 3;

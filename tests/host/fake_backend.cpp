@@ -44,6 +44,11 @@ constexpr KernelEntry signalling(KernelEntry kernel, int threads, int teams) {
   return kernel;
 }
 
+constexpr KernelEntry in_teams(KernelEntry kernel, int teams) {
+  kernel.teams = teams;
+  return kernel;
+}
+
 const KernelEntry kGpuKernels[] = {
     decode("decode/bf16/kv=bf16/hd64/r16/fakegpu", {64, 64, 16, kB16, KvFormat::kBf16, KvFormat::kBf16}),
     decode("decode/bf16/kv=bf16/hd128/r16/fakegpu", {128, 128, 16, kB16, KvFormat::kBf16, KvFormat::kBf16}),
@@ -54,8 +59,9 @@ const KernelEntry kGpuKernels[] = {
            {.column_slices = 4}),
     decode("decode/bf16/kv=bf16/hd512/r16/fakegpu", {512, 512, 16, kB16, KvFormat::kBf16, KvFormat::kBf16}),
     decode("decode/fp16/kv=fp8_e4m3/hd128/r16/fakegpu", {128, 128, 16, kF16, KvFormat::kFp8E4M3, KvFormat::kFp8E4M3},
-           {.turn_leaves = 2, .row_slices = 2, .column_slices = 4}),
-    decode("decode/fp16/kv=q8_0/hd128/r16/fakegpu", {128, 128, 16, kF16, KvFormat::kQ8_0, KvFormat::kQ8_0}),
+           {.turn_leaves = 2, .row_slices = 2, .column_slices = 4, .finer = true}),
+    in_teams(decode("decode/fp16/kv=q8_0/hd128/r16/fakegpu", {128, 128, 16, kF16, KvFormat::kQ8_0, KvFormat::kQ8_0}),
+             4),
     decode("decode/fp16/k=q8_0/v=fp8_e4m3/hd128/r16/fakegpu",
            {128, 128, 16, kF16, KvFormat::kQ8_0, KvFormat::kFp8E4M3}),
     plain("decode_combine/fakegpu", KernelTag::kDecodeCombine, 128),
@@ -69,6 +75,7 @@ const KernelEntry kGpuKernels[] = {
     chunk("gated_delta_chunk/fp16/k128/fakegpu", KernelTag::kGatedDeltaChunk, kF16, 128),
     attention("attention/bf16/hd256/any/fakegpu", {kB16, 256, 256, ScoreForm::kAny}),
     attention("attention/bf16/hd128/any/fakegpu", {kB16, 128, 128, ScoreForm::kAny}),
+    attention("attention/bf16/hd128/softcap/fakegpu", {kB16, 128, 128, ScoreForm::kSoftcap}),
     attention("attention/bf16/hd128/plain/fakegpu", {kB16, 128, 128, ScoreForm::kPlain}),
     attention("attention/bf16/hd64/plain/fakegpu", {kB16, 64, 64, ScoreForm::kPlain}, {192, 128, 3}),
     attention("attention/bf16/hd192x128/plain/fakegpu", {kB16, 192, 128, ScoreForm::kPlain}),

@@ -85,7 +85,9 @@ def _spans(present: Any, batch: int, kv_offset: int, end: int, device: Any) -> A
     import torch
 
     if present is None:
-        return torch.tensor([[0], [end]], dtype=torch.int32, device=device).expand(2, batch).contiguous()[..., None, None]
+        return (
+            torch.tensor([[0], [end]], dtype=torch.int32, device=device).expand(2, batch).contiguous()[..., None, None]
+        )
     present = present[:, kv_offset : kv_offset + end]
     present = torch.nn.functional.pad(present, (0, end - present.shape[1]))  # keys that nobody has spoken of
     first = present.int().argmax(1)

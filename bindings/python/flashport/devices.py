@@ -194,8 +194,7 @@ def supports(operation: Operation, **options: Any) -> Support:
             ``gk``, ``gv``, ``beta``, ``allow_neg_eigval``, rates of columns, no ``dt_bias``, final states.
 
             "attention": ``dtype`` of q, k and v ("bfloat16"); ``head_dim``; ``head_dim_v``, default as ``head_dim``;
-            ``causal`` (False); ``softcap``, ``alibi``, ``bias`` and ``dropout``, whether the call has each (False): a
-            scale that is not above 0 counts as a softcap.
+            ``causal`` (False); ``softcap``, ``alibi``, ``bias`` and ``dropout``, whether the call has each (False).
 
     Returns:
         An object that is true in a condition if the call is served; its ``reason`` says why not.

@@ -29,8 +29,8 @@ def register(name: str = "portable_attention") -> None:
         flashport.transformers.register()
         model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="portable_attention")
 
-    or ``model.set_attn_implementation("portable_attention")``. Causal masks, the window of sliding layers and padding on one
-    side become arguments of the call. Any other mask (chunks, prefixes, packed sequences without ``cu_seq_lens_q``,
+    or ``model.set_attn_implementation("portable_attention")``. Causal masks, windows of sliding layers and padding on
+    one side become arguments of the call. Any other mask (chunks, prefixes, packed sequences without ``cu_seq_lens_q``,
     padding inside, masks made while torch compiles) becomes a bias of all queries and keys, which takes memory for
     each pair. Softcap, sinks, position biases, dropout and ``cu_seq_lens_q`` with its relatives are taken, too. Rows
     of padding get other values than in eager attention, where they mean nothing either.
@@ -53,8 +53,8 @@ def register(name: str = "portable_attention") -> None:
         raise TypeError(f"register: name must be a str, got {type(name).__name__}")
     if "flash" in name or "/" in name or name in ("", "eager", "sdpa", "flex_attention"):
         raise ValueError(
-            'register: name must be none of Transformers\' own and have neither "flash" nor "/" in it, which Transformers '
-            f'takes for other packages, got "{name}"'
+            'register: name must be none of Transformers\' own and have neither "flash" nor "/" in it, which '
+            f'Transformers takes for other packages, got "{name}"'
         )
     _transformers_attention.register(name)
 

@@ -22,9 +22,10 @@ struct AttentionShape {
 
 // A row's bits depend on `keys`, and on nothing else here.
 struct AttentionTuning {
-  int rows;              // queries of a work tile
-  int keys;              // of a key tile
-  int stages;            // key tiles in flight or in use
+  int rows;        // queries of a work tile
+  int keys;        // of a key tile
+  int stages;      // key tiles in flight or in use
+  int slices = 1;  // parts of V's columns, where a group of waves has no room for all: each computes the scores anew
 };
 
 struct AttentionConfig {

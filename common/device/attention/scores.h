@@ -14,7 +14,7 @@ namespace flashport::FLASHPORT_TARGET::attention {
 // the scores are kept without it.
 template <ScoreForm kForm>
 FLASHPORT_DEVICE bool makes_logits(const AttentionParams& p) {
-  if constexpr (!has(kForm, ScoreForm::kSoftcap)) return false;
+  if constexpr (kForm == ScoreForm::kPlain) return false;
   return p.cap_scale != 0.0f || p.score_scale <= 0.0f;
 }
 template <ScoreForm kForm>
@@ -105,13 +105,11 @@ FLASHPORT_DEVICE void modify_scores(const Tiles& tiles, const AttentionParams& p
                                     typename Tiles::Scores& scores) {
   constexpr ScoreForm kForm = Tiles::kForm;
   const int first_key = tile * Tiles::kKeys + tiles.first_key();
-  if constexpr (has(kForm, ScoreForm::kSoftcap)) {
-    const float scale = p.score_scale, cap = p.cap_scale;
-    if (cap != 0.0f) {
-      tiles.for_each(scores, [&](float& x, int, int) { x = cap * tanh_approx(x * scale); });
-    } else if (makes_logits<kForm>(p)) {
-      tiles.for_each(scores, [&](float& x, int, int) { x *= scale; });
-    }
+  const float scale = p.score_scale, cap = p.cap_scale;
+  if (has(kForm, ScoreForm::kSoftcap) && cap != 0.0f) {
+    tiles.for_each(scores, [&](float& x, int, int) { x = cap * tanh_approx(x * scale); });
+  } else if (makes_logits<kForm>(p)) {
+    tiles.for_each(scores, [&](float& x, int, int) { x *= scale; });
   }
   if constexpr (has(kForm, ScoreForm::kAlibi)) {
     if (p.alibi_slopes != nullptr) {
@@ -146,8 +144,9 @@ FLASHPORT_DEVICE void hide_keys(const Tiles& tiles, const AttentionParams& p, co
     spans[slot] = {span.low - first_key, span.high - first_key};
   }
   tiles.for_each(scores, [&](float& x, int slot, int offset) {
-    const bool before = kHidden == Hidden::kBeforeAndAfter && offset < spans[slot].low;
-    if (before || offset >= spans[slot].high) x = -kInfinity;
+    const KeySpan span = spans[slot];
+    const bool before = kHidden == Hidden::kBeforeAndAfter && offset < span.low;
+    if (before || offset >= span.high) x = -kInfinity;
   });
 }
 

@@ -22,7 +22,7 @@ class TileScheduler {
   FLASHPORT_DEVICE int count() const { return tiles_ * p_.num_q_heads; }
 
   // Work tile number `index` below count().
-  FLASHPORT_DEVICE WorkTile tile(int index) const {
+  FLASHPORT_DEVICE WorkTile tile(int index) {
     const int section_heads = p_.section_heads * p_.group_size;
     const int section = index / (tiles_ * section_heads);
     const int first_head = section * section_heads;
@@ -59,29 +59,44 @@ class TileScheduler {
     return all;
   }
 
-  FLASHPORT_DEVICE Position position(int i) const {
+  // Tile number i of a head. With lengths of their own, sequences are looked through a wave at a time, from where the
+  // tile before was found: a block asks for tiles in ascending order.
+  FLASHPORT_DEVICE Position position(int i) {
     if (!has_own_lengths()) return {i % p_.batch, levels_ - 1 - i / p_.batch};
+    if (i < wave_start_) find_level(i);
+    while (true) {
+      const int seq = wave_seq_ + block_.lane();
+      const bool has = tiles_of(seq) > level_;
+      int all = 0;
+      const int before = block_.wave_exclusive_scan(has ? 1 : 0, all);
+      if (i < wave_start_ + all) return {wave_seq_ + block_.wave_find(has && wave_start_ + before == i), level_};
+      wave_start_ += all;
+      wave_seq_ += kWaveSize;
+      if (wave_seq_ >= p_.batch) {
+        wave_seq_ = 0;
+        --level_;
+      }
+    }
+  }
+
+  // The level that has tile number i, whose first sequences come next.
+  FLASHPORT_DEVICE void find_level(int i) {
     int level = 0, above = levels_;  // tiles_from(level) > i >= tiles_from(above)
     while (above - level > 1) {
       const int middle = (level + above) / 2;
       (tiles_from(middle) > i ? level : above) = middle;
     }
-    int rank = i - tiles_from(level + 1);  // among the sequences that have a tile of this level
-    for (int first = 0; first < p_.batch; first += kWaveSize) {
-      const int seq = first + block_.lane();
-      const bool has = tiles_of(seq) > level;
-      int all = 0;
-      const int before = block_.wave_exclusive_scan(has ? 1 : 0, all);
-      if (rank < all) return {first + block_.wave_find(has && before == rank), level};
-      rank -= all;
-    }
-    return {0, level};  // not reached
+    level_ = level;
+    wave_seq_ = 0;
+    wave_start_ = tiles_from(level + 1);
   }
 
   const AttentionParams& p_;
   const Block& block_;
   int levels_;  // tiles of the longest sequence that there may be
   int tiles_;   // of all sequences, for one head
+  // Where position() goes on: the tiles of a level, from a sequence on; and the number of the first of these tiles.
+  int level_ = 0, wave_seq_ = 0, wave_start_ = 0x7fffffff;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET::attention

@@ -31,6 +31,26 @@ constexpr int states_in_memory() {
   }
 }
 
+// Whether tiles keep o of the tile in shared memory.
+template <class Tiles>
+constexpr bool keeps_tile_in_shared() {
+  if constexpr (requires { Tiles::kTileInShared; }) {
+    return Tiles::kTileInShared;
+  } else {
+    return false;
+  }
+}
+
+// Whether the group's state would stay in registers while partial results are combined, if it were not cleared before.
+template <class Tiles>
+constexpr bool clears_group() {
+  if constexpr (requires { Tiles::kClearsGroup; }) {
+    return Tiles::kClearsGroup;
+  } else {
+    return false;
+  }
+}
+
 // How many pieces of a state a thread combines at a time.
 template <class Tiles>
 constexpr int pieces_at_once() {
@@ -47,9 +67,11 @@ enum StateOf { kOfGroup, kOfTile };
 template <class Tiles, StateOf kOf>
 struct KeptState {
   static constexpr bool kKept = Tiles::kKeptStates > kOf;
-  std::conditional_t<kKept, merge::SoftmaxState<Tiles>, NoState> state;
+  static constexpr bool kShared = kOf == kOfTile && keeps_tile_in_shared<Tiles>();
+  using State = std::conditional_t<kShared, merge::KeptRows<Tiles>, merge::SoftmaxState<Tiles>>;
+  std::conditional_t<kKept, State, NoState> state;
   FLASHPORT_DEVICE KeptState() {
-    if constexpr (kKept && states_in_memory<Tiles>() + kOf > 1) keep_in_memory(state);
+    if constexpr (kKept && !kShared && states_in_memory<Tiles>() + kOf > 1) keep_in_memory(state);
   }
 };
 
@@ -75,7 +97,10 @@ class ChunkTree {
     const bool segment_ends = end >= s.last;
     if (!segment_ends && (end & ((1 << s.chunk_shift) - 1)) != 0) return;
     end_chunk(tiles, s, state, now.leaf >> s.chunk_shift);
-    if (segment_ends) end_segment(tiles, s, now.line);
+    if (segment_ends) {
+      end_segment(tiles, s, now.line);
+      if constexpr (clears_group<Tiles>()) merge::clear(tiles, group_);
+    }
     merge::clear(tiles, state);
   }
 
@@ -119,7 +144,18 @@ class ChunkTree {
 
   // The state of the group that begins with chunk `first`, which this block holds whole.
   FLASHPORT_DEVICE void end_group(const Tiles& tiles, const Segment& s, const State& state, int first) {
-    if constexpr (kKeepsTile) {
+    if constexpr (Tile::kShared) {
+      if (s.whole()) {
+        State all = state;
+        if (first > 0) merge::merge_kept(tiles, tile_, all);
+        if (first + kGroupChunks >= chunks_of(s)) {
+          write_output(tiles, params(), s, block_, all);
+        } else {
+          merge::keep(tiles, tile_, all);
+        }
+        return;
+      }
+    } else if constexpr (kKeepsTile) {
       if (s.whole()) {
         if (first == 0) {
           tile_ = state;

@@ -27,10 +27,12 @@ inline constexpr std::int64_t kCounterBytes = kCounterCapacity * 4;
 [[nodiscard]] constexpr std::int64_t leaves_of(std::int64_t keys) { return (keys + kLeafKeys - 1) / kLeafKeys; }
 
 // A chunk has 1 << chunk_shift leaves: so many that a tile has at most 1 << target_shift chunks or, where that would
-// make them longer than 16 leaves, 16; and longer ones only where there would be more than kMostChunks.
+// make them longer than 16 leaves, 16; and longer ones only where there would be more than kMostChunks. Finer ones are
+// of four or eight leaves in place of eight or 16.
 [[nodiscard, gnu::always_inline]] constexpr int chunk_shift(int leaves, const ChunkRule& rule) {
   const int wanted = (leaves + (1 << rule.target_shift) - 1) >> rule.target_shift;
   int shift = (wanted > 1 ? 1 : 0) + (wanted > 2 ? 1 : 0) + (wanted > 4 ? 1 : 0) + (wanted > 8 ? 1 : 0);
+  shift -= rule.finer && wanted > 4 && wanted <= 16 ? 1 : 0;
   shift = shift > rule.least_shift ? shift : rule.least_shift;
   while (leaves > kMostChunks << shift) ++shift;
   return shift;
@@ -54,7 +56,7 @@ inline constexpr int kMostChunkLeaves = 16;  // but for the rule about kMostChun
 // An upper bound for tiles of up to `leaves` leaves.
 [[nodiscard]] constexpr int most_chunks(std::int64_t leaves, const ChunkRule& rule) {
   const std::int64_t of_long_tiles = (leaves + kMostChunkLeaves - 1) / kMostChunkLeaves;
-  const std::int64_t target = std::int64_t{1} << rule.target_shift;
+  const std::int64_t target = std::int64_t{rule.finer ? 2 : 1} << rule.target_shift;
   const std::int64_t wanted = of_long_tiles > target ? of_long_tiles : target;
   const std::int64_t most = wanted < kMostChunks ? wanted : kMostChunks;
   const std::int64_t shortest = (leaves + (1 << rule.least_shift) - 1) >> rule.least_shift;

@@ -56,8 +56,11 @@ FLASHPORT_DEVICE TileOnLine find_tile(const DecodeParams& p, const Block& block,
   return on;
 }
 
-// Block index: the part of a slice is the fastest, then the slice, which has all rows, the tile and the sequence.
-FLASHPORT_DEVICE void decode_combine(const DecodeParams& p, const Block& block, CombineShared& shared) {
+// Block index: the part of a slice is the fastest, then the slice, the tile and the sequence. await() returns when the
+// launch before has published. What is read before it, lengths and no more, that launch has waited for itself.
+template <class Await>
+FLASHPORT_DEVICE void decode_combine(const DecodeParams& p, const Block& block, CombineShared& shared,
+                                     const Await& await) {
   const int parts = p.combine.parts;
   const int tiles = p.num_kv_heads * p.row_tiles;
   const auto index = static_cast<int>(block.index());
@@ -69,14 +72,18 @@ FLASHPORT_DEVICE void decode_combine(const DecodeParams& p, const Block& block, 
   const Segment& s = on.segment;
   const int chunks = s.chunks_before(s.leaves);
   const int last_chunk = s.start + ((chunks - 1) << s.chunk_shift);
-  if (on.line.range_of(s.start) == on.line.range_of(last_chunk)) return;  // one block had it whole
-  list_partials(p, block, shared.list, s, on.line, chunks, on.first_block);
+  const bool whole = on.line.range_of(s.start) == on.line.range_of(last_chunk);  // one block had it
+  if (!whole) list_partials(p, block, shared.list, s, on.line, chunks, on.first_block);
+  await();
+  if (whole) return;
   block.sync();
   const PartThreads threads{part * block.threads() + block.thread(), parts * block.threads()};
-  const int rows = maximum(minimum(p.combine.rows, p.group_size * s.q_len - s.row_tile * p.combine.rows), 0);
-  const int first_column = slice * p.combine.columns;
+  const int tile_rows = p.slices / p.combine.column_slices * p.combine.rows;
+  const int first_row = slice / p.combine.column_slices * p.combine.rows;
+  const int first_column = slice % p.combine.column_slices * p.combine.columns;
+  const int rows = maximum(minimum(p.combine.rows, p.group_size * s.q_len - s.row_tile * tile_rows - first_row), 0);
   const auto place = [&](const PieceAt& at) {
-    return output_row(p, s, block, query_row(p, s, p.combine.rows, at.row), first_column + at.column == 0);
+    return output_row(p, s, block, query_row(p, s, tile_rows, first_row + at.row), first_column + at.column == 0);
   };
   const auto sink = [&](const OutputRow& out, const PieceAt& at, const StatePiece& piece) {
     write_output_piece(p, out, first_column + at.column, piece);

@@ -11,6 +11,7 @@ namespace flashport {
 struct ChunkRule {
   std::int32_t target_shift;  // a tile has at most 1 << target_shift chunks while they have up to 16 leaves
   std::int32_t least_shift;   // a chunk has 1 << least_shift leaves at least
+  bool finer;                 // and twice as many chunks, where they have four leaves or more
 };
 
 // How a grid cuts the line of leaves (schedule.h) into work ranges, one for each `concurrent` blocks.
@@ -21,9 +22,9 @@ struct LineCut {
 
 // The second launch that combines the tiles which no block has whole (combine_kernel.h).
 struct CombineLaunch {
-  std::int32_t parts;    // blocks of a slice; 0: no such launch, the block that is last combines the tile
-  std::int32_t rows;     // of a tile
-  std::int32_t columns;  // of a slice
+  std::int32_t parts;              // blocks of a slice; 0: no such launch, the block that is last combines the tile
+  std::int32_t rows, columns;      // of a slice
+  std::int32_t column_slices = 1;  // that have the same rows
 };
 
 struct DecodeParams {
@@ -70,6 +71,7 @@ struct DecodeParams {
   std::int32_t side_partials;         // of a block and tile
   std::uint32_t* counters;
   CombineLaunch combine;
+  bool teams_apart;  // a device block's teams count as blocks far apart: where few have work, multiprocessors share it
 };
 
 }  // namespace flashport

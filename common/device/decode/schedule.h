@@ -48,10 +48,14 @@ FLASHPORT_DEVICE int leaf_count(int key_begin, int key_end) {
   return leaves > 0 ? leaves : 1;
 }
 
+FLASHPORT_DEVICE int tile_chunk_shift(const DecodeParams& p, int leaves) {
+  return chunk_shift(leaves, {p.chunk_rule.target_shift, p.chunk_rule.least_shift, kFinerChunks && p.chunk_rule.finer});
+}
+
 FLASHPORT_DEVICE int sequence_span(const DecodeParams& p, int seq, int length) {
   const int low = p.window_left < 0 ? 0 : lowest_key(p, length, query_length(p, seq));
   const int leaves = leaf_count(low / kLeafKeys * kLeafKeys, length);
-  return whole_chunks(leaves, chunk_shift(leaves, p.chunk_rule));
+  return whole_chunks(leaves, tile_chunk_shift(p, leaves));
 }
 
 // Fills in what depends on the sequence alone.
@@ -69,7 +73,7 @@ FLASHPORT_DEVICE Segment open_sequence(const DecodeParams& p, int seq, int lengt
   s.clear_high = p.tree_mask != nullptr ? first_position : first_position + 1;
   s.key_begin = s.key_low / kLeafKeys * kLeafKeys;
   s.leaves = leaf_count(s.key_begin, s.key_high);
-  s.chunk_shift = chunk_shift(s.leaves, p.chunk_rule);
+  s.chunk_shift = tile_chunk_shift(p, s.leaves);
   return s;
 }
 
@@ -98,7 +102,7 @@ FLASHPORT_DEVICE Line cut_line(const DecodeParams& p, int leaves, std::int64_t b
   const LineCut& cut = p.cuts[line.cut];
   // At least the shortest chunk: ranges without one would leave every other block idle, and with them whole
   // multiprocessors.
-  const int shortest = p.batch == 1 ? chunk_shift(leaves, p.chunk_rule) : p.chunk_rule.least_shift;
+  const int shortest = p.batch == 1 ? tile_chunk_shift(p, leaves) : p.chunk_rule.least_shift;
   const int share = divide(leaves * cut.rows + static_cast<int>(cut.ranges.value) - 1, cut.ranges);
   line.quota = maximum(rounded_quota(share), 1 << shortest);
   line.leaves = leaves;
@@ -220,7 +224,7 @@ FLASHPORT_DEVICE Range chunk_range(const DecodeParams& p, const Block& block) {
   s.key_low = maximum(s.key_low, s.key_begin);
   s.key_high = static_cast<int>(minimum(begin + keys, static_cast<std::int64_t>(s.key_high)));
   s.leaves = leaf_count(s.key_begin, s.key_high);
-  s.chunk_shift = chunk_shift(s.leaves, p.chunk_rule);
+  s.chunk_shift = tile_chunk_shift(p, s.leaves);
   s.first = 0;
   s.last = s.key_begin < s.key_high || p.write_empty_chunks ? s.leaves : 0;
   s.start = 0;

@@ -52,4 +52,28 @@ FLASHPORT_DEVICE void merge(const Tiles& tiles, SoftmaxState<Tiles>& acc, const 
                       [&](float& to, float from, int slot) { to = merge_value(to, a[slot], from, b[slot]); });
 }
 
+// A state whose o the tiles keep elsewhere.
+template <class Tiles>
+struct KeptRows {
+  typename Tiles::Rows m, l;
+};
+template <class Tiles>
+FLASHPORT_DEVICE void keep(const Tiles& tiles, KeptRows<Tiles>& kept, SoftmaxState<Tiles>& x) {
+  kept = {x.m, x.l};
+  tiles.for_each_kept(x.o, [](float& to, float from, int) { to = from; });
+}
+// x = kept combined with x, as merge() does.
+template <class Tiles>
+FLASHPORT_DEVICE void merge_kept(const Tiles& tiles, const KeptRows<Tiles>& kept, SoftmaxState<Tiles>& x) {
+  typename Tiles::Rows a, b;
+  for (int slot = 0; slot < tiles.row_slots(); ++slot) {
+    const MergeWeights w = merge_weights(kept.m[slot], x.m[slot]);
+    x.m[slot] = w.m;
+    x.l[slot] = merge_value(kept.l[slot], w.a, x.l[slot], w.b);
+    a[slot] = w.a;
+    b[slot] = w.b;
+  }
+  tiles.for_each_kept(x.o, [&](float from, float& to, int slot) { to = merge_value(from, a[slot], to, b[slot]); });
+}
+
 }  // namespace flashport::FLASHPORT_TARGET::merge

@@ -4,6 +4,7 @@
 #include "common/host/attention/lengths.h"
 #include "common/host/attention/plan.h"
 #include "common/host/attention/problem.h"
+#include "common/host/call_log.h"
 #include "common/host/check.h"
 #include "common/host/contents.h"
 #include "common/host/devices.h"
@@ -13,7 +14,7 @@ namespace flashport {
 
 void attention(const AttentionArgs& args, Stream stream) {
   const AttentionProblem problem = validate_attention(args);
-  if (problem.empty) return;
+  if (problem.empty) return log_call([&] { return call_text(args) + ": " + kNothingToDo; });
   const Check check(problem.function);
   DeviceContext& device = device_context(check, problem.q, "q");
   AttentionPlan plan = plan_attention(problem, device);
@@ -21,6 +22,7 @@ void attention(const AttentionArgs& args, Stream stream) {
   const WorkspaceLease workspace = acquire_workspace(check, device, stream, plan.workspace_bytes, problem.workspace);
   plan.params.counter = static_cast<std::uint32_t*>(workspace.data());
   device.launch(check, stream, *plan.kernel, LaunchGrid{plan.grid}, plan.params);
+  log_call([&] { return call_text(args) + ": " + schedule_of(plan).text; });
 }
 
 std::int64_t attention_workspace_size(const AttentionArgs& args) {

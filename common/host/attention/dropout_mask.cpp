@@ -8,6 +8,7 @@
 #include "common/device/attention/params.h"
 #include "common/host/arguments.h"
 #include "common/host/attention/problem.h"
+#include "common/host/call_log.h"
 #include "common/host/check.h"
 #include "common/host/devices.h"
 
@@ -17,12 +18,18 @@ namespace {
 constexpr Check kCheck("dropout_mask");
 constexpr std::int64_t kMostBlocks = 1 << 16;
 
-void validate(const DropoutMaskArgs& args) {
+ArgumentTable<2> table_of(const DropoutMaskArgs& args) {
   const auto& [mask, rng_state, dropout_p] = args;
   using enum Strides;
   ArgumentTable<2> table;
   table.add(mask, "mask", kWritten, {DType::kUInt8}, kAny, {4, "(batch, num_q_heads, q_len, kv_len)"});
   table.add(rng_state, "rng_state", kRead, {DType::kInt64}, kContiguous, {1, "(2)"});
+  return table;
+}
+
+void validate(const DropoutMaskArgs& args) {
+  const auto& [mask, rng_state, dropout_p] = args;
+  const ArgumentTable<2> table = table_of(args);
   check_ranks(kCheck, table);
   kCheck.shape(rng_state, "rng_state", "(2)", {2});
   for (int axis = 0; axis < 4; ++axis) {
@@ -38,7 +45,10 @@ void validate(const DropoutMaskArgs& args) {
 void dropout_mask(const DropoutMaskArgs& args, Stream stream) {
   validate(args);
   const TensorView& mask = args.mask;
-  if (!has_elements(mask)) return;
+  const auto call = [&] {
+    return CallText(kCheck.function(), table_of(args)).number("dropout_p", args.dropout_p).text() + ": ";
+  };
+  if (!has_elements(mask)) return log_call([&] { return call() + kNothingToDo; });
   DeviceContext& device = device_context(kCheck, mask, "mask");
   DropoutMaskParams p{};
   p.mask = static_cast<std::uint8_t*>(mask.data);
@@ -50,8 +60,10 @@ void dropout_mask(const DropoutMaskArgs& args, Stream stream) {
   p.dropout = dropout_params(args.rng_state, args.dropout_p);
   const std::int64_t rows = mask.shape[0] * mask.shape[1] * mask.shape[2];
   const std::int64_t most = multiprocessor_limit() > 0 ? multiprocessor_limit() : kMostBlocks;
-  device.launch(kCheck, stream, device.plain_kernel(kCheck, KernelTag::kDropoutMask), LaunchGrid{std::min(rows, most)},
-                p);
+  const KernelEntry& kernel = device.plain_kernel(kCheck, KernelTag::kDropoutMask);
+  const LaunchGrid grid{std::min(rows, most)};
+  device.launch(kCheck, stream, kernel, grid, p);
+  log_call([&] { return call() + launch_text(kernel, grid.x); });
 }
 
 }  // namespace flashport

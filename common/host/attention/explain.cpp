@@ -21,7 +21,7 @@ AttentionProblem problem_of(const AttentionScheduleQuery& query) {
   const AttentionQuery& call = query.call;
   AttentionProblem problem{};
   problem.function = kCheck.function();
-  problem.form = form_of(call);
+  problem.needs = needs_of(call);
   AttentionParams& p = problem.params;
   p.batch = static_cast<std::int32_t>(query.batch);
   p.q_len = static_cast<std::int32_t>(query.q_len);
@@ -61,7 +61,10 @@ AttentionSchedule explain(const AttentionScheduleQuery& query) {
   if (find_attention_kernel(query.call, reason) == nullptr) kCheck.not_supported(reason);
   DeviceContext& device = find_device(kCheck, find_target(query.call.target, reason));
 
-  const AttentionPlan plan = plan_attention(problem_of(query), device);
+  return schedule_of(plan_attention(problem_of(query), device));
+}
+
+AttentionSchedule schedule_of(const AttentionPlan& plan) {
   const AttentionTuning& tuning = plan.kernel->shape.attention.tuning;
   AttentionSchedule s;
   s.kernel = plan.kernel->key;

@@ -25,17 +25,23 @@ bool serves_type(const AttentionShape& shape, DType type) {
   return shape.math == MathType::kFp32 || shape.math == own_math(type);
 }
 
+bool serves_scores(ScoreForm form, const ScoreNeeds& needs) {
+  return has(form, needs.options) && (needs.positive_scale || form != ScoreForm::kPlain);
+}
+
 bool serves(const AttentionShape& shape, const AttentionRequest& r) {
   return serves_type(shape, r.dtype) && shape.head_dim_qk >= r.head_dim_qk && shape.head_dim_v >= r.head_dim_v &&
-         has(shape.form, r.form);
+         serves_scores(shape.form, r.needs);
 }
+
+int count_options(ScoreForm form) { return std::popcount(static_cast<unsigned>(form)); }
 
 bool is_better(const AttentionShape& a, const AttentionShape& b, DType type) {
   const bool a_is_own = a.math == own_math(type), b_is_own = b.math == own_math(type);
   if (a_is_own != b_is_own) return a_is_own;
   const int area_a = a.head_dim_qk * a.head_dim_v, area_b = b.head_dim_qk * b.head_dim_v;
   if (area_a != area_b) return area_a < area_b;
-  return std::popcount(static_cast<unsigned>(a.form)) < std::popcount(static_cast<unsigned>(b.form));
+  return count_options(a.form) < count_options(b.form);
 }
 
 std::string head_dims_text(std::int64_t qk, std::int64_t v) {
@@ -60,6 +66,26 @@ std::string limit_reason(const AttentionRequest& r) {
   return "";
 }
 
+// " with softcap, bias and a scale that is not positive"
+std::string needs_text(const ScoreNeeds& needs) {
+  const struct {
+    bool needed;
+    const char* name;
+  } all[] = {{has(needs.options, ScoreForm::kSoftcap), "softcap"},
+             {has(needs.options, ScoreForm::kAlibi), "ALiBi"},
+             {has(needs.options, ScoreForm::kBias), "bias"},
+             {has(needs.options, ScoreForm::kDropout), "dropout"},
+             {!needs.positive_scale, "a scale that is not positive"}};
+  std::string text;
+  int left = count_options(needs.options) + (needs.positive_scale ? 0 : 1);
+  for (const auto& [needed, name] : all) {
+    if (!needed) continue;
+    text += (text.empty() ? " with " : left == 1 ? " and " : ", ") + std::string(name);
+    --left;
+  }
+  return text;
+}
+
 std::string missing_reason(std::span<const KernelEntry> kernels, std::string_view target, const AttentionRequest& r) {
   const std::string text = std::string(target) + " has no attention kernel";
   bool has_any = false, has_type = false;
@@ -70,7 +96,7 @@ std::string missing_reason(std::span<const KernelEntry> kernels, std::string_vie
     const AttentionShape& shape = kernel.shape.attention.shape;
     if (!serves_type(shape, r.dtype)) continue;
     has_type = true;
-    if (!has(shape.form, r.form)) continue;
+    if (!serves_scores(shape.form, r.needs)) continue;
     const std::string tile = head_dims_text(shape.head_dim_qk, shape.head_dim_v);
     if ((", " + tiles + ",").find(", " + tile + ",") == std::string::npos) tiles += (tiles.empty() ? "" : ", ") + tile;
   }
@@ -79,8 +105,7 @@ std::string missing_reason(std::span<const KernelEntry> kernels, std::string_vie
     return text + " for " + dtype_name(r.dtype) +
            (r.dtype == DType::kFloat32 ? "; use float16 or bfloat16" : "; use another type");
   }
-  const std::string what =
-      r.form != ScoreForm::kPlain ? " with softcap, ALiBi, bias, dropout or a scale that is not positive" : "";
+  const std::string what = needs_text(r.needs);
   if (tiles.empty()) return text + what;
   return text + " for head_dim " + head_dims_text(r.head_dim_qk, r.head_dim_v) + what + "; its tiles are " + tiles;
 }
@@ -107,10 +132,24 @@ const KernelEntry* choose_attention_kernel(std::span<const KernelEntry> kernels,
   return nullptr;
 }
 
+ScoreNeeds score_needs(bool softcap, bool alibi, bool bias, bool dropout, bool positive_scale) {
+  int options = 0;
+  const auto need = [&options](bool needed, ScoreForm option) { options |= needed ? static_cast<int>(option) : 0; };
+  need(softcap, ScoreForm::kSoftcap);
+  need(alibi, ScoreForm::kAlibi);
+  need(bias, ScoreForm::kBias);
+  need(dropout, ScoreForm::kDropout);
+  return {static_cast<ScoreForm>(options), positive_scale};
+}
+
+ScoreNeeds needs_of(const AttentionQuery& query) {
+  return score_needs(query.softcap, query.alibi, query.bias, query.dropout, true);
+}
+
 const KernelEntry* find_attention_kernel(const AttentionQuery& query, std::string& reason) {
   const TargetView target = find_target(query.target, reason);
   if (!reason.empty()) return nullptr;
-  const AttentionRequest request{query.dtype, query.head_dim_qk, query.head_dim_v, form_of(query)};
+  const AttentionRequest request{query.dtype, query.head_dim_qk, query.head_dim_v, needs_of(query)};
   return choose_attention_kernel(target.kernels, target.name, request, &reason);
 }
 

@@ -13,25 +13,27 @@
 
 namespace flashport {
 
+// What a call does to scores. A scale that is not positive is nothing for kernels of plain scores.
+struct ScoreNeeds {
+  ScoreForm options = ScoreForm::kPlain;
+  bool positive_scale = true;
+  friend bool operator==(const ScoreNeeds&, const ScoreNeeds&) = default;
+};
+
 struct AttentionRequest {
   DType dtype;  // of q, k, v and the output
   std::int64_t head_dim_qk, head_dim_v;
-  ScoreForm form;
+  ScoreNeeds needs;
   friend bool operator==(const AttentionRequest&, const AttentionRequest&) = default;
 };
 
-// Of a call that has each. A scale that is not above 0 counts as a softcap.
-[[nodiscard]] constexpr ScoreForm score_form(bool softcap, bool alibi, bool bias, bool dropout) {
-  return static_cast<ScoreForm>((softcap ? 1 : 0) | (alibi ? 2 : 0) | (bias ? 4 : 0) | (dropout ? 8 : 0));
-}
-[[nodiscard]] constexpr ScoreForm form_of(const AttentionQuery& query) {
-  return score_form(query.softcap, query.alibi, query.bias, query.dropout);
-}
-
 // A kernel that computes in the request's own type is preferred to one that computes in fp32, then the smallest tile
-// that covers the head dims, then the one that can do the least to scores. Null: `reason` says why, if it is not null.
+// that covers the head dims, then the fewest options of scores. Null: `reason` says why, if it is not null.
 [[nodiscard]] const KernelEntry* choose_attention_kernel(std::span<const KernelEntry> kernels, std::string_view target,
                                                          const AttentionRequest& request, std::string* reason);
+
+[[nodiscard]] ScoreNeeds score_needs(bool softcap, bool alibi, bool bias, bool dropout, bool positive_scale);
+[[nodiscard]] ScoreNeeds needs_of(const AttentionQuery& query);
 
 // The kernel of a query of supports(), which_kernel() or explain().
 [[nodiscard]] const KernelEntry* find_attention_kernel(const AttentionQuery& query, std::string& reason);

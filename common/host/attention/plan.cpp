@@ -43,7 +43,7 @@ AttentionPlan plan_attention(const AttentionProblem& problem, DeviceContext& dev
   AttentionPlan plan;
   plan.params = problem.params;
   AttentionParams& p = plan.params;
-  const AttentionRequest request{p.q.dtype, p.head_dim_qk, p.head_dim_v, problem.form};
+  const AttentionRequest request{p.q.dtype, p.head_dim_qk, p.head_dim_v, problem.needs};
   std::string reason;
   plan.kernel = choose_attention_kernel(device.kernels(), device.target(), request, &reason);
   if (plan.kernel == nullptr) check.not_supported(reason);

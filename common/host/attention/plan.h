@@ -20,4 +20,7 @@ struct AttentionPlan {
 
 [[nodiscard]] AttentionPlan plan_attention(const AttentionProblem& problem, DeviceContext& device);
 
+// What explain() and the log of calls say of a plan.
+[[nodiscard]] AttentionSchedule schedule_of(const AttentionPlan& plan);
+
 }  // namespace flashport

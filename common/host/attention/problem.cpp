@@ -7,7 +7,7 @@
 #include <string>
 
 #include "common/host/arguments.h"
-#include "common/host/attention/kernel_choice.h"
+#include "common/host/call_log.h"
 #include "common/host/check.h"
 #include "common/host/scores.h"
 
@@ -246,9 +246,9 @@ void fill_options(const AttentionArgs& a, const Extents& e, AttentionParams& p) 
   if (drops(a)) p.dropout = dropout_params(*a.rng_state, a.dropout_p);
 }
 
-ScoreForm form_of(const AttentionParams& p) {
-  const bool softcap = p.cap_scale != 0.0f || !(p.score_scale >= std::numeric_limits<float>::min());
-  return score_form(softcap, p.alibi_slopes != nullptr, p.bias.data != nullptr, p.dropout.rng_state != nullptr);
+ScoreNeeds needs_of(const AttentionParams& p) {
+  return score_needs(p.cap_scale != 0.0f, p.alibi_slopes != nullptr, p.bias.data != nullptr,
+                     p.dropout.rng_state != nullptr, p.score_scale >= std::numeric_limits<float>::min());
 }
 
 AttentionProblem validate(const AttentionArgs& args, Outputs outputs) {
@@ -267,7 +267,7 @@ AttentionProblem validate(const AttentionArgs& args, Outputs outputs) {
   if (problem.empty) return problem;
   fill_tensors(args, extents, problem.params);
   fill_options(args, extents, problem.params);
-  problem.form = form_of(problem.params);
+  problem.needs = needs_of(problem.params);
   return problem;
 }
 
@@ -290,6 +290,19 @@ AttentionProblem validate_attention_size(const AttentionArgs& args) {
   AttentionArgs with_out = args;
   with_out.out = output_like(args);
   return validate(with_out, Outputs::kSizedOnly);
+}
+
+std::string call_text(const AttentionArgs& a) {
+  return CallText(kCheck.function(), table_of(a))
+      .count("max_seqlen_q", a.max_seqlen_q, 0)
+      .count("max_seqlen_k", a.max_seqlen_k, 0)
+      .number("softmax_scale", a.softmax_scale)
+      .flag("causal", a.causal)
+      .window(a.window_left, a.window_right)
+      .number("softcap", a.softcap, 0.0)
+      .number("dropout_p", a.dropout_p, 0.0)
+      .count("num_splits", a.num_splits, kInvariantSplits)
+      .text();
 }
 
 void check_dropout(const Check& check, double dropout_p) {

@@ -4,27 +4,31 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include <flashport/attention.h>
 
-#include "common/device/attention/config.h"
 #include "common/device/attention/params.h"
+#include "common/host/attention/kernel_choice.h"
 #include "common/host/check.h"
 
 namespace flashport {
 
 struct AttentionProblem {
   const char* function;
-  TensorView q;                  // whose device the call runs on
-  AttentionParams params{};      // all but section_heads, counter and the maps
-  ScoreForm form = ScoreForm::kPlain;  // what happens to scores besides a positive scale and a mask by position
-  bool empty = false;            // no query has an output
+  TensorView q;              // whose device the call runs on
+  AttentionParams params{};  // all but section_heads, counter and the maps
+  ScoreNeeds needs;
+  bool empty = false;  // no query has an output
   std::optional<TensorView> workspace;
 };
 
 [[nodiscard]] AttentionProblem validate_attention(const AttentionArgs& args);
 // The same of a call that will not be made: its output need not be there, and what it would write is not looked at.
 [[nodiscard]] AttentionProblem validate_attention_size(const AttentionArgs& args);
+
+// The call as the log of calls shows it.
+[[nodiscard]] std::string call_text(const AttentionArgs& args);
 
 // Dropout with this probability: checked, and as kernels take it.
 void check_dropout(const Check& check, double dropout_p);

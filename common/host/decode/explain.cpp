@@ -70,13 +70,16 @@ DecodeSchedule explain(const DecodeScheduleQuery& query) {
   if (kernel == nullptr) kCheck.not_supported(reason);
   DeviceContext& device = find_device(kCheck, find_target(query.call.target, reason));
 
-  const DecodePlan plan = plan_decode(problem_of(query, kernel->shape), device);
+  return schedule_of(plan_decode(problem_of(query, kernel->shape), device));
+}
+
+DecodeSchedule schedule_of(const DecodePlan& plan) {
   const DecodeParams& p = plan.params;
   const std::int64_t leaves = std::max<std::int64_t>(leaves_of(p.cache.max_len), 1);
   DecodeSchedule s;
   s.kernel = plan.kernel->key;
   s.blocks = plan.grid;
-  s.query_tiles = query.batch * query.num_kv_heads * p.row_tiles;
+  s.query_tiles = std::int64_t{p.batch} * p.num_kv_heads * p.row_tiles;
   s.workspace_bytes = plan.workspace_bytes;
   if (p.num_chunks > 0) {
     s.most_chunks = p.num_chunks;

@@ -1,6 +1,7 @@
 // flash_decode and flash_decode_stage1: validate -> plan -> dispatch.
 #include <flashport/decode.h>
 
+#include "common/host/call_log.h"
 #include "common/host/check.h"
 #include "common/host/contents.h"
 #include "common/host/decode/lengths.h"
@@ -12,8 +13,9 @@
 namespace flashport {
 namespace {
 
-void run_decode(const DecodeProblem& problem, Stream stream) {
-  if (problem.empty) return;
+template <class Args>
+void run_decode(const Args& args, const DecodeProblem& problem, Stream stream) {
+  if (problem.empty) return log_call([&] { return call_text(args) + ": " + kNothingToDo; });
   const Check check(problem.function);
   DeviceContext& device = device_context(check, problem.q, "q");
   DecodePlan plan = plan_decode(problem, device);
@@ -31,11 +33,12 @@ void run_decode(const DecodeProblem& problem, Stream stream) {
   if (plan.merge_kernel != nullptr) {
     device.launch(check, stream, *plan.merge_kernel, LaunchGrid{plan.merge_grid}, plan.merge);
   }
+  log_call([&] { return call_text(args) + ": " + schedule_of(plan).text; });
 }
 
 }  // namespace
 
-void flash_decode(const DecodeArgs& args, Stream stream) { run_decode(validate_flash_decode(args), stream); }
+void flash_decode(const DecodeArgs& args, Stream stream) { run_decode(args, validate_flash_decode(args), stream); }
 
 std::int64_t decode_workspace_size(const DecodeArgs& args) {
   const DecodeProblem problem = validate_decode_size(args);
@@ -44,7 +47,7 @@ std::int64_t decode_workspace_size(const DecodeArgs& args) {
 }
 
 void flash_decode_stage1(const DecodeStage1Args& args, Stream stream) {
-  run_decode(validate_decode_stage1(args), stream);
+  run_decode(args, validate_decode_stage1(args), stream);
 }
 
 }  // namespace flashport

@@ -22,7 +22,7 @@ int to_int(std::int64_t value) {
 std::int64_t tile_count(const DecodeParams& p) { return std::int64_t{p.batch} * p.num_kv_heads * p.row_tiles; }
 
 // Sets how tiles of up to `keys` keys become chunks, and how their partial results lie in the workspace.
-void plan_partials(DecodePlan& plan, int target_shift, std::int64_t keys) {
+void plan_partials(DecodePlan& plan, int target_shift, bool finer, std::int64_t keys) {
   DecodeParams& p = plan.params;
   const DecodeShape& shape = plan.kernel->shape.decode;
   const DecodeSplit& split = plan.kernel->decode_split;
@@ -30,7 +30,7 @@ void plan_partials(DecodePlan& plan, int target_shift, std::int64_t keys) {
   const auto rows = static_cast<int>(std::min<std::int64_t>(shape.rows / split.row_slices, packed_rows));
   p.slices = split.row_slices * split.column_slices;
   p.slice_floats = slice_floats(rows, shape.head_dim_v / split.column_slices);
-  p.chunk_rule = {target_shift, least_chunk_shift(split)};
+  p.chunk_rule = {target_shift, least_chunk_shift(split), finer};
   p.side_partials = most_partials(most_chunks(std::max<std::int64_t>(leaves_of(keys), 1), p.chunk_rule));
 }
 
@@ -51,25 +51,51 @@ void check_line(const DecodeProblem& problem, const Check& check, const DecodePa
                       (csr ? "" : " or a narrower table"));
 }
 
-// Where there are few tiles, few blocks would combine large states and read them for long, while the others have ended:
-// a second launch spreads them.
-constexpr int kManyPartials = 16;
+// Most chunks of a tile.
+int tile_chunks(const DecodeParams& p) {
+  return most_chunks(std::max<std::int64_t>(leaves_of(p.cache.max_len), 1), p.chunk_rule);
+}
+
+// Where there are few tiles, few blocks would combine them and read large states or many for long, while the others
+// have ended: a second launch spreads that. It costs about 2 us, in which a wave reads the results of some 48 chunks, a
+// vector of each a lane.
+constexpr int kFewBlocks = 8;  // a tile of a large state
+constexpr int kFewMultiprocessors = 16;
+constexpr int kManyReads = 48;
+bool wants_second_launch(const DecodePlan& plan, int multiprocessors) {
+  const DecodeParams& p = plan.params;
+  const DecodeShape& shape = plan.kernel->shape.decode;
+  const DecodeSplit& split = plan.kernel->decode_split;
+  if (split.large) return kFewBlocks * tile_count(p) <= plan.grid;
+  if (split.column_slices == 1 || kFewMultiprocessors * tile_count(p) > multiprocessors) return false;
+  constexpr int kVectors = 32 * 4;  // columns that the lanes of a wave read at once
+  const auto rows =
+      static_cast<int>(std::min<std::int64_t>(shape.rows / split.row_slices, std::int64_t{p.group_size} * p.max_q_len));
+  const std::int64_t rounds = ceil_div(std::int64_t{rows} * (shape.head_dim_v / split.column_slices), kVectors);
+  const int chunks = tile_chunks(p);
+  // Blocks of three chunks and more publish mostly whole groups.
+  const bool groups = chunks * tile_count(p) >= 3 * plan.grid;
+  return rounds * (groups ? ceil_div(chunks, kGroupChunks) : chunks) >= kManyReads;
+}
+
 void plan_combine(DecodePlan& plan, const Check& check, DeviceContext& device) {
   const DecodeShape& shape = plan.kernel->shape.decode;
+  const DecodeSplit& split = plan.kernel->decode_split;
   plan.combine_kernel = &device.plain_kernel(check, KernelTag::kDecodeCombine);
   CombineLaunch& combine = plan.params.combine;
-  combine.rows = shape.rows;
-  combine.columns = shape.head_dim_v / plan.kernel->decode_split.column_slices;
-  combine.parts = to_int(ceil_div(std::int64_t{shape.rows} * combine.columns / 4, plan.combine_kernel->threads));
+  combine.rows = shape.rows / split.row_slices;
+  combine.columns = shape.head_dim_v / split.column_slices;
+  combine.column_slices = split.column_slices;
+  combine.parts = to_int(ceil_div(std::int64_t{combine.rows} * combine.columns / 4, plan.combine_kernel->threads));
   plan.combine_grid = tile_count(plan.params) * plan.params.slices * combine.parts;
 }
 
 void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check& check, DeviceContext& device) {
   DecodeParams& p = plan.params;
   check_line(problem, check, p);
-  plan_partials(plan, chunk_target_shift(p.num_kv_heads), p.cache.max_len);
-  // No more blocks than there are leaves.
-  const std::int64_t units = tile_count(p) * std::max<std::int64_t>(leaves_of(p.cache.max_len), 1);
+  plan_partials(plan, chunk_target_shift(p.num_kv_heads), plan.kernel->decode_split.finer, p.cache.max_len);
+  // No more blocks than there are leaves; one team of a device block may be all that has work.
+  const std::int64_t units = tile_count(p) * std::max<std::int64_t>(leaves_of(p.cache.max_len), 1) * plan.kernel->teams;
   const std::int64_t resident = std::int64_t{device.multiprocessors()} * device.occupancy(check, *plan.kernel);
   plan.grid = std::min({resident, kCounterCapacity / p.slices, units});
   const std::int64_t tiles = std::int64_t{p.num_kv_heads} * p.row_tiles;
@@ -77,10 +103,8 @@ void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check&
   p.cuts[1] = line_cut(tiles, plan.grid, concurrent_tiles(tiles, plan.grid));
   plan.partials_offset = kCounterBytes;
   plan.workspace_bytes = kCounterBytes + partials_bytes_of(plan);
-  const DecodeSplit& split = plan.kernel->decode_split;
-  const bool many_chunks = split.column_slices > 1 && split.row_slices == 1 && p.side_partials >= kManyPartials;
-  const int few = split.large ? 8 : many_chunks ? 32 : 0;  // tiles of that many blocks
-  if (few > 0 && few * tile_count(p) <= plan.grid) plan_combine(plan, check, device);
+  p.teams_apart = plan.kernel->teams > 1 && 2 * tile_chunks(p) * tile_count(p) <= plan.grid;
+  if (wants_second_launch(plan, device.multiprocessors())) plan_combine(plan, check, device);
 }
 
 // One block per chunk of at most `keys` keys, which the kernel cuts into chunks of its own as long as they may be.
@@ -89,7 +113,7 @@ void plan_chunks(DecodePlan& plan, std::int64_t chunks, std::int64_t keys) {
   DecodeParams& p = plan.params;
   p.num_chunks = static_cast<std::int32_t>(chunks);
   plan.grid = tile_count(p) * chunks;
-  plan_partials(plan, 0, keys);
+  plan_partials(plan, 0, false, keys);
   if (p.side_partials == 1) return;
   plan.partials_offset = kCounterBytes;
   plan.workspace_bytes = kCounterBytes + partials_bytes_of(plan);

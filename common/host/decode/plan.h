@@ -35,6 +35,9 @@ struct DecodePlan {
 
 [[nodiscard]] DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device);
 
+// What explain() and the log of calls say of a plan.
+[[nodiscard]] DecodeSchedule schedule_of(const DecodePlan& plan);
+
 // Points the plan at its workspace, which is 16-byte aligned.
 void bind_workspace(DecodePlan& plan, void* workspace);
 

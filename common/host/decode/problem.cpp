@@ -7,6 +7,7 @@
 #include <string>
 
 #include "common/host/arguments.h"
+#include "common/host/call_log.h"
 #include "common/host/check.h"
 #include "common/host/decode/kernel_choice.h"
 #include "common/host/kv/cache_layout.h"
@@ -321,6 +322,19 @@ DecodeProblem validate_decode_size(const DecodeArgs& args) {
   DecodeArgs with_out = args;
   with_out.out = output_like(args);
   return validate(with_out, Outputs::kSizedOnly);
+}
+
+std::string call_text(const DecodeArgs& a) {
+  return CallText(kCheck.function(), table_of(a))
+      .word("kv_layout", a.kv_layout == KvLayout::kHND ? "HND" : "NHD", "NHD")
+      .count("max_q_len", a.max_q_len, 0)
+      .number("softmax_scale", a.softmax_scale)
+      .window(a.window_left, a.window_right)
+      .number("softcap", a.softcap, 0.0)
+      .word("k_format", a.k_format ? kv_format_name(*a.k_format) : "", "")
+      .word("v_format", a.v_format ? kv_format_name(*a.v_format) : "", "")
+      .count("num_splits", a.num_splits, kInvariantSplits)
+      .text();
 }
 
 }  // namespace flashport

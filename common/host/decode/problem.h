@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include <flashport/decode.h>
 
@@ -45,6 +46,10 @@ struct DecodeProblem {
 // The same of a call that will not be made: its output need not be there, and what it would write is not looked at.
 [[nodiscard]] DecodeProblem validate_decode_size(const DecodeArgs& args);
 [[nodiscard]] DecodeProblem validate_decode_stage1(const DecodeStage1Args& args);
+
+// The calls as the log of calls shows them.
+[[nodiscard]] std::string call_text(const DecodeArgs& args);
+[[nodiscard]] std::string call_text(const DecodeStage1Args& args);
 
 // Lengths are 32-bit numbers on the device, with room for one tile past the end.
 inline constexpr std::int64_t kMaxSequence = 0x7fff0000;

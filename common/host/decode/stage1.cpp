@@ -4,6 +4,7 @@
 #include <string>
 
 #include "common/host/arguments.h"
+#include "common/host/call_log.h"
 #include "common/host/check.h"
 #include "common/host/decode/problem.h"
 #include "common/host/kv/cache_layout.h"
@@ -142,6 +143,16 @@ DecodeProblem validate_decode_stage1(const DecodeStage1Args& a) {
   problem.chunk_keys = a.block_seq;
   problem.fixed_chunks = blocks_of(a);
   return problem;
+}
+
+std::string call_text(const DecodeStage1Args& a) {
+  return CallText(kCheck.function(), table_of(a))
+      .count("max_len_in_batch", a.max_len_in_batch, -1)
+      .count("block_seq", a.block_seq, -1)
+      .number("sm_scale", a.softmax_scale)
+      .word("k_format", a.k_format ? kv_format_name(*a.k_format) : "", "")
+      .word("v_format", a.v_format ? kv_format_name(*a.v_format) : "", "")
+      .text();
 }
 
 }  // namespace flashport

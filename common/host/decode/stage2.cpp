@@ -6,6 +6,7 @@
 
 #include "common/device/merge/params.h"
 #include "common/host/arguments.h"
+#include "common/host/call_log.h"
 #include "common/host/check.h"
 #include "common/host/contents.h"
 #include "common/host/devices.h"
@@ -87,7 +88,12 @@ std::string which_kernel(const DecodeStage2Query& query) {
 
 void flash_decode_stage2(const DecodeStage2Args& args, Stream stream) {
   validate(args);
-  if (!has_elements(args.out) && (!args.lse || !has_elements(*args.lse))) return;
+  const auto call = [&] {
+    return CallText(kCheck.function(), table_of(args)).count("block_seq", args.block_seq, -1).text() + ": ";
+  };
+  if (!has_elements(args.out) && (!args.lse || !has_elements(*args.lse))) {
+    return log_call([&] { return call() + kNothingToDo; });
+  }
   DeviceContext& device = device_context(kCheck, args.mid_out, "mid_out");
   const Stage2Params params = stage2_params(args);
   if (checks_contents(kCheck, device, stream)) {
@@ -98,8 +104,10 @@ void flash_decode_stage2(const DecodeStage2Args& args, Stream stream) {
     check_index_range(kCheck, device, stream, params.seqlens, params.batch, "B_Seqlen", 0, longest,
                       "blocks * block_seq");
   }
-  device.launch(kCheck, stream, device.plain_kernel(kCheck, KernelTag::kDecodeStage2),
-                LaunchGrid{std::int64_t{params.batch} * params.num_heads}, params);
+  const KernelEntry& kernel = device.plain_kernel(kCheck, KernelTag::kDecodeStage2);
+  const LaunchGrid grid{std::int64_t{params.batch} * params.num_heads};
+  device.launch(kCheck, stream, kernel, grid, params);
+  log_call([&] { return call() + launch_text(kernel, grid.x); });
 }
 
 }  // namespace flashport

@@ -7,6 +7,7 @@
 
 #include <flashport/gated_delta.h>
 
+#include "common/host/call_log.h"
 #include "common/host/contents.h"
 #include "common/host/devices.h"
 #include "common/host/gated_delta/checks.h"
@@ -96,7 +97,9 @@ void check_contents(const GatedDeltaChunkArgs& a, const GatedDeltaChunkParams& p
 
 void gated_delta_chunk(const GatedDeltaChunkArgs& args, Stream stream) {
   GatedDeltaChunkParams p = gated_delta_chunk_problem(kCheck, args);
-  if (p.batch == 0 || (p.tokens == 0 && !args.final_states)) return;
+  if (p.batch == 0 || (p.tokens == 0 && !args.final_states)) {
+    return log_call([&] { return call_text(kCheck, args) + ": " + kNothingToDo; });
+  }
   DeviceContext& device = device_context(kCheck, args.q, "q");
   const ChunkKernels kernels = choose_kernels(kCheck, args, device);
   if (checks_contents(kCheck, device, stream)) check_contents(args, p, device, stream);
@@ -111,6 +114,11 @@ void gated_delta_chunk(const GatedDeltaChunkArgs& args, Stream stream) {
   const std::int64_t blocks = prepare_blocks(*kernels.prepare, work, multiprocessors - (concurrent ? chains : 0));
   device.launch(kCheck, stream, *kernels.prepare, LaunchGrid{blocks}, p);
   device.launch(kCheck, stream, *kernels.chain, LaunchGrid{chains}, p);
+  log_call([&] {
+    return call_text(kCheck, args) + ": " + launch_text(*kernels.prepare, blocks) +
+           (concurrent ? ", and beside it " : ", then ") + launch_text(*kernels.chain, chains) + "; " +
+           counted(layout.bytes(), "byte") + " of workspace";
+  });
 }
 
 std::int64_t gated_delta_chunk_workspace_size(const GatedDeltaChunkArgs& args) {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "common/host/arguments.h"
+#include "common/host/call_log.h"
 #include "common/host/gated_delta/checks.h"
 #include "common/host/gated_delta/kernel_choice.h"
 #include "common/host/gated_delta/problem.h"
@@ -159,6 +160,18 @@ GatedDeltaChunkParams gated_delta_chunk_size_problem(const Check& check, const G
   with_out.out = a.v;
   with_out.out.data = nullptr;
   return problem_of(check, with_out, Outputs::kSizedOnly);
+}
+
+std::string call_text(const Check& check, const GatedDeltaChunkArgs& a) {
+  return CallText(check.function(), table_of(a))
+      .number("scale", a.scale)
+      .flag("use_qk_l2norm", a.use_qk_l2norm)
+      .flag("beta_sigmoid", a.beta_sigmoid)
+      .flag("allow_neg_eigval", a.allow_neg_eigval)
+      .word("head_map", a.head_map == HeadMap::kModulo ? "modulo" : "consecutive", "consecutive")
+      .word("state_layout", a.state_layout == StateLayout::kKV ? "kv" : "vk", "vk")
+      .word("update_state", a.update_state ? "True" : "False", "True")
+      .text();
 }
 
 }  // namespace flashport

@@ -6,6 +6,7 @@
 
 #include "common/device/core/divisor.h"
 #include "common/host/arguments.h"
+#include "common/host/call_log.h"
 #include "common/host/gated_delta/checks.h"
 #include "common/host/gated_delta/kernel_choice.h"
 
@@ -262,6 +263,21 @@ GatedDeltaUpdateParams gated_delta_update_problem(const Check& check, const Gate
   p.has_lower_bound = a.lower_bound ? 1 : 0;
   p.lower_bound = static_cast<float>(a.lower_bound.value_or(0.0));
   return p;
+}
+
+std::string call_text(const Check& check, const GatedDeltaUpdateArgs& a) {
+  return CallText(check.function(), table_of(a))
+      .number("scale", a.scale)
+      .number("softplus_beta", a.softplus_beta, 1.0)
+      .number("softplus_threshold", a.softplus_threshold, 20.0)
+      .number("lower_bound", a.lower_bound)
+      .flag("use_qk_l2norm", a.use_qk_l2norm)
+      .flag("is_kda", a.is_kda)
+      .flag("allow_neg_eigval", a.allow_neg_eigval)
+      .word("head_map", a.head_map == HeadMap::kModulo ? "modulo" : "consecutive", "consecutive")
+      .word("state_layout", a.state_layout == StateLayout::kKV ? "kv" : "vk", "vk")
+      .word("update_state", a.update_state ? "True" : "False", "True")
+      .text();
 }
 
 }  // namespace flashport

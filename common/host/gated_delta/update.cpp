@@ -7,6 +7,7 @@
 #include <flashport/gated_delta.h>
 
 #include "common/device/core/divisor.h"
+#include "common/host/call_log.h"
 #include "common/host/contents.h"
 #include "common/host/devices.h"
 #include "common/host/gated_delta/checks.h"
@@ -106,12 +107,15 @@ std::int64_t cut(const KernelEntry& kernel, GatedDeltaUpdateParams& p) {
 
 void gated_delta_update(const GatedDeltaUpdateArgs& args, Stream stream) {
   GatedDeltaUpdateParams p = gated_delta_update_problem(kCheck, args);
-  if (p.batch == 0 || (p.tokens == 0 && !args.final_states)) return;
+  if (p.batch == 0 || (p.tokens == 0 && !args.final_states)) {
+    return log_call([&] { return call_text(kCheck, args) + ": " + kNothingToDo; });
+  }
   DeviceContext& device = device_context(kCheck, args.q, "q");
   const KernelEntry& kernel = choose_kernel(args, device);
   const std::int64_t slices = cut(kernel, p);
   if (checks_contents(kCheck, device, stream)) check_update_contents(args, p, device, stream);
   device.launch(kCheck, stream, kernel, LaunchGrid{slices}, p);
+  log_call([&] { return call_text(kCheck, args) + ": " + launch_text(kernel, slices); });
 }
 
 }  // namespace flashport

@@ -9,6 +9,7 @@
 
 #include "common/device/kv/params.h"
 #include "common/host/arguments.h"
+#include "common/host/call_log.h"
 #include "common/host/check.h"
 #include "common/host/contents.h"
 #include "common/host/devices.h"
@@ -154,7 +155,15 @@ void append_kv(const AppendKvArgs& args, Stream stream) {
 
   const std::int64_t units = (std::max(p.k.head_dim, p.v.head_dim) + kUnit - 1) / kUnit;
   const std::int64_t work = p.tokens * p.num_kv_heads * units;
-  if (work == 0) return;
+  const auto call = [&] {
+    return CallText(kCheck.function(), table_of(args))
+               .word("kv_layout", args.kv_layout == KvLayout::kHND ? "HND" : "NHD", "NHD")
+               .word("k_format", args.k_format ? kv_format_name(*args.k_format) : "", "")
+               .word("v_format", args.v_format ? kv_format_name(*args.v_format) : "", "")
+               .text() +
+           ": ";
+  };
+  if (work == 0) return log_call([&] { return call() + kNothingToDo; });
   DeviceContext& device = device_context(kCheck, args.k, "k");
   const KernelEntry& kernel = device.plain_kernel(kCheck, KernelTag::kAppendKv);
   if (checks_contents(kCheck, device, stream)) {
@@ -164,7 +173,9 @@ void append_kv(const AppendKvArgs& args, Stream stream) {
     check_scales(kCheck, device, stream, p.v.scale, p.v.scale_stride == 0 ? 1 : p.num_kv_heads, "v_scale");
   }
   const std::int64_t threads = std::max(kernel.threads, 1);
-  device.launch(kCheck, stream, kernel, LaunchGrid{std::min((work + threads - 1) / threads, kMaxBlocks)}, p);
+  const LaunchGrid grid{std::min((work + threads - 1) / threads, kMaxBlocks)};
+  device.launch(kCheck, stream, kernel, grid, p);
+  log_call([&] { return call() + launch_text(kernel, grid.x); });
 }
 
 }  // namespace flashport

@@ -6,6 +6,7 @@
 
 #include "common/device/merge/params.h"
 #include "common/host/arguments.h"
+#include "common/host/call_log.h"
 #include "common/host/check.h"
 #include "common/host/devices.h"
 #include "common/host/query.h"
@@ -103,10 +104,14 @@ void check_rank_like(const Check& check, const TensorView& view, const char* nam
   }
 }
 
-void run(const Check& check, MergeStatesParams& p, const Walk (&walks)[kWalkers], int middle, Stream stream,
-         const TensorView& o, const char* o_name) {
+template <class Args>
+void run(const Args& args, const Check& check, MergeStatesParams& p, const Walk (&walks)[kWalkers], int middle,
+         Stream stream, const TensorView& o, const char* o_name) {
   const TensorView& out = *walks[kOut].tensor;
-  if (!has_elements(*walks[kOutLse].tensor)) return;
+  const auto call = [&] {
+    return CallText(check.function(), table_of(args)).count("lse_base", args.lse_base_2 ? 2 : 0, 0).text() + ": ";
+  };
+  if (!has_elements(*walks[kOutLse].tensor)) return log_call([&] { return call() + kNothingToDo; });
   Axis axes[2];
   collapse(check, walks, middle, axes);
   const int dim = out.rank - 1;
@@ -136,7 +141,9 @@ void run(const Check& check, MergeStatesParams& p, const Walk (&walks)[kWalkers]
   p.out_lse_stride_inner = axes[1].strides[kOutLse];
 
   DeviceContext& device = device_context(check, o, o_name);
-  device.launch(check, stream, device.plain_kernel(check, KernelTag::kMergeStates), LaunchGrid{p.rows}, p);
+  const KernelEntry& kernel = device.plain_kernel(check, KernelTag::kMergeStates);
+  device.launch(check, stream, kernel, LaunchGrid{p.rows}, p);
+  log_call([&] { return call() + launch_text(kernel, p.rows); });
 }
 
 bool is_head_dim(std::int64_t dim) { return dim >= 1 && dim <= std::numeric_limits<std::int32_t>::max(); }
@@ -192,7 +199,7 @@ void merge_states(const MergeStatesArgs& a, Stream stream) {
   p.lse_stride_state = a.lse.strides[0];
   p.lse_base_2 = a.lse_base_2;
   const Walk walks[kWalkers] = {{&a.o, 1}, {&a.lse, 1}, {nullptr, 0}, {nullptr, 0}, {&a.out, 0}, {&a.out_lse, 0}};
-  run(check, p, walks, a.out_lse.rank, stream, a.o, "o");
+  run(a, check, p, walks, a.out_lse.rank, stream, a.o, "o");
 }
 
 void merge_state(const MergeStateArgs& a, Stream stream) {
@@ -220,7 +227,7 @@ void merge_state(const MergeStateArgs& a, Stream stream) {
   p.two_tensors = 1;
   p.lse_base_2 = a.lse_base_2;
   const Walk walks[kWalkers] = {{&a.o_a, 0}, {&a.lse_a, 0}, {&a.o_b, 0}, {&a.lse_b, 0}, {&a.out, 0}, {&a.out_lse, 0}};
-  run(check, p, walks, a.out_lse.rank, stream, a.o_a, "o_a");
+  run(a, check, p, walks, a.out_lse.rank, stream, a.o_a, "o_a");
 }
 
 }  // namespace flashport

@@ -75,7 +75,7 @@ struct AttentionQuery {
   std::int64_t head_dim_qk = 128;
   std::int64_t head_dim_v = 128;
   bool causal = false;
-  bool softcap = false;  // whether the call has each; a softmax_scale that is not above 0 counts as a softcap
+  bool softcap = false;  // whether the call has each
   bool alibi = false;
   bool bias = false;
   bool dropout = false;

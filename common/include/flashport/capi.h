@@ -307,7 +307,7 @@ typedef struct fp_query {
   int32_t has_num_splits; /* 0: the invariant schedule */
   int32_t num_splits;
   int32_t causal;  /* attention, as all below */
-  int32_t softcap; /* whether the call has each; a softmax_scale that is not above 0 counts as a softcap */
+  int32_t softcap; /* whether the call has each */
   int32_t alibi;
   int32_t bias;
   int32_t dropout;

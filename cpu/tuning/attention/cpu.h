@@ -5,7 +5,9 @@
 
 namespace flashport::FLASHPORT_TARGET {
 
-// A tile of 64 keys is a panel of K and one of V, each in the first-level cache for head_dim 128 while all rows pass.
-constexpr AttentionTuning attention_tuning(const AttentionShape&) { return {192, 64, 1}; }
+// With head_dim 128 a panel of K or V stays in the first-level cache while all rows pass, and the tile in the second.
+constexpr AttentionTuning attention_tuning(const AttentionShape& shape) {
+  return shape.math == MathType::kBf16 ? AttentionTuning{512, 256, 1} : AttentionTuning{384, 128, 1};
+}
 
 }  // namespace flashport::FLASHPORT_TARGET

@@ -10,20 +10,22 @@ namespace flashport::sm90a {
 constexpr AttentionTuning attention_tuning(const AttentionShape& shape) {
   const bool any = shape.form != ScoreForm::kPlain;  // whose random bits serve 32 keys at a time
   const int wider = shape.head_dim_qk > shape.head_dim_v ? shape.head_dim_qk : shape.head_dim_v;
-  // queries, keys, stages
-  if (wider <= 64) return {any ? 128 : 192, 128, 2};   // 1 x 16k causal: 507; {128, 128, 2} 439, {128, 160, 2} 444
-  if (wider <= 128) return {128, 128, 2};  // 4 x 4k causal: 596; {128, 160, 2} and {128, 176, 2} 554, 16 x 1k 416, 352
-  return {128, any ? 64 : 80, 2};
+  // queries, keys, stages, slices of V (1)
+  // 1 x 16k causal: 507; {128, 128, 2} 439, {128, 160, 2} 444
+  if (wider <= 64) return {any ? 128 : 192, 128, 2};
+  // 4 x 4k causal: 596; {128, 160, 2} and {128, 176, 2} 554, which also lose at 16 x 1k (416; 378, 352)
+  if (wider <= 128) return {128, 128, 2};
+  if (wider <= 256) return {128, any ? 64 : 80, 2};
+  return {64, 32, 2, 2};
 }
 
-// The registers of a lane of the consumers and of the producer, which may be 512 together with the consumers counted by
-// warpgroups.
+// The registers of a lane of consumers and of producers, at most 512 for a lane of each warpgroup together.
 struct WarpgroupRegisters {
   int consumer, producer;
 };
-constexpr WarpgroupRegisters attention_registers(int warpgroups) {
-  if (warpgroups == 1) return {256, 56};
-  if (warpgroups == 2) return {240, 24};
+constexpr WarpgroupRegisters attention_registers(const AttentionTuning& tuning) {
+  if (tuning.slices > 1) return {216, 72};
+  if (tuning.rows == 128) return {240, 24};
   return {160, 32};
 }
 

@@ -16,11 +16,12 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   const int tile_bytes = 64 * kv_row_bytes(shape.k_format, wider);
   // compute waves, tiles, blocks of a multiprocessor, producer waves, teams (1), leaves of a turn (1)
   if (shape.head_dim_v >= 512) return {8, tile_bytes > 48 * 1024 ? 3 : 5, 1, 4};
-  // A warpgroup of each (wgmma_tiles.h). Two blocks overlap one's products with the other's exponentials.
+  // A warpgroup of each, two where O is wide (wgmma_tiles.h). Two blocks overlap one's products with the other's
+  // exponentials.
   if (shape.rows == 64) {
     if (wider <= 64) return {4, 10, 2, 4};
     if (wider <= 128) return {4, 5, 2, 4};
-    return {4, wider <= 192 ? 8 : 5, 1, 4};
+    return wider <= 192 ? DecodeTuning{4, 8, 1, 4} : DecodeTuning{8, 4, 1, 4};
   }
   if (wider > 192) return {shape.rows == 8 ? 4 : 8, 6, 1, 2};
   if (wider > 128) return {4, 8, 1, 2};

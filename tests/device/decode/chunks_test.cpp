@@ -27,7 +27,7 @@ TEST(Chunks, LengthsOfChunks) {
   static_assert(chunk_target_shift(4) == 5 && chunk_target_shift(8) == 4 && chunk_target_shift(32) == 2);
   static_assert(chunk_target_shift(128) == 0 && chunk_target_shift(129) == 0 && chunk_target_shift(1000) == 0);
   const auto leaves_of_chunk = [](int leaves, int heads, int least_shift = 0) {
-    return 1 << chunk_shift(leaves, {chunk_target_shift(heads), least_shift});
+    return 1 << chunk_shift(leaves, {chunk_target_shift(heads), least_shift, false});
   };
   EXPECT_EQ(leaves_of_chunk(1, 8), 1);
   EXPECT_EQ(leaves_of_chunk(16, 8), 1);
@@ -46,10 +46,39 @@ TEST(Chunks, LengthsOfChunks) {
   EXPECT_EQ(leaves_of_chunk(17, 8, 1), 2);
 }
 
+// Of kernels that ask for finer chunks: four leaves in place of eight, and eight in place of 16.
+TEST(Chunks, LengthsOfFinerChunks) {
+  const auto leaves_of_chunk = [](int leaves) { return 1 << chunk_shift(leaves, {chunk_target_shift(8), 1, true}); };
+  EXPECT_EQ(leaves_of_chunk(1), 2);
+  EXPECT_EQ(leaves_of_chunk(33), 4);
+  EXPECT_EQ(leaves_of_chunk(64), 4);
+  EXPECT_EQ(leaves_of_chunk(65), 4);
+  EXPECT_EQ(leaves_of_chunk(128), 4);
+  EXPECT_EQ(leaves_of_chunk(129), 8);
+  EXPECT_EQ(leaves_of_chunk(256), 8);
+  EXPECT_EQ(leaves_of_chunk(257), 16);
+  EXPECT_EQ(leaves_of_chunk(2048), 16);
+  EXPECT_EQ(leaves_of_chunk(2049), 32);
+  for (int target = 0; target <= 7; ++target) {
+    const ChunkRule rule{target, 1, true};
+    int before = 0, most = 0;
+    for (int leaves = 1; leaves <= 5000; ++leaves) {
+      const int shift = chunk_shift(leaves, rule);
+      const int coarse = chunk_shift(leaves, {target, 1, false});
+      ASSERT_GE(shift, before) << leaves;
+      ASSERT_TRUE(shift == coarse || (shift == coarse - 1 && shift >= 2 && shift <= 3)) << leaves;
+      ASSERT_LE(chunks_of(leaves, shift), kMostChunks) << leaves;
+      before = shift;
+      most = std::max(most, chunks_of(leaves, shift));
+      ASSERT_GE(most_chunks(leaves, rule), most) << "target " << target << ", leaves " << leaves;
+    }
+  }
+}
+
 TEST(Chunks, GrowWithTheTileAndStayWithinTheirNumber) {
   for (int least : {0, 1}) {
     for (int target = 0; target <= 7; ++target) {
-      const ChunkRule rule{target, least};
+      const ChunkRule rule{target, least, false};
       int before = least;
       int most = 0;
       for (int leaves = 1; leaves <= 5000; ++leaves) {
@@ -73,7 +102,7 @@ TEST(Chunks, GrowWithTheTileAndStayWithinTheirNumber) {
     }
   }
   // The longest tile that there is.
-  const ChunkRule rule{7, 0};
+  const ChunkRule rule{7, 0, false};
   const auto longest = static_cast<int>(leaves_of(0x7fff0000));
   EXPECT_EQ(chunks_of(longest, chunk_shift(longest, rule)), 128);
   EXPECT_EQ(most_chunks(longest, rule), 128);

@@ -72,7 +72,7 @@ Result run(const Case& c, bool second_launch) {
   p.cache.v = side(v);
   p.score_scale = 0.2f;
   p.window_left = p.window_right = -1;
-  p.chunk_rule = {chunk_target_shift(c.kv_heads), 0};
+  p.chunk_rule = {chunk_target_shift(c.kv_heads), 0, false};
   const int tiles = c.kv_heads * p.row_tiles;
   p.cuts[0] = line_cut(tiles, c.grid, 1);
   p.cuts[1] = line_cut(tiles, c.grid, concurrent_tiles(tiles, c.grid));
@@ -94,7 +94,7 @@ Result run(const Case& c, bool second_launch) {
   const std::int64_t combine_grid = std::int64_t{batch} * tiles * p.combine.parts;
   for (std::int64_t i = 0; i < combine_grid; ++i) {
     CombineShared list;
-    decode_combine(p, Block(i, combine_grid), list);
+    decode_combine(p, Block(i, combine_grid), list, [] {});
   }
   EXPECT_EQ(std::accumulate(counters.begin(), counters.end(), 0u), 0u);
   return result;

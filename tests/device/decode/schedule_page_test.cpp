@@ -14,7 +14,7 @@ namespace {
 const Launch kPage{.lengths = {6500, 3000, 22000}, .kv_heads = 8, .row_tiles = 1, .grid = 132};
 
 TEST(SchedulePage, ChunksOfEachRequest) {
-  const ChunkRule rule{chunk_target_shift(kPage.kv_heads), 0};
+  const ChunkRule rule{chunk_target_shift(kPage.kv_heads), 0, false};
   constexpr std::array kLeaves = {102, 47, 344}, kChunkLeaves = {8, 4, 16}, kChunks = {13, 12, 22};
   constexpr std::array kOnLine = {104, 48, 352};
   for (int seq = 0; seq < 3; ++seq) {
@@ -43,7 +43,7 @@ TEST(SchedulePage, ChunksByLength) {
   for (const Row& row : rows) {
     const auto leaves = static_cast<int>(leaves_of(row.keys));
     for (const auto& [heads, expected] : {std::pair{8, row.of_eight_heads}, {1, row.of_one}}) {
-      const int shift = chunk_shift(leaves, {chunk_target_shift(heads), 0});
+      const int shift = chunk_shift(leaves, {chunk_target_shift(heads), 0, false});
       EXPECT_EQ(kLeafKeys << shift, expected[0]) << row.keys;
       EXPECT_EQ((leaves + (1 << shift) - 1) >> shift, expected[1]) << row.keys;
     }

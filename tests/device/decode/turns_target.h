@@ -21,6 +21,7 @@ namespace flashport::turns {
 
 inline constexpr int kVectorFloats = 4;
 inline constexpr int kGroupsAtOnce = 2;
+inline constexpr bool kFinerChunks = false;  // whether kernels may ask for them (chunks.h)
 
 struct Half {
   std::uint16_t bits;

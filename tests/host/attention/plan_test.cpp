@@ -108,7 +108,7 @@ TEST_F(PlanAttention, PackedTensors) {
   EXPECT_EQ(params(a).kv_len, 1200);
 }
 
-// q, k and v as views of one projection, and an output whose elements lie apart.
+// q, k and v as views of one projection, and an output whose rows lie apart.
 TEST_F(PlanAttention, Strides) {
   AttentionInputs inputs(kGpu);
   AttentionArgs& a = inputs.args;
@@ -119,12 +119,12 @@ TEST_F(PlanAttention, Strides) {
     parts[i]->strides[0] = 300 * parts[i]->strides[1];
   }
   a.out = TensorView(scratch_at(16 << 20), DType::kBFloat16, kGpu, {3, 300, 2, 128});
-  for (std::int64_t& stride : a.out.strides) stride *= 2;
+  for (int axis = 0; axis < 3; ++axis) a.out.strides[axis] *= 2;
   const AttentionParams p = params(a);
   EXPECT_EQ(p.k.stride_token, 768);
   EXPECT_EQ(p.k.stride_seq, 300 * 768);
   EXPECT_EQ(p.k.stride_head, 128);
-  EXPECT_EQ(p.out.stride_dim, 2);
+  EXPECT_EQ(p.out.stride_dim, 1);
   EXPECT_EQ(p.out.stride_token, 512);
 }
 
@@ -272,13 +272,17 @@ TEST_F(PlanAttention, ChoosesTheSmallestTileAndThePlainForm) {
   a.causal = true;
   a.sinks = inputs.floats({8});
   EXPECT_EQ(kernel(a), "attention/bf16/hd64/plain/fakegpu");
-  a.softcap = 2;
+  a.softcap = 2;  // a kernel of this option alone
+  EXPECT_EQ(kernel(a), "attention/bf16/hd128/softcap/fakegpu");
+  a.sinks.reset();
+  a.alibi_slopes = inputs.floats({8});
   EXPECT_EQ(kernel(a), "attention/bf16/hd128/any/fakegpu");
+  a.alibi_slopes.reset();
   a.softcap = 0;
-  a.softmax_scale = -1.0;
-  EXPECT_EQ(kernel(a), "attention/bf16/hd128/any/fakegpu");
+  a.softmax_scale = -1.0;  // which any kernel but those of plain scores takes
+  EXPECT_EQ(kernel(a), "attention/bf16/hd128/softcap/fakegpu");
   a.softmax_scale = 0.0;
-  EXPECT_EQ(kernel(a), "attention/bf16/hd128/any/fakegpu");
+  EXPECT_EQ(kernel(a), "attention/bf16/hd128/softcap/fakegpu");
   a.softmax_scale = 1.0;
   EXPECT_EQ(kernel(a), "attention/bf16/hd64/plain/fakegpu");
   a.alibi_slopes = inputs.floats({8});
@@ -310,13 +314,12 @@ TEST_F(PlanAttention, Queries) {
   AttentionQuery query{.target = "fakegpu", .head_dim_qk = 192};
   EXPECT_TRUE(supports(query).supported);
   EXPECT_EQ(which_kernel(query), "attention/bf16/hd192x128/plain/fakegpu");
-  query.softcap = true;
+  query.softcap = query.dropout = true;
   EXPECT_EQ(which_kernel(query), "attention/bf16/hd256/any/fakegpu");
   query.dtype = DType::kFloat16;
   EXPECT_FALSE(supports(query).supported);
   EXPECT_EQ(error_of<NotSupportedError>([&] { (void)which_kernel(query); }),
-            "which_kernel: fakegpu has no attention kernel with softcap, ALiBi, bias, dropout or a scale that is not "
-            "positive");
+            "which_kernel: fakegpu has no attention kernel with softcap and dropout");
   query.target = "nothing";
   EXPECT_EQ(supports(query).reason.find("no target \"nothing\" is compiled into this installation"), 0u);
 }

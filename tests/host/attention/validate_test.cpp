@@ -199,6 +199,11 @@ TEST_F(AttentionRefuses, DevicesAndMemory) {
       {"q's stride", [](Inputs& i) { i.args.q.strides[3] = 2; }, "q must have stride 1 along its last axis"},
       {"k's stride", [](Inputs& i) { i.args.k.strides[3] = 2; }, "k must have stride 1 along its last axis"},
       {"v's stride", [](Inputs& i) { i.args.v.strides[3] = 0; }, "v must have stride 1 along its last axis"},
+      {"out's stride",
+       [](Inputs& i) {
+         for (std::int64_t& stride : i.args.out.strides) stride *= 2;
+       },
+       "out must have stride 1 along its last axis"},
       {"lengths", [](Inputs& i) { i.args.seqused_k = ints({3}), i.args.seqused_k->strides[0] = 0; },
        "seqused_k must be contiguous"},
       {"alibi", [](Inputs& i) { i.args.alibi_slopes = floats({3, 8}), i.args.alibi_slopes->strides[1] = 2; },
@@ -260,14 +265,21 @@ TEST_F(AttentionRefuses, WhatNoKernelServes) {
              i.set_head_dims(320, 256);
              i.args.softcap = 3;
            },
-           "fakegpu has no attention kernel for head_dim 320/256 with softcap, ALiBi, bias, dropout or a scale that is "
-           "not positive; its tiles are 256, 128"},
+           "fakegpu has no attention kernel for head_dim 320/256 with softcap; its tiles are 256, 128"},
+          {"a scale",
+           [](Inputs& i) {
+             i.set_head_dims(320, 256);
+             i.args.softmax_scale = 0.0;
+             i.drop(0.5);
+             i.args.alibi_slopes = i.floats({8});
+           },
+           "with ALiBi, dropout and a scale that is not positive; its tiles are 256, 128"},
           {"no such form",
            [&](Inputs& i) {
              fp16(i);
              i.args.softcap = 3;
            },
-           "fakegpu has no attention kernel with softcap, ALiBi, bias, dropout or a scale that is not positive"},
+           "fakegpu has no attention kernel with softcap"},
       },
       kGpu);
 }

@@ -42,7 +42,7 @@ TEST_F(PlanDecode, LargeStatesOfFewTiles) {
   EXPECT_EQ(explain(query).combine, Combine::kNone);
 }
 
-// So are slices of columns, where there are fewer tiles yet, and each has many results.
+// So are slices of columns, where there are few tiles, and a wave would read many results of each.
 TEST_F(PlanDecode, SlicesOfColumnsOfFewTiles) {
   fake_state().multiprocessors = 128;  // with two blocks each
   DecodeScheduleQuery query{.call = {.target = "fakegpu", .head_dim_qk = 256, .head_dim_v = 256, .group_size = 4}};
@@ -66,8 +66,24 @@ TEST_F(PlanDecode, SlicesOfColumnsOfFewTiles) {
   query.call.head_dim_qk = query.call.head_dim_v = 128;  // one slice
   EXPECT_EQ(explain(query).combine, Combine::kInLaunch);
   query.call.q_dtype = DType::kFloat16;
-  query.call.k_format = query.call.v_format = KvFormat::kFp8E4M3;  // slices of rows and columns
+  query.call.k_format = query.call.v_format = KvFormat::kFp8E4M3;  // slices of rows and columns, each read at once
   EXPECT_EQ(explain(query).combine, Combine::kInLaunch);
+  query.call.group_size = 16;  // each in two parts
+  EXPECT_EQ(explain(query).combine, Combine::kSecondLaunch);
+  query.max_kv_len = 16 * 1024;
+  EXPECT_EQ(explain(query).most_chunks, 32);  // finer ones
+  EXPECT_EQ(explain(query).shortest_chunk, 128);
+  EXPECT_EQ(explain(query).longest_chunk, 512);
+  query.call.q_dtype = DType::kBFloat16;
+  query.call.k_format = query.call.v_format = KvFormat::kBf16;
+  query.call.head_dim_qk = query.call.head_dim_v = 256;
+  query.call.group_size = 2;      // a vector of each result a lane
+  query.max_kv_len = 128 * 1024;  // blocks of four chunks, which publish groups
+  EXPECT_EQ(explain(query).most_chunks, 128);
+  EXPECT_EQ(explain(query).combine, Combine::kInLaunch);
+  query.max_kv_len = 64 * 1024;  // of two chunks
+  EXPECT_EQ(explain(query).most_chunks, 64);
+  EXPECT_EQ(explain(query).combine, Combine::kSecondLaunch);
 
   // A thread of the second launch has four columns of a row of one slice.
   DecodeInputs inputs(kGpu, 256);
@@ -80,6 +96,7 @@ TEST_F(PlanDecode, SlicesOfColumnsOfFewTiles) {
   EXPECT_STREQ(p.combine_kernel->key, "decode_combine/fakegpu");
   EXPECT_EQ(p.params.combine.rows, 16);
   EXPECT_EQ(p.params.combine.columns, 64);
+  EXPECT_EQ(p.params.combine.column_slices, 4);
   EXPECT_EQ(p.params.combine.parts, 16 * 64 / 4 / 128);
   EXPECT_EQ(p.combine_grid, 2 * 4 * 2);  // tiles, slices, parts
 }

@@ -226,6 +226,24 @@ TEST_F(PlanDecode, SlicesAndTurnsOfTheKernel) {
   EXPECT_EQ(plan(inputs.args).grid * 8, kCounterCapacity);
 }
 
+// Where few chunks are in a call, one team of each device block gets work.
+TEST_F(PlanDecode, TeamsApart) {
+  DecodeInputs inputs(kGpu);
+  DecodeArgs& a = inputs.args;
+  a.k_cache = TensorView(scratch(), DType::kUInt8, kGpu, {64, 16, 2, 128 / 32 * 34});
+  a.v_cache = a.k_cache;
+  a.k_format = a.v_format = KvFormat::kQ8_0;
+  fake_state().multiprocessors = 100;
+  DecodePlan p = plan(a);  // six tiles of three leaves, each a chunk, and four teams for each
+  EXPECT_EQ(p.grid, 18 * 4);
+  EXPECT_TRUE(p.params.teams_apart);
+  set_multiprocessor_limit(17);
+  p = plan(a);
+  set_multiprocessor_limit(0);
+  EXPECT_EQ(p.grid, 34);
+  EXPECT_FALSE(p.params.teams_apart);
+}
+
 // Leaves of all tiles: the places on the line fit 32 bits.
 TEST_F(PlanDecode, LongestLine) {
   DecodeInputs inputs(kGpu);
@@ -414,7 +432,7 @@ TEST_F(PlanDecode, SizesNeedNoOutput) {
   EXPECT_EQ(error_of<ValueError>([&] { (void)decode_workspace_size(a); }),
             "flash_decode: v_format must say what v_cache of uint8 stores, got none; pass v_format=\"q8_0\"");
   a.k_format = a.v_format = KvFormat::kQ8_0;
-  EXPECT_EQ(decode_workspace_size(a), bytes);
+  EXPECT_EQ(decode_workspace_size(a), kCounterBytes + (bytes - kCounterBytes) / 18 * 20);  // of 20 blocks, not 18
   a.q.rank = 2;
   EXPECT_NE(error_of<ValueError>([&] { (void)decode_workspace_size(a); }).find("q must have 3 dimensions"),
             std::string::npos);

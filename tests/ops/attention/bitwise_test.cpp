@@ -49,12 +49,12 @@ class AttentionBitwise : public testing::TestWithParam<AttentionCase> {
 
 std::vector<AttentionCase> shapes() {
   return {
-      {.name = "bf16_d128_causal", .dim_qk = 128, .dim_v = 128, .causal = true},
-      {.name = "fp16_d64", .type = Type::kF16},
-      {.name = "bf16_d64_window", .causal = true, .window_left = 90},
-      {.name = "bf16_d192x128_g6", .dim_qk = 192, .dim_v = 128, .q_heads = 6, .kv_heads = 1, .causal = true},
-      {.name = "bf16_d256_causal", .dim_qk = 256, .dim_v = 256, .q_heads = 2, .kv_heads = 1, .causal = true},
-      {.name = "fp16_d96_any",
+      {.name = "bitwise_bf16_d128_causal", .dim_qk = 128, .dim_v = 128, .causal = true},
+      {.name = "bitwise_fp16_d64", .type = Type::kF16},
+      {.name = "bitwise_bf16_d64_window", .causal = true, .window_left = 90},
+      {.name = "bitwise_bf16_d192x128_g6", .dim_qk = 192, .dim_v = 128, .q_heads = 6, .kv_heads = 1, .causal = true},
+      {.name = "bitwise_bf16_d256_causal", .dim_qk = 256, .dim_v = 256, .q_heads = 2, .kv_heads = 1, .causal = true},
+      {.name = "bitwise_fp16_d96_any",
        .type = Type::kF16,
        .dim_qk = 96,
        .dim_v = 96,
@@ -62,17 +62,13 @@ std::vector<AttentionCase> shapes() {
        .softcap = 10,
        .slopes = Slopes::kOfHeads,
        .sinks = true},
-      {.name = "fp32_d40", .type = Type::kF32, .dim_qk = 40, .dim_v = 40, .causal = true},
+      {.name = "bitwise_fp32_d40", .type = Type::kF32, .dim_qk = 40, .dim_v = 40, .causal = true},
   };
-}
-
-std::string support_name(const AttentionCase& c) {
-  return std::string("attention_") + type_name(c.type) + "_bitwise_" + c.name;
 }
 
 TEST_P(AttentionBitwise, AloneInBatchesAndOnAnyNumberOfMultiprocessors) {
   const AttentionCase& shape = GetParam();
-  FLASHPORT_REQUIRE_SUPPORT(support_name(shape), flashport::supports(shape.query()));
+  FLASHPORT_REQUIRE_SUPPORT(shape.support_name(), flashport::supports(shape.query()));
   const auto count = static_cast<std::int64_t>(sequences().q_lens.size());
   std::vector<Bits> alone;
   for (std::int64_t id = 0; id < count; ++id) {
@@ -118,7 +114,7 @@ flashport::AttentionArgs chunk(flashport::AttentionArgs a, std::int64_t first, s
 
 TEST_P(AttentionBitwise, OfAPromptInChunks) {
   AttentionCase c = GetParam();
-  FLASHPORT_REQUIRE_SUPPORT(support_name(c), flashport::supports(c.query()));
+  FLASHPORT_REQUIRE_SUPPORT(c.support_name(), flashport::supports(c.query()));
   const bool few = options().emulator;
   const std::int64_t tokens = few ? 150 : 4500;
   c.causal = true;
@@ -147,7 +143,7 @@ TEST_P(AttentionBitwise, OfAPromptInChunks) {
 
 TEST_P(AttentionBitwise, OnRepeat) {
   const AttentionCase& shape = GetParam();
-  FLASHPORT_REQUIRE_SUPPORT(support_name(shape), flashport::supports(shape.query()));
+  FLASHPORT_REQUIRE_SUPPORT(shape.support_name(), flashport::supports(shape.query()));
   Lengths ids(sequences().q_lens.size());
   for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int64_t>(i);
   AttentionCase c = with(shape, ids);

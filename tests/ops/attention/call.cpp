@@ -56,9 +56,20 @@ std::ostream& operator<<(std::ostream& out, const AttentionCase& c) {
 }
 
 flashport::AttentionQuery AttentionCase::query() const {
-  const bool modified =
-      softcap > 0 || slopes != Slopes::kNone || bias != Bias::kNone || dropout > 0 || (scale && *scale <= 0);
-  return {query_target(), dtype_of(type), dim_qk, dim_v, causal, modified};
+  return {.target = query_target(),
+          .dtype = dtype_of(type),
+          .head_dim_qk = dim_qk,
+          .head_dim_v = dim_v,
+          .causal = causal,
+          .softcap = softcap > 0,
+          .alibi = slopes != Slopes::kNone,
+          .bias = bias != Bias::kNone,
+          .dropout = dropout > 0};
+}
+
+std::string AttentionCase::support_name() const {
+  const std::string dims = std::to_string(dim_qk) + (dim_qk == dim_v ? "" : "x" + std::to_string(dim_v));
+  return std::string("attention_") + type_name(type) + "_d" + dims + "_" + name;
 }
 
 AttentionCall::AttentionCall(const AttentionCase& c) : c_(c) {
@@ -123,7 +134,6 @@ Tensor AttentionCall::tensor(std::int64_t rows, std::int64_t heads, std::int64_t
     case Layout::kOdd:
       strides = strides_with_gaps(shape, 1, 1);
       offset = 1;
-      for (std::int64_t& stride : strides) stride *= written ? 3 : 1;
       break;
   }
   if (c_.packed) {
@@ -372,8 +382,7 @@ std::string AttentionCall::check() {
     for (std::int64_t row = 0; row < exact[b].q_len; ++row) {
       for (std::int64_t head = 0; head < c_.q_heads; ++head) {
         const unsigned char* at = out_->address(out_index(sequence, row, head));
-        const std::int64_t step = out_->strides().back() * bytes;
-        for (std::int64_t d = 0; d < c_.dim_v; ++d) ours.push_back(reference::read_number(at + d * step, c_.type));
+        for (std::int64_t d = 0; d < c_.dim_v; ++d) ours.push_back(reference::read_number(at + d * bytes, c_.type));
         if (lse_) our_lse.push_back(lse_->get(lse_index(sequence, row, head)));
       }
     }
@@ -409,10 +418,7 @@ std::vector<unsigned char> AttentionCall::bits(std::int64_t sequence) {
   for (std::int64_t row = 0; row < c_.q_lens[static_cast<std::size_t>(sequence)]; ++row) {
     for (std::int64_t head = 0; head < c_.q_heads; ++head) {
       const unsigned char* at = out_->address(out_index(sequence, row, head));
-      for (std::int64_t d = 0; d < c_.dim_v; ++d) {
-        const unsigned char* element = at + d * out_->strides().back() * bytes;
-        all.insert(all.end(), element, element + bytes);
-      }
+      all.insert(all.end(), at, at + c_.dim_v * bytes);
       if (!lse_) continue;
       const unsigned char* of_lse = lse_->address(lse_index(sequence, row, head));
       all.insert(all.end(), of_lse, of_lse + 4);

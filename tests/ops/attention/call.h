@@ -18,7 +18,7 @@ namespace flashport_test {
 
 // How q, k, v, out and lse lie in memory. kProjection: as views of one (tokens, Hq + 2 Hkv, D) projection. kHeadsFirst:
 // tokens of a head are neighbours. kGaps: aligned gaps on every axis. kOdd: rows begin at addresses that only loads of
-// an element are aligned to, and the elements of an output row lie apart.
+// an element are aligned to, and the elements of lse lie apart.
 enum class Layout { kDense, kProjection, kHeadsFirst, kGaps, kOdd };
 enum class Slopes { kNone, kOfHeads, kOfSequences };
 enum class Bias { kNone, kFloat, kOwnType, kOfAllHeads, kOfAllSequences };
@@ -44,6 +44,8 @@ struct AttentionCase {
   std::vector<std::int64_t> ids = {};  // sequences of one id and seed have the same numbers; empty: their index
 
   [[nodiscard]] flashport::AttentionQuery query() const;
+  // As ci/expected_support has it: "attention_bf16_d192x128_<name>".
+  [[nodiscard]] std::string support_name() const;
 };
 
 std::ostream& operator<<(std::ostream& out, const AttentionCase& c);

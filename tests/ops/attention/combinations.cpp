@@ -117,13 +117,12 @@ std::vector<AttentionCase> attention_combinations(int most, int rounds, std::uin
         if (!goes_together(options, packed)) continue;
         AttentionCase c;
         c.seed = random.next() % 1000000;
-        c.name = "attention_combination";
+        c.name = "combination";
         c.packed = packed;
         choose_shape(c, random);
         for (const Option option : options) set(c, option, random);
         choose_lengths(c, random);
         if (c.layout == Layout::kProjection) c.dim_v = c.dim_qk;
-        c.name += std::string("_") + type_name(c.type);
         cases.push_back(c);
       }
     }

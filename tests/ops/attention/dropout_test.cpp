@@ -83,7 +83,7 @@ TEST(AttentionDropout, DropsItsShare) {
 // Where all weights are equal and values are 1, an output is the share of the kept.
 TEST(AttentionDropout, IsWhatTheMaskSays) {
   const AttentionCase c = {.name = "mask", .q_lens = {70}, .kv_lens = {203}, .dropout = 0.25};
-  FLASHPORT_REQUIRE_SUPPORT("attention_bf16_dropout", flashport::supports(c.query()));
+  FLASHPORT_REQUIRE_SUPPORT("attention_bf16_d64_dropout", flashport::supports(c.query()));
   Tensor q(Type::kBF16, {1, 70, 4, 64}), k(Type::kBF16, {1, 203, 2, 64}), v(Type::kBF16, {1, 203, 2, 64});
   Tensor out(Type::kBF16, {1, 70, 4, 64}), state(Type::kI64, {2});
   for (Tensor* tensor : {&q, &k, &v}) {
@@ -115,7 +115,7 @@ TEST(AttentionDropout, IsWhatTheMaskSays) {
 
 TEST(AttentionDropout, RepeatsForASeedAndAnOffset) {
   const AttentionCase c = {.name = "repeat", .packed = true, .causal = true, .dropout = 0.5};
-  FLASHPORT_REQUIRE_SUPPORT("attention_bf16_dropout", flashport::supports(c.query()));
+  FLASHPORT_REQUIRE_SUPPORT("attention_bf16_d64_dropout", flashport::supports(c.query()));
   AttentionCall call(c);
   call.run();
   const std::vector<unsigned char> first = call.bits();

@@ -26,7 +26,7 @@ AttentionCase packed_case(bool any) {
 }
 
 void replay_with_other_lengths(const AttentionCase& c) {
-  FLASHPORT_REQUIRE_SUPPORT("attention_bf16_" + c.name, flashport::supports(c.query()));
+  FLASHPORT_REQUIRE_SUPPORT(c.support_name(), flashport::supports(c.query()));
   AttentionCall call(c);
   const flashport::AttentionArgs args = call.args();
   const DeviceStream stream;
@@ -65,7 +65,7 @@ TEST(AttentionGraphs, ReplayOfModifiedScoresWithOtherLengths) {
 // Offsets move while the tensors and the call stay, as between the replays of a graph.
 TEST(AttentionGraphs, EagerCallsWithOtherLengths) {
   const AttentionCase c = packed_case(false);
-  FLASHPORT_REQUIRE_SUPPORT("attention_bf16_" + c.name, flashport::supports(c.query()));
+  FLASHPORT_REQUIRE_SUPPORT(c.support_name(), flashport::supports(c.query()));
   AttentionCall call(c);
   const flashport::AttentionArgs args = call.args();
   Random random(23);

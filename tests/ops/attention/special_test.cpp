@@ -26,7 +26,7 @@ flashport::Support bf16_support(std::int64_t dim = 64) {
 
 // q, k and v as views of one projection give the bits of tensors of their own.
 TEST(AttentionSpecial, ViewsOfOneProjection) {
-  FLASHPORT_REQUIRE_SUPPORT("attention_bf16_projection", bf16_support());
+  FLASHPORT_REQUIRE_SUPPORT("attention_bf16_d64_projection", bf16_support());
   constexpr std::int64_t kTokens = 130, kHeads = 3, kDim = 64;
   Tensor all(Type::kBF16, {1, kTokens, 3, kHeads, kDim});
   Random random(5);
@@ -64,7 +64,7 @@ TEST(AttentionSpecial, ViewsOfOneProjection) {
 // Tokens of k, v and q, and rows of out, more than 2^31 elements apart. Keys are equal, so that a query sees the mean.
 TEST(AttentionSpecial, OffsetsPastTwoToTheThirtyFirst) {
   if (options().emulator) GTEST_SKIP() << "takes gigabytes";
-  FLASHPORT_REQUIRE_SUPPORT("attention_bf16_far_apart", bf16_support());
+  FLASHPORT_REQUIRE_SUPPORT("attention_bf16_d64_far_apart", bf16_support());
   constexpr std::int64_t kStride = (std::int64_t{1} << 31) + 64, kDim = 64;
   const SparseMemory memory(static_cast<std::size_t>(kStride + 8 * kDim) * 2);
   if (memory.data() == nullptr) GTEST_SKIP() << "no memory of four gigabytes";
@@ -109,7 +109,7 @@ TEST(AttentionSpecial, OffsetsPastTwoToTheThirtyFirst) {
 // Counters of a caller's workspace are zero after a call, as they were before it.
 TEST(AttentionSpecial, WorkspaceOfTheCaller) {
   AttentionCase c = {.name = "workspace", .causal = true};
-  FLASHPORT_REQUIRE_SUPPORT("attention_bf16_workspace", flashport::supports(c.query()));
+  FLASHPORT_REQUIRE_SUPPORT("attention_bf16_d64_workspace", flashport::supports(c.query()));
   AttentionCall call(c);
   call.run();
   const std::vector<unsigned char> expected = call.bits();
@@ -130,7 +130,7 @@ TEST(AttentionSpecial, WorkspaceOfTheCaller) {
 }
 
 TEST(AttentionSpecial, NothingToCompute) {
-  FLASHPORT_REQUIRE_SUPPORT("attention_bf16_empty", bf16_support());
+  FLASHPORT_REQUIRE_SUPPORT("attention_bf16_d64_empty", bf16_support());
   for (const bool packed : {false, true}) {
     AttentionCase c = {.name = "empty", .q_lens = {0, 0}, .kv_lens = {5, 5}, .packed = packed, .used_k = true};
     AttentionCall none(c);
@@ -145,7 +145,7 @@ TEST(AttentionSpecial, NothingToCompute) {
 // Queries of which none sees a key: output 0, lse -inf.
 TEST(AttentionSpecial, QueriesThatSeeNoKey) {
   AttentionCase c = {.name = "blind", .q_lens = {200, 200}, .kv_lens = {3, 3}, .causal = true};
-  FLASHPORT_REQUIRE_SUPPORT("attention_bf16_blind", flashport::supports(c.query()));
+  FLASHPORT_REQUIRE_SUPPORT("attention_bf16_d64_blind", flashport::supports(c.query()));
   AttentionCall call(c);
   call.run();
   EXPECT_EQ(call.check(), "");

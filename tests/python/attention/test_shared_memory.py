@@ -56,12 +56,15 @@ def test_an_output_between_the_inputs():
     whole, views = projection((3, 7))
     room = np.full((3, 7, whole.shape[2] + HEADS, 32), np.nan, BF16)
     room[:, :, : whole.shape[2]] = whole
-    views = dict(zip(("q", "k", "v", "out"), np.split(room, [HEADS, HEADS + KV_HEADS, HEADS + 2 * KV_HEADS], 2)))
+    parts = np.split(room, [HEADS, HEADS + KV_HEADS, HEADS + 2 * KV_HEADS], axis=2)
+    views = dict(zip(("q", "k", "v", "out"), parts, strict=True))
     wanted = flashport.attention(views["q"], views["k"], views["v"])
     flashport.attention(**views)
     same(views["out"], wanted)
     same(room[:, :, : whole.shape[2]], whole)
-    expect(views | {"out": room[:, :, whole.shape[2] - 1 : -1]}, "out must not share memory with v; pass another tensor$")
+    expect(
+        views | {"out": room[:, :, whole.shape[2] - 1 : -1]}, "out must not share memory with v; pass another tensor$"
+    )
     expect(views | {"out": views["q"]}, "out must not share memory with q; pass another tensor$")
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import flashport
-from flashport.benchmarks import decode, gated_delta, harness
+from flashport.benchmarks import attention, decode, gated_delta, harness
 from flashport.testing import numerics
 
 GATED_DELTA = [dataclasses.replace(c, batch=2, tokens=min(c.tokens, 70)) for c in gated_delta.cases()]
@@ -47,6 +47,46 @@ def test_candidates_run(case, library, monkeypatch):
     comparable = library == "torch" and len(set(case.lens)) == 1 and case.k_format == case.q
     assert bool(row.peers) == comparable
     assert (row.ratio is not None) == comparable
+
+
+ATTENTION = [
+    dataclasses.replace(c, lens=tuple((min(q, 70), min(k, 90 if q < k else 70)) for q, k in c.lens[:3]), heads=(4, 2))
+    for c in [*attention.cases(), *attention.cases(cpu=True)]
+]
+
+
+@pytest.mark.parametrize("case", ATTENTION, ids=lambda case: case.name)
+@pytest.mark.parametrize("library", ["torch", "none"])
+def test_attention_runs(case, library, monkeypatch):
+    if library == "torch":
+        pytest.importorskip("torch")
+    else:
+        monkeypatch.setattr(harness, "find_torch", lambda device: None)
+    row = attention.run_case(case, "cpu", "cpu", 1)
+    assert row.seconds > 0
+    assert row.read_seconds is None
+    assert row.kernel == flashport.which_kernel("attention", target="cpu", **case.query)
+    (q_len, kv_len), *_ = case.lens
+    comparable = not (case.option or case.packed or case.window >= 0 or q_len != kv_len)
+    assert list(row.peers) == (["torch SDPA"] if library == "torch" and comparable else [])
+    skipped = attention.run_case(case, "cpu", "cpu", 1, 1.0)
+    assert skipped.skipped.endswith("GFLOP are too many for this device's run")
+
+
+def test_flops_are_those_of_pairs_that_a_mask_leaves():
+    for q_len, kv_len, causal, window, wanted in (
+        (3, 5, False, -1, 15),
+        (3, 5, True, -1, 12),
+        (5, 3, True, -1, 6),
+        (4, 4, True, 1, 7),
+        (4, 4, False, 1, 13),
+        (0, 3, True, -1, 0),
+    ):
+        assert attention.pairs(q_len, kv_len, causal, window) == wanted
+    case = attention.AttentionCase("name", ((2, 2), (1, 3)), dims=(64, 32), heads=(3, 1))
+    assert case.flops == 2 * (64 + 32) * 3 * (3 + 3)
+    assert case.bytes == 2 * (64 + 32) * (3 * 3 + 5)
+    assert len({c.name for c in ATTENTION}) == len(ATTENTION)
 
 
 @pytest.mark.parametrize("case", GATED_DELTA, ids=lambda case: case.name)

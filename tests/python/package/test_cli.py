@@ -16,7 +16,8 @@ from click.testing import CliRunner
 
 import flashport
 from flashport import _core, devices
-from flashport.cli import demo_gated_delta, main
+from flashport.benchmarks import harness
+from flashport.cli import demo_attention, demo_gated_delta, main
 
 
 def run(*arguments, code=0):
@@ -38,6 +39,34 @@ def test_demo():
     assert "two stages" in output
     assert "one call" in output
     assert "%" in output
+
+
+def test_demo_of_attention():
+    output = " ".join(run("demo", "attention", "--device", "cpu", "--quick").split())
+    assert "correct" in output
+    assert "64 queries of each sequence and all heads" in output
+    for text in ("one prompt", "two packed", "TFLOP/s", "of torch.matmul", "plain bf16", "187 and 68"):
+        assert text in output
+
+
+def test_demo_of_attention_without_torch(monkeypatch):
+    monkeypatch.setattr(harness, "find_torch", lambda device: None)
+    assert "not measured" in run("demo", "attention", "--device", "cpu", "--quick")
+
+
+def test_demo_of_attention_says_what_is_wrong(monkeypatch):
+    right = demo_attention._on_device
+
+    def wrong(batch, device):
+        out, seconds = right(batch, device)
+        out[-1, 31, 127] += 0.1
+        return out, seconds
+
+    monkeypatch.setattr(demo_attention, "_on_device", wrong)
+    output = " ".join(run("demo", "attention", "--device", "cpu", "--quick", code=1).split())
+    assert "wrong: one prompt: error" in output
+    assert "two packed: error" in output
+    assert "correct" not in output
 
 
 def test_demo_of_the_gated_delta_rule():
@@ -64,7 +93,7 @@ def test_demo_of_the_gated_delta_rule_says_what_is_wrong(monkeypatch):
 
 
 def test_unknown_demo():
-    assert "'decode', 'gdn'" in run("demo", "prefill", code=2)
+    assert "'decode', 'attention', 'gdn'" in run("demo", "prefill", code=2)
 
 
 def test_doctor_and_support():
@@ -76,6 +105,9 @@ def test_doctor_and_support():
     target = flashport.backends()[0].targets[0]
     output = run("support", "--target", target, "--why")
     assert f"gated delta rule on {target}" in output
+    rows = [line for line in output.splitlines() if " ALiBi " in line]
+    assert [row.count("yes") for row in rows] == [8, 8, 8]
+    assert f"attention on {target}" in output
     rows = [line.split() for line in output.splitlines() if "gated_delta" in line]
     served = {tuple(row[1:6:2]): tuple(row[7:12:2]) for row in rows if len(row) == 13}
     queries, states = ("fp32", "fp16", "bf16"), ("fp32", "bf16")

@@ -20,6 +20,8 @@ from flashport.torch import tracing
 
 DIRECT = [
     flashport.append_kv,
+    flashport.attention,
+    flashport.dropout_mask,
     flashport.flash_decode,
     flashport.flash_decode_stage1,
     flashport.flash_decode_stage2,
@@ -68,6 +70,14 @@ def arguments(function):
     def random(*shape):
         return rng.standard_normal(shape, np.float32)
 
+    if function is flashport.attention:
+        return {
+            "q": random(2, 9, 4, 32),
+            "k": random(2, 12, 2, 32),
+            "v": random(2, 12, 2, 48),
+            "causal": True,
+            "out": np.full((2, 9, 4, 48), np.nan, np.float32),
+        }
     if function is flashport.flash_decode:
         return {
             "q": random(2, 4, 64),
@@ -84,7 +94,13 @@ def arguments(function):
     }
 
 
-COMPARED = [flashport.flash_decode, flashport.gated_delta_chunk, flashport.gated_delta_update, flashport.merge_states]
+COMPARED = [
+    flashport.attention,
+    flashport.flash_decode,
+    flashport.gated_delta_chunk,
+    flashport.gated_delta_update,
+    flashport.merge_states,
+]
 
 
 def undecorated(function):

@@ -43,18 +43,28 @@ def test_the_stub_has_the_arguments_of_the_package_in_their_order(name):
     assert [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)] == own
 
 
-def test_type_checkers_see_every_argument_of_flash_decode():
-    tree = ast.parse((PACKAGE / "decode.py").read_text())
-    options = next(node for node in ast.walk(tree) if getattr(node, "name", "") == "_DecodeOptions")
-    overloaded = next(node for node in tree.body if getattr(node, "name", "") == "flash_decode")
+@pytest.mark.parametrize(
+    ("name", "module", "options"),
+    [("flash_decode", "decode.py", "_DecodeOptions"), ("attention", "_attention.py", "_AttentionOptions")],
+)
+def test_type_checkers_see_every_argument(name, module, options):
+    tree = ast.parse((PACKAGE / module).read_text())
+    options = next(node for node in ast.walk(tree) if getattr(node, "name", "") == options)
+    overloaded = next(node for node in tree.body if getattr(node, "name", "") == name)
     seen = [argument.arg for argument in (*overloaded.args.args, *overloaded.args.kwonlyargs)]
     seen += [node.target.id for node in options.body if isinstance(node, ast.AnnAssign)]
-    assert sorted(seen) == sorted(inspect.signature(flashport.flash_decode).parameters)
+    assert sorted(seen) == sorted(inspect.signature(getattr(flashport, name)).parameters)
 
 
 def test_rooms_that_are_not_public_stay_out_of_the_interface():
     """Public modules lie flat, and importing them brings in neither torch, NumPy nor what judges and times."""
-    flat = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__", "_sglang"}
+    flat = {path.stem for path in PACKAGE.glob("*.py")} - {
+        "__init__",
+        "__main__",
+        "_attention",
+        "_sglang",
+        "_transformers_attention",
+    }
     assert flat == {"arrays", "decode", "devices", "fla", "gated_delta", "lightllm", "sglang", "transformers", "typing"}
     code = f"""
 import sys
@@ -64,8 +74,10 @@ print(*sorted(rooms))
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     rooms = {
+        "flashport._attention",
         "flashport._core",
         "flashport._sglang",
+        "flashport._transformers_attention",
         "flashport.torch",
         "flashport.torch.gradients",
         "flashport.torch.tracing",
@@ -182,7 +194,7 @@ def test_support_is_not_asked_so(function, options, error, text):
         function("decode", **{"target": "cpu", **options})
 
 
-OPERATIONS = '"decode", "decode_stage2", "append", "merge", "gated_delta" or "gated_delta_chunk"'
+OPERATIONS = '"decode", "decode_stage2", "append", "merge", "gated_delta", "gated_delta_chunk" or "attention"'
 KEYS = {
     "decode": "decode/fp32/kv=bf16/hd128/r16",
     "decode_stage2": "decode_stage2",
@@ -190,6 +202,7 @@ KEYS = {
     "merge": "merge_states",
     "gated_delta": "gated_delta_update/state=fp32/vk/gate=head/k256",
     "gated_delta_chunk": "gated_delta_chunk/fp32/k256",
+    "attention": "attention/fp32/hd512/plain",
 }
 
 
@@ -252,9 +265,9 @@ def test_support_of_the_companions_says_no_to(operation, options, reason):
 def test_operations_and_formats_are_those_that_types_name():
     quoted = re.compile(r'"([^"]+)"')
     with pytest.raises(ValueError, match=r"^supports: operation must be ") as error:
-        flashport.supports("attention")
+        flashport.supports("prefill")
     *named, wrong = quoted.findall(str(error.value))
-    assert (tuple(named), wrong) == (typing.get_args(Operation), "attention")
+    assert (tuple(named), wrong) == (typing.get_args(Operation), "prefill")
     assert set(named) == set(KEYS)
     with pytest.raises(ValueError, match=r"^supports: k_format must be ") as error:
         flashport.supports("decode", k_format="q4_0")
@@ -407,8 +420,8 @@ def test_a_schedule_is_explained():
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"operation": "merge"}, ValueError, 'operation must be "decode", got "merge"'),
-        ({"operation": None}, TypeError, 'operation must be "decode", got NoneType'),
+        ({"operation": "merge"}, ValueError, 'operation must be "decode" or "attention", got "merge"'),
+        ({"operation": None}, TypeError, 'operation must be "decode" or "attention", got NoneType'),
         ({"batch": 0}, ValueError, "batch must be from 1 to 16777216, got 0"),
         ({"batch": None}, TypeError, "batch must be an integer, got NoneType"),
         ({"num_kv_heads": -1}, ValueError, "num_kv_heads must be from 1 to 16777216, got -1"),
@@ -430,3 +443,45 @@ def test_a_schedule_is_explained():
 def test_a_schedule_is_not_explained_so(options, error, text):
     with pytest.raises(error, match=rf"^explain: {re.escape(text)}$"):
         flashport.explain(**{"operation": "decode", "target": "cpu", **options})
+
+
+def test_a_schedule_of_attention_is_explained():
+    shape = {"dtype": "bf16", "head_dim": 64, "causal": True, "target": "cpu"}
+    plan = flashport.explain("attention", batch=3, num_q_heads=8, num_kv_heads=2, q_len=500, kv_len=700, **shape)
+    assert plan.kernel == flashport.which_kernel("attention", **shape)
+    assert plan.work_tiles == 3 * 8 * -(-500 // plan.rows)
+    assert min(plan.rows, plan.keys, plan.stages, plan.threads, plan.blocks, plan.shared_bytes) > 0
+    assert plan.pieces == 1
+    assert str(plan) == plan.text
+    assert plan.text.startswith(f"{plan.kernel}: {plan.blocks} block")
+    assert f"for {plan.work_tiles} work tiles of {plan.rows} rows; key tiles of {plan.keys} keys" in plan.text
+    q, k = np.zeros((3, 500, 8, 64), ml_dtypes.bfloat16), np.zeros((3, 700, 2, 64), ml_dtypes.bfloat16)
+    assert plan.workspace_bytes == flashport.attention_workspace_size(q, k, k)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"batch": 0}, ValueError, "batch must be from 1 to 16777216, got 0"),
+        ({"q_len": 0}, ValueError, "q_len must be from 1 to 1073741824, got 0"),
+        ({"kv_len": -1}, ValueError, "kv_len must be from 0 to 1073741824, got -1"),
+        (
+            {"num_q_heads": 5, "num_kv_heads": 2},
+            ValueError,
+            "num_q_heads must be a multiple of num_kv_heads, got 5 and 2",
+        ),
+        ({"causal": 1}, TypeError, "causal must be True or False, got int"),
+        ({"bias": None}, TypeError, "bias must be True or False, got NoneType"),
+        ({"head_dim": 1024}, NotImplementedError, "head_dim must be a multiple of 8 from 16 to 512, got 1024"),
+        ({"dtype": "int32"}, NotImplementedError, "q must be float16, bfloat16 or float32, got int32"),
+        (
+            {"max_kv_len": 5},
+            TypeError,
+            '"attention" has no option max_kv_len; it has dtype, head_dim, head_dim_v, causal, softcap, alibi, bias, '
+            "dropout, batch, num_q_heads, num_kv_heads, q_len, kv_len, target",
+        ),
+    ],
+)
+def test_a_schedule_of_attention_is_not_explained_so(options, error, text):
+    with pytest.raises(error, match=rf"^explain: {re.escape(text)}$"):
+        flashport.explain("attention", **{"target": "cpu", **options})

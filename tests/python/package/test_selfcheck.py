@@ -1,12 +1,13 @@
-"""The self-check of the gated delta rule runs every kernel, finds what is wrong, and says what is declined."""
+"""The self-checks of the gated delta rule and of attention run every kernel, and find what is wrong."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+import flashport
 from flashport import _core, backends, devices, gated_delta
-from flashport.testing import selfcheck, selfcheck_gated_delta
+from flashport.testing import numerics, selfcheck, selfcheck_attention, selfcheck_gated_delta
 from flashport.testing.cases import to_host
 from flashport.testing.selfcheck_gated_delta import load_cases
 
@@ -106,3 +107,61 @@ def test_what_is_declined_has_the_reason(monkeypatch):
     checks = list(selfcheck_gated_delta.checks("cpu", "cpu", ("emulator",)))
     outcomes = [check.run() for check in checks]
     assert {(outcome.status, outcome.detail) for outcome in outcomes} == {("unsupported", "no such kernel")}
+
+
+ATTENTION = {case.name: case for case in selfcheck_attention.load_cases("emulator", "full")}
+
+
+def test_the_cases_of_attention_reach_every_kernel():
+    names = [check.name for check in selfcheck.checks("cpu", "cpu", ("emulator", "full"))]
+    assert {*ATTENTION, "attention_invariance", "dropout_mask"} < set(names)
+    for target in (target for backend in backends() for target in backend.targets):
+        queries = [{**case.query, "target": target} for case in ATTENTION.values()]
+        reached = {
+            devices.which_kernel("attention", **query) for query in queries if devices.supports("attention", **query)
+        }
+        assert reached == {key for key in _core.kernel_keys(target) if key.startswith("attention/")}
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "place", "text"),
+    [
+        ("attention_packed", "out", (69, 3, 127), "out: error"),
+        ("attention_packed", "lse", (3, 69), "lse: error"),
+        ("attention_packed", "out", (76, 0, 0), "out was written where no sequence has a query"),
+        ("attention_lengths_in_use", "lse", (1, 0, 5), "lse was written where no sequence has a query"),
+        ("attention_all_options", "out", (1, 112, 0, 0), "out: error"),
+    ],
+)
+def test_a_wrong_element_of_attention_is_found(name, array, place, text, monkeypatch):
+    right = flashport.attention
+
+    def wrong(**arguments):
+        right(**arguments)
+        fmt = "bf16" if array == "out" else "fp32"
+        values = to_host(arguments[array], fmt)
+        values[place] = 1.0 if np.isnan(values[place]) else values[place] + 0.1
+        arguments[array].copy_from(numerics.encode(values, fmt))
+
+    assert selfcheck_attention.check(ATTENTION[name], "cpu", "cpu").status == "passed"
+    monkeypatch.setattr(flashport, "attention", wrong)
+    outcome = selfcheck_attention.check(ATTENTION[name], "cpu", "cpu")
+    assert outcome.status == "failed"
+    assert outcome.detail.startswith(text)
+
+
+@pytest.mark.parametrize("part", ["q", "v"])
+def test_attention_whose_bits_follow_the_batch_is_found(part, monkeypatch):
+    right = flashport.attention
+
+    def wrong(**arguments):
+        if len(to_host(arguments["out"], "bf16")) < 100:  # a part of the batch alone
+            values = to_host(arguments[part], "bf16")
+            values[0] += 0.5
+            arguments[part].copy_from(numerics.encode(values, "bf16"))
+        right(**arguments)
+
+    monkeypatch.setattr(flashport, "attention", wrong)
+    outcome = selfcheck_attention.check_invariance("attention_invariance", "cpu", "cpu")
+    assert outcome.status == "failed"
+    assert outcome.detail.startswith("bits differ of ")

@@ -40,6 +40,23 @@ def decoding(q: Matrix, cache: Matrix, seqlens: np.ndarray[Any, np.dtype[np.int3
     flashport.append_kv(q, q, cache, cache, [1, 2])  # type: ignore[arg-type]
 
 
+def attending(q: Matrix, offsets: np.ndarray[Any, np.dtype[np.int32]], asked: bool, mine: Matrix) -> None:
+    """As in decoding."""
+    assert_type(flashport.attention(q, q, q), Matrix)
+    assert_type(flashport.attention(q, q, q, out=mine, causal=True, window=(30, -1)), Matrix)
+    assert_type(flashport.attention(q, q, q, return_lse=True), tuple[Matrix, Matrix])
+    assert_type(flashport.attention(q, q, q, lse=mine, dropout_p=0.1, rng_state=offsets), tuple[Matrix, Matrix])
+    assert_type(flashport.attention(q, q, q, return_lse=asked), Matrix | tuple[Matrix, Matrix])
+    packed = flashport.attention(q, q, q, cu_seqlens_q=offsets, cu_seqlens_k=offsets, max_seqlen_q=3, max_seqlen_k=3)
+    assert_type(packed, Matrix)
+    assert_type(flashport.attention_workspace_size(q, q, q, bias=mine), int)
+    assert_type(flashport.dropout_mask((1, 2, 3, 4), mine, 0.1), Matrix)
+
+    flashport.attention(q, q, q, is_causal=True)  # type: ignore[call-overload]
+    flashport.attention(q, q, q, window=3)  # type: ignore[call-overload]
+    flashport.attention(q, q)  # type: ignore[call-overload]
+
+
 def arrays_of_the_package(q: flashport.DeviceArray, layout: KvLayout, states: StateLayout) -> None:
     """A :class:`flashport.DeviceArray` is an array; its results are of its type."""
     assert_type(flashport.flash_decode(q, q, q, q, kv_layout=layout), flashport.DeviceArray)
@@ -57,8 +74,11 @@ def support() -> None:
     assert_type(flashport.which_kernel("gated_delta_chunk", gate="head"), str)
     assert_type(flashport.which_kernel("merge", head_dim=3, target=None), str)
     assert_type(flashport.explain("decode", batch=2, max_kv_len=100, num_splits=None), flashport.DecodeSchedule)
-    flashport.explain("merge")  # type: ignore[arg-type]
-    flashport.supports("attention")  # type: ignore[call-overload]
+    flashport.explain("merge")  # type: ignore[call-overload]
+    flashport.supports("prefill")  # type: ignore[call-overload]
+    assert_type(flashport.supports("attention", dtype=np.float16, causal=True), flashport.Support)
+    assert_type(flashport.explain("attention", q_len=8, kv_len=9, alibi=True), flashport.AttentionSchedule)
+    flashport.supports("attention", q_dtype="fp16")  # type: ignore[call-overload]
     flashport.supports("append", q_len=2)  # type: ignore[call-overload]
     flashport.supports("gated_delta", gate="kda")  # type: ignore[call-overload]
 

@@ -262,7 +262,9 @@ def test_which_masks_are_made(config, options, wanted):
     from transformers import masking_utils
 
     window = options.get("local_size")
-    function = masking_utils.sliding_window_causal_mask_function(window) if window else masking_utils.causal_mask_function
+    function = (
+        masking_utils.sliding_window_causal_mask_function(window) if window else masking_utils.causal_mask_function
+    )
     arguments = {"batch_size": 2, "q_length": 8, "kv_length": 8, "mask_function": function, "config": config, **options}
     mask = registered.make_mask(**arguments)
     found = "none" if mask is None else "spans" if mask.dtype == torch.int32 else "pairs"

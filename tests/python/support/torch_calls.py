@@ -11,6 +11,8 @@ from flashport import sglang
 
 NAMES = [
     "append_kv",
+    "attention",
+    "dropout_mask",
     "flash_decode",
     "flash_decode_stage1",
     "flash_decode_stage2",
@@ -20,7 +22,7 @@ NAMES = [
     "merge_states",
 ]
 PAIR = ["flash_decode_stage1", "flash_decode_stage2"]  # LightLLM's, which run as under torch.no_grad()
-REFUSING = [name for name in NAMES if name not in PAIR]
+REFUSING = [name for name in NAMES if name not in [*PAIR, "dropout_mask"]]  # which has nothing to differentiate
 
 
 class WithoutExchangeApi(torch.Tensor):
@@ -60,6 +62,16 @@ def make(name, kind=None):
         arguments = {"mid_out": random(3, 8, 3, 64), "mid_out_logexpsum": random(3, 8, 3), "B_Seqlen": lens}
         arguments |= {"Out": nan(3, 8, 64), "block_seq": 16, "lse": nan(3, 8)}
         outputs = ["Out", "lse"]
+    elif name == "attention":
+        arguments = {"q": random(2, 9, 4, 32), "k": random(2, 12, 2, 32), "v": random(2, 12, 2, 48)}
+        arguments |= {"causal": True, "window": (5, -1), "sinks": random(4), "bias": random(1, 4, 9, 12)}
+        arguments |= {"alibi_slopes": random(4), "dropout_p": 0.2, "rng_state": torch.tensor([3, 4])}
+        arguments |= {"out": nan(2, 9, 4, 48), "lse": nan(2, 4, 9)}
+        outputs = ["out", "lse"]
+    elif name == "dropout_mask":
+        arguments = {"shape": (1, 2, 3, 40), "rng_state": torch.tensor([3, 4]), "dropout_p": 0.3}
+        arguments |= {"mask": torch.full((1, 2, 3, 40), 7, dtype=torch.uint8)}
+        outputs = ["mask"]
     elif name == "append_kv":
         arguments = {"k": random(3, 2, 64), "v": random(3, 2, 64), "k_cache": nan(2, 4, 2, 64)}
         arguments |= {"v_cache": nan(2, 4, 2, 64), "positions": torch.tensor([5, 0, 3])}

@@ -12,12 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import flashport  # noqa: E402
 from flashport import _core  # noqa: E402
-from flashport.torch import decode, gated_delta, library  # noqa: E402, F401
+from flashport.torch import attention, decode, gated_delta, library  # noqa: E402, F401
 from torch_calls import NAMES, make  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, while compiling
 
-OPERATORS = sorted([*NAMES, "flash_decode_out", "gated_delta_packed_decode", "merge_state_out", "merge_states_out"])
+OUT = ["attention_out", "dropout_mask_out", "flash_decode_out", "merge_state_out", "merge_states_out"]
+OPERATORS = sorted([*NAMES, *OUT, "gated_delta_packed_decode"])
 
 
 def tensors(x):
@@ -60,7 +61,9 @@ def test_make_fx(name, mode):
         torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", ["flash_decode", "merge_state", "merge_states", "gated_delta_update"])
+@pytest.mark.parametrize(
+    "name", ["attention", "dropout_mask", "flash_decode", "merge_state", "merge_states", "gated_delta_update"]
+)
 def test_make_fx_over_tensors_that_the_program_holds(name):
     """Results are not constants, also where all arguments are."""
     call, values = tensors(without_results(make(name)))
@@ -212,6 +215,13 @@ def test_a_stream_is_refused_and_not_dropped(name, way):
         ("flash_decode", {"window": 5}, r"window must be a tuple \(left, right\), got 5"),
         ("flash_decode", {"window": [1, 2]}, r"window must be a tuple \(left, right\), got \[1, 2\]"),
         ("flash_decode", {"window": (True, 2)}, r"window\[0\] must be an integer, got bool"),
+        ("attention", {"window": 5}, r"window must be a tuple \(left, right\), got 5"),
+        ("attention", {"window": (True, 2)}, r"window\[0\] must be an integer, got bool"),
+        ("attention", {"causal": 1}, "causal must be True or False, got int"),
+        ("attention", {"return_lse": 1}, "return_lse must be True or False, got int"),
+        ("attention", {"dropout_p": True}, "dropout_p must be a number, got bool"),
+        ("attention", {"max_seqlen_q": True}, "max_seqlen_q must be an integer, got bool"),
+        ("dropout_mask", {"dropout_p": True}, "dropout_p must be a number, got bool"),
         ("flash_decode", {"softmax_scale": True}, "softmax_scale must be a number, got bool"),
         ("flash_decode", {"max_q_len": True}, "max_q_len must be an integer, got bool"),
         ("merge_states", {"lse_base": True}, "lse_base must be a number, got bool"),
@@ -240,13 +250,15 @@ def test_every_operator_is_known_here():
 def test_opcheck(name):
     function = name.removesuffix("_out")
     x = make(function)
-    if name in ("flash_decode", "merge_state", "merge_states"):
+    if name in ("attention", "dropout_mask", "flash_decode", "merge_state", "merge_states"):
         x = without_results(x)
     operator = getattr(torch.ops.flashport, name).default
     defaults = {"kv_layout": "NHD", "window_left": -1, "window_right": -1, "softcap": 0.0, "return_lse": True}
     given = []
     for argument in operator._schema.arguments:
         value = x.arguments.get(argument.name, defaults.get(argument.name))
+        if argument.name.startswith("window_") and "window" in x.arguments:
+            value = x.arguments["window"][argument.name == "window_right"]
         given.append(value)
     results = torch.library.opcheck(operator, tuple(given))
     assert set(results.values()) == {"SUCCESS"}

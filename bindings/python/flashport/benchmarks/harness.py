@@ -2,7 +2,8 @@
 
 All candidates of a case run in one process in interleaved rounds; a ratio is one of medians. On a GPU each candidate is
 a captured graph of several calls, so neither host time nor launches are in the figures (this needs torch). On the CPU,
-and on a GPU without torch, calls are timed by the host clock. The cases are those of ``decode`` and ``gated_delta``.
+and on a GPU without torch, calls are timed by the host clock. The cases are those of ``attention``, ``decode`` and
+``gated_delta``.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Row:
     peers_failed: dict[str, str] = dataclasses.field(default_factory=dict)  # installed, and why there is no figure
     host_seconds: float | None = None
     skipped: str = ""
+    flops: float = 0.0  # of what is bound by products; 0: it is bound by the bytes
 
     @property
     def ratio(self) -> float | None:

@@ -11,7 +11,7 @@ import click
 from rich.progress import track
 from rich.table import Table
 
-from flashport.benchmarks import decode, gated_delta, harness
+from flashport.benchmarks import attention, decode, gated_delta, harness
 from flashport.cli.common import (
     OUTPUT_FILE,
     ChosenDevice,
@@ -24,7 +24,7 @@ from flashport.cli.common import (
     show,
 )
 
-_CPU_BYTES = 300e6  # a CPU's run leaves larger cases out unless one is named
+_CPU_BYTES, _CPU_FLOPS = 300e6, 2e10  # a CPU's run leaves larger cases out unless one is named
 
 
 @click.command()
@@ -34,7 +34,7 @@ _CPU_BYTES = 300e6  # a CPU's run leaves larger cases out unless one is named
 @click.option("--json", "json_path", type=OUTPUT_FILE, help="Write the figures here.")
 @click.option("--plot", "plot_path", type=OUTPUT_FILE, help="Draw them to a PNG file.")
 def bench(device_name: str | None, match: str, rounds: int, json_path: Path | None, plot_path: Path | None) -> None:
-    """Time flash decoding and the gated delta rule beside peers and a plain read of equal bytes.
+    """Time attention, flash decoding and the gated delta rule beside peers, and what reads most beside a plain read.
 
     Peers are torch's attention, SGLang and flash-linear-attention, where they are installed.
     """
@@ -42,12 +42,13 @@ def bench(device_name: str | None, match: str, rounds: int, json_path: Path | No
         raise click.UsageError("--plot needs matplotlib: pip install 'flashport[bench]'")
     device = choose_device(device_name)
     console.print(f"[bold]{device.title}[/]")
-    largest = _CPU_BYTES if device.is_cpu and not match else float("inf")
+    largest, most = (_CPU_BYTES, _CPU_FLOPS) if device.is_cpu and not match else (float("inf"),) * 2
     where = device.device, device.target, rounds
     runs = [partial(decode.run_case, case, *where, largest) for case in decode.cases(match)]
     if match in decode.STAGE2 or match in decode.STAGE2_TITLE:
         runs.append(partial(decode.run_stage2, *where))
     runs += [partial(gated_delta.run_case, case, *where, largest) for case in gated_delta.cases(match)]
+    runs += [partial(attention.run_case, case, *where, most) for case in attention.cases(match, device.is_cpu)]
     rows = [run() for run in track(runs, description="cases", console=console, transient=True)]
     if not rows:
         raise click.BadParameter(f"no case contains {match!r}", param_hint="--match")
@@ -66,8 +67,8 @@ def bench(device_name: str | None, match: str, rounds: int, json_path: Path | No
 
 def _table(rows: list[harness.Row]) -> Table:
     table = Table(caption="ratio: our time over the best peer's, medians of interleaved rounds")
-    table.add_column("requests, q/kv heads, head dim, types, cache")
-    for heading in ("time", "GB/s", "of read rate", "peers", "ratio", "host"):
+    table.add_column("requests, q/kv heads, head dim, types, cache or mask")
+    for heading in ("time", "GB/s", "TFLOP/s", "of read rate", "peers", "ratio", "host"):
         table.add_column(heading, justify="right")
     for row in rows:
         if row.seconds is None:
@@ -75,7 +76,8 @@ def _table(rows: list[harness.Row]) -> Table:
         table.add_row(
             row.title,
             seconds_text(row.seconds),
-            rate_text(row.bytes, row.seconds),
+            "" if row.flops else rate_text(row.bytes, row.seconds),
+            f"{row.flops / row.seconds / 1e12:.3g}" if row.flops else "",
             "" if row.read_seconds is None else share_text(row.seconds, row.read_seconds),
             "\n".join(f"{name} {seconds_text(seconds)}" for name, seconds in row.peers.items()),
             "" if row.ratio is None else f"{row.ratio:.3f}",

@@ -1,6 +1,6 @@
 """flashport demo: a batch of decode requests, by two stages and in one call, checked and timed.
 
-``flashport demo gdn`` is in demo_gated_delta.py.
+``flashport demo attention`` is in demo_attention.py, ``flashport demo gdn`` in demo_gated_delta.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rich.table import Table
 
 from flashport import _core, decode, devices
 from flashport.benchmarks import timing
-from flashport.cli import demo_gated_delta
+from flashport.cli import demo_attention, demo_gated_delta
 from flashport.cli.common import (
     ChosenDevice,
     Report,
@@ -44,18 +44,20 @@ def demo_case(lengths: tuple[int, ...] = LENGTHS) -> DecodeCase:
 
 
 @click.command()
-@click.argument("operation", type=click.Choice(["decode", "gdn"]), default="decode")
+@click.argument("operation", type=click.Choice(["decode", "attention", "gdn"]), default="decode")
 @device_option
 @click.option("--quick", is_flag=True, help="Requests of a sixteenth of the length, prompts of an eighth.")
 def demo(operation: str, device_name: str | None, quick: bool) -> None:
     """Run a model's shape on the device that is there, check and time it.
 
-    decode (the default): eight requests of up to 8k tokens in Llama-3.1-8B's shape. gdn: the gated delta rule in
-    Qwen3-Next's shape, prompts and then decoding.
+    decode (the default): eight requests of up to 8k tokens in Llama-3.1-8B's shape. attention: a prompt and two packed
+    ones in the same shape. gdn: the gated delta rule in Qwen3-Next's shape, prompts and then decoding.
     """
     device = choose_device(device_name)
     console.print(f"[bold]flashport {devices.version()}[/] on {device.title}")
-    if operation == "gdn":
+    if operation == "attention":
+        demo_attention.run(device, quick)
+    elif operation == "gdn":
         demo_gated_delta.run(device, quick)
     else:
         _run_decode(device, quick)

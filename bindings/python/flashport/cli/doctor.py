@@ -16,6 +16,7 @@ from flashport.cli.common import console, show
 _LIBRARIES = ("numpy", "torch", "cupy", "jax", "ml_dtypes", "matplotlib")
 _VARIABLES = (
     "FLASHPORT_BACKEND_PATH", "FLASHPORT_CPU_TARGET", "FLASHPORT_NUM_THREADS", "FLASHPORT_CHECK",
+    "FLASHPORT_LOG",
     "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
 )  # fmt: skip
 

@@ -16,6 +16,14 @@ _DeltaOperation = Literal["gated_delta", "gated_delta_chunk"]
 _HEAD_DIMS = ((64, 64), (80, 80), (96, 96), (128, 128), (192, 192), (256, 256), (512, 512), (192, 128))
 _QUERIES = ("fp32", "fp16", "bf16")
 _FORMATS = ("native", "fp8_e4m3", "fp8_e4m3fnuz", "q8_0")
+_OPTIONS: dict[str, dict[str, bool]] = {
+    "no other": {},
+    "softcap": {"softcap": True},
+    "ALiBi": {"alibi": True},
+    "bias": {"bias": True},
+    "dropout": {"dropout": True},
+    "all": {"softcap": True, "alibi": True, "bias": True, "dropout": True},
+}
 _STATES = ("fp32", "bf16")
 _GATES: tuple[GateForm, ...] = ("head", "key", "any")
 _LAYOUTS: tuple[StateLayout, ...] = ("vk", "kv")
@@ -34,7 +42,7 @@ _DELTA_HEAD_DIMS = (256, 128, 64)  # what of K the tiles cover, the widest first
 @click.option("--why", is_flag=True, help="Also print the reason of each no.")
 @click.option("--kernels", is_flag=True, help="List the kernels instead.")
 def support(names: tuple[str, ...], why: bool, kernels: bool) -> None:
-    """Show which head dims, types and targets flash_decode and the gated delta rule serve."""
+    """Show which head dims, types and targets attention, flash_decode and the gated delta rule serve."""
     targets_of = {backend.name: backend.targets for backend in devices.backends()}
     compiled = list(itertools.chain(*targets_of.values()))
     targets_of.update({target: [target] for target in compiled})
@@ -46,18 +54,40 @@ def support(names: tuple[str, ...], why: bool, kernels: bool) -> None:
             for key in _core.kernel_keys(target):
                 console.print(key, soft_wrap=True, highlight=False)
         else:
-            reasons = {**_show_decode(target), **_show_gated_delta(target)}
+            reasons = {**_show_attention(target), **_show_decode(target), **_show_gated_delta(target)}
             for reason in reasons if why else ():
                 console.print(f"- {reason}", soft_wrap=True, highlight=False)
 
 
-def _show_decode(target: str) -> dict[str, None]:
+def _add_head_dims(table: Table) -> None:
+    for head_dim, head_dim_v in _HEAD_DIMS:
+        table.add_column(str(head_dim) if head_dim == head_dim_v else f"{head_dim}/{head_dim_v}", justify="center")
+
+
+def _show_attention(target: str) -> dict[str, None]:
     """Prints the table; returns the reasons of each no."""
+    table = Table(title=f"attention on {target}, with causal masks, windows, sinks and")
+    table.add_column("q, k, v")
+    table.add_column("option")
+    _add_head_dims(table)
+    reasons: dict[str, None] = {}
+    for query, (text, options) in itertools.product(_QUERIES, _OPTIONS.items()):
+        answers = [
+            devices.supports("attention", dtype=query, head_dim=dim, head_dim_v=dim_v, target=target, **options)
+            for dim, dim_v in _HEAD_DIMS
+        ]
+        table.add_row(query, text, *("[green]yes[/]" if answer else "[dim]-[/]" for answer in answers))
+        reasons.update(dict.fromkeys(answer.reason for answer in answers if not answer))
+    show(table, names=2)
+    return reasons
+
+
+def _show_decode(target: str) -> dict[str, None]:
+    """The same of flash_decode."""
     table = Table(title=f"flash_decode on {target}, q_len 1 to 16, query heads per kv head 1 to 128")
     table.add_column("q")
     table.add_column("cache")
-    for head_dim, head_dim_v in _HEAD_DIMS:
-        table.add_column(str(head_dim) if head_dim == head_dim_v else f"{head_dim}/{head_dim_v}", justify="center")
+    _add_head_dims(table)
     reasons: dict[str, None] = {}
     for query in _QUERIES:
         for cache in _FORMATS:

@@ -91,7 +91,7 @@ def attend(
     rows: np.ndarray | None = None,
     plain: str | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(out [rows, Hq, DV], lse [Hq, rows]) of one sequence, in fp64, or of a plain implementation in the type ``plain``.
+    """(out [rows, Hq, DV], lse [Hq, rows]) of one sequence, in fp64 or of a plain implementation in the type ``plain``.
 
     q [Sq, Hq, D], k [Sk, Hkv, D], v [Sk, Hkv, DV] of fp32 values; slopes and sinks [Hq]; bias and ``kept`` [Hq, rows,
     Sk]. ``rows``: the queries to compute. Default: all.
@@ -145,7 +145,9 @@ def attention(arguments: dict[str, Any], plain: str | None = None) -> tuple[np.n
     rule = Rule(**{name: arguments[name] for name in Rule.__dataclass_fields__ if name in arguments})
     slopes, bias = arguments.get("alibi_slopes"), arguments.get("bias")
     slopes = None if slopes is None else np.broadcast_to(slopes, (batch, heads))
-    bias = None if bias is None else np.broadcast_to(np.asarray(bias).astype(np.float32), (batch, heads, *bias.shape[2:]))
+    bias = (
+        None if bias is None else np.broadcast_to(np.asarray(bias).astype(np.float32), (batch, heads, *bias.shape[2:]))
+    )
     lengths = [arguments.get(name) for name in ("seqused_q", "seqused_k")]
     pads = arguments.get("leftpad_k")
     out = np.full((*q.shape[:-1], v.shape[-1]), np.nan)

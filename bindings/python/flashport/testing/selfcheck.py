@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from flashport import _core, decode, devices
-from flashport.testing import numerics, oracle, selfcheck_gated_delta
+from flashport.testing import numerics, oracle, selfcheck_attention, selfcheck_gated_delta
 from flashport.testing.cases import DecodeCase, HostArray, load_cases, make_data, to_host
 from flashport.testing.outcomes import CheckOf, Outcome, guarded, judge, poisoned
 
@@ -24,6 +24,7 @@ def checks(device: str, target: str, tiers: tuple[str, ...]) -> Iterator[CheckOf
     for name, check in _COMPANIONS.items():
         yield guarded(name, partial(check, name, device, target))
     yield from selfcheck_gated_delta.checks(device, target, tiers)
+    yield from selfcheck_attention.checks(device, target, tiers)
 
 
 def check_decode(case: DecodeCase, device: str, target: str) -> Outcome:

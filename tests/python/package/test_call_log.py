@@ -1,0 +1,113 @@
+"""FLASHPORT_LOG=calls: a line to stderr for each call, with what it was given and what runs; else there is none."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import flashport
+
+CALLS = """
+import numpy as np
+import flashport
+from flashport import sglang
+
+rng = np.random.default_rng(0)
+
+def random(*shape):
+    return rng.standard_normal(shape, np.float32)
+
+q, k = random(2, 4, 64), random(2, 40, 2, 64)
+lens = np.array([40, 7], np.int32)
+flashport.flash_decode(q, k, k, lens, softcap=20.0, window=(30, -1), num_splits=2)
+flashport.flash_decode(q[:0], k[:0], k[:0], lens[:0])
+table = np.arange(80, dtype=np.int32).reshape(2, 40)
+mid, mid_lse = np.zeros((2, 4, 3, 64), np.float32), np.zeros((2, 4, 3), np.float32)
+slots = k.reshape(80, 2, 64)
+flashport.flash_decode_stage1(q, slots, slots, table, lens * 0, lens, 40, mid, mid_lse, 16)
+flashport.flash_decode_stage2(mid, mid_lse, lens, np.empty_like(q), 16)
+flashport.append_kv(q[:, :2], q[:, 2:], k.copy(), k.copy(), np.array([5, -1]))
+flashport.merge_state(q, q[..., 0], q, q[..., 0], lse_base=2)
+flashport.merge_states(random(3, 5, 64), random(3, 5))
+x, gates = random(1, 70, 2, 32), -np.abs(random(1, 70, 2))
+flashport.gated_delta_update(x, x, x, g=gates, scale=0.5)
+flashport.gated_delta_chunk(x, x, x, gates, gates + 1, use_qk_l2norm=True)
+y = random(2, 9, 4, 32)
+state = np.array([1, 2])
+flashport.attention(y, y[:, :, :2], y[:, :, 2:], causal=True, dropout_p=0.25, rng_state=state, return_lse=True)
+flashport.dropout_mask((1, 2, 3, 4), state, 0.5)
+try:
+    flashport.attention(y, y, y[0])
+except ValueError:
+    pass
+"""
+
+
+def run(**environment):
+    """(lines, standard output) of the program above."""
+    inherited = {name: value for name, value in os.environ.items() if name != "FLASHPORT_LOG"}
+    done = subprocess.run(
+        [sys.executable, "-c", CALLS], env=inherited | environment, capture_output=True, text=True, check=True
+    )
+    return done.stderr.splitlines(), done.stdout
+
+
+@pytest.mark.parametrize("environment", [{}, {"FLASHPORT_LOG": ""}, {"FLASHPORT_LOG": "other"}])
+def test_without_the_word_there_is_no_log(environment):
+    assert run(**environment) == ([], "")
+
+
+def test_each_call_has_a_line():
+    lines, output = run(FLASHPORT_LOG="calls")
+    assert output == ""
+    found = [re.fullmatch(r"flashport: (\w+)\((.*)\) on cpu: (.*)", line) for line in lines]
+    assert all(found), lines
+    names = [
+        "flash_decode", "flash_decode", "flash_decode_stage1", "flash_decode_stage2", "append_kv", "merge_state",
+        "merge_states", "gated_delta_update", "gated_delta_chunk", "attention", "dropout_mask",
+    ]  # fmt: skip
+    assert [match[1] for match in found] == names
+    facts = {match[1]: match[3] for match in reversed(found)}
+    given = {match[1]: match[2] for match in reversed(found)}
+
+    assert given["flash_decode"] == (
+        "q=float32(2, 4, 64), k_cache=float32(2, 40, 2, 64), v_cache=float32(2, 40, 2, 64), seqlens=int32(2,), "
+        "out=float32(2, 4, 64), window=(30, -1), softcap=20, num_splits=2"
+    )
+    shape = {"q_dtype": "fp32", "head_dim": 64, "group_size": 2, "batch": 2, "num_kv_heads": 2, "max_kv_len": 40}
+    assert facts["flash_decode"] == str(flashport.explain("decode", num_splits=2, target="cpu", **shape))
+    assert found[1][3] == "nothing to do"
+    assert "block_seq=16" in given["flash_decode_stage1"]
+    assert "block_seq=16" in given["flash_decode_stage2"]
+    kernel = flashport.which_kernel("decode_stage2", target="cpu")
+    assert facts["flash_decode_stage2"] == f"{kernel}: 8 blocks"
+    assert given["append_kv"].startswith("k=float32(2, 2, 64) strides (256, 64, 1), v=")
+    assert given["merge_state"].endswith("lse_base=2")
+    assert facts["merge_states"] == f"{flashport.which_kernel('merge', target='cpu')}: 5 blocks"
+    assert given["gated_delta_update"].endswith("out=float32(1, 70, 2, 32), scale=0.5")
+    assert facts["gated_delta_update"].startswith("gated_delta_update/")
+    assert given["gated_delta_chunk"].endswith("use_qk_l2norm=True")
+    chain = flashport.which_kernel("gated_delta_chunk", q_dtype="fp32", head_dim_k=32, target="cpu")
+    assert re.fullmatch(rf"gated_delta_prepare/.*: \d+ blocks?, then {chain}: \d+ blocks?; \d+ bytes of workspace",
+                        facts["gated_delta_chunk"])  # fmt: skip
+    assert given["attention"] == (
+        "q=float32(2, 9, 4, 32), k=float32(2, 9, 2, 32) strides (1152, 128, 32, 1), v=float32(2, 9, 2, 32) strides "
+        "(1152, 128, 32, 1), rng_state=int64(2,), out=float32(2, 9, 4, 32), lse=float32(2, 4, 9), causal=True, "
+        "dropout_p=0.25"
+    )
+    shape = {"dtype": "fp32", "head_dim": 32, "causal": True, "dropout": True, "batch": 2, "num_q_heads": 4}
+    shape |= {"num_kv_heads": 2, "q_len": 9, "kv_len": 9}
+    assert facts["attention"] == str(flashport.explain("attention", target="cpu", **shape))
+    assert given["dropout_mask"] == "mask=uint8(1, 2, 3, 4), rng_state=int64(2,), dropout_p=0.5"
+    assert re.fullmatch(r"dropout_mask/\w+: 6 blocks", facts["dropout_mask"])
+
+
+def test_a_call_of_this_process_writes_nothing(capfd):
+    x = np.zeros((2, 3, 4, 32), np.float32)
+    flashport.attention(x, x, x)
+    assert capfd.readouterr() == ("", "")
