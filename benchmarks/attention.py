@@ -3,7 +3,7 @@
 
     python benchmarks/attention.py [--device cuda:0] [--rounds 7] [--shapes REGEX] [--list]
 
-Writes benchmarks/results/<device>-attention.json and a page beside it, and prints the page. All candidates of a row run
+Writes results/<device>-attention.json and a page beside it, and prints the page. All candidates of a row run
 in interleaved rounds by graph replay; a figure is a median, a ratio one of medians. TFLOP/s count 2 (D + DV) for each
 query, head and key that the mask lets it see: causal counts half of the square, as papers do. Each result of ours is
 held against a reference in fp64 on some rows before it is timed.

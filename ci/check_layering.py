@@ -66,7 +66,7 @@ for _room, _below in ROOMS.items():
         LAYERS[f"{_backend}/{_room}"] = (
             "flashport",
             *_device,
-            *(f"{_backend}/{room}" for room in (*_below, "arch", "runtime/kernel_entry.h")),
+            *(f"{_backend}/{room}" for room in (*_below, "arch", "runtime/kernel_entry.h", "runtime/tensor_map.h")),
             f"{_backend}/tuning/{_room}",
         )
         LAYERS[f"{_backend}/tuning/{_room}"] = (f"common/device/{_room}",)

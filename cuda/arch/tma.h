@@ -12,15 +12,14 @@ FLASHPORT_DEVICE void mbarrier_expect(std::uint64_t* barrier, int bytes) {
                : "memory");
 }
 
-FLASHPORT_DEVICE void prefetch_map(const void* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
+FLASHPORT_DEVICE void prefetch_map(const void* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
 // The box of a tensor with four axes from (x, y, z, w) on; its bytes are counted at `barrier`.
 FLASHPORT_DEVICE void copy_box(void* to, const void* map, int x, int y, int z, int w, std::uint64_t* barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];"
-      ::"r"(shared_address(to)), "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(barrier))
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+      "[%6];" ::"r"(shared_address(to)),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(barrier))
       : "memory");
 }
 

@@ -4,8 +4,8 @@
 #include "common/device/attention/dropout_mask_kernel.h"
 #include "cuda/arch/define_kernel.h"
 #include "cuda/attention/producer.h"
+#include "cuda/attention/tensor_maps.h"
 #include "cuda/attention/tiles.h"
-#include "cuda/runtime/tensor_maps.h"
 #include FLASHPORT_ATTENTION_TUNING_HEADER
 
 namespace flashport::FLASHPORT_TARGET::attention {
@@ -48,18 +48,18 @@ FLASHPORT_DEVICE void attention_block(const AttentionParams& p, AttentionMemory<
 }  // namespace flashport::FLASHPORT_TARGET::attention
 
 // math, head_dim_qk, head_dim_v, form
-#define FLASHPORT_DEFINE_ATTENTION(symbol, name, ...)                                                           \
-  namespace flashport::FLASHPORT_TARGET::attention {                                                            \
-  constexpr AttentionConfig symbol##_config = attention_config(__VA_ARGS__);                                    \
-  extern "C" __global__ void __launch_bounds__(block_threads(symbol##_config), 1)                               \
-      symbol(const __grid_constant__ AttentionParams params) {                                                  \
-    extern __shared__ __align__(1024) unsigned char memory[];                                                   \
-    attention_block<symbol##_config>(params, *reinterpret_cast<AttentionMemory<symbol##_config>*>(memory));     \
-  }                                                                                                             \
-  FLASHPORT_DEFINE_ENTRY(                                                                                       \
-      symbol, name, KernelTag::kAttention, block_threads(symbol##_config),                                      \
-      static_cast<int>(sizeof(AttentionMemory<symbol##_config>)), .shape = {.attention = symbol##_config},      \
-      .prepare = cuda_runtime::encode_attention_maps<symbol##_config.tuning.rows, symbol##_config.tuning.keys>) \
+#define FLASHPORT_DEFINE_ATTENTION(symbol, name, ...)                                                       \
+  namespace flashport::FLASHPORT_TARGET::attention {                                                        \
+  constexpr AttentionConfig symbol##_config = attention_config(__VA_ARGS__);                                \
+  extern "C" __global__ void __launch_bounds__(block_threads(symbol##_config), 1)                           \
+      symbol(const __grid_constant__ AttentionParams params) {                                              \
+    extern __shared__ __align__(1024) unsigned char memory[];                                               \
+    attention_block<symbol##_config>(params, *reinterpret_cast<AttentionMemory<symbol##_config>*>(memory)); \
+  }                                                                                                         \
+  FLASHPORT_DEFINE_ENTRY(                                                                                   \
+      symbol, name, KernelTag::kAttention, block_threads(symbol##_config),                                  \
+      static_cast<int>(sizeof(AttentionMemory<symbol##_config>)), .shape = {.attention = symbol##_config},  \
+      .prepare = cuda_attention::encode_maps<symbol##_config.tuning.rows, symbol##_config.tuning.keys>)     \
   }
 
 #define FLASHPORT_DEFINE_DROPOUT_MASK(symbol, name)                                                       \

@@ -1,7 +1,7 @@
 // The arguments of the attention kernels. Plain structs; strides count elements.
 #pragma once
 
-#include "common/device/core/divisor.h"
+#include "common/device/core/tensor_map.h"
 #include "common/device/core/types.h"
 
 namespace flashport {
@@ -26,11 +26,6 @@ struct DropoutMaskParams {
   std::int64_t strides[4];
   std::int32_t batch, num_heads, q_len, kv_len;
   DropoutParams dropout;
-};
-
-// Room for what only the vendor's side knows (KernelEntry::prepare): descriptors of q, k and v.
-struct alignas(64) TensorMap {
-  std::uint64_t words[16];
 };
 
 struct AttentionParams {

@@ -266,13 +266,12 @@ TEST_F(CInterface, QueriesOfTheGatedDeltaRule) {
 }
 
 TEST_F(CInterface, QueriesOfEveryOperation) {
-  const std::pair<fp_operation, const char*> keys[] = {
-      {fp_op_decode, "decode/bf16/kv=bf16/hd128/r16/fakegpu"},
-      {fp_op_decode_stage2, "decode_stage2/fakegpu"},
-      {fp_op_append, "append_kv/fakegpu"},
-      {fp_op_merge, "merge_states/fakegpu"},
-      {fp_op_gated_delta_chunk, "gated_delta_chunk/bf16/k128/fakegpu"},
-      {fp_op_attention, "attention/bf16/hd128/plain/fakegpu"}};
+  const std::pair<fp_operation, const char*> keys[] = {{fp_op_decode, "decode/bf16/kv=bf16/hd128/r16/fakegpu"},
+                                                       {fp_op_decode_stage2, "decode_stage2/fakegpu"},
+                                                       {fp_op_append, "append_kv/fakegpu"},
+                                                       {fp_op_merge, "merge_states/fakegpu"},
+                                                       {fp_op_gated_delta_chunk, "gated_delta_chunk/bf16/k128/fakegpu"},
+                                                       {fp_op_attention, "attention/bf16/hd128/plain/fakegpu"}};
   fp_query query = decode_query();
   char key[64];
   for (const auto& [operation, wanted] : keys) {
