@@ -11,6 +11,7 @@
 
 #include "common/device/core/arrival.h"
 
+#define FLASHPORT_INLINE __attribute__((always_inline))  // for lambdas that use arrays in registers
 #define FLASHPORT_COLD FLASHPORT_DEVICE
 #define FLASHPORT_DEVICE inline __attribute__((always_inline))
 #define FLASHPORT_UNROLL(count)

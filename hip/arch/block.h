@@ -147,6 +147,14 @@ FLASHPORT_DEVICE const Params& reread(const Params& params) {
   return *(const Params*)address;
 }
 
+// A barrier that orders shared memory alone. Block::sync() may also wait for every global load in flight: RDNA's waves
+// of a block may run on two CUs, whose vector caches it makes agree.
+FLASHPORT_DEVICE void sync_shared() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
+  __builtin_amdgcn_s_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
+}
+
 // Waits until this wave's stores have reached the cache that its block shares; defined by the target.
 FLASHPORT_DEVICE void await_stores();
 

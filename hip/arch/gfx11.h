@@ -6,6 +6,8 @@
 #include "hip/arch/block.h"
 
 #define FLASHPORT_STATE_TILE_HEADER "hip/gated_delta/state_tile.h"
+#define FLASHPORT_ATTENTION_COPIES_HEADER "hip/attention/transposing_copies.h"
+#define FLASHPORT_ATTENTION_TILES_HEADER "hip/attention/wmma_tiles.h"
 #define FLASHPORT_DECODE_TILES_HEADER "hip/decode/wmma_tiles.h"
 #define FLASHPORT_DELTA_TILES_HEADER "hip/gated_delta/wmma_delta_tiles.h"
 

@@ -6,6 +6,8 @@
 #include "hip/arch/block.h"
 
 #define FLASHPORT_STATE_TILE_HEADER "hip/gated_delta/state_tile.h"
+#define FLASHPORT_ATTENTION_COPIES_HEADER "hip/attention/transposing_copies.h"
+#define FLASHPORT_ATTENTION_TILES_HEADER "hip/attention/mfma_tiles.h"
 #define FLASHPORT_DECODE_TILES_HEADER "hip/decode/mfma_tiles.h"
 #define FLASHPORT_DELTA_TILES_HEADER "hip/gated_delta/mfma_delta_tiles.h"
 
@@ -13,6 +15,8 @@ namespace flashport::gfx942 {
 
 inline constexpr bool kConvertsFnuz = true;  // its conversion instructions read fp8 in FNUZ form, else in OCP form
 inline constexpr bool kConvertsToBf16 = false;
+inline constexpr bool kHasWideMfma = false;  // 32x32x16
+inline constexpr bool kHasPermlaneSwap = false;
 inline constexpr int kSharedBytes = 64 * 1024;  // LDS of a CU
 
 FLASHPORT_DEVICE void await_stores() { asm volatile("s_waitcnt vmcnt(0)" ::: "memory"); }

@@ -9,8 +9,8 @@
 #include <type_traits>
 
 #include "common/device/core/types.h"
-#include "hip/arch/global_memory.h"
 #include "hip/arch/lane_maps.h"
+#include "hip/arch/words.h"
 
 namespace flashport::FLASHPORT_TARGET {
 
@@ -44,18 +44,15 @@ FLASHPORT_DEVICE unsigned other_half(unsigned x) {
 FLASHPORT_DEVICE float other_half(float x) {
   return __builtin_bit_cast(float, other_half(__builtin_bit_cast(unsigned, x)));
 }
+// f of the values of the two lanes with the same n, in the one order or the other.
+template <class T, class F>
+FLASHPORT_DEVICE T join_halves(T x, F&& f) {
+  return f(x, other_half(x));
+}
 // The value of lane `n` of this lane's half.
 FLASHPORT_DEVICE unsigned from_lane(unsigned x, int n) {
   const unsigned select = 0x11111111u * static_cast<unsigned>(n);
   return __builtin_amdgcn_permlane16(x, x, select, select, false, false);
-}
-
-// A barrier that orders shared memory alone. Block::sync() would also wait for every global load in flight: the waves
-// of a block may run on two CUs, whose vector caches it makes agree.
-FLASHPORT_DEVICE void sync_shared() {
-  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
-  __builtin_amdgcn_s_barrier();
-  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
 }
 
 // Keeps products that give `c` before this point and later loads after it: loads that the compiler moved up would need

@@ -2,6 +2,7 @@
 // host reads block sizes from it.
 #pragma once
 
+#define FLASHPORT_ATTENTION_TUNING_HEADER "hip/tuning/attention/gfx942.h"
 #define FLASHPORT_DECODE_TUNING_HEADER "hip/tuning/decode/gfx942.h"
 #define FLASHPORT_GATED_DELTA_TUNING_HEADER "hip/tuning/gated_delta/gfx942.h"
 

@@ -3,8 +3,10 @@
 
 #include "hip/tuning/gfx942.h"
 
+#undef FLASHPORT_ATTENTION_TUNING_HEADER
 #undef FLASHPORT_DECODE_TUNING_HEADER
 #undef FLASHPORT_GATED_DELTA_TUNING_HEADER
+#define FLASHPORT_ATTENTION_TUNING_HEADER "hip/tuning/attention/gfx950.h"
 #define FLASHPORT_DECODE_TUNING_HEADER "hip/tuning/decode/gfx950.h"
 #define FLASHPORT_GATED_DELTA_TUNING_HEADER "hip/tuning/gated_delta/gfx950.h"
 

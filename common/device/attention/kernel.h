@@ -45,33 +45,36 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
     typename Tiles::Scores scores;
     typename Tiles::Rows factors;
     // From the product to weights that wait to be rounded; `factors` are what O comes to the new maximum by.
-    const auto weigh = [&](auto masked, int tile) {
+    const auto weigh = [&](auto hidden, int tile) FLASHPORT_INLINE {
       modify_scores(tiles, p, work, modifiers, bias, tile, scores);
-      if constexpr (masked) hide_keys(tiles, p, work, tile, scores);
+      if constexpr (hidden != Hidden::kNone) hide_keys<hidden>(tiles, p, work, tile, scores);
       tiles.exponentiate(scores, scale, state, factors);
       if (drops<kForm>(p)) drop_weights(tiles, p, modifiers, tile, scores);
     };
-    constexpr Constant<true> kMasked;
-    constexpr Constant<false> kPlain;
+    constexpr Constant<Hidden::kNone> kPlain;
+    constexpr Constant<Hidden::kAfter> kLast;
+    constexpr Constant<Hidden::kBeforeAndAfter> kMasked;
 
     fetch_bias(range.begin);
-    tiles.multiply_keys(scores, range.begin, kMasked);
+    tiles.multiply_keys(scores, range.begin, Constant<true>());
     tiles.template settle_keys<0>(scores);
-    if (range.begin >= range.plain_begin && range.begin < range.plain_end) {
+    // A branch has registers of its own for the scores on each path. Tiles that lack them hide no key of a plain tile.
+    if (!requires { Tiles::kMasksFirst; } && range.begin >= range.plain_begin && range.begin < range.plain_end) {
       weigh(kPlain, range.begin);
     } else {
       weigh(kMasked, range.begin);
     }
     typename Tiles::Operand weights = tiles.to_operand(scores);
 
-    const auto step = [&](auto masked, int tile) {
+    const auto step = [&](auto hidden, int tile) FLASHPORT_INLINE {
+      constexpr Constant<hidden != Hidden::kNone> masked;
       fetch_bias(tile);
       tiles.take_turn();
       tiles.multiply_keys(scores, tile, masked);
       tiles.add_values(out, weights, tile - 1, masked);
       tiles.give_turn();
       tiles.template settle_keys<1>(scores);
-      weigh(masked, tile);
+      weigh(hidden, tile);
       tiles.settle_values(out);
       tiles.scale(out, factors);
       weights = tiles.to_operand(scores);
@@ -79,9 +82,9 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
     int tile = range.begin + 1;
     for (; tile < range.plain_begin; ++tile) step(kMasked, tile);
     for (; tile < range.plain_end; ++tile) step(kPlain, tile);
-    for (; tile < range.end; ++tile) step(kMasked, tile);
+    for (; tile < range.end; ++tile) step(kLast, tile);
     tiles.release_queries();
-    tiles.add_values(out, weights, range.end - 1, kMasked);
+    tiles.add_values(out, weights, range.end - 1, Constant<true>());
     tiles.settle_values(out);
   }
   tiles.store(p, work, state, scale, out);

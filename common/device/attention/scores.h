@@ -130,8 +130,11 @@ FLASHPORT_DEVICE void modify_scores(const Tiles& tiles, const AttentionParams& p
   }
 }
 
+// Where in a tile there may be keys that a query does not see: before those that it sees, after them.
+enum class Hidden { kNone, kAfter, kBeforeAndAfter };
+
 // Hides the keys of tile number `tile` that a query does not see.
-template <class Tiles>
+template <Hidden kHidden, class Tiles>
 FLASHPORT_DEVICE void hide_keys(const Tiles& tiles, const AttentionParams& p, const WorkTile& work, int tile,
                                 typename Tiles::Scores& scores) {
   const int first_key = tile * Tiles::kKeys + tiles.first_key();
@@ -142,7 +145,8 @@ FLASHPORT_DEVICE void hide_keys(const Tiles& tiles, const AttentionParams& p, co
   }
   tiles.for_each(scores, [&](float& x, int slot, int offset) {
     const KeySpan span = spans[slot];
-    if (offset < span.low || offset >= span.high) x = -kInfinity;
+    const bool before = kHidden == Hidden::kBeforeAndAfter && offset < span.low;
+    if (before || offset >= span.high) x = -kInfinity;
   });
 }
 

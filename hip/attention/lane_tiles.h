@@ -1,0 +1,189 @@
+// The tile verbs of attention that work on a lane's registers, the same for MFMA and WMMA: softmax, rounding, output. A
+// matrix product has a query in each column, S^T = K Q^T and O^T = V^T P^T, so that a lane has one query.
+//
+// A column of S^T [keys, queries] or O^T [DV, queries] is in two lanes, h = 0 and 1. Element i of lane h is the key or
+// column 8 (i / 4) + 4 h + i % 4. m is the same in both lanes, l each lane's own until store().
+#pragma once
+
+#include <utility>
+
+#include "common/device/attention/kernel.h"
+#include FLASHPORT_ATTENTION_COPIES_HEADER
+
+namespace flashport::FLASHPORT_TARGET::attention {
+
+// A column's elements in a lane, in the registers of kTiles products.
+template <class Vector, int kTiles>
+struct LaneColumn {
+  static constexpr int kOfTile = sizeof(Vector) / sizeof(float), kCount = kTiles * kOfTile;
+  Vector c[kTiles];
+
+  FLASHPORT_DEVICE float get(int i) const { return c[i / kOfTile][i % kOfTile]; }
+  FLASHPORT_DEVICE void set(int i, float x) { c[i / kOfTile][i % kOfTile] = x; }
+};
+
+// Vector: the registers of a product. kWaveRows queries, and as many rows of S^T or O^T, are a product's.
+template <AttentionConfig kCfg, class Vector>
+class LaneTiles {
+ protected:
+  static constexpr AttentionShape kShape = kCfg.shape;
+  static constexpr MathType kMath = kShape.math;
+  static constexpr int kKeyVectors = kShape.head_dim_qk / 8;
+  static constexpr int kKeyBlocks = kCfg.tuning.keys / kWaveRows, kColumnBlocks = kShape.head_dim_v / kWaveRows;
+
+ public:
+  static constexpr ScoreForm kForm = kShape.form;
+  static constexpr int kKeys = kCfg.tuning.keys;
+  static constexpr int kBlockRows = kCfg.tuning.rows;
+  static constexpr int kRowSlots = 1;
+  static constexpr bool kMasksFirst = true;
+
+  struct Rows {
+    float v;
+    FLASHPORT_DEVICE float& operator[](int) { return v; }
+    FLASHPORT_DEVICE float operator[](int) const { return v; }
+  };
+  using Scores = LaneColumn<Vector, kKeyBlocks>;
+  using Out = LaneColumn<Vector, kColumnBlocks>;
+
+  FLASHPORT_DEVICE static constexpr int row_slots() { return kRowSlots; }
+  // The query of the sequence.
+  FLASHPORT_DEVICE int row_of(int) const { return row_; }
+  // The key of a tile that is the lane's first.
+  FLASHPORT_DEVICE int first_key() const { return 4 * half_; }
+
+  FLASHPORT_DEVICE static void clear(Rows& m, Rows& l, Out& out) {
+    m.v = -kInfinity;
+    l.v = 0.0f;
+#pragma unroll
+    for (Vector& c : out.c) c = Vector{};
+  }
+
+  // f(value, slot, offset of the key from first_key())
+  template <class F>
+  FLASHPORT_DEVICE void for_each(Scores& scores, F&& f) const {
+#pragma unroll
+    for (int i = 0; i < Scores::kCount; ++i) {
+      float x = scores.get(i);
+      f(x, 0, i / 4 * 8 + i % 4);
+      scores.set(i, x);
+    }
+  }
+  // f(eight weights that share random bits, slot, offset of the first)
+  template <class F>
+  FLASHPORT_DEVICE void for_each_eight(Scores& scores, F&& f) const {
+#pragma unroll
+    for (int first = 0; first < Scores::kCount; first += first % 4 == 0 ? 2 : 14) {
+      float eight[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) eight[i] = scores.get(first + i / 2 * 4 + i % 2);
+      f([&](int i) FLASHPORT_INLINE -> float& { return eight[i]; }, 0, first / 4 * 8 + first % 4);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) scores.set(first + i / 2 * 4 + i % 2, eight[i]);
+    }
+  }
+
+  // P = exp2((S - m) scale), where m is the largest score of a query so far; `factors` bring O to that m.
+  template <class State>
+  FLASHPORT_DEVICE static void exponentiate(Scores& scores, float scale, State& state, Rows& factors) {
+    float most = scores.get(0);
+#pragma unroll
+    for (int i = 1; i < Scores::kCount; ++i) most = maximum(most, scores.get(i));
+    most = maximum(state.m.v, join_halves(most, [](float x, float y) { return maximum(x, y); }));
+    const float reference = most == -kInfinity ? 0.0f : most * scale;
+    factors.v = exp2_approx(state.m.v * scale - reference);  // 1 where m stays, so that hidden tiles change no bit
+    state.m.v = most;
+    Floats2 sum = {};
+#pragma unroll
+    for (int i = 0; i < Scores::kCount; i += 2) {
+      const Floats2 two = {scores.get(i), scores.get(i + 1)};
+      const Floats2 exponents = __builtin_elementwise_fma(two, Floats2(scale), Floats2(-reference));
+      const Floats2 weights = {exp2_approx(exponents[0]), exp2_approx(exponents[1])};
+      sum += weights;
+      scores.set(i, weights[0]);
+      scores.set(i + 1, weights[1]);
+    }
+    state.l.v = fma_rn(state.l.v, factors.v, sum[0] + sum[1]);
+  }
+  FLASHPORT_DEVICE static void scale(Out& out, const Rows& factors) {
+#pragma unroll
+    for (Vector& c : out.c) c *= factors.v;
+  }
+
+  // out = O / l and lse.
+  template <class State>
+  FLASHPORT_DEVICE void store(const AttentionParams& params, const WorkTile& work, const State& state, float scale,
+                              const Out& out) const {
+    const AttentionParams& p = reread(params);
+    const float l = join_halves(state.l.v, [](float x, float y) { return x + y; });
+    const float m = state.m.v == -kInfinity ? -kInfinity : state.m.v * scale;
+    const float factor = finish_row(p, work, row_, m, l, half_ == 0);
+    if (row_ >= work.q_len) return;
+    auto* to = static_cast<std::uint16_t*>(p.out.data) + output_offset(p, work, row_) + 4 * half_ * p.out.stride_dim;
+    const int columns = p.head_dim_v - 4 * half_;
+    if (p.out.stride_dim == 1) {
+      store_fours(out, factor, columns, [&](int column, unsigned low, unsigned high) FLASHPORT_INLINE {
+        reinterpret_cast<UnalignedWords<2>*>(to + column)->words = Words2{low, high};
+      });
+    } else {
+      store_fours(out, factor, columns, [&](int column, unsigned low, unsigned high) FLASHPORT_INLINE {
+        std::uint16_t* four = to + column * p.out.stride_dim;
+        four[0] = static_cast<std::uint16_t>(low);
+        four[p.out.stride_dim] = static_cast<std::uint16_t>(low >> 16);
+        four[2 * p.out.stride_dim] = static_cast<std::uint16_t>(high);
+        four[3 * p.out.stride_dim] = static_cast<std::uint16_t>(high >> 16);
+      });
+    }
+  }
+
+ protected:
+  // Lane n + h kWaveRows of a wave has query n.
+  FLASHPORT_DEVICE void take_lane(const WorkTile& work, int thread) {
+    n_ = thread % kWaveRows;
+    half_ = thread / kWaveRows % 2;
+    row_ = work.first_row + thread / kWaveSize * kWaveRows + n_;
+  }
+  // The query's address, or that of zeros.
+  FLASHPORT_DEVICE GlobalBytes query(const AttentionParams& p, const WorkTile& work) const {
+    const std::int64_t at =
+        work.seq * p.q.stride_seq + (work.q_begin + row_) * p.q.stride_token + work.head * p.q.stride_head;
+    return row_ < work.q_len ? (GlobalBytes)p.q.data + 2 * at : zero_row();
+  }
+
+  // The order of a turn's instructions: reads from LDS go kAhead products ahead. A product of a left operand has so
+  // many matrix instructions, and so many reads if the operand is of keys, or of values.
+  template <int kInstructions, int kKeyReads, int kValueReads, int kAhead>
+  FLASHPORT_DEVICE static void order_products() {
+    constexpr int kMatrix = 0x8, kRead = 0x100;
+    constexpr int kKeyProducts = kKeyBlocks * kKeyVectors / 2, kProducts = kKeyProducts + kColumnBlocks * kKeys / 16;
+    constexpr auto kReadsBefore = [](int product) {
+      const int all = product < kProducts ? product : kProducts, of_keys = all < kKeyProducts ? all : kKeyProducts;
+      return of_keys * kKeyReads + (all - of_keys) * kValueReads;
+    };
+    [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) {
+      __builtin_amdgcn_sched_group_barrier(kRead, kReadsBefore(kAhead), 0);
+      ((__builtin_amdgcn_sched_group_barrier(kMatrix, kInstructions, 0),
+        __builtin_amdgcn_sched_group_barrier(kRead, kReadsBefore(kIndex + kAhead + 1) - kReadsBefore(kIndex + kAhead),
+                                             0)),
+       ...);
+    }(std::make_integer_sequence<int, kProducts>());
+  }
+
+  int n_ = 0, half_ = 0;
+  int row_ = 0;  // of the sequence
+
+ private:
+  // f(column from the lane's first, four of them rounded). A row that sees no key is 0 even if its sums are NaN.
+  template <class F>
+  FLASHPORT_DEVICE static void store_fours(const Out& out, float factor, int columns, const F& f) {
+    const auto rounded = [&](int i) FLASHPORT_INLINE {
+      return factor == 0.0f ? 0u : pack<kMath>(out.get(i) * factor, out.get(i + 1) * factor);
+    };
+#pragma unroll
+    for (int i = 0; i < Out::kCount; i += 4) {
+      if (2 * i < columns) f(2 * i, rounded(i), rounded(i + 2));
+    }
+  }
+};
+
+}  // namespace flashport::FLASHPORT_TARGET::attention

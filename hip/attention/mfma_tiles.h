@@ -1,0 +1,155 @@
+// The tile verbs of attention on MFMA: a wave has 32 queries, which stay in registers; keys and values come to LDS for
+// all waves of the block. The registers of S^T, rounded, are the right operand P^T.
+//
+// A block has a group of waves, or two that take turns, so that each SIMD has a wave of both. A turn is between two
+// barriers of the block, and the second group's steps are one barrier later. With the barriers of a work tile numbered
+// from its begin() on, which has barrier 0, step i (1, 2, ...) of group g multiplies between barriers 2 i - 1 + g and
+// 2 i + g:
+//
+//   barrier      0          1          2          3          4          5
+//   group 0      | K0       | K1 V0    | softmax  | K2 V1    | softmax  |
+//   group 1      | K0       | softmax  | K1 V0    | softmax  | K2 V1    |
+//
+// What both groups multiply in step i + 1, K(i + 1) and V(i), comes to LDS between barriers 2 i - 1 and 2 i + 1, where
+// nothing reads the other of the two buffers: each group copies its part under its softmax, or the second group all in
+// two intervals, from its softmax on. begin() brings K(0); K(1) and V(0) come in the first interval.
+#pragma once
+
+#include "hip/arch/mfma.h"
+#include "hip/attention/lane_tiles.h"
+
+namespace flashport::FLASHPORT_TARGET::attention {
+
+template <AttentionConfig kCfg>
+class AttentionTiles : public LaneTiles<kCfg, Floats16> {
+  using Base = LaneTiles<kCfg, Floats16>;
+  using Base::half_;
+  using Base::kColumnBlocks;
+  using Base::kKeyBlocks;
+  using Base::kKeyVectors;
+  using Base::kMath;
+  using Base::n_;
+  static constexpr int kGroups = groups_of(kCfg);
+  using Memory = AttentionMemory<kCfg>;
+  using Copies = KvCopies<kCfg>;
+  using Values = ValueReads<kCfg>;
+
+ public:
+  using Base::kBlockRows;
+  using Base::kKeys;
+  using typename Base::Out;
+  using typename Base::Scores;
+  struct Operand {
+    Words4 b[kKeys / 16];
+  };
+
+  FLASHPORT_DEVICE AttentionTiles(const AttentionParams& p, const Block& block, Memory& memory)
+      : p_(p), block_(block), memory_(memory), copies_(p, block, memory) {}
+
+  FLASHPORT_DEVICE void take(const WorkTile& work) {
+    this->take_lane(work, block_.thread());  // what is derived from it is computed for each work tile
+  }
+
+  FLASHPORT_DEVICE void begin(const WorkTile& work) {
+    const KeyTiles range = key_tiles<kKeys>(p_, work, kBlockRows);
+    copies_.begin(work, range.begin, minimum(work.kv_len, range.end * kKeys));
+    const GlobalBytes query = this->query(p_, work) + 16 * half_;
+#pragma unroll
+    for (int pair = 0; pair < kKeyVectors / 2; ++pair) {
+      queries_[pair] = load_words<4>(16 * pair + 8 * half_ < p_.head_dim_qk ? query + 32 * pair : zero_row());
+    }
+    keys_from_ = key_offset<kKeyVectors>(n_, half_);
+    values_from_ = Values::first(kWaveRows * half_ + n_);
+    sync_shared();
+    copies_.start();
+  }
+
+  FLASHPORT_DEVICE void take_turn() {
+    if constexpr (kGroups == 1) copies_.await();
+    sync_shared();
+    if constexpr (kGroups == 1 && Copies::kInFlight) copies_.next();
+    __builtin_amdgcn_sched_barrier(0);
+    __builtin_amdgcn_s_setprio(1);
+  }
+  FLASHPORT_DEVICE void give_turn() {
+    Base::template order_products<kHasWideMfma ? 1 : 2, 1, Values::kReads, 6>();
+    __builtin_amdgcn_s_setprio(0);
+    __builtin_amdgcn_sched_barrier(0);
+    if constexpr (kGroups > 1) {
+      copies_.await();
+      sync_shared();
+    }
+    if constexpr (kGroups > 1 || !Copies::kInFlight) copies_.next();
+  }
+
+  // S^T = K Q^T
+  template <class Masked>
+  FLASHPORT_DEVICE void multiply_keys(Scores& scores, int, Masked) {
+#pragma unroll
+    for (Floats16& c : scores.c) c = Floats16{};
+#pragma unroll
+    for (int pair = 0; pair < kKeyVectors / 2; ++pair) {
+      const unsigned char* from = memory_.keys + pair_offset(keys_from_, pair);
+#pragma unroll
+      for (int block = 0; block < kKeyBlocks; ++block) {
+        const auto keys = *reinterpret_cast<const Words4*>(from + block * kWaveRows * kKeyVectors * kVectorBytes);
+        mfma<kMath>(scores.c[block], keys, queries_[pair]);
+      }
+    }
+    keys_from_ ^= Memory::kKeyBytes;
+  }
+  // kLater 0: the first product of a work tile.
+  template <int kLater>
+  FLASHPORT_DEVICE void settle_keys(Scores&) {
+    if constexpr (kLater == 0) {
+      if constexpr (!Copies::kInFlight) copies_.next();
+      if (group() == 1) {
+        copies_.await();
+        sync_shared();
+        copies_.next();
+      }
+    }
+  }
+
+  // O^T += V^T P^T
+  template <class Masked>
+  FLASHPORT_DEVICE void add_values(Out& out, const Operand& weights, int, Masked) {
+#pragma unroll
+    for (int pair = 0; pair < kKeys / 16; ++pair) {
+#pragma unroll
+      for (int block = 0; block < kColumnBlocks; ++block) {
+        mfma<kMath>(out.c[block], Values::read(memory_.values, values_from_, pair, block), weights.b[pair]);
+      }
+    }
+    values_from_ ^= Memory::kValueBytes;
+  }
+  FLASHPORT_DEVICE static void settle_values(Out&) {}
+
+  // The last values are in LDS after it, and the groups have passed as many barriers.
+  FLASHPORT_DEVICE void release_queries() const {
+    if (group() == 1) return;
+    copies_.await();
+    sync_shared();
+  }
+
+  FLASHPORT_DEVICE static Operand to_operand(const Scores& weights) {
+    Operand operand;
+#pragma unroll
+    for (int i = 0; i < Scores::kCount; i += 2) {
+      operand.b[i / 8][i % 8 / 2] = pack<kMath>(weights.get(i), weights.get(i + 1));
+    }
+    return operand;
+  }
+
+ private:
+  FLASHPORT_DEVICE int group() const { return kGroups == 1 ? 0 : block_.wave() / kGroupWaves; }
+
+  const AttentionParams& p_;
+  const Block& block_;
+  Memory& memory_;
+  Copies copies_;
+  int keys_from_ = 0, values_from_ = 0;  // byte offset of what the lane reads first of the tile that is multiplied next
+  Words4 queries_[kKeyVectors / 2];      // [32, D] as the right operand
+};
+
+}  // namespace flashport::FLASHPORT_TARGET::attention

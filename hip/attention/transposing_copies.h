@@ -1,0 +1,156 @@
+// Copies of keys and values to LDS for attention on CDNA3 and RDNA3, through registers: next() stores what it loaded a
+// step ago and loads the next. Each group of waves copies its part of the keys. Values are transposed on the way.
+//
+// Keys after the last one, and columns after those of a head, become zeros: nothing but a head's own values may meet a
+// weight of 0.
+#pragma once
+
+#include "hip/attention/memory.h"
+
+namespace flashport::FLASHPORT_TARGET::attention {
+
+template <AttentionConfig kCfg>
+class KvCopies {
+  using Memory = AttentionMemory<kCfg>;
+  static constexpr int kKeys = kCfg.tuning.keys;
+  static constexpr int kOwnKeys = kKeys / groups_of(kCfg);  // of a tile, that a group copies
+  static constexpr int kKeyVectors = kCfg.shape.head_dim_qk / 8, kValueVectors = kKeys / 8;
+  static constexpr int kLoadKeys = kGroupThreads / kKeyVectors, kKeyLoads = kOwnKeys / kLoadKeys;
+  // A thread transposes 4 keys x 4 columns of values, a wave kWaveFours times 4 keys x 32 columns at a time.
+  static constexpr int kWaveFours = kWaveSize / 8;
+  static constexpr int kColumnBlocks = kCfg.shape.head_dim_v / 32, kKeyBlocks = kOwnKeys / (4 * kWaveFours);
+  static constexpr int kAllBlocks = kColumnBlocks * kKeyBlocks;
+  static constexpr bool kSomeIdle = kAllBlocks < kGroupWaves;               // waves have no values to copy
+  static constexpr int kBlocks = kSomeIdle ? 1 : kAllBlocks / kGroupWaves;  // that a wave transposes
+  static constexpr int kBlockStep = 32 * kGroupWaves;                       // columns from one to the next
+  static_assert(kLoadKeys % 8 == 0 && kKeyLoads * kLoadKeys == kOwnKeys);
+  static_assert((kSomeIdle || kBlocks * kGroupWaves == kAllBlocks) && (kBlocks == 1 || kKeyBlocks == 1));
+
+ public:
+  static constexpr bool kInFlight = false;  // no copy is in flight to LDS when next() returns
+
+  FLASHPORT_DEVICE KvCopies(const AttentionParams& p, const Block& block, Memory& memory)
+      : p_(p), block_(block), memory_(memory) {}
+
+  // From key tile `tile` of a work tile on; keys from `end` on are zeros. Stores the first tile of keys.
+  FLASHPORT_DEVICE void begin(const WorkTile& work, int tile, int end) {
+    const int thread = block_.thread() % kGroupThreads, lane = thread % kWaveSize;
+    const int group = block_.wave() / kGroupWaves, wave = block_.wave() % kGroupWaves;
+    const int head = work.head / p_.group_size;
+    const std::int64_t first = work.k_begin + std::int64_t{tile} * kKeys;
+    keys_left_ = values_left_ = end - tile * kKeys;
+
+    const int vector = thread % kKeyVectors;
+    const int key = group * kOwnKeys + thread / kKeyVectors;
+    next_keys_ = (GlobalBytes)p_.k.data + 2 * (work.seq * p_.k.stride_seq + (first + key) * p_.k.stride_token +
+                                               head * p_.k.stride_head + vector * 8);
+    key_ = vector * 8 < p_.head_dim_qk ? key : kNever;
+    keys_to_ = key_offset<kKeyVectors>(key, vector);
+
+    const int column = wave % kColumnBlocks * 32 + lane % 8 * 4;
+    const int four = (group * kKeyBlocks + wave / kColumnBlocks) * kWaveFours + lane / 8;
+    const int value_key = first_key_of_four(four);
+    next_values_ = (GlobalBytes)p_.v.data + 2 * (work.seq * p_.v.stride_seq + (first + value_key) * p_.v.stride_token +
+                                                 head * p_.v.stride_head + column);
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      const bool live = column + i * kBlockStep < p_.head_dim_v && (!kSomeIdle || wave < kAllBlocks);
+      value_key_[i] = live ? value_key : kNever;
+    }
+    values_to_ = value_offset<kValueVectors>(column, four / 2) + four % 2 * 8;
+
+    load_keys();
+    store_keys();
+  }
+  // After the barrier that follows.
+  FLASHPORT_DEVICE void start() {
+    load_keys();
+    load_values();
+  }
+  // The next tile of keys, and the tile of values before it.
+  FLASHPORT_DEVICE void next() {
+    store_keys();
+    store_values();
+    load_keys();
+    load_values();
+  }
+  FLASHPORT_DEVICE static void await() {}
+
+ private:
+  static constexpr int kNever = 1 << 30;  // a key that no tile has
+
+  FLASHPORT_DEVICE void load_keys() {
+    GlobalBytes from = next_keys_;
+#pragma unroll
+    for (int i = 0; i < kKeyLoads; ++i) {
+      keys_[i] = load_words<4>(key_ + i * kLoadKeys < keys_left_ ? from : zero_row());
+      from += 2 * kLoadKeys * p_.k.stride_token;
+    }
+    next_keys_ += 2 * kKeys * p_.k.stride_token;
+    keys_left_ -= kKeys;
+  }
+  FLASHPORT_DEVICE void load_values() {
+    GlobalBytes row = next_values_;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) {
+        const bool live = value_key_[i] + j < values_left_;
+        values_[i][j] = load_words<2>(live ? row + 2 * i * kBlockStep : zero_row());
+      }
+      row += 2 * p_.v.stride_token;
+    }
+    next_values_ += 2 * kKeys * p_.v.stride_token;
+    values_left_ -= kKeys;
+  }
+
+  FLASHPORT_DEVICE void store_keys() {
+#pragma unroll
+    for (int i = 0; i < kKeyLoads; ++i) {
+      *reinterpret_cast<Words4*>(memory_.keys + keys_to_ + i * kLoadKeys * kKeyVectors * kVectorBytes) = keys_[i];
+    }
+    keys_to_ ^= Memory::kKeyBytes;
+  }
+  FLASHPORT_DEVICE void store_values() {
+    if (kSomeIdle && block_.wave() % kGroupWaves >= kAllBlocks) return;
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      const Words2(&row)[4] = values_[i];
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const unsigned two[4] = {row[0][c / 2], row[1][c / 2], row[2][c / 2], row[3][c / 2]};
+        const Words2 four = c % 2 == 0 ? Words2{low_halves(two[0], two[1]), low_halves(two[2], two[3])}
+                                       : Words2{high_halves(two[0], two[1]), high_halves(two[2], two[3])};
+        const int to = next_column_offset<kValueVectors>(values_to_, c);
+        *reinterpret_cast<Words2*>(memory_.values + to + i * kBlockStep * kValueVectors * kVectorBytes) = four;
+      }
+    }
+    values_to_ ^= Memory::kValueBytes;
+  }
+
+  const AttentionParams& p_;
+  const Block& block_;
+  Memory& memory_;
+  int keys_left_, values_left_;  // from the next tile's first one on
+  GlobalBytes next_keys_, next_values_;
+  int key_, value_key_[kBlocks];  // of a tile, the thread's first
+  int keys_to_, values_to_;       // byte offsets
+  Words4 keys_[kKeyLoads];
+  Words2 values_[kBlocks][4];
+};
+
+// Reads the left operand V^T [32, 16] of MFMA from transposed values.
+template <AttentionConfig kCfg>
+struct ValueReads {
+  static constexpr int kReads = 1;  // instructions
+  static constexpr int kVectors = kCfg.tuning.keys / 8;
+
+  // Byte offset of what the lane reads of columns 0 to 31, keys 0 to 15.
+  FLASHPORT_DEVICE static int first(int lane) { return value_offset<kVectors>(lane % 32, lane / 32); }
+  FLASHPORT_DEVICE static Words4 read(const unsigned char* values, int first, int pair, int block) {
+    const int offset = pair_offset(first, pair) + block * 32 * kVectors * kVectorBytes;
+    return *reinterpret_cast<const Words4*>(values + offset);
+  }
+};
+
+}  // namespace flashport::FLASHPORT_TARGET::attention
