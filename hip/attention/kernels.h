@@ -17,7 +17,7 @@ constexpr AttentionConfig attention_config(MathType math, int head_dim_qk, int h
 template <AttentionConfig kCfg>
 FLASHPORT_DEVICE void attention_block(const AttentionParams& p, AttentionMemory<kCfg>& memory) {
   const Block block(nullptr);
-  const TileScheduler<kCfg.tuning.rows> scheduler(p, block);
+  TileScheduler<kCfg.tuning.rows> scheduler(p, block);
   const int count = scheduler.count();
   AttentionTiles<kCfg> tiles(p, block, memory);
   for (std::int64_t i = block.index(); i < count; i += block.count()) {
