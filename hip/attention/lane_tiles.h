@@ -5,8 +5,6 @@
 // column 8 (i / 4) + 4 h + i % 4. m is the same in both lanes, l each lane's own until store().
 #pragma once
 
-#include <utility>
-
 #include "common/device/attention/kernel.h"
 #include FLASHPORT_ATTENTION_COPIES_HEADER
 
@@ -22,14 +20,17 @@ struct LaneColumn {
   FLASHPORT_DEVICE void set(int i, float x) { c[i / kOfTile][i % kOfTile] = x; }
 };
 
-// Vector: the registers of a product. kWaveRows queries, and as many rows of S^T or O^T, are a product's.
+// Vector: the registers of a product. kWaveRows queries, and as many rows of S^T or O^T, are a product's. A wave has a
+// slice of V's columns.
 template <AttentionConfig kCfg, class Vector>
 class LaneTiles {
  protected:
   static constexpr AttentionShape kShape = kCfg.shape;
   static constexpr MathType kMath = kShape.math;
+  static constexpr int kSlices = kCfg.tuning.slices, kColumns = kShape.head_dim_v / kSlices;
   static constexpr int kKeyVectors = kShape.head_dim_qk / 8;
-  static constexpr int kKeyBlocks = kCfg.tuning.keys / kWaveRows, kColumnBlocks = kShape.head_dim_v / kWaveRows;
+  static constexpr int kKeyBlocks = kCfg.tuning.keys / kWaveRows,
+                       kColumnBlocks = kShape.head_dim_v / kWaveRows / kSlices;
 
  public:
   static constexpr ScoreForm kForm = kShape.form;
@@ -117,10 +118,10 @@ class LaneTiles {
     const AttentionParams& p = reread(params);
     const float l = join_halves(state.l.v, [](float x, float y) { return x + y; });
     const float m = state.m.v == -kInfinity ? -kInfinity : state.m.v * scale;
-    const float factor = finish_row(p, work, row_, m, l, half_ == 0);
+    const float factor = finish_row(p, work, row_, m, l, half_ == 0 && slice_ == 0);
     if (row_ >= work.q_len) return;
-    auto* to = static_cast<std::uint16_t*>(p.out.data) + output_offset(p, work, row_) + 4 * half_ * p.out.stride_dim;
-    const int columns = p.head_dim_v - 4 * half_;
+    const int first = slice_ * kColumns + 4 * half_, columns = p.head_dim_v - first;
+    auto* to = static_cast<std::uint16_t*>(p.out.data) + output_offset(p, work, row_) + first * p.out.stride_dim;
     if (p.out.stride_dim == 1) {
       store_fours(out, factor, columns, [&](int column, unsigned low, unsigned high) FLASHPORT_INLINE {
         reinterpret_cast<UnalignedWords<2>*>(to + column)->words = Words2{low, high};
@@ -137,40 +138,23 @@ class LaneTiles {
   }
 
  protected:
-  // Lane n + h kWaveRows of a wave has query n.
+  // Lane n + h kWaveRows of a wave has query n. kSlices neighbouring waves have the same queries.
   FLASHPORT_DEVICE void take_lane(const WorkTile& work, int thread) {
     n_ = thread % kWaveRows;
     half_ = thread / kWaveRows % 2;
-    row_ = work.first_row + thread / kWaveSize * kWaveRows + n_;
+    slice_ = thread / kWaveSize % kSlices;
+    row_ = work.first_row + thread / kWaveSize / kSlices * kWaveRows + n_;
   }
-  // The query's address, or that of zeros.
-  FLASHPORT_DEVICE GlobalBytes query(const AttentionParams& p, const WorkTile& work) const {
+  // The address of a query of the sequence, or that of zeros.
+  FLASHPORT_DEVICE static GlobalBytes query(const AttentionParams& p, const WorkTile& work, int row) {
     const std::int64_t at =
-        work.seq * p.q.stride_seq + (work.q_begin + row_) * p.q.stride_token + work.head * p.q.stride_head;
-    return row_ < work.q_len ? (GlobalBytes)p.q.data + 2 * at : zero_row();
-  }
-
-  // The order of a turn's instructions: reads from LDS go kAhead products ahead. A product of a left operand has so
-  // many matrix instructions, and so many reads if the operand is of keys, or of values.
-  template <int kInstructions, int kKeyReads, int kValueReads, int kAhead>
-  FLASHPORT_DEVICE static void order_products() {
-    constexpr int kMatrix = 0x8, kRead = 0x100;
-    constexpr int kKeyProducts = kKeyBlocks * kKeyVectors / 2, kProducts = kKeyProducts + kColumnBlocks * kKeys / 16;
-    constexpr auto kReadsBefore = [](int product) {
-      const int all = product < kProducts ? product : kProducts, of_keys = all < kKeyProducts ? all : kKeyProducts;
-      return of_keys * kKeyReads + (all - of_keys) * kValueReads;
-    };
-    [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) {
-      __builtin_amdgcn_sched_group_barrier(kRead, kReadsBefore(kAhead), 0);
-      ((__builtin_amdgcn_sched_group_barrier(kMatrix, kInstructions, 0),
-        __builtin_amdgcn_sched_group_barrier(kRead, kReadsBefore(kIndex + kAhead + 1) - kReadsBefore(kIndex + kAhead),
-                                             0)),
-       ...);
-    }(std::make_integer_sequence<int, kProducts>());
+        work.seq * p.q.stride_seq + (work.q_begin + row) * p.q.stride_token + work.head * p.q.stride_head;
+    return row < work.q_len ? (GlobalBytes)p.q.data + 2 * at : zero_row();
   }
 
   int n_ = 0, half_ = 0;
-  int row_ = 0;  // of the sequence
+  int slice_ = 0;  // of V's columns
+  int row_ = 0;    // of the sequence
 
  private:
   // f(column from the lane's first, four of them rounded). A row that sees no key is 0 even if its sums are NaN.

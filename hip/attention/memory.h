@@ -1,9 +1,11 @@
-// LDS of attention: two tiles of keys and two of values, which copies fill in turn.
+// LDS of attention: tiles of keys and of values, two of each, which copies fill in turn, or one; and queries that
+// registers have no room for.
 #pragma once
 
 #include "common/device/attention/work.h"
 #include "hip/arch/words.h"
 #include "hip/attention/layout.h"
+#include FLASHPORT_ATTENTION_TUNING_HEADER
 
 namespace flashport::FLASHPORT_TARGET::attention {
 
@@ -11,14 +13,31 @@ inline constexpr int kWaveRows = kWaveSize / 2;  // queries of a wave
 inline constexpr int kGroupThreads = 256;
 inline constexpr int kGroupWaves = kGroupThreads / kWaveSize;  // one a SIMD of CDNA, two of RDNA
 
-constexpr int groups_of(const AttentionConfig& config) { return config.tuning.rows / (kGroupWaves * kWaveRows); }
+constexpr int groups_of(const AttentionConfig& config) {
+  return config.tuning.rows * config.tuning.slices / (kGroupWaves * kWaveRows);
+}
+
+template <int kBytes>
+struct SharedBytes {
+  alignas(kLineBytes) unsigned char x[kBytes];
+};
+template <>
+struct SharedBytes<0> {};
 
 template <AttentionConfig kCfg>
 struct AttentionMemory {
-  static constexpr int kKeyBytes = kCfg.tuning.keys * kCfg.shape.head_dim_qk * 2;  // of a tile
-  static constexpr int kValueBytes = kCfg.tuning.keys * kCfg.shape.head_dim_v * 2;
-  alignas(kLineBytes) unsigned char keys[2 * kKeyBytes];
-  alignas(kLineBytes) unsigned char values[2 * kValueBytes];
+  static constexpr AttentionShape kShape = kCfg.shape;
+  static constexpr int kStages = kCfg.tuning.stages;
+  static constexpr int kKeyBytes = kCfg.tuning.keys * kShape.head_dim_qk * 2;  // of a tile
+  static constexpr int kValueBytes = kCfg.tuning.keys * kShape.head_dim_v * 2;
+  static constexpr int kQueryBytes = attention_shares_queries(kShape) ? kCfg.tuning.rows * kShape.head_dim_qk * 2 : 0;
+  static_assert(kStages <= 2);
+  // From the offset of a tile to that of the next.
+  static constexpr int kNextKeys = (kStages - 1) * kKeyBytes, kNextValues = (kStages - 1) * kValueBytes;
+
+  alignas(kLineBytes) unsigned char keys[kStages * kKeyBytes];
+  alignas(kLineBytes) unsigned char values[kStages * kValueBytes];
+  [[no_unique_address]] SharedBytes<kQueryBytes> queries;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET::attention

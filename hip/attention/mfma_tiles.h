@@ -15,6 +15,8 @@
 // two intervals, from its softmax on. begin() brings K(0); K(1) and V(0) come in the first interval.
 #pragma once
 
+#include <utility>
+
 #include "hip/arch/mfma.h"
 #include "hip/attention/lane_tiles.h"
 
@@ -30,6 +32,7 @@ class AttentionTiles : public LaneTiles<kCfg, Floats16> {
   using Base::kMath;
   using Base::n_;
   static constexpr int kGroups = groups_of(kCfg);
+  static_assert(kCfg.tuning.stages == 2 && kCfg.tuning.slices == 1 && !attention_shares_queries(kCfg.shape));
   using Memory = AttentionMemory<kCfg>;
   using Copies = KvCopies<kCfg>;
   using Values = ValueReads<kCfg>;
@@ -53,7 +56,7 @@ class AttentionTiles : public LaneTiles<kCfg, Floats16> {
   FLASHPORT_DEVICE void begin(const WorkTile& work) {
     const KeyTiles range = key_tiles<kKeys>(p_, work, kBlockRows);
     copies_.begin(work, range.begin, minimum(work.kv_len, range.end * kKeys));
-    const GlobalBytes query = this->query(p_, work) + 16 * half_;
+    const GlobalBytes query = Base::query(p_, work, this->row_) + 16 * half_;
 #pragma unroll
     for (int pair = 0; pair < kKeyVectors / 2; ++pair) {
       queries_[pair] = load_words<4>(16 * pair + 8 * half_ < p_.head_dim_qk ? query + 32 * pair : zero_row());
@@ -72,7 +75,7 @@ class AttentionTiles : public LaneTiles<kCfg, Floats16> {
     __builtin_amdgcn_s_setprio(1);
   }
   FLASHPORT_DEVICE void give_turn() {
-    Base::template order_products<kHasWideMfma ? 1 : 2, 1, Values::kReads, 6>();
+    order_products();
     __builtin_amdgcn_s_setprio(0);
     __builtin_amdgcn_sched_barrier(0);
     if constexpr (kGroups > 1) {
@@ -96,7 +99,7 @@ class AttentionTiles : public LaneTiles<kCfg, Floats16> {
         mfma<kMath>(scores.c[block], keys, queries_[pair]);
       }
     }
-    keys_from_ ^= Memory::kKeyBytes;
+    keys_from_ ^= Memory::kNextKeys;
   }
   // kLater 0: the first product of a work tile.
   template <int kLater>
@@ -121,7 +124,7 @@ class AttentionTiles : public LaneTiles<kCfg, Floats16> {
         mfma<kMath>(out.c[block], Values::read(memory_.values, values_from_, pair, block), weights.b[pair]);
       }
     }
-    values_from_ ^= Memory::kValueBytes;
+    values_from_ ^= Memory::kNextValues;
   }
   FLASHPORT_DEVICE static void settle_values(Out&) {}
 
@@ -143,6 +146,23 @@ class AttentionTiles : public LaneTiles<kCfg, Floats16> {
 
  private:
   FLASHPORT_DEVICE int group() const { return kGroups == 1 ? 0 : block_.wave() / kGroupWaves; }
+
+  // The order of a turn's instructions: reads from LDS go a few products ahead.
+  FLASHPORT_DEVICE static void order_products() {
+    constexpr int kMatrix = 0x8, kRead = 0x100, kInstructions = kHasWideMfma ? 1 : 2, kAhead = 6;
+    constexpr int kKeyProducts = kKeyBlocks * kKeyVectors / 2, kProducts = kKeyProducts + kColumnBlocks * kKeys / 16;
+    constexpr auto kReadsBefore = [](int product) {
+      const int all = product < kProducts ? product : kProducts, of_keys = all < kKeyProducts ? all : kKeyProducts;
+      return of_keys + (all - of_keys) * Values::kReads;
+    };
+    [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) {
+      __builtin_amdgcn_sched_group_barrier(kRead, kReadsBefore(kAhead), 0);
+      ((__builtin_amdgcn_sched_group_barrier(kMatrix, kInstructions, 0),
+        __builtin_amdgcn_sched_group_barrier(kRead, kReadsBefore(kIndex + kAhead + 1) - kReadsBefore(kIndex + kAhead),
+                                             0)),
+       ...);
+    }(std::make_integer_sequence<int, kProducts>());
+  }
 
   const AttentionParams& p_;
   const Block& block_;

@@ -22,9 +22,12 @@ class KvCopies {
   static constexpr int kAllBlocks = kColumnBlocks * kKeyBlocks;
   static constexpr bool kSomeIdle = kAllBlocks < kGroupWaves;               // waves have no values to copy
   static constexpr int kBlocks = kSomeIdle ? 1 : kAllBlocks / kGroupWaves;  // that a wave transposes
-  static constexpr int kBlockStep = 32 * kGroupWaves;                       // columns from one to the next
+  // From one block of a wave to its next.
+  static constexpr int kColumnStep = kGroupWaves < kColumnBlocks ? 32 * kGroupWaves : 0;
+  static constexpr int kKeyStep = kColumnStep == 0 ? 4 * kWaveFours : 0;
   static_assert(kLoadKeys % 8 == 0 && kKeyLoads * kLoadKeys == kOwnKeys);
-  static_assert((kSomeIdle || kBlocks * kGroupWaves == kAllBlocks) && (kBlocks == 1 || kKeyBlocks == 1));
+  static_assert(kSomeIdle || kBlocks * kGroupWaves == kAllBlocks);
+  static_assert(kBlocks == 1 || kKeyBlocks == 1 || kColumnBlocks == kGroupWaves);
 
  public:
   static constexpr bool kInFlight = false;  // no copy is in flight to LDS when next() returns
@@ -54,8 +57,8 @@ class KvCopies {
                                                  head * p_.v.stride_head + column);
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
-      const bool live = column + i * kBlockStep < p_.head_dim_v && (!kSomeIdle || wave < kAllBlocks);
-      value_key_[i] = live ? value_key : kNever;
+      const bool live = column + i * kColumnStep < p_.head_dim_v && (!kSomeIdle || wave < kAllBlocks);
+      value_key_[i] = live ? value_key + i * kKeyStep : kNever;
     }
     values_to_ = value_offset<kValueVectors>(column, four / 2) + four % 2 * 8;
 
@@ -96,7 +99,7 @@ class KvCopies {
 #pragma unroll
       for (int i = 0; i < kBlocks; ++i) {
         const bool live = value_key_[i] + j < values_left_;
-        values_[i][j] = load_words<2>(live ? row + 2 * i * kBlockStep : zero_row());
+        values_[i][j] = load_words<2>(live ? row + 2 * i * (kColumnStep + kKeyStep * p_.v.stride_token) : zero_row());
       }
       row += 2 * p_.v.stride_token;
     }
@@ -109,7 +112,7 @@ class KvCopies {
     for (int i = 0; i < kKeyLoads; ++i) {
       *reinterpret_cast<Words4*>(memory_.keys + keys_to_ + i * kLoadKeys * kKeyVectors * kVectorBytes) = keys_[i];
     }
-    keys_to_ ^= Memory::kKeyBytes;
+    keys_to_ ^= Memory::kNextKeys;
   }
   FLASHPORT_DEVICE void store_values() {
     if (kSomeIdle && block_.wave() % kGroupWaves >= kAllBlocks) return;
@@ -121,11 +124,11 @@ class KvCopies {
         const unsigned two[4] = {row[0][c / 2], row[1][c / 2], row[2][c / 2], row[3][c / 2]};
         const Words2 four = c % 2 == 0 ? Words2{low_halves(two[0], two[1]), low_halves(two[2], two[3])}
                                        : Words2{high_halves(two[0], two[1]), high_halves(two[2], two[3])};
-        const int to = next_column_offset<kValueVectors>(values_to_, c);
-        *reinterpret_cast<Words2*>(memory_.values + to + i * kBlockStep * kValueVectors * kVectorBytes) = four;
+        const int to = pair_offset(next_column_offset<kValueVectors>(values_to_, c), i * kKeyStep / 16);
+        *reinterpret_cast<Words2*>(memory_.values + to + i * kColumnStep * kValueVectors * kVectorBytes) = four;
       }
     }
-    values_to_ ^= Memory::kValueBytes;
+    values_to_ ^= Memory::kNextValues;
   }
 
   const AttentionParams& p_;

@@ -22,7 +22,9 @@ class AttentionTiles : public LaneTiles<kCfg, Floats8> {
   using Base::n_;
   using Memory = AttentionMemory<kCfg>;
   static constexpr int kValueVectors = kCfg.tuning.keys / 8;
-  static constexpr bool kKeepsQueries = kKeyVectors <= 16;  // in registers
+  static constexpr int kSteps = kKeyVectors / 2;
+  static constexpr bool kSharesQueries = attention_shares_queries(kCfg.shape);
+  static constexpr int kStages = kCfg.tuning.stages;
   static_assert(groups_of(kCfg) == 1 && !KvCopies<kCfg>::kInFlight);
 
  public:
@@ -44,67 +46,77 @@ class AttentionTiles : public LaneTiles<kCfg, Floats8> {
   FLASHPORT_DEVICE void begin(const WorkTile& work) {
     const KeyTiles range = key_tiles<kKeys>(p_, work, kBlockRows);
     copies_.begin(work, range.begin, minimum(work.kv_len, range.end * kKeys));
-    query_ = this->query(p_, work);
-    if constexpr (kKeepsQueries) {
-#pragma unroll
-      for (int step = 0; step < kKeyVectors / 2; ++step) queries_[step] = load_query(step);
-    }
+    load_queries(work);
     const int line = n_ / 8 * 8 + n_ % 2 * 4 + n_ / 2 % 4;
     keys_from_ = key_offset<kKeyVectors>(line, 0);
-    values_from_ = value_offset<kValueVectors>(line, 0);
+    values_from_ = value_offset<kValueVectors>(this->slice_ * Base::kColumns + line, 0);
     sync_shared();
     copies_.start();
   }
 
-  FLASHPORT_DEVICE static void take_turn() {
+  // With one stage, nothing multiplies while copies arrive.
+  FLASHPORT_DEVICE void take_turn() {
     sync_shared();
+    if constexpr (kStages == 1) {
+      copies_.next();
+      sync_shared();
+    }
     __builtin_amdgcn_sched_barrier(0);
   }
   FLASHPORT_DEVICE void give_turn() {
-    Base::template order_products<1, 2, 2, 2>();
     __builtin_amdgcn_sched_barrier(0);
-    copies_.next();
+    if constexpr (kStages > 1) copies_.next();
   }
 
   // S^T = K Q^T
   template <class Masked>
   FLASHPORT_DEVICE void multiply_keys(Scores& scores, int, Masked) {
-#pragma unroll
-    for (Floats8& c : scores.c) c = zero_tile();
-#pragma unroll
-    for (int step = 0; step < kKeyVectors / 2; ++step) {
-      const Words8 query = kKeepsQueries ? queries_[kKeepsQueries ? step : 0] : load_query(step);
-#pragma unroll
-      for (int block = 0; block < kKeyBlocks; ++block) {
-        const Words8 keys = read_lines<kKeyVectors>(memory_.keys, keys_from_, step, block);
-        scores.c[block] = wmma<kMath>(keys, query, scores.c[block]);
-      }
-    }
-    keys_from_ ^= Memory::kKeyBytes;
+    const auto read = [&](int i) FLASHPORT_INLINE {
+      return read_lines<kKeyVectors>(memory_.keys, keys_from_, i / kKeyBlocks, i % kKeyBlocks);
+    };
+    Words8 shared_query = read_query(0);
+    multiply<kSteps * kKeyBlocks>(read, [&](int i, const Words8& keys) FLASHPORT_INLINE {
+      const int step = i / kKeyBlocks;
+      Floats8& c = scores.c[i % kKeyBlocks];
+      c = wmma<kMath>(keys, kSharesQueries ? shared_query : queries_[kSharesQueries ? 0 : step],
+                      step == 0 ? Floats8{} : c);
+      if (i % kKeyBlocks == kKeyBlocks - 1 && step + 1 < kSteps) shared_query = read_query(step + 1);
+      keep_order(c);
+    });
+    keys_from_ ^= Memory::kNextKeys;
   }
   // kLater 0: the first product of a work tile.
   template <int kLater>
   FLASHPORT_DEVICE void settle_keys(Scores&) {
-    if constexpr (kLater == 0) copies_.next();
+    if constexpr (kLater == 0 && kStages > 1) copies_.next();
   }
 
   // O^T += V^T P^T
   template <class Masked>
   FLASHPORT_DEVICE void add_values(Out& out, const Operand& weights, int, Masked) {
-#pragma unroll
-    for (int step = 0; step < kKeyBlocks; ++step) {
-      const Words8 operand = both_halves(weights.own[step]);
-#pragma unroll
-      for (int block = 0; block < kColumnBlocks; ++block) {
-        const Words8 values = read_lines<kValueVectors>(memory_.values, values_from_, step ^ block % 2, block);
-        out.c[block] = wmma<kMath>(values, operand, out.c[block]);
-      }
-    }
-    values_from_ ^= Memory::kValueBytes;
+    constexpr int kProducts = kKeyBlocks * kColumnBlocks;
+    const auto read = [&](int i) FLASHPORT_INLINE {
+      const int step = i / kColumnBlocks, block = i % kColumnBlocks;
+      return read_lines<kValueVectors>(memory_.values, values_from_, step ^ block % 2, block);
+    };
+    Words8 operand;
+    multiply<kProducts>(read, [&](int i, const Words8& values) FLASHPORT_INLINE {
+      if (i % kColumnBlocks == 0) operand = both_halves(weights.own[i / kColumnBlocks]);
+      Floats8& c = out.c[i % kColumnBlocks];
+      c = wmma<kMath>(values, operand, c);
+      keep_order(c);
+    });
+    values_from_ ^= Memory::kNextValues;
   }
   FLASHPORT_DEVICE static void settle_values(Out&) {}
   // The last values are in LDS after it.
-  FLASHPORT_DEVICE static void release_queries() { sync_shared(); }
+  FLASHPORT_DEVICE void release_queries() {
+    sync_shared();
+    if constexpr (kStages == 1) {
+      copies_.next();
+      sync_shared();
+    }
+  }
 
   FLASHPORT_DEVICE static Operand to_operand(const Scores& weights) {
     Operand operand;
@@ -116,11 +128,53 @@ class AttentionTiles : public LaneTiles<kCfg, Floats8> {
   }
 
  private:
-  FLASHPORT_DEVICE Words8 load_query(int step) const {
-    const int columns = p_.head_dim_qk - 16 * step;
-    const Words4 low = load_words<4>(columns > 0 ? query_ + 32 * step : zero_row());
-    const Words4 high = load_words<4>(columns > 8 ? query_ + 32 * step + 16 : zero_row());
-    return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
+  // f(i, read(i)) for kProducts products in a row: reads from LDS go a few products ahead, and no further.
+  template <int kProducts, class Read, class F>
+  FLASHPORT_DEVICE static void multiply(const Read& read, const F& f) {
+    constexpr int kAhead = 2;
+    Words8 operands[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) operands[i] = read(i);
+#pragma unroll
+    for (int i = 0; i < kProducts; ++i) {
+      const Words8 operand = operands[i % kAhead];
+      if (i + kAhead < kProducts) operands[i % kAhead] = read(i + kAhead);
+      f(i, operand);
+    }
+  }
+
+  // As the right operand [D, 16]. A wave brings its queries to LDS for itself, and needs no barrier: waves with the
+  // same queries write the same.
+  FLASHPORT_DEVICE void load_queries(const WorkTile& work) {
+    if constexpr (kSharesQueries) {
+      const int first = this->row_ - n_;
+      unsigned char* to = own_queries();
+#pragma unroll 4
+      for (int i = block_.lane(); i < kWaveRows * kKeyVectors; i += kWaveSize) {
+        const int row = i / kKeyVectors, vector = i % kKeyVectors;
+        const GlobalBytes from = Base::query(p_, work, first + row) + vector * kVectorBytes;
+        *reinterpret_cast<Words4*>(to + key_offset<kKeyVectors>(row, vector)) =
+            load_words<4>(vector * 8 < p_.head_dim_qk ? from : zero_row());
+      }
+    } else {
+      const GlobalBytes query = Base::query(p_, work, this->row_);
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        const int columns = p_.head_dim_qk - 16 * step;
+        const Words4 low = load_words<4>(columns > 0 ? query + 32 * step : zero_row());
+        const Words4 high = load_words<4>(columns > 8 ? query + 32 * step + 16 : zero_row());
+        queries_[step] = __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
+      }
+    }
+  }
+  FLASHPORT_DEVICE unsigned char* own_queries() const {
+    const int row = block_.wave() / Base::kSlices * kWaveRows;
+    return memory_.queries.x + row * kKeyVectors * kVectorBytes;
+  }
+  FLASHPORT_DEVICE Words8 read_query(int step) const {
+    if constexpr (kSharesQueries)
+      return read_lines<kKeyVectors>(own_queries(), key_offset<kKeyVectors>(n_, 0), step, 0);
+    return {};
   }
   // The left operand of 16 rows from row 16 `block` on, and k from 16 `step` on.
   template <int kVectors>
@@ -150,9 +204,8 @@ class AttentionTiles : public LaneTiles<kCfg, Floats8> {
   const Block& block_;
   Memory& memory_;
   KvCopies<kCfg> copies_;
-  GlobalBytes query_;
   int keys_from_ = 0, values_from_ = 0;  // byte offset of what the lane reads first of the tile that is multiplied next
-  Words8 queries_[kKeepsQueries ? kKeyVectors / 2 : 1];  // [16, D] as the right operand
+  Words8 queries_[kSharesQueries ? 1 : kSteps];
 };
 
 }  // namespace flashport::FLASHPORT_TARGET::attention

@@ -10,11 +10,20 @@ inline constexpr int kDropoutMaskThreads = 256;
 
 constexpr AttentionTuning attention_tuning(const AttentionShape& shape) {
   const int wider = shape.head_dim_qk > shape.head_dim_v ? shape.head_dim_qk : shape.head_dim_v;
-  // queries, keys, stages
-  return {128, wider <= 64 ? 64 : 32, 2};
+  const bool plain = shape.form == ScoreForm::kPlain;
+  // queries, keys, stages, slices
+  if (wider > 128) return {plain ? 64 : 32, 32, 1, plain ? 2 : 4};
+  return {128, wider <= 64 && plain ? 64 : 32, 2};
 }
 
-// A wave for every 16 queries.
-constexpr int attention_threads(const AttentionShape& shape) { return attention_tuning(shape).rows * 2; }
+// A wave for every 16 queries, and every slice of V's columns.
+constexpr int attention_threads(const AttentionShape& shape) {
+  return attention_tuning(shape).rows * attention_tuning(shape).slices * 2;
+}
+
+// Whether queries are in LDS, because registers have no room for them.
+constexpr bool attention_shares_queries(const AttentionShape& shape) {
+  return shape.head_dim_qk > (shape.form == ScoreForm::kPlain ? 128 : 64);
+}
 
 }  // namespace flashport::gfx11

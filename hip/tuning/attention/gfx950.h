@@ -19,4 +19,7 @@ constexpr AttentionTuning attention_tuning(const AttentionShape& shape) {
 // A wave for every 32 queries.
 constexpr int attention_threads(const AttentionShape& shape) { return attention_tuning(shape).rows * 2; }
 
+// Whether queries are in LDS: they stay in registers.
+constexpr bool attention_shares_queries(const AttentionShape&) { return false; }
+
 }  // namespace flashport::gfx950
