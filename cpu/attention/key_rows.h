@@ -5,8 +5,6 @@
 
 namespace flashport::FLASHPORT_TARGET::attention {
 
-inline constexpr int kLineBytes = 64;  // of a cache
-
 struct KeyRows {
   const char* first;
   std::int64_t pitch;  // in bytes
@@ -23,14 +21,6 @@ FLASHPORT_DEVICE KeyRows key_rows(const AttentionParams& p, const StridedRows& r
                           work.head / p.group_size * rows.stride_head;
   return {static_cast<const char*>(rows.data) + at * bytes, rows.stride_token * bytes,
           static_cast<int>(minimum(std::int64_t{keys}, work.kv_len - first_key))};
-}
-
-// Asks for the rows of the keys [first, last) of a tile, of `dims` elements each, to be in the second-level cache soon.
-FLASHPORT_DEVICE void prefetch_rows(const KeyRows& rows, int first, int last, int dims, DType dtype) {
-  const int bytes = dims * (dtype == DType::kFloat32 ? 4 : 2);
-  for (int key = first; key < minimum(last, rows.count); ++key) {
-    for (int at = 0; at < bytes; at += kLineBytes) __builtin_prefetch(rows.row(key) + at, 0, 2);
-  }
 }
 
 // The first byte of the queries of a work tile.

@@ -137,7 +137,6 @@ class AttentionTiles {
   void add_values(Out&, const Operand&, int tile, Masked) {
     operands_.pack_values(work_, tile);
     for (int first = 0; first < rows_; first += kGroupRows) {
-      prefetch(first);
       const KeySpan keys = keys_of(first);
       if (keys.low == keys.high) continue;
       if (done_ == Done::kNothing) multiply_group(first);
@@ -194,15 +193,6 @@ class AttentionTiles {
     return keys.low < keys.high ? keys : KeySpan{0, 0};
   }
   KeySpan keys_of(int slot) const { return keys_of_[slot / kGroupRows]; }
-
-  // While a group is computed, its share of the next tile's rows comes: rows that are far apart no hardware foresees.
-  void prefetch(int first) const {
-    if (next_tile_ == tile_) return;
-    const int keys_each = kKeys * kGroupRows / kBlockRows, low = first / kGroupRows * keys_each;
-    for (const auto& [rows, dims] : {std::pair(&p_.k, p_.head_dim_qk), std::pair(&p_.v, p_.head_dim_v)}) {
-      prefetch_rows(key_rows(p_, *rows, work_, next_tile_, kKeys), low, low + keys_each, dims, rows->dtype);
-    }
-  }
 
   void multiply_group(int first) const {
     operands_.multiply_keys(score_row(first), kScorePitch, first, group_rows(first), keys_of(first));

@@ -12,7 +12,7 @@
 #include "common/device/core/arrival.h"
 
 #define FLASHPORT_INLINE __attribute__((always_inline))  // for lambdas that use arrays in registers
-#define FLASHPORT_COLD static __device__ __noinline__  // rare code, kept out of line where calls are cheap
+#define FLASHPORT_COLD static __device__ __noinline__    // rare code, kept out of line where calls are cheap
 #define FLASHPORT_DEVICE __device__ __forceinline__
 #define FLASHPORT_PRAGMA(text) _Pragma(#text)
 #define FLASHPORT_UNROLL(count) FLASHPORT_PRAGMA(unroll count)

@@ -196,8 +196,9 @@ class AttentionTiles {
       most = maximum(most, __shfl_xor_sync(~0u, most, 1));
       most = maximum(most, __shfl_xor_sync(~0u, most, 2));
       most = maximum(most, state.m[slot]);
-      reference[slot] = most == -kInfinity ? 0.0f : most * scale;
-      factors[slot] = exp2_approx(fma_rn(state.m[slot], scale, -reference[slot]));
+      const float finite = most == -kInfinity ? 0.0f : most;
+      reference[slot] = finite * scale;
+      factors[slot] = exp2_approx((state.m[slot] - finite) * scale);  // exactly 1 where m stays as it is
       state.m[slot] = most;
       sum[slot] = 0.0f;
     }

@@ -64,7 +64,13 @@ int start(int* argc, char** argv) {
   if (g_options.target.starts_with("cpu")) {
     // Read by the CPU backend when it is first asked for its targets.
     if (g_options.target != "cpu") setenv("FLASHPORT_CPU_TARGET", g_options.target.c_str(), 1);
-    return 0;
+    int count = 0;
+    const char* error = backend().device_count(&count);
+    if (error == nullptr) return 0;
+    const auto is_target = [](const char* name) { return g_options.target == name; };
+    const char* const* end = backend().targets;
+    while (*end != nullptr) ++end;
+    return fail(error, std::any_of(backend().targets, end, is_target) ? kNoDevice : 2);
   }
   std::string looked;
   for (const flashport::BackendStatus& status : flashport::backends()) {

@@ -111,8 +111,8 @@ def attention(
     lengths are read on the device, so a captured graph can be replayed with others.
 
     D and DV are multiples of 8 from 16 to 512 and may differ; Hq is a multiple of Hkv. :func:`supports` says what a
-    target serves, and why not. The last axes of q, k, v, ``out`` and ``alibi_slopes`` and one-dimensional arrays are
-    contiguous; any other stride will do, so q, k and v may be views of one packed projection.
+    target serves, and why not. The last axes of q, k, v and ``alibi_slopes`` and one-dimensional arrays are contiguous;
+    any other stride will do, so q, k and v may be views of one packed projection.
 
     Args:
         q: (B, Sq, Hq, D), or (Tq, Hq, D) with ``cu_seqlens_q``. fp16 or bf16; fp32 on the CPU.

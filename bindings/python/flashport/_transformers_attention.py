@@ -124,7 +124,7 @@ def attention_forward(
         options["dropout_p"] = dropout
         options["rng_state"] = torch.randint(-(1 << 63), (1 << 63) - 1, (2,), device=q.device)
     window = _window(causal, sliding_window)
-    packed = [others.get(name) for name in _PACKED]
+    packed: list[Any] = [others.get(name) for name in _PACKED]
     is_own_mask = attention_mask is None or attention_mask.dtype in (torch.bool, torch.int32)
     if len(q) == 1 and is_own_mask and position_bias is None and all(x is not None for x in packed):
         options |= {"cu_seqlens_q": packed[0].int(), "cu_seqlens_k": packed[1].int()}

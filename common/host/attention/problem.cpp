@@ -86,7 +86,7 @@ ArgumentTable<16> table_of(const AttentionArgs& args) {
   table.add(sinks, "sinks", kRead, kFloat, kContiguous, {1, "(num_q_heads)"});
   table.add(bias, "bias", kRead, bias_types, kAny, {4, "(batch or 1, num_q_heads or 1, q_len, kv_len)"});
   table.add(rng_state, "rng_state", kRead, {DType::kInt64}, kContiguous, {1, "(2)"});
-  table.add(out, "out", kWritten, {q.dtype}, kUnitInner, axes(kPackedOut, kDenseOut));
+  table.add(out, "out", kWritten, {q.dtype}, kAny, axes(kPackedOut, kDenseOut));
   table.add(lse, "lse", kWritten, kFloat, kAny,
             packed ? Axes{2, "(num_q_heads, total_q)"} : Axes{3, "(batch, num_q_heads, q_len)"});
   table.add(workspace, "workspace", kWritten, {DType::kUInt8}, kAny, {1, "(bytes)"});

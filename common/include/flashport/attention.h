@@ -47,7 +47,7 @@ struct AttentionArgs {
 
   int num_splits = kInvariantSplits;  // or 1, which is the same here; other counts are refused
 
-  TensorView out;                       // as q with DV in place of D, of q's type
+  TensorView out;                       // as q with DV in place of D, of q's type; any strides
   std::optional<TensorView> lse;        // fp32 natural log, (B, Hq, Sq) or packed (Hq, Tq)
   std::optional<TensorView> workspace;  // uint8 (attention_workspace_size bytes), zero before its first use
 };

@@ -95,6 +95,28 @@ std::vector<AttentionCase> named_cases() {
                      .dim_v = dim_v,
                      .causal = true});
   }
+  // Each kernel of the tables.
+  for (const auto& [dim_qk, dim_v] : {std::pair{64, 64}, {96, 96}, {128, 128}, {192, 128}, {256, 256}, {512, 512}}) {
+    for (const Type type : {Type::kBF16, Type::kF16}) {
+      for (const char* option : {"plain", "softcap", "dropout", "alibi", "bias"}) {
+        const std::string name = option;
+        cases.push_back({.name = std::string(type_name(type)) + "_" + name + "_of_tile_" + std::to_string(dim_qk) +
+                                 "x" + std::to_string(dim_v),
+                         .type = type,
+                         .dim_qk = dim_qk,
+                         .dim_v = dim_v,
+                         .q_heads = 2,
+                         .kv_heads = 1,
+                         .q_lens = {70},
+                         .kv_lens = {100},
+                         .causal = true,
+                         .softcap = name == "softcap" ? 4.0 : 0,
+                         .slopes = name == "alibi" ? Slopes::kOfHeads : Slopes::kNone,
+                         .bias = name == "bias" ? Bias::kOwnType : Bias::kNone,
+                         .dropout = name == "dropout" ? 0.3 : 0});
+      }
+    }
+  }
   return cases;
 }
 

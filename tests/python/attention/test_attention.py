@@ -179,7 +179,7 @@ def test_results_are_new_arrays_of_their_shapes():
 
 
 @given(data=st.data())
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_random_combinations(data):
     packed = data.draw(st.booleans(), label="packed")
     batch = data.draw(st.integers(1, 4), label="batch")

@@ -74,13 +74,18 @@ def test_an_output_whose_rows_lie_on_each_other():
     expect({"q": q, "k": q, "v": q, "out": out}, "out is written and must not be broadcast, got stride 0 along axis 0")
 
 
-def test_outputs_of_odd_strides():
-    arguments = make_attention((30, 20), (40, 40), (32, 48))
-    tokens = len(arguments["q"])
-    out = np.full((HEADS, 2 * tokens, 64), np.nan, BF16)[:, ::2, 5:53].swapaxes(0, 1)
-    lse = np.full((tokens, HEADS), np.nan, np.float32).T
-    flashport.attention(**arguments, out=out, lse=lse)
-    expect_right(arguments, out, lse)
+@pytest.mark.parametrize("fmt", ["bf16", "fp32"])
+def test_outputs_of_any_strides(fmt):
+    arguments = make_attention((30, 20), (40, 40), (32, 48), fmt)
+    dtype, tokens = arguments["q"].dtype, len(arguments["q"])
+    rows = np.full((HEADS, 2 * tokens, 64), np.nan, dtype)
+    columns = np.full((HEADS, 48, 2 * tokens), np.nan, dtype)
+    for out in (rows[:, ::2, 5:53].swapaxes(0, 1), columns[..., ::2].transpose(2, 0, 1)):
+        lse = np.full((tokens, HEADS), np.nan, np.float32).T
+        flashport.attention(**arguments, out=out, lse=lse)
+        expect_right(arguments, out, lse)
+    for room in (rows[:, 1::2], columns[..., 1::2]):
+        assert np.isnan(room.astype(np.float32)).all()
 
 
 def test_rows_that_no_sequence_has_are_not_written():

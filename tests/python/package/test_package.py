@@ -170,6 +170,11 @@ def test_types_of_torch_are_types():
 FORMATS = '"fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz" or "q8_0"'
 
 
+# Targets that have all kernels of another besides some of their own.
+BASES = {"cpu_amx": "cpu_avx512"}
+OWN = {("attention", "cpu_amx"): "attention/bf16/hd512/plain/cpu_amx"}  # what a target has beside its base
+
+
 @pytest.mark.parametrize("function", [flashport.supports, flashport.which_kernel])
 @pytest.mark.parametrize(
     ("options", "error", "text"),
@@ -231,10 +236,11 @@ def test_support_of_the_gated_delta_rule_is_not_asked_so(function, options, text
 @pytest.mark.parametrize(("operation", "key"), KEYS.items())
 def test_support_of_every_operation(operation, key):
     """Yes or no with the reason, by options that are the operation's own."""
-    (target,) = {key.rpartition("/")[2] for key in _core.kernel_keys("cpu")}
+    target = _core.kernel_keys("cpu")[0].rpartition("/")[2]
+    wanted = OWN.get((operation, target), f"{key}/{BASES.get(target, target)}")
     assert flashport.supports(operation, target="cpu") == flashport.Support(True, "")
-    assert flashport.which_kernel(operation, target="cpu") == f"{key}/{target}"
-    assert flashport.which_kernel(operation, target=target) == f"{key}/{target}"
+    assert flashport.which_kernel(operation, target="cpu") == wanted
+    assert flashport.which_kernel(operation, target=target) == wanted
     assert flashport.which_kernel(operation) in _core.kernel_keys("")
     refused = flashport.supports(operation, target="vax")
     assert not refused
@@ -318,7 +324,26 @@ def test_every_kernel_key_is_unique():
             keys = _core.kernel_keys(target)
             assert keys
             assert len(set(keys)) == len(keys)
-            assert all(key.endswith("/" + target) for key in keys)
+            own = [key for key in keys if key.endswith("/" + target)]
+            assert own == keys[: len(own)]
+            if target not in BASES:
+                assert own == keys
+                continue
+            base = _core.kernel_keys(BASES[target])
+            assert keys[len(own) :] == base
+            assert {key.partition("/")[0] for key in own} == {"attention"}
+
+
+def test_cpu_amx_computes_bf16_on_tiles_and_all_else_as_its_base():
+    """Only where it is compiled: on x86."""
+    targets = [target for backend in flashport.backends() for target in backend.targets]
+    kernels = {
+        ("attention", "bfloat16"): "attention/bf16/hd512/plain/cpu_amx",
+        ("attention", "float16"): "attention/fp32/hd512/plain/cpu_avx512",
+        ("attention", "float32"): "attention/fp32/hd512/plain/cpu_avx512",
+    }
+    for (operation, dtype), key in kernels.items() if "cpu_amx" in targets else ():
+        assert flashport.which_kernel(operation, dtype=dtype, target="cpu_amx") == key
 
 
 @pytest.mark.parametrize(
