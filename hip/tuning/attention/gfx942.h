@@ -13,7 +13,7 @@ constexpr AttentionTuning attention_tuning(const AttentionShape& shape) {
   const int wider = shape.head_dim_qk > shape.head_dim_v ? shape.head_dim_qk : shape.head_dim_v;
   // queries, keys, stages
   if (wider <= 64) return {256, shape.form != ScoreForm::kPlain ? 64 : 128, 2};
-  if (wider <= 128) return {256, shape.form != ScoreForm::kPlain ? 32 : 64, 2};  // options need registers
+  if (wider <= 128) return {256, 64, 2};
   return {128, 32, 2};
 }
 
