@@ -20,6 +20,11 @@ constexpr int wmma_row(int reg, int half) { return 2 * reg + half; }
 // register r of half h is row 8 h + r.
 constexpr int wmma_line_in_order(int n) { return n % 2 * 8 + n / 2; }
 
+// A column of a product of 32x32 (MFMA, lane = 32 h + n has column n), or of products of 16x16 of WMMA whose left
+// operand has its rows in the order of wmma_line_in_fours, is in two lanes: element i of lane h is this row.
+constexpr int column_row(int element, int half) { return element / 4 * 8 + half * 4 + element % 4; }
+constexpr int wmma_line_in_fours(int n) { return n / 8 * 8 + n % 2 * 4 + n / 2 % 4; }
+
 // The order in which the keys of a leaf are multiplied on RDNA3: positions 2 i and 2 i + 1 hold keys 16 apart.
 constexpr int key_at(int position) {
   return position / 32 * 32 + position % 32 / 16 * 8 + position % 16 / 2 + position % 2 * 16;

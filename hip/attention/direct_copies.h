@@ -89,6 +89,8 @@ class KvCopies {
   static constexpr int kKeys = kCfg.tuning.keys;
   static constexpr int kKeyVectors = kCfg.shape.head_dim_qk / 8, kValueVectors = kCfg.shape.head_dim_v / 8;
 
+  static_assert(kGroupThreads / kKeyVectors % Memory::kKeyPlaces == 0);  // a thread's vectors have the same place
+
  public:
   static constexpr bool kInFlight = true;  // after next(), until await() and a barrier
 
@@ -134,7 +136,7 @@ class KvCopies {
   const AttentionParams& p_;
   const Block& block_;
   Memory& memory_;
-  TileCopies<kKeyVectors, kKeys, key_place> keys_;
+  TileCopies<kKeyVectors, kKeys, key_place<kKeyVectors, Memory::kKeyPlaces>> keys_;
   TileCopies<kValueVectors, kKeys, value_place<kValueVectors>> values_;
 };
 

@@ -2,7 +2,7 @@
 // matrix product has a query in each column, S^T = K Q^T and O^T = V^T P^T, so that a lane has one query.
 //
 // A column of S^T [keys, queries] or O^T [DV, queries] is in two lanes, h = 0 and 1. Element i of lane h is the key or
-// column 8 (i / 4) + 4 h + i % 4. m is the same in both lanes, l each lane's own until store().
+// column 8 (i / 4) + 4 h + i % 4 (column_row). m is the same in both lanes, l each lane's own until store().
 #pragma once
 
 #include "common/device/attention/kernel.h"
@@ -66,7 +66,7 @@ class LaneTiles {
 #pragma unroll
     for (int i = 0; i < Scores::kCount; ++i) {
       float x = scores.get(i);
-      f(x, 0, i / 4 * 8 + i % 4);
+      f(x, 0, column_row(i, 0));
       scores.set(i, x);
     }
   }
@@ -78,7 +78,7 @@ class LaneTiles {
       float eight[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) eight[i] = scores.get(first + i / 2 * 4 + i % 2);
-      f([&](int i) FLASHPORT_INLINE -> float& { return eight[i]; }, 0, first / 4 * 8 + first % 4);
+      f([&](int i) FLASHPORT_INLINE -> float& { return eight[i]; }, 0, column_row(first, 0));
 #pragma unroll
       for (int i = 0; i < 8; ++i) scores.set(first + i / 2 * 4 + i % 2, eight[i]);
     }
@@ -165,7 +165,7 @@ class LaneTiles {
     };
 #pragma unroll
     for (int i = 0; i < Out::kCount; i += 4) {
-      if (2 * i < columns) f(2 * i, rounded(i), rounded(i + 2));
+      if (column_row(i, 0) < columns) f(column_row(i, 0), rounded(i), rounded(i + 2));
     }
   }
 };

@@ -11,12 +11,22 @@ namespace flashport {
 inline constexpr int kVectorBytes = 16, kLineBytes = 128;
 
 // The place of a vector in its row of keys, or the vector that has a place: the change of places is its own inverse.
-constexpr int key_place(int key, int vector) { return vector ^ key % 8; }
-// Byte offset of a vector of keys.
-template <int kVectors>
-constexpr int key_offset(int key, int vector) {
+// Eight rows have places of their own, or kPlaces 16, for LDS that serves 16 vectors at a time (CDNA4).
+template <int kVectors, int kPlaces>
+constexpr int key_place(int key, int vector) {
   static_assert(kVectors % 8 == 0);
-  return (key * kVectors + key_place(key, vector)) * kVectorBytes;
+  return vector ^ key % (kVectors < kPlaces ? kVectors : kPlaces);
+}
+// Byte offset of a vector of keys.
+template <int kVectors, int kPlaces>
+constexpr int key_offset(int key, int vector) {
+  return (key * kVectors + key_place<kVectors, kPlaces>(key, vector)) * kVectorBytes;
+}
+// From the offset of vector h (0 or 1) of a row of keys to that of vector 2 pair + h.
+template <int kVectors, int kPlaces>
+constexpr int key_pair_offset(int offset, int pair) {
+  constexpr int kPairs = (kVectors < kPlaces ? kVectors : kPlaces) / 2;
+  return (offset ^ pair % kPairs * 2 * kVectorBytes) + pair / kPairs * kPairs * 2 * kVectorBytes;
 }
 
 // Byte offset of a vector of transposed values. If rows are half a line, a line holds two that are four columns apart.
@@ -29,7 +39,7 @@ constexpr int value_offset(int column, int vector) {
   return line * kLineBytes + (column / 4 % 2 * 4 + (vector ^ mixed % 4)) * kVectorBytes;
 }
 
-// From the offset of vector h (0 or 1) of a row to that of vector 2 pair + h.
+// From the offset of vector h (0 or 1) of a column to that of vector 2 pair + h.
 constexpr int pair_offset(int offset, int pair) {
   return (offset ^ pair % 4 * 2 * kVectorBytes) + pair / 4 * kLineBytes;
 }

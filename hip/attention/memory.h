@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/device/attention/work.h"
+#include "hip/arch/lane_maps.h"
 #include "hip/arch/words.h"
 #include "hip/attention/layout.h"
 #include FLASHPORT_ATTENTION_TUNING_HEADER
@@ -31,6 +32,7 @@ struct AttentionMemory {
   static constexpr int kKeyBytes = kCfg.tuning.keys * kShape.head_dim_qk * 2;  // of a tile
   static constexpr int kValueBytes = kCfg.tuning.keys * kShape.head_dim_v * 2;
   static constexpr int kQueryBytes = attention_shares_queries(kShape) ? kCfg.tuning.rows * kShape.head_dim_qk * 2 : 0;
+  static constexpr int kKeyPlaces = attention_key_places(kShape.head_dim_qk);
   static_assert(kStages <= 2);
   // From the offset of a tile to that of the next.
   static constexpr int kNextKeys = (kStages - 1) * kKeyBytes, kNextValues = (kStages - 1) * kValueBytes;

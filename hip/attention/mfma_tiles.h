@@ -61,7 +61,7 @@ class AttentionTiles : public LaneTiles<kCfg, Floats16> {
     for (int pair = 0; pair < kKeyVectors / 2; ++pair) {
       queries_[pair] = load_words<4>(16 * pair + 8 * half_ < p_.head_dim_qk ? query + 32 * pair : zero_row());
     }
-    keys_from_ = key_offset<kKeyVectors>(n_, half_);
+    keys_from_ = key_offset<kKeyVectors, Memory::kKeyPlaces>(n_, half_);
     values_from_ = Values::first(kWaveRows * half_ + n_);
     sync_shared();
     copies_.start();
@@ -92,7 +92,7 @@ class AttentionTiles : public LaneTiles<kCfg, Floats16> {
     for (Floats16& c : scores.c) c = Floats16{};
 #pragma unroll
     for (int pair = 0; pair < kKeyVectors / 2; ++pair) {
-      const unsigned char* from = memory_.keys + pair_offset(keys_from_, pair);
+      const unsigned char* from = memory_.keys + key_pair_offset<kKeyVectors, Memory::kKeyPlaces>(keys_from_, pair);
 #pragma unroll
       for (int block = 0; block < kKeyBlocks; ++block) {
         const auto keys = *reinterpret_cast<const Words4*>(from + block * kWaveRows * kKeyVectors * kVectorBytes);

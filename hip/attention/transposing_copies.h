@@ -48,7 +48,7 @@ class KvCopies {
     next_keys_ = (GlobalBytes)p_.k.data + 2 * (work.seq * p_.k.stride_seq + (first + key) * p_.k.stride_token +
                                                head * p_.k.stride_head + vector * 8);
     key_ = vector * 8 < p_.head_dim_qk ? key : kNever;
-    keys_to_ = key_offset<kKeyVectors>(key, vector);
+    keys_to_ = key_offset<kKeyVectors, Memory::kKeyPlaces>(key, vector);
 
     const int column = wave % kColumnBlocks * 32 + lane % 8 * 4;
     const int four = (group * kKeyBlocks + wave / kColumnBlocks) * kWaveFours + lane / 8;

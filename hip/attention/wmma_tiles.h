@@ -1,8 +1,8 @@
 // The tile verbs of attention on WMMA: eight waves with 16 queries each; keys and values come to LDS for all of them.
 // Several blocks share a work-group processor, so that one's softmax runs under another's products.
 //
-// Line n of a product's rows is the key or the column 8 (n / 8) + 4 (n % 2) + n / 2 % 4, so that the registers of a
-// lane, rows 2 r + h, are those of LaneTiles. The right operand P^T has its keys in the order of the lanes, those of
+// Line n of a left operand is the key or the column wmma_line_in_fours(n), so that the registers of a lane, rows
+// 2 r + h, are those of LaneTiles. The right operand P^T has its keys in the order of the lanes, those of
 // h = 0 first, and both halves of the wave have all of them: each half sends its own to the other.
 #pragma once
 
@@ -47,8 +47,8 @@ class AttentionTiles : public LaneTiles<kCfg, Floats8> {
     const KeyTiles range = key_tiles<kKeys>(p_, work, kBlockRows);
     copies_.begin(work, range.begin, minimum(work.kv_len, range.end * kKeys));
     load_queries(work);
-    const int line = n_ / 8 * 8 + n_ % 2 * 4 + n_ / 2 % 4;
-    keys_from_ = key_offset<kKeyVectors>(line, 0);
+    const int line = wmma_line_in_fours(n_);
+    keys_from_ = key_offset<kKeyVectors, Memory::kKeyPlaces>(line, 0);
     values_from_ = value_offset<kValueVectors>(this->slice_ * Base::kColumns + line, 0);
     sync_shared();
     copies_.start();
@@ -153,7 +153,7 @@ class AttentionTiles : public LaneTiles<kCfg, Floats8> {
       for (int i = block_.lane(); i < kWaveRows * kKeyVectors; i += kWaveSize) {
         const int row = i / kKeyVectors, vector = i % kKeyVectors;
         const GlobalBytes from = Base::query(p_, work, first + row) + vector * kVectorBytes;
-        *reinterpret_cast<Words4*>(to + key_offset<kKeyVectors>(row, vector)) =
+        *reinterpret_cast<Words4*>(to + key_offset<kKeyVectors, Memory::kKeyPlaces>(row, vector)) =
             load_words<4>(vector * 8 < p_.head_dim_qk ? from : zero_row());
       }
     } else {
@@ -173,7 +173,7 @@ class AttentionTiles : public LaneTiles<kCfg, Floats8> {
   }
   FLASHPORT_DEVICE Words8 read_query(int step) const {
     if constexpr (kSharesQueries)
-      return read_lines<kKeyVectors>(own_queries(), key_offset<kKeyVectors>(n_, 0), step, 0);
+      return read_lines<kKeyVectors>(own_queries(), key_offset<kKeyVectors, Memory::kKeyPlaces>(n_, 0), step, 0);
     return {};
   }
   // The left operand of 16 rows from row 16 `block` on, and k from 16 `step` on.

@@ -21,6 +21,9 @@ constexpr int attention_threads(const AttentionShape& shape) {
   return attention_tuning(shape).rows * attention_tuning(shape).slices * 2;
 }
 
+// Places of a row of keys in LDS (hip/attention/layout.h).
+constexpr int attention_key_places(int) { return 8; }
+
 // Whether queries are in LDS, because registers have no room for them.
 constexpr bool attention_shares_queries(const AttentionShape& shape) {
   return shape.head_dim_qk > (shape.form == ScoreForm::kPlain ? 128 : 64);

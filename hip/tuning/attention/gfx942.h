@@ -8,17 +8,22 @@ namespace flashport::gfx942 {
 
 inline constexpr int kDropoutMaskThreads = 256;
 
-// Up to 128 columns a SIMD has two waves, whose groups take turns; a wave of 256 columns takes all registers.
+// Up to 128 columns a SIMD has two waves, whose groups take turns; a wave of 256 columns takes all registers, and so
+// does one of 128 with all that may be done to scores.
 constexpr AttentionTuning attention_tuning(const AttentionShape& shape) {
   const int wider = shape.head_dim_qk > shape.head_dim_v ? shape.head_dim_qk : shape.head_dim_v;
+  const bool plain = shape.form == ScoreForm::kPlain;
   // queries, keys, stages
-  if (wider <= 64) return {256, shape.form != ScoreForm::kPlain ? 64 : 128, 2};
-  if (wider <= 128) return {256, 64, 2};
+  if (wider <= 64) return {256, plain ? 128 : 64, 2};
+  if (wider <= 128) return {plain ? 256 : 128, 64, 2};
   return {128, 32, 2};
 }
 
 // A wave for every 32 queries.
 constexpr int attention_threads(const AttentionShape& shape) { return attention_tuning(shape).rows * 2; }
+
+// Places of a row of keys in LDS (hip/attention/layout.h).
+constexpr int attention_key_places(int) { return 8; }
 
 // Whether queries are in LDS: they stay in registers.
 constexpr bool attention_shares_queries(const AttentionShape&) { return false; }

@@ -12,12 +12,15 @@ inline constexpr int kDropoutMaskThreads = 256;
 constexpr AttentionTuning attention_tuning(const AttentionShape& shape) {
   const int wider = shape.head_dim_qk > shape.head_dim_v ? shape.head_dim_qk : shape.head_dim_v;
   // queries, keys, stages
-  if (wider <= 128) return {256, shape.form != ScoreForm::kPlain ? 64 : 128, 2};
+  if (wider <= 128) return {256, shape.form == ScoreForm::kPlain ? 128 : 64, 2};
   return {128, 64, 2};
 }
 
 // A wave for every 32 queries.
 constexpr int attention_threads(const AttentionShape& shape) { return attention_tuning(shape).rows * 2; }
+
+// Places of a row of keys in LDS (hip/attention/layout.h).
+constexpr int attention_key_places(int head_dim_qk) { return head_dim_qk == 128 ? 16 : 8; }
 
 // Whether queries are in LDS: they stay in registers.
 constexpr bool attention_shares_queries(const AttentionShape&) { return false; }

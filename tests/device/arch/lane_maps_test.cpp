@@ -44,6 +44,21 @@ TEST(LaneMaps, MfmaPairOrder) {
   }
 }
 
+// Of 32x32: register 4 i + j of lane 32 h + n holds D[8 i + 4 h + j][n].
+TEST(LaneMaps, ColumnOfTwoLanes) {
+  for (int row = 0; row < 32; ++row) EXPECT_EQ(column_row(row / 8 * 4 + row % 4, row / 4 % 2), row);
+}
+
+// WMMA with its rows in this order gives the same elements to lanes: register r of half h is line 2 r + h.
+TEST(LaneMaps, WmmaLinesInFours) {
+  for (int half = 0; half < 2; ++half) {
+    for (int reg = 0; reg < 8; ++reg) {
+      EXPECT_EQ(wmma_line_in_fours(wmma_row(reg, half)), column_row(reg, half));
+      EXPECT_EQ(16 + wmma_line_in_fours(wmma_row(reg, half)), column_row(8 + reg, half));
+    }
+  }
+}
+
 TEST(LaneMaps, WmmaResult) {
   for (int row = 0; row < 16; ++row) {
     for (int column = 0; column < 16; ++column) {
