@@ -8,6 +8,7 @@
 #include "bindings/python/call.h"
 #include "bindings/python/direct_calls.h"
 #include "bindings/python/operations.h"
+#include "common/host/kv/cache_layout.h"
 
 namespace flashport::python {
 namespace {
@@ -23,6 +24,13 @@ enum Argument {
   kSequsedQ,
   kSequsedK,
   kLeftpadK,
+  kBlockTable,
+  kTokenTable,
+  kRequestIndex,
+  kKvIndptr,
+  kKvIndices,
+  kKvLastPageLen,
+  kKvLayout,
   kSoftmaxScale,
   kCausal,
   kWindow,
@@ -32,6 +40,11 @@ enum Argument {
   kBias,
   kDropoutP,
   kRngState,
+  kQScale,
+  kKScale,
+  kVScale,
+  kKFormat,
+  kVFormat,
   kNumSplits,
   kOut,
   kLse,
@@ -53,6 +66,13 @@ void read_attention(Call& call, Arguments a, AttentionArgs& args) {
   call.optional_input("seqused_q", a[kSequsedQ], args.seqused_q);
   call.optional_input("seqused_k", a[kSequsedK], args.seqused_k);
   call.optional_input("leftpad_k", a[kLeftpadK], args.leftpad_k);
+  call.optional_input("block_table", a[kBlockTable], args.block_table);
+  call.optional_input("token_table", a[kTokenTable], args.token_table);
+  call.optional_input("request_index", a[kRequestIndex], args.request_index);
+  call.optional_input("kv_indptr", a[kKvIndptr], args.kv_indptr);
+  call.optional_input("kv_indices", a[kKvIndices], args.kv_indices);
+  call.optional_input("kv_last_page_len", a[kKvLastPageLen], args.kv_last_page_len);
+  args.kv_layout = call.kv_layout(a[kKvLayout]);
   args.softmax_scale = call.optional_number("softmax_scale", a[kSoftmaxScale]);
   args.causal = call.boolean("causal", a[kCausal]);
   const Window window = call.window(a[kWindow]);
@@ -64,6 +84,11 @@ void read_attention(Call& call, Arguments a, AttentionArgs& args) {
   call.optional_input("bias", a[kBias], args.bias);
   args.dropout_p = call.number("dropout_p", a[kDropoutP]);
   call.optional_input("rng_state", a[kRngState], args.rng_state);
+  call.optional_input("q_scale", a[kQScale], args.q_scale);
+  call.optional_input("k_scale", a[kKScale], args.k_scale);
+  call.optional_input("v_scale", a[kVScale], args.v_scale);
+  args.k_format = call.optional_format("k_format", a[kKFormat]);
+  args.v_format = call.optional_format("v_format", a[kVFormat]);
   args.num_splits = call.num_splits(a[kNumSplits]);
   call.optional_output("workspace", a[kWorkspace], args.workspace);
 }
@@ -76,12 +101,13 @@ struct Shapes {
 bool output_shapes(const AttentionArgs& args, Shapes& shapes) {
   const TensorView &q = args.q, &v = args.v;
   const bool packed = args.cu_seqlens_q.has_value();
-  if (q.rank != (packed ? 3 : 4) || v.rank != q.rank) return false;
+  if (q.rank != (packed ? 3 : 4) || v.rank < 3) return false;
   const int dim = q.rank - 1;
   constexpr std::int64_t kMostHeadDim = 4096;  // a broadcast axis may have any extent
-  if (q.shape[dim] > kMostHeadDim || v.shape[dim] > kMostHeadDim) return false;
+  if (q.shape[dim] > kMostHeadDim || v.shape[v.rank - 1] > kMostHeadDim) return false;
+  const KvFormat own = own_format(v.dtype).value_or(KvFormat::kFp32);  // uint8 has none: it is refused
   std::copy(q.shape, q.shape + dim, shapes.out);
-  shapes.out[dim] = v.shape[dim];
+  shapes.out[dim] = stored_head_dim(args.v_format.value_or(own), v.shape[v.rank - 1]);
   const std::int64_t heads = q.shape[dim - 1], tokens = q.shape[dim - 2];
   if (packed) {
     shapes.lse[0] = heads;
@@ -108,7 +134,8 @@ py::object py_attention(Arguments a) {
     call.output("out", a[kOut], args.out);
     out.object = py::reinterpret_borrow<py::object>(a[kOut]);
   } else if (shaped) {
-    out = call.allocate(a[kQ], args.q, args.q.dtype, shapes.out, args.q.rank);
+    const DType dtype = args.q.dtype == DType::kFp8E4M3 ? DType::kBFloat16 : args.q.dtype;
+    out = call.allocate(a[kQ], args.q, dtype, shapes.out, args.q.rank);
     args.out = out.view;
   } else {
     (void)attention_workspace_size(args);  // refuses what no output can be made for

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include <flashport/decode.h>
 #include <flashport/error.h>
 #include <flashport/types.h>
 
@@ -77,6 +78,10 @@ class Call {
   // Which of two words it is: true for the second.
   bool is_second(const char* name, PyObject* object, const char* first, const char* second) const {
     return word_argument(function_, name, object, {first, second}) == 1;
+  }
+
+  KvLayout kv_layout(PyObject* object) const {
+    return is_second("kv_layout", object, "NHD", "HND") ? KvLayout::kHND : KvLayout::kNHD;
   }
 
   // An uninitialised array of the library and on the device of `like`, whose view is `like_view`. finish() turns it

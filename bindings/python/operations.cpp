@@ -12,10 +12,6 @@
 namespace flashport::python {
 namespace {
 
-KvLayout kv_layout(const Call& call, PyObject* object) {
-  return call.is_second("kv_layout", object, "NHD", "HND") ? KvLayout::kHND : KvLayout::kNHD;
-}
-
 std::int64_t last_extent(const TensorView& view) { return view.rank > 0 ? view.shape[view.rank - 1] : 0; }
 
 // What the decode functions have in common: everything but the outputs.
@@ -70,7 +66,7 @@ void read_decode(Call& call, Arguments a, DecodeArgs& args) {
   call.optional_input("kv_indptr", a[kKvIndptr], args.kv_indptr);
   call.optional_input("kv_indices", a[kKvIndices], args.kv_indices);
   call.optional_input("kv_last_page_len", a[kKvLastPageLen], args.kv_last_page_len);
-  args.kv_layout = kv_layout(call, a[kKvLayout]);
+  args.kv_layout = call.kv_layout(a[kKvLayout]);
   call.optional_input("cu_seqlens_q", a[kCuSeqlensQ], args.cu_seqlens_q);
   if (a[kMaxQLen] != Py_None) args.max_q_len = call.integer("max_q_len", a[kMaxQLen]);
   args.softmax_scale = call.optional_number("softmax_scale", a[kSoftmaxScale]);
@@ -185,7 +181,7 @@ py::object py_append_kv(Arguments a) {
   call.output("k_cache", a[2], args.k_cache);
   call.output("v_cache", a[3], args.v_cache);
   call.input("positions", a[4], args.positions);
-  args.kv_layout = kv_layout(call, a[5]);
+  args.kv_layout = call.kv_layout(a[5]);
   call.optional_input("k_scale", a[6], args.k_scale);
   call.optional_input("v_scale", a[7], args.v_scale);
   args.k_format = call.optional_format("k_format", a[8]);

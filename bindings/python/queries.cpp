@@ -161,6 +161,9 @@ AttentionQuery attention_query(Options& options) {
   options.dtype("dtype", query.dtype);
   options.integer("head_dim", query.head_dim_qk);
   options.head_dim_v(query.head_dim_qk, query.head_dim_v);
+  options.format("k_format", query.k_format);
+  options.format("v_format", query.v_format);
+  options.boolean("paged", query.paged);
   options.boolean("causal", query.causal);
   options.boolean("softcap", query.softcap);
   options.boolean("alibi", query.alibi);

@@ -11,7 +11,7 @@
 
 namespace flashport {
 
-inline constexpr int kBackendAbiVersion = 8;
+inline constexpr int kBackendAbiVersion = 9;
 
 struct BackendDevice {
   char name[128];

@@ -47,7 +47,7 @@ class Products {
 
   // K^T. Keys that there are not are zeros.
   void pack_keys(const WorkTile& work, int tile) const {
-    const KeyRows keys = key_rows(p_, p_.k, work, tile, kKeys);
+    const KeyRows keys = key_rows(p_, p_.cache.k, work, tile, kKeys);
     for (int first = 0; first < kKeys; first += kTileRows) {
       BFloat16* to = memory_.keys + first / kSide * kSide * dims_ + first % kSide * kSide;
       for (int dim = 0; dim < dims_; dim += kSide, to += kBlock) {
@@ -77,7 +77,7 @@ class Products {
 
   // V, with zeros at keys that there are not: their weights are 0, and only a number times 0 is 0.
   void pack_values(const WorkTile& work, int tile) const {
-    const KeyRows keys = key_rows(p_, p_.v, work, tile, kKeys);
+    const KeyRows keys = key_rows(p_, p_.cache.v, work, tile, kKeys);
     const __m512i low = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11),
                   high = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
     const auto row = [&](int key, int column) {

@@ -100,8 +100,8 @@ class Products {
 
   // K^T: panels [D, kPanel]. Keys that there are not are zeros.
   void pack_keys(const WorkTile& work, int tile) const {
-    const KeyRows keys = key_rows(p_, p_.k, work, tile, kKeys);
-    kv::with_loader(p_.k.dtype, [&](auto row, int bytes) {
+    const KeyRows keys = key_rows(p_, p_.cache.k, work, tile, kKeys);
+    kv::with_format(p_.k_format, [&](auto row, int bytes) {
       for (int first = 0; first < kKeys; first += kVecWidth) {
         float* panel = memory_.keys + first / kPanel * kPanel * p_.head_dim_qk + first % kPanel;
         for (int dim = 0; dim < p_.head_dim_qk; dim += kVecWidth) {
@@ -135,8 +135,8 @@ class Products {
   // Panels [keys, kPanel] of V, with zeros at keys that there are not: their weights are 0, and only a number times 0
   // is 0.
   void pack_values(const WorkTile& work, int tile) const {
-    const KeyRows keys = key_rows(p_, p_.v, work, tile, kKeys);
-    kv::with_loader(p_.v.dtype, [&](auto row, int bytes) {
+    const KeyRows keys = key_rows(p_, p_.cache.v, work, tile, kKeys);
+    kv::with_format(p_.v_format, [&](auto row, int bytes) {
       for (int key = 0; key < kKeys; ++key) {
         for (int column = 0; column < p_.head_dim_v; column += kVecWidth) {
           const Vec x =

@@ -23,7 +23,7 @@ FLASHPORT_DEVICE void attention(const AttentionParams& p, const Block& block,
 
 }  // namespace flashport::FLASHPORT_TARGET::attention
 
-// math, head_dim_qk, head_dim_v, form
+// math, head_dim_qk, head_dim_v, form, sources
 #define FLASHPORT_DEFINE_ATTENTION(symbol, name, ...)                                                                 \
   namespace flashport::FLASHPORT_TARGET::attention {                                                                  \
   constexpr AttentionConfig symbol##_config = attention_config({__VA_ARGS__});                                        \

@@ -6,21 +6,32 @@
 namespace flashport::FLASHPORT_TARGET::attention {
 
 struct KeyRows {
+  const PagedCache& pages;
+  const CacheParams& cache;
+  const std::int32_t* table;  // of the sequence; null: a row follows `first` every token_stride
   const char* first;
-  std::int64_t pitch;  // in bytes
-  int count;           // that exist
+  int token, head;  // the first row's token of the sequence
+  int count;        // that exist
 
-  const char* row(int key) const { return first + key * pitch; }
+  const char* row(int key) const {
+    if (table == nullptr) return first + key * cache.token_stride;
+    return static_cast<const char*>(cache.data) +
+           kv::row_offset(cache, kv::token_coord(pages, table, 0, token + key, true), head);
+  }
 };
 
-FLASHPORT_DEVICE KeyRows key_rows(const AttentionParams& p, const StridedRows& rows, const WorkTile& work, int tile,
+FLASHPORT_DEVICE KeyRows key_rows(const AttentionParams& p, const CacheParams& cache, const WorkTile& work, int tile,
                                   int keys) {
-  const int bytes = rows.dtype == DType::kFloat32 ? 4 : 2;
-  const std::int64_t first_key = std::int64_t{tile} * keys;
-  const std::int64_t at = work.seq * rows.stride_seq + (work.k_begin + first_key) * rows.stride_token +
-                          work.head / p.group_size * rows.stride_head;
-  return {static_cast<const char*>(rows.data) + at * bytes, rows.stride_token * bytes,
-          static_cast<int>(minimum(std::int64_t{keys}, work.kv_len - first_key))};
+  const int head = work.head / p.group_size;
+  const std::int64_t token = work.k_begin + std::int64_t{tile} * keys;
+  const std::int64_t at = work.seq * cache.page_stride + token * cache.token_stride + head * cache.head_stride;
+  return {p.cache,
+          cache,
+          kv::page_list(p.cache, work.seq),
+          static_cast<const char*>(cache.data) + at,
+          static_cast<int>(token),
+          head,
+          static_cast<int>(minimum(std::int64_t{keys}, work.kv_len - std::int64_t{tile} * keys))};
 }
 
 // The first byte of the queries of a work tile.

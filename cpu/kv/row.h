@@ -43,6 +43,16 @@ struct KvRow<KvFormat::kFp8E4M3> {
 };
 
 template <>
+struct KvRow<KvFormat::kFp8E4M3Fnuz> {
+  FLASHPORT_DEVICE static Vec load(const char* row, int dim) {
+    const IntVec wide = widen(reinterpret_cast<const std::uint8_t*>(row) + dim);
+    const Vec value = reinterpret_cast<Vec>((wide & 0x7f) << 20) * 0x1p119f;
+    const IntVec nan = reinterpret_cast<IntVec>(wide == 0x80) & 0x7fc00000;
+    return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(value) | nan | ((wide & 0x80) << 24));
+  }
+};
+
+template <>
 struct KvRow<KvFormat::kQ8_0> {
   FLASHPORT_DEVICE static Vec load(const char* row, int dim) {
     const char* block = row + dim / 32 * 34;

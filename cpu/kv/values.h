@@ -5,17 +5,31 @@
 
 namespace flashport::FLASHPORT_TARGET::kv {
 
-// f(KvRow of the element type)
+// f(KvRow of the element type, bytes of an element)
 template <class F>
 FLASHPORT_DEVICE void with_loader(DType dtype, const F& f) {
   switch (dtype) {
+    case DType::kFp8E4M3: f(KvRow<KvFormat::kFp8E4M3>(), 1); break;
     case DType::kFloat16: f(KvRow<KvFormat::kFp16>(), 2); break;
     case DType::kBFloat16: f(KvRow<KvFormat::kBf16>(), 2); break;
     default: f(KvRow<KvFormat::kFp32>(), 4); break;
   }
 }
 
-// `count` values from `first` on; it reads no others, which are 0.
+// f(KvRow of the format, bytes of a value; 0 where values come in blocks)
+template <class F>
+FLASHPORT_DEVICE void with_format(KvFormat format, const F& f) {
+  switch (format) {
+    case KvFormat::kFp32: f(KvRow<KvFormat::kFp32>(), 4); break;
+    case KvFormat::kFp16: f(KvRow<KvFormat::kFp16>(), 2); break;
+    case KvFormat::kBf16: f(KvRow<KvFormat::kBf16>(), 2); break;
+    case KvFormat::kFp8E4M3: f(KvRow<KvFormat::kFp8E4M3>(), 1); break;
+    case KvFormat::kFp8E4M3Fnuz: f(KvRow<KvFormat::kFp8E4M3Fnuz>(), 1); break;
+    case KvFormat::kQ8_0: f(KvRow<KvFormat::kQ8_0>(), 0); break;
+  }
+}
+
+// `count` values from `first` on; it reads no others, which are 0. Values of blocks come 16 at a time.
 template <class Row>
 FLASHPORT_DEVICE Vec load_values(Row, const char* row, int bytes, int first, int count) {
   if (count >= kVecWidth) return Row::load(row, first);

@@ -21,15 +21,15 @@ class TileCopies {
 
  public:
   // `from`: the first row's; `count`: rows that there are.
-  FLASHPORT_DEVICE void begin(const void* from, std::int64_t stride, int count, int columns, int thread) {
-    from_ = from;
-    stride_ = 2 * stride;
+  FLASHPORT_DEVICE void begin(GlobalBytes from, std::int64_t stride, int count, int columns, int thread) {
+    from_ = (const void*)from;
+    stride_ = stride;
     left_ = count;
     to_ = 0;
     const int row = thread / kVectors, vector = kPlace(row, thread % kVectors);
     is_live_ = vector * 8 < columns;
     offset_ = row * static_cast<int>(stride_) + vector * kVectorBytes;
-    is_direct_ = (reinterpret_cast<std::uintptr_t>(from) | static_cast<std::uint64_t>(stride_)) % 16 == 0 &&
+    is_direct_ = (reinterpret_cast<std::uintptr_t>(from_) | static_cast<std::uint64_t>(stride_)) % 16 == 0 &&
                  stride_ >= 0 && stride_ * kRows < std::int64_t{1} << 31;
   }
   // The next tile, to one of the two buffers in turn.
@@ -108,12 +108,9 @@ class KvCopies {
     if (!copies_here()) return;
     const int head = work.head / p_.group_size, thread = block_.thread() % kGroupThreads;
     const std::int64_t first = work.k_begin + std::int64_t{tile} * kKeys;
-    const auto* keys = static_cast<const std::uint16_t*>(p_.k.data) + work.seq * p_.k.stride_seq +
-                       first * p_.k.stride_token + head * p_.k.stride_head;
-    const auto* values = static_cast<const std::uint16_t*>(p_.v.data) + work.seq * p_.v.stride_seq +
-                         first * p_.v.stride_token + head * p_.v.stride_head;
-    keys_.begin(keys, p_.k.stride_token, end - tile * kKeys, p_.head_dim_qk, thread);
-    values_.begin(values, p_.v.stride_token, end - tile * kKeys, p_.head_dim_v, thread);
+    const CacheParams &keys = p_.cache.k, &values = p_.cache.v;
+    keys_.begin(first_row(keys, work, first, head), keys.token_stride, end - tile * kKeys, p_.head_dim_qk, thread);
+    values_.begin(first_row(values, work, first, head), values.token_stride, end - tile * kKeys, p_.head_dim_v, thread);
     keys_.next(block_, memory_.keys, p_.head_dim_qk);
     await();
   }

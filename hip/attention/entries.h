@@ -7,9 +7,9 @@
 namespace flashport::hip_runtime {
 
 constexpr KernelEntry attention_entry(const char* key, const KernelSymbol* symbol, MathType math, int head_dim_qk,
-                                      int head_dim_v, ScoreForm form) {
+                                      int head_dim_v, ScoreForm form, KeySources sources) {
   using namespace FLASHPORT_TARGET;
-  const AttentionShape shape{math, head_dim_qk, head_dim_v, form};
+  const AttentionShape shape{math, head_dim_qk, head_dim_v, form, sources};
   return {.key = key,
           .tag = KernelTag::kAttention,
           .threads = attention_threads(shape),

@@ -8,8 +8,9 @@
 
 namespace flashport::FLASHPORT_TARGET::attention {
 
-constexpr AttentionConfig attention_config(MathType math, int head_dim_qk, int head_dim_v, ScoreForm form) {
-  const AttentionShape shape{math, head_dim_qk, head_dim_v, form};
+constexpr AttentionConfig attention_config(MathType math, int head_dim_qk, int head_dim_v, ScoreForm form,
+                                           KeySources sources) {
+  const AttentionShape shape{math, head_dim_qk, head_dim_v, form, sources};
   return {shape, attention_tuning(shape)};
 }
 
@@ -29,7 +30,7 @@ FLASHPORT_DEVICE void attention_block(const AttentionParams& p, AttentionMemory<
 
 }  // namespace flashport::FLASHPORT_TARGET::attention
 
-// math, head_dim_qk, head_dim_v, form
+// math, head_dim_qk, head_dim_v, form, sources
 #define FLASHPORT_DEFINE_ATTENTION(symbol, name, ...)                                                                  \
   namespace flashport::FLASHPORT_TARGET::attention {                                                                   \
   constexpr AttentionConfig symbol##_config = attention_config(__VA_ARGS__);                                           \

@@ -25,6 +25,11 @@ struct SharedBytes {
 template <>
 struct SharedBytes<0> {};
 
+// Where a head's row of a token lies, of keys or values that are not on pages.
+FLASHPORT_DEVICE GlobalBytes first_row(const CacheParams& cache, const WorkTile& work, std::int64_t token, int head) {
+  return (GlobalBytes)cache.data + work.seq * cache.page_stride + token * cache.token_stride + head * cache.head_stride;
+}
+
 template <AttentionConfig kCfg>
 struct AttentionMemory {
   static constexpr AttentionShape kShape = kCfg.shape;

@@ -45,16 +45,14 @@ class KvCopies {
 
     const int vector = thread % kKeyVectors;
     const int key = group * kOwnKeys + thread / kKeyVectors;
-    next_keys_ = (GlobalBytes)p_.k.data + 2 * (work.seq * p_.k.stride_seq + (first + key) * p_.k.stride_token +
-                                               head * p_.k.stride_head + vector * 8);
+    next_keys_ = first_row(p_.cache.k, work, first + key, head) + vector * kVectorBytes;
     key_ = vector * 8 < p_.head_dim_qk ? key : kNever;
     keys_to_ = key_offset<kKeyVectors, Memory::kKeyPlaces>(key, vector);
 
     const int column = wave % kColumnBlocks * 32 + lane % 8 * 4;
     const int four = (group * kKeyBlocks + wave / kColumnBlocks) * kWaveFours + lane / 8;
     const int value_key = first_key_of_four(four);
-    next_values_ = (GlobalBytes)p_.v.data + 2 * (work.seq * p_.v.stride_seq + (first + value_key) * p_.v.stride_token +
-                                                 head * p_.v.stride_head + column);
+    next_values_ = first_row(p_.cache.v, work, first + value_key, head) + 2 * column;
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
       const bool live = column + i * kColumnStep < p_.head_dim_v && (!kSomeIdle || wave < kAllBlocks);
@@ -87,9 +85,9 @@ class KvCopies {
 #pragma unroll
     for (int i = 0; i < kKeyLoads; ++i) {
       keys_[i] = load_words<4>(key_ + i * kLoadKeys < keys_left_ ? from : zero_row());
-      from += 2 * kLoadKeys * p_.k.stride_token;
+      from += kLoadKeys * p_.cache.k.token_stride;
     }
-    next_keys_ += 2 * kKeys * p_.k.stride_token;
+    next_keys_ += kKeys * p_.cache.k.token_stride;
     keys_left_ -= kKeys;
   }
   FLASHPORT_DEVICE void load_values() {
@@ -99,11 +97,12 @@ class KvCopies {
 #pragma unroll
       for (int i = 0; i < kBlocks; ++i) {
         const bool live = value_key_[i] + j < values_left_;
-        values_[i][j] = load_words<2>(live ? row + 2 * i * (kColumnStep + kKeyStep * p_.v.stride_token) : zero_row());
+        values_[i][j] =
+            load_words<2>(live ? row + i * (2 * kColumnStep + kKeyStep * p_.cache.v.token_stride) : zero_row());
       }
-      row += 2 * p_.v.stride_token;
+      row += p_.cache.v.token_stride;
     }
-    next_values_ += 2 * kKeys * p_.v.stride_token;
+    next_values_ += kKeys * p_.cache.v.token_stride;
     values_left_ -= kKeys;
   }
 

@@ -73,13 +73,13 @@ const KernelEntry kGpuKernels[] = {
     chunk("gated_delta_prepare/bf16/k128/fakegpu", KernelTag::kGatedDeltaPrepare, kB16, 128),
     chunk("gated_delta_chunk/bf16/k128/fakegpu", KernelTag::kGatedDeltaChunk, kB16, 128),
     chunk("gated_delta_chunk/fp16/k128/fakegpu", KernelTag::kGatedDeltaChunk, kF16, 128),
-    attention("attention/bf16/hd256/any/fakegpu", {kB16, 256, 256, ScoreForm::kAny}),
-    attention("attention/bf16/hd128/any/fakegpu", {kB16, 128, 128, ScoreForm::kAny}),
-    attention("attention/bf16/hd128/softcap/fakegpu", {kB16, 128, 128, ScoreForm::kSoftcap}),
-    attention("attention/bf16/hd128/plain/fakegpu", {kB16, 128, 128, ScoreForm::kPlain}),
-    attention("attention/bf16/hd64/plain/fakegpu", {kB16, 64, 64, ScoreForm::kPlain}, {192, 128, 3}),
-    attention("attention/bf16/hd192x128/plain/fakegpu", {kB16, 192, 128, ScoreForm::kPlain}),
-    attention("attention/fp16/hd128/plain/fakegpu", {kF16, 128, 128, ScoreForm::kPlain}),
+    attention("attention/bf16/hd256/any/fakegpu", {kB16, 256, 256, ScoreForm::kAny, KeySources::kRows}),
+    attention("attention/bf16/hd128/any/fakegpu", {kB16, 128, 128, ScoreForm::kAny, KeySources::kRows}),
+    attention("attention/bf16/hd128/softcap/fakegpu", {kB16, 128, 128, ScoreForm::kSoftcap, KeySources::kRows}),
+    attention("attention/bf16/hd128/plain/fakegpu", {kB16, 128, 128, ScoreForm::kPlain, KeySources::kFp8}),
+    attention("attention/bf16/hd64/plain/fakegpu", {kB16, 64, 64, ScoreForm::kPlain, KeySources::kRows}, {192, 128, 3}),
+    attention("attention/bf16/hd192x128/plain/fakegpu", {kB16, 192, 128, ScoreForm::kPlain, KeySources::kRows}),
+    attention("attention/fp16/hd128/plain/fakegpu", {kF16, 128, 128, ScoreForm::kPlain, KeySources::kRows}),
     plain("dropout_mask/fakegpu", KernelTag::kDropoutMask, 128),
 };
 
@@ -97,8 +97,8 @@ const KernelEntry kCpuKernels[] = {
     update("gated_delta_update/fp16/fakecpu", 256, GateForm::kAny, DType::kFloat16),
     chunk("gated_delta_prepare/fp32/k256/fakecpu", KernelTag::kGatedDeltaPrepare, kF32, 256),
     chunk("gated_delta_chunk/fp32/k256/fakecpu", KernelTag::kGatedDeltaChunk, kF32, 256),
-    attention("attention/fp32/hd512/any/fakecpu", {kF32, 512, 512, ScoreForm::kAny}, {32, 64, 1}),
-    attention("attention/bf16/hd256/any/fakecpu", {kB16, 256, 256, ScoreForm::kAny}, {32, 64, 1}),
+    attention("attention/fp32/hd512/any/fakecpu", {kF32, 512, 512, ScoreForm::kAny, KeySources::kRows}, {32, 64, 1}),
+    attention("attention/bf16/hd256/any/fakecpu", {kB16, 256, 256, ScoreForm::kAny, KeySources::kRows}, {32, 64, 1}),
     plain("dropout_mask/fakecpu", KernelTag::kDropoutMask, 1),
 };
 

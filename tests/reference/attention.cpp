@@ -53,6 +53,10 @@ double element(const AttentionInputs& in, const Array& array, const Sequence& s,
   return is_packed(in) ? array.at({token, head, dim}) : array.at({s.index, token, head, dim});
 }
 
+double scale_of(const std::optional<Array>& scale, const Sequence& s, std::int64_t kv_head) {
+  return scale ? scale->at({s.index, kv_head}) : 1;
+}
+
 bool sees(const AttentionInputs& in, const Sequence& s, std::int64_t row, std::int64_t key) {
   const std::int64_t distance = key - (row + s.kv_len - s.q_len);  // below 0: the key stands to the left
   if (in.causal && distance > 0) return false;
@@ -93,16 +97,19 @@ AttentionSequence attend(const AttentionInputs& in, const Sequence& s, std::opti
     for (std::int64_t j = 0; j < s.kv_len && head % group == 0; ++j) {
       const std::int64_t token = s.first_k + j, kv_head = head / group;
       for (std::int64_t d = 0; d < dims.dim_qk; ++d) {  // [dim][key]
-        k[static_cast<std::size_t>(d * s.kv_len + j)] = static_cast<Real>(element(in, in.k, s, token, kv_head, d));
+        k[static_cast<std::size_t>(d * s.kv_len + j)] =
+            static_cast<Real>(element(in, in.k, s, token, kv_head, d) * scale_of(in.k_scale, s, kv_head));
       }
       for (std::int64_t d = 0; d < dims.dim_v; ++d) {  // [key][dim]
-        v[static_cast<std::size_t>(j * dims.dim_v + d)] = static_cast<Real>(element(in, in.v, s, token, kv_head, d));
+        v[static_cast<std::size_t>(j * dims.dim_v + d)] =
+            static_cast<Real>(element(in, in.v, s, token, kv_head, d) * scale_of(in.v_scale, s, kv_head));
       }
     }
     for (std::int64_t row = 0; row < s.q_len; ++row) {
       std::fill(scores.begin(), scores.end(), Real{0});
       for (std::int64_t d = 0; d < dims.dim_qk; ++d) {
-        const auto x = static_cast<Real>(element(in, in.q, s, s.first_q + row, head, d));
+        const auto x =
+            static_cast<Real>(element(in, in.q, s, s.first_q + row, head, d) * scale_of(in.q_scale, s, head / group));
         const Real* of_dim = k.data() + d * s.kv_len;
         for (std::size_t j = 0; j < kv_len; ++j) scores[j] += x * of_dim[j];
       }

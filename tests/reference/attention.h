@@ -35,6 +35,7 @@ struct AttentionInputs {
   std::int64_t window_left = -1, window_right = -1;
   double softcap = 0;
   std::optional<Array> alibi_slopes = {}, sinks = {}, bias = {};
+  std::optional<Array> q_scale = {}, k_scale = {}, v_scale = {};  // (B, Hkv): factors of stored numbers
   Dropout dropout = {};
 };
 

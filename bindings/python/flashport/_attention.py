@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from flashport import _core
 from flashport.torch import tracing
-from flashport.typing import Array, StreamLike, SupportsDLPack
+from flashport.typing import Array, CacheFormat, KvLayout, StreamLike, SupportsDLPack
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -29,6 +29,13 @@ if TYPE_CHECKING:
         seqused_q: SupportsDLPack | None
         seqused_k: SupportsDLPack | None
         leftpad_k: SupportsDLPack | None
+        block_table: SupportsDLPack | None
+        token_table: SupportsDLPack | None
+        request_index: SupportsDLPack | None
+        kv_indptr: SupportsDLPack | None
+        kv_indices: SupportsDLPack | None
+        kv_last_page_len: SupportsDLPack | None
+        kv_layout: KvLayout
         softmax_scale: float | None
         causal: bool
         window: tuple[int, int]
@@ -38,6 +45,11 @@ if TYPE_CHECKING:
         bias: SupportsDLPack | None
         dropout_p: float
         rng_state: SupportsDLPack | None
+        q_scale: SupportsDLPack | None
+        k_scale: SupportsDLPack | None
+        v_scale: SupportsDLPack | None
+        k_format: CacheFormat | None
+        v_format: CacheFormat | None
         num_splits: int | None
         workspace: SupportsDLPack | None
         stream: StreamLike | None
@@ -84,6 +96,13 @@ def attention(
     seqused_q: SupportsDLPack | None = None,
     seqused_k: SupportsDLPack | None = None,
     leftpad_k: SupportsDLPack | None = None,
+    block_table: SupportsDLPack | None = None,
+    token_table: SupportsDLPack | None = None,
+    request_index: SupportsDLPack | None = None,
+    kv_indptr: SupportsDLPack | None = None,
+    kv_indices: SupportsDLPack | None = None,
+    kv_last_page_len: SupportsDLPack | None = None,
+    kv_layout: KvLayout = "NHD",
     softmax_scale: float | None = None,
     causal: bool = False,
     window: tuple[int, int] = (-1, -1),
@@ -93,6 +112,11 @@ def attention(
     bias: SupportsDLPack | None = None,
     dropout_p: float = 0.0,
     rng_state: SupportsDLPack | None = None,
+    q_scale: SupportsDLPack | None = None,
+    k_scale: SupportsDLPack | None = None,
+    v_scale: SupportsDLPack | None = None,
+    k_format: CacheFormat | None = None,
+    v_format: CacheFormat | None = None,
     num_splits: int | None = None,
     out: Array | None = None,
     lse: Array | None = None,
@@ -115,11 +139,12 @@ def attention(
     any other stride will do, so q, k and v may be views of one packed projection.
 
     Args:
-        q: (B, Sq, Hq, D), or (Tq, Hq, D) with ``cu_seqlens_q``. fp16 or bf16; fp32 on the CPU.
-        k: (B, Sk, Hkv, D), or (Tk, Hkv, D) with ``cu_seqlens_k``; of q's type.
+        q: (B, Sq, Hq, D), or (Tq, Hq, D) with ``cu_seqlens_q``. fp16, bf16 or fp8 (e4m3); fp32 on the CPU.
+        k: (B, Sk, Hkv, D), or (Tk, Hkv, D) with ``cu_seqlens_k``, or the pages of a cache as
+            :func:`flashport.flash_decode` takes them; of q's type, or as ``k_format`` says.
         v: As ``k`` with DV in place of D.
         cu_seqlens_q: (B + 1) int32, first row of each sequence in a packed ``q``, and the end of the last one; needs
-            ``cu_seqlens_k`` and both maxima. Rows past the last offset are no sequence's: their rows of ``out`` and
+            ``max_seqlen_q``, and unless keys are (B, Sk, Hkv, D) or on pages ``cu_seqlens_k``. Rows past the last offset are no sequence's: their rows of ``out`` and
             ``lse`` are not written, and of new arrays hold anything.
         cu_seqlens_k: (B + 1) int32, the same for ``k`` and ``v``.
         max_seqlen_q: With ``cu_seqlens_q``: no sequence has more queries.
@@ -128,6 +153,9 @@ def attention(
         seqused_k: (B) int32, keys of each sequence in use, those before ``leftpad_k`` among them; keys past them are
             not read.
         leftpad_k: (B) int32, first keys of each sequence that do not exist; the key after them has position 0.
+        block_table, token_table, request_index, kv_indptr, kv_indices, kv_last_page_len: Which pages the keys of each
+            sequence lie on, in one of the ways of :func:`flashport.flash_decode`; ``seqused_k`` has the lengths.
+        kv_layout: "NHD" for (..., tokens, Hkv, D), "HND" for (..., Hkv, tokens, D) of keys with four axes.
         softmax_scale: Factor on the products of queries and keys; default 1 / sqrt(D).
         causal: Whether a query sees no key after its own position, whatever the right side of ``window`` is.
         window: (left, right), keys on either side of a query's own position that it sees; -1 is no limit.
@@ -140,8 +168,13 @@ def attention(
             ``rng_state``. The lse is that of all weights.
         rng_state: (2) int64, seed and offset. Which weights are dropped follows from these, the sequence, the head, the
             query and the key alone, on every target: :func:`dropout_mask` tells which.
+        q_scale, k_scale, v_scale: (1), (Hkv) or (B, Hkv) fp32, positive: what stored queries, keys and values are
+            multiplied by.
+        k_format, v_format: What ``k`` and ``v`` store, as in :func:`flashport.flash_decode`; default the own format of
+            their element type.
         num_splits: None, or 1, which is the same here; other counts are refused.
-        out: As ``q`` with DV in place of D, of q's type; written. Default: a new array like ``q``.
+        out: As ``q`` with DV in place of D, of q's type, for fp8 bf16 or fp16; written. Default: a new array like ``q``,
+            for fp8 of bf16.
         lse: (B, Hq, Sq) fp32, or (Hq, Tq) of packed sequences; written. Where given, ``return_lse`` is implied.
         return_lse: Also return the lse.
         workspace: uint8 of at least :func:`attention_workspace_size` bytes, aligned to 16, zero before its first use,
@@ -170,9 +203,10 @@ def attention(
     """
     operations = _torch_operators() if tracing.is_compiling() else _core
     return operations.attention(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, leftpad_k, softmax_scale,
-        causal, window, softcap, alibi_slopes, sinks, bias, dropout_p, rng_state, num_splits, out, lse, return_lse,
-        workspace, stream,
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, leftpad_k, block_table,
+        token_table, request_index, kv_indptr, kv_indices, kv_last_page_len, kv_layout, softmax_scale, causal, window,
+        softcap, alibi_slopes, sinks, bias, dropout_p, rng_state, q_scale, k_scale, v_scale, k_format, v_format,
+        num_splits, out, lse, return_lse, workspace, stream,
     )  # fmt: skip
 
 
@@ -188,6 +222,13 @@ def attention_workspace_size(
     seqused_q: SupportsDLPack | None = None,
     seqused_k: SupportsDLPack | None = None,
     leftpad_k: SupportsDLPack | None = None,
+    block_table: SupportsDLPack | None = None,
+    token_table: SupportsDLPack | None = None,
+    request_index: SupportsDLPack | None = None,
+    kv_indptr: SupportsDLPack | None = None,
+    kv_indices: SupportsDLPack | None = None,
+    kv_last_page_len: SupportsDLPack | None = None,
+    kv_layout: KvLayout = "NHD",
     softmax_scale: float | None = None,
     causal: bool = False,
     window: tuple[int, int] = (-1, -1),
@@ -197,6 +238,11 @@ def attention_workspace_size(
     bias: SupportsDLPack | None = None,
     dropout_p: float = 0.0,
     rng_state: SupportsDLPack | None = None,
+    q_scale: SupportsDLPack | None = None,
+    k_scale: SupportsDLPack | None = None,
+    v_scale: SupportsDLPack | None = None,
+    k_format: CacheFormat | None = None,
+    v_format: CacheFormat | None = None,
     num_splits: int | None = None,
     out: SupportsDLPack | None = None,
     lse: SupportsDLPack | None = None,
@@ -210,9 +256,10 @@ def attention_workspace_size(
     is replayed with other lengths.
 
     Args:
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, leftpad_k, softmax_scale,
-        causal, window, softcap, alibi_slopes, sinks, bias, dropout_p, rng_state, num_splits, out, lse, return_lse,
-        workspace, stream: As in :func:`attention`; no element is read or written.
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, leftpad_k, block_table,
+        token_table, request_index, kv_indptr, kv_indices, kv_last_page_len, kv_layout, softmax_scale, causal, window,
+        softcap, alibi_slopes, sinks, bias, dropout_p, rng_state, q_scale, k_scale, v_scale, k_format, v_format,
+        num_splits, out, lse, return_lse, workspace, stream: As in :func:`attention`; no element is read or written.
 
     Returns:
         A number of bytes; 0 where no workspace is needed.
@@ -224,9 +271,10 @@ def attention_workspace_size(
         common/host/attention/plan.cpp.
     """
     return _core.attention_workspace_size(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, leftpad_k, softmax_scale,
-        causal, window, softcap, alibi_slopes, sinks, bias, dropout_p, rng_state, num_splits, out, lse, return_lse,
-        workspace, stream,
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, leftpad_k, block_table,
+        token_table, request_index, kv_indptr, kv_indices, kv_last_page_len, kv_layout, softmax_scale, causal, window,
+        softcap, alibi_slopes, sinks, bias, dropout_p, rng_state, q_scale, k_scale, v_scale, k_format, v_format,
+        num_splits, out, lse, return_lse, workspace, stream,
     )  # fmt: skip
 
 

@@ -58,6 +58,9 @@ if TYPE_CHECKING:
         dtype: DTypeLike
         head_dim: int
         head_dim_v: int | None
+        k_format: CacheFormat | DTypeLike | None
+        v_format: CacheFormat | DTypeLike | None
+        paged: bool
         causal: bool
         softcap: bool
         alibi: bool
@@ -193,8 +196,8 @@ def supports(operation: Operation, **options: Any) -> Support:
             a chunked call takes is this. "key": the same with ``is_kda``. "any": what else an update may have: ``g``,
             ``gk``, ``gv``, ``beta``, ``allow_neg_eigval``, rates of columns, no ``dt_bias``, final states.
 
-            "attention": ``dtype`` of q, k and v ("bfloat16"); ``head_dim``; ``head_dim_v``, default as ``head_dim``;
-            ``causal`` (False); ``softcap``, ``alibi``, ``bias`` and ``dropout``, whether the call has each (False).
+            "attention": ``dtype`` of q ("bfloat16"); ``head_dim``; ``head_dim_v``, default as ``head_dim``;
+            ``k_format`` and ``v_format`` as above; ``paged``, whether keys lie on pages (False); ``causal`` (False); ``softcap``, ``alibi``, ``bias`` and ``dropout``, whether the call has each (False).
 
     Returns:
         An object that is true in a condition if the call is served; its ``reason`` says why not.

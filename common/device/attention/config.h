@@ -14,10 +14,18 @@ constexpr bool has(ScoreForm form, ScoreForm option) {
   return (static_cast<int>(form) & static_cast<int>(option)) == static_cast<int>(option);
 }
 
+// Where a kernel can read keys and values from, besides rows of the math type: a set of bits. kFp8 has kPages too.
+enum class KeySources : std::int32_t { kRows = 0, kPages = 1, kFp8 = 3, kAll = 15 };
+
+constexpr bool has(KeySources sources, KeySources needed) {
+  return (static_cast<int>(sources) & static_cast<int>(needed)) == static_cast<int>(needed);
+}
+
 struct AttentionShape {
   MathType math;
   int head_dim_qk, head_dim_v;  // extents of tiles: shorter heads are padded to them with zeros
   ScoreForm form;
+  KeySources sources;
 };
 
 // A row's bits depend on `keys`, and on nothing else here.

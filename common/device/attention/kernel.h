@@ -29,13 +29,14 @@ template <class Tiles>
 FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkTile& work) {
   constexpr ScoreForm kForm = Tiles::kForm;
   const KeyTiles range = key_tiles<Tiles::kKeys>(p, work, Tiles::kBlockRows);
-  const float scale = exponent_scale<kForm>(p);
+  const float score_scale = score_scale_of(p, work);
+  const float scale = exponent_scale<kForm>(p, score_scale);
   RowState<Tiles> state;
   typename Tiles::Out out;
   tiles.clear(state.m, state.l, out);
   if (range.begin < range.end) {
     tiles.begin(work);
-    const Modifiers modifiers = modifiers_of<kForm>(p, work);
+    const Modifiers modifiers = modifiers_of<kForm>(p, work, score_scale);
     typename BiasOf<Tiles>::Type bias;
     const auto fetch_bias = [&](int tile) {
       if constexpr (has(kForm, ScoreForm::kBias) && requires { typename Tiles::Bias; }) {

@@ -3,6 +3,7 @@
 
 #include "common/device/core/tensor_map.h"
 #include "common/device/core/types.h"
+#include "common/device/kv/params.h"
 
 namespace flashport {
 
@@ -28,6 +29,12 @@ struct DropoutMaskParams {
   DropoutParams dropout;
 };
 
+// Factors of stored queries, keys or values, one for each sequence and kv head. Broadcast axes have stride 0.
+struct HeadScales {
+  const float* data;  // null: 1
+  std::int64_t stride_seq, stride_head;
+};
+
 struct AttentionParams {
   TensorMap q_map, k_map, v_map;
   std::int32_t has_maps;  // the maps are valid, set with them
@@ -38,12 +45,14 @@ struct AttentionParams {
   std::int32_t head_dim_qk, head_dim_v;
 
   // Packed tensors have all tokens on one axis, and stride_seq is 0.
-  StridedRows q, k, v, out;
+  StridedRows q, out;
+  PagedCache cache;  // keys and values; where they are not on pages, a page is a sequence, and packed page_stride is 0
+  KvFormat k_format, v_format;
+  HeadScales q_scale, k_scale, v_scale;
   std::int64_t total_q, total_k;     // tokens of all sequences that the tensors have room for
   const std::int32_t* cu_seqlens_q;  // null: sequences are not packed
   const std::int32_t* cu_seqlens_k;
   const std::int32_t* seqused_q;  // null: all
-  const std::int32_t* seqused_k;
   const std::int32_t* leftpad_k;  // null: 0
   float* lse;                     // null: not wanted
   std::int64_t lse_stride_seq, lse_stride_head, lse_stride_token;

@@ -17,9 +17,13 @@ FLASHPORT_DEVICE bool makes_logits(const AttentionParams& p) {
   if constexpr (kForm == ScoreForm::kPlain) return false;
   return p.cap_scale != 0.0f || p.score_scale <= 0.0f;
 }
+// What the products of stored queries and keys are multiplied by.
+FLASHPORT_DEVICE float score_scale_of(const AttentionParams& p, const WorkTile& work) {
+  return p.score_scale * head_scale(p, p.q_scale, work) * head_scale(p, p.k_scale, work);
+}
 template <ScoreForm kForm>
-FLASHPORT_DEVICE float exponent_scale(const AttentionParams& p) {
-  return makes_logits<kForm>(p) ? 1.0f : p.score_scale;
+FLASHPORT_DEVICE float exponent_scale(const AttentionParams& p, float score_scale) {
+  return makes_logits<kForm>(p) ? 1.0f : score_scale;
 }
 
 template <ScoreForm kForm>
@@ -43,6 +47,7 @@ struct BiasOf<Tiles> {
 
 // What the scores of a work tile are modified by, read once.
 struct Modifiers {
+  float score_scale;     // of score_scale_of()
   float log2e;           // what natural logits are multiplied by: log2(e), over what the exponential multiplies by
   float slope;           // ALiBi, times log2e
   DropoutKey dropout;    // if there is dropout
@@ -50,10 +55,11 @@ struct Modifiers {
   std::int64_t bias_at;  // offset of the head's bias
 };
 template <ScoreForm kForm>
-FLASHPORT_DEVICE Modifiers modifiers_of(const AttentionParams& p, const WorkTile& work) {
+FLASHPORT_DEVICE Modifiers modifiers_of(const AttentionParams& p, const WorkTile& work, float score_scale) {
   Modifiers modifiers = {};
   if constexpr (kForm == ScoreForm::kPlain) return modifiers;
-  modifiers.log2e = kLog2e / exponent_scale<kForm>(p);
+  modifiers.score_scale = score_scale;
+  modifiers.log2e = kLog2e / exponent_scale<kForm>(p, score_scale);
   if (has(kForm, ScoreForm::kAlibi) && p.alibi_slopes != nullptr) {
     modifiers.slope = p.alibi_slopes[work.seq * p.alibi_stride_seq + work.head] * modifiers.log2e;
   }
@@ -105,7 +111,7 @@ FLASHPORT_DEVICE void modify_scores(const Tiles& tiles, const AttentionParams& p
                                     typename Tiles::Scores& scores) {
   constexpr ScoreForm kForm = Tiles::kForm;
   const int first_key = tile * Tiles::kKeys + tiles.first_key();
-  const float scale = p.score_scale, cap = p.cap_scale;
+  const float scale = modifiers.score_scale, cap = p.cap_scale;
   if (has(kForm, ScoreForm::kSoftcap) && cap != 0.0f) {
     tiles.for_each(scores, [&](float& x, int, int) { x = cap * tanh_approx(x * scale); });
   } else if (makes_logits<kForm>(p)) {
@@ -170,7 +176,8 @@ FLASHPORT_DEVICE void drop_weights(const Tiles& tiles, const AttentionParams& p,
 // is 0 even if the sums are NaN.
 FLASHPORT_DEVICE float finish_row(const AttentionParams& p, const WorkTile& work, int row, float m, float l,
                                   bool leads) {
-  float factor = p.dropout.rng_state != nullptr ? p.dropout.keep_scale : 1.0f;
+  float factor = head_scale(p, p.v_scale, work);
+  if (p.dropout.rng_state != nullptr) factor *= p.dropout.keep_scale;
   if (p.sinks != nullptr) {
     const merge::MergeWeights w = merge::merge_weights(m, p.sinks[work.head] * kLog2e);
     l = merge::merge_value(l, w.a, 1.0f, w.b);

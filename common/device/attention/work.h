@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/device/attention/params.h"
+#include "common/device/kv/paged_kv.h"
 #include FLASHPORT_TARGET_HEADER
 
 namespace flashport::FLASHPORT_TARGET::attention {
@@ -28,7 +29,7 @@ FLASHPORT_DEVICE Tokens query_tokens(const AttentionParams& p, int seq) {
 FLASHPORT_DEVICE Tokens key_tokens(const AttentionParams& p, int seq) {
   Tokens tokens = {0, p.kv_len};
   if (p.cu_seqlens_k != nullptr) tokens = packed_tokens(p.cu_seqlens_k, p.total_k, p.kv_len, seq);
-  if (p.seqused_k != nullptr) tokens.count = maximum(minimum(p.seqused_k[seq], tokens.count), 0);
+  tokens.count = minimum(tokens.count, kv::sequence_length(p.cache, seq));
   if (p.leftpad_k != nullptr) {
     const int pad = minimum(maximum(p.leftpad_k[seq], 0), tokens.count);
     tokens = {tokens.begin + pad, tokens.count - pad};
@@ -42,6 +43,11 @@ struct WorkTile {
   int q_len, kv_len;
   std::int64_t q_begin, k_begin;  // the sequence's first query and key on the token axes
 };
+
+FLASHPORT_DEVICE float head_scale(const AttentionParams& p, const HeadScales& scales, const WorkTile& work) {
+  if (scales.data == nullptr) return 1.0f;
+  return scales.data[work.seq * scales.stride_seq + work.head / p.group_size * scales.stride_head];
+}
 
 // The keys [low, high) that a query sees by its position.
 struct KeySpan {

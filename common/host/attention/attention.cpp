@@ -18,7 +18,7 @@ void attention(const AttentionArgs& args, Stream stream) {
   const Check check(problem.function);
   DeviceContext& device = device_context(check, problem.q, "q");
   AttentionPlan plan = plan_attention(problem, device);
-  if (checks_contents(check, device, stream)) check_attention_contents(check, device, stream, problem.params);
+  if (checks_contents(check, device, stream)) check_attention_contents(check, device, stream, problem);
   const WorkspaceLease workspace = acquire_workspace(check, device, stream, plan.workspace_bytes, problem.workspace);
   plan.params.counter = static_cast<std::uint32_t*>(workspace.data());
   device.launch(check, stream, *plan.kernel, LaunchGrid{plan.grid}, plan.params);

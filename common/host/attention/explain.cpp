@@ -9,6 +9,7 @@
 #include "common/host/attention/problem.h"
 #include "common/host/check.h"
 #include "common/host/devices.h"
+#include "common/host/kv/cache_layout.h"
 #include "common/host/query.h"
 
 namespace flashport {
@@ -22,6 +23,7 @@ AttentionProblem problem_of(const AttentionScheduleQuery& query) {
   AttentionProblem problem{};
   problem.function = kCheck.function();
   problem.needs = needs_of(call);
+  problem.paged = call.paged;
   AttentionParams& p = problem.params;
   p.batch = static_cast<std::int32_t>(query.batch);
   p.q_len = static_cast<std::int32_t>(query.q_len);
@@ -33,7 +35,12 @@ AttentionProblem problem_of(const AttentionScheduleQuery& query) {
   p.group_size = p.num_q_heads / p.num_kv_heads;
   p.head_dim_qk = static_cast<std::int32_t>(call.head_dim_qk);
   p.head_dim_v = static_cast<std::int32_t>(call.head_dim_v);
+  p.cache.max_len = p.kv_len;
   p.q.dtype = call.dtype;
+  p.out.dtype = call.dtype == DType::kFp8E4M3 ? DType::kBFloat16 : call.dtype;
+  const KvFormat own = own_format(call.dtype).value_or(KvFormat::kBf16);
+  p.k_format = call.k_format.value_or(own);
+  p.v_format = call.v_format.value_or(own);
   return problem;
 }
 

@@ -4,6 +4,7 @@
 
 #include "common/host/check.h"
 #include "common/host/devices.h"
+#include "common/host/kv/cache_layout.h"
 #include "common/host/last_choice.h"
 #include "common/host/query.h"
 
@@ -29,9 +30,23 @@ bool serves_scores(ScoreForm form, const ScoreNeeds& needs) {
   return has(form, needs.options) && (needs.positive_scale || form != ScoreForm::kPlain);
 }
 
+KeySources sources_of(const AttentionRequest& r) {
+  int sources = static_cast<int>(r.paged ? KeySources::kPages : KeySources::kRows);
+  const auto need = [&](KvFormat format) {
+    if (format == KvFormat::kFp8E4M3)
+      sources |= static_cast<int>(KeySources::kFp8);
+    else if (is_quantised(format))
+      sources |= static_cast<int>(KeySources::kAll);
+  };
+  need(r.k_format);
+  need(r.v_format);
+  if (r.q_dtype != r.dtype) sources |= static_cast<int>(KeySources::kFp8);
+  return static_cast<KeySources>(sources);
+}
+
 bool serves(const AttentionShape& shape, const AttentionRequest& r) {
-  return serves_type(shape, r.dtype) && shape.head_dim_qk >= r.head_dim_qk && shape.head_dim_v >= r.head_dim_v &&
-         serves_scores(shape.form, r.needs);
+  return serves_type(shape, r.dtype) && has(shape.sources, sources_of(r)) && shape.head_dim_qk >= r.head_dim_qk &&
+         shape.head_dim_v >= r.head_dim_v && serves_scores(shape.form, r.needs);
 }
 
 int count_options(ScoreForm form) { return std::popcount(static_cast<unsigned>(form)); }
@@ -41,7 +56,8 @@ bool is_better(const AttentionShape& a, const AttentionShape& b, DType type) {
   if (a_is_own != b_is_own) return a_is_own;
   const int area_a = a.head_dim_qk * a.head_dim_v, area_b = b.head_dim_qk * b.head_dim_v;
   if (area_a != area_b) return area_a < area_b;
-  return count_options(a.form) < count_options(b.form);
+  if (a.form != b.form) return count_options(a.form) < count_options(b.form);
+  return static_cast<int>(a.sources) < static_cast<int>(b.sources);
 }
 
 std::string head_dims_text(std::int64_t qk, std::int64_t v) {
@@ -50,7 +66,8 @@ std::string head_dims_text(std::int64_t qk, std::int64_t v) {
 
 // What the request asks of no target; empty if nothing.
 std::string limit_reason(const AttentionRequest& r) {
-  if (std::string problem = dtype_problem("q", r.dtype, {DType::kFloat16, DType::kBFloat16, DType::kFloat32});
+  if (std::string problem =
+          dtype_problem("q", r.q_dtype, {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFp8E4M3});
       !problem.empty()) {
     return problem;
   }
@@ -62,6 +79,17 @@ std::string limit_reason(const AttentionRequest& r) {
     if (dim >= kMinHeadDim && dim <= kMaxHeadDim && dim % kHeadDimStep == 0) continue;
     return std::string(name) + " must be a multiple of " + std::to_string(kHeadDimStep) + " from " +
            std::to_string(kMinHeadDim) + " to " + std::to_string(kMaxHeadDim) + ", got " + std::to_string(dim);
+  }
+  const struct {
+    const char *name, *dim_name;
+    KvFormat format;
+    std::int64_t dim;
+  } caches[] = {{"k", "head_dim", r.k_format, r.head_dim_qk}, {"v", "head_dim_v", r.v_format, r.head_dim_v}};
+  for (const auto& [name, dim_name, format, dim] : caches) {
+    if (std::string problem = block_problem(format, dim_name, dim); !problem.empty()) return problem;
+    if (own_format(r.q_dtype) == format || (is_quantised(format) && r.q_dtype != DType::kFp8E4M3)) continue;
+    return std::string(name) + " of " + kv_format_name(format) + " goes with q of the same type, got " +
+           dtype_name(r.q_dtype);
   }
   return "";
 }
@@ -88,7 +116,7 @@ std::string needs_text(const ScoreNeeds& needs) {
 
 std::string missing_reason(std::span<const KernelEntry> kernels, std::string_view target, const AttentionRequest& r) {
   const std::string text = std::string(target) + " has no attention kernel";
-  bool has_any = false, has_type = false;
+  bool has_any = false, has_type = false, has_sources = false;
   std::string tiles;
   for (const KernelEntry& kernel : kernels) {
     if (kernel.tag != KernelTag::kAttention) continue;
@@ -96,6 +124,8 @@ std::string missing_reason(std::span<const KernelEntry> kernels, std::string_vie
     const AttentionShape& shape = kernel.shape.attention.shape;
     if (!serves_type(shape, r.dtype)) continue;
     has_type = true;
+    if (!has(shape.sources, sources_of(r))) continue;
+    has_sources = true;
     if (!serves_scores(shape.form, r.needs)) continue;
     const std::string tile = head_dims_text(shape.head_dim_qk, shape.head_dim_v);
     if ((", " + tiles + ",").find(", " + tile + ",") == std::string::npos) tiles += (tiles.empty() ? "" : ", ") + tile;
@@ -104,6 +134,11 @@ std::string missing_reason(std::span<const KernelEntry> kernels, std::string_vie
   if (!has_type) {
     return text + " for " + dtype_name(r.dtype) +
            (r.dtype == DType::kFloat32 ? "; use float16 or bfloat16" : "; use another type");
+  }
+  if (!has_sources) {
+    const bool is_own = is_quantised(r.k_format) || is_quantised(r.v_format);
+    return text + " for keys and values " + (r.paged ? "on pages" : "") + (r.paged && is_own ? " " : "") +
+           (is_own ? "of " + kv_formats_text(r.k_format, r.v_format) : "");
   }
   const std::string what = needs_text(r.needs);
   if (tiles.empty()) return text + what;
@@ -149,7 +184,15 @@ ScoreNeeds needs_of(const AttentionQuery& query) {
 const KernelEntry* find_attention_kernel(const AttentionQuery& query, std::string& reason) {
   const TargetView target = find_target(query.target, reason);
   if (!reason.empty()) return nullptr;
-  const AttentionRequest request{query.dtype, query.head_dim_qk, query.head_dim_v, needs_of(query)};
+  const KvFormat own = own_format(query.dtype).value_or(KvFormat::kBf16);  // other types are refused
+  const AttentionRequest request{query.dtype,
+                                 query.dtype == DType::kFp8E4M3 ? DType::kBFloat16 : query.dtype,
+                                 query.k_format.value_or(own),
+                                 query.v_format.value_or(own),
+                                 query.paged,
+                                 query.head_dim_qk,
+                                 query.head_dim_v,
+                                 needs_of(query)};
   return choose_attention_kernel(target.kernels, target.name, request, &reason);
 }
 

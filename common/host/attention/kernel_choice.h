@@ -21,7 +21,9 @@ struct ScoreNeeds {
 };
 
 struct AttentionRequest {
-  DType dtype;  // of q, k, v and the output
+  DType q_dtype, dtype;  // of q; and of the output, which products are computed in
+  KvFormat k_format, v_format;
+  bool paged;
   std::int64_t head_dim_qk, head_dim_v;
   ScoreNeeds needs;
   friend bool operator==(const AttentionRequest&, const AttentionRequest&) = default;

@@ -55,15 +55,17 @@ void check_side(const Check& check, const DeviceContext& device, Stream stream, 
 }  // namespace
 
 void check_attention_contents(const Check& check, const DeviceContext& device, Stream stream,
-                              const AttentionParams& p) {
+                              const AttentionProblem& problem) {
+  const AttentionParams& p = problem.params;
   if (p.cu_seqlens_q != nullptr || p.seqused_q != nullptr) {
     const Side queries = {p.cu_seqlens_q, p.seqused_q, p.q_len,        p.total_q,
                           "cu_seqlens_q", "seqused_q", "max_seqlen_q", "q"};
     check_side(check, device, stream, p.batch, queries, nullptr);
   }
-  if (p.cu_seqlens_k != nullptr || p.seqused_k != nullptr || p.leftpad_k != nullptr) {
-    const Side keys = {p.cu_seqlens_k, p.seqused_k, p.kv_len,       p.total_k,
-                       "cu_seqlens_k", "seqused_k", "max_seqlen_k", "k"};
+  if (problem.paged) check_pages(check, device, stream, p.cache, p.batch, problem.bounds);
+  const auto* used = static_cast<const std::int32_t*>(p.cache.seqlens.data);
+  if (p.cu_seqlens_k != nullptr || used != nullptr || p.leftpad_k != nullptr) {
+    const Side keys = {p.cu_seqlens_k, used, p.kv_len, p.total_k, "cu_seqlens_k", "seqused_k", "max_seqlen_k", "k"};
     check_side(check, device, stream, p.batch, keys, p.leftpad_k);
   }
 }

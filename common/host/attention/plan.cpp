@@ -22,7 +22,7 @@ std::int64_t tiles_of_head(const AttentionParams& p, std::int64_t rows) {
 
 // As many kv heads as keep the keys and values of all sequences together in a cache.
 std::int32_t section_heads(const AttentionParams& p) {
-  const std::int64_t row_bytes = std::int64_t{p.head_dim_qk + p.head_dim_v} * element_size(p.q.dtype);
+  const std::int64_t row_bytes = kv_row_bytes(p.k_format, p.head_dim_qk) + kv_row_bytes(p.v_format, p.head_dim_v);
   const std::int64_t head_bytes = std::max<std::int64_t>(p.total_k, 1) * row_bytes;
   return static_cast<std::int32_t>(std::clamp<std::int64_t>(kSectionBytes / head_bytes, 1, p.num_kv_heads));
 }
@@ -43,7 +43,8 @@ AttentionPlan plan_attention(const AttentionProblem& problem, DeviceContext& dev
   AttentionPlan plan;
   plan.params = problem.params;
   AttentionParams& p = plan.params;
-  const AttentionRequest request{p.q.dtype, p.head_dim_qk, p.head_dim_v, problem.needs};
+  const AttentionRequest request{p.q.dtype,     p.out.dtype,   p.k_format,   p.v_format,
+                                 problem.paged, p.head_dim_qk, p.head_dim_v, problem.needs};
   std::string reason;
   plan.kernel = choose_attention_kernel(device.kernels(), device.target(), request, &reason);
   if (plan.kernel == nullptr) check.not_supported(reason);

@@ -5,10 +5,12 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "common/host/arguments.h"
 #include "common/host/call_log.h"
 #include "common/host/check.h"
+#include "common/host/kv/cache_layout.h"
 #include "common/host/scores.h"
 
 namespace flashport {
@@ -27,23 +29,51 @@ constexpr char kDenseOut[] = "(batch, q_len, num_q_heads, head_dim_v)";
 
 // The extents that the arguments must agree on. Packed: q_len and kv_len are those of the longest sequence.
 struct Extents {
-  bool packed;
+  bool packed, packed_keys, paged;
   std::int64_t batch, q_len, kv_len, num_q_heads, num_kv_heads, head_dim, head_dim_v;
+  std::int64_t page_size;
+  CacheAxes axes;  // of k and v; packed keys are a pool of one token a page
+  KvFormat k_format, v_format;
 };
+
+PageArguments page_arguments(const AttentionArgs& a) {
+  return {a.block_table, a.token_table, a.request_index, a.kv_indptr, a.kv_indices, a.kv_last_page_len};
+}
+
+// The axes of k or v.
+const char* key_axes(const AttentionArgs& a, int rank, bool is_value) {
+  if (a.cu_seqlens_k) return is_value ? kPackedValue : kPackedKey;
+  const bool is_dense = !page_arguments(a).is_given() && a.kv_layout == KvLayout::kNHD;
+  if (is_dense) return is_value ? kDenseValue : kDenseKey;
+  return cache_axes_text(rank, a.kv_layout, is_value);
+}
+
+bool is_fp8(const TensorView& view) { return view.dtype == DType::kFp8E4M3; }
 
 bool drops(const AttentionArgs& a) { return a.dropout_p != 0.0; }
 
 void check_presence(const AttentionArgs& a) {
-  if (a.cu_seqlens_q.has_value() != a.cu_seqlens_k.has_value()) {
+  const bool paged = page_arguments(a).is_given();
+  check_page_presence(kCheck, page_arguments(a));
+  if (paged && a.cu_seqlens_k) {
+    kCheck.value_error("cu_seqlens_k must not come with keys on pages, whose lengths seqused_k has");
+  }
+  const bool takes_rows = paged || (a.q.rank == 3 && a.k.rank == 4);  // packed queries over keys that are not packed
+  if (a.cu_seqlens_q.has_value() != a.cu_seqlens_k.has_value() && !(a.cu_seqlens_q && takes_rows)) {
     kCheck.value_error(std::string("cu_seqlens_q and cu_seqlens_k must be given together, got ") +
                        (a.cu_seqlens_q ? "cu_seqlens_q" : "cu_seqlens_k") + " alone");
   }
-  if (!a.cu_seqlens_q) {
-    if (a.max_seqlen_q != 0) kCheck.value_error("max_seqlen_q must come with cu_seqlens_q");
-    if (a.max_seqlen_k != 0) kCheck.value_error("max_seqlen_k must come with cu_seqlens_k");
+  if (!a.cu_seqlens_q && a.max_seqlen_q != 0) kCheck.value_error("max_seqlen_q must come with cu_seqlens_q");
+  if (!a.cu_seqlens_k && a.max_seqlen_k != 0) kCheck.value_error("max_seqlen_k must come with cu_seqlens_k");
+  if (a.kv_indptr && !a.seqused_k && !a.kv_last_page_len) {
+    kCheck.value_error("seqused_k or kv_last_page_len must come with kv_indptr and kv_indices");
+  }
+  if (a.seqused_k && a.kv_last_page_len) {
+    kCheck.value_error("seqused_k must not come with kv_last_page_len, which has the lengths too");
   }
   if (a.bias) {
     const char* other = a.cu_seqlens_q ? "cu_seqlens_q"
+                        : paged        ? "keys on pages"
                         : a.seqused_q  ? "seqused_q"
                         : a.seqused_k  ? "seqused_k"
                         : a.leftpad_k  ? "leftpad_k"
@@ -60,23 +90,37 @@ void check_presence(const AttentionArgs& a) {
   }
 }
 
-ArgumentTable<16> table_of(const AttentionArgs& args) {
+ArgumentTable<25> table_of(const AttentionArgs& args) {
   const auto& [q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, leftpad_k,
+               block_table, token_table, request_index, kv_indptr, kv_indices, kv_last_page_len, kv_layout,
                softmax_scale, causal, window_left, window_right, softcap, alibi_slopes, sinks, bias, dropout_p,
-               rng_state, num_splits, out, lse, workspace] = args;
+               rng_state, q_scale, k_scale, v_scale, k_format, v_format, num_splits, out, lse, workspace] = args;
   const bool packed = cu_seqlens_q.has_value();
   const auto axes = [packed](const char* packed_text, const char* dense_text) {
     return packed ? Axes{3, packed_text} : Axes{4, dense_text};
   };
-  constexpr DTypes kFloats = {DType::kFloat16, DType::kBFloat16, DType::kFloat32}, kFloat = {DType::kFloat32};
+  constexpr DTypes kFloat = {DType::kFloat32};
   constexpr DTypes kInt = {DType::kInt32};
-  const DTypes bias_types = q.dtype == DType::kFloat32 ? kFloat : DTypes{DType::kFloat32, q.dtype};
+  const DType math = is_fp8(q) ? (is_given(out) ? out.dtype : DType::kBFloat16) : q.dtype;
+  const DTypes bias_types = math == DType::kFloat32 ? kFloat : DTypes{DType::kFloat32, math};
+  const DTypes out_types = is_fp8(q) ? DTypes{DType::kBFloat16, DType::kFloat16} : DTypes{q.dtype};
+  const DTypes kv_types =
+      is_fp8(q) ? DTypes{DType::kFp8E4M3} : DTypes{q.dtype, DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kUInt8};
+  const Axes pages = {4, key_axes(args, 4, false)}, slots = {3, key_axes(args, 3, false)};
+  const Axes scale_axes = {1, "(1 or num_kv_heads)", Rank::kOrScalar}, scales_axes = {2, "(batch, num_kv_heads)"};
   using enum Strides;
 
-  ArgumentTable<16> table;
-  table.add(q, "q", kRead, kFloats, kUnitInner, axes(kPackedQuery, kDenseQuery));
-  table.add(k, "k", kRead, {q.dtype}, kUnitInner, axes(kPackedKey, kDenseKey));
-  table.add(v, "v", kRead, {q.dtype}, kUnitInner, axes(kPackedValue, kDenseValue));
+  ArgumentTable<25> table;
+  table.add(q, "q", kRead, {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFp8E4M3}, kUnitInner,
+            axes(kPackedQuery, kDenseQuery));
+  // cache_params() checks how keys and values lie.
+  if (block_table || kv_indptr) {
+    table.add(k, "k", kRead, kv_types, kAny, pages, slots);
+  } else {
+    table.add(k, "k", kRead, kv_types, kAny, cu_seqlens_k || token_table ? slots : pages);
+  }
+  table.add(v, "v", kRead, kv_types, kAny, {k.rank, key_axes(args, k.rank, true)});
+  add_page_arguments(table, page_arguments(args));
   table.add(cu_seqlens_q, "cu_seqlens_q", kRead, kInt, kContiguous, {1, "(batch + 1)"});
   table.add(cu_seqlens_k, "cu_seqlens_k", kRead, kInt, kContiguous, {1, "(batch + 1)"});
   table.add(seqused_q, "seqused_q", kRead, kInt, kContiguous, {1, "(batch)"});
@@ -86,7 +130,10 @@ ArgumentTable<16> table_of(const AttentionArgs& args) {
   table.add(sinks, "sinks", kRead, kFloat, kContiguous, {1, "(num_q_heads)"});
   table.add(bias, "bias", kRead, bias_types, kAny, {4, "(batch or 1, num_q_heads or 1, q_len, kv_len)"});
   table.add(rng_state, "rng_state", kRead, {DType::kInt64}, kContiguous, {1, "(2)"});
-  table.add(out, "out", kWritten, {q.dtype}, kAny, axes(kPackedOut, kDenseOut));
+  table.add(q_scale, "q_scale", kRead, kFloat, kAny, scale_axes, scales_axes);
+  table.add(k_scale, "k_scale", kRead, kFloat, kAny, scale_axes, scales_axes);
+  table.add(v_scale, "v_scale", kRead, kFloat, kAny, scale_axes, scales_axes);
+  table.add(out, "out", kWritten, out_types, kAny, axes(kPackedOut, kDenseOut));
   table.add(lse, "lse", kWritten, kFloat, kAny,
             packed ? Axes{2, "(num_q_heads, total_q)"} : Axes{3, "(batch, num_q_heads, q_len)"});
   table.add(workspace, "workspace", kWritten, {DType::kUInt8}, kAny, {1, "(bytes)"});
@@ -109,8 +156,6 @@ Extents packed_extents(const AttentionArgs& a) {
   e.packed = true;
   e.batch = a.cu_seqlens_q->shape[0] - 1;
   e.q_len = longest(a.max_seqlen_q, a.q.shape[0], "max_seqlen_q", "cu_seqlens_q");
-  e.kv_len = longest(a.max_seqlen_k, a.k.shape[0], "max_seqlen_k", "cu_seqlens_k");
-  kCheck.shape(a.cu_seqlens_k, "cu_seqlens_k", "(batch + 1)", {e.batch + 1});
   return e;
 }
 
@@ -118,24 +163,70 @@ Extents dense_extents(const AttentionArgs& a) {
   Extents e{};
   e.batch = a.q.shape[0];
   e.q_len = a.q.shape[1];
-  e.kv_len = a.k.shape[1];
   return e;
+}
+
+// The extents of k and v. Those of their rows follow from the formats, which must be known first.
+void check_key_shapes(const AttentionArgs& a, Extents& e) {
+  const TensorView &k = a.k, &v = a.v;
+  e.packed_keys = a.cu_seqlens_k.has_value();
+  e.paged = page_arguments(a).is_given();
+  e.k_format = cache_format(kCheck, k, "k", a.k_format, "k_format");
+  e.v_format = cache_format(kCheck, v, "v", a.v_format, "v_format");
+  e.axes = cache_axes(k.rank, a.kv_layout);
+  e.num_kv_heads = k.shape[e.axes.head];
+  e.page_size = k.rank == 4 ? k.shape[e.axes.token] : 1;
+  e.head_dim_v = stored_head_dim(e.v_format, v.shape[e.axes.dim]);
+  if (const std::string problem = block_problem(e.k_format, "head_dim", e.head_dim); !problem.empty()) {
+    kCheck.not_supported(problem);
+  }
+  const std::int64_t k_extent = stored_extent(e.k_format, e.head_dim);
+  const std::int64_t v_extent = stored_extent(e.v_format, e.head_dim_v);
+  const char *k_text = key_axes(a, k.rank, false), *v_text = key_axes(a, k.rank, true);
+  const std::int64_t any_v = v_extent == v.shape[e.axes.dim] ? kAnyExtent : v_extent;
+  if (k.rank == 3) {
+    kCheck.shape(k, "k", k_text, {kAnyExtent, kAnyExtent, k_extent});
+    kCheck.shape(v, "v", v_text, {k.shape[0], k.shape[1], any_v});
+  } else {
+    kCheck.shape(k, "k", k_text, {e.paged ? kAnyExtent : e.batch, kAnyExtent, kAnyExtent, k_extent});
+    kCheck.shape(v, "v", v_text, {k.shape[0], k.shape[1], k.shape[2], any_v});
+  }
+  if (e.paged && e.page_size < 1) {
+    kCheck.value_error("k must have a page_size of 1 or more, got " + shape_text(k));
+  }
+  check_page_shapes(kCheck, page_arguments(a), e.batch);
+  kCheck.shape(a.cu_seqlens_k, "cu_seqlens_k", "(batch + 1)", {e.batch + 1});
+  // Of pages as many as a table has room for.
+  const std::int64_t table_pages = a.block_table   ? a.block_table->shape[1]
+                                   : a.token_table ? a.token_table->shape[1]
+                                   : a.kv_indices  ? a.kv_indices->shape[0]
+                                                   : 1;
+  e.kv_len = e.packed_keys ? longest(a.max_seqlen_k, k.shape[0], "max_seqlen_k", "cu_seqlens_k")
+             : e.paged     ? std::min(table_pages * e.page_size, kMostTokens)
+                           : e.page_size;
+}
+
+void check_scale_shapes(const AttentionArgs& a, const Extents& e) {
+  const struct {
+    const std::optional<TensorView>& scale;
+    const char* name;
+  } scales[] = {{a.q_scale, "q_scale"}, {a.k_scale, "k_scale"}, {a.v_scale, "v_scale"}};
+  for (const auto& [scale, name] : scales) {
+    if (scale && scale->rank == 2) {
+      kCheck.shape(*scale, name, "(batch, num_kv_heads)", {e.batch, e.num_kv_heads});
+    } else {
+      check_scale_shape(kCheck, scale, name, e.num_kv_heads);
+    }
+  }
 }
 
 Extents check_shapes(const AttentionArgs& a) {
   Extents e = a.cu_seqlens_q ? packed_extents(a) : dense_extents(a);
-  const std::int64_t total_q = a.q.shape[0], total_k = a.k.shape[0];  // where sequences are packed
+  const std::int64_t total_q = a.q.shape[0];  // where sequences are packed
   e.num_q_heads = a.q.shape[a.q.rank - 2];
   e.head_dim = a.q.shape[a.q.rank - 1];
-  e.num_kv_heads = a.k.shape[a.k.rank - 2];
-  e.head_dim_v = a.v.shape[a.v.rank - 1];
-  if (e.packed) {
-    kCheck.shape(a.k, "k", kPackedKey, {kAnyExtent, kAnyExtent, e.head_dim});
-    kCheck.shape(a.v, "v", kPackedValue, {total_k, e.num_kv_heads, kAnyExtent});
-  } else {
-    kCheck.shape(a.k, "k", kDenseKey, {e.batch, kAnyExtent, kAnyExtent, e.head_dim});
-    kCheck.shape(a.v, "v", kDenseValue, {e.batch, e.kv_len, e.num_kv_heads, kAnyExtent});
-  }
+  check_key_shapes(a, e);
+  check_scale_shapes(a, e);
   if (e.num_q_heads > 0 && (e.num_kv_heads == 0 || e.num_q_heads % e.num_kv_heads != 0)) {
     kCheck.value_error("num_q_heads must be a multiple of num_kv_heads, got q " + shape_text(a.q) + " and k " +
                        shape_text(a.k));
@@ -191,10 +282,40 @@ void check_values(const AttentionArgs& a) {
                        "; no kernel cuts the keys of a query into pieces");
 }
 
+HeadScales scales_of(const std::optional<TensorView>& scale) {
+  if (!scale) return {};
+  const auto stride = [&](int axis) { return scale->shape[axis] == 1 ? 0 : scale->strides[axis]; };
+  return {static_cast<const float*>(scale->data), scale->rank == 2 ? stride(0) : 0,
+          scale->rank == 0 ? 0 : stride(scale->rank - 1)};
+}
+
 // Axes: [seq] token head dim.
 StridedRows rows_of(const TensorView& view) {
   const std::int64_t* token = view.strides + (view.rank - 3);
   return {view.data, view.dtype, view.rank == 4 ? view.strides[0] : 0, token[0], token[1], token[2]};
+}
+
+// Keys and values as pages. Without a table a page is a sequence; packed sequences share one.
+void fill_keys(const AttentionArgs& a, const Extents& e, AttentionProblem& problem) {
+  AttentionParams& p = problem.params;
+  p.k_format = e.k_format;
+  p.v_format = e.v_format;
+  p.cache.k = cache_params(kCheck, a.k, "k", e.axes, e.k_format, e.head_dim);
+  p.cache.v = cache_params(kCheck, a.v, "v", e.axes, e.v_format, e.head_dim_v);
+  if (e.packed_keys) {
+    for (CacheParams* cache : {&p.cache.k, &p.cache.v}) cache->token_stride = std::exchange(cache->page_stride, 0);
+  }
+  problem.paged = e.paged;
+  problem.bounds.lengths_name = a.kv_last_page_len ? "kv_last_page_len" : "seqused_k";
+  (void)fill_pages(page_arguments(a), a.k.shape[e.axes.page], e.page_size, p.cache, problem.bounds);
+  p.cache.max_len = p.kv_len;
+  p.cache.seqlens = index_array(a.seqused_k);
+  p.q_scale = scales_of(a.q_scale);
+  p.k_scale = scales_of(a.k_scale);
+  p.v_scale = scales_of(a.v_scale);
+  p.total_k = e.packed_keys ? a.k.shape[0] : e.batch * e.kv_len;
+  p.cu_seqlens_k = data_of<std::int32_t>(a.cu_seqlens_k);
+  p.leftpad_k = data_of<std::int32_t>(a.leftpad_k);
 }
 
 void fill_tensors(const AttentionArgs& a, const Extents& e, AttentionParams& p) {
@@ -207,16 +328,10 @@ void fill_tensors(const AttentionArgs& a, const Extents& e, AttentionParams& p) 
   p.head_dim_qk = static_cast<std::int32_t>(e.head_dim);
   p.head_dim_v = static_cast<std::int32_t>(e.head_dim_v);
   p.q = rows_of(a.q);
-  p.k = rows_of(a.k);
-  p.v = rows_of(a.v);
   p.out = rows_of(a.out);
   p.total_q = e.packed ? a.q.shape[0] : e.batch * e.q_len;
-  p.total_k = e.packed ? a.k.shape[0] : e.batch * e.kv_len;
   p.cu_seqlens_q = data_of<std::int32_t>(a.cu_seqlens_q);
-  p.cu_seqlens_k = data_of<std::int32_t>(a.cu_seqlens_k);
   p.seqused_q = data_of<std::int32_t>(a.seqused_q);
-  p.seqused_k = data_of<std::int32_t>(a.seqused_k);
-  p.leftpad_k = data_of<std::int32_t>(a.leftpad_k);
   if (a.lse) {
     const int head = e.packed ? 0 : 1;
     p.lse = static_cast<float*>(a.lse->data);
@@ -253,7 +368,7 @@ ScoreNeeds needs_of(const AttentionParams& p) {
 
 AttentionProblem validate(const AttentionArgs& args, Outputs outputs) {
   check_presence(args);
-  const ArgumentTable<16> table = table_of(args);
+  const ArgumentTable<25> table = table_of(args);
   check_ranks(kCheck, table);
   const Extents extents = check_shapes(args);
   check_tensors(kCheck, table, outputs);
@@ -266,6 +381,7 @@ AttentionProblem validate(const AttentionArgs& args, Outputs outputs) {
   problem.empty = extents.batch == 0 || extents.q_len == 0 || extents.num_q_heads == 0;
   if (problem.empty) return problem;
   fill_tensors(args, extents, problem.params);
+  fill_keys(args, extents, problem);
   fill_options(args, extents, problem.params);
   problem.needs = needs_of(problem.params);
   return problem;
@@ -277,7 +393,9 @@ TensorView output_like(const AttentionArgs& a) {
   if (a.q.rank < 1 || a.v.rank < 1) return out;
   out = a.q;
   out.data = nullptr;
-  out.shape[out.rank - 1] = a.v.shape[a.v.rank - 1];
+  if (is_fp8(a.q)) out.dtype = DType::kBFloat16;
+  const KvFormat v_format = cache_format(kCheck, a.v, "v", a.v_format, "v_format");
+  out.shape[out.rank - 1] = stored_head_dim(v_format, a.v.shape[a.v.rank - 1]);
   return out;
 }
 
@@ -296,11 +414,14 @@ std::string call_text(const AttentionArgs& a) {
   return CallText(kCheck.function(), table_of(a))
       .count("max_seqlen_q", a.max_seqlen_q, 0)
       .count("max_seqlen_k", a.max_seqlen_k, 0)
+      .word("kv_layout", a.kv_layout == KvLayout::kHND ? "HND" : "NHD", "NHD")
       .number("softmax_scale", a.softmax_scale)
       .flag("causal", a.causal)
       .window(a.window_left, a.window_right)
       .number("softcap", a.softcap, 0.0)
       .number("dropout_p", a.dropout_p, 0.0)
+      .word("k_format", a.k_format ? kv_format_name(*a.k_format) : "", "")
+      .word("v_format", a.v_format ? kv_format_name(*a.v_format) : "", "")
       .count("num_splits", a.num_splits, kInvariantSplits)
       .text();
 }

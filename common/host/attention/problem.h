@@ -11,6 +11,7 @@
 #include "common/device/attention/params.h"
 #include "common/host/attention/kernel_choice.h"
 #include "common/host/check.h"
+#include "common/host/kv/pages.h"
 
 namespace flashport {
 
@@ -19,6 +20,8 @@ struct AttentionProblem {
   TensorView q;              // whose device the call runs on
   AttentionParams params{};  // all but section_heads, counter and the maps
   ScoreNeeds needs;
+  bool paged = false;  // keys and values are on pages
+  IndexBounds bounds;  // of them
   bool empty = false;  // no query has an output
   std::optional<TensorView> workspace;
 };

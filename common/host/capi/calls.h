@@ -10,6 +10,7 @@
 #include <string>
 
 #include <flashport/capi.h>
+#include <flashport/decode.h>
 #include <flashport/error.h>
 #include <flashport/gated_delta.h>
 #include <flashport/types.h>
@@ -48,6 +49,12 @@ Args read_args(const Args* args, const char* function) {
   Args copy{};
   std::memcpy(&copy, args, args->struct_size);
   return copy;
+}
+
+inline KvLayout to_layout(std::int32_t layout, const char* function) {
+  if (layout == fp_nhd) return KvLayout::kNHD;
+  if (layout == fp_hnd) return KvLayout::kHND;
+  throw ValueError(std::string(function) + ": kv_layout must be fp_nhd or fp_hnd, got " + std::to_string(layout));
 }
 
 // Converts the tensors of one call.

@@ -43,12 +43,6 @@ void check_tensor(const fp_tensor& tensor, const char* function, const char* nam
   }
 }
 
-KvLayout to_layout(std::int32_t layout, const char* function) {
-  if (layout == fp_nhd) return KvLayout::kNHD;
-  if (layout == fp_hnd) return KvLayout::kHND;
-  throw ValueError(std::string(function) + ": kv_layout must be fp_nhd or fp_hnd, got " + std::to_string(layout));
-}
-
 DecodeArgs to_decode(const fp_decode_args* from, bool needs_out) {
   const Tensors tensors{"flash_decode"};
   const fp_decode_args c = read_args(from, tensors.function);

@@ -69,6 +69,9 @@ Query gated_delta_query(const fp_query& c, const char* function) {
 AttentionQuery attention_query(const fp_query& c, const char* function) {
   AttentionQuery query;
   query.dtype = to_dtype(c.dtype, function, "dtype");
+  query.k_format = to_format(c.k_format, function, "k_format");
+  query.v_format = to_format(c.v_format, function, "v_format");
+  query.paged = c.paged != 0;
   query.head_dim_qk = c.head_dim_qk;
   query.head_dim_v = c.head_dim_v;
   query.causal = c.causal != 0;

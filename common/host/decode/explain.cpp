@@ -25,7 +25,7 @@ DecodeProblem problem_of(const DecodeScheduleQuery& query, const KernelShape& sh
   problem.k_format = shape.decode.k_format;
   problem.v_format = shape.decode.v_format;
   problem.num_splits = query.num_splits;
-  problem.bounds.total_q = query.batch * call.q_len;
+  problem.total_q = query.batch * call.q_len;
   DecodeParams& p = problem.params;
   p.batch = static_cast<std::int32_t>(query.batch);
   p.num_kv_heads = static_cast<std::int32_t>(query.num_kv_heads);

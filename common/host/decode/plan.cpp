@@ -141,9 +141,9 @@ void plan_splits(DecodePlan& plan, const DecodeProblem& problem, int splits, con
   if (chunks == 1) return;
 
   const bool ragged = p.cu_seqlens_q != nullptr;
-  const std::int64_t rows = problem.bounds.total_q * p.num_q_heads;
+  const std::int64_t rows = problem.total_q * p.num_q_heads;
   Stage2Params& merge = plan.merge;
-  merge.batch = static_cast<std::int32_t>(ragged ? problem.bounds.total_q : p.batch);
+  merge.batch = static_cast<std::int32_t>(ragged ? problem.total_q : p.batch);
   merge.tokens = ragged ? 1 : p.max_q_len;
   merge.num_heads = p.num_q_heads;
   merge.head_dim = p.head_dim_v;

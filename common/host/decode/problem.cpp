@@ -2,7 +2,6 @@
 #include "common/host/decode/problem.h"
 
 #include <algorithm>
-#include <bit>
 #include <limits>
 #include <string>
 
@@ -20,21 +19,18 @@ constexpr Check kCheck("flash_decode");
 
 // The extents that the arguments must agree on.
 struct Extents {
-  bool ragged, paged, pool, csr, has_lengths;
+  bool ragged, paged, pool, has_lengths;
   std::int64_t batch, q_len, num_q_heads, head_dim, head_dim_v, num_kv_heads, page_size;
   CacheAxes axes;
   KvFormat k_format, v_format;
 };
 
+PageArguments page_arguments(const DecodeArgs& a) {
+  return {a.block_table, a.token_table, a.request_index, a.kv_indptr, a.kv_indices, a.kv_last_page_len};
+}
+
 void check_presence(const DecodeArgs& a) {
-  const bool csr = a.kv_indptr.has_value() || a.kv_indices.has_value() || a.kv_last_page_len.has_value();
-  const int layouts =
-      static_cast<int>(a.block_table.has_value()) + static_cast<int>(a.token_table.has_value()) + static_cast<int>(csr);
-  if (layouts > 1) {
-    kCheck.value_error("give at most one of block_table, token_table, and kv_indptr with kv_indices");
-  }
-  if (csr && (!a.kv_indptr || !a.kv_indices)) kCheck.value_error("kv_indptr and kv_indices must be given together");
-  if (a.request_index && !a.token_table) kCheck.value_error("request_index must come with token_table");
+  check_page_presence(kCheck, page_arguments(a));
   if (!is_given(a.seqlens) && !a.kv_last_page_len) {
     kCheck.value_error("seqlens must be given; only kv_last_page_len can take its place");
   }
@@ -72,12 +68,7 @@ ArgumentTable<19> table_of(const DecodeArgs& args) {
   }
   table.add(v_cache, "v_cache", kRead, kv_types, kAny, {k_cache.rank, cache_axes_text(k_cache.rank, kv_layout, true)});
   if (is_given(seqlens)) table.add(seqlens, "seqlens", kRead, kInts, kContiguous, {1, "(batch)"});
-  table.add(block_table, "block_table", kRead, kInt, kUnitInner, {2, "(batch, max_pages)"});
-  table.add(token_table, "token_table", kRead, kInt, kUnitInner, {2, "(requests, max_len)"});
-  table.add(request_index, "request_index", kRead, kInts, kContiguous, {1, "(batch)"});
-  table.add(kv_indptr, "kv_indptr", kRead, kInt, kContiguous, {1, "(batch + 1)"});
-  table.add(kv_indices, "kv_indices", kRead, kInt, kContiguous, {1, "(pages)"});
-  table.add(kv_last_page_len, "kv_last_page_len", kRead, kInt, kContiguous, {1, "(batch)"});
+  add_page_arguments(table, page_arguments(args));
   table.add(cu_seqlens_q, "cu_seqlens_q", kRead, kInt, kContiguous, {1, "(batch + 1)"});
   table.add(alibi_slopes, "alibi_slopes", kRead, kFloat, kUnitInner, {1, "(num_q_heads)"}, {2, "(batch, num_q_heads)"});
   table.add(sinks, "sinks", kRead, kFloat, kContiguous, {1, "(num_q_heads)"});
@@ -104,9 +95,8 @@ Extents check_shapes(const DecodeArgs& a) {
   e.v_format = cache_format(kCheck, a.v_cache, "v_cache", a.v_format, "v_format");
   const int last = a.q.rank - 1;
   e.ragged = a.cu_seqlens_q.has_value();
-  e.csr = a.kv_indptr.has_value();
   e.pool = a.k_cache.rank == 3;
-  e.paged = a.block_table.has_value() || a.token_table.has_value() || e.csr;
+  e.paged = page_arguments(a).is_given();
   e.has_lengths = is_given(a.seqlens);
   e.axes = cache_axes(a.k_cache.rank, a.kv_layout);
   if (e.ragged && a.cu_seqlens_q->shape[0] < 1) {
@@ -147,14 +137,7 @@ Extents check_shapes(const DecodeArgs& a) {
     kCheck.value_error("k_cache must have a page_size of 1 or more, got " + shape_text(a.k_cache));
   }
   if (e.has_lengths) kCheck.shape(a.seqlens, "seqlens", "(batch)", {e.batch});
-  kCheck.shape(a.block_table, "block_table", "(batch, max_pages)", {e.batch, kAnyExtent});
-  kCheck.shape(a.request_index, "request_index", "(batch)", {e.batch});
-  if (a.token_table && !a.request_index && a.token_table->shape[0] < e.batch) {
-    kCheck.value_error("token_table must have a row per request, or request_index be given: batch is " +
-                       std::to_string(e.batch) + ", got " + shape_text(*a.token_table));
-  }
-  kCheck.shape(a.kv_indptr, "kv_indptr", "(batch + 1)", {e.batch + 1});
-  kCheck.shape(a.kv_last_page_len, "kv_last_page_len", "(batch)", {e.batch});
+  check_page_shapes(kCheck, page_arguments(a), e.batch);
   if (a.alibi_slopes && a.alibi_slopes->rank == 1) {
     kCheck.shape(*a.alibi_slopes, "alibi_slopes", "(num_q_heads)", {e.num_q_heads});
   } else {
@@ -207,33 +190,13 @@ void fill_layout(const DecodeArgs& a, const Extents& e, DecodeProblem& problem) 
   IndexBounds& bounds = problem.bounds;
   p.cache.k = cache_params(kCheck, a.k_cache, "k_cache", e.axes, e.k_format, e.head_dim);
   p.cache.v = cache_params(kCheck, a.v_cache, "v_cache", e.axes, e.v_format, e.head_dim_v);
-  p.cache.page_size = std::max<std::int64_t>(e.page_size, 1);
-  p.cache.page_shift = std::has_single_bit(static_cast<std::uint64_t>(p.cache.page_size))
-                           ? std::countr_zero(static_cast<std::uint64_t>(p.cache.page_size))
-                           : -1;
-  bounds.pages = a.k_cache.shape[e.axes.page];
   if (e.has_lengths) {
     p.cache.seqlens = index_array(a.seqlens);
   } else {
-    p.cache.kv_last_page_len = data_of<std::int32_t>(a.kv_last_page_len);
     bounds.lengths_name = "kv_last_page_len";
   }
-  std::int64_t capacity = e.page_size;
-  if (a.block_table || a.token_table) {
-    const TensorView& table = a.block_table ? *a.block_table : *a.token_table;
-    bounds.table_name = a.block_table ? "block_table" : "token_table";
-    bounds.table_rows = table.shape[0];
-    p.cache.table = static_cast<const std::int32_t*>(table.data);
-    p.cache.table_stride = table.strides[0];
-    p.cache.table_row = index_array(a.request_index);
-    capacity = table.shape[1] * e.page_size;
-  } else if (e.csr) {
-    bounds.table_name = "kv_indices";
-    bounds.table_entries = a.kv_indices->shape[0];
-    p.cache.table = data_of<std::int32_t>(a.kv_indices);
-    p.cache.kv_indptr = data_of<std::int32_t>(a.kv_indptr);
-    capacity = a.kv_indices->shape[0] * e.page_size;
-  }
+  const std::int64_t capacity =
+      fill_pages(page_arguments(a), a.k_cache.shape[e.axes.page], e.page_size, p.cache, bounds);
   p.cache.max_len = static_cast<std::int32_t>(std::min(capacity, kMaxSequence));
 }
 
@@ -275,7 +238,7 @@ void fill_tensors(const DecodeArgs& a, const Extents& e, DecodeProblem& problem)
   p.out = rows(a.out, a.out.strides[head + 1]);
   if (a.lse) p.lse = rows(*a.lse, 0);
   p.cu_seqlens_q = data_of<std::int32_t>(a.cu_seqlens_q);
-  problem.bounds.total_q = e.ragged ? a.q.shape[0] : e.batch * e.q_len;
+  problem.total_q = e.ragged ? a.q.shape[0] : e.batch * e.q_len;
 }
 
 DecodeProblem validate(const DecodeArgs& args, Outputs outputs) {

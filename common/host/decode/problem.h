@@ -11,20 +11,9 @@
 
 #include "common/device/decode/params.h"
 #include "common/host/check.h"
+#include "common/host/kv/pages.h"
 
 namespace flashport {
-
-// What indices in device memory are checked against, where they are checked (lengths.h).
-struct IndexBounds {
-  const char* lengths_name = "seqlens";
-  const char* rows_name = "request_index";
-  const char* table_name = "the cache";
-  const char* capacity_name = nullptr;  // what bounds a length; null: table_name
-  std::int64_t pages = 0;               // of the cache: an entry lies in [0, pages)
-  std::int64_t table_rows = 0;
-  std::int64_t table_entries = 0;  // of kv_indices
-  std::int64_t total_q = 0;        // rows of a ragged q
-};
 
 struct DecodeProblem {
   const char* function;
@@ -33,6 +22,7 @@ struct DecodeProblem {
   KvFormat k_format, v_format;
   bool empty = false;  // no output has elements: nothing to run
   IndexBounds bounds;
+  std::int64_t total_q = 0;  // rows of a ragged q
 
   int num_splits = kInvariantSplits;
   // Stage 1: chunk_keys > 0 keys a chunk, and the chunks that out and lse have room for.

@@ -12,17 +12,20 @@
 #include <optional>
 #include <string>
 
+#include <flashport/decode.h>
 #include <flashport/export.h>
 #include <flashport/types.h>
 
 namespace flashport {
 
 struct AttentionArgs {
-  TensorView q;  // (B, Sq, Hq, D), or packed (Tq, Hq, D) with cu_seqlens_q; fp16, bf16; fp32 on the CPU; last stride 1
-  TensorView k;  // (B, Sk, Hkv, D), or packed (Tk, Hkv, D) with cu_seqlens_k; q's type; a view of a packed projection
-  TensorView v;  // as k with DV                                                 will do
+  // q: (B, Sq, Hq, D), or packed (Tq, Hq, D) with cu_seqlens_q; fp16, bf16, fp8; fp32 on the CPU; last stride 1. k:
+  // (B, Sk, Hkv, D), packed (Tk, Hkv, D) with cu_seqlens_k, or on pages as DecodeArgs::k_cache has it; q's type, or
+  // what k_format says. v: as k with DV. Views of a packed projection will do.
+  TensorView q, k, v;
 
-  // Packed sequences: both or neither. Rows past the last offset belong to no sequence and are not touched.
+  // Packed sequences: both, or with keys of rank 4 or on pages cu_seqlens_q alone. Rows past the last offset belong to
+  // no sequence and are not touched.
   std::optional<TensorView> cu_seqlens_q;  // (B + 1) int32: where each sequence begins, and the end of the last
   std::optional<TensorView> cu_seqlens_k;  // (B + 1) int32
   std::int64_t max_seqlen_q = 0;           // needed with cu_seqlens_q; no sequence is longer
@@ -31,6 +34,10 @@ struct AttentionArgs {
   std::optional<TensorView> seqused_q;  // (B) int32: queries of a sequence in use; rows past them are not written
   std::optional<TensorView> seqused_k;  // (B) int32: keys of a sequence in use, those before leftpad_k included
   std::optional<TensorView> leftpad_k;  // (B) int32: first keys of a sequence that do not exist
+
+  // Keys and values on pages, as in DecodeArgs; seqused_k has the lengths.
+  std::optional<TensorView> block_table, token_table, request_index, kv_indptr, kv_indices, kv_last_page_len;
+  KvLayout kv_layout = KvLayout::kNHD;  // of k and v with 4 axes
 
   std::optional<double> softmax_scale;     // default 1 / sqrt(D)
   bool causal = false;                     // no key after a query's own position, whatever window_right is
@@ -45,9 +52,13 @@ struct AttentionArgs {
   double dropout_p = 0.0;  // probability, below 1, that a weight is dropped; the others grow by 1 / (1 - p)
   std::optional<TensorView> rng_state;  // (2) int64 in the tensors' memory: seed and offset; needed with dropout_p
 
+  // fp32 (1), (Hkv) or (B, Hkv), positive: what stored queries, keys and values are multiplied by.
+  std::optional<TensorView> q_scale, k_scale, v_scale;
+  std::optional<KvFormat> k_format, v_format;  // as in DecodeArgs
+
   int num_splits = kInvariantSplits;  // or 1, which is the same here; other counts are refused
 
-  TensorView out;                       // as q with DV in place of D, of q's type; any strides
+  TensorView out;                       // as q with DV in place of D, of q's type (fp16 or bf16 for fp8); any strides
   std::optional<TensorView> lse;        // fp32 natural log, (B, Hq, Sq) or packed (Hq, Tq)
   std::optional<TensorView> workspace;  // uint8 (attention_workspace_size bytes), zero before its first use
 };
@@ -71,9 +82,11 @@ FLASHPORT_API void dropout_mask(const DropoutMaskArgs& args, Stream stream = 0);
 // Queries as in decode.h.
 struct AttentionQuery {
   std::string target = "cpu";
-  DType dtype = DType::kBFloat16;
+  DType dtype = DType::kBFloat16;  // of q
   std::int64_t head_dim_qk = 128;
   std::int64_t head_dim_v = 128;
+  std::optional<KvFormat> k_format = {}, v_format = {};  // default: dtype's own
+  bool paged = false;                                    // keys and values on pages
   bool causal = false;
   bool softcap = false;  // whether the call has each
   bool alibi = false;

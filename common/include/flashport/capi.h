@@ -275,6 +275,18 @@ typedef struct fp_attention_args {
   int32_t has_window;     /* 0: both sides are infinite */
   int32_t has_num_splits; /* 0: the invariant schedule */
   int32_t num_splits;
+  int32_t kv_layout; /* fp_kv_layout */
+  const fp_tensor* block_table;
+  const fp_tensor* token_table;
+  const fp_tensor* request_index;
+  const fp_tensor* kv_indptr;
+  const fp_tensor* kv_indices;
+  const fp_tensor* kv_last_page_len;
+  const fp_tensor* q_scale;
+  const fp_tensor* k_scale;
+  const fp_tensor* v_scale;
+  int32_t k_format; /* fp_kv_format, as v_format */
+  int32_t v_format;
 } fp_attention_args;
 
 typedef struct fp_dropout_mask_args {
@@ -295,7 +307,7 @@ typedef struct fp_query {
   int64_t head_dim_v;
   int64_t group_size; /* decode, fp_explain() of attention: num_q_heads / num_kv_heads */
   int64_t q_len;      /* decode; fp_explain() of attention: queries of every sequence */
-  int32_t k_format;   /* fp_kv_format, decode and append, as v_format; fp_format_own is that of `dtype` */
+  int32_t k_format;   /* fp_kv_format, decode, append and attention, as v_format; fp_format_own is that of `dtype` */
   int32_t v_format;
   int32_t state_dtype;  /* fp_dtype, gated delta rule; fp_float32 also where there is no pool */
   int32_t state_layout; /* fp_state_layout, gated delta rule */
@@ -311,6 +323,7 @@ typedef struct fp_query {
   int32_t alibi;
   int32_t bias;
   int32_t dropout;
+  int32_t paged; /* keys and values on pages; their formats are those above */
 } fp_query;
 
 FLASHPORT_API fp_status fp_attention(const fp_attention_args* args, fp_stream stream);

@@ -62,7 +62,8 @@ struct Params {
       p.cu_seqlens_k = offsets_k.data();
     }
     if (!call.used_q.empty()) p.seqused_q = call.used_q.data();
-    if (!call.used_k.empty()) p.seqused_k = call.used_k.data();
+    p.cache.max_len = p.kv_len;
+    if (!call.used_k.empty()) p.cache.seqlens = {call.used_k.data(), 0};
     if (!call.pads.empty()) p.leftpad_k = call.pads.data();
   }
   Params(const Params&) = delete;

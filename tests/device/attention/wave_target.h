@@ -16,6 +16,11 @@
 
 namespace flashport::wave {
 
+template <class T>
+T load_global(const T* address) {
+  return *address;
+}
+
 inline constexpr int kMostLanes = 64;
 inline int kWaveSize = kMostLanes;  // of the wave that is tested
 

@@ -53,15 +53,19 @@ TEST_F(PlanAttention, DenseTensors) {
   EXPECT_EQ(p.q.stride_token, 8 * 128);
   EXPECT_EQ(p.q.stride_head, 128);
   EXPECT_EQ(p.q.stride_dim, 1);
-  EXPECT_EQ(p.k.data, a.k.data);
-  EXPECT_EQ(p.k.stride_seq, 500 * 2 * 128);
-  EXPECT_EQ(p.v.data, a.v.data);
-  EXPECT_EQ(p.v.stride_token, 2 * 128);
+  EXPECT_EQ(p.cache.k.data, a.k.data);
+  EXPECT_EQ(p.cache.k.page_stride, 500 * 2 * 128 * 2);
+  EXPECT_EQ(p.cache.v.data, a.v.data);
+  EXPECT_EQ(p.cache.v.token_stride, 2 * 128 * 2);
+  EXPECT_EQ(p.cache.v.head_stride, 128 * 2);
+  EXPECT_EQ(p.cache.table, nullptr);
+  EXPECT_EQ(p.k_format, KvFormat::kBf16);
+  EXPECT_EQ(p.k_scale.data, nullptr);
   EXPECT_EQ(p.out.data, a.out.data);
   EXPECT_EQ(p.total_q, 900);
   EXPECT_EQ(p.total_k, 1500);
   EXPECT_EQ(p.cu_seqlens_q, nullptr);
-  EXPECT_EQ(p.seqused_k, nullptr);
+  EXPECT_EQ(p.cache.seqlens.data, nullptr);
   EXPECT_EQ(p.lse, a.lse->data);
   EXPECT_EQ(p.lse_stride_seq, 8 * 300);
   EXPECT_EQ(p.lse_stride_head, 300);
@@ -96,7 +100,9 @@ TEST_F(PlanAttention, PackedTensors) {
   EXPECT_EQ(p.cu_seqlens_q, inputs.offsets_q.data());
   EXPECT_EQ(p.cu_seqlens_k, inputs.offsets_k.data());
   EXPECT_EQ(p.seqused_q, inputs.used.data());
-  EXPECT_EQ(p.seqused_k, inputs.used.data());
+  EXPECT_EQ(p.cache.seqlens.data, inputs.used.data());
+  EXPECT_EQ(p.cache.k.page_stride, 0);
+  EXPECT_EQ(p.cache.k.token_stride, 2 * 128 * 2);
   EXPECT_EQ(p.leftpad_k, inputs.pads.data());
   EXPECT_EQ(p.lse_stride_seq, 0);
   EXPECT_EQ(p.lse_stride_head, 600);
@@ -121,9 +127,9 @@ TEST_F(PlanAttention, Strides) {
   a.out = TensorView(scratch_at(16 << 20), DType::kBFloat16, kGpu, {3, 300, 2, 128});
   for (int axis = 0; axis < 3; ++axis) a.out.strides[axis] *= 2;
   const AttentionParams p = params(a);
-  EXPECT_EQ(p.k.stride_token, 768);
-  EXPECT_EQ(p.k.stride_seq, 300 * 768);
-  EXPECT_EQ(p.k.stride_head, 128);
+  EXPECT_EQ(p.cache.k.token_stride, 768 * 2);
+  EXPECT_EQ(p.cache.k.page_stride, 300 * 768 * 2);
+  EXPECT_EQ(p.cache.k.head_stride, 128 * 2);
   EXPECT_EQ(p.out.stride_dim, 1);
   EXPECT_EQ(p.out.stride_token, 512);
 }
@@ -307,7 +313,7 @@ TEST_F(PlanAttention, ChoosesTheMathOfACpu) {
   query.dtype = DType::kFloat32;
   EXPECT_EQ(which_kernel(query), "attention/fp32/hd512/any/fakecpu");
   query.dtype = DType::kInt32;
-  EXPECT_EQ(supports(query).reason, "q must be float16, bfloat16 or float32, got int32");
+  EXPECT_EQ(supports(query).reason, "q must be float16, bfloat16, float32 or float8_e4m3fn, got int32");
 }
 
 TEST_F(PlanAttention, Queries) {

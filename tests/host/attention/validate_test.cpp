@@ -161,10 +161,13 @@ TEST_F(AttentionRefuses, Shapes) {
 
 TEST_F(AttentionRefuses, Types) {
   expect<TypeError>({
-      {"q", [](Inputs& i) { i.args.q.dtype = DType::kFp8E4M3; },
-       "q must be float16, bfloat16 or float32, got float8_e4m3fn"},
-      {"k", [](Inputs& i) { i.args.k.dtype = DType::kFloat16; }, "k must be bfloat16, got float16"},
-      {"v", [](Inputs& i) { i.args.v.dtype = DType::kFloat32; }, "v must be bfloat16, got float32"},
+      {"q", [](Inputs& i) { i.args.q.dtype = DType::kInt32; },
+       "q must be float16, bfloat16, float32 or float8_e4m3fn, got int32"},
+      {"k of q in fp8", [](Inputs& i) { i.args.q.dtype = DType::kFp8E4M3; }, "k must be float8_e4m3fn, got bfloat16"},
+      {"k", [](Inputs& i) { i.args.k.dtype = DType::kFloat16; },
+       "k must be bfloat16, float8_e4m3fn, float8_e4m3fnuz or uint8, got float16"},
+      {"v", [](Inputs& i) { i.args.v.dtype = DType::kFloat32; },
+       "v must be bfloat16, float8_e4m3fn, float8_e4m3fnuz or uint8, got float32"},
       {"out", [](Inputs& i) { i.args.out.dtype = DType::kFloat32; }, "out must be bfloat16, got float32"},
       {"offsets", [](Inputs& i) { i.pack(), i.args.cu_seqlens_q->dtype = DType::kInt64; },
        "cu_seqlens_q must be int32, got int64"},

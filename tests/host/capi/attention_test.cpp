@@ -59,7 +59,7 @@ TEST_F(CAttention, TakesEveryMember) {
   EXPECT_EQ(p.lse, lse.data);
   EXPECT_EQ(p.cu_seqlens_k, inputs.offsets_k.data());
   EXPECT_EQ(p.seqused_q, inputs.used.data());
-  EXPECT_EQ(p.seqused_k, inputs.used.data());
+  EXPECT_EQ(p.cache.seqlens.data, inputs.used.data());
   EXPECT_EQ(p.leftpad_k, inputs.pads.data());
   EXPECT_EQ(p.alibi_slopes, slopes.data);
   EXPECT_EQ(p.sinks, slopes.data);

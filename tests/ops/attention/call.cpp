@@ -40,6 +40,10 @@ std::ostream& operator<<(std::ostream& out, const AttentionCase& c) {
   out << c.name << ": " << type_name(c.type) << " D " << c.dim_qk << "/" << c.dim_v << " heads " << c.q_heads << "/"
       << c.kv_heads << (c.packed ? " packed" : "") << " lengths";
   for (std::size_t i = 0; i < c.q_lens.size(); ++i) out << " " << c.q_lens[i] << "x" << c.kv_lens[i];
+  if (c.pages != Pages::kNone) out << " pages " << static_cast<int>(c.pages) << " of " << c.page_size;
+  if (c.kv_type) out << " keys " << type_name(*c.kv_type);
+  if (c.q_fp8) out << " queries fp8";
+  if (c.scales) out << " scales";
   if (c.used_q) out << " seqused_q";
   if (c.used_k) out << " seqused_k";
   if (c.leftpad) out << " leftpad";
@@ -57,9 +61,12 @@ std::ostream& operator<<(std::ostream& out, const AttentionCase& c) {
 
 flashport::AttentionQuery AttentionCase::query() const {
   return {.target = query_target(),
-          .dtype = dtype_of(type),
+          .dtype = q_fp8 ? flashport::DType::kFp8E4M3 : dtype_of(type),
           .head_dim_qk = dim_qk,
           .head_dim_v = dim_v,
+          .k_format = kv_type ? std::optional(format_of(*kv_type)) : std::nullopt,
+          .v_format = kv_type ? std::optional(format_of(*kv_type)) : std::nullopt,
+          .paged = pages != Pages::kNone,
           .causal = causal,
           .softcap = softcap > 0,
           .alibi = slopes != Slopes::kNone,
@@ -76,8 +83,13 @@ AttentionCall::AttentionCall(const AttentionCase& c) : c_(c) {
   place();
   make_tensors();
   make_options();
-  for (std::optional<Tensor>* tensor : {&q_, &k_, &v_, &cu_seqlens_q_, &cu_seqlens_k_, &seqused_q_, &seqused_k_,
-                                        &leftpad_k_, &slopes_, &sinks_, &bias_, &rng_state_}) {
+  if (c_.scales) make_scales();
+  if (c_.pages != Pages::kNone) make_pages();
+  for (std::optional<Tensor>* tensor :
+       {&q_,          &k_,         &v_,       &cu_seqlens_q_, &cu_seqlens_k_, &seqused_q_,     &seqused_k_,
+        &leftpad_k_,  &slopes_,    &sinks_,   &bias_,         &rng_state_,    &q_scale_,       &k_scale_,
+        &v_scale_,    &k_pages_,   &v_pages_, &block_table_,  &token_table_,  &request_index_, &kv_indptr_,
+        &kv_indices_, &kv_lengths_}) {
     if (*tensor) (*tensor)->upload();
   }
 }
@@ -114,8 +126,8 @@ void AttentionCall::place() {
   k_rows_ += kSpareRows;
 }
 
-Tensor AttentionCall::tensor(std::int64_t rows, std::int64_t heads, std::int64_t dim, std::int64_t first_head,
-                             bool written) const {
+Tensor AttentionCall::tensor(Type type, std::int64_t rows, std::int64_t heads, std::int64_t dim,
+                             std::int64_t first_head, bool written) const {
   const auto batch = static_cast<std::int64_t>(places_.size());
   Shape shape = {batch, rows, heads, dim}, strides = dense_strides(shape);
   std::int64_t offset = 0;
@@ -140,7 +152,7 @@ Tensor AttentionCall::tensor(std::int64_t rows, std::int64_t heads, std::int64_t
     shape.erase(shape.begin());
     strides.erase(strides.begin());
   }
-  return Tensor(c_.type, shape, strides, offset);
+  return Tensor(type, shape, strides, offset);
 }
 
 // Fills tokens [first, first + count) of a sequence. Every tenth is larger, so that running maxima move late.
@@ -151,22 +163,24 @@ void AttentionCall::fill(Tensor& tensor, std::int64_t sequence, std::int64_t fir
                                                                   : 3) +
                 1000 * static_cast<std::uint64_t>(1 + (c_.ids.empty() ? sequence : c_.ids[sequence])));
   const std::int64_t heads = tensor.shape()[tensor.shape().size() - 2], dim = tensor.shape().back();
-  const int bytes = reference::type_bytes(c_.type);
+  const int bytes = reference::type_bytes(tensor.type());
   for (std::int64_t i = 0; i < count; ++i) {
     const double size = random.below(10) == 0 ? spread : 1;
     for (std::int64_t head = 0; head < heads; ++head) {
       unsigned char* at =
           c_.packed ? tensor.address({first + i, head, 0}) : tensor.address({sequence, first + i, head, 0});
-      for (std::int64_t d = 0; d < dim; ++d) reference::write_number(at + d * bytes, c_.type, size * random.normal());
+      for (std::int64_t d = 0; d < dim; ++d)
+        reference::write_number(at + d * bytes, tensor.type(), size * random.normal());
     }
   }
 }
 
 void AttentionCall::make_tensors() {
-  q_.emplace(tensor(q_rows_, c_.q_heads, c_.dim_qk, 0, false));
-  k_.emplace(tensor(k_rows_, c_.kv_heads, c_.dim_qk, c_.q_heads, false));
-  v_.emplace(tensor(k_rows_, c_.kv_heads, c_.dim_v, c_.q_heads + c_.kv_heads, false));
-  out_.emplace(tensor(q_rows_, c_.q_heads, c_.dim_v, 0, true));
+  const Type kv_type = c_.kv_type.value_or(c_.type);
+  q_.emplace(tensor(c_.q_fp8 ? Type::kE4M3 : c_.type, q_rows_, c_.q_heads, c_.dim_qk, 0, false));
+  k_.emplace(tensor(kv_type, k_rows_, c_.kv_heads, c_.dim_qk, c_.q_heads, false));
+  v_.emplace(tensor(kv_type, k_rows_, c_.kv_heads, c_.dim_v, c_.q_heads + c_.kv_heads, false));
+  out_.emplace(tensor(c_.type, q_rows_, c_.q_heads, c_.dim_v, 0, true));
   if (c_.lse) {
     Shape shape = {static_cast<std::int64_t>(places_.size()), c_.q_heads, q_rows_};
     if (c_.packed) shape.erase(shape.begin());
@@ -239,6 +253,84 @@ void AttentionCall::make_options() {
   }
 }
 
+// One for each sequence and kv head, and a broadcast axis.
+void AttentionCall::make_scales() {
+  const auto batch = static_cast<std::int64_t>(places_.size());
+  Random random(seed_of(c_) + 9);
+  for (std::optional<Tensor>* scale : {&q_scale_, &k_scale_, &v_scale_}) {
+    if (scale == &q_scale_ && !c_.q_fp8) continue;
+    scale->emplace(Type::kF32, Shape{batch, c_.kv_heads});
+    (*scale)->for_each([&](const Shape& at) { (*scale)->set(at, 0.5 + random.uniform()); });
+  }
+}
+
+// Copies the keys that sequences have, those before a left pad among them, to pages in random order. All other tokens
+// of the cache are NaN, and so are spare entries of a table no page.
+void AttentionCall::make_pages() {
+  const auto batch = static_cast<std::int64_t>(places_.size());
+  const bool pool = c_.pages == Pages::kTokenTable, heads_first = c_.pages == Pages::kBlockTableHnd;
+  const std::int64_t page_size = pool ? 1 : c_.page_size;
+  std::vector<std::int64_t> lengths, pages, indptr = {0};
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const Place& place = places_[static_cast<std::size_t>(b)];
+    lengths.push_back(place.pad + c_.kv_lens[static_cast<std::size_t>(b)]);
+    pages.push_back((lengths.back() + page_size - 1) / page_size);
+    indptr.push_back(indptr.back() + pages.back());
+  }
+  const std::int64_t all = indptr.back() + 2, most = *std::max_element(pages.begin(), pages.end()) + 1;
+  Random random(seed_of(c_) + 7);
+  const std::vector<std::int64_t> order = random.permutation(all);
+  const auto cache = [&](const Tensor& from) {
+    const std::int64_t dim = from.shape().back();
+    if (pool) return Tensor(from.type(), {all, c_.kv_heads, dim}, dense_strides({all, c_.kv_heads, dim}));
+    const Shape shape = heads_first ? Shape{all, c_.kv_heads, page_size, dim} : Shape{all, page_size, c_.kv_heads, dim};
+    return Tensor(from.type(), shape, dense_strides(shape));
+  };
+  k_pages_.emplace(cache(*k_));
+  v_pages_.emplace(cache(*v_));
+  const auto copy = [&](Tensor& from, Tensor& to, std::int64_t b, std::int64_t token) {
+    const Place& place = places_[static_cast<std::size_t>(b)];
+    const std::int64_t page = order[static_cast<std::size_t>(indptr[static_cast<std::size_t>(b)] + token / page_size)];
+    const std::int64_t offset = token % page_size;
+    for (std::int64_t head = 0; head < c_.kv_heads; ++head) {
+      const Shape row = pool          ? Shape{page, head, 0}
+                        : heads_first ? Shape{page, head, offset, 0}
+                                      : Shape{page, offset, head, 0};
+      const unsigned char* source = c_.packed ? from.address({place.k_first + token, head, 0})
+                                              : from.address({b, place.k_first + token, head, 0});
+      std::copy_n(source, from.shape().back() * reference::type_bytes(from.type()), to.address(row));
+    }
+  };
+  const auto table = [&](std::int64_t rows, std::int64_t extent) {
+    Tensor tensor(Type::kI32, {rows, extent});
+    tensor.for_each([&](const Shape& at) { tensor.set(at, 1 << 30); });
+    return tensor;
+  };
+  const std::vector<std::int64_t> rows = random.permutation(batch);
+  if (c_.pages == Pages::kCsr) {
+    kv_indices_.emplace(int_tensor(order));
+    kv_indptr_.emplace(int_tensor(indptr));
+  } else if (pool) {
+    token_table_.emplace(table(batch, most));
+    request_index_.emplace(int_tensor(rows, Type::kI64));
+  } else {
+    block_table_.emplace(table(batch, most));
+  }
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const auto at = static_cast<std::size_t>(b);
+    for (std::int64_t page = 0; page < pages[at]; ++page) {
+      const auto number = static_cast<double>(order[static_cast<std::size_t>(indptr[at] + page)]);
+      if (token_table_) token_table_->set({rows[at], page}, number);
+      if (block_table_) block_table_->set({b, page}, number);
+    }
+    for (std::int64_t token = places_[at].pad; token < lengths[at]; ++token) {
+      copy(*k_, *k_pages_, b, token);
+      copy(*v_, *v_pages_, b, token);
+    }
+  }
+  kv_lengths_.emplace(int_tensor(lengths));
+}
+
 flashport::AttentionArgs AttentionCall::args() const {
   flashport::AttentionArgs a;
   const auto give = [](std::optional<flashport::TensorView>& to, const std::optional<Tensor>& from) {
@@ -250,7 +342,23 @@ flashport::AttentionArgs AttentionCall::args() const {
   a.out = out_->view();
   give(a.lse, lse_);
   give(a.cu_seqlens_q, cu_seqlens_q_);
-  give(a.cu_seqlens_k, cu_seqlens_k_);
+  if (c_.pages == Pages::kNone) {
+    give(a.cu_seqlens_k, cu_seqlens_k_);
+    give(a.seqused_k, seqused_k_);
+  } else {
+    a.k = k_pages_->view();
+    a.v = v_pages_->view();
+    give(a.block_table, block_table_);
+    give(a.token_table, token_table_);
+    give(a.request_index, request_index_);
+    give(a.kv_indptr, kv_indptr_);
+    give(a.kv_indices, kv_indices_);
+    give(a.seqused_k, kv_lengths_);
+    if (c_.pages == Pages::kBlockTableHnd) a.kv_layout = flashport::KvLayout::kHND;
+  }
+  give(a.q_scale, q_scale_);
+  give(a.k_scale, k_scale_);
+  give(a.v_scale, v_scale_);
   if (c_.packed) {
     a.max_seqlen_q = a.max_seqlen_k = 1;
     for (const Place& place : places_) {
@@ -258,8 +366,8 @@ flashport::AttentionArgs AttentionCall::args() const {
       a.max_seqlen_k = std::max(a.max_seqlen_k, place.k_rows);
     }
   }
+  if (c_.pages != Pages::kNone) a.max_seqlen_k = 0;
   give(a.seqused_q, seqused_q_);
-  give(a.seqused_k, seqused_k_);
   give(a.leftpad_k, leftpad_k_);
   a.softmax_scale = c_.scale;
   a.causal = c_.causal;
@@ -295,6 +403,9 @@ reference::AttentionInputs AttentionCall::inputs() const {
   give(in.alibi_slopes, slopes_);
   give(in.sinks, sinks_);
   give(in.bias, bias_);
+  give(in.q_scale, q_scale_);
+  give(in.k_scale, k_scale_);
+  give(in.v_scale, v_scale_);
   if (rng_state_) {
     in.dropout = {c_.dropout, rng_state_->array().integer({0}), rng_state_->array().integer({1})};
   }
@@ -394,7 +505,12 @@ std::string AttentionCall::check() {
   // A small call has few samples of the largest error.
   const double rounding = ours.size() < 100000 ? output_rounding(exact_out, c_.type) : 0;
   // tanh is good to a few roundings of 1, so that scores are to as many of the softcap.
-  const double of_scores = 4 * 0x1p-24 * c_.softcap;
+  double of_scores = 4 * 0x1p-24 * c_.softcap;
+  if (c_.scales) {  // the product of softmax_scale and two scales is rounded twice
+    double most = 0;
+    for (const double x : exact_lse) most = std::isfinite(x) ? std::max(most, std::fabs(x)) : most;
+    of_scores += 2 * 0x1p-24 * most;
+  }
   const double floor = fp32_floor(exact_out) * (1 + of_scores / (8 * 0x1p-24));
   const Comparison compared = compare(ours, exact_out, plain_out, floor, rounding);
   if (!compared.failure.empty()) return "out: " + compared.failure;

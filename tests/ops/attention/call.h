@@ -21,6 +21,8 @@ namespace flashport_test {
 // an element are aligned to, and the elements of lse lie apart.
 enum class Layout { kDense, kProjection, kHeadsFirst, kGaps, kOdd };
 enum class Slopes { kNone, kOfHeads, kOfSequences };
+// Where keys lie: in tensors of their own, or on pages that a table names in random order.
+enum class Pages { kNone, kBlockTable, kBlockTableHnd, kTokenTable, kCsr };
 enum class Bias { kNone, kFloat, kOwnType, kOfAllHeads, kOfAllSequences };
 
 struct AttentionCase {
@@ -29,6 +31,11 @@ struct AttentionCase {
   std::int64_t dim_qk = 64, dim_v = 64, q_heads = 4, kv_heads = 2;
   std::vector<std::int64_t> q_lens = {113, 113}, kv_lens = {203, 203};  // equal ones unless packed or with lengths
   bool packed = false;
+  Pages pages = Pages::kNone;
+  std::int64_t page_size = 16;                           // tokens of a page, where it has more than one
+  std::optional<reference::Type> kv_type = {};           // of keys and values; default: `type`
+  bool q_fp8 = false;                                    // queries are e4m3 too, and `type` is that of the output
+  bool scales = false;                                   // q_scale (if q_fp8), k_scale and v_scale
   bool used_q = false, used_k = false, leftpad = false;  // tensors have rows before and past those of the sequences
   bool causal = false;
   std::int64_t window_left = -1, window_right = -1;
@@ -82,8 +89,10 @@ class AttentionCall {
   void make_tensors();
   void fill(Tensor& tensor, std::int64_t sequence, std::int64_t first, std::int64_t count, double spread);
   void make_options();
-  [[nodiscard]] Tensor tensor(std::int64_t rows, std::int64_t heads, std::int64_t dim, std::int64_t first_head,
-                              bool written) const;
+  void make_pages();
+  void make_scales();
+  [[nodiscard]] Tensor tensor(reference::Type type, std::int64_t rows, std::int64_t heads, std::int64_t dim,
+                              std::int64_t first_head, bool written) const;
   [[nodiscard]] bool hidden(std::int64_t row, std::int64_t key) const;
   [[nodiscard]] Shape out_index(std::int64_t sequence, std::int64_t row, std::int64_t head) const;
   [[nodiscard]] Shape lse_index(std::int64_t sequence, std::int64_t row, std::int64_t head) const;
@@ -94,7 +103,10 @@ class AttentionCall {
   std::int64_t q_rows_ = 0, k_rows_ = 0;  // of the token axes
   // Tensors have no empty state; those that every call has are optional only until the constructor has made them.
   std::optional<Tensor> q_, k_, v_, out_, lse_, cu_seqlens_q_, cu_seqlens_k_, seqused_q_, seqused_k_, leftpad_k_;
-  std::optional<Tensor> slopes_, sinks_, bias_, rng_state_;
+  std::optional<Tensor> slopes_, sinks_, bias_, rng_state_, q_scale_, k_scale_, v_scale_;
+  // Keys on pages: copies of those of k_ and v_, which then only the oracle reads.
+  std::optional<Tensor> k_pages_, v_pages_, block_table_, token_table_, request_index_, kv_indptr_, kv_indices_;
+  std::optional<Tensor> kv_lengths_;
 };
 
 }  // namespace flashport_test

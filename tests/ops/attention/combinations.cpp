@@ -25,6 +25,8 @@ enum Option {
   kScale,
   kLayout,
   kNoLse,
+  kPages,
+  kFp8,
   kOptions
 };
 using OptionSet = std::vector<Option>;
@@ -33,6 +35,7 @@ bool has(const OptionSet& options, Option option) { return std::ranges::find(opt
 
 // A bias is of dense sequences that use all of their rows.
 bool goes_together(const OptionSet& options, bool packed) {
+  if (has(options, kPages) && (has(options, kBias) || has(options, kUsedK))) return false;
   if (!has(options, kBias)) return true;
   return !packed && !has(options, kUsedQ) && !has(options, kUsedK) && !has(options, kLeftpad);
 }
@@ -87,6 +90,15 @@ void set(AttentionCase& c, Option option, Random& random) {
     case kScale: c.scale = one_of(random, std::array{0.3, -0.2, 0.0}); return;
     case kLayout: c.layout = static_cast<Layout>(1 + random.below(4)); return;
     case kNoLse: c.lse = false; return;
+    case kPages:
+      c.pages = static_cast<Pages>(1 + random.below(4));
+      c.page_size = one_of(random, std::array<std::int64_t, 6>{1, 5, 16, 64, 128, 300});
+      return;
+    case kFp8:
+      c.kv_type = Type::kE4M3;
+      c.q_fp8 = c.type != Type::kF32 && random.below(2) == 0;
+      c.scales = random.below(3) > 0;
+      return;
     case kOptions: return;
   }
 }
@@ -123,6 +135,7 @@ std::vector<AttentionCase> attention_combinations(int most, int rounds, std::uin
         for (const Option option : options) set(c, option, random);
         choose_lengths(c, random);
         if (c.layout == Layout::kProjection) c.dim_v = c.dim_qk;
+        if (c.kv_type && c.layout == Layout::kOdd) c.layout = Layout::kGaps;  // rows of bytes begin at even addresses
         cases.push_back(c);
       }
     }

@@ -498,7 +498,7 @@ def test_a_schedule_of_attention_is_explained():
         ({"causal": 1}, TypeError, "causal must be True or False, got int"),
         ({"bias": None}, TypeError, "bias must be True or False, got NoneType"),
         ({"head_dim": 1024}, NotImplementedError, "head_dim must be a multiple of 8 from 16 to 512, got 1024"),
-        ({"dtype": "int32"}, NotImplementedError, "q must be float16, bfloat16 or float32, got int32"),
+        ({"dtype": "int32"}, NotImplementedError, "q must be float16, bfloat16, float32 or float8_e4m3fn, got int32"),
         (
             {"max_kv_len": 5},
             TypeError,

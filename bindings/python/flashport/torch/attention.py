@@ -16,11 +16,15 @@ from flashport.torch.library import check_boolean, check_number, check_window, r
 
 _INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt? max_seqlen_q, "
-    "SymInt? max_seqlen_k, Tensor? seqused_q, Tensor? seqused_k, Tensor? leftpad_k, float? softmax_scale, bool causal, "
-    "SymInt window_left, SymInt window_right, float softcap, Tensor? alibi_slopes, Tensor? sinks, Tensor? bias, "
-    "float dropout_p, Tensor? rng_state, SymInt? num_splits"
+    "SymInt? max_seqlen_k, Tensor? seqused_q, Tensor? seqused_k, Tensor? leftpad_k, Tensor? block_table, Tensor? token_table, "
+    "Tensor? request_index, Tensor? kv_indptr, Tensor? kv_indices, Tensor? kv_last_page_len, str kv_layout, "
+    "float? softmax_scale, bool causal, SymInt window_left, SymInt window_right, float softcap, Tensor? alibi_slopes, "
+    "Tensor? sinks, Tensor? bias, float dropout_p, Tensor? rng_state, Tensor? q_scale, Tensor? k_scale, "
+    "Tensor? v_scale, str? k_format, str? v_format, SymInt? num_splits"
 )
-_WINDOW = 12  # where it is among the inputs
+_NAMES = [one.split()[-1] for one in _INPUTS.split(", ")]
+_WINDOW, _V_FORMAT = _NAMES.index("window_left"), _NAMES.index("v_format")
+_BLOCKS = _core.kv_format_blocks()
 
 
 def _inputs(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -38,7 +42,10 @@ def _fake(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
     q, v, packed, return_lse = arguments[0], arguments[2], arguments[3] is not None, arguments[-1]
     *batch, tokens, heads, _ = q.shape
     lse_shape = (0,) if not return_lse else (heads, tokens) if packed else (*batch, heads, tokens)
-    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(lse_shape, dtype=torch.float32)
+    values, elements = _BLOCKS.get(arguments[_V_FORMAT], (1, 1))  # of another name the kernel says so
+    dtype = torch.bfloat16 if q.element_size() == 1 else q.dtype
+    out = q.new_empty((*q.shape[:-1], v.shape[-1] // elements * values), dtype=dtype)
+    return out, q.new_empty(lse_shape, dtype=torch.float32)
 
 
 def _out_kernel(*arguments: Any) -> None:
