@@ -144,8 +144,9 @@ def attention(
             :func:`flashport.flash_decode` takes them; of q's type, or as ``k_format`` says.
         v: As ``k`` with DV in place of D.
         cu_seqlens_q: (B + 1) int32, first row of each sequence in a packed ``q``, and the end of the last one; needs
-            ``max_seqlen_q``, and unless keys are (B, Sk, Hkv, D) or on pages ``cu_seqlens_k``. Rows past the last offset are no sequence's: their rows of ``out`` and
-            ``lse`` are not written, and of new arrays hold anything.
+            ``max_seqlen_q``, and unless keys are (B, Sk, Hkv, D) or on pages ``cu_seqlens_k``. Rows past the last
+            offset are no sequence's: their rows of ``out`` and ``lse`` are not written, and of new arrays hold
+            anything.
         cu_seqlens_k: (B + 1) int32, the same for ``k`` and ``v``.
         max_seqlen_q: With ``cu_seqlens_q``: no sequence has more queries.
         max_seqlen_k: With ``cu_seqlens_k``: no sequence has more keys.
@@ -173,8 +174,8 @@ def attention(
         k_format, v_format: What ``k`` and ``v`` store, as in :func:`flashport.flash_decode`; default the own format of
             their element type.
         num_splits: None, or 1, which is the same here; other counts are refused.
-        out: As ``q`` with DV in place of D, of q's type, for fp8 bf16 or fp16; written. Default: a new array like ``q``,
-            for fp8 of bf16.
+        out: As ``q`` with DV in place of D, of q's type, for fp8 bf16 or fp16; written. Default: a new array like
+            ``q``, for fp8 of bf16.
         lse: (B, Hq, Sq) fp32, or (Hq, Tq) of packed sequences; written. Where given, ``return_lse`` is implied.
         return_lse: Also return the lse.
         workspace: uint8 of at least :func:`attention_workspace_size` bytes, aligned to 16, zero before its first use,

@@ -197,7 +197,8 @@ def supports(operation: Operation, **options: Any) -> Support:
             ``gk``, ``gv``, ``beta``, ``allow_neg_eigval``, rates of columns, no ``dt_bias``, final states.
 
             "attention": ``dtype`` of q ("bfloat16"); ``head_dim``; ``head_dim_v``, default as ``head_dim``;
-            ``k_format`` and ``v_format`` as above; ``paged``, whether keys lie on pages (False); ``causal`` (False); ``softcap``, ``alibi``, ``bias`` and ``dropout``, whether the call has each (False).
+            ``k_format`` and ``v_format`` as above; ``paged``, whether keys lie on pages (False); ``causal`` (False);
+            ``softcap``, ``alibi``, ``bias`` and ``dropout``, whether the call has each (False).
 
     Returns:
         An object that is true in a condition if the call is served; its ``reason`` says why not.

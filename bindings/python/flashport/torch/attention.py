@@ -16,7 +16,8 @@ from flashport.torch.library import check_boolean, check_number, check_window, r
 
 _INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt? max_seqlen_q, "
-    "SymInt? max_seqlen_k, Tensor? seqused_q, Tensor? seqused_k, Tensor? leftpad_k, Tensor? block_table, Tensor? token_table, "
+    "SymInt? max_seqlen_k, Tensor? seqused_q, Tensor? seqused_k, Tensor? leftpad_k, Tensor? block_table, "
+    "Tensor? token_table, "
     "Tensor? request_index, Tensor? kv_indptr, Tensor? kv_indices, Tensor? kv_last_page_len, str kv_layout, "
     "float? softmax_scale, bool causal, SymInt window_left, SymInt window_right, float softcap, Tensor? alibi_slopes, "
     "Tensor? sinks, Tensor? bias, float dropout_p, Tensor? rng_state, Tensor? q_scale, Tensor? k_scale, "
