@@ -41,6 +41,8 @@ class Case:
     causal: bool = False
     options: tuple[tuple[str, Any], ...] = field(default=())
     packed: bool = False
+    pages: int = 0  # keys lie on pages of so many tokens, in random order
+    fp8: str = ""  # which of q, k and v are e4m3: "kv" or "qkv"
     bar: float | None = None
     against: str = ""
     of_time: bool = False
@@ -54,6 +56,7 @@ class Case:
         )
         dims = f"D{self.dim}" + (f"/{self.dim_v}" if self.dim_v else "")
         options = "".join(f", {key} {value}" for key, value in self.options)
+        options += f", pages of {self.pages}" * bool(self.pages) + f", fp8 {self.fp8}" * bool(self.fp8)
         return f"{size}, {self.q_heads}/{self.kv_heads} {dims} {'causal' if self.causal else 'full'}{options}"
 
     @property
@@ -78,6 +81,24 @@ def cases() -> list[Case]:
     rows.append(Case(4, 4096, 4096, dim=192, dim_v=128, causal=True, bar=0.85, against=dense))
     rows.append(Case(1, 0, 0, causal=True, packed=True, bar=0.90, against=dense))
     rows += [Case(8, 128, 65536, bar=0.75, against=long), Case(1, 512, 32768, against=long)]
+    rows += [Case(n, 128, 65536, against=long) for n in (1, 2, 4)]
+    for size, bar in ((1, 0.60), (16, 0.88), (64, 0.88), (256, 0.88)):
+        rows.append(Case(4, 4096, 4096, causal=True, pages=size, bar=bar, against=dense))
+    for dim, heads in ((64, (32, 8)), (256, (16, 4))):
+        rows += [
+            Case(
+                4,
+                4096,
+                4096,
+                *heads,
+                dim,
+                causal=True,
+                pages=16,
+                against=Case(4, 4096, 4096, *heads, dim, causal=True).name,
+            )
+        ]
+    rows += [Case(1, 16384, 16384, fp8=which, against=long) for which in ("qkv", "kv")]
+    rows.append(Case(4, 4096, 4096, causal=True, pages=16, fp8="kv", against=dense))
     whole = Case(1, 16384, 16384, causal=True).name
     rows.append(
         Case(1, 16384, 16384, causal=True, options=(("window", (1023, -1)),), bar=0.20, against=whole, of_time=True)
@@ -118,6 +139,15 @@ def inputs(torch: Any, case: Case, device: str) -> tuple[Any, Any, Any, dict[str
         offsets = torch.tensor([0, *PACKED], device=device).cumsum(0).int()
         options |= {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets, "max_seqlen_q": max(PACKED)}
         options["max_seqlen_k"] = max(PACKED)
+    if case.pages:
+        count = case.kv_len // case.pages
+        table = torch.randperm(case.batch * count, device=device).int().view(case.batch, count)
+        for name in "kv":
+            rows = (k if name == "k" else v).view(case.batch * count, case.pages, case.kv_heads, -1)
+            pages = torch.empty_like(rows)
+            pages[table.flatten().long()] = rows
+            options[f"{name}_pages"] = pages
+        options |= {"block_table": table, "seqused_k": torch.full((case.batch,), case.kv_len, device=device).int()}
     for key, value in case.options:
         if key == "alibi":
             options["alibi_slopes"] = torch.rand(case.q_heads, device=device)
@@ -146,7 +176,7 @@ def error_of(torch: Any, case: Case, out: Any, q: Any, k: Any, v: Any) -> float:
 
 def peers(torch: Any, case: Case, q: Any, k: Any, v: Any) -> dict[str, Any]:
     """SDPA by cuDNN and by flash, where they take the case."""
-    if case.packed or case.options or case.q_len != case.kv_len or case.dim_v:
+    if case.packed or case.options or case.pages or case.fp8 or case.q_len != case.kv_len or case.dim_v:
         return {}
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -168,15 +198,19 @@ def measure(torch: Any, case: Case, device: str, rounds: int) -> dict[str, Any]:
     """One row."""
     q, k, v, options = inputs(torch, case, device)
     out = torch.empty(*q.shape[:-1], v.shape[-1], device=device, dtype=q.dtype)
-    flashport.attention(q, k, v, out=out, **options)
-    checked = not case.options or case.options[0][0] == "window"
+    ours = {"q": q, "k": options.pop("k_pages", k), "v": options.pop("v_pages", v), "out": out, **options}
+    for name in case.fp8:
+        ours[name] = ours[name].to(torch.float8_e4m3fn)
+    flashport.attention(**ours)
+    plain = not case.options or case.options[0][0] == "window"
+    checked = plain and not case.fp8
     error = error_of(torch, case, out, q, k, v) if checked else None
     row = harness.Row(case.name, case.name, bytes=1 << 30)
     harness.measure(
         row,
         torch,
         device,
-        lambda: flashport.attention(q, k, v, out=out, **options),
+        lambda: flashport.attention(**ours),
         peers(torch, case, q, k, v),
         rounds,
         read=False,

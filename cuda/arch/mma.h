@@ -54,6 +54,12 @@ FLASHPORT_DEVICE void copy_async(unsigned to, const void* from, NoPolicy) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
+// The first `count` of 16 bytes, and zeros after them.
+FLASHPORT_DEVICE void copy_async_some(void* to, const void* from, int count) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(count)
+               : "memory");
+}
+
 // mbarriers: a phase completes when all threads have arrived.
 FLASHPORT_DEVICE void mbarrier_init(std::uint64_t* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");

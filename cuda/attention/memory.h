@@ -12,7 +12,7 @@
 namespace flashport::FLASHPORT_TARGET::attention {
 
 inline constexpr int kWarpgroup = 128;
-inline constexpr int kWorkStages = 2, kQueryStages = 1;
+inline constexpr int kWorkStages = 3, kQueryStages = 1;
 
 constexpr int panels_of(int columns) { return (columns + kPanelColumns - 1) / kPanelColumns; }
 constexpr int consumer_groups(const AttentionTuning& tuning) { return tuning.rows / 64 * tuning.slices; }
@@ -47,13 +47,13 @@ struct AttentionMemory {
   WorkTile work[kWorkStages];  // seq -1: there are no more
   Barriers work_barriers[kWorkStages], query_barriers[kQueryStages];
   Barriers key_barriers[kTuning.stages], value_barriers[kTuning.stages];
-  Barriers row_barriers;  // by which the lane that brings boxes hands a stage to the warp that brings rows
+  Barriers row_barriers;  // by which the lane that brings boxes hands a stage to the warp that brings rows of values
   unsigned flag;
 
   // One thread; a barrier of the block follows.
   FLASHPORT_DEVICE void init() {
     constexpr int kConsumers = consumer_threads(kCfg) / kWaveSize;
-    for (auto& barriers : work_barriers) barriers.init(1, kConsumers + 2);
+    for (auto& barriers : work_barriers) barriers.init(1, kConsumers + 3);
     query_barriers[0].init(1, kConsumers);
     for (auto& barriers : key_barriers) barriers.init(1, kConsumers);
     for (auto& barriers : value_barriers) barriers.init(1, kConsumers);
@@ -68,11 +68,10 @@ class WorkTiles {
  public:
   FLASHPORT_DEVICE explicit WorkTiles(AttentionMemory<kCfg>& memory) : memory_(memory) {}
 
-  // The next one; false: there are no more.
-  FLASHPORT_DEVICE bool receive(WorkTile& work) {
+  // The next one, in shared memory; seq -1: there are no more.
+  FLASHPORT_DEVICE const WorkTile& receive() {
     mbarrier_wait(&memory_.work_barriers[pipe_.stage].full, pipe_.phase);
-    work = memory_.work[pipe_.stage];
-    return work.seq >= 0;
+    return memory_.work[pipe_.stage];
   }
   // After its last use in shared memory.
   FLASHPORT_DEVICE void release() {

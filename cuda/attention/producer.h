@@ -1,9 +1,9 @@
-// The producer warps: one takes work tiles, two bring their queries, keys and values to shared memory.
+// The producer warps: one takes work tiles, three bring their queries, keys and values to shared memory.
 //
-// TMA brings whole boxes. The last values of a sequence come by cp.async with zeros after them, where the tensor has
-// other rows there: TMA would bring those, and 0 times NaN is NaN. Rows of keys and queries that are not the sequence's
-// own do no harm: their scores are hidden, their outputs not stored. Tensors that TMA cannot read (rows that are not
-// aligned to 16 bytes) come by copies of elements.
+// TMA brings whole boxes. Keys and values on pages, of fewer bits, or that are not aligned to 16 bytes come by rows
+// (row_copies.h), a warp for each of both. So do the last values of a sequence, with zeros after them, where the tensor
+// has other rows there: TMA would bring those, and 0 times NaN is NaN. Rows of keys and queries that are not the
+// sequence's own do no harm: their scores are hidden, their outputs not stored.
 //
 // With two stages the time from an empty stage to the next copy into it is part of the loop's: so one lane alone brings
 // boxes, and has nothing to decide. Warps that produce have few registers, because those that consume have many: so
@@ -11,7 +11,7 @@
 #pragma once
 
 #include "common/device/attention/tile_scheduler.h"
-#include "cuda/attention/memory.h"
+#include "cuda/attention/row_copies.h"
 
 namespace flashport::FLASHPORT_TARGET::attention {
 
@@ -46,11 +46,11 @@ FLASHPORT_DEVICE void send_work_tiles(const AttentionParams& p, const Block& blo
   send(none);
 }
 
-// Which copies of a work tile are boxes. Copies are numbered: the first keys, whose stage is free sooner than that of
-// the queries; the queries; then the keys of each tile before the values of the tile before it.
+// What there is to copy for a work tile.
 struct Copies {
   KeyTiles range;
-  int tiles, boxes, all;
+  int tiles;
+  bool last_by_rows;  // the last values, where all others come by boxes
 };
 template <AttentionConfig kCfg>
 FLASHPORT_DEVICE Copies copies_of(const AttentionParams& p, const WorkTile& work) {
@@ -58,11 +58,14 @@ FLASHPORT_DEVICE Copies copies_of(const AttentionParams& p, const WorkTile& work
   Copies copies;
   copies.range = key_tiles<kKeys>(p, work, kCfg.tuning.rows);
   copies.tiles = maximum(copies.range.end - copies.range.begin, 0);
-  copies.all = copies.tiles > 0 ? 2 * copies.tiles + 1 : 0;
   const std::int64_t extent = p.cu_seqlens_k != nullptr ? p.total_k : p.kv_len;
-  const bool stops_early = copies.range.end * kKeys > work.kv_len && work.k_begin + work.kv_len < extent;
-  copies.boxes = p.has_maps == 0 ? 0 : stops_early ? copies.all - 1 : copies.all;
+  copies.last_by_rows = copies.range.end * kKeys > work.kv_len && work.k_begin + work.kv_len < extent;
   return copies;
+}
+
+template <int kCount>
+FLASHPORT_DEVICE void await_empty(Barriers (&barriers)[kCount], int copy) {
+  mbarrier_wait(&barriers[copy % kCount].empty, static_cast<unsigned>(copy / kCount) & 1 ^ 1);
 }
 
 // The lane that brings boxes.
@@ -76,26 +79,29 @@ class BoxProducer {
 
   FLASHPORT_DEVICE void bring(const WorkTile& work) {
     const Copies copies = copies_of<kCfg>(p_, work);
-    if (copies.boxes > 0) {
-      const int seq = p_.cu_seqlens_q == nullptr ? work.seq : 0, kv_head = work.head / p_.group_size;
-      const int first_key = static_cast<int>(work.k_begin) + copies.range.begin * kKeys;
-      const auto keys = [&](int i) {
-        bring_box(memory_.keys, memory_.key_barriers, tiles_ + i, p_.k_map, first_key + i * kKeys, kv_head, seq);
-      };
-      keys(0);
+    if (copies.tiles == 0) return;
+    const int kv_seq = p_.cu_seqlens_k == nullptr ? work.seq : 0, kv_head = work.head / p_.group_size;
+    const int first_key = static_cast<int>(work.k_begin) + copies.range.begin * kKeys;
+    const auto keys = [&](int i) {
+      bring_box(memory_.keys, memory_.key_barriers, tiles_ + i, p_.k_map, first_key + i * kKeys, kv_head, kv_seq);
+    };
+    // The stage of the first keys is free sooner than that of the queries.
+    if (p_.has_kv_maps != 0) keys(0);
+    if (p_.has_q_map != 0) {
       bring_box(memory_.queries, memory_.query_barriers, queries_, p_.q_map,
-                static_cast<int>(work.q_begin) + work.first_row, work.head, seq);
+                static_cast<int>(work.q_begin) + work.first_row, work.head, p_.cu_seqlens_q == nullptr ? work.seq : 0);
+    }
+    queries_ += 1;
+    if (p_.has_kv_maps == 0) return;
 #pragma unroll 1
-      for (int i = 0; i < copies.tiles; ++i) {
-        if (i + 1 < copies.tiles) keys(i + 1);
-        if (2 * i + 3 > copies.boxes) {
-          hand_over(tiles_ + i);
-        } else {
-          bring_box(memory_.values, memory_.value_barriers, tiles_ + i, p_.v_map, first_key + i * kKeys, kv_head, seq);
-        }
+    for (int i = 0; i < copies.tiles; ++i) {
+      if (i + 1 < copies.tiles) keys(i + 1);
+      if (i + 1 == copies.tiles && copies.last_by_rows) {
+        hand_over(tiles_ + i);
+      } else {
+        bring_box(memory_.values, memory_.value_barriers, tiles_ + i, p_.v_map, first_key + i * kKeys, kv_head, kv_seq);
       }
     }
-    queries_ += copies.tiles > 0 ? 1 : 0;
     tiles_ += copies.tiles;
   }
 
@@ -106,11 +112,6 @@ class BoxProducer {
     mbarrier_wait(&memory_.row_barriers.empty, row_phase_ ^ 1);
     row_phase_ ^= 1;
     mbarrier_arrive(&memory_.row_barriers.full);
-  }
-
-  template <int kCount>
-  FLASHPORT_DEVICE static void await_empty(Barriers (&barriers)[kCount], int copy) {
-    mbarrier_wait(&barriers[copy % kCount].empty, static_cast<unsigned>(copy / kCount) & 1 ^ 1);
   }
 
   // Copy number `copy` of its kind.
@@ -132,11 +133,13 @@ class BoxProducer {
   unsigned row_phase_ = 0;
 };
 
-// The warp that brings what is no box, with zeros after the rows of the sequence.
-template <AttentionConfig kCfg>
+// A warp that brings rows: those of keys, and of queries that are no boxes; or those of values.
+template <AttentionConfig kCfg, bool kOfValues>
 class RowProducer {
   using Memory = AttentionMemory<kCfg>;
-  static constexpr int kKeys = kCfg.tuning.keys, kRows = kCfg.tuning.rows;
+  static constexpr MathType kMath = kCfg.shape.math;
+  static constexpr bool kWidens = has(kCfg.shape.sources, KeySources::kBytes);
+  static constexpr int kKeys = kCfg.tuning.keys, kRows = kCfg.tuning.rows, kStages = kCfg.tuning.stages;
 
  public:
   FLASHPORT_DEVICE RowProducer(const AttentionParams& p, const Block& block, Memory& memory)
@@ -144,66 +147,81 @@ class RowProducer {
 
   FLASHPORT_DEVICE void bring(const WorkTile& work) {
     const Copies copies = copies_of<kCfg>(p_, work);
+    if (copies.tiles == 0) return;
+    const bool by_rows = p_.has_kv_maps == 0;
+    if constexpr (kOfValues) {
+      if (by_rows) {
 #pragma unroll 1
-    for (int copy = copies.boxes; copy < copies.all; ++copy) {
-      const bool of_keys = copy == 0 || (copy % 2 == 0 && copy < 2 * copies.tiles);
-      const Part part = copy == 1 ? kQueries : of_keys ? kKeysOf : kValuesOf;
-      const int tile = copy == 2 * copies.tiles ? copies.tiles - 1 : of_keys ? copy / 2 : copy / 2 - 1;
-      copy_rows(work, part, copies.range.begin + tile, part == kQueries ? queries_ : tiles_ + tile);
+        for (int i = 0; i < copies.tiles; ++i) {
+          await_empty(memory_.value_barriers, tiles_ + i);
+          bring_keys(work, copies.range.begin + i, tiles_ + i);
+        }
+      } else if (copies.last_by_rows) {
+        // A barrier's phases must be waited for one by one: the lane that brings boxes does that for all values.
+        mbarrier_wait(&memory_.row_barriers.full, row_phase_);
+        __syncwarp();
+        row_phase_ ^= 1;
+        if (lane_ == 0) mbarrier_arrive(&memory_.row_barriers.empty);
+        bring_keys(work, copies.range.end - 1, tiles_ + copies.tiles - 1);
+      }
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < copies.tiles; ++i) {
+        if (by_rows) {
+          await_empty(memory_.key_barriers, tiles_ + i);
+          bring_keys(work, copies.range.begin + i, tiles_ + i);
+        }
+        if (i == 0 && p_.has_q_map == 0) bring_queries(work);
+        if (!by_rows) break;
+      }
+      queries_ += 1;
     }
-    queries_ += copies.tiles > 0 ? 1 : 0;
     tiles_ += copies.tiles;
   }
 
  private:
-  enum Part { kKeysOf, kValuesOf, kQueries };
-
-  // Copy number `copy` of its kind.
-  FLASHPORT_DEVICE void copy_rows(const WorkTile& work, Part part, int tile, int copy) {
-    const bool of_queries = part == kQueries;
-    const StridedRows& from = of_queries ? p_.q : part == kKeysOf ? p_.k : p_.v;
-    const int columns = part == kValuesOf ? p_.head_dim_v : p_.head_dim_qk;
-    const int head = of_queries ? work.head : work.head / p_.group_size;
-    const std::int64_t first = of_queries ? work.q_begin + work.first_row : work.k_begin + tile * kKeys;
-    const int tile_rows = of_queries ? kRows : kKeys;
-    const int rows = minimum(of_queries ? work.q_len - work.first_row : work.kv_len - tile * kKeys, tile_rows);
-    const int panels = part == kValuesOf ? panels_of(kCfg.shape.head_dim_v) : panels_of(kCfg.shape.head_dim_qk);
-    const int stages = of_queries ? kQueryStages : kCfg.tuning.stages;
-    const int stage = copy % stages;
-    Barriers* barriers = part == kQueries  ? memory_.query_barriers + stage
-                         : part == kKeysOf ? memory_.key_barriers + stage
-                                           : memory_.value_barriers + stage;
-    unsigned char* to = part == kQueries  ? memory_.queries[stage].x[0]
-                        : part == kKeysOf ? memory_.keys[stage].x[0]
-                                          : memory_.values[stage].x[0];
-    // A barrier's phases must be waited for one by one: where boxes come too, their lane does that for all copies.
-    if (p_.has_maps != 0) {
-      mbarrier_wait(&memory_.row_barriers.full, row_phase_);
-      __syncwarp();
-      row_phase_ ^= 1;
-      if (lane_ == 0) mbarrier_arrive(&memory_.row_barriers.empty);
+  // Copy number `copy` of keys or of values.
+  FLASHPORT_DEVICE void bring_keys(const WorkTile& work, int tile, int copy) {
+    constexpr int kPanels = panels_of(kOfValues ? kCfg.shape.head_dim_v : kCfg.shape.head_dim_qk);
+    const CacheParams& cache = kOfValues ? p_.cache.v : p_.cache.k;
+    const KvFormat format = kOfValues ? p_.v_format : p_.k_format;
+    const auto row_at = [&](int row) {
+      const int key = tile * kKeys + row;
+      const kv::TokenCoord at = kv::token_coord(p_.cache, kv::page_list(p_.cache, work.seq), work.seq,
+                                                static_cast<int>(work.k_begin) + key, key < work.kv_len);
+      return kv::row_offset(cache, at, work.head / p_.group_size);
+    };
+    Barriers& barriers = (kOfValues ? memory_.value_barriers : memory_.key_barriers)[copy % kStages];
+    unsigned char* to = nullptr;
+    if constexpr (kOfValues) {
+      to = memory_.values[copy % kStages].x[0];
     } else {
-      mbarrier_wait(&barriers->empty, static_cast<unsigned>(copy / stages) & 1 ^ 1);
+      to = memory_.keys[copy % kStages].x[0];
     }
-    const auto* data = static_cast<const std::uint16_t*>(from.data) + work.seq * from.stride_seq +
-                       first * from.stride_token + head * from.stride_head;
-#pragma unroll 1
-    for (int i = lane_; i < tile_rows * panels * 8; i += kWaveSize) {
-      const int row = i / (panels * 8), vector = i % (panels * 8);
-      const bool valid = row < rows && vector * 8 < columns;
-      const auto* source = data + (valid ? row * from.stride_token + vector * 8 : 0);
-      unsigned char* at = to + vector / 8 * tile_rows * 128 + 2 * swizzled_offset(row, vector % 8);
-      if (p_.has_maps != 0) {
-        copy_async<16>(at, source, valid);
-      } else {
-#pragma unroll 1
-        for (int j = 0; j < 8; ++j) reinterpret_cast<std::uint16_t*>(at)[j] = valid ? source[j] : 0;
-      }
-    }
-    await_copies();
-    fence_async_proxy();
-    __syncwarp();
-    if (lane_ == 0) mbarrier_arrive(&barriers->full);
+    const Stored stored = kWidens && format == KvFormat::kFp8E4M3 ? Stored::kFp8 : Stored::kOwn;
+    RowCopies<kMath, kWidens, kPanels, kKeys>(to, lane_).copy(cache.data, kOfValues ? p_.head_dim_v : p_.head_dim_qk,
+                                                              stored, cache.copy_unit == 16, row_at);
+    if (lane_ == 0) mbarrier_arrive(&barriers.full);
+  }
+
+  FLASHPORT_DEVICE void bring_queries(const WorkTile& work) {
+    await_empty(memory_.query_barriers, queries_);
+    constexpr DType kOwn = kMath == MathType::kBf16 ? DType::kBFloat16 : DType::kFloat16;
+    const Stored stored = !kWidens || p_.q.dtype == kOwn  ? Stored::kOwn
+                          : p_.q.dtype == DType::kFp8E4M3 ? Stored::kFp8
+                                                          : Stored::kBf16;
+    const int bytes = stored == Stored::kFp8 ? 1 : 2;
+    const auto row_at = [&](int row) {
+      const std::int64_t at = work.seq * p_.q.stride_seq + (work.q_begin + work.first_row + row) * p_.q.stride_token +
+                              work.head * p_.q.stride_head;
+      return work.first_row + row < work.q_len ? at * bytes : std::int64_t{-1};
+    };
+    const auto alignment = reinterpret_cast<std::uintptr_t>(p_.q.data) |
+                           static_cast<std::uintptr_t>((p_.q.stride_seq | p_.q.stride_token | p_.q.stride_head) * bytes);
+    const bool aligned = alignment % 16 == 0;
+    RowCopies<kMath, kWidens, panels_of(kCfg.shape.head_dim_qk), kRows>(memory_.queries[0].x[0], lane_)
+        .copy(p_.q.data, p_.head_dim_qk, stored, aligned, row_at);
+    if (lane_ == 0) mbarrier_arrive(&memory_.query_barriers[0].full);
   }
 
   const AttentionParams& p_;
@@ -218,8 +236,9 @@ template <AttentionConfig kCfg>
 FLASHPORT_DEVICE void produce(const AttentionParams& p, const Block& block, AttentionMemory<kCfg>& memory) {
   const auto for_each_work_tile = [&](auto& producer, bool works) {
     WorkTiles<kCfg> tiles(memory);
-    WorkTile work;
-    while (tiles.receive(work)) {
+    while (true) {
+      const WorkTile& work = tiles.receive();
+      if (work.seq < 0) break;
       if (works) producer.bring(work);
       tiles.release();
     }
@@ -230,8 +249,11 @@ FLASHPORT_DEVICE void produce(const AttentionParams& p, const Block& block, Atte
     BoxProducer<kCfg> boxes(p, memory);
     for_each_work_tile(boxes, block.lane() == 0);
   } else if (block.wave() == 2) {
-    RowProducer<kCfg> rows(p, block, memory);
-    for_each_work_tile(rows, true);
+    RowProducer<kCfg, false> keys(p, block, memory);
+    for_each_work_tile(keys, p.has_q_map == 0 || p.has_kv_maps == 0);
+  } else {
+    RowProducer<kCfg, true> values(p, block, memory);
+    for_each_work_tile(values, true);
   }
 }
 

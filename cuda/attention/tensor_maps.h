@@ -14,27 +14,41 @@ inline cuda_runtime::BoxedTensor boxed(const StridedRows& rows, int columns, std
           {2 * rows.stride_token, 2 * rows.stride_head, 2 * rows.stride_seq},
           box_rows};
 }
+inline cuda_runtime::BoxedTensor boxed(const CacheParams& cache, int columns, std::int64_t tokens, int heads,
+                                       std::int64_t sequences, int box_rows) {
+  return {cache.data,
+          {columns, tokens, heads, sequences},
+          {cache.token_stride, cache.head_stride, cache.page_stride},
+          box_rows};
+}
 
-// A KernelEntry::prepare. has_maps stays 0 where TMA cannot read all three tensors.
-template <int kRows, int kKeys>
+// A KernelEntry::prepare. The flags say which maps there are: of rows of the math type that TMA can read, keys and
+// values not on pages.
+template <MathType kMath, int kRows, int kKeys>
 const char* encode_maps(void* params) {
   AttentionParams& p = *static_cast<AttentionParams*>(params);
-  p.has_maps = 0;
+  constexpr bool kIsHalf = kMath == MathType::kFp16;
+  constexpr DType kDType = kIsHalf ? DType::kFloat16 : DType::kBFloat16;
+  constexpr KvFormat kFormat = kIsHalf ? KvFormat::kFp16 : KvFormat::kBf16;
+  p.has_q_map = p.has_kv_maps = 0;
   if (p.total_q == 0 || p.total_k == 0) return nullptr;
-  const bool packed = p.cu_seqlens_q != nullptr;
-  const std::int64_t sequences = packed ? 1 : p.batch;
-  const std::int64_t queries = packed ? p.total_q : p.q_len, keys = packed ? p.total_k : p.kv_len;
-  const cuda_runtime::BoxedTensor tensors[3] = {boxed(p.q, p.head_dim_qk, queries, p.num_q_heads, sequences, kRows),
-                                                boxed(p.k, p.head_dim_qk, keys, p.num_kv_heads, sequences, kKeys),
-                                                boxed(p.v, p.head_dim_v, keys, p.num_kv_heads, sequences, kKeys)};
-  TensorMap* maps[3] = {&p.q_map, &p.k_map, &p.v_map};
-  bool all_readable = true;
-  for (int i = 0; i < 3; ++i) {
+  if (p.q.dtype == kDType) {
+    const bool packed = p.cu_seqlens_q != nullptr;
+    const std::int64_t tokens = packed ? p.total_q : p.q_len;
+    const cuda_runtime::BoxedTensor q = boxed(p.q, p.head_dim_qk, tokens, p.num_q_heads, packed ? 1 : p.batch, kRows);
     bool readable = false;
-    if (const char* error = cuda_runtime::encode_map(tensors[i], *maps[i], readable)) return error;
-    all_readable = all_readable && readable;
+    if (const char* error = cuda_runtime::encode_map(q, p.q_map, readable)) return error;
+    p.has_q_map = readable ? 1 : 0;
   }
-  p.has_maps = all_readable ? 1 : 0;
+  if (p.cache.table != nullptr || p.k_format != kFormat || p.v_format != kFormat) return nullptr;
+  const bool packed = p.cu_seqlens_k != nullptr;
+  const std::int64_t tokens = packed ? p.total_k : p.kv_len, sequences = packed ? 1 : p.batch;
+  bool k_readable = false, v_readable = false;
+  const cuda_runtime::BoxedTensor k = boxed(p.cache.k, p.head_dim_qk, tokens, p.num_kv_heads, sequences, kKeys);
+  if (const char* error = cuda_runtime::encode_map(k, p.k_map, k_readable)) return error;
+  const cuda_runtime::BoxedTensor v = boxed(p.cache.v, p.head_dim_v, tokens, p.num_kv_heads, sequences, kKeys);
+  if (const char* error = cuda_runtime::encode_map(v, p.v_map, v_readable)) return error;
+  p.has_kv_maps = k_readable && v_readable ? 1 : 0;
   return nullptr;
 }
 

@@ -155,7 +155,8 @@ class AttentionTiles {
   FLASHPORT_DEVICE void fetch_bias(Bias& bias, const AttentionParams& p, const WorkTile& work,
                                    const Modifiers& modifiers, int tile) const {
     const auto* data = static_cast<const std::uint16_t*>(p.bias.data) + modifiers.bias_at;
-    bias.there = p.bias.data != nullptr && p.bias.dtype != DType::kFloat32 && p.bias.stride_key == 1 &&
+    constexpr DType kOwn = kMath == MathType::kBf16 ? DType::kBFloat16 : DType::kFloat16;
+    bias.there = p.bias.data != nullptr && p.bias.dtype == kOwn && p.bias.stride_key == 1 &&
                  p.bias.stride_row % 2 == 0 && reinterpret_cast<std::uintptr_t>(data) % 4 == 0;
     if (!bias.there) return;
     const int first = tile * kKeys + first_key(), keys = work.kv_len - first;
@@ -241,9 +242,9 @@ class AttentionTiles {
           static_cast<std::uint16_t*>(p.out.data) + output_offset(p, work, row) + slice() * kColumns * p.out.stride_dim;
       const bool live = row < work.q_len;
       if (p.out.stride_dim == 1 && __all_sync(~0u, reinterpret_cast<std::uintptr_t>(to) % 16 == 0)) {
-        store_eights(out, slot, factor, to, live, columns);
+        store_eights(p, out, slot, factor, to, live, columns);
       } else if (live) {
-        store_elements(out, slot, factor, to, p.out.stride_dim, columns);
+        store_elements(p, out, slot, factor, to, columns);
       }
     }
   }
@@ -252,19 +253,23 @@ class AttentionTiles {
   FLASHPORT_DEVICE int slice() const { return kCfg.tuning.slices == 1 ? 0 : group_ / kRowGroups; }
 
   // A row that sees no key is 0 even if its sums are NaN.
-  FLASHPORT_DEVICE static unsigned rounded(const Out& out, int tile, int slot, float factor) {
+  FLASHPORT_DEVICE static unsigned rounded(const AttentionParams& p, const Out& out, int tile, int slot, float factor) {
     const float* x = &out.c[tile][2 * slot];
-    return factor == 0.0f ? 0u : pack<kMath>(x[0] * factor, x[1] * factor);
+    if (factor == 0.0f) return 0;
+    if constexpr (has(kShape.sources, KeySources::kBytes)) {
+      if (p.out.dtype == DType::kBFloat16) return pack<MathType::kBf16>(x[0] * factor, x[1] * factor);
+    }
+    return pack<kMath>(x[0] * factor, x[1] * factor);
   }
   // The four lanes of a row exchange columns, so that each stores 16 bytes at a time.
-  FLASHPORT_DEVICE void store_eights(const Out& out, int slot, float factor, std::uint16_t* row, bool live,
-                                     int columns) const {
+  FLASHPORT_DEVICE void store_eights(const AttentionParams& p, const Out& out, int slot, float factor,
+                                     std::uint16_t* row, bool live, int columns) const {
     const int c = lane_ % 4;
 #pragma unroll
     for (int first = 0; first < kColumns / 8; first += 4) {
       unsigned two[4];
 #pragma unroll
-      for (int tile = 0; tile < 4; ++tile) two[tile] = rounded(out, first + tile, slot, factor);
+      for (int tile = 0; tile < 4; ++tile) two[tile] = rounded(p, out, first + tile, slot, factor);
       transpose_quad(two, c);
       const int column = (first + c) * 8;
       if (live && column < columns) {
@@ -272,12 +277,13 @@ class AttentionTiles {
       }
     }
   }
-  FLASHPORT_DEVICE void store_elements(const Out& out, int slot, float factor, std::uint16_t* row, std::int64_t stride,
-                                       int columns) const {
+  FLASHPORT_DEVICE void store_elements(const AttentionParams& p, const Out& out, int slot, float factor,
+                                       std::uint16_t* row, int columns) const {
+    const std::int64_t stride = p.out.stride_dim;
 #pragma unroll
     for (int tile = 0; tile < kColumns / 8; ++tile) {
       if (8 * tile >= columns) break;
-      const unsigned two = rounded(out, tile, slot, factor);
+      const unsigned two = rounded(p, out, tile, slot, factor);
       std::uint16_t* to = row + (8 * tile + first_key()) * stride;
       to[0] = static_cast<std::uint16_t>(two);
       to[stride] = static_cast<std::uint16_t>(two >> 16);

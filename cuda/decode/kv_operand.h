@@ -6,24 +6,11 @@
 // too much is taken off by products with kMinus128, and scales are not applied here (tiles.h).
 #pragma once
 
-#include <cuda_fp8.h>
-
+#include "cuda/arch/fp8.h"
 #include "cuda/decode/kv_pipeline.h"
 #include "cuda/decode/lane_maps.h"
 
 namespace flashport::FLASHPORT_TARGET::decode {
-
-// Two e4m3 values in the low and two in the high half of `four`, exactly, as fp16.
-FLASHPORT_DEVICE void widen_fp8(unsigned& low, unsigned& high, unsigned four) {
-  asm("{\n"
-      ".reg .b16 two, other_two;\n"
-      "mov.b32 {two, other_two}, %2;\n"
-      "cvt.rn.f16x2.e4m3x2 %0, two;\n"
-      "cvt.rn.f16x2.e4m3x2 %1, other_two;\n"
-      "}"
-      : "=r"(low), "=r"(high)
-      : "r"(four));
-}
 
 constexpr float kInt8Unit = 0x1p24f;         // what widened values are to be multiplied by
 constexpr unsigned kMinus128 = 0x80808080u;  // two of them, widened

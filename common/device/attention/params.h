@@ -37,7 +37,7 @@ struct HeadScales {
 
 struct AttentionParams {
   TensorMap q_map, k_map, v_map;
-  std::int32_t has_maps;  // the maps are valid, set with them
+  std::int32_t has_q_map, has_kv_maps;  // which maps are valid, set with them
 
   std::int32_t batch;
   std::int32_t q_len, kv_len;  // rows that every sequence has; packed: that none has more of

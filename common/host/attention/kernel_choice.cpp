@@ -44,8 +44,16 @@ KeySources sources_of(const AttentionRequest& r) {
   return static_cast<KeySources>(sources);
 }
 
+// Whether the products and the sources of a kernel are those that a request needs.
+bool serves_sources(const AttentionShape& shape, const AttentionRequest& r) {
+  const KeySources needed = sources_of(r);
+  if (serves_type(shape, r.dtype)) return has(shape.sources, needed);
+  return r.dtype == DType::kBFloat16 && has(shape.sources, KeySources::kBytes) && has(needed, KeySources::kFp8) &&
+         has(shape.sources, needed);
+}
+
 bool serves(const AttentionShape& shape, const AttentionRequest& r) {
-  return serves_type(shape, r.dtype) && has(shape.sources, sources_of(r)) && shape.head_dim_qk >= r.head_dim_qk &&
+  return serves_sources(shape, r) && shape.head_dim_qk >= r.head_dim_qk &&
          shape.head_dim_v >= r.head_dim_v && serves_scores(shape.form, r.needs);
 }
 
@@ -122,9 +130,8 @@ std::string missing_reason(std::span<const KernelEntry> kernels, std::string_vie
     if (kernel.tag != KernelTag::kAttention) continue;
     has_any = true;
     const AttentionShape& shape = kernel.shape.attention.shape;
-    if (!serves_type(shape, r.dtype)) continue;
-    has_type = true;
-    if (!has(shape.sources, sources_of(r))) continue;
+    has_type = has_type || serves_type(shape, r.dtype);
+    if (!serves_sources(shape, r)) continue;
     has_sources = true;
     if (!serves_scores(shape.form, r.needs)) continue;
     const std::string tile = head_dims_text(shape.head_dim_qk, shape.head_dim_v);

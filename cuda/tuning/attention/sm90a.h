@@ -25,7 +25,7 @@ struct WarpgroupRegisters {
 };
 constexpr WarpgroupRegisters attention_registers(const AttentionTuning& tuning) {
   if (tuning.slices > 1) return {216, 72};
-  if (tuning.rows == 128) return {240, 24};
+  if (tuning.rows == 128) return {232, 40};
   return {160, 32};
 }
 

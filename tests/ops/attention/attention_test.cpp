@@ -95,6 +95,63 @@ std::vector<AttentionCase> named_cases() {
                      .dim_v = dim_v,
                      .causal = true});
   }
+  // Keys on pages and of fewer bits.
+  for (const auto& [pages, size] : {std::pair{Pages::kBlockTable, 1},
+                                    {Pages::kBlockTable, 16},
+                                    {Pages::kBlockTable, 5},
+                                    {Pages::kBlockTable, 300},
+                                    {Pages::kBlockTableHnd, 16},
+                                    {Pages::kTokenTable, 1},
+                                    {Pages::kCsr, 16}}) {
+    AttentionCase c = {.name = "pages_" + std::to_string(static_cast<int>(pages)) + "_of_" + std::to_string(size)};
+    c.pages = pages;
+    c.page_size = size;
+    c.causal = true;
+    c.q_lens = {70, 70, 70};
+    c.kv_lens = {203, 0, 131};
+    cases.push_back(c);
+  }
+  for (const std::int64_t dim : {64, 72, 96, 128, 192, 256, 512}) {
+    for (const bool fp8 : {false, true}) {
+      for (const Type type : {Type::kBF16, Type::kF16}) {
+        AttentionCase c = {
+            .name = std::string(fp8 ? "fp8" : "paged") + "_d" + std::to_string(dim) + "_" + type_name(type),
+            .type = type,
+            .dim_qk = dim,
+            .dim_v = dim,
+            .q_heads = 2,
+            .kv_heads = 1,
+            .q_lens = {70, 33},
+            .kv_lens = {300, 203},
+            .packed = true,
+            .causal = true};
+        if (fp8) {
+          c.kv_type = Type::kE4M3;
+          c.q_fp8 = dim % 128 != 0 || type == Type::kF16;
+          c.scales = true;
+          c.packed = dim != 256;
+          if (!c.packed) c.q_lens = {70, 70}, c.kv_lens = {300, 300};
+        } else {
+          c.pages = Pages::kBlockTable;
+        }
+        cases.push_back(c);
+      }
+    }
+  }
+  cases.push_back({.name = "pages_of_fp8_with_all_options",
+                   .q_lens = {33, 7},
+                   .kv_lens = {130, 67},
+                   .packed = true,
+                   .pages = Pages::kBlockTable,
+                   .kv_type = Type::kE4M3,
+                   .scales = true,
+                   .leftpad = true,
+                   .causal = true,
+                   .window_left = 50,
+                   .softcap = 10,
+                   .slopes = Slopes::kOfSequences,
+                   .sinks = true,
+                   .dropout = 0.3});
   // Each kernel of the tables.
   for (const auto& [dim_qk, dim_v] : {std::pair{64, 64}, {96, 96}, {128, 128}, {192, 128}, {256, 256}, {512, 512}}) {
     for (const Type type : {Type::kBF16, Type::kF16}) {

@@ -226,7 +226,7 @@ void AttentionCall::make_options() {
     pads.push_back(places_[b].pad);
     used.push_back(places_[b].pad + c_.kv_lens[b]);
   }
-  if (c_.used_k) seqused_k_ = int_tensor(used);
+  if (c_.used_k || c_.pages != Pages::kNone) seqused_k_ = int_tensor(used);  // on pages the oracle reads them
   if (c_.leftpad) leftpad_k_ = int_tensor(pads);
   if (c_.slopes != Slopes::kNone) {
     slopes_.emplace(Type::kF32, c_.slopes == Slopes::kOfHeads ? Shape{c_.q_heads} : Shape{batch, c_.q_heads});
