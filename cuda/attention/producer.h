@@ -149,6 +149,10 @@ class RowProducer {
     const Copies copies = copies_of<kCfg>(p_, work);
     if (copies.tiles == 0) return;
     const bool by_rows = p_.has_kv_maps == 0;
+    if (by_rows) {
+      look_up(work, copies.range.begin);
+      await_copies();
+    }
     if constexpr (kOfValues) {
       if (by_rows) {
 #pragma unroll 1
@@ -180,16 +184,30 @@ class RowProducer {
   }
 
  private:
-  // Copy number `copy` of keys or of values.
+  // Begins to copy the page numbers of the lane's keys of a tile, every 32nd, to shared memory.
+  FLASHPORT_DEVICE void look_up(const WorkTile& work, int tile) {
+    const std::int32_t* pages = kv::page_list(p_.cache, work.seq);
+    if (pages == nullptr) return;
+#pragma unroll 1
+    for (int key = lane_; key < kKeys && tile * kKeys + key < work.kv_len; key += kWaveSize) {
+      const int token = static_cast<int>(work.k_begin) + tile * kKeys + key;
+      copy_async<4>(page_of(tile, key), pages + kv::page_coord(p_.cache, pages, token).page, true);
+    }
+  }
+  FLASHPORT_DEVICE std::int32_t* page_of(int tile, int key) const { return &memory_.pages[kOfValues][tile % 2][key]; }
+
+  // Copy number `copy` of keys or of values, whose page numbers were looked up. Looks up those of the next tile.
   FLASHPORT_DEVICE void bring_keys(const WorkTile& work, int tile, int copy) {
+    look_up(work, tile + 1);
     constexpr int kPanels = panels_of(kOfValues ? kCfg.shape.head_dim_v : kCfg.shape.head_dim_qk);
     const CacheParams& cache = kOfValues ? p_.cache.v : p_.cache.k;
     const KvFormat format = kOfValues ? p_.v_format : p_.k_format;
     const auto row_at = [&](int row) {
       const int key = tile * kKeys + row;
-      const kv::TokenCoord at = kv::token_coord(p_.cache, kv::page_list(p_.cache, work.seq), work.seq,
-                                                static_cast<int>(work.k_begin) + key, key < work.kv_len);
-      return kv::row_offset(cache, at, work.head / p_.group_size);
+      const kv::PageCoord at = kv::page_coord(p_.cache, p_.cache.table, static_cast<int>(work.k_begin) + key);
+      const int page = p_.cache.table == nullptr ? work.seq : *page_of(tile, row);
+      const kv::TokenCoord token = {page, key < work.kv_len ? at.offset : -1};
+      return kv::row_offset(cache, token, work.head / p_.group_size);
     };
     Barriers& barriers = (kOfValues ? memory_.value_barriers : memory_.key_barriers)[copy % kStages];
     unsigned char* to = nullptr;
@@ -216,8 +234,9 @@ class RowProducer {
                               work.head * p_.q.stride_head;
       return work.first_row + row < work.q_len ? at * bytes : std::int64_t{-1};
     };
-    const auto alignment = reinterpret_cast<std::uintptr_t>(p_.q.data) |
-                           static_cast<std::uintptr_t>((p_.q.stride_seq | p_.q.stride_token | p_.q.stride_head) * bytes);
+    const auto alignment =
+        reinterpret_cast<std::uintptr_t>(p_.q.data) |
+        static_cast<std::uintptr_t>((p_.q.stride_seq | p_.q.stride_token | p_.q.stride_head) * bytes);
     const bool aligned = alignment % 16 == 0;
     RowCopies<kMath, kWidens, panels_of(kCfg.shape.head_dim_qk), kRows>(memory_.queries[0].x[0], lane_)
         .copy(p_.q.data, p_.head_dim_qk, stored, aligned, row_at);

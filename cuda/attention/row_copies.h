@@ -22,7 +22,8 @@ class RowCopies {
  public:
   FLASHPORT_DEVICE RowCopies(unsigned char* tile, int lane) : tile_(tile), lane_(lane) {}
 
-  // row_at(row): byte offset of a row from `data`, or -1. All lanes return when the tile is complete.
+  // row_at(row): byte offset of a row from `data`, or -1; lane l asks for rows l, l + 32, ... All lanes return when the
+  // tile, and all copies that they had in flight, are complete.
   template <class RowAt>
   FLASHPORT_DEVICE void copy(const void* data, int columns, Stored stored, bool aligned, const RowAt& row_at) const {
     const char* from = static_cast<const char*>(data);
