@@ -19,7 +19,7 @@ constexpr AttentionConfig attention_config(MathType math, int head_dim_qk, int h
 template <AttentionConfig kCfg>
 FLASHPORT_DEVICE void attention_block(const AttentionParams& p, AttentionMemory<kCfg>& memory) {
   constexpr int kGroups = consumer_groups(kCfg.tuning);
-  constexpr WarpgroupRegisters kRegisters = attention_registers(kCfg.tuning);
+  constexpr WarpgroupRegisters kRegisters = attention_registers(kCfg);
   if (threadIdx.x == 0) {
     memory.init();
     prefetch_map(&p.q_map);

@@ -48,7 +48,9 @@ struct AttentionMemory {
   Barriers work_barriers[kWorkStages], query_barriers[kQueryStages];
   Barriers key_barriers[kTuning.stages], value_barriers[kTuning.stages];
   Barriers row_barriers;  // by which the lane that brings boxes hands a stage to the warp that brings rows of values
-  std::int32_t pages[2][2][kTuning.keys];  // of two tiles of keys, and of two of values (producer.h)
+  std::int32_t pages[2][kTuning.keys];  // of the next tile of keys; of values (producer.h)
+  std::int64_t key_offsets[kTuning.rows > kTuning.keys ? kTuning.rows : kTuning.keys];  // of rows, and of queries
+  std::int64_t value_offsets[kTuning.keys];
   unsigned flag;
 
   // One thread; a barrier of the block follows.

@@ -149,38 +149,46 @@ class RowProducer {
     const Copies copies = copies_of<kCfg>(p_, work);
     if (copies.tiles == 0) return;
     const bool by_rows = p_.has_kv_maps == 0;
+    int tile = copies.range.begin;
     if (by_rows) {
-      look_up(work, copies.range.begin);
+      look_up(work, tile);
       await_copies();
     }
     if constexpr (kOfValues) {
       if (by_rows) {
 #pragma unroll 1
-        for (int i = 0; i < copies.tiles; ++i) {
-          await_empty(memory_.value_barriers, tiles_ + i);
-          bring_keys(work, copies.range.begin + i, tiles_ + i);
+        for (; tile < copies.range.end; ++tile, ++tiles_) {
+          await_empty(memory_.value_barriers, tiles_);
+          bring_keys(work, tile);
         }
-      } else if (copies.last_by_rows) {
-        // A barrier's phases must be waited for one by one: the lane that brings boxes does that for all values.
-        mbarrier_wait(&memory_.row_barriers.full, row_phase_);
-        __syncwarp();
-        row_phase_ ^= 1;
-        if (lane_ == 0) mbarrier_arrive(&memory_.row_barriers.empty);
-        bring_keys(work, copies.range.end - 1, tiles_ + copies.tiles - 1);
+        return;
       }
+      tiles_ += copies.tiles;
+      if (!copies.last_by_rows) return;
+      // A barrier's phases must be waited for one by one: the lane that brings boxes does that for all values.
+      mbarrier_wait(&memory_.row_barriers.full, row_phase_);
+      __syncwarp();
+      row_phase_ ^= 1;
+      if (lane_ == 0) mbarrier_arrive(&memory_.row_barriers.empty);
+      --tiles_;
+      bring_keys(work, copies.range.end - 1);
+      ++tiles_;
     } else {
+      // The stage of the first keys is free sooner than that of the queries.
+      bool has_queries = p_.has_q_map != 0;
 #pragma unroll 1
-      for (int i = 0; i < copies.tiles; ++i) {
+      while (true) {
         if (by_rows) {
-          await_empty(memory_.key_barriers, tiles_ + i);
-          bring_keys(work, copies.range.begin + i, tiles_ + i);
+          await_empty(memory_.key_barriers, tiles_);
+          bring_keys(work, tile);
+          ++tiles_;
         }
-        if (i == 0 && p_.has_q_map == 0) bring_queries(work);
-        if (!by_rows) break;
+        if (!has_queries) bring_queries(work);
+        has_queries = true;
+        if (!by_rows || ++tile == copies.range.end) break;
       }
-      queries_ += 1;
+      ++queries_;
     }
-    tiles_ += copies.tiles;
   }
 
  private:
@@ -191,34 +199,36 @@ class RowProducer {
 #pragma unroll 1
     for (int key = lane_; key < kKeys && tile * kKeys + key < work.kv_len; key += kWaveSize) {
       const int token = static_cast<int>(work.k_begin) + tile * kKeys + key;
-      copy_async<4>(page_of(tile, key), pages + kv::page_coord(p_.cache, pages, token).page, true);
+      copy_async<4>(&memory_.pages[kOfValues][key], pages + kv::page_coord(p_.cache, pages, token).page, true);
     }
   }
-  FLASHPORT_DEVICE std::int32_t* page_of(int tile, int key) const { return &memory_.pages[kOfValues][tile % 2][key]; }
 
-  // Copy number `copy` of keys or of values, whose page numbers were looked up. Looks up those of the next tile.
-  FLASHPORT_DEVICE void bring_keys(const WorkTile& work, int tile, int copy) {
-    look_up(work, tile + 1);
+  // Keys or values, whose page numbers were looked up, as copy number tiles_. Looks up those of the next tile.
+  FLASHPORT_DEVICE void bring_keys(const WorkTile& work, int tile) {
     constexpr int kPanels = panels_of(kOfValues ? kCfg.shape.head_dim_v : kCfg.shape.head_dim_qk);
     const CacheParams& cache = kOfValues ? p_.cache.v : p_.cache.k;
     const KvFormat format = kOfValues ? p_.v_format : p_.k_format;
     const auto row_at = [&](int row) {
       const int key = tile * kKeys + row;
       const kv::PageCoord at = kv::page_coord(p_.cache, p_.cache.table, static_cast<int>(work.k_begin) + key);
-      const int page = p_.cache.table == nullptr ? work.seq : *page_of(tile, row);
+      const int page = p_.cache.table == nullptr ? work.seq : memory_.pages[kOfValues][row];
       const kv::TokenCoord token = {page, key < work.kv_len ? at.offset : -1};
       return kv::row_offset(cache, token, work.head / p_.group_size);
     };
-    Barriers& barriers = (kOfValues ? memory_.value_barriers : memory_.key_barriers)[copy % kStages];
+    Barriers& barriers = (kOfValues ? memory_.value_barriers : memory_.key_barriers)[tiles_ % kStages];
     unsigned char* to = nullptr;
+    std::int64_t* offsets = memory_.value_offsets;
     if constexpr (kOfValues) {
-      to = memory_.values[copy % kStages].x[0];
+      to = memory_.values[tiles_ % kStages].x[0];
     } else {
-      to = memory_.keys[copy % kStages].x[0];
+      to = memory_.keys[tiles_ % kStages].x[0];
+      offsets = memory_.key_offsets;
     }
-    const Stored stored = kWidens && format == KvFormat::kFp8E4M3 ? Stored::kFp8 : Stored::kOwn;
-    RowCopies<kMath, kWidens, kPanels, kKeys>(to, lane_).copy(cache.data, kOfValues ? p_.head_dim_v : p_.head_dim_qk,
-                                                              stored, cache.copy_unit == 16, row_at);
+    const RowCopies<kMath, kWidens, kPanels, kKeys> copies(to, offsets, lane_);
+    copies.find_rows(row_at);
+    look_up(work, tile + 1);
+    copies.copy(cache.data, kOfValues ? p_.head_dim_v : p_.head_dim_qk,
+                kWidens && format == KvFormat::kFp8E4M3 ? Stored::kFp8 : Stored::kOwn, cache.copy_unit == 16);
     if (lane_ == 0) mbarrier_arrive(&barriers.full);
   }
 
@@ -238,8 +248,10 @@ class RowProducer {
         reinterpret_cast<std::uintptr_t>(p_.q.data) |
         static_cast<std::uintptr_t>((p_.q.stride_seq | p_.q.stride_token | p_.q.stride_head) * bytes);
     const bool aligned = alignment % 16 == 0;
-    RowCopies<kMath, kWidens, panels_of(kCfg.shape.head_dim_qk), kRows>(memory_.queries[0].x[0], lane_)
-        .copy(p_.q.data, p_.head_dim_qk, stored, aligned, row_at);
+    const RowCopies<kMath, kWidens, panels_of(kCfg.shape.head_dim_qk), kRows> copies(memory_.queries[0].x[0],
+                                                                                     memory_.key_offsets, lane_);
+    copies.find_rows(row_at);
+    copies.copy(p_.q.data, p_.head_dim_qk, stored, aligned);
     if (lane_ == 0) mbarrier_arrive(&memory_.query_barriers[0].full);
   }
 

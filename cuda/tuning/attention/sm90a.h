@@ -23,10 +23,14 @@ constexpr AttentionTuning attention_tuning(const AttentionShape& shape) {
 struct WarpgroupRegisters {
   int consumer, producer;
 };
-constexpr WarpgroupRegisters attention_registers(const AttentionTuning& tuning) {
+constexpr WarpgroupRegisters attention_registers(const AttentionConfig& config) {
+  const AttentionTuning& tuning = config.tuning;
   if (tuning.slices > 1) return {216, 72};
-  if (tuning.rows == 128) return {232, 40};
-  return {160, 32};
+  if (tuning.rows > 128) return {160, 32};
+  // What is done to scores takes registers, and so do 80 keys of 256 columns.
+  if (config.shape.form == ScoreForm::kAny) return {240, 24};
+  if (config.shape.head_dim_v > 128) return {232, 40};
+  return {224, 56};
 }
 
 }  // namespace flashport::sm90a
