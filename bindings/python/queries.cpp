@@ -180,6 +180,7 @@ AttentionScheduleQuery attention_schedule_query(Options& options) {
   options.integer("num_kv_heads", query.num_kv_heads);
   options.integer("q_len", query.q_len);
   options.integer("kv_len", query.kv_len);
+  options.num_splits(query.num_splits);
   query.call.target = "";
   options.target(query.call.target);
   options.expect_no_other();

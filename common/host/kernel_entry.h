@@ -21,6 +21,7 @@ enum class KernelTag : std::int32_t {
   kGatedDeltaPrepare,
   kGatedDeltaChunk,
   kAttention,
+  kAttentionMerge,
   kDropoutMask,
   kProbe,  // of tests
 };
@@ -39,6 +40,7 @@ inline constexpr int kKernelTags = static_cast<int>(KernelTag::kProbe) + 1;
     case KernelTag::kGatedDeltaPrepare: return "gated_delta_prepare";
     case KernelTag::kGatedDeltaChunk: return "gated_delta_chunk";
     case KernelTag::kAttention: return "attention";
+    case KernelTag::kAttentionMerge: return "attention_merge";
     case KernelTag::kDropoutMask: return "dropout_mask";
     case KernelTag::kProbe: return "probe";
   }

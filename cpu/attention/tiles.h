@@ -153,9 +153,13 @@ class AttentionTiles {
     for (int slot = 0; slot < live_rows(work); ++slot) {
       const int row = work.first_row + slot;
       const float factor = finish_row(p, work, row, state.m[slot] * scale, state.l[slot], true);
+      const float* x = out_row(slot);
+      if (is_partial(work)) {
+        if (factor != 0.0f) store_partial(partial_output(p, work, row), x, factor, p.head_dim_v);
+        continue;
+      }
       const std::int64_t at = output_offset(p, work, row);
       char* to = static_cast<char*>(p.out.data) + at * bytes;
-      const float* x = out_row(slot);
       for (int column = 0; column < p.head_dim_v; column += kVecWidth) {
         const Vec value = factor == 0.0f ? Vec{} : load_vec(x + column) * factor;
         if (p.out.stride_dim == 1) {
@@ -171,6 +175,13 @@ class AttentionTiles {
 
  private:
   static constexpr int kScorePitch = kKeys + kVecWidth;
+
+  static void store_partial(float* to, const float* x, float factor, int columns) {
+    for (int column = 0; column < columns; column += kVecWidth) {
+      kv::store_values(reinterpret_cast<char*>(to + column), DType::kFloat32, load_vec(x + column) * factor,
+                       columns - column);
+    }
+  }
 
   static int live_rows(const WorkTile& work) { return minimum(kBlockRows, work.q_len - work.first_row); }
   float* out_row(int slot) const { return memory_.out + slot * out_pitch_; }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/device/attention/dropout_mask_kernel.h"
+#include "common/device/attention/merge_pieces_kernel.h"
 #include "cuda/arch/define_kernel.h"
 #include "cuda/attention/producer.h"
 #include "cuda/attention/tensor_maps.h"
@@ -63,6 +64,16 @@ FLASHPORT_DEVICE void attention_block(const AttentionParams& p, AttentionMemory<
                          .shape = {.attention = symbol##_config},                                                   \
                          .prepare = cuda_attention::encode_maps<                                                    \
                              symbol##_config.shape.math, symbol##_config.tuning.rows, symbol##_config.tuning.keys>) \
+  }
+
+#define FLASHPORT_DEFINE_ATTENTION_MERGE(symbol, name)                                                  \
+  namespace flashport::FLASHPORT_TARGET::attention {                                                    \
+  extern "C" __global__ void __launch_bounds__(128) symbol(const __grid_constant__ AttentionParams p) { \
+    __shared__ merge::MergeShared<128> shared;                                                          \
+    begin_kernel();                                                                                     \
+    merge_pieces<128>(p, Block(nullptr), shared);                                                       \
+  }                                                                                                     \
+  FLASHPORT_DEFINE_ENTRY(symbol, name, KernelTag::kAttentionMerge, 128, 0)                              \
   }
 
 #define FLASHPORT_DEFINE_DROPOUT_MASK(symbol, name)                                                       \

@@ -18,21 +18,21 @@ namespace flashport::FLASHPORT_TARGET::attention {
 // The warp that takes work tiles and tells the other warps.
 template <AttentionConfig kCfg>
 FLASHPORT_DEVICE void send_work_tiles(const AttentionParams& p, const Block& block, AttentionMemory<kCfg>& memory) {
-  TileScheduler<kCfg.tuning.rows> scheduler(p, block);
+  TileScheduler<kCfg.tuning.rows, kCfg.tuning.keys> scheduler(p, block);
   const int count = scheduler.count();
   PipelineState<kWorkStages> pipe;
-  const auto send = [&](const WorkTile& work) {
+  // fill(the work tile, which all lanes write alike)
+  const auto send = [&](const auto& fill) {
     Barriers& barriers = memory.work_barriers[pipe.stage];
     mbarrier_wait(&barriers.empty, pipe.phase ^ 1);
-    if (block.lane() == 0) {
-      memory.work[pipe.stage] = work;
-      mbarrier_arrive(&barriers.full);
-    }
+    fill(memory.work[pipe.stage]);
+    __syncwarp();
+    if (block.lane() == 0) mbarrier_arrive(&barriers.full);
     pipe.next();
   };
   int index = static_cast<int>(blockIdx.x);
   while (index < count) {
-    send(scheduler.tile(index));
+    send([&](WorkTile& work) { scheduler.tile(index, work); });
     // All blocks together add `count` times: the last of them clears the counter for the next launch.
     unsigned taken = 0;
     if (block.lane() == 0) {
@@ -41,9 +41,7 @@ FLASHPORT_DEVICE void send_work_tiles(const AttentionParams& p, const Block& blo
     }
     index = static_cast<int>(gridDim.x + __shfl_sync(~0u, taken, 0));
   }
-  WorkTile none = {};
-  none.seq = -1;
-  send(none);
+  send([](WorkTile& work) { work.seq = -1; });
 }
 
 // What there is to copy for a work tile.

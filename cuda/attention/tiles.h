@@ -238,6 +238,11 @@ class AttentionTiles {
       const int row = row_of(slot);
       const float m = state.m[slot] == -kInfinity ? -kInfinity : state.m[slot] * scale;
       const float factor = finish_row(p, work, row, m, l, lane_ % 4 == 0 && slice() == 0);
+      if (is_partial(work)) {
+        float* partial = partial_output(p, work, row) + slice() * kColumns + first_key();
+        if (row < work.q_len && factor != 0.0f) store_floats(out, slot, factor, partial);
+        continue;
+      }
       auto* to =
           static_cast<std::uint16_t*>(p.out.data) + output_offset(p, work, row) + slice() * kColumns * p.out.stride_dim;
       const bool live = row < work.q_len;
@@ -275,6 +280,13 @@ class AttentionTiles {
       if (live && column < columns) {
         *reinterpret_cast<uint4*>(row + column) = make_uint4(two[0], two[1], two[2], two[3]);
       }
+    }
+  }
+  FLASHPORT_DEVICE static void store_floats(const Out& out, int slot, float factor, float* to) {
+#pragma unroll
+    for (int tile = 0; tile < kColumns / 8; ++tile) {
+      const float* x = &out.c[tile][2 * slot];
+      *reinterpret_cast<float2*>(to + 8 * tile) = make_float2(x[0] * factor, x[1] * factor);
     }
   }
   FLASHPORT_DEVICE void store_elements(const AttentionParams& p, const Out& out, int slot, float factor,

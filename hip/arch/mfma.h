@@ -21,7 +21,6 @@
 
 namespace flashport::FLASHPORT_TARGET {
 
-using Floats4 = float __attribute__((ext_vector_type(4)));
 using Floats16 = float __attribute__((ext_vector_type(16)));
 
 template <MathType kMath>

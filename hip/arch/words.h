@@ -8,6 +8,7 @@ namespace flashport::FLASHPORT_TARGET {
 using Words2 = unsigned __attribute__((ext_vector_type(2)));
 using Words4 = unsigned __attribute__((ext_vector_type(4)));
 using Floats2 = float __attribute__((ext_vector_type(2)));
+using Floats4 = float __attribute__((ext_vector_type(4)));
 using Half2 = Half __attribute__((ext_vector_type(2)));
 
 // Bytes of `high` (4 to 7) and `low` (0 to 3) in the order of the selector; 0x0c is a zero byte.

@@ -17,6 +17,10 @@ constexpr KernelEntry attention_entry(const char* key, const KernelSymbol* symbo
           .shape = {.attention = {shape, attention_tuning(shape)}}};
 }
 
+constexpr KernelEntry attention_merge_entry(const char* key, const KernelSymbol* symbol) {
+  return plain_entry(key, KernelTag::kAttentionMerge, symbol);
+}
+
 constexpr KernelEntry dropout_mask_entry(const char* key, const KernelSymbol* symbol) {
   return {
       .key = key, .tag = KernelTag::kDropoutMask, .threads = FLASHPORT_TARGET::kDropoutMaskThreads, .handle = symbol};

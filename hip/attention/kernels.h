@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/device/attention/dropout_mask_kernel.h"
+#include "common/device/attention/merge_pieces_kernel.h"
 #include "hip/arch/define_kernel.h"
 #include FLASHPORT_ATTENTION_TUNING_HEADER
 #include FLASHPORT_ATTENTION_TILES_HEADER
@@ -18,11 +19,13 @@ constexpr AttentionConfig attention_config(MathType math, int head_dim_qk, int h
 template <AttentionConfig kCfg>
 FLASHPORT_DEVICE void attention_block(const AttentionParams& p, AttentionMemory<kCfg>& memory) {
   const Block block(nullptr);
-  TileScheduler<kCfg.tuning.rows> scheduler(p, block);
+  TileScheduler<kCfg.tuning.rows, kCfg.tuning.keys> scheduler(p, block);
   const int count = scheduler.count();
   AttentionTiles<kCfg> tiles(p, block, memory);
   for (std::int64_t i = block.index(); i < count; i += block.count()) {
-    const WorkTile work = block.uniform(scheduler.tile(static_cast<int>(i)));
+    WorkTile own;
+    scheduler.tile(static_cast<int>(i), own);
+    const WorkTile work = block.uniform(own);
     tiles.take(work);
     attend(p, tiles, work);
   }
@@ -39,6 +42,15 @@ FLASHPORT_DEVICE void attention_block(const AttentionParams& p, AttentionMemory<
     __shared__ alignas(128) unsigned char memory[sizeof(AttentionMemory<symbol##_config>)];                            \
     attention_block<symbol##_config>(kernel_params<AttentionParams>(),                                                 \
                                      *reinterpret_cast<AttentionMemory<symbol##_config>*>(memory));                    \
+  }                                                                                                                    \
+  }
+
+#define FLASHPORT_DEFINE_ATTENTION_MERGE(symbol, name)                                                                 \
+  namespace flashport::FLASHPORT_TARGET::attention {                                                                   \
+  FLASHPORT_KERNEL(kMergeThreads, 1) void symbol(const AttentionParams) {                                              \
+    using Shared = merge::MergeShared<kMergeThreads>;                                                                  \
+    __shared__ alignas(128) unsigned char memory[sizeof(Shared)];                                                      \
+    merge_pieces<kMergeThreads>(kernel_params<AttentionParams>(), Block(nullptr), *reinterpret_cast<Shared*>(memory)); \
   }                                                                                                                    \
   }
 

@@ -121,6 +121,10 @@ class LaneTiles {
     const float factor = finish_row(p, work, row_, m, l, half_ == 0 && slice_ == 0);
     if (row_ >= work.q_len) return;
     const int first = slice_ * kColumns + 4 * half_, columns = p.head_dim_v - first;
+    if (is_partial(work)) {
+      if (factor != 0.0f) store_floats(out, factor, partial_output(p, work, row_) + first);
+      return;
+    }
     auto* to = static_cast<std::uint16_t*>(p.out.data) + output_offset(p, work, row_) + first * p.out.stride_dim;
     if (p.out.stride_dim == 1) {
       store_fours(out, factor, columns, [&](int column, unsigned low, unsigned high) FLASHPORT_INLINE {
@@ -157,6 +161,14 @@ class LaneTiles {
   int row_ = 0;    // of the sequence
 
  private:
+  FLASHPORT_DEVICE static void store_floats(const Out& out, float factor, float* to) {
+#pragma unroll
+    for (int i = 0; i < Out::kCount; i += 4) {
+      const Floats4 four = {out.get(i) * factor, out.get(i + 1) * factor, out.get(i + 2) * factor,
+                            out.get(i + 3) * factor};
+      *reinterpret_cast<Floats4*>(to + column_row(i, 0)) = four;
+    }
+  }
   // f(column from the lane's first, four of them rounded). A row that sees no key is 0 even if its sums are NaN.
   template <class F>
   FLASHPORT_DEVICE static void store_fours(const Out& out, float factor, int columns, const F& f) {

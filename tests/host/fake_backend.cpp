@@ -80,6 +80,7 @@ const KernelEntry kGpuKernels[] = {
     attention("attention/bf16/hd64/plain/fakegpu", {kB16, 64, 64, ScoreForm::kPlain, KeySources::kRows}, {192, 128, 3}),
     attention("attention/bf16/hd192x128/plain/fakegpu", {kB16, 192, 128, ScoreForm::kPlain, KeySources::kRows}),
     attention("attention/fp16/hd128/plain/fakegpu", {kF16, 128, 128, ScoreForm::kPlain, KeySources::kRows}),
+    plain("attention_merge/fakegpu", KernelTag::kAttentionMerge, 128),
     plain("dropout_mask/fakegpu", KernelTag::kDropoutMask, 128),
 };
 
@@ -99,6 +100,7 @@ const KernelEntry kCpuKernels[] = {
     chunk("gated_delta_chunk/fp32/k256/fakecpu", KernelTag::kGatedDeltaChunk, kF32, 256),
     attention("attention/fp32/hd512/any/fakecpu", {kF32, 512, 512, ScoreForm::kAny, KeySources::kRows}, {32, 64, 1}),
     attention("attention/bf16/hd256/any/fakecpu", {kB16, 256, 256, ScoreForm::kAny, KeySources::kRows}, {32, 64, 1}),
+    plain("attention_merge/fakecpu", KernelTag::kAttentionMerge, 1),
     plain("dropout_mask/fakecpu", KernelTag::kDropoutMask, 1),
 };
 

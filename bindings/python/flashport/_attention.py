@@ -130,9 +130,10 @@ def attention(
     at position i + kv_len - q_len, so that the last query stands at the last key: causal, window and ALiBi go by that.
     A query that sees no key gets output 0 and lse -inf.
 
-    The bits of a row follow from its own query and the keys that it sees alone: they are the same whatever else is in
-    the batch, on any number of multiprocessors, and for a prompt that is cut into chunks of any size. Offsets and
-    lengths are read on the device, so a captured graph can be replayed with others.
+    The bits of a row follow from its own query and the keys that it sees, and from the lengths of its sequence alone:
+    they are the same whatever else is in the batch and on any number of multiprocessors, with ``num_splits`` 1 also for
+    a prompt that is cut into chunks of any size. Offsets and lengths are read on the device, so a captured graph can be
+    replayed with others.
 
     D and DV are multiples of 8 from 16 to 512 and may differ; Hq is a multiple of Hkv. :func:`supports` says what a
     target serves, and why not. The last axes of q, k, v and ``alibi_slopes`` and one-dimensional arrays are contiguous;
@@ -173,7 +174,10 @@ def attention(
             multiplied by.
         k_format, v_format: What ``k`` and ``v`` store, as in :func:`flashport.flash_decode`; default the own format of
             their element type.
-        num_splits: None, or 1, which is the same here; other counts are refused.
+        num_splits: Into how many pieces the keys of a sequence are cut, which run side by side and are merged in a
+            second launch; at most 128. None cuts where few queries are on many keys, by the sequence's own lengths
+            (docs/attention.md); 1 never cuts, so that the bits of a prompt are those of its chunks; 0 picks a count for
+            the whole batch by :func:`num_splits_heuristic`.
         out: As ``q`` with DV in place of D, of q's type, for fp8 bf16 or fp16; written. Default: a new array like
             ``q``, for fp8 of bf16.
         lse: (B, Hq, Sq) fp32, or (Hq, Tq) of packed sequences; written. Where given, ``return_lse`` is implied.
@@ -200,7 +204,7 @@ def attention(
 
     Source:
         common/host/attention/attention.cpp, common/host/attention/problem.cpp (checks),
-        common/device/attention/kernel.h.
+        common/device/attention/kernel.h, common/device/attention/pieces.h (how keys are cut).
     """
     operations = _torch_operators() if tracing.is_compiling() else _core
     return operations.attention(
@@ -253,8 +257,9 @@ def attention_workspace_size(
 ) -> int:
     """Bytes of workspace that :func:`attention` needs with these arguments, whatever the lengths.
 
-    Nothing is computed or allocated. The size follows from shapes and the device, so one workspace serves a graph that
-    is replayed with other lengths.
+    Nothing is computed or allocated. The size follows from shapes, ``num_splits`` and the device, so one workspace
+    serves a graph that is replayed with other lengths. Where keys may be cut into pieces, their partial results take
+    most of it. None are where one array is both ``cu_seqlens_q`` and ``cu_seqlens_k``, as those of prompts may be.
 
     Args:
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, leftpad_k, block_table,

@@ -73,6 +73,7 @@ if TYPE_CHECKING:
         num_kv_heads: int
         q_len: int
         kv_len: int
+        num_splits: int | None
 
 
 @dataclass(frozen=True)
@@ -264,7 +265,8 @@ def explain(operation: Literal["decode", "attention"], **options: Any) -> Decode
         options: Those that :func:`supports` has for the operation; for "decode" also ``batch`` (1), ``num_kv_heads``
             (1), ``max_kv_len``, the keys of the longest sequence that the cache or its table has room for (0), and
             ``num_splits``, as ``flash_decode`` takes it (None); for "attention" also ``batch``, ``num_q_heads``,
-            ``num_kv_heads``, and ``q_len`` and ``kv_len`` of every sequence (all 1).
+            ``num_kv_heads``, ``q_len`` and ``kv_len`` of every sequence (all 1), and ``num_splits``, as ``attention``
+            takes it (None).
 
     Returns:
         A frozen object whose ``str`` is one sentence. ``kernel`` is the key that :func:`which_kernel` gives;
@@ -277,8 +279,8 @@ def explain(operation: Literal["decode", "attention"], **options: Any) -> Decode
         where every tile is one chunk, "launch" in the same launch, by the last block of each tile, or "second launch".
 
         "attention": ``rows`` of a work tile, ``keys`` of a key tile, ``stages``, the key tiles that are in flight or in
-        use; ``threads`` and ``shared_bytes`` of a block; ``work_tiles`` of all sequences and heads; ``pieces`` that the
-        keys of a work tile are cut into.
+        use; ``threads`` and ``shared_bytes`` of a block; ``work_tiles`` of all sequences, heads and pieces; ``pieces``
+        that the keys of a sequence are cut into.
 
     Raises:
         ValueError, TypeError: As :func:`supports`; a number out of its range.

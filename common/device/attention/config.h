@@ -29,12 +29,14 @@ struct AttentionShape {
   KeySources sources;
 };
 
-// A row's bits depend on `keys`, and on nothing else here.
+// A row's bits depend on `keys`, and on nothing else here; where keys are cut into pieces, on `rows` and `work_tiles`
+// too.
 struct AttentionTuning {
   int rows;        // queries of a work tile
   int keys;        // of a key tile
   int stages;      // key tiles in flight or in use
   int slices = 1;  // parts of V's columns, where a group of waves has no room for all: each computes the scores anew
+  int work_tiles = 128;  // that keys of a lone sequence are cut for: about as many blocks as a device runs at a time
 };
 
 struct AttentionConfig {

@@ -35,6 +35,26 @@ struct HeadScales {
   std::int64_t stride_seq, stride_head;
 };
 
+// By which rule the keys of a sequence are cut into pieces (pieces.h).
+struct PieceRule {
+  std::int32_t count;       // of every sequence that has as many key tiles; 0: by its lengths
+  std::int32_t work_tiles;  // by lengths: of a head, that pieces may make of a sequence
+  std::int32_t rows, keys;  // of a work tile and of a key tile
+};
+
+// Pieces, and the partial results of the sequences that are cut. One has `rows` for all pieces and queries.
+struct PieceParams {
+  PieceRule rule;
+  std::int32_t most;     // that a sequence of this call has; up to 1: none is cut, and nothing else here is read
+  std::int32_t columns;  // of a row of partial results, those of the kernel's tile; head_dim_v of them are read
+  // The first row of a sequence is their sum over the sequence's number, its first query and its first key.
+  std::int64_t rows_of_sequence;
+  std::int32_t rows_of_query, rows_of_four_keys;
+  std::int64_t rows;  // of a head
+  float* out;         // [num_q_heads, rows, columns], normalised
+  float* lse;         // [num_q_heads, rows], base 2
+};
+
 struct AttentionParams {
   TensorMap q_map, k_map, v_map;
   std::int32_t has_q_map, has_kv_maps;  // which maps are valid, set with them
@@ -67,6 +87,8 @@ struct AttentionParams {
   const float* sinks;
   BiasParams bias;
   DropoutParams dropout;
+
+  PieceParams pieces;
 
   // The order of work tiles (tile_scheduler.h).
   std::int32_t section_heads;  // kv heads whose tiles come before those of others

@@ -172,12 +172,25 @@ FLASHPORT_DEVICE void drop_weights(const Tiles& tiles, const AttentionParams& p,
   });
 }
 
+// Whether a work tile's results are partial: those of one of several pieces.
+FLASHPORT_DEVICE bool is_partial(const WorkTile& work) { return work.out_begin < 0; }
+// The row of partial results, among those of all heads.
+FLASHPORT_DEVICE std::int64_t partial_index(const AttentionParams& p, const WorkTile& work, int row) {
+  return work.head * p.pieces.rows + row - (work.out_begin + 1);
+}
+
 // Writes lse, if `leads`, and returns the factor of the row's sums. A row that sees no key has factor 0, and its output
-// is 0 even if the sums are NaN.
+// is 0 even if the sums are NaN; partial outputs of it are not read.
 FLASHPORT_DEVICE float finish_row(const AttentionParams& p, const WorkTile& work, int row, float m, float l,
                                   bool leads) {
   float factor = head_scale(p, p.v_scale, work);
   if (p.dropout.rng_state != nullptr) factor *= p.dropout.keep_scale;
+  if (is_partial(work)) {
+    if (leads && row < work.q_len) {
+      p.pieces.lse[partial_index(p, work, row)] = l == 0.0f ? -kInfinity : m + log2_full(l);
+    }
+    return l == 0.0f ? 0.0f : factor / l;
+  }
   if (p.sinks != nullptr) {
     const merge::MergeWeights w = merge::merge_weights(m, p.sinks[work.head] * kLog2e);
     l = merge::merge_value(l, w.a, 1.0f, w.b);
@@ -186,14 +199,19 @@ FLASHPORT_DEVICE float finish_row(const AttentionParams& p, const WorkTile& work
   }
   if (leads && p.lse != nullptr && row < work.q_len) {
     const std::int64_t at =
-        work.seq * p.lse_stride_seq + work.head * p.lse_stride_head + (work.q_begin + row) * p.lse_stride_token;
+        work.seq * p.lse_stride_seq + work.head * p.lse_stride_head + (work.out_begin + row) * p.lse_stride_token;
     p.lse[at] = l == 0.0f ? -kInfinity : (m + log2_full(l)) * kLn2;
   }
   return l == 0.0f ? 0.0f : factor / l;
 }
 
 FLASHPORT_DEVICE std::int64_t output_offset(const AttentionParams& p, const WorkTile& work, int row) {
-  return work.seq * p.out.stride_seq + (work.q_begin + row) * p.out.stride_token + work.head * p.out.stride_head;
+  return work.seq * p.out.stride_seq + (work.out_begin + row) * p.out.stride_token + work.head * p.out.stride_head;
+}
+
+// Where the output of a row of a piece goes, with all columns of the kernel's tile.
+FLASHPORT_DEVICE float* partial_output(const AttentionParams& p, const WorkTile& work, int row) {
+  return p.pieces.out + partial_index(p, work, row) * p.pieces.columns;
 }
 
 }  // namespace flashport::FLASHPORT_TARGET::attention

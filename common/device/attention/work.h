@@ -1,7 +1,8 @@
-// A work tile: some queries of one sequence and head, the unit that a block computes; and the keys that it sees.
+// A work tile: some queries of one sequence and head, and a piece of its keys, the unit that a block computes; and the
+// keys that it sees.
 #pragma once
 
-#include "common/device/attention/params.h"
+#include "common/device/attention/pieces.h"
 #include "common/device/kv/paged_kv.h"
 #include FLASHPORT_TARGET_HEADER
 
@@ -9,14 +10,15 @@ namespace flashport::FLASHPORT_TARGET::attention {
 
 // The rows of a sequence in the tensors: `count` rows from `begin` on.
 struct Tokens {
-  std::int64_t begin;
+  int begin;
   int count;
 };
 
 FLASHPORT_DEVICE Tokens packed_tokens(const std::int32_t* cu_seqlens, std::int64_t total, int most, int seq) {
-  const std::int64_t begin = minimum(maximum(std::int64_t{cu_seqlens[seq]}, std::int64_t{0}), total);
-  const std::int64_t end = minimum(maximum(std::int64_t{cu_seqlens[seq + 1]}, begin), total);
-  return {begin, static_cast<int>(minimum(end - begin, std::int64_t{most}))};
+  const int last = static_cast<int>(minimum(total, std::int64_t{0x7fffffff}));  // offsets have 32 bits
+  const int begin = minimum(maximum(cu_seqlens[seq], 0), last);
+  const int end = minimum(maximum(cu_seqlens[seq + 1], begin), last);
+  return {begin, minimum(end - begin, most)};
 }
 
 FLASHPORT_DEVICE Tokens query_tokens(const AttentionParams& p, int seq) {
@@ -41,7 +43,10 @@ struct WorkTile {
   int seq, head;
   int first_row;  // query of the sequence
   int q_len, kv_len;
-  std::int64_t q_begin, k_begin;  // the sequence's first query and key on the token axes
+  int q_begin, k_begin;      // the sequence's first query and key on the token axes
+  int first_tile, end_tile;  // the piece's key tiles
+  // The sequence's first row of the output. Of a piece, one of several: -1 - its first row of the partial results.
+  int out_begin;
 };
 
 FLASHPORT_DEVICE float head_scale(const AttentionParams& p, const HeadScales& scales, const WorkTile& work) {
@@ -61,8 +66,31 @@ FLASHPORT_DEVICE KeySpan visible_keys(const AttentionParams& p, const WorkTile& 
   return span;
 }
 
-// The key tiles [begin, end) that some of a work tile's `rows` queries see, counted from key 0: so the sums of a query
-// have one order, whatever work tile it is in. All queries see all keys of the tiles [plain_begin, plain_end).
+// How the keys of a sequence are cut, and the first key tile of the first piece.
+struct SequencePieces {
+  Pieces cut;
+  int first_tile;
+};
+FLASHPORT_DEVICE SequencePieces sequence_pieces(const AttentionParams& p, const PieceRule& rule, int q_len,
+                                                int kv_len) {
+  if (p.pieces.most <= 1 || q_len == 0) return {{1, 0x7fffffff}, 0};
+  WorkTile work = {};
+  work.q_len = q_len;
+  work.kv_len = kv_len;
+  const int first_key = visible_keys(p, work, 0).low;
+  return {cut_keys(rule, q_len, first_key, kv_len), first_key / rule.keys};
+}
+
+// The first row of a sequence's partial results, which lie piece by piece.
+FLASHPORT_DEVICE std::int64_t partial_row(const AttentionParams& p, int seq, const Tokens& queries,
+                                          const Tokens& keys) {
+  return seq * p.pieces.rows_of_sequence + std::int64_t{queries.begin} * p.pieces.rows_of_query +
+         keys.begin / 4 * p.pieces.rows_of_four_keys;
+}
+
+// The key tiles [begin, end) of its piece that some of a work tile's `rows` queries see, counted from key 0: so the
+// sums of a query have one order, whatever work tile it is in. All queries see all keys of the tiles [plain_begin,
+// plain_end).
 struct KeyTiles {
   int begin, plain_begin, plain_end, end;
 };
@@ -71,9 +99,10 @@ FLASHPORT_DEVICE KeyTiles key_tiles(const AttentionParams& p, const WorkTile& wo
   const KeySpan first = visible_keys(p, work, work.first_row);
   const KeySpan last = visible_keys(p, work, minimum(work.first_row + rows, work.q_len) - 1);
   KeyTiles tiles;
-  tiles.begin = first.low / kKeys;
-  tiles.end = last.high <= first.low ? tiles.begin : (last.high + kKeys - 1) / kKeys;
-  tiles.plain_begin = minimum((last.low + kKeys - 1) / kKeys, tiles.end);
+  tiles.begin = maximum(first.low / kKeys, work.first_tile);
+  tiles.end = last.high <= first.low ? tiles.begin : minimum((last.high + kKeys - 1) / kKeys, work.end_tile);
+  tiles.end = maximum(tiles.end, tiles.begin);
+  tiles.plain_begin = minimum(maximum((last.low + kKeys - 1) / kKeys, tiles.begin), tiles.end);
   tiles.plain_end = maximum(minimum(first.high, work.kv_len) / kKeys, tiles.plain_begin);
   tiles.plain_end = minimum(tiles.plain_end, tiles.end);
   return tiles;

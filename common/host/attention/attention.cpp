@@ -20,8 +20,11 @@ void attention(const AttentionArgs& args, Stream stream) {
   AttentionPlan plan = plan_attention(problem, device);
   if (checks_contents(check, device, stream)) check_attention_contents(check, device, stream, problem);
   const WorkspaceLease workspace = acquire_workspace(check, device, stream, plan.workspace_bytes, problem.workspace);
-  plan.params.counter = static_cast<std::uint32_t*>(workspace.data());
+  bind_workspace(plan, workspace.data());
   device.launch(check, stream, *plan.kernel, LaunchGrid{plan.grid}, plan.params);
+  if (plan.merge_kernel != nullptr) {
+    device.launch(check, stream, *plan.merge_kernel, LaunchGrid{plan.merge_grid}, plan.params);
+  }
   log_call([&] { return call_text(args) + ": " + schedule_of(plan).text; });
 }
 

@@ -1,9 +1,11 @@
 // explain(): what plan_attention() would decide about a call of these shapes.
+#include <algorithm>
 #include <limits>
 #include <string>
 
 #include <flashport/attention.h>
 
+#include "common/device/attention/pieces.h"
 #include "common/host/attention/kernel_choice.h"
 #include "common/host/attention/plan.h"
 #include "common/host/attention/problem.h"
@@ -24,6 +26,7 @@ AttentionProblem problem_of(const AttentionScheduleQuery& query) {
   problem.function = kCheck.function();
   problem.needs = needs_of(call);
   problem.paged = call.paged;
+  problem.num_splits = query.num_splits;
   AttentionParams& p = problem.params;
   p.batch = static_cast<std::int32_t>(query.batch);
   p.q_len = static_cast<std::int32_t>(query.q_len);
@@ -41,6 +44,8 @@ AttentionProblem problem_of(const AttentionScheduleQuery& query) {
   const KvFormat own = own_format(call.dtype).value_or(KvFormat::kBf16);
   p.k_format = call.k_format.value_or(own);
   p.v_format = call.v_format.value_or(own);
+  p.window_left = -1;
+  p.window_right = call.causal ? 0 : -1;
   return problem;
 }
 
@@ -48,7 +53,8 @@ std::string text_of(const AttentionSchedule& s) {
   return s.kernel + ": " + counted(s.blocks, "block") + " of " + counted(s.threads, "thread") + " and " +
          counted(s.shared_bytes, "byte") + " of shared memory for " + counted(s.work_tiles, "work tile") + " of " +
          counted(s.rows, "row") + "; key tiles of " + counted(s.keys, "key") + ", " + counted(s.stages, "stage") +
-         ", keys in " + counted(s.pieces, "piece") + "; " + counted(s.workspace_bytes, "byte") + " of workspace";
+         ", keys in " + counted(s.pieces, "piece") + (s.pieces > 1 ? ", merged in a second launch; " : "; ") +
+         counted(s.workspace_bytes, "byte") + " of workspace";
 }
 
 }  // namespace
@@ -64,6 +70,7 @@ AttentionSchedule explain(const AttentionScheduleQuery& query) {
   }
   kCheck.range(query.q_len, "q_len", 1, kMostTokens);
   kCheck.range(query.kv_len, "kv_len", 0, kMostTokens);
+  kCheck.range(query.num_splits, "num_splits", kInvariantSplits, kMostPieces);
   std::string reason;
   if (find_attention_kernel(query.call, reason) == nullptr) kCheck.not_supported(reason);
   DeviceContext& device = find_device(kCheck, find_target(query.call.target, reason));
@@ -81,6 +88,7 @@ AttentionSchedule schedule_of(const AttentionPlan& plan) {
   s.threads = plan.kernel->threads;
   s.blocks = plan.grid;
   s.work_tiles = plan.work_tiles;
+  s.pieces = std::max(plan.params.pieces.most, 1);
   s.shared_bytes = plan.kernel->shared_bytes;
   s.workspace_bytes = plan.workspace_bytes;
   s.text = text_of(s);

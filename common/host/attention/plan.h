@@ -16,9 +16,17 @@ struct AttentionPlan {
   std::int64_t grid = 0;        // blocks, which take work tiles until there are no more
   AttentionParams params{};     // all but the workspace's
   std::int64_t workspace_bytes = 0;
+
+  // Where keys may be cut: the merge of the pieces, and where their partial results lie in the workspace.
+  const KernelEntry* merge_kernel = nullptr;
+  std::int64_t merge_grid = 0;
+  std::int64_t partial_out_offset = 0, partial_lse_offset = 0;
 };
 
 [[nodiscard]] AttentionPlan plan_attention(const AttentionProblem& problem, DeviceContext& device);
+
+// Points the params to the parts of the workspace.
+void bind_workspace(AttentionPlan& plan, void* workspace);
 
 // What explain() and the log of calls say of a plan.
 [[nodiscard]] AttentionSchedule schedule_of(const AttentionPlan& plan);

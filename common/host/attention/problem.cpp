@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "common/device/attention/pieces.h"
 #include "common/host/arguments.h"
 #include "common/host/call_log.h"
 #include "common/host/check.h"
@@ -273,13 +274,10 @@ void check_values(const AttentionArgs& a) {
   check_score_numbers(kCheck, "softmax_scale", a.softmax_scale, a.softcap);
   check_window(kCheck, a.window_left, a.window_right);
   check_dropout(kCheck, a.dropout_p);
-  if (a.num_splits == kInvariantSplits || a.num_splits == 1) return;
-  const std::string got = "got " + std::to_string(a.num_splits);
-  if (a.num_splits < kInvariantSplits) {
-    kCheck.value_error("num_splits must be None (the invariant schedule), 0 (the heuristic) or a count, " + got);
-  }
-  kCheck.not_supported("num_splits must be None (the invariant schedule) or 1, " + got +
-                       "; no kernel cuts the keys of a query into pieces");
+  if (a.num_splits >= kInvariantSplits && a.num_splits <= kMostPieces) return;
+  kCheck.value_error("num_splits must be None (the invariant schedule), 0 (the heuristic) or a count" +
+                     (a.num_splits < 0 ? std::string() : " of at most " + std::to_string(kMostPieces)) + ", got " +
+                     std::to_string(a.num_splits));
 }
 
 HeadScales scales_of(const std::optional<TensorView>& scale) {
@@ -383,6 +381,7 @@ AttentionProblem validate(const AttentionArgs& args, Outputs outputs) {
   fill_tensors(args, extents, problem.params);
   fill_keys(args, extents, problem);
   fill_options(args, extents, problem.params);
+  problem.num_splits = args.num_splits;
   problem.needs = needs_of(problem.params);
   return problem;
 }

@@ -18,7 +18,8 @@ namespace flashport {
 struct AttentionProblem {
   const char* function;
   TensorView q;              // whose device the call runs on
-  AttentionParams params{};  // all but section_heads, counter and the maps
+  AttentionParams params{};  // all but pieces, section_heads, counter and the maps
+  int num_splits = kInvariantSplits;
   ScoreNeeds needs;
   bool paged = false;  // keys and values are on pages
   IndexBounds bounds;  // of them

@@ -129,6 +129,7 @@ std::string explained(const fp_query& c, const char* function) {
     asked.num_q_heads = c.num_kv_heads * c.group_size;
     asked.q_len = c.q_len;
     asked.kv_len = c.max_kv_len;
+    if (c.has_num_splits != 0) asked.num_splits = c.num_splits;
     return explain(asked).text;
   }
   throw ValueError(std::string(function) + ": operation must be fp_op_decode or fp_op_attention, got " +

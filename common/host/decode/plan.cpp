@@ -7,6 +7,7 @@
 #include "common/device/decode/chunks.h"
 #include "common/host/check.h"
 #include "common/host/decode/kernel_choice.h"
+#include "common/host/published_splits.h"
 
 namespace flashport {
 namespace {
@@ -119,14 +120,6 @@ void plan_chunks(DecodePlan& plan, std::int64_t chunks, std::int64_t keys) {
   plan.workspace_bytes = kCounterBytes + partials_bytes_of(plan);
 }
 
-// What the published heuristic is called with today: twice the multiprocessors, query blocks of 64.
-int heuristic_splits(const DecodeParams& p, const DeviceContext& device) {
-  const int key_block = p.head_dim_qk <= 64 ? 256 : p.head_dim_qk <= 128 ? 128 : 64;
-  const std::int64_t query_blocks = ceil_div(std::int64_t{p.group_size} * p.max_q_len, 64);
-  return num_splits_heuristic(to_int(std::int64_t{p.batch} * p.num_kv_heads * query_blocks),
-                              2 * device.multiprocessors(), to_int(ceil_div(p.cache.max_len, key_block)), 128);
-}
-
 // Partial results lie after the counters (which must stay zero for the invariant schedule) and the slots:
 //   mid [sequence, token] or [row of a ragged q], [head, chunk, head_dim_v], then lse of the same axes.
 void plan_splits(DecodePlan& plan, const DecodeProblem& problem, int splits, const Check& check,
@@ -205,7 +198,9 @@ DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device) {
   } else if (problem.num_splits == kInvariantSplits) {
     plan_invariant(plan, problem, check, device);
   } else {
-    const int splits = problem.num_splits > 0 ? problem.num_splits : heuristic_splits(p, device);
+    const SplitShape shape{std::int64_t{p.batch} * p.num_kv_heads, std::int64_t{p.group_size} * p.max_q_len,
+                           p.cache.max_len, p.head_dim_qk};
+    const int splits = problem.num_splits > 0 ? problem.num_splits : published_splits(shape, device.multiprocessors());
     plan_splits(plan, problem, splits, check, device);
   }
   return plan;

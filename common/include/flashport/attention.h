@@ -56,7 +56,9 @@ struct AttentionArgs {
   std::optional<TensorView> q_scale, k_scale, v_scale;
   std::optional<KvFormat> k_format, v_format;  // as in DecodeArgs
 
-  int num_splits = kInvariantSplits;  // or 1, which is the same here; other counts are refused
+  // Pieces of keys that run side by side and are merged in a second launch (types.h), at most 128. kInvariantSplits
+  // cuts the keys of few queries; with 1 none are, and the bits of a prompt are those of its chunks.
+  int num_splits = kInvariantSplits;
 
   TensorView out;                       // as q with DV in place of D, of q's type (fp16 or bf16 for fp8); any strides
   std::optional<TensorView> lse;        // fp32 natural log, (B, Hq, Sq) or packed (Hq, Tq)
@@ -104,6 +106,7 @@ struct AttentionScheduleQuery {
   std::int64_t batch = 1;
   std::int64_t num_q_heads = 1, num_kv_heads = 1;
   std::int64_t q_len = 1, kv_len = 1;  // of every sequence
+  int num_splits = kInvariantSplits;
 };
 struct AttentionSchedule {
   std::string kernel;             // as which_kernel() gives it
@@ -112,9 +115,9 @@ struct AttentionSchedule {
   std::int64_t stages = 0;        // key tiles in flight or in use
   std::int64_t threads = 0;       // of a block
   std::int64_t blocks = 0;        // of the grid
-  std::int64_t work_tiles = 0;    // of all sequences and heads
+  std::int64_t work_tiles = 0;    // of all sequences, heads and pieces
   std::int64_t shared_bytes = 0;  // of a block
-  std::int64_t pieces = 1;        // that the keys of a work tile are cut into
+  std::int64_t pieces = 1;        // that the keys of a sequence are cut into
   std::int64_t workspace_bytes = 0;
   std::string text;  // all of this in a sentence
 };

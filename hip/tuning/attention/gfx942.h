@@ -13,10 +13,10 @@ inline constexpr int kDropoutMaskThreads = 256;
 constexpr AttentionTuning attention_tuning(const AttentionShape& shape) {
   const int wider = shape.head_dim_qk > shape.head_dim_v ? shape.head_dim_qk : shape.head_dim_v;
   const bool plain = shape.form == ScoreForm::kPlain;
-  // queries, keys, stages
-  if (wider <= 64) return {256, plain ? 128 : 64, 2};
-  if (wider <= 128) return {plain ? 256 : 128, 64, 2};
-  return {128, 32, 2};
+  // queries, keys, stages, slices of V (1), work tiles of a lone sequence, for some 300 multiprocessors
+  if (wider <= 64) return {256, plain ? 128 : 64, 2, 1, 256};
+  if (wider <= 128) return {plain ? 256 : 128, 64, 2, 1, 256};
+  return {128, 32, 2, 1, 256};
 }
 
 // A wave for every 32 queries.

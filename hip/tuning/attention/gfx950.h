@@ -11,9 +11,9 @@ inline constexpr int kDropoutMaskThreads = 256;
 // Up to 128 columns a SIMD has two waves, whose groups take turns; a wave of 256 columns takes all registers.
 constexpr AttentionTuning attention_tuning(const AttentionShape& shape) {
   const int wider = shape.head_dim_qk > shape.head_dim_v ? shape.head_dim_qk : shape.head_dim_v;
-  // queries, keys, stages
-  if (wider <= 128) return {256, shape.form == ScoreForm::kPlain ? 128 : 64, 2};
-  return {128, 64, 2};
+  // queries, keys, stages, slices of V (1), work tiles of a lone sequence, for 256 multiprocessors
+  if (wider <= 128) return {256, shape.form == ScoreForm::kPlain ? 128 : 64, 2, 1, 256};
+  return {128, 64, 2, 1, 256};
 }
 
 // A wave for every 32 queries.

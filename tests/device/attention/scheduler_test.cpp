@@ -15,16 +15,18 @@
 namespace flashport::wave::attention {
 namespace {
 
-constexpr int kRows = 16;
+constexpr int kRows = 16, kKeys = 8;
 
 struct Tile {
   int head, seq, first_row, q_len, kv_len;
   std::int64_t q_begin, k_begin;
+  int first_tile = 0, end_tile = 0x7fffffff, out_begin = 0;
   friend auto operator<=>(const Tile&, const Tile&) = default;
 };
 std::ostream& operator<<(std::ostream& out, const Tile& t) {
   return out << "head " << t.head << " seq " << t.seq << " row " << t.first_row << " q_len " << t.q_len << " kv_len "
-             << t.kv_len << " at " << t.q_begin << ", " << t.k_begin;
+             << t.kv_len << " at " << t.q_begin << ", " << t.k_begin << " tiles " << t.first_tile << " to "
+             << t.end_tile << " out " << t.out_begin;
 }
 
 // A call: lengths of its sequences, packed or not, and how many rows of each are in use.
@@ -33,6 +35,9 @@ struct Call {
   bool packed = true;
   std::vector<int> used_q = {}, used_k = {}, pads = {};
   int kv_heads = 2, group = 2, section = 1;
+  // How keys are cut: so many pieces of each sequence, or by lengths.
+  int pieces = 1, window_left = -1;
+  bool by_lengths = false;
 
   [[nodiscard]] int batch() const { return static_cast<int>(q_lens.size()); }
 };
@@ -54,7 +59,8 @@ struct Params {
     p.group_size = call.group;
     p.num_q_heads = call.kv_heads * call.group;
     p.section_heads = call.section;
-    p.window_left = p.window_right = -1;
+    p.window_left = call.window_left;
+    p.window_right = -1;
     p.total_q = call.packed ? offsets_q.back() : std::int64_t{p.q_len} * p.batch;
     p.total_k = call.packed ? offsets_k.back() : std::int64_t{p.kv_len} * p.batch;
     if (call.packed) {
@@ -65,15 +71,45 @@ struct Params {
     p.cache.max_len = p.kv_len;
     if (!call.used_k.empty()) p.cache.seqlens = {call.used_k.data(), 0};
     if (!call.pads.empty()) p.leftpad_k = call.pads.data();
+    if (call.pieces > 1 || call.by_lengths) cut(call);
+  }
+  // Partial results lie by the sequence's number, its first query and its first key, so that each shows.
+  void cut(const Call& call) {
+    p.pieces.rule = {call.by_lengths ? 0 : call.pieces, 12 / call.group / call.kv_heads, kRows, kKeys};
+    p.pieces.most = call.by_lengths ? 12 : call.pieces;
+    const bool all_alike = !call.packed && call.used_q.empty() && call.used_k.empty() && call.pads.empty();
+    if (all_alike) p.pieces.most = cut_keys(p.pieces.rule, p.q_len, 0, p.kv_len).count;
+    p.pieces.rows_of_query = 1000;
+    p.pieces.rows_of_four_keys = 1;
+    p.pieces.rows_of_sequence = 1000000;
   }
   Params(const Params&) = delete;
   Params& operator=(const Params&) = delete;
 };
 
+// How the comments say that the keys of a sequence are cut.
+struct PiecesOf {
+  int count, each, first;
+};
+PiecesOf pieces_of(const Call& call, int q_len, int kv_len) {
+  const int first_key = call.window_left < 0 ? 0 : std::max(kv_len - q_len - call.window_left, 0);
+  const int first = first_key / kKeys, tiles = (kv_len + kKeys - 1) / kKeys - first;
+  int wanted = call.pieces;
+  if (call.by_lengths) {
+    const int query_tiles = std::max((q_len + kRows - 1) / kRows, 1);
+    wanted = std::min(12 / (call.group * call.kv_heads) / query_tiles,
+                      (kv_len - first_key) / std::max({1024, 4 * q_len, 1}));
+  }
+  if (wanted <= 1 || tiles <= 1 || q_len == 0) return {1, tiles, 0};
+  const int each = (tiles + wanted - 1) / wanted;
+  const int count = (tiles + each - 1) / each;
+  return count == 1 ? PiecesOf{1, tiles, 0} : PiecesOf{count, each, first};
+}
+
 // The order as the scheduler's comment says it, from the lengths.
 std::vector<Tile> expected(const Call& call) {
   std::vector<Tile> tiles;
-  const int levels = (*std::max_element(call.q_lens.begin(), call.q_lens.end()) + kRows - 1) / kRows;
+  const int levels = (*std::max_element(call.q_lens.begin(), call.q_lens.end()) + kRows - 1) / kRows * 12;
   for (int section = 0; section < call.kv_heads; section += call.section) {
     for (int level = levels - 1; level >= 0; --level) {
       std::int64_t q_begin = 0, k_begin = 0;
@@ -82,9 +118,21 @@ std::vector<Tile> expected(const Call& call) {
         const int pad = call.pads.empty() ? 0 : call.pads[at];
         const int q_len = call.used_q.empty() ? call.q_lens[at] : call.used_q[at];
         const int kv_len = (call.used_k.empty() ? call.kv_lens[at] : call.used_k[at]) - pad;
+        const int query_tiles = (q_len + kRows - 1) / kRows;
+        const PiecesOf cut = pieces_of(call, q_len, kv_len);
+        const int piece = query_tiles == 0 ? 0 : level / query_tiles;
+        Tile tile{0, seq, level * kRows - piece * query_tiles * kRows, q_len, kv_len, q_begin, k_begin + pad};
+        tile.out_begin = static_cast<int>(q_begin);
+        if (cut.count > 1) {
+          tile.first_tile = cut.first + piece * cut.each;
+          tile.end_tile = tile.first_tile + cut.each;
+          const std::int64_t row = seq * 1000000 + q_begin * 1000 + (k_begin + pad) / 4 + piece * q_len;
+          tile.out_begin = static_cast<int>(-1 - row);
+        }
         for (int kv_head = section; kv_head < std::min(section + call.section, call.kv_heads); ++kv_head) {
-          for (int i = 0; i < call.group && level * kRows < q_len; ++i) {
-            tiles.push_back({kv_head * call.group + i, seq, level * kRows, q_len, kv_len, q_begin, k_begin + pad});
+          for (int i = 0; i < call.group && level < query_tiles * cut.count; ++i) {
+            tile.head = kv_head * call.group + i;
+            tiles.push_back(tile);
           }
         }
         if (call.packed) q_begin += call.q_lens[at], k_begin += call.kv_lens[at];
@@ -95,11 +143,13 @@ std::vector<Tile> expected(const Call& call) {
 }
 
 std::vector<Tile> scheduled(const AttentionParams& p, const Block& block) {
-  TileScheduler<kRows> scheduler(p, block);
+  TileScheduler<kRows, kKeys> scheduler(p, block);
   std::vector<Tile> tiles;
   for (int i = 0; i < scheduler.count(); ++i) {
-    const WorkTile work = scheduler.tile(i);
-    tiles.push_back({work.head, work.seq, work.first_row, work.q_len, work.kv_len, work.q_begin, work.k_begin});
+    WorkTile work;
+    scheduler.tile(i, work);
+    tiles.push_back({work.head, work.seq, work.first_row, work.q_len, work.kv_len, work.q_begin, work.k_begin,
+                     work.first_tile, work.end_tile, work.out_begin});
   }
   return tiles;
 }
@@ -153,6 +203,71 @@ TEST(TileScheduler, RandomBatches) {
   }
 }
 
+TEST(TileScheduler, PiecesOfDenseSequences) {
+  expect_order({.q_lens = {40, 40}, .kv_lens = {100, 100}, .packed = false, .pieces = 3});
+  expect_order({.q_lens = {1}, .kv_lens = {20}, .packed = false, .pieces = 3});
+  expect_order({.q_lens = {20, 20}, .kv_lens = {3000, 3000}, .packed = false, .group = 1, .by_lengths = true});
+}
+
+// Of several pieces, one, and none; where a window begins, and where few key tiles make fewer pieces.
+TEST(TileScheduler, PiecesOfSequencesWithLengthsOfTheirOwn) {
+  expect_order({.q_lens = {40, 0, 17, 100, 1, 16}, .kv_lens = {40, 5, 0, 300, 1, 2}, .pieces = 7});
+  expect_order({.q_lens = {40, 0, 17, 100}, .kv_lens = {40, 5, 0, 300}, .pieces = 3, .window_left = 33});
+  expect_order({.q_lens = {40, 40, 40},
+                .kv_lens = {50, 50, 50},
+                .packed = false,
+                .used_k = {50, 3, 20},
+                .pads = {4, 3, 0},
+                .pieces = 2});
+  expect_order({.q_lens = {5, 20, 40, 700, 3, 0},
+                .kv_lens = {4100, 2048, 9000, 2800, 2047, 5000},
+                .kv_heads = 1,
+                .by_lengths = true});
+  expect_order({.q_lens = {5, 5}, .kv_lens = {9000, 9000}, .packed = false, .used_q = {5, 2}, .by_lengths = true});
+  expect_order({.q_lens = {5, 30}, .kv_lens = {9000, 9000}, .kv_heads = 1, .window_left = 2100, .by_lengths = true});
+}
+
+// The pieces of a sequence together have each of its key tiles once, and none has many more than another.
+TEST(Pieces, HaveEachKeyTileOnce) {
+  for (const int count : {0, 2, 3, 7, 128}) {
+    for (const int q_len : {1, 16, 300, 1 << 30}) {
+      for (const int kv_len : {0, 1, 8, 9, 500, 2047, 2048, 5000, 64 << 10, 1 << 30}) {
+        for (const int first_key : {0, kv_len / 3}) {
+          const Pieces cut = cut_keys({count, 32, kRows, kKeys}, q_len, first_key, kv_len);
+          ASSERT_TRUE(cut.count >= 1 && cut.count <= kMostPieces);
+          if (cut.count == 1) continue;
+          const int tiles = (kv_len + kKeys - 1) / kKeys - first_key / kKeys;
+          EXPECT_LT((cut.count - 1) * cut.tiles, tiles);
+          EXPECT_GE(cut.count * cut.tiles, tiles);
+          if (count > 0) continue;
+          EXPECT_LE(cut.count * ((q_len + kRows - 1) / kRows), 32);
+          EXPECT_GE((kv_len - first_key) / cut.count, std::max(1024, 4 * q_len));
+        }
+      }
+    }
+  }
+}
+
+// Few queries on many keys are cut into as many pieces as make 128 work tiles of 32 heads; prompts are not cut.
+TEST(Pieces, FollowFromTheLengths) {
+  const PieceRule rule{0, 128 / 32, 128, 128};
+  const auto count = [&](int q_len, int kv_len, int first_key = 0) {
+    return cut_keys(rule, q_len, first_key, kv_len).count;
+  };
+  EXPECT_EQ(count(128, 65536), 4);
+  EXPECT_EQ(count(1, 65536), 4);
+  EXPECT_EQ(count(129, 65536), 2);
+  EXPECT_EQ(count(256, 65536), 2);
+  EXPECT_EQ(count(257, 65536), 1);
+  EXPECT_EQ(count(128, 4095), 3);
+  EXPECT_EQ(count(128, 2048), 2);
+  EXPECT_EQ(count(128, 2047), 1);
+  EXPECT_EQ(count(128, 65536, 65536 - 2000), 1);
+  EXPECT_EQ(count(2048, 2048), 1);
+  EXPECT_EQ(cut_keys({0, 128, 128, 128}, 1, 0, 1 << 30).count, 128);
+  EXPECT_EQ(cut_keys({0, 128, 128, 128}, 1024, 0, 16384).count, 4);
+}
+
 // Offsets that no validation has seen are cut to the tensors.
 TEST(TileScheduler, WrongOffsetsStayInTheTensors) {
   const Call call{.q_lens = {40, 40}, .kv_lens = {40, 40}};
@@ -177,6 +292,7 @@ template <int kKeys>
 void expect_key_tiles(const AttentionParams& p, int q_len, int kv_len, int rows) {
   for (int first_row = 0; first_row < q_len; first_row += rows) {
     WorkTile work{};
+    work.end_tile = 1 << 30;
     work.first_row = first_row;
     work.q_len = q_len;
     work.kv_len = kv_len;

@@ -230,6 +230,8 @@ TEST_F(AttentionRefuses, Values) {
       {"dropout nan", [=](Inputs& i) { i.drop(nan); }, "dropout_p must be at least 0 and below 1, got nan"},
       {"num_splits", [](Inputs& i) { i.args.num_splits = -2; },
        "num_splits must be None (the invariant schedule), 0 (the heuristic) or a count, got -2"},
+      {"many splits", [](Inputs& i) { i.args.num_splits = 129; },
+       "num_splits must be None (the invariant schedule), 0 (the heuristic) or a count of at most 128, got 129"},
       {"workspace",
        [](Inputs& i) { i.args.workspace = TensorView(scratch_at(44 << 20), DType::kUInt8, Device{}, {255}); },
        "workspace must have at least 256 bytes, got 255"},
@@ -249,9 +251,6 @@ TEST_F(AttentionRefuses, WhatNoKernelServes) {
       {"small", [](Inputs& i) { i.set_head_dims(8, 128); }, "head_dim must be a multiple of 8 from 16 to 512, got 8"},
       {"step", [](Inputs& i) { i.set_head_dims(128, 20); },
        "head_dim_v must be a multiple of 8 from 16 to 512, got 20"},
-      {"heuristic", [](Inputs& i) { i.args.num_splits = 0; },
-       "num_splits must be None (the invariant schedule) or 1, got 0; no kernel cuts the keys of a query into pieces"},
-      {"splits", [](Inputs& i) { i.args.num_splits = 3; }, "or 1, got 3; no kernel cuts"},
   });
   expect<NotSupportedError>(
       {

@@ -69,7 +69,10 @@ TEST_F(CAttention, TakesEveryMember) {
   EXPECT_EQ(p.dropout.drop_below, 32768u);
 
   c.num_splits = 2;
-  EXPECT_EQ(fp_attention(&c, 0), fp_not_supported);
+  EXPECT_EQ(fp_attention(&c, 0), fp_ok) << fp_last_error();
+  EXPECT_EQ(fake_state().launches.back().as<AttentionParams>().pieces.rule.count, 2);
+  c.num_splits = 129;
+  EXPECT_EQ(fp_attention(&c, 0), fp_value_error);
   c.has_num_splits = 0;
   std::int64_t bytes = 0;
   c.out = nullptr;

@@ -56,6 +56,7 @@ std::ostream& operator<<(std::ostream& out, const AttentionCase& c) {
   if (c.dropout > 0) out << " dropout " << c.dropout;
   if (c.scale) out << " scale " << *c.scale;
   if (!c.lse) out << " no lse";
+  if (c.splits >= 0) out << " splits " << c.splits;
   return out << " layout " << static_cast<int>(c.layout) << " seed " << c.seed;
 }
 
@@ -378,6 +379,7 @@ flashport::AttentionArgs AttentionCall::args() const {
   give(a.sinks, sinks_);
   give(a.bias, bias_);
   a.dropout_p = c_.dropout;
+  a.num_splits = c_.splits;
   give(a.rng_state, rng_state_);
   return a;
 }

@@ -48,6 +48,7 @@ struct AttentionCase {
   bool lse = true;
   Layout layout = Layout::kDense;
   std::uint64_t seed = 0;
+  int splits = flashport::kInvariantSplits;
   std::vector<std::int64_t> ids = {};  // sequences of one id and seed have the same numbers; empty: their index
 
   [[nodiscard]] flashport::AttentionQuery query() const;

@@ -27,6 +27,7 @@ enum Option {
   kNoLse,
   kPages,
   kFp8,
+  kSplits,
   kOptions
 };
 using OptionSet = std::vector<Option>;
@@ -99,6 +100,7 @@ void set(AttentionCase& c, Option option, Random& random) {
       c.q_fp8 = c.type != Type::kF32 && random.below(2) == 0;
       c.scales = random.below(3) > 0;
       return;
+    case kSplits: c.splits = one_of(random, std::array{2, 3, 7}); return;
     case kOptions: return;
   }
 }

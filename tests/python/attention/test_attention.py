@@ -50,6 +50,8 @@ OPTIONS = {
     "sinks": {"sinks": sinks(RNG)},
     "dropout": {"dropout_p": 0.3, "rng_state": np.array([5, 1 << 35 | 7])},
     "one split": {"num_splits": 1},
+    "three splits": {"num_splits": 3},
+    "splits of the heuristic": {"num_splits": 0},
 }
 
 
