@@ -32,7 +32,7 @@ class PagedKvCopies {
     pages_ = block_.uniform(kv::page_list(p_.cache, work.seq));
     keys_.begin(p_.cache.k, pages_, work, block_, head, tile, end);
     values_.begin(p_.cache.v, pages_, work, block_, head, tile, end);
-    keys_.look_up(p_.cache, pages_);
+    keys_.look_up(p_.cache, pages_, block_);
     load_keys();
     look_up();
     store_keys();
@@ -54,10 +54,12 @@ class PagedKvCopies {
  private:
   FLASHPORT_DEVICE static bool is_fp8(KvFormat format) { return format == KvFormat::kFp8E4M3; }
   FLASHPORT_DEVICE void load_keys() { keys_.load(p_.cache.k, block_, is_fp8(p_.k_format), p_.head_dim_qk); }
-  FLASHPORT_DEVICE void store_keys() { keys_.store(memory_.keys, block_, is_fp8(p_.k_format), p_.head_dim_qk, Memory::kNextKeys); }
+  FLASHPORT_DEVICE void store_keys() {
+    keys_.store(memory_.keys, block_, is_fp8(p_.k_format), p_.head_dim_qk, Memory::kNextKeys);
+  }
   FLASHPORT_DEVICE void look_up() {
-    keys_.look_up(p_.cache, pages_);
-    values_.look_up(p_.cache, pages_);
+    keys_.look_up(p_.cache, pages_, block_);
+    values_.look_up(p_.cache, pages_, block_);
   }
 
   const AttentionParams& p_;

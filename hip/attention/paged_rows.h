@@ -5,6 +5,8 @@
 // address is computed from it, and the lanes that load the row get its offset from that lane.
 #pragma once
 
+#include <limits>
+
 #include "hip/attention/memory.h"
 #include "hip/attention/widen.h"
 
@@ -17,63 +19,66 @@ FLASHPORT_DEVICE unsigned value_of_lane(unsigned x, unsigned lane) {
 
 // Where the rows of a tile begin, each in the lane that looked it up.
 struct RowOffsets {
+  static constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::min();  // of no row; strides may be negative
   GlobalBytes data;
-  std::int64_t own;  // -1: no such row
+  std::int64_t own;
 
   // The address of byte `byte` of the row of lane `lane`, or of zeros.
   FLASHPORT_DEVICE GlobalBytes address(unsigned lane, unsigned byte, bool is_live) const {
     const Words2 words = __builtin_bit_cast(Words2, own);
     const Words2 theirs = {value_of_lane(words[0], lane), value_of_lane(words[1], lane)};
-    const bool is_row = static_cast<int>(theirs[1]) >= 0;
+    const bool is_row = theirs[1] != static_cast<unsigned>(kNone >> 32);
     return is_live && is_row ? data + __builtin_bit_cast(std::int64_t, theirs) + byte : zero_row();
   }
 };
 
-// Where `count` neighbouring values from `first` on are loaded from in a row of `columns`, as many bytes as the math type
-// has for them: the byte in the row. Of e4m3 that is twice as much as there is to load, and never past the row's end.
+// The byte of a row where a load of kCount values from `first` on begins, which takes 2 kCount bytes in either format.
+// These hold twice as many values of e4m3; the last load of a row begins early enough to end with it.
 template <int kCount>
 FLASHPORT_DEVICE unsigned stored_byte(unsigned first, bool is_fp8, int columns) {
   return is_fp8 ? minimum(first, static_cast<unsigned>(columns) - 2 * kCount) : 2 * first;
 }
-// Whether they are the second half of those bytes.
+// Whether the values of e4m3 are the second half of those bytes.
 template <int kCount>
 FLASHPORT_DEVICE bool is_second_half(unsigned first, int columns) {
   return first > static_cast<unsigned>(columns) - 2 * kCount;
 }
 
+// The rows of a tile that a wave copies, of which this lane looks up one.
 template <int kKeys>
 class RowPlaces {
  public:
-  // `key`: of a tile, the one that this lane looks up. Keys from `end` on are not there. `pages`: null if keys are rows.
+  // There are no keys from `end` on. `pages`: null if the cache has no table.
   FLASHPORT_DEVICE void begin(const CacheParams& cache, const std::int32_t* pages, const WorkTile& work, int head,
-                              int tile, int key, int end) {
+                              int tile, int end) {
     data_ = (GlobalBytes)cache.data + head * cache.head_stride;
     int first = static_cast<int>(work.k_begin);  // of tokens on pages
     if (pages == nullptr) {
       data_ = first_row(cache, work, work.k_begin, head);
       first = 0;
     }
-    token_ = first + tile * kKeys + key;
+    next_ = first + tile * kKeys;
     end_ = first + end;
   }
-  // Asks for the pages of the next tile.
-  FLASHPORT_DEVICE void look_up(const PagedCache& cache, const std::int32_t* pages) {
-    place_ = kv::token_coord(cache, pages, 0, token_, token_ < end_);
-    token_ += kKeys;
+  // Asks for the page of the next tile's key `key`.
+  FLASHPORT_DEVICE void look_up(const PagedCache& cache, const std::int32_t* pages, int key) {
+    const int token = next_ + key;
+    place_ = kv::token_coord(cache, pages, 0, token, token < end_);
+    next_ += kKeys;
   }
   // Of the tile that was looked up last.
   FLASHPORT_DEVICE RowOffsets offsets(const CacheParams& cache) const {
-    return {data_, kv::row_offset(cache, place_, 0)};
+    return {data_, place_.offset < 0 ? RowOffsets::kNone : kv::row_offset(cache, place_, 0)};
   }
 
  private:
   GlobalBytes data_;  // of the head
-  int token_, end_;   // of the sequence, or of its keys
+  int next_, end_;    // tokens of the sequence, or keys: the next tile's first, and after the last
   kv::TokenCoord place_;
 };
 
-// Copies of a tile's rows as they are: rows of kVectors vectors, of which each group of waves copies its part. Where they
-// are e4m3, a vector is eight bytes in memory. kOffset(row, vector) is the vector's byte offset in LDS.
+// Copies of a tile's rows as they are: rows of kVectors vectors, of which each group of waves copies its part. Where
+// they are e4m3, a vector is eight bytes in memory. kOffset(row, vector) is the vector's byte offset in LDS.
 template <AttentionConfig kCfg, int kVectors, auto kOffset>
 class PagedRowCopies {
   static constexpr bool kMayBeFp8 = has(kCfg.shape.sources, KeySources::kFp8);
@@ -85,15 +90,15 @@ class PagedRowCopies {
  public:
   FLASHPORT_DEVICE void begin(const CacheParams& cache, const std::int32_t* pages, const WorkTile& work,
                               const Block& block, int head, int tile, int end) {
+    places_.begin(cache, pages, work, head, tile, end);
     const int thread = block.thread() % kGroupThreads;
-    const int group = block.wave() / kGroupWaves, wave = block.wave() % kGroupWaves;
-    const int own = thread % kWaveRowsOfTile;
-    const int first = group * kOwnRows + wave * kWaveRowsOfLoad;
-    places_.begin(cache, pages, work, head, tile, first + own / kWaveRowsOfLoad * kLoadRows + own % kWaveRowsOfLoad,
-                  end);
-    to_ = kOffset(group * kOwnRows + thread / kVectors, thread % kVectors);
+    to_ = kOffset(block.wave() / kGroupWaves * kOwnRows + thread / kVectors, thread % kVectors);
   }
-  FLASHPORT_DEVICE void look_up(const PagedCache& cache, const std::int32_t* pages) { places_.look_up(cache, pages); }
+  FLASHPORT_DEVICE void look_up(const PagedCache& cache, const std::int32_t* pages, const Block& block) {
+    const int own = static_cast<unsigned>(block.thread()) % kWaveRowsOfTile;
+    const int first = block.wave() / kGroupWaves * kOwnRows + block.wave() % kGroupWaves * kWaveRowsOfLoad;
+    places_.look_up(cache, pages, first + own / kWaveRowsOfLoad * kLoadRows + own % kWaveRowsOfLoad);
+  }
   FLASHPORT_DEVICE void load(const CacheParams& cache, const Block& block, bool is_fp8, int columns) {
     const RowOffsets offsets = places_.offsets(cache);
     const auto thread = static_cast<unsigned>(block.thread());

@@ -174,12 +174,14 @@ class PagedValueCopies {
  public:
   FLASHPORT_DEVICE void begin(const CacheParams& cache, const std::int32_t* pages, const WorkTile& work,
                               const Block& block, int head, int tile, int end) {
-    const int lane = block.thread() % kWaveSize, group = block.wave() / kGroupWaves, wave = wave_of(block);
-    const int first = first_key_of_four(Split::four(group, wave, 0));
-    places_.begin(cache, pages, work, head, tile, first + lane % kWaveKeys, end);
-    to_ = Split::offset(Split::column(wave, lane), Split::four(group, wave, lane));
+    places_.begin(cache, pages, work, head, tile, end);
+    const int lane = block.thread() % kWaveSize;
+    to_ = Split::offset(Split::column(wave_of(block), lane), four(block, lane));
   }
-  FLASHPORT_DEVICE void look_up(const PagedCache& cache, const std::int32_t* pages) { places_.look_up(cache, pages); }
+  FLASHPORT_DEVICE void look_up(const PagedCache& cache, const std::int32_t* pages, const Block& block) {
+    const int own = static_cast<unsigned>(block.thread()) % kWaveKeys;
+    places_.look_up(cache, pages, first_key_of_four(four(block, 0)) + own);
+  }
   FLASHPORT_DEVICE void load(const CacheParams& cache, const Block& block, bool is_fp8, int columns) {
     if (Split::is_idle(wave_of(block))) return;
     const RowOffsets offsets = places_.offsets(cache);
@@ -203,6 +205,9 @@ class PagedValueCopies {
 
  private:
   FLASHPORT_DEVICE static int wave_of(const Block& block) { return block.wave() % kGroupWaves; }
+  FLASHPORT_DEVICE static int four(const Block& block, int lane) {
+    return Split::four(block.wave() / kGroupWaves, wave_of(block), lane);
+  }
   // The thread's first one of block i.
   FLASHPORT_DEVICE static unsigned column(const Block& block, int i) {
     return Split::column(wave_of(block), static_cast<unsigned>(block.thread()) % kWaveSize) + i * Split::kColumnStep;

@@ -1,5 +1,5 @@
-// Attention widens every e4m3 number exactly, and NaN stays NaN. With one key a query's output is its value, and lse its
-// scaled score, so that each code can be read off.
+// Attention widens every e4m3 number exactly, and NaN stays NaN. With one key a query's output is its value, and lse
+// its scaled score, so that each code can be read off.
 #include <gtest/gtest.h>
 
 #include <flashport/attention.h>
@@ -72,7 +72,8 @@ class AttentionFp8 : public testing::TestWithParam<Type> {};
 TEST_P(AttentionFp8, WidensEveryValue) {
   FLASHPORT_REQUIRE_SUPPORT("attention_bf16_d256_fp8_values", support(dtype_of(GetParam())));
   OneKeyCall call(GetParam(), GetParam());
-  for (std::int64_t code = 0; code < kCodes; ++code) *call.v.address({0, 0, 0, code}) = static_cast<unsigned char>(code);
+  for (std::int64_t code = 0; code < kCodes; ++code)
+    *call.v.address({0, 0, 0, code}) = static_cast<unsigned char>(code);
   call.run();
   for (std::int64_t code = 0; code < kCodes; ++code) {
     const double got = call.out.get({0, 5, 0, code}), wanted = value_of(code);
