@@ -13,6 +13,8 @@
 
 namespace flashport::gfx11 {
 
+inline constexpr bool kConvertsFnuz = false;  // it has no conversion instructions of fp8
+
 FLASHPORT_DEVICE void await_stores() { asm volatile("s_waitcnt_vscnt null, 0x0" ::: "memory"); }
 
 }  // namespace flashport::gfx11

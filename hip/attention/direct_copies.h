@@ -7,7 +7,7 @@
 // aligned to 16 bytes or lie too far apart for 32-bit offsets.
 #pragma once
 
-#include "hip/attention/memory.h"
+#include "hip/attention/paged_rows.h"
 
 namespace flashport::FLASHPORT_TARGET::attention {
 
@@ -136,6 +136,11 @@ class KvCopies {
   TileCopies<kKeyVectors, kKeys, key_place<kKeyVectors, Memory::kKeyPlaces>> keys_;
   TileCopies<kValueVectors, kKeys, value_place<kValueVectors>> values_;
 };
+
+// Copies of values that may lie on pages.
+template <AttentionConfig kCfg, int kVectors = kCfg.shape.head_dim_v / 8>
+using PagedValueCopies =
+    PagedRowCopies<kCfg, kVectors, [](int key, int vector) { return value_vector_offset<kVectors>(key, vector); }>;
 
 // Reads the left operand V^T [32, 16] from values [keys, DV].
 template <AttentionConfig kCfg>

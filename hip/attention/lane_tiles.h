@@ -6,7 +6,7 @@
 #pragma once
 
 #include "common/device/attention/kernel.h"
-#include FLASHPORT_ATTENTION_COPIES_HEADER
+#include "hip/attention/paged_copies.h"
 
 namespace flashport::FLASHPORT_TARGET::attention {
 
@@ -149,11 +149,11 @@ class LaneTiles {
     slice_ = thread / kWaveSize % kSlices;
     row_ = work.first_row + thread / kWaveSize / kSlices * kWaveRows + n_;
   }
-  // The address of a query of the sequence, or that of zeros.
-  FLASHPORT_DEVICE static GlobalBytes query(const AttentionParams& p, const WorkTile& work, int row) {
+  // The address of a query of the sequence, whose elements have `bytes`, or that of zeros.
+  FLASHPORT_DEVICE static GlobalBytes query(const AttentionParams& p, const WorkTile& work, int row, int bytes = 2) {
     const std::int64_t at =
         work.seq * p.q.stride_seq + (work.q_begin + row) * p.q.stride_token + work.head * p.q.stride_head;
-    return row < work.q_len ? (GlobalBytes)p.q.data + 2 * at : zero_row();
+    return row < work.q_len ? (GlobalBytes)p.q.data + bytes * at : zero_row();
   }
 
   int n_ = 0, half_ = 0;

@@ -60,12 +60,17 @@ constexpr int value_place(int key, int vector) {
   const int row = key % 4;
   return vector ^ (kVectors > 8 ? row + row % 2 * 4 : row) * 2;
 }
+// Byte offset of a vector of values [keys, DV].
+template <int kVectors>
+constexpr int value_vector_offset(int key, int vector) {
+  return (key * kVectors + value_place<kVectors>(key, vector)) * kVectorBytes;
+}
 // Byte offset in values [keys, DV] of what lane `lane` reads first for the operand of columns 0 to 31 and keys 0 to 15:
 // ds_read_b64_tr_b16 transposes 4 keys x 16 columns, of which a lane of 16 has four columns of a key.
 template <int kVectors>
 constexpr int value_read_offset(int lane) {
   const int key = lane / 32 * 4 + lane % 16 / 4, column = lane / 16 % 2 * 16 + lane % 4 * 4;
-  return (key * kVectors + value_place<kVectors>(key, column / 8)) * kVectorBytes + column % 8 * 2;
+  return value_vector_offset<kVectors>(key, column / 8) + column % 8 * 2;
 }
 // From there to the columns from 32 `block` on, of keys 16 `pair` + 8 `half`.
 template <int kVectors>

@@ -34,7 +34,7 @@ class AttentionTiles : public LaneTiles<kCfg, Floats16> {
   static constexpr int kGroups = groups_of(kCfg);
   static_assert(kCfg.tuning.stages == 2 && kCfg.tuning.slices == 1 && !attention_shares_queries(kCfg.shape));
   using Memory = AttentionMemory<kCfg>;
-  using Copies = KvCopies<kCfg>;
+  using Copies = attention::Copies<kCfg>;
   using Values = ValueReads<kCfg>;
 
  public:
@@ -56,11 +56,7 @@ class AttentionTiles : public LaneTiles<kCfg, Floats16> {
   FLASHPORT_DEVICE void begin(const WorkTile& work) {
     const KeyTiles range = key_tiles<kKeys>(p_, work, kBlockRows);
     copies_.begin(work, range.begin, minimum(work.kv_len, range.end * kKeys));
-    const GlobalBytes query = Base::query(p_, work, this->row_) + 16 * half_;
-#pragma unroll
-    for (int pair = 0; pair < kKeyVectors / 2; ++pair) {
-      queries_[pair] = load_words<4>(16 * pair + 8 * half_ < p_.head_dim_qk ? query + 32 * pair : zero_row());
-    }
+    load_queries(work);
     keys_from_ = key_offset<kKeyVectors, Memory::kKeyPlaces>(n_, half_);
     values_from_ = Values::first(kWaveRows * half_ + n_);
     sync_shared();
@@ -145,6 +141,25 @@ class AttentionTiles : public LaneTiles<kCfg, Floats16> {
   }
 
  private:
+  FLASHPORT_DEVICE void load_queries(const WorkTile& work) {
+    if constexpr (has(Base::kShape.sources, KeySources::kFp8)) {
+      if (p_.q.dtype == DType::kFp8E4M3) return load_fp8_queries(work);
+    }
+    const GlobalBytes query = Base::query(p_, work, this->row_) + 16 * half_;
+#pragma unroll
+    for (int pair = 0; pair < kKeyVectors / 2; ++pair) {
+      queries_[pair] = load_words<4>(16 * pair + 8 * half_ < p_.head_dim_qk ? query + 32 * pair : zero_row());
+    }
+  }
+  FLASHPORT_DEVICE void load_fp8_queries(const WorkTile& work) {
+    const GlobalBytes query = Base::query(p_, work, this->row_, 1) + 8 * half_;
+#pragma unroll
+    for (int pair = 0; pair < kKeyVectors / 2; ++pair) {
+      const auto x = load_words<2>(16 * pair + 8 * half_ < p_.head_dim_qk ? query + 16 * pair : zero_row());
+      const Words2 low = widen_e4m3<kMath>(x[0]), high = widen_e4m3<kMath>(x[1]);
+      queries_[pair] = Words4{low[0], low[1], high[0], high[1]};
+    }
+  }
   FLASHPORT_DEVICE int group() const { return kGroups == 1 ? 0 : block_.wave() / kGroupWaves; }
 
   // The order of a turn's instructions: reads from LDS go a few products ahead.

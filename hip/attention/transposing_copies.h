@@ -5,19 +5,15 @@
 // weight of 0.
 #pragma once
 
-#include "hip/attention/memory.h"
+#include "hip/attention/paged_rows.h"
 
 namespace flashport::FLASHPORT_TARGET::attention {
 
+// The values that a thread transposes: 4 keys x 4 columns at a time, a wave kWaveFours times 4 keys x 32 columns.
 template <AttentionConfig kCfg>
-class KvCopies {
-  using Memory = AttentionMemory<kCfg>;
-  static constexpr int kKeys = kCfg.tuning.keys;
-  static constexpr int kOwnKeys = kKeys / groups_of(kCfg);  // of a tile, that a group copies
-  static constexpr int kKeyVectors = kCfg.shape.head_dim_qk / 8, kValueVectors = kKeys / 8;
-  static constexpr int kLoadKeys = kGroupThreads / kKeyVectors, kKeyLoads = kOwnKeys / kLoadKeys;
-  // A thread transposes 4 keys x 4 columns of values, a wave kWaveFours times 4 keys x 32 columns at a time.
-  static constexpr int kWaveFours = kWaveSize / 8;
+struct ValueSplit {
+  static constexpr int kWaveFours = kWaveSize / 8, kVectors = kCfg.tuning.keys / 8;
+  static constexpr int kOwnKeys = kCfg.tuning.keys / groups_of(kCfg);  // of a tile, that a group copies
   static constexpr int kColumnBlocks = kCfg.shape.head_dim_v / 32, kKeyBlocks = kOwnKeys / (4 * kWaveFours);
   static constexpr int kAllBlocks = kColumnBlocks * kKeyBlocks;
   static constexpr bool kSomeIdle = kAllBlocks < kGroupWaves;               // waves have no values to copy
@@ -25,9 +21,46 @@ class KvCopies {
   // From one block of a wave to its next.
   static constexpr int kColumnStep = kGroupWaves < kColumnBlocks ? 32 * kGroupWaves : 0;
   static constexpr int kKeyStep = kColumnStep == 0 ? 4 * kWaveFours : 0;
-  static_assert(kLoadKeys % 8 == 0 && kKeyLoads * kLoadKeys == kOwnKeys);
   static_assert(kSomeIdle || kBlocks * kGroupWaves == kAllBlocks);
   static_assert(kBlocks == 1 || kKeyBlocks == 1 || kColumnBlocks == kGroupWaves);
+
+  FLASHPORT_DEVICE static bool is_idle(int wave) { return kSomeIdle && wave >= kAllBlocks; }
+  FLASHPORT_DEVICE static int column(int wave, int lane) { return wave % kColumnBlocks * 32 + lane % 8 * 4; }
+  // The first four keys, of the tile's.
+  FLASHPORT_DEVICE static int four(int group, int wave, int lane) {
+    return (group * kKeyBlocks + wave / kColumnBlocks) * kWaveFours + lane / 8;
+  }
+  FLASHPORT_DEVICE static int offset(int column, int four) {
+    return value_offset<kVectors>(column, four / 2) + four % 2 * 8;
+  }
+
+  // `to`: the offset of the first column and four.
+  FLASHPORT_DEVICE static void store(const Words2 (&values)[kBlocks][4], unsigned char* tiles, int to) {
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      const Words2(&row)[4] = values[i];
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const unsigned two[4] = {row[0][c / 2], row[1][c / 2], row[2][c / 2], row[3][c / 2]};
+        const Words2 four = c % 2 == 0 ? Words2{low_halves(two[0], two[1]), low_halves(two[2], two[3])}
+                                       : Words2{high_halves(two[0], two[1]), high_halves(two[2], two[3])};
+        const int at = pair_offset(next_column_offset<kVectors>(to, c), i * kKeyStep / 16);
+        *reinterpret_cast<Words2*>(tiles + at + i * kColumnStep * kVectors * kVectorBytes) = four;
+      }
+    }
+  }
+};
+
+template <AttentionConfig kCfg>
+class KvCopies {
+  using Memory = AttentionMemory<kCfg>;
+  static constexpr int kKeys = kCfg.tuning.keys;
+  static constexpr int kOwnKeys = kKeys / groups_of(kCfg);  // of a tile, that a group copies
+  static constexpr int kKeyVectors = kCfg.shape.head_dim_qk / 8;
+  static constexpr int kLoadKeys = kGroupThreads / kKeyVectors, kKeyLoads = kOwnKeys / kLoadKeys;
+  using Split = ValueSplit<kCfg>;
+  static constexpr int kBlocks = Split::kBlocks, kColumnStep = Split::kColumnStep, kKeyStep = Split::kKeyStep;
+  static_assert(kLoadKeys % 8 == 0 && kKeyLoads * kLoadKeys == kOwnKeys);
 
  public:
   static constexpr bool kInFlight = false;  // no copy is in flight to LDS when next() returns
@@ -49,16 +82,15 @@ class KvCopies {
     key_ = vector * 8 < p_.head_dim_qk ? key : kNever;
     keys_to_ = key_offset<kKeyVectors, Memory::kKeyPlaces>(key, vector);
 
-    const int column = wave % kColumnBlocks * 32 + lane % 8 * 4;
-    const int four = (group * kKeyBlocks + wave / kColumnBlocks) * kWaveFours + lane / 8;
+    const int column = Split::column(wave, lane), four = Split::four(group, wave, lane);
     const int value_key = first_key_of_four(four);
     next_values_ = first_row(p_.cache.v, work, first + value_key, head) + 2 * column;
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
-      const bool live = column + i * kColumnStep < p_.head_dim_v && (!kSomeIdle || wave < kAllBlocks);
+      const bool live = column + i * kColumnStep < p_.head_dim_v && !Split::is_idle(wave);
       value_key_[i] = live ? value_key + i * kKeyStep : kNever;
     }
-    values_to_ = value_offset<kValueVectors>(column, four / 2) + four % 2 * 8;
+    values_to_ = Split::offset(column, four);
 
     load_keys();
     store_keys();
@@ -114,19 +146,8 @@ class KvCopies {
     keys_to_ ^= Memory::kNextKeys;
   }
   FLASHPORT_DEVICE void store_values() {
-    if (kSomeIdle && block_.wave() % kGroupWaves >= kAllBlocks) return;
-#pragma unroll
-    for (int i = 0; i < kBlocks; ++i) {
-      const Words2(&row)[4] = values_[i];
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        const unsigned two[4] = {row[0][c / 2], row[1][c / 2], row[2][c / 2], row[3][c / 2]};
-        const Words2 four = c % 2 == 0 ? Words2{low_halves(two[0], two[1]), low_halves(two[2], two[3])}
-                                       : Words2{high_halves(two[0], two[1]), high_halves(two[2], two[3])};
-        const int to = pair_offset(next_column_offset<kValueVectors>(values_to_, c), i * kKeyStep / 16);
-        *reinterpret_cast<Words2*>(memory_.values + to + i * kColumnStep * kValueVectors * kVectorBytes) = four;
-      }
-    }
+    if (Split::is_idle(block_.wave() % kGroupWaves)) return;
+    Split::store(values_, memory_.values, values_to_);
     values_to_ ^= Memory::kNextValues;
   }
 
@@ -138,6 +159,72 @@ class KvCopies {
   int key_, value_key_[kBlocks];  // of a tile, the thread's first
   int keys_to_, values_to_;       // byte offsets
   Words4 keys_[kKeyLoads];
+  Words2 values_[kBlocks][4];
+};
+
+// Copies of values that may lie on pages, transposed on the way.
+template <AttentionConfig kCfg>
+class PagedValueCopies {
+  using Split = ValueSplit<kCfg>;
+  static constexpr int kBlocks = Split::kBlocks;
+  static constexpr bool kMayBeFp8 = has(kCfg.shape.sources, KeySources::kFp8);
+  static constexpr int kWaveKeys = 4 * Split::kWaveFours * (Split::kKeyStep > 0 ? kBlocks : 1);  // side by side
+  static_assert(kWaveKeys <= kWaveSize);
+
+ public:
+  FLASHPORT_DEVICE void begin(const CacheParams& cache, const std::int32_t* pages, const WorkTile& work,
+                              const Block& block, int head, int tile, int end) {
+    places_.begin(cache, pages, work, head, tile, end);
+    const int lane = block.thread() % kWaveSize;
+    to_ = Split::offset(Split::column(wave_of(block), lane), four(block, lane));
+  }
+  FLASHPORT_DEVICE void look_up(const PagedCache& cache, const std::int32_t* pages, const Block& block) {
+    const int own = static_cast<unsigned>(block.thread()) % kWaveKeys;
+    places_.look_up(cache, pages, first_key_of_four(four(block, 0)) + own);
+  }
+  FLASHPORT_DEVICE void load(const CacheParams& cache, const Block& block, bool is_fp8, int columns) {
+    if (Split::is_idle(wave_of(block))) return;
+    const RowOffsets offsets = places_.offsets(cache);
+    const unsigned own = first_key_of_four(static_cast<unsigned>(block.thread()) % kWaveSize / 8);
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      const unsigned first = column(block, i), byte = stored_byte<4>(first, kMayBeFp8 && is_fp8, columns);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const bool is_live = first < static_cast<unsigned>(columns);
+        values_[i][j] = load_words<2>(offsets.address(own + i * Split::kKeyStep + j, byte, is_live));
+      }
+    }
+  }
+  FLASHPORT_DEVICE void store(unsigned char* tiles, const Block& block, bool is_fp8, int columns, int next_tile) {
+    if (Split::is_idle(wave_of(block))) return;
+    if (kMayBeFp8 && is_fp8) widen(block, columns);
+    Split::store(values_, tiles, to_);
+    to_ ^= next_tile;
+  }
+
+ private:
+  FLASHPORT_DEVICE static int wave_of(const Block& block) { return block.wave() % kGroupWaves; }
+  FLASHPORT_DEVICE static int four(const Block& block, int lane) {
+    return Split::four(block.wave() / kGroupWaves, wave_of(block), lane);
+  }
+  // The thread's first one of block i.
+  FLASHPORT_DEVICE static unsigned column(const Block& block, int i) {
+    return Split::column(wave_of(block), static_cast<unsigned>(block.thread()) % kWaveSize) + i * Split::kColumnStep;
+  }
+  FLASHPORT_DEVICE void widen(const Block& block, int columns) {
+    if constexpr (kMayBeFp8) {
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) {
+        const bool second = is_second_half<4>(column(block, i), columns);
+#pragma unroll
+        for (Words2& four : values_[i]) four = widen_e4m3<kCfg.shape.math>(second ? four[1] : four[0]);
+      }
+    }
+  }
+
+  RowPlaces<kCfg.tuning.keys> places_;
+  int to_;  // byte offset in LDS
   Words2 values_[kBlocks][4];
 };
 

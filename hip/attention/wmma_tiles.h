@@ -25,7 +25,7 @@ class AttentionTiles : public LaneTiles<kCfg, Floats8> {
   static constexpr int kSteps = kKeyVectors / 2;
   static constexpr bool kSharesQueries = attention_shares_queries(kCfg.shape);
   static constexpr int kStages = kCfg.tuning.stages;
-  static_assert(groups_of(kCfg) == 1 && !KvCopies<kCfg>::kInFlight);
+  static_assert(groups_of(kCfg) == 1 && !Copies<kCfg>::kInFlight);
 
  public:
   using Base::kBlockRows;
@@ -203,7 +203,7 @@ class AttentionTiles : public LaneTiles<kCfg, Floats8> {
   const AttentionParams& p_;
   const Block& block_;
   Memory& memory_;
-  KvCopies<kCfg> copies_;
+  Copies<kCfg> copies_;
   int keys_from_ = 0, values_from_ = 0;  // byte offset of what the lane reads first of the tile that is multiplied next
   Words8 queries_[kSharesQueries ? 1 : kSteps];
 };

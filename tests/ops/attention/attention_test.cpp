@@ -138,6 +138,41 @@ std::vector<AttentionCase> named_cases() {
       }
     }
   }
+  // Each kernel of the tables that has all options, and every kind of page at head dim 128.
+  for (const std::int64_t dim : {64, 128, 256}) {
+    for (const Type type : {Type::kBF16, Type::kF16}) {
+      cases.push_back({.name = "paged_any_d" + std::to_string(dim) + "_" + type_name(type),
+                       .type = type,
+                       .dim_qk = dim,
+                       .dim_v = dim,
+                       .q_heads = 2,
+                       .kv_heads = 1,
+                       .q_lens = {40},
+                       .kv_lens = {150},
+                       .pages = Pages::kBlockTable,
+                       .causal = true,
+                       .softcap = 4,
+                       .dropout = 0.3});
+    }
+  }
+  for (const Pages pages : {Pages::kBlockTable, Pages::kBlockTableHnd, Pages::kTokenTable, Pages::kCsr}) {
+    AttentionCase c = {.name = "pages_" + std::to_string(static_cast<int>(pages)) + "_d128",
+                       .dim_qk = 128,
+                       .dim_v = 128,
+                       .q_heads = 2,
+                       .kv_heads = 1,
+                       .q_lens = {5, 0, 130, 1},
+                       .kv_lens = {70, 3, 203, 0},
+                       .packed = true,
+                       .pages = pages,
+                       .leftpad = true,
+                       .causal = true};
+    cases.push_back(c);
+    c.name += "_fp8";
+    c.page_size = 5;
+    c.kv_type = Type::kE4M3;
+    cases.push_back(c);
+  }
   cases.push_back({.name = "pages_of_fp8_with_all_options",
                    .q_lens = {33, 7},
                    .kv_lens = {130, 67},

@@ -135,6 +135,7 @@ std::vector<AttentionCase> attention_combinations(int most, int rounds, std::uin
         c.packed = packed;
         choose_shape(c, random);
         for (const Option option : options) set(c, option, random);
+        if (c.kv_type) c.name += "_fp8";  // which targets decline
         choose_lengths(c, random);
         if (c.layout == Layout::kProjection) c.dim_v = c.dim_qk;
         if (c.kv_type && c.layout == Layout::kOdd) c.layout = Layout::kGaps;  // rows of bytes begin at even addresses

@@ -1,0 +1,76 @@
+// Copies of keys and values to LDS for attention where they may lie on pages, or be e4m3: through registers on every
+// target. next() stores what it loaded a step ago, loads the next, whose pages were asked for a step ago, and asks for
+// the pages after that. Each group of waves copies its part.
+//
+// Keys after the last one, and columns after those of a head, become zeros, and nothing is read where they would lie.
+#pragma once
+
+#include <type_traits>
+
+#include FLASHPORT_ATTENTION_COPIES_HEADER
+
+namespace flashport::FLASHPORT_TARGET::attention {
+
+template <AttentionConfig kCfg>
+class PagedKvCopies {
+  using Memory = AttentionMemory<kCfg>;
+  static constexpr int kKeyVectors = kCfg.shape.head_dim_qk / 8;
+  static constexpr auto kKeyOffset = [](int key, int vector) {
+    return key_offset<kKeyVectors, Memory::kKeyPlaces>(key, vector);
+  };
+  static_assert(kGroupThreads / kKeyVectors % Memory::kKeyPlaces == 0);  // a thread's vectors have the same place
+
+ public:
+  static constexpr bool kInFlight = false;  // no copy is in flight to LDS when next() returns
+
+  FLASHPORT_DEVICE PagedKvCopies(const AttentionParams& p, const Block& block, Memory& memory)
+      : p_(p), block_(block), memory_(memory) {}
+
+  // From key tile `tile` of a work tile on; keys from `end` on are zeros. Stores the first tile of keys.
+  FLASHPORT_DEVICE void begin(const WorkTile& work, int tile, int end) {
+    const int head = work.head / p_.group_size;
+    pages_ = block_.uniform(kv::page_list(p_.cache, work.seq));
+    keys_.begin(p_.cache.k, pages_, work, block_, head, tile, end);
+    values_.begin(p_.cache.v, pages_, work, block_, head, tile, end);
+    keys_.look_up(p_.cache, pages_, block_);
+    load_keys();
+    look_up();
+    store_keys();
+  }
+  // After the barrier that follows.
+  FLASHPORT_DEVICE void start() {
+    load_keys();
+    values_.load(p_.cache.v, block_, is_fp8(p_.v_format), p_.head_dim_v);
+    look_up();
+  }
+  // The next tile of keys, and the tile of values before it.
+  FLASHPORT_DEVICE void next() {
+    store_keys();
+    values_.store(memory_.values, block_, is_fp8(p_.v_format), p_.head_dim_v, Memory::kNextValues);
+    start();
+  }
+  FLASHPORT_DEVICE static void await() {}
+
+ private:
+  FLASHPORT_DEVICE static bool is_fp8(KvFormat format) { return format == KvFormat::kFp8E4M3; }
+  FLASHPORT_DEVICE void load_keys() { keys_.load(p_.cache.k, block_, is_fp8(p_.k_format), p_.head_dim_qk); }
+  FLASHPORT_DEVICE void store_keys() {
+    keys_.store(memory_.keys, block_, is_fp8(p_.k_format), p_.head_dim_qk, Memory::kNextKeys);
+  }
+  FLASHPORT_DEVICE void look_up() {
+    keys_.look_up(p_.cache, pages_, block_);
+    values_.look_up(p_.cache, pages_, block_);
+  }
+
+  const AttentionParams& p_;
+  const Block& block_;
+  Memory& memory_;
+  const std::int32_t* pages_;
+  PagedRowCopies<kCfg, kKeyVectors, kKeyOffset> keys_;
+  PagedValueCopies<kCfg> values_;
+};
+
+template <AttentionConfig kCfg>
+using Copies = std::conditional_t<kCfg.shape.sources == KeySources::kRows, KvCopies<kCfg>, PagedKvCopies<kCfg>>;
+
+}  // namespace flashport::FLASHPORT_TARGET::attention
