@@ -1,9 +1,9 @@
 """Drop-ins under the names of the packages that they stand in for, as long as a program wants them.
 
 A finder at the front of sys.meta_path finds flash_attn, its modules that are here, and flash_attn_2_cuda; and
-importlib.metadata finds the distribution. Packages, such as flash_attn itself, are modules of their own, whose path has
-the folders of a real flash_attn, so that modules which are not here, such as flash_attn.cute, come from there. All other
-modules are those of flashport.flash_attn.
+importlib.metadata finds the distribution. Packages, such as flash_attn itself, are modules of their own, whose path
+has the folders of a real flash_attn, so that modules which are not here, such as flash_attn.cute, come from there. All
+other modules are those of flashport.flash_attn.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ def install_shims(name: str = "flash_attn") -> InstalledShims:
     if not isinstance(name, str):
         raise TypeError(f"install_shims: name must be a str, got {type(name).__name__}")
     if name != _NAME:
-        raise ValueError(f'install_shims: name must be "{_NAME}", got "{name}"; import other drop-ins by their own name')
+        raise ValueError(
+            f'install_shims: name must be "{_NAME}", got "{name}"; import other drop-ins by their own name'
+        )
     importlib.import_module(_PACKAGE)  # errors belong to this call
     _install()
     return InstalledShims()
@@ -137,7 +139,9 @@ class _Finder(MetaPathFinder):
         if own is None:
             return None
         loader = _Loader(own)
-        spec = ModuleSpec(fullname, loader, origin=loader.module.__file__, is_package=hasattr(loader.module, "__path__"))
+        spec = ModuleSpec(
+            fullname, loader, origin=loader.module.__file__, is_package=hasattr(loader.module, "__path__")
+        )
         if spec.submodule_search_locations is not None:
             real = PathFinder.find_spec(fullname, path)
             spec.submodule_search_locations = list((real and real.submodule_search_locations) or ())

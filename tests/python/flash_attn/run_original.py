@@ -1,11 +1,12 @@
 """Runs a seeded sample of flash-attn's own tests over our drop-in: forward and kvcache functions.
 
-    PYTHONPATH=bindings/python python tests/python/flash_attn/run_original.py test_flash_attn.py --device cpu --cases 300
+    python tests/python/flash_attn/run_original.py test_flash_attn.py --device cpu --cases 300
 
 The file is tests/test_flash_attn.py of flash-attn 2.8.4, which whoever runs this fetches; it needs pytest and einops.
-Every function gets an equal share of the cases, or all that it has; cases that it skips do not count. On the CPU "cuda" means the CPU, and cases that
---max-tokens rules out are not drawn, as the reference takes memory and time for all pairs. There is no backward: tests
-run under torch.no_grad(), and gradients are zeros on both sides. The last lines count cases by function, with the seed.
+Every function gets an equal share of the cases, or all that it has; cases that it skips do not count. On the CPU "cuda"
+means the CPU, and cases that --max-tokens rules out are not drawn, as the reference takes memory and time for all
+pairs. There is no backward: tests run under torch.no_grad(), and gradients are zeros on both sides. The last lines
+count cases by function, with the seed.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ def on_the_cpu():
     stack = contextlib.ExitStack()
     for name in FACTORIES:
         stack.enter_context(mock.patch.object(torch, name, moved(getattr(torch, name))))
-    stack.enter_context(mock.patch.object(torch.cuda, "get_device_capability", lambda *_: (9, 0)))
+    stack.enter_context(mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)))
     card = SimpleNamespace(total_memory=80 << 30)
-    stack.enter_context(mock.patch.object(torch.cuda, "get_device_properties", lambda *_: card))
+    stack.enter_context(mock.patch.object(torch.cuda, "get_device_properties", return_value=card))
     return stack
 
 
@@ -106,7 +107,7 @@ def shuffled(axes, generator, max_tokens):
 
 
 def run(function, arguments):
-    """ "passed", "skipped" or "failed", and the text of the failure."""
+    """How it ended, passed, skipped or failed, and the text of a failure."""
     try:
         with contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
             function(**arguments)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from flashport.decode import append_kv
 from flashport.flash_attn import _checks as checks
 from flashport.flash_attn import _kernels as kernels
 from flashport.flash_attn.layers.rotary import positions, rotated
+from flashport.torch import tracing
 
 _Q = "batch_size, seqlen_q, num_heads, head_size"
 _NEW = "batch_size, seqlen_knew, num_heads_k, head_size"
@@ -39,7 +42,6 @@ def forward(
     interleaved: bool,
     num_splits: int,
     return_lse: bool,
-    sinks: Any = None,
 ) -> tuple[Any, Any]:
     """(out, lse or None); ``out`` may be a view as in the dense form. Nothing is written before all is checked."""
     paged = block_table is not None
@@ -57,7 +59,7 @@ def forward(
     if paged:
         if cache_batch_idx is not None:
             raise checks.FlashAttnError(
-                f"{function}: Paged KVcache does not support cache_batch_idx; pass one of block_table and cache_batch_idx"
+                f"{function}: Paged KVcache does not support cache_batch_idx; pass it or block_table"
             )
         checks.check_block_table(function, q, block_table, batch)
     kv_len = block_table.shape[1] * k_cache.shape[1] if paged else k_cache.shape[1]
@@ -83,7 +85,7 @@ def forward(
             )
         checks.check_integers(function, q, "leftpad_k", leftpad_k, (batch,), "batch_size")
     if rotary_cos is not None:
-        _check_rotary(function, q, k, rotary_cos, rotary_sin, kv_len)
+        checks.check_rotary(function, q, k, rotary_cos, rotary_sin, kv_len)
     if cache_batch_idx is not None:
         checks.check_integers(function, q, "cache_batch_idx", cache_batch_idx, (batch,), "batch_size")
     checks.check_splits(function, num_splits)
@@ -91,7 +93,7 @@ def forward(
         checks.check_alibi(function, q, alibi_slopes, batch, heads)
     new_len = 0 if k is None else k.shape[1]
     if checks.reads_contents(q):
-        _check_contents(function, seqlens_k, new_len, kv_len, k_cache, cache_batch_idx, leftpad_k, block_table)
+        check_contents(function, seqlens_k, new_len or None, kv_len, k_cache, cache_batch_idx, leftpad_k, block_table)
 
     causal = causal and (q_len > 1 or alibi_slopes is not None)
     window = kernels.window_of(*window, kv_len, causal)
@@ -99,7 +101,8 @@ def forward(
     dim = kernels.padded_head_dim(head_dim)
     given, k_given, v_given = out, k_cache, v_cache
     if dim != head_dim:
-        q, k_cache, v_cache, out = kernels.padded(q, dim), kernels.padded(k_cache, dim), kernels.padded(v_cache, dim), None
+        q, k_cache, v_cache = kernels.padded(q, dim), kernels.padded(k_cache, dim), kernels.padded(v_cache, dim)
+        out = None
     if rotary_cos is not None:
         masked = window != (-1, -1)  # else all queries of a sequence stand where its first new key does
         rows = positions(q, seqlens_k, None) if masked else seqlens_k[:, None]
@@ -109,30 +112,39 @@ def forward(
         block_table = cache_batch_idx[:, None]
     elif not paged:
         k_cache, v_cache = k_cache[:batch], v_cache[:batch]
+    if seqlens_k is None:
+        lengths = torch.full((batch,), kv_len, dtype=torch.int32, device=q.device)
+    else:
+        lengths = seqlens_k + new_len if new_len else seqlens_k
+    options: dict[str, Any] = {
+        "block_table": block_table, "softmax_scale": scale, "softcap": max(softcap, 0.0), "alibi_slopes": alibi_slopes,
+        "out": out, "return_lse": return_lse,
+    }  # fmt: skip
+    if leftpad_k is None and kernels.decodes(q_len, heads, kv_heads) and kv_len > 0:
+        options["num_splits"] = num_splits if num_splits > 1 else None
+        run = partial(kernels.decode, function, q, k_cache, v_cache, lengths, window, q_len, **options)
+    else:
+        options |= {"seqused_k": lengths, "leftpad_k": leftpad_k}
+        run = partial(kernels.attend, function, q, k_cache, v_cache, window, **options)
     if new_len:
-        slots = slots_of(seqlens_k, new_len, block_table, k_cache.shape[1], kv_len)
+        slots = slots_of(seqlens_k, k, None, block_table, k_cache.shape[1], kv_len)
         new_k, new_v = (kernels.padded(x, dim).flatten(0, 1) for x in (k, v))
-        append_kv(new_k, new_v, k_cache, v_cache, slots)
+        append(run, new_k, new_v, k_cache, v_cache, slots)
         if dim != head_dim:
             k_given[: len(k_cache)].copy_(k_cache[..., :head_dim])
             v_given[: len(v_cache)].copy_(v_cache[..., :head_dim])
-        seqlens_k = seqlens_k + new_len
-    if seqlens_k is None:
-        seqlens_k = torch.full((batch,), kv_len, dtype=torch.int32, device=q.device)
-    options: dict[str, Any] = {
-        "softmax_scale": scale, "softcap": max(softcap, 0.0), "alibi_slopes": alibi_slopes, "out": out,
-        "return_lse": return_lse, "sinks": sinks,
-    }  # fmt: skip
-    if leftpad_k is None and kernels.decodes(q_len, heads, kv_heads) and kv_len > 0:
-        options |= {"block_table": block_table, "num_splits": num_splits if num_splits > 1 else None}
-        out, lse = kernels.decode(function, q, k_cache, v_cache, seqlens_k, window, q_len, **options)
-    else:
-        options |= {"block_table": block_table, "seqused_k": seqlens_k, "leftpad_k": leftpad_k}
-        out, lse = kernels.attend(function, q, k_cache, v_cache, window, **options)
+    out, lse = run()
     if dim != head_dim:
         out = out[..., :head_dim]
         out = out if given is None else given.copy_(out)
     return out, kernels.with_infinity(lse) if return_lse else None
+
+
+def append(run: Callable[..., Any], k: Any, v: Any, k_cache: Any, v_cache: Any, slots: Any) -> None:
+    """Writes new keys and values, unless ``run``, what reads them next, would refuse to."""
+    if not tracing.is_compiling():
+        run(only_check=True)
+    append_kv(k, v, k_cache, v_cache, slots)
 
 
 def _check_new(function: str, q: Any, k: Any, v: Any, seqlens_k: Any, kv_len: int, kv_heads: int) -> None:
@@ -146,7 +158,8 @@ def _check_new(function: str, q: Any, k: Any, v: Any, seqlens_k: Any, kv_len: in
     batch, q_len, _, head_dim = q.shape
     if q_len > kv_len:
         raise checks.FlashAttnError(
-            f"{function}: If key is supplied, it must have seqlen <= the seqlen of the KV cache, got {q_len} and {kv_len}"
+            f"{function}: If key is supplied, it must have seqlen <= the seqlen of the KV cache, got {q_len} and "
+            f"{kv_len}"
         )
     for name, x, title in (("k", k, "Key"), ("v", v, "Value")):
         if x.dtype != q.dtype:
@@ -162,41 +175,10 @@ def _check_new(function: str, q: Any, k: Any, v: Any, seqlens_k: Any, kv_len: in
         checks.check_shape(function, name, x, (batch, k.shape[1], kv_heads, head_dim), _NEW)
 
 
-def _check_rotary(function: str, q: Any, k: Any, cos: Any, sin: Any, kv_len: int) -> None:
-    """cos and sin [seqlen_ro, rotary_dim / 2]."""
-    if k is None:
-        raise checks.FlashAttnError(
-            f"{function}: If rotary cos/sin are provided, new key / value to be appended to KV cache must also be provided"
-        )
-    if sin is None:
-        raise checks.FlashAttnError(f"{function}: If rotary cos is provided, rotary sin must also be provided")
-    checks.check_rank(function, "rotary_cos", cos, "seqlen_ro, rotary_dim / 2")
-    rotary_dim = cos.shape[1] * 2
-    if rotary_dim > q.shape[-1]:
-        raise checks.FlashAttnError(f"{function}: rotary_dim must be <= headdim, got {rotary_dim} and {q.shape[-1]}")
-    if rotary_dim % 16 != 0:
-        raise checks.FlashAttnError(
-            f"{function}: Only rotary dimensions divisible by 16 are currently supported, got {rotary_dim}"
-        )
-    if cos.shape[0] < kv_len:
-        raise checks.FlashAttnError(
-            f"{function}: cos/sin seqlen must be at least the seqlen of KV cache, got {cos.shape[0]} and {kv_len}"
-        )
-    for name, x in (("rotary_cos", cos), ("rotary_sin", sin)):
-        checks.check_device(function, q, name, x)
-        checks.check_shape(function, name, x, cos.shape, "seqlen_ro, rotary_dim / 2")
-        if not x.is_contiguous():
-            raise checks.FlashAttnError(f"{function}: {name} must be contiguous, got strides {x.stride()}")
-        if x.dtype != q.dtype:
-            raise checks.FlashAttnError(
-                f"{function}: {name} must have the same dtype as query, got {x.dtype} and {q.dtype}"
-            )
-
-
-def _check_contents(
-    function: str, seqlens: Any, new_len: int, kv_len: int, k_cache: Any, batch_idx: Any, leftpad: Any, block_table: Any
+def check_contents(
+    function: str, seqlens: Any, added: Any, kv_len: int, k_cache: Any, batch_idx: Any, leftpad: Any, block_table: Any
 ) -> None:
-    """Lengths and indices that a call may look at lie in the cache."""
+    """Lengths, to which ``added`` keys come, and indices that a call may look at lie in the cache."""
     if batch_idx is not None and not 0 <= int(batch_idx.min()) <= int(batch_idx.max()) < len(k_cache):
         raise checks.FlashAttnError(
             f"{function}: cache_batch_idx must be from 0 to {len(k_cache) - 1}, the sequences of the cache, got "
@@ -206,26 +188,30 @@ def _check_contents(
         seqlens = torch.full((1,), kv_len, device=k_cache.device)
     if int(seqlens.min()) < 0:
         raise checks.FlashAttnError(f"{function}: seqlens_k must be at least 0, got {int(seqlens.min())}")
+    words = "max(seqlens_k)" if added is None else "max(seqlens_k) + seqlen_knew"
+    lengths = seqlens if added is None else seqlens + added
     if block_table is not None:
-        words = "max(seqlens_k) + seqlen_knew" if new_len else "max(seqlens_k)"
-        checks.check_paged_lengths(function, seqlens + new_len, block_table, *k_cache.shape[:2], words)
-    elif int(seqlens.max()) + new_len > kv_len:
+        checks.check_paged_lengths(function, lengths, block_table, *k_cache.shape[:2], words)
+    elif int(lengths.max()) > kv_len:
         raise checks.FlashAttnError(
-            f"{function}: seqlens_k and new keys must fit into the seqlen of the KV cache, {kv_len}, got "
-            f"{int(seqlens.max())} and {new_len}"
+            f"{function}: {words} must be at most the seqlen of the KV cache, {kv_len}, got {int(lengths.max())}"
         )
-    if leftpad is not None and not (int(leftpad.min()) >= 0 and bool((leftpad <= seqlens + new_len).all())):
+    if leftpad is not None and not (int(leftpad.min()) >= 0 and bool((leftpad <= lengths).all())):
         raise checks.FlashAttnError(
-            f"{function}: leftpad_k must be from 0 to the keys of each sequence, {(seqlens + new_len).tolist()}, got "
+            f"{function}: leftpad_k must be from 0 to the keys of each sequence, {lengths.tolist()}, got "
             f"{leftpad.tolist()}"
         )
 
 
-def slots_of(seqlens: Any, new_len: int, block_table: Any, page_size: int, kv_len: int) -> Any:
-    """[B * new_len] of append_kv: where new keys go; -1 where the cache has no room."""
-    position = seqlens.long()[:, None] + torch.arange(new_len, device=seqlens.device)
-    page = torch.arange(len(seqlens), device=seqlens.device)[:, None]
+def slots_of(seqlens: Any, k: Any, cu_seqlens: Any, block_table: Any, page_size: int, kv_len: int) -> Any:
+    """[tokens] of append_kv: where the new keys ``k`` go, which are packed with ``cu_seqlens``; -1 where is no room."""
+    position = positions(k, seqlens.long(), cu_seqlens)
+    sequence = torch.arange(len(seqlens), device=seqlens.device)[:, None]
+    if cu_seqlens is not None:
+        rows = torch.arange(k.shape[0], device=k.device)
+        sequence = torch.searchsorted(cu_seqlens[1:].contiguous(), rows, right=True).clamp(max=len(seqlens) - 1)
+    page = sequence
     if block_table is not None:
-        page = block_table.long().gather(1, (position // page_size).clamp(0, block_table.shape[1] - 1))
+        page = block_table.long()[sequence, (position // page_size).clamp(0, block_table.shape[1] - 1)]
     has_room = (position >= 0) & (position < kv_len)
     return torch.where(has_room, page * page_size + position % page_size, -1).flatten()

@@ -25,7 +25,7 @@ class FlashAttnError(ValueError, RuntimeError):
     """A wrong argument: flash-attn raises RuntimeError for it, and this package ValueError."""
 
 
-class FlashAttnAssertion(FlashAttnError, AssertionError):
+class FlashAttnAssertionError(FlashAttnError, AssertionError):
     """A wrong argument for which flash-attn raises AssertionError."""
 
 
@@ -142,20 +142,48 @@ def check_integers(function: str, q: Any, name: str, x: Any, shape: tuple[int, .
     check_shape(function, name, x, shape, words)
 
 
-def check_block_table(function: str, q: Any, table: Any, batch: int) -> None:
+def check_block_table(function: str, q: Any, table: Any, batch: int, name: str = "block_table") -> None:
     """(batch_size, max_num_blocks_per_seq) in int32."""
     if table.dtype != torch.int32:
-        raise FlashAttnError(f"{function}: block_table must have dtype torch.int32, got {table.dtype}")
-    check_device(function, q, "block_table", table)
+        raise FlashAttnError(f"{function}: {name} must have dtype torch.int32, got {table.dtype}")
+    check_device(function, q, name, table)
     if table.stride(-1) != 1:
-        raise FlashAttnError(
-            f"{function}: block_table must have contiguous last dimension, got strides {table.stride()}"
-        )
+        raise FlashAttnError(f"{function}: {name} must have contiguous last dimension, got strides {table.stride()}")
     if table.ndim != 2 or table.shape[0] != batch:
         raise FlashAttnError(
-            f"{function}: block_table must have shape (batch_size, max_num_blocks_per_seq), here ({batch}, ...), "
+            f"{function}: {name} must have shape (batch_size, max_num_blocks_per_seq), here ({batch}, ...), "
             f"got {tuple(table.shape)}"
         )
+
+
+def check_rotary(function: str, q: Any, k: Any, cos: Any, sin: Any, kv_len: int) -> None:
+    """cos and sin [seqlen_ro, rotary_dim / 2]."""
+    if k is None:
+        raise FlashAttnError(
+            f"{function}: If rotary cos/sin are provided, new key / value to be appended to KV cache must also be "
+            "provided"
+        )
+    if sin is None:
+        raise FlashAttnError(f"{function}: If rotary cos is provided, rotary sin must also be provided")
+    check_rank(function, "rotary_cos", cos, "seqlen_ro, rotary_dim / 2")
+    rotary_dim = cos.shape[1] * 2
+    if rotary_dim > q.shape[-1]:
+        raise FlashAttnError(f"{function}: rotary_dim must be <= headdim, got {rotary_dim} and {q.shape[-1]}")
+    if rotary_dim % 16 != 0:
+        raise FlashAttnError(
+            f"{function}: Only rotary dimensions divisible by 16 are currently supported, got {rotary_dim}"
+        )
+    if cos.shape[0] < kv_len:
+        raise FlashAttnError(
+            f"{function}: cos/sin seqlen must be at least the seqlen of KV cache, got {cos.shape[0]} and {kv_len}"
+        )
+    for name, x in (("rotary_cos", cos), ("rotary_sin", sin)):
+        check_device(function, q, name, x)
+        check_shape(function, name, x, cos.shape, "seqlen_ro, rotary_dim / 2")
+        if not x.is_contiguous():
+            raise FlashAttnError(f"{function}: {name} must be contiguous, got strides {x.stride()}")
+        if x.dtype != q.dtype:
+            raise FlashAttnError(f"{function}: {name} must have the same dtype as query, got {x.dtype} and {q.dtype}")
 
 
 def check_splits(function: str, num_splits: int) -> None:

@@ -37,7 +37,10 @@ def forward(
     checks.check_rank(function, "q", q, _Q)
     checks.check_rank(function, "k", k, _K)
     checks.check_tensors(
-        function, q, ("k", k, "query and key must have the same dtype"), ("v", v, "query and value must have the same dtype")
+        function,
+        q,
+        ("k", k, "query and key must have the same dtype"),
+        ("v", v, "query and value must have the same dtype"),
     )
     batch, q_len, heads, head_dim = q.shape
     kv_len, kv_heads = k.shape[1:3]

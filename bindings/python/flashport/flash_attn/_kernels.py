@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from flashport._attention import attention
-from flashport.decode import flash_decode
+from flashport._attention import attention, attention_workspace_size
+from flashport.decode import decode_workspace_size, flash_decode
 from flashport.flash_attn._checks import FlashAttnError
 
 MAX_DECODE_TOKENS = 16  # of flash_decode
@@ -59,28 +59,41 @@ def decodes(q_len: int, heads: int, kv_heads: int) -> bool:
     return 0 < q_len <= MAX_DECODE_TOKENS and heads <= MAX_DECODE_GROUP * kv_heads
 
 
-def attend(function: str, q: Any, k: Any, v: Any, window: tuple[int, int], **options: Any) -> Any:
-    """(out, lse or None) of :func:`flashport.attention`."""
+def attend(
+    function: str, q: Any, k: Any, v: Any, window: tuple[int, int], *, only_check: bool = False, **options: Any
+) -> Any:
+    """(out, lse or None) of :func:`flashport.attention`; ``only_check`` raises its errors, and runs nothing."""
     left, right = window
     k, v, options = _without_pages(k, v, options)
+    operation = attention_workspace_size if only_check else attention
     try:
-        result = attention(q, k, v, causal=right == 0, window=(left, -1 if right == 0 else right), **options)
+        result = operation(q, k, v, causal=right == 0, window=(left, -1 if right == 0 else right), **options)
     except ValueError as error:
         raise FlashAttnError(f"{function}: {error}") from error
     return result if isinstance(result, tuple) else (result, None)
 
 
 def decode(
-    function: str, q: Any, k_cache: Any, v_cache: Any, seqlens: Any, window: tuple[int, int], q_len: int, **options: Any
+    function: str,
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    seqlens: Any,
+    window: tuple[int, int],
+    q_len: int,
+    *,
+    only_check: bool = False,
+    **options: Any,
 ) -> Any:
-    """(out, lse or None) of :func:`flashport.flash_decode`, with ``q_len`` the most query tokens of a sequence."""
+    """The same of :func:`flashport.flash_decode`, with ``q_len`` the most query tokens of a sequence."""
     left, right = window
     if right == 0:
         right = -1  # new tokens are causal by default
     elif q_len > 1:
         options["tree_mask"] = torch.full(q.shape[:-2], -1, dtype=torch.int32, device=q.device).view(torch.uint32)
+    operation = decode_workspace_size if only_check else flash_decode
     try:
-        result = flash_decode(q, k_cache, v_cache, seqlens, window=(left, right), **options)
+        result = operation(q, k_cache, v_cache, seqlens, window=(left, right), **options)
     except ValueError as error:
         raise FlashAttnError(f"{function}: {error}") from error
     if not isinstance(result, tuple):

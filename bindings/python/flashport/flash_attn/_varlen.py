@@ -44,7 +44,10 @@ def forward(
     checks.check_rank(function, "q", q, _Q)
     checks.check_rank(function, "k", k, _PAGES if paged else _K)
     checks.check_tensors(
-        function, q, ("k", k, "query and key must have the same dtype"), ("v", v, "query and value must have the same dtype")
+        function,
+        q,
+        ("k", k, "query and key must have the same dtype"),
+        ("v", v, "query and value must have the same dtype"),
     )
     total_q, heads, head_dim = q.shape
     kv_heads, batch = k.shape[-2], cu_seqlens_q.numel() - 1

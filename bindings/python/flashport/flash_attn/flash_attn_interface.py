@@ -8,7 +8,7 @@ import torch
 
 from flashport.flash_attn import _cache, _dense, _operators, _varlen, flash_attn_2_cuda
 from flashport.flash_attn import _kernels as kernels
-from flashport.flash_attn._checks import FlashAttnAssertion, FlashAttnError
+from flashport.flash_attn._checks import FlashAttnAssertionError, FlashAttnError
 from flashport.flash_attn._private import (  # noqa: F401 - names that others import from here
     _flash_attn_backward,
     _flash_attn_forward,
@@ -71,8 +71,9 @@ def flash_attn_func(
 
     Returns:
         out as ``q``, or (out, softmax_lse, S_dmask). The lse is (batch, nheads, seqlen_q) fp32, natural, and +inf where
-        a query sees no key. S_dmask is empty without dropout; with it it is (batch, nheads, seqlen_q, seqlen_k), both
-        lengths rounded up to 128 but with torch for AMD: +-exp(logit - row maximum), negative where a weight is dropped.
+        a query sees no key. S_dmask is empty without dropout; else it is (batch, nheads, seqlen_q, seqlen_k), both
+        lengths rounded up to 128 unless torch is for AMD: +-exp(logit - row maximum), negative where a weight is
+        dropped, 0 where a key is masked.
 
     Raises:
         ValueError: A wrong argument, in flash-attn's words; the error is a RuntimeError, too.
@@ -373,7 +374,7 @@ def check_caches(function: str, k_cache: Any, v_cache: Any) -> None:
     """Caches are not copied, so their last axis is contiguous."""
     for argument, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         if cache.stride(-1) != 1:
-            raise FlashAttnAssertion(
+            raise FlashAttnAssertionError(
                 f"{function}: {argument} must have contiguous last dimension, got strides {cache.stride()}"
             )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from flashport.flash_attn._checks import FlashAttnAssertion
+from flashport.flash_attn._checks import FlashAttnAssertionError
 
 __all__ = ["apply_rotary_emb", "apply_rotary_emb_func"]
 
@@ -46,28 +46,28 @@ def apply_rotary_emb(
         flash_attn/layers/rotary.py.
     """
     if cu_seqlens is not None and max_seqlen is None:
-        raise FlashAttnAssertion("apply_rotary_emb: If cu_seqlens is passed in, then max_seqlen must be passed")
+        raise FlashAttnAssertionError("apply_rotary_emb: If cu_seqlens is passed in, then max_seqlen must be passed")
     seqlen = x.shape[-3] if cu_seqlens is None else max_seqlen
     batch = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     rotary_dim = 2 * cos.shape[-1]
     if sin.shape != cos.shape:
-        raise FlashAttnAssertion(
+        raise FlashAttnAssertionError(
             f"apply_rotary_emb: sin must have the shape of cos, got {tuple(sin.shape)} and {tuple(cos.shape)}"
         )
     if rotary_dim > x.shape[-1]:
-        raise FlashAttnAssertion(
+        raise FlashAttnAssertionError(
             f"apply_rotary_emb: rotary_dim must be <= headdim, got {rotary_dim} and {x.shape[-1]}"
         )
     if cos.shape[0] < seqlen:
-        raise FlashAttnAssertion(f"apply_rotary_emb: seqlen_ro must be >= seqlen, got {cos.shape[0]} and {seqlen}")
+        raise FlashAttnAssertionError(f"apply_rotary_emb: seqlen_ro must be >= seqlen, got {cos.shape[0]} and {seqlen}")
     if not isinstance(seqlen_offsets, torch.Tensor):
         if seqlen_offsets + seqlen > cos.shape[0]:
-            raise FlashAttnAssertion(
+            raise FlashAttnAssertionError(
                 f"apply_rotary_emb: seqlen_offsets + seqlen must be at most seqlen_ro, {cos.shape[0]}, got "
                 f"{seqlen_offsets} and {seqlen}"
             )
     elif seqlen_offsets.shape != (batch,) or seqlen_offsets.dtype not in (torch.int32, torch.int64):
-        raise FlashAttnAssertion(
+        raise FlashAttnAssertionError(
             f"apply_rotary_emb: seqlen_offsets must have shape ({batch},) and be int32 or int64, got "
             f"{tuple(seqlen_offsets.shape)} and {seqlen_offsets.dtype}"
         )
