@@ -191,7 +191,7 @@ def check_contents(
     words = "max(seqlens_k)" if added is None else "max(seqlens_k) + seqlen_knew"
     lengths = seqlens if added is None else seqlens + added
     if block_table is not None:
-        checks.check_paged_lengths(function, lengths, block_table, *k_cache.shape[:2], words)
+        checks.check_paged_lengths(function, lengths, block_table, k_cache.shape[0], k_cache.shape[1], words)
     elif int(lengths.max()) > kv_len:
         raise checks.FlashAttnError(
             f"{function}: {words} must be at most the seqlen of the KV cache, {kv_len}, got {int(lengths.max())}"

@@ -61,7 +61,7 @@ def decodes(q_len: int, heads: int, kv_heads: int) -> bool:
 
 def attend(
     function: str, q: Any, k: Any, v: Any, window: tuple[int, int], *, only_check: bool = False, **options: Any
-) -> Any:
+) -> tuple[Any, Any]:
     """(out, lse or None) of :func:`flashport.attention`; ``only_check`` raises its errors, and runs nothing."""
     left, right = window
     k, v, options = _without_pages(k, v, options)
@@ -84,7 +84,7 @@ def decode(
     *,
     only_check: bool = False,
     **options: Any,
-) -> Any:
+) -> tuple[Any, Any]:
     """The same of :func:`flashport.flash_decode`, with ``q_len`` the most query tokens of a sequence."""
     left, right = window
     if right == 0:

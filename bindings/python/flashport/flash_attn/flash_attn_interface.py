@@ -423,19 +423,19 @@ def _varlen_call(
     """out, or (out, lse, S_dmask), of unpacked arguments."""
     q, k, v = kernels.unit_rows(q), kernels.unit_rows(k), kernels.unit_rows(v)
     window, return_softmax = _window(window_size), return_attn_probs and dropout_p > 0
-    lengths = [int(x) if isinstance(x, torch.Tensor) else x for x in (max_seqlen_q, max_seqlen_k)]
+    max_q, max_k = (int(x) if isinstance(x, torch.Tensor) else x for x in (max_seqlen_q, max_seqlen_k))
     if tracing.is_compiling() and _operators.REGISTERED:
         head_dim = q.shape[-1]
         scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
         q, k, v = (kernels.padded(x, -(-head_dim // 8) * 8) for x in (q, k, v))
         out, lse, s_dmask, _ = _operators.varlen_forward(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, *lengths, dropout_p, scale, causal, *window, softcap, alibi_slopes,
+            q, k, v, cu_seqlens_q, cu_seqlens_k, max_q, max_k, dropout_p, scale, causal, *window, softcap, alibi_slopes,
             return_softmax, block_table, None, None, False, 0,
         )  # fmt: skip
         out = out[..., :head_dim]
     else:
         out, lse, s_dmask, _ = _varlen.forward(
-            function, q, k, v, None, cu_seqlens_q, cu_seqlens_k, None, None, block_table, alibi_slopes, *lengths,
+            function, q, k, v, None, cu_seqlens_q, cu_seqlens_k, None, None, block_table, alibi_slopes, max_q, max_k,
             dropout_p, softmax_scale, False, causal, window, softcap, return_softmax, 0, return_attn_probs,
         )  # fmt: skip
     return _results(out, lse, s_dmask, return_attn_probs)
