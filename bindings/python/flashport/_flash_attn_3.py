@@ -13,6 +13,8 @@ from flashport.flash_attn import _kernels as kernels
 from flashport.flash_attn.layers.rotary import positions, rotated
 
 MAX_SPLITS = 256
+FP8 = torch.float8_e4m3fn
+TYPES = (*checks.TYPES, FP8)
 
 
 class NewKeys(NamedTuple):
@@ -27,15 +29,12 @@ class NewKeys(NamedTuple):
     interleaved: bool
 
 
-def refuse_options(function: str, qv: Any, attention_chunk: int, *descales: Any) -> None:
+def refuse_options(function: str, qv: Any, attention_chunk: int) -> None:
     """Options for which there are no kernels, by name."""
     if qv is not None:
         raise NotImplementedError(f"{function}: qv must be None, as no kernel has a second product of queries (MLA)")
     if attention_chunk != 0:
         raise NotImplementedError(f"{function}: attention_chunk must be 0, as no kernel has it, got {attention_chunk}")
-    for side, descale in zip("qkv", descales, strict=True):
-        if descale is not None:
-            raise NotImplementedError(f"{function}: {side}_descale must be None, as no kernel has fp8 inputs yet")
 
 
 def attend(
@@ -51,6 +50,7 @@ def attend(
     num_splits: int,
     sinks: Any,
     return_lse: bool,
+    descales: tuple[Any, Any, Any],
     cu_seqlens_q: Any = None,
     cu_seqlens_k: Any = None,
     max_seqlen_q: int | None = None,
@@ -73,6 +73,7 @@ def attend(
             f"{function}: batch_size must be equal to batch_size_k, got {batch} and {k.shape[0]}"
         )
     checks.check_shape(function, "v", v, (*k.shape[:-1], v.shape[-1]), f"{k_words}_v")
+    scales = _scales(function, q, descales, batch, k.shape[-2])
     options = _options(q, softmax_scale, softcap, sinks, return_lse)
     window = _window(window_size, causal)
     if packed:
@@ -83,12 +84,12 @@ def attend(
             if x is not None:
                 checks.check_integers(function, q, name, x, (batch,), "batch_size")
         options |= {**offsets, "max_seqlen_q": int(max_seqlen_q or 0), "max_seqlen_k": int(max_seqlen_k or 0)}
-        return kernels.attend(function, q, k, v, window, seqused_q=seqused_q, seqused_k=seqused_k, **options)
-    if k.shape[1] > 0 and kernels.decodes(q.shape[1], q.shape[2], k.shape[2]):
+        return kernels.attend(function, q, k, v, window, seqused_q=seqused_q, seqused_k=seqused_k, **options, **scales)
+    if q.dtype != FP8 and k.shape[1] > 0 and kernels.decodes(q.shape[1], q.shape[2], k.shape[2]):
         seqlens = torch.full((batch,), k.shape[1], dtype=torch.int32, device=q.device)
         splits = num_splits if num_splits > 1 else None
         return kernels.decode(function, q, k, v, seqlens, window, q.shape[1], num_splits=splits, **options)
-    return kernels.attend(function, q, k, v, window, **options)
+    return kernels.attend(function, q, k, v, window, **options, **scales)
 
 
 def attend_cache(
@@ -111,6 +112,7 @@ def attend_cache(
     num_splits: int,
     sinks: Any,
     return_lse: bool,
+    descales: tuple[Any, Any, Any],
 ) -> tuple[Any, Any]:
     """(out, lse or None). Nothing is written before all is checked."""
     packed, paged = cu_seqlens_q is not None, page_table is not None
@@ -149,10 +151,9 @@ def attend_cache(
     if checks.reads_contents(q):
         _cache.check_contents(function, seqlens, added, kv_len, k_cache, batch_idx, leftpad, page_table)
 
+    scales = _scales(function, q, descales, batch, k_cache.shape[2])
     window = _window(window_size, causal)
     table = page_table if batch_idx is None else batch_idx[:, None]  # a sequence of the cache is a page
-    if packed and table is None:
-        table = torch.arange(batch, dtype=torch.int32, device=q.device)[:, None]
     k, v = new.k, new.v
     if new.cos is not None:
         first = seqlens if new.rotary_seqlens is None else new.rotary_seqlens
@@ -166,18 +167,33 @@ def attend_cache(
     lengths = seqlens if added is None else seqlens + added
     options = _options(q, softmax_scale, softcap, sinks, return_lse)
     options |= {"block_table": table, "cu_seqlens_q": cu_seqlens_q}
-    if leftpad is None and kv_len > 0 and kernels.decodes(q_len, q.shape[-2], k_cache.shape[2]):
+    if q.dtype != FP8 and leftpad is None and kv_len > 0 and kernels.decodes(q_len, q.shape[-2], k_cache.shape[2]):
+        if packed and table is None:  # a sequence of the cache is a page
+            options["block_table"] = torch.arange(batch, dtype=torch.int32, device=q.device)[:, None]
         options |= {"num_splits": num_splits if num_splits > 1 else None, "max_q_len": q_len if packed else None}
         run = partial(kernels.decode, function, q, k_cache, v_cache, lengths, window, q_len, **options)
     else:
         options |= {"seqused_k": lengths, "leftpad_k": leftpad, "max_seqlen_q": q_len if packed else None}
-        run = partial(kernels.attend, function, q, k_cache, v_cache, window, **options)
+        run = partial(kernels.attend, function, q, k_cache, v_cache, window, **options, **scales)
     if new.k is not None:
         slots = _cache.slots_of(seqlens, k, new.cu_seqlens, table, k_cache.shape[1], kv_len)
         if new.cu_seqlens is None:
             k, v = k.flatten(0, 1), v.flatten(0, 1)
+        if q.dtype == FP8:  # which fp16 has exactly
+            k, v = k.half(), v.half()
         _cache.append(run, k, v, k_cache, v_cache, slots)
     return run()
+
+
+def _scales(function: str, q: Any, descales: tuple[Any, Any, Any], batch: int, kv_heads: int) -> dict[str, Any]:
+    """What stored fp8 is multiplied by; other types have no factors, and do not look at them."""
+    if q.dtype != FP8:
+        return {}
+    for side, descale in zip("qkv", descales, strict=True):
+        if descale is not None:
+            checks.check_device(function, q, f"{side}_descale", descale)
+            checks.check_shape(function, f"{side}_descale", descale, (batch, kv_heads), "batch_size, num_heads_k")
+    return {f"{side}_scale": descale for side, descale in zip("qkv", descales, strict=True)}
 
 
 def _options(q: Any, softmax_scale: float | None, softcap: float, sinks: Any, return_lse: bool) -> dict[str, Any]:
@@ -211,7 +227,7 @@ def _check_tensors(
         checks.check_rank(function, name, x, k_words)
     checks.check_tensors(
         function, q, (names[0], k, "query and key must have the same dtype"),
-        (names[1], v, "query and value must have the same dtype"),
+        (names[1], v, "query and value must have the same dtype"), types=TYPES,
     )  # fmt: skip
 
 

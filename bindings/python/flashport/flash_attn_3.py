@@ -42,13 +42,14 @@ def flash_attn_func(
     """softmax(scale * q k^T) v of a dense batch.
 
     Args:
-        q: (batch, seqlen_q, nheads, headdim) fp16 or bf16; fp32 on the CPU. headdim is a multiple of 8.
+        q: (batch, seqlen_q, nheads, headdim) fp16, bf16 or fp8 (e4m3); fp32 on the CPU. headdim is a multiple of 8.
         k: (batch, seqlen_k, nheads_k, headdim).
         v: (batch, seqlen_k, nheads_k, headdim_v).
         softmax_scale: Factor on the products of queries and keys; default headdim ** -0.5.
         causal: Whether a query sees no key after its own position; the last query stands at the last key.
         qv: None: there are no kernels for it.
-        q_descale, k_descale, v_descale: None: there are no fp8 inputs yet.
+        q_descale, k_descale, v_descale: (batch, nheads_k) fp32, what fp8 inputs are multiplied by; of other types not
+            read.
         window_size: (left, right), keys on either side of a query's own position that it sees; below 0 is no limit.
         attention_chunk: 0: there are no kernels for it.
         softcap: Logits become cap * tanh(logit / cap); not above 0 is off.
@@ -58,7 +59,8 @@ def flash_attn_func(
         sinks: (nheads), a logit that joins the softmax's denominator, as in SGLang's fork.
 
     Returns:
-        out (batch, seqlen_q, nheads, headdim_v), or (out, softmax_lse (batch, nheads, seqlen_q) fp32).
+        out (batch, seqlen_q, nheads, headdim_v), of q's type, for fp8 bf16; or (out, softmax_lse), the lse (batch,
+        nheads, seqlen_q) fp32.
 
     Raises:
         ValueError: A wrong argument, in FlashAttention-3's words; the error is a RuntimeError, too.
@@ -70,10 +72,11 @@ def flash_attn_func(
     """
     name = "flash_attn_func"
     refuse_gradients(name, "q k v", q, k, v)
-    internals.refuse_options(name, qv, attention_chunk, q_descale, k_descale, v_descale)
+    internals.refuse_options(name, qv, attention_chunk)
     out, lse = internals.attend(
         name, q, k, v, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
         num_splits=num_splits, sinks=sinks, return_lse=return_attn_probs,
+        descales=(q_descale, k_descale, v_descale),
     )  # fmt: skip
     return (out, lse) if return_attn_probs else out
 
@@ -130,11 +133,12 @@ def flash_attn_varlen_func(
     """
     name = "flash_attn_varlen_func"
     refuse_gradients(name, "q k v", q, k, v)
-    internals.refuse_options(name, qv, attention_chunk, q_descale, k_descale, v_descale)
+    internals.refuse_options(name, qv, attention_chunk)
     return_lse = return_attn_probs or return_softmax_lse
     out, lse = internals.attend(
         name, q, k, v, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
-        num_splits=num_splits, sinks=sinks, return_lse=return_lse, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+        num_splits=num_splits, sinks=sinks, return_lse=return_lse,
+        descales=(q_descale, k_descale, v_descale), cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
         max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k,
     )  # fmt: skip
     return (out, lse) if return_lse else out
@@ -194,7 +198,7 @@ def flash_attn_with_kvcache(
         cu_seqlens_k_new: (batch + 1) int32, the same for packed new keys.
         max_seqlen_q: With ``cu_seqlens_q``: no sequence has more queries.
         rotary_seqlens: (batch) int32, positions of the first new token in place of ``cache_seqlens``.
-        q_descale, k_descale, v_descale: None: there are no fp8 inputs yet.
+        q_descale, k_descale, v_descale: As in :func:`flash_attn_func`.
         softmax_scale, causal, window_size, attention_chunk, softcap: As in :func:`flash_attn_func`.
         rotary_interleaved: Whether pairs of rotary are neighbours, or of the two halves of rotary_dim.
         scheduler_metadata, pack_gqa, sm_margin: Not read.
@@ -217,7 +221,7 @@ def flash_attn_with_kvcache(
     """
     name = "flash_attn_with_kvcache"
     refuse_gradients(name, "q k_cache v_cache k v", q, k_cache, v_cache, k, v)
-    internals.refuse_options(name, qv, attention_chunk, q_descale, k_descale, v_descale)
+    internals.refuse_options(name, qv, attention_chunk)
     check_caches(name, k_cache, v_cache)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     if isinstance(cache_seqlens, int):
@@ -226,6 +230,7 @@ def flash_attn_with_kvcache(
     out, lse = internals.attend_cache(
         name, q, k_cache, v_cache, new, batch, cache_seqlens, cache_batch_idx, cache_leftpad, page_table, cu_seqlens_q,
         max_seqlen_q, softmax_scale, causal, window_size, softcap, num_splits, sinks, return_softmax_lse,
+        (q_descale, k_descale, v_descale),
     )  # fmt: skip
     if not return_softmax_lse:
         return out

@@ -29,13 +29,12 @@ class FlashAttnAssertionError(FlashAttnError, AssertionError):
     """A wrong argument for which flash-attn raises AssertionError."""
 
 
-def check_tensors(function: str, q: Any, *others: tuple[str, Any, str]) -> None:
+def check_tensors(function: str, q: Any, *others: tuple[str, Any, str], types: tuple[Any, ...] = TYPES) -> None:
     """Of ``others`` (name, tensor, what its type is called): one type that is served, one device, unit last stride."""
     dtype, device = q.dtype, q.device
-    if dtype not in TYPES and not (dtype == torch.float32 and device.type == "cpu"):
-        raise FlashAttnError(
-            f"{function}: FlashAttention only support fp16 and bf16 data type, and here fp32 on the CPU, got {dtype}"
-        )
+    if dtype not in types and not (dtype == torch.float32 and device.type == "cpu"):
+        words = "fp16 and bf16 data type" if types is TYPES else "fp16, bf16, and fp8_e4m3 data type"
+        raise FlashAttnError(f"{function}: FlashAttention only support {words}, and here fp32 on the CPU, got {dtype}")
     for name, x, words in others:
         if x.dtype != dtype:
             raise FlashAttnError(f"{function}: {words}, got {dtype} and {x.dtype}")

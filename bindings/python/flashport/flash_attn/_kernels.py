@@ -64,7 +64,6 @@ def attend(
 ) -> tuple[Any, Any]:
     """(out, lse or None) of :func:`flashport.attention`; ``only_check`` raises its errors, and runs nothing."""
     left, right = window
-    k, v, options = _without_pages(k, v, options)
     operation = attention_workspace_size if only_check else attention
     try:
         result = operation(q, k, v, causal=right == 0, window=(left, -1 if right == 0 else right), **options)
@@ -100,17 +99,3 @@ def decode(
         return result, None
     out, lse = result
     return out, lse.transpose(-1, -2).contiguous()
-
-
-def _without_pages(k: Any, v: Any, options: dict[str, Any]) -> Any:
-    """STOPGAP"""
-    table = options.pop("block_table", None)
-    if table is None:
-        return k, v, options
-    k, v = (x[table.long().clamp(0, len(x) - 1)].flatten(1, 2) for x in (k, v))
-    if "cu_seqlens_q" in options:
-        batch, room = k.shape[:2]
-        options["cu_seqlens_k"] = torch.arange(batch + 1, device=k.device, dtype=torch.int32) * room
-        options["max_seqlen_k"] = room
-        k, v = k.flatten(0, 1), v.flatten(0, 1)
-    return k, v, options
