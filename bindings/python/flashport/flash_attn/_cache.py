@@ -74,6 +74,7 @@ def forward(
         )
     if out is not None:
         checks.check_out(function, q, out, q.shape, _Q)
+        _check_apart(function, out, k_cache, v_cache)
     _check_new(function, q, k, v, seqlens_k, kv_len, kv_heads)
     if seqlens_k is not None:
         checks.check_integers(function, q, "seqlens_k", seqlens_k, (batch,), "batch_size")
@@ -145,6 +146,15 @@ def append(run: Callable[..., Any], k: Any, v: Any, k_cache: Any, v_cache: Any, 
     if not tracing.is_compiling():
         run(only_check=True)
     append_kv(k, v, k_cache, v_cache, slots)
+
+
+def _check_apart(function: str, out: Any, *caches: Any) -> None:
+    """``out`` lies in memory of its own: new keys are in the cache before the kernels would refuse it."""
+    if tracing.is_compiling():
+        return
+    for name, cache in zip(("k_cache", "v_cache"), caches, strict=True):
+        if out.untyped_storage().data_ptr() == cache.untyped_storage().data_ptr():
+            raise checks.FlashAttnError(f"{function}: out must not be a view of the memory that {name} is a view of")
 
 
 def _check_new(function: str, q: Any, k: Any, v: Any, seqlens_k: Any, kv_len: int, kv_heads: int) -> None:

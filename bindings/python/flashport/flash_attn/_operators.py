@@ -83,12 +83,11 @@ def _forward_fake(q: Any, k: Any, *others: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def _varlen_forward_fake(
-    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int, max_seqlen_k: int, *others: Any,
-    return_softmax: bool = False, **_: Any,
-) -> tuple[Any, Any, Any, Any]:  # fmt: skip
-    return_softmax = others[7] if len(others) > 7 else return_softmax
+    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int, max_seqlen_k: int, *others: Any
+) -> tuple[Any, Any, Any, Any]:
     total_q, heads, _ = q.shape
     batch = cu_seqlens_q.shape[0] - 1
+    return_softmax = others[7] if len(others) > 7 else False  # torch leaves out defaults at the end
     shape = _probabilities.shape_of(batch, heads, max_seqlen_q, max_seqlen_k) if return_softmax else (0,)
     return _fake(q, (heads, total_q), shape)
 
