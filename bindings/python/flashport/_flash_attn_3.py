@@ -149,7 +149,7 @@ def attend_cache(
     _check_new(function, q, k_cache, v_cache, new, batch, seqlens, q_len, kv_len)
     added = None if new.k is None else new.k.shape[1] if new.cu_seqlens is None else new.cu_seqlens.diff()
     if checks.reads_contents(q):
-        _cache.check_contents(function, seqlens, added, kv_len, k_cache, batch_idx, leftpad, page_table)
+        _cache.check_contents(function, seqlens, added, kv_len, k_cache, batch_idx, leftpad, page_table, "page_table")
 
     scales = _scales(function, q, descales, batch, k_cache.shape[2])
     window = _window(window_size, causal)

@@ -186,7 +186,15 @@ def _check_new(function: str, q: Any, k: Any, v: Any, seqlens_k: Any, kv_len: in
 
 
 def check_contents(
-    function: str, seqlens: Any, added: Any, kv_len: int, k_cache: Any, batch_idx: Any, leftpad: Any, block_table: Any
+    function: str,
+    seqlens: Any,
+    added: Any,
+    kv_len: int,
+    k_cache: Any,
+    batch_idx: Any,
+    leftpad: Any,
+    block_table: Any,
+    table_name: str = "block_table",
 ) -> None:
     """Lengths, to which ``added`` keys come, and indices that a call may look at lie in the cache."""
     if batch_idx is not None and not 0 <= int(batch_idx.min()) <= int(batch_idx.max()) < len(k_cache):
@@ -201,7 +209,8 @@ def check_contents(
     words = "max(seqlens_k)" if added is None else "max(seqlens_k) + seqlen_knew"
     lengths = seqlens if added is None else seqlens + added
     if block_table is not None:
-        checks.check_paged_lengths(function, lengths, block_table, k_cache.shape[0], k_cache.shape[1], words)
+        pages, page_size = k_cache.shape[:2]
+        checks.check_paged_lengths(function, lengths, block_table, pages, page_size, words, table_name)
     elif int(lengths.max()) > kv_len:
         raise checks.FlashAttnError(
             f"{function}: {words} must be at most the seqlen of the KV cache, {kv_len}, got {int(lengths.max())}"

@@ -198,18 +198,20 @@ def reads_contents(q: Any) -> bool:
     return q.device.type == "cpu" or os.environ.get("FLASHPORT_CHECK", "0") not in ("", "0")
 
 
-def check_paged_lengths(function: str, lengths: Any, table: Any, pages: int, page_size: int, words: str) -> None:
-    """Lengths that fit into the table, and entries of it that are pages. ``words`` say what ``lengths`` are."""
+def check_paged_lengths(
+    function: str, lengths: Any, table: Any, pages: int, page_size: int, words: str, name: str = "block_table"
+) -> None:
+    """Lengths fit into the table ``name``, and entries of it are pages. ``words`` say what ``lengths`` are."""
     longest, capacity = int(lengths.max()), table.shape[1] * page_size
     if longest > capacity:
         raise FlashAttnError(
-            f"{function}: Paged KV cache: {words} (= {longest}) exceeds the capacity addressable by block_table "
-            f"(max_num_blocks_per_seq * page_block_size = {capacity}). Allocate more columns in block_table"
+            f"{function}: Paged KV cache: {words} (= {longest}) exceeds the capacity addressable by {name} "
+            f"(max_num_blocks_per_seq * page_block_size = {capacity}). Allocate more columns in {name}"
         )
     blocks = torch.arange(table.shape[1], device=table.device)
     used = table[blocks < -(-lengths[:, None] // page_size)]
     if used.numel() and not 0 <= int(used.min()) <= int(used.max()) < pages:
         raise FlashAttnError(
-            f"{function}: block_table must have page numbers from 0 to {pages - 1}, got {int(used.min())} to "
+            f"{function}: {name} must have page numbers from 0 to {pages - 1}, got {int(used.min())} to "
             f"{int(used.max())}"
         )
