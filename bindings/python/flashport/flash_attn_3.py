@@ -201,8 +201,9 @@ def flash_attn_with_kvcache(
         q_descale, k_descale, v_descale: As in :func:`flash_attn_func`.
         softmax_scale, causal, window_size, attention_chunk, softcap: As in :func:`flash_attn_func`.
         rotary_interleaved: Whether pairs of rotary are neighbours, or of the two halves of rotary_dim.
-        scheduler_metadata, pack_gqa, sm_margin: Not read.
+        scheduler_metadata: Not read.
         num_splits: As in :func:`flash_attn_func`; 0 leaves it to the library.
+        pack_gqa, sm_margin: Not read.
         return_softmax_lse: Also return the lse.
         sinks: As in :func:`flash_attn_func`.
 
