@@ -83,7 +83,7 @@ def attend(
         for name, x in (("seqused_q", seqused_q), ("seqused_k", seqused_k)):
             if x is not None:
                 checks.check_integers(function, q, name, x, (batch,), "batch_size")
-        options |= {**offsets, "max_seqlen_q": int(max_seqlen_q or 0), "max_seqlen_k": int(max_seqlen_k or 0)}
+        options.update({**offsets, "max_seqlen_q": int(max_seqlen_q or 0), "max_seqlen_k": int(max_seqlen_k or 0)})
         return kernels.attend(function, q, k, v, window, seqused_q=seqused_q, seqused_k=seqused_k, **options, **scales)
     if q.dtype != FP8 and k.shape[1] > 0 and kernels.decodes(q.shape[1], q.shape[2], k.shape[2]):
         seqlens = torch.full((batch,), k.shape[1], dtype=torch.int32, device=q.device)
@@ -118,7 +118,6 @@ def attend_cache(
     packed, paged = cu_seqlens_q is not None, page_table is not None
     q = kernels.unit_rows(q)
     page_table, batch_idx = kernels.unit_rows(page_table), kernels.unit_rows(batch_idx)
-    new = new._replace(k=kernels.unit_rows(new.k), v=kernels.unit_rows(new.v))
     q_words = "total_q, num_heads, head_size" if packed else "batch_size, seqlen_q, num_heads, head_size"
     rows = "num_pages, page_size" if paged else "batch_size_k, seqlen_k"
     _check_tensors(function, q, k_cache, v_cache, q_words, f"{rows}, num_heads_k, head_size", ("k_cache", "v_cache"))
@@ -166,14 +165,14 @@ def attend_cache(
         seqlens = torch.full((batch,), kv_len, dtype=torch.int32, device=q.device)
     lengths = seqlens if added is None else seqlens + added
     options = _options(q, softmax_scale, softcap, sinks, return_lse)
-    options |= {"block_table": table, "cu_seqlens_q": cu_seqlens_q}
+    options.update({"block_table": table, "cu_seqlens_q": cu_seqlens_q})
     if q.dtype != FP8 and leftpad is None and kv_len > 0 and kernels.decodes(q_len, q.shape[-2], k_cache.shape[2]):
         if packed and table is None:  # a sequence of the cache is a page
             options["block_table"] = torch.arange(batch, dtype=torch.int32, device=q.device)[:, None]
-        options |= {"num_splits": num_splits if num_splits > 1 else None, "max_q_len": q_len if packed else None}
+        options.update({"num_splits": num_splits if num_splits > 1 else None, "max_q_len": q_len if packed else None})
         run = partial(kernels.decode, function, q, k_cache, v_cache, lengths, window, q_len, **options)
     else:
-        options |= {"seqused_k": lengths, "leftpad_k": leftpad, "max_seqlen_q": q_len if packed else None}
+        options.update({"seqused_k": lengths, "leftpad_k": leftpad, "max_seqlen_q": q_len if packed else None})
         run = partial(kernels.attend, function, q, k_cache, v_cache, window, **options, **scales)
     if new.k is not None:
         slots = _cache.slots_of(seqlens, k, new.cu_seqlens, table, k_cache.shape[1], kv_len)

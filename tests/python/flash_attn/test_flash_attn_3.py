@@ -257,7 +257,8 @@ def test_a_gradient_is_refused():
 KVCACHE = (
     "q k_cache v_cache k v qv rotary_cos rotary_sin cache_seqlens cache_batch_idx cache_leftpad page_table "
     "cu_seqlens_q cu_seqlens_k_new max_seqlen_q rotary_seqlens q_descale k_descale v_descale softmax_scale causal "
-    "window_size attention_chunk softcap rotary_interleaved scheduler_metadata num_splits pack_gqa sm_margin return_softmax_lse"
+    "window_size attention_chunk softcap rotary_interleaved scheduler_metadata num_splits pack_gqa sm_margin "
+    "return_softmax_lse"
 )
 FUNC = (
     "q k v softmax_scale causal qv q_descale k_descale v_descale window_size attention_chunk softcap num_splits "

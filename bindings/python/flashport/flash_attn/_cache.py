@@ -125,7 +125,7 @@ def forward(
         options["num_splits"] = num_splits if num_splits > 1 else None
         run = partial(kernels.decode, function, q, k_cache, v_cache, lengths, window, q_len, **options)
     else:
-        options |= {"seqused_k": lengths, "leftpad_k": leftpad_k}
+        options.update({"seqused_k": lengths, "leftpad_k": leftpad_k})
         run = partial(kernels.attend, function, q, k_cache, v_cache, window, **options)
     if new_len:
         slots = slots_of(seqlens_k, k, None, block_table, k_cache.shape[1], kv_len)

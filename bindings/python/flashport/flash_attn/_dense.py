@@ -71,7 +71,7 @@ def forward(
     else:
         if dropout_p != 0:
             rng_state = kernels.draw_rng_state(q)
-            options |= {"dropout_p": dropout_p, "rng_state": rng_state}
+            options.update({"dropout_p": dropout_p, "rng_state": rng_state})
         out, lse = kernels.attend(function, q, k, v, window, **options)
     if return_lse and (kv_len == 0 or window != (-1, -1)):  # else no row attends to nothing
         kernels.with_infinity(lse)

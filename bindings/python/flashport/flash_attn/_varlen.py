@@ -106,19 +106,19 @@ def forward(
             "alibi_slopes": alibi_slopes, "out": out, "return_lse": return_lse,
         }  # fmt: skip
         if paged and dropout_p == 0 and kernels.decodes(max_seqlen_q, heads, kv_heads):
-            options |= {"block_table": block_table, "max_q_len": max_seqlen_q}
+            options.update({"block_table": block_table, "max_q_len": max_seqlen_q})
             if lse is not None:
                 options["lse"] = lse.transpose(0, 1)
             out, lse = kernels.decode(function, q, k, v, lengths, window, max_seqlen_q, **options)
         else:
             if dropout_p != 0:
-                options |= {"dropout_p": dropout_p, "rng_state": rng_state}
-            options |= {"max_seqlen_q": max_seqlen_q, "lse": lse}
+                options.update({"dropout_p": dropout_p, "rng_state": rng_state})
+            options.update({"max_seqlen_q": max_seqlen_q, "lse": lse})
             if paged:
-                options |= {"block_table": block_table, "seqused_k": lengths}
+                options.update({"block_table": block_table, "seqused_k": lengths})
             else:
-                options |= {"cu_seqlens_k": cu_seqlens_k, "max_seqlen_k": max_seqlen_k}
-                options |= {"seqused_k": seqused_k, "leftpad_k": leftpad_k}
+                options.update({"cu_seqlens_k": cu_seqlens_k, "max_seqlen_k": max_seqlen_k})
+                options.update({"seqused_k": seqused_k, "leftpad_k": leftpad_k})
             out, lse = kernels.attend(function, q, k, v, window, **options)
         if return_lse:
             lse = _with_infinity(lse, cu_seqlens_q) if zero_tensors else kernels.with_infinity(lse)
