@@ -10,6 +10,7 @@ gives.
 
 from flashport._attention import attention, attention_workspace_size, dropout_mask
 from flashport._core import DeviceArray
+from flashport._shims import InstalledShims, install_shims
 from flashport.decode import (
     append_kv,
     decode_workspace_size,
@@ -38,6 +39,7 @@ __all__ = [
     "AttentionSchedule",
     "DecodeSchedule",
     "DeviceArray",
+    "InstalledShims",
     "Support",
     "append_kv",
     "attention",
@@ -52,6 +54,7 @@ __all__ = [
     "gated_delta_chunk",
     "gated_delta_chunk_workspace_size",
     "gated_delta_update",
+    "install_shims",
     "merge_state",
     "merge_states",
     "num_splits_heuristic",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import re
 
@@ -11,9 +12,14 @@ import flashport
 from flashport import fla, lightllm, sglang, transformers
 
 ORDER = ["Args", "Returns", "Raises", "Source"]
+MODULES = [flashport, fla, lightllm, sglang, transformers]
+if importlib.util.find_spec("torch"):  # which these import
+    FLASH_ATTN = ["flash_attn_interface", "flash_attn_2_cuda", "bert_padding", "layers.rotary"]
+    MODULES += [importlib.import_module(f"flashport.flash_attn.{name}") for name in FLASH_ATTN]
+    MODULES.append(importlib.import_module("flashport.flash_attn_3"))
 PUBLIC = {
     f"{module.__name__}.{name}": getattr(module, name)
-    for module in (flashport, fla, lightllm, sglang, transformers)
+    for module in MODULES
     for name in module.__all__
     if inspect.isfunction(getattr(module, name))
 }

@@ -62,8 +62,12 @@ def test_rooms_that_are_not_public_stay_out_of_the_interface():
         "__init__",
         "__main__",
         "_attention",
+        "_flash_attn_3",
         "_sglang",
+        "_shim_finder",
+        "_shims",
         "_transformers_attention",
+        "flash_attn_3",  # imports torch, as what it stands in for does
     }
     assert flat == {"arrays", "decode", "devices", "fla", "gated_delta", "lightllm", "sglang", "transformers", "typing"}
     code = f"""
@@ -77,6 +81,7 @@ print(*sorted(rooms))
         "flashport._attention",
         "flashport._core",
         "flashport._sglang",
+        "flashport._shims",
         "flashport._transformers_attention",
         "flashport.torch",
         "flashport.torch.gradients",

@@ -18,31 +18,41 @@ from flashport.torch.gradients import refusal
 
 _NUMBER = re.compile(r"\b(float|int|SymInt)\b").search  # in the text of a schema's type
 OPERATORS = {}  # by name; an operator lives as long as its library object
+_OTHERS = {}  # the same of drop-ins, by namespace and name
 
 
 def register(
-    name: str, schema: str, fake: Callable[..., Any], kernel: Callable[..., Any] | None = None, no_grad: bool = False
+    name: str,
+    schema: str,
+    fake: Callable[..., Any],
+    kernel: Callable[..., Any] | None = None,
+    no_grad: bool = False,
+    namespace: str = "flashport",
+    tags: tuple[Any, ...] = (),
 ) -> Callable[..., Any]:
     """Makes torch.ops.flashport.<name> on every device; gives what runs it, with the checks that torch does not make.
 
     ``kernel`` takes the operator's arguments by position. Default: the compiled half's function of that name, which
-    writes its results, without a stream: it runs on torch's current one.
+    writes its results, without a stream: it runs on torch's current one. Drop-ins have operators in other namespaces.
     """
 
     def compiled(*arguments: Any) -> None:
         _core.run_kernel(name, *arguments, None)
 
     function = name.removesuffix("_out")
-    library = torch.library.Library("flashport", "FRAGMENT")
-    library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    library = torch.library.Library(namespace, "FRAGMENT")
+    library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
     library.impl(name, kernel or compiled, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"flashport::{name}", fake, lib=library)
-    operator = getattr(torch.ops.flashport, name).default
+    torch.library.register_fake(f"{namespace}::{name}", fake, lib=library)
+    operator = getattr(getattr(torch.ops, namespace), name).default
     if no_grad:
         library.impl(name, torch.library.fallthrough_kernel, "Autograd")
     else:
         library.impl(name, _refusing(function, operator), "Autograd", with_keyset=True)
-    OPERATORS[name] = library
+    if namespace == "flashport":
+        OPERATORS[name] = library
+    else:
+        _OTHERS[namespace, name] = library
     kinds = [(place, x.name, str(x.type)) for place, x in enumerate(operator._schema.arguments)]
     flags = [(place, x) for place, x, kind in kinds if "bool" in kind]
     numbers = [(place, x, "a number" if "float" in kind else "an integer") for place, x, kind in kinds if _NUMBER(kind)]
@@ -98,7 +108,7 @@ def _refusing(function: str, operator: Any) -> Callable[..., Any]:
     def kernel(keyset: Any, *arguments: Any) -> Any:
         recorded = torch.is_grad_enabled()
         for place, name, written in tensors:
-            tensor = arguments[place]
+            tensor = arguments[place] if place < len(arguments) else None  # torch leaves out defaults at the end
             if tensor is not None and ((recorded and tensor.requires_grad) or _has_tangent(tensor)):
                 raise refusal(function, name, tensor, written)
         with torch._C._AutoDispatchBelowAutograd():

@@ -1,0 +1,275 @@
+"""What :mod:`flashport.flash_attn_3` does in a call, with FlashAttention-3's checks in its words."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from flashport.flash_attn import _cache
+from flashport.flash_attn import _checks as checks
+from flashport.flash_attn import _kernels as kernels
+from flashport.flash_attn.layers.rotary import positions, rotated
+
+MAX_SPLITS = 256
+FP8 = torch.float8_e4m3fn
+TYPES = (*checks.TYPES, FP8)
+
+
+class NewKeys(NamedTuple):
+    """New keys and values, [B, S, Hkv, D] or packed with ``cu_seqlens``, and how they are turned."""
+
+    k: Any
+    v: Any
+    cu_seqlens: Any
+    cos: Any
+    sin: Any
+    rotary_seqlens: Any
+    interleaved: bool
+
+
+def refuse_options(function: str, qv: Any, attention_chunk: int) -> None:
+    """Options for which there are no kernels, by name."""
+    if qv is not None:
+        raise NotImplementedError(f"{function}: qv must be None, as no kernel has a second product of queries (MLA)")
+    if attention_chunk != 0:
+        raise NotImplementedError(f"{function}: attention_chunk must be 0, as no kernel has it, got {attention_chunk}")
+
+
+def attend(
+    function: str,
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Any,
+    softcap: float,
+    num_splits: int,
+    sinks: Any,
+    return_lse: bool,
+    descales: tuple[Any, Any, Any],
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    seqused_q: Any = None,
+    seqused_k: Any = None,
+) -> tuple[Any, Any]:
+    """(out, lse or None) of a dense batch, or of packed sequences."""
+    packed = cu_seqlens_q is not None
+    q, k, v = kernels.unit_rows(q), kernels.unit_rows(k), kernels.unit_rows(v)
+    heads = "num_heads, head_size"
+    q_words = f"total_q, {heads}" if packed else f"batch_size, seqlen_q, {heads}"
+    k_words = "total_k, num_heads_k, head_size" if packed else "batch_size, seqlen_k, num_heads_k, head_size"
+    batch = cu_seqlens_q.shape[0] - 1 if packed else q.shape[0]
+    _check_tensors(function, q, k, v, q_words, k_words)
+    _check_heads(function, batch, q, k, v)
+    _check_splits(function, num_splits)
+    if not packed and k.shape[0] != batch:
+        raise checks.FlashAttnError(
+            f"{function}: batch_size must be equal to batch_size_k, got {batch} and {k.shape[0]}"
+        )
+    checks.check_shape(function, "v", v, (*k.shape[:-1], v.shape[-1]), f"{k_words}_v")
+    scales = _scales(function, q, descales, batch, k.shape[-2])
+    options = _options(q, softmax_scale, softcap, sinks, return_lse)
+    window = _window(window_size, causal)
+    if packed:
+        offsets = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+        for name, x in offsets.items():
+            checks.check_integers(function, q, name, x, (batch + 1,), "batch_size + 1")
+        for name, x in (("seqused_q", seqused_q), ("seqused_k", seqused_k)):
+            if x is not None:
+                checks.check_integers(function, q, name, x, (batch,), "batch_size")
+        options.update({**offsets, "max_seqlen_q": int(max_seqlen_q or 0), "max_seqlen_k": int(max_seqlen_k or 0)})
+        return kernels.attend(function, q, k, v, window, seqused_q=seqused_q, seqused_k=seqused_k, **options, **scales)
+    if q.dtype != FP8 and k.shape[1] > 0 and kernels.decodes(q.shape[1], q.shape[2], k.shape[2]):
+        seqlens = torch.full((batch,), k.shape[1], dtype=torch.int32, device=q.device)
+        splits = num_splits if num_splits > 1 else None
+        return kernels.decode(function, q, k, v, seqlens, window, q.shape[1], num_splits=splits, **options)
+    return kernels.attend(function, q, k, v, window, **options, **scales)
+
+
+def attend_cache(
+    function: str,
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    new: NewKeys,
+    batch: int,
+    seqlens: Any,
+    batch_idx: Any,
+    leftpad: Any,
+    page_table: Any,
+    cu_seqlens_q: Any,
+    max_seqlen_q: int | None,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Any,
+    softcap: float,
+    num_splits: int,
+    sinks: Any,
+    return_lse: bool,
+    descales: tuple[Any, Any, Any],
+) -> tuple[Any, Any]:
+    """(out, lse or None). Nothing is written before all is checked."""
+    packed, paged = cu_seqlens_q is not None, page_table is not None
+    q = kernels.unit_rows(q)
+    page_table, batch_idx = kernels.unit_rows(page_table), kernels.unit_rows(batch_idx)
+    q_words = "total_q, num_heads, head_size" if packed else "batch_size, seqlen_q, num_heads, head_size"
+    rows = "num_pages, page_size" if paged else "batch_size_k, seqlen_k"
+    _check_tensors(function, q, k_cache, v_cache, q_words, f"{rows}, num_heads_k, head_size", ("k_cache", "v_cache"))
+    _check_heads(function, batch, q, k_cache, v_cache)
+    _check_splits(function, num_splits)
+    v_shape = (*k_cache.shape[:-1], v_cache.shape[-1])
+    checks.check_shape(function, "v_cache", v_cache, v_shape, f"{rows}, num_heads_k, head_size_v")
+    kv_len = k_cache.shape[1]
+    if paged:
+        if batch_idx is not None or leftpad is not None:
+            name = "cache_leftpad" if batch_idx is None else "cache_batch_idx"
+            raise checks.FlashAttnError(f"{function}: {name} must be None with a page_table; pass one of them")
+        checks.check_block_table(function, q, page_table, batch, "page_table")
+        kv_len *= page_table.shape[1]
+    elif batch_idx is None and k_cache.shape[0] != batch:
+        raise checks.FlashAttnError(
+            f"{function}: batch_size must be equal to batch_size_k, got {batch} and {k_cache.shape[0]}"
+        )
+    if packed:
+        if max_seqlen_q is None:
+            raise checks.FlashAttnError(f"{function}: max_seqlen_q must be provided if cu_seqlens_q is provided")
+        checks.check_integers(function, q, "cu_seqlens_q", cu_seqlens_q, (batch + 1,), "batch_size + 1")
+    q_len = int(max_seqlen_q or 0) if packed else q.shape[1]
+    lengths = {"cache_seqlens": seqlens, "cache_batch_idx": batch_idx, "cache_leftpad": leftpad}
+    for name, x in {**lengths, "rotary_seqlens": new.rotary_seqlens}.items():
+        if x is not None:
+            checks.check_integers(function, q, name, x, (batch,), "batch_size")
+    _check_new(function, q, k_cache, v_cache, new, batch, seqlens, q_len, kv_len)
+    added = None if new.k is None else new.k.shape[1] if new.cu_seqlens is None else new.cu_seqlens.diff()
+    if checks.reads_contents(q):
+        _cache.check_contents(function, seqlens, added, kv_len, k_cache, batch_idx, leftpad, page_table, "page_table")
+
+    scales = _scales(function, q, descales, batch, k_cache.shape[2])
+    window = _window(window_size, causal)
+    table = page_table if batch_idx is None else batch_idx[:, None]  # a sequence of the cache is a page
+    k, v = new.k, new.v
+    if new.cos is not None:
+        first = seqlens if new.rotary_seqlens is None else new.rotary_seqlens
+        left, right = window
+        masked = right == 0 or 0 <= left < kv_len - 1 or 0 <= right < q_len - 1
+        q_rows = positions(q, first, cu_seqlens_q) if masked else _first_positions(q, first, cu_seqlens_q)
+        q = rotated(q, new.cos, new.sin, new.interleaved, q_rows)
+        k = rotated(k, new.cos, new.sin, new.interleaved, positions(k, first, new.cu_seqlens))
+    if seqlens is None:
+        seqlens = torch.full((batch,), kv_len, dtype=torch.int32, device=q.device)
+    lengths = seqlens if added is None else seqlens + added
+    options = _options(q, softmax_scale, softcap, sinks, return_lse)
+    options.update({"block_table": table, "cu_seqlens_q": cu_seqlens_q})
+    if q.dtype != FP8 and leftpad is None and kv_len > 0 and kernels.decodes(q_len, q.shape[-2], k_cache.shape[2]):
+        if packed and table is None:  # a sequence of the cache is a page
+            options["block_table"] = torch.arange(batch, dtype=torch.int32, device=q.device)[:, None]
+        options.update({"num_splits": num_splits if num_splits > 1 else None, "max_q_len": q_len if packed else None})
+        run = partial(kernels.decode, function, q, k_cache, v_cache, lengths, window, q_len, **options)
+    else:
+        options.update({"seqused_k": lengths, "leftpad_k": leftpad, "max_seqlen_q": q_len if packed else None})
+        run = partial(kernels.attend, function, q, k_cache, v_cache, window, **options, **scales)
+    if new.k is not None:
+        slots = _cache.slots_of(seqlens, k, new.cu_seqlens, table, k_cache.shape[1], kv_len)
+        if new.cu_seqlens is None:
+            k, v = k.flatten(0, 1), v.flatten(0, 1)
+        if q.dtype == FP8:  # which fp16 has exactly
+            k, v = k.half(), v.half()
+        _cache.append(run, k, v, k_cache, v_cache, slots)
+    return run()
+
+
+def _scales(function: str, q: Any, descales: tuple[Any, Any, Any], batch: int, kv_heads: int) -> dict[str, Any]:
+    """What stored fp8 is multiplied by; other types have no factors, and do not look at them."""
+    if q.dtype != FP8:
+        return {}
+    for side, descale in zip("qkv", descales, strict=True):
+        if descale is not None:
+            checks.check_device(function, q, f"{side}_descale", descale)
+            checks.check_shape(function, f"{side}_descale", descale, (batch, kv_heads), "batch_size, num_heads_k")
+    return {f"{side}_scale": descale for side, descale in zip("qkv", descales, strict=True)}
+
+
+def _options(q: Any, softmax_scale: float | None, softcap: float, sinks: Any, return_lse: bool) -> dict[str, Any]:
+    """What both operations call alike."""
+    return {
+        "softmax_scale": q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale,
+        "softcap": max(softcap, 0.0), "sinks": None if sinks is None else sinks.float(), "return_lse": return_lse,
+    }  # fmt: skip
+
+
+def _window(window_size: Any, causal: bool) -> tuple[int, int]:
+    """-1 is no limit; causality is a right side of 0."""
+    left, right = (max(-1, int(side)) for side in window_size)
+    return left, 0 if causal else right
+
+
+def _first_positions(q: Any, first: Any, cu_seqlens_q: Any) -> Any:
+    """Of each row of q where all queries of a sequence stand at its first new key."""
+    if cu_seqlens_q is None:
+        return first[:, None]
+    rows = torch.arange(q.shape[0], device=q.device)
+    sequence = torch.searchsorted(cu_seqlens_q[1:].contiguous(), rows, right=True).clamp(max=len(first) - 1)
+    return first[sequence]
+
+
+def _check_tensors(
+    function: str, q: Any, k: Any, v: Any, q_words: str, k_words: str, names: tuple[str, str] = ("k", "v")
+) -> None:
+    checks.check_rank(function, "q", q, q_words)
+    for name, x in zip(names, (k, v), strict=True):
+        checks.check_rank(function, name, x, k_words)
+    checks.check_tensors(
+        function, q, (names[0], k, "query and key must have the same dtype"),
+        (names[1], v, "query and value must have the same dtype"), types=TYPES,
+    )  # fmt: skip
+
+
+def _check_heads(function: str, batch: int, q: Any, k: Any, v: Any) -> None:
+    head_dim, head_dim_v = q.shape[-1], v.shape[-1]
+    checks.check_sizes(function, batch, q.shape[-2], k.shape[-2], max(head_dim, head_dim_v))
+    for name, size in (("head_size", head_dim), ("head_size_v", head_dim_v)):
+        if size % 8 != 0:
+            raise checks.FlashAttnError(f"{function}: {name} should be a multiple of 8, got {size}")
+    if k.shape[-1] != head_dim:
+        raise checks.FlashAttnError(f"{function}: k must have the head_size of q, {head_dim}, got {k.shape[-1]}")
+
+
+def _check_splits(function: str, num_splits: int) -> None:
+    if num_splits > MAX_SPLITS:
+        raise checks.FlashAttnError(f"{function}: num_splits > {MAX_SPLITS} not supported, got {num_splits}")
+
+
+def _check_new(
+    function: str, q: Any, k_cache: Any, v_cache: Any, new: NewKeys, batch: int, seqlens: Any, q_len: int, kv_len: int
+) -> None:
+    """New keys and values, and what they need."""
+    if new.cos is not None:
+        checks.check_rotary(function, q, new.k, new.cos, new.sin, kv_len)
+    if new.k is None:
+        return
+    if new.v is None:
+        raise checks.FlashAttnError(f"{function}: If k_new is supplied, v_new must also be passed in")
+    if seqlens is None:
+        raise checks.FlashAttnError(f"{function}: If k_new is supplied, seqlens_k must also be passed in")
+    if q_len > kv_len:
+        raise checks.FlashAttnError(
+            f"{function}: If k_new is supplied, it must have seqlen <= the seqlen of the KV cache, got {q_len} and "
+            f"{kv_len}"
+        )
+    if new.cu_seqlens is not None:
+        checks.check_integers(function, q, "cu_seqlens_k_new", new.cu_seqlens, (batch + 1,), "batch_size + 1")
+    tokens = (batch, new.k.shape[1]) if new.cu_seqlens is None else new.k.shape[:1]
+    words = "batch_size, seqlen_k_new" if new.cu_seqlens is None else "total_k_new"
+    for name, x, cache in (("k_new", new.k, k_cache), ("v_new", new.v, v_cache)):
+        if x.dtype != q.dtype:
+            raise checks.FlashAttnError(
+                f"{function}: {name} must have the same dtype as query, got {x.dtype} and {q.dtype}"
+            )
+        checks.check_device(function, q, name, x)
+        checks.check_shape(function, name, x, (*tokens, *cache.shape[2:]), f"{words}, num_heads_k, head_size")

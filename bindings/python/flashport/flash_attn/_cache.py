@@ -1,0 +1,236 @@
+"""Attention over a cache of keys and values, to which new ones may go first, as flash-attn's ``fwd_kvcache`` has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from flashport.decode import append_kv
+from flashport.flash_attn import _checks as checks
+from flashport.flash_attn import _kernels as kernels
+from flashport.flash_attn.layers.rotary import positions, rotated
+from flashport.torch import tracing
+
+_Q = "batch_size, seqlen_q, num_heads, head_size"
+_NEW = "batch_size, seqlen_knew, num_heads_k, head_size"
+_CACHE = "batch_size_c, seqlen_k, num_heads_k, head_size"
+_PAGES = "num_blocks, page_block_size, num_heads_k, head_size"
+
+
+def forward(
+    function: str,
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    k: Any,
+    v: Any,
+    seqlens_k: Any,
+    rotary_cos: Any,
+    rotary_sin: Any,
+    cache_batch_idx: Any,
+    leftpad_k: Any,
+    block_table: Any,
+    alibi_slopes: Any,
+    out: Any,
+    softmax_scale: float | None,
+    causal: bool,
+    window: tuple[int, int],
+    softcap: float,
+    interleaved: bool,
+    num_splits: int,
+    return_lse: bool,
+) -> tuple[Any, Any]:
+    """(out, lse or None); ``out`` may be a view as in the dense form. Nothing is written before all is checked."""
+    paged = block_table is not None
+    words = _PAGES if paged else _CACHE
+    checks.check_rank(function, "q", q, _Q)
+    checks.check_rank(function, "k_cache", k_cache, words)
+    checks.check_tensors(
+        function,
+        q,
+        ("k_cache", k_cache, "query and key must have the same dtype"),
+        ("v_cache", v_cache, "query and value must have the same dtype"),
+    )
+    batch, q_len, heads, head_dim = q.shape
+    kv_heads = k_cache.shape[2]
+    if paged:
+        if cache_batch_idx is not None:
+            raise checks.FlashAttnError(
+                f"{function}: Paged KVcache does not support cache_batch_idx; pass it or block_table"
+            )
+        checks.check_block_table(function, q, block_table, batch)
+    kv_len = block_table.shape[1] * k_cache.shape[1] if paged else k_cache.shape[1]
+    checks.check_sizes(function, batch, heads, kv_heads, head_dim)
+    kv_shape = (*k_cache.shape[:-1], head_dim)
+    checks.check_shape(function, "k_cache", k_cache, kv_shape, words)
+    checks.check_shape(function, "v_cache", v_cache, kv_shape, words)
+    if not paged and cache_batch_idx is None and k_cache.shape[0] < batch:
+        raise checks.FlashAttnError(
+            f"{function}: k_cache must have shape ({_CACHE}) with batch_size_c at least {batch}, as q has so many "
+            f"sequences, got {tuple(k_cache.shape)}"
+        )
+    if out is not None:
+        checks.check_out(function, q, out, q.shape, _Q)
+        _check_apart(function, out, k_cache, v_cache)
+    _check_new(function, q, k, v, seqlens_k, kv_len, kv_heads)
+    if seqlens_k is not None:
+        checks.check_integers(function, q, "seqlens_k", seqlens_k, (batch,), "batch_size")
+    if leftpad_k is not None:
+        if paged:
+            raise checks.FlashAttnError(
+                f"{function}: We don't support Paged KV and leftpad_k running at the same time yet; pass one of "
+                "block_table and cache_leftpad"
+            )
+        checks.check_integers(function, q, "leftpad_k", leftpad_k, (batch,), "batch_size")
+    if rotary_cos is not None:
+        checks.check_rotary(function, q, k, rotary_cos, rotary_sin, kv_len)
+    if cache_batch_idx is not None:
+        checks.check_integers(function, q, "cache_batch_idx", cache_batch_idx, (batch,), "batch_size")
+    checks.check_splits(function, num_splits)
+    if alibi_slopes is not None:
+        checks.check_alibi(function, q, alibi_slopes, batch, heads)
+    new_len = 0 if k is None else k.shape[1]
+    if checks.reads_contents(q):
+        check_contents(function, seqlens_k, new_len or None, kv_len, k_cache, cache_batch_idx, leftpad_k, block_table)
+
+    causal = causal and (q_len > 1 or alibi_slopes is not None)
+    window = kernels.window_of(*window, kv_len, causal)
+    scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
+    dim = kernels.padded_head_dim(head_dim)
+    given, k_given, v_given = out, k_cache, v_cache
+    if dim != head_dim:
+        q, k_cache, v_cache = kernels.padded(q, dim), kernels.padded(k_cache, dim), kernels.padded(v_cache, dim)
+        out = None
+    if rotary_cos is not None:
+        masked = window != (-1, -1)  # else all queries of a sequence stand where its first new key does
+        rows = positions(q, seqlens_k, None) if masked else seqlens_k[:, None]
+        q = rotated(q, rotary_cos, rotary_sin, interleaved, rows)
+        k = rotated(k, rotary_cos, rotary_sin, interleaved, positions(k, seqlens_k, None))
+    if cache_batch_idx is not None:  # a sequence of the cache is a page
+        block_table = cache_batch_idx[:, None]
+    elif not paged:
+        k_cache, v_cache = k_cache[:batch], v_cache[:batch]
+    if seqlens_k is None:
+        lengths = torch.full((batch,), kv_len, dtype=torch.int32, device=q.device)
+    else:
+        lengths = seqlens_k + new_len if new_len else seqlens_k
+    options: dict[str, Any] = {
+        "block_table": block_table, "softmax_scale": scale, "softcap": max(softcap, 0.0), "alibi_slopes": alibi_slopes,
+        "out": out, "return_lse": return_lse,
+    }  # fmt: skip
+    if leftpad_k is None and kernels.decodes(q_len, heads, kv_heads) and kv_len > 0:
+        options["num_splits"] = num_splits if num_splits > 1 else None
+        run = partial(kernels.decode, function, q, k_cache, v_cache, lengths, window, q_len, **options)
+    else:
+        options.update({"seqused_k": lengths, "leftpad_k": leftpad_k})
+        run = partial(kernels.attend, function, q, k_cache, v_cache, window, **options)
+    if new_len:
+        slots = slots_of(seqlens_k, k, None, block_table, k_cache.shape[1], kv_len)
+        new_k, new_v = (kernels.padded(x, dim).flatten(0, 1) for x in (k, v))
+        append(run, new_k, new_v, k_cache, v_cache, slots)
+        if dim != head_dim:
+            k_given[: len(k_cache)].copy_(k_cache[..., :head_dim])
+            v_given[: len(v_cache)].copy_(v_cache[..., :head_dim])
+    out, lse = run()
+    if dim != head_dim:
+        out = out[..., :head_dim]
+        out = out if given is None else given.copy_(out)
+    return out, kernels.with_infinity(lse) if return_lse else None
+
+
+def append(run: Callable[..., Any], k: Any, v: Any, k_cache: Any, v_cache: Any, slots: Any) -> None:
+    """Writes new keys and values, unless ``run``, what reads them next, would refuse to."""
+    if not tracing.is_compiling():
+        run(only_check=True)
+    append_kv(k, v, k_cache, v_cache, slots)
+
+
+def _check_apart(function: str, out: Any, *caches: Any) -> None:
+    """``out`` lies in memory of its own: new keys are in the cache before the kernels would refuse it."""
+    if tracing.is_compiling():
+        return
+    for name, cache in zip(("k_cache", "v_cache"), caches, strict=True):
+        if out.untyped_storage().data_ptr() == cache.untyped_storage().data_ptr():
+            raise checks.FlashAttnError(f"{function}: out must not be a view of the memory that {name} is a view of")
+
+
+def _check_new(function: str, q: Any, k: Any, v: Any, seqlens_k: Any, kv_len: int, kv_heads: int) -> None:
+    """New keys and values, and what they need."""
+    if k is None:
+        return
+    if v is None:
+        raise checks.FlashAttnError(f"{function}: If key is supplied, value must also be passed in")
+    if seqlens_k is None:
+        raise checks.FlashAttnError(f"{function}: If key is supplied, seqlens_k must also be passed in")
+    batch, q_len, _, head_dim = q.shape
+    if q_len > kv_len:
+        raise checks.FlashAttnError(
+            f"{function}: If key is supplied, it must have seqlen <= the seqlen of the KV cache, got {q_len} and "
+            f"{kv_len}"
+        )
+    for name, x, title in (("k", k, "Key"), ("v", v, "Value")):
+        if x.dtype != q.dtype:
+            raise checks.FlashAttnError(
+                f"{function}: {title} must have the same dtype as query, got {x.dtype} and {q.dtype}"
+            )
+        checks.check_device(function, q, name, x)
+        if x.stride(-1) != 1:
+            raise checks.FlashAttnError(
+                f"{function}: {title} tensor must have contiguous last dimension, got strides {x.stride()}"
+            )
+        checks.check_rank(function, name, x, _NEW)
+        checks.check_shape(function, name, x, (batch, k.shape[1], kv_heads, head_dim), _NEW)
+
+
+def check_contents(
+    function: str,
+    seqlens: Any,
+    added: Any,
+    kv_len: int,
+    k_cache: Any,
+    batch_idx: Any,
+    leftpad: Any,
+    block_table: Any,
+    table_name: str = "block_table",
+) -> None:
+    """Lengths, to which ``added`` keys come, and indices that a call may look at lie in the cache."""
+    if batch_idx is not None and not 0 <= int(batch_idx.min()) <= int(batch_idx.max()) < len(k_cache):
+        raise checks.FlashAttnError(
+            f"{function}: cache_batch_idx must be from 0 to {len(k_cache) - 1}, the sequences of the cache, got "
+            f"{batch_idx.tolist()}"
+        )
+    if seqlens is None:
+        seqlens = torch.full((1,), kv_len, device=k_cache.device)
+    if int(seqlens.min()) < 0:
+        raise checks.FlashAttnError(f"{function}: seqlens_k must be at least 0, got {int(seqlens.min())}")
+    words = "max(seqlens_k)" if added is None else "max(seqlens_k) + seqlen_knew"
+    lengths = seqlens if added is None else seqlens + added
+    if block_table is not None:
+        pages, page_size = k_cache.shape[:2]
+        checks.check_paged_lengths(function, lengths, block_table, pages, page_size, words, table_name)
+    elif int(lengths.max()) > kv_len:
+        raise checks.FlashAttnError(
+            f"{function}: {words} must be at most the seqlen of the KV cache, {kv_len}, got {int(lengths.max())}"
+        )
+    if leftpad is not None and not (int(leftpad.min()) >= 0 and bool((leftpad <= lengths).all())):
+        raise checks.FlashAttnError(
+            f"{function}: leftpad_k must be from 0 to the keys of each sequence, {lengths.tolist()}, got "
+            f"{leftpad.tolist()}"
+        )
+
+
+def slots_of(seqlens: Any, k: Any, cu_seqlens: Any, block_table: Any, page_size: int, kv_len: int) -> Any:
+    """[tokens] of append_kv: where the new keys ``k`` go, which are packed with ``cu_seqlens``; -1 where is no room."""
+    position = positions(k, seqlens.long(), cu_seqlens)
+    sequence = torch.arange(len(seqlens), device=seqlens.device)[:, None]
+    if cu_seqlens is not None:
+        rows = torch.arange(k.shape[0], device=k.device)
+        sequence = torch.searchsorted(cu_seqlens[1:].contiguous(), rows, right=True).clamp(max=len(seqlens) - 1)
+    page = sequence
+    if block_table is not None:
+        page = block_table.long()[sequence, (position // page_size).clamp(0, block_table.shape[1] - 1)]
+    has_room = (position >= 0) & (position < kv_len)
+    return torch.where(has_room, page * page_size + position % page_size, -1).flatten()

@@ -1,0 +1,217 @@
+"""What flash-attn 2.8.4 refuses, in its words, before anything is written.
+
+Shapes are in its letters: batch_size, seqlen_q, num_heads, num_heads_k, head_size. Texts that its callers match stand
+after the name of our function and before what came. It takes CUDA tensors alone; here all tensors of a call lie on one
+device, whichever that is.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+MAX_HEAD_DIM = 512
+MAX_SPLITS = 128
+TYPES = (torch.float16, torch.bfloat16)
+GENERATOR = (
+    "flash-attn: the RNG `generator` argument is no longer supported and must be None; torch's default generator of "
+    "the device draws the random state"
+)
+
+
+class FlashAttnError(ValueError, RuntimeError):
+    """A wrong argument: flash-attn raises RuntimeError for it, and this package ValueError."""
+
+
+class FlashAttnAssertionError(FlashAttnError, AssertionError):
+    """A wrong argument for which flash-attn raises AssertionError."""
+
+
+def check_tensors(function: str, q: Any, *others: tuple[str, Any, str], types: tuple[Any, ...] = TYPES) -> None:
+    """Of ``others`` (name, tensor, what its type is called): one type that is served, one device, unit last stride."""
+    dtype, device = q.dtype, q.device
+    if dtype not in types and not (dtype == torch.float32 and device.type == "cpu"):
+        words = "fp16 and bf16 data type" if types is TYPES else "fp16, bf16, and fp8_e4m3 data type"
+        raise FlashAttnError(f"{function}: FlashAttention only support {words}, and here fp32 on the CPU, got {dtype}")
+    for name, x, words in others:
+        if x.dtype != dtype:
+            raise FlashAttnError(f"{function}: {words}, got {dtype} and {x.dtype}")
+        if x.device != device:
+            check_device(function, q, name, x)
+        if x.stride(-1) != 1:
+            raise _apart(function, name, x)
+    if q.stride(-1) != 1:
+        raise _apart(function, "q", q)
+
+
+def _apart(function: str, name: str, x: Any) -> FlashAttnError:
+    return FlashAttnError(
+        f"{function}: Input tensor must have contiguous last dimension, got {name} with strides {x.stride()}"
+    )
+
+
+def check_device(function: str, q: Any, name: str, x: Any) -> None:
+    """``x`` lies on q's device."""
+    if x.device != q.device:
+        wrong, place, device = (name, x.device, q.device) if q.is_cuda else ("q", q.device, x.device)
+        raise FlashAttnError(f"{function}: {wrong} must be on CUDA, as the others on {device}, got {place}")
+
+
+def check_shape(function: str, name: str, x: Any, shape: tuple[int, ...], words: str) -> None:
+    """``words`` are the letters of ``shape``."""
+    if x.shape != shape:
+        raise FlashAttnError(f"{function}: {name} must have shape ({words}), here {shape}, got {tuple(x.shape)}")
+
+
+def check_rank(function: str, name: str, x: Any, words: str) -> None:
+    """``x`` has as many axes as ``words`` has letters."""
+    if x.ndim != words.count(",") + 1:
+        raise FlashAttnError(f"{function}: {name} must have shape ({words}), got {tuple(x.shape)}")
+
+
+def check_sizes(function: str, batch: int, heads: int, kv_heads: int, head_dim: int) -> None:
+    """Sizes that no shape says."""
+    if batch <= 0:
+        raise FlashAttnError(f"{function}: batch size must be positive, got {batch}")
+    if head_dim > MAX_HEAD_DIM:
+        raise FlashAttnError(
+            f"{function}: FlashAttention forward only supports head dimension at most {MAX_HEAD_DIM}, got {head_dim}"
+        )
+    if kv_heads == 0 or heads % kv_heads != 0:
+        raise FlashAttnError(
+            f"{function}: Number of heads in key/value must divide number of heads in query, got {kv_heads} and {heads}"
+        )
+
+
+def check_multiple_of_8(function: str, q: Any) -> None:
+    """What the compiled half of flash-attn asks for, and its functions in Python pad to."""
+    if q.shape[-1] % 8 != 0:
+        raise FlashAttnError(
+            f"{function}: query, key, value, and out_ must have a head_size that is a multiple of 8, got {q.shape[-1]}"
+        )
+
+
+def check_dropout(function: str, dropout_p: float, softcap: float, return_softmax: bool = False) -> None:
+    """A probability below 1, and not with a softcap."""
+    if not dropout_p < 1:
+        raise FlashAttnError(f"{function}: Expected p_dropout < 1.f to be true, but got false: {dropout_p}")
+    if dropout_p != 0 and softcap > 0:
+        raise FlashAttnError(f"{function}: Softcapping does not support dropout for now, got {softcap} and {dropout_p}")
+    if return_softmax and dropout_p <= 0:
+        raise FlashAttnError(f"{function}: return_softmax is only supported when p_dropout > 0.0, got {dropout_p}")
+
+
+def check_out(function: str, q: Any, out: Any, shape: tuple[int, ...], words: str) -> None:
+    """An output that the caller gave."""
+    if out.dtype != q.dtype:
+        raise FlashAttnError(f"{function}: Output must have the same dtype as inputs, got {out.dtype} and {q.dtype}")
+    check_device(function, q, "out", out)
+    if out.stride(-1) != 1:
+        raise FlashAttnError(
+            f"{function}: Output tensor must have contiguous last dimension, got strides {out.stride()}"
+        )
+    check_shape(function, "out", out, shape, words)
+
+
+def check_alibi(function: str, q: Any, slopes: Any, batch: int, heads: int) -> None:
+    """(num_heads) or (batch_size, num_heads) in fp32."""
+    if slopes.dtype != torch.float32:
+        raise FlashAttnError(f"{function}: ALiBi slopes must have dtype fp32, got {slopes.dtype}")
+    check_device(function, q, "alibi_slopes", slopes)
+    if slopes.stride(-1) != 1:
+        raise FlashAttnError(
+            f"{function}: ALiBi slopes tensor must have contiguous last dimension, got strides {slopes.stride()}"
+        )
+    if slopes.shape not in ((heads,), (batch, heads)):
+        raise FlashAttnError(
+            f"{function}: Expected alibi_slopes.sizes() to be ({heads},) or ({batch}, {heads}), "
+            f"got {tuple(slopes.shape)}"
+        )
+
+
+def check_integers(function: str, q: Any, name: str, x: Any, shape: tuple[int, ...], words: str) -> None:
+    """Lengths, offsets or indices in int32."""
+    if x.dtype != torch.int32:
+        raise FlashAttnError(f"{function}: {name} must have dtype int32, got {x.dtype}")
+    check_device(function, q, name, x)
+    if not x.is_contiguous():
+        raise FlashAttnError(f"{function}: {name} must be contiguous, got strides {x.stride()}")
+    check_shape(function, name, x, shape, words)
+
+
+def check_block_table(function: str, q: Any, table: Any, batch: int, name: str = "block_table") -> None:
+    """(batch_size, max_num_blocks_per_seq) in int32."""
+    if table.dtype != torch.int32:
+        raise FlashAttnError(f"{function}: {name} must have dtype torch.int32, got {table.dtype}")
+    check_device(function, q, name, table)
+    if table.stride(-1) != 1:
+        raise FlashAttnError(f"{function}: {name} must have contiguous last dimension, got strides {table.stride()}")
+    if table.ndim != 2 or table.shape[0] != batch:
+        raise FlashAttnError(
+            f"{function}: {name} must have shape (batch_size, max_num_blocks_per_seq), here ({batch}, ...), "
+            f"got {tuple(table.shape)}"
+        )
+
+
+def check_rotary(function: str, q: Any, k: Any, cos: Any, sin: Any, kv_len: int) -> None:
+    """cos and sin [seqlen_ro, rotary_dim / 2]."""
+    if k is None:
+        raise FlashAttnError(
+            f"{function}: If rotary cos/sin are provided, new key / value to be appended to KV cache must also be "
+            "provided"
+        )
+    if sin is None:
+        raise FlashAttnError(f"{function}: If rotary cos is provided, rotary sin must also be provided")
+    check_rank(function, "rotary_cos", cos, "seqlen_ro, rotary_dim / 2")
+    rotary_dim = cos.shape[1] * 2
+    if rotary_dim > q.shape[-1]:
+        raise FlashAttnError(f"{function}: rotary_dim must be <= headdim, got {rotary_dim} and {q.shape[-1]}")
+    if rotary_dim % 16 != 0:
+        raise FlashAttnError(
+            f"{function}: Only rotary dimensions divisible by 16 are currently supported, got {rotary_dim}"
+        )
+    if cos.shape[0] < kv_len:
+        raise FlashAttnError(
+            f"{function}: cos/sin seqlen must be at least the seqlen of KV cache, got {cos.shape[0]} and {kv_len}"
+        )
+    for name, x in (("rotary_cos", cos), ("rotary_sin", sin)):
+        check_device(function, q, name, x)
+        check_shape(function, name, x, cos.shape, "seqlen_ro, rotary_dim / 2")
+        if not x.is_contiguous():
+            raise FlashAttnError(f"{function}: {name} must be contiguous, got strides {x.stride()}")
+        if x.dtype != q.dtype:
+            raise FlashAttnError(f"{function}: {name} must have the same dtype as query, got {x.dtype} and {q.dtype}")
+
+
+def check_splits(function: str, num_splits: int) -> None:
+    """At most as many as flash-attn combines."""
+    if num_splits > MAX_SPLITS:
+        raise FlashAttnError(f"{function}: num_splits > {MAX_SPLITS} not supported, got {num_splits}")
+
+
+def reads_contents(q: Any) -> bool:
+    """Whether a call may look at lengths and tables: those of a GPU only under FLASHPORT_CHECK=1, which waits."""
+    if torch.compiler.is_compiling():
+        return False
+    return q.device.type == "cpu" or os.environ.get("FLASHPORT_CHECK", "0") not in ("", "0")
+
+
+def check_paged_lengths(
+    function: str, lengths: Any, table: Any, pages: int, page_size: int, words: str, name: str = "block_table"
+) -> None:
+    """Lengths fit into the table ``name``, and entries of it are pages. ``words`` say what ``lengths`` are."""
+    longest, capacity = int(lengths.max()), table.shape[1] * page_size
+    if longest > capacity:
+        raise FlashAttnError(
+            f"{function}: Paged KV cache: {words} (= {longest}) exceeds the capacity addressable by {name} "
+            f"(max_num_blocks_per_seq * page_block_size = {capacity}). Allocate more columns in {name}"
+        )
+    blocks = torch.arange(table.shape[1], device=table.device)
+    used = table[blocks < -(-lengths[:, None] // page_size)]
+    if used.numel() and not 0 <= int(used.min()) <= int(used.max()) < pages:
+        raise FlashAttnError(
+            f"{function}: {name} must have page numbers from 0 to {pages - 1}, got {int(used.min())} to "
+            f"{int(used.max())}"
+        )

@@ -1,0 +1,79 @@
+"""Names, order and defaults of arguments are those of flash-attn 2.8.4, whose callers pass them by position."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from flashport.flash_attn import flash_attn_2_cuda, flash_attn_interface  # noqa: E402
+
+NONE = inspect.Parameter.empty
+OPTIONS = {
+    "dropout_p": 0.0, "softmax_scale": None, "causal": False, "window_size": (-1, -1), "softcap": 0.0,
+    "alibi_slopes": None, "deterministic": False, "return_attn_probs": False,
+}  # fmt: skip
+CU = "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k"
+# Of flash_attn/flash_attn_interface.py: arguments without a default, and the others.
+FUNCTIONS = {
+    "flash_attn_func": ("q k v", OPTIONS),
+    "flash_attn_kvpacked_func": ("q kv", OPTIONS),
+    "flash_attn_qkvpacked_func": ("qkv", OPTIONS),
+    "flash_attn_varlen_func": (f"q k v {CU}", OPTIONS | {"block_table": None}),
+    "flash_attn_varlen_kvpacked_func": (f"q kv {CU}", OPTIONS),
+    "flash_attn_varlen_qkvpacked_func": ("qkv cu_seqlens max_seqlen", OPTIONS),
+    "flash_attn_with_kvcache": (
+        "q k_cache v_cache",
+        dict.fromkeys(
+            ("k", "v", "rotary_cos", "rotary_sin", "cache_seqlens", "cache_batch_idx", "cache_leftpad", "block_table")
+        )
+        | {"softmax_scale": None, "causal": False, "window_size": (-1, -1), "softcap": 0.0, "rotary_interleaved": True}
+        | {"alibi_slopes": None, "num_splits": 0, "return_softmax_lse": False},
+    ),
+    "_flash_attn_forward": (
+        "q k v dropout_p softmax_scale causal window_size_left window_size_right softcap alibi_slopes return_softmax",
+        {},
+    ),
+    "_flash_attn_varlen_forward": (
+        f"q k v {CU} dropout_p softmax_scale causal",
+        {"window_size_left": -1, "window_size_right": -1, "softcap": 0.0, "alibi_slopes": None}
+        | {"return_softmax": False, "block_table": None, "leftpad_k": None, "seqused_k": None, "zero_tensors": False}
+        | {"num_splits": 0},
+    ),
+}
+WINDOW = "window_size_left window_size_right softcap"
+# Of csrc/flash_attn/flash_api.cpp, by position.
+COMPILED = {
+    "fwd": f"q k v out alibi_slopes p_dropout softmax_scale is_causal {WINDOW} return_softmax gen",
+    "varlen_fwd": "q k v out cu_seqlens_q cu_seqlens_k seqused_k leftpad_k block_table alibi_slopes max_seqlen_q "
+    f"max_seqlen_k p_dropout softmax_scale zero_tensors is_causal {WINDOW} return_softmax gen num_splits",
+    "bwd": "dout q k v out softmax_lse dq dk dv alibi_slopes p_dropout softmax_scale is_causal "
+    f"{WINDOW} deterministic gen rng_state",
+    "varlen_bwd": "dout q k v out softmax_lse dq dk dv cu_seqlens_q cu_seqlens_k alibi_slopes max_seqlen_q "
+    f"max_seqlen_k p_dropout softmax_scale zero_tensors is_causal {WINDOW} deterministic gen rng_state",
+    "fwd_kvcache": "q kcache vcache k v seqlens_k rotary_cos rotary_sin cache_batch_idx leftpad_k block_table "
+    f"alibi_slopes out softmax_scale is_causal {WINDOW} is_rotary_interleaved num_splits",
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(name):
+    found = inspect.signature(getattr(flash_attn_interface, name)).parameters
+    required, others = FUNCTIONS[name]
+    wanted = dict.fromkeys(required.split(), NONE) | others
+    assert [(x.name, x.default) for x in found.values()] == list(wanted.items())
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_the_compiled_half(name):
+    assert list(inspect.signature(getattr(flash_attn_2_cuda, name)).parameters) == COMPILED[name].split()
+
+
+def test_other_names():
+    assert flash_attn_interface.USE_TRITON_ROCM is False
+    assert flash_attn_interface.flash_attn_gpu is flash_attn_2_cuda
+    for side in ("forward", "backward", "varlen_forward", "varlen_backward"):
+        wrapped = getattr(flash_attn_interface, f"_wrapped_flash_attn_{side}")
+        assert wrapped is getattr(flash_attn_interface, f"_flash_attn_{side}")
