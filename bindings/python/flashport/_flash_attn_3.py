@@ -210,7 +210,7 @@ def _window(window_size: Any, causal: bool) -> tuple[int, int]:
 
 
 def _first_positions(q: Any, first: Any, cu_seqlens_q: Any) -> Any:
-    """Of each row of q where all queries of a sequence stand at its first new key."""
+    """The position of each row of q where all queries of a sequence stand at its first new key."""
     if cu_seqlens_q is None:
         return first[:, None]
     rows = torch.arange(q.shape[0], device=q.device)

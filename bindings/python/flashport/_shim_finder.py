@@ -70,7 +70,7 @@ _ANY = DistributionFinder.Context()
 
 
 class _Finder(MetaPathFinder):
-    """Of modules and of the distribution."""
+    """It finds modules, and the distribution."""
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         own = _ours(fullname)

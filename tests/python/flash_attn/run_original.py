@@ -2,7 +2,7 @@
 
     python tests/python/flash_attn/run_original.py test_flash_attn.py --device cpu --cases 300
 
-The file is test_flash_attn.py among the tests of flash-attn 2.8.4, which whoever runs this fetches; it needs pytest and
+The file is test_flash_attn.py among the tests of flash-attn 2.8.4, which the user fetches; it needs pytest and
 einops. Every function gets an equal share of the cases, or all that it has; cases that it skips do not count. On the
 CPU "cuda" means the CPU, and cases that --max-tokens rules out are not drawn, as the reference takes memory and time
 for all pairs. There is no backward: tests run under torch.no_grad(), and gradients are zeros on both sides. The last

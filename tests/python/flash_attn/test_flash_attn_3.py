@@ -253,7 +253,7 @@ def test_a_gradient_is_refused():
         flash_attn_3.flash_attn_func(*(torch.randn(1, 3, 2, 32, requires_grad=name == "k") for name in "qkv"))
 
 
-# Of hopper/flash_attn_interface.py in flash-attn 2.8.4, in its order.
+# As in hopper/flash_attn_interface.py of flash-attn 2.8.4, in its order.
 KVCACHE = (
     "q k_cache v_cache k v qv rotary_cos rotary_sin cache_seqlens cache_batch_idx cache_leftpad page_table "
     "cu_seqlens_q cu_seqlens_k_new max_seqlen_q rotary_seqlens q_descale k_descale v_descale softmax_scale causal "

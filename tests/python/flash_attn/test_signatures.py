@@ -16,7 +16,7 @@ OPTIONS = {
     "alibi_slopes": None, "deterministic": False, "return_attn_probs": False,
 }  # fmt: skip
 CU = "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k"
-# Of flash_attn/flash_attn_interface.py: arguments without a default, and the others.
+# As in flash_attn/flash_attn_interface.py: arguments without a default, and the others.
 FUNCTIONS = {
     "flash_attn_func": ("q k v", OPTIONS),
     "flash_attn_kvpacked_func": ("q kv", OPTIONS),
@@ -44,7 +44,7 @@ FUNCTIONS = {
     ),
 }
 WINDOW = "window_size_left window_size_right softcap"
-# Of csrc/flash_attn/flash_api.cpp, by position.
+# As in csrc/flash_attn/flash_api.cpp, by position.
 COMPILED = {
     "fwd": f"q k v out alibi_slopes p_dropout softmax_scale is_causal {WINDOW} return_softmax gen",
     "varlen_fwd": "q k v out cu_seqlens_q cu_seqlens_k seqused_k leftpad_k block_table alibi_slopes max_seqlen_q "

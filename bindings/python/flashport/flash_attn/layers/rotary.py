@@ -92,7 +92,7 @@ def rotated(x: Any, cos: Any, sin: Any, interleaved: bool, rows: Any, inplace: b
 
 
 def positions(x: Any, offsets: Any, cu_seqlens: Any) -> Any:
-    """Of each row of x, [S], [B, S] or [T]; -1 where a row is no sequence's."""
+    """The position of each row of x, [S], [B, S] or [T]; -1 where a row is no sequence's."""
     rows = torch.arange(x.shape[-3], device=x.device)
     if cu_seqlens is None:
         return rows + (offsets[:, None] if isinstance(offsets, torch.Tensor) else offsets)
