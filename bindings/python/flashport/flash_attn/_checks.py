@@ -30,7 +30,7 @@ class FlashAttnAssertionError(FlashAttnError, AssertionError):
 
 
 def check_tensors(function: str, q: Any, *others: tuple[str, Any, str], types: tuple[Any, ...] = TYPES) -> None:
-    """All have one type that is served, one device, a unit last stride; ``others`` are (name, tensor, words of types)."""
+    """All have one served type, one device, a unit last stride; ``others`` are (name, tensor, what types must be)."""
     dtype, device = q.dtype, q.device
     if dtype not in types and not (dtype == torch.float32 and device.type == "cpu"):
         words = "fp16 and bf16 data type" if types is TYPES else "fp16, bf16, and fp8_e4m3 data type"
