@@ -54,10 +54,15 @@ FLASHPORT_DEVICE void copy_async(unsigned to, const void* from, NoPolicy) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-// The first `count` of 16 bytes, and zeros after them.
-FLASHPORT_DEVICE void copy_async_some(void* to, const void* from, int count) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(count)
-               : "memory");
+// 16 bytes, or zeros. The compiler may move loads and stores across it: a wait for the copy keeps them in order.
+FLASHPORT_DEVICE void copy_async_or_zeros(unsigned to, const void* from, bool zeros) {
+  asm volatile(
+      "{\n"
+      ".reg .pred zeros;\n"
+      "setp.ne.b32 zeros, %2, 0;\n"
+      "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, zeros;\n"
+      "}" ::"r"(to),
+      "l"(from), "r"(static_cast<int>(zeros)));
 }
 
 // mbarriers: a phase completes when all threads have arrived.

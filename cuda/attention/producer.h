@@ -226,7 +226,8 @@ class RowProducer {
     copies.find_rows(row_at);
     look_up(work, tile + 1);
     copies.copy(cache.data, kOfValues ? p_.head_dim_v : p_.head_dim_qk,
-                kWidens && format == KvFormat::kFp8E4M3 ? Stored::kFp8 : Stored::kOwn, cache.copy_unit == 16);
+                kWidens && format == KvFormat::kFp8E4M3 ? Stored::kFp8 : Stored::kOwn,
+                cache.copy_unit == 16 && cache.row_bytes % 16 == 0);
     if (lane_ == 0) mbarrier_arrive(&barriers.full);
   }
 
@@ -245,7 +246,7 @@ class RowProducer {
     const auto alignment =
         reinterpret_cast<std::uintptr_t>(p_.q.data) |
         static_cast<std::uintptr_t>((p_.q.stride_seq | p_.q.stride_token | p_.q.stride_head) * bytes);
-    const bool aligned = alignment % 16 == 0;
+    const bool aligned = (alignment | static_cast<std::uintptr_t>(p_.head_dim_qk * bytes)) % 16 == 0;
     const RowCopies<kMath, kWidens, panels_of(kCfg.shape.head_dim_qk), kRows> copies(memory_.queries[0].x[0],
                                                                                      memory_.key_offsets, lane_);
     copies.find_rows(row_at);

@@ -38,14 +38,11 @@ class RowCopies {
     const char* from = static_cast<const char*>(data);
     const bool by_bytes = stored == Stored::kFp8 && aligned;
     if (by_bytes) {
-      for_each_vector<kByteVectors>(
-          [&](unsigned char* to, int i, std::int64_t at) { copy_vector(to, from, at, i * 16, columns); });
+      copy_vectors<kByteVectors>(from, columns);
     } else if (aligned) {
-      for_each_vector<kVectors>(
-          [&](unsigned char* to, int i, std::int64_t at) { copy_vector(to, from, at, i * 16, 2 * columns); });
+      copy_vectors<kVectors>(from, 2 * columns);
     } else {
-      for_each_vector<kVectors>(
-          [&](unsigned char* to, int i, std::int64_t at) { copy_elements(to, from, at, i * 8, columns, stored); });
+      copy_elements(from, columns, stored);
     }
     await_copies();
     __syncwarp();
@@ -68,32 +65,55 @@ class RowCopies {
   FLASHPORT_DEVICE static int place(int row, int i) { return i / 8 * kRows * 128 + 2 * swizzled_offset(row, i % 8); }
   FLASHPORT_DEVICE uint4& vector(int row, int i) const { return *reinterpret_cast<uint4*>(tile_ + place(row, i)); }
 
-  // f(place, vector of the last kCount of a row's, the row's offset). Eight rows at a time: so many loads of offsets,
-  // and copies, are in flight together.
-  template <int kCount, class F>
-  FLASHPORT_DEVICE void for_each_vector(const F& f) const {
+  // `bytes` of each row, to the last kCount vectors of its place. Eight rows at a time, whose offsets are loaded before
+  // the eight before them are copied.
+  template <int kCount>
+  FLASHPORT_DEVICE void copy_vectors(const char* from, int bytes) const {
+    constexpr int kAll = kCount / 4, kSteps = kAll % 4 == 0 ? 4 : kAll % 3 == 0 ? 3 : kAll, kRepeats = kAll / kSteps;
     const int lane = fresh_lane();
+    const auto row_of = [&](int step) { return (step * kWaveSize + lane) / kCount; };
+    const auto vector_of = [&](int step) { return (step * kWaveSize + lane) % kCount; };
+    const unsigned tile = shared_address(tile_);
+    unsigned to[kSteps];
+    const auto find_places = [&](int first_step) {
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        to[i] = tile + place(row_of(first_step + i), kVectors - kCount + vector_of(first_step + i));
+      }
+    };
+    std::int64_t next[kSteps];
+    const auto load = [&](int n) {
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) next[i] = offsets_[n / kRepeats * 8 + row_of(n % kRepeats * kSteps + i)];
+    };
+    if (kRepeats == 1) find_places(0);
+    load(0);
 #pragma unroll 1
-    for (int first = 0; first < kRows; first += 8) {
-#pragma unroll(kCount > 16 ? 4 : kCount / 4)
-      for (int step = 0; step < kCount / 4; ++step) {
-        const int row = (step * kWaveSize + lane) / kCount, i = (step * kWaveSize + lane) % kCount;
-        f(tile_ + first * 128 + place(row, kVectors - kCount + i), i, offsets_[first + row]);
+    for (int n = 0; n < kRows / 8 * kRepeats; ++n) {
+      std::int64_t at[kSteps];
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) at[i] = next[i];
+      if (n + 1 < kRows / 8 * kRepeats) load(n + 1);
+      if (kRepeats > 1) find_places(n % kRepeats * kSteps);
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        const int byte = vector_of(n % kRepeats * kSteps + i) * 16;
+        copy_async_or_zeros(to[i] + n / kRepeats * 1024, from + byte + at[i], at[i] < 0 || byte >= bytes);
       }
     }
   }
 
-  // 16 bytes of a row that has `bytes`, from byte `first` on.
-  FLASHPORT_DEVICE static void copy_vector(unsigned char* to, const char* from, std::int64_t at, int first, int bytes) {
-    const int count = at < 0 ? 0 : minimum(maximum(bytes - first, 0), 16);
-    copy_async_some(to, from + (count > 0 ? at + first : 0), count);
-  }
-  FLASHPORT_DEVICE static void copy_elements(unsigned char* to, const char* from, std::int64_t at, int first,
-                                             int columns, Stored stored) {
+  // From rows at any address.
+  FLASHPORT_DEVICE void copy_elements(const char* from, int columns, Stored stored) const {
 #pragma unroll 1
-    for (int j = 0; j < 8; ++j) {
-      const bool valid = at >= 0 && first + j < columns;
-      reinterpret_cast<std::uint16_t*>(to)[j] = valid ? element(from + at, first + j, stored) : 0;
+    for (int i = fresh_lane(); i < kRows * kVectors; i += kWaveSize) {
+      const int row = i / kVectors, first = i % kVectors * 8;
+      auto* to = reinterpret_cast<std::uint16_t*>(&vector(row, i % kVectors));
+#pragma unroll 1
+      for (int j = 0; j < 8; ++j) {
+        const bool valid = offsets_[row] >= 0 && first + j < columns;
+        to[j] = valid ? element(from + offsets_[row], first + j, stored) : 0;
+      }
     }
   }
 
