@@ -22,7 +22,7 @@ FLASHPORT_DEVICE void attention_block(const AttentionParams& p, AttentionMemory<
   constexpr int kGroups = consumer_groups(kCfg.tuning);
   constexpr WarpgroupRegisters kRegisters = attention_registers(kCfg);
   if (threadIdx.x == 0) {
-    memory.init();
+    memory.init(p);
     prefetch_map(&p.q_map);
     prefetch_map(&p.k_map);
     prefetch_map(&p.v_map);

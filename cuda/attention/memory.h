@@ -13,6 +13,7 @@ namespace flashport::FLASHPORT_TARGET::attention {
 
 inline constexpr int kWarpgroup = 128;
 inline constexpr int kWorkStages = 3, kQueryStages = 1;
+inline constexpr int kRowWarps = 3;  // that bring rows
 
 constexpr int panels_of(int columns) { return (columns + kPanelColumns - 1) / kPanelColumns; }
 constexpr int consumer_groups(const AttentionTuning& tuning) { return tuning.rows / 64 * tuning.slices; }
@@ -48,18 +49,18 @@ struct AttentionMemory {
   Barriers work_barriers[kWorkStages], query_barriers[kQueryStages];
   Barriers key_barriers[kTuning.stages], value_barriers[kTuning.stages];
   Barriers row_barriers;  // by which the lane that brings boxes hands a stage to the warp that brings rows of values
-  std::int32_t pages[2][kTuning.keys];  // of the next tile of keys; of values (producer.h)
-  std::int64_t key_offsets[kTuning.rows > kTuning.keys ? kTuning.rows : kTuning.keys];  // of rows, and of queries
-  std::int64_t value_offsets[kTuning.keys];
+  std::int32_t pages[2][kTuning.keys];                                              // of two tiles of keys (producer.h)
+  std::int64_t offsets[kTuning.rows > kTuning.keys ? kTuning.rows : kTuning.keys];  // of rows (row_copies.h)
   unsigned flag;
 
   // One thread; a barrier of the block follows.
-  FLASHPORT_DEVICE void init() {
+  FLASHPORT_DEVICE void init(const AttentionParams& p) {
     constexpr int kConsumers = consumer_threads(kCfg) / kWaveSize;
+    const int senders = p.has_kv_maps != 0 ? 1 : kRowWarps;
     for (auto& barriers : work_barriers) barriers.init(1, kConsumers + 3);
-    query_barriers[0].init(1, kConsumers);
-    for (auto& barriers : key_barriers) barriers.init(1, kConsumers);
-    for (auto& barriers : value_barriers) barriers.init(1, kConsumers);
+    query_barriers[0].init(p.has_q_map != 0 ? 1 : senders, kConsumers);
+    for (auto& barriers : key_barriers) barriers.init(senders, kConsumers);
+    for (auto& barriers : value_barriers) barriers.init(senders, kConsumers);
     row_barriers.init(1, 1);
     fence_barrier_init();
   }

@@ -15,20 +15,26 @@ namespace flashport::FLASHPORT_TARGET::attention {
 // What rows in memory hold. kOwn: the math type.
 enum class Stored { kOwn, kBf16, kFp8 };
 
+// Which rows of a tile a warp copies: every step-th eight of them, from the first-th on.
+struct Share {
+  int first, step;
+  FLASHPORT_DEVICE int row(int i) const { return (first + i / 8 * step) * 8 + i % 8; }  // its i-th
+};
+
 template <MathType kMath, bool kWidens, int kPanels, int kRows>
 class RowCopies {
   static constexpr int kVectors = kPanels * 8, kByteVectors = kVectors / 2;  // of a row, in the tile and as bytes
 
  public:
-  // `offsets`: room for an offset of each row, in shared memory, which only this warp uses.
-  FLASHPORT_DEVICE RowCopies(unsigned char* tile, std::int64_t* offsets, int lane)
-      : tile_(tile), offsets_(offsets), lane_(lane) {}
+  // `offsets`: room for an offset of each row, in shared memory, where a warp uses that of its own rows.
+  FLASHPORT_DEVICE RowCopies(unsigned char* tile, std::int64_t* offsets, int lane, Share share)
+      : tile_(tile), offsets_(offsets), lane_(lane), share_(share) {}
 
-  // row_at(row): byte offset of a row, or -1; lane l is asked for rows l, l + 32, ...
+  // row_at(row): byte offset of a row, or -1; lane l is asked for rows l, l + 32, ... of the warp's
   template <class RowAt>
   FLASHPORT_DEVICE void find_rows(const RowAt& row_at) const {
 #pragma unroll 1
-    for (int row = lane_; row < kRows; row += kWaveSize) offsets_[row] = row_at(row);
+    for (int i = lane_; share_.row(i) < kRows; i += kWaveSize) offsets_[share_.row(i)] = row_at(share_.row(i));
     __syncwarp();
   }
 
@@ -65,8 +71,8 @@ class RowCopies {
   FLASHPORT_DEVICE static int place(int row, int i) { return i / 8 * kRows * 128 + 2 * swizzled_offset(row, i % 8); }
   FLASHPORT_DEVICE uint4& vector(int row, int i) const { return *reinterpret_cast<uint4*>(tile_ + place(row, i)); }
 
-  // `bytes` of each row, to the last kCount vectors of its place. Eight rows at a time, whose offsets are loaded before
-  // the eight before them are copied.
+  // `bytes` of each row, to the last kCount vectors of its place. Eight rows at a time, so that several copies are
+  // issued together.
   template <int kCount>
   FLASHPORT_DEVICE void copy_vectors(const char* from, int bytes) const {
     constexpr int kAll = kCount / 4, kSteps = kAll % 4 == 0 ? 4 : kAll % 3 == 0 ? 3 : kAll, kRepeats = kAll / kSteps;
@@ -81,20 +87,14 @@ class RowCopies {
         to[i] = tile + place(row_of(first_step + i), kVectors - kCount + vector_of(first_step + i));
       }
     };
-    std::int64_t next[kSteps];
-    const auto load = [&](int n) {
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i) next[i] = offsets_[n / kRepeats * 8 + row_of(n % kRepeats * kSteps + i)];
-    };
     if (kRepeats == 1) find_places(0);
-    load(0);
+    const auto after = [&](int n) { return (n + 1) % kRepeats == 0 ? n + 1 + (share_.step - 1) * kRepeats : n + 1; };
 #pragma unroll 1
-    for (int n = 0; n < kRows / 8 * kRepeats; ++n) {
+    for (int n = share_.first * kRepeats; n < kRows / 8 * kRepeats; n = after(n)) {
+      if (kRepeats > 1) find_places(n % kRepeats * kSteps);
       std::int64_t at[kSteps];
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) at[i] = next[i];
-      if (n + 1 < kRows / 8 * kRepeats) load(n + 1);
-      if (kRepeats > 1) find_places(n % kRepeats * kSteps);
+      for (int i = 0; i < kSteps; ++i) at[i] = offsets_[n / kRepeats * 8 + row_of(n % kRepeats * kSteps + i)];
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
         const int byte = vector_of(n % kRepeats * kSteps + i) * 16;
@@ -106,8 +106,8 @@ class RowCopies {
   // From rows at any address.
   FLASHPORT_DEVICE void copy_elements(const char* from, int columns, Stored stored) const {
 #pragma unroll 1
-    for (int i = fresh_lane(); i < kRows * kVectors; i += kWaveSize) {
-      const int row = i / kVectors, first = i % kVectors * 8;
+    for (int i = fresh_lane(); share_.row(i / kVectors) < kRows; i += kWaveSize) {
+      const int row = share_.row(i / kVectors), first = i % kVectors * 8;
       auto* to = reinterpret_cast<std::uint16_t*>(&vector(row, i % kVectors));
 #pragma unroll 1
       for (int j = 0; j < 8; ++j) {
@@ -118,23 +118,13 @@ class RowCopies {
   }
 
   FLASHPORT_DEVICE void widen_bytes() const {
-    constexpr int kAtOnce = kRows * kByteVectors % (2 * kWaveSize) == 0 ? 2 : 1;
-    const int lane = fresh_lane();
 #pragma unroll 1
-    for (int first = lane; first < kRows * kByteVectors; first += kAtOnce * kWaveSize) {
-      uint4 bytes[kAtOnce];
-#pragma unroll
-      for (int n = 0; n < kAtOnce; ++n) {
-        const int i = first + n * kWaveSize;
-        bytes[n] = vector(i / kByteVectors, kByteVectors + i % kByteVectors);
-      }
-      __syncwarp();
-#pragma unroll
-      for (int n = 0; n < kAtOnce; ++n) {
-        const int i = first + n * kWaveSize, row = i / kByteVectors, unit = i % kByteVectors;
-        vector(row, 2 * unit) = widened(bytes[n].x, bytes[n].y);
-        vector(row, 2 * unit + 1) = widened(bytes[n].z, bytes[n].w);
-      }
+    for (int i = fresh_lane(); share_.row(i / kByteVectors) < kRows; i += kWaveSize) {
+      const int row = share_.row(i / kByteVectors), unit = i % kByteVectors;
+      const uint4 bytes = vector(row, kByteVectors + unit);
+      __syncwarp();  // whole vectors of eight rows are a multiple of 32
+      vector(row, 2 * unit) = widened(bytes.x, bytes.y);
+      vector(row, 2 * unit + 1) = widened(bytes.z, bytes.w);
     }
   }
   FLASHPORT_DEVICE static uint4 widened(unsigned first, unsigned second) {
@@ -147,8 +137,8 @@ class RowCopies {
   // From bf16.
   FLASHPORT_DEVICE void convert_all() const {
 #pragma unroll 1
-    for (int i = fresh_lane(); i < kRows * kVectors; i += kWaveSize) {
-      uint4& x = vector(i / kVectors, i % kVectors);
+    for (int i = fresh_lane(); share_.row(i / kVectors) < kRows; i += kWaveSize) {
+      uint4& x = vector(share_.row(i / kVectors), i % kVectors);
       x = {converted(x.x), converted(x.y), converted(x.z), converted(x.w)};
     }
   }
@@ -169,6 +159,7 @@ class RowCopies {
   unsigned char* tile_;
   std::int64_t* offsets_;
   const int lane_;
+  const Share share_;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET::attention

@@ -1,6 +1,8 @@
 // The tensor maps of q, k and v, which the host encodes for each launch.
 #pragma once
 
+#include <numeric>
+
 #include "common/device/attention/params.h"
 #include "cuda/runtime/tensor_map.h"
 
@@ -40,13 +42,18 @@ const char* encode_maps(void* params) {
     if (const char* error = cuda_runtime::encode_map(q, p.q_map, readable)) return error;
     p.has_q_map = readable ? 1 : 0;
   }
-  if (p.cache.table != nullptr || p.k_format != kFormat || p.v_format != kFormat) return nullptr;
-  const bool packed = p.cu_seqlens_k != nullptr;
-  const std::int64_t tokens = packed ? p.total_k : p.kv_len, sequences = packed ? 1 : p.batch;
+  if (p.k_format != kFormat || p.v_format != kFormat) return nullptr;
+  // (columns, tokens of a page, heads, pages); a sequence, or all packed ones, are a page where there is no table.
+  const bool paged = p.cache.table != nullptr, packed = p.cu_seqlens_k != nullptr;
+  const std::int64_t tokens = paged ? p.cache.page_size : packed ? p.total_k : p.kv_len;
+  const std::int64_t pages = paged ? p.total_k / p.cache.page_size : packed ? 1 : p.batch;
+  p.box_keys = paged ? static_cast<std::int32_t>(std::gcd(p.cache.page_size, std::int64_t{kKeys})) : kKeys;
+  constexpr int kLeastBoxKeys = 8;  // the swizzle's period
+  if (p.box_keys % kLeastBoxKeys != 0 || (paged && p.leftpad_k != nullptr)) return nullptr;
   bool k_readable = false, v_readable = false;
-  const cuda_runtime::BoxedTensor k = boxed(p.cache.k, p.head_dim_qk, tokens, p.num_kv_heads, sequences, kKeys);
+  const cuda_runtime::BoxedTensor k = boxed(p.cache.k, p.head_dim_qk, tokens, p.num_kv_heads, pages, p.box_keys);
   if (const char* error = cuda_runtime::encode_map(k, p.k_map, k_readable)) return error;
-  const cuda_runtime::BoxedTensor v = boxed(p.cache.v, p.head_dim_v, tokens, p.num_kv_heads, sequences, kKeys);
+  const cuda_runtime::BoxedTensor v = boxed(p.cache.v, p.head_dim_v, tokens, p.num_kv_heads, pages, p.box_keys);
   if (const char* error = cuda_runtime::encode_map(v, p.v_map, v_readable)) return error;
   p.has_kv_maps = k_readable && v_readable ? 1 : 0;
   return nullptr;

@@ -58,6 +58,7 @@ struct PieceParams {
 struct AttentionParams {
   TensorMap q_map, k_map, v_map;
   std::int32_t has_q_map, has_kv_maps;  // which maps are valid, set with them
+  std::int32_t box_keys;                // keys of a box of k_map and v_map
 
   std::int32_t batch;
   std::int32_t q_len, kv_len;  // rows that every sequence has; packed: that none has more of

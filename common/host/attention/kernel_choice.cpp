@@ -53,8 +53,8 @@ bool serves_sources(const AttentionShape& shape, const AttentionRequest& r) {
 }
 
 bool serves(const AttentionShape& shape, const AttentionRequest& r) {
-  return serves_sources(shape, r) && shape.head_dim_qk >= r.head_dim_qk &&
-         shape.head_dim_v >= r.head_dim_v && serves_scores(shape.form, r.needs);
+  return serves_sources(shape, r) && shape.head_dim_qk >= r.head_dim_qk && shape.head_dim_v >= r.head_dim_v &&
+         serves_scores(shape.form, r.needs);
 }
 
 int count_options(ScoreForm form) { return std::popcount(static_cast<unsigned>(form)); }

@@ -82,7 +82,8 @@ void plan_partials(AttentionParams& p) {
 // As many kv heads as keep the keys and values of all sequences together in a cache.
 std::int32_t section_heads(const AttentionParams& p) {
   const std::int64_t row_bytes = kv_row_bytes(p.k_format, p.head_dim_qk) + kv_row_bytes(p.v_format, p.head_dim_v);
-  const std::int64_t head_bytes = std::max<std::int64_t>(p.total_k, 1) * row_bytes;
+  const std::int64_t head_bytes =
+      std::max<std::int64_t>(std::min(p.total_k, std::int64_t{p.batch} * p.kv_len), 1) * row_bytes;
   return static_cast<std::int32_t>(std::clamp<std::int64_t>(kSectionBytes / head_bytes, 1, p.num_kv_heads));
 }
 

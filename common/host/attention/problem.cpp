@@ -311,7 +311,7 @@ void fill_keys(const AttentionArgs& a, const Extents& e, AttentionProblem& probl
   p.q_scale = scales_of(a.q_scale);
   p.k_scale = scales_of(a.k_scale);
   p.v_scale = scales_of(a.v_scale);
-  p.total_k = e.packed_keys ? a.k.shape[0] : e.batch * e.kv_len;
+  p.total_k = e.paged ? a.k.shape[e.axes.page] * e.page_size : e.packed_keys ? a.k.shape[0] : e.batch * e.kv_len;
   p.cu_seqlens_k = data_of<std::int32_t>(a.cu_seqlens_k);
   p.leftpad_k = data_of<std::int32_t>(a.leftpad_k);
 }
