@@ -21,8 +21,10 @@ struct Pieces {
   int count, tiles;
 };
 
-// Of a sequence with q_len queries, 1 or more, which see keys from first_key on.
-[[nodiscard]] constexpr Pieces cut_keys(const PieceRule& rule, int q_len, int first_key, int kv_len) {
+// Of a sequence with q_len queries, 1 or more, which see keys from first_key on. Always inline: a call would take
+// scratch memory on HIP.
+[[nodiscard, gnu::always_inline]] constexpr Pieces cut_keys(const PieceRule& rule, int q_len, int first_key,
+                                                            int kv_len) {
   // Divisions without a sign are shorter.
   const auto queries = static_cast<unsigned>(q_len), keys = static_cast<unsigned>(kv_len - first_key);
   const auto tile = static_cast<unsigned>(rule.keys), rows = static_cast<unsigned>(rule.rows);
