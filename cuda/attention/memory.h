@@ -20,6 +20,10 @@ constexpr int consumer_groups(const AttentionTuning& tuning) { return tuning.row
 constexpr int consumer_threads(const AttentionConfig& config) { return consumer_groups(config.tuning) * kWarpgroup; }
 constexpr int block_threads(const AttentionConfig& config) { return kWarpgroup + consumer_threads(config); }
 
+constexpr int value_stages(const AttentionTuning& tuning) {
+  return tuning.value_stages > 0 ? tuning.value_stages : tuning.stages;
+}
+
 template <int kCount, int kRows>
 struct alignas(1024) RowPanels {
   static constexpr int kPanelSize = kRows * 128;
@@ -44,10 +48,10 @@ struct AttentionMemory {
 
   Queries queries[kQueryStages];
   Keys keys[kTuning.stages];
-  Values values[kTuning.stages];
+  Values values[value_stages(kTuning)];
   WorkTile work[kWorkStages];  // seq -1: there are no more
   Barriers work_barriers[kWorkStages], query_barriers[kQueryStages];
-  Barriers key_barriers[kTuning.stages], value_barriers[kTuning.stages];
+  Barriers key_barriers[kTuning.stages], value_barriers[value_stages(kTuning)];
   Barriers row_barriers;  // by which the lane that brings boxes hands a stage to the warp that brings rows of values
   std::int32_t pages[2][kTuning.keys];                                              // of two tiles of keys (producer.h)
   std::int64_t offsets[kTuning.rows > kTuning.keys ? kTuning.rows : kTuning.keys];  // of rows (row_copies.h)

@@ -211,7 +211,7 @@ class RowProducer {
   using Memory = AttentionMemory<kCfg>;
   static constexpr MathType kMath = kCfg.shape.math;
   static constexpr bool kWidens = has(kCfg.shape.sources, KeySources::kBytes);
-  static constexpr int kKeys = kCfg.tuning.keys, kRows = kCfg.tuning.rows, kStages = kCfg.tuning.stages;
+  static constexpr int kKeys = kCfg.tuning.keys, kRows = kCfg.tuning.rows;
 
  public:
   FLASHPORT_DEVICE RowProducer(const AttentionParams& p, const Block& block, Memory& memory)
@@ -279,6 +279,7 @@ class RowProducer {
       const kv::TokenCoord token = {page, key < work.kv_len ? at.offset : -1};
       return kv::row_offset(cache, token, work.head / p_.group_size);
     };
+    constexpr int kStages = kOfValues ? value_stages(kCfg.tuning) : kCfg.tuning.stages;
     Barriers& barriers = (kOfValues ? memory_.value_barriers : memory_.key_barriers)[copy % kStages];
     unsigned char* to = nullptr;
     if constexpr (kOfValues) {

@@ -330,7 +330,8 @@ class AttentionTiles {
   const int group_, lane_;
   int row_;            // of the work tile, the lane's first
   int first_row_ = 0;  // of the work tile
-  PipelineState<kCfg.tuning.stages> key_, value_;
+  PipelineState<kCfg.tuning.stages> key_;
+  PipelineState<value_stages(kCfg.tuning)> value_;
   unsigned query_phase_ = 0;
 };
 

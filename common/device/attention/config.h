@@ -37,6 +37,7 @@ struct AttentionTuning {
   int stages;      // key tiles in flight or in use
   int slices = 1;  // parts of V's columns, where a group of waves has no room for all: each computes the scores anew
   int work_tiles = 128;  // that keys of a lone sequence are cut for: about as many blocks as a device runs at a time
+  int value_stages = 0;  // tiles of values in flight or in use, where those are not as many as of keys
 };
 
 struct AttentionConfig {

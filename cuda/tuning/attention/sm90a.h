@@ -10,11 +10,12 @@ namespace flashport::sm90a {
 constexpr AttentionTuning attention_tuning(const AttentionShape& shape) {
   const bool any = shape.form != ScoreForm::kPlain;  // whose random bits serve 32 keys at a time
   const int wider = shape.head_dim_qk > shape.head_dim_v ? shape.head_dim_qk : shape.head_dim_v;
-  // queries, keys, stages, slices of V (1)
+  // queries, keys, stages, slices of V (1), work tiles of a lone sequence, stages of values: they are free later than
+  // keys, after a softmax, and are wanted as soon
   // 1 x 16k causal: 507; {128, 128, 2} 439, {128, 160, 2} 444
-  if (wider <= 64) return {any ? 128 : 192, 128, 2};
+  if (wider <= 64) return {any ? 128 : 192, 128, 2, 1, 128, 3};
   // 4 x 4k causal: 596; {128, 160, 2} and {128, 176, 2} 554, which also lose at 16 x 1k (416; 378, 352)
-  if (wider <= 128) return {128, 128, 2};
+  if (wider <= 128) return {128, 128, 2, 1, 128, 3};
   if (wider <= 256) return {128, any ? 64 : 80, 2};
   return {64, 32, 2, 2};
 }
@@ -29,7 +30,7 @@ constexpr WarpgroupRegisters attention_registers(const AttentionConfig& config) 
   if (tuning.rows > 128) return {160, 32};
   // What is done to scores takes registers, and so do 80 keys of 256 columns.
   if (config.shape.form == ScoreForm::kAny) return {240, 24};
-  if (config.shape.head_dim_v > 128) return {232, 40};
+  if (config.shape.form == ScoreForm::kDropout || config.shape.head_dim_v > 128) return {232, 40};
   return {224, 56};
 }
 
