@@ -17,6 +17,9 @@ namespace flashport {
 // in it.
 enum class WorkspaceUse { kCounters, kScratch };
 
+// Bytes at the beginning of a region of counters in which calls have nothing but counters: operations share regions.
+inline constexpr std::int64_t kCounterAreaBytes = std::int64_t{128} << 10;
+
 struct WorkspaceRegion {
   void* data = nullptr;
   std::int64_t bytes = 0;

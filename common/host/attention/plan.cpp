@@ -8,6 +8,7 @@
 #include "common/host/attention/kernel_choice.h"
 #include "common/host/check.h"
 #include "common/host/published_splits.h"
+#include "common/host/workspace.h"
 
 namespace flashport {
 namespace {
@@ -125,7 +126,7 @@ void plan_workspace(AttentionPlan& plan, const Check& check, DeviceContext& devi
   const std::int64_t rows = p.pieces.rows * p.num_q_heads;
   plan.merge_grid =
       std::min(rows / 2, std::int64_t{device.multiprocessors()} * device.occupancy(check, *plan.merge_kernel));
-  plan.partial_out_offset = kCounterBytes;
+  plan.partial_out_offset = kCounterAreaBytes;
   plan.partial_lse_offset = plan.partial_out_offset + align_up(rows * p.pieces.columns * 4, 16);
   plan.workspace_bytes = plan.partial_lse_offset + align_up(rows * 4, 16);
 }

@@ -8,9 +8,12 @@
 #include "common/host/check.h"
 #include "common/host/decode/kernel_choice.h"
 #include "common/host/published_splits.h"
+#include "common/host/workspace.h"
 
 namespace flashport {
 namespace {
+
+static_assert(kCounterBytes <= kCounterAreaBytes);
 
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 constexpr std::int64_t align_up(std::int64_t value, std::int64_t to) { return ceil_div(value, to) * to; }

@@ -6,6 +6,7 @@
 
 #include "common/host/attention/plan.h"
 #include "common/host/attention/problem.h"
+#include "common/host/workspace.h"
 #include "tests/host/attention/attention_inputs.h"
 #include "tests/host/fake_backend.h"
 
@@ -61,9 +62,9 @@ TEST_F(PiecesOfAttention, PiecesOfFewQueries) {
   EXPECT_EQ(p.pieces.rows_of_query, 0);
   EXPECT_EQ(p.pieces.columns, 128);
   const auto* base = reinterpret_cast<const char*>(p.counter);
-  EXPECT_EQ(static_cast<const void*>(p.pieces.out), base + 256);
-  EXPECT_EQ(static_cast<const void*>(p.pieces.lse), base + 256 + 32 * 512 * 128 * 4);
-  EXPECT_EQ(attention_workspace_size(a), 256 + 32 * 512 * (128 + 1) * 4);
+  EXPECT_EQ(static_cast<const void*>(p.pieces.out), base + kCounterAreaBytes);
+  EXPECT_EQ(static_cast<const void*>(p.pieces.lse), base + kCounterAreaBytes + 32 * 512 * 128 * 4);
+  EXPECT_EQ(attention_workspace_size(a), kCounterAreaBytes + 32 * 512 * (128 + 1) * 4);
   // However large the batch is: the pieces of a sequence are its own.
   EXPECT_EQ(params(few_queries(128, 65536, 50)).pieces.most, 4);
 }
@@ -188,7 +189,7 @@ TEST_F(PiecesOfAttention, ExplainedPieces) {
   EXPECT_EQ(
       s.text,
       "attention/bf16/hd128/plain/fakegpu: 128 blocks of 384 threads and 98304 bytes of shared memory for 128 work "
-      "tiles of 128 rows; key tiles of 64 keys, 2 stages, keys in 4 pieces, merged in a second launch; 8454400 "
+      "tiles of 128 rows; key tiles of 64 keys, 2 stages, keys in 4 pieces, merged in a second launch; 8585216 "
       "bytes of workspace");
   query.num_splits = 1;
   EXPECT_EQ(explain(query).pieces, 1);

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "tests/ops/attention/call.h"
+#include "tests/ops/decode/call.h"
 #include "tests/support/expected_support.h"
 #include "tests/support/graphs.h"
 #include "tests/support/random.h"
@@ -106,6 +107,36 @@ TEST_P(AttentionPieces, MatchTheOracle) {
 
 INSTANTIATE_TEST_SUITE_P(Forced, AttentionPieces, testing::ValuesIn(forced_cases()),
                          [](const auto& info) { return info.param.name; });
+
+// Operations share the workspace that is kept: partial results lie apart from the counters of decode, which stay zero.
+TEST(AttentionPieces, LeaveTheCountersOfDecodeAlone) {
+  AttentionCase c = {.name = "pieces_before_decode", .dim_qk = 64, .dim_v = 64, .q_heads = 8, .kv_heads = 8};
+  c.q_lens = {20};
+  c.kv_lens = {options().emulator ? 300 : 3000};
+  c.splits = 7;
+  FLASHPORT_REQUIRE_SUPPORT(c.support_name(), flashport::supports(c.query()));
+  DecodeCase d{};
+  d.name = "decode_after_pieces";
+  d.q = d.k_format = d.v_format = Type::kBF16;
+  d.dk = d.dv = 64;
+  d.hq = d.hkv = 8;
+  d.q_len = 4;
+  d.q_form = "uniform";
+  d.layout = "nhd";
+  d.lens = {options().emulator ? 300 : 5000, 77};
+  d.window_left = d.window_right = -1;
+  d.alibi = d.scales = d.strides = "none";
+  d.splits = flashport::kInvariantSplits;
+  DecodeCall decode(d);
+  decode.upload();
+  decode.run();
+  const auto before = decode.bits();
+  AttentionCall call(c);
+  call.run();
+  EXPECT_EQ(call.check(), "");
+  decode.run();
+  EXPECT_EQ(decode.bits(), before);
+}
 
 // Few queries on many keys, which the rule cuts, beside sequences that it leaves whole.
 AttentionCase few_queries(bool modified = false) {
