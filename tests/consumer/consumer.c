@@ -274,7 +274,12 @@ static void attend_a_prompt(void) {
   }
   call.has_num_splits = 1;
   call.num_splits = 7;
-  expect(fp_attention(&call, 0) == fp_not_supported, "pieces of keys are not there");
+  expect(fp_attention(&call, 0) == fp_ok, "attention runs with its keys in pieces");
+  for (row = 0; row < kRows; ++row) {
+    for (head = 0; head < kHeads; ++head) expect_row(row, head);
+  }
+  call.num_splits = 129;
+  expect(fp_attention(&call, 0) == fp_value_error, "more pieces than 128 are refused");
 
   FP_INIT(&dropout);
   dropout.mask = &mask;
