@@ -282,7 +282,9 @@ class RowProducer {
     constexpr int kStages = kOfValues ? value_stages(kCfg.tuning) : kCfg.tuning.stages;
     Barriers& barriers = (kOfValues ? memory_.value_barriers : memory_.key_barriers)[copy % kStages];
     unsigned char* to = nullptr;
+    std::int64_t* offsets = memory_.offsets;
     if constexpr (kOfValues) {
+      offsets = memory_.value_offsets;
       to = memory_.values[copy % kStages].x[0];
     } else {
       to = memory_.keys[copy % kStages].x[0];
@@ -296,9 +298,9 @@ class RowProducer {
       ++turns_;
       if (lane_ == 0) mbarrier_arrive(&memory_.row_barriers.empty);
     }
-    const RowCopies<kMath, kWidens, kPanels, kKeys> copies(to, memory_.offsets, lane_, share());
+    const RowCopies<kMath, kWidens, kPanels, kKeys> copies(to, offsets, lane_, share());
     copies.find_rows(row_at);
-    // Of the first tile the keys come before its values, and the page numbers of the second are not there yet.
+    // The first keys come before the first values, and the page numbers of the second tile are not there yet.
     if (kOfValues) look_up(work, tile + 2);
     if (!kOfValues && copy == tiles_) look_up(work, tile + 1);
     copies.copy(cache.data, kOfValues ? p_.head_dim_v : p_.head_dim_qk,

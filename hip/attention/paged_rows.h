@@ -66,7 +66,7 @@ class RowPlaces {
     place_ = kv::token_coord(cache, pages, 0, token, token < end_);
     next_ += kKeys;
   }
-  // Of the tile that was looked up last.
+  // Those of the tile that was looked up last.
   FLASHPORT_DEVICE RowOffsets offsets(const CacheParams& cache) const {
     return {data_, place_.offset < 0 ? RowOffsets::kNone : kv::row_offset(cache, place_, 0)};
   }

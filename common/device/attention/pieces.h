@@ -21,8 +21,8 @@ struct Pieces {
   int count, tiles;
 };
 
-// Of a sequence with q_len queries, 1 or more, which see keys from first_key on. Always inline: a call would take
-// scratch memory on HIP.
+// The pieces of a sequence with q_len queries, 1 or more, which see keys from first_key on. Always inline: a call would
+// take scratch memory on HIP.
 [[nodiscard, gnu::always_inline]] constexpr Pieces cut_keys(const PieceRule& rule, int q_len, int first_key,
                                                             int kv_len) {
   // Divisions without a sign are shorter.

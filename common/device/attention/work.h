@@ -45,7 +45,7 @@ struct WorkTile {
   int q_len, kv_len;
   int q_begin, k_begin;      // the sequence's first query and key on the token axes
   int first_tile, end_tile;  // the piece's key tiles
-  // The sequence's first row of the output. Of a piece, one of several: -1 - its first row of the partial results.
+  // The sequence's first row of the output. For a piece, one of several: -1 - its first row of the partial results.
   int out_begin;
 };
 

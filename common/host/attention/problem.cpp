@@ -197,7 +197,7 @@ void check_key_shapes(const AttentionArgs& a, Extents& e) {
   }
   check_page_shapes(kCheck, page_arguments(a), e.batch);
   kCheck.shape(a.cu_seqlens_k, "cu_seqlens_k", "(batch + 1)", {e.batch + 1});
-  // Of pages as many as a table has room for.
+  // As many pages as a table has room for.
   const std::int64_t table_pages = a.block_table   ? a.block_table->shape[1]
                                    : a.token_table ? a.token_table->shape[1]
                                    : a.kv_indices  ? a.kv_indices->shape[0]

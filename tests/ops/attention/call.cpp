@@ -133,6 +133,9 @@ Tensor AttentionCall::tensor(Type type, std::int64_t rows, std::int64_t heads, s
       strides = strides_with_gaps(shape, 1, 8);
       offset = 16;
       break;
+    case Layout::kOddQueries:
+      if (written || first_head > 0) break;
+      [[fallthrough]];
     case Layout::kOdd:
       strides = strides_with_gaps(shape, 1, 1);
       offset = 1;

@@ -18,8 +18,8 @@ namespace flashport_test {
 
 // How q, k, v, out and lse lie in memory. kProjection: as views of one (tokens, Hq + 2 Hkv, D) projection. kHeadsFirst:
 // tokens of a head are neighbours. kGaps: aligned gaps on every axis. kOdd: rows begin at addresses that only loads of
-// an element are aligned to, and the elements of lse lie apart.
-enum class Layout { kDense, kProjection, kHeadsFirst, kGaps, kOdd };
+// an element are aligned to, and the elements of lse lie apart. kOddQueries: those of q alone.
+enum class Layout { kDense, kProjection, kHeadsFirst, kGaps, kOdd, kOddQueries };
 enum class Slopes { kNone, kOfHeads, kOfSequences };
 // Where keys lie: in tensors of their own, or on pages that a table names in random order.
 enum class Pages { kNone, kBlockTable, kBlockTableHnd, kTokenTable, kCsr };
