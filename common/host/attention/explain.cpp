@@ -11,7 +11,6 @@
 #include "common/host/attention/problem.h"
 #include "common/host/check.h"
 #include "common/host/devices.h"
-#include "common/host/kv/cache_layout.h"
 #include "common/host/query.h"
 
 namespace flashport {
@@ -24,8 +23,9 @@ AttentionProblem problem_of(const AttentionScheduleQuery& query) {
   const AttentionQuery& call = query.call;
   AttentionProblem problem{};
   problem.function = kCheck.function();
-  problem.needs = needs_of(call);
-  problem.paged = call.paged;
+  const AttentionRequest request = request_of(call);
+  problem.needs = request.needs;
+  problem.paged = request.paged;
   problem.num_splits = query.num_splits;
   AttentionParams& p = problem.params;
   p.batch = static_cast<std::int32_t>(query.batch);
@@ -39,11 +39,10 @@ AttentionProblem problem_of(const AttentionScheduleQuery& query) {
   p.head_dim_qk = static_cast<std::int32_t>(call.head_dim_qk);
   p.head_dim_v = static_cast<std::int32_t>(call.head_dim_v);
   p.cache.max_len = p.kv_len;
-  p.q.dtype = call.dtype;
-  p.out.dtype = call.dtype == DType::kFp8E4M3 ? DType::kBFloat16 : call.dtype;
-  const KvFormat own = own_format(call.dtype).value_or(KvFormat::kBf16);
-  p.k_format = call.k_format.value_or(own);
-  p.v_format = call.v_format.value_or(own);
+  p.q.dtype = request.q_dtype;
+  p.out.dtype = request.dtype;
+  p.k_format = request.k_format;
+  p.v_format = request.v_format;
   p.window_left = -1;
   p.window_right = call.causal ? 0 : -1;
   return problem;

@@ -184,23 +184,22 @@ ScoreNeeds score_needs(bool softcap, bool alibi, bool bias, bool dropout, bool p
   return {static_cast<ScoreForm>(options), positive_scale};
 }
 
-ScoreNeeds needs_of(const AttentionQuery& query) {
-  return score_needs(query.softcap, query.alibi, query.bias, query.dropout, true);
+AttentionRequest request_of(const AttentionQuery& query) {
+  const KvFormat own = own_format(query.dtype).value_or(KvFormat::kBf16);  // other types are refused
+  return {query.dtype,
+          query.dtype == DType::kFp8E4M3 ? DType::kBFloat16 : query.dtype,
+          query.k_format.value_or(own),
+          query.v_format.value_or(own),
+          query.paged,
+          query.head_dim_qk,
+          query.head_dim_v,
+          score_needs(query.softcap, query.alibi, query.bias, query.dropout, true)};
 }
 
 const KernelEntry* find_attention_kernel(const AttentionQuery& query, std::string& reason) {
   const TargetView target = find_target(query.target, reason);
   if (!reason.empty()) return nullptr;
-  const KvFormat own = own_format(query.dtype).value_or(KvFormat::kBf16);  // other types are refused
-  const AttentionRequest request{query.dtype,
-                                 query.dtype == DType::kFp8E4M3 ? DType::kBFloat16 : query.dtype,
-                                 query.k_format.value_or(own),
-                                 query.v_format.value_or(own),
-                                 query.paged,
-                                 query.head_dim_qk,
-                                 query.head_dim_v,
-                                 needs_of(query)};
-  return choose_attention_kernel(target.kernels, target.name, request, &reason);
+  return choose_attention_kernel(target.kernels, target.name, request_of(query), &reason);
 }
 
 Support supports(const AttentionQuery& query) {

@@ -35,7 +35,7 @@ struct AttentionRequest {
                                                          const AttentionRequest& request, std::string* reason);
 
 [[nodiscard]] ScoreNeeds score_needs(bool softcap, bool alibi, bool bias, bool dropout, bool positive_scale);
-[[nodiscard]] ScoreNeeds needs_of(const AttentionQuery& query);
+[[nodiscard]] AttentionRequest request_of(const AttentionQuery& query);
 
 // The kernel of a query of supports(), which_kernel() or explain().
 [[nodiscard]] const KernelEntry* find_attention_kernel(const AttentionQuery& query, std::string& reason);
