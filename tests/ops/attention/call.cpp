@@ -422,10 +422,13 @@ std::string AttentionCall::check() {
   const double rounding = ours.size() < 100000 ? output_rounding(exact_out, c_.type) : 0;
   // tanh is good to a few roundings of 1, so that scores are to as many of the softcap.
   double of_scores = 4 * 0x1p-24 * c_.softcap;
-  if (c_.scales) {  // the product of softmax_scale and two scales is rounded twice
+  // A score grown by ALiBi is rounded in base 2, where half a unit in the last place is up to twice that of base e. The
+  // product of softmax_scale and two scales is rounded twice.
+  const int roundings = (c_.slopes != Slopes::kNone ? 1 : 0) + (c_.scales ? 2 : 0);
+  if (roundings > 0) {
     double most = 0;
     for (const double x : exact_lse) most = std::isfinite(x) ? std::max(most, std::fabs(x)) : most;
-    of_scores += 2 * 0x1p-24 * most;
+    of_scores += roundings * 0x1p-24 * most;
   }
   const double floor = fp32_floor(exact_out) * (1 + of_scores / (8 * 0x1p-24));
   const Comparison compared = compare(ours, exact_out, plain_out, floor, rounding);
