@@ -64,26 +64,26 @@ def attend(
     heads = "num_heads, head_size"
     q_words = f"total_q, {heads}" if packed else f"batch_size, seqlen_q, {heads}"
     k_words = "total_k, num_heads_k, head_size" if packed else "batch_size, seqlen_k, num_heads_k, head_size"
-    batch = cu_seqlens_q.shape[0] - 1 if packed else q.shape[0]
     _check_tensors(function, q, k, v, q_words, k_words)
-    _check_heads(function, batch, q, k, v)
-    _check_splits(function, num_splits)
-    if not packed and k.shape[0] != batch:
-        raise checks.FlashAttnError(
-            f"{function}: batch_size must be equal to batch_size_k, got {batch} and {k.shape[0]}"
-        )
-    checks.check_shape(function, "v", v, (*k.shape[:-1], v.shape[-1]), f"{k_words}_v")
+    if packed:
+        batch = _check_offsets(function, q, "cu_seqlens_q", cu_seqlens_q, max_seqlen_q)
+        batch_k = _check_offsets(function, q, "cu_seqlens_k", cu_seqlens_k, max_seqlen_k)
+    else:
+        batch, batch_k = q.shape[0], k.shape[0]
+    if batch != batch_k:
+        raise checks.FlashAttnError(f"{function}: batch_size must be equal to batch_size_k, got {batch} and {batch_k}")
+    _check_sizes(function, q, k, v, k_words)
+    checks.check_splits(function, num_splits, MAX_SPLITS)
+    checks.check_number(function, "softcap", softcap)
     scales = _scales(function, q, descales, batch, k.shape[-2])
     options = _options(q, softmax_scale, softcap, sinks, return_lse)
-    window = _window(window_size, causal)
+    window = _window(function, window_size, causal)
     if packed:
         offsets = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-        for name, x in offsets.items():
-            checks.check_integers(function, q, name, x, (batch + 1,), "batch_size + 1")
         for name, x in (("seqused_q", seqused_q), ("seqused_k", seqused_k)):
             if x is not None:
                 checks.check_integers(function, q, name, x, (batch,), "batch_size")
-        options.update({**offsets, "max_seqlen_q": int(max_seqlen_q or 0), "max_seqlen_k": int(max_seqlen_k or 0)})
+        options.update({**offsets, "max_seqlen_q": int(max_seqlen_q), "max_seqlen_k": int(max_seqlen_k)})
         return kernels.attend(function, q, k, v, window, seqused_q=seqused_q, seqused_k=seqused_k, **options, **scales)
     if q.dtype != FP8 and k.shape[1] > 0 and kernels.decodes(q.shape[1], q.shape[2], k.shape[2]):
         seqlens = torch.full((batch,), k.shape[1], dtype=torch.int32, device=q.device)
@@ -120,38 +120,41 @@ def attend_cache(
     page_table, batch_idx = kernels.unit_rows(page_table), kernels.unit_rows(batch_idx)
     q_words = "total_q, num_heads, head_size" if packed else "batch_size, seqlen_q, num_heads, head_size"
     rows = "num_pages, page_size" if paged else "batch_size_k, seqlen_k"
-    _check_tensors(function, q, k_cache, v_cache, q_words, f"{rows}, num_heads_k, head_size", ("k_cache", "v_cache"))
-    _check_heads(function, batch, q, k_cache, v_cache)
-    _check_splits(function, num_splits)
-    v_shape = (*k_cache.shape[:-1], v_cache.shape[-1])
-    checks.check_shape(function, "v_cache", v_cache, v_shape, f"{rows}, num_heads_k, head_size_v")
+    words = f"{rows}, num_heads_k, head_size"
+    _check_tensors(function, q, k_cache, v_cache, q_words, words, ("k_cache: k", "v_cache: v"))
+    if packed:
+        batch = _check_offsets(function, q, "cu_seqlens_q", cu_seqlens_q, max_seqlen_q)
+    _check_sizes(function, q, k_cache, v_cache, words, ("k_cache: k", "v_cache: v"))
+    checks.check_splits(function, num_splits, MAX_SPLITS)
+    checks.check_number(function, "softcap", softcap)
     kv_len = k_cache.shape[1]
     if paged:
         if batch_idx is not None or leftpad is not None:
             name = "cache_leftpad" if batch_idx is None else "cache_batch_idx"
             raise checks.FlashAttnError(f"{function}: {name} must be None with a page_table; pass one of them")
-        checks.check_block_table(function, q, page_table, batch, "page_table")
+        words = "batch_size_k, max_num_pages_per_seq"
+        checks.check_block_table(function, q, page_table, batch, "page_table", words)
         kv_len *= page_table.shape[1]
     elif batch_idx is None and k_cache.shape[0] != batch:
         raise checks.FlashAttnError(
             f"{function}: batch_size must be equal to batch_size_k, got {batch} and {k_cache.shape[0]}"
         )
-    if packed:
-        if max_seqlen_q is None:
-            raise checks.FlashAttnError(f"{function}: max_seqlen_q must be provided if cu_seqlens_q is provided")
-        checks.check_integers(function, q, "cu_seqlens_q", cu_seqlens_q, (batch + 1,), "batch_size + 1")
-    q_len = int(max_seqlen_q or 0) if packed else q.shape[1]
-    lengths = {"cache_seqlens": seqlens, "cache_batch_idx": batch_idx, "cache_leftpad": leftpad}
-    for name, x in {**lengths, "rotary_seqlens": new.rotary_seqlens}.items():
+    q_len = int(max_seqlen_q) if packed else q.shape[1]
+    for name, x, dtype in (
+        ("cache_seqlens: seqused_k", seqlens, "int32"),
+        ("cache_leftpad: leftpad_k", leftpad, "int32"),
+        ("cache_batch_idx: kv_batch_idx", batch_idx, "int32"),
+        ("rotary_seqlens: seqlens_rotary", new.rotary_seqlens, "torch.int32"),
+    ):
         if x is not None:
-            checks.check_integers(function, q, name, x, (batch,), "batch_size")
-    _check_new(function, q, k_cache, v_cache, new, batch, seqlens, q_len, kv_len)
+            checks.check_integers(function, q, name, x, (batch,), "batch_size", dtype)
+    _check_new(function, q, k_cache, v_cache, new, batch, seqlens, q_len, kv_len, paged)
     added = None if new.k is None else new.k.shape[1] if new.cu_seqlens is None else new.cu_seqlens.diff()
     if checks.reads_contents(q):
         _cache.check_contents(function, seqlens, added, kv_len, k_cache, batch_idx, leftpad, page_table, "page_table")
 
     scales = _scales(function, q, descales, batch, k_cache.shape[2])
-    window = _window(window_size, causal)
+    window = _window(function, window_size, causal)
     table = page_table if batch_idx is None else batch_idx[:, None]  # a sequence of the cache is a page
     k, v = new.k, new.v
     if new.cos is not None:
@@ -203,9 +206,9 @@ def _options(q: Any, softmax_scale: float | None, softcap: float, sinks: Any, re
     }  # fmt: skip
 
 
-def _window(window_size: Any, causal: bool) -> tuple[int, int]:
+def _window(function: str, window_size: Any, causal: bool) -> tuple[int, int]:
     """-1 is no limit; causality is a right side of 0."""
-    left, right = (max(-1, int(side)) for side in window_size)
+    left, right = (max(-1, side) for side in checks.window_of(function, window_size))
     return left, 0 if causal else right
 
 
@@ -230,27 +233,36 @@ def _check_tensors(
     )  # fmt: skip
 
 
-def _check_heads(function: str, batch: int, q: Any, k: Any, v: Any) -> None:
+def _check_offsets(function: str, q: Any, name: str, offsets: Any, longest: int | None) -> int:
+    """The number of sequences that cu_seqlens has, whose longest one the caller says."""
+    checks.check_rank(function, name, offsets, "batch_size + 1")
+    batch = max(0, offsets.shape[0] - 1)
+    checks.check_integers(function, q, name, offsets, (batch + 1,), "batch_size + 1", "torch.int32")
+    maximum = f"max_seqlen_{name[-1]}"
+    if longest is None:
+        raise checks.FlashAttnError(f"{function}: {maximum} must be provided if {name} is provided")
+    checks.check_number(function, maximum, longest)
+    return batch
+
+
+def _check_sizes(function: str, q: Any, k: Any, v: Any, words: str, names: tuple[str, str] = ("k", "v")) -> None:
+    """Heads and head dims; v may have another one."""
     head_dim, head_dim_v = q.shape[-1], v.shape[-1]
-    checks.check_sizes(function, batch, q.shape[-2], k.shape[-2], max(head_dim, head_dim_v))
+    checks.check_heads(function, q.shape[-2], k.shape[-2], max(head_dim, head_dim_v))
+    checks.check_shape(function, names[0], k, (*k.shape[:-1], head_dim), words)
+    checks.check_shape(function, names[1], v, (*k.shape[:-1], head_dim_v), f"{words}_v")
     for name, size in (("head_size", head_dim), ("head_size_v", head_dim_v)):
         if size % 8 != 0:
             raise checks.FlashAttnError(f"{function}: {name} should be a multiple of 8, got {size}")
-    if k.shape[-1] != head_dim:
-        raise checks.FlashAttnError(f"{function}: k must have the head_size of q, {head_dim}, got {k.shape[-1]}")
-
-
-def _check_splits(function: str, num_splits: int) -> None:
-    if num_splits > MAX_SPLITS:
-        raise checks.FlashAttnError(f"{function}: num_splits > {MAX_SPLITS} not supported, got {num_splits}")
 
 
 def _check_new(
-    function: str, q: Any, k_cache: Any, v_cache: Any, new: NewKeys, batch: int, seqlens: Any, q_len: int, kv_len: int
-) -> None:
+    function: str, q: Any, k_cache: Any, v_cache: Any, new: NewKeys, batch: int, seqlens: Any, q_len: int, kv_len: int,
+    paged: bool,
+) -> None:  # fmt: skip
     """New keys and values, and what they need."""
-    if new.cos is not None:
-        checks.check_rotary(function, q, new.k, new.cos, new.sin, kv_len)
+    if new.cos is not None:  # without pages FlashAttention-3 takes tables that are shorter than the cache
+        checks.check_rotary(function, q, new.k, new.cos, new.sin, kv_len if paged else 0)
     if new.k is None:
         return
     if new.v is None:
@@ -263,13 +275,17 @@ def _check_new(
             f"{kv_len}"
         )
     if new.cu_seqlens is not None:
-        checks.check_integers(function, q, "cu_seqlens_k_new", new.cu_seqlens, (batch + 1,), "batch_size + 1")
-    tokens = (batch, new.k.shape[1]) if new.cu_seqlens is None else new.k.shape[:1]
+        name, shape = "cu_seqlens_k_new", (batch + 1,)
+        checks.check_integers(function, q, name, new.cu_seqlens, shape, "batch_size + 1", "torch.int32")
     words = "batch_size, seqlen_k_new" if new.cu_seqlens is None else "total_k_new"
-    for name, x, cache in (("k_new", new.k, k_cache), ("v_new", new.v, v_cache)):
+    words += ", num_heads_k, head_size"
+    checks.check_rank(function, "k_new", new.k, words)
+    checks.check_rank(function, "v_new", new.v, f"{words}_v")
+    tokens = (batch, new.k.shape[1]) if new.cu_seqlens is None else new.k.shape[:1]
+    for name, x, cache, last in (("k_new", new.k, k_cache, ""), ("v_new", new.v, v_cache, "_v")):
         if x.dtype != q.dtype:
             raise checks.FlashAttnError(
                 f"{function}: {name} must have the same dtype as query, got {x.dtype} and {q.dtype}"
             )
         checks.check_device(function, q, name, x)
-        checks.check_shape(function, name, x, (*tokens, *cache.shape[2:]), f"{words}, num_heads_k, head_size")
+        checks.check_shape(function, name, x, (*tokens, *cache.shape[2:]), words + last)

@@ -14,10 +14,10 @@ from flashport.flash_attn import _kernels as kernels
 from flashport.flash_attn.layers.rotary import positions, rotated
 from flashport.torch import tracing
 
-_Q = "batch_size, seqlen_q, num_heads, head_size"
-_NEW = "batch_size, seqlen_knew, num_heads_k, head_size"
-_CACHE = "batch_size_c, seqlen_k, num_heads_k, head_size"
-_PAGES = "num_blocks, page_block_size, num_heads_k, head_size"
+_Q = "batch_size, seqlen_q, num_heads, head_size_og"
+_NEW = "batch_size, seqlen_knew, num_heads_k, head_size_og"
+_CACHE = "batch_size_c, seqlen_k, num_heads_k, head_size_og"
+_PAGES = "num_blocks, page_block_size, num_heads_k, head_size_og"
 
 
 def forward(
@@ -47,12 +47,13 @@ def forward(
     paged = block_table is not None
     words = _PAGES if paged else _CACHE
     checks.check_rank(function, "q", q, _Q)
-    checks.check_rank(function, "k_cache", k_cache, words)
+    checks.check_rank(function, "kcache", k_cache, words)
+    checks.check_rank(function, "vcache", v_cache, words)
     checks.check_tensors(
         function,
         q,
-        ("k_cache", k_cache, "query and key must have the same dtype"),
-        ("v_cache", v_cache, "query and value must have the same dtype"),
+        ("kcache", k_cache, "query and key must have the same dtype"),
+        ("vcache", v_cache, "query and value must have the same dtype"),
     )
     batch, q_len, heads, head_dim = q.shape
     kv_heads = k_cache.shape[2]
@@ -63,13 +64,14 @@ def forward(
             )
         checks.check_block_table(function, q, block_table, batch)
     kv_len = block_table.shape[1] * k_cache.shape[1] if paged else k_cache.shape[1]
-    checks.check_sizes(function, batch, heads, kv_heads, head_dim)
+    checks.check_batch(function, batch)
+    checks.check_heads(function, heads, kv_heads, head_dim)
     kv_shape = (*k_cache.shape[:-1], head_dim)
-    checks.check_shape(function, "k_cache", k_cache, kv_shape, words)
-    checks.check_shape(function, "v_cache", v_cache, kv_shape, words)
+    checks.check_shape(function, "kcache", k_cache, kv_shape, words)
+    checks.check_shape(function, "vcache", v_cache, kv_shape, words)
     if not paged and cache_batch_idx is None and k_cache.shape[0] < batch:
         raise checks.FlashAttnError(
-            f"{function}: k_cache must have shape ({_CACHE}) with batch_size_c at least {batch}, as q has so many "
+            f"{function}: kcache must have shape ({_CACHE}) with batch_size_c at least {batch}, as q has so many "
             f"sequences, got {tuple(k_cache.shape)}"
         )
     if out is not None:
@@ -89,6 +91,7 @@ def forward(
         checks.check_rotary(function, q, k, rotary_cos, rotary_sin, kv_len)
     if cache_batch_idx is not None:
         checks.check_integers(function, q, "cache_batch_idx", cache_batch_idx, (batch,), "batch_size")
+    checks.check_number(function, "softcap", softcap)
     checks.check_splits(function, num_splits)
     if alibi_slopes is not None:
         checks.check_alibi(function, q, alibi_slopes, batch, heads)
@@ -172,6 +175,7 @@ def _check_new(function: str, q: Any, k: Any, v: Any, seqlens_k: Any, kv_len: in
             f"{kv_len}"
         )
     for name, x, title in (("k", k, "Key"), ("v", v, "Value")):
+        checks.check_rank(function, name, x, _NEW)
         if x.dtype != q.dtype:
             raise checks.FlashAttnError(
                 f"{function}: {title} must have the same dtype as query, got {x.dtype} and {q.dtype}"
@@ -181,7 +185,6 @@ def _check_new(function: str, q: Any, k: Any, v: Any, seqlens_k: Any, kv_len: in
             raise checks.FlashAttnError(
                 f"{function}: {title} tensor must have contiguous last dimension, got strides {x.stride()}"
             )
-        checks.check_rank(function, name, x, _NEW)
         checks.check_shape(function, name, x, (batch, k.shape[1], kv_heads, head_dim), _NEW)
 
 

@@ -1,8 +1,8 @@
 """What flash-attn 2.8.4 refuses, in its words, before anything is written.
 
-Shapes are in its letters: batch_size, seqlen_q, num_heads, num_heads_k, head_size. Texts that its callers match stand
-after the name of our function and before what came. It takes CUDA tensors alone; here all tensors of a call lie on one
-device, whichever that is.
+Its words stand after the name of our function and before what came, with its names of arguments (kcache, seqlens_k) and
+its letters of shapes (batch_size, head_size_og, sizes[1]), as its callers match them. It takes CUDA tensors alone; here
+all tensors of a call lie on one device, whichever that is.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 MAX_HEAD_DIM = 512
 MAX_SPLITS = 128
 TYPES = (torch.float16, torch.bfloat16)
+_ROTARY = "seqlen_ro, params.rotary_dim / 2"
 GENERATOR = (
     "flash-attn: the RNG `generator` argument is no longer supported and must be None; torch's default generator of "
     "the device draws the random state"
@@ -29,12 +30,22 @@ class FlashAttnAssertionError(FlashAttnError, AssertionError):
     """A wrong argument for which flash-attn raises AssertionError."""
 
 
+class FlashAttnIndexError(FlashAttnError, IndexError):
+    """A tensor with too few or too many axes, for which flash-attn raises IndexError where it asks for an axis."""
+
+
+class FlashAttnTypeError(FlashAttnError, TypeError):
+    """What is no tensor or no number, for which flash-attn's compiled half raises TypeError."""
+
+
 def check_tensors(function: str, q: Any, *others: tuple[str, Any, str], types: tuple[Any, ...] = TYPES) -> None:
     """All have one served type, one device, a unit last stride; ``others`` are (name, tensor, what types must be)."""
     dtype, device = q.dtype, q.device
     if dtype not in types and not (dtype == torch.float32 and device.type == "cpu"):
-        words = "fp16 and bf16 data type" if types is TYPES else "fp16, bf16, and fp8_e4m3 data type"
-        raise FlashAttnError(f"{function}: FlashAttention only support {words}, and here fp32 on the CPU, got {dtype}")
+        words = "support fp16 and bf16" if types is TYPES else "supports fp16, bf16, and fp8_e4m3"
+        raise FlashAttnError(
+            f"{function}: FlashAttention only {words} data type, and here fp32 on the CPU, got {dtype}"
+        )
     for name, x, words in others:
         if x.dtype != dtype:
             raise FlashAttnError(f"{function}: {words}, got {dtype} and {x.dtype}")
@@ -55,8 +66,11 @@ def _apart(function: str, name: str, x: Any) -> FlashAttnError:
 def check_device(function: str, q: Any, name: str, x: Any) -> None:
     """``x`` lies on q's device."""
     if x.device != q.device:
-        wrong, place, device = (name, x.device, q.device) if q.is_cuda else ("q", q.device, x.device)
-        raise FlashAttnError(f"{function}: {wrong} must be on CUDA, as the others on {device}, got {place}")
+        wrong, place, device = ("q", q.device, x.device) if x.is_cuda else (name, x.device, q.device)
+        raise FlashAttnError(
+            f"{function}: {wrong} must be on CUDA device or, as all tensors of a call, on one other: {device}, got "
+            f"{place}"
+        )
 
 
 def check_shape(function: str, name: str, x: Any, shape: tuple[int, ...], words: str) -> None:
@@ -66,15 +80,28 @@ def check_shape(function: str, name: str, x: Any, shape: tuple[int, ...], words:
 
 
 def check_rank(function: str, name: str, x: Any, words: str) -> None:
-    """``x`` has as many axes as ``words`` has letters."""
+    """``x`` is a tensor with as many axes as ``words`` has letters."""
+    if not isinstance(x, torch.Tensor):
+        raise not_a_tensor(function, name, x)
     if x.ndim != words.count(",") + 1:
-        raise FlashAttnError(f"{function}: {name} must have shape ({words}), got {tuple(x.shape)}")
+        raise FlashAttnIndexError(f"{function}: {name} must have shape ({words}), got {tuple(x.shape)}")
 
 
-def check_sizes(function: str, batch: int, heads: int, kv_heads: int, head_dim: int) -> None:
-    """Sizes that no shape says."""
+def not_a_tensor(function: str, name: str, x: Any) -> FlashAttnTypeError:
+    """For what should be one."""
+    return FlashAttnTypeError(
+        f"{function}: incompatible function arguments: {name} must be a torch.Tensor, got {type(x).__name__}"
+    )
+
+
+def check_batch(function: str, batch: int) -> None:
+    """FlashAttention-3 alone takes none."""
     if batch <= 0:
         raise FlashAttnError(f"{function}: batch size must be positive, got {batch}")
+
+
+def check_heads(function: str, heads: int, kv_heads: int, head_dim: int) -> None:
+    """Sizes that no shape says."""
     if head_dim > MAX_HEAD_DIM:
         raise FlashAttnError(
             f"{function}: FlashAttention forward only supports head dimension at most {MAX_HEAD_DIM}, got {head_dim}"
@@ -87,16 +114,31 @@ def check_sizes(function: str, batch: int, heads: int, kv_heads: int, head_dim: 
 
 def check_multiple_of_8(function: str, q: Any) -> None:
     """What the compiled half of flash-attn asks for, and its functions in Python pad to."""
-    if q.shape[-1] % 8 != 0:
+    if isinstance(q, torch.Tensor) and q.ndim and q.shape[-1] % 8 != 0:
         raise FlashAttnError(
             f"{function}: query, key, value, and out_ must have a head_size that is a multiple of 8, got {q.shape[-1]}"
         )
 
 
+def check_number(function: str, name: str, x: Any) -> None:
+    """What compares with numbers."""
+    try:
+        x > 0  # noqa: B015 - whether it compares is the question
+    except TypeError:
+        raise FlashAttnTypeError(
+            f"{function}: incompatible function arguments: {name} must be a number, got {type(x).__name__}"
+        ) from None
+
+
 def check_dropout(function: str, dropout_p: float, softcap: float, return_softmax: bool = False) -> None:
-    """A probability below 1, and not with a softcap."""
-    if not dropout_p < 1:
-        raise FlashAttnError(f"{function}: Expected p_dropout < 1.f to be true, but got false: {dropout_p}")
+    """A probability from 0 on below 1, and not with a softcap."""
+    check_number(function, "dropout_p", dropout_p)
+    check_number(function, "softcap", softcap)
+    if not 0 <= dropout_p < 1:
+        raise FlashAttnError(
+            f"{function}: Expected p_dropout < 1.f to be true, but got false: p_dropout must be from 0 on below 1, got "
+            f"{dropout_p}"
+        )
     if dropout_p != 0 and softcap > 0:
         raise FlashAttnError(f"{function}: Softcapping does not support dropout for now, got {softcap} and {dropout_p}")
     if return_softmax and dropout_p <= 0:
@@ -120,38 +162,50 @@ def check_alibi(function: str, q: Any, slopes: Any, batch: int, heads: int) -> N
     if slopes.dtype != torch.float32:
         raise FlashAttnError(f"{function}: ALiBi slopes must have dtype fp32, got {slopes.dtype}")
     check_device(function, q, "alibi_slopes", slopes)
-    if slopes.stride(-1) != 1:
+    if slopes.ndim and slopes.stride(-1) != 1:
         raise FlashAttnError(
             f"{function}: ALiBi slopes tensor must have contiguous last dimension, got strides {slopes.stride()}"
         )
     if slopes.shape not in ((heads,), (batch, heads)):
         raise FlashAttnError(
-            f"{function}: Expected alibi_slopes.sizes() to be ({heads},) or ({batch}, {heads}), "
-            f"got {tuple(slopes.shape)}"
+            f"{function}: Expected alibi_slopes.sizes() == torch::IntArrayRef({{num_heads}}) || "
+            "alibi_slopes.sizes() == torch::IntArrayRef({batch_size, num_heads}) to be true, but got false: they must "
+            f"be ({heads},) or ({batch}, {heads}), got {tuple(slopes.shape)}"
         )
 
 
-def check_integers(function: str, q: Any, name: str, x: Any, shape: tuple[int, ...], words: str) -> None:
-    """Lengths, offsets or indices in int32."""
+def check_integers(
+    function: str, q: Any, name: str, x: Any, shape: tuple[int, ...], words: str, dtype: str = "int32"
+) -> None:
+    """Lengths, offsets or indices in int32, which flash-attn calls ``dtype``."""
+    if not isinstance(x, torch.Tensor):
+        raise not_a_tensor(function, name, x)
     if x.dtype != torch.int32:
-        raise FlashAttnError(f"{function}: {name} must have dtype int32, got {x.dtype}")
+        raise FlashAttnError(f"{function}: {name} must have dtype {dtype}, got {x.dtype}")
     check_device(function, q, name, x)
     if not x.is_contiguous():
         raise FlashAttnError(f"{function}: {name} must be contiguous, got strides {x.stride()}")
     check_shape(function, name, x, shape, words)
 
 
-def check_block_table(function: str, q: Any, table: Any, batch: int, name: str = "block_table") -> None:
-    """(batch_size, max_num_blocks_per_seq) in int32."""
+def check_block_table(
+    function: str,
+    q: Any,
+    table: Any,
+    batch: int,
+    name: str = "block_table",
+    words: str = "batch_size, max_num_blocks_per_seq",
+) -> None:
+    """[batch, pages] in int32."""
+    check_rank(function, name, table, words)
     if table.dtype != torch.int32:
         raise FlashAttnError(f"{function}: {name} must have dtype torch.int32, got {table.dtype}")
     check_device(function, q, name, table)
     if table.stride(-1) != 1:
         raise FlashAttnError(f"{function}: {name} must have contiguous last dimension, got strides {table.stride()}")
-    if table.ndim != 2 or table.shape[0] != batch:
+    if table.shape[0] != batch:
         raise FlashAttnError(
-            f"{function}: {name} must have shape (batch_size, max_num_blocks_per_seq), here ({batch}, ...), "
-            f"got {tuple(table.shape)}"
+            f"{function}: {name} must have shape ({words}), here ({batch}, ...), got {tuple(table.shape)}"
         )
 
 
@@ -164,7 +218,7 @@ def check_rotary(function: str, q: Any, k: Any, cos: Any, sin: Any, kv_len: int)
         )
     if sin is None:
         raise FlashAttnError(f"{function}: If rotary cos is provided, rotary sin must also be provided")
-    check_rank(function, "rotary_cos", cos, "seqlen_ro, rotary_dim / 2")
+    check_rank(function, "rotary_cos", cos, _ROTARY)
     rotary_dim = cos.shape[1] * 2
     if rotary_dim > q.shape[-1]:
         raise FlashAttnError(f"{function}: rotary_dim must be <= headdim, got {rotary_dim} and {q.shape[-1]}")
@@ -176,19 +230,32 @@ def check_rotary(function: str, q: Any, k: Any, cos: Any, sin: Any, kv_len: int)
         raise FlashAttnError(
             f"{function}: cos/sin seqlen must be at least the seqlen of KV cache, got {cos.shape[0]} and {kv_len}"
         )
-    for name, x in (("rotary_cos", cos), ("rotary_sin", sin)):
+    for name, x, names in (("rotary_cos", cos, "rotary_cos"), ("rotary_sin", sin, "rotary_sin as rotary_cos")):
+        check_rank(function, name, x, _ROTARY)
         check_device(function, q, name, x)
-        check_shape(function, name, x, cos.shape, "seqlen_ro, rotary_dim / 2")
+        check_shape(function, name, x, tuple(cos.shape), _ROTARY)
         if not x.is_contiguous():
             raise FlashAttnError(f"{function}: {name} must be contiguous, got strides {x.stride()}")
         if x.dtype != q.dtype:
-            raise FlashAttnError(f"{function}: {name} must have the same dtype as query, got {x.dtype} and {q.dtype}")
+            raise FlashAttnError(f"{function}: {names} must have the same dtype as query, got {x.dtype} and {q.dtype}")
 
 
-def check_splits(function: str, num_splits: int) -> None:
+def check_splits(function: str, num_splits: int, most: int = MAX_SPLITS) -> None:
     """At most as many as flash-attn combines."""
-    if num_splits > MAX_SPLITS:
-        raise FlashAttnError(f"{function}: num_splits > {MAX_SPLITS} not supported, got {num_splits}")
+    check_number(function, "num_splits", num_splits)
+    if num_splits > most:
+        raise FlashAttnError(f"{function}: num_splits > {most} not supported, got {num_splits}")
+
+
+def window_of(function: str, window_size: Any) -> tuple[int, int]:
+    """(left, right), numbers of what may be tensors."""
+    try:
+        left, right = window_size
+        return int(left), int(right)
+    except (TypeError, ValueError):
+        raise FlashAttnTypeError(
+            f"{function}: incompatible function arguments: window_size must be two integers, got {window_size!r}"
+        ) from None
 
 
 def reads_contents(q: Any) -> bool:

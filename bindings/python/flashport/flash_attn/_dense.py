@@ -36,6 +36,7 @@ def forward(
     """
     checks.check_rank(function, "q", q, _Q)
     checks.check_rank(function, "k", k, _K)
+    checks.check_rank(function, "v", v, _K)
     checks.check_tensors(
         function,
         q,
@@ -44,13 +45,14 @@ def forward(
     )
     batch, q_len, heads, head_dim = q.shape
     kv_len, kv_heads = k.shape[1:3]
-    checks.check_sizes(function, batch, heads, kv_heads, head_dim)
+    checks.check_batch(function, batch)
+    checks.check_heads(function, heads, kv_heads, head_dim)
     checks.check_dropout(function, dropout_p, softcap, return_softmax)
     kv_shape = (batch, kv_len, kv_heads, head_dim)
     checks.check_shape(function, "k", k, kv_shape, _K)
     checks.check_shape(function, "v", v, kv_shape, _K)
     if out is not None:
-        checks.check_out(function, q, out, q.shape, _Q)
+        checks.check_out(function, q, out, q.shape, "batch_size, sizes[1], sizes[2], head_size")
     if alibi_slopes is not None:
         checks.check_alibi(function, q, alibi_slopes, batch, heads)
     causal = causal and (q_len > 1 or alibi_slopes is not None)  # the only query stands at the last key

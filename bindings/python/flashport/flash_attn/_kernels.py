@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from flashport._attention import attention, attention_workspace_size
 from flashport.decode import decode_workspace_size, flash_decode
-from flashport.flash_attn._checks import FlashAttnError
+from flashport.flash_attn._checks import FlashAttnError, FlashAttnTypeError
 
 MAX_DECODE_TOKENS = 16  # of flash_decode
 MAX_DECODE_GROUP = 128
@@ -34,7 +34,7 @@ def padded(x: Any, head_dim: int) -> Any:
 
 def unit_rows(x: Any) -> Any:
     """``x``, or a copy where neighbours along its last axis are none in memory."""
-    return x.contiguous() if x is not None and x.stride(-1) != 1 else x
+    return x.contiguous() if isinstance(x, torch.Tensor) and (x.stride() or (1,))[-1] != 1 else x
 
 
 def window_of(left: int, right: int, kv_len: int, causal: bool) -> tuple[int, int]:
@@ -69,6 +69,8 @@ def attend(
         result = operation(q, k, v, causal=right == 0, window=(left, -1 if right == 0 else right), **options)
     except ValueError as error:
         raise FlashAttnError(f"{function}: {error}") from error
+    except TypeError as error:
+        raise FlashAttnTypeError(f"{function}: {error}") from error
     return result if isinstance(result, tuple) else (result, None)
 
 
@@ -95,6 +97,8 @@ def decode(
         result = operation(q, k_cache, v_cache, seqlens, window=(left, right), **options)
     except ValueError as error:
         raise FlashAttnError(f"{function}: {error}") from error
+    except TypeError as error:
+        raise FlashAttnTypeError(f"{function}: {error}") from error
     if not isinstance(result, tuple):
         return result, None
     out, lse = result

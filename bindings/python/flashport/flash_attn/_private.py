@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from flashport.flash_attn import _checks as checks
 from flashport.flash_attn import _kernels as kernels
 from flashport.flash_attn import _operators, _probabilities
 from flashport.torch import tracing
@@ -12,6 +13,10 @@ from flashport.torch.gradients import refuse_gradients
 
 def _get_block_size_n(device: Any, head_dim: int, is_dropout: bool, is_causal: bool) -> int:
     """Keys of a block of S_dmask: all keys are one block."""
+    if head_dim > checks.MAX_HEAD_DIM:
+        raise checks.FlashAttnAssertionError(
+            f"_get_block_size_n: head_dim must be at most {checks.MAX_HEAD_DIM}, got {head_dim}"
+        )
     return _probabilities.ONE_BLOCK
 
 

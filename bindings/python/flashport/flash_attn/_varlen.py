@@ -43,6 +43,7 @@ def forward(
     paged = block_table is not None
     checks.check_rank(function, "q", q, _Q)
     checks.check_rank(function, "k", k, _PAGES if paged else _K)
+    checks.check_rank(function, "v", v, _PAGES if paged else _K)
     checks.check_tensors(
         function,
         q,
@@ -50,11 +51,16 @@ def forward(
         ("v", v, "query and value must have the same dtype"),
     )
     total_q, heads, head_dim = q.shape
-    kv_heads, batch = k.shape[-2], cu_seqlens_q.numel() - 1
+    checks.check_rank(function, "cu_seqlens_q", cu_seqlens_q, "batch_size + 1")
+    kv_heads, batch = k.shape[-2], cu_seqlens_q.shape[0] - 1
     checks.check_integers(function, q, "cu_seqlens_q", cu_seqlens_q, (batch + 1,), "batch_size + 1")
     checks.check_integers(function, q, "cu_seqlens_k", cu_seqlens_k, (batch + 1,), "batch_size + 1")
+    checks.check_number(function, "max_seqlen_q", max_seqlen_q)
+    checks.check_number(function, "max_seqlen_k", max_seqlen_k)
+    checks.check_number(function, "num_splits", num_splits)
     checks.check_dropout(function, dropout_p, softcap, return_softmax)
-    checks.check_sizes(function, batch, heads, kv_heads, head_dim)
+    checks.check_batch(function, batch)
+    checks.check_heads(function, heads, kv_heads, head_dim)
     kv_shape = (*k.shape[:-1], head_dim)
     checks.check_shape(function, "k", k, kv_shape, _PAGES if paged else _K)
     checks.check_shape(function, "v", v, kv_shape, _PAGES if paged else _K)
@@ -63,7 +69,7 @@ def forward(
     if seqused_k is not None:
         checks.check_integers(function, q, "seqused_k", seqused_k, (batch,), "batch_size")
     if out is not None:
-        checks.check_out(function, q, out, q.shape, _Q)
+        checks.check_out(function, q, out, q.shape, "sizes[0], sizes[1], head_size")
     plain = window[0] < 0 and window[1] < 0 and dropout_p == 0 and alibi_slopes is None
     if max_seqlen_q == 1 and heads > kv_heads and plain and head_dim % 8 == 0:
         checks.check_splits(function, num_splits)

@@ -1,6 +1,6 @@
 """Batches with padding as packed sequences and back, under flash-attn's names, in operations of torch.
 
-All have gradients.
+All have gradients. On a GPU, where no call but those that return a maximum waits, indices are not looked at.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch.nn.functional import pad
+
+from flashport.flash_attn._checks import FlashAttnAssertionError, FlashAttnError, FlashAttnIndexError, check_rank
 
 __all__ = [
     "index_first_axis",
@@ -31,12 +33,13 @@ def index_first_axis(input: Any, indices: Any) -> Any:
         (n, ...).
 
     Raises:
-        RuntimeError, IndexError: As torch's index_select.
+        AssertionError: ``input`` has one axis; also ValueError and RuntimeError.
+        IndexError: An index outside of ``input``; also ValueError and RuntimeError.
 
     Source:
         bindings/python/flashport/flash_attn/bert_padding.py; as flash-attn 2.8.4's flash_attn/bert_padding.py.
     """
-    return input.index_select(0, indices)
+    return _rows("index_first_axis", input, indices)
 
 
 def index_put_first_axis(values: Any, indices: Any, first_axis_dim: int) -> Any:
@@ -51,12 +54,14 @@ def index_put_first_axis(values: Any, indices: Any, first_axis_dim: int) -> Any:
         (first_axis_dim, ...).
 
     Raises:
-        RuntimeError, IndexError: As torch's index_copy.
+        AssertionError: ``values`` have one axis, or ``indices`` not one; also ValueError and RuntimeError.
+        IndexError: An index outside of the result; also ValueError and RuntimeError.
+        RuntimeError: Not as many values as indices; also ValueError.
 
     Source:
         bindings/python/flashport/flash_attn/bert_padding.py; as flash-attn 2.8.4's flash_attn/bert_padding.py.
     """
-    return values.new_zeros(first_axis_dim, *values.shape[1:]).index_copy(0, indices, values)
+    return _put("index_put_first_axis", values, indices, first_axis_dim)
 
 
 def index_first_axis_residual(input: Any, indices: Any) -> tuple[Any, Any]:
@@ -70,12 +75,17 @@ def index_first_axis_residual(input: Any, indices: Any) -> tuple[Any, Any]:
         ((n, ...), input).
 
     Raises:
-        RuntimeError, IndexError: As torch's index_select.
+        AssertionError: ``input`` has one axis; also ValueError and RuntimeError.
+        IndexError: An index outside of ``input``; also ValueError and RuntimeError.
 
     Source:
         bindings/python/flashport/flash_attn/bert_padding.py; as flash-attn 2.8.4's flash_attn/bert_padding.py.
     """
-    return input.index_select(0, indices), input
+    _check_rows("index_first_axis_residual", input)
+    try:
+        return input[indices], input
+    except IndexError as error:
+        raise _outside("index_first_axis_residual", indices, len(input), -len(input)) from error
 
 
 def unpad_input(hidden_states: Any, attention_mask: Any, unused_mask: Any = None) -> tuple[Any, Any, Any, int, Any]:
@@ -91,7 +101,8 @@ def unpad_input(hidden_states: Any, attention_mask: Any, unused_mask: Any = None
         max_seqlen, seqused (batch) int32 without unused tokens). ``max_seqlen`` makes the call wait for the device.
 
     Raises:
-        RuntimeError: As torch, where shapes do not fit.
+        AssertionError: ``hidden_states`` have two axes; also ValueError and RuntimeError.
+        RuntimeError: Shapes that do not fit.
 
     Source:
         bindings/python/flashport/flash_attn/bert_padding.py; as flash-attn 2.8.4's flash_attn/bert_padding.py.
@@ -99,7 +110,7 @@ def unpad_input(hidden_states: Any, attention_mask: Any, unused_mask: Any = None
     kept = attention_mask if unused_mask is None else attention_mask + unused_mask
     seqlens = kept.sum(-1, dtype=torch.int32)
     used = attention_mask.sum(-1, dtype=torch.int32)
-    return *_pack(hidden_states, kept, seqlens), used
+    return *_pack("unpad_input", hidden_states, kept, seqlens), used
 
 
 def unpad_input_for_concatenated_sequences(
@@ -115,14 +126,16 @@ def unpad_input_for_concatenated_sequences(
         (hidden_states (total, ...), indices (total), cu_seqlens (sequences + 1) int32, max_seqlen).
 
     Raises:
-        RuntimeError: As torch, where shapes do not fit.
+        AssertionError: ``hidden_states`` have two axes; also ValueError and RuntimeError.
+        RuntimeError: Shapes that do not fit.
 
     Source:
         bindings/python/flashport/flash_attn/bert_padding.py; as flash-attn 2.8.4's flash_attn/bert_padding.py.
     """
     lengths = attention_mask_in_length
     columns = torch.arange(lengths.shape[-1], device=lengths.device)
-    return _pack(hidden_states, columns < lengths.sum(-1, keepdim=True), lengths[lengths != 0])
+    kept = columns < lengths.sum(-1, keepdim=True)
+    return _pack("unpad_input_for_concatenated_sequences", hidden_states, kept, lengths[lengths != 0])
 
 
 def pad_input(hidden_states: Any, indices: Any, batch: int, seqlen: int) -> Any:
@@ -138,15 +151,57 @@ def pad_input(hidden_states: Any, indices: Any, batch: int, seqlen: int) -> Any:
         (batch, seqlen, ...).
 
     Raises:
-        RuntimeError, IndexError: As torch's index_copy.
+        AssertionError, IndexError, RuntimeError: As :func:`index_put_first_axis`.
 
     Source:
         bindings/python/flashport/flash_attn/bert_padding.py; as flash-attn 2.8.4's flash_attn/bert_padding.py.
     """
-    return index_put_first_axis(hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))
+    return _put("pad_input", hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))
 
 
-def _pack(hidden_states: Any, kept: Any, seqlens: Any) -> tuple[Any, Any, Any, int]:
+def _pack(function: str, hidden_states: Any, kept: Any, seqlens: Any) -> tuple[Any, Any, Any, int]:
+    if hidden_states.ndim < 2:
+        raise FlashAttnError(
+            f'{function}: Error while processing rearrange-reduction pattern "b s ... -> (b s) ...": hidden_states '
+            f"must have shape (batch, seqlen, ...), got {tuple(hidden_states.shape)}"
+        )
     indices = kept.flatten().nonzero().flatten()
     cu_seqlens = pad(seqlens.cumsum(0, dtype=torch.int32), (1, 0))
-    return index_first_axis(hidden_states.flatten(0, 1), indices), indices, cu_seqlens, int(seqlens.max())
+    return _rows(function, hidden_states.flatten(0, 1), indices), indices, cu_seqlens, int(seqlens.max())
+
+
+def _rows(function: str, rows: Any, indices: Any) -> Any:
+    _check_rows(function, rows)
+    check_rank(function, "indices", indices, "n")
+    try:
+        return rows.index_select(0, indices)
+    except IndexError as error:
+        raise _outside(function, indices, len(rows)) from error
+
+
+def _check_rows(function: str, rows: Any) -> None:
+    if rows.ndim < 2:
+        raise FlashAttnAssertionError(f"{function}: rows must have two axes or more, got shape {tuple(rows.shape)}")
+
+
+def _put(function: str, values: Any, indices: Any, count: int) -> Any:
+    if indices.ndim != 1 or values.ndim < 2:
+        raise FlashAttnAssertionError(
+            f"{function}: indices must have one axis and values two or more, got shapes {tuple(indices.shape)} and "
+            f"{tuple(values.shape)}"
+        )
+    if len(values) not in (1, len(indices)):
+        raise FlashAttnError(
+            f"{function}: shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing "
+            f"result of shape {[len(indices), *values.shape[1:]]}"
+        )
+    try:
+        return values.new_zeros(count, *values.shape[1:]).index_put((indices,), values)
+    except IndexError as error:
+        raise _outside(function, indices, count, -count) from error
+
+
+def _outside(function: str, indices: Any, count: int, first: int = 0) -> FlashAttnIndexError:
+    """For an index that is not from ``first`` to ``count`` - 1."""
+    wrong = int(indices[(indices < first) | (indices >= count)][0])
+    return FlashAttnIndexError(f"{function}: index {wrong} is out of bounds for dimension 0 with size {count}")

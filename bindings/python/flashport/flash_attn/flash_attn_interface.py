@@ -8,7 +8,13 @@ import torch
 
 from flashport.flash_attn import _cache, _dense, _operators, _varlen, flash_attn_2_cuda
 from flashport.flash_attn import _kernels as kernels
-from flashport.flash_attn._checks import FlashAttnAssertionError, FlashAttnError
+from flashport.flash_attn._checks import (
+    FlashAttnAssertionError,
+    FlashAttnIndexError,
+    check_rank,
+    not_a_tensor,
+    window_of,
+)
 from flashport.flash_attn._private import (  # noqa: F401 - names that others import from here
     _flash_attn_backward,
     _flash_attn_forward,
@@ -364,8 +370,8 @@ def flash_attn_with_kvcache(
     out, lse = _cache.forward(
         name, kernels.unit_rows(q), k_cache, v_cache, kernels.unit_rows(k), kernels.unit_rows(v), cache_seqlens,
         rotary_cos, rotary_sin, kernels.unit_rows(cache_batch_idx), cache_leftpad, kernels.unit_rows(block_table),
-        alibi_slopes, None, softmax_scale, causal, _window(window_size), softcap, rotary_interleaved, num_splits,
-        return_softmax_lse,
+        alibi_slopes, None, softmax_scale, causal, window_of(name, window_size), softcap, rotary_interleaved,
+        num_splits, return_softmax_lse,
     )  # fmt: skip
     return (out, lse) if return_softmax_lse else out
 
@@ -373,7 +379,9 @@ def flash_attn_with_kvcache(
 def check_caches(function: str, k_cache: Any, v_cache: Any) -> None:
     """Caches are not copied, so their last axis is contiguous."""
     for argument, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        if cache.stride(-1) != 1:
+        if not isinstance(cache, torch.Tensor):
+            raise not_a_tensor(function, argument, cache)
+        if cache.ndim and cache.stride(-1) != 1:
             raise FlashAttnAssertionError(
                 f"{function}: {argument} must have contiguous last dimension, got strides {cache.stride()}"
             )
@@ -381,15 +389,10 @@ def check_caches(function: str, k_cache: Any, v_cache: Any) -> None:
 
 def _unpacked(function: str, name: str, packed: Any, count: int, words: str) -> Any:
     """The tensors of a packed one, as views."""
-    if packed.ndim != words.count(",") + 1 or packed.shape[-3] != count:
-        raise FlashAttnError(f"{function}: {name} must have shape ({words}), got {tuple(packed.shape)}")
+    check_rank(function, name, packed, words)
+    if packed.shape[-3] != count:
+        raise FlashAttnIndexError(f"{function}: {name} must have shape ({words}), got {tuple(packed.shape)}")
     return packed.unbind(-3)
-
-
-def _window(window_size: Any) -> tuple[int, int]:
-    """Numbers of what may be a tensor."""
-    left, right = window_size
-    return int(left), int(right)
 
 
 def _dense_call(
@@ -398,7 +401,7 @@ def _dense_call(
 ) -> Any:  # fmt: skip
     """out, or (out, lse, S_dmask), of unpacked arguments."""
     q, k, v = kernels.unit_rows(q), kernels.unit_rows(k), kernels.unit_rows(v)
-    window, return_softmax = _window(window_size), return_attn_probs and dropout_p > 0
+    window, return_softmax = window_of(function, window_size), return_attn_probs and dropout_p > 0
     if tracing.is_compiling() and _operators.REGISTERED:
         head_dim = q.shape[-1]
         scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
@@ -422,7 +425,7 @@ def _varlen_call(
 ) -> Any:  # fmt: skip
     """out, or (out, lse, S_dmask), of unpacked arguments."""
     q, k, v = kernels.unit_rows(q), kernels.unit_rows(k), kernels.unit_rows(v)
-    window, return_softmax = _window(window_size), return_attn_probs and dropout_p > 0
+    window, return_softmax = window_of(function, window_size), return_attn_probs and dropout_p > 0
     max_q, max_k = (int(x) if isinstance(x, torch.Tensor) else x for x in (max_seqlen_q, max_seqlen_k))
     if tracing.is_compiling() and _operators.REGISTERED:
         head_dim = q.shape[-1]

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from flashport.flash_attn._checks import FlashAttnAssertionError
+from flashport.flash_attn._checks import FlashAttnAssertionError, check_rank
 
 __all__ = ["apply_rotary_emb", "apply_rotary_emb_func"]
 
@@ -40,6 +40,7 @@ def apply_rotary_emb(
 
     Raises:
         AssertionError: Shapes that do not fit, with flash-attn's words; also ValueError and RuntimeError.
+        ValueError: Tensors with too few or too many axes; also RuntimeError.
 
     Source:
         bindings/python/flashport/flash_attn/layers/rotary.py; the signature is flash-attn 2.8.4's, from
@@ -47,6 +48,9 @@ def apply_rotary_emb(
     """
     if cu_seqlens is not None and max_seqlen is None:
         raise FlashAttnAssertionError("apply_rotary_emb: If cu_seqlens is passed in, then max_seqlen must be passed")
+    check_rank("apply_rotary_emb", "x", x, f"{'batch, seqlen' if cu_seqlens is None else 'total'}, nheads, headdim")
+    check_rank("apply_rotary_emb", "cos", cos, "seqlen_ro, rotary_dim / 2")
+    check_rank("apply_rotary_emb", "sin", sin, "seqlen_ro, rotary_dim / 2")
     seqlen = x.shape[-3] if cu_seqlens is None else max_seqlen
     batch = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     rotary_dim = 2 * cos.shape[-1]
