@@ -63,7 +63,7 @@ def attend(
     q, k, v = kernels.unit_rows(q), kernels.unit_rows(k), kernels.unit_rows(v)
     heads = "num_heads, head_size"
     q_words = f"total_q, {heads}" if packed else f"batch_size, seqlen_q, {heads}"
-    k_words = "total_k, num_heads_k, head_size" if packed else "batch_size, seqlen_k, num_heads_k, head_size"
+    k_words = "total_k, num_heads_k, head_size" if packed else "batch_size_k, seqlen_k, num_heads_k, head_size"
     _check_tensors(function, q, k, v, q_words, k_words)
     if packed:
         batch = _check_offsets(function, q, "cu_seqlens_q", cu_seqlens_q, max_seqlen_q)
@@ -150,7 +150,7 @@ def attend_cache(
             checks.check_integers(function, q, name, x, (batch,), "batch_size", dtype)
     _check_new(function, q, k_cache, v_cache, new, batch, seqlens, q_len, kv_len, paged)
     added = None if new.k is None else new.k.shape[1] if new.cu_seqlens is None else new.cu_seqlens.diff()
-    if checks.reads_contents(q):
+    if batch > 0 and checks.reads_contents(q):
         _cache.check_contents(function, seqlens, added, kv_len, k_cache, batch_idx, leftpad, page_table, "page_table")
 
     scales = _scales(function, q, descales, batch, k_cache.shape[2])
@@ -225,8 +225,8 @@ def _check_tensors(
     function: str, q: Any, k: Any, v: Any, q_words: str, k_words: str, names: tuple[str, str] = ("k", "v")
 ) -> None:
     checks.check_rank(function, "q", q, q_words)
-    for name, x in zip(names, (k, v), strict=True):
-        checks.check_rank(function, name, x, k_words)
+    checks.check_rank(function, names[0], k, k_words)
+    checks.check_rank(function, names[1], v, f"{k_words}_v")
     checks.check_tensors(
         function, q, (names[0], k, "query and key must have the same dtype"),
         (names[1], v, "query and value must have the same dtype"), types=TYPES,

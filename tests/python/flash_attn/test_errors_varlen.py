@@ -79,14 +79,13 @@ PAGED = [
     ({"block_table": int32(0, 1, 2).reshape(3, 1)}, TABLE),
     ({"block_table": [[0, 1], [2, 3]]}, f"{KIND}: block_table must be a torch.Tensor, got list", TypeError),
     ({"block_table": int32(*range(8)).reshape(2, 4)[:, ::2]}, "block_table must have contiguous last dimension"),
-    ({"block_table": int32(0, 1).reshape(2, 1)}, "max(seqlens_k) (= 9) exceeds the capacity addressable by block_table"),
+    ({"block_table": int32(0, 1).reshape(2, 1)}, "max(seqlens_k) (= 9) exceeds the capacity addressable"),
     ({"block_table": int32(0, 9, 2, 3).reshape(2, 2)}, "block_table must have page numbers from 0 to 3"),
     ({"k": tensor(32, 2, 32)}, f"k {PAGES}", IndexError),
     ({"k": tensor(4, 8, 2, 40)}, f"k {PAGES}"),
     ({"v": tensor(4, 7, 2, 32)}, f"v {PAGES}"),
     ({"v": tensor(3, 8, 2, 32)}, f"v {PAGES}"),
     ({"q": tensor(8, 3, 32)}, DIVIDE),
-    ({"dropout_p": 0.5}, "dropout"),
 ]  # fmt: skip
 # Of those with the options of servers, with pages.
 SERVERS = [
@@ -119,6 +118,7 @@ COMPILED = [
     ({"out": apart(8, 4, 32)}, "Output tensor must have contiguous last dimension"),
     ({"return_softmax": True}, "return_softmax is only supported when p_dropout > 0.0"),
 ]
+PAGED_COMPILED = [({"return_softmax": True, "dropout_p": 0.5}, "S_dmask is made of packed keys alone")]
 
 OWN = {"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"}
 CHOICES = {"dropout_p", "softmax_scale", "window_size", "softcap", "alibi_slopes"}
@@ -217,6 +217,7 @@ def test_wrong_arguments_with_pages(function, arguments, words, kind):
 
 
 SERVING = [*cases(PAGING[1:], SERVERS), *cases(FUNCTIONS[3:], LEFTPAD), *cases(FUNCTIONS[4:], COMPILED)]
+SERVING += cases(PAGING[2:], PAGED_COMPILED)
 
 
 @pytest.mark.parametrize(("function", "arguments", "words", "kind"), SERVING)

@@ -203,56 +203,6 @@ def test_compiled():
     assert all(map(torch.equal, *caches))
 
 
-def make(**changed):
-    q, cache, k = random_tensors(1, (2, 3, 4, 32), (2, 16, 2, 32), (2, 3, 2, 32), dtype=torch.float16)
-    return {"q": q, "k_cache": cache, "v_cache": cache.clone(), "k": k, "v": k, "cache_seqlens": int32(4, 9)} | changed
-
-
-HALF = torch.float16
-TABLE = int32(1, 0).reshape(2, 1)
-WRONG = [
-    ({"qv": torch.zeros(1)}, NotImplementedError, "qv must be None"),
-    ({"attention_chunk": 4}, NotImplementedError, "attention_chunk must be 0"),
-    ({"q": torch.zeros(2, 3, 4, 32, dtype=torch.int8)}, RuntimeError, "only support fp16, bf16, and fp8_e4m3"),
-    ({"q": torch.zeros(2, 3, 4, 32, dtype=torch.bfloat16)}, RuntimeError, "query and key must have the same dtype"),
-    ({"q": torch.zeros(2, 3, 3, 32, dtype=HALF)}, RuntimeError, "Number of heads in key/value must divide number of"),
-    ({"q": torch.zeros(2, 3, 4, 40, dtype=HALF)}, RuntimeError, "k must have the head_size of q"),
-    ({"q": torch.zeros(3, 3, 4, 32, dtype=HALF)}, RuntimeError, "batch_size must be equal to batch_size_k"),
-    ({"num_splits": 257}, RuntimeError, "num_splits > 256 not supported"),
-    ({"page_table": TABLE.long()}, RuntimeError, "page_table must have dtype torch.int32"),
-    ({"page_table": TABLE, "cache_leftpad": int32(0, 0)}, RuntimeError, "cache_leftpad must be None with a page_table"),
-    ({"page_table": TABLE, "cache_batch_idx": int32(0, 0)}, RuntimeError, "cache_batch_idx must be None"),
-    ({"page_table": TABLE, "cache_seqlens": 14}, RuntimeError, "exceeds the capacity addressable by page_table"),
-    ({"v": None}, RuntimeError, "If k_new is supplied, v_new must also be passed in"),
-    ({"cache_seqlens": None}, RuntimeError, "If k_new is supplied, seqlens_k must also be passed in"),
-    ({"q": torch.zeros(2, 17, 4, 32, dtype=HALF)}, RuntimeError, "it must have seqlen <= the seqlen of the KV cache"),
-    ({"k": torch.zeros(2, 3, 1, 32, dtype=HALF)}, RuntimeError, "k_new must have shape"),
-    ({"v": torch.zeros(2, 3, 2, 32)}, RuntimeError, "v_new must have the same dtype as query"),
-    ({"cache_seqlens": int32(4, 14)}, RuntimeError, "must be at most the seqlen of the KV cache, 16, got 17"),
-    ({"cache_seqlens": int32(4, 9).long()}, RuntimeError, "cache_seqlens must have dtype int32"),
-    ({"q": torch.zeros(6, 4, 32, dtype=HALF), "cu_seqlens_q": offsets([3, 3])}, RuntimeError, "max_seqlen_q must be"),
-    ({"rotary_cos": torch.zeros(20, 4, dtype=HALF)}, RuntimeError, "rotary cos is provided, rotary sin must also"),
-    ({"softmax_scale": float("inf")}, RuntimeError, "softmax_scale"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("changed", "error", "words"), WRONG)
-def test_wrong_arguments(changed, error, words):
-    arguments = make(**changed)
-    before = {name: x.clone() for name, x in arguments.items() if isinstance(x, torch.Tensor)}
-    with pytest.raises(error, match=words) as raised:
-        flash_attn_3.flash_attn_with_kvcache(**arguments)
-    assert error is NotImplementedError or isinstance(raised.value, ValueError)
-    assert str(raised.value).startswith("flash_attn_with_kvcache: ")
-    assert all(torch.equal(arguments[name], x) for name, x in before.items())
-    assert flash_attn_3.flash_attn_with_kvcache(**make()).isfinite().all()
-
-
-def test_a_gradient_is_refused():
-    with pytest.raises(NotImplementedError, match="flash_attn_func: k requires a gradient"):
-        flash_attn_3.flash_attn_func(*(torch.randn(1, 3, 2, 32, requires_grad=name == "k") for name in "qkv"))
-
-
 # As in hopper/flash_attn_interface.py of flash-attn 2.8.4, in its order.
 KVCACHE = (
     "q k_cache v_cache k v qv rotary_cos rotary_sin cache_seqlens cache_batch_idx cache_leftpad page_table "

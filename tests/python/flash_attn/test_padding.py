@@ -6,6 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from flash_attn_errors import expect_refusal  # noqa: E402
 from flashport.flash_attn import bert_padding  # noqa: E402
 
 MASK = torch.tensor([[1, 1, 1, 0, 0], [0, 0, 0, 0, 0], [0, 1, 0, 1, 1]])
@@ -62,3 +63,53 @@ def test_rows():
     assert whole is x
     put = bert_padding.index_put_first_axis(torch.ones(2, 3), torch.tensor([3, 1]), 4)
     assert put.tolist() == [[0, 0, 0], [1, 1, 1], [0, 0, 0], [1, 1, 1]]
+
+
+ROWS, INDICES = torch.randn(5, 2), torch.tensor([4, 0])
+TAKE = {"input": ROWS, "indices": INDICES}
+PUT = {"values": torch.ones(2, 3), "indices": torch.tensor([3, 1]), "first_axis_dim": 4}
+UNPAD = {"hidden_states": hidden(4), "attention_mask": MASK}
+LENGTHS = {"hidden_states": hidden(4), "attention_mask_in_length": MASK}
+PAD = {"hidden_states": torch.ones(2, 3), "indices": torch.tensor([3, 1]), "batch": 2, "seqlen": 3}
+EINOPS = 'Error while processing rearrange-reduction pattern "b s ... -> (b s) ..."'
+MISMATCH = "shape mismatch: value tensor of shape [3, 3] cannot be broadcast to indexing result of shape [2, 3]"
+OUTSIDE = "is out of bounds for dimension 0 with size"
+WRONG = [  # function, a right call, what differs from it, words, flash-attn's class
+    ("index_first_axis", TAKE, {"input": ROWS[:, 0]}, "two axes", AssertionError),
+    ("index_first_axis", TAKE, {"indices": INDICES + 1}, f"index 5 {OUTSIDE} 5", RuntimeError),
+    ("index_first_axis", TAKE, {"indices": INDICES - 1}, f"index -1 {OUTSIDE} 5", RuntimeError),
+    ("index_first_axis", TAKE, {"indices": INDICES[None]}, "indices must have shape", RuntimeError),
+    ("index_first_axis_residual", TAKE, {"input": ROWS[:, 0]}, "two axes", AssertionError),
+    ("index_first_axis_residual", TAKE, {"indices": INDICES + 1}, f"index 5 {OUTSIDE} 5", IndexError),
+    ("index_put_first_axis", PUT, {"indices": torch.tensor([[3, 1]])}, "indices must have one axis", AssertionError),
+    ("index_put_first_axis", PUT, {"values": torch.ones(2)}, "values two or more", AssertionError),
+    ("index_put_first_axis", PUT, {"indices": torch.tensor([4, 1])}, f"index 4 {OUTSIDE} 4", IndexError),
+    ("index_put_first_axis", PUT, {"values": torch.ones(3, 3)}, MISMATCH, RuntimeError),
+    ("unpad_input", UNPAD, {"hidden_states": torch.ones(15)}, EINOPS, RuntimeError),
+    ("unpad_input", UNPAD, {"hidden_states": torch.ones(3, 5)}, "two axes", AssertionError),
+    ("unpad_input", UNPAD, {"attention_mask": torch.ones(3, 6)}, f"index 15 {OUTSIDE} 15", RuntimeError),
+    ("unpad_input_for_concatenated_sequences", LENGTHS, {"hidden_states": torch.ones(15)}, EINOPS, RuntimeError),
+    ("unpad_input_for_concatenated_sequences", LENGTHS, {"hidden_states": hidden()}, "two axes", AssertionError),
+    ("pad_input", PAD, {"indices": torch.tensor([6, 1])}, f"index 6 {OUTSIDE} 6", IndexError),
+    ("pad_input", PAD, {"hidden_states": torch.ones(3, 3)}, MISMATCH, RuntimeError),
+    ("pad_input", PAD, {"hidden_states": torch.ones(2)}, "values two or more", AssertionError),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "arguments", "changed", "words", "kind"), WRONG)
+def test_wrong_arguments(name, arguments, changed, words, kind):
+    function = getattr(bert_padding, name)
+    function(**arguments)
+    expect_refusal(function, arguments | changed, words, kind)
+
+
+def test_masks_that_do_not_fit():
+    with pytest.raises(RuntimeError, match="must match the size of tensor b"):
+        bert_padding.unpad_input(hidden(4), MASK, MASK[:, 1:])
+
+
+def test_one_value_for_all_rows_and_rows_from_the_end():
+    """As flash-attn's indexing has it."""
+    put = bert_padding.index_put_first_axis(torch.ones(1, 3), torch.tensor([3, -3]), 4)
+    assert put.tolist() == [[0, 0, 0], [1, 1, 1], [0, 0, 0], [1, 1, 1]]
+    assert torch.equal(bert_padding.index_first_axis_residual(ROWS, torch.tensor([-1]))[0], ROWS[4:])

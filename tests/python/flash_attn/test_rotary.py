@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from flash_attn_call import expect_close, int32, offsets, random_tensors  # noqa: E402
+from flash_attn_errors import expect_refusal  # noqa: E402
 from flashport.flash_attn.layers.rotary import apply_rotary_emb, apply_rotary_emb_func  # noqa: E402
 
 ANGLES = torch.rand(50, 8, generator=torch.Generator().manual_seed(2)) * 6
@@ -65,20 +66,34 @@ def test_gradients():
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"cu_seqlens": offsets([4])}, "If cu_seqlens is passed in, then max_seqlen must be passed"),
-        ({"cos": COS[:3], "sin": SIN[:3]}, "seqlen_ro must be >= seqlen"),
-        ({"cos": torch.rand(50, 16), "sin": torch.rand(50, 16)}, "rotary_dim must be <= headdim"),
-        ({"sin": SIN[1:]}, "sin must have the shape of cos"),
-        ({"seqlen_offsets": 47}, "seqlen_offsets [+] seqlen must be at most seqlen_ro, 50, got 47 and 4"),
-        ({"seqlen_offsets": int32(1, 2)}, r"seqlen_offsets must have shape \(1,\)"),
-        ({"seqlen_offsets": torch.tensor([1.0])}, "int32 or int64, got"),
-    ],
-)
-def test_wrong_arguments(options, words):
-    x = torch.zeros(1, 4, 2, 24)
-    for error in (AssertionError, ValueError, RuntimeError):
-        with pytest.raises(error, match=words):
-            apply_rotary_emb_func(x, **{"cos": COS, "sin": SIN} | options)
+@pytest.mark.parametrize("dim", [264, 512])
+def test_head_dims_that_flash_attn_refuses(dim):
+    (x,) = random_tensors(1, (1, 4, 2, dim))
+    out = apply_rotary_emb(x, COS, SIN)
+    expect_close(out[0], turned(x[0], torch.arange(4), False), torch.float32)
+
+
+X = torch.randn(1, 4, 2, 24)
+WRONG = [  # what differs from a right call, flash-attn's words where it has any, and its class
+    ({"cu_seqlens": offsets([4])}, "If cu_seqlens is passed in, then max_seqlen must be passed", AssertionError),
+    ({"cos": COS[:3], "sin": SIN[:3]}, "seqlen_ro must be >= seqlen", AssertionError),
+    ({"cos": torch.rand(50, 16), "sin": torch.rand(50, 16)}, "rotary_dim must be <= headdim", AssertionError),
+    ({"sin": SIN[1:]}, "sin must have the shape of cos", AssertionError),
+    ({"sin": SIN[:, 1:]}, "sin must have the shape of cos", AssertionError),
+    ({"seqlen_offsets": 47}, "seqlen_offsets + seqlen must be at most seqlen_ro, 50, got 47 and 4", AssertionError),
+    ({"seqlen_offsets": int32(1, 2)}, "seqlen_offsets must have shape (1,)", AssertionError),
+    ({"seqlen_offsets": torch.tensor([1.0])}, "int32 or int64, got", AssertionError),
+    ({"x": X[0]}, "x must have shape (batch, seqlen, nheads, headdim), got (4, 2, 24)", ValueError),
+    ({"cu_seqlens": offsets([4]), "max_seqlen": 4}, "x must have shape (total, nheads, headdim)", ValueError),
+    ({"cos": COS[None]}, "cos must have shape (seqlen_ro, rotary_dim / 2)", ValueError),
+    ({"sin": SIN[0]}, "sin must have shape (seqlen_ro, rotary_dim / 2)", ValueError),
+    ({"cos": None}, "cos must be a torch.Tensor, got NoneType", TypeError),
+]
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize(("changed", "words", "kind"), WRONG)
+def test_wrong_arguments(changed, words, kind, inplace):
+    expect_refusal(
+        apply_rotary_emb_func, {"x": X.clone(), "cos": COS, "sin": SIN, "inplace": inplace} | changed, words, kind
+    )

@@ -76,7 +76,7 @@ def check_device(function: str, q: Any, name: str, x: Any) -> None:
 def check_shape(function: str, name: str, x: Any, shape: tuple[int, ...], words: str) -> None:
     """``words`` are the letters of ``shape``."""
     if x.shape != shape:
-        raise FlashAttnError(f"{function}: {name} must have shape ({words}), here {shape}, got {tuple(x.shape)}")
+        raise FlashAttnError(f"{function}: {name} must have shape ({words}), here {tuple(shape)}, got {tuple(x.shape)}")
 
 
 def check_rank(function: str, name: str, x: Any, words: str) -> None:

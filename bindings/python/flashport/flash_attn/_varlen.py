@@ -66,6 +66,10 @@ def forward(
     checks.check_shape(function, "v", v, kv_shape, _PAGES if paged else _K)
     if paged:
         checks.check_block_table(function, q, block_table, batch)
+        if return_softmax:
+            raise checks.FlashAttnError(
+                f"{function}: S_dmask is made of packed keys alone; pass no block_table, or do not ask for it"
+            )
     if seqused_k is not None:
         checks.check_integers(function, q, "seqused_k", seqused_k, (batch,), "batch_size")
     if out is not None:

@@ -1,6 +1,6 @@
 """Batches with padding as packed sequences and back, under flash-attn's names, in operations of torch.
 
-All have gradients. On a GPU, where no call but those that return a maximum waits, indices are not looked at.
+All have gradients. Only those that return a maximum wait for a GPU, so on a GPU no index is looked at.
 """
 
 from __future__ import annotations

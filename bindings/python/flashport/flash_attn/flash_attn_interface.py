@@ -199,7 +199,7 @@ def flash_attn_varlen_func(
         max_seqlen_q, max_seqlen_k: No sequence has more queries, or keys.
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs: As in
             :func:`flash_attn_func`.
-        block_table: (batch, max_pages) int32, page numbers of each sequence. Not with dropout.
+        block_table: (batch, max_pages) int32, page numbers of each sequence. No S_dmask of dropout is made with it.
 
     Returns:
         As :func:`flash_attn_func`, with out as ``q``, the lse (nheads, total_q), and in S_dmask the maxima as lengths.
