@@ -22,6 +22,7 @@ from flash_attn_errors import (  # noqa: E402
     cases,
     expect_refusal,
     expect_refusal_elsewhere,
+    numbers_aside,
     tensor,
 )
 from flashport.flash_attn import flash_attn_2_cuda as compiled  # noqa: E402
@@ -142,7 +143,11 @@ def test_right_arguments_are_right(function, make):
     assert (result[0] if isinstance(result, list | tuple) else result).isfinite().all()
 
 
-@pytest.mark.parametrize(("function", "arguments", "words", "kind"), cases(FUNCTIONS, ROWS))
+OPERATOR = [(torch.ops.flash_attn._flash_attn_forward, private)]
+ALL = [*cases(FUNCTIONS, ROWS), *cases(OPERATOR, numbers_aside(ROWS))]
+
+
+@pytest.mark.parametrize(("function", "arguments", "words", "kind"), ALL)
 def test_wrong_arguments(function, arguments, words, kind):
     expect_refusal(function, dict(arguments), words, kind)
 
