@@ -31,7 +31,7 @@ class FlashAttnAssertionError(FlashAttnError, AssertionError):
 
 
 class FlashAttnIndexError(FlashAttnError, IndexError):
-    """A tensor with too few or too many axes, for which flash-attn raises IndexError where it asks for an axis."""
+    """A tensor with too few or too many axes, or an index outside of its tensor: flash-attn raises IndexError."""
 
 
 class FlashAttnTypeError(FlashAttnError, TypeError):
@@ -68,8 +68,8 @@ def check_device(function: str, q: Any, name: str, x: Any) -> None:
     if x.device != q.device:
         wrong, place, device = ("q", q.device, x.device) if x.is_cuda else (name, x.device, q.device)
         raise FlashAttnError(
-            f"{function}: {wrong} must be on CUDA device or, as all tensors of a call, on one other: {device}, got "
-            f"{place}"
+            f"{function}: {wrong} must be on CUDA device, or all tensors of a call on one other; {wrong} is on {place} "
+            f"and another is on {device}"
         )
 
 
@@ -95,7 +95,7 @@ def not_a_tensor(function: str, name: str, x: Any) -> FlashAttnTypeError:
 
 
 def check_batch(function: str, batch: int) -> None:
-    """FlashAttention-3 alone takes none."""
+    """One sequence or more; FlashAttention-3 alone takes a call of none."""
     if batch <= 0:
         raise FlashAttnError(f"{function}: batch size must be positive, got {batch}")
 
