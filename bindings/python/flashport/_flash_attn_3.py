@@ -66,8 +66,8 @@ def attend(
     k_words = "total_k, num_heads_k, head_size" if packed else "batch_size_k, seqlen_k, num_heads_k, head_size"
     _check_tensors(function, q, k, v, q_words, k_words)
     if packed:
-        batch = _check_offsets(function, q, "cu_seqlens_q", cu_seqlens_q, max_seqlen_q)
-        batch_k = _check_offsets(function, q, "cu_seqlens_k", cu_seqlens_k, max_seqlen_k)
+        batch, q_len = _check_offsets(function, q, "cu_seqlens_q", cu_seqlens_q, max_seqlen_q)
+        batch_k, kv_len = _check_offsets(function, q, "cu_seqlens_k", cu_seqlens_k, max_seqlen_k)
     else:
         batch, batch_k = q.shape[0], k.shape[0]
     if batch != batch_k:
@@ -83,7 +83,7 @@ def attend(
         for name, x in (("seqused_q", seqused_q), ("seqused_k", seqused_k)):
             if x is not None:
                 checks.check_integers(function, q, name, x, (batch,), "batch_size")
-        options.update({**offsets, "max_seqlen_q": int(max_seqlen_q), "max_seqlen_k": int(max_seqlen_k)})
+        options.update({**offsets, "max_seqlen_q": q_len, "max_seqlen_k": kv_len})
         return kernels.attend(function, q, k, v, window, seqused_q=seqused_q, seqused_k=seqused_k, **options, **scales)
     if q.dtype != FP8 and k.shape[1] > 0 and kernels.decodes(q.shape[1], q.shape[2], k.shape[2]):
         seqlens = torch.full((batch,), k.shape[1], dtype=torch.int32, device=q.device)
@@ -123,7 +123,9 @@ def attend_cache(
     words = f"{rows}, num_heads_k, head_size"
     _check_tensors(function, q, k_cache, v_cache, q_words, words, ("k_cache: k", "v_cache: v"))
     if packed:
-        batch = _check_offsets(function, q, "cu_seqlens_q", cu_seqlens_q, max_seqlen_q)
+        batch, q_len = _check_offsets(function, q, "cu_seqlens_q", cu_seqlens_q, max_seqlen_q)
+    else:
+        q_len = q.shape[1]
     _check_sizes(function, q, k_cache, v_cache, words, ("k_cache: k", "v_cache: v"))
     checks.check_splits(function, num_splits, MAX_SPLITS)
     checks.check_number(function, "softcap", softcap)
@@ -139,7 +141,6 @@ def attend_cache(
         raise checks.FlashAttnError(
             f"{function}: batch_size must be equal to batch_size_k, got {batch} and {k_cache.shape[0]}"
         )
-    q_len = int(max_seqlen_q) if packed else q.shape[1]
     for name, x, dtype in (
         ("cache_seqlens: seqused_k", seqlens, "int32"),
         ("cache_leftpad: leftpad_k", leftpad, "int32"),
@@ -233,8 +234,8 @@ def _check_tensors(
     )  # fmt: skip
 
 
-def _check_offsets(function: str, q: Any, name: str, offsets: Any, longest: int | None) -> int:
-    """The number of sequences that cu_seqlens has, whose longest one the caller says."""
+def _check_offsets(function: str, q: Any, name: str, offsets: Any, longest: int | None) -> tuple[int, int]:
+    """How many sequences cu_seqlens has, and the tokens of the longest one, which the caller says."""
     checks.check_rank(function, name, offsets, "batch_size + 1")
     batch = max(0, offsets.shape[0] - 1)
     checks.check_integers(function, q, name, offsets, (batch + 1,), "batch_size + 1", "torch.int32")
@@ -242,7 +243,7 @@ def _check_offsets(function: str, q: Any, name: str, offsets: Any, longest: int 
     if longest is None:
         raise checks.FlashAttnError(f"{function}: {maximum} must be provided if {name} is provided")
     checks.check_number(function, maximum, longest)
-    return batch
+    return batch, int(longest)
 
 
 def _check_sizes(function: str, q: Any, k: Any, v: Any, words: str, names: tuple[str, str] = ("k", "v")) -> None:
