@@ -11,6 +11,7 @@ gives.
 from flashport._attention import attention, attention_workspace_size, dropout_mask
 from flashport._core import DeviceArray
 from flashport._shims import InstalledShims, install_shims
+from flashport.cascade import CascadeLevel, cascade_decode, cascade_workspace_size
 from flashport.decode import (
     append_kv,
     decode_workspace_size,
@@ -37,6 +38,7 @@ __version__ = version()
 
 __all__ = [
     "AttentionSchedule",
+    "CascadeLevel",
     "DecodeSchedule",
     "DeviceArray",
     "InstalledShims",
@@ -45,6 +47,8 @@ __all__ = [
     "attention",
     "attention_workspace_size",
     "backends",
+    "cascade_decode",
+    "cascade_workspace_size",
     "decode_workspace_size",
     "dropout_mask",
     "explain",

@@ -93,6 +93,12 @@ def contiguous_slots(x: Any) -> Any:
     return x if is_dense else library.ascontiguousarray(x)
 
 
+def caller_library(x: Any) -> Any:
+    """torch, NumPy or CuPy if ``x`` is an array of theirs, else None."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and isinstance(x, torch.Tensor) else array_library(x)
+
+
 def array_library(x: Any) -> Any:
     """NumPy or CuPy if ``x`` is an array of theirs, else None."""
     for library in map(sys.modules.get, ("numpy", "cupy")):

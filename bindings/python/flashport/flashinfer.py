@@ -1,0 +1,172 @@
+"""FlashInfer's functions that merge partial results of attention, under its names, signatures and layouts.
+
+``s`` is the logarithm to base 2 of the sum of exponentials, as all of FlashInfer has it. Tensors may be of any library
+that :mod:`flashport.arrays` makes arrays of: torch, NumPy and CuPy.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from flashport import decode
+from flashport._rewording import REFUSALS, reworded
+from flashport.arrays import array_library, caller_library, rank
+from flashport.torch.gradients import refuse_gradients
+from flashport.typing import Array, SupportsDLPack
+
+__all__ = ["merge_state", "merge_state_in_place", "merge_states"]
+
+_STATE_AXES = "(seq_len, num_heads, head_dim)"
+
+
+def merge_state(v_a: Array, s_a: SupportsDLPack, v_b: Array, s_b: SupportsDLPack) -> tuple[Array, Array]:
+    """:func:`flashport.merge_state` to base 2: the attention over the keys of two results together.
+
+    Args:
+        v_a: (seq_len, num_heads, head_dim) fp16, bf16 or fp32; any strides.
+        s_a: (seq_len, num_heads) fp32; another floating type is converted.
+        v_b: As ``v_a``.
+        s_b: As ``s_a``.
+
+    Returns:
+        ``(v, s)``, new, as ``v_a`` and in fp32 as ``s_a``. -inf in both ``s_a`` and ``s_b`` gives v = 0 and s = -inf.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flashport.merge_state`.
+
+    Source:
+        bindings/python/flashport/flashinfer.py over that function; the signature is FlashInfer's, from
+        flashinfer/cascade.py.
+    """
+    name = "merge_state"
+    refuse_gradients(name, "v_a s_a v_b s_b", v_a, s_a, v_b, s_b)
+    _check_rank(name, "v_a", v_a, 3, _STATE_AXES)
+    try:
+        return decode.merge_state(v_a, _fp32(s_a), v_b, _fp32(s_b), lse_base=2)
+    except REFUSALS as error:
+        names = {"o_a": "v_a", "lse_a": "s_a", "o_b": "v_b", "lse_b": "s_b"}
+        raise reworded(error, f"{name}: ", names) from None
+
+
+def merge_state_in_place(
+    v: Array, s: Array, v_other: SupportsDLPack, s_other: SupportsDLPack, mask: SupportsDLPack | None = None
+) -> None:
+    """As :func:`merge_state`, into the first result.
+
+    Args:
+        v: (seq_len, num_heads, head_dim) fp16, bf16 or fp32; any strides; written. A tensor of torch, or an array of
+            NumPy or CuPy, as are the others.
+        s: (seq_len, num_heads) fp32; written.
+        v_other: As ``v``.
+        s_other: As ``s``; another floating type is converted.
+        mask: (seq_len) bool, or an integer type; rows where it is 0 stay as they are. Default: all rows are merged.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flashport.merge_state`; nothing has been
+            written.
+
+    Source:
+        bindings/python/flashport/flashinfer.py: the merge is of new arrays, which are then copied; the signature is
+        FlashInfer's, from flashinfer/cascade.py.
+    """
+    name = "merge_state_in_place"
+    refuse_gradients(name, "v s v_other s_other", v, s, v_other, s_other)
+    _check_rank(name, "v", v, 3, _STATE_AXES)
+    library = caller_library(v)
+    for argument, x in (("v", v), ("s", s), ("mask", mask)):
+        if library is None or (x is not None and caller_library(x) is not library):
+            of = "torch, NumPy or CuPy" if library is None else library.__name__
+            raise TypeError(f"{name}: {argument} must be an array of {of}, got {type(x).__name__}")
+    if mask is not None:
+        rows, got = _shape(v)[:1], _shape(mask)
+        if got != rows:
+            raise ValueError(f"{name}: mask must have shape (seq_len,) = {rows}, got {got}")
+    _check_written(name, "v", v)
+    _check_written(name, "s", s)
+    try:
+        merged = decode.merge_state(v, s, v_other, _fp32(s_other), lse_base=2)
+    except REFUSALS as error:
+        names = {"o_a": "v", "lse_a": "s", "o_b": "v_other", "lse_b": "s_other"}
+        raise reworded(error, f"{name}: ", names) from None
+    for x, values in ((v, merged[0]), (s, merged[1])):
+        _write(x, values, mask)
+
+
+def merge_states(v: Array, s: SupportsDLPack) -> tuple[Array, Array]:
+    """:func:`flashport.merge_states` to base 2, with the states along the second axis.
+
+    Args:
+        v: (seq_len, num_states, num_heads, head_dim) fp16, bf16 or fp32; any strides. A tensor of torch, or an array of
+            NumPy, CuPy or JAX.
+        s: (seq_len, num_states, num_heads) fp32; another floating type is converted.
+
+    Returns:
+        ``(v, s)``, new: (seq_len, num_heads, head_dim) of the type of ``v``, and (seq_len, num_heads) fp32. A row
+        whose states all have s = -inf gives v = 0 and s = -inf.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flashport.merge_states`, whose axes begin
+            with the states.
+
+    Source:
+        bindings/python/flashport/flashinfer.py over that function, which gets views; the signature is FlashInfer's,
+        from flashinfer/cascade.py.
+    """
+    name = "merge_states"
+    refuse_gradients(name, "v s", v, s)
+    _check_rank(name, "v", v, 4, "(seq_len, num_states, num_heads, head_dim)")
+    _check_rank(name, "s", s, 3, "(seq_len, num_states, num_heads)")
+    if _shape(s) != _shape(v)[:3]:
+        raise ValueError(f"{name}: s must have shape {_shape(v)[:3]} as v has {_shape(v)}, got {_shape(s)}")
+    try:
+        return decode.merge_states(_states_first(v), _states_first(_fp32(s)), lse_base=2)
+    except REFUSALS as error:
+        raise reworded(error, f"{name}: ", {"o": "v", "lse": "s"}) from None
+
+
+def _check_rank(function: str, name: str, x: Any, dimensions: int, axes: str) -> None:
+    if not hasattr(x, "shape"):
+        raise TypeError(f"{function}: {name} must be an array, got {type(x).__name__}")
+    if rank(x) != dimensions:
+        raise ValueError(f"{function}: {name} must have {dimensions} dimensions {axes}, got {rank(x)}: {_shape(x)}")
+
+
+def _check_written(function: str, name: str, x: Any) -> None:
+    """The copies at the end must not be what finds that one of two arrays cannot be written."""
+    if hasattr(x, "flags") and not getattr(x.flags, "writeable", True):
+        raise ValueError(f"{function}: {name} is written and must not be read-only; pass a copy")
+    strides = x.stride() if hasattr(x, "is_cuda") else x.strides
+    if any(stride == 0 and extent > 1 for stride, extent in zip(strides, x.shape, strict=True)):
+        raise ValueError(f"{function}: {name} is written and must not repeat elements, got strides {tuple(strides)}")
+
+
+def _shape(x: Any) -> tuple[int, ...]:
+    return tuple(x.shape)
+
+
+def _fp32(s: Any) -> Any:
+    """``s`` in fp32, itself where it is."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(s, torch.Tensor):
+        return s.float() if s.is_floating_point() else s
+    library = array_library(s)
+    return s if library is None or s.dtype.kind in "iub" else s.astype("float32", copy=False)
+
+
+def _states_first(x: Any) -> Any:
+    """A view with the first two axes exchanged."""
+    return x.swapaxes(0, 1)
+
+
+def _write(x: Any, values: Any, mask: Any) -> None:
+    """Copies rows into ``x``, all of them or where ``mask`` is not 0."""
+    library = caller_library(x)
+    if mask is None:
+        x[...] = values
+        return
+    rows = (mask != 0).reshape(-1, *[1] * (rank(x) - 1))
+    if hasattr(library, "copyto"):
+        library.copyto(x, values, where=rows)
+    else:
+        x.copy_(library.where(rows, values, x))
