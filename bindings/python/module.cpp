@@ -14,6 +14,7 @@
 
 #include "bindings/python/arguments.h"
 #include "bindings/python/call.h"
+#include "bindings/python/check_apart.h"
 #include "bindings/python/device_array.h"
 #include "bindings/python/direct_calls.h"
 #include "bindings/python/operations.h"
@@ -84,6 +85,7 @@ PYBIND11_MODULE(_core, module) {
   define_device_array(module);
   define_backends(module);
   define_read_memory(module);
+  define_check_apart(module);
   module.def("num_splits_heuristic", &heuristic_of);
   define_queries(module);
 }

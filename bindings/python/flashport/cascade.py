@@ -34,6 +34,10 @@ _TAKEN_BY_BOTH = (
     "block_table", "token_table", "request_index", "kv_indptr", "kv_indices", "kv_last_page_len", "kv_layout",
     "k_scale", "v_scale", "k_format", "v_format", "num_splits",
 )  # fmt: skip
+_ARRAYS = (
+    "k_cache", "v_cache", "seqlens", "qo_indptr", "block_table", "token_table", "request_index", "kv_indptr",
+    "kv_indices", "kv_last_page_len", "k_scale", "v_scale",
+)  # fmt: skip
 _BLOCKS = _core.kv_format_blocks()
 
 
@@ -158,10 +162,9 @@ def cascade_decode(
         :func:`flashport.merge_states`; levels are those of FlashInfer's MultiLevelCascadeAttentionWrapper.
     """
     calls = _calls(q, levels, softmax_scale, softcap, sinks)
-    if (out is not None or lse is not None) and not tracing.is_compiling():
-        for call in calls:
-            call.size(out, lse)  # says of outputs what does not fit, before anything runs
     pieces = [None] * len(calls) if workspace is None else _divide(workspace, [call.size() for call in calls])
+    if (out is not None or lse is not None) and not tracing.is_compiling():
+        _check_apart(q, levels, sinks, out, lse, workspace)
     shape = (len(calls), *_shape(q)[:2])
     with _allocating_on(q, stream):
         parts: Any = new_array(_NAME, "q", q, (*shape, _head_dim_v(calls[-1].level)))
@@ -230,27 +233,19 @@ class _Call:
         except REFUSALS as error:
             raise reworded(error, self.where, _OF_ATTENTION) from None
 
-    def size(self, out: Any = None, lse: Any = None) -> int:
-        """Bytes of its workspace; raises what :meth:`run` would."""
+    def size(self) -> int:
+        """Bytes of its workspace; raises what :meth:`run` would of its inputs."""
         level = self.level
         try:
-            if not self.is_shared:
-                return decode.decode_workspace_size(
-                    self.q, level.k_cache, level.v_cache, level.seqlens, **self.options, out=out, lse=lse
-                )
-            out, lse = self._seen_by_attention(out, lse)
-            return _attention.attention_workspace_size(
-                self.q, level.k_cache, level.v_cache, **self.options, out=out, lse=lse
-            )
+            if self.is_shared:
+                return _attention.attention_workspace_size(self.q, level.k_cache, level.v_cache, **self.options)
+            return decode.decode_workspace_size(self.q, level.k_cache, level.v_cache, level.seqlens, **self.options)
         except REFUSALS as error:
             raise reworded(error, self.where, _OF_ATTENTION) from None
 
     def _seen_by_attention(self, out: Any, lse: Any) -> tuple[Any, Any]:
         """Views of both: attention has heads before rows in its lse, and one group as a batch of one sequence."""
-        lse = None if lse is None else lse.T
-        if self.level.qo_indptr is not None:
-            return out, lse
-        return None if out is None else out[None], None if lse is None else lse[None]
+        return (out, lse.T) if self.level.qo_indptr is not None else (out[None], lse.T[None])
 
 
 def _calls(
@@ -307,6 +302,14 @@ def _call(i: int, level: CascadeLevel, q: Any, is_shared: bool) -> _Call:
             longest = len(q) if level.max_group_len is None else level.max_group_len
             options.update(cu_seqlens_q=level.qo_indptr, max_seqlen_q=longest)
     return _Call(f"{_NAME}: levels[{i}]: ", level, q, options, is_shared)
+
+
+def _check_apart(q: Any, levels: Sequence[CascadeLevel], sinks: Any, out: Any, lse: Any, workspace: Any) -> None:
+    """The calls of levels write arrays of ours, so they cannot say what the caller's outputs share memory with."""
+    outputs = {"out": out, "lse": lse, "workspace": workspace}
+    _core.check_apart(_NAME, outputs, {"q": q, "sinks": sinks})
+    for i, level in enumerate(levels):
+        _core.check_apart(_NAME, outputs, {f"levels[{i}].{name}": getattr(level, name) for name in _ARRAYS})
 
 
 def _divide(workspace: Any, sizes: list[int]) -> list[Any]:

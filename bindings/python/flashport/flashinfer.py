@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from flashport import decode
+from flashport import _core, decode
 from flashport._rewording import REFUSALS, reworded
 from flashport.arrays import array_library, caller_library, rank
 from flashport.torch.gradients import refuse_gradients
@@ -85,6 +85,7 @@ def merge_state_in_place(
     _check_written(name, "v", v)
     _check_written(name, "s", s)
     try:
+        _core.check_apart(name, {"v": v, "s": s}, {"mask": mask})
         merged = decode.merge_state(v, s, v_other, _fp32(s_other), lse_base=2)
     except REFUSALS as error:
         names = {"o_a": "v", "lse_a": "s", "o_b": "v_other", "lse_b": "s_other"}

@@ -9,7 +9,7 @@ import operator
 import sys
 from typing import Any
 
-from flashport import decode
+from flashport import _core, decode
 from flashport._rewording import REFUSALS, reworded
 from flashport.arrays import caller_library, new_array, rank
 from flashport.torch.gradients import refuse_gradients
@@ -18,7 +18,13 @@ from flashport.typing import SupportsDLPack
 __all__ = ["paged_attention_rocm"]
 
 _NAME = "paged_attention_rocm"
-_OF_DECODE = {"q": "query", "softmax_scale": "scale", "seqlens": "seq_lens", "k_cache": "key_cache", "v_cache": "value_cache"}
+_OF_DECODE = {
+    "q": "query",
+    "softmax_scale": "scale",
+    "seqlens": "seq_lens",
+    "k_cache": "key_cache",
+    "v_cache": "value_cache",
+}
 
 
 def paged_attention_rocm(
@@ -113,6 +119,8 @@ def paged_attention_rocm(
     options: dict[str, Any] = {"softmax_scale": scale, "alibi_slopes": alibi_slopes}
     if fp8 is not None:
         options |= {"k_scale": k_scale, "v_scale": v_scale}
+    # Kernels get copies of these, and so cannot say it.
+    _core.check_apart(_NAME, {"out": out}, {name: x for name, x in arrays.items() if name != "out"})
     blocks = -(-longest // block_size)
     keys, values = _rows_of_tokens(key_cache, value_cache, block_tables, blocks, fp8)
     rows: Any = query
@@ -167,9 +175,7 @@ def _check_shapes(arrays: dict[str, Any], num_kv_heads: int, block_size: int) ->
     sequences = _shape(arrays["block_tables"])[0]
     if (num_kv_heads, block_size) != (kv_heads, tokens):
         name, given, own = (
-            ("num_kv_heads", num_kv_heads, kv_heads)
-            if num_kv_heads != kv_heads
-            else ("block_size", block_size, tokens)
+            ("num_kv_heads", num_kv_heads, kv_heads) if num_kv_heads != kv_heads else ("block_size", block_size, tokens)
         )
         raise ValueError(f"{_NAME}: {name} must be {own} as key_cache has {_shape(arrays['key_cache'])}, got {given}")
     if groups * x != head_size:
@@ -255,9 +261,7 @@ def _check_entries(block_tables: Any, seq_lens: Any, longest: int, block_size: i
         )
 
 
-def _rows_of_tokens(
-    key_cache: Any, value_cache: Any, block_tables: Any, blocks: int, fp8: Any
-) -> tuple[Any, Any]:
+def _rows_of_tokens(key_cache: Any, value_cache: Any, block_tables: Any, blocks: int, fp8: Any) -> tuple[Any, Any]:
     """Both caches as (sequences, tokens, num_kv_heads, head_size), new: the first ``blocks`` blocks of each sequence.
 
     Entries past a length may be anything: they become some block, whose tokens are not read.

@@ -128,8 +128,6 @@ GROUPS = {
 @pytest.mark.parametrize("how", ["contiguous", "block_table", "csr", "token_table"])
 @pytest.mark.parametrize("name", GROUPS)
 def test_levels(name, how):
-    if how == "csr":  # a list without pages has no last page: FlashInfer's lengths cannot be 0 either
-        pytest.importorskip("numpy")
     x = make(*GROUPS[name], how=how)
     out, lse = x.run(return_lse=True)
     truth, truth_lse = x.truth()
@@ -313,7 +311,9 @@ def test_bits_do_not_depend_on_what_others_hold():
     others = x.q.copy()
     others[1:] *= -3
     lens = np.where(np.arange(BATCH) == 0, SUFFIXES, 1).astype(np.int32)
-    k, v = (np.where(np.isnan(cache.astype(np.float32)), 0, cache).astype(BF16) for cache in (last.k_cache, last.v_cache))
+    k, v = (
+        np.where(np.isnan(cache.astype(np.float32)), 0, cache).astype(BF16) for cache in (last.k_cache, last.v_cache)
+    )
     same(flashport.cascade_decode(others, [x.levels[0], CascadeLevel(k, v, lens)])[0], want[0])
 
     uncut = dataclasses.replace(x.levels[0], num_splits=1)
@@ -356,18 +356,18 @@ def zeros(*shape, dtype=np.float32):
 
 WRONG = [
     (of_call(q=[1]), TypeError, "q must be a tensor of torch, or an array of NumPy or CuPy, got list"),
-    (of_call(q=zeros(6, 1, HEADS, DIM)), ValueError, r"q must have 3 dimensions \(batch, num_q_heads, head_dim\), got 4"),
+    (of_call(q=zeros(6, 1, HEADS, DIM)), ValueError, r"q must have 3 dimensions \(batch, .*\), got 4"),
     (of_call(q=zeros(5, HEADS, DIM)), ValueError, r"levels\[\d\]: "),
     (of_call(q=zeros(6, HEADS, DIM, dtype=np.int8)), TypeError, r"levels\[0\]: q must be"),
     (of_call(levels=[]), ValueError, "levels must have one level or more, the last of a request each, got none"),
     (of_call(levels=None), TypeError, "levels must be a list of CascadeLevel, got NoneType"),
     (of_call(levels=[3]), TypeError, r"levels must be a list of CascadeLevel, got \['int'\]"),
-    (of_level(-1, qo_indptr=np.arange(7, dtype=np.int32)), ValueError, r"levels\[2\].qo_indptr must be None, since the "),
+    (of_level(-1, qo_indptr=np.arange(7, dtype=np.int32)), ValueError, r"levels\[2\].qo_indptr must be None, since"),
     (of_level(-1, max_group_len=1), ValueError, r"levels\[2\].max_group_len must be None"),
     (of_level(0, max_group_len=1), ValueError, r"levels\[0\].max_group_len must be None without qo_indptr, got 1"),
     (of_level(0, k_cache=3), TypeError, r"levels\[0\].k_cache must be an array with axes, got int"),
     (of_level(1, v_cache=None), TypeError, r"levels\[1\].v_cache must be an array with axes, got NoneType"),
-    (of_level(0, v_cache=zeros(1, 303, KV_HEADS, 8)), ValueError, r"levels\[0\].v_cache must have the head_dim_v of the"),
+    (of_level(0, v_cache=zeros(1, 303, KV_HEADS, 8)), ValueError, r"levels\[0\].v_cache must have the head_dim_v"),
     (of_level(0, k_cache=zeros(9, 9)), ValueError, r"levels\[0\]: k_cache must have 4 dimensions"),
     (of_level(0, k_cache=zeros(1, 203, 3, DIM)), ValueError, r"levels\[0\]: "),
     (of_level(0, k_cache=zeros(1, 203, KV_HEADS, DIM, dtype=np.float64)), TypeError, r"levels\[0\]: k_cache must be"),
@@ -427,8 +427,10 @@ def test_outputs_share_memory_with_nothing(other):
         cache = getattr(x.levels[int(i)], name)
         out = cache.reshape(-1)[: out.size].reshape(out.shape)
     before = out.copy()
-    where = r"(levels\[\d\]: )?"
-    with pytest.raises(ValueError, match=rf"^cascade_decode: {where}(out|lse) must not share memory with \w+"):
+    name = {"q": "out must not share memory with q", "lse": "lse must not share memory with out"}.get(
+        other, f"out must not share memory with levels.{other[-1]}..{other.split()[0]}"
+    )
+    with pytest.raises(ValueError, match=f"^cascade_decode: {name}; pass another tensor"):
         x.run(out=out)
     same(out, before)
 

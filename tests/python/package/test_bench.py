@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import flashport
-from flashport.benchmarks import attention, decode, gated_delta, harness
+from flashport.benchmarks import attention, cascade, decode, gated_delta, harness
 from flashport.testing import numerics
 
 GATED_DELTA = [dataclasses.replace(c, batch=2, tokens=min(c.tokens, 70)) for c in gated_delta.cases()]
@@ -47,6 +47,30 @@ def test_candidates_run(case, library, monkeypatch):
     comparable = library == "torch" and len(set(case.lens)) == 1 and case.k_format == case.q
     assert bool(row.peers) == comparable
     assert (row.ratio is not None) == comparable
+
+
+CASCADES = [dataclasses.replace(c, batch=3, prefix=64, suffix=5, heads=(4, 2)) for c in cascade.cases()]
+
+
+@pytest.mark.parametrize("case", CASCADES, ids=lambda case: case.name)
+@pytest.mark.parametrize("library", ["torch", "none"])
+def test_cascades_run(case, library, monkeypatch):
+    if library == "torch":
+        pytest.importorskip("torch")
+    else:
+        monkeypatch.setattr(harness, "find_torch", lambda device: None)
+    row = cascade.run_case(case, "cpu", "cpu", 1)
+    assert row.bytes == (64 * (1 if case.is_cascade else 3) + 3 * 5) * 2 * 128 * 2 * 2
+    assert bool(row.skipped) == (library == "none")
+    assert (row.seconds or 0) > 0 or row.skipped.startswith("needs torch")
+    assert list(row.peers) == (["flash_decode"] if case.is_cascade and library == "torch" else [])
+    assert "too" in cascade.run_case(case, "cpu", "cpu", 1, largest=1e3).skipped
+
+
+def test_both_ways_of_a_cascade_agree():
+    torch = pytest.importorskip("torch")
+    ours, peers = cascade._candidates(torch, CASCADES[0], "cpu")
+    torch.testing.assert_close(ours(), peers["flash_decode"](), rtol=0.02, atol=0.02)
 
 
 ATTENTION = [
