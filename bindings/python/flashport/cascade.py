@@ -336,15 +336,16 @@ def _shape(x: Any) -> tuple[int, ...]:
 
 def _head_dim_v(level: CascadeLevel) -> int:
     extent: int = level.v_cache.shape[-1]  # type: ignore[attr-defined]
-    values, elements = _BLOCKS.get(level.v_format or "", (1, 1))  # of another name the level's call says so
+    # Of another name the level's call says so.
+    values, elements = (1, 1) if level.v_format is None else _BLOCKS.get(level.v_format, (1, 1))
     return extent // elements * values
 
 
 def _allocating_on(q: Any, stream: Any) -> contextlib.AbstractContextManager[Any]:
     """Where new arrays belong to ``stream``: what they leave free then waits for the kernels that still read it."""
-    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
-    is_torch = torch is not None and isinstance(q, torch.Tensor)
-    if stream is None or not (q.is_cuda if is_torch else cupy is not None and isinstance(q, cupy.ndarray)):
+    library: Any = caller_library(q)
+    is_torch = hasattr(q, "is_cuda")
+    if stream is None or not (q.is_cuda if is_torch else library is sys.modules.get("cupy")):
         return contextlib.nullcontext()
     if hasattr(stream, "__cuda_stream__"):
         handle = stream.__cuda_stream__()[1]
@@ -352,6 +353,9 @@ def _allocating_on(q: Any, stream: Any) -> contextlib.AbstractContextManager[Any
         handle = getattr(stream, "cuda_stream", getattr(stream, "ptr", stream))
     if not isinstance(handle, int):
         return contextlib.nullcontext()  # the levels' calls refuse it
-    if is_torch:
-        return torch.cuda.stream(torch.cuda.ExternalStream(handle, device=q.device))  # type: ignore[union-attr]
-    return cupy.cuda.ExternalStream(handle)  # type: ignore[union-attr]
+    context: contextlib.AbstractContextManager[Any] = (
+        library.cuda.stream(library.cuda.ExternalStream(handle, device=q.device))
+        if is_torch
+        else library.cuda.ExternalStream(handle)
+    )
+    return context

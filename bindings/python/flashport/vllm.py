@@ -5,8 +5,8 @@ vLLM calls it for decoding: ``vllm._custom_ops.paged_attention_rocm``, over ``to
 
 from __future__ import annotations
 
+import importlib
 import operator
-import sys
 from typing import Any
 
 from flashport import _core, decode
@@ -214,26 +214,22 @@ def _fp8_type(query: Any, key_cache: Any, value_cache: Any, kv_cache_dtype: str)
         raise NotImplementedError(
             f'{_NAME}: kv_cache_dtype must be "auto", "fp8" or "fp8_e4m3", got {kv_cache_dtype!r}'
         )
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(query, torch.Tensor):
-        library: Any = torch
-        is_cdna3 = query.is_cuda and torch.version.hip and _architecture(torch, query).startswith("gfx94")
-        fp8 = torch.float8_e4m3fnuz if is_cdna3 else torch.float8_e4m3fn
-        types = (torch.float8_e4m3fnuz, torch.float8_e4m3fn)
-    elif hasattr(query, "device") and hasattr(query.device, "id"):
-        raise NotImplementedError(f"{_NAME}: fp8 caches must be tensors of torch on a GPU: CuPy has no such type")
+    library: Any = caller_library(query)
+    if hasattr(query, "is_cuda"):
+        types = (library.float8_e4m3fn, library.float8_e4m3fnuz)
+        is_fnuz = query.is_cuda and library.version.hip and _architecture(library, query).startswith("gfx94")
+    elif _is_on_host(query):
+        ml_dtypes = importlib.import_module("ml_dtypes")
+        types = tuple(map(library.dtype, (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3fnuz)))
+        is_fnuz = False
     else:
-        import ml_dtypes
-        import numpy
-
-        library, fp8 = numpy, numpy.dtype(ml_dtypes.float8_e4m3fn)
-        types = (numpy.dtype(ml_dtypes.float8_e4m3fnuz), fp8)
+        raise NotImplementedError(f"{_NAME}: fp8 caches must be tensors of torch on a GPU: CuPy has no such type")
     for name, x in caches:
         if x.dtype not in (library.uint8, *types):
             raise TypeError(f"{_NAME}: {name} must be uint8 or float8 e4m3 for fp8, got {_type_name(x)}")
         if x.dtype != key_cache.dtype:
             raise TypeError(f"{_NAME}: {name} must be {_type_name(key_cache)}, as key_cache is, got {_type_name(x)}")
-    return fp8 if key_cache.dtype == library.uint8 else key_cache.dtype
+    return types[bool(is_fnuz)] if key_cache.dtype == library.uint8 else key_cache.dtype
 
 
 def _architecture(torch: Any, query: Any) -> str:
@@ -288,6 +284,7 @@ def _decoding_rows(query: Any, seq_lens: Any, query_start_loc: Any) -> tuple[Any
     """The first row of each sequence, and its length; 0 of one that has not just one row, whose result is not used."""
     first = query_start_loc[:-1].clip(0, max(len(query) - 1, 0))
     has_one = query_start_loc[1:] - query_start_loc[:-1] == 1
+    first = first.long() if hasattr(first, "is_cuda") else first  # older torch indexes with nothing else
     rows = query[first] if len(query) else query[:0]
     return rows, (seq_lens * has_one)[: len(rows)]
 

@@ -12,7 +12,7 @@ import numpy as np
 from typing_extensions import assert_type
 
 import flashport
-from flashport import fla, lightllm, sglang
+from flashport import CascadeLevel, fla, flashinfer, lightllm, sglang, vllm
 from flashport.typing import KvLayout, StateLayout
 
 Matrix = np.ndarray[Any, np.dtype[np.float32]]
@@ -27,6 +27,11 @@ def decoding(q: Matrix, cache: Matrix, seqlens: np.ndarray[Any, np.dtype[np.int3
     found = flashport.flash_decode(q, cache, cache, seqlens, return_lse=asked)
     assert_type(found, Matrix | tuple[Matrix, Matrix])
     assert_type(flashport.merge_states(q, cache), tuple[Matrix, Matrix])
+    levels = [CascadeLevel(cache, cache), CascadeLevel(cache, cache, cache, kv_layout="HND")]
+    assert_type(flashport.cascade_decode(q, levels), Matrix)
+    assert_type(flashport.cascade_decode(q, levels, softcap=1.0, return_lse=True), tuple[Matrix, Matrix])
+    assert_type(flashport.cascade_decode(q, levels, lse=q), tuple[Matrix, Matrix])
+    assert_type(flashport.cascade_workspace_size(q, levels), int)
     assert_type(flashport.decode_workspace_size(q, cache, cache, seqlens, block_table=seqlens), int)
     flashport.flash_decode(q, cache, cache, None, kv_indptr=seqlens, kv_indices=seqlens, kv_last_page_len=seqlens)
 
@@ -97,3 +102,7 @@ def drop_ins(q: Matrix, asked: bool, infer_state: Any) -> None:
     assert_type(sglang.fused_gdn_gating(q, q, q, q), tuple[Matrix, Matrix])
     assert_type(lightllm.token_decode_attention_flash_decoding(q, infer_state, 8, 128, q, q, k_format="q8_0"), Matrix)
     assert_type(lightllm.token_decode_attention_flash_decoding(q, infer_state, 8, 128, q, q), Matrix)
+    assert_type(flashinfer.merge_state(q, q, q, q), tuple[Matrix, Matrix])
+    assert_type(flashinfer.merge_states(q, q), tuple[Matrix, Matrix])
+    flashinfer.merge_state_in_place(q, q, q, q, mask=q)
+    vllm.paged_attention_rocm(q, q, q, q, q, q, q, 8, 0.1, q, q, None, 16, 512, None, "auto", q, q)
