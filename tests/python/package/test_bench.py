@@ -371,7 +371,7 @@ def load_run():
 
 
 def test_every_bar_names_a_case_and_is_judged(run):
-    names = {case.name for case in [*decode.cases(), *gated_delta.cases()]} | {decode.STAGE2}
+    names = {case.name for case in [*decode.cases(), *cascade.cases(), *gated_delta.cases()]} | {decode.STAGE2}
     grid = run.grid_shapes.select()
     rows = [
         {"name": shape.name, "title": shape.title, "seconds": 1e-6, "ratio": 1.0, "classes": shape.classes}
