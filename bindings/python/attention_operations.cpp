@@ -31,6 +31,12 @@ enum Argument {
   kKvIndices,
   kKvLastPageLen,
   kKvLayout,
+  kKNew,
+  kVNew,
+  kCuSeqlensKNew,
+  kRotaryCos,
+  kRotarySin,
+  kRotaryInterleaved,
   kSoftmaxScale,
   kCausal,
   kWindow,
@@ -57,8 +63,13 @@ enum Argument {
 // All but the outputs.
 void read_attention(Call& call, Arguments a, AttentionArgs& args) {
   call.input("q", a[kQ], args.q);
-  call.input("k", a[kK], args.k);
-  call.input("v", a[kV], args.v);
+  if (a[kKNew] == Py_None) {
+    call.input("k", a[kK], args.k);
+    call.input("v", a[kV], args.v);
+  } else {
+    call.output("k", a[kK], args.k);
+    call.output("v", a[kV], args.v);
+  }
   call.optional_input("cu_seqlens_q", a[kCuSeqlensQ], args.cu_seqlens_q);
   call.optional_input("cu_seqlens_k", a[kCuSeqlensK], args.cu_seqlens_k);
   if (a[kMaxSeqlenQ] != Py_None) args.max_seqlen_q = call.integer("max_seqlen_q", a[kMaxSeqlenQ]);
@@ -73,6 +84,12 @@ void read_attention(Call& call, Arguments a, AttentionArgs& args) {
   call.optional_input("kv_indices", a[kKvIndices], args.kv_indices);
   call.optional_input("kv_last_page_len", a[kKvLastPageLen], args.kv_last_page_len);
   args.kv_layout = call.kv_layout(a[kKvLayout]);
+  call.optional_input("k_new", a[kKNew], args.k_new);
+  call.optional_input("v_new", a[kVNew], args.v_new);
+  call.optional_input("cu_seqlens_k_new", a[kCuSeqlensKNew], args.cu_seqlens_k_new);
+  call.optional_input("rotary_cos", a[kRotaryCos], args.rotary_cos);
+  call.optional_input("rotary_sin", a[kRotarySin], args.rotary_sin);
+  args.rotary_interleaved = call.boolean("rotary_interleaved", a[kRotaryInterleaved]);
   args.softmax_scale = call.optional_number("softmax_scale", a[kSoftmaxScale]);
   args.causal = call.boolean("causal", a[kCausal]);
   const Window window = call.window(a[kWindow]);

@@ -13,7 +13,7 @@ namespace py = pybind11;
 using Arguments = PyObject* const*;
 
 // Room for the arguments of any operation; add_operation() asserts that it suffices.
-inline constexpr int kMostArguments = 40;
+inline constexpr int kMostArguments = 48;
 
 struct Operation {
   const char* name;

@@ -169,6 +169,14 @@ AttentionQuery attention_query(Options& options) {
   options.boolean("alibi", query.alibi);
   options.boolean("bias", query.bias);
   options.boolean("dropout", query.dropout);
+  options.boolean("seqused_k", query.seqused_k);
+  return query;
+}
+
+AttentionQuery attention_call_query(Options& options) {
+  AttentionQuery query = attention_query(options);
+  options.integer("q_len", query.q_len);
+  options.integer("group_size", query.group_size);
   return query;
 }
 
@@ -230,7 +238,7 @@ constexpr QueriedOperation kOperations[] = {
     queried<merge_query>("merge"),
     queried<gated_delta_query<GatedDeltaQuery>>("gated_delta"),
     queried<gated_delta_query<GatedDeltaChunkQuery>>("gated_delta_chunk"),
-    queried<attention_query>("attention"),
+    queried<attention_call_query>("attention"),
 };
 
 const QueriedOperation& operation_argument(const char* function, py::handle object) {

@@ -11,7 +11,7 @@
 
 namespace flashport {
 
-inline constexpr int kBackendAbiVersion = 9;
+inline constexpr int kBackendAbiVersion = 10;
 
 struct BackendDevice {
   char name[128];

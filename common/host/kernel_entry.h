@@ -16,6 +16,7 @@ enum class KernelTag : std::int32_t {
   kDecodeStage2,
   kMergeStates,
   kAppendKv,
+  kAppendRotary,
   kReadBandwidth,
   kGatedDeltaUpdate,
   kGatedDeltaPrepare,
@@ -35,6 +36,7 @@ inline constexpr int kKernelTags = static_cast<int>(KernelTag::kProbe) + 1;
     case KernelTag::kDecodeStage2: return "decode_stage2";
     case KernelTag::kMergeStates: return "merge_states";
     case KernelTag::kAppendKv: return "append_kv";
+    case KernelTag::kAppendRotary: return "append_rotary";
     case KernelTag::kReadBandwidth: return "read_bandwidth";
     case KernelTag::kGatedDeltaUpdate: return "gated_delta_update";
     case KernelTag::kGatedDeltaPrepare: return "gated_delta_prepare";

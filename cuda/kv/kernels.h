@@ -1,7 +1,7 @@
-// Makes the kernel of a CUDA target that writes to caches.
+// Makes the kernels of a CUDA target that write to caches.
 #pragma once
 
-#include "common/device/kv/append_kernel.h"
+#include "common/device/kv/append_rotary_kernel.h"
 #include "cuda/arch/define_kernel.h"
 
 namespace flashport::FLASHPORT_TARGET::kv {
@@ -17,4 +17,14 @@ inline constexpr int kAppendThreads = 128;
     append_kv<kAppendThreads>(params, Block(nullptr));                                                               \
   }                                                                                                                  \
   FLASHPORT_DEFINE_ENTRY(symbol, name, KernelTag::kAppendKv, kAppendThreads, 0)                                      \
+  }
+
+#define FLASHPORT_DEFINE_APPEND_ROTARY(symbol, name)                                \
+  namespace flashport::FLASHPORT_TARGET::kv {                                       \
+  extern "C" __global__ void __launch_bounds__(kAppendThreads)                      \
+      symbol(const __grid_constant__ AppendRotaryParams params) {                   \
+    begin_kernel();                                                                 \
+    append_rotary<kAppendThreads>(params, Block(nullptr));                          \
+  }                                                                                 \
+  FLASHPORT_DEFINE_ENTRY(symbol, name, KernelTag::kAppendRotary, kAppendThreads, 0) \
   }

@@ -1,7 +1,7 @@
-// Makes the kernel of a HIP target that writes to caches.
+// Makes the kernels of a HIP target that write to caches.
 #pragma once
 
-#include "common/device/kv/append_kernel.h"
+#include "common/device/kv/append_rotary_kernel.h"
 #include "hip/arch/define_kernel.h"
 
 #define FLASHPORT_DEFINE_APPEND_KV(symbol, name)                              \
@@ -9,4 +9,11 @@
   FLASHPORT_KERNEL(kAppendThreads, 1) void symbol(const AppendParams) {       \
     append_kv<kAppendThreads>(kernel_params<AppendParams>(), Block(nullptr)); \
   }                                                                           \
+  }
+
+#define FLASHPORT_DEFINE_APPEND_ROTARY(symbol, name)                                    \
+  namespace flashport::FLASHPORT_TARGET::kv {                                           \
+  FLASHPORT_KERNEL(kAppendThreads, 1) void symbol(const AppendRotaryParams) {           \
+    append_rotary<kAppendThreads>(kernel_params<AppendRotaryParams>(), Block(nullptr)); \
+  }                                                                                     \
   }

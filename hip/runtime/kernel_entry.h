@@ -14,7 +14,7 @@ constexpr KernelEntry plain_entry(const char* key, KernelTag tag, const KernelSy
   using namespace FLASHPORT_TARGET;
   return {.key = key,
           .tag = tag,
-          .threads = tag == KernelTag::kAppendKv ? kAppendThreads : kMergeThreads,
+          .threads = tag == KernelTag::kAppendKv || tag == KernelTag::kAppendRotary ? kAppendThreads : kMergeThreads,
           .handle = symbol};
 }
 constexpr KernelEntry decode_stage2_entry(const char* key, const KernelSymbol* symbol) {
@@ -25,6 +25,9 @@ constexpr KernelEntry merge_states_entry(const char* key, const KernelSymbol* sy
 }
 constexpr KernelEntry append_kv_entry(const char* key, const KernelSymbol* symbol) {
   return plain_entry(key, KernelTag::kAppendKv, symbol);
+}
+constexpr KernelEntry append_rotary_entry(const char* key, const KernelSymbol* symbol) {
+  return plain_entry(key, KernelTag::kAppendRotary, symbol);
 }
 constexpr KernelEntry read_bandwidth_entry(const char* key, const KernelSymbol* symbol) {
   return plain_entry(key, KernelTag::kReadBandwidth, symbol);

@@ -36,6 +36,12 @@ if TYPE_CHECKING:
         kv_indices: SupportsDLPack | None
         kv_last_page_len: SupportsDLPack | None
         kv_layout: KvLayout
+        k_new: SupportsDLPack | None
+        v_new: SupportsDLPack | None
+        cu_seqlens_k_new: SupportsDLPack | None
+        rotary_cos: SupportsDLPack | None
+        rotary_sin: SupportsDLPack | None
+        rotary_interleaved: bool
         softmax_scale: float | None
         causal: bool
         window: tuple[int, int]
@@ -103,6 +109,12 @@ def attention(
     kv_indices: SupportsDLPack | None = None,
     kv_last_page_len: SupportsDLPack | None = None,
     kv_layout: KvLayout = "NHD",
+    k_new: SupportsDLPack | None = None,
+    v_new: SupportsDLPack | None = None,
+    cu_seqlens_k_new: SupportsDLPack | None = None,
+    rotary_cos: SupportsDLPack | None = None,
+    rotary_sin: SupportsDLPack | None = None,
+    rotary_interleaved: bool = False,
     softmax_scale: float | None = None,
     causal: bool = False,
     window: tuple[int, int] = (-1, -1),
@@ -135,6 +147,10 @@ def attention(
     a prompt that is cut into chunks of any size. Offsets and lengths are read on the device, so a captured graph can be
     replayed with others.
 
+    Few queries on a cache, without ``cu_seqlens_q``, run the kernels of :func:`flashport.flash_decode` where those
+    serve the call and are faster, and have its bits: up to 16 queries a sequence, causal if more than one, with
+    ``seqused_k`` or ``kv_last_page_len`` and ``num_splits`` None. :func:`which_kernel` and :func:`explain` say so.
+
     D and DV are multiples of 8 from 16 to 512 and may differ; Hq is a multiple of Hkv. :func:`supports` says what a
     target serves, and why not. The last axes of q, k, v and ``alibi_slopes`` and one-dimensional arrays are contiguous;
     any other stride will do, so q, k and v may be views of one packed projection.
@@ -153,11 +169,24 @@ def attention(
         max_seqlen_k: With ``cu_seqlens_k``: no sequence has more keys.
         seqused_q: (B) int32, queries of each sequence in use; rows past them are neither read nor written.
         seqused_k: (B) int32, keys of each sequence in use, those before ``leftpad_k`` among them; keys past them are
-            not read.
+            not read. With ``k_new``: those before the new ones.
         leftpad_k: (B) int32, first keys of each sequence that do not exist; the key after them has position 0.
         block_table, token_table, request_index, kv_indptr, kv_indices, kv_last_page_len: Which pages the keys of each
             sequence lie on, in one of the ways of :func:`flashport.flash_decode`; ``seqused_k`` has the lengths.
         kv_layout: "NHD" for (..., tokens, Hkv, D), "HND" for (..., Hkv, tokens, D) of keys with four axes.
+        k_new: (B, Sn, Hkv, D), or (Tn, Hkv, D) with ``cu_seqlens_k_new``; fp16, bf16 or fp32. New keys, which the call
+            writes into ``k``, in the cache's format, after the ``seqused_k`` keys of each sequence; then it attends to
+            all of them. ``k`` and ``v`` are a cache: with four axes and no ``cu_seqlens_k``, or on pages. Keys for
+            which a sequence has no room are dropped.
+        v_new: As ``k_new`` with DV in place of D.
+        cu_seqlens_k_new: (B + 1) int32, first row of each sequence in packed ``k_new`` and ``v_new``, and the end of
+            the last one.
+        rotary_cos: (positions, rotary_dim / 2) fp16, bf16 or fp32, rotary_dim a multiple of 16 up to D. With
+            ``k_new`` of q's type: rotary position embedding turns new key i of a sequence to position seqused_k + i,
+            and so a copy of query i where the call is causal or has a window, else of all its queries to seqused_k.
+            Positions past the end are not turned.
+        rotary_sin: As ``rotary_cos``.
+        rotary_interleaved: Pairs are dims 2i and 2i + 1; else i and i + rotary_dim / 2.
         softmax_scale: Factor on the products of queries and keys; default 1 / sqrt(D).
         causal: Whether a query sees no key after its own position, whatever the right side of ``window`` is.
         window: (left, right), keys on either side of a query's own position that it sees; -1 is no limit.
@@ -209,9 +238,10 @@ def attention(
     operations = _torch_operators() if tracing.is_compiling() else _core
     return operations.attention(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, leftpad_k, block_table,
-        token_table, request_index, kv_indptr, kv_indices, kv_last_page_len, kv_layout, softmax_scale, causal, window,
-        softcap, alibi_slopes, sinks, bias, dropout_p, rng_state, q_scale, k_scale, v_scale, k_format, v_format,
-        num_splits, out, lse, return_lse, workspace, stream,
+        token_table, request_index, kv_indptr, kv_indices, kv_last_page_len, kv_layout, k_new, v_new, cu_seqlens_k_new,
+        rotary_cos, rotary_sin, rotary_interleaved, softmax_scale, causal, window, softcap, alibi_slopes, sinks, bias,
+        dropout_p, rng_state, q_scale, k_scale, v_scale, k_format, v_format, num_splits, out, lse, return_lse,
+        workspace, stream,
     )  # fmt: skip
 
 
@@ -234,6 +264,12 @@ def attention_workspace_size(
     kv_indices: SupportsDLPack | None = None,
     kv_last_page_len: SupportsDLPack | None = None,
     kv_layout: KvLayout = "NHD",
+    k_new: SupportsDLPack | None = None,
+    v_new: SupportsDLPack | None = None,
+    cu_seqlens_k_new: SupportsDLPack | None = None,
+    rotary_cos: SupportsDLPack | None = None,
+    rotary_sin: SupportsDLPack | None = None,
+    rotary_interleaved: bool = False,
     softmax_scale: float | None = None,
     causal: bool = False,
     window: tuple[int, int] = (-1, -1),
@@ -263,9 +299,10 @@ def attention_workspace_size(
 
     Args:
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, leftpad_k, block_table,
-        token_table, request_index, kv_indptr, kv_indices, kv_last_page_len, kv_layout, softmax_scale, causal, window,
-        softcap, alibi_slopes, sinks, bias, dropout_p, rng_state, q_scale, k_scale, v_scale, k_format, v_format,
-        num_splits, out, lse, return_lse, workspace, stream: As in :func:`attention`; no element is read or written.
+        token_table, request_index, kv_indptr, kv_indices, kv_last_page_len, kv_layout, k_new, v_new, cu_seqlens_k_new,
+        rotary_cos, rotary_sin, rotary_interleaved, softmax_scale, causal, window, softcap, alibi_slopes, sinks, bias,
+        dropout_p, rng_state, q_scale, k_scale, v_scale, k_format, v_format, num_splits, out, lse, return_lse,
+        workspace, stream: As in :func:`attention`; no element is read or written.
 
     Returns:
         A number of bytes; 0 where no workspace is needed.
@@ -278,9 +315,10 @@ def attention_workspace_size(
     """
     return _core.attention_workspace_size(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, leftpad_k, block_table,
-        token_table, request_index, kv_indptr, kv_indices, kv_last_page_len, kv_layout, softmax_scale, causal, window,
-        softcap, alibi_slopes, sinks, bias, dropout_p, rng_state, q_scale, k_scale, v_scale, k_format, v_format,
-        num_splits, out, lse, return_lse, workspace, stream,
+        token_table, request_index, kv_indptr, kv_indices, kv_last_page_len, kv_layout, k_new, v_new, cu_seqlens_k_new,
+        rotary_cos, rotary_sin, rotary_interleaved, softmax_scale, causal, window, softcap, alibi_slopes, sinks, bias,
+        dropout_p, rng_state, q_scale, k_scale, v_scale, k_format, v_format, num_splits, out, lse, return_lse,
+        workspace, stream,
     )  # fmt: skip
 
 

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
         state_layout: StateLayout
         gate: GateForm
 
-    class _AttentionQuery(TypedDict, total=False):
+    class _AttentionCall(TypedDict, total=False):
         target: str | None
         dtype: DTypeLike
         head_dim: int
@@ -66,8 +66,13 @@ if TYPE_CHECKING:
         alibi: bool
         bias: bool
         dropout: bool
+        seqused_k: bool
 
-    class _AttentionScheduleQuery(_AttentionQuery, total=False):
+    class _AttentionQuery(_AttentionCall, total=False):
+        q_len: int
+        group_size: int
+
+    class _AttentionScheduleQuery(_AttentionCall, total=False):
         batch: int
         num_q_heads: int
         num_kv_heads: int
@@ -199,7 +204,9 @@ def supports(operation: Operation, **options: Any) -> Support:
 
             "attention": ``dtype`` of q ("bfloat16"); ``head_dim``; ``head_dim_v``, default as ``head_dim``;
             ``k_format`` and ``v_format`` as above; ``paged``, whether keys lie on pages (False); ``causal`` (False);
-            ``softcap``, ``alibi``, ``bias`` and ``dropout``, whether the call has each (False).
+            ``softcap``, ``alibi``, ``bias``, ``dropout`` and ``seqused_k``, whether the call has each (False);
+            ``q_len``, queries of every sequence of a call without ``cu_seqlens_q`` (0: packed ones, or many), and
+            ``group_size`` (1): few queries on a cache are served by the kernels of "decode".
 
     Returns:
         An object that is true in a condition if the call is served; its ``reason`` says why not.
@@ -280,7 +287,8 @@ def explain(operation: Literal["decode", "attention"], **options: Any) -> Decode
 
         "attention": ``rows`` of a work tile, ``keys`` of a key tile, ``stages``, the key tiles that are in flight or in
         use; ``threads`` and ``shared_bytes`` of a block; ``work_tiles`` of all sequences, heads and pieces; ``pieces``
-        that the keys of a sequence are cut into.
+        that the keys of a sequence are cut into. Where few queries are served by flash_decode's kernels: its tiles,
+        chunks and blocks, and 0 for the rest.
 
     Raises:
         ValueError, TypeError: As :func:`supports`; a number out of its range.

@@ -29,12 +29,6 @@ struct DropoutMaskParams {
   DropoutParams dropout;
 };
 
-// Factors of stored queries, keys or values, one for each sequence and kv head. Broadcast axes have stride 0.
-struct HeadScales {
-  const float* data;  // null: 1
-  std::int64_t stride_seq, stride_head;
-};
-
 // By which rule the keys of a sequence are cut into pieces (pieces.h).
 struct PieceRule {
   std::int32_t count;       // of every sequence that has as many key tiles; 0: by its lengths

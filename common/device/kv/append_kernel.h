@@ -31,22 +31,24 @@ FLASHPORT_DEVICE void store_q8_0_block(char* to, const float* x) {
   }
 }
 
+// Element `at` of the row that begins at `row`, of a format whose elements are values.
+FLASHPORT_DEVICE void store_value(KvFormat format, char* row, int at, float x) {
+  switch (format) {
+    case KvFormat::kFp32: reinterpret_cast<float*>(row)[at] = x; break;
+    case KvFormat::kFp16: reinterpret_cast<Half*>(row)[at] = to_half(x); break;
+    case KvFormat::kBf16: reinterpret_cast<BFloat16*>(row)[at] = to_bfloat16(x); break;
+    case KvFormat::kFp8E4M3Fnuz: reinterpret_cast<std::uint8_t*>(row)[at] = to_fp8_e4m3fnuz(x); break;
+    default: reinterpret_cast<std::uint8_t*>(row)[at] = to_fp8_e4m3(x); break;
+  }
+}
+
 // Writes the `count` values of unit `unit` of the row that begins at `row`.
 FLASHPORT_DEVICE void store_unit(KvFormat format, char* row, int unit, const float* x, int count) {
   if (format == KvFormat::kQ8_0) {
     store_q8_0_block(row + unit * kQ8BlockBytes, x);
     return;
   }
-  for (int i = 0; i < count; ++i) {
-    const int at = unit * kAppendUnit + i;
-    switch (format) {
-      case KvFormat::kFp32: reinterpret_cast<float*>(row)[at] = x[i]; break;
-      case KvFormat::kFp16: reinterpret_cast<Half*>(row)[at] = to_half(x[i]); break;
-      case KvFormat::kBf16: reinterpret_cast<BFloat16*>(row)[at] = to_bfloat16(x[i]); break;
-      case KvFormat::kFp8E4M3Fnuz: reinterpret_cast<std::uint8_t*>(row)[at] = to_fp8_e4m3fnuz(x[i]); break;
-      default: reinterpret_cast<std::uint8_t*>(row)[at] = to_fp8_e4m3(x[i]); break;
-    }
-  }
+  for (int i = 0; i < count; ++i) store_value(format, row, unit * kAppendUnit + i, x[i]);
 }
 
 FLASHPORT_DEVICE void append_side(const AppendParams& p, const AppendSide& side, std::int64_t token, int head, int unit,

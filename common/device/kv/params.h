@@ -1,4 +1,5 @@
-// The layout of keys and values in memory, and the argument of append_kv. Strides of a cache count bytes.
+// The layout of keys and values in memory, and the arguments of the kernels that append to it. Strides of a cache count
+// bytes.
 #pragma once
 
 #include "common/device/core/types.h"
@@ -38,6 +39,12 @@ struct AppendSide {
   std::int32_t head_dim;
 };
 
+// Factors of stored queries, keys or values, one for each sequence and kv head. Broadcast axes have stride 0.
+struct HeadScales {
+  const float* data;  // null: 1
+  std::int64_t stride_seq, stride_head;
+};
+
 struct AppendParams {
   std::int64_t tokens;
   std::int32_t num_kv_heads;
@@ -46,6 +53,36 @@ struct AppendParams {
   std::int64_t num_slots;  // a slot outside [0, num_slots) is skipped
   std::int64_t page_size;
   AppendSide k, v;
+};
+
+// Rotary position embedding: the angle of pair i of a row at position t has the cosine cos[t][i] and the sine
+// sin[t][i].
+struct RotaryParams {
+  const void *cos, *sin;  // [positions][half]; null: nothing is turned
+  DType dtype;
+  std::int64_t cos_stride, sin_stride;  // from position to position
+  std::int32_t positions;               // rows at later ones are not turned
+  std::int32_t half;                    // pairs of a row, a multiple of 8; dims from 2 * half on are not turned
+  std::int32_t is_interleaved;          // 1: pair i is dims 2i and 2i + 1; 0: i and i + half
+  std::int32_t queries_advance;         // 1: query i is i after the sequence's first new key; 0: all are beside it
+};
+
+// The argument of append_rotary: new keys and values of sequences, and the queries that come with them.
+struct AppendRotaryParams {
+  std::int32_t batch;
+  std::int32_t num_q_heads, num_kv_heads;
+  std::int32_t head_dim_qk, head_dim_v;
+  std::int32_t q_len, new_len;           // rows that every sequence has, where they are not packed
+  std::int64_t total_q, total_new;       // rows of all sequences
+  const std::int32_t* cu_seqlens_q;      // null: not packed
+  const std::int32_t* cu_seqlens_k_new;  // null: not packed
+  StridedRows q, k, v;                   // where rows are packed, stride_seq is 0
+  PagedCache cache;                      // seqlens: keys that were there before
+  KvFormat k_format, v_format;
+  HeadScales k_scale, v_scale;  // stored = value / scale
+  RotaryParams rotary;
+  void* turned_q;             // [row][head][dim] of q's type; not written where nothing is turned
+  std::int32_t* seqlens_out;  // [batch], keys that are there afterwards
 };
 
 }  // namespace flashport

@@ -1,6 +1,8 @@
-// attention: validate -> plan -> launch.
+// attention: validate -> plan -> launch. New keys are written by a launch before it; few queries are decoded.
 #include <flashport/attention.h>
 
+#include "common/host/attention/append.h"
+#include "common/host/attention/few_queries.h"
 #include "common/host/attention/lengths.h"
 #include "common/host/attention/plan.h"
 #include "common/host/attention/problem.h"
@@ -11,27 +13,67 @@
 #include "common/host/workspace.h"
 
 namespace flashport {
+namespace {
+
+void launch_append(const Check& check, DeviceContext& device, Stream stream, const AppendLaunch& append) {
+  if (append.kernel == nullptr) return;
+  device.launch(check, stream, *append.kernel, LaunchGrid{append.grid}, append.params);
+}
+
+std::string append_text(const AppendLaunch& append) {
+  return append.kernel == nullptr ? "" : std::string(append.kernel->key) + ", then ";
+}
+
+// flash_decode logs its own call, with its kernel.
+void decode_few(const AttentionArgs& args, const AttentionProblem& problem, DecodeArgs decode, Stream stream) {
+  const Check check(problem.function);
+  DeviceContext& device = device_context(check, problem.q, "q");
+  if (checks_contents(check, device, stream)) check_attention_contents(check, device, stream, problem);
+  if (!problem.appends) return flash_decode(decode, stream);
+
+  std::int64_t bytes = decode_workspace_size(decode);
+  AppendLaunch append = plan_append(problem, device, bytes);
+  const WorkspaceLease workspace = acquire_workspace(check, device, stream, bytes, problem.workspace);
+  char* base = static_cast<char*>(workspace.data());
+  attend_after(bind_append(append.params, base + append.offset), decode);
+  decode.workspace = workspace_view(base, append.offset, args.q.device);
+  launch_append(check, device, stream, append);
+  log_call([&] { return call_text(args) + ": " + append_text(append) + "flash_decode"; });
+  flash_decode(decode, stream);
+}
+
+}  // namespace
 
 void attention(const AttentionArgs& args, Stream stream) {
   const AttentionProblem problem = validate_attention(args);
   if (problem.empty) return log_call([&] { return call_text(args) + ": " + kNothingToDo; });
   const Check check(problem.function);
   DeviceContext& device = device_context(check, problem.q, "q");
+  if (const std::optional<DecodeArgs> decode = as_decode(args, problem, device)) {
+    return decode_few(args, problem, *decode, stream);
+  }
   AttentionPlan plan = plan_attention(problem, device);
   if (checks_contents(check, device, stream)) check_attention_contents(check, device, stream, problem);
   const WorkspaceLease workspace = acquire_workspace(check, device, stream, plan.workspace_bytes, problem.workspace);
   bind_workspace(plan, workspace.data());
+  launch_append(check, device, stream, plan.append);
   device.launch(check, stream, *plan.kernel, LaunchGrid{plan.grid}, plan.params);
   if (plan.merge_kernel != nullptr) {
     device.launch(check, stream, *plan.merge_kernel, LaunchGrid{plan.merge_grid}, plan.params);
   }
-  log_call([&] { return call_text(args) + ": " + schedule_of(plan).text; });
+  log_call([&] { return call_text(args) + ": " + append_text(plan.append) + schedule_of(plan).text; });
 }
 
 std::int64_t attention_workspace_size(const AttentionArgs& args) {
   const AttentionProblem problem = validate_attention_size(args);
   if (problem.empty) return 0;
-  return plan_attention(problem, device_context(Check(problem.function), problem.q, "q")).workspace_bytes;
+  DeviceContext& device = device_context(Check(problem.function), problem.q, "q");
+  if (const std::optional<DecodeArgs> decode = as_decode(args, problem, device)) {
+    std::int64_t bytes = decode_workspace_size(*decode);
+    (void)plan_append(problem, device, bytes);
+    return bytes;
+  }
+  return plan_attention(problem, device).workspace_bytes;
 }
 
 }  // namespace flashport

@@ -6,6 +6,7 @@
 #include <flashport/attention.h>
 
 #include "common/device/attention/pieces.h"
+#include "common/host/attention/few_queries.h"
 #include "common/host/attention/kernel_choice.h"
 #include "common/host/attention/plan.h"
 #include "common/host/attention/problem.h"
@@ -48,6 +49,18 @@ AttentionProblem problem_of(const AttentionScheduleQuery& query) {
   return problem;
 }
 
+// Few queries: what flash_decode does.
+AttentionSchedule schedule_of(const DecodeSchedule& decode) {
+  AttentionSchedule s;
+  s.kernel = decode.kernel;
+  s.blocks = decode.blocks;
+  s.work_tiles = decode.query_tiles;
+  s.pieces = decode.most_chunks;
+  s.workspace_bytes = decode.workspace_bytes;
+  s.text = "flash_decode's " + decode.text;
+  return s;
+}
+
 std::string text_of(const AttentionSchedule& s) {
   return s.kernel + ": " + counted(s.blocks, "block") + " of " + counted(s.threads, "thread") + " and " +
          counted(s.shared_bytes, "byte") + " of shared memory for " + counted(s.work_tiles, "work tile") + " of " +
@@ -70,6 +83,13 @@ AttentionSchedule explain(const AttentionScheduleQuery& query) {
   kCheck.range(query.q_len, "q_len", 1, kMostTokens);
   kCheck.range(query.kv_len, "kv_len", 0, kMostTokens);
   kCheck.range(query.num_splits, "num_splits", kInvariantSplits, kMostPieces);
+  AttentionQuery call = query.call;
+  call.q_len = query.num_splits == kInvariantSplits ? query.q_len : 0;
+  call.group_size = query.num_q_heads / query.num_kv_heads;
+  if (const std::optional<DecodeQuery> decode = as_decode(call); decode && query.kv_len > 0) {
+    return schedule_of(explain(DecodeScheduleQuery{
+        .call = *decode, .batch = query.batch, .num_kv_heads = query.num_kv_heads, .max_kv_len = query.kv_len}));
+  }
   std::string reason;
   if (find_attention_kernel(query.call, reason) == nullptr) kCheck.not_supported(reason);
   DeviceContext& device = find_device(kCheck, find_target(query.call.target, reason));

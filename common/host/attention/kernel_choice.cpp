@@ -2,6 +2,7 @@
 
 #include <bit>
 
+#include "common/host/attention/few_queries.h"
 #include "common/host/check.h"
 #include "common/host/devices.h"
 #include "common/host/kv/cache_layout.h"
@@ -203,10 +204,12 @@ const KernelEntry* find_attention_kernel(const AttentionQuery& query, std::strin
 }
 
 Support supports(const AttentionQuery& query) {
+  if (as_decode(query)) return {true, ""};
   return support_answer([&](std::string& reason) { return find_attention_kernel(query, reason); });
 }
 
 std::string which_kernel(const AttentionQuery& query) {
+  if (const std::optional<DecodeQuery> decode = as_decode(query)) return which_kernel(*decode);
   return kernel_answer([&](std::string& reason) { return find_attention_kernel(query, reason); });
 }
 

@@ -52,6 +52,21 @@ void check_side(const Check& check, const DeviceContext& device, Stream stream, 
   }
 }
 
+// New keys have room, on pages that the cache has.
+void check_new_keys(const Check& check, const DeviceContext& device, Stream stream, const AttentionProblem& problem) {
+  const AppendRotaryParams& p = problem.append;
+  IndexBounds bounds = problem.bounds;
+  bounds.added.assign(static_cast<std::size_t>(p.batch), p.new_len);
+  if (p.cu_seqlens_k_new != nullptr) {
+    const HostIndices offsets(check, device, stream, {p.cu_seqlens_k_new, 0}, std::int64_t{p.batch} + 1);
+    const Side rows = {p.cu_seqlens_k_new, nullptr, p.total_new, p.total_new,
+                       "cu_seqlens_k_new", nullptr, "total_new", "k_new"};
+    check_offsets(check, offsets, p.batch, rows);
+    for (std::int64_t b = 0; b < p.batch; ++b) bounds.added[static_cast<std::size_t>(b)] = offsets[b + 1] - offsets[b];
+  }
+  check_pages(check, device, stream, p.cache, p.batch, bounds);
+}
+
 }  // namespace
 
 void check_attention_contents(const Check& check, const DeviceContext& device, Stream stream,
@@ -62,7 +77,8 @@ void check_attention_contents(const Check& check, const DeviceContext& device, S
                           "cu_seqlens_q", "seqused_q", "max_seqlen_q", "q"};
     check_side(check, device, stream, p.batch, queries, nullptr);
   }
-  if (problem.paged) check_pages(check, device, stream, p.cache, p.batch, problem.bounds);
+  if (problem.appends) check_new_keys(check, device, stream, problem);
+  if (problem.paged && !problem.appends) check_pages(check, device, stream, p.cache, p.batch, problem.bounds);
   const auto* used = static_cast<const std::int32_t*>(p.cache.seqlens.data);
   if (p.cu_seqlens_k != nullptr || used != nullptr || p.leftpad_k != nullptr) {
     const Side keys = {p.cu_seqlens_k, used, p.kv_len, p.total_k, "cu_seqlens_k", "seqused_k", "max_seqlen_k", "k"};

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "common/device/attention/pieces.h"
+#include "common/host/attention/append.h"
 #include "common/host/attention/kernel_choice.h"
 #include "common/host/check.h"
 #include "common/host/published_splits.h"
@@ -133,6 +134,19 @@ void plan_workspace(AttentionPlan& plan, const Check& check, DeviceContext& devi
 
 }  // namespace
 
+AppendLaunch plan_append(const AttentionProblem& problem, DeviceContext& device, std::int64_t& workspace_bytes) {
+  if (!problem.appends) return {};
+  constexpr std::int64_t kMostBlocks = 1 << 20;  // the kernel strides over what is left
+  const AppendRotaryParams& p = problem.append;
+  const std::int64_t rows = (p.rotary.cos == nullptr ? 0 : p.total_q) + p.total_new;
+  AppendLaunch launch{.kernel = &device.plain_kernel(Check(problem.function), KernelTag::kAppendRotary),
+                      .grid = std::clamp<std::int64_t>(rows, 1, kMostBlocks),
+                      .params = p,
+                      .offset = std::max(align_up(workspace_bytes, kCounterBytes), kCounterAreaBytes)};
+  workspace_bytes = launch.offset + append_bytes(p);
+  return launch;
+}
+
 AttentionPlan plan_attention(const AttentionProblem& problem, DeviceContext& device) {
   const Check check(problem.function);
   AttentionPlan plan;
@@ -155,12 +169,18 @@ AttentionPlan plan_attention(const AttentionProblem& problem, DeviceContext& dev
   p.section_heads = section_heads(p);
   plan.grid = blocks_of(plan, check, device);
   plan_workspace(plan, check, device);
+  plan.append = plan_append(problem, device, plan.workspace_bytes);
   return plan;
 }
 
 void bind_workspace(AttentionPlan& plan, void* workspace) {
   char* base = static_cast<char*>(workspace);
   plan.params.counter = reinterpret_cast<std::uint32_t*>(base);
+  if (plan.append.kernel != nullptr) {
+    const AppendedCall after = bind_append(plan.append.params, base + plan.append.offset);
+    plan.params.q = after.q;
+    plan.params.cache.seqlens = {after.seqlens, 0};
+  }
   if (plan.merge_kernel == nullptr) return;
   plan.params.pieces.out = reinterpret_cast<float*>(base + plan.partial_out_offset);
   plan.params.pieces.lse = reinterpret_cast<float*>(base + plan.partial_lse_offset);

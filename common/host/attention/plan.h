@@ -10,6 +10,18 @@
 
 namespace flashport {
 
+// The launch that writes new keys, and what it leaves for those after it, in the workspace after theirs.
+struct AppendLaunch {
+  const KernelEntry* kernel = nullptr;
+  std::int64_t grid = 0;
+  AppendRotaryParams params{};
+  std::int64_t offset = 0;  // in the workspace
+};
+
+// `workspace_bytes` of the launches after it; grows by what this one needs.
+[[nodiscard]] AppendLaunch plan_append(const AttentionProblem& problem, DeviceContext& device,
+                                       std::int64_t& workspace_bytes);
+
 struct AttentionPlan {
   const KernelEntry* kernel = nullptr;
   std::int64_t work_tiles = 0;  // no call of these shapes has more
@@ -21,6 +33,8 @@ struct AttentionPlan {
   const KernelEntry* merge_kernel = nullptr;
   std::int64_t merge_grid = 0;
   std::int64_t partial_out_offset = 0, partial_lse_offset = 0;
+
+  AppendLaunch append;  // before it; no kernel where there are no new keys
 };
 
 [[nodiscard]] AttentionPlan plan_attention(const AttentionProblem& problem, DeviceContext& device);

@@ -9,6 +9,7 @@
 
 #include "common/device/attention/pieces.h"
 #include "common/host/arguments.h"
+#include "common/host/attention/append.h"
 #include "common/host/call_log.h"
 #include "common/host/check.h"
 #include "common/host/kv/cache_layout.h"
@@ -56,6 +57,7 @@ bool drops(const AttentionArgs& a) { return a.dropout_p != 0.0; }
 void check_presence(const AttentionArgs& a) {
   const bool paged = page_arguments(a).is_given();
   check_page_presence(kCheck, page_arguments(a));
+  check_append_presence(kCheck, a);
   if (paged && a.cu_seqlens_k) {
     kCheck.value_error("cu_seqlens_k must not come with keys on pages, whose lengths seqused_k has");
   }
@@ -78,6 +80,7 @@ void check_presence(const AttentionArgs& a) {
                         : a.seqused_q  ? "seqused_q"
                         : a.seqused_k  ? "seqused_k"
                         : a.leftpad_k  ? "leftpad_k"
+                        : a.k_new      ? "k_new"
                                        : nullptr;
     if (other != nullptr) {
       kCheck.value_error(std::string("bias is of sequences that have all q_len queries and kv_len keys, and must not "
@@ -91,11 +94,12 @@ void check_presence(const AttentionArgs& a) {
   }
 }
 
-ArgumentTable<25> table_of(const AttentionArgs& args) {
+ArgumentTable<30> table_of(const AttentionArgs& args) {
   const auto& [q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, leftpad_k,
-               block_table, token_table, request_index, kv_indptr, kv_indices, kv_last_page_len, kv_layout,
-               softmax_scale, causal, window_left, window_right, softcap, alibi_slopes, sinks, bias, dropout_p,
-               rng_state, q_scale, k_scale, v_scale, k_format, v_format, num_splits, out, lse, workspace] = args;
+               block_table, token_table, request_index, kv_indptr, kv_indices, kv_last_page_len, kv_layout, k_new,
+               v_new, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_interleaved, softmax_scale, causal, window_left,
+               window_right, softcap, alibi_slopes, sinks, bias, dropout_p, rng_state, q_scale, k_scale, v_scale,
+               k_format, v_format, num_splits, out, lse, workspace] = args;
   const bool packed = cu_seqlens_q.has_value();
   const auto axes = [packed](const char* packed_text, const char* dense_text) {
     return packed ? Axes{3, packed_text} : Axes{4, dense_text};
@@ -111,16 +115,18 @@ ArgumentTable<25> table_of(const AttentionArgs& args) {
   const Axes scale_axes = {1, "(1 or num_kv_heads)", Rank::kOrScalar}, scales_axes = {2, "(batch, num_kv_heads)"};
   using enum Strides;
 
-  ArgumentTable<25> table;
+  ArgumentTable<30> table;
   table.add(q, "q", kRead, {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFp8E4M3}, kUnitInner,
             axes(kPackedQuery, kDenseQuery));
   // cache_params() checks how keys and values lie.
+  const Access of_cache = k_new ? kWritten : kRead;
   if (block_table || kv_indptr) {
-    table.add(k, "k", kRead, kv_types, kAny, pages, slots);
+    table.add(k, "k", of_cache, kv_types, kAny, pages, slots);
   } else {
-    table.add(k, "k", kRead, kv_types, kAny, cu_seqlens_k || token_table ? slots : pages);
+    table.add(k, "k", of_cache, kv_types, kAny, cu_seqlens_k || token_table ? slots : pages);
   }
-  table.add(v, "v", kRead, kv_types, kAny, {k.rank, key_axes(args, k.rank, true)});
+  table.add(v, "v", of_cache, kv_types, kAny, {k.rank, key_axes(args, k.rank, true)});
+  add_append_arguments(table, args);
   add_page_arguments(table, page_arguments(args));
   table.add(cu_seqlens_q, "cu_seqlens_q", kRead, kInt, kContiguous, {1, "(batch + 1)"});
   table.add(cu_seqlens_k, "cu_seqlens_k", kRead, kInt, kContiguous, {1, "(batch + 1)"});
@@ -228,6 +234,7 @@ Extents check_shapes(const AttentionArgs& a) {
   e.head_dim = a.q.shape[a.q.rank - 1];
   check_key_shapes(a, e);
   check_scale_shapes(a, e);
+  check_append_shapes(kCheck, a, {e.batch, e.num_kv_heads, e.head_dim, e.head_dim_v});
   if (e.num_q_heads > 0 && (e.num_kv_heads == 0 || e.num_q_heads % e.num_kv_heads != 0)) {
     kCheck.value_error("num_q_heads must be a multiple of num_kv_heads, got q " + shape_text(a.q) + " and k " +
                        shape_text(a.k));
@@ -285,12 +292,6 @@ HeadScales scales_of(const std::optional<TensorView>& scale) {
   const auto stride = [&](int axis) { return scale->shape[axis] == 1 ? 0 : scale->strides[axis]; };
   return {static_cast<const float*>(scale->data), scale->rank == 2 ? stride(0) : 0,
           scale->rank == 0 ? 0 : stride(scale->rank - 1)};
-}
-
-// Axes: [seq] token head dim.
-StridedRows rows_of(const TensorView& view) {
-  const std::int64_t* token = view.strides + (view.rank - 3);
-  return {view.data, view.dtype, view.rank == 4 ? view.strides[0] : 0, token[0], token[1], token[2]};
 }
 
 // Keys and values as pages. Without a table a page is a sequence; packed sequences share one.
@@ -366,7 +367,7 @@ ScoreNeeds needs_of(const AttentionParams& p) {
 
 AttentionProblem validate(const AttentionArgs& args, Outputs outputs) {
   check_presence(args);
-  const ArgumentTable<25> table = table_of(args);
+  const ArgumentTable<30> table = table_of(args);
   check_ranks(kCheck, table);
   const Extents extents = check_shapes(args);
   check_tensors(kCheck, table, outputs);
@@ -377,9 +378,17 @@ AttentionProblem validate(const AttentionArgs& args, Outputs outputs) {
   problem.q = args.q;
   problem.workspace = args.workspace;
   problem.empty = extents.batch == 0 || extents.q_len == 0 || extents.num_q_heads == 0;
+  if (problem.empty && extents.batch > 0 && args.k_new) {
+    kCheck.value_error("k_new must come with queries, got q " + shape_text(args.q) + "; append_kv writes keys alone");
+  }
   if (problem.empty) return problem;
   fill_tensors(args, extents, problem.params);
   fill_keys(args, extents, problem);
+  if (args.k_new) {
+    problem.appends = true;
+    problem.append = append_params(args, problem.params);
+    problem.bounds.lengths_name = "seqused_k with k_new";
+  }
   fill_options(args, extents, problem.params);
   problem.num_splits = args.num_splits;
   problem.needs = needs_of(problem.params);
@@ -415,6 +424,7 @@ std::string call_text(const AttentionArgs& a) {
       .count("max_seqlen_k", a.max_seqlen_k, 0)
       .word("kv_layout", a.kv_layout == KvLayout::kHND ? "HND" : "NHD", "NHD")
       .number("softmax_scale", a.softmax_scale)
+      .flag("rotary_interleaved", a.rotary_interleaved)
       .flag("causal", a.causal)
       .window(a.window_left, a.window_right)
       .number("softcap", a.softcap, 0.0)

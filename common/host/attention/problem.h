@@ -24,6 +24,10 @@ struct AttentionProblem {
   bool paged = false;  // keys and values are on pages
   IndexBounds bounds;  // of them
   bool empty = false;  // no query has an output
+
+  // New keys come first (append.h). All but turned_q and seqlens_out, which lie in the workspace.
+  bool appends = false;
+  AppendRotaryParams append{};
   std::optional<TensorView> workspace;
 };
 

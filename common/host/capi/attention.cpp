@@ -41,6 +41,12 @@ AttentionArgs to_attention(const fp_attention_args* from, bool needs_out) {
   a.kv_layout = to_layout(c.kv_layout, tensors.function);
   a.k_format = to_format(c.k_format, tensors.function, "k_format");
   a.v_format = to_format(c.v_format, tensors.function, "v_format");
+  a.k_new = tensors.optional(c.k_new, "k_new");
+  a.v_new = tensors.optional(c.v_new, "v_new");
+  a.cu_seqlens_k_new = tensors.optional(c.cu_seqlens_k_new, "cu_seqlens_k_new");
+  a.rotary_cos = tensors.optional(c.rotary_cos, "rotary_cos");
+  a.rotary_sin = tensors.optional(c.rotary_sin, "rotary_sin");
+  a.rotary_interleaved = c.rotary_interleaved != 0;
   a.workspace = tensors.optional(c.workspace, "workspace");
   a.max_seqlen_q = c.max_seqlen_q;
   a.max_seqlen_k = c.max_seqlen_k;

@@ -96,8 +96,9 @@ void check_pages(const Check& check, const DeviceContext& device, Stream stream,
       pages = cache.table + row * cache.table_stride;
     }
     if (cache.seqlens.data != nullptr) {
-      length = lengths[b];
-      if (length < 0 || length > capacity) {
+      const std::int64_t added = bounds.added.empty() ? 0 : bounds.added[static_cast<std::size_t>(b)];
+      length = lengths[b] + added;
+      if (length < added || length > capacity) {
         check.value_error(entry_text(bounds.lengths_name, b, length) + " must lie in " + range_text(0, capacity) +
                           " (what " + (bounds.capacity_name != nullptr ? bounds.capacity_name : bounds.table_name) +
                           " can hold)");

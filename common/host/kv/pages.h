@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include <flashport/types.h>
 
@@ -29,7 +30,8 @@ struct IndexBounds {
   const char* capacity_name = nullptr;  // what bounds a length; null: table_name
   std::int64_t pages = 0;               // of the cache: an entry lies in [0, pages)
   std::int64_t table_rows = 0;
-  std::int64_t table_entries = 0;  // of kv_indices
+  std::int64_t table_entries = 0;        // of kv_indices
+  std::vector<std::int64_t> added = {};  // keys that a call adds to each sequence; empty: none
 };
 
 // At most one way is given, and what belongs to it.

@@ -39,6 +39,18 @@ struct AttentionArgs {
   std::optional<TensorView> block_table, token_table, request_index, kv_indptr, kv_indices, kv_last_page_len;
   KvLayout kv_layout = KvLayout::kNHD;  // of k and v with 4 axes
 
+  // New keys and values, which the call writes into k and v after the seqused_k keys of each sequence, which must be
+  // given, before it attends to all of them: (B, Sn, Hkv, D), or packed (Tn, Hkv, D) with cu_seqlens_k_new (B + 1)
+  // int32; v_new with DV; fp16, bf16 or fp32. k and v are then a cache: of rank 4 without cu_seqlens_k, or on pages. A
+  // sequence's new keys for which its cache has no room are dropped.
+  std::optional<TensorView> k_new, v_new, cu_seqlens_k_new;
+  // Rotary position embedding of k_new and q, of one type and with the same two tensors: (positions, rotary_dim / 2) of
+  // fp16, bf16 or fp32, rotary_dim a multiple of 16 and at most D. A sequence's new key i is turned to position
+  // seqused_k + i; so is query i where the call is causal or has a window, else to seqused_k. Positions past the
+  // tensors are not turned. Pairs are dims i and i + rotary_dim / 2, or if interleaved 2i and 2i + 1.
+  std::optional<TensorView> rotary_cos, rotary_sin;
+  bool rotary_interleaved = false;
+
   std::optional<double> softmax_scale;     // default 1 / sqrt(D)
   bool causal = false;                     // no key after a query's own position, whatever window_right is
   std::int64_t window_left = -1;           // keys to the left of a query's own position; -1 is infinite
@@ -65,7 +77,9 @@ struct AttentionArgs {
   std::optional<TensorView> workspace;  // uint8 (attention_workspace_size bytes), zero before its first use
 };
 
-// softmax(softmax_scale q k^T + bias) v.
+// softmax(softmax_scale q k^T + bias) v. Few queries on a cache run flash_decode's kernels, where these serve the call
+// and are faster: q of rank 4 with up to 16 tokens, causal if more than one, keys with seqused_k or kv_last_page_len,
+// and kInvariantSplits. which_kernel() and explain() say so.
 FLASHPORT_API void attention(const AttentionArgs& args, Stream stream = 0);
 
 // Bytes that a call with these arguments needs as workspace; depends on shapes and the device, never on lengths.
@@ -94,6 +108,9 @@ struct AttentionQuery {
   bool alibi = false;
   bool bias = false;
   bool dropout = false;
+  bool seqused_k = false;
+  std::int64_t q_len = 0;       // queries of every sequence of a call without cu_seqlens_q; 0: packed, or many
+  std::int64_t group_size = 1;  // Hq / Hkv
 };
 [[nodiscard]] FLASHPORT_API Support supports(const AttentionQuery& query);
 [[nodiscard]] FLASHPORT_API std::string which_kernel(

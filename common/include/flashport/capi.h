@@ -287,6 +287,12 @@ typedef struct fp_attention_args {
   const fp_tensor* v_scale;
   int32_t k_format; /* fp_kv_format, as v_format */
   int32_t v_format;
+  const fp_tensor* k_new; /* written to k, at the ends of sequences, before the attention */
+  const fp_tensor* v_new;
+  const fp_tensor* cu_seqlens_k_new;
+  const fp_tensor* rotary_cos;
+  const fp_tensor* rotary_sin;
+  int32_t rotary_interleaved;
 } fp_attention_args;
 
 typedef struct fp_dropout_mask_args {
@@ -305,8 +311,8 @@ typedef struct fp_query {
   const char* target;  /* "cpu", "sm90a", ...; null or "": the first GPU's, else the CPU's */
   int64_t head_dim_qk; /* of queries and keys; the gated delta rule's K, and the head dim of a merge */
   int64_t head_dim_v;
-  int64_t group_size; /* decode, fp_explain() of attention: num_q_heads / num_kv_heads */
-  int64_t q_len;      /* decode; fp_explain() of attention: queries of every sequence */
+  int64_t group_size; /* decode, attention: num_q_heads / num_kv_heads */
+  int64_t q_len;      /* decode; attention: queries of every sequence, 0 where they are packed */
   int32_t k_format;   /* fp_kv_format, decode, append and attention, as v_format; fp_format_own is that of `dtype` */
   int32_t v_format;
   int32_t state_dtype;  /* fp_dtype, gated delta rule; fp_float32 also where there is no pool */
@@ -324,6 +330,7 @@ typedef struct fp_query {
   int32_t bias;
   int32_t dropout;
   int32_t paged; /* keys and values on pages; their formats are those above */
+  int32_t seqused_k;
 } fp_query;
 
 FLASHPORT_API fp_status fp_attention(const fp_attention_args* args, fp_stream stream);

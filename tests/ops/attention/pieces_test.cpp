@@ -23,7 +23,8 @@ using Bits = std::vector<unsigned char>;
 // The keys of the tiles of the case's kernel.
 std::int64_t tile_keys(const AttentionCase& c) {
   return flashport::explain(
-             flashport::AttentionScheduleQuery{.call = c.query(), .num_q_heads = c.q_heads, .num_kv_heads = c.kv_heads})
+             flashport::AttentionScheduleQuery{
+                 .call = c.query(), .num_q_heads = c.q_heads, .num_kv_heads = c.kv_heads, .num_splits = 1})
       .keys;
 }
 

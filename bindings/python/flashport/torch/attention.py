@@ -19,12 +19,15 @@ _INPUTS = (
     "SymInt? max_seqlen_k, Tensor? seqused_q, Tensor? seqused_k, Tensor? leftpad_k, Tensor? block_table, "
     "Tensor? token_table, "
     "Tensor? request_index, Tensor? kv_indptr, Tensor? kv_indices, Tensor? kv_last_page_len, str kv_layout, "
-    "float? softmax_scale, bool causal, SymInt window_left, SymInt window_right, float softcap, Tensor? alibi_slopes, "
+    "Tensor? k_new, Tensor? v_new, Tensor? cu_seqlens_k_new, Tensor? rotary_cos, Tensor? rotary_sin, "
+    "bool rotary_interleaved, float? softmax_scale, bool causal, SymInt window_left, SymInt window_right, float softcap, Tensor? alibi_slopes, "
     "Tensor? sinks, Tensor? bias, float dropout_p, Tensor? rng_state, Tensor? q_scale, Tensor? k_scale, "
     "Tensor? v_scale, str? k_format, str? v_format, SymInt? num_splits"
 )
 _NAMES = [one.split()[-1] for one in _INPUTS.split(", ")]
-_WINDOW, _V_FORMAT = _NAMES.index("window_left"), _NAMES.index("v_format")
+_WINDOW, _V_FORMAT, _K_NEW = _NAMES.index("window_left"), _NAMES.index("v_format"), _NAMES.index("k_new")
+# Where there are new keys, the call writes to its cache.
+_APPENDING_INPUTS = _INPUTS.replace("Tensor k,", "Tensor(d!) k,").replace("Tensor v,", "Tensor(e!) v,")
 _BLOCKS = _core.kv_format_blocks()
 
 
@@ -73,6 +76,12 @@ _attention_out = register(
     writes_nothing_else,
     _out_kernel,
 )
+_attention_append = register(
+    "attention_append_out",
+    f"({_APPENDING_INPUTS}, Tensor(a!) out, Tensor(b!)? lse, Tensor(c!)? workspace) -> ()",
+    writes_nothing_else,
+    _out_kernel,
+)
 _dropout_mask = register(
     "dropout_mask", "(SymInt[] shape, Tensor rng_state, float dropout_p) -> Tensor", _mask_fake, _mask_kernel
 )
@@ -89,14 +98,15 @@ def attention(*arguments: Any) -> Any:
     *inputs, out, lse, return_lse, workspace, stream = arguments
     check_window("attention", inputs[_WINDOW])
     inputs = [*inputs[:_WINDOW], *inputs[_WINDOW], *inputs[_WINDOW + 1 :]]
-    if out is None and lse is None and workspace is None:
+    appends = inputs[_K_NEW] is not None
+    if out is None and lse is None and workspace is None and not appends:
         result = _attention(stream, *inputs, return_lse)
         return result if return_lse else result[0]
     check_boolean("attention", "return_lse", return_lse)
     new_out, new_lse = _fake(*inputs, return_lse)
     out = new_out if out is None else out
     lse = new_lse if lse is None and return_lse else lse
-    _attention_out(stream, *inputs, out, lse, workspace)
+    (_attention_append if appends else _attention_out)(stream, *inputs, out, lse, workspace)
     return out if lse is None else (out, lse)
 
 

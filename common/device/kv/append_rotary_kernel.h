@@ -1,0 +1,207 @@
+// What a call of attention with new keys does before it: writes the new keys and values into the cache at the positions
+// after those that are there, counts the keys that are there then, and with rotary position embedding turns the new
+// keys and copies of the queries. In fp32, with angle a_i of pair i at the row's position:
+//   (x, y) -> (x cos a_i - y sin a_i, x sin a_i + y cos a_i)
+//
+// A block takes one row after another: those of the queries, then those of the new keys and values. A thread takes
+// eight values of a head at a time; in q8_0 a block of 32.
+#pragma once
+
+#include "common/device/kv/append_kernel.h"
+
+namespace flashport::FLASHPORT_TARGET::kv {
+
+inline constexpr int kOctet = 8;
+struct alignas(16) OctetBits {
+  std::uint32_t words[4];
+};
+
+// Eight values of type `dtype` from element `at` on, `stride` apart.
+FLASHPORT_DEVICE void load_octet(float (&x)[kOctet], const void* data, DType dtype, std::int64_t at,
+                                 std::int64_t stride) {
+  const auto* from = static_cast<const std::uint16_t*>(data) + at;
+  if (dtype == DType::kFloat32 || stride != 1 || reinterpret_cast<std::uintptr_t>(from) % sizeof(OctetBits) != 0) {
+    for (int i = 0; i < kOctet; ++i) x[i] = load_as_float(data, dtype, at + i * stride);
+    return;
+  }
+  const OctetBits bits = *reinterpret_cast<const OctetBits*>(from);
+  for (int i = 0; i < kOctet; ++i) {
+    const auto half = static_cast<std::uint16_t>(bits.words[i / 2] >> i % 2 * 16);
+    x[i] = dtype == DType::kFloat16 ? to_float(__builtin_bit_cast(Half, half))
+                                    : to_float(__builtin_bit_cast(BFloat16, half));
+  }
+}
+
+// The same into a row of a cache from value `first` on.
+FLASHPORT_DEVICE void store_octet(KvFormat format, char* row, int first, const float (&x)[kOctet]) {
+  auto* to = reinterpret_cast<std::uint16_t*>(row) + first;
+  const bool is_half = format == KvFormat::kFp16;
+  if ((!is_half && format != KvFormat::kBf16) || reinterpret_cast<std::uintptr_t>(to) % sizeof(OctetBits) != 0) {
+    for (int i = 0; i < kOctet; ++i) store_value(format, row, first + i, x[i]);
+    return;
+  }
+  OctetBits bits = {};
+  for (int i = 0; i < kOctet; ++i) {
+    const std::uint16_t half = is_half ? __builtin_bit_cast(std::uint16_t, to_half(x[i]))
+                                       : __builtin_bit_cast(std::uint16_t, to_bfloat16(x[i]));
+    bits.words[i / 2] |= static_cast<std::uint32_t>(half) << i % 2 * 16;
+  }
+  *reinterpret_cast<OctetBits*>(to) = bits;
+}
+
+// Turns values `first` to `first` + 7 of a row at `position`; `load` gives any eight of the row.
+template <class Load>
+FLASHPORT_DEVICE void turn_octet(float (&x)[kOctet], int first, const RotaryParams& p, int position, Load&& load) {
+  if (p.cos == nullptr || first >= 2 * p.half || position >= p.positions) return;
+  const std::int64_t cos_row = position * p.cos_stride, sin_row = position * p.sin_stride;
+  if (p.is_interleaved != 0) {
+    for (int i = 0; i < kOctet; i += 2) {
+      const float c = load_as_float(p.cos, p.dtype, cos_row + (first + i) / 2);
+      const float s = load_as_float(p.sin, p.dtype, sin_row + (first + i) / 2);
+      const float even = x[i], odd = x[i + 1];
+      x[i] = fma_rn(even, c, -(odd * s));
+      x[i + 1] = fma_rn(odd, c, even * s);
+    }
+    return;
+  }
+  const bool is_first = first < p.half;
+  const int pair = is_first ? first : first - p.half;
+  float other[kOctet], c[kOctet], s[kOctet];
+  load(other, is_first ? first + p.half : pair);
+  load_octet(c, p.cos, p.dtype, cos_row + pair, 1);
+  load_octet(s, p.sin, p.dtype, sin_row + pair, 1);
+  for (int i = 0; i < kOctet; ++i) x[i] = fma_rn(x[i], c[i], other[i] * (is_first ? -s[i] : s[i]));
+}
+
+// Which row of which sequence a row of all sequences is.
+struct SequenceRow {
+  int seq;  // -1: no sequence's
+  int index;
+};
+FLASHPORT_DEVICE SequenceRow sequence_row(const std::int32_t* cu_seqlens, int batch, int len, std::int64_t row) {
+  if (cu_seqlens == nullptr) return {static_cast<int>(row / len), static_cast<int>(row % len)};
+  if (row < cu_seqlens[0] || row >= cu_seqlens[batch]) return {-1, 0};
+  int low = 0, high = batch;  // cu_seqlens[low] <= row < cu_seqlens[high]
+  while (high - low > 1) {
+    const int middle = low + (high - low) / 2;
+    (cu_seqlens[middle] <= row ? low : high) = middle;
+  }
+  return {low, static_cast<int>(row - cu_seqlens[low])};
+}
+
+// Keys that there is room for.
+FLASHPORT_DEVICE int sequence_room(const PagedCache& p, int seq) {
+  if (p.kv_indptr == nullptr) return p.max_len;
+  const std::int64_t pages = p.kv_indptr[seq + 1] - p.kv_indptr[seq];
+  return static_cast<int>(maximum(minimum(pages * p.page_size, std::int64_t{p.max_len}), std::int64_t{0}));
+}
+
+FLASHPORT_DEVICE float head_scale(const HeadScales& scales, int seq, int head) {
+  return scales.data == nullptr ? 1.0f : scales.data[seq * scales.stride_seq + head * scales.stride_head];
+}
+
+// The heads of row `row` of the queries.
+template <int kThreads>
+FLASHPORT_DEVICE void turn_query(const AppendRotaryParams& p, const Block& block, std::int64_t row) {
+  const SequenceRow at = sequence_row(p.cu_seqlens_q, p.batch, p.q_len, row);
+  if (at.seq < 0) return;
+  const int position = sequence_length(p.cache, at.seq) + (p.rotary.queries_advance != 0 ? at.index : 0);
+  const std::int64_t token = p.cu_seqlens_q == nullptr ? at.index : row;
+  const int octets = p.head_dim_qk / kOctet;
+  for (int i = block.thread(); i < p.num_q_heads * octets; i += kThreads) {
+    const int head = i / octets, first = i % octets * kOctet;
+    const std::int64_t from = strided_offset(p.q, at.seq, token, head);
+    const auto load = [&](float (&x)[kOctet], int dim) {
+      load_octet(x, p.q.data, p.q.dtype, from + dim * p.q.stride_dim, p.q.stride_dim);
+    };
+    float x[kOctet];
+    load(x, first);
+    turn_octet(x, first, p.rotary, position, load);
+    const std::int64_t to = (row * p.num_q_heads + head) * p.head_dim_qk;
+    const int bytes = p.q.dtype == DType::kFloat32 ? 4 : 2;
+    const KvFormat format = p.q.dtype == DType::kFloat32   ? KvFormat::kFp32
+                            : p.q.dtype == DType::kFloat16 ? KvFormat::kFp16
+                                                           : KvFormat::kBf16;
+    store_octet(format, static_cast<char*>(p.turned_q) + to * bytes, first, x);
+  }
+}
+
+struct NewRow {
+  int seq, position;
+  std::int64_t token;  // on the token axis of the new keys
+  TokenCoord coord;    // in the cache
+};
+
+// All heads of a new row of the keys, or of the values, which nothing turns.
+template <int kThreads>
+FLASHPORT_DEVICE void append_row(const AppendRotaryParams& p, const Block& block, const NewRow& row,
+                                 const StridedRows& rows, const CacheParams& cache, KvFormat format,
+                                 const HeadScales& scales, int head_dim, const RotaryParams& rotary) {
+  const int unit = format == KvFormat::kQ8_0 ? kAppendUnit : kOctet;
+  const int units = head_dim / unit;
+  for (int i = block.thread(); i < p.num_kv_heads * units; i += kThreads) {
+    const int head = i / units, first = i % units * unit;
+    const std::int64_t from = strided_offset(rows, row.seq, row.token, head);
+    const auto load = [&](float (&x)[kOctet], int dim) {
+      load_octet(x, rows.data, rows.dtype, from + dim * rows.stride_dim, rows.stride_dim);
+    };
+    const float scale = head_scale(scales, row.seq, head);
+    const auto make = [&](float (&x)[kOctet], int dim) {
+      load(x, dim);
+      turn_octet(x, dim, rotary, row.position, load);
+      for (int j = 0; j < kOctet; ++j) x[j] = x[j] / scale;
+    };
+    char* to = static_cast<char*>(cache.data) + row_offset(cache, row.coord, head);
+    float x[kOctet];
+    if (format != KvFormat::kQ8_0) {
+      make(x, first);
+      store_octet(format, to, first, x);
+      continue;
+    }
+    float values[kAppendUnit];
+    for (int octet = 0; octet < kAppendUnit; octet += kOctet) {
+      make(x, first + octet);
+      for (int j = 0; j < kOctet; ++j) values[octet + j] = x[j];
+    }
+    store_q8_0_block(to + first / kAppendUnit * kQ8BlockBytes, values);
+  }
+}
+
+// Row `row` of the new keys and of the new values; nothing where the sequence has no room for it.
+template <int kThreads>
+FLASHPORT_DEVICE void append_key_and_value(const AppendRotaryParams& p, const Block& block, std::int64_t row) {
+  const SequenceRow at = sequence_row(p.cu_seqlens_k_new, p.batch, p.new_len, row);
+  if (at.seq < 0) return;
+  const int before = sequence_length(p.cache, at.seq);
+  if (at.index >= sequence_room(p.cache, at.seq) - before) return;
+  const int position = before + at.index;
+  const TokenCoord coord = token_coord(p.cache, page_list(p.cache, at.seq), at.seq, position, true);
+  const NewRow to{at.seq, position, p.cu_seqlens_k_new == nullptr ? at.index : row, coord};
+  append_row<kThreads>(p, block, to, p.k, p.cache.k, p.k_format, p.k_scale, p.head_dim_qk, p.rotary);
+  append_row<kThreads>(p, block, to, p.v, p.cache.v, p.v_format, p.v_scale, p.head_dim_v, RotaryParams{});
+}
+
+FLASHPORT_DEVICE int sequence_new_rows(const AppendRotaryParams& p, int seq) {
+  if (p.cu_seqlens_k_new == nullptr) return p.new_len;
+  const std::int64_t begin = p.cu_seqlens_k_new[seq], end = p.cu_seqlens_k_new[seq + 1];
+  return static_cast<int>(maximum(minimum(end - begin, p.total_new), std::int64_t{0}));
+}
+
+template <int kThreads>
+FLASHPORT_DEVICE void append_rotary(const AppendRotaryParams& p, const Block& block) {
+  for (std::int64_t i = block.index() * kThreads + block.thread(); i < p.batch; i += block.count() * kThreads) {
+    const int seq = static_cast<int>(i), before = sequence_length(p.cache, seq);
+    const int room = maximum(sequence_room(p.cache, seq) - before, 0);
+    p.seqlens_out[seq] = before + minimum(sequence_new_rows(p, seq), room);
+  }
+  const std::int64_t q_rows = p.rotary.cos != nullptr ? p.total_q : 0;
+  for (std::int64_t row = block.index(); row < q_rows + p.total_new; row += block.count()) {
+    if (row < q_rows) {
+      turn_query<kThreads>(p, block, row);
+    } else {
+      append_key_and_value<kThreads>(p, block, row - q_rows);
+    }
+  }
+}
+
+}  // namespace flashport::FLASHPORT_TARGET::kv

@@ -1,0 +1,146 @@
+#include "common/host/attention/few_queries.h"
+
+#include <utility>
+
+#include "common/host/last_choice.h"
+
+namespace flashport {
+namespace {
+
+constexpr std::int64_t kMostQueries = 16, kMostGroup = 128;  // of flash_decode
+// More rows of a kv head fill the tiles of attention's own kernels.
+constexpr std::int64_t kMostRows = 64;
+
+bool are_few(std::int64_t q_len, std::int64_t group, bool causal) {
+  return q_len >= 1 && q_len <= kMostQueries && group <= kMostGroup && q_len * group <= kMostRows &&
+         (causal || q_len == 1);
+}
+
+bool scales_fit(const AttentionArgs& a) {
+  if (a.q_scale) return false;
+  const auto count = [](const std::optional<TensorView>& scale) {
+    return !scale ? 0 : scale->rank == 2 ? -1 : scale->rank == 0 ? 1 : scale->shape[0];
+  };
+  const std::int64_t k = count(a.k_scale), v = count(a.v_scale);
+  const auto is_contiguous = [](const std::optional<TensorView>& scale) {
+    return !scale || scale->rank == 0 || scale->shape[0] == 1 || scale->strides[0] == 1;
+  };
+  return k >= 0 && v >= 0 && (k == 0 || v == 0 || k == v) && is_contiguous(a.k_scale) && is_contiguous(a.v_scale);
+}
+
+bool has_only_what_decode_has(const AttentionArgs& a) {
+  return a.q.rank == 4 && !a.cu_seqlens_k && (a.seqused_k || a.kv_last_page_len) && !a.seqused_q && !a.leftpad_k &&
+         !a.bias && a.dropout_p == 0.0 && a.num_splits == kInvariantSplits && scales_fit(a);
+}
+
+DecodeQuery query_of(std::string target, const AttentionParams& p) {
+  return {.target = std::move(target),
+          .q_dtype = p.q.dtype,
+          .k_format = p.k_format,
+          .v_format = p.v_format,
+          .head_dim_qk = p.head_dim_qk,
+          .head_dim_v = p.head_dim_v,
+          .group_size = p.group_size,
+          .q_len = p.q_len};
+}
+
+struct Shape {
+  std::int32_t head_dim_qk, head_dim_v, group_size, q_len;
+  DType dtype;
+  KvFormat k_format, v_format;
+  friend bool operator==(const Shape&, const Shape&) = default;
+};
+
+// supports() of decode's query, asked once while calls are alike.
+bool is_served(const DeviceContext& device, const AttentionParams& p) {
+  thread_local LastChoice<Shape> last;
+  const Shape shape{p.head_dim_qk, p.head_dim_v, p.group_size, p.q_len, p.q.dtype, p.k_format, p.v_format};
+  if (last.find(device.kernels(), shape) != nullptr) return true;
+  if (!supports(query_of(device.target(), p)).supported) return false;
+  last.keep(device.kernels(), shape, device.kernels().data());
+  return true;
+}
+
+}  // namespace
+
+std::optional<DecodeArgs> as_decode(const AttentionArgs& a, const AttentionProblem& problem,
+                                    const DeviceContext& device) {
+  const AttentionParams& p = problem.params;
+  if (!are_few(p.q_len, p.group_size, a.causal) || p.kv_len == 0 || !has_only_what_decode_has(a) ||
+      !is_served(device, p)) {
+    return std::nullopt;
+  }
+  DecodeArgs d;
+  d.q = a.q;
+  d.k_cache = a.k;
+  d.v_cache = a.v;
+  if (a.seqused_k) d.seqlens = *a.seqused_k;
+  d.block_table = a.block_table;
+  d.token_table = a.token_table;
+  d.request_index = a.request_index;
+  d.kv_indptr = a.kv_indptr;
+  d.kv_indices = a.kv_indices;
+  d.kv_last_page_len = a.kv_last_page_len;
+  d.kv_layout = a.kv_layout;
+  d.softmax_scale = a.softmax_scale;
+  d.window_left = a.window_left;  // no key is after the last query
+  d.softcap = a.softcap;
+  d.alibi_slopes = a.alibi_slopes;
+  d.sinks = a.sinks;
+  d.k_scale = a.k_scale;
+  d.v_scale = a.v_scale;
+  d.k_format = a.k_format;
+  d.v_format = a.v_format;
+  d.out = a.out;
+  if (a.lse) {  // heads are after tokens there
+    d.lse = a.lse;
+    std::swap(d.lse->shape[1], d.lse->shape[2]);
+    std::swap(d.lse->strides[1], d.lse->strides[2]);
+  }
+  d.workspace = a.workspace;
+  return d;
+}
+
+void attend_after(const AppendedCall& appended, DecodeArgs& decode) {
+  const std::int64_t batch = decode.q.shape[0];
+  TensorView lengths{};
+  lengths.data = const_cast<std::int32_t*>(appended.seqlens);
+  lengths.dtype = DType::kInt32;
+  lengths.device = decode.q.device;
+  lengths.rank = 1;
+  lengths.shape[0] = batch;
+  lengths.strides[0] = 1;
+  decode.seqlens = lengths;
+  decode.q.data = appended.q.data;
+  const std::int64_t strides[] = {appended.q.stride_seq, appended.q.stride_token, appended.q.stride_head,
+                                  appended.q.stride_dim};
+  std::copy(std::begin(strides), std::end(strides), decode.q.strides);
+}
+
+TensorView workspace_view(void* data, std::int64_t bytes, Device device) {
+  TensorView view{};
+  view.data = data;
+  view.dtype = DType::kUInt8;
+  view.device = device;
+  view.rank = 1;
+  view.shape[0] = bytes;
+  view.strides[0] = 1;
+  return view;
+}
+
+std::optional<DecodeQuery> as_decode(const AttentionQuery& q) {
+  if (!are_few(q.q_len, q.group_size, q.causal) || !(q.paged || q.seqused_k) || q.bias || q.dropout) {
+    return std::nullopt;
+  }
+  const DecodeQuery query{.target = q.target,
+                          .q_dtype = q.dtype,
+                          .k_format = q.k_format,
+                          .v_format = q.v_format,
+                          .head_dim_qk = q.head_dim_qk,
+                          .head_dim_v = q.head_dim_v,
+                          .group_size = q.group_size,
+                          .q_len = q.q_len};
+  return supports(query).supported ? std::optional(query) : std::nullopt;
+}
+
+}  // namespace flashport

@@ -1,0 +1,27 @@
+// Calls of attention with few queries, which flash_decode's kernels serve faster: they cut keys into parts and read
+// them once for all heads of a group. Whether they do follows from a call's shapes and options, never from its batch.
+#pragma once
+
+#include <optional>
+
+#include <flashport/attention.h>
+
+#include "common/host/attention/append.h"
+#include "common/host/attention/problem.h"
+#include "common/host/devices.h"
+
+namespace flashport {
+
+// The call of flash_decode that does what a validated call of attention asks for; none where attention's own kernels
+// do. Its q and seqlens are those of before new keys.
+[[nodiscard]] std::optional<DecodeArgs> as_decode(const AttentionArgs& args, const AttentionProblem& problem,
+                                                  const DeviceContext& device);
+
+// Lets the call attend to new keys, too.
+void attend_after(const AppendedCall& appended, DecodeArgs& decode);
+[[nodiscard]] TensorView workspace_view(void* data, std::int64_t bytes, Device device);
+
+// The same of a query: what flash_decode would be asked. None where attention's own kernels serve it.
+[[nodiscard]] std::optional<DecodeQuery> as_decode(const AttentionQuery& query);
+
+}  // namespace flashport
