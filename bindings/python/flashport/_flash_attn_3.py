@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -155,37 +154,40 @@ def attend_cache(
         _cache.check_contents(function, seqlens, added, kv_len, k_cache, batch_idx, leftpad, page_table, "page_table")
 
     scales = _scales(function, q, descales, batch, k_cache.shape[2])
-    window = _window(function, window_size, causal)
+    window = _seen(_window(function, window_size, causal), kv_len, q_len)
     table = page_table if batch_idx is None else batch_idx[:, None]  # a sequence of the cache is a page
-    k, v = new.k, new.v
-    if new.cos is not None:
-        first = seqlens if new.rotary_seqlens is None else new.rotary_seqlens
-        left, right = window
-        masked = right == 0 or 0 <= left < kv_len - 1 or 0 <= right < q_len - 1
-        q_rows = positions(q, first, cu_seqlens_q) if masked else _first_positions(q, first, cu_seqlens_q)
-        q = rotated(q, new.cos, new.sin, new.interleaved, q_rows)
-        k = rotated(k, new.cos, new.sin, new.interleaved, positions(k, first, new.cu_seqlens))
-    if seqlens is None:
-        seqlens = torch.full((batch,), kv_len, dtype=torch.int32, device=q.device)
-    lengths = seqlens if added is None else seqlens + added
     options = _options(q, softmax_scale, softcap, sinks, return_lse)
     options.update({"block_table": table, "cu_seqlens_q": cu_seqlens_q})
-    if q.dtype != FP8 and leftpad is None and kv_len > 0 and kernels.decodes(q_len, q.shape[-2], k_cache.shape[2]):
-        if packed and table is None:  # a sequence of the cache is a page
+    few = q.dtype != FP8 and leftpad is None and kernels.decodes(q_len, q.shape[-2], k_cache.shape[2])
+    if few and packed and new.k is None and kv_len > 0:
+        if table is None:
             options["block_table"] = torch.arange(batch, dtype=torch.int32, device=q.device)[:, None]
-        options.update({"num_splits": num_splits if num_splits > 1 else None, "max_q_len": q_len if packed else None})
-        run = partial(kernels.decode, function, q, k_cache, v_cache, lengths, window, q_len, **options)
-    else:
-        options.update({"seqused_k": lengths, "leftpad_k": leftpad, "max_seqlen_q": q_len if packed else None})
-        run = partial(kernels.attend, function, q, k_cache, v_cache, window, **options, **scales)
+        if seqlens is None:
+            seqlens = torch.full((batch,), kv_len, dtype=torch.int32, device=q.device)
+        options.update({"num_splits": num_splits if num_splits > 1 else None, "max_q_len": q_len})
+        return kernels.decode(function, q, k_cache, v_cache, seqlens, window, q_len, **options)
     if new.k is not None:
-        slots = _cache.slots_of(seqlens, k, new.cu_seqlens, table, k_cache.shape[1], kv_len)
-        if new.cu_seqlens is None:
-            k, v = k.flatten(0, 1), v.flatten(0, 1)
-        if q.dtype == FP8:  # which fp16 has exactly
-            k, v = k.half(), v.half()
-        _cache.append(run, k, v, k_cache, v_cache, slots)
-    return run()
+        q, appended = _appended(q, new, seqlens, cu_seqlens_q, masked=window != (-1, -1))
+        options.update(appended)
+    options.update({"seqused_k": seqlens, "leftpad_k": leftpad, "max_seqlen_q": q_len if packed else None})
+    return kernels.attend(function, q, k_cache, v_cache, window, **options, **scales)
+
+
+def _appended(q: Any, new: NewKeys, seqlens: Any, cu_seqlens_q: Any, masked: bool) -> tuple[Any, dict[str, Any]]:
+    """The queries, and the arguments of :func:`flashport.attention` for the new keys."""
+    k, v, cos = new.k, new.v, new.cos
+    if cos is not None and (new.rotary_seqlens is not None or q.dtype == FP8):  # which it does not turn
+        first = seqlens if new.rotary_seqlens is None else new.rotary_seqlens
+        q_rows = positions(q, first, cu_seqlens_q) if masked else _first_positions(q, first, cu_seqlens_q)
+        q = rotated(q, cos, new.sin, new.interleaved, q_rows)
+        k = rotated(k, cos, new.sin, new.interleaved, positions(k, first, new.cu_seqlens))
+        cos = None
+    if q.dtype == FP8:  # which fp16 has exactly
+        k, v = k.half(), v.half()
+    options = {"k_new": k, "v_new": v, "cu_seqlens_k_new": new.cu_seqlens}
+    if cos is not None:
+        options.update({"rotary_cos": cos, "rotary_sin": new.sin, "rotary_interleaved": new.interleaved})
+    return q, options
 
 
 def _scales(function: str, q: Any, descales: tuple[Any, Any, Any], batch: int, kv_heads: int) -> dict[str, Any]:
@@ -211,6 +213,12 @@ def _window(function: str, window_size: Any, causal: bool) -> tuple[int, int]:
     """-1 is no limit; causality is a right side of 0."""
     left, right = (max(-1, side) for side in checks.window_of(function, window_size))
     return left, 0 if causal else right
+
+
+def _seen(window: tuple[int, int], kv_len: int, q_len: int) -> tuple[int, int]:
+    """The same window, without sides that hide nothing."""
+    left, right = window
+    return left if left < kv_len - 1 else -1, right if right == 0 or right < q_len - 1 else -1
 
 
 def _first_positions(q: Any, first: Any, cu_seqlens_q: Any) -> Any:

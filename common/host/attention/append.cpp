@@ -91,8 +91,10 @@ AppendRotaryParams append_params(const AttentionArgs& a, const AttentionParams& 
   append.cache = p.cache;
   append.k_format = p.k_format;
   append.v_format = p.v_format;
-  append.k_scale = p.k_scale;
-  append.v_scale = p.v_scale;
+  if (a.q.dtype != DType::kFp8E4M3) {  // with which all arguments are stored numbers
+    append.k_scale = p.k_scale;
+    append.v_scale = p.v_scale;
+  }
   if (a.rotary_cos) {
     const TensorView &cos = *a.rotary_cos, &sin = *a.rotary_sin;
     const std::int64_t most = std::numeric_limits<std::int32_t>::max();

@@ -42,7 +42,7 @@ struct AttentionArgs {
   // New keys and values, which the call writes into k and v after the seqused_k keys of each sequence, which must be
   // given, before it attends to all of them: (B, Sn, Hkv, D), or packed (Tn, Hkv, D) with cu_seqlens_k_new (B + 1)
   // int32; v_new with DV; fp16, bf16 or fp32. k and v are then a cache: of rank 4 without cu_seqlens_k, or on pages. A
-  // sequence's new keys for which its cache has no room are dropped.
+  // sequence's new keys for which its cache has no room are dropped. k_scale and v_scale divide them, unless q is fp8.
   std::optional<TensorView> k_new, v_new, cu_seqlens_k_new;
   // Rotary position embedding of k_new and q, of one type and with the same two tensors: (positions, rotary_dim / 2) of
   // fp16, bf16 or fp32, rotary_dim a multiple of 16 and at most D. A sequence's new key i is turned to position

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 
-from flashport.decode import append_kv
 from flashport.flash_attn import _checks as checks
 from flashport.flash_attn import _kernels as kernels
-from flashport.flash_attn.layers.rotary import positions, rotated
 from flashport.torch import tracing
 
 _Q = "batch_size, seqlen_q, num_heads, head_size_og"
@@ -107,48 +103,24 @@ def forward(
     if dim != head_dim:
         q, k_cache, v_cache = kernels.padded(q, dim), kernels.padded(k_cache, dim), kernels.padded(v_cache, dim)
         out = None
-    if rotary_cos is not None:
-        masked = window != (-1, -1)  # else all queries of a sequence stand where its first new key does
-        rows = positions(q, seqlens_k, None) if masked else seqlens_k[:, None]
-        q = rotated(q, rotary_cos, rotary_sin, interleaved, rows)
-        k = rotated(k, rotary_cos, rotary_sin, interleaved, positions(k, seqlens_k, None))
     if cache_batch_idx is not None:  # a sequence of the cache is a page
         block_table = cache_batch_idx[:, None]
     elif not paged:
         k_cache, v_cache = k_cache[:batch], v_cache[:batch]
-    if seqlens_k is None:
-        lengths = torch.full((batch,), kv_len, dtype=torch.int32, device=q.device)
-    else:
-        lengths = seqlens_k + new_len if new_len else seqlens_k
-    options: dict[str, Any] = {
-        "block_table": block_table, "softmax_scale": scale, "softcap": max(softcap, 0.0), "alibi_slopes": alibi_slopes,
-        "out": out, "return_lse": return_lse,
-    }  # fmt: skip
-    if leftpad_k is None and kernels.decodes(q_len, heads, kv_heads) and kv_len > 0:
-        options["num_splits"] = num_splits if num_splits > 1 else None
-        run = partial(kernels.decode, function, q, k_cache, v_cache, lengths, window, q_len, **options)
-    else:
-        options.update({"seqused_k": lengths, "leftpad_k": leftpad_k})
-        run = partial(kernels.attend, function, q, k_cache, v_cache, window, **options)
-    if new_len:
-        slots = slots_of(seqlens_k, k, None, block_table, k_cache.shape[1], kv_len)
-        new_k, new_v = (kernels.padded(x, dim).flatten(0, 1) for x in (k, v))
-        append(run, new_k, new_v, k_cache, v_cache, slots)
-        if dim != head_dim:
-            k_given[: len(k_cache)].copy_(k_cache[..., :head_dim])
-            v_given[: len(v_cache)].copy_(v_cache[..., :head_dim])
-    out, lse = run()
+    new_k, new_v = (None, None) if k is None else (kernels.padded(k, dim), kernels.padded(v, dim))
+    out, lse = kernels.attend(
+        function, q, k_cache, v_cache, window, seqused_k=seqlens_k, leftpad_k=leftpad_k, block_table=block_table,
+        k_new=new_k, v_new=new_v, rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_interleaved=interleaved,
+        softmax_scale=scale, softcap=max(softcap, 0.0), alibi_slopes=alibi_slopes, out=out, return_lse=return_lse,
+        num_splits=num_splits if num_splits > 1 else None,
+    )  # fmt: skip
+    if new_len and dim != head_dim:
+        k_given[: len(k_cache)].copy_(k_cache[..., :head_dim])
+        v_given[: len(v_cache)].copy_(v_cache[..., :head_dim])
     if dim != head_dim:
         out = out[..., :head_dim]
         out = out if given is None else given.copy_(out)
     return out, kernels.with_infinity(lse) if return_lse else None
-
-
-def append(run: Callable[..., Any], k: Any, v: Any, k_cache: Any, v_cache: Any, slots: Any) -> None:
-    """Writes new keys and values, unless ``run``, what reads them next, would refuse to."""
-    if not tracing.is_compiling():
-        run(only_check=True)
-    append_kv(k, v, k_cache, v_cache, slots)
 
 
 def _check_apart(function: str, out: Any, *caches: Any) -> None:
@@ -223,17 +195,3 @@ def check_contents(
             f"{function}: leftpad_k must be from 0 to the keys of each sequence, {lengths.tolist()}, got "
             f"{leftpad.tolist()}"
         )
-
-
-def slots_of(seqlens: Any, k: Any, cu_seqlens: Any, block_table: Any, page_size: int, kv_len: int) -> Any:
-    """[tokens] of append_kv: where the new keys ``k`` go, which are packed with ``cu_seqlens``; -1 where is no room."""
-    position = positions(k, seqlens.long(), cu_seqlens)
-    sequence = torch.arange(len(seqlens), device=seqlens.device)[:, None]
-    if cu_seqlens is not None:
-        rows = torch.arange(k.shape[0], device=k.device)
-        sequence = torch.searchsorted(cu_seqlens[1:].contiguous(), rows, right=True).clamp(max=len(seqlens) - 1)
-    page = sequence
-    if block_table is not None:
-        page = block_table.long()[sequence, (position // page_size).clamp(0, block_table.shape[1] - 1)]
-    has_room = (position >= 0) & (position < kv_len)
-    return torch.where(has_room, page * page_size + position % page_size, -1).flatten()

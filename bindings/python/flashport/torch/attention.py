@@ -17,12 +17,11 @@ from flashport.torch.library import check_boolean, check_number, check_window, r
 _INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt? max_seqlen_q, "
     "SymInt? max_seqlen_k, Tensor? seqused_q, Tensor? seqused_k, Tensor? leftpad_k, Tensor? block_table, "
-    "Tensor? token_table, "
-    "Tensor? request_index, Tensor? kv_indptr, Tensor? kv_indices, Tensor? kv_last_page_len, str kv_layout, "
-    "Tensor? k_new, Tensor? v_new, Tensor? cu_seqlens_k_new, Tensor? rotary_cos, Tensor? rotary_sin, "
-    "bool rotary_interleaved, float? softmax_scale, bool causal, SymInt window_left, SymInt window_right, float softcap, Tensor? alibi_slopes, "
-    "Tensor? sinks, Tensor? bias, float dropout_p, Tensor? rng_state, Tensor? q_scale, Tensor? k_scale, "
-    "Tensor? v_scale, str? k_format, str? v_format, SymInt? num_splits"
+    "Tensor? token_table, Tensor? request_index, Tensor? kv_indptr, Tensor? kv_indices, Tensor? kv_last_page_len, "
+    "str kv_layout, Tensor? k_new, Tensor? v_new, Tensor? cu_seqlens_k_new, Tensor? rotary_cos, Tensor? rotary_sin, "
+    "bool rotary_interleaved, float? softmax_scale, bool causal, SymInt window_left, SymInt window_right, "
+    "float softcap, Tensor? alibi_slopes, Tensor? sinks, Tensor? bias, float dropout_p, Tensor? rng_state, "
+    "Tensor? q_scale, Tensor? k_scale, Tensor? v_scale, str? k_format, str? v_format, SymInt? num_splits"
 )
 _NAMES = [one.split()[-1] for one in _INPUTS.split(", ")]
 _WINDOW, _V_FORMAT, _K_NEW = _NAMES.index("window_left"), _NAMES.index("v_format"), _NAMES.index("k_new")
