@@ -8,6 +8,7 @@ import dataclasses
 import importlib
 import importlib.machinery
 import importlib.util
+import json
 import sys
 import types
 from pathlib import Path
@@ -75,7 +76,7 @@ def test_both_ways_of_a_cascade_agree():
 
 ATTENTION = [
     dataclasses.replace(c, lens=tuple((min(q, 70), min(k, 90 if q < k else 70)) for q, k in c.lens[:3]), heads=(4, 2))
-    for c in [*attention.cases(), *attention.cases(cpu=True)]
+    for c in [*attention.cases(study=True), *attention.cases(cpu=True)]
 ]
 
 
@@ -91,7 +92,8 @@ def test_attention_runs(case, library, monkeypatch):
     assert row.read_seconds is None
     assert row.kernel == flashport.which_kernel("attention", target="cpu", **case.query)
     (q_len, kv_len), *_ = case.lens
-    comparable = not (case.option or case.packed or case.window >= 0 or q_len != kv_len)
+    beyond_sdpa = case.option or case.packed or case.window >= 0 or case.pages or case.fp8
+    comparable = not beyond_sdpa and q_len == kv_len
     assert list(row.peers) == (["torch SDPA"] if library == "torch" and comparable else [])
     skipped = attention.run_case(case, "cpu", "cpu", 1, 1.0)
     assert skipped.skipped.endswith("GFLOP are too many for this device's run")
@@ -110,6 +112,8 @@ def test_flops_are_those_of_pairs_that_a_mask_leaves():
     case = attention.AttentionCase("name", ((2, 2), (1, 3)), dims=(64, 32), heads=(3, 1))
     assert case.flops == 2 * (64 + 32) * 3 * (3 + 3)
     assert case.bytes == 2 * (64 + 32) * (3 * 3 + 5)
+    case = attention.AttentionCase("name", ((2, 3),), dims=(64, 32), heads=(3, 1), fp8="kv")
+    assert case.bytes == 2 * 3 * 2 * (64 + 32) + 3 * (64 + 32)
     assert len({c.name for c in ATTENTION}) == len(ATTENTION)
 
 
@@ -358,16 +362,51 @@ def test_a_graph_is_as_long_whatever_a_call_costs_the_host(host, device, calls):
 BARS = Path(__file__).parents[3] / "benchmarks"
 
 
-@pytest.fixture(name="run", scope="module")
-def load_run():
-    """benchmarks/run.py as a module."""
+def script(name):
+    """A file of benchmarks/ as a module."""
     if not BARS.exists():
         pytest.skip("not run from the source tree")
-    spec = importlib.util.spec_from_file_location("benchmark_run", BARS / "run.py")
-    run = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = run  # where its dataclass looks for its module
-    spec.loader.exec_module(run)
-    return run
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BARS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where its dataclass looks for its module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(name="run", scope="module")
+def load_run():
+    return script("run")
+
+
+@pytest.fixture(name="study", scope="module")
+def load_study():
+    return script("attention")
+
+
+def test_rows_of_attention_are_those_of_its_results(study):
+    cases = {study.row_name(case): case for case in attention.cases(study=True)}
+    assert len(cases) == len(attention.cases(study=True))
+    results = json.loads((BARS / "results/nvidia-h200-attention.json").read_text())["rows"]
+    for row in results:
+        case = cases[row["name"]]
+        bar = study.TIME_BARS.get(row["name"], study.BARS.get(row["name"]))
+        assert (bar, study.held_against(case)) == (row["bar"], row["against"]), row["name"]
+        assert (row["name"] in study.TIME_BARS) == row["of_time"]
+        if not row["of_time"]:  # causal counts half of the square there
+            assert case.flops == pytest.approx(row["tflops"] * row["seconds"] * 1e12, rel=2e-3), row["name"]
+    assert {*study.BARS, *study.TIME_BARS} <= cases.keys()
+    assert {study.held_against(case) for case in cases.values()} <= cases.keys() | {"cudnn"}
+
+
+@pytest.mark.parametrize("change", [{}, {"causal": False}, {"pages": 16}, {"window": 20}, {"lens": ((70, 70), (9, 9))}])
+def test_a_row_of_attention_is_checked_and_judged(study, change):
+    torch = pytest.importorskip("torch")
+    case = attention.AttentionCase("name", **{"lens": ((70, 70),) * 2, "dims": (64, 64), "heads": (4, 2)} | change)
+    row = study.measure(torch, case, "cpu", 1)
+    assert 0 < row["error"] < 0.02
+    assert row["tflops"] == pytest.approx(case.flops / row["seconds"] * 1e-12)
+    study.judge([row])
+    assert row["name"] in study.page([row], {})
 
 
 def test_every_bar_names_a_case_and_is_judged(run):

@@ -4,12 +4,17 @@ Peers get the same values in the layout that torch wants, (B, H, S, D) views of 
 mask is that of equally many queries and keys; of packed sequences, of fewer queries than keys and with what torch does
 not have, ours stands alone. Figures are the time of a call and the rate of both products over the pairs of queries and
 keys that the mask leaves.
+
+This is the one list of cases: `flashport bench` runs those of a GPU or those of a CPU, and the project's
+`benchmarks/attention.py` those of a GPU with the cases of a study, which are many.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,8 +35,10 @@ class AttentionCase:
     heads: tuple[int, int] = (32, 8)
     fmt: str = "bf16"
     window: int = -1  # keys to the left
-    option: str = ""  # softcap, ALiBi, bias or dropout
-    tier: str = "all"  # or "cpu", which a CPU's run has
+    option: str = ""  # softcap, ALiBi, bias, dropout, or "shared bias": one of all heads
+    pages: int = 0  # keys lie on pages of so many tokens, in random order
+    fp8: str = ""  # which of q, k and v are e4m3: "kv" or "qkv"
+    tier: str = "all"  # or "cpu", which a CPU's run has, or "study"
 
     @property
     def packed(self) -> bool:
@@ -57,20 +64,29 @@ class AttentionCase:
                 self.fmt,
                 mask,
                 *([self.option] * bool(self.option)),
+                *([f"pages of {self.pages}"] * bool(self.pages)),
+                *([f"fp8 {self.fp8}"] * bool(self.fp8)),
             ]
         )
 
     @property
     def query(self) -> dict[str, Any]:
         """The options of :func:`flashport.supports`."""
-        options = {name.lower(): name == self.option for name in ("softcap", "ALiBi", "bias", "dropout")}
+        options = {name.lower(): name in self.option for name in ("softcap", "ALiBi", "bias", "dropout")}
         return {
-            "dtype": self.fmt,
+            "dtype": self.format_of("q"),
+            "k_format": self.format_of("k"),
+            "v_format": self.format_of("v"),
             "head_dim": self.dims[0],
             "head_dim_v": self.dims[1],
+            "paged": self.pages > 0,
             "causal": self.causal,
             **options,
         }
+
+    def format_of(self, tensor: str) -> str:
+        """The element format of q, k or v."""
+        return "fp8_e4m3" if tensor in self.fp8 else self.fmt
 
     @property
     def flops(self) -> float:
@@ -81,8 +97,10 @@ class AttentionCase:
     def bytes(self) -> int:
         """Of queries, keys, values and outputs."""
         queries, keys = (sum(lens) for lens in zip(*self.lens, strict=True))
-        rows = (queries * self.heads[0] + keys * self.heads[1]) * sum(self.dims)
-        return rows * np.dtype(numerics.CARRIER[self.fmt]).itemsize
+        size = {name: np.dtype(numerics.CARRIER[self.format_of(name)]).itemsize for name in ("q", "k", "v", "out")}
+        of_query = size["q"] * self.dims[0] + size["out"] * self.dims[1]
+        of_key = size["k"] * self.dims[0] + size["v"] * self.dims[1]
+        return queries * self.heads[0] * of_query + keys * self.heads[1] * of_key
 
 
 def pairs(q_len: int, kv_len: int, causal: bool, window: int = -1) -> int:
@@ -94,8 +112,8 @@ def pairs(q_len: int, kv_len: int, causal: bool, window: int = -1) -> int:
 
 
 def _log_uniform(count: int, low: int, high: int) -> tuple[tuple[int, int], ...]:
-    lens = np.exp(np.random.default_rng(0).uniform(np.log(low), np.log(high), count)).astype(int)
-    return tuple((int(length), int(length)) for length in lens)
+    lens = (int(low * (high / low) ** (i / (count - 1))) for i in range(count))
+    return tuple((length, length) for length in lens)
 
 
 def _dense(count: int, length: int) -> tuple[tuple[int, int], ...]:
@@ -139,10 +157,40 @@ _CASES = (
 )  # fmt: skip
 
 
-def cases(match: str = "", cpu: bool = False) -> list[AttentionCase]:
-    """The cases of a CPU's run or of a GPU's; ``match`` selects by name or title among them."""
-    tier = "cpu" if cpu else "all"
-    return [case for case in _CASES if case.tier == tier and (match in case.name or match in case.title)]
+def _study() -> Iterator[AttentionCase]:
+    """More sizes, heads and options of a GPU."""
+    case = partial(AttentionCase, tier="study")
+    masks = (("causal", True), ("full", False))
+    yield case("attention_d96_full_4x4k", _FOUR, False, (96, 96))
+    yield case("attention_d128_full_16x1k", _dense(16, 1024), False)
+    for mask, causal in masks:
+        for dim, heads in ((64, (32, 8)), (128, (32, 8)), (128, (28, 4)), (128, (8, 1)), (256, (16, 4))):
+            for count, length in ((32, 512), (8, 2048), (2, 8192), (3, 3000)):
+                name = f"attention_d{dim}_{heads[0]}_{heads[1]}_{mask}_{count}x{length}"
+                yield case(name, _dense(count, length), causal, (dim, dim), heads)
+    yield case("attention_d192_128_32_8_causal_4x4k", _FOUR, dims=(192, 128))
+    for count, queries, keys in ((8, 128, 65536), (1, 512, 32768), (1, 128, 65536), (2, 128, 65536), (4, 128, 65536)):
+        yield case(f"attention_d128_full_{count}x{queries}_on_{keys // 1024}k", ((queries, keys),) * count, False)
+    for size in (1, 16, 64, 256):
+        yield case(f"attention_d128_pages_{size}_4x4k", _FOUR, pages=size)
+    for dim, heads in ((64, (32, 8)), (256, (16, 4))):
+        yield case(f"attention_d{dim}_pages_16_4x4k", _FOUR, dims=(dim, dim), heads=heads, pages=16)
+    for fp8 in ("qkv", "kv"):
+        yield case(f"attention_d128_fp8_{fp8}_1x16k", _LONG, False, fp8=fp8)
+    yield case("attention_d128_pages_16_fp8_kv_4x4k", _FOUR, pages=16, fp8="kv")
+    known = {(one.lens, one.dims, one.causal, one.option) for one in _CASES}
+    for dim, heads in ((128, (32, 8)), (64, (32, 8)), (256, (16, 4))):
+        for mask, causal in masks:
+            for option in ("softcap", "ALiBi", "shared bias", "dropout"):
+                if (_FOUR, (dim, dim), causal, option) not in known:
+                    name = f"attention_d{dim}_{option.lower().replace(' ', '_')}_{mask}_4x4k"
+                    yield case(name, _FOUR, causal, (dim, dim), heads, option=option)
+
+
+def cases(match: str = "", cpu: bool = False, study: bool = False) -> list[AttentionCase]:
+    """The cases of a CPU's run or of a GPU's, or a GPU's with those of a study; ``match`` selects by name or title."""
+    tiers = ("cpu",) if cpu else ("all", "study") if study else ("all",)
+    return [case for case in (*_CASES, *_study()) if case.tier in tiers and (match in case.name or match in case.title)]
 
 
 def run_case(case: AttentionCase, device: str, target: str, rounds: int = 9, most: float = math.inf) -> harness.Row:
@@ -157,14 +205,14 @@ def run_case(case: AttentionCase, device: str, target: str, rounds: int = 9, mos
         return row
     row.kernel = devices.which_kernel("attention", target=target, **case.query)
     torch = harness.find_torch(device)
-    arguments = _arguments(torch, case, device)
+    arguments = make_arguments(torch, case, device)
     peers = _peers(torch, case, arguments, device) if torch else {}
     harness.measure(row, torch, device, lambda: _attention.attention(**arguments), peers, rounds, read=False)
     return row
 
 
-def _arguments(torch: Any, case: AttentionCase, device: str) -> dict[str, Any]:
-    """Of a call, with tensors of torch if it is given."""
+def make_arguments(torch: Any, case: AttentionCase, device: str) -> dict[str, Any]:
+    """The arguments of a case's call, with tensors of torch if it is given."""
     rng = np.random.default_rng(0)
 
     def random(*shape: int, fmt: str = case.fmt) -> Any:
@@ -182,10 +230,13 @@ def _arguments(torch: Any, case: AttentionCase, device: str) -> dict[str, Any]:
     queries, keys = ((sum(q_lens),), (sum(kv_lens),))
     if not case.packed:
         queries, keys = (len(q_lens), q_lens[0]), (len(kv_lens), kv_lens[0])
+    pages = -(-kv_lens[0] // case.pages) if case.pages else 0  # of a sequence
+    if pages:
+        keys = len(kv_lens) * pages, case.pages
     arguments: dict[str, Any] = {
-        "q": random(*queries, heads, dim),
-        "k": random(*keys, kv_heads, dim),
-        "v": random(*keys, kv_heads, dim_v),
+        "q": random(*queries, heads, dim, fmt=case.format_of("q")),
+        "k": random(*keys, kv_heads, dim, fmt=case.format_of("k")),
+        "v": random(*keys, kv_heads, dim_v, fmt=case.format_of("v")),
         "out": random(*queries, heads, dim_v),
         "causal": case.causal,
         "window": (case.window, -1),
@@ -194,12 +245,15 @@ def _arguments(torch: Any, case: AttentionCase, device: str) -> dict[str, Any]:
         for side, lens in (("q", q_lens), ("k", kv_lens)):
             arguments[f"cu_seqlens_{side}"] = place(np.cumsum([0, *lens], dtype=np.int32))
             arguments[f"max_seqlen_{side}"] = max(lens)
+    if pages:
+        table = rng.permutation(len(kv_lens) * pages).astype(np.int32).reshape(-1, pages)
+        arguments |= {"block_table": place(table), "seqused_k": place(np.array(kv_lens, np.int32))}
     if case.option == "softcap":
-        arguments["softcap"] = 30.0
+        arguments["softcap"] = 50.0
     elif case.option == "ALiBi":
         arguments["alibi_slopes"] = place((2.0 ** -np.linspace(1, 8, heads)).astype(np.float32))
-    elif case.option == "bias":
-        arguments["bias"] = random(1, heads, q_lens[0], kv_lens[0])
+    elif case.option in ("bias", "shared bias"):
+        arguments["bias"] = random(1, heads if case.option == "bias" else 1, q_lens[0], kv_lens[0])
     elif case.option == "dropout":
         arguments |= {"dropout_p": 0.1, "rng_state": place(np.array([1, 2], np.int64))}
     return arguments
@@ -209,7 +263,7 @@ def _peers(torch: Any, case: AttentionCase, arguments: dict[str, Any], device: s
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     equal = all(q_len == kv_len for q_len, kv_len in case.lens)
-    if case.packed or not equal or case.window >= 0 or case.option:
+    if case.packed or not equal or case.window >= 0 or case.option or case.pages or case.fp8:
         return {}
     q, k, v = (arguments[name].transpose(1, 2) for name in "qkv")
     attend = torch.nn.functional.scaled_dot_product_attention
