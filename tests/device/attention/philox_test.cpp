@@ -53,5 +53,12 @@ TEST(DevicePhilox, EveryKeyHasBitsOfItsOwn) {
   EXPECT_EQ(keys.size(), 96u);
 }
 
+// Of 16 bits: a weight whose bits equal the limit stays, whatever the other half of its word is.
+TEST(DevicePhilox, DropsWhatIsBelowTheLimit) {
+  const Philox random = {{0x40004000, 0x3fff4000, 0x40003fff, 0x0000ffff}};
+  const bool drops[] = {false, false, false, true, true, false, false, true};
+  for (int i = 0; i < 8; ++i) EXPECT_EQ(random.drops(i, 0x4000u << 16), drops[i]) << i;
+}
+
 }  // namespace
 }  // namespace flashport::wave::attention
