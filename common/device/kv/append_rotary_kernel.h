@@ -49,9 +49,13 @@ FLASHPORT_DEVICE void store_octet(KvFormat format, char* row, int first, const f
   *reinterpret_cast<OctetBits*>(to) = bits;
 }
 
-// Turns values `first` to `first` + 7 of a row at `position`; `load` gives any eight of the row.
-template <class Load>
-FLASHPORT_DEVICE void turn_octet(float (&x)[kOctet], int first, const RotaryParams& p, int position, Load&& load) {
+// Values `first` to `first` + 7 of the row of one head that begins at element `from`, turned to `position`.
+FLASHPORT_DEVICE void load_turned(float (&x)[kOctet], const StridedRows& rows, std::int64_t from, int first,
+                                  const RotaryParams& p, int position) {
+  const auto load = [&](float (&to)[kOctet], int dim) {
+    load_octet(to, rows.data, rows.dtype, from + dim * rows.stride_dim, rows.stride_dim);
+  };
+  load(x, first);
   if (p.cos == nullptr || first >= 2 * p.half || position >= p.positions) return;
   const std::int64_t cos_row = position * p.cos_stride, sin_row = position * p.sin_stride;
   if (p.is_interleaved != 0) {
@@ -100,85 +104,59 @@ FLASHPORT_DEVICE float head_scale(const HeadScales& scales, int seq, int head) {
   return scales.data == nullptr ? 1.0f : scales.data[seq * scales.stride_seq + head * scales.stride_head];
 }
 
-// The heads of row `row` of the queries.
-template <int kThreads>
-FLASHPORT_DEVICE void turn_query(const AppendRotaryParams& p, const Block& block, std::int64_t row) {
-  const SequenceRow at = sequence_row(p.cu_seqlens_q, p.batch, p.q_len, row);
-  if (at.seq < 0) return;
-  const int position = sequence_length(p.cache, at.seq) + (p.rotary.queries_advance != 0 ? at.index : 0);
-  const std::int64_t token = p.cu_seqlens_q == nullptr ? at.index : row;
-  const int octets = p.head_dim_qk / kOctet;
-  for (int i = block.thread(); i < p.num_q_heads * octets; i += kThreads) {
-    const int head = i / octets, first = i % octets * kOctet;
-    const std::int64_t from = strided_offset(p.q, at.seq, token, head);
-    const auto load = [&](float (&x)[kOctet], int dim) {
-      load_octet(x, p.q.data, p.q.dtype, from + dim * p.q.stride_dim, p.q.stride_dim);
-    };
-    float x[kOctet];
-    load(x, first);
-    turn_octet(x, first, p.rotary, position, load);
-    const std::int64_t to = (row * p.num_q_heads + head) * p.head_dim_qk;
-    const int bytes = p.q.dtype == DType::kFloat32 ? 4 : 2;
-    const KvFormat format = p.q.dtype == DType::kFloat32   ? KvFormat::kFp32
-                            : p.q.dtype == DType::kFloat16 ? KvFormat::kFp16
-                                                           : KvFormat::kBf16;
-    store_octet(format, static_cast<char*>(p.turned_q) + to * bytes, first, x);
-  }
-}
-
-struct NewRow {
-  int seq, position;
-  std::int64_t token;  // on the token axis of the new keys
-  TokenCoord coord;    // in the cache
+// Where a row comes from and goes to.
+struct RowPlace {
+  int seq;  // -1: no sequence's, or there is no room
+  int position;
+  std::int64_t token;  // on the token axis that it comes from
+  TokenCoord to;
 };
 
-// All heads of a new row of the keys, or of the values, which nothing turns.
-template <int kThreads>
-FLASHPORT_DEVICE void append_row(const AppendRotaryParams& p, const Block& block, const NewRow& row,
-                                 const StridedRows& rows, const CacheParams& cache, KvFormat format,
-                                 const HeadScales& scales, int head_dim, const RotaryParams& rotary) {
-  const int unit = format == KvFormat::kQ8_0 ? kAppendUnit : kOctet;
-  const int units = head_dim / unit;
-  for (int i = block.thread(); i < p.num_kv_heads * units; i += kThreads) {
-    const int head = i / units, first = i % units * unit;
-    const std::int64_t from = strided_offset(rows, row.seq, row.token, head);
-    const auto load = [&](float (&x)[kOctet], int dim) {
-      load_octet(x, rows.data, rows.dtype, from + dim * rows.stride_dim, rows.stride_dim);
-    };
-    const float scale = head_scale(scales, row.seq, head);
-    const auto make = [&](float (&x)[kOctet], int dim) {
-      load(x, dim);
-      turn_octet(x, dim, rotary, row.position, load);
-      for (int j = 0; j < kOctet; ++j) x[j] = x[j] / scale;
-    };
-    char* to = static_cast<char*>(cache.data) + row_offset(cache, row.coord, head);
-    float x[kOctet];
-    if (format != KvFormat::kQ8_0) {
-      make(x, first);
-      store_octet(format, to, first, x);
-      continue;
-    }
-    float values[kAppendUnit];
-    for (int octet = 0; octet < kAppendUnit; octet += kOctet) {
-      make(x, first + octet);
-      for (int j = 0; j < kOctet; ++j) values[octet + j] = x[j];
-    }
-    store_q8_0_block(to + first / kAppendUnit * kQ8BlockBytes, values);
-  }
+FLASHPORT_DEVICE RowPlace query_place(const AppendRotaryParams& p, std::int64_t row) {
+  const SequenceRow at = sequence_row(p.cu_seqlens_q, p.batch, p.q_len, row);
+  if (at.seq < 0) return {-1, 0, 0, {0, -1}};
+  const int position = sequence_length(p.cache, at.seq) + (p.rotary.queries_advance != 0 ? at.index : 0);
+  return {at.seq, position, p.cu_seqlens_q == nullptr ? at.index : row, {static_cast<int>(row), 0}};
 }
 
-// Row `row` of the new keys and of the new values; nothing where the sequence has no room for it.
-template <int kThreads>
-FLASHPORT_DEVICE void append_key_and_value(const AppendRotaryParams& p, const Block& block, std::int64_t row) {
+FLASHPORT_DEVICE RowPlace new_place(const AppendRotaryParams& p, std::int64_t row) {
   const SequenceRow at = sequence_row(p.cu_seqlens_k_new, p.batch, p.new_len, row);
-  if (at.seq < 0) return;
+  if (at.seq < 0) return {-1, 0, 0, {0, -1}};
   const int before = sequence_length(p.cache, at.seq);
-  if (at.index >= sequence_room(p.cache, at.seq) - before) return;
+  if (at.index >= sequence_room(p.cache, at.seq) - before) return {-1, 0, 0, {0, -1}};
   const int position = before + at.index;
-  const TokenCoord coord = token_coord(p.cache, page_list(p.cache, at.seq), at.seq, position, true);
-  const NewRow to{at.seq, position, p.cu_seqlens_k_new == nullptr ? at.index : row, coord};
-  append_row<kThreads>(p, block, to, p.k, p.cache.k, p.k_format, p.k_scale, p.head_dim_qk, p.rotary);
-  append_row<kThreads>(p, block, to, p.v, p.cache.v, p.v_format, p.v_scale, p.head_dim_v, RotaryParams{});
+  return {at.seq, position, p.cu_seqlens_k_new == nullptr ? at.index : row,
+          token_coord(p.cache, page_list(p.cache, at.seq), at.seq, position, true)};
+}
+
+// Moves all heads of a row, turned and in the format of its side.
+template <int kThreads>
+FLASHPORT_DEVICE void move_row(const AppendRotarySide& side, const RotaryParams& rotary, const Block& block,
+                               const RowPlace& place) {
+  const bool is_q8 = side.format == KvFormat::kQ8_0;
+  const int unit = is_q8 ? kAppendUnit : kOctet;
+  const int units = side.head_dim / unit;
+  const int position = side.is_turned != 0 ? place.position : rotary.positions;
+  for (int i = block.thread(); i < side.heads * units; i += kThreads) {
+    const int head = i / units, first = i % units * unit;
+    const std::int64_t from = strided_offset(side.rows, place.seq, place.token, head);
+    char* to = static_cast<char*>(side.cache.data) + row_offset(side.cache, place.to, head);
+    const float scale = head_scale(side.scale, place.seq, head);
+    float block_values[kAppendUnit];
+    for (int octet = 0; octet < unit; octet += kOctet) {
+      float x[kOctet];
+      load_turned(x, side.rows, from, first + octet, rotary, position);
+      if (side.scale.data != nullptr) {
+        for (int j = 0; j < kOctet; ++j) x[j] = x[j] / scale;
+      }
+      if (is_q8) {
+        for (int j = 0; j < kOctet; ++j) block_values[octet + j] = x[j];
+      } else {
+        store_octet(side.format, to, first, x);
+      }
+    }
+    if (is_q8) store_q8_0_block(to + first / kAppendUnit * kQ8BlockBytes, block_values);
+  }
 }
 
 FLASHPORT_DEVICE int sequence_new_rows(const AppendRotaryParams& p, int seq) {
@@ -196,10 +174,11 @@ FLASHPORT_DEVICE void append_rotary(const AppendRotaryParams& p, const Block& bl
   }
   const std::int64_t q_rows = p.rotary.cos != nullptr ? p.total_q : 0;
   for (std::int64_t row = block.index(); row < q_rows + p.total_new; row += block.count()) {
-    if (row < q_rows) {
-      turn_query<kThreads>(p, block, row);
-    } else {
-      append_key_and_value<kThreads>(p, block, row - q_rows);
+    const bool is_query = row < q_rows;
+    const RowPlace place = is_query ? query_place(p, row) : new_place(p, row - q_rows);
+    if (place.seq < 0) continue;
+    for (int side = is_query ? 0 : 1; side < (is_query ? 1 : 3); ++side) {
+      move_row<kThreads>(p.sides[side], p.rotary, block, place);
     }
   }
 }

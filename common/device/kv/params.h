@@ -67,21 +67,26 @@ struct RotaryParams {
   std::int32_t queries_advance;         // 1: query i is i after the sequence's first new key; 0: all are beside it
 };
 
+// The queries, the new keys or the new values: where their rows come from and go to.
+struct AppendRotarySide {
+  StridedRows rows;   // where they are packed, stride_seq is 0
+  CacheParams cache;  // the queries go to pages of one row
+  KvFormat format;
+  HeadScales scale;  // stored = value / scale
+  std::int32_t heads, head_dim;
+  std::int32_t is_turned;  // 1: by rotary position embedding
+};
+
 // The argument of append_rotary: new keys and values of sequences, and the queries that come with them.
 struct AppendRotaryParams {
   std::int32_t batch;
-  std::int32_t num_q_heads, num_kv_heads;
-  std::int32_t head_dim_qk, head_dim_v;
   std::int32_t q_len, new_len;           // rows that every sequence has, where they are not packed
   std::int64_t total_q, total_new;       // rows of all sequences
   const std::int32_t* cu_seqlens_q;      // null: not packed
   const std::int32_t* cu_seqlens_k_new;  // null: not packed
-  StridedRows q, k, v;                   // where rows are packed, stride_seq is 0
   PagedCache cache;                      // seqlens: keys that were there before
-  KvFormat k_format, v_format;
-  HeadScales k_scale, v_scale;  // stored = value / scale
   RotaryParams rotary;
-  void* turned_q;             // [row][head][dim] of q's type; not written where nothing is turned
+  AppendRotarySide sides[3];  // queries, which are moved where they are turned; new keys; new values
   std::int32_t* seqlens_out;  // [batch], keys that are there afterwards
 };
 

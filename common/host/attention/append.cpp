@@ -4,11 +4,15 @@
 #include <limits>
 #include <string>
 
+#include "common/host/kv/cache_layout.h"
+
 namespace flashport {
 namespace {
 
 constexpr std::int64_t kRotaryStep = 16;  // of rotary_dim: half a row is whole vectors
 constexpr std::int64_t kAlignment = 256;
+
+enum Side { kQueries, kNewKeys, kNewValues };
 
 constexpr std::int64_t align_up(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -73,55 +77,70 @@ void check_append_shapes(const Check& check, const AttentionArgs& a, const Cache
 
 AppendRotaryParams append_params(const AttentionArgs& a, const AttentionParams& p) {
   AppendRotaryParams append{};
-  const bool packed = a.cu_seqlens_k_new.has_value();
+  const bool packed = a.cu_seqlens_k_new.has_value(), turns = a.rotary_cos.has_value();
   append.batch = p.batch;
-  append.num_q_heads = p.num_q_heads;
-  append.num_kv_heads = p.num_kv_heads;
-  append.head_dim_qk = p.head_dim_qk;
-  append.head_dim_v = p.head_dim_v;
   append.q_len = p.q_len;
   append.total_q = p.total_q;
   append.total_new = packed ? a.k_new->shape[0] : p.batch * a.k_new->shape[1];
   append.new_len = packed ? 0 : static_cast<std::int32_t>(a.k_new->shape[1]);
   append.cu_seqlens_q = p.cu_seqlens_q;
   append.cu_seqlens_k_new = data_of<std::int32_t>(a.cu_seqlens_k_new);
-  append.q = p.q;
-  append.k = rows_of(*a.k_new);
-  append.v = rows_of(*a.v_new);
   append.cache = p.cache;
-  append.k_format = p.k_format;
-  append.v_format = p.v_format;
-  if (a.q.dtype != DType::kFp8E4M3) {  // with which all arguments are stored numbers
-    append.k_scale = p.k_scale;
-    append.v_scale = p.v_scale;
-  }
-  if (a.rotary_cos) {
-    const TensorView &cos = *a.rotary_cos, &sin = *a.rotary_sin;
-    const std::int64_t most = std::numeric_limits<std::int32_t>::max();
-    append.rotary = {.cos = cos.data,
-                     .sin = sin.data,
-                     .dtype = cos.dtype,
-                     .cos_stride = cos.strides[0],
-                     .sin_stride = sin.strides[0],
-                     .positions = static_cast<std::int32_t>(std::min(cos.shape[0], most)),
-                     .half = static_cast<std::int32_t>(cos.shape[1]),
-                     .is_interleaved = a.rotary_interleaved ? 1 : 0,
-                     .queries_advance = a.causal || a.window_left >= 0 || a.window_right >= 0 ? 1 : 0};
-  }
+  const bool is_scaled = a.q.dtype != DType::kFp8E4M3;  // with which all arguments are stored numbers
+  append.sides[kNewKeys] = {.rows = rows_of(*a.k_new),
+                            .cache = p.cache.k,
+                            .format = p.k_format,
+                            .scale = is_scaled ? p.k_scale : HeadScales{},
+                            .heads = p.num_kv_heads,
+                            .head_dim = p.head_dim_qk,
+                            .is_turned = turns};
+  append.sides[kNewValues] = {.rows = rows_of(*a.v_new),
+                              .cache = p.cache.v,
+                              .format = p.v_format,
+                              .scale = is_scaled ? p.v_scale : HeadScales{},
+                              .heads = p.num_kv_heads,
+                              .head_dim = p.head_dim_v,
+                              .is_turned = 0};
+  if (!turns) return append;
+  const TensorView &cos = *a.rotary_cos, &sin = *a.rotary_sin;
+  const std::int64_t most = std::numeric_limits<std::int32_t>::max();
+  append.rotary = {.cos = cos.data,
+                   .sin = sin.data,
+                   .dtype = cos.dtype,
+                   .cos_stride = cos.strides[0],
+                   .sin_stride = sin.strides[0],
+                   .positions = static_cast<std::int32_t>(std::min(cos.shape[0], most)),
+                   .half = static_cast<std::int32_t>(cos.shape[1]),
+                   .is_interleaved = a.rotary_interleaved ? 1 : 0,
+                   .queries_advance = a.causal || a.window_left >= 0 || a.window_right >= 0 ? 1 : 0};
+  const std::int64_t head_bytes = std::int64_t{p.head_dim_qk} * element_size(p.q.dtype);
+  append.sides[kQueries] = {.rows = p.q,
+                            .cache = {.data = nullptr,
+                                      .page_stride = p.num_q_heads * head_bytes,
+                                      .token_stride = 0,
+                                      .head_stride = head_bytes,
+                                      .row_bytes = static_cast<std::int32_t>(head_bytes),
+                                      .copy_unit = 16},
+                            .format = *own_format(p.q.dtype),
+                            .scale = {},
+                            .heads = p.num_q_heads,
+                            .head_dim = p.head_dim_qk,
+                            .is_turned = 1};
   return append;
 }
 
 std::int64_t append_bytes(const AppendRotaryParams& p) {
-  const std::int64_t values = p.rotary.cos == nullptr ? 0 : p.total_q * p.num_q_heads * p.head_dim_qk;
-  return seqlens_bytes(p) + align_up(values * element_size(p.q.dtype));
+  const std::int64_t row_bytes = p.rotary.cos == nullptr ? 0 : p.sides[kQueries].cache.page_stride;
+  return seqlens_bytes(p) + align_up(p.total_q * row_bytes);
 }
 
-AppendedCall bind_append(AppendRotaryParams& p, void* area) {
+AppendedCall bind_append(AppendRotaryParams& p, const StridedRows& q, void* area) {
   p.seqlens_out = static_cast<std::int32_t*>(area);
-  if (p.rotary.cos == nullptr) return {p.q, p.seqlens_out};
-  p.turned_q = static_cast<char*>(area) + seqlens_bytes(p);
-  const std::int64_t head = p.head_dim_qk, token = p.num_q_heads * head;
-  return {{p.turned_q, p.q.dtype, p.cu_seqlens_q == nullptr ? p.q_len * token : 0, token, head, 1}, p.seqlens_out};
+  if (p.rotary.cos == nullptr) return {q, p.seqlens_out};
+  AppendRotarySide& side = p.sides[kQueries];
+  side.cache.data = static_cast<char*>(area) + seqlens_bytes(p);
+  const std::int64_t head = side.head_dim, token = side.heads * head;
+  return {{side.cache.data, q.dtype, p.cu_seqlens_q == nullptr ? p.q_len * token : 0, token, head, 1}, p.seqlens_out};
 }
 
 StridedRows rows_of(const TensorView& view) {

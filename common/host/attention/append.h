@@ -46,12 +46,12 @@ void check_append_shapes(const Check& check, const AttentionArgs& args, const Ca
 
 // Bytes after the rest of the workspace: the copies of the queries, if they are turned, and the lengths.
 [[nodiscard]] std::int64_t append_bytes(const AppendRotaryParams& params);
-// Points the params there, and gives what is attended to with them.
+// Points the params there, and gives the queries and lengths that the attention takes in place of the given ones.
 struct AppendedCall {
   StridedRows q;
   const std::int32_t* seqlens;
 };
-[[nodiscard]] AppendedCall bind_append(AppendRotaryParams& params, void* area);
+[[nodiscard]] AppendedCall bind_append(AppendRotaryParams& params, const StridedRows& q, void* area);
 
 // Axes: [seq] token head dim.
 [[nodiscard]] StridedRows rows_of(const TensorView& view);

@@ -35,7 +35,7 @@ void decode_few(const AttentionArgs& args, const AttentionProblem& problem, Deco
   AppendLaunch append = plan_append(problem, device, bytes);
   const WorkspaceLease workspace = acquire_workspace(check, device, stream, bytes, problem.workspace);
   char* base = static_cast<char*>(workspace.data());
-  attend_after(bind_append(append.params, base + append.offset), decode);
+  attend_after(bind_append(append.params, problem.params.q, base + append.offset), decode);
   decode.workspace = workspace_view(base, append.offset, args.q.device);
   launch_append(check, device, stream, append);
   log_call([&] { return call_text(args) + ": " + append_text(append) + "flash_decode"; });

@@ -177,7 +177,7 @@ void bind_workspace(AttentionPlan& plan, void* workspace) {
   char* base = static_cast<char*>(workspace);
   plan.params.counter = reinterpret_cast<std::uint32_t*>(base);
   if (plan.append.kernel != nullptr) {
-    const AppendedCall after = bind_append(plan.append.params, base + plan.append.offset);
+    const AppendedCall after = bind_append(plan.append.params, plan.params.q, base + plan.append.offset);
     plan.params.q = after.q;
     plan.params.cache.seqlens = {after.seqlens, 0};
   }
