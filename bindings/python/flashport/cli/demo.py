@@ -1,6 +1,6 @@
 """flashport demo: a batch of decode requests, by two stages and in one call, checked and timed.
 
-``flashport demo attention`` is in demo_attention.py, ``flashport demo gdn`` in demo_gated_delta.py.
+The demos of other operations are in demo_attention.py and demo_gated_delta.py, the small server in demo_serve.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rich.table import Table
 
 from flashport import _core, decode, devices
 from flashport.benchmarks import timing
-from flashport.cli import demo_attention, demo_gated_delta
+from flashport.cli import demo_attention, demo_gated_delta, demo_serve
 from flashport.cli.common import (
     ChosenDevice,
     Report,
@@ -43,24 +43,68 @@ def demo_case(lengths: tuple[int, ...] = LENGTHS) -> DecodeCase:
     )  # fmt: skip
 
 
-@click.command()
-@click.argument("operation", type=click.Choice(["decode", "attention", "gdn"]), default="decode")
+class _Demos(click.Group):
+    """Commands that are named after an operation; an unknown one is answered with all of them."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click.Group."""
+        if args[0] not in self.commands:
+            ctx.fail(f"{args[0]!r} is not one of {', '.join(map(repr, self.commands))}.")
+        return super().resolve_command(ctx, args)
+
+
+_quick_option = click.option(
+    "--quick", is_flag=True, help="Requests of a sixteenth of the length, prompts of an eighth."
+)
+
+
+@click.group(cls=_Demos, invoke_without_command=True)
 @device_option
-@click.option("--quick", is_flag=True, help="Requests of a sixteenth of the length, prompts of an eighth.")
-def demo(operation: str, device_name: str | None, quick: bool) -> None:
+@_quick_option
+@click.pass_context
+def demo(ctx: click.Context, device_name: str | None, quick: bool) -> None:
     """Run a model's shape on the device that is there, check and time it.
 
-    decode (the default): eight requests of up to 8k tokens in Llama-3.1-8B's shape. attention: a prompt and two packed
-    ones in the same shape. gdn: the gated delta rule in Qwen3-Next's shape, prompts and then decoding.
+    Without a command, decode. Options may stand before a command or after it.
     """
+    ctx.default_map = {name: {"device_name": device_name, "quick": quick} for name in demo.commands}
+    if ctx.invoked_subcommand is None:
+        ctx.invoke(_decode, device_name=device_name, quick=quick)
+
+
+@demo.command("decode")
+@device_option
+@_quick_option
+def _decode(device_name: str | None, quick: bool) -> None:
+    """Eight requests of up to 8k tokens in Llama-3.1-8B's shape (the default)."""
+    _run_decode(_chosen(device_name), quick)
+
+
+@demo.command("attention")
+@device_option
+@_quick_option
+def _attention(device_name: str | None, quick: bool) -> None:
+    """A prompt and two packed ones in Llama-3.1-8B's shape."""
+    demo_attention.run(_chosen(device_name), quick)
+
+
+@demo.command("gdn")
+@device_option
+@_quick_option
+def _gated_delta(device_name: str | None, quick: bool) -> None:
+    """The gated delta rule in Qwen3-Next's shape, prompts and then decoding."""
+    demo_gated_delta.run(_chosen(device_name), quick)
+
+
+demo.add_command(demo_serve.serve)
+
+
+def _chosen(device_name: str | None) -> ChosenDevice:
     device = choose_device(device_name)
     console.print(f"[bold]flashport {devices.version()}[/] on {device.title}")
-    if operation == "attention":
-        demo_attention.run(device, quick)
-    elif operation == "gdn":
-        demo_gated_delta.run(device, quick)
-    else:
-        _run_decode(device, quick)
+    return device
 
 
 def _run_decode(device: ChosenDevice, quick: bool) -> None:
