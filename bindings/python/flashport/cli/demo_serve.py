@@ -79,16 +79,16 @@ def serve(
         raise click.BadParameter(f"the longest request needs {largest} pages, got {pages}", param_hint="--pages")
     console.print(f"[bold]flashport {devices.version()}[/] on {device.title}, with {arrays.name}")
     console.print(
-        f"{len(requests)} requests with prompts of {min(len(request.prompt) for request in requests)} to "
-        f"{max(len(request.prompt) for request in requests)} tokens; {shape.layers} layers, hidden {shape.hidden}, "
-        f"{shape.heads} query and {shape.kv_heads} key-value heads of {shape.head_dim}, {fmt}; {pages} pages of "
-        f"{PAGE_SIZE} tokens, at most {token_budget} tokens a step"
+        f"{_text(requests)}; {shape.layers} layers, hidden {shape.hidden}, {shape.heads} query and {shape.kv_heads} "
+        f"key-value heads of {shape.head_dim}, {fmt}; at most {token_budget} tokens a step; {pages} pages of "
+        f"{PAGE_SIZE}, those that nobody owns full of NaN"
     )
     engine = Engine(arrays, Model(arrays, shape, max_prompt + max_new, seed), PagedCache(arrays, shape, pages))
     alone_too = check.sample(requests, checked, seed)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        engine.serve(requests[:1], token_budget)  # the first call of each kernel is not timed
+        first = Request(0, 0, requests[0].prompt[:1], new_tokens=2)
+        engine.serve([first], token_budget)  # the first call of each kernel is not timed
         task = progress.add_task("tokens, all together", total=_tokens(requests))
         together = engine.serve(requests, token_budget, _advance(progress, task))
         most_used = engine.cache.most_used
@@ -99,8 +99,11 @@ def serve(
         failures.append(f"{pages - engine.cache.free_pages} pages were not given back")
     if not engine.model.rows_are_independent(seed):
         failures.append(f"rows of a tile depend on each other in {arrays.name} here, whatever attention does")
-    _report(kernels, together, alone, f"{together.mixed_steps} of the {together.steps} steps together had both prompts "
-            f"and decoding; at most {most_used} of {pages} pages were in use", failures)  # fmt: skip
+    caption = (
+        f"tokens: of prompts and new ones; {together.mixed_steps} of the {together.steps} steps together held both; "
+        f"attention: its share of the time; at most {most_used} pages in use"
+    )
+    _report(kernels, together, alone, caption, failures)
 
 
 def _choose(name: str | None, backend: str | None, fmt: str | None) -> tuple[ChosenDevice, Arrays, str]:
@@ -145,6 +148,14 @@ def _kernels(device: ChosenDevice, shape: Shape, fmt: str) -> str:
         raise click.ClickException(str(error)) from error
 
 
+def _text(requests: list[Request]) -> str:
+    prompts = [len(request.prompt) for request in requests]
+    return (
+        f"{len(requests)} requests with prompts of {min(prompts)} to {max(prompts)} tokens, {sum(prompts):,} in all, "
+        f"and {sum(request.new_tokens for request in requests):,} new tokens"
+    )
+
+
 def _tokens(requests: list[Request]) -> int:
     """Those that steps compute; the last new one of a request goes through no step."""
     return sum(len(request.prompt) + request.new_tokens - 1 for request in requests)
@@ -156,29 +167,28 @@ def _advance(progress: Progress, task: TaskID) -> Callable[[int], None]:
 
 def _report(kernels: str, together: Served, alone: Served, caption: str, failures: list[str]) -> None:
     table = Table(title=f"kernels {kernels}", caption=caption)
-    for heading in ("", "requests", "prompt tokens", "new tokens", "steps", "time", "tokens/s", "in attention"):
-        table.add_column(heading, justify="left" if not heading else "right")
-    for name, served in (("all together", together), ("each alone", alone)):
+    for heading in ("", "requests", "tokens", "steps", "time", "tokens/s", "attention"):
+        table.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
+    for name, served in (("together", together), ("alone", alone)):
         if served.results:
             table.add_row(
                 name,
                 f"{len(served.results)}",
-                f"{served.prompt_tokens:,}",
-                f"{served.new_tokens:,}",
+                f"{served.tokens:,}",
                 f"{served.steps:,}",
                 seconds_text(served.seconds),
-                f"{(served.prompt_tokens + served.new_tokens) / served.seconds:,.0f}",
+                f"{served.tokens / served.seconds:,.0f}",
                 f"{100 * served.attention_seconds / served.seconds:.0f} %",
             )
     show(table)
     if failures:
         console.print("[bold red]wrong:[/] " + "; ".join(failures))
         raise SystemExit(1)
-    compared = f"{len(alone.results)} of {len(together.results)} requests were compared alone"
+    compared = f"{len(alone.results)} of {len(together.results)} requests were served alone, too"
     if alone.results:
         console.print(
-            f"[bold green]all tokens equal:[/] {compared}, in other chunks and on other pages: the same tokens and the "
-            "same bits of the logits of each"
+            f"[bold green]all tokens equal:[/] {compared}, in other chunks and on other pages, and gave the same "
+            "tokens, each by the same bits of its logits"
         )
     else:
-        console.print(f"{compared}: nothing is said about equal tokens")
+        console.print(f"{compared}: nothing was compared")

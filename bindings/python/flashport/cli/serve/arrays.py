@@ -105,6 +105,8 @@ class TorchArrays:
         self.row_tile = 16 if device == "cpu" else 64
         self._device = harness.torch_device(device)
         self.kv_type = self.model_type = getattr(torch, TORCH_TYPES[fmt])
+        if self._device != "cpu":
+            torch.cuda.set_device(self._device)  # whose stream the clock's events are on
 
     def put(self, values: np.ndarray) -> Any:
         """A tensor of integers or indices."""

@@ -33,18 +33,17 @@ def serve_alone(
 
 
 def differences(together: dict[int, Result], alone: dict[int, Result]) -> list[str]:
-    """What is not equal, a line for each request."""
-    lines = []
-    for number, expected in alone.items():
-        problem = _difference(together[number], expected)
-        lines += [f"request {number}: {problem}"] if problem else []
-    return lines
+    """What is wrong, a line for each request: logits of NaN, and what differs in requests that were served alone."""
+    problems = {number: _problem(result, alone.get(number)) for number, result in sorted(together.items())}
+    return [f"request {number}: {problem}" for number, problem in problems.items() if problem]
 
 
-def _difference(together: Result, alone: Result) -> str:
+def _problem(together: Result, alone: Result | None) -> str:
     for name, result in (("in the batch", together), ("alone", alone)):
-        if b"" in result.digests:
+        if result is not None and b"" in result.digests:
             return f"logits of new token {result.digests.index(b'')} are NaN {name}"
+    if alone is None:
+        return ""
     for n, (ours, theirs) in enumerate(zip(together.tokens, alone.tokens, strict=True)):
         if ours != theirs:
             return f"new token {n} is {ours} in the batch and {theirs} alone"

@@ -32,9 +32,14 @@ class Served:
     prompt_tokens: int = 0
     new_tokens: int = 0
     steps: int = 0
-    mixed_steps: int = 0  # those that held both tokens of decode and of prompts
+    mixed_steps: int = 0  # those that held both tokens of prompts and requests that decode
     seconds: float = 0.0
     attention_seconds: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """Those of prompts and new ones."""
+        return self.prompt_tokens + self.new_tokens
 
     def add(self, other: Served) -> None:
         """Adds what serving other requests gave and took."""
