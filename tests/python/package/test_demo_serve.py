@@ -245,7 +245,7 @@ def test_a_request_that_never_fits():
 def test_the_command():
     output = run("--device", "cpu", *OPTIONS)
     assert "all tokens equal: 24 of 24 requests were served alone, too" in output
-    for text in ("together", "alone", "requests", "tokens/s", "attention", "%", "full of NaN", "with NumPy", "fp32"):
+    for text in ("together", "alone", "requests", "tokens/s", "attention", "%", "without an owner hold NaN", "with NumPy", "fp32"):
         assert text in output
     assert "wrong" not in output
 
@@ -255,6 +255,14 @@ def test_a_sample(checked, text):
     output = run("--device", "cpu", "--quick", "--check", str(checked), *OPTIONS)
     assert text in output
     assert ("all tokens equal" in output) == (checked > 0)
+
+
+def test_the_command_on_a_gpu():
+    make_arrays("torch on a GPU", "bf16")
+    output = run(*OPTIONS)
+    assert "all tokens equal: 24 of 24" in output
+    assert "bf16" in output
+    assert "with torch" in output
 
 
 @pytest.mark.usefixtures("one_thread")

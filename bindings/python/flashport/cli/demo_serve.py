@@ -81,7 +81,7 @@ def serve(
     console.print(
         f"{_text(requests)}; {shape.layers} layers, hidden {shape.hidden}, {shape.heads} query and {shape.kv_heads} "
         f"key-value heads of {shape.head_dim}, {fmt}; at most {token_budget} tokens a step; {pages} pages of "
-        f"{PAGE_SIZE}, those that nobody owns full of NaN"
+        f"{PAGE_SIZE}; those without an owner hold NaN"
     )
     engine = Engine(arrays, Model(arrays, shape, max_prompt + max_new, seed), PagedCache(arrays, shape, pages))
     alone_too = check.sample(requests, checked, seed)

@@ -1,4 +1,4 @@
-"""A server in small: continuous batching of a random model in Llama's shape over one paged cache.
+"""A small server: continuous batching of a random model in Llama's shape over one paged cache.
 
 ``workload`` makes requests that come and go; ``scheduler`` decides which tokens of which requests a step computes;
 ``cache`` owns the pages; ``attention`` has the calls of flashport, which a server may take as they stand; ``model`` is
