@@ -103,7 +103,7 @@ class Model:
             packed[:, shape.heads : -shape.kv_heads],
             packed[:, -shape.kv_heads :],
         )
-        # The one place of rotary positions: an attention that turns q and k itself takes them as they are here.
+        # The one place of rotary positions. Attention that turns q and k (``rotary_cos``) takes them as they are here.
         q, k = (self._rotate(part, *turn) for part in (q, k))
         return tuple(self._arrays.cast(part, self._arrays.kv_type) for part in (q, k, v))
 
