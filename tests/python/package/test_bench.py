@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import flashport
-from flashport.benchmarks import attention, cascade, decode, gated_delta, harness
+from flashport.benchmarks import append, attention, cascade, decode, gated_delta, harness
 from flashport.testing import numerics
 
 GATED_DELTA = [dataclasses.replace(c, batch=2, tokens=min(c.tokens, 70)) for c in gated_delta.cases()]
@@ -66,6 +66,26 @@ def test_cascades_run(case, library, monkeypatch):
     assert (row.seconds or 0) > 0 or row.skipped.startswith("needs torch")
     assert list(row.peers) == (["flash_decode"] if case.is_cascade and library == "torch" else [])
     assert "too" in cascade.run_case(case, "cpu", "cpu", 1, largest=1e3).skipped
+
+
+CACHES = [
+    dataclasses.replace(case, batch=2, q_len=min(case.q_len, 20), context=70, heads=(4, 2))
+    for case in append.cases()
+    if case.heads == (32, 8) and case.batch != 1
+]
+
+
+@pytest.mark.parametrize("case", CACHES, ids=lambda case: case.name)
+def test_calls_over_a_cache_run_and_agree(case):
+    torch = pytest.importorskip("torch")
+    row = append.run_case(case, "cpu", "cpu", 1)
+    assert row.seconds > 0
+    assert row.kernel.startswith("decode/" if case.q_len <= 16 else "attention/")
+    assert "too" in append.run_case(case, "cpu", "cpu", 1, largest=1e3).skipped
+    ours, peers = append._candidates(torch, case, "cpu")
+    (peer,) = peers.values()
+    if not case.appends:  # else queries are turned
+        torch.testing.assert_close(ours(), peer().view_as(ours()), rtol=0.02, atol=0.02)
 
 
 def test_both_ways_of_a_cascade_agree():
@@ -410,7 +430,9 @@ def test_a_row_of_attention_is_checked_and_judged(study, change):
 
 
 def test_every_bar_names_a_case_and_is_judged(run):
-    names = {case.name for case in [*decode.cases(), *cascade.cases(), *gated_delta.cases()]} | {decode.STAGE2}
+    names = {case.name for case in [*decode.cases(), *append.cases(), *cascade.cases(), *gated_delta.cases()]} | {
+        decode.STAGE2
+    }
     grid = run.grid_shapes.select()
     rows = [
         {"name": shape.name, "title": shape.title, "seconds": 1e-6, "ratio": 1.0, "classes": shape.classes}
