@@ -8,6 +8,8 @@ request that no kernel serves raises ``NotImplementedError`` with the reason tha
 gives.
 """
 
+import os as _os
+
 from flashport._attention import attention, attention_workspace_size, dropout_mask
 from flashport._core import DeviceArray
 from flashport._shims import InstalledShims, install_shims
@@ -66,3 +68,8 @@ __all__ = [
     "version",
     "which_kernel",
 ]
+
+if _os.environ.get("FLASHPORT_TRACE"):
+    from flashport.trace import _record
+
+    _record.start_from_environment()

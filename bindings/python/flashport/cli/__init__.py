@@ -1,4 +1,4 @@
-"""The command line: ``flashport demo``, ``bench``, ``support``, ``doctor`` and ``selftest``."""
+"""The command line: ``flashport demo``, ``bench``, ``trace``, ``support``, ``doctor`` and ``selftest``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from flashport.cli.demo import demo
 from flashport.cli.doctor import doctor
 from flashport.cli.selftest import selftest
 from flashport.cli.support import support
+from flashport.cli.trace import trace
 from flashport.devices import version
 
 
@@ -22,7 +23,7 @@ def main() -> None:
     """Portable attention kernels for LLM serving."""
 
 
-for command in (demo, bench, support, doctor, selftest):
+for command in (demo, bench, trace, support, doctor, selftest):
     main.add_command(command)
 
 

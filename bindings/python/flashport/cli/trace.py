@@ -1,0 +1,234 @@
+"""flashport trace: record calls of attention into a file, and look at such files, ours and llama.cpp's."""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from flashport.cli import trace_tables as tables
+from flashport.cli.common import OUTPUT_FILE, choose_device, console, show
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_TOLERANCE = click.FloatRange(min=0)
+
+
+@click.group()
+def trace() -> None:
+    """Traces of attention: record calls, list tensors, compare with the reference and with each other."""
+
+
+def _selection(command: Callable[..., None]) -> Callable[..., None]:
+    for option in (
+        click.option("--max-bias", default=0.0, help="ALiBi's max_bias, for files that do not store it."),
+        click.option("--softcap", default=0.0, help="Softcap, for files that do not store it."),
+        click.option("--scale", type=float, help="Factor on scores, where a file has none.  [default: 1/sqrt(D)]"),
+        click.option("--step", type=click.IntRange(min=1), help="Only the step of this number."),
+        click.option("--layer", type=int, help="Only steps of this layer."),
+    ):
+        command = option(command)
+    return command
+
+
+def _load(path: Path, scale: float | None, softcap: float, max_bias: float) -> Any:
+    from flashport import trace as traces
+
+    try:
+        return traces.load(path, scale=scale, softcap=softcap, max_bias=max_bias)
+    except (traces.TraceError, ModuleNotFoundError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _selected(path: Path, layer: int | None, step: int | None, **parameters: Any) -> list[Any]:
+    found = _load(path, **parameters).select(layer=layer, step=step)
+    if not found:
+        raise click.BadParameter(f"{path} has no such step", param_hint="--layer, --step")
+    return list(found)
+
+
+@trace.command(context_settings={"allow_interspersed_args": False})
+@click.argument("file", type=OUTPUT_FILE)
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("--layers", default=1, show_default=True, type=click.IntRange(min=1), help="Layers that call in turn.")
+def save(file: Path, program: tuple[str, ...], layers: int) -> None:
+    """Run PROGRAM, a Python script or a command, and record its calls of attention and flash_decode to FILE."""
+    if importlib.util.find_spec("gguf") is None:
+        raise click.UsageError("traces need the package gguf: pip install 'flashport[trace]'")
+    command = [sys.executable, *program] if program[0].endswith(".py") else list(program)
+    variables = {"FLASHPORT_TRACE": str(file.absolute()), "FLASHPORT_TRACE_LAYERS": str(layers)}
+    before = file.stat().st_mtime_ns if file.exists() else None
+    try:
+        code = subprocess.run(command, env=os.environ | variables, check=False).returncode
+    except OSError as error:
+        raise click.ClickException(f"{command[0]}: {error.strerror}") from error
+    if not file.exists() or file.stat().st_mtime_ns == before:
+        raise click.ClickException(f"{program[0]} made no call that was recorded; it ended with exit status {code}")
+    found = _load(file, None, 0.0, 0.0)
+    console.print(f"{file}: {len(found)} steps, {found.tensor_count} tensors", soft_wrap=True, highlight=False)
+    if code:
+        raise SystemExit(code)
+
+
+@trace.command(name="show")
+@click.argument("file", type=_FILE)
+@click.option("--name", metavar="PATTERN", help="Only tensors whose name or role matches, as cache_k*.")
+@_selection
+def show_command(file: Path, name: str | None, layer: int | None, step: int | None, **parameters: Any) -> None:
+    """List the tensors of FILE: name, operations, type, shape, strides and statistics of each link of a chain."""
+    from flashport.trace import TraceError
+
+    steps = _selected(file, layer, step, **parameters)
+    pattern = None if name is None else name if any(sign in name for sign in "*?[") else f"*{name}*"
+    shown = 0
+    for each in steps:
+        tensors = [t for t in each.tensors if pattern is None or t.role == name or fnmatch.fnmatchcase(t.name, pattern)]
+        if not tensors:
+            continue
+        undecided = ""
+        try:
+            if each.kind != "output":
+                each.decide()
+        except TraceError as error:
+            undecided = str(error)
+        shown += len(tensors)
+        tables.print_tensors(each, tensors)
+        for note in [*each.notes, undecided]:
+            if note:
+                console.print(note, style="dim", highlight=False, markup=False, soft_wrap=True)
+    if shown == 0:
+        raise click.BadParameter(f"no tensor matches {name!r}", param_hint="--name")
+
+
+def _checking(command: Callable[..., None]) -> Callable[..., None]:
+    for option in (
+        click.option("--seed", default=0, show_default=True, help="Which queries --sample takes."),
+        click.option("--sample", type=click.IntRange(min=1), help="Check so many queries of a step, not all."),
+        click.option("--tolerance", type=_TOLERANCE, help="Relative error.  [default: 1e-3, more for quantised keys]"),
+        click.option(
+            "--device", "device_name", metavar="NAME", help="cpu, cuda:0, hip:0, ...  [default: every one here]"
+        ),
+    ):
+        command = option(command)
+    return _selection(command)
+
+
+def _rows(step: Any, sample: int | None, seed: int) -> Any:
+    tokens = step.need("q").ne[1]
+    if sample is None or sample >= tokens:
+        return None
+    return np.sort(np.random.default_rng([seed, step.number]).choice(tokens, sample, replace=False))
+
+
+def _check(
+    file: Path, layer: int | None, step: int | None, device_name: str | None, tolerance: float | None,
+    sample: int | None, seed: int, with_output: bool, plot: Path | None, **parameters: Any,
+) -> None:  # fmt: skip
+    """Both of compare and test: rows of a table, a verdict, the exit status."""
+    from flashport.trace import TraceError, _decide, _operators, _reference
+
+    device = None if device_name is None else choose_device(device_name).device
+    steps = _selected(file, layer, step, **parameters)
+    table, failures, errors = tables.comparison(file.name), [], []
+    for each in steps:
+        try:
+            rows = _rows(each, sample, seed)
+            truth = _reference.reference(each, rows)
+            recorded = _decide.output(each) if rows is None else _decide.output(each)[:, rows]
+            limit = _reference.tolerance(each, rows) if tolerance is None else tolerance
+            results = _operators.run_all(each, rows, device)
+        except TraceError as error:
+            raise click.ClickException(str(error)) from error
+        outputs = [("recorded", "", recorded, limit)] if with_output else []
+        for result in results:
+            own_limit = max(limit, result.rounding) if tolerance is None else limit
+            outputs.append((f"{result.operator} on {result.device}", result.way, result.out, own_limit))
+        for what, way, out, allowed in outputs:
+            if out is None:
+                tables.add_refused(table, each, what, way)
+                continue
+            apart = _reference.differences(out, truth)
+            tables.add_comparison(table, each, what, way, apart, allowed)
+            failures += [] if apart.within(allowed) else [f"step {each.number} {what}"]
+        errors.append((each, np.abs(recorded - truth).max(axis=(0, 1, 3))))
+    show(table, names=2)
+    for each in steps:
+        for note in each.notes:
+            console.print(f"step {each.number}: {note}", style="dim", highlight=False, markup=False, soft_wrap=True)
+    if plot is not None:
+        tables.plot(errors, file.name, plot)
+        console.print(f"plot: {plot}", soft_wrap=True, highlight=False)
+    if failures:
+        text = f"past the tolerance: {', '.join(failures[:8])}{' ...' if len(failures) > 8 else ''}"
+        console.print(text, style="bold red", highlight=False, soft_wrap=True)
+        raise SystemExit(1)
+    console.print("every error is within the tolerance", style="bold green")
+
+
+@trace.command()
+@click.argument("file", type=_FILE)
+@click.option("--plot", type=OUTPUT_FILE, help="Draw the recorded output's error per step and head to a PNG file.")
+@_checking
+def compare(file: Path, plot: Path | None, **options: Any) -> None:
+    """Hold the recorded outputs of FILE, and those of our operators, against the fp64 reference; exit 1 if they differ."""
+    if plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise click.UsageError("--plot needs matplotlib: pip install 'flashport[bench]'")
+    _check(file, with_output=True, plot=plot, **options)
+
+
+@trace.command()
+@click.argument("file", type=_FILE)
+@_checking
+def test(file: Path, **options: Any) -> None:
+    """Run our operators alone on the inputs of FILE, against the fp64 reference; exit 1 if they differ."""
+    _check(file, with_output=False, plot=None, **options)
+
+
+@trace.command()
+@click.argument("first", type=_FILE)
+@click.argument("second", type=_FILE)
+@click.option("--name", metavar="TEXT", help="Only tensors whose name contains this, or of this role.")
+@click.option(
+    "--tolerance", default=0.0, show_default=True, type=_TOLERANCE, help="Relative error that is no difference."
+)
+@_selection
+def diff(
+    first: Path,
+    second: Path,
+    name: str | None,
+    tolerance: float,
+    layer: int | None,
+    step: int | None,
+    **parameters: Any,
+) -> None:
+    """Hold two traces against each other, tensor by tensor, and name the first link that differs; exit 1 if one does."""
+    from flashport.trace import TraceError, _statistics
+
+    ours, theirs = (_selected(path, layer, step, **parameters) for path in (first, second))
+    table, partings = tables.difference(first.name, second.name), []
+    for a, b in zip(ours, theirs, strict=False):
+        try:
+            pairs = _statistics.compared(a, b, tolerance)
+        except TraceError as error:
+            raise click.ClickException(str(error)) from error
+        for tensor, parting, apart in pairs:
+            if name is None or name in tensor.name or name == tensor.role:
+                tables.add_difference(table, a, tensor, parting, apart)
+                partings += [parting] if parting else []
+    show(table, names=2)
+    if len(ours) != len(theirs):
+        console.print(f"{first} has {len(ours)} steps, {second} {len(theirs)}", highlight=False, soft_wrap=True)
+    if partings:
+        one = partings[0]
+        text = f"they part at step {one.step} (layer {one.layer}), {one.role} {one.name!r}, {one.chain}: it {one.text}"
+        console.print(text, style="bold red", highlight=False, markup=False, soft_wrap=True)
+    if partings or len(ours) != len(theirs):
+        raise SystemExit(1)
+    console.print("no tensor differs", style="bold green")

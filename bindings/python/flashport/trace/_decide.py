@@ -1,0 +1,156 @@
+"""Layouts that names do not tell: every order that is possible is tried, and the one that gives the recorded output wins.
+
+Also what a step's operands have to be to each other, and the mask in the order of the sequence.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flashport.trace import _reference
+from flashport.trace._errors import TraceError
+
+if TYPE_CHECKING:
+    from flashport.trace._layout import Strides
+    from flashport.trace._steps import Step, Tensor, Values
+
+REPRODUCED = 0.03  # error over the output's largest value that rounding and quantised queries may make
+_APART = 4.0  # how many times worse the next order has to be
+_TRIED_ROWS = 8
+
+
+def decide(step: Step) -> None:
+    """Settles the strides of every operand and the order of the mask's columns."""
+    check_shapes(step)
+    open_tensors = [tensor for tensor in step.tensors if tensor.is_operand and len(tensor.candidates) > 1]
+    mixed_mask = step.kind == "mixed" and step.find("mask") and not step.find("mask_quant") and not step.is_own
+    if not open_tensors and not mixed_mask:
+        return
+    errors: dict[tuple[Any, ...], float] = {}
+    for strides in itertools.product(*(tensor.candidates for tensor in open_tensors)):
+        given = {id(tensor): nb for tensor, nb in zip(open_tensors, strides, strict=True)}
+        for hot_first in (False, True) if mixed_mask else (False,):
+            errors[(*strides, hot_first)] = _error(step, given, hot_first)
+    best, *others = sorted(errors, key=lambda tried: errors[tried])
+    if not open_tensors:  # a mask alone: no order is wrong where all of its columns are alike
+        step.mask_is_hot_first = errors[best] < REPRODUCED and errors[False,] > max(_APART * errors[best], 1e-3)
+        if step.mask_is_hot_first:
+            step.notes.append("the mask has the columns of the hot keys first, which reproduces kqv_out")
+        return
+    # Another order of the mask's columns is no other layout.
+    rivals = [errors[tried] for tried in others if tried[:-1] != best[:-1]]
+    names = ", ".join(f"{tensor.role} {tensor.name!r}" for tensor in open_tensors)
+    where = f"{step.path}: step {step.number}: the names do not tell in which order the bytes lie of {names}"
+    if not errors[best] < REPRODUCED:
+        raise TraceError(
+            f"{where}; no order reproduces kqv_out, the best one has a relative error of {errors[best]:.3g}"
+        )
+    if rivals and rivals[0] < max(_APART * errors[best], 1e-3):
+        raise TraceError(
+            f"{where}; several orders reproduce kqv_out, with relative errors of {errors[best]:.3g} and {rivals[0]:.3g}"
+        )
+    for tensor, nb in zip(open_tensors, best[:-1], strict=True):
+        order = "as ne has them" if nb == tensor.candidates[0] else "in the order of its parent"
+        step.notes.append(
+            f"{tensor.role} {tensor.name!r}: the name does not tell the order; bytes {order} reproduce kqv_out (relative "
+            f"error {errors[best]:.2g}, the other orders from {min(rivals):.2g})"
+        )
+        tensor.candidates = [nb]
+    step.mask_is_hot_first = bool(best[-1])
+
+
+def check_shapes(step: Step) -> None:
+    """Raises TraceError unless the operands are those of one attention."""
+    q, k, v = (step.need(role) for role in ("q", "k", "v"))
+    pairs = [(k, v)]
+    if step.find("k_quant"):
+        pairs.append((step.need("k_quant"), step.need("v_quant")))
+
+    def fail(tensor: Tensor, expected: str) -> None:
+        raise TraceError(
+            f"{step.path}: step {step.number}: {tensor.role} {tensor.name!r} must have {expected}, got ne {list(tensor.ne)}"
+        )
+
+    if 0 in q.ne:
+        fail(q, "elements")
+    for keys, values in pairs:
+        if keys.ne[0] != q.ne[0]:
+            fail(keys, f"ne[0] {q.ne[0]}, as q")
+        if values.ne[1:] != keys.ne[1:]:
+            fail(values, f"ne[1:] {list(keys.ne[1:])}, as the keys")
+        if keys.ne[2] == 0 or q.ne[2] % keys.ne[2]:
+            fail(keys, f"a number of heads ne[2] that divides {q.ne[2]}, that of q")
+        if keys.ne[2] != k.ne[2] or values.ne[0] != v.ne[0]:
+            fail(keys, "the heads and head dims of the hot part")
+        if keys.ne[3] != q.ne[3]:
+            fail(keys, f"ne[3] {q.ne[3]}, as q")
+    if sum(keys.ne[1] for keys, _ in pairs) == 0 or v.ne[0] == 0:
+        fail(k, "elements")
+    columns = [k.ne[1] + (step.need("k_quant").ne[1] if len(pairs) > 1 else 0)]
+    if step.find("mask_quant"):
+        columns = [k.ne[1], step.need("k_quant").ne[1]]
+    for role, expected in zip(("mask", "mask_quant"), columns, strict=False):
+        mask = step.find(role)  # type: ignore[arg-type]
+        if mask is None:
+            continue
+        if mask.ne[0] != expected or mask.ne[1] < q.ne[1] or mask.is_quantised:
+            fail(mask, f"ne [{expected}, at least {q.ne[1]}], keys and padded tokens, in fp16 or fp32")
+        if mask.ne[2] not in (1, q.ne[2]) or mask.ne[3] not in (1, q.ne[3]):
+            fail(mask, f"1 or {q.ne[2]} heads and 1 or {q.ne[3]} sequences")
+    if (sinks := step.find("sinks")) is not None and sinks.ne != (q.ne[2], 1, 1, 1):
+        fail(sinks, f"ne [{q.ne[2]}], the heads of q")
+    out = step.need("out")
+    if out.is_quantised or np.prod(out.ne, dtype=object) != v.ne[0] * q.ne[1] * q.ne[2] * q.ne[3]:
+        fail(out, f"{v.ne[0]} x {q.ne[2]} heads x {q.ne[1]} tokens x {q.ne[3]} sequences")
+
+
+def output(step: Step) -> Values:
+    """The recorded output as Step.out has it."""
+    check_shapes(step)
+    q, v, out = step.need("q"), step.need("v"), step.need("out")
+    values: Values = out.values().astype(np.float32).reshape(q.ne[3], q.ne[1], q.ne[2], v.ne[0])
+    return values
+
+
+def mask(step: Step) -> Values | None:
+    """The mask as Step.mask has it."""
+    step.decide()
+    return _mask(step, step.mask_is_hot_first)
+
+
+def _mask(step: Step, hot_first: bool) -> Values | None:
+    tensor, other = step.find("mask"), step.find("mask_quant")
+    if tensor is None:
+        return None
+    tokens, hot = step.need("q").ne[1], step.need("k").ne[1]
+    values: Values = tensor.values()[:, :, :tokens].astype(np.float32)
+    if other is not None:
+        return np.concatenate([other.values()[:, :, :tokens].astype(np.float32), values], axis=-1)
+    return np.concatenate([values[..., hot:], values[..., :hot]], axis=-1) if hot_first else values
+
+
+def _error(step: Step, given: dict[int, Strides], hot_first: bool) -> float:
+    """The error of the reference with these strides, over the output's largest value, on some rows."""
+
+    def operand(role: Any) -> Values | None:
+        tensor = step.find(role)
+        return None if tensor is None else tensor.values(given.get(id(tensor))).transpose(0, 2, 1, 3)
+
+    k, v, k_quant, v_quant = (operand(role) for role in ("k", "v", "k_quant", "v_quant"))
+    q = operand("q")
+    assert q is not None
+    rows = np.unique(np.linspace(0, q.shape[1] - 1, _TRIED_ROWS).astype(int))
+    own_mask = _mask(step, hot_first)
+    found = _reference.attend(
+        q[:, rows],
+        _reference.joined(k_quant, k),
+        _reference.joined(v_quant, v),
+        None if own_mask is None else own_mask[:, :, rows],
+        step,
+    )
+    recorded = output(step)[:, rows].astype(np.float64)
+    error = _reference.differences(recorded, found)
+    return error.relative if np.isfinite(error.relative) else np.inf

@@ -1,0 +1,255 @@
+"""The operands of one call of the library, sequence by sequence, as a trace has them.
+
+Packed queries, pages, layouts and lengths are gathered into dense rows; causal masks, windows, trees, ALiBi and biases
+become one additive mask. Formats that ggml does not have, and stored values with a scale, become fp32.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from flashport import _core
+from flashport.testing import attention_oracle, numerics, oracle
+from flashport.trace._errors import gguf_package
+
+Values = np.ndarray[Any, Any]
+Arguments = dict[str, Any]
+
+_FORMATS = {dtype: fmt for fmt, dtype in numerics.DTYPE.items() if dtype != "uint8"}
+_GGML_TYPES = {"fp32": None, "fp16": None, "bf16": "BF16"}
+
+
+class NotRecordedError(Exception):
+    """A call that a trace cannot hold; the text says why."""
+
+
+def to_host(x: Any) -> tuple[Values, str]:
+    """(bits in a NumPy array, name of the element type)."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return _torch_to_host(torch, x.detach())
+    if isinstance(x, _core.DeviceArray):
+        carriers = {dtype: numerics.CARRIER[fmt] for dtype, fmt in _FORMATS.items()}
+        bits = np.empty(x.shape, carriers.get(x.dtype, x.dtype))
+        x.copy_to(bits)
+        return bits, x.dtype
+    array = np.asarray(x.get() if hasattr(x, "get") else x)
+    name = array.dtype.name
+    return (array.view(numerics.CARRIER[_FORMATS[name]]) if name in _FORMATS else array), name
+
+
+def _torch_to_host(torch: Any, x: Any) -> tuple[Values, str]:
+    name = str(x.dtype).removeprefix("torch.")
+    if name in _FORMATS and numerics.CARRIER[_FORMATS[name]] not in (np.float32, np.float16):
+        bits = x.view(torch.int16 if x.element_size() == 2 else torch.uint8).cpu().numpy()
+        return bits.view(numerics.CARRIER[_FORMATS[name]]), name
+    return x.cpu().numpy(), name
+
+
+def _numbers(x: Any) -> Values | None:
+    """Lengths, tables, scales: host values of what may be None."""
+    return None if x is None else to_host(x)[0]
+
+
+def _taken(x: Any, index: Any) -> tuple[Values, str]:
+    """Rows of an array, chosen before they are copied where its library lets us."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return to_host(x[index if isinstance(index, int) else torch.as_tensor(index, device=x.device)])
+    bits, name = to_host(x)
+    return bits[index], name
+
+
+class _Cache:
+    """The keys or values of a call, by sequence."""
+
+    def __init__(self, a: Arguments, side: str, array: Any) -> None:
+        self.a, self.array, self.side = a, array, side
+        self.format = a.get(f"{side}_format")
+        self.scale = _numbers(a.get(f"{side}_scale"))
+        tables = ("block_table", "token_table", "request_index", "kv_indptr", "kv_indices", "cu_seqlens_k")
+        self.tables = {name: _numbers(a.get(name)) for name in tables}
+
+    def rows(self, b: int, length: int, first: int = 0) -> tuple[Values, str | None]:
+        """(tokens, heads, row) of a sequence, and ggml's type of their bits."""
+        bits, name = self._stored(b, length)
+        fmt = self.format or _FORMATS.get(name, name)
+        return _as_ggml(np.ascontiguousarray(bits[first:length]), fmt, self._scale_of(b))
+
+    def _scale_of(self, b: int) -> Values | None:
+        if self.scale is None:
+            return None
+        scale: Values = self.scale[b] if self.scale.ndim == 2 else self.scale
+        return scale[:, None]
+
+    def _stored(self, b: int, length: int) -> tuple[Values, str]:
+        heads_first = self.a["kv_layout"] == "HND" and len(self.array.shape) == 4
+        tables = self.tables
+        if tables["cu_seqlens_k"] is not None:
+            begin = int(tables["cu_seqlens_k"][b])
+            return _taken(self.array, np.arange(begin, begin + length))
+        if tables["token_table"] is not None:
+            row = b if tables["request_index"] is None else int(tables["request_index"][b])
+            pages, page_size = tables["token_table"][row, :length], 1
+        elif tables["block_table"] is not None or tables["kv_indptr"] is not None:
+            shape = self.array.shape
+            page_size = 1 if len(shape) == 3 else int(shape[2 if heads_first else 1])
+            if tables["block_table"] is not None:
+                pages = tables["block_table"][b]
+            else:
+                assert tables["kv_indptr"] is not None
+                assert tables["kv_indices"] is not None
+                pages = tables["kv_indices"][int(tables["kv_indptr"][b]) : int(tables["kv_indptr"][b + 1])]
+            pages = pages[: -(-length // page_size)]
+        else:
+            bits, name = _taken(self.array, b)
+            return (bits.swapaxes(0, 1) if heads_first else bits), name
+        bits, name = _taken(self.array, np.asarray(pages, np.int64))
+        if bits.ndim == 4:
+            bits = bits.swapaxes(1, 2) if heads_first else bits
+            bits = bits.reshape(-1, *bits.shape[2:])
+        return bits[:length], name
+
+
+def _as_ggml(bits: Values, fmt: str, scale: Values | None) -> tuple[Values, str | None]:
+    """(array, ggml's type of its bits or None): as stored, but fp32 where ggml has no such thing."""
+    if fmt in _GGML_TYPES and scale is None:
+        return bits, _GGML_TYPES[fmt]
+    gguf = gguf_package()
+    block = getattr(gguf.GGMLQuantizationType, fmt.upper(), None) if bits.dtype == np.uint8 else None
+    if block is not None and scale is None:
+        return bits, str(block.name)
+    if block is not None:
+        values: Values = gguf.quants.dequantize(bits, block)
+    elif fmt in numerics.CARRIER:
+        values = numerics.decode(bits, fmt)
+    else:
+        raise NotRecordedError(f"a trace has no format {fmt}")
+    return (values if scale is None else (values * scale).astype(np.float32)), None
+
+
+def sequences(name: str, a: Arguments, result: Any) -> Iterator[dict[str, Any]]:
+    """The arguments of Writer.add for each sequence of a call that has queries and keys."""
+    is_decode = name == "flash_decode"
+    if a.get("dropout_p"):
+        raise NotRecordedError("a trace has no mask of a dropout")
+    q = a["q"]
+    k, v = (_Cache(a, side, a[f"{side}_cache" if is_decode else side]) for side in "kv")
+    out = result[0] if isinstance(result, tuple) else result
+    given = {
+        key: _numbers(a.get(key)) for key in ("cu_seqlens_q", "seqused_q", "leftpad_k", "alibi_slopes", "tree_mask")
+    }
+    sinks, q_scale = _numbers(a.get("sinks")), _numbers(a.get("q_scale"))
+    offsets = given["cu_seqlens_q"]
+    batch = len(q) if offsets is None else len(offsets) - 1
+    bias = a.get("bias")
+    for b in range(batch):
+        rows, length = _query_rows(a, is_decode, given, b), _key_count(a, is_decode, k, b)
+        first = 0 if given["leftpad_k"] is None else int(given["leftpad_k"][b])
+        own_q, q_type = _own_queries(q, rows, b, offsets is not None, q_scale)
+        if len(own_q) == 0 or length <= first:
+            continue
+        own_k, k_type = k.rows(b, length, first)
+        own_v, v_type = v.rows(b, length, first)
+        mask = _mask(a, is_decode, given, own_q, own_k, b, rows)
+        if bias is not None:
+            added, bias_type = _taken(bias, b if bias.shape[0] > 1 else 0)
+            mask = mask + numerics.decode(added, _FORMATS[bias_type])
+        fits = np.isin(mask, (0, -np.inf)).all()
+        own_out, _ = _own_queries(out, rows, b, offsets is not None, None)
+        types = {"q": q_type, "k": k_type, "v": v_type}
+        yield {
+            "q": own_q[None], "k": own_k[None], "v": own_v[None], "mask": mask.astype(np.float16 if fits else np.float32)[None],
+            "out": _plain(own_out, out)[None], "sinks": None if sinks is None else sinks.astype(np.float32),
+            "types": {role: kind for role, kind in types.items() if kind}, "scale": _scale(a, q),
+            "softcap": a.get("softcap", 0.0), "operation": name, "options": _options(a, b, batch),
+        }  # fmt: skip
+
+
+def _scale(a: Arguments, q: Any) -> float:
+    given = a.get("softmax_scale")
+    return float(q.shape[-1] ** -0.5 if given is None else given)
+
+
+def _options(a: Arguments, b: int, batch: int) -> str:
+    """What was called, in words: options that are no arrays and not off, and which sequence this is."""
+    plain = (bool, int, float, str, tuple)
+    named = {key: value for key, value in a.items() if isinstance(value, plain) and value not in (False, 0.0, (-1, -1))}
+    shown = [f"{key}={value}" for key, value in named.items() if key not in ("return_lse", "stream")]
+    return ", ".join([*shown, f"sequence {b} of {batch}"])
+
+
+def _query_rows(a: Arguments, is_decode: bool, given: dict[str, Values | None], b: int) -> slice | None:
+    """Rows of a sequence's queries: of packed ones in all, else of its own; None where a query has no tokens' axis."""
+    offsets, used = given["cu_seqlens_q"], given["seqused_q"]
+    if offsets is not None:
+        begin, end = int(offsets[b]), int(offsets[b + 1])
+    elif is_decode and len(a["q"].shape) == 3:
+        return None
+    else:
+        begin, end = 0, int(a["q"].shape[1])
+    return slice(begin, end if used is None else begin + int(used[b]))
+
+
+def _own_queries(
+    x: Any, rows: slice | None, b: int, is_packed: bool, scale: Values | None
+) -> tuple[Values, str | None]:
+    """(tokens, heads, head dim) of a sequence, and ggml's type."""
+    if is_packed:
+        assert rows is not None
+        bits, name = _taken(x, np.arange(rows.start, rows.stop))
+    else:
+        bits, name = _taken(x, b)
+        bits = bits[None] if rows is None else bits[rows]
+    if scale is not None:  # of key-value heads
+        scale = scale[b] if scale.ndim == 2 else scale
+        scale = np.repeat(scale, bits.shape[1] // len(scale))[:, None]
+    return _as_ggml(np.ascontiguousarray(bits), _FORMATS[name], scale)
+
+
+def _plain(bits: Values, like: Any) -> Values:
+    """fp32 values of an output."""
+    return numerics.decode(bits, "bf16") if bits.dtype == np.uint16 else bits.astype(np.float32)
+
+
+def _key_count(a: Arguments, is_decode: bool, k: _Cache, b: int) -> int:
+    lengths = _numbers(a.get("seqlens" if is_decode else "seqused_k"))
+    if lengths is not None:
+        return int(lengths[b])
+    indptr, last = k.tables["kv_indptr"], _numbers(a.get("kv_last_page_len"))
+    shape, heads_first = k.array.shape, a["kv_layout"] == "HND"
+    if indptr is not None and last is not None:
+        page_size = 1 if len(shape) == 3 else int(shape[2 if heads_first else 1])
+        pages = int(indptr[b + 1]) - int(indptr[b])
+        return (pages - 1) * page_size + int(last[b]) if pages > 0 else 0
+    offsets = k.tables["cu_seqlens_k"]
+    if offsets is not None:
+        return int(offsets[b + 1]) - int(offsets[b])
+    return int(shape[2 if heads_first and len(shape) == 4 else 1])
+
+
+def _mask(
+    a: Arguments, is_decode: bool, given: dict[str, Values | None], q: Values, k: Values, b: int, rows: slice | None
+) -> Values:
+    """(heads or 1, tokens, keys) fp32: 0 where a query sees a key, -inf where not, less what ALiBi takes."""
+    tokens, keys = len(q), len(k)
+    window = tuple(a["window"])
+    if is_decode:
+        tree = given["tree_mask"]
+        if tree is not None:
+            tree = tree[rows] if tree.ndim == 1 else tree[b]
+        seen = oracle.Request(q, k, k, window=(window[0], window[1]), tree=tree).visible()
+    else:
+        rule = attention_oracle.Rule(causal=bool(a["causal"]), window=(window[0], window[1]))
+        seen = attention_oracle.visible(rule, np.arange(tokens), tokens, keys)
+    mask = np.where(seen, np.float32(0), np.float32(-np.inf))[None]
+    slopes = given["alibi_slopes"]
+    if slopes is not None:
+        own = (slopes[b] if slopes.ndim == 2 else slopes)[:, None, None]
+        distance = np.abs((np.arange(tokens) + keys - tokens)[:, None] - np.arange(keys))
+        mask = mask - np.asarray(own * distance, np.float32)
+    return np.asarray(mask, np.float32)

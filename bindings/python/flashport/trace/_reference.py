@@ -1,0 +1,132 @@
+"""The fp64 reference of a step, and how far a result is from it.
+
+One softmax over quantised and hot keys, in the order of the sequence. ggml's mask is added to the scores after scale
+and softcap, times the head's slope where max_bias gives one. The sums are those of flashport.testing's oracle, which
+shares no code with the library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flashport.testing import attention_oracle, numerics
+
+if TYPE_CHECKING:
+    from flashport.trace._steps import Step
+
+Values = np.ndarray[Any, Any]
+
+# Relative error of a trace whose keys and values are not quantised: fp32 queries as ggml has them, and own calls, whose
+# output has the queries' type.
+_TOLERANCES = {"F16": 4e-3, "BF16": 3e-2}
+STANDARD_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Of a result against another: all are 0 (the cosine 1) where they are equal, and NaN where one of them is."""
+
+    max_abs: float
+    relative: float  # max_abs over the largest absolute value of the other
+    cosine: float
+    sum: float  # sum of the result less that of the other
+    where: tuple[int, ...]  # of the largest difference
+
+    def within(self, tolerance: float) -> bool:
+        """Whether the relative error is at most this; not where anything is NaN."""
+        return self.relative <= tolerance
+
+
+def differences(result: Values, other: Values) -> Differences:
+    """Those of arrays of one shape."""
+    a, b = (np.asarray(x, np.float64) for x in (result, other))
+    if a.size == 0:
+        return Differences(0.0, 0.0, 1.0, 0.0, ())
+    with np.errstate(all="ignore"):
+        apart = np.where(a == b, 0.0, np.abs(a - b))  # equal infinities are no difference
+        place = int(np.argmax(np.where(np.isnan(apart), np.inf, apart)))
+        largest, height = float(apart.flat[place]), float(np.abs(b).max())
+        relative = 0.0 if largest == 0 else largest / height if height > 0 else np.inf
+        lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
+        cosine = float((a * b).sum()) / lengths if lengths > 0 else float(largest == 0)
+        total = float(a.sum() - b.sum())
+    return Differences(largest, relative, cosine, total, tuple(int(i) for i in np.unravel_index(place, a.shape)))
+
+
+def joined(older: Values | None, newer: Values | None) -> Values:
+    """Quantised and hot keys or values along their tokens, in the order of the sequence."""
+    parts = [part for part in (older, newer) if part is not None]
+    return parts[0] if len(parts) == 1 else np.concatenate([part.astype(np.float32) for part in parts], axis=1)
+
+
+def slopes(heads: int, max_bias: float) -> Values:
+    """[heads] what ggml multiplies the mask by: all 1 without max_bias, else ALiBi's geometric row."""
+    if max_bias <= 0:
+        return np.ones(heads)
+    power = 1 << (heads.bit_length() - 1)
+    head = np.arange(heads)
+    exponent = np.where(head < power, (head + 1) / power, (2 * (head - power) + 1) / (2 * power))
+    return np.asarray(2.0 ** (-max_bias * exponent))
+
+
+def bias(mask: Values | None, heads: int, max_bias: float) -> Values | None:
+    """(batch or 1, heads or 1, tokens, keys) fp32: what is added to the scores."""
+    if mask is None or max_bias <= 0:
+        return mask
+    return np.asarray(mask * slopes(heads, max_bias)[:, None, None], np.float32)
+
+
+def attend(q: Values, k: Values, v: Values, mask: Values | None, step: Step) -> Values:
+    """(batch, tokens, heads, head dim of values) in fp64; operands in the axes of Step's."""
+    batch, tokens, heads, _ = q.shape
+    rule = attention_oracle.Rule(softmax_scale=step.scale, softcap=step.softcap)
+    added = bias(mask, heads, step.max_bias)
+    if added is not None:
+        added = np.broadcast_to(added, (batch, heads, tokens, k.shape[1]))
+    sinks = step.find("sinks")
+    sink_values = None if sinks is None else sinks.values().reshape(-1).astype(np.float64)
+    with np.errstate(all="ignore"):  # a trace may have any values
+        found = [
+            attention_oracle.attend(
+                q[b], k[b], v[b], rule, bias=None if added is None else added[b], sinks=sink_values
+            )[0]
+            for b in range(batch)
+        ]
+    return np.stack(found)
+
+
+def reference(step: Step, rows: Values | None = None, quantise_queries: bool = False) -> Values:
+    """The attention of a step in fp64; of some query rows, and as a tool that rounds queries to q8_0, if asked for."""
+    q, mask = step.array("q"), _numpy_mask(step)
+    assert q is not None
+    if rows is not None:
+        q, mask = q[:, rows], None if mask is None else mask[:, :, rows]
+    if quantise_queries:
+        with np.errstate(all="ignore"):
+            q = numerics.rounded(np.ascontiguousarray(q, np.float32), "q8_0")
+    return attend(
+        q, joined(step.array("k_quant"), step.array("k")), joined(step.array("v_quant"), step.array("v")), mask, step
+    )
+
+
+def _numpy_mask(step: Step) -> Values | None:
+    from flashport.trace import _decide
+
+    return _decide.mask(step)
+
+
+def tolerance(step: Step, rows: Values | None = None) -> float:
+    """The relative error that a right trace may have.
+
+    1e-3 for fp32 queries and plain keys. ggml's CPU kernels round queries to q8_0 where keys are quantised, so the bound is then twice
+    what that rounding does to this very step, and the plain tolerance.
+    """
+    plain = _TOLERANCES.get(step.need("q").type, STANDARD_TOLERANCE) if step.is_own else STANDARD_TOLERANCE
+    keys = [step.find("k"), step.find("k_quant")]
+    if not any(key is not None and key.is_quantised for key in keys) or step.need("q").ne[0] % numerics.BLOCK_VALUES:
+        return plain
+    rounded = differences(reference(step, rows, quantise_queries=True), reference(step, rows)).relative
+    return plain + (2 * rounded if np.isfinite(rounded) else 0.0)
