@@ -177,7 +177,7 @@ def _check(
 @click.option("--plot", type=OUTPUT_FILE, help="Draw the recorded output's error per step and head to a PNG file.")
 @_checking
 def compare(file: Path, plot: Path | None, **options: Any) -> None:
-    """Hold the recorded outputs of FILE, and those of our operators, against the fp64 reference; exit 1 if they differ."""
+    """Hold the outputs in FILE, and those of our operators, against the fp64 reference; exit 1 past the tolerance."""
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise click.UsageError("--plot needs matplotlib: pip install 'flashport[bench]'")
     _check(file, with_output=True, plot=plot, **options)
@@ -187,7 +187,7 @@ def compare(file: Path, plot: Path | None, **options: Any) -> None:
 @click.argument("file", type=_FILE)
 @_checking
 def test(file: Path, **options: Any) -> None:
-    """Run our operators alone on the inputs of FILE, against the fp64 reference; exit 1 if they differ."""
+    """Run our operators alone on the inputs in FILE, against the fp64 reference; exit 1 past the tolerance."""
     _check(file, with_output=False, plot=None, **options)
 
 
@@ -208,7 +208,7 @@ def diff(
     step: int | None,
     **parameters: Any,
 ) -> None:
-    """Hold two traces against each other, tensor by tensor, and name the first link that differs; exit 1 if one does."""
+    """Hold two traces against each other by tensors, and name the first link that differs; exit 1 if one does."""
     from flashport.trace import TraceError, _statistics
 
     ours, theirs = (_selected(path, layer, step, **parameters) for path in (first, second))

@@ -1,4 +1,4 @@
-"""Layouts that names do not tell: every order that is possible is tried, and the one that gives the recorded output wins.
+"""Layouts that names do not tell: every order that is possible is tried, and the one that reproduces kqv_out taken.
 
 Also what a step's operands have to be to each other, and the mask in the order of the sequence.
 """
@@ -33,7 +33,8 @@ def decide(step: Step) -> None:
     for strides in itertools.product(*(tensor.candidates for tensor in open_tensors)):
         given = {id(tensor): nb for tensor, nb in zip(open_tensors, strides, strict=True)}
         for hot_first in (False, True) if mixed_mask else (False,):
-            errors[(*strides, hot_first)] = _error(step, given, hot_first)
+            tried = (*strides, hot_first)
+            errors[tried] = _error(step, given, hot_first)
     best, *others = sorted(errors, key=lambda tried: errors[tried])
     if not open_tensors:  # a mask alone: no order is wrong where all of its columns are alike
         step.mask_is_hot_first = errors[best] < REPRODUCED and errors[False,] > max(_APART * errors[best], 1e-3)
@@ -55,8 +56,8 @@ def decide(step: Step) -> None:
     for tensor, nb in zip(open_tensors, best[:-1], strict=True):
         order = "as ne has them" if nb == tensor.candidates[0] else "in the order of its parent"
         step.notes.append(
-            f"{tensor.role} {tensor.name!r}: the name does not tell the order; bytes {order} reproduce kqv_out (relative "
-            f"error {errors[best]:.2g}, the other orders from {min(rivals):.2g})"
+            f"{tensor.role} {tensor.name!r}: the name does not tell the order; bytes {order} reproduce kqv_out "
+            f"(relative error {errors[best]:.2g}, the other orders from {min(rivals):.2g})"
         )
         tensor.candidates = [nb]
     step.mask_is_hot_first = bool(best[-1])
@@ -71,7 +72,8 @@ def check_shapes(step: Step) -> None:
 
     def fail(tensor: Tensor, expected: str) -> None:
         raise TraceError(
-            f"{step.path}: step {step.number}: {tensor.role} {tensor.name!r} must have {expected}, got ne {list(tensor.ne)}"
+            f"{step.path}: step {step.number}: {tensor.role} {tensor.name!r} must have {expected}, "
+            f"got ne {list(tensor.ne)}"
         )
 
     if 0 in q.ne:

@@ -163,8 +163,9 @@ def sequences(name: str, a: Arguments, result: Any) -> Iterator[dict[str, Any]]:
         own_out, _ = _own_queries(out, rows, b, offsets is not None, None)
         types = {"q": q_type, "k": k_type, "v": v_type}
         yield {
-            "q": own_q[None], "k": own_k[None], "v": own_v[None], "mask": mask.astype(np.float16 if fits else np.float32)[None],
-            "out": _plain(own_out, out)[None], "sinks": None if sinks is None else sinks.astype(np.float32),
+            "q": own_q[None], "k": own_k[None], "v": own_v[None],
+            "mask": mask.astype(np.float16 if fits else np.float32)[None], "out": _plain(own_out)[None],
+            "sinks": None if sinks is None else sinks.astype(np.float32),
             "types": {role: kind for role, kind in types.items() if kind}, "scale": _scale(a, q),
             "softcap": a.get("softcap", 0.0), "operation": name, "options": _options(a, b, batch),
         }  # fmt: skip
@@ -211,7 +212,7 @@ def _own_queries(
     return _as_ggml(np.ascontiguousarray(bits), _FORMATS[name], scale)
 
 
-def _plain(bits: Values, like: Any) -> Values:
+def _plain(bits: Values) -> Values:
     """fp32 values of an output."""
     return numerics.decode(bits, "bf16") if bits.dtype == np.uint16 else bits.astype(np.float32)
 

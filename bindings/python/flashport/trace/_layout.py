@@ -1,8 +1,8 @@
 """Which byte belongs to which element: links of a tensor's name, byte strides, and the values that they lead to.
 
-``ne`` counts elements of four axes and ``nb`` the bytes between their neighbours, fastest first, as in ggml. llama.cpp's
-trace tools store ne and the bytes that a view spans, but no nb. The last link of a name tells it: after a permutation
-the bytes are still those of the parent,
+``ne`` counts elements of four axes and ``nb`` the bytes between their neighbours, fastest first, as in ggml. The trace
+tools of llama.cpp's forks store ne and the bytes that a view spans, but no nb. The last link of a name tells it: after
+a permutation the bytes are still those of the parent,
 
     (permuted)               ne [D, n_kv, heads, batch], in memory D, heads, n_kv, batch
     (copy), (cont), ...      ne [D, n_kv, heads, batch], in memory in this order
@@ -106,8 +106,8 @@ def check_strides(path: str, entry: Entry, nb: Strides) -> None:
     unit = 1 if entry.block_values > 1 else entry.block_bytes
     if nb[0] != entry.block_bytes or any(stride < 0 or stride % unit for stride in nb) or span > len(entry.data):
         raise TraceError(
-            f"{path}: tensor {entry.name!r} of {entry.type.name} {list(entry.ne)} has the strides {list(nb)}, which lead "
-            f"out of its {len(entry.data)} bytes or between its elements"
+            f"{path}: tensor {entry.name!r} of {entry.type.name} {list(entry.ne)} has the strides {list(nb)}, which "
+            f"lead out of its {len(entry.data)} bytes or between its elements"
         )
 
 

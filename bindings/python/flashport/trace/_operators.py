@@ -101,7 +101,7 @@ def _keys(step: Step, device: str, math_type: str, supports: Any) -> tuple[Any, 
 
 
 def _is_block(tensor: Any) -> bool:
-    return tensor.is_operand and tensor.is_quantised
+    return bool(tensor.is_operand and tensor.is_quantised)
 
 
 def _sinks(step: Step, device: str) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def _values(out: Any, math_type: str) -> Values:
 
 
 def _lengths(step: Step, tokens: int) -> Values | None:
-    """(batch) int32, the keys of each sequence; None unless its mask says just that, and that the last tokens are new."""
+    """(batch) int32, the keys of each sequence; None unless the mask is the causal one of these lengths."""
     if tokens > _MOST_DECODE_TOKENS:
         return None
     mask, batch = _decide.mask(step), step.need("q").ne[3]

@@ -204,9 +204,7 @@ def steps(container: Container) -> list[Step]:
     path, tensors = container.path, len(container.entries)
     version = container.metadata["flashport.trace.version"]
     if version != _VERSION:
-        raise TraceError(
-            f"{path}: flashport.trace.version is {version!r}, expected {_VERSION}: written by a later release"
-        )
+        raise TraceError(f"{path}: flashport.trace.version is {version!r}, expected {_VERSION}")
     roles = _column(container, "tensor.role", str, tensors)
     numbers = _column(container, "tensor.step", int, tensors)
     nb = _column(container, "tensor.nb", int, 4 * tensors)

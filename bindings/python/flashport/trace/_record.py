@@ -155,9 +155,11 @@ def _await(arguments: dict[str, Any]) -> None:
     is_gpu = torch is not None and isinstance(arguments["q"], torch.Tensor) and arguments["q"].is_cuda
     if torch is not None and is_gpu and torch.cuda.is_current_stream_capturing():
         raise NotRecordedError("a graph is being captured")
-    stream = arguments.get("stream")
-    kind, index = arguments["q"].__dlpack_device__() if stream is not None else (1, 0)
-    if kind in (2, 10):
+    stream: Any = arguments.get("stream")
+    if stream is None:
+        return
+    kind, index = arguments["q"].__dlpack_device__()
+    if kind in (2, 10):  # CUDA's and ROCm's
         handle = getattr(stream, "cuda_stream", getattr(stream, "ptr", stream))
         if hasattr(stream, "__cuda_stream__"):
             handle = stream.__cuda_stream__()[1]

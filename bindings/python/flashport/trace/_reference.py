@@ -40,20 +40,23 @@ class Differences:
         return self.relative <= tolerance
 
 
-def differences(result: Values, other: Values) -> Differences:
-    """Those of arrays of one shape."""
+def differences(result: Values, other: Values, equal_nan: bool = False) -> Differences:
+    """Those of arrays of one shape; equal infinities, and if asked for NaN in both, are no difference."""
     a, b = (np.asarray(x, np.float64) for x in (result, other))
     if a.size == 0:
         return Differences(0.0, 0.0, 1.0, 0.0, ())
     with np.errstate(all="ignore"):
-        apart = np.where(a == b, 0.0, np.abs(a - b))  # equal infinities are no difference
+        equal = (a == b) | (np.isnan(a) & np.isnan(b)) if equal_nan else a == b
+        apart = np.where(equal, 0.0, np.abs(a - b))
         place = int(np.argmax(np.where(np.isnan(apart), np.inf, apart)))
-        largest, height = float(apart.flat[place]), float(np.abs(b).max())
+        largest, height = float(apart.flat[place]), float(np.abs(b).max(initial=0, where=np.isfinite(b)))
         relative = 0.0 if largest == 0 else largest / height if height > 0 else np.inf
+        kept = ~equal | np.isfinite(a)
+        a, b = a[kept], b[kept]
         lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
         cosine = float((a * b).sum()) / lengths if lengths > 0 else float(largest == 0)
         total = float(a.sum() - b.sum())
-    return Differences(largest, relative, cosine, total, tuple(int(i) for i in np.unravel_index(place, a.shape)))
+    return Differences(largest, relative, cosine, total, tuple(int(i) for i in np.unravel_index(place, apart.shape)))
 
 
 def joined(older: Values | None, newer: Values | None) -> Values:
@@ -121,8 +124,8 @@ def _numpy_mask(step: Step) -> Values | None:
 def tolerance(step: Step, rows: Values | None = None) -> float:
     """The relative error that a right trace may have.
 
-    1e-3 for fp32 queries and plain keys. ggml's CPU kernels round queries to q8_0 where keys are quantised, so the bound is then twice
-    what that rounding does to this very step, and the plain tolerance.
+    1e-3 for fp32 queries and plain keys. The CPU kernels of ggml round queries to q8_0 where keys are quantised, so the
+    bound is then this and twice what that rounding does to this very step.
     """
     plain = _TOLERANCES.get(step.need("q").type, STANDARD_TOLERANCE) if step.is_own else STANDARD_TOLERANCE
     keys = [step.find("k"), step.find("k_quant")]

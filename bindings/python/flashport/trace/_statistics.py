@@ -62,7 +62,7 @@ def compared(a: Step, b: Step, tolerance: float) -> list[tuple[Tensor, Parting |
         elif own.ne != other.ne:
             text = f"has ne {list(own.ne)} and {list(other.ne)}"
         else:
-            apart = _reference.differences(own.values(), other.values())
+            apart = _reference.differences(own.values(), other.values(), equal_nan=True)
             if not apart.within(tolerance):
                 text = f"differs by {apart.max_abs:.3g} (relative {apart.relative:.3g}) at {apart.where}"
         parting = Parting(a.number, a.layer, own.role, own.name, own.chain, text, apart) if text else None

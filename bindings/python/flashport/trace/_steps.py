@@ -8,7 +8,7 @@ operand.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -109,7 +109,7 @@ class Step:
 
     @property
     def kind(self) -> Literal["standard", "mixed", "output"]:
-        """ "standard" for up to four inputs, "mixed" for those with quantised keys, "output" for an output alone."""
+        """Up to four inputs are "standard", those with quantised keys "mixed", an output alone is "output"."""
         if self.find("q") is None:
             return "output"
         return "mixed" if self.find("k_quant") else "standard"
@@ -172,7 +172,8 @@ class Step:
         if tensor is None:
             return None
         self.decide()
-        return tensor.values().transpose(0, 2, 1, 3)
+        values: Values = tensor.values().transpose(0, 2, 1, 3)
+        return values
 
     def decide(self) -> None:
         """Finds the layout of every operand, or raises TraceError."""
@@ -245,14 +246,30 @@ def _step(path: str, place: int, group: list[Entry]) -> Step:
     if sources != sorted(sources):
         raise TraceError(f"{path}: the sources of step {number} are not in order: {sources}")
     roles = _roles(path, number, [group[chain[-1]] for chain in chains])
-    tensors = [Tensor("out", group[0].name, group[0], [_layout.dense_strides(group[0])])]
+    layers = [name.layer for name in parsed if name.layer is not None]
+    step = Step(path, number, layers[0] if layers else -1, [])
+    step.tensors.append(Tensor("out", group[0].name, group[0], [_layout.dense_strides(group[0])]))
     for role, chain in zip(roles, chains, strict=True):
         for i in chain:
             dense = role in ("mask", "mask_quant", "sinks")
             candidates = [_layout.dense_strides(group[i])] if dense else _layout.told_strides(group[i], parsed[i])
-            tensors.append(Tensor(role, group[i].name, group[i], candidates, i == chain[-1]))
-    layers = [name.layer for name in parsed if name.layer is not None]
-    return Step(path, number, layers[0] if layers else -1, tensors)
+            step.tensors.append(Tensor(role, group[i].name, group[i], candidates, i == chain[-1]))
+    _put_heads_last(step)
+    return step
+
+
+def _put_heads_last(step: Step) -> None:
+    """Keys and values that a file has as the cache does, [D, heads, n_kv], get the attention's [D, n_kv, heads]."""
+    heads = step.need("q").ne[2] if step.find("q") else 0
+    for tensor in step.tensors:
+        if tensor.role not in ("k", "v", "k_quant", "v_quant") or not tensor.is_operand:
+            continue
+        d, first, second, batch = tensor.ne
+        if first == 0 or second == 0 or heads % second == 0 or heads % first:
+            continue
+        tensor.entry = replace(tensor.entry, ne=(d, second, first, batch))
+        tensor.candidates = [(nb[0], nb[2], nb[1], nb[3]) for nb in tensor.candidates]
+        step.notes.append(f"{tensor.role} {tensor.name!r} has its heads before its tokens: {[d, first, second, batch]}")
 
 
 def _roles(path: str, number: int, sources: list[Entry]) -> list[Role]:
