@@ -157,7 +157,7 @@ def _check(
             apart = _reference.differences(out, truth)
             tables.add_comparison(table, each, what, way, apart, allowed)
             failures += [] if apart.within(allowed) else [f"step {each.number} {what}"]
-        errors.append((each, np.abs(recorded - truth).max(axis=(0, 1, 3))))
+        errors.append((each, _reference.by_head(recorded, truth)))
     show(table, names=2)
     for each in steps:
         for note in each.notes:

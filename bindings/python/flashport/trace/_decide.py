@@ -22,6 +22,7 @@ _APART = 4.0  # how many times worse the next order has to be
 _TRIED_ROWS = 8
 
 
+@_reference.any_values
 def decide(step: Step) -> None:
     """Settles the strides of every operand and the order of the mask's columns."""
     check_shapes(step)
@@ -109,6 +110,7 @@ def check_shapes(step: Step) -> None:
         fail(out, f"{v.ne[0]} x {q.ne[2]} heads x {q.ne[1]} tokens x {q.ne[3]} sequences")
 
 
+@_reference.any_values
 def output(step: Step) -> Values:
     """The recorded output as Step.out has it."""
     check_shapes(step)
@@ -117,6 +119,7 @@ def output(step: Step) -> Values:
     return values
 
 
+@_reference.any_values
 def mask(step: Step) -> Values | None:
     """The mask as Step.mask has it."""
     step.decide()

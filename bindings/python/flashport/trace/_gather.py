@@ -145,7 +145,7 @@ def sequences(name: str, a: Arguments, result: Any) -> Iterator[dict[str, Any]]:
     }
     sinks, q_scale = _numbers(a.get("sinks")), _numbers(a.get("q_scale"))
     offsets = given["cu_seqlens_q"]
-    batch = len(q) if offsets is None else len(offsets) - 1
+    batch = int(q.shape[0]) if offsets is None else len(offsets) - 1
     bias = a.get("bias")
     for b in range(batch):
         rows, length = _query_rows(a, is_decode, given, b), _key_count(a, is_decode, k, b)

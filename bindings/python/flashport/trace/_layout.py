@@ -32,6 +32,7 @@ _OPERATIONS = {
 _DENSE_LINKS = ("copy", "cont", "reshaped")
 _NAME = re.compile(r"(?P<base>.*?)(?P<links>(?: \((?:copy of [^()]*|[a-z_]+)\))*)")
 _STEP = re.compile(r"_step_(\d*)$")
+_CUT_STEP = re.compile(r"(?<=\))_(?:s|st|ste|step)?$")
 _PREFIX = re.compile(r"^(kqv_out|src(\d+))_(?!step_|-)")
 
 
@@ -63,8 +64,8 @@ def parse_name(name: str) -> Name:
     step = _STEP.search(name)
     body = name[: step.start()] if step else name
     was_cut = step is None and len(name.encode()) >= LONGEST_NAME
-    if was_cut:  # a step of which only the first letters are left
-        body = re.sub(r"_(?:s|st|ste|step|step_)?$", "", body)
+    if was_cut and (rest := _CUT_STEP.search(name)):  # the links are whole
+        body, was_cut = name[: rest.start()], False
     prefix = _PREFIX.match(body)
     is_output = "kqv_out" in body if prefix is None else prefix[2] is None
     source = int(prefix[2]) if prefix and prefix[2] and len(prefix[2]) < 4 else None

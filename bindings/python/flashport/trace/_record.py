@@ -83,9 +83,9 @@ def _stop(recorder: _Recorder) -> None:
         if not _recorders:
             for each in _functions.values():
                 each.function.__code__ = each.code
+    recorder.writer.close()
     if recorder.writer.steps == 0:
         warnings.warn(f"trace.record: no call was recorded, {recorder.writer.path} is not written", stacklevel=3)
-    recorder.writer.close()
 
 
 @contextmanager

@@ -7,8 +7,10 @@ shares no code with the library.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -18,6 +20,21 @@ if TYPE_CHECKING:
     from flashport.trace._steps import Step
 
 Values = np.ndarray[Any, Any]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def any_values(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The function without warnings of arithmetic: the bits of a trace may be any."""
+
+    @functools.wraps(function)
+    def quiet(*args: _P.args, **options: _P.kwargs) -> _R:
+        with np.errstate(all="ignore"):
+            return function(*args, **options)
+
+    return quiet
+
 
 # Relative error of a trace whose keys and values are not quantised: fp32 queries as ggml has them, and own calls, whose
 # output has the queries' type.
@@ -40,25 +57,32 @@ class Differences:
         return self.relative <= tolerance
 
 
+@any_values
 def differences(result: Values, other: Values, equal_nan: bool = False) -> Differences:
     """Those of arrays of one shape; equal infinities, and if asked for NaN in both, are no difference."""
     a, b = (np.asarray(x, np.float64) for x in (result, other))
     if a.size == 0:
         return Differences(0.0, 0.0, 1.0, 0.0, ())
-    with np.errstate(all="ignore"):
-        equal = (a == b) | (np.isnan(a) & np.isnan(b)) if equal_nan else a == b
-        apart = np.where(equal, 0.0, np.abs(a - b))
-        place = int(np.argmax(np.where(np.isnan(apart), np.inf, apart)))
-        largest, height = float(apart.flat[place]), float(np.abs(b).max(initial=0, where=np.isfinite(b)))
-        relative = 0.0 if largest == 0 else largest / height if height > 0 else np.inf
-        kept = ~equal | np.isfinite(a)
-        a, b = a[kept], b[kept]
-        lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
-        cosine = float((a * b).sum()) / lengths if lengths > 0 else float(largest == 0)
-        total = float(a.sum() - b.sum())
+    equal = (a == b) | (np.isnan(a) & np.isnan(b)) if equal_nan else a == b
+    apart = np.where(equal, 0.0, np.abs(a - b))
+    place = int(np.argmax(np.where(np.isnan(apart), np.inf, apart)))
+    largest, height = float(apart.flat[place]), float(np.abs(b).max(initial=0, where=np.isfinite(b)))
+    relative = 0.0 if largest == 0 else largest / height if height > 0 else np.inf
+    kept = ~equal | np.isfinite(a)
+    a, b = a[kept], b[kept]
+    lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
+    cosine = float((a * b).sum()) / lengths if lengths > 0 else float(largest == 0)
+    total = float(a.sum() - b.sum())
     return Differences(largest, relative, cosine, total, tuple(int(i) for i in np.unravel_index(place, apart.shape)))
 
 
+@any_values
+def by_head(result: Values, other: Values) -> Values:
+    """[heads] the largest difference of outputs in each head."""
+    return np.asarray(np.abs(result.astype(np.float64) - other).max(axis=(0, 1, 3)))
+
+
+@any_values
 def joined(older: Values | None, newer: Values | None) -> Values:
     """Quantised and hot keys or values along their tokens, in the order of the sequence."""
     parts = [part for part in (older, newer) if part is not None]
@@ -75,6 +99,7 @@ def slopes(heads: int, max_bias: float) -> Values:
     return np.asarray(2.0 ** (-max_bias * exponent))
 
 
+@any_values
 def bias(mask: Values | None, heads: int, max_bias: float) -> Values | None:
     """(batch or 1, heads or 1, tokens, keys) fp32: what is added to the scores."""
     if mask is None or max_bias <= 0:
@@ -82,6 +107,7 @@ def bias(mask: Values | None, heads: int, max_bias: float) -> Values | None:
     return np.asarray(mask * slopes(heads, max_bias)[:, None, None], np.float32)
 
 
+@any_values
 def attend(q: Values, k: Values, v: Values, mask: Values | None, step: Step) -> Values:
     """(batch, tokens, heads, head dim of values) in fp64; operands in the axes of Step's."""
     batch, tokens, heads, _ = q.shape
@@ -91,16 +117,14 @@ def attend(q: Values, k: Values, v: Values, mask: Values | None, step: Step) -> 
         added = np.broadcast_to(added, (batch, heads, tokens, k.shape[1]))
     sinks = step.find("sinks")
     sink_values = None if sinks is None else sinks.values().reshape(-1).astype(np.float64)
-    with np.errstate(all="ignore"):  # a trace may have any values
-        found = [
-            attention_oracle.attend(
-                q[b], k[b], v[b], rule, bias=None if added is None else added[b], sinks=sink_values
-            )[0]
-            for b in range(batch)
-        ]
+    found = [
+        attention_oracle.attend(q[b], k[b], v[b], rule, bias=None if added is None else added[b], sinks=sink_values)[0]
+        for b in range(batch)
+    ]
     return np.stack(found)
 
 
+@any_values
 def reference(step: Step, rows: Values | None = None, quantise_queries: bool = False) -> Values:
     """The attention of a step in fp64; of some query rows, and as a tool that rounds queries to q8_0, if asked for."""
     q, mask = step.array("q"), _numpy_mask(step)
@@ -108,8 +132,7 @@ def reference(step: Step, rows: Values | None = None, quantise_queries: bool = F
     if rows is not None:
         q, mask = q[:, rows], None if mask is None else mask[:, :, rows]
     if quantise_queries:
-        with np.errstate(all="ignore"):
-            q = numerics.rounded(np.ascontiguousarray(q, np.float32), "q8_0")
+        q = numerics.rounded(np.ascontiguousarray(q, np.float32), "q8_0")
     return attend(
         q, joined(step.array("k_quant"), step.array("k")), joined(step.array("v_quant"), step.array("v")), mask, step
     )

@@ -26,6 +26,7 @@ class Statistics:
     inf_count: int
 
 
+@_reference.any_values
 def statistics(values: np.ndarray[Any, Any]) -> Statistics:
     """Those of an array of any shape, in fp64."""
     wide = np.asarray(values, np.float64)
@@ -33,9 +34,8 @@ def statistics(values: np.ndarray[Any, Any]) -> Statistics:
     nan, inf = int(np.isnan(wide).sum()), int(np.isinf(wide).sum())
     if finite.size == 0:
         return Statistics(np.nan, np.nan, np.nan, np.nan, 0.0, nan, inf)
-    with np.errstate(all="ignore"):
-        numbers = (float(finite.mean()), float(finite.std()), float(finite.min()), float(finite.max()))
-        return Statistics(*numbers, float(finite.sum()), nan, inf)
+    numbers = (float(finite.mean()), float(finite.std()), float(finite.min()), float(finite.max()))
+    return Statistics(*numbers, float(finite.sum()), nan, inf)
 
 
 @dataclass(frozen=True)
