@@ -28,7 +28,7 @@ def run(*arguments, code=0):
 
 def test_version_and_help():
     assert flashport.__version__ in run("--version")
-    for command in ("demo", "bench", "support", "doctor", "selftest"):
+    for command in ("demo", "bench", "trace", "support", "doctor", "selftest"):
         assert command in run("--help")
         assert "--help" in run(command, "--help")
 

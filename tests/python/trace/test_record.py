@@ -15,7 +15,7 @@ import pytest
 import flashport
 from flashport import _attention, decode, trace
 from flashport.flash_attn import flash_attn_interface
-from flashport.testing import numerics
+from flashport.testing import cases, numerics
 from flashport.trace import _own, _reference
 
 RNG = np.random.default_rng(3)
@@ -151,7 +151,8 @@ def test_formats(tmp_path, fmt):
     """Of ggml's formats the bits are kept; others become fp32."""
     q = random(1, 4, 64)
     k, v = (numerics.encode(random(1, 40, 2, 64), fmt) for _ in range(2))
-    given = {"k_format": fmt, "v_format": fmt} if k.dtype == np.uint8 else {}
+    given = {"k_format": fmt, "v_format": fmt} if fmt == "q8_0" else {}
+    lens = cases.HostArray(ints(40), "int32").on("cpu")
     if fmt == "bf16":
         torch = pytest.importorskip("torch")
         arrays = [
@@ -159,8 +160,9 @@ def test_formats(tmp_path, fmt):
             *(torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) for x in (k, v)),
         ]
     else:
-        arrays = [q.astype(np.float16), k, v]
-    loaded, _ = recorded(tmp_path / "t.gguf", lambda: flashport.flash_decode(*arrays, ints(40), **given))
+        arrays = [cases.HostArray(q.astype(np.float16), "float16").on("cpu")]
+        arrays += [cases.HostArray(x, numerics.DTYPE[fmt]).on("cpu") for x in (k, v)]
+    loaded, _ = recorded(tmp_path / "t.gguf", lambda: flashport.flash_decode(*arrays, lens, **given))
     check(loaded, {"fp16": 2e-3, "bf16": 2e-2, "q8_0": 1e-2, "fp8_e4m3": 1e-2}[fmt])
     step = loaded[0]
     expected = {"fp16": "F16", "bf16": "BF16", "fp8_e4m3": "F32", "q8_0": "Q8_0"}[fmt]
