@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 import numpy as np
@@ -47,6 +47,21 @@ def _load(path: Path, scale: float | None, softcap: float, max_bias: float) -> A
         raise click.ClickException(str(error)) from error
 
 
+_name_option = click.option(
+    "--name",
+    metavar="PATTERN",
+    help="Only tensors of this role (k, v, mask, ...), or whose name has this, as cache_k*.",
+)
+
+
+def _matches(tensor: Any, name: str | None) -> bool:
+    from flashport.trace import Role
+
+    if name is None or name in get_args(Role):
+        return name is None or tensor.role == name
+    return fnmatch.fnmatchcase(tensor.name, name if any(sign in name for sign in "*?[") else f"*{name}*")
+
+
 def _selected(path: Path, layer: int | None, step: int | None, **parameters: Any) -> list[Any]:
     found = _load(path, **parameters).select(layer=layer, step=step)
     if not found:
@@ -79,17 +94,16 @@ def save(file: Path, program: tuple[str, ...], layers: int) -> None:
 
 @trace.command(name="show")
 @click.argument("file", type=_FILE)
-@click.option("--name", metavar="PATTERN", help="Only tensors whose name or role matches, as cache_k*.")
+@_name_option
 @_selection
 def show_command(file: Path, name: str | None, layer: int | None, step: int | None, **parameters: Any) -> None:
     """List the tensors of FILE: name, operations, type, shape, strides and statistics of each link of a chain."""
     from flashport.trace import TraceError
 
     steps = _selected(file, layer, step, **parameters)
-    pattern = None if name is None else name if any(sign in name for sign in "*?[") else f"*{name}*"
     shown = 0
     for each in steps:
-        tensors = [t for t in each.tensors if pattern is None or t.role == name or fnmatch.fnmatchcase(t.name, pattern)]
+        tensors = [tensor for tensor in each.tensors if _matches(tensor, name)]
         if not tensors:
             continue
         undecided = ""
@@ -194,7 +208,7 @@ def test(file: Path, **options: Any) -> None:
 @trace.command()
 @click.argument("first", type=_FILE)
 @click.argument("second", type=_FILE)
-@click.option("--name", metavar="TEXT", help="Only tensors whose name contains this, or of this role.")
+@_name_option
 @click.option(
     "--tolerance", default=0.0, show_default=True, type=_TOLERANCE, help="Relative error that is no difference."
 )
@@ -219,7 +233,7 @@ def diff(
         except TraceError as error:
             raise click.ClickException(str(error)) from error
         for tensor, parting, apart in pairs:
-            if name is None or name in tensor.name or name == tensor.role:
+            if _matches(tensor, name):
                 tables.add_difference(table, a, tensor, parting, apart)
                 partings += [parting] if parting else []
     show(table, names=2)

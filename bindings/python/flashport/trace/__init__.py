@@ -17,9 +17,9 @@ from flashport.trace import _container, _steps
 from flashport.trace._errors import TraceError
 from flashport.trace._own import Writer
 from flashport.trace._record import record
-from flashport.trace._steps import Step, Tensor
+from flashport.trace._steps import Role, Step, Tensor
 
-__all__ = ["Step", "Tensor", "Trace", "TraceError", "Writer", "load", "record"]
+__all__ = ["Role", "Step", "Tensor", "Trace", "TraceError", "Writer", "load", "record"]
 
 
 @dataclass(frozen=True)
