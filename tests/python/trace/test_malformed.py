@@ -182,7 +182,7 @@ def test_messages(tmp_path):
 def test_messages_of_our_own_files(tmp_path):
     data = sound("own")
     at = place_of(data, b"flashport.trace.tensor.nb", 4 + 4 + 8)
-    for place, value in ((1, 2**40), (2, 3), (0, 8)):
+    for place, value in ((1, 2**40), (2, 3), (0, 8), (3, 2**63)):
         wrong = bytearray(data)
         struct.pack_into("<Q", wrong, at + 8 * (4 + place), value)  # of q
         assert "which lead out of its" in message(tmp_path, bytes(wrong)), place

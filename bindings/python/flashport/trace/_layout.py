@@ -25,6 +25,7 @@ from flashport.trace._errors import TraceError, gguf_package
 Strides = tuple[int, int, int, int]
 
 LONGEST_NAME = 63  # of a tensor: GGML_MAX_NAME less its zero
+_LARGEST_STRIDE = 1 << 62  # also along an axis of one element
 _OPERATIONS = {
     "view": "VIEW", "permuted": "PERMUTE", "copy": "CPY", "cont": "CONT", "reshaped": "RESHAPE",
     "transposed": "TRANSPOSE",
@@ -105,7 +106,8 @@ def check_strides(path: str, entry: Entry, nb: Strides) -> None:
     row = entry.ne[0] // entry.block_values * entry.block_bytes
     span = row + sum((extent - 1) * stride for extent, stride in zip(entry.ne[1:], nb[1:], strict=True))
     unit = 1 if entry.block_values > 1 else entry.block_bytes
-    if nb[0] != entry.block_bytes or any(stride < 0 or stride % unit for stride in nb) or span > len(entry.data):
+    is_apart = any(stride < 0 or stride % unit or stride > _LARGEST_STRIDE for stride in nb)
+    if nb[0] != entry.block_bytes or is_apart or span > len(entry.data):
         raise TraceError(
             f"{path}: tensor {entry.name!r} of {entry.type.name} {list(entry.ne)} has the strides {list(nb)}, which "
             f"lead out of its {len(entry.data)} bytes or between its elements"
