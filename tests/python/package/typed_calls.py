@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from typing_extensions import assert_type
 
 import flashport
-from flashport import CascadeLevel, fla, flashinfer, lightllm, sglang, vllm
+from flashport import CascadeLevel, fla, flashinfer, lightllm, sglang, trace, vllm
 from flashport.typing import KvLayout, StateLayout
 
 Matrix = np.ndarray[Any, np.dtype[np.float32]]
@@ -106,3 +107,16 @@ def drop_ins(q: Matrix, asked: bool, infer_state: Any) -> None:
     assert_type(flashinfer.merge_states(q, q), tuple[Matrix, Matrix])
     flashinfer.merge_state_in_place(q, q, q, q, mask=q)
     vllm.paged_attention_rocm(q, q, q, q, q, q, q, 8, 0.1, q, q, None, 16, 512, None, "auto", q, q)
+
+
+def traces(path: Path, q: Matrix) -> None:
+    """Steps have tensors, and a recording is a context with its writer."""
+    loaded = trace.load(path, arrays="torch", softcap=30.0)
+    assert_type(loaded, trace.Trace)
+    assert_type(loaded[0], trace.Step)
+    assert_type(loaded.select(layer=1), list[trace.Step])
+    assert_type(loaded[0].need("k_quant").ne, tuple[int, int, int, int])
+    with trace.record(path, layers=2) as writer:
+        assert_type(writer.add(q, q, q, q, mask=q, types={"k": "Q8_0"}), int)
+    trace.load(path, arrays="jax")  # type: ignore[arg-type]
+    loaded[0].find("keys")  # type: ignore[arg-type]

@@ -131,6 +131,16 @@ def test_all_links_of_a_chain(tmp_path):
     assert np.array_equal(keys[1].values(), keys[2].values())
 
 
+def test_all_links_of_the_chains_of_a_mixed_cache(tmp_path):
+    written = ggml_trace.write(tmp_path / "t.gguf", chain=True, kv_heads=4, older=64, older_kind=T.Q8_0, calls=2)
+    loaded = check(tmp_path / "t.gguf", written, limit=None)
+    assert [step.kind for step in loaded] == ["mixed", "mixed"]
+    roles = ["out", "q", *("k",) * 3, *("v",) * 3, "mask", *("k_quant",) * 3, *("v_quant",) * 3]
+    assert [tensor.role for tensor in loaded[0].tensors] == roles
+    assert [tensor.chain for tensor in loaded[0].tensors if tensor.role == "k_quant"][-1] == "VIEW > PERMUTE > CPY"
+    assert not loaded[0].notes
+
+
 @pytest.mark.parametrize("link", ["(view)", "", "(view) (permuted) (reshaped)"])
 def test_a_name_that_does_not_tell_is_decided_by_the_output(tmp_path, link):
     loaded = check(tmp_path / "t.gguf", ggml_trace.write(tmp_path / "t.gguf", link=link))
