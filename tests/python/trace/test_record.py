@@ -135,6 +135,23 @@ def test_attention(tmp_path, options):
         assert np.array_equal(step.out[0], out[b, : used[b]])
 
 
+@pytest.mark.parametrize("is_paged", [False, True])
+def test_attention_that_appends(tmp_path, is_paged):
+    """Steps have the cache as the call left it."""
+    q, k, v = random(2, 3, 4, 32), random(2, 16, 2, 32), random(2, 16, 2, 32)
+    (k_cache, table), (v_cache, _) = ((paged(x, 4) if is_paged else (x.copy(), None)) for x in (k, v))
+    given = {"k_new": random(2, 3, 2, 32), "v_new": random(2, 3, 2, 32), "seqused_k": ints(5, 12), "causal": True}
+    given |= {"block_table": table} if is_paged else {}
+    loaded, _ = recorded(tmp_path / "t.gguf", lambda: flashport.attention(q, k_cache, v_cache, **given))
+    check(loaded)
+    for b, (step, before) in enumerate(zip(loaded, (5, 12), strict=True)):
+        assert np.array_equal(step.k[0], np.concatenate([k[b, :before], given["k_new"][b]]))
+    tables = {"rotary_cos": random(16, 8), "rotary_sin": random(16, 8)}
+    text = "queries are those before the rotary embedding|no call was recorded"
+    with pytest.warns(match=text), trace.record(tmp_path / "r.gguf"):
+        flashport.attention(q, k_cache, v_cache, **given, **tables)
+
+
 def test_packed_attention(tmp_path):
     q, k = random(20, 4, 32), random(20, 2, 32)
     offsets = ints(0, 13, 13, 20)

@@ -137,6 +137,8 @@ def sequences(name: str, a: Arguments, result: Any) -> Iterator[dict[str, Any]]:
     is_decode = name == "flash_decode"
     if a.get("dropout_p"):
         raise NotRecordedError("a trace has no mask of a dropout")
+    if a.get("rotary_cos") is not None:
+        raise NotRecordedError("its queries are those before the rotary embedding")
     q = a["q"]
     k, v = (_Cache(a, side, a[f"{side}_cache" if is_decode else side]) for side in "kv")
     out = result[0] if isinstance(result, tuple) else result
@@ -218,6 +220,15 @@ def _plain(bits: Values) -> Values:
 
 
 def _key_count(a: Arguments, is_decode: bool, k: _Cache, b: int) -> int:
+    """Keys of a sequence, those that the call itself has appended among them."""
+    new, offsets = a.get("k_new"), _numbers(a.get("cu_seqlens_k_new"))
+    if new is None:
+        return _stored_count(a, is_decode, k, b)
+    added = int(new.shape[1]) if offsets is None else int(offsets[b + 1]) - int(offsets[b])
+    return _stored_count(a, is_decode, k, b) + added
+
+
+def _stored_count(a: Arguments, is_decode: bool, k: _Cache, b: int) -> int:
     lengths = _numbers(a.get("seqlens" if is_decode else "seqused_k"))
     if lengths is not None:
         return int(lengths[b])

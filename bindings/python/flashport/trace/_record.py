@@ -93,8 +93,8 @@ def record(path: str | os.PathLike[str], *, layers: int = 1) -> Iterator[Writer]
     """Writes the calls of ``attention`` and ``flash_decode`` that the process makes in this context into a trace.
 
     A call of several sequences makes a step of each. Arrays of GPUs are copied to the host, which waits for them. Calls
-    inside of a graph that torch.compile made or that is being captured are not recorded, nor are those with dropout: a
-    warning says so.
+    inside of a graph that torch.compile made or that is being captured are not recorded, nor are those with dropout or
+    a rotary embedding: a warning says so.
 
     Args:
         path: The file to write, in a folder that exists; it is written when the context ends, unless no call was
