@@ -210,7 +210,7 @@ template <AttentionConfig kCfg>
 class RowProducer {
   using Memory = AttentionMemory<kCfg>;
   static constexpr MathType kMath = kCfg.shape.math;
-  static constexpr bool kWidens = has(kCfg.shape.sources, KeySources::kBytes);
+  static constexpr bool kWidens = has(kCfg.shape.sources, KeySources::kAll);
   static constexpr int kKeys = kCfg.tuning.keys, kRows = kCfg.tuning.rows;
 
  public:
@@ -271,7 +271,6 @@ class RowProducer {
   FLASHPORT_DEVICE void bring_keys(const WorkTile& work, int tile, int copy) {
     constexpr int kPanels = panels_of(kOfValues ? kCfg.shape.head_dim_v : kCfg.shape.head_dim_qk);
     const CacheParams& cache = kOfValues ? p_.cache.v : p_.cache.k;
-    const KvFormat format = kOfValues ? p_.v_format : p_.k_format;
     const auto row_at = [&](int row) {
       const int key = tile * kKeys + row;
       const kv::PageCoord at = kv::page_coord(p_.cache, p_.cache.table, work.k_begin + key);
@@ -303,9 +302,8 @@ class RowProducer {
     // The first keys come before the first values, and the page numbers of the second tile are not there yet.
     if (kOfValues) look_up(work, tile + 2);
     if (!kOfValues && copy == tiles_) look_up(work, tile + 1);
-    copies.copy(cache.data, kOfValues ? p_.head_dim_v : p_.head_dim_qk,
-                kWidens && format == KvFormat::kFp8E4M3 ? Stored::kFp8 : Stored::kOwn,
-                cache.copy_unit == 16 && cache.row_bytes % 16 == 0);
+    copies.copy({cache.data, kOfValues ? p_.head_dim_v : p_.head_dim_qk, cache.row_bytes, cache.copy_unit,
+                 kOfValues ? p_.v_format : p_.k_format});
     if (lane_ == 0) mbarrier_arrive(&barriers.full);
   }
 
@@ -317,11 +315,10 @@ class RowProducer {
     }
     await_empty(memory_.query_barriers, turns_);
     ++turns_;
-    constexpr DType kOwn = kMath == MathType::kBf16 ? DType::kBFloat16 : DType::kFloat16;
-    const Stored stored = !kWidens || p_.q.dtype == kOwn  ? Stored::kOwn
-                          : p_.q.dtype == DType::kFp8E4M3 ? Stored::kFp8
-                                                          : Stored::kBf16;
-    const int bytes = stored == Stored::kFp8 ? 1 : 2;
+    const KvFormat format = p_.q.dtype == DType::kFloat16    ? KvFormat::kFp16
+                            : p_.q.dtype == DType::kBFloat16 ? KvFormat::kBf16
+                                                             : KvFormat::kFp8E4M3;
+    const int bytes = kWidens && format == KvFormat::kFp8E4M3 ? 1 : 2;
     const auto row_at = [&](int row) {
       const std::int64_t at = work.seq * p_.q.stride_seq +
                               std::int64_t{work.q_begin + work.first_row + row} * p_.q.stride_token +
@@ -334,7 +331,7 @@ class RowProducer {
     const RowCopies<kMath, kWidens, panels_of(kCfg.shape.head_dim_qk), kRows> copies(memory_.queries[0].x[0],
                                                                                      memory_.offsets, lane_, share());
     copies.find_rows(row_at);
-    copies.copy(p_.q.data, p_.head_dim_qk, stored, alignment % 16 == 0);
+    copies.copy({p_.q.data, p_.head_dim_qk, p_.head_dim_qk * bytes, alignment % 16 == 0 ? 16 : 1, format});
     if (lane_ == 0) mbarrier_arrive(&memory_.query_barriers[0].full);
   }
 

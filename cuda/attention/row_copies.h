@@ -1,19 +1,25 @@
 // Copies of rows of a tile by one warp: what TMA cannot bring. Rows come by cp.async wherever they lie, with zeros
 // where there are none; rows that are not aligned to 16 bytes come element by element.
 //
-// Numbers of another type than the products' are widened on the way. Those of 16 bits are converted where they have
-// landed. Bytes land in the second half of their own rows, from which they are widened in ascending order: vector u of
-// 16 bytes becomes vectors 2 u and 2 u + 1, which lie before all bytes that are still to be read.
+// Numbers of another format than the products' are widened on the way. They land in the rows of the tile as they are
+// stored, and a warp reads whole rows of them before it writes what they become: so it does not matter where in a row
+// they lie. The format is a run-time switch for each row (kv/widen.h).
 #pragma once
 
 #include "common/device/core/constant.h"
-#include "cuda/arch/fp8.h"
 #include "cuda/attention/memory.h"
+#include "cuda/kv/widen.h"
 
 namespace flashport::FLASHPORT_TARGET::attention {
 
-// What rows in memory hold. kOwn: the math type.
-enum class Stored { kOwn, kBf16, kFp8 };
+// Rows in memory, as copies are told of them.
+struct StoredRows {
+  const void* data;
+  int columns;
+  int bytes;  // of a row
+  int unit;   // 16, 8, 4, 2 or 1 bytes: what all rows are aligned to
+  KvFormat format;
+};
 
 // Which rows of a tile a warp copies: every step-th eight of them, from the first-th on.
 struct Share {
@@ -24,6 +30,8 @@ struct Share {
 template <MathType kMath, bool kWidens, int kPanels, int kRows>
 class RowCopies {
   static constexpr int kVectors = kPanels * 8, kByteVectors = kVectors / 2;  // of a row, in the tile and as bytes
+  static constexpr int kUnits = kVectors / 2;                                // of kv::kUnitValues
+  static_assert(!kWidens || kWaveSize % kUnits == 0);                        // a warp reads whole rows at a time
 
  public:
   // `offsets`: room for an offset of each row, in shared memory, where a warp uses that of its own rows.
@@ -38,23 +46,25 @@ class RowCopies {
     __syncwarp();
   }
 
-  // The rows that were found, from `data` on. All lanes return when the tile, and all copies that they had in flight,
-  // are complete.
-  FLASHPORT_DEVICE void copy(const void* data, int columns, Stored stored, bool aligned) const {
-    const char* from = static_cast<const char*>(data);
-    const bool by_bytes = stored == Stored::kFp8 && aligned;
-    if (by_bytes) {
-      copy_vectors<kByteVectors>(from, columns);
-    } else if (aligned) {
-      copy_vectors<kVectors>(from, 2 * columns);
+  // The rows that were found. All lanes return when the tile, and all copies that they had in flight, are complete.
+  FLASHPORT_DEVICE void copy(const StoredRows& rows) const {
+    const char* from = static_cast<const char*>(rows.data);
+    const bool is_narrow = kWidens && kv::is_narrow(rows.format);
+    if (is_narrow) {
+      copy_narrow(from, rows);
+    } else if (rows.unit == 16) {
+      copy_vectors<kVectors>(from, 2 * rows.columns);
     } else {
-      copy_elements(from, columns, stored);
+      copy_elements(from, rows.columns);
     }
     await_copies();
     __syncwarp();
     if constexpr (kWidens) {
-      if (by_bytes) widen_bytes();
-      if (stored == Stored::kBf16 && aligned) convert_all();
+      if (is_narrow) {
+        widen_all(rows.format, rows.columns);
+      } else if (kMath == MathType::kFp16 && rows.format == KvFormat::kBf16) {
+        convert_all();
+      }
     }
     fence_async_proxy();
     __syncwarp();
@@ -71,7 +81,7 @@ class RowCopies {
   FLASHPORT_DEVICE static int place(int row, int i) { return i / 8 * kRows * 128 + 2 * swizzled_offset(row, i % 8); }
   FLASHPORT_DEVICE uint4& vector(int row, int i) const { return *reinterpret_cast<uint4*>(tile_ + place(row, i)); }
 
-  // `bytes` of each row, to the last kCount vectors of its place. Eight rows at a time, so that several copies are
+  // `bytes` of each row, to the first kCount vectors of its place. Eight rows at a time, so that several copies are
   // issued together.
   template <int kCount>
   FLASHPORT_DEVICE void copy_vectors(const char* from, int bytes) const {
@@ -84,7 +94,7 @@ class RowCopies {
     const auto find_places = [&](int first_step) {
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
-        to[i] = tile + place(row_of(first_step + i), kVectors - kCount + vector_of(first_step + i));
+        to[i] = tile + place(row_of(first_step + i), vector_of(first_step + i));
       }
     };
     if (kRepeats == 1) find_places(0);
@@ -104,7 +114,7 @@ class RowCopies {
   }
 
   // From rows at any address.
-  FLASHPORT_DEVICE void copy_elements(const char* from, int columns, Stored stored) const {
+  FLASHPORT_DEVICE void copy_elements(const char* from, int columns) const {
 #pragma unroll 1
     for (int i = fresh_lane(); share_.row(i / kVectors) < kRows; i += kWaveSize) {
       const int row = share_.row(i / kVectors), first = i % kVectors * 8;
@@ -112,26 +122,70 @@ class RowCopies {
 #pragma unroll 1
       for (int j = 0; j < 8; ++j) {
         const bool valid = offsets_[row] >= 0 && first + j < columns;
-        to[j] = valid ? element(from + offsets_[row], first + j, stored) : 0;
+        to[j] = valid ? reinterpret_cast<const std::uint16_t*>(from + offsets_[row])[first + j] : std::uint16_t{0};
       }
     }
   }
 
-  FLASHPORT_DEVICE void widen_bytes() const {
-#pragma unroll 1
-    for (int i = fresh_lane(); share_.row(i / kByteVectors) < kRows; i += kWaveSize) {
-      const int row = share_.row(i / kByteVectors), unit = i % kByteVectors;
-      const uint4 bytes = vector(row, kByteVectors + unit);
-      __syncwarp();  // whole vectors of eight rows are a multiple of 32
-      vector(row, 2 * unit) = widened(bytes.x, bytes.y);
-      vector(row, 2 * unit + 1) = widened(bytes.z, bytes.w);
+  // Rows as they are stored, with zeros up to a whole vector after them.
+  FLASHPORT_DEVICE void copy_narrow(const char* from, const StoredRows& rows) const {
+    if constexpr (kWidens) {
+      if (rows.unit == 16 && rows.bytes == rows.columns) {
+        copy_vectors<kByteVectors>(from, rows.columns);
+      } else if (rows.unit >= 8) {
+        copy_pieces<8>(from, rows.bytes);
+      } else if (rows.unit == 4) {
+        copy_pieces<4>(from, rows.bytes);
+      } else {
+        copy_pieces<1>(from, rows.bytes);
+      }
     }
   }
-  FLASHPORT_DEVICE static uint4 widened(unsigned first, unsigned second) {
-    uint4 x;
-    widen_fp8(x.x, x.y, first);
-    widen_fp8(x.z, x.w, second);
-    return x;
+  // Four lanes share a row. kUnit 1: byte by byte.
+  template <int kUnit>
+  FLASHPORT_DEVICE void copy_pieces(const char* from, int bytes) const {
+    constexpr int kLanes = 4;
+    const int lane = fresh_lane();
+#pragma unroll 1
+    for (int i = lane / kLanes; share_.row(i) < kRows; i += kWaveSize / kLanes) {
+      const int row = share_.row(i);
+      const std::int64_t at = offsets_[row];
+#pragma unroll 1
+      for (int byte = lane % kLanes * kUnit; byte < (bytes + 15) / 16 * 16; byte += kLanes * kUnit) {
+        const bool valid = at >= 0 && byte < bytes;
+        unsigned char* to = tile_ + place(row, byte / 16) + byte % 16;
+        if constexpr (kUnit == 1) {
+          *to = valid ? from[at + byte] : 0;
+        } else {
+          copy_async<kUnit>(to, valid ? from + at + byte : from, valid);
+        }
+      }
+    }
+  }
+
+  // A row as it is stored, in its place in the tile.
+  struct StoredRow {
+    const unsigned char* tile;
+    int row;
+    FLASHPORT_DEVICE unsigned aligned_word(int byte) const {
+      return *reinterpret_cast<const unsigned*>(tile + place(row, byte / 16) + byte % 16 / 4 * 4);
+    }
+    FLASHPORT_DEVICE unsigned word(int byte) const {
+      const unsigned first = aligned_word(byte);
+      return byte % 4 == 0 ? first : __funnelshift_r(first, aligned_word(byte + 4), 16);
+    }
+    FLASHPORT_DEVICE unsigned half(int byte) const { return aligned_word(byte) >> byte % 4 * 8 & 0xffffu; }
+  };
+  FLASHPORT_DEVICE void widen_all(KvFormat format, int columns) const {
+#pragma unroll 1
+    for (int i = fresh_lane(); share_.row(i / kUnits) < kRows; i += kWaveSize) {
+      const int row = share_.row(i / kUnits), unit = i % kUnits;
+      unsigned x[8] = {};
+      if (unit * kv::kUnitValues < columns) kv::widen_unit(x, format, StoredRow{tile_, row}, unit);
+      __syncwarp();  // units of eight rows are a multiple of 32
+      vector(row, 2 * unit) = {x[0], x[1], x[2], x[3]};
+      vector(row, 2 * unit + 1) = {x[4], x[5], x[6], x[7]};
+    }
   }
 
   // From bf16.
@@ -144,16 +198,6 @@ class RowCopies {
   }
   FLASHPORT_DEVICE static unsigned converted(unsigned two) {
     return pack<kMath>(__uint_as_float(two << 16), __uint_as_float(two & 0xffff0000u));
-  }
-
-  FLASHPORT_DEVICE static std::uint16_t element(const char* row, int column, Stored stored) {
-    if (kWidens && stored == Stored::kFp8) {
-      unsigned low, high;
-      widen_fp8(low, high, reinterpret_cast<const std::uint8_t*>(row)[column]);
-      return static_cast<std::uint16_t>(low);
-    }
-    const unsigned x = reinterpret_cast<const std::uint16_t*>(row)[column];
-    return static_cast<std::uint16_t>(kWidens && stored == Stored::kBf16 ? converted(x) : x);
   }
 
   unsigned char* tile_;

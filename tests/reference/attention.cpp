@@ -20,7 +20,9 @@ bool is_packed(const AttentionInputs& in) { return in.cu_seqlens_q.has_value(); 
 
 Dims dims_of(const AttentionInputs& in) {
   const std::size_t head = is_packed(in) ? 1 : 2;
-  return {in.q.shape[head], in.k.shape[head], in.q.shape[head + 1], in.v.shape[head + 1]};
+  const std::int64_t extent_v = in.v.shape[head + 1];
+  return {in.q.shape[head], in.k.shape[head], in.q.shape[head + 1],
+          in.v.type == Type::kQ8_0 ? extent_v / kQ8Bytes * kQ8Values : extent_v};
 }
 
 std::vector<Sequence> sequences_of(const AttentionInputs& in) {
@@ -50,6 +52,9 @@ std::vector<Sequence> sequences_of(const AttentionInputs& in) {
 
 double element(const AttentionInputs& in, const Array& array, const Sequence& s, std::int64_t token, std::int64_t head,
                std::int64_t dim) {
+  if (array.type == Type::kQ8_0) {
+    return read_q8_0(is_packed(in) ? array.address({token, head, 0}) : array.address({s.index, token, head, 0}), dim);
+  }
   return is_packed(in) ? array.at({token, head, dim}) : array.at({s.index, token, head, dim});
 }
 
@@ -78,7 +83,7 @@ double addend(const AttentionInputs& in, const Sequence& s, std::int64_t head, s
   return sum;
 }
 
-// One text for both: Real is double, or float where `math` says what probabilities are rounded to.
+// One text for both: Real is double, or float where `math` says what operands and probabilities are rounded to.
 template <class Real>
 AttentionSequence attend(const AttentionInputs& in, const Sequence& s, std::optional<Type> math,
                          std::optional<Type> out) {
@@ -92,24 +97,28 @@ AttentionSequence attend(const AttentionInputs& in, const Sequence& s, std::opti
   const bool modified = in.alibi_slopes || in.bias;
   const auto cap = static_cast<Real>(in.softcap), scale = static_cast<Real>(in.softmax_scale);
   const auto keep_scale = static_cast<Real>(1 / (1 - in.dropout.p));
+  const auto operand = [&](const Array& array, std::int64_t token, std::int64_t head, std::int64_t d) {
+    const double x = element(in, array, s, token, head, d);
+    return math ? round_to(x, *math) : x;
+  };
   std::vector<Real> k(kv_len * static_cast<std::size_t>(dims.dim_qk)), v(kv_len * dim_v), scores(kv_len), sums(dim_v);
   for (std::int64_t head = 0; head < dims.q_heads; ++head) {
     for (std::int64_t j = 0; j < s.kv_len && head % group == 0; ++j) {
       const std::int64_t token = s.first_k + j, kv_head = head / group;
       for (std::int64_t d = 0; d < dims.dim_qk; ++d) {  // [dim][key]
         k[static_cast<std::size_t>(d * s.kv_len + j)] =
-            static_cast<Real>(element(in, in.k, s, token, kv_head, d) * scale_of(in.k_scale, s, kv_head));
+            static_cast<Real>(operand(in.k, token, kv_head, d) * scale_of(in.k_scale, s, kv_head));
       }
       for (std::int64_t d = 0; d < dims.dim_v; ++d) {  // [key][dim]
         v[static_cast<std::size_t>(j * dims.dim_v + d)] =
-            static_cast<Real>(element(in, in.v, s, token, kv_head, d) * scale_of(in.v_scale, s, kv_head));
+            static_cast<Real>(operand(in.v, token, kv_head, d) * scale_of(in.v_scale, s, kv_head));
       }
     }
     for (std::int64_t row = 0; row < s.q_len; ++row) {
       std::fill(scores.begin(), scores.end(), Real{0});
       for (std::int64_t d = 0; d < dims.dim_qk; ++d) {
         const auto x =
-            static_cast<Real>(element(in, in.q, s, s.first_q + row, head, d) * scale_of(in.q_scale, s, head / group));
+            static_cast<Real>(operand(in.q, s.first_q + row, head, d) * scale_of(in.q_scale, s, head / group));
         const Real* of_dim = k.data() + d * s.kv_len;
         for (std::size_t j = 0; j < kv_len; ++j) scores[j] += x * of_dim[j];
       }

@@ -1,6 +1,6 @@
 // The oracle of attention: fp64, written from the specification and sharing no code with the library. It reads the same
-// memory as the call under test. And the plain implementation: the same sums in fp32 with probabilities rounded to the
-// math type, in the simplest order. Its error against the oracle is the yardstick of every tolerance.
+// memory as the call under test. And the plain implementation: the same sums in fp32 with operands and probabilities
+// rounded to the math type, in the simplest order. Its error against the oracle is the yardstick of every tolerance.
 #pragma once
 
 #include <array>
@@ -28,7 +28,8 @@ struct Dropout {
 
 // Arguments of attention, in the order and with the meaning of the specification.
 struct AttentionInputs {
-  Array q, k, v;  // (B, Sq, Hq, D), (B, Sk, Hkv, D), (B, Sk, Hkv, DV), or packed without B
+  // (B, Sq, Hq, D), (B, Sk, Hkv, D), (B, Sk, Hkv, DV), or packed without B. k and v of q8_0: the last axis counts bytes
+  Array q, k, v;
   std::optional<Array> cu_seqlens_q = {}, cu_seqlens_k = {}, seqused_q = {}, seqused_k = {}, leftpad_k = {};
   double softmax_scale = 1;
   bool causal = false;
@@ -49,7 +50,7 @@ struct AttentionSequence {
 
 // In batch order.
 [[nodiscard]] std::vector<AttentionSequence> attention(const AttentionInputs& inputs);
-// Probabilities rounded to `math`, fp32 sums, output rounded to `out`.
+// Operands and probabilities rounded to `math`, fp32 sums, output rounded to `out`.
 [[nodiscard]] std::vector<AttentionSequence> attention_plain(const AttentionInputs& inputs, Type math, Type out);
 
 }  // namespace reference

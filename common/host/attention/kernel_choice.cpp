@@ -36,7 +36,7 @@ KeySources sources_of(const AttentionRequest& r) {
   const auto need = [&](KvFormat format) {
     if (format == KvFormat::kFp8E4M3)
       sources |= static_cast<int>(KeySources::kFp8);
-    else if (is_quantised(format))
+    else if (format != own_format(r.dtype))
       sources |= static_cast<int>(KeySources::kAll);
   };
   need(r.k_format);
@@ -49,8 +49,8 @@ KeySources sources_of(const AttentionRequest& r) {
 bool serves_sources(const AttentionShape& shape, const AttentionRequest& r) {
   const KeySources needed = sources_of(r);
   if (serves_type(shape, r.dtype)) return has(shape.sources, needed);
-  return r.dtype == DType::kBFloat16 && has(shape.sources, KeySources::kBytes) && has(needed, KeySources::kFp8) &&
-         has(shape.sources, needed);
+  return r.dtype == DType::kBFloat16 && shape.math == MathType::kFp16 && has(shape.sources, KeySources::kAll) &&
+         has(needed, KeySources::kFp8);
 }
 
 bool serves(const AttentionShape& shape, const AttentionRequest& r) {
@@ -97,6 +97,7 @@ std::string limit_reason(const AttentionRequest& r) {
   for (const auto& [name, dim_name, format, dim] : caches) {
     if (std::string problem = block_problem(format, dim_name, dim); !problem.empty()) return problem;
     if (own_format(r.q_dtype) == format || (is_quantised(format) && r.q_dtype != DType::kFp8E4M3)) continue;
+    if (is_sixteen_bit(format) && (r.q_dtype == DType::kFloat16 || r.q_dtype == DType::kBFloat16)) continue;
     return std::string(name) + " of " + kv_format_name(format) + " goes with q of the same type, got " +
            dtype_name(r.q_dtype);
   }
@@ -144,9 +145,10 @@ std::string missing_reason(std::span<const KernelEntry> kernels, std::string_vie
            (r.dtype == DType::kFloat32 ? "; use float16 or bfloat16" : "; use another type");
   }
   if (!has_sources) {
-    const bool is_own = is_quantised(r.k_format) || is_quantised(r.v_format);
-    return text + " for keys and values " + (r.paged ? "on pages" : "") + (r.paged && is_own ? " " : "") +
-           (is_own ? "of " + kv_formats_text(r.k_format, r.v_format) : "");
+    const std::optional<KvFormat> own = own_format(r.dtype);
+    const bool is_other = own != r.k_format || own != r.v_format;
+    return text + " for keys and values " + (r.paged ? "on pages" : "") + (r.paged && is_other ? " " : "") +
+           (is_other ? "of " + kv_formats_text(r.k_format, r.v_format) : "");
   }
   const std::string what = needs_text(r.needs);
   if (tiles.empty()) return text + what;

@@ -52,6 +52,14 @@ const char* key_axes(const AttentionArgs& a, int rank, bool is_value) {
 
 bool is_fp8(const TensorView& view) { return view.dtype == DType::kFp8E4M3; }
 
+// What k or v may be. A 16-bit type that is not q's has to be named, so that it is none by mistake.
+DTypes key_types(const TensorView& q, std::optional<KvFormat> named) {
+  if (is_fp8(q)) return {DType::kFp8E4M3};
+  const bool is_other = named && is_sixteen_bit(*named) && (q.dtype == DType::kFloat16 || q.dtype == DType::kBFloat16);
+  const DType own = is_other ? kv_format_trait(*named).dtype : q.dtype;
+  return {own, DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kUInt8};
+}
+
 bool drops(const AttentionArgs& a) { return a.dropout_p != 0.0; }
 
 void check_presence(const AttentionArgs& a) {
@@ -109,8 +117,7 @@ ArgumentTable<30> table_of(const AttentionArgs& args) {
   const DType math = is_fp8(q) ? (is_given(out) ? out.dtype : DType::kBFloat16) : q.dtype;
   const DTypes bias_types = math == DType::kFloat32 ? kFloat : DTypes{DType::kFloat32, math};
   const DTypes out_types = is_fp8(q) ? DTypes{DType::kBFloat16, DType::kFloat16} : DTypes{q.dtype};
-  const DTypes kv_types =
-      is_fp8(q) ? DTypes{DType::kFp8E4M3} : DTypes{q.dtype, DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kUInt8};
+  const DTypes k_types = key_types(q, k_format), v_types = key_types(q, v_format);
   const Axes pages = {4, key_axes(args, 4, false)}, slots = {3, key_axes(args, 3, false)};
   const Axes scale_axes = {1, "(1 or num_kv_heads)", Rank::kOrScalar}, scales_axes = {2, "(batch, num_kv_heads)"};
   using enum Strides;
@@ -121,11 +128,11 @@ ArgumentTable<30> table_of(const AttentionArgs& args) {
   // cache_params() checks how keys and values lie.
   const Access of_cache = k_new ? kWritten : kRead;
   if (block_table || kv_indptr) {
-    table.add(k, "k", of_cache, kv_types, kAny, pages, slots);
+    table.add(k, "k", of_cache, k_types, kAny, pages, slots);
   } else {
-    table.add(k, "k", of_cache, kv_types, kAny, cu_seqlens_k || token_table ? slots : pages);
+    table.add(k, "k", of_cache, k_types, kAny, cu_seqlens_k || token_table ? slots : pages);
   }
-  table.add(v, "v", of_cache, kv_types, kAny, {k.rank, key_axes(args, k.rank, true)});
+  table.add(v, "v", of_cache, v_types, kAny, {k.rank, key_axes(args, k.rank, true)});
   add_append_arguments(table, args);
   add_page_arguments(table, page_arguments(args));
   table.add(cu_seqlens_q, "cu_seqlens_q", kRead, kInt, kContiguous, {1, "(batch + 1)"});

@@ -31,6 +31,9 @@ struct CacheAxes {
   const KvFormatTrait trait = kv_format_trait(format);
   return trait.block_bytes < 2 * trait.block_values;
 }
+[[nodiscard]] constexpr bool is_sixteen_bit(KvFormat format) {
+  return format == KvFormat::kFp16 || format == KvFormat::kBf16;
+}
 // Of K and V: "kv=q8_0", or where they differ "k=q8_0 with v=bf16".
 [[nodiscard]] std::string kv_formats_text(KvFormat k, KvFormat v);
 

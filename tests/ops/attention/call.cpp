@@ -31,6 +31,7 @@ std::ostream& operator<<(std::ostream& out, const AttentionCase& c) {
   for (std::size_t i = 0; i < c.q_lens.size(); ++i) out << " " << c.q_lens[i] << "x" << c.kv_lens[i];
   if (c.pages != Pages::kNone) out << " pages " << static_cast<int>(c.pages) << " of " << c.page_size;
   if (c.kv_type) out << " keys " << type_name(*c.kv_type);
+  if (c.v_type) out << " values " << type_name(*c.v_type);
   if (c.q_fp8) out << " queries fp8";
   if (c.scales) out << " scales";
   if (c.used_q) out << " seqused_q";
@@ -54,8 +55,8 @@ flashport::AttentionQuery AttentionCase::query() const {
           .dtype = q_fp8 ? flashport::DType::kFp8E4M3 : dtype_of(type),
           .head_dim_qk = dim_qk,
           .head_dim_v = dim_v,
-          .k_format = kv_type ? std::optional(format_of(*kv_type)) : std::nullopt,
-          .v_format = kv_type ? std::optional(format_of(*kv_type)) : std::nullopt,
+          .k_format = kv_type ? std::optional(format_of(key_type())) : std::nullopt,
+          .v_format = kv_type || v_type ? std::optional(format_of(value_type())) : std::nullopt,
           .paged = pages != Pages::kNone,
           .causal = causal,
           .softcap = softcap > 0,
@@ -155,24 +156,22 @@ void AttentionCall::fill(Tensor& tensor, std::int64_t sequence, std::int64_t fir
                                                 : &tensor == &*k_ ? 2
                                                                   : 3) +
                 1000 * static_cast<std::uint64_t>(1 + (c_.ids.empty() ? sequence : c_.ids[sequence])));
-  const std::int64_t heads = tensor.shape()[tensor.shape().size() - 2], dim = tensor.shape().back();
-  const int bytes = reference::type_bytes(tensor.type());
+  const std::int64_t heads = tensor.shape()[tensor.shape().size() - 2];
+  std::vector<float> row(static_cast<std::size_t>(&tensor == &*v_ ? c_.dim_v : c_.dim_qk));
   for (std::int64_t i = 0; i < count; ++i) {
     const double size = random.below(10) == 0 ? spread : 1;
     for (std::int64_t head = 0; head < heads; ++head) {
-      unsigned char* at =
-          c_.packed ? tensor.address({first + i, head, 0}) : tensor.address({sequence, first + i, head, 0});
-      for (std::int64_t d = 0; d < dim; ++d)
-        reference::write_number(at + d * bytes, tensor.type(), size * random.normal());
+      for (float& x : row) x = static_cast<float>(size * random.normal());
+      write_row(tensor, c_.packed ? Shape{first + i, head, 0} : Shape{sequence, first + i, head, 0}, row);
     }
   }
 }
 
 void AttentionCall::make_tensors() {
-  const Type kv_type = c_.kv_type.value_or(c_.type);
+  const Type k_type = c_.key_type(), v_type = c_.value_type();
   q_.emplace(tensor(c_.q_fp8 ? Type::kE4M3 : c_.type, q_rows_, c_.q_heads, c_.dim_qk, 0, false));
-  k_.emplace(tensor(kv_type, k_rows_, c_.kv_heads, c_.dim_qk, c_.q_heads, false));
-  v_.emplace(tensor(kv_type, k_rows_, c_.kv_heads, c_.dim_v, c_.q_heads + c_.kv_heads, false));
+  k_.emplace(tensor(k_type, k_rows_, c_.kv_heads, row_extent(k_type, c_.dim_qk), c_.q_heads, false));
+  v_.emplace(tensor(v_type, k_rows_, c_.kv_heads, row_extent(v_type, c_.dim_v), c_.q_heads + c_.kv_heads, false));
   out_.emplace(tensor(c_.type, q_rows_, c_.q_heads, c_.dim_v, 0, true));
   if (c_.lse) {
     Shape shape = {static_cast<std::int64_t>(places_.size()), c_.q_heads, q_rows_};
@@ -274,6 +273,11 @@ flashport::AttentionArgs AttentionCall::args() const {
   give(a.q_scale, q_scale_);
   give(a.k_scale, k_scale_);
   give(a.v_scale, v_scale_);
+  const auto name = [&](std::optional<flashport::KvFormat>& to, Type type) {
+    if (type != c_.type && type != Type::kE4M3 && type != Type::kE4M3Fnuz) to = format_of(type);  // what needs a name
+  };
+  name(a.k_format, c_.key_type());
+  name(a.v_format, c_.value_type());
   if (c_.packed) {
     a.max_seqlen_q = a.max_seqlen_k = 1;
     for (const Place& place : places_) {

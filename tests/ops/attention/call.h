@@ -34,6 +34,7 @@ struct AttentionCase {
   Pages pages = Pages::kNone;
   std::int64_t page_size = 16;                           // tokens of a page, where it has more than one
   std::optional<reference::Type> kv_type = {};           // of keys and values; default: `type`
+  std::optional<reference::Type> v_type = {};            // of values; default: that of keys
   bool q_fp8 = false;                                    // queries are e4m3 too, and `type` is that of the output
   bool scales = false;                                   // q_scale (if q_fp8), k_scale and v_scale
   bool used_q = false, used_k = false, leftpad = false;  // tensors have rows before and past those of the sequences
@@ -51,6 +52,8 @@ struct AttentionCase {
   int splits = flashport::kInvariantSplits;
   std::vector<std::int64_t> ids = {};  // sequences of one id and seed have the same numbers; empty: their index
 
+  [[nodiscard]] reference::Type key_type() const { return kv_type.value_or(type); }
+  [[nodiscard]] reference::Type value_type() const { return v_type.value_or(key_type()); }
   [[nodiscard]] flashport::AttentionQuery query() const;
   // As ci/expected_support has it: "attention_bf16_d192x128_<name>".
   [[nodiscard]] std::string support_name() const;
