@@ -76,7 +76,7 @@ const KernelEntry kGpuKernels[] = {
     attention("attention/bf16/hd256/any/fakegpu", {kB16, 256, 256, ScoreForm::kAny, KeySources::kRows}),
     attention("attention/bf16/hd128/any/fakegpu", {kB16, 128, 128, ScoreForm::kAny, KeySources::kRows}),
     attention("attention/bf16/hd128/softcap/fakegpu", {kB16, 128, 128, ScoreForm::kSoftcap, KeySources::kRows}),
-    attention("attention/bf16/hd128/plain/fakegpu", {kB16, 128, 128, ScoreForm::kPlain, KeySources::kFp8}),
+    attention("attention/bf16/hd128/plain/fakegpu", {kB16, 128, 128, ScoreForm::kPlain, KeySources::kAll}),
     attention("attention/bf16/hd64/plain/fakegpu", {kB16, 64, 64, ScoreForm::kPlain, KeySources::kRows}, {192, 128, 3}),
     attention("attention/bf16/hd192x128/plain/fakegpu", {kB16, 192, 128, ScoreForm::kPlain, KeySources::kRows}),
     attention("attention/fp16/hd128/plain/fakegpu", {kF16, 128, 128, ScoreForm::kPlain, KeySources::kRows}),

@@ -158,7 +158,8 @@ def attention(
     Args:
         q: (B, Sq, Hq, D), or (Tq, Hq, D) with ``cu_seqlens_q``. fp16, bf16 or fp8 (e4m3); fp32 on the CPU.
         k: (B, Sk, Hkv, D), or (Tk, Hkv, D) with ``cu_seqlens_k``, or the pages of a cache as
-            :func:`flashport.flash_decode` takes them; of q's type, or as ``k_format`` says.
+            :func:`flashport.flash_decode` takes them; of q's type, or as ``k_format`` says, which fp16 beside q of bf16
+            and bf16 beside fp16 need.
         v: As ``k`` with DV in place of D.
         cu_seqlens_q: (B + 1) int32, first row of each sequence in a packed ``q``, and the end of the last one; needs
             ``max_seqlen_q``, and unless keys are (B, Sk, Hkv, D) or on pages ``cu_seqlens_k``. Rows past the last

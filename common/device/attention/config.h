@@ -15,8 +15,8 @@ constexpr bool has(ScoreForm form, ScoreForm option) {
 }
 
 // Where a kernel can read keys and values from, besides rows of the math type: a set of bits, of
-// which each name has those before it. kAll: every format, K and V chosen freely; in fp16, for queries and outputs of
-// bf16 too.
+// which each name has those before it. kAll: every format, K and V chosen freely; kernels of fp16 have queries and
+// outputs of bf16 too.
 enum class KeySources : std::int32_t { kRows = 0, kPages = 1, kFp8 = 3, kAll = 7 };
 
 constexpr bool has(KeySources sources, KeySources needed) {

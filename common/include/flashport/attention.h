@@ -21,7 +21,8 @@ namespace flashport {
 struct AttentionArgs {
   // q: (B, Sq, Hq, D), or packed (Tq, Hq, D) with cu_seqlens_q; fp16, bf16, fp8; fp32 on the CPU; last stride 1. k:
   // (B, Sk, Hkv, D), packed (Tk, Hkv, D) with cu_seqlens_k, or on pages as DecodeArgs::k_cache has it; q's type, or
-  // what k_format says. v: as k with DV. Views of a packed projection will do.
+  // what k_format says, fp16 and bf16 where it names them. v: as k with DV, chosen freely. Views of a packed projection
+  // will do.
   TensorView q, k, v;
 
   // Packed sequences: both, or with keys of rank 4 or on pages cu_seqlens_q alone. Rows past the last offset belong to

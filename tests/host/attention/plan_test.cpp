@@ -332,6 +332,35 @@ TEST_F(PlanAttention, Queries) {
   EXPECT_EQ(supports(query).reason.find("no target \"nothing\" is compiled into this installation"), 0u);
 }
 
+// Formats that are widened, in any pair, need a kernel that reads all of them.
+TEST_F(PlanAttention, Formats) {
+  AttentionQuery query{.target = "fakegpu"};
+  const auto reason = [&](std::optional<KvFormat> k, std::optional<KvFormat> v) {
+    query.k_format = k;
+    query.v_format = v;
+    return supports(query).reason;
+  };
+  constexpr KvFormat kFormats[] = {KvFormat::kFp16, KvFormat::kBf16, KvFormat::kFp8E4M3, KvFormat::kFp8E4M3Fnuz,
+                                   KvFormat::kQ8_0};
+  for (const KvFormat k : kFormats) {
+    for (const KvFormat v : kFormats) {
+      EXPECT_EQ(reason(k, v), "") << kv_format_name(k) << " " << kv_format_name(v);
+      EXPECT_EQ(which_kernel(query), "attention/bf16/hd128/plain/fakegpu");
+    }
+  }
+  EXPECT_EQ(reason(KvFormat::kFp32, {}), "k of fp32 goes with q of the same type, got bfloat16");
+  query.dtype = DType::kFp8E4M3;
+  EXPECT_EQ(reason({}, KvFormat::kQ8_0), "v of q8_0 goes with q of the same type, got float8_e4m3fn");
+  EXPECT_EQ(reason(KvFormat::kBf16, {}), "k of bf16 goes with q of the same type, got float8_e4m3fn");
+  query.dtype = DType::kFloat16;
+  EXPECT_EQ(reason(KvFormat::kQ8_0, {}), "fakegpu has no attention kernel for keys and values of k=q8_0 with v=fp16");
+  query.paged = true;
+  EXPECT_EQ(reason(KvFormat::kBf16, KvFormat::kBf16),
+            "fakegpu has no attention kernel for keys and values on pages of kv=bf16");
+  query.head_dim_v = 80;
+  EXPECT_EQ(reason({}, KvFormat::kQ8_0), "q8_0 needs a head_dim_v that is a multiple of 32, got 80");
+}
+
 TEST_F(PlanAttention, Explained) {
   AttentionScheduleQuery query{.call = {.target = "fakegpu", .head_dim_qk = 64, .head_dim_v = 64, .causal = true}};
   query.batch = 2;

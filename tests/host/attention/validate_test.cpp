@@ -168,6 +168,18 @@ TEST_F(AttentionRefuses, Types) {
        "k must be bfloat16, float8_e4m3fn, float8_e4m3fnuz or uint8, got float16"},
       {"v", [](Inputs& i) { i.args.v.dtype = DType::kFloat32; },
        "v must be bfloat16, float8_e4m3fn, float8_e4m3fnuz or uint8, got float32"},
+      {"k of another type than the one named", [](Inputs& i) { i.args.k_format = KvFormat::kFp16; },
+       "k must be float16 for k_format=\"fp16\", got bfloat16"},
+      {"another type beside q in fp8",
+       [](Inputs& i) {
+         i.args.q.dtype = DType::kFp8E4M3;
+         i.args.v.dtype = DType::kFloat16;
+         i.args.k.dtype = DType::kFp8E4M3;
+         i.args.v_format = KvFormat::kFp16;
+       },
+       "v must be float8_e4m3fn, got float16"},
+      {"fp32", [](Inputs& i) { i.args.k.dtype = DType::kFloat32, i.args.k_format = KvFormat::kFp32; },
+       "k must be bfloat16, float8_e4m3fn, float8_e4m3fnuz or uint8, got float32"},
       {"out", [](Inputs& i) { i.args.out.dtype = DType::kFloat32; }, "out must be bfloat16, got float32"},
       {"offsets", [](Inputs& i) { i.pack(), i.args.cu_seqlens_q->dtype = DType::kInt64; },
        "cu_seqlens_q must be int32, got int64"},
@@ -188,6 +200,15 @@ TEST_F(AttentionRefuses, Types) {
       {"dtype before device", [](Inputs& i) { i.args.out.dtype = DType::kUInt8, i.args.out.device = kGpu; },
        "out must be bfloat16, got uint8"},
   });
+}
+
+// A 16-bit type that is not q's has to be named.
+TEST_F(AttentionRefuses, NoTypeThatIsNamed) {
+  Inputs inputs(kGpu);
+  inputs.args.k.dtype = DType::kFloat16;
+  inputs.args.k_format = KvFormat::kFp16;
+  EXPECT_NO_THROW(attention(inputs.args));
+  EXPECT_EQ(fake_state().launches.size(), 1u);
 }
 
 TEST_F(AttentionRefuses, DevicesAndMemory) {
