@@ -357,3 +357,16 @@ def test_compiled_callers_run_as_before(tmp_path):
             compiled = torch.compile(lambda x: flashport.attention(x, x, x) * 2, backend="eager")
             expected = flashport.attention(q, q, q) * 2
             assert torch.equal(compiled(q), expected)
+
+
+def test_compiled_callers_run_after_a_recording(tmp_path):
+    """torch's compiler remembers the parameters of a function that it has seen."""
+    torch = pytest.importorskip("torch")
+    q = torch.randn(1, 9, 4, 32)
+    expected = flashport.attention(q, q, q) * 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with trace.record(tmp_path / "t.gguf"):
+            torch.compile(lambda x: flashport.attention(x, x, x) * 2, backend="eager")(q)
+    after = torch.compile(lambda x: flashport.attention(x, x, x) * 2, backend="eager", fullgraph=True)
+    assert torch.equal(after(q), expected)

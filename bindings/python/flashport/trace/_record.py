@@ -23,33 +23,38 @@ from flashport.trace._gather import NotRecordedError, sequences
 from flashport.trace._own import Writer
 
 
-def _recorded_attention(*args, **options):  # type: ignore[no-untyped-def]  # the body that attention gets
-    from flashport.trace import _record
+def _recording_body(name: str, signature: inspect.Signature) -> CodeType:
+    """The code of a function that hands its arguments to :func:`run`.
 
-    return _record.run("attention", args, options)
-
-
-def _recorded_flash_decode(*args, **options):  # type: ignore[no-untyped-def]  # the body that flash_decode gets
-    from flashport.trace import _record
-
-    return _record.run("flash_decode", args, options)
+    It has the parameters of the function whose body it becomes: torch's compiler remembers those of a function.
+    """
+    parameters = list(signature.parameters.values())
+    positional = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+    keywords = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
+    arguments = ", ".join(f"{one!r}: {one}" for one in positional + keywords)
+    text = (
+        f"def recorded_{name}({', '.join([*positional, '*', *keywords])}):\n"
+        "    from flashport.trace import _record\n"
+        f"    return _record.run({name!r}, {{{arguments}}})\n"
+    )
+    namespace: dict[str, Any] = {}
+    exec(compile(text, __file__, "exec"), namespace)
+    code: CodeType = namespace[f"recorded_{name}"].__code__
+    return code
 
 
 class _Recorded:
     """A function of the package, and a copy of it that calls still reach while it has another body."""
 
-    def __init__(self, function: Any, body: Any) -> None:
-        self.function, self.body = function, body.__code__
+    def __init__(self, function: Any) -> None:
+        self.function = function
         self.code: CodeType = function.__code__
-        self.signature = inspect.signature(function)
+        self.body = _recording_body(function.__name__, inspect.signature(function))
         self.original = FunctionType(self.code, function.__globals__, function.__name__, function.__defaults__)
         self.original.__kwdefaults__ = function.__kwdefaults__
 
 
-_functions = {
-    "attention": _Recorded(_attention.attention, _recorded_attention),
-    "flash_decode": _Recorded(decode.flash_decode, _recorded_flash_decode),
-}
+_functions = {"attention": _Recorded(_attention.attention), "flash_decode": _Recorded(decode.flash_decode)}
 _lock = threading.RLock()
 _recorders: list[_Recorder] = []
 
@@ -128,17 +133,14 @@ def start_from_environment() -> None:
     atexit.register(_stop, recorder)
 
 
-def run(name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+def run(name: str, arguments: dict[str, Any]) -> Any:
     """The call itself, and then its trace."""
-    recorded = _functions[name]
-    result = recorded.original(*args, **options)
+    result = _functions[name].original(**arguments)
     if tracing.is_compiling():
         return result
     try:
-        bound = recorded.signature.bind(*args, **options)
-        bound.apply_defaults()
-        _await(bound.arguments)
-        steps = list(sequences(name, bound.arguments, result))
+        _await(arguments)
+        steps = list(sequences(name, arguments, result))
     except Exception as error:  # a program that is looked at goes on
         kind = "" if isinstance(error, NotRecordedError) else f"{type(error).__name__}: "
         warnings.warn(f"trace.record: a call of {name} is not recorded: {kind}{error}", RuntimeWarning, stacklevel=3)
