@@ -20,7 +20,8 @@ struct alignas(16) OctetBits {
 FLASHPORT_DEVICE void load_octet(float (&x)[kOctet], const void* data, DType dtype, std::int64_t at,
                                  std::int64_t stride) {
   const auto* from = static_cast<const std::uint16_t*>(data) + at;
-  if (dtype == DType::kFloat32 || stride != 1 || reinterpret_cast<std::uintptr_t>(from) % sizeof(OctetBits) != 0) {
+  if (dtype == DType::kFloat32 || stride != 1 || reinterpret_cast<std::uintptr_t>(from) % sizeof(OctetBits) != 0)
+      [[unlikely]] {
     for (int i = 0; i < kOctet; ++i) x[i] = load_as_float(data, dtype, at + i * stride);
     return;
   }
@@ -36,7 +37,8 @@ FLASHPORT_DEVICE void load_octet(float (&x)[kOctet], const void* data, DType dty
 FLASHPORT_DEVICE void store_octet(KvFormat format, char* row, int first, const float (&x)[kOctet]) {
   auto* to = reinterpret_cast<std::uint16_t*>(row) + first;
   const bool is_half = format == KvFormat::kFp16;
-  if ((!is_half && format != KvFormat::kBf16) || reinterpret_cast<std::uintptr_t>(to) % sizeof(OctetBits) != 0) {
+  if ((!is_half && format != KvFormat::kBf16) || reinterpret_cast<std::uintptr_t>(to) % sizeof(OctetBits) != 0)
+      [[unlikely]] {
     for (int i = 0; i < kOctet; ++i) store_value(format, row, first + i, x[i]);
     return;
   }
@@ -155,7 +157,8 @@ FLASHPORT_DEVICE void move_row(const AppendRotarySide& side, const RotaryParams&
         store_octet(side.format, to, first, x);
       }
     }
-    if (is_q8) store_q8_0_block(to + first / kAppendUnit * kQ8BlockBytes, block_values);
+    if (is_q8) [[unlikely]]
+      store_q8_0_block(to + first / kAppendUnit * kQ8BlockBytes, block_values);
   }
 }
 
