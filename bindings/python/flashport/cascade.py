@@ -21,6 +21,7 @@ from flashport.typing import Array, CacheFormat, KvLayout, StreamLike, SupportsD
 
 _NAME = "cascade_decode"
 _ALIGNMENT = 16  # of each level's part of a workspace
+_ROWS = 128  # of a work tile of attention on GPUs: fewer requests leave room for all heads of a group
 # What attention and merge_states call the arguments of a level and of the call.
 _OF_ATTENTION = {
     "k": "k_cache",
@@ -123,7 +124,8 @@ def cascade_decode(
     """:func:`flashport.flash_decode` of one new token a request, whose keys lie in several levels.
 
     Each shared level is one call of :func:`flashport.attention` without a mask, in which the requests of a group are
-    the rows of one sequence, so that its keys are read once for all of them; the last level is one call of
+    the rows of one sequence, so that its keys are read once for all of them (where the whole batch is one group and
+    small, so are the heads that share a kv head); the last level is one call of
     :func:`flashport.flash_decode`, and one launch merges what the levels give. A request whose group has no keys in a
     level gets nothing of it; one without any key gets output 0 and lse -inf. No call waits for the device: lengths,
     offsets and tables are read there, and a captured graph can be replayed with others.
@@ -169,8 +171,8 @@ def cascade_decode(
     with _allocating_on(q, stream):
         parts: Any = new_array(_NAME, "q", q, (*shape, _head_dim_v(calls[-1].level)))
         lses: Any = new_array(_NAME, "q", q, shape, "float32")
-    for i, call in enumerate(calls):
-        call.run(parts[i], lses[i], pieces[i], stream)
+        for i, call in enumerate(calls):
+            call.run(parts[i], lses[i], pieces[i], stream)
     try:
         merged, merged_lse = decode.merge_states(parts, lses, out=out, out_lse=lse, stream=stream)
     except REFUSALS as error:
@@ -214,12 +216,19 @@ class _Call:
     q: Any  # as the call has it
     options: dict[str, Any]
     is_shared: bool
+    kv_heads: int = 0  # where the heads of a group are rows, too
 
     def run(self, out: Any, lse: Any, workspace: Any, stream: StreamLike | None) -> None:
         """Writes the level's ``out`` (B, Hq, DV) and ``lse`` (B, Hq)."""
         level = self.level
         try:
-            if self.is_shared:
+            if self.kv_heads > 0:
+                found = _attention.attention(
+                    self._packed_q(), level.k_cache, level.v_cache, **self.options, workspace=workspace, stream=stream,
+                    return_lse=True,
+                )  # fmt: skip
+                self._unpack(*found, out, lse)
+            elif self.is_shared:
                 out, lse = self._seen_by_attention(out, lse)
                 _attention.attention(
                     self.q, level.k_cache, level.v_cache, **self.options, out=out, lse=lse, workspace=workspace,
@@ -238,10 +247,24 @@ class _Call:
         level = self.level
         try:
             if self.is_shared:
-                return _attention.attention_workspace_size(self.q, level.k_cache, level.v_cache, **self.options)
+                q = self.q if self.kv_heads == 0 else self._packed_q()
+                return _attention.attention_workspace_size(q, level.k_cache, level.v_cache, **self.options)
             return decode.decode_workspace_size(self.q, level.k_cache, level.v_cache, level.seqlens, **self.options)
         except REFUSALS as error:
             raise reworded(error, self.where, _OF_ATTENTION) from None
+
+    def _packed_q(self) -> Any:
+        """[1, B * group, Hkv, D]: the heads that share a kv head are rows, so that its keys are read once for them."""
+        batch, heads, dim = self.q.shape[1:]
+        by_group = self.q.reshape(batch, self.kv_heads, heads // self.kv_heads, dim)
+        return by_group.swapaxes(1, 2).reshape(1, -1, self.kv_heads, dim)
+
+    def _unpack(self, found: Any, found_lse: Any, out: Any, lse: Any) -> None:
+        """From the rows of :meth:`_packed_q` to (B, Hq, DV) and (B, Hq)."""
+        batch, groups = out.shape[0], out.shape[1] // self.kv_heads
+        rows = found.reshape(batch, groups, self.kv_heads, -1).swapaxes(1, 2)
+        out.reshape(batch, self.kv_heads, groups, -1)[...] = rows
+        lse.reshape(batch, self.kv_heads, groups)[...] = found_lse.reshape(self.kv_heads, batch, groups).swapaxes(0, 1)
 
     def _seen_by_attention(self, out: Any, lse: Any) -> tuple[Any, Any]:
         """Views of both: attention has heads before rows in its lse, and one group as a batch of one sequence."""
@@ -298,9 +321,11 @@ def _call(i: int, level: CascadeLevel, q: Any, is_shared: bool) -> _Call:
                     "the whole batch is one group"
                 )
             q = q[None]
-        else:
-            longest = len(q) if level.max_group_len is None else level.max_group_len
-            options.update(cu_seqlens_q=level.qo_indptr, max_seqlen_q=longest)
+            kv_heads = _kv_heads(level)
+            packs = 0 < q.shape[1] < _ROWS and 0 < kv_heads < q.shape[2] and q.shape[2] % kv_heads == 0
+            return _Call(f"{_NAME}: levels[{i}]: ", level, q, options, is_shared, kv_heads if packs else 0)
+        longest = len(q) if level.max_group_len is None else level.max_group_len
+        options.update(cu_seqlens_q=level.qo_indptr, max_seqlen_q=longest)
     return _Call(f"{_NAME}: levels[{i}]: ", level, q, options, is_shared)
 
 
@@ -332,6 +357,12 @@ def _aligned(size: int) -> int:
 
 def _shape(x: Any) -> tuple[int, ...]:
     return tuple(x.shape)
+
+
+def _kv_heads(level: CascadeLevel) -> int:
+    shape = _shape(level.k_cache)
+    axis = 1 if len(shape) == 3 or level.kv_layout == "HND" else 2
+    return int(shape[axis]) if axis < len(shape) else 0
 
 
 def _head_dim_v(level: CascadeLevel) -> int:
