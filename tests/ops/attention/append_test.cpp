@@ -389,7 +389,7 @@ std::vector<AppendCase> append_cases() {
   cases.push_back(
       {.name = "fewer_keys_than_queries", .before = {6, 15, 16, 40}, .added = {1, 1, 1, 1}, .queries = {7, 7, 7, 7}});
   cases.push_back({.name = "other_value_dim", .dim_qk = 192, .dim_v = 128, .rotary_dim = 192});
-  cases.push_back({.name = "fp8", .cache_type = Type::kE4M3, .scales = true});
+  cases.push_back({.name = "few_of_e4m3", .cache_type = Type::kE4M3, .scales = true});
   cases.push_back({.name = "fp8_many_queries",
                    .type = Type::kF16,
                    .cache_type = Type::kE4M3,
