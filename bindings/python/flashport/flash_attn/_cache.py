@@ -40,57 +40,21 @@ def forward(
     return_lse: bool,
 ) -> tuple[Any, Any]:
     """(out, lse or None); ``out`` may be a view as in the dense form. Nothing is written before all is checked."""
-    paged = block_table is not None
-    words = _PAGES if paged else _CACHE
-    checks.check_rank(function, "q", q, _Q)
-    checks.check_rank(function, "kcache", k_cache, words)
-    checks.check_rank(function, "vcache", v_cache, words)
-    checks.check_tensors(
-        function,
-        q,
-        ("kcache", k_cache, "query and key must have the same dtype"),
-        ("vcache", v_cache, "query and value must have the same dtype"),
-    )
-    batch, q_len, heads, head_dim = q.shape
-    kv_heads = k_cache.shape[2]
-    if paged:
-        if cache_batch_idx is not None:
-            raise checks.FlashAttnError(
-                f"{function}: Paged KVcache does not support cache_batch_idx; pass it or block_table"
-            )
-        checks.check_block_table(function, q, block_table, batch)
-    kv_len = block_table.shape[1] * k_cache.shape[1] if paged else k_cache.shape[1]
-    checks.check_batch(function, batch)
-    checks.check_heads(function, heads, kv_heads, head_dim)
-    kv_shape = (*k_cache.shape[:-1], head_dim)
-    checks.check_shape(function, "kcache", k_cache, kv_shape, words)
-    checks.check_shape(function, "vcache", v_cache, kv_shape, words)
-    if not paged and cache_batch_idx is None and k_cache.shape[0] < batch:
-        raise checks.FlashAttnError(
-            f"{function}: kcache must have shape ({_CACHE}) with batch_size_c at least {batch}, as q has so many "
-            f"sequences, got {tuple(k_cache.shape)}"
-        )
+    form = checks.form_of(
+        function, q, k_cache, v_cache, k, v, seqlens_k, rotary_cos, rotary_sin, cache_batch_idx, leftpad_k,
+        block_table, alibi_slopes, out, softcap, num_splits,
+    )  # fmt: skip
+    if not checks.has_passed(form):
+        _check(
+            function, q, k_cache, v_cache, k, v, seqlens_k, rotary_cos, rotary_sin, cache_batch_idx, leftpad_k,
+            block_table, alibi_slopes, out, softcap, num_splits,
+        )  # fmt: skip
+        checks.remember(form)
     if out is not None:
-        checks.check_out(function, q, out, q.shape, _Q)
         _check_apart(function, out, k_cache, v_cache)
-    _check_new(function, q, k, v, seqlens_k, kv_len, kv_heads)
-    if seqlens_k is not None:
-        checks.check_integers(function, q, "seqlens_k", seqlens_k, (batch,), "batch_size")
-    if leftpad_k is not None:
-        if paged:
-            raise checks.FlashAttnError(
-                f"{function}: We don't support Paged KV and leftpad_k running at the same time yet; pass one of "
-                "block_table and cache_leftpad"
-            )
-        checks.check_integers(function, q, "leftpad_k", leftpad_k, (batch,), "batch_size")
-    if rotary_cos is not None:
-        checks.check_rotary(function, q, k, rotary_cos, rotary_sin, kv_len)
-    if cache_batch_idx is not None:
-        checks.check_integers(function, q, "cache_batch_idx", cache_batch_idx, (batch,), "batch_size")
-    checks.check_number(function, "softcap", softcap)
-    checks.check_splits(function, num_splits)
-    if alibi_slopes is not None:
-        checks.check_alibi(function, q, alibi_slopes, batch, heads)
+    paged = block_table is not None
+    batch, q_len, _, head_dim = q.shape
+    kv_len = block_table.shape[1] * k_cache.shape[1] if paged else k_cache.shape[1]
     new_len = 0 if k is None else k.shape[1]
     if checks.reads_contents(q):
         check_contents(function, seqlens_k, new_len or None, kv_len, k_cache, cache_batch_idx, leftpad_k, block_table)
@@ -121,6 +85,77 @@ def forward(
         out = out[..., :head_dim]
         out = out if given is None else given.copy_(out)
     return out, kernels.with_infinity(lse) if return_lse else None
+
+
+def _check(
+    function: str,
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    k: Any,
+    v: Any,
+    seqlens_k: Any,
+    rotary_cos: Any,
+    rotary_sin: Any,
+    cache_batch_idx: Any,
+    leftpad_k: Any,
+    block_table: Any,
+    alibi_slopes: Any,
+    out: Any,
+    softcap: float,
+    num_splits: int,
+) -> None:
+    """What the form of a call says."""
+    paged = block_table is not None
+    words = _PAGES if paged else _CACHE
+    checks.check_rank(function, "q", q, _Q)
+    checks.check_rank(function, "kcache", k_cache, words)
+    checks.check_rank(function, "vcache", v_cache, words)
+    checks.check_tensors(
+        function,
+        q,
+        ("kcache", k_cache, "query and key must have the same dtype"),
+        ("vcache", v_cache, "query and value must have the same dtype"),
+    )
+    batch, _, heads, head_dim = q.shape
+    kv_heads = k_cache.shape[2]
+    if paged:
+        if cache_batch_idx is not None:
+            raise checks.FlashAttnError(
+                f"{function}: Paged KVcache does not support cache_batch_idx; pass it or block_table"
+            )
+        checks.check_block_table(function, q, block_table, batch)
+    kv_len = block_table.shape[1] * k_cache.shape[1] if paged else k_cache.shape[1]
+    checks.check_batch(function, batch)
+    checks.check_heads(function, heads, kv_heads, head_dim)
+    kv_shape = (*k_cache.shape[:-1], head_dim)
+    checks.check_shape(function, "kcache", k_cache, kv_shape, words)
+    checks.check_shape(function, "vcache", v_cache, kv_shape, words)
+    if not paged and cache_batch_idx is None and k_cache.shape[0] < batch:
+        raise checks.FlashAttnError(
+            f"{function}: kcache must have shape ({_CACHE}) with batch_size_c at least {batch}, as q has so many "
+            f"sequences, got {tuple(k_cache.shape)}"
+        )
+    if out is not None:
+        checks.check_out(function, q, out, q.shape, _Q)
+    _check_new(function, q, k, v, seqlens_k, kv_len, kv_heads)
+    if seqlens_k is not None:
+        checks.check_integers(function, q, "seqlens_k", seqlens_k, (batch,), "batch_size")
+    if leftpad_k is not None:
+        if paged:
+            raise checks.FlashAttnError(
+                f"{function}: We don't support Paged KV and leftpad_k running at the same time yet; pass one of "
+                "block_table and cache_leftpad"
+            )
+        checks.check_integers(function, q, "leftpad_k", leftpad_k, (batch,), "batch_size")
+    if rotary_cos is not None:
+        checks.check_rotary(function, q, k, rotary_cos, rotary_sin, kv_len)
+    if cache_batch_idx is not None:
+        checks.check_integers(function, q, "cache_batch_idx", cache_batch_idx, (batch,), "batch_size")
+    checks.check_number(function, "softcap", softcap)
+    checks.check_splits(function, num_splits)
+    if alibi_slopes is not None:
+        checks.check_alibi(function, q, alibi_slopes, batch, heads)
 
 
 def _check_apart(function: str, out: Any, *caches: Any) -> None:

@@ -7,10 +7,13 @@ all tensors of a call lie on one device, whichever that is.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
 import torch
+
+from flashport.torch import tracing
 
 MAX_HEAD_DIM = 512
 MAX_SPLITS = 128
@@ -36,6 +39,40 @@ class FlashAttnIndexError(FlashAttnError, IndexError):
 
 class FlashAttnTypeError(FlashAttnError, TypeError):
     """What is no tensor or no number, for which flash-attn's compiled half raises TypeError."""
+
+
+_MOST_FORMS = 4096
+_passed: set[Any] = set()  # forms of calls
+
+
+def form_of(*arguments: Any) -> Any:
+    """What checks of shapes, types and places look at: calls of one form pass them, or not, alike.
+
+    None while torch traces, whose sizes are no numbers.
+    """
+    if tracing.is_compiling():
+        return None
+    return tuple(
+        (x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else (type(x), x) for x in arguments
+    )
+
+
+def has_passed(form: Any) -> bool:
+    """Whether a call of this form has passed its checks before, so that they need not be made again."""
+    try:
+        return form in _passed
+    except TypeError:  # what has no hash is checked
+        return False
+
+
+def remember(form: Any) -> None:
+    """The checks of a call of this form have passed."""
+    if form is None:
+        return
+    if len(_passed) >= _MOST_FORMS:
+        _passed.clear()
+    with contextlib.suppress(TypeError):
+        _passed.add(form)
 
 
 def check_tensors(function: str, q: Any, *others: tuple[str, Any, str], types: tuple[Any, ...] = TYPES) -> None:

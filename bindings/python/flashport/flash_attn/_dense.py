@@ -34,27 +34,12 @@ def forward(
     What was not asked for is None: the lse without ``return_lse``, S_dmask without ``return_softmax``, the random state
     without dropout.
     """
-    checks.check_rank(function, "q", q, _Q)
-    checks.check_rank(function, "k", k, _K)
-    checks.check_rank(function, "v", v, _K)
-    checks.check_tensors(
-        function,
-        q,
-        ("k", k, "query and key must have the same dtype"),
-        ("v", v, "query and value must have the same dtype"),
-    )
+    form = checks.form_of(function, q, k, v, out, alibi_slopes, dropout_p, softcap, return_softmax)
+    if not checks.has_passed(form):
+        _check(function, q, k, v, out, alibi_slopes, dropout_p, softcap, return_softmax)
+        checks.remember(form)
     batch, q_len, heads, head_dim = q.shape
     kv_len, kv_heads = k.shape[1:3]
-    checks.check_batch(function, batch)
-    checks.check_heads(function, heads, kv_heads, head_dim)
-    checks.check_dropout(function, dropout_p, softcap, return_softmax)
-    kv_shape = (batch, kv_len, kv_heads, head_dim)
-    checks.check_shape(function, "k", k, kv_shape, _K)
-    checks.check_shape(function, "v", v, kv_shape, _K)
-    if out is not None:
-        checks.check_out(function, q, out, q.shape, "batch_size, sizes[1], sizes[2], head_size")
-    if alibi_slopes is not None:
-        checks.check_alibi(function, q, alibi_slopes, batch, heads)
     causal = causal and (q_len > 1 or alibi_slopes is not None)  # the only query stands at the last key
     window = kernels.window_of(*window, kv_len, causal)
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
@@ -84,3 +69,38 @@ def forward(
         out = out[..., :head_dim]
         out = out if given is None else given.copy_(out)
     return out, lse, s_dmask, rng_state
+
+
+def _check(
+    function: str,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    alibi_slopes: Any,
+    dropout_p: float,
+    softcap: float,
+    return_softmax: bool,
+) -> None:
+    """What the form of a call says."""
+    checks.check_rank(function, "q", q, _Q)
+    checks.check_rank(function, "k", k, _K)
+    checks.check_rank(function, "v", v, _K)
+    checks.check_tensors(
+        function,
+        q,
+        ("k", k, "query and key must have the same dtype"),
+        ("v", v, "query and value must have the same dtype"),
+    )
+    batch, _, heads, head_dim = q.shape
+    kv_len, kv_heads = k.shape[1:3]
+    checks.check_batch(function, batch)
+    checks.check_heads(function, heads, kv_heads, head_dim)
+    checks.check_dropout(function, dropout_p, softcap, return_softmax)
+    kv_shape = (batch, kv_len, kv_heads, head_dim)
+    checks.check_shape(function, "k", k, kv_shape, _K)
+    checks.check_shape(function, "v", v, kv_shape, _K)
+    if out is not None:
+        checks.check_out(function, q, out, q.shape, "batch_size, sizes[1], sizes[2], head_size")
+    if alibi_slopes is not None:
+        checks.check_alibi(function, q, alibi_slopes, batch, heads)

@@ -1,0 +1,72 @@
+"""Calls of one form are checked once; each wrong one is refused every time."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from flashport import flash_attn  # noqa: E402
+from flashport.flash_attn import _cache, _checks, _dense  # noqa: E402
+
+
+def tensors(head_dim=32):
+    q = torch.randn(2, 1, 4, head_dim).half()
+    k, v = (torch.randn(2, 16, 2, head_dim).half() for _ in "kv")
+    return q, k, v
+
+
+@pytest.fixture
+def checked(monkeypatch):
+    monkeypatch.setattr(_checks, "_passed", set())
+    seen = []
+    for module in (_cache, _dense):
+        check = module._check
+        monkeypatch.setattr(module, "_check", lambda *given, check=check: seen.append(given[0]) or check(*given))
+    return seen
+
+
+@pytest.mark.parametrize("function", [flash_attn.flash_attn_with_kvcache, flash_attn.flash_attn_func])
+def test_a_form_is_checked_once(function, checked):
+    for _ in range(3):
+        function(*tensors())
+    assert len(checked) == 1
+    function(*tensors(64))
+    function(*tensors(), softcap=1.0)
+    q, k, v = tensors()
+    function(q, k.transpose(1, 2).contiguous().transpose(1, 2), v)
+    assert len(checked) == 4
+
+
+@pytest.mark.parametrize("function", [flash_attn.flash_attn_with_kvcache, flash_attn.flash_attn_func])
+def test_a_wrong_form_is_refused_every_time(function, checked):
+    q, k, v = tensors()
+    for _ in range(2):
+        function(q, k, v)
+        with pytest.raises(RuntimeError, match="same dtype"):
+            function(q, k.float(), v)
+    assert len(checked) == 3
+
+
+def test_lengths_are_no_part_of_a_form(checked):
+    q, k, v = tensors()
+    right, wrong = torch.tensor([3, 16]).int(), torch.tensor([3, 17]).int()
+    flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=right)
+    with pytest.raises(ValueError, match="seqlen of the KV cache"):
+        flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=wrong)
+    assert len(checked) == 1
+
+
+def test_forms_are_forgotten_in_time(monkeypatch, checked):
+    monkeypatch.setattr(_checks, "_MOST_FORMS", 2)
+    for head_dim in (16, 24, 32, 40):
+        flash_attn.flash_attn_func(*tensors(head_dim))
+    assert len(_checks._passed) <= 2
+
+
+def test_what_has_no_hash_is_checked(checked):
+    q, k, v = tensors()
+    for _ in range(2):
+        with pytest.raises(TypeError):
+            flash_attn.flash_attn_with_kvcache(q, k, v, softcap=[1.0])
+    assert len(checked) == 2
