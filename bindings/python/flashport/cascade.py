@@ -227,7 +227,7 @@ class _Call:
                     self._packed_q(), level.k_cache, level.v_cache, **self.options, workspace=workspace, stream=stream,
                     return_lse=True,
                 )  # fmt: skip
-                self._unpack(*found, out, lse)
+                self._unpack(found[0], found[1], out, lse)
             elif self.is_shared:
                 out, lse = self._seen_by_attention(out, lse)
                 _attention.attention(

@@ -17,7 +17,14 @@ from torch_calls import NAMES, make  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, while compiling
 
-OUT = ["attention_out", "dropout_mask_out", "flash_decode_out", "merge_state_out", "merge_states_out"]
+OUT = [
+    "attention_append_out",
+    "attention_out",
+    "dropout_mask_out",
+    "flash_decode_out",
+    "merge_state_out",
+    "merge_states_out",
+]
 OPERATORS = sorted([*NAMES, *OUT, "gated_delta_packed_decode"])
 
 

@@ -80,6 +80,7 @@ _attention_append = register(
     f"({_APPENDING_INPUTS}, Tensor(a!) out, Tensor(b!)? lse, Tensor(c!)? workspace) -> ()",
     writes_nothing_else,
     _out_kernel,
+    function="attention",
 )
 _dropout_mask = register(
     "dropout_mask", "(SymInt[] shape, Tensor rng_state, float dropout_p) -> Tensor", _mask_fake, _mask_kernel

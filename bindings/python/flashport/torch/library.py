@@ -29,17 +29,19 @@ def register(
     no_grad: bool = False,
     namespace: str = "flashport",
     tags: tuple[Any, ...] = (),
+    function: str = "",
 ) -> Callable[..., Any]:
     """Makes torch.ops.flashport.<name> on every device; gives what runs it, with the checks that torch does not make.
 
     ``kernel`` takes the operator's arguments by position. Default: the compiled half's function of that name, which
     writes its results, without a stream: it runs on torch's current one. Drop-ins have operators in other namespaces.
+    Errors name ``function``, which is the operator's name without "_out" unless it is given.
     """
 
     def compiled(*arguments: Any) -> None:
         _core.run_kernel(name, *arguments, None)
 
-    function = name.removesuffix("_out")
+    function = function or name.removesuffix("_out")
     library = torch.library.Library(namespace, "FRAGMENT")
     library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
     library.impl(name, kernel or compiled, "CompositeExplicitAutograd")
