@@ -68,6 +68,12 @@ def make(name, kind=None):
         arguments |= {"alibi_slopes": random(4), "dropout_p": 0.2, "rng_state": torch.tensor([3, 4])}
         arguments |= {"out": nan(2, 9, 4, 48), "lse": nan(2, 4, 9)}
         outputs = ["out", "lse"]
+    elif name == "attention_append":  # attention's operator where it writes to a cache
+        arguments = {"q": random(2, 3, 4, 32), "k": random(2, 12, 2, 32), "v": random(2, 12, 2, 48), "causal": True}
+        arguments |= {"k_new": random(2, 3, 2, 32), "v_new": random(2, 3, 2, 48), "seqused_k": lens[:2] % 8}
+        arguments |= {"rotary_cos": random(12, 8), "rotary_sin": random(12, 8), "rotary_interleaved": True}
+        arguments |= {"dropout_p": 0.0, "out": nan(2, 3, 4, 48), "lse": nan(2, 4, 3)}
+        outputs = ["k", "v", "out", "lse"]
     elif name == "dropout_mask":
         arguments = {"shape": (1, 2, 3, 40), "rng_state": torch.tensor([3, 4]), "dropout_p": 0.3}
         arguments |= {"mask": torch.full((1, 2, 3, 40), 7, dtype=torch.uint8)}
@@ -103,7 +109,9 @@ def make(name, kind=None):
         arguments = {k: x.as_subclass(kind) if isinstance(x, torch.Tensor) else x for k, x in arguments.items()}
     floats = [k for k, x in arguments.items() if isinstance(x, torch.Tensor) and x.is_floating_point()]
     return SimpleNamespace(
-        function=getattr(flashport, name, sglang.fused_recurrent_gated_delta_rule_packed_decode),
+        function=getattr(
+            flashport, name.removesuffix("_append"), sglang.fused_recurrent_gated_delta_rule_packed_decode
+        ),
         arguments=arguments,
         inputs=[k for k in floats if k not in outputs],
         outputs=outputs,
