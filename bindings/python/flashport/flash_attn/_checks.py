@@ -59,6 +59,8 @@ def form_of(*arguments: Any) -> Any:
 
 def has_passed(form: Any) -> bool:
     """Whether a call of this form has passed its checks before, so that they need not be made again."""
+    if form is None:
+        return False
     try:
         return form in _passed
     except TypeError:  # what has no hash is checked
