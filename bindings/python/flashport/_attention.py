@@ -178,7 +178,8 @@ def attention(
         k_new: (B, Sn, Hkv, D), or (Tn, Hkv, D) with ``cu_seqlens_k_new``; fp16, bf16 or fp32. New keys, which the call
             writes into ``k``, in the cache's format, after the ``seqused_k`` keys of each sequence; then it attends to
             all of them. ``k`` and ``v`` are a cache: with four axes and no ``cu_seqlens_k``, or on pages. Keys for
-            which a sequence has no room are dropped. ``k_scale`` and ``v_scale`` divide them, unless q is fp8.
+            which a sequence has no room raise where lengths are in host memory, as below, and are else dropped.
+            ``k_scale`` and ``v_scale`` divide them, unless q is fp8.
         v_new: As ``k_new`` with DV in place of D.
         cu_seqlens_k_new: (B + 1) int32, first row of each sequence in packed ``k_new`` and ``v_new``, and the end of
             the last one.

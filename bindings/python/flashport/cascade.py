@@ -300,6 +300,13 @@ def _calls(
             raise ValueError(
                 f"{_NAME}: levels[{i}].v_cache must have the head_dim_v of the last level, {dims[last]}, got {dim}"
             )
+    heads = [_kv_heads(level) for level in levels]
+    fits = [count > 0 and q.shape[1] % count == 0 for count in heads]  # of others the level's call says so
+    for i, count in enumerate(heads[:last]):
+        if fits[i] and fits[last] and count != heads[last]:
+            raise ValueError(
+                f"{_NAME}: levels[{i}].k_cache must have the num_kv_heads of the last level, {heads[last]}, got {count}"
+            )
     for call in calls:
         call.options.update(softmax_scale=softmax_scale, softcap=softcap)
     calls[last].options["sinks"] = sinks
@@ -367,7 +374,7 @@ def _kv_heads(level: CascadeLevel) -> int:
 
 def _head_dim_v(level: CascadeLevel) -> int:
     extent: int = level.v_cache.shape[-1]  # type: ignore[attr-defined]
-    # Of another name the level's call says so.
+    # The level's call refuses another name.
     values, elements = (1, 1) if level.v_format is None else _BLOCKS.get(level.v_format, (1, 1))
     return extent // elements * values
 

@@ -121,6 +121,8 @@ def paged_attention_rocm(
         options |= {"k_scale": k_scale, "v_scale": v_scale}
     # Kernels get copies of these, and so cannot say it.
     _core.check_apart(_NAME, {"out": out}, {name: x for name, x in arrays.items() if name != "out"})
+    if query_start_loc is not None and _shape(query)[0] == 0:
+        return  # sequences without rows
     blocks = -(-longest // block_size)
     keys, values = _rows_of_tokens(key_cache, value_cache, block_tables, blocks, fp8)
     rows: Any = query

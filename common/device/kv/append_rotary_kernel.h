@@ -58,7 +58,10 @@ FLASHPORT_DEVICE void load_turned(float (&x)[kOctet], const StridedRows& rows, s
     load_octet(to, rows.data, rows.dtype, from + dim * rows.stride_dim, rows.stride_dim);
   };
   load(x, first);
-  if (p.cos == nullptr || first >= 2 * p.half || position >= p.positions) return;
+  if (p.cos == nullptr || first >= 2 * p.half ||
+      static_cast<unsigned>(position) >= static_cast<unsigned>(p.positions)) {
+    return;
+  }
   const std::int64_t cos_row = position * p.cos_stride, sin_row = position * p.sin_stride;
   if (p.is_interleaved != 0) {
     for (int i = 0; i < kOctet; i += 2) {
@@ -92,6 +95,7 @@ FLASHPORT_DEVICE SequenceRow sequence_row(const std::int32_t* cu_seqlens, int ba
     const int middle = low + (high - low) / 2;
     (cu_seqlens[middle] <= row ? low : high) = middle;
   }
+  if (cu_seqlens[low] < 0) return {-1, 0};
   return {low, static_cast<int>(row - cu_seqlens[low])};
 }
 
@@ -114,21 +118,26 @@ struct RowPlace {
   TokenCoord to;
 };
 
+inline constexpr RowPlace kNowhere = {-1, 0, 0, {0, -1}};
+
 FLASHPORT_DEVICE RowPlace query_place(const AppendRotaryParams& p, std::int64_t row) {
   const SequenceRow at = sequence_row(p.cu_seqlens_q, p.batch, p.q_len, row);
-  if (at.seq < 0) return {-1, 0, 0, {0, -1}};
-  const int position = sequence_length(p.cache, at.seq) + (p.rotary.queries_advance != 0 ? at.index : 0);
+  if (at.seq < 0 || (p.seqused_q != nullptr && at.index >= p.seqused_q[at.seq])) return kNowhere;
+  const unsigned first = sequence_length(p.cache, at.seq);
+  const auto position = static_cast<int>(first + (p.rotary.queries_advance != 0 ? at.index : 0));
   return {at.seq, position, p.cu_seqlens_q == nullptr ? at.index : row, {static_cast<int>(row), 0}};
 }
 
+// No page but those of the cache is written, whatever a table says.
 FLASHPORT_DEVICE RowPlace new_place(const AppendRotaryParams& p, std::int64_t row) {
   const SequenceRow at = sequence_row(p.cu_seqlens_k_new, p.batch, p.new_len, row);
-  if (at.seq < 0) return {-1, 0, 0, {0, -1}};
+  if (at.seq < 0) return kNowhere;
   const int before = sequence_length(p.cache, at.seq);
-  if (at.index >= sequence_room(p.cache, at.seq) - before) return {-1, 0, 0, {0, -1}};
+  if (at.index >= sequence_room(p.cache, at.seq) - before) return kNowhere;
   const int position = before + at.index;
-  return {at.seq, position, p.cu_seqlens_k_new == nullptr ? at.index : row,
-          token_coord(p.cache, page_list(p.cache, at.seq), at.seq, position, true)};
+  const TokenCoord to = token_coord(p.cache, page_list(p.cache, at.seq), at.seq, position, true);
+  if (to.page < 0 || to.page >= p.pages) return kNowhere;
+  return {at.seq, position, p.cu_seqlens_k_new == nullptr ? at.index : row, to};
 }
 
 // Moves all heads of a row, turned and in the format of its side.

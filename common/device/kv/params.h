@@ -84,7 +84,9 @@ struct AppendRotaryParams {
   std::int64_t total_q, total_new;       // rows of all sequences
   const std::int32_t* cu_seqlens_q;      // null: not packed
   const std::int32_t* cu_seqlens_k_new;  // null: not packed
+  const std::int32_t* seqused_q;         // null: all
   PagedCache cache;                      // seqlens: keys that were there before
+  std::int64_t pages;                    // that the cache has
   RotaryParams rotary;
   AppendRotarySide sides[3];  // queries, which are moved where they are turned; new keys; new values
   std::int32_t* seqlens_out;  // [batch], keys that are there afterwards

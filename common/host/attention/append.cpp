@@ -75,7 +75,7 @@ void check_append_shapes(const Check& check, const AttentionArgs& a, const Cache
   }
 }
 
-AppendRotaryParams append_params(const AttentionArgs& a, const AttentionParams& p) {
+AppendRotaryParams append_params(const AttentionArgs& a, const AttentionParams& p, std::int64_t pages) {
   AppendRotaryParams append{};
   const bool packed = a.cu_seqlens_k_new.has_value(), turns = a.rotary_cos.has_value();
   append.batch = p.batch;
@@ -84,8 +84,10 @@ AppendRotaryParams append_params(const AttentionArgs& a, const AttentionParams& 
   append.total_new = packed ? a.k_new->shape[0] : p.batch * a.k_new->shape[1];
   append.new_len = packed ? 0 : static_cast<std::int32_t>(a.k_new->shape[1]);
   append.cu_seqlens_q = p.cu_seqlens_q;
+  append.seqused_q = p.seqused_q;
   append.cu_seqlens_k_new = data_of<std::int32_t>(a.cu_seqlens_k_new);
   append.cache = p.cache;
+  append.pages = pages;
   const bool is_scaled = a.q.dtype != DType::kFp8E4M3;  // with which all arguments are stored numbers
   append.sides[kNewKeys] = {.rows = rows_of(*a.k_new),
                             .cache = p.cache.k,

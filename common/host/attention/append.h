@@ -41,8 +41,8 @@ struct CacheExtents {
 };
 void check_append_shapes(const Check& check, const AttentionArgs& args, const CacheExtents& cache);
 
-// All but the places in the workspace; `p` has all of the call but its options of scores.
-[[nodiscard]] AppendRotaryParams append_params(const AttentionArgs& args, const AttentionParams& p);
+// The params without their places in the workspace, from those of the attention. The cache has `pages` pages.
+[[nodiscard]] AppendRotaryParams append_params(const AttentionArgs& args, const AttentionParams& p, std::int64_t pages);
 
 // Bytes after the rest of the workspace: the copies of the queries, if they are turned, and the lengths.
 [[nodiscard]] std::int64_t append_bytes(const AppendRotaryParams& params);

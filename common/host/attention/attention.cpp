@@ -29,9 +29,13 @@ void decode_few(const AttentionArgs& args, const AttentionProblem& problem, Deco
   const Check check(problem.function);
   DeviceContext& device = device_context(check, problem.q, "q");
   if (checks_contents(check, device, stream)) check_attention_contents(check, device, stream, problem);
-  if (!problem.appends) return flash_decode(decode, stream);
+  if (!problem.appends && !problem.workspace) return flash_decode(decode, stream);
 
   std::int64_t bytes = decode_workspace_size(decode);
+  if (!problem.appends) {
+    (void)acquire_workspace(check, device, stream, bytes, problem.workspace);  // refuses it in this function's name
+    return flash_decode(decode, stream);
+  }
   AppendLaunch append = plan_append(problem, device, bytes);
   const WorkspaceLease workspace = acquire_workspace(check, device, stream, bytes, problem.workspace);
   char* base = static_cast<char*>(workspace.data());

@@ -1,8 +1,9 @@
 #include "common/host/attention/few_queries.h"
 
+#include <algorithm>
+#include <iterator>
+#include <string>
 #include <utility>
-
-#include "common/host/last_choice.h"
 
 namespace flashport {
 namespace {
@@ -51,12 +52,18 @@ struct Shape {
 
 // supports() of decode's query, asked once while calls are alike.
 bool is_served(const DeviceContext& device, const AttentionParams& p) {
-  thread_local LastChoice<Shape> last;
+  struct Answer {
+    const KernelEntry* table = nullptr;
+    Shape shape{};
+    bool served = false;
+  };
+  thread_local Answer last;
   const Shape shape{p.head_dim_qk, p.head_dim_v, p.group_size, p.q_len, p.q.dtype, p.k_format, p.v_format};
-  if (last.find(device.kernels(), shape) != nullptr) return true;
-  if (!supports(query_of(device.target(), p)).supported) return false;
-  last.keep(device.kernels(), shape, device.kernels().data());
-  return true;
+  const KernelEntry* table = device.kernels().data();
+  if (last.table != table || last.shape != shape) {
+    last = {table, shape, supports(query_of(device.target(), p)).supported};
+  }
+  return last.served;
 }
 
 }  // namespace

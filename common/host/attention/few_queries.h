@@ -13,7 +13,7 @@
 namespace flashport {
 
 // The call of flash_decode that does what a validated call of attention asks for; none where attention's own kernels
-// do. Its q and seqlens are those of before new keys.
+// do. Its q and seqlens are those that the call was given; attend_after() replaces them where there are new keys.
 [[nodiscard]] std::optional<DecodeArgs> as_decode(const AttentionArgs& args, const AttentionProblem& problem,
                                                   const DeviceContext& device);
 
@@ -21,7 +21,7 @@ namespace flashport {
 void attend_after(const AppendedCall& appended, DecodeArgs& decode);
 [[nodiscard]] TensorView workspace_view(void* data, std::int64_t bytes, Device device);
 
-// The same of a query: what flash_decode would be asked. None where attention's own kernels serve it.
+// What flash_decode would be asked in place of a query about attention. None where attention's own kernels serve it.
 [[nodiscard]] std::optional<DecodeQuery> as_decode(const AttentionQuery& query);
 
 }  // namespace flashport

@@ -138,6 +138,12 @@ AppendLaunch plan_append(const AttentionProblem& problem, DeviceContext& device,
   if (!problem.appends) return {};
   constexpr std::int64_t kMostBlocks = 1 << 20;  // the kernel strides over what is left
   const AppendRotaryParams& p = problem.append;
+  if (p.rotary.cos != nullptr && p.total_q > std::numeric_limits<std::int32_t>::max()) {  // which the kernel numbers
+    Check(problem.function)
+        .not_supported(std::to_string(p.total_q) +
+                       " queries are more than one call turns; cut the "
+                       "batch");
+  }
   const std::int64_t rows = (p.rotary.cos == nullptr ? 0 : p.total_q) + p.total_new;
   AppendLaunch launch{.kernel = &device.plain_kernel(Check(problem.function), KernelTag::kAppendRotary),
                       .grid = std::clamp<std::int64_t>(rows, 1, kMostBlocks),

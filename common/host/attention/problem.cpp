@@ -393,8 +393,7 @@ AttentionProblem validate(const AttentionArgs& args, Outputs outputs) {
   fill_keys(args, extents, problem);
   if (args.k_new) {
     problem.appends = true;
-    problem.append = append_params(args, problem.params);
-    problem.bounds.lengths_name = "seqused_k with k_new";
+    problem.append = append_params(args, problem.params, args.k.shape[extents.axes.page]);
   }
   fill_options(args, extents, problem.params);
   problem.num_splits = args.num_splits;

@@ -98,10 +98,11 @@ void check_pages(const Check& check, const DeviceContext& device, Stream stream,
     if (cache.seqlens.data != nullptr) {
       const std::int64_t added = bounds.added.empty() ? 0 : bounds.added[static_cast<std::size_t>(b)];
       length = lengths[b] + added;
-      if (length < added || length > capacity) {
-        check.value_error(entry_text(bounds.lengths_name, b, length) + " must lie in " + range_text(0, capacity) +
-                          " (what " + (bounds.capacity_name != nullptr ? bounds.capacity_name : bounds.table_name) +
-                          " can hold)");
+      if (lengths[b] < 0 || length > capacity) {
+        check.value_error(entry_text(bounds.lengths_name, b, lengths[b]) +
+                          (added > 0 ? " and " + counted(added, "new key") : "") + " must lie in " +
+                          range_text(0, capacity) + " (what " +
+                          (bounds.capacity_name != nullptr ? bounds.capacity_name : bounds.table_name) + " can hold)");
       }
     }
     if (pages == nullptr) continue;

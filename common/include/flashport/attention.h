@@ -43,7 +43,8 @@ struct AttentionArgs {
   // New keys and values, which the call writes into k and v after the seqused_k keys of each sequence, which must be
   // given, before it attends to all of them: (B, Sn, Hkv, D), or packed (Tn, Hkv, D) with cu_seqlens_k_new (B + 1)
   // int32; v_new with DV; fp16, bf16 or fp32. k and v are then a cache: of rank 4 without cu_seqlens_k, or on pages. A
-  // sequence's new keys for which its cache has no room are dropped. k_scale and v_scale divide them, unless q is fp8.
+  // sequence's new keys for which its cache has no room are refused where lengths are in host memory, and else dropped.
+  // k_scale and v_scale divide them, unless q is fp8.
   std::optional<TensorView> k_new, v_new, cu_seqlens_k_new;
   // Rotary position embedding of k_new and q, of one type and with the same two tensors: (positions, rotary_dim / 2) of
   // fp16, bf16 or fp32, rotary_dim a multiple of 16 and at most D. A sequence's new key i is turned to position
@@ -126,6 +127,7 @@ struct AttentionScheduleQuery {
   std::int64_t q_len = 1, kv_len = 1;  // of every sequence
   int num_splits = kInvariantSplits;
 };
+// Where flash_decode's kernels serve the call: its query tiles, chunks and blocks, and 0 for what they do not have.
 struct AttentionSchedule {
   std::string kernel;             // as which_kernel() gives it
   std::int64_t rows = 0;          // queries of a work tile

@@ -209,6 +209,8 @@ class AppendCall {
   Tensor& seqlens() { return seqlens_; }
   Tensor& k_cache() { return k_cache_; }
   Tensor& out() { return out_; }
+  Tensor& block_table() { return *block_table_; }
+  Tensor& cu_seqlens_new() { return *cu_seqlens_new_; }
 
  private:
   static constexpr std::int64_t kPages = 40, kPageSize = 8, kRoom = 64;
@@ -412,7 +414,7 @@ TEST(AttentionAppendRoom, IsNeverExceeded) {
   call.upload();
   if (device().kind == flashport::DeviceKind::kCpu) {
     EXPECT_EQ(message_of<flashport::ValueError>([&] { flashport::attention(call.appending_args()); }),
-              "attention: seqused_k with k_new[0] = 65 must lie in [0, 64] (what the cache can hold)");
+              "attention: seqused_k[0] = 62 and 3 new keys must lie in [0, 64] (what the cache can hold)");
     EXPECT_EQ(call.check_caches(), "");
     return;
   }
@@ -420,6 +422,30 @@ TEST(AttentionAppendRoom, IsNeverExceeded) {
   call.k_cache().download();
   EXPECT_EQ(call.k_cache().damage(), "");
   for (const std::int64_t token : {62, 63}) EXPECT_FALSE(std::isnan(call.k_cache().get({0, token, 1, 5})));
+}
+
+// Where nothing is checked, wrong tables and offsets write nothing outside of the cache.
+TEST(AttentionAppendRoom, WrongIndicesWriteNothing) {
+  if (device().kind == flashport::DeviceKind::kCpu) GTEST_SKIP() << "a CPU refuses them";
+  const AppendCase c{.name = "wrong",
+                     .before = {5, 6},
+                     .added = {3, 3},
+                     .packed_new = true,
+                     .queries = {3, 3},
+                     .packed_q = true,
+                     .pages = Pages::kBlockTable};
+  FLASHPORT_REQUIRE_SUPPORT("attention_append_wrong", flashport::supports(c.query()));
+  for (const double page : {-1.0, 40.0, 1e9}) {
+    AppendCall call(c);
+    call.block_table().for_each([&](const Shape& at) {
+      if (at[1] == 1) call.block_table().set(at, page);
+    });
+    call.cu_seqlens_new().set({0}, page == 40 ? -2147483648.0 : 0);
+    call.upload();
+    flashport::attention(call.appending_args());
+    call.k_cache().download();
+    EXPECT_EQ(call.k_cache().damage(), "");
+  }
 }
 
 // A captured or repeated call goes on from whatever lengths are there.

@@ -133,7 +133,7 @@ WRONG = [
         "rotary_sin must have shape (positions, rotary_dim / 2) = (72, 16)",
         rotary_sin=np.zeros((50, 16), np.float32),
     ),
-    wrong(ValueError, "seqused_k with k_new[2] = 65 must lie in [0, 64]", seqused_k=np.array([0, 7, 61], np.int32)),
+    wrong(ValueError, "seqused_k[2] = 61 and 4 new keys must lie in [0, 64]", seqused_k=np.array([0, 7, 61], np.int32)),
 ]
 
 

@@ -300,6 +300,14 @@ def test_a_graph_is_replayed_with_other_lengths(gpu):
     assert_close(from_torch(out.cpu()), x.truth()[0], 0.02)
 
 
+def test_levels_have_the_same_heads():
+    x = make(((6,),), ((50,),), dtype=BF16)
+    shared = x.levels[0]
+    one = CascadeLevel(shared.k_cache[..., :1, :], shared.v_cache[..., :1, :], shared.seqlens)
+    with pytest.raises(ValueError, match=r"levels\[0\].k_cache must have the num_kv_heads of the last level, 2, got 1"):
+        flashport.cascade_decode(x.q, [one, x.levels[1]])
+
+
 def test_bits_do_not_depend_on_what_others_hold():
     """Other queries, other suffixes, another place in the batch: the same bits; with one piece also other groups."""
     x = make(((6,),), ((5000,),), dtype=BF16)

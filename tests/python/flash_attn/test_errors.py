@@ -62,7 +62,8 @@ ROWS = [
 ]  # fmt: skip
 
 
-# Of the compiled half alone: flash-attn's functions in Python pad head dims, copy rows that lie apart and have no out.
+# The compiled half alone refuses these: flash-attn's functions in Python pad head dims, copy rows that lie apart and
+# have no out.
 COMPILED = [
     ({"gen": torch.Generator()}, GENERATOR),
     ({"q": tensor(2, 5, 4, 30), "k": tensor(2, 9, 2, 30), "v": tensor(2, 9, 2, 30)}, MULTIPLE),
@@ -80,20 +81,20 @@ COMPILED = [
 
 
 def right(changed):
-    """Of flash_attn_func."""
+    """Wrong arguments of flash_attn_func."""
     known = {"q", "k", "v", "dropout_p", "softmax_scale", "window_size", "softcap", "alibi_slopes"}
     base = {"q": tensor(2, 5, 4, 32), "k": tensor(2, 9, 2, 32), "v": tensor(2, 9, 2, 32)}
     return base | changed if changed.keys() <= known else None
 
 
 def packed_keys(changed):
-    """Of flash_attn_kvpacked_func."""
+    """Wrong arguments of flash_attn_kvpacked_func."""
     arguments = right(changed)
     return arguments and stacked(arguments, "kv", -3)
 
 
 def packed_projection(changed):
-    """Of flash_attn_qkvpacked_func."""
+    """Wrong arguments of flash_attn_qkvpacked_func."""
     arguments = right({name: tensor(2, 9, 4, 32) for name in "qkv"} | changed)
     return arguments and stacked(arguments, "qkv", -3)
 
@@ -107,7 +108,7 @@ def stacked(arguments, names, axis):
 
 
 def private(changed):
-    """Of _flash_attn_forward."""
+    """Wrong arguments of _flash_attn_forward."""
     window = changed.get("window_size", (-1, -1))
     arguments = right({"dropout_p": 0.0, "softmax_scale": 0.1, "softcap": 0.0, "alibi_slopes": None} | changed)
     if arguments is None or not isinstance(window, tuple) or len(window) != 2:
@@ -119,7 +120,7 @@ def private(changed):
 
 
 def low(changed):
-    """Of flash_attn_2_cuda.fwd."""
+    """Wrong arguments of flash_attn_2_cuda.fwd."""
     own = {name: changed[name] for name in ("out", "gen", "return_softmax") if name in changed}
     arguments = private({name: x for name, x in changed.items() if name not in own})
     if arguments is None:

@@ -71,7 +71,7 @@ OWN = {"qv", "attention_chunk", "num_splits", "softmax_scale", "softcap", "windo
 
 
 def dense(changed):
-    """Of flash_attn_func."""
+    """Wrong arguments of flash_attn_func."""
     return {"q": tensor(2, 5, 4, 32), "k": tensor(2, 9, 2, 32), "v": tensor(2, 9, 2, 32)} | changed
 
 
@@ -118,7 +118,7 @@ VARLEN = [
 
 
 def varlen(changed):
-    """Of flash_attn_varlen_func."""
+    """Wrong arguments of flash_attn_varlen_func."""
     base = {
         "q": tensor(8, 4, 32), "k": tensor(14, 2, 32), "v": tensor(14, 2, 32), "cu_seqlens_q": offsets([5, 3]),
         "cu_seqlens_k": offsets([9, 5]), "max_seqlen_q": 5, "max_seqlen_k": 9,
@@ -210,7 +210,7 @@ PAGED = [
 
 
 def cache(changed):
-    """Of flash_attn_with_kvcache."""
+    """Wrong arguments of flash_attn_with_kvcache."""
     base = {
         "q": tensor(2, 3, 4, 32), "k_cache": tensor(2, 16, 2, 32), "v_cache": tensor(2, 16, 2, 32),
         "k": tensor(2, 3, 2, 32), "v": tensor(2, 3, 2, 32), "cache_seqlens": int32(4, 9),

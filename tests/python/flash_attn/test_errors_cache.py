@@ -36,7 +36,7 @@ CAPACITY = (
     "columns in block_table"
 )
 NOTHING_NEW = {"k": None, "v": None, "rotary_cos": None, "rotary_sin": None}
-# Of new keys with rotary in a cache of 16 rows, or in one page of 16 a sequence.
+# Calls with new keys and rotary in a cache of 16 rows, or in one page of 16 a sequence.
 SHARED = [
     *(row for row in OPTIONS if "dropout_p" not in row[0]),
     ({"q": tensor(2, 3, 4, 32, dtype=torch.float64)}, TYPE),
@@ -150,7 +150,7 @@ PAGED_COMPILED = [
 
 
 def right(changed):
-    """Of flash_attn_with_kvcache."""
+    """Wrong arguments of flash_attn_with_kvcache."""
     base = {
         "q": tensor(2, 3, 4, 32), "k_cache": tensor(2, 16, 2, 32), "v_cache": tensor(2, 16, 2, 32),
         "k": tensor(2, 3, 2, 32), "v": tensor(2, 3, 2, 32), "rotary_cos": tensor(16, 8), "rotary_sin": tensor(16, 8),
@@ -163,7 +163,7 @@ NAMES = {"k_cache": "kcache", "v_cache": "vcache", "cache_seqlens": "seqlens_k",
 
 
 def low(changed):
-    """Of flash_attn_2_cuda.fwd_kvcache."""
+    """Wrong arguments of flash_attn_2_cuda.fwd_kvcache."""
     q = changed.get("q")
     base = {
         "cache_batch_idx": None, "cache_leftpad": None, "block_table": None, "alibi_slopes": None,

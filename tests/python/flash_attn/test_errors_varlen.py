@@ -71,7 +71,7 @@ ROWS = [
 ]  # fmt: skip
 
 
-# Of those with pages: k and v have them.
+# Calls with pages: k and v have them.
 PAGES = "must have shape (num_blocks, page_block_size, num_heads_k, head_size)"
 TABLE = "block_table must have shape (batch_size, max_num_blocks_per_seq)"
 PAGED = [
@@ -88,7 +88,7 @@ PAGED = [
     ({"v": tensor(3, 8, 2, 32)}, f"v {PAGES}"),
     ({"q": tensor(8, 3, 32)}, DIVIDE),
 ]  # fmt: skip
-# Of those with the options of servers, with pages.
+# Calls with the options of servers, with pages.
 SERVERS = [
     ({"num_splits": 2}, "num_splits > 1 is not supported for varlen paged KV"),
     ({"num_splits": None}, f"{KIND}: num_splits must be a number, got NoneType", TypeError),
@@ -127,7 +127,7 @@ SERVED = {"seqused_k", "leftpad_k", "num_splits"}
 
 
 def right(changed):
-    """Of flash_attn_varlen_func."""
+    """Wrong arguments of flash_attn_varlen_func."""
     base = {
         "q": tensor(8, 4, 32), "k": tensor(14, 2, 32), "v": tensor(14, 2, 32), "cu_seqlens_q": offsets([5, 3]),
         "cu_seqlens_k": offsets([9, 5]), "max_seqlen_q": 5, "max_seqlen_k": 9,
@@ -136,7 +136,7 @@ def right(changed):
 
 
 def packed_keys(changed):
-    """Of flash_attn_varlen_kvpacked_func."""
+    """Wrong arguments of flash_attn_varlen_kvpacked_func."""
     arguments = right(changed)
     return arguments and stacked(arguments, "kv")
 
@@ -162,7 +162,7 @@ def stacked(arguments, names):
 
 
 def private(changed):
-    """Of _flash_attn_varlen_forward."""
+    """Wrong arguments of _flash_attn_varlen_forward."""
     served = {name: changed[name] for name in SERVED & changed.keys()}
     arguments = right({name: x for name, x in changed.items() if name not in served})
     if arguments is None or "window_size" in changed:
@@ -171,7 +171,7 @@ def private(changed):
 
 
 def low(changed):
-    """Of flash_attn_2_cuda.varlen_fwd."""
+    """Wrong arguments of flash_attn_2_cuda.varlen_fwd."""
     own = {name: changed[name] for name in ("out", "gen", "return_softmax") if name in changed}
     arguments = private({name: x for name, x in changed.items() if name not in own})
     if arguments is None:

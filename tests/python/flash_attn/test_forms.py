@@ -70,3 +70,22 @@ def test_what_has_no_hash_is_checked(checked):
         with pytest.raises(TypeError):
             flash_attn.flash_attn_with_kvcache(q, k, v, softcap=[1.0])
     assert len(checked) == 2
+
+
+def test_a_tensor_in_place_of_a_number_is_looked_at(checked):
+    q, k, v = tensors()
+    flash_attn.flash_attn_func(q, k, v, softcap=torch.tensor(0.0), dropout_p=0.5)
+    with pytest.raises(RuntimeError, match="Softcapping does not support dropout"):
+        flash_attn.flash_attn_func(q, k, v, softcap=torch.tensor(30.0), dropout_p=0.5)
+
+
+@pytest.mark.parametrize("shared", ["itself", "the other cache"])
+def test_padded_caches_that_share_memory_are_not_written(shared):
+    """Head dims that are padded go through copies, which the kernels would not refuse."""
+    q, new = torch.randn(1, 1, 4, 60), torch.randn(1, 1, 2, 60)
+    k = torch.randn(1, 8, 2, 60)
+    v = torch.randn(1, 8, 1, 60).expand(1, 8, 2, 60) if shared == "itself" else k
+    before = k.clone()
+    with pytest.raises(ValueError, match="share"):
+        flash_attn.flash_attn_with_kvcache(q, k, v, new, new, cache_seqlens=3)
+    assert torch.equal(k, before)

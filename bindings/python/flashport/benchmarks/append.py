@@ -41,7 +41,7 @@ class CacheCase:
 
     @property
     def bytes(self) -> int:
-        """Of the keys and values on all pages."""
+        """The keys and values on all pages."""
         return (
             self.batch
             * self.context

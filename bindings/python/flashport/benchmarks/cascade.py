@@ -40,12 +40,12 @@ class CascadeCase:
 
     @property
     def kv_bytes(self) -> int:
-        """Of the keys and values on all pages."""
+        """The keys and values on all pages."""
         return self._bytes(1 if self.is_cascade else self.batch)
 
     @property
     def plain_bytes(self) -> int:
-        """Of what plain decode reads."""
+        """What plain decode reads."""
         return self._bytes(self.batch)
 
     def _bytes(self, prefixes: int) -> int:

@@ -40,15 +40,13 @@ def forward(
     return_lse: bool,
 ) -> tuple[Any, Any]:
     """(out, lse or None); ``out`` may be a view as in the dense form. Nothing is written before all is checked."""
-    form = checks.form_of(
-        function, q, k_cache, v_cache, k, v, seqlens_k, rotary_cos, rotary_sin, cache_batch_idx, leftpad_k,
-        block_table, alibi_slopes, out, softcap, num_splits,
+    tensors = (
+        q, k_cache, v_cache, k, v, seqlens_k, rotary_cos, rotary_sin, cache_batch_idx, leftpad_k, block_table,
+        alibi_slopes, out,
     )  # fmt: skip
+    form = checks.form_of(function, tensors, (softcap, num_splits))
     if not checks.has_passed(form):
-        _check(
-            function, q, k_cache, v_cache, k, v, seqlens_k, rotary_cos, rotary_sin, cache_batch_idx, leftpad_k,
-            block_table, alibi_slopes, out, softcap, num_splits,
-        )  # fmt: skip
+        _check(function, *tensors, softcap, num_splits)
         checks.remember(form)
     if out is not None:
         _check_apart(function, out, k_cache, v_cache)
@@ -65,6 +63,8 @@ def forward(
     dim = kernels.padded_head_dim(head_dim)
     given, k_given, v_given = out, k_cache, v_cache
     if dim != head_dim:
+        written = {"out": out} if k is None else {"out": out, "k_cache": k_cache, "v_cache": v_cache}
+        checks.check_written(function, written, {"q": q, "k": k, "v": v})
         q, k_cache, v_cache = kernels.padded(q, dim), kernels.padded(k_cache, dim), kernels.padded(v_cache, dim)
         out = None
     if cache_batch_idx is not None:  # a sequence of the cache is a page
@@ -163,7 +163,7 @@ def _check_apart(function: str, out: Any, *caches: Any) -> None:
     if tracing.is_compiling():
         return
     for name, cache in zip(("k_cache", "v_cache"), caches, strict=True):
-        if out.untyped_storage().data_ptr() == cache.untyped_storage().data_ptr():
+        if out.numel() and out.untyped_storage().data_ptr() == cache.untyped_storage().data_ptr():
             raise checks.FlashAttnError(f"{function}: out must not be a view of the memory that {name} is a view of")
 
 

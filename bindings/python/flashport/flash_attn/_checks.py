@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from flashport import _core
 from flashport.torch import tracing
 
 MAX_HEAD_DIM = 512
@@ -45,16 +46,34 @@ _MOST_FORMS = 4096
 _passed: set[Any] = set()  # forms of calls
 
 
-def form_of(*arguments: Any) -> Any:
-    """What checks of shapes, types and places look at: calls of one form pass them, or not, alike.
+def form_of(function: str, tensors: tuple[Any, ...], numbers: tuple[Any, ...]) -> Any:
+    """What checks of shapes, types, places and numbers look at: calls of one form pass them, or not, alike.
 
-    None while torch traces, whose sizes are no numbers.
+    None while torch traces, whose sizes are no numbers, and where a tensor stands for a number.
     """
     if tracing.is_compiling():
         return None
-    return tuple(
-        (x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else (type(x), x) for x in arguments
+    for x in numbers:
+        if isinstance(x, torch.Tensor):
+            return None
+    return (
+        function,
+        tuple([(x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else x for x in tensors]),
+        tuple([(type(x), x) for x in numbers]),
     )
+
+
+def check_written(function: str, written: dict[str, Any], read: dict[str, Any]) -> None:
+    """What a call writes by a copy shares no memory with its other tensors, nor with itself."""
+    if tracing.is_compiling():
+        return
+    for name, x in written.items():
+        if x is not None and any(step == 0 and n > 1 for n, step in zip(x.shape, x.stride(), strict=True)):
+            raise FlashAttnError(f"{function}: {name} must not share memory with itself, got strides {x.stride()}")
+    try:
+        _core.check_apart(function, written, read)
+    except ValueError as error:
+        raise FlashAttnError(str(error)) from error
 
 
 def has_passed(form: Any) -> bool:

@@ -34,7 +34,7 @@ def forward(
     What was not asked for is None: the lse without ``return_lse``, S_dmask without ``return_softmax``, the random state
     without dropout.
     """
-    form = checks.form_of(function, q, k, v, out, alibi_slopes, dropout_p, softcap, return_softmax)
+    form = checks.form_of(function, (q, k, v, out, alibi_slopes), (dropout_p, softcap, return_softmax))
     if not checks.has_passed(form):
         _check(function, q, k, v, out, alibi_slopes, dropout_p, softcap, return_softmax)
         checks.remember(form)

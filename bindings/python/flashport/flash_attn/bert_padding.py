@@ -203,5 +203,8 @@ def _put(function: str, values: Any, indices: Any, count: int) -> Any:
 
 def _outside(function: str, indices: Any, count: int, first: int = 0) -> FlashAttnIndexError:
     """For an index that is not from ``first`` to ``count`` - 1."""
-    wrong = int(indices[(indices < first) | (indices >= count)][0])
+    outside = indices[(indices < first) | (indices >= count)]
+    if outside.numel() == 0 or indices.dtype == torch.bool or indices.is_floating_point():
+        return FlashAttnIndexError(f"{function}: indices must be whole numbers, got {indices.dtype}")
+    wrong = int(outside[0])
     return FlashAttnIndexError(f"{function}: index {wrong} is out of bounds for dimension 0 with size {count}")

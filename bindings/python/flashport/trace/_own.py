@@ -121,6 +121,14 @@ class Writer:
                 raise ValueError(
                     f"trace.Writer.add: {role} must have {axes} dimensions, got {array.ndim}: {array.shape}"
                 )
+        for name, kind in (types or {}).items():
+            if name not in operands or kind not in self._gguf.GGMLQuantizationType.__members__:
+                raise ValueError(f"trace.Writer.add: types must name operands and ggml's types, got {name!r}: {kind!r}")
+        if out.shape[:3] != q.shape[:3] or k.shape[:3] != v.shape[:3]:
+            raise ValueError(
+                "trace.Writer.add: out must have the batch, tokens and heads of q, and v those of k, got out "
+                f"{out.shape}, q {q.shape}, k {k.shape} and v {v.shape}"
+            )
         self.steps += 1
         for role, array in operands.items():
             if array is not None:

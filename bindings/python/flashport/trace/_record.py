@@ -141,13 +141,12 @@ def run(name: str, arguments: dict[str, Any]) -> Any:
     try:
         _await(arguments)
         steps = list(sequences(name, arguments, result))
+        with _lock:
+            for recorder in _recorders:
+                recorder.add(steps)
     except Exception as error:  # a program that is looked at goes on
         kind = "" if isinstance(error, NotRecordedError) else f"{type(error).__name__}: "
         warnings.warn(f"trace.record: a call of {name} is not recorded: {kind}{error}", RuntimeWarning, stacklevel=3)
-        return result
-    with _lock:
-        for recorder in _recorders:
-            recorder.add(steps)
     return result
 
 

@@ -44,7 +44,7 @@ STANDARD_TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Differences:
-    """Of a result against another: all are 0 (the cosine 1) where they are equal, and NaN where one of them is."""
+    """Errors of a result against another: all are 0 (the cosine 1) where they are equal, NaN where one of them is."""
 
     max_abs: float
     relative: float  # max_abs over the largest absolute value of the other

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of the finite values, and how many are not; NaN where there is no finite value."""
+    """Statistics of the finite values, and how many are not; NaN where there is no finite value."""
 
     mean: float
     std: float
