@@ -74,10 +74,14 @@ def expect_right(arguments, out, lse):
     # A logit is a sum of products of about 1, and a capped one a multiple of the cap, however small it is itself.
     rounding = 5e-7 * max(1.0, arguments.get("softcap", 0.0))
     for name, got, wanted, usual in zip(("out", "lse"), (out, lse), truth, plain, strict=True):
+        # A small call has few samples of the largest error, which the last rounding alone may make.
+        step = {"float16": 2.0**-11, "bfloat16": 2.0**-8}.get(np.asarray(got).dtype.name, 0.0)
         got = np.asarray(got).astype(np.float32)
         unwritten = np.isnan(wanted)
         assert np.isnan(got[unwritten]).all(), f"{name} was written where no sequence has a query"
-        compared = oracle.compare(got[~unwritten], wanted[~unwritten], usual[~unwritten], name, rounding)
+        finite = wanted[np.isfinite(wanted)]
+        last = step * float(np.abs(finite).max()) if 0 < finite.size < 100_000 else 0.0
+        compared = oracle.compare(got[~unwritten], wanted[~unwritten], usual[~unwritten], name, rounding + last)
         assert not compared.problem, compared.problem
 
 
