@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from flashport import _attention, devices
+from flashport import _attention
 from flashport.benchmarks import harness
 from flashport.testing import numerics
 
@@ -83,19 +84,11 @@ def cases(match: str = "") -> list[CacheCase]:
 def run_case(case: CacheCase, device: str, target: str, rounds: int = 9, largest: float = math.inf) -> harness.Row:
     """Times one case on a device; ``largest`` limits the bytes of its cache."""
     row = harness.Row(case.name, case.title, case.bytes)
-    torch = harness.find_torch(device)
-    support = devices.supports("attention", target=target, **case.query)
-    if not support:
-        row.skipped = support.reason
-    elif case.bytes > largest:
-        row.skipped = harness.too_large(case.bytes)
-    elif not torch:
-        row.skipped = "needs torch, in whose arrays the cache lies"
-    if row.skipped:
-        return row
-    row.kernel = devices.which_kernel("attention", target=target, **case.query)
-    ours, peers = _candidates(torch, case, device)
-    harness.measure(row, torch, device, ours, peers, rounds, read=False)
+    candidates = partial(_candidates, case=case, device=device)
+    where = device, target, rounds
+    harness.run_in_torch(
+        row, "attention", case.query, where, case.bytes, largest, "in whose arrays the cache lies", candidates
+    )
     return row
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from flashport import cascade, decode, devices
+from flashport import cascade, decode
 from flashport.benchmarks import harness
 from flashport.testing import numerics
 
@@ -72,19 +73,18 @@ def cases(match: str = "") -> list[CascadeCase]:
 def run_case(case: CascadeCase, device: str, target: str, rounds: int = 9, largest: float = math.inf) -> harness.Row:
     """Times one case on a device; ``largest`` limits the bytes that plain decode reads."""
     row = harness.Row(case.name, case.title, case.kv_bytes)
-    torch = harness.find_torch(device)
-    support = devices.supports("decode", target=target, **case.query)
-    if not support:
-        row.skipped = support.reason
-    elif case.plain_bytes > largest:
-        row.skipped = harness.too_large(case.plain_bytes)
-    elif not torch:
-        row.skipped = "needs torch, in whose arrays partial results are merged"
-    if row.skipped:
-        return row
-    row.kernel = devices.which_kernel("decode", target=target, **case.query)
-    ours, peers = _candidates(torch, case, device)
-    harness.measure(row, torch, device, ours, peers, rounds, read=False)
+    candidates = partial(_candidates, case=case, device=device)
+    where = device, target, rounds
+    harness.run_in_torch(
+        row,
+        "decode",
+        case.query,
+        where,
+        case.plain_bytes,
+        largest,
+        "in whose arrays partial results are merged",
+        candidates,
+    )
     return row
 
 

@@ -125,6 +125,35 @@ def random_tensor(torch: Any, shape: tuple[int, ...], fmt: str, where: str) -> A
     return cache
 
 
+def run_in_torch(
+    row: Row,
+    operation: str,
+    query: dict[str, Any],
+    where: tuple[str, str, int],
+    size: int,
+    largest: float,
+    why_torch: str,
+    candidates: Callable[[Any], tuple[Call, dict[str, Call]]],
+) -> None:
+    """Fills the row of a case whose ``candidates``, ours and peers, need torch; else says why it is skipped.
+
+    ``where`` is the device, its target and the rounds; ``size`` is held against ``largest``, both in bytes.
+    """
+    device, target, rounds = where
+    torch = find_torch(device)
+    support = devices.supports(operation, target=target, **query)
+    if not support:
+        row.skipped = support.reason
+    elif size > largest:
+        row.skipped = too_large(size)
+    elif not torch:
+        row.skipped = f"needs torch, {why_torch}"
+    if row.skipped:
+        return
+    row.kernel = devices.which_kernel(operation, target=target, **query)
+    measure(row, torch, device, *candidates(torch), rounds, read=False)
+
+
 def measure(
     row: Row, torch: Any, device: str, ours: Call, peers: dict[str, Call], rounds: int, read: bool = True
 ) -> None:
