@@ -76,6 +76,8 @@ def calls(monkeypatch):
         for name in ("flash_attn_func", "flash_attn_varlen_func"):
             monkeypatch.setattr(flash_attn, name, counted(name))
         monkeypatch.setattr(import_utils, "is_torch_cuda_available", lambda: True)
+        found_at_import = getattr(import_utils, "PACKAGE_DISTRIBUTION_MAPPING", {})  # by Transformers 5.17, say
+        monkeypatch.setitem(found_at_import, "flash_attn", ["flash-attn"])
         matrix = modeling_flash_attention_utils.FLASH_ATTENTION_COMPATIBILITY_MATRIX
         monkeypatch.setitem(matrix[2], "supported_devices", ((lambda: True, "cuda"),))
         assert import_utils.is_flash_attn_2_available()
