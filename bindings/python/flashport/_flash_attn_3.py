@@ -75,7 +75,7 @@ def attend(
     checks.check_splits(function, num_splits, MAX_SPLITS)
     checks.check_number(function, "softcap", softcap)
     scales = _scales(function, q, descales, batch, k.shape[-2])
-    options = _options(q, softmax_scale, softcap, sinks, return_lse)
+    options = _options(function, q, softmax_scale, softcap, sinks, return_lse)
     window = _window(function, window_size, causal)
     if packed:
         offsets = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
@@ -156,7 +156,7 @@ def attend_cache(
     scales = _scales(function, q, descales, batch, k_cache.shape[2])
     window = _seen(_window(function, window_size, causal), kv_len, q_len)
     table = page_table if batch_idx is None else batch_idx[:, None]  # a sequence of the cache is a page
-    options = _options(q, softmax_scale, softcap, sinks, return_lse)
+    options = _options(function, q, softmax_scale, softcap, sinks, return_lse)
     options.update({"block_table": table, "cu_seqlens_q": cu_seqlens_q})
     few = q.dtype != FP8 and leftpad is None and kernels.decodes(q_len, q.shape[-2], k_cache.shape[2])
     if few and packed and new.k is None and kv_len > 0:
@@ -201,8 +201,12 @@ def _scales(function: str, q: Any, descales: tuple[Any, Any, Any], batch: int, k
     return {f"{side}_scale": descale for side, descale in zip("qkv", descales, strict=True)}
 
 
-def _options(q: Any, softmax_scale: float | None, softcap: float, sinks: Any, return_lse: bool) -> dict[str, Any]:
+def _options(
+    function: str, q: Any, softmax_scale: float | None, softcap: float, sinks: Any, return_lse: bool
+) -> dict[str, Any]:
     """What both operations call alike."""
+    if sinks is not None and not isinstance(sinks, torch.Tensor):
+        raise checks.not_a_tensor(function, "sinks", sinks)
     return {
         "softmax_scale": q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale,
         "softcap": max(softcap, 0.0), "sinks": None if sinks is None else sinks.float(), "return_lse": return_lse,

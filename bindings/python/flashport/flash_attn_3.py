@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from flashport import _flash_attn_3 as internals
+from flashport.flash_attn._checks import not_a_tensor
 from flashport.flash_attn._kernels import unit_rows
 from flashport.flash_attn.flash_attn_interface import check_caches
 from flashport.torch.gradients import refuse_gradients
@@ -225,6 +226,9 @@ def flash_attn_with_kvcache(
     refuse_gradients(name, "q k_cache v_cache k v", q, k_cache, v_cache, k, v)
     internals.refuse_options(name, qv, attention_chunk)
     check_caches(name, k_cache, v_cache)
+    for argument, x in (("q", q), ("cu_seqlens_q", q if cu_seqlens_q is None else cu_seqlens_q)):
+        if not isinstance(x, torch.Tensor):
+            raise not_a_tensor(name, argument, x)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     if isinstance(cache_seqlens, int):
         cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=k_cache.device)

@@ -34,6 +34,7 @@ OPTIONS = [
     ({"softcap": "a"}, f"{KIND}: softcap must be a number, got str", TypeError),
     ({"window_size": None}, f"{KIND}: window_size must be two integers, got None", TypeError),
     ({"sinks": torch.zeros(3)}, "sinks must have shape"),
+    ({"sinks": [0.0] * 4}, f"{KIND}: sinks must be a torch.Tensor, got list", TypeError),
 ]
 Q, K, V = (
     f"{name} must have shape (batch_size{k}, seqlen_{x}, num_heads{h}, head_size{v})"
@@ -134,6 +135,8 @@ ROTARY_SHAPE = "must have shape (seqlen_ro, params.rotary_dim / 2)"
 NEW = "must have shape (batch_size, seqlen_k_new, num_heads_k, head_size"
 CACHE = [
     *OPTIONS,
+    ({"q": None}, f"{KIND}: q must be a torch.Tensor, got NoneType", TypeError),
+    ({"cu_seqlens_q": [0, 3, 6]}, f"{KIND}: cu_seqlens_q must be a torch.Tensor, got list", TypeError),
     ({"q": tensor(2, 3, 4, 32).to(torch.int8)}, TYPE),
     ({"q": tensor(2, 3, 4, 32, dtype=torch.bfloat16)}, KEY),
     ({"v_cache": tensor(2, 16, 2, 32, dtype=torch.bfloat16)}, VALUE),

@@ -49,6 +49,7 @@ OPTIONS = [
     ({"softcap": None}, f"{KIND}: softcap must be a number, got NoneType", TypeError),
     ({"alibi_slopes": tensor(4)}, "ALiBi slopes must have dtype fp32"),
     ({"alibi_slopes": torch.rand(8)[::2]}, "ALiBi slopes tensor must have contiguous last dimension"),
+    ({"alibi_slopes": 0.5}, f"{KIND}: alibi_slopes must be a torch.Tensor, got float", TypeError),
     ({"alibi_slopes": torch.rand(3)}, SIZES),
     ({"alibi_slopes": torch.rand(1, 4)}, SIZES),
     ({"alibi_slopes": torch.rand(2, 3)}, SIZES),

@@ -217,6 +217,8 @@ def check_out(function: str, q: Any, out: Any, shape: tuple[int, ...], words: st
 
 def check_alibi(function: str, q: Any, slopes: Any, batch: int, heads: int) -> None:
     """(num_heads) or (batch_size, num_heads) in fp32."""
+    if not isinstance(slopes, torch.Tensor):
+        raise not_a_tensor(function, "alibi_slopes", slopes)
     if slopes.dtype != torch.float32:
         raise FlashAttnError(f"{function}: ALiBi slopes must have dtype fp32, got {slopes.dtype}")
     check_device(function, q, "alibi_slopes", slopes)
