@@ -20,6 +20,7 @@
 #include "bindings/python/operations.h"
 #include "bindings/python/queries.h"
 #include "bindings/python/read_memory.h"
+#include "bindings/python/tensors_form.h"
 
 namespace py = pybind11;
 
@@ -86,6 +87,7 @@ PYBIND11_MODULE(_core, module) {
   define_backends(module);
   define_read_memory(module);
   define_check_apart(module);
+  define_tensors_form(module);
   module.def("num_splits_heuristic", &heuristic_of);
   define_queries(module);
 }

@@ -89,3 +89,16 @@ def test_padded_caches_that_share_memory_are_not_written(shared):
     with pytest.raises(ValueError, match="share"):
         flash_attn.flash_attn_with_kvcache(q, k, v, new, new, cache_seqlens=3)
     assert torch.equal(k, before)
+
+
+def test_a_form_is_told_by_all_that_checks_look_at():
+    tensors = [
+        torch.zeros(4, 6), torch.zeros(6, 4), torch.zeros(24), torch.zeros(6, 4).t(), torch.zeros(4, 6).half(),
+        torch.zeros(4, 6).bfloat16(), torch.zeros(4, 6, dtype=torch.int32), torch.zeros(4, 12)[:, ::2],
+        torch.zeros(4, 6, device="meta"), None,
+    ]  # fmt: skip
+    forms = [_checks.form_of("f", (one, None), ()) for one in tensors]
+    forms += [_checks.form_of("f", (None, tensors[0]), ()), _checks.form_of("g", (tensors[0], None), ())]
+    forms += [_checks.form_of("f", (tensors[0], None), (1,)), _checks.form_of("f", (tensors[0], None), (1.0,))]
+    assert len(set(forms)) == len(forms)
+    assert _checks.form_of("f", (torch.ones(4, 6), None), ()) == forms[0]

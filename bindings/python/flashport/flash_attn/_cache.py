@@ -69,7 +69,7 @@ def forward(
         out = None
     if cache_batch_idx is not None:  # a sequence of the cache is a page
         block_table = cache_batch_idx[:, None]
-    elif not paged:
+    elif not paged and len(k_cache) > batch:
         k_cache, v_cache = k_cache[:batch], v_cache[:batch]
     new_k, new_v = (None, None) if k is None else (kernels.padded(k, dim), kernels.padded(v, dim))
     out, lse = kernels.attend(

@@ -56,11 +56,10 @@ def form_of(function: str, tensors: tuple[Any, ...], numbers: tuple[Any, ...]) -
     for x in numbers:
         if isinstance(x, torch.Tensor):
             return None
-    return (
-        function,
-        tuple([(x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else x for x in tensors]),
-        tuple([(type(x), x) for x in numbers]),
-    )
+    form: Any = _core.tensors_form(tensors)
+    if form is None:  # tensors of a torch without DLPack's exchange API, or what is no tensor
+        form = tuple([(x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else x for x in tensors])
+    return function, form, tuple([(type(x), x) for x in numbers])
 
 
 def check_written(function: str, written: dict[str, Any], read: dict[str, Any]) -> None:
