@@ -21,7 +21,7 @@ endforeach()
 
 # Kernels that every target has besides those of the tables, as <room>/<kernel>.
 set(FLASHPORT_PLAIN_KERNELS merge/decode_stage2 merge/merge_states kv/append_kv kv/append_rotary
-    core/read_bandwidth attention/attention_merge attention/dropout_mask)
+    kv/quantize_kv kv/dequantize_kv core/read_bandwidth attention/attention_merge attention/dropout_mask)
 
 # The rows of a table that `target` has, each as its columns but the last, joined by "|".
 function(flashport_instances table target backend out)
@@ -144,6 +144,7 @@ function(flashport_spell_attention target math dk dv form sources)
   set(sources_rows kRows)
   set(sources_pages kPages)
   set(sources_fp8 kFp8)
+  set(sources_bytes kBytes)
   set(sources_all kAll)
   if(NOT DEFINED math_${math} OR NOT DEFINED form_${form} OR NOT DEFINED sources_${sources})
     message(FATAL_ERROR "cmake/attention_instances.txt: unknown word among \"${math}\", \"${form}\", \"${sources}\"")

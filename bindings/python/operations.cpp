@@ -1,6 +1,7 @@
 // Arguments by position, in the order of the package's functions; None stands for an optional argument left out.
 #include "bindings/python/operations.h"
 
+#include <algorithm>
 #include <string>
 
 #include <flashport/decode.h>
@@ -190,6 +191,53 @@ py::object py_append_kv(Arguments a) {
   return py::none();
 }
 
+// The result of a conversion: `out` as given, or a new array with the extents of `x` but the last.
+Allocation converted_rows(Call& call, PyObject* like, const TensorView& x, DType dtype, std::int64_t last,
+                          PyObject* out) {
+  Allocation result;
+  if (out != Py_None) {
+    result.object = py::reinterpret_borrow<py::object>(out);
+    call.output("out", out, result.view);
+  } else if (x.rank >= 1) {
+    std::int64_t shape[kMaxRank] = {};
+    std::copy(x.shape, x.shape + x.rank, shape);
+    shape[x.rank - 1] = last;
+    result = call.allocate(like, x, dtype, shape, x.rank);
+  }
+  return result;
+}
+
+py::object py_quantize_kv(Arguments a) {
+  Call call("quantize_kv", a[3]);
+  QuantizeKvArgs args;
+  call.input("x", a[0], args.x);
+  args.format = format_argument("quantize_kv", "format", a[1]);
+  Allocation out =
+      converted_rows(call, a[0], args.x, DType::kUInt8, stored_extent(args.format, last_extent(args.x)), a[2]);
+  args.out = out.view;
+  call.run([&](Stream stream) { quantize_kv(args, stream); });
+  return a[2] != Py_None ? std::move(out.object) : call.finish(a[0], out);
+}
+
+py::object py_dequantize_kv(Arguments a) {
+  Call call("dequantize_kv", a[4]);
+  DequantizeKvArgs args;
+  call.input("x", a[0], args.x);
+  args.format = format_argument("dequantize_kv", "format", a[1]);
+  DType dtype = DType::kFloat32;
+  if (a[2] != Py_None) {
+    dtype = dtype_argument("dequantize_kv", "dtype", a[2]);
+    if (dtype != DType::kFloat32 && dtype != DType::kFloat16 && dtype != DType::kBFloat16) {
+      call.fail_value("dtype", std::string("must be float32, float16 or bfloat16, got \"") + dtype_name(dtype) + "\"");
+    }
+    if (a[3] != Py_None) call.fail_value("dtype", "must be None where out is given, which has its own");
+  }
+  Allocation out = converted_rows(call, a[0], args.x, dtype, stored_head_dim(args.format, last_extent(args.x)), a[3]);
+  args.out = out.view;
+  call.run([&](Stream stream) { dequantize_kv(args, stream); });
+  return a[3] != Py_None ? std::move(out.object) : call.finish(a[0], out);
+}
+
 bool is_base_2(const Call& call, PyObject* object) {
   if (object == Py_None) return false;
   const double base = call.number("lse_base", object);
@@ -259,6 +307,8 @@ constexpr Operation kDecodeWorkspaceSize{"decode_workspace_size", py_decode_work
 constexpr Operation kFlashDecodeStage1{"flash_decode_stage1", py_flash_decode_stage1, 14};
 constexpr Operation kFlashDecodeStage2{"flash_decode_stage2", py_flash_decode_stage2, 7};
 constexpr Operation kAppendKv{"append_kv", py_append_kv, 11};
+constexpr Operation kQuantizeKv{"quantize_kv", py_quantize_kv, 4};
+constexpr Operation kDequantizeKv{"dequantize_kv", py_dequantize_kv, 5};
 constexpr Operation kMergeState{"merge_state", py_merge_state, 8};
 constexpr Operation kMergeStates{"merge_states", py_merge_states, 6};
 
@@ -270,6 +320,8 @@ void define_operations(py::module_& module) {
   add_operation<kFlashDecodeStage1>(module);
   add_operation<kFlashDecodeStage2>(module);
   add_operation<kAppendKv>(module);
+  add_operation<kQuantizeKv>(module);
+  add_operation<kDequantizeKv>(module);
   add_operation<kMergeState>(module);
   add_operation<kMergeStates>(module);
   define_gated_delta_operations(module);

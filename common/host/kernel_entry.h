@@ -17,6 +17,8 @@ enum class KernelTag : std::int32_t {
   kMergeStates,
   kAppendKv,
   kAppendRotary,
+  kQuantizeKv,
+  kDequantizeKv,
   kReadBandwidth,
   kGatedDeltaUpdate,
   kGatedDeltaPrepare,
@@ -37,6 +39,8 @@ inline constexpr int kKernelTags = static_cast<int>(KernelTag::kProbe) + 1;
     case KernelTag::kMergeStates: return "merge_states";
     case KernelTag::kAppendKv: return "append_kv";
     case KernelTag::kAppendRotary: return "append_rotary";
+    case KernelTag::kQuantizeKv: return "quantize_kv";
+    case KernelTag::kDequantizeKv: return "dequantize_kv";
     case KernelTag::kReadBandwidth: return "read_bandwidth";
     case KernelTag::kGatedDeltaUpdate: return "gated_delta_update";
     case KernelTag::kGatedDeltaPrepare: return "gated_delta_prepare";

@@ -35,6 +35,11 @@ FLASHPORT_DEVICE IntVec widen(const std::int8_t* from) {
   return reinterpret_cast<IntVec>(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 }
 
+// Element at[i] of the table, below 16, for each i.
+FLASHPORT_DEVICE Vec look_up(Vec table, IntVec at) {
+  return reinterpret_cast<Vec>(_mm512_permutexvar_ps(reinterpret_cast<__m512i>(at), reinterpret_cast<__m512>(table)));
+}
+
 FLASHPORT_DEVICE Vec larger(Vec a, Vec b) {  // a where one is NaN
   return reinterpret_cast<Vec>(_mm512_max_ps(reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(a)));
 }

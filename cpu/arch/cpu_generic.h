@@ -30,6 +30,13 @@ FLASHPORT_DEVICE IntVec widen(const T* from) {
   return __builtin_convertvector(narrow, IntVec);
 }
 
+// Element at[i] of the table, below 16, for each i.
+FLASHPORT_DEVICE Vec look_up(Vec table, IntVec at) {
+  Vec x;
+  for (int i = 0; i < kVecWidth; ++i) x[i] = table[at[i]];
+  return x;
+}
+
 FLASHPORT_DEVICE Vec larger(Vec a, Vec b) { return a < b ? b : a; }  // a where one is NaN
 FLASHPORT_DEVICE Vec exp2_weight(Vec x) { return exp2_approx(x); }   // for x of at most 0
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/device/kv/append_rotary_kernel.h"
+#include "common/device/kv/quantize_kernel.h"
 #include "cpu/arch/define_kernel.h"
 
 #define FLASHPORT_DEFINE_APPEND_KV(symbol, name)                                                               \
@@ -13,4 +14,15 @@
   namespace flashport::FLASHPORT_TARGET::kv {                                               \
   FLASHPORT_DEFINE_KERNEL(symbol, name, KernelTag::kAppendRotary, AppendRotaryParams, char, \
                           append_rotary<1>(params, block))                                  \
+  }
+
+#define FLASHPORT_DEFINE_QUANTIZE_KV(symbol, name)                                                                   \
+  namespace flashport::FLASHPORT_TARGET::kv {                                                                        \
+  FLASHPORT_DEFINE_KERNEL(symbol, name, KernelTag::kQuantizeKv, QuantizeParams, char, quantize_kv<1>(params, block)) \
+  }
+
+#define FLASHPORT_DEFINE_DEQUANTIZE_KV(symbol, name)                                    \
+  namespace flashport::FLASHPORT_TARGET::kv {                                           \
+  FLASHPORT_DEFINE_KERNEL(symbol, name, KernelTag::kDequantizeKv, QuantizeParams, char, \
+                          dequantize_kv<1>(params, block))                              \
   }

@@ -1,8 +1,7 @@
 // The element type of K and V as a loader policy: 16 consecutive values of a stored row as floats.
 #pragma once
 
-#include "common/device/kv/format.h"
-#include FLASHPORT_TARGET_HEADER
+#include "common/device/kv/blocks.h"
 
 namespace flashport::FLASHPORT_TARGET::kv {
 
@@ -56,10 +55,65 @@ template <>
 struct KvRow<KvFormat::kQ8_0> {
   FLASHPORT_DEVICE static Vec load(const char* row, int dim) {
     const char* block = row + dim / 32 * 34;
-    Half d;
-    __builtin_memcpy(&d, block, sizeof d);
     const IntVec wide = widen(reinterpret_cast<const std::int8_t*>(block) + 2 + dim % 32);
-    return __builtin_convertvector(wide, Vec) * to_float(d);
+    return __builtin_convertvector(wide, Vec) * load_scale(block);
+  }
+};
+
+// ggml's blocks of codes of 4 and 5 bits, as common/device/kv/blocks.h has them.
+
+// The low four bits of the codes of values dim % 32 to dim % 32 + 15 of a block.
+FLASHPORT_DEVICE IntVec load_codes(const char* codes, int dim) {
+  const IntVec both = widen(reinterpret_cast<const std::uint8_t*>(codes));
+  return dim % 32 == 0 ? both & 15 : both >> 4;
+}
+// Codes of five bits, of which the fifth ones come first.
+FLASHPORT_DEVICE IntVec load_long_codes(const char* fifth_bits, int dim) {
+  constexpr IntVec kLanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  std::uint16_t bits;
+  __builtin_memcpy(&bits, fifth_bits + dim % 32 / 8, sizeof bits);
+  const IntVec fifths = (IntVec{} + static_cast<int>(bits)) >> kLanes & 1;
+  return load_codes(fifth_bits + 4, dim) | fifths << 4;
+}
+
+template <>
+struct KvRow<KvFormat::kQ4_0> {
+  FLASHPORT_DEVICE static Vec load(const char* row, int dim) {
+    const char* block = row + dim / 32 * kv_format_trait(KvFormat::kQ4_0).block_bytes;
+    return __builtin_convertvector(load_codes(block + 2, dim) - 8, Vec) * load_scale(block);
+  }
+};
+
+template <>
+struct KvRow<KvFormat::kQ4_1> {
+  FLASHPORT_DEVICE static Vec load(const char* row, int dim) {
+    const char* block = row + dim / 32 * kv_format_trait(KvFormat::kQ4_1).block_bytes;
+    return __builtin_convertvector(load_codes(block + 4, dim), Vec) * load_scale(block) + load_scale(block + 2);
+  }
+};
+
+template <>
+struct KvRow<KvFormat::kQ5_0> {
+  FLASHPORT_DEVICE static Vec load(const char* row, int dim) {
+    const char* block = row + dim / 32 * kv_format_trait(KvFormat::kQ5_0).block_bytes;
+    return __builtin_convertvector(load_long_codes(block + 2, dim) - 16, Vec) * load_scale(block);
+  }
+};
+
+template <>
+struct KvRow<KvFormat::kQ5_1> {
+  FLASHPORT_DEVICE static Vec load(const char* row, int dim) {
+    const char* block = row + dim / 32 * kv_format_trait(KvFormat::kQ5_1).block_bytes;
+    return __builtin_convertvector(load_long_codes(block + 4, dim), Vec) * load_scale(block) + load_scale(block + 2);
+  }
+};
+
+template <>
+struct KvRow<KvFormat::kIq4Nl> {
+  FLASHPORT_DEVICE static Vec load(const char* row, int dim) {
+    constexpr Vec kValues = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+    const char* block = row + dim / 32 * kv_format_trait(KvFormat::kIq4Nl).block_bytes;
+    return look_up(kValues, load_codes(block + 2, dim)) * load_scale(block);
   }
 };
 

@@ -26,6 +26,11 @@ FLASHPORT_DEVICE void with_format(KvFormat format, const F& f) {
     case KvFormat::kFp8E4M3: f(KvRow<KvFormat::kFp8E4M3>(), 1); break;
     case KvFormat::kFp8E4M3Fnuz: f(KvRow<KvFormat::kFp8E4M3Fnuz>(), 1); break;
     case KvFormat::kQ8_0: f(KvRow<KvFormat::kQ8_0>(), 0); break;
+    case KvFormat::kQ4_0: f(KvRow<KvFormat::kQ4_0>(), 0); break;
+    case KvFormat::kQ4_1: f(KvRow<KvFormat::kQ4_1>(), 0); break;
+    case KvFormat::kQ5_0: f(KvRow<KvFormat::kQ5_0>(), 0); break;
+    case KvFormat::kQ5_1: f(KvRow<KvFormat::kQ5_1>(), 0); break;
+    case KvFormat::kIq4Nl: f(KvRow<KvFormat::kIq4Nl>(), 0); break;
   }
 }
 

@@ -210,7 +210,7 @@ template <AttentionConfig kCfg>
 class RowProducer {
   using Memory = AttentionMemory<kCfg>;
   static constexpr MathType kMath = kCfg.shape.math;
-  static constexpr bool kWidens = has(kCfg.shape.sources, KeySources::kAll);
+  static constexpr bool kWidens = has(kCfg.shape.sources, KeySources::kBytes);
   static constexpr int kKeys = kCfg.tuning.keys, kRows = kCfg.tuning.rows;
 
  public:

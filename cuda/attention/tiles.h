@@ -261,7 +261,7 @@ class AttentionTiles {
   FLASHPORT_DEVICE static unsigned rounded(const AttentionParams& p, const Out& out, int tile, int slot, float factor) {
     const float* x = &out.c[tile][2 * slot];
     if (factor == 0.0f) return 0;
-    if constexpr (has(kShape.sources, KeySources::kAll)) {
+    if constexpr (has(kShape.sources, KeySources::kBytes)) {
       if (p.out.dtype == DType::kBFloat16) return pack<MathType::kBf16>(x[0] * factor, x[1] * factor);
     }
     return pack<kMath>(x[0] * factor, x[1] * factor);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/device/kv/append_rotary_kernel.h"
+#include "common/device/kv/quantize_kernel.h"
 #include "cuda/arch/define_kernel.h"
 
 namespace flashport::FLASHPORT_TARGET::kv {
@@ -27,4 +28,22 @@ inline constexpr int kAppendThreads = 128;
     append_rotary<kAppendThreads>(params, Block(nullptr));                          \
   }                                                                                 \
   FLASHPORT_DEFINE_ENTRY(symbol, name, KernelTag::kAppendRotary, kAppendThreads, 0) \
+  }
+
+#define FLASHPORT_DEFINE_QUANTIZE_KV(symbol, name)                                                                     \
+  namespace flashport::FLASHPORT_TARGET::kv {                                                                          \
+  extern "C" __global__ void __launch_bounds__(kAppendThreads) symbol(const __grid_constant__ QuantizeParams params) { \
+    begin_kernel();                                                                                                    \
+    quantize_kv<kAppendThreads>(params, Block(nullptr));                                                               \
+  }                                                                                                                    \
+  FLASHPORT_DEFINE_ENTRY(symbol, name, KernelTag::kQuantizeKv, kAppendThreads, 0)                                      \
+  }
+
+#define FLASHPORT_DEFINE_DEQUANTIZE_KV(symbol, name)                                                                   \
+  namespace flashport::FLASHPORT_TARGET::kv {                                                                          \
+  extern "C" __global__ void __launch_bounds__(kAppendThreads) symbol(const __grid_constant__ QuantizeParams params) { \
+    begin_kernel();                                                                                                    \
+    dequantize_kv<kAppendThreads>(params, Block(nullptr));                                                             \
+  }                                                                                                                    \
+  FLASHPORT_DEFINE_ENTRY(symbol, name, KernelTag::kDequantizeKv, kAppendThreads, 0)                                    \
   }

@@ -9,13 +9,16 @@
 
 namespace flashport::hip_runtime {
 
+// Whether it is one of the kernels of hip/kv/kernels.h.
+constexpr bool writes_caches(KernelTag tag) {
+  return tag == KernelTag::kAppendKv || tag == KernelTag::kAppendRotary || tag == KernelTag::kQuantizeKv ||
+         tag == KernelTag::kDequantizeKv;
+}
+
 // The entry of a kernel without a template shape.
 constexpr KernelEntry plain_entry(const char* key, KernelTag tag, const KernelSymbol* symbol) {
   using namespace FLASHPORT_TARGET;
-  return {.key = key,
-          .tag = tag,
-          .threads = tag == KernelTag::kAppendKv || tag == KernelTag::kAppendRotary ? kAppendThreads : kMergeThreads,
-          .handle = symbol};
+  return {.key = key, .tag = tag, .threads = writes_caches(tag) ? kAppendThreads : kMergeThreads, .handle = symbol};
 }
 constexpr KernelEntry decode_stage2_entry(const char* key, const KernelSymbol* symbol) {
   return plain_entry(key, KernelTag::kDecodeStage2, symbol);
@@ -28,6 +31,12 @@ constexpr KernelEntry append_kv_entry(const char* key, const KernelSymbol* symbo
 }
 constexpr KernelEntry append_rotary_entry(const char* key, const KernelSymbol* symbol) {
   return plain_entry(key, KernelTag::kAppendRotary, symbol);
+}
+constexpr KernelEntry quantize_kv_entry(const char* key, const KernelSymbol* symbol) {
+  return plain_entry(key, KernelTag::kQuantizeKv, symbol);
+}
+constexpr KernelEntry dequantize_kv_entry(const char* key, const KernelSymbol* symbol) {
+  return plain_entry(key, KernelTag::kDequantizeKv, symbol);
 }
 constexpr KernelEntry read_bandwidth_entry(const char* key, const KernelSymbol* symbol) {
   return plain_entry(key, KernelTag::kReadBandwidth, symbol);

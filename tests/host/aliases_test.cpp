@@ -250,6 +250,29 @@ TEST_F(Aliases, OfAppendKv) {
   expect_outputs_apart("append_kv", make, list, [](const AppendKvArgs& a) { append_kv(a); });
 }
 
+TEST_F(Aliases, OfQuantizeKv) {
+  const auto make = [] {
+    Arena arena;
+    QuantizeKvArgs a;
+    a.x = arena(DType::kFloat16, {3, 2, 64});
+    a.out = arena(DType::kUInt8, {3, 2, 68});
+    return a;
+  };
+  const auto list = [](QuantizeKvArgs& a) { return std::vector<Named>{{"x", &a.x}, {"out", &a.out, kIsWritten}}; };
+  expect_outputs_apart("quantize_kv", make, list, [](const QuantizeKvArgs& a) { quantize_kv(a); });
+  const auto make_back = [] {
+    Arena arena;
+    DequantizeKvArgs a;
+    a.x = arena(DType::kUInt8, {3, 2, 68});
+    a.out = arena(DType::kFloat16, {3, 2, 64});
+    return a;
+  };
+  const auto list_back = [](DequantizeKvArgs& a) {
+    return std::vector<Named>{{"x", &a.x}, {"out", &a.out, kIsWritten}};
+  };
+  expect_outputs_apart("dequantize_kv", make_back, list_back, [](const DequantizeKvArgs& a) { dequantize_kv(a); });
+}
+
 TEST_F(Aliases, OfMerges) {
   const auto many = [] {
     Arena arena;

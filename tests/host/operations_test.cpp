@@ -187,7 +187,8 @@ TEST_F(AppendKv, FillsBothSides) {
   const auto p = fake_state().launches[0].as<AppendParams>();
   EXPECT_EQ(p.num_slots, 1024);
   EXPECT_EQ(p.page_size, 16);
-  EXPECT_EQ(p.kv, KvFormat::kQ8_0);
+  EXPECT_EQ(p.k.format, KvFormat::kQ8_0);
+  EXPECT_EQ(p.v.unit_bytes, 34);
   EXPECT_EQ(p.k.cache.token_stride, 68);
   EXPECT_EQ(p.v.cache.head_stride, 16 * 34);
   positions[0] = 1024;
@@ -215,10 +216,12 @@ TEST_F(AppendKv, TakesFormatsByName) {
   a.v_cache = TensorView(scratch_at(32 << 20), DType::kUInt8, Device{}, {64, 16, 2, 34});
   a.positions = TensorView(positions, DType::kInt64, Device{}, {3});
   EXPECT_EQ(error_of<ValueError>([&] { append_kv(a); }),
-            "append_kv: k_format must say what k_cache of uint8 stores, got none; pass k_format=\"q8_0\"");
+            "append_kv: k_format must say what k_cache of uint8 stores, got none; pass k_format=\"q8_0\", \"q4_0\", "
+            "\"q4_1\", \"q5_0\", \"q5_1\" or \"iq4_nl\"");
   a.k_format = KvFormat::kQ8_0;
   EXPECT_EQ(error_of<ValueError>([&] { append_kv(a); }),
-            "append_kv: v_format must say what v_cache of uint8 stores, got none; pass v_format=\"q8_0\"");
+            "append_kv: v_format must say what v_cache of uint8 stores, got none; pass v_format=\"q8_0\", \"q4_0\", "
+            "\"q4_1\", \"q5_0\", \"q5_1\" or \"iq4_nl\"");
   a.v_format = KvFormat::kBf16;
   EXPECT_EQ(
       error_of<TypeError>([&] { append_kv(a); }),
@@ -226,13 +229,83 @@ TEST_F(AppendKv, TakesFormatsByName) {
       "for its element type's own");
   a.v_format.reset();
   a.v_cache = TensorView(scratch_at(32 << 20), DType::kBFloat16, Device{}, {64, 16, 2, 32});
-  EXPECT_EQ(error_of<NotSupportedError>([&] { append_kv(a); }),
-            "append_kv: no kernel writes k=q8_0 with v=bf16; K and V must have one format");
   EXPECT_TRUE(fake_state().launches.empty());
-  a.k_cache = TensorView(scratch_at(16 << 20), DType::kBFloat16, Device{}, {64, 16, 2, 64});
-  a.k_format = KvFormat::kBf16;
   append_kv(a);
-  EXPECT_EQ(fake_state().launches.back().as<AppendParams>().kv, KvFormat::kBf16);
+  const auto mixed = fake_state().launches.back().as<AppendParams>();
+  EXPECT_EQ(mixed.k.format, KvFormat::kQ8_0);
+  EXPECT_EQ(mixed.v.format, KvFormat::kBf16);
+  EXPECT_EQ(mixed.v.unit_bytes, 64);
+  a.k_cache = TensorView(scratch_at(16 << 20), DType::kUInt8, Device{}, {64, 16, 2, 2 * 18});
+  a.k_format = KvFormat::kQ4_0;
+  append_kv(a);
+  EXPECT_EQ(fake_state().launches.back().as<AppendParams>().k.unit_bytes, 18);
+}
+
+using QuantizeKv = Operations;
+
+TEST_F(QuantizeKv, CollapsesAxesThatBothTensorsWalkAlike) {
+  QuantizeKvArgs a;
+  a.x = TensorView(scratch_at(0), DType::kBFloat16, Device{}, {2, 3, 5, 7, 64});
+  a.out = TensorView(scratch_at(1 << 20), DType::kUInt8, Device{}, {2, 3, 5, 7, 2 * 24});
+  a.format = KvFormat::kQ5_1;
+  quantize_kv(a);
+  auto p = fake_state().launches.back().as<QuantizeParams>();
+  EXPECT_EQ(p.rows, 210);
+  EXPECT_EQ(p.heads, 210);
+  EXPECT_EQ(p.units, 2);
+  EXPECT_EQ(p.unit_bytes, 24);
+  EXPECT_EQ(p.values.stride_head, 64);
+  EXPECT_EQ(p.blocks.stride_head, 48);
+  std::swap(a.x.strides[0], a.x.strides[4]);  // as a transposed view lies: rows of x are no longer dense
+  a.x.strides[0] = 0;                         // broadcast
+  a.x.strides[4] = 1;
+  quantize_kv(a);
+  p = fake_state().launches.back().as<QuantizeParams>();
+  EXPECT_EQ(p.heads, 105);
+  EXPECT_EQ(p.tokens, 2);
+  EXPECT_EQ(p.values.stride_token, 0);
+  DequantizeKvArgs back;
+  back.x = a.out;
+  back.out = TensorView(scratch_at(0), DType::kFloat32, Device{}, {2, 3, 5, 7, 64});
+  back.format = KvFormat::kQ5_1;
+  dequantize_kv(back);
+  EXPECT_EQ(fake_state().launches.back().key, "dequantize_kv/fakecpu");
+  EXPECT_EQ(fake_state().launches.back().as<QuantizeParams>().values.dtype, DType::kFloat32);
+}
+
+TEST_F(QuantizeKv, SaysWhatIsWrong) {
+  QuantizeKvArgs a;
+  const auto refused = [&](const auto& change) {
+    QuantizeKvArgs changed = a;
+    change(changed);
+    std::string text;
+    try {
+      quantize_kv(changed);
+    } catch (const std::exception& error) {
+      text = error.what();
+    }
+    return text;
+  };
+  a.x = TensorView(scratch_at(0), DType::kFloat32, Device{}, {3, 64});
+  a.out = TensorView(scratch_at(1 << 20), DType::kUInt8, Device{}, {3, 36});
+  a.format = KvFormat::kQ4_0;
+  EXPECT_EQ(refused([](auto&) {}), "");
+  EXPECT_EQ(refused([](auto& c) { c.x.rank = 0; }),
+            "quantize_kv: x must have 1 to 8 dimensions (..., head_dim), got 0: ()");
+  EXPECT_EQ(refused([](auto& c) { c.format = KvFormat::kBf16; }),
+            "quantize_kv: format must be one of blocks (q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl), got bf16; for an "
+            "element type's own format convert the array");
+  EXPECT_EQ(refused([](auto& c) { c.x.shape[1] = 48; }),
+            "quantize_kv: q4_0 needs a head_dim that is a multiple of 32, got 48");
+  EXPECT_EQ(refused([](auto& c) { c.out.shape[1] = 68; }),
+            "quantize_kv: out must have shape (3, 36) as x has (3, 64), got (3, 68)");
+  EXPECT_EQ(refused([](auto& c) { c.out.dtype = DType::kInt8; }), "quantize_kv: out must be uint8, got int8");
+  EXPECT_EQ(refused([](auto& c) { c.out.strides[0] = 37; }),
+            "quantize_kv: out must have its data and all rows at even addresses, got strides (37, 1) of 1-byte "
+            "elements");
+  DequantizeKvArgs b{a.out, a.x, KvFormat::kQ4_1};
+  EXPECT_EQ(error_of<ValueError>([&] { dequantize_kv(b); }),
+            "dequantize_kv: x must have rows of whole blocks, 20 bytes each in q4_1, got (3, 36)");
 }
 
 TEST_F(MergeStates, CollapsesAxesThatAllTensorsWalkAlike) {

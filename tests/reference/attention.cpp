@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "tests/reference/blocks.h"
+
 namespace reference {
 namespace {
 
@@ -21,8 +23,7 @@ bool is_packed(const AttentionInputs& in) { return in.cu_seqlens_q.has_value(); 
 Dims dims_of(const AttentionInputs& in) {
   const std::size_t head = is_packed(in) ? 1 : 2;
   const std::int64_t extent_v = in.v.shape[head + 1];
-  return {in.q.shape[head], in.k.shape[head], in.q.shape[head + 1],
-          in.v.type == Type::kQ8_0 ? extent_v / kQ8Bytes * kQ8Values : extent_v};
+  return {in.q.shape[head], in.k.shape[head], in.q.shape[head + 1], stored_dim(in.v.type, extent_v)};
 }
 
 std::vector<Sequence> sequences_of(const AttentionInputs& in) {
@@ -52,8 +53,9 @@ std::vector<Sequence> sequences_of(const AttentionInputs& in) {
 
 double element(const AttentionInputs& in, const Array& array, const Sequence& s, std::int64_t token, std::int64_t head,
                std::int64_t dim) {
-  if (array.type == Type::kQ8_0) {
-    return read_q8_0(is_packed(in) ? array.address({token, head, 0}) : array.address({s.index, token, head, 0}), dim);
+  if (is_blocks(array.type)) {
+    return read_block_value(
+        array.type, is_packed(in) ? array.address({token, head, 0}) : array.address({s.index, token, head, 0}), dim);
   }
   return is_packed(in) ? array.at({token, head, dim}) : array.at({s.index, token, head, dim});
 }

@@ -28,7 +28,8 @@ struct Dropout {
 
 // Arguments of attention, in the order and with the meaning of the specification.
 struct AttentionInputs {
-  // (B, Sq, Hq, D), (B, Sk, Hkv, D), (B, Sk, Hkv, DV), or packed without B. k and v of q8_0: the last axis counts bytes
+  // (B, Sq, Hq, D), (B, Sk, Hkv, D), (B, Sk, Hkv, DV), or packed without B. k and v of blocks: the last axis counts
+  // bytes
   Array q, k, v;
   std::optional<Array> cu_seqlens_q = {}, cu_seqlens_k = {}, seqused_q = {}, seqused_k = {}, leftpad_k = {};
   double softmax_scale = 1;

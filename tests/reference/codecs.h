@@ -9,7 +9,7 @@
 
 namespace reference {
 
-enum class Type { kF32, kF16, kBF16, kE4M3, kE4M3Fnuz, kQ8_0, kI32, kI64, kU32 };
+enum class Type { kF32, kF16, kBF16, kE4M3, kE4M3Fnuz, kQ8_0, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kIq4Nl, kI32, kI64, kU32 };
 
 // What happens beyond the largest finite value.
 enum class Overflow { kInfinity, kSaturate };
@@ -82,7 +82,7 @@ inline double decode(std::uint32_t code, const MiniFloat& format) {
 inline constexpr int kQ8Values = 32;
 inline constexpr int kQ8Bytes = 34;
 
-// Bytes of one stored element; a q8_0 row is addressed in bytes.
+// Bytes of one stored element; rows of blocks are addressed in bytes.
 inline int type_bytes(Type type) {
   switch (type) {
     case Type::kF32:
@@ -117,7 +117,7 @@ inline double read_number(const void* at, Type type) {
     case Type::kI32: return load_as<std::int32_t>(at);
     case Type::kU32: return load_as<std::uint32_t>(at);
     case Type::kI64: return static_cast<double>(load_as<std::int64_t>(at));
-    case Type::kQ8_0: break;  // has rows, not elements
+    default: break;  // blocks have rows, not elements
   }
   return std::numeric_limits<double>::quiet_NaN();
 }
@@ -132,7 +132,7 @@ inline void write_number(void* at, Type type, double value) {
     case Type::kI32: store_as(at, static_cast<std::int32_t>(value)); break;
     case Type::kU32: store_as(at, static_cast<std::uint32_t>(value)); break;
     case Type::kI64: store_as(at, static_cast<std::int64_t>(value)); break;
-    case Type::kQ8_0: break;
+    default: break;
   }
 }
 

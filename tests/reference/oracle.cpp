@@ -4,6 +4,8 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "tests/reference/blocks.h"
+
 namespace reference {
 namespace {
 
@@ -52,7 +54,7 @@ std::int64_t length_of(const DecodeInputs& in, std::int64_t b) {
 }
 
 double row_value(const Array& cache, const unsigned char* row, std::int64_t dim) {
-  if (cache.type == Type::kQ8_0) return read_q8_0(row, dim);
+  if (is_blocks(cache.type)) return read_block_value(cache.type, row, dim);
   return read_number(row + dim * cache.strides.back() * type_bytes(cache.type), cache.type);
 }
 

@@ -27,7 +27,7 @@ struct Array {
 // Arguments of flash_decode, in the order and with the meaning of the specification.
 struct DecodeInputs {
   Array q;                 // (B, Hq, D), (B, q_len, Hq, D) or (total_q, Hq, D)
-  Array k_cache, v_cache;  // q8_0: type kQ8_0, the last axis counts bytes
+  Array k_cache, v_cache;  // of blocks the last axis counts bytes
   std::optional<Array> seqlens;
   std::optional<Array> block_table, token_table, request_index, kv_indptr, kv_indices, kv_last_page_len;
   bool heads_first = false;  // HND

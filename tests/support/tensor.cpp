@@ -22,6 +22,11 @@ constexpr TypeRow kTypes[] = {
     {Type::kE4M3, "fp8_e4m3", flashport::DType::kFp8E4M3},
     {Type::kE4M3Fnuz, "fp8_e4m3fnuz", flashport::DType::kFp8E4M3Fnuz},
     {Type::kQ8_0, "q8_0", flashport::DType::kUInt8},
+    {Type::kQ4_0, "q4_0", flashport::DType::kUInt8},
+    {Type::kQ4_1, "q4_1", flashport::DType::kUInt8},
+    {Type::kQ5_0, "q5_0", flashport::DType::kUInt8},
+    {Type::kQ5_1, "q5_1", flashport::DType::kUInt8},
+    {Type::kIq4Nl, "iq4_nl", flashport::DType::kUInt8},
     {Type::kI32, "int32", flashport::DType::kInt32},
     {Type::kI64, "int64", flashport::DType::kInt64},
     {Type::kU32, "uint32", flashport::DType::kUInt32},
@@ -50,8 +55,8 @@ Shape dense_strides(const Shape& shape) {
 
 flashport::KvFormat format_of(Type type) {
   using flashport::KvFormat;
-  for (const KvFormat format : {KvFormat::kFp32, KvFormat::kFp16, KvFormat::kBf16, KvFormat::kFp8E4M3,
-                                KvFormat::kFp8E4M3Fnuz, KvFormat::kQ8_0}) {
+  for (int i = 0; i <= static_cast<int>(KvFormat::kIq4Nl); ++i) {
+    const auto format = static_cast<KvFormat>(i);
     if (std::string_view(flashport::kv_format_name(format)) == type_name(type)) return format;
   }
   throw std::invalid_argument(std::string("no cache has the type ") + type_name(type));
@@ -76,7 +81,7 @@ Tensor::Tensor(Type type, Shape shape, Shape strides, std::int64_t offset)
   storage_ = poisoned();
 }
 
-// All ones is NaN in fp32, fp16, bf16 and OCP e4m3, and a NaN scale in every q8_0 block wherever it begins; FNUZ has
+// All ones is NaN in fp32, fp16, bf16 and OCP e4m3, and a NaN scale in every block wherever it begins; FNUZ has
 // one NaN, 0x80. An index becomes 0x7f7f7f7f, a page that would lie beyond any memory.
 std::vector<unsigned char> Tensor::poisoned() const {
   const bool index = type_ == Type::kI32 || type_ == Type::kI64;

@@ -17,7 +17,7 @@ using Shape = std::vector<std::int64_t>;
 
 // Row-major strides.
 [[nodiscard]] Shape dense_strides(const Shape& shape);
-// The library's element type of one of the reference's; kQ8_0 travels as uint8.
+// The library's element type of one of the reference's; those of blocks travel as uint8.
 [[nodiscard]] flashport::DType dtype_of(reference::Type type);
 // The library's cache format of one of the reference's types that caches have.
 [[nodiscard]] flashport::KvFormat format_of(reference::Type type);

@@ -12,6 +12,7 @@ import os as _os
 
 from flashport._attention import attention, attention_workspace_size, dropout_mask
 from flashport._core import DeviceArray
+from flashport._quantize import dequantize_kv, quantize_kv
 from flashport._shims import InstalledShims, install_shims
 from flashport.cascade import CascadeLevel, cascade_decode, cascade_workspace_size
 from flashport.decode import (
@@ -52,6 +53,7 @@ __all__ = [
     "cascade_decode",
     "cascade_workspace_size",
     "decode_workspace_size",
+    "dequantize_kv",
     "dropout_mask",
     "explain",
     "flash_decode",
@@ -64,6 +66,7 @@ __all__ = [
     "merge_state",
     "merge_states",
     "num_splits_heuristic",
+    "quantize_kv",
     "supports",
     "version",
     "which_kernel",

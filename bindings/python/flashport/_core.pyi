@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from flashport.typing import (
     Array,
+    BlockFormat,
     CacheFormat,
     DTypeLike,
     HeadMap,
@@ -202,6 +203,12 @@ def append_kv(
     stream: StreamLike | None,
     /,
 ) -> None: ...
+def quantize_kv(
+    x: Array, format: BlockFormat, out: Array | None, stream: StreamLike | None, /
+) -> Array: ...
+def dequantize_kv(
+    x: Array, format: BlockFormat, dtype: DTypeLike | None, out: Array | None, stream: StreamLike | None, /
+) -> Array: ...
 def merge_state(
     o_a: Array,
     lse_a: SupportsDLPack,

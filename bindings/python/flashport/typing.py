@@ -6,6 +6,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 __all__ = [
     "Array",
+    "BlockFormat",
     "CacheFormat",
     "DTypeLike",
     "GateForm",
@@ -58,7 +59,12 @@ StreamLike: TypeAlias = "int | _HasCudaStream | _HasPointer | _SupportsCudaStrea
 DTypeLike: TypeAlias = Any
 """A name such as "bfloat16" or "bf16", or a dtype of any library."""
 
-CacheFormat = Literal["fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz", "q8_0"]
+BlockFormat = Literal["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"]
+"""ggml's blocks of 32 values, which arrays of uint8 carry."""
+
+CacheFormat = Literal[
+    "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"
+]
 KvLayout = Literal["NHD", "HND"]
 StateLayout = Literal["vk", "kv"]
 HeadMap = Literal["consecutive", "modulo"]

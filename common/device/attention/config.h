@@ -15,9 +15,9 @@ constexpr bool has(ScoreForm form, ScoreForm option) {
 }
 
 // Where a kernel can read keys and values from, besides rows of the math type: a set of bits, of
-// which each name has those before it. kAll: every format, K and V chosen freely; kernels of fp16 have queries and
-// outputs of bf16 too.
-enum class KeySources : std::int32_t { kRows = 0, kPages = 1, kFp8 = 3, kAll = 7 };
+// which each name has those before it. kBytes: formats of a byte a value and more, K and V chosen freely; kernels of
+// fp16 have queries and outputs of bf16 too. kAll: every format.
+enum class KeySources : std::int32_t { kRows = 0, kPages = 1, kFp8 = 3, kBytes = 7, kAll = 15 };
 
 constexpr bool has(KeySources sources, KeySources needed) {
   return (static_cast<int>(sources) & static_cast<int>(needed)) == static_cast<int>(needed);

@@ -1,35 +1,15 @@
-// Writes new tokens into a cache, in the cache's element type: stored = value / scale. A thread takes one unit of a
-// row: 32 values, which in q8_0 are a block (scale max|x| / 127 in fp16, then 32 int8, as ggml has it). If a value of a
-// block is NaN or infinite, its scale becomes NaN and its bytes 0, so that the whole block reads as NaN on every
-// target.
+// Writes new tokens into a cache, in the format of each side: stored = value / scale. A thread takes one unit of a row:
+// 32 values, which are a block in the formats that have blocks (blocks.h).
 #pragma once
 
 #include "common/device/core/scalar_access.h"
 #include "common/device/core/strided_offset.h"
+#include "common/device/kv/blocks.h"
 #include "common/device/kv/paged_kv.h"
 
 namespace flashport::FLASHPORT_TARGET::kv {
 
-inline constexpr int kAppendUnit = kv_format_trait(KvFormat::kQ8_0).block_values;
-inline constexpr int kQ8BlockBytes = kv_format_trait(KvFormat::kQ8_0).block_bytes;
-inline constexpr int kQ8ScaleBytes = kv_format_trait(KvFormat::kQ8_0).scale_bytes;
-
-FLASHPORT_DEVICE void store_q8_0_block(char* to, const float* x) {
-  constexpr int kInfinityBits = 0x7f800000;
-  constexpr std::uint16_t kNan = 0x7e00;  // conversions of NaN differ between processors
-  // The bits of magnitudes have the order of the magnitudes, and NaN is above infinity. A maximum of floats would treat
-  // NaN as each processor does.
-  int most_bits = 0;
-  for (int i = 0; i < kAppendUnit; ++i) most_bits = maximum(most_bits, __builtin_bit_cast(int, x[i]) & 0x7fffffff);
-  const bool finite = most_bits < kInfinityBits;
-  const float d = __builtin_bit_cast(float, most_bits) / 127.0f;
-  const float inverse = d == 0.0f ? 0.0f : 1.0f / d;
-  *reinterpret_cast<std::uint16_t*>(to) = finite ? __builtin_bit_cast(std::uint16_t, to_half(d)) : kNan;
-  for (int i = 0; i < kAppendUnit; ++i) {
-    const float value = finite ? x[i] * inverse : 0.0f;
-    reinterpret_cast<signed char*>(to)[kQ8ScaleBytes + i] = static_cast<signed char>(round_to_int(value));
-  }
-}
+inline constexpr int kAppendUnit = kBlockValues;
 
 // Element `at` of the row that begins at `row`, of a format whose elements are values.
 FLASHPORT_DEVICE void store_value(KvFormat format, char* row, int at, float x) {
@@ -42,17 +22,13 @@ FLASHPORT_DEVICE void store_value(KvFormat format, char* row, int at, float x) {
   }
 }
 
-// Writes the `count` values of unit `unit` of the row that begins at `row`.
-FLASHPORT_DEVICE void store_unit(KvFormat format, char* row, int unit, const float* x, int count) {
-  if (format == KvFormat::kQ8_0) {
-    store_q8_0_block(row + unit * kQ8BlockBytes, x);
-    return;
-  }
-  for (int i = 0; i < count; ++i) store_value(format, row, unit * kAppendUnit + i, x[i]);
+// Writes the `count` values of the unit that begins at `to`.
+FLASHPORT_DEVICE void store_unit(KvFormat format, char* to, const float* x, int count) {
+  if (is_block_format(format)) return store_block(format, to, x);
+  for (int i = 0; i < count; ++i) store_value(format, to, i, x[i]);
 }
 
-FLASHPORT_DEVICE void append_side(const AppendParams& p, const AppendSide& side, std::int64_t token, int head, int unit,
-                                  TokenCoord coord) {
+FLASHPORT_DEVICE void append_side(const AppendSide& side, std::int64_t token, int head, int unit, TokenCoord coord) {
   const int first = unit * kAppendUnit;
   const int count = minimum(kAppendUnit, side.head_dim - first);
   if (count <= 0) return;
@@ -63,7 +39,8 @@ FLASHPORT_DEVICE void append_side(const AppendParams& p, const AppendSide& side,
   for (int i = 0; i < kAppendUnit; ++i) {
     x[i] = i < count ? load_as_float(side.rows.data, side.rows.dtype, from + i * stride) / scale : 0.0f;
   }
-  store_unit(p.kv, static_cast<char*>(side.cache.data) + row_offset(side.cache, coord, head), unit, x, count);
+  char* row = static_cast<char*>(side.cache.data) + row_offset(side.cache, coord, head);
+  store_unit(side.format, row + unit * side.unit_bytes, x, count);
 }
 
 // A thread writes the K and V of one unit, head and token; units are counted fastest, then heads, then tokens.
@@ -79,8 +56,8 @@ FLASHPORT_DEVICE void append_kv(const AppendParams& p, const Block& block) {
     if (slot < 0 || slot >= p.num_slots) continue;
     const std::int64_t page = slot / p.page_size;
     const TokenCoord coord{static_cast<int>(page), static_cast<int>(slot - page * p.page_size)};
-    append_side(p, p.k, token, head, unit, coord);
-    append_side(p, p.v, token, head, unit, coord);
+    append_side(p.k, token, head, unit, coord);
+    append_side(p.v, token, head, unit, coord);
   }
 }
 

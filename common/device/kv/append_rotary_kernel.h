@@ -4,7 +4,7 @@
 //   (x, y) -> (x cos a_i - y sin a_i, x sin a_i + y cos a_i)
 //
 // A block takes one row after another: those of the queries, then those of the new keys and values. A thread takes
-// eight values of a head at a time; in q8_0 a block of 32.
+// eight values of a head at a time, or a block of 32.
 #pragma once
 
 #include "common/device/kv/append_kernel.h"
@@ -144,8 +144,8 @@ FLASHPORT_DEVICE RowPlace new_place(const AppendRotaryParams& p, std::int64_t ro
 template <int kThreads>
 FLASHPORT_DEVICE void move_row(const AppendRotarySide& side, const RotaryParams& rotary, const Block& block,
                                const RowPlace& place) {
-  const bool is_q8 = side.format == KvFormat::kQ8_0;
-  const int unit = is_q8 ? kAppendUnit : kOctet;
+  const bool is_block = is_block_format(side.format);
+  const int unit = is_block ? kAppendUnit : kOctet;
   const int units = side.head_dim / unit;
   const int position = side.is_turned != 0 ? place.position : rotary.positions;
   for (int i = block.thread(); i < side.heads * units; i += kThreads) {
@@ -160,14 +160,14 @@ FLASHPORT_DEVICE void move_row(const AppendRotarySide& side, const RotaryParams&
       if (side.scale.data != nullptr) {
         for (int j = 0; j < kOctet; ++j) x[j] = x[j] / scale;
       }
-      if (is_q8) {
+      if (is_block) {
         for (int j = 0; j < kOctet; ++j) block_values[octet + j] = x[j];
       } else {
         store_octet(side.format, to, first, x);
       }
     }
-    if (is_q8) [[unlikely]]
-      store_q8_0_block(to + first / kAppendUnit * kQ8BlockBytes, block_values);
+    if (is_block) [[unlikely]]
+      store_block(side.format, to + first / kAppendUnit * side.unit_bytes, block_values);
   }
 }
 

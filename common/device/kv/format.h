@@ -1,5 +1,5 @@
 // The formats of a cache, a row each: whatever host and device know of a format's memory follows from its row. The
-// arithmetic of a format is in the loaders of each target and in append_kernel.h.
+// arithmetic of a format is in the loaders of each target, and in blocks.h and append_kernel.h.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct KvFormatTrait {
   int scale_bytes;  // of the block, what its values share
 };
 
-inline constexpr int kKvFormats = static_cast<int>(KvFormat::kQ8_0) + 1;
+inline constexpr int kKvFormats = static_cast<int>(KvFormat::kIq4Nl) + 1;
 
 constexpr KvFormatTrait kv_format_trait(KvFormat format) {
   switch (format) {
@@ -26,6 +26,11 @@ constexpr KvFormatTrait kv_format_trait(KvFormat format) {
     case KvFormat::kFp8E4M3: return {"fp8_e4m3", DType::kFp8E4M3, 1, 1, 0};
     case KvFormat::kFp8E4M3Fnuz: return {"fp8_e4m3fnuz", DType::kFp8E4M3Fnuz, 1, 1, 0};
     case KvFormat::kQ8_0: return {"q8_0", DType::kUInt8, 32, 34, 2};
+    case KvFormat::kQ4_0: return {"q4_0", DType::kUInt8, 32, 18, 2};
+    case KvFormat::kQ4_1: return {"q4_1", DType::kUInt8, 32, 20, 4};
+    case KvFormat::kQ5_0: return {"q5_0", DType::kUInt8, 32, 22, 2};
+    case KvFormat::kQ5_1: return {"q5_1", DType::kUInt8, 32, 24, 4};
+    case KvFormat::kIq4Nl: return {"iq4_nl", DType::kUInt8, 32, 18, 2};
   }
   return {"unknown", DType::kUInt8, 1, 1, 0};
 }

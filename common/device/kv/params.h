@@ -37,6 +37,8 @@ struct AppendSide {
   const float* scale;  // null: 1
   std::int32_t scale_stride;
   std::int32_t head_dim;
+  KvFormat format;
+  std::int32_t unit_bytes;  // of 32 values as stored
 };
 
 // Factors of stored queries, keys or values, one for each sequence and kv head. Broadcast axes have stride 0.
@@ -48,11 +50,20 @@ struct HeadScales {
 struct AppendParams {
   std::int64_t tokens;
   std::int32_t num_kv_heads;
-  KvFormat kv;
   IndexArray slots;
   std::int64_t num_slots;  // a slot outside [0, num_slots) is skipped
   std::int64_t page_size;
   AppendSide k, v;
+};
+
+// Rows of numbers and the same rows as blocks: one of the two is read, the other written. Rows lie on up to three axes.
+struct QuantizeParams {
+  StridedRows values, blocks;  // strides of `blocks` count bytes
+  std::int64_t rows;           // of all axes
+  std::int64_t tokens, heads;  // extents of the inner two
+  std::int32_t units;          // blocks of a row
+  KvFormat format;
+  std::int32_t unit_bytes;  // of a block
 };
 
 // Rotary position embedding: the angle of pair i of a row at position t has the cosine cos[t][i] and the sine
@@ -72,7 +83,8 @@ struct AppendRotarySide {
   StridedRows rows;   // where they are packed, stride_seq is 0
   CacheParams cache;  // the queries go to pages of one row
   KvFormat format;
-  HeadScales scale;  // stored = value / scale
+  std::int32_t unit_bytes;  // of 32 values as stored
+  HeadScales scale;         // stored = value / scale
   std::int32_t heads, head_dim;
   std::int32_t is_turned;  // 1: by rotary position embedding
 };

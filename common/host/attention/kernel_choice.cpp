@@ -36,8 +36,10 @@ KeySources sources_of(const AttentionRequest& r) {
   const auto need = [&](KvFormat format) {
     if (format == KvFormat::kFp8E4M3)
       sources |= static_cast<int>(KeySources::kFp8);
-    else if (format != own_format(r.dtype))
+    else if (is_below_a_byte(format))
       sources |= static_cast<int>(KeySources::kAll);
+    else if (format != own_format(r.dtype))
+      sources |= static_cast<int>(KeySources::kBytes);
   };
   need(r.k_format);
   need(r.v_format);
@@ -48,8 +50,9 @@ KeySources sources_of(const AttentionRequest& r) {
 // Whether the products and the sources of a kernel are those that a request needs.
 bool serves_sources(const AttentionShape& shape, const AttentionRequest& r) {
   const KeySources needed = sources_of(r);
-  if (serves_type(shape, r.dtype)) return has(shape.sources, needed);
-  return r.dtype == DType::kBFloat16 && shape.math == MathType::kFp16 && has(shape.sources, KeySources::kAll) &&
+  if (!has(shape.sources, needed)) return false;
+  if (serves_type(shape, r.dtype)) return true;
+  return r.dtype == DType::kBFloat16 && shape.math == MathType::kFp16 && has(shape.sources, KeySources::kBytes) &&
          has(needed, KeySources::kFp8);
 }
 

@@ -80,6 +80,19 @@ DecodeArgs to_decode(const fp_decode_args* from, bool needs_out) {
   return a;
 }
 
+template <class Args>
+Args to_quantize(const fp_quantize_kv_args* args, const char* function) {
+  const Tensors tensors{function};
+  const fp_quantize_kv_args c = read_args(args, function);
+  Args a;
+  a.x = tensors.needed(c.x, "x");
+  a.out = tensors.needed(c.out, "out");
+  const std::optional<KvFormat> format = to_format(c.format, function, "format");
+  if (!format) throw ValueError(std::string(function) + ": format must name a format of blocks, got fp_format_own");
+  a.format = *format;
+  return a;
+}
+
 }  // namespace
 
 fp_status keep_capi_error(fp_status status, const char* text) {
@@ -93,8 +106,8 @@ fp_status keep_capi_error(fp_status status, const char* text) {
 
 std::optional<KvFormat> to_format(std::int32_t format, const char* function, const char* name) {
   if (format == fp_format_own) return std::nullopt;
-  static_assert(fp_format_q8_0 - 1 == static_cast<int>(KvFormat::kQ8_0));
-  if (format > fp_format_own && format <= fp_format_q8_0) return static_cast<KvFormat>(format - 1);
+  static_assert(fp_format_iq4_nl - 1 == static_cast<int>(KvFormat::kIq4Nl));
+  if (format > fp_format_own && format <= fp_format_iq4_nl) return static_cast<KvFormat>(format - 1);
   throw ValueError(std::string(function) + ": " + name + " must be one of fp_kv_format, got " + std::to_string(format));
 }
 
@@ -177,6 +190,17 @@ fp_status fp_append_kv(const fp_append_kv_args* args, fp_stream stream) {
     a.k_format = flashport::to_format(c.k_format, tensors.function, "k_format");
     a.v_format = flashport::to_format(c.v_format, tensors.function, "v_format");
     flashport::append_kv(a, stream);
+  });
+}
+
+fp_status fp_quantize_kv(const fp_quantize_kv_args* args, fp_stream stream) {
+  return flashport::guarded(
+      [&] { flashport::quantize_kv(flashport::to_quantize<flashport::QuantizeKvArgs>(args, "quantize_kv"), stream); });
+}
+
+fp_status fp_dequantize_kv(const fp_quantize_kv_args* args, fp_stream stream) {
+  return flashport::guarded([&] {
+    flashport::dequantize_kv(flashport::to_quantize<flashport::DequantizeKvArgs>(args, "dequantize_kv"), stream);
   });
 }
 

@@ -49,12 +49,6 @@ struct Formats {
   KvFormat k, v;
 };
 
-// Why no kernel writes such a pair; empty if one does.
-std::string pair_problem(const Formats& formats) {
-  if (formats.k == formats.v) return "";
-  return "no kernel writes " + kv_formats_text(formats.k, formats.v) + "; K and V must have one format";
-}
-
 // The extents of a cache's rows follow from its format, which must be known before shapes are compared.
 Formats validate(const AppendKvArgs& a, CacheAxes& axes) {
   const ArgumentTable<7> table = table_of(a);
@@ -94,7 +88,6 @@ Formats validate(const AppendKvArgs& a, CacheAxes& axes) {
   }
 
   check_tensors(kCheck, table);
-  if (const std::string problem = pair_problem(formats); !problem.empty()) kCheck.not_supported(problem);
   return formats;
 }
 
@@ -104,6 +97,8 @@ AppendSide append_side(const TensorView& source, const TensorView& cache, const 
   side.rows = {source.data, source.dtype, 0, source.strides[0], source.strides[1], source.strides[2]};
   side.cache = cache_params(kCheck, cache, name, axes, format, source.shape[2]);
   side.head_dim = static_cast<std::int32_t>(source.shape[2]);
+  side.format = format;
+  side.unit_bytes = unit_bytes(format);
   if (scale) {
     side.scale = static_cast<const float*>(scale->data);
     side.scale_stride = is_per_head(*scale) ? 1 : 0;
@@ -123,7 +118,6 @@ const KernelEntry* answer(const AppendQuery& query, std::string& reason) {
   }
   reason = block_problem(formats.k, "head_dim", query.head_dim_qk);
   if (reason.empty()) reason = block_problem(formats.v, "head_dim_v", query.head_dim_v);
-  if (reason.empty()) reason = pair_problem(formats);
   if (!reason.empty()) return nullptr;
   const TargetView target = find_target(query.target, reason);
   return reason.empty() ? find_plain_kernel(target, KernelTag::kAppendKv, reason) : nullptr;
@@ -147,7 +141,6 @@ void append_kv(const AppendKvArgs& args, Stream stream) {
   p.v = append_side(args.v, args.v_cache, "v_cache", axes, formats.v, args.v_scale);
   p.tokens = args.k.shape[0];
   p.num_kv_heads = static_cast<std::int32_t>(args.k.shape[1]);
-  p.kv = formats.k;
   p.slots = index_array(args.positions);
   const std::int64_t page_size = axes.token < 0 ? 1 : args.k_cache.shape[axes.token];
   p.page_size = std::max<std::int64_t>(page_size, 1);

@@ -7,15 +7,17 @@ namespace {
 
 std::string quoted(KvFormat format) { return std::string("\"") + kv_format_name(format) + "\""; }
 
-// The formats of blocks that come as this type: "k_format=\"q8_0\"".
+// The formats of blocks that come as this type: "k_format=\"q8_0\", \"q4_0\" or \"q4_1\"".
 std::string choices(DType dtype, const char* format_name) {
-  std::string text;
+  std::string text, last;
   for (int i = 0; i < kKvFormats; ++i) {
     const auto format = static_cast<KvFormat>(i);
     if (kv_format_trait(format).dtype != dtype || kv_format_trait(format).block_values == 1) continue;
-    text += (text.empty() ? std::string(format_name) + "=" : " or ") + quoted(format);
+    if (!last.empty()) text += (text.empty() ? "" : ", ") + last;
+    last = quoted(format);
   }
-  return text;
+  if (last.empty()) return "";
+  return std::string(format_name) + "=" + text + (text.empty() ? "" : " or ") + last;
 }
 
 }  // namespace

@@ -31,11 +31,18 @@ struct CacheAxes {
   const KvFormatTrait trait = kv_format_trait(format);
   return trait.block_bytes < 2 * trait.block_values;
 }
+[[nodiscard]] constexpr bool is_below_a_byte(KvFormat format) {
+  const KvFormatTrait trait = kv_format_trait(format);
+  return trait.block_bytes < trait.block_values;
+}
 [[nodiscard]] constexpr bool is_sixteen_bit(KvFormat format) {
   return format == KvFormat::kFp16 || format == KvFormat::kBf16;
 }
 // Of K and V: "kv=q8_0", or where they differ "k=q8_0 with v=bf16".
 [[nodiscard]] std::string kv_formats_text(KvFormat k, KvFormat v);
+
+// Bytes of 32 values, which kernels that write take at a time.
+[[nodiscard]] constexpr std::int32_t unit_bytes(KvFormat format) { return kv_row_bytes(format, 32); }
 
 // Elements of the carrying tensor that a block takes.
 [[nodiscard]] constexpr int block_elements(KvFormat format) {

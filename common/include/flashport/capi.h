@@ -47,7 +47,12 @@ typedef enum fp_kv_format {
   fp_format_bf16 = 3,
   fp_format_fp8_e4m3 = 4,
   fp_format_fp8_e4m3fnuz = 5,
-  fp_format_q8_0 = 6
+  fp_format_q8_0 = 6,
+  fp_format_q4_0 = 7,
+  fp_format_q4_1 = 8,
+  fp_format_q5_0 = 9,
+  fp_format_q5_1 = 10,
+  fp_format_iq4_nl = 11
 } fp_kv_format;
 typedef enum fp_state_layout { fp_vk = 0, fp_kv = 1 } fp_state_layout;
 typedef enum fp_head_map { fp_consecutive = 0, fp_modulo = 1 } fp_head_map;
@@ -162,6 +167,14 @@ typedef struct fp_append_kv_args {
   int32_t k_format;         /* fp_kv_format, as v_format */
   int32_t v_format;
 } fp_append_kv_args;
+
+/* Of fp_quantize_kv() and fp_dequantize_kv(). */
+typedef struct fp_quantize_kv_args {
+  size_t struct_size;
+  const fp_tensor* x;
+  const fp_tensor* out;
+  int32_t format; /* fp_kv_format, of blocks */
+} fp_quantize_kv_args;
 
 typedef struct fp_merge_states_args {
   size_t struct_size;
@@ -343,6 +356,8 @@ FLASHPORT_API fp_status fp_decode_workspace_size(const fp_decode_args* args, int
 FLASHPORT_API fp_status fp_flash_decode_stage1(const fp_decode_stage1_args* args, fp_stream stream);
 FLASHPORT_API fp_status fp_flash_decode_stage2(const fp_decode_stage2_args* args, fp_stream stream);
 FLASHPORT_API fp_status fp_append_kv(const fp_append_kv_args* args, fp_stream stream);
+FLASHPORT_API fp_status fp_quantize_kv(const fp_quantize_kv_args* args, fp_stream stream);
+FLASHPORT_API fp_status fp_dequantize_kv(const fp_quantize_kv_args* args, fp_stream stream);
 FLASHPORT_API fp_status fp_merge_states(const fp_merge_states_args* args, fp_stream stream);
 FLASHPORT_API fp_status fp_merge_state(const fp_merge_state_args* args, fp_stream stream);
 

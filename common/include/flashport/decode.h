@@ -90,7 +90,7 @@ struct DecodeStage2Args {
 };
 FLASHPORT_API void flash_decode_stage2(const DecodeStage2Args& args, Stream stream = 0);
 
-// Writes new tokens into a paged, contiguous or pooled cache, converting to the cache's format, which K and V share.
+// Writes new tokens into a paged, contiguous or pooled cache, converting to the format of each side.
 struct AppendKvArgs {
   TensorView k, v;              // (tokens, Hkv, D) and (tokens, Hkv, DV)
   TensorView k_cache, v_cache;  // as in DecodeArgs; with page_size from their shape
@@ -100,6 +100,21 @@ struct AppendKvArgs {
   std::optional<KvFormat> k_format, v_format;  // as in DecodeArgs
 };
 FLASHPORT_API void append_kv(const AppendKvArgs& args, Stream stream = 0);
+
+// Rows of numbers as rows of ggml's blocks, in its reference's bits, and back. A block that a NaN or an infinity goes
+// into is NaN throughout. Formats of blocks are q8_0, q4_0, q4_1, q5_0, q5_1 and iq4_nl.
+struct QuantizeKvArgs {
+  TensorView x;    // (..., D) fp16, bf16, fp32, any strides; D a multiple of 32
+  TensorView out;  // (..., D / 32 * bytes of a block) uint8, innermost stride 1
+  KvFormat format = KvFormat::kQ8_0;
+};
+FLASHPORT_API void quantize_kv(const QuantizeKvArgs& args, Stream stream = 0);
+struct DequantizeKvArgs {
+  TensorView x;    // (..., D / 32 * bytes of a block) uint8, innermost stride 1
+  TensorView out;  // (..., D) fp16, bf16, fp32, any strides
+  KvFormat format = KvFormat::kQ8_0;
+};
+FLASHPORT_API void dequantize_kv(const DequantizeKvArgs& args, Stream stream = 0);
 
 // Merges n partial results of one softmax. lse_base is e, or 2 for FlashInfer's.
 struct MergeStatesArgs {

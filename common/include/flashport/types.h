@@ -54,9 +54,22 @@ enum class DType : std::int32_t {
 
 // How a cache stores keys or values. Most formats are an element type's own, and tensors of that type need no other
 // word; blocks of ggml come as bytes: a q8_0 row of D values is D / 32 * 34 elements of kUInt8.
-enum class KvFormat : std::int32_t { kFp32, kFp16, kBf16, kFp8E4M3, kFp8E4M3Fnuz, kQ8_0 };
+enum class KvFormat : std::int32_t {
+  kFp32,
+  kFp16,
+  kBf16,
+  kFp8E4M3,
+  kFp8E4M3Fnuz,
+  kQ8_0,
+  kQ4_0,
+  kQ4_1,
+  kQ5_0,
+  kQ5_1,
+  kIq4Nl,
+};
 
-// "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz", "q8_0": as messages, kernel keys and the Python package spell it.
+// "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl": as messages,
+// kernel keys and the Python package spell it.
 [[nodiscard]] FLASHPORT_API const char* kv_format_name(KvFormat format);
 
 enum class DeviceKind : std::int32_t { kCpu, kCuda, kHip };

@@ -348,6 +348,10 @@ TEST_F(PlanAttention, Formats) {
       EXPECT_EQ(which_kernel(query), "attention/bf16/hd128/plain/fakegpu");
     }
   }
+  // Formats of less than a byte a value need one that reads those.
+  EXPECT_EQ(reason(KvFormat::kQ4_0, KvFormat::kQ4_0), "fakegpu has no attention kernel for keys and values of kv=q4_0");
+  EXPECT_EQ(reason({}, KvFormat::kIq4Nl),
+            "fakegpu has no attention kernel for keys and values of k=bf16 with v=iq4_nl");
   EXPECT_EQ(reason(KvFormat::kFp32, {}), "k of fp32 goes with q of the same type, got bfloat16");
   query.dtype = DType::kFp8E4M3;
   EXPECT_EQ(reason({}, KvFormat::kQ8_0), "v of q8_0 goes with q of the same type, got float8_e4m3fn");

@@ -55,9 +55,9 @@ TEST_F(CInterface, DecodesAndReportsErrors) {
   q.dtype = fp_uint8 + 1;
   EXPECT_EQ(refusal(fp_flash_decode(&args, 0), fp_value_error), "flash_decode: q must have a dtype of fp_dtype, got 9");
   q = to_c(inputs.args.q);
-  args.k_format = fp_format_q8_0 + 1;
+  args.k_format = fp_format_iq4_nl + 1;
   EXPECT_EQ(refusal(fp_flash_decode(&args, 0), fp_value_error),
-            "flash_decode: k_format must be one of fp_kv_format, got 7");
+            "flash_decode: k_format must be one of fp_kv_format, got 12");
   args.k_format = fp_format_q8_0;
   EXPECT_EQ(fp_flash_decode(&args, 0), fp_type_error);
   EXPECT_EQ(std::string(fp_last_error()).find("flash_decode: k_cache must be uint8 for k_format=\"q8_0\""), 0u);

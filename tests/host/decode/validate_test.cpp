@@ -166,9 +166,11 @@ TEST_F(DecodeRefuses, Values) {
       {"window", [](DecodeArgs& a) { a.window_left = -2; }, "window must be"},
       {"num_splits", [](DecodeArgs& a) { a.num_splits = -2; }, "num_splits must be"},
       {"no format of k", [](DecodeArgs& a) { a.k_cache.dtype = DType::kUInt8; },
-       "flash_decode: k_format must say what k_cache of uint8 stores, got none; pass k_format=\"q8_0\""},
+       "flash_decode: k_format must say what k_cache of uint8 stores, got none; pass k_format=\"q8_0\", \"q4_0\", "
+       "\"q4_1\", \"q5_0\", \"q5_1\" or \"iq4_nl\""},
       {"no format of v", [](DecodeArgs& a) { a.v_cache.dtype = DType::kUInt8; },
-       "flash_decode: v_format must say what v_cache of uint8 stores, got none; pass v_format=\"q8_0\""},
+       "flash_decode: v_format must say what v_cache of uint8 stores, got none; pass v_format=\"q8_0\", \"q4_0\", "
+       "\"q4_1\", \"q5_0\", \"q5_1\" or \"iq4_nl\""},
       {"layouts", [](DecodeArgs& a) { a.token_table = ints({3, 4}); }, "give at most one of"},
       {"request_index", [](DecodeArgs& a) { a.request_index = ints({3}); }, "request_index must come with token_table"},
       {"csr", [](DecodeArgs& a) { a.block_table.reset(), a.kv_indptr = ints({4}); }, "must be given together"},
@@ -281,10 +283,12 @@ TEST_F(DecodeRefuses, FormatsOfStage1) {
   a.max_len_in_batch = 100;
   a.block_seq = 64;
   EXPECT_EQ(error_of<ValueError>([&] { flash_decode_stage1(a); }),
-            "flash_decode_stage1: k_format must say what k of uint8 stores, got none; pass k_format=\"q8_0\"");
+            "flash_decode_stage1: k_format must say what k of uint8 stores, got none; pass k_format=\"q8_0\", "
+            "\"q4_0\", \"q4_1\", \"q5_0\", \"q5_1\" or \"iq4_nl\"");
   a.k_format = KvFormat::kQ8_0;
   EXPECT_EQ(error_of<ValueError>([&] { flash_decode_stage1(a); }),
-            "flash_decode_stage1: v_format must say what v of uint8 stores, got none; pass v_format=\"q8_0\"");
+            "flash_decode_stage1: v_format must say what v of uint8 stores, got none; pass v_format=\"q8_0\", "
+            "\"q4_0\", \"q4_1\", \"q5_0\", \"q5_1\" or \"iq4_nl\"");
   a.v = TensorView(scratch_at(32 << 20), DType::kBFloat16, Device{}, {256, 2, 128});
   EXPECT_EQ(error_of<NotSupportedError>([&] { flash_decode_stage1(a); }),
             "flash_decode_stage1: cpu has no kernel for k=q8_0 with v=bf16; it has fp32, bf16, q8_0");

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "tests/ops/attention/combinations.h"
+#include "tests/reference/blocks.h"
 #include "tests/support/expected_support.h"
 #include "tests/support/random.h"
 
@@ -21,10 +22,17 @@ struct Format {
   std::optional<Type> type;  // none: that of the queries
 };
 
+constexpr std::array<Format, 5> kBelowAByte = {{{"q4_0", Type::kQ4_0},
+                                                {"q4_1", Type::kQ4_1},
+                                                {"q5_0", Type::kQ5_0},
+                                                {"q5_1", Type::kQ5_1},
+                                                {"iq4", Type::kIq4Nl}}};
+
 // The formats beside queries of a type; "half" is the other type of 16 bits, and fp32 has none.
 std::vector<Format> formats_beside(Type type) {
   std::vector<Format> all = {
       {"own", std::nullopt}, {"e4m3", Type::kE4M3}, {"fnuz", Type::kE4M3Fnuz}, {"q8", Type::kQ8_0}};
+  for (const Format& blocks : kBelowAByte) all.push_back(blocks);
   if (type != Type::kF32) all.push_back({"half", type == Type::kBF16 ? Type::kF16 : Type::kBF16});
   return all;
 }
@@ -35,7 +43,9 @@ void set_formats(AttentionCase& c, const Format& k, const Format& v) {
   c.v_type = v.type.value_or(c.type);
   const auto is_simple = [&](Type type) { return type == c.type || type == Type::kE4M3; };
   const bool simple = is_simple(*c.kv_type) && is_simple(*c.v_type);
-  c.name += std::string(simple ? "_fp8_" : "_formats_") + k.name + "_" + v.name;
+  const auto is_short = [](Type type) { return reference::is_blocks(type) && type != Type::kQ8_0; };
+  const bool has_short = is_short(*c.kv_type) || is_short(*c.v_type);
+  c.name += std::string(simple ? "_fp8_" : has_short ? "_blocks_" : "_formats_") + k.name + "_" + v.name;
 }
 
 std::vector<AttentionCase> pair_cases() {
@@ -91,6 +101,24 @@ std::vector<AttentionCase> row_cases() {
                          .causal = true};
       set_formats(c, {"q8", Type::kQ8_0}, {"q8", Type::kQ8_0});
       c.name += "_d" + std::to_string(dim);
+      cases.push_back(c);
+    }
+  }
+  for (const Format& format : kBelowAByte) {
+    for (const std::int64_t dim : {32, 96, 320}) {
+      AttentionCase c = {.name = "rows_d" + std::to_string(dim),
+                         .type = Type::kF32,
+                         .dim_qk = dim,
+                         .dim_v = dim,
+                         .q_heads = 2,
+                         .kv_heads = 2,
+                         .q_lens = {33, 70},
+                         .kv_lens = {203, 67},
+                         .packed = true,
+                         .pages = dim == 96 ? Pages::kNone : Pages::kBlockTable,
+                         .page_size = 5,
+                         .causal = true};
+      set_formats(c, format, format);
       cases.push_back(c);
     }
   }
@@ -164,7 +192,7 @@ class OneValue {
   explicit OneValue(Type v_type)
       : q_(Type::kF16, {1, 5, 1, kDim}),
         k_(Type::kF16, {1, 1, 1, kDim}),
-        v_(v_type, {1, 1, 1, v_type == Type::kQ8_0 ? kDim / reference::kQ8Values * reference::kQ8Bytes : kDim}),
+        v_(v_type, {1, 1, 1, reference::stored_extent(v_type, kDim)}),
         out_(Type::kF16, {1, 5, 1, kDim}) {
     for (Tensor* tensor : {&q_, &k_}) tensor->for_each([&](const Shape& at) { tensor->set(at, 0); });
   }

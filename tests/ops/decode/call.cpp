@@ -1,4 +1,5 @@
 #include "tests/ops/decode/call.h"
+#include "tests/reference/blocks.h"
 
 #include <algorithm>
 #include <cmath>
@@ -47,9 +48,7 @@ std::optional<reference::Array> array_of(const std::optional<Tensor>& tensor) {
 
 }  // namespace
 
-std::int64_t row_extent(Type type, std::int64_t dim) {
-  return type == Type::kQ8_0 ? dim / reference::kQ8Values * reference::kQ8Bytes : dim;
-}
+std::int64_t row_extent(Type type, std::int64_t dim) { return reference::stored_extent(type, dim); }
 
 Tensor make_cache(Type type, const CacheShape& s) {
   const bool broadcast = s.strides == "kv_broadcast";
@@ -71,8 +70,8 @@ Tensor make_cache(Type type, const CacheShape& s) {
 
 void write_row(Tensor& cache, const Shape& row, const std::vector<float>& values) {
   unsigned char* at = cache.address(row);
-  if (cache.type() == Type::kQ8_0) {
-    reference::write_q8_0(at, values.data(), static_cast<std::int64_t>(values.size()));
+  if (reference::is_blocks(cache.type())) {
+    reference::write_blocks(cache.type(), at, values.data(), static_cast<std::int64_t>(values.size()));
     return;
   }
   const int bytes = reference::type_bytes(cache.type());

@@ -146,11 +146,13 @@ TEST_F(Errors, PairsOfFormats) {
     a.v_cache.dtype = flashport::DType::kFp8E4M3;
     a.v_format = flashport::KvFormat::kFp8E4M3;
   });
-  refuses<flashport::ValueError>("v_format must say what v_cache of uint8 stores, got none; pass v_format=\"q8_0\"",
-                                 [&](DecodeArgs& a) {
-                                   blocks(a.v_cache);
-                                   a.v_format.reset();
-                                 });
+  refuses<flashport::ValueError>(
+      "v_format must say what v_cache of uint8 stores, got none; pass v_format=\"q8_0\", \"q4_0\", \"q4_1\", \"q5_0\", "
+      "\"q5_1\" or \"iq4_nl\"",
+      [&](DecodeArgs& a) {
+        blocks(a.v_cache);
+        a.v_format.reset();
+      });
   refuses<flashport::TypeError>("k_cache must be uint8 for k_format=\"q8_0\", got float16",
                                 [](DecodeArgs& a) { a.k_format = flashport::KvFormat::kQ8_0; });
 }

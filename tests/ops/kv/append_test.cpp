@@ -9,6 +9,7 @@
 #include <iterator>
 
 #include "tests/ops/decode/call.h"
+#include "tests/reference/blocks.h"
 #include "tests/support/device.h"
 #include "tests/support/message_of.h"
 #include "tests/support/random.h"
@@ -21,7 +22,7 @@ using reference::Type;
 
 struct AppendCase {
   std::string name;
-  Type source, cache;
+  Type source, cache, v_cache;
   std::string layout;  // nhd, hnd, pool
   std::string strides;
   std::int64_t page, dk, dv;
@@ -41,8 +42,8 @@ TEST_P(Append, WritesTheReferencesBits) {
   const std::int64_t page = pool ? 1 : c.page;
   CacheShape shape{kSlots / page, page, kHeads, row_extent(c.cache, c.dk), heads_first, pool, c.strides};
   Tensor k_cache = make_cache(c.cache, shape), k_wanted = make_cache(c.cache, shape);
-  shape.extent = row_extent(c.cache, c.dv);
-  Tensor v_cache = make_cache(c.cache, shape), v_wanted = make_cache(c.cache, shape);
+  shape.extent = row_extent(c.v_cache, c.dv);
+  Tensor v_cache = make_cache(c.v_cache, shape), v_wanted = make_cache(c.v_cache, shape);
   // The source is a strided view, as a projection of all heads leaves it.
   Tensor k(c.source, {kTokens, kHeads, c.dk}, {2 * kHeads * c.dk + 8, c.dk, 1});
   Tensor v(c.source, {kTokens, kHeads, c.dv}, {2 * kHeads * c.dv, 2 * c.dv, 2});
@@ -88,7 +89,8 @@ TEST_P(Append, WritesTheReferencesBits) {
   a.v = v.view();
   a.k_cache = k_cache.view();
   a.v_cache = v_cache.view();
-  a.k_format = a.v_format = format_of(c.cache);
+  a.k_format = format_of(c.cache);
+  a.v_format = format_of(c.v_cache);
   a.positions = positions.view();
   a.kv_layout = heads_first ? flashport::KvLayout::kHND : flashport::KvLayout::kNHD;
   if (k_scale) a.k_scale = k_scale->view();
@@ -107,14 +109,17 @@ TEST_P(Append, WritesTheReferencesBits) {
   }
 }
 
-// A q8_0 block that holds a NaN or an infinity has the same bits everywhere, and its neighbours theirs.
-TEST(AppendValues, ThatAreNotFiniteMakeTheirQ8BlockNan) {
+class AppendValues : public testing::TestWithParam<Type> {};
+
+// A block that holds a NaN or an infinity has the same bits everywhere, and its neighbours theirs.
+TEST_P(AppendValues, ThatAreNotFiniteMakeTheirBlockNan) {
+  const Type type = GetParam();
   constexpr std::int64_t kDim = 96;
   const float values[] = {NAN, -NAN, INFINITY, -INFINITY, 3.0e38f};
   const std::int64_t tokens = std::size(values);
   Tensor k(Type::kF32, {tokens, 1, kDim}), v(Type::kF32, {tokens, 1, kDim}), positions(Type::kI32, {tokens});
-  const Shape rows = {tokens, 1, row_extent(Type::kQ8_0, kDim)};
-  Tensor k_cache(Type::kQ8_0, rows), v_cache(Type::kQ8_0, rows), wanted(Type::kQ8_0, rows);
+  const Shape rows = {tokens, 1, row_extent(type, kDim)};
+  Tensor k_cache(type, rows), v_cache(type, rows), wanted(type, rows);
   Random random(1);
   for (std::int64_t t = 0; t < tokens; ++t) {
     positions.set({t}, static_cast<double>(t));
@@ -133,7 +138,7 @@ TEST(AppendValues, ThatAreNotFiniteMakeTheirQ8BlockNan) {
   a.v = v.view();
   a.k_cache = k_cache.view();
   a.v_cache = v_cache.view();
-  a.k_format = a.v_format = flashport::KvFormat::kQ8_0;
+  a.k_format = a.v_format = format_of(type);
   a.positions = positions.view();
   flashport::append_kv(a);
   for (Tensor* cache : {&k_cache, &v_cache}) {
@@ -141,14 +146,17 @@ TEST(AppendValues, ThatAreNotFiniteMakeTheirQ8BlockNan) {
     EXPECT_TRUE(cache->element_bytes() == wanted.element_bytes());
   }
   for (std::int64_t t = 0; t < 4; ++t) {
-    EXPECT_TRUE(std::isnan(reference::read_q8_0(k_cache.address({t, 0, 0}), 32)));
-    EXPECT_TRUE(std::isfinite(reference::read_q8_0(k_cache.address({t, 0, 0}), 31)));
-    EXPECT_TRUE(std::isfinite(reference::read_q8_0(k_cache.address({t, 0, 0}), 64)));
+    EXPECT_TRUE(std::isnan(reference::read_block_value(type, k_cache.address({t, 0, 0}), 32)));
+    EXPECT_TRUE(std::isfinite(reference::read_block_value(type, k_cache.address({t, 0, 0}), 31)));
+    EXPECT_TRUE(std::isfinite(reference::read_block_value(type, k_cache.address({t, 0, 0}), 64)));
   }
 }
 
-// K and V of one call have one format, which bytes do not say by themselves; nothing is written where they differ.
-TEST(AppendFormats, AreNamedAndAlike) {
+INSTANTIATE_TEST_SUITE_P(Ops, AppendValues, testing::ValuesIn(reference::kBlockTypes),
+                         [](const auto& info) { return std::string(type_name(info.param)); });
+
+// Bytes do not say by themselves which format they have; nothing is written where no one does.
+TEST(AppendFormats, AreNamed) {
   Tensor k(Type::kF16, {2, 1, 64}), v(Type::kF16, {2, 1, 64}), positions(Type::kI32, {2});
   Tensor k_cache(Type::kQ8_0, {4, 1, row_extent(Type::kQ8_0, 64)}), v_cache(Type::kF16, {4, 1, 64});
   for (Tensor* tensor : {&k, &v, &positions, &k_cache, &v_cache}) tensor->upload();
@@ -160,10 +168,13 @@ TEST(AppendFormats, AreNamedAndAlike) {
   a.v_cache = v_cache.view();
   a.positions = positions.view();
   EXPECT_EQ(message_of<flashport::ValueError>([&] { flashport::append_kv(a); }),
-            "append_kv: k_format must say what k_cache of uint8 stores, got none; pass k_format=\"q8_0\"");
+            "append_kv: k_format must say what k_cache of uint8 stores, got none; pass k_format=\"q8_0\", \"q4_0\", "
+            "\"q4_1\", \"q5_0\", \"q5_1\" or \"iq4_nl\"");
   a.k_format = flashport::KvFormat::kQ8_0;
-  EXPECT_EQ(message_of<flashport::NotSupportedError>([&] { flashport::append_kv(a); }),
-            "append_kv: no kernel writes k=q8_0 with v=fp16; K and V must have one format");
+  a.v_format = flashport::KvFormat::kQ4_0;
+  EXPECT_EQ(message_of<flashport::TypeError>([&] { flashport::append_kv(a); }),
+            "append_kv: v_cache must be uint8 for v_format=\"q4_0\", got float16; pass the format that it has, or none "
+            "for its element type's own");
   k_cache.download();
   EXPECT_TRUE(k_cache.element_bytes() == before);
   const flashport::AppendQuery query{
@@ -179,23 +190,27 @@ std::vector<AppendCase> append_cases() {
   const std::string strides[] = {"dense", "kv_sliced", "kv_odd"};
   const std::int64_t pages[] = {1, 3, 16, 48};
   const std::string scales[] = {"none", "tensor", "head"};
-  for (Type cache : {Type::kF32, Type::kF16, Type::kBF16, Type::kE4M3, Type::kE4M3Fnuz, Type::kQ8_0}) {
+  const Type caches[] = {Type::kF32,  Type::kF16,  Type::kBF16, Type::kE4M3, Type::kE4M3Fnuz, Type::kQ8_0,
+                         Type::kQ4_0, Type::kQ4_1, Type::kQ5_0, Type::kQ5_1, Type::kIq4Nl};
+  for (Type cache : caches) {
     for (Type source : {Type::kF16, Type::kBF16, Type::kF32}) {
       for (const std::string& layout : layouts) {
         const bool native = cache == Type::kF32 || cache == Type::kF16 || cache == Type::kBF16;
         AppendCase c;
         c.source = source;
         c.cache = cache;
+        c.v_cache = number % 3 == 1 ? caches[static_cast<std::size_t>(number) % std::size(caches)] : cache;
         c.layout = layout;
         c.strides = strides[number / 3 % 3];
         c.page = layout == "pool" ? 1 : pages[number % 4];
         c.dk = number % 2 == 0 ? 64 : 192;
         c.dv = number % 4 < 2 ? c.dk : 128;
-        if (cache != Type::kQ8_0 && number % 5 == 0) c.dk = c.dv = 80;
+        const bool has_blocks = reference::is_blocks(cache) || reference::is_blocks(c.v_cache);
+        if (!has_blocks && number % 5 == 0) c.dk = c.dv = 80;
         c.scales = native ? "none" : scales[number % 3];
         c.index64 = number % 2 == 1;
-        c.name = std::string(type_name(source)) + "_to_" + type_name(cache) + "_" + layout + "_p" +
-                 std::to_string(c.page) + "_d" + std::to_string(c.dk);
+        c.name = std::string(type_name(source)) + "_to_" + type_name(cache) + "_" + type_name(c.v_cache) + "_" +
+                 layout + "_p" + std::to_string(c.page) + "_d" + std::to_string(c.dk);
         ++number;
         cases.push_back(c);
       }
