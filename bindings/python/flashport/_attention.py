@@ -203,7 +203,7 @@ def attention(
             query and the key alone, on every target: :func:`dropout_mask` tells which.
         q_scale, k_scale, v_scale: (1), (Hkv) or (B, Hkv) fp32, positive: what stored queries, keys and values are
             multiplied by.
-        k_format, v_format: What ``k`` and ``v`` store, as in :func:`flashport.flash_decode`; default the own format of
+        k_format, v_format: What ``k`` and ``v`` store, as in :func:`flashport.append_kv`; default the own format of
             their element type.
         num_splits: Into how many pieces the keys of a sequence are cut, which run side by side and are merged in a
             second launch; at most 128. None cuts where few queries are on many keys, by the sequence's own lengths

@@ -148,8 +148,8 @@ def flash_decode(
         k_scale: (1) or (Hkv) fp32, factor on the stored keys; finite and not 0.
         v_scale: (1) or (Hkv) fp32, factor on the stored values; finite and not 0; of one shape with ``k_scale`` where
             both are given.
-        k_format: What ``k_cache`` stores: "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz" or "q8_0" (ggml's blocks
-            of 32 values). Default: its element type's own; to be given where that is uint8, which has none.
+        k_format: What ``k_cache`` stores: "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz", or a format of ggml's
+            blocks of 32 values, of which these kernels have "q8_0". Default: its element type's own; to be given where that is uint8, which has none.
         v_format: What ``v_cache`` stores. :func:`supports` says which pairs there are kernels for.
         num_splits: None gives results whose bits do not depend on the rest of the batch; 0 picks a count by
             :func:`num_splits_heuristic`; n cuts each request into n equal parts.
@@ -353,7 +353,7 @@ def append_kv(
 
     A position is a slot of the cache, counted over its pages (or sequences) in memory order, whatever table will point
     at it: new tokens go where the caller's allocator has put them. Positions are distinct; of two tokens for one slot
-    either may win. A q8_0 block that a NaN or an infinity goes into is NaN throughout.
+    either may win. A block that a NaN or an infinity goes into is NaN throughout.
 
     Args:
         k: (tokens, Hkv, D) fp16, bf16 or fp32, any strides.
@@ -366,7 +366,8 @@ def append_kv(
         kv_layout: "NHD" or "HND".
         k_scale: (1) or (Hkv) fp32, finite and not 0; what is stored is k / k_scale.
         v_scale: (1) or (Hkv) fp32, finite and not 0; what is stored is v / v_scale.
-        k_format, v_format: What ``k_cache`` and ``v_cache`` store, as in :func:`flash_decode`; here both the same.
+        k_format, v_format: What ``k_cache`` and ``v_cache`` store, as in :func:`flash_decode`, also "q4_0",
+            "q4_1", "q5_0", "q5_1" and "iq4_nl".
         stream: As in :func:`flash_decode`.
 
     Raises:

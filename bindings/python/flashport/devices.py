@@ -184,9 +184,9 @@ def supports(operation: Operation, **options: Any) -> Support:
             the CPU. Element types are names such as "bfloat16" or "bf16", or dtypes of any library; head dims are 128.
 
             "decode": ``q_dtype`` ("bfloat16"); ``k_format`` and ``v_format``, each "fp32", "fp16", "bf16", "fp8_e4m3",
-            "fp8_e4m3fnuz" or "q8_0", or the element type whose own format it is, default that of ``q_dtype``;
-            ``head_dim``; ``head_dim_v``, default as ``head_dim``; ``group_size``, query heads for each key-value head
-            (1); ``q_len``, new tokens for each request (1).
+            "fp8_e4m3fnuz", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1" or "iq4_nl", or the element type whose own format it
+            is, default that of ``q_dtype``; ``head_dim``; ``head_dim_v``, default as ``head_dim``; ``group_size``,
+            query heads for each key-value head (1); ``q_len``, new tokens for each request (1).
 
             "decode_stage2": ``out_dtype`` ("bfloat16").
 

@@ -399,6 +399,10 @@ std::vector<AppendCase> append_cases() {
                    .queries = {20, 20, 20, 20},
                    .scales = true});
   cases.push_back({.name = "q8_0", .cache_type = Type::kQ8_0, .pages = Pages::kBlockTable});
+  for (const Type blocks : {Type::kQ4_0, Type::kQ4_1, Type::kQ5_0, Type::kQ5_1, Type::kIq4Nl}) {
+    cases.push_back(
+        {.name = std::string("blocks_") + type_name(blocks), .cache_type = blocks, .pages = Pages::kBlockTable});
+  }
   cases.push_back({.name = "fp32", .type = Type::kF32, .angles = Type::kF32});
   return cases;
 }

@@ -41,6 +41,7 @@ y = random(2, 9, 4, 32)
 state = np.array([1, 2])
 flashport.attention(y, y[:, :, :2], y[:, :, 2:], causal=True, dropout_p=0.25, rng_state=state, return_lse=True)
 flashport.dropout_mask((1, 2, 3, 4), state, 0.5)
+flashport.dequantize_kv(flashport.quantize_kv(x, "q4_1"), "q4_1")
 try:
     flashport.attention(y, y, y[0])
 except ValueError:
@@ -70,6 +71,7 @@ def test_each_call_has_a_line():
     names = [
         "flash_decode", "flash_decode", "flash_decode_stage1", "flash_decode_stage2", "append_kv", "merge_state",
         "merge_states", "gated_delta_update", "gated_delta_chunk", "attention", "dropout_mask",
+        "quantize_kv", "dequantize_kv",
     ]  # fmt: skip
     assert [match[1] for match in found] == names
     facts = {match[1]: match[3] for match in reversed(found)}
@@ -103,6 +105,8 @@ def test_each_call_has_a_line():
     shape = {"dtype": "fp32", "head_dim": 32, "causal": True, "dropout": True, "batch": 2, "num_q_heads": 4}
     shape |= {"num_kv_heads": 2, "q_len": 9, "kv_len": 9}
     assert facts["attention"] == str(flashport.explain("attention", target="cpu", **shape))
+    assert given["quantize_kv"] == "x=float32(1, 70, 2, 32), out=uint8(1, 70, 2, 20), format=q4_1"
+    assert re.fullmatch(r"dequantize_kv/\w+: 140 blocks", facts["dequantize_kv"])
     assert given["dropout_mask"] == "mask=uint8(1, 2, 3, 4), rng_state=int64(2,), dropout_p=0.5"
     assert re.fullmatch(r"dropout_mask/\w+: 6 blocks", facts["dropout_mask"])
 

@@ -21,6 +21,7 @@ from flashport.torch import tracing
 DIRECT = [
     flashport.append_kv,
     flashport.attention,
+    flashport.dequantize_kv,
     flashport.dropout_mask,
     flashport.flash_decode,
     flashport.flash_decode_stage1,
@@ -29,6 +30,7 @@ DIRECT = [
     flashport.gated_delta_update,
     flashport.merge_state,
     flashport.merge_states,
+    flashport.quantize_kv,
 ]
 
 

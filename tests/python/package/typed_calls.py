@@ -57,6 +57,9 @@ def attending(q: Matrix, offsets: np.ndarray[Any, np.dtype[np.int32]], asked: bo
     assert_type(packed, Matrix)
     assert_type(flashport.attention_workspace_size(q, q, q, bias=mine), int)
     assert_type(flashport.dropout_mask((1, 2, 3, 4), mine, 0.1), Matrix)
+    assert_type(flashport.quantize_kv(q, "q4_0"), Matrix)
+    assert_type(flashport.dequantize_kv(q, "iq4_nl", dtype=np.float16), Matrix)
+    flashport.quantize_kv(q, "bf16")  # type: ignore[arg-type]
 
     flashport.attention(q, q, q, is_causal=True)  # type: ignore[call-overload]
     flashport.attention(q, q, q, window=3)  # type: ignore[call-overload]

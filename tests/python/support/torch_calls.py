@@ -12,6 +12,7 @@ from flashport import sglang
 NAMES = [
     "append_kv",
     "attention",
+    "dequantize_kv",
     "dropout_mask",
     "flash_decode",
     "flash_decode_stage1",
@@ -20,9 +21,10 @@ NAMES = [
     "gated_delta_update",
     "merge_state",
     "merge_states",
+    "quantize_kv",
 ]
 PAIR = ["flash_decode_stage1", "flash_decode_stage2"]  # LightLLM's, which run as under torch.no_grad()
-REFUSING = [name for name in NAMES if name not in [*PAIR, "dropout_mask"]]  # which has nothing to differentiate
+REFUSING = [name for name in NAMES if name not in [*PAIR, "dropout_mask", "dequantize_kv"]]  # which read no floats
 
 
 class WithoutExchangeApi(torch.Tensor):
@@ -82,6 +84,10 @@ def make(name, kind=None):
         arguments = {"k": random(3, 2, 64), "v": random(3, 2, 64), "k_cache": nan(2, 4, 2, 64)}
         arguments |= {"v_cache": nan(2, 4, 2, 64), "positions": torch.tensor([5, 0, 3])}
         outputs = ["k_cache", "v_cache"]
+    elif name == "quantize_kv":
+        arguments = {"x": random(3, 2, 64), "format": "q5_1", "out": torch.full((3, 2, 48), 255, dtype=torch.uint8)}
+    elif name == "dequantize_kv":
+        arguments = {"x": torch.arange(108, dtype=torch.uint8).reshape(3, 36), "format": "q4_0", "out": nan(3, 64)}
     elif name == "merge_state":
         arguments = {"o_a": random(3, 8, 64), "lse_a": random(3, 8), "o_b": random(3, 8, 64), "lse_b": random(3, 8)}
         arguments |= {"out": nan(3, 8, 64), "out_lse": nan(3, 8)}

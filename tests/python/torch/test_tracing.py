@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import flashport  # noqa: E402
 from flashport import _core  # noqa: E402
-from flashport.torch import attention, decode, gated_delta, library  # noqa: E402, F401
+from flashport.torch import attention, decode, gated_delta, library, quantize  # noqa: E402, F401
 from torch_calls import NAMES, make  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, while compiling
@@ -20,10 +20,12 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, while compilin
 OUT = [
     "attention_append_out",
     "attention_out",
+    "dequantize_kv_out",
     "dropout_mask_out",
     "flash_decode_out",
     "merge_state_out",
     "merge_states_out",
+    "quantize_kv_out",
 ]
 OPERATORS = sorted([*NAMES, *OUT, "gated_delta_packed_decode"])
 
@@ -69,7 +71,7 @@ def test_make_fx(name, mode):
 
 
 @pytest.mark.parametrize(
-    "name", ["attention", "dropout_mask", "flash_decode", "merge_state", "merge_states", "gated_delta_update"]
+    "name", [*(name.removesuffix("_out") for name in OUT), "gated_delta_update"]
 )
 def test_make_fx_over_tensors_that_the_program_holds(name):
     """Results are not constants, also where all arguments are."""
@@ -257,7 +259,7 @@ def test_every_operator_is_known_here():
 def test_opcheck(name):
     function = name.removesuffix("_out")
     x = make(function)
-    if name in ("attention", "dropout_mask", "flash_decode", "merge_state", "merge_states"):
+    if f"{name}_out" in OUT:
         x = without_results(x)
     operator = getattr(torch.ops.flashport, name).default
     defaults = {"kv_layout": "NHD", "window_left": -1, "window_right": -1, "softcap": 0.0, "return_lse": True}
