@@ -1,4 +1,4 @@
-"""Rows of numbers as rows of ggml's blocks, and back: what :func:`flashport.append_kv` writes, for arrays by themselves."""
+"""Rows of numbers as rows of ggml's blocks, and back: arrays in the formats that :func:`flashport.append_kv` writes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ def _torch_operators() -> Any:
 
 
 @_core.direct
-def quantize_kv(
-    x: Array, format: BlockFormat, *, out: Array | None = None, stream: StreamLike | None = None
-) -> Array:
+def quantize_kv(x: Array, format: BlockFormat, *, out: Array | None = None, stream: StreamLike | None = None) -> Array:
     """Quantises rows to ggml's blocks, with the bits of its reference quantisers.
 
     A block that a NaN or an infinity goes into is NaN throughout.

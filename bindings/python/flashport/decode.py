@@ -149,7 +149,8 @@ def flash_decode(
         v_scale: (1) or (Hkv) fp32, factor on the stored values; finite and not 0; of one shape with ``k_scale`` where
             both are given.
         k_format: What ``k_cache`` stores: "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz", or a format of ggml's
-            blocks of 32 values, of which these kernels have "q8_0". Default: its element type's own; to be given where that is uint8, which has none.
+            blocks of 32 values, of which these kernels have "q8_0". Default: its element type's own; to be given where
+            that is uint8, which has none.
         v_format: What ``v_cache`` stores. :func:`supports` says which pairs there are kernels for.
         num_splits: None gives results whose bits do not depend on the rest of the batch; 0 picks a count by
             :func:`num_splits_heuristic`; n cuts each request into n equal parts.

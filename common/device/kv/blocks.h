@@ -133,8 +133,7 @@ FLASHPORT_DEVICE void store_centred_block(char* to, const float* x) {
   const float inverse = finite_inverse(d);
   const float offset = inverse == 0.0f && d != 0.0f ? 0.0f : static_cast<float>(kMiddle) + 0.5f;
   store_scale(to, d);
-  store_codes<kBits>(to + kScaleBytes,
-                     [&](int i) { return to_code(mul_rn(x[i], inverse) + offset, 2 * kMiddle - 1); });
+  store_codes<kBits>(to + kScaleBytes, [&](int i) { return to_code(mul_rn(x[i], inverse) + offset, 2 * kMiddle - 1); });
 }
 
 // q4_1, q5_1: codes from the smallest value to the largest.

@@ -61,7 +61,7 @@ def refuse(function, changes, error, text):
 def test_uint8_has_no_format_of_its_own(function, side):
     name, letter = SIDES[function][side], "kv"[side]
     cache = np.zeros((*MAKE[function]()[name].shape[:-1], 136), np.uint8)
-    wanted = f'{letter}_format must say what {name} of uint8 stores, got none; pass {letter}_format={BLOCKS}'
+    wanted = f"{letter}_format must say what {name} of uint8 stores, got none; pass {letter}_format={BLOCKS}"
     refuse(function, {name: cache}, ValueError, f"^{function}: {re.escape(wanted)}$")
 
 

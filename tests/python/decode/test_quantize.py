@@ -125,7 +125,8 @@ def test_strides_and_outputs(fmt):
     out = pool[..., 2 : 2 + wanted.shape[-1]]
     assert flashport.quantize_kv(turned, fmt, out=out) is out
     np.testing.assert_array_equal(out, wanted)
-    assert (pool[..., :2] == 7).all() and (pool[..., 2 + wanted.shape[-1] :] == 7).all()
+    assert (pool[..., :2] == 7).all()
+    assert (pool[..., 2 + wanted.shape[-1] :] == 7).all()
     back = np.full((64, 3, 4, 3), np.nan, np.float16).transpose(3, 2, 1, 0)
     assert flashport.dequantize_kv(out, fmt, out=back) is back
     np.testing.assert_array_equal(back, dequantised(wanted, fmt).astype(np.float16))

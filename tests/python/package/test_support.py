@@ -190,7 +190,7 @@ def test_operations_and_formats_are_those_that_types_name():
     assert (tuple(named), wrong) == (typing.get_args(Operation), "prefill")
     assert set(named) == set(KEYS)
     with pytest.raises(ValueError, match=r"^supports: k_format must be ") as error:
-        flashport.supports("decode", k_format="q4_0")
+        flashport.supports("decode", k_format="q4_2")
     assert tuple(quoted.findall(str(error.value))[:-1]) == typing.get_args(CacheFormat)
 
 

@@ -126,3 +126,4 @@ def make(name, kind=None):
 
 CASES = [(name, argument) for name in REFUSING for argument in make(name).inputs]
 WRITTEN = [(name, argument) for name in NAMES for argument in make(name).outputs]
+FLOATS_WRITTEN = [(name, x) for name, x in WRITTEN if make(name).arguments[x].is_floating_point() and name in REFUSING]

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from flashport import lightllm  # noqa: E402
-from torch_calls import CASES, NAMES, PAIR, REFUSING, WRITTEN, WithoutExchangeApi, make  # noqa: E402
+from torch_calls import CASES, FLOATS_WRITTEN, NAMES, PAIR, REFUSING, WRITTEN, WithoutExchangeApi, make  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, while compiling
 
@@ -89,7 +89,7 @@ def test_results_made_by_the_call_require_no_gradient():
 
 
 @KINDS
-@pytest.mark.parametrize(("name", "argument"), [case for case in WRITTEN if case[0] in REFUSING])
+@pytest.mark.parametrize(("name", "argument"), FLOATS_WRITTEN)
 def test_a_leaf_that_requires_a_gradient_is_not_written(name, argument, kind):
     x = make(name, kind)
     x.arguments[argument].requires_grad_()
@@ -104,7 +104,7 @@ def test_a_leaf_that_requires_a_gradient_is_not_written(name, argument, kind):
         x.function(**x.arguments)  # as torch's own operations do
 
 
-@pytest.mark.parametrize("name", REFUSING)
+@pytest.mark.parametrize("name", sorted({name for name, _ in FLOATS_WRITTEN}))
 def test_what_belongs_to_a_graph_is_not_written(name):
     x = make(name)
     argument = x.outputs[0]
@@ -217,7 +217,7 @@ def test_compiled_the_pair_runs_without_gradients_too(name):
         assert torch.equal(tensors[output].nan_to_num(), plain.arguments[output].nan_to_num())
 
 
-@pytest.mark.parametrize(("name", "argument"), [(name, make(name).outputs[0]) for name in REFUSING])
+@pytest.mark.parametrize(("name", "argument"), [case for case in FLOATS_WRITTEN if case[1] == make(case[0]).outputs[0]])
 def test_a_compiled_call_writes_no_leaf_that_requires_a_gradient(name, argument):
     step, tensors = compiled(make(name))
     tensors[argument].requires_grad_()

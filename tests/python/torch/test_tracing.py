@@ -70,9 +70,7 @@ def test_make_fx(name, mode):
         torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize(
-    "name", [*(name.removesuffix("_out") for name in OUT), "gated_delta_update"]
-)
+@pytest.mark.parametrize("name", [*(name.removesuffix("_out") for name in OUT), "gated_delta_update"])
 def test_make_fx_over_tensors_that_the_program_holds(name):
     """Results are not constants, also where all arguments are."""
     call, values = tensors(without_results(make(name)))

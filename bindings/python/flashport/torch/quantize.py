@@ -1,4 +1,4 @@
-"""torch.library operators of quantize_kv and dequantize_kv, with fake kernels; :mod:`flashport.torch.decode` has decode's.
+"""torch.library operators of quantize_kv and dequantize_kv, with fake kernels; :mod:`.decode` has decode's.
 
 The functions below take the arguments of :mod:`flashport` by position and pick an operator.
 """
@@ -34,16 +34,17 @@ def _dequantize_fake(x: Any, format: str, dtype: str | None) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], x.shape[-1] // elements * values), dtype=kinds.get(dtype, torch.float32))
 
 
+def _quantize_out_kernel(x: Any, format: str, out: Any) -> None:
+    _core.run_kernel("quantize_kv", x, format, out, None)
+
+
 def _dequantize_out_kernel(x: Any, format: str, out: Any) -> None:
     _core.run_kernel("dequantize_kv", x, format, None, out, None)
 
 
 _quantize_kv = register("quantize_kv", "(Tensor x, str format) -> Tensor", _quantize_fake, _quantize_kernel)
 _quantize_kv_out = register(
-    "quantize_kv_out",
-    "(Tensor x, str format, Tensor(a!) out) -> ()",
-    writes_nothing_else,
-    lambda *arguments: _core.run_kernel("quantize_kv", *arguments, None),
+    "quantize_kv_out", "(Tensor x, str format, Tensor(a!) out) -> ()", writes_nothing_else, _quantize_out_kernel
 )
 _dequantize_kv = register(
     "dequantize_kv", "(Tensor x, str format, str? dtype) -> Tensor", _dequantize_fake, _dequantize_kernel
