@@ -71,9 +71,11 @@ FLASHPORT_DEVICE void store_nan_block(char* to, int bytes) {
 
 FLASHPORT_DEVICE void store_q8_0_block(char* to, const float* x) {
   constexpr int kScaleBytes = kv_format_trait(KvFormat::kQ8_0).scale_bytes;
-  const float extreme = extreme_value(x);
-  if (!is_finite(extreme)) return store_nan_block(to, kv_format_trait(KvFormat::kQ8_0).block_bytes);
-  const float d = (extreme < 0.0f ? -extreme : extreme + 0.0f) / 127.0f;
+  int most_bits = 0;
+  for (int i = 0; i < kBlockValues; ++i) most_bits = maximum(most_bits, __builtin_bit_cast(int, x[i]) & 0x7fffffff);
+  const float largest = __builtin_bit_cast(float, most_bits);
+  if (!is_finite(largest)) return store_nan_block(to, kv_format_trait(KvFormat::kQ8_0).block_bytes);
+  const float d = largest / 127.0f;
   const float inverse = finite_inverse(d);
   store_scale(to, d);
   for (int i = 0; i < kBlockValues; ++i) {
