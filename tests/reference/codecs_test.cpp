@@ -1,5 +1,6 @@
 // The reference's codecs against their definitions: known codes, round trips of every code, rounding of ties.
 #include "tests/reference/codecs.h"
+#include "tests/reference/blocks.h"
 
 #include <gtest/gtest.h>
 
@@ -74,6 +75,56 @@ TEST(Codecs, Q8BlocksWithoutANumberAreNan) {
     EXPECT_EQ(load_as<std::uint16_t>(row), 0x7e00);
     for (int i = 0; i < 32; ++i) EXPECT_TRUE(std::isnan(read_q8_0(row, i)));
     EXPECT_NEAR(read_q8_0(row, 40), 2.0, 0.01);
+  }
+}
+
+// One block each, by hand: the scale, the minimum, the fifth bits and the codes of values 0 and 16 to 17.
+TEST(Codecs, BlocksAreThoseOfTheirDefinition) {
+  float values[kBlockValues] = {};
+  values[0] = -8;
+  values[16] = 7;
+  values[17] = 3.5;
+  unsigned char block[34];
+  write_blocks(Type::kQ4_0, block, values, kBlockValues);
+  EXPECT_EQ(load_as<std::uint16_t>(block), 0x3c00);  // 1
+  EXPECT_EQ(block[2], 0xf0);                         // -8 is code 0, 7 is code 15
+  EXPECT_EQ(block[3], 0xc8);                         // 0 is code 8, 3.5 is rounded up to 4
+  EXPECT_EQ(read_block_value(Type::kQ4_0, block, 17), 4);
+  write_blocks(Type::kQ4_1, block, values, kBlockValues);
+  EXPECT_EQ(load_as<std::uint16_t>(block), 0x3c00);
+  EXPECT_EQ(load_as<std::uint16_t>(block + 2), 0xc800);  // -8
+  EXPECT_EQ(block[4], 0xf0);
+  EXPECT_EQ(read_block_value(Type::kQ4_1, block, 16), 7);
+  values[0] = -16;
+  write_blocks(Type::kQ5_0, block, values, kBlockValues);
+  EXPECT_EQ(load_as<std::uint16_t>(block), 0x3c00);
+  EXPECT_EQ(load_as<std::uint32_t>(block + 2), 0xfffffffeu);  // all codes but the first are 16 and more
+  EXPECT_EQ(block[6], 0x70);
+  EXPECT_EQ(read_block_value(Type::kQ5_0, block, 0), -16);
+  EXPECT_EQ(read_block_value(Type::kQ5_0, block, 16), 7);
+  values[16] = 15;
+  write_blocks(Type::kQ5_1, block, values, kBlockValues);
+  EXPECT_EQ(load_as<std::uint16_t>(block), 0x3c00);
+  EXPECT_EQ(load_as<std::uint16_t>(block + 2), 0xcc00);  // -16
+  EXPECT_EQ(load_as<std::uint32_t>(block + 4), 0xfffffffeu);
+  EXPECT_EQ(block[8], 0xf0);
+  EXPECT_EQ(read_block_value(Type::kQ5_1, block, 16), 15);
+  for (int i = 0; i < kBlockValues; ++i) values[i] = static_cast<float>(kIq4NlValues[i % 16]);
+  write_blocks(Type::kIq4Nl, block, values, kBlockValues);
+  EXPECT_EQ(load_as<std::uint16_t>(block), 0x3c00);
+  for (int i = 0; i < 16; ++i) EXPECT_EQ(block[2 + i], 17 * i);
+  for (int i = 0; i < kBlockValues; ++i) EXPECT_EQ(read_block_value(Type::kIq4Nl, block, i), values[i]);
+}
+
+TEST(Codecs, BlocksWithoutANumberAreNan) {
+  for (const Type type : kBlockTypes) {
+    float values[kBlockValues] = {1, 2};
+    values[20] = -std::numeric_limits<float>::infinity();
+    unsigned char block[34];
+    write_blocks(type, block, values, kBlockValues);
+    EXPECT_EQ(load_as<std::uint16_t>(block), 0x7e00);
+    for (int i = 2; i < block_bytes(type); ++i) EXPECT_EQ(block[i], 0);
+    for (int i = 0; i < kBlockValues; ++i) EXPECT_TRUE(std::isnan(read_block_value(type, block, i)));
   }
 }
 
