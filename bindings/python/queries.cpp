@@ -137,6 +137,18 @@ AppendQuery append_query(Options& options) {
   return query;
 }
 
+template <bool kDequantize>
+QuantizeQuery quantize_query(Options& options) {
+  QuantizeQuery query;
+  query.dequantize = kDequantize;
+  std::optional<KvFormat> format;
+  options.dtype("dtype", query.dtype);
+  options.format("format", format);
+  options.integer("head_dim", query.head_dim);
+  query.format = format.value_or(query.format);
+  return query;
+}
+
 MergeQuery merge_query(Options& options) {
   MergeQuery query;
   options.dtype("dtype", query.dtype);
@@ -239,6 +251,8 @@ constexpr QueriedOperation kOperations[] = {
     queried<gated_delta_query<GatedDeltaQuery>>("gated_delta"),
     queried<gated_delta_query<GatedDeltaChunkQuery>>("gated_delta_chunk"),
     queried<attention_call_query>("attention"),
+    queried<quantize_query<false>>("quantize"),
+    queried<quantize_query<true>>("dequantize"),
 };
 
 const QueriedOperation& operation_argument(const char* function, py::handle object) {

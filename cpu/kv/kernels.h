@@ -5,9 +5,16 @@
 #include "common/device/kv/quantize_kernel.h"
 #include "cpu/arch/define_kernel.h"
 
-#define FLASHPORT_DEFINE_APPEND_KV(symbol, name)                                                               \
-  namespace flashport::FLASHPORT_TARGET::kv {                                                                  \
-  FLASHPORT_DEFINE_KERNEL(symbol, name, KernelTag::kAppendKv, AppendParams, char, append_kv<1>(params, block)) \
+#define FLASHPORT_DEFINE_APPEND_KV(symbol, name)                                  \
+  namespace flashport::FLASHPORT_TARGET::kv {                                     \
+  FLASHPORT_DEFINE_KERNEL(symbol, name, KernelTag::kAppendKv, AppendParams, char, \
+                          (append_kv<1, false>(params, block)))                   \
+  }
+
+#define FLASHPORT_DEFINE_APPEND_BLOCKS(symbol, name)                                  \
+  namespace flashport::FLASHPORT_TARGET::kv {                                         \
+  FLASHPORT_DEFINE_KERNEL(symbol, name, KernelTag::kAppendBlocks, AppendParams, char, \
+                          (append_kv<1, true>(params, block)))                        \
   }
 
 #define FLASHPORT_DEFINE_APPEND_ROTARY(symbol, name)                                        \

@@ -5,11 +5,18 @@
 #include "common/device/kv/quantize_kernel.h"
 #include "hip/arch/define_kernel.h"
 
-#define FLASHPORT_DEFINE_APPEND_KV(symbol, name)                              \
-  namespace flashport::FLASHPORT_TARGET::kv {                                 \
-  FLASHPORT_KERNEL(kAppendThreads, 1) void symbol(const AppendParams) {       \
-    append_kv<kAppendThreads>(kernel_params<AppendParams>(), Block(nullptr)); \
-  }                                                                           \
+#define FLASHPORT_DEFINE_APPEND_KV(symbol, name)                                     \
+  namespace flashport::FLASHPORT_TARGET::kv {                                        \
+  FLASHPORT_KERNEL(kAppendThreads, 1) void symbol(const AppendParams) {              \
+    append_kv<kAppendThreads, false>(kernel_params<AppendParams>(), Block(nullptr)); \
+  }                                                                                  \
+  }
+
+#define FLASHPORT_DEFINE_APPEND_BLOCKS(symbol, name)                                \
+  namespace flashport::FLASHPORT_TARGET::kv {                                       \
+  FLASHPORT_KERNEL(kAppendThreads, 1) void symbol(const AppendParams) {             \
+    append_kv<kAppendThreads, true>(kernel_params<AppendParams>(), Block(nullptr)); \
+  }                                                                                 \
   }
 
 #define FLASHPORT_DEFINE_APPEND_ROTARY(symbol, name)                                    \

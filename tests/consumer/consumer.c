@@ -302,6 +302,43 @@ static void attend_a_prompt(void) {
   expect(fp_explain(&query, text, sizeof(text)) == fp_ok && strstr(text, " work tiles of ") != NULL, "it is explained");
 }
 
+/* Values are multiples of the scale that q4_0 finds for them, so that the way there and back loses nothing. */
+static void check_blocks(void) {
+  enum { kRows = 3, kBytes = kDim / 32 * 18 };
+  static float rows[kRows][kDim], back[kRows][kDim];
+  static unsigned char blocks[kRows][kBytes];
+  const int64_t shape[] = {kRows, kDim}, blocks_shape[] = {kRows, kBytes};
+  const fp_tensor numbers = contiguous(rows, fp_float32, 2, shape),
+                  stored = contiguous(blocks, fp_uint8, 2, blocks_shape), read = contiguous(back, fp_float32, 2, shape);
+  fp_quantize_kv_args quantize;
+  fp_query query;
+  char key[64];
+  int row, i;
+  for (row = 0; row < kRows; ++row) {
+    for (i = 0; i < kDim; ++i) rows[row][i] = 0.25f * (float)((i + row) % 16 - 8);
+  }
+  FP_INIT(&quantize);
+  quantize.x = &numbers;
+  quantize.out = &stored;
+  quantize.format = fp_format_q4_0;
+  expect(fp_quantize_kv(&quantize, 0) == fp_ok, "rows become blocks");
+  expect(blocks[0][0] == 0x00 && blocks[0][1] == 0x34, "the scale is 0.25 in fp16");
+  quantize.x = &stored;
+  quantize.out = &read;
+  expect(fp_dequantize_kv(&quantize, 0) == fp_ok, "blocks become rows");
+  expect(memcmp(rows, back, sizeof(rows)) == 0, "which are those that they were made of");
+  quantize.format = fp_format_own;
+  expect(fp_dequantize_kv(&quantize, 0) == fp_value_error, "blocks have a format of their own");
+  FP_INIT(&query);
+  query.target = "cpu";
+  query.operation = fp_op_quantize;
+  query.dtype = fp_float16;
+  query.k_format = fp_format_q5_1;
+  query.head_dim_qk = kDim;
+  expect(fp_supports(&query) == fp_ok, "rows of fp16 become blocks too");
+  expect(fp_which_kernel(&query, key, sizeof(key)) == fp_ok && strncmp(key, "quantize_kv/", 12) == 0, "by this kernel");
+}
+
 int main(void) {
   const int64_t q_shape[] = {1, 1, kDim}, lse_shape[] = {1, 1}, kv_shape[] = {kTokens, 1, kDim},
                 pages_shape[] = {kPages, kPage, 1, kDim}, table_shape[] = {1, kPages}, slots_shape[] = {1, kTokens},
@@ -430,6 +467,7 @@ int main(void) {
   prefill_a_prompt();
   ask_for_the_gated_delta_rule();
   attend_a_prompt();
+  check_blocks();
   printf("flashport %s, %s: %s\n", fp_version(), key, good ? "good" : "failed");
   return good ? 0 : 1;
 }

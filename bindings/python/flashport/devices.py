@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from flashport import _core
-from flashport.typing import CacheFormat, DTypeLike, GateForm, Operation, StateLayout
+from flashport.typing import BlockFormat, CacheFormat, DTypeLike, GateForm, Operation, StateLayout
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
         v_format: CacheFormat | DTypeLike | None
         head_dim: int
         head_dim_v: int | None
+
+    class _QuantizeQuery(TypedDict, total=False):
+        target: str | None
+        dtype: DTypeLike
+        format: BlockFormat
+        head_dim: int
 
     class _DecodeQuery(TypedDict, total=False):
         target: str | None
@@ -170,15 +176,18 @@ def supports(operation: Literal["merge"], **options: Unpack[_MergeQuery]) -> Sup
 def supports(operation: Literal["gated_delta", "gated_delta_chunk"], **options: Unpack[_DeltaQuery]) -> Support: ...
 @overload
 def supports(operation: Literal["attention"], **options: Unpack[_AttentionQuery]) -> Support: ...
+@overload
+def supports(operation: Literal["quantize", "dequantize"], **options: Unpack[_QuantizeQuery]) -> Support: ...
 def supports(operation: Operation, **options: Any) -> Support:
     """Whether a target serves such a call of an operation, and if not, why.
 
     Args:
         operation: "decode" for :func:`flashport.flash_decode` and :func:`flashport.flash_decode_stage1`;
-            "decode_stage2", "append", "merge", "gated_delta", "gated_delta_chunk" and "attention" for
-            :func:`flashport.flash_decode_stage2`, :func:`flashport.append_kv`, :func:`flashport.merge_states` (and
-            ``merge_state``), :func:`flashport.gated_delta_update`, :func:`flashport.gated_delta_chunk` and
-            :func:`flashport.attention`.
+            "decode_stage2", "append", "merge", "gated_delta", "gated_delta_chunk", "attention", "quantize" and
+            "dequantize" for :func:`flashport.flash_decode_stage2`, :func:`flashport.append_kv`,
+            :func:`flashport.merge_states` (and ``merge_state``), :func:`flashport.gated_delta_update`,
+            :func:`flashport.gated_delta_chunk`, :func:`flashport.attention`, :func:`flashport.quantize_kv` and
+            :func:`flashport.dequantize_kv`.
         options: What the call is like, by keyword; each has a default. All operations: ``target``, a name such as
             "cpu", "sm90a" or "gfx942", or a backend's for that of its first device; default that of the first GPU, else
             the CPU. Element types are names such as "bfloat16" or "bf16", or dtypes of any library; head dims are 128.
@@ -208,6 +217,9 @@ def supports(operation: Operation, **options: Any) -> Support:
             ``q_len``, queries of every sequence of a call without ``cu_seqlens_q`` (0: packed ones, or many), and
             ``group_size`` (1): few queries on a cache are served by the kernels of "decode".
 
+            "quantize" and "dequantize": ``dtype`` of the numbers ("bfloat16"); ``format`` of the blocks ("q8_0");
+            ``head_dim``.
+
     Returns:
         An object that is true in a condition if the call is served; its ``reason`` says why not.
 
@@ -236,6 +248,8 @@ def which_kernel(operation: Literal["merge"], **options: Unpack[_MergeQuery]) ->
 def which_kernel(operation: Literal["gated_delta", "gated_delta_chunk"], **options: Unpack[_DeltaQuery]) -> str: ...
 @overload
 def which_kernel(operation: Literal["attention"], **options: Unpack[_AttentionQuery]) -> str: ...
+@overload
+def which_kernel(operation: Literal["quantize", "dequantize"], **options: Unpack[_QuantizeQuery]) -> str: ...
 def which_kernel(operation: Operation, **options: Any) -> str:
     """The key of the kernel that such a call of an operation runs, such as "decode/bf16/kv=bf16/hd128/r16/sm90a".
 

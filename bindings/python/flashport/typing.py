@@ -69,4 +69,14 @@ KvLayout = Literal["NHD", "HND"]
 StateLayout = Literal["vk", "kv"]
 HeadMap = Literal["consecutive", "modulo"]
 GateForm = Literal["head", "key", "any"]
-Operation = Literal["decode", "decode_stage2", "append", "merge", "gated_delta", "gated_delta_chunk", "attention"]
+Operation = Literal[
+    "decode",
+    "decode_stage2",
+    "append",
+    "merge",
+    "gated_delta",
+    "gated_delta_chunk",
+    "attention",
+    "quantize",
+    "dequantize",
+]

@@ -1,5 +1,6 @@
 // Writes new tokens into a cache, in the format of each side: stored = value / scale. A thread takes one unit of a row:
-// 32 values, which are a block in the formats that have blocks (blocks.h).
+// 32 values, which are a block in the formats that have blocks (blocks.h). There are two kernels: append_blocks writes
+// every format, append_kv those that take few registers, which are elements and q8_0.
 #pragma once
 
 #include "common/device/core/scalar_access.h"
@@ -23,11 +24,14 @@ FLASHPORT_DEVICE void store_value(KvFormat format, char* row, int at, float x) {
 }
 
 // Writes the `count` values of the unit that begins at `to`.
+template <bool kBlocks>
 FLASHPORT_DEVICE void store_unit(KvFormat format, char* to, const float* x, int count) {
-  if (is_block_format(format)) return store_block(format, to, x);
+  if (kBlocks && is_block_format(format)) return store_block(format, to, x);
+  if (!kBlocks && format == KvFormat::kQ8_0) return store_q8_0_block(to, x);
   for (int i = 0; i < count; ++i) store_value(format, to, i, x[i]);
 }
 
+template <bool kBlocks>
 FLASHPORT_DEVICE void append_side(const AppendSide& side, std::int64_t token, int head, int unit, TokenCoord coord) {
   const int first = unit * kAppendUnit;
   const int count = minimum(kAppendUnit, side.head_dim - first);
@@ -40,11 +44,11 @@ FLASHPORT_DEVICE void append_side(const AppendSide& side, std::int64_t token, in
     x[i] = i < count ? load_as_float(side.rows.data, side.rows.dtype, from + i * stride) / scale : 0.0f;
   }
   char* row = static_cast<char*>(side.cache.data) + row_offset(side.cache, coord, head);
-  store_unit(side.format, row + unit * side.unit_bytes, x, count);
+  store_unit<kBlocks>(side.format, row + unit * side.unit_bytes, x, count);
 }
 
 // A thread writes the K and V of one unit, head and token; units are counted fastest, then heads, then tokens.
-template <int kThreads>
+template <int kThreads, bool kBlocks>
 FLASHPORT_DEVICE void append_kv(const AppendParams& p, const Block& block) {
   const int units = (maximum(p.k.head_dim, p.v.head_dim) + kAppendUnit - 1) / kAppendUnit;
   const std::int64_t work = p.tokens * p.num_kv_heads * units;
@@ -56,8 +60,8 @@ FLASHPORT_DEVICE void append_kv(const AppendParams& p, const Block& block) {
     if (slot < 0 || slot >= p.num_slots) continue;
     const std::int64_t page = slot / p.page_size;
     const TokenCoord coord{static_cast<int>(page), static_cast<int>(slot - page * p.page_size)};
-    append_side(p.k, token, head, unit, coord);
-    append_side(p.v, token, head, unit, coord);
+    FLASHPORT_UNROLL(1)
+    for (int side = 0; side < 2; ++side) append_side<kBlocks>(side == 0 ? p.k : p.v, token, head, unit, coord);
   }
 }
 

@@ -24,8 +24,9 @@ template <int kThreads>
 FLASHPORT_DEVICE void quantize_kv(const QuantizeParams& p, const Block& block) {
   for_each_block<kThreads>(p, block, [&](char* to, std::int64_t from) {
     float x[kBlockValues];
-    for (int i = 0; i < kBlockValues; ++i) {
-      x[i] = load_as_float(p.values.data, p.values.dtype, from + i * p.values.stride_dim);
+    FLASHPORT_UNROLL(32)
+    for (int i = 0; i < kBlockValues; ++i, from += p.values.stride_dim) {
+      x[i] = load_as_float(p.values.data, p.values.dtype, from);
     }
     store_block(p.format, to, x);
   });

@@ -126,6 +126,7 @@ AppendRotaryParams append_params(const AttentionArgs& a, const AttentionParams& 
                                       .row_bytes = static_cast<std::int32_t>(head_bytes),
                                       .copy_unit = 16},
                             .format = *own_format(p.q.dtype),
+                            .unit_bytes = 0,
                             .scale = {},
                             .heads = p.num_q_heads,
                             .head_dim = p.head_dim_qk,

@@ -47,6 +47,15 @@ AppendQuery append_query(const fp_query& c, const char* function) {
   return query;
 }
 
+QuantizeQuery quantize_query(const fp_query& c, const char* function) {
+  QuantizeQuery query;
+  query.dtype = to_dtype(c.dtype, function, "dtype");
+  query.format = to_format(c.k_format, function, "k_format").value_or(query.format);
+  query.head_dim = c.head_dim_qk;
+  query.dequantize = c.operation == fp_op_dequantize;
+  return query;
+}
+
 MergeQuery merge_query(const fp_query& c, const char* function) {
   MergeQuery query;
   query.dtype = to_dtype(c.dtype, function, "dtype");
@@ -101,6 +110,8 @@ auto answer(const fp_query* from, const char* function, const Ask& ask) {
     case fp_op_gated_delta: return of_target(gated_delta_query<GatedDeltaQuery>(c, function));
     case fp_op_gated_delta_chunk: return of_target(gated_delta_query<GatedDeltaChunkQuery>(c, function));
     case fp_op_attention: return of_target(attention_query(c, function));
+    case fp_op_quantize:
+    case fp_op_dequantize: return of_target(quantize_query(c, function));
     default: break;
   }
   throw ValueError(std::string(function) + ": operation must be one of fp_operation, got " +

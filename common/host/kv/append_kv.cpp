@@ -91,6 +91,14 @@ Formats validate(const AppendKvArgs& a, CacheAxes& axes) {
   return formats;
 }
 
+// The kernel that writes both sides.
+KernelTag kernel_tag(Formats formats) {
+  const auto is_block = [](KvFormat format) {
+    return format != KvFormat::kQ8_0 && kv_format_trait(format).block_values != 1;
+  };
+  return is_block(formats.k) || is_block(formats.v) ? KernelTag::kAppendBlocks : KernelTag::kAppendKv;
+}
+
 AppendSide append_side(const TensorView& source, const TensorView& cache, const char* name, CacheAxes axes,
                        KvFormat format, const std::optional<TensorView>& scale) {
   AppendSide side{};
@@ -120,7 +128,7 @@ const KernelEntry* answer(const AppendQuery& query, std::string& reason) {
   if (reason.empty()) reason = block_problem(formats.v, "head_dim_v", query.head_dim_v);
   if (!reason.empty()) return nullptr;
   const TargetView target = find_target(query.target, reason);
-  return reason.empty() ? find_plain_kernel(target, KernelTag::kAppendKv, reason) : nullptr;
+  return reason.empty() ? find_plain_kernel(target, kernel_tag(formats), reason) : nullptr;
 }
 
 }  // namespace
@@ -158,7 +166,7 @@ void append_kv(const AppendKvArgs& args, Stream stream) {
   };
   if (work == 0) return log_call([&] { return call() + kNothingToDo; });
   DeviceContext& device = device_context(kCheck, args.k, "k");
-  const KernelEntry& kernel = device.plain_kernel(kCheck, KernelTag::kAppendKv);
+  const KernelEntry& kernel = device.plain_kernel(kCheck, kernel_tag(formats));
   if (checks_contents(kCheck, device, stream)) {
     check_index_range(kCheck, device, stream, p.slots, p.tokens, "positions", -1, p.num_slots - 1,
                       "-1 skips a token; page * page_size + offset otherwise");

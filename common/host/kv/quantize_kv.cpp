@@ -11,6 +11,7 @@
 #include "common/host/check.h"
 #include "common/host/devices.h"
 #include "common/host/kv/cache_layout.h"
+#include "common/host/query.h"
 
 namespace flashport {
 namespace {
@@ -44,16 +45,21 @@ void check_rank(const Check& check, const TensorView& x, const TensorView& out, 
   check.rank(out, "out", x.rank, "as x has");
 }
 
-void check_format(const Check& check, KvFormat format) {
-  if (kv_format_trait(format).block_values != 1) return;
+// Empty, or why the format is none of blocks.
+std::string format_problem(KvFormat format) {
+  if (kv_format_trait(format).block_values != 1) return "";
   std::string names;
   for (int i = 0; i < kKvFormats; ++i) {
     const auto each = static_cast<KvFormat>(i);
     if (kv_format_trait(each).block_values != 1)
       names += (names.empty() ? "" : ", ") + std::string(kv_format_name(each));
   }
-  check.value_error("format must be one of blocks (" + names + "), got " + kv_format_name(format) +
-                    "; for an element type's own format convert the array");
+  return "format must be one of blocks (" + names + "), got " + kv_format_name(format) +
+         "; for an element type's own format convert the array";
+}
+
+void check_format(const Check& check, KvFormat format) {
+  if (const std::string problem = format_problem(format); !problem.empty()) check.value_error(problem);
 }
 
 void check_out(const Check& check, const TensorView& out, const TensorView& x, std::int64_t last) {
@@ -128,7 +134,28 @@ void check_even(const Check& check, const TensorView& blocks, const char* name) 
                     tuple_text(blocks.strides, blocks.rank) + " of 1-byte elements");
 }
 
+const KernelEntry* answer(const QuantizeQuery& query, std::string& reason) {
+  reason = dtype_problem(query.dequantize ? "out" : "x", query.dtype, kValueTypes);
+  if (reason.empty()) reason = format_problem(query.format);
+  if (reason.empty() && (query.head_dim < 1 || query.head_dim > std::numeric_limits<std::int32_t>::max())) {
+    reason = "head_dim must be 1 or more and below 2^31, got " + std::to_string(query.head_dim);
+  }
+  if (reason.empty()) reason = block_problem(query.format, "head_dim", query.head_dim);
+  if (!reason.empty()) return nullptr;
+  const TargetView target = find_target(query.target, reason);
+  if (!reason.empty()) return nullptr;
+  return find_plain_kernel(target, query.dequantize ? KernelTag::kDequantizeKv : KernelTag::kQuantizeKv, reason);
+}
+
 }  // namespace
+
+Support supports(const QuantizeQuery& query) {
+  return support_answer([&](std::string& reason) { return answer(query, reason); });
+}
+
+std::string which_kernel(const QuantizeQuery& query) {
+  return kernel_answer([&](std::string& reason) { return answer(query, reason); });
+}
 
 void quantize_kv(const QuantizeKvArgs& a, Stream stream) {
   constexpr Check check("quantize_kv");

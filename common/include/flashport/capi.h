@@ -65,7 +65,9 @@ typedef enum fp_operation {
   fp_op_merge = 3,         /* fp_merge_states, fp_merge_state */
   fp_op_gated_delta = 4,   /* fp_gated_delta_update */
   fp_op_gated_delta_chunk = 5,
-  fp_op_attention = 6 /* fp_attention */
+  fp_op_attention = 6, /* fp_attention */
+  fp_op_quantize = 7,  /* fp_quantize_kv */
+  fp_op_dequantize = 8 /* fp_dequantize_kv */
 } fp_operation;
 
 #define FP_MAX_RANK 8
@@ -320,13 +322,14 @@ typedef struct fp_dropout_mask_args {
 typedef struct fp_query {
   size_t struct_size;
   int32_t operation;   /* fp_operation */
-  int32_t dtype;       /* fp_dtype of q; of k and v (append), o (merge), Out (decode_stage2) */
+  int32_t dtype;       /* fp_dtype of q; of k and v (append), o (merge), Out (decode_stage2), numbers (quantize) */
   const char* target;  /* "cpu", "sm90a", ...; null or "": the first GPU's, else the CPU's */
-  int64_t head_dim_qk; /* of queries and keys; the gated delta rule's K, and the head dim of a merge */
+  int64_t head_dim_qk; /* of queries and keys; the gated delta rule's K, and the head dim of a merge or of rows */
   int64_t head_dim_v;
   int64_t group_size; /* decode, attention: num_q_heads / num_kv_heads */
   int64_t q_len;      /* decode; attention: queries of every sequence, 0 where they are packed */
-  int32_t k_format;   /* fp_kv_format, decode, append and attention, as v_format; fp_format_own is that of `dtype` */
+  int32_t k_format;   /* fp_kv_format, decode, append and attention, as v_format; fp_format_own is that of `dtype`.
+                       * Quantize and dequantize: that of the blocks; fp_format_own is q8_0 */
   int32_t v_format;
   int32_t state_dtype;  /* fp_dtype, gated delta rule; fp_float32 also where there is no pool */
   int32_t state_layout; /* fp_state_layout, gated delta rule */

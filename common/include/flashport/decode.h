@@ -198,7 +198,19 @@ struct AppendQuery {
   std::int64_t head_dim_v = 128;
 };
 [[nodiscard]] FLASHPORT_API Support supports(const AppendQuery& query);
-[[nodiscard]] FLASHPORT_API std::string which_kernel(const AppendQuery& query);  // "append_kv/sm90a"
+// "append_kv/sm90a"; "append_blocks/sm90a" where a side has a format of blocks other than q8_0
+[[nodiscard]] FLASHPORT_API std::string which_kernel(const AppendQuery& query);
+
+// quantize_kv, or dequantize_kv.
+struct QuantizeQuery {
+  std::string target = "cpu";
+  DType dtype = DType::kBFloat16;  // of the numbers
+  KvFormat format = KvFormat::kQ8_0;
+  std::int64_t head_dim = 128;
+  bool dequantize = false;
+};
+[[nodiscard]] FLASHPORT_API Support supports(const QuantizeQuery& query);
+[[nodiscard]] FLASHPORT_API std::string which_kernel(const QuantizeQuery& query);  // "quantize_kv/sm90a"
 
 // merge_states and merge_state.
 struct MergeQuery {

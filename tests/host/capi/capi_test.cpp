@@ -271,7 +271,9 @@ TEST_F(CInterface, QueriesOfEveryOperation) {
                                                        {fp_op_append, "append_kv/fakegpu"},
                                                        {fp_op_merge, "merge_states/fakegpu"},
                                                        {fp_op_gated_delta_chunk, "gated_delta_chunk/bf16/k128/fakegpu"},
-                                                       {fp_op_attention, "attention/bf16/hd128/plain/fakegpu"}};
+                                                       {fp_op_attention, "attention/bf16/hd128/plain/fakegpu"},
+                                                       {fp_op_quantize, "quantize_kv/fakegpu"},
+                                                       {fp_op_dequantize, "dequantize_kv/fakegpu"}};
   fp_query query = decode_query();
   char key[64];
   for (const auto& [operation, wanted] : keys) {
@@ -282,8 +284,8 @@ TEST_F(CInterface, QueriesOfEveryOperation) {
   }
   query.operation = fp_op_gated_delta;
   EXPECT_EQ(refusal(fp_supports(&query), fp_not_supported), "fakegpu has no kernel gated_delta_update");
-  query.operation = fp_op_attention + 1;
-  EXPECT_EQ(refusal(fp_supports(&query), fp_value_error), "supports: operation must be one of fp_operation, got 7");
+  query.operation = fp_op_dequantize + 1;
+  EXPECT_EQ(refusal(fp_supports(&query), fp_value_error), "supports: operation must be one of fp_operation, got 9");
   query.struct_size = sizeof(query) + 1;
   EXPECT_EQ(fp_supports(&query), fp_value_error);
 }

@@ -455,6 +455,8 @@ TEST_F(PlanDecode, OtherOperationsByQuery) {
   EXPECT_EQ(which_kernel(append), "append_kv/fakegpu");
   append.v_format = KvFormat::kQ8_0;
   EXPECT_EQ(which_kernel(append), "append_kv/fakegpu");
+  append.k_format = KvFormat::kQ5_1;
+  EXPECT_EQ(which_kernel(append), "append_blocks/fakegpu");
   append.head_dim_v = 80;
   EXPECT_EQ(supports(append).reason, "q8_0 needs a head_dim_v that is a multiple of 32, got 80");
   append.target = "gfx1";
@@ -463,6 +465,20 @@ TEST_F(PlanDecode, OtherOperationsByQuery) {
   EXPECT_EQ(error_of<NotSupportedError>([&] { (void)which_kernel(append); }),
             "which_kernel: " + supports(append).reason);
   EXPECT_EQ(supports(AppendQuery{.dtype = DType::kInt32}).reason, "k must be float16, bfloat16 or float32, got int32");
+  EXPECT_EQ(which_kernel(QuantizeQuery{}), "quantize_kv/fakecpu");
+  EXPECT_EQ(which_kernel(QuantizeQuery{.target = "fakegpu", .format = KvFormat::kIq4Nl, .dequantize = true}),
+            "dequantize_kv/fakegpu");
+  EXPECT_EQ(supports(QuantizeQuery{.dtype = DType::kInt32}).reason,
+            "x must be float16, bfloat16 or float32, got int32");
+  EXPECT_EQ(supports(QuantizeQuery{.dtype = DType::kUInt8, .dequantize = true}).reason,
+            "out must be float16, bfloat16 or float32, got uint8");
+  EXPECT_EQ(supports(QuantizeQuery{.format = KvFormat::kFp8E4M3}).reason,
+            "format must be one of blocks (q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl), got fp8_e4m3; for an element type's "
+            "own format convert the array");
+  EXPECT_EQ(supports(QuantizeQuery{.head_dim = 0}).reason, "head_dim must be 1 or more and below 2^31, got 0");
+  EXPECT_EQ(supports(QuantizeQuery{.format = KvFormat::kQ4_0, .head_dim = 80}).reason,
+            "q4_0 needs a head_dim that is a multiple of 32, got 80");
+  EXPECT_NE(supports(QuantizeQuery{.target = "gfx1"}).reason.find("no target \"gfx1\""), std::string::npos);
 }
 
 }  // namespace

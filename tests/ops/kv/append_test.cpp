@@ -177,10 +177,12 @@ TEST(AppendFormats, AreNamed) {
             "for its element type's own");
   k_cache.download();
   EXPECT_TRUE(k_cache.element_bytes() == before);
-  const flashport::AppendQuery query{
+  flashport::AppendQuery query{
       .target = query_target(), .k_format = a.k_format, .v_format = flashport::KvFormat::kQ8_0};
   EXPECT_TRUE(flashport::supports(query).supported) << flashport::supports(query).reason;
   EXPECT_TRUE(flashport::which_kernel(query).starts_with("append_kv/"));
+  query.v_format = flashport::KvFormat::kQ4_1;
+  EXPECT_TRUE(flashport::which_kernel(query).starts_with("append_blocks/"));
 }
 
 std::vector<AppendCase> append_cases() {

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import flashport
+from flashport.testing import numerics
 
 gguf = pytest.importorskip("gguf")
 from gguf import quants  # noqa: E402
@@ -76,6 +77,16 @@ def test_bits_are_those_of_ggml(fmt):
     assert np.array_equal(back, wanted, equal_nan=True)
     finite = np.isfinite(wanted)
     assert np.array_equal(back.view(np.uint32)[finite], wanted.view(np.uint32)[finite])  # zeros' signs among them
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_oracle_of_the_wheel(fmt):
+    """flashport.testing.numerics, by which the selftest checks a device, makes and reads the same bits."""
+    x = values()
+    x = x[np.abs(x).max(axis=1) > 1e-30]  # whose scales have a reciprocal
+    stored = quantised(x, fmt)
+    np.testing.assert_array_equal(numerics.encode(x, fmt), stored)
+    assert np.array_equal(numerics.decode(stored, fmt), dequantised(stored, fmt), equal_nan=True)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

@@ -114,7 +114,10 @@ def test_support_is_not_asked_so(function, options, error, text):
         function("decode", **{"target": "cpu", **options})
 
 
-OPERATIONS = '"decode", "decode_stage2", "append", "merge", "gated_delta", "gated_delta_chunk" or "attention"'
+OPERATIONS = (
+    '"decode", "decode_stage2", "append", "merge", "gated_delta", "gated_delta_chunk", "attention", "quantize" or '
+    '"dequantize"'
+)
 KEYS = {
     "decode": "decode/fp32/kv=bf16/hd128/r16",
     "decode_stage2": "decode_stage2",
@@ -123,6 +126,8 @@ KEYS = {
     "gated_delta": "gated_delta_update/state=fp32/vk/gate=head/k256",
     "gated_delta_chunk": "gated_delta_chunk/fp32/k256",
     "attention": "attention/fp32/hd512/plain",
+    "quantize": "quantize_kv",
+    "dequantize": "dequantize_kv",
 }
 
 
@@ -174,6 +179,14 @@ def test_support_of_every_operation(operation, key):
         ("append", {"dtype": "uint8"}, "k must be float16, bfloat16 or float32, got uint8"),
         ("append", {"head_dim": 0}, "head_dim must be 1 or more and below 2^31, got 0"),
         ("append", {"k_format": "q8_0", "head_dim": 80}, "q8_0 needs a head_dim that is a multiple of 32, got 80"),
+        ("quantize", {"dtype": "uint8"}, "x must be float16, bfloat16 or float32, got uint8"),
+        ("quantize", {"format": "q4_0", "head_dim": 80}, "q4_0 needs a head_dim that is a multiple of 32, got 80"),
+        (
+            "dequantize",
+            {"format": "bf16"},
+            "format must be one of blocks (q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl), got bf16; for an element type's own "
+            "format convert the array",
+        ),
         ("merge", {"dtype": "fp8_e4m3"}, "o must be float16, bfloat16 or float32, got float8_e4m3fn"),
         ("merge", {"head_dim": -1}, "head_dim must be 1 or more and below 2^31, got -1"),
     ],

@@ -121,12 +121,11 @@ def test_compare_of_a_mixed_cache(mixed):
 def test_compare_says_which_way_keys_went(tmp_path, kind):
     ggml_trace.write(tmp_path / "t.gguf", kind=kind, calls=1, tokens=2)
     found = rows(run("compare", tmp_path / "t.gguf", "--device", "cpu"))
-    native = flashport.supports(
-        "attention", target="cpu", dtype="float32", head_dim=64, k_format="q8_0", v_format="q8_0", bias=True
+    fmt = kind.name.lower()
+    assert flashport.supports(
+        "attention", target="cpu", dtype="float32", head_dim=64, k_format=fmt, v_format=fmt, bias=True
     )
-    expected = "q8_0/q8_0 natively" if kind == T.Q8_0 and native else f"{kind.name} dequantised to fp32"
-    assert native
-    assert found[1][7] == expected
+    assert found[1][7] == f"{fmt}/{fmt} natively"
     assert found[1][1] == "attention on cpu"
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from flashport import _core, decode, devices
-from flashport.testing import numerics, oracle, selfcheck_attention, selfcheck_gated_delta
+from flashport import _core, _quantize, decode, devices
+from flashport.testing import blocks, numerics, oracle, selfcheck_attention, selfcheck_gated_delta
 from flashport.testing.cases import DecodeCase, HostArray, load_cases, make_data, to_host
 from flashport.testing.outcomes import CheckOf, Outcome, guarded, judge, poisoned
 
@@ -110,7 +110,7 @@ def check_append(name: str, device: str, target: str) -> Outcome:
     k, v = (rng.standard_normal((tokens, heads, head_dim), np.float32) for _ in range(2))
     kernel = devices.which_kernel("append", target=target)
     fp8 = "fp8_e4m3fnuz" if target == "gfx942" else "fp8_e4m3"
-    for fmt in ("bf16", "fp16", fp8, "q8_0"):
+    for fmt in ("bf16", "fp16", fp8, *blocks.BYTES):
         for layout in ("NHD", "HND"):
             width = numerics.row_extent(head_dim, fmt)
             shape = (pages, page, heads, width) if layout == "NHD" else (pages, heads, page, width)
@@ -131,9 +131,29 @@ def check_append(name: str, device: str, target: str) -> Outcome:
                 expected[slots[kept]] = numerics.rounded(numerics.decode(bits, source)[kept], fmt)
                 got = to_host(cache, fmt)
                 got = got if layout == "NHD" else got.swapaxes(1, 2)
-                step = 2.0**-7 if fmt == "q8_0" else 0  # a quant may round the other way at a tie
-                if not np.allclose(got.reshape(expected.shape), expected, rtol=0, atol=step * np.abs(expected).max()):
+                if not np.array_equal(got.reshape(expected.shape), expected):
                     return Outcome(name, "failed", f"{fmt} {layout}: stored values differ", kernel)
+    return Outcome(name, "passed", "", kernel)
+
+
+def check_quantize(name: str, device: str, target: str) -> Outcome:
+    """quantize_kv to every format of blocks, bit for bit, and dequantize_kv of what it wrote."""
+    rng = np.random.default_rng(7)
+    values = rng.standard_normal((40, 3, 96), np.float32) * 10.0 ** rng.integers(-6, 4, (40, 3, 1))
+    bits = numerics.encode(values, "fp16")
+    kernel = devices.which_kernel("quantize", dtype="fp16", target=target)
+    for fmt in blocks.BYTES:
+        stored = numerics.encode(numerics.decode(bits, "fp16"), fmt)
+        out = HostArray(np.zeros_like(stored), "uint8").on(device)
+        _quantize.quantize_kv(HostArray(bits, "float16").on(device), fmt, out=out)
+        got = np.empty_like(stored)
+        out.copy_to(got)
+        if not np.array_equal(got, stored):
+            return Outcome(name, "failed", f"{fmt}: stored bytes differ", kernel)
+        back = poisoned(values.shape, "fp32", device)
+        _quantize.dequantize_kv(out, fmt, out=back)
+        if not np.array_equal(to_host(back, "fp32"), numerics.decode(stored, fmt)):
+            return Outcome(name, "failed", f"{fmt}: values read differ", kernel)
     return Outcome(name, "passed", "", kernel)
 
 
@@ -159,6 +179,7 @@ _COMPANIONS = {
     "flash_decode_stages": check_stages,
     "batch_invariance": check_invariance,
     "append_kv": check_append,
+    "quantize_kv": check_quantize,
     "merge_states": check_merge,
 }
 

@@ -14,7 +14,7 @@ import numpy as np
 
 import flashport
 from flashport import devices
-from flashport.testing import numerics
+from flashport.testing import blocks, numerics
 from flashport.testing.cases import HostArray, to_host
 from flashport.trace import _decide, _reference
 from flashport.trace._steps import Step
@@ -23,7 +23,8 @@ Values = np.ndarray[Any, Any]
 
 _MOST_DECODE_TOKENS = 16
 _ROUNDING = {"fp32": 0.0, "fp16": 4e-3, "bf16": 3e-2}
-_NATIVE = {"F16": "fp16", "BF16": "bf16", "Q8_0": "q8_0"}  # ggml's types that operators read, by their own names
+# ggml's types that operators may read, by their own names.
+_NATIVE = {"F16": "fp16", "BF16": "bf16", **{fmt.upper(): fmt for fmt in blocks.BYTES}}
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,11 @@ def _keys(step: Step, device: str, math_type: str, supports: Any) -> tuple[Any, 
     k, v = step.need("k"), step.need("v")
     formats = _NATIVE.get(k.type), _NATIVE.get(v.type)
     own = math_type in ("fp16", "bf16") and formats == (math_type, math_type)
-    if step.kind == "standard" and None not in formats and (own or "q8_0" in formats or math_type == "fp32"):
+    if (
+        step.kind == "standard"
+        and None not in formats
+        and (own or blocks.BYTES.keys() & formats or math_type == "fp32")
+    ):
         options = {"k_format": formats[0], "v_format": formats[1]}
         if supports(**options):
             rows = [np.ascontiguousarray(tensor.rows().transpose(0, 2, 1, 3)) for tensor in (k, v)]
