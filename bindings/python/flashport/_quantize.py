@@ -39,7 +39,8 @@ def quantize_kv(x: Array, format: BlockFormat, *, out: Array | None = None, stre
         common/host/kv/quantize_kv.cpp and common/device/kv/blocks.h.
     """
     operations = _torch_operators() if tracing.is_compiling() else _core
-    return operations.quantize_kv(x, format, out, stream)
+    quantised: Array = operations.quantize_kv(x, format, out, stream)
+    return quantised
 
 
 @_core.direct
@@ -72,4 +73,5 @@ def dequantize_kv(
         common/host/kv/quantize_kv.cpp and common/device/kv/blocks.h.
     """
     operations = _torch_operators() if tracing.is_compiling() else _core
-    return operations.dequantize_kv(x, format, dtype, out, stream)
+    numbers: Array = operations.dequantize_kv(x, format, dtype, out, stream)
+    return numbers

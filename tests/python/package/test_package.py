@@ -57,6 +57,7 @@ def test_rooms_that_are_not_public_stay_out_of_the_interface():
         "__main__",
         "_attention",
         "_flash_attn_3",
+        "_quantize",
         "_rewording",
         "_sglang",
         "_shim_finder",
@@ -78,6 +79,7 @@ print(*sorted(rooms))
     rooms = {
         "flashport._attention",
         "flashport._core",
+        "flashport._quantize",
         "flashport._rewording",
         "flashport._sglang",
         "flashport._shims",
