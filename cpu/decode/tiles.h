@@ -1,5 +1,5 @@
 // The tile verbs of decode on a CPU. Tiles are plain arrays with exactly the rows there are; K and V are read where
-// they lie, through one pointer a key (kv_products.h).
+// they lie, through one pointer a key (kv_products.h), or widened a leaf at a time (segment_rows.h).
 #pragma once
 
 #include <type_traits>
@@ -11,16 +11,47 @@
 #include "common/device/decode/schedule.h"
 #include "common/device/merge/online_softmax.h"
 #include "cpu/decode/kv_products.h"
+#include "cpu/decode/segment_rows.h"
 #include FLASHPORT_DECODE_TUNING_HEADER
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
 constexpr int block_threads(const DecodeConfig&) { return 1; }
 
+// Looks up the rows of leaves in one cache.
+class CacheRows {
+ public:
+  explicit CacheRows(const DecodeParams& p) : p_(p) {}
+
+  void look_up(Leaf& leaf, const Segment& s, int key) const {
+    leaf.low = maximum(s.key_low - key, 0);
+    leaf.high = minimum(s.key_high - key, kLeafKeys);
+    for (int i = leaf.low; i < leaf.high; ++i) {
+      const kv::TokenCoord place = kv::token_coord(p_.cache, s.pages, s.seq, key + i, true);
+      leaf.keys[i] = cache_row(p_.cache.k, place, s.kv_head);
+      leaf.values[i] = cache_row(p_.cache.v, place, s.kv_head);
+    }
+  }
+
+ private:
+  const DecodeParams& p_;
+};
+
+template <DecodeConfig kCfg>
+using LeafOf = std::conditional_t<reads_segments(kCfg.shape), SegmentLeaf, Leaf>;
+template <DecodeConfig kCfg>
+using RowsOf = std::conditional_t<reads_segments(kCfg.shape), SegmentRows, CacheRows>;
+
+struct NoWideLeaf {};
+template <DecodeConfig kCfg>
+using WideLeafOf =
+    std::conditional_t<reads_segments(kCfg.shape), WideLeaf<kCfg.shape.head_dim_qk, kCfg.shape.head_dim_v>, NoWideLeaf>;
+
 template <DecodeConfig kCfg>
 struct DecodeShared {
   alignas(64) float query[kCfg.shape.rows][kCfg.shape.head_dim_qk];
-  Leaf leaves[kCfg.tuning.stages];
+  LeafOf<kCfg> leaves[kCfg.tuning.stages];
+  WideLeafOf<kCfg> wide;
   PartialList partials[1];
 };
 
@@ -31,26 +62,22 @@ class KvPipeline {
   static constexpr int kStages = kCfg.tuning.stages;
 
  public:
-  KvPipeline(const DecodeParams& p, const Block&, DecodeShared<kCfg>& shared, LeafCursor& ahead)
-      : leaves_(shared.leaves) {
+  using Params = DecodeParamsOf<kCfg>;
+  using Leaf = LeafOf<kCfg>;
+
+  KvPipeline(const Params& p, const Block&, DecodeShared<kCfg>& shared, LeafCursor& ahead)
+      : leaves_(shared.leaves), rows_(p) {
     for (int i = 0; i < kStages - 1; ++i) refill_behind_keys(p, ahead);
   }
 
   const Leaf& keys() const { return leaves_[oldest_]; }
 
-  void refill_behind_keys(const DecodeParams& p, LeafCursor& ahead) {
+  void refill_behind_keys(const Params& p, LeafCursor& ahead) {
     leaves_[oldest_].next = nullptr;
     if (ahead.done()) return;
-    const Segment& s = ahead.segment;
     Leaf& leaf = leaves_[newest_];
     leaves_[oldest_].next = &leaf;
-    leaf.low = maximum(s.key_low - ahead.key(), 0);
-    leaf.high = minimum(s.key_high - ahead.key(), kLeafKeys);
-    for (int i = leaf.low; i < leaf.high; ++i) {
-      const kv::TokenCoord place = kv::token_coord(p.cache, s.pages, s.seq, ahead.key() + i, true);
-      leaf.keys[i] = static_cast<const char*>(p.cache.k.data) + kv::row_offset(p.cache.k, place, s.kv_head);
-      leaf.values[i] = static_cast<const char*>(p.cache.v.data) + kv::row_offset(p.cache.v, place, s.kv_head);
-    }
+    rows_.look_up(leaf, ahead.segment, ahead.key());
     newest_ = newest_ + 1 == kStages ? 0 : newest_ + 1;
     ahead.next(p);
   }
@@ -66,12 +93,16 @@ class KvPipeline {
 
  private:
   Leaf* leaves_;
+  RowsOf<kCfg> rows_;
   int oldest_ = 0, newest_ = 0;
 };
 
 template <DecodeConfig kCfg>
 class DecodeTiles {
   static constexpr DecodeShape kShape = kCfg.shape;
+  static constexpr bool kWidens = reads_segments(kShape);
+  using Params = DecodeParamsOf<kCfg>;
+  using Leaf = LeafOf<kCfg>;
 
  public:
   static_assert(kShape.k_format == kShape.v_format, "these tiles read K and V of one format");
@@ -110,8 +141,9 @@ class DecodeTiles {
     Rows m, l;
   };
 
-  DecodeTiles(const DecodeParams& p, const Block& block, DecodeShared<kCfg>& shared)
-      : block_(block),
+  DecodeTiles(const Params& p, const Block& block, DecodeShared<kCfg>& shared)
+      : params_(p),
+        block_(block),
         shared_(shared),
         live_rows_(minimum(kRows, p.group_size * p.max_q_len)),
         products_(p.head_dim_qk, p.head_dim_v) {}
@@ -148,7 +180,13 @@ class DecodeTiles {
       for (int key = 0; key < leaf.low; ++key) scores.x[row][key] = 0.0f;
       for (int key = maximum(leaf.high, 0); key < kLeafKeys; ++key) scores.x[row][key] = 0.0f;
     }
-    products_.multiply_keys({query.rows[0], kShape.head_dim_qk}, leaf, live_rows_, scores.x);
+    const FloatRows<const float> rows{query.rows[0], kShape.head_dim_qk};
+    if constexpr (kWidens) {
+      products_.multiply_keys(rows, shared_.wide.keys(leaf, params_), live_rows_, scores.x);
+      if (leaf.keys.has_factors) multiply_factors(scores.x, scores.x, leaf, leaf.keys);
+    } else {
+      products_.multiply_keys(rows, leaf, live_rows_, scores.x);
+    }
     return scores;
   }
 
@@ -196,7 +234,19 @@ class DecodeTiles {
     other.m = p.m;
     other.l = p.l;
     other.o.rows = live_rows_;
-    products_.multiply_values(p.scores.x, leaf, live_rows_, {other.o.x[0], kShape.head_dim_v});
+    const FloatRows<float> out{other.o.x[0], kShape.head_dim_v};
+    if constexpr (kWidens) {
+      const auto& wide = shared_.wide.values(leaf, params_);
+      if (leaf.values.has_factors) {
+        Scores weights;
+        multiply_factors(weights.x, p.scores.x, leaf, leaf.values);
+        products_.multiply_values(weights.x, wide, live_rows_, out);
+      } else {
+        products_.multiply_values(p.scores.x, wide, live_rows_, out);
+      }
+    } else {
+      products_.multiply_values(p.scores.x, leaf, live_rows_, out);
+    }
     merge::merge(*this, state, other);
   }
 
@@ -228,10 +278,19 @@ class DecodeTiles {
   }
 
  private:
+  // Each key's column by its factor.
+  void multiply_factors(float (*to)[kLeafKeys], const float (*from)[kLeafKeys], const SegmentLeaf& leaf,
+                        const SegmentLeaf::Rows& rows) const {
+    for (int row = 0; row < live_rows_; ++row) {
+      for (int key = leaf.low; key < leaf.high; ++key) to[row][key] = from[row][key] * rows.factors[key];
+    }
+  }
+
+  const Params& params_;
   const Block& block_;
   DecodeShared<kCfg>& shared_;
   int live_rows_;
-  KvProducts<kShape.k_format> products_;
+  KvProducts<kWidens ? KvFormat::kFp32 : kShape.k_format> products_;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET::decode

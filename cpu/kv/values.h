@@ -31,6 +31,7 @@ FLASHPORT_DEVICE void with_format(KvFormat format, const F& f) {
     case KvFormat::kQ5_0: f(KvRow<KvFormat::kQ5_0>(), 0); break;
     case KvFormat::kQ5_1: f(KvRow<KvFormat::kQ5_1>(), 0); break;
     case KvFormat::kIq4Nl: f(KvRow<KvFormat::kIq4Nl>(), 0); break;
+    case KvFormat::kAny: break;
   }
 }
 

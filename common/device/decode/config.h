@@ -13,9 +13,10 @@ struct DecodeShape {
   int head_dim_v;
   int rows;  // query rows of a tile: 8, 16 or 64
   MathType math;
-  KvFormat k_format;
+  KvFormat k_format;  // kAny: of each segment, as MixedDecodeParams says, and v_format is kAny too
   KvFormat v_format;
 };
+constexpr bool reads_segments(const DecodeShape& shape) { return shape.k_format == KvFormat::kAny; }
 
 struct DecodeTuning {
   int waves;                      // compute waves of a block

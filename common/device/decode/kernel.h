@@ -30,7 +30,7 @@ constexpr DecodeConfig decode_config(MathType math, KvFormat k_format, KvFormat 
 }
 
 template <DecodeConfig kCfg>
-FLASHPORT_DEVICE void decode(const DecodeParams& p, const Range& range, const Block& block,
+FLASHPORT_DEVICE void decode(const DecodeParamsOf<kCfg>& p, const Range& range, const Block& block,
                              DecodeShared<kCfg>& shared) {
   using Tiles = DecodeTiles<kCfg>;
   LeafCursor now(range), ahead(range);

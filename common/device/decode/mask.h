@@ -2,6 +2,8 @@
 // branches; a leaf that every row of the tile sees whole pays for the scale only.
 #pragma once
 
+#include <type_traits>
+
 #include "common/device/decode/query.h"
 #include "common/device/decode/schedule.h"
 
@@ -16,7 +18,8 @@ struct RowView {
   float slope;  // ALiBi, base 2; 0 without
 };
 
-FLASHPORT_DEVICE RowView row_view(const DecodeParams& p, const Segment& s, QueryRow row) {
+template <class Params>
+FLASHPORT_DEVICE RowView row_view(const Params& p, const Segment& s, QueryRow row) {
   RowView view{};
   if (row.token >= s.q_len) return view;
   view.position = s.length - s.q_len + row.token;
@@ -25,7 +28,7 @@ FLASHPORT_DEVICE RowView row_view(const DecodeParams& p, const Segment& s, Query
   if (p.window_left >= 0) {
     view.low = maximum(view.low, view.position - p.window_left);
   }
-  view.high = minimum(s.key_high, p.tree_mask != nullptr ? s.length : view.position + 1);
+  view.high = minimum(s.key_high, p.tree_mask != nullptr || has_bias(p) ? s.length : view.position + 1);
   if (p.window_right >= 0) {
     view.high = view.high - view.position > p.window_right ? view.position + 1 + p.window_right : view.high;
   }
@@ -49,17 +52,41 @@ FLASHPORT_DEVICE bool needs_mask(const Segment& s, int key, int keys) {
   return key < maximum(s.key_low, s.clear_low) || key + keys > minimum(s.key_high, s.clear_high);
 }
 
+// Adds the bias of each row's keys, base 2. What it hides is -inf, whatever the score is.
 template <class Tiles>
-FLASHPORT_DEVICE void to_logits(const Tiles& tiles, const DecodeParams& p, const Segment& s, int key, float scale,
+FLASHPORT_DEVICE void add_bias(const Tiles& tiles, const MixedDecodeParams& p, const Segment& s, int key,
+                               typename Tiles::Scores& scores) {
+  const LogitBias& bias = p.bias;
+  std::int64_t rows[Tiles::kRowSlots];
+  float slopes[Tiles::kRowSlots];
+  for (int slot = 0; slot < tiles.row_slots(); ++slot) {
+    const QueryRow row = query_row(p, s, Tiles::kRows, tiles.row_of(slot));
+    const bool is_padding = row.token >= s.q_len;
+    rows[slot] = is_padding ? -1 : s.seq * bias.stride_seq + row.head * bias.stride_head + row.token * bias.stride_row;
+    slopes[slot] = is_padding || bias.slopes == nullptr ? kLog2e : bias.slopes[row.head] * kLog2e;
+  }
+  tiles.for_each(scores, [&](float& x, int slot, int col) {
+    const int at = key + col;
+    if (rows[slot] < 0 || at < s.key_low || at >= s.key_high) return;
+    const float added = load_as_float(bias.data, bias.dtype, rows[slot] + at * bias.stride_key);
+    x = added == -kInfinity ? -kInfinity : x + slopes[slot] * added;
+  });
+}
+
+template <class Tiles, class Params>
+FLASHPORT_DEVICE void to_logits(const Tiles& tiles, const Params& p, const Segment& s, int key, float scale,
                                 typename Tiles::Scores& scores) {
   if (p.cap_scale != 0.0f) {
     tiles.for_each(scores, [&](float& x, int, int) { x = p.cap_scale * tanh_full(x * scale); });
   } else {
     tiles.for_each(scores, [&](auto& x, int, int) { x *= scale; });
   }
+  if constexpr (std::is_same_v<Params, MixedDecodeParams>) {
+    if (has_bias(p)) add_bias(tiles, p, s, key, scores);
+  }
   const bool masked = needs_mask(s, key, Tiles::kTurnLeaves * kLeafKeys);
   if (!masked && p.alibi_slopes == nullptr) return;
-  const DecodeParams& rare = reread(p);
+  const Params& rare = reread(p);
   RowView views[Tiles::kRowSlots];
   for (int slot = 0; slot < tiles.row_slots(); ++slot) {
     views[slot] = row_view(rare, s, query_row(rare, s, Tiles::kRows, tiles.row_of(slot)));

@@ -74,4 +74,22 @@ struct DecodeParams {
   bool teams_apart;  // a device block's teams count as blocks far apart: where few have work, multiprocessors share it
 };
 
+inline constexpr int kMostSegments = 4;
+
+// What is added to the logits of keys, by their position in the sequence, -inf where a key is hidden.
+struct LogitBias {
+  const void* data;  // null: none, and rows see the keys up to their own position
+  DType dtype;       // fp16 or fp32
+  std::int64_t stride_seq, stride_head, stride_row, stride_key;
+  const float* slopes;  // the factor of each query head; null: 1
+};
+
+// The argument of kernels whose formats are KvFormat::kAny: a sequence is its segments one after the other. Of `cache`
+// above, max_len alone counts, the most keys of all segments together; k_scale, v_scale and tree_mask are null.
+struct MixedDecodeParams : DecodeParams {
+  CacheSegment segments[kMostSegments];  // oldest first
+  std::int32_t segment_count;
+  LogitBias bias;
+};
+
 }  // namespace flashport

@@ -9,8 +9,7 @@
 
 #include "common/device/core/divide.h"
 #include "common/device/decode/chunks.h"
-#include "common/device/decode/params.h"
-#include "common/device/kv/paged_kv.h"
+#include "common/device/decode/segments.h"
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
@@ -59,7 +58,8 @@ FLASHPORT_DEVICE int sequence_span(const DecodeParams& p, int seq, int length) {
 }
 
 // Fills in what depends on the sequence alone.
-FLASHPORT_DEVICE Segment open_sequence(const DecodeParams& p, int seq, int length) {
+template <class Params>
+FLASHPORT_DEVICE Segment open_sequence(const Params& p, int seq, int length) {
   Segment s;
   s.seq = seq;
   s.length = length;
@@ -70,7 +70,7 @@ FLASHPORT_DEVICE Segment open_sequence(const DecodeParams& p, int seq, int lengt
   s.key_high = s.length;
   const int first_position = s.length - s.q_len;
   s.clear_low = p.window_left < 0 ? 0 : maximum(s.length - 1 - p.window_left, 0);
-  s.clear_high = p.tree_mask != nullptr ? first_position : first_position + 1;
+  s.clear_high = p.tree_mask != nullptr ? first_position : has_bias(p) ? length : first_position + 1;
   s.key_begin = s.key_low / kLeafKeys * kLeafKeys;
   s.leaves = leaf_count(s.key_begin, s.key_high);
   s.chunk_shift = tile_chunk_shift(p, s.leaves);
@@ -128,7 +128,8 @@ FLASHPORT_DEVICE void set_tile(const DecodeParams& p, Segment& s, int tile) {
   s.row_tile = tile - s.kv_head * p.row_tiles;
 }
 
-FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block) {
+template <class Params>
+FLASHPORT_DEVICE Range balanced_range(const Params& p, const Block& block) {
   // A lane's sequences: [from, to).
   const int per_lane = (p.batch + kWaveSize - 1) / kWaveSize;
   const int from = block.lane() * per_lane;
@@ -136,7 +137,7 @@ FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block)
   int mine = 0;
   int length = 0;
   for (int seq = from; seq < to; ++seq) {
-    length = kv::sequence_length(p.cache, seq);
+    length = key_count(p, seq);
     mine += sequence_span(p, seq, length);
   }
   int leaves;
@@ -167,7 +168,7 @@ FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block)
   int seq = finder * per_lane;
   for (int end = seq + per_lane; per_lane > 1 && seq < end; seq += kWaveSize) {
     const int its_seq = seq + block.lane();
-    length = its_seq < p.batch ? kv::sequence_length(p.cache, its_seq) : 0;
+    length = its_seq < p.batch ? key_count(p, its_seq) : 0;
     weight = its_seq < p.batch ? sequence_span(p, its_seq, length) : 0;
     const int inside = block.wave_exclusive_scan(weight, leaves);
     if (begin < on_line(start + leaves)) {
@@ -193,7 +194,7 @@ FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block)
         return range;
       }
       const int next_start = s.start;
-      s = open_sequence(p, seq, kv::sequence_length(p.cache, seq));
+      s = open_sequence(p, seq, key_count(p, seq));
       s.start = next_start;
       s.first = 0;
     }
@@ -205,7 +206,8 @@ FLASHPORT_DEVICE Range balanced_range(const DecodeParams& p, const Block& block)
 }
 
 // One chunk of one tile: chunk is the fastest index, then the tile, then the sequence.
-FLASHPORT_DEVICE Range chunk_range(const DecodeParams& p, const Block& block) {
+template <class Params>
+FLASHPORT_DEVICE Range chunk_range(const Params& p, const Block& block) {
   const int tiles = p.num_kv_heads * p.row_tiles;
   const int index = static_cast<int>(block.index());
   const int chunk = index % p.num_chunks;
@@ -213,7 +215,7 @@ FLASHPORT_DEVICE Range chunk_range(const DecodeParams& p, const Block& block) {
   Range range;
   const int seq = rest / tiles;
   if (seq >= p.batch) return {};  // beyond the grid
-  range.segment = open_sequence(p, seq, kv::sequence_length(p.cache, seq));
+  range.segment = open_sequence(p, seq, key_count(p, seq));
   Segment& s = range.segment;
   set_tile(p, s, rest % tiles);
   std::int64_t keys = p.chunk_keys;
@@ -233,7 +235,8 @@ FLASHPORT_DEVICE Range chunk_range(const DecodeParams& p, const Block& block) {
   return range;
 }
 
-FLASHPORT_DEVICE Range block_range(const DecodeParams& p, const Block& block) {
+template <class Params>
+FLASHPORT_DEVICE Range block_range(const Params& p, const Block& block) {
   return block.uniform(p.num_chunks > 0 ? chunk_range(p, block) : balanced_range(p, block));
 }
 
@@ -251,7 +254,8 @@ struct LeafCursor {
   FLASHPORT_DEVICE bool at_segment_start() const { return leaf == segment.first; }
   FLASHPORT_DEVICE int key() const { return segment.key_begin + leaf * kLeafKeys; }
 
-  FLASHPORT_DEVICE void next(const DecodeParams& p, int leaves = 1) {
+  template <class Params>
+  FLASHPORT_DEVICE void next(const Params& p, int leaves = 1) {
     leaf += leaves;
     if (leaf < segment.last) return;
     const int next_start = segment.start + segment.span();
@@ -262,7 +266,7 @@ struct LeafCursor {
       const int seq = segment.seq + 1;
       if (seq == p.batch) return;
       tile -= tiles;
-      segment = open_sequence(p, seq, kv::sequence_length(p.cache, seq));
+      segment = open_sequence(p, seq, key_count(p, seq));
     }
     set_tile(p, segment, tile);
     segment.start = next_start;

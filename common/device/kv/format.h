@@ -31,6 +31,7 @@ constexpr KvFormatTrait kv_format_trait(KvFormat format) {
     case KvFormat::kQ5_0: return {"q5_0", DType::kUInt8, 32, 22, 2};
     case KvFormat::kQ5_1: return {"q5_1", DType::kUInt8, 32, 24, 4};
     case KvFormat::kIq4Nl: return {"iq4_nl", DType::kUInt8, 32, 18, 2};
+    case KvFormat::kAny: return {"any", DType::kUInt8, 1, 1, 0};
   }
   return {"unknown", DType::kUInt8, 1, 1, 0};
 }

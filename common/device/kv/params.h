@@ -30,6 +30,22 @@ struct PagedCache {
   CacheParams k, v;
 };
 
+// Factors of the rows of a cache, on the axes of its rows: stored * factor is the value. Axes that share a factor have
+// stride 0; strides count elements.
+struct KeyScales {
+  const void* data;  // null: 1
+  DType dtype;       // fp32 or fp16
+  std::int64_t stride_page, stride_token, stride_head, stride_group;
+  std::int32_t dims_per_scale;  // 0: a row has one factor; else every so many of its values, a group, have one
+};
+
+// Keys and values that follow each other in every sequence, in one format and layout.
+struct CacheSegment {
+  PagedCache cache;  // seqlens: keys of the segment in each sequence
+  KvFormat k_format, v_format;
+  KeyScales k_scale, v_scale;
+};
+
 // The new keys, or the new values, and their cache.
 struct AppendSide {
   StridedRows rows;  // tokens of all sequences on one axis

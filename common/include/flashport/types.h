@@ -66,6 +66,8 @@ enum class KvFormat : std::int32_t {
   kQ5_0,
   kQ5_1,
   kIq4Nl,
+
+  kAny = 255,  // no cache's: kernels that widen whatever format a row has say it
 };
 
 // "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl": as messages,

@@ -1,0 +1,80 @@
+// The keys of a sequence, which kernels of one format read from one cache (DecodeParams) and those of any format from
+// segments, one after the other (MixedDecodeParams).
+#pragma once
+
+#include <type_traits>
+
+#include "common/device/core/scalar_access.h"
+#include "common/device/decode/config.h"
+#include "common/device/decode/params.h"
+#include "common/device/kv/paged_kv.h"
+
+namespace flashport::FLASHPORT_TARGET::decode {
+
+// The argument of a kernel.
+template <DecodeConfig kCfg>
+using DecodeParamsOf = std::conditional_t<reads_segments(kCfg.shape), MixedDecodeParams, DecodeParams>;
+
+FLASHPORT_DEVICE int key_count(const DecodeParams& p, int seq) { return kv::sequence_length(p.cache, seq); }
+FLASHPORT_DEVICE int key_count(const MixedDecodeParams& p, int seq) {
+  std::int64_t count = 0;
+  FLASHPORT_UNROLL(1)
+  for (int i = 0; i < p.segment_count; ++i) count += kv::sequence_length(p.segments[i].cache, seq);
+  return static_cast<int>(minimum(count, std::int64_t{p.cache.max_len}));
+}
+
+// Whether a bias says which keys a row sees, in place of its position.
+FLASHPORT_DEVICE constexpr bool has_bias(const DecodeParams&) { return false; }
+FLASHPORT_DEVICE bool has_bias(const MixedDecodeParams& p) { return p.bias.data != nullptr; }
+
+// The first key of each segment of a sequence. Those that the call does not have begin after all keys.
+struct SegmentStarts {
+  int first[kMostSegments];
+};
+
+FLASHPORT_DEVICE SegmentStarts segment_starts(const MixedDecodeParams& p, int seq) {
+  SegmentStarts starts;
+  std::int64_t next = 0;
+  FLASHPORT_UNROLL(4)
+  for (int i = 0; i < kMostSegments; ++i) {
+    starts.first[i] = static_cast<int>(minimum(next, std::int64_t{p.cache.max_len}));
+    if (i < p.segment_count) next += kv::sequence_length(p.segments[i].cache, seq);
+  }
+  return starts;
+}
+
+// A key of a sequence as a key of the segment that has it.
+struct SegmentKey {
+  int segment, key;
+};
+
+// Of a key below the sequence's count; then no segment without keys has it.
+FLASHPORT_DEVICE SegmentKey segment_key(const SegmentStarts& starts, int key) {
+  SegmentKey at{0, key};
+  FLASHPORT_UNROLL(4)
+  for (int i = 1; i < kMostSegments; ++i) {
+    if (key >= starts.first[i]) at = {i, key - starts.first[i]};
+  }
+  return at;
+}
+
+// Where the segment has the key: its page and offset, from which rows and factors follow. Loads the page's number.
+FLASHPORT_DEVICE kv::TokenCoord segment_coord(const CacheSegment& segment, int seq, int key) {
+  return kv::token_coord(segment.cache, kv::page_list(segment.cache, seq), seq, key, true);
+}
+
+FLASHPORT_DEVICE const char* cache_row(const CacheParams& cache, kv::TokenCoord at, int head) {
+  return static_cast<const char*>(cache.data) + kv::row_offset(cache, at, head);
+}
+
+// The element of a row's factor, or of the factor of its first group.
+FLASHPORT_DEVICE std::int64_t scale_element(const KeyScales& scales, kv::TokenCoord at, int head) {
+  return at.page * scales.stride_page + at.offset * scales.stride_token + head * scales.stride_head;
+}
+// The factor of a whole row; 1 where groups of its values have their own.
+FLASHPORT_DEVICE float row_scale(const KeyScales& scales, kv::TokenCoord at, int head) {
+  if (scales.data == nullptr || scales.dims_per_scale > 0) return 1.0f;
+  return load_as_float(scales.data, scales.dtype, scale_element(scales, at, head));
+}
+
+}  // namespace flashport::FLASHPORT_TARGET::decode
