@@ -40,7 +40,7 @@ struct Argument {
   Axes axes, other_axes;  // either of two
 };
 
-inline constexpr std::size_t kMostArguments = 32;
+inline constexpr std::size_t kMostArguments = 64;
 
 // The arguments that were given. The views live as long as the call's arguments do.
 template <std::size_t kMost>

@@ -72,6 +72,7 @@ struct KernelEntry {
   KernelShape shape = {};
   int teams = 1;                  // blocks, as grids count them, in one block of the device
   DecodeSplit decode_split = {};  // of a decode kernel
+  std::uint32_t formats = ~0u;    // that a decode kernel of any formats widens: format_bit() of each
 
   // The kernel strides over its work, whatever the grid, and signals each part that is complete to the kernel after it,
   // so that the two may run concurrently.

@@ -36,6 +36,9 @@ constexpr KvFormatTrait kv_format_trait(KvFormat format) {
   return {"unknown", DType::kUInt8, 1, 1, 0};
 }
 
+// Sets of formats have a bit for each.
+constexpr std::uint32_t format_bit(KvFormat format) { return std::uint32_t{1} << static_cast<int>(format); }
+
 // Bytes of one K or V row of `dim` values as stored, of whole blocks.
 constexpr int kv_row_bytes(KvFormat format, int dim) {
   return dim / kv_format_trait(format).block_values * kv_format_trait(format).block_bytes;

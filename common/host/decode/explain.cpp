@@ -18,12 +18,17 @@ namespace {
 constexpr Check kCheck("explain");
 
 // As validation leaves a call without window, offsets or indices, whose sequences have room for max_kv_len keys each.
-DecodeProblem problem_of(const DecodeScheduleQuery& query, const KernelShape& shape) {
+DecodeProblem problem_of(const DecodeScheduleQuery& query) {
   const DecodeQuery& call = query.call;
   DecodeProblem problem{};
   problem.function = kCheck.function();
-  problem.k_format = shape.decode.k_format;
-  problem.v_format = shape.decode.v_format;
+  const KernelRequest request = request_of(call);
+  problem.k_format = request.k_format;
+  problem.v_format = request.v_format;
+  if (request.segment_formats != 0) {
+    problem.mixed = std::make_unique<MixedProblem>();
+    problem.mixed->formats = request.segment_formats;
+  }
   problem.num_splits = query.num_splits;
   problem.total_q = query.batch * call.q_len;
   DecodeParams& p = problem.params;
@@ -70,7 +75,7 @@ DecodeSchedule explain(const DecodeScheduleQuery& query) {
   if (kernel == nullptr) kCheck.not_supported(reason);
   DeviceContext& device = find_device(kCheck, find_target(query.call.target, reason));
 
-  return schedule_of(plan_decode(problem_of(query, kernel->shape), device));
+  return schedule_of(plan_decode(problem_of(query), device));
 }
 
 DecodeSchedule schedule_of(const DecodePlan& plan) {

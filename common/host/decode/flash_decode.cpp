@@ -1,4 +1,4 @@
-// flash_decode and flash_decode_stage1: validate -> plan -> dispatch.
+// flash_decode, flash_decode_mixed and flash_decode_stage1: validate -> plan -> dispatch.
 #include <flashport/decode.h>
 
 #include "common/host/call_log.h"
@@ -26,7 +26,11 @@ void run_decode(const Args& args, const DecodeProblem& problem, Stream stream) {
     workspace = acquire_workspace(check, device, stream, plan.workspace_bytes, problem.workspace);
     bind_workspace(plan, workspace.data());
   }
-  device.launch(check, stream, *plan.kernel, LaunchGrid{plan.grid}, plan.params);
+  if (reads_segments(plan.kernel->shape.decode)) {
+    device.launch(check, stream, *plan.kernel, LaunchGrid{plan.grid}, mixed_params(problem, plan));
+  } else {
+    device.launch(check, stream, *plan.kernel, LaunchGrid{plan.grid}, plan.params);
+  }
   if (plan.combine_kernel != nullptr) {
     device.launch(check, stream, *plan.combine_kernel, LaunchGrid{plan.combine_grid}, plan.params);
   }
@@ -42,6 +46,14 @@ void flash_decode(const DecodeArgs& args, Stream stream) { run_decode(args, vali
 
 std::int64_t decode_workspace_size(const DecodeArgs& args) {
   const DecodeProblem problem = validate_decode_size(args);
+  if (problem.empty) return 0;
+  return plan_decode(problem, device_context(Check(problem.function), problem.q, "q")).workspace_bytes;
+}
+
+void flash_decode_mixed(const MixedDecodeArgs& args, Stream stream) { run_decode(args, validate_mixed(args), stream); }
+
+std::int64_t mixed_workspace_size(const MixedDecodeArgs& args) {
+  const DecodeProblem problem = validate_mixed_size(args);
   if (problem.empty) return 0;
   return plan_decode(problem, device_context(Check(problem.function), problem.q, "q")).workspace_bytes;
 }

@@ -12,13 +12,28 @@ namespace flashport {
 namespace {
 
 bool has_formats(const KernelEntry& kernel, const KernelRequest& request) {
-  return kernel.tag == KernelTag::kDecode && kernel.shape.decode.k_format == request.k_format &&
-         kernel.shape.decode.v_format == request.v_format;
+  return kernel.tag == KernelTag::kDecode && request.segment_formats == 0 &&
+         kernel.shape.decode.k_format == request.k_format && kernel.shape.decode.v_format == request.v_format;
+}
+
+std::uint32_t formats_of(const KernelRequest& r) {
+  return r.segment_formats != 0 ? r.segment_formats : format_bit(r.k_format) | format_bit(r.v_format);
+}
+
+// Products in 16 bits are of bf16 where one of the formats is: fp16 might not hold its values.
+bool widens_formats(const KernelEntry& kernel, const KernelRequest& request) {
+  if (kernel.tag != KernelTag::kDecode || !reads_segments(kernel.shape.decode)) return false;
+  const std::uint32_t formats = formats_of(request);
+  if ((formats & ~kernel.formats) != 0) return false;
+  const MathType math = kernel.shape.decode.math;
+  if (math == MathType::kFp32) return true;
+  if ((formats & format_bit(KvFormat::kFp32)) != 0) return false;
+  return math == ((formats & format_bit(KvFormat::kBf16)) != 0 ? MathType::kBf16 : MathType::kFp16);
 }
 
 bool serves_types(const KernelEntry& kernel, const KernelRequest& request) {
   // float32 queries are never rounded to a shorter type without the caller's knowledge.
-  return has_formats(kernel, request) &&
+  return (has_formats(kernel, request) || widens_formats(kernel, request)) &&
          (request.q_dtype != DType::kFloat32 || kernel.shape.decode.math == MathType::kFp32);
 }
 
@@ -27,6 +42,7 @@ bool covers(const KernelEntry& kernel, const KernelRequest& request) {
 }
 
 bool is_better(const DecodeShape& a, const DecodeShape& b, std::int64_t packed_rows) {
+  if (reads_segments(a) != reads_segments(b)) return reads_segments(b);
   const int area_a = a.head_dim_qk * a.head_dim_v;
   const int area_b = b.head_dim_qk * b.head_dim_v;
   if (area_a != area_b) return area_a < area_b;
@@ -60,6 +76,7 @@ std::string limit_reason(const KernelRequest& r) {
     if (dim % kHeadDimStep != 0) {
       return name + " must be a multiple of " + std::to_string(kHeadDimStep) + ", got " + std::to_string(dim);
     }
+    if (r.segment_formats != 0) continue;
     if (std::string problem = block_problem(format, side, dim); !problem.empty()) return problem;
   }
   if (r.group_size < 1 || r.group_size > kMaxGroupSize) {
@@ -71,17 +88,29 @@ std::string limit_reason(const KernelRequest& r) {
   }
   if (std::string reason = query_type_reason(r.q_dtype); !reason.empty()) return reason;
   for (const auto& [side, dim, format] : sides) {
-    if (is_quantised(format) || own_format(r.q_dtype) == format) continue;
+    if (r.segment_formats != 0 || is_quantised(format) || own_format(r.q_dtype) == format) continue;
     return std::string("a cache of ") + kv_format_name(format) + " goes with q of the same type, got " +
            dtype_name(r.q_dtype);
   }
   return "";
 }
 
+// "kv=q8_0", "k=q8_0 with v=bf16", or "segments of fp16, q8_0".
+std::string formats_text(const KernelRequest& r) {
+  if (r.segment_formats == 0) return kv_formats_text(r.k_format, r.v_format);
+  std::string text;
+  for (int i = 0; i < kKvFormats; ++i) {
+    const auto format = static_cast<KvFormat>(i);
+    if ((r.segment_formats & format_bit(format)) == 0) continue;
+    text += (text.empty() ? "segments of " : ", ") + std::string(kv_format_name(format));
+  }
+  return text;
+}
+
 std::string missing_reason(std::span<const KernelEntry> kernels, std::string_view target, const KernelRequest& r) {
   std::string text = std::string(target) + " has no kernel for ";
   bool has_pair = false;
-  bool has_types = false;
+  bool has_types = false, widens = false;
   std::vector<std::string> formats;
   std::string dims;
   for (const KernelEntry& kernel : kernels) {
@@ -93,19 +122,21 @@ std::string missing_reason(std::span<const KernelEntry> kernels, std::string_vie
     for (const std::string& known : formats) listed = listed || known == pair;
     if (!listed) formats.push_back(pair);
     has_pair = has_pair || has_formats(kernel, r);
+    widens = widens || widens_formats(kernel, r);
     if (!serves_types(kernel, r)) continue;
     has_types = true;
     const std::string tile = head_dims_text(shape.head_dim_qk, shape.head_dim_v);
     if ((", " + dims + ",").find(", " + tile + ",") == std::string::npos) dims += (dims.empty() ? "" : ", ") + tile;
   }
   if (has_types) {
-    return text + "head_dim " + head_dims_text(r.head_dim_qk, r.head_dim_v) + " with " +
-           kv_formats_text(r.k_format, r.v_format) + "; its tiles are " + dims;
+    return text + "head_dim " + head_dims_text(r.head_dim_qk, r.head_dim_v) + " with " + formats_text(r) +
+           "; its tiles are " + dims;
   }
-  if (r.q_dtype == DType::kFloat32 && (has_pair || r.k_format == KvFormat::kFp32)) {
+  const bool is_fp32 = r.segment_formats == 0 ? r.k_format == KvFormat::kFp32 : widens;
+  if (r.q_dtype == DType::kFloat32 && (has_pair || is_fp32)) {
     return text + "float32 q; use float16 or bfloat16";
   }
-  text += kv_formats_text(r.k_format, r.v_format) + "; it has ";
+  text += formats_text(r) + "; it has ";
   for (std::size_t i = 0; i < formats.size(); ++i) text += (i == 0 ? "" : ", ") + formats[i];
   return text + (formats.empty() ? "none" : "");
 }
@@ -134,17 +165,22 @@ const KernelEntry* choose_decode_kernel(std::span<const KernelEntry> kernels, st
 const KernelEntry* find_decode_kernel(const DecodeQuery& query, std::string& reason) {
   reason = query_type_reason(query.q_dtype);
   if (!reason.empty()) return nullptr;
-  const KvFormat own = *own_format(query.q_dtype);
   const TargetView target = find_target(query.target, reason);
   if (!reason.empty()) return nullptr;
-  const KernelRequest request{query.q_dtype,
-                              query.k_format.value_or(own),
-                              query.v_format.value_or(own),
-                              query.head_dim_qk,
-                              query.head_dim_v,
-                              query.group_size,
-                              query.q_len};
-  return choose_decode_kernel(target.kernels, target.name, request, &reason);
+  return choose_decode_kernel(target.kernels, target.name, request_of(query), &reason);
+}
+
+KernelRequest request_of(const DecodeQuery& query) {
+  const KvFormat own = own_format(query.q_dtype).value_or(KvFormat::kFp32);
+  KernelRequest request{query.q_dtype,
+                        query.k_format.value_or(own),
+                        query.v_format.value_or(own),
+                        query.head_dim_qk,
+                        query.head_dim_v,
+                        query.group_size,
+                        query.q_len};
+  for (const KvFormat format : query.segment_formats) request.segment_formats |= format_bit(format);
+  return request;
 }
 
 Support supports(const DecodeQuery& query) {

@@ -70,6 +70,7 @@ bool wants_second_launch(const DecodePlan& plan, int multiprocessors) {
   const DecodeParams& p = plan.params;
   const DecodeShape& shape = plan.kernel->shape.decode;
   const DecodeSplit& split = plan.kernel->decode_split;
+  if (reads_segments(shape)) return false;  // that launch knows one cache
   if (split.large) return kFewBlocks * tile_count(p) <= plan.grid;
   if (split.column_slices == 1 || kFewMultiprocessors * tile_count(p) > multiprocessors) return false;
   constexpr int kVectors = 32 * 4;  // columns that the lanes of a wave read at once
@@ -179,13 +180,37 @@ void plan_fixed_chunks(DecodePlan& plan, const DecodeProblem& problem) {
 
 }  // namespace
 
+MixedDecodeParams mixed_params(const DecodeProblem& problem, const DecodePlan& plan) {
+  MixedDecodeParams mixed{};
+  static_cast<DecodeParams&>(mixed) = plan.params;
+  if (problem.mixed != nullptr) {
+    std::copy(std::begin(problem.mixed->segments), std::end(problem.mixed->segments), mixed.segments);
+    mixed.segment_count = problem.mixed->segment_count;
+    mixed.bias = problem.mixed->bias;
+    return mixed;
+  }
+  const DecodeParams& p = plan.params;
+  const auto scales = [&](const float* data) {
+    KeyScales scales{};
+    scales.data = data;
+    scales.dtype = DType::kFloat32;
+    scales.stride_head = p.scale_stride;
+    return scales;
+  };
+  mixed.segments[0] = {p.cache, problem.k_format, problem.v_format, scales(p.k_scale), scales(p.v_scale)};
+  mixed.segment_count = 1;
+  mixed.k_scale = mixed.v_scale = nullptr;
+  return mixed;
+}
+
 DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device) {
   const Check check(problem.function);
   DecodePlan plan;
   plan.params = problem.params;
   DecodeParams& p = plan.params;
+  const std::uint32_t segment_formats = problem.mixed == nullptr ? 0 : problem.mixed->formats;
   const KernelRequest request{p.q.dtype,    problem.k_format, problem.v_format, p.head_dim_qk,
-                              p.head_dim_v, p.group_size,     p.max_q_len};
+                              p.head_dim_v, p.group_size,     p.max_q_len,      segment_formats};
   plan.kernel = choose_decode_kernel(device.kernels(), device.target(), request, nullptr);
   if (plan.kernel == nullptr) {
     std::string reason;

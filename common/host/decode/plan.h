@@ -35,6 +35,9 @@ struct DecodePlan {
 
 [[nodiscard]] DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device);
 
+// What a kernel that reads segments takes in place of the plan's params: the call's, or its cache as the only one.
+[[nodiscard]] MixedDecodeParams mixed_params(const DecodeProblem& problem, const DecodePlan& plan);
+
 // What explain() and the log of calls say of a plan.
 [[nodiscard]] DecodeSchedule schedule_of(const DecodePlan& plan);
 

@@ -18,9 +18,9 @@ namespace {
 constexpr Check kCheck("flash_decode");
 
 // The extents that the arguments must agree on.
-struct Extents {
-  bool ragged, paged, pool, has_lengths;
-  std::int64_t batch, q_len, num_q_heads, head_dim, head_dim_v, num_kv_heads, page_size;
+struct Extents : DecodeExtents {
+  bool paged, pool, has_lengths;
+  std::int64_t page_size;
   CacheAxes axes;
   KvFormat k_format, v_format;
 };
@@ -202,10 +202,8 @@ void fill_layout(const DecodeArgs& a, const Extents& e, DecodeProblem& problem) 
 
 void fill_options(const DecodeArgs& a, DecodeParams& p) {
   fill_scores(p, a.softmax_scale, a.softcap);
-  // No sequence is so long that a window of its length would hide a key.
-  const auto window = [](std::int64_t keys) { return keys >= kMaxSequence ? -1 : static_cast<std::int32_t>(keys); };
-  p.window_left = window(a.window_left);
-  p.window_right = window(a.window_right);
+  p.window_left = window_side(a.window_left);
+  p.window_right = window_side(a.window_right);
   p.alibi_slopes = data_of<float>(a.alibi_slopes);
   if (a.alibi_slopes && a.alibi_slopes->rank == 2) p.alibi_stride_seq = a.alibi_slopes->strides[0];
   p.sinks = data_of<float>(a.sinks);
@@ -215,30 +213,6 @@ void fill_options(const DecodeArgs& a, DecodeParams& p) {
   p.v_scale = data_of<float>(a.v_scale);
   const bool per_head = (a.k_scale && is_per_head(*a.k_scale)) || (a.v_scale && is_per_head(*a.v_scale));
   p.scale_stride = per_head ? 1 : 0;
-}
-
-void fill_tensors(const DecodeArgs& a, const Extents& e, DecodeProblem& problem) {
-  DecodeParams& p = problem.params;
-  p.batch = static_cast<std::int32_t>(e.batch);
-  p.num_q_heads = static_cast<std::int32_t>(e.num_q_heads);
-  p.num_kv_heads = static_cast<std::int32_t>(e.num_kv_heads);
-  p.group_size = static_cast<std::int32_t>(e.num_q_heads / e.num_kv_heads);
-  p.head_dim_qk = static_cast<std::int32_t>(e.head_dim);
-  p.head_dim_v = static_cast<std::int32_t>(e.head_dim_v);
-  p.max_q_len = static_cast<std::int32_t>(e.q_len);
-
-  // Axes of q, out and lse: [seq] [token] head [dim]. A ragged tensor has tokens of all sequences on its first axis.
-  const int head = a.q.rank - 2;
-  const auto rows = [&](const TensorView& view, std::int64_t stride_dim) -> StridedRows {
-    const std::int64_t* strides = view.strides;
-    return {view.data,     view.dtype, e.ragged ? 0 : strides[0], e.ragged ? strides[0] : head == 2 ? strides[1] : 0,
-            strides[head], stride_dim};
-  };
-  p.q = rows(a.q, a.q.strides[head + 1]);
-  p.out = rows(a.out, a.out.strides[head + 1]);
-  if (a.lse) p.lse = rows(*a.lse, 0);
-  p.cu_seqlens_q = data_of<std::int32_t>(a.cu_seqlens_q);
-  problem.total_q = e.ragged ? a.q.shape[0] : e.batch * e.q_len;
 }
 
 DecodeProblem validate(const DecodeArgs& args, Outputs outputs) {
@@ -259,7 +233,7 @@ DecodeProblem validate(const DecodeArgs& args, Outputs outputs) {
   problem.empty = !has_elements(args.out) && (!args.lse || !has_elements(*args.lse));
   if (extents.num_kv_heads == 0 || extents.batch == 0) problem.empty = true;
   if (problem.empty) return problem;
-  fill_tensors(args, extents, problem);
+  fill_tensors(problem, extents, args.q, args.out, args.lse, args.cu_seqlens_q);
   fill_layout(args, extents, problem);
   fill_options(args, problem.params);
   return problem;
@@ -277,6 +251,36 @@ TensorView output_like(const DecodeArgs& a) {
 }
 
 }  // namespace
+
+std::int32_t window_side(std::int64_t keys) {
+  // No sequence is so long that a window of its length would hide a key.
+  return keys >= kMaxSequence ? -1 : static_cast<std::int32_t>(keys);
+}
+
+void fill_tensors(DecodeProblem& problem, const DecodeExtents& e, const TensorView& q, const TensorView& out,
+                  const std::optional<TensorView>& lse, const std::optional<TensorView>& cu_seqlens_q) {
+  DecodeParams& p = problem.params;
+  p.batch = static_cast<std::int32_t>(e.batch);
+  p.num_q_heads = static_cast<std::int32_t>(e.num_q_heads);
+  p.num_kv_heads = static_cast<std::int32_t>(e.num_kv_heads);
+  p.group_size = static_cast<std::int32_t>(e.num_q_heads / e.num_kv_heads);
+  p.head_dim_qk = static_cast<std::int32_t>(e.head_dim);
+  p.head_dim_v = static_cast<std::int32_t>(e.head_dim_v);
+  p.max_q_len = static_cast<std::int32_t>(e.q_len);
+
+  // Axes of q, out and lse: [seq] [token] head [dim]. A ragged tensor has tokens of all sequences on its first axis.
+  const int head = q.rank - 2;
+  const auto rows = [&](const TensorView& view, std::int64_t stride_dim) -> StridedRows {
+    const std::int64_t* strides = view.strides;
+    return {view.data,     view.dtype, e.ragged ? 0 : strides[0], e.ragged ? strides[0] : head == 2 ? strides[1] : 0,
+            strides[head], stride_dim};
+  };
+  p.q = rows(q, q.strides[head + 1]);
+  p.out = rows(out, out.strides[head + 1]);
+  if (lse) p.lse = rows(*lse, 0);
+  p.cu_seqlens_q = data_of<std::int32_t>(cu_seqlens_q);
+  problem.total_q = e.ragged ? q.shape[0] : e.batch * e.q_len;
+}
 
 DecodeProblem validate_flash_decode(const DecodeArgs& args) { return validate(args, Outputs::kWritten); }
 

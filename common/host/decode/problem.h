@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -14,6 +15,16 @@
 #include "common/host/kv/pages.h"
 
 namespace flashport {
+
+// What a call of segments has besides.
+struct MixedProblem {
+  CacheSegment segments[kMostSegments];
+  IndexBounds bounds[kMostSegments];
+  std::int32_t segment_count = 0;
+  std::uint32_t formats = 0;  // of all segments: format_bit() of each
+  LogitBias bias{};
+  std::int64_t mask_keys = 0;  // that the mask has; 0: no mask
+};
 
 struct DecodeProblem {
   const char* function;
@@ -30,15 +41,30 @@ struct DecodeProblem {
   std::int64_t chunk_keys = 0;
 
   std::optional<TensorView> workspace;
+  std::unique_ptr<MixedProblem> mixed;  // null: k_format and v_format say all
 };
+
+// The extents of q and of the caches that params have.
+struct DecodeExtents {
+  bool ragged;
+  std::int64_t batch, q_len, num_q_heads, head_dim, head_dim_v, num_kv_heads;
+};
+// Describes q, out and lse in the problem's params.
+void fill_tensors(DecodeProblem& problem, const DecodeExtents& extents, const TensorView& q, const TensorView& out,
+                  const std::optional<TensorView>& lse, const std::optional<TensorView>& cu_seqlens_q);
+// A side of a window as kernels take it.
+[[nodiscard]] std::int32_t window_side(std::int64_t keys);
 
 [[nodiscard]] DecodeProblem validate_flash_decode(const DecodeArgs& args);
 // The same of a call that will not be made: its output need not be there, and what it would write is not looked at.
 [[nodiscard]] DecodeProblem validate_decode_size(const DecodeArgs& args);
+[[nodiscard]] DecodeProblem validate_mixed(const MixedDecodeArgs& args);
+[[nodiscard]] DecodeProblem validate_mixed_size(const MixedDecodeArgs& args);
 [[nodiscard]] DecodeProblem validate_decode_stage1(const DecodeStage1Args& args);
 
 // The calls as the log of calls shows them.
 [[nodiscard]] std::string call_text(const DecodeArgs& args);
+[[nodiscard]] std::string call_text(const MixedDecodeArgs& args);
 [[nodiscard]] std::string call_text(const DecodeStage1Args& args);
 
 // Lengths are 32-bit numbers on the device, with room for one tile past the end.

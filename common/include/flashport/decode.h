@@ -63,6 +63,47 @@ FLASHPORT_API void flash_decode(const DecodeArgs& args, Stream stream = 0);
 // Nothing is allocated, read or written; `out` may be left out (rank 0, null data).
 [[nodiscard]] FLASHPORT_API std::int64_t decode_workspace_size(const DecodeArgs& args);
 
+// A part of each sequence: keys and values that follow each other, in a format and a layout of their own.
+struct DecodeSegment {
+  TensorView k;        // as DecodeArgs::k_cache, of any type that a cache may have
+  TensorView v;        // as k with DV
+  TensorView seqlens;  // (B) int32 or int64: the segment's keys in each sequence, from 0
+  // At most one of: block_table; token_table (+ request_index); kv_indptr + kv_indices; none.
+  std::optional<TensorView> block_table, token_table, request_index, kv_indptr, kv_indices;
+  KvLayout kv_layout = KvLayout::kNHD;
+  // fp32 or fp16: (1), (Hkv), one a row on the axes of k without its last, or on all axes of k one for each group of so
+  // many values that D is a multiple of it and it of 8.
+  std::optional<TensorView> k_scale, v_scale;
+  std::optional<KvFormat> k_format, v_format;  // as in DecodeArgs
+};
+
+// The segments one after the other are the keys of a sequence, the oldest first: positions, windows and slopes count
+// from the first key of the first segment.
+struct MixedDecodeArgs {
+  TensorView q;                         // as in DecodeArgs; fp32 on the CPU, whatever the segments store
+  std::vector<DecodeSegment> segments;  // 1 to 4
+  std::optional<TensorView> cu_seqlens_q;
+  std::int64_t max_q_len = 0;
+  std::optional<double> softmax_scale;
+  std::int64_t window_left = -1;
+  std::int64_t window_right = -1;
+  double softcap = 0.0;
+  std::optional<TensorView> alibi_slopes;
+  std::optional<TensorView> sinks;
+  // (B or 1, Hq or 1, q_len or more, keys of a sequence or more) fp16 or fp32, as ggml has it: added to the logits
+  // after the softcap, -inf where a query does not see a key. A mask says all that a query sees (within the window):
+  // without one new token i sees the keys up to its own.
+  std::optional<TensorView> mask;
+  std::optional<TensorView> mask_slopes;  // fp32 (Hq): factors of the mask, ALiBi's of ggml's max_bias; -inf stays
+  TensorView out;
+  std::optional<TensorView> lse;
+  std::optional<TensorView> workspace;  // mixed_workspace_size bytes
+};
+
+// One softmax over the keys of all segments. One segment without a mask is a call of flash_decode, with its kernels.
+FLASHPORT_API void flash_decode_mixed(const MixedDecodeArgs& args, Stream stream = 0);
+[[nodiscard]] FLASHPORT_API std::int64_t mixed_workspace_size(const MixedDecodeArgs& args);
+
 // LightLLM's first stage: attention of q over each block of block_seq keys of a request.
 struct DecodeStage1Args {
   TensorView q;              // (B, Hq, D) fp16, bf16; fp32 on the CPU
@@ -143,7 +184,7 @@ FLASHPORT_API void merge_state(const MergeStateArgs& args, Stream stream = 0);
 // operation, also those of gated_delta.h. The target is a name such as "cpu", "sm90a" or "gfx942", that of a backend
 // ("cuda", "hip") for its first device, or empty: the first GPU's, else the CPU's.
 
-// flash_decode, and with one head dim and one token flash_decode_stage1.
+// flash_decode and flash_decode_mixed, and with one head dim and one token flash_decode_stage1.
 struct DecodeQuery {
   std::string target = "cpu";
   DType q_dtype = DType::kBFloat16;
@@ -152,6 +193,9 @@ struct DecodeQuery {
   std::int64_t head_dim_v = 128;
   std::int64_t group_size = 1;  // Hq / Hkv
   std::int64_t q_len = 1;
+  // Of flash_decode_mixed, where it has several segments or a mask: all formats of their keys and values, in any order.
+  // k_format and v_format are then not read.
+  std::vector<KvFormat> segment_formats = {};
 };
 [[nodiscard]] FLASHPORT_API Support supports(const DecodeQuery& query);
 [[nodiscard]] FLASHPORT_API std::string which_kernel(
