@@ -326,6 +326,7 @@ void define_operations(py::module_& module) {
   add_operation<kMergeStates>(module);
   define_gated_delta_operations(module);
   define_attention_operations(module);
+  define_mixed_operations(module);
 }
 
 }  // namespace flashport::python

@@ -55,6 +55,14 @@ class Options {
   void word(const char* name, Enum& to, std::initializer_list<const char*> words) {
     read(name, kNoneIsWrong, [&](py::handle x) { to = static_cast<Enum>(word_argument(function_, name, x, words)); });
   }
+  void formats(const char* name, std::vector<KvFormat>& to) {
+    read(name, kNoneIsDefault, [&](py::handle x) {
+      if (!PyList_Check(x.ptr()) && !PyTuple_Check(x.ptr())) {
+        fail_type(function_, name, std::string("must be a list of formats, got ") + Py_TYPE(x.ptr())->tp_name);
+      }
+      for (const py::handle each : x) to.push_back(format_argument(function_, name, each));
+    });
+  }
   // By its name, or by an element type, of which it is the own one.
   void format(const char* name, std::optional<KvFormat>& to) {
     read(name, kNoneIsDefault, [&](py::handle x) {
@@ -105,6 +113,7 @@ DecodeQuery decode_query(Options& options) {
   options.head_dim_v(query.head_dim_qk, query.head_dim_v);
   options.integer("group_size", query.group_size);
   options.integer("q_len", query.q_len);
+  options.formats("segment_formats", query.segment_formats);
   return query;
 }
 

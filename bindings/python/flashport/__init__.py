@@ -12,6 +12,7 @@ import os as _os
 
 from flashport._attention import attention, attention_workspace_size, dropout_mask
 from flashport._core import DeviceArray
+from flashport._mixed import KvSegment, flash_decode_mixed, flash_decode_segments, mixed_workspace_size
 from flashport._quantize import dequantize_kv, quantize_kv
 from flashport._shims import InstalledShims, install_shims
 from flashport.cascade import CascadeLevel, cascade_decode, cascade_workspace_size
@@ -45,6 +46,7 @@ __all__ = [
     "DecodeSchedule",
     "DeviceArray",
     "InstalledShims",
+    "KvSegment",
     "Support",
     "append_kv",
     "attention",
@@ -57,6 +59,8 @@ __all__ = [
     "dropout_mask",
     "explain",
     "flash_decode",
+    "flash_decode_mixed",
+    "flash_decode_segments",
     "flash_decode_stage1",
     "flash_decode_stage2",
     "gated_delta_chunk",
@@ -65,6 +69,7 @@ __all__ = [
     "install_shims",
     "merge_state",
     "merge_states",
+    "mixed_workspace_size",
     "num_splits_heuristic",
     "quantize_kv",
     "supports",

@@ -28,6 +28,12 @@ DecodeQuery decode_query(const fp_query& c, const char* function) {
   query.head_dim_v = c.head_dim_v;
   query.group_size = c.group_size;
   query.q_len = c.q_len;
+  for (std::int32_t format = 0; format < 32; ++format) {
+    if ((c.segment_formats >> format & 1u) == 0) continue;
+    const std::optional<KvFormat> named = to_format(format, function, "segment_formats");
+    if (!named) throw ValueError(std::string(function) + ": segment_formats must have no bit of fp_format_own");
+    query.segment_formats.push_back(*named);
+  }
   return query;
 }
 

@@ -45,7 +45,9 @@ void check_segments(const Check& check, const DeviceContext& device, Stream stre
     check_cache_scales(its_check, device, stream, segment.v_scale, p.num_kv_heads, "v_scale");
     check_pages(its_check, device, stream, segment.cache, p.batch, mixed.bounds[i]);
     const HostIndices lengths(its_check, device, stream, segment.cache.seqlens, p.batch);
-    for (std::int64_t b = 0; b < p.batch; ++b) totals[static_cast<std::size_t>(b)] += lengths[b];
+    for (std::int64_t b = 0; b < p.batch; ++b) {
+      totals[static_cast<std::size_t>(b)] += segment.cache.seqlens.data == nullptr ? segment.cache.max_len : lengths[b];
+    }
   }
   for (std::size_t b = 0; b < totals.size(); ++b) {
     const std::string text = "request " + std::to_string(b) + " has " + counted(totals[b], "key");

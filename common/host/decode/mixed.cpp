@@ -46,8 +46,13 @@ void check_presence(const MixedDecodeArgs& a) {
   if (count < 1 || count > kMostSegments) {
     kCheck.value_error("segments must be 1 to " + std::to_string(kMostSegments) + ", got " + std::to_string(count));
   }
-  for (std::size_t i = 0; i < a.segments.size(); ++i)
-    check_page_presence(kSegmentChecks[i], page_arguments(a.segments[i]));
+  for (std::size_t i = 0; i < a.segments.size(); ++i) {
+    const DecodeSegment& segment = a.segments[i];
+    check_page_presence(kSegmentChecks[i], page_arguments(segment));
+    if (!is_given(segment.seqlens) && page_arguments(segment).is_given()) {
+      kSegmentChecks[i].value_error("seqlens must be given with a table of pages or tokens");
+    }
+  }
   if (!a.cu_seqlens_q && a.max_q_len != 0) kCheck.value_error("max_q_len must come with cu_seqlens_q");
   if (a.cu_seqlens_q && a.max_q_len < 1) {
     kCheck.value_error("max_q_len must be 1 or more with cu_seqlens_q, got " + std::to_string(a.max_q_len));
@@ -87,7 +92,7 @@ ArgumentTable<kMostRows> table_of(const MixedDecodeArgs& args) {
       table.add(k, names[0], kRead, kCaches, kAny, token_table ? slots : pages);
     }
     table.add(v, names[1], kRead, kCaches, kAny, {k.rank, cache_axes_text(k.rank, kv_layout, true)});
-    table.add(seqlens, names[2], kRead, kInts, kContiguous, {1, "(batch)"});
+    if (is_given(seqlens)) table.add(seqlens, names[2], kRead, kInts, kContiguous, {1, "(batch)"});
     table.add(block_table, names[3], kRead, kInt, kUnitInner, {2, "(batch, max_pages)"});
     table.add(token_table, names[4], kRead, kInt, kUnitInner, {2, "(requests, max_len)"});
     table.add(request_index, names[5], kRead, kInts, kContiguous, {1, "(batch)"});
@@ -172,7 +177,7 @@ void check_segment_shapes(const Check& check, const DecodeSegment& s, const Form
   if (pages.is_given() && axes.token >= 0 && k[axes.token] < 1) {
     check.value_error("k must have a page_size of 1 or more, got " + shape_text(s.k));
   }
-  check.shape(s.seqlens, "seqlens", "(batch)", {e.batch});
+  if (is_given(s.seqlens)) check.shape(s.seqlens, "seqlens", "(batch)", {e.batch});
   check_page_shapes(check, pages, e.batch);
   check_segment_scale(check, s.k_scale, "k_scale", s.k, "k", e.num_kv_heads, e.head_dim);
   check_segment_scale(check, s.v_scale, "v_scale", s.v, "v", e.num_kv_heads, e.head_dim_v);
@@ -270,7 +275,7 @@ std::int64_t fill_segment(const Check& check, const DecodeSegment& s, const Form
   cache = {};
   cache.k = cache_params(check, s.k, "k", axes, formats.k, e.head_dim);
   cache.v = cache_params(check, s.v, "v", axes, formats.v, e.head_dim_v);
-  cache.seqlens = index_array(s.seqlens);
+  if (is_given(s.seqlens)) cache.seqlens = index_array(s.seqlens);
   const std::int64_t page_size = axes.token < 0 ? 1 : s.k.shape[axes.token];
   const std::int64_t capacity = fill_pages(page_arguments(s), s.k.shape[axes.page], page_size, cache, bounds);
   cache.max_len = static_cast<std::int32_t>(std::min(capacity, kMaxSequence));

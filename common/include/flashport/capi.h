@@ -59,7 +59,7 @@ typedef enum fp_head_map { fp_consecutive = 0, fp_modulo = 1 } fp_head_map;
 typedef enum fp_gate_form { fp_gate_head = 0, fp_gate_key = 1, fp_gate_any = 2 } fp_gate_form;
 /* What fp_supports(), fp_which_kernel() and fp_explain() are asked about. */
 typedef enum fp_operation {
-  fp_op_decode = 0,        /* fp_flash_decode, fp_flash_decode_stage1 */
+  fp_op_decode = 0,        /* fp_flash_decode, fp_flash_decode_mixed, fp_flash_decode_stage1 */
   fp_op_decode_stage2 = 1, /* fp_flash_decode_stage2 */
   fp_op_append = 2,        /* fp_append_kv */
   fp_op_merge = 3,         /* fp_merge_states, fp_merge_state */
@@ -127,6 +127,46 @@ typedef struct fp_decode_args {
   int32_t k_format; /* fp_kv_format, as v_format */
   int32_t v_format;
 } fp_decode_args;
+
+/* A part of each sequence's keys and values, in a format and layout of its own. */
+typedef struct fp_decode_segment {
+  const fp_tensor* k;
+  const fp_tensor* v;
+  const fp_tensor* seqlens; /* optional, as all below; null: all keys that a contiguous cache has */
+  const fp_tensor* block_table;
+  const fp_tensor* token_table;
+  const fp_tensor* request_index;
+  const fp_tensor* kv_indptr;
+  const fp_tensor* kv_indices;
+  const fp_tensor* k_scale;
+  const fp_tensor* v_scale;
+  int32_t kv_layout; /* fp_kv_layout */
+  int32_t k_format;  /* fp_kv_format, as v_format */
+  int32_t v_format;
+} fp_decode_segment;
+
+typedef struct fp_mixed_decode_args {
+  size_t struct_size;
+  size_t segment_size; /* sizeof(fp_decode_segment); a caller of an older version has fewer members */
+  const fp_tensor* q;
+  const fp_decode_segment* segments; /* an array, the oldest keys first */
+  int64_t num_segments;              /* 1 to 4 */
+  const fp_tensor* out;
+  const fp_tensor* lse; /* optional, as all below */
+  const fp_tensor* mask;
+  const fp_tensor* mask_slopes;
+  const fp_tensor* cu_seqlens_q;
+  const fp_tensor* alibi_slopes;
+  const fp_tensor* sinks;
+  const fp_tensor* workspace;
+  int64_t max_q_len;
+  int32_t has_softmax_scale; /* 0: 1 / sqrt(head_dim) */
+  int32_t has_window;        /* 0: both sides are infinite */
+  double softmax_scale;
+  double softcap;
+  int64_t window_left;
+  int64_t window_right;
+} fp_mixed_decode_args;
 
 typedef struct fp_decode_stage1_args {
   size_t struct_size;
@@ -347,6 +387,8 @@ typedef struct fp_query {
   int32_t dropout;
   int32_t paged; /* keys and values on pages; their formats are those above */
   int32_t seqused_k;
+  uint32_t segment_formats; /* decode, where fp_flash_decode_mixed has several segments or a mask: 1 << fp_kv_format of
+                             * every format of theirs; k_format and v_format are then not read */
 } fp_query;
 
 FLASHPORT_API fp_status fp_attention(const fp_attention_args* args, fp_stream stream);
@@ -356,6 +398,8 @@ FLASHPORT_API fp_status fp_dropout_mask(const fp_dropout_mask_args* args, fp_str
 
 FLASHPORT_API fp_status fp_flash_decode(const fp_decode_args* args, fp_stream stream);
 FLASHPORT_API fp_status fp_decode_workspace_size(const fp_decode_args* args, int64_t* bytes);
+FLASHPORT_API fp_status fp_flash_decode_mixed(const fp_mixed_decode_args* args, fp_stream stream);
+FLASHPORT_API fp_status fp_mixed_workspace_size(const fp_mixed_decode_args* args, int64_t* bytes);
 FLASHPORT_API fp_status fp_flash_decode_stage1(const fp_decode_stage1_args* args, fp_stream stream);
 FLASHPORT_API fp_status fp_flash_decode_stage2(const fp_decode_stage2_args* args, fp_stream stream);
 FLASHPORT_API fp_status fp_append_kv(const fp_append_kv_args* args, fp_stream stream);

@@ -67,7 +67,8 @@ FLASHPORT_API void flash_decode(const DecodeArgs& args, Stream stream = 0);
 struct DecodeSegment {
   TensorView k;        // as DecodeArgs::k_cache, of any type that a cache may have
   TensorView v;        // as k with DV
-  TensorView seqlens;  // (B) int32 or int64: the segment's keys in each sequence, from 0
+  TensorView seqlens;  // (B) int32 or int64: the segment's keys in each sequence, from 0; where it is left out (rank 0,
+                       // null data), all that the cache has for a sequence
   // At most one of: block_table; token_table (+ request_index); kv_indptr + kv_indices; none.
   std::optional<TensorView> block_table, token_table, request_index, kv_indptr, kv_indices;
   KvLayout kv_layout = KvLayout::kNHD;

@@ -110,9 +110,10 @@ def _refusing(function: str, operator: Any) -> Callable[..., Any]:
     def kernel(keyset: Any, *arguments: Any) -> Any:
         recorded = torch.is_grad_enabled()
         for place, name, written in tensors:
-            tensor = arguments[place] if place < len(arguments) else None  # torch leaves out defaults at the end
-            if tensor is not None and ((recorded and tensor.requires_grad) or _has_tangent(tensor)):
-                raise refusal(function, name, tensor, written)
+            given = arguments[place] if place < len(arguments) else None  # torch leaves out defaults at the end
+            for tensor in given if isinstance(given, list | tuple) else (given,):
+                if tensor is not None and ((recorded and tensor.requires_grad) or _has_tangent(tensor)):
+                    raise refusal(function, name, tensor, written)
         with torch._C._AutoDispatchBelowAutograd():
             return operator.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
 

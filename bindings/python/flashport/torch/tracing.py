@@ -25,7 +25,7 @@ is_compiling = _look_for_torch  # call it as an attribute of this module: it is 
 
 def run_operator(name: str, *arguments: Any) -> Any:
     """Runs the operator of a function of the package, with its arguments by position; called by the compiled half."""
-    from flashport.torch import attention, decode, gated_delta, quantize
+    from flashport.torch import attention, decode, gated_delta, mixed, quantize
 
-    module = next(each for each in (attention, gated_delta, decode, quantize) if hasattr(each, name))
+    module = next(each for each in (attention, gated_delta, decode, mixed, quantize) if hasattr(each, name))
     return getattr(module, name)(*arguments)

@@ -1,0 +1,239 @@
+"""Decode over a cache whose parts have formats of their own: some tokens quantised, others not.
+
+Symbols are those of :mod:`flashport.decode`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from flashport import _core
+from flashport.torch import tracing
+from flashport.typing import Array, CacheFormat, KvLayout, StreamLike, SupportsDLPack
+
+
+def _torch_operators() -> Any:
+    from flashport.torch import mixed
+
+    return mixed
+
+
+class _Segment(NamedTuple):
+    k: SupportsDLPack
+    v: SupportsDLPack
+    seqlens: SupportsDLPack | None
+    k_format: CacheFormat | None
+    v_format: CacheFormat | None
+    block_table: SupportsDLPack | None
+    token_table: SupportsDLPack | None
+    request_index: SupportsDLPack | None
+    kv_indptr: SupportsDLPack | None
+    kv_indices: SupportsDLPack | None
+    kv_layout: KvLayout
+    k_scale: SupportsDLPack | None
+    v_scale: SupportsDLPack | None
+
+
+class KvSegment(_Segment):
+    """Keys and values that follow each other in every sequence, of one format and layout.
+
+    Args:
+        k: As ``k_cache`` of :func:`flashport.flash_decode`, of any type that a cache may have, whatever the query's is.
+        v: As ``k``, with DV in place of D.
+        seqlens: (B) int32 or int64: the segment's keys in each sequence, from 0. None is all that a contiguous cache
+            has.
+        k_format, v_format: What ``k`` and ``v`` store, as of :func:`flashport.flash_decode`.
+        block_table, token_table, request_index, kv_indptr, kv_indices, kv_layout: Where the keys lie, as there.
+        k_scale, v_scale: Factors on what is stored, fp32 or fp16: (1), (Hkv), one for each row on the axes of ``k``
+            without its last, or on all axes of ``k`` one for each group of values in place of each value; a group is 8
+            values or a multiple of that. Of a row that no sequence has, the factor may be anything.
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        k: SupportsDLPack,
+        v: SupportsDLPack,
+        seqlens: SupportsDLPack | None = None,
+        *,
+        k_format: CacheFormat | None = None,
+        v_format: CacheFormat | None = None,
+        block_table: SupportsDLPack | None = None,
+        token_table: SupportsDLPack | None = None,
+        request_index: SupportsDLPack | None = None,
+        kv_indptr: SupportsDLPack | None = None,
+        kv_indices: SupportsDLPack | None = None,
+        kv_layout: KvLayout = "NHD",
+        k_scale: SupportsDLPack | None = None,
+        v_scale: SupportsDLPack | None = None,
+    ) -> KvSegment:
+        """The fields in their order."""
+        fields = (k, v, seqlens, k_format, v_format, block_table, token_table, request_index, kv_indptr, kv_indices,
+                  kv_layout, k_scale, v_scale)  # fmt: skip
+        return tuple.__new__(cls, fields)
+
+
+@_core.direct
+def flash_decode_segments(
+    q: Array,
+    segments: Sequence[KvSegment],
+    *,
+    mask: SupportsDLPack | None = None,
+    mask_slopes: SupportsDLPack | None = None,
+    cu_seqlens_q: SupportsDLPack | None = None,
+    max_q_len: int | None = None,
+    softmax_scale: float | None = None,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: SupportsDLPack | None = None,
+    sinks: SupportsDLPack | None = None,
+    out: Array | None = None,
+    lse: Array | None = None,
+    return_lse: bool = False,
+    workspace: SupportsDLPack | None = None,
+    stream: StreamLike | None = None,
+) -> Array | tuple[Array, Array]:
+    """:func:`flashport.flash_decode` over sequences that are several segments, one after the other.
+
+    All segments are read as they are stored, in one launch and under one softmax. Positions, windows and slopes count
+    from the first key of the first segment. A sequence's bits follow from its own query, lengths and values: not from
+    the rest of the batch, nor, where formats hold the same values, from where one segment ends and the next begins.
+
+    Without a mask, new token i sees the keys up to its own position. A mask says by itself what each token sees; keys
+    that it hides are read all the same, so what they hold must be numbers.
+
+    Args:
+        q: As of :func:`flashport.flash_decode`; on the CPU also fp32, whatever the segments store.
+        segments: 1 to 4, the oldest first; they agree in B, Hkv, D and DV.
+        mask: (B or 1, Hq or 1, q_len or more, keys of a sequence or more) fp16 or fp32, any strides: added to the
+            scores after the softcap, -inf where a token does not see a key, as ggml has it.
+        mask_slopes: (Hq) fp32, factor on the mask for each query head, with which ggml makes ALiBi of its max_bias;
+            -inf stays -inf. Default: 1.
+        cu_seqlens_q, max_q_len, softmax_scale, window, softcap, alibi_slopes, sinks, out, lse, return_lse, workspace,
+        stream: As of :func:`flashport.flash_decode`; :func:`mixed_workspace_size` has the workspace's size.
+
+    Returns:
+        ``out``, or ``(out, lse)``.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flashport.flash_decode`; nothing has been
+            written. In host memory, also a mask that has fewer keys than a sequence; on a GPU keys that it does not
+            have are not read.
+
+    Source:
+        common/host/decode/mixed.cpp (checks), common/device/decode/segments.h and common/device/decode/kernel.h.
+    """
+    operations = _torch_operators() if tracing.is_compiling() else _core
+    return operations.flash_decode_segments(
+        q, segments, mask, mask_slopes, cu_seqlens_q, max_q_len, softmax_scale, window, softcap, alibi_slopes, sinks,
+        out, lse, return_lse, workspace, stream,
+    )  # fmt: skip
+
+
+def mixed_workspace_size(
+    q: SupportsDLPack,
+    segments: Sequence[KvSegment],
+    *,
+    mask: SupportsDLPack | None = None,
+    mask_slopes: SupportsDLPack | None = None,
+    cu_seqlens_q: SupportsDLPack | None = None,
+    max_q_len: int | None = None,
+    softmax_scale: float | None = None,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: SupportsDLPack | None = None,
+    sinks: SupportsDLPack | None = None,
+    out: SupportsDLPack | None = None,
+    lse: SupportsDLPack | None = None,
+    return_lse: bool = False,
+    workspace: SupportsDLPack | None = None,
+    stream: StreamLike | None = None,
+) -> int:
+    """Bytes of workspace that :func:`flash_decode_segments` needs with these arguments, whatever the lengths.
+
+    Args:
+        q, segments, mask, mask_slopes, cu_seqlens_q, max_q_len, softmax_scale, window, softcap, alibi_slopes, sinks,
+        out, lse, return_lse, workspace, stream: As of :func:`flash_decode_segments`; no element is read or written.
+
+    Returns:
+        A number of bytes; 0 where no workspace is needed.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError: As :func:`flash_decode_segments`.
+
+    Source:
+        common/host/decode/plan.cpp.
+    """
+    return _core.mixed_workspace_size(
+        q, segments, mask, mask_slopes, cu_seqlens_q, max_q_len, softmax_scale, window, softcap, alibi_slopes, sinks,
+        out, lse, return_lse, workspace, stream,
+    )  # fmt: skip
+
+
+@_core.direct
+def flash_decode_mixed(
+    q: Array,
+    k_hot: SupportsDLPack,
+    v_hot: SupportsDLPack,
+    mask: SupportsDLPack | None = None,
+    k_quant: SupportsDLPack | None = None,
+    v_quant: SupportsDLPack | None = None,
+    *,
+    hot_seqlens: SupportsDLPack | None = None,
+    quant_seqlens: SupportsDLPack | None = None,
+    k_quant_format: CacheFormat | None = "q8_0",
+    v_quant_format: CacheFormat | None = "q8_0",
+    k_quant_scale: SupportsDLPack | None = None,
+    v_quant_scale: SupportsDLPack | None = None,
+    kv_layout: KvLayout = "NHD",
+    mask_slopes: SupportsDLPack | None = None,
+    cu_seqlens_q: SupportsDLPack | None = None,
+    max_q_len: int | None = None,
+    softmax_scale: float | None = None,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: SupportsDLPack | None = None,
+    sinks: SupportsDLPack | None = None,
+    out: Array | None = None,
+    lse: Array | None = None,
+    return_lse: bool = False,
+    workspace: SupportsDLPack | None = None,
+    stream: StreamLike | None = None,
+) -> Array | tuple[Array, Array]:
+    """Attention over a quantised part of a cache and the newest tokens after it: llama.cpp's six inputs.
+
+    It is :func:`flash_decode_segments` over ``[quantised, hot]``, or over ``[hot]`` where nothing is quantised. Here
+    caches are contiguous: segments may lie in pages.
+
+    Args:
+        q: As of :func:`flash_decode_segments`.
+        k_hot: (B, S, Hkv, D), the newest keys, after the quantised ones; fp16, bf16, fp32 (on the CPU) or fp8.
+        v_hot: (B, S, Hkv, DV).
+        mask: As of :func:`flash_decode_segments`, over the quantised keys, then the hot ones.
+        k_quant: (B, Sq, Hkv, bytes of a row), the older keys. Default: none.
+        v_quant: As ``k_quant``; both are given or neither.
+        hot_seqlens: (B) int32 or int64, hot keys of each sequence. Default: S.
+        quant_seqlens: (B) int32 or int64, quantised keys of each sequence. Default: Sq.
+        k_quant_format, v_quant_format: What ``k_quant`` and ``v_quant`` store; None is their element type's own.
+        k_quant_scale, v_quant_scale: As ``k_scale`` of :class:`KvSegment`.
+        kv_layout: "NHD" or "HND" (B, Hkv, S, D), of both parts.
+        mask_slopes, cu_seqlens_q, max_q_len, softmax_scale, window, softcap, alibi_slopes, sinks, out, lse, return_lse,
+        workspace, stream: As of :func:`flash_decode_segments`.
+
+    Returns:
+        ``out``, or ``(out, lse)``.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flash_decode_segments`.
+
+    Source:
+        common/host/decode/mixed.cpp.
+    """
+    operations = _torch_operators() if tracing.is_compiling() else _core
+    return operations.flash_decode_mixed(
+        q, k_hot, v_hot, mask, k_quant, v_quant, hot_seqlens, quant_seqlens, k_quant_format, v_quant_format,
+        k_quant_scale, v_quant_scale, kv_layout, mask_slopes, cu_seqlens_q, max_q_len, softmax_scale, window, softcap,
+        alibi_slopes, sinks, out, lse, return_lse, workspace, stream,
+    )  # fmt: skip
