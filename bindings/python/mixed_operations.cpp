@@ -10,7 +10,6 @@
 #include "bindings/python/call.h"
 #include "bindings/python/direct_calls.h"
 #include "bindings/python/operations.h"
-#include "common/device/decode/params.h"
 #include "common/host/kv/cache_layout.h"
 
 namespace flashport::python {

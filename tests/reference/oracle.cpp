@@ -87,7 +87,7 @@ bool Request::visible(std::int64_t row, std::int64_t key) const {
   const std::int64_t draft = kv_len - q_len;  // position of the first new token
   const std::int64_t position = draft + row;
   if (tree_mask.empty()) {
-    if (key > position) return false;
+    if (mask.empty() && key > position) return false;
   } else if (key >= draft && ((tree_mask[row] >> (key - draft)) & 1u) == 0) {
     return false;
   }
@@ -173,6 +173,7 @@ RequestResult attend(const Request& r, std::int64_t first, std::int64_t last, bo
       score = dot * r.k_scale[kv_head] * r.softmax_scale;
       if (r.softcap > 0) score = r.softcap * std::tanh(score / r.softcap);
       if (!r.slopes.empty()) score -= r.slopes[h] * std::fabs(static_cast<double>(r.kv_len - r.q_len + i - j));
+      if (!r.mask.empty()) score = r.mask[row * r.kv_len + j] == -kInf ? -kInf : score + r.mask[row * r.kv_len + j];
       has_nan = has_nan || std::isnan(score);
       largest = std::max(largest, score);
     }
@@ -234,6 +235,7 @@ RequestResult attend_plain(const Request& r, Type math, Type out_type, std::int6
       if (!r.slopes.empty()) {
         score -= static_cast<float>(r.slopes[h]) * std::fabs(static_cast<float>(r.kv_len - r.q_len + i - j));
       }
+      if (!r.mask.empty()) score += static_cast<float>(r.mask[row * r.kv_len + j]);
       largest = std::max(largest, score);
     }
     if (largest == -kInfinity) continue;

@@ -49,6 +49,9 @@ struct Request {
   std::int64_t window_left = -1, window_right = -1;
   std::vector<double> slopes, sinks;     // [num_q_heads] or empty
   std::vector<std::uint32_t> tree_mask;  // [q_len] or empty
+  // [q_len][num_q_heads][kv_len] or empty: added to the logits, -inf where a row does not see a key, whatever its
+  // position.
+  std::vector<double> mask;
 
   // Whether query row `row` attends to key `key`.
   [[nodiscard]] bool visible(std::int64_t row, std::int64_t key) const;

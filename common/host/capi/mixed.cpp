@@ -5,7 +5,6 @@
 #include <cstring>
 #include <string>
 
-#include "common/device/decode/params.h"
 #include "common/host/capi/calls.h"
 
 namespace flashport {
