@@ -45,9 +45,9 @@ FieldNames numbered_names(int number) {
   }
   return names;
 }
-const std::array<FieldNames, kMostSegments>& numbered_names() {
-  static const auto* all = new std::array<FieldNames, kMostSegments>{numbered_names(0), numbered_names(1),
-                                                                     numbered_names(2), numbered_names(3)};
+const std::array<FieldNames, kMostDecodeSegments>& numbered_names() {
+  static const auto* all = new std::array<FieldNames, kMostDecodeSegments>{numbered_names(0), numbered_names(1),
+                                                                           numbered_names(2), numbered_names(3)};
   return *all;
 }
 
@@ -187,9 +187,9 @@ void read_segments(Call& call, const char* function, Arguments a, MixedDecodeArg
     fail_type(function, "segments", std::string("must be a list of KvSegment, got ") + Py_TYPE(a[1])->tp_name);
   }
   const Py_ssize_t count = PySequence_Fast_GET_SIZE(a[1]);
-  if (count < 1 || count > kMostSegments) {
+  if (count < 1 || count > kMostDecodeSegments) {
     fail_value(function, "segments",
-               "must be 1 to " + std::to_string(kMostSegments) + ", got " + std::to_string(count));
+               "must be 1 to " + std::to_string(kMostDecodeSegments) + ", got " + std::to_string(count));
   }
   args.segments.resize(static_cast<std::size_t>(count));
   for (Py_ssize_t i = 0; i < count; ++i) {

@@ -12,7 +12,13 @@ import os as _os
 
 from flashport._attention import attention, attention_workspace_size, dropout_mask
 from flashport._core import DeviceArray
-from flashport._mixed import KvSegment, flash_decode_mixed, flash_decode_segments, mixed_workspace_size
+from flashport._mixed import (
+    KvSegment,
+    flash_decode_mixed,
+    flash_decode_segments,
+    mixed_workspace_size,
+    spill_kv,
+)
 from flashport._quantize import dequantize_kv, quantize_kv
 from flashport._shims import InstalledShims, install_shims
 from flashport.cascade import CascadeLevel, cascade_decode, cascade_workspace_size
@@ -72,6 +78,7 @@ __all__ = [
     "mixed_workspace_size",
     "num_splits_heuristic",
     "quantize_kv",
+    "spill_kv",
     "supports",
     "version",
     "which_kernel",

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from flashport import _core
+from flashport import _core, decode
+from flashport._rewording import REFUSALS, reworded
+from flashport.arrays import rank
 from flashport.torch import tracing
 from flashport.typing import Array, CacheFormat, KvLayout, StreamLike, SupportsDLPack
 
@@ -237,3 +239,70 @@ def flash_decode_mixed(
         k_quant_scale, v_quant_scale, kv_layout, mask_slopes, cu_seqlens_q, max_q_len, softmax_scale, window, softcap,
         alibi_slopes, sinks, out, lse, return_lse, workspace, stream,
     )  # fmt: skip
+
+
+# What append_kv calls the arguments of spill_kv.
+_OF_APPEND = {"k_cache": "k_quant", "v_cache": "v_quant", "k": "k_hot", "v": "v_hot"}
+
+
+def spill_kv(
+    k_hot: SupportsDLPack,
+    v_hot: SupportsDLPack,
+    k_quant: SupportsDLPack,
+    v_quant: SupportsDLPack,
+    positions: SupportsDLPack,
+    *,
+    kv_layout: KvLayout = "NHD",
+    k_quant_scale: SupportsDLPack | None = None,
+    v_quant_scale: SupportsDLPack | None = None,
+    k_quant_format: CacheFormat | None = "q8_0",
+    v_quant_format: CacheFormat | None = "q8_0",
+    stream: StreamLike | None = None,
+) -> None:
+    """Copies tokens of the hot part of a cache to its quantised part, quantising, all on the device.
+
+    Which tokens go where is read on the device, so a captured graph can be replayed with others; lengths of the two
+    parts are the caller's to move with the tokens. The copies stay in the hot part until something else is written
+    there. It is one call of :func:`flashport.append_kv` over the slots of the hot part.
+
+    Args:
+        k_hot: (B, S, Hkv, D) or (pages, page_size, Hkv, D), or a token pool (slots, Hkv, D); fp16, bf16 or fp32; an
+            array of torch, NumPy or CuPy, of which slots follow each other in memory at one stride, else it is copied.
+        v_hot: As ``k_hot``, with DV in place of D.
+        k_quant, v_quant: The quantised part, as the caches of :func:`flashport.append_kv`, of any layout; written.
+        positions: (B * S), (pages * page_size) or (slots) int32 or int64: for each slot of the hot part the slot of the
+            quantised part that its token is copied to; -1 copies nothing.
+        kv_layout: "NHD" or "HND", of both parts; a hot part in "HND" order is copied first.
+        k_quant_scale, v_quant_scale, k_quant_format, v_quant_format: As of :func:`flashport.append_kv`.
+        stream: As there.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flashport.append_kv`; nothing has been
+            written.
+
+    Source:
+        common/host/kv/append_kv.cpp and common/device/kv/append_kernel.h.
+    """
+    rows = [_slots("k_hot", k_hot, kv_layout), _slots("v_hot", v_hot, kv_layout)]
+    try:
+        decode.append_kv(
+            *rows, k_quant, v_quant, positions, kv_layout=kv_layout, k_scale=k_quant_scale, v_scale=v_quant_scale,
+            k_format=k_quant_format, v_format=v_quant_format, stream=stream,
+        )  # fmt: skip
+    except REFUSALS as error:
+        names = {**_OF_APPEND, **{f"{side}_{x}": f"{side}_quant_{x}" for side in "kv" for x in ("scale", "format")}}
+        raise reworded(error, "spill_kv: ", names) from None
+
+
+def _slots(name: str, cache: Any, kv_layout: KvLayout) -> Any:
+    """The slots of a cache on one axis."""
+    if rank(cache) == 3:
+        return cache
+    if rank(cache) != 4:
+        raise ValueError(
+            f"spill_kv: {name} must have 3 dimensions (slots, num_kv_heads, head_dim) or 4 (pages or batch, page_size "
+            f"or length, num_kv_heads, head_dim), got {rank(cache)}"
+        )
+    if kv_layout == "HND":
+        cache = cache.swapaxes(1, 2)
+    return cache.reshape(-1, *cache.shape[2:])

@@ -149,9 +149,10 @@ def flash_decode(
         v_scale: (1) or (Hkv) fp32, factor on the stored values; finite and not 0; of one shape with ``k_scale`` where
             both are given.
         k_format: What ``k_cache`` stores: "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz", or a format of ggml's
-            blocks of 32 values, of which these kernels have "q8_0". Default: its element type's own; to be given where
-            that is uint8, which has none.
-        v_format: What ``v_cache`` stores. :func:`supports` says which pairs there are kernels for.
+            blocks of 32 values: "q8_0", "q4_0", "q4_1", "q5_0", "q5_1" or "iq4_nl". Default: its element type's own; to
+            be given where that is uint8, which has none.
+        v_format: What ``v_cache`` stores. A pair without a kernel of its own is read by one that widens any; by
+            :func:`supports` a target says what it serves, by :func:`which_kernel` how.
         num_splits: None gives results whose bits do not depend on the rest of the batch; 0 picks a count by
             :func:`num_splits_heuristic`; n cuts each request into n equal parts.
         out: As ``q`` with DV in place of D; fp16, bf16 or fp32; written. Default: a new array like ``q``.

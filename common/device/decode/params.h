@@ -74,6 +74,8 @@ struct DecodeParams {
   bool teams_apart;  // a device block's teams count as blocks far apart: where few have work, multiprocessors share it
 };
 
+inline constexpr int kMostSegments = 4;
+
 // What is added to the logits of keys, by their position in the sequence, -inf where a key is hidden.
 struct LogitBias {
   const void* data;  // null: none, and rows see the keys up to their own position

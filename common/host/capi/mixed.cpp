@@ -40,8 +40,9 @@ MixedDecodeArgs to_mixed(const fp_mixed_decode_args* from, bool needs_out) {
     refuse("segment_size must be sizeof(fp_decode_segment), at most " + std::to_string(sizeof(fp_decode_segment)) +
            ", got " + std::to_string(c.segment_size));
   }
-  if (c.num_segments < 1 || c.num_segments > kMostSegments) {
-    refuse("num_segments must be 1 to " + std::to_string(kMostSegments) + ", got " + std::to_string(c.num_segments));
+  if (c.num_segments < 1 || c.num_segments > kMostDecodeSegments) {
+    refuse("num_segments must be 1 to " + std::to_string(kMostDecodeSegments) + ", got " +
+           std::to_string(c.num_segments));
   }
   if (c.segments == nullptr) refuse("segments must be given, got null");
   MixedDecodeArgs a;

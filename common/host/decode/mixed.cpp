@@ -18,7 +18,7 @@ namespace {
 constexpr Check kCheck("flash_decode_mixed");
 constexpr Check kSegmentChecks[] = {Check("flash_decode_mixed: segments[0]"), Check("flash_decode_mixed: segments[1]"),
                                     Check("flash_decode_mixed: segments[2]"), Check("flash_decode_mixed: segments[3]")};
-static_assert(std::size(kSegmentChecks) == kMostSegments);
+static_assert(std::size(kSegmentChecks) == kMostSegments && kMostSegments == kMostDecodeSegments);
 
 // As messages about all arguments name a segment's, in the order of table_of().
 constexpr const char* kSegmentNames[kMostSegments][10] = {

@@ -63,6 +63,8 @@ FLASHPORT_API void flash_decode(const DecodeArgs& args, Stream stream = 0);
 // Nothing is allocated, read or written; `out` may be left out (rank 0, null data).
 [[nodiscard]] FLASHPORT_API std::int64_t decode_workspace_size(const DecodeArgs& args);
 
+inline constexpr int kMostDecodeSegments = 4;
+
 // A part of each sequence: keys and values that follow each other, in a format and a layout of their own.
 struct DecodeSegment {
   TensorView k;        // as DecodeArgs::k_cache, of any type that a cache may have
@@ -82,7 +84,7 @@ struct DecodeSegment {
 // from the first key of the first segment.
 struct MixedDecodeArgs {
   TensorView q;                         // as in DecodeArgs; fp32 on the CPU, whatever the segments store
-  std::vector<DecodeSegment> segments;  // 1 to 4
+  std::vector<DecodeSegment> segments;  // 1 to kMostDecodeSegments
   std::optional<TensorView> cu_seqlens_q;
   std::int64_t max_q_len = 0;
   std::optional<double> softmax_scale;

@@ -126,9 +126,6 @@ struct TensorView {
 //   n > 0       n equal splits
 inline constexpr int kInvariantSplits = -1;
 
-// Of flash_decode_mixed.
-inline constexpr int kMostSegments = 4;
-
 // Whether a request is served.
 struct Support {
   bool supported = false;

@@ -15,6 +15,7 @@ NAMES = [
     "dequantize_kv",
     "dropout_mask",
     "flash_decode",
+    "flash_decode_mixed",
     "flash_decode_stage1",
     "flash_decode_stage2",
     "gated_delta_chunk",
@@ -53,6 +54,13 @@ def make(name, kind=None):
     if name == "flash_decode":
         arguments = {"q": random(3, 8, 64), "k_cache": random(3, 40, 2, 64), "v_cache": random(3, 40, 2, 64)}
         arguments |= {"seqlens": lens, "sinks": random(8), "out": nan(3, 8, 64), "lse": nan(3, 8)}
+        outputs = ["out", "lse"]
+    elif name == "flash_decode_mixed":
+        arguments = {"q": random(3, 8, 64), "k_hot": random(3, 40, 2, 64), "v_hot": random(3, 40, 2, 64)}
+        arguments |= {"mask": random(3, 1, 1, 60), "hot_seqlens": lens, "quant_seqlens": lens % 16}
+        arguments |= {"k_quant": flashport.quantize_kv(random(3, 20, 2, 64), "q8_0")}
+        arguments |= {"v_quant": flashport.quantize_kv(random(3, 20, 2, 64), "q8_0"), "sinks": random(8)}
+        arguments |= {"out": nan(3, 8, 64), "lse": nan(3, 8)}
         outputs = ["out", "lse"]
     elif name == "flash_decode_stage1":
         table = torch.arange(120, dtype=torch.int32).reshape(3, 40)

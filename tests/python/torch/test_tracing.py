@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import flashport  # noqa: E402
 from flashport import _core  # noqa: E402
-from flashport.torch import attention, decode, gated_delta, library, quantize  # noqa: E402, F401
+from flashport.torch import attention, decode, gated_delta, library, mixed, quantize  # noqa: E402, F401
 from torch_calls import NAMES, make  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, while compiling
@@ -22,13 +22,15 @@ OUT = [
     "attention_out",
     "dequantize_kv_out",
     "dropout_mask_out",
+    "flash_decode_mixed_out",
     "flash_decode_out",
+    "flash_decode_segments_out",
     "merge_state_out",
     "merge_states_out",
     "quantize_kv_out",
 ]
 RETURNING = {name.removesuffix("_out") for name in OUT} & set(NAMES)  # new results where none are given
-OPERATORS = sorted([*NAMES, *OUT, "gated_delta_packed_decode"])
+OPERATORS = sorted([*NAMES, *OUT, "flash_decode_segments", "gated_delta_packed_decode"])
 
 
 def tensors(x):
