@@ -1,5 +1,6 @@
 // Decode over segments of keys: as a list of them, or as llama.cpp has it, a quantised part and a hot one after it.
 // None stands for an argument left out.
+#include <algorithm>
 #include <array>
 #include <cctype>
 #include <string>
@@ -82,10 +83,12 @@ template <class Error>
     if (number < 0 || number >= count || field >= text.size()) continue;
     std::size_t end = field;
     while (end < text.size() && (std::islower(static_cast<unsigned char>(text[end])) != 0 || text[end] == '_')) ++end;
-    for (std::size_t i = 0; i < kFields; ++i) {
-      if (text.compare(field, end - field, kFieldNames[i]) != 0) continue;
-      text.replace(at, end - at, names[number][i]);
-      break;
+    const std::string_view word = std::string_view(text).substr(field, end - field);
+    const auto known = std::find(kFieldNames.begin(), kFieldNames.end(), word);
+    if (known == kFieldNames.end()) {  // of no argument alone
+      text.erase(at, field - at);
+    } else {
+      text.replace(at, end - at, names[number][static_cast<std::size_t>(known - kFieldNames.begin())]);
     }
   }
   throw Error(text);

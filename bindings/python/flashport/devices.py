@@ -9,6 +9,8 @@ from flashport import _core
 from flashport.typing import BlockFormat, CacheFormat, DTypeLike, GateForm, Operation, StateLayout
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from typing_extensions import Unpack
 
     class _DecodeStage2Query(TypedDict, total=False):
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
         head_dim_v: int | None
         group_size: int
         q_len: int
+        segment_formats: Sequence[CacheFormat] | None
 
     class _DecodeScheduleQuery(_DecodeQuery, total=False):
         batch: int
@@ -182,7 +185,8 @@ def supports(operation: Operation, **options: Any) -> Support:
     """Whether a target serves such a call of an operation, and if not, why.
 
     Args:
-        operation: "decode" for :func:`flashport.flash_decode` and :func:`flashport.flash_decode_stage1`;
+        operation: "decode" for :func:`flashport.flash_decode`, :func:`flashport.flash_decode_segments` and
+            :func:`flashport.flash_decode_stage1`;
             "decode_stage2", "append", "merge", "gated_delta", "gated_delta_chunk", "attention", "quantize" and
             "dequantize" for :func:`flashport.flash_decode_stage2`, :func:`flashport.append_kv`,
             :func:`flashport.merge_states` (and ``merge_state``), :func:`flashport.gated_delta_update`,
@@ -195,7 +199,9 @@ def supports(operation: Operation, **options: Any) -> Support:
             "decode": ``q_dtype`` ("bfloat16"); ``k_format`` and ``v_format``, each "fp32", "fp16", "bf16", "fp8_e4m3",
             "fp8_e4m3fnuz", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1" or "iq4_nl", or the element type whose own format it
             is, default that of ``q_dtype``; ``head_dim``; ``head_dim_v``, default as ``head_dim``; ``group_size``,
-            query heads for each key-value head (1); ``q_len``, new tokens for each request (1).
+            query heads for each key-value head (1); ``q_len``, new tokens for each request (1); ``segment_formats``,
+            for :func:`flashport.flash_decode_segments` with several segments or a mask: a list of the names of all
+            formats that their keys and values have, in place of ``k_format`` and ``v_format``.
 
             "decode_stage2": ``out_dtype`` ("bfloat16").
 

@@ -132,20 +132,27 @@ TEST_F(Errors, WhatNoKernelServes) {
   });
 }
 
-// No target has a kernel of two formats: the pair is refused with what the target has.
+// A pair that neither a kernel of its own nor one of any formats reads is refused with what the target has.
 TEST_F(Errors, PairsOfFormats) {
   const auto blocks = [](flashport::TensorView& view) {
     view.dtype = flashport::DType::kUInt8;
     view.shape[3] = view.shape[3] / 32 * 34;
   };
-  refuses<flashport::NotSupportedError>("has no kernel for k=q8_0 with v=fp16; it has ", [&](DecodeArgs& a) {
-    blocks(a.k_cache);
-    a.k_format = flashport::KvFormat::kQ8_0;
-  });
-  refuses<flashport::NotSupportedError>("has no kernel for k=fp16 with v=fp8_e4m3; it has ", [&](DecodeArgs& a) {
-    a.v_cache.dtype = flashport::DType::kFp8E4M3;
-    a.v_format = flashport::KvFormat::kFp8E4M3;
-  });
+  const auto refuses_pair = [&](flashport::KvFormat k, flashport::KvFormat v, const char* text, const auto& change) {
+    const flashport::DecodeQuery query{query_target(), flashport::DType::kFloat16, k, v, 64, 64, 4, 1};
+    if (flashport::supports(query).supported) return;
+    refuses<flashport::NotSupportedError>(text, change);
+  };
+  refuses_pair(flashport::KvFormat::kQ8_0, flashport::KvFormat::kFp16, "has no kernel for k=q8_0 with v=fp16; it has ",
+               [&](DecodeArgs& a) {
+                 blocks(a.k_cache);
+                 a.k_format = flashport::KvFormat::kQ8_0;
+               });
+  refuses_pair(flashport::KvFormat::kFp16, flashport::KvFormat::kFp8E4M3,
+               "has no kernel for k=fp16 with v=fp8_e4m3; it has ", [&](DecodeArgs& a) {
+                 a.v_cache.dtype = flashport::DType::kFp8E4M3;
+                 a.v_format = flashport::KvFormat::kFp8E4M3;
+               });
   refuses<flashport::ValueError>(
       "v_format must say what v_cache of uint8 stores, got none; pass v_format=\"q8_0\", \"q4_0\", \"q4_1\", \"q5_0\", "
       "\"q5_1\" or \"iq4_nl\"",

@@ -24,6 +24,8 @@ DIRECT = [
     flashport.dequantize_kv,
     flashport.dropout_mask,
     flashport.flash_decode,
+    flashport.flash_decode_mixed,
+    flashport.flash_decode_segments,
     flashport.flash_decode_stage1,
     flashport.flash_decode_stage2,
     flashport.gated_delta_chunk,

@@ -57,6 +57,7 @@ def test_rooms_that_are_not_public_stay_out_of_the_interface():
         "__main__",
         "_attention",
         "_flash_attn_3",
+        "_mixed",
         "_quantize",
         "_rewording",
         "_sglang",
@@ -79,6 +80,7 @@ print(*sorted(rooms))
     rooms = {
         "flashport._attention",
         "flashport._core",
+        "flashport._mixed",
         "flashport._quantize",
         "flashport._rewording",
         "flashport._sglang",

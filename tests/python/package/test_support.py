@@ -35,14 +35,6 @@ def test_support_is_true_or_has_a_reason():
         ({"q_dtype": "int32", "k_format": "bf16"}, "q must be float32, float16 or bfloat16, got int32"),
         ({"k_format": np.float16}, "a cache of fp16 goes with q of the same type, got bfloat16"),
         ({"v_format": "fp32"}, "a cache of fp32 goes with q of the same type, got bfloat16"),
-        (
-            {"k_format": "q8_0"},
-            "cpu has no kernel for k=q8_0 with v=bf16; it has fp32, bf16, fp16, fp8_e4m3, q8_0",
-        ),
-        (
-            {"k_format": "fp8_e4m3", "v_format": "q8_0"},
-            "cpu has no kernel for k=fp8_e4m3 with v=q8_0; it has fp32, bf16, fp16, fp8_e4m3, q8_0",
-        ),
         ({"v_format": "q8_0", "head_dim_v": 80}, "q8_0 needs a head_dim_v that is a multiple of 32, got 80"),
     ],
 )
@@ -52,6 +44,28 @@ def test_support_says_no_to(options, reason):
     assert refused.reason == reason
     with pytest.raises(NotImplementedError, match=re.escape("which_kernel: " + reason)):
         flashport.which_kernel("decode", target="cpu", **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"k_format": "q8_0"},
+        {"k_format": "fp8_e4m3", "v_format": "q8_0"},
+        {"k_format": "q4_0", "v_format": "q4_0"},
+        {"segment_formats": ["q8_0", "bf16", "fp16"]},
+        {"segment_formats": ("bf16",)},
+    ],
+)
+def test_pairs_without_a_kernel_of_their_own_are_widened(options):
+    assert flashport.supports("decode", target="cpu", **options)
+    assert flashport.which_kernel("decode", target="cpu", **options).startswith("decode/fp32/kv=any/hd128/r16/cpu_")
+
+
+def test_formats_of_segments_are_a_list_of_names():
+    with pytest.raises(TypeError, match=r"^supports: segment_formats must be a list of formats, got str"):
+        flashport.supports("decode", target="cpu", segment_formats="q8_0")
+    with pytest.raises(ValueError, match=r'^supports: segment_formats must be "fp32", .*got "q9"'):
+        flashport.supports("decode", target="cpu", segment_formats=["q9"])
 
 
 def test_both_spellings_of_a_type_and_types_of_libraries():

@@ -60,6 +60,14 @@ def make(name, kind=None):
         arguments |= {"mask": random(3, 1, 1, 60), "hot_seqlens": lens, "quant_seqlens": lens % 16}
         arguments |= {"k_quant": flashport.quantize_kv(random(3, 20, 2, 64), "q8_0")}
         arguments |= {"v_quant": flashport.quantize_kv(random(3, 20, 2, 64), "q8_0"), "sinks": random(8)}
+        arguments |= {"k_quant_format": "q8_0", "v_quant_format": "q8_0"}
+        arguments |= {"out": nan(3, 8, 64), "lse": nan(3, 8)}
+        outputs = ["out", "lse"]
+    elif name == "flash_decode_segments":
+        old = flashport.quantize_kv(random(3, 20, 2, 64), "q4_0"), random(3, 20, 2, 64)
+        segments = [flashport.KvSegment(*old, lens % 16, k_format="q4_0")]
+        segments += [flashport.KvSegment(random(3, 40, 2, 64), random(3, 40, 2, 64), lens)]
+        arguments = {"q": random(3, 8, 64), "segments": segments, "mask": random(3, 1, 1, 60)}
         arguments |= {"out": nan(3, 8, 64), "lse": nan(3, 8)}
         outputs = ["out", "lse"]
     elif name == "flash_decode_stage1":

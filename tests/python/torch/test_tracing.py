@@ -264,6 +264,11 @@ def test_opcheck(name):
         x = without_results(x)
     operator = getattr(torch.ops.flashport, name).default
     defaults = {"kv_layout": "NHD", "window_left": -1, "window_right": -1, "softcap": 0.0, "return_lse": True}
+    segments = x.arguments.pop("segments", [])
+    for field in flashport.KvSegment._fields if segments else ():
+        x.arguments[field] = [getattr(segment, field) for segment in segments]
+        if field.endswith("_format"):
+            x.arguments[field] = [value or "" for value in x.arguments[field]]
     given = []
     for argument in operator._schema.arguments:
         value = x.arguments.get(argument.name, defaults.get(argument.name))
@@ -281,3 +286,23 @@ def test_run_kernel_takes_the_name_of_an_operation():
             _core.run_kernel(*wrong)
     with pytest.raises(TypeError, match="merge_states: expected 6 arguments by position, got 1"):
         _core.run_kernel("merge_states", 1)
+
+
+def test_compiled_calls_of_segments():
+    x = make("flash_decode_segments")
+    q, segments, mask = x.arguments["q"], x.arguments["segments"], x.arguments["mask"]
+
+    def step(q, old, hot, mask):
+        return flashport.flash_decode_segments(q * 1, [old, hot], mask=mask, return_lse=True)
+
+    wanted = step(q, *segments, mask)
+    for got, want in zip(torch.compile(step, fullgraph=True, backend="eager")(q, *segments, mask), wanted, strict=True):
+        assert torch.equal(got, want)
+
+
+def test_a_gradient_of_a_segment_is_refused():
+    x = make("flash_decode_segments")
+    x.arguments["segments"][1].k.requires_grad_()
+    text = r"^flash_decode_segments: segments\[1\]: k requires a gradient and there is no backward yet"
+    with pytest.raises(NotImplementedError, match=text):
+        x.function(**x.arguments)
