@@ -339,6 +339,71 @@ static void check_blocks(void) {
   expect(fp_which_kernel(&query, key, sizeof(key)) == fp_ok && strncmp(key, "quantize_kv/", 12) == 0, "by this kernel");
 }
 
+/* Blocks and after them the numbers that they hold are one cache of these numbers, bit for bit. */
+static void check_segments(void) {
+  enum { kOld = 3, kBytes = kDim / 32 * 18 };
+  static float rows[2 * kOld][kDim], q[kDim], out[kDim], wanted[kDim];
+  static unsigned char blocks[kOld][kBytes];
+  const int64_t rows_shape[] = {kOld, kDim}, blocks_shape[] = {kOld, kBytes}, q_shape[] = {1, 1, kDim},
+                old_shape[] = {1, kOld, 1, kBytes}, hot_shape[] = {1, kOld, 1, kDim},
+                all_shape[] = {1, 2 * kOld, 1, kDim}, one[] = {1};
+  static int32_t all_keys[] = {2 * kOld};
+  const fp_tensor numbers = contiguous(rows, fp_float32, 2, rows_shape),
+                  stored = contiguous(blocks, fp_uint8, 2, blocks_shape), query = contiguous(q, fp_float32, 3, q_shape),
+                  old = contiguous(blocks, fp_uint8, 4, old_shape),
+                  hot = contiguous(rows[kOld], fp_float32, 4, hot_shape),
+                  all = contiguous(rows, fp_float32, 4, all_shape), keys = contiguous(all_keys, fp_int32, 1, one),
+                  result = contiguous(out, fp_float32, 3, q_shape), other = contiguous(wanted, fp_float32, 3, q_shape);
+  fp_quantize_kv_args quantize;
+  fp_decode_segment segments[2];
+  fp_mixed_decode_args mixed;
+  fp_decode_args whole;
+  fp_query asked;
+  int64_t bytes = -1;
+  char key[64];
+  int row, i;
+  for (row = 0; row < 2 * kOld; ++row) {
+    for (i = 0; i < kDim; ++i) rows[row][i] = 0.25f * (float)((i * (row + 1)) % 16 - 8);
+  }
+  for (i = 0; i < kDim; ++i) q[i] = 0.1f * (float)(i % 7 - 3);
+  FP_INIT(&quantize);
+  quantize.x = &numbers;
+  quantize.out = &stored;
+  quantize.format = fp_format_q4_0;
+  expect(fp_quantize_kv(&quantize, 0) == fp_ok, "the older rows become blocks");
+  memset(segments, 0, sizeof(segments));
+  segments[0].k = segments[0].v = &old;
+  segments[0].k_format = segments[0].v_format = fp_format_q4_0;
+  segments[1].k = segments[1].v = &hot;
+  FP_INIT(&mixed);
+  mixed.segment_size = sizeof(fp_decode_segment);
+  mixed.q = &query;
+  mixed.segments = segments;
+  mixed.num_segments = 2;
+  mixed.out = &result;
+  expect(fp_flash_decode_mixed(&mixed, 0) == fp_ok, "two segments");
+  expect(fp_mixed_workspace_size(&mixed, &bytes) == fp_ok && bytes >= 0, "their workspace has a size");
+  FP_INIT(&whole);
+  whole.q = &query;
+  whole.k_cache = whole.v_cache = &all;
+  whole.seqlens = &keys;
+  whole.out = &other;
+  expect(fp_flash_decode(&whole, 0) == fp_ok, "one cache");
+  expect(memcmp(out, wanted, sizeof(out)) == 0, "give the same bits");
+  segments[1].k = NULL;
+  expect(fp_flash_decode_mixed(&mixed, 0) == fp_value_error, "a segment needs keys");
+  expect(strcmp(fp_last_error(), "flash_decode_mixed: segments[1]: k must be given, got null") == 0, "and says which");
+  mixed.num_segments = 5;
+  expect(fp_flash_decode_mixed(&mixed, 0) == fp_value_error, "there are four segments at most");
+  FP_INIT(&asked);
+  asked.target = "cpu";
+  asked.dtype = fp_float32;
+  asked.head_dim_qk = asked.head_dim_v = kDim;
+  asked.group_size = asked.q_len = 1;
+  asked.segment_formats = 1u << fp_format_q4_0 | 1u << fp_format_fp32;
+  expect(fp_which_kernel(&asked, key, sizeof(key)) == fp_ok && strstr(key, "/kv=any/") != NULL, "by this kernel");
+}
+
 int main(void) {
   const int64_t q_shape[] = {1, 1, kDim}, lse_shape[] = {1, 1}, kv_shape[] = {kTokens, 1, kDim},
                 pages_shape[] = {kPages, kPage, 1, kDim}, table_shape[] = {1, kPages}, slots_shape[] = {1, kTokens},
@@ -468,6 +533,7 @@ int main(void) {
   ask_for_the_gated_delta_rule();
   attend_a_prompt();
   check_blocks();
+  check_segments();
   printf("flashport %s, %s: %s\n", fp_version(), key, good ? "good" : "failed");
   return good ? 0 : 1;
 }

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from flashport import _core, devices
+from flashport import _core, _quantize, devices
 from flashport.testing import numerics
 
 Call = Callable[[], object]
@@ -112,6 +112,10 @@ def random_tensor(torch: Any, shape: tuple[int, ...], fmt: str, where: str) -> A
         quants = torch.randint(-127, 128, (*shape[:-1], blocks, numerics.BLOCK_VALUES), dtype=torch.int8, device=where)
         scale = torch.full((*shape[:-1], blocks, 1), 0.02, dtype=torch.float16, device=where)
         return torch.cat([scale.view(torch.uint8), quants.view(torch.uint8)], dim=-1).reshape(*shape[:-1], -1)
+    if fmt in _core.kv_format_blocks() and _core.kv_format_blocks()[fmt][0] > 1:
+        values = torch.randn(shape[1:], device=where)  # of one page, for all of them
+        rows = _quantize.quantize_kv(values, fmt)
+        return rows.expand(shape[0], *rows.shape).contiguous()
     types = {
         "fp32": torch.float32,
         "fp16": torch.float16,

@@ -11,7 +11,7 @@ import click
 from rich.progress import track
 from rich.table import Table
 
-from flashport.benchmarks import append, attention, cascade, decode, gated_delta, harness
+from flashport.benchmarks import append, attention, cascade, decode, gated_delta, harness, mixed
 from flashport.cli.common import (
     OUTPUT_FILE,
     ChosenDevice,
@@ -48,6 +48,7 @@ def bench(device_name: str | None, match: str, rounds: int, json_path: Path | No
     if match in decode.STAGE2 or match in decode.STAGE2_TITLE:
         runs.append(partial(decode.run_stage2, *where))
     runs += [partial(append.run_case, case, *where, largest) for case in append.cases(match)]
+    runs += [partial(mixed.run_case, case, *where, largest) for case in mixed.cases(match)]
     runs += [partial(cascade.run_case, case, *where, largest) for case in cascade.cases(match)]
     runs += [partial(gated_delta.run_case, case, *where, largest) for case in gated_delta.cases(match)]
     runs += [partial(attention.run_case, case, *where, most) for case in attention.cases(match, device.is_cpu)]

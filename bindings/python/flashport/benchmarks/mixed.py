@@ -1,0 +1,119 @@
+"""Benchmark cases of decode over caches of several formats: ``formats_*`` are one cache, ``mixed_*`` two segments.
+
+The peer is :func:`flashport.flash_decode` over the same number of keys in bf16, so that a ratio below 1 is what a
+format saves. Caches are contiguous.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from flashport import _mixed, decode
+from flashport.benchmarks import harness
+from flashport.testing import numerics
+
+_HEADS, _KV_HEADS, _HEAD_DIM = 32, 8, 128
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Keys of each sequence, and the formats of keys and values."""
+
+    keys: int
+    k_format: str
+    v_format: str
+
+    @property
+    def bytes_of_key(self) -> int:
+        """Of K and V together, of all kv heads."""
+        return _KV_HEADS * sum(numerics.row_bytes(_HEAD_DIM, fmt) for fmt in (self.k_format, self.v_format))
+
+
+@dataclass(frozen=True)
+class MixedCase:
+    """``batch`` sequences of these segments."""
+
+    name: str
+    batch: int
+    segments: tuple[Segment, ...]
+
+    @property
+    def title(self) -> str:
+        """The shape in a few words."""
+        parts = " + ".join(f"{s.keys} of {s.k_format}/{s.v_format}" for s in self.segments)
+        return f"decode, {self.batch} x ({parts}), {_HEADS}/{_KV_HEADS}, {_HEAD_DIM}"
+
+    @property
+    def bytes(self) -> int:
+        """All keys and values."""
+        return self.batch * sum(s.keys * s.bytes_of_key for s in self.segments)
+
+    @property
+    def query(self) -> dict[str, Any]:
+        """The options of :func:`flashport.supports`."""
+        query = {"q_dtype": "bf16", "head_dim": _HEAD_DIM, "group_size": _HEADS // _KV_HEADS}
+        if len(self.segments) == 1:
+            return {**query, "k_format": self.segments[0].k_format, "v_format": self.segments[0].v_format}
+        return {**query, "segment_formats": [fmt for s in self.segments for fmt in (s.k_format, s.v_format)]}
+
+
+def _sized(batch: int, keys: int) -> list[MixedCase]:
+    size = f"{batch}x{keys // 1024}k"
+    pairs = [("bf16", "bf16"), ("q8_0", "q8_0"), ("fp8_e4m3", "fp8_e4m3"), ("q4_0", "q4_0"), ("q8_0", "q4_0")]
+    found = [
+        MixedCase(f"formats_{size}_{k if k == v else f'{k}_{v}'}", batch, (Segment(keys, k, v),)) for k, v in pairs
+    ]
+    hot = Segment(keys // 8, "bf16", "bf16")
+    found += [
+        MixedCase(f"mixed_{size}_{old}_bf16", batch, (Segment(keys - keys // 8, old, old), hot))
+        for old in ("q8_0", "q4_0")
+    ]
+    return found
+
+
+_CASES = (*_sized(64, 8192), *_sized(8, 4096), *_sized(4, 8192))
+
+
+def cases(match: str = "") -> list[MixedCase]:
+    """All cases; ``match`` selects by name or title."""
+    return [case for case in _CASES if match in case.name or match in case.title]
+
+
+def run_case(case: MixedCase, device: str, target: str, rounds: int = 9, largest: float = math.inf) -> harness.Row:
+    """Times one case on a device; ``largest`` limits the bytes of its cache."""
+    row = harness.Row(case.name, case.title, case.bytes)
+    candidates = partial(_candidates, case=case, device=device)
+    where = device, target, rounds
+    harness.run_in_torch(
+        row, "decode", case.query, where, case.bytes, largest, "in whose arrays the cache lies", candidates
+    )
+    return row
+
+
+def _candidates(torch: Any, case: MixedCase, device: str) -> tuple[harness.Call, dict[str, harness.Call]]:
+    where = harness.torch_device(device)
+
+    def lens(keys: int) -> Any:
+        return torch.full((case.batch,), keys, dtype=torch.int32, device=where)
+
+    def cache(keys: int, fmt: str) -> Any:
+        return harness.random_tensor(torch, (case.batch, keys, _KV_HEADS, _HEAD_DIM), fmt, where)
+
+    q = harness.random_tensor(torch, (case.batch, _HEADS, _HEAD_DIM), "bf16", where)
+    out, other_out = torch.empty_like(q), torch.empty_like(q)
+    segments = [
+        _mixed.KvSegment(
+            cache(s.keys, s.k_format), cache(s.keys, s.v_format), lens(s.keys), k_format=s.k_format, v_format=s.v_format
+        )
+        for s in case.segments
+    ]
+    keys = sum(s.keys for s in case.segments)
+    k, v, length = cache(keys, "bf16"), cache(keys, "bf16"), lens(keys)
+
+    def ours() -> object:
+        return _mixed.flash_decode_segments(q, segments, out=out)
+
+    return ours, {"bf16": lambda: decode.flash_decode(q, k, v, length, out=other_out)}
