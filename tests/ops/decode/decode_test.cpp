@@ -23,7 +23,12 @@ TEST_P(DecodeCases, MatchesTheOracle) {
   const std::string formats = c.k_format == c.v_format
                                   ? std::string("/kv=") + type_name(c.k_format) + "/"
                                   : std::string("/k=") + type_name(c.k_format) + "/v=" + type_name(c.v_format) + "/";
-  EXPECT_NE(key.find(formats), std::string::npos) << key;
+  // A target that has no kernel of the very formats widens them.
+  const std::vector<std::string> keys = flashport::kernel_keys(query_target());
+  const bool has_own = std::ranges::any_of(keys, [&](const std::string& each) {
+    return each.starts_with("decode/") && each.find(formats) != std::string::npos;
+  });
+  EXPECT_NE(key.find(has_own ? formats : "/kv=any/"), std::string::npos) << key;
   DecodeCall call(c);
   call.upload();
   call.run();

@@ -2,6 +2,9 @@
 // flash_decode where both see the same values.
 #include <gtest/gtest.h>
 
+#include <flashport/backend.h>
+#include <flashport/decode.h>
+
 #include <array>
 
 #include "tests/ops/decode/mixed_call.h"
@@ -238,7 +241,7 @@ TEST(Mixed, OneSegmentIsFlashDecode) {
     query.k_format = format_of(k);
     query.v_format = format_of(v);
     query.segment_formats.clear();
-    FLASHPORT_REQUIRE_SUPPORT(std::string("mixed_alone_") + type_name(k) + "_" + type_name(v),
+    FLASHPORT_REQUIRE_SUPPORT(std::string("segment_alone_") + type_name(k) + "_" + type_name(v),
                               flashport::supports(query));
     call.run();
     const flashport::MixedDecodeArgs from = other.args();
