@@ -5,9 +5,11 @@
 
 # The tables: cmake/<table>_instances.txt, of so many columns, whose last one lists targets; what a minimal build keeps
 # of its rows; and flashport_spell_<table> below.
-set(FLASHPORT_TABLES decode gated_delta gated_delta_chunk attention)
+set(FLASHPORT_TABLES decode decode_append gated_delta gated_delta_chunk attention)
 set(FLASHPORT_COLUMNS_decode 7)
 set(FLASHPORT_MINIMAL_decode "[|]bf16[|]bf16[|]128[|]128[|]")
+set(FLASHPORT_COLUMNS_decode_append 5)
+set(FLASHPORT_MINIMAL_decode_append "^bf16[|]128[|]128[|]")
 set(FLASHPORT_COLUMNS_gated_delta 6)
 set(FLASHPORT_MINIMAL_gated_delta ".")
 set(FLASHPORT_COLUMNS_gated_delta_chunk 4)
@@ -93,6 +95,17 @@ function(flashport_spell_decode target math k_format v_format dk dv rows)
       set(group decode_${formats}_to_128 PARENT_SCOPE)
     endif()
   endif()
+endfunction()
+
+function(flashport_spell_decode_append target math dk dv rows)
+  flashport_spell_decode(${target} ${math} ${math} ${math} ${dk} ${dv} ${rows})
+  string(REPLACE "_decode_" "_decode_append_" symbol "${symbol}")
+  string(REPLACE "decode/" "decode_append/" key "${key}")
+  foreach(name room macro symbol key)
+    set(${name} "${${name}}" PARENT_SCOPE)
+  endforeach()
+  set(arguments "${arguments}, true" PARENT_SCOPE)
+  set(group decode_append_${math} PARENT_SCOPE)
 endfunction()
 
 function(flashport_spell_gated_delta target kernel dk state layout gate)
@@ -195,7 +208,7 @@ function(flashport_generate_kernels target backend extension out_sources out_ker
   if(base)
     set(plain_kernels "")
   elseif(backend STREQUAL "cuda")  # whose tiles of 64 rows have large states
-    list(APPEND plain_kernels decode/decode_combine)
+    list(APPEND plain_kernels decode/decode_combine decode/decode_append_combine)
   endif()
   foreach(plain IN LISTS plain_kernels)
     cmake_path(GET plain PARENT_PATH group)

@@ -191,6 +191,7 @@ AttentionQuery attention_query(Options& options) {
   options.boolean("bias", query.bias);
   options.boolean("dropout", query.dropout);
   options.boolean("seqused_k", query.seqused_k);
+  options.boolean("appends", query.appends);
   return query;
 }
 

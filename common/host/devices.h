@@ -33,6 +33,9 @@ class DeviceContext {
   [[nodiscard]] int multiprocessors() const;
   [[nodiscard]] bool is_cpu() const { return device_.kind == DeviceKind::kCpu; }
 
+  [[nodiscard]] bool has_kernel(KernelTag tag) const {
+    return plain_kernels_[static_cast<std::size_t>(tag)] != nullptr;
+  }
   // The kernel of an operation without a template shape, of which a target has one.
   [[nodiscard]] const KernelEntry& plain_kernel(const Check& check, KernelTag tag) const;
 

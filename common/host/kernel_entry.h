@@ -12,7 +12,9 @@ namespace flashport {
 
 enum class KernelTag : std::int32_t {
   kDecode,
+  kDecodeAppend,
   kDecodeCombine,
+  kDecodeAppendCombine,
   kDecodeStage2,
   kMergeStates,
   kAppendKv,
@@ -35,7 +37,9 @@ inline constexpr int kKernelTags = static_cast<int>(KernelTag::kProbe) + 1;
 [[nodiscard]] constexpr const char* kernel_tag_name(KernelTag tag) {
   switch (tag) {
     case KernelTag::kDecode: return "decode";
+    case KernelTag::kDecodeAppend: return "decode_append";
     case KernelTag::kDecodeCombine: return "decode_combine";
+    case KernelTag::kDecodeAppendCombine: return "decode_append_combine";
     case KernelTag::kDecodeStage2: return "decode_stage2";
     case KernelTag::kMergeStates: return "merge_states";
     case KernelTag::kAppendKv: return "append_kv";

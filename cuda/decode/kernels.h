@@ -11,7 +11,7 @@ namespace flashport::FLASHPORT_TARGET::decode {
 // A team is a block as the schedule counts them. Its waves part: the first compute, the others bring them keys and
 // values.
 template <DecodeConfig kCfg>
-FLASHPORT_DEVICE void decode_block(const DecodeParams& p, DecodeShared<kCfg>* shared) {
+FLASHPORT_DEVICE void decode_block(const DecodeParamsOf<kCfg>& p, DecodeShared<kCfg>* shared) {
   constexpr int kTeams = kCfg.tuning.teams;
   constexpr int kThreads = compute_threads(kCfg) + producer_threads(kCfg);
   static_assert(kFirstTeamBarrier + kTeams * kTeamBarriers <= 16, "a block has 16 barriers");
@@ -63,26 +63,31 @@ constexpr int shared_bytes() {
 
 }  // namespace flashport::FLASHPORT_TARGET::decode
 
-#define FLASHPORT_DEFINE_DECODE_COMBINE(symbol, name)                                                \
-  namespace flashport::FLASHPORT_TARGET::decode {                                                    \
-  extern "C" __global__ void __launch_bounds__(128) symbol(const __grid_constant__ DecodeParams p) { \
-    __shared__ CombineShared shared;                                                                 \
-    decode_combine(p, Block(nullptr), shared, [] { begin_kernel(); });                               \
-  }                                                                                                  \
-  FLASHPORT_DEFINE_ENTRY(symbol, name, KernelTag::kDecodeCombine, 128, 0)                            \
+#define FLASHPORT_DEFINE_COMBINE(symbol, name, its_tag, Params)                                \
+  namespace flashport::FLASHPORT_TARGET::decode {                                              \
+  extern "C" __global__ void __launch_bounds__(128) symbol(const __grid_constant__ Params p) { \
+    __shared__ CombineShared shared;                                                           \
+    decode_combine(p, Block(nullptr), shared, [] { begin_kernel(); });                         \
+  }                                                                                            \
+  FLASHPORT_DEFINE_ENTRY(symbol, name, its_tag, 128, 0)                                        \
   }
+#define FLASHPORT_DEFINE_DECODE_COMBINE(symbol, name) \
+  FLASHPORT_DEFINE_COMBINE(symbol, name, KernelTag::kDecodeCombine, DecodeParams)
+#define FLASHPORT_DEFINE_DECODE_APPEND_COMBINE(symbol, name) \
+  FLASHPORT_DEFINE_COMBINE(symbol, name, KernelTag::kDecodeAppendCombine, AppendDecodeParams)
 
-// math, k_format, v_format, head_dim_qk, head_dim_v, rows
-#define FLASHPORT_DEFINE_DECODE(symbol, name, ...)                                                             \
-  namespace flashport::FLASHPORT_TARGET::decode {                                                              \
-  constexpr DecodeConfig symbol##_config = decode_config(__VA_ARGS__);                                         \
-  extern "C" __global__ void __launch_bounds__(block_threads(symbol##_config),                                 \
-                                               symbol##_config.tuning.blocks_per_multiprocessor)               \
-      symbol(const __grid_constant__ DecodeParams params) {                                                    \
-    extern __shared__ __align__(1024) unsigned char memory[];                                                  \
-    decode_block<symbol##_config>(params, reinterpret_cast<DecodeShared<symbol##_config>*>(memory));           \
-  }                                                                                                            \
-  FLASHPORT_DEFINE_ENTRY(symbol, name, KernelTag::kDecode, block_threads(symbol##_config),                     \
-                         shared_bytes<symbol##_config>(), .shape = {.decode = symbol##_config.shape},          \
-                         .teams = symbol##_config.tuning.teams, .decode_split = decode_split(symbol##_config)) \
+// math, k_format, v_format, head_dim_qk, head_dim_v, rows, whether it appends
+#define FLASHPORT_DEFINE_DECODE(symbol, name, ...)                                                                    \
+  namespace flashport::FLASHPORT_TARGET::decode {                                                                     \
+  constexpr DecodeConfig symbol##_config = decode_config(__VA_ARGS__);                                                \
+  extern "C" __global__ void __launch_bounds__(block_threads(symbol##_config),                                        \
+                                               symbol##_config.tuning.blocks_per_multiprocessor)                      \
+      symbol(const __grid_constant__ DecodeParamsOf<symbol##_config> params) {                                        \
+    extern __shared__ __align__(1024) unsigned char memory[];                                                         \
+    decode_block<symbol##_config>(params, reinterpret_cast<DecodeShared<symbol##_config>*>(memory));                  \
+  }                                                                                                                   \
+  FLASHPORT_DEFINE_ENTRY(symbol, name, symbol##_config.shape.appends ? KernelTag::kDecodeAppend : KernelTag::kDecode, \
+                         block_threads(symbol##_config), shared_bytes<symbol##_config>(),                             \
+                         .shape = {.decode = symbol##_config.shape}, .teams = symbol##_config.tuning.teams,           \
+                         .decode_split = decode_split(symbol##_config))                                               \
   }

@@ -39,7 +39,10 @@ FLASHPORT_DEVICE bool teams_share_rows(const DecodeParams& p, const Range& range
 // sector, and its 136 bytes are no whole units of 16.
 template <DecodeConfig kCfg, int kHeads, class Shared>
 class KvProducer {
+  using Params = DecodeParamsOf<kCfg>;
   static constexpr int kTeams = kCfg.tuning.teams;
+  static constexpr bool kAppends = kCfg.shape.appends;
+  static_assert(!kAppends || kTeams == 1, "new rows are those of one head");
   static_assert(kHeads == 1 || kHeads == kTeams);
   static constexpr int kRowsPerWave = turn_keys(kCfg) / kCfg.tuning.producer_waves / kHeads;
   static constexpr int kRowsAtOnce = kRowsPerWave < kWaveSize ? kRowsPerWave : kWaveSize;
@@ -57,7 +60,7 @@ class KvProducer {
         ring_(teams[block.team()].ring),
         as_stored_(is_as_stored<typename Tiles::Keys>(p.cache.k) && is_as_stored<typename Tiles::Values>(p.cache.v)) {}
 
-  FLASHPORT_DEVICE void run(const DecodeParams& p, const Range& range) {
+  FLASHPORT_DEVICE void run(const Params& p, const Range& range) {
     LeafCursor ahead(range), scout(range);
     if (ahead.done()) return;
     for (int i = 0; i < kLookAhead; ++i) look_up(p, scout, i);
@@ -65,6 +68,9 @@ class KvProducer {
     __syncwarp();
     for (int slot = 0; !ahead.done(); slot = slot + 1 == kLookAhead ? 0 : slot + 1) {
       const Segment& s = ahead.segment;
+      if constexpr (kAppends) {
+        if (ahead.at_segment_start()) new_keys_ = new_keys(p, s.seq);
+      }
       await_free();
       kv::TokenCoord places[kRowsPerLane];
       const bool whole = as_stored_ && has_all_rows(ahead);
@@ -73,6 +79,7 @@ class KvProducer {
       if constexpr (kRowsAtOnce < kWaveSize) __syncwarp();  // two lanes have read each page number
       look_up(p, scout, slot);                              // before the copies, behind which it would wait
       aim(p, places, first_head(s));
+      if constexpr (kAppends) aim_at_new_keys(p, ahead);
       copy<typename Tiles::Keys>(p.cache.k, ring_.key_rows, s.kv_head, whole);
       if (ahead.at_segment_start())
         bring_query(p, s);  // after the keys, which are many more, and handed over with them
@@ -98,7 +105,7 @@ class KvProducer {
   FLASHPORT_DEVICE static bool holds(const Segment& s, int token) { return token >= s.key_low && token < s.key_high; }
 
   // Asks for the page numbers of the leaf that `scout` stands at, and moves it on.
-  FLASHPORT_DEVICE void look_up(const DecodeParams& p, LeafCursor& scout, int slot) {
+  FLASHPORT_DEVICE void look_up(const Params& p, LeafCursor& scout, int slot) {
     if (scout.done()) return;
     const Segment& s = scout.segment;
     if (s.pages != nullptr) {
@@ -120,9 +127,12 @@ class KvProducer {
             kv::page_coord(p.cache, s.pages, token).offset};
   }
 
-  FLASHPORT_DEVICE void bring_query(const DecodeParams& p, const Segment& s) {
+  FLASHPORT_DEVICE void bring_query(const Params& p, const Segment& s) {
     mbarrier_wait(&ring_.query_free[query_.stage], query_.phase ^ 1);
     copy_query<kCfg>(p, s, block_, ring_.queries[query_.stage]);
+    if constexpr (kAppends) {
+      stage_new_keys(p, s, new_keys_, block_, teams_[block_.team()].new_keys[query_.stage]);
+    }
     query_.next();
   }
 
@@ -148,6 +158,19 @@ class KvProducer {
       if (block_.lane() >= kRowsAtOnce) continue;
       ring_.key_rows[row_of_leaf(i)] = address(p.cache.k, places[i]);
       ring_.value_rows[row_of_leaf(i)] = address(p.cache.v, places[i]);
+    }
+    __syncwarp();
+  }
+
+  // New keys and values lie elsewhere.
+  FLASHPORT_DEVICE void aim_at_new_keys(const AppendDecodeParams& p, const LeafCursor& ahead) {
+    if (ahead.key() + turn_keys(kCfg) <= new_keys_.before) return;
+#pragma unroll
+    for (int i = 0; i < kRowsPerLane; ++i) {
+      const int index = ahead.key() + row_of_leaf(i) - new_keys_.before;
+      if (index < 0 || index >= new_keys_.count || block_.lane() >= kRowsAtOnce) continue;
+      ring_.key_rows[row_of_leaf(i)] = new_row(p.append.sides[1].rows, ahead.segment, new_keys_, index);
+      ring_.value_rows[row_of_leaf(i)] = new_row(p.append.sides[2].rows, ahead.segment, new_keys_, index);
     }
     __syncwarp();
   }
@@ -188,6 +211,7 @@ class KvProducer {
   PipelineState<KvRing<kCfg>::kTiles> place_;
   PipelineState<KvRing<kCfg>::kQueries> query_;
   const bool as_stored_;
+  [[maybe_unused]] NewKeys new_keys_{};  // of the sequence, in kernels that append
 };
 
 }  // namespace flashport::FLASHPORT_TARGET::decode

@@ -9,6 +9,7 @@
 #include "common/device/decode/mask.h"
 #include "cuda/decode/kv_operand.h"
 #include "cuda/decode/kv_pipeline.h"
+#include "cuda/decode/new_keys.h"
 #include FLASHPORT_DECODE_TUNING_HEADER
 
 namespace flashport::FLASHPORT_TARGET::decode {
@@ -38,7 +39,7 @@ constexpr DecodeSplit decode_split(const DecodeConfig& cfg) {
 }
 
 template <DecodeConfig kCfg>
-struct DecodeShared {
+struct DecodeShared : NewKeyStages<kCfg> {
   static constexpr int kRowPitch = (kCfg.shape.rows / 8 | 1) * 8;
   KvRing<kCfg> ring;
   // What the waves that share query rows tell each other, of this turn and the one before.
@@ -137,6 +138,22 @@ class DecodeTiles {
     has_query_ = true;
   }
   FLASHPORT_DEVICE void fetch_query(Query&) const {}
+
+  // What a kernel that appends does with the tiles of a turn before they are used (new_keys.h).
+  FLASHPORT_DEVICE void append_keys(const AppendDecodeParams& p, const LeafCursor& now, int first_new,
+                                    const char* keys) {
+    const NewKeyTurns<kCfg> turns(p, block_, now.segment, shared_.new_keys[query_.stage], first_new, now.key());
+    const bool turns_query = now.at_segment_start() && p.append.rotary.cos != nullptr;
+    if (!turns_query && !turns.has_new_keys()) return;
+    if (turns_query) turns.turn_query(shared_.ring.queries[query_.stage], live_rows_);
+    if (turns.has_new_keys()) turns.append_keys(const_cast<char*>(keys));
+    block_.sync();
+  }
+  FLASHPORT_DEVICE void append_values(const AppendDecodeParams& p, const LeafCursor& now, int first_new,
+                                      const char* values) const {
+    const NewKeyTurns<kCfg> turns(p, block_, now.segment, shared_.new_keys[query_.stage], first_new, now.key());
+    if (turns.has_new_keys()) turns.append_values(values);
+  }
 
   // S^T = K Q^T
   FLASHPORT_DEVICE Scores mma_abt(const Query&, const char* keys) const {

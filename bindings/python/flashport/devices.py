@@ -76,6 +76,7 @@ if TYPE_CHECKING:
         bias: bool
         dropout: bool
         seqused_k: bool
+        appends: bool
 
     class _AttentionQuery(_AttentionCall, total=False):
         q_len: int

@@ -29,13 +29,14 @@ struct TileOnLine {
   int first_block;  // that of work range 0 which walks through such tiles
 };
 
-FLASHPORT_DEVICE TileOnLine find_tile(const DecodeParams& p, const Block& block, int seq, int tile) {
+template <class Params>
+FLASHPORT_DEVICE TileOnLine find_tile(const Params& p, const Block& block, int seq, int tile) {
   const int per_lane = (p.batch + kWaveSize - 1) / kWaveSize;
   const int from = block.lane() * per_lane;
   const int to = minimum(from + per_lane, p.batch);
   int mine = 0, mine_before = 0;
   for (int i = from; i < to; ++i) {
-    const int leaves = sequence_span(p, i, kv::sequence_length(p.cache, i));
+    const int leaves = sequence_span(p, i, key_count(p, i));
     mine += leaves;
     mine_before += i < seq ? leaves : 0;
   }
@@ -48,7 +49,7 @@ FLASHPORT_DEVICE TileOnLine find_tile(const DecodeParams& p, const Block& block,
   const int row = divide(tile, cut.concurrent);
   on.first_block = tile - row * static_cast<int>(cut.concurrent.value);
   Segment& s = on.segment;
-  s = open_sequence(p, seq, kv::sequence_length(p.cache, seq));
+  s = open_sequence(p, seq, key_count(p, seq));
   s.start = before * cut.rows + row * s.span();
   s.first = 0;
   s.last = s.leaves;
@@ -58,9 +59,8 @@ FLASHPORT_DEVICE TileOnLine find_tile(const DecodeParams& p, const Block& block,
 
 // Block index: the part of a slice is the fastest, then the slice, the tile and the sequence. await() returns when the
 // launch before has published. What is read before it, lengths and no more, that launch has waited for itself.
-template <class Await>
-FLASHPORT_DEVICE void decode_combine(const DecodeParams& p, const Block& block, CombineShared& shared,
-                                     const Await& await) {
+template <class Params, class Await>
+FLASHPORT_DEVICE void decode_combine(const Params& p, const Block& block, CombineShared& shared, const Await& await) {
   const int parts = p.combine.parts;
   const int tiles = p.num_kv_heads * p.row_tiles;
   const auto index = static_cast<int>(block.index());

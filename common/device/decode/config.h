@@ -7,7 +7,8 @@
 
 namespace flashport {
 
-// The template shape of a decode kernel; one row of cmake/decode_instances.txt.
+// The template shape of a decode kernel; one row of cmake/decode_instances.txt, or of
+// cmake/decode_append_instances.txt for those that append.
 struct DecodeShape {
   int head_dim_qk;  // tile extents: a head_dim of 80 or 96 runs in a tile of 128, zero-filled
   int head_dim_v;
@@ -15,6 +16,7 @@ struct DecodeShape {
   MathType math;
   KvFormat k_format;  // kAny: of each segment, as MixedDecodeParams says, and v_format is kAny too
   KvFormat v_format;
+  bool appends = false;  // writes new keys and values as it comes to them (new_keys.h), and turns the queries
 };
 constexpr bool reads_segments(const DecodeShape& shape) { return shape.k_format == KvFormat::kAny; }
 

@@ -24,8 +24,8 @@ namespace flashport::FLASHPORT_TARGET::decode {
 
 // The kernel of a row of cmake/decode_instances.txt, on the schedule that the target has for its shape.
 constexpr DecodeConfig decode_config(MathType math, KvFormat k_format, KvFormat v_format, int head_dim_qk,
-                                     int head_dim_v, int rows) {
-  const DecodeShape shape{head_dim_qk, head_dim_v, rows, math, k_format, v_format};
+                                     int head_dim_v, int rows, bool appends = false) {
+  const DecodeShape shape{head_dim_qk, head_dim_v, rows, math, k_format, v_format, appends};
   return {shape, decode_tuning(shape)};
 }
 
@@ -44,6 +44,7 @@ FLASHPORT_DEVICE void decode(const DecodeParamsOf<kCfg>& p, const Range& range, 
   merge::clear(tiles, state);
   typename Tiles::Query query{};
   float scale = 0.0f;
+  [[maybe_unused]] int first_new = 0;  // the position of the sequence's first new key
 
   for (; !now.done(); now.next(reread(p), Tiles::kTurnLeaves)) {
     const Segment& s = now.segment;
@@ -52,6 +53,10 @@ FLASHPORT_DEVICE void decode(const DecodeParamsOf<kCfg>& p, const Range& range, 
       scale = score_scale(reread(p), s);
     }
     auto&& keys = pipeline.keys();
+    if constexpr (kCfg.shape.appends) {
+      if (now.at_segment_start()) first_new = new_keys(reread(p), s.seq).before;
+      tiles.append_keys(reread(p), now, first_new, keys);
+    }
     if (now.at_segment_start()) tiles.fetch_query(query);
     pipeline.refill_behind_keys(p, ahead);
 
@@ -60,6 +65,7 @@ FLASHPORT_DEVICE void decode(const DecodeParamsOf<kCfg>& p, const Range& range, 
     pipeline.refill_behind_scores(p, ahead);
     const auto probabilities = tiles.exponentiate(state, scores);
     pipeline.await_values(p, ahead);
+    if constexpr (kCfg.shape.appends) tiles.append_values(reread(p), now, first_new, pipeline.values());
     tiles.accumulate(state, probabilities, pipeline.values());
     pipeline.refill_behind_values(p, ahead);
 

@@ -92,4 +92,10 @@ struct MixedDecodeParams : DecodeParams {
   LogitBias bias;
 };
 
+// The argument of kernels that append: `cache` has seqlens without the new keys, and of `append` the lengths afterwards
+// and the copies of the queries are not made.
+struct AppendDecodeParams : DecodeParams {
+  AppendRotaryParams append;
+};
+
 }  // namespace flashport

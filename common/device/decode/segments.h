@@ -1,21 +1,26 @@
-// The keys of a sequence, which kernels of one format read from one cache (DecodeParams) and those of any format from
-// segments, one after the other (MixedDecodeParams).
+// The keys of a sequence, which kernels of one format read from one cache (DecodeParams; those that append count the
+// new ones, too) and those of any format from segments, one after the other (MixedDecodeParams).
 #pragma once
 
 #include <type_traits>
 
 #include "common/device/core/scalar_access.h"
 #include "common/device/decode/config.h"
-#include "common/device/decode/params.h"
+#include "common/device/decode/new_keys.h"
 #include "common/device/kv/paged_kv.h"
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
 // The argument of a kernel.
 template <DecodeConfig kCfg>
-using DecodeParamsOf = std::conditional_t<reads_segments(kCfg.shape), MixedDecodeParams, DecodeParams>;
+using DecodeParamsOf = std::conditional_t<reads_segments(kCfg.shape), MixedDecodeParams,
+                                          std::conditional_t<kCfg.shape.appends, AppendDecodeParams, DecodeParams>>;
 
 FLASHPORT_DEVICE int key_count(const DecodeParams& p, int seq) { return kv::sequence_length(p.cache, seq); }
+FLASHPORT_DEVICE int key_count(const AppendDecodeParams& p, int seq) {
+  const NewKeys keys = new_keys(p, seq);
+  return keys.before + keys.count;
+}
 FLASHPORT_DEVICE int key_count(const MixedDecodeParams& p, int seq) {
   std::int64_t count = 0;
   FLASHPORT_UNROLL(1)

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "common/device/kv/append_kernel.h"
+#include "common/device/kv/new_rows.h"
 
 namespace flashport::FLASHPORT_TARGET::kv {
 
@@ -99,13 +100,6 @@ FLASHPORT_DEVICE SequenceRow sequence_row(const std::int32_t* cu_seqlens, int ba
   return {low, static_cast<int>(row - cu_seqlens[low])};
 }
 
-// Keys that there is room for.
-FLASHPORT_DEVICE int sequence_room(const PagedCache& p, int seq) {
-  if (p.kv_indptr == nullptr) return p.max_len;
-  const std::int64_t pages = p.kv_indptr[seq + 1] - p.kv_indptr[seq];
-  return static_cast<int>(maximum(minimum(pages * p.page_size, std::int64_t{p.max_len}), std::int64_t{0}));
-}
-
 FLASHPORT_DEVICE float head_scale(const HeadScales& scales, int seq, int head) {
   return scales.data == nullptr ? 1.0f : scales.data[seq * scales.stride_seq + head * scales.stride_head];
 }
@@ -171,12 +165,6 @@ FLASHPORT_DEVICE void move_row(const AppendRotarySide& side, const RotaryParams&
       store_block(kBlocks ? side.format : KvFormat::kQ8_0, to + first / kAppendUnit * side.unit_bytes, block_values);
     }
   }
-}
-
-FLASHPORT_DEVICE int sequence_new_rows(const AppendRotaryParams& p, int seq) {
-  if (p.cu_seqlens_k_new == nullptr) return p.new_len;
-  const std::int64_t begin = p.cu_seqlens_k_new[seq], end = p.cu_seqlens_k_new[seq + 1];
-  return static_cast<int>(maximum(minimum(end - begin, p.total_new), std::int64_t{0}));
 }
 
 // kBlocks: whether the target's attention reads all formats of blocks.

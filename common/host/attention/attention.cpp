@@ -1,4 +1,5 @@
-// attention: validate -> plan -> launch. New keys are written by a launch before it; few queries are decoded.
+// attention: validate -> plan -> launch. New keys are written by a launch before it; few queries are decoded,
+// and few new keys with them written by the same launch where a kernel does both.
 #include <flashport/attention.h>
 
 #include "common/host/attention/append.h"
@@ -9,6 +10,7 @@
 #include "common/host/call_log.h"
 #include "common/host/check.h"
 #include "common/host/contents.h"
+#include "common/host/decode/plan.h"
 #include "common/host/devices.h"
 #include "common/host/workspace.h"
 
@@ -24,6 +26,27 @@ std::string append_text(const AppendLaunch& append) {
   return append.kernel == nullptr ? "" : std::string(append.kernel->key) + ", then ";
 }
 
+// New keys that decode's kernel writes as it comes to them. False where there is no such kernel.
+bool decode_and_append(const Check& check, DeviceContext& device, const AttentionArgs& args,
+                       const AttentionProblem& problem, const DecodeArgs& decode, Stream stream) {
+  if (!device.has_kernel(KernelTag::kDecodeAppend) || !may_append_in_launch(problem)) return false;
+  DecodeProblem call = validate_flash_decode(decode);
+  call.appends = true;
+  DecodePlan plan = plan_decode(call, device);
+  if (!plan.kernel->shape.decode.appends) return false;
+  std::int64_t bytes = plan.workspace_bytes;
+  (void)plan_append(problem, device, bytes);  // what serves a call of these shapes serves it in one launch or two
+  const WorkspaceLease workspace = acquire_workspace(check, device, stream, bytes, problem.workspace);
+  bind_workspace(plan, workspace.data());
+  const AppendDecodeParams params{plan.params, problem.append};
+  device.launch(check, stream, *plan.kernel, LaunchGrid{plan.grid}, params);
+  if (plan.combine_kernel != nullptr) {
+    device.launch(check, stream, *plan.combine_kernel, LaunchGrid{plan.combine_grid}, params);
+  }
+  log_call([&] { return call_text(args) + ": flash_decode's " + schedule_of(plan).text; });
+  return true;
+}
+
 // flash_decode logs its own call, with its kernel.
 void decode_few(const AttentionArgs& args, const AttentionProblem& problem, DecodeArgs decode, Stream stream) {
   const Check check(problem.function);
@@ -31,6 +54,7 @@ void decode_few(const AttentionArgs& args, const AttentionProblem& problem, Deco
   if (checks_contents(check, device, stream)) check_attention_contents(check, device, stream, problem);
   if (!problem.appends && !problem.workspace) return flash_decode(decode, stream);
 
+  if (problem.appends && decode_and_append(check, device, args, problem, decode, stream)) return;
   std::int64_t bytes = decode_workspace_size(decode);
   if (!problem.appends) {
     (void)acquire_workspace(check, device, stream, bytes, problem.workspace);  // refuses it in this function's name

@@ -11,6 +11,7 @@
 #include "common/host/attention/plan.h"
 #include "common/host/attention/problem.h"
 #include "common/host/check.h"
+#include "common/host/decode/plan.h"
 #include "common/host/devices.h"
 #include "common/host/query.h"
 
@@ -61,6 +62,16 @@ AttentionSchedule schedule_of(const DecodeSchedule& decode) {
   return s;
 }
 
+// Kernels that do not append come after the launch that does.
+AttentionSchedule with_append(AttentionSchedule s, const AttentionQuery& call) {
+  if (!call.appends || s.kernel.starts_with(kernel_tag_name(KernelTag::kDecodeAppend))) return s;
+  std::string reason;
+  const KernelEntry* append = find_plain_kernel(find_target(call.target, reason), KernelTag::kAppendRotary, reason);
+  if (append == nullptr) kCheck.not_supported(reason);
+  s.text = std::string(append->key) + ", then " + s.text;
+  return s;
+}
+
 std::string text_of(const AttentionSchedule& s) {
   return s.kernel + ": " + counted(s.blocks, "block") + " of " + counted(s.threads, "thread") + " and " +
          counted(s.shared_bytes, "byte") + " of shared memory for " + counted(s.work_tiles, "work tile") + " of " +
@@ -87,14 +98,15 @@ AttentionSchedule explain(const AttentionScheduleQuery& query) {
   call.q_len = query.num_splits == kInvariantSplits ? query.q_len : 0;
   call.group_size = query.num_q_heads / query.num_kv_heads;
   if (const std::optional<DecodeQuery> decode = as_decode(call); decode && query.kv_len > 0) {
-    return schedule_of(explain(DecodeScheduleQuery{
-        .call = *decode, .batch = query.batch, .num_kv_heads = query.num_kv_heads, .max_kv_len = query.kv_len}));
+    const DecodeScheduleQuery call{
+        .call = *decode, .batch = query.batch, .num_kv_heads = query.num_kv_heads, .max_kv_len = query.kv_len};
+    return with_append(schedule_of(explain_decode(call, query.call.appends)), query.call);
   }
   std::string reason;
   if (find_attention_kernel(query.call, reason) == nullptr) kCheck.not_supported(reason);
   DeviceContext& device = find_device(kCheck, find_target(query.call.target, reason));
 
-  return schedule_of(plan_attention(problem_of(query), device));
+  return with_append(schedule_of(plan_attention(problem_of(query), device)), query.call);
 }
 
 AttentionSchedule schedule_of(const AttentionPlan& plan) {

@@ -10,6 +10,9 @@ namespace {
 
 // More queries fill more of a work tile of attention's own kernels than 16 of its 128 rows.
 constexpr std::int64_t kMostQueries = 16, kMostGroup = 128;  // of flash_decode
+// More new keys of a sequence are written sooner by a launch of their own, with blocks for all of them.
+constexpr std::int64_t kMostNewKeys = 16;
+constexpr int kCopyBytes = 16;
 
 bool are_few(std::int64_t q_len, std::int64_t group, bool causal) {
   return q_len >= 1 && q_len <= kMostQueries && group <= kMostGroup && (causal || q_len == 1);
@@ -104,6 +107,27 @@ std::optional<DecodeArgs> as_decode(const AttentionArgs& a, const AttentionProbl
   }
   d.workspace = a.workspace;
   return d;
+}
+
+bool may_append_in_launch(const AttentionProblem& problem) {
+  const AppendRotaryParams& p = problem.append;
+  const bool packed = p.cu_seqlens_k_new != nullptr;
+  if (p.total_new > kMostNewKeys * p.batch) return false;
+  // The kernel comes to no key to the left of all windows.
+  const std::int64_t most = packed ? p.total_new : p.new_len;
+  if (problem.params.window_left >= 0 && most > std::int64_t{problem.params.window_left} + p.q_len) return false;
+  const auto is_aligned = [](const void* data) { return reinterpret_cast<std::uintptr_t>(data) % kCopyBytes == 0; };
+  const auto are_copied = [&](const AppendRotarySide& side) {
+    const StridedRows& rows = side.rows;
+    const auto fits = [](std::int64_t stride) { return stride * 2 % kCopyBytes == 0; };
+    return is_sixteen_bit(side.format) && own_format(rows.dtype) == side.format && side.scale.data == nullptr &&
+           rows.stride_dim == 1 && is_aligned(rows.data) && fits(rows.stride_seq) && fits(rows.stride_token) &&
+           fits(rows.stride_head);
+  };
+  const RotaryParams& r = p.rotary;
+  const auto fits = [&](std::int64_t stride) { return stride * element_size(r.dtype) % kCopyBytes == 0; };
+  return are_copied(p.sides[1]) && are_copied(p.sides[2]) &&
+         (r.cos == nullptr || (is_aligned(r.cos) && is_aligned(r.sin) && fits(r.cos_stride) && fits(r.sin_stride)));
 }
 
 void attend_after(const AppendedCall& appended, DecodeArgs& decode) {

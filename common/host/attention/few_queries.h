@@ -17,6 +17,10 @@ namespace flashport {
 [[nodiscard]] std::optional<DecodeArgs> as_decode(const AttentionArgs& args, const AttentionProblem& problem,
                                                   const DeviceContext& device);
 
+// Whether a kernel of decode that appends may write the call's new keys itself: they are few and lie as rows of the
+// cache may, so that copies bring them as they bring those.
+[[nodiscard]] bool may_append_in_launch(const AttentionProblem& problem);
+
 // Lets the call attend to new keys, too.
 void attend_after(const AppendedCall& appended, DecodeArgs& decode);
 [[nodiscard]] TensorView workspace_view(void* data, std::int64_t bytes, Device device);

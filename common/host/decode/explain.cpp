@@ -64,7 +64,9 @@ std::string text_of(const DecodeSchedule& s) {
 
 }  // namespace
 
-DecodeSchedule explain(const DecodeScheduleQuery& query) {
+DecodeSchedule explain(const DecodeScheduleQuery& query) { return explain_decode(query, false); }
+
+DecodeSchedule explain_decode(const DecodeScheduleQuery& query, bool appends) {
   constexpr std::int64_t kMostHeads = 1 << 24;  // of a batch: all counts fit 64 bits, and num_q_heads 32
   kCheck.range(query.batch, "batch", 1, kMostHeads);
   kCheck.range(query.num_kv_heads, "num_kv_heads", 1, kMostHeads / query.batch);
@@ -75,7 +77,9 @@ DecodeSchedule explain(const DecodeScheduleQuery& query) {
   if (kernel == nullptr) kCheck.not_supported(reason);
   DeviceContext& device = find_device(kCheck, find_target(query.call.target, reason));
 
-  return schedule_of(plan_decode(problem_of(query), device));
+  DecodeProblem problem = problem_of(query);
+  problem.appends = appends;
+  return schedule_of(plan_decode(problem, device));
 }
 
 DecodeSchedule schedule_of(const DecodePlan& plan) {

@@ -162,6 +162,23 @@ const KernelEntry* choose_decode_kernel(std::span<const KernelEntry> kernels, st
   return nullptr;
 }
 
+const KernelEntry* find_appending_kernel(std::span<const KernelEntry> kernels, const KernelEntry& kernel) {
+  thread_local LastChoice<const KernelEntry*> last;
+  const KernelEntry* found = last.find(kernels, &kernel);
+  if (found != nullptr) return found;
+  const DecodeShape& shape = kernel.shape.decode;
+  for (const KernelEntry& entry : kernels) {
+    if (entry.tag != KernelTag::kDecodeAppend) continue;
+    const DecodeShape& its = entry.shape.decode;
+    if (its.head_dim_qk == shape.head_dim_qk && its.head_dim_v == shape.head_dim_v && its.rows == shape.rows &&
+        its.math == shape.math && its.k_format == shape.k_format && its.v_format == shape.v_format) {
+      last.keep(kernels, &kernel, &entry);
+      return &entry;
+    }
+  }
+  return nullptr;
+}
+
 const KernelEntry* find_decode_kernel(const DecodeQuery& query, std::string& reason) {
   reason = query_type_reason(query.q_dtype);
   if (!reason.empty()) return nullptr;

@@ -36,6 +36,9 @@ inline constexpr int kHeadDimStep = 8;
 [[nodiscard]] const KernelEntry* choose_decode_kernel(std::span<const KernelEntry> kernels, std::string_view target,
                                                       const KernelRequest& request, std::string* reason);
 
+// The kernel of the same shape that appends. Null where the target has none.
+[[nodiscard]] const KernelEntry* find_appending_kernel(std::span<const KernelEntry> kernels, const KernelEntry& kernel);
+
 // What a query of supports(), which_kernel() or explain() asks for. The type of q is one that some queries have.
 [[nodiscard]] KernelRequest request_of(const DecodeQuery& query);
 // The kernel of such a query.

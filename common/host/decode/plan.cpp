@@ -86,7 +86,8 @@ bool wants_second_launch(const DecodePlan& plan, int multiprocessors) {
 void plan_combine(DecodePlan& plan, const Check& check, DeviceContext& device) {
   const DecodeShape& shape = plan.kernel->shape.decode;
   const DecodeSplit& split = plan.kernel->decode_split;
-  plan.combine_kernel = &device.plain_kernel(check, KernelTag::kDecodeCombine);
+  plan.combine_kernel =
+      &device.plain_kernel(check, shape.appends ? KernelTag::kDecodeAppendCombine : KernelTag::kDecodeCombine);
   CombineLaunch& combine = plan.params.combine;
   combine.rows = shape.rows / split.row_slices;
   combine.columns = shape.head_dim_v / split.column_slices;
@@ -216,6 +217,10 @@ DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device) {
     std::string reason;
     (void)choose_decode_kernel(device.kernels(), device.target(), request, &reason);
     check.not_supported(reason);
+  }
+  if (problem.appends) {
+    const KernelEntry* appending = find_appending_kernel(device.kernels(), *plan.kernel);
+    if (appending != nullptr) plan.kernel = appending;
   }
   p.row_tiles =
       static_cast<std::int32_t>(ceil_div(std::int64_t{p.group_size} * p.max_q_len, plan.kernel->shape.decode.rows));

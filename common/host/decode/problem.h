@@ -41,6 +41,7 @@ struct DecodeProblem {
   std::int64_t chunk_keys = 0;
 
   std::optional<TensorView> workspace;
+  bool appends = false;                 // the launch may write new keys first, if there is a kernel that does
   std::unique_ptr<MixedProblem> mixed;  // null: k_format and v_format say all
 };
 

@@ -111,6 +111,7 @@ struct AttentionQuery {
   bool bias = false;
   bool dropout = false;
   bool seqused_k = false;
+  bool appends = false;         // new keys, few of each sequence, and all types as q
   std::int64_t q_len = 0;       // queries of every sequence of a call without cu_seqlens_q; 0: packed, or many
   std::int64_t group_size = 1;  // Hq / Hkv
 };

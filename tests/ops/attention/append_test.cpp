@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <flashport/attention.h>
+#include <flashport/backend.h>
 #include <flashport/error.h>
 
 #include <cmath>
@@ -14,6 +15,7 @@
 #include "tests/ops/decode/call.h"
 #include "tests/support/device.h"
 #include "tests/support/expected_support.h"
+#include "tests/support/graphs.h"
 #include "tests/support/message_of.h"
 #include "tests/support/random.h"
 
@@ -40,6 +42,8 @@ struct AppendCase {
   bool causal = true;
   bool scales = false;
   bool loose = false;  // new keys lie at addresses that only loads of an element are aligned to
+  std::int64_t room = 64, window_left = -1;
+  bool one_launch = false;  // on targets with kernels that decode and append
 
   [[nodiscard]] flashport::AttentionQuery query() const {
     const bool is_own = !cache_type || *cache_type == type;
@@ -52,6 +56,7 @@ struct AppendCase {
             .paged = pages != Pages::kNone,
             .causal = causal,
             .seqused_k = true,
+            .appends = true,
             .q_len = packed_q ? 0 : queries[0],
             .group_size = q_heads / kv_heads};
   }
@@ -75,6 +80,7 @@ class AppendCall {
  public:
   explicit AppendCall(const AppendCase& c)
       : c_(c),
+        pages_(batch() * (c.room / kPageSize) + kUnusedPages),
         random_(static_cast<std::uint64_t>(c.dim_qk * 31 + c.rotary_dim)),
         q_(rows(c.queries, c.packed_q, c.q_heads, c.dim_qk, false)),
         k_new_(rows(c.added, c.packed_new, c.kv_heads, c.dim_qk, c.loose)),
@@ -96,7 +102,7 @@ class AppendCall {
       cos_.set(at, std::cos(angle));
       sin_.set(at, std::sin(angle));
     });
-    order_ = random_.permutation(kPages);
+    order_ = random_.permutation(pages_);
     make_tables();
     if (c.scales) {
       for (std::optional<Tensor>* scale : {&k_scale_, &v_scale_}) {
@@ -116,6 +122,7 @@ class AppendCall {
     if (c_.cache_type) a.k_format = a.v_format = format_of(*c_.cache_type);
     a.seqused_k = seqlens_.view();
     a.causal = c_.causal;
+    a.window_left = c_.window_left;
     a.out = out_.view();
     a.lse = lse_.view();
     a.kv_layout = c_.pages == Pages::kBlockTableHnd ? flashport::KvLayout::kHND : flashport::KvLayout::kNHD;
@@ -213,7 +220,7 @@ class AppendCall {
   Tensor& cu_seqlens_new() { return *cu_seqlens_new_; }
 
  private:
-  static constexpr std::int64_t kPages = 40, kPageSize = 8, kRoom = 64;
+  static constexpr std::int64_t kPageSize = 8, kUnusedPages = 8;
 
   [[nodiscard]] std::int64_t batch() const { return static_cast<std::int64_t>(c_.before.size()); }
   [[nodiscard]] std::int64_t before(std::int64_t b) const { return c_.before[static_cast<std::size_t>(b)]; }
@@ -236,10 +243,10 @@ class AppendCall {
     const Type type = c_.cache_type.value_or(c_.type);
     const bool heads_first = c_.pages == Pages::kBlockTableHnd;
     const bool dense = c_.pages == Pages::kNone;
-    const CacheShape shape{pool()  ? kPages * kPageSize
+    const CacheShape shape{pool()  ? pages_ * kPageSize
                            : dense ? batch()
-                                   : kPages,
-                           dense ? kRoom : kPageSize,
+                                   : pages_,
+                           dense ? c_.room : kPageSize,
                            c_.kv_heads,
                            row_extent(type, dim),
                            heads_first,
@@ -250,30 +257,30 @@ class AppendCall {
   // Where a token's row of a head lies in the cache.
   [[nodiscard]] Shape row(std::int64_t b, std::int64_t token, std::int64_t head) const {
     if (c_.pages == Pages::kNone) return {b, token, head, 0};
-    const std::int64_t page = order_[static_cast<std::size_t>(b * (kRoom / kPageSize) + token / kPageSize)];
+    const std::int64_t page = order_[static_cast<std::size_t>(b * (c_.room / kPageSize) + token / kPageSize)];
     if (pool()) return {page * kPageSize + token % kPageSize, head, 0};
     return c_.pages == Pages::kBlockTableHnd ? Shape{page, head, token % kPageSize, 0}
                                              : Shape{page, token % kPageSize, head, 0};
   }
   void make_tables() {
-    constexpr std::int64_t kPagesEach = kRoom / kPageSize;
+    const std::int64_t pages_each = c_.room / kPageSize;
     const auto page = [&](std::int64_t b, std::int64_t i) {
-      return static_cast<double>(order_[static_cast<std::size_t>(b * kPagesEach + i)]);
+      return static_cast<double>(order_[static_cast<std::size_t>(b * pages_each + i)]);
     };
     if (c_.pages == Pages::kBlockTable || c_.pages == Pages::kBlockTableHnd) {
-      block_table_.emplace(Type::kI32, Shape{batch(), kPagesEach});
+      block_table_.emplace(Type::kI32, Shape{batch(), pages_each});
       block_table_->for_each([&](const Shape& at) { block_table_->set(at, page(at[0], at[1])); });
     } else if (pool()) {
-      token_table_.emplace(Type::kI32, Shape{batch(), kRoom});
+      token_table_.emplace(Type::kI32, Shape{batch(), c_.room});
       token_table_->for_each([&](const Shape& at) {
         token_table_->set(at, page(at[0], at[1] / kPageSize) * kPageSize + static_cast<double>(at[1] % kPageSize));
       });
     } else if (c_.pages == Pages::kCsr) {
-      kv_indices_.emplace(Type::kI32, Shape{batch() * kPagesEach});
+      kv_indices_.emplace(Type::kI32, Shape{batch() * pages_each});
       kv_indices_->for_each(
-          [&](const Shape& at) { kv_indices_->set(at, page(at[0] / kPagesEach, at[0] % kPagesEach)); });
+          [&](const Shape& at) { kv_indices_->set(at, page(at[0] / pages_each, at[0] % pages_each)); });
       kv_indptr_.emplace(Type::kI32, Shape{batch() + 1});
-      kv_indptr_->for_each([&](const Shape& at) { kv_indptr_->set(at, static_cast<double>(at[0] * kPagesEach)); });
+      kv_indptr_->for_each([&](const Shape& at) { kv_indptr_->set(at, static_cast<double>(at[0] * pages_each)); });
     }
     if (c_.packed_q) cu_seqlens_q_.emplace(int_tensor(offsets_of(c_.queries)));
     if (c_.packed_new) cu_seqlens_new_.emplace(int_tensor(offsets_of(c_.added)));
@@ -329,6 +336,7 @@ class AppendCall {
   }
 
   AppendCase c_;
+  std::int64_t pages_;
   Random random_;
   Tensor q_, k_new_, v_new_, cos_, sin_, k_cache_, v_cache_, k_wanted_, v_wanted_, seqlens_, out_, lse_;
   std::vector<std::int64_t> order_;
@@ -336,11 +344,12 @@ class AppendCall {
       cu_seqlens_new_;
 };
 
-class AttentionAppends : public testing::TestWithParam<AppendCase> {};
+class AttentionAppends : public testing::TestWithParam<AppendCase> {
+ protected:
+  void TearDown() override { flashport::set_multiprocessor_limit(options().emulator ? 3 : 0); }
+};
 
-TEST_P(AttentionAppends, LeaveTheCacheAndGiveTheBitsOfTwoCalls) {
-  const AppendCase& c = GetParam();
-  FLASHPORT_REQUIRE_SUPPORT("attention_append_" + c.name, flashport::supports(c.query()));
+void expect_two_calls(const AppendCase& c) {
   AppendCall call(c);
   call.upload();
   flashport::attention(call.appending_args());
@@ -351,6 +360,82 @@ TEST_P(AttentionAppends, LeaveTheCacheAndGiveTheBitsOfTwoCalls) {
   call.upload();
   flashport::attention(call.args());
   EXPECT_TRUE(got == call.fetch());
+}
+
+TEST_P(AttentionAppends, LeaveTheCacheAndGiveTheBitsOfTwoCalls) {
+  const AppendCase& c = GetParam();
+  FLASHPORT_REQUIRE_SUPPORT("attention_append_" + c.name, flashport::supports(c.query()));
+  expect_two_calls(c);
+  if (!c.one_launch) return;
+  EXPECT_EQ(flashport::which_kernel(c.query()).starts_with("decode_append/"), query_target().starts_with("sm90"));
+  // One block after the other, each with several tiles or parts of one.
+  flashport::set_multiprocessor_limit(1);
+  expect_two_calls(c);
+}
+
+// Calls that decode's kernels serve, whose new keys end one leaf, chunk or page and begin the next.
+std::vector<AppendCase> one_launch_cases() {
+  std::vector<AppendCase> cases;
+  const auto add = [&](AppendCase c) {
+    c.one_launch = true;
+    for (const std::int64_t dim : {64, 128}) {
+      for (const Rotary rotary : {Rotary::kNone, Rotary::kHalves, Rotary::kInterleaved}) {
+        AppendCase its = c;
+        const char* names[] = {"plain", "halves", "interleaved"};
+        its.name = "one_launch_" + c.name + "_d" + std::to_string(dim) + "_" + names[static_cast<int>(rotary)];
+        its.dim_qk = its.dim_v = dim;
+        its.rotary = rotary;
+        if (c.rotary_dim == 64) its.rotary_dim = dim;
+        cases.push_back(its);
+      }
+    }
+  };
+  add({.name = "token",
+       .before = {0, 15, 63, 64, 127},
+       .added = {1, 1, 1, 1, 1},
+       .queries = {1, 1, 1, 1, 1},
+       .q_heads = 8,
+       .room = 128});
+  add({.name = "leaves",
+       .before = {61, 62, 63, 127, 0},
+       .added = {3, 3, 3, 3, 3},
+       .queries = {3, 3, 3, 3, 3},
+       .pages = Pages::kBlockTable,
+       .room = 136});
+  add({.name = "chunks",
+       .type = Type::kF16,
+       .before = {1022, 1, 2046, 766},
+       .added = {4, 4, 4, 4},
+       .queries = {2, 2, 2, 2},
+       .pages = Pages::kBlockTableHnd,
+       .q_heads = 16,
+       .angles = Type::kF32,
+       .room = 2056});
+  add({.name = "counts",
+       .before = {0, 60, 130, 40, 5},
+       .added = {0, 2, 1, 9, 0},
+       .packed_new = true,
+       .queries = {2, 2, 2, 2, 2},
+       .pages = Pages::kCsr,
+       .rotary_dim = 48,
+       .room = 136});
+  add({.name = "one_long",
+       .before = {3, 50, 64, 9},
+       .added = {1, 47, 0, 3},
+       .packed_new = true,
+       .queries = {1, 1, 1, 1},
+       .pages = Pages::kTokenTable,
+       .angles = Type::kF32,
+       .room = 136});
+  add({.name = "not_causal",
+       .before = {3, 126},
+       .added = {7, 7},
+       .queries = {1, 1},
+       .positions = 130,
+       .causal = false,
+       .room = 136});
+  add({.name = "window", .before = {30, 126}, .added = {5, 5}, .queries = {2, 2}, .room = 136, .window_left = 3});
+  return cases;
 }
 
 std::vector<AppendCase> append_cases() {
@@ -404,10 +489,24 @@ std::vector<AppendCase> append_cases() {
         {.name = std::string("blocks_") + type_name(blocks), .cache_type = blocks, .pages = Pages::kBlockTable});
   }
   cases.push_back({.name = "fp32", .type = Type::kF32, .angles = Type::kF32});
+  // Two launches: a window that leaves new keys out, many query rows, and rows of 72 values of which 64 are turned.
+  cases.push_back({.name = "window_after_new_keys", .added = {9, 9, 9, 9}, .queries = {2, 2, 2, 2}, .window_left = 3});
+  cases.push_back({.name = "many_rows",
+                   .before = {0, 63, 250},
+                   .added = {16, 16, 16},
+                   .queries = {16, 16, 16},
+                   .pages = Pages::kBlockTable,
+                   .dim_qk = 128,
+                   .dim_v = 128,
+                   .q_heads = 16,
+                   .room = 272});
+  cases.push_back({.name = "odd_units", .dim_qk = 72, .dim_v = 72, .one_launch = true});
   return cases;
 }
 
 INSTANTIATE_TEST_SUITE_P(Named, AttentionAppends, testing::ValuesIn(append_cases()),
+                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(OneLaunch, AttentionAppends, testing::ValuesIn(one_launch_cases()),
                          [](const auto& info) { return info.param.name; });
 
 // Keys for which there is no room are refused where lengths are in host memory, and dropped where they are not.
@@ -439,16 +538,73 @@ TEST(AttentionAppendRoom, WrongIndicesWriteNothing) {
                      .packed_q = true,
                      .pages = Pages::kBlockTable};
   FLASHPORT_REQUIRE_SUPPORT("attention_append_wrong", flashport::supports(c.query()));
-  for (const double page : {-1.0, 40.0, 1e9}) {
+  for (const double page : {-1.0, 24.0, 1e9}) {
     AppendCall call(c);
     call.block_table().for_each([&](const Shape& at) {
       if (at[1] == 1) call.block_table().set(at, page);
     });
-    call.cu_seqlens_new().set({0}, page == 40 ? -2147483648.0 : 0);
+    call.cu_seqlens_new().set({0}, page == 24 ? -2147483648.0 : 0);
     call.upload();
     flashport::attention(call.appending_args());
     call.k_cache().download();
     EXPECT_EQ(call.k_cache().damage(), "");
+  }
+}
+
+// A kernel that decodes and appends does not even read the page of a new key.
+TEST(AttentionAppendRoom, OneLaunchWritesNothingToWrongPages) {
+  const AppendCase c{
+      .name = "wrong_page", .before = {6, 7}, .added = {3, 3}, .queries = {3, 3}, .pages = Pages::kBlockTable};
+  FLASHPORT_REQUIRE_SUPPORT("attention_append_wrong_page", flashport::supports(c.query()));
+  if (!flashport::which_kernel(c.query()).starts_with("decode_append/")) GTEST_SKIP() << "two launches";
+  AppendCall right(c);
+  right.upload();
+  flashport::attention(right.appending_args());
+  const std::vector<unsigned char> wanted = right.fetch();
+  for (const double page : {-1.0, 24.0, 1e9}) {
+    AppendCall call(c);
+    for (const std::int64_t b : {0, 1}) call.block_table().set({b, 1}, page);
+    call.upload();
+    flashport::attention(call.appending_args());
+    EXPECT_TRUE(call.fetch() == wanted);
+    call.k_cache().download();
+    EXPECT_EQ(call.k_cache().damage(), "");
+  }
+}
+
+TEST(AttentionAppendRepeats, GraphsAreReplayedWithOtherLengths) {
+  if (!has_graphs()) GTEST_SKIP() << "a CPU has no graphs";
+  const AppendCase c{.name = "graph",
+                     .before = {3, 64, 120},
+                     .added = {2, 2, 2},
+                     .queries = {2, 2, 2},
+                     .pages = Pages::kBlockTable,
+                     .dim_qk = 128,
+                     .dim_v = 128,
+                     .rotary_dim = 128,
+                     .room = 136};
+  FLASHPORT_REQUIRE_SUPPORT("attention_append_graph", flashport::supports(c.query()));
+  AppendCall call(c), eager(c);
+  call.upload();
+  eager.upload();
+  const DeviceStream stream;
+  flashport::attention(eager.appending_args(), stream.handle());  // prepares the workspace of the capture
+  stream.synchronize();
+  const flashport::AttentionArgs args = call.appending_args();
+  const DeviceGraph graph(stream, [&] { flashport::attention(args, stream.handle()); });
+  for (const std::vector<std::int64_t>& before : {c.before, {2, 63, 119}, {0, 10, 62}}) {
+    for (AppendCall* each : {&call, &eager}) {
+      for (std::size_t b = 0; b < before.size(); ++b) {
+        each->seqlens().set({static_cast<std::int64_t>(b)}, static_cast<double>(before[b]));
+      }
+      each->upload();
+    }
+    flashport::attention(eager.appending_args());
+    graph.launch(stream);
+    stream.synchronize();
+    EXPECT_TRUE(call.fetch() == eager.fetch());
+    for (AppendCall* each : {&call, &eager}) each->k_cache().download();
+    EXPECT_TRUE(call.k_cache().element_bytes() == eager.k_cache().element_bytes());
   }
 }
 
