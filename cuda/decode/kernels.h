@@ -14,6 +14,7 @@ template <DecodeConfig kCfg>
 FLASHPORT_DEVICE void decode_block(const DecodeParamsOf<kCfg>& p, DecodeShared<kCfg>* shared) {
   constexpr int kTeams = kCfg.tuning.teams;
   constexpr int kThreads = compute_threads(kCfg) + producer_threads(kCfg);
+  static_assert(kTeams * sizeof(DecodeShared<kCfg>) <= 227 * 1024, "shared memory of a block");
   static_assert(kFirstTeamBarrier + kTeams * kTeamBarriers <= 16, "a block has 16 barriers");
   const int team = kTeams == 1 ? 0 : __shfl_sync(~0u, threadIdx.x / kThreads, 0);
   const int first = team * kThreads;

@@ -21,8 +21,9 @@ struct NewKeyStages {};
 template <DecodeConfig kCfg>
   requires(kCfg.shape.appends)
 struct NewKeyStages<kCfg> {
-  // Of eight positions in fp32, of 16 in 16 bits; the angles of later ones are loaded.
-  static constexpr int kAngleBytes = 32 * kCfg.shape.head_dim_qk;
+  // Of eight positions in fp32 (seven where tiles of 16 rows leave no more room), of twice as many in 16 bits; the
+  // angles of later ones are loaded.
+  static constexpr int kAngleBytes = (kCfg.shape.rows == 8 ? 32 : 28) * kCfg.shape.head_dim_qk;
   struct Stage {
     alignas(16) char angles[kAngleBytes];  // cosines, then sines of each position from that of the first new key on
     int pages[kStagedPages];               // of the first new keys

@@ -16,6 +16,11 @@ constexpr MathType kB16 = MathType::kBf16;
 constexpr KernelEntry decode(const char* key, DecodeShape shape, DecodeSplit split = {}) {
   return {.key = key, .tag = KernelTag::kDecode, .threads = 128, .shape = {.decode = shape}, .decode_split = split};
 }
+constexpr KernelEntry appending(KernelEntry kernel) {
+  kernel.tag = KernelTag::kDecodeAppend;
+  kernel.shape.decode.appends = true;
+  return kernel;
+}
 constexpr KernelEntry plain(const char* key, KernelTag tag, int threads) {
   return {.key = key, .tag = tag, .threads = threads};
 }
@@ -64,7 +69,13 @@ const KernelEntry kGpuKernels[] = {
              4),
     decode("decode/fp16/k=q8_0/v=fp8_e4m3/hd128/r16/fakegpu",
            {128, 128, 16, kF16, KvFormat::kQ8_0, KvFormat::kFp8E4M3}),
+    appending(
+        decode("decode_append/bf16/kv=bf16/hd128/r16/fakegpu", {128, 128, 16, kB16, KvFormat::kBf16, KvFormat::kBf16})),
+    appending(decode("decode_append/bf16/kv=bf16/hd256/r16/fakegpu",
+                     {256, 256, 16, kB16, KvFormat::kBf16, KvFormat::kBf16}, {.column_slices = 4})),
     plain("decode_combine/fakegpu", KernelTag::kDecodeCombine, 128),
+    plain("decode_append_combine/fakegpu", KernelTag::kDecodeAppendCombine, 128),
+    plain("append_rotary/fakegpu", KernelTag::kAppendRotary, 128),
     plain("decode_stage2/fakegpu", KernelTag::kDecodeStage2, 128),
     plain("merge_states/fakegpu", KernelTag::kMergeStates, 128),
     plain("append_kv/fakegpu", KernelTag::kAppendKv, 128),

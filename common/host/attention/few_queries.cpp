@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "common/host/kv/cache_layout.h"
+
 namespace flashport {
 namespace {
 
