@@ -2,6 +2,7 @@
 // and few new keys with them written by the same launch where a kernel does both.
 #include <flashport/attention.h>
 
+#include "common/host/append_decode.h"
 #include "common/host/attention/append.h"
 #include "common/host/attention/few_queries.h"
 #include "common/host/attention/lengths.h"
@@ -10,7 +11,6 @@
 #include "common/host/call_log.h"
 #include "common/host/check.h"
 #include "common/host/contents.h"
-#include "common/host/decode/plan.h"
 #include "common/host/devices.h"
 #include "common/host/workspace.h"
 
@@ -26,27 +26,6 @@ std::string append_text(const AppendLaunch& append) {
   return append.kernel == nullptr ? "" : std::string(append.kernel->key) + ", then ";
 }
 
-// New keys that decode's kernel writes as it comes to them. False where there is no such kernel.
-bool decode_and_append(const Check& check, DeviceContext& device, const AttentionArgs& args,
-                       const AttentionProblem& problem, const DecodeArgs& decode, Stream stream) {
-  if (!device.has_kernel(KernelTag::kDecodeAppend) || !may_append_in_launch(problem)) return false;
-  DecodeProblem call = validate_flash_decode(decode);
-  call.appends = true;
-  DecodePlan plan = plan_decode(call, device);
-  if (!plan.kernel->shape.decode.appends) return false;
-  std::int64_t bytes = plan.workspace_bytes;
-  (void)plan_append(problem, device, bytes);  // what serves a call of these shapes serves it in one launch or two
-  const WorkspaceLease workspace = acquire_workspace(check, device, stream, bytes, problem.workspace);
-  bind_workspace(plan, workspace.data());
-  const AppendDecodeParams params{plan.params, problem.append};
-  device.launch(check, stream, *plan.kernel, LaunchGrid{plan.grid}, params);
-  if (plan.combine_kernel != nullptr) {
-    device.launch(check, stream, *plan.combine_kernel, LaunchGrid{plan.combine_grid}, params);
-  }
-  log_call([&] { return call_text(args) + ": flash_decode's " + schedule_of(plan).text; });
-  return true;
-}
-
 // flash_decode logs its own call, with its kernel.
 void decode_few(const AttentionArgs& args, const AttentionProblem& problem, DecodeArgs decode, Stream stream) {
   const Check check(problem.function);
@@ -54,7 +33,6 @@ void decode_few(const AttentionArgs& args, const AttentionProblem& problem, Deco
   if (checks_contents(check, device, stream)) check_attention_contents(check, device, stream, problem);
   if (!problem.appends && !problem.workspace) return flash_decode(decode, stream);
 
-  if (problem.appends && decode_and_append(check, device, args, problem, decode, stream)) return;
   std::int64_t bytes = decode_workspace_size(decode);
   if (!problem.appends) {
     (void)acquire_workspace(check, device, stream, bytes, problem.workspace);  // refuses it in this function's name
@@ -63,8 +41,12 @@ void decode_few(const AttentionArgs& args, const AttentionProblem& problem, Deco
   AppendLaunch append = plan_append(problem, device, bytes);
   const WorkspaceLease workspace = acquire_workspace(check, device, stream, bytes, problem.workspace);
   char* base = static_cast<char*>(workspace.data());
-  attend_after(bind_append(append.params, problem.params.q, base + append.offset), decode);
   decode.workspace = workspace_view(base, append.offset, args.q.device);
+  if (device.has_kernel(KernelTag::kDecodeAppend) && may_append_in_launch(problem) &&
+      decode_and_append(decode, problem.append, stream)) {
+    return log_call([&] { return call_text(args) + ": flash_decode with new keys"; });
+  }
+  attend_after(bind_append(append.params, problem.params.q, base + append.offset), decode);
   launch_append(check, device, stream, append);
   log_call([&] { return call_text(args) + ": " + append_text(append) + "flash_decode"; });
   flash_decode(decode, stream);

@@ -11,7 +11,6 @@
 #include "common/host/attention/plan.h"
 #include "common/host/attention/problem.h"
 #include "common/host/check.h"
-#include "common/host/decode/plan.h"
 #include "common/host/devices.h"
 #include "common/host/query.h"
 
@@ -98,9 +97,10 @@ AttentionSchedule explain(const AttentionScheduleQuery& query) {
   call.q_len = query.num_splits == kInvariantSplits ? query.q_len : 0;
   call.group_size = query.num_q_heads / query.num_kv_heads;
   if (const std::optional<DecodeQuery> decode = as_decode(call); decode && query.kv_len > 0) {
-    const DecodeScheduleQuery call{
-        .call = *decode, .batch = query.batch, .num_kv_heads = query.num_kv_heads, .max_kv_len = query.kv_len};
-    return with_append(schedule_of(explain_decode(call, query.call.appends)), query.call);
+    return with_append(
+        schedule_of(explain(DecodeScheduleQuery{
+            .call = *decode, .batch = query.batch, .num_kv_heads = query.num_kv_heads, .max_kv_len = query.kv_len})),
+        query.call);
   }
   std::string reason;
   if (find_attention_kernel(query.call, reason) == nullptr) kCheck.not_supported(reason);

@@ -170,7 +170,8 @@ std::optional<DecodeQuery> as_decode(const AttentionQuery& q) {
                           .head_dim_qk = q.head_dim_qk,
                           .head_dim_v = q.head_dim_v,
                           .group_size = q.group_size,
-                          .q_len = q.q_len};
+                          .q_len = q.q_len,
+                          .appends = q.appends};
   return supports(query).supported ? std::optional(query) : std::nullopt;
 }
 

@@ -4,7 +4,6 @@
 
 #include "common/host/attention/few_queries.h"
 #include "common/host/check.h"
-#include "common/host/decode/kernel_choice.h"
 #include "common/host/devices.h"
 #include "common/host/kv/cache_layout.h"
 #include "common/host/last_choice.h"
@@ -215,14 +214,7 @@ Support supports(const AttentionQuery& query) {
 }
 
 std::string which_kernel(const AttentionQuery& query) {
-  if (const std::optional<DecodeQuery> decode = as_decode(query)) {
-    return kernel_answer([&](std::string& reason) {
-      const KernelEntry* kernel = find_decode_kernel(*decode, reason);
-      if (kernel == nullptr || !query.appends) return kernel;
-      const KernelEntry* appending = find_appending_kernel(find_target(query.target, reason).kernels, *kernel);
-      return appending != nullptr ? appending : kernel;
-    });
-  }
+  if (const std::optional<DecodeQuery> decode = as_decode(query)) return which_kernel(*decode);
   return kernel_answer([&](std::string& reason) { return find_attention_kernel(query, reason); });
 }
 

@@ -29,6 +29,7 @@ DecodeProblem problem_of(const DecodeScheduleQuery& query) {
     problem.mixed = std::make_unique<MixedProblem>();
     problem.mixed->formats = request.segment_formats;
   }
+  problem.appends = call.appends;
   problem.num_splits = query.num_splits;
   problem.total_q = query.batch * call.q_len;
   DecodeParams& p = problem.params;
@@ -64,9 +65,7 @@ std::string text_of(const DecodeSchedule& s) {
 
 }  // namespace
 
-DecodeSchedule explain(const DecodeScheduleQuery& query) { return explain_decode(query, false); }
-
-DecodeSchedule explain_decode(const DecodeScheduleQuery& query, bool appends) {
+DecodeSchedule explain(const DecodeScheduleQuery& query) {
   constexpr std::int64_t kMostHeads = 1 << 24;  // of a batch: all counts fit 64 bits, and num_q_heads 32
   kCheck.range(query.batch, "batch", 1, kMostHeads);
   kCheck.range(query.num_kv_heads, "num_kv_heads", 1, kMostHeads / query.batch);
@@ -77,9 +76,7 @@ DecodeSchedule explain_decode(const DecodeScheduleQuery& query, bool appends) {
   if (kernel == nullptr) kCheck.not_supported(reason);
   DeviceContext& device = find_device(kCheck, find_target(query.call.target, reason));
 
-  DecodeProblem problem = problem_of(query);
-  problem.appends = appends;
-  return schedule_of(plan_decode(problem, device));
+  return schedule_of(plan_decode(problem_of(query), device));
 }
 
 DecodeSchedule schedule_of(const DecodePlan& plan) {

@@ -1,6 +1,7 @@
 // flash_decode, flash_decode_mixed and flash_decode_stage1: validate -> plan -> dispatch.
 #include <flashport/decode.h>
 
+#include "common/host/append_decode.h"
 #include "common/host/call_log.h"
 #include "common/host/check.h"
 #include "common/host/contents.h"
@@ -43,6 +44,24 @@ void run_decode(const Args& args, const DecodeProblem& problem, Stream stream) {
 }  // namespace
 
 void flash_decode(const DecodeArgs& args, Stream stream) { run_decode(args, validate_flash_decode(args), stream); }
+
+bool decode_and_append(const DecodeArgs& args, const AppendRotaryParams& append, Stream stream) {
+  DecodeProblem problem = validate_flash_decode(args);
+  problem.appends = true;
+  const Check check(problem.function);
+  DeviceContext& device = device_context(check, problem.q, "q");
+  DecodePlan plan = plan_decode(problem, device);
+  if (!plan.kernel->shape.decode.appends) return false;
+  const WorkspaceLease workspace = acquire_workspace(check, device, stream, plan.workspace_bytes, problem.workspace);
+  bind_workspace(plan, workspace.data());
+  const AppendDecodeParams params{plan.params, append};
+  device.launch(check, stream, *plan.kernel, LaunchGrid{plan.grid}, params);
+  if (plan.combine_kernel != nullptr) {
+    device.launch(check, stream, *plan.combine_kernel, LaunchGrid{plan.combine_grid}, params);
+  }
+  log_call([&] { return call_text(args) + ": " + schedule_of(plan).text; });
+  return true;
+}
 
 std::int64_t decode_workspace_size(const DecodeArgs& args) {
   const DecodeProblem problem = validate_decode_size(args);

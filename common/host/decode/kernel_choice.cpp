@@ -184,7 +184,10 @@ const KernelEntry* find_decode_kernel(const DecodeQuery& query, std::string& rea
   if (!reason.empty()) return nullptr;
   const TargetView target = find_target(query.target, reason);
   if (!reason.empty()) return nullptr;
-  return choose_decode_kernel(target.kernels, target.name, request_of(query), &reason);
+  const KernelEntry* kernel = choose_decode_kernel(target.kernels, target.name, request_of(query), &reason);
+  if (kernel == nullptr || !query.appends) return kernel;
+  const KernelEntry* appending = find_appending_kernel(target.kernels, *kernel);
+  return appending != nullptr ? appending : kernel;
 }
 
 KernelRequest request_of(const DecodeQuery& query) {

@@ -38,8 +38,6 @@ struct DecodePlan {
 // What a kernel that reads segments takes in place of the plan's params: the call's, or its cache as the only one.
 [[nodiscard]] MixedDecodeParams mixed_params(const DecodeProblem& problem, const DecodePlan& plan);
 
-// explain() of such a call, or of one that comes with new keys.
-[[nodiscard]] DecodeSchedule explain_decode(const DecodeScheduleQuery& query, bool appends);
 // What explain() and the log of calls say of a plan.
 [[nodiscard]] DecodeSchedule schedule_of(const DecodePlan& plan);
 

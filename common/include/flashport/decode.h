@@ -199,6 +199,7 @@ struct DecodeQuery {
   // Of flash_decode_mixed, where it has several segments or a mask: all formats of their keys and values, in any order.
   // k_format and v_format are then not read.
   std::vector<KvFormat> segment_formats = {};
+  bool appends = false;  // of attention (attention.h), where the launch also writes new keys if a kernel does
 };
 [[nodiscard]] FLASHPORT_API Support supports(const DecodeQuery& query);
 [[nodiscard]] FLASHPORT_API std::string which_kernel(
