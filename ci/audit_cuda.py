@@ -39,7 +39,14 @@ PATTERNS = {
     "loads128": re.compile(r"LDG(STS)?\.\S*128\b|UBLKCP"),
 }
 # Kernels that multiply matrices.
-MULTIPLIES = ("decode_bf16", "decode_fp16", "gated_delta_prepare", "gated_delta_chunk")
+MULTIPLIES = (
+    "decode_bf16",
+    "decode_fp16",
+    "decode_append_bf16",
+    "decode_append_fp16",
+    "gated_delta_prepare",
+    "gated_delta_chunk",
+)
 ODD_DESCRIPTOR = re.compile(r"desc\[UR\d*[13579]\]")
 
 
