@@ -90,6 +90,20 @@ def test_appends_and_attends(call, q_len, new_len, causal, rotary_dim, interleav
     np.testing.assert_allclose(out, attended(q, k_wanted, v_wanted, BEFORE + new_len, causal), rtol=1e-4, atol=2e-6)
 
 
+def test_queries_say_in_how_many_launches():
+    call = {"target": "cpu", "dtype": "bfloat16", "causal": True, "seqused_k": True, "appends": True}
+    kernel = flashport.which_kernel("attention", **call, q_len=1, group_size=4)
+    assert kernel.startswith("decode/fp32/kv=bf16/hd128/")  # no kernel of CPUs decodes and appends
+    shape = {"num_q_heads": 8, "num_kv_heads": 2, "kv_len": 512}
+    target = kernel.rpartition("/")[2]
+    few = str(flashport.explain("attention", **call, **shape, q_len=1))
+    assert few.startswith(f"append_rotary/{target}, then flash_decode's {kernel}: ")
+    many = str(flashport.explain("attention", **call, **shape, q_len=100))
+    assert many.startswith(f"append_rotary/{target}, then attention/")
+    without = str(flashport.explain("attention", **call | {"appends": False}, **shape, q_len=1))
+    assert without.startswith(f"flash_decode's {kernel}: ")
+
+
 def test_a_workspace_serves_calls_of_other_lengths(call):
     arguments = call(4, 4, 32)
     size = flashport.attention_workspace_size(**arguments, causal=True)
