@@ -19,6 +19,7 @@ from flashport._mixed import (
     mixed_workspace_size,
     spill_kv,
 )
+from flashport._mixed_cache import MixedKVCache
 from flashport._quantize import dequantize_kv, quantize_kv
 from flashport._shims import InstalledShims, install_shims
 from flashport.cascade import CascadeLevel, cascade_decode, cascade_workspace_size
@@ -53,6 +54,7 @@ __all__ = [
     "DeviceArray",
     "InstalledShims",
     "KvSegment",
+    "MixedKVCache",
     "Support",
     "append_kv",
     "attention",

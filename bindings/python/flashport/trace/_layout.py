@@ -19,13 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from flashport.ggml import _layout as ggml_layout
+from flashport.ggml._layout import Strides
 from flashport.trace._container import Entry
 from flashport.trace._errors import TraceError, gguf_package
 
-Strides = tuple[int, int, int, int]
-
 LONGEST_NAME = 63  # of a tensor: GGML_MAX_NAME less its zero
-_LARGEST_STRIDE = 1 << 62  # also along an axis of one element
 _OPERATIONS = {
     "view": "VIEW", "permuted": "PERMUTE", "copy": "CPY", "cont": "CONT", "reshaped": "RESHAPE",
     "transposed": "TRANSPOSE",
@@ -79,14 +78,12 @@ def parse_name(name: str) -> Name:
 
 def dense_strides(entry: Entry) -> Strides:
     """Those of elements that lie in the order of ne."""
-    row = entry.ne[0] // entry.block_values * entry.block_bytes
-    return entry.block_bytes, row, row * entry.ne[1], row * entry.ne[1] * entry.ne[2]
+    return ggml_layout.dense_strides(entry.ne, entry.block_values, entry.block_bytes)
 
 
 def permuted_strides(entry: Entry) -> Strides:
     """Those of a permutation (0, 2, 1, 3) of elements that lie in their parent's order."""
-    row = entry.ne[0] // entry.block_values * entry.block_bytes
-    return entry.block_bytes, row * entry.ne[2], row, row * entry.ne[1] * entry.ne[2]
+    return ggml_layout.permuted_strides(entry.ne, entry.block_values, entry.block_bytes)
 
 
 def told_strides(entry: Entry, name: Name) -> list[Strides]:
@@ -101,13 +98,7 @@ def told_strides(entry: Entry, name: Name) -> list[Strides]:
 
 def check_strides(path: str, entry: Entry, nb: Strides) -> None:
     """Raises TraceError where strides lead out of the data or between elements."""
-    if 0 in entry.ne:
-        return
-    row = entry.ne[0] // entry.block_values * entry.block_bytes
-    span = row + sum((extent - 1) * stride for extent, stride in zip(entry.ne[1:], nb[1:], strict=True))
-    unit = 1 if entry.block_values > 1 else entry.block_bytes
-    is_apart = any(stride < 0 or stride % unit or stride > _LARGEST_STRIDE for stride in nb)
-    if nb[0] != entry.block_bytes or is_apart or span > len(entry.data):
+    if not ggml_layout.strides_fit(entry.ne, nb, entry.block_values, entry.block_bytes, len(entry.data)):
         raise TraceError(
             f"{path}: tensor {entry.name!r} of {entry.type.name} {list(entry.ne)} has the strides {list(nb)}, which "
             f"lead out of its {len(entry.data)} bytes or between its elements"
@@ -116,8 +107,7 @@ def check_strides(path: str, entry: Entry, nb: Strides) -> None:
 
 def rows(entry: Entry, nb: Strides) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """(ne3, ne2, ne1, bytes of a row): a view of the file."""
-    row = entry.ne[0] // entry.block_values * entry.block_bytes
-    shape = (*entry.ne[:0:-1], row)
+    shape = (*entry.ne[:0:-1], ggml_layout.row_bytes(entry.ne, entry.block_values, entry.block_bytes))
     if 0 in shape:
         return np.zeros(shape, np.uint8)
     return np.lib.stride_tricks.as_strided(entry.data, shape, (*nb[:0:-1], 1), writeable=False)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 
+from flashport.ggml._layout import slopes
 from flashport.testing import attention_oracle, numerics
 
 if TYPE_CHECKING:
@@ -89,22 +90,12 @@ def joined(older: Values | None, newer: Values | None) -> Values:
     return parts[0] if len(parts) == 1 else np.concatenate([part.astype(np.float32) for part in parts], axis=1)
 
 
-def slopes(heads: int, max_bias: float) -> Values:
-    """[heads] what ggml multiplies the mask by: all 1 without max_bias, else ALiBi's geometric row."""
-    if max_bias <= 0:
-        return np.ones(heads)
-    power = 1 << (heads.bit_length() - 1)
-    head = np.arange(heads)
-    exponent = np.where(head < power, (head + 1) / power, (2 * (head - power) + 1) / (2 * power))
-    return np.asarray(2.0 ** (-max_bias * exponent))
-
-
 @any_values
 def bias(mask: Values | None, heads: int, max_bias: float) -> Values | None:
     """(batch or 1, heads or 1, tokens, keys) fp32: what is added to the scores."""
     if mask is None or max_bias <= 0:
         return mask
-    return np.asarray(mask * slopes(heads, max_bias)[:, None, None], np.float32)
+    return np.asarray(mask * np.array(slopes(heads, max_bias))[:, None, None], np.float32)
 
 
 @any_values

@@ -1,0 +1,366 @@
+"""A cache of keys and values whose newest tokens, and first ones, are kept as they came, and whose rest is quantised."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypedDict
+
+import numpy as np
+
+from flashport import _core, arrays, decode
+from flashport._mixed import KvSegment, flash_decode_segments
+from flashport.typing import Array, CacheFormat, SupportsDLPack
+
+_HOT_TYPES = ("float16", "bfloat16", "float32")
+_BLOCKS = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
+_TYPES = {
+    "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e4m3fnuz": "float8_e4m3fnuz",
+}  # fmt: skip
+
+
+class MixedKVCache:
+    """Keys and values of a batch of sequences, in the order sinks, quantised, hot; one softmax over all of them.
+
+    The first ``sink_tokens`` tokens of a sequence and its newest ones keep the type that they came in. The rest is in
+    ``k_format`` and ``v_format``. A sequence of n tokens has its hot window begin at a multiple of ``spill_tokens``
+    after the sinks, with ``hot_tokens`` to ``hot_tokens + spill_tokens - 1`` tokens in it: n alone says where each token
+    is, so that the bits of :meth:`attend` are the same however the tokens were split into calls of :meth:`append`.
+
+    All arrays, lengths among them, are on one device and stay in place, and are of NumPy or torch. :meth:`attend` makes
+    no decision on the host and can be captured in a graph that is replayed as the cache grows. With ``auto_spill`` False
+    the same holds for :meth:`append` and :meth:`spill`; the caller then spills at least every ``spill_tokens`` tokens.
+    Work runs on the current stream of the library.
+    """
+
+    def __init__(
+        self,
+        like: Array,
+        batch: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        max_tokens: int,
+        head_dim_v: int | None = None,
+        hot_tokens: int = 256,
+        spill_tokens: int = 64,
+        sink_tokens: int = 0,
+        k_format: CacheFormat = "q8_0",
+        v_format: CacheFormat = "q8_0",
+        auto_spill: bool = True,
+    ) -> None:
+        """Allocates an empty cache.
+
+        Args:
+            like: An array whose library, device and element type (fp16, bf16, on the CPU fp32) keys and values have.
+            batch: Sequences.
+            num_kv_heads: Heads of keys and values.
+            head_dim: Of keys.
+            max_tokens: The most tokens of a sequence.
+            head_dim_v: Of values; default ``head_dim``.
+            hot_tokens: Newest tokens that always keep their type.
+            spill_tokens: How many tokens at a time are quantised.
+            sink_tokens: First tokens that always keep their type.
+            k_format, v_format: What the rest is stored in: a block format of :func:`flashport.quantize_kv`, fp8, or a
+                plain type.
+            auto_spill: Whether :meth:`append` quantises what leaves the hot window.
+
+        Raises:
+            ValueError: A number that must be positive, a head dim that is no multiple of a block, or another format.
+            TypeError: ``like`` is no array of NumPy or torch, or of another type, or the library has no such type.
+        """
+        positive = {
+            "batch": batch, "num_kv_heads": num_kv_heads, "head_dim": head_dim, "max_tokens": max_tokens,
+            "hot_tokens": hot_tokens, "spill_tokens": spill_tokens,
+        }  # fmt: skip
+        for name, value in positive.items():
+            if value < 1:
+                raise ValueError(f"MixedKVCache: {name} must be at least 1, got {value}")
+        if sink_tokens < 0:
+            raise ValueError(f"MixedKVCache: sink_tokens must be at least 0, got {sink_tokens}")
+        library = arrays.caller_library(like)
+        if library is None or library.__name__ not in ("numpy", "torch"):
+            raise TypeError(f"MixedKVCache: like must be an array of NumPy or torch, got {type(like).__name__}")
+        self._xp, self._is_torch, self._like = library, library.__name__ == "torch", like
+        self.dtype = _dtype_name(like)
+        if self.dtype not in _HOT_TYPES:
+            raise TypeError(f"MixedKVCache: like must have one of the types {', '.join(_HOT_TYPES)}, got {self.dtype}")
+        self.batch, self.num_kv_heads, self.max_tokens = batch, num_kv_heads, max_tokens
+        self.hot_tokens, self.spill_tokens, self.sink_tokens = hot_tokens, spill_tokens, sink_tokens
+        self.k_format, self.v_format, self.auto_spill = k_format, v_format, auto_spill
+        dims = (head_dim, head_dim if head_dim_v is None else head_dim_v)
+        self._dims = dims
+        self._sinks = tuple(self._rows(sink_tokens, dim, self.dtype) for dim in dims)
+        room = hot_tokens + spill_tokens * (1 if auto_spill else 2)
+        self._hot = tuple(self._rows(room, dim, self.dtype) for dim in dims)
+        self._quantised = tuple(
+            self._stored_rows(name, fmt, dim)
+            for name, fmt, dim in zip(("k_format", "v_format"), (k_format, v_format), dims, strict=True)
+        )
+        self._lengths = {name: self._full((batch,), 0, "int32") for name in ("sinks", "quantised", "hot")}
+        self._host_total, self._host_quantised = np.zeros(batch, np.int64), np.zeros(batch, np.int64)
+        self._sequence = self._arange(batch)[:, None]
+        self._hot_begin = self._sequence * room
+        formats = {"k_format": k_format, "v_format": v_format}
+        self._segments = [KvSegment(*self._quantised, self._lengths["quantised"], **formats)]
+        if sink_tokens:
+            self._segments.insert(0, KvSegment(*self._sinks, self._lengths["sinks"]))
+        self._segments.append(KvSegment(*self._hot, self._lengths["hot"]))
+
+    def _rows(self, tokens: int, extent: int, dtype: str) -> Any:
+        shape = (self.batch, tokens, self.num_kv_heads, extent)
+        return arrays.new_array("MixedKVCache", "like", self._like, shape, dtype)
+
+    def _stored_rows(self, name: str, fmt: str, dim: int) -> Any:
+        if fmt not in _BLOCKS and fmt not in _TYPES:
+            raise ValueError(f"MixedKVCache: {name} must be one of {', '.join((*_BLOCKS, *_TYPES))}, got {fmt!r}")
+        if not self._is_torch and fmt in _TYPES and not hasattr(np, _TYPES[fmt]):
+            raise TypeError(f"MixedKVCache: {name} {fmt} needs a cache of torch: NumPy has no {_TYPES[fmt]}")
+        values, size = _core.kv_format_blocks()[fmt] if fmt in _BLOCKS else (1, 1)  # type: ignore[index]
+        if dim % values:
+            raise ValueError(f"MixedKVCache: {name} {fmt} needs head dims that are multiples of {values}, got {dim}")
+        tokens = max(self.max_tokens - self.sink_tokens, 1)
+        return self._rows(tokens, dim // values * size, _TYPES.get(fmt, "uint8"))
+
+    def _full(self, shape: tuple[int, ...], value: int, dtype: str) -> Any:
+        if self._is_torch:
+            return self._xp.full(shape, value, dtype=getattr(self._xp, dtype), device=self._like.device)  # type: ignore[attr-defined]
+        return self._xp.full(shape, value, dtype)
+
+    def _arange(self, count: int) -> Any:
+        if self._is_torch:
+            return self._xp.arange(count, device=self._like.device)  # type: ignore[attr-defined]
+        return self._xp.arange(count)
+
+    @property
+    def lengths(self) -> Any:
+        """(batch) int32 on the device: tokens of each sequence, in a new array."""
+        return self._lengths["sinks"] + self._lengths["quantised"] + self._lengths["hot"]
+
+    @property
+    def quantised_lengths(self) -> Any:
+        """(batch) int32 on the device: tokens of each sequence in ``k_format`` and ``v_format``; the cache's own array."""
+        return self._lengths["quantised"]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all keys and values that there is room for."""
+        parts = (*self._sinks, *self._quantised, *self._hot)
+        return sum(int(x.nbytes) for x in parts)
+
+    def segments(self) -> list[KvSegment]:
+        """The cache as :func:`flashport.flash_decode_segments` takes it: views, whose lengths are on the device."""
+        return list(self._segments)
+
+    def append(self, k: SupportsDLPack, v: SupportsDLPack, *, lengths: Sequence[int] | None = None) -> None:
+        """Adds tokens to every sequence, and quantises what leaves the hot window.
+
+        Args:
+            k: (batch, tokens, heads, head dim), or (batch, heads, head dim) for one token each; of the cache's type.
+            v: As ``k`` with the head dim of values.
+            lengths: Tokens of each sequence that count, in host memory; rows past them are skipped. Default: all.
+
+        Raises:
+            ValueError: A wrong shape or length, more tokens than ``max_tokens``, or with ``auto_spill`` False more than
+                the hot window has room for; nothing has been written.
+            TypeError: An array of another library or type.
+        """
+        k, v = (self._checked(name, x, dim) for name, x, dim in zip("kv", (k, v), self._dims, strict=True))
+        tokens = int(k.shape[1])
+        if v.shape[1] != tokens:
+            raise ValueError(f"MixedKVCache.append: v must have the {tokens} tokens of k, got {v.shape[1]}")
+        added = self._added(tokens, lengths)
+        total = self._host_total + added
+        if total.max() > self.max_tokens:
+            raise ValueError(f"MixedKVCache.append: max_tokens is {self.max_tokens}, and a sequence would have {total.max()}")
+        room = self._hot[0].shape[1]
+        hot = total - np.minimum(total, self.sink_tokens) - self._host_quantised
+        if not self.auto_spill and hot.max() > room:
+            raise ValueError(
+                f"MixedKVCache.append: the hot window has room for {room} tokens and would have {hot.max()}: call "
+                "spill() before, or make the cache with auto_spill"
+            )
+        if tokens == 0:
+            return
+        spilled = np.maximum(self._host_quantised, self._aim(total))
+        spills = self.auto_spill and bool((spilled > self._host_quantised).any())
+        if self.auto_spill and lengths is None and not spills and self._host_total.min() >= self.sink_tokens:
+            self._write_hot(k, v)
+        else:
+            counts: Any = tokens if lengths is None else self._from_host(added)
+            if spills:
+                self._move(self._aimed(self._device_total() + counts))
+                self._host_quantised = spilled
+            self._write(k, v, counts, spills)
+        self._host_total = total
+
+    def spill(self, hot_tokens: int | None = None) -> None:
+        """Quantises the oldest hot tokens of every sequence.
+
+        Args:
+            hot_tokens: How many of the newest tokens stay hot; default as many as an append with ``auto_spill`` leaves.
+
+        Raises:
+            ValueError: A negative number.
+        """
+        if hot_tokens is not None and hot_tokens < 0:
+            raise ValueError(f"MixedKVCache.spill: hot_tokens must be at least 0, got {hot_tokens}")
+        total = self._device_total()
+        if hot_tokens is None:
+            aim, host = self._aimed(total), self._aim(self._host_total)
+        else:
+            aim = self._at_least(total - self.sink_tokens - hot_tokens, 0)
+            host = np.maximum(self._host_total - self.sink_tokens - hot_tokens, 0)
+        self._move(aim)
+        self._host_quantised = np.maximum(self._host_quantised, host)
+
+    def attend(
+        self,
+        q: Array,
+        mask: SupportsDLPack | None = None,
+        *,
+        mask_slopes: SupportsDLPack | None = None,
+        softmax_scale: float | None = None,
+        window: tuple[int, int] = (-1, -1),
+        softcap: float = 0.0,
+        sinks: SupportsDLPack | None = None,
+        alibi_slopes: SupportsDLPack | None = None,
+        out: Array | None = None,
+        return_lse: bool = False,
+    ) -> Array | tuple[Array, Array]:
+        """Attention of new tokens, whose keys have been appended, over all that the cache holds.
+
+        Args:
+            q: (batch, heads, head dim), or (batch, tokens, heads, head dim) with up to 16 tokens.
+            mask: As in :func:`flashport.flash_decode_segments`, over all tokens in the order of the sequence.
+            mask_slopes, softmax_scale, window, softcap, sinks, alibi_slopes, out, return_lse: As in
+                :func:`flashport.flash_decode_segments`.
+
+        Returns:
+            As :func:`flashport.flash_decode_segments`.
+
+        Raises:
+            ValueError, TypeError, NotImplementedError: As :func:`flashport.flash_decode_segments`.
+        """
+        return flash_decode_segments(
+            q, self._segments, mask=mask, mask_slopes=mask_slopes, softmax_scale=softmax_scale, window=window,
+            softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, out=out, return_lse=return_lse,
+        )  # fmt: skip
+
+    def reset(self) -> None:
+        """Forgets all tokens."""
+        for length in self._lengths.values():
+            length[...] = 0
+        self._host_total[:], self._host_quantised[:] = 0, 0
+
+    def _checked(self, name: str, x: Any, dim: int) -> Any:
+        if arrays.caller_library(x) is not self._xp or _dtype_name(x) != self.dtype:
+            got = _dtype_name(x) if arrays.caller_library(x) is self._xp else type(x).__name__
+            raise TypeError(
+                f"MixedKVCache.append: {name} must be an array of {self._xp.__name__} of {self.dtype}, got {got}"
+            )
+        x = x[:, None] if x.ndim == 3 else x
+        expected = (self.batch, self.num_kv_heads, dim)
+        if x.ndim != 4 or (x.shape[0], *x.shape[2:]) != expected:
+            raise ValueError(
+                f"MixedKVCache.append: {name} must have the shape ({self.batch}, tokens, {self.num_kv_heads}, {dim}), "
+                f"got {tuple(x.shape)}"
+            )
+        return x
+
+    def _added(self, tokens: int, lengths: Sequence[int] | None) -> np.ndarray[Any, np.dtype[np.int64]]:
+        if lengths is None:
+            return np.full(self.batch, tokens, np.int64)
+        added = np.asarray(lengths, np.int64)
+        if added.shape != (self.batch,) or added.min() < 0 or added.max() > tokens:
+            raise ValueError(
+                f"MixedKVCache.append: lengths must be {self.batch} numbers from 0 to {tokens}, got {list(lengths)}"
+            )
+        return added
+
+    def _aim(self, total: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """How many of so many tokens are to be quantised."""
+        rest = np.maximum(total - self.sink_tokens - self.hot_tokens, 0)
+        return np.asarray(rest // self.spill_tokens * self.spill_tokens)
+
+    def _aimed(self, total: Any) -> Any:
+        """The same on the device."""
+        return self._at_least(total - self.sink_tokens - self.hot_tokens, 0) // self.spill_tokens * self.spill_tokens
+
+    def _device_total(self) -> Any:
+        return self._wide(self.lengths)
+
+    def _wide(self, x: Any) -> Any:
+        return x.to(self._xp.int64) if self._is_torch else x.astype(np.int64)
+
+    def _from_host(self, values: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
+        return self._xp.from_numpy(values).to(self._like.device) if self._is_torch else values  # type: ignore[attr-defined]
+
+    def _at_least(self, x: Any, least: int) -> Any:
+        return self._xp.where(x > least, x, least)
+
+    def _move(self, aim: Any) -> None:
+        """Hot tokens become quantised until each sequence has ``aim`` of these, and the rest moves to the front."""
+        quantised, hot = (self._wide(self._lengths[name]) for name in ("quantised", "hot"))
+        count = self._at_least(aim - quantised, 0)
+        count = self._xp.where(count < hot, count, hot)[:, None]
+        row = self._arange(self._hot[0].shape[1])[None]
+        slots = self._sequence * self._quantised[0].shape[1] + quantised[:, None] + row
+        self._store(self._hot, self._quantised, self._xp.where(row < count, slots, -1), True)
+        last = self._hot[0].shape[1] - 1
+        source = self._xp.where(row + count < last, row + count, last)
+        for array in self._hot:
+            array[...] = array[self._sequence, source]
+        self._lengths["quantised"] += self._narrow(count[:, 0])
+        self._lengths["hot"] -= self._narrow(count[:, 0])
+
+    def _narrow(self, x: Any) -> Any:
+        return x.to(self._xp.int32) if self._is_torch else x.astype(np.int32)
+
+    def _write_hot(self, k: Any, v: Any) -> None:
+        """New tokens for which the hot window has room, past the sinks: what nearly every token of a decode loop is."""
+        slots = self._hot_begin + self._lengths["hot"][:, None]
+        self._store((k, v), self._hot, slots if k.shape[1] == 1 else slots + self._arange(k.shape[1]), False)
+        self._lengths["hot"] += k.shape[1]
+
+    def _write(self, k: Any, v: Any, counts: Any, fills_quantised: bool) -> None:
+        """New tokens go to the sinks, to the quantised part, and to the hot window."""
+        total = self._device_total()
+        row = self._arange(k.shape[1])[None]
+        is_new = row < (counts if isinstance(counts, int) else counts[:, None])
+        place = total[:, None] - self.sink_tokens + row  # in what comes after the sinks
+        after = total + counts
+        if self.sink_tokens:
+            slots = self._sequence * self.sink_tokens + place + self.sink_tokens
+            self._store((k, v), self._sinks, self._xp.where(is_new & (place < 0), slots, -1), False)
+        quantised = self._wide(self._lengths["quantised"])
+        begin = quantised
+        if fills_quantised:  # tokens of a long prompt that the hot window never holds
+            aim = self._aimed(after)
+            begin = self._xp.where(aim > quantised, aim, quantised)
+            slots = self._sequence * self._quantised[0].shape[1] + place
+            chosen = is_new & (place >= quantised[:, None]) & (place < begin[:, None])
+            self._store((k, v), self._quantised, self._xp.where(chosen, slots, -1), True)
+        room = self._hot[0].shape[1]
+        slot = place - begin[:, None]
+        chosen = is_new & (slot >= 0) & (slot < room) & (place >= 0)
+        self._store((k, v), self._hot, self._xp.where(chosen, self._hot_begin + slot, -1), False)
+        sinks = self._xp.where(after < self.sink_tokens, after, self.sink_tokens)
+        hot = after - sinks - begin
+        hot = self._xp.where(hot < room, hot, room)  # a replayed graph that nobody spilled for has no room
+        for name, value in (("sinks", sinks), ("quantised", begin), ("hot", hot)):
+            self._lengths[name][...] = self._narrow(value)
+
+    def _store(self, rows: tuple[Any, ...], cache: tuple[Any, ...], slots: Any, is_quantised: bool) -> None:
+        formats: _Formats = {"k_format": self.k_format, "v_format": self.v_format} if is_quantised else {}
+        k, v = (x.reshape(-1, *x.shape[2:]) for x in rows)
+        decode.append_kv(k, v, cache[0], cache[1], slots.reshape(-1), **formats)
+
+
+class _Formats(TypedDict, total=False):
+    k_format: CacheFormat
+    v_format: CacheFormat
+
+
+def _dtype_name(x: Any) -> str:
+    return str(x.dtype).removeprefix("torch.")
