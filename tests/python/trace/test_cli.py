@@ -112,7 +112,10 @@ def test_compare(standard):
 def test_compare_of_a_mixed_cache(mixed):
     found = rows(run("compare", mixed, "--device", "cpu"))
     assert {row[0] for row in found} == {"1, layer 0, mixed", "2, layer 0, mixed"}
-    assert [row[7] for row in found[:2]] == ["", "F16/Q4_0 dequantised to fp32"]
+    assert [row[1] for row in found[:3]] == ["recorded", "attention on cpu", "flash_decode_segments on cpu"]
+    ways = ["", "F16/Q4_0 dequantised to fp32", "q4_0/q4_0 + fp16/fp16 natively"]
+    assert [row[7] for row in found[:3]] == ways
+    assert float(found[2][3]) < 1e-5
     assert 1e-4 < float(found[0][3]) < float(found[0][6]) < 0.05
     assert float(found[1][3]) < 1e-5
 

@@ -299,6 +299,87 @@ def test_arguments(tmp_path):
         trace.load(tmp_path / "t.gguf", arrays="jax")
 
 
+MIXED_FORMATS = [("q8_0", "q8_0"), ("q4_0", "iq4_nl"), ("fp16", "fp32")]
+
+
+def mixed_parts(formats, counts, batch=2):
+    """[(keys, values)] in formats, and their fp32 values, of parts with so many tokens."""
+    parts, values = [], []
+    for (k_format, v_format), count in zip(formats, counts, strict=True):
+        pair = []
+        for fmt, dim in ((k_format, 64), (v_format, 32)):
+            x = random(batch, count, 2, dim)
+            plain = {"fp16": np.float16, "fp32": np.float32}.get(fmt)
+            pair.append(flashport.quantize_kv(x, fmt) if plain is None else x.astype(plain))
+        parts.append(pair)
+        values.append(
+            [x.astype(np.float32) if x.dtype != np.uint8 else flashport.dequantize_kv(x, fmt)
+             for x, fmt in zip(pair, (k_format, v_format), strict=True)]
+        )  # fmt: skip
+    return parts, values
+
+
+@pytest.mark.parametrize("formats", MIXED_FORMATS, ids="-".join)
+@pytest.mark.parametrize("q_len", [1, 3])
+@pytest.mark.parametrize("way", ["mixed", "mask", "three parts"])
+def test_mixed_calls(tmp_path, formats, q_len, way):
+    """7 tensors a step, stored as they are; the reference and our operator on them give what the call gave."""
+    from flashport.trace import _operators
+
+    q = random(2, q_len, 4, 64)
+    parts, values = mixed_parts([formats, ("fp16", "fp16"), ("fp16", "fp16")], [40, 20, 5])
+    (older, hot, first), seqlens = parts, [ints(40, 0), ints(20, 11)]
+    masks = {"mask": np.where(RNG.random((1, 1, q_len + 2, 65)) < 0.4, -np.inf, RNG.random(65)).astype(np.float32)}
+    masks["mask"][..., 0] = 0
+    masks["mask_slopes"] = random(4) ** 2
+    segments = [
+        flashport.KvSegment(*older, seqlens[0], k_format=formats[0], v_format=formats[1]),
+        flashport.KvSegment(*hot, seqlens[1]),
+    ]
+    run = {
+        "mixed": lambda: flashport.flash_decode_mixed(
+            q, *hot, None, *older, hot_seqlens=seqlens[1], quant_seqlens=seqlens[0], k_quant_format=formats[0],
+            v_quant_format=formats[1],
+        ),
+        "mask": lambda: flashport.flash_decode_segments(q, segments, **masks, softcap=2.0),
+        "three parts": lambda: flashport.flash_decode_segments(
+            q, [flashport.KvSegment(*first, ints(5, 5)), *segments], sinks=random(4)
+        ),
+    }[way]  # fmt: skip
+    loaded, out = recorded(tmp_path / "t.gguf", run)
+    check(loaded)
+    assert [step.kind for step in loaded] == ["mixed", "mixed" if way == "three parts" else "standard"]
+    step = loaded[0]
+    roles = ["out", "q", "k", "v", "mask", "k_quant", "v_quant"]
+    assert [tensor.role for tensor in step.tensors] == roles + (
+        ["k_first", "v_first", "sinks"] if way == "three parts" else []
+    )
+    assert step.operation == ("flash_decode_mixed" if way == "mixed" else "flash_decode_segments")
+    expected = {"fp16": "F16", "fp32": "F32"}
+    assert [step.find(role).type for role in ("k_quant", "v_quant")] == [expected.get(f, f.upper()) for f in formats]
+    assert np.array_equal(step.k_quant[0].astype(np.float32), values[0][0][0])
+    assert np.array_equal(step.v[0].astype(np.float32), values[1][1][0])
+    assert np.array_equal(np.concatenate([one.out[0] for one in loaded]), out.reshape(2 * q_len, 4, 32))
+    again = {each.operator: each for each in _operators.run_all(step, device="cpu")}
+    result = again["flash_decode_segments"]
+    own = "/".join(formats)
+    assert result.way == ("fp16/fp16 + " if way == "three parts" else "") + own + " + fp16/fp16 natively"
+    assert _reference.differences(result.out, step.out).within(2e-6)
+    assert "flash_decode" not in again
+
+
+def test_four_segments_are_too_many(tmp_path):
+    parts, _ = mixed_parts([("fp16", "fp16")] * 4, [4] * 4, batch=1)
+    segments = [flashport.KvSegment(*part) for part in parts]
+    with pytest.warns(match="a trace has at most 3 segments of a sequence, got 4|no call was recorded"):
+        recorded_nothing(tmp_path / "t.gguf", lambda: flashport.flash_decode_segments(random(1, 4, 64), segments))
+
+
+def recorded_nothing(path, call):
+    with trace.record(path):
+        call()
+
+
 def test_a_mixed_step_of_our_own(tmp_path):
     q, hot, older = random(1, 2, 4, 64), random(1, 8, 2, 64), random(1, 64, 2, 64)
     blocks = gguf.quants.quantize(older, gguf.GGMLQuantizationType.Q4_0)

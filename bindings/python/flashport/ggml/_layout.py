@@ -60,12 +60,12 @@ def slopes(heads: int, max_bias: float) -> list[float]:
 def misfit(ne: Mapping[str, Extents]) -> tuple[str, str] | None:
     """(role, what its tensor must have) of the first operand that is not one of an attention, or None.
 
-    Roles are q, k, v, and those that there are of k_quant, v_quant, mask, mask_quant and sinks.
+    Roles are q, k, v, and those that there are of k_quant, v_quant, k_first, v_first, mask, mask_quant and sinks.
     """
     q, k, v = ne["q"], ne["k"], ne["v"]
     if 0 in q:
         return "q", "elements"
-    pairs = [("k", "v")] + ([("k_quant", "v_quant")] if "k_quant" in ne else [])
+    pairs = [(f"k{part}", f"v{part}") for part in ("", "_quant", "_first") if f"k{part}" in ne]
     for name, other in pairs:
         keys, values = ne[name], ne[other]
         if keys[0] != q[0]:

@@ -229,7 +229,7 @@ class _Call:
         q, mask = self._queries(in_fp32=True), self._mask()
         batch, tokens, heads, _ = q.shape
         parts = [("k_quant", "v_quant"), ("k", "v")] if "k_quant" in self.tensors else [("k", "v")]
-        segments = [self._segment(k, v, batch) for k, v in parts if self.tensors[k].ne[1] > 0]
+        segments = [self._segment(k, v) for k, v in parts if self.tensors[k].ne[1] > 0]
         if mask is None and tokens > 1:  # decode's own rule is causal
             keys = sum(self.tensors[k].ne[1] for k, _ in parts)
             mask = self._new((1, 1, tokens, keys), 0.0, "float16")
@@ -239,11 +239,10 @@ class _Call:
         _mixed.flash_decode_segments(q, segments, mask=mask, mask_slopes=self._slopes(), out=out, **self.options)
         return out
 
-    def _segment(self, k: str, v: str, batch: int) -> _mixed.KvSegment:
+    def _segment(self, k: str, v: str) -> _mixed.KvSegment:
         return _mixed.KvSegment(
             self._rows(k),
             self._rows(v),
-            self._new((batch,), self.tensors[k].ne[1], "int32"),
             k_format=self.tensors[k].format,
             v_format=self.tensors[v].format,
         )

@@ -67,11 +67,13 @@ def decide(step: Step) -> None:
 
 def check_shapes(step: Step) -> None:
     """Raises TraceError unless the operands are those of one attention."""
-    roles: tuple[Role, ...] = ("q", "k", "v", "k_quant", "v_quant", "mask", "mask_quant", "sinks")
+    roles: tuple[Role, ...] = (
+        "q", "k", "v", "k_quant", "v_quant", "k_first", "v_first", "mask", "mask_quant", "sinks",
+    )  # fmt: skip
     tensors = {role: tensor for role in roles if (tensor := step.find(role)) is not None}
     q, _, v = (step.need(role) for role in roles[:3])
-    if "k_quant" in tensors:
-        step.need("v_quant")
+    for _, values in step.parts:
+        step.need(values)
 
     def fail(tensor: Tensor, expected: str) -> None:
         raise TraceError(
@@ -124,15 +126,15 @@ def _error(step: Step, given: dict[int, Strides], hot_first: bool) -> float:
         tensor = step.find(role)
         return None if tensor is None else tensor.values(given.get(id(tensor))).transpose(0, 2, 1, 3)
 
-    k, v, k_quant, v_quant = (operand(role) for role in ("k", "v", "k_quant", "v_quant"))
+    k, v = ([operand(part[side]) for part in step.parts] for side in (0, 1))
     q = operand("q")
     assert q is not None
     rows = np.unique(np.linspace(0, q.shape[1] - 1, _TRIED_ROWS).astype(int))
     own_mask = _mask(step, hot_first)
     found = _reference.attend(
         q[:, rows],
-        _reference.joined(k_quant, k),
-        _reference.joined(v_quant, v),
+        _reference.joined(k),
+        _reference.joined(v),
         None if own_mask is None else own_mask[:, :, rows],
         step,
     )

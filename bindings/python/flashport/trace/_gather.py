@@ -1,7 +1,7 @@
 """The operands of one call of the library, sequence by sequence, as a trace has them.
 
-Packed queries, pages, layouts and lengths are gathered into dense rows; causal masks, windows, trees, ALiBi and biases
-become one additive mask. Formats that ggml does not have, and stored values with a scale, become fp32.
+Packed queries, pages, layouts and lengths are gathered into dense rows; causal masks, windows, trees, ALiBi, biases and
+masks become one additive mask. Formats that ggml does not have, and stored values with a scale, become fp32.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from flashport import _core
+from flashport._mixed import KvSegment
 from flashport.testing import attention_oracle, numerics, oracle
 from flashport.trace._errors import gguf_package
 
@@ -134,6 +135,9 @@ def _as_ggml(bits: Values, fmt: str, scale: Values | None) -> tuple[Values, str 
 
 def sequences(name: str, a: Arguments, result: Any) -> Iterator[dict[str, Any]]:
     """The arguments of Writer.add for each sequence of a call that has queries and keys."""
+    if name in ("flash_decode_segments", "flash_decode_mixed"):
+        yield from _mixed_sequences(name, a, result)
+        return
     is_decode = name == "flash_decode"
     if a.get("dropout_p"):
         raise NotRecordedError("a trace has no mask of a dropout")
@@ -171,6 +175,88 @@ def sequences(name: str, a: Arguments, result: Any) -> Iterator[dict[str, Any]]:
             "types": {role: kind for role, kind in types.items() if kind}, "scale": _scale(a, q),
             "softcap": a.get("softcap", 0.0), "operation": name, "options": _options(a, b, batch),
         }  # fmt: skip
+
+
+_PARTS = ("", "_quant", "_first")  # what roles of keys end in, the newest part first
+
+
+def _mixed_sequences(name: str, a: Arguments, result: Any) -> Iterator[dict[str, Any]]:
+    """The same of segments: each one of a sequence that has keys is a part of the step."""
+    q, segments = a["q"], a["segments"] if name == "flash_decode_segments" else _segments(a)
+    out = result[0] if isinstance(result, tuple) else result
+    sides = [[_Cache(one._asdict(), side, getattr(one, side)) for one in segments] for side in "kv"]
+    counts = np.stack([_segment_counts(one) for one in segments])
+    sinks, own_slopes = _numbers(a.get("sinks")), _numbers(a.get("mask_slopes"))
+    given = {key: _numbers(a.get(key)) for key in ("cu_seqlens_q", "seqused_q", "alibi_slopes", "tree_mask")}
+    batch = counts.shape[1]
+    for b in range(batch):
+        rows = _query_rows(a, True, given, b)
+        own_q, q_type = _own_queries(q, rows, b, given["cu_seqlens_q"] is not None, None)
+        filled = [i for i in range(len(segments)) if counts[i, b] > 0][::-1]
+        if len(own_q) == 0 or not filled:
+            continue
+        if len(filled) > len(_PARTS):
+            raise NotRecordedError(f"a trace has at most {len(_PARTS)} segments of a sequence, got {len(filled)}")
+        step: dict[str, Any] = {}
+        types = {"q": q_type}
+        for part, i in zip(_PARTS, filled, strict=False):
+            for side, caches in zip("kv", sides, strict=True):
+                bits, types[side + part] = caches[i].rows(b, int(counts[i, b]))
+                step[side + part] = bits[None]
+        mask = _given_mask(a, own_slopes, given, len(own_q), int(counts[:, b].sum()), b)
+        fits = np.isin(mask, (0, -np.inf)).all()
+        own_out, _ = _own_queries(out, rows, b, given["cu_seqlens_q"] is not None, None)
+        yield step | {
+            "q": own_q[None], "mask": mask.astype(np.float16 if fits else np.float32)[None],
+            "out": _plain(own_out)[None], "sinks": None if sinks is None else sinks.astype(np.float32),
+            "types": {role: kind for role, kind in types.items() if kind}, "scale": _scale(a, q),
+            "softcap": a.get("softcap", 0.0), "operation": name, "options": _options(a, b, batch),
+        }  # fmt: skip
+
+
+def _segments(a: Arguments) -> list[KvSegment]:
+    """Those that flash_decode_mixed makes of its arguments."""
+    hot = KvSegment(a["k_hot"], a["v_hot"], a["hot_seqlens"], kv_layout=a["kv_layout"])
+    if a["k_quant"] is None:
+        return [hot]
+    names = ("k_format", "v_format", "k_scale", "v_scale")
+    given = {name: a[f"{name[0]}_quant{name[1:]}"] for name in names}
+    return [KvSegment(a["k_quant"], a["v_quant"], a["quant_seqlens"], kv_layout=a["kv_layout"], **given), hot]
+
+
+def _segment_counts(segment: KvSegment) -> Values:
+    """(batch) keys of each sequence."""
+    if segment.seqlens is not None:
+        return np.asarray(_numbers(segment.seqlens), np.int64)
+    shape = segment.k.shape  # type: ignore[attr-defined] # an array's
+    return np.full(shape[0], shape[2 if segment.kv_layout == "HND" else 1], np.int64)
+
+
+def _given_mask(
+    a: Arguments, own_slopes: Values | None, given: dict[str, Values | None], tokens: int, keys: int, b: int
+) -> Values:
+    """As :func:`_mask`, where the call's own mask says what a query sees, within its window."""
+    window, added = tuple(a.get("window") or (-1, -1)), a.get("mask")
+    own = np.zeros((keys, 1, 1), np.float32)
+    if added is None:
+        plain = {"window": window, "causal": True}
+        return _mask(plain, True, given, np.zeros((tokens, 1, 1)), own, b, slice(0, tokens))
+    rule = attention_oracle.Rule(causal=False, window=window)
+    seen = attention_oracle.visible(rule, np.arange(tokens), tokens, keys)
+    bits, kind = _taken(added, b if added.shape[0] > 1 else 0)
+    mask = numerics.decode(bits, _FORMATS[kind])[:, :tokens, :keys].astype(np.float32)
+    if own_slopes is not None:
+        mask = mask * own_slopes[:, None, None]
+    return np.asarray(np.where(seen, mask, -np.inf) + _alibi(given["alibi_slopes"], b, tokens, keys), np.float32)
+
+
+def _alibi(slopes: Values | None, b: int, tokens: int, keys: int) -> Values:
+    """What ALiBi adds to the scores: 0 without slopes."""
+    if slopes is None:
+        return np.zeros((1, 1, 1), np.float32)
+    own = (slopes[b] if slopes.ndim == 2 else slopes)[:, None, None]
+    distance = np.abs((np.arange(tokens) + keys - tokens)[:, None] - np.arange(keys))
+    return np.asarray(-own * distance, np.float32)
 
 
 def _scale(a: Arguments, q: Any) -> float:
@@ -259,9 +345,4 @@ def _mask(
         rule = attention_oracle.Rule(causal=bool(a["causal"]), window=(window[0], window[1]))
         seen = attention_oracle.visible(rule, np.arange(tokens), tokens, keys)
     mask = np.where(seen, np.float32(0), np.float32(-np.inf))[None]
-    slopes = given["alibi_slopes"]
-    if slopes is not None:
-        own = (slopes[b] if slopes.ndim == 2 else slopes)[:, None, None]
-        distance = np.abs((np.arange(tokens) + keys - tokens)[:, None] - np.arange(keys))
-        mask = mask - np.asarray(own * distance, np.float32)
-    return np.asarray(mask, np.float32)
+    return np.asarray(mask + _alibi(given["alibi_slopes"], b, tokens, keys), np.float32)

@@ -1,8 +1,9 @@
 """The library's own operators on the inputs of a step, on every device that there is.
 
-attention takes every step, its mask as a bias. flash_decode also takes those of up to 16 tokens whose mask is a plain
-causal one. Keys and values that an operator reads in their own format are given so; all others, and parts of a mixed
-step, are widened and joined first: each result says which way it went.
+attention takes every step, its mask as a bias. Of steps of up to 16 tokens flash_decode also takes those whose mask is
+a plain causal one, and flash_decode_segments those of mixed caches, part by part. Keys and values that an operator reads
+in their own format are given so; all others, and for attention the parts of a mixed step, are widened and joined first:
+each result says which way it went.
 """
 
 from __future__ import annotations
@@ -14,17 +15,18 @@ import numpy as np
 
 import flashport
 from flashport import devices
+from flashport.ggml._tensor import formats
 from flashport.testing import blocks, numerics
 from flashport.testing.cases import HostArray, to_host
 from flashport.trace import _decide, _reference
-from flashport.trace._steps import Step
+from flashport.trace._steps import Step, Tensor
 
 Values = np.ndarray[Any, Any]
 
 _MOST_DECODE_TOKENS = 16
 _ROUNDING = {"fp32": 0.0, "fp16": 4e-3, "bf16": 3e-2}
 # ggml's types that operators may read, by their own names.
-_NATIVE = {"F16": "fp16", "BF16": "bf16", **{fmt.upper(): fmt for fmt in blocks.BYTES}}
+_NATIVE = {name.upper(): fmt for name, fmt in formats().items() if fmt != "fp32"}
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,10 @@ def served_devices() -> list[tuple[str, str]]:
 def run_all(step: Step, rows: Values | None = None, device: str | None = None) -> list[Result]:
     """Every operator on every device, or on one; of some query rows."""
     found = []
+    operators = (_attention, _flash_decode, _flash_decode_segments)
     for name, target in served_devices():
         if device is None or name == device:
-            found += [_guarded(operator, step, rows, name, target) for operator in (_attention, _flash_decode)]
+            found += [_guarded(operator, step, rows, name, target) for operator in operators]
     return [each for each in found if each is not None]
 
 
@@ -95,12 +98,10 @@ def _keys(step: Step, device: str, math_type: str, supports: Any) -> tuple[Any, 
             ]
             return arrays[0], arrays[1], options, f"{formats[0]}/{formats[1]} natively"
     joined = [
-        np.ascontiguousarray(_reference.joined(step.array(older), step.array(newer)), np.float32)  # type: ignore[arg-type]
-        for older, newer in (("k_quant", "k"), ("v_quant", "v"))
+        np.ascontiguousarray(_reference.joined([step.array(part[side]) for part in step.parts]), np.float32)
+        for side in (0, 1)
     ]
-    types = dict.fromkeys(
-        tensor.type for tensor in step.tensors if tensor.role in ("k", "v", "k_quant", "v_quant") and tensor.is_operand
-    )
+    types = dict.fromkeys(step.need(role).type for part in step.parts[::-1] for role in part)
     way = f"{'/'.join(types)} dequantised to {math_type}" if any(map(_is_block, step.tensors)) else f"as {math_type}"
     return _on(device, joined[0], math_type), _on(device, joined[1], math_type), {}, way
 
@@ -148,7 +149,7 @@ def _flash_decode(step: Step, rows: Values | None, device: str, target: str) -> 
     """None where the step is no decoding."""
     q, math_type = _queries(step, target)
     seqlens = _lengths(step, q.shape[1])
-    if seqlens is None or rows is not None:
+    if seqlens is None or rows is not None or step.kind == "mixed":
         return None
 
     def supports(**formats: Any) -> bool:
@@ -169,6 +170,44 @@ def _flash_decode(step: Step, rows: Values | None, device: str, target: str) -> 
     return Result("flash_decode", device, way, _values(out, math_type), _ROUNDING[math_type])
 
 
+def _flash_decode_segments(step: Step, rows: Values | None, device: str, target: str) -> Result | None:
+    """None where the step is no decoding of a mixed cache."""
+    q, math_type = _queries(step, target)
+    if step.kind != "mixed" or q.shape[1] > _MOST_DECODE_TOKENS:
+        return None
+    mask = _decide.mask(step)
+    if mask is None:  # every query sees every key
+        mask = np.zeros((1, 1, q.shape[1], sum(step.need(keys).ne[1] for keys, _ in step.parts)), np.float32)
+    if rows is not None:
+        q, mask = q[:, rows], mask[:, :, rows]
+    segments, ways = [], []
+    for part in step.parts:
+        arrays, kinds = zip(*(_stored(step.need(role), device, math_type) for role in part), strict=True)
+        lengths = HostArray(np.full(len(q), step.need(part[0]).ne[1], np.int32), "int32").on(device)
+        segments.append(flashport.KvSegment(*arrays, lengths, k_format=kinds[0], v_format=kinds[1]))
+        ways.append("/".join(kinds))
+    options = _sinks(step, device)
+    if step.max_bias:
+        options["mask_slopes"] = _on(device, np.array(_reference.slopes(q.shape[2], step.max_bias), np.float32), "fp32")
+    out = flashport.flash_decode_segments(
+        _on(device, np.ascontiguousarray(q), math_type), segments, mask=_on(device, np.ascontiguousarray(mask, np.float32), "fp32"),
+        softmax_scale=step.scale, softcap=step.softcap, **options,
+    )  # fmt: skip
+    way = f"{' + '.join(ways)} natively"
+    return Result("flash_decode_segments", device, way, _values(out, math_type), _ROUNDING[math_type])
+
+
+def _stored(tensor: Tensor, device: str, math_type: str) -> tuple[Any, str]:
+    """(batch, tokens, heads, row) of keys or values in their own format, fp32 on GPUs in that of queries."""
+    fmt = formats().get(tensor.type.lower())
+    if fmt is None or (fmt == "fp32" and device != "cpu"):
+        return _on(device, np.ascontiguousarray(tensor.values().transpose(0, 2, 1, 3), np.float32), math_type), math_type
+    rows = np.ascontiguousarray(tensor.rows().transpose(0, 2, 1, 3))
+    is_block = tensor.is_quantised
+    bits, dtype = (rows, "uint8") if is_block else (rows.view(numerics.CARRIER[fmt]), numerics.DTYPE[fmt])
+    return HostArray(bits, dtype).on(device), fmt
+
+
 def _values(out: Any, math_type: str) -> Values:
     return to_host(out, math_type) if isinstance(out, flashport.DeviceArray) else np.asarray(out)
 
@@ -178,7 +217,7 @@ def _lengths(step: Step, tokens: int) -> Values | None:
     if tokens > _MOST_DECODE_TOKENS:
         return None
     mask, batch = _decide.mask(step), step.need("q").ne[3]
-    keys = step.need("k").ne[1] + (step.need("k_quant").ne[1] if step.kind == "mixed" else 0)
+    keys = step.need("k").ne[1]
     if mask is None:
         return np.full(batch, keys, np.int32) if tokens == 1 else None
     if mask.shape[1] != 1:

@@ -38,6 +38,8 @@ _NAMES: dict[Role, str] = {
     "mask": "KQ_mask (copy)_step_{step}",
     "k_quant": "cache_k_quant_l{layer} (view) (permuted)_step_{step}",
     "v_quant": "cache_v_quant_l{layer} (view) (permuted)_step_{step}",
+    "k_first": "cache_k_first_l{layer} (view) (permuted)_step_{step}",
+    "v_first": "cache_v_first_l{layer} (view) (permuted)_step_{step}",
     "sinks": "attn_sinks-{layer}_step_{step}",
 }
 
@@ -79,6 +81,8 @@ class Writer:
         mask: Values | None = None,
         k_quant: Values | None = None,
         v_quant: Values | None = None,
+        k_first: Values | None = None,
+        v_first: Values | None = None,
         sinks: Values | None = None,
         types: dict[str, str] | None = None,
         layer: int = 0,
@@ -95,8 +99,9 @@ class Writer:
             k: (batch, keys, key-value heads, head dim), in a mixed step the hot part.
             v: As ``k``.
             out: (batch, tokens, heads, head dim of values).
-            mask: (batch or 1, heads or 1, tokens, keys) fp16 or fp32, added to scores, quantised keys first.
+            mask: (batch or 1, heads or 1, tokens, keys) fp16 or fp32, added to scores, in the order of the sequence.
             k_quant, v_quant: The older keys and values of a mixed step.
+            k_first, v_first: Those before them.
             sinks: (heads) fp32.
             types: ggml's type ("BF16", "Q8_0", "Q4_0") of an operand whose array has only its bits: uint16 for BF16,
                 and uint8 for blocks, with the bytes of a row in place of the head dim.
@@ -113,7 +118,7 @@ class Writer:
             raise ValueError(f"trace.Writer.add: {os.fspath(self.path)!r} is closed")
         operands: dict[Role, Values | None] = {
             "out": np.asarray(out, np.float32), "q": q, "k": k, "v": v, "mask": mask, "k_quant": k_quant,
-            "v_quant": v_quant, "sinks": sinks,
+            "v_quant": v_quant, "k_first": k_first, "v_first": v_first, "sinks": sinks,
         }  # fmt: skip
         for role, array in operands.items():
             axes = 1 if role == "sinks" else 4

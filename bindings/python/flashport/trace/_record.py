@@ -1,4 +1,4 @@
-"""Recording of real calls: attention and flash_decode get another body while somebody records.
+"""Recording of real calls: the functions below get another body while somebody records.
 
 A function of the package whose code object is not the one it was made with runs in Python (bindings/python/
 direct_calls.cpp), so that recording costs nothing while it is off: nothing is looked at in a call.
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from types import CodeType, FunctionType
 from typing import Any
 
-from flashport import _attention, _core, decode
+from flashport import _attention, _core, _mixed, decode
 from flashport.torch import tracing
 from flashport.trace._gather import NotRecordedError, sequences
 from flashport.trace._own import Writer
@@ -54,7 +54,12 @@ class _Recorded:
         self.original.__kwdefaults__ = function.__kwdefaults__
 
 
-_functions = {"attention": _Recorded(_attention.attention), "flash_decode": _Recorded(decode.flash_decode)}
+_functions = {
+    "attention": _Recorded(_attention.attention),
+    "flash_decode": _Recorded(decode.flash_decode),
+    "flash_decode_segments": _Recorded(_mixed.flash_decode_segments),
+    "flash_decode_mixed": _Recorded(_mixed.flash_decode_mixed),
+}
 _lock = threading.RLock()
 _recorders: list[_Recorder] = []
 
@@ -95,9 +100,10 @@ def _stop(recorder: _Recorder) -> None:
 
 @contextmanager
 def record(path: str | os.PathLike[str], *, layers: int = 1) -> Iterator[Writer]:
-    """Writes the calls of ``attention`` and ``flash_decode`` that the process makes in this context into a trace.
+    """Writes the calls that the process makes in this context into a trace.
 
-    A call of several sequences makes a step of each. Arrays of GPUs are copied to the host, which waits for them. Calls
+    They are those of ``attention``, ``flash_decode``, ``flash_decode_segments`` and ``flash_decode_mixed``, also by other
+    functions of the package. A call of several sequences makes a step of each. Arrays of GPUs are copied to the host, which waits for them. Calls
     inside of a graph that torch.compile made or that is being captured are not recorded, nor are those with dropout or
     a rotary embedding: a warning says so.
 

@@ -8,7 +8,7 @@ shares no code with the library.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -84,10 +84,10 @@ def by_head(result: Values, other: Values) -> Values:
 
 
 @any_values
-def joined(older: Values | None, newer: Values | None) -> Values:
-    """Quantised and hot keys or values along their tokens, in the order of the sequence."""
-    parts = [part for part in (older, newer) if part is not None]
-    return parts[0] if len(parts) == 1 else np.concatenate([part.astype(np.float32) for part in parts], axis=1)
+def joined(parts: Sequence[Values | None]) -> Values:
+    """Keys or values along their tokens, from parts in the order of the sequence."""
+    given = [part for part in parts if part is not None]
+    return given[0] if len(given) == 1 else np.concatenate([part.astype(np.float32) for part in given], axis=1)
 
 
 @any_values
@@ -124,9 +124,8 @@ def reference(step: Step, rows: Values | None = None, quantise_queries: bool = F
         q, mask = q[:, rows], None if mask is None else mask[:, :, rows]
     if quantise_queries:
         q = numerics.rounded(np.ascontiguousarray(q, np.float32), "q8_0")
-    return attend(
-        q, joined(step.array("k_quant"), step.array("k")), joined(step.array("v_quant"), step.array("v")), mask, step
-    )
+    k, v = (joined([step.array(part[side]) for part in step.parts]) for side in (0, 1))
+    return attend(q, k, v, mask, step)
 
 
 def _numpy_mask(step: Step) -> Values | None:
@@ -142,8 +141,7 @@ def tolerance(step: Step, rows: Values | None = None) -> float:
     bound is then this and twice what that rounding does to this very step.
     """
     plain = _TOLERANCES.get(step.need("q").type, STANDARD_TOLERANCE) if step.is_own else STANDARD_TOLERANCE
-    keys = [step.find("k"), step.find("k_quant")]
-    if not any(key is not None and key.is_quantised for key in keys) or step.need("q").ne[0] % numerics.BLOCK_VALUES:
+    if not any(step.need(keys).is_quantised for keys, _ in step.parts) or step.need("q").ne[0] % numerics.BLOCK_VALUES:
         return plain
     rounded = differences(reference(step, rows, quantise_queries=True), reference(step, rows)).relative
     return plain + (2 * rounded if np.isfinite(rounded) else 0.0)

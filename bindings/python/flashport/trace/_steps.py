@@ -17,7 +17,9 @@ from flashport.trace import _decide, _layout
 from flashport.trace._container import Container, Entry
 from flashport.trace._errors import TraceError
 
-Role = Literal["out", "q", "k", "v", "mask", "k_quant", "v_quant", "mask_quant", "sinks"]
+Role = Literal[
+    "out", "q", "k", "v", "mask", "k_quant", "v_quant", "mask_quant", "k_first", "v_first", "sinks"
+]  # fmt: skip
 Values = np.ndarray[Any, Any]
 
 _STANDARD: list[Role] = ["q", "k", "v", "mask"]
@@ -138,6 +140,22 @@ class Step:
     def v_quant(self) -> Any:
         """As ``k_quant``."""
         return self._given("v_quant")
+
+    @property
+    def k_first(self) -> Any:
+        """As ``k``, the keys of a sequence's first tokens, before ``k_quant``; None where no part is before it."""
+        return self._given("k_first")
+
+    @property
+    def v_first(self) -> Any:
+        """As ``k_first``."""
+        return self._given("v_first")
+
+    @property
+    def parts(self) -> list[tuple[Role, Role]]:
+        """The roles of keys and values that there are, in the order of the sequence."""
+        order: list[tuple[Role, Role]] = [("k_first", "v_first"), ("k_quant", "v_quant"), ("k", "v")]
+        return [part for part in order if self.find(part[0])]
 
     @property
     def mask(self) -> Any:
