@@ -1,6 +1,7 @@
 """flashport demo: a batch of decode requests, by two stages and in one call, checked and timed.
 
-The demos of other operations are in demo_attention.py and demo_gated_delta.py, the small server in demo_serve.py.
+The demos of other operations are in demo_attention.py, demo_gated_delta.py and demo_mixed.py, the small server in
+demo_serve.py.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from rich.table import Table
 
 from flashport import _core, decode, devices
 from flashport.benchmarks import timing
-from flashport.cli import demo_attention, demo_gated_delta, demo_serve
+from flashport.cli import demo_attention, demo_gated_delta, demo_mixed, demo_serve
 from flashport.cli.common import (
     ChosenDevice,
     Report,
@@ -98,6 +99,7 @@ def _gated_delta(device_name: str | None, quick: bool) -> None:
     demo_gated_delta.run(_chosen(device_name), quick)
 
 
+demo.add_command(demo_mixed.mixed)
 demo.add_command(demo_serve.serve)
 
 
