@@ -48,6 +48,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "common/host": ("flashport", "common/device"),
     "common/host/capi": ("flashport", "common/host/*"),
     "bindings": ("flashport", "common/host", "common/device/core"),
+    "examples": ("flashport",),
     # The oracle shares no code with what it judges: only the public value types.
     "tests/reference": ("flashport", "tests/support/random.h"),
     "tests": ("flashport", "common", "tests", "bindings", *BACKENDS),

@@ -3,9 +3,10 @@ reference and with each other. Needs the package gguf.
 
     python examples/compare_traces.py --k-format q4_0 --folder /tmp
 
-The same tokens go into both loops. A step of either must have the reference's output on what its own cache stores. The
-two outputs of a step differ by what quantisation did to keys and values, and by what it did before to the queries: where
-the differences of scores lie in an interval of length r, weights differ by a factor of at most exp(r), and so outputs by
+The same tokens go into both loops. A step of either must have the reference's output on what its own cache stores.
+The two outputs of a step differ by what quantisation did to keys and values, and by what it did before to the queries:
+where the differences of scores lie in an interval of length r, weights differ by a factor of at most exp(r), and so
+outputs by at most
 
     max_j |v'_j - v_j| + (exp(r) - 1) sum_j w_j |v_j - out|
 
@@ -87,7 +88,9 @@ def compare(standard: trace.Trace, mixed: trace.Trace, console: Console) -> list
         table.add_row(*map(str, row))
     console.print(table)
     for trace_of, name in ((standard, "fp16"), (mixed, "mixed")):
-        console.print(f"{name}: {len(trace_of)} steps, {trace_of.tensor_count} tensors in {trace_of.path}", soft_wrap=True)
+        console.print(
+            f"{name}: {len(trace_of)} steps, {trace_of.tensor_count} tensors in {trace_of.path}", soft_wrap=True
+        )
     return failures
 
 

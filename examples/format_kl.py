@@ -3,8 +3,8 @@ format, of a Llama of Transformers with random weights. Needs torch and transfor
 
     python examples/format_kl.py --markdown
 
-The prompt and the tokens after it are random, and the same for all caches. The prompt's own attention is exact; its keys
-go into the caches as all others do. ``all but the newest`` keeps little more than the newest token in fp16.
+The prompt and the tokens after it are random, and the same for all caches. The prompt's own attention is exact; its
+keys go into the caches as all others do.
 """
 
 from __future__ import annotations

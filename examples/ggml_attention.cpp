@@ -3,9 +3,9 @@
 // against an installed flashport.
 //
 // ggml counts axes from the fastest one: q is [D, n_tokens, n_heads, batch], k and v are [D, n_kv, n_kv_heads, batch],
-// views of a cache [D, n_kv_heads, n_kv], and the result is [D, n_heads, n_tokens, batch]. flashport takes (batch, tokens,
-// heads, D) with any strides, so that no byte has to move. More than 16 tokens go to fp_attention, with the mask as
-// its bias.
+// views of a cache [D, n_kv_heads, n_kv], and the result is [D, n_heads, n_tokens, batch]. flashport takes (batch,
+// tokens, heads, D) with any strides, so that no byte has to move. More than 16 tokens go to fp_attention, with the
+// mask as its bias.
 #include <flashport/capi.h>
 
 #include <cmath>
@@ -28,14 +28,10 @@ struct Sizes {
 
 Sizes sizes_of(Type type) {
   switch (type) {
-    case Type::kF32:
-      return {fp_float32, fp_format_fp32, 1, 4};
-    case Type::kF16:
-      return {fp_float16, fp_format_fp16, 1, 2};
-    case Type::kQ8_0:
-      return {fp_uint8, fp_format_q8_0, 32, 34};
-    case Type::kQ4_0:
-      return {fp_uint8, fp_format_q4_0, 32, 18};
+    case Type::kF32: return {fp_float32, fp_format_fp32, 1, 4};
+    case Type::kF16: return {fp_float16, fp_format_fp16, 1, 2};
+    case Type::kQ8_0: return {fp_uint8, fp_format_q8_0, 32, 34};
+    case Type::kQ4_0: return {fp_uint8, fp_format_q4_0, 32, 18};
   }
   return {};
 }

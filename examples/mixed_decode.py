@@ -68,7 +68,7 @@ class Model:
         self.head = weights(shape.hidden, shape.vocab)
 
     def step(self, tokens: np.ndarray, first: int, caches: list) -> np.ndarray:
-        """(tokens, vocab) logits of up to 16 new tokens at positions from ``first`` on; their keys go into the caches."""
+        """(tokens, vocab) logits of up to 16 new tokens from position ``first`` on; their keys go into the caches."""
         x = self.embedding[tokens]
         positions = first + np.arange(len(tokens))
         for layer, cache in zip(self.layers, caches, strict=True):

@@ -1,4 +1,4 @@
-"""A cache of keys and values whose newest tokens, and first ones, are kept as they came, and whose rest is quantised."""
+"""A cache of keys and values whose newest tokens, and first ones, stay as they came; the rest is quantised."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ class MixedKVCache:
     """Keys and values of a batch of sequences, in the order sinks, quantised, hot; one softmax over all of them.
 
     The first ``sink_tokens`` tokens of a sequence and its newest ones keep the type that they came in. The rest is in
-    ``k_format`` and ``v_format``. A sequence of n tokens has its hot window begin at a multiple of ``spill_tokens``
-    after the sinks, with ``hot_tokens`` to ``hot_tokens + spill_tokens - 1`` tokens in it: n alone says where each token
-    is, so that the bits of :meth:`attend` are the same however the tokens were split into calls of :meth:`append`.
+    ``k_format`` and ``v_format``. The hot window of a sequence begins a multiple of ``spill_tokens`` after the sinks
+    and has ``hot_tokens`` to ``hot_tokens + spill_tokens - 1`` tokens once there are as many. The length alone says
+    where each token is, so that the bits of :meth:`attend` are the same however the tokens were split into calls of
+    :meth:`append`.
 
     All arrays, lengths among them, are on one device and stay in place, and are of NumPy or torch. :meth:`attend` makes
-    no decision on the host and can be captured in a graph that is replayed as the cache grows. With ``auto_spill`` False
-    the same holds for :meth:`append` and :meth:`spill`; the caller then spills at least every ``spill_tokens`` tokens.
-    Work runs on the current stream of the library.
+    no decision on the host and can be captured in a graph that is replayed as the cache grows. With ``auto_spill``
+    False the same holds for :meth:`append` and :meth:`spill`; the caller then spills at least every ``spill_tokens``
+    tokens, since a replayed append drops what the window has no room for. Work runs on the current stream of the
+    library.
     """
 
     def __init__(
@@ -101,11 +103,11 @@ class MixedKVCache:
         self._host_total, self._host_quantised = np.zeros(batch, np.int64), np.zeros(batch, np.int64)
         self._sequence = self._arange(batch)[:, None]
         self._hot_begin = self._sequence * room
-        formats = {"k_format": k_format, "v_format": v_format}
-        self._segments = [KvSegment(*self._quantised, self._lengths["quantised"], **formats)]
+        (k_hot, v_hot), (k_old, v_old), (k_first, v_first) = self._hot, self._quantised, self._sinks
+        self._segments = [KvSegment(k_old, v_old, self._lengths["quantised"], k_format=k_format, v_format=v_format)]
         if sink_tokens:
-            self._segments.insert(0, KvSegment(*self._sinks, self._lengths["sinks"]))
-        self._segments.append(KvSegment(*self._hot, self._lengths["hot"]))
+            self._segments.insert(0, KvSegment(k_first, v_first, self._lengths["sinks"]))
+        self._segments.append(KvSegment(k_hot, v_hot, self._lengths["hot"]))
 
     def _rows(self, tokens: int, extent: int, dtype: str) -> Any:
         shape = (self.batch, tokens, self.num_kv_heads, extent)
@@ -139,7 +141,7 @@ class MixedKVCache:
 
     @property
     def quantised_lengths(self) -> Any:
-        """(batch) int32 on the device: tokens of each sequence in ``k_format`` and ``v_format``; the cache's own array."""
+        """(batch) int32 on the device: tokens in ``k_format`` and ``v_format``; the cache's own array."""
         return self._lengths["quantised"]
 
     @property
@@ -165,14 +167,16 @@ class MixedKVCache:
                 the hot window has room for; nothing has been written.
             TypeError: An array of another library or type.
         """
-        k, v = (self._checked(name, x, dim) for name, x, dim in zip("kv", (k, v), self._dims, strict=True))
-        tokens = int(k.shape[1])
-        if v.shape[1] != tokens:
-            raise ValueError(f"MixedKVCache.append: v must have the {tokens} tokens of k, got {v.shape[1]}")
+        keys, values = (self._checked(name, x, dim) for name, x, dim in zip("kv", (k, v), self._dims, strict=True))
+        tokens = int(keys.shape[1])
+        if values.shape[1] != tokens:
+            raise ValueError(f"MixedKVCache.append: v must have the {tokens} tokens of k, got {values.shape[1]}")
         added = self._added(tokens, lengths)
         total = self._host_total + added
         if total.max() > self.max_tokens:
-            raise ValueError(f"MixedKVCache.append: max_tokens is {self.max_tokens}, and a sequence would have {total.max()}")
+            raise ValueError(
+                f"MixedKVCache.append: max_tokens is {self.max_tokens}, and a sequence would have {total.max()}"
+            )
         room = self._hot[0].shape[1]
         hot = total - np.minimum(total, self.sink_tokens) - self._host_quantised
         if not self.auto_spill and hot.max() > room:
@@ -185,13 +189,13 @@ class MixedKVCache:
         spilled = np.maximum(self._host_quantised, self._aim(total))
         spills = self.auto_spill and bool((spilled > self._host_quantised).any())
         if self.auto_spill and lengths is None and not spills and self._host_total.min() >= self.sink_tokens:
-            self._write_hot(k, v)
+            self._write_hot(keys, values)
         else:
             counts: Any = tokens if lengths is None else self._from_host(added)
             if spills:
                 self._move(self._aimed(self._device_total() + counts))
                 self._host_quantised = spilled
-            self._write(k, v, counts, spills)
+            self._write(keys, values, counts, spills)
         self._host_total = total
 
     def spill(self, hot_tokens: int | None = None) -> None:

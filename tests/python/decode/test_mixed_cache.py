@@ -230,7 +230,9 @@ def test_errors():
     by_hand = cache_of(auto_spill=False)
     for _ in range(3):
         by_hand.append(k, v)
-    with pytest.raises(ValueError, match="the hot window has room for 64 tokens and would have 76: call spill\\(\\) before"):
+    with pytest.raises(
+        ValueError, match="the hot window has room for 64 tokens and would have 76: call spill\\(\\) before"
+    ):
         by_hand.append(k, v)
     assert host(by_hand.lengths).tolist() == [60, 60]
     assert host(cache.lengths).tolist() == [0, 0]

@@ -20,7 +20,7 @@ GGML = {"f32": T.F32, "f16": T.F16, "bf16": T.BF16} | {
 
 
 def rows_of(values, kind):
-    """Bytes of rows; iq4_nl, which gguf does not quantise, by the library, whose bits other tests hold against ggml's."""
+    """Bytes of rows; those of iq4_nl, which gguf does not quantise, by the library, whose bits other tests check."""
     if kind == "iq4_nl":
         return flashport.quantize_kv(np.ascontiguousarray(values, np.float32), "iq4_nl")
     return encoded(values, GGML[kind])
@@ -242,7 +242,9 @@ def test_wrong_arguments():
         ggml.mixed_attention(q, k, other, None, k, v)
     with pytest.raises(ValueError, match=r"max_bias must be 0, or more where there is a mask for its slopes, got 8"):
         ggml.flash_attn_ext(q, k, v, max_bias=8.0)
-    transposed = ggml.Tensor(np.zeros((KV_HEADS, DIM_V, 10), np.float16), "f16", (10, DIM_V, KV_HEADS)).permute(1, 0, 2, 3)
+    transposed = ggml.Tensor(np.zeros((KV_HEADS, DIM_V, 10), np.float16), "f16", (10, DIM_V, KV_HEADS)).permute(
+        1, 0, 2, 3
+    )
     assert transposed.ne == v.ne
     with pytest.raises(ValueError, match=r"v must have nb\[0\] 2, rows whose elements are neighbours.*ggml_cont"):
         ggml.flash_attn_ext(q, k, transposed)

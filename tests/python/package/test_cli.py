@@ -6,18 +6,20 @@ import importlib.util
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import flashport
 from flashport import _core, devices
 from flashport.benchmarks import harness
-from flashport.cli import demo_attention, demo_gated_delta, main
+from flashport.cli import demo_attention, demo_gated_delta, demo_mixed, main
 
 
 def run(*arguments, code=0):
@@ -90,6 +92,32 @@ def test_demo_of_the_gated_delta_rule_says_what_is_wrong(monkeypatch):
     output = run("demo", "gdn", "--device", "cpu", "--quick", code=1)
     assert "wrong: decode, 16 steps: error" in " ".join(output.split())
     assert "correct" not in output
+
+
+MIXED = ("demo", "mixed", "--device", "cpu", "--prompt", "120", "--new", "10", "--batch", "2", "--hot", "32")
+
+
+@pytest.mark.parametrize("formats", [("q8_0", "q8_0"), ("q4_0", "fp16")], ids="-".join)
+def test_demo_of_a_mixed_cache(formats):
+    output = " ".join(run(*MIXED, "--k-format", formats[0], "--v-format", formats[1]).split())
+    assert f"the newest 32 tokens and the first 4 in fp16, others {'/'.join(formats)}" in output
+    assert "correct: both are as near to fp64 as a plain fp16 implementation" in output
+    sizes = {"q8_0": 34 / 32, "q4_0": 18 / 32, "fp16": 2}
+    quantised = (130 - 4 - 32) // 64 * 64
+    expected = 8 * 128 * (2 * 2 * (130 - quantised) + sum(sizes[fmt] for fmt in formats) * quantised) / 130
+    found = re.search(r"│ mixed │ *[\d,]+ │ *([\d,]+) │", output)
+    assert int(found[1].replace(",", "")) == round(expected)
+    moved = float(re.search(r"moves outputs by (\S+) of the largest one", output)[1])
+    assert 1e-4 < moved < 0.2
+
+
+def test_demo_of_a_mixed_cache_says_what_is_wrong(monkeypatch):
+    attend = demo_mixed._mixed_cache.MixedKVCache.attend
+    monkeypatch.setattr(
+        demo_mixed._mixed_cache.MixedKVCache, "attend", lambda self, q: attend(self, q) * np.float16(1.01)
+    )
+    assert "wrong: mixed" in run(*MIXED, code=1)
+    assert "k_format must be one of" in run(*MIXED, "--k-format", "q3_k", code=2)
 
 
 def test_unknown_demo():

@@ -9,10 +9,10 @@ import re
 import pytest
 
 import flashport
-from flashport import fla, flashinfer, lightllm, sglang, trace, transformers, vllm
+from flashport import fla, flashinfer, ggml, lightllm, sglang, trace, transformers, vllm
 
 ORDER = ["Args", "Returns", "Raises", "Source"]
-MODULES = [flashport, fla, flashinfer, lightllm, sglang, trace, transformers, vllm]
+MODULES = [flashport, fla, flashinfer, ggml, lightllm, sglang, trace, transformers, vllm]
 if importlib.util.find_spec("torch"):  # which these import
     FLASH_ATTN = ["flash_attn_interface", "flash_attn_2_cuda", "bert_padding", "layers.rotary"]
     MODULES += [importlib.import_module(f"flashport.flash_attn.{name}") for name in FLASH_ATTN]

@@ -89,7 +89,9 @@ def _arrays(device: ChosenDevice) -> Arrays:
         return NumpyArrays("fp16")
     torch = harness.find_torch(device.device)
     if torch is None:
-        raise click.ClickException(f"a cache on {device.device} needs torch, which is missing or does not see the device")
+        raise click.ClickException(
+            f"a cache on {device.device} needs torch, which is missing or does not see the device"
+        )
     return TorchArrays(torch, device.device, "fp16")
 
 
@@ -107,7 +109,9 @@ class _Data:
         self.q = [drawn(HEADS, 16) for _ in range(layers)]
         self.k, self.v = ([drawn(KV_HEADS, prompt) for _ in range(layers)] for _ in "kv")
 
-    def decode(self, caches: list[Any], new: int, advance: Callable[[], Any], device: ChosenDevice) -> tuple[float, Any]:
+    def decode(
+        self, caches: list[Any], new: int, advance: Callable[[], Any], device: ChosenDevice
+    ) -> tuple[float, Any]:
         """(seconds of the loop, output of its last token in the last layer)."""
         for cache, k, v in zip(caches, self.k, self.v, strict=True):
             cache.append(k, v)
@@ -217,6 +221,6 @@ def _report(rows: list[tuple[Any, ...]], batch: int, apart: float) -> None:
         console.print("[bold red]wrong:[/] " + "; ".join(failures))
         raise SystemExit(1)
     console.print(
-        f"[bold green]correct:[/] both are as near to fp64 as a plain fp16 implementation; quantisation moves outputs by "
-        f"{apart:.1e} of the largest one"
+        "[bold green]correct:[/] both are as near to fp64 as a plain fp16 implementation; quantisation moves outputs "
+        f"by {apart:.1e} of the largest one"
     )

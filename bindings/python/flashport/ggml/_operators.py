@@ -166,9 +166,8 @@ class _Call:
         self.xp = library(tensors["q"].data)
         for role, tensor in tensors.items():
             if library(tensor.data) is not self.xp:
-                self._fail(
-                    role, f"memory of the library of q, {self.xp.__name__}, got {library(tensor.data).__name__}", TypeError
-                )  # fmt: skip
+                got = library(tensor.data).__name__
+                self._fail(role, f"memory of the library of q, {self.xp.__name__}, got {got}", TypeError)
 
     def _fail(self, role: str, problem: str, kind: type[Exception] = ValueError) -> NoReturn:
         raise kind(f"ggml.{self.function}: {self.names.get(role, role)} must have {problem}")
@@ -195,7 +194,7 @@ class _Call:
     @property
     def _is_cpu(self) -> bool:
         data = self.tensors["q"].data
-        return data.device.type == "cpu" if self._is_torch else self.xp.__name__ == "numpy"
+        return bool(data.device.type == "cpu" if self._is_torch else self.xp.__name__ == "numpy")
 
     def _new(self, shape: tuple[int, ...], value: float, dtype: str) -> Any:
         q = self.tensors["q"].data
@@ -271,7 +270,8 @@ class _Call:
         return _attends_in_fp32(keys.format, values.format, keys.ne[0], values.ne[0])
 
     def _attend(self, q: Any, k: str, v: str, mask: Any, return_lse: bool) -> Any:
-        return _attention.attention(
+        attend: Any = _attention.attention
+        return attend(
             q, self._rows(k), self._rows(v), k_format=self.tensors[k].format, v_format=self.tensors[v].format,
             bias=mask, return_lse=return_lse, **self.options,
         )  # fmt: skip
@@ -284,5 +284,5 @@ def _attends_in_fp32(k_format: str, v_format: str, head_dim: int, head_dim_v: in
         devices.supports(
             "attention", target="cpu", dtype="float32", head_dim=head_dim, head_dim_v=head_dim_v, bias=True,
             k_format=k_format, v_format=v_format,
-        )  # type: ignore[call-overload]
+        )
     )  # fmt: skip

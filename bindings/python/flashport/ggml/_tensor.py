@@ -10,20 +10,21 @@ from typing import Any, NoReturn
 from flashport import _core
 from flashport.ggml import _layout
 from flashport.ggml._layout import Extents, Strides
+from flashport.typing import CacheFormat
 
 _PLAIN = {"f32": ("fp32", "float32"), "f16": ("fp16", "float16"), "bf16": ("bf16", "bfloat16")}
-_BLOCKS = {name: sizes for name, sizes in _core.kv_format_blocks().items() if sizes[0] > 1}
+_BLOCKS: dict[str, tuple[int, int]] = {name: sizes for name, sizes in _core.kv_format_blocks().items() if sizes[0] > 1}
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
-def formats() -> dict[str, str]:
+def formats() -> dict[str, Any]:
     """flashport's format of each of ggml's types that attention reads, by ggml's name in lower case."""
     return {name: fmt for name, (fmt, _) in _PLAIN.items()} | {name: name for name in _BLOCKS}
 
 
 def block_size(kind: str) -> tuple[int, int]:
     """(values, bytes) of what elements of a type come in."""
-    return _BLOCKS[kind] if kind in _BLOCKS else (1, _BYTES[_PLAIN[kind][1]])  # type: ignore[index]
+    return _BLOCKS[kind] if kind in _BLOCKS else (1, _BYTES[_PLAIN[kind][1]])
 
 
 @dataclass(frozen=True)
@@ -111,9 +112,9 @@ class Tensor:
         return _unchecked(self, ne, nb)
 
     @property
-    def format(self) -> str:
+    def format(self) -> CacheFormat:
         """flashport's name of the element type: "fp16", "q8_0"."""
-        return formats()[self.type]
+        return formats()[self.type]  # type: ignore[no-any-return]
 
     @property
     def block(self) -> tuple[int, int]:

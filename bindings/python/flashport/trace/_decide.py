@@ -15,7 +15,7 @@ from flashport.trace import _reference
 from flashport.trace._errors import TraceError
 
 if TYPE_CHECKING:
-    from flashport.trace._layout import Strides
+    from flashport.ggml._layout import Strides
     from flashport.trace._steps import Role, Step, Tensor, Values
 
 REPRODUCED = 0.03  # error over the output's largest value that rounding and quantised queries may make

@@ -1,9 +1,9 @@
 """The library's own operators on the inputs of a step, on every device that there is.
 
 attention takes every step, its mask as a bias. Of steps of up to 16 tokens flash_decode also takes those whose mask is
-a plain causal one, and flash_decode_segments those of mixed caches, part by part. Keys and values that an operator reads
-in their own format are given so; all others, and for attention the parts of a mixed step, are widened and joined first:
-each result says which way it went.
+a plain causal one, and flash_decode_segments those of mixed caches, part by part. Keys and values that an operator
+reads in their own format are given so; all others, and for attention the parts of a mixed step, are widened and joined
+first: each result says which way it went.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import flashport
-from flashport import devices
+from flashport import devices, ggml
 from flashport.ggml._tensor import formats
 from flashport.testing import blocks, numerics
 from flashport.testing.cases import HostArray, to_host
@@ -182,26 +182,31 @@ def _flash_decode_segments(step: Step, rows: Values | None, device: str, target:
         q, mask = q[:, rows], mask[:, :, rows]
     segments, ways = [], []
     for part in step.parts:
-        arrays, kinds = zip(*(_stored(step.need(role), device, math_type) for role in part), strict=True)
-        lengths = HostArray(np.full(len(q), step.need(part[0]).ne[1], np.int32), "int32").on(device)
-        segments.append(flashport.KvSegment(*arrays, lengths, k_format=kinds[0], v_format=kinds[1]))
-        ways.append("/".join(kinds))
+        (k, k_format), (v, v_format) = (_stored(step.need(role), device, math_type) for role in part)
+        segments.append(flashport.KvSegment(k, v, k_format=k_format, v_format=v_format))
+        ways.append(f"{k_format}/{v_format}")
     options = _sinks(step, device)
     if step.max_bias:
-        options["mask_slopes"] = _on(device, np.array(_reference.slopes(q.shape[2], step.max_bias), np.float32), "fp32")
+        options["mask_slopes"] = _on(device, np.array(ggml.slopes(q.shape[2], step.max_bias), np.float32), "fp32")
     out = flashport.flash_decode_segments(
-        _on(device, np.ascontiguousarray(q), math_type), segments, mask=_on(device, np.ascontiguousarray(mask, np.float32), "fp32"),
-        softmax_scale=step.scale, softcap=step.softcap, **options,
-    )  # fmt: skip
+        _on(device, np.ascontiguousarray(q), math_type),
+        segments,
+        mask=_on(device, np.ascontiguousarray(mask, np.float32), "fp32"),
+        softmax_scale=step.scale,
+        softcap=step.softcap,
+        **options,
+    )
     way = f"{' + '.join(ways)} natively"
     return Result("flash_decode_segments", device, way, _values(out, math_type), _ROUNDING[math_type])
 
 
-def _stored(tensor: Tensor, device: str, math_type: str) -> tuple[Any, str]:
+def _stored(tensor: Tensor, device: str, math_type: str) -> tuple[Any, Any]:
     """(batch, tokens, heads, row) of keys or values in their own format, fp32 on GPUs in that of queries."""
     fmt = formats().get(tensor.type.lower())
     if fmt is None or (fmt == "fp32" and device != "cpu"):
-        return _on(device, np.ascontiguousarray(tensor.values().transpose(0, 2, 1, 3), np.float32), math_type), math_type
+        return _on(
+            device, np.ascontiguousarray(tensor.values().transpose(0, 2, 1, 3), np.float32), math_type
+        ), math_type
     rows = np.ascontiguousarray(tensor.rows().transpose(0, 2, 1, 3))
     is_block = tensor.is_quantised
     bits, dtype = (rows, "uint8") if is_block else (rows.view(numerics.CARRIER[fmt]), numerics.DTYPE[fmt])

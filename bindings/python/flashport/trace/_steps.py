@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from flashport.ggml._layout import Strides
 from flashport.trace import _decide, _layout
 from flashport.trace._container import Container, Entry
 from flashport.trace._errors import TraceError
@@ -44,7 +45,7 @@ class Tensor:
     role: Role
     name: str
     entry: Entry = field(repr=False)
-    candidates: list[_layout.Strides] = field(repr=False)
+    candidates: list[Strides] = field(repr=False)
     is_operand: bool = True  # False for an earlier link of an operand's chain
 
     @property
@@ -63,7 +64,7 @@ class Tensor:
         return self.entry.ne
 
     @property
-    def nb(self) -> _layout.Strides | None:
+    def nb(self) -> Strides | None:
         """Byte strides, fastest first."""
         return self.candidates[0] if len(self.candidates) == 1 else None
 
@@ -77,7 +78,7 @@ class Tensor:
         """The operations that led to the tensor, such as "VIEW > PERMUTE > CPY"."""
         return _layout.parse_name(self.name).chain
 
-    def values(self, nb: _layout.Strides | None = None) -> Values:
+    def values(self, nb: Strides | None = None) -> Values:
         """The elements in ``shape``, fp32 where NumPy does not have their type; with strides if these are undecided."""
         return _layout.values(self.entry, nb or self.candidates[0])
 
