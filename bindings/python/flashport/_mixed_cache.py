@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
 from flashport import _core, arrays, decode
-from flashport._mixed import KvSegment, flash_decode_segments
+from flashport._mixed import KvSegment, flash_decode_segments, spill_kv
 from flashport.typing import Array, CacheFormat, SupportsDLPack
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class _Formats(TypedDict, total=False):
+    k_format: CacheFormat
+    v_format: CacheFormat
+
 
 _HOT_TYPES = ("float16", "bfloat16", "float32")
 _BLOCKS = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
@@ -310,7 +319,11 @@ class MixedKVCache:
         count = self._xp.where(count < hot, count, hot)[:, None]
         row = self._arange(self._hot[0].shape[1])[None]
         slots = self._sequence * self._quantised[0].shape[1] + quantised[:, None] + row
-        self._store(self._hot, self._quantised, self._xp.where(row < count, slots, -1), True)
+        positions = self._xp.where(row < count, slots, -1).reshape(-1)
+        (k_hot, v_hot), (k_old, v_old) = self._hot, self._quantised
+        spill_kv(
+            k_hot, v_hot, k_old, v_old, positions, k_quant_format=self.k_format, v_quant_format=self.v_format
+        )  # fmt: skip
         last = self._hot[0].shape[1] - 1
         source = self._xp.where(row + count < last, row + count, last)
         for array in self._hot:
@@ -324,7 +337,7 @@ class MixedKVCache:
     def _write_hot(self, k: Any, v: Any) -> None:
         """New tokens for which the hot window has room, past the sinks: what nearly every token of a decode loop is."""
         slots = self._hot_begin + self._lengths["hot"][:, None]
-        self._store((k, v), self._hot, slots if k.shape[1] == 1 else slots + self._arange(k.shape[1]), False)
+        self._store((k, v), self._hot, slots if k.shape[1] == 1 else slots + self._arange(k.shape[1]))
         self._lengths["hot"] += k.shape[1]
 
     def _write(self, k: Any, v: Any, counts: Any, fills_quantised: bool) -> None:
@@ -336,7 +349,7 @@ class MixedKVCache:
         after = total + counts
         if self.sink_tokens:
             slots = self._sequence * self.sink_tokens + place + self.sink_tokens
-            self._store((k, v), self._sinks, self._xp.where(is_new & (place < 0), slots, -1), False)
+            self._store((k, v), self._sinks, self._xp.where(is_new & (place < 0), slots, -1))
         quantised = self._wide(self._lengths["quantised"])
         begin = quantised
         if fills_quantised:  # tokens of a long prompt that the hot window never holds
@@ -344,26 +357,21 @@ class MixedKVCache:
             begin = self._xp.where(aim > quantised, aim, quantised)
             slots = self._sequence * self._quantised[0].shape[1] + place
             chosen = is_new & (place >= quantised[:, None]) & (place < begin[:, None])
-            self._store((k, v), self._quantised, self._xp.where(chosen, slots, -1), True)
+            formats: _Formats = {"k_format": self.k_format, "v_format": self.v_format}
+            self._store((k, v), self._quantised, self._xp.where(chosen, slots, -1), **formats)
         room = self._hot[0].shape[1]
         slot = place - begin[:, None]
         chosen = is_new & (slot >= 0) & (slot < room) & (place >= 0)
-        self._store((k, v), self._hot, self._xp.where(chosen, self._hot_begin + slot, -1), False)
+        self._store((k, v), self._hot, self._xp.where(chosen, self._hot_begin + slot, -1))
         sinks = self._xp.where(after < self.sink_tokens, after, self.sink_tokens)
         hot = after - sinks - begin
         hot = self._xp.where(hot < room, hot, room)  # a replayed graph that nobody spilled for has no room
         for name, value in (("sinks", sinks), ("quantised", begin), ("hot", hot)):
             self._lengths[name][...] = self._narrow(value)
 
-    def _store(self, rows: tuple[Any, ...], cache: tuple[Any, ...], slots: Any, is_quantised: bool) -> None:
-        formats: _Formats = {"k_format": self.k_format, "v_format": self.v_format} if is_quantised else {}
+    def _store(self, rows: tuple[Any, ...], cache: tuple[Any, ...], slots: Any, **formats: Unpack[_Formats]) -> None:
         k, v = (x.reshape(-1, *x.shape[2:]) for x in rows)
         decode.append_kv(k, v, cache[0], cache[1], slots.reshape(-1), **formats)
-
-
-class _Formats(TypedDict, total=False):
-    k_format: CacheFormat
-    v_format: CacheFormat
 
 
 def _dtype_name(x: Any) -> str:
