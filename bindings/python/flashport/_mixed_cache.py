@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import numpy as np
 
@@ -13,6 +13,17 @@ from flashport.typing import Array, CacheFormat, SupportsDLPack
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    class _AttendOptions(TypedDict, total=False):
+        """Arguments of attend that do not change the type of its result."""
+
+        mask_slopes: SupportsDLPack | None
+        softmax_scale: float | None
+        window: tuple[int, int]
+        softcap: float
+        sinks: SupportsDLPack | None
+        alibi_slopes: SupportsDLPack | None
+        out: Any
 
 
 class _Formats(TypedDict, total=False):
@@ -227,6 +238,21 @@ class MixedKVCache:
         self._move(aim)
         self._host_quantised = np.maximum(self._host_quantised, host)
 
+    @overload
+    def attend(
+        self, q: Array, mask: SupportsDLPack | None = None, *, return_lse: Literal[False] = False,
+        **options: Unpack[_AttendOptions],
+    ) -> Array: ...  # fmt: skip
+    @overload
+    def attend(
+        self, q: Array, mask: SupportsDLPack | None = None, *, return_lse: Literal[True],
+        **options: Unpack[_AttendOptions],
+    ) -> tuple[Array, Array]: ...  # fmt: skip
+    @overload
+    def attend(
+        self, q: Array, mask: SupportsDLPack | None = None, *, return_lse: bool = False,
+        **options: Unpack[_AttendOptions],
+    ) -> Array | tuple[Array, Array]: ...  # fmt: skip
     def attend(
         self,
         q: Array,

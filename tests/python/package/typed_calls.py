@@ -13,10 +13,25 @@ import numpy as np
 from typing_extensions import assert_type
 
 import flashport
-from flashport import CascadeLevel, fla, flashinfer, lightllm, sglang, trace, vllm
+from flashport import CascadeLevel, fla, flashinfer, ggml, lightllm, sglang, trace, vllm
 from flashport.typing import KvLayout, StateLayout
 
 Matrix = np.ndarray[Any, np.dtype[np.float32]]
+
+
+def mixed_caches(q: Matrix, k: Matrix, asked: bool) -> None:
+    """The cache gives what flash_decode gives, and ggml's attention its own tensors."""
+    cache = flashport.MixedKVCache(q, 1, 8, 128, max_tokens=100, k_format="q4_0", sink_tokens=4)
+    cache.append(k, k, lengths=[3])
+    assert_type(cache.attend(q), Matrix)
+    assert_type(cache.attend(q, k, softcap=3.0, return_lse=True), tuple[Matrix, Matrix])
+    assert_type(cache.attend(q, return_lse=asked), Matrix | tuple[Matrix, Matrix])
+    flashport.MixedKVCache(q, 1, 8, 128, max_tokens=100, k_format="q3_k")  # type: ignore[arg-type]
+    tensor = ggml.Tensor(q, "q8_0", (64, 8, 4), (68, 68, 544)).permute(0, 2, 1, 3)
+    assert_type(ggml.flash_attn_ext(tensor, tensor, tensor, max_bias=8.0), ggml.Tensor)
+    assert_type(ggml.mixed_attention(tensor, tensor, tensor, None, tensor, ggml.Tensor.of(q)), ggml.Tensor)
+    assert_type(ggml.slopes(32, 8.0), list[float])
+    ggml.flash_attn_ext(q, tensor, tensor)  # type: ignore[arg-type]
 
 
 def decoding(q: Matrix, cache: Matrix, seqlens: np.ndarray[Any, np.dtype[np.int32]], asked: bool, mine: Matrix) -> None:

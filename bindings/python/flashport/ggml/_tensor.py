@@ -27,57 +27,58 @@ def block_size(kind: str) -> tuple[int, int]:
     return _BLOCKS[kind] if kind in _BLOCKS else (1, _BYTES[_PLAIN[kind][1]])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Tensor:
     """A tensor as ggml has it: memory, an element type, extents and byte strides, fastest axis first.
 
     Nothing is copied: the memory is that of an array of NumPy, torch or CuPy, on any device, and must stay. Strides may
     be those of any view. A wrong description raises ``ValueError`` or ``TypeError`` when it is made.
-
-    Args:
-        data: A contiguous array of any element type and shape, whose bytes are meant.
-        type: ggml's name of the element type, in any case: "f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0",
-            "q5_1", "iq4_nl".
-        ne: Extents, up to four.
-        nb: Byte strides, as many as ``ne``. Default: those of elements that lie in the order of ``ne``.
-        offset: Bytes of ``data`` before the first element.
     """
 
     data: Any = field(repr=False)
     type: str
     ne: Extents
-    nb: Strides = None  # type: ignore[assignment] # filled in below
-    offset: int = 0
+    nb: Strides
+    offset: int
 
-    def __post_init__(self) -> None:
-        """Fills extents and strides up to four, and holds all against the memory."""
-        kind = str(self.type).lower()
+    def __init__(
+        self, data: Any, type: str, ne: Sequence[int], nb: Sequence[int] | None = None, offset: int = 0
+    ) -> None:
+        """Fills extents and strides up to four, and holds all against the memory.
+
+        Args:
+            data: A contiguous array of any element type and shape, whose bytes are meant.
+            type: ggml's name of the element type, in any case: "f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0",
+                "q5_1", "iq4_nl".
+            ne: Extents, up to four.
+            nb: Byte strides, as many as ``ne``. Default: those of elements that lie in the order of ``ne``.
+            offset: Bytes of ``data`` before the first element.
+        """
+        kind = str(type).lower()
         if kind not in formats():
-            _fail(f"type must be one of {', '.join(formats())}, got {self.type!r}")
-        ne = tuple(int(extent) for extent in self.ne)
-        if not 1 <= len(ne) <= 4 or min(ne) < 0:
-            _fail(f"ne must be one to four extents, fastest first, got {tuple(self.ne)}")
+            _fail(f"type must be one of {', '.join(formats())}, got {type!r}")
+        extents = tuple(int(extent) for extent in ne)
+        if not 1 <= len(extents) <= 4 or min(extents) < 0:
+            _fail(f"ne must be one to four extents, fastest first, got {extents}")
         values, size = block_size(kind)
-        if ne[0] % values:
-            _fail(f"ne[0] must be a multiple of {values}, the values of a block of {kind}, got {ne[0]}")
-        given = None if self.nb is None else tuple(int(stride) for stride in self.nb)
-        if given is not None and len(given) != len(ne):
-            _fail(f"nb must have as many byte strides as ne has extents, {len(ne)}, got {given}")
-        full = (*ne, 1, 1, 1)[:4]
+        if extents[0] % values:
+            _fail(f"ne[0] must be a multiple of {values}, the values of a block of {kind}, got {extents[0]}")
+        given = None if nb is None else tuple(int(stride) for stride in nb)
+        if given is not None and len(given) != len(extents):
+            _fail(f"nb must have as many byte strides as ne has extents, {len(extents)}, got {given}")
+        full = (*extents, 1, 1, 1)[:4]
         dense = _layout.dense_strides(full, values, size)
         strides = dense if given is None else (*given, *dense[len(given) :])
-        object.__setattr__(self, "type", kind)
-        object.__setattr__(self, "ne", full)
-        object.__setattr__(self, "nb", strides)
-        if not _is_contiguous(self.data):
+        if not _is_contiguous(data):
             _fail("data must be contiguous: describe a view by nb and offset, or take it by Tensor.of")
-        held = _byte_count(self.data) - self.offset
-        if self.offset < 0 or not _layout.strides_fit(full, strides, values, size, held):
+        held = _byte_count(data) - offset
+        if offset < 0 or not _layout.strides_fit(full, strides, values, size, held):
             _fail(
                 f"ne {list(full)} and nb {list(strides)} of {kind} must lead to whole elements of the {max(held, 0)} "
-                f"bytes of data from the offset {self.offset}; nb[0] is {size}, the bytes of "
+                f"bytes of data from the offset {offset}; nb[0] is {size}, the bytes of "
                 f"{'a block' if values > 1 else 'an element'} (copy a tensor whose rows lie apart, as ggml_cont does)"
             )
+        _set(self, data, kind, full, strides, offset)
 
     @classmethod
     def of(cls, array: Any, type: str | None = None) -> Tensor:
@@ -99,7 +100,7 @@ class Tensor:
         strides, flat = _memory(array)
         ne = (shape[-1] // size * values if values > 1 else shape[-1], *shape[-2::-1])
         nb = (size if values > 1 else strides[-1], *strides[-2::-1])
-        return cls(flat, kind, ne, nb)  # type: ignore[arg-type]
+        return cls(flat, kind, ne, nb)
 
     def permute(self, *axes: int) -> Tensor:
         """ggml_permute: axis i becomes axis ``axes[i]``; no byte moves."""
@@ -142,10 +143,14 @@ def _fail(problem: str) -> NoReturn:
 def _unchecked(tensor: Tensor, ne: Sequence[int], nb: Sequence[int]) -> Tensor:
     """Another view of a tensor's elements, which lie where they did: nb[0] may be any here."""
     made = object.__new__(Tensor)
-    fields = {"data": tensor.data, "type": tensor.type, "ne": tuple(ne), "nb": tuple(nb), "offset": tensor.offset}
-    for name, value in fields.items():
-        object.__setattr__(made, name, value)
+    _set(made, tensor.data, tensor.type, ne, nb, tensor.offset)
     return made
+
+
+def _set(tensor: Tensor, data: Any, kind: str, ne: Sequence[int], nb: Sequence[int], offset: int) -> None:
+    fields = {"data": data, "type": kind, "ne": tuple(ne), "nb": tuple(nb), "offset": offset}
+    for name, value in fields.items():
+        object.__setattr__(tensor, name, value)
 
 
 def library(array: Any) -> Any:
