@@ -104,6 +104,7 @@ class MixedKVCache:
         if library is None or library.__name__ not in ("numpy", "torch"):
             raise TypeError(f"MixedKVCache: like must be an array of NumPy or torch, got {type(like).__name__}")
         self._xp, self._is_torch, self._like = library, library.__name__ == "torch", like
+        self._array_type = library.Tensor if self._is_torch else library.ndarray
         self.dtype = _dtype_name(like)
         if self.dtype not in _HOT_TYPES:
             raise TypeError(f"MixedKVCache: like must have one of the types {', '.join(_HOT_TYPES)}, got {self.dtype}")
@@ -120,9 +121,11 @@ class MixedKVCache:
             for name, fmt, dim in zip(("k_format", "v_format"), (k_format, v_format), dims, strict=True)
         )
         self._lengths = {name: self._full((batch,), 0, "int32") for name in ("sinks", "quantised", "hot")}
-        self._host_total, self._host_quantised = np.zeros(batch, np.int64), np.zeros(batch, np.int64)
+        self._host_quantised = np.zeros(batch, np.int64)
+        self._count(np.zeros(batch, np.int64))
         self._sequence = self._arange(batch)[:, None]
         self._hot_begin = self._sequence * room
+        self._hot_flat = self._hot_begin[:, 0]
         (k_hot, v_hot), (k_old, v_old), (k_first, v_first) = self._hot, self._quantised, self._sinks
         self._segments = [KvSegment(k_old, v_old, self._lengths["quantised"], k_format=k_format, v_format=v_format)]
         if sink_tokens:
@@ -187,12 +190,22 @@ class MixedKVCache:
                 the hot window has room for; nothing has been written.
             TypeError: An array of another library or type.
         """
-        keys, values = (self._checked(name, x, dim) for name, x, dim in zip("kv", (k, v), self._dims, strict=True))
-        tokens = int(keys.shape[1])
-        if values.shape[1] != tokens:
+        keys, values = self._checked("k", k, self._dims[0]), self._checked("v", v, self._dims[1])
+        tokens = 1 if keys.ndim == 3 else int(keys.shape[1])
+        if (1 if values.ndim == 3 else values.shape[1]) != tokens:
             raise ValueError(f"MixedKVCache.append: v must have the {tokens} tokens of k, got {values.shape[1]}")
-        added = self._added(tokens, lengths)
-        total = self._host_total + added
+        if lengths is None and tokens <= self._free:
+            self._free -= tokens
+            self._pending += tokens
+            self._write_hot(keys, values, tokens)
+            return
+        keys, values = (x[:, None] if x.ndim == 3 else x for x in (keys, values))
+        self._append_any(keys, values, tokens, lengths)
+
+    def _append_any(self, keys: Any, values: Any, tokens: int, lengths: Sequence[int] | None) -> None:
+        """Where tokens go to other parts than the hot window, or may have no room, or sequences get other numbers."""
+        added, before = self._added(tokens, lengths), self._host_total + self._pending
+        total = before + added
         if total.max() > self.max_tokens:
             raise ValueError(
                 f"MixedKVCache.append: max_tokens is {self.max_tokens}, and a sequence would have {total.max()}"
@@ -208,15 +221,26 @@ class MixedKVCache:
             return
         spilled = np.maximum(self._host_quantised, self._aim(total))
         spills = self.auto_spill and bool((spilled > self._host_quantised).any())
-        if self.auto_spill and lengths is None and not spills and self._host_total.min() >= self.sink_tokens:
-            self._write_hot(keys, values)
+        counts: Any = tokens if lengths is None else self._from_host(added)
+        if spills:
+            self._move(self._aimed(self._device_total() + counts))
+            self._host_quantised = spilled
+        self._write(keys, values, counts, spills)
+        self._count(total)
+
+    def _count(self, total: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+        """Sets the host's numbers of tokens, and how many more go to the hot window of every sequence as they come."""
+        self._host_total, self._pending = total, 0
+        if total.min() < self.sink_tokens:
+            self._free = 0
+        elif self.auto_spill:
+            spill = (
+                self.sink_tokens + self.hot_tokens + (self._host_quantised // self.spill_tokens + 1) * self.spill_tokens
+            )
+            self._free = int((np.minimum(spill - 1, self.max_tokens) - total).min())
         else:
-            counts: Any = tokens if lengths is None else self._from_host(added)
-            if spills:
-                self._move(self._aimed(self._device_total() + counts))
-                self._host_quantised = spilled
-            self._write(keys, values, counts, spills)
-        self._host_total = total
+            hot = total - self.sink_tokens - self._host_quantised
+            self._free = int(np.minimum(self._hot[0].shape[1] - hot, self.max_tokens - total).min())
 
     def spill(self, hot_tokens: int | None = None) -> None:
         """Quantises the oldest hot tokens of every sequence.
@@ -229,14 +253,15 @@ class MixedKVCache:
         """
         if hot_tokens is not None and hot_tokens < 0:
             raise ValueError(f"MixedKVCache.spill: hot_tokens must be at least 0, got {hot_tokens}")
-        total = self._device_total()
+        total, host_total = self._device_total(), self._host_total + self._pending
         if hot_tokens is None:
-            aim, host = self._aimed(total), self._aim(self._host_total)
+            aim, host = self._aimed(total), self._aim(host_total)
         else:
             aim = self._at_least(total - self.sink_tokens - hot_tokens, 0)
-            host = np.maximum(self._host_total - self.sink_tokens - hot_tokens, 0)
+            host = np.maximum(host_total - self.sink_tokens - hot_tokens, 0)
         self._move(aim)
         self._host_quantised = np.maximum(self._host_quantised, host)
+        self._count(host_total)
 
     @overload
     def attend(
@@ -290,20 +315,21 @@ class MixedKVCache:
         """Forgets all tokens."""
         for length in self._lengths.values():
             length[...] = 0
-        self._host_total[:], self._host_quantised[:] = 0, 0
+        self._host_quantised = np.zeros(self.batch, np.int64)
+        self._count(np.zeros(self.batch, np.int64))
 
     def _checked(self, name: str, x: Any, dim: int) -> Any:
-        if arrays.caller_library(x) is not self._xp or _dtype_name(x) != self.dtype:
+        if not isinstance(x, self._array_type) or x.dtype != self._like.dtype:  # type: ignore[attr-defined]
             got = _dtype_name(x) if arrays.caller_library(x) is self._xp else type(x).__name__
             raise TypeError(
                 f"MixedKVCache.append: {name} must be an array of {self._xp.__name__} of {self.dtype}, got {got}"
             )
-        x = x[:, None] if x.ndim == 3 else x
+        shape = x.shape
         expected = (self.batch, self.num_kv_heads, dim)
-        if x.ndim != 4 or (x.shape[0], *x.shape[2:]) != expected:
+        if len(shape) not in (3, 4) or (shape[0], shape[-2], shape[-1]) != expected:
             raise ValueError(
                 f"MixedKVCache.append: {name} must have the shape ({self.batch}, tokens, {self.num_kv_heads}, {dim}), "
-                f"got {tuple(x.shape)}"
+                f"got {tuple(shape)}"
             )
         return x
 
@@ -360,11 +386,18 @@ class MixedKVCache:
     def _narrow(self, x: Any) -> Any:
         return x.to(self._xp.int32) if self._is_torch else x.astype(np.int32)
 
-    def _write_hot(self, k: Any, v: Any) -> None:
+    def _write_hot(self, k: Any, v: Any, tokens: int) -> None:
         """New tokens for which the hot window has room, past the sinks: what nearly every token of a decode loop is."""
-        slots = self._hot_begin + self._lengths["hot"][:, None]
-        self._store((k, v), self._hot, slots if k.shape[1] == 1 else slots + self._arange(k.shape[1]))
-        self._lengths["hot"] += k.shape[1]
+        hot, end = self._lengths["hot"], self._hot[0].shape[1]
+        place = hot if tokens == 1 else hot[:, None] + self._arange(tokens)
+        slots = place + (self._hot_flat if tokens == 1 else self._hot_begin)
+        if not self.auto_spill:  # a replayed graph that nobody spilled for has no room
+            slots = self._xp.where(place < end, slots, -1)
+        rows = [x if x.ndim == 3 else x.reshape(-1, *x.shape[2:]) for x in (k, v)]
+        decode.append_kv(rows[0], rows[1], self._hot[0], self._hot[1], slots.reshape(-1))
+        hot += tokens
+        if not self.auto_spill:
+            hot[...] = self._xp.where(hot < end, hot, end)
 
     def _write(self, k: Any, v: Any, counts: Any, fills_quantised: bool) -> None:
         """New tokens go to the sinks, to the quantised part, and to the hot window."""

@@ -168,6 +168,19 @@ def test_explicit_spill(library):
     assert [len(part[1]) for part in stored(cache)] == [4, 121, 6]
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_replay_that_finds_no_room_drops_tokens(library):
+    """As a graph does that nobody spilled for: the host's count, which a replay does not see, stays where it was."""
+    cache = cache_of(library, auto_spill=False)
+    k, v = (made(library, x) for x in tokens(70))
+    for begin, end in ((0, 40), (40, 66), (66, 69), (69, 70)):  # room for 4 sinks and 64 tokens
+        cache._free = 64 if begin else 0
+        cache.append(k[:, begin:end], v[:, begin:end])
+    assert host(cache.lengths).tolist() == [68, 68]
+    for b in range(2):
+        assert np.array_equal(stored(cache, b)[2][1], host(k)[b, 4:68].astype(np.float32))
+
+
 def test_reset_and_size():
     cache = filled([100])
     cache.reset()

@@ -25,8 +25,9 @@ Values = np.ndarray[Any, Any]
 
 _MOST_DECODE_TOKENS = 16
 _ROUNDING = {"fp32": 0.0, "fp16": 4e-3, "bf16": 3e-2}
-# ggml's types that operators may read, by their own names.
-_NATIVE = {name.upper(): fmt for name, fmt in formats().items() if fmt != "fp32"}
+# ggml's types that operators may read, and those that stand for something else than the queries' own type.
+_FORMATS = {name.upper(): fmt for name, fmt in formats().items()}
+_NATIVE = {name: fmt for name, fmt in _FORMATS.items() if fmt != "fp32"}
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,7 @@ def _flash_decode_segments(step: Step, rows: Values | None, device: str, target:
 
 def _stored(tensor: Tensor, device: str, math_type: str) -> tuple[Any, Any]:
     """(batch, tokens, heads, row) of keys or values in their own format, fp32 on GPUs in that of queries."""
-    fmt = formats().get(tensor.type.lower())
+    fmt = _FORMATS.get(tensor.type)
     if fmt is None or (fmt == "fp32" and device != "cpu"):
         return _on(
             device, np.ascontiguousarray(tensor.values().transpose(0, 2, 1, 3), np.float32), math_type
