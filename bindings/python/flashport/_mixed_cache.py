@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args, overload
 
 import numpy as np
 
 from flashport import _core, arrays, decode
 from flashport._mixed import KvSegment, flash_decode_segments, spill_kv
-from flashport.typing import Array, CacheFormat, SupportsDLPack
+from flashport.typing import Array, BlockFormat, CacheFormat, SupportsDLPack
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -32,7 +32,7 @@ class _Formats(TypedDict, total=False):
 
 
 _HOT_TYPES = ("float16", "bfloat16", "float32")
-_BLOCKS = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
+_BLOCKS = get_args(BlockFormat)
 _TYPES = {
     "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp8_e4m3": "float8_e4m3fn",
     "fp8_e4m3fnuz": "float8_e4m3fnuz",
@@ -116,6 +116,7 @@ class MixedKVCache:
         self._sinks = tuple(self._rows(sink_tokens, dim, self.dtype) for dim in dims)
         room = hot_tokens + spill_tokens * (1 if auto_spill else 2)
         self._hot = tuple(self._rows(room, dim, self.dtype) for dim in dims)
+        self._like = self._hot[0]  # and the caller's array may go
         self._quantised = tuple(
             self._stored_rows(name, fmt, dim)
             for name, fmt, dim in zip(("k_format", "v_format"), (k_format, v_format), dims, strict=True)
