@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args, overload
 
-import numpy as np
-
 from flashport import _core, arrays, decode
 from flashport._mixed import KvSegment, flash_decode_segments, spill_kv
 from flashport.typing import Array, BlockFormat, CacheFormat, SupportsDLPack
@@ -122,8 +120,8 @@ class MixedKVCache:
             for name, fmt, dim in zip(("k_format", "v_format"), (k_format, v_format), dims, strict=True)
         )
         self._lengths = {name: self._full((batch,), 0, "int32") for name in ("sinks", "quantised", "hot")}
-        self._host_quantised = np.zeros(batch, np.int64)
-        self._count(np.zeros(batch, np.int64))
+        self._host_quantised = [0] * batch
+        self._count([0] * batch)
         self._sequence = self._arange(batch)[:, None]
         self._hot_begin = self._sequence * room
         self._hot_flat = self._hot_begin[:, 0]
@@ -140,7 +138,7 @@ class MixedKVCache:
     def _stored_rows(self, name: str, fmt: str, dim: int) -> Any:
         if fmt not in _BLOCKS and fmt not in _TYPES:
             raise ValueError(f"MixedKVCache: {name} must be one of {', '.join((*_BLOCKS, *_TYPES))}, got {fmt!r}")
-        if not self._is_torch and fmt in _TYPES and not hasattr(np, _TYPES[fmt]):
+        if not self._is_torch and fmt in _TYPES and not hasattr(self._xp, _TYPES[fmt]):
             raise TypeError(f"MixedKVCache: {name} {fmt} needs a cache of torch: NumPy has no {_TYPES[fmt]}")
         values, size = _core.kv_format_blocks()[fmt] if fmt in _BLOCKS else (1, 1)  # type: ignore[index]
         if dim % values:
@@ -205,23 +203,23 @@ class MixedKVCache:
 
     def _append_any(self, keys: Any, values: Any, tokens: int, lengths: Sequence[int] | None) -> None:
         """Where tokens go to other parts than the hot window, or may have no room, or sequences get other numbers."""
-        added, before = self._added(tokens, lengths), self._host_total + self._pending
-        total = before + added
-        if total.max() > self.max_tokens:
+        added = self._added(tokens, lengths)
+        total = [before + self._pending + more for before, more in zip(self._host_total, added, strict=True)]
+        if max(total) > self.max_tokens:
             raise ValueError(
-                f"MixedKVCache.append: max_tokens is {self.max_tokens}, and a sequence would have {total.max()}"
+                f"MixedKVCache.append: max_tokens is {self.max_tokens}, and a sequence would have {max(total)}"
             )
         room = self._hot[0].shape[1]
-        hot = total - np.minimum(total, self.sink_tokens) - self._host_quantised
-        if not self.auto_spill and hot.max() > room:
+        hot = max(n - min(n, self.sink_tokens) - old for n, old in zip(total, self._host_quantised, strict=True))
+        if not self.auto_spill and hot > room:
             raise ValueError(
-                f"MixedKVCache.append: the hot window has room for {room} tokens and would have {hot.max()}: call "
-                "spill() before, or make the cache with auto_spill"
+                f"MixedKVCache.append: the hot window has room for {room} tokens and would have {hot}: call spill() "
+                "before, or make the cache with auto_spill"
             )
         if tokens == 0:
             return
-        spilled = np.maximum(self._host_quantised, self._aim(total))
-        spills = self.auto_spill and bool((spilled > self._host_quantised).any())
+        spilled = [max(old, self._aim(n)) for n, old in zip(total, self._host_quantised, strict=True)]
+        spills = self.auto_spill and spilled != self._host_quantised
         counts: Any = tokens if lengths is None else self._from_host(added)
         if spills:
             self._move(self._aimed(self._device_total() + counts))
@@ -229,19 +227,18 @@ class MixedKVCache:
         self._write(keys, values, counts, spills)
         self._count(total)
 
-    def _count(self, total: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+    def _count(self, total: list[int]) -> None:
         """Sets the host's numbers of tokens, and how many more go to the hot window of every sequence as they come."""
         self._host_total, self._pending = total, 0
-        if total.min() < self.sink_tokens:
-            self._free = 0
-        elif self.auto_spill:
-            spill = (
-                self.sink_tokens + self.hot_tokens + (self._host_quantised // self.spill_tokens + 1) * self.spill_tokens
-            )
-            self._free = int((np.minimum(spill - 1, self.max_tokens) - total).min())
-        else:
-            hot = total - self.sink_tokens - self._host_quantised
-            self._free = int(np.minimum(self._hot[0].shape[1] - hot, self.max_tokens - total).min())
+        self._free = min(self._free_of(*one) for one in zip(total, self._host_quantised, strict=True))
+
+    def _free_of(self, total: int, quantised: int) -> int:
+        if total < self.sink_tokens:
+            return 0
+        full = self.sink_tokens + quantised + self._hot[0].shape[1]
+        if self.auto_spill:
+            full = self.sink_tokens + self.hot_tokens + (quantised // self.spill_tokens + 1) * self.spill_tokens - 1
+        return max(min(full, self.max_tokens) - total, 0)
 
     def spill(self, hot_tokens: int | None = None) -> None:
         """Quantises the oldest hot tokens of every sequence.
@@ -254,14 +251,14 @@ class MixedKVCache:
         """
         if hot_tokens is not None and hot_tokens < 0:
             raise ValueError(f"MixedKVCache.spill: hot_tokens must be at least 0, got {hot_tokens}")
-        total, host_total = self._device_total(), self._host_total + self._pending
+        total, host_total = self._device_total(), [n + self._pending for n in self._host_total]
         if hot_tokens is None:
-            aim, host = self._aimed(total), self._aim(host_total)
+            aim, aims = self._aimed(total), [self._aim(n) for n in host_total]
         else:
             aim = self._at_least(total - self.sink_tokens - hot_tokens, 0)
-            host = np.maximum(host_total - self.sink_tokens - hot_tokens, 0)
+            aims = [n - self.sink_tokens - hot_tokens for n in host_total]
         self._move(aim)
-        self._host_quantised = np.maximum(self._host_quantised, host)
+        self._host_quantised = [max(pair) for pair in zip(self._host_quantised, aims, strict=True)]
         self._count(host_total)
 
     @overload
@@ -316,8 +313,8 @@ class MixedKVCache:
         """Forgets all tokens."""
         for length in self._lengths.values():
             length[...] = 0
-        self._host_quantised = np.zeros(self.batch, np.int64)
-        self._count(np.zeros(self.batch, np.int64))
+        self._host_quantised = [0] * self.batch
+        self._count([0] * self.batch)
 
     def _checked(self, name: str, x: Any, dim: int) -> Any:
         if not isinstance(x, self._array_type) or x.dtype != self._like.dtype:  # type: ignore[attr-defined]
@@ -334,20 +331,19 @@ class MixedKVCache:
             )
         return x
 
-    def _added(self, tokens: int, lengths: Sequence[int] | None) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def _added(self, tokens: int, lengths: Sequence[int] | None) -> list[int]:
         if lengths is None:
-            return np.full(self.batch, tokens, np.int64)
-        added = np.asarray(lengths, np.int64)
-        if added.shape != (self.batch,) or added.min() < 0 or added.max() > tokens:
+            return [tokens] * self.batch
+        added = [int(length) for length in lengths]
+        if len(added) != self.batch or min(added) < 0 or max(added) > tokens:
             raise ValueError(
-                f"MixedKVCache.append: lengths must be {self.batch} numbers from 0 to {tokens}, got {list(lengths)}"
+                f"MixedKVCache.append: lengths must be {self.batch} numbers from 0 to {tokens}, got {added}"
             )
         return added
 
-    def _aim(self, total: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def _aim(self, total: int) -> int:
         """How many of so many tokens are to be quantised."""
-        rest = np.maximum(total - self.sink_tokens - self.hot_tokens, 0)
-        return np.asarray(rest // self.spill_tokens * self.spill_tokens)
+        return max(total - self.sink_tokens - self.hot_tokens, 0) // self.spill_tokens * self.spill_tokens
 
     def _aimed(self, total: Any) -> Any:
         """The same on the device."""
@@ -357,10 +353,12 @@ class MixedKVCache:
         return self._wide(self.lengths)
 
     def _wide(self, x: Any) -> Any:
-        return x.to(self._xp.int64) if self._is_torch else x.astype(np.int64)
+        return x.to(self._xp.int64) if self._is_torch else x.astype("int64")
 
-    def _from_host(self, values: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
-        return self._xp.from_numpy(values).to(self._like.device) if self._is_torch else values  # type: ignore[attr-defined]
+    def _from_host(self, values: list[int]) -> Any:
+        if self._is_torch:
+            return self._xp.tensor(values, device=self._like.device)  # type: ignore[attr-defined]
+        return self._xp.asarray(values)
 
     def _at_least(self, x: Any, least: int) -> Any:
         return self._xp.where(x > least, x, least)
@@ -385,7 +383,7 @@ class MixedKVCache:
         self._lengths["hot"] -= self._narrow(count[:, 0])
 
     def _narrow(self, x: Any) -> Any:
-        return x.to(self._xp.int32) if self._is_torch else x.astype(np.int32)
+        return x.to(self._xp.int32) if self._is_torch else x.astype("int32")
 
     def _write_hot(self, k: Any, v: Any, tokens: int) -> None:
         """New tokens for which the hot window has room, past the sinks: what nearly every token of a decode loop is."""
