@@ -368,6 +368,31 @@ def test_mixed_calls(tmp_path, formats, q_len, way):
     assert "flash_decode" not in again
 
 
+@pytest.mark.parametrize("way", ["heads", "rows", "groups", "rows of pages", "rows of a pool"])
+def test_scales_of_segments(tmp_path, way):
+    """A factor of a head, of a row and of a group of values: what is stored times its own factor, as fp32."""
+    q, (k, v) = random(2, 4, 64), (random(2, 24, 2, 64).astype(np.float16) for _ in range(2))
+    shape = {"heads": (2,), "groups": (2, 24, 2, 8)}.get(way, (2, 24, 2))
+    scales = [random(*shape) ** 2 + 0.5 for _ in range(2)]
+    options, (k_given, v_given) = dict(zip(("k_scale", "v_scale"), scales, strict=True)), (k, v)
+    if way == "rows of pages":
+        (k_given, table), (v_given, _) = paged(k, 8), paged(v, 8)
+        k_pages, v_pages = (paged(x[..., None], 8)[0][..., 0] for x in scales)
+        options = {"k_scale": k_pages, "v_scale": v_pages, "block_table": table}
+    elif way == "rows of a pool":
+        k_given, v_given = (x.reshape(48, 2, 64) for x in (k, v))
+        table = np.arange(48, dtype=np.int32).reshape(2, 24)
+        options = {"k_scale": scales[0].reshape(48, 2), "v_scale": scales[1].reshape(48, 2), "token_table": table}
+    segment = flashport.KvSegment(k_given, v_given, ints(24, 11), **options)
+    loaded, _ = recorded(tmp_path / "t.gguf", lambda: flashport.flash_decode_segments(q, [segment]))
+    check(loaded)
+    for b, length in enumerate((24, 11)):
+        for role, x, scale in (("k", k, scales[0]), ("v", v, scales[1])):
+            own = scale[:, None] if way == "heads" else scale[b, :length]
+            own = np.repeat(own, 8, axis=-1) if way == "groups" else own if way == "heads" else own[..., None]
+            assert np.array_equal(getattr(loaded[b], role)[0], x[b, :length].astype(np.float32) * own)
+
+
 def test_four_segments_are_too_many(tmp_path):
     parts, _ = mixed_parts([("fp16", "fp16")] * 4, [4] * 4, batch=1)
     segments = [flashport.KvSegment(*part) for part in parts]

@@ -68,31 +68,39 @@ def _taken(x: Any, index: Any) -> tuple[Values, str]:
 class _Cache:
     """The keys or values of a call, by sequence."""
 
-    def __init__(self, a: Arguments, side: str, array: Any) -> None:
+    def __init__(self, a: Arguments, side: str, array: Any, is_segment: bool = False) -> None:
         self.a, self.array, self.side = a, array, side
         self.format = a.get(f"{side}_format")
-        self.scale = _numbers(a.get(f"{side}_scale"))
+        scale = a.get(f"{side}_scale")
+        has_row_scale = is_segment and scale is not None and len(scale.shape) > 1
+        self.row_scale = scale if has_row_scale else None
+        self.scale = None if has_row_scale else _numbers(scale)
         tables = ("block_table", "token_table", "request_index", "kv_indptr", "kv_indices", "cu_seqlens_k")
         self.tables = {name: _numbers(a.get(name)) for name in tables}
 
     def rows(self, b: int, length: int, first: int = 0) -> tuple[Values, str | None]:
         """(tokens, heads, row) of a sequence, and ggml's type of their bits."""
-        bits, name = self._stored(b, length)
+        bits, name = self._stored(self.array, b, length)
         fmt = self.format or _FORMATS.get(name, name)
-        return _as_ggml(np.ascontiguousarray(bits[first:length]), fmt, self._scale_of(b))
+        return _as_ggml(np.ascontiguousarray(bits[first:length]), fmt, self._scale_of(b, length))
 
-    def _scale_of(self, b: int) -> Values | None:
+    def _scale_of(self, b: int, length: int) -> Values | None:
+        """What multiplies (tokens, heads, values): a factor of all, of a head, of a row, or of a group of values."""
+        if self.row_scale is not None:
+            factors = self._stored(self.row_scale, b, length)[0][:length].astype(np.float32)
+            return factors[..., None] if factors.ndim == 2 else factors
         if self.scale is None:
             return None
         scale: Values = self.scale[b] if self.scale.ndim == 2 else self.scale
         return scale[:, None]
 
-    def _stored(self, b: int, length: int) -> tuple[Values, str]:
+    def _stored(self, array: Any, b: int, length: int) -> tuple[Values, str]:
+        """Rows of a sequence in the cache, or of an array with the cache's first axes."""
         heads_first = self.a["kv_layout"] == "HND" and len(self.array.shape) == 4
         tables = self.tables
         if tables["cu_seqlens_k"] is not None:
             begin = int(tables["cu_seqlens_k"][b])
-            return _taken(self.array, np.arange(begin, begin + length))
+            return _taken(array, np.arange(begin, begin + length))
         if tables["token_table"] is not None:
             row = b if tables["request_index"] is None else int(tables["request_index"][b])
             pages, page_size = tables["token_table"][row, :length], 1
@@ -107,10 +115,10 @@ class _Cache:
                 pages = tables["kv_indices"][int(tables["kv_indptr"][b]) : int(tables["kv_indptr"][b + 1])]
             pages = pages[: -(-length // page_size)]
         else:
-            bits, name = _taken(self.array, b)
+            bits, name = _taken(array, b)
             return (bits.swapaxes(0, 1) if heads_first else bits), name
-        bits, name = _taken(self.array, np.asarray(pages, np.int64))
-        if bits.ndim == 4:
+        bits, name = _taken(array, np.asarray(pages, np.int64))
+        if len(self.array.shape) == 4:
             bits = bits.swapaxes(1, 2) if heads_first else bits
             bits = bits.reshape(-1, *bits.shape[2:])
         return bits[:length], name
@@ -130,6 +138,8 @@ def _as_ggml(bits: Values, fmt: str, scale: Values | None) -> tuple[Values, str 
         values = numerics.decode(bits, fmt)
     else:
         raise NotRecordedError(f"a trace has no format {fmt}")
+    if scale is not None and scale.shape[-1] > 1:  # of groups of values
+        scale = np.repeat(scale, values.shape[-1] // scale.shape[-1], axis=-1)
     return (values if scale is None else (values * scale).astype(np.float32)), None
 
 
@@ -184,7 +194,7 @@ def _mixed_sequences(name: str, a: Arguments, result: Any) -> Iterator[dict[str,
     """The same of segments: each one of a sequence that has keys is a part of the step."""
     q, segments = a["q"], a["segments"] if name == "flash_decode_segments" else _segments(a)
     out = result[0] if isinstance(result, tuple) else result
-    sides = [[_Cache(one._asdict(), side, getattr(one, side)) for one in segments] for side in "kv"]
+    sides = [[_Cache(one._asdict(), side, getattr(one, side), is_segment=True) for one in segments] for side in "kv"]
     counts = np.stack([_segment_counts(one) for one in segments])
     sinks, own_slopes = _numbers(a.get("sinks")), _numbers(a.get("mask_slopes"))
     given = {key: _numbers(a.get(key)) for key in ("cu_seqlens_q", "seqused_q", "alibi_slopes", "tree_mask")}
