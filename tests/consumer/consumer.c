@@ -524,8 +524,11 @@ int main(void) {
   kernel.k_format = kernel.v_format = fp_format_q8_0;
   expect(fp_supports(&kernel) == fp_ok, "a cache of q8_0 is supported");
   kernel.v_format = fp_format_own;
-  expect(fp_supports(&kernel) == fp_not_supported, "K of q8_0 with V of bf16 is not");
-  expect(strstr(fp_last_error(), "k=q8_0 with v=bf16") != NULL, "it says which pair");
+  expect(fp_supports(&kernel) == fp_ok, "and so is K of q8_0 with V of bf16, which a kernel widens");
+  expect(fp_which_kernel(&kernel, key, sizeof(key)) == fp_ok && strstr(key, "any") != NULL, "its name says so");
+  kernel.q_len = 17;
+  expect(fp_supports(&kernel) == fp_not_supported, "17 new tokens are not");
+  expect(strstr(fp_last_error(), "17") != NULL, "it says what is too many");
   expect(fp_num_splits_heuristic(8, 108, 16, 128) > 1, "few tiles are split");
 
   update_a_draft();

@@ -235,7 +235,7 @@ class MixedKVCache:
     def _free_of(self, total: int, quantised: int) -> int:
         if total < self.sink_tokens:
             return 0
-        full = self.sink_tokens + quantised + self._hot[0].shape[1]
+        full = self.sink_tokens + quantised + int(self._hot[0].shape[1])
         if self.auto_spill:
             full = self.sink_tokens + self.hot_tokens + (quantised // self.spill_tokens + 1) * self.spill_tokens - 1
         return max(min(full, self.max_tokens) - total, 0)
