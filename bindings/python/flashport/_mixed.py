@@ -127,11 +127,12 @@ def flash_decode_segments(
     Source:
         common/host/decode/mixed.cpp (checks), common/device/decode/segments.h and common/device/decode/kernel.h.
     """
-    operations = _torch_operators() if tracing.is_compiling() else _core
-    return operations.flash_decode_segments(
+    operations: Any = _torch_operators() if tracing.is_compiling() else _core
+    result: Array | tuple[Array, Array] = operations.flash_decode_segments(
         q, segments, mask, mask_slopes, cu_seqlens_q, max_q_len, softmax_scale, window, softcap, alibi_slopes, sinks,
         out, lse, return_lse, workspace, stream,
     )  # fmt: skip
+    return result
 
 
 def mixed_workspace_size(
@@ -233,12 +234,13 @@ def flash_decode_mixed(
     Source:
         common/host/decode/mixed.cpp.
     """
-    operations = _torch_operators() if tracing.is_compiling() else _core
-    return operations.flash_decode_mixed(
+    operations: Any = _torch_operators() if tracing.is_compiling() else _core
+    result: Array | tuple[Array, Array] = operations.flash_decode_mixed(
         q, k_hot, v_hot, mask, k_quant, v_quant, hot_seqlens, quant_seqlens, k_quant_format, v_quant_format,
         k_quant_scale, v_quant_scale, kv_layout, mask_slopes, cu_seqlens_q, max_q_len, softmax_scale, window, softcap,
         alibi_slopes, sinks, out, lse, return_lse, workspace, stream,
     )  # fmt: skip
+    return result
 
 
 # What append_kv calls the arguments of spill_kv.
@@ -283,10 +285,10 @@ def spill_kv(
     Source:
         common/host/kv/append_kv.cpp and common/device/kv/append_kernel.h.
     """
-    rows = [_slots("k_hot", k_hot, kv_layout), _slots("v_hot", v_hot, kv_layout)]
+    k, v = _slots("k_hot", k_hot, kv_layout), _slots("v_hot", v_hot, kv_layout)
     try:
         decode.append_kv(
-            *rows, k_quant, v_quant, positions, kv_layout=kv_layout, k_scale=k_quant_scale, v_scale=v_quant_scale,
+            k, v, k_quant, v_quant, positions, kv_layout=kv_layout, k_scale=k_quant_scale, v_scale=v_quant_scale,
             k_format=k_quant_format, v_format=v_quant_format, stream=stream,
         )  # fmt: skip
     except REFUSALS as error:

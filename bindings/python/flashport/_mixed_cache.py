@@ -238,7 +238,7 @@ class MixedKVCache:
         full = self.sink_tokens + quantised + int(self._hot[0].shape[1])
         if self.auto_spill:
             full = self.sink_tokens + self.hot_tokens + (quantised // self.spill_tokens + 1) * self.spill_tokens - 1
-        return max(min(full, self.max_tokens) - total, 0)
+        return int(max(min(full, self.max_tokens) - total, 0))
 
     def spill(self, hot_tokens: int | None = None) -> None:
         """Quantises the oldest hot tokens of every sequence.
