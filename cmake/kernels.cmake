@@ -22,7 +22,7 @@ foreach(table IN LISTS FLASHPORT_TABLES)
 endforeach()
 
 # Kernels that every target has besides those of the tables, as <room>/<kernel>.
-set(FLASHPORT_PLAIN_KERNELS merge/decode_stage2 merge/merge_states kv/append_kv kv/append_blocks
+set(FLASHPORT_PLAIN_KERNELS merge/decode_stage2 merge/merge_states kv/append_kv kv/append_any
     kv/append_rotary kv/quantize_kv kv/dequantize_kv core/read_bandwidth attention/attention_merge attention/dropout_mask)
 
 # The rows of a table that `target` has, each as its columns but the last, joined by "|".

@@ -31,14 +31,15 @@ bool is_boolean(PyObject* object) {
   return PyBool_Check(object) || (!PyLong_CheckExact(object) && is_numpy_boolean(object));
 }
 
-constexpr DType kNamedTypes[] = {DType::kFloat32, DType::kFloat16,     DType::kBFloat16,
-                                 DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kInt32,
-                                 DType::kInt64,   DType::kUInt32,      DType::kUInt8};
+constexpr DType kNamedTypes[] = {DType::kFloat32,     DType::kFloat16, DType::kBFloat16, DType::kFp8E4M3,
+                                 DType::kFp8E4M3Fnuz, DType::kInt32,   DType::kInt64,    DType::kUInt32,
+                                 DType::kUInt8,       DType::kInt8,    DType::kFp8E5M2};
 constexpr std::pair<const char*, DType> kShortNames[] = {{"fp32", DType::kFloat32},
                                                          {"fp16", DType::kFloat16},
                                                          {"bf16", DType::kBFloat16},
                                                          {"fp8_e4m3", DType::kFp8E4M3},
-                                                         {"fp8_e4m3fnuz", DType::kFp8E4M3Fnuz}};
+                                                         {"fp8_e4m3fnuz", DType::kFp8E4M3Fnuz},
+                                                         {"fp8_e5m2", DType::kFp8E5M2}};
 
 }  // namespace
 

@@ -73,6 +73,7 @@ std::optional<DType> dtype_from_dlpack(dlpack::DataType type) {
     case dlpack::kBfloat << 8 | 16: return DType::kBFloat16;
     case dlpack::kFloat8E4M3Fn << 8 | 8: return DType::kFp8E4M3;
     case dlpack::kFloat8E4M3Fnuz << 8 | 8: return DType::kFp8E4M3Fnuz;
+    case dlpack::kFloat8E5M2 << 8 | 8: return DType::kFp8E5M2;
     case dlpack::kInt << 8 | 32: return DType::kInt32;
     case dlpack::kInt << 8 | 64: return DType::kInt64;
     case dlpack::kUInt << 8 | 32: return DType::kUInt32;
@@ -94,6 +95,7 @@ dlpack::DataType dtype_to_dlpack(DType type) {
     case DType::kBFloat16: return {dlpack::kBfloat, bits, 1};
     case DType::kFp8E4M3: return {dlpack::kFloat8E4M3Fn, bits, 1};
     case DType::kFp8E4M3Fnuz: return {dlpack::kFloat8E4M3Fnuz, bits, 1};
+    case DType::kFp8E5M2: return {dlpack::kFloat8E5M2, bits, 1};
     case DType::kInt8:
     case DType::kInt16:
     case DType::kInt32:

@@ -35,6 +35,7 @@ constexpr ExtensionType kExtensionTypes[] = {
     {"bfloat16", "uint16", DType::kBFloat16},
     {"float8_e4m3fn", "uint8", DType::kFp8E4M3},
     {"float8_e4m3fnuz", "uint8", DType::kFp8E4M3Fnuz},
+    {"float8_e5m2", "uint8", DType::kFp8E5M2},
 };
 
 }  // namespace

@@ -62,6 +62,12 @@ class Call {
     if (object != Py_None) output(name, object, to.emplace());
   }
 
+  // A scale of append_kv: read where it has one axis or none, and written where it has those of a cache.
+  void optional_scale(const char* name, PyObject* object, std::optional<TensorView>& to) {
+    optional_input(name, object, to);
+    if (to && to->rank >= 2) output(name, object, to.emplace());
+  }
+
   double number(const char* name, PyObject* object) const { return number_argument(function_, name, object); }
   std::optional<double> optional_number(const char* name, PyObject* object) const {
     if (object == Py_None) return std::nullopt;

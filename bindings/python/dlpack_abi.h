@@ -30,6 +30,7 @@ enum TypeCode : std::uint8_t {
   kBool = 6,
   kFloat8E4M3Fn = 10,
   kFloat8E4M3Fnuz = 11,
+  kFloat8E5M2 = 12,
 };
 
 struct Version {

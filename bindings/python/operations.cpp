@@ -183,8 +183,8 @@ py::object py_append_kv(Arguments a) {
   call.output("v_cache", a[3], args.v_cache);
   call.input("positions", a[4], args.positions);
   args.kv_layout = call.kv_layout(a[5]);
-  call.optional_input("k_scale", a[6], args.k_scale);
-  call.optional_input("v_scale", a[7], args.v_scale);
+  call.optional_scale("k_scale", a[6], args.k_scale);
+  call.optional_scale("v_scale", a[7], args.v_scale);
   args.k_format = call.optional_format("k_format", a[8]);
   args.v_format = call.optional_format("v_format", a[9]);
   call.run([&](Stream stream) { append_kv(args, stream); });
@@ -208,19 +208,20 @@ Allocation converted_rows(Call& call, PyObject* like, const TensorView& x, DType
 }
 
 py::object py_quantize_kv(Arguments a) {
-  Call call("quantize_kv", a[3]);
+  Call call("quantize_kv", a[4]);
   QuantizeKvArgs args;
   call.input("x", a[0], args.x);
   args.format = format_argument("quantize_kv", "format", a[1]);
-  Allocation out =
-      converted_rows(call, a[0], args.x, DType::kUInt8, stored_extent(args.format, last_extent(args.x)), a[2]);
+  Allocation out = converted_rows(call, a[0], args.x, kv_format_trait(args.format).dtype,
+                                  stored_extent(args.format, last_extent(args.x)), a[2]);
   args.out = out.view;
+  call.optional_output("scale", a[3], args.scale);
   call.run([&](Stream stream) { quantize_kv(args, stream); });
   return a[2] != Py_None ? std::move(out.object) : call.finish(a[0], out);
 }
 
 py::object py_dequantize_kv(Arguments a) {
-  Call call("dequantize_kv", a[4]);
+  Call call("dequantize_kv", a[5]);
   DequantizeKvArgs args;
   call.input("x", a[0], args.x);
   args.format = format_argument("dequantize_kv", "format", a[1]);
@@ -234,6 +235,7 @@ py::object py_dequantize_kv(Arguments a) {
   }
   Allocation out = converted_rows(call, a[0], args.x, dtype, stored_head_dim(args.format, last_extent(args.x)), a[3]);
   args.out = out.view;
+  call.optional_input("scale", a[4], args.scale);
   call.run([&](Stream stream) { dequantize_kv(args, stream); });
   return a[3] != Py_None ? std::move(out.object) : call.finish(a[0], out);
 }
@@ -307,8 +309,8 @@ constexpr Operation kDecodeWorkspaceSize{"decode_workspace_size", py_decode_work
 constexpr Operation kFlashDecodeStage1{"flash_decode_stage1", py_flash_decode_stage1, 14};
 constexpr Operation kFlashDecodeStage2{"flash_decode_stage2", py_flash_decode_stage2, 7};
 constexpr Operation kAppendKv{"append_kv", py_append_kv, 11};
-constexpr Operation kQuantizeKv{"quantize_kv", py_quantize_kv, 4};
-constexpr Operation kDequantizeKv{"dequantize_kv", py_dequantize_kv, 5};
+constexpr Operation kQuantizeKv{"quantize_kv", py_quantize_kv, 5};
+constexpr Operation kDequantizeKv{"dequantize_kv", py_dequantize_kv, 6};
 constexpr Operation kMergeState{"merge_state", py_merge_state, 8};
 constexpr Operation kMergeStates{"merge_states", py_merge_states, 6};
 

@@ -143,6 +143,7 @@ AppendQuery append_query(Options& options) {
   options.format("v_format", query.v_format);
   options.integer("head_dim", query.head_dim_qk);
   options.head_dim_v(query.head_dim_qk, query.head_dim_v);
+  options.boolean("scales_beside", query.scales_beside);
   return query;
 }
 

@@ -81,6 +81,7 @@ Torch::Torch()
       current_level_(PyUnicode_InternFromString("_current_level")),
       fp8_e4m3_(kept(torch_.attr("float8_e4m3fn"))),
       fp8_e4m3fnuz_(kept(torch_.attr("float8_e4m3fnuz"))),
+      fp8_e5m2_(kept(torch_.attr("float8_e5m2"))),
       uint8_(kept(torch_.attr("uint8"))),
       zero_(PyLong_FromLong(0)),
       minus_one_(PyLong_FromLong(-1)) {
@@ -124,6 +125,7 @@ PyObject* Torch::export_capsule(PyObject* tensor, std::optional<DType>& as) cons
   const PyObject* dtype = dtype_.of(tensor).ptr();  // torch holds them all
   if (dtype == fp8_e4m3_) as = DType::kFp8E4M3;
   if (dtype == fp8_e4m3fnuz_) as = DType::kFp8E4M3Fnuz;
+  if (dtype == fp8_e5m2_) as = DType::kFp8E5M2;
   if (!as) return PyObject_CallOneArg(to_dlpack_, tensor);
   const py::object bytes = py::handle(tensor).attr("detach")().attr("view")(py::handle(uint8_));
   return PyObject_CallOneArg(to_dlpack_, bytes.ptr());

@@ -91,7 +91,7 @@ class Torch {
   Attribute requires_grad_, dtype_;
   PyObject *to_dlpack_, *no_dispatch_, *is_neg_;
   PyObject *forward_ad_, *current_level_;  // the variables of torch.autograd.forward_ad, and the name of one
-  PyObject *fp8_e4m3_, *fp8_e4m3fnuz_, *uint8_;
+  PyObject *fp8_e4m3_, *fp8_e4m3fnuz_, *fp8_e5m2_, *uint8_;
   PyObject *zero_, *minus_one_;  // Python has one object for each small integer
 };
 

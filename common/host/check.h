@@ -44,7 +44,7 @@ class DTypes {
   }
 
  private:
-  std::uint8_t types_[7];
+  std::uint8_t types_[11];
   std::uint8_t count_;
 };
 

@@ -18,7 +18,7 @@ enum class KernelTag : std::int32_t {
   kDecodeStage2,
   kMergeStates,
   kAppendKv,
-  kAppendBlocks,
+  kAppendAny,
   kAppendRotary,
   kQuantizeKv,
   kDequantizeKv,
@@ -43,7 +43,7 @@ inline constexpr int kKernelTags = static_cast<int>(KernelTag::kProbe) + 1;
     case KernelTag::kDecodeStage2: return "decode_stage2";
     case KernelTag::kMergeStates: return "merge_states";
     case KernelTag::kAppendKv: return "append_kv";
-    case KernelTag::kAppendBlocks: return "append_blocks";
+    case KernelTag::kAppendAny: return "append_any";
     case KernelTag::kAppendRotary: return "append_rotary";
     case KernelTag::kQuantizeKv: return "quantize_kv";
     case KernelTag::kDequantizeKv: return "dequantize_kv";

@@ -11,6 +11,7 @@ const char* dtype_name(DType type) {
     case DType::kBFloat16: return "bfloat16";
     case DType::kFp8E4M3: return "float8_e4m3fn";
     case DType::kFp8E4M3Fnuz: return "float8_e4m3fnuz";
+    case DType::kFp8E5M2: return "float8_e5m2";
     case DType::kInt32: return "int32";
     case DType::kInt64: return "int64";
     case DType::kUInt32: return "uint32";

@@ -11,10 +11,10 @@
                           (append_kv<1, false>(params, block)))                   \
   }
 
-#define FLASHPORT_DEFINE_APPEND_BLOCKS(symbol, name)                                  \
-  namespace flashport::FLASHPORT_TARGET::kv {                                         \
-  FLASHPORT_DEFINE_KERNEL(symbol, name, KernelTag::kAppendBlocks, AppendParams, char, \
-                          (append_kv<1, true>(params, block)))                        \
+#define FLASHPORT_DEFINE_APPEND_ANY(symbol, name)                                  \
+  namespace flashport::FLASHPORT_TARGET::kv {                                      \
+  FLASHPORT_DEFINE_KERNEL(symbol, name, KernelTag::kAppendAny, AppendParams, char, \
+                          (append_kv<1, true>(params, block)))                     \
   }
 
 #define FLASHPORT_DEFINE_APPEND_ROTARY(symbol, name)                                        \

@@ -52,6 +52,34 @@ struct KvRow<KvFormat::kFp8E4M3Fnuz> {
 };
 
 template <>
+struct KvRow<KvFormat::kFp8E5M2> {
+  FLASHPORT_DEVICE static Vec load(const char* row, int dim) {
+    const IntVec wide = widen(reinterpret_cast<const std::uint8_t*>(row) + dim);
+    const IntVec magnitude = wide & 0x7f;
+    const Vec value = reinterpret_cast<Vec>(magnitude << 21) * 0x1p112f;
+    const IntVec infinity = reinterpret_cast<IntVec>(magnitude >= 0x7c) & 0x7f800000;  // or NaN, by the mantissa
+    return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(value) | infinity | ((wide & 0x80) << 24));
+  }
+};
+
+template <>
+struct KvRow<KvFormat::kInt8> {
+  FLASHPORT_DEVICE static Vec load(const char* row, int dim) {
+    return __builtin_convertvector(widen(reinterpret_cast<const std::int8_t*>(row) + dim), Vec);
+  }
+};
+
+template <>
+struct KvRow<KvFormat::kInt4> {
+  FLASHPORT_DEVICE static Vec load(const char* row, int dim) {
+    std::uint8_t pairs[kVecWidth] = {};  // each byte twice: its low bits, then its high ones
+    for (int i = 0; i < kVecWidth; ++i) pairs[i] = static_cast<std::uint8_t>(row[dim / 2 + i / 2]);
+    constexpr IntVec kShift = {28, 24, 28, 24, 28, 24, 28, 24, 28, 24, 28, 24, 28, 24, 28, 24};
+    return __builtin_convertvector(widen(pairs) << kShift >> 28, Vec);
+  }
+};
+
+template <>
 struct KvRow<KvFormat::kQ8_0> {
   FLASHPORT_DEVICE static Vec load(const char* row, int dim) {
     const char* block = row + dim / 32 * 34;

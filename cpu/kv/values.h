@@ -30,6 +30,9 @@ FLASHPORT_DEVICE void with_format(KvFormat format, const F& f) {
     case KvFormat::kQ4_1: f(KvRow<KvFormat::kQ4_1>(), 0); break;
     case KvFormat::kQ5_0: f(KvRow<KvFormat::kQ5_0>(), 0); break;
     case KvFormat::kQ5_1: f(KvRow<KvFormat::kQ5_1>(), 0); break;
+    case KvFormat::kFp8E5M2: f(KvRow<KvFormat::kFp8E5M2>(), 1); break;
+    case KvFormat::kInt8: f(KvRow<KvFormat::kInt8>(), 1); break;
+    case KvFormat::kInt4: f(KvRow<KvFormat::kInt4>(), 0); break;
     case KvFormat::kIq4Nl: f(KvRow<KvFormat::kIq4Nl>(), 0); break;
     case KvFormat::kAny: break;
   }

@@ -20,13 +20,13 @@ inline constexpr int kAppendThreads = 128;
   FLASHPORT_DEFINE_ENTRY(symbol, name, KernelTag::kAppendKv, kAppendThreads, 0)                                      \
   }
 
-#define FLASHPORT_DEFINE_APPEND_BLOCKS(symbol, name)                                                                 \
+#define FLASHPORT_DEFINE_APPEND_ANY(symbol, name)                                                                    \
   namespace flashport::FLASHPORT_TARGET::kv {                                                                        \
   extern "C" __global__ void __launch_bounds__(kAppendThreads) symbol(const __grid_constant__ AppendParams params) { \
     begin_kernel();                                                                                                  \
     append_kv<kAppendThreads, true>(params, Block(nullptr));                                                         \
   }                                                                                                                  \
-  FLASHPORT_DEFINE_ENTRY(symbol, name, KernelTag::kAppendBlocks, kAppendThreads, 0)                                  \
+  FLASHPORT_DEFINE_ENTRY(symbol, name, KernelTag::kAppendAny, kAppendThreads, 0)                                     \
   }
 
 #define FLASHPORT_DEFINE_APPEND_ROTARY(symbol, name)                                \

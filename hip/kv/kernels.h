@@ -12,7 +12,7 @@
   }                                                                                  \
   }
 
-#define FLASHPORT_DEFINE_APPEND_BLOCKS(symbol, name)                                \
+#define FLASHPORT_DEFINE_APPEND_ANY(symbol, name)                                   \
   namespace flashport::FLASHPORT_TARGET::kv {                                       \
   FLASHPORT_KERNEL(kAppendThreads, 1) void symbol(const AppendParams) {             \
     append_kv<kAppendThreads, true>(kernel_params<AppendParams>(), Block(nullptr)); \

@@ -11,7 +11,7 @@ namespace flashport::hip_runtime {
 
 // Whether it is one of the kernels of hip/kv/kernels.h.
 constexpr bool writes_caches(KernelTag tag) {
-  return tag == KernelTag::kAppendKv || tag == KernelTag::kAppendBlocks || tag == KernelTag::kAppendRotary ||
+  return tag == KernelTag::kAppendKv || tag == KernelTag::kAppendAny || tag == KernelTag::kAppendRotary ||
          tag == KernelTag::kQuantizeKv || tag == KernelTag::kDequantizeKv;
 }
 
@@ -29,8 +29,8 @@ constexpr KernelEntry merge_states_entry(const char* key, const KernelSymbol* sy
 constexpr KernelEntry append_kv_entry(const char* key, const KernelSymbol* symbol) {
   return plain_entry(key, KernelTag::kAppendKv, symbol);
 }
-constexpr KernelEntry append_blocks_entry(const char* key, const KernelSymbol* symbol) {
-  return plain_entry(key, KernelTag::kAppendBlocks, symbol);
+constexpr KernelEntry append_any_entry(const char* key, const KernelSymbol* symbol) {
+  return plain_entry(key, KernelTag::kAppendAny, symbol);
 }
 constexpr KernelEntry append_rotary_entry(const char* key, const KernelSymbol* symbol) {
   return plain_entry(key, KernelTag::kAppendRotary, symbol);

@@ -207,6 +207,57 @@ TEST_F(AppendKv, FillsBothSides) {
   EXPECT_EQ(error_of<TypeError>([&] { append_kv(a); }), "append_kv: v must be float16, got bfloat16");
 }
 
+TEST_F(AppendKv, TakesScalesBesideACache) {
+  AppendKvArgs a;
+  std::int64_t positions[3] = {-1, 1023, 0};
+  a.k = TensorView(scratch_at(0), DType::kFloat16, Device{}, {3, 2, 64});
+  a.v = TensorView(scratch_at(4096), DType::kFloat16, Device{}, {3, 2, 32});
+  a.k_cache = TensorView(scratch_at(16 << 20), DType::kInt8, Device{}, {64, 2, 16, 32});
+  a.v_cache = TensorView(scratch_at(32 << 20), DType::kInt8, Device{}, {64, 2, 16, 32});
+  a.k_format = KvFormat::kInt4;
+  a.positions = TensorView(positions, DType::kInt64, Device{}, {3});
+  a.kv_layout = KvLayout::kHND;
+  const std::string beside =
+      "that of k_cache without its last axis, or that of k_cache with a group of 8 values or a multiple of it in place "
+      "of each value";
+  EXPECT_EQ(error_of<ValueError>([&] { append_kv(a); }), "append_kv: k_scale must be given for int4, and have shape " +
+                                                             beside + ", got none; the scales are written there");
+  a.k_scale = TensorView(scratch_at(48 << 20), DType::kFloat16, Device{}, {64, 2, 16, 8});
+  a.v_scale = TensorView(scratch_at(56 << 20), DType::kFloat32, Device{}, {64, 2, 16});
+  append_kv(a);
+  const auto& launch = fake_state().launches.back();
+  EXPECT_EQ(launch.key, "append_any/fakecpu");
+  const auto p = launch.as<AppendParams>();
+  EXPECT_EQ(p.k.unit_bytes, 16);
+  EXPECT_EQ(p.k.scale, nullptr);
+  EXPECT_EQ(p.k.row_scales.dtype, DType::kFloat16);
+  EXPECT_EQ(p.k.row_scales.dims_per_scale, 8);
+  EXPECT_EQ(p.k.row_scales.stride_page, 2 * 16 * 8);
+  EXPECT_EQ(p.k.row_scales.stride_head, 16 * 8);
+  EXPECT_EQ(p.k.row_scales.stride_token, 8);
+  EXPECT_EQ(p.k.row_scales.stride_group, 1);
+  EXPECT_EQ(p.v.format, KvFormat::kInt8);
+  EXPECT_EQ(p.v.row_scales.dims_per_scale, 0);
+  EXPECT_EQ(p.v.row_scales.stride_token, 1);
+  a.k_scale = TensorView(scratch_at(48 << 20), DType::kFloat16, Device{}, {64, 2, 16, 16});
+  EXPECT_EQ(error_of<ValueError>([&] { append_kv(a); }),
+            "append_kv: k_scale must have shape (1,), (num_kv_heads,) = (2,), " + beside +
+                ", got (64, 2, 16, 16) for k_cache (64, 2, 16, 32)");
+  a.k_scale = TensorView(scratch_at(48 << 20), DType::kFloat16, Device{}, {64, 2, 16, 8});
+  a.k_scale->read_only = true;
+  EXPECT_NE(error_of<ValueError>([&] { append_kv(a); }).find("k_scale is written and must not be read-only"),
+            std::string::npos);
+  a.k_scale->read_only = false;
+  a.k_format = KvFormat::kFp16;
+  a.k_cache = TensorView(scratch_at(16 << 20), DType::kFloat16, Device{}, {64, 2, 16, 64});
+  EXPECT_EQ(error_of<ValueError>([&] { append_kv(a); }),
+            "append_kv: k_scale must have shape (1,) or (num_kv_heads,) = (2,) for fp16, got (64, 2, 16, 8); rows of "
+            "fp8, int8 and int4 alone have scales of their own");
+  float one = 1.0f;
+  a.k_scale = TensorView(&one, DType::kFloat16, Device{}, {1});
+  EXPECT_EQ(error_of<TypeError>([&] { append_kv(a); }), "append_kv: k_scale must be float32, got float16");
+}
+
 TEST_F(AppendKv, TakesFormatsByName) {
   AppendKvArgs a;
   std::int64_t positions[3] = {-1, 1023, 0};
@@ -252,10 +303,11 @@ TEST_F(QuantizeKv, CollapsesAxesThatBothTensorsWalkAlike) {
   auto p = fake_state().launches.back().as<QuantizeParams>();
   EXPECT_EQ(p.rows, 210);
   EXPECT_EQ(p.heads, 210);
-  EXPECT_EQ(p.units, 2);
+  EXPECT_EQ(p.head_dim, 64);
+  EXPECT_EQ(p.scales.data, nullptr);
   EXPECT_EQ(p.unit_bytes, 24);
   EXPECT_EQ(p.values.stride_head, 64);
-  EXPECT_EQ(p.blocks.stride_head, 48);
+  EXPECT_EQ(p.stored.stride_head, 48);
   std::swap(a.x.strides[0], a.x.strides[4]);  // as a transposed view lies: rows of x are no longer dense
   a.x.strides[0] = 0;                         // broadcast
   a.x.strides[4] = 1;
@@ -293,8 +345,26 @@ TEST_F(QuantizeKv, SaysWhatIsWrong) {
   EXPECT_EQ(refused([](auto& c) { c.x.rank = 0; }),
             "quantize_kv: x must have 1 to 8 dimensions (..., head_dim), got 0: ()");
   EXPECT_EQ(refused([](auto& c) { c.format = KvFormat::kBf16; }),
-            "quantize_kv: format must be one of blocks (q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl), got bf16; for an "
-            "element type's own format convert the array");
+            "quantize_kv: format must be one of fp8_e4m3, fp8_e4m3fnuz, q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl, "
+            "fp8_e5m2, int8, int4, got bf16; for an element type's own format convert the array");
+  float scales[3 * 9] = {};
+  EXPECT_EQ(refused([&](auto& c) { c.scale = TensorView(scales, DType::kFloat32, Device{}, {3}); }),
+            "quantize_kv: scale must be None for q4_0, whose blocks hold theirs");
+  const auto as_int4 = [&](std::initializer_list<std::int64_t> shape) {
+    return refused([&](auto& c) {
+      c.format = KvFormat::kInt4;
+      c.out = TensorView(scratch_at(1 << 20), DType::kInt8, Device{}, {3, 32});
+      if (shape.size() > 0) c.scale = TensorView(scales, DType::kFloat16, Device{}, shape);
+    });
+  };
+  EXPECT_EQ(as_int4({3, 8}), "");
+  EXPECT_EQ(as_int4({3}), "");
+  const std::string wanted =
+      "quantize_kv: scale must be given for int4 and have the shape (3, 64) of the numbers without its last axis, or "
+      "with a group of 8 values or a multiple of it in place of each value, got ";
+  EXPECT_EQ(as_int4({}), wanted + "none");
+  EXPECT_EQ(as_int4({3, 16}), wanted + "(3, 16)");
+  EXPECT_EQ(as_int4({2}), wanted + "(2,)");
   EXPECT_EQ(refused([](auto& c) { c.x.shape[1] = 48; }),
             "quantize_kv: q4_0 needs a head_dim that is a multiple of 32, got 48");
   EXPECT_EQ(refused([](auto& c) { c.out.shape[1] = 68; }),
@@ -303,7 +373,7 @@ TEST_F(QuantizeKv, SaysWhatIsWrong) {
   EXPECT_EQ(refused([](auto& c) { c.out.strides[0] = 37; }),
             "quantize_kv: out must have its data and all rows at even addresses, got strides (37, 1) of 1-byte "
             "elements");
-  DequantizeKvArgs b{a.out, a.x, KvFormat::kQ4_1};
+  DequantizeKvArgs b{a.out, a.x, KvFormat::kQ4_1, {}};
   EXPECT_EQ(error_of<ValueError>([&] { dequantize_kv(b); }),
             "dequantize_kv: x must have rows of whole blocks, 20 bytes each in q4_1, got (3, 36)");
 }

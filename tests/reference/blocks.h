@@ -31,9 +31,11 @@ inline int block_bytes(Type type) { return type == Type::kQ8_0 ? 34 : codes_begi
 
 // Elements of the last axis for rows of `dim` values.
 inline std::int64_t stored_extent(Type type, std::int64_t dim) {
+  if (type == Type::kI4) return dim / 2;
   return is_blocks(type) ? dim / kBlockValues * block_bytes(type) : dim;
 }
 inline std::int64_t stored_dim(Type type, std::int64_t extent) {
+  if (type == Type::kI4) return extent * 2;
   return is_blocks(type) ? extent / block_bytes(type) * kBlockValues : extent;
 }
 

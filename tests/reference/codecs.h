@@ -9,10 +9,28 @@
 
 namespace reference {
 
-enum class Type { kF32, kF16, kBF16, kE4M3, kE4M3Fnuz, kQ8_0, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kIq4Nl, kI32, kI64, kU32 };
+enum class Type {
+  kF32,
+  kF16,
+  kBF16,
+  kE4M3,
+  kE4M3Fnuz,
+  kE5M2,
+  kQ8_0,
+  kQ4_0,
+  kQ4_1,
+  kQ5_0,
+  kQ5_1,
+  kIq4Nl,
+  kI4,  // two values a byte; rows, like those of blocks, are addressed in bytes
+  kI8,
+  kI32,
+  kI64,
+  kU32
+};
 
 // What happens beyond the largest finite value.
-enum class Overflow { kInfinity, kSaturate };
+enum class Overflow { kInfinity, kSaturate, kSaturateFinite };
 
 // A binary floating-point format of up to 16 bits with subnormals.
 struct MiniFloat {
@@ -29,6 +47,9 @@ inline constexpr MiniFloat kE4M3{4, 3, 7, 448.0, Overflow::kSaturate, 0x7f};
 // FNUZ e4m3: bias 8, no infinity, no negative zero; its code, 0x80, is the NaN.
 inline constexpr MiniFloat kE4M3Fnuz{4, 3, 8, 240.0, Overflow::kSaturate, 0x80};
 
+// e5m2 has infinities, which only infinities become.
+inline constexpr MiniFloat kE5M2{5, 2, 15, 57344.0, Overflow::kSaturateFinite, 0x7f};
+
 inline std::uint32_t encode(double x, const MiniFloat& format) {
   const bool fnuz = format.nan == 0x80;
   const std::uint32_t sign = (std::signbit(x) ? 1u : 0u) << (format.exponent_bits + format.mantissa_bits);
@@ -36,7 +57,7 @@ inline std::uint32_t encode(double x, const MiniFloat& format) {
   if (std::isnan(x)) return format.nan;
   const double magnitude = std::fabs(x);
   if (magnitude == 0) return fnuz ? 0 : sign;
-  if (std::isinf(magnitude) && format.overflow == Overflow::kInfinity) return sign | infinity;
+  if (std::isinf(magnitude) && format.overflow != Overflow::kSaturate) return sign | infinity;
   const double finite = std::isinf(magnitude) ? 2 * format.largest : magnitude;
   int exponent;
   std::frexp(finite, &exponent);
@@ -66,7 +87,7 @@ inline double decode(std::uint32_t code, const MiniFloat& format) {
   const std::uint32_t exponent = (code >> format.mantissa_bits) & exponent_mask;
   const bool negative = (code >> (format.exponent_bits + format.mantissa_bits)) & 1;
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-  if (format.overflow == Overflow::kInfinity && exponent == exponent_mask) {
+  if (format.overflow != Overflow::kSaturate && exponent == exponent_mask) {
     if (mantissa != 0) return kNan;
     return negative ? -std::numeric_limits<double>::infinity() : std::numeric_limits<double>::infinity();
   }
@@ -106,6 +127,13 @@ void store_as(void* at, T value) {
   std::memcpy(at, &value, sizeof value);
 }
 
+// Rounded to nearest, halves away from zero, and cut to the range; NaN becomes 0.
+inline int to_integer(double x, int largest) {
+  if (std::isnan(x)) return 0;
+  const double most = largest;
+  return static_cast<int>(std::round(x < -most ? -most : x > most ? most : x));
+}
+
 // The number stored at `at`; exact for every type but 64-bit integers past 2^53.
 inline double read_number(const void* at, Type type) {
   switch (type) {
@@ -114,6 +142,8 @@ inline double read_number(const void* at, Type type) {
     case Type::kBF16: return decode(load_as<std::uint16_t>(at), kBrain);
     case Type::kE4M3: return decode(load_as<std::uint8_t>(at), kE4M3);
     case Type::kE4M3Fnuz: return decode(load_as<std::uint8_t>(at), kE4M3Fnuz);
+    case Type::kE5M2: return decode(load_as<std::uint8_t>(at), kE5M2);
+    case Type::kI8: return load_as<std::int8_t>(at);
     case Type::kI32: return load_as<std::int32_t>(at);
     case Type::kU32: return load_as<std::uint32_t>(at);
     case Type::kI64: return static_cast<double>(load_as<std::int64_t>(at));
@@ -129,6 +159,8 @@ inline void write_number(void* at, Type type, double value) {
     case Type::kBF16: store_as(at, static_cast<std::uint16_t>(encode(value, kBrain))); break;
     case Type::kE4M3: store_as(at, static_cast<std::uint8_t>(encode(value, kE4M3))); break;
     case Type::kE4M3Fnuz: store_as(at, static_cast<std::uint8_t>(encode(value, kE4M3Fnuz))); break;
+    case Type::kE5M2: store_as(at, static_cast<std::uint8_t>(encode(value, kE5M2))); break;
+    case Type::kI8: store_as(at, static_cast<std::int8_t>(to_integer(value, 127))); break;
     case Type::kI32: store_as(at, static_cast<std::int32_t>(value)); break;
     case Type::kU32: store_as(at, static_cast<std::uint32_t>(value)); break;
     case Type::kI64: store_as(at, static_cast<std::int64_t>(value)); break;

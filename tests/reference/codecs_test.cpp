@@ -1,6 +1,7 @@
 // The reference's codecs against their definitions: known codes, round trips of every code, rounding of ties.
 #include "tests/reference/codecs.h"
 #include "tests/reference/blocks.h"
+#include "tests/reference/scaled_rows.h"
 
 #include <gtest/gtest.h>
 
@@ -20,6 +21,7 @@ TEST(Codecs, EveryCodeSurvivesARoundTrip) {
   expect_round_trip(kBrain, 1u << 16);
   expect_round_trip(kE4M3, 1u << 8);
   expect_round_trip(kE4M3Fnuz, 1u << 8);
+  expect_round_trip(kE5M2, 1u << 8);
 }
 
 TEST(Codecs, KnownCodes) {
@@ -40,6 +42,12 @@ TEST(Codecs, KnownCodes) {
   EXPECT_EQ(encode(240.0, kE4M3Fnuz), 0x7fu);
   EXPECT_EQ(encode(1e9, kE4M3Fnuz), 0x7fu);
   EXPECT_EQ(encode(-0.0, kE4M3Fnuz), 0u);
+  EXPECT_EQ(encode(1.0, kE5M2), 0x3cu);
+  EXPECT_EQ(encode(-57344.0, kE5M2), 0xfbu);
+  EXPECT_EQ(encode(1e9, kE5M2), 0x7bu);
+  EXPECT_EQ(encode(-std::numeric_limits<double>::infinity(), kE5M2), 0xfcu);
+  EXPECT_EQ(decode(0x7c, kE5M2), std::numeric_limits<double>::infinity());
+  EXPECT_TRUE(std::isnan(decode(0x7f, kE5M2)));
   EXPECT_TRUE(std::isnan(decode(0x80, kE4M3Fnuz)));
   EXPECT_TRUE(std::isnan(decode(0xff, kE4M3)));
   EXPECT_TRUE(std::isnan(decode(0x7f, kE4M3)));
@@ -51,6 +59,25 @@ TEST(Codecs, TiesGoToTheEvenCode) {
   EXPECT_EQ(encode(1.0 + 1.0 / 256, kBrain), 0x3f80u);
   EXPECT_EQ(encode(1.0 + 3.0 / 256, kBrain), 0x3f82u);
   EXPECT_EQ(encode(std::nextafter(1.0 + 1.0 / 256, 2.0), kBrain), 0x3f81u);
+}
+
+TEST(Codecs, ScaledGroupsHoldTheirLargestValueAsTheLargestCode) {
+  const float values[8] = {1, -2, 3.5, -7, 0.4f, 0.5f, -0.5f, 6.6f};
+  unsigned char row[4] = {};
+  EXPECT_EQ(write_scaled_group(Type::kI4, Type::kF16, row, 0, values, 8), 1.0);
+  EXPECT_EQ(row[0], 0xe1);  // -2 in the high bits, 1 in the low ones
+  EXPECT_EQ(row[1], 0x94);
+  EXPECT_EQ(row[2], 0x10);
+  EXPECT_EQ(row[3], 0x7f);
+  EXPECT_EQ(read_scaled_value(Type::kI4, row, 3), -7);
+  EXPECT_EQ(read_scaled_value(Type::kI4, row, 6), -1);
+  std::int8_t bytes[8] = {};
+  EXPECT_EQ(write_scaled_group(Type::kI8, Type::kF32, bytes, 0, values, 8), 7.0f / 127.0f);
+  EXPECT_EQ(bytes[3], -127);
+  EXPECT_EQ(bytes[1], -36);
+  const float bad[2] = {1, std::numeric_limits<float>::infinity()};
+  EXPECT_TRUE(std::isnan(write_scaled_group(Type::kI8, Type::kF32, bytes, 0, bad, 2)));
+  EXPECT_EQ(bytes[0], 0);
 }
 
 TEST(Codecs, Q8BlocksHoldAScaleAndBytes) {

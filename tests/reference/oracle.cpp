@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "tests/reference/blocks.h"
+#include "tests/reference/scaled_rows.h"
 
 namespace reference {
 namespace {
@@ -55,6 +56,7 @@ std::int64_t length_of(const DecodeInputs& in, std::int64_t b) {
 
 double row_value(const Array& cache, const unsigned char* row, std::int64_t dim) {
   if (is_blocks(cache.type)) return read_block_value(cache.type, row, dim);
+  if (cache.type == Type::kI4) return read_scaled_value(cache.type, row, dim);
   return read_number(row + dim * cache.strides.back() * type_bytes(cache.type), cache.type);
 }
 

@@ -21,6 +21,9 @@ constexpr TypeRow kTypes[] = {
     {Type::kBF16, "bf16", flashport::DType::kBFloat16},
     {Type::kE4M3, "fp8_e4m3", flashport::DType::kFp8E4M3},
     {Type::kE4M3Fnuz, "fp8_e4m3fnuz", flashport::DType::kFp8E4M3Fnuz},
+    {Type::kE5M2, "fp8_e5m2", flashport::DType::kFp8E5M2},
+    {Type::kI8, "int8", flashport::DType::kInt8},
+    {Type::kI4, "int4", flashport::DType::kInt8},
     {Type::kQ8_0, "q8_0", flashport::DType::kUInt8},
     {Type::kQ4_0, "q4_0", flashport::DType::kUInt8},
     {Type::kQ4_1, "q4_1", flashport::DType::kUInt8},
@@ -55,7 +58,7 @@ Shape dense_strides(const Shape& shape) {
 
 flashport::KvFormat format_of(Type type) {
   using flashport::KvFormat;
-  for (int i = 0; i <= static_cast<int>(KvFormat::kIq4Nl); ++i) {
+  for (int i = 0; i <= static_cast<int>(KvFormat::kInt4); ++i) {
     const auto format = static_cast<KvFormat>(i);
     if (std::string_view(flashport::kv_format_name(format)) == type_name(type)) return format;
   }

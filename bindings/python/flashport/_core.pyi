@@ -7,12 +7,12 @@ from typing import Any, Literal, TypeVar, overload
 
 from flashport.typing import (
     Array,
-    BlockFormat,
     CacheFormat,
     DTypeLike,
     HeadMap,
     KvLayout,
     Operation,
+    QuantisedFormat,
     StateLayout,
     StreamLike,
     SupportsDLPack,
@@ -270,9 +270,22 @@ def append_kv(
     stream: StreamLike | None,
     /,
 ) -> None: ...
-def quantize_kv(x: Array, format: BlockFormat, out: Array | None, stream: StreamLike | None, /) -> Array: ...
+def quantize_kv(
+    x: Array,
+    format: QuantisedFormat,
+    out: Array | None,
+    scale: SupportsDLPack | None,
+    stream: StreamLike | None,
+    /,
+) -> Array: ...
 def dequantize_kv(
-    x: Array, format: BlockFormat, dtype: DTypeLike | None, out: Array | None, stream: StreamLike | None, /
+    x: Array,
+    format: QuantisedFormat,
+    dtype: DTypeLike | None,
+    out: Array | None,
+    scale: SupportsDLPack | None,
+    stream: StreamLike | None,
+    /,
 ) -> Array: ...
 def merge_state(
     o_a: Array,

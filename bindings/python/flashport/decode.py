@@ -366,10 +366,14 @@ def append_kv(
         positions: (tokens) int32 or int64, the slot that each token goes to: page * page_size + offset in the page;
             b * S + offset where the cache is contiguous; the slot itself in a token pool. -1 skips the token.
         kv_layout: "NHD" or "HND".
-        k_scale: (1) or (Hkv) fp32, finite and not 0; what is stored is k / k_scale.
-        v_scale: (1) or (Hkv) fp32, finite and not 0; what is stored is v / v_scale.
+        k_scale: What is stored is k / k_scale. (1) or (Hkv) fp32, finite and not 0. Or, of fp8, int8 and int4, fp32 or
+            fp16 on the axes of ``k_cache`` without the last, one for each row; or on all of them with a number of
+            groups in place of D, each of 8 values or a multiple of it, as LightLLM has them. Those are written: the
+            largest magnitude of the row or group / 448, 240, 57344 (fp8 e4m3, FNUZ, e5m2), 127 or 7. "int4" needs them.
+        v_scale: As ``k_scale``, of ``v`` and ``v_cache``.
         k_format, v_format: What ``k_cache`` and ``v_cache`` store, as in :func:`flash_decode`, also "q4_0",
-            "q4_1", "q5_0", "q5_1" and "iq4_nl".
+            "q4_1", "q5_0", "q5_1" and "iq4_nl"; "fp8_e5m2"; "int8"; and "int4", int8 with D / 2 in place of D, two
+            values in each, the first in the low bits.
         stream: As in :func:`flash_decode`.
 
     Raises:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from flashport import _core
-from flashport.typing import BlockFormat, CacheFormat, DTypeLike, GateForm, Operation, StateLayout
+from flashport.typing import CacheFormat, DTypeLike, GateForm, Operation, QuantisedFormat, StateLayout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,11 +24,12 @@ if TYPE_CHECKING:
         v_format: CacheFormat | DTypeLike | None
         head_dim: int
         head_dim_v: int | None
+        scales_beside: bool
 
     class _QuantizeQuery(TypedDict, total=False):
         target: str | None
         dtype: DTypeLike
-        format: BlockFormat
+        format: QuantisedFormat
         head_dim: int
 
     class _DecodeQuery(TypedDict, total=False):
@@ -198,16 +199,18 @@ def supports(operation: Operation, **options: Any) -> Support:
             the CPU. Element types are names such as "bfloat16" or "bf16", or dtypes of any library; head dims are 128.
 
             "decode": ``q_dtype`` ("bfloat16"); ``k_format`` and ``v_format``, each "fp32", "fp16", "bf16", "fp8_e4m3",
-            "fp8_e4m3fnuz", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1" or "iq4_nl", or the element type whose own format it
-            is, default that of ``q_dtype``; ``head_dim``; ``head_dim_v``, default as ``head_dim``; ``group_size``,
-            query heads for each key-value head (1); ``q_len``, new tokens for each request (1); ``segment_formats``,
-            for :func:`flashport.flash_decode_segments` with several segments or a mask: a list of the names of all
-            formats that their keys and values have, in place of ``k_format`` and ``v_format``.
+            "fp8_e4m3fnuz", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "fp8_e5m2", "int8" or "int4", or the
+            element type whose own format it is, default that of ``q_dtype``; ``head_dim``; ``head_dim_v``, default as
+            ``head_dim``; ``group_size``, query heads for each key-value head (1); ``q_len``, new tokens for each
+            request (1); ``segment_formats``, for :func:`flashport.flash_decode_segments` with several segments or a
+            mask: a list of the names of all formats that their keys and values have, in place of ``k_format`` and
+            ``v_format``.
 
             "decode_stage2": ``out_dtype`` ("bfloat16").
 
             "append": ``dtype`` of ``k`` and ``v`` ("bfloat16"); ``k_format``, ``v_format``, ``head_dim`` and
-            ``head_dim_v`` as above.
+            ``head_dim_v`` as above; ``scales_beside``, whether rows or groups of their values have scales of their own,
+            which the call writes (False).
 
             "merge": ``dtype`` of ``o`` ("bfloat16"); ``head_dim``.
 
@@ -225,7 +228,7 @@ def supports(operation: Operation, **options: Any) -> Support:
             ``q_len``, queries of every sequence of a call without ``cu_seqlens_q`` (0: packed ones, or many), and
             ``group_size`` (1): few queries on a cache are served by the kernels of "decode".
 
-            "quantize" and "dequantize": ``dtype`` of the numbers ("bfloat16"); ``format`` of the blocks ("q8_0");
+            "quantize" and "dequantize": ``dtype`` of the numbers ("bfloat16"); ``format`` of what is stored ("q8_0");
             ``head_dim``.
 
     Returns:

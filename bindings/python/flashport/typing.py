@@ -6,13 +6,13 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 __all__ = [
     "Array",
-    "BlockFormat",
     "CacheFormat",
     "DTypeLike",
     "GateForm",
     "HeadMap",
     "KvLayout",
     "Operation",
+    "QuantisedFormat",
     "StateLayout",
     "StreamLike",
     "SupportsDLPack",
@@ -59,11 +59,26 @@ StreamLike: TypeAlias = "int | _HasCudaStream | _HasPointer | _SupportsCudaStrea
 DTypeLike: TypeAlias = Any
 """A name such as "bfloat16" or "bf16", or a dtype of any library."""
 
-BlockFormat = Literal["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"]
-"""ggml's blocks of 32 values, which arrays of uint8 carry."""
+QuantisedFormat = Literal[
+    "fp8_e4m3", "fp8_e4m3fnuz", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "fp8_e5m2", "int8", "int4"
+]
+"""Formats of a cache that have fewer bits than 16."""
 
 CacheFormat = Literal[
-    "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"
+    "fp32",
+    "fp16",
+    "bf16",
+    "fp8_e4m3",
+    "fp8_e4m3fnuz",
+    "q8_0",
+    "q4_0",
+    "q4_1",
+    "q5_0",
+    "q5_1",
+    "iq4_nl",
+    "fp8_e5m2",
+    "int8",
+    "int4",
 ]
 KvLayout = Literal["NHD", "HND"]
 StateLayout = Literal["vk", "kv"]

@@ -7,6 +7,19 @@
 
 namespace flashport::FLASHPORT_TARGET {
 
+// Rounds to nearest even; values beyond 57344 become that, infinities stay, and all NaN are one.
+FLASHPORT_DEVICE std::uint8_t to_fp8_e5m2(float x) {
+  constexpr std::uint32_t kInfinityBits = 0x7f800000, kMostBits = 0x47600000, kLeastNormal = 0x38800000;
+  const auto bits = __builtin_bit_cast(std::uint32_t, x);
+  const std::uint32_t magnitude = bits & 0x7fffffff, sign = bits >> 24 & 0x80;
+  if (magnitude > kInfinityBits) return 0x7f;
+  std::uint32_t code = (minimum(magnitude, kMostBits) + 0xfffff + (magnitude >> 21 & 1) - (112u << 23)) >> 21;
+  if (magnitude < kLeastNormal) {  // units of 2^-16, which are the last place of 128
+    code = __builtin_bit_cast(std::uint32_t, __builtin_bit_cast(float, magnitude) + 128.0f) & 0xff;
+  }
+  return static_cast<std::uint8_t>(sign | (magnitude == kInfinityBits ? 0x7c : code));
+}
+
 FLASHPORT_DEVICE float load_as_float(const void* data, DType dtype, std::int64_t at) {
   switch (dtype) {
     case DType::kFloat16: return to_float(static_cast<const Half*>(data)[at]);

@@ -72,10 +72,6 @@ FLASHPORT_DEVICE const char* cache_row(const CacheParams& cache, kv::TokenCoord 
   return static_cast<const char*>(cache.data) + kv::row_offset(cache, at, head);
 }
 
-// The element of a row's factor, or of the factor of its first group.
-FLASHPORT_DEVICE std::int64_t scale_element(const KeyScales& scales, kv::TokenCoord at, int head) {
-  return at.page * scales.stride_page + at.offset * scales.stride_token + head * scales.stride_head;
-}
 // The factor of a whole row; 1 where groups of its values have their own.
 FLASHPORT_DEVICE float row_scale(const KeyScales& scales, kv::TokenCoord at, int head) {
   if (scales.data == nullptr || scales.dims_per_scale > 0) return 1.0f;

@@ -14,23 +14,28 @@ struct KvFormatTrait {
   int block_values;  // values that are stored together; 1: an element is a value, and the format is its type's own
   int block_bytes;
   int scale_bytes;  // of the block, what its values share
+  int largest = 0;  // what the largest magnitude of a row or group is stored as where its scale lies beside the cache;
+                    // 0: the format has no such scales
 };
 
-inline constexpr int kKvFormats = static_cast<int>(KvFormat::kIq4Nl) + 1;
+inline constexpr int kKvFormats = static_cast<int>(KvFormat::kInt4) + 1;
 
 constexpr KvFormatTrait kv_format_trait(KvFormat format) {
   switch (format) {
     case KvFormat::kFp32: return {"fp32", DType::kFloat32, 1, 4, 0};
     case KvFormat::kFp16: return {"fp16", DType::kFloat16, 1, 2, 0};
     case KvFormat::kBf16: return {"bf16", DType::kBFloat16, 1, 2, 0};
-    case KvFormat::kFp8E4M3: return {"fp8_e4m3", DType::kFp8E4M3, 1, 1, 0};
-    case KvFormat::kFp8E4M3Fnuz: return {"fp8_e4m3fnuz", DType::kFp8E4M3Fnuz, 1, 1, 0};
+    case KvFormat::kFp8E4M3: return {"fp8_e4m3", DType::kFp8E4M3, 1, 1, 0, 448};
+    case KvFormat::kFp8E4M3Fnuz: return {"fp8_e4m3fnuz", DType::kFp8E4M3Fnuz, 1, 1, 0, 240};
     case KvFormat::kQ8_0: return {"q8_0", DType::kUInt8, 32, 34, 2};
     case KvFormat::kQ4_0: return {"q4_0", DType::kUInt8, 32, 18, 2};
     case KvFormat::kQ4_1: return {"q4_1", DType::kUInt8, 32, 20, 4};
     case KvFormat::kQ5_0: return {"q5_0", DType::kUInt8, 32, 22, 2};
     case KvFormat::kQ5_1: return {"q5_1", DType::kUInt8, 32, 24, 4};
     case KvFormat::kIq4Nl: return {"iq4_nl", DType::kUInt8, 32, 18, 2};
+    case KvFormat::kFp8E5M2: return {"fp8_e5m2", DType::kFp8E5M2, 1, 1, 0, 57344};
+    case KvFormat::kInt8: return {"int8", DType::kInt8, 1, 1, 0, 127};
+    case KvFormat::kInt4: return {"int4", DType::kInt8, 32, 16, 0, 7};  // units without a scale of their own
     case KvFormat::kAny: return {"any", DType::kUInt8, 1, 1, 0};
   }
   return {"unknown", DType::kUInt8, 1, 1, 0};

@@ -69,4 +69,9 @@ FLASHPORT_DEVICE std::int64_t row_offset(const CacheParams& cache, TokenCoord to
   return token.page * cache.page_stride + token.offset * cache.token_stride + head * cache.head_stride;
 }
 
+// The element of a row's factor, or of the factor of its first group.
+FLASHPORT_DEVICE std::int64_t scale_element(const KeyScales& scales, TokenCoord at, int head) {
+  return at.page * scales.stride_page + at.offset * scales.stride_token + head * scales.stride_head;
+}
+
 }  // namespace flashport::FLASHPORT_TARGET::kv

@@ -33,8 +33,8 @@ struct PagedCache {
 // Factors of the rows of a cache, on the axes of its rows: stored * factor is the value. Axes that share a factor have
 // stride 0; strides count elements.
 struct KeyScales {
-  const void* data;  // null: 1
-  DType dtype;       // fp32 or fp16
+  void* data;   // null: 1
+  DType dtype;  // fp32 or fp16
   std::int64_t stride_page, stride_token, stride_head, stride_group;
   std::int32_t dims_per_scale;  // 0: a row has one factor; else every so many of its values, a group, have one
 };
@@ -55,6 +55,7 @@ struct AppendSide {
   std::int32_t head_dim;
   KvFormat format;
   std::int32_t unit_bytes;  // of 32 values as stored
+  KeyScales row_scales;     // null data: none; else written, and stored = value / what is written
 };
 
 // Factors of stored queries, keys or values, one for each sequence and kv head. Broadcast axes have stride 0.
@@ -72,14 +73,16 @@ struct AppendParams {
   AppendSide k, v;
 };
 
-// Rows of numbers and the same rows as blocks: one of the two is read, the other written. Rows lie on up to three axes.
+// Rows of numbers and the same rows as stored: one of the two is read, the other written, and so are scales that lie
+// beside what is stored. Rows lie on up to three axes.
 struct QuantizeParams {
-  StridedRows values, blocks;  // strides of `blocks` count bytes
-  std::int64_t rows;           // of all axes
+  StridedRows values, stored;  // strides of `stored` count bytes
+  KeyScales scales;   // stride_page, stride_token, stride_head: of the three axes; null data: formats of blocks
+  std::int64_t rows;  // of all axes
   std::int64_t tokens, heads;  // extents of the inner two
-  std::int32_t units;          // blocks of a row
+  std::int32_t head_dim;
   KvFormat format;
-  std::int32_t unit_bytes;  // of a block
+  std::int32_t unit_bytes;  // of 32 values as stored
 };
 
 // Rotary position embedding: the angle of pair i of a row at position t has the cosine cos[t][i] and the sine

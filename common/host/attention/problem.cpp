@@ -57,7 +57,7 @@ DTypes key_types(const TensorView& q, std::optional<KvFormat> named) {
   if (is_fp8(q)) return {DType::kFp8E4M3};
   const bool is_other = named && is_sixteen_bit(*named) && (q.dtype == DType::kFloat16 || q.dtype == DType::kBFloat16);
   const DType own = is_other ? kv_format_trait(*named).dtype : q.dtype;
-  return {own, DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kUInt8};
+  return {own, DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kFp8E5M2, DType::kInt8, DType::kUInt8};
 }
 
 bool drops(const AttentionArgs& a) { return a.dropout_p != 0.0; }

@@ -37,7 +37,7 @@ void check_tensor(const fp_tensor& tensor, const char* function, const char* nam
     throw ValueError(std::string(function) + ": " + name + " must have " + what + ", got " + std::to_string(value));
   };
   if (tensor.rank < 0 || tensor.rank > FP_MAX_RANK) refuse("0 to 8 dimensions", tensor.rank);
-  if (tensor.dtype < fp_float32 || tensor.dtype > fp_uint8) refuse("a dtype of fp_dtype", tensor.dtype);
+  if (tensor.dtype < fp_float32 || tensor.dtype > fp_float8_e5m2) refuse("a dtype of fp_dtype", tensor.dtype);
   if (tensor.device_kind < fp_cpu || tensor.device_kind > fp_hip) {
     refuse("a device_kind of fp_device_kind", tensor.device_kind);
   }
@@ -88,8 +88,9 @@ Args to_quantize(const fp_quantize_kv_args* args, const char* function) {
   a.x = tensors.needed(c.x, "x");
   a.out = tensors.needed(c.out, "out");
   const std::optional<KvFormat> format = to_format(c.format, function, "format");
-  if (!format) throw ValueError(std::string(function) + ": format must name a format of blocks, got fp_format_own");
+  if (!format) throw ValueError(std::string(function) + ": format must name a format, got fp_format_own");
   a.format = *format;
+  a.scale = tensors.optional(c.scale, "scale");
   return a;
 }
 
@@ -106,8 +107,8 @@ fp_status keep_capi_error(fp_status status, const char* text) {
 
 std::optional<KvFormat> to_format(std::int32_t format, const char* function, const char* name) {
   if (format == fp_format_own) return std::nullopt;
-  static_assert(fp_format_iq4_nl - 1 == static_cast<int>(KvFormat::kIq4Nl));
-  if (format > fp_format_own && format <= fp_format_iq4_nl) return static_cast<KvFormat>(format - 1);
+  static_assert(fp_format_int4 - 1 == static_cast<int>(KvFormat::kInt4));
+  if (format > fp_format_own && format <= fp_format_int4) return static_cast<KvFormat>(format - 1);
   throw ValueError(std::string(function) + ": " + name + " must be one of fp_kv_format, got " + std::to_string(format));
 }
 

@@ -16,7 +16,7 @@ namespace flashport {
 namespace {
 
 DType to_dtype(std::int32_t dtype, const char* function, const char* name) {
-  return to_enum<DType>(dtype, fp_uint8 + 1, function, name, "one of fp_dtype");
+  return to_enum<DType>(dtype, fp_float8_e5m2 + 1, function, name, "one of fp_dtype");
 }
 
 DecodeQuery decode_query(const fp_query& c, const char* function) {
@@ -50,6 +50,7 @@ AppendQuery append_query(const fp_query& c, const char* function) {
   query.v_format = to_format(c.v_format, function, "v_format");
   query.head_dim_qk = c.head_dim_qk;
   query.head_dim_v = c.head_dim_v;
+  query.scales_beside = c.scales_beside != 0;
   return query;
 }
 

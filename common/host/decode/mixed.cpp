@@ -70,8 +70,8 @@ ArgumentTable<kMostRows> table_of(const MixedDecodeArgs& args) {
   constexpr DTypes kFloats = {DType::kFloat16, DType::kBFloat16, DType::kFloat32}, kFloat = {DType::kFloat32};
   constexpr DTypes kInt = {DType::kInt32}, kInts = {DType::kInt32, DType::kInt64};
   constexpr DTypes kFactors = {DType::kFloat32, DType::kFloat16};
-  constexpr DTypes kCaches = {DType::kFloat16, DType::kBFloat16,    DType::kFloat32,
-                              DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kUInt8};
+  constexpr DTypes kCaches = {DType::kFloat16,     DType::kBFloat16, DType::kFloat32, DType::kFp8E4M3,
+                              DType::kFp8E4M3Fnuz, DType::kFp8E5M2,  DType::kInt8,    DType::kUInt8};
   using enum Strides;
 
   ArgumentTable<kMostRows> table;
@@ -122,15 +122,7 @@ struct Formats {
   KvFormat k, v;
 };
 
-// The shape that a scale has on the axes of its cache; empty: it has none of the shapes that a scale may have.
-bool is_row_scale(const TensorView& scale, const TensorView& cache) {
-  return scale.rank == cache.rank - 1 && std::equal(scale.shape, scale.shape + scale.rank, cache.shape);
-}
-bool is_group_scale(const TensorView& scale, const TensorView& cache, std::int64_t head_dim) {
-  if (scale.rank != cache.rank || !std::equal(scale.shape, scale.shape + scale.rank - 1, cache.shape)) return false;
-  const std::int64_t groups = scale.shape[scale.rank - 1];
-  return groups > 0 && head_dim % groups == 0 && head_dim / groups % 8 == 0;
-}
+// The shape of a scale that pages share.
 bool is_head_scale(const TensorView& scale, std::int64_t num_kv_heads) {
   return scale.rank == 0 || (scale.rank == 1 && (scale.shape[0] == 1 || scale.shape[0] == num_kv_heads));
 }
@@ -244,27 +236,6 @@ DecodeExtents check_shapes(const MixedDecodeArgs& a, Formats* formats) {
     }
   }
   return e;
-}
-
-KeyScales key_scales(const std::optional<TensorView>& scale, const TensorView& cache, CacheAxes axes,
-                     std::int64_t head_dim) {
-  KeyScales scales{};
-  scales.dtype = DType::kFloat32;
-  if (!scale) return scales;
-  scales.data = scale->data;
-  scales.dtype = scale->dtype;
-  if (scale->rank < cache.rank - 1) {
-    if (is_per_head(*scale)) scales.stride_head = scale->strides[0];
-    return scales;
-  }
-  scales.stride_page = scale->strides[axes.page];
-  if (axes.token >= 0) scales.stride_token = scale->strides[axes.token];
-  scales.stride_head = scale->strides[axes.head];
-  if (scale->rank == cache.rank) {
-    scales.stride_group = scale->strides[axes.dim];
-    scales.dims_per_scale = static_cast<std::int32_t>(head_dim / scale->shape[axes.dim]);
-  }
-  return scales;
 }
 
 // Describes a segment, and gives how many keys it can have.

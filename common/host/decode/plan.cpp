@@ -193,7 +193,7 @@ MixedDecodeParams mixed_params(const DecodeProblem& problem, const DecodePlan& p
   const DecodeParams& p = plan.params;
   const auto scales = [&](const float* data) {
     KeyScales scales{};
-    scales.data = data;
+    scales.data = const_cast<float*>(data);  // decode writes none
     scales.dtype = DType::kFloat32;
     scales.stride_head = p.scale_stride;
     return scales;

@@ -47,7 +47,7 @@ ArgumentTable<19> table_of(const DecodeArgs& args) {
       args;
   const bool ragged = cu_seqlens_q.has_value(), per_token = !ragged && q.rank == 4;
   const Axes pages = {4, cache_axes_text(4, kv_layout, false)}, slots = {3, cache_axes_text(3, kv_layout, false)};
-  const DTypes kv_types = {q.dtype, DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kUInt8};
+  const DTypes kv_types = {q.dtype, DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kFp8E5M2, DType::kInt8, DType::kUInt8};
   const Axes scale_axes = {1, "(1 or num_kv_heads)", Rank::kOrScalar};
   constexpr DTypes kFloats = {DType::kFloat16, DType::kBFloat16, DType::kFloat32}, kFloat = {DType::kFloat32};
   constexpr DTypes kInt = {DType::kInt32}, kInts = {DType::kInt32, DType::kInt64};

@@ -24,7 +24,7 @@ ArgumentTable<8> table_of(const DecodeStage1Args& args) {
   table.add(q, "q", kRead, {DType::kFloat16, DType::kBFloat16, DType::kFloat32}, kAny,
             {3, "(batch, num_q_heads, head_dim)"});
   // cache_params() checks how caches lie.
-  const DTypes kv_types = {q.dtype, DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kUInt8};
+  const DTypes kv_types = {q.dtype, DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kFp8E5M2, DType::kInt8, DType::kUInt8};
   table.add(k, "k", kRead, kv_types, kAny, {3, "(slots, num_kv_heads, head_dim)"});
   table.add(v, "v", kRead, kv_types, kAny, {3, "(slots, num_kv_heads, head_dim)"});
   table.add(req_to_tokens, "Req_to_tokens", kRead, {DType::kInt32}, kUnitInner, {2, "(max_requests, max_len)"});

@@ -22,14 +22,18 @@ namespace {
 constexpr Check kCheck("append_kv");
 constexpr DTypes kSourceTypes = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
 constexpr std::int64_t kUnit = 32;  // values that one thread writes
-constexpr DTypes kCacheTypes = {DType::kFloat32, DType::kFloat16,     DType::kBFloat16,
-                                DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kUInt8};
+constexpr DTypes kCacheTypes = {DType::kFloat32,     DType::kFloat16, DType::kBFloat16, DType::kFp8E4M3,
+                                DType::kFp8E4M3Fnuz, DType::kFp8E5M2, DType::kInt8,     DType::kUInt8};
 constexpr std::int64_t kMaxBlocks = 1 << 20;  // the kernel strides over what is left
+
+// Whether a scale lies beside the cache, by its rank; else one number or one for each head scales all rows.
+bool lies_beside(const std::optional<TensorView>& scale, const TensorView& cache) {
+  return scale && scale->rank >= 2 && scale->rank >= cache.rank - 1;
+}
 
 ArgumentTable<7> table_of(const AppendKvArgs& args) {
   const auto& [k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale, k_format, v_format] = args;
-  const Axes scale_axes = {1, "(1 or num_kv_heads)", Rank::kOrScalar};
-  constexpr DTypes kFloat = {DType::kFloat32};
+  constexpr DTypes kFloat = {DType::kFloat32}, kFactors = {DType::kFloat32, DType::kFloat16};
   using enum Strides;
   ArgumentTable<7> table;
   table.add(k, "k", kRead, kSourceTypes, kAny, {3, "(tokens, num_kv_heads, head_dim)"});
@@ -40,14 +44,42 @@ ArgumentTable<7> table_of(const AppendKvArgs& args) {
   table.add(v_cache, "v_cache", kWritten, kCacheTypes, kAny,
             {k_cache.rank, cache_axes_text(k_cache.rank, kv_layout, true)});
   table.add(positions, "positions", kRead, {DType::kInt32, DType::kInt64}, kContiguous, {1, "(tokens)"});
-  table.add(k_scale, "k_scale", kRead, kFloat, kContiguous, scale_axes);
-  table.add(v_scale, "v_scale", kRead, kFloat, kContiguous, scale_axes);
+  const auto add_scale = [&](const std::optional<TensorView>& scale, const char* name) {
+    if (lies_beside(scale, k_cache)) {
+      table.add(scale, name, kWritten, kFactors, kAny);
+    } else {
+      table.add(scale, name, kRead, kFloat, kContiguous, {1, "(1 or num_kv_heads)", Rank::kOrScalar});
+    }
+  };
+  add_scale(k_scale, "k_scale");
+  add_scale(v_scale, "v_scale");
   return table;
 }
 
 struct Formats {
   KvFormat k, v;
 };
+
+void check_scale(const std::optional<TensorView>& scale, const char* name, const TensorView& cache,
+                 const char* cache_name, KvFormat format, std::int64_t num_kv_heads, std::int64_t head_dim) {
+  const std::string beside = std::string("that of ") + cache_name + " without its last axis, or that of " + cache_name +
+                             " with a group of 8 values or a multiple of it in place of each value";
+  if (!lies_beside(scale, cache)) {
+    if (format == KvFormat::kInt4) {
+      kCheck.value_error(std::string(name) + " must be given for int4, and have shape " + beside + ", got " +
+                         (scale ? shape_text(*scale) : "none") + "; the scales are written there");
+    }
+    return check_scale_shape(kCheck, scale, name, num_kv_heads);
+  }
+  if (kv_format_trait(format).largest == 0) {
+    kCheck.value_error(std::string(name) + " must have shape (1,) or (num_kv_heads,) = (" +
+                       std::to_string(num_kv_heads) + ",) for " + kv_format_name(format) + ", got " +
+                       shape_text(*scale) + "; rows of fp8, int8 and int4 alone have scales of their own");
+  }
+  if (is_row_scale(*scale, cache) || is_group_scale(*scale, cache, head_dim)) return;
+  kCheck.value_error(std::string(name) + " must have shape (1,), (num_kv_heads,) = (" + std::to_string(num_kv_heads) +
+                     ",), " + beside + ", got " + shape_text(*scale) + " for " + cache_name + " " + shape_text(cache));
+}
 
 // The extents of a cache's rows follow from its format, which must be known before shapes are compared.
 Formats validate(const AppendKvArgs& a, CacheAxes& axes) {
@@ -79,8 +111,8 @@ Formats validate(const AppendKvArgs& a, CacheAxes& axes) {
     kCheck.shape(a.v_cache, "v_cache", v_text, {cache[0], cache[1], cache[2], v_extent});
   }
   kCheck.shape(a.positions, "positions", "(tokens)", {tokens});
-  check_scale_shape(kCheck, a.k_scale, "k_scale", heads);
-  check_scale_shape(kCheck, a.v_scale, "v_scale", heads);
+  check_scale(a.k_scale, "k_scale", a.k_cache, "k_cache", formats.k, heads, a.k.shape[2]);
+  check_scale(a.v_scale, "v_scale", a.v_cache, "v_cache", formats.v, heads, a.v.shape[2]);
   for (std::int64_t extent : {heads, a.k.shape[2], a.v.shape[2]}) {
     if (extent > std::numeric_limits<std::int32_t>::max()) {
       kCheck.value_error("k must have extents below 2^31, got " + shape_text(a.k));
@@ -91,12 +123,10 @@ Formats validate(const AppendKvArgs& a, CacheAxes& axes) {
   return formats;
 }
 
-// The kernel that writes both sides.
-KernelTag kernel_tag(Formats formats) {
-  const auto is_block = [](KvFormat format) {
-    return format != KvFormat::kQ8_0 && kv_format_trait(format).block_values != 1;
-  };
-  return is_block(formats.k) || is_block(formats.v) ? KernelTag::kAppendBlocks : KernelTag::kAppendKv;
+// The kernel that writes both sides; `beside`: with scales beside a cache.
+KernelTag kernel_tag(Formats formats, bool beside) {
+  const auto is_simple = [](KvFormat format) { return format <= KvFormat::kQ8_0; };
+  return beside || !is_simple(formats.k) || !is_simple(formats.v) ? KernelTag::kAppendAny : KernelTag::kAppendKv;
 }
 
 AppendSide append_side(const TensorView& source, const TensorView& cache, const char* name, CacheAxes axes,
@@ -107,7 +137,9 @@ AppendSide append_side(const TensorView& source, const TensorView& cache, const 
   side.head_dim = static_cast<std::int32_t>(source.shape[2]);
   side.format = format;
   side.unit_bytes = unit_bytes(format);
-  if (scale) {
+  if (lies_beside(scale, cache)) {
+    side.row_scales = key_scales(scale, cache, axes, source.shape[2]);
+  } else if (scale) {
     side.scale = static_cast<const float*>(scale->data);
     side.scale_stride = is_per_head(*scale) ? 1 : 0;
   }
@@ -128,7 +160,7 @@ const KernelEntry* answer(const AppendQuery& query, std::string& reason) {
   if (reason.empty()) reason = block_problem(formats.v, "head_dim_v", query.head_dim_v);
   if (!reason.empty()) return nullptr;
   const TargetView target = find_target(query.target, reason);
-  return reason.empty() ? find_plain_kernel(target, kernel_tag(formats), reason) : nullptr;
+  return reason.empty() ? find_plain_kernel(target, kernel_tag(formats, query.scales_beside), reason) : nullptr;
 }
 
 }  // namespace
@@ -166,7 +198,8 @@ void append_kv(const AppendKvArgs& args, Stream stream) {
   };
   if (work == 0) return log_call([&] { return call() + kNothingToDo; });
   DeviceContext& device = device_context(kCheck, args.k, "k");
-  const KernelEntry& kernel = device.plain_kernel(kCheck, kernel_tag(formats));
+  const bool beside = p.k.row_scales.data != nullptr || p.v.row_scales.data != nullptr;
+  const KernelEntry& kernel = device.plain_kernel(kCheck, kernel_tag(formats, beside));
   if (checks_contents(kCheck, device, stream)) {
     check_index_range(kCheck, device, stream, p.slots, p.tokens, "positions", -1, p.num_slots - 1,
                       "-1 skips a token; page * page_size + offset otherwise");

@@ -1,5 +1,6 @@
 #include "common/host/kv/cache_layout.h"
 
+#include <algorithm>
 #include <string>
 
 namespace flashport {
@@ -83,6 +84,37 @@ void check_scale_shape(const Check& check, const std::optional<TensorView>& scal
   if (!scale || scale->rank == 0 || scale->shape[0] == 1 || scale->shape[0] == num_kv_heads) return;
   check.value_error(std::string(name) + " must have shape (1,) or (num_kv_heads,) = (" + std::to_string(num_kv_heads) +
                     ",), got " + shape_text(*scale));
+}
+
+bool is_row_scale(const TensorView& scale, const TensorView& cache) {
+  return scale.rank == cache.rank - 1 && std::equal(scale.shape, scale.shape + scale.rank, cache.shape);
+}
+
+bool is_group_scale(const TensorView& scale, const TensorView& cache, std::int64_t head_dim) {
+  if (scale.rank != cache.rank || !std::equal(scale.shape, scale.shape + scale.rank - 1, cache.shape)) return false;
+  const std::int64_t groups = scale.shape[scale.rank - 1];
+  return groups > 0 && head_dim % groups == 0 && head_dim / groups % 8 == 0;
+}
+
+KeyScales key_scales(const std::optional<TensorView>& scale, const TensorView& cache, CacheAxes axes,
+                     std::int64_t head_dim) {
+  KeyScales scales{};
+  scales.dtype = DType::kFloat32;
+  if (!scale) return scales;
+  scales.data = scale->data;
+  scales.dtype = scale->dtype;
+  if (scale->rank < cache.rank - 1) {
+    if (is_per_head(*scale)) scales.stride_head = scale->strides[0];
+    return scales;
+  }
+  scales.stride_page = scale->strides[axes.page];
+  if (axes.token >= 0) scales.stride_token = scale->strides[axes.token];
+  scales.stride_head = scale->strides[axes.head];
+  if (scale->rank == cache.rank) {
+    scales.stride_group = scale->strides[axes.dim];
+    scales.dims_per_scale = static_cast<std::int32_t>(head_dim / scale->shape[axes.dim]);
+  }
+  return scales;
 }
 
 CacheParams cache_params(const Check& check, const TensorView& view, const char* name, CacheAxes axes, KvFormat format,

@@ -71,6 +71,14 @@ void check_scale_shape(const Check& check, const std::optional<TensorView>& scal
                        std::int64_t num_kv_heads);
 [[nodiscard]] inline bool is_per_head(const TensorView& scale) { return scale.rank == 1 && scale.shape[0] != 1; }
 
+// Scales that lie beside a cache: one for each row, on the axes of the cache without its last; or on all of them one
+// for each group of 8 values of a row or a multiple of 8.
+[[nodiscard]] bool is_row_scale(const TensorView& scale, const TensorView& cache);
+[[nodiscard]] bool is_group_scale(const TensorView& scale, const TensorView& cache, std::int64_t head_dim);
+// Any scale of a cache, of a shape that has been checked.
+[[nodiscard]] KeyScales key_scales(const std::optional<TensorView>& scale, const TensorView& cache, CacheAxes axes,
+                                   std::int64_t head_dim);
+
 // The memory checks of a cache (data, alignment, innermost stride 1) and its description. `view` has passed the checks
 // of rank and shape.
 [[nodiscard]] CacheParams cache_params(const Check& check, const TensorView& view, const char* name, CacheAxes axes,

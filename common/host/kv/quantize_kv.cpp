@@ -1,4 +1,5 @@
-// quantize_kv and dequantize_kv: validate -> collapse the axes before the last to three -> a thread for each block.
+// quantize_kv and dequantize_kv: validate -> collapse the axes before the last to three -> a thread for each unit of 32
+// values.
 #include <algorithm>
 #include <limits>
 #include <string>
@@ -17,23 +18,26 @@ namespace flashport {
 namespace {
 
 constexpr DTypes kValueTypes = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
-constexpr DTypes kBlockTypes = {DType::kUInt8};
+constexpr DTypes kScaleTypes = {DType::kFloat32, DType::kFloat16};
 constexpr std::int64_t kMaxBlocks = 1 << 20;  // the kernel strides over what is left
 constexpr int kAxes = 3;
+constexpr int kUnit = 32;  // values that one thread takes
 
-ArgumentTable<2> table_of(const QuantizeKvArgs& args) {
-  const auto& [x, out, format] = args;
-  ArgumentTable<2> table;
+ArgumentTable<3> table_of(const QuantizeKvArgs& args) {
+  const auto& [x, out, format, scale] = args;
+  ArgumentTable<3> table;
   table.add(x, "x", kRead, kValueTypes, Strides::kAny);
-  table.add(out, "out", kWritten, kBlockTypes, Strides::kUnitInner);
+  table.add(out, "out", kWritten, {kv_format_trait(format).dtype}, Strides::kUnitInner);
+  table.add(scale, "scale", kWritten, kScaleTypes, Strides::kAny);
   return table;
 }
 
-ArgumentTable<2> table_of(const DequantizeKvArgs& args) {
-  const auto& [x, out, format] = args;
-  ArgumentTable<2> table;
-  table.add(x, "x", kRead, kBlockTypes, Strides::kUnitInner);
+ArgumentTable<3> table_of(const DequantizeKvArgs& args) {
+  const auto& [x, out, format, scale] = args;
+  ArgumentTable<3> table;
+  table.add(x, "x", kRead, {kv_format_trait(format).dtype}, Strides::kUnitInner);
   table.add(out, "out", kWritten, kValueTypes, Strides::kAny);
+  table.add(scale, "scale", kRead, kScaleTypes, Strides::kAny);
   return table;
 }
 
@@ -45,21 +49,37 @@ void check_rank(const Check& check, const TensorView& x, const TensorView& out, 
   check.rank(out, "out", x.rank, "as x has");
 }
 
-// Empty, or why the format is none of blocks.
+// Whether scales lie beside what the format stores; else it is one of ggml's blocks, or an element type's own.
+bool has_scales(KvFormat format) { return kv_format_trait(format).largest != 0; }
+
+// Empty, or why the format is none that quantises.
 std::string format_problem(KvFormat format) {
-  if (kv_format_trait(format).block_values != 1) return "";
+  if (is_quantised(format) && format != KvFormat::kAny) return "";
   std::string names;
   for (int i = 0; i < kKvFormats; ++i) {
     const auto each = static_cast<KvFormat>(i);
-    if (kv_format_trait(each).block_values != 1)
-      names += (names.empty() ? "" : ", ") + std::string(kv_format_name(each));
+    if (is_quantised(each)) names += (names.empty() ? "" : ", ") + std::string(kv_format_name(each));
   }
-  return "format must be one of blocks (" + names + "), got " + kv_format_name(format) +
+  return "format must be one of " + names + ", got " + kv_format_name(format) +
          "; for an element type's own format convert the array";
 }
 
 void check_format(const Check& check, KvFormat format) {
   if (const std::string problem = format_problem(format); !problem.empty()) check.value_error(problem);
+}
+
+void check_scale(const Check& check, const std::optional<TensorView>& scale, const TensorView& values,
+                 KvFormat format) {
+  if (!has_scales(format)) {
+    if (!scale) return;
+    check.value_error("scale must be None for " + std::string(kv_format_name(format)) + ", whose blocks hold theirs");
+  }
+  const std::int64_t dim = values.shape[values.rank - 1];
+  if (scale && (is_row_scale(*scale, values) || is_group_scale(*scale, values, dim))) return;
+  check.value_error(std::string("scale must be given for ") + kv_format_name(format) + " and have the shape " +
+                    tuple_text(values.shape, values.rank) + " of the numbers without its last axis, or with a group " +
+                    "of 8 values or a multiple of it in place of each value, got " +
+                    (scale ? shape_text(*scale) : "none"));
 }
 
 void check_out(const Check& check, const TensorView& out, const TensorView& x, std::int64_t last) {
@@ -72,59 +92,77 @@ void check_out(const Check& check, const TensorView& out, const TensorView& x, s
 }
 
 struct Axis {
-  std::int64_t extent = 1, values = 0, blocks = 0;  // the strides of each
+  std::int64_t extent = 1, values = 0, stored = 0, scales = 0;  // the strides of each
 };
 
-// Joins neighbours that both tensors walk with one stride; the last axis is the rows' own.
-void collapse(const Check& check, const TensorView& values, const TensorView& blocks, Axis (&axes)[kAxes]) {
+// Joins neighbours that all tensors walk with one stride; the last axis is the rows' own.
+void collapse(const Check& check, const TensorView& values, const TensorView& stored,
+              const std::optional<TensorView>& scale, Axis (&axes)[kAxes]) {
   Axis kept[kMaxRank];
   int size = 0;
   for (int i = 0; i < values.rank - 1; ++i) {
-    const Axis axis{values.shape[i], values.strides[i], blocks.strides[i]};
+    const Axis axis{values.shape[i], values.strides[i], stored.strides[i], scale ? scale->strides[i] : 0};
     if (axis.extent == 1) continue;
     Axis* before = size > 0 ? &kept[size - 1] : nullptr;
     if (before != nullptr && before->values == axis.values * axis.extent &&
-        before->blocks == axis.blocks * axis.extent) {
-      *before = {before->extent * axis.extent, axis.values, axis.blocks};
+        before->stored == axis.stored * axis.extent && before->scales == axis.scales * axis.extent) {
+      *before = {before->extent * axis.extent, axis.values, axis.stored, axis.scales};
     } else {
       kept[size++] = axis;
     }
   }
   if (size > kAxes) {
-    check.value_error("x and out must be strided so that the axes before the last collapse to " +
+    check.value_error((scale ? "x, out and scale" : "x and out") +
+                      std::string(" must be strided so that the axes before the last collapse to ") +
                       std::to_string(kAxes) + "; pass contiguous copies");
   }
   std::copy(kept, kept + size, axes + kAxes - size);
 }
 
-void run(const Check& check, const TensorView& x, const TensorView& values, const TensorView& blocks, KvFormat format,
-         KernelTag tag, std::span<const Argument> table, Stream stream) {
+template <class Args>
+void run(const Check& check, const Args& a, const TensorView& values, const TensorView& stored, KernelTag tag,
+         Stream stream) {
+  const KvFormat format = a.format;
+  const auto table = table_of(a);
   const auto call = [&] {
     return CallText(check.function(), table).word("format", kv_format_name(format), "").text() + ": ";
   };
   if (!has_elements(values)) return log_call([&] { return call() + kNothingToDo; });
   Axis axes[kAxes];
-  collapse(check, values, blocks, axes);
+  collapse(check, values, stored, a.scale, axes);
   QuantizeParams p{};
   p.values = {values.data,    values.dtype,   axes[0].values,
               axes[1].values, axes[2].values, values.strides[values.rank - 1]};
-  p.blocks = {blocks.data, blocks.dtype, axes[0].blocks, axes[1].blocks, axes[2].blocks, 1};
+  p.stored = {stored.data, stored.dtype, axes[0].stored, axes[1].stored, axes[2].stored, 1};
+  if (a.scale) {
+    const bool has_groups = a.scale->rank == values.rank;
+    const int last = values.rank - 1;
+    p.scales = {
+        .data = a.scale->data,
+        .dtype = a.scale->dtype,
+        .stride_page = axes[0].scales,
+        .stride_token = axes[1].scales,
+        .stride_head = axes[2].scales,
+        .stride_group = has_groups ? a.scale->strides[last] : 0,
+        .dims_per_scale = has_groups ? static_cast<std::int32_t>(values.shape[last] / a.scale->shape[last]) : 0};
+  }
   p.rows = axes[0].extent * axes[1].extent * axes[2].extent;
   p.tokens = axes[1].extent;
   p.heads = axes[2].extent;
   p.format = format;
   p.unit_bytes = unit_bytes(format);
-  p.units = static_cast<std::int32_t>(values.shape[values.rank - 1] / kv_format_trait(format).block_values);
-  DeviceContext& device = device_context(check, x, "x");
+  p.head_dim = static_cast<std::int32_t>(values.shape[values.rank - 1]);
+  DeviceContext& device = device_context(check, a.x, "x");
   const KernelEntry& kernel = device.plain_kernel(check, tag);
-  const std::int64_t threads = std::max(kernel.threads, 1), work = p.rows * p.units;
+  const std::int64_t threads = std::max(kernel.threads, 1), work = p.rows * ((p.head_dim + kUnit - 1) / kUnit);
   const LaunchGrid grid{std::min((work + threads - 1) / threads, kMaxBlocks)};
   device.launch(check, stream, kernel, grid, p);
   log_call([&] { return call() + launch_text(kernel, grid.x); });
 }
 
-// That blocks begin at even addresses.
-void check_even(const Check& check, const TensorView& blocks, const char* name) {
+// That ggml's blocks begin at even addresses.
+void check_even(const Check& check, const TensorView& blocks, const char* name, KvFormat format) {
+  if (has_scales(format)) return;
   bool even = reinterpret_cast<std::uintptr_t>(blocks.data) % 2 == 0;
   for (int axis = 0; axis < blocks.rank - 1; ++axis) {
     even = even && (blocks.shape[axis] <= 1 || blocks.strides[axis] % 2 == 0);
@@ -166,10 +204,10 @@ void quantize_kv(const QuantizeKvArgs& a, Stream stream) {
     check.not_supported(problem);
   }
   check_out(check, a.out, a.x, stored_extent(a.format, dim));
-  const ArgumentTable<2> table = table_of(a);
-  check_tensors(check, table);
-  check_even(check, a.out, "out");
-  run(check, a.x, a.x, a.out, a.format, KernelTag::kQuantizeKv, table, stream);
+  check_scale(check, a.scale, a.x, a.format);
+  check_tensors(check, table_of(a));
+  check_even(check, a.out, "out", a.format);
+  run(check, a, a.x, a.out, KernelTag::kQuantizeKv, stream);
 }
 
 void dequantize_kv(const DequantizeKvArgs& a, Stream stream) {
@@ -182,10 +220,10 @@ void dequantize_kv(const DequantizeKvArgs& a, Stream stream) {
                       kv_format_name(a.format) + ", got " + shape_text(a.x));
   }
   check_out(check, a.out, a.x, stored_head_dim(a.format, bytes));
-  const ArgumentTable<2> table = table_of(a);
-  check_tensors(check, table);
-  check_even(check, a.x, "x");
-  run(check, a.x, a.out, a.x, a.format, KernelTag::kDequantizeKv, table, stream);
+  check_scale(check, a.scale, a.out, a.format);
+  check_tensors(check, table_of(a));
+  check_even(check, a.x, "x", a.format);
+  run(check, a, a.out, a.x, KernelTag::kDequantizeKv, stream);
 }
 
 }  // namespace flashport

@@ -34,7 +34,9 @@ typedef enum fp_dtype {
   fp_int32 = 5,
   fp_int64 = 6,
   fp_uint32 = 7,
-  fp_uint8 = 8 /* carries blocks: a cache of it needs k_format and v_format */
+  fp_uint8 = 8, /* carries blocks: a cache of it needs k_format and v_format */
+  fp_int8 = 9,
+  fp_float8_e5m2 = 10
 } fp_dtype;
 
 typedef enum fp_device_kind { fp_cpu = 0, fp_cuda = 1, fp_hip = 2 } fp_device_kind;
@@ -52,7 +54,10 @@ typedef enum fp_kv_format {
   fp_format_q4_1 = 8,
   fp_format_q5_0 = 9,
   fp_format_q5_1 = 10,
-  fp_format_iq4_nl = 11
+  fp_format_iq4_nl = 11,
+  fp_format_fp8_e5m2 = 12,
+  fp_format_int8 = 13,
+  fp_format_int4 = 14
 } fp_kv_format;
 typedef enum fp_state_layout { fp_vk = 0, fp_kv = 1 } fp_state_layout;
 typedef enum fp_head_map { fp_consecutive = 0, fp_modulo = 1 } fp_head_map;
@@ -215,7 +220,8 @@ typedef struct fp_quantize_kv_args {
   size_t struct_size;
   const fp_tensor* x;
   const fp_tensor* out;
-  int32_t format; /* fp_kv_format, of blocks */
+  int32_t format;         /* fp_kv_format, that of what is stored */
+  const fp_tensor* scale; /* fp8, int8 and int4 alone, which need it */
 } fp_quantize_kv_args;
 
 typedef struct fp_merge_states_args {
@@ -369,7 +375,7 @@ typedef struct fp_query {
   int64_t group_size; /* decode, attention: num_q_heads / num_kv_heads */
   int64_t q_len;      /* decode; attention: queries of every sequence, 0 where they are packed */
   int32_t k_format;   /* fp_kv_format, decode, append and attention, as v_format; fp_format_own is that of `dtype`.
-                       * Quantize and dequantize: that of the blocks; fp_format_own is q8_0 */
+                       * Quantize and dequantize: what is stored; fp_format_own is q8_0 */
   int32_t v_format;
   int32_t state_dtype;  /* fp_dtype, gated delta rule; fp_float32 also where there is no pool */
   int32_t state_layout; /* fp_state_layout, gated delta rule */
@@ -389,6 +395,7 @@ typedef struct fp_query {
   int32_t seqused_k;
   uint32_t segment_formats; /* decode, where fp_flash_decode_mixed has several segments or a mask: 1 << fp_kv_format of
                              * every format of theirs; k_format and v_format are then not read */
+  int32_t scales_beside;    /* append: whether a scale has the axes of its cache, which the call writes */
 } fp_query;
 
 FLASHPORT_API fp_status fp_attention(const fp_attention_args* args, fp_stream stream);

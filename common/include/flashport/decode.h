@@ -140,23 +140,30 @@ struct AppendKvArgs {
   TensorView k_cache, v_cache;  // as in DecodeArgs; with page_size from their shape
   TensorView positions;         // (tokens) int32 or int64: each token's slot, page * page_size + offset; -1 skips it
   KvLayout kv_layout = KvLayout::kNHD;
-  std::optional<TensorView> k_scale, v_scale;  // finite and not 0: stored = value / scale
+  // stored = value / scale. fp32 (1) or (Hkv): finite and not 0, for all rows. Of fp8, int8 and int4 also, as in
+  // DecodeSegment, fp32 or fp16 on the axes of the cache, one for each row or group of values of it: written, so that
+  // the largest magnitude of the row or group is stored as the largest of the format. int4 needs those.
+  std::optional<TensorView> k_scale, v_scale;
   std::optional<KvFormat> k_format, v_format;  // as in DecodeArgs
 };
 FLASHPORT_API void append_kv(const AppendKvArgs& args, Stream stream = 0);
 
-// Rows of numbers as rows of ggml's blocks, in its reference's bits, and back. A block that a NaN or an infinity goes
-// into is NaN throughout. Formats of blocks are q8_0, q4_0, q4_1, q5_0, q5_1 and iq4_nl.
+// Rows of numbers as rows of a quantised format, and back. Formats of ggml's blocks (q8_0, q4_0, q4_1, q5_0, q5_1,
+// iq4_nl) get the bits of its reference; a block that a NaN or an infinity goes into is NaN throughout. fp8, int8 and
+// int4 have scales beside them, which are written as append_kv writes them.
 struct QuantizeKvArgs {
-  TensorView x;    // (..., D) fp16, bf16, fp32, any strides; D a multiple of 32
-  TensorView out;  // (..., D / 32 * bytes of a block) uint8, innermost stride 1
+  TensorView x;    // (..., D) fp16, bf16, fp32, any strides; D a multiple of 32 in blocks and int4
+  TensorView out;  // (..., elements of a row) of the type that carries the format, innermost stride 1
   KvFormat format = KvFormat::kQ8_0;
+  // fp32 or fp16, of fp8, int8 and int4 alone: (...) or (..., groups of 8 values or a multiple of it). Written.
+  std::optional<TensorView> scale;
 };
 FLASHPORT_API void quantize_kv(const QuantizeKvArgs& args, Stream stream = 0);
 struct DequantizeKvArgs {
-  TensorView x;    // (..., D / 32 * bytes of a block) uint8, innermost stride 1
+  TensorView x;    // as QuantizeKvArgs::out
   TensorView out;  // (..., D) fp16, bf16, fp32, any strides
   KvFormat format = KvFormat::kQ8_0;
+  std::optional<TensorView> scale;  // as there; read
 };
 FLASHPORT_API void dequantize_kv(const DequantizeKvArgs& args, Stream stream = 0);
 
@@ -244,9 +251,10 @@ struct AppendQuery {
   std::optional<KvFormat> k_format = {}, v_format = {};  // default: dtype's own
   std::int64_t head_dim_qk = 128;
   std::int64_t head_dim_v = 128;
+  bool scales_beside = false;  // whether k_scale or v_scale lies beside its cache
 };
 [[nodiscard]] FLASHPORT_API Support supports(const AppendQuery& query);
-// "append_kv/sm90a"; "append_blocks/sm90a" where a side has a format of blocks other than q8_0
+// "append_kv/sm90a"; "append_any/sm90a" for blocks other than q8_0, fp8 e5m2, int8, int4, and scales beside a cache
 [[nodiscard]] FLASHPORT_API std::string which_kernel(const AppendQuery& query);
 
 // quantize_kv, or dequantize_kv.

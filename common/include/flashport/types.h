@@ -21,10 +21,11 @@ enum class DType : std::int32_t {
   kInt64,
   kUInt32,
   kUInt8,  // the carrier of blocks: a cache of it says by name which format they have (KvFormat)
+  kInt8,   // of a cache alone, like the next
+  kFp8E5M2,
 
   // No argument may have these: refusals name them.
   kFloat64,
-  kInt8,
   kInt16,
   kBool,
 };
@@ -42,6 +43,7 @@ enum class DType : std::int32_t {
     case DType::kInt16: return 2;
     case DType::kFp8E4M3:
     case DType::kFp8E4M3Fnuz:
+    case DType::kFp8E5M2:
     case DType::kUInt8:
     case DType::kInt8:
     case DType::kBool: return 1;
@@ -53,7 +55,10 @@ enum class DType : std::int32_t {
 [[nodiscard]] FLASHPORT_API const char* dtype_name(DType type);
 
 // How a cache stores keys or values. Most formats are an element type's own, and tensors of that type need no other
-// word; blocks of ggml come as bytes: a q8_0 row of D values is D / 32 * 34 elements of kUInt8.
+// word; blocks of ggml come as bytes: a q8_0 row of D values is D / 32 * 34 elements of kUInt8. kInt4 has two signed
+// values in each element of kInt8, the first in the low bits. Scales of kInt8 and kInt4, and of fp8 where it has them,
+// are a tensor of their own: one for a row, or for each group of 8 values of it or a multiple of 8, as LightLLM has
+// them.
 enum class KvFormat : std::int32_t {
   kFp32,
   kFp16,
@@ -66,12 +71,15 @@ enum class KvFormat : std::int32_t {
   kQ5_0,
   kQ5_1,
   kIq4Nl,
+  kFp8E5M2,
+  kInt8,
+  kInt4,
 
   kAny = 255,  // no cache's: kernels that widen whatever format a row has say it
 };
 
-// "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl": as messages,
-// kernel keys and the Python package spell it.
+// "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl",
+// "fp8_e5m2", "int8", "int4": as messages, kernel keys and the Python package spell it.
 [[nodiscard]] FLASHPORT_API const char* kv_format_name(KvFormat format);
 
 enum class DeviceKind : std::int32_t { kCpu, kCuda, kHip };

@@ -52,12 +52,13 @@ TEST_F(CInterface, DecodesAndReportsErrors) {
   q = to_c(inputs.args.q);
   q.dtype = fp_int32;
   EXPECT_EQ(fp_flash_decode(&args, 0), fp_type_error);
-  q.dtype = fp_uint8 + 1;
-  EXPECT_EQ(refusal(fp_flash_decode(&args, 0), fp_value_error), "flash_decode: q must have a dtype of fp_dtype, got 9");
-  q = to_c(inputs.args.q);
-  args.k_format = fp_format_iq4_nl + 1;
+  q.dtype = fp_float8_e5m2 + 1;
   EXPECT_EQ(refusal(fp_flash_decode(&args, 0), fp_value_error),
-            "flash_decode: k_format must be one of fp_kv_format, got 12");
+            "flash_decode: q must have a dtype of fp_dtype, got 11");
+  q = to_c(inputs.args.q);
+  args.k_format = fp_format_int4 + 1;
+  EXPECT_EQ(refusal(fp_flash_decode(&args, 0), fp_value_error),
+            "flash_decode: k_format must be one of fp_kv_format, got 15");
   args.k_format = fp_format_q8_0;
   EXPECT_EQ(fp_flash_decode(&args, 0), fp_type_error);
   EXPECT_EQ(std::string(fp_last_error()).find("flash_decode: k_cache must be uint8 for k_format=\"q8_0\""), 0u);
@@ -260,9 +261,9 @@ TEST_F(CInterface, QueriesOfTheGatedDeltaRule) {
   query.gate = 3;
   EXPECT_EQ(refusal(fp_supports(&query), fp_value_error),
             "supports: gate must be fp_gate_head, fp_gate_key or fp_gate_any, got 3");
-  query.dtype = 9;
+  query.dtype = 11;
   query.gate = fp_gate_head;
-  EXPECT_EQ(refusal(fp_supports(&query), fp_value_error), "supports: dtype must be one of fp_dtype, got 9");
+  EXPECT_EQ(refusal(fp_supports(&query), fp_value_error), "supports: dtype must be one of fp_dtype, got 11");
 }
 
 TEST_F(CInterface, QueriesOfEveryOperation) {

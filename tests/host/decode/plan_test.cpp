@@ -456,7 +456,7 @@ TEST_F(PlanDecode, OtherOperationsByQuery) {
   append.v_format = KvFormat::kQ8_0;
   EXPECT_EQ(which_kernel(append), "append_kv/fakegpu");
   append.k_format = KvFormat::kQ5_1;
-  EXPECT_EQ(which_kernel(append), "append_blocks/fakegpu");
+  EXPECT_EQ(which_kernel(append), "append_any/fakegpu");
   append.head_dim_v = 80;
   EXPECT_EQ(supports(append).reason, "q8_0 needs a head_dim_v that is a multiple of 32, got 80");
   append.target = "gfx1";
@@ -472,9 +472,9 @@ TEST_F(PlanDecode, OtherOperationsByQuery) {
             "x must be float16, bfloat16 or float32, got int32");
   EXPECT_EQ(supports(QuantizeQuery{.dtype = DType::kUInt8, .dequantize = true}).reason,
             "out must be float16, bfloat16 or float32, got uint8");
-  EXPECT_EQ(supports(QuantizeQuery{.format = KvFormat::kFp8E4M3}).reason,
-            "format must be one of blocks (q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl), got fp8_e4m3; for an element type's "
-            "own format convert the array");
+  EXPECT_EQ(supports(QuantizeQuery{.format = KvFormat::kFp16}).reason,
+            "format must be one of fp8_e4m3, fp8_e4m3fnuz, q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl, fp8_e5m2, int8, int4, "
+            "got fp16; for an element type's own format convert the array");
   EXPECT_EQ(supports(QuantizeQuery{.head_dim = 0}).reason, "head_dim must be 1 or more and below 2^31, got 0");
   EXPECT_EQ(supports(QuantizeQuery{.format = KvFormat::kQ4_0, .head_dim = 80}).reason,
             "q4_0 needs a head_dim that is a multiple of 32, got 80");

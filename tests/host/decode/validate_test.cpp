@@ -123,7 +123,7 @@ TEST_F(DecodeRefuses, Types) {
        "tree_mask must be uint32, got bool"},
       {"k", [](DecodeArgs& a) { a.k_cache.dtype = DType::kFloat16; }, "k_cache must be bfloat16, "},
       {"v", [](DecodeArgs& a) { a.v_cache.dtype = DType::kFloat16; },
-       "v_cache must be bfloat16, float8_e4m3fn, float8_e4m3fnuz or uint8, got float16"},
+       "v_cache must be bfloat16, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, int8 or uint8, got float16"},
       {"format of k", [](DecodeArgs& a) { a.k_format = KvFormat::kQ8_0; },
        "flash_decode: k_cache must be uint8 for k_format=\"q8_0\", got bfloat16; pass the format that it has, or none "
        "for "

@@ -182,7 +182,7 @@ TEST(AppendFormats, AreNamed) {
   EXPECT_TRUE(flashport::supports(query).supported) << flashport::supports(query).reason;
   EXPECT_TRUE(flashport::which_kernel(query).starts_with("append_kv/"));
   query.v_format = flashport::KvFormat::kQ4_1;
-  EXPECT_TRUE(flashport::which_kernel(query).starts_with("append_blocks/"));
+  EXPECT_TRUE(flashport::which_kernel(query).starts_with("append_any/"));
 }
 
 std::vector<AppendCase> append_cases() {
@@ -192,8 +192,8 @@ std::vector<AppendCase> append_cases() {
   const std::string strides[] = {"dense", "kv_sliced", "kv_odd"};
   const std::int64_t pages[] = {1, 3, 16, 48};
   const std::string scales[] = {"none", "tensor", "head"};
-  const Type caches[] = {Type::kF32,  Type::kF16,  Type::kBF16, Type::kE4M3, Type::kE4M3Fnuz, Type::kQ8_0,
-                         Type::kQ4_0, Type::kQ4_1, Type::kQ5_0, Type::kQ5_1, Type::kIq4Nl};
+  const Type caches[] = {Type::kF32,  Type::kF16,  Type::kBF16, Type::kE4M3,  Type::kE4M3Fnuz, Type::kQ8_0, Type::kQ4_0,
+                         Type::kQ4_1, Type::kQ5_0, Type::kQ5_1, Type::kIq4Nl, Type::kE5M2,     Type::kI8};
   for (Type cache : caches) {
     for (Type source : {Type::kF16, Type::kBF16, Type::kF32}) {
       for (const std::string& layout : layouts) {

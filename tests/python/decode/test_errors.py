@@ -85,8 +85,8 @@ def test_an_element_type_that_nobody_has(function, name, dtype):
     ("name", "types"),
     [
         ("q", "float16, bfloat16 or float32"),
-        ("k_cache", "bfloat16, float8_e4m3fn, float8_e4m3fnuz or uint8"),
-        ("v_cache", "bfloat16, float8_e4m3fn, float8_e4m3fnuz or uint8"),
+        ("k_cache", "bfloat16, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, int8 or uint8"),
+        ("v_cache", "bfloat16, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, int8 or uint8"),
         ("seqlens", "int32 or int64"),
         ("sinks", "float32"),
         ("out", "float16, bfloat16 or float32"),

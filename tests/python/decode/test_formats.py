@@ -18,7 +18,10 @@ from flashport.testing import numerics, oracle
 from helpers import BF16
 from lightllm_call import make_state
 
-FORMATS = '"fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1" or "iq4_nl"'
+FORMATS = (
+    '"fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", '
+    '"fp8_e5m2", "int8" or "int4"'
+)
 BLOCKS = '"q8_0", "q4_0", "q4_1", "q5_0", "q5_1" or "iq4_nl"'
 FP8 = ml_dtypes.float8_e4m3fn
 SIDES = {"flash_decode": ("k_cache", "v_cache"), "flash_decode_stage1": ("k", "v"), "append_kv": ("k_cache", "v_cache")}

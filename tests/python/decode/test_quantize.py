@@ -160,8 +160,8 @@ def test_tensors_of_torch():
         (lambda x: flashport.quantize_kv(x[:, :48], "q4_0"), NotImplementedError,
          "quantize_kv: q4_0 needs a head_dim that is a multiple of 32, got 48"),
         (lambda x: flashport.quantize_kv(x, "bf16"), ValueError,
-         "quantize_kv: format must be one of blocks (q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl), got bf16; for an element "
-         "type's own format convert the array"),
+         "quantize_kv: format must be one of fp8_e4m3, fp8_e4m3fnuz, q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl, fp8_e5m2, "
+         "int8, int4, got bf16; for an element type's own format convert the array"),
         (lambda x: flashport.quantize_kv(x, "q4_0", out=np.zeros((3, 34), np.uint8)), ValueError,
          "quantize_kv: out must have shape (3, 36) as x has (3, 64), got (3, 34)"),
         (lambda x: flashport.quantize_kv(x.astype(np.int32), "q4_0"), TypeError,
@@ -226,4 +226,4 @@ def test_decode_says_what_it_reads():
     assert flashport.which_kernel("decode", **asked).startswith("decode/fp32/kv=any/hd128/r16/cpu")
     asked = {"target": "cpu", "dtype": "fp32", "k_format": "q4_0", "v_format": "iq4_nl", "paged": True, "q_len": 1}
     assert flashport.supports("attention", **asked)
-    assert flashport.which_kernel("attention", **asked).startswith("attention/fp32/")
+    assert flashport.which_kernel("attention", **asked).startswith("decode/fp32/kv=any/")  # few queries

@@ -96,7 +96,10 @@ def test_types_of_torch_are_types():
     assert flashport.supports("gated_delta", q_dtype=torch.float16, state_dtype=torch.bfloat16, target="cpu")
 
 
-FORMATS = '"fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1" or "iq4_nl"'
+FORMATS = (
+    '"fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", '
+    '"fp8_e5m2", "int8" or "int4"'
+)
 
 
 # Targets that have all kernels of another besides some of their own.
@@ -117,7 +120,7 @@ OWN = {("attention", "cpu_amx"): "attention/bf16/hd512/plain/cpu_amx"}  # what a
         ({"q_dtype": "float64"}, ValueError, "q_dtype must be one of float32, float16, bfloat16, "),
         ({"k_format": 5}, TypeError, "k_format must be a format's name or an element type, got int"),
         ({"k_format": ""}, ValueError, f'k_format must be {FORMATS}, got ""'),
-        ({"v_format": "fp8_e5m2"}, ValueError, f'v_format must be {FORMATS}, got "fp8_e5m2"'),
+        ({"v_format": "fp8_e3m4"}, ValueError, f'v_format must be {FORMATS}, got "fp8_e3m4"'),
         ({"v_format": np.uint8}, ValueError, f'v_format must be {FORMATS}, got "uint8"'),
         ({"kv": "bf16"}, TypeError, '"decode" has no option kv; it has q_dtype, k_format, v_format, head_dim, '),
         ({"target": 5}, TypeError, "target must be a str, got int"),
@@ -198,8 +201,8 @@ def test_support_of_every_operation(operation, key):
         (
             "dequantize",
             {"format": "bf16"},
-            "format must be one of blocks (q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl), got bf16; for an element type's own "
-            "format convert the array",
+            "format must be one of fp8_e4m3, fp8_e4m3fnuz, q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl, fp8_e5m2, int8, int4, "
+            "got bf16; for an element type's own format convert the array",
         ),
         ("merge", {"dtype": "fp8_e4m3"}, "o must be float16, bfloat16 or float32, got float8_e4m3fn"),
         ("merge", {"head_dim": -1}, "head_dim must be 1 or more and below 2^31, got -1"),

@@ -54,7 +54,7 @@ def decoding(q: Matrix, cache: Matrix, seqlens: np.ndarray[Any, np.dtype[np.int3
     flashport.flash_decode(q, cache, cache, seqlens, kv_layout="NDH")  # type: ignore[call-overload]
     assert_type(flashport.flash_decode(q, cache, cache, seqlens, k_format="q8_0", v_format="q8_0"), Matrix)
     flashport.flash_decode(q, cache, cache, seqlens, k_format="q9")  # type: ignore[call-overload]
-    flashport.append_kv(q, q, cache, cache, seqlens, v_format="int8")  # type: ignore[arg-type]
+    flashport.append_kv(q, q, cache, cache, seqlens, v_format="int3")  # type: ignore[arg-type]
     flashport.flash_decode([1.0], cache, cache, seqlens)  # type: ignore[call-overload]
     flashport.flash_decode(q, cache, cache, seqlens, softmax_scal=1.0)  # type: ignore[call-overload]
     flashport.append_kv(q, q, cache, cache, seqlens, kv_layout="NDH")  # type: ignore[arg-type]

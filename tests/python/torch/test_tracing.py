@@ -30,7 +30,7 @@ OUT = [
     "quantize_kv_out",
 ]
 RETURNING = {name.removesuffix("_out") for name in OUT} & set(NAMES)  # new results where none are given
-OPERATORS = sorted([*NAMES, *OUT, "flash_decode_segments", "gated_delta_packed_decode"])
+OPERATORS = sorted([*NAMES, *OUT, "append_kv_scaled", "flash_decode_segments", "gated_delta_packed_decode"])
 
 
 def tensors(x):
@@ -258,7 +258,7 @@ def test_every_operator_is_known_here():
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_opcheck(name):
-    function = name.removesuffix("_out")
+    function = name.removesuffix("_out").removesuffix("_scaled")
     x = make(function)
     if name in RETURNING:
         x = without_results(x)

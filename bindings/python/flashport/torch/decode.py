@@ -53,6 +53,10 @@ def _decode_out_kernel(*arguments: Any) -> None:
     _core.run_kernel("flash_decode", *_decode_inputs(tuple(inputs)), out, lse, lse is not None, workspace, None)
 
 
+def _append_scaled_kernel(*arguments: Any) -> None:
+    _core.run_kernel("append_kv", *arguments, None)
+
+
 def _merge_state_kernel(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return _core.run_kernel("merge_state", *arguments, None, None, None)
 
@@ -106,6 +110,13 @@ _append_kv = register(
     "(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor positions, str kv_layout, Tensor? k_scale, "
     "Tensor? v_scale, str? k_format, str? v_format) -> ()",
     writes_nothing_else,
+)
+_append_kv_scaled = register(  # where a scale has the axes of a cache
+    "append_kv_scaled",
+    "(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor positions, str kv_layout, "
+    "Tensor(c!)? k_scale, Tensor(d!)? v_scale, str? k_format, str? v_format) -> ()",
+    writes_nothing_else,
+    _append_scaled_kernel,
 )
 _merge_state = register(
     "merge_state",
@@ -165,7 +176,8 @@ def flash_decode_stage2(*arguments: Any) -> None:
 def append_kv(*arguments: Any) -> None:
     """As :func:`flashport.append_kv`."""
     *inputs, stream = arguments
-    _append_kv(stream, *inputs)
+    is_scaled = any(scale is not None and scale.dim() >= 2 for scale in inputs[6:8])
+    (_append_kv_scaled if is_scaled else _append_kv)(stream, *inputs)
 
 
 def merge_state(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any, lse_base: Any, out: Any, out_lse: Any, stream: Any) -> Any:
