@@ -53,9 +53,10 @@ struct AttentionMemory {
   Barriers work_barriers[kWorkStages], query_barriers[kQueryStages];
   Barriers key_barriers[kTuning.stages], value_barriers[value_stages(kTuning)];
   Barriers row_barriers;  // by which the lane that brings boxes hands a stage to the warp that brings rows of values
-  std::int32_t pages[2][kTuning.keys];                                              // of two tiles of keys (producer.h)
-  std::int64_t offsets[kTuning.rows > kTuning.keys ? kTuning.rows : kTuning.keys];  // of rows (row_copies.h)
-  std::int64_t value_offsets[kTuning.keys];  // two warps may find rows of queries and of values at a time
+  std::int32_t pages[2][kTuning.keys];  // of two tiles of keys (producer.h)
+  alignas(
+      16) std::int64_t offsets[kTuning.rows > kTuning.keys ? kTuning.rows : kTuning.keys];  // of rows (row_copies.h)
+  alignas(16) std::int64_t value_offsets[kTuning.keys];  // two warps may find rows of queries and of values at a time
   unsigned flag;
 
   // One thread; a barrier of the block follows.

@@ -70,6 +70,11 @@ class RowCopies {
     __syncwarp();
   }
 
+  // Begins to copy the rows that were found, which are of the math type and aligned to 16 bytes.
+  FLASHPORT_DEVICE void begin(const StoredRows& rows) const {
+    copy_vectors<kVectors, 6>(static_cast<const char*>(rows.data), 2 * rows.columns);
+  }
+
  private:
   // The lane's number as the compiler has not seen it: what follows from it is computed where it is needed, and takes
   // no registers in between.
@@ -81,33 +86,52 @@ class RowCopies {
   FLASHPORT_DEVICE static int place(int row, int i) { return i / 8 * kRows * 128 + 2 * swizzled_offset(row, i % 8); }
   FLASHPORT_DEVICE uint4& vector(int row, int i) const { return *reinterpret_cast<uint4*>(tile_ + place(row, i)); }
 
-  // `bytes` of each row, to the first kCount vectors of its place. Eight rows at a time, so that several copies are
-  // issued together.
-  template <int kCount>
+  // `bytes` of each row, to the first kCount vectors of its place. Eight rows at a time, of which a lane copies kAll
+  // vectors, kSteps of them together. Where a copy of the warp has whole rows, those of a lane are neighbours, so that
+  // it reads their offsets together.
+  template <int kCount, int kUnroll = 1>
   FLASHPORT_DEVICE void copy_vectors(const char* from, int bytes) const {
-    constexpr int kAll = kCount / 4, kSteps = kAll % 4 == 0 ? 4 : kAll % 3 == 0 ? 3 : kAll, kRepeats = kAll / kSteps;
-    const int lane = fresh_lane();
-    const auto row_of = [&](int step) { return (step * kWaveSize + lane) / kCount; };
-    const auto vector_of = [&](int step) { return (step * kWaveSize + lane) % kCount; };
+    constexpr unsigned kAll = kCount / 4, kSteps = kAll % 4 == 0 ? 4 : kAll % 3 == 0 ? 3 : kAll;
+    constexpr unsigned kRepeats = kAll / kSteps;
+    constexpr bool kWholeRows = kWaveSize % kCount == 0;
+    const unsigned lane = fresh_lane();  // divisions of unsigned numbers take fewer instructions
+    const auto row_of = [&](unsigned step) {
+      return kWholeRows ? lane / kCount * kAll + step : (step * kWaveSize + lane) / kCount;
+    };
+    const auto vector_of = [&](unsigned step) { return (step * kWaveSize + lane) % kCount; };
     const unsigned tile = shared_address(tile_);
     unsigned to[kSteps];
-    const auto find_places = [&](int first_step) {
+    const auto find_places = [&](unsigned first_step) {
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        to[i] = tile + place(row_of(first_step + i), vector_of(first_step + i));
+      for (unsigned i = 0; i < kSteps; ++i) {
+        const unsigned row = row_of(first_step + i), vector = vector_of(first_step + i);
+        to[i] = tile + vector / 8 * (kRows * 128) + row * 128 + (vector ^ row) % 8 * 16;
       }
     };
     if (kRepeats == 1) find_places(0);
-    const auto after = [&](int n) { return (n + 1) % kRepeats == 0 ? n + 1 + (share_.step - 1) * kRepeats : n + 1; };
-#pragma unroll 1
-    for (int n = share_.first * kRepeats; n < kRows / 8 * kRepeats; n = after(n)) {
-      if (kRepeats > 1) find_places(n % kRepeats * kSteps);
+    const auto after = [&](unsigned n) {
+      return (n + 1) % kRepeats == 0 ? n + 1 + (share_.step - 1) * kRepeats : n + 1;
+    };
+#pragma unroll kUnroll
+    for (unsigned n = share_.first * kRepeats; n < kRows / 8 * kRepeats; n = after(n)) {
+      const unsigned first_step = n % kRepeats * kSteps;
+      if (kRepeats > 1) find_places(first_step);
+      const std::int64_t* offsets = offsets_ + n / kRepeats * 8;
       std::int64_t at[kSteps];
+      if constexpr (kWholeRows && kSteps % 2 == 0) {
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) at[i] = offsets_[n / kRepeats * 8 + row_of(n % kRepeats * kSteps + i)];
+        for (unsigned i = 0; i < kSteps; i += 2) {
+          const longlong2 two = *reinterpret_cast<const longlong2*>(offsets + row_of(first_step + i));
+          at[i] = two.x;
+          at[i + 1] = two.y;
+        }
+      } else {
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        const int byte = vector_of(n % kRepeats * kSteps + i) * 16;
+        for (unsigned i = 0; i < kSteps; ++i) at[i] = offsets[row_of(first_step + i)];
+      }
+#pragma unroll
+      for (unsigned i = 0; i < kSteps; ++i) {
+        const int byte = vector_of(first_step + i) * 16;
         copy_async_or_zeros(to[i] + n / kRepeats * 1024, from + byte + at[i], at[i] < 0 || byte >= bytes);
       }
     }

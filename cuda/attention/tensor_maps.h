@@ -49,7 +49,7 @@ const char* encode_maps(void* params) {
   const std::int64_t pages = paged ? p.total_k / p.cache.page_size : packed ? 1 : p.batch;
   p.box_keys = paged ? static_cast<std::int32_t>(std::gcd(p.cache.page_size, std::int64_t{kKeys})) : kKeys;
   constexpr int kLeastBoxKeys = 8;  // the swizzle's period
-  if (p.box_keys % kLeastBoxKeys != 0 || (paged && p.leftpad_k != nullptr)) return nullptr;
+  if (p.box_keys % kLeastBoxKeys != 0 || (paged && (p.leftpad_k != nullptr || p.has_q_map == 0))) return nullptr;
   bool k_readable = false, v_readable = false;
   const cuda_runtime::BoxedTensor k = boxed(p.cache.k, p.head_dim_qk, tokens, p.num_kv_heads, pages, p.box_keys);
   if (const char* error = cuda_runtime::encode_map(k, p.k_map, k_readable)) return error;

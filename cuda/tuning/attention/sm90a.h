@@ -34,4 +34,10 @@ constexpr WarpgroupRegisters attention_registers(const AttentionConfig& config) 
   return {224, 56};
 }
 
+// Whether producers have the registers to bring aligned rows as AlignedRowProducer does; otherwise these come as all
+// other rows do, in two thirds of the rate.
+constexpr bool copies_aligned_rows(const AttentionConfig& config) {
+  return attention_registers(config).producer >= 56 && config.shape.head_dim_qk <= 128;
+}
+
 }  // namespace flashport::sm90a

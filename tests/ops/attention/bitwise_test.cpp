@@ -158,6 +158,30 @@ TEST_P(AttentionBitwise, OnRepeat) {
   }
 }
 
+// By whichever copies keys come; where one kernel reads pages and tensors, the same as from tensors.
+TEST_P(AttentionBitwise, OnPagesOfAnySize) {
+  AttentionCase c = with(GetParam(), {0, 1, 2, 3, 4});
+  FLASHPORT_REQUIRE_SUPPORT(c.support_name(), flashport::supports(c.query()));
+  c.packed = true;
+  AttentionCase first = c;
+  first.pages = Pages::kBlockTable;
+  if (flashport::which_kernel(first.query()) == flashport::which_kernel(c.query())) first.pages = Pages::kNone;
+  AttentionCall call(first);
+  call.run();
+  const std::array<std::int64_t, 12> sizes = {1, 2, 4, 7, 8, 16, 24, 48, 64, 100, 256, 384};
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    if (options().emulator && i % 4 != 0) continue;
+    for (const Layout layout : {Layout::kDense, Layout::kOddQueries}) {
+      c.pages = i % 3 == 0 ? Pages::kCsr : i % 3 == 1 ? Pages::kBlockTable : Pages::kBlockTableHnd;
+      c.page_size = sizes[i];
+      c.layout = layout;
+      AttentionCall paged(c);
+      paged.run();
+      EXPECT_TRUE(paged.bits() == call.bits()) << "pages of " << sizes[i] << ", " << c;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Shapes, AttentionBitwise, testing::ValuesIn(shapes()),
                          [](const auto& info) { return info.param.name; });
 
