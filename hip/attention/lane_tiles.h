@@ -38,6 +38,7 @@ class LaneTiles {
   static constexpr int kBlockRows = kCfg.tuning.rows;
   static constexpr int kRowSlots = 1;
   static constexpr bool kMasksFirst = true;
+  static constexpr bool kMasksAll = kForm == ScoreForm::kAny && has(kShape.sources, KeySources::kBytes);
 
   struct Rows {
     float v;
@@ -127,11 +128,11 @@ class LaneTiles {
     }
     auto* to = static_cast<std::uint16_t*>(p.out.data) + output_offset(p, work, row_) + first * p.out.stride_dim;
     if (p.out.stride_dim == 1) {
-      store_fours(out, factor, columns, [&](int column, unsigned low, unsigned high) FLASHPORT_INLINE {
+      store_fours(p, out, factor, columns, [&](int column, unsigned low, unsigned high) FLASHPORT_INLINE {
         reinterpret_cast<UnalignedWords<2>*>(to + column)->words = Words2{low, high};
       });
     } else {
-      store_fours(out, factor, columns, [&](int column, unsigned low, unsigned high) FLASHPORT_INLINE {
+      store_fours(p, out, factor, columns, [&](int column, unsigned low, unsigned high) FLASHPORT_INLINE {
         std::uint16_t* four = to + column * p.out.stride_dim;
         four[0] = static_cast<std::uint16_t>(low);
         four[p.out.stride_dim] = static_cast<std::uint16_t>(low >> 16);
@@ -171,9 +172,15 @@ class LaneTiles {
   }
   // f(column from the lane's first, four of them rounded). A row that sees no key is 0 even if its sums are NaN.
   template <class F>
-  FLASHPORT_DEVICE static void store_fours(const Out& out, float factor, int columns, const F& f) {
+  FLASHPORT_DEVICE static void store_fours(const AttentionParams& p, const Out& out, float factor, int columns,
+                                           const F& f) {
     const auto rounded = [&](int i) FLASHPORT_INLINE {
-      return factor == 0.0f ? 0u : pack<kMath>(out.get(i) * factor, out.get(i + 1) * factor);
+      const float low = out.get(i) * factor, high = out.get(i + 1) * factor;
+      if (factor == 0.0f) return 0u;
+      if constexpr (has(kShape.sources, KeySources::kBytes)) {
+        if (p.out.dtype == DType::kBFloat16) return pack<MathType::kBf16>(low, high);
+      }
+      return pack<kMath>(low, high);
     };
 #pragma unroll
     for (int i = 0; i < Out::kCount; i += 4) {

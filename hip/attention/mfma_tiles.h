@@ -150,6 +150,14 @@ class AttentionTiles : public LaneTiles<kCfg, Floats16> {
     for (int pair = 0; pair < kKeyVectors / 2; ++pair) {
       queries_[pair] = load_words<4>(16 * pair + 8 * half_ < p_.head_dim_qk ? query + 32 * pair : zero_row());
     }
+    if constexpr (has(Base::kShape.sources, KeySources::kBytes)) {
+      if (p_.q.dtype != DType::kBFloat16) return;
+#pragma unroll
+      for (Words4& eight : queries_) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) eight[i] = bf16_to_halves(eight[i]);
+      }
+    }
   }
   FLASHPORT_DEVICE void load_fp8_queries(const WorkTile& work) {
     const GlobalBytes query = Base::query(p_, work, this->row_, 1) + 8 * half_;

@@ -1,6 +1,6 @@
-// Copies of keys and values to LDS for attention where they may lie on pages, or be e4m3: through registers on every
-// target. next() stores what it loaded a step ago, loads the next, whose pages were asked for a step ago, and asks for
-// the pages after that. Each group of waves copies its part.
+// Copies of keys and values to LDS for attention where they may lie on pages, or be of any format: through registers on
+// every target. next() stores what it loaded a step ago, loads the next, whose pages were asked for a step ago, and
+// asks for the pages after that. Each group of waves copies its part.
 //
 // Keys after the last one, and columns after those of a head, become zeros, and nothing is read where they would lie.
 #pragma once
@@ -40,22 +40,21 @@ class PagedKvCopies {
   // After the barrier that follows.
   FLASHPORT_DEVICE void start() {
     load_keys();
-    values_.load(p_.cache.v, block_, is_fp8(p_.v_format), p_.head_dim_v);
+    values_.load(p_.cache.v, block_, p_.v_format, p_.head_dim_v);
     look_up();
   }
   // The next tile of keys, and the tile of values before it.
   FLASHPORT_DEVICE void next() {
     store_keys();
-    values_.store(memory_.values, block_, is_fp8(p_.v_format), p_.head_dim_v, Memory::kNextValues);
+    values_.store(memory_.values, block_, p_.v_format, p_.head_dim_v, Memory::kNextValues);
     start();
   }
   FLASHPORT_DEVICE static void await() {}
 
  private:
-  FLASHPORT_DEVICE static bool is_fp8(KvFormat format) { return format == KvFormat::kFp8E4M3; }
-  FLASHPORT_DEVICE void load_keys() { keys_.load(p_.cache.k, block_, is_fp8(p_.k_format), p_.head_dim_qk); }
+  FLASHPORT_DEVICE void load_keys() { keys_.load(p_.cache.k, block_, p_.k_format, p_.head_dim_qk); }
   FLASHPORT_DEVICE void store_keys() {
-    keys_.store(memory_.keys, block_, is_fp8(p_.k_format), p_.head_dim_qk, Memory::kNextKeys);
+    keys_.store(memory_.keys, block_, p_.k_format, p_.head_dim_qk, Memory::kNextKeys);
   }
   FLASHPORT_DEVICE void look_up() {
     keys_.look_up(p_.cache, pages_, block_);

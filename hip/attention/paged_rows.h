@@ -1,5 +1,5 @@
-// Rows of keys or values on their way through registers where they may lie on pages, and may be e4m3, which is widened
-// on the way to LDS.
+// Rows of keys or values on their way through registers where they may lie on pages, and may be of another format than
+// the products', which is widened on the way to LDS.
 //
 // A lane of a wave looks up one of the wave's rows, a tile before it is needed: the page number is then there when an
 // address is computed from it, and the lanes that load the row get its offset from that lane.
@@ -32,17 +32,56 @@ struct RowOffsets {
   }
 };
 
-// The byte of a row where a load of kCount values from `first` on begins, which takes 2 kCount bytes in either format.
-// These hold twice as many values of e4m3; the last load of a row begins early enough to end with it.
-template <int kCount>
-FLASHPORT_DEVICE unsigned stored_byte(unsigned first, bool is_fp8, int columns) {
-  return is_fp8 ? minimum(first, static_cast<unsigned>(columns) - 2 * kCount) : 2 * first;
-}
-// Whether the values of e4m3 are the second half of those bytes.
-template <int kCount>
-FLASHPORT_DEVICE bool is_second_half(unsigned first, int columns) {
-  return first > static_cast<unsigned>(columns) - 2 * kCount;
-}
+// How a row's values come in loads of 2 kCount bytes, one for every kCount values from a multiple of kCount on: those
+// of 16 bits fill it. Fewer bits: a load has more than the lane's values, and the last of a row, or of a block, begins
+// early enough to end with it. The lanes of a block share what its values share: the first one loads it.
+template <AttentionShape kShape, int kCount>
+struct StoredValues {
+  static constexpr KeySources kSources = kShape.sources;
+  static constexpr unsigned kBlock = kv::kQ8Values, kLanes = kBlock / kCount;  // of a block of q8_0
+  static constexpr unsigned kScaleBytes = kv_format_trait(KvFormat::kQ8_0).scale_bytes;
+
+  // The byte of a row where the load of the values from `first` on begins.
+  FLASHPORT_DEVICE static unsigned byte(unsigned first, KvFormat format, int columns) {
+    const bool is_wider = has(kSources, KeySources::kBytes) ? is_wide(format) : format != KvFormat::kFp8E4M3;
+    if (!has(kSources, KeySources::kFp8) || is_wider) return 2 * first;
+    const unsigned of_bytes = minimum(first, static_cast<unsigned>(columns) - 2 * kCount);
+    if (!has(kSources, KeySources::kBytes) || format != KvFormat::kQ8_0) return of_bytes;
+    const unsigned at = first % kBlock, last = kv::kQ8Bytes - 2 * kCount;
+    return first / kBlock * kv::kQ8Bytes + (at == 0 ? 0 : minimum(at + kScaleBytes, last));
+  }
+  // Makes values of the math type of what the lane loaded of several rows, the same values of each.
+  template <class Words, int kLoads>
+  FLASHPORT_DEVICE static void widen(Words (&loads)[kLoads], unsigned first, KvFormat format, int columns,
+                                     unsigned lane) {
+    with_other_format<kSources>(format, [&](auto constant) FLASHPORT_INLINE {
+      constexpr KvFormat kFormat = constant;
+      constexpr bool kInBlocks = kFormat == KvFormat::kQ8_0;
+      const unsigned at = kInBlocks ? first % kBlock : first, end = kInBlocks ? kBlock : static_cast<unsigned>(columns);
+      const bool is_second = at > end - 2 * kCount;
+#pragma unroll
+      for (Words& x : loads) {
+        if constexpr (is_wide(kFormat)) {
+#pragma unroll
+          for (int i = 0; i < kCount / 2; ++i) x[i] = bf16_to_halves(x[i]);
+        } else {
+          const unsigned scale = kInBlocks ? value_of_lane(x[0], lane / kLanes * kLanes) : 0;
+          unsigned two[kCount / 2];
+#pragma unroll
+          for (int i = 0; i < kCount / 4; ++i) {
+            unsigned four = is_second ? x[kCount / 4 + i] : x[i];
+            if (kInBlocks && at == 0) four = __builtin_amdgcn_alignbyte(x[i + 1], x[i], kScaleBytes);
+            const Words2 widened = widen_four<kShape.math, kFormat>(four, scale);
+            two[2 * i] = widened[0];
+            two[2 * i + 1] = widened[1];
+          }
+#pragma unroll
+          for (int i = 0; i < kCount / 2; ++i) x[i] = two[i];
+        }
+      }
+    });
+  }
+};
 
 // The rows of a tile that a wave copies, of which this lane looks up one.
 template <int kKeys>
@@ -78,10 +117,10 @@ class RowPlaces {
 };
 
 // Copies of a tile's rows as they are: rows of kVectors vectors, of which each group of waves copies its part. Where
-// they are e4m3, a vector is eight bytes in memory. kOffset(row, vector) is the vector's byte offset in LDS.
+// they are of another format, they are widened on the way. kOffset(row, vector) is the vector's byte offset in LDS.
 template <AttentionConfig kCfg, int kVectors, auto kOffset>
 class PagedRowCopies {
-  static constexpr bool kMayBeFp8 = has(kCfg.shape.sources, KeySources::kFp8);
+  using Values = StoredValues<kCfg.shape, 8>;
   static constexpr int kOwnRows = kCfg.tuning.keys / groups_of(kCfg);
   static constexpr int kLoadRows = kGroupThreads / kVectors, kLoads = kOwnRows / kLoadRows;
   static constexpr int kWaveRowsOfLoad = kWaveSize / kVectors, kWaveRowsOfTile = kLoads * kWaveRowsOfLoad;
@@ -99,19 +138,20 @@ class PagedRowCopies {
     const int first = block.wave() / kGroupWaves * kOwnRows + block.wave() % kGroupWaves * kWaveRowsOfLoad;
     places_.look_up(cache, pages, first + own / kWaveRowsOfLoad * kLoadRows + own % kWaveRowsOfLoad);
   }
-  FLASHPORT_DEVICE void load(const CacheParams& cache, const Block& block, bool is_fp8, int columns) {
+  FLASHPORT_DEVICE void load(const CacheParams& cache, const Block& block, KvFormat format, int columns) {
     const RowOffsets offsets = places_.offsets(cache);
     const auto thread = static_cast<unsigned>(block.thread());
     const unsigned first = thread % kVectors * 8, lane = thread % kWaveSize / kVectors;
-    const unsigned byte = stored_byte<8>(first, kMayBeFp8 && is_fp8, columns);
+    const unsigned byte = Values::byte(first, format, columns);
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       const bool is_live = first < static_cast<unsigned>(columns);
       rows_[i] = load_words<4>(offsets.address(lane + i * kWaveRowsOfLoad, byte, is_live));
     }
   }
-  FLASHPORT_DEVICE void store(unsigned char* tiles, const Block& block, bool is_fp8, int columns, int next_tile) {
-    if (kMayBeFp8 && is_fp8) widen(block, columns);
+  FLASHPORT_DEVICE void store(unsigned char* tiles, const Block& block, KvFormat format, int columns, int next_tile) {
+    const auto thread = static_cast<unsigned>(block.thread());
+    Values::widen(rows_, thread % kVectors * 8, format, columns, thread % kWaveSize);
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       *reinterpret_cast<Words4*>(tiles + to_ + i * kLoadRows * kVectors * kVectorBytes) = rows_[i];
@@ -120,18 +160,6 @@ class PagedRowCopies {
   }
 
  private:
-  FLASHPORT_DEVICE void widen(const Block& block, int columns) {
-    if constexpr (kMayBeFp8) {
-      const bool second = is_second_half<8>(static_cast<unsigned>(block.thread()) % kVectors * 8, columns);
-#pragma unroll
-      for (Words4& x : rows_) {
-        const Words2 low = widen_e4m3<kCfg.shape.math>(second ? x[2] : x[0]);
-        const Words2 high = widen_e4m3<kCfg.shape.math>(second ? x[3] : x[1]);
-        x = Words4{low[0], low[1], high[0], high[1]};
-      }
-    }
-  }
-
   RowPlaces<kCfg.tuning.keys> places_;
   int to_;  // byte offset in LDS of the thread's first vector
   Words4 rows_[kLoads];

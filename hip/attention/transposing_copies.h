@@ -167,7 +167,7 @@ template <AttentionConfig kCfg>
 class PagedValueCopies {
   using Split = ValueSplit<kCfg>;
   static constexpr int kBlocks = Split::kBlocks;
-  static constexpr bool kMayBeFp8 = has(kCfg.shape.sources, KeySources::kFp8);
+  using Values = StoredValues<kCfg.shape, 4>;
   static constexpr int kWaveKeys = 4 * Split::kWaveFours * (Split::kKeyStep > 0 ? kBlocks : 1);  // side by side
   static_assert(kWaveKeys <= kWaveSize);
 
@@ -182,13 +182,13 @@ class PagedValueCopies {
     const int own = static_cast<unsigned>(block.thread()) % kWaveKeys;
     places_.look_up(cache, pages, first_key_of_four(four(block, 0)) + own);
   }
-  FLASHPORT_DEVICE void load(const CacheParams& cache, const Block& block, bool is_fp8, int columns) {
+  FLASHPORT_DEVICE void load(const CacheParams& cache, const Block& block, KvFormat format, int columns) {
     if (Split::is_idle(wave_of(block))) return;
     const RowOffsets offsets = places_.offsets(cache);
     const unsigned own = first_key_of_four(static_cast<unsigned>(block.thread()) % kWaveSize / 8);
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
-      const unsigned first = column(block, i), byte = stored_byte<4>(first, kMayBeFp8 && is_fp8, columns);
+      const unsigned first = column(block, i), byte = Values::byte(first, format, columns);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const bool is_live = first < static_cast<unsigned>(columns);
@@ -196,9 +196,12 @@ class PagedValueCopies {
       }
     }
   }
-  FLASHPORT_DEVICE void store(unsigned char* tiles, const Block& block, bool is_fp8, int columns, int next_tile) {
+  FLASHPORT_DEVICE void store(unsigned char* tiles, const Block& block, KvFormat format, int columns, int next_tile) {
     if (Split::is_idle(wave_of(block))) return;
-    if (kMayBeFp8 && is_fp8) widen(block, columns);
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      Values::widen(values_[i], column(block, i), format, columns, static_cast<unsigned>(block.thread()) % kWaveSize);
+    }
     Split::store(values_, tiles, to_);
     to_ ^= next_tile;
   }
@@ -212,17 +215,6 @@ class PagedValueCopies {
   FLASHPORT_DEVICE static unsigned column(const Block& block, int i) {
     return Split::column(wave_of(block), static_cast<unsigned>(block.thread()) % kWaveSize) + i * Split::kColumnStep;
   }
-  FLASHPORT_DEVICE void widen(const Block& block, int columns) {
-    if constexpr (kMayBeFp8) {
-#pragma unroll
-      for (int i = 0; i < kBlocks; ++i) {
-        const bool second = is_second_half<4>(column(block, i), columns);
-#pragma unroll
-        for (Words2& four : values_[i]) four = widen_e4m3<kCfg.shape.math>(second ? four[1] : four[0]);
-      }
-    }
-  }
-
   RowPlaces<kCfg.tuning.keys> places_;
   int to_;  // byte offset in LDS
   Words2 values_[kBlocks][4];

@@ -10,7 +10,8 @@
 //
 // Two products are in flight at a time: P(j-1) V(j-1) runs while the softmax of S(j) is computed, and on targets whose
 // blocks have several groups of waves the groups take turns, so that one group's softmax runs under another's products.
-// Only the tiles at the ends of the keys that a work tile sees have masks; they are loops of their own.
+// Only the tiles at the ends of the keys that a work tile sees have masks; they are loops of their own, unless the text
+// of a step is so long that there is one loop, where every tile has them. A mask that hides no key changes no bit.
 #pragma once
 
 #include "common/device/attention/scores.h"
@@ -81,9 +82,13 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
       weights = tiles.to_operand(scores);
     };
     int tile = range.begin + 1;
-    for (; tile < range.plain_begin; ++tile) step(kMasked, tile);
-    for (; tile < range.plain_end; ++tile) step(kPlain, tile);
-    for (; tile < range.end; ++tile) step(kLast, tile);
+    if constexpr (requires { requires Tiles::kMasksAll; }) {  // whose steps are too long for three loops
+      for (; tile < range.end; ++tile) step(kMasked, tile);
+    } else {
+      for (; tile < range.plain_begin; ++tile) step(kMasked, tile);
+      for (; tile < range.plain_end; ++tile) step(kPlain, tile);
+      for (; tile < range.end; ++tile) step(kLast, tile);
+    }
     tiles.release_queries();
     tiles.add_values(out, weights, range.end - 1, Constant<true>());
     tiles.settle_values(out);
