@@ -179,6 +179,12 @@ void plan_fixed_chunks(DecodePlan& plan, const DecodeProblem& problem) {
   plan_chunks(plan, problem.fixed_chunks, std::min<std::int64_t>(problem.chunk_keys, plan.params.cache.max_len));
 }
 
+// To append as well takes a block about 1 us a query tile; a launch that appends takes 7 to 9 us before all of them.
+constexpr int kMostAppendTiles = 6;  // of a block
+bool may_append(const DecodePlan& plan, int blocks) {
+  return tile_count(plan.params) <= std::int64_t{kMostAppendTiles} * blocks;
+}
+
 }  // namespace
 
 MixedDecodeParams mixed_params(const DecodeProblem& problem, const DecodePlan& plan) {
@@ -218,12 +224,14 @@ DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device) {
     (void)choose_decode_kernel(device.kernels(), device.target(), request, &reason);
     check.not_supported(reason);
   }
-  if (problem.appends) {
-    const KernelEntry* appending = find_appending_kernel(device.kernels(), *plan.kernel);
-    if (appending != nullptr) plan.kernel = appending;
-  }
   p.row_tiles =
       static_cast<std::int32_t>(ceil_div(std::int64_t{p.group_size} * p.max_q_len, plan.kernel->shape.decode.rows));
+  if (problem.appends) {
+    const KernelEntry* appending = find_appending_kernel(device.kernels(), *plan.kernel);
+    if (appending != nullptr && may_append(plan, device.multiprocessors() * device.occupancy(check, *appending))) {
+      plan.kernel = appending;
+    }
+  }
   p.by_group_size = make_divisor(p.group_size);
   p.by_row_tiles = make_divisor(p.row_tiles);
   if (problem.chunk_keys > 0) {

@@ -4,6 +4,8 @@
 
 #include <functional>
 
+#include <flashport/backend.h>
+
 #include "common/device/decode/params.h"
 #include "tests/host/attention/attention_inputs.h"
 #include "tests/host/fake_backend.h"
@@ -30,6 +32,8 @@ struct AppendInputs : AttentionInputs {
 
 class AppendAttention : public ::testing::Test {
  protected:
+  void TearDown() override { set_multiprocessor_limit(0); }
+
   // The keys of the launches of a call.
   std::vector<std::string> launches(const AttentionArgs& args) {
     fake_state().launches.clear();
@@ -131,6 +135,23 @@ TEST_F(AppendAttention, WhatCopiesCannotBringIsWrittenBefore) {
   AppendInputs other(64);
   EXPECT_EQ(launches(other.args),
             (std::vector<std::string>{"append_rotary/fakegpu", "decode/bf16/kv=bf16/hd64/r16/fakegpu"}));
+}
+
+// One block appends for six query tiles at most, those of three sequences of two kv heads.
+TEST_F(AppendAttention, ManyQueryTilesOfABlock) {
+  AppendInputs inputs;
+  fake_state().occupancy = 1;
+  set_multiprocessor_limit(1);
+  EXPECT_EQ(launches(inputs.args), kOneLaunch);
+  std::vector<std::int32_t> before(4, 5);
+  inputs.args.seqused_k = inputs.ints(before);
+  for (auto* view :
+       {&inputs.args.q, &inputs.args.out, &inputs.args.k, &inputs.args.v, &*inputs.args.k_new, &*inputs.args.v_new}) {
+    view->shape[0] = 4;
+  }
+  EXPECT_EQ(launches(inputs.args), kTwoLaunches);
+  set_multiprocessor_limit(2);
+  EXPECT_EQ(launches(inputs.args), kOneLaunch);
 }
 
 TEST_F(AppendAttention, PackedNewKeys) {
