@@ -169,7 +169,8 @@ function(flashport_spell_attention target math dk dv form sources)
   endif()
   set(word "${form}")
   set(group attention_${math}_${dims})
-  if(target MATCHES "^gfx" AND NOT sources STREQUAL "rows")  # where kernels of rows have other copies
+  # Where kernels of one form differ in their sources.
+  if((target MATCHES "^gfx" AND NOT sources STREQUAL "rows") OR (form STREQUAL "plain" AND sources STREQUAL "bytes"))
     string(APPEND word "/${sources}")
     string(APPEND group "_${sources}")
   endif()

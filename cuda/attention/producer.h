@@ -60,10 +60,13 @@ FLASHPORT_DEVICE void produce(const AttentionParams& p, const Block& block, Atte
       tiles.release();
     }
   };
+  const auto is_aligned = [](const CacheParams& cache, KvFormat format) {
+    return cache.copy_unit >= (has(kCfg.shape.sources, KeySources::kBytes) && kv::is_narrow(format) ? 8 : 16);
+  };
   if (block.wave() == 0) {
     send_work_tiles<kCfg>(p, block, memory);
-  } else if (copies_aligned_rows(kCfg) && p.has_kv_maps == 0 && p.cache.k.copy_unit == 16 &&
-             p.cache.v.copy_unit == 16) {
+  } else if (copies_aligned_rows(kCfg) && p.has_kv_maps == 0 && is_aligned(p.cache.k, p.k_format) &&
+             is_aligned(p.cache.v, p.v_format)) {
     if constexpr (copies_aligned_rows(kCfg)) {
       AlignedRowProducer<kCfg> rows(p, block, memory);
       for_each_work_tile(rows, true);

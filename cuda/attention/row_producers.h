@@ -158,7 +158,8 @@ class AlignedRowProducer {
   using Memory = AttentionMemory<kCfg>;
   static constexpr int kKeys = kCfg.tuning.keys;
   static constexpr int kRows = (kKeys / 8 + kRowWarps - 1) / kRowWarps * 8;  // of a tile, that the warp has at most
-  static constexpr int kSlots = (kRows + kWaveSize - 1) / kWaveSize;         // of them, that a lane looks up
+  static constexpr bool kWidens = has(kCfg.shape.sources, KeySources::kBytes);
+  static constexpr int kSlots = (kRows + kWaveSize - 1) / kWaveSize;  // of them, that a lane looks up
 
  public:
   FLASHPORT_DEVICE AlignedRowProducer(const AttentionParams& p, const Block& block, Memory& memory)
@@ -231,9 +232,11 @@ class AlignedRowProducer {
   }
   template <int kLater>
   FLASHPORT_DEVICE void complete_keys(int copy) const {
-    complete<kLater>(memory_.key_barriers, copy);
+    complete<kLater>(memory_.keys, memory_.key_barriers, copy, key_rows());
   }
-  FLASHPORT_DEVICE void complete_values(int copy) const { complete<0>(memory_.value_barriers, copy); }
+  FLASHPORT_DEVICE void complete_values(int copy) const {
+    complete<0>(memory_.values, memory_.value_barriers, copy, value_rows());
+  }
   FLASHPORT_DEVICE StoredRows key_rows() const {
     const CacheParams& cache = p_.cache.k;
     return {cache.data, p_.head_dim_qk, cache.row_bytes, cache.copy_unit, p_.k_format};
@@ -243,7 +246,7 @@ class AlignedRowProducer {
     return {cache.data, p_.head_dim_v, cache.row_bytes, cache.copy_unit, p_.v_format};
   }
   template <int kPanels>
-  using TileCopies = RowCopies<kCfg.shape.math, false, kPanels, kKeys>;
+  using TileCopies = RowCopies<kCfg.shape.math, kWidens, kPanels, kKeys>;
 
   template <int kPanels, int kCount>
   FLASHPORT_DEVICE void begin_copy(RowPanels<kPanels, kKeys> (&stages)[kCount], Barriers (&barriers)[kCount], int copy,
@@ -253,9 +256,12 @@ class AlignedRowProducer {
     commit_copies();
   }
   // A copy after which kLater others were begun.
-  template <int kLater, int kCount>
-  FLASHPORT_DEVICE void complete(Barriers (&barriers)[kCount], int copy) const {
+  template <int kLater, int kPanels, int kCount>
+  FLASHPORT_DEVICE void complete(RowPanels<kPanels, kKeys> (&stages)[kCount], Barriers (&barriers)[kCount], int copy,
+                                 const StoredRows& rows) const {
     await_copy_groups<kLater>();
+    __syncwarp();
+    TileCopies<kPanels>(stages[copy % kCount].x[0], nullptr, lane_, share_).finish(rows);
     fence_async_proxy();
     __syncwarp();
     if (lane_ == 0) mbarrier_arrive(&barriers[copy % kCount].full);

@@ -6,6 +6,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 __all__ = [
     "Array",
+    "BlockFormat",
     "CacheFormat",
     "DTypeLike",
     "GateForm",
@@ -58,6 +59,9 @@ StreamLike: TypeAlias = "int | _HasCudaStream | _HasPointer | _SupportsCudaStrea
 
 DTypeLike: TypeAlias = Any
 """A name such as "bfloat16" or "bf16", or a dtype of any library."""
+
+BlockFormat = Literal["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"]
+"""ggml's blocks."""
 
 QuantisedFormat = Literal[
     "fp8_e4m3", "fp8_e4m3fnuz", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "fp8_e5m2", "int8", "int4"

@@ -28,6 +28,8 @@ constexpr WarpgroupRegisters attention_registers(const AttentionConfig& config) 
   const AttentionTuning& tuning = config.tuning;
   if (tuning.slices > 1) return {216, 72};
   if (tuning.rows > 128) return {160, 32};
+  // So does widening.
+  if (has(config.shape.sources, KeySources::kBytes) && config.shape.form == ScoreForm::kPlain) return {208, 88};
   // What is done to scores takes registers, and so do 80 keys of 256 columns.
   if (config.shape.form == ScoreForm::kAny) return {240, 24};
   if (config.shape.form == ScoreForm::kDropout || config.shape.head_dim_v > 128) return {232, 40};
@@ -37,7 +39,10 @@ constexpr WarpgroupRegisters attention_registers(const AttentionConfig& config) 
 // Whether producers have the registers to bring aligned rows as AlignedRowProducer does; otherwise these come as all
 // other rows do, in two thirds of the rate.
 constexpr bool copies_aligned_rows(const AttentionConfig& config) {
-  return attention_registers(config).producer >= 56 && config.shape.head_dim_qk <= 128;
+  const AttentionShape& shape = config.shape;
+  if (has(shape.sources, KeySources::kBytes))
+    return shape.form == ScoreForm::kPlain && shape.head_dim_qk == shape.head_dim_v;
+  return attention_registers(config).producer >= 56 && shape.head_dim_qk <= 128;
 }
 
 }  // namespace flashport::sm90a
