@@ -20,7 +20,7 @@ struct KvFormatTrait {
 
 inline constexpr int kKvFormats = static_cast<int>(KvFormat::kInt4) + 1;
 
-constexpr KvFormatTrait kv_format_trait(KvFormat format) {
+[[gnu::always_inline]] constexpr KvFormatTrait kv_format_trait(KvFormat format) {
   switch (format) {
     case KvFormat::kFp32: return {"fp32", DType::kFloat32, 1, 4, 0};
     case KvFormat::kFp16: return {"fp16", DType::kFloat16, 1, 2, 0};
@@ -45,7 +45,7 @@ constexpr KvFormatTrait kv_format_trait(KvFormat format) {
 constexpr std::uint32_t format_bit(KvFormat format) { return std::uint32_t{1} << static_cast<int>(format); }
 
 // Bytes of one K or V row of `dim` values as stored, of whole blocks.
-constexpr int kv_row_bytes(KvFormat format, int dim) {
+[[gnu::always_inline]] constexpr int kv_row_bytes(KvFormat format, int dim) {
   return dim / kv_format_trait(format).block_values * kv_format_trait(format).block_bytes;
 }
 

@@ -156,14 +156,14 @@ struct QuantizeKvArgs {
   TensorView out;  // (..., elements of a row) of the type that carries the format, innermost stride 1
   KvFormat format = KvFormat::kQ8_0;
   // fp32 or fp16, of fp8, int8 and int4 alone: (...) or (..., groups of 8 values or a multiple of it). Written.
-  std::optional<TensorView> scale;
+  std::optional<TensorView> scale = {};
 };
 FLASHPORT_API void quantize_kv(const QuantizeKvArgs& args, Stream stream = 0);
 struct DequantizeKvArgs {
   TensorView x;    // as QuantizeKvArgs::out
   TensorView out;  // (..., D) fp16, bf16, fp32, any strides
   KvFormat format = KvFormat::kQ8_0;
-  std::optional<TensorView> scale;  // as there; read
+  std::optional<TensorView> scale = {};  // as there; read
 };
 FLASHPORT_API void dequantize_kv(const DequantizeKvArgs& args, Stream stream = 0);
 
