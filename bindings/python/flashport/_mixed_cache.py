@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args, overload
 
 from flashport import _core, arrays, decode
 from flashport._mixed import KvSegment, flash_decode_segments, spill_kv
+from flashport.torch.gradients import refuse_gradients
 from flashport.typing import Array, BlockFormat, CacheFormat, SupportsDLPack
 
 if TYPE_CHECKING:
@@ -188,15 +189,16 @@ class MixedKVCache:
             ValueError: A wrong shape or length, more tokens than ``max_tokens``, or with ``auto_spill`` False more than
                 the hot window has room for; nothing has been written.
             TypeError: An array of another library or type.
+            NotImplementedError: A tensor that requires a gradient.
         """
         keys, values = self._checked("k", k, self._dims[0]), self._checked("v", v, self._dims[1])
         tokens = 1 if keys.ndim == 3 else int(keys.shape[1])
         if (1 if values.ndim == 3 else values.shape[1]) != tokens:
             raise ValueError(f"MixedKVCache.append: v must have the {tokens} tokens of k, got {values.shape[1]}")
         if lengths is None and tokens <= self._free:
+            self._write_hot(keys, values, tokens)  # first: what it refuses does not count
             self._free -= tokens
             self._pending += tokens
-            self._write_hot(keys, values, tokens)
             return
         keys, values = (x[:, None] if x.ndim == 3 else x for x in (keys, values))
         self._append_any(keys, values, tokens, lengths)
@@ -329,6 +331,11 @@ class MixedKVCache:
                 f"MixedKVCache.append: {name} must have the shape ({self.batch}, tokens, {self.num_kv_heads}, {dim}), "
                 f"got {tuple(shape)}"
             )
+        if self._is_torch and x.device != self._like.device:  # type: ignore[attr-defined]
+            raise ValueError(
+                f"MixedKVCache.append: {name} must be on {self._like.device}, where the cache is, got {x.device}"  # type: ignore[attr-defined]
+            )
+        refuse_gradients("MixedKVCache.append", name, x)
         return x
 
     def _added(self, tokens: int, lengths: Sequence[int] | None) -> list[int]:
@@ -390,13 +397,10 @@ class MixedKVCache:
         hot, end = self._lengths["hot"], self._hot[0].shape[1]
         place = hot if tokens == 1 else hot[:, None] + self._arange(tokens)
         slots = place + (self._hot_flat if tokens == 1 else self._hot_begin)
-        if not self.auto_spill:  # a replayed graph that nobody spilled for has no room
-            slots = self._xp.where(place < end, slots, -1)
+        slots = self._xp.where(place < end, slots, -1)  # a replayed graph that nobody spilled for has no room
         rows = [x if x.ndim == 3 else x.reshape(-1, *x.shape[2:]) for x in (k, v)]
         decode.append_kv(rows[0], rows[1], self._hot[0], self._hot[1], slots.reshape(-1))
-        hot += tokens
-        if not self.auto_spill:
-            hot[...] = self._xp.where(hot < end, hot, end)
+        hot[...] = self._xp.where(hot + tokens < end, hot + tokens, end)
 
     def _write(self, k: Any, v: Any, counts: Any, fills_quantised: bool) -> None:
         """New tokens go to the sinks, to the quantised part, and to the hot window."""

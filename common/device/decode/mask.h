@@ -61,13 +61,13 @@ FLASHPORT_DEVICE void add_bias(const Tiles& tiles, const MixedDecodeParams& p, c
   float slopes[Tiles::kRowSlots];
   for (int slot = 0; slot < tiles.row_slots(); ++slot) {
     const QueryRow row = query_row(p, s, Tiles::kRows, tiles.row_of(slot));
-    const bool is_padding = row.token >= s.q_len;
-    rows[slot] = is_padding ? -1 : s.seq * bias.stride_seq + row.head * bias.stride_head + row.token * bias.stride_row;
-    slopes[slot] = is_padding || bias.slopes == nullptr ? kLog2e : bias.slopes[row.head] * kLog2e;
+    const int token = maximum(minimum(row.token, s.q_len - 1), 0);  // padding rows take that of the last one
+    rows[slot] = s.seq * bias.stride_seq + row.head * bias.stride_head + token * bias.stride_row;
+    slopes[slot] = bias.slopes == nullptr ? kLog2e : bias.slopes[row.head] * kLog2e;
   }
   tiles.for_each(scores, [&](float& x, int slot, int col) {
     const int at = key + col;
-    if (rows[slot] < 0 || at < s.key_low || at >= s.key_high) return;
+    if (at < s.key_low || at >= s.key_high) return;
     const float added = load_as_float(bias.data, bias.dtype, rows[slot] + at * bias.stride_key);
     x = added == -kInfinity ? -kInfinity : x + slopes[slot] * added;
   });

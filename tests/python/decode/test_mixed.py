@@ -135,6 +135,14 @@ def test_the_mask_is_ggmls(dtype):
     assert lse[1, 2] == -np.inf
 
 
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_mask_may_have_negative_strides(axis):
+    q, segments, *_ = make([("fp16", "fp16")], [(70, 7, 33)])
+    mask = np.random.default_rng(6).standard_normal((3, HEADS, 2, 80)).astype(np.float32)
+    want = flashport.flash_decode_segments(q, segments, mask=np.ascontiguousarray(np.flip(mask, axis)))
+    same(flashport.flash_decode_segments(q, segments, mask=np.flip(mask, axis)), want)
+
+
 def test_a_border_changes_no_bit():
     q, (one,), _, _ = make([("bf16", "bf16")], [(200, 129, 7)], slack=0)
     q = q.astype(BF16)

@@ -249,3 +249,18 @@ def test_errors():
         by_hand.append(k, v)
     assert host(by_hand.lengths).tolist() == [60, 60]
     assert host(cache.lengths).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("count", [1, 40])  # into the hot window; past it
+def test_a_refused_append_does_not_count(count):
+    torch = pytest.importorskip("torch")
+    cache, (k, v) = filled([20, 1], "torch", total=100), (made("torch", x) for x in tokens(100))
+    whole = filled([21, 1, 30], "torch", total=100)
+    for _ in range(12):
+        with pytest.raises(NotImplementedError, match=r"^MixedKVCache\.append: k requires a gradient"):
+            cache.append(k[:, :count].requires_grad_(), v[:, :count])
+        k = k.detach()
+    for begin, end in ((21, 22), (22, 52)):
+        cache.append(k[:, begin:end], v[:, begin:end])
+    q = torch.randn(2, HEADS, DIM, generator=torch.Generator().manual_seed(1)).half()
+    assert torch.equal(cache.attend(q), whole.attend(q))
