@@ -52,8 +52,7 @@ def flash_attn_ext(
 
     Query head h reads key-value head h // (heads of q / heads of k). The mask alone decides what a query sees; without
     one it sees every key. Up to 16 tokens run the kernels of :func:`flashport.flash_decode`, more those of
-    :func:`flashport.attention`. Queries of f32 are computed in fp32 on a CPU and are rounded to fp16 on a GPU (to bf16
-    beside keys or values of bf16), as ggml does for keys of 16 bits.
+    :func:`flashport.attention`. docs/ggml.md says to what type queries of f32 are rounded.
 
     Args:
         q: ne (D, n_tokens, n_heads, batch), f32, f16 or bf16, any strides but nb[0].
