@@ -31,15 +31,19 @@ bool serves_scores(ScoreForm form, const ScoreNeeds& needs) {
   return has(form, needs.options) && (needs.positive_scale || form != ScoreForm::kPlain);
 }
 
+// Of KeySources::kBytes.
+bool is_among_bytes(KvFormat format) {
+  return is_sixteen_bit(format) || format == KvFormat::kFp8E4M3 || format == KvFormat::kFp8E4M3Fnuz ||
+         format == KvFormat::kQ8_0;
+}
+
 KeySources sources_of(const AttentionRequest& r) {
   int sources = static_cast<int>(r.paged ? KeySources::kPages : KeySources::kRows);
   const auto need = [&](KvFormat format) {
     if (format == KvFormat::kFp8E4M3)
       sources |= static_cast<int>(KeySources::kFp8);
-    else if (is_below_a_byte(format))
-      sources |= static_cast<int>(KeySources::kAll);
     else if (format != own_format(r.dtype))
-      sources |= static_cast<int>(KeySources::kBytes);
+      sources |= static_cast<int>(is_among_bytes(format) ? KeySources::kBytes : KeySources::kAll);
   };
   need(r.k_format);
   need(r.v_format);

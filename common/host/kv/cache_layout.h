@@ -31,10 +31,6 @@ struct CacheAxes {
   const KvFormatTrait trait = kv_format_trait(format);
   return trait.block_bytes < 2 * trait.block_values;
 }
-[[nodiscard]] constexpr bool is_below_a_byte(KvFormat format) {
-  const KvFormatTrait trait = kv_format_trait(format);
-  return trait.block_bytes < trait.block_values;
-}
 [[nodiscard]] constexpr bool is_sixteen_bit(KvFormat format) {
   return format == KvFormat::kFp16 || format == KvFormat::kBf16;
 }

@@ -348,7 +348,11 @@ TEST_F(PlanAttention, Formats) {
       EXPECT_EQ(which_kernel(query), "attention/bf16/hd128/plain/fakegpu");
     }
   }
-  // Formats of less than a byte a value need one that reads those.
+  // Other formats need one that reads those.
+  for (const KvFormat other : {KvFormat::kInt8, KvFormat::kFp8E5M2, KvFormat::kInt4}) {
+    EXPECT_NE(reason(other, {}), "") << kv_format_name(other);
+    EXPECT_NE(reason({}, other), "") << kv_format_name(other);
+  }
   EXPECT_EQ(reason(KvFormat::kQ4_0, KvFormat::kQ4_0), "fakegpu has no attention kernel for keys and values of kv=q4_0");
   EXPECT_EQ(reason({}, KvFormat::kIq4Nl),
             "fakegpu has no attention kernel for keys and values of k=bf16 with v=iq4_nl");

@@ -72,7 +72,7 @@ def test_a_wrong_shape(form, name, data):
 
 
 @EACH_ARRAY
-@pytest.mark.parametrize("dtype", [np.float64, np.int8, np.bool_, np.complex64, np.int16])
+@pytest.mark.parametrize("dtype", [np.float64, np.bool_, np.complex64, np.int16])
 def test_an_element_type_that_nobody_has(form, name, dtype):
     arguments = MAKERS[form]()
     arguments[name] = np.zeros(arguments[name].shape, dtype)
