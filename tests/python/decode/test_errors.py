@@ -71,7 +71,7 @@ def test_a_wrong_shape(function, name, data):
 
 
 @pytest.mark.parametrize(("function", "name"), ARRAYS)
-@pytest.mark.parametrize("dtype", [np.float64, np.int8, np.bool_, np.complex64, np.int16])
+@pytest.mark.parametrize("dtype", [np.float64, np.bool_, np.complex64, np.int16])
 def test_an_element_type_that_nobody_has(function, name, dtype):
     arguments = FUNCTIONS[function][0]()
     arguments[name] = np.zeros(arguments[name].shape, dtype)

@@ -84,7 +84,7 @@ def test_fp8_of_other_makers_is_named(kind):
     cache = torch.zeros(3, 40, 2, 64).to(torch.float8_e4m3fnuz).as_subclass(kind)
     x.arguments |= {"k_cache": cache, "v_cache": cache.clone()}
     assert torch.equal(x.function(**x.arguments)[0], torch.zeros(3, 8, 64))
-    x.arguments |= {"k_cache": torch.zeros(3, 40, 2, 64).to(torch.float8_e5m2).as_subclass(kind)}
+    x.arguments |= {"k_cache": torch.zeros(3, 40, 2, 64).to(torch.float8_e5m2fnuz).as_subclass(kind)}
     with pytest.raises(TypeError, match=r"^flash_decode: k_cache (has element type|cannot be read through DLPack: )"):
         x.function(**x.arguments)
 
