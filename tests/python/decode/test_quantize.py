@@ -64,13 +64,32 @@ def values():
     return np.concatenate(rows).astype(np.float32)
 
 
+def expect_bits(got, wanted, fmt):
+    """Equal bits.
+
+    Those of q5_0 that gguf gives depend on NumPy, because it rounds twice: before version 2 codes of at most one block
+    in a hundred differ, by one step.
+    """
+    if fmt != "q5_0" or np.lib.NumpyVersion(np.__version__) >= "2.0.0":
+        np.testing.assert_array_equal(got, wanted)
+        return
+    size = BYTES[fmt]
+    ours, theirs = (x.reshape(-1, size) for x in (got, wanted))
+    odd = (ours != theirs).any(axis=1)
+    assert odd.mean() < 0.01
+    np.testing.assert_array_equal(ours[odd, :2], theirs[odd, :2])
+    step = np.abs(ours[odd, :2].copy().view(np.float16).astype(np.float32))
+    difference = np.abs(dequantised(ours[odd], fmt) - dequantised(theirs[odd], fmt))
+    assert (difference <= 1.001 * step).all()
+
+
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_bits_are_those_of_ggml(fmt):
     x = values()
     got = flashport.quantize_kv(x, fmt)
     assert got.dtype == np.uint8
     assert got.shape == (len(x), 4 * BYTES[fmt])
-    np.testing.assert_array_equal(got, quantised(x, fmt))
+    expect_bits(got, quantised(x, fmt), fmt)
     back = flashport.dequantize_kv(got, fmt)
     assert back.dtype == np.float32
     wanted = dequantised(got, fmt)
@@ -85,7 +104,7 @@ def test_oracle_of_the_wheel(fmt):
     x = values()
     x = x[np.abs(x).max(axis=1) > 1e-30]  # whose scales have a reciprocal
     stored = quantised(x, fmt)
-    np.testing.assert_array_equal(numerics.encode(x, fmt), stored)
+    expect_bits(numerics.encode(x, fmt), stored, fmt)
     assert np.array_equal(numerics.decode(stored, fmt), dequantised(stored, fmt), equal_nan=True)
 
 

@@ -288,6 +288,7 @@ def test_run_kernel_takes_the_name_of_an_operation():
         _core.run_kernel("merge_states", 1)
 
 
+@pytest.mark.skipif(torch.__version__.startswith("2.6."), reason="torch 2.6 does not trace subclasses of named tuples")
 def test_compiled_calls_of_segments():
     x = make("flash_decode_segments")
     q, segments, mask = x.arguments["q"], x.arguments["segments"], x.arguments["mask"]

@@ -132,7 +132,7 @@ def _attend(name: str, new: Any, into: Any, fake: Any, before: int, arguments: A
 def flash_decode_segments(q: Any, segments: Any, *arguments: Any) -> Any:
     """As :func:`flashport.flash_decode_segments`, with its arguments by position."""
     name = "flash_decode_segments"
-    if not isinstance(segments, list | tuple):
+    if not isinstance(segments, (list, tuple)):  # torch 2.6 traces no union of types
         raise TypeError(f"{name}: segments must be a list of KvSegment, got {type(segments).__name__}")
     for place, segment in enumerate(segments):
         if not isinstance(segment, tuple) or len(segment) != _FIELDS:
