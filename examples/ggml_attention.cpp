@@ -160,7 +160,7 @@ float half_to_float(const unsigned char* bytes) {
                                : std::ldexp(static_cast<float>(1024 + mantissa), exponent - 25));
 }
 
-// Of numbers that fp16 holds.
+// For numbers that fp16 holds.
 void float_to_half(float x, unsigned char* bytes) {
   std::uint16_t bits = 0x7C00;  // infinity
   int exponent = 0;

@@ -16,7 +16,7 @@
 namespace flashport::python {
 namespace {
 
-// Of a segment, in the order of KvSegment's fields.
+// A segment's fields, in the order of KvSegment.
 enum Field {
   kK,
   kV,

@@ -290,7 +290,7 @@ class RowCopies {
 #pragma unroll
       for (int i = 0; i < 5; ++i) words[i] = row.aligned_word(first + 4 * i);
     }
-    // Of unit 0 of a row that has this unit alone.
+    // For unit 0 of a row that has this unit alone.
     FLASHPORT_DEVICE unsigned half(int) const { return scale; }
     FLASHPORT_DEVICE unsigned word(int byte) const {
       const int i = byte / 4;

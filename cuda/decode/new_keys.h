@@ -21,7 +21,7 @@ struct NewKeyStages {};
 template <DecodeConfig kCfg>
   requires(kCfg.shape.appends)
 struct NewKeyStages<kCfg> {
-  // Of eight positions in fp32 (seven where tiles of 16 rows leave no more room), of twice as many in 16 bits; the
+  // Room for eight positions in fp32 (seven where tiles of 16 rows leave no more room), twice as many in 16 bits; the
   // angles of later ones are loaded.
   static constexpr int kAngleBytes = (kCfg.shape.rows == 8 ? 32 : 28) * kCfg.shape.head_dim_qk;
   struct Stage {

@@ -84,7 +84,7 @@ struct LogitBias {
   const float* slopes;  // the factor of each query head; null: 1
 };
 
-// The argument of kernels whose formats are KvFormat::kAny: a sequence is its segments one after the other. Of `cache`
+// The argument of kernels whose formats are KvFormat::kAny: a sequence is its segments one after the other. In `cache`
 // above, max_len alone counts, the most keys of all segments together; its k_scale and v_scale are null.
 struct MixedDecodeParams : DecodeParams {
   CacheSegment segments[kMostSegments];  // oldest first

@@ -53,7 +53,7 @@ struct SegmentKey {
   int segment, key;
 };
 
-// Of a key below the sequence's count; then no segment without keys has it.
+// For a key below the sequence's count; then no segment without keys has it.
 FLASHPORT_DEVICE SegmentKey segment_key(const SegmentStarts& starts, int key) {
   SegmentKey at{0, key};
   FLASHPORT_UNROLL(4)

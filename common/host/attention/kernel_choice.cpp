@@ -31,7 +31,7 @@ bool serves_scores(ScoreForm form, const ScoreNeeds& needs) {
   return has(form, needs.options) && (needs.positive_scale || form != ScoreForm::kPlain);
 }
 
-// Of KeySources::kBytes.
+// The formats of KeySources::kBytes.
 bool is_among_bytes(KvFormat format) {
   return is_sixteen_bit(format) || format == KvFormat::kFp8E4M3 || format == KvFormat::kFp8E4M3Fnuz ||
          format == KvFormat::kQ8_0;

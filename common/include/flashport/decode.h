@@ -140,7 +140,7 @@ struct AppendKvArgs {
   TensorView k_cache, v_cache;  // as in DecodeArgs; with page_size from their shape
   TensorView positions;         // (tokens) int32 or int64: each token's slot, page * page_size + offset; -1 skips it
   KvLayout kv_layout = KvLayout::kNHD;
-  // stored = value / scale. fp32 (1) or (Hkv): finite and not 0, for all rows. Of fp8, int8 and int4 also, as in
+  // stored = value / scale. fp32 (1) or (Hkv): finite and not 0, for all rows. For fp8, int8 and int4 also, as in
   // DecodeSegment, fp32 or fp16 on the axes of the cache, one for each row or group of values of it: written, so that
   // the largest magnitude of the row or group is stored as the largest of the format. int4 needs those.
   std::optional<TensorView> k_scale, v_scale;
@@ -203,7 +203,7 @@ struct DecodeQuery {
   std::int64_t head_dim_v = 128;
   std::int64_t group_size = 1;  // Hq / Hkv
   std::int64_t q_len = 1;
-  // Of flash_decode_mixed, where it has several segments or a mask: all formats of their keys and values, in any order.
+  // For flash_decode_mixed with several segments or a mask: all formats of their keys and values, in any order.
   // k_format and v_format are then not read.
   std::vector<KvFormat> segment_formats = {};
   bool appends = false;  // of attention (attention.h), where the launch also writes new keys if a kernel does

@@ -67,7 +67,7 @@ class MixedCall {
   }
   // As DecodeCall::check().
   [[nodiscard]] std::string check();
-  // Of out and lse of sequence b.
+  // The bits of out and lse of sequence b.
   [[nodiscard]] std::vector<unsigned char> bits(std::int64_t b);
   [[nodiscard]] std::int64_t batch() const { return static_cast<std::int64_t>(spec_.segments[0].lens.size()); }
 

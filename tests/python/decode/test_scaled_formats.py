@@ -75,7 +75,7 @@ def test_rows_with_scales(fmt, groups, scale_type):
         np.testing.assert_array_equal(row_scale, scale[..., 0])
 
 
-# Of docs/numerics.md: (format, groups of a row; None: no scales beside it) -> relative error.
+# From docs/numerics.md: (format, groups of a row; None: no scales beside it) -> relative error.
 ERRORS = {
     ("q8_0", None): 0.0054,
     ("q5_1", None): 0.038,
