@@ -5,6 +5,8 @@
 // same way: the producer takes them and tells the consumers.
 #pragma once
 
+#include <type_traits>
+
 #include "common/device/attention/work.h"
 #include "cuda/arch/tma.h"
 #include "cuda/arch/wgmma.h"
@@ -13,8 +15,11 @@ namespace flashport::FLASHPORT_TARGET::attention {
 
 inline constexpr int kWarpgroup = 128;
 inline constexpr int kWorkStages = 3, kQueryStages = 1;
-inline constexpr int kRowWarps = 3;  // that bring rows
 
+// Whether biases come to shared memory: in kernels of them alone, whose biases are aligned.
+constexpr bool brings_bias(const AttentionConfig& config) { return config.shape.form == ScoreForm::kBias; }
+// The producer warps that bring rows. The last of four brings biases.
+constexpr int row_warps(const AttentionConfig& config) { return brings_bias(config) ? 2 : 3; }
 constexpr int panels_of(int columns) { return (columns + kPanelColumns - 1) / kPanelColumns; }
 constexpr int consumer_groups(const AttentionTuning& tuning) { return tuning.rows / 64 * tuning.slices; }
 constexpr int consumer_threads(const AttentionConfig& config) { return consumer_groups(config.tuning) * kWarpgroup; }
@@ -39,6 +44,14 @@ struct Barriers {
   }
 };
 
+// The biases of a kernel of them alone: of each warpgroup's queries, for the keys of a tile.
+template <AttentionConfig kCfg>
+struct BiasMemory {
+  RowPanels<panels_of(kCfg.tuning.keys), 64> x[consumer_groups(kCfg.tuning)];
+  Barriers barriers[consumer_groups(kCfg.tuning)];
+};
+struct NoBiasMemory {};
+
 template <AttentionConfig kCfg>
 struct AttentionMemory {
   static constexpr AttentionTuning kTuning = kCfg.tuning;
@@ -49,6 +62,7 @@ struct AttentionMemory {
   Queries queries[kQueryStages];
   Keys keys[kTuning.stages];
   Values values[value_stages(kTuning)];
+  std::conditional_t<brings_bias(kCfg), BiasMemory<kCfg>, NoBiasMemory> bias;
   WorkTile work[kWorkStages];  // seq -1: there are no more
   Barriers work_barriers[kWorkStages], query_barriers[kQueryStages];
   Barriers key_barriers[kTuning.stages], value_barriers[value_stages(kTuning)];
@@ -62,11 +76,14 @@ struct AttentionMemory {
   // One thread; a barrier of the block follows.
   FLASHPORT_DEVICE void init(const AttentionParams& p) {
     constexpr int kConsumers = consumer_threads(kCfg) / kWaveSize;
-    const int senders = p.has_kv_maps != 0 ? 1 : kRowWarps;
+    const int senders = p.has_kv_maps != 0 ? 1 : row_warps(kCfg);
     for (auto& barriers : work_barriers) barriers.init(1, kConsumers + 3);
     query_barriers[0].init(p.has_q_map != 0 ? 1 : senders, kConsumers);
     for (auto& barriers : key_barriers) barriers.init(senders, kConsumers);
     for (auto& barriers : value_barriers) barriers.init(senders, kConsumers);
+    if constexpr (brings_bias(kCfg)) {
+      for (auto& barriers : bias.barriers) barriers.init(1, kWarpgroup / kWaveSize);
+    }
     row_barriers.init(1, 1);
     fence_barrier_init();
   }

@@ -146,6 +146,30 @@ class AttentionTiles {
     }
   }
 
+  // Adds the biases of a key tile, which the producer has brought. What lies after the last key and query is 0, and NaN
+  // that a mask hides is hidden with its score.
+  FLASHPORT_DEVICE void add_bias(float log2e, Scores& scores) {
+    static_assert(panels_of(kKeys) * kPanelColumns == kKeys);
+    const auto& panels = memory_.bias.x[group_];
+    Barriers& barriers = memory_.bias.barriers[group_];
+    // The lane's row of an ldmatrix, whose four parts are rows 0 to 7 and 8 to 15 of two vectors.
+    const unsigned char* row =
+        panels.x[0] + (static_cast<int>(threadIdx.x) % kWarpgroup / kWaveSize * 16 + lane_ % 16) * 128;
+    unsigned two[kKeys / 16][4];
+    mbarrier_wait(&barriers.full, bias_phase_);
+    bias_phase_ ^= 1;
+#pragma unroll
+    for (int i = 0; i < kKeys / 16; ++i) {
+      const int vector = i % 4 * 2 + lane_ / 16;
+      ldmatrix_x4(two[i], row + i / 4 * panels.kPanelSize + (vector ^ lane_ % 8) * 16);
+    }
+    fence_async_proxy();
+    mbarrier_arrive_wave(&barriers.empty);
+    for_each_register(scores.c, [&](float& x, int tile, int i) {
+      x = fma_rn(log2e, wide(two[tile / 2][tile % 2 * 2 + i / 2], i % 2), x);
+    });
+  }
+
   // Biases of a key tile, two neighbours a register, on their way while the product runs. Only those of 16 bits, in
   // rows that lie aligned for pairs; `there` says so.
   struct Bias {
@@ -175,12 +199,8 @@ class AttentionTiles {
     }
   }
   FLASHPORT_DEVICE static void add_bias(const Bias& bias, float log2e, Scores& scores) {
-    for_each_register(scores.c, [&](float& x, int tile, int i) {
-      const unsigned two = bias.two[tile][i / 2];
-      const float as_bf16 = __uint_as_float(i % 2 == 0 ? two << 16 : two & 0xffff0000u);
-      const float as_half = __half2float(__ushort_as_half(static_cast<unsigned short>(i % 2 == 0 ? two : two >> 16)));
-      x = fma_rn(log2e, kMath == MathType::kBf16 ? as_bf16 : as_half, x);
-    });
+    for_each_register(scores.c,
+                      [&](float& x, int tile, int i) { x = fma_rn(log2e, wide(bias.two[tile][i / 2], i % 2), x); });
   }
 
   // P = exp2((S - m) scale), where m is the largest score of a row so far; `factors` bring O to that m.
@@ -255,6 +275,11 @@ class AttentionTiles {
   }
 
  private:
+  // The low (0) or high (1) of two values of the math type.
+  FLASHPORT_DEVICE static float wide(unsigned two, int half) {
+    if constexpr (kMath == MathType::kBf16) return __uint_as_float(half == 0 ? two << 16 : two & 0xffff0000u);
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(half == 0 ? two : two >> 16)));
+  }
   FLASHPORT_DEVICE int slice() const { return kCfg.tuning.slices == 1 ? 0 : group_ / kRowGroups; }
 
   // A row that sees no key is 0 even if its sums are NaN.
@@ -332,7 +357,7 @@ class AttentionTiles {
   int first_row_ = 0;  // of the work tile
   PipelineState<kCfg.tuning.stages> key_;
   PipelineState<value_stages(kCfg.tuning)> value_;
-  unsigned query_phase_ = 0;
+  unsigned query_phase_ = 0, bias_phase_ = 0;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET::attention

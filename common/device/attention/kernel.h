@@ -40,7 +40,7 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
     const Modifiers modifiers = modifiers_of<kForm>(p, work, score_scale);
     typename BiasOf<Tiles>::Type bias;
     const auto fetch_bias = [&](int tile) {
-      if constexpr (has(kForm, ScoreForm::kBias) && requires { typename Tiles::Bias; }) {
+      if constexpr (kForm == ScoreForm::kAny && requires { typename Tiles::Bias; }) {
         tiles.fetch_bias(bias, p, work, modifiers, tile);
       }
     };
@@ -48,7 +48,11 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
     typename Tiles::Rows factors;
     // From the product to weights that wait to be rounded; `factors` are what O comes to the new maximum by.
     const auto weigh = [&](auto hidden, int tile) FLASHPORT_INLINE {
-      modify_scores(tiles, p, work, modifiers, bias, tile, scores);
+      if constexpr (kForm == ScoreForm::kBias) {
+        tiles.add_bias(modifiers.log2e, scores);
+      } else {
+        modify_scores(tiles, p, work, modifiers, bias, tile, scores);
+      }
       if constexpr (hidden != Hidden::kNone) hide_keys<hidden>(tiles, p, work, tile, scores);
       tiles.exponentiate(scores, scale, state, factors);
       if (drops<kForm>(p)) drop_weights(tiles, p, modifiers, tile, scores);

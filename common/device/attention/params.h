@@ -7,7 +7,8 @@
 
 namespace flashport {
 
-// A bias of every query and key. Broadcast axes have stride 0.
+// A bias of every query and key. Broadcast axes have stride 0. Where it is `aligned`, it has the type of the output, 16
+// bits, keys are neighbours, and each query has a row of its own, which begins at a multiple of 16 bytes.
 struct BiasParams {
   const void* data;  // null: none
   DType dtype;
@@ -50,7 +51,7 @@ struct PieceParams {
 };
 
 struct AttentionParams {
-  TensorMap q_map, k_map, v_map;
+  TensorMap q_map, k_map, v_map, bias_map;
   std::int32_t has_q_map, has_kv_maps;  // which maps are valid, set with them
   std::int32_t box_keys;                // keys of a box of k_map and v_map
 

@@ -14,7 +14,7 @@ namespace flashport::FLASHPORT_TARGET::attention {
 // the scores are kept without it.
 template <ScoreForm kForm>
 FLASHPORT_DEVICE bool makes_logits(const AttentionParams& p) {
-  if constexpr (kForm == ScoreForm::kPlain) return false;
+  if constexpr (kForm == ScoreForm::kPlain || kForm == ScoreForm::kBias) return false;
   return p.cap_scale != 0.0f || p.score_scale <= 0.0f;
 }
 // What the products of stored queries and keys are multiplied by.
