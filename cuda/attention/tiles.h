@@ -146,6 +146,26 @@ class AttentionTiles {
     }
   }
 
+  // x = 1 / (1 + 2^(-factor x)), with a reciprocal for each four of a row: the unit of special functions bounds a loop
+  // with softcap. 2^-30 is as good as 0, and four such denominators have a product.
+  FLASHPORT_DEVICE static void take_sigmoids(Scores& scores, float factor) {
+#pragma unroll
+    for (int tile = 0; tile < kKeys / 8; tile += 2) {
+#pragma unroll
+      for (int first = 0; first < 4; first += 2) {
+        float* two = &scores.c[tile][first];
+        float* next = &scores.c[tile + 1][first];
+        const float a = sigmoid_denominator(two[0], factor), b = sigmoid_denominator(two[1], factor);
+        const float c = sigmoid_denominator(next[0], factor), d = sigmoid_denominator(next[1], factor);
+        const float ab = a * b, cd = c * d;
+        const float of_all = reciprocal_of_normal(ab * cd);
+        const float of_ab = of_all * cd, of_cd = of_all * ab;
+        two[0] = of_ab * b, two[1] = of_ab * a;
+        next[0] = of_cd * d, next[1] = of_cd * c;
+      }
+    }
+  }
+
   // Adds the biases of a key tile, which the producer has brought. What lies after the last key and query is 0, and NaN
   // that a mask hides is hidden with its score.
   FLASHPORT_DEVICE void add_bias(float log2e, Scores& scores) {
@@ -256,7 +276,7 @@ class AttentionTiles {
       l += __shfl_xor_sync(~0u, l, 1);
       l += __shfl_xor_sync(~0u, l, 2);
       const int row = row_of(slot);
-      const float m = state.m[slot] == -kInfinity ? -kInfinity : state.m[slot] * scale;
+      const float m = largest_logit<kForm>(p, state.m[slot], scale);
       const float factor = finish_row(p, work, row, m, l, lane_ % 4 == 0 && slice() == 0);
       if (is_partial(work)) {
         float* partial = partial_output(p, work, row) + slice() * kColumns + first_key();
@@ -275,6 +295,9 @@ class AttentionTiles {
   }
 
  private:
+  FLASHPORT_DEVICE static float sigmoid_denominator(float x, float factor) {
+    return 1.0f + exp2_approx(minimum_or_nan(-factor * x, 30.0f));
+  }
   // The low (0) or high (1) of two values of the math type.
   FLASHPORT_DEVICE static float wide(unsigned two, int half) {
     if constexpr (kMath == MathType::kBf16) return __uint_as_float(half == 0 ? two << 16 : two & 0xffff0000u);

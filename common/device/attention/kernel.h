@@ -48,6 +48,10 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
     typename Tiles::Rows factors;
     // From the product to weights that wait to be rounded; `factors` are what O comes to the new maximum by.
     const auto weigh = [&](auto hidden, int tile) FLASHPORT_INLINE {
+      // Sigmoids share a reciprocal, and what is hidden may be NaN.
+      if constexpr (kForm == ScoreForm::kSoftcap && hidden != Hidden::kNone) {
+        hide_keys<hidden>(tiles, p, work, tile, scores, 0.0f);
+      }
       if constexpr (kForm == ScoreForm::kBias) {
         tiles.add_bias(modifiers.log2e, scores);
       } else {
