@@ -134,11 +134,12 @@ class AttentionTiles {
   FLASHPORT_DEVICE void for_each(Scores& scores, F&& f) const {
     for_each_register(scores.c, [&](float& x, int tile, int i) { f(x, i / 2, 8 * tile + i % 2); });
   }
-  // f(eight weights that share random bits, slot, offset of the first)
+  static constexpr int kDrawnTogether = kKeys % 64 == 0 ? 16 : 8;
+  // f(weights that share random bits, slot, offset of the first)
   template <class F>
-  FLASHPORT_DEVICE void for_each_eight(Scores& scores, F&& f) const {
+  FLASHPORT_DEVICE void for_each_drawn(Scores& scores, F&& f) const {
 #pragma unroll
-    for (int first = 0; first < kKeys / 8; first += 4) {
+    for (int first = 0; first < kKeys / 8; first += kDrawnTogether / 2) {
 #pragma unroll
       for (int slot = 0; slot < kRowSlots; ++slot) {
         f([&](int i) -> float& { return scores.c[first + i / 2][2 * slot + i % 2]; }, slot, 8 * first);
@@ -223,6 +224,37 @@ class AttentionTiles {
                       [&](float& x, int tile, int i) { x = fma_rn(log2e, wide(bias.two[tile][i / 2], i % 2), x); });
   }
 
+  // Which weights dropout keeps: bit 7 of each byte, those of the lane's keys of a row in their order.
+  struct Kept {
+    unsigned four[kRowSlots][kKeys / 16];
+  };
+  // Of key tile number `tile`.
+  FLASHPORT_DEVICE void draw(Kept& kept, const DropLimit& limit, const Modifiers& modifiers, int tile) const {
+    static_assert(kKeys % kPhiloxKeys == 0);
+#pragma unroll
+    for (int slot = 0; slot < kRowSlots; ++slot) {
+#pragma unroll
+      for (int call = 0; call < kKeys / kPhiloxKeys; ++call) {
+        const Philox random = dropout_bits(modifiers.dropout, modifiers.head, row_of(slot),
+                                           tile * kKeys + call * kPhiloxKeys + first_key());
+#pragma unroll
+        for (int word = 0; word < 4; ++word) {
+          kept.four[slot][call * 4 + word] = kept_weights(random.words[word], limit);
+        }
+      }
+    }
+  }
+  FLASHPORT_DEVICE static void drop(const Kept& kept, Operand& weights) {
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const unsigned four = kept.four[i % 2][step];
+        weights.a[step][i] &= i / 2 == 0 ? signs_of_bytes<0x9988>(four) : signs_of_bytes<0xbbaa>(four);
+      }
+    }
+  }
+
   // P = exp2((S - m) scale), where m is the largest score of a row so far; `factors` bring O to that m.
   FLASHPORT_DEVICE void exponentiate(Scores& scores, float scale, RowState<AttentionTiles>& state,
                                      Rows& factors) const {
@@ -295,6 +327,13 @@ class AttentionTiles {
   }
 
  private:
+  // The sign bits of the bytes that kSelector names, each eight times.
+  template <unsigned kSelector>
+  FLASHPORT_DEVICE static unsigned signs_of_bytes(unsigned bytes) {
+    unsigned signs;
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(signs) : "r"(bytes), "n"(kSelector));
+    return signs;
+  }
   FLASHPORT_DEVICE static float sigmoid_denominator(float x, float factor) {
     return 1.0f + exp2_approx(minimum_or_nan(-factor * x, 30.0f));
   }

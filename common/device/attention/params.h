@@ -18,7 +18,7 @@ struct BiasParams {
 // Dropout by position (philox.h).
 struct DropoutParams {
   const std::int64_t* rng_state;  // seed and offset, in device memory; null: no dropout
-  std::uint32_t drop_below;       // of 2^16: a weight is dropped where its 16 random bits are below
+  std::uint32_t drop_below;       // of 256: a weight is dropped where its byte of random bits is below
   float keep_scale;               // 1 / (1 - p)
 };
 

@@ -35,6 +35,7 @@ FLASHPORT_DEVICE float largest_logit(const AttentionParams& p, float most, float
 
 template <ScoreForm kForm>
 FLASHPORT_DEVICE bool drops(const AttentionParams& p) {
+  if constexpr (kForm == ScoreForm::kDropout) return true;
   return has(kForm, ScoreForm::kDropout) && p.dropout.rng_state != nullptr;
 }
 
@@ -50,6 +51,16 @@ template <class Tiles>
   requires requires { typename Tiles::Bias; }
 struct BiasOf<Tiles> {
   using Type = typename Tiles::Bias;
+};
+
+// Tiles of kernels that draw ahead have a type Kept for what they have drawn.
+template <class Tiles, bool kDrawsAhead>
+struct KeptOf {
+  struct Type {};
+};
+template <class Tiles>
+struct KeptOf<Tiles, true> {
+  using Type = typename Tiles::Kept;
 };
 
 // What the scores of a work tile are modified by, read once.
@@ -164,18 +175,26 @@ FLASHPORT_DEVICE void hide_keys(const Tiles& tiles, const AttentionParams& p, co
   });
 }
 
-// Sets the dropped weights of tile number `tile` to 0. The row sums are of all weights.
+// Sets the dropped weights of tile number `tile` to 0. The row sums are of all weights. Tiles visit those that share
+// random bits together: 16, or 8 where a tile ends within 64 keys.
 template <class Tiles>
 FLASHPORT_DEVICE void drop_weights(const Tiles& tiles, const AttentionParams& p, const Modifiers& modifiers, int tile,
                                    typename Tiles::Scores& weights) {
-  const std::uint32_t limit = p.dropout.drop_below << 16;
+  constexpr int kWords = Tiles::kDrawnTogether / 4;
+  const DropLimit limit = drop_limit(p.dropout.drop_below);
   const int first_key = tile * Tiles::kKeys + tiles.first_key();
-  // f(eight weights, slot, offset of the first)
-  tiles.for_each_eight(weights, [&](const auto& eight, int slot, int offset) {
-    const Philox random = dropout_bits(modifiers.dropout, modifiers.head, tiles.row_of(slot), first_key + offset);
-    FLASHPORT_UNROLL(8)
-    for (int i = 0; i < 8; ++i) {
-      if (random.drops(i, limit)) eight(i) = 0.0f;
+  // f(weights, slot, offset of the first)
+  tiles.for_each_drawn(weights, [&](const auto& drawn, int slot, int offset) {
+    const int first = first_key + offset;
+    const Philox random = dropout_bits(modifiers.dropout, modifiers.head, tiles.row_of(slot), first);
+    const bool second = kWords == 2 && first % kPhiloxKeys >= kPhiloxKeys / 2;
+    FLASHPORT_UNROLL(4)
+    for (int word = 0; word < kWords; ++word) {
+      const std::uint32_t kept = kept_weights(second ? random.words[word + 4 - kWords] : random.words[word], limit);
+      FLASHPORT_UNROLL(4)
+      for (int i = 0; i < 4; ++i) {
+        if ((kept & 0x80u << 8 * i) == 0) drawn(word * 4 + i) = 0.0f;
+      }
     }
   });
 }

@@ -459,7 +459,7 @@ void check_dropout(const Check& check, double dropout_p) {
 }
 
 DropoutParams dropout_params(const TensorView& rng_state, double dropout_p) {
-  constexpr double kValues = 65536;  // of a weight's 16 random bits; some weight is always kept
+  constexpr double kValues = 256;  // of a weight's byte of random bits; some weight is always kept
   const double below = std::min(std::nearbyint(dropout_p * kValues), kValues - 1);
   return {static_cast<const std::int64_t*>(rng_state.data), static_cast<std::uint32_t>(below),
           static_cast<float>(1.0 / (1.0 - dropout_p))};

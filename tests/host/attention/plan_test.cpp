@@ -159,15 +159,18 @@ TEST_F(PlanAttention, Options) {
   EXPECT_EQ(p.bias.stride_row, 500);
   EXPECT_EQ(p.bias.stride_key, 1);
   EXPECT_EQ(p.dropout.rng_state, inputs.state.data());
-  EXPECT_EQ(p.dropout.drop_below, 16384u);
+  EXPECT_EQ(p.dropout.drop_below, 64u);
   EXPECT_FLOAT_EQ(p.dropout.keep_scale, 4.0f / 3);
 
   a.alibi_slopes = inputs.floats({8});
   a.bias->shape[0] = 1;
   EXPECT_EQ(params(a).alibi_stride_seq, 0);
   EXPECT_EQ(params(a).bias.stride_seq, 0);
-  a.dropout_p = 1 - 1e-9;  // a weight in 65,536 is kept
-  EXPECT_EQ(params(a).dropout.drop_below, 65535u);
+  a.dropout_p = 0.1;
+  EXPECT_EQ(params(a).dropout.drop_below, 26u);
+  EXPECT_FLOAT_EQ(params(a).dropout.keep_scale, 1 / 0.9f);
+  a.dropout_p = 1 - 1e-9;  // a weight in 256 is kept
+  EXPECT_EQ(params(a).dropout.drop_below, 255u);
   a.dropout_p = 0;
   EXPECT_EQ(params(a).dropout.rng_state, nullptr);
 }
@@ -474,7 +477,7 @@ TEST_F(PlanAttention, MaskOfDropout) {
   EXPECT_EQ(p.strides[0], 210);
   EXPECT_EQ(p.strides[3], 2);
   EXPECT_EQ(p.dropout.rng_state, state);
-  EXPECT_EQ(p.dropout.drop_below, 32768u);
+  EXPECT_EQ(p.dropout.drop_below, 128u);
   set_multiprocessor_limit(4);
   dropout_mask(args);
   EXPECT_EQ(fake_state().launches[1].grid, 4);
