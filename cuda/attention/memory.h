@@ -72,6 +72,7 @@ struct AttentionMemory {
       16) std::int64_t offsets[kTuning.rows > kTuning.keys ? kTuning.rows : kTuning.keys];  // of rows (row_copies.h)
   alignas(16) std::int64_t value_offsets[kTuning.keys];  // two warps may find rows of queries and of values at a time
   unsigned flag;
+  unsigned unread;  // wgmma_wait_after()
 
   // One thread; a barrier of the block follows.
   FLASHPORT_DEVICE void init(const AttentionParams& p) {

@@ -21,6 +21,8 @@ class AttentionTiles {
   using Memory = AttentionMemory<kCfg>;
   static constexpr int kGroups = consumer_groups(kCfg.tuning), kRowGroups = kCfg.tuning.rows / 64;
   static constexpr int kColumns = kShape.head_dim_v / kCfg.tuning.slices;  // that a warpgroup has
+  // Whether O += P V is waited for after the exponentials, and not where the compiler puts that (docs/tuning.md).
+  static constexpr bool kWaitsLate = kShape.form != ScoreForm::kDropout && kShape.form != ScoreForm::kBias;
   static_assert(kCfg.tuning.slices == 1 || kColumns % kPanelColumns == 0);
 
  public:
@@ -281,6 +283,7 @@ class AttentionTiles {
     });
 #pragma unroll
     for (int slot = 0; slot < kRowSlots; ++slot) state.l[slot] = fma_rn(state.l[slot], factors[slot], sum[slot]);
+    if constexpr (kWaitsLate) wgmma_wait_after(__float_as_uint(sum[0]) ^ __float_as_uint(sum[1]), &memory_.unread);
   }
   FLASHPORT_DEVICE static Operand to_operand(const Scores& weights) {
     Operand operand;
