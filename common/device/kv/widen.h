@@ -1,0 +1,142 @@
+// Every format that a GPU reads as fp16: four neighbouring values of a row from its bytes, as two words of two values
+// each, the first in the low half. A routine for each format; kernels that read all of them call widen_unit() and know
+// no format themselves.
+//
+// A block's scale is one of fp16, and a value is rounded once: x = scale * code (+ minimum, by one fma). Factors that
+// lie beside the cache (KeyScales) are of any precision: Factor.
+//
+// `Row`: word(byte) are the four bytes from an even byte of the row on, half(byte) are two. What follows the row's last
+// byte may be anything.
+#pragma once
+
+#include "common/device/core/constant.h"
+#include "common/device/kv/format.h"
+#include FLASHPORT_WORDS_HEADER
+
+namespace flashport::FLASHPORT_TARGET::kv {
+
+inline constexpr int kUnitValues = 16;  // of every format, and one or two of a unit share a factor
+
+FLASHPORT_DEVICE unsigned both_halves(unsigned half) { return half * 0x10001u; }
+
+// Four codes of a byte each, up to 255, less `middle`: 0x6400 is 1024, in whose neighbourhood fp16 counts in ones.
+template <int kMiddle>
+FLASHPORT_DEVICE Words2 codes_as_halves(unsigned codes) {
+  constexpr unsigned kLess = 0xe400e400u + 0x10001u * kMiddle;  // -(1024 + middle)
+  return {add_halves(pick_bytes<0x04010400>(0x64646464u, codes), kLess),
+          add_halves(pick_bytes<0x04030402>(0x64646464u, codes), kLess)};
+}
+
+// What the codes of iq4_nl stand for (blocks.h), as signed bytes.
+FLASHPORT_DEVICE unsigned iq4_nl_bytes(unsigned codes) {
+  const unsigned places = codes & 0x07070707u;
+  const unsigned low = pick_each(0xf6eaddcfu, 0xbfad9881u, places), high = pick_each(0x71594535u, 0x26190d01u, places);
+  const unsigned is_high = (codes >> 3 & 0x01010101u) * 0xffu;
+  return (high & is_high) | (low & ~is_high);
+}
+
+// Bits 0 to 3, each as the fifth bit of a byte.
+FLASHPORT_DEVICE unsigned fifth_bits(unsigned four) { return ((four & 15u) * 0x00204081u & 0x01010101u) << 4; }
+
+// Values `first` to `first` + 3 of a row; `first` is a multiple of 4.
+template <KvFormat kFormat, class Row>
+FLASHPORT_DEVICE Words2 widen_four(const Row& row, int first) {
+  constexpr KvFormatTrait kTrait = kv_format_trait(kFormat);
+  if constexpr (kFormat == KvFormat::kFp16) {
+    return {row.word(2 * first), row.word(2 * first + 4)};
+  } else if constexpr (kFormat == KvFormat::kBf16) {
+    return {bf16_to_halves(row.word(2 * first)), bf16_to_halves(row.word(2 * first + 4))};
+  } else if constexpr (kFormat == KvFormat::kFp8E4M3) {
+    return widen_e4m3(row.word(first));
+  } else if constexpr (kFormat == KvFormat::kFp8E4M3Fnuz) {
+    return widen_e4m3fnuz(row.word(first));
+  } else if constexpr (kFormat == KvFormat::kFp8E5M2) {
+    const unsigned four = row.word(first);  // the upper halves of fp16
+    return {pick_bytes<0x01040004>(0, four), pick_bytes<0x03040204>(0, four)};
+  } else if constexpr (kFormat == KvFormat::kInt8) {
+    return codes_as_halves<128>(row.word(first) ^ 0x80808080u);
+  } else if constexpr (kFormat == KvFormat::kInt4) {
+    const unsigned two = row.half(first / 2);
+    const unsigned apart = (two | two << 8) & 0x00ff00ffu;
+    return codes_as_halves<8>(((apart | apart << 4) & 0x0f0f0f0fu) ^ 0x08080808u);
+  } else {
+    constexpr int kHalf = kTrait.block_values / 2;
+    constexpr bool kLong = kFormat == KvFormat::kQ5_0 || kFormat == KvFormat::kQ5_1;
+    constexpr bool kHasMinimum = kTrait.scale_bytes == 4;
+    const int block = first / kTrait.block_values * kTrait.block_bytes, at = first % kTrait.block_values;
+    const unsigned scale = both_halves(row.half(block));
+    Words2 x;
+    if constexpr (kFormat == KvFormat::kQ8_0) {
+      x = codes_as_halves<128>(row.word(block + kTrait.scale_bytes + at) ^ 0x80808080u);
+    } else {
+      const int codes_at = block + kTrait.scale_bytes + (kLong ? 4 : 0);
+      unsigned codes = row.word(codes_at + at % kHalf) >> at / kHalf * 4 & 0x0f0f0f0fu;
+      if constexpr (kLong) codes |= fifth_bits(row.word(block + kTrait.scale_bytes) >> at);
+      if constexpr (kFormat == KvFormat::kIq4Nl) {
+        x = codes_as_halves<128>(iq4_nl_bytes(codes) ^ 0x80808080u);
+      } else {
+        x = codes_as_halves<kHasMinimum ? 0 : kLong ? 16 : 8>(codes);
+      }
+    }
+    if constexpr (kHasMinimum) {
+      const unsigned minimum = both_halves(row.half(block + 2));
+      return {fma_halves(x.x, scale, minimum), fma_halves(x.y, scale, minimum)};
+    } else {
+      return {multiply_halves(x.x, scale), multiply_halves(x.y, scale)};
+    }
+  }
+}
+
+// f(Constant of the format), for those that GPUs read.
+template <class F>
+FLASHPORT_DEVICE void with_format(KvFormat format, const F& f) {
+  switch (format) {
+    case KvFormat::kBf16: f(Constant<KvFormat::kBf16>()); break;
+    case KvFormat::kFp8E4M3: f(Constant<KvFormat::kFp8E4M3>()); break;
+    case KvFormat::kFp8E4M3Fnuz: f(Constant<KvFormat::kFp8E4M3Fnuz>()); break;
+    case KvFormat::kFp8E5M2: f(Constant<KvFormat::kFp8E5M2>()); break;
+    case KvFormat::kInt8: f(Constant<KvFormat::kInt8>()); break;
+    case KvFormat::kInt4: f(Constant<KvFormat::kInt4>()); break;
+    case KvFormat::kQ8_0: f(Constant<KvFormat::kQ8_0>()); break;
+    case KvFormat::kQ4_0: f(Constant<KvFormat::kQ4_0>()); break;
+    case KvFormat::kQ4_1: f(Constant<KvFormat::kQ4_1>()); break;
+    case KvFormat::kQ5_0: f(Constant<KvFormat::kQ5_0>()); break;
+    case KvFormat::kQ5_1: f(Constant<KvFormat::kQ5_1>()); break;
+    case KvFormat::kIq4Nl: f(Constant<KvFormat::kIq4Nl>()); break;
+    default: f(Constant<KvFormat::kFp16>()); break;
+  }
+}
+
+// Values 16 * unit to 16 * unit + 15 of a row.
+template <KvFormat kFormat, class Row>
+FLASHPORT_DEVICE void widen_unit(unsigned (&x)[8], const Row& row, int unit) {
+  FLASHPORT_UNROLL(4)
+  for (int i = 0; i < 4; ++i) {
+    const Words2 two = widen_four<kFormat>(row, kUnitValues * unit + 4 * i);
+    x[2 * i] = two.x;
+    x[2 * i + 1] = two.y;
+  }
+}
+template <class Row>
+FLASHPORT_DEVICE void widen_unit(unsigned (&x)[8], KvFormat format, const Row& row, int unit) {
+  with_format(format, [&](auto constant) FLASHPORT_INLINE {
+    constexpr KvFormat kFormat = constant;
+    widen_unit<kFormat>(x, row, unit);
+  });
+}
+
+// A factor as the sum of two of fp16, each in both halves of a word: the product of one alone would be off by the
+// factor's rounding, the same for all values of a row.
+struct Factor {
+  unsigned high, low;
+};
+FLASHPORT_DEVICE Factor factor_of(float x) {
+  const Half high = to_half(x);
+  const Half low = to_half(x - to_float(high));
+  return {both_halves(__builtin_bit_cast(std::uint16_t, high)), both_halves(__builtin_bit_cast(std::uint16_t, low))};
+}
+FLASHPORT_DEVICE unsigned multiply_halves(unsigned x, Factor factor) {
+  return fma_halves(x, factor.high, FLASHPORT_TARGET::multiply_halves(x, factor.low));
+}
+
+}  // namespace flashport::FLASHPORT_TARGET::kv

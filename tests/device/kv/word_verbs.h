@@ -1,0 +1,65 @@
+// The verbs of common/device/kv/widen.h on a host: words of two halves or four bytes.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#define FLASHPORT_DEVICE inline
+#define FLASHPORT_INLINE
+#define FLASHPORT_UNROLL(count)
+
+namespace flashport::host_words {
+
+using Half = _Float16;
+inline Half to_half(float x) { return static_cast<Half>(x); }
+inline float to_float(Half x) { return static_cast<float>(x); }
+
+struct Words2 {
+  unsigned x, y;
+};
+
+inline unsigned pick_each(unsigned high, unsigned low, unsigned selector) {
+  unsigned picked = 0;
+  for (int i = 0; i < 32; i += 8) {
+    const unsigned from = selector >> i & 0xff;
+    picked |= ((from < 4 ? low >> 8 * from : high >> 8 * (from - 4)) & 0xff) << i;
+  }
+  return picked;
+}
+template <unsigned kSelector>
+unsigned pick_bytes(unsigned high, unsigned low) {
+  return pick_each(high, low, kSelector);
+}
+
+template <class F>
+unsigned each_half(unsigned a, unsigned b, unsigned c, const F& f) {
+  unsigned both = 0;
+  for (int i = 0; i < 32; i += 16) {
+    const auto half = [&](unsigned x) {
+      return static_cast<float>(std::bit_cast<Half>(static_cast<std::uint16_t>(x >> i)));
+    };
+    both |= unsigned{std::bit_cast<std::uint16_t>(static_cast<Half>(f(half(a), half(b), half(c))))} << i;
+  }
+  return both;
+}
+inline unsigned add_halves(unsigned a, unsigned b) {
+  return each_half(a, b, 0, [](double x, double y, double) { return x + y; });
+}
+inline unsigned multiply_halves(unsigned a, unsigned b) {
+  return each_half(a, b, 0, [](double x, double y, double) { return x * y; });
+}
+inline unsigned fma_halves(unsigned a, unsigned b, unsigned c) {  // doubles hold products of halves and most sums
+  return each_half(a, b, c, [](double x, double y, double z) { return x * y + z; });
+}
+inline unsigned bf16_to_halves(unsigned two) {
+  const auto half = [](unsigned bits) {
+    return unsigned{std::bit_cast<std::uint16_t>(static_cast<Half>(std::bit_cast<float>(bits)))};
+  };
+  return half(two << 16) | half(two & 0xffff0000u) << 16;
+}
+
+// Of fp8, each target has its own (tests/ops).
+inline Words2 widen_e4m3(unsigned) { return {}; }
+inline Words2 widen_e4m3fnuz(unsigned) { return {}; }
+
+}  // namespace flashport::host_words
