@@ -7,6 +7,7 @@
 namespace flashport::FLASHPORT_TARGET {
 
 using Words2 = uint2;
+using Floats2 = float2;
 
 // Bytes of `high` (4 to 7) and `low` (0 to 3) in the order of the selector's bytes.
 template <unsigned kSelector>
@@ -26,9 +27,15 @@ FLASHPORT_DEVICE unsigned add_halves(unsigned a, unsigned b) { return as_word(__
 FLASHPORT_DEVICE unsigned fma_halves(unsigned a, unsigned b, unsigned c) {
   return as_word(__hfma2(as_half2(a), as_half2(b), as_half2(c)));
 }
-// Two numbers of bf16 as fp16, rounded.
+FLASHPORT_DEVICE Floats2 halves_to_floats(unsigned two) { return __half22float2(as_half2(two)); }
+FLASHPORT_DEVICE Floats2 bf16_to_floats(unsigned two) {
+  return {__uint_as_float(two << 16), __uint_as_float(two & 0xffff0000u)};
+}
+FLASHPORT_DEVICE unsigned floats_to_bf16(Floats2 x) { return pack<MathType::kBf16>(x.x, x.y); }
+// Rounded.
 FLASHPORT_DEVICE unsigned bf16_to_halves(unsigned two) {
-  return pack<MathType::kFp16>(__uint_as_float(two << 16), __uint_as_float(two & 0xffff0000u));
+  const Floats2 x = bf16_to_floats(two);
+  return pack<MathType::kFp16>(x.x, x.y);
 }
 
 // Four bytes of fp8 as halves, in their order, exactly.

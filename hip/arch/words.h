@@ -37,10 +37,16 @@ FLASHPORT_DEVICE unsigned multiply_halves(unsigned a, unsigned b) { return as_wo
 FLASHPORT_DEVICE unsigned fma_halves(unsigned a, unsigned b, unsigned c) {
   return as_word(__builtin_elementwise_fma(as_half2(a), as_half2(b), as_half2(c)));
 }
-// Two numbers of bf16 as fp16, rounded.
+FLASHPORT_DEVICE Floats2 halves_to_floats(unsigned two) { return __builtin_convertvector(as_half2(two), Floats2); }
+FLASHPORT_DEVICE Floats2 bf16_to_floats(unsigned two) {
+  return {__builtin_bit_cast(float, two << 16), __builtin_bit_cast(float, two & 0xffff0000u)};
+}
+FLASHPORT_DEVICE unsigned floats_to_bf16(Floats2 x) {
+  return high_halves(round_to_bf16_bits(x.x), round_to_bf16_bits(x.y));
+}
+// Rounded.
 FLASHPORT_DEVICE unsigned bf16_to_halves(unsigned two) {
-  const Floats2 x = {__builtin_bit_cast(float, two << 16), __builtin_bit_cast(float, two & 0xffff0000u)};
-  return as_word(__builtin_convertvector(x, Half2));
+  return as_word(__builtin_convertvector(bf16_to_floats(two), Half2));
 }
 
 }  // namespace flashport::FLASHPORT_TARGET

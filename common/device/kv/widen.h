@@ -1,4 +1,4 @@
-// Every format that a GPU reads as fp16: four neighbouring values of a row from its bytes, as two words of two values
+// Every format that GPUs read as fp16: four neighbouring values of a row from its bytes, as two words of two values
 // each, the first in the low half. A routine for each format; kernels that read all of them call widen_unit() and know
 // no format themselves.
 //
@@ -87,6 +87,55 @@ FLASHPORT_DEVICE Words2 widen_four(const Row& row, int first) {
   }
 }
 
+// The same as the products of a kernel read them: fp16, or bf16, to which what is not stored as bf16 is rounded once
+// more. `scale`, of a row or a group of its values: see Factor.
+template <MathType kMath, KvFormat kFormat, class Row>
+FLASHPORT_DEVICE Words2 load_four(const Row& row, int first) {
+  if constexpr (kMath == MathType::kFp16) {
+    return widen_four<kFormat>(row, first);
+  } else if constexpr (kFormat == KvFormat::kBf16) {
+    return {row.word(2 * first), row.word(2 * first + 4)};
+  } else {
+    const Words2 x = widen_four<kFormat>(row, first);
+    return {floats_to_bf16(halves_to_floats(x.x)), floats_to_bf16(halves_to_floats(x.y))};
+  }
+}
+
+// A factor as the sum of two of fp16, each in both halves of a word: the product of one alone would be off by the
+// factor's rounding, the same for all values of a row.
+struct Factor {
+  unsigned high, low;
+};
+FLASHPORT_DEVICE Factor factor_of(float x) {
+  const Half high = to_half(x);
+  const Half low = to_half(x - to_float(high));
+  return {both_halves(__builtin_bit_cast(std::uint16_t, high)), both_halves(__builtin_bit_cast(std::uint16_t, low))};
+}
+FLASHPORT_DEVICE unsigned multiply_halves(unsigned x, Factor factor) {
+  return fma_halves(x, factor.high, FLASHPORT_TARGET::multiply_halves(x, factor.low));
+}
+
+// Four values times `scale`, which lies beside the cache.
+template <MathType kMath, KvFormat kFormat, class Row>
+FLASHPORT_DEVICE Words2 load_scaled_four(const Row& row, int first, float scale) {
+  if constexpr (kMath == MathType::kFp16) {
+    const Words2 x = widen_four<kFormat>(row, first);
+    const Factor factor = factor_of(scale);
+    return {multiply_halves(x.x, factor), multiply_halves(x.y, factor)};
+  } else {
+    const auto scaled = [&](unsigned two) FLASHPORT_INLINE {
+      const Floats2 x = kFormat == KvFormat::kBf16 ? bf16_to_floats(two) : halves_to_floats(two);
+      return floats_to_bf16({x.x * scale, x.y * scale});
+    };
+    if constexpr (kFormat == KvFormat::kBf16) {
+      return {scaled(row.word(2 * first)), scaled(row.word(2 * first + 4))};
+    } else {
+      const Words2 x = widen_four<kFormat>(row, first);
+      return {scaled(x.x), scaled(x.y)};
+    }
+  }
+}
+
 // f(Constant of the format), for those that GPUs read.
 template <class F>
 FLASHPORT_DEVICE void with_format(KvFormat format, const F& f) {
@@ -123,20 +172,6 @@ FLASHPORT_DEVICE void widen_unit(unsigned (&x)[8], KvFormat format, const Row& r
     constexpr KvFormat kFormat = constant;
     widen_unit<kFormat>(x, row, unit);
   });
-}
-
-// A factor as the sum of two of fp16, each in both halves of a word: the product of one alone would be off by the
-// factor's rounding, the same for all values of a row.
-struct Factor {
-  unsigned high, low;
-};
-FLASHPORT_DEVICE Factor factor_of(float x) {
-  const Half high = to_half(x);
-  const Half low = to_half(x - to_float(high));
-  return {both_halves(__builtin_bit_cast(std::uint16_t, high)), both_halves(__builtin_bit_cast(std::uint16_t, low))};
-}
-FLASHPORT_DEVICE unsigned multiply_halves(unsigned x, Factor factor) {
-  return fma_halves(x, factor.high, FLASHPORT_TARGET::multiply_halves(x, factor.low));
 }
 
 }  // namespace flashport::FLASHPORT_TARGET::kv

@@ -67,14 +67,27 @@ TEST(Widen, RowsAreTheReferencesRoundedOnce) {
     for (int repeat = 0; repeat < 50; ++repeat) {
       const std::vector<unsigned char> bytes = random_row(f.format, random);
       for (int unit = 0; unit < kDims / kv::kUnitValues; ++unit) {
-        unsigned x[8];
-        kv::widen_unit(x, f.format, Row{bytes.data()}, unit);
+        unsigned x[8], brain[8];
+        const Row row{bytes.data()};
+        kv::widen_unit(x, f.format, row, unit);
+        kv::with_format(f.format, [&](auto constant) {
+          constexpr KvFormat kFormat = constant;
+          for (int i = 0; i < 4; ++i) {
+            const Words2 four = kv::load_four<MathType::kBf16, kFormat>(row, kv::kUnitValues * unit + 4 * i);
+            brain[2 * i] = four.x;
+            brain[2 * i + 1] = four.y;
+          }
+        });
         for (int i = 0; i < kv::kUnitValues; ++i) {
           const double exact = stored_value(bytes.data(), f.type, kv::kUnitValues * unit + i);
           const double want = reference::round_to(exact, reference::Type::kF16), got = half_at(x, i);
           ASSERT_TRUE(got == want || (std::isnan(got) && std::isnan(want)))
               << kv_format_trait(f.format).name << ", value " << kv::kUnitValues * unit + i << ": " << got
               << ", expected " << want;
+          const double rounded =
+              reference::round_to(f.format == KvFormat::kBf16 ? exact : want, reference::Type::kBF16);
+          const double short_one = reference::decode(brain[i / 2] >> i % 2 * 16 & 0xffff, reference::kBrain);
+          ASSERT_TRUE(short_one == rounded || (std::isnan(short_one) && std::isnan(rounded)));
         }
       }
     }

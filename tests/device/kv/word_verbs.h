@@ -2,6 +2,7 @@
 #pragma once
 
 #include <bit>
+#include <cmath>
 #include <cstdint>
 
 #define FLASHPORT_DEVICE inline
@@ -51,14 +52,32 @@ inline unsigned multiply_halves(unsigned a, unsigned b) {
 inline unsigned fma_halves(unsigned a, unsigned b, unsigned c) {  // doubles hold products of halves and most sums
   return each_half(a, b, c, [](double x, double y, double z) { return x * y + z; });
 }
-inline unsigned bf16_to_halves(unsigned two) {
-  const auto half = [](unsigned bits) {
-    return unsigned{std::bit_cast<std::uint16_t>(static_cast<Half>(std::bit_cast<float>(bits)))};
+struct Floats2 {
+  float x, y;
+};
+inline Floats2 halves_to_floats(unsigned two) {
+  const auto part = [&](int i) {
+    return static_cast<float>(std::bit_cast<Half>(static_cast<std::uint16_t>(two >> i)));
   };
-  return half(two << 16) | half(two & 0xffff0000u) << 16;
+  return {part(0), part(16)};
+}
+inline Floats2 bf16_to_floats(unsigned two) {
+  return {std::bit_cast<float>(two << 16), std::bit_cast<float>(two & 0xffff0000u)};
+}
+inline unsigned floats_to_bf16(Floats2 x) {
+  const auto part = [](float f) {
+    const auto bits = std::bit_cast<std::uint32_t>(f);
+    return (std::isnan(f) ? bits | 0x400000u : bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+  };
+  return part(x.x) | part(x.y) << 16;
+}
+inline unsigned bf16_to_halves(unsigned two) {
+  const Floats2 x = bf16_to_floats(two);
+  return unsigned{std::bit_cast<std::uint16_t>(static_cast<Half>(x.x))} |
+         unsigned{std::bit_cast<std::uint16_t>(static_cast<Half>(x.y))} << 16;
 }
 
-// Of fp8, each target has its own (tests/ops).
+// Each target has its own of fp8 (tests/ops).
 inline Words2 widen_e4m3(unsigned) { return {}; }
 inline Words2 widen_e4m3fnuz(unsigned) { return {}; }
 
