@@ -10,6 +10,7 @@
 #pragma once
 
 #include "common/device/core/constant.h"
+#include "common/device/core/types.h"
 #include "common/device/kv/format.h"
 #include FLASHPORT_WORDS_HEADER
 
@@ -125,7 +126,7 @@ FLASHPORT_DEVICE Words2 load_scaled_four(const Row& row, int first, float scale)
   } else {
     const auto scaled = [&](unsigned two) FLASHPORT_INLINE {
       const Floats2 x = kFormat == KvFormat::kBf16 ? bf16_to_floats(two) : halves_to_floats(two);
-      return floats_to_bf16({x.x * scale, x.y * scale});
+      return floats_to_bf16(Floats2{x.x * scale, x.y * scale});
     };
     if constexpr (kFormat == KvFormat::kBf16) {
       return {scaled(row.word(2 * first)), scaled(row.word(2 * first + 4))};

@@ -71,7 +71,7 @@ TEST(Widen, RowsAreTheReferencesRoundedOnce) {
         const Row row{bytes.data()};
         kv::widen_unit(x, f.format, row, unit);
         kv::with_format(f.format, [&](auto constant) {
-          constexpr KvFormat kFormat = constant;
+          [[maybe_unused]] constexpr KvFormat kFormat = constant;
           for (int i = 0; i < 4; ++i) {
             const Words2 four = kv::load_four<MathType::kBf16, kFormat>(row, kv::kUnitValues * unit + 4 * i);
             brain[2 * i] = four.x;
