@@ -88,20 +88,6 @@ FLASHPORT_DEVICE Words2 widen_four(const Row& row, int first) {
   }
 }
 
-// The same as the products of a kernel read them: fp16, or bf16, to which what is not stored as bf16 is rounded once
-// more. `scale`, of a row or a group of its values: see Factor.
-template <MathType kMath, KvFormat kFormat, class Row>
-FLASHPORT_DEVICE Words2 load_four(const Row& row, int first) {
-  if constexpr (kMath == MathType::kFp16) {
-    return widen_four<kFormat>(row, first);
-  } else if constexpr (kFormat == KvFormat::kBf16) {
-    return {row.word(2 * first), row.word(2 * first + 4)};
-  } else {
-    const Words2 x = widen_four<kFormat>(row, first);
-    return {floats_to_bf16(halves_to_floats(x.x)), floats_to_bf16(halves_to_floats(x.y))};
-  }
-}
-
 // A factor as the sum of two of fp16, each in both halves of a word: the product of one alone would be off by the
 // factor's rounding, the same for all values of a row.
 struct Factor {
@@ -116,24 +102,27 @@ FLASHPORT_DEVICE unsigned multiply_halves(unsigned x, Factor factor) {
   return fma_halves(x, factor.high, FLASHPORT_TARGET::multiply_halves(x, factor.low));
 }
 
-// Four values times `scale`, which lies beside the cache.
+// Four values as the products of a kernel read them: fp16, or bf16, to which what is not stored as bf16 is rounded once
+// more. `has_scale`: they are multiplied by `scale`, which lies beside the cache.
 template <MathType kMath, KvFormat kFormat, class Row>
-FLASHPORT_DEVICE Words2 load_scaled_four(const Row& row, int first, float scale) {
+FLASHPORT_DEVICE Words2 load_four(const Row& row, int first, bool has_scale, float scale) {
   if constexpr (kMath == MathType::kFp16) {
     const Words2 x = widen_four<kFormat>(row, first);
+    if (!has_scale) return x;
     const Factor factor = factor_of(scale);
     return {multiply_halves(x.x, factor), multiply_halves(x.y, factor)};
+  } else if constexpr (kFormat == KvFormat::kBf16) {
+    const Words2 x{row.word(2 * first), row.word(2 * first + 4)};
+    if (!has_scale) return x;
+    const Floats2 low = bf16_to_floats(x.x), high = bf16_to_floats(x.y);
+    return {floats_to_bf16(Floats2{low.x * scale, low.y * scale}),
+            floats_to_bf16(Floats2{high.x * scale, high.y * scale})};
   } else {
-    const auto scaled = [&](unsigned two) FLASHPORT_INLINE {
-      const Floats2 x = kFormat == KvFormat::kBf16 ? bf16_to_floats(two) : halves_to_floats(two);
-      return floats_to_bf16(Floats2{x.x * scale, x.y * scale});
-    };
-    if constexpr (kFormat == KvFormat::kBf16) {
-      return {scaled(row.word(2 * first)), scaled(row.word(2 * first + 4))};
-    } else {
-      const Words2 x = widen_four<kFormat>(row, first);
-      return {scaled(x.x), scaled(x.y)};
-    }
+    const Words2 x = widen_four<kFormat>(row, first);
+    const Floats2 low = halves_to_floats(x.x), high = halves_to_floats(x.y);
+    const float factor = has_scale ? scale : 1.0f;
+    return {floats_to_bf16(Floats2{low.x * factor, low.y * factor}),
+            floats_to_bf16(Floats2{high.x * factor, high.y * factor})};
   }
 }
 

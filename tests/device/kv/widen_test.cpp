@@ -73,7 +73,8 @@ TEST(Widen, RowsAreTheReferencesRoundedOnce) {
         kv::with_format(f.format, [&](auto constant) {
           [[maybe_unused]] constexpr KvFormat kFormat = constant;
           for (int i = 0; i < 4; ++i) {
-            const Words2 four = kv::load_four<MathType::kBf16, kFormat>(row, kv::kUnitValues * unit + 4 * i);
+            const Words2 four =
+                kv::load_four<MathType::kBf16, kFormat>(row, kv::kUnitValues * unit + 4 * i, false, 0.0f);
             brain[2 * i] = four.x;
             brain[2 * i + 1] = four.y;
           }
