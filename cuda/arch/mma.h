@@ -29,6 +29,12 @@ FLASHPORT_DEVICE void copy_async(void* to, const void* from, bool valid) {
   }
 }
 
+// Copies the first `bytes` of 16, and zeros in place of the others, which are not read.
+FLASHPORT_DEVICE void copy_async_first(void* to, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
+               : "memory");
+}
+
 // A cache line that is read once leaves L2 first: what is read again (queries, page numbers, partial results) stays.
 // This is what createpolicy.fractional.L2::evict_first gives for all of the lines. As a constant it lies in uniform
 // registers, where copies want it; what createpolicy returns is moved there again for each of them.

@@ -4,6 +4,7 @@
 
 #include "cuda/arch/block.h"
 
+#define FLASHPORT_WORDS_HEADER "cuda/arch/words.h"
 #define FLASHPORT_DECODE_TUNING_HEADER "cuda/tuning/decode/sm90a.h"
 #define FLASHPORT_GATED_DELTA_TUNING_HEADER "cuda/tuning/gated_delta/sm90a.h"
 #define FLASHPORT_ATTENTION_TUNING_HEADER "cuda/tuning/attention/sm90a.h"

@@ -48,7 +48,9 @@ FLASHPORT_DEVICE void decode_block(const DecodeParamsOf<kCfg>& p, DecodeShared<k
   } else {
     leave_registers<kCfg>();
     const Block producers = part(kCompute, producer_threads(kCfg), kProducerBarrier);
-    if (together) {
+    if constexpr (reads_segments(kCfg.shape)) {
+      SegmentProducer<kCfg, DecodeShared<kCfg>>(producers, own).run(p, range);
+    } else if (together) {
       KvProducer<kCfg, kTeams, DecodeShared<kCfg>>(p, producers, range.line, shared).run(p, range);
     } else {
       KvProducer<kCfg, 1, DecodeShared<kCfg>>(p, producers, range.line, shared).run(p, range);

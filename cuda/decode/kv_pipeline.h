@@ -27,7 +27,7 @@ struct DecodeShared;  // of a team; those of a block's teams lie side by side
 // Rows of a tile, from the beginning of the first team's on.
 template <DecodeConfig kCfg, int kDim>
 using TileLayout = std::conditional_t<uses_wgmma(kCfg.shape), PanelLayout<kDim, turn_keys(kCfg)>,
-                                      RowLayout<kCfg.shape.k_format, kDim, kCfg.tuning.teams, turn_keys(kCfg)>>;
+                                      RowLayout<product_format(kCfg.shape), kDim, kCfg.tuning.teams, turn_keys(kCfg)>>;
 template <DecodeConfig kCfg, int kDim>
 struct TileRows : TileLayout<kCfg, kDim> {
   using Base = TileLayout<kCfg, kDim>;
@@ -60,15 +60,18 @@ struct KvRing {
   alignas(8) std::uint64_t ready[kTiles];  // of a tile, and of the query tile that was asked for before it
   std::uint64_t free[kTiles];
   std::uint64_t query_free[kQueries];
-  int pages[kLookAhead][turn_keys(kCfg)];
+  static constexpr int kLookedUp = reads_segments(kCfg.shape) ? 1 : turn_keys(kCfg);  // segment_producer.h has its own
+  int pages[kLookAhead][kLookedUp];
   // Where the rows of the leaf that is being copied lie.
-  const char* key_rows[turn_keys(kCfg)];
-  const char* value_rows[turn_keys(kCfg)];
+  const char* key_rows[kLookedUp];
+  const char* value_rows[kLookedUp];
 
-  // `thread`: of the team. Producers of all teams arrive at `ready`, or its own once for each of them.
+  // `thread`: of the team. Producers of all teams arrive at `ready`, or its own once for each of them; waves that widen
+  // arrive as one.
   FLASHPORT_DEVICE void init(unsigned thread) {
     const unsigned i = thread;
-    if (i < kTiles) mbarrier_init(&ready[i], kCfg.tuning.teams * kCfg.tuning.producer_waves * kWaveSize);
+    constexpr int kProducers = kCfg.tuning.teams * kCfg.tuning.producer_waves;
+    if (i < kTiles) mbarrier_init(&ready[i], reads_segments(kCfg.shape) ? kProducers : kProducers * kWaveSize);
     if (i < kTiles) mbarrier_init(&free[i], kCfg.tuning.waves);
     if (i < kQueries) mbarrier_init(&query_free[i], kCfg.tuning.waves);
   }

@@ -10,6 +10,7 @@
 #include "cuda/decode/kv_operand.h"
 #include "cuda/decode/kv_pipeline.h"
 #include "cuda/decode/new_keys.h"
+#include "cuda/decode/segment_producer.h"
 #include FLASHPORT_DECODE_TUNING_HEADER
 
 namespace flashport::FLASHPORT_TARGET::decode {
@@ -39,7 +40,7 @@ constexpr DecodeSplit decode_split(const DecodeConfig& cfg) {
 }
 
 template <DecodeConfig kCfg>
-struct DecodeShared : NewKeyStages<kCfg> {
+struct DecodeShared : NewKeyStages<kCfg>, SegmentStages<kCfg> {
   static constexpr int kRowPitch = (kCfg.shape.rows / 8 | 1) * 8;
   KvRing<kCfg> ring;
   // What the waves that share query rows tell each other, of this turn and the one before.

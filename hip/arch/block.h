@@ -26,6 +26,9 @@
 
 namespace flashport::FLASHPORT_TARGET {
 
+// Of fp8 numbers: NVIDIA's and the Open Compute Project's, or AMD's first, which has one zero and one NaN.
+enum class Fp8Form { kNone, kOcp, kFnuz };
+
 inline constexpr int kVectorFloats = 4;      // columns of a row that a thread takes at a time
 inline constexpr int kMergeUnroll = 8;       // parts in flight while merging
 inline constexpr int kGroupsAtOnce = 2;      // groups of partial results in flight while they are combined

@@ -5,6 +5,7 @@
 
 #include "hip/arch/block.h"
 
+#define FLASHPORT_WORDS_HEADER "hip/arch/fp8.h"
 #define FLASHPORT_STATE_TILE_HEADER "hip/gated_delta/state_tile.h"
 #define FLASHPORT_ATTENTION_COPIES_HEADER "hip/attention/transposing_copies.h"
 #define FLASHPORT_ATTENTION_TILES_HEADER "hip/attention/wmma_tiles.h"
@@ -13,7 +14,7 @@
 
 namespace flashport::gfx11 {
 
-inline constexpr bool kConvertsFnuz = false;  // it has no conversion instructions of fp8
+inline constexpr Fp8Form kConvertedFp8 = Fp8Form::kNone;  // it has no conversion instructions of fp8
 
 FLASHPORT_DEVICE void await_stores() { asm volatile("s_waitcnt_vscnt null, 0x0" ::: "memory"); }
 

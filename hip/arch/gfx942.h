@@ -5,6 +5,7 @@
 
 #include "hip/arch/block.h"
 
+#define FLASHPORT_WORDS_HEADER "hip/arch/fp8.h"
 #define FLASHPORT_STATE_TILE_HEADER "hip/gated_delta/state_tile.h"
 #define FLASHPORT_ATTENTION_COPIES_HEADER "hip/attention/transposing_copies.h"
 #define FLASHPORT_ATTENTION_TILES_HEADER "hip/attention/mfma_tiles.h"
@@ -13,7 +14,7 @@
 
 namespace flashport::gfx942 {
 
-inline constexpr bool kConvertsFnuz = true;  // its conversion instructions read fp8 in FNUZ form, else in OCP form
+inline constexpr Fp8Form kConvertedFp8 = Fp8Form::kFnuz;  // what its conversion instructions read
 inline constexpr bool kConvertsToBf16 = false;
 inline constexpr bool kHasWideMfma = false;  // 32x32x16
 inline constexpr bool kHasPermlaneSwap = false;

@@ -5,6 +5,7 @@
 
 #include "hip/arch/block.h"
 
+#define FLASHPORT_WORDS_HEADER "hip/arch/fp8.h"
 #define FLASHPORT_STATE_TILE_HEADER "hip/gated_delta/state_tile.h"
 #define FLASHPORT_ATTENTION_COPIES_HEADER "hip/attention/direct_copies.h"
 #define FLASHPORT_ATTENTION_TILES_HEADER "hip/attention/mfma_tiles.h"
@@ -13,9 +14,9 @@
 
 namespace flashport::gfx950 {
 
-inline constexpr bool kConvertsFnuz = false;   // its conversion instructions read fp8 in OCP form
-inline constexpr bool kConvertsToBf16 = true;  // v_cvt_pk_bf16_f32
-inline constexpr bool kHasWideMfma = true;     // 32x32x16
+inline constexpr Fp8Form kConvertedFp8 = Fp8Form::kOcp;  // what its conversion instructions read
+inline constexpr bool kConvertsToBf16 = true;            // v_cvt_pk_bf16_f32
+inline constexpr bool kHasWideMfma = true;               // 32x32x16
 inline constexpr bool kHasPermlaneSwap = true;
 inline constexpr int kSharedBytes = 160 * 1024;  // LDS of a CU
 

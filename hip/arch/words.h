@@ -16,6 +16,10 @@ template <unsigned kSelector>
 FLASHPORT_DEVICE unsigned pick_bytes(unsigned high, unsigned low) {
   return __builtin_amdgcn_perm(high, low, kSelector);
 }
+// The same by a selector that is not known before.
+FLASHPORT_DEVICE unsigned pick_each(unsigned high, unsigned low, unsigned selector) {
+  return __builtin_amdgcn_perm(high, low, selector);
+}
 // The low or the high halves of two registers, `first` in the low half.
 FLASHPORT_DEVICE unsigned low_halves(unsigned first, unsigned second) { return pick_bytes<0x05040100>(second, first); }
 FLASHPORT_DEVICE unsigned high_halves(unsigned first, unsigned second) { return pick_bytes<0x07060302>(second, first); }
@@ -28,5 +32,19 @@ FLASHPORT_DEVICE unsigned round_to_bf16_bits(float x) {
 
 FLASHPORT_DEVICE Half2 as_half2(unsigned x) { return __builtin_bit_cast(Half2, x); }
 FLASHPORT_DEVICE unsigned as_word(Half2 x) { return __builtin_bit_cast(unsigned, x); }
+FLASHPORT_DEVICE unsigned add_halves(unsigned a, unsigned b) { return as_word(as_half2(a) + as_half2(b)); }
+FLASHPORT_DEVICE unsigned multiply_halves(unsigned a, unsigned b) { return as_word(as_half2(a) * as_half2(b)); }
+FLASHPORT_DEVICE unsigned fma_halves(unsigned a, unsigned b, unsigned c) {
+  return as_word(__builtin_elementwise_fma(as_half2(a), as_half2(b), as_half2(c)));
+}
+FLASHPORT_DEVICE Floats2 halves_to_floats(unsigned two) { return __builtin_convertvector(as_half2(two), Floats2); }
+FLASHPORT_DEVICE Floats2 bf16_to_floats(unsigned two) {
+  return {__builtin_bit_cast(float, two << 16), __builtin_bit_cast(float, two & 0xffff0000u)};
+}
+FLASHPORT_DEVICE unsigned floats_to_bf16(Floats2 x) {
+  return high_halves(round_to_bf16_bits(x.x), round_to_bf16_bits(x.y));
+}
+FLASHPORT_DEVICE unsigned floats_to_halves(Floats2 x) { return as_word(__builtin_convertvector(x, Half2)); }
+FLASHPORT_DEVICE unsigned bf16_to_halves(unsigned two) { return floats_to_halves(bf16_to_floats(two)); }
 
 }  // namespace flashport::FLASHPORT_TARGET

@@ -18,7 +18,7 @@ FLASHPORT_DEVICE Words2 widen_e4m3(unsigned four) {
   } else {
     // The high half of a float is a bf16.
     Floats2 low, high;
-    if constexpr (kv::kNativeFp8 == KvFormat::kFp8E4M3) {
+    if constexpr (kConvertedFp8 == Fp8Form::kOcp) {
       low = __builtin_amdgcn_cvt_pk_f32_fp8(static_cast<int>(four), false);
       high = __builtin_amdgcn_cvt_pk_f32_fp8(static_cast<int>(four), true);
     } else {
@@ -46,12 +46,6 @@ FLASHPORT_DEVICE Words2 widen_four(unsigned four, unsigned scale) {
     const unsigned scales = low_halves(scale, scale);
     return kv::scale_halves(halves, scales, scales);  // the product's one rounding
   }
-}
-
-// Two numbers of bf16 as fp16, rounded.
-FLASHPORT_DEVICE unsigned bf16_to_halves(unsigned two) {
-  const Floats2 x = {__builtin_bit_cast(float, two << 16), __builtin_bit_cast(float, two & 0xffff0000u)};
-  return as_word(__builtin_convertvector(x, Half2));
 }
 
 constexpr bool is_wide(KvFormat format) { return format == KvFormat::kFp16 || format == KvFormat::kBf16; }

@@ -19,6 +19,11 @@ struct DecodeShape {
   bool appends = false;  // writes new keys and values as it comes to them (new_keys.h), and turns the queries
 };
 constexpr bool reads_segments(const DecodeShape& shape) { return shape.k_format == KvFormat::kAny; }
+// What the rows are that products read: as stored or, of any format, widened to the math type.
+constexpr KvFormat product_format(const DecodeShape& shape) {
+  if (!reads_segments(shape)) return shape.k_format;
+  return shape.math == MathType::kBf16 ? KvFormat::kBf16 : KvFormat::kFp16;
+}
 
 struct DecodeTuning {
   int waves;                      // compute waves of a block

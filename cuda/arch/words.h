@@ -1,0 +1,54 @@
+// Words of two halves or four bytes, and their parts put together anew.
+#pragma once
+
+#include "cuda/arch/fp8.h"
+#include "cuda/arch/mma.h"
+
+namespace flashport::FLASHPORT_TARGET {
+
+using Words2 = uint2;
+using Floats2 = float2;
+
+// Bytes of `high` (4 to 7) and `low` (0 to 3) in the order of the selector's bytes.
+template <unsigned kSelector>
+FLASHPORT_DEVICE unsigned pick_bytes(unsigned high, unsigned low) {
+  constexpr unsigned kNibbles =
+      (kSelector & 7u) | (kSelector >> 4 & 0x70u) | (kSelector >> 8 & 0x700u) | (kSelector >> 12 & 0x7000u);
+  return __byte_perm(low, high, kNibbles);
+}
+// The same by a selector that is not known before.
+FLASHPORT_DEVICE unsigned pick_each(unsigned high, unsigned low, unsigned selector) {
+  return __byte_perm(low, high, __byte_perm(selector | selector >> 4, 0, 0x4420));
+}
+
+FLASHPORT_DEVICE __half2 as_half2(unsigned x) { return reinterpret_cast<const __half2&>(x); }
+FLASHPORT_DEVICE unsigned as_word(__half2 x) { return reinterpret_cast<const unsigned&>(x); }
+FLASHPORT_DEVICE unsigned add_halves(unsigned a, unsigned b) { return as_word(__hadd2_rn(as_half2(a), as_half2(b))); }
+FLASHPORT_DEVICE unsigned fma_halves(unsigned a, unsigned b, unsigned c) {
+  return as_word(__hfma2(as_half2(a), as_half2(b), as_half2(c)));
+}
+FLASHPORT_DEVICE Floats2 halves_to_floats(unsigned two) { return __half22float2(as_half2(two)); }
+FLASHPORT_DEVICE Floats2 bf16_to_floats(unsigned two) {
+  return {__uint_as_float(two << 16), __uint_as_float(two & 0xffff0000u)};
+}
+FLASHPORT_DEVICE unsigned floats_to_bf16(Floats2 x) { return pack<MathType::kBf16>(x.x, x.y); }
+FLASHPORT_DEVICE unsigned floats_to_halves(Floats2 x) { return pack<MathType::kFp16>(x.x, x.y); }
+FLASHPORT_DEVICE unsigned bf16_to_halves(unsigned two) { return floats_to_halves(bf16_to_floats(two)); }
+
+// Four bytes of fp8 as halves, in their order, exactly.
+FLASHPORT_DEVICE Words2 widen_e4m3(unsigned four) {
+  Words2 x;
+  widen_fp8(x.x, x.y, four);
+  return x;
+}
+// FNUZ: a byte shifted into fp16's fields is 2^-7 of its value, subnormals included. The one NaN, code 0x80, becomes a
+// half of ones.
+FLASHPORT_DEVICE unsigned widen_e4m3fnuz_pair(unsigned high_bytes) {
+  const unsigned shifted = (high_bytes & 0x80008000u) | (high_bytes >> 1 & 0x3f803f80u);
+  return multiply_halves(shifted, 0x58005800u) | __vcmpeq2(high_bytes, 0x80008000u);
+}
+FLASHPORT_DEVICE Words2 widen_e4m3fnuz(unsigned four) {
+  return {widen_e4m3fnuz_pair(pick_bytes<0x01040004>(0, four)), widen_e4m3fnuz_pair(pick_bytes<0x03040204>(0, four))};
+}
+
+}  // namespace flashport::FLASHPORT_TARGET

@@ -1,0 +1,116 @@
+// What every format widens to against the reference's codecs: rows of random bytes, in which blocks have scales of
+// ordinary size.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#define FLASHPORT_TARGET host_words
+#define FLASHPORT_WORDS_HEADER "tests/device/kv/word_verbs.h"
+#include "common/device/kv/widen.h"
+#include "tests/reference/blocks.h"
+
+namespace flashport::host_words {
+namespace {
+
+constexpr int kDims = 192;
+
+struct Row {
+  const unsigned char* bytes;
+  unsigned half(int byte) const { return reference::load_as<std::uint16_t>(bytes + byte); }
+  unsigned word(int byte) const {
+    EXPECT_EQ(byte % 2, 0);
+    return reference::load_as<std::uint32_t>(bytes + byte);
+  }
+};
+
+double half_at(const unsigned (&x)[8], int i) {
+  return reference::decode(x[i / 2] >> i % 2 * 16 & 0xffff, reference::kHalf);
+}
+
+double stored_value(const unsigned char* row, reference::Type type, int at) {
+  if (reference::is_blocks(type)) return reference::read_block_value(type, row, at);
+  if (type == reference::Type::kI4) return static_cast<signed char>((row[at / 2] >> at % 2 * 4 & 15) << 4) / 16;
+  return reference::read_number(row + at * reference::type_bytes(type), type);
+}
+
+struct Format {
+  KvFormat format;
+  reference::Type type;
+};
+constexpr Format kFormats[] = {{KvFormat::kFp16, reference::Type::kF16},     {KvFormat::kBf16, reference::Type::kBF16},
+                               {KvFormat::kFp8E5M2, reference::Type::kE5M2}, {KvFormat::kInt8, reference::Type::kI8},
+                               {KvFormat::kInt4, reference::Type::kI4},      {KvFormat::kQ8_0, reference::Type::kQ8_0},
+                               {KvFormat::kQ4_0, reference::Type::kQ4_0},    {KvFormat::kQ4_1, reference::Type::kQ4_1},
+                               {KvFormat::kQ5_0, reference::Type::kQ5_0},    {KvFormat::kQ5_1, reference::Type::kQ5_1},
+                               {KvFormat::kIq4Nl, reference::Type::kIq4Nl}};
+
+std::vector<unsigned char> random_row(KvFormat format, std::mt19937& random) {
+  const KvFormatTrait trait = kv_format_trait(format);
+  std::vector<unsigned char> row(static_cast<std::size_t>(kv_row_bytes(format, kDims)) + 2);
+  for (unsigned char& byte : row) byte = static_cast<unsigned char>(random());
+  std::uniform_real_distribution<double> scale(-2.0, 2.0);
+  for (int block = 0; trait.scale_bytes > 0 && block < kDims / trait.block_values; ++block) {
+    for (int byte = 0; byte < trait.scale_bytes; byte += 2) {
+      reference::write_number(row.data() + block * trait.block_bytes + byte, reference::Type::kF16, scale(random));
+    }
+  }
+  return row;
+}
+
+TEST(Widen, RowsAreTheReferencesRoundedOnce) {
+  std::mt19937 random(1);
+  for (const Format& f : kFormats) {
+    for (int repeat = 0; repeat < 50; ++repeat) {
+      const std::vector<unsigned char> bytes = random_row(f.format, random);
+      for (int unit = 0; unit < kDims / kv::kUnitValues; ++unit) {
+        unsigned x[8], brain[8];
+        const Row row{bytes.data()};
+        kv::widen_unit(x, f.format, row, unit);
+        kv::with_format(f.format, [&](auto constant) {
+          [[maybe_unused]] constexpr KvFormat kFormat = constant;
+          for (int i = 0; i < 4; ++i) {
+            const Words2 four =
+                kv::load_four<MathType::kBf16, kFormat, false>(row, kv::kUnitValues * unit + 4 * i, 0.0f);
+            brain[2 * i] = four.x;
+            brain[2 * i + 1] = four.y;
+          }
+        });
+        for (int i = 0; i < kv::kUnitValues; ++i) {
+          const double exact = stored_value(bytes.data(), f.type, kv::kUnitValues * unit + i);
+          const double want = reference::round_to(exact, reference::Type::kF16), got = half_at(x, i);
+          ASSERT_TRUE(got == want || (std::isnan(got) && std::isnan(want)))
+              << kv_format_trait(f.format).name << ", value " << kv::kUnitValues * unit + i << ": " << got
+              << ", expected " << want;
+          const double rounded = reference::round_to(exact, reference::Type::kBF16);
+          const double short_one = reference::decode(brain[i / 2] >> i % 2 * 16 & 0xffff, reference::kBrain);
+          ASSERT_TRUE(short_one == rounded || (std::isnan(short_one) && std::isnan(rounded)));
+        }
+      }
+    }
+  }
+}
+
+// The sum of two halves is the factor to one part in 2^21, so products differ from the exact ones by hardly more than
+// the rounding.
+TEST(Widen, FactorsKeepTheirPrecision) {
+  std::mt19937 random(2);
+  std::uniform_real_distribution<float> any(1e-3f, 2.0f);
+  for (int repeat = 0; repeat < 2000; ++repeat) {
+    const float factor = any(random);
+    const double value = static_cast<int>(random() % 255) - 127;
+    unsigned code;
+    const auto bits = reference::encode(value, reference::kHalf);
+    code = kv::multiply_halves(bits | bits << 16, kv::factor_of(factor));
+    const double exact = value * static_cast<double>(factor);
+    const double unit = std::ldexp(1.0, std::ilogb(exact == 0 ? 1.0 : exact) - 10);
+    EXPECT_LE(std::fabs(reference::decode(code & 0xffff, reference::kHalf) - exact), 0.502 * unit + 1e-7) << factor;
+    EXPECT_EQ(code & 0xffff, code >> 16);
+  }
+}
+
+}  // namespace
+}  // namespace flashport::host_words
