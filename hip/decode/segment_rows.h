@@ -1,0 +1,186 @@
+// Leaves of a cache of segments (common/device/decode/segments.h) on their way to matrix instructions. A leaf's places
+// are looked up one leaf ahead. When its turn comes, the block widens its keys, and after the scores its values, to the
+// math type, with the factors that lie beside the cache, into one tile of shared memory, from which waves read what
+// they multiply: from there on nothing depends on a format.
+//
+// A thread widens spans of 32 values, which is one block of ggml's formats. Neighbouring rows of one segment are a run;
+// its format is the same for all threads. Rows that the leaf does not have, and dims that a row does not have, are
+// zero.
+#pragma once
+
+#include "common/device/decode/schedule.h"
+#include "common/device/kv/widen.h"
+#include "hip/arch/words.h"
+
+namespace flashport::FLASHPORT_TARGET::decode {
+
+inline constexpr int kSpanValues = 32;
+inline constexpr int kOctets = kSpanValues / 8;  // of values that share a factor
+
+// The tile that a leaf's rows are widened to, all of them or `kRows` at a time.
+template <DecodeConfig kCfg>
+struct WideTile {
+  static constexpr int kQk = kCfg.shape.head_dim_qk, kV = kCfg.shape.head_dim_v, kDims = kQk > kV ? kQk : kV;
+  static constexpr int kRows = kDims <= 256 || kSharedBytes > 96 * 1024 ? kLeafKeys : kLeafKeys / 2;
+  alignas(16) std::uint16_t rows[kRows][kDims + 8];  // a pitch of 16 bytes more spreads rows over the banks
+  kv::TokenCoord places[kLeafKeys];
+};
+
+// A row in device memory, from some byte on.
+struct GlobalRow {
+  GlobalBytes at;
+  FLASHPORT_DEVICE unsigned word(int byte) const { return load_words<1>(at + byte)[0]; }
+  FLASHPORT_DEVICE unsigned half(int byte) const { return load_half_word(at + byte); }
+};
+
+template <DecodeConfig kCfg>
+class SegmentRows {
+  static constexpr MathType kMath = kCfg.shape.math;
+  using Tile = WideTile<kCfg>;
+
+ public:
+  FLASHPORT_DEVICE SegmentRows(const MixedDecodeParams& p, const Block& block, Tile& tile)
+      : p_(p), block_(block), tile_(tile) {}
+
+  // Looks up the leaf that `ahead` is at, a thread each key. Its turn comes with begin_leaf().
+  FLASHPORT_DEVICE void look_up(const LeafCursor& ahead) {
+    const Segment& s = ahead.segment;
+    if (s.seq != next_.seq) next_.starts = segment_starts(reread(p_), s.seq);
+    next_.seq = s.seq;
+    next_.kv_head = s.kv_head;
+    next_.first = ahead.key();
+    next_.low = maximum(s.key_low - next_.first, 0);
+    next_.high = ahead.done() ? 0 : minimum(s.key_high - next_.first, kLeafKeys);
+    place_ = {0, -1};
+    const int key = block_.thread();
+    for_each_run(next_, 0, kLeafKeys, [&](const CacheSegment& segment, int first, int low, int high) FLASHPORT_INLINE {
+      if (key >= low && key < high) place_ = segment_coord(segment, next_.seq, next_.first + key - first);
+    });
+  }
+
+  // After it the tile may be written. Holds a barrier.
+  FLASHPORT_DEVICE void begin_leaf() {
+    now_ = next_;
+    if (block_.thread() < kLeafKeys) tile_.places[block_.thread()] = place_;
+    sync_shared();
+  }
+
+  // Rows `from` to `from` + Tile::kRows - 1 of the leaf's keys or values, and a barrier.
+  FLASHPORT_DEVICE void widen_keys(int from) const {
+    widen<kCfg.shape.head_dim_qk>(from, p_.head_dim_qk, [](const CacheSegment& segment) FLASHPORT_INLINE {
+      return Side{segment.cache.k, segment.k_scale, segment.k_format};
+    });
+  }
+  FLASHPORT_DEVICE void widen_values(int from) const {
+    widen<kCfg.shape.head_dim_v>(from, p_.head_dim_v, [](const CacheSegment& segment) FLASHPORT_INLINE {
+      return Side{segment.cache.v, segment.v_scale, segment.v_format};
+    });
+  }
+
+ private:
+  struct Side {
+    const CacheParams& cache;
+    const KeyScales& scales;
+    KvFormat format;
+  };
+  // Keys [low, high) of the leaf that begins at key `first` exist.
+  struct LeafKeys {
+    int seq = -1, kv_head, first, low, high;
+    SegmentStarts starts;
+  };
+
+  // f(segment, its first key, rows [low, high) of the leaf that it has), of rows [from, to)
+  template <class F>
+  FLASHPORT_DEVICE void for_each_run(const LeafKeys& leaf, int from, int to, const F& f) const {
+    const int end = minimum(leaf.high, to);
+    FLASHPORT_UNROLL(1)
+    for (int low = maximum(leaf.low, from); low < end;) {
+      const SegmentKey at = segment_key(leaf.starts, leaf.first + low);
+      int high = end;
+      FLASHPORT_UNROLL(4)
+      for (int i = 1; i < kMostSegments; ++i) {
+        if (i > at.segment) high = minimum(high, leaf.starts.first[i] - leaf.first);
+      }
+      f(reread(p_).segments[at.segment], leaf.first + low - at.key, low, high);
+      low = high;
+    }
+  }
+
+  template <int kDims, class F>
+  FLASHPORT_DEVICE void widen(int from, int dims, const F& side_of) const {
+    constexpr int kSpans = kDims / kSpanValues;
+    const auto for_each_span = [&](int low, int high, const auto& f) FLASHPORT_INLINE {
+      FLASHPORT_UNROLL(1)
+      for (int i = low * kSpans + block_.thread(); i < high * kSpans; i += block_.threads()) {
+        const int row = i / kSpans, span = i % kSpans;
+        unsigned x[kSpanValues / 2] = {};
+        f(x, row, span * kSpanValues);
+        auto* to = reinterpret_cast<Words4*>(&tile_.rows[row - from][span * kSpanValues]);
+#pragma unroll
+        for (int word = 0; word < kSpanValues / 2; word += 4) {
+          to[word / 4] = Words4{x[word], x[word + 1], x[word + 2], x[word + 3]};
+        }
+      }
+    };
+    const auto nothing = [](auto&, int, int) FLASHPORT_INLINE {};
+    const int to = from + Tile::kRows;
+    for_each_span(from, minimum(now_.low, to), nothing);
+    for_each_run(now_, from, to, [&](const CacheSegment& segment, int, int low, int high) FLASHPORT_INLINE {
+      const Side side = side_of(segment);
+      for_each_span(low, high, [&](auto& x, int row, int dim) FLASHPORT_INLINE {
+        if (dim < dims) widen_span(x, side, tile_.places[row], dim, minimum(dims - dim, kSpanValues));
+      });
+    });
+    for_each_span(maximum(maximum(now_.high, now_.low), from), to, nothing);
+    sync_shared();
+  }
+
+  // `count` values from `dim` on, a multiple of 8.
+  FLASHPORT_DEVICE void widen_span(unsigned (&x)[kSpanValues / 2], const Side& side, kv::TokenCoord place, int dim,
+                                   int count) const {
+    const int head = recompute_scalar(now_.kv_head);
+    const bool has_scales = side.scales.data != nullptr;
+    float scales[kOctets] = {1.0f, 1.0f, 1.0f, 1.0f};
+    if (has_scales) load_scales(scales, side.scales, kv::scale_element(side.scales, place, head), dim, count);
+    const GlobalBytes row = (GlobalBytes)(side.cache.data) + kv::row_offset(side.cache, place, head);
+    kv::with_format(side.format, [&](auto constant) FLASHPORT_INLINE {
+      constexpr KvFormat kFormat = constant;
+      constexpr bool kMayEndInside = kv_format_trait(kFormat).block_values == 1;
+      const GlobalRow span{row + kv_row_bytes(kFormat, dim)};
+#pragma unroll
+      for (int i = 0; i < kSpanValues; i += 4) {
+        const int first = kMayEndInside && i / 8 * 8 >= count ? i % 8 : i;  // past the end its first ones, to be zeroed
+        const Words2 two = kv::load_four<kMath, kFormat>(span, first, kMath == MathType::kBf16, scales[i / 8]);
+        x[i / 2] = two.x;
+        x[i / 2 + 1] = two.y;
+      }
+    });
+    if (kMath == MathType::kFp16 && has_scales) {  // by the sum of two of fp16, an infinity by 1 would become NaN
+#pragma unroll
+      for (int i = 0; i < kSpanValues / 2; ++i) x[i] = kv::multiply_halves(x[i], kv::factor_of(scales[i / 4]));
+    }
+    if (count < kSpanValues) {
+#pragma unroll
+      for (int i = 0; i < kSpanValues / 2; ++i) x[i] = 2 * i < count ? x[i] : 0;
+    }
+  }
+
+  // The factor of each eight values.
+  FLASHPORT_DEVICE static void load_scales(float (&to)[kOctets], const KeyScales& scales, std::int64_t element, int dim,
+                                           int count) {
+#pragma unroll
+    for (int octet = 0; octet < kOctets; ++octet) {
+      const int first = dim + (8 * octet < count ? 8 * octet : 0);
+      const int group = scales.dims_per_scale > 0 ? first / scales.dims_per_scale : 0;
+      to[octet] = load_as_float(scales.data, scales.dtype, element + group * scales.stride_group);
+    }
+  }
+
+  const MixedDecodeParams& p_;
+  const Block& block_;
+  Tile& tile_;
+  LeafKeys now_, next_;
+  kv::TokenCoord place_;
+};
+
+}  // namespace flashport::FLASHPORT_TARGET::decode
