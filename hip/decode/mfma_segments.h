@@ -23,20 +23,18 @@ class SegmentPipeline {
   }
 
   FLASHPORT_DEVICE KeyFragments<kCfg> keys() {
+    constexpr int kUnits = Tile::kKeyDims / (4 * Split::kUnitDims);  // of a lane in a row of the tile
     rows_.begin_leaf();
     KeyFragments<kCfg> keys;
 #pragma unroll
-    for (int from = 0; from < kLeafKeys; from += Tile::kRows) {
-      if (from > 0) sync_shared();
-      rows_.widen_keys(from);
+    for (int first = 0; first < Split::kUnits; first += kUnits) {
+      if (first > 0) sync_shared();
+      rows_.widen_keys(first * 4 * Split::kUnitDims);
 #pragma unroll
       for (int tile = 0; tile < Split::kKeyTiles; ++tile) {
-        const int row = (col_wave_ * Split::kKeyTiles + tile) * 16 - from;
-        if (row < 0 || row >= Tile::kRows) continue;  // never so where the tile has the whole leaf
+        const auto& row = tile_.keys[(col_wave_ * Split::kKeyTiles + tile) * 16 + n_];
 #pragma unroll
-        for (int c = 0; c < Split::kUnits; ++c) {
-          read(keys.words[tile][c], row + n_, (4 * c + g_) * Split::kUnitDims);
-        }
+        for (int c = 0; c < kUnits; ++c) read(keys.words[tile][first + c], &row[(4 * c + g_) * Split::kUnitDims]);
       }
     }
     return keys;
@@ -51,15 +49,15 @@ class SegmentPipeline {
   FLASHPORT_DEVICE ValueFragments<kCfg> values() const {
     ValueFragments<kCfg> values;
 #pragma unroll
-    for (int from = 0; from < kLeafKeys; from += Tile::kRows) {
+    for (int first = 0; first < kLeafKeys; first += Tile::kValues) {
       sync_shared();
-      rows_.widen_values(from);
+      rows_.widen_values(first);
 #pragma unroll
-      for (int step = 0; step < Tile::kRows / 16; ++step) {
+      for (int step = 0; step < Tile::kValues / 16; ++step) {
 #pragma unroll
         for (int key = 0; key < 4; ++key) {
-          read(values.words[from / 16 + step][key], 16 * step + 4 * g_ + key,
-               col_wave_ * Split::kWaveCols + n_ * Split::kLaneCols);
+          const auto& row = tile_.values[16 * step + 4 * g_ + key];
+          read(values.words[first / 16 + step][key], &row[col_wave_ * Split::kWaveCols + n_ * Split::kLaneCols]);
         }
       }
     }
@@ -69,9 +67,9 @@ class SegmentPipeline {
 
  private:
   template <int kWords>
-  FLASHPORT_DEVICE void read(unsigned (&to)[kWords], int row, int dim) const {
+  FLASHPORT_DEVICE static void read(unsigned (&to)[kWords], const std::uint16_t* from) {
     using Words = unsigned __attribute__((ext_vector_type(kWords)));
-    const Words words = *reinterpret_cast<const Words*>(&tile_.rows[row][dim]);
+    const Words words = *reinterpret_cast<const Words*>(from);
 #pragma unroll
     for (int i = 0; i < kWords; ++i) to[i] = words[i];
   }

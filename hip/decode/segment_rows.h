@@ -17,12 +17,19 @@ namespace flashport::FLASHPORT_TARGET::decode {
 inline constexpr int kSpanValues = 32;
 inline constexpr int kOctets = kSpanValues / 8;  // of values that share a factor
 
-// The tile that a leaf's rows are widened to, all of them or `kRows` at a time.
+// What a leaf is widened to at a time: all dims of its keys or, where they are many, half of them; all of its values
+// or half of these.
 template <DecodeConfig kCfg>
 struct WideTile {
-  static constexpr int kQk = kCfg.shape.head_dim_qk, kV = kCfg.shape.head_dim_v, kDims = kQk > kV ? kQk : kV;
-  static constexpr int kRows = kDims <= 256 || kSharedBytes > 96 * 1024 ? kLeafKeys : kLeafKeys / 2;
-  alignas(16) std::uint16_t rows[kRows][kDims + 8];  // a pitch of 16 bytes more spreads rows over the banks
+  static constexpr int kKeyDims = kCfg.shape.head_dim_qk > 256 ? kCfg.shape.head_dim_qk / 2 : kCfg.shape.head_dim_qk;
+  static constexpr int kValues = kCfg.shape.head_dim_v > 256 ? kLeafKeys / 2 : kLeafKeys;
+  // A pitch of 16 bytes more than a power of two spreads rows over the banks.
+  using Keys = std::uint16_t[kLeafKeys][kKeyDims + 8];
+  using Values = std::uint16_t[kValues][kCfg.shape.head_dim_v + 8];
+  union {
+    alignas(16) Keys keys;
+    alignas(16) Values values;
+  };
   kv::TokenCoord places[kLeafKeys];
 };
 
@@ -65,14 +72,14 @@ class SegmentRows {
     sync_shared();
   }
 
-  // Rows `from` to `from` + Tile::kRows - 1 of the leaf's keys or values, and a barrier.
-  FLASHPORT_DEVICE void widen_keys(int from) const {
-    widen<kCfg.shape.head_dim_qk>(from, p_.head_dim_qk, [](const CacheSegment& segment) FLASHPORT_INLINE {
+  // The keys' dims from `first` on, or the values from `first` on, as many as the tile has. Ends in a barrier.
+  FLASHPORT_DEVICE void widen_keys(int first) const {
+    widen(tile_.keys, 0, first, p_.head_dim_qk, [](const CacheSegment& segment) FLASHPORT_INLINE {
       return Side{segment.cache.k, segment.k_scale, segment.k_format};
     });
   }
-  FLASHPORT_DEVICE void widen_values(int from) const {
-    widen<kCfg.shape.head_dim_v>(from, p_.head_dim_v, [](const CacheSegment& segment) FLASHPORT_INLINE {
+  FLASHPORT_DEVICE void widen_values(int first) const {
+    widen(tile_.values, first, 0, p_.head_dim_v, [](const CacheSegment& segment) FLASHPORT_INLINE {
       return Side{segment.cache.v, segment.v_scale, segment.v_format};
     });
   }
@@ -106,16 +113,18 @@ class SegmentRows {
     }
   }
 
-  template <int kDims, class F>
-  FLASHPORT_DEVICE void widen(int from, int dims, const F& side_of) const {
-    constexpr int kSpans = kDims / kSpanValues;
+  // Rows from `first_row` on, from `first_dim` of a row's `dims` values on.
+  template <int kRows, int kPitch, class F>
+  FLASHPORT_DEVICE void widen(std::uint16_t (&tile)[kRows][kPitch], int first_row, int first_dim, int dims,
+                              const F& side_of) const {
+    constexpr int kSpans = (kPitch - 8) / kSpanValues;
     const auto for_each_span = [&](int low, int high, const auto& f) FLASHPORT_INLINE {
       FLASHPORT_UNROLL(1)
       for (int i = low * kSpans + block_.thread(); i < high * kSpans; i += block_.threads()) {
-        const int row = i / kSpans, span = i % kSpans;
+        const int row = i / kSpans, at = i % kSpans * kSpanValues;
         unsigned x[kSpanValues / 2] = {};
-        f(x, row, span * kSpanValues);
-        auto* to = reinterpret_cast<Words4*>(&tile_.rows[row - from][span * kSpanValues]);
+        f(x, row, first_dim + at);
+        auto* to = reinterpret_cast<Words4*>(&tile[row - first_row][at]);
 #pragma unroll
         for (int word = 0; word < kSpanValues / 2; word += 4) {
           to[word / 4] = Words4{x[word], x[word + 1], x[word + 2], x[word + 3]};
@@ -123,15 +132,15 @@ class SegmentRows {
       }
     };
     const auto nothing = [](auto&, int, int) FLASHPORT_INLINE {};
-    const int to = from + Tile::kRows;
-    for_each_span(from, minimum(now_.low, to), nothing);
-    for_each_run(now_, from, to, [&](const CacheSegment& segment, int, int low, int high) FLASHPORT_INLINE {
+    const int end = first_row + kRows;
+    for_each_span(first_row, minimum(now_.low, end), nothing);
+    for_each_run(now_, first_row, end, [&](const CacheSegment& segment, int, int low, int high) FLASHPORT_INLINE {
       const Side side = side_of(segment);
       for_each_span(low, high, [&](auto& x, int row, int dim) FLASHPORT_INLINE {
         if (dim < dims) widen_span(x, side, tile_.places[row], dim, minimum(dims - dim, kSpanValues));
       });
     });
-    for_each_span(maximum(maximum(now_.high, now_.low), from), to, nothing);
+    for_each_span(maximum(maximum(now_.high, now_.low), first_row), end, nothing);
     sync_shared();
   }
 

@@ -12,14 +12,17 @@
 
 namespace flashport::gfx942 {
 
-// Rows of segments are widened in shared memory (hip/decode/segment_rows.h), of which a CU of CDNA3 has 64 KB.
-constexpr DecodeTuning segment_tuning(const DecodeShape& shape) {
+// Rows of segments are widened in shared memory (hip/decode/segment_rows.h), of which a CU has `shared_kilobytes`.
+// Registers leave room for two waves a SIMD.
+constexpr DecodeTuning segment_tuning(const DecodeShape& shape, int shared_kilobytes) {
   const int waves = shape.head_dim_v < 256 ? 2 : 4;
-  return {waves, 1, waves == 2 ? 2 : 1};
+  const int tile = waves == 2 ? 30 : 60;
+  const int fit = shared_kilobytes / tile;
+  return {waves, 1, fit < 8 / waves ? fit : 8 / waves};
 }
 
 constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
-  if (reads_segments(shape)) return segment_tuning(shape);
+  if (reads_segments(shape)) return segment_tuning(shape, 64);
   const int leaf_bytes =
       64 * (kv_row_bytes(shape.k_format, shape.head_dim_qk) + kv_row_bytes(shape.v_format, shape.head_dim_v));
   const int wave_columns = shape.rows == 64 ? 64 : 128;
