@@ -16,10 +16,10 @@ template <DecodeConfig kCfg>
 struct StoredRows {
   static constexpr int kWaves = kCfg.tuning.producer_waves;
   static constexpr int kRows = turn_keys(kCfg) / kWaves;
-  static constexpr int kMostTiles = 8;
+  static constexpr int kMostTiles = kCfg.shape.head_dim_qk > 256 ? 2 : 8;
   static constexpr int kLongestRow = (2 * kCfg.shape.head_dim_qk + 16) + 32;  // of a 16-bit type, with its factor
-  static constexpr int kBytes = kRows * kLongestRow > 12 * 1024 ? kRows * kLongestRow : 12 * 1024;
-  static_assert(kRows < kWaveSize);
+  static constexpr int kBytes = kCfg.shape.head_dim_qk > 256 ? kRows * kLongestRow : 12 * 1024;
+  static_assert(kRows < kWaveSize && kBytes >= kRows * kLongestRow);
 
   // A tile's first byte, and how many lie between a row and its factors, and a row and the next.
   struct Tile {
@@ -306,12 +306,13 @@ class SegmentProducer {
     constexpr int kLanes = kFours < kWaveSize ? kFours : kWaveSize;
     const typename Rows::Tile from = stored_.tiles[wave_][widened_];
     const char* bytes = stored_.bytes[wave_] + from.begin;
+    constexpr int kPasses = kFours / kLanes, kRowsAtOnce = kPasses >= 4 ? 1 : 4 / kPasses;
     const int four = lane_ % kLanes;
-#pragma unroll 4
+#pragma unroll kRowsAtOnce
     for (int row = begin + lane_ / kLanes; row < end; row += kWaveSize / kLanes) {
       const StoredRow stored{bytes + row * from.pitch + stored_.rows[wave_][widened_][row].shift};
 #pragma unroll
-      for (int pass = 0; pass < kFours / kLanes; ++pass) {
+      for (int pass = 0; pass < kPasses; ++pass) {
         const int first = 4 * (four + pass * kLanes);
         Words2 x{0, 0};
         if (first < dims) x = f(row, stored, first);
