@@ -46,7 +46,7 @@ class SegmentPipeline {
   FLASHPORT_DEVICE void refill_behind_scores(const MixedDecodeParams&, const LeafCursor&) {}
 
   FLASHPORT_DEVICE void await_values(const MixedDecodeParams&, const LeafCursor&) const {}
-  FLASHPORT_DEVICE ValueFragments<kCfg> values() const {
+  FLASHPORT_DEVICE ValueFragments<kCfg> values() {
     ValueFragments<kCfg> values;
 #pragma unroll
     for (int first = 0; first < kLeafKeys; first += Tile::kValues) {
@@ -61,6 +61,7 @@ class SegmentPipeline {
         }
       }
     }
+    rows_.touch();
     return values;
   }
   FLASHPORT_DEVICE void refill_behind_values(const MixedDecodeParams&, const LeafCursor&) {}

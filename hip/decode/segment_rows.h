@@ -1,7 +1,7 @@
 // Leaves of a cache of segments (common/device/decode/segments.h) on their way to matrix instructions. A leaf's places
-// are looked up one leaf ahead. When its turn comes, the block widens its keys, and after the scores its values, to the
-// math type, with the factors that lie beside the cache, into one tile of shared memory, from which waves read what
-// they multiply: from there on nothing depends on a format.
+// are looked up one leaf ahead, and its lines are asked for. When its turn comes, the block widens its keys, and after
+// the scores its values, to the math type, with the factors that lie beside the cache, into one tile of shared memory,
+// from which waves read what they multiply: from there on nothing depends on a format.
 //
 // A thread widens spans of 32 values, which is one block of ggml's formats. Neighbouring rows of one segment are a run;
 // its format is the same for all threads. Rows that the leaf does not have, and dims that a row does not have, are
@@ -21,6 +21,7 @@ inline constexpr int kOctets = kSpanValues / 8;  // of values that share a facto
 // or half of these.
 template <DecodeConfig kCfg>
 struct WideTile {
+  static constexpr int kQk = kCfg.shape.head_dim_qk, kV = kCfg.shape.head_dim_v, kMostDims = kQk > kV ? kQk : kV;
   static constexpr int kKeyDims = kCfg.shape.head_dim_qk > 256 ? kCfg.shape.head_dim_qk / 2 : kCfg.shape.head_dim_qk;
   static constexpr int kValues = kCfg.shape.head_dim_v > 256 ? kLeafKeys / 2 : kLeafKeys;
   // A pitch of 16 bytes more than a power of two spreads rows over the banks.
@@ -44,12 +45,16 @@ template <DecodeConfig kCfg>
 class SegmentRows {
   static constexpr MathType kMath = kCfg.shape.math;
   using Tile = WideTile<kCfg>;
+  // Lanes have a key each; so many of them have its row of K, and as many its row of V.
+  static constexpr int kSideParts = kCfg.tuning.waves * kWaveSize / kLeafKeys / 2;
+  static constexpr int kTouches = (2 * Tile::kMostDims / 128 + kSideParts) / kSideParts;
+  static_assert(kSideParts > 0);
 
  public:
   FLASHPORT_DEVICE SegmentRows(const MixedDecodeParams& p, const Block& block, Tile& tile)
       : p_(p), block_(block), tile_(tile) {}
 
-  // Looks up the leaf that `ahead` is at, a thread each key. Its turn comes with begin_leaf().
+  // Looks up the leaf that `ahead` is at, a lane each key. Its turn comes with begin_leaf().
   FLASHPORT_DEVICE void look_up(const LeafCursor& ahead) {
     const Segment& s = ahead.segment;
     if (s.seq != next_.seq) next_.starts = segment_starts(reread(p_), s.seq);
@@ -59,14 +64,33 @@ class SegmentRows {
     next_.low = maximum(s.key_low - next_.first, 0);
     next_.high = ahead.done() ? 0 : minimum(s.key_high - next_.first, kLeafKeys);
     place_ = {0, -1};
-    const int key = block_.thread();
+    const int key = block_.thread() % kLeafKeys;
     for_each_run(next_, 0, kLeafKeys, [&](const CacheSegment& segment, int first, int low, int high) FLASHPORT_INLINE {
       if (key >= low && key < high) place_ = segment_coord(segment, next_.seq, next_.first + key - first);
     });
   }
 
+  // Asks for the lines of the leaf that was looked up, so that its spans are near when they are loaded. It comes after
+  // this leaf's last load: loads return in order.
+  FLASHPORT_DEVICE void touch() {
+    constexpr int kLine = 128;
+    const int part = block_.wave() * kWaveSize / kLeafKeys, key = block_.thread() % kLeafKeys;
+    for_each_run(next_, 0, kLeafKeys, [&](const CacheSegment& segment, int, int low, int high) FLASHPORT_INLINE {
+      if (key < low || key >= high) return;
+      const CacheParams& cache = part % 2 == 0 ? segment.cache.k : segment.cache.v;
+      const GlobalBytes row = (GlobalBytes)(cache.data) + kv::row_offset(cache, place_, next_.kv_head);
+#pragma unroll
+      for (int i = 0; i < kTouches; ++i) {
+        const int byte = (part / 2 + i * kSideParts) * kLine;
+        if (byte <= cache.row_bytes) touched_[i] = load_words<1>(row + minimum(byte, cache.row_bytes - 4))[0];
+      }
+    });
+  }
+
   // After it the tile may be written. Holds a barrier.
   FLASHPORT_DEVICE void begin_leaf() {
+#pragma unroll
+    for (unsigned& touched : touched_) asm volatile("" ::"v"(touched));
     now_ = next_;
     if (block_.thread() < kLeafKeys) tile_.places[block_.thread()] = place_;
     sync_shared();
@@ -177,12 +201,15 @@ class SegmentRows {
   // The factor of each eight values.
   FLASHPORT_DEVICE static void load_scales(float (&to)[kOctets], const KeyScales& scales, std::int64_t element, int dim,
                                            int count) {
+    Element loaded[kOctets];
 #pragma unroll
     for (int octet = 0; octet < kOctets; ++octet) {
       const int first = dim + (8 * octet < count ? 8 * octet : 0);
       const int group = scales.dims_per_scale > 0 ? first / scales.dims_per_scale : 0;
-      to[octet] = load_as_float(scales.data, scales.dtype, element + group * scales.stride_group);
+      loaded[octet] = load_element(scales.data, scales.dtype, element + group * scales.stride_group);
     }
+#pragma unroll
+    for (int octet = 0; octet < kOctets; ++octet) to[octet] = to_float(loaded[octet], scales.dtype);
   }
 
   const MixedDecodeParams& p_;
@@ -190,6 +217,7 @@ class SegmentRows {
   Tile& tile_;
   LeafKeys now_, next_;
   kv::TokenCoord place_;
+  unsigned touched_[kTouches] = {};
 };
 
 }  // namespace flashport::FLASHPORT_TARGET::decode

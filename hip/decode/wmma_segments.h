@@ -45,6 +45,7 @@ class SegmentPipeline {
     rows_.widen_values(0);
 #pragma unroll
     for (int unit = 0; unit < kValueDepth; ++unit) read_value(unit);
+    if constexpr (kTileValueUnits == kValueUnits) rows_.touch();
   }
   FLASHPORT_DEVICE SegmentPipeline& values() { return *this; }
   FLASHPORT_DEVICE void refill_behind_values(const MixedDecodeParams&, const LeafCursor&) {}
@@ -63,6 +64,7 @@ class SegmentPipeline {
     if (unit % kTileValueUnits == 0) {
       sync_shared();
       rows_.widen_values(unit / Share::kGroups * Value::kKeys);
+      rows_.touch();
     }
     read_value(unit);
   }
