@@ -247,7 +247,7 @@ class DecodeTiles {
       for (int tile = 0; tile < kRowTiles; ++tile) state.l[tile] += p.l[tile];
       multiply(state.o, p.b, values, 0);
     } else {
-      block_.sync();
+      if constexpr (!reads_segments(kShape)) block_.sync();  // else the values have come with a barrier
 #pragma unroll
       for (int wave = 0; wave < Split::kColWaves; ++wave) {
         Words2 all[kRowTiles][kKeyTiles];

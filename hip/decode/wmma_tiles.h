@@ -213,7 +213,7 @@ class DecodeTiles {
   // (m, l, O^T) joined with V^T P^T. Holds a barrier.
   template <class State>
   FLASHPORT_DEVICE void accumulate(State& state, const Operand&, Pipeline& values) const {
-    sync_shared();
+    if constexpr (!reads_segments(kShape)) sync_shared();  // else the values have come with a barrier
     const auto& from = shared_.exchange[buffer_];
     const unsigned swap = half() == 0 ? 0u : 0x04040404u;
     int exponent[kRowSlots];
