@@ -10,7 +10,6 @@
 
 #include "common/device/decode/schedule.h"
 #include "common/device/kv/widen.h"
-#include "hip/arch/words.h"
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
@@ -79,7 +78,7 @@ class SegmentRows {
       if (key < low || key >= high) return;
       const CacheParams& cache = part % 2 == 0 ? segment.cache.k : segment.cache.v;
       const GlobalBytes row = (GlobalBytes)(cache.data) + kv::row_offset(cache, place_, next_.kv_head);
-#pragma unroll
+      FLASHPORT_UNROLL(16)
       for (int i = 0; i < kTouches; ++i) {
         const int byte = (part / 2 + i * kSideParts) * kLine;
         if (byte <= cache.row_bytes) touched_[i] = load_words<1>(row + minimum(byte, cache.row_bytes - 4))[0];
@@ -89,8 +88,8 @@ class SegmentRows {
 
   // After it the tile may be written. Holds a barrier.
   FLASHPORT_DEVICE void begin_leaf() {
-#pragma unroll
-    for (unsigned& touched : touched_) asm volatile("" ::"v"(touched));
+    FLASHPORT_UNROLL(16)
+    for (const unsigned touched : touched_) await_word(touched);
     now_ = next_;
     if (block_.thread() < kLeafKeys) tile_.places[block_.thread()] = place_;
     sync_shared();
@@ -149,7 +148,7 @@ class SegmentRows {
         unsigned x[kSpanValues / 2] = {};
         f(x, row, first_dim + at);
         auto* to = reinterpret_cast<Words4*>(&tile[row - first_row][at]);
-#pragma unroll
+        FLASHPORT_UNROLL(4)
         for (int word = 0; word < kSpanValues / 2; word += 4) {
           to[word / 4] = Words4{x[word], x[word + 1], x[word + 2], x[word + 3]};
         }
@@ -180,7 +179,7 @@ class SegmentRows {
       constexpr KvFormat kFormat = constant;
       constexpr bool kMayEndInside = kv_format_trait(kFormat).block_values == 1;
       const GlobalRow span{row + kv_row_bytes(kFormat, dim)};
-#pragma unroll
+      FLASHPORT_UNROLL(8)
       for (int i = 0; i < kSpanValues; i += 4) {
         const int first = kMayEndInside && i / 8 * 8 >= count ? i % 8 : i;  // past the end its first ones, to be zeroed
         const Words2 two = kv::load_four<kMath, kFormat>(span, first, kMath == MathType::kBf16, scales[i / 8]);
@@ -189,11 +188,11 @@ class SegmentRows {
       }
     });
     if (kMath == MathType::kFp16 && has_scales) {  // by the sum of two of fp16, an infinity by 1 would become NaN
-#pragma unroll
+      FLASHPORT_UNROLL(16)
       for (int i = 0; i < kSpanValues / 2; ++i) x[i] = kv::multiply_halves(x[i], kv::factor_of(scales[i / 4]));
     }
     if (count < kSpanValues) {
-#pragma unroll
+      FLASHPORT_UNROLL(16)
       for (int i = 0; i < kSpanValues / 2; ++i) x[i] = 2 * i < count ? x[i] : 0;
     }
   }
@@ -202,13 +201,13 @@ class SegmentRows {
   FLASHPORT_DEVICE static void load_scales(float (&to)[kOctets], const KeyScales& scales, std::int64_t element, int dim,
                                            int count) {
     Element loaded[kOctets];
-#pragma unroll
+    FLASHPORT_UNROLL(4)
     for (int octet = 0; octet < kOctets; ++octet) {
       const int first = dim + (8 * octet < count ? 8 * octet : 0);
       const int group = scales.dims_per_scale > 0 ? first / scales.dims_per_scale : 0;
       loaded[octet] = load_element(scales.data, scales.dtype, element + group * scales.stride_group);
     }
-#pragma unroll
+    FLASHPORT_UNROLL(4)
     for (int octet = 0; octet < kOctets; ++octet) to[octet] = to_float(loaded[octet], scales.dtype);
   }
 
