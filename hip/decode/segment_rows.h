@@ -3,8 +3,8 @@
 // the scores its values, to the math type, with the factors that lie beside the cache, into one tile of shared memory,
 // from which waves read what they multiply: from there on nothing depends on a format.
 //
-// A thread widens spans of 32 values, which is one block of ggml's formats. Neighbouring rows of one segment are a run;
-// its format is the same for all threads. Rows that the leaf does not have, and dims that a row does not have, are
+// A thread widens spans of 32 values, a block of ggml's formats, or a part of one. Neighbouring rows of one segment are a
+// run; its format is the same for all threads. Rows that the leaf does not have, and dims that a row does not have, are
 // zero.
 #pragma once
 
@@ -13,8 +13,7 @@
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
-inline constexpr int kSpanValues = 32;
-inline constexpr int kOctets = kSpanValues / 8;  // of values that share a factor
+inline constexpr int kBlockValues = 32;  // of ggml's formats
 
 // What a leaf is widened to at a time: all dims of its keys or, where they are many, half of them; all of its values
 // or half of these.
@@ -43,7 +42,12 @@ struct GlobalRow {
 template <DecodeConfig kCfg>
 class SegmentRows {
   static constexpr MathType kMath = kCfg.shape.math;
+  static constexpr KvFormat kProducts = product_format(kCfg.shape);
   using Tile = WideTile<kCfg>;
+  // Where the tile has halves, the code of all formats is there twice as often, and no part of a kernel may be farther
+  // from another than a branch reaches.
+  static constexpr int kSpan = Tile::kMostDims <= 256 ? kBlockValues : kWaveSize == 64 ? kBlockValues / 2 : 8;
+  static constexpr int kOctets = kSpan / 8;  // of values that share a factor
   // Lanes have a key each; so many of them have its row of K, and as many its row of V.
   static constexpr int kSideParts = kCfg.tuning.waves * kWaveSize / kLeafKeys / 2;
   static constexpr int kTouches = (2 * Tile::kMostDims / 128 + kSideParts) / kSideParts;
@@ -140,16 +144,16 @@ class SegmentRows {
   template <int kRows, int kPitch, class F>
   FLASHPORT_DEVICE void widen(std::uint16_t (&tile)[kRows][kPitch], int first_row, int first_dim, int dims,
                               const F& side_of) const {
-    constexpr int kSpans = (kPitch - 8) / kSpanValues;
+    constexpr int kSpans = (kPitch - 8) / kSpan;
     const auto for_each_span = [&](int low, int high, const auto& f) FLASHPORT_INLINE {
       FLASHPORT_UNROLL(1)
       for (int i = low * kSpans + block_.thread(); i < high * kSpans; i += block_.threads()) {
-        const int row = i / kSpans, at = i % kSpans * kSpanValues;
-        unsigned x[kSpanValues / 2] = {};
+        const int row = i / kSpans, at = i % kSpans * kSpan;
+        unsigned x[kSpan / 2] = {};
         f(x, row, first_dim + at);
         auto* to = reinterpret_cast<Words4*>(&tile[row - first_row][at]);
         FLASHPORT_UNROLL(4)
-        for (int word = 0; word < kSpanValues / 2; word += 4) {
+        for (int word = 0; word < kSpan / 2; word += 4) {
           to[word / 4] = Words4{x[word], x[word + 1], x[word + 2], x[word + 3]};
         }
       }
@@ -160,7 +164,7 @@ class SegmentRows {
     for_each_run(now_, first_row, end, [&](const CacheSegment& segment, int, int low, int high) FLASHPORT_INLINE {
       const Side side = side_of(segment);
       for_each_span(low, high, [&](auto& x, int row, int dim) FLASHPORT_INLINE {
-        if (dim < dims) widen_span(x, side, tile_.places[row], dim, minimum(dims - dim, kSpanValues));
+        if (dim < dims) widen_span(x, side, tile_.places[row], dim, minimum(dims - dim, kSpan));
       });
     });
     for_each_span(maximum(maximum(now_.high, now_.low), first_row), end, nothing);
@@ -168,32 +172,47 @@ class SegmentRows {
   }
 
   // `count` values from `dim` on, a multiple of 8.
-  FLASHPORT_DEVICE void widen_span(unsigned (&x)[kSpanValues / 2], const Side& side, kv::TokenCoord place, int dim,
+  FLASHPORT_DEVICE void widen_span(unsigned (&x)[kSpan / 2], const Side& side, kv::TokenCoord place, int dim,
                                    int count) const {
     const int head = recompute_scalar(now_.kv_head);
     const bool has_scales = side.scales.data != nullptr;
-    float scales[kOctets] = {1.0f, 1.0f, 1.0f, 1.0f};
+    float scales[kOctets] = {};
     if (has_scales) load_scales(scales, side.scales, kv::scale_element(side.scales, place, head), dim, count);
     const GlobalBytes row = (GlobalBytes)(side.cache.data) + kv::row_offset(side.cache, place, head);
+    const int inside = kSpan == kBlockValues ? 0 : dim % kBlockValues;
     kv::with_format(side.format, [&](auto constant) FLASHPORT_INLINE {
-      constexpr KvFormat kFormat = constant;
+      constexpr KvFormat kStored = constant;
+      constexpr KvFormat kFormat = kStored == kProducts ? KvFormat::kFp16 : kStored;  // either as it is
       constexpr bool kMayEndInside = kv_format_trait(kFormat).block_values == 1;
-      const GlobalRow span{row + kv_row_bytes(kFormat, dim)};
+      const GlobalRow block{row + kv_row_bytes(kFormat, dim - inside)};
       FLASHPORT_UNROLL(8)
-      for (int i = 0; i < kSpanValues; i += 4) {
+      for (int i = 0; i < kSpan; i += 4) {
         const int first = kMayEndInside && i / 8 * 8 >= count ? i % 8 : i;  // past the end its first ones, to be zeroed
-        const Words2 two = kv::load_four<kMath, kFormat>(span, first, kMath == MathType::kBf16, scales[i / 8]);
+        const Words2 two = kv::widen_four<kFormat>(block, inside + first);
         x[i / 2] = two.x;
         x[i / 2 + 1] = two.y;
       }
     });
-    if (kMath == MathType::kFp16 && has_scales) {  // by the sum of two of fp16, an infinity by 1 would become NaN
+    finish_span(x, side.format, has_scales, scales);
+    if (count < kSpan) {
       FLASHPORT_UNROLL(16)
-      for (int i = 0; i < kSpanValues / 2; ++i) x[i] = kv::multiply_halves(x[i], kv::factor_of(scales[i / 4]));
+      for (int i = 0; i < kSpan / 2; ++i) x[i] = 2 * i < count ? x[i] : 0;
     }
-    if (count < kSpanValues) {
-      FLASHPORT_UNROLL(16)
-      for (int i = 0; i < kSpanValues / 2; ++i) x[i] = 2 * i < count ? x[i] : 0;
+  }
+
+  // From fp16, or stored bf16, to the math type, and times the factors.
+  FLASHPORT_DEVICE static void finish_span(unsigned (&x)[kSpan / 2], KvFormat format, bool has_scales,
+                                           const float (&scales)[kOctets]) {
+    if (!has_scales && (kMath == MathType::kFp16 || format == kProducts)) return;
+    FLASHPORT_UNROLL(16)
+    for (int i = 0; i < kSpan / 2; ++i) {
+      if constexpr (kMath == MathType::kFp16) {
+        x[i] = kv::multiply_halves(x[i], kv::factor_of(scales[i / 4]));
+      } else {
+        const Floats2 wide = format == kProducts ? bf16_to_floats(x[i]) : halves_to_floats(x[i]);
+        const float scale = has_scales ? scales[i / 4] : 1.0f;
+        x[i] = floats_to_bf16(Floats2{wide.x * scale, wide.y * scale});
+      }
     }
   }
 

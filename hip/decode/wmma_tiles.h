@@ -33,7 +33,7 @@ struct DecodeShared {
   };
   Exchange exchange[2];
   struct Nothing {};
-  std::conditional_t<reads_segments(kCfg.shape), WideTile<kCfg>, Nothing> rows;
+  [[no_unique_address]] std::conditional_t<reads_segments(kCfg.shape), WideTile<kCfg>, Nothing> rows;
   unsigned arrive_flag;
   PartialList partials[1];
 };

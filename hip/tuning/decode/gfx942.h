@@ -13,11 +13,11 @@
 namespace flashport::gfx942 {
 
 // Rows of segments are widened in shared memory (hip/decode/segment_rows.h), of which a CU has `shared_kilobytes`.
-// Registers leave room for two waves a SIMD.
+// Registers leave room for two waves a SIMD, at head_dim 512 for one.
 constexpr DecodeTuning segment_tuning(const DecodeShape& shape, int shared_kilobytes) {
+  if (shape.head_dim_v > 256) return {4, 1, 1};
   const int waves = shape.head_dim_v < 256 ? 2 : 4;
-  const int tile = waves == 2 ? 30 : 60;
-  const int fit = shared_kilobytes / tile;
+  const int fit = shared_kilobytes / (waves == 2 ? 30 : 60);
   return {waves, 1, fit < 8 / waves ? fit : 8 / waves};
 }
 
