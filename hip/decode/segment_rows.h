@@ -3,9 +3,9 @@
 // the scores its values, to the math type, with the factors that lie beside the cache, into one tile of shared memory,
 // from which waves read what they multiply: from there on nothing depends on a format.
 //
-// A thread widens spans of 32 values, a block of ggml's formats, or a part of one. Neighbouring rows of one segment are a
-// run; its format is the same for all threads. Rows that the leaf does not have, and dims that a row does not have, are
-// zero.
+// A thread widens spans of 32 values, a block of ggml's formats, or a part of one. Neighbouring rows of one segment are
+// a run; its format is the same for all threads. Rows that the leaf does not have, and dims that a row does not have,
+// are zero.
 #pragma once
 
 #include "common/device/decode/schedule.h"
