@@ -87,7 +87,9 @@ function(flashport_spell_decode target math k_format v_format dk dv rows)
   if(target MATCHES "^cpu_")  # whose shapes of the same formats share most of their code
     set(group decode_${formats} PARENT_SCOPE)
   elseif(target MATCHES "^sm")  # where reading the headers is half of a small unit's time
-    if(NOT formats STREQUAL math)  # a quantised cache has few shapes
+    if(formats STREQUAL any)  # which takes long to compile
+      set(group decode_${formats}_${math} PARENT_SCOPE)
+    elseif(NOT formats STREQUAL math)  # a quantised cache has few shapes
       set(group decode_${formats} PARENT_SCOPE)
     elseif(dk GREATER 128)
       set(group decode_${formats}_above_128 PARENT_SCOPE)

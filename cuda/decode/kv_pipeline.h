@@ -60,10 +60,11 @@ struct KvRing {
   alignas(8) std::uint64_t ready[kTiles];  // of a tile, and of the query tile that was asked for before it
   std::uint64_t free[kTiles];
   std::uint64_t query_free[kQueries];
-  int pages[kLookAhead][turn_keys(kCfg)];
+  static constexpr int kLookedUp = reads_segments(kCfg.shape) ? 1 : turn_keys(kCfg);  // segment_producer.h has its own
+  int pages[kLookAhead][kLookedUp];
   // Where the rows of the leaf that is being copied lie.
-  const char* key_rows[turn_keys(kCfg)];
-  const char* value_rows[turn_keys(kCfg)];
+  const char* key_rows[kLookedUp];
+  const char* value_rows[kLookedUp];
 
   // `thread`: of the team. Producers of all teams arrive at `ready`, or its own once for each of them; waves that widen
   // arrive as one.

@@ -17,7 +17,7 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   // compute waves, tiles, blocks of a multiprocessor, producer waves, teams (1), leaves of a turn (1)
   if (reads_segments(shape)) {
     if (shape.head_dim_v >= 512) return {8, 2, 1, 4};
-    return wider > 128 ? DecodeTuning{8, 3, 1, 4} : DecodeTuning{4, 3, 1, 8, 1, 2};
+    return wider > 128 ? DecodeTuning{8, 3, 1, 4} : DecodeTuning{4, 2, 1, 8, 1, 2};
   }
   if (shape.head_dim_v >= 512) return {8, tile_bytes > 48 * 1024 ? 3 : 5, 1, 4};
   // A warpgroup of each, two where O is wide (wgmma_tiles.h). Two blocks overlap one's products with the other's
