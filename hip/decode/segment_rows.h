@@ -175,50 +175,61 @@ class SegmentRows {
   FLASHPORT_DEVICE void widen_span(unsigned (&x)[kSpan / 2], const Side& side, kv::TokenCoord place, int dim,
                                    int count) const {
     const int head = recompute_scalar(now_.kv_head);
-    const bool has_scales = side.scales.data != nullptr;
-    float scales[kOctets] = {};
-    if (has_scales) load_scales(scales, side.scales, kv::scale_element(side.scales, place, head), dim, count);
+    const bool has_factors = side.scales.data != nullptr;
+    float factors[kOctets] = {};
+    if (has_factors) load_factors(factors, side.scales, kv::scale_element(side.scales, place, head), dim, count);
     const GlobalBytes row = (GlobalBytes)(side.cache.data) + kv::row_offset(side.cache, place, head);
     const int inside = kSpan == kBlockValues ? 0 : dim % kBlockValues;
+    BlockScale scale;
     kv::with_format(side.format, [&](auto constant) FLASHPORT_INLINE {
       constexpr KvFormat kStored = constant;
-      constexpr KvFormat kFormat = kStored == kProducts ? KvFormat::kFp16 : kStored;  // either as it is
+      constexpr KvFormat kFormat = kStored == KvFormat::kBf16 ? KvFormat::kFp16 : kStored;  // either as it is
       constexpr bool kMayEndInside = kv_format_trait(kFormat).block_values == 1;
       const GlobalRow block{row + kv_row_bytes(kFormat, dim - inside)};
+      if constexpr (kv::kInBlocks<kFormat>) scale = {true, kv::block_scale<kFormat>(block, 0), 0};
+      if constexpr (kv::kHasMinimum<kFormat>) scale.minimum = kv::block_minimum<kFormat>(block, 0);
       FLASHPORT_UNROLL(8)
       for (int i = 0; i < kSpan; i += 4) {
         const int first = kMayEndInside && i / 8 * 8 >= count ? i % 8 : i;  // past the end its first ones, to be zeroed
-        const Words2 two = kv::widen_four<kFormat>(block, inside + first);
+        const Words2 two = kv::stored_four<kFormat>(block, inside + first);
         x[i / 2] = two.x;
         x[i / 2 + 1] = two.y;
       }
     });
-    finish_span(x, side.format, has_scales, scales);
+    if (has_factors || (side.format != kProducts && (kMath == MathType::kBf16 || side.format == KvFormat::kBf16))) {
+      finish_by_floats(x, side.format, scale, has_factors, factors);
+    } else if (scale.exists) {
+      FLASHPORT_UNROLL(16)
+      for (unsigned& two : x) two = fma_halves(two, kv::both_halves(scale.scale), kv::both_halves(scale.minimum));
+    }
     if (count < kSpan) {
       FLASHPORT_UNROLL(16)
       for (int i = 0; i < kSpan / 2; ++i) x[i] = 2 * i < count ? x[i] : 0;
     }
   }
 
-  // From fp16, or stored bf16, to the math type, and times the factors.
-  FLASHPORT_DEVICE static void finish_span(unsigned (&x)[kSpan / 2], KvFormat format, bool has_scales,
-                                           const float (&scales)[kOctets]) {
-    if (!has_scales && (kMath == MathType::kFp16 || format == kProducts)) return;
+  // Of a block, as fp16.
+  struct BlockScale {
+    bool exists = false;
+    unsigned scale = 0x3c00, minimum = 0;  // 1 and 0
+  };
+
+  // Of what is stored as fp16, or is bf16, the values in the math type, rounded to it once.
+  FLASHPORT_DEVICE static void finish_by_floats(unsigned (&x)[kSpan / 2], KvFormat format, const BlockScale& block,
+                                                bool has_factors, const float (&factors)[kOctets]) {
     FLASHPORT_UNROLL(16)
     for (int i = 0; i < kSpan / 2; ++i) {
-      if constexpr (kMath == MathType::kFp16) {
-        x[i] = kv::multiply_halves(x[i], kv::factor_of(scales[i / 4]));
-      } else {
-        const Floats2 wide = format == kProducts ? bf16_to_floats(x[i]) : halves_to_floats(x[i]);
-        const float scale = has_scales ? scales[i / 4] : 1.0f;
-        x[i] = floats_to_bf16(Floats2{wide.x * scale, wide.y * scale});
-      }
+      const Floats2 stored = format == KvFormat::kBf16 ? bf16_to_floats(x[i]) : halves_to_floats(x[i]);
+      const float factor = has_factors ? factors[i / 4] : 1.0f;
+      const float scale = kv::half_to_float(block.scale) * factor, minimum = kv::half_to_float(block.minimum) * factor;
+      const Floats2 wide{fma_rn(stored.x, scale, minimum), fma_rn(stored.y, scale, minimum)};
+      x[i] = kMath == MathType::kBf16 ? floats_to_bf16(wide) : floats_to_halves(wide);
     }
   }
 
   // The factor of each eight values.
-  FLASHPORT_DEVICE static void load_scales(float (&to)[kOctets], const KeyScales& scales, std::int64_t element, int dim,
-                                           int count) {
+  FLASHPORT_DEVICE static void load_factors(float (&to)[kOctets], const KeyScales& scales, std::int64_t element,
+                                            int dim, int count) {
     Element loaded[kOctets];
     FLASHPORT_UNROLL(4)
     for (int octet = 0; octet < kOctets; ++octet) {

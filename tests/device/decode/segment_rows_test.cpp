@@ -142,9 +142,9 @@ double read_tile(std::uint16_t bits, MathType math) {
   return math == MathType::kBf16 ? to_float(BFloat16{bits}) : to_float(std::bit_cast<Half>(bits));
 }
 
-// Values `exact` or what rounding twice makes of them.
+// Rounded once.
 ::testing::AssertionResult is_near(double x, double exact, MathType math) {
-  const double bound = 1e-6 + std::fabs(exact) * (math == MathType::kBf16 ? 0x1.2p-8 : 0x1.2p-10);
+  const double bound = 1e-6 + std::fabs(exact) * (math == MathType::kBf16 ? 0x1.02p-8 : 0x1.02p-11);
   if (std::fabs(x - exact) <= bound) return ::testing::AssertionSuccess();
   return ::testing::AssertionFailure() << x << " in place of " << exact;
 }
