@@ -145,12 +145,12 @@ class SegmentProducer {
 #pragma unroll
         for (int r = 0; r < kRowsAtOnce; ++r) {
           const int its = minimum(row + 8 * r, end - 1);
-          const auto stored = stored_.row(its);
+          const auto stored = stored_.template block<kFormat>(its, dim);
           float scale = 1.0f;
 #pragma unroll
           for (int i = 0; i < kBlockValues / 4; ++i) {
             if (kHasScale && i % 2 == 0) scale = stored_.factor(its, scales, minimum(dim + 4 * i, dims - 1));
-            x[r][i] = kv::load_four<kMath, kFormat, kHasScale>(stored, dim + 4 * i, scale);
+            x[r][i] = kv::load_four<kMath, kFormat, kHasScale>(stored, 4 * i, scale);
           }
         }
 #pragma unroll

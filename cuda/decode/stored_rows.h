@@ -125,23 +125,28 @@ class StoredRows<kCfg>::Wave {
 
   FLASHPORT_DEVICE int segment_of(int row) const { return s_.rows[oldest_][row].segment; }
 
-  // A row's bytes from an even one on. An address made of integers would no longer be known as one of shared memory.
-  struct RowBytes {
-    const char* bytes;  // a multiple of 4
-    int first;
-    FLASHPORT_DEVICE unsigned half(int byte) const {
-      return *reinterpret_cast<const std::uint16_t*>(bytes + (first + byte));
-    }
+  // The bytes of 32 values of a row, which begin at an even one. Words are asked for at multiples of 4 from byte
+  // kAnchor on, so that all come from one address; one made of integers would no longer be known as one of shared
+  // memory.
+  template <int kAnchor>
+  struct Block {
+    const char *bytes, *words;  // words: a multiple of 4
+    unsigned shift;             // in bits, of byte kAnchor there
+    FLASHPORT_DEVICE unsigned half(int byte) const { return *reinterpret_cast<const std::uint16_t*>(bytes + byte); }
     FLASHPORT_DEVICE unsigned word(int byte) const {
-      const int at = first + byte;
-      const auto* words = reinterpret_cast<const unsigned*>(bytes + (at & ~3));
-      return __funnelshift_r(words[0], words[1], static_cast<unsigned>(at) * 8 & 16);
+      const auto* at = reinterpret_cast<const unsigned*>(words + (byte - kAnchor));
+      return __funnelshift_r(at[0], at[1], shift);
     }
   };
-  // Of the oldest tile.
-  FLASHPORT_DEVICE RowBytes row(int row) const {
+  // Of the oldest tile, from value `dim` on, a multiple of 32.
+  template <KvFormat kFormat>
+  FLASHPORT_DEVICE auto block(int row, int dim) const {
+    constexpr KvFormatTrait kTrait = kv_format_trait(kFormat);
+    constexpr int kAnchor = kTrait.scale_bytes % 4, kBytes = 32 / kTrait.block_values * kTrait.block_bytes;
     const Tile tile = s_.tiles[oldest_];
-    return {s_.bytes, tile.begin + row * tile.pitch + s_.rows[oldest_][row].shift};
+    const int first = tile.begin + row * tile.pitch + s_.rows[oldest_][row].shift + dim / 32 * kBytes;
+    return Block<kAnchor>{s_.bytes + first, s_.bytes + ((first + kAnchor) & ~3),
+                          static_cast<unsigned>(first + kAnchor) * 8 & 16};
   }
   FLASHPORT_DEVICE float factor(int row, const KeyScales& scales, int dim) const {
     const Tile tile = s_.tiles[oldest_];
