@@ -52,11 +52,11 @@ DEVICES = {
 
 
 def instances(target: str) -> list[tuple[str, str, int, int, int]]:
-    """(k_format, v_format, head_dim_qk, head_dim_v, rows) of each kernel of a target."""
+    """(k_format, v_format, head_dim_qk, head_dim_v, rows) of each kernel of a target that reads one format."""
     found = []
     for line in (ROOT / "cmake" / "decode_instances.txt").read_text().splitlines():
         fields = line.partition("#")[0].split()
-        if fields and target in fields[6].split(","):
+        if fields and fields[1] != "any" and target in fields[6].split(","):
             found.append((fields[1], fields[2], int(fields[3]), int(fields[4]), int(fields[5])))
     return found
 

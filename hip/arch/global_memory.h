@@ -32,6 +32,9 @@ FLASHPORT_DEVICE std::uint16_t load_half_word(GlobalBytes from) {
   return *reinterpret_cast<const Anywhere __attribute__((address_space(1)))*>(from);
 }
 
+// Waits for a word that nothing else uses.
+FLASHPORT_DEVICE void await_word(unsigned word) { asm volatile("" ::"v"(word)); }
+
 // The same address, but in scalar registers: otherwise each row's address would take two vector registers.
 template <class T>
 FLASHPORT_DEVICE T* scalar_address(T* address) {

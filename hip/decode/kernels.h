@@ -9,10 +9,10 @@
   namespace flashport::FLASHPORT_TARGET::decode {                                          \
   constexpr DecodeConfig symbol##_config = decode_config(__VA_ARGS__);                     \
   FLASHPORT_KERNEL(block_threads(symbol##_config), waves_per_simd(symbol##_config.tuning)) \
-  void symbol(const DecodeParams) {                                                        \
+  void symbol(const DecodeParamsOf<symbol##_config>) {                                     \
     __shared__ alignas(128) unsigned char memory[sizeof(DecodeShared<symbol##_config>)];   \
     auto& shared = *reinterpret_cast<DecodeShared<symbol##_config>*>(memory);              \
-    const DecodeParams& params = kernel_params<DecodeParams>();                            \
+    const auto& params = kernel_params<DecodeParamsOf<symbol##_config>>();                 \
     const Block block(&shared.arrive_flag);                                                \
     decode<symbol##_config>(params, block_range(params, block), block, shared);            \
   }                                                                                        \

@@ -19,7 +19,7 @@ namespace flashport::FLASHPORT_TARGET::decode {
 // How the waves of a block share a leaf.
 template <DecodeConfig kCfg>
 struct WaveSplit {
-  static constexpr KvFormat kFormat = kCfg.shape.k_format;
+  static constexpr KvFormat kFormat = product_format(kCfg.shape);
   static constexpr int kRowTiles = kCfg.shape.rows / 16;
   static constexpr int kColWaves = kCfg.tuning.waves;
   static constexpr int kKeyTiles = kLeafKeys / 16 / kColWaves;

@@ -13,6 +13,7 @@
 #include "common/device/decode/combine.h"
 #include "common/device/decode/mask.h"
 #include "hip/decode/mfma_pipeline.h"
+#include "hip/decode/mfma_segments.h"
 #include "hip/decode/query.h"
 #include "hip/decode/softmax_reference.h"
 
@@ -23,7 +24,7 @@ constexpr int block_threads(const DecodeConfig& cfg) { return cfg.tuning.waves *
 template <DecodeConfig kCfg>
 struct DecodeSharedData {
   using Split = WaveSplit<kCfg>;
-  LeafRows rows[kCfg.tuning.waves];
+  std::conditional_t<reads_segments(kCfg.shape), WideTile<kCfg>, LeafRows[kCfg.tuning.waves]> rows;
   using Query = std::uint16_t[kCfg.shape.rows][kCfg.shape.head_dim_qk + 8];
   // What waves tell each other, of this leaf and the one before.
   struct Exchange {
@@ -56,7 +57,8 @@ struct DecodeShared : DecodeSharedData<kCfg> {
 };
 
 template <DecodeConfig kCfg>
-using KvPipeline = MfmaPipeline<kCfg, DecodeShared<kCfg>>;
+using KvPipeline = std::conditional_t<reads_segments(kCfg.shape), SegmentPipeline<kCfg, DecodeShared<kCfg>>,
+                                      MfmaPipeline<kCfg, DecodeShared<kCfg>>>;
 
 template <DecodeConfig kCfg>
 class DecodeTiles {
@@ -64,7 +66,7 @@ class DecodeTiles {
   static constexpr DecodeShape kShape = kCfg.shape;
   static constexpr MathType kMath = kShape.math;
   static_assert(kShape.k_format == kShape.v_format, "these tiles read K and V of one format");
-  static constexpr KvFormat kFormat = kShape.k_format;
+  static constexpr KvFormat kFormat = product_format(kShape);
   static constexpr int kRowTiles = Split::kRowTiles;
   static constexpr int kKeyTiles = Split::kKeyTiles;
   static constexpr int kLaneCols = Split::kLaneCols;
@@ -245,7 +247,7 @@ class DecodeTiles {
       for (int tile = 0; tile < kRowTiles; ++tile) state.l[tile] += p.l[tile];
       multiply(state.o, p.b, values, 0);
     } else {
-      block_.sync();
+      if constexpr (!reads_segments(kShape)) block_.sync();  // else the values have come with a barrier
 #pragma unroll
       for (int wave = 0; wave < Split::kColWaves; ++wave) {
         Words2 all[kRowTiles][kKeyTiles];

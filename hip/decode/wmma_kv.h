@@ -210,7 +210,7 @@ struct WaveShare {
 
 // The leaf in work and the next one, seen by one wave. Loads are issued kKeyDepth and kValueDepth units ahead of use.
 template <DecodeConfig kCfg>
-class KvPipeline {
+class WmmaPipeline {
   using Share = WaveShare<kCfg>;
   static constexpr bool kAhead = kCfg.tuning.stages > 1;
 
@@ -231,15 +231,15 @@ class KvPipeline {
   static constexpr int kValueDepth = kValueFit < kValueUnits ? kValueFit : kValueUnits;
 
   template <class Shared>
-  FLASHPORT_DEVICE KvPipeline(const DecodeParams& p, const Block& block, Shared&, LeafCursor& ahead)
+  FLASHPORT_DEVICE WmmaPipeline(const DecodeParams& p, const Block& block, Shared&, LeafCursor& ahead)
       : block_(block), key_bytes_(p.cache.k.row_bytes), value_bytes_(p.cache.v.row_bytes), lane_(block.lane()) {
     look_up(p, ahead);
     if constexpr (kAhead) begin_keys(p, ahead);
   }
   FLASHPORT_DEVICE void refill_behind_values(const DecodeParams&, const LeafCursor&) {}
 
-  FLASHPORT_DEVICE KvPipeline& keys() { return *this; }
-  FLASHPORT_DEVICE KvPipeline& values() { return *this; }
+  FLASHPORT_DEVICE WmmaPipeline& keys() { return *this; }
+  FLASHPORT_DEVICE WmmaPipeline& values() { return *this; }
   FLASHPORT_DEVICE void await_values(const DecodeParams&, const LeafCursor&) const {}
 
   // Behind keys(): the pages of the next leaf are asked for, then the first values of this one, which would hold the

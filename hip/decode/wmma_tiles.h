@@ -8,11 +8,14 @@
 // that a leaf has one barrier.
 #pragma once
 
+#include <type_traits>
+
 #include "common/device/decode/combine.h"
 #include "common/device/decode/mask.h"
 #include "hip/decode/query.h"
 #include "hip/decode/softmax_reference.h"
 #include "hip/decode/wmma_kv.h"
+#include "hip/decode/wmma_segments.h"
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
@@ -29,9 +32,14 @@ struct DecodeShared {
     float sum[WaveShare<kCfg>::kColWaves][kCfg.shape.rows];
   };
   Exchange exchange[2];
+  struct Nothing {};
+  [[no_unique_address]] std::conditional_t<reads_segments(kCfg.shape), WideTile<kCfg>, Nothing> rows;
   unsigned arrive_flag;
   PartialList partials[1];
 };
+
+template <DecodeConfig kCfg>
+using KvPipeline = std::conditional_t<reads_segments(kCfg.shape), SegmentPipeline<kCfg>, WmmaPipeline<kCfg>>;
 
 template <DecodeConfig kCfg>
 class DecodeTiles {
@@ -205,7 +213,7 @@ class DecodeTiles {
   // (m, l, O^T) joined with V^T P^T. Holds a barrier.
   template <class State>
   FLASHPORT_DEVICE void accumulate(State& state, const Operand&, Pipeline& values) const {
-    sync_shared();
+    if constexpr (!reads_segments(kShape)) sync_shared();  // else the values have come with a barrier
     const auto& from = shared_.exchange[buffer_];
     const unsigned swap = half() == 0 ? 0u : 0x04040404u;
     int exponent[kRowSlots];

@@ -7,10 +7,13 @@
 
 namespace flashport::gfx11 {
 
-// With 2 stages the first keys of the next leaf are loaded while P V of this one is computed, which costs registers.
+// Rows of segments are widened in shared memory (hip/decode/segment_rows.h), which then limits how many blocks there
+// are. With 2 stages the first keys of the next leaf are loaded while P V of this one is computed, which costs
+// registers.
 constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   const bool narrow = shape.head_dim_v < 128;
   const int waves = (narrow ? 2 : 4) * (shape.rows == 64 ? 2 : 1);
+  if (reads_segments(shape)) return {waves, 1, shape.head_dim_qk <= 128 ? 16 / waves : 2};
   return {waves, shape.head_dim_v <= 128 ? 2 : 1, 16 / waves};
 }
 

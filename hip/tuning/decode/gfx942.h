@@ -12,7 +12,17 @@
 
 namespace flashport::gfx942 {
 
+// Rows of segments are widened in shared memory (hip/decode/segment_rows.h), of which a CU has `shared_kilobytes`.
+// Registers leave room for two waves a SIMD, at head_dim 512 for one.
+constexpr DecodeTuning segment_tuning(const DecodeShape& shape, int shared_kilobytes) {
+  if (shape.head_dim_v > 256) return {4, 1, 1};
+  const int waves = shape.head_dim_v < 256 ? 2 : 4;
+  const int fit = shared_kilobytes / (waves == 2 ? 30 : 60);
+  return {waves, 1, fit < 8 / waves ? fit : 8 / waves};
+}
+
 constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
+  if (reads_segments(shape)) return segment_tuning(shape, 64);
   const int leaf_bytes =
       64 * (kv_row_bytes(shape.k_format, shape.head_dim_qk) + kv_row_bytes(shape.v_format, shape.head_dim_v));
   const int wave_columns = shape.rows == 64 ? 64 : 128;

@@ -10,6 +10,8 @@
 
 namespace flashport::gfx950 {
 
-using gfx942::decode_tuning;
+constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
+  return reads_segments(shape) ? gfx942::segment_tuning(shape, 160) : gfx942::decode_tuning(shape);
+}
 
 }  // namespace flashport::gfx950

@@ -199,7 +199,8 @@ TEST(Mixed, BitsDoNotDependOnTheBatch) {
   for (std::int64_t b = 0; b < call.batch(); ++b) EXPECT_TRUE(alone.bits(b) == together[b]) << b;
 }
 
-// Where two segments hold what one cache would, nothing says where the border is.
+// Where two segments hold what one cache would, nothing says where the border is; and on the CPU not that there is one,
+// while on a GPU one segment alone has the kernel of its format.
 TEST(Mixed, TwoSegmentsOfOneFormatAreOneCache) {
   constexpr std::int64_t kLength = 200, kBatch = 3;
   for (const Type type : {Type::kF16, Type::kBF16}) {
@@ -210,6 +211,9 @@ TEST(Mixed, TwoSegmentsOfOneFormatAreOneCache) {
     flashport::DecodeQuery query = whole.query();
     FLASHPORT_REQUIRE_SUPPORT("mixed_cut", flashport::supports(query));
     whole.run();
+    const bool is_cpu = query.target.starts_with("cpu");
+    std::vector<std::vector<unsigned char>> expected;
+    for (std::int64_t b = 0; is_cpu && b < kBatch; ++b) expected.push_back(whole.bits(b));
     for (const std::int64_t cut : {0, 1, 63, 64, 65, 128, 199, 200}) {
       MixedCall parts(spec);
       Tensor first(Type::kI32, {kBatch}), second(Type::kI32, {kBatch});
@@ -225,7 +229,10 @@ TEST(Mixed, TwoSegmentsOfOneFormatAreOneCache) {
         view->shape[1] -= cut;
       }
       parts.run(args);
-      for (std::int64_t b = 0; b < kBatch; ++b) EXPECT_TRUE(parts.bits(b) == whole.bits(b)) << cut << " " << b;
+      if (expected.empty()) {
+        for (std::int64_t b = 0; b < kBatch; ++b) expected.push_back(parts.bits(b));
+      }
+      for (std::int64_t b = 0; b < kBatch; ++b) EXPECT_TRUE(parts.bits(b) == expected[b]) << cut << " " << b;
     }
   }
 }
