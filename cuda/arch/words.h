@@ -32,11 +32,8 @@ FLASHPORT_DEVICE Floats2 bf16_to_floats(unsigned two) {
   return {__uint_as_float(two << 16), __uint_as_float(two & 0xffff0000u)};
 }
 FLASHPORT_DEVICE unsigned floats_to_bf16(Floats2 x) { return pack<MathType::kBf16>(x.x, x.y); }
-// Rounded.
-FLASHPORT_DEVICE unsigned bf16_to_halves(unsigned two) {
-  const Floats2 x = bf16_to_floats(two);
-  return pack<MathType::kFp16>(x.x, x.y);
-}
+FLASHPORT_DEVICE unsigned floats_to_halves(Floats2 x) { return pack<MathType::kFp16>(x.x, x.y); }
+FLASHPORT_DEVICE unsigned bf16_to_halves(unsigned two) { return floats_to_halves(bf16_to_floats(two)); }
 
 // Four bytes of fp8 as halves, in their order, exactly.
 FLASHPORT_DEVICE Words2 widen_e4m3(unsigned four) {

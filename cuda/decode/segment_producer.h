@@ -57,6 +57,7 @@ class SegmentProducer {
   static_assert(kCfg.shape.head_dim_qk == kCfg.shape.head_dim_v, "tiles of keys and of values are alike");
   static constexpr int kRows = Rows::kRows;
   static constexpr int kFours = Layout::kHeadBytes / 8;  // of a row; lanes side by side have one after the other
+  static_assert(kFours % kWaveSize == 0);
   static constexpr MathType kMath = kCfg.shape.math;
 
  public:
@@ -245,14 +246,18 @@ class SegmentProducer {
     }
   }
 
-  // A row's bytes in shared memory, at an even address.
+  // A row's bytes in shared memory, from an even one on. An address of integers would no longer be one of shared
+  // memory.
   struct StoredRow {
-    const char* bytes;
-    FLASHPORT_DEVICE unsigned half(int byte) const { return *reinterpret_cast<const std::uint16_t*>(bytes + byte); }
+    const char* bytes;  // a multiple of 4
+    int first;
+    FLASHPORT_DEVICE unsigned half(int byte) const {
+      return *reinterpret_cast<const std::uint16_t*>(bytes + (first + byte));
+    }
     FLASHPORT_DEVICE unsigned word(int byte) const {
-      const auto at = reinterpret_cast<std::uintptr_t>(bytes + byte);
-      const auto* words = reinterpret_cast<const unsigned*>(at & ~std::uintptr_t{3});
-      return __funnelshift_r(words[0], words[1], static_cast<unsigned>(at & 2) * 8);
+      const int at = first + byte;
+      const auto* words = reinterpret_cast<const unsigned*>(bytes + (at & ~3));
+      return __funnelshift_r(words[0], words[1], static_cast<unsigned>(at) * 8 & 16);
     }
   };
 
@@ -260,11 +265,10 @@ class SegmentProducer {
   FLASHPORT_DEVICE void widen_tile(const MixedDecodeParams& p, bool is_key) {
     __syncwarp();  // the copies of all lanes
     const int dims = is_key ? p.head_dim_qk : p.head_dim_v;
-    const auto& rows = stored_.rows[wave_][widened_];
-    const int row_pitch = stored_.tiles[wave_][widened_].row_pitch;
-    const int segment = lane_ < kRows ? rows[lane_].segment : kNoRow;
+    const int segment = lane_ < kRows ? stored_.rows[wave_][widened_][lane_].segment : kNoRow;
     mbarrier_wait(&ring_.free[place_of_tile_.stage], place_of_tile_.phase ^ 1);
     char* tile = ring_.tiles[place_of_tile_.stage];
+#pragma unroll 1
     for (int row = 0; row < kRows;) {  // runs of rows of one segment
       const int its = __shfl_sync(~0u, segment, row);
       const unsigned others = __ballot_sync(~0u, segment != its) & (~0u << row);
@@ -274,17 +278,13 @@ class SegmentProducer {
       } else {
         const CacheSegment& s = p.segments[its];
         const KeyScales& scales = is_key ? s.k_scale : s.v_scale;
-        const bool has_scales = scales.data != nullptr;
         kv::with_format(is_key ? s.k_format : s.v_format, [&](auto constant) FLASHPORT_INLINE {
           constexpr KvFormat kFormat = constant;
-          for_each_four(tile, row, end, dims, [&](int r, const StoredRow& stored, int first) FLASHPORT_INLINE {
-            float scale = 1.0f;
-            if (has_scales) {
-              const char* factors = stored.bytes - rows[r].shift + row_pitch + rows[r].factor_shift;
-              scale = factor_at(scales, factors, first);
-            }
-            return kv::load_four<kMath, kFormat>(stored, first, has_scales, scale);
-          });
+          if (scales.data == nullptr) {
+            widen_rows<kFormat, false>(tile, row, end, dims, scales);
+          } else {
+            widen_rows<kFormat, true>(tile, row, end, dims, scales);
+          }
         });
       }
       row = end;
@@ -294,38 +294,65 @@ class SegmentProducer {
     widened_ = (widened_ + 1) % Rows::kMostTiles;
     --in_flight_;
   }
-  FLASHPORT_DEVICE static float factor_at(const KeyScales& scales, const char* factors, int dim) {
-    const int group = scales.dims_per_scale == 0 ? 0 : dim / scales.dims_per_scale;
-    return scales.dtype == DType::kFloat16 ? to_float(reinterpret_cast<const Half*>(factors)[group])
-                                           : reinterpret_cast<const float*>(factors)[group];
-  }
 
-  // Stores what f(row, its bytes, first value) gives, and zeros for values that rows do not have.
-  template <class F>
-  FLASHPORT_DEVICE void for_each_four(char* tile, int begin, int end, int dims, const F& f) {
-    constexpr int kLanes = kFours < kWaveSize ? kFours : kWaveSize;
+  // Rows [begin, end), several at once: their loads come before the stores of any. Values that rows do not have are
+  // zeros.
+  template <KvFormat kFormat, bool kHasScale>
+  FLASHPORT_DEVICE void widen_rows(char* tile, int begin, int end, int dims, const KeyScales& scales) {
+    constexpr int kPasses = kFours / kWaveSize, kRowsAtOnce = kPasses >= 4 ? 1 : 4 / kPasses;
     const typename Rows::Tile from = stored_.tiles[wave_][widened_];
-    const char* bytes = stored_.bytes[wave_] + from.begin;
-    constexpr int kPasses = kFours / kLanes, kRowsAtOnce = kPasses >= 4 ? 1 : 4 / kPasses;
-    const int four = lane_ % kLanes;
-#pragma unroll kRowsAtOnce
-    for (int row = begin + lane_ / kLanes; row < end; row += kWaveSize / kLanes) {
-      const StoredRow stored{bytes + row * from.pitch + stored_.rows[wave_][widened_][row].shift};
+    const auto& rows = stored_.rows[wave_][widened_];
+    const char* bytes = stored_.bytes[wave_];
+    const bool is_half = scales.dtype == DType::kFloat16;
+    int first[kPasses];
+    [[maybe_unused]] int factor_byte[kPasses];
 #pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-        const int first = 4 * (four + pass * kLanes);
-        Words2 x{0, 0};
-        if (first < dims) x = f(row, stored, first);
-        *reinterpret_cast<Words2*>(tile + Layout::offset(wave_ * kRows + row, 2 * first)) = x;
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int dim = 4 * (lane_ + pass * kWaveSize);
+      first[pass] = dim < dims ? dim : 0;
+      if constexpr (kHasScale) {
+        const int group = scales.dims_per_scale == 0 ? 0 : first[pass] / scales.dims_per_scale;
+        factor_byte[pass] = from.begin + from.row_pitch + group * (is_half ? 2 : 4);
+      }
+    }
+#pragma unroll 1
+    for (int row = begin; row < end; row += kRowsAtOnce) {
+      Words2 x[kRowsAtOnce][kPasses];
+#pragma unroll
+      for (int i = 0; i < kRowsAtOnce; ++i) {
+        const int its = minimum(row + i, end - 1);
+        const int offset = its * from.pitch;
+        const StoredRow stored{bytes, from.begin + offset + rows[its].shift};
+#pragma unroll
+        for (int pass = 0; pass < kPasses; ++pass) {
+          float scale = 1.0f;
+          if constexpr (kHasScale) {
+            const char* factor = bytes + (factor_byte[pass] + offset + rows[its].factor_shift);
+            scale =
+                is_half ? to_float(*reinterpret_cast<const Half*>(factor)) : *reinterpret_cast<const float*>(factor);
+          }
+          x[i][pass] = kv::load_four<kMath, kFormat, kHasScale>(stored, first[pass], scale);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kRowsAtOnce; ++i) {
+        if (row + i >= end) continue;
+#pragma unroll
+        for (int pass = 0; pass < kPasses; ++pass) {
+          const int dim = 4 * (lane_ + pass * kWaveSize);
+          *four_of(tile, row + i, dim) = dim < dims ? x[i][pass] : Words2{0, 0};
+        }
       }
     }
   }
   FLASHPORT_DEVICE void clear_rows(char* tile, int begin, int end) {
+#pragma unroll 1
     for (int row = begin; row < end; ++row) {
-      for (int four = lane_; four < kFours; four += kWaveSize) {
-        *reinterpret_cast<Words2*>(tile + Layout::offset(wave_ * kRows + row, 8 * four)) = Words2{0, 0};
-      }
+      for (int four = lane_; four < kFours; four += kWaveSize) *four_of(tile, row, 4 * four) = Words2{0, 0};
     }
+  }
+  FLASHPORT_DEVICE Words2* four_of(char* tile, int row, int dim) {
+    return reinterpret_cast<Words2*>(tile + Layout::offset(wave_ * kRows + row, 2 * dim));
   }
 
   static constexpr int kNoRow = -2;

@@ -44,9 +44,7 @@ FLASHPORT_DEVICE Floats2 bf16_to_floats(unsigned two) {
 FLASHPORT_DEVICE unsigned floats_to_bf16(Floats2 x) {
   return high_halves(round_to_bf16_bits(x.x), round_to_bf16_bits(x.y));
 }
-// Rounded.
-FLASHPORT_DEVICE unsigned bf16_to_halves(unsigned two) {
-  return as_word(__builtin_convertvector(bf16_to_floats(two), Half2));
-}
+FLASHPORT_DEVICE unsigned floats_to_halves(Floats2 x) { return as_word(__builtin_convertvector(x, Half2)); }
+FLASHPORT_DEVICE unsigned bf16_to_halves(unsigned two) { return floats_to_halves(bf16_to_floats(two)); }
 
 }  // namespace flashport::FLASHPORT_TARGET

@@ -85,7 +85,7 @@ struct LogitBias {
 };
 
 // The argument of kernels whose formats are KvFormat::kAny: a sequence is its segments one after the other. In `cache`
-// above, max_len alone counts, the most keys of all segments together; its k_scale and v_scale are null.
+// above, max_len alone counts, the most keys of all segments together; k_scale and v_scale multiply all of them.
 struct MixedDecodeParams : DecodeParams {
   CacheSegment segments[kMostSegments];  // oldest first
   std::int32_t segment_count;

@@ -2,8 +2,8 @@
 // each, the first in the low half. A routine for each format; kernels that read all of them call widen_unit() and know
 // no format themselves.
 //
-// A block's scale is one of fp16, and a value is rounded once: x = scale * code (+ minimum, by one fma). Factors that
-// lie beside the cache (KeyScales) are of any precision: Factor.
+// A value is rounded once: x = scale * code (+ minimum, by one fma), whether the scale is a block's, of fp16, or lies
+// beside the cache (KeyScales), of any precision.
 //
 // `Row`: word(byte) are the four bytes from an even byte of the row on, half(byte) are two. What follows the row's last
 // byte may be anything.
@@ -19,6 +19,9 @@ namespace flashport::FLASHPORT_TARGET::kv {
 inline constexpr int kUnitValues = 16;  // of every format, and one or two of a unit share a factor
 
 FLASHPORT_DEVICE unsigned both_halves(unsigned half) { return half * 0x10001u; }
+FLASHPORT_DEVICE float half_to_float(unsigned half) {
+  return to_float(__builtin_bit_cast(Half, static_cast<std::uint16_t>(half)));
+}
 
 // Four codes of a byte each, up to 255, less `middle`: 0x6400 is 1024, in whose neighbourhood fp16 counts in ones.
 template <int kMiddle>
@@ -39,14 +42,19 @@ FLASHPORT_DEVICE unsigned iq4_nl_bytes(unsigned codes) {
 // Bits 0 to 3, each as the fifth bit of a byte.
 FLASHPORT_DEVICE unsigned fifth_bits(unsigned four) { return ((four & 15u) * 0x00204081u & 0x01010101u) << 4; }
 
-// Values `first` to `first` + 3 of a row; `first` is a multiple of 4.
+// Whether values are scale * code or scale * code + minimum, of blocks.
+template <KvFormat kFormat>
+inline constexpr bool kInBlocks = kv_format_trait(kFormat).scale_bytes > 0;
+template <KvFormat kFormat>
+inline constexpr bool kHasMinimum = kv_format_trait(kFormat).scale_bytes == 4;
+
+// What is stored as `first` to `first` + 3 of a row, exactly: of blocks, codes. `first` is a multiple of 4. Not for
+// bf16.
 template <KvFormat kFormat, class Row>
-FLASHPORT_DEVICE Words2 widen_four(const Row& row, int first) {
+FLASHPORT_DEVICE Words2 stored_four(const Row& row, int first) {
   constexpr KvFormatTrait kTrait = kv_format_trait(kFormat);
   if constexpr (kFormat == KvFormat::kFp16) {
     return {row.word(2 * first), row.word(2 * first + 4)};
-  } else if constexpr (kFormat == KvFormat::kBf16) {
-    return {bf16_to_halves(row.word(2 * first)), bf16_to_halves(row.word(2 * first + 4))};
   } else if constexpr (kFormat == KvFormat::kFp8E4M3) {
     return widen_e4m3(row.word(first));
   } else if constexpr (kFormat == KvFormat::kFp8E4M3Fnuz) {
@@ -63,27 +71,69 @@ FLASHPORT_DEVICE Words2 widen_four(const Row& row, int first) {
   } else {
     constexpr int kHalf = kTrait.block_values / 2;
     constexpr bool kLong = kFormat == KvFormat::kQ5_0 || kFormat == KvFormat::kQ5_1;
-    constexpr bool kHasMinimum = kTrait.scale_bytes == 4;
-    const int block = first / kTrait.block_values * kTrait.block_bytes, at = first % kTrait.block_values;
-    const unsigned scale = both_halves(row.half(block));
-    Words2 x;
+    const int begin = first / kTrait.block_values * kTrait.block_bytes + kTrait.scale_bytes;
+    const int at = first % kTrait.block_values;
     if constexpr (kFormat == KvFormat::kQ8_0) {
-      x = codes_as_halves<128>(row.word(block + kTrait.scale_bytes + at) ^ 0x80808080u);
+      return codes_as_halves<128>(row.word(begin + at) ^ 0x80808080u);
     } else {
-      const int codes_at = block + kTrait.scale_bytes + (kLong ? 4 : 0);
-      unsigned codes = row.word(codes_at + at % kHalf) >> at / kHalf * 4 & 0x0f0f0f0fu;
-      if constexpr (kLong) codes |= fifth_bits(row.word(block + kTrait.scale_bytes) >> at);
-      if constexpr (kFormat == KvFormat::kIq4Nl) {
-        x = codes_as_halves<128>(iq4_nl_bytes(codes) ^ 0x80808080u);
-      } else {
-        x = codes_as_halves<kHasMinimum ? 0 : kLong ? 16 : 8>(codes);
-      }
+      unsigned codes = row.word(begin + (kLong ? 4 : 0) + at % kHalf) >> at / kHalf * 4 & 0x0f0f0f0fu;
+      if constexpr (kLong) codes |= fifth_bits(row.word(begin) >> at);
+      if constexpr (kFormat == KvFormat::kIq4Nl) return codes_as_halves<128>(iq4_nl_bytes(codes) ^ 0x80808080u);
+      return codes_as_halves<kHasMinimum<kFormat> ? 0 : kLong ? 16 : 8>(codes);
     }
-    if constexpr (kHasMinimum) {
-      const unsigned minimum = both_halves(row.half(block + 2));
+  }
+}
+
+// The scale of the block that has value `first` of a row, and its minimum.
+template <KvFormat kFormat, class Row>
+FLASHPORT_DEVICE unsigned block_scale(const Row& row, int first) {
+  constexpr KvFormatTrait kTrait = kv_format_trait(kFormat);
+  return row.half(first / kTrait.block_values * kTrait.block_bytes);
+}
+template <KvFormat kFormat, class Row>
+FLASHPORT_DEVICE unsigned block_minimum(const Row& row, int first) {
+  constexpr KvFormatTrait kTrait = kv_format_trait(kFormat);
+  return row.half(first / kTrait.block_values * kTrait.block_bytes + 2);
+}
+
+// Values `first` to `first` + 3 of a row as fp16.
+template <KvFormat kFormat, class Row>
+FLASHPORT_DEVICE Words2 widen_four(const Row& row, int first) {
+  if constexpr (kFormat == KvFormat::kBf16) {
+    return {bf16_to_halves(row.word(2 * first)), bf16_to_halves(row.word(2 * first + 4))};
+  } else {
+    const Words2 x = stored_four<kFormat>(row, first);
+    if constexpr (!kInBlocks<kFormat>) return x;
+    const unsigned scale = both_halves(block_scale<kFormat>(row, first));
+    if constexpr (kHasMinimum<kFormat>) {
+      const unsigned minimum = both_halves(block_minimum<kFormat>(row, first));
       return {fma_halves(x.x, scale, minimum), fma_halves(x.y, scale, minimum)};
     } else {
       return {multiply_halves(x.x, scale), multiply_halves(x.y, scale)};
+    }
+  }
+}
+
+// The same as floats, times `scale`.
+struct FourFloats {
+  Floats2 low, high;
+};
+template <KvFormat kFormat, class Row>
+FLASHPORT_DEVICE FourFloats widen_to_floats(const Row& row, int first, float scale) {
+  if constexpr (kFormat == KvFormat::kBf16) {
+    const Floats2 low = bf16_to_floats(row.word(2 * first)), high = bf16_to_floats(row.word(2 * first + 4));
+    return {Floats2{low.x * scale, low.y * scale}, Floats2{high.x * scale, high.y * scale}};
+  } else {
+    const Words2 x = stored_four<kFormat>(row, first);
+    const Floats2 low = halves_to_floats(x.x), high = halves_to_floats(x.y);
+    float base = 0.0f;
+    if constexpr (kHasMinimum<kFormat>) base = half_to_float(block_minimum<kFormat>(row, first)) * scale;
+    if constexpr (kInBlocks<kFormat>) scale *= half_to_float(block_scale<kFormat>(row, first));
+    if constexpr (kHasMinimum<kFormat>) {
+      return {Floats2{fma_rn(low.x, scale, base), fma_rn(low.y, scale, base)},
+              Floats2{fma_rn(high.x, scale, base), fma_rn(high.y, scale, base)}};
+    } else {
+      return {Floats2{low.x * scale, low.y * scale}, Floats2{high.x * scale, high.y * scale}};
     }
   }
 }
@@ -102,27 +152,25 @@ FLASHPORT_DEVICE unsigned multiply_halves(unsigned x, Factor factor) {
   return fma_halves(x, factor.high, FLASHPORT_TARGET::multiply_halves(x, factor.low));
 }
 
-// Four values as the products of a kernel read them: fp16, or bf16, to which what is not stored as bf16 is rounded once
-// more. `has_scale`: they are multiplied by `scale`, which lies beside the cache.
-template <MathType kMath, KvFormat kFormat, class Row>
-FLASHPORT_DEVICE Words2 load_four(const Row& row, int first, bool has_scale, float scale) {
-  if constexpr (kMath == MathType::kFp16) {
-    const Words2 x = widen_four<kFormat>(row, first);
-    if (!has_scale) return x;
+// Four values as the products of a kernel read them, in the math type, rounded to it once. kHasScale: times `scale`,
+// which lies beside the cache.
+template <MathType kMath, KvFormat kFormat, bool kHasScale, class Row>
+FLASHPORT_DEVICE Words2 load_four(const Row& row, int first, float scale) {
+  constexpr bool kIsOwn = kFormat == (kMath == MathType::kBf16 ? KvFormat::kBf16 : KvFormat::kFp16);
+  if constexpr (kIsOwn && !kHasScale) {
+    return {row.word(2 * first), row.word(2 * first + 4)};
+  } else if constexpr (kMath == MathType::kBf16) {
+    const FourFloats x = widen_to_floats<kFormat>(row, first, kHasScale ? scale : 1.0f);
+    return {floats_to_bf16(x.low), floats_to_bf16(x.high)};
+  } else if constexpr (!kHasScale) {
+    return widen_four<kFormat>(row, first);
+  } else if constexpr (kInBlocks<kFormat> || kFormat == KvFormat::kBf16) {
+    const FourFloats x = widen_to_floats<kFormat>(row, first, scale);
+    return {floats_to_halves(x.low), floats_to_halves(x.high)};
+  } else {
+    const Words2 x = stored_four<kFormat>(row, first);
     const Factor factor = factor_of(scale);
     return {multiply_halves(x.x, factor), multiply_halves(x.y, factor)};
-  } else if constexpr (kFormat == KvFormat::kBf16) {
-    const Words2 x{row.word(2 * first), row.word(2 * first + 4)};
-    if (!has_scale) return x;
-    const Floats2 low = bf16_to_floats(x.x), high = bf16_to_floats(x.y);
-    return {floats_to_bf16(Floats2{low.x * scale, low.y * scale}),
-            floats_to_bf16(Floats2{high.x * scale, high.y * scale})};
-  } else {
-    const Words2 x = widen_four<kFormat>(row, first);
-    const Floats2 low = halves_to_floats(x.x), high = halves_to_floats(x.y);
-    const float factor = has_scale ? scale : 1.0f;
-    return {floats_to_bf16(Floats2{low.x * factor, low.y * factor}),
-            floats_to_bf16(Floats2{high.x * factor, high.y * factor})};
   }
 }
 

@@ -196,17 +196,8 @@ MixedDecodeParams mixed_params(const DecodeProblem& problem, const DecodePlan& p
     mixed.bias = problem.mixed->bias;
     return mixed;
   }
-  const DecodeParams& p = plan.params;
-  const auto scales = [&](const float* data) {
-    KeyScales scales{};
-    scales.data = const_cast<float*>(data);  // decode writes none
-    scales.dtype = DType::kFloat32;
-    scales.stride_head = p.scale_stride;
-    return scales;
-  };
-  mixed.segments[0] = {p.cache, problem.k_format, problem.v_format, scales(p.k_scale), scales(p.v_scale)};
+  mixed.segments[0] = {plan.params.cache, problem.k_format, problem.v_format, {}, {}};
   mixed.segment_count = 1;
-  mixed.k_scale = mixed.v_scale = nullptr;
   return mixed;
 }
 

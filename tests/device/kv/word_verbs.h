@@ -71,11 +71,12 @@ inline unsigned floats_to_bf16(Floats2 x) {
   };
   return part(x.x) | part(x.y) << 16;
 }
-inline unsigned bf16_to_halves(unsigned two) {
-  const Floats2 x = bf16_to_floats(two);
+inline unsigned floats_to_halves(Floats2 x) {
   return unsigned{std::bit_cast<std::uint16_t>(static_cast<Half>(x.x))} |
          unsigned{std::bit_cast<std::uint16_t>(static_cast<Half>(x.y))} << 16;
 }
+inline unsigned bf16_to_halves(unsigned two) { return floats_to_halves(bf16_to_floats(two)); }
+inline float fma_rn(float a, float b, float c) { return std::fma(a, b, c); }
 
 // Each target has its own of fp8 (tests/ops).
 inline Words2 widen_e4m3(unsigned) { return {}; }
