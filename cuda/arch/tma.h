@@ -23,14 +23,6 @@ FLASHPORT_DEVICE void copy_box(void* to, const void* map, int x, int y, int z, i
       : "memory");
 }
 
-// Bytes in a row, in units of 16; they are counted at `barrier`.
-FLASHPORT_DEVICE void copy_bulk(void* to, const void* from, int bytes, std::uint64_t* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   shared_address(to)),
-               "l"(from), "r"(bytes), "r"(shared_address(barrier))
-               : "memory");
-}
-
 // Makes the initialised barriers visible to TMA.
 FLASHPORT_DEVICE void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 

@@ -52,7 +52,7 @@ struct StoredSlots<kCfg> {
     pitch = maximum(pitch_of(p.cache.k), pitch_of(p.cache.v));
     slots = minimum(kBytes / (kCfg.tuning.keys * pitch), kMost);
     for (auto& of_warp : landed) {
-      for (std::uint64_t& barrier : of_warp) mbarrier_init(&barrier, 1);
+      for (std::uint64_t& barrier : of_warp) mbarrier_init(&barrier, kWaveSize);
     }
   }
 

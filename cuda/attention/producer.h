@@ -55,7 +55,9 @@ FLASHPORT_DEVICE void produce(const AttentionParams& p, const Block& block, Atte
     while (true) {
       const WorkTile& work = tiles.receive();
       if (work.seq < 0) break;
-      if (works) producer.bring(work);
+      if constexpr (requires { producer.bring(work); }) {
+        if (works) producer.bring(work);
+      }
       tiles.release();
     }
   };
@@ -72,6 +74,8 @@ FLASHPORT_DEVICE void produce(const AttentionParams& p, const Block& block, Atte
       AlignedRowProducer<kCfg> rows(p, block, memory);
       for_each_work_tile(rows, true);
     }
+  } else if (block.wave() > 3) {  // three warps are enough for boxes
+    for_each_work_tile(block, false);
   } else if (block.wave() == 2 || p.has_kv_maps == 0 || (block.wave() == 3 && p.cache.table == nullptr)) {
     RowProducer<kCfg> rows(p, block, memory);
     for_each_work_tile(rows, true);

@@ -1,12 +1,9 @@
 // Producer warps that bring rows of any formats, widened to the math type: the warps that compute see 16-bit keys.
 //
-// A warp has the same rows of every tile. Their bytes come as they are stored, by bulk copies into slots that lie apart
-// from the tiles, several tiles ahead: a lane asks for whole rows. When a tile's turn comes, the warp widens its rows
+// A warp has the same rows of every tile. Their bytes come as they are stored, by cp.async into slots that lie apart
+// from the tiles, several tiles ahead. When a tile's turn comes, the warp widens its rows
 // into the tile, a unit of 16 values a lane. Warps of two warpgroups do this, because one warp of each scheduler cannot
 // issue as many instructions as widening takes while a tile is multiplied.
-//
-// Bulk copies are of 16 aligned bytes: a row that begins or ends inside of them comes with its neighbours' bytes, which
-// nothing reads.
 #pragma once
 
 #include "common/device/kv/widen.h"
@@ -82,8 +79,7 @@ class WideningProducer {
     const CacheParams& cache = item.of_values ? p_.cache.v : p_.cache.k;
     const int tile = first_tile + item.tile, head = work.head / p_.group_size;
     std::uint64_t& landed = memory_.stored.landed[warp_][ask_slot_];
-    const char* from[kLaneRows];
-    int bytes[kLaneRows], all = 0;
+    std::uintptr_t from[kLaneRows];
 #pragma unroll
     for (int i = 0; i < kLaneRows; ++i) {
       const int row = row_of(i), key = tile * kKeys + row;
@@ -92,24 +88,35 @@ class WideningProducer {
         page_[i] = next_page_[i];
       }
       const int page = item.of_values && !item.is_last ? last_page_[i] : page_[i];
-      const bool there = row < kKeys && key < work.kv_len;
       const kv::TokenCoord token = {page, kv::page_coord(p_.cache, p_.cache.table, work.k_begin + key).offset};
-      const char* data = static_cast<const char*>(cache.data) + kv::row_offset(cache, token, head);
-      const int shift = static_cast<int>(reinterpret_cast<std::uintptr_t>(data) % 16);
-      if (row < kKeys) memory_.stored.shifts[ask_slot_][row] = static_cast<std::uint8_t>(there ? shift : kNone);
-      from[i] = data - shift;
-      bytes[i] = there ? (shift + cache.row_bytes + 15) / 16 * 16 : 0;
-      all += bytes[i];
+      const bool there = row < kKeys && key < work.kv_len;
+      from[i] = there ? reinterpret_cast<std::uintptr_t>(cache.data) + kv::row_offset(cache, token, head) : 0;
+      if (row < kKeys) memory_.stored.shifts[ask_slot_][row] = static_cast<std::uint8_t>(there ? from[i] % 16 : kNone);
     }
-    all = __reduce_add_sync(~0u, all);
-    if (lane_ == 0) mbarrier_expect(&landed, all);
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < kLaneRows; ++i) {
-      if (bytes[i] > 0) copy_bulk(stored_row(ask_slot_, row_of(i)), from[i], bytes[i], &landed);
-    }
+    copy_rows(from, cache.row_bytes);
+    mbarrier_arrive_on_copies(&landed);
     ask_slot_ = ask_slot_ + 1 == memory_.stored.slots ? 0 : ask_slot_ + 1;
     if (!item.of_values) look_up(work, pages, tile + 1);
+  }
+  // Copies the warp's rows, whose addresses its lanes have: as many lanes as a row has units share a row, and copy 16
+  // aligned bytes each. Nothing after a row is read.
+  FLASHPORT_DEVICE void copy_rows(const std::uintptr_t (&from)[kLaneRows], int row_bytes) const {
+    const int lane = recompute(lane_) & (kWaveSize - 1), pitch = memory_.stored.pitch;
+    unsigned char* to = stored_row(ask_slot_, warp_ * kPassRows + lane / kUnits) + lane % kUnits * 16;
+#pragma unroll
+    for (int i = 0; i < (kPasses + kWarps - 1) / kWarps; ++i) {
+      const int at = i * kPassRows + lane / kUnits;
+      const std::uintptr_t row = __shfl_sync(~0u, from[i * kPassRows / kWaveSize], at % kWaveSize);
+      const int end = static_cast<int>(row % 16) + row_bytes;
+      const auto* units = reinterpret_cast<const char*>(row - row % 16);
+      if (row != 0) {
+#pragma unroll 2
+        for (int byte = lane % kUnits * 16; byte < end; byte += kUnits * 16) {
+          copy_async_first(to + byte - lane % kUnits * 16, units + byte, minimum(end - byte, 16));
+        }
+      }
+      to += kWarps * kPassRows * pitch;
+    }
   }
   FLASHPORT_DEVICE unsigned char* stored_row(int slot, int row) const {
     return memory_.stored.bytes + (slot * kKeys + row) * memory_.stored.pitch;
@@ -151,7 +158,13 @@ class WideningProducer {
         }
       }
       widen_passes(to, columns, [&](unsigned (&x)[8], const unsigned char* row, int shift, int unit) FLASHPORT_INLINE {
-        if (shift != kNone) kv::widen_unit<kFormat>(x, StoredRow{row, shift}, unit);
+        if (shift == kNone) return;
+        const StoredRow stored{row, shift};
+        if constexpr (kv::kInBlocks<kFormat>) {
+          kv::widen_unit<kFormat>(x, BlockUnit<kFormat>(stored, unit), kFormat == KvFormat::kQ8_0 ? 0 : unit & 1);
+        } else {
+          kv::widen_unit<kFormat>(x, stored, unit);
+        }
       });
     });
   }
@@ -161,7 +174,7 @@ class WideningProducer {
   template <class F>
   FLASHPORT_DEVICE void widen_passes(unsigned char* to, int columns, const F& f) const {
     constexpr int kFours = kUnits / 4;
-    const int lane = recompute(lane_);
+    const int lane = recompute(lane_) & (kWaveSize - 1);
     const int unit = kPassRows == 1 ? lane : lane % 4 + lane / 8 % kFours * 4;
     int row = warp_ * kPassRows + (kPassRows == 1 ? 0 : lane / 4 % 2 + lane / 8 / kFours * 2);
     const int pitch = memory_.stored.pitch, values = columns - unit * kv::kUnitValues;
@@ -196,6 +209,31 @@ class WideningProducer {
     }
     FLASHPORT_DEVICE unsigned half(int byte) const {
       return *reinterpret_cast<const std::uint16_t*>(bytes + shift + byte);
+    }
+  };
+  // a unit of a block, of which each byte is read once,
+  template <KvFormat kFormat>
+  struct BlockUnit {
+    static constexpr KvFormatTrait kTrait = kv_format_trait(kFormat);
+    static constexpr bool kHasFifthBits = kFormat == KvFormat::kQ5_0 || kFormat == KvFormat::kQ5_1;
+    static constexpr int kCodesAt = kTrait.scale_bytes + (kHasFifthBits ? 4 : 0);
+    unsigned scales, fifth_bits, codes[4];
+    FLASHPORT_DEVICE BlockUnit(const StoredRow& row, int unit) {
+      const int block = unit / 2 * kTrait.block_bytes;
+      scales = kTrait.scale_bytes == 4 ? row.word(block) : row.half(block);
+      if constexpr (kHasFifthBits) fifth_bits = row.word(block + kTrait.scale_bytes);
+      const int at = row.shift + block + kCodesAt + (kFormat == KvFormat::kQ8_0 ? unit % 2 * kv::kUnitValues : 0);
+      const auto* words = reinterpret_cast<const unsigned*>(row.bytes + (at & ~3));
+      unsigned x[5];
+#pragma unroll
+      for (int i = 0; i < 5; ++i) x[i] = words[i];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) codes[i] = __funnelshift_r(x[i], x[i + 1], static_cast<unsigned>(at & 3) * 8);
+    }
+    FLASHPORT_DEVICE unsigned half(int byte) const { return byte == 0 ? scales & 0xffffu : scales >> 16; }
+    FLASHPORT_DEVICE unsigned word(int byte) const {
+      if (kHasFifthBits && byte == kTrait.scale_bytes) return fifth_bits;
+      return codes[(byte - kCodesAt) / 4];
     }
   };
   // and an aligned unit alone.
