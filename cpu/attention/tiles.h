@@ -102,13 +102,14 @@ class AttentionTiles {
     }
   }
 
-  // f(eight weights, slot, offset of the first), the weights that one call of philox.h serves
+  static constexpr int kDrawnTogether = 8;
+  // f(weights that share random bits, slot, offset of the first)
   template <class F>
-  FLASHPORT_DEVICE void for_each_eight(Scores&, const F& f) const {
-    static_assert(kStep == kPhiloxKeys);
+  FLASHPORT_DEVICE void for_each_drawn(Scores&, const F& f) const {
+    static_assert(kStep % 32 == 0);
     for (int slot = 0; slot < rows_; ++slot) {
       const KeySpan keys = keys_of(slot);
-      for (int first = keys.low; first < keys.high; first += kPhiloxKeys) {
+      for (int first = keys.low; first < keys.high; first += 32) {
         for (int offset = first; offset < first + 8; offset += 2) {
           float* x = score_row(slot) + offset;
           f([x](int i) -> float& { return x[i / 2 * 8 + i % 2]; }, slot, offset);

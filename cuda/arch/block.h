@@ -37,6 +37,13 @@ FLASHPORT_DEVICE float to_float(BFloat16 x) { return __bfloat162float(x); }
 
 FLASHPORT_DEVICE float maximum(float a, float b) { return fmaxf(a, b); }
 
+// NaN if one of them is.
+FLASHPORT_DEVICE float minimum_or_nan(float a, float b) {
+  float least;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
+  return least;
+}
+
 // The compiler's own lowering of the cast product adds a zero to its high half.
 FLASHPORT_DEVICE std::uint64_t multiply_wide(std::uint32_t a, std::uint32_t b) {
   std::uint64_t product;
@@ -50,6 +57,12 @@ FLASHPORT_DEVICE float exp2_approx(float x) {
   return y;
 }
 FLASHPORT_DEVICE float reciprocal_approx(float x) { return __fdividef(1.0f, x); }
+// Of 2^-126 to 2^126: no more than the instruction.
+FLASHPORT_DEVICE float reciprocal_of_normal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 FLASHPORT_DEVICE float log2_full(float x) { return log2f(x); }
 FLASHPORT_DEVICE float exp_full(float x) { return expf(x); }
 FLASHPORT_DEVICE float log1p_full(float x) { return log1pf(x); }

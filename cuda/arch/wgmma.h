@@ -124,6 +124,19 @@ template <int kLater>
 FLASHPORT_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLater) : "memory");
 }
+// Keeps the compiler from moving a later wgmma_wait() before what `x` is computed from, so that it runs under products:
+// ptxas takes a wait for free, and orders it after stores alone. Hardly ever is there one, to a word that nothing
+// reads.
+FLASHPORT_DEVICE void wgmma_wait_after(unsigned x, unsigned* unread) {
+  asm volatile(
+      "{\n"
+      ".reg .pred rare;\n"
+      "setp.eq.u32 rare, %0, 0x7fc12345;\n"
+      "@rare st.shared.u32 [%1], %0;\n"
+      "}" ::"r"(x),
+      "r"(shared_address(unread))
+      : "memory");
+}
 // Keeps the compiler from reading the sums before this point, and from writing them after it.
 template <int kTiles>
 FLASHPORT_DEVICE void pin(float (&sum)[kTiles][4]) {

@@ -26,6 +26,7 @@ FLASHPORT_DEVICE void attention_block(const AttentionParams& p, AttentionMemory<
     prefetch_map(&p.q_map);
     prefetch_map(&p.k_map);
     prefetch_map(&p.v_map);
+    if constexpr (kCfg.shape.form == ScoreForm::kBias) prefetch_map(&p.bias_map);
   }
   __syncthreads();
   begin_kernel();
@@ -51,19 +52,19 @@ FLASHPORT_DEVICE void attention_block(const AttentionParams& p, AttentionMemory<
 }  // namespace flashport::FLASHPORT_TARGET::attention
 
 // math, head_dim_qk, head_dim_v, form, sources
-#define FLASHPORT_DEFINE_ATTENTION(symbol, name, ...)                                                               \
-  namespace flashport::FLASHPORT_TARGET::attention {                                                                \
-  constexpr AttentionConfig symbol##_config = attention_config(__VA_ARGS__);                                        \
-  extern "C" __global__ void __launch_bounds__(block_threads(symbol##_config), 1)                                   \
-      symbol(const __grid_constant__ AttentionParams params) {                                                      \
-    extern __shared__ __align__(1024) unsigned char memory[];                                                       \
-    attention_block<symbol##_config>(params, *reinterpret_cast<AttentionMemory<symbol##_config>*>(memory));         \
-  }                                                                                                                 \
-  FLASHPORT_DEFINE_ENTRY(symbol, name, KernelTag::kAttention, block_threads(symbol##_config),                       \
-                         static_cast<int>(sizeof(AttentionMemory<symbol##_config>)),                                \
-                         .shape = {.attention = symbol##_config},                                                   \
-                         .prepare = cuda_attention::encode_maps<                                                    \
-                             symbol##_config.shape.math, symbol##_config.tuning.rows, symbol##_config.tuning.keys>) \
+#define FLASHPORT_DEFINE_ATTENTION(symbol, name, ...)                                                       \
+  namespace flashport::FLASHPORT_TARGET::attention {                                                        \
+  constexpr AttentionConfig symbol##_config = attention_config(__VA_ARGS__);                                \
+  extern "C" __global__ void __launch_bounds__(block_threads(symbol##_config), 1)                           \
+      symbol(const __grid_constant__ AttentionParams params) {                                              \
+    extern __shared__ __align__(1024) unsigned char memory[];                                               \
+    attention_block<symbol##_config>(params, *reinterpret_cast<AttentionMemory<symbol##_config>*>(memory)); \
+  }                                                                                                         \
+  FLASHPORT_DEFINE_ENTRY(                                                                                   \
+      symbol, name, KernelTag::kAttention, block_threads(symbol##_config),                                  \
+      static_cast<int>(sizeof(AttentionMemory<symbol##_config>)), .shape = {.attention = symbol##_config},  \
+      .prepare = cuda_attention::encode_maps<symbol##_config.shape.math, symbol##_config.shape.form,        \
+                                             symbol##_config.tuning.rows, symbol##_config.tuning.keys>)     \
   }
 
 #define FLASHPORT_DEFINE_ATTENTION_MERGE(symbol, name)                                                  \

@@ -5,6 +5,8 @@
 // same way: the producer takes them and tells the consumers.
 #pragma once
 
+#include <type_traits>
+
 #include "common/device/attention/work.h"
 #include "cuda/arch/tma.h"
 #include "cuda/arch/wgmma.h"
@@ -15,14 +17,19 @@ namespace flashport::FLASHPORT_TARGET::attention {
 inline constexpr int kWarpgroup = 128;
 inline constexpr int kWorkStages = 3, kQueryStages = 1;
 
+// Whether biases come to shared memory: in kernels of them alone, whose biases are aligned.
+constexpr bool brings_bias(const AttentionConfig& config) { return config.shape.form == ScoreForm::kBias; }
 constexpr int panels_of(int columns) { return (columns + kPanelColumns - 1) / kPanelColumns; }
 constexpr int consumer_groups(const AttentionTuning& tuning) { return tuning.rows / 64 * tuning.slices; }
 constexpr int consumer_threads(const AttentionConfig& config) { return consumer_groups(config.tuning) * kWarpgroup; }
 constexpr int block_threads(const AttentionConfig& config) {
   return producer_groups(config) * kWarpgroup + consumer_threads(config);
 }
-// Warps that bring rows: all producers, but the one that takes work tiles.
-constexpr int row_warps(const AttentionConfig& config) { return producer_groups(config) * kWarpgroup / kWaveSize - 1; }
+constexpr int producer_warps(const AttentionConfig& config) { return producer_groups(config) * kWarpgroup / kWaveSize; }
+// Those that bring rows: one takes work tiles, and where there are biases one brings them.
+constexpr int row_warps(const AttentionConfig& config) {
+  return producer_warps(config) - (brings_bias(config) ? 2 : 1);
+}
 
 constexpr int value_stages(const AttentionTuning& tuning) {
   return tuning.value_stages > 0 ? tuning.value_stages : tuning.stages;
@@ -72,6 +79,14 @@ struct Barriers {
   }
 };
 
+// The biases of a kernel of them alone: of each warpgroup's queries, for the keys of a tile.
+template <AttentionConfig kCfg>
+struct BiasMemory {
+  RowPanels<panels_of(kCfg.tuning.keys), 64> x[consumer_groups(kCfg.tuning)];
+  Barriers barriers[consumer_groups(kCfg.tuning)];
+};
+struct NoBiasMemory {};
+
 template <AttentionConfig kCfg>
 struct AttentionMemory {
   static constexpr AttentionTuning kTuning = kCfg.tuning;
@@ -82,6 +97,7 @@ struct AttentionMemory {
   Queries queries[kQueryStages];
   Keys keys[kTuning.stages];
   Values values[value_stages(kTuning)];
+  std::conditional_t<brings_bias(kCfg), BiasMemory<kCfg>, NoBiasMemory> bias;
   WorkTile work[kWorkStages];  // seq -1: there are no more
   Barriers work_barriers[kWorkStages], query_barriers[kQueryStages];
   Barriers key_barriers[kTuning.stages], value_barriers[value_stages(kTuning)];
@@ -92,15 +108,19 @@ struct AttentionMemory {
   alignas(16) std::int64_t value_offsets[kTuning.keys];  // two warps may find rows of queries and of values at a time
   [[no_unique_address]] StoredSlots<kCfg> stored;
   unsigned flag;
+  unsigned unread;  // wgmma_wait_after()
 
   // One thread; a barrier of the block follows.
   FLASHPORT_DEVICE void init(const AttentionParams& p) {
     constexpr int kConsumers = consumer_threads(kCfg) / kWaveSize;
     const int senders = p.has_kv_maps != 0 ? 1 : row_warps(kCfg);
-    for (auto& barriers : work_barriers) barriers.init(1, kConsumers + row_warps(kCfg));
+    for (auto& barriers : work_barriers) barriers.init(1, kConsumers + producer_warps(kCfg) - 1);
     query_barriers[0].init(p.has_q_map != 0 ? 1 : senders, kConsumers);
     for (auto& barriers : key_barriers) barriers.init(senders, kConsumers);
     for (auto& barriers : value_barriers) barriers.init(senders, kConsumers);
+    if constexpr (brings_bias(kCfg)) {
+      for (auto& barriers : bias.barriers) barriers.init(1, kWarpgroup / kWaveSize);
+    }
     row_barriers.init(1, 1);
     if constexpr (stored_bytes(kCfg) > 0) stored.init(p);
     fence_barrier_init();

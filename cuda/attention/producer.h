@@ -8,8 +8,8 @@
 //
 // With two stages the time from an empty stage to the next copy into it is part of the loop's, and an instruction of a
 // lone warp takes some five clocks: so a warp brings boxes in a loop that has nothing to decide, of pages one warp
-// those of keys and another those of values. Warps that produce have few registers, because those that consume have
-// many: so each of them has one task.
+// those of keys and another those of values, and of biases one of their own. Warps that produce have few registers,
+// because those that consume have many: so each of them has one task.
 #pragma once
 
 #include "common/device/attention/tile_scheduler.h"
@@ -76,13 +76,18 @@ FLASHPORT_DEVICE void produce(const AttentionParams& p, const Block& block, Atte
     }
   } else if (block.wave() > 3) {  // three warps are enough for boxes
     for_each_work_tile(block, false);
+  } else if (brings_bias(kCfg) && block.wave() == 3) {
+    if constexpr (brings_bias(kCfg)) {
+      BiasProducer<kCfg> bias(p, memory);
+      for_each_work_tile(bias, block.lane() == 0);
+    }
   } else if (block.wave() == 2 || p.has_kv_maps == 0 || (block.wave() == 3 && p.cache.table == nullptr)) {
     RowProducer<kCfg> rows(p, block, memory);
     for_each_work_tile(rows, true);
-  } else if (block.wave() == 3) {
+  } else if (has(kCfg.shape.sources, KeySources::kPages) && block.wave() == 3) {
     PageProducer<kCfg, true> values(p, block, memory);
     for_each_work_tile(values, true);
-  } else if (p.cache.table != nullptr) {
+  } else if (has(kCfg.shape.sources, KeySources::kPages) && p.cache.table != nullptr) {
     PageProducer<kCfg, false> keys(p, block, memory);
     for_each_work_tile(keys, true);
   } else {

@@ -159,17 +159,13 @@ template <AttentionConfig kCfg>
 class AlignedRowProducer {
   using Memory = AttentionMemory<kCfg>;
   static constexpr int kKeys = kCfg.tuning.keys;
-  static constexpr int kRows =
-      (kKeys / 8 + row_warps(kCfg) - 1) / row_warps(kCfg) * 8;        // of a tile, that the warp has at most
-  static constexpr int kSlots = (kRows + kWaveSize - 1) / kWaveSize;  // of them, that a lane looks up
+  static constexpr int kWarps = row_warps(kCfg);
+  static constexpr int kRows = (kKeys / 8 + kWarps - 1) / kWarps * 8;  // of a tile, that the warp has at most
+  static constexpr int kSlots = (kRows + kWaveSize - 1) / kWaveSize;   // of them, that a lane looks up
 
  public:
   FLASHPORT_DEVICE AlignedRowProducer(const AttentionParams& p, const Block& block, Memory& memory)
-      : p_(p),
-        lane_(block.lane()),
-        share_{block.wave() - 1, row_warps(kCfg)},
-        queries_(p, block, memory),
-        memory_(memory) {}
+      : p_(p), lane_(block.lane()), share_{block.wave() - 1, kWarps}, queries_(p, block, memory), memory_(memory) {}
 
   FLASHPORT_DEVICE void bring(const WorkTile& work) {
     const Copies copies = copies_of<kCfg>(p_, work);

@@ -1,4 +1,4 @@
-// The tensor maps of q, k and v, which the host encodes for each launch.
+// The tensor maps of q, k, v and the bias, which the host encodes for each launch.
 #pragma once
 
 #include <numeric>
@@ -24,9 +24,22 @@ inline cuda_runtime::BoxedTensor boxed(const CacheParams& cache, int columns, st
           box_rows};
 }
 
+// (keys, queries, heads, sequences) of an aligned bias; those that all heads or sequences share have one.
+inline const char* encode_bias_map(AttentionParams& p) {
+  const BiasParams& bias = p.bias;
+  const cuda_runtime::BoxedTensor tensor = {
+      const_cast<void*>(bias.data),
+      {p.kv_len, p.q_len, bias.stride_head == 0 ? 1 : p.num_q_heads, bias.stride_seq == 0 ? 1 : p.batch},
+      {2 * bias.stride_row, 2 * bias.stride_head, 2 * bias.stride_seq},
+      64};
+  bool readable = false;
+  if (const char* error = cuda_runtime::encode_map(tensor, p.bias_map, readable)) return error;
+  return readable ? nullptr : "TMA cannot read the bias: the driver does not make tensor maps";
+}
+
 // A KernelEntry::prepare. The flags say which maps there are: of rows of the math type that TMA can read, keys and
 // values not on pages.
-template <MathType kMath, int kRows, int kKeys>
+template <MathType kMath, ScoreForm kForm, int kRows, int kKeys>
 const char* encode_maps(void* params) {
   AttentionParams& p = *static_cast<AttentionParams*>(params);
   constexpr bool kIsHalf = kMath == MathType::kFp16;
@@ -34,6 +47,9 @@ const char* encode_maps(void* params) {
   constexpr KvFormat kFormat = kIsHalf ? KvFormat::kFp16 : KvFormat::kBf16;
   p.has_q_map = p.has_kv_maps = 0;
   if (p.total_q == 0 || p.total_k == 0) return nullptr;
+  if constexpr (kForm == ScoreForm::kBias) {
+    if (const char* error = encode_bias_map(p)) return error;
+  }
   if (p.q.dtype == kDType) {
     const bool packed = p.cu_seqlens_q != nullptr;
     const std::int64_t tokens = packed ? p.total_q : p.q_len;

@@ -21,6 +21,8 @@ class AttentionTiles {
   using Memory = AttentionMemory<kCfg>;
   static constexpr int kGroups = consumer_groups(kCfg.tuning), kRowGroups = kCfg.tuning.rows / 64;
   static constexpr int kColumns = kShape.head_dim_v / kCfg.tuning.slices;  // that a warpgroup has
+  // Whether O += P V is waited for after the exponentials, and not where the compiler puts that (docs/tuning.md).
+  static constexpr bool kWaitsLate = kShape.form != ScoreForm::kDropout && kShape.form != ScoreForm::kBias;
   static_assert(kCfg.tuning.slices == 1 || kColumns % kPanelColumns == 0);
 
  public:
@@ -134,16 +136,61 @@ class AttentionTiles {
   FLASHPORT_DEVICE void for_each(Scores& scores, F&& f) const {
     for_each_register(scores.c, [&](float& x, int tile, int i) { f(x, i / 2, 8 * tile + i % 2); });
   }
-  // f(eight weights that share random bits, slot, offset of the first)
+  static constexpr int kDrawnTogether = kKeys % 64 == 0 ? 16 : 8;
+  // f(weights that share random bits, slot, offset of the first)
   template <class F>
-  FLASHPORT_DEVICE void for_each_eight(Scores& scores, F&& f) const {
+  FLASHPORT_DEVICE void for_each_drawn(Scores& scores, F&& f) const {
 #pragma unroll
-    for (int first = 0; first < kKeys / 8; first += 4) {
+    for (int first = 0; first < kKeys / 8; first += kDrawnTogether / 2) {
 #pragma unroll
       for (int slot = 0; slot < kRowSlots; ++slot) {
         f([&](int i) -> float& { return scores.c[first + i / 2][2 * slot + i % 2]; }, slot, 8 * first);
       }
     }
+  }
+
+  // x = 1 / (1 + 2^(-factor x)), with a reciprocal for each four of a row: the unit of special functions bounds a loop
+  // with softcap. 2^-30 is as good as 0, and four such denominators have a product.
+  FLASHPORT_DEVICE static void take_sigmoids(Scores& scores, float factor) {
+#pragma unroll
+    for (int tile = 0; tile < kKeys / 8; tile += 2) {
+#pragma unroll
+      for (int first = 0; first < 4; first += 2) {
+        float* two = &scores.c[tile][first];
+        float* next = &scores.c[tile + 1][first];
+        const float a = sigmoid_denominator(two[0], factor), b = sigmoid_denominator(two[1], factor);
+        const float c = sigmoid_denominator(next[0], factor), d = sigmoid_denominator(next[1], factor);
+        const float ab = a * b, cd = c * d;
+        const float of_all = reciprocal_of_normal(ab * cd);
+        const float of_ab = of_all * cd, of_cd = of_all * ab;
+        two[0] = of_ab * b, two[1] = of_ab * a;
+        next[0] = of_cd * d, next[1] = of_cd * c;
+      }
+    }
+  }
+
+  // Adds the biases of a key tile, which the producer has brought. What lies after the last key and query is 0, and NaN
+  // that a mask hides is hidden with its score.
+  FLASHPORT_DEVICE void add_bias(float log2e, Scores& scores) {
+    static_assert(panels_of(kKeys) * kPanelColumns == kKeys);
+    const auto& panels = memory_.bias.x[group_];
+    Barriers& barriers = memory_.bias.barriers[group_];
+    // The lane's row of an ldmatrix, whose four parts are rows 0 to 7 and 8 to 15 of two vectors.
+    const unsigned char* row =
+        panels.x[0] + (static_cast<int>(threadIdx.x) % kWarpgroup / kWaveSize * 16 + lane_ % 16) * 128;
+    unsigned two[kKeys / 16][4];
+    mbarrier_wait(&barriers.full, bias_phase_);
+    bias_phase_ ^= 1;
+#pragma unroll
+    for (int i = 0; i < kKeys / 16; ++i) {
+      const int vector = i % 4 * 2 + lane_ / 16;
+      ldmatrix_x4(two[i], row + i / 4 * panels.kPanelSize + (vector ^ lane_ % 8) * 16);
+    }
+    fence_async_proxy();
+    mbarrier_arrive_wave(&barriers.empty);
+    for_each_register(scores.c, [&](float& x, int tile, int i) {
+      x = fma_rn(log2e, wide(two[tile / 2][tile % 2 * 2 + i / 2], i % 2), x);
+    });
   }
 
   // Biases of a key tile, two neighbours a register, on their way while the product runs. Only those of 16 bits, in
@@ -175,12 +222,39 @@ class AttentionTiles {
     }
   }
   FLASHPORT_DEVICE static void add_bias(const Bias& bias, float log2e, Scores& scores) {
-    for_each_register(scores.c, [&](float& x, int tile, int i) {
-      const unsigned two = bias.two[tile][i / 2];
-      const float as_bf16 = __uint_as_float(i % 2 == 0 ? two << 16 : two & 0xffff0000u);
-      const float as_half = __half2float(__ushort_as_half(static_cast<unsigned short>(i % 2 == 0 ? two : two >> 16)));
-      x = fma_rn(log2e, kMath == MathType::kBf16 ? as_bf16 : as_half, x);
-    });
+    for_each_register(scores.c,
+                      [&](float& x, int tile, int i) { x = fma_rn(log2e, wide(bias.two[tile][i / 2], i % 2), x); });
+  }
+
+  // Which weights dropout keeps: bit 7 of each byte, those of the lane's keys of a row in their order.
+  struct Kept {
+    unsigned four[kRowSlots][kKeys / 16];
+  };
+  // Of key tile number `tile`.
+  FLASHPORT_DEVICE void draw(Kept& kept, const DropLimit& limit, const Modifiers& modifiers, int tile) const {
+    static_assert(kKeys % kPhiloxKeys == 0);
+#pragma unroll
+    for (int slot = 0; slot < kRowSlots; ++slot) {
+#pragma unroll
+      for (int call = 0; call < kKeys / kPhiloxKeys; ++call) {
+        const Philox random = dropout_bits(modifiers.dropout, modifiers.head, row_of(slot),
+                                           tile * kKeys + call * kPhiloxKeys + first_key());
+#pragma unroll
+        for (int word = 0; word < 4; ++word) {
+          kept.four[slot][call * 4 + word] = kept_weights(random.words[word], limit);
+        }
+      }
+    }
+  }
+  FLASHPORT_DEVICE static void drop(const Kept& kept, Operand& weights) {
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const unsigned four = kept.four[i % 2][step];
+        weights.a[step][i] &= i / 2 == 0 ? signs_of_bytes<0x9988>(four) : signs_of_bytes<0xbbaa>(four);
+      }
+    }
   }
 
   // P = exp2((S - m) scale), where m is the largest score of a row so far; `factors` bring O to that m.
@@ -209,6 +283,7 @@ class AttentionTiles {
     });
 #pragma unroll
     for (int slot = 0; slot < kRowSlots; ++slot) state.l[slot] = fma_rn(state.l[slot], factors[slot], sum[slot]);
+    if constexpr (kWaitsLate) wgmma_wait_after(__float_as_uint(sum[0]) ^ __float_as_uint(sum[1]), &memory_.unread);
   }
   FLASHPORT_DEVICE static Operand to_operand(const Scores& weights) {
     Operand operand;
@@ -236,7 +311,7 @@ class AttentionTiles {
       l += __shfl_xor_sync(~0u, l, 1);
       l += __shfl_xor_sync(~0u, l, 2);
       const int row = row_of(slot);
-      const float m = state.m[slot] == -kInfinity ? -kInfinity : state.m[slot] * scale;
+      const float m = largest_logit<kForm>(p, state.m[slot], scale);
       const float factor = finish_row(p, work, row, m, l, lane_ % 4 == 0 && slice() == 0);
       if (is_partial(work)) {
         float* partial = partial_output(p, work, row) + slice() * kColumns + first_key();
@@ -255,6 +330,21 @@ class AttentionTiles {
   }
 
  private:
+  // The sign bits of the bytes that kSelector names, each eight times.
+  template <unsigned kSelector>
+  FLASHPORT_DEVICE static unsigned signs_of_bytes(unsigned bytes) {
+    unsigned signs;
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(signs) : "r"(bytes), "n"(kSelector));
+    return signs;
+  }
+  FLASHPORT_DEVICE static float sigmoid_denominator(float x, float factor) {
+    return 1.0f + exp2_approx(minimum_or_nan(-factor * x, 30.0f));
+  }
+  // The low (0) or high (1) of two values of the math type.
+  FLASHPORT_DEVICE static float wide(unsigned two, int half) {
+    if constexpr (kMath == MathType::kBf16) return __uint_as_float(half == 0 ? two << 16 : two & 0xffff0000u);
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(half == 0 ? two : two >> 16)));
+  }
   FLASHPORT_DEVICE int slice() const { return kCfg.tuning.slices == 1 ? 0 : group_ / kRowGroups; }
 
   // A row that sees no key is 0 even if its sums are NaN.
@@ -332,7 +422,7 @@ class AttentionTiles {
   int first_row_ = 0;  // of the work tile
   PipelineState<kCfg.tuning.stages> key_;
   PipelineState<value_stages(kCfg.tuning)> value_;
-  unsigned query_phase_ = 0;
+  unsigned query_phase_ = 0, bias_phase_ = 0;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET::attention

@@ -71,17 +71,18 @@ class LaneTiles {
       scores.set(i, x);
     }
   }
-  // f(eight weights that share random bits, slot, offset of the first)
+  static constexpr int kDrawnTogether = kKeys % 64 == 0 ? 16 : 8;
+  // f(weights that share random bits, slot, offset of the first)
   template <class F>
-  FLASHPORT_DEVICE void for_each_eight(Scores& scores, F&& f) const {
+  FLASHPORT_DEVICE void for_each_drawn(Scores& scores, F&& f) const {
 #pragma unroll
-    for (int first = 0; first < Scores::kCount; first += first % 4 == 0 ? 2 : 14) {
-      float eight[8];
+    for (int first = 0; first < Scores::kCount; first += first % 4 == 0 ? 2 : 2 * kDrawnTogether - 2) {
+      float drawn[kDrawnTogether];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) eight[i] = scores.get(first + i / 2 * 4 + i % 2);
-      f([&](int i) FLASHPORT_INLINE -> float& { return eight[i]; }, 0, column_row(first, 0));
+      for (int i = 0; i < kDrawnTogether; ++i) drawn[i] = scores.get(first + i / 2 * 4 + i % 2);
+      f([&](int i) FLASHPORT_INLINE -> float& { return drawn[i]; }, 0, column_row(first, 0));
 #pragma unroll
-      for (int i = 0; i < 8; ++i) scores.set(first + i / 2 * 4 + i % 2, eight[i]);
+      for (int i = 0; i < kDrawnTogether; ++i) scores.set(first + i / 2 * 4 + i % 2, drawn[i]);
     }
   }
 

@@ -88,6 +88,7 @@ const KernelEntry kGpuKernels[] = {
     chunk("gated_delta_chunk/bf16/k128/fakegpu", KernelTag::kGatedDeltaChunk, kB16, 128),
     chunk("gated_delta_chunk/fp16/k128/fakegpu", KernelTag::kGatedDeltaChunk, kF16, 128),
     attention("attention/bf16/hd256/any/fakegpu", {kB16, 256, 256, ScoreForm::kAny, KeySources::kRows}),
+    attention("attention/bf16/hd256/bias/fakegpu", {kB16, 256, 256, ScoreForm::kBias, KeySources::kRows}),
     attention("attention/bf16/hd128/any/fakegpu", {kB16, 128, 128, ScoreForm::kAny, KeySources::kRows}),
     attention("attention/bf16/hd128/softcap/fakegpu", {kB16, 128, 128, ScoreForm::kSoftcap, KeySources::kRows}),
     attention("attention/bf16/hd128/plain/fakegpu", {kB16, 128, 128, ScoreForm::kPlain, KeySources::kBytes}),

@@ -174,19 +174,20 @@ std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter, st
   return counter;
 }
 
+double Dropout::share() const { return std::min(std::nearbyint(p * 256), 255.0) / 256; }
+
 bool Dropout::keeps(std::int64_t head, std::int64_t row, std::int64_t key) const {
-  // Four calls serve 32 keys; call c has the keys 2c and 2c + 1 of each eight.
-  const std::int64_t call = key / 32 * 4 + key % 8 / 2;
-  const std::int64_t half = key % 32 / 8 * 2 + key % 2;  // 0 to 7
+  // Four calls serve 64 keys; call c has the keys 2c and 2c + 1 of each eight.
+  const std::int64_t call = key / 64 * 4 + key % 8 / 2;
+  const std::int64_t byte = key % 64 / 8 * 2 + key % 2;  // 0 to 15
   const auto bits_seed = static_cast<std::uint64_t>(seed), bits_offset = static_cast<std::uint64_t>(offset);
   const std::array<std::uint32_t, 4> words =
       philox4x32({static_cast<std::uint32_t>(call), static_cast<std::uint32_t>(row), static_cast<std::uint32_t>(head),
                   static_cast<std::uint32_t>(bits_offset)},
                  {static_cast<std::uint32_t>(bits_seed),
                   static_cast<std::uint32_t>(bits_seed >> 32) ^ static_cast<std::uint32_t>(bits_offset >> 32)});
-  const std::uint32_t word = words[static_cast<std::size_t>(half / 2)];
-  const std::uint32_t bits = half % 2 == 0 ? word & 0xFFFF : word >> 16;
-  return bits >= std::min(std::nearbyint(p * 65536), 65535.0);
+  const std::uint32_t bits = words[static_cast<std::size_t>(byte / 4)] >> (byte % 4 * 8) & 0xFF;
+  return bits >= share() * 256;
 }
 
 std::vector<AttentionSequence> attention(const AttentionInputs& inputs) {

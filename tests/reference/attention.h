@@ -23,6 +23,7 @@ struct Dropout {
   double p = 0;
   std::int64_t seed = 0, offset = 0;
 
+  [[nodiscard]] double share() const;  // of weights that are dropped: p in steps of 1/256
   [[nodiscard]] bool keeps(std::int64_t head, std::int64_t row, std::int64_t key) const;
 };
 

@@ -177,7 +177,8 @@ TEST(DropoutOracle, DropsItsShare) {
   for (std::int64_t row = 0; row < 200; ++row) {
     for (std::int64_t key = 0; key < 500; ++key) kept += dropout.keeps(3, row, key) ? 1 : 0;
   }
-  EXPECT_NEAR(kept / 1e5, 0.7, 0.007);  // five standard deviations
+  EXPECT_EQ(dropout.share(), 77.0 / 256);
+  EXPECT_NEAR(kept / 1e5, 1 - dropout.share(), 0.007);  // five standard deviations
 }
 
 TEST_F(AttentionOracle, ThePlainOneIsClose) {

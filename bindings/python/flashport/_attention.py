@@ -197,8 +197,8 @@ def attention(
         sinks: (Hq) fp32, a logit that joins the softmax's denominator, and so the lse, only.
         bias: (B or 1, Hq or 1, Sq, Sk) fp32 or q's type, added to the logits; -inf hides a key. Not with packed
             sequences, ``seqused_q``, ``seqused_k`` or ``leftpad_k``.
-        dropout_p: Probability, below 1, that a weight is dropped; kept ones grow by 1 / (1 - dropout_p). Needs
-            ``rng_state``. The lse is that of all weights.
+        dropout_p: Probability, below 1, that a weight is dropped, in steps of 1/256; kept ones grow by
+            1 / (1 - dropout_p). Needs ``rng_state``. The lse is that of all weights.
         rng_state: (2) int64, seed and offset. Which weights are dropped follows from these, the sequence, the head, the
             query and the key alone, on every target: :func:`dropout_mask` tells which.
         q_scale, k_scale, v_scale: (1), (Hkv) or (B, Hkv) fp32, positive: what stored queries, keys and values are
@@ -341,7 +341,7 @@ def dropout_mask(
     Args:
         shape: (B, Hq, Sq, Sk) of the mask; of packed sequences as many queries and keys as the longest has.
         rng_state: (2) int64, seed and offset, as :func:`attention` takes it; the mask is on its device.
-        dropout_p: Probability, at least 0 and below 1, that a weight is dropped; it is rounded to a multiple of 2^-16.
+        dropout_p: Probability, at least 0 and below 1, that a weight is dropped; it is rounded to a multiple of 1/256.
         mask: uint8 of that shape, any strides; written. Default: a new array like ``rng_state``.
         stream: As in :func:`attention`.
 

@@ -40,18 +40,38 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
     const Modifiers modifiers = modifiers_of<kForm>(p, work, score_scale);
     typename BiasOf<Tiles>::Type bias;
     const auto fetch_bias = [&](int tile) {
-      if constexpr (has(kForm, ScoreForm::kBias) && requires { typename Tiles::Bias; }) {
+      if constexpr (kForm == ScoreForm::kAny && requires { typename Tiles::Bias; }) {
         tiles.fetch_bias(bias, p, work, modifiers, tile);
       }
+    };
+    // Which weights are dropped follows from their places: a kernel of dropout alone draws that under a product.
+    constexpr bool kDrawsAhead = kForm == ScoreForm::kDropout;
+    typename KeptOf<Tiles, kDrawsAhead>::Type kept;
+    const DropLimit limit = drop_limit(p.dropout.drop_below);
+    const auto draw = [&](int tile) {
+      if constexpr (kDrawsAhead) tiles.draw(kept, limit, modifiers, tile);
+    };
+    const auto round = [&](const auto& scores) FLASHPORT_INLINE {
+      typename Tiles::Operand weights = tiles.to_operand(scores);
+      if constexpr (kDrawsAhead) tiles.drop(kept, weights);
+      return weights;
     };
     typename Tiles::Scores scores;
     typename Tiles::Rows factors;
     // From the product to weights that wait to be rounded; `factors` are what O comes to the new maximum by.
     const auto weigh = [&](auto hidden, int tile) FLASHPORT_INLINE {
-      modify_scores(tiles, p, work, modifiers, bias, tile, scores);
+      // Sigmoids share a reciprocal, and what is hidden may be NaN.
+      if constexpr (kForm == ScoreForm::kSoftcap && hidden != Hidden::kNone) {
+        hide_keys<hidden>(tiles, p, work, tile, scores, 0.0f);
+      }
+      if constexpr (kForm == ScoreForm::kBias) {
+        tiles.add_bias(modifiers.log2e, scores);
+      } else {
+        modify_scores(tiles, p, work, modifiers, bias, tile, scores);
+      }
       if constexpr (hidden != Hidden::kNone) hide_keys<hidden>(tiles, p, work, tile, scores);
       tiles.exponentiate(scores, scale, state, factors);
-      if (drops<kForm>(p)) drop_weights(tiles, p, modifiers, tile, scores);
+      if (!kDrawsAhead && drops<kForm>(p)) drop_weights(tiles, p, modifiers, tile, scores);
     };
     constexpr Constant<Hidden::kNone> kPlain;
     constexpr Constant<Hidden::kAfter> kLast;
@@ -59,6 +79,7 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
 
     fetch_bias(range.begin);
     tiles.multiply_keys(scores, range.begin, Constant<true>());
+    draw(range.begin);
     tiles.template settle_keys<0>(scores);
     // A branch has registers of its own for the scores on each path. Tiles that lack them hide no key of a plain tile.
     if (!requires { Tiles::kMasksFirst; } && range.begin >= range.plain_begin && range.begin < range.plain_end) {
@@ -66,7 +87,7 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
     } else {
       weigh(kMasked, range.begin);
     }
-    typename Tiles::Operand weights = tiles.to_operand(scores);
+    typename Tiles::Operand weights = round(scores);
 
     const auto step = [&](auto hidden, int tile) FLASHPORT_INLINE {
       constexpr Constant<hidden != Hidden::kNone> masked;
@@ -75,11 +96,12 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
       tiles.multiply_keys(scores, tile, masked);
       tiles.add_values(out, weights, tile - 1, masked);
       tiles.give_turn();
+      draw(tile);
       tiles.template settle_keys<1>(scores);
       weigh(hidden, tile);
       tiles.settle_values(out);
       tiles.scale(out, factors);
-      weights = tiles.to_operand(scores);
+      weights = round(scores);
     };
     int tile = range.begin + 1;
     if constexpr (requires { requires Tiles::kMasksAll; }) {  // whose steps are too long for three loops

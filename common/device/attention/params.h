@@ -7,7 +7,8 @@
 
 namespace flashport {
 
-// A bias of every query and key. Broadcast axes have stride 0.
+// A bias of every query and key. Broadcast axes have stride 0. Where it is `aligned`, it has the type of the output, 16
+// bits, keys are neighbours, and each query has a row of its own, which begins at a multiple of 16 bytes.
 struct BiasParams {
   const void* data;  // null: none
   DType dtype;
@@ -17,7 +18,7 @@ struct BiasParams {
 // Dropout by position (philox.h).
 struct DropoutParams {
   const std::int64_t* rng_state;  // seed and offset, in device memory; null: no dropout
-  std::uint32_t drop_below;       // of 2^16: a weight is dropped where its 16 random bits are below
+  std::uint32_t drop_below;       // of 256: a weight is dropped where its byte of random bits is below
   float keep_scale;               // 1 / (1 - p)
 };
 
@@ -50,7 +51,7 @@ struct PieceParams {
 };
 
 struct AttentionParams {
-  TensorMap q_map, k_map, v_map;
+  TensorMap q_map, k_map, v_map, bias_map;
   std::int32_t has_q_map, has_kv_maps;  // which maps are valid, set with them
   std::int32_t box_keys;                // keys of a box of k_map and v_map
 

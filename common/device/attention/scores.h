@@ -11,10 +11,10 @@
 namespace flashport::FLASHPORT_TARGET::attention {
 
 // Whether scores become logits in place. Otherwise the exponential multiplies them by their positive scale, and m and
-// the scores are kept without it.
+// the scores are kept without it. A kernel of softcaps alone keeps sigmoids: cap tanh(s) = 2 cap sigmoid(2 s) - cap.
 template <ScoreForm kForm>
 FLASHPORT_DEVICE bool makes_logits(const AttentionParams& p) {
-  if constexpr (kForm == ScoreForm::kPlain) return false;
+  if constexpr (kForm != ScoreForm::kAny) return false;
   return p.cap_scale != 0.0f || p.score_scale <= 0.0f;
 }
 // What the products of stored queries and keys are multiplied by.
@@ -23,11 +23,19 @@ FLASHPORT_DEVICE float score_scale_of(const AttentionParams& p, const WorkTile& 
 }
 template <ScoreForm kForm>
 FLASHPORT_DEVICE float exponent_scale(const AttentionParams& p, float score_scale) {
+  if constexpr (kForm == ScoreForm::kSoftcap) return 2.0f * p.cap_scale;
   return makes_logits<kForm>(p) ? 1.0f : score_scale;
+}
+// The logit, in base 2, of a row's largest score.
+template <ScoreForm kForm>
+FLASHPORT_DEVICE float largest_logit(const AttentionParams& p, float most, float scale) {
+  if (most == -kInfinity) return -kInfinity;
+  return kForm == ScoreForm::kSoftcap ? fma_rn(most, scale, -p.cap_scale) : most * scale;
 }
 
 template <ScoreForm kForm>
 FLASHPORT_DEVICE bool drops(const AttentionParams& p) {
+  if constexpr (kForm == ScoreForm::kDropout) return true;
   return has(kForm, ScoreForm::kDropout) && p.dropout.rng_state != nullptr;
 }
 
@@ -43,6 +51,16 @@ template <class Tiles>
   requires requires { typename Tiles::Bias; }
 struct BiasOf<Tiles> {
   using Type = typename Tiles::Bias;
+};
+
+// Tiles of kernels that draw ahead have a type Kept for what they have drawn.
+template <class Tiles, bool kDrawsAhead>
+struct KeptOf {
+  struct Type {};
+};
+template <class Tiles>
+struct KeptOf<Tiles, true> {
+  using Type = typename Tiles::Kept;
 };
 
 // What the scores of a work tile are modified by, read once.
@@ -112,6 +130,7 @@ FLASHPORT_DEVICE void modify_scores(const Tiles& tiles, const AttentionParams& p
   constexpr ScoreForm kForm = Tiles::kForm;
   const int first_key = tile * Tiles::kKeys + tiles.first_key();
   const float scale = modifiers.score_scale, cap = p.cap_scale;
+  if constexpr (kForm == ScoreForm::kSoftcap) return tiles.take_sigmoids(scores, 2.0f * kLog2e * scale);
   if (has(kForm, ScoreForm::kSoftcap) && cap != 0.0f) {
     tiles.for_each(scores, [&](float& x, int, int) { x = cap * tanh_approx(x * scale); });
   } else if (makes_logits<kForm>(p)) {
@@ -139,10 +158,10 @@ FLASHPORT_DEVICE void modify_scores(const Tiles& tiles, const AttentionParams& p
 // Where in a tile there may be keys that a query does not see: before those that it sees, after them.
 enum class Hidden { kNone, kAfter, kBeforeAndAfter };
 
-// Hides the keys of tile number `tile` that a query does not see.
+// Hides the keys of tile number `tile` that a query does not see, behind `score`.
 template <Hidden kHidden, class Tiles>
 FLASHPORT_DEVICE void hide_keys(const Tiles& tiles, const AttentionParams& p, const WorkTile& work, int tile,
-                                typename Tiles::Scores& scores) {
+                                typename Tiles::Scores& scores, float score = -kInfinity) {
   const int first_key = tile * Tiles::kKeys + tiles.first_key();
   KeySpan spans[Tiles::kRowSlots];
   for (int slot = 0; slot < tiles.row_slots(); ++slot) {
@@ -152,22 +171,30 @@ FLASHPORT_DEVICE void hide_keys(const Tiles& tiles, const AttentionParams& p, co
   tiles.for_each(scores, [&](float& x, int slot, int offset) {
     const KeySpan span = spans[slot];
     const bool before = kHidden == Hidden::kBeforeAndAfter && offset < span.low;
-    if (before || offset >= span.high) x = -kInfinity;
+    if (before || offset >= span.high) x = score;
   });
 }
 
-// Sets the dropped weights of tile number `tile` to 0. The row sums are of all weights.
+// Sets the dropped weights of tile number `tile` to 0. The row sums are of all weights. Tiles visit those that share
+// random bits together: 16, or 8 where a tile ends within 64 keys.
 template <class Tiles>
 FLASHPORT_DEVICE void drop_weights(const Tiles& tiles, const AttentionParams& p, const Modifiers& modifiers, int tile,
                                    typename Tiles::Scores& weights) {
-  const std::uint32_t limit = p.dropout.drop_below << 16;
+  constexpr int kWords = Tiles::kDrawnTogether / 4;
+  const DropLimit limit = drop_limit(p.dropout.drop_below);
   const int first_key = tile * Tiles::kKeys + tiles.first_key();
-  // f(eight weights, slot, offset of the first)
-  tiles.for_each_eight(weights, [&](const auto& eight, int slot, int offset) {
-    const Philox random = dropout_bits(modifiers.dropout, modifiers.head, tiles.row_of(slot), first_key + offset);
-    FLASHPORT_UNROLL(8)
-    for (int i = 0; i < 8; ++i) {
-      if (random.drops(i, limit)) eight(i) = 0.0f;
+  // f(weights, slot, offset of the first)
+  tiles.for_each_drawn(weights, [&](const auto& drawn, int slot, int offset) {
+    const int first = first_key + offset;
+    const Philox random = dropout_bits(modifiers.dropout, modifiers.head, tiles.row_of(slot), first);
+    const bool second = kWords == 2 && first % kPhiloxKeys >= kPhiloxKeys / 2;
+    FLASHPORT_UNROLL(4)
+    for (int word = 0; word < kWords; ++word) {
+      const std::uint32_t kept = kept_weights(second ? random.words[word + 4 - kWords] : random.words[word], limit);
+      FLASHPORT_UNROLL(4)
+      for (int i = 0; i < 4; ++i) {
+        if ((kept & 0x80u << 8 * i) == 0) drawn(word * 4 + i) = 0.0f;
+      }
     }
   });
 }

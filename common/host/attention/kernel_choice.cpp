@@ -28,7 +28,8 @@ bool serves_type(const AttentionShape& shape, DType type) {
 }
 
 bool serves_scores(ScoreForm form, const ScoreNeeds& needs) {
-  return has(form, needs.options) && (needs.positive_scale || form != ScoreForm::kPlain);
+  if (form == ScoreForm::kAny) return true;
+  return form == needs.options && needs.positive_scale && (form != ScoreForm::kBias || needs.aligned_bias);
 }
 
 // The formats of KeySources::kBytes.

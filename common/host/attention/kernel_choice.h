@@ -13,10 +13,11 @@
 
 namespace flashport {
 
-// What a call does to scores. A scale that is not positive is nothing for kernels of plain scores.
+// What a call does to scores. Scales that are not positive and biases that are not aligned (BiasParams) are nothing for
+// kernels of one option.
 struct ScoreNeeds {
   ScoreForm options = ScoreForm::kPlain;
-  bool positive_scale = true;
+  bool positive_scale = true, aligned_bias = true;
   friend bool operator==(const ScoreNeeds&, const ScoreNeeds&) = default;
 };
 

@@ -367,9 +367,21 @@ void fill_options(const AttentionArgs& a, const Extents& e, AttentionParams& p) 
   if (drops(a)) p.dropout = dropout_params(*a.rng_state, a.dropout_p);
 }
 
+// As BiasParams says. Strides of axes with one element, and of heads and sequences that share their biases, are 0.
+bool is_aligned(const BiasParams& bias, std::int64_t rows) {
+  const auto fits = [](std::int64_t stride) {
+    return stride >= 0 && stride % 8 == 0 && stride < std::int64_t{1} << 39;
+  };
+  return bias.dtype != DType::kFloat32 && bias.stride_key == 1 && (bias.stride_row > 0 || rows == 1) &&
+         fits(bias.stride_row) && fits(bias.stride_head) && fits(bias.stride_seq) &&
+         reinterpret_cast<std::uintptr_t>(bias.data) % 16 == 0;
+}
+
 ScoreNeeds needs_of(const AttentionParams& p) {
-  return score_needs(p.cap_scale != 0.0f, p.alibi_slopes != nullptr, p.bias.data != nullptr,
-                     p.dropout.rng_state != nullptr, p.score_scale >= std::numeric_limits<float>::min());
+  ScoreNeeds needs = score_needs(p.cap_scale != 0.0f, p.alibi_slopes != nullptr, p.bias.data != nullptr,
+                                 p.dropout.rng_state != nullptr, p.score_scale >= std::numeric_limits<float>::min());
+  needs.aligned_bias = p.bias.data == nullptr || is_aligned(p.bias, p.q_len);
+  return needs;
 }
 
 AttentionProblem validate(const AttentionArgs& args, Outputs outputs) {
@@ -447,7 +459,7 @@ void check_dropout(const Check& check, double dropout_p) {
 }
 
 DropoutParams dropout_params(const TensorView& rng_state, double dropout_p) {
-  constexpr double kValues = 65536;  // of a weight's 16 random bits; some weight is always kept
+  constexpr double kValues = 256;  // of a weight's byte of random bits; some weight is always kept
   const double below = std::min(std::nearbyint(dropout_p * kValues), kValues - 1);
   return {static_cast<const std::int64_t*>(rng_state.data), static_cast<std::uint32_t>(below),
           static_cast<float>(1.0 / (1.0 - dropout_p))};

@@ -63,7 +63,8 @@ struct AttentionArgs {
   std::optional<TensorView> bias;          // (B or 1, Hq or 1, Sq, Sk) fp32 or q's type, added to the logits; -inf
                                            // hides a key; not with packed sequences, seqused or leftpad_k
 
-  double dropout_p = 0.0;  // probability, below 1, that a weight is dropped; the others grow by 1 / (1 - p)
+  // Probability p, below 1, that a weight is dropped, in steps of 1/256; the others grow by 1 / (1 - p).
+  double dropout_p = 0.0;
   std::optional<TensorView> rng_state;  // (2) int64 in the tensors' memory: seed and offset; needed with dropout_p
 
   // fp32 (1), (Hkv) or (B, Hkv), positive: what stored queries, keys and values are multiplied by.

@@ -20,7 +20,8 @@ constexpr AttentionTuning attention_tuning(const AttentionShape& shape) {
   // 1 x 16k causal: 507; {128, 128, 2} 439, {128, 160, 2} 444
   if (wider <= 64) return {any ? 128 : 192, 128, 2, 1, 128, 3};
   // 4 x 4k causal: 596; {128, 160, 2} and {128, 176, 2} 554, which also lose at 16 x 1k (416; 378, 352)
-  if (wider <= 128) return {128, 128, 2, 1, 128, widens(shape) ? 2 : 3};
+  // Rows as they are stored, or a bias, have the room of a tile of values.
+  if (wider <= 128) return {128, 128, 2, 1, 128, widens(shape) || shape.form == ScoreForm::kBias ? 2 : 3};
   if (wider <= 256) return {128, any ? 64 : 80, 2};
   return {64, 32, 2, 2};
 }
@@ -36,6 +37,7 @@ constexpr WarpgroupRegisters attention_registers(const AttentionConfig& config) 
   if (widens(config.shape)) return {192, 64};
   // What is done to scores takes registers, and so do 80 keys of 256 columns.
   if (config.shape.form == ScoreForm::kAny) return {240, 24};
+  if (config.shape.form == ScoreForm::kBias) return {232, 40};
   if (config.shape.form == ScoreForm::kDropout || config.shape.head_dim_v > 128) return {232, 40};
   return {224, 56};
 }

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <set>
 
@@ -34,30 +35,42 @@ TEST(DevicePhilox, KnownAnswers) {
   }
 }
 
-// Every key of a row has one weight of one call, and that is the oracle's.
+// Every key of a row has one byte of one call, and that is the oracle's.
 TEST(DevicePhilox, EveryKeyHasBitsOfItsOwn) {
   const reference::Dropout oracle{0.5, -17, (std::int64_t{9} << 32) + 5};
   const std::int64_t state[] = {oracle.seed, oracle.offset};
   const DropoutKey key = dropout_key(state);
   std::set<int> keys;
-  for (int first = 0; first < 96; first += 32) {
+  for (int first = 0; first < 192; first += 64) {
     for (int call = 0; call < 4; ++call) {
       const Philox random = dropout_bits(key, 3, 70, first + 2 * call);
-      for (int i = 0; i < 8; ++i) {
+      for (int i = 0; i < 16; ++i) {
         const int at = first + 2 * call + 8 * (i / 2) + i % 2;
         EXPECT_TRUE(keys.insert(at).second) << at;
-        EXPECT_EQ(random.drops(i, 0x80000000u), !oracle.keeps(3, 70, at)) << at;
+        const std::uint32_t kept = kept_weights(random.words[i / 4], drop_limit(128));
+        EXPECT_EQ((kept >> (8 * (i % 4) + 7) & 1) != 0, oracle.keeps(3, 70, at)) << at;
       }
+      // The second half of 64 keys has the bits of the same call.
+      const Philox same = dropout_bits(key, 3, 70, first + 32 + 2 * call);
+      EXPECT_TRUE(std::equal(random.words, random.words + 4, same.words));
     }
   }
-  EXPECT_EQ(keys.size(), 96u);
+  EXPECT_EQ(keys.size(), 192u);
 }
 
-// Of 16 bits: a weight whose bits equal the limit stays, whatever the other half of its word is.
-TEST(DevicePhilox, DropsWhatIsBelowTheLimit) {
-  const Philox random = {{0x40004000, 0x3fff4000, 0x40003fff, 0x0000ffff}};
-  const bool drops[] = {false, false, false, true, true, false, false, true};
-  for (int i = 0; i < 8; ++i) EXPECT_EQ(random.drops(i, 0x4000u << 16), drops[i]) << i;
+// Of all bytes and limits, whatever the neighbours are.
+TEST(DevicePhilox, KeepsWhatReachesTheLimit) {
+  for (unsigned below = 0; below < 256; ++below) {
+    const DropLimit limit = drop_limit(below);
+    for (unsigned byte = 0; byte < 256; ++byte) {
+      const unsigned bytes[] = {byte, byte ^ 0xff, 0x80 ^ byte, 0xff};
+      std::uint32_t word = 0;
+      for (int i = 0; i < 4; ++i) word |= bytes[i] << 8 * i;
+      const std::uint32_t kept = kept_weights(word, limit);
+      for (int i = 0; i < 4; ++i)
+        ASSERT_EQ(kept >> (8 * i + 7) & 1, bytes[i] >= below ? 1u : 0u) << below << " " << byte;
+    }
+  }
 }
 
 }  // namespace

@@ -159,15 +159,18 @@ TEST_F(PlanAttention, Options) {
   EXPECT_EQ(p.bias.stride_row, 500);
   EXPECT_EQ(p.bias.stride_key, 1);
   EXPECT_EQ(p.dropout.rng_state, inputs.state.data());
-  EXPECT_EQ(p.dropout.drop_below, 16384u);
+  EXPECT_EQ(p.dropout.drop_below, 64u);
   EXPECT_FLOAT_EQ(p.dropout.keep_scale, 4.0f / 3);
 
   a.alibi_slopes = inputs.floats({8});
   a.bias->shape[0] = 1;
   EXPECT_EQ(params(a).alibi_stride_seq, 0);
   EXPECT_EQ(params(a).bias.stride_seq, 0);
-  a.dropout_p = 1 - 1e-9;  // a weight in 65,536 is kept
-  EXPECT_EQ(params(a).dropout.drop_below, 65535u);
+  a.dropout_p = 0.1;
+  EXPECT_EQ(params(a).dropout.drop_below, 26u);
+  EXPECT_FLOAT_EQ(params(a).dropout.keep_scale, 1 / 0.9f);
+  a.dropout_p = 1 - 1e-9;  // a weight in 256 is kept
+  EXPECT_EQ(params(a).dropout.drop_below, 255u);
   a.dropout_p = 0;
   EXPECT_EQ(params(a).dropout.rng_state, nullptr);
 }
@@ -287,10 +290,10 @@ TEST_F(PlanAttention, ChoosesTheSmallestTileAndThePlainForm) {
   EXPECT_EQ(kernel(a), "attention/bf16/hd128/any/fakegpu");
   a.alibi_slopes.reset();
   a.softcap = 0;
-  a.softmax_scale = -1.0;  // which any kernel but those of plain scores takes
-  EXPECT_EQ(kernel(a), "attention/bf16/hd128/softcap/fakegpu");
+  a.softmax_scale = -1.0;  // which kernels of all options take
+  EXPECT_EQ(kernel(a), "attention/bf16/hd128/any/fakegpu");
   a.softmax_scale = 0.0;
-  EXPECT_EQ(kernel(a), "attention/bf16/hd128/softcap/fakegpu");
+  EXPECT_EQ(kernel(a), "attention/bf16/hd128/any/fakegpu");
   a.softmax_scale = 1.0;
   EXPECT_EQ(kernel(a), "attention/bf16/hd64/plain/fakegpu");
   a.alibi_slopes = inputs.floats({8});
@@ -301,6 +304,37 @@ TEST_F(PlanAttention, ChoosesTheSmallestTileAndThePlainForm) {
   a.bias.reset();
   inputs.drop(0.1);
   EXPECT_EQ(kernel(a), "attention/bf16/hd128/any/fakegpu");
+}
+
+// A kernel of biases alone serves those that are aligned.
+TEST_F(PlanAttention, ChoosesByTheBias) {
+  AttentionInputs inputs(kGpu);
+  AttentionArgs& a = inputs.args;
+  inputs.set_head_dims(192, 192);
+  const std::string boxes = "attention/bf16/hd256/bias/fakegpu", any = "attention/bf16/hd256/any/fakegpu";
+  const TensorView aligned(scratch_at(40 << 20), DType::kBFloat16, inputs.device, {3, 8, 300, 504});
+  const auto kernel_of = [&](const auto& change) {
+    a.bias = aligned;
+    a.bias->shape[3] = 500;
+    change(*a.bias);
+    return kernel(a);
+  };
+  EXPECT_EQ(kernel_of([](TensorView&) {}), boxes);
+  EXPECT_EQ(kernel_of([](TensorView& bias) { bias.shape[0] = bias.shape[1] = 1; }), boxes);
+  EXPECT_EQ(kernel_of([](TensorView& bias) { bias.strides[0] = bias.strides[1] = 0; }), boxes);
+  EXPECT_EQ(kernel_of([](TensorView& bias) { bias.strides[2] = 508; }), any);
+  EXPECT_EQ(kernel_of([](TensorView& bias) { bias.strides[2] = 0; }), any);
+  EXPECT_EQ(kernel_of([](TensorView& bias) { bias.strides[1] += 4; }), any);
+  EXPECT_EQ(kernel_of([](TensorView& bias) { bias.strides[0] = -8; }), any);
+  EXPECT_EQ(kernel_of([](TensorView& bias) { bias.strides[3] = 2; }), any);
+  EXPECT_EQ(kernel_of([](TensorView& bias) { bias.data = static_cast<char*>(bias.data) + 8; }), any);
+  EXPECT_EQ(kernel_of([&](TensorView&) { a.softcap = 2; }), any);
+  a.softcap = 0;
+  EXPECT_EQ(kernel_of([&](TensorView&) { a.softmax_scale = -1.0; }), any);
+  a.softmax_scale.reset();
+  a.bias = inputs.floats({3, 8, 300, 504});
+  a.bias->shape[3] = 500;
+  EXPECT_EQ(kernel(a), any);
 }
 
 // A CPU computes every type in fp32, and a type that it has kernels of in that one.
@@ -443,7 +477,7 @@ TEST_F(PlanAttention, MaskOfDropout) {
   EXPECT_EQ(p.strides[0], 210);
   EXPECT_EQ(p.strides[3], 2);
   EXPECT_EQ(p.dropout.rng_state, state);
-  EXPECT_EQ(p.dropout.drop_below, 32768u);
+  EXPECT_EQ(p.dropout.drop_below, 128u);
   set_multiprocessor_limit(4);
   dropout_mask(args);
   EXPECT_EQ(fake_state().launches[1].grid, 4);

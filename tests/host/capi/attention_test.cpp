@@ -66,7 +66,7 @@ TEST_F(CAttention, TakesEveryMember) {
   EXPECT_EQ(p.score_scale, 0.5f);
   EXPECT_EQ(p.window_left, 5);
   EXPECT_EQ(p.window_right, 6);
-  EXPECT_EQ(p.dropout.drop_below, 32768u);
+  EXPECT_EQ(p.dropout.drop_below, 128u);
 
   c.num_splits = 2;
   EXPECT_EQ(fp_attention(&c, 0), fp_ok) << fp_last_error();
@@ -113,7 +113,7 @@ TEST_F(CAttention, MaskOfDropout) {
   EXPECT_EQ(refusal(fp_dropout_mask(&c, 0), fp_value_error), "dropout_mask: rng_state must be given, got null");
   c.rng_state = &state;
   EXPECT_EQ(fp_dropout_mask(&c, 0), fp_ok) << fp_last_error();
-  EXPECT_EQ(fake_state().launches.at(0).as<DropoutMaskParams>().dropout.drop_below, 16384u);
+  EXPECT_EQ(fake_state().launches.at(0).as<DropoutMaskParams>().dropout.drop_below, 64u);
 }
 
 TEST_F(CAttention, Queries) {

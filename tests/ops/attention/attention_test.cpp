@@ -193,6 +193,32 @@ std::vector<AttentionCase> named_cases() {
                    .slopes = Slopes::kOfSequences,
                    .sinks = true,
                    .dropout = 0.3});
+  // Biases whose rows begin at multiples of 16 bytes, and the last keys at any place of a tile.
+  const struct {
+    std::int64_t q_len, kv_len;
+    bool causal;
+    int splits;
+  } aligned[] = {{113, 200, true, flashport::kInvariantSplits},
+                 {300, 256, false, flashport::kInvariantSplits},
+                 {130, 640, true, 1},
+                 {70, 1024, false, 3},
+                 {1, 136, false, flashport::kInvariantSplits}};
+  for (const auto& [q_len, kv_len, causal, splits] : aligned) {
+    for (const Bias bias : {Bias::kOwnType, Bias::kOwnTypeOfAll}) {
+      cases.push_back({.name = "aligned_bias_" + std::to_string(cases.size()),
+                       .type = bias == Bias::kOwnType ? Type::kBF16 : Type::kF16,
+                       .dim_qk = kv_len == 256 ? 72 : 128,
+                       .dim_v = 128,
+                       .q_lens = {q_len, q_len},
+                       .kv_lens = {kv_len, kv_len},
+                       .causal = causal,
+                       .window_left = kv_len == 640 ? 300 : -1,
+                       .sinks = kv_len == 200,
+                       .bias = bias,
+                       .layout = kv_len == 200 ? Layout::kOdd : Layout::kProjection,
+                       .splits = splits});
+    }
+  }
   // Each kernel of the tables.
   for (const auto& [dim_qk, dim_v] : {std::pair{64, 64}, {96, 96}, {128, 128}, {192, 128}, {256, 256}, {512, 512}}) {
     for (const Type type : {Type::kBF16, Type::kF16}) {

@@ -229,9 +229,10 @@ void AttentionCall::make_options() {
     sinks_->for_each([&](const Shape& index) { sinks_->set(index, random.normal()); });
   }
   if (c_.bias != Bias::kNone) {
-    bias_.emplace(c_.bias == Bias::kOwnType ? c_.type : Type::kF32,
-                  Shape{c_.bias == Bias::kOfAllSequences ? 1 : batch, c_.bias == Bias::kOfAllHeads ? 1 : c_.q_heads,
-                        q_rows_, k_rows_});
+    const bool own = c_.bias == Bias::kOwnType || c_.bias == Bias::kOwnTypeOfAll, all = c_.bias == Bias::kOwnTypeOfAll;
+    bias_.emplace(own ? c_.type : Type::kF32,
+                  Shape{all || c_.bias == Bias::kOfAllSequences ? 1 : batch,
+                        all || c_.bias == Bias::kOfAllHeads ? 1 : c_.q_heads, q_rows_, k_rows_});
     const std::int64_t blind = c_.q_lens[0] > 2 ? 2 : -1;  // a query that sees no key
     bias_->for_each([&](const Shape& at) {
       const double x = random.normal();

@@ -23,7 +23,7 @@ enum class Layout { kDense, kProjection, kHeadsFirst, kGaps, kOdd, kOddQueries }
 enum class Slopes { kNone, kOfHeads, kOfSequences };
 // Where keys lie: in tensors of their own, or on pages that a table names in random order.
 enum class Pages { kNone, kBlockTable, kBlockTableHnd, kTokenTable, kCsr };
-enum class Bias { kNone, kFloat, kOwnType, kOfAllHeads, kOfAllSequences };
+enum class Bias { kNone, kFloat, kOwnType, kOfAllHeads, kOfAllSequences, kOwnTypeOfAll };
 
 struct AttentionCase {
   std::string name;

@@ -44,18 +44,18 @@ def kept_weights(
 ) -> np.ndarray:
     """[heads, rows, kv_len]: whether a weight is kept. ``heads`` count those of all sequences.
 
-    One call of the generator serves eight keys of a query, 16 bits each: of 32 keys those whose numbers are 2 c and
+    One call of the generator serves 16 keys of a query, a byte each: of 64 keys those whose numbers are 2 c and
     2 c + 1 modulo 8.
     """
     seed, offset = (int(x) & 0xFFFFFFFFFFFFFFFF for x in rng_state)
     keys = np.arange(kv_len)
-    group = keys // 32 * 4 + keys % 8 // 2
-    half = keys % 32 // 8 * 2 + keys % 2  # which of eight
+    group = keys // 64 * 4 + keys % 8 // 2
+    byte = keys % 64 // 8 * 2 + keys % 2  # which of 16
     counter = np.broadcast_arrays(group, rows[:, None], heads[:, None, None], offset & 0xFFFFFFFF)
     words = np.stack(philox(tuple(counter), seed ^ (offset & 0xFFFFFFFF00000000)))
-    chosen = np.take_along_axis(words, np.broadcast_to(half // 2, (1, *words.shape[1:])), 0)[0]
-    bits = chosen >> (half % 2 * 16).astype(np.uint64) & np.uint64(0xFFFF)
-    return bits >= min(np.rint(dropout_p * 65536), 65535)
+    chosen = np.take_along_axis(words, np.broadcast_to(byte // 4, (1, *words.shape[1:])), 0)[0]
+    bits = chosen >> (byte % 4 * 8).astype(np.uint64) & np.uint64(0xFF)
+    return bits >= min(np.rint(dropout_p * 256), 255)
 
 
 def dropout_mask(shape: tuple[int, int, int, int], rng_state: np.ndarray, dropout_p: float) -> np.ndarray:
