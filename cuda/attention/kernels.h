@@ -31,9 +31,9 @@ FLASHPORT_DEVICE void attention_block(const AttentionParams& p, AttentionMemory<
   __syncthreads();
   begin_kernel();
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
-  if (group == kGroups) {
+  if (group >= kGroups) {
     decrease_registers<kRegisters.producer>();
-    const Block block(&memory.flag, kGroups * kWarpgroup, kWarpgroup, 0);
+    const Block block(&memory.flag, kGroups * kWarpgroup, producer_groups(kCfg) * kWarpgroup, 0);
     produce<kCfg>(p, block, memory);
   } else {
     increase_registers<kRegisters.consumer>();

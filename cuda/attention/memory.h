@@ -10,6 +10,7 @@
 #include "common/device/attention/work.h"
 #include "cuda/arch/tma.h"
 #include "cuda/arch/wgmma.h"
+#include FLASHPORT_ATTENTION_TUNING_HEADER
 
 namespace flashport::FLASHPORT_TARGET::attention {
 
@@ -18,12 +19,17 @@ inline constexpr int kWorkStages = 3, kQueryStages = 1;
 
 // Whether biases come to shared memory: in kernels of them alone, whose biases are aligned.
 constexpr bool brings_bias(const AttentionConfig& config) { return config.shape.form == ScoreForm::kBias; }
-// The producer warps that bring rows. The last of four brings biases.
-constexpr int row_warps(const AttentionConfig& config) { return brings_bias(config) ? 2 : 3; }
 constexpr int panels_of(int columns) { return (columns + kPanelColumns - 1) / kPanelColumns; }
 constexpr int consumer_groups(const AttentionTuning& tuning) { return tuning.rows / 64 * tuning.slices; }
 constexpr int consumer_threads(const AttentionConfig& config) { return consumer_groups(config.tuning) * kWarpgroup; }
-constexpr int block_threads(const AttentionConfig& config) { return kWarpgroup + consumer_threads(config); }
+constexpr int block_threads(const AttentionConfig& config) {
+  return producer_groups(config) * kWarpgroup + consumer_threads(config);
+}
+constexpr int producer_warps(const AttentionConfig& config) { return producer_groups(config) * kWarpgroup / kWaveSize; }
+// Those that bring rows: one takes work tiles, and where there are biases one brings them.
+constexpr int row_warps(const AttentionConfig& config) {
+  return producer_warps(config) - (brings_bias(config) ? 2 : 1);
+}
 
 constexpr int value_stages(const AttentionTuning& tuning) {
   return tuning.value_stages > 0 ? tuning.value_stages : tuning.stages;
@@ -34,6 +40,35 @@ struct alignas(1024) RowPanels {
   static constexpr int kPanelSize = kRows * 128;
   static constexpr int kBytes = kCount * kPanelSize;
   unsigned char x[kCount][kPanelSize];
+};
+
+// Rows as they are stored, on their way to be widened (widening_producer.h).
+template <AttentionConfig kCfg>
+struct StoredSlots {};
+template <AttentionConfig kCfg>
+  requires(stored_bytes(kCfg) > 0)
+struct StoredSlots<kCfg> {
+  static constexpr int kBytes = stored_bytes(kCfg), kMost = 4;
+  alignas(128) unsigned char bytes[kBytes + 16];  // what follows the last row may be read
+  std::uint64_t landed[row_warps(kCfg)][kMost];
+  std::uint8_t shifts[kMost + 1][kCfg.tuning.keys];  // by how many bytes a row begins inside of 16; the last unused
+
+  std::int32_t pitch, slots;  // bytes from row to row, and how many tiles there is room for
+
+  FLASHPORT_DEVICE void init(const AttentionParams& p) {
+    pitch = maximum(pitch_of(p.cache.k), pitch_of(p.cache.v));
+    slots = minimum(kBytes / (kCfg.tuning.keys * pitch), kMost);
+    for (auto& of_warp : landed) {
+      for (std::uint64_t& barrier : of_warp) mbarrier_init(&barrier, kWaveSize);
+    }
+  }
+
+ private:
+  // An odd multiple of 32, so that few units of neighbouring rows lie in the same banks.
+  FLASHPORT_DEVICE static int pitch_of(const CacheParams& cache) {
+    const int units = (cache.row_bytes + 16 - cache.copy_unit + 15) / 16;
+    return 16 * (units + (2 - units & 3));
+  }
 };
 
 struct Barriers {
@@ -71,6 +106,7 @@ struct AttentionMemory {
   alignas(
       16) std::int64_t offsets[kTuning.rows > kTuning.keys ? kTuning.rows : kTuning.keys];  // of rows (row_copies.h)
   alignas(16) std::int64_t value_offsets[kTuning.keys];  // two warps may find rows of queries and of values at a time
+  [[no_unique_address]] StoredSlots<kCfg> stored;
   unsigned flag;
   unsigned unread;  // wgmma_wait_after()
 
@@ -78,7 +114,7 @@ struct AttentionMemory {
   FLASHPORT_DEVICE void init(const AttentionParams& p) {
     constexpr int kConsumers = consumer_threads(kCfg) / kWaveSize;
     const int senders = p.has_kv_maps != 0 ? 1 : row_warps(kCfg);
-    for (auto& barriers : work_barriers) barriers.init(1, kConsumers + 3);
+    for (auto& barriers : work_barriers) barriers.init(1, kConsumers + producer_warps(kCfg) - 1);
     query_barriers[0].init(p.has_q_map != 0 ? 1 : senders, kConsumers);
     for (auto& barriers : key_barriers) barriers.init(senders, kConsumers);
     for (auto& barriers : value_barriers) barriers.init(senders, kConsumers);
@@ -86,6 +122,7 @@ struct AttentionMemory {
       for (auto& barriers : bias.barriers) barriers.init(1, kWarpgroup / kWaveSize);
     }
     row_barriers.init(1, 1);
+    if constexpr (stored_bytes(kCfg) > 0) stored.init(p);
     fence_barrier_init();
   }
 };

@@ -14,8 +14,7 @@
 
 #include "common/device/attention/tile_scheduler.h"
 #include "cuda/attention/box_producers.h"
-#include "cuda/attention/row_producers.h"
-#include FLASHPORT_ATTENTION_TUNING_HEADER
+#include "cuda/attention/widening_producer.h"
 
 namespace flashport::FLASHPORT_TARGET::attention {
 
@@ -56,21 +55,27 @@ FLASHPORT_DEVICE void produce(const AttentionParams& p, const Block& block, Atte
     while (true) {
       const WorkTile& work = tiles.receive();
       if (work.seq < 0) break;
-      if (works) producer.bring(work);
+      if constexpr (requires { producer.bring(work); }) {
+        if (works) producer.bring(work);
+      }
       tiles.release();
     }
   };
-  const auto is_aligned = [](const CacheParams& cache, KvFormat format) {
-    return cache.copy_unit >= (has(kCfg.shape.sources, KeySources::kBytes) && kv::is_narrow(format) ? 8 : 16);
-  };
+  const bool is_aligned = p.cache.k.copy_unit == 16 && p.cache.v.copy_unit == 16;
   if (block.wave() == 0) {
     send_work_tiles<kCfg>(p, block, memory);
-  } else if (copies_aligned_rows(kCfg) && p.has_kv_maps == 0 && is_aligned(p.cache.k, p.k_format) &&
-             is_aligned(p.cache.v, p.v_format)) {
+  } else if (stored_bytes(kCfg) > 0 && p.has_kv_maps == 0) {
+    if constexpr (stored_bytes(kCfg) > 0) {
+      WideningProducer<kCfg> rows(p, block, memory);
+      for_each_work_tile(rows, true);
+    }
+  } else if (copies_aligned_rows(kCfg) && p.has_kv_maps == 0 && is_aligned) {
     if constexpr (copies_aligned_rows(kCfg)) {
       AlignedRowProducer<kCfg> rows(p, block, memory);
       for_each_work_tile(rows, true);
     }
+  } else if (block.wave() > 3) {  // three warps are enough for boxes
+    for_each_work_tile(block, false);
   } else if (brings_bias(kCfg) && block.wave() == 3) {
     if constexpr (brings_bias(kCfg)) {
       BiasProducer<kCfg> bias(p, memory);

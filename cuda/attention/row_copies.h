@@ -3,12 +3,11 @@
 //
 // Numbers of another format than the products' are widened on the way. They land in the rows of the tile as they are
 // stored, and a warp reads whole rows of them before it writes what they become: so it does not matter where in a row
-// they lie. The format is a run-time switch for each row (kv/widen.h).
+// they lie. The format is a run-time switch for each row (common/device/kv/widen.h).
 #pragma once
 
-#include "common/device/core/constant.h"
+#include "common/device/kv/widen.h"
 #include "cuda/attention/memory.h"
-#include "cuda/kv/widen.h"
 
 namespace flashport::FLASHPORT_TARGET::attention {
 
@@ -21,14 +20,23 @@ struct StoredRows {
   KvFormat format;
 };
 
+// Whether a format has to be widened; the others are 16-bit types.
+FLASHPORT_DEVICE constexpr bool is_narrow(KvFormat format) {
+  return format != KvFormat::kFp16 && format != KvFormat::kBf16;
+}
+
 // Which rows of a tile a warp copies: every step-th eight of them, from the first-th on.
 struct Share {
   int first, step;
   FLASHPORT_DEVICE int row(int i) const { return (first + i / 8 * step) * 8 + i % 8; }  // its i-th
 };
 
-template <MathType kMath, bool kWidens, int kPanels, int kRows>
+// What a copy widens: nothing; bf16 and e4m3, which queries may have; or every format.
+enum class Widened { kNothing, kQueries, kAll };
+
+template <MathType kMath, Widened kWidened, int kPanels, int kRows>
 class RowCopies {
+  static constexpr bool kWidens = kWidened != Widened::kNothing;
   static constexpr int kVectors = kPanels * 8, kByteVectors = kVectors / 2;  // of a row, in the tile and as bytes
   static constexpr int kUnits = kVectors / 2;                                // of kv::kUnitValues
   static_assert(!kWidens || kWaveSize % kUnits == 0);                        // a warp reads whole rows at a time
@@ -49,8 +57,8 @@ class RowCopies {
   // The rows that were found. All lanes return when the tile, and all copies that they had in flight, are complete.
   FLASHPORT_DEVICE void copy(const StoredRows& rows) const {
     const char* from = static_cast<const char*>(rows.data);
-    const bool is_narrow = kWidens && kv::is_narrow(rows.format);
-    if (is_narrow) {
+    const bool widens = kWidens && is_narrow(rows.format);
+    if (widens) {
       copy_narrow(from, rows);
     } else if (rows.unit == 16) {
       copy_vectors<kVectors>(from, 2 * rows.columns);
@@ -60,7 +68,7 @@ class RowCopies {
     await_copies();
     __syncwarp();
     if constexpr (kWidens) {
-      if (is_narrow) {
+      if (widens) {
         widen_all(rows.format, rows.columns);
       } else if (kMath == MathType::kFp16 && rows.format == KvFormat::kBf16) {
         convert_all();
@@ -70,28 +78,10 @@ class RowCopies {
     __syncwarp();
   }
 
-  // The same in two steps, for rows of at least 8 aligned bytes: begins to copy them,
+  // The same in two steps, for rows of the products' type that are aligned to 16 bytes: begins to copy them. What has
+  // landed is complete.
   FLASHPORT_DEVICE void begin(const StoredRows& rows) const {
-    const char* from = static_cast<const char*>(rows.data);
-    if (kWidens && kv::is_narrow(rows.format)) {
-      copy_narrow(from, rows);
-    } else {
-      copy_vectors<kVectors, 6>(from, 2 * rows.columns);
-    }
-  }
-  // and makes numbers of the products' type of what has landed.
-  FLASHPORT_DEVICE void finish(const StoredRows& rows) const {
-    if constexpr (kWidens) {
-      switch (rows.format) {
-        case KvFormat::kFp8E4M3:
-        case KvFormat::kFp8E4M3Fnuz: return widen_groups<ByteUnit>(rows.format, rows.columns);
-        case KvFormat::kQ8_0: return widen_groups<Q8Unit>(rows.format, rows.columns);
-        case KvFormat::kBf16:
-          if (kMath == MathType::kFp16) convert_all();
-          return;
-        default: return;
-      }
-    }
+    copy_vectors<kVectors, 6>(static_cast<const char*>(rows.data), 2 * rows.columns);
   }
 
  private:
@@ -175,8 +165,6 @@ class RowCopies {
     if constexpr (kWidens) {
       if (rows.unit == 16 && rows.bytes == rows.columns) {
         copy_vectors<kByteVectors>(from, rows.columns);
-      } else if (rows.unit >= 8 && rows.bytes == kVectors * 8 + 8 && kVectors == 16) {
-        copy_long_rows(from);
       } else if (rows.unit >= 8) {
         copy_pieces<8>(from, rows.bytes);
       } else if (rows.unit == 4) {
@@ -184,34 +172,6 @@ class RowCopies {
       } else {
         copy_pieces<1>(from, rows.bytes);
       }
-    }
-  }
-  // Rows of 136 bytes, those of 128 values in q8_0: sixteen lanes copy 128 bytes of a row, and eight the ends of eight
-  // rows. The rows of a lane are neighbours.
-  FLASHPORT_DEVICE void copy_long_rows(const char* from) const {
-    constexpr unsigned kPieces = 16, kSteps = 4;
-    const unsigned lane = fresh_lane(), piece = lane % kPieces, first_row = lane / kPieces * kSteps;
-    const unsigned tile = shared_address(tile_), end = tile + place(static_cast<int>(lane % 8), 8);
-    unsigned to[kSteps];
-#pragma unroll
-    for (unsigned i = 0; i < kSteps; ++i) {
-      to[i] = tile + place(static_cast<int>(first_row + i), static_cast<int>(piece / 2)) + piece % 2 * 8;
-    }
-#pragma unroll 1
-    for (int group = share_.first; group < kRows / 8; group += share_.step) {
-      const std::int64_t* offsets = offsets_ + group * 8;
-      std::int64_t at[kSteps];
-#pragma unroll
-      for (unsigned i = 0; i < kSteps; i += 2) {
-        const longlong2 two = *reinterpret_cast<const longlong2*>(offsets + first_row + i);
-        at[i] = two.x;
-        at[i + 1] = two.y;
-      }
-      const std::int64_t at_end = offsets[lane % 8];
-#pragma unroll
-      for (unsigned i = 0; i < kSteps; ++i)
-        copy_eight_or_zeros(to[i] + group * 1024, from + at[i] + piece * 8, at[i] < 0);
-      if (lane < 8) copy_eight_or_zeros(end + group * 1024, from + at_end + kPieces * 8, at_end < 0);
     }
   }
   // Four lanes share a row. kUnit 1: byte by byte.
@@ -249,78 +209,22 @@ class RowCopies {
     }
     FLASHPORT_DEVICE unsigned half(int byte) const { return aligned_word(byte) >> byte % 4 * 8 & 0xffffu; }
   };
+  FLASHPORT_DEVICE static void widen_unit(unsigned (&x)[8], KvFormat format, const StoredRow& row, int unit) {
+    if constexpr (kWidened == Widened::kQueries) {
+      kv::widen_unit<KvFormat::kFp8E4M3>(x, row, unit);
+    } else {
+      kv::widen_unit(x, format, row, unit);
+    }
+  }
   FLASHPORT_DEVICE void widen_all(KvFormat format, int columns) const {
 #pragma unroll 1
     for (int i = fresh_lane(); share_.row(i / kUnits) < kRows; i += kWaveSize) {
       const int row = share_.row(i / kUnits), unit = i % kUnits;
       unsigned x[8] = {};
-      if (unit * kv::kUnitValues < columns) kv::widen_unit(x, format, StoredRow{tile_, row}, unit);
+      if (unit * kv::kUnitValues < columns) widen_unit(x, format, StoredRow{tile_, row}, unit);
       __syncwarp();  // units of eight rows are a multiple of 32
       vector(row, 2 * unit) = {x[0], x[1], x[2], x[3]};
       vector(row, 2 * unit + 1) = {x[4], x[5], x[6], x[7]};
-    }
-  }
-
-  // The bytes of a unit in registers, as the routines of formats read them.
-  struct ByteUnit {
-    uint4 bytes;
-    FLASHPORT_DEVICE void load(const StoredRow& row, int unit) {
-      bytes = *reinterpret_cast<const uint4*>(row.tile + place(row.row, unit));
-    }
-    FLASHPORT_DEVICE unsigned word(int byte) const {
-      const int i = byte % kv::kUnitValues / 4;
-      return i == 0 ? bytes.x : i == 1 ? bytes.y : i == 2 ? bytes.z : bytes.w;
-    }
-    FLASHPORT_DEVICE void widen(unsigned (&x)[8], KvFormat format) const {
-      if (format == KvFormat::kFp8E4M3Fnuz) {
-        kv::widen_bytes(x, *this, 0, kv::widen_e4m3fnuz);
-      } else {
-        kv::widen_bytes(x, *this, 0, widen_fp8);
-      }
-    }
-  };
-  struct Q8Unit {
-    unsigned words[5], scale;
-    int shift;  // in bits, of the first value in the first word
-    FLASHPORT_DEVICE void load(const StoredRow& row, int unit) {
-      constexpr KvFormatTrait kTrait = kv_format_trait(KvFormat::kQ8_0);
-      const int block = unit / 2 * kTrait.block_bytes, first = block + kTrait.scale_bytes + unit % 2 * kv::kUnitValues;
-      scale = row.half(block);
-      shift = first % 4 * 8;
-#pragma unroll
-      for (int i = 0; i < 5; ++i) words[i] = row.aligned_word(first + 4 * i);
-    }
-    // For unit 0 of a row that has this unit alone.
-    FLASHPORT_DEVICE unsigned half(int) const { return scale; }
-    FLASHPORT_DEVICE unsigned word(int byte) const {
-      const int i = byte / 4;
-      return __funnelshift_r(words[i], words[i + 1], shift);
-    }
-    FLASHPORT_DEVICE void widen(unsigned (&x)[8], KvFormat) const { kv::widen_q8_0(x, *this, 0); }
-  };
-  // Eight rows at a time, of which all lanes have loaded their units before one writes.
-  template <class Unit>
-  FLASHPORT_DEVICE void widen_groups(KvFormat format, int columns) const {
-    constexpr int kPasses = 8 * kUnits / kWaveSize;
-    const unsigned lane = fresh_lane();
-    const int unit = lane % kUnits, first_row = lane / kUnits;
-#pragma unroll 1
-    for (int group = share_.first; group < kRows / 8; group += share_.step) {
-      Unit units[kPasses];
-#pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-        units[pass].load({tile_ + group * 1024, first_row + pass * (8 / kPasses)}, unit);
-      }
-      __syncwarp();
-#pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-        unsigned x[8] = {};
-        if (unit * kv::kUnitValues < columns) units[pass].widen(x, format);
-        unsigned char* tile = tile_ + group * 1024;
-        const int row = first_row + pass * (8 / kPasses);
-        *reinterpret_cast<uint4*>(tile + place(row, 2 * unit)) = {x[0], x[1], x[2], x[3]};
-        *reinterpret_cast<uint4*>(tile + place(row, 2 * unit + 1)) = {x[4], x[5], x[6], x[7]};
-      }
     }
   }
 

@@ -12,6 +12,8 @@ class RowProducer {
   using Memory = AttentionMemory<kCfg>;
   static constexpr MathType kMath = kCfg.shape.math;
   static constexpr bool kWidens = has(kCfg.shape.sources, KeySources::kBytes);
+  // Where others widen keys and values, those that come here are of the math type.
+  static constexpr Widened kWidened = kWidens && stored_bytes(kCfg) == 0 ? Widened::kAll : Widened::kNothing;
   static constexpr int kKeys = kCfg.tuning.keys, kRows = kCfg.tuning.rows;
 
  public:
@@ -98,7 +100,7 @@ class RowProducer {
       ++turns_;
       if (lane_ == 0) mbarrier_arrive(&memory_.row_barriers.empty);
     }
-    const RowCopies<kMath, kWidens, kPanels, kKeys> copies(to, offsets, lane_, share());
+    const RowCopies<kMath, kWidened, kPanels, kKeys> copies(to, offsets, lane_, share());
     copies.find_rows(row_at);
     // The first keys come before the first values, and the page numbers of the second tile are not there yet.
     if (kOfValues) look_up(work, tile + 2);
@@ -130,8 +132,8 @@ class RowProducer {
     const auto alignment =
         reinterpret_cast<std::uintptr_t>(p_.q.data) |
         static_cast<std::uintptr_t>((p_.q.stride_seq | p_.q.stride_token | p_.q.stride_head | p_.head_dim_qk) * bytes);
-    const RowCopies<kMath, kWidens, panels_of(kCfg.shape.head_dim_qk), kRows> copies(memory_.queries[0].x[0],
-                                                                                     memory_.offsets, lane_, share());
+    const RowCopies<kMath, kWidens ? Widened::kQueries : Widened::kNothing, panels_of(kCfg.shape.head_dim_qk), kRows>
+        copies(memory_.queries[0].x[0], memory_.offsets, lane_, share());
     copies.find_rows(row_at);
     copies.copy({p_.q.data, p_.head_dim_qk, p_.head_dim_qk * bytes, alignment % 16 == 0 ? 16 : 1, format});
     if (lane_ == 0) mbarrier_arrive(&memory_.query_barriers[0].full);
@@ -159,8 +161,7 @@ class AlignedRowProducer {
   static constexpr int kKeys = kCfg.tuning.keys;
   static constexpr int kWarps = row_warps(kCfg);
   static constexpr int kRows = (kKeys / 8 + kWarps - 1) / kWarps * 8;  // of a tile, that the warp has at most
-  static constexpr bool kWidens = has(kCfg.shape.sources, KeySources::kBytes);
-  static constexpr int kSlots = (kRows + kWaveSize - 1) / kWaveSize;  // of them, that a lane looks up
+  static constexpr int kSlots = (kRows + kWaveSize - 1) / kWaveSize;   // of them, that a lane looks up
 
  public:
   FLASHPORT_DEVICE AlignedRowProducer(const AttentionParams& p, const Block& block, Memory& memory)
@@ -233,11 +234,9 @@ class AlignedRowProducer {
   }
   template <int kLater>
   FLASHPORT_DEVICE void complete_keys(int copy) const {
-    complete<kLater>(memory_.keys, memory_.key_barriers, copy, key_rows());
+    complete<kLater>(memory_.key_barriers, copy);
   }
-  FLASHPORT_DEVICE void complete_values(int copy) const {
-    complete<0>(memory_.values, memory_.value_barriers, copy, value_rows());
-  }
+  FLASHPORT_DEVICE void complete_values(int copy) const { complete<0>(memory_.value_barriers, copy); }
   FLASHPORT_DEVICE StoredRows key_rows() const {
     const CacheParams& cache = p_.cache.k;
     return {cache.data, p_.head_dim_qk, cache.row_bytes, cache.copy_unit, p_.k_format};
@@ -247,7 +246,7 @@ class AlignedRowProducer {
     return {cache.data, p_.head_dim_v, cache.row_bytes, cache.copy_unit, p_.v_format};
   }
   template <int kPanels>
-  using TileCopies = RowCopies<kCfg.shape.math, kWidens, kPanels, kKeys>;
+  using TileCopies = RowCopies<kCfg.shape.math, Widened::kNothing, kPanels, kKeys>;
 
   template <int kPanels, int kCount>
   FLASHPORT_DEVICE void begin_copy(RowPanels<kPanels, kKeys> (&stages)[kCount], Barriers (&barriers)[kCount], int copy,
@@ -257,12 +256,9 @@ class AlignedRowProducer {
     commit_copies();
   }
   // A copy after which kLater others were begun.
-  template <int kLater, int kPanels, int kCount>
-  FLASHPORT_DEVICE void complete(RowPanels<kPanels, kKeys> (&stages)[kCount], Barriers (&barriers)[kCount], int copy,
-                                 const StoredRows& rows) const {
+  template <int kLater, int kCount>
+  FLASHPORT_DEVICE void complete(Barriers (&barriers)[kCount], int copy) const {
     await_copy_groups<kLater>();
-    __syncwarp();
-    TileCopies<kPanels>(stages[copy % kCount].x[0], nullptr, lane_, share_).finish(rows);
     fence_async_proxy();
     __syncwarp();
     if (lane_ == 0) mbarrier_arrive(&barriers[copy % kCount].full);

@@ -7,6 +7,11 @@
 
 namespace flashport::sm90a {
 
+// Whether rows of other formats are brought by warps of two warpgroups that have memory for them as they are stored.
+constexpr bool widens(const AttentionShape& shape) {
+  return has(shape.sources, KeySources::kBytes) && shape.form == ScoreForm::kPlain && shape.head_dim_qk == 128;
+}
+
 constexpr AttentionTuning attention_tuning(const AttentionShape& shape) {
   const bool any = shape.form != ScoreForm::kPlain;  // whose random bits serve 32 keys at a time
   const int wider = shape.head_dim_qk > shape.head_dim_v ? shape.head_dim_qk : shape.head_dim_v;
@@ -15,8 +20,8 @@ constexpr AttentionTuning attention_tuning(const AttentionShape& shape) {
   // 1 x 16k causal: 507; {128, 128, 2} 439, {128, 160, 2} 444
   if (wider <= 64) return {any ? 128 : 192, 128, 2, 1, 128, 3};
   // 4 x 4k causal: 596; {128, 160, 2} and {128, 176, 2} 554, which also lose at 16 x 1k (416; 378, 352)
-  // A bias has the room of a tile of values.
-  if (wider <= 128) return {128, 128, 2, 1, 128, shape.form == ScoreForm::kBias ? 2 : 3};
+  // Rows as they are stored, or a bias, have the room of a tile of values.
+  if (wider <= 128) return {128, 128, 2, 1, 128, widens(shape) || shape.form == ScoreForm::kBias ? 2 : 3};
   if (wider <= 256) return {128, any ? 64 : 80, 2};
   return {64, 32, 2, 2};
 }
@@ -29,8 +34,7 @@ constexpr WarpgroupRegisters attention_registers(const AttentionConfig& config) 
   const AttentionTuning& tuning = config.tuning;
   if (tuning.slices > 1) return {216, 72};
   if (tuning.rows > 128) return {160, 32};
-  // So does widening.
-  if (has(config.shape.sources, KeySources::kBytes) && config.shape.form == ScoreForm::kPlain) return {208, 88};
+  if (widens(config.shape)) return {192, 64};
   // What is done to scores takes registers, and so do 80 keys of 256 columns.
   if (config.shape.form == ScoreForm::kAny) return {240, 24};
   if (config.shape.form == ScoreForm::kBias) return {232, 40};
@@ -38,12 +42,15 @@ constexpr WarpgroupRegisters attention_registers(const AttentionConfig& config) 
   return {224, 56};
 }
 
+// Warpgroups of producers, and the memory that these have for rows as they are stored.
+constexpr int producer_groups(const AttentionConfig& config) { return widens(config.shape) ? 2 : 1; }
+constexpr int stored_bytes(const AttentionConfig& config) { return widens(config.shape) ? 60 * 1024 : 0; }
+
 // Whether producers have the registers to bring aligned rows as AlignedRowProducer does; otherwise these come as all
 // other rows do, in two thirds of the rate.
 constexpr bool copies_aligned_rows(const AttentionConfig& config) {
   const AttentionShape& shape = config.shape;
-  if (has(shape.sources, KeySources::kBytes))
-    return shape.form == ScoreForm::kPlain && shape.head_dim_qk == shape.head_dim_v;
+  if (has(shape.sources, KeySources::kBytes)) return false;
   return attention_registers(config).producer >= 56 && shape.head_dim_qk <= 128;
 }
 
