@@ -135,9 +135,9 @@ void check_segment_scale(const Check& check, const std::optional<TensorView>& sc
     return;
   }
   if (is_group_scale(*scale, cache, head_dim)) {
-    check.value_error(std::string(name) + " must have at most one factor for each row of " + cache_name + ", which is " +
-                      kv_format_name(format) + "; groups of values have factors in fp8, int8 and int4, got " +
-                      shape_text(*scale));
+    check.value_error(std::string(name) + " must have at most one factor for each row of " + cache_name +
+                      ", which is " + kv_format_name(format) +
+                      "; groups of values have factors in fp8, int8 and int4, got " + shape_text(*scale));
   }
   check.value_error(std::string(name) + " must have shape (1,), (num_kv_heads,) = (" + std::to_string(num_kv_heads) +
                     ",), that of " + cache_name + " without its last axis, or that of " + cache_name +
