@@ -82,7 +82,7 @@ TEST(DecodeInstances, CasesReachEveryKernel) {
   const std::vector<std::string> keys = flashport::kernel_keys(query_target());
   EXPECT_FALSE(keys.empty());
   for (const std::string& key : keys) {
-    if (!key.starts_with("decode/")) continue;
+    if (!key.starts_with("decode/") || key.find("/kv=any/") != std::string::npos) continue;  // mixed_test.cpp
     EXPECT_TRUE(reached.contains(key)) << "no case runs " << key;
   }
 }

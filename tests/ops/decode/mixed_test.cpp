@@ -6,6 +6,7 @@
 #include <flashport/decode.h>
 
 #include <array>
+#include <set>
 
 #include "tests/ops/decode/mixed_call.h"
 #include "tests/support/device.h"
@@ -167,6 +168,36 @@ class MixedOptions : public testing::TestWithParam<Options> {};
 TEST_P(MixedOptions, AgainstTheOracle) { expect_right(std::string("mixed_") + GetParam().name, GetParam().spec); }
 INSTANTIATE_TEST_SUITE_P(Ops, MixedOptions, testing::ValuesIn(option_cases()),
                          [](const auto& info) { return std::string(info.param.name); });
+
+// A call for each kernel: with bf16 or without, of each tile's head dims, with few query rows and with many.
+TEST(MixedKernels, MatchTheOracle) {
+  std::set<std::string> reached;
+  for (const Type hot : {Type::kF16, Type::kBF16}) {
+    for (const auto& [dk, dv] :
+         {std::pair(64, 64), std::pair(128, 128), std::pair(192, 128), std::pair(256, 256), std::pair(512, 512)}) {
+      for (const std::int64_t group : {4, 16}) {
+        SCOPED_TRACE(std::string(type_name(hot)) + " " + std::to_string(dk) + " group " + std::to_string(group));
+        MixedSpec spec;
+        spec.q = hot;
+        spec.hkv = 1;
+        spec.hq = group;
+        spec.dk = dk;
+        spec.dv = dv;
+        spec.segments = {{Type::kQ4_1, Type::kQ8_0, {130, 0, 64}}, {hot, hot, {63, 1, 70}}};
+        if (options().emulator) spec.segments = {{Type::kQ4_1, Type::kQ8_0, {70}}, {hot, hot, {3}}};
+        MixedCall call(spec);
+        reached.insert(flashport::which_kernel(call.query()));
+        call.run();
+        EXPECT_EQ(call.check(), "");
+      }
+    }
+  }
+  for (const std::string& key : flashport::kernel_keys(query_target())) {
+    if (key.starts_with("decode/") && key.find("/kv=any/") != std::string::npos) {
+      EXPECT_TRUE(reached.contains(key)) << "no case runs " << key;
+    }
+  }
+}
 
 MixedSpec many_lengths() {
   MixedSpec spec;
