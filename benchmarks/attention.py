@@ -4,15 +4,17 @@
     python benchmarks/attention.py [--device cuda:0] [--rounds 7] [--shapes REGEX] [--list]
 
 The cases are those of flashport.benchmarks.attention. It writes results/<device>-attention.json and a page beside it,
-and prints the page. All candidates of a row run in interleaved rounds by graph replay; a figure is a median, a ratio
-one of medians. TFLOP/s count 2 (D + DV) for each query, head and key that the mask lets it see. Each result of ours
-without options and fp8 is held against a reference in fp64 on some rows before it is timed.
+and prints the page. All candidates of a row run in interleaved rounds by graph replay, and so do a row and the one of
+ours that it is held against: the card's clock follows its power, so that rates a minute apart differ by some 5%. A
+figure is a median, a ratio one of medians. TFLOP/s count 2 (D + DV) for each query, head and key that the mask lets it
+see. Each result of ours without options and fp8 is held against a reference in fp64 on some rows before it is timed.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -34,7 +36,7 @@ BARS = {  # a ratio of rates is at least the bar
     **{f"{size}, 16/4 D256 {mask}": 0.97 for size in ("4 x 4096", "1 x 16384") for mask in ("causal", "full")},
     "4 x 4096, 32/8 D96 causal": 0.90,
     "16 x 1024, 32/8 D128 causal": 0.90,
-    "4 x 4096, 32/8 D192/128 causal": 0.85,
+    "4 x 4096, 16/16 D192/128 causal": 0.85,
     "64 packed, 128 to 8k, 32/8 D128 causal": 0.90,
     "8 x 128 on 65536, 32/8 D128 full": 0.75,
     **{f"{DENSE}, pages of {size}": bar for size, bar in ((1, 0.60), (16, 0.88), (64, 0.88), (256, 0.88))},
@@ -79,6 +81,12 @@ def held_against(case: AttentionCase) -> str:
     return "cudnn" if plain == row_name(case) else plain
 
 
+def other_case(case: AttentionCase) -> AttentionCase | None:
+    """The case of ours that a case is held against; None where it is held against cuDNN."""
+    name = held_against(case)
+    return next((each for each in attention.cases(study=True) if row_name(each) == name), None)
+
+
 def error_of(torch: Any, case: AttentionCase, arguments: dict[str, Any]) -> float:
     """The largest error of 64 sampled rows of the first sequence and head; cases without options and fp8."""
     flashport.attention(**arguments)
@@ -106,32 +114,37 @@ def measure(torch: Any, case: AttentionCase, device: str, rounds: int) -> dict[s
     checked = not case.option and not case.fp8
     error = error_of(torch, case, attention.make_arguments(torch, case, device)) if checked else None
     row = attention.run_case(case, device, target_of(device), rounds)
+    against = other_case(case)
+    if against is not None:
+        pair = [attention.make_arguments(torch, each, device) for each in (case, against)]
+        calls = [functools.partial(flashport.attention, **arguments) for arguments in pair]
+        harness.measure(row, torch, device, calls[0], {"against": calls[1]}, rounds, read=False)
     rate = lambda seconds: case.flops / seconds * 1e-12 if seconds else None  # noqa: E731
     return {
         "name": name,
         "seconds": row.seconds,
         "tflops": rate(row.seconds),
-        "peers": {PEERS.get(peer, peer): rate(seconds) for peer, seconds in row.peers.items()},
+        "peers": {PEERS[peer]: rate(seconds) for peer, seconds in row.peers.items() if peer in PEERS},
         "peers_failed": {PEERS.get(peer, peer): why for peer, why in row.peers_failed.items()},
         "error": error,
         "bar": TIME_BARS.get(name, BARS.get(name)),
         "against": held_against(case),
+        "against_seconds": row.peers.get("against"),
+        "against_tflops": None if against is None else against.flops / row.peers["against"] * 1e-12,
         "of_time": name in TIME_BARS,
     }
 
 
 def judge(rows: list[dict[str, Any]]) -> None:
     """Adds to each row its ratio to what it is held against."""
-    known = {row["name"]: row for row in rows}
     for row in rows:
-        other = known.get(row["against"])
         if row["against"] == "cudnn":
             other_rate = row["peers"].get("cudnn")
             row["ratio"] = row["tflops"] / other_rate if other_rate else None
-        elif other is None:
-            row["ratio"] = None
+        elif row["of_time"]:
+            row["ratio"] = row["seconds"] / row["against_seconds"]
         else:
-            row["ratio"] = row["seconds"] / other["seconds"] if row["of_time"] else row["tflops"] / other["tflops"]
+            row["ratio"] = row["tflops"] / row["against_tflops"]
 
 
 def page(rows: list[dict[str, Any]], where: dict[str, Any]) -> str:
