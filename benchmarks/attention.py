@@ -141,6 +141,8 @@ def judge(rows: list[dict[str, Any]]) -> None:
         if row["against"] == "cudnn":
             other_rate = row["peers"].get("cudnn")
             row["ratio"] = row["tflops"] / other_rate if other_rate else None
+        elif row["against_seconds"] is None:
+            row["ratio"] = None
         elif row["of_time"]:
             row["ratio"] = row["seconds"] / row["against_seconds"]
         else:

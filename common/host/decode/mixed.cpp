@@ -128,16 +128,11 @@ bool is_head_scale(const TensorView& scale, std::int64_t num_kv_heads) {
 }
 
 void check_segment_scale(const Check& check, const std::optional<TensorView>& scale, const char* name,
-                         const TensorView& cache, const char* cache_name, KvFormat format, std::int64_t num_kv_heads,
+                         const TensorView& cache, const char* cache_name, std::int64_t num_kv_heads,
                          std::int64_t head_dim) {
   if (!scale || is_head_scale(*scale, num_kv_heads) || is_row_scale(*scale, cache) ||
-      (is_group_scale(*scale, cache, head_dim) && kv_format_trait(format).largest > 0)) {
+      is_group_scale(*scale, cache, head_dim)) {
     return;
-  }
-  if (is_group_scale(*scale, cache, head_dim)) {
-    check.value_error(std::string(name) + " must have at most one factor for each row of " + cache_name +
-                      ", which is " + kv_format_name(format) +
-                      "; groups of values have factors in fp8, int8 and int4, got " + shape_text(*scale));
   }
   check.value_error(std::string(name) + " must have shape (1,), (num_kv_heads,) = (" + std::to_string(num_kv_heads) +
                     ",), that of " + cache_name + " without its last axis, or that of " + cache_name +
@@ -176,8 +171,8 @@ void check_segment_shapes(const Check& check, const DecodeSegment& s, const Form
   }
   if (is_given(s.seqlens)) check.shape(s.seqlens, "seqlens", "(batch)", {e.batch});
   check_page_shapes(check, pages, e.batch);
-  check_segment_scale(check, s.k_scale, "k_scale", s.k, "k", formats.k, e.num_kv_heads, e.head_dim);
-  check_segment_scale(check, s.v_scale, "v_scale", s.v, "v", formats.v, e.num_kv_heads, e.head_dim_v);
+  check_segment_scale(check, s.k_scale, "k_scale", s.k, "k", e.num_kv_heads, e.head_dim);
+  check_segment_scale(check, s.v_scale, "v_scale", s.v, "v", e.num_kv_heads, e.head_dim_v);
 }
 
 void check_mask_shape(const TensorView& mask, const DecodeExtents& e) {

@@ -179,6 +179,19 @@ void plan_fixed_chunks(DecodePlan& plan, const DecodeProblem& problem) {
   plan_chunks(plan, problem.fixed_chunks, std::min<std::int64_t>(problem.chunk_keys, plan.params.cache.max_len));
 }
 
+// Kernels of GPUs have no room for factors of groups beside the longest rows of 16 bits.
+void check_group_factors(const DecodeProblem& problem, const Check& check, const DecodeShape& shape) {
+  if (problem.mixed == nullptr || shape.math == MathType::kFp32 || shape.head_dim_qk <= 256) return;
+  for (std::int32_t i = 0; i < problem.mixed->segment_count; ++i) {
+    const CacheSegment& s = problem.mixed->segments[i];
+    for (const auto& [format, scales] : {std::pair(s.k_format, &s.k_scale), std::pair(s.v_format, &s.v_scale)}) {
+      if (scales->dims_per_scale == 0 || kv_format_trait(format).largest > 0) continue;
+      check.not_supported(std::string("factors of groups of ") + kv_format_name(format) +
+                          " values at a head_dim above 256 are read on the CPU alone; pass factors of rows");
+    }
+  }
+}
+
 // To append as well takes a block about 1 us a query tile; a launch that appends takes 7 to 9 us before all of them.
 constexpr int kMostAppendTiles = 6;  // of a block
 bool may_append(const DecodePlan& plan, int blocks) {
@@ -215,6 +228,7 @@ DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device) {
     (void)choose_decode_kernel(device.kernels(), device.target(), request, &reason);
     check.not_supported(reason);
   }
+  check_group_factors(problem, check, plan.kernel->shape.decode);
   p.row_tiles =
       static_cast<std::int32_t>(ceil_div(std::int64_t{p.group_size} * p.max_q_len, plan.kernel->shape.decode.rows));
   if (problem.appends) {
