@@ -171,6 +171,9 @@ function(flashport_spell_attention target math dk dv form sources)
   endif()
   set(word "${form}")
   set(group attention_${math}_${dims})
+  if(target MATCHES "^sm" AND dims MATCHES "^(96|192x128)$")  # a kernel each: reading the headers is half of the time
+    set(group attention_${math}_96_192x128)
+  endif()
   # Where kernels of one form differ in their sources.
   if((target MATCHES "^gfx" AND NOT sources STREQUAL "rows")
      OR (target MATCHES "^sm" AND form STREQUAL "plain" AND sources STREQUAL "all"))
