@@ -4,7 +4,7 @@
 // visits scores or weights, they are computed for all rows first.
 //
 // Products<kCfg>, of the header that the target names, packs a key tile once for all groups, and multiplies groups of
-// kGroupRows rows. Of a tile with masks a group takes only the keys that some of its rows see, in whole steps of
+// kGroupRows rows. From a tile with masks a group takes only the keys that some of its rows see, in whole steps of
 // kKeyStep. That changes no bits: what a row does not see has weight 0 either way.
 #pragma once
 

@@ -134,8 +134,8 @@ class SegmentProducer {
   // of their own. Values that rows do not have are zeros.
   template <KvFormat kFormat, bool kHasScale>
   FLASHPORT_DEVICE void widen_rows(char* tile, int begin, int end, int dims, const KeyScales& scales) {
-    constexpr int kRowsAtOnce =
-        kHasScale ? 1 : 2;  // of a lane: two hide each other's latency, but take long to compile
+    // Two rows of a lane hide each other's latency, but their code takes long to compile.
+    constexpr int kRowsAtOnce = kHasScale ? 1 : 2;
 #pragma unroll 1
     for (int row = begin + lane_ % 8; row < end; row += 8 * kRowsAtOnce) {
 #pragma unroll 1

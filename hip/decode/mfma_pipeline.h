@@ -1,7 +1,7 @@
 // Leaves of K and V on their way from memory into the registers of the waves that multiply them, as A operands of MFMA.
 // Shared memory takes no part: keys are split among the waves, values by columns, so nothing is loaded twice.
 //
-// A wave's lane = 16 g + n. Of each of its keys' rows, key n of a key tile is the lane's, and of that row the units
+// A wave's lane = 16 g + n. Key n of each key tile is the lane's, and of that row the units
 // 4 c + g of 16 bytes (16-bit types: 8 dims, byte types: 16): 4 lanes read 64 bytes. The order of the dims that this
 // makes is the query's too. Of V a lane has kLaneCols neighbouring columns (16 bytes of a 16-bit type where a wave has
 // 128 columns) of keys 4 g + 0..3 of every 16: 16 lanes read a wave's columns of a key.
