@@ -255,7 +255,6 @@ def test_cpu_stands_for_its_variants():
     assert both == "".join(run("support", "--target", variant) for variant in variants)
     assert run("support", "--target", "cpu", "--target", "cpu_generic") == both
     in_use = _core.kernel_keys("cpu")[0].rpartition("/")[2]
-    assert f"target cpu, here {in_use}" in " ".join(run("doctor").replace("\u2502", " ").split())
     best = command("doctor", FLASHPORT_CPU_TARGET="cpu", COLUMNS="200").stdout
     assert "target cpu, here " + in_use in best
     generic = command("doctor", FLASHPORT_CPU_TARGET="cpu_generic", COLUMNS="200").stdout
