@@ -16,8 +16,8 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   const int tile_bytes = 64 * kv_row_bytes(shape.k_format, wider);
   // compute waves, tiles, blocks of a multiprocessor, producer waves, teams (1), leaves of a turn (1)
   if (reads_segments(shape)) {
-    if (shape.head_dim_v >= 512) return {8, 2, 1, 4};
-    return wider > 128 ? DecodeTuning{8, 3, 1, 4} : DecodeTuning{4, 2, 1, 8, 1, 2};
+    if (wider > 128) return {8, wider > 256 ? 2 : 4, 1, 8};
+    return {4, shape.rows == 8 ? 4 : 2, 1, 12, 1, 2};
   }
   if (shape.head_dim_v >= 512) return {8, tile_bytes > 48 * 1024 ? 3 : 5, 1, 4};
   // A warpgroup of each, two where O is wide (wgmma_tiles.h). Two blocks overlap one's products with the other's
