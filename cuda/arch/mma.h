@@ -35,6 +35,10 @@ FLASHPORT_DEVICE void copy_async_first(void* to, const void* from, int bytes) {
                : "memory");
 }
 
+FLASHPORT_DEVICE void copy_async_unit(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+
 // A cache line that is read once leaves L2 first: what is read again (queries, page numbers, partial results) stays.
 // This is what createpolicy.fractional.L2::evict_first gives for all of the lines. As a constant it lies in uniform
 // registers, where copies want it; what createpolicy returns is moved there again for each of them.

@@ -84,8 +84,8 @@ class SegmentCopier {
     state_.next(layout_.slots);
   }
 
-  // Units of rows, of which neighbouring lanes bring neighbours. Nothing after a row is read; what is read before it
-  // lies in the same unit.
+  // Units of rows, of which neighbouring lanes bring neighbours. What is read before and after a row lies in the units
+  // of its first and its last byte.
   FLASHPORT_DEVICE void copy_rows(const RowSource& source, char* to) {
     __syncwarp();  // the sources before have been read
     RowSource* sources = ring_.sources + first_row_;
@@ -101,24 +101,24 @@ class SegmentCopier {
     const int step = rows * layout_.pitch;
 #pragma unroll 1
     for (int row = 0; row < kRows; row += kAtOnce * rows, from += kAtOnce * rows, at += kAtOnce * step) {
+      RowSource its[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) its[i] = from[i * rows];
       if (units <= kWaveSize) {
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) copy_unit(from[i * rows], unit, at + i * step);
-      } else {
-#pragma unroll 1
         for (int i = 0; i < kAtOnce; ++i) {
-          const RowSource its = from[i * rows];
+          if (unit < its[i].end) copy_async_unit(at + i * step, its[i].units + unit);
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
 #pragma unroll 1
-          for (int byte = unit; byte < its.end; byte += kWaveSize * kUnitBytes) {
-            copy_unit(its, byte, at + i * step + (byte - unit));
+          for (int byte = unit; byte < its[i].end; byte += kWaveSize * kUnitBytes) {
+            copy_async_unit(at + i * step + (byte - unit), its[i].units + byte);
           }
         }
       }
     }
-  }
-  FLASHPORT_DEVICE static void copy_unit(const RowSource& source, int byte, char* to) {
-    const int left = source.end - byte;
-    if (left > 0) copy_async_first(to, source.units + byte, minimum(left, kUnitBytes));
   }
 
   // A lane copies the factors of its row: few bytes, and not always side by side.
@@ -126,7 +126,7 @@ class SegmentCopier {
     if (!has_separate_factors(scales)) {
 #pragma unroll 1
       for (int byte = 0; byte < source.end; byte += kUnitBytes) {
-        copy_async_first(to + byte, source.units + byte, minimum(source.end - byte, kUnitBytes));
+        copy_async_unit(to + byte, source.units + byte);
       }
       return;
     }

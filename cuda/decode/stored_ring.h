@@ -15,7 +15,7 @@ namespace flashport::FLASHPORT_TARGET::decode {
 inline constexpr int kUnitBytes = 16;  // of a copy
 
 // Where the bytes of a row lie: `shift` bytes into a unit and the units after it, up to byte `end` from that unit on.
-struct RowSource {
+struct alignas(16) RowSource {
   const char* units;
   int shift, end;
 };

@@ -104,7 +104,7 @@ class Call {
     const KvFormatTrait trait = kv_format_trait(format);
     const int row_bytes = kv_row_bytes(format, dims_), page_rows = stored.page_size * kHeads;
     const auto rows = static_cast<std::size_t>(kBatch * stored.pages * page_rows);
-    side.bytes.resize(rows * row_bytes);
+    side.bytes.resize(rows * row_bytes + 16);  // whole units of a copy are read
     for (unsigned char& byte : side.bytes) byte = static_cast<unsigned char>(random_());
     std::uniform_real_distribution<double> ordinary(-2.0, 2.0);
     if (trait.scale_bytes > 0 || trait.dtype == DType::kFloat16 || trait.dtype == DType::kBFloat16) {
@@ -119,7 +119,7 @@ class Call {
     if (kind == 0 || (kind == 2 && !any_groups_ && trait.largest == 0)) return;
     side.group_dims = kind == 1 ? dims_ : dims_ % 16 == 0 && below(2) == 0 ? 16 : 8;
     const int groups = dims_ / side.group_dims;
-    side.scales.resize(rows * groups);
+    side.scales.resize(rows * groups + 4);
     for (float& scale : side.scales) scale = static_cast<float>(1.0 + ordinary(random_) / 4);
     scales = {side.scales.data(),
               DType::kFloat32,

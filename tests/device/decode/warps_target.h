@@ -53,25 +53,20 @@ struct Warp {
 struct Copy {
   void* to;
   const void* from;
-  int bytes;
 };
 inline thread_local Warp* my_warp = nullptr;
 inline thread_local int my_thread = 0;
 inline thread_local std::vector<Copy> my_copies;
 
 inline void finish_copies() {
-  for (const Copy& copy : my_copies) {
-    std::memset(copy.to, 0, 16);
-    std::memcpy(copy.to, copy.from, static_cast<std::size_t>(copy.bytes));
-  }
+  for (const Copy& copy : my_copies) std::memcpy(copy.to, copy.from, 16);
   my_copies.clear();
 }
-inline void copy_async_first(void* to, const void* from, int bytes) {
-  if (bytes < 1 || bytes > 16 || reinterpret_cast<std::uintptr_t>(to) % 16 != 0 ||
-      reinterpret_cast<std::uintptr_t>(from) % 16 != 0) {
+inline void copy_async_unit(void* to, const void* from) {
+  if (reinterpret_cast<std::uintptr_t>(to) % 16 != 0 || reinterpret_cast<std::uintptr_t>(from) % 16 != 0) {
     throw std::logic_error("a copy that the hardware would refuse");
   }
-  my_copies.push_back({to, from, bytes});
+  my_copies.push_back({to, from});
 }
 inline void await_copies() { finish_copies(); }
 
