@@ -3,8 +3,8 @@
 // narrow ones (fp8, q8_0, q4_0) in the order of lane_maps.h and widened to fp16 in registers.
 //
 // Values of blocks widen to fp16 by moves and masks alone: their bits become those of a subnormal number, which has too
-// much and is of a unit of its own (BlockWidening). What is too much is taken off by products with constants, and scales
-// are not applied here (tiles.h).
+// much and is of a unit of its own (BlockWidening). What is too much is taken off by products with constants, and
+// scales are not applied here (tiles.h).
 #pragma once
 
 #include "cuda/arch/fp8.h"
@@ -13,8 +13,8 @@
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
-// Of the two steps of 16 dims of a group of keys, and the two tiles of 16 columns of a group of values: what products of
-// widened values are to be multiplied by, and two of what they have too much, in fp16 and negative.
+// Of the two steps of 16 dims of a group of keys, and the two tiles of 16 columns of a group of values: what products
+// of widened values are to be multiplied by, and two of what they have too much, in fp16 and negative.
 struct BlockWidening {
   float key_unit;
   unsigned keys_too_much[2];
@@ -27,8 +27,8 @@ struct BlockWidening {
 
 // q8_0: int8 + 128, the subnormal whose bits are that byte.
 // q4_0: the subnormal whose bits are a code and, where it comes from high bits, 16 times that. The queries that meet
-// these keys are 16th parts (query.h). The first tile of values has whole bytes, of which the products of the second are
-// taken off.
+// these keys are 16th parts (query.h). The first tile of values has whole bytes, of which the products of the second
+// are taken off.
 constexpr BlockWidening block_widening(KvFormat format) {
   if (format == KvFormat::kQ4_0) {
     return {0x1p24f, {0x80088008u, 0x80808080u}, {0x1p24f, 0x1p20f}, {0x80888088u, 0x80808080u}, 3.0f, 0x1p-3f};

@@ -2,10 +2,10 @@
 // it.
 //
 // ldmatrix moves units of 16 bytes: lane 4 g + c gets bytes 4 c .. 4 c + 3 of row g, or, transposed, bytes 2 g and
-// 2 g + 1 of rows 2 c and 2 c + 1. A group is 32 values of a row, each at a place: of keys, places 4 c + {0, 1, 2, 3} of
-// 16 sit where k = 2 c, 2 c + 1, 2 c + 8, 2 c + 9 is due; of values, places 2 g + {0, 1} of 16 in rows g and g + 8. The
-// places are the bytes of two units or, of q4_0, the low halves of one unit's bytes and then the high ones. fp8: place
-// p is dim p.
+// 2 g + 1 of rows 2 c and 2 c + 1. A group is 32 values of a row, each at a place: of keys, places 4 c + {0, 1, 2, 3}
+// of 16 sit where k = 2 c, 2 c + 1, 2 c + 8, 2 c + 9 is due; of values, places 2 g + {0, 1} of 16 in rows g and g + 8.
+// The places are the bytes of two units or, of q4_0, the low halves of one unit's bytes and then the high ones. fp8:
+// place p is dim p.
 //
 // A block of ggml's formats begins with its scale (fp16, two bytes) anywhere in a unit and reaches into one more than
 // its values fill: q8_0 has 34 bytes, q4_0 18. Eight blocks are 17 units, or 9: block b of them begins in unit 2 b, or

@@ -9,7 +9,8 @@
 namespace flashport {
 
 // Rows of one head lie as in device memory where they are whole 64-byte units, 16-byte units exchanged by the row's
-// number (a shift of a row by padding would tear the copies' 128-byte requests apart); those of q8_0 and q4_0 are padded.
+// number (a shift of a row by padding would tear the copies' 128-byte requests apart); those of q8_0 and q4_0 are
+// padded.
 //
 // With teams (kHeads of them) each team's ring has an equal part of a tile's rows, of all their heads: neighbours, as
 // side by side as in device memory, or each in a column of its own. One head of q8_0 or q4_0 begins and ends inside a
@@ -26,8 +27,8 @@ struct RowLayout {
   static constexpr int kPitch = kHeads > 1          ? (kHeads * kColumn / 32 | 1) * 32
                                 : kExchanged == 128 ? kBytes
                                                     : (kColumn / 16 | 1) * 16;
-  static_assert(kHeads == 1 || (is_block_cache(kFormat) && kBytes % 32 == 0 && kHeads * kColumn <= kPitch &&
-                                8 % (kDim / 32) == 0),
+  static_assert(kHeads == 1 ||
+                    (is_block_cache(kFormat) && kBytes % 32 == 0 && kHeads * kColumn <= kPitch && 8 % (kDim / 32) == 0),
                 "teams are for heads of blocks that are whole sectors only together");
   // How many of a head's scales, one after the other, have places of their own: those of every so many blocks stay a
   // constant apart. Scales lie two bytes further into their units from block to block, and in no other half of a sector
