@@ -94,7 +94,11 @@ class DecodeTiles {
   static constexpr int kSliceColumns = kColumns / kColWaves;
   static constexpr int kTurnLeaves = kCfg.tuning.leaves;
   // More registers than these would spill.
-  static constexpr int kKeptStates = kScaled ? 0 : kColTiles * kRowTiles <= 2 ? 2 : kColTiles * kRowTiles <= 4 ? 1 : 0;
+  static constexpr bool kKeepsNone = kScaled && !(kShape.k_format == KvFormat::kQ4_0 && kRowTiles == 1);
+  static constexpr int kKeptStates = kKeepsNone                   ? 0
+                                     : kColTiles * kRowTiles <= 2 ? 2
+                                     : kColTiles * kRowTiles <= 4 ? 1
+                                                                  : 0;
   static constexpr float kScoreUnit = kScaled ? kWidening.key_unit : 1.0f;
   static constexpr bool kClearsGroup = kKeptStates == 1;
   struct Rows {
