@@ -85,6 +85,13 @@ FLASHPORT_DEVICE void copy_eight_or_zeros(unsigned to, const void* from, bool ze
       "l"(from), "r"(static_cast<int>(zeros)));
 }
 
+// 16 bytes of shared memory, as values of which the compiler knows nothing.
+FLASHPORT_DEVICE void load_shared(unsigned (&r)[4], const unsigned (&from)[4]) {
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(from)));
+}
+
 // mbarriers: a phase completes when all threads have arrived.
 FLASHPORT_DEVICE void mbarrier_init(std::uint64_t* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");

@@ -37,6 +37,11 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
     // 390 where copies of 8 bytes by teams took 330.
     return shape.rows == 8 ? DecodeTuning{2, 4, 1, 1, 4} : DecodeTuning{4, 6, 2, 2};
   }
+  if (shape.k_format == KvFormat::kQ4_0) {
+    // Issue slots bound it: turns of two leaves halve what each turn costs beside its products. Four tiles of them fill
+    // shared memory.
+    return shape.rows == 8 ? DecodeTuning{2, 4, 1, 1, 4, 2} : DecodeTuning{4, 6, 2, 2};
+  }
   return {4, 6, 2, 2, 1, 2};
 }
 
