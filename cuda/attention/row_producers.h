@@ -134,7 +134,10 @@ class RowProducer {
     const auto alignment =
         reinterpret_cast<std::uintptr_t>(p_.q.data) |
         static_cast<std::uintptr_t>((p_.q.stride_seq | p_.q.stride_token | p_.q.stride_head | p_.head_dim_qk) * bytes);
-    const RowCopies<kMath, kWidens ? Widened::kQueries : Widened::kNothing, panels_of(kCfg.shape.head_dim_qk), kRows>
+    // Two warps that bring all queries have the registers for this.
+    constexpr int kAtOnce = stored_bytes(kCfg) > 0 ? 4 : 1;
+    const RowCopies<kMath, kWidens ? Widened::kQueries : Widened::kNothing, panels_of(kCfg.shape.head_dim_qk), kRows,
+                    kAtOnce>
         copies(memory_.queries[0].x[0], memory_.offsets, lane_, share);
     copies.find_rows(row_at);
     copies.copy({p_.q.data, p_.head_dim_qk, p_.head_dim_qk * bytes, alignment % 16 == 0 ? 16 : 1, format});
