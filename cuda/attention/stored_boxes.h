@@ -26,7 +26,9 @@ class StoredBoxProducer {
 
  public:
   FLASHPORT_DEVICE StoredBoxProducer(const AttentionParams& p, const Block& block, Memory& memory)
-      : p_(p), lane_(block.lane()), row_(block.lane() * p.box_keys), memory_(memory) {
+      : p_(p), row_(block.lane() * p.box_keys), memory_(memory) {
+    const int boxes = cuda_attention::kStoredRows / p.box_keys;
+    slot_lanes_ = ((1u << boxes) - 1) << block.lane() / boxes * boxes;
     k_turn_.slot = v_turn_.slot = row_ / cuda_attention::kStoredRows % cuda_attention::kSlotsOfTile;
   }
 
@@ -72,24 +74,30 @@ class StoredBoxProducer {
     const int on_first_axis = kv_head * box.head_bytes, on_own_axis = box.head_bytes == 0 ? kv_head : 0;
     const int warp = first_warp + (row_ < kKeys ? row_ / (kRows * cuda_attention::kSlotsOfTile) : 0);
     Barriers& barriers = stored.boxes[warp][turn.slot];
-    const int boxes = kRows / p_.box_keys;  // of a slot, of lanes that are neighbours
-    const unsigned lanes = ((1u << boxes) - 1) << lane_ / boxes * boxes;
-    const int brought = __popc(__ballot_sync(~0u, place.there) & lanes);
-    if (row_ < kKeys && row_ % kRows == 0) {
+    unsigned char* const to = stored.bytes + (warp * stored.slots + turn.slot) * stored.slot_bytes();
+    const int row = row_ % kRows, boxes = __popc(__ballot_sync(~0u, place.there) & slot_lanes_);
+    if (row_ < kKeys && row == 0) {
       mbarrier_wait(&barriers.empty, turn.phase ^ 1);
-      mbarrier_expect(&barriers.full, brought * p_.box_keys * box.row_bytes);
+      mbarrier_expect(&barriers.full, boxes * p_.box_keys * box.row_bytes);
     }
     __syncwarp();
-    if (place.there) {
-      copy_box(stored.bytes + (warp * stored.slots + turn.slot) * stored.slot_bytes() + row_ % kRows * box.row_bytes,
-               &map, on_first_axis, place.first, on_own_axis, place.page, &barriers.full);
+    if (place.there && box.pair_bytes == 0) {
+      copy_box(to + row * box.row_bytes, &map, on_first_axis, place.first, on_own_axis, place.page, &barriers.full);
+    } else if (place.there) {
+#pragma unroll 1
+      for (int odd = 0; odd < 2; ++odd) {
+        const int token = place.first + odd;
+        copy_box(to + cuda_attention::paired_place(row + odd) * box.row_bytes, &map,
+                 on_first_axis + token % 2 * box.pair_bytes, token / 2, on_own_axis, place.page, &barriers.full);
+      }
     }
     __syncwarp();
     turn.skip(cuda_attention::kSlotsOfTile, stored.slots);
   }
 
   const AttentionParams& p_;
-  const int lane_, row_;  // the lane's first row of a tile
+  const int row_;        // the lane's first of a tile
+  unsigned slot_lanes_;  // those whose boxes come to the lane's slot
   Memory& memory_;
   cuda_attention::StoredTurn k_turn_, v_turn_;  // of the lane's slot of a tile
 };
@@ -129,7 +137,9 @@ class RowWidener {
       : p_(p),
         warp_(block.wave() % cuda_attention::kWideningWarps),
         of_values_(warp_ >= cuda_attention::kWarpsOfTile),
-        row_(warp_ % cuda_attention::kWarpsOfTile * cuda_attention::kSlotsOfTile * kWaveSize + block.lane()),
+        is_paired_((of_values_ ? p.v_box : p.k_box).pair_bytes != 0),
+        row_(warp_ % cuda_attention::kWarpsOfTile * cuda_attention::kSlotsOfTile * kWaveSize +
+             (is_paired_ ? cuda_attention::paired_row(block.lane()) : block.lane())),
         memory_(memory) {}
 
   FLASHPORT_DEVICE void bring(const WorkTile& work) {
@@ -153,7 +163,8 @@ class RowWidener {
     Barriers* const boxes = stored.boxes[warp_];
     const int row_bytes = of_values_ ? p_.v_box.row_bytes : p_.k_box.row_bytes;
     const int slots = stored.slots, slot_bytes = stored.slot_bytes();
-    const unsigned char* const first = stored.bytes + warp_ * slots * slot_bytes + row_ % kWaveSize * row_bytes;
+    const int place = is_paired_ ? cuda_attention::paired_place(row_ % kWaveSize) : row_ % kWaveSize;
+    const unsigned char* const first = stored.bytes + warp_ * slots * slot_bytes + place * row_bytes;
 #pragma unroll 1
     for (int i = 0; i < tiles; ++i) {
       unsigned char* to = stages + stage_.stage * Memory::Keys::kBytes;
@@ -206,7 +217,7 @@ class RowWidener {
 
   const AttentionParams& p_;
   const int warp_;  // of those that widen
-  const bool of_values_;
+  const bool of_values_, is_paired_;
   const int row_;  // the lane's first of every tile
   Memory& memory_;
   cuda_attention::StoredTurn turn_;

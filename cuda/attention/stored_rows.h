@@ -23,6 +23,15 @@ inline constexpr int kStoredQueryWarps = 2;  // that bring queries beside them
 // What rows of `row_bytes` take in a box.
 constexpr int stored_row_pitch(int row_bytes) { return 16 * ((row_bytes + 15) / 16 | 1); }
 
+// Tokens that lie at odd multiples of 8 bytes come two by two: the even rows of a slot in one box, the odd ones in
+// another after it. A lane then has a row of its own such that eight lanes have four rows of both, and neither what
+// they read nor what they write shares banks.
+constexpr int paired_place(int row) { return row % 2 * (kStoredRows / 2) + row / 2; }  // of a row in the slot
+constexpr int paired_row(int lane) {
+  const int four = lane / 8 % 2, odd = lane / 4 % 2;
+  return lane / 16 * 16 + 2 * (lane % 4 + 4 * (four ^ odd)) + odd;
+}
+
 // A slot of a warp, and the phase of the slot's barriers.
 struct StoredTurn {
   int slot = 0;

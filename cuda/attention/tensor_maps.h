@@ -59,19 +59,27 @@ std::int32_t box_keys_of(const AttentionParams& p) {
 inline bool is_stored_narrow(KvFormat format) { return format != KvFormat::kFp16 && format != KvFormat::kBf16; }
 
 // Rows of a cache as bytes. TMA wants strides that 16 divides, but a box may begin at any byte: heads that lie apart by
-// another stride (q8_0 has 136 bytes) are parts of a token's row.
+// another stride (q8_0 has 136 bytes) are parts of a token's row, and tokens that do are parts of a pair's.
 inline const char* encode_stored_map(const AttentionParams& p, const CacheParams& cache, TensorMap& map, StoredBox& box,
                                      bool& readable) {
   const KeyExtents extents = key_extents(p);
   cuda_runtime::BoxedTensor tensor =
       boxed(cache, cache.row_bytes, extents.tokens, p.num_kv_heads, extents.pages, p.box_keys);
-  box = {.row_bytes = stored_row_pitch(cache.row_bytes), .head_bytes = 0};
+  box = {.row_bytes = stored_row_pitch(cache.row_bytes), .head_bytes = 0, .pair_bytes = 0};
   if (p.num_kv_heads > 1 && cache.head_stride % 16 != 0) {
     tensor.extents[0] = (p.num_kv_heads - 1) * cache.head_stride + cache.row_bytes;
     tensor.extents[2] = 1;
     box.head_bytes = static_cast<std::int32_t>(cache.head_stride);
     readable = cache.head_stride > 0 && tensor.extents[0] <= cache.token_stride;
     if (!readable) return nullptr;
+  }
+  constexpr int kLeastPairedKeys = 2 * kLeastBoxKeys;
+  if (cache.token_stride % 16 == 8 && extents.tokens % 2 == 0 && p.box_keys % kLeastPairedKeys == 0) {
+    box.pair_bytes = static_cast<std::int32_t>(cache.token_stride);
+    tensor.extents[0] += cache.token_stride;
+    tensor.extents[1] /= 2;
+    tensor.strides[0] *= 2;
+    tensor.box_rows /= 2;
   }
   tensor.box_bytes = box.row_bytes;
   return cuda_runtime::encode_map(tensor, map, readable);

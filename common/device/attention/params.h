@@ -54,6 +54,7 @@ struct PieceParams {
 struct StoredBox {
   std::int32_t row_bytes;   // that a row of a box has: those of the cache's row, and some after them; 0: no such boxes
   std::int32_t head_bytes;  // by which heads lie apart on the first axis; 0: they have an axis of their own
+  std::int32_t pair_bytes;  // by which the two tokens of a pair lie apart on the first axis; 0: each is on an axis
 };
 
 struct AttentionParams {

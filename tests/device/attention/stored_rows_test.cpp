@@ -67,6 +67,30 @@ TEST(StoredRows, WidenedVectorsHaveAPlaceEachAndBanksOfTheirOwn) {
   EXPECT_EQ(*places.rbegin(), 2 * kPanelSize - 16);
 }
 
+TEST(StoredRows, PairsOfTokensLieInBanksOfTheirOwnToo) {
+  std::set<int> rows, places;
+  for (int lane = 0; lane < kStoredRows; ++lane) {
+    const int row = paired_row(lane), place = paired_place(row);
+    rows.insert(row);
+    places.insert(place);
+    // A box of even or of odd tokens: from one to the next, from the first of sixteen keys on.
+    EXPECT_EQ(place, paired_place(row / 16 * 16 + row % 2) + row % 16 / 2);
+    EXPECT_EQ(paired_place(row / 16 * 16 + row % 2) % 8, 0);
+  }
+  EXPECT_EQ(rows.size(), std::size_t{kStoredRows});
+  EXPECT_EQ(places.size(), std::size_t{kStoredRows});
+  EXPECT_EQ(*rows.rbegin(), kStoredRows - 1);
+  EXPECT_EQ(*places.rbegin(), kStoredRows - 1);
+  for (int first = 0; first < kStoredRows; first += 8) {
+    for (const int pitch : {80, 112, 144}) {
+      EXPECT_TRUE(are_apart(first, [&](int lane) { return paired_place(paired_row(lane)) * pitch; }));
+    }
+    for (int vector = 0; vector < kStoredDim / 8; ++vector) {
+      EXPECT_TRUE(are_apart(first, [&](int lane) { return widened_place(paired_row(lane), vector, kPanelSize); }));
+    }
+  }
+}
+
 struct MemoryRow {
   const unsigned char* bytes;
   unsigned word(int byte) const {
