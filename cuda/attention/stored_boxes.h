@@ -71,7 +71,6 @@ class StoredBoxProducer {
                                     const StoredBox& box, int kv_head, const Place& place) {
     constexpr int kRows = cuda_attention::kStoredRows;
     auto& stored = memory_.stored;
-    const int on_first_axis = kv_head * box.head_bytes, on_own_axis = box.head_bytes == 0 ? kv_head : 0;
     const int warp = first_warp + (row_ < kKeys ? row_ / (kRows * cuda_attention::kSlotsOfTile) : 0);
     Barriers& barriers = stored.boxes[warp][turn.slot];
     unsigned char* const to = stored.bytes + (warp * stored.slots + turn.slot) * stored.slot_bytes();
@@ -81,15 +80,11 @@ class StoredBoxProducer {
       mbarrier_expect(&barriers.full, boxes * p_.box_keys * box.row_bytes);
     }
     __syncwarp();
-    if (place.there && box.pair_bytes == 0) {
-      copy_box(to + row * box.row_bytes, &map, on_first_axis, place.first, on_own_axis, place.page, &barriers.full);
-    } else if (place.there) {
+    const int last = place.there ? cuda_attention::boxes_of_place(box) : 0;
 #pragma unroll 1
-      for (int odd = 0; odd < 2; ++odd) {
-        const int token = place.first + odd;
-        copy_box(to + cuda_attention::paired_place(row + odd) * box.row_bytes, &map,
-                 on_first_axis + token % 2 * box.pair_bytes, token / 2, on_own_axis, place.page, &barriers.full);
-      }
+    for (int i = 0; i < last; ++i) {
+      const cuda_attention::StoredBoxPlace at = cuda_attention::stored_box_place(box, kv_head, place.first, row, i);
+      copy_box(to + at.row * box.row_bytes, &map, at.x, at.y, at.z, place.page, &barriers.full);
     }
     __syncwarp();
     turn.skip(cuda_attention::kSlotsOfTile, stored.slots);

@@ -7,7 +7,7 @@
 // the same vector of 32 rows of the widened tile, whose swizzle puts those of eight rows into different banks too.
 #pragma once
 
-#include <cstdint>
+#include "common/device/attention/params.h"
 
 namespace flashport::cuda_attention {
 
@@ -30,6 +30,18 @@ constexpr int paired_place(int row) { return row % 2 * (kStoredRows / 2) + row /
 constexpr int paired_row(int lane) {
   const int four = lane / 8 % 2, odd = lane / 4 % 2;
   return lane / 16 * 16 + 2 * (lane % 4 + 4 * (four ^ odd)) + odd;
+}
+
+// Where a box begins in a tensor map, and which row of the slot is its first. `first` is its first token, `row` that
+// token's row in the slot without pairs; box 1 is that of a pair's second tokens.
+struct StoredBoxPlace {
+  int x, y, z, row;
+};
+constexpr int boxes_of_place(const StoredBox& box) { return box.pair_bytes == 0 ? 1 : 2; }
+constexpr StoredBoxPlace stored_box_place(const StoredBox& box, int kv_head, int first, int row, int i) {
+  const int x = kv_head * box.head_bytes, z = box.head_bytes == 0 ? kv_head : 0, token = first + i;
+  if (box.pair_bytes == 0) return {x, token, z, row};
+  return {x + token % 2 * box.pair_bytes, token / 2, z, paired_place(row + i)};
 }
 
 // A slot of a warp, and the phase of the slot's barriers.

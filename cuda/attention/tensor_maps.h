@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "common/device/attention/config.h"
 #include "common/device/attention/params.h"
 #include "cuda/attention/stored_rows.h"
 #include "cuda/runtime/tensor_map.h"

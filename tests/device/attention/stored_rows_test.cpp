@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include <cstring>
 #include <functional>
 #include <random>
@@ -14,6 +16,22 @@
 #define FLASHPORT_TARGET host_words
 #define FLASHPORT_WORDS_HEADER "tests/device/kv/word_verbs.h"
 #include "common/device/kv/widen.h"
+#include "cuda/attention/tensor_maps.h"
+
+namespace flashport::cuda_runtime {
+namespace {
+BoxedTensor encoded;  // the last one
+}
+const char* encode_map(const BoxedTensor& tensor, TensorMap&, bool& readable) {
+  encoded = tensor;
+  readable = reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0;
+  for (int axis = 0; axis < 3; ++axis) {
+    readable =
+        readable && (tensor.extents[axis + 1] == 1 || (tensor.strides[axis] > 0 && tensor.strides[axis] % 16 == 0));
+  }
+  return nullptr;
+}
+}  // namespace flashport::cuda_runtime
 
 namespace flashport::host_words {
 namespace {
@@ -130,6 +148,107 @@ TEST(StoredRows, WidenFromRegistersAsFromMemory) {
         }
       }
     });
+  }
+}
+
+// What TMA copies of a tensor of bytes.
+void copy_box(unsigned char* to, const cuda_runtime::BoxedTensor& tensor, int x, int y, int z, int w,
+              const std::vector<unsigned char>& cache) {
+  for (int row = 0; row < tensor.box_rows; ++row) {
+    for (int byte = 0; byte < tensor.box_bytes; ++byte) {
+      const std::int64_t at[] = {x + byte, y + row, z, w};
+      bool inside = true;
+      for (int axis = 0; axis < 4; ++axis) inside = inside && at[axis] >= 0 && at[axis] < tensor.extents[axis];
+      const std::int64_t offset =
+          at[0] + at[1] * tensor.strides[0] + at[2] * tensor.strides[1] + at[3] * tensor.strides[2];
+      if (inside) {
+        ASSERT_LT(offset, static_cast<std::int64_t>(cache.size())) << "reads past the tensor";
+      }
+      to[row * tensor.box_bytes + byte] = inside ? cache[static_cast<std::size_t>(offset)] : 0;
+    }
+  }
+}
+
+struct CacheShape {
+  KvFormat format;
+  int heads, tokens, pages;  // tokens of a page
+  bool paged, heads_first;
+  int gap = 0;  // bytes after a token's heads
+};
+
+// Brings all slots of a page as the copying warp does, and reads them as the lanes that widen do.
+void expect_slots(const CacheShape& shape, bool by_boxes) {
+  const int row_bytes = kv_row_bytes(shape.format, kStoredDim);
+  AttentionParams p = {};
+  p.num_kv_heads = shape.heads;
+  p.head_dim_qk = p.head_dim_v = kStoredDim;
+  p.batch = shape.pages;
+  p.kv_len = shape.tokens;
+  p.total_k = std::int64_t{shape.pages} * shape.tokens;
+  const std::int32_t table = 0;
+  if (shape.paged) {
+    p.cache.table = &table;
+    p.cache.page_size = shape.tokens;
+  }
+  CacheParams& cache = p.cache.k;
+  cache.row_bytes = row_bytes;
+  cache.token_stride = shape.heads_first ? row_bytes : shape.heads * row_bytes + shape.gap;
+  cache.head_stride = shape.heads_first ? shape.tokens * row_bytes : row_bytes;
+  cache.page_stride = shape.heads_first ? shape.heads * cache.head_stride : shape.tokens * cache.token_stride;
+  std::vector<unsigned char> bytes(static_cast<std::size_t>(shape.pages * cache.page_stride));
+  std::mt19937 random(5);
+  for (unsigned char& byte : bytes) byte = static_cast<unsigned char>(random());
+  alignas(16) static unsigned char aligned[16];
+  cache.data = aligned;  // addresses are offsets into `bytes`
+  p.cache.v = cache;
+  ASSERT_EQ(encode_stored_maps<kKeys>(p), nullptr);
+  ASSERT_EQ(p.k_box.row_bytes != 0, by_boxes);
+  if (!by_boxes) return;
+  const StoredBox& box = p.k_box;
+  EXPECT_EQ(box.row_bytes % 16, 0);
+  EXPECT_EQ(kStoredRows % p.box_keys, 0);
+  for (int page = 0; page < shape.pages; ++page) {
+    for (int head = 0; head < shape.heads; ++head) {
+      // A slot's rows from any token on where the tensor is no page, as sequences may begin anywhere.
+      for (int first = 0; first < shape.tokens; first += shape.paged ? p.box_keys : 7) {
+        std::vector<unsigned char> slot(static_cast<std::size_t>(kStoredRows * box.row_bytes), 0xee);
+        const int rows = shape.paged ? p.box_keys : kStoredRows;  // other rows come from other pages
+        const int row = shape.paged ? first / p.box_keys * p.box_keys % kStoredRows : 0;
+        for (int i = 0; i < boxes_of_place(box); ++i) {
+          const StoredBoxPlace at = stored_box_place(box, head, first, row, i);
+          EXPECT_EQ(at.row * box.row_bytes % 128, 0);
+          EXPECT_EQ(cuda_runtime::encoded.box_rows * boxes_of_place(box), p.box_keys);
+          copy_box(slot.data() + at.row * box.row_bytes, cuda_runtime::encoded, at.x, at.y, at.z, page, bytes);
+        }
+        for (int lane = 0; lane < kStoredRows; ++lane) {
+          const int of_slot = box.pair_bytes != 0 ? paired_row(lane) : lane;
+          const int place = box.pair_bytes != 0 ? paired_place(of_slot) : of_slot;
+          const int token = first + of_slot - row;
+          if (of_slot < row || of_slot >= row + rows || token >= shape.tokens) continue;
+          const std::int64_t from = page * cache.page_stride + token * cache.token_stride + head * cache.head_stride;
+          ASSERT_EQ(std::memcmp(slot.data() + place * box.row_bytes, bytes.data() + from, row_bytes), 0)
+              << kv_format_trait(shape.format).name << " token " << token << " head " << head;
+        }
+      }
+    }
+  }
+}
+
+TEST(StoredRows, BoxesBringRowsOfAnyLayout) {
+  for (const KvFormat format : kFormats) {
+    for (const bool heads_first : {false, true}) {
+      for (const int heads : {1, 2, 5}) {
+        const int row_bytes = kv_row_bytes(format, kStoredDim);
+        const int token = heads_first ? row_bytes : heads * row_bytes;
+        for (const int tokens : {16, 48, 128}) expect_slots({format, heads, tokens, 3, true, heads_first}, true);
+        expect_slots({format, heads, 8, 3, true, heads_first}, token % 16 == 0);
+        expect_slots({format, heads, 24, 3, true, heads_first}, token % 16 == 0);
+        expect_slots({format, heads, 4, 3, true, heads_first}, false);
+        expect_slots({format, heads, 202, 2, false, heads_first}, true);
+        expect_slots({format, heads, 202, 2, false, false, 16}, true);
+        expect_slots({format, heads, 202, 2, false, false, 2}, false);
+      }
+    }
   }
 }
 
