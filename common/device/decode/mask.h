@@ -86,7 +86,6 @@ FLASHPORT_DEVICE void to_logits(const Tiles& tiles, const Params& p, const Segme
   }
   const bool masked = needs_mask(s, key, Tiles::kTurnLeaves * kLeafKeys);
   if (!masked && p.alibi_slopes == nullptr) return;
-  const int hides = recompute(masked);  // else compilers prepare it for each score, also where nothing is masked
   const Params& rare = reread(p);
   RowView views[Tiles::kRowSlots];
   for (int slot = 0; slot < tiles.row_slots(); ++slot) {
@@ -96,7 +95,7 @@ FLASHPORT_DEVICE void to_logits(const Tiles& tiles, const Params& p, const Segme
     const RowView& view = views[slot];
     const int distance = view.position - (key + col);
     x -= view.slope * static_cast<float>(distance < 0 ? -distance : distance);
-    if (hides != 0 && !visible(view, key + col)) x = -kInfinity;
+    if (masked && !visible(view, key + col)) x = -kInfinity;
   });
 }
 
