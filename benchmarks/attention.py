@@ -40,6 +40,8 @@ BARS = {  # a ratio of rates is at least the bar
     "64 packed, 128 to 8k, 32/8 D128 causal": 0.90,
     "8 x 128 on 65536, 32/8 D128 full": 0.75,
     **{f"{DENSE}, pages of {size}": bar for size, bar in ((1, 0.60), (16, 0.88), (64, 0.88), (256, 0.88))},
+    **{f"{DENSE}, {kv}": 0.80 for kv in ("fp8 kv", "q8_0 kv", "q4_0 kv", "q5_1 kv")},
+    **{f"{DENSE}, pages of 16, {kv}": 0.80 for kv in ("fp8 kv", "q8_0 kv", "q4_0 kv", "q5_1 kv")},
     **{
         f"4 x 4096, 32/8 D128 {mask}, {option}": 0.60
         for mask in ("causal", "full")
@@ -68,6 +70,7 @@ def row_name(case: AttentionCase) -> str:
     options = f", window ({case.window}, -1)" * (case.window >= 0)
     options += f", {OPTIONS[case.option]}" if case.option else ""
     options += f", pages of {case.pages}" * bool(case.pages) + f", fp8 {case.fp8}" * bool(case.fp8)
+    options += f", {case.cache} kv" * bool(case.cache)
     return f"{size}, {case.heads[0]}/{case.heads[1]} {dims} {'causal' if case.causal else 'full'}{options}"
 
 
@@ -77,7 +80,7 @@ def held_against(case: AttentionCase) -> str:
         return DENSE
     if case.lens[0][0] != case.lens[0][1]:
         return LONG
-    plain = row_name(dataclasses.replace(case, window=-1, option="", pages=0, fp8=""))
+    plain = row_name(dataclasses.replace(case, window=-1, option="", pages=0, fp8="", cache=""))
     return "cudnn" if plain == row_name(case) else plain
 
 
@@ -88,7 +91,7 @@ def other_case(case: AttentionCase) -> AttentionCase | None:
 
 
 def error_of(torch: Any, case: AttentionCase, arguments: dict[str, Any]) -> float:
-    """The largest error of 64 sampled rows of the first sequence and head; cases without options and fp8."""
+    """The largest error of 64 sampled rows of the first sequence and head; cases without options and formats."""
     flashport.attention(**arguments)
     q_len, kv_len = case.lens[0]
     q, k, v, out = (arguments[name] if case.packed else arguments[name][0] for name in ("q", "k", "v", "out"))
@@ -111,7 +114,7 @@ def target_of(device: str) -> str:
 def measure(torch: Any, case: AttentionCase, device: str, rounds: int) -> dict[str, Any]:
     """One row."""
     name = row_name(case)
-    checked = not case.option and not case.fp8
+    checked = not case.option and not case.fp8 and not case.cache
     error = error_of(torch, case, attention.make_arguments(torch, case, device)) if checked else None
     row = attention.run_case(case, device, target_of(device), rounds)
     against = other_case(case)

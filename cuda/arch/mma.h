@@ -35,6 +35,10 @@ FLASHPORT_DEVICE void copy_async_first(void* to, const void* from, int bytes) {
                : "memory");
 }
 
+FLASHPORT_DEVICE void copy_async_unit(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+
 // A cache line that is read once leaves L2 first: what is read again (queries, page numbers, partial results) stays.
 // This is what createpolicy.fractional.L2::evict_first gives for all of the lines. As a constant it lies in uniform
 // registers, where copies want it; what createpolicy returns is moved there again for each of them.
@@ -79,6 +83,13 @@ FLASHPORT_DEVICE void copy_eight_or_zeros(unsigned to, const void* from, bool ze
       "cp.async.ca.shared.global [%0], [%1], 8, zeros;\n"
       "}" ::"r"(to),
       "l"(from), "r"(static_cast<int>(zeros)));
+}
+
+// 16 bytes of shared memory, as values of which the compiler knows nothing.
+FLASHPORT_DEVICE void load_shared(unsigned (&r)[4], const unsigned (&from)[4]) {
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(from)));
 }
 
 // mbarriers: a phase completes when all threads have arrived.

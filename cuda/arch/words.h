@@ -21,6 +21,15 @@ FLASHPORT_DEVICE unsigned pick_each(unsigned high, unsigned low, unsigned select
   return __byte_perm(low, high, __byte_perm(selector | selector >> 4, 0, 0x4420));
 }
 
+// (x & kMask) | kOnes, as one instruction: with two constants the compiler makes two.
+template <unsigned kMask, unsigned kOnes>
+FLASHPORT_DEVICE unsigned mask_and_set(unsigned x) {
+  unsigned ones, y;
+  asm("mov.b32 %0, %1;" : "=r"(ones) : "n"(kOnes));
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(x), "n"(kMask), "r"(ones));
+  return y;
+}
+
 FLASHPORT_DEVICE __half2 as_half2(unsigned x) { return reinterpret_cast<const __half2&>(x); }
 FLASHPORT_DEVICE unsigned as_word(__half2 x) { return reinterpret_cast<const unsigned&>(x); }
 FLASHPORT_DEVICE unsigned add_halves(unsigned a, unsigned b) { return as_word(__hadd2_rn(as_half2(a), as_half2(b))); }

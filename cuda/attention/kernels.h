@@ -64,7 +64,8 @@ FLASHPORT_DEVICE void attention_block(const AttentionParams& p, AttentionMemory<
       symbol, name, KernelTag::kAttention, block_threads(symbol##_config),                                  \
       static_cast<int>(sizeof(AttentionMemory<symbol##_config>)), .shape = {.attention = symbol##_config},  \
       .prepare = cuda_attention::encode_maps<symbol##_config.shape.math, symbol##_config.shape.form,        \
-                                             symbol##_config.tuning.rows, symbol##_config.tuning.keys>)     \
+                                             symbol##_config.tuning.rows, symbol##_config.tuning.keys,      \
+                                             (stored_bytes(symbol##_config) > 0)>)                          \
   }
 
 #define FLASHPORT_DEFINE_ATTENTION_MERGE(symbol, name)                                                  \

@@ -10,6 +10,7 @@
 #include "common/device/attention/work.h"
 #include "cuda/arch/tma.h"
 #include "cuda/arch/wgmma.h"
+#include "cuda/attention/stored_rows.h"
 #include FLASHPORT_ATTENTION_TUNING_HEADER
 
 namespace flashport::FLASHPORT_TARGET::attention {
@@ -42,40 +43,54 @@ struct alignas(1024) RowPanels {
   unsigned char x[kCount][kPanelSize];
 };
 
+struct Barriers {
+  std::uint64_t full, empty;
+  FLASHPORT_DEVICE void init(int senders, int receivers) {
+    mbarrier_init(&full, senders);
+    mbarrier_init(&empty, receivers);
+  }
+};
+
 // Rows as they are stored, on their way to be widened (widening_producer.h).
 template <AttentionConfig kCfg>
 struct StoredSlots {};
 template <AttentionConfig kCfg>
   requires(stored_bytes(kCfg) > 0)
 struct StoredSlots<kCfg> {
-  static constexpr int kBytes = stored_bytes(kCfg), kMost = 4;
+  static constexpr int kBytes = stored_bytes(kCfg), kMost = cuda_attention::kMostStoredSlots;
   alignas(128) unsigned char bytes[kBytes + 16];  // what follows the last row may be read
   std::uint64_t landed[row_warps(kCfg)][kMost];
   std::uint8_t shifts[kMost + 1][kCfg.tuning.keys];  // by how many bytes a row begins inside of 16; the last unused
+
+  // Of what comes by boxes (stored_boxes.h): barriers of slots, and what a key that is not there is read from.
+  Barriers boxes[cuda_attention::kWideningWarps][kMost];
+  alignas(16) unsigned char zeros[cuda_attention::kMostStoredRow];
 
   std::int32_t pitch, slots;  // bytes from row to row, and how many tiles there is room for
 
   FLASHPORT_DEVICE void init(const AttentionParams& p) {
     pitch = maximum(pitch_of(p.cache.k), pitch_of(p.cache.v));
+    if (p.k_box.row_bytes != 0) pitch = maximum(p.k_box.row_bytes, p.v_box.row_bytes);
     slots = minimum(kBytes / (kCfg.tuning.keys * pitch), kMost);
+    for (auto& of_warp : boxes) {
+      for (Barriers& barriers : of_warp) barriers.init(1, 1);
+    }
+    for (unsigned char& zero : zeros) zero = 0;
     for (auto& of_warp : landed) {
       for (std::uint64_t& barrier : of_warp) mbarrier_init(&barrier, kWaveSize);
     }
   }
 
+  // From a slot to the next of a warp that widens what comes by boxes; `slots` of them are the warp's, and those of the
+  // warps lie one after the other.
+  FLASHPORT_DEVICE int slot_bytes() const { return pitch * cuda_attention::kStoredRows; }
+
  private:
+  static_assert(kBytes >= 2 * kCfg.tuning.keys * cuda_attention::kMostStoredRow);
   // An odd multiple of 32, so that few units of neighbouring rows lie in the same banks.
   FLASHPORT_DEVICE static int pitch_of(const CacheParams& cache) {
     const int units = (cache.row_bytes + 16 - cache.copy_unit + 15) / 16;
     return 16 * (units + (2 - units & 3));
-  }
-};
-
-struct Barriers {
-  std::uint64_t full, empty;
-  FLASHPORT_DEVICE void init(int senders, int receivers) {
-    mbarrier_init(&full, senders);
-    mbarrier_init(&empty, receivers);
   }
 };
 
@@ -113,9 +128,11 @@ struct AttentionMemory {
   // One thread; a barrier of the block follows.
   FLASHPORT_DEVICE void init(const AttentionParams& p) {
     constexpr int kConsumers = consumer_threads(kCfg) / kWaveSize;
-    const int senders = p.has_kv_maps != 0 ? 1 : row_warps(kCfg);
+    const bool by_stored_boxes = stored_bytes(kCfg) > 0 && p.k_box.row_bytes != 0;
+    const int senders = p.has_kv_maps != 0 ? 1 : by_stored_boxes ? cuda_attention::kWarpsOfTile : row_warps(kCfg);
+    const int query_senders = by_stored_boxes ? cuda_attention::kStoredQueryWarps : senders;
     for (auto& barriers : work_barriers) barriers.init(1, kConsumers + producer_warps(kCfg) - 1);
-    query_barriers[0].init(p.has_q_map != 0 ? 1 : senders, kConsumers);
+    query_barriers[0].init(p.has_q_map != 0 ? 1 : query_senders, kConsumers);
     for (auto& barriers : key_barriers) barriers.init(senders, kConsumers);
     for (auto& barriers : value_barriers) barriers.init(senders, kConsumers);
     if constexpr (brings_bias(kCfg)) {

@@ -1,10 +1,12 @@
-// The producer warps: one takes work tiles, three bring their queries, keys and values to shared memory.
+// The producer warps: one takes work tiles, the others bring their queries, keys and values to shared memory.
 //
 // TMA brings whole boxes: a tile of a tensor, or of a page what falls into a tile, which is eight rows or more
-// (box_producers.h). All else comes by rows, of which each of the three warps copies a third (row_producers.h): keys
-// and values on smaller pages, of fewer bits, or not aligned to 16 bytes. So do the last values of a sequence, with
-// zeros after them, where the tensor has other rows there: TMA would bring those, and 0 times NaN is NaN. Rows of keys
-// and queries that are not the sequence's own do no harm: their scores are hidden, their outputs not stored.
+// (box_producers.h). Keys and values of fewer bits come the same way as they are stored, where a kernel has memory for
+// that, and are widened by warps of their own (stored_boxes.h). All else comes by rows, of which each of the warps
+// copies its share (row_producers.h): keys and values on smaller pages, or not aligned to 16 bytes. So do the last
+// values of a sequence, with zeros after them, where the tensor has other rows there: TMA would bring those, and 0
+// times NaN is NaN. Rows of keys and queries that are not the sequence's own do no harm: their scores are hidden, their
+// outputs not stored.
 //
 // With two stages the time from an empty stage to the next copy into it is part of the loop's, and an instruction of a
 // lone warp takes some five clocks: so a warp brings boxes in a loop that has nothing to decide, of pages one warp
@@ -14,6 +16,7 @@
 
 #include "common/device/attention/tile_scheduler.h"
 #include "cuda/attention/box_producers.h"
+#include "cuda/attention/stored_boxes.h"
 #include "cuda/attention/widening_producer.h"
 
 namespace flashport::FLASHPORT_TARGET::attention {
@@ -64,6 +67,19 @@ FLASHPORT_DEVICE void produce(const AttentionParams& p, const Block& block, Atte
   const bool is_aligned = p.cache.k.copy_unit == 16 && p.cache.v.copy_unit == 16;
   if (block.wave() == 0) {
     send_work_tiles<kCfg>(p, block, memory);
+  } else if (stored_bytes(kCfg) > 0 && p.k_box.row_bytes != 0) {
+    if constexpr (stored_bytes(kCfg) > 0) {
+      if (block.wave() >= cuda_attention::kWideningWarps) {
+        RowWidener<kCfg> widener(p, block, memory);
+        for_each_work_tile(widener, true);
+      } else if (block.wave() == 1) {
+        StoredBoxProducer<kCfg> boxes(p, block, memory);
+        for_each_work_tile(boxes, true);
+      } else {
+        QueryProducer<kCfg> queries(p, block, memory, 2);
+        for_each_work_tile(queries, true);
+      }
+    }
   } else if (stored_bytes(kCfg) > 0 && p.has_kv_maps == 0) {
     if constexpr (stored_bytes(kCfg) > 0) {
       WideningProducer<kCfg> rows(p, block, memory);

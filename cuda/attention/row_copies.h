@@ -34,7 +34,8 @@ struct Share {
 // What a copy widens: nothing; bf16 and e4m3, which queries may have; or every format.
 enum class Widened { kNothing, kQueries, kAll };
 
-template <MathType kMath, Widened kWidened, int kPanels, int kRows>
+// kAtOnce: vectors of 16 bytes that a lane converts together, of queries.
+template <MathType kMath, Widened kWidened, int kPanels, int kRows, int kAtOnce = 1>
 class RowCopies {
   static constexpr bool kWidens = kWidened != Widened::kNothing;
   static constexpr int kVectors = kPanels * 8, kByteVectors = kVectors / 2;  // of a row, in the tile and as bytes
@@ -230,10 +231,20 @@ class RowCopies {
 
   // From bf16.
   FLASHPORT_DEVICE void convert_all() const {
+    static_assert(kVectors / 4 % kAtOnce == 0);  // those of eight rows
 #pragma unroll 1
-    for (int i = fresh_lane(); share_.row(i / kVectors) < kRows; i += kWaveSize) {
-      uint4& x = vector(share_.row(i / kVectors), i % kVectors);
-      x = {converted(x.x), converted(x.y), converted(x.z), converted(x.w)};
+    for (int i = fresh_lane(); share_.row(i / kVectors) < kRows; i += kAtOnce * kWaveSize) {
+      uint4 x[kAtOnce], *places[kAtOnce];
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        const int at = i + n * kWaveSize;
+        places[n] = &vector(share_.row(at / kVectors), at % kVectors);
+        x[n] = *places[n];
+      }
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        *places[n] = {converted(x[n].x), converted(x[n].y), converted(x[n].z), converted(x[n].w)};
+      }
     }
   }
   FLASHPORT_DEVICE static unsigned converted(unsigned two) {

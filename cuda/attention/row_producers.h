@@ -17,8 +17,9 @@ class RowProducer {
   static constexpr int kKeys = kCfg.tuning.keys, kRows = kCfg.tuning.rows;
 
  public:
-  FLASHPORT_DEVICE RowProducer(const AttentionParams& p, const Block& block, Memory& memory)
-      : p_(p), lane_(block.lane()), warp_(block.wave() - 1), memory_(memory) {}
+  // `first_wave`: of the warps that share the rows.
+  FLASHPORT_DEVICE RowProducer(const AttentionParams& p, const Block& block, Memory& memory, int first_wave = 1)
+      : p_(p), lane_(block.lane()), warp_(block.wave() - first_wave), memory_(memory) {}
 
   FLASHPORT_DEVICE void bring(const WorkTile& work) {
     const Copies copies = copies_of<kCfg>(p_, work);
@@ -111,7 +112,8 @@ class RowProducer {
   }
 
  public:
-  FLASHPORT_DEVICE void bring_queries(const WorkTile& work) {
+  FLASHPORT_DEVICE void bring_queries(const WorkTile& work) { bring_queries(work, share()); }
+  FLASHPORT_DEVICE void bring_queries(const WorkTile& work, Share share) {
     if (p_.has_q_map != 0) {
       if (warp_ == 0 && lane_ == 0) bring_query_box<kCfg>(p_, memory_, work, turns_);
       ++turns_;
@@ -132,8 +134,11 @@ class RowProducer {
     const auto alignment =
         reinterpret_cast<std::uintptr_t>(p_.q.data) |
         static_cast<std::uintptr_t>((p_.q.stride_seq | p_.q.stride_token | p_.q.stride_head | p_.head_dim_qk) * bytes);
-    const RowCopies<kMath, kWidens ? Widened::kQueries : Widened::kNothing, panels_of(kCfg.shape.head_dim_qk), kRows>
-        copies(memory_.queries[0].x[0], memory_.offsets, lane_, share());
+    // Two warps that bring all queries have the registers for this.
+    constexpr int kAtOnce = stored_bytes(kCfg) > 0 ? 4 : 1;
+    const RowCopies<kMath, kWidens ? Widened::kQueries : Widened::kNothing, panels_of(kCfg.shape.head_dim_qk), kRows,
+                    kAtOnce>
+        copies(memory_.queries[0].x[0], memory_.offsets, lane_, share);
     copies.find_rows(row_at);
     copies.copy({p_.q.data, p_.head_dim_qk, p_.head_dim_qk * bytes, alignment % 16 == 0 ? 16 : 1, format});
     if (lane_ == 0) mbarrier_arrive(&memory_.query_barriers[0].full);

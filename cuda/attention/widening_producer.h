@@ -1,4 +1,6 @@
-// Producer warps that bring rows of any formats, widened to the math type: the warps that compute see 16-bit keys.
+// Producer warps that bring rows of any formats, widened to the math type: the warps that compute see 16-bit keys. They
+// serve what does not come by boxes (stored_boxes.h): small pages, rows that TMA cannot read, shorter heads, formats of
+// 16 bits beside others.
 //
 // A warp has the same rows of every tile. Their bytes come as they are stored, by cp.async into slots that lie apart
 // from the tiles, several tiles ahead. When a tile's turn comes, the warp widens its rows

@@ -8,11 +8,24 @@
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
+// Registers of a thread that computes and of one that does not, where some give up what others take; 0: all have what
+// the compiler allots.
+struct RegisterSplit {
+  int compute, producer;
+};
+constexpr RegisterSplit register_split(const DecodeConfig& cfg) {
+  if (reads_segments(cfg.shape)) return cfg.tuning.waves == 4 ? RegisterSplit{200, 104} : RegisterSplit{168, 88};
+  // Two blocks of a multiprocessor have 128 registers a thread, three warpgroups of one 168.
+  const bool moves = uses_wgmma(cfg.shape) && (cfg.tuning.blocks_per_multiprocessor == 2 || warpgroups(cfg) == 2);
+  return moves ? RegisterSplit{warpgroups(cfg) == 2 ? 232 : 216, 40} : RegisterSplit{};
+}
+
 // A team is a block as the schedule counts them. Its waves part: the first compute, the others bring them keys and
 // values.
 template <DecodeConfig kCfg>
 FLASHPORT_DEVICE void decode_block(const DecodeParamsOf<kCfg>& p, DecodeShared<kCfg>* shared) {
   constexpr int kTeams = kCfg.tuning.teams;
+  constexpr RegisterSplit kRegisters = register_split(kCfg);
   constexpr int kThreads = compute_threads(kCfg) + producer_threads(kCfg);
   static_assert(kTeams * sizeof(DecodeShared<kCfg>) <= 227 * 1024, "shared memory of a block");
   static_assert(kFirstTeamBarrier + kTeams * kTeamBarriers <= 16, "a block has 16 barriers");
@@ -21,6 +34,7 @@ FLASHPORT_DEVICE void decode_block(const DecodeParamsOf<kCfg>& p, DecodeShared<k
   const int thread = static_cast<int>(threadIdx.x) - first;
   DecodeShared<kCfg>& own = shared[team];
   own.ring.init(thread);
+  if constexpr (reads_segments(kCfg.shape)) own.stored.init(thread);
   if (thread == 0) own.arrive_flag = touch_params(p);
   __syncthreads();
   begin_kernel();
@@ -38,7 +52,7 @@ FLASHPORT_DEVICE void decode_block(const DecodeParamsOf<kCfg>& p, DecodeShared<k
   if (produces) barrier_signal(range_barrier, kThreads);
   const bool together = teams_share_rows<kCfg>(p, range);
   if (!produces) {
-    take_registers<kCfg>();
+    if constexpr (kRegisters.compute > 0) increase_registers<kRegisters.compute>();
     const Block block = part(0, kCompute, kComputeBarrier);
     if constexpr (kTeams > 1) {
       if (thread == 0) own.heads_together = together;
@@ -46,10 +60,10 @@ FLASHPORT_DEVICE void decode_block(const DecodeParamsOf<kCfg>& p, DecodeShared<k
     }
     decode<kCfg>(p, range, block, own);
   } else {
-    leave_registers<kCfg>();
+    if constexpr (kRegisters.producer > 0) decrease_registers<kRegisters.producer>();
     const Block producers = part(kCompute, producer_threads(kCfg), kProducerBarrier);
     if constexpr (reads_segments(kCfg.shape)) {
-      SegmentProducer<kCfg, DecodeShared<kCfg>>(producers, own).run(p, range);
+      produce_segments<kCfg>(p, range, producers, first + kCompute, own);
     } else if (together) {
       KvProducer<kCfg, kTeams, DecodeShared<kCfg>>(p, producers, range.line, shared).run(p, range);
     } else {

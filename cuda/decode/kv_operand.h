@@ -1,9 +1,10 @@
 // The element type of K and V as a loader policy: how stored rows in shared memory become the A operands of mma.sync,
 // 16 keys x 16 dims of K and, transposed, 16 columns x 16 keys of V. All come by ldmatrix: 16-bit caches as they are,
-// byte caches (fp8, q8_0) in the order of lane_maps.h and widened to fp16 in registers.
+// narrow ones (fp8, q8_0, q4_0) in the order of lane_maps.h and widened to fp16 in registers.
 //
-// A q8_0 value widens to (int8 + 128) * 2^-24, the fp16 number whose bits are that byte: nothing but a move. What is
-// too much is taken off by products with kMinus128, and scales are not applied here (tiles.h).
+// Values of blocks widen to fp16 by moves and masks alone: their bits become those of a subnormal number, which has too
+// much and is of a unit of its own (BlockWidening). What is too much is taken off by products with constants, and
+// scales are not applied here (tiles.h).
 #pragma once
 
 #include "cuda/arch/fp8.h"
@@ -12,8 +13,55 @@
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
-constexpr float kInt8Unit = 0x1p24f;         // what widened values are to be multiplied by
-constexpr unsigned kMinus128 = 0x80808080u;  // two of them, widened
+// Of the two steps of 16 dims of a group of keys, and the two tiles of 16 columns of a group of values: what products
+// of widened values are to be multiplied by, and two of what they have too much, in fp16 and negative.
+struct BlockWidening {
+  float key_unit;
+  unsigned keys_too_much[2];
+  float value_units[2];
+  unsigned values_too_much[2];
+  // Probabilities take the scales of values, and are 2^exponent times as large for it, numbers of this unit: their
+  // products with small scales would lose bits among fp16's subnormals, and those with large ones must not overflow.
+  float probability_exponent, probability_unit;
+};
+
+// q8_0: int8 + 128, the subnormal whose bits are that byte.
+// q4_0: the subnormal whose bits are a code and, where it comes from high bits, 16 times that. The queries that meet
+// these keys are 16th parts (query.h). The first tile of values has whole bytes, of which the products of the second
+// are taken off.
+constexpr BlockWidening block_widening(KvFormat format) {
+  if (format == KvFormat::kQ4_0) {
+    return {0x1p24f, {0x80088008u, 0x80808080u}, {0x1p24f, 0x1p20f}, {0x80888088u, 0x80808080u}, 3.0f, 0x1p-3f};
+  }
+  return {0x1p24f, {0x80808080u, 0x80808080u}, {0x1p24f, 0x1p24f}, {0x80808080u, 0x80808080u}, 6.0f, 0x1p-6f};
+}
+
+// q4_0 codes in the low or the high halves of bytes 0 and 2 of a word.
+inline constexpr unsigned kLowCodes = 0x000f000f, kHighCodes = 0x00f000f0;
+
+// Units of 16 rows that an operand has brought: of each, rows g and g + 8, or 2 c, 2 c + 1 and 2 c + 8, 2 c + 9. q8_0:
+// the last one of the block before. q4_0: two at a time, because ldmatrix.x4 brings two of 16 rows.
+constexpr int kept_words(KvFormat format) { return format == KvFormat::kQ4_0 ? 4 : 2; }
+
+// Sees to it that the two units of q4_0's block `group` of kGroups are there, one group after the other.
+// load(words, byte): ldmatrix from `byte` of the first block's unit on, of two units or, of the last, one.
+template <int kGroups, class Load>
+FLASHPORT_DEVICE void two_units(unsigned (&first)[2], unsigned (&last)[2], unsigned (&kept)[4], int group,
+                                const Load& load) {
+  if (group == 0) load(kept, 0);
+  for (int half = 0; half < 2; ++half) first[half] = kept[group % 2 * 2 + half];
+  if (group % 2 == 1) {
+    const int byte = 16 * (group + 1);
+    if (group + 1 < kGroups) {
+      load(kept, byte);
+    } else {
+      unsigned one[2];
+      load(one, byte);
+      for (int half = 0; half < 2; ++half) kept[half] = one[half];
+    }
+  }
+  for (int half = 0; half < 2; ++half) last[half] = kept[(group + 1) % 2 * 2 + half];
+}
 
 // Where a lane's 16-byte unit of a row lies, and with it those of all that begin 32 bytes on, up to kBytes, and of rows
 // a multiple of 16 on: units are exchanged inside 128 bytes at most, so these few offsets serve all, plus a constant.
@@ -45,44 +93,66 @@ class LanePlaces {
 template <DecodeConfig kCfg>
 struct KeyOperand {
   static constexpr KvFormat kFormat = kCfg.shape.k_format;
+  static constexpr bool kHasBlocks = is_block_cache(kFormat);
   using Layout = typename KvTiles<kCfg>::Keys;
 
   // For the wave whose keys begin with `first_key`, a multiple of 16.
   FLASHPORT_DEVICE KeyOperand(int lane, int first_key, const HeadPlace& head)
-      : places_(first_key + lane % 16, 16 * (kFormat == KvFormat::kQ8_0 ? q8_0_lane_unit(lane) : lane / 16),
-                kFormat == KvFormat::kQ8_0 ? first_unit_byte(head, 0) : 0),
-        scales_(Layout::offset(first_key + lane / 4, head.byte)) {
+      : places_(first_key + lane % 16, 16 * lane_unit(kFormat, lane),
+                kHasBlocks ? first_unit_byte(kFormat, head, 0) : 0) {
+    for (int i = 0; i < kScalePlaces; ++i) {
+      scales_[i] = Layout::offset(first_key + lane / 4, head.byte + i * kBlockBytes);
+    }
     for (int block = 0; block < kSelectors; ++block) {
-      selectors_[block] = q8_0_selector(head.block + block, lane % 4);
+      selectors_[block] = block_selector(kFormat, head.block + block, lane % 4);
       asm volatile("" : "+r"(selectors_[block]));  // once, not for each leaf
     }
   }
 
   // The wave's keys key .. key + 15, 16 dims of `group` of 32 in each of two steps. Groups come one after the other: a
-  // q8_0 block ends in the unit where the next begins, and `unit` keeps it.
-  FLASHPORT_DEVICE void load(unsigned (&a)[2][4], unsigned (&unit)[2], const char* tile, int key, int group) const {
-    if constexpr (!is_byte_format(kFormat)) {
+  // block ends in the unit where the next begins, and `kept` keeps it.
+  FLASHPORT_DEVICE void load(unsigned (&a)[2][4], unsigned (&kept)[kept_words(kFormat)], const char* tile, int key,
+                             int group) const {
+    if constexpr (!is_narrow_cache(kFormat)) {
       for (int step = 0; step < 2; ++step) ldmatrix_x4(a[step], places_.at(tile, key, 64 * group + 32 * step));
     } else if constexpr (kFormat == KvFormat::kFp8E4M3) {
       unsigned raw[4];
       ldmatrix_x4(raw, places_.at(tile, key, 32 * group));
       for (int i = 0; i < 4; ++i) widen_fp8(a[i / 2][i % 2], a[i / 2][i % 2 + 2], raw[i]);
-    } else {
-      const int first = 16 * q8_0_unit(group);
-      if (group % 8 == 0) ldmatrix_x2(unit, places_.at(tile, key, first - 32));
+    } else if constexpr (kFormat == KvFormat::kQ8_0) {
+      const int first = 16 * block_unit(kFormat, group);
+      if (group % 8 == 0) ldmatrix_x2(kept, places_.at(tile, key, first - 32));
       unsigned next[4];
       ldmatrix_x4(next, places_.at(tile, key, first));
       for (int half = 0; half < 2; ++half) {
-        widen(a[0][half], a[0][half + 2], __byte_perm(unit[half], next[half], selectors_[group % kSelectors]));
+        widen(a[0][half], a[0][half + 2], __byte_perm(kept[half], next[half], selectors_[group % kSelectors]));
         widen(a[1][half], a[1][half + 2], next[half + 2]);
-        unit[half] = next[half];
+        kept[half] = next[half];
+      }
+    } else {
+      unsigned first[2], last[2];
+      two_units<kBlocks>(first, last, kept, group, [&](auto& words, int byte) {
+        if constexpr (sizeof(words) == 16) {
+          ldmatrix_x4(words, places_.at(tile, key, byte));
+        } else {
+          ldmatrix_x2(words, places_.at(tile, key, byte));
+        }
+      });
+      for (int half = 0; half < 2; ++half) {
+        const unsigned four = __byte_perm(first[half], last[half], selectors_[group]);
+        for (int i = 0; i < 2; ++i) {
+          a[0][half + 2 * i] = four >> 8 * i & kLowCodes;
+          a[1][half + 2 * i] = four >> 8 * i & kHighCodes;
+        }
       }
     }
   }
 
-  // The scale of a q8_0 block of the wave's key `key` + lane / 4, where `key` is a multiple of 8.
+  // The scale of a block of the wave's key `key` + lane / 4, where `key` is a multiple of 8.
   FLASHPORT_DEVICE float scale(const char* tile, int key, int block) const {
-    return to_float(*reinterpret_cast<const Half*>(tile + scales_ + (Layout::row_offset(key) + block * 34)));
+    const int before = block / kScalePlaces * kScalePlaces * kBlockBytes;
+    return to_float(
+        *reinterpret_cast<const Half*>(tile + scales_[block % kScalePlaces] + (Layout::row_offset(key) + before)));
   }
 
  private:
@@ -92,20 +162,24 @@ struct KeyOperand {
     high = __byte_perm(biased, 0, 0x4342);
   }
 
+  static constexpr int kBlockBytes = kv_format_trait(kFormat).block_bytes;
   static constexpr int kBlocks = kCfg.shape.head_dim_qk / 32;
-  static constexpr int kSelectors = kFormat != KvFormat::kQ8_0 ? 0 : kBlocks < 8 ? kBlocks : 8;
+  static constexpr int kSelectors = !kHasBlocks ? 0 : kBlocks < 8 ? kBlocks : 8;
+  static constexpr int kScalePlaces = Layout::kScalePlaces;
+  static_assert(kFormat != KvFormat::kQ4_0 || kBlocks <= 8, "nine units are an odd number");
   LanePlaces<Layout, Layout::kHeadBytes> places_;
-  unsigned scales_;
+  unsigned scales_[kScalePlaces];
   unsigned selectors_[kSelectors + 1];  // one more, because none is no array
 };
 
 // Tiles of 16 columns that are loaded together: a group.
-constexpr int value_tiles(KvFormat format) { return is_byte_format(format) ? 2 : 1; }
+constexpr int value_tiles(KvFormat format) { return is_narrow_cache(format) ? 2 : 1; }
 
 // kGroups: those of a wave, a power of two.
 template <DecodeConfig kCfg, int kGroups>
 struct ValueOperand {
   static constexpr KvFormat kFormat = kCfg.shape.v_format;
+  static constexpr bool kHasBlocks = is_block_cache(kFormat);
   using Layout = typename KvTiles<kCfg>::Values;
   static constexpr int kTiles = value_tiles(kFormat);
   static constexpr int kGroupBytes = 32;  // 16 columns of 2 bytes, or 32 of one
@@ -115,21 +189,19 @@ struct ValueOperand {
   FLASHPORT_DEVICE ValueOperand(int lane, int first_group, const HeadPlace& head)
       : lane_(lane),
         behind_scale_(lane / 4 - (head.block + first_group) % 8),
-        places_(is_byte_format(kFormat) ? lane % 16 : lane / 16 * 8 + lane % 8,
-                16 * (kFormat == KvFormat::kQ8_0 ? q8_0_lane_unit(lane)
-                      : is_byte_format(kFormat)  ? lane / 16
-                                                 : lane / 8 % 2),
-                kFormat == KvFormat::kQ8_0 ? first_unit_byte(head, first_group) : kGroupBytes * first_group) {}
+        places_(is_narrow_cache(kFormat) ? lane % 16 : lane / 16 * 8 + lane % 8,
+                16 * (is_narrow_cache(kFormat) ? lane_unit(kFormat, lane) : lane / 8 % 2),
+                kHasBlocks ? first_unit_byte(kFormat, head, first_group) : kGroupBytes * first_group) {}
 
   // The first block of the head, from what the loop keeps.
   FLASHPORT_DEVICE int first_block(int first_group) const { return (lane_ / 4 - behind_scale_ - first_group) & 7; }
 
-  // Keys key .. key + 15, columns of the wave's `group` of kTiles tiles. For q8_0, `scale` has the scales of keys 2 c,
+  // Keys key .. key + 15, columns of the wave's `group` of kTiles tiles. Of blocks, `scale` has the scales of keys 2 c,
   // 2 c + 1 and 2 c + 8, 2 c + 9, and groups come one after the other, as for keys; the wave's first has nothing in
-  // `unit` yet.
-  FLASHPORT_DEVICE void load(unsigned (&a)[kTiles][4], unsigned (&scale)[2], unsigned (&unit)[2], const char* tile,
-                             int key, int group) const {
-    if constexpr (!is_byte_format(kFormat)) {
+  // `kept` yet.
+  FLASHPORT_DEVICE void load(unsigned (&a)[kTiles][4], unsigned (&scale)[2], unsigned (&kept)[kept_words(kFormat)],
+                             const char* tile, int key, int group) const {
+    if constexpr (!is_narrow_cache(kFormat)) {
       ldmatrix_x4_trans(a[0], places_.at(tile, key, kGroupBytes * group));
     } else if constexpr (kFormat == KvFormat::kFp8E4M3) {
       unsigned raw[4];
@@ -138,22 +210,44 @@ struct ValueOperand {
         unsigned* pairs = &a[i / 2][i % 2 * 2];
         widen_fp8(pairs[0], pairs[1], __byte_perm(raw[i], 0, 0x3120));
       }
-    } else {
-      const int first = 16 * q8_0_unit(group);
-      if (group == 0) ldmatrix_x2_trans(unit, places_.at(tile, key, first - 32));
+    } else if constexpr (kFormat == KvFormat::kQ8_0) {
+      const int first = 16 * block_unit(kFormat, group);
+      if (group == 0) ldmatrix_x2_trans(kept, places_.at(tile, key, first - 32));
       unsigned next[4];
       ldmatrix_x4_trans(next, places_.at(tile, key, first));
-      const int behind_scale = behind_scale_ - group;
       for (int half = 0; half < 2; ++half) {
-        scale[half] = __shfl_sync(~0u, unit[half], lane_ - 4 * behind_scale);
-        widen(a[0][2 * half], a[0][2 * half + 1], behind_scale > 0 ? unit[half] : next[half]);
+        scale[half] = scale_of(kept[half], group);
+        widen(a[0][2 * half], a[0][2 * half + 1], split_unit(kept[half], next[half], group));
         widen(a[1][2 * half], a[1][2 * half + 1], next[half + 2]);
-        unit[half] = next[half];
+        kept[half] = next[half];
+      }
+    } else {
+      unsigned first[2], last[2];
+      two_units<kGroups>(first, last, kept, group, [&](auto& words, int byte) {
+        if constexpr (sizeof(words) == 16) {
+          ldmatrix_x4_trans(words, places_.at(tile, key, byte));
+        } else {
+          ldmatrix_x2_trans(words, places_.at(tile, key, byte));
+        }
+      });
+      for (int half = 0; half < 2; ++half) {
+        scale[half] = scale_of(first[half], group);
+        const unsigned four = split_unit(first[half], last[half], group);
+        a[0][2 * half] = four & 0x00ff00ffu;
+        a[0][2 * half + 1] = __byte_perm(four, 0, 0x4341);
+        for (int i = 2 * half; i < 2 * half + 2; ++i) a[1][i] = a[0][i] & kHighCodes;
       }
     }
   }
 
  private:
+  // From the unit in which the block begins, and its last.
+  FLASHPORT_DEVICE unsigned scale_of(unsigned first, int group) const {
+    return __shfl_sync(~0u, first, lane_ - 4 * (behind_scale_ - group));
+  }
+  FLASHPORT_DEVICE unsigned split_unit(unsigned first, unsigned last, int group) const {
+    return behind_scale_ - group > 0 ? first : last;
+  }
   FLASHPORT_DEVICE static void widen(unsigned& low, unsigned& high, unsigned four) {
     const unsigned biased = four ^ 0x80808080u;
     low = __byte_perm(biased, 0, 0x4240);

@@ -21,6 +21,11 @@ namespace flashport::FLASHPORT_TARGET::decode {
 
 constexpr int turn_keys(const DecodeConfig& cfg) { return cfg.tuning.leaves * kLeafKeys; }
 
+// Producer waves of kernels that read segments (segment_producer.h): those that copy, and then as many that widen keys
+// as widen values.
+inline constexpr int kSegmentCopiers = 4;
+constexpr int side_wideners(const DecodeConfig& cfg) { return (cfg.tuning.producer_waves - kSegmentCopiers) / 2; }
+
 template <DecodeConfig kCfg>
 struct DecodeShared;  // of a team; those of a block's teams lie side by side
 
@@ -60,7 +65,7 @@ struct KvRing {
   alignas(8) std::uint64_t ready[kTiles];  // of a tile, and of the query tile that was asked for before it
   std::uint64_t free[kTiles];
   std::uint64_t query_free[kQueries];
-  static constexpr int kLookedUp = reads_segments(kCfg.shape) ? 1 : turn_keys(kCfg);  // segment_producer.h has its own
+  static constexpr int kLookedUp = reads_segments(kCfg.shape) ? 1 : turn_keys(kCfg);  // segment_copier.h has its own
   int pages[kLookAhead][kLookedUp];
   // Where the rows of the leaf that is being copied lie.
   const char* key_rows[kLookedUp];
@@ -71,7 +76,7 @@ struct KvRing {
   FLASHPORT_DEVICE void init(unsigned thread) {
     const unsigned i = thread;
     constexpr int kProducers = kCfg.tuning.teams * kCfg.tuning.producer_waves;
-    if (i < kTiles) mbarrier_init(&ready[i], reads_segments(kCfg.shape) ? kProducers : kProducers * kWaveSize);
+    if (i < kTiles) mbarrier_init(&ready[i], reads_segments(kCfg.shape) ? side_wideners(kCfg) : kProducers * kWaveSize);
     if (i < kTiles) mbarrier_init(&free[i], kCfg.tuning.waves);
     if (i < kQueries) mbarrier_init(&query_free[i], kCfg.tuning.waves);
   }

@@ -1,49 +1,68 @@
-// In which order byte caches (fp8, q8_0) lie in the operands of mma.sync. Plain C++, so that any host can check it.
+// In which order narrow caches (fp8, q8_0, q4_0) lie in the operands of mma.sync. Plain C++, so that any host can check
+// it.
 //
 // ldmatrix moves units of 16 bytes: lane 4 g + c gets bytes 4 c .. 4 c + 3 of row g, or, transposed, bytes 2 g and
-// 2 g + 1 of rows 2 c and 2 c + 1. Two units are the 32 places of a group: place 4 c + {0, 1, 2, 3} of a unit of keys
-// sits where k = 2 c, 2 c + 1, 2 c + 8, 2 c + 9 is due, place 2 g + {0, 1} of a unit of values in rows g and g + 8.
-// fp8: place p is dim p.
+// 2 g + 1 of rows 2 c and 2 c + 1. A group is 32 values of a row, each at a place: of keys, places 4 c + {0, 1, 2, 3}
+// of 16 sit where k = 2 c, 2 c + 1, 2 c + 8, 2 c + 9 is due; of values, places 2 g + {0, 1} of 16 in rows g and g + 8.
+// The places are the bytes of two units or, of q4_0, the low halves of one unit's bytes and then the high ones. fp8:
+// place p is dim p.
 //
-// A q8_0 block of 34 bytes (an fp16 scale, 32 int8) begins anywhere in a unit and reaches into three. Eight blocks are
-// 17 units: block b of them begins in unit 2 b, its values at byte 2 b + 2. The bytes from there on and those of unit
-// 2 b + 2 before there make one whole unit, unit 2 b + 1 is the other: the block turned by 2 b + 2 places. Heads that
-// lie side by side (row_layout.h) count their blocks on, so the first of a head is `first_block`.
+// A block of ggml's formats begins with its scale (fp16, two bytes) anywhere in a unit and reaches into one more than
+// its values fill: q8_0 has 34 bytes, q4_0 18. Eight blocks are 17 units, or 9: block b of them begins in unit 2 b, or
+// b, its values at byte 2 b + 2. The bytes from there on and those of its last unit before there make one whole unit:
+// the block turned by 2 b + 2 places. The unit between is q8_0's other one. Heads that lie side by side (row_layout.h)
+// count their blocks on, so the first of a head is `first_block`.
 #pragma once
 
 #include "common/device/kv/format.h"
 
 namespace flashport {
 
-constexpr bool is_byte_format(KvFormat format) { return format == KvFormat::kFp8E4M3 || format == KvFormat::kQ8_0; }
+constexpr bool is_block_cache(KvFormat format) { return format == KvFormat::kQ8_0 || format == KvFormat::kQ4_0; }
+constexpr bool is_narrow_cache(KvFormat format) { return format == KvFormat::kFp8E4M3 || is_block_cache(format); }
 
-// The unit in which a q8_0 block begins, the byte after its scale in it, and the dim at a place.
-constexpr int q8_0_unit(int block) { return block / 8 * 17 + block % 8 * 2; }
-constexpr int q8_0_turn(int block) { return block % 8 * 2 + 2; }
-constexpr int q8_0_dim(int block, int place) { return (place - q8_0_turn(block)) & 31; }
-// Which of the units from there on ldmatrix.x4 has from a lane, of the two that follow: lanes 0 .. 15 bring the last
-// one, so that two units before it is the first and also two units exchanged for each other stay a constant apart.
-constexpr int q8_0_lane_unit(int lane) { return 2 - lane / 16; }
+// The units that the values of a block fill, the unit in which a block begins, the byte after its scale there, and the
+// value of the block at a place.
+constexpr int units_of_block(KvFormat format) {
+  return (kv_format_trait(format).block_bytes - kv_format_trait(format).scale_bytes) / 16;
+}
+constexpr int block_unit(KvFormat format, int block) {
+  return block / 8 * (kv_format_trait(format).block_bytes / 2) + block % 8 * units_of_block(format);
+}
+constexpr int block_turn(int block) { return block % 8 * 2 + 2; }
+constexpr int turned_places(KvFormat format) { return 16 * units_of_block(format) - 1; }  // the bits that count them
+constexpr int block_dim(KvFormat format, int block, int place) {
+  const int turned = turned_places(format);
+  return ((place - block_turn(block)) & turned) | (place & ~turned);
+}
+// Which of the units from there on ldmatrix.x4 has from a lane. q8_0, of the two that follow: lanes 0 .. 15 bring the
+// last one, so that two units before it is the first and also two units exchanged for each other stay a constant apart.
+constexpr int lane_unit(KvFormat format, int lane) { return format == KvFormat::kQ8_0 ? 2 - lane / 16 : lane / 16; }
 // How a key operand's lane 4 g + c makes a word of bytes 4 c .. 4 c + 3 of the block's first unit and its last: as
-// __byte_perm selects from both. For values, which come in pairs, lanes 4 g + c with g > block % 8 take the first.
-constexpr unsigned q8_0_selector(int block, int c) {
-  const int of_last = q8_0_turn(block) - 4 * c;
-  return of_last <= 0 ? 0x3210 : of_last >= 4 ? 0x7654 : 0x3254;
+// __byte_perm selects from both. Those of q4_0 come as 0, 2, 1, 3: the halves of a word then have neighbours in their
+// low bytes, and in their high ones. For values, which come in pairs, lanes 4 g + c with g > block % 8 take the first.
+constexpr unsigned block_selector(KvFormat format, int block, int c) {
+  const int of_last = block_turn(block) - 4 * c;
+  const unsigned bytes = of_last <= 0 ? 0x3210 : of_last >= 4 ? 0x7654 : 0x3254;
+  return format == KvFormat::kQ4_0 ? (bytes & 0xf00f) | (bytes & 0x00f0) << 4 | (bytes & 0x0f00) >> 4 : bytes;
 }
 
 // The column of a value operand's row g + 8 half; `tile` counts 16 columns.
 constexpr int value_column(KvFormat format, int first_block, int tile, int g, int half) {
-  if (!is_byte_format(format)) return 16 * tile + g + 8 * half;
+  if (!is_narrow_cache(format)) return 16 * tile + g + 8 * half;
   const int place = tile % 2 * 16 + 2 * g + half;
-  return tile / 2 * 32 + (format == KvFormat::kQ8_0 ? q8_0_dim(first_block + tile / 2, place) : place);
+  return tile / 2 * 32 + (is_block_cache(format) ? block_dim(format, first_block + tile / 2, place) : place);
 }
 
 // Where a query row in shared memory has `dim`, so that ldmatrix, which gives lane 4 g + c columns 2 c and 2 c + 1 of
 // eight, gives the order of the keys.
 constexpr int query_column(KvFormat format, int first_block, int dim) {
-  if (!is_byte_format(format)) return dim;
-  const int turn = format == KvFormat::kQ8_0 ? q8_0_turn(first_block + dim / 32) : 0;
-  const int place = (dim + turn) & 31;
+  if (!is_narrow_cache(format)) return dim;
+  int place = dim & 31;
+  if (is_block_cache(format)) {
+    const int turned = turned_places(format);
+    place = ((dim + block_turn(first_block + dim / 32)) & turned) | (place & ~turned);
+  }
   return dim / 32 * 32 + (place & 16) + place % 4 / 2 * 8 + place % 16 / 4 * 2 + place % 2;
 }
 

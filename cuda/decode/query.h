@@ -26,11 +26,11 @@ struct QueryTile<kCfg> {
   FLASHPORT_DEVICE std::uint16_t* at(int row, int dim) { return &panels[0][0] + Layout::offset(row, 2 * dim) / 2; }
 };
 
-// Eight query values that are not as the products want them.
+// Eight query values that are not as the products want them, each times `factor`.
 template <MathType kMath>
-FLASHPORT_DEVICE uint4 packed_query(const DecodeParams& p, std::int64_t offset) {
+FLASHPORT_DEVICE uint4 packed_query(const DecodeParams& p, std::int64_t offset, float factor = 1.0f) {
   unsigned words[4];
-  convert_query(words, p, offset, [](float x, float y) { return pack<kMath>(x, y); });
+  convert_query(words, p, offset, [&](float x, float y) { return pack<kMath>(factor * x, factor * y); });
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
@@ -51,14 +51,17 @@ FLASHPORT_DEVICE void copy_query(const DecodeParams& p, const Segment& s, const 
     const std::int64_t offset = query_offset(p, s, p.q, at) + dim * p.q.stride_dim;
     const char* from = static_cast<const char*>(p.q.data) + (valid ? offset * 2 : 0);
     const bool ready = same && p.q.stride_dim == 1 && reinterpret_cast<std::uintptr_t>(from) % 16 == 0;
-    if constexpr (is_byte_format(kCfg.shape.k_format)) {
+    if constexpr (is_narrow_cache(kCfg.shape.k_format)) {
       const int first =
           RowLayout<kCfg.shape.k_format, kCfg.shape.head_dim_qk, kCfg.tuning.teams>::first_block(s.kv_head);
       const auto to = [&](int pair) { return tile.at(row, query_column(kCfg.shape.k_format, first, dim + 2 * pair)); };
-      if (ready) {
+      // Keys whose codes are in high bits are 16 times as large (kv_operand.h).
+      constexpr bool kHasFactor = kCfg.shape.k_format == KvFormat::kQ4_0;
+      if (!kHasFactor && ready) {
         for (int pair = 0; pair < 4; ++pair) copy_async<4>(to(pair), from + 4 * pair, valid);
       } else {
-        const uint4 x = valid ? packed_query<kMath>(p, offset) : make_uint4(0, 0, 0, 0);
+        const float factor = kHasFactor && dim % 32 >= 16 ? 0x1p-4f : 1.0f;
+        const uint4 x = valid ? packed_query<kMath>(p, offset, factor) : make_uint4(0, 0, 0, 0);
         const unsigned pairs[4] = {x.x, x.y, x.z, x.w};
         for (int pair = 0; pair < 4; ++pair) *reinterpret_cast<unsigned*>(to(pair)) = pairs[pair];
         __threadfence_block();

@@ -55,14 +55,19 @@ struct RowCopies {
         }
       }
     }
-    // Blocks of 34 bytes leave up to three units over, of all rows at once.
-    constexpr int kOverAtOnce = kWaveSize / kRows;
+    // Blocks of 34 or 18 bytes leave up to three units over, of all rows at once; two of a row go side by side.
+    constexpr int kOver = kUnits % kLanes;
+    constexpr int kOverAtOnce = kOver == 2 && kRows == kWaveSize ? 2 : kWaveSize / kRows;
+    constexpr int kOverRows = kWaveSize / kOverAtOnce;
 #pragma unroll
-    for (int over = kUnits / kLanes * kLanes; over < kUnits; over += kOverAtOnce) {
-      const int row = first_row + lane / kOverAtOnce;
-      const int unit = over + lane % kOverAtOnce;
-      if (kUnits - over >= kOverAtOnce || unit < kUnits) {
-        copy_async<kUnit>(tile + Layout::offset(row, first_byte + unit * kUnit), rows[row] + unit * kUnit, true);
+    for (int part = 0; part < kRows; part += kOverRows) {
+#pragma unroll
+      for (int over = kUnits - kOver; over < kUnits; over += kOverAtOnce) {
+        const int row = first_row + part + lane / kOverAtOnce;
+        const int unit = over + lane % kOverAtOnce;
+        if (kUnits - over >= kOverAtOnce || unit < kUnits) {
+          copy_async<kUnit>(tile + Layout::offset(row, first_byte + unit * kUnit), rows[row] + unit * kUnit, true);
+        }
       }
     }
   }
@@ -110,8 +115,8 @@ struct RowCopies {
   }
 
   static constexpr int lanes_of_row(int units) {
-    if (kHeads > 1) return kWaveSize;
-    if (units % 4 != 0) return 16;
+    if (kHeads > 1) return units < kWaveSize ? 16 : kWaveSize;
+    if (units % 4 != 0) return units < 16 ? 8 : 16;
     const int even = units & -units;
     return even < kWaveSize ? even : kWaveSize;
   }

@@ -9,12 +9,13 @@
 namespace flashport {
 
 // Rows of one head lie as in device memory where they are whole 64-byte units, 16-byte units exchanged by the row's
-// number (a shift of a row by padding would tear the copies' 128-byte requests apart); those of q8_0 are padded.
+// number (a shift of a row by padding would tear the copies' 128-byte requests apart); those of q8_0 and q4_0 are
+// padded.
 //
 // With teams (kHeads of them) each team's ring has an equal part of a tile's rows, of all their heads: neighbours, as
-// side by side as in device memory, or each in a column of its own. One head of q8_0 begins and ends inside a sector of
-// 32 bytes, all together are whole sectors. Rows are an odd number of them: of eight rows four have the two units of
-// each sector exchanged.
+// side by side as in device memory, or each in a column of its own. One head of q8_0 or q4_0 begins and ends inside a
+// sector of 32 bytes, all together are whole sectors. Rows are an odd number of them: of eight rows four have the two
+// units of each sector exchanged.
 template <KvFormat kFormat, int kDim, int kHeads, int kTileRows = kLeafKeys>
 struct RowLayout {
   static constexpr int kHeadBytes = kv_row_bytes(kFormat, kDim);
@@ -26,12 +27,14 @@ struct RowLayout {
   static constexpr int kPitch = kHeads > 1          ? (kHeads * kColumn / 32 | 1) * 32
                                 : kExchanged == 128 ? kBytes
                                                     : (kColumn / 16 | 1) * 16;
-  static_assert(kHeads == 1 || (kFormat == KvFormat::kQ8_0 && kBytes % 32 == 0 && kHeads * kColumn <= kPitch &&
-                                8 % (kDim / 32) == 0),
-                "teams are for heads of q8_0 that are whole sectors only together");
-  // A head's scales, two bytes further into their units from block to block, do not leave the half of a sector that the
-  // first one is in: exchanged together, they stay 34 bytes apart.
-  static_assert(kHeads == 1 || 34 * (kDim / 32) % 16 + 2 * (kDim / 32 - 1) < 16);
+  static_assert(kHeads == 1 ||
+                    (is_block_cache(kFormat) && kBytes % 32 == 0 && kHeads * kColumn <= kPitch && 8 % (kDim / 32) == 0),
+                "teams are for heads of blocks that are whole sectors only together");
+  // How many of a head's scales, one after the other, have places of their own: those of every so many blocks stay a
+  // constant apart. Scales lie two bytes further into their units from block to block, and in no other half of a sector
+  // than so many blocks before.
+  static constexpr int kScalePlaces = kExchanged == 32 && kFormat == KvFormat::kQ4_0 ? 2 : 1;
+  static_assert(kHeads == 1 || kHeadBytes % 16 + 2 * (kDim / 32 - 1) < 16);
 
   // What the place of a byte is xored with in row `row`.
   static constexpr int swizzle(int row) {
@@ -43,7 +46,7 @@ struct RowLayout {
   static constexpr int row_offset(int row, int ring_bytes) {
     return kHeads == 1 ? row * kPitch : row / kRows * ring_bytes + row % kRows * kPitch;
   }
-  // Where in eight q8_0 blocks side by side (lane_maps.h) a head begins, for a kernel with teams: as in memory where
+  // Where in eight blocks side by side (lane_maps.h) a head begins, for a kernel with teams: as in memory where
   // heads follow each other, because the order of the products follows from it, and bits must not depend on which
   // team computes.
   static constexpr int first_block(int head) { return kHeads == 1 ? 0 : kDim / 32 * head % 8; }
@@ -52,12 +55,13 @@ struct RowLayout {
   // Where in a row the head begins that team `team` works on. `together`: the heads of the teams are side by side.
   static constexpr int head_offset(int team, int head, bool together) {
     if (kHeads == 1) return 0;
-    return together ? team * kHeadBytes : team * kColumn + 34 * first_block(head) % 16;
+    return together ? team * kHeadBytes
+                    : team * kColumn + kv_format_trait(kFormat).block_bytes * first_block(head) % 16;
   }
 };
 
 // Whether a kernel's products are those of wgmma, which has 64 rows and reads 16-bit values.
-constexpr bool uses_wgmma(const DecodeShape& shape) { return shape.rows == 64 && !is_byte_format(shape.k_format); }
+constexpr bool uses_wgmma(const DecodeShape& shape) { return shape.rows == 64 && !is_narrow_cache(shape.k_format); }
 
 // Rows of 16-bit values as wgmma reads them (cuda/arch/wgmma.h): panels of 128 bytes of each row, one panel after the
 // other, and units exchanged inside these. The members are RowLayout's.
@@ -69,6 +73,7 @@ struct PanelLayout {
   static constexpr int kExchanged = 128;
   static constexpr int kPitch = kBytes;  // of all panels together
   static constexpr int kPanelBytes = kRows * 128;
+  static constexpr int kScalePlaces = 1;
   static_assert(kBytes % 128 == 0 && kPanelBytes % 1024 == 0, "wgmma reads whole panels, eight rows at a time");
 
   static constexpr int swizzle(int row) { return (row & 7) << 4; }
@@ -79,7 +84,7 @@ struct PanelLayout {
   static constexpr int head_offset(int, int, bool) { return 0; }
 };
 
-// Where a head lies in the rows of a tile: its first byte, and its first block among the q8_0 blocks of lane_maps.h.
+// Where a head lies in the rows of a tile: its first byte, and its first block among the eight of lane_maps.h.
 struct HeadPlace {
   int byte, block;
 };
@@ -87,9 +92,9 @@ template <class Layout>
 constexpr HeadPlace head_place(int team, int head, bool together) {
   return {Layout::head_offset(team, head, together), Layout::first_block(head)};
 }
-// Where in its row the unit lies in which block `block` of a q8_0 head begins.
-constexpr int first_unit_byte(const HeadPlace& head, int block) {
-  return head.byte - 34 * head.block + 16 * q8_0_unit(head.block + block);
+// Where in its row the unit lies in which block `block` of a head of blocks begins.
+constexpr int first_unit_byte(KvFormat format, const HeadPlace& head, int block) {
+  return head.byte - kv_format_trait(format).block_bytes * head.block + 16 * block_unit(format, head.block + block);
 }
 
 }  // namespace flashport

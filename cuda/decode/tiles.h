@@ -39,6 +39,12 @@ constexpr DecodeSplit decode_split(const DecodeConfig& cfg) {
   return {cfg.tuning.leaves, row_waves(cfg), column_waves(cfg), false, finer};
 }
 
+// What widened values have too much (BlockWidening), as A operands.
+struct NothingTooMuch {};
+struct TooMuchOperands {
+  alignas(16) unsigned of_keys[2][4], of_values[2][4];
+};
+
 template <DecodeConfig kCfg>
 struct DecodeShared : NewKeyStages<kCfg>, SegmentStages<kCfg> {
   static constexpr int kRowPitch = (kCfg.shape.rows / 8 | 1) * 8;
@@ -48,6 +54,8 @@ struct DecodeShared : NewKeyStages<kCfg>, SegmentStages<kCfg> {
   float4 row_stats[2][column_waves(kCfg)][kCfg.shape.rows / 2];  // m and l of two neighbouring rows: m, m, l, l
   unsigned arrive_flag;
   bool heads_together;  // as they lie in the rings of all teams
+  [[no_unique_address]] std::conditional_t<is_block_cache(kCfg.shape.k_format), TooMuchOperands, NothingTooMuch>
+      too_much;
   PartialList partials[kCfg.tuning.waves];
 };
 
@@ -56,7 +64,17 @@ class DecodeTiles {
   static constexpr DecodeShape kShape = kCfg.shape;
   static constexpr MathType kMath = kShape.math;
   static_assert(kShape.k_format == kShape.v_format, "these tiles read K and V of one format");
-  static constexpr bool kScaled = kShape.k_format == KvFormat::kQ8_0;
+  static constexpr bool kScaled = is_block_cache(kShape.k_format);
+  static constexpr BlockWidening kWidening = block_widening(kShape.k_format);
+  static constexpr float kProbabilityUnit = kWidening.probability_unit;
+  static constexpr unsigned kKeysTooMuch = kWidening.keys_too_much[0],
+                            kKeysTooMuchInSecond = kWidening.keys_too_much[1],
+                            kValuesTooMuch = kWidening.values_too_much[0],
+                            kValuesTooMuchInSecond = kWidening.values_too_much[1];
+  // The first tile of a group of q4_0 values has products with whole bytes.
+  static constexpr bool kHalves = kShape.v_format == KvFormat::kQ4_0;
+  // Of products with what widened values have too much: two where steps, or tiles, differ.
+  static constexpr int kOperands = !kScaled ? 0 : kShape.k_format == KvFormat::kQ4_0 ? 2 : 1;
   static constexpr int kColWaves = column_waves(kCfg);
   static constexpr int kRowWaves = kCfg.tuning.waves / kColWaves;
   static constexpr int kWaveRows = wave_rows(kCfg);
@@ -67,10 +85,7 @@ class DecodeTiles {
   static constexpr int kTilesAtOnce = value_tiles(kShape.v_format);
   static constexpr int kColGroups = kColTiles / kTilesAtOnce;
   static_assert(kWaveRows % 8 == 0 && kColGroups >= 1 && kShape.head_dim_v % (16 * kTilesAtOnce * kColWaves) == 0);
-  static_assert(!kScaled || 8 % kColGroups == 0, "eight q8_0 blocks begin and end with a unit");
-  // Probabilities take the scales of q8_0 values, and are larger for it: their products with small scales would lose
-  // bits among the subnormal numbers of fp16.
-  static constexpr float kProbabilityUnit = kScaled ? 64.0f : 1.0f;
+  static_assert(!kScaled || 8 % kColGroups == 0, "eight blocks begin and end with a unit");
 
  public:
   static constexpr int kRows = kShape.rows;
@@ -79,7 +94,12 @@ class DecodeTiles {
   static constexpr int kSliceColumns = kColumns / kColWaves;
   static constexpr int kTurnLeaves = kCfg.tuning.leaves;
   // More registers than these would spill.
-  static constexpr int kKeptStates = kScaled ? 0 : kColTiles * kRowTiles <= 2 ? 2 : kColTiles * kRowTiles <= 4 ? 1 : 0;
+  static constexpr bool kKeepsNone = kScaled && !(kShape.k_format == KvFormat::kQ4_0 && kRowTiles == 1);
+  static constexpr int kKeptStates = kKeepsNone                   ? 0
+                                     : kColTiles * kRowTiles <= 2 ? 2
+                                     : kColTiles * kRowTiles <= 4 ? 1
+                                                                  : 0;
+  static constexpr float kScoreUnit = kScaled ? kWidening.key_unit : 1.0f;
   static constexpr bool kClearsGroup = kKeptStates == 1;
   struct Rows {
     float v[kRowSlots];
@@ -104,7 +124,14 @@ class DecodeTiles {
         g_(block.lane() / 4),
         c_(block.lane() % 4),
         keys_(block.lane(), col_wave_ * kKeyTiles * 16, {}),
-        values_(block.lane(), col_wave_ * kColGroups, {}) {}
+        values_(block.lane(), col_wave_ * kColGroups, {}) {
+    if constexpr (kScaled) {  // each wave writes what it reads, all the same
+      const int of = block.lane() / 4 % 2, i = block.lane() % 4;
+      shared.too_much.of_keys[of][i] = of == 0 ? kKeysTooMuch : kKeysTooMuchInSecond;
+      shared.too_much.of_values[of][i] = of == 0 ? kValuesTooMuch : kValuesTooMuchInSecond;
+      __syncwarp();
+    }
+  }
 
   FLASHPORT_DEVICE static constexpr int row_slots() { return kRowSlots; }
   FLASHPORT_DEVICE int live_rows() const { return recompute(live_rows_); }
@@ -156,13 +183,13 @@ class DecodeTiles {
     if (turns.has_new_keys()) turns.append_values(values);
   }
 
-  // S^T = K Q^T
+  // S^T = K Q^T, in units of kScoreUnit
   FLASHPORT_DEVICE Scores mma_abt(const Query&, const char* keys) const {
     // Two sums a tile, of even and odd steps: half the length of the chain of dependent products. Scaled, a block's
     // products are a short chain of their own, and there is one sum.
     Scores sums[2] = {};
-    unsigned unit[kKeyTiles][2];
-    [[maybe_unused]] const Minus128 minus_128;
+    unsigned kept[kKeyTiles][kept_words(kShape.k_format)];
+    [[maybe_unused]] const TooMuch too_much(shared_, false);
 #pragma unroll
     for (int pair = 0; pair < kStepPairs; ++pair) {
       unsigned b[kRowTiles][4];
@@ -172,14 +199,14 @@ class DecodeTiles {
       if constexpr (kScaled) {
 #pragma unroll
         for (int tile = 0; tile < kRowTiles; ++tile) {
-          minus_128.mma(bias[tile], b[tile][0], b[tile][1]);
-          minus_128.mma(bias[tile], b[tile][2], b[tile][3]);
+          too_much.mma(0, bias[tile], b[tile][0], b[tile][1]);
+          too_much.mma(1, bias[tile], b[tile][2], b[tile][3]);
         }
       }
 #pragma unroll
       for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
         unsigned a[2][4];
-        keys_.load(a, unit[key_tile], keys, 16 * key_tile, pair);
+        keys_.load(a, kept[key_tile], keys, 16 * key_tile, pair);
         if constexpr (kScaled) {
           // A pair is a block: its products are summed before they are scaled, in fp32.
           const float scale[2] = {keys_.scale(keys, 16 * key_tile, pair), keys_.scale(keys, 16 * key_tile + 8, pair)};
@@ -203,9 +230,9 @@ class DecodeTiles {
         }
       }
     }
-    for_each_register(sums[0].c, [&](float& x, int key_tile, int tile, int i) {
-      x = kScaled ? x * kInt8Unit : x + sums[1].c[key_tile][tile][i];
-    });
+    if constexpr (!kScaled) {
+      for_each_register(sums[0].c, [&](float& x, int key_tile, int tile, int i) { x += sums[1].c[key_tile][tile][i]; });
+    }
     return sums[0];
   }
 
@@ -218,20 +245,25 @@ class DecodeTiles {
   }
 
   // P = exp2(S - m), where m is the largest score of a row among the keys of this wave alone: so it goes to shared
-  // memory with no barrier before it.
+  // memory with no barrier before it. With scales it is 1 / kProbabilityUnit times as large.
   template <class State>
   FLASHPORT_DEVICE Operand exponentiate(const State&, Scores& scores) {
     buffer_ ^= 1;
     Rows m, l, reference;
     reduce_rows(scores, m, [](float a, float b) { return maximum(a, b); });
-    for (int slot = 0; slot < kRowSlots; ++slot) reference[slot] = finite(m[slot]);
+    for (int slot = 0; slot < kRowSlots; ++slot) {
+      reference[slot] = kScaled ? finite(m[slot]) - kWidening.probability_exponent : finite(m[slot]);
+    }
     for_each(scores, [&](float& x, int slot, int) { x = exp2_approx(x - reference[slot]); });
     for_each_key_pair(scores, [&](int key_tile, int tile, int half, float even, float odd) {
       const int key = (col_wave_ * kKeyTiles + key_tile) * 16 + g_ + 8 * half;
       *reinterpret_cast<unsigned*>(&shared_.probabilities[buffer_][key][row_base_ + 8 * tile + 2 * c_]) =
-          pack<kMath>(kProbabilityUnit * even, kProbabilityUnit * odd);
+          pack<kMath>(even, odd);
     });
     reduce_rows(scores, l, [](float a, float b) { return a + b; });
+    if constexpr (kScaled) {
+      for (int slot = 0; slot < kRowSlots; ++slot) l[slot] *= kProbabilityUnit;
+    }
     if (g_ == 0) {
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
@@ -273,10 +305,9 @@ class DecodeTiles {
       }
       for_each_register(state.o.c, [&](float& x, int, int tile, int i) { x = mul_rn(x, before[2 * tile + i % 2]); });
     }
-    [[maybe_unused]] const Minus128 minus_128;
+    [[maybe_unused]] const TooMuch too_much(shared_, true);
     const int lane = block_.lane();
     Out sum;
-    [[maybe_unused]] float bias[kColGroups][kRowTiles][4];
 #pragma unroll
     for (int pair = 0; pair < turn_keys(kCfg) / 32; ++pair) {
       unsigned b[kRowTiles][4];
@@ -289,20 +320,19 @@ class DecodeTiles {
         const int step = 2 * pair + half;  // of 16 keys
         if (step % kKeyTiles == 0) {
           for_each_register(sum.c, [](float& x, int, int, int) { x = 0.0f; });
-          if constexpr (kScaled) for_each_register(bias, [](float& x, int, int, int) { x = 0.0f; });
         }
-        unsigned unit[2];
+        unsigned kept[kept_words(kShape.v_format)];
 #pragma unroll
         for (int group = 0; group < kColGroups; ++group) {
           unsigned a[kTilesAtOnce][4];
           unsigned scale[2];
-          values_.load(a, scale, unit, values, 16 * step, group);
+          values_.load(a, scale, kept, values, 16 * step, group);
 #pragma unroll
           for (int tile = 0; tile < kRowTiles; ++tile) {
             unsigned p[2] = {b[tile][2 * half], b[tile][2 * half + 1]};
             if constexpr (kScaled) {
               for (int i = 0; i < 2; ++i) p[i] = multiply_halves(p[i], scale[i]);
-              minus_128.mma(bias[group][tile], p[0], p[1]);
+              for (int i = 0; i < 2; ++i) too_much.mma(i, sum.c[group * kTilesAtOnce + i][tile], p[0], p[1]);
             }
 #pragma unroll
             for (int i = 0; i < kTilesAtOnce; ++i) {
@@ -312,13 +342,18 @@ class DecodeTiles {
         }
         if (step % kKeyTiles < kKeyTiles - 1) continue;
         const Rows& weight = weights[step / kKeyTiles];
+        constexpr float kUnits[2] = {kWidening.value_units[0] * kProbabilityUnit,
+                                     kWidening.value_units[1] * kProbabilityUnit};
+        Rows of_tile[kTilesAtOnce];
+        for (int i = 0; i < kTilesAtOnce; ++i) {
+          for (int slot = 0; slot < kRowSlots; ++slot) {
+            of_tile[i][slot] = kScaled ? weight[slot] * (i == 0 ? kUnits[0] : kUnits[1]) : weight[slot];
+          }
+        }
         for_each_register(state.o.c, [&](float& x, int col_tile, int tile, int i) {
           float product = sum.c[col_tile][tile][i];
-          if constexpr (kScaled) {
-            constexpr float kUnit = kInt8Unit / kProbabilityUnit;
-            product = fma_rn(product, kUnit, kUnit * bias[col_tile / kTilesAtOnce][tile][i % 2]);
-          }
-          x = fma_rn(product, weight[2 * tile + i % 2], x);
+          if constexpr (kHalves) product -= col_tile % 2 == 0 ? sum.c[col_tile + 1][tile][i] : 0.0f;
+          x = fma_rn(product, of_tile[col_tile % kTilesAtOnce][2 * tile + i % 2], x);
         });
       }
     }
@@ -422,18 +457,20 @@ class DecodeTiles {
   }
   FLASHPORT_DEVICE static float finite(float m) { return m == -kInfinity ? 0.0f : m; }
 
-  // Products with what widened int8 have too much, all 16 of A's rows alike. An operand of a constant would be put
-  // together for each product anew; this one is not known to be one, and made for each leaf, which takes fewer
-  // registers.
-  struct Minus128 {
-    unsigned a[4];
-    FLASHPORT_DEVICE Minus128() {
+  // Products with what widened values have too much, all 16 of A's rows alike. An operand that the compiler knows to be
+  // one constant is put together for each product anew; this one comes from shared memory, for each leaf, which takes
+  // fewer registers.
+  struct TooMuch {
+    unsigned a[kOperands + 1][4];  // one more, because none is no array
+    FLASHPORT_DEVICE TooMuch(const DecodeShared<kCfg>& shared, bool of_values) {
       if constexpr (kScaled) {
-        for (unsigned& x : a) asm volatile("mov.b32 %0, %1;" : "=r"(x) : "n"(kMinus128));
+        const auto& from = of_values ? shared.too_much.of_values : shared.too_much.of_keys;
+        for (int i = 0; i < kOperands; ++i) load_shared(a[i], from[i]);
       }
     }
-    FLASHPORT_DEVICE void mma(float (&c)[4], unsigned b0, unsigned b1) const {
-      FLASHPORT_TARGET::mma<kMath>(c, a, b0, b1);
+    // `of`: the first or second step or tile of a group.
+    FLASHPORT_DEVICE void mma(int of, float (&c)[4], unsigned b0, unsigned b1) const {
+      FLASHPORT_TARGET::mma<kMath>(c, a[of % kOperands], b0, b1);
     }
   };
 

@@ -41,19 +41,6 @@ struct DecodeShared<kCfg> {
   unsigned arrive_flag;
 };
 
-// Two blocks of a multiprocessor have 128 registers a thread, three warpgroups of one 168. Producers do not need them.
-template <DecodeConfig kCfg>
-inline constexpr bool kMovesRegisters =
-    uses_wgmma(kCfg.shape) && (kCfg.tuning.blocks_per_multiprocessor == 2 || warpgroups(kCfg) == 2);
-template <DecodeConfig kCfg>
-FLASHPORT_DEVICE void take_registers() {
-  if constexpr (kMovesRegisters<kCfg>) increase_registers<warpgroups(kCfg) == 2 ? 232 : 216>();
-}
-template <DecodeConfig kCfg>
-FLASHPORT_DEVICE void leave_registers() {
-  if constexpr (kMovesRegisters<kCfg>) decrease_registers<40>();
-}
-
 template <DecodeConfig kCfg>
   requires(uses_wgmma(kCfg.shape))
 class DecodeTiles<kCfg> {

@@ -41,13 +41,16 @@ const char* encode_map(const BoxedTensor& tensor, TensorMap& map, bool& readable
   readable = function != nullptr && strides_of(tensor, strides);
   if (!readable) return nullptr;
   std::copy_n(tensor.extents, 4, extents);
-  const cuuint32_t box[4] = {64, static_cast<cuuint32_t>(tensor.box_rows), 1, 1};
+  const bool of_bytes = tensor.box_bytes != 0;
+  const cuuint32_t box[4] = {static_cast<cuuint32_t>(of_bytes ? tensor.box_bytes : 64),
+                             static_cast<cuuint32_t>(tensor.box_rows), 1, 1};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
   static_assert(sizeof(CUtensorMap) == sizeof(TensorMap));
-  const CUresult result =
-      function(reinterpret_cast<CUtensorMap*>(&map), CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, tensor.data, extents, strides,
-               box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-               CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = function(reinterpret_cast<CUtensorMap*>(&map),
+                                   of_bytes ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
+                                   tensor.data, extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                   of_bytes ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B,
+                                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return nullptr;
   return keep_error("cuTensorMapEncodeTiled: code " + std::to_string(static_cast<int>(result)));
 }

@@ -20,6 +20,10 @@ FLASHPORT_DEVICE unsigned pick_bytes(unsigned high, unsigned low) {
 FLASHPORT_DEVICE unsigned pick_each(unsigned high, unsigned low, unsigned selector) {
   return __builtin_amdgcn_perm(high, low, selector);
 }
+template <unsigned kMask, unsigned kOnes>
+FLASHPORT_DEVICE unsigned mask_and_set(unsigned x) {
+  return (x & kMask) | kOnes;
+}
 // The low or the high halves of two registers, `first` in the low half.
 FLASHPORT_DEVICE unsigned low_halves(unsigned first, unsigned second) { return pick_bytes<0x05040100>(second, first); }
 FLASHPORT_DEVICE unsigned high_halves(unsigned first, unsigned second) { return pick_bytes<0x07060302>(second, first); }

@@ -57,6 +57,9 @@ DIMENSIONS = {
     "splits": [-1, 0, 1, 3, 7],
 }  # fmt: skip
 # Read off the others where a value has no meaning: a layout without pages has page 0, and so on.
+BLOCKS = ("q8_0", "q4_0")  # formats of 32 values
+# Those that one target reads natively, and that others widen: at every head_dim, and in cases of their own.
+CODE_TYPES = ("fp16/q4_0", "bf16/q4_0")
 MOST_WORK = 3e8  # multiply-adds of one case, so that the fp64 oracle takes about a second
 
 
@@ -86,7 +89,7 @@ def total(lens):
 def valid(case):
     _, k_format, v_format = formats(case["types"])
     dk, dv = head_dims(case["dims"])
-    if (k_format == "q8_0" and dk % 32) or (v_format == "q8_0" and dv % 32):
+    if (k_format in BLOCKS and dk % 32) or (v_format in BLOCKS and dv % 32):
         return False
     if (case["q_form"] == "token" and case["q_len"] != 1) or (case["tree"] and case["q_len"] == 1):
         return False
@@ -173,11 +176,11 @@ def row(prefix, number, tier, case):
 
 
 def instances():
-    """Those of one format; kernels of any have cases of their own, tests/ops/decode/mixed_test.cpp."""
+    """Kernels of any have cases of their own, tests/ops/decode/mixed_test.cpp, and those of codes in code_changes()."""
     text = (ROOT / "cmake" / "decode_instances.txt").read_text()
     for line in text.splitlines():
         fields = line.partition("#")[0].split()
-        if fields and fields[1] != "any":
+        if fields and fields[1] not in ("any", "q4_0"):
             yield fields
 
 
@@ -227,7 +230,7 @@ def emulator_rows():
     yield row("e", number, "emulator", dict(PLAIN, group=16, hkv=1, lens="1100"))
     yield row("e", number + 1, "emulator", dict(PLAIN, types="bf16/fp8_e4m3", dims="64", group=16, hkv=1, lens="1100"))
     number += 2
-    for change in path_changes():
+    for change in [*path_changes(), *code_changes()]:
         yield row("e", number, "emulator", dict(PLAIN, **change))
         number += 1
 
@@ -249,6 +252,18 @@ def path_changes():
     yield {"types": "fp16/q8_0", "dims": "192x128", "lens": "200|65|1", "hkv": 1, "splits": 3}
 
 
+def code_changes():
+    """Both tiles of q4_0: heads that are copied together and heads that are not, in units of 16, 8 and 2 bytes."""
+    fp16, bf16 = CODE_TYPES
+    yield {"types": bf16, "hkv": 4, "lens": "200|130|65|33"}
+    yield {"types": fp16, "hkv": 8, "lens": "300|64|1", "layout": "nhd", "page": 0}
+    yield {"types": fp16, "hkv": 4, "lens": "200|200|200|200|130", "window": "17:0", "softcap": 30}
+    yield {"types": bf16, "hkv": 3, "lens": "0|1|129|300", "index": "i64"}
+    yield {"types": fp16, "hkv": 2, "lens": "63|128|70", "dims": "96", "layout": "hnd", "page": 0, "splits": 3}
+    yield {"types": fp16, "hkv": 1, "lens": "129|64|1", "group": 16, "alibi": "heads"}
+    yield {"types": bf16, "hkv": 2, "lens": "200|67|3", "q_len": 4, "q_form": "ragged", "strides": "kv_odd"}
+
+
 PLAIN = {"types": "bf16/bf16", "dims": "128", "q_len": 1, "q_form": "token", "layout": "block_nhd", "page": 16,
          "window": "-1:-1", "softcap": 0, "alibi": "none", "sinks": 0, "tree": 0, "scales": "none", "index": "i32",
          "out": "same", "lse": 1, "strides": "dense", "splits": -1, "group": 4, "hkv": 8}  # fmt: skip
@@ -257,7 +272,7 @@ PLAIN = {"types": "bf16/bf16", "dims": "128", "q_len": 1, "q_form": "token", "la
 def core_rows():
     """Every pair of types at every head_dim, with no option in the way."""
     number = 0
-    for types, dims in itertools.product(DIMENSIONS["types"], DIMENSIONS["dims"]):
+    for types, dims in itertools.product((*DIMENSIONS["types"], *CODE_TYPES), DIMENSIONS["dims"]):
         change = {"types": types, "dims": dims, "hkv": 2, "lens": "0|1|63|64|65|1023|1024|1025"}
         if valid(dict(PLAIN, **change)):
             yield row("c", number, "full", dict(PLAIN, **change))

@@ -50,10 +50,18 @@ struct PieceParams {
   float* lse;         // [num_q_heads, rows], base 2
 };
 
+// Boxes that bring rows of a cache as they are stored.
+struct StoredBox {
+  std::int32_t row_bytes;   // that a row of a box has: those of the cache's row, and some after them; 0: no such boxes
+  std::int32_t head_bytes;  // by which heads lie apart on the first axis; 0: they have an axis of their own
+  std::int32_t pair_bytes;  // by which the two tokens of a pair lie apart on the first axis; 0: each is on an axis
+};
+
 struct AttentionParams {
   TensorMap q_map, k_map, v_map, bias_map;
   std::int32_t has_q_map, has_kv_maps;  // which maps are valid, set with them
   std::int32_t box_keys;                // keys of a box of k_map and v_map
+  StoredBox k_box, v_box;               // of the same maps, in place of boxes of the math type
 
   std::int32_t batch;
   std::int32_t q_len, kv_len;  // rows that every sequence has; packed: that none has more of

@@ -29,6 +29,16 @@ constexpr DecodeConfig decode_config(MathType math, KvFormat k_format, KvFormat 
   return {shape, decode_tuning(shape)};
 }
 
+// What scores are to be multiplied by, beside their scale.
+template <class Tiles>
+constexpr float score_unit() {
+  if constexpr (requires { Tiles::kScoreUnit; }) {
+    return Tiles::kScoreUnit;
+  } else {
+    return 1.0f;
+  }
+}
+
 template <DecodeConfig kCfg>
 FLASHPORT_DEVICE void decode(const DecodeParamsOf<kCfg>& p, const Range& range, const Block& block,
                              DecodeShared<kCfg>& shared) {
@@ -50,7 +60,7 @@ FLASHPORT_DEVICE void decode(const DecodeParamsOf<kCfg>& p, const Range& range, 
     const Segment& s = now.segment;
     if (now.at_segment_start()) {
       tiles.stage_query(reread(p), s);
-      scale = score_scale(reread(p), s);
+      scale = score_scale(reread(p), s) * score_unit<Tiles>();
     }
     auto&& keys = pipeline.keys();
     if constexpr (kCfg.shape.appends) {

@@ -5,8 +5,9 @@
 // A value is rounded once: x = scale * code (+ minimum, by one fma), whether the scale is a block's, of fp16, or lies
 // beside the cache (KeyScales), of any precision.
 //
-// `Row`: word(byte) are the four bytes from an even byte of the row on, half(byte) are two. What follows the row's last
-// byte may be anything.
+// `Row`: word(byte) are the four bytes from an even byte of the row on, half(byte) are two; crossed_word(byte), which
+// load_block() alone asks for, is word(byte) with its two middle bytes exchanged. What follows the row's last byte may
+// be anything.
 #pragma once
 
 #include "common/device/core/constant.h"
@@ -48,11 +49,39 @@ inline constexpr bool kInBlocks = kv_format_trait(kFormat).scale_bytes > 0;
 template <KvFormat kFormat>
 inline constexpr bool kHasMinimum = kv_format_trait(kFormat).scale_bytes == 4;
 
+// Formats of integers: values are codes of up to 255, a byte each, less this.
+template <KvFormat kFormat>
+inline constexpr int kMiddleCode =
+    kFormat == KvFormat::kInt8 || kFormat == KvFormat::kQ8_0 || kFormat == KvFormat::kIq4Nl ? 128
+    : kHasMinimum<kFormat>                                                                  ? 0
+    : kFormat == KvFormat::kQ5_0                                                            ? 16
+                                                                                            : 8;
+template <KvFormat kFormat, class Row>
+FLASHPORT_DEVICE unsigned four_codes(const Row& row, int first) {
+  constexpr KvFormatTrait kTrait = kv_format_trait(kFormat);
+  const int begin = first / kTrait.block_values * kTrait.block_bytes + kTrait.scale_bytes;
+  const int at = first % kTrait.block_values;
+  if constexpr (kFormat == KvFormat::kInt8) {
+    return row.word(first) ^ 0x80808080u;
+  } else if constexpr (kFormat == KvFormat::kQ8_0) {
+    return row.word(begin + at) ^ 0x80808080u;
+  } else if constexpr (kFormat == KvFormat::kInt4) {
+    const unsigned two = row.half(first / 2);
+    const unsigned apart = (two | two << 8) & 0x00ff00ffu;
+    return ((apart | apart << 4) & 0x0f0f0f0fu) ^ 0x08080808u;
+  } else {
+    constexpr int kHalf = kTrait.block_values / 2;
+    constexpr bool kLong = kFormat == KvFormat::kQ5_0 || kFormat == KvFormat::kQ5_1;
+    unsigned codes = row.word(begin + (kLong ? 4 : 0) + at % kHalf) >> at / kHalf * 4 & 0x0f0f0f0fu;
+    if constexpr (kLong) codes |= fifth_bits(row.word(begin) >> at);
+    return kFormat == KvFormat::kIq4Nl ? iq4_nl_bytes(codes) ^ 0x80808080u : codes;
+  }
+}
+
 // What is stored as `first` to `first` + 3 of a row, exactly: of blocks, codes. `first` is a multiple of 4. Not for
 // bf16.
 template <KvFormat kFormat, class Row>
 FLASHPORT_DEVICE Words2 stored_four(const Row& row, int first) {
-  constexpr KvFormatTrait kTrait = kv_format_trait(kFormat);
   if constexpr (kFormat == KvFormat::kFp16) {
     return {row.word(2 * first), row.word(2 * first + 4)};
   } else if constexpr (kFormat == KvFormat::kFp8E4M3) {
@@ -62,25 +91,8 @@ FLASHPORT_DEVICE Words2 stored_four(const Row& row, int first) {
   } else if constexpr (kFormat == KvFormat::kFp8E5M2) {
     const unsigned four = row.word(first);  // the upper halves of fp16
     return {pick_bytes<0x01040004>(0, four), pick_bytes<0x03040204>(0, four)};
-  } else if constexpr (kFormat == KvFormat::kInt8) {
-    return codes_as_halves<128>(row.word(first) ^ 0x80808080u);
-  } else if constexpr (kFormat == KvFormat::kInt4) {
-    const unsigned two = row.half(first / 2);
-    const unsigned apart = (two | two << 8) & 0x00ff00ffu;
-    return codes_as_halves<8>(((apart | apart << 4) & 0x0f0f0f0fu) ^ 0x08080808u);
   } else {
-    constexpr int kHalf = kTrait.block_values / 2;
-    constexpr bool kLong = kFormat == KvFormat::kQ5_0 || kFormat == KvFormat::kQ5_1;
-    const int begin = first / kTrait.block_values * kTrait.block_bytes + kTrait.scale_bytes;
-    const int at = first % kTrait.block_values;
-    if constexpr (kFormat == KvFormat::kQ8_0) {
-      return codes_as_halves<128>(row.word(begin + at) ^ 0x80808080u);
-    } else {
-      unsigned codes = row.word(begin + (kLong ? 4 : 0) + at % kHalf) >> at / kHalf * 4 & 0x0f0f0f0fu;
-      if constexpr (kLong) codes |= fifth_bits(row.word(begin) >> at);
-      if constexpr (kFormat == KvFormat::kIq4Nl) return codes_as_halves<128>(iq4_nl_bytes(codes) ^ 0x80808080u);
-      return codes_as_halves<kHasMinimum<kFormat> ? 0 : kLong ? 16 : 8>(codes);
-    }
+    return codes_as_halves<kMiddleCode<kFormat>>(four_codes<kFormat>(row, first));
   }
 }
 
@@ -171,6 +183,54 @@ FLASHPORT_DEVICE Words2 load_four(const Row& row, int first, float scale) {
     const Words2 x = stored_four<kFormat>(row, first);
     const Factor factor = factor_of(scale);
     return {multiply_halves(x.x, factor), multiply_halves(x.y, factor)};
+  }
+}
+
+// The same of 32 values, a block of formats that have blocks, from the first on. Nibbles are taken a word at a time,
+// its low ones and its high ones, 16 values later: as 1024 + code, and 1024 + 16 code.
+template <KvFormat kFormat>
+inline constexpr bool kInNibbles = kFormat == KvFormat::kQ4_0 || kFormat == KvFormat::kQ4_1;
+template <MathType kMath, KvFormat kFormat, class Row>
+FLASHPORT_DEVICE void load_block(Words2 (&x)[8], const Row& row) {
+  if constexpr (kInNibbles<kFormat> && kMath == MathType::kFp16) {
+    constexpr unsigned kMiddle = kHasMinimum<kFormat> ? 0 : 8;
+    constexpr unsigned kLowLess = 0xe400e400u + 0x10001u * kMiddle;          // -(1024 + middle)
+    constexpr unsigned kHighLess = 0xd400d400u + 0x10001u * (16 * kMiddle);  // -(64 + middle)
+    const unsigned scale = both_halves(block_scale<kFormat>(row, 0));
+    unsigned minimum = 0;
+    if constexpr (kHasMinimum<kFormat>) minimum = both_halves(block_minimum<kFormat>(row, 0));
+    const auto scaled = [&](unsigned codes) FLASHPORT_INLINE {
+      return kHasMinimum<kFormat> ? fma_halves(codes, scale, minimum) : FLASHPORT_TARGET::multiply_halves(codes, scale);
+    };
+    const auto low = [&](unsigned word) FLASHPORT_INLINE {
+      return scaled(add_halves(mask_and_set<0x000f000fu, 0x64006400u>(word), kLowLess));
+    };
+    const auto high = [&](unsigned word) FLASHPORT_INLINE {
+      return scaled(fma_halves(mask_and_set<0x00f000f0u, 0x64006400u>(word), 0x2c002c00u, kHighLess));
+    };
+    FLASHPORT_UNROLL(4)
+    for (int i = 0; i < 4; ++i) {
+      const unsigned word = row.crossed_word(kv_format_trait(kFormat).scale_bytes + 4 * i);
+      x[i] = {low(word), low(word >> 8)};
+      x[4 + i] = {high(word), high(word >> 8)};
+    }
+  } else if constexpr (kInBlocks<kFormat> && !kHasMinimum<kFormat> && kMath == MathType::kBf16) {
+    // A code as the float 2^15 + code, whose second byte it is. Products with the scale, and so their sum, are exact.
+    const float scale = half_to_float(block_scale<kFormat>(row, 0));
+    const float less = -(32768.0f + kMiddleCode<kFormat>)*scale;
+    const auto value = [&](unsigned bits)
+                           FLASHPORT_INLINE { return fma_rn(__builtin_bit_cast(float, bits), scale, less); };
+    FLASHPORT_UNROLL(8)
+    for (int i = 0; i < 8; ++i) {
+      const unsigned codes = four_codes<kFormat>(row, 4 * i);
+      x[i] = {floats_to_bf16(Floats2{value(pick_bytes<0x07040004>(0x47000000u, codes)),
+                                     value(pick_bytes<0x07040104>(0x47000000u, codes))}),
+              floats_to_bf16(Floats2{value(pick_bytes<0x07040204>(0x47000000u, codes)),
+                                     value(pick_bytes<0x07040304>(0x47000000u, codes))})};
+    }
+  } else {
+    FLASHPORT_UNROLL(8)
+    for (int i = 0; i < 8; ++i) x[i] = load_four<kMath, kFormat, false>(row, 4 * i, 1.0f);
   }
 }
 

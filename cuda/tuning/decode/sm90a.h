@@ -16,8 +16,8 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   const int tile_bytes = 64 * kv_row_bytes(shape.k_format, wider);
   // compute waves, tiles, blocks of a multiprocessor, producer waves, teams (1), leaves of a turn (1)
   if (reads_segments(shape)) {
-    if (shape.head_dim_v >= 512) return {8, 2, 1, 4};
-    return wider > 128 ? DecodeTuning{8, 3, 1, 4} : DecodeTuning{4, 2, 1, 8, 1, 2};
+    if (wider > 128) return {8, wider > 256 ? 2 : 4, 1, 8};
+    return {4, shape.rows == 8 ? 4 : 2, 1, 12, 1, 2};
   }
   if (shape.head_dim_v >= 512) return {8, tile_bytes > 48 * 1024 ? 3 : 5, 1, 4};
   // A warpgroup of each, two where O is wide (wgmma_tiles.h). Two blocks overlap one's products with the other's
@@ -36,6 +36,11 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
     // 64 x 8k, on a card that takes 494 us for bf16: 316 us, three tiles 322. Four separate blocks, {2, 3, 4, 1}, took
     // 390 where copies of 8 bytes by teams took 330.
     return shape.rows == 8 ? DecodeTuning{2, 4, 1, 1, 4} : DecodeTuning{4, 6, 2, 2};
+  }
+  if (shape.k_format == KvFormat::kQ4_0) {
+    // Issue slots bound it: turns of two leaves halve what each turn costs beside its products. Four tiles of them fill
+    // shared memory.
+    return shape.rows == 8 ? DecodeTuning{2, 4, 1, 1, 4, 2} : DecodeTuning{4, 6, 2, 2};
   }
   return {4, 6, 2, 2, 1, 2};
 }

@@ -1,4 +1,4 @@
-// q8_0 tiles in shared memory: copied unit by unit, read by ldmatrix (the PTX manual's) and put together as
+// Tiles of q8_0 and q4_0 in shared memory: copied unit by unit, read by ldmatrix (the PTX manual's) and put together as
 // cuda/decode/kv_operand.h does it, with a number for each byte of each head and row. Every byte must come to the lane
 // and register where the other operand of mma.sync has its key and dim.
 #include "cuda/decode/row_layout.h"
@@ -18,17 +18,25 @@ constexpr int kWave = 32;
 constexpr int kNothing = -1;
 using Bytes = std::array<int, 4>;           // of a register
 using Register = std::array<Bytes, kWave>;  // of a wave
-constexpr auto kFormat = KvFormat::kQ8_0;
+constexpr int block_bytes(KvFormat format) { return format == KvFormat::kQ8_0 ? 34 : 18; }
 
 // What byte `byte` of the row of `head` at `key` is called.
 constexpr int name_of(int key, int head, int byte) { return (key << 16) + (head << 12) + byte; }
-constexpr int name_of_value(int key, int head, int dim) { return name_of(key, head, dim / 32 * 34 + 2 + dim % 32); }
+// The byte that has `dim`: of q4_0 in its low or its high bits.
+constexpr int name_of_value(KvFormat format, int key, int head, int dim) {
+  const int values = format == KvFormat::kQ8_0 ? 32 : 16;
+  return name_of(key, head, dim / 32 * block_bytes(format) + 2 + dim % values);
+}
 
 // A tile as a block of kHeads teams has it in shared memory, the rings of different teams apart.
-template <int kDim, int kHeads>
+template <KvFormat kTheFormat, int kDim, int kHeads, int kTheKeys = kLeafKeys>
 class Tile {
  public:
-  using Layout = RowLayout<kFormat, kDim, kHeads>;
+  static constexpr KvFormat kFormat = kTheFormat;
+  static constexpr int kKeys = kTheKeys;  // of a turn
+  static constexpr int kTeams = kHeads;
+  static constexpr int kDims = kDim;
+  using Layout = RowLayout<kFormat, kDim, kHeads, kKeys>;
   static constexpr int kRingBytes = (Layout::kRows * Layout::kPitch + 127) / 128 * 128 + 384;
   static constexpr int kBlocks = kDim / 32;
 
@@ -39,12 +47,12 @@ class Tile {
   // As a team's producer copies the head that it works on, or all heads of a row as one stretch.
   void copy_head(int team, int head, int unit) {
     const int first = Layout::head_offset(team, head, false);
-    for (int row = 0; row < kLeafKeys; ++row) copy(row, first, Layout::kHeadBytes, head, unit);
+    for (int row = 0; row < kKeys; ++row) copy(row, first, Layout::kHeadBytes, head, unit);
   }
   void copy_rows(int unit) {
     for (int team = 0; team < kHeads; ++team)
       EXPECT_EQ(Layout::head_offset(team, team, true), team * Layout::kHeadBytes);
-    for (int row = 0; row < kLeafKeys; ++row) copy(row, 0, Layout::kBytes, 0, unit);
+    for (int row = 0; row < kKeys; ++row) copy(row, 0, Layout::kBytes, 0, unit);
   }
   const std::vector<int>& bytes() const { return bytes_; }
 
@@ -76,7 +84,8 @@ class Tile {
   static std::array<int, kWave> places(int first_key, const HeadPlace& head, int block) {
     std::array<int, kWave> places{};
     for (int lane = 0; lane < kWave; ++lane) {
-      places[lane] = offset(first_key + lane % 16, first_unit_byte(head, block) + 16 * q8_0_lane_unit(lane));
+      places[lane] =
+          offset(first_key + lane % 16, first_unit_byte(kFormat, head, block) + 16 * lane_unit(kFormat, lane));
     }
     return places;
   }
@@ -116,132 +125,160 @@ struct Head {
   bool together;
 };
 
+// The units of the block that KeyOperand and ValueOperand have when they come to `group` of so many: the one in which
+// it begins, the one in which it ends and, of q8_0, the one between.
+template <class T>
+struct Units {
+  std::vector<Register> first, last, middle, kept;
+
+  void load(const T& tile, bool transposed, const std::array<int, kWave>& places, int key, int group, int groups) {
+    const auto matrices = [&](int count, int byte) {
+      return tile.ldmatrix(count, transposed, T::at(places, key, byte));
+    };
+    const auto half = [](const std::vector<Register>& r, int i) { return std::vector<Register>{r[i], r[i + 1]}; };
+    if constexpr (T::kFormat == KvFormat::kQ8_0) {
+      const int byte = 16 * block_unit(T::kFormat, group);
+      first = group % 8 == 0 ? matrices(2, byte - 32) : last;
+      const auto next = matrices(4, byte);
+      last = half(next, 0);
+      middle = half(next, 2);
+    } else {
+      if (group == 0) kept = matrices(4, 0);
+      first = half(kept, group % 2 * 2);
+      if (group % 2 == 1) kept = matrices(group + 1 < groups ? 4 : 2, 16 * (group + 1));
+      last = half(kept, (group + 1) % 2 * 2);
+    }
+  }
+};
+
 // KeyOperand::load() and scale() of all of a team's waves, against the columns of the query.
-template <int kDim, int kHeads>
-void check_keys(const Tile<kDim, kHeads>& tile, const Head& of, int waves) {
-  using T = Tile<kDim, kHeads>;
+template <class T>
+void check_keys(const T& tile, const Head& of, int waves) {
+  constexpr KvFormat kFormat = T::kFormat;
   const HeadPlace place = head_place<typename T::Layout>(of.team, of.head, of.together);
   const int first_block = place.block;
-  std::array<int, kDim> dims;
+  std::array<int, T::kDims> dims;
   dims.fill(kNothing);
-  for (int dim = 0; dim < kDim; ++dim) dims.at(query_column(kFormat, first_block, dim)) = dim;
+  for (int dim = 0; dim < T::kDims; ++dim) dims.at(query_column(kFormat, first_block, dim)) = dim;
   for (int dim : dims) EXPECT_NE(dim, kNothing);
 
-  const int key_tiles = kLeafKeys / waves / 16;
+  const int key_tiles = T::kKeys / waves / 16;
   for (int wave = 0; wave < waves; ++wave) {
     const int first_key = wave * key_tiles * 16;
     const auto places = T::places(first_key, place, 0);
     for (int key_tile = 0; key_tile < key_tiles; ++key_tile) {
-      std::vector<Register> unit;
+      Units<T> units;
       for (int block = 0; block < T::kBlocks; ++block) {
-        const int first = 16 * q8_0_unit(block);
-        if (block % 8 == 0) unit = tile.ldmatrix(2, false, T::at(places, 16 * key_tile, first - 32));
-        const auto next = tile.ldmatrix(4, false, T::at(places, 16 * key_tile, first));
+        units.load(tile, false, places, 16 * key_tile, block, T::kBlocks);
         for (int lane = 0; lane < kWave; ++lane) {
           const int g = lane / 4;
           const int c = lane % 4;
           for (int half = 0; half < 2; ++half) {
             const int key = first_key + 16 * key_tile + g + 8 * half;
-            const unsigned selector = q8_0_selector(first_block + block % 8, c);
+            const unsigned selector = block_selector(kFormat, first_block + block % 8, c);
             for (int step = 0; step < 2; ++step) {
               for (int i = 0; i < 4; ++i) {
                 const int from = selected(selector, i);
-                const int byte = step == 1  ? next[half + 2][lane][i]
-                                 : from < 4 ? unit[half][lane][from]
-                                            : next[half][lane][from - 4];
-                const int k = 2 * c + i % 2 + i / 2 * 8;
-                ASSERT_EQ(byte, name_of_value(key, of.head, dims[32 * block + 16 * step + k]))
+                const int byte = kFormat == KvFormat::kQ8_0 && step == 1 ? units.middle[half][lane][i]
+                                 : from < 4                              ? units.first[half][lane][from]
+                                                                         : units.last[half][lane][from - 4];
+                const int k = kFormat == KvFormat::kQ8_0 ? 2 * c + i % 2 + i / 2 * 8 : 2 * c + i / 2 + i % 2 * 8;
+                const int dim = dims[32 * block + 16 * step + k];
+                EXPECT_TRUE(kFormat != KvFormat::kQ4_0 || dim % 32 / 16 == step);
+                ASSERT_EQ(byte, name_of_value(kFormat, key, of.head, dim))
                     << "team " << of.team << " head " << of.head << " key " << key << " block " << block << " lane "
                     << lane;
               }
             }
-            const int scale =
-                T::offset(first_key + lane / 4, place.byte) + T::row_offset(16 * key_tile + 8 * half) + 34 * block;
-            for (int i = 0; i < 2; ++i) ASSERT_EQ(tile.bytes().at(scale + i), name_of(key, of.head, 34 * block + i));
+            constexpr int kPlaces = T::Layout::kScalePlaces;
+            const int at = place.byte + block_bytes(kFormat) * (block % kPlaces);
+            const int scale = T::offset(first_key + lane / 4, at) + T::row_offset(16 * key_tile + 8 * half) +
+                              block_bytes(kFormat) * (block / kPlaces * kPlaces);
+            for (int i = 0; i < 2; ++i) {
+              ASSERT_EQ(tile.bytes().at(scale + i), name_of(key, of.head, block_bytes(kFormat) * block + i));
+            }
           }
         }
-        unit = {next[0], next[1]};
       }
     }
   }
 }
 
 // ValueOperand::load() likewise: registers against the columns that tiles.h gives them and the keys of P.
-template <int kDim, int kHeads>
-void check_values(const Tile<kDim, kHeads>& tile, const Head& of, int waves) {
-  using T = Tile<kDim, kHeads>;
+template <class T>
+void check_values(const T& tile, const Head& of, int waves) {
+  constexpr KvFormat kFormat = T::kFormat;
   const HeadPlace place = head_place<typename T::Layout>(of.team, of.head, of.together);
   const int first_block = place.block;
   const int groups = T::kBlocks / waves;
   for (int wave = 0; wave < waves; ++wave) {
     const int first_group = wave * groups;
     const auto places = T::places(0, place, first_group);
-    for (int first_key = 0; first_key < kLeafKeys; first_key += 16) {
-      std::vector<Register> unit;
+    for (int first_key = 0; first_key < T::kKeys; first_key += 16) {
+      Units<T> units;
       for (int group = 0; group < groups; ++group) {
-        const int first = 16 * q8_0_unit(group);
-        if (group == 0) unit = tile.ldmatrix(2, true, T::at(places, first_key, first - 32));
-        const auto next = tile.ldmatrix(4, true, T::at(places, first_key, first));
+        units.load(tile, true, places, first_key, group, groups);
         const int block = first_group + group;
         for (int lane = 0; lane < kWave; ++lane) {
           const int g = lane / 4;
           const int c = lane % 4;
           const int behind_scale = g - (first_block + first_group) % 8 - group;
           for (int half = 0; half < 2; ++half) {
-            const Bytes& scales = unit[half].at(lane - 4 * behind_scale);
-            const Bytes two_tiles[2] = {behind_scale > 0 ? unit[half][lane] : next[half][lane], next[half + 2][lane]};
+            const Bytes& scales = units.first[half].at(lane - 4 * behind_scale);
+            const Bytes split = behind_scale > 0 ? units.first[half][lane] : units.last[half][lane];
+            const Bytes two_tiles[2] = {split, kFormat == KvFormat::kQ8_0 ? units.middle[half][lane] : split};
             for (int i = 0; i < 4; ++i) {
               const int key = first_key + 8 * half + 2 * c + i / 2;
-              ASSERT_EQ(scales[i], name_of(key, of.head, 34 * block + i % 2));
+              ASSERT_EQ(scales[i], name_of(key, of.head, block_bytes(kFormat) * block + i % 2));
               for (int of_two = 0; of_two < 2; ++of_two) {
                 const int column = value_column(kFormat, first_block, 2 * block + of_two, g, i % 2);
-                ASSERT_EQ(two_tiles[of_two][i], name_of_value(key, of.head, column))
+                EXPECT_TRUE(kFormat != KvFormat::kQ4_0 || column % 32 / 16 == of_two);
+                ASSERT_EQ(two_tiles[of_two][i], name_of_value(kFormat, key, of.head, column))
                     << "team " << of.team << " head " << of.head << " key " << key << " block " << block << " lane "
                     << lane;
               }
             }
           }
         }
-        unit = {next[0], next[1]};
       }
     }
   }
 }
 
-template <int kDim, int kHeads>
-void check(const Tile<kDim, kHeads>& tile, const Head& of) {
-  constexpr int kBlocks = kDim / 32;
+template <class T>
+void check(const T& tile, const Head& of) {
   for (int waves : {1, 2, 4}) {
     check_keys(tile, of, waves);
     // A wave's columns are at most eight blocks.
-    if (kBlocks % waves == 0 && 8 % (kBlocks / waves) == 0) check_values(tile, of, waves);
+    if (T::kBlocks % waves == 0 && 8 % (T::kBlocks / waves) == 0) check_values(tile, of, waves);
   }
-  if (kDim == 512) check_values(tile, of, 8);
+  if (T::kDims == 512) check_values(tile, of, 8);
 }
 
-template <int kDim>
-void check_one_head() {
-  Tile<kDim, 1> tile;
-  tile.copy_head(0, 3, 4);
+template <KvFormat kFormat, int kDim>
+void check_one_head(int unit) {
+  Tile<kFormat, kDim, 1> tile;
+  tile.copy_head(0, 3, unit);
   check(tile, {0, 3, false});
 }
 
 TEST(RowLayout, OneHead) {
-  check_one_head<64>();
-  check_one_head<128>();
-  check_one_head<192>();
-  check_one_head<256>();
-  check_one_head<512>();
+  check_one_head<KvFormat::kQ8_0, 64>(4);
+  check_one_head<KvFormat::kQ8_0, 128>(4);
+  check_one_head<KvFormat::kQ8_0, 192>(4);
+  check_one_head<KvFormat::kQ8_0, 256>(4);
+  check_one_head<KvFormat::kQ8_0, 512>(4);
+  check_one_head<KvFormat::kQ4_0, 128>(8);
 }
 
-template <int kDim, int kHeads>
+template <KvFormat kFormat, int kDim, int kHeads, int kKeys>
 void check_heads_of_teams() {
-  Tile<kDim, kHeads> together;
+  Tile<kFormat, kDim, kHeads, kKeys> together;
   together.copy_rows(16);
   for (int team = 0; team < kHeads; ++team) check(together, {team, team, true});
   for (int unit : {8, 4, 2}) {
     for (int head = 0; head < 8; ++head) {  // neighbours, but any of them in any team
-      Tile<kDim, kHeads> apart;
+      Tile<kFormat, kDim, kHeads, kKeys> apart;
       for (int team = 0; team < kHeads; ++team) apart.copy_head(team, (head + 3 * team) % 8, unit);
       for (int team = 0; team < kHeads; ++team) check(apart, {team, (head + 3 * team) % 8, false});
     }
@@ -249,18 +286,24 @@ void check_heads_of_teams() {
 }
 
 TEST(RowLayout, HeadsOfTeams) {
-  check_heads_of_teams<128, 4>();
-  check_heads_of_teams<256, 2>();
+  check_heads_of_teams<KvFormat::kQ8_0, 128, 4, 64>();
+  check_heads_of_teams<KvFormat::kQ8_0, 256, 2, 64>();
+  check_heads_of_teams<KvFormat::kQ4_0, 128, 4, 128>();
 }
 
 // The order of the products, which bits follow from, is a head's own.
-TEST(RowLayout, FirstBlockFollowsFromTheHead) {
+template <KvFormat kFormat>
+void check_first_blocks() {
   using Layout = RowLayout<kFormat, 128, 4>;
   for (int head = 0; head < 16; ++head) {
     const int among_neighbours = Layout::head_offset(head % 4, head, true) % 16;
-    EXPECT_EQ(among_neighbours, 34 * Layout::first_block(head) % 16);
+    EXPECT_EQ(among_neighbours, block_bytes(kFormat) * Layout::first_block(head) % 16);
     for (int team = 0; team < 4; ++team) EXPECT_EQ(Layout::head_offset(team, head, false) % 16, among_neighbours);
   }
+}
+TEST(RowLayout, FirstBlockFollowsFromTheHead) {
+  check_first_blocks<KvFormat::kQ8_0>();
+  check_first_blocks<KvFormat::kQ4_0>();
 }
 
 // The 128-byte swizzle of the PTX manual: what wgmma does to each address that it forms from a descriptor.

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <random>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #define FLASHPORT_TARGET host_words
@@ -25,6 +26,7 @@ struct Row {
     EXPECT_EQ(byte % 2, 0);
     return reference::load_as<std::uint32_t>(bytes + byte);
   }
+  unsigned crossed_word(int byte) const { return pick_bytes<0x03010200>(0, word(byte)); }
 };
 
 double half_at(const unsigned (&x)[8], int i) {
@@ -90,6 +92,41 @@ TEST(Widen, RowsAreTheReferencesRoundedOnce) {
           ASSERT_TRUE(short_one == rounded || (std::isnan(short_one) && std::isnan(rounded)));
         }
       }
+    }
+  }
+}
+
+// Of two values of 16 bits; zero has no sign.
+unsigned without_sign_of_zero(unsigned two) {
+  for (const unsigned half : {0xffffu, 0xffff0000u}) {
+    if ((two & half & 0x7fff7fffu) == 0) two &= ~half;
+  }
+  return two;
+}
+
+TEST(Widen, BlocksAreTheirValues) {
+  std::mt19937 random(3);
+  for (const Format& f : kFormats) {
+    for (int repeat = 0; repeat < 50; ++repeat) {
+      const std::vector<unsigned char> bytes = random_row(f.format, random);
+      kv::with_format(f.format, [&](auto constant) {
+        [[maybe_unused]] constexpr KvFormat kFormat = constant;
+        const Row row{bytes.data()};
+        const auto expect_same = [&](auto math) {
+          constexpr MathType kMath = decltype(math)::value;
+          Words2 block[8];
+          kv::load_block<kMath, kFormat>(block, row);
+          for (int i = 0; i < 8; ++i) {
+            const Words2 four = kv::load_four<kMath, kFormat, false>(row, 4 * i, 1.0f);
+            EXPECT_EQ(without_sign_of_zero(block[i].x), without_sign_of_zero(four.x))
+                << kv_format_trait(f.format).name << ", value " << 4 * i;
+            EXPECT_EQ(without_sign_of_zero(block[i].y), without_sign_of_zero(four.y))
+                << kv_format_trait(f.format).name << ", value " << 4 * i + 2;
+          }
+        };
+        expect_same(std::integral_constant<MathType, MathType::kFp16>());
+        expect_same(std::integral_constant<MathType, MathType::kBf16>());
+      });
     }
   }
 }

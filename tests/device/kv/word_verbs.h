@@ -32,6 +32,11 @@ unsigned pick_bytes(unsigned high, unsigned low) {
   return pick_each(high, low, kSelector);
 }
 
+template <unsigned kMask, unsigned kOnes>
+unsigned mask_and_set(unsigned x) {
+  return (x & kMask) | kOnes;
+}
+
 template <class F>
 unsigned each_half(unsigned a, unsigned b, unsigned c, const F& f) {
   unsigned both = 0;

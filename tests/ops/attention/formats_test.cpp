@@ -135,6 +135,55 @@ std::vector<AttentionCase> row_cases() {
   return cases;
 }
 
+// Rows of 128 values, which targets may bring as boxes of bytes: whole tiles or pages; heads, and tokens, that lie at
+// multiples of 16 bytes or at odd ones of 8; sequences that end anywhere in a tile, in the middle of a page, or are
+// empty; and keys before a window.
+std::vector<AttentionCase> box_cases() {
+  struct Place {
+    Pages pages;
+    std::int64_t page_size, kv_heads;
+    bool packed;
+  };
+  constexpr std::array<Place, 9> kPlaces = {{{Pages::kNone, 16, 2, false},
+                                             {Pages::kNone, 16, 3, true},
+                                             {Pages::kNone, 16, 1, false},
+                                             {Pages::kBlockTable, 8, 2, true},
+                                             {Pages::kBlockTable, 16, 1, false},
+                                             {Pages::kBlockTable, 48, 3, true},
+                                             {Pages::kBlockTableHnd, 16, 2, true},
+                                             {Pages::kBlockTableHnd, 64, 2, false},
+                                             {Pages::kCsr, 256, 4, true}}};
+  std::vector<Format> formats = {{"e4m3", Type::kE4M3}, {"fnuz", Type::kE4M3Fnuz}, {"q8", Type::kQ8_0}};
+  for (const Format& blocks : kBelowAByte) formats.push_back(blocks);
+  std::vector<AttentionCase> cases;
+  for (std::size_t format = 0; format < formats.size(); ++format) {
+    for (std::size_t place = 0; place < kPlaces.size(); ++place) {
+      const std::size_t number = format * kPlaces.size() + place;
+      AttentionCase c = {.name = "boxes" + std::to_string(place),
+                         .type = (format + place) % 2 == 0 ? Type::kBF16 : Type::kF16,
+                         .dim_qk = 128,
+                         .dim_v = 128,
+                         .q_heads = 2 * kPlaces[place].kv_heads,
+                         .kv_heads = kPlaces[place].kv_heads,
+                         .q_lens = {150, 150},
+                         .kv_lens = {386, 386},
+                         .packed = kPlaces[place].packed,
+                         .pages = kPlaces[place].pages,
+                         .page_size = kPlaces[place].page_size,
+                         .causal = number % 3 != 0};
+      if (c.packed) {
+        c.q_lens = {129, 1, 70, 0, 200};
+        c.kv_lens = {300, 128, 0, 33, 641};
+      }
+      if (number % 4 == 1) c.window_left = 100;
+      // Every other place has another format for its values.
+      set_formats(c, formats[format], formats[place % 2 == 0 ? format : (format + place) % formats.size()]);
+      cases.push_back(c);
+    }
+  }
+  return cases;
+}
+
 class AttentionFormats : public testing::TestWithParam<AttentionCase> {};
 
 TEST_P(AttentionFormats, MatchTheOracle) {
@@ -146,6 +195,7 @@ TEST_P(AttentionFormats, MatchTheOracle) {
 
 const auto name_of = [](const auto& info) { return info.param.name; };
 INSTANTIATE_TEST_SUITE_P(Pairs, AttentionFormats, testing::ValuesIn(pair_cases()), name_of);
+INSTANTIATE_TEST_SUITE_P(Boxes, AttentionFormats, testing::ValuesIn(box_cases()), name_of);
 INSTANTIATE_TEST_SUITE_P(Rows, AttentionFormats, testing::ValuesIn(row_cases()), name_of);
 
 // The combinations of options that have fp8, with a pair of formats in its place.

@@ -29,6 +29,8 @@ const PoolShape kShapes[] = {
     {"bitwise_fp16_q8_0_d256", Type::kF16, Type::kQ8_0, 256, 256, 4, 1, 1, 1},
     {"bitwise_bf16_q8_0_d128_hkv4", Type::kBF16, Type::kQ8_0, 128, 128, 8, 4, 16, 1},  // heads that are copied together
     {"bitwise_bf16_q8_0_d128_hkv3", Type::kBF16, Type::kQ8_0, 128, 128, 6, 3, 16, 1},  // and that are not
+    {"bitwise_bf16_q4_0_d128_hkv4", Type::kBF16, Type::kQ4_0, 128, 128, 8, 4, 16, 1},
+    {"bitwise_bf16_q4_0_d128_hkv3", Type::kBF16, Type::kQ4_0, 128, 128, 6, 3, 16, 1},
     {"bitwise_fp32_fp32_d96", Type::kF32, Type::kF32, 96, 96, 4, 2, 16, 1},
 };
 

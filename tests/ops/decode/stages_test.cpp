@@ -58,6 +58,7 @@ std::vector<StageCase> stage_cases(const std::string& size, const std::vector<st
   add(Type::kF32, Type::kF32, 128, 4, 1);
   add(Type::kF16, Type::kF16, 16, 3, 1);
   add(Type::kBF16, Type::kQ8_0, 256, 4, 1);
+  add(Type::kF16, Type::kQ4_0, 128, 12, 3);
   add(Type::kF16, Type::kE4M3, 96, 17, 1);
   return cases;
 }

@@ -112,7 +112,7 @@ def test_attention_runs(case, library, monkeypatch):
     assert row.read_seconds is None
     assert row.kernel == flashport.which_kernel("attention", target="cpu", **case.query)
     (q_len, kv_len), *_ = case.lens
-    beyond_sdpa = case.option or case.packed or case.window >= 0 or case.pages or case.fp8
+    beyond_sdpa = case.option or case.packed or case.window >= 0 or case.pages or case.fp8 or case.cache
     comparable = not beyond_sdpa and q_len == kv_len
     assert list(row.peers) == (["torch SDPA"] if library == "torch" and comparable else [])
     skipped = attention.run_case(case, "cpu", "cpu", 1, 1.0)

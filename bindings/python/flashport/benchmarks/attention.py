@@ -38,6 +38,7 @@ class AttentionCase:
     option: str = ""  # softcap, ALiBi, bias, dropout, or "shared bias": one of all heads
     pages: int = 0  # keys lie on pages of so many tokens, in random order
     fp8: str = ""  # which of q, k and v are e4m3: "kv" or "qkv"
+    cache: str = ""  # the format of k and v, where it is another than q's and not e4m3
     tier: str = "all"  # or "cpu", which a CPU's run has, or "study"
 
     @property
@@ -66,6 +67,7 @@ class AttentionCase:
                 *([self.option] * bool(self.option)),
                 *([f"pages of {self.pages}"] * bool(self.pages)),
                 *([f"fp8 {self.fp8}"] * bool(self.fp8)),
+                *([self.cache] * bool(self.cache)),
             ]
         )
 
@@ -86,6 +88,8 @@ class AttentionCase:
 
     def format_of(self, tensor: str) -> str:
         """The element format of q, k or v."""
+        if self.cache and tensor in ("k", "v"):
+            return self.cache
         return "fp8_e4m3" if tensor in self.fp8 else self.fmt
 
     @property
@@ -97,9 +101,11 @@ class AttentionCase:
     def bytes(self) -> int:
         """Of queries, keys, values and outputs."""
         queries, keys = (sum(lens) for lens in zip(*self.lens, strict=True))
-        size = {name: np.dtype(numerics.CARRIER[self.format_of(name)]).itemsize for name in ("q", "k", "v", "out")}
-        of_query = size["q"] * self.dims[0] + size["out"] * self.dims[1]
-        of_key = size["k"] * self.dims[0] + size["v"] * self.dims[1]
+        dim, dim_v = self.dims
+        dims = {"q": dim, "k": dim, "v": dim_v, "out": dim_v}
+        size = {name: numerics.row_bytes(dims[name], self.format_of(name)) for name in dims}
+        of_query = size["q"] + size["out"]
+        of_key = size["k"] + size["v"]
         return queries * self.heads[0] * of_query + keys * self.heads[1] * of_key
 
 
@@ -177,7 +183,12 @@ def _study() -> Iterator[AttentionCase]:
         yield case(f"attention_d{dim}_pages_16_4x4k", _FOUR, dims=(dim, dim), heads=heads, pages=16)
     for fp8 in ("qkv", "kv"):
         yield case(f"attention_d128_fp8_{fp8}_1x16k", _LONG, False, fp8=fp8)
+    yield case("attention_d128_fp8_kv_4x4k", _FOUR, fp8="kv")
     yield case("attention_d128_pages_16_fp8_kv_4x4k", _FOUR, pages=16, fp8="kv")
+    for cache in ("q8_0", "q4_0", "q5_1"):
+        for pages in (0, 16):
+            name = f"attention_d128_{f'pages_{pages}_' if pages else ''}{cache}_4x4k"
+            yield case(name, _FOUR, pages=pages, cache=cache)
     known = {(one.lens, one.dims, one.causal, one.option) for one in _CASES}
     for dim, heads in ((128, (32, 8)), (64, (32, 8)), (256, (16, 4))):
         for mask, causal in masks:
@@ -248,6 +259,8 @@ def make_arguments(torch: Any, case: AttentionCase, device: str) -> dict[str, An
     if pages:
         table = rng.permutation(len(kv_lens) * pages).astype(np.int32).reshape(-1, pages)
         arguments |= {"block_table": place(table), "seqused_k": place(np.array(kv_lens, np.int32))}
+    if case.cache:
+        arguments |= {"k_format": case.cache, "v_format": case.cache}
     if case.option == "softcap":
         arguments["softcap"] = 50.0
     elif case.option == "ALiBi":
@@ -263,7 +276,9 @@ def _peers(torch: Any, case: AttentionCase, arguments: dict[str, Any], device: s
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     equal = all(q_len == kv_len for q_len, kv_len in case.lens)
-    if case.packed or not equal or case.window >= 0 or case.option or case.pages or case.fp8:
+    if case.packed or not equal or case.window >= 0 or case.option or case.pages:
+        return {}
+    if case.fp8 or case.cache:
         return {}
     q, k, v = (arguments[name].transpose(1, 2) for name in "qkv")
     attend = torch.nn.functional.scaled_dot_product_attention

@@ -1,0 +1,222 @@
+// Keys and values of fewer bits that TMA can read as bytes: one warp brings tiles as they are stored; two warps widen
+// those of keys to the math type, two those of values; and two bring queries meanwhile. The warps that compute see
+// 16-bit keys.
+//
+// A warp that widens has slots of its own, which lie apart from the stages and come several ahead: it waits neither for
+// page numbers nor for memory. For the layout of a slot see stored_rows.h.
+//   slot:  full    the boxes' bytes, which the copying warp announces    empty   the warp has read it
+//   stage: full    the two warps of a tile have written it               empty   the consumers have read it
+// A key after the last one of the sequence is a row of zeros: what its box has in its place is not read.
+#pragma once
+
+#include "common/device/kv/widen.h"
+#include "cuda/attention/row_producers.h"
+#include "cuda/attention/stored_rows.h"
+
+namespace flashport::FLASHPORT_TARGET::attention {
+
+// The warp that brings boxes, of tensors or of pages. Lane b brings that of box_keys keys from key b * box_keys of a
+// tile on, and leaves out those after the sequence's last key. Keys and values of a tile lie at the same places, which
+// are looked up once, a tile ahead. The lanes together wait for every phase of a slot.
+template <AttentionConfig kCfg>
+class StoredBoxProducer {
+  using Memory = AttentionMemory<kCfg>;
+  static constexpr int kKeys = kCfg.tuning.keys;
+  static_assert(kKeys == cuda_attention::kStoredRows * cuda_attention::kSlotsOfTile * cuda_attention::kWarpsOfTile);
+
+ public:
+  FLASHPORT_DEVICE StoredBoxProducer(const AttentionParams& p, const Block& block, Memory& memory)
+      : p_(p), row_(block.lane() * p.box_keys), memory_(memory) {
+    const int boxes = cuda_attention::kStoredRows / p.box_keys;
+    slot_lanes_ = ((1u << boxes) - 1) << block.lane() / boxes * boxes;
+    k_turn_.slot = v_turn_.slot = row_ / cuda_attention::kStoredRows % cuda_attention::kSlotsOfTile;
+  }
+
+  FLASHPORT_DEVICE void bring(const WorkTile& work) {
+    const Copies copies = copies_of<kCfg>(p_, work);
+    if (copies.tiles == 0) return;
+    const std::int32_t* pages = kv::page_list(p_.cache, work.seq);
+    const int kv_head = work.head / p_.group_size;
+    int key = copies.range.begin * kKeys + row_;  // the lane's first of a tile
+    Place place = look_up(work, pages, key), last = place;
+#pragma unroll 1
+    for (int i = 0; i <= copies.tiles; ++i) {  // keys of a tile, then values of the tile before it
+      const Place next = look_up(work, pages, key + kKeys);
+      if (i < copies.tiles) bring_boxes(0, k_turn_, p_.k_map, p_.k_box, kv_head, place);
+      if (i > 0) bring_boxes(cuda_attention::kWarpsOfTile, v_turn_, p_.v_map, p_.v_box, kv_head, last);
+      last = place;
+      place = next;
+      key += kKeys;
+    }
+  }
+
+ private:
+  // Of the lane's box of a tile: its page, its first row there, and whether it is brought.
+  struct Place {
+    int page, first;
+    bool there;
+  };
+  FLASHPORT_DEVICE Place look_up(const WorkTile& work, const std::int32_t* pages, int key) const {
+    Place place = {p_.cu_seqlens_k == nullptr ? work.seq : 0, work.k_begin + key, row_ < kKeys && key < work.kv_len};
+    if (pages != nullptr && place.there) {
+      const kv::PageCoord at = kv::page_coord(p_.cache, pages, key);
+      place.page = load_global(pages + at.page);
+      place.first = at.offset;
+    }
+    return place;
+  }
+
+  // A tile, whose first half goes to warp number `first_warp` of those that widen.
+  FLASHPORT_DEVICE void bring_boxes(int first_warp, cuda_attention::StoredTurn& turn, const TensorMap& map,
+                                    const StoredBox& box, int kv_head, const Place& place) {
+    constexpr int kRows = cuda_attention::kStoredRows;
+    auto& stored = memory_.stored;
+    const int warp = first_warp + (row_ < kKeys ? row_ / (kRows * cuda_attention::kSlotsOfTile) : 0);
+    Barriers& barriers = stored.boxes[warp][turn.slot];
+    unsigned char* const to = stored.bytes + (warp * stored.slots + turn.slot) * stored.slot_bytes();
+    const int row = row_ % kRows, boxes = __popc(__ballot_sync(~0u, place.there) & slot_lanes_);
+    if (row_ < kKeys && row == 0) {
+      mbarrier_wait(&barriers.empty, turn.phase ^ 1);
+      mbarrier_expect(&barriers.full, boxes * p_.box_keys * box.row_bytes);
+    }
+    __syncwarp();
+    const int last = place.there ? cuda_attention::boxes_of_place(box) : 0;
+#pragma unroll 1
+    for (int i = 0; i < last; ++i) {
+      const cuda_attention::StoredBoxPlace at = cuda_attention::stored_box_place(box, kv_head, place.first, row, i);
+      copy_box(to + at.row * box.row_bytes, &map, at.x, at.y, at.z, place.page, &barriers.full);
+    }
+    __syncwarp();
+    turn.skip(cuda_attention::kSlotsOfTile, stored.slots);
+  }
+
+  const AttentionParams& p_;
+  const int row_;        // the lane's first of a tile
+  unsigned slot_lanes_;  // those whose boxes come to the lane's slot
+  Memory& memory_;
+  cuda_attention::StoredTurn k_turn_, v_turn_;  // of the lane's slot of a tile
+};
+
+// A warp that brings its share of the queries.
+template <AttentionConfig kCfg>
+class QueryProducer {
+ public:
+  // `first_wave`: of those that share them.
+  FLASHPORT_DEVICE QueryProducer(const AttentionParams& p, const Block& block, AttentionMemory<kCfg>& memory,
+                                 int first_wave)
+      : p_(p), warp_(block.wave() - first_wave), rows_(p, block, memory, first_wave) {}
+
+  FLASHPORT_DEVICE void bring(const WorkTile& work) {
+    if (copies_of<kCfg>(p_, work).tiles > 0) rows_.bring_queries(work, {warp_, cuda_attention::kStoredQueryWarps});
+  }
+
+ private:
+  const AttentionParams& p_;
+  const int warp_;
+  RowProducer<kCfg> rows_;
+};
+
+// A warp that widens half of the rows of every tile, of keys or of values: so it has one format, and asks which outside
+// of the loop over tiles.
+template <AttentionConfig kCfg>
+class RowWidener {
+  using Memory = AttentionMemory<kCfg>;
+  static constexpr int kKeys = kCfg.tuning.keys, kStages = kCfg.tuning.stages, kPanelSize = Memory::Keys::kPanelSize;
+  static_assert(kWaveSize == cuda_attention::kStoredRows);
+  static_assert(value_stages(kCfg.tuning) == kStages && Memory::Values::kBytes == Memory::Keys::kBytes);
+  static_assert(kCfg.shape.head_dim_qk == cuda_attention::kStoredDim &&
+                kCfg.shape.head_dim_v == kCfg.shape.head_dim_qk);
+
+ public:
+  FLASHPORT_DEVICE RowWidener(const AttentionParams& p, const Block& block, Memory& memory)
+      : p_(p),
+        warp_(block.wave() % cuda_attention::kWideningWarps),
+        of_values_(warp_ >= cuda_attention::kWarpsOfTile),
+        is_paired_((of_values_ ? p.v_box : p.k_box).pair_bytes != 0),
+        row_(warp_ % cuda_attention::kWarpsOfTile * cuda_attention::kSlotsOfTile * kWaveSize +
+             (is_paired_ ? cuda_attention::paired_row(block.lane()) : block.lane())),
+        memory_(memory) {}
+
+  FLASHPORT_DEVICE void bring(const WorkTile& work) {
+    const Copies copies = copies_of<kCfg>(p_, work);
+    if (copies.tiles == 0) return;
+    kv::with_format(of_values_ ? p_.v_format : p_.k_format, [&](auto constant) FLASHPORT_INLINE {
+      constexpr KvFormat kFormat = constant;
+      if constexpr (is_narrow(kFormat)) {
+        widen_tiles<kFormat>(copies.tiles, work.kv_len - (copies.range.begin * kKeys + row_));
+      }
+    });
+  }
+
+ private:
+  // The tiles of a work tile. `keys`: from the lane's first row of the first tile to the sequence's last key.
+  template <KvFormat kFormat>
+  FLASHPORT_DEVICE void widen_tiles(int tiles, int keys) {
+    auto& stored = memory_.stored;
+    Barriers* const barriers = of_values_ ? memory_.value_barriers : memory_.key_barriers;
+    unsigned char* const stages = of_values_ ? memory_.values[0].x[0] : memory_.keys[0].x[0];
+    Barriers* const boxes = stored.boxes[warp_];
+    const int row_bytes = of_values_ ? p_.v_box.row_bytes : p_.k_box.row_bytes;
+    const int slots = stored.slots, slot_bytes = stored.slot_bytes();
+    const int place = is_paired_ ? cuda_attention::paired_place(row_ % kWaveSize) : row_ % kWaveSize;
+    const unsigned char* const first = stored.bytes + warp_ * slots * slot_bytes + place * row_bytes;
+#pragma unroll 1
+    for (int i = 0; i < tiles; ++i) {
+      unsigned char* to = stages + stage_.stage * Memory::Keys::kBytes;
+#pragma unroll 1
+      for (int n = 0; n < cuda_attention::kSlotsOfTile; ++n) {
+        Barriers& slot = boxes[turn_.slot];
+        const unsigned char* const from = n * kWaveSize < keys ? first + turn_.slot * slot_bytes : stored.zeros;
+        mbarrier_wait(&slot.full, turn_.phase);
+        const auto row = load_row<kFormat>(from);
+        mbarrier_arrive_wave(&slot.empty);
+        if (n == 0) mbarrier_wait(&barriers[stage_.stage].empty, stage_.phase ^ 1);
+        widen_row<kFormat>(to, row);
+        to += kWaveSize * 128;
+        turn_.skip(1, slots);
+      }
+      fence_async_proxy();
+      mbarrier_arrive_wave(&barriers[stage_.stage].full);
+      keys -= kKeys;
+      stage_.next();
+    }
+  }
+
+  template <KvFormat kFormat>
+  using Row = cuda_attention::RegisterRow<(kv_row_bytes(kFormat, cuda_attention::kStoredDim) + 15) / 16>;
+  template <KvFormat kFormat>
+  FLASHPORT_DEVICE static Row<kFormat> load_row(const unsigned char* from) {
+    Row<kFormat> row;
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof row / 16); ++i) {
+      const uint4 four = reinterpret_cast<const uint4*>(from)[i];
+      row.words[4 * i] = four.x, row.words[4 * i + 1] = four.y;
+      row.words[4 * i + 2] = four.z, row.words[4 * i + 3] = four.w;
+    }
+    return row;
+  }
+  // To the lane's place in 32 rows.
+  template <KvFormat kFormat>
+  FLASHPORT_DEVICE void widen_row(unsigned char* to, const Row<kFormat>& row) const {
+#pragma unroll
+    for (int unit = 0; unit < cuda_attention::kStoredDim / kv::kUnitValues; ++unit) {
+      unsigned x[8];
+      kv::widen_unit<kFormat>(x, row, unit);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        *reinterpret_cast<uint4*>(to + cuda_attention::widened_place(row_, 2 * unit + i, kPanelSize)) = {
+            x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]};
+      }
+    }
+  }
+
+  const AttentionParams& p_;
+  const int warp_;  // of those that widen
+  const bool of_values_, is_paired_;
+  const int row_;  // the lane's first of every tile
+  Memory& memory_;
+  cuda_attention::StoredTurn turn_;
+  PipelineState<kStages> stage_;
+};
+
+}  // namespace flashport::FLASHPORT_TARGET::attention
