@@ -4,10 +4,12 @@
 For every kernel of a target: registers, spilled bytes, static shared memory, tensor core instructions (HMMA), loads
 from global memory of 16 bytes or more (LDG, LDGSTS, bulk copies), and signals between blocks with their fences
 (ci/memory_order.py), held against ci/cuda_resources/<target>.txt: a kernel that begins to spill, or spills more, is
-red, as is a kernel of decode or of the chunked gated delta rule without tensor core instructions, or one of decode or
-the gated delta rule without such loads. Fewer signals, releases or acquires than the table has, or more bare signals,
-are red with any compiler. So is a memory descriptor in an odd uniform register, which no card executes: nvcc 13.0 was
-seen to write that.
+red. Fewer signals, releases or acquires than the table has, or more bare signals, are red with any compiler. Red
+whatever the table says is
+- a kernel of attention, of decode or of the chunked gated delta rule without tensor core instructions,
+- a kernel of these, or of the gated delta rule's update, without such loads,
+- a plain kernel of attention that spills,
+- a memory descriptor in an odd uniform register, which no card executes: nvcc 13.0 was seen to write that.
 
 usage: ci/audit_cuda.py [--update] [--tools FOLDER] TARGET LIBRARY
 """
@@ -40,6 +42,8 @@ PATTERNS = {
 }
 # Kernels that multiply matrices.
 MULTIPLIES = (
+    "attention_bf16",
+    "attention_fp16",
     "decode_bf16",
     "decode_fp16",
     "decode_append_bf16",
@@ -47,6 +51,7 @@ MULTIPLIES = (
     "gated_delta_prepare",
     "gated_delta_chunk",
 )
+NEVER_SPILLS = re.compile(r"attention_\w+_plain(_|$)")
 ODD_DESCRIPTOR = re.compile(r"desc\[UR\d*[13579]\]")
 
 
@@ -90,6 +95,8 @@ def audit(target: str, library: Path, cuobjdump: Path) -> tuple[dict[str, dict[s
             errors.append(f"{name}: no tensor core instructions")
         if name.startswith((*MULTIPLIES, "gated_delta")) and not row["loads128"]:
             errors.append(f"{name}: no loads of 16 bytes or more")
+        if NEVER_SPILLS.match(name) and row["spilled"]:
+            errors.append(f"{name}: a plain kernel of attention spills {row['spilled']} bytes")
     return dict(sorted(rows.items())), errors, notes
 
 

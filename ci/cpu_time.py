@@ -4,6 +4,7 @@
 As launcher (CMAKE_CXX_COMPILER_LAUNCHER and its like) it runs the compiler and appends "<cpu seconds> <output>" to the
 log; CPU time, so that a busy machine does not count. As reporter it adds the log up by target: an output belongs to the
 target whose folder kernels/<target>/ its path goes through. If an output was compiled again, the last figure counts.
+A compile fails where ptxas says that it serializes wgmma: such a kernel is right, and several times slower.
 
 The budgets hold for a machine that compiles REFERENCE in REFERENCE_SECONDS. The reporter compiles it too, on all cores
 at once as a build does; where that takes longer, as beside busy neighbours, the budgets grow by as much.
@@ -27,6 +28,10 @@ from pathlib import Path
 OPERATION_MINUTES = {"decode": 4.0, "attention": 3.5}  # of one target's translation units of an operation
 TARGET_MINUTES = 15.0
 UNIT_SECONDS = 60.0
+
+# ptxas says so as mere information: "(C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized
+# due to ...", with another number for each reason.
+SERIALIZED = re.compile(rb"\bC7510\b|\bwgmma.*\bserialized\b")
 
 REFERENCE = """
 #include <functional>
@@ -60,12 +65,31 @@ def slowness() -> float:
         return max(1.0, statistics.median(pool.map(seconds, range(2 * cores))) / REFERENCE_SECONDS)
 
 
+def run_compiler(command: list[str]) -> tuple[int, bytes]:
+    """Runs a compiler, whose stderr is passed on as it comes; its exit status, and what it said there."""
+    said = bytearray()
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as compiler:
+        assert compiler.stderr is not None
+        while piece := os.read(compiler.stderr.fileno(), 1 << 16):
+            said += piece
+            sys.stderr.buffer.write(piece)
+            sys.stderr.buffer.flush()
+    return compiler.returncode, bytes(said)
+
+
 def launch(log: Path, command: list[str]) -> int:
-    """Runs a compiler and logs its CPU time."""
-    status = subprocess.run(command, check=False).returncode
+    """Runs a compiler and logs its CPU time; 1 where wgmma is serialized."""
+    status, said = run_compiler(command)
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if status == 0 and "-o" in command:
-        output = command[command.index("-o") + 1]
+    if status != 0:
+        return status
+    output = Path(command[command.index("-o") + 1]) if "-o" in command else None
+    if SERIALIZED.search(said):
+        print(f"error: ptxas serializes wgmma in {output or 'what was compiled'}", file=sys.stderr)
+        if output:
+            output.unlink(missing_ok=True)  # as compilers do: else a second build takes it for good
+        return 1
+    if output:
         with log.open("a") as lines:
             lines.write(f"{usage.ru_utime + usage.ru_stime:.2f} {output}\n")
     return status

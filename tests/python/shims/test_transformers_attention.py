@@ -33,6 +33,15 @@ def gemma2():
     return transformers.Gemma2ForCausalLM(config)
 
 
+def gemma2_at_256():
+    """With its own head_dim, scale and softcap."""
+    config = transformers.Gemma2Config(
+        **GROUPED | {"head_dim": 256}, sliding_window=12, attn_logit_softcapping=50.0, query_pre_attn_scalar=256,
+        layer_types=["sliding_attention", "full_attention"],
+    )  # fmt: skip
+    return transformers.Gemma2ForCausalLM(config)
+
+
 def gpt_oss():
     """Sinks, and a window in every other layer."""
     config = transformers.GptOssConfig(
@@ -50,8 +59,8 @@ def bert():
     return transformers.BertForMaskedLM(transformers.BertConfig(**SMALL, initializer_range=0.2))
 
 
-MODELS = {"Llama": llama, "Gemma-2": gemma2, "GPT-OSS": gpt_oss, "BERT": bert}
-DECODERS = ["Llama", "Gemma-2", "GPT-OSS"]
+MODELS = {"Llama": llama, "Gemma-2": gemma2, "Gemma-2 of 256": gemma2_at_256, "GPT-OSS": gpt_oss, "BERT": bert}
+DECODERS = ["Llama", "Gemma-2", "Gemma-2 of 256", "GPT-OSS"]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,122 @@
+"""The compile launcher passes on what a compiler says and how it ends, and fails a compile that serializes wgmma."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LAUNCHER = Path(__file__).resolve().parents[2] / "ci/cpu_time.py"
+LOSS = "Potential Performance Loss: wgmma.mma_async instructions are serialized due to"
+
+# Products whose sum is scaled after each: where STAGES is defined, it is there by then; else one element comes early.
+PRODUCTS = """
+#include <cstdint>
+__device__ void begin() { asm volatile("wgmma.fence.sync.aligned;"); }
+__device__ void end() {
+  asm volatile("wgmma.commit_group.sync.aligned;");
+  asm volatile("wgmma.wait_group.sync.aligned 0;");
+}
+#ifdef STAGES
+constexpr bool kStages = true;
+#else
+constexpr bool kStages = false;
+#endif
+__global__ void products(float* out, std::uint64_t a, std::uint64_t b, int n) {
+  float c[4] = {0, 0, 0, 0};
+  if (!kStages) begin();
+  for (int i = 0; i < n; ++i) {
+    if (kStages) begin();
+    asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, 1, 1, 1, 0, 0;"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "l"(a + i), "l"(b + i));
+    if (kStages) end();
+    for (int j = 0; j < (kStages ? 4 : 1); ++j) c[j] *= out[i];
+  }
+  if (!kStages) end();
+  for (int i = 0; i < 4; ++i) out[threadIdx.x * 4 + i] = c[i];
+}
+"""
+
+
+def compiler(folder: Path, text: str, status: int = 0) -> list[str]:
+    """A command that says `text` on stderr, writes its output, and ends with `status`."""
+    code = f"import sys; sys.stderr.write({text!r}); open(sys.argv[2], 'w').close(); print('done'); sys.exit({status})"
+    return [sys.executable, "-c", code, "-o", str(folder / "unit.o")]
+
+
+def launch(folder: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, LAUNCHER, folder / "log", *command], check=False, capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"ptxas info    : (C7510) {LOSS} insufficient register resources for the wgmma pipeline in function 'f'\n",
+        f"ptxas info    : (C7511) {LOSS} non wgmma instructions defining accumulator registers in function 'f'\n",
+        f"unit.cu(1): warning: a\nptxas info    : (C7518) {LOSS} ill formed pipeline stage in function 'f'\nb\n",
+        "ptxas info    : (C7510) in other words\n",
+    ],
+)
+def test_serialized_wgmma_fails_the_compile(tmp_path, text):
+    ended = launch(tmp_path, compiler(tmp_path, text))
+    assert ended.returncode == 1
+    assert ended.stdout == "done\n"
+    assert ended.stderr == f"{text}error: ptxas serializes wgmma in {tmp_path / 'unit.o'}\n"
+    assert not (tmp_path / "unit.o").exists()
+    assert not (tmp_path / "log").exists()
+
+
+def test_serialized_wgmma_fails_without_a_named_output(tmp_path):
+    code = f"import sys; sys.stderr.write({LOSS!r})"
+    ended = launch(tmp_path, [sys.executable, "-c", code])
+    assert ended.returncode == 1
+    assert ended.stderr == f"{LOSS}error: ptxas serializes wgmma in what was compiled\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "unit.cu(1): warning: wgmma\n",
+        "ptxas info    : (C7519) warpgroup.arrive is injected in function 'serialized'\n",
+    ],
+)
+def test_other_texts_are_passed_on(tmp_path, text):
+    ended = launch(tmp_path, compiler(tmp_path, text))
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", text)
+    cost, output = (tmp_path / "log").read_text().split()
+    assert float(cost) >= 0
+    assert output == str(tmp_path / "unit.o")
+
+
+def test_a_failed_compile_keeps_its_status(tmp_path):
+    ended = launch(tmp_path, compiler(tmp_path, f"error\n{LOSS} a\n", status=7))
+    assert (ended.returncode, ended.stdout, ended.stderr) == (7, "done\n", f"error\n{LOSS} a\n")
+    assert not (tmp_path / "log").exists()
+
+
+def test_stderr_comes_while_the_compiler_runs(tmp_path):
+    code = "import sys; sys.stderr.write('half a line'); sys.stderr.flush(); sys.stdin.read()"
+    command = [sys.executable, LAUNCHER, tmp_path / "log", sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert select.select([running.stderr], [], [], 60)[0]
+        assert os.read(running.stderr.fileno(), 100) == b"half a line"
+        running.stdin.close()
+        assert running.wait(60) == 0
+
+
+@pytest.mark.parametrize(("options", "status"), [(["-DSTAGES"], 0), ([], 1)])
+def test_what_ptxas_says(request, tmp_path, options, status):
+    source = tmp_path / "products.cu"
+    source.write_text(PRODUCTS)
+    command = [request.config.getoption("--nvcc"), "-cubin", "-gencode=arch=compute_90a,code=sm_90a", *options]
+    ended = launch(tmp_path, [*command, str(source), "-o", str(tmp_path / "products.cubin")])
+    assert ended.returncode == status, ended.stderr
+    assert (LOSS in ended.stderr) == bool(status)
