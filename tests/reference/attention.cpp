@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "tests/reference/blocks.h"
+#include "tests/reference/scaled_rows.h"
 
 namespace reference {
 namespace {
@@ -53,9 +54,9 @@ std::vector<Sequence> sequences_of(const AttentionInputs& in) {
 
 double element(const AttentionInputs& in, const Array& array, const Sequence& s, std::int64_t token, std::int64_t head,
                std::int64_t dim) {
-  if (is_blocks(array.type)) {
-    return read_block_value(
-        array.type, is_packed(in) ? array.address({token, head, 0}) : array.address({s.index, token, head, 0}), dim);
+  if (is_blocks(array.type) || array.type == Type::kI4) {
+    const auto* row = is_packed(in) ? array.address({token, head, 0}) : array.address({s.index, token, head, 0});
+    return array.type == Type::kI4 ? read_scaled_value(array.type, row, dim) : read_block_value(array.type, row, dim);
   }
   return is_packed(in) ? array.at({token, head, dim}) : array.at({s.index, token, head, dim});
 }

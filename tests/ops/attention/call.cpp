@@ -275,7 +275,9 @@ flashport::AttentionArgs AttentionCall::args() const {
   give(a.k_scale, k_scale_);
   give(a.v_scale, v_scale_);
   const auto name = [&](std::optional<flashport::KvFormat>& to, Type type) {
-    if (type != c_.type && type != Type::kE4M3 && type != Type::kE4M3Fnuz) to = format_of(type);  // what needs a name
+    const bool is_own =
+        type == c_.type || type == Type::kE4M3 || type == Type::kE4M3Fnuz || type == Type::kE5M2 || type == Type::kI8;
+    if (!is_own) to = format_of(type);  // what needs a name
   };
   name(a.k_format, c_.key_type());
   name(a.v_format, c_.value_type());
