@@ -145,12 +145,14 @@ def flash_decode(
             parts will be merged, give it to one of them.
         tree_mask: (B, q_len) uint32, or (total_q) with a ragged ``q``; bit j of row i lets new token i see new token
             j. Default: causal.
-        k_scale: (1) or (Hkv) fp32, factor on the stored keys; finite and not 0.
-        v_scale: (1) or (Hkv) fp32, factor on the stored values; finite and not 0; of one shape with ``k_scale`` where
-            both are given.
+        k_scale: Factor on the stored keys. (1) or (Hkv) fp32, finite and not 0. Or beside the cache, fp32 or fp16: on
+            the axes of ``k_cache`` without the last, one for each row (token and head); or on all of them with a number
+            of groups in place of D, each of 8 values or a multiple of it, as LightLLM has them. Those of rows past a
+            length are never read. A cache that has them is read by the kernel that widens any format.
+        v_scale: As ``k_scale``, of ``v_cache``. Where neither lies beside its cache, both are of one shape.
         k_format: What ``k_cache`` stores: "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz", or a format of ggml's
-            blocks of 32 values: "q8_0", "q4_0", "q4_1", "q5_0", "q5_1" or "iq4_nl". Default: its element type's own; to
-            be given where that is uint8, which has none.
+            blocks of 32 values: "q8_0", "q4_0", "q4_1", "q5_0", "q5_1" or "iq4_nl"; "fp8_e5m2", "int8" or "int4", as in
+            :func:`append_kv`. Default: its element type's own; to be given where that is uint8, which has none.
         v_format: What ``v_cache`` stores. A pair without a kernel of its own is read by one that widens any; by
             :func:`supports` a target says what it serves, by :func:`which_kernel` how.
         num_splits: None gives results whose bits do not depend on the rest of the batch; 0 picks a count by

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         group_size: int
         q_len: int
         segment_formats: Sequence[CacheFormat] | None
+        scales_beside: bool
 
     class _DecodeScheduleQuery(_DecodeQuery, total=False):
         batch: int
@@ -204,7 +205,8 @@ def supports(operation: Operation, **options: Any) -> Support:
             ``head_dim``; ``group_size``, query heads for each key-value head (1); ``q_len``, new tokens for each
             request (1); ``segment_formats``, for :func:`flashport.flash_decode_segments` with several segments or a
             mask: a list of the names of all formats that their keys and values have, in place of ``k_format`` and
-            ``v_format``.
+            ``v_format``; ``scales_beside``, whether rows of the cache or groups of their values have scales of their
+            own (False).
 
             "decode_stage2": ``out_dtype`` ("bfloat16").
 

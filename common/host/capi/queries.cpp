@@ -34,6 +34,7 @@ DecodeQuery decode_query(const fp_query& c, const char* function) {
     if (!named) throw ValueError(std::string(function) + ": segment_formats must have no bit of fp_format_own");
     query.segment_formats.push_back(*named);
   }
+  query.scales_beside = c.scales_beside != 0;
   return query;
 }
 

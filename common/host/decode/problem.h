@@ -16,12 +16,12 @@
 
 namespace flashport {
 
-// What a call of segments has besides.
+// What a call of segments has besides, or one whose cache has scales beside it, the only segment.
 struct MixedProblem {
   CacheSegment segments[kMostSegments];
   IndexBounds bounds[kMostSegments];
   std::int32_t segment_count = 0;
-  std::uint32_t formats = 0;  // of all segments: format_bit() of each
+  std::uint32_t formats = 0;  // of all segments: format_bit() of each; 0: those of the problem's one cache
   LogitBias bias{};
   std::int64_t mask_keys = 0;  // that the mask has; 0: no mask
 };
@@ -53,6 +53,8 @@ struct DecodeExtents {
 // Describes q, out and lse in the problem's params.
 void fill_tensors(DecodeProblem& problem, const DecodeExtents& extents, const TensorView& q, const TensorView& out,
                   const std::optional<TensorView>& lse, const std::optional<TensorView>& cu_seqlens_q);
+// Lets kernels of segments read the problem's cache, with scales that lie beside it.
+void read_as_segment(DecodeProblem& problem, const KeyScales& k_scale, const KeyScales& v_scale);
 // A side of a window as kernels take it.
 [[nodiscard]] std::int32_t window_side(std::int64_t keys);
 
