@@ -194,6 +194,7 @@ AttentionQuery attention_query(Options& options) {
   options.boolean("dropout", query.dropout);
   options.boolean("seqused_k", query.seqused_k);
   options.boolean("appends", query.appends);
+  options.boolean("scales_beside", query.scales_beside);
   return query;
 }
 

@@ -79,6 +79,7 @@ if TYPE_CHECKING:
         dropout: bool
         seqused_k: bool
         appends: bool
+        scales_beside: bool
 
     class _AttentionQuery(_AttentionCall, total=False):
         q_len: int
@@ -226,7 +227,8 @@ def supports(operation: Operation, **options: Any) -> Support:
             "attention": ``dtype`` of q ("bfloat16"); ``head_dim``; ``head_dim_v``, default as ``head_dim``;
             ``k_format`` and ``v_format`` as above; ``paged``, whether keys lie on pages (False); ``causal`` (False);
             ``softcap``, ``alibi``, ``bias``, ``dropout`` and ``seqused_k``, whether the call has each (False);
-            ``appends``, whether it has a few new keys, of q's type as the cache (False);
+            ``appends``, whether it has a few new keys, of q's type as the cache (False); ``scales_beside``, whether
+            rows of keys or values or groups of their values have scales of their own (False);
             ``q_len``, queries of every sequence of a call without ``cu_seqlens_q`` (0: packed ones, or many), and
             ``group_size`` (1): few queries on a cache are served by the kernels of "decode".
 

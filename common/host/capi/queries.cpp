@@ -97,6 +97,7 @@ AttentionQuery attention_query(const fp_query& c, const char* function) {
   query.bias = c.bias != 0;
   query.dropout = c.dropout != 0;
   query.seqused_k = c.seqused_k != 0;
+  query.scales_beside = c.scales_beside != 0;
   query.q_len = c.q_len;
   query.group_size = c.group_size;
   return query;

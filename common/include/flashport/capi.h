@@ -395,7 +395,7 @@ typedef struct fp_query {
   int32_t seqused_k;
   uint32_t segment_formats; /* decode, where fp_flash_decode_mixed has several segments or a mask: 1 << fp_kv_format of
                              * every format of theirs; k_format and v_format are then not read */
-  int32_t scales_beside;    /* decode, append: whether a scale has the axes of its cache; append writes it */
+  int32_t scales_beside;    /* decode, append, attention: whether a scale has the axes of its cache; append writes it */
 } fp_query;
 
 FLASHPORT_API fp_status fp_attention(const fp_attention_args* args, fp_stream stream);

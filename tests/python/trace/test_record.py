@@ -399,6 +399,27 @@ def test_scales_of_caches(tmp_path, way, operation):
             assert np.array_equal(getattr(loaded[b], role)[0], x[b, :length].astype(np.float32) * own)
 
 
+@pytest.mark.parametrize("fmt", ["int8", "int4"])
+def test_scales_beside_keys_of_attention(tmp_path, fmt):
+    """Also after a left padding, whose rows a step does not have."""
+    q, x, scale = random(2, 3, 4, 64), random(2, 24, 2, 64), np.empty((2, 24, 2, 8), np.float16)
+    k = flashport.quantize_kv(x, fmt, scale=scale)
+    held = flashport.dequantize_kv(k, fmt, scale=scale)
+    options = {
+        "k_format": fmt,
+        "v_format": fmt,
+        "k_scale": scale,
+        "v_scale": scale,
+        "seqused_k": ints(24, 11),
+        "leftpad_k": ints(3, 0),
+    }
+    loaded, _ = recorded(tmp_path / "t.gguf", lambda: flashport.attention(q, k, k, **options))
+    check(loaded)
+    for b, rows in enumerate((slice(3, 24), slice(0, 11))):
+        assert np.array_equal(loaded[b].k[0], held[b, rows])
+        assert np.array_equal(loaded[b].v[0], held[b, rows])
+
+
 def test_four_segments_are_too_many(tmp_path):
     parts, _ = mixed_parts([("fp16", "fp16")] * 4, [4] * 4, batch=1)
     segments = [flashport.KvSegment(*part) for part in parts]

@@ -138,6 +138,10 @@ def _as_ggml(bits: Values, fmt: str, scale: Values | None) -> tuple[Values, str 
         values: Values = gguf.quants.dequantize(bits, block)
     elif fmt in numerics.CARRIER:
         values = numerics.decode(bits, fmt)
+    elif fmt == "int8":
+        values = bits.astype(np.float32)
+    elif fmt == "int4":  # the first of two values in the low bits
+        values = np.stack([bits << 4 >> 4, bits >> 4], axis=-1).reshape(*bits.shape[:-1], -1).astype(np.float32)
     else:
         raise NotRecordedError(f"a trace has no format {fmt}")
     if scale is not None and scale.shape[-1] > 1:  # of groups of values
