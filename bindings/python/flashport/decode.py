@@ -263,6 +263,8 @@ def flash_decode_stage1(
     block_seq: int,
     sm_scale: float | None = None,
     *,
+    k_scale: SupportsDLPack | None = None,
+    v_scale: SupportsDLPack | None = None,
     k_format: CacheFormat | None = None,
     v_format: CacheFormat | None = None,
     stream: StreamLike | None = None,
@@ -285,6 +287,8 @@ def flash_decode_stage1(
         mid_out_logsumexp: (B, Hq, blocks) fp32, natural log, any strides; written.
         block_seq: Keys of a block, 1 or more.
         sm_scale: Factor on the scores; default 1 / sqrt(D).
+        k_scale, v_scale: As in :func:`flash_decode`: (1) or (Hkv) fp32; or fp32 or fp16 beside the pool, (slots, Hkv)
+            or (slots, Hkv, groups), as LightLLM's int8 and int4 caches have D / 8 groups.
         k_format, v_format: What ``k`` and ``v`` store, as in :func:`flash_decode`.
         stream: As in :func:`flash_decode`.
 
@@ -299,7 +303,7 @@ def flash_decode_stage1(
     operations = _torch_operators() if tracing.is_compiling() else _core
     return operations.flash_decode_stage1(
         q, k, v, Req_to_tokens, B_req_idx, B_Seqlen, max_len_in_batch, mid_out, mid_out_logsumexp, block_seq, sm_scale,
-        k_format, v_format, stream,
+        k_scale, v_scale, k_format, v_format, stream,
     )  # fmt: skip
 
 

@@ -169,9 +169,9 @@ Extents check_shapes(const DecodeArgs& a) {
   return e;
 }
 
-bool has_scales_beside(const DecodeArgs& a) {
-  return lies_beside(a.k_scale, a.k_cache) || lies_beside(a.v_scale, a.v_cache);
-}
+CacheScales scales_of(const DecodeArgs& a) { return {a.k_scale, a.k_cache, a.v_scale, a.v_cache}; }
+
+bool lie_beside(const CacheScales& s) { return lies_beside(s.k_scale, s.k) || lies_beside(s.v_scale, s.v); }
 
 void check_values(const DecodeArgs& a, const Extents& e) {
   check_score_numbers(kCheck, "softmax_scale", a.softmax_scale, a.softcap);
@@ -180,12 +180,7 @@ void check_values(const DecodeArgs& a, const Extents& e) {
     kCheck.value_error("num_splits must be None (the invariant schedule), 0 (the heuristic) or a count, got " +
                        std::to_string(a.num_splits));
   }
-  if (a.k_scale && a.v_scale && !has_scales_beside(a)) {
-    if (e.num_kv_heads > 1 && is_per_head(*a.k_scale) != is_per_head(*a.v_scale)) {
-      kCheck.value_error("k_scale and v_scale must both have one value or both one per kv head, got " +
-                         shape_text(*a.k_scale) + " and " + shape_text(*a.v_scale));
-    }
-  }
+  check_scale_pair(kCheck, scales_of(a), e.num_kv_heads);
 }
 
 void fill_layout(const DecodeArgs& a, const Extents& e, DecodeProblem& problem) {
@@ -212,11 +207,6 @@ void fill_options(const DecodeArgs& a, DecodeParams& p) {
   p.sinks = data_of<float>(a.sinks);
   p.tree_mask = data_of<std::uint32_t>(a.tree_mask);
   if (a.tree_mask && a.tree_mask->rank == 2) p.tree_mask_stride = a.tree_mask->strides[0];
-  if (has_scales_beside(a)) return;
-  p.k_scale = data_of<float>(a.k_scale);
-  p.v_scale = data_of<float>(a.v_scale);
-  const bool per_head = (a.k_scale && is_per_head(*a.k_scale)) || (a.v_scale && is_per_head(*a.v_scale));
-  p.scale_stride = per_head ? 1 : 0;
 }
 
 DecodeProblem validate(const DecodeArgs& args, Outputs outputs) {
@@ -240,10 +230,7 @@ DecodeProblem validate(const DecodeArgs& args, Outputs outputs) {
   fill_tensors(problem, extents, args.q, args.out, args.lse, args.cu_seqlens_q);
   fill_layout(args, extents, problem);
   fill_options(args, problem.params);
-  if (has_scales_beside(args)) {
-    read_as_segment(problem, key_scales(args.k_scale, args.k_cache, extents.axes, extents.head_dim),
-                    key_scales(args.v_scale, args.v_cache, extents.axes, extents.head_dim_v));
-  }
+  fill_scales(problem, scales_of(args), extents.axes);
   return problem;
 }
 
@@ -290,9 +277,26 @@ void fill_tensors(DecodeProblem& problem, const DecodeExtents& e, const TensorVi
   problem.total_q = e.ragged ? q.shape[0] : e.batch * e.q_len;
 }
 
-void read_as_segment(DecodeProblem& problem, const KeyScales& k_scale, const KeyScales& v_scale) {
+void check_scale_pair(const Check& check, const CacheScales& s, std::int64_t num_kv_heads) {
+  if (!s.k_scale || !s.v_scale || lie_beside(s) || num_kv_heads == 1) return;
+  if (is_per_head(*s.k_scale) == is_per_head(*s.v_scale)) return;
+  check.value_error("k_scale and v_scale must both have one value or both one per kv head, got " +
+                    shape_text(*s.k_scale) + " and " + shape_text(*s.v_scale));
+}
+
+void fill_scales(DecodeProblem& problem, const CacheScales& s, const CacheAxes& axes) {
+  DecodeParams& p = problem.params;
+  if (!lie_beside(s)) {
+    p.k_scale = data_of<float>(s.k_scale);
+    p.v_scale = data_of<float>(s.v_scale);
+    const bool per_head = (s.k_scale && is_per_head(*s.k_scale)) || (s.v_scale && is_per_head(*s.v_scale));
+    p.scale_stride = per_head ? 1 : 0;
+    return;
+  }
   problem.mixed = std::make_unique<MixedProblem>();
-  problem.mixed->segments[0] = {problem.params.cache, problem.k_format, problem.v_format, k_scale, v_scale};
+  problem.mixed->segments[0] = {p.cache, problem.k_format, problem.v_format,
+                                key_scales(s.k_scale, s.k, axes, p.head_dim_qk),
+                                key_scales(s.v_scale, s.v, axes, p.head_dim_v)};
   problem.mixed->segment_count = 1;
 }
 

@@ -12,6 +12,7 @@
 
 #include "common/device/decode/params.h"
 #include "common/host/check.h"
+#include "common/host/kv/cache_layout.h"
 #include "common/host/kv/pages.h"
 
 namespace flashport {
@@ -53,8 +54,17 @@ struct DecodeExtents {
 // Describes q, out and lse in the problem's params.
 void fill_tensors(DecodeProblem& problem, const DecodeExtents& extents, const TensorView& q, const TensorView& out,
                   const std::optional<TensorView>& lse, const std::optional<TensorView>& cu_seqlens_q);
-// Lets kernels of segments read the problem's cache, with scales that lie beside it.
-void read_as_segment(DecodeProblem& problem, const KeyScales& k_scale, const KeyScales& v_scale);
+// The scales of one cache. Those that lie beside it make it the only segment of kernels that read segments; without
+// any, both sides have scales of one shape.
+struct CacheScales {
+  const std::optional<TensorView>& k_scale;
+  const TensorView& k;
+  const std::optional<TensorView>& v_scale;
+  const TensorView& v;
+};
+void check_scale_pair(const Check& check, const CacheScales& scales, std::int64_t num_kv_heads);
+// After the cache and the formats of the problem.
+void fill_scales(DecodeProblem& problem, const CacheScales& scales, const CacheAxes& axes);
 // A side of a window as kernels take it.
 [[nodiscard]] std::int32_t window_side(std::int64_t keys);
 

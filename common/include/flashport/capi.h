@@ -189,6 +189,8 @@ typedef struct fp_decode_stage1_args {
   double softmax_scale;
   int32_t k_format; /* fp_kv_format, as v_format */
   int32_t v_format;
+  const fp_tensor* k_scale; /* optional, as v_scale: that of fp_decode_args */
+  const fp_tensor* v_scale;
 } fp_decode_stage1_args;
 
 typedef struct fp_decode_stage2_args {

@@ -121,6 +121,7 @@ struct DecodeStage1Args {
   std::int64_t block_seq = 0;
   std::optional<double> softmax_scale;
   std::optional<KvFormat> k_format, v_format;  // as in DecodeArgs
+  std::optional<TensorView> k_scale, v_scale;  // as in DecodeArgs; LightLLM's are (slots, Hkv, D / 8)
 };
 FLASHPORT_API void flash_decode_stage1(const DecodeStage1Args& args, Stream stream = 0);
 
