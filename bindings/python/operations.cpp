@@ -142,7 +142,7 @@ py::object py_decode_workspace_size(Arguments a) {
 }
 
 py::object py_flash_decode_stage1(Arguments a) {
-  Call call("flash_decode_stage1", a[13], TorchRole::kNoGradOperator);
+  Call call("flash_decode_stage1", a[15], TorchRole::kNoGradOperator);
   DecodeStage1Args args;
   call.input("q", a[0], args.q);
   call.input("k", a[1], args.k);
@@ -155,8 +155,10 @@ py::object py_flash_decode_stage1(Arguments a) {
   call.output("mid_out_logsumexp", a[8], args.mid_out_logsumexp);
   args.block_seq = call.integer("block_seq", a[9]);
   args.softmax_scale = call.optional_number("sm_scale", a[10]);
-  args.k_format = call.optional_format("k_format", a[11]);
-  args.v_format = call.optional_format("v_format", a[12]);
+  call.optional_input("k_scale", a[11], args.k_scale);
+  call.optional_input("v_scale", a[12], args.v_scale);
+  args.k_format = call.optional_format("k_format", a[13]);
+  args.v_format = call.optional_format("v_format", a[14]);
   call.run([&](Stream stream) { flash_decode_stage1(args, stream); });
   return py::none();
 }
@@ -306,7 +308,7 @@ py::object py_merge_states(Arguments a) {
 
 constexpr Operation kFlashDecode{"flash_decode", py_flash_decode, kDecodeArguments};
 constexpr Operation kDecodeWorkspaceSize{"decode_workspace_size", py_decode_workspace_size, kDecodeArguments};
-constexpr Operation kFlashDecodeStage1{"flash_decode_stage1", py_flash_decode_stage1, 14};
+constexpr Operation kFlashDecodeStage1{"flash_decode_stage1", py_flash_decode_stage1, 16};
 constexpr Operation kFlashDecodeStage2{"flash_decode_stage2", py_flash_decode_stage2, 7};
 constexpr Operation kAppendKv{"append_kv", py_append_kv, 11};
 constexpr Operation kQuantizeKv{"quantize_kv", py_quantize_kv, 5};

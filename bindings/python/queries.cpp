@@ -114,6 +114,7 @@ DecodeQuery decode_query(Options& options) {
   options.integer("group_size", query.group_size);
   options.integer("q_len", query.q_len);
   options.formats("segment_formats", query.segment_formats);
+  options.boolean("scales_beside", query.scales_beside);
   return query;
 }
 
@@ -193,6 +194,7 @@ AttentionQuery attention_query(Options& options) {
   options.boolean("dropout", query.dropout);
   options.boolean("seqused_k", query.seqused_k);
   options.boolean("appends", query.appends);
+  options.boolean("scales_beside", query.scales_beside);
   return query;
 }
 

@@ -107,7 +107,7 @@ class Products {
         for (int dim = 0; dim < p_.head_dim_qk; dim += kVecWidth) {
           Vec x[kVecWidth] = {};
           for (int i = 0; i < minimum(keys.count - first, kVecWidth); ++i) {
-            x[i] = kv::load_values(row, keys.row(first + i), bytes, dim, p_.head_dim_qk - dim);
+            x[i] = load(row, bytes, keys, p_.k_row_scales, first + i, dim, p_.head_dim_qk - dim);
           }
           transpose(x);
           for (int i = 0; i < minimum(p_.head_dim_qk - dim, kVecWidth); ++i)
@@ -140,7 +140,7 @@ class Products {
       for (int key = 0; key < kKeys; ++key) {
         for (int column = 0; column < p_.head_dim_v; column += kVecWidth) {
           const Vec x =
-              key < keys.count ? kv::load_values(row, keys.row(key), bytes, column, p_.head_dim_v - column) : Vec{};
+              key < keys.count ? load(row, bytes, keys, p_.v_row_scales, key, column, p_.head_dim_v - column) : Vec{};
           store_vec(memory_.values + column / kPanel * kPanel * kKeys + key * kPanel + column % kPanel, x);
         }
       }
@@ -157,6 +157,14 @@ class Products {
   }
 
  private:
+  // Values of a row of keys or values, of which `count` exist from `dim` on, times the scales that lie beside them.
+  template <class Row>
+  FLASHPORT_DEVICE static Vec load(Row row, int bytes, const KeyRows& keys, const KeyScales& scales, int key, int dim,
+                                   int count) {
+    const Vec x = kv::load_values(row, keys.row(key), bytes, dim, count);
+    return scales.data == nullptr ? x : x * kv::load_factors(scales, keys.scale(scales, key), dim, count);
+  }
+
   const AttentionParams& p_;
   Memory& memory_;
   int query_pitch_;

@@ -10,14 +10,16 @@ struct KeyRows {
   const CacheParams& cache;
   const std::int32_t* table;  // of the sequence; null: a row follows `first` every token_stride
   const char* first;
-  int token, head;  // the first row's token of the sequence
-  int count;        // that exist
+  int seq, token, head;  // the first row's token of the sequence
+  int count;             // that exist
 
+  kv::TokenCoord coord(int key) const { return kv::token_coord(pages, table, seq, token + key, true); }
   const char* row(int key) const {
     if (table == nullptr) return first + key * cache.token_stride;
-    return static_cast<const char*>(cache.data) +
-           kv::row_offset(cache, kv::token_coord(pages, table, 0, token + key, true), head);
+    return static_cast<const char*>(cache.data) + kv::row_offset(cache, coord(key), head);
   }
+  // The element of the row's first factor.
+  std::int64_t scale(const KeyScales& scales, int key) const { return kv::scale_element(scales, coord(key), head); }
 };
 
 FLASHPORT_DEVICE KeyRows key_rows(const AttentionParams& p, const CacheParams& cache, const WorkTile& work, int tile,
@@ -29,6 +31,7 @@ FLASHPORT_DEVICE KeyRows key_rows(const AttentionParams& p, const CacheParams& c
           cache,
           kv::page_list(p.cache, work.seq),
           static_cast<const char*>(cache.data) + at,
+          work.seq,
           static_cast<int>(token),
           head,
           static_cast<int>(minimum(std::int64_t{keys}, work.kv_len - std::int64_t{tile} * keys))};

@@ -71,15 +71,6 @@ class SegmentRows {
   SegmentStarts starts_;
 };
 
-// Multiplies groups of a row's values, of 8 or a multiple of it each, by their factors.
-FLASHPORT_DEVICE void scale_groups(float* row, int dims, const KeyScales& scales, std::int64_t first) {
-  for (int dim = 0; dim < dims; dim += 8) {
-    const std::int64_t group = dim / scales.dims_per_scale;
-    const float factor = load_as_float(scales.data, scales.dtype, first + group * scales.stride_group);
-    for (int i = 0; i < 8; ++i) row[dim + i] *= factor;
-  }
-}
-
 // The rows of a leaf's keys or values, of `dims` values each, as floats; `next` are asked for in between.
 [[gnu::noinline]] inline void widen_rows(FloatRows<float> to, const SegmentLeaf& leaf, const SegmentLeaf::Rows& rows,
                                          const SegmentLeaf::Rows* next, const MixedDecodeParams& p, int dims,
@@ -96,9 +87,10 @@ FLASHPORT_DEVICE void scale_groups(float* row, int dims, const KeyScales& scales
           for (int line = 0; line < row_bytes; line += 64) __builtin_prefetch(next->at[key] + line, 0, 2);
         }
         for (int dim = 0; dim < dims; dim += kVecWidth) {
-          store_vec(to[key] + dim, kv::load_values(row, rows.at[key], bytes, dim, dims - dim));
+          Vec values = kv::load_values(row, rows.at[key], bytes, dim, dims - dim);
+          if (scales.dims_per_scale > 0) values *= kv::load_factors(scales, rows.scales[key], dim, dims - dim);
+          store_vec(to[key] + dim, values);
         }
-        if (scales.dims_per_scale > 0) scale_groups(to[key], dims, scales, rows.scales[key]);
       }
     });
   }

@@ -1,6 +1,8 @@
 // Values of a row, of a type that is known at run time, as vectors of floats.
 #pragma once
 
+#include "common/device/core/scalar_access.h"
+#include "common/device/kv/params.h"
 #include "cpu/kv/row.h"
 
 namespace flashport::FLASHPORT_TARGET::kv {
@@ -45,6 +47,22 @@ FLASHPORT_DEVICE Vec load_values(Row, const char* row, int bytes, int first, int
   alignas(64) char copy[4 * kVecWidth] = {};
   __builtin_memcpy(copy, row + first * bytes, static_cast<std::size_t>(count * bytes));
   return Row::load(copy, 0);
+}
+
+// Factors of values `dim` to `dim` + 15 of a row, of which `count` exist, from scales beside a cache. The row's first
+// one is element `first`; a group has 8 values or a multiple of it.
+FLASHPORT_DEVICE Vec load_factors(const KeyScales& scales, std::int64_t first, int dim, int count) {
+  const auto factor = [&](int at) {
+    const std::int64_t group = scales.dims_per_scale == 0 ? 0 : at / scales.dims_per_scale;
+    return load_as_float(scales.data, scales.dtype, first + group * scales.stride_group);
+  };
+  constexpr int kHalf = kVecWidth / 2;
+  const float low = factor(dim);
+  Vec factors = broadcast(low);
+  if (scales.dims_per_scale == 0 || count <= kHalf) return factors;
+  const float high = factor(dim + kHalf);
+  for (int i = kHalf; i < kVecWidth; ++i) factors[i] = high;
+  return factors;
 }
 
 // to_bfloat16 for each element.

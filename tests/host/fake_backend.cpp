@@ -16,6 +16,10 @@ constexpr MathType kB16 = MathType::kBf16;
 constexpr KernelEntry decode(const char* key, DecodeShape shape, DecodeSplit split = {}) {
   return {.key = key, .tag = KernelTag::kDecode, .threads = 128, .shape = {.decode = shape}, .decode_split = split};
 }
+constexpr KernelEntry widening(KernelEntry kernel) {
+  kernel.formats = format_bit(KvFormat::kInt8) | format_bit(KvFormat::kFp8E5M2);
+  return kernel;
+}
 constexpr KernelEntry appending(KernelEntry kernel) {
   kernel.tag = KernelTag::kDecodeAppend;
   kernel.shape.decode.appends = true;
@@ -69,6 +73,7 @@ const KernelEntry kGpuKernels[] = {
              4),
     decode("decode/fp16/k=q8_0/v=fp8_e4m3/hd128/r16/fakegpu",
            {128, 128, 16, kF16, KvFormat::kQ8_0, KvFormat::kFp8E4M3}),
+    widening(decode("decode/fp16/kv=any/hd128/r16/fakegpu", {128, 128, 16, kF16, KvFormat::kAny, KvFormat::kAny})),
     appending(
         decode("decode_append/bf16/kv=bf16/hd128/r16/fakegpu", {128, 128, 16, kB16, KvFormat::kBf16, KvFormat::kBf16})),
     appending(decode("decode_append/bf16/kv=bf16/hd256/r16/fakegpu",

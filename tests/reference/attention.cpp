@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "tests/reference/blocks.h"
+#include "tests/reference/scaled_rows.h"
 
 namespace reference {
 namespace {
@@ -53,15 +54,27 @@ std::vector<Sequence> sequences_of(const AttentionInputs& in) {
 
 double element(const AttentionInputs& in, const Array& array, const Sequence& s, std::int64_t token, std::int64_t head,
                std::int64_t dim) {
-  if (is_blocks(array.type)) {
-    return read_block_value(
-        array.type, is_packed(in) ? array.address({token, head, 0}) : array.address({s.index, token, head, 0}), dim);
+  if (is_blocks(array.type) || array.type == Type::kI4) {
+    const auto* row = is_packed(in) ? array.address({token, head, 0}) : array.address({s.index, token, head, 0});
+    return array.type == Type::kI4 ? read_scaled_value(array.type, row, dim) : read_block_value(array.type, row, dim);
   }
   return is_packed(in) ? array.at({token, head, dim}) : array.at({s.index, token, head, dim});
 }
 
 double scale_of(const std::optional<Array>& scale, const Sequence& s, std::int64_t kv_head) {
   return scale ? scale->at({s.index, kv_head}) : 1;
+}
+
+// Of value `dim` of `dims`, from a scale that lies beside its row.
+double row_scale_of(const AttentionInputs& in, const std::optional<Array>& scale, const Sequence& s, std::int64_t token,
+                    std::int64_t kv_head, std::int64_t dim, std::int64_t dims) {
+  if (!scale) return 1;
+  const bool packed = is_packed(in);
+  if (scale->shape.size() == (packed ? 2u : 3u)) {
+    return packed ? scale->at({token, kv_head}) : scale->at({s.index, token, kv_head});
+  }
+  const std::int64_t group = dim / (dims / scale->shape.back());
+  return packed ? scale->at({token, kv_head, group}) : scale->at({s.index, token, kv_head, group});
 }
 
 bool sees(const AttentionInputs& in, const Sequence& s, std::int64_t row, std::int64_t key) {
@@ -99,8 +112,9 @@ AttentionSequence attend(const AttentionInputs& in, const Sequence& s, std::opti
   const bool modified = in.alibi_slopes || in.bias;
   const auto cap = static_cast<Real>(in.softcap), scale = static_cast<Real>(in.softmax_scale);
   const auto keep_scale = static_cast<Real>(1 / (1 - in.dropout.p));
-  const auto operand = [&](const Array& array, std::int64_t token, std::int64_t head, std::int64_t d) {
-    const double x = element(in, array, s, token, head, d);
+  const auto operand = [&](const Array& array, std::int64_t token, std::int64_t head, std::int64_t d,
+                           double factor = 1) {
+    const double x = element(in, array, s, token, head, d) * factor;
     return math ? round_to(x, *math) : x;
   };
   std::vector<Real> k(kv_len * static_cast<std::size_t>(dims.dim_qk)), v(kv_len * dim_v), scores(kv_len), sums(dim_v);
@@ -108,12 +122,14 @@ AttentionSequence attend(const AttentionInputs& in, const Sequence& s, std::opti
     for (std::int64_t j = 0; j < s.kv_len && head % group == 0; ++j) {
       const std::int64_t token = s.first_k + j, kv_head = head / group;
       for (std::int64_t d = 0; d < dims.dim_qk; ++d) {  // [dim][key]
-        k[static_cast<std::size_t>(d * s.kv_len + j)] =
-            static_cast<Real>(operand(in.k, token, kv_head, d) * scale_of(in.k_scale, s, kv_head));
+        k[static_cast<std::size_t>(d * s.kv_len + j)] = static_cast<Real>(
+            operand(in.k, token, kv_head, d, row_scale_of(in, in.k_row_scale, s, token, kv_head, d, dims.dim_qk)) *
+            scale_of(in.k_scale, s, kv_head));
       }
       for (std::int64_t d = 0; d < dims.dim_v; ++d) {  // [key][dim]
-        v[static_cast<std::size_t>(j * dims.dim_v + d)] =
-            static_cast<Real>(operand(in.v, token, kv_head, d) * scale_of(in.v_scale, s, kv_head));
+        v[static_cast<std::size_t>(j * dims.dim_v + d)] = static_cast<Real>(
+            operand(in.v, token, kv_head, d, row_scale_of(in, in.v_row_scale, s, token, kv_head, d, dims.dim_v)) *
+            scale_of(in.v_scale, s, kv_head));
       }
     }
     for (std::int64_t row = 0; row < s.q_len; ++row) {

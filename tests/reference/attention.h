@@ -39,6 +39,8 @@ struct AttentionInputs {
   double softcap = 0;
   std::optional<Array> alibi_slopes = {}, sinks = {}, bias = {};
   std::optional<Array> q_scale = {}, k_scale = {}, v_scale = {};  // (B, Hkv): factors of stored numbers
+  // Factors too: on the axes of k or v without the last, or with groups of its values in their place.
+  std::optional<Array> k_row_scale = {}, v_row_scale = {};
   Dropout dropout = {};
 };
 

@@ -29,6 +29,15 @@ inline double read_scaled_value(Type type, const void* row, std::int64_t index) 
   return code < 8 ? code : code - 16;
 }
 
+// Writes value `index` of a row, rounded to what the type stores.
+inline void write_scaled_value(Type type, void* row, std::int64_t index, double x) {
+  auto* bytes = static_cast<unsigned char*>(row);
+  if (type != Type::kI4) return write_number(bytes + index, type, x);
+  const int shift = index % 2 == 0 ? 0 : 4;
+  unsigned char& pair = bytes[index / 2];
+  pair = static_cast<unsigned char>((pair & ~(15 << shift)) | (to_integer(x, 7) & 15) << shift);
+}
+
 // Writes `count` values of one group and gives its scale. The row begins at `row`, the group with value `first`.
 inline double write_scaled_group(Type type, Type scale_type, void* row, std::int64_t first, const float* values,
                                  std::int64_t count) {
@@ -39,15 +48,9 @@ inline double write_scaled_group(Type type, Type scale_type, void* row, std::int
                                              : std::numeric_limits<float>::quiet_NaN();
   }
   const auto scale = static_cast<float>(round_to(largest / static_cast<float>(largest_number(type)), scale_type));
-  auto* bytes = static_cast<unsigned char*>(row);
   for (std::int64_t i = first; i < first + count; ++i) {
     const float x = scale > 0 && std::isfinite(scale) ? values[i - first] / scale : 0.0f;
-    if (type != Type::kI4) {
-      write_number(bytes + i, type, x);
-      continue;
-    }
-    const int shift = i % 2 == 0 ? 0 : 4;
-    bytes[i / 2] = static_cast<unsigned char>((bytes[i / 2] & ~(15 << shift)) | (to_integer(x, 7) & 15) << shift);
+    write_scaled_value(type, row, i, x);
   }
   return scale;
 }

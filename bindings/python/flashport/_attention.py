@@ -179,7 +179,7 @@ def attention(
             writes into ``k``, in the cache's format, after the ``seqused_k`` keys of each sequence; then it attends to
             all of them. ``k`` and ``v`` are a cache: with four axes and no ``cu_seqlens_k``, or on pages. Keys for
             which a sequence has no room raise where lengths are in host memory, as below, and are else dropped.
-            ``k_scale`` and ``v_scale`` divide them, unless q is fp8.
+            ``k_scale`` and ``v_scale`` divide them, unless q is fp8; not with scales that lie beside ``k`` or ``v``.
         v_new: As ``k_new`` with DV in place of D.
         cu_seqlens_k_new: (B + 1) int32, first row of each sequence in packed ``k_new`` and ``v_new``, and the end of
             the last one.
@@ -201,8 +201,12 @@ def attention(
             1 / (1 - dropout_p). Needs ``rng_state``. The lse is that of all weights.
         rng_state: (2) int64, seed and offset. Which weights are dropped follows from these, the sequence, the head, the
             query and the key alone, on every target: :func:`dropout_mask` tells which.
-        q_scale, k_scale, v_scale: (1), (Hkv) or (B, Hkv) fp32, positive: what stored queries, keys and values are
-            multiplied by.
+        q_scale: (1), (Hkv) or (B, Hkv) fp32, positive: what stored queries are multiplied by.
+        k_scale: The same of keys; or beside ``k``, fp32 or fp16: on its axes without the last, one for each row (token
+            and head); or on all of them with a number of groups in place of D, each of 8 values or a multiple of it.
+            Where ``k`` has three axes and B rows, (B, Hkv) is of sequences, and (B, Hkv, 1) of rows. Scales of rows
+            that no sequence has are never read. On GPUs, of few queries on a cache alone.
+        v_scale: As ``k_scale``, of ``v``; either may lie beside its array or not.
         k_format, v_format: What ``k`` and ``v`` store, as in :func:`flashport.append_kv`; default the own format of
             their element type.
         num_splits: Into how many pieces the keys of a sequence are cut, which run side by side and are merged in a

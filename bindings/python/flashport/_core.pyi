@@ -241,6 +241,8 @@ def flash_decode_stage1(
     mid_out_logsumexp: SupportsDLPack,
     block_seq: int,
     sm_scale: float | None,
+    k_scale: SupportsDLPack | None,
+    v_scale: SupportsDLPack | None,
     k_format: CacheFormat | None,
     v_format: CacheFormat | None,
     stream: StreamLike | None,

@@ -145,12 +145,14 @@ def flash_decode(
             parts will be merged, give it to one of them.
         tree_mask: (B, q_len) uint32, or (total_q) with a ragged ``q``; bit j of row i lets new token i see new token
             j. Default: causal.
-        k_scale: (1) or (Hkv) fp32, factor on the stored keys; finite and not 0.
-        v_scale: (1) or (Hkv) fp32, factor on the stored values; finite and not 0; of one shape with ``k_scale`` where
-            both are given.
+        k_scale: Factor on the stored keys. (1) or (Hkv) fp32, finite and not 0. Or beside the cache, fp32 or fp16: on
+            the axes of ``k_cache`` without the last, one for each row (token and head); or on all of them with a number
+            of groups in place of D, each of 8 values or a multiple of it, as LightLLM has them. Those of rows past a
+            length are never read. A cache that has them is read by the kernel that widens any format.
+        v_scale: As ``k_scale``, of ``v_cache``. Where neither lies beside its cache, both are of one shape.
         k_format: What ``k_cache`` stores: "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz", or a format of ggml's
-            blocks of 32 values: "q8_0", "q4_0", "q4_1", "q5_0", "q5_1" or "iq4_nl". Default: its element type's own; to
-            be given where that is uint8, which has none.
+            blocks of 32 values: "q8_0", "q4_0", "q4_1", "q5_0", "q5_1" or "iq4_nl"; "fp8_e5m2", "int8" or "int4", as in
+            :func:`append_kv`. Default: its element type's own; to be given where that is uint8, which has none.
         v_format: What ``v_cache`` stores. A pair without a kernel of its own is read by one that widens any; by
             :func:`supports` a target says what it serves, by :func:`which_kernel` how.
         num_splits: None gives results whose bits do not depend on the rest of the batch; 0 picks a count by
@@ -261,6 +263,8 @@ def flash_decode_stage1(
     block_seq: int,
     sm_scale: float | None = None,
     *,
+    k_scale: SupportsDLPack | None = None,
+    v_scale: SupportsDLPack | None = None,
     k_format: CacheFormat | None = None,
     v_format: CacheFormat | None = None,
     stream: StreamLike | None = None,
@@ -283,6 +287,8 @@ def flash_decode_stage1(
         mid_out_logsumexp: (B, Hq, blocks) fp32, natural log, any strides; written.
         block_seq: Keys of a block, 1 or more.
         sm_scale: Factor on the scores; default 1 / sqrt(D).
+        k_scale, v_scale: As in :func:`flash_decode`: (1) or (Hkv) fp32; or fp32 or fp16 beside the pool, (slots, Hkv)
+            or (slots, Hkv, groups), as LightLLM's int8 and int4 caches have D / 8 groups.
         k_format, v_format: What ``k`` and ``v`` store, as in :func:`flash_decode`.
         stream: As in :func:`flash_decode`.
 
@@ -297,7 +303,7 @@ def flash_decode_stage1(
     operations = _torch_operators() if tracing.is_compiling() else _core
     return operations.flash_decode_stage1(
         q, k, v, Req_to_tokens, B_req_idx, B_Seqlen, max_len_in_batch, mid_out, mid_out_logsumexp, block_seq, sm_scale,
-        k_format, v_format, stream,
+        k_scale, v_scale, k_format, v_format, stream,
     )  # fmt: skip
 
 

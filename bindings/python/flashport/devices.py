@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         group_size: int
         q_len: int
         segment_formats: Sequence[CacheFormat] | None
+        scales_beside: bool
 
     class _DecodeScheduleQuery(_DecodeQuery, total=False):
         batch: int
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
         dropout: bool
         seqused_k: bool
         appends: bool
+        scales_beside: bool
 
     class _AttentionQuery(_AttentionCall, total=False):
         q_len: int
@@ -204,7 +206,8 @@ def supports(operation: Operation, **options: Any) -> Support:
             ``head_dim``; ``group_size``, query heads for each key-value head (1); ``q_len``, new tokens for each
             request (1); ``segment_formats``, for :func:`flashport.flash_decode_segments` with several segments or a
             mask: a list of the names of all formats that their keys and values have, in place of ``k_format`` and
-            ``v_format``.
+            ``v_format``; ``scales_beside``, whether rows of the cache or groups of their values have scales of their
+            own (False).
 
             "decode_stage2": ``out_dtype`` ("bfloat16").
 
@@ -224,7 +227,8 @@ def supports(operation: Operation, **options: Any) -> Support:
             "attention": ``dtype`` of q ("bfloat16"); ``head_dim``; ``head_dim_v``, default as ``head_dim``;
             ``k_format`` and ``v_format`` as above; ``paged``, whether keys lie on pages (False); ``causal`` (False);
             ``softcap``, ``alibi``, ``bias``, ``dropout`` and ``seqused_k``, whether the call has each (False);
-            ``appends``, whether it has a few new keys, of q's type as the cache (False);
+            ``appends``, whether it has a few new keys, of q's type as the cache (False); ``scales_beside``, whether
+            rows of keys or values or groups of their values have scales of their own (False);
             ``q_len``, queries of every sequence of a call without ``cu_seqlens_q`` (0: packed ones, or many), and
             ``group_size`` (1): few queries on a cache are served by the kernels of "decode".
 

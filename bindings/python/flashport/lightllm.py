@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from flashport import decode
 from flashport.arrays import new_array
@@ -21,6 +21,8 @@ __all__ = [
     "flash_decode_stage1",
     "flash_decode_stage2",
     "gqa_token_decode_attention_flash_decoding",
+    "ppl_int4kv_token_decode_attention_flash_decoding",
+    "ppl_int8kv_token_decode_attention_flash_decoding",
     "token_decode_attention_flash_decoding",
 ]
 
@@ -70,6 +72,8 @@ def token_decode_attention_flash_decoding(
     out: Array | None = None,
     alloc_tensor_func: Callable[..., Any] | None = None,
     *,
+    k_scale: SupportsDLPack | None = None,
+    v_scale: SupportsDLPack | None = None,
     k_format: CacheFormat | None = None,
     v_format: CacheFormat | None = None,
 ) -> Array:
@@ -90,7 +94,8 @@ def token_decode_attention_flash_decoding(
         out: As ``q``; written. Default: a new tensor.
         alloc_tensor_func: Called as ``alloc_tensor_func(shape, dtype=..., device=...)`` for what is allocated: ``out``
             and the fp32 results of the blocks. Default: the library that ``q`` comes from.
-        k_format, v_format: What ``cache_k`` and ``cache_v`` store, as in :func:`flashport.flash_decode`.
+        k_scale, v_scale, k_format, v_format: Scales of ``cache_k`` and ``cache_v`` and what these store, as in
+            :func:`flashport.flash_decode_stage1`.
 
     Returns:
         ``out``.
@@ -100,11 +105,10 @@ def token_decode_attention_flash_decoding(
 
     Source:
         bindings/python/flashport/lightllm.py over :func:`flashport.flash_decode_stage1` and
-        :func:`flashport.flash_decode_stage2`; the signature is LightLLM's, but for the formats.
+        :func:`flashport.flash_decode_stage2`; the signature is LightLLM's, but for scales and formats.
     """
-    return _token_decode(
-        q, infer_state, q_head_num, head_dim, cache_k, cache_v, out, alloc_tensor_func, k_format, v_format, _BLOCK_SEQ
-    )
+    stored = _Stored(cache_k, cache_v, k_scale, v_scale, k_format, v_format)
+    return _token_decode(q, infer_state, q_head_num, head_dim, stored, out, alloc_tensor_func, _BLOCK_SEQ)
 
 
 def gqa_token_decode_attention_flash_decoding(
@@ -117,13 +121,16 @@ def gqa_token_decode_attention_flash_decoding(
     out: Array | None = None,
     alloc_tensor_func: Callable[..., Any] | None = None,
     *,
+    k_scale: SupportsDLPack | None = None,
+    v_scale: SupportsDLPack | None = None,
     k_format: CacheFormat | None = None,
     v_format: CacheFormat | None = None,
 ) -> Array:
     """As :func:`token_decode_attention_flash_decoding`, in blocks of 128 keys.
 
     Args:
-        q, infer_state, q_head_num, head_dim, cache_k, cache_v, out, alloc_tensor_func, k_format, v_format: As there.
+        q, infer_state, q_head_num, head_dim, cache_k, cache_v, out, alloc_tensor_func, k_scale, v_scale, k_format,
+        v_format: As there.
 
     Returns:
         ``out``.
@@ -132,21 +139,93 @@ def gqa_token_decode_attention_flash_decoding(
         ValueError, TypeError, NotImplementedError, RuntimeError: As there.
 
     Source:
-        bindings/python/flashport/lightllm.py; the signature is LightLLM's, but for the formats.
+        bindings/python/flashport/lightllm.py; the signature is LightLLM's, but for scales and formats.
     """
-    return _token_decode(
-        q,
-        infer_state,
-        q_head_num,
-        head_dim,
-        cache_k,
-        cache_v,
-        out,
-        alloc_tensor_func,
-        k_format,
-        v_format,
-        _GQA_BLOCK_SEQ,
-    )
+    stored = _Stored(cache_k, cache_v, k_scale, v_scale, k_format, v_format)
+    return _token_decode(q, infer_state, q_head_num, head_dim, stored, out, alloc_tensor_func, _GQA_BLOCK_SEQ)
+
+
+def ppl_int8kv_token_decode_attention_flash_decoding(
+    q: Array,
+    infer_state: Any,
+    q_head_num: int,
+    head_dim: int,
+    cache_k: SupportsDLPack,
+    cache_k_scale: SupportsDLPack,
+    cache_v: SupportsDLPack,
+    cache_v_scale: SupportsDLPack,
+    out: Array | None = None,
+    alloc_tensor_func: Callable[..., Any] | None = None,
+) -> Array:
+    """:func:`token_decode_attention_flash_decoding` over LightLLM's int8 cache (``ppl_int8kv``).
+
+    In LightLLM the function has that name in a module ``ppl_int8kv_flash_decoding``.
+
+    Args:
+        q, infer_state, q_head_num, head_dim: As there.
+        cache_k: (slots, Hkv, head_dim) int8.
+        cache_k_scale: (slots, Hkv, head_dim / 8) fp16 or fp32: one for each 8 values. Those of a model in bf16 are to
+            be converted.
+        cache_v: As ``cache_k``.
+        cache_v_scale: As ``cache_k_scale``.
+        out, alloc_tensor_func: As there.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError, RuntimeError: As there.
+
+    Source:
+        bindings/python/flashport/lightllm.py; the signature is LightLLM's.
+    """
+    stored = _Stored(cache_k, cache_v, cache_k_scale, cache_v_scale, "int8", "int8")
+    return _token_decode(q, infer_state, q_head_num, head_dim, stored, out, alloc_tensor_func, _BLOCK_SEQ)
+
+
+def ppl_int4kv_token_decode_attention_flash_decoding(
+    q: Array,
+    infer_state: Any,
+    q_head_num: int,
+    head_dim: int,
+    cache_k: SupportsDLPack,
+    cache_k_scale: SupportsDLPack,
+    cache_v: SupportsDLPack,
+    cache_v_scale: SupportsDLPack,
+    out: Array | None = None,
+    alloc_tensor_func: Callable[..., Any] | None = None,
+) -> Array:
+    """As :func:`ppl_int8kv_token_decode_attention_flash_decoding`, over LightLLM's int4 cache (``ppl_int4kv``).
+
+    Args:
+        q, infer_state, q_head_num, head_dim: As there.
+        cache_k: (slots, Hkv, head_dim / 2) int8, two values in each, the first in the low bits.
+        cache_k_scale: As there.
+        cache_v: As ``cache_k``.
+        cache_v_scale, out, alloc_tensor_func: As there.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError, RuntimeError: As there.
+
+    Source:
+        bindings/python/flashport/lightllm.py; the signature is LightLLM's.
+    """
+    stored = _Stored(cache_k, cache_v, cache_k_scale, cache_v_scale, "int4", "int4")
+    return _token_decode(q, infer_state, q_head_num, head_dim, stored, out, alloc_tensor_func, _BLOCK_SEQ)
+
+
+class _Stored(NamedTuple):
+    """The token pool."""
+
+    k: Any
+    v: Any
+    k_scale: Any
+    v_scale: Any
+    k_format: CacheFormat | None
+    v_format: CacheFormat | None
 
 
 def _token_decode(
@@ -154,12 +233,9 @@ def _token_decode(
     infer_state: Any,
     q_head_num: int,
     head_dim: int,
-    cache_k: Any,
-    cache_v: Any,
+    stored: _Stored,
     out: Any,
     alloc_tensor_func: Any,
-    k_format: CacheFormat | None,
-    v_format: CacheFormat | None,
     block_seq: int,
 ) -> Any:
     batch = infer_state.batch_size
@@ -172,8 +248,8 @@ def _token_decode(
     mid_out_logsumexp = allocate((batch, q_head_num, blocks), "float32")
     flash_decode_stage1(
         q.reshape(shape),
-        cache_k,
-        cache_v,
+        stored.k,
+        stored.v,
         infer_state.req_manager.req_to_token_indexs,
         infer_state.b_req_idx,
         infer_state.b_seq_len,
@@ -181,8 +257,10 @@ def _token_decode(
         mid_out,
         mid_out_logsumexp,
         block_seq,
-        k_format=k_format,
-        v_format=v_format,
+        k_scale=stored.k_scale,
+        v_scale=stored.v_scale,
+        k_format=stored.k_format,
+        v_format=stored.v_format,
     )
     rows = out if tuple(out.shape) == shape else _view(out, shape)
     decode.flash_decode_stage2(mid_out, mid_out_logsumexp, infer_state.b_seq_len, rows, block_seq)

@@ -17,8 +17,9 @@ constexpr bool has(ScoreForm form, ScoreForm option) {
 
 // Where a kernel can read keys and values from, besides rows of the math type: a set of bits, of
 // which each name has those before it. kBytes: fp16, bf16, fp8 e4m3, FNUZ and q8_0, K and V chosen freely; kernels of
-// fp16 have queries and outputs of bf16 too. kAll: every format.
-enum class KeySources : std::int32_t { kRows = 0, kPages = 1, kFp8 = 3, kBytes = 7, kAll = 15 };
+// fp16 have queries and outputs of bf16 too. kAll: every format. kScaled: those with scales beside
+// the keys and values, one for each row or group of values.
+enum class KeySources : std::int32_t { kRows = 0, kPages = 1, kFp8 = 3, kBytes = 7, kAll = 15, kScaled = 31 };
 
 constexpr bool has(KeySources sources, KeySources needed) {
   return (static_cast<int>(sources) & static_cast<int>(needed)) == static_cast<int>(needed);

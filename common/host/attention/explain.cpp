@@ -27,6 +27,7 @@ AttentionProblem problem_of(const AttentionScheduleQuery& query) {
   const AttentionRequest request = request_of(call);
   problem.needs = request.needs;
   problem.paged = request.paged;
+  problem.scales_beside = request.scales_beside;
   problem.num_splits = query.num_splits;
   AttentionParams& p = problem.params;
   p.batch = static_cast<std::int32_t>(query.batch);

@@ -20,16 +20,20 @@ bool are_few(std::int64_t q_len, std::int64_t group, bool causal) {
   return q_len >= 1 && q_len <= kMostQueries && group <= kMostGroup && (causal || q_len == 1);
 }
 
+bool has_scales_beside(const AttentionArgs& a) { return is_beside(a, a.k_scale) || is_beside(a, a.v_scale); }
+
 bool scales_fit(const AttentionArgs& a) {
   if (a.q_scale) return false;
-  const auto count = [](const std::optional<TensorView>& scale) {
-    return !scale ? 0 : scale->rank == 2 ? -1 : scale->rank == 0 ? 1 : scale->shape[0];
+  const auto count = [&](const std::optional<TensorView>& scale) {
+    if (!scale || is_beside(a, scale)) return std::int64_t{0};
+    return scale->rank == 2 ? std::int64_t{-1} : scale->rank == 0 ? 1 : scale->shape[0];
   };
   const std::int64_t k = count(a.k_scale), v = count(a.v_scale);
-  const auto is_contiguous = [](const std::optional<TensorView>& scale) {
-    return !scale || scale->rank == 0 || scale->shape[0] == 1 || scale->strides[0] == 1;
+  const auto is_contiguous = [&](const std::optional<TensorView>& scale) {
+    return !scale || scale->rank == 0 || scale->shape[0] == 1 || scale->strides[0] == 1 || is_beside(a, scale);
   };
-  return k >= 0 && v >= 0 && (k == 0 || v == 0 || k == v) && is_contiguous(a.k_scale) && is_contiguous(a.v_scale);
+  return k >= 0 && v >= 0 && (k == 0 || v == 0 || k == v) && is_contiguous(a.k_scale) && is_contiguous(a.v_scale) &&
+         !(a.k_new && has_scales_beside(a));
 }
 
 bool has_only_what_decode_has(const AttentionArgs& a) {
@@ -37,7 +41,7 @@ bool has_only_what_decode_has(const AttentionArgs& a) {
          !a.bias && a.dropout_p == 0.0 && a.num_splits == kInvariantSplits && scales_fit(a);
 }
 
-DecodeQuery query_of(std::string target, const AttentionParams& p) {
+DecodeQuery query_of(std::string target, const AttentionParams& p, bool scales_beside) {
   return {.target = std::move(target),
           .q_dtype = p.q.dtype,
           .k_format = p.k_format,
@@ -45,28 +49,31 @@ DecodeQuery query_of(std::string target, const AttentionParams& p) {
           .head_dim_qk = p.head_dim_qk,
           .head_dim_v = p.head_dim_v,
           .group_size = p.group_size,
-          .q_len = p.q_len};
+          .q_len = p.q_len,
+          .scales_beside = scales_beside};
 }
 
 struct Shape {
   std::int32_t head_dim_qk, head_dim_v, group_size, q_len;
   DType dtype;
   KvFormat k_format, v_format;
+  bool scales_beside;
   friend bool operator==(const Shape&, const Shape&) = default;
 };
 
 // supports() of decode's query, asked once while calls are alike.
-bool is_served(const DeviceContext& device, const AttentionParams& p) {
+bool is_served(const DeviceContext& device, const AttentionParams& p, bool scales_beside) {
   struct Answer {
     const KernelEntry* table = nullptr;
     Shape shape{};
     bool served = false;
   };
   thread_local Answer last;
-  const Shape shape{p.head_dim_qk, p.head_dim_v, p.group_size, p.q_len, p.q.dtype, p.k_format, p.v_format};
+  const Shape shape{p.head_dim_qk, p.head_dim_v, p.group_size, p.q_len,
+                    p.q.dtype,     p.k_format,   p.v_format,   scales_beside};
   const KernelEntry* table = device.kernels().data();
   if (last.table != table || last.shape != shape) {
-    last = {table, shape, supports(query_of(device.target(), p)).supported};
+    last = {table, shape, supports(query_of(device.target(), p, scales_beside)).supported};
   }
   return last.served;
 }
@@ -77,7 +84,7 @@ std::optional<DecodeArgs> as_decode(const AttentionArgs& a, const AttentionProbl
                                     const DeviceContext& device) {
   const AttentionParams& p = problem.params;
   if (!are_few(p.q_len, p.group_size, a.causal) || p.kv_len == 0 || !has_only_what_decode_has(a) ||
-      !is_served(device, p)) {
+      !is_served(device, p, problem.scales_beside)) {
     return std::nullopt;
   }
   DecodeArgs d;
@@ -160,7 +167,8 @@ TensorView workspace_view(void* data, std::int64_t bytes, Device device) {
 }
 
 std::optional<DecodeQuery> as_decode(const AttentionQuery& q) {
-  if (!are_few(q.q_len, q.group_size, q.causal) || !(q.paged || q.seqused_k) || q.bias || q.dropout) {
+  if (!are_few(q.q_len, q.group_size, q.causal) || !(q.paged || q.seqused_k) || q.bias || q.dropout ||
+      (q.scales_beside && q.appends)) {
     return std::nullopt;
   }
   const DecodeQuery query{.target = q.target,
@@ -171,6 +179,7 @@ std::optional<DecodeQuery> as_decode(const AttentionQuery& q) {
                           .head_dim_v = q.head_dim_v,
                           .group_size = q.group_size,
                           .q_len = q.q_len,
+                          .scales_beside = q.scales_beside,
                           .appends = q.appends};
   return supports(query).supported ? std::optional(query) : std::nullopt;
 }

@@ -49,6 +49,7 @@ KeySources sources_of(const AttentionRequest& r) {
   need(r.k_format);
   need(r.v_format);
   if (r.q_dtype != r.dtype) sources |= static_cast<int>(KeySources::kFp8);
+  if (r.scales_beside) sources |= static_cast<int>(KeySources::kScaled);
   return static_cast<KeySources>(sources);
 }
 
@@ -83,6 +84,9 @@ std::string head_dims_text(std::int64_t qk, std::int64_t v) {
 
 // What the request asks of no target; empty if nothing.
 std::string limit_reason(const AttentionRequest& r) {
+  if (r.scales_beside && r.appends) {
+    return "k_new does not come with scales of rows or groups of values, which append_kv writes; append the keys first";
+  }
   if (std::string problem =
           dtype_problem("q", r.q_dtype, {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFp8E4M3});
       !problem.empty()) {
@@ -155,8 +159,9 @@ std::string missing_reason(std::span<const KernelEntry> kernels, std::string_vie
   if (!has_sources) {
     const std::optional<KvFormat> own = own_format(r.dtype);
     const bool is_other = own != r.k_format || own != r.v_format;
-    return text + " for keys and values " + (r.paged ? "on pages" : "") + (r.paged && is_other ? " " : "") +
-           (is_other ? "of " + kv_formats_text(r.k_format, r.v_format) : "");
+    return text + " for keys and values" + (r.paged ? " on pages" : "") +
+           (is_other ? " of " + kv_formats_text(r.k_format, r.v_format) : "") +
+           (r.scales_beside ? " with scales of rows or groups of values" : "");
   }
   const std::string what = needs_text(r.needs);
   if (tiles.empty()) return text + what;
@@ -204,7 +209,9 @@ AttentionRequest request_of(const AttentionQuery& query) {
           query.paged,
           query.head_dim_qk,
           query.head_dim_v,
-          score_needs(query.softcap, query.alibi, query.bias, query.dropout, true)};
+          score_needs(query.softcap, query.alibi, query.bias, query.dropout, true),
+          query.scales_beside,
+          query.appends};
 }
 
 const KernelEntry* find_attention_kernel(const AttentionQuery& query, std::string& reason) {

@@ -27,6 +27,8 @@ struct AttentionRequest {
   bool paged;
   std::int64_t head_dim_qk, head_dim_v;
   ScoreNeeds needs;
+  bool scales_beside = false;  // of keys or values, one for each row or group of values
+  bool appends = false;        // new keys come first
   friend bool operator==(const AttentionRequest&, const AttentionRequest&) = default;
 };
 

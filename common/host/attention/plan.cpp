@@ -158,8 +158,9 @@ AttentionPlan plan_attention(const AttentionProblem& problem, DeviceContext& dev
   AttentionPlan plan;
   plan.params = problem.params;
   AttentionParams& p = plan.params;
-  const AttentionRequest request{p.q.dtype,     p.out.dtype,   p.k_format,   p.v_format,
-                                 problem.paged, p.head_dim_qk, p.head_dim_v, problem.needs};
+  const AttentionRequest request{
+      p.q.dtype,     p.out.dtype,           p.k_format,     p.v_format, problem.paged, p.head_dim_qk, p.head_dim_v,
+      problem.needs, problem.scales_beside, problem.appends};
   std::string reason;
   plan.kernel = choose_attention_kernel(device.kernels(), device.target(), request, &reason);
   if (plan.kernel == nullptr) check.not_supported(reason);

@@ -62,6 +62,12 @@ DTypes key_types(const TensorView& q, std::optional<KvFormat> named) {
 
 bool drops(const AttentionArgs& a) { return a.dropout_p != 0.0; }
 
+// The number of sequences, where the rank that it is read from may still be wrong.
+std::int64_t batch_of(const AttentionArgs& a) {
+  if (a.cu_seqlens_q) return a.cu_seqlens_q->rank == 1 ? a.cu_seqlens_q->shape[0] - 1 : 0;
+  return a.q.rank == 4 ? a.q.shape[0] : 0;
+}
+
 void check_presence(const AttentionArgs& a) {
   const bool paged = page_arguments(a).is_given();
   check_page_presence(kCheck, page_arguments(a));
@@ -144,9 +150,16 @@ ArgumentTable<30> table_of(const AttentionArgs& args) {
   table.add(sinks, "sinks", kRead, kFloat, kContiguous, {1, "(num_q_heads)"});
   table.add(bias, "bias", kRead, bias_types, kAny, {4, "(batch or 1, num_q_heads or 1, q_len, kv_len)"});
   table.add(rng_state, "rng_state", kRead, {DType::kInt64}, kContiguous, {1, "(2)"});
-  table.add(q_scale, "q_scale", kRead, kFloat, kAny, scale_axes, scales_axes);
-  table.add(k_scale, "k_scale", kRead, kFloat, kAny, scale_axes, scales_axes);
-  table.add(v_scale, "v_scale", kRead, kFloat, kAny, scale_axes, scales_axes);
+  const auto add_scale = [&](const std::optional<TensorView>& scale, const char* name, bool beside) {
+    if (beside) {
+      table.add(scale, name, kRead, {DType::kFloat32, DType::kFloat16}, kAny);
+    } else {
+      table.add(scale, name, kRead, kFloat, kAny, scale_axes, scales_axes);
+    }
+  };
+  add_scale(q_scale, "q_scale", false);
+  add_scale(k_scale, "k_scale", is_beside(args, k_scale));
+  add_scale(v_scale, "v_scale", is_beside(args, v_scale));
   table.add(out, "out", kWritten, out_types, kAny, axes(kPackedOut, kDenseOut));
   table.add(lse, "lse", kWritten, kFloat, kAny,
             packed ? Axes{2, "(num_q_heads, total_q)"} : Axes{3, "(batch, num_q_heads, q_len)"});
@@ -223,10 +236,16 @@ void check_key_shapes(const AttentionArgs& a, Extents& e) {
 void check_scale_shapes(const AttentionArgs& a, const Extents& e) {
   const struct {
     const std::optional<TensorView>& scale;
-    const char* name;
-  } scales[] = {{a.q_scale, "q_scale"}, {a.k_scale, "k_scale"}, {a.v_scale, "v_scale"}};
-  for (const auto& [scale, name] : scales) {
-    if (scale && scale->rank == 2) {
+    const char *name, *rows_name;
+    const TensorView* rows;  // that it may lie beside
+    std::int64_t head_dim;
+  } scales[] = {{a.q_scale, "q_scale", "", nullptr, 0},
+                {a.k_scale, "k_scale", "k", &a.k, e.head_dim},
+                {a.v_scale, "v_scale", "v", &a.v, e.head_dim_v}};
+  for (const auto& [scale, name, rows_name, rows, head_dim] : scales) {
+    if (rows != nullptr && is_beside(a, scale)) {
+      check_cache_scale(kCheck, scale, name, *rows, rows_name, e.num_kv_heads, head_dim);
+    } else if (scale && scale->rank == 2) {
       kCheck.shape(*scale, name, "(batch, num_kv_heads)", {e.batch, e.num_kv_heads});
     } else {
       check_scale_shape(kCheck, scale, name, e.num_kv_heads);
@@ -301,6 +320,14 @@ HeadScales scales_of(const std::optional<TensorView>& scale) {
           scale->rank == 0 ? 0 : stride(scale->rank - 1)};
 }
 
+// Those beside keys or values, whose packed tokens are no pages.
+KeyScales row_scales_of(const std::optional<TensorView>& scale, const TensorView& rows, const Extents& e,
+                        std::int64_t head_dim) {
+  KeyScales scales = key_scales(scale, rows, e.axes, head_dim);
+  if (e.packed_keys) scales.stride_token = std::exchange(scales.stride_page, 0);
+  return scales;
+}
+
 // Keys and values as pages. Without a table a page is a sequence; packed sequences share one.
 void fill_keys(const AttentionArgs& a, const Extents& e, AttentionProblem& problem) {
   AttentionParams& p = problem.params;
@@ -317,8 +344,12 @@ void fill_keys(const AttentionArgs& a, const Extents& e, AttentionProblem& probl
   p.cache.max_len = p.kv_len;
   p.cache.seqlens = index_array(a.seqused_k);
   p.q_scale = scales_of(a.q_scale);
-  p.k_scale = scales_of(a.k_scale);
-  p.v_scale = scales_of(a.v_scale);
+  const bool k_beside = is_beside(a, a.k_scale), v_beside = is_beside(a, a.v_scale);
+  if (k_beside) p.k_row_scales = row_scales_of(a.k_scale, a.k, e, e.head_dim);
+  if (v_beside) p.v_row_scales = row_scales_of(a.v_scale, a.v, e, e.head_dim_v);
+  if (!k_beside) p.k_scale = scales_of(a.k_scale);
+  if (!v_beside) p.v_scale = scales_of(a.v_scale);
+  problem.scales_beside = k_beside || v_beside;
   p.total_k = e.paged ? a.k.shape[e.axes.page] * e.page_size : e.packed_keys ? a.k.shape[0] : e.batch * e.kv_len;
   p.cu_seqlens_k = data_of<std::int32_t>(a.cu_seqlens_k);
   p.leftpad_k = data_of<std::int32_t>(a.leftpad_k);
@@ -434,6 +465,10 @@ AttentionProblem validate_attention_size(const AttentionArgs& args) {
   AttentionArgs with_out = args;
   with_out.out = output_like(args);
   return validate(with_out, Outputs::kSizedOnly);
+}
+
+bool is_beside(const AttentionArgs& args, const std::optional<TensorView>& scale) {
+  return lies_beside(scale, args.k) && (scale->rank != 2 || scale->shape[0] != batch_of(args));
 }
 
 std::string call_text(const AttentionArgs& a) {

@@ -21,9 +21,10 @@ struct AttentionProblem {
   AttentionParams params{};  // all but pieces, section_heads, counter and the maps
   int num_splits = kInvariantSplits;
   ScoreNeeds needs;
-  bool paged = false;  // keys and values are on pages
-  IndexBounds bounds;  // of them
-  bool empty = false;  // no query has an output
+  bool paged = false;          // keys and values are on pages
+  bool scales_beside = false;  // keys or values have scales of rows or of groups of values
+  IndexBounds bounds;          // of them
+  bool empty = false;          // no query has an output
 
   // New keys come first (append.h). All but turned_q and seqlens_out, which lie in the workspace.
   bool appends = false;
@@ -34,6 +35,10 @@ struct AttentionProblem {
 [[nodiscard]] AttentionProblem validate_attention(const AttentionArgs& args);
 // The same of a call that will not be made: its output need not be there, and what it would write is not looked at.
 [[nodiscard]] AttentionProblem validate_attention_size(const AttentionArgs& args);
+
+// Whether k_scale or v_scale lies beside its keys or values: one for each row or group of values. Two axes of a scale
+// beside keys with three are those of sequences and heads if there are as many sequences, else those of rows.
+[[nodiscard]] bool is_beside(const AttentionArgs& args, const std::optional<TensorView>& scale);
 
 // The call as the log of calls shows it.
 [[nodiscard]] std::string call_text(const AttentionArgs& args);

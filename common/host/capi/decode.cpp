@@ -156,6 +156,8 @@ fp_status fp_flash_decode_stage1(const fp_decode_stage1_args* args, fp_stream st
     if (c.has_softmax_scale != 0) a.softmax_scale = c.softmax_scale;
     a.k_format = flashport::to_format(c.k_format, tensors.function, "k_format");
     a.v_format = flashport::to_format(c.v_format, tensors.function, "v_format");
+    a.k_scale = tensors.optional(c.k_scale, "k_scale");
+    a.v_scale = tensors.optional(c.v_scale, "v_scale");
     flashport::flash_decode_stage1(a, stream);
   });
 }

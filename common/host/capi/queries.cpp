@@ -34,6 +34,7 @@ DecodeQuery decode_query(const fp_query& c, const char* function) {
     if (!named) throw ValueError(std::string(function) + ": segment_formats must have no bit of fp_format_own");
     query.segment_formats.push_back(*named);
   }
+  query.scales_beside = c.scales_beside != 0;
   return query;
 }
 
@@ -96,6 +97,7 @@ AttentionQuery attention_query(const fp_query& c, const char* function) {
   query.bias = c.bias != 0;
   query.dropout = c.dropout != 0;
   query.seqused_k = c.seqused_k != 0;
+  query.scales_beside = c.scales_beside != 0;
   query.q_len = c.q_len;
   query.group_size = c.group_size;
   return query;

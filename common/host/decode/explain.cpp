@@ -25,7 +25,7 @@ DecodeProblem problem_of(const DecodeScheduleQuery& query) {
   const KernelRequest request = request_of(call);
   problem.k_format = request.k_format;
   problem.v_format = request.v_format;
-  if (request.segment_formats != 0) {
+  if (request.segment_formats != 0 || request.scales_beside) {
     problem.mixed = std::make_unique<MixedProblem>();
     problem.mixed->formats = request.segment_formats;
   }

@@ -12,7 +12,7 @@ namespace flashport {
 namespace {
 
 bool has_formats(const KernelEntry& kernel, const KernelRequest& request) {
-  return kernel.tag == KernelTag::kDecode && request.segment_formats == 0 &&
+  return kernel.tag == KernelTag::kDecode && request.segment_formats == 0 && !request.scales_beside &&
          kernel.shape.decode.k_format == request.k_format && kernel.shape.decode.v_format == request.v_format;
 }
 
@@ -95,9 +95,11 @@ std::string limit_reason(const KernelRequest& r) {
   return "";
 }
 
-// "kv=q8_0", "k=q8_0 with v=bf16", or "segments of fp16, q8_0".
+// "kv=q8_0", "k=q8_0 with v=bf16", "kv=int8 and scales beside the cache", or "segments of fp16, q8_0".
 std::string formats_text(const KernelRequest& r) {
-  if (r.segment_formats == 0) return kv_formats_text(r.k_format, r.v_format);
+  if (r.segment_formats == 0) {
+    return kv_formats_text(r.k_format, r.v_format) + (r.scales_beside ? " and scales beside the cache" : "");
+  }
   std::string text;
   for (int i = 0; i < kKvFormats; ++i) {
     const auto format = static_cast<KvFormat>(i);
@@ -132,7 +134,7 @@ std::string missing_reason(std::span<const KernelEntry> kernels, std::string_vie
     return text + "head_dim " + head_dims_text(r.head_dim_qk, r.head_dim_v) + " with " + formats_text(r) +
            "; its tiles are " + dims;
   }
-  const bool is_fp32 = r.segment_formats == 0 ? r.k_format == KvFormat::kFp32 : widens;
+  const bool is_fp32 = r.segment_formats == 0 && !r.scales_beside ? r.k_format == KvFormat::kFp32 : widens;
   if (r.q_dtype == DType::kFloat32 && (has_pair || is_fp32)) {
     return text + "float32 q; use float16 or bfloat16";
   }
@@ -200,6 +202,7 @@ KernelRequest request_of(const DecodeQuery& query) {
                         query.group_size,
                         query.q_len};
   for (const KvFormat format : query.segment_formats) request.segment_formats |= format_bit(format);
+  request.scales_beside = query.scales_beside && request.segment_formats == 0;
   return request;
 }
 

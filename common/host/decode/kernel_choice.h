@@ -20,6 +20,7 @@ struct KernelRequest {
   std::int64_t group_size;  // Hq / Hkv
   std::int64_t q_len;
   std::uint32_t segment_formats = 0;  // of all segments, where a kernel must read them, as bits; 0: k_format, v_format
+  bool scales_beside = false;         // of the cache, which kernels of one pair of formats do not read
   friend bool operator==(const KernelRequest&, const KernelRequest&) = default;
 };
 
@@ -29,10 +30,10 @@ inline constexpr int kMinHeadDim = 16;
 inline constexpr int kMaxHeadDim = 512;
 inline constexpr int kHeadDimStep = 8;
 
-// A kernel of the very formats, or where there is none one of any formats (KvFormat::kAny), whose math is bf16 if one
-// of them is, else fp16 or fp32. Among those the kernel with the smallest tile that covers the head dims. Tiles have 8,
-// 16 or 64 query rows: it takes the fewest that hold all packed rows (group_size x q_len), or else the most there are.
-// Null: `reason` says why, if it is not null.
+// A kernel of the very formats, or where there is none, or scales lie beside the cache, one of any formats
+// (KvFormat::kAny), whose math is bf16 if one of them is, else fp16 or fp32. Among those the kernel with the smallest
+// tile that covers the head dims. Tiles have 8, 16 or 64 query rows: it takes the fewest that hold all packed rows
+// (group_size x q_len), or else the most there are. Null: `reason` says why, if it is not null.
 [[nodiscard]] const KernelEntry* choose_decode_kernel(std::span<const KernelEntry> kernels, std::string_view target,
                                                       const KernelRequest& request, std::string* reason);
 

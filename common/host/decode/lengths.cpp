@@ -69,7 +69,13 @@ void check_decode_contents(const Check& check, const DeviceContext& device, Stre
     const HostIndices offsets(check, device, stream, {p.cu_seqlens_q, 0}, p.batch + 1);
     check_query_offsets(check, offsets, problem);
   }
-  if (problem.mixed != nullptr) return check_segments(check, device, stream, p, *problem.mixed);
+  if (problem.mixed != nullptr && problem.mixed->formats != 0) {
+    return check_segments(check, device, stream, p, *problem.mixed);
+  }
+  if (problem.mixed != nullptr) {
+    check_cache_scales(check, device, stream, problem.mixed->segments[0].k_scale, p.num_kv_heads, "k_scale");
+    check_cache_scales(check, device, stream, problem.mixed->segments[0].v_scale, p.num_kv_heads, "v_scale");
+  }
   const std::int64_t scales = p.scale_stride == 0 ? 1 : p.num_kv_heads;
   check_scales(check, device, stream, p.k_scale, scales, "k_scale");
   check_scales(check, device, stream, p.v_scale, scales, "v_scale");

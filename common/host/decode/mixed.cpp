@@ -122,24 +122,6 @@ struct Formats {
   KvFormat k, v;
 };
 
-// The shape of a scale that pages share.
-bool is_head_scale(const TensorView& scale, std::int64_t num_kv_heads) {
-  return scale.rank == 0 || (scale.rank == 1 && (scale.shape[0] == 1 || scale.shape[0] == num_kv_heads));
-}
-
-void check_segment_scale(const Check& check, const std::optional<TensorView>& scale, const char* name,
-                         const TensorView& cache, const char* cache_name, std::int64_t num_kv_heads,
-                         std::int64_t head_dim) {
-  if (!scale || is_head_scale(*scale, num_kv_heads) || is_row_scale(*scale, cache) ||
-      is_group_scale(*scale, cache, head_dim)) {
-    return;
-  }
-  check.value_error(std::string(name) + " must have shape (1,), (num_kv_heads,) = (" + std::to_string(num_kv_heads) +
-                    ",), that of " + cache_name + " without its last axis, or that of " + cache_name +
-                    " with a group of 8 values or a multiple of it in place of each value, got " + shape_text(*scale) +
-                    " for " + cache_name + " " + shape_text(cache));
-}
-
 void check_segment_shapes(const Check& check, const DecodeSegment& s, const Formats& formats, const DecodeExtents& e) {
   for (const auto& [format, name, dim] :
        {std::tuple(formats.k, "head_dim", e.head_dim), std::tuple(formats.v, "head_dim_v", e.head_dim_v)}) {
@@ -171,8 +153,8 @@ void check_segment_shapes(const Check& check, const DecodeSegment& s, const Form
   }
   if (is_given(s.seqlens)) check.shape(s.seqlens, "seqlens", "(batch)", {e.batch});
   check_page_shapes(check, pages, e.batch);
-  check_segment_scale(check, s.k_scale, "k_scale", s.k, "k", e.num_kv_heads, e.head_dim);
-  check_segment_scale(check, s.v_scale, "v_scale", s.v, "v", e.num_kv_heads, e.head_dim_v);
+  check_cache_scale(check, s.k_scale, "k_scale", s.k, "k", e.num_kv_heads, e.head_dim);
+  check_cache_scale(check, s.v_scale, "v_scale", s.v, "v", e.num_kv_heads, e.head_dim_v);
 }
 
 void check_mask_shape(const TensorView& mask, const DecodeExtents& e) {

@@ -220,8 +220,9 @@ DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device) {
   plan.params = problem.params;
   DecodeParams& p = plan.params;
   const std::uint32_t segment_formats = problem.mixed == nullptr ? 0 : problem.mixed->formats;
-  const KernelRequest request{p.q.dtype,    problem.k_format, problem.v_format, p.head_dim_qk,
-                              p.head_dim_v, p.group_size,     p.max_q_len,      segment_formats};
+  const KernelRequest request{p.q.dtype,     problem.k_format, problem.v_format,
+                              p.head_dim_qk, p.head_dim_v,     p.group_size,
+                              p.max_q_len,   segment_formats,  problem.mixed != nullptr && segment_formats == 0};
   plan.kernel = choose_decode_kernel(device.kernels(), device.target(), request, nullptr);
   if (plan.kernel == nullptr) {
     std::string reason;

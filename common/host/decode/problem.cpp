@@ -48,7 +48,6 @@ ArgumentTable<19> table_of(const DecodeArgs& args) {
   const bool ragged = cu_seqlens_q.has_value(), per_token = !ragged && q.rank == 4;
   const Axes pages = {4, cache_axes_text(4, kv_layout, false)}, slots = {3, cache_axes_text(3, kv_layout, false)};
   const DTypes kv_types = {q.dtype, DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kFp8E5M2, DType::kInt8, DType::kUInt8};
-  const Axes scale_axes = {1, "(1 or num_kv_heads)", Rank::kOrScalar};
   constexpr DTypes kFloats = {DType::kFloat16, DType::kBFloat16, DType::kFloat32}, kFloat = {DType::kFloat32};
   constexpr DTypes kInt = {DType::kInt32}, kInts = {DType::kInt32, DType::kInt64};
   using enum Strides;
@@ -74,8 +73,8 @@ ArgumentTable<19> table_of(const DecodeArgs& args) {
   table.add(sinks, "sinks", kRead, kFloat, kContiguous, {1, "(num_q_heads)"});
   table.add(tree_mask, "tree_mask", kRead, {DType::kUInt32}, kUnitInner,
             ragged ? Axes{1, "(total_q)"} : Axes{2, "(batch, q_len)"});
-  table.add(k_scale, "k_scale", kRead, kFloat, kContiguous, scale_axes);
-  table.add(v_scale, "v_scale", kRead, kFloat, kContiguous, scale_axes);
+  add_scale_argument(table, k_scale, "k_scale", k_cache, kRead);
+  add_scale_argument(table, v_scale, "v_scale", v_cache, kRead);
   table.add(out, "out", kWritten, kFloats, kAny,
             ragged      ? Axes{3, "(total_q, num_q_heads, head_dim_v)"}
             : per_token ? Axes{4, "(batch, q_len, num_q_heads, head_dim_v)"}
@@ -149,8 +148,8 @@ Extents check_shapes(const DecodeArgs& a) {
   } else {
     kCheck.shape(a.tree_mask, "tree_mask", "(batch, q_len)", {e.batch, e.q_len});
   }
-  check_scale_shape(kCheck, a.k_scale, "k_scale", e.num_kv_heads);
-  check_scale_shape(kCheck, a.v_scale, "v_scale", e.num_kv_heads);
+  check_cache_scale(kCheck, a.k_scale, "k_scale", a.k_cache, "k_cache", e.num_kv_heads, e.head_dim);
+  check_cache_scale(kCheck, a.v_scale, "v_scale", a.v_cache, "v_cache", e.num_kv_heads, e.head_dim_v);
   if (a.q.rank == 4) {
     kCheck.shape(a.out, "out", "(batch, q_len, num_q_heads, head_dim_v of v_cache)",
                  {e.batch, e.q_len, e.num_q_heads, e.head_dim_v});
@@ -170,6 +169,10 @@ Extents check_shapes(const DecodeArgs& a) {
   return e;
 }
 
+CacheScales scales_of(const DecodeArgs& a) { return {a.k_scale, a.k_cache, a.v_scale, a.v_cache}; }
+
+bool lie_beside(const CacheScales& s) { return lies_beside(s.k_scale, s.k) || lies_beside(s.v_scale, s.v); }
+
 void check_values(const DecodeArgs& a, const Extents& e) {
   check_score_numbers(kCheck, "softmax_scale", a.softmax_scale, a.softcap);
   check_window(kCheck, a.window_left, a.window_right);
@@ -177,12 +180,7 @@ void check_values(const DecodeArgs& a, const Extents& e) {
     kCheck.value_error("num_splits must be None (the invariant schedule), 0 (the heuristic) or a count, got " +
                        std::to_string(a.num_splits));
   }
-  if (a.k_scale && a.v_scale) {
-    if (e.num_kv_heads > 1 && is_per_head(*a.k_scale) != is_per_head(*a.v_scale)) {
-      kCheck.value_error("k_scale and v_scale must both have one value or both one per kv head, got " +
-                         shape_text(*a.k_scale) + " and " + shape_text(*a.v_scale));
-    }
-  }
+  check_scale_pair(kCheck, scales_of(a), e.num_kv_heads);
 }
 
 void fill_layout(const DecodeArgs& a, const Extents& e, DecodeProblem& problem) {
@@ -209,10 +207,6 @@ void fill_options(const DecodeArgs& a, DecodeParams& p) {
   p.sinks = data_of<float>(a.sinks);
   p.tree_mask = data_of<std::uint32_t>(a.tree_mask);
   if (a.tree_mask && a.tree_mask->rank == 2) p.tree_mask_stride = a.tree_mask->strides[0];
-  p.k_scale = data_of<float>(a.k_scale);
-  p.v_scale = data_of<float>(a.v_scale);
-  const bool per_head = (a.k_scale && is_per_head(*a.k_scale)) || (a.v_scale && is_per_head(*a.v_scale));
-  p.scale_stride = per_head ? 1 : 0;
 }
 
 DecodeProblem validate(const DecodeArgs& args, Outputs outputs) {
@@ -236,6 +230,7 @@ DecodeProblem validate(const DecodeArgs& args, Outputs outputs) {
   fill_tensors(problem, extents, args.q, args.out, args.lse, args.cu_seqlens_q);
   fill_layout(args, extents, problem);
   fill_options(args, problem.params);
+  fill_scales(problem, scales_of(args), extents.axes);
   return problem;
 }
 
@@ -280,6 +275,29 @@ void fill_tensors(DecodeProblem& problem, const DecodeExtents& e, const TensorVi
   if (lse) p.lse = rows(*lse, 0);
   p.cu_seqlens_q = data_of<std::int32_t>(cu_seqlens_q);
   problem.total_q = e.ragged ? q.shape[0] : e.batch * e.q_len;
+}
+
+void check_scale_pair(const Check& check, const CacheScales& s, std::int64_t num_kv_heads) {
+  if (!s.k_scale || !s.v_scale || lie_beside(s) || num_kv_heads == 1) return;
+  if (is_per_head(*s.k_scale) == is_per_head(*s.v_scale)) return;
+  check.value_error("k_scale and v_scale must both have one value or both one per kv head, got " +
+                    shape_text(*s.k_scale) + " and " + shape_text(*s.v_scale));
+}
+
+void fill_scales(DecodeProblem& problem, const CacheScales& s, const CacheAxes& axes) {
+  DecodeParams& p = problem.params;
+  if (!lie_beside(s)) {
+    p.k_scale = data_of<float>(s.k_scale);
+    p.v_scale = data_of<float>(s.v_scale);
+    const bool per_head = (s.k_scale && is_per_head(*s.k_scale)) || (s.v_scale && is_per_head(*s.v_scale));
+    p.scale_stride = per_head ? 1 : 0;
+    return;
+  }
+  problem.mixed = std::make_unique<MixedProblem>();
+  problem.mixed->segments[0] = {p.cache, problem.k_format, problem.v_format,
+                                key_scales(s.k_scale, s.k, axes, p.head_dim_qk),
+                                key_scales(s.v_scale, s.v, axes, p.head_dim_v)};
+  problem.mixed->segment_count = 1;
 }
 
 DecodeProblem validate_flash_decode(const DecodeArgs& args) { return validate(args, Outputs::kWritten); }

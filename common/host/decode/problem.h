@@ -12,16 +12,17 @@
 
 #include "common/device/decode/params.h"
 #include "common/host/check.h"
+#include "common/host/kv/cache_layout.h"
 #include "common/host/kv/pages.h"
 
 namespace flashport {
 
-// What a call of segments has besides.
+// What a call of segments has besides, or one whose cache has scales beside it, the only segment.
 struct MixedProblem {
   CacheSegment segments[kMostSegments];
   IndexBounds bounds[kMostSegments];
   std::int32_t segment_count = 0;
-  std::uint32_t formats = 0;  // of all segments: format_bit() of each
+  std::uint32_t formats = 0;  // of all segments: format_bit() of each; 0: those of the problem's one cache
   LogitBias bias{};
   std::int64_t mask_keys = 0;  // that the mask has; 0: no mask
 };
@@ -53,6 +54,17 @@ struct DecodeExtents {
 // Describes q, out and lse in the problem's params.
 void fill_tensors(DecodeProblem& problem, const DecodeExtents& extents, const TensorView& q, const TensorView& out,
                   const std::optional<TensorView>& lse, const std::optional<TensorView>& cu_seqlens_q);
+// The scales of one cache. Those that lie beside it make it the only segment of kernels that read segments; without
+// any, both sides have scales of one shape.
+struct CacheScales {
+  const std::optional<TensorView>& k_scale;
+  const TensorView& k;
+  const std::optional<TensorView>& v_scale;
+  const TensorView& v;
+};
+void check_scale_pair(const Check& check, const CacheScales& scales, std::int64_t num_kv_heads);
+// After the cache and the formats of the problem.
+void fill_scales(DecodeProblem& problem, const CacheScales& scales, const CacheAxes& axes);
 // A side of a window as kernels take it.
 [[nodiscard]] std::int32_t window_side(std::int64_t keys);
 

@@ -15,12 +15,12 @@ namespace {
 
 constexpr Check kCheck("flash_decode_stage1");
 
-ArgumentTable<8> table_of(const DecodeStage1Args& args) {
+ArgumentTable<10> table_of(const DecodeStage1Args& args) {
   const auto& [q, k, v, req_to_tokens, b_req_idx, b_seqlen, max_len_in_batch, mid_out, mid_out_logsumexp, block_seq,
-               softmax_scale, k_format, v_format] = args;
+               softmax_scale, k_format, v_format, k_scale, v_scale] = args;
   constexpr DTypes kFloat = {DType::kFloat32}, kInts = {DType::kInt32, DType::kInt64};
   using enum Strides;
-  ArgumentTable<8> table;
+  ArgumentTable<10> table;
   table.add(q, "q", kRead, {DType::kFloat16, DType::kBFloat16, DType::kFloat32}, kAny,
             {3, "(batch, num_q_heads, head_dim)"});
   // cache_params() checks how caches lie.
@@ -30,6 +30,8 @@ ArgumentTable<8> table_of(const DecodeStage1Args& args) {
   table.add(req_to_tokens, "Req_to_tokens", kRead, {DType::kInt32}, kUnitInner, {2, "(max_requests, max_len)"});
   table.add(b_req_idx, "B_req_idx", kRead, kInts, kContiguous, {1, "(batch)"});
   table.add(b_seqlen, "B_Seqlen", kRead, kInts, kContiguous, {1, "(batch)"});
+  add_scale_argument(table, k_scale, "k_scale", k, kRead);
+  add_scale_argument(table, v_scale, "v_scale", v, kRead);
   table.add(mid_out, "mid_out", kWritten, kFloat, kAny, {4, "(batch, num_q_heads, blocks, head_dim)"});
   table.add(mid_out_logsumexp, "mid_out_logsumexp", kWritten, kFloat, kAny, {3, "(batch, num_q_heads, blocks)"});
   return table;
@@ -66,6 +68,8 @@ Formats check_shapes(const DecodeStage1Args& a) {
     kCheck.value_error("num_q_heads must be a multiple of num_kv_heads, got q " + shape_text(a.q) + " and k " +
                        shape_text(a.k));
   }
+  check_cache_scale(kCheck, a.k_scale, "k_scale", a.k, "k", num_kv_heads, head_dim);
+  check_cache_scale(kCheck, a.v_scale, "v_scale", a.v, "v", num_kv_heads, head_dim);
   kCheck.shape(a.b_req_idx, "B_req_idx", "(batch)", {batch});
   kCheck.shape(a.b_seqlen, "B_Seqlen", "(batch)", {batch});
   kCheck.shape(a.mid_out, "mid_out", "(batch, num_q_heads, blocks, head_dim)",
@@ -92,11 +96,13 @@ Formats check_shapes(const DecodeStage1Args& a) {
 }  // namespace
 
 DecodeProblem validate_decode_stage1(const DecodeStage1Args& a) {
-  const ArgumentTable<8> table = table_of(a);
+  const ArgumentTable<10> table = table_of(a);
   check_ranks(kCheck, table);
   const Formats formats = check_shapes(a);
   check_tensors(kCheck, table);
   check_score_numbers(kCheck, "sm_scale", a.softmax_scale, 0.0);
+  const CacheScales scales{a.k_scale, a.k, a.v_scale, a.v};
+  check_scale_pair(kCheck, scales, a.k.shape[1]);
 
   DecodeProblem problem;
   problem.function = kCheck.function();
@@ -132,6 +138,7 @@ DecodeProblem validate_decode_stage1(const DecodeStage1Args& a) {
                     .pages = a.k.shape[0],
                     .table_rows = a.req_to_tokens.shape[0]};
 
+  fill_scales(problem, scales, axes);
   fill_scores(p, a.softmax_scale, 0.0);
   p.window_left = -1;
   p.window_right = -1;

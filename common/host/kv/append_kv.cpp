@@ -26,14 +26,8 @@ constexpr DTypes kCacheTypes = {DType::kFloat32,     DType::kFloat16, DType::kBF
                                 DType::kFp8E4M3Fnuz, DType::kFp8E5M2, DType::kInt8,     DType::kUInt8};
 constexpr std::int64_t kMaxBlocks = 1 << 20;  // the kernel strides over what is left
 
-// Whether a scale lies beside the cache, by its rank; else one number or one for each head scales all rows.
-bool lies_beside(const std::optional<TensorView>& scale, const TensorView& cache) {
-  return scale && scale->rank >= 2 && scale->rank >= cache.rank - 1;
-}
-
 ArgumentTable<7> table_of(const AppendKvArgs& args) {
   const auto& [k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale, k_format, v_format] = args;
-  constexpr DTypes kFloat = {DType::kFloat32}, kFactors = {DType::kFloat32, DType::kFloat16};
   using enum Strides;
   ArgumentTable<7> table;
   table.add(k, "k", kRead, kSourceTypes, kAny, {3, "(tokens, num_kv_heads, head_dim)"});
@@ -44,15 +38,8 @@ ArgumentTable<7> table_of(const AppendKvArgs& args) {
   table.add(v_cache, "v_cache", kWritten, kCacheTypes, kAny,
             {k_cache.rank, cache_axes_text(k_cache.rank, kv_layout, true)});
   table.add(positions, "positions", kRead, {DType::kInt32, DType::kInt64}, kContiguous, {1, "(tokens)"});
-  const auto add_scale = [&](const std::optional<TensorView>& scale, const char* name) {
-    if (lies_beside(scale, k_cache)) {
-      table.add(scale, name, kWritten, kFactors, kAny);
-    } else {
-      table.add(scale, name, kRead, kFloat, kContiguous, {1, "(1 or num_kv_heads)", Rank::kOrScalar});
-    }
-  };
-  add_scale(k_scale, "k_scale");
-  add_scale(v_scale, "v_scale");
+  add_scale_argument(table, k_scale, "k_scale", k_cache, kWritten);
+  add_scale_argument(table, v_scale, "v_scale", k_cache, kWritten);
   return table;
 }
 
@@ -62,12 +49,10 @@ struct Formats {
 
 void check_scale(const std::optional<TensorView>& scale, const char* name, const TensorView& cache,
                  const char* cache_name, KvFormat format, std::int64_t num_kv_heads, std::int64_t head_dim) {
-  const std::string beside = std::string("that of ") + cache_name + " without its last axis, or that of " + cache_name +
-                             " with a group of 8 values or a multiple of it in place of each value";
   if (!lies_beside(scale, cache)) {
     if (format == KvFormat::kInt4) {
-      kCheck.value_error(std::string(name) + " must be given for int4, and have shape " + beside + ", got " +
-                         (scale ? shape_text(*scale) : "none") + "; the scales are written there");
+      kCheck.value_error(std::string(name) + " must be given for int4, and have shape " + beside_text(cache_name) +
+                         ", got " + (scale ? shape_text(*scale) : "none") + "; the scales are written there");
     }
     return check_scale_shape(kCheck, scale, name, num_kv_heads);
   }
@@ -76,9 +61,7 @@ void check_scale(const std::optional<TensorView>& scale, const char* name, const
                        std::to_string(num_kv_heads) + ",) for " + kv_format_name(format) + ", got " +
                        shape_text(*scale) + "; rows of fp8, int8 and int4 alone have scales of their own");
   }
-  if (is_row_scale(*scale, cache) || is_group_scale(*scale, cache, head_dim)) return;
-  kCheck.value_error(std::string(name) + " must have shape (1,), (num_kv_heads,) = (" + std::to_string(num_kv_heads) +
-                     ",), " + beside + ", got " + shape_text(*scale) + " for " + cache_name + " " + shape_text(cache));
+  check_cache_scale(kCheck, scale, name, cache, cache_name, num_kv_heads, head_dim);
 }
 
 // The extents of a cache's rows follow from its format, which must be known before shapes are compared.

@@ -96,6 +96,26 @@ bool is_group_scale(const TensorView& scale, const TensorView& cache, std::int64
   return groups > 0 && head_dim % groups == 0 && head_dim / groups % 8 == 0;
 }
 
+bool lies_beside(const std::optional<TensorView>& scale, const TensorView& cache) {
+  return scale && scale->rank >= 2 && scale->rank >= cache.rank - 1;
+}
+
+std::string beside_text(const char* cache_name) {
+  return std::string("that of ") + cache_name + " without its last axis, or that of " + cache_name +
+         " with a group of 8 values or a multiple of it in place of each value";
+}
+
+void check_cache_scale(const Check& check, const std::optional<TensorView>& scale, const char* name,
+                       const TensorView& cache, const char* cache_name, std::int64_t num_kv_heads,
+                       std::int64_t head_dim) {
+  if (!scale || scale->rank == 0) return;
+  if (scale->rank == 1 && (scale->shape[0] == 1 || scale->shape[0] == num_kv_heads)) return;
+  if (is_row_scale(*scale, cache) || is_group_scale(*scale, cache, head_dim)) return;
+  check.value_error(std::string(name) + " must have shape (1,), (num_kv_heads,) = (" + std::to_string(num_kv_heads) +
+                    ",), " + beside_text(cache_name) + ", got " + shape_text(*scale) + " for " + cache_name + " " +
+                    shape_text(cache));
+}
+
 KeyScales key_scales(const std::optional<TensorView>& scale, const TensorView& cache, CacheAxes axes,
                      std::int64_t head_dim) {
   KeyScales scales{};

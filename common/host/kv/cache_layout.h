@@ -11,6 +11,7 @@
 #include <flashport/decode.h>
 
 #include "common/device/kv/params.h"
+#include "common/host/arguments.h"
 #include "common/host/check.h"
 
 namespace flashport {
@@ -62,7 +63,7 @@ struct CacheAxes {
 // Empty, or why rows of the format have no such head dim; `name` is that of the dim.
 [[nodiscard]] std::string block_problem(KvFormat format, const char* name, std::int64_t head_dim);
 
-// A scale is one number or, in an array of num_kv_heads, one for each head.
+// A scale of a whole cache is one number or, in an array of num_kv_heads, one for each head.
 void check_scale_shape(const Check& check, const std::optional<TensorView>& scale, const char* name,
                        std::int64_t num_kv_heads);
 [[nodiscard]] inline bool is_per_head(const TensorView& scale) { return scale.rank == 1 && scale.shape[0] != 1; }
@@ -71,6 +72,24 @@ void check_scale_shape(const Check& check, const std::optional<TensorView>& scal
 // for each group of 8 values of a row or a multiple of 8.
 [[nodiscard]] bool is_row_scale(const TensorView& scale, const TensorView& cache);
 [[nodiscard]] bool is_group_scale(const TensorView& scale, const TensorView& cache, std::int64_t head_dim);
+// Whether a scale is one of those, by its rank.
+[[nodiscard]] bool lies_beside(const std::optional<TensorView>& scale, const TensorView& cache);
+// The shapes of those in words.
+[[nodiscard]] std::string beside_text(const char* cache_name);
+// The row of a scale in a table of arguments: read where it is of the whole cache, else as `beside` says.
+template <std::size_t kMost>
+void add_scale_argument(ArgumentTable<kMost>& table, const std::optional<TensorView>& scale, const char* name,
+                        const TensorView& cache, Access beside) {
+  if (lies_beside(scale, cache)) {
+    table.add(scale, name, beside, {DType::kFloat32, DType::kFloat16}, Strides::kAny);
+  } else {
+    table.add(scale, name, kRead, {DType::kFloat32}, Strides::kContiguous, {1, "(1 or num_kv_heads)", Rank::kOrScalar});
+  }
+}
+// A scale is of the whole cache or lies beside it.
+void check_cache_scale(const Check& check, const std::optional<TensorView>& scale, const char* name,
+                       const TensorView& cache, const char* cache_name, std::int64_t num_kv_heads,
+                       std::int64_t head_dim);
 // Any scale of a cache, of a shape that has been checked.
 [[nodiscard]] KeyScales key_scales(const std::optional<TensorView>& scale, const TensorView& cache, CacheAxes axes,
                                    std::int64_t head_dim);

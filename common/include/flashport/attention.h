@@ -44,7 +44,7 @@ struct AttentionArgs {
   // given, before it attends to all of them: (B, Sn, Hkv, D), or packed (Tn, Hkv, D) with cu_seqlens_k_new (B + 1)
   // int32; v_new with DV; fp16, bf16 or fp32. k and v are then a cache: of rank 4 without cu_seqlens_k, or on pages. A
   // sequence's new keys for which its cache has no room are refused where lengths are in host memory, and else dropped.
-  // k_scale and v_scale divide them, unless q is fp8.
+  // k_scale and v_scale divide them, unless q is fp8; scales beside k and v do not come with new keys.
   std::optional<TensorView> k_new, v_new, cu_seqlens_k_new;
   // Rotary position embedding of k_new and q, of one type and with the same two tensors: (positions, rotary_dim / 2) of
   // fp16, bf16 or fp32, rotary_dim a multiple of 16 and at most D. A sequence's new key i is turned to position
@@ -67,7 +67,10 @@ struct AttentionArgs {
   double dropout_p = 0.0;
   std::optional<TensorView> rng_state;  // (2) int64 in the tensors' memory: seed and offset; needed with dropout_p
 
-  // fp32 (1), (Hkv) or (B, Hkv), positive: what stored queries, keys and values are multiplied by.
+  // What stored queries, keys and values are multiplied by: fp32 (1), (Hkv) or (B, Hkv), positive. k_scale and v_scale
+  // may also lie beside k and v, each in its own way, as DecodeSegment has it: fp32 or fp16, one for each row, or for
+  // each group of 8 values of a row or a multiple of it. (B, Hkv) beside k of 3 axes with B rows is one for each
+  // sequence; those of the rows then need a third axis of 1.
   std::optional<TensorView> q_scale, k_scale, v_scale;
   std::optional<KvFormat> k_format, v_format;  // as in DecodeArgs
 
@@ -113,6 +116,7 @@ struct AttentionQuery {
   bool dropout = false;
   bool seqused_k = false;
   bool appends = false;         // new keys, few of each sequence, and all types as q
+  bool scales_beside = false;   // k_scale or v_scale has a number for each row or group of values
   std::int64_t q_len = 0;       // queries of every sequence of a call without cu_seqlens_q; 0: packed, or many
   std::int64_t group_size = 1;  // Hq / Hkv
 };

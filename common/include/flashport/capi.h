@@ -116,7 +116,7 @@ typedef struct fp_decode_args {
   const fp_tensor* alibi_slopes;
   const fp_tensor* sinks;
   const fp_tensor* tree_mask;
-  const fp_tensor* k_scale;
+  const fp_tensor* k_scale; /* as v_scale of the whole cache or beside it: decode.h */
   const fp_tensor* v_scale;
   const fp_tensor* workspace;
   int32_t kv_layout;         /* fp_kv_layout */
@@ -189,6 +189,8 @@ typedef struct fp_decode_stage1_args {
   double softmax_scale;
   int32_t k_format; /* fp_kv_format, as v_format */
   int32_t v_format;
+  const fp_tensor* k_scale; /* optional, as v_scale: that of fp_decode_args */
+  const fp_tensor* v_scale;
 } fp_decode_stage1_args;
 
 typedef struct fp_decode_stage2_args {
@@ -395,7 +397,7 @@ typedef struct fp_query {
   int32_t seqused_k;
   uint32_t segment_formats; /* decode, where fp_flash_decode_mixed has several segments or a mask: 1 << fp_kv_format of
                              * every format of theirs; k_format and v_format are then not read */
-  int32_t scales_beside;    /* append: whether a scale has the axes of its cache, which the call writes */
+  int32_t scales_beside;    /* decode, append, attention: whether a scale has the axes of its cache; append writes it */
 } fp_query;
 
 FLASHPORT_API fp_status fp_attention(const fp_attention_args* args, fp_stream stream);

@@ -45,10 +45,11 @@ struct DecodeArgs {
   std::optional<TensorView> alibi_slopes;  // fp32 (Hq) or (B, Hq): bias -slope * |query position - key position|
   std::optional<TensorView> sinks;         // fp32 (Hq): a logit that joins the denominator only
   std::optional<TensorView> tree_mask;     // (B, q_len), ragged (total_q), uint32: bit j of token i lets it see draft j
-  std::optional<TensorView> k_scale;       // fp32 (1) or (Hkv), finite and not 0: K = k_scale * stored
-  std::optional<TensorView> v_scale;       // fp32 (1) or (Hkv); where both are given, both of one shape
-  std::optional<KvFormat> k_format;        // what k_cache stores; default its element type's own, which uint8 has not
-  std::optional<KvFormat> v_format;        // what v_cache stores
+  // K = k_scale * stored: fp32 (1) or (Hkv), finite and not 0, and where both are given both of one shape; or beside
+  // the cache, as DecodeSegment has it for rows and groups of values, which kernels of any formats read.
+  std::optional<TensorView> k_scale, v_scale;
+  std::optional<KvFormat> k_format;  // what k_cache stores; default its element type's own, which uint8 has not
+  std::optional<KvFormat> v_format;  // what v_cache stores
   int num_splits = kInvariantSplits;
 
   TensorView out;                       // as q with DV in place of D; fp16, bf16 or fp32
@@ -120,6 +121,7 @@ struct DecodeStage1Args {
   std::int64_t block_seq = 0;
   std::optional<double> softmax_scale;
   std::optional<KvFormat> k_format, v_format;  // as in DecodeArgs
+  std::optional<TensorView> k_scale, v_scale;  // as in DecodeArgs; LightLLM's are (slots, Hkv, D / 8)
 };
 FLASHPORT_API void flash_decode_stage1(const DecodeStage1Args& args, Stream stream = 0);
 
@@ -206,7 +208,8 @@ struct DecodeQuery {
   // For flash_decode_mixed with several segments or a mask: all formats of their keys and values, in any order.
   // k_format and v_format are then not read.
   std::vector<KvFormat> segment_formats = {};
-  bool appends = false;  // of attention (attention.h), where the launch also writes new keys if a kernel does
+  bool scales_beside = false;  // whether k_scale or v_scale has a number for each row or group of values of its cache
+  bool appends = false;        // of attention (attention.h), where the launch also writes new keys if a kernel does
 };
 [[nodiscard]] FLASHPORT_API Support supports(const DecodeQuery& query);
 [[nodiscard]] FLASHPORT_API std::string which_kernel(

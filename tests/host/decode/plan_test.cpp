@@ -392,11 +392,12 @@ TEST_F(PlanDecode, KernelsOfPairsOfFormats) {
   DecodeQuery query{.target = "fakegpu", .k_format = KvFormat::kQ8_0, .v_format = KvFormat::kFp8E4M3};
   EXPECT_EQ(which_kernel(query), "decode/fp16/k=q8_0/v=fp8_e4m3/hd128/r16/fakegpu");
   std::swap(query.k_format, query.v_format);
-  EXPECT_EQ(supports(query).reason,
-            "fakegpu has no kernel for k=fp8_e4m3 with v=q8_0; it has bf16, fp8_e4m3, q8_0, k=q8_0 with v=fp8_e4m3");
+  EXPECT_EQ(
+      supports(query).reason,
+      "fakegpu has no kernel for k=fp8_e4m3 with v=q8_0; it has bf16, fp8_e4m3, q8_0, k=q8_0 with v=fp8_e4m3, any");
   query = {.target = "fakegpu", .k_format = KvFormat::kQ8_0};
   EXPECT_EQ(supports(query).reason,
-            "fakegpu has no kernel for k=q8_0 with v=bf16; it has bf16, fp8_e4m3, q8_0, k=q8_0 with v=fp8_e4m3");
+            "fakegpu has no kernel for k=q8_0 with v=bf16; it has bf16, fp8_e4m3, q8_0, k=q8_0 with v=fp8_e4m3, any");
   query.v_format = KvFormat::kFp8E4M3;
   query.head_dim_v = 160;
   EXPECT_EQ(supports(query).reason,

@@ -85,7 +85,13 @@ TEST_F(DecodeRefuses, Shapes) {
        "lse must have shape (batch, num_q_heads) = (3, 8), got (3, 7)"},
       {"sinks", [](DecodeArgs& a) { a.sinks = floats({7}); }, "sinks must have shape"},
       {"k_scale", [](DecodeArgs& a) { a.k_scale = floats({3}); },
-       "k_scale must have shape (1,) or (num_kv_heads,) = (2,)"},
+       "flash_decode: k_scale must have shape (1,), (num_kv_heads,) = (2,), that of k_cache without its last axis, or "
+       "that of k_cache with a group of 8 values or a multiple of it in place of each value, got (3,) for k_cache (64, "
+       "16, 2, 128)"},
+      {"scales of rows", [](DecodeArgs& a) { a.v_scale = floats({64, 2, 16}); },
+       "got (64, 2, 16) for v_cache (64, 16, 2, 128)"},
+      {"scales of groups", [](DecodeArgs& a) { a.v_scale = floats({64, 16, 2, 32}); },
+       "got (64, 16, 2, 32) for v_cache (64, 16, 2, 128)"},
       {"pages without a table", [](DecodeArgs& a) { a.block_table.reset(); },
        "k_cache must have a row for each request: batch is 3, got (64, 16, 2, 128); a cache in pages needs "
        "block_table, "

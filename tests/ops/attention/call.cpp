@@ -34,6 +34,8 @@ std::ostream& operator<<(std::ostream& out, const AttentionCase& c) {
   if (c.v_type) out << " values " << type_name(*c.v_type);
   if (c.q_fp8) out << " queries fp8";
   if (c.scales) out << " scales";
+  if (c.k_beside != Beside::kNone) out << " beside k " << static_cast<int>(c.k_beside);
+  if (c.v_beside != Beside::kNone) out << " beside v " << static_cast<int>(c.v_beside);
   if (c.used_q) out << " seqused_q";
   if (c.used_k) out << " seqused_k";
   if (c.leftpad) out << " leftpad";
@@ -62,7 +64,8 @@ flashport::AttentionQuery AttentionCase::query() const {
           .softcap = softcap > 0,
           .alibi = slopes != Slopes::kNone,
           .bias = bias != Bias::kNone,
-          .dropout = dropout > 0};
+          .dropout = dropout > 0,
+          .scales_beside = k_beside != Beside::kNone || v_beside != Beside::kNone};
 }
 
 std::string AttentionCase::support_name() const {
@@ -77,10 +80,10 @@ AttentionCall::AttentionCall(const AttentionCase& c) : c_(c) {
   if (c_.scales) make_scales();
   if (c_.pages != Pages::kNone) make_pages();
   for (std::optional<Tensor>* tensor :
-       {&q_,          &k_,         &v_,       &cu_seqlens_q_, &cu_seqlens_k_, &seqused_q_,     &seqused_k_,
-        &leftpad_k_,  &slopes_,    &sinks_,   &bias_,         &rng_state_,    &q_scale_,       &k_scale_,
-        &v_scale_,    &k_pages_,   &v_pages_, &block_table_,  &token_table_,  &request_index_, &kv_indptr_,
-        &kv_indices_, &kv_lengths_}) {
+       {&q_,          &k_,          &v_,           &cu_seqlens_q_, &cu_seqlens_k_, &seqused_q_,     &seqused_k_,
+        &leftpad_k_,  &slopes_,     &sinks_,       &bias_,         &rng_state_,    &q_scale_,       &k_scale_,
+        &v_scale_,    &k_pages_,    &v_pages_,     &block_table_,  &token_table_,  &request_index_, &kv_indptr_,
+        &kv_indices_, &kv_lengths_, &k_row_scale_, &v_row_scale_,  &k_page_scale_, &v_page_scale_}) {
     if (*tensor) (*tensor)->upload();
   }
 }
@@ -162,7 +165,12 @@ void AttentionCall::fill(Tensor& tensor, std::int64_t sequence, std::int64_t fir
     const double size = random.below(10) == 0 ? spread : 1;
     for (std::int64_t head = 0; head < heads; ++head) {
       for (float& x : row) x = static_cast<float>(size * random.normal());
-      write_row(tensor, c_.packed ? Shape{first + i, head, 0} : Shape{sequence, first + i, head, 0}, row);
+      const Shape at = c_.packed ? Shape{first + i, head, 0} : Shape{sequence, first + i, head, 0};
+      if (beside(tensor) == Beside::kNone) {
+        write_row(tensor, at, row);
+      } else {
+        write_scaled_row(tensor, &tensor == &*k_ ? *k_row_scale_ : *v_row_scale_, at, row);
+      }
     }
   }
 }
@@ -181,6 +189,9 @@ void AttentionCall::make_tensors() {
       for (std::int64_t& stride : strides) stride *= 3;
     }
     lse_.emplace(Type::kF32, shape, strides);
+  }
+  for (auto [rows, scale, dim] : {std::tuple(&*k_, &k_row_scale_, c_.dim_qk), {&*v_, &v_row_scale_, c_.dim_v}}) {
+    if (beside(*rows) != Beside::kNone) *scale = scale_beside(rows->shape(), beside(*rows), dim);
   }
   for (std::size_t b = 0; b < places_.size(); ++b) {
     const auto sequence = static_cast<std::int64_t>(b);
@@ -272,10 +283,12 @@ flashport::AttentionArgs AttentionCall::args() const {
     if (c_.pages == Pages::kBlockTableHnd) a.kv_layout = flashport::KvLayout::kHND;
   }
   give(a.q_scale, q_scale_);
-  give(a.k_scale, k_scale_);
-  give(a.v_scale, v_scale_);
+  for (const std::optional<Tensor>* scale : {&k_scale_, &k_row_scale_, &k_page_scale_}) give(a.k_scale, *scale);
+  for (const std::optional<Tensor>* scale : {&v_scale_, &v_row_scale_, &v_page_scale_}) give(a.v_scale, *scale);
   const auto name = [&](std::optional<flashport::KvFormat>& to, Type type) {
-    if (type != c_.type && type != Type::kE4M3 && type != Type::kE4M3Fnuz) to = format_of(type);  // what needs a name
+    const bool is_own =
+        type == c_.type || type == Type::kE4M3 || type == Type::kE4M3Fnuz || type == Type::kE5M2 || type == Type::kI8;
+    if (!is_own) to = format_of(type);  // what needs a name
   };
   name(a.k_format, c_.key_type());
   name(a.v_format, c_.value_type());
@@ -327,6 +340,8 @@ reference::AttentionInputs AttentionCall::inputs() const {
   give(in.q_scale, q_scale_);
   give(in.k_scale, k_scale_);
   give(in.v_scale, v_scale_);
+  give(in.k_row_scale, k_row_scale_);
+  give(in.v_row_scale, v_row_scale_);
   if (rng_state_) {
     in.dropout = {c_.dropout, rng_state_->array().integer({0}), rng_state_->array().integer({1})};
   }
@@ -402,9 +417,10 @@ std::string AttentionCall::check_untouched() {
   return failure;
 }
 
-std::string AttentionCall::check() {
+std::string AttentionCall::check() { return check(math_of_key(flashport::which_kernel(c_.query()))); }
+
+std::string AttentionCall::check(Type math) {
   if (std::string failure = check_untouched(); !failure.empty()) return failure;
-  const Type math = math_of_key(flashport::which_kernel(c_.query()));
   const std::vector<reference::AttentionSequence> exact = reference::attention(inputs());
   const std::vector<reference::AttentionSequence> plain = reference::attention_plain(inputs(), math, c_.type);
   std::vector<double> ours, exact_out, plain_out, our_lse, exact_lse, plain_lse;

@@ -23,6 +23,8 @@ enum class Layout { kDense, kProjection, kHeadsFirst, kGaps, kOdd, kOddQueries }
 enum class Slopes { kNone, kOfHeads, kOfSequences };
 // Where keys lie: in tensors of their own, or on pages that a table names in random order.
 enum class Pages { kNone, kBlockTable, kBlockTableHnd, kTokenTable, kCsr };
+// Scales beside keys or values: of a row, fp32, or of each 8 of its values, fp16.
+enum class Beside { kNone, kRow, kGroup };
 enum class Bias { kNone, kFloat, kOwnType, kOfAllHeads, kOfAllSequences, kOwnTypeOfAll };
 
 struct AttentionCase {
@@ -32,11 +34,12 @@ struct AttentionCase {
   std::vector<std::int64_t> q_lens = {113, 113}, kv_lens = {203, 203};  // equal ones unless packed or with lengths
   bool packed = false;
   Pages pages = Pages::kNone;
-  std::int64_t page_size = 16;                           // tokens of a page, where it has more than one
-  std::optional<reference::Type> kv_type = {};           // of keys and values; default: `type`
-  std::optional<reference::Type> v_type = {};            // of values; default: that of keys
-  bool q_fp8 = false;                                    // queries are e4m3 too, and `type` is that of the output
-  bool scales = false;                                   // q_scale (if q_fp8), k_scale and v_scale
+  std::int64_t page_size = 16;                                // tokens of a page, where it has more than one
+  std::optional<reference::Type> kv_type = {};                // of keys and values; default: `type`
+  std::optional<reference::Type> v_type = {};                 // of values; default: that of keys
+  bool q_fp8 = false;                                         // queries are e4m3 too, and `type` is that of the output
+  bool scales = false;                                        // q_scale (if q_fp8), k_scale and v_scale
+  Beside k_beside = Beside::kNone, v_beside = Beside::kNone;  // in place of those
   bool used_q = false, used_k = false, leftpad = false;  // tensors have rows before and past those of the sequences
   bool causal = false;
   std::int64_t window_left = -1, window_right = -1;
@@ -75,6 +78,7 @@ class AttentionCall {
   void set_lengths(const std::vector<std::int64_t>& q_lens, const std::vector<std::int64_t>& kv_lens);
   // Compares the fetched outputs with the oracle, and what the call may not write with poison. Empty when they agree.
   [[nodiscard]] std::string check();
+  [[nodiscard]] std::string check(reference::Type math);  // of a kernel that the case's query does not know
   // The bits of out and lse of each row and head of a sequence, and of all sequences.
   [[nodiscard]] std::vector<unsigned char> bits(std::int64_t sequence);
   [[nodiscard]] std::vector<unsigned char> bits();
@@ -95,6 +99,8 @@ class AttentionCall {
   void make_options();
   void make_pages();
   void make_scales();
+  [[nodiscard]] Beside beside(const Tensor& tensor) const;
+  void write_scaled_row(Tensor& tensor, Tensor& scale, const Shape& row, const std::vector<float>& values) const;
   [[nodiscard]] Tensor tensor(reference::Type type, std::int64_t rows, std::int64_t heads, std::int64_t dim,
                               std::int64_t first_head, bool written) const;
   [[nodiscard]] bool hidden(std::int64_t row, std::int64_t key) const;
@@ -108,6 +114,7 @@ class AttentionCall {
   // Tensors have no empty state; those that every call has are optional only until the constructor has made them.
   std::optional<Tensor> q_, k_, v_, out_, lse_, cu_seqlens_q_, cu_seqlens_k_, seqused_q_, seqused_k_, leftpad_k_;
   std::optional<Tensor> slopes_, sinks_, bias_, rng_state_, q_scale_, k_scale_, v_scale_;
+  std::optional<Tensor> k_row_scale_, v_row_scale_, k_page_scale_, v_page_scale_;
   // Keys on pages: copies of those of k_ and v_, which then only the oracle reads.
   std::optional<Tensor> k_pages_, v_pages_, block_table_, token_table_, request_index_, kv_indptr_, kv_indices_;
   std::optional<Tensor> kv_lengths_;

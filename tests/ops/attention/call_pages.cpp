@@ -3,6 +3,8 @@
 
 #include "tests/ops/attention/call.h"
 #include "tests/ops/attention/call_support.h"
+#include "tests/ops/decode/call.h"
+#include "tests/reference/scaled_rows.h"
 #include "tests/support/random.h"
 
 namespace flashport_test {
@@ -15,8 +17,32 @@ void AttentionCall::make_scales() {
   Random random(seed_of(c_) + 9);
   for (std::optional<Tensor>* scale : {&q_scale_, &k_scale_, &v_scale_}) {
     if (scale == &q_scale_ && !c_.q_fp8) continue;
+    if ((scale == &k_scale_ && k_row_scale_) || (scale == &v_scale_ && v_row_scale_)) continue;
     scale->emplace(Type::kF32, Shape{batch, c_.kv_heads});
     (*scale)->for_each([&](const Shape& at) { (*scale)->set(at, 0.5 + random.uniform()); });
+  }
+}
+
+Beside AttentionCall::beside(const Tensor& tensor) const {
+  return &tensor == &*k_ ? c_.k_beside : &tensor == &*v_ ? c_.v_beside : Beside::kNone;
+}
+
+void AttentionCall::write_scaled_row(Tensor& tensor, Tensor& scale, const Shape& row,
+                                     const std::vector<float>& values) const {
+  const auto dim = static_cast<std::int64_t>(values.size());
+  const bool grouped = beside(tensor) == Beside::kGroup;
+  Shape place = row;
+  place.pop_back();
+  if (grouped) place.push_back(0);
+  if (reference::type_bytes(tensor.type()) > 1) {  // whose rows have no largest number
+    scale.set(place, 0.75);
+    return write_row(tensor, row, values);
+  }
+  const std::int64_t groups = grouped ? scale.shape().back() : 1, count = dim / groups;
+  for (std::int64_t group = 0; group < groups; ++group) {
+    if (grouped) place.back() = group;
+    scale.set(place, reference::write_scaled_group(tensor.type(), scale.type(), tensor.address(row), group * count,
+                                                   values.data() + group * count, count));
   }
 }
 
@@ -44,17 +70,18 @@ void AttentionCall::make_pages() {
   };
   k_pages_.emplace(cache(*k_));
   v_pages_.emplace(cache(*v_));
-  const auto copy = [&](Tensor& from, Tensor& to, std::int64_t b, std::int64_t token) {
+  if (k_row_scale_) k_page_scale_ = scale_beside(k_pages_->shape(), c_.k_beside, c_.dim_qk);
+  if (v_row_scale_) v_page_scale_ = scale_beside(v_pages_->shape(), c_.v_beside, c_.dim_v);
+  const auto copy = [&](Tensor& from, Tensor& to, std::int64_t b, std::int64_t token, bool has_values) {
     const Place& place = places_[static_cast<std::size_t>(b)];
     const std::int64_t page = order[static_cast<std::size_t>(indptr[static_cast<std::size_t>(b)] + token / page_size)];
     const std::int64_t offset = token % page_size;
     for (std::int64_t head = 0; head < c_.kv_heads; ++head) {
-      const Shape row = pool          ? Shape{page, head, 0}
-                        : heads_first ? Shape{page, head, offset, 0}
-                                      : Shape{page, offset, head, 0};
-      const unsigned char* source = c_.packed ? from.address({place.k_first + token, head, 0})
-                                              : from.address({b, place.k_first + token, head, 0});
-      std::copy_n(source, from.shape().back() * reference::type_bytes(from.type()), to.address(row));
+      Shape to_row = pool ? Shape{page, head} : heads_first ? Shape{page, head, offset} : Shape{page, offset, head};
+      Shape from_row = c_.packed ? Shape{place.k_first + token, head} : Shape{b, place.k_first + token, head};
+      if (has_values) to_row.push_back(0), from_row.push_back(0);
+      const std::int64_t count = has_values ? from.shape().back() : 1;
+      std::copy_n(from.address(from_row), count * reference::type_bytes(from.type()), to.address(to_row));
     }
   };
   const auto table = [&](std::int64_t rows, std::int64_t extent) {
@@ -80,8 +107,10 @@ void AttentionCall::make_pages() {
       if (block_table_) block_table_->set({b, page}, number);
     }
     for (std::int64_t token = places_[at].pad; token < lengths[at]; ++token) {
-      copy(*k_, *k_pages_, b, token);
-      copy(*v_, *v_pages_, b, token);
+      copy(*k_, *k_pages_, b, token, true);
+      copy(*v_, *v_pages_, b, token, true);
+      if (k_row_scale_) copy(*k_row_scale_, *k_page_scale_, b, token, c_.k_beside == Beside::kGroup);
+      if (v_row_scale_) copy(*v_row_scale_, *v_page_scale_, b, token, c_.v_beside == Beside::kGroup);
     }
   }
   kv_lengths_.emplace(int_tensor(lengths));

@@ -17,4 +17,12 @@ inline Tensor int_tensor(const std::vector<std::int64_t>& values, reference::Typ
   return tensor;
 }
 
+// Scales beside rows of `dim` values on these axes.
+inline Tensor scale_beside(Shape axes, Beside beside, std::int64_t dim) {
+  constexpr std::int64_t kGroup = 8;
+  axes.pop_back();
+  if (beside == Beside::kGroup) axes.push_back(dim / kGroup);
+  return {beside == Beside::kGroup ? reference::Type::kF16 : reference::Type::kF32, axes};
+}
+
 }  // namespace flashport_test

@@ -9,6 +9,7 @@
 
 #include "tests/ops/attention/combinations.h"
 #include "tests/reference/blocks.h"
+#include "tests/reference/scaled_rows.h"
 #include "tests/support/expected_support.h"
 #include "tests/support/random.h"
 
@@ -28,11 +29,14 @@ constexpr std::array<Format, 5> kBelowAByte = {{{"q4_0", Type::kQ4_0},
                                                 {"q5_1", Type::kQ5_1},
                                                 {"iq4", Type::kIq4Nl}}};
 
+constexpr std::array<Format, 3> kNumbers = {{{"e5m2", Type::kE5M2}, {"i8", Type::kI8}, {"i4", Type::kI4}}};
+
 // The formats beside queries of a type; "half" is the other type of 16 bits, and fp32 has none.
 std::vector<Format> formats_beside(Type type) {
   std::vector<Format> all = {
       {"own", std::nullopt}, {"e4m3", Type::kE4M3}, {"fnuz", Type::kE4M3Fnuz}, {"q8", Type::kQ8_0}};
   for (const Format& blocks : kBelowAByte) all.push_back(blocks);
+  for (const Format& numbers : kNumbers) all.push_back(numbers);
   if (type != Type::kF32) all.push_back({"half", type == Type::kBF16 ? Type::kF16 : Type::kBF16});
   return all;
 }
@@ -44,8 +48,10 @@ void set_formats(AttentionCase& c, const Format& k, const Format& v) {
   const auto is_simple = [&](Type type) { return type == c.type || type == Type::kE4M3; };
   const bool simple = is_simple(*c.kv_type) && is_simple(*c.v_type);
   const auto is_short = [](Type type) { return reference::is_blocks(type) && type != Type::kQ8_0; };
-  const bool has_short = is_short(*c.kv_type) || is_short(*c.v_type);
-  c.name += std::string(simple ? "_fp8_" : has_short ? "_blocks_" : "_formats_") + k.name + "_" + v.name;
+  const auto is_number = [](Type type) { return type == Type::kE5M2 || type == Type::kI8 || type == Type::kI4; };
+  const auto has = [&](const auto& is) { return is(*c.kv_type) || is(*c.v_type); };
+  const char* needs = simple ? "_fp8_" : has(is_short) ? "_blocks_" : has(is_number) ? "_numbers_" : "_formats_";
+  c.name += std::string(needs) + k.name + "_" + v.name;
 }
 
 std::vector<AttentionCase> pair_cases() {
@@ -118,6 +124,24 @@ std::vector<AttentionCase> row_cases() {
                          .pages = dim == 96 ? Pages::kNone : Pages::kBlockTable,
                          .page_size = 5,
                          .causal = true};
+      set_formats(c, format, format);
+      cases.push_back(c);
+    }
+  }
+  for (const Format& format : kNumbers) {
+    for (const std::int64_t dim : {32, 96, 512}) {
+      AttentionCase c = {.name = "numbers_d" + std::to_string(dim),
+                         .type = Type::kF32,
+                         .dim_qk = dim,
+                         .dim_v = dim,
+                         .q_heads = 2,
+                         .kv_heads = 1,
+                         .q_lens = {33, 70},
+                         .kv_lens = {67, 203},
+                         .packed = true,
+                         .pages = dim == 96 ? Pages::kBlockTableHnd : Pages::kNone,
+                         .page_size = 7,
+                         .scales = dim == 32};
       set_formats(c, format, format);
       cases.push_back(c);
     }
@@ -280,16 +304,27 @@ void expect_half(double got, double wanted, const std::string& what) {
   }
 }
 
-TEST(AttentionFormatValues, WidenEveryFnuzCode) {
-  OneValue call(Type::kE4M3Fnuz);
-  FLASHPORT_REQUIRE_SUPPORT("attention_fp16_d256_formats_fnuz_codes", call.support());
-  for (int code = 0; code < kDim; ++code) call.value()[code] = static_cast<unsigned char>(code);
-  call.run();
-  for (int code = 0; code < kDim; ++code) {
-    expect_half(call.out(code), reference::read_number(call.value() + code, Type::kE4M3Fnuz),
-                "code " + std::to_string(code));
+// Rows of one value an element, or of two a byte: each byte that there is, in every place that takes it.
+class AttentionCodes : public testing::TestWithParam<Format> {};
+
+TEST_P(AttentionCodes, AreWidened) {
+  const Type type = *GetParam().type;
+  OneValue call(type);
+  const std::string needs = type == Type::kE4M3Fnuz ? "formats_" : "numbers_";
+  FLASHPORT_REQUIRE_SUPPORT("attention_fp16_d256_" + needs + GetParam().name + "_codes", call.support());
+  const std::int64_t bytes = reference::stored_extent(type, kDim);
+  for (std::int64_t first = 0; first < 256; first += bytes) {
+    for (std::int64_t i = 0; i < bytes; ++i) call.value()[i] = static_cast<unsigned char>(first + i);
+    call.run();
+    for (std::int64_t d = 0; d < kDim; ++d) {
+      expect_half(call.out(d), reference::read_scaled_value(type, call.value(), d),
+                  "value " + std::to_string(d) + " from code " + std::to_string(first));
+    }
   }
 }
+INSTANTIATE_TEST_SUITE_P(Values, AttentionCodes,
+                         testing::Values(Format{"fnuz", Type::kE4M3Fnuz}, kNumbers[0], kNumbers[1], kNumbers[2]),
+                         [](const auto& info) { return info.param.name; });
 
 // Every int8 under scales that make its product a normal number, a subnormal one, one that has to be rounded, infinity;
 // a block whose scale is NaN is NaN, and its neighbours are not.

@@ -1,5 +1,6 @@
 #include "tests/ops/decode/call.h"
 #include "tests/reference/blocks.h"
+#include "tests/reference/scaled_rows.h"
 
 #include <algorithm>
 #include <cmath>
@@ -72,6 +73,12 @@ void write_row(Tensor& cache, const Shape& row, const std::vector<float>& values
   unsigned char* at = cache.address(row);
   if (reference::is_blocks(cache.type())) {
     reference::write_blocks(cache.type(), at, values.data(), static_cast<std::int64_t>(values.size()));
+    return;
+  }
+  if (cache.type() == reference::Type::kI4) {
+    for (std::size_t d = 0; d < values.size(); ++d) {
+      reference::write_scaled_value(cache.type(), at, static_cast<std::int64_t>(d), values[d]);
+    }
     return;
   }
   const int bytes = reference::type_bytes(cache.type());

@@ -6,6 +6,7 @@
 
 #include "tests/ops/decode/call.h"
 #include "tests/reference/blocks.h"
+#include "tests/reference/scaled_rows.h"
 #include "tests/support/compare.h"
 
 namespace flashport_test {
@@ -29,8 +30,9 @@ std::vector<double> store_row(Random& random, Tensor& cache, const Shape& row, s
   const unsigned char* at = cache.address(row);
   for (std::int64_t d = 0; d < dim; ++d) {
     stored[static_cast<std::size_t>(d)] =
-        reference::is_blocks(cache.type())
-            ? reference::read_block_value(cache.type(), at, d)
+        reference::is_blocks(cache.type()) ? reference::read_block_value(cache.type(), at, d)
+        : cache.type() == reference::Type::kI4
+            ? reference::read_scaled_value(cache.type(), at, d)
             : reference::read_number(at + d * reference::type_bytes(cache.type()), cache.type());
   }
   return stored;

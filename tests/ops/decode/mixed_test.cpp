@@ -268,6 +268,34 @@ TEST(Mixed, TwoSegmentsOfOneFormatAreOneCache) {
   }
 }
 
+// The call of flash_decode over the only segment.
+flashport::DecodeArgs as_flash_decode(const flashport::MixedDecodeArgs& from) {
+  const flashport::DecodeSegment& only = from.segments[0];
+  flashport::DecodeArgs args;
+  args.q = from.q;
+  args.k_cache = only.k;
+  args.v_cache = only.v;
+  args.seqlens = only.seqlens;
+  args.block_table = only.block_table;
+  args.token_table = only.token_table;
+  args.kv_layout = only.kv_layout;
+  args.k_scale = only.k_scale;
+  args.v_scale = only.v_scale;
+  args.k_format = only.k_format;
+  args.v_format = only.v_format;
+  args.out = from.out;
+  args.lse = from.lse;
+  return args;
+}
+
+flashport::DecodeQuery as_flash_decode(flashport::DecodeQuery query, const SegmentSpec& only) {
+  query.k_format = format_of(only.k);
+  query.v_format = format_of(only.v);
+  query.segment_formats.clear();
+  query.scales_beside = only.scales == Scales::kRow || only.scales == Scales::kGroup;
+  return query;
+}
+
 // A segment alone is a call of flash_decode.
 TEST(Mixed, OneSegmentIsFlashDecode) {
   for (const auto& [k, v] :
@@ -275,29 +303,60 @@ TEST(Mixed, OneSegmentIsFlashDecode) {
     MixedSpec spec;
     spec.segments = {{k, v, {200, 1, 65}, Pages::kRows, 16, Scales::kHead}};
     MixedCall call(spec), other(spec);
-    flashport::DecodeQuery query = call.query();
-    query.k_format = format_of(k);
-    query.v_format = format_of(v);
-    query.segment_formats.clear();
+    const flashport::DecodeQuery query = as_flash_decode(call.query(), spec.segments[0]);
     FLASHPORT_REQUIRE_SUPPORT(std::string("segment_alone_") + type_name(k) + "_" + type_name(v),
                               flashport::supports(query));
     call.run();
-    const flashport::MixedDecodeArgs from = other.args();
-    const flashport::DecodeSegment& only = from.segments[0];
-    flashport::DecodeArgs args;
-    args.q = from.q;
-    args.k_cache = only.k;
-    args.v_cache = only.v;
-    args.seqlens = only.seqlens;
-    args.k_scale = only.k_scale;
-    args.v_scale = only.v_scale;
-    args.k_format = only.k_format;
-    args.v_format = only.v_format;
-    args.out = from.out;
-    args.lse = from.lse;
+    const flashport::DecodeArgs args = as_flash_decode(other.args());
     other.run([&] { flashport::flash_decode(args); });
     for (std::int64_t b = 0; b < call.batch(); ++b) EXPECT_TRUE(call.bits(b) == other.bits(b)) << b;
   }
+}
+
+// Scales that lie beside its cache take a call of flash_decode to the kernel of segments, and to its bits.
+TEST(Mixed, FlashDecodeReadsScalesBesideItsCache) {
+  constexpr std::array kTypes = {Type::kI8, Type::kI4, Type::kE4M3, Type::kE5M2};
+  int number = 0;
+  for (const Type type : kTypes) {
+    for (const Pages pages : {Pages::kRows, Pages::kHeadsFirst, Pages::kTokens, Pages::kBlocks}) {
+      MixedSpec spec;
+      spec.segments = {{type, type, {200, 1, 65}, pages, 16, number++ % 2 == 0 ? Scales::kGroup : Scales::kRow}};
+      MixedCall call(spec), other(spec);
+      SCOPED_TRACE(std::string(type_name(type)) + " " + std::to_string(static_cast<int>(pages)));
+      const flashport::DecodeQuery query = as_flash_decode(call.query(), spec.segments[0]);
+      FLASHPORT_REQUIRE_SUPPORT("decode_scales_beside", flashport::supports(query));
+      EXPECT_EQ(flashport::which_kernel(query), flashport::which_kernel(call.query()));
+      flashport::DecodeArgs args = as_flash_decode(call.args());
+      call.run([&] { flashport::flash_decode(args); });
+      EXPECT_EQ(call.check(), "");
+      other.run();
+      for (std::int64_t b = 0; b < call.batch(); ++b) EXPECT_TRUE(call.bits(b) == other.bits(b)) << b;
+      args.num_splits = 3;
+      call.run([&] { flashport::flash_decode(args); });
+      EXPECT_EQ(call.check(), "");
+      if (options().emulator) break;
+    }
+  }
+}
+
+// One scale of all keys, beside one for each group of values of V.
+TEST(Mixed, FlashDecodeReadsScalesOfTwoKinds) {
+  MixedSpec spec;
+  spec.segments = {{Type::kI8, Type::kI8, {130, 7}, Pages::kTokens, 16, Scales::kGroup}};
+  MixedCall call(spec);
+  FLASHPORT_REQUIRE_SUPPORT("decode_scales_beside",
+                            flashport::supports(as_flash_decode(call.query(), spec.segments[0])));
+  Tensor one(Type::kF32, {1});
+  one.set({0}, 0.5);
+  one.upload();
+  flashport::DecodeArgs args = as_flash_decode(call.args());
+  args.k_scale = one.view();
+  call.run([&] { flashport::flash_decode(args); });
+  const std::vector<unsigned char> got = call.bits(0);
+  flashport::MixedDecodeArgs mixed = call.args();
+  mixed.segments[0].k_scale = one.view();
+  call.run(mixed);
+  EXPECT_TRUE(call.bits(0) == got);
 }
 
 TEST(Mixed, CallersWorkspace) {

@@ -156,6 +156,8 @@ def test_caches_are_written_and_read(fmt, groups, layout):
     segment = flashport.KvSegment(*caches, np.array([length], np.int32), **named, **where)
     q = rng.standard_normal((1, 4, dim)).astype(np.float32)
     out = flashport.flash_decode_segments(q, [segment])
+    plain = flashport.flash_decode(q, *caches, np.array([length], np.int32), **named, **where)
+    np.testing.assert_array_equal(plain, out)
     for h in range(4):
         weights = np.exp(q[0, h].astype(np.float64) @ stored[0][:, h // 2].T / dim**0.5)
         np.testing.assert_allclose(out[0, h], weights / weights.sum() @ stored[1][:, h // 2], rtol=2e-5, atol=2e-6)
@@ -191,6 +193,74 @@ def test_tensors_of_torch():
     again = torch.compile(append, backend="aot_eager", fullgraph=True)(x, *compiled)
     for one, other in zip((cache, v_cache, scales, codes), (*compiled, again), strict=True):
         assert torch.equal(one, other)
+
+
+def decode_call():
+    """A cache of int8 with scales beside it, whose rows past the length have NaN for theirs."""
+    rng = np.random.default_rng(5)
+    k, k_scale = scaled(rng.standard_normal((2, 9, 2, 64), np.float32), "int8", 8, np.float16)
+    v, v_scale = scaled(rng.standard_normal((2, 9, 2, 64), np.float32), "int8", 1, np.float32)
+    k_scale[1, 5:] = v_scale[1, 5:] = np.nan
+    q = rng.standard_normal((2, 4, 64), np.float32)
+    named = {"k_scale": k_scale, "v_scale": v_scale[..., 0]}
+    return (q, k, v, np.array([9, 5], np.int32)), named, (values_of(k, k_scale, "int8"), values_of(v, v_scale, "int8"))
+
+
+def test_flash_decode_takes_scales_of_two_kinds():
+    arguments, scales, (k, v) = decode_call()
+    q, *_, lens = arguments
+    for splits in (None, 2):
+        out = flashport.flash_decode(*arguments, **scales, num_splits=splits)
+        for b, h in np.ndindex(2, 4):
+            weights = np.exp(q[b, h].astype(np.float64) @ k[b, : lens[b], h // 2].T / 8)
+            wanted = weights / weights.sum() @ v[b, : lens[b], h // 2]
+            np.testing.assert_allclose(out[b, h], wanted, rtol=2e-5, atol=2e-6)
+    one = flashport.flash_decode(*arguments, k_scale=scales["k_scale"], v_scale=np.array([0.5], np.float32))
+    assert np.isfinite(one).all()
+    assert flashport.decode_workspace_size(*arguments, **scales) >= 0
+
+
+def test_flash_decode_says_who_reads_scales_beside_a_cache():
+    query = {"k_format": "int8", "v_format": "int8", "head_dim": 64, "target": "cpu", "scales_beside": True}
+    assert "/kv=any/" in flashport.which_kernel("decode", **query)
+    assert flashport.supports("decode", **query)
+    assert "/kv=any/" in str(flashport.explain("decode", **query, max_kv_len=100))
+    assert "kv=bf16" in flashport.which_kernel("decode", target="cpu")
+    assert "/kv=any/" in flashport.which_kernel("decode", target="cpu", scales_beside=True)
+
+
+def test_flash_decode_refuses_other_scales():
+    arguments, _, _ = decode_call()
+
+    def refused(error, **scales):
+        with pytest.raises(error) as caught:
+            flashport.flash_decode(*arguments, **scales)
+        return str(caught.value)
+
+    beside = (
+        "must have shape (1,), (num_kv_heads,) = (2,), that of k_cache without its last axis, or that of k_cache with "
+        "a group of 8 values or a multiple of it in place of each value"
+    )
+    for shape in [(2, 9, 3), (2, 9, 2, 16), (2, 9, 2, 3), (5,)]:
+        text = f"flash_decode: k_scale {beside}, got {shape} for k_cache (2, 9, 2, 64)"
+        assert refused(ValueError, k_scale=np.ones(shape, np.float32)) == text
+    text = refused(TypeError, k_scale=np.ones((2, 9, 2)))
+    assert text == "flash_decode: k_scale must be float32 or float16, got float64"
+    assert refused(TypeError, k_scale=np.ones(2, np.float16)) == "flash_decode: k_scale must be float32, got float16"
+
+
+def test_flash_decode_compiles_with_scales_of_torch():
+    torch = pytest.importorskip("torch")
+    arguments, scales, _ = decode_call()
+    tensors = [torch.from_numpy(x) for x in arguments]
+    named = {name: torch.from_numpy(x) for name, x in scales.items()}
+
+    def call(q, k, v, lens, k_scale, v_scale):
+        return flashport.flash_decode(q, k, v, lens, k_scale=k_scale, v_scale=v_scale)
+
+    eager = call(*tensors, **named)
+    np.testing.assert_array_equal(eager.numpy(), flashport.flash_decode(*arguments, **scales))
+    assert torch.equal(torch.compile(call, backend="aot_eager", fullgraph=True)(*tensors, **named), eager)
 
 
 @pytest.mark.parametrize(

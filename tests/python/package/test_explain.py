@@ -52,7 +52,7 @@ def test_a_schedule_is_explained():
             {"kv_len": 5},
             TypeError,
             '"decode" has no option kv_len; it has q_dtype, k_format, v_format, head_dim, head_dim_v, group_size, '
-            "q_len, segment_formats, batch, num_kv_heads, max_kv_len, num_splits, target",
+            "q_len, segment_formats, scales_beside, batch, num_kv_heads, max_kv_len, num_splits, target",
         ),
         ({"head_dim": 1024}, NotImplementedError, "head_dim 1024 > 512"),
     ],
@@ -95,8 +95,8 @@ def test_a_schedule_of_attention_is_explained():
             {"max_kv_len": 5},
             TypeError,
             '"attention" has no option max_kv_len; it has dtype, head_dim, head_dim_v, k_format, v_format, paged, '
-            "causal, softcap, alibi, bias, dropout, seqused_k, appends, batch, num_q_heads, num_kv_heads, q_len, "
-            "kv_len, num_splits, target",
+            "causal, softcap, alibi, bias, dropout, seqused_k, appends, scales_beside, batch, num_q_heads, "
+            "num_kv_heads, q_len, kv_len, num_splits, target",
         ),
     ],
 )

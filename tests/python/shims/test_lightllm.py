@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import flashport
 from flashport import lightllm
 from helpers import BF16, assert_close
 from lightllm_call import HEAD_DIM, HEADS, LENS, answer, make_state
@@ -176,6 +177,64 @@ def test_torch_tensors_through_the_wrappers():
         )
         assert got.dtype is torch.bfloat16
         assert_close(got.float().numpy(), answer(x)[0])
+
+
+def quantised(x, fmt):
+    """The state's pool in LightLLM's int8 or int4: (k, its scales, v, its scales), and the state with what they hold.
+
+    Scales of slots that no request has are NaN. Both sides are slices of one buffer.
+    """
+    values = np.concatenate([x.k, x.v], axis=1).astype(np.float32)
+    scale = np.empty((*values.shape[:-1], HEAD_DIM // 8), np.float16)
+    stored = flashport.quantize_kv(values, fmt, scale=scale)
+    held = flashport.dequantize_kv(stored, fmt, scale=scale)
+    heads = x.k.shape[1]
+    sides = (stored[:, :heads], scale[:, :heads], stored[:, heads:], scale[:, heads:])
+    return sides, SimpleNamespace(q=x.q, k=held[:, :heads], v=held[:, heads:], state=x.state)
+
+
+@pytest.mark.parametrize("fmt", ["int8", "int4"])
+def test_wrappers_of_quantised_caches(fmt):
+    x = make_state()
+    wrapper = getattr(lightllm, f"ppl_{fmt}kv_token_decode_attention_flash_decoding")
+    (k, k_scale, v, v_scale), held = quantised(x, fmt)
+    assert np.isnan(k_scale).any()
+    truth = answer(held)[0]
+    got = wrapper(x.q, x.state, HEADS, HEAD_DIM, k, k_scale, v, v_scale)
+    assert got.dtype == BF16
+    assert_close(got, truth)
+    out = np.empty(x.q.shape, BF16)
+    assert wrapper(x.q, x.state, HEADS, HEAD_DIM, k, k_scale, v, v_scale, out) is out
+    assert_close(out, truth)
+    of_groups = lightllm.gqa_token_decode_attention_flash_decoding(
+        x.q, x.state, HEADS, HEAD_DIM, k, v, k_scale=k_scale, v_scale=v_scale, k_format=fmt, v_format=fmt
+    )
+    assert_close(of_groups, truth)
+
+
+def test_quantised_caches_are_refused_by_name():
+    x = make_state()
+    (k, k_scale, v, v_scale), _ = quantised(x, "int8")
+    call = lightllm.ppl_int8kv_token_decode_attention_flash_decoding
+    with pytest.raises(ValueError, match=r"^flash_decode_stage1: v_scale must have shape .*got \(695, 2, 32\) for v"):
+        call(x.q, x.state, HEADS, HEAD_DIM, k, k_scale, v, np.repeat(v_scale, 2, axis=-1))
+    with pytest.raises(TypeError, match=r"^flash_decode_stage1: k_scale must be float32 or float16, got bfloat16"):
+        call(x.q, x.state, HEADS, HEAD_DIM, k, k_scale.astype(BF16), v, v_scale)
+
+
+def test_stage1_takes_scales_of_heads():
+    x = make_state()
+    s = x.state
+    blocks = max(LENS) // 128 + 1
+    results = []
+    for factor in (1, 2):
+        mid_out = np.zeros((len(LENS), HEADS, blocks, HEAD_DIM), np.float32)
+        mid_lse = np.zeros((len(LENS), HEADS, blocks), np.float32)
+        arguments = (s.req_manager.req_to_token_indexs, s.b_req_idx, s.b_seq_len, max(LENS), mid_out, mid_lse, 128)
+        scale = np.full(2, factor, np.float32)
+        lightllm.flash_decode_stage1(x.q, x.k, x.v, *arguments, HEAD_DIM**-0.5 / factor, k_scale=scale, v_scale=scale)
+        results.append(mid_out)
+    np.testing.assert_allclose(results[1], 2 * results[0], rtol=1e-5, atol=1e-6)
 
 
 def test_stage2_wants_one_output():

@@ -93,8 +93,8 @@ _flash_decode_out = register(
 _flash_decode_stage1 = register(
     "flash_decode_stage1",
     "(Tensor q, Tensor k, Tensor v, Tensor Req_to_tokens, Tensor B_req_idx, Tensor B_Seqlen, SymInt max_len_in_batch, "
-    "Tensor(a!) mid_out, Tensor(b!) mid_out_logsumexp, SymInt block_seq, float? sm_scale, str? k_format, "
-    "str? v_format) -> ()",
+    "Tensor(a!) mid_out, Tensor(b!) mid_out_logsumexp, SymInt block_seq, float? sm_scale, Tensor? k_scale, "
+    "Tensor? v_scale, str? k_format, str? v_format) -> ()",
     writes_nothing_else,
     no_grad=True,
 )

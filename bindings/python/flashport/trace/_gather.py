@@ -66,13 +66,15 @@ def _taken(x: Any, index: Any) -> tuple[Values, str]:
 
 
 class _Cache:
-    """The keys or values of a call, by sequence."""
+    """The keys or values of a call, by sequence; ``sequences``: how many there are, if they may have scales."""
 
-    def __init__(self, a: Arguments, side: str, array: Any, is_segment: bool = False) -> None:
+    def __init__(self, a: Arguments, side: str, array: Any, sequences: int | None = None) -> None:
         self.a, self.array, self.side = a, array, side
         self.format = a.get(f"{side}_format")
         scale = a.get(f"{side}_scale")
-        has_row_scale = is_segment and scale is not None and len(scale.shape) > 1
+        shape: tuple[int, ...] = () if scale is None else tuple(scale.shape)
+        is_of_sequences = len(shape) == 2 and sequences == shape[0]
+        has_row_scale = len(shape) > 1 and not is_of_sequences
         self.row_scale = scale if has_row_scale else None
         self.scale = None if has_row_scale else _numbers(scale)
         tables = ("block_table", "token_table", "request_index", "kv_indptr", "kv_indices", "cu_seqlens_k")
@@ -82,12 +84,12 @@ class _Cache:
         """(tokens, heads, row) of a sequence, and ggml's type of their bits."""
         bits, name = self._stored(self.array, b, length)
         fmt = self.format or _FORMATS.get(name, name)
-        return _as_ggml(np.ascontiguousarray(bits[first:length]), fmt, self._scale_of(b, length))
+        return _as_ggml(np.ascontiguousarray(bits[first:length]), fmt, self._scale_of(b, length, first))
 
-    def _scale_of(self, b: int, length: int) -> Values | None:
+    def _scale_of(self, b: int, length: int, first: int) -> Values | None:
         """What multiplies (tokens, heads, values): a factor of all, of a head, of a row, or of a group of values."""
         if self.row_scale is not None:
-            factors = self._stored(self.row_scale, b, length)[0][:length].astype(np.float32)
+            factors = self._stored(self.row_scale, b, length)[0][first:length].astype(np.float32)
             return factors[..., None] if factors.ndim == 2 else factors
         if self.scale is None:
             return None
@@ -136,6 +138,10 @@ def _as_ggml(bits: Values, fmt: str, scale: Values | None) -> tuple[Values, str 
         values: Values = gguf.quants.dequantize(bits, block)
     elif fmt in numerics.CARRIER:
         values = numerics.decode(bits, fmt)
+    elif fmt == "int8":
+        values = bits.astype(np.float32)
+    elif fmt == "int4":  # the first of two values in the low bits
+        values = np.stack([bits << 4 >> 4, bits >> 4], axis=-1).reshape(*bits.shape[:-1], -1).astype(np.float32)
     else:
         raise NotRecordedError(f"a trace has no format {fmt}")
     if scale is not None and scale.shape[-1] > 1:  # of groups of values
@@ -154,7 +160,6 @@ def sequences(name: str, a: Arguments, result: Any) -> Iterator[dict[str, Any]]:
     if a.get("rotary_cos") is not None:
         raise NotRecordedError("its queries are those before the rotary embedding")
     q = a["q"]
-    k, v = (_Cache(a, side, a[f"{side}_cache" if is_decode else side]) for side in "kv")
     out = result[0] if isinstance(result, tuple) else result
     given = {
         key: _numbers(a.get(key)) for key in ("cu_seqlens_q", "seqused_q", "leftpad_k", "alibi_slopes", "tree_mask")
@@ -162,6 +167,7 @@ def sequences(name: str, a: Arguments, result: Any) -> Iterator[dict[str, Any]]:
     sinks, q_scale = _numbers(a.get("sinks")), _numbers(a.get("q_scale"))
     offsets = given["cu_seqlens_q"]
     batch = int(q.shape[0]) if offsets is None else len(offsets) - 1
+    k, v = (_Cache(a, side, a[f"{side}_cache" if is_decode else side], None if is_decode else batch) for side in "kv")
     bias = a.get("bias")
     for b in range(batch):
         rows, length = _query_rows(a, is_decode, given, b), _key_count(a, is_decode, k, b)
@@ -194,7 +200,7 @@ def _mixed_sequences(name: str, a: Arguments, result: Any) -> Iterator[dict[str,
     """The same of segments: each one of a sequence that has keys is a part of the step."""
     q, segments = a["q"], a["segments"] if name == "flash_decode_segments" else _segments(a)
     out = result[0] if isinstance(result, tuple) else result
-    sides = [[_Cache(one._asdict(), side, getattr(one, side), is_segment=True) for one in segments] for side in "kv"]
+    sides = [[_Cache(one._asdict(), side, getattr(one, side)) for one in segments] for side in "kv"]
     counts = np.stack([_segment_counts(one) for one in segments])
     sinks, own_slopes = _numbers(a.get("sinks")), _numbers(a.get("mask_slopes"))
     given = {key: _numbers(a.get(key)) for key in ("cu_seqlens_q", "seqused_q", "alibi_slopes", "tree_mask")}
