@@ -12,10 +12,9 @@ import pytest
 
 import flashport
 
-CALLS = """
+ARRAYS = """
 import numpy as np
 import flashport
-from flashport import sglang
 
 rng = np.random.default_rng(0)
 
@@ -24,6 +23,8 @@ def random(*shape):
 
 q, k = random(2, 4, 64), random(2, 40, 2, 64)
 lens = np.array([40, 7], np.int32)
+"""
+CALLS = """
 flashport.flash_decode(q, k, k, lens, softcap=20.0, window=(30, -1), num_splits=2)
 flashport.flash_decode(q[:0], k[:0], k[:0], lens[:0])
 table = np.arange(80, dtype=np.int32).reshape(2, 40)
@@ -49,11 +50,11 @@ except ValueError:
 """
 
 
-def run(**environment):
+def run(calls=CALLS, **environment):
     """(lines, standard output) of the program above."""
     inherited = {name: value for name, value in os.environ.items() if name != "FLASHPORT_LOG"}
     done = subprocess.run(
-        [sys.executable, "-c", CALLS], env=inherited | environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", ARRAYS + calls], env=inherited | environment, capture_output=True, text=True, check=True
     )
     return done.stderr.splitlines(), done.stdout
 
@@ -87,16 +88,25 @@ def test_each_call_has_a_line():
     assert "block_seq=16" in given["flash_decode_stage1"]
     assert "block_seq=16" in given["flash_decode_stage2"]
     kernel = flashport.which_kernel("decode_stage2", target="cpu")
-    assert facts["flash_decode_stage2"] == f"{kernel}: 8 blocks"
+    assert facts["flash_decode_stage2"] == str(flashport.explain("decode_stage2", batch=2, num_q_heads=4, target="cpu"))
+    assert facts["flash_decode_stage2"].startswith(f"{kernel}: 8 blocks of 1 thread")
     assert given["append_kv"].startswith("k=float32(2, 2, 64) strides (256, 64, 1), v=")
     assert given["merge_state"].endswith("lse_base=2")
-    assert facts["merge_states"] == f"{flashport.which_kernel('merge', target='cpu')}: 5 blocks"
+    append = flashport.explain("append", dtype="fp32", head_dim=64, tokens=2, num_kv_heads=2, target="cpu")
+    assert facts["append_kv"] == str(append)
+    assert facts["merge_states"] == str(flashport.explain("merge", rows=5, target="cpu"))
+    assert facts["merge_state"] == str(flashport.explain("merge", rows=8, target="cpu"))
     assert given["gated_delta_update"].endswith("out=float32(1, 70, 2, 32), scale=0.5")
-    assert facts["gated_delta_update"].startswith("gated_delta_update/")
+    delta = {"q_dtype": "fp32", "head_dim_k": 32, "num_v_heads": 2, "target": "cpu"}
+    assert facts["gated_delta_update"] == str(flashport.explain("gated_delta", gate="any", **delta))
     assert given["gated_delta_chunk"].endswith("use_qk_l2norm=True")
     chain = flashport.which_kernel("gated_delta_chunk", q_dtype="fp32", head_dim_k=32, target="cpu")
-    assert re.fullmatch(rf"gated_delta_prepare/.*: \d+ blocks?, then {chain}: \d+ blocks?; \d+ bytes of workspace",
-                        facts["gated_delta_chunk"])  # fmt: skip
+    chunks = flashport.explain("gated_delta_chunk", num_heads=2, tokens=70, **delta)
+    assert facts["gated_delta_chunk"] == str(chunks)
+    assert re.fullmatch(
+        rf"gated_delta_prepare/.*: 4 blocks of .* for 2 chunks of 64 tokens, then {chain}: 2 blocks of .* of workspace",
+        str(chunks),
+    )
     assert given["attention"] == (
         "q=float32(2, 9, 4, 32), k=float32(2, 9, 2, 32) strides (1152, 128, 32, 1), v=float32(2, 9, 2, 32) strides "
         "(1152, 128, 32, 1), rng_state=int64(2,), out=float32(2, 9, 4, 32), lse=float32(2, 4, 9), causal=True, "
@@ -106,9 +116,12 @@ def test_each_call_has_a_line():
     shape |= {"num_kv_heads": 2, "q_len": 9, "kv_len": 9}
     assert facts["attention"] == str(flashport.explain("attention", target="cpu", **shape))
     assert given["quantize_kv"] == "x=float32(1, 70, 2, 32), out=uint8(1, 70, 2, 20), format=q4_1"
-    assert re.fullmatch(r"dequantize_kv/\w+: 140 blocks", facts["dequantize_kv"])
+    for name in ("quantize", "dequantize"):
+        shape = {"dtype": "fp32", "format": "q4_1", "head_dim": 32, "rows": 140}
+        assert facts[f"{name}_kv"] == str(flashport.explain(name, target="cpu", **shape))
+    assert re.match(r"dequantize_kv/\w+: 140 blocks of 1 thread", facts["dequantize_kv"])
     assert given["dropout_mask"] == "mask=uint8(1, 2, 3, 4), rng_state=int64(2,), dropout_p=0.5"
-    assert re.fullmatch(r"dropout_mask/\w+: 6 blocks", facts["dropout_mask"])
+    assert re.match(r"dropout_mask/\w+: 6 blocks of 1 thread", facts["dropout_mask"])
 
 
 def test_a_call_of_this_process_writes_nothing(capfd):
