@@ -50,8 +50,26 @@ except ValueError:
 """
 
 
+# Calls that are made of several launches, or of calls of other operations.
+CALLS_OF_OTHERS = """
+old, v_old, hot = random(2, 7, 2, 64), random(2, 7, 2, 64), random(2, 9, 2, 64)
+k_quant, v_quant = flashport.quantize_kv(old, "q8_0"), flashport.quantize_kv(v_old, "q8_0")
+blocks = flashport.KvSegment(k_quant, v_quant, k_format="q8_0", v_format="q8_0")
+flashport.flash_decode_segments(q, [blocks, flashport.KvSegment(hot, hot)], window=(11, -1))
+flashport.flash_decode_mixed(q, hot, hot, None, k_quant, v_quant)
+places = np.full(18, -1, np.int32)
+places[0] = 13
+flashport.spill_kv(hot, hot, k_quant, v_quant, places)
+flashport.cascade_decode(q, [flashport.CascadeLevel(random(1, 33, 2, 64), random(1, 33, 2, 64)),
+                             flashport.CascadeLevel(k, k, lens)])
+new, v, more = random(2, 1, 2, 64), k.copy(), random(2, 20, 4, 64)
+flashport.attention(q[:, None], k, v, seqused_k=lens - 1, k_new=new, v_new=new, causal=True)
+flashport.attention(more, k, v, seqused_k=lens - 1, k_new=new, v_new=new, causal=True)
+"""
+
+
 def run(calls=CALLS, **environment):
-    """(lines, standard output) of the program above."""
+    """(lines, standard output) of a program above."""
     inherited = {name: value for name, value in os.environ.items() if name != "FLASHPORT_LOG"}
     done = subprocess.run(
         [sys.executable, "-c", ARRAYS + calls], env=inherited | environment, capture_output=True, text=True, check=True
@@ -122,6 +140,41 @@ def test_each_call_has_a_line():
     assert re.match(r"dequantize_kv/\w+: 140 blocks of 1 thread", facts["dequantize_kv"])
     assert given["dropout_mask"] == "mask=uint8(1, 2, 3, 4), rng_state=int64(2,), dropout_p=0.5"
     assert re.match(r"dropout_mask/\w+: 6 blocks of 1 thread", facts["dropout_mask"])
+
+
+def test_calls_that_are_made_of_others_have_a_line_for_each():
+    lines, _ = run(CALLS_OF_OTHERS, FLASHPORT_LOG="calls")
+    found = [re.fullmatch(r"flashport: (\w+)\((.*)\) on cpu: (.*)", line) for line in lines]
+    assert all(found), lines
+    names, given, facts = zip(*(match.groups() for match in found), strict=True)
+    assert list(names) == [
+        "quantize_kv", "quantize_kv", "flash_decode_mixed", "flash_decode_mixed", "append_kv",
+        "attention", "flash_decode", "merge_states",  # cascade_decode
+        "attention", "flash_decode", "attention",
+    ]  # fmt: skip
+    shape = {"q_dtype": "fp32", "head_dim": 64, "group_size": 2, "batch": 2, "num_kv_heads": 2, "target": "cpu"}
+    segments = flashport.explain("decode", segment_formats=["q8_0", "fp32"], max_kv_len=16, **shape)
+    assert "/kv=any/" in segments.kernel
+    assert facts[2] == facts[3] == str(segments)
+    assert "segments[0]: k=uint8(2, 7, 2, 68)" in given[2]
+    assert "window=(11, -1)" in given[2]
+    assert "window" not in given[3]
+    spilled = {"dtype": "fp32", "k_format": "q8_0", "v_format": "q8_0", "head_dim": 64, "tokens": 18, "num_kv_heads": 2}
+    assert facts[4] == str(flashport.explain("append", target="cpu", **spilled))
+    assert "k_format=q8_0" in given[4]
+
+    call = {"dtype": "fp32", "head_dim": 64, "num_q_heads": 4, "num_kv_heads": 2, "target": "cpu"}
+    assert facts[5].startswith("attention/")
+    assert facts[6] == str(flashport.explain("decode", max_kv_len=40, **shape))
+    assert facts[7] == str(flashport.explain("merge", rows=8, target="cpu"))
+    appends = call | {"batch": 2, "kv_len": 40, "causal": True, "seqused_k": True, "appends": True}
+    append, rest = facts[8].split(", then ")
+    assert rest == "flash_decode"
+    assert facts[9] == str(flashport.explain("decode", max_kv_len=40, **shape))
+    few = str(flashport.explain("attention", q_len=1, **appends))
+    assert few.startswith(f"{append}, then flash_decode's {facts[9]}")
+    assert facts[10] == str(flashport.explain("attention", q_len=20, **appends))
+    assert facts[10].startswith(f"{append}, then attention/")
 
 
 def test_a_call_of_this_process_writes_nothing(capfd):
