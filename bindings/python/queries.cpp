@@ -46,6 +46,13 @@ class Options {
   void num_splits(int& to) {
     read("num_splits", kNoneIsDefault, [&](py::handle x) { to = num_splits_argument(function_, x.ptr()); });
   }
+  void window(std::int64_t& left, std::int64_t& right) {
+    read("window", kNoneIsWrong, [&](py::handle x) {
+      const Window window = window_argument(function_, x.ptr());
+      left = window.left;
+      right = window.right;
+    });
+  }
   // None is as the head dim of queries and keys.
   void head_dim_v(std::int64_t head_dim, std::int64_t& to) {
     to = head_dim;
@@ -115,19 +122,6 @@ DecodeQuery decode_query(Options& options) {
   options.integer("q_len", query.q_len);
   options.formats("segment_formats", query.segment_formats);
   options.boolean("scales_beside", query.scales_beside);
-  return query;
-}
-
-DecodeScheduleQuery decode_schedule_query(Options& options) {
-  DecodeScheduleQuery query;
-  query.call = decode_query(options);
-  options.integer("batch", query.batch);
-  options.integer("num_kv_heads", query.num_kv_heads);
-  options.integer("max_kv_len", query.max_kv_len);
-  options.num_splits(query.num_splits);
-  query.call.target = "";
-  options.target(query.call.target);
-  options.expect_no_other();
   return query;
 }
 
@@ -205,40 +199,111 @@ AttentionQuery attention_call_query(Options& options) {
   return query;
 }
 
+// What explain() is asked: the call, and its sizes.
+DecodeScheduleQuery decode_schedule_query(Options& options) {
+  DecodeScheduleQuery query{.call = decode_query(options)};
+  options.integer("batch", query.batch);
+  options.integer("num_kv_heads", query.num_kv_heads);
+  options.integer("max_kv_len", query.max_kv_len);
+  options.num_splits(query.num_splits);
+  return query;
+}
+
+DecodeStage2ScheduleQuery decode_stage2_schedule_query(Options& options) {
+  DecodeStage2ScheduleQuery query{.call = decode_stage2_query(options)};
+  options.integer("batch", query.batch);
+  options.integer("num_q_heads", query.num_q_heads);
+  return query;
+}
+
+AppendScheduleQuery append_schedule_query(Options& options) {
+  AppendScheduleQuery query{.call = append_query(options)};
+  options.integer("tokens", query.tokens);
+  options.integer("num_kv_heads", query.num_kv_heads);
+  return query;
+}
+
+template <bool kDequantize>
+QuantizeScheduleQuery quantize_schedule_query(Options& options) {
+  QuantizeScheduleQuery query{.call = quantize_query<kDequantize>(options)};
+  options.integer("rows", query.rows);
+  return query;
+}
+
+MergeScheduleQuery merge_schedule_query(Options& options) {
+  MergeScheduleQuery query{.call = merge_query(options)};
+  options.integer("rows", query.rows);
+  return query;
+}
+
+GatedDeltaScheduleQuery gated_delta_schedule_query(Options& options) {
+  GatedDeltaScheduleQuery query{.call = gated_delta_query<GatedDeltaQuery>(options)};
+  options.integer("batch", query.batch);
+  options.integer("num_v_heads", query.num_v_heads);
+  return query;
+}
+
+GatedDeltaChunkScheduleQuery gated_delta_chunk_schedule_query(Options& options) {
+  GatedDeltaChunkScheduleQuery query{.call = gated_delta_query<GatedDeltaChunkQuery>(options)};
+  options.integer("batch", query.batch);
+  options.integer("num_heads", query.num_heads);
+  options.integer("num_v_heads", query.num_v_heads);
+  options.integer("tokens", query.tokens);
+  options.boolean("packed", query.packed);
+  return query;
+}
+
 AttentionScheduleQuery attention_schedule_query(Options& options) {
-  AttentionScheduleQuery query;
-  query.call = attention_query(options);
+  AttentionScheduleQuery query{.call = attention_query(options)};
   options.integer("batch", query.batch);
   options.integer("num_q_heads", query.num_q_heads);
   options.integer("num_kv_heads", query.num_kv_heads);
   options.integer("q_len", query.q_len);
   options.integer("kv_len", query.kv_len);
   options.num_splits(query.num_splits);
-  query.call.target = "";
-  options.target(query.call.target);
-  options.expect_no_other();
+  options.window(query.window_left, query.window_right);
+  options.integer("total_q", query.total_q);
+  options.integer("total_k", query.total_k);
+  options.boolean("same_offsets", query.same_offsets);
+  options.boolean("seqused_q", query.seqused_q);
+  options.boolean("leftpad_k", query.leftpad_k);
+  options.boolean("rotary", query.rotary);
   return query;
 }
 
-py::tuple explain_decode(const py::dict& given) {
-  Options options("explain", "decode", given);
-  const DecodeSchedule s = explain(decode_schedule_query(options));
+// The members of the package's dataclasses, in their order.
+py::tuple members(const DecodeSchedule& s) {
   constexpr const char* kCombines[] = {"none", "launch", "second launch"};
-  return py::make_tuple(s.kernel, s.blocks, s.query_tiles, s.most_chunks, s.shortest_chunk, s.longest_chunk,
-                        kCombines[static_cast<int>(s.combine)], s.workspace_bytes, s.text);
+  return py::make_tuple(s.kernel, s.rows, s.keys, s.stages, s.threads, s.teams, s.blocks, s.query_tiles, s.shared_bytes,
+                        s.most_chunks, s.shortest_chunk, s.longest_chunk, kCombines[static_cast<int>(s.combine)],
+                        s.workspace_bytes, s.text);
 }
 
-py::tuple explain_attention(const py::dict& given) {
-  Options options("explain", "attention", given);
-  const AttentionSchedule s = explain(attention_schedule_query(options));
+py::tuple members(const AttentionSchedule& s) {
   return py::make_tuple(s.kernel, s.rows, s.keys, s.stages, s.threads, s.blocks, s.work_tiles, s.shared_bytes, s.pieces,
                         s.workspace_bytes, s.text);
+}
+
+py::tuple members(const LaunchSchedule& s) {
+  return py::make_tuple(s.kernel, s.threads, s.blocks, s.work, s.shared_bytes, s.workspace_bytes, s.text);
+}
+
+py::tuple members(const GatedDeltaSchedule& s) {
+  return py::make_tuple(s.kernel, s.columns, s.threads, s.teams, s.slices, s.blocks, s.shared_bytes, s.workspace_bytes,
+                        s.text);
+}
+
+py::tuple members(const GatedDeltaChunkSchedule& s) {
+  return py::make_tuple(s.kernel, s.columns, s.threads, s.blocks, s.shared_bytes, s.prepare_kernel, s.prepare_threads,
+                        s.prepare_teams, s.prepare_blocks, s.prepare_shared_bytes, s.chunk_tokens, s.chunks,
+                        s.concurrent, s.workspace_bytes, s.text);
 }
 
 struct QueriedOperation {
   const char* name;
   Support (*supports)(Options&);
   std::string (*which_kernel)(Options&);
+  py::tuple (*explain)(Options&);
 };
 
 template <auto kMakeQuery>
@@ -251,21 +316,31 @@ auto complete_query(Options& options) {
 }
 
 template <auto kMakeQuery>
+auto complete_schedule_query(Options& options) {
+  auto query = kMakeQuery(options);
+  query.call.target = "";
+  options.target(query.call.target);
+  options.expect_no_other();
+  return query;
+}
+
+template <auto kMakeQuery, auto kMakeScheduleQuery>
 constexpr QueriedOperation queried(const char* name) {
   return {name, [](Options& options) { return supports(complete_query<kMakeQuery>(options)); },
-          [](Options& options) { return which_kernel(complete_query<kMakeQuery>(options)); }};
+          [](Options& options) { return which_kernel(complete_query<kMakeQuery>(options)); },
+          [](Options& options) { return members(explain(complete_schedule_query<kMakeScheduleQuery>(options))); }};
 }
 
 constexpr QueriedOperation kOperations[] = {
-    queried<decode_query>("decode"),
-    queried<decode_stage2_query>("decode_stage2"),
-    queried<append_query>("append"),
-    queried<merge_query>("merge"),
-    queried<gated_delta_query<GatedDeltaQuery>>("gated_delta"),
-    queried<gated_delta_query<GatedDeltaChunkQuery>>("gated_delta_chunk"),
-    queried<attention_call_query>("attention"),
-    queried<quantize_query<false>>("quantize"),
-    queried<quantize_query<true>>("dequantize"),
+    queried<decode_query, decode_schedule_query>("decode"),
+    queried<decode_stage2_query, decode_stage2_schedule_query>("decode_stage2"),
+    queried<append_query, append_schedule_query>("append"),
+    queried<merge_query, merge_schedule_query>("merge"),
+    queried<gated_delta_query<GatedDeltaQuery>, gated_delta_schedule_query>("gated_delta"),
+    queried<gated_delta_query<GatedDeltaChunkQuery>, gated_delta_chunk_schedule_query>("gated_delta_chunk"),
+    queried<attention_call_query, attention_schedule_query>("attention"),
+    queried<quantize_query<false>, quantize_schedule_query<false>>("quantize"),
+    queried<quantize_query<true>, quantize_schedule_query<true>>("dequantize"),
 };
 
 const QueriedOperation& operation_argument(const char* function, py::handle object) {
@@ -289,8 +364,9 @@ void define_queries(py::module_& module) {
     return operation.which_kernel(options);
   });
   module.def("explain", [](const py::object& name, const py::dict& given) {
-    const bool decodes = word_argument("explain", "operation", name, {"decode", "attention"}) == 0;
-    return decodes ? explain_decode(given) : explain_attention(given);
+    const QueriedOperation& operation = operation_argument("explain", name);
+    Options options("explain", operation.name, given);
+    return operation.explain(options);
   });
   module.def("kv_format_blocks", [] {
     py::dict blocks;

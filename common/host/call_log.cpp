@@ -73,7 +73,11 @@ CallText& CallText::add(const char* name, const std::string& value) {
 }
 
 std::string launch_text(const KernelEntry& kernel, std::int64_t blocks) {
-  return kernel.key + (": " + counted(blocks, "block"));
+  std::string text = kernel.key + (": " + counted(blocks, "block"));
+  if (kernel.teams > 1) text += " in teams of " + std::to_string(kernel.teams);
+  text += " of " + counted(kernel.threads, "thread");
+  if (kernel.shared_bytes > 0) text += " and " + counted(kernel.shared_bytes, "byte") + " of shared memory";
+  return text;
 }
 
 }  // namespace flashport

@@ -45,7 +45,8 @@ class CallText {
   bool first_ = true;
 };
 
-// What runs where nothing is known but kernels: "kernel: 5 blocks".
+// A launch, as explain() says it too: "kernel: 5 blocks of 128 threads and 4096 bytes of shared memory". What is 0 is
+// left out, and teams are named where a block of the device holds several of the grid's.
 [[nodiscard]] std::string launch_text(const KernelEntry& kernel, std::int64_t blocks);
 // Of a call that launches nothing.
 inline constexpr char kNothingToDo[] = "nothing to do";

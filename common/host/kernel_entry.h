@@ -61,7 +61,7 @@ inline constexpr int kKernelTags = static_cast<int>(KernelTag::kProbe) + 1;
 
 // The member that KernelEntry::tag names. Kernels without a template shape have none.
 union KernelShape {
-  DecodeShape decode;
+  DecodeConfig decode;
   GatedDeltaConfig gated_delta_update;
   GatedDeltaChunkConfig gated_delta_chunk;  // the prepare kernel's and the chain's
   AttentionConfig attention;

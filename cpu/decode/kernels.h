@@ -11,5 +11,5 @@
   FLASHPORT_DEFINE_KERNEL(symbol, name, KernelTag::kDecode, DecodeParamsOf<symbol##_config>,          \
                           DecodeShared<symbol##_config>,                                              \
                           decode<symbol##_config>(params, block_range(params, block), block, shared), \
-                          .decode = symbol##_config.shape)                                            \
+                          .decode = symbol##_config)                                                  \
   }

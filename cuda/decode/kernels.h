@@ -105,6 +105,6 @@ constexpr int shared_bytes() {
   }                                                                                                                   \
   FLASHPORT_DEFINE_ENTRY(symbol, name, symbol##_config.shape.appends ? KernelTag::kDecodeAppend : KernelTag::kDecode, \
                          block_threads(symbol##_config), shared_bytes<symbol##_config>(),                             \
-                         .shape = {.decode = symbol##_config.shape}, .teams = symbol##_config.tuning.teams,           \
+                         .shape = {.decode = symbol##_config}, .teams = symbol##_config.tuning.teams,                 \
                          .decode_split = decode_split(symbol##_config))                                               \
   }

@@ -10,11 +10,12 @@ constexpr KernelEntry decode_entry(const char* key, const KernelSymbol* symbol, 
                                    KvFormat v_format, int head_dim_qk, int head_dim_v, int rows) {
   using namespace FLASHPORT_TARGET;
   const DecodeShape shape{head_dim_qk, head_dim_v, rows, math, k_format, v_format};
+  const DecodeTuning tuning = decode_tuning(shape);
   return {.key = key,
           .tag = KernelTag::kDecode,
-          .threads = decode_tuning(shape).waves * kWaveSize,
+          .threads = tuning.waves * kWaveSize,
           .handle = symbol,
-          .shape = {.decode = shape}};
+          .shape = {.decode = {shape, tuning}}};
 }
 
 }  // namespace flashport::hip_runtime

@@ -87,7 +87,7 @@ static void attend_a_prompt(void) {
   fp_dropout_mask_args dropout;
   fp_query query;
   int64_t bytes = -1;
-  char text[256];
+  char text[512];
   int i, row, head, ones = 0;
 
   for (i = 0; i < kRows * kHeads * kWidth; ++i) aq[0][0][i] = random_number();
@@ -135,6 +135,19 @@ static void attend_a_prompt(void) {
   expect(fp_supports(&query) == fp_ok, "attention of bf16 is supported");
   expect(fp_which_kernel(&query, text, sizeof(text)) == fp_ok && strncmp(text, "attention/", 10) == 0, "its kernel");
   expect(fp_explain(&query, text, sizeof(text)) == fp_ok && strstr(text, " work tiles of ") != NULL, "it is explained");
+  query.q_len = 100;
+  query.max_kv_len = 65536;
+  query.has_window = 1;
+  query.window_left = -1;
+  query.window_right = -1;
+  expect(fp_explain(&query, text, sizeof(text)) == fp_ok && strstr(text, "merged in a second") != NULL, "keys are cut");
+  query.window_left = 1000;
+  expect(fp_explain(&query, text, sizeof(text)) == fp_ok && strstr(text, "keys in 1 piece;") != NULL,
+         "a window is not");
+  query.operation = fp_op_merge;
+  query.tokens = 12;
+  expect(fp_explain(&query, text, sizeof(text)) == fp_ok && strstr(text, " for 12 rows") != NULL,
+         "a merge is explained");
 }
 
 /* Values are multiples of the scale that q4_0 finds for them, so that the way there and back loses nothing. */

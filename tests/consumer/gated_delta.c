@@ -155,7 +155,7 @@ void prefill_a_prompt(void) {
 
 void ask_for_the_gated_delta_rule(void) {
   fp_query query;
-  char key[128];
+  char key[128], text[512];
   FP_INIT(&query);
   query.operation = fp_op_gated_delta_chunk;
   query.target = "cpu";
@@ -165,6 +165,11 @@ void ask_for_the_gated_delta_rule(void) {
   expect(fp_supports(&query) == fp_ok, "chunks of bf16 are supported");
   expect(fp_which_kernel(&query, key, sizeof(key)) == fp_ok, "the CPU has chunks");
   expect(strncmp(key, "gated_delta_chunk/", 18) == 0, "the key is that of the chain");
+  query.batch = query.num_kv_heads = 1;
+  query.group_size = 2;
+  query.tokens = 100;
+  expect(fp_explain(&query, text, sizeof(text)) == fp_ok, "how they are cut is explained");
+  expect(strstr(text, " for 2 chunks of 64 tokens, then ") != NULL, "their chunks are counted");
   query.head_dim_v = 300;
   expect(fp_supports(&query) == fp_not_supported, "a head dim of 300 is not");
   expect(strstr(fp_last_error(), "head_dim_v must be a multiple of 8 from 16 to 256, got 300") != NULL, "it says why");

@@ -14,7 +14,12 @@ constexpr MathType kF16 = MathType::kFp16;
 constexpr MathType kB16 = MathType::kBf16;
 
 constexpr KernelEntry decode(const char* key, DecodeShape shape, DecodeSplit split = {}) {
-  return {.key = key, .tag = KernelTag::kDecode, .threads = 128, .shape = {.decode = shape}, .decode_split = split};
+  return {.key = key,
+          .tag = KernelTag::kDecode,
+          .threads = 128,
+          .shared_bytes = 65536,
+          .shape = {.decode = {shape, {.waves = 4, .stages = 3, .blocks_per_multiprocessor = 2}}},
+          .decode_split = split};
 }
 constexpr KernelEntry widening(KernelEntry kernel) {
   kernel.formats = format_bit(KvFormat::kInt8) | format_bit(KvFormat::kFp8E5M2);
@@ -22,7 +27,7 @@ constexpr KernelEntry widening(KernelEntry kernel) {
 }
 constexpr KernelEntry appending(KernelEntry kernel) {
   kernel.tag = KernelTag::kDecodeAppend;
-  kernel.shape.decode.appends = true;
+  kernel.shape.decode.shape.appends = true;
   return kernel;
 }
 constexpr KernelEntry plain(const char* key, KernelTag tag, int threads) {
@@ -32,6 +37,7 @@ constexpr KernelEntry update(const char* key, int head_dim_k, GateForm gate, DTy
   return {.key = key,
           .tag = KernelTag::kGatedDeltaUpdate,
           .threads = 1,
+          .shared_bytes = 2048,
           .shape = {.gated_delta_update = {.shape = {head_dim_k, state, 0, gate},
                                            .tuning = {.columns = 16, .waves = 1, .blocks_per_multiprocessor = 1}}}};
 }

@@ -12,6 +12,14 @@ import os as _os
 
 from flashport._attention import attention, attention_workspace_size, dropout_mask
 from flashport._core import DeviceArray
+from flashport._explain import (
+    AttentionSchedule,
+    DecodeSchedule,
+    GatedDeltaChunkSchedule,
+    GatedDeltaSchedule,
+    LaunchSchedule,
+    explain,
+)
 from flashport._mixed import (
     KvSegment,
     flash_decode_mixed,
@@ -34,11 +42,8 @@ from flashport.decode import (
     num_splits_heuristic,
 )
 from flashport.devices import (
-    AttentionSchedule,
-    DecodeSchedule,
     Support,
     backends,
-    explain,
     supports,
     version,
     which_kernel,
@@ -52,8 +57,11 @@ __all__ = [
     "CascadeLevel",
     "DecodeSchedule",
     "DeviceArray",
+    "GatedDeltaChunkSchedule",
+    "GatedDeltaSchedule",
     "InstalledShims",
     "KvSegment",
+    "LaunchSchedule",
     "MixedKVCache",
     "Support",
     "append_kv",

@@ -44,12 +44,6 @@ if TYPE_CHECKING:
         segment_formats: Sequence[CacheFormat] | None
         scales_beside: bool
 
-    class _DecodeScheduleQuery(_DecodeQuery, total=False):
-        batch: int
-        num_kv_heads: int
-        max_kv_len: int
-        num_splits: int | None
-
     class _MergeQuery(TypedDict, total=False):
         target: str | None
         dtype: DTypeLike
@@ -85,14 +79,6 @@ if TYPE_CHECKING:
         q_len: int
         group_size: int
 
-    class _AttentionScheduleQuery(_AttentionCall, total=False):
-        batch: int
-        num_q_heads: int
-        num_kv_heads: int
-        q_len: int
-        kv_len: int
-        num_splits: int | None
-
 
 @dataclass(frozen=True)
 class Support:
@@ -104,46 +90,6 @@ class Support:
     def __bool__(self) -> bool:
         """Whether the request is served."""
         return self.supported
-
-
-@dataclass(frozen=True)
-class DecodeSchedule:
-    """How a call of flash_decode is cut, as far as shapes decide it; :func:`explain` says what each number is."""
-
-    kernel: str
-    blocks: int
-    query_tiles: int
-    most_chunks: int
-    shortest_chunk: int
-    longest_chunk: int
-    combine: Literal["none", "launch", "second launch"]
-    workspace_bytes: int
-    text: str
-
-    def __str__(self) -> str:
-        """All of it in a sentence."""
-        return self.text
-
-
-@dataclass(frozen=True)
-class AttentionSchedule:
-    """How a call of attention is cut, as far as shapes decide it; :func:`explain` says what each number is."""
-
-    kernel: str
-    rows: int
-    keys: int
-    stages: int
-    threads: int
-    blocks: int
-    work_tiles: int
-    shared_bytes: int
-    pieces: int
-    workspace_bytes: int
-    text: str
-
-    def __str__(self) -> str:
-        """All of it in a sentence."""
-        return self.text
 
 
 def version() -> str:
@@ -285,47 +231,3 @@ def which_kernel(operation: Operation, **options: Any) -> str:
         As :func:`supports`.
     """
     return _core.which_kernel(operation, options)
-
-
-@overload
-def explain(operation: Literal["decode"], **options: Unpack[_DecodeScheduleQuery]) -> DecodeSchedule: ...
-@overload
-def explain(operation: Literal["attention"], **options: Unpack[_AttentionScheduleQuery]) -> AttentionSchedule: ...
-def explain(operation: Literal["decode", "attention"], **options: Any) -> DecodeSchedule | AttentionSchedule:
-    """How the first device of a target cuts a call, as far as shapes decide it.
-
-    Lengths stay on the device, where the tile scheduler reads them (docs/decode-schedule.md, docs/attention.md).
-
-    Args:
-        operation: "decode" for :func:`flashport.flash_decode`, "attention" for :func:`flashport.attention`.
-        options: Those that :func:`supports` has for the operation; for "decode" also ``batch`` (1), ``num_kv_heads``
-            (1), ``max_kv_len``, the keys of the longest sequence that the cache or its table has room for (0), and
-            ``num_splits``, as ``flash_decode`` takes it (None); for "attention" also ``batch``, ``num_q_heads``,
-            ``num_kv_heads``, ``q_len`` and ``kv_len`` of every sequence (all 1), and ``num_splits``, as ``attention``
-            takes it (None).
-
-    Returns:
-        A frozen object whose ``str`` is one sentence. ``kernel`` is the key that :func:`which_kernel` gives;
-        ``blocks``, those of the grid; ``workspace_bytes``, as :func:`flashport.decode_workspace_size` and
-        :func:`flashport.attention_workspace_size`.
-
-        "decode": ``query_tiles``, those of all sequences, kv heads and tiles of query rows; ``most_chunks``, how many
-        chunks (with ``num_splits`` splits) a query tile has at most; ``shortest_chunk`` and ``longest_chunk``, their
-        keys, of which a sequence's last chunk may have fewer; ``combine``, where partial results become one: "none"
-        where every tile is one chunk, "launch" in the same launch, by the last block of each tile, or "second launch".
-
-        "attention": ``rows`` of a work tile, ``keys`` of a key tile, ``stages``, the key tiles that are in flight or in
-        use; ``threads`` and ``shared_bytes`` of a block; ``work_tiles`` of all sequences, heads and pieces; ``pieces``
-        that the keys of a sequence are cut into. Where few queries are served by flash_decode's kernels: its tiles,
-        chunks and blocks, and 0 for the rest.
-
-    Raises:
-        ValueError, TypeError: As :func:`supports`; a number out of its range.
-        NotImplementedError: No kernel serves the call, or no device of the target is here.
-
-    Source:
-        common/host/decode/explain.cpp and common/host/attention/explain.cpp.
-    """
-    if operation == "attention":
-        return AttentionSchedule(*_core.explain(operation, options))
-    return DecodeSchedule(*_core.explain(operation, options))

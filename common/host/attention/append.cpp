@@ -18,6 +18,24 @@ constexpr std::int64_t align_up(std::int64_t bytes) { return (bytes + kAlignment
 
 std::int64_t seqlens_bytes(const AppendRotaryParams& p) { return align_up(std::int64_t{p.batch} * 4); }
 
+// The queries, which are turned into dense rows of the workspace.
+AppendRotarySide query_side(const AttentionParams& p) {
+  const std::int64_t head_bytes = std::int64_t{p.head_dim_qk} * element_size(p.q.dtype);
+  return {.rows = p.q,
+          .cache = {.data = nullptr,
+                    .page_stride = p.num_q_heads * head_bytes,
+                    .token_stride = 0,
+                    .head_stride = head_bytes,
+                    .row_bytes = static_cast<std::int32_t>(head_bytes),
+                    .copy_unit = 16},
+          .format = *own_format(p.q.dtype),
+          .unit_bytes = 0,
+          .scale = {},
+          .heads = p.num_q_heads,
+          .head_dim = p.head_dim_qk,
+          .is_turned = 1};
+}
+
 }  // namespace
 
 void check_append_presence(const Check& check, const AttentionArgs& a) {
@@ -117,20 +135,19 @@ AppendRotaryParams append_params(const AttentionArgs& a, const AttentionParams& 
                    .half = static_cast<std::int32_t>(cos.shape[1]),
                    .is_interleaved = a.rotary_interleaved ? 1 : 0,
                    .queries_advance = a.causal || a.window_left >= 0 || a.window_right >= 0 ? 1 : 0};
-  const std::int64_t head_bytes = std::int64_t{p.head_dim_qk} * element_size(p.q.dtype);
-  append.sides[kQueries] = {.rows = p.q,
-                            .cache = {.data = nullptr,
-                                      .page_stride = p.num_q_heads * head_bytes,
-                                      .token_stride = 0,
-                                      .head_stride = head_bytes,
-                                      .row_bytes = static_cast<std::int32_t>(head_bytes),
-                                      .copy_unit = 16},
-                            .format = *own_format(p.q.dtype),
-                            .unit_bytes = 0,
-                            .scale = {},
-                            .heads = p.num_q_heads,
-                            .head_dim = p.head_dim_qk,
-                            .is_turned = 1};
+  append.sides[kQueries] = query_side(p);
+  return append;
+}
+
+AppendRotaryParams append_room(const AttentionParams& p, bool turns) {
+  AppendRotaryParams append{};
+  append.batch = p.batch;
+  append.q_len = p.q_len;
+  append.total_q = p.total_q;
+  if (!turns) return append;
+  static constexpr float kTable = 1.0f;  // never read: that there is one is what counts
+  append.rotary.cos = &kTable;
+  append.sides[kQueries] = query_side(p);
   return append;
 }
 

@@ -44,6 +44,9 @@ void check_append_shapes(const Check& check, const AttentionArgs& args, const Ca
 // The params without their places in the workspace, from those of the attention. The cache has `pages` pages.
 [[nodiscard]] AppendRotaryParams append_params(const AttentionArgs& args, const AttentionParams& p, std::int64_t pages);
 
+// As much of them as says which launch and workspace a call of such shapes needs, `turns` with rotary_cos.
+[[nodiscard]] AppendRotaryParams append_room(const AttentionParams& p, bool turns);
+
 // Bytes after the rest of the workspace: the copies of the queries, if they are turned, and the lengths.
 [[nodiscard]] std::int64_t append_bytes(const AppendRotaryParams& params);
 // Points the params there, and gives the queries and lengths that the attention takes in place of the given ones.

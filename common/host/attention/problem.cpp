@@ -383,11 +383,9 @@ std::int32_t window_side(std::int64_t keys, std::int64_t reach) {
   return keys >= reach ? -1 : static_cast<std::int32_t>(keys);
 }
 
-void fill_options(const AttentionArgs& a, const Extents& e, AttentionParams& p) {
+void fill_options(const AttentionArgs& a, AttentionParams& p) {
   fill_scores(p, a.softmax_scale, a.softcap);
-  // The last query stands at the last key, whatever the lengths of a sequence are.
-  p.window_left = window_side(a.window_left, e.kv_len - 1);
-  p.window_right = window_side(a.causal ? 0 : a.window_right, e.q_len - 1);
+  fill_window(p, a.window_left, a.window_right, a.causal);
   p.alibi_slopes = data_of<float>(a.alibi_slopes);
   if (a.alibi_slopes && a.alibi_slopes->rank == 2) p.alibi_stride_seq = a.alibi_slopes->strides[0];
   p.sinks = data_of<float>(a.sinks);
@@ -438,7 +436,7 @@ AttentionProblem validate(const AttentionArgs& args, Outputs outputs) {
     problem.appends = true;
     problem.append = append_params(args, problem.params, args.k.shape[extents.axes.page]);
   }
-  fill_options(args, extents, problem.params);
+  fill_options(args, problem.params);
   problem.num_splits = args.num_splits;
   problem.needs = needs_of(problem.params);
   return problem;
@@ -486,6 +484,12 @@ std::string call_text(const AttentionArgs& a) {
       .word("v_format", a.v_format ? kv_format_name(*a.v_format) : "", "")
       .count("num_splits", a.num_splits, kInvariantSplits)
       .text();
+}
+
+void fill_window(AttentionParams& p, std::int64_t left, std::int64_t right, bool causal) {
+  // The last query stands at the last key, whatever the lengths of a sequence are.
+  p.window_left = window_side(left, std::int64_t{p.kv_len} - 1);
+  p.window_right = window_side(causal ? 0 : right, std::int64_t{p.q_len} - 1);
 }
 
 void check_dropout(const Check& check, double dropout_p) {

@@ -43,6 +43,9 @@ struct AttentionProblem {
 // The call as the log of calls shows it.
 [[nodiscard]] std::string call_text(const AttentionArgs& args);
 
+// Sets both sides of the window, where a side that hides no key from any query is infinite. After the lengths.
+void fill_window(AttentionParams& params, std::int64_t left, std::int64_t right, bool causal);
+
 // Dropout with this probability: checked, and as kernels take it.
 void check_dropout(const Check& check, double dropout_p);
 [[nodiscard]] DropoutParams dropout_params(const TensorView& rng_state, double dropout_p);

@@ -100,13 +100,13 @@ AttentionQuery attention_query(const fp_query& c, const char* function) {
   query.scales_beside = c.scales_beside != 0;
   query.q_len = c.q_len;
   query.group_size = c.group_size;
+  query.appends = c.appends != 0;
   return query;
 }
 
 // What `ask` says of the C++ query that this one is.
 template <class Ask>
-auto answer(const fp_query* from, const char* function, const Ask& ask) {
-  const fp_query c = read_args(from, function);
+auto answer(const fp_query& c, const char* function, const Ask& ask) {
   const auto of_target = [&](auto query) {
     query.target = c.target != nullptr ? c.target : "";
     return ask(query);
@@ -127,36 +127,71 @@ auto answer(const fp_query* from, const char* function, const Ask& ask) {
                    std::to_string(c.operation));
 }
 
-std::string explained(const fp_query& c, const char* function) {
-  if (c.operation == fp_op_decode) {
-    DecodeScheduleQuery asked;
-    asked.call = decode_query(c, function);
-    asked.call.target = c.target != nullptr ? c.target : "";
-    asked.batch = c.batch;
-    asked.num_kv_heads = c.num_kv_heads;
-    asked.max_kv_len = c.max_kv_len;
-    if (c.has_num_splits != 0) asked.num_splits = c.num_splits;
-    return explain(asked).text;
+// Heads that c.num_kv_heads and c.group_size say.
+std::int64_t all_heads(const fp_query& c, const char* function) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  if (c.group_size >= 1 && c.group_size <= kMost && c.num_kv_heads >= 1 && c.num_kv_heads <= kMost) {
+    return c.num_kv_heads * c.group_size;
   }
-  if (c.operation == fp_op_attention) {
-    AttentionScheduleQuery asked;
-    asked.call = attention_query(c, function);
-    asked.call.target = c.target != nullptr ? c.target : "";
-    asked.batch = c.batch;
-    asked.num_kv_heads = c.num_kv_heads;
-    if (c.group_size < 1 || c.group_size > std::numeric_limits<std::int32_t>::max() || c.num_kv_heads < 1 ||
-        c.num_kv_heads > std::numeric_limits<std::int32_t>::max()) {
-      throw ValueError(std::string(function) + ": num_kv_heads and group_size must be 1 or more and below 2^31, got " +
-                       std::to_string(c.num_kv_heads) + " and " + std::to_string(c.group_size));
-    }
-    asked.num_q_heads = c.num_kv_heads * c.group_size;
-    asked.q_len = c.q_len;
-    asked.kv_len = c.max_kv_len;
-    if (c.has_num_splits != 0) asked.num_splits = c.num_splits;
-    return explain(asked).text;
+  throw ValueError(std::string(function) + ": num_kv_heads and group_size must be 1 or more and below 2^31, got " +
+                   std::to_string(c.num_kv_heads) + " and " + std::to_string(c.group_size));
+}
+
+// The sizes of a call, as explain() takes them with its query.
+DecodeScheduleQuery sized(const DecodeQuery& call, const fp_query& c, const char*) {
+  DecodeScheduleQuery query{.call = call, .batch = c.batch, .num_kv_heads = c.num_kv_heads, .max_kv_len = c.max_kv_len};
+  if (c.has_num_splits != 0) query.num_splits = c.num_splits;
+  return query;
+}
+
+DecodeStage2ScheduleQuery sized(const DecodeStage2Query& call, const fp_query& c, const char* function) {
+  return {.call = call, .batch = c.batch, .num_q_heads = all_heads(c, function)};
+}
+
+AppendScheduleQuery sized(const AppendQuery& call, const fp_query& c, const char*) {
+  return {.call = call, .tokens = c.tokens, .num_kv_heads = c.num_kv_heads};
+}
+
+QuantizeScheduleQuery sized(const QuantizeQuery& call, const fp_query& c, const char*) {
+  return {.call = call, .rows = c.tokens};
+}
+
+MergeScheduleQuery sized(const MergeQuery& call, const fp_query& c, const char*) {
+  return {.call = call, .rows = c.tokens};
+}
+
+GatedDeltaScheduleQuery sized(const GatedDeltaQuery& call, const fp_query& c, const char* function) {
+  return {.call = call, .batch = c.batch, .num_v_heads = all_heads(c, function)};
+}
+
+GatedDeltaChunkScheduleQuery sized(const GatedDeltaChunkQuery& call, const fp_query& c, const char* function) {
+  return {.call = call,
+          .batch = c.batch,
+          .num_heads = c.num_kv_heads,
+          .num_v_heads = all_heads(c, function),
+          .tokens = c.tokens,
+          .packed = c.packed != 0};
+}
+
+AttentionScheduleQuery sized(const AttentionQuery& call, const fp_query& c, const char* function) {
+  AttentionScheduleQuery query{.call = call,
+                               .batch = c.batch,
+                               .num_q_heads = all_heads(c, function),
+                               .num_kv_heads = c.num_kv_heads,
+                               .q_len = c.q_len,
+                               .kv_len = c.max_kv_len,
+                               .total_q = c.total_q,
+                               .total_k = c.total_k,
+                               .same_offsets = c.same_offsets != 0,
+                               .seqused_q = c.seqused_q != 0,
+                               .leftpad_k = c.leftpad_k != 0,
+                               .rotary = c.rotary != 0};
+  if (c.has_num_splits != 0) query.num_splits = c.num_splits;
+  if (c.has_window != 0) {
+    query.window_left = c.window_left;
+    query.window_right = c.window_right;
   }
-  throw ValueError(std::string(function) + ": operation must be fp_op_decode or fp_op_attention, got " +
-                   std::to_string(c.operation));
+  return query;
 }
 
 void write_text(const std::string& from, char* to, std::size_t size, const char* function, const char* name) {
@@ -173,8 +208,8 @@ extern "C" {
 
 fp_status fp_supports(const fp_query* query) {
   return flashport::guarded([&] {
-    const flashport::Support support =
-        flashport::answer(query, "supports", [](const auto& asked) { return flashport::supports(asked); });
+    const flashport::Support support = flashport::answer(flashport::read_args(query, "supports"), "supports",
+                                                         [](const auto& asked) { return flashport::supports(asked); });
     if (!support.supported) throw flashport::NotSupportedError(support.reason);
   });
 }
@@ -182,8 +217,8 @@ fp_status fp_supports(const fp_query* query) {
 fp_status fp_which_kernel(const fp_query* query, char* key, size_t size) {
   return flashport::guarded([&] {
     constexpr char kFunction[] = "which_kernel";
-    const std::string found =
-        flashport::answer(query, kFunction, [](const auto& asked) { return flashport::which_kernel(asked); });
+    const std::string found = flashport::answer(flashport::read_args(query, kFunction), kFunction,
+                                                [](const auto& asked) { return flashport::which_kernel(asked); });
     flashport::write_text(found, key, size, kFunction, "key");
   });
 }
@@ -192,7 +227,10 @@ fp_status fp_explain(const fp_query* query, char* text, size_t size) {
   return flashport::guarded([&] {
     constexpr char kFunction[] = "explain";
     const fp_query c = flashport::read_args(query, kFunction);
-    flashport::write_text(flashport::explained(c, kFunction), text, size, kFunction, "text");
+    const std::string found = flashport::answer(c, kFunction, [&](const auto& asked) {
+      return flashport::explain(flashport::sized(asked, c, kFunction)).text;
+    });
+    flashport::write_text(found, text, size, kFunction, "text");
   });
 }
 

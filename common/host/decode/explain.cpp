@@ -7,6 +7,7 @@
 #include <flashport/decode.h>
 
 #include "common/device/decode/chunks.h"
+#include "common/host/call_log.h"
 #include "common/host/check.h"
 #include "common/host/decode/kernel_choice.h"
 #include "common/host/decode/plan.h"
@@ -46,8 +47,9 @@ DecodeProblem problem_of(const DecodeScheduleQuery& query) {
   return problem;
 }
 
-std::string text_of(const DecodeSchedule& s) {
-  std::string text = s.kernel + ": " + counted(s.blocks, "block") + " for " + counted(s.query_tiles, "query tile");
+std::string text_of(const DecodeSchedule& s, const KernelEntry& kernel) {
+  std::string text =
+      launch_text(kernel, s.blocks) + " for " + counted(s.query_tiles, "query tile") + " of " + counted(s.rows, "row");
   if (s.most_chunks == 1) {
     text += ", each in one chunk";
   } else {
@@ -55,6 +57,7 @@ std::string text_of(const DecodeSchedule& s) {
     if (s.shortest_chunk != s.longest_chunk) text += std::to_string(s.shortest_chunk) + " to ";
     text += std::to_string(s.longest_chunk) + " keys";
   }
+  text += "; " + counted(s.keys, "key") + " a turn, " + counted(s.stages, "stage");
   switch (s.combine) {
     case Combine::kNone: text += "; nothing to combine"; break;
     case Combine::kInLaunch: text += "; combined in the launch"; break;
@@ -82,8 +85,15 @@ DecodeSchedule explain(const DecodeScheduleQuery& query) {
 DecodeSchedule schedule_of(const DecodePlan& plan) {
   const DecodeParams& p = plan.params;
   const std::int64_t leaves = std::max<std::int64_t>(leaves_of(p.cache.max_len), 1);
+  const KernelEntry& kernel = *plan.kernel;
   DecodeSchedule s;
-  s.kernel = plan.kernel->key;
+  s.kernel = kernel.key;
+  s.rows = kernel.shape.decode.shape.rows;
+  s.keys = std::int64_t{kLeafKeys} * kernel.decode_split.turn_leaves;
+  s.stages = kernel.shape.decode.tuning.stages;
+  s.threads = kernel.threads;
+  s.teams = kernel.teams;
+  s.shared_bytes = kernel.shared_bytes;
   s.blocks = plan.grid;
   s.query_tiles = std::int64_t{p.batch} * p.num_kv_heads * p.row_tiles;
   s.workspace_bytes = plan.workspace_bytes;
@@ -100,7 +110,7 @@ DecodeSchedule schedule_of(const DecodePlan& plan) {
     const bool later = plan.combine_kernel != nullptr || plan.merge_kernel != nullptr;
     s.combine = later ? Combine::kSecondLaunch : Combine::kInLaunch;
   }
-  s.text = text_of(s);
+  s.text = text_of(s, kernel);
   return s;
 }
 

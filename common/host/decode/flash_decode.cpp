@@ -27,7 +27,7 @@ void run_decode(const Args& args, const DecodeProblem& problem, Stream stream) {
     workspace = acquire_workspace(check, device, stream, plan.workspace_bytes, problem.workspace);
     bind_workspace(plan, workspace.data());
   }
-  if (reads_segments(plan.kernel->shape.decode)) {
+  if (reads_segments(plan.kernel->shape.decode.shape)) {
     device.launch(check, stream, *plan.kernel, LaunchGrid{plan.grid}, mixed_params(problem, plan));
   } else {
     device.launch(check, stream, *plan.kernel, LaunchGrid{plan.grid}, plan.params);
@@ -51,7 +51,7 @@ bool decode_and_append(const DecodeArgs& args, const AppendRotaryParams& append,
   const Check check(problem.function);
   DeviceContext& device = device_context(check, problem.q, "q");
   DecodePlan plan = plan_decode(problem, device);
-  if (!plan.kernel->shape.decode.appends) return false;
+  if (!plan.kernel->shape.decode.shape.appends) return false;
   const WorkspaceLease workspace = acquire_workspace(check, device, stream, plan.workspace_bytes, problem.workspace);
   bind_workspace(plan, workspace.data());
   const AppendDecodeParams params{plan.params, append};

@@ -13,7 +13,8 @@ namespace {
 
 bool has_formats(const KernelEntry& kernel, const KernelRequest& request) {
   return kernel.tag == KernelTag::kDecode && request.segment_formats == 0 && !request.scales_beside &&
-         kernel.shape.decode.k_format == request.k_format && kernel.shape.decode.v_format == request.v_format;
+         kernel.shape.decode.shape.k_format == request.k_format &&
+         kernel.shape.decode.shape.v_format == request.v_format;
 }
 
 std::uint32_t formats_of(const KernelRequest& r) {
@@ -22,10 +23,10 @@ std::uint32_t formats_of(const KernelRequest& r) {
 
 // Products in 16 bits are of bf16 where one of the formats is: fp16 might not hold its values.
 bool widens_formats(const KernelEntry& kernel, const KernelRequest& request) {
-  if (kernel.tag != KernelTag::kDecode || !reads_segments(kernel.shape.decode)) return false;
+  if (kernel.tag != KernelTag::kDecode || !reads_segments(kernel.shape.decode.shape)) return false;
   const std::uint32_t formats = formats_of(request);
   if ((formats & ~kernel.formats) != 0) return false;
-  const MathType math = kernel.shape.decode.math;
+  const MathType math = kernel.shape.decode.shape.math;
   if (math == MathType::kFp32) return true;
   if ((formats & format_bit(KvFormat::kFp32)) != 0) return false;
   return math == ((formats & format_bit(KvFormat::kBf16)) != 0 ? MathType::kBf16 : MathType::kFp16);
@@ -34,11 +35,12 @@ bool widens_formats(const KernelEntry& kernel, const KernelRequest& request) {
 bool serves_types(const KernelEntry& kernel, const KernelRequest& request) {
   // float32 queries are never rounded to a shorter type without the caller's knowledge.
   return (has_formats(kernel, request) || widens_formats(kernel, request)) &&
-         (request.q_dtype != DType::kFloat32 || kernel.shape.decode.math == MathType::kFp32);
+         (request.q_dtype != DType::kFloat32 || kernel.shape.decode.shape.math == MathType::kFp32);
 }
 
 bool covers(const KernelEntry& kernel, const KernelRequest& request) {
-  return kernel.shape.decode.head_dim_qk >= request.head_dim_qk && kernel.shape.decode.head_dim_v >= request.head_dim_v;
+  return kernel.shape.decode.shape.head_dim_qk >= request.head_dim_qk &&
+         kernel.shape.decode.shape.head_dim_v >= request.head_dim_v;
 }
 
 bool is_better(const DecodeShape& a, const DecodeShape& b, std::int64_t packed_rows) {
@@ -117,7 +119,7 @@ std::string missing_reason(std::span<const KernelEntry> kernels, std::string_vie
   std::string dims;
   for (const KernelEntry& kernel : kernels) {
     if (kernel.tag != KernelTag::kDecode) continue;
-    const DecodeShape& shape = kernel.shape.decode;
+    const DecodeShape& shape = kernel.shape.decode.shape;
     const std::string pair = shape.k_format == shape.v_format ? kv_format_name(shape.k_format)
                                                               : kv_formats_text(shape.k_format, shape.v_format);
     bool listed = false;
@@ -153,7 +155,7 @@ const KernelEntry* choose_decode_kernel(std::span<const KernelEntry> kernels, st
   const std::int64_t packed_rows = request.group_size * request.q_len;
   for (const KernelEntry& kernel : kernels) {
     if (!serves_types(kernel, request) || !covers(kernel, request)) continue;
-    if (best == nullptr || is_better(kernel.shape.decode, best->shape.decode, packed_rows)) best = &kernel;
+    if (best == nullptr || is_better(kernel.shape.decode.shape, best->shape.decode.shape, packed_rows)) best = &kernel;
   }
   std::string limit = limit_reason(request);
   if (best != nullptr && limit.empty()) {
@@ -168,10 +170,10 @@ const KernelEntry* find_appending_kernel(std::span<const KernelEntry> kernels, c
   thread_local LastChoice<const KernelEntry*> last;
   const KernelEntry* found = last.find(kernels, &kernel);
   if (found != nullptr) return found;
-  const DecodeShape& shape = kernel.shape.decode;
+  const DecodeShape& shape = kernel.shape.decode.shape;
   for (const KernelEntry& entry : kernels) {
     if (entry.tag != KernelTag::kDecodeAppend) continue;
-    const DecodeShape& its = entry.shape.decode;
+    const DecodeShape& its = entry.shape.decode.shape;
     if (its.head_dim_qk == shape.head_dim_qk && its.head_dim_v == shape.head_dim_v && its.rows == shape.rows &&
         its.math == shape.math && its.k_format == shape.k_format && its.v_format == shape.v_format) {
       last.keep(kernels, &kernel, &entry);

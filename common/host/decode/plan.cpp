@@ -28,7 +28,7 @@ std::int64_t tile_count(const DecodeParams& p) { return std::int64_t{p.batch} * 
 // Sets how tiles of up to `keys` keys become chunks, and how their partial results lie in the workspace.
 void plan_partials(DecodePlan& plan, int target_shift, bool finer, std::int64_t keys) {
   DecodeParams& p = plan.params;
-  const DecodeShape& shape = plan.kernel->shape.decode;
+  const DecodeShape& shape = plan.kernel->shape.decode.shape;
   const DecodeSplit& split = plan.kernel->decode_split;
   const std::int64_t packed_rows = std::int64_t{p.group_size} * p.max_q_len;
   const auto rows = static_cast<int>(std::min<std::int64_t>(shape.rows / split.row_slices, packed_rows));
@@ -68,7 +68,7 @@ constexpr int kFewMultiprocessors = 16;
 constexpr int kManyReads = 48;
 bool wants_second_launch(const DecodePlan& plan, int multiprocessors) {
   const DecodeParams& p = plan.params;
-  const DecodeShape& shape = plan.kernel->shape.decode;
+  const DecodeShape& shape = plan.kernel->shape.decode.shape;
   const DecodeSplit& split = plan.kernel->decode_split;
   if (reads_segments(shape)) return false;  // that launch knows one cache
   if (split.large) return kFewBlocks * tile_count(p) <= plan.grid;
@@ -84,7 +84,7 @@ bool wants_second_launch(const DecodePlan& plan, int multiprocessors) {
 }
 
 void plan_combine(DecodePlan& plan, const Check& check, DeviceContext& device) {
-  const DecodeShape& shape = plan.kernel->shape.decode;
+  const DecodeShape& shape = plan.kernel->shape.decode.shape;
   const DecodeSplit& split = plan.kernel->decode_split;
   plan.combine_kernel =
       &device.plain_kernel(check, shape.appends ? KernelTag::kDecodeAppendCombine : KernelTag::kDecodeCombine);
@@ -229,9 +229,9 @@ DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device) {
     (void)choose_decode_kernel(device.kernels(), device.target(), request, &reason);
     check.not_supported(reason);
   }
-  check_group_factors(problem, check, plan.kernel->shape.decode);
-  p.row_tiles =
-      static_cast<std::int32_t>(ceil_div(std::int64_t{p.group_size} * p.max_q_len, plan.kernel->shape.decode.rows));
+  check_group_factors(problem, check, plan.kernel->shape.decode.shape);
+  p.row_tiles = static_cast<std::int32_t>(
+      ceil_div(std::int64_t{p.group_size} * p.max_q_len, plan.kernel->shape.decode.shape.rows));
   if (problem.appends) {
     const KernelEntry* appending = find_appending_kernel(device.kernels(), *plan.kernel);
     if (appending != nullptr && may_append(plan, device.multiprocessors() * device.occupancy(check, *appending))) {

@@ -10,6 +10,7 @@
 #include "common/host/check.h"
 #include "common/host/contents.h"
 #include "common/host/devices.h"
+#include "common/host/launch_plan.h"
 #include "common/host/query.h"
 
 namespace flashport {
@@ -86,6 +87,16 @@ std::string which_kernel(const DecodeStage2Query& query) {
   return kernel_answer([&](std::string& reason) { return answer(query, reason); });
 }
 
+LaunchSchedule explain(const DecodeStage2ScheduleQuery& query) {
+  constexpr Check check("explain");
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  check.range(query.batch, "batch", 1, kMost);
+  check.range(query.num_q_heads, "num_q_heads", 1, kMost);
+  return explain_launch(
+      check, query.call.target, [&](std::string& reason) { return answer(query.call, reason); },
+      [&](const KernelEntry& kernel) { return plan_rows(kernel, query.batch * query.num_q_heads); });
+}
+
 void flash_decode_stage2(const DecodeStage2Args& args, Stream stream) {
   validate(args);
   const auto call = [&] {
@@ -104,10 +115,10 @@ void flash_decode_stage2(const DecodeStage2Args& args, Stream stream) {
     check_index_range(kCheck, device, stream, params.seqlens, params.batch, "B_Seqlen", 0, longest,
                       "blocks * block_seq");
   }
-  const KernelEntry& kernel = device.plain_kernel(kCheck, KernelTag::kDecodeStage2);
-  const LaunchGrid grid{std::int64_t{params.batch} * params.num_heads};
-  device.launch(kCheck, stream, kernel, grid, params);
-  log_call([&] { return call() + launch_text(kernel, grid.x); });
+  const LaunchPlan plan =
+      plan_rows(device.plain_kernel(kCheck, KernelTag::kDecodeStage2), std::int64_t{params.batch} * params.num_heads);
+  device.launch(kCheck, stream, *plan.kernel, LaunchGrid{plan.blocks}, params);
+  log_call([&] { return call() + schedule_of(plan).text; });
 }
 
 }  // namespace flashport

@@ -10,8 +10,6 @@
 namespace flashport {
 namespace {
 
-constexpr std::int64_t kMostExtent = std::numeric_limits<std::int32_t>::max() / kMostDeltaHeadDim;
-
 void check_head_dim(const Check& check, const char* name, std::int64_t dim) {
   if (const std::string problem = head_dim_problem(name, dim); !problem.empty()) check.not_supported(problem);
 }
@@ -28,8 +26,8 @@ void check_heads(const Check& check, const TensorView& q, const TensorView& v) {
   }
   check_head_dim(check, "head_dim_k", q.shape[3]);
   check_head_dim(check, "head_dim_v", v.shape[3]);
-  if (v.shape[0] > kMostExtent || v.shape[1] > kMostExtent || v_heads > kMostExtent) {
-    check.value_error("v must have extents of at most " + std::to_string(kMostExtent) + ", got " + shape_text(v));
+  if (v.shape[0] > kMostDeltaExtent || v.shape[1] > kMostDeltaExtent || v_heads > kMostDeltaExtent) {
+    check.value_error("v must have extents of at most " + std::to_string(kMostDeltaExtent) + ", got " + shape_text(v));
   }
 }
 
@@ -38,9 +36,9 @@ std::int64_t sequence_count(const Check& check, const TensorView& q, const std::
   if (q.shape[0] != 1) {
     check.value_error("q must have batch 1 with cu_seqlens, got " + shape_text(q) + "; join the rows along the tokens");
   }
-  if (cu_seqlens->shape[0] < 1 || cu_seqlens->shape[0] > kMostExtent) {
-    check.value_error("cu_seqlens must have 1 to " + std::to_string(kMostExtent) + " elements (sequences + 1), got " +
-                      shape_text(*cu_seqlens));
+  if (cu_seqlens->shape[0] < 1 || cu_seqlens->shape[0] > kMostDeltaExtent) {
+    check.value_error("cu_seqlens must have 1 to " + std::to_string(kMostDeltaExtent) +
+                      " elements (sequences + 1), got " + shape_text(*cu_seqlens));
   }
   return cu_seqlens->shape[0] - 1;
 }

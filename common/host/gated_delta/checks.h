@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -10,9 +11,13 @@
 #include "common/host/arguments.h"
 #include "common/host/check.h"
 #include "common/host/devices.h"
+#include "common/host/gated_delta/kernel_choice.h"
 #include "common/host/host_indices.h"
 
 namespace flashport {
+
+// Of sequences, tokens or heads: so many columns of all heads of a token are counted in 32 bits.
+inline constexpr std::int64_t kMostDeltaExtent = std::numeric_limits<std::int32_t>::max() / kMostDeltaHeadDim;
 
 // Head dims that kernels have, heads of v a multiple of those of q, and extents that 32 bits count. All ranks are 4.
 void check_heads(const Check& check, const TensorView& q, const TensorView& v);

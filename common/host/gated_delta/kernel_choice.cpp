@@ -43,11 +43,6 @@ MathType chunk_math(const TargetView& target, DType q) {
   return q == DType::kFloat16 ? MathType::kFp16 : MathType::kBf16;
 }
 
-template <class Query>
-GatedDeltaRequest request_of(const Query& query) {
-  return {query.q_dtype, query.state_dtype, query.head_dim_k, query.head_dim_v, query.state_layout, query.gate};
-}
-
 // Null, and the reason, where the query cannot be served.
 const KernelEntry* answer(const GatedDeltaQuery& query, std::string& reason) {
   const TargetView target = find_target(query.target, reason);

@@ -28,6 +28,11 @@ struct GatedDeltaRequest {
   friend bool operator==(const GatedDeltaRequest&, const GatedDeltaRequest&) = default;
 };
 
+template <class Query>
+GatedDeltaRequest request_of(const Query& query) {
+  return {query.q_dtype, query.state_dtype, query.head_dim_k, query.head_dim_v, query.state_layout, query.gate};
+}
+
 // The kernel with the smallest tile that covers the key dimension, for the request's states, layout and gates. Null:
 // `reason` says why.
 [[nodiscard]] const KernelEntry* choose_gated_delta_update(const TargetView& target, const GatedDeltaRequest& request,

@@ -6,12 +6,12 @@
 
 #include <flashport/gated_delta.h>
 
-#include "common/device/core/divisor.h"
 #include "common/host/call_log.h"
 #include "common/host/contents.h"
 #include "common/host/devices.h"
 #include "common/host/gated_delta/checks.h"
 #include "common/host/gated_delta/kernel_choice.h"
+#include "common/host/gated_delta/plan.h"
 #include "common/host/gated_delta/problem.h"
 #include "common/host/host_indices.h"
 
@@ -19,7 +19,6 @@ namespace flashport {
 namespace {
 
 constexpr Check kCheck("gated_delta_update");
-constexpr std::int64_t kMostSlices = 0x7fffffff;  // they are counted in 32 bits
 
 void check_steps(const GatedDeltaUpdateArgs& a, const GatedDeltaUpdateParams& p, const DeviceContext& device,
                  Stream stream, const std::vector<std::int64_t>& lengths) {
@@ -90,19 +89,6 @@ const KernelEntry& choose_kernel(const GatedDeltaUpdateArgs& a, const DeviceCont
   return *kernel;
 }
 
-// Cuts each head's columns of V into slices, one a block, and returns their number.
-std::int64_t cut(const KernelEntry& kernel, GatedDeltaUpdateParams& p) {
-  const int columns = kernel.shape.gated_delta_update.tuning.columns;
-  const std::int64_t head_slices = (p.head_dim_v + columns - 1) / columns;
-  const std::int64_t heads = std::int64_t{p.batch} * p.by_v_heads.value;
-  if (heads > kMostSlices / head_slices) {
-    kCheck.not_supported("the call has " + std::to_string(heads) + " states of " + std::to_string(head_slices) +
-                         " slices, more than " + std::to_string(kMostSlices) + " together; cut the batch");
-  }
-  p.by_head_slices = make_divisor(head_slices);
-  return heads * head_slices;
-}
-
 }  // namespace
 
 void gated_delta_update(const GatedDeltaUpdateArgs& args, Stream stream) {
@@ -112,10 +98,10 @@ void gated_delta_update(const GatedDeltaUpdateArgs& args, Stream stream) {
   }
   DeviceContext& device = device_context(kCheck, args.q, "q");
   const KernelEntry& kernel = choose_kernel(args, device);
-  const std::int64_t slices = cut(kernel, p);
+  const UpdatePlan plan = plan_update(kCheck, kernel, p);
   if (checks_contents(kCheck, device, stream)) check_update_contents(args, p, device, stream);
-  device.launch(kCheck, stream, kernel, LaunchGrid{slices}, p);
-  log_call([&] { return call_text(kCheck, args) + ": " + launch_text(kernel, slices); });
+  device.launch(kCheck, stream, kernel, LaunchGrid{plan.blocks}, p);
+  log_call([&] { return call_text(kCheck, args) + ": " + schedule_of(plan).text; });
 }
 
 }  // namespace flashport

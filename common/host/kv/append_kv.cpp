@@ -14,6 +14,7 @@
 #include "common/host/contents.h"
 #include "common/host/devices.h"
 #include "common/host/kv/cache_layout.h"
+#include "common/host/launch_plan.h"
 #include "common/host/query.h"
 
 namespace flashport {
@@ -21,10 +22,8 @@ namespace {
 
 constexpr Check kCheck("append_kv");
 constexpr DTypes kSourceTypes = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
-constexpr std::int64_t kUnit = 32;  // values that one thread writes
 constexpr DTypes kCacheTypes = {DType::kFloat32,     DType::kFloat16, DType::kBFloat16, DType::kFp8E4M3,
                                 DType::kFp8E4M3Fnuz, DType::kFp8E5M2, DType::kInt8,     DType::kUInt8};
-constexpr std::int64_t kMaxBlocks = 1 << 20;  // the kernel strides over what is left
 
 ArgumentTable<7> table_of(const AppendKvArgs& args) {
   const auto& [k, v, k_cache, v_cache, positions, kv_layout, k_scale, v_scale, k_format, v_format] = args;
@@ -156,6 +155,18 @@ std::string which_kernel(const AppendQuery& query) {
   return kernel_answer([&](std::string& reason) { return answer(query, reason); });
 }
 
+LaunchSchedule explain(const AppendScheduleQuery& query) {
+  constexpr Check check("explain");
+  check.range(query.num_kv_heads, "num_kv_heads", 1, std::numeric_limits<std::int32_t>::max());
+  check.range(query.tokens, "tokens", 1, kMostExplainedRows / query.num_kv_heads);
+  return explain_launch(
+      check, query.call.target, [&](std::string& reason) { return answer(query.call, reason); },
+      [&](const KernelEntry& kernel) {
+        return plan_units(kernel, query.tokens * query.num_kv_heads,
+                          std::max(query.call.head_dim_qk, query.call.head_dim_v));
+      });
+}
+
 void append_kv(const AppendKvArgs& args, Stream stream) {
   CacheAxes axes{};
   const Formats formats = validate(args, axes);
@@ -169,8 +180,7 @@ void append_kv(const AppendKvArgs& args, Stream stream) {
   p.page_size = std::max<std::int64_t>(page_size, 1);
   p.num_slots = args.k_cache.shape[axes.page] * page_size;
 
-  const std::int64_t units = (std::max(p.k.head_dim, p.v.head_dim) + kUnit - 1) / kUnit;
-  const std::int64_t work = p.tokens * p.num_kv_heads * units;
+  const std::int64_t rows = p.tokens * p.num_kv_heads, longest = std::max(p.k.head_dim, p.v.head_dim);
   const auto call = [&] {
     return CallText(kCheck.function(), table_of(args))
                .word("kv_layout", args.kv_layout == KvLayout::kHND ? "HND" : "NHD", "NHD")
@@ -179,20 +189,18 @@ void append_kv(const AppendKvArgs& args, Stream stream) {
                .text() +
            ": ";
   };
-  if (work == 0) return log_call([&] { return call() + kNothingToDo; });
+  if (rows == 0 || longest == 0) return log_call([&] { return call() + kNothingToDo; });
   DeviceContext& device = device_context(kCheck, args.k, "k");
   const bool beside = p.k.row_scales.data != nullptr || p.v.row_scales.data != nullptr;
-  const KernelEntry& kernel = device.plain_kernel(kCheck, kernel_tag(formats, beside));
+  const LaunchPlan plan = plan_units(device.plain_kernel(kCheck, kernel_tag(formats, beside)), rows, longest);
   if (checks_contents(kCheck, device, stream)) {
     check_index_range(kCheck, device, stream, p.slots, p.tokens, "positions", -1, p.num_slots - 1,
                       "-1 skips a token; page * page_size + offset otherwise");
     check_scales(kCheck, device, stream, p.k.scale, p.k.scale_stride == 0 ? 1 : p.num_kv_heads, "k_scale");
     check_scales(kCheck, device, stream, p.v.scale, p.v.scale_stride == 0 ? 1 : p.num_kv_heads, "v_scale");
   }
-  const std::int64_t threads = std::max(kernel.threads, 1);
-  const LaunchGrid grid{std::min((work + threads - 1) / threads, kMaxBlocks)};
-  device.launch(kCheck, stream, kernel, grid, p);
-  log_call([&] { return call() + launch_text(kernel, grid.x); });
+  device.launch(kCheck, stream, *plan.kernel, LaunchGrid{plan.blocks}, p);
+  log_call([&] { return call() + schedule_of(plan).text; });
 }
 
 }  // namespace flashport

@@ -12,6 +12,7 @@
 #include "common/host/check.h"
 #include "common/host/devices.h"
 #include "common/host/kv/cache_layout.h"
+#include "common/host/launch_plan.h"
 #include "common/host/query.h"
 
 namespace flashport {
@@ -19,9 +20,7 @@ namespace {
 
 constexpr DTypes kValueTypes = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
 constexpr DTypes kScaleTypes = {DType::kFloat32, DType::kFloat16};
-constexpr std::int64_t kMaxBlocks = 1 << 20;  // the kernel strides over what is left
 constexpr int kAxes = 3;
-constexpr int kUnit = 32;  // values that one thread takes
 
 ArgumentTable<3> table_of(const QuantizeKvArgs& args) {
   const auto& [x, out, format, scale] = args;
@@ -153,11 +152,9 @@ void run(const Check& check, const Args& a, const TensorView& values, const Tens
   p.unit_bytes = unit_bytes(format);
   p.head_dim = static_cast<std::int32_t>(values.shape[values.rank - 1]);
   DeviceContext& device = device_context(check, a.x, "x");
-  const KernelEntry& kernel = device.plain_kernel(check, tag);
-  const std::int64_t threads = std::max(kernel.threads, 1), work = p.rows * ((p.head_dim + kUnit - 1) / kUnit);
-  const LaunchGrid grid{std::min((work + threads - 1) / threads, kMaxBlocks)};
-  device.launch(check, stream, kernel, grid, p);
-  log_call([&] { return call() + launch_text(kernel, grid.x); });
+  const LaunchPlan plan = plan_units(device.plain_kernel(check, tag), p.rows, p.head_dim);
+  device.launch(check, stream, *plan.kernel, LaunchGrid{plan.blocks}, p);
+  log_call([&] { return call() + schedule_of(plan).text; });
 }
 
 // That ggml's blocks begin at even addresses.
@@ -193,6 +190,14 @@ Support supports(const QuantizeQuery& query) {
 
 std::string which_kernel(const QuantizeQuery& query) {
   return kernel_answer([&](std::string& reason) { return answer(query, reason); });
+}
+
+LaunchSchedule explain(const QuantizeScheduleQuery& query) {
+  constexpr Check check("explain");
+  check.range(query.rows, "rows", 1, kMostExplainedRows);
+  return explain_launch(
+      check, query.call.target, [&](std::string& reason) { return answer(query.call, reason); },
+      [&](const KernelEntry& kernel) { return plan_units(kernel, query.rows, query.call.head_dim); });
 }
 
 void quantize_kv(const QuantizeKvArgs& a, Stream stream) {

@@ -9,6 +9,7 @@
 #include "common/host/call_log.h"
 #include "common/host/check.h"
 #include "common/host/devices.h"
+#include "common/host/launch_plan.h"
 #include "common/host/query.h"
 
 namespace flashport {
@@ -141,9 +142,9 @@ void run(const Args& args, const Check& check, MergeStatesParams& p, const Walk 
   p.out_lse_stride_inner = axes[1].strides[kOutLse];
 
   DeviceContext& device = device_context(check, o, o_name);
-  const KernelEntry& kernel = device.plain_kernel(check, KernelTag::kMergeStates);
-  device.launch(check, stream, kernel, LaunchGrid{p.rows}, p);
-  log_call([&] { return call() + launch_text(kernel, p.rows); });
+  const LaunchPlan plan = plan_rows(device.plain_kernel(check, KernelTag::kMergeStates), p.rows);
+  device.launch(check, stream, *plan.kernel, LaunchGrid{plan.blocks}, p);
+  log_call([&] { return call() + schedule_of(plan).text; });
 }
 
 bool is_head_dim(std::int64_t dim) { return dim >= 1 && dim <= std::numeric_limits<std::int32_t>::max(); }
@@ -172,6 +173,14 @@ Support supports(const MergeQuery& query) {
 
 std::string which_kernel(const MergeQuery& query) {
   return kernel_answer([&](std::string& reason) { return answer(query, reason); });
+}
+
+LaunchSchedule explain(const MergeScheduleQuery& query) {
+  constexpr Check check("explain");
+  check.range(query.rows, "rows", 1, kMostExplainedRows);
+  return explain_launch(
+      check, query.call.target, [&](std::string& reason) { return answer(query.call, reason); },
+      [&](const KernelEntry& kernel) { return plan_rows(kernel, query.rows); });
 }
 
 void merge_states(const MergeStatesArgs& a, Stream stream) {

@@ -130,10 +130,15 @@ struct AttentionScheduleQuery {
   AttentionQuery call;
   std::int64_t batch = 1;
   std::int64_t num_q_heads = 1, num_kv_heads = 1;
-  std::int64_t q_len = 1, kv_len = 1;  // of every sequence
+  std::int64_t q_len = 1, kv_len = 1;  // of every sequence; of packed ones, or with lengths, the most that one has
   int num_splits = kInvariantSplits;
+  std::int64_t window_left = -1, window_right = -1;
+  std::int64_t total_q = 0, total_k = 0;      // tokens of a call with cu_seqlens_q, and with cu_seqlens_k; 0: without
+  bool same_offsets = false;                  // one tensor is both: every sequence has as many queries as keys
+  bool seqused_q = false, leftpad_k = false;  // whether the call has each, as call.seqused_k
+  bool rotary = false;                        // new keys come with rotary_cos, so that the workspace has turned queries
 };
-// Where flash_decode's kernels serve the call: its query tiles, chunks and blocks, and 0 for what they do not have.
+// Where flash_decode's kernels serve the call: its query tiles, chunks and blocks.
 struct AttentionSchedule {
   std::string kernel;             // as which_kernel() gives it
   std::int64_t rows = 0;          // queries of a work tile

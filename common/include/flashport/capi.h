@@ -374,21 +374,21 @@ typedef struct fp_query {
   const char* target;  /* "cpu", "sm90a", ...; null or "": the first GPU's, else the CPU's */
   int64_t head_dim_qk; /* of queries and keys; the gated delta rule's K, and the head dim of a merge or of rows */
   int64_t head_dim_v;
-  int64_t group_size; /* decode, attention: num_q_heads / num_kv_heads */
+  int64_t group_size; /* decode, attention, fp_explain() of all: num_q_heads / num_kv_heads */
   int64_t q_len;      /* decode; attention: queries of every sequence, 0 where they are packed */
   int32_t k_format;   /* fp_kv_format, decode, append and attention, as v_format; fp_format_own is that of `dtype`.
                        * Quantize and dequantize: what is stored; fp_format_own is q8_0 */
   int32_t v_format;
-  int32_t state_dtype;  /* fp_dtype, gated delta rule; fp_float32 also where there is no pool */
-  int32_t state_layout; /* fp_state_layout, gated delta rule */
-  int32_t gate;         /* fp_gate_form, gated delta rule */
-  int64_t batch;        /* fp_explain(), as all below */
-  int64_t num_kv_heads;
+  int32_t state_dtype;    /* fp_dtype, gated delta rule; fp_float32 also where there is no pool */
+  int32_t state_layout;   /* fp_state_layout, gated delta rule */
+  int32_t gate;           /* fp_gate_form, gated delta rule */
+  int64_t batch;          /* fp_explain(), as all below; sequences */
+  int64_t num_kv_heads;   /* the gated delta rule's heads of q and k, with group_size value heads for each */
   int64_t max_kv_len;     /* keys of the longest sequence that the cache or its table has room for; attention: of
                            * every sequence */
   int32_t has_num_splits; /* 0: the invariant schedule */
   int32_t num_splits;
-  int32_t causal;  /* attention, as all below */
+  int32_t causal;  /* attention, as those below */
   int32_t softcap; /* whether the call has each */
   int32_t alibi;
   int32_t bias;
@@ -398,6 +398,19 @@ typedef struct fp_query {
   uint32_t segment_formats; /* decode, where fp_flash_decode_mixed has several segments or a mask: 1 << fp_kv_format of
                              * every format of theirs; k_format and v_format are then not read */
   int32_t scales_beside;    /* decode, append, attention: whether a scale has the axes of its cache; append writes it */
+  int64_t tokens;  /* fp_explain(), as all below. append: of k; merge, quantize, dequantize: rows of head_dim_qk
+                    * values, of merge those of the result; gated_delta_chunk: of every sequence, or of all */
+  int64_t total_q; /* attention, as all below but packed: tokens of q and of k, 0 where there are no offsets */
+  int64_t total_k;
+  int64_t window_left;
+  int64_t window_right;
+  int32_t has_window;   /* 0: both sides are infinite */
+  int32_t same_offsets; /* one tensor is cu_seqlens_q and cu_seqlens_k */
+  int32_t seqused_q;    /* whether the call has each */
+  int32_t leftpad_k;
+  int32_t appends; /* new keys, few of each sequence; also of the other questions */
+  int32_t rotary;
+  int32_t packed; /* gated_delta_chunk: whether the call has cu_seqlens */
 } fp_query;
 
 FLASHPORT_API fp_status fp_attention(const fp_attention_args* args, fp_stream stream);
@@ -428,8 +441,8 @@ FLASHPORT_API int32_t fp_num_splits_heuristic(int32_t batch_nheads_mblocks, int3
 FLASHPORT_API fp_status fp_supports(const fp_query* query);
 /* Writes the key of the kernel that such a call runs, cut to `size` bytes with the ending zero. */
 FLASHPORT_API fp_status fp_which_kernel(const fp_query* query, char* key, size_t size);
-/* Writes a sentence about how the first device of the target cuts such a call of fp_attention or fp_flash_decode
- * (fp_op_attention, fp_op_decode): kernel, blocks, tiles, pieces of keys and workspace; cut like the key. */
+/* Writes a sentence about how the first device of the target cuts and launches such a call: kernels, blocks, their
+ * threads and shared memory, what they share (tiles, chunks, rows) and workspace; cut like the key. */
 FLASHPORT_API fp_status fp_explain(const fp_query* query, char* text, size_t size);
 
 /* The text of this thread's last failing call; "" before any. Valid until the thread's next failing call. */

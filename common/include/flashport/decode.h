@@ -215,9 +215,12 @@ struct DecodeQuery {
 [[nodiscard]] FLASHPORT_API std::string which_kernel(
     const DecodeQuery& query);  // "decode/fp16/kv=q8_0/hd128/r16/sm90a"
 
-// explain() says how the first device of the target cuts a call of flash_decode, as far as shapes decide it: lengths
-// stay on the device, and the tile scheduler cuts each sequence by its own. Throws NotSupportedError where no kernel
-// serves the call or no such device is there.
+// explain() says how the first device of the target runs a call of any of these operations, as far as shapes decide it:
+// lengths stay on the device. Throws NotSupportedError where no kernel serves the call or no such device is there. Of
+// every kernel it says the threads of a block, and the shared memory that the launch gives it: on a CPU a block is one
+// thread, and its shared memory is that thread's scratch; what AMD's kernels have is in their code, and 0 here.
+
+// Of a call of flash_decode, whose tile scheduler cuts each sequence by its own length.
 struct DecodeScheduleQuery {
   DecodeQuery call;
   std::int64_t batch = 1;
@@ -225,19 +228,37 @@ struct DecodeScheduleQuery {
   std::int64_t max_kv_len = 0;  // keys of the longest sequence that the cache or its table has room for
   int num_splits = kInvariantSplits;
 };
-// Where the partial results of a query tile become one.
+// Where the partial results of a query tile become one: nowhere, as every tile is one chunk; in the same launch, by the
+// last block of each tile; or in a second launch, as those of few large tiles, and of all that num_splits cuts.
 enum class Combine : std::int32_t { kNone, kInLaunch, kSecondLaunch };
 struct DecodeSchedule {
-  std::string kernel;                                  // as which_kernel() gives it
-  std::int64_t blocks = 0;                             // of the grid
-  std::int64_t query_tiles = 0;                        // of all sequences, kv heads and tiles of query rows
-  std::int64_t most_chunks = 0;                        // of a query tile
+  std::string kernel;             // as which_kernel() gives it
+  std::int64_t rows = 0;          // query rows of a tile: the heads of a group, of each new token
+  std::int64_t keys = 0;          // that a turn of the main loop takes
+  std::int64_t stages = 0;        // tiles of keys or values in flight or in use, as the target counts them
+  std::int64_t threads = 0;       // of a block of the device
+  std::int64_t teams = 1;         // blocks of the grid that one of the device holds
+  std::int64_t blocks = 0;        // of the grid
+  std::int64_t query_tiles = 0;   // of all sequences, kv heads and tiles of query rows
+  std::int64_t shared_bytes = 0;  // of a block of the device
+  std::int64_t most_chunks = 0;   // of a query tile
   std::int64_t shortest_chunk = 0, longest_chunk = 0;  // keys; a sequence's last chunk may have fewer
   Combine combine = Combine::kNone;
   std::int64_t workspace_bytes = 0;
   std::string text;  // all of this in a sentence
 };
 [[nodiscard]] FLASHPORT_API DecodeSchedule explain(const DecodeScheduleQuery& query);
+
+// Of an operation whose blocks never meet.
+struct LaunchSchedule {
+  std::string kernel;             // as which_kernel() gives it
+  std::int64_t threads = 0;       // of a block
+  std::int64_t blocks = 0;        // of the grid
+  std::int64_t work = 0;          // rows that are written, a block for each, or units of 32 values, a thread for each
+  std::int64_t shared_bytes = 0;  // of a block
+  std::int64_t workspace_bytes = 0;  // none is needed
+  std::string text;                  // all of this in a sentence
+};
 
 // flash_decode_stage2.
 struct DecodeStage2Query {
@@ -246,6 +267,11 @@ struct DecodeStage2Query {
 };
 [[nodiscard]] FLASHPORT_API Support supports(const DecodeStage2Query& query);
 [[nodiscard]] FLASHPORT_API std::string which_kernel(const DecodeStage2Query& query);  // "decode_stage2/sm90a"
+struct DecodeStage2ScheduleQuery {
+  DecodeStage2Query call;
+  std::int64_t batch = 1, num_q_heads = 1;
+};
+[[nodiscard]] FLASHPORT_API LaunchSchedule explain(const DecodeStage2ScheduleQuery& query);
 
 // append_kv.
 struct AppendQuery {
@@ -259,6 +285,11 @@ struct AppendQuery {
 [[nodiscard]] FLASHPORT_API Support supports(const AppendQuery& query);
 // "append_kv/sm90a"; "append_any/sm90a" for blocks other than q8_0, fp8 e5m2, int8, int4, and scales beside a cache
 [[nodiscard]] FLASHPORT_API std::string which_kernel(const AppendQuery& query);
+struct AppendScheduleQuery {
+  AppendQuery call;
+  std::int64_t tokens = 1, num_kv_heads = 1;
+};
+[[nodiscard]] FLASHPORT_API LaunchSchedule explain(const AppendScheduleQuery& query);
 
 // quantize_kv, or dequantize_kv.
 struct QuantizeQuery {
@@ -270,6 +301,11 @@ struct QuantizeQuery {
 };
 [[nodiscard]] FLASHPORT_API Support supports(const QuantizeQuery& query);
 [[nodiscard]] FLASHPORT_API std::string which_kernel(const QuantizeQuery& query);  // "quantize_kv/sm90a"
+struct QuantizeScheduleQuery {
+  QuantizeQuery call;
+  std::int64_t rows = 1;  // of head_dim values
+};
+[[nodiscard]] FLASHPORT_API LaunchSchedule explain(const QuantizeScheduleQuery& query);
 
 // merge_states and merge_state.
 struct MergeQuery {
@@ -279,5 +315,10 @@ struct MergeQuery {
 };
 [[nodiscard]] FLASHPORT_API Support supports(const MergeQuery& query);
 [[nodiscard]] FLASHPORT_API std::string which_kernel(const MergeQuery& query);  // "merge_states/sm90a"
+struct MergeScheduleQuery {
+  MergeQuery call;
+  std::int64_t rows = 1;  // of out, of head_dim values
+};
+[[nodiscard]] FLASHPORT_API LaunchSchedule explain(const MergeScheduleQuery& query);
 
 }  // namespace flashport

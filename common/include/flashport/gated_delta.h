@@ -123,7 +123,7 @@ FLASHPORT_API void gated_delta_chunk(const GatedDeltaChunkArgs& args, Stream str
 // Nothing is allocated, read or written; `out` may be left out (rank 0, null data).
 [[nodiscard]] FLASHPORT_API std::int64_t gated_delta_chunk_workspace_size(const GatedDeltaChunkArgs& args);
 
-// What a target can do: supports() and which_kernel() as decode.h has them.
+// What a target can do: supports(), which_kernel() and explain() as decode.h has them.
 
 // gated_delta_update.
 struct GatedDeltaQuery {
@@ -139,6 +139,24 @@ struct GatedDeltaQuery {
 // "gated_delta_update/state=fp32/vk/gate=head/k128/sm90a"
 [[nodiscard]] FLASHPORT_API std::string which_kernel(const GatedDeltaQuery& query);
 
+struct GatedDeltaScheduleQuery {
+  GatedDeltaQuery call;
+  std::int64_t batch = 1;        // sequences
+  std::int64_t num_v_heads = 1;  // HV
+};
+struct GatedDeltaSchedule {
+  std::string kernel;                // as which_kernel() gives it
+  std::int64_t columns = 0;          // of V that a block takes, with all of K
+  std::int64_t threads = 0;          // of a block of the device
+  std::int64_t teams = 1;            // blocks of the grid that one of the device holds
+  std::int64_t slices = 0;           // of a state: so many blocks share its columns
+  std::int64_t blocks = 0;           // of the grid: one for each slice of each sequence's and head's state
+  std::int64_t shared_bytes = 0;     // of a block of the device
+  std::int64_t workspace_bytes = 0;  // none is needed
+  std::string text;                  // all of this in a sentence
+};
+[[nodiscard]] FLASHPORT_API GatedDeltaSchedule explain(const GatedDeltaScheduleQuery& query);
+
 // gated_delta_chunk, which has two kernels: the key is that of the chain over its chunks.
 struct GatedDeltaChunkQuery {
   std::string target = "cpu";
@@ -151,5 +169,33 @@ struct GatedDeltaChunkQuery {
 };
 [[nodiscard]] FLASHPORT_API Support supports(const GatedDeltaChunkQuery& query);
 [[nodiscard]] FLASHPORT_API std::string which_kernel(const GatedDeltaChunkQuery& query);
+
+struct GatedDeltaChunkScheduleQuery {
+  GatedDeltaChunkQuery call;
+  std::int64_t batch = 1;                       // sequences
+  std::int64_t num_heads = 1, num_v_heads = 1;  // H and HV
+  std::int64_t tokens = 1;                      // T: of every sequence, or packed of all together
+  bool packed = false;                          // with cu_seqlens
+};
+// The first launch prepares chunks, the second carries the states over them. Of packed sequences the shapes give the
+// most chunks that there may be.
+struct GatedDeltaChunkSchedule {
+  std::string kernel;                // of the second launch, as which_kernel() gives it
+  std::int64_t columns = 0;          // of V that a block takes, with all of K
+  std::int64_t threads = 0;          // of a block
+  std::int64_t blocks = 0;           // of the grid
+  std::int64_t shared_bytes = 0;     // of a block
+  std::string prepare_kernel;        // of the first launch
+  std::int64_t prepare_threads = 0;  // of a block of the device
+  std::int64_t prepare_teams = 1;    // blocks of the grid that one of the device holds
+  std::int64_t prepare_blocks = 0;   // of the grid
+  std::int64_t prepare_shared_bytes = 0;
+  std::int64_t chunk_tokens = 0;  // of a chunk
+  std::int64_t chunks = 0;        // of all sequences
+  bool concurrent = false;        // the launches run side by side
+  std::int64_t workspace_bytes = 0;
+  std::string text;  // all of this in a sentence
+};
+[[nodiscard]] FLASHPORT_API GatedDeltaChunkSchedule explain(const GatedDeltaChunkScheduleQuery& query);
 
 }  // namespace flashport

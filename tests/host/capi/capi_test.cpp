@@ -114,17 +114,17 @@ TEST_F(CInterface, Explains) {
   query.max_kv_len = 2048;
   char text[256];
   EXPECT_EQ(fp_explain(&query, text, sizeof(text)), fp_ok) << fp_last_error();
-  EXPECT_EQ(
-      std::string(text).find("decode/bf16/kv=bf16/hd128/r16/fakegpu: 20 blocks for 32 query tiles, each in at most "
-                             "16 chunks of 64 to 128 keys; combined in the launch; "),
-      0u)
+  EXPECT_EQ(std::string(text).find(
+                "decode/bf16/kv=bf16/hd128/r16/fakegpu: 20 blocks of 128 threads and 65536 bytes of shared "
+                "memory for 32 query tiles of 16 rows, each in at most 16 chunks of 64 to 128 keys; "),
+            0u)
       << text;
   query.has_num_splits = 1;
   query.num_splits = 2;
   EXPECT_EQ(fp_explain(&query, text, sizeof(text)), fp_ok) << fp_last_error();
   EXPECT_NE(
-      std::string(text).find("64 blocks for 32 query tiles, each in at most 2 chunks of 64 to 1024 keys; combined "
-                             "in a second launch; "),
+      std::string(text).find(" for 32 query tiles of 16 rows, each in at most 2 chunks of 64 to 1024 keys; 64 keys a "
+                             "turn, 3 stages; combined in a second launch; "),
       std::string::npos)
       << text;
   EXPECT_EQ(refusal(fp_explain(&query, nullptr, 9), fp_value_error),
@@ -132,9 +132,52 @@ TEST_F(CInterface, Explains) {
   query.batch = 0;
   EXPECT_EQ(refusal(fp_explain(&query, text, sizeof(text)), fp_value_error),
             "explain: batch must be from 1 to 16777216, got 0");
-  query.operation = fp_op_merge;
+  query.operation = 9;
   EXPECT_EQ(refusal(fp_explain(&query, text, sizeof(text)), fp_value_error),
-            "explain: operation must be fp_op_decode or fp_op_attention, got 3");
+            "explain: operation must be one of fp_operation, got 9");
+}
+
+// Every operation with its sizes: the C++ interface's text.
+TEST_F(CInterface, ExplainsEachOperation) {
+  fp_query query = decode_query();
+  char text[512];
+  const auto explained = [&](int operation) {
+    query.operation = operation;
+    EXPECT_EQ(fp_explain(&query, text, sizeof(text)), fp_ok) << fp_last_error();
+    return std::string(text);
+  };
+  query.batch = 3;
+  query.num_kv_heads = 2;
+  query.group_size = 4;
+  query.tokens = 100;
+  const std::string target = "fakegpu";
+  EXPECT_EQ(explained(fp_op_decode_stage2),
+            explain(DecodeStage2ScheduleQuery{.call = {.target = target}, .batch = 3, .num_q_heads = 8}).text);
+  EXPECT_EQ(explained(fp_op_append),
+            explain(AppendScheduleQuery{.call = {.target = target}, .tokens = 100, .num_kv_heads = 2}).text);
+  EXPECT_EQ(explained(fp_op_merge), explain(MergeScheduleQuery{.call = {.target = target}, .rows = 100}).text);
+  EXPECT_EQ(explained(fp_op_quantize), explain(QuantizeScheduleQuery{.call = {.target = target}, .rows = 100}).text);
+  EXPECT_EQ(explained(fp_op_dequantize),
+            explain(QuantizeScheduleQuery{.call = {.target = target, .dequantize = true}, .rows = 100}).text);
+  const auto chunks = [&](bool packed) {
+    return explain(GatedDeltaChunkScheduleQuery{.call = {.target = target},
+                                                .batch = 3,
+                                                .num_heads = 2,
+                                                .num_v_heads = 8,
+                                                .tokens = 100,
+                                                .packed = packed})
+        .text;
+  };
+  EXPECT_EQ(explained(fp_op_gated_delta_chunk), chunks(false));
+  query.packed = 1;
+  EXPECT_EQ(explained(fp_op_gated_delta_chunk), chunks(true));
+  EXPECT_NE(chunks(false), chunks(true));
+  query.target = "cpu";
+  EXPECT_EQ(explained(fp_op_gated_delta),
+            explain(GatedDeltaScheduleQuery{.call = {.target = "cpu"}, .batch = 3, .num_v_heads = 8}).text);
+  query.group_size = 0;
+  EXPECT_EQ(refusal(fp_explain(&query, text, sizeof(text)), fp_value_error),
+            "explain: num_kv_heads and group_size must be 1 or more and below 2^31, got 2 and 0");
 }
 
 // Two tokens, 2 / 4 heads, K 32, V 64, on the fake CPU, whose kernels take states [V, K].

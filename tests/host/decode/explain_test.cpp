@@ -109,16 +109,23 @@ TEST_F(PlanDecode, Explained) {
   DecodeSchedule s = explain(query);
   EXPECT_EQ(s.kernel, which_kernel(query.call));
   EXPECT_EQ(s.blocks, plan(inputs.args).grid);
+  EXPECT_EQ(s.rows, 16);
+  EXPECT_EQ(s.keys, 64);
+  EXPECT_EQ(s.stages, 3);
+  EXPECT_EQ(s.threads, 128);
+  EXPECT_EQ(s.teams, 1);
+  EXPECT_EQ(s.shared_bytes, 65536);
   EXPECT_EQ(s.query_tiles, 6);
   EXPECT_EQ(s.most_chunks, 3);
   EXPECT_EQ(s.shortest_chunk, 64);
   EXPECT_EQ(s.longest_chunk, 64);
   EXPECT_EQ(s.combine, Combine::kInLaunch);
   EXPECT_EQ(s.workspace_bytes, decode_workspace_size(inputs.args));
-  EXPECT_EQ(s.text,
-            "decode/bf16/kv=bf16/hd128/r16/fakegpu: 18 blocks for 6 query tiles, each in at most 3 chunks of 64 keys; "
-            "combined in the launch; " +
-                std::to_string(s.workspace_bytes) + " bytes of workspace");
+  EXPECT_EQ(
+      s.text,
+      "decode/bf16/kv=bf16/hd128/r16/fakegpu: 18 blocks of 128 threads and 65536 bytes of shared memory for 6 query "
+      "tiles of 16 rows, each in at most 3 chunks of 64 keys; 64 keys a turn, 3 stages; combined in the launch; " +
+          std::to_string(s.workspace_bytes) + " bytes of workspace");
   query.max_kv_len = 32000;
   s = explain(query);
   EXPECT_EQ(s.blocks, 20);
@@ -134,13 +141,21 @@ TEST_F(PlanDecode, Explained) {
   query.num_splits = 1;
   s = explain(query);
   EXPECT_EQ(s.combine, Combine::kNone);
-  EXPECT_NE(s.text.find("6 blocks for 6 query tiles, each in one chunk; nothing to combine; "), std::string::npos)
+  EXPECT_NE(s.text.find("of shared memory for 6 query tiles of 16 rows, each in one chunk; 64 keys a turn, 3 stages; "
+                        "nothing to combine; "),
+            std::string::npos)
       << s.text;
   query.num_splits = kInvariantSplits;
   query.max_kv_len = 64;
   EXPECT_EQ(explain(query).combine, Combine::kNone);
   query.max_kv_len = 0;
   EXPECT_EQ(explain(query).most_chunks, 1);
+  query.call.q_dtype = DType::kFloat16;
+  query.call.k_format = query.call.v_format = KvFormat::kFp8E4M3;
+  EXPECT_EQ(explain(query).keys, 128);  // two leaves a turn
+  query.call.k_format = query.call.v_format = KvFormat::kQ8_0;
+  EXPECT_EQ(explain(query).teams, 4);
+  EXPECT_NE(explain(query).text.find(" blocks in teams of 4 of 128 threads"), std::string::npos) << explain(query).text;
   EXPECT_TRUE(fake_state().launches.empty());
   EXPECT_EQ(fake_state().allocations, 0);
 }

@@ -12,10 +12,9 @@ import pytest
 
 import flashport
 
-CALLS = """
+ARRAYS = """
 import numpy as np
 import flashport
-from flashport import sglang
 
 rng = np.random.default_rng(0)
 
@@ -24,6 +23,8 @@ def random(*shape):
 
 q, k = random(2, 4, 64), random(2, 40, 2, 64)
 lens = np.array([40, 7], np.int32)
+"""
+CALLS = """
 flashport.flash_decode(q, k, k, lens, softcap=20.0, window=(30, -1), num_splits=2)
 flashport.flash_decode(q[:0], k[:0], k[:0], lens[:0])
 table = np.arange(80, dtype=np.int32).reshape(2, 40)
@@ -49,11 +50,29 @@ except ValueError:
 """
 
 
-def run(**environment):
-    """(lines, standard output) of the program above."""
+# Calls that are made of several launches, or of calls of other operations.
+CALLS_OF_OTHERS = """
+old, v_old, hot = random(2, 7, 2, 64), random(2, 7, 2, 64), random(2, 9, 2, 64)
+k_quant, v_quant = flashport.quantize_kv(old, "q8_0"), flashport.quantize_kv(v_old, "q8_0")
+blocks = flashport.KvSegment(k_quant, v_quant, k_format="q8_0", v_format="q8_0")
+flashport.flash_decode_segments(q, [blocks, flashport.KvSegment(hot, hot)], window=(11, -1))
+flashport.flash_decode_mixed(q, hot, hot, None, k_quant, v_quant)
+places = np.full(18, -1, np.int32)
+places[0] = 13
+flashport.spill_kv(hot, hot, k_quant, v_quant, places)
+flashport.cascade_decode(q, [flashport.CascadeLevel(random(1, 33, 2, 64), random(1, 33, 2, 64)),
+                             flashport.CascadeLevel(k, k, lens)])
+new, v, more = random(2, 1, 2, 64), k.copy(), random(2, 20, 4, 64)
+flashport.attention(q[:, None], k, v, seqused_k=lens - 1, k_new=new, v_new=new, causal=True)
+flashport.attention(more, k, v, seqused_k=lens - 1, k_new=new, v_new=new, causal=True)
+"""
+
+
+def run(calls=CALLS, **environment):
+    """(lines, standard output) of a program above."""
     inherited = {name: value for name, value in os.environ.items() if name != "FLASHPORT_LOG"}
     done = subprocess.run(
-        [sys.executable, "-c", CALLS], env=inherited | environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", ARRAYS + calls], env=inherited | environment, capture_output=True, text=True, check=True
     )
     return done.stderr.splitlines(), done.stdout
 
@@ -87,16 +106,25 @@ def test_each_call_has_a_line():
     assert "block_seq=16" in given["flash_decode_stage1"]
     assert "block_seq=16" in given["flash_decode_stage2"]
     kernel = flashport.which_kernel("decode_stage2", target="cpu")
-    assert facts["flash_decode_stage2"] == f"{kernel}: 8 blocks"
+    assert facts["flash_decode_stage2"] == str(flashport.explain("decode_stage2", batch=2, num_q_heads=4, target="cpu"))
+    assert facts["flash_decode_stage2"].startswith(f"{kernel}: 8 blocks of 1 thread")
     assert given["append_kv"].startswith("k=float32(2, 2, 64) strides (256, 64, 1), v=")
     assert given["merge_state"].endswith("lse_base=2")
-    assert facts["merge_states"] == f"{flashport.which_kernel('merge', target='cpu')}: 5 blocks"
+    append = flashport.explain("append", dtype="fp32", head_dim=64, tokens=2, num_kv_heads=2, target="cpu")
+    assert facts["append_kv"] == str(append)
+    assert facts["merge_states"] == str(flashport.explain("merge", rows=5, target="cpu"))
+    assert facts["merge_state"] == str(flashport.explain("merge", rows=8, target="cpu"))
     assert given["gated_delta_update"].endswith("out=float32(1, 70, 2, 32), scale=0.5")
-    assert facts["gated_delta_update"].startswith("gated_delta_update/")
+    delta = {"q_dtype": "fp32", "head_dim_k": 32, "num_v_heads": 2, "target": "cpu"}
+    assert facts["gated_delta_update"] == str(flashport.explain("gated_delta", gate="any", **delta))
     assert given["gated_delta_chunk"].endswith("use_qk_l2norm=True")
     chain = flashport.which_kernel("gated_delta_chunk", q_dtype="fp32", head_dim_k=32, target="cpu")
-    assert re.fullmatch(rf"gated_delta_prepare/.*: \d+ blocks?, then {chain}: \d+ blocks?; \d+ bytes of workspace",
-                        facts["gated_delta_chunk"])  # fmt: skip
+    chunks = flashport.explain("gated_delta_chunk", num_heads=2, tokens=70, **delta)
+    assert facts["gated_delta_chunk"] == str(chunks)
+    assert re.fullmatch(
+        rf"gated_delta_prepare/.*: 4 blocks of .* for 2 chunks of 64 tokens, then {chain}: 2 blocks of .* of workspace",
+        str(chunks),
+    )
     assert given["attention"] == (
         "q=float32(2, 9, 4, 32), k=float32(2, 9, 2, 32) strides (1152, 128, 32, 1), v=float32(2, 9, 2, 32) strides "
         "(1152, 128, 32, 1), rng_state=int64(2,), out=float32(2, 9, 4, 32), lse=float32(2, 4, 9), causal=True, "
@@ -106,9 +134,47 @@ def test_each_call_has_a_line():
     shape |= {"num_kv_heads": 2, "q_len": 9, "kv_len": 9}
     assert facts["attention"] == str(flashport.explain("attention", target="cpu", **shape))
     assert given["quantize_kv"] == "x=float32(1, 70, 2, 32), out=uint8(1, 70, 2, 20), format=q4_1"
-    assert re.fullmatch(r"dequantize_kv/\w+: 140 blocks", facts["dequantize_kv"])
+    for name in ("quantize", "dequantize"):
+        shape = {"dtype": "fp32", "format": "q4_1", "head_dim": 32, "rows": 140}
+        assert facts[f"{name}_kv"] == str(flashport.explain(name, target="cpu", **shape))
+    assert re.match(r"dequantize_kv/\w+: 140 blocks of 1 thread", facts["dequantize_kv"])
     assert given["dropout_mask"] == "mask=uint8(1, 2, 3, 4), rng_state=int64(2,), dropout_p=0.5"
-    assert re.fullmatch(r"dropout_mask/\w+: 6 blocks", facts["dropout_mask"])
+    assert re.match(r"dropout_mask/\w+: 6 blocks of 1 thread", facts["dropout_mask"])
+
+
+def test_calls_that_are_made_of_others_have_a_line_for_each():
+    lines, _ = run(CALLS_OF_OTHERS, FLASHPORT_LOG="calls")
+    found = [re.fullmatch(r"flashport: (\w+)\((.*)\) on cpu: (.*)", line) for line in lines]
+    assert all(found), lines
+    names, given, facts = zip(*(match.groups() for match in found), strict=True)
+    assert list(names) == [
+        "quantize_kv", "quantize_kv", "flash_decode_mixed", "flash_decode_mixed", "append_kv",
+        "attention", "flash_decode", "merge_states",  # cascade_decode
+        "attention", "flash_decode", "attention",
+    ]  # fmt: skip
+    shape = {"q_dtype": "fp32", "head_dim": 64, "group_size": 2, "batch": 2, "num_kv_heads": 2, "target": "cpu"}
+    segments = flashport.explain("decode", segment_formats=["q8_0", "fp32"], max_kv_len=16, **shape)
+    assert "/kv=any/" in segments.kernel
+    assert facts[2] == facts[3] == str(segments)
+    assert "segments[0]: k=uint8(2, 7, 2, 68)" in given[2]
+    assert "window=(11, -1)" in given[2]
+    assert "window" not in given[3]
+    spilled = {"dtype": "fp32", "k_format": "q8_0", "v_format": "q8_0", "head_dim": 64, "tokens": 18, "num_kv_heads": 2}
+    assert facts[4] == str(flashport.explain("append", target="cpu", **spilled))
+    assert "k_format=q8_0" in given[4]
+
+    call = {"dtype": "fp32", "head_dim": 64, "num_q_heads": 4, "num_kv_heads": 2, "target": "cpu"}
+    assert facts[5].startswith("attention/")
+    assert facts[6] == str(flashport.explain("decode", max_kv_len=40, **shape))
+    assert facts[7] == str(flashport.explain("merge", rows=8, target="cpu"))
+    appends = call | {"batch": 2, "kv_len": 40, "causal": True, "seqused_k": True, "appends": True}
+    append, rest = facts[8].split(", then ")
+    assert rest == "flash_decode"
+    assert facts[9] == str(flashport.explain("decode", max_kv_len=40, **shape))
+    few = str(flashport.explain("attention", q_len=1, **appends))
+    assert few.startswith(f"{append}, then flash_decode's {facts[9]}")
+    assert facts[10] == str(flashport.explain("attention", q_len=20, **appends))
+    assert facts[10].startswith(f"{append}, then attention/")
 
 
 def test_a_call_of_this_process_writes_nothing(capfd):

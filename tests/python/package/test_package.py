@@ -56,6 +56,7 @@ def test_rooms_that_are_not_public_stay_out_of_the_interface():
         "__init__",
         "__main__",
         "_attention",
+        "_explain",
         "_flash_attn_3",
         "_mixed",
         "_mixed_cache",
@@ -81,6 +82,7 @@ print(*sorted(rooms))
     rooms = {
         "flashport._attention",
         "flashport._core",
+        "flashport._explain",
         "flashport._mixed",
         "flashport._mixed_cache",
         "flashport._quantize",

@@ -98,10 +98,19 @@ def support() -> None:
     assert_type(flashport.which_kernel("gated_delta_chunk", gate="head"), str)
     assert_type(flashport.which_kernel("merge", head_dim=3, target=None), str)
     assert_type(flashport.explain("decode", batch=2, max_kv_len=100, num_splits=None), flashport.DecodeSchedule)
-    flashport.explain("merge")  # type: ignore[call-overload]
+    assert_type(flashport.explain("merge", rows=3), flashport.LaunchSchedule)
+    assert_type(flashport.explain("append", tokens=3, num_kv_heads=2), flashport.LaunchSchedule)
+    assert_type(flashport.explain("decode_stage2", batch=3), flashport.LaunchSchedule)
+    assert_type(flashport.explain("dequantize", format="q4_0", rows=3), flashport.LaunchSchedule)
+    assert_type(flashport.explain("gated_delta", num_v_heads=2), flashport.GatedDeltaSchedule)
+    assert_type(flashport.explain("gated_delta_chunk", tokens=9, packed=True), flashport.GatedDeltaChunkSchedule)
+    flashport.explain("merge", tokens=3)  # type: ignore[call-overload]
+    flashport.explain("gated_delta", tokens=3)  # type: ignore[call-overload]
+    flashport.explain("prefill")  # type: ignore[call-overload]
     flashport.supports("prefill")  # type: ignore[call-overload]
     assert_type(flashport.supports("attention", dtype=np.float16, causal=True), flashport.Support)
     assert_type(flashport.explain("attention", q_len=8, kv_len=9, alibi=True), flashport.AttentionSchedule)
+    assert_type(flashport.explain("attention", total_q=8, window=(9, -1)), flashport.AttentionSchedule)
     flashport.supports("attention", q_dtype="fp16")  # type: ignore[call-overload]
     flashport.supports("append", q_len=2)  # type: ignore[call-overload]
     flashport.supports("gated_delta", gate="kda")  # type: ignore[call-overload]
