@@ -108,7 +108,8 @@ def test_a_schedule_of_attention_is_explained():
             TypeError,
             '"attention" has no option max_kv_len; it has dtype, head_dim, head_dim_v, k_format, v_format, paged, '
             "causal, softcap, alibi, bias, dropout, seqused_k, appends, scales_beside, batch, num_q_heads, "
-            "num_kv_heads, q_len, kv_len, num_splits, window, total_q, total_k, same_offsets, seqused_q, leftpad_k, rotary, target",
+            "num_kv_heads, q_len, kv_len, num_splits, window, total_q, total_k, same_offsets, seqused_q, leftpad_k, "
+            "rotary, target",
         ),
     ],
 )
