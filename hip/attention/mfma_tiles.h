@@ -169,13 +169,13 @@ class AttentionTiles : public LaneTiles<kCfg, Floats16> {
   // The products of a step, by number: those of keys, then those of values.
   static constexpr int kKeyProducts = kKeyBlocks * kKeyVectors / 2;
   static constexpr int kProducts = kKeyProducts + kColumnBlocks * kKeys / 16;
+  static constexpr int kAhead = Base::kForm == ScoreForm::kPlain ? 6 : 3;  // options take the registers of three
 
   // Those from kBegin on, their left operands read from LDS kAhead products earlier. That order is written here, and
   // the compiler may not change it: where registers are short it would else read each operand just before its product,
   // which then waits for all of LDS's latency.
   template <int kBegin, int kEnd, class F>
   FLASHPORT_DEVICE void multiply(F&& multiply_once) const {
-    constexpr int kAhead = 6;
     static_assert(kEnd - kBegin >= kAhead);
     Words4 ahead[kAhead];
 #pragma unroll
