@@ -145,7 +145,6 @@ using PagedValueCopies =
 // Reads the left operand V^T [32, 16] from values [keys, DV].
 template <AttentionConfig kCfg>
 struct ValueReads {
-  static constexpr int kReads = 2;  // instructions
   static constexpr int kVectors = kCfg.shape.head_dim_v / 8;
 
   FLASHPORT_DEVICE static int first(int lane) { return value_read_offset<kVectors>(lane); }

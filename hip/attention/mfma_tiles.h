@@ -15,8 +15,6 @@
 // two intervals, from its softmax on. begin() brings K(0); K(1) and V(0) come in the first interval.
 #pragma once
 
-#include <utility>
-
 #include "hip/arch/mfma.h"
 #include "hip/attention/lane_tiles.h"
 
@@ -71,7 +69,6 @@ class AttentionTiles : public LaneTiles<kCfg, Floats16> {
     __builtin_amdgcn_s_setprio(1);
   }
   FLASHPORT_DEVICE void give_turn() {
-    order_products();
     __builtin_amdgcn_s_setprio(0);
     __builtin_amdgcn_sched_barrier(0);
     if constexpr (kGroups > 1) {
@@ -84,17 +81,8 @@ class AttentionTiles : public LaneTiles<kCfg, Floats16> {
   // S^T = K Q^T
   template <class Masked>
   FLASHPORT_DEVICE void multiply_keys(Scores& scores, int, Masked) {
-#pragma unroll
-    for (Floats16& c : scores.c) c = Floats16{};
-#pragma unroll
-    for (int pair = 0; pair < kKeyVectors / 2; ++pair) {
-      const unsigned char* from = memory_.keys + key_pair_offset<kKeyVectors, Memory::kKeyPlaces>(keys_from_, pair);
-#pragma unroll
-      for (int block = 0; block < kKeyBlocks; ++block) {
-        const auto keys = *reinterpret_cast<const Words4*>(from + block * kWaveRows * kKeyVectors * kVectorBytes);
-        mfma<kMath>(scores.c[block], keys, queries_[pair]);
-      }
-    }
+    begin_scores(scores);
+    multiply<0, kKeyProducts>([&](int i, Words4 keys) FLASHPORT_INLINE { multiply_keys_once(scores, i, keys); });
     keys_from_ ^= Memory::kNextKeys;
   }
   // kLater 0: the first product of a work tile.
@@ -113,13 +101,21 @@ class AttentionTiles : public LaneTiles<kCfg, Floats16> {
   // O^T += V^T P^T
   template <class Masked>
   FLASHPORT_DEVICE void add_values(Out& out, const Operand& weights, int, Masked) {
-#pragma unroll
-    for (int pair = 0; pair < kKeys / 16; ++pair) {
-#pragma unroll
-      for (int block = 0; block < kColumnBlocks; ++block) {
-        mfma<kMath>(out.c[block], Values::read(memory_.values, values_from_, pair, block), weights.b[pair]);
+    multiply<kKeyProducts, kProducts>([&](int i, Words4 values)
+                                          FLASHPORT_INLINE { add_values_once(out, weights, i, values); });
+    values_from_ ^= Memory::kNextValues;
+  }
+  // Both of a step: the first values come under the last keys' products.
+  FLASHPORT_DEVICE void multiply_both(Scores& scores, Out& out, const Operand& weights) {
+    begin_scores(scores);
+    multiply<0, kProducts>([&](int i, Words4 left) FLASHPORT_INLINE {
+      if (i < kKeyProducts) {
+        multiply_keys_once(scores, i, left);
+      } else {
+        add_values_once(out, weights, i, left);
       }
-    }
+    });
+    keys_from_ ^= Memory::kNextKeys;
     values_from_ ^= Memory::kNextValues;
   }
   FLASHPORT_DEVICE static void settle_values(Out&) {}
@@ -170,21 +166,46 @@ class AttentionTiles : public LaneTiles<kCfg, Floats16> {
   }
   FLASHPORT_DEVICE int group() const { return kGroups == 1 ? 0 : block_.wave() / kGroupWaves; }
 
-  // The order of a turn's instructions: reads from LDS go a few products ahead.
-  FLASHPORT_DEVICE static void order_products() {
-    constexpr int kMatrix = 0x8, kRead = 0x100, kInstructions = kHasWideMfma ? 1 : 2, kAhead = 6;
-    constexpr int kKeyProducts = kKeyBlocks * kKeyVectors / 2, kProducts = kKeyProducts + kColumnBlocks * kKeys / 16;
-    constexpr auto kReadsBefore = [](int product) {
-      const int all = product < kProducts ? product : kProducts, of_keys = all < kKeyProducts ? all : kKeyProducts;
-      return of_keys + (all - of_keys) * Values::kReads;
-    };
-    [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) {
-      __builtin_amdgcn_sched_group_barrier(kRead, kReadsBefore(kAhead), 0);
-      ((__builtin_amdgcn_sched_group_barrier(kMatrix, kInstructions, 0),
-        __builtin_amdgcn_sched_group_barrier(kRead, kReadsBefore(kIndex + kAhead + 1) - kReadsBefore(kIndex + kAhead),
-                                             0)),
-       ...);
-    }(std::make_integer_sequence<int, kProducts>());
+  // The products of a step, by number: those of keys, then those of values.
+  static constexpr int kKeyProducts = kKeyBlocks * kKeyVectors / 2;
+  static constexpr int kProducts = kKeyProducts + kColumnBlocks * kKeys / 16;
+  static constexpr int kAhead = Base::kForm == ScoreForm::kPlain ? 6 : 3;  // options take the registers of three
+
+  // Those from kBegin on, their left operands read from LDS kAhead products earlier. That order is written here, and
+  // the compiler may not change it: where registers are short it would else read each operand just before its product,
+  // which then waits for all of LDS's latency.
+  template <int kBegin, int kEnd, class F>
+  FLASHPORT_DEVICE void multiply(F&& multiply_once) const {
+    static_assert(kEnd - kBegin >= kAhead);
+    Words4 ahead[kAhead];
+#pragma unroll
+    for (int i = kBegin; i < kBegin + kAhead; ++i) ahead[i % kAhead] = read_left(i);
+#pragma unroll
+    for (int i = kBegin; i < kEnd; ++i) {
+      multiply_once(i, ahead[i % kAhead]);
+      if (i + kAhead < kEnd) ahead[i % kAhead] = read_left(i + kAhead);
+      __builtin_amdgcn_sched_barrier(0);
+    }
+  }
+  FLASHPORT_DEVICE Words4 read_left(int i) const {
+    if (i >= kKeyProducts) {
+      const int j = i - kKeyProducts;
+      return Values::read(memory_.values, values_from_, j / kColumnBlocks, j % kColumnBlocks);
+    }
+    const int offset = key_pair_offset<kKeyVectors, Memory::kKeyPlaces>(keys_from_, i / kKeyBlocks);
+    const unsigned char* block = memory_.keys + i % kKeyBlocks * kWaveRows * kKeyVectors * kVectorBytes;
+    return *reinterpret_cast<const Words4*>(block + offset);
+  }
+  FLASHPORT_DEVICE static void begin_scores(Scores& scores) {
+#pragma unroll
+    for (Floats16& c : scores.c) c = Floats16{};
+  }
+  FLASHPORT_DEVICE void multiply_keys_once(Scores& scores, int i, Words4 keys) const {
+    mfma<kMath>(scores.c[i % kKeyBlocks], keys, queries_[i / kKeyBlocks]);
+  }
+  FLASHPORT_DEVICE static void add_values_once(Out& out, const Operand& weights, int i, Words4 values) {
+    const int j = i - kKeyProducts;
+    mfma<kMath>(out.c[j % kColumnBlocks], values, weights.b[j / kColumnBlocks]);
   }
 
   const AttentionParams& p_;

@@ -223,7 +223,6 @@ class PagedValueCopies {
 // Reads the left operand V^T [32, 16] of MFMA from transposed values.
 template <AttentionConfig kCfg>
 struct ValueReads {
-  static constexpr int kReads = 1;  // instructions
   static constexpr int kVectors = kCfg.tuning.keys / 8;
 
   // Byte offset of what the lane reads of columns 0 to 31, keys 0 to 15.

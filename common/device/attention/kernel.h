@@ -93,8 +93,12 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
       constexpr Constant<hidden != Hidden::kNone> masked;
       fetch_bias(tile);
       tiles.take_turn();
-      tiles.multiply_keys(scores, tile, masked);
-      tiles.add_values(out, weights, tile - 1, masked);
+      if constexpr (requires { tiles.multiply_both(scores, out, weights); }) {
+        tiles.multiply_both(scores, out, weights);
+      } else {
+        tiles.multiply_keys(scores, tile, masked);
+        tiles.add_values(out, weights, tile - 1, masked);
+      }
       tiles.give_turn();
       draw(tile);
       tiles.template settle_keys<1>(scores);
