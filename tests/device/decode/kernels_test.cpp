@@ -1,0 +1,308 @@
+// Whole decode kernels of sm90a, from the public call to the output, by their own text on a multiprocessor of the host
+// (machine.h): against the oracle, within the tolerance of DESIGN's numerics. The kernel of bf16 is a control: what it
+// shows wrong is wrong with the model.
+#include <gtest/gtest.h>
+
+#include <flashport/backend.h>
+#include <flashport/decode.h>
+
+#include "tests/device/decode/model_tables.h"
+#include "tests/device/machine/model_backend.h"
+#include "tests/ops/decode/call.h"
+#include "tests/ops/decode/mixed_call.h"
+#include "tests/support/device.h"
+
+namespace flashport_test {
+namespace {
+
+using flashport::machine::model;
+using reference::Type;
+
+using Lengths = std::vector<std::int64_t>;
+const std::vector<Lengths> kShort = {{0}, {1}, {63}, {64}, {65}, {127}, {128}, {129}, {0, 1, 63}, {64, 65, 127}};
+const std::vector<Lengths> kLong = {{1500}, {700, 0, 1100}};
+
+// Blocks of a kernel that takes a multiprocessor for itself.
+void set_blocks(int blocks) { flashport::set_multiprocessor_limit(blocks); }
+const std::string& launched_kernel() {
+  static const std::string none;
+  return model().launched.empty() ? none : model().launched.back();
+}
+
+DecodeCase case_of(const std::string& name, Type q, Type cache, const Lengths& lens, std::int64_t kv_heads) {
+  DecodeCase c{};
+  c.name = name;
+  c.q = q;
+  c.k_format = c.v_format = cache;
+  c.dk = c.dv = 128;
+  c.hq = 4 * kv_heads;
+  c.hkv = kv_heads;
+  c.q_len = 1;
+  c.q_form = "token";
+  c.layout = "block_nhd";
+  c.page = 16;
+  c.lens = lens;
+  c.window_left = c.window_right = -1;
+  c.alibi = c.scales = "none";
+  c.lse = true;
+  c.strides = "dense";
+  c.splits = flashport::kInvariantSplits;
+  return c;
+}
+
+struct Native {
+  Type q, cache;
+  Type math;
+  int rows;
+  [[nodiscard]] std::string name() const { return std::string(type_name(cache)) + "_r" + std::to_string(rows); }
+};
+
+class NativeKernels : public testing::TestWithParam<Native> {
+ protected:
+  static DecodeCase make(const Lengths& lens, std::int64_t kv_heads) {
+    const Native& kernel = GetParam();
+    DecodeCase c = case_of(kernel.name(), kernel.q, kernel.cache, lens, kv_heads);
+    if (kernel.rows == 16) {
+      c.q_len = 3;
+      c.q_form = "uniform";
+    }
+    return c;
+  }
+  static void expect_right(const DecodeCase& c) {
+    std::string lens;
+    for (const std::int64_t length : c.lens) lens += " " + std::to_string(length);
+    SCOPED_TRACE(c.layout + ", " + c.strides + ", " + std::to_string(c.hkv) + " kv heads, lengths" + lens);
+    DecodeCall call(c);
+    call.upload();
+    model().launched.clear();
+    ASSERT_NO_THROW(call.run()) << "seed " << model().seed - 1;
+    EXPECT_NE(launched_kernel().find("/kv=" + std::string(type_name(c.k_format)) + "/hd128/r" +
+                                     std::to_string(GetParam().rows) + "/"),
+              std::string::npos)
+        << launched_kernel();
+    EXPECT_EQ(call.check(GetParam().math), "") << "seed " << model().seed - 1;
+  }
+};
+
+// Teams of q8_0 and q4_0 work apart here.
+TEST_P(NativeKernels, ShortSequences) {
+  for (const Lengths& lens : kShort) {
+    for (const int blocks : {1, 3}) {
+      set_blocks(blocks);
+      expect_right(make(lens, blocks == 1 ? 1 : 2));
+    }
+  }
+}
+
+// Chunks are published and combined. Teams have heads that lie side by side, and copy them together, but where blocks
+// are many.
+TEST_P(NativeKernels, LongSequences) {
+  for (const int blocks : {1, 2, 5}) {
+    set_blocks(blocks);
+    expect_right(make(kLong[blocks % 2], 4));
+  }
+  set_blocks(1);
+  expect_right(make({64, 300}, 8));
+  expect_right(make({64, 300}, 3));
+  set_blocks(5);
+  expect_right(make(kLong[0], 1));
+}
+
+// Rows in other places, some of them at addresses that only copies of two bytes reach.
+TEST_P(NativeKernels, Layouts) {
+  set_blocks(2);
+  for (const char* layout : {"nhd", "hnd", "block_hnd", "token"}) {
+    DecodeCase c = make({65, 200}, 4);
+    c.layout = layout;
+    if (c.layout != "block_hnd") c.page = 0;
+    expect_right(c);
+  }
+  for (const char* strides : {"kv_odd", "kv_sliced", "q_inner"}) {
+    DecodeCase c = make({65, 200}, 4);
+    c.strides = strides;
+    expect_right(c);
+  }
+}
+
+TEST_P(NativeKernels, BitsDoNotDependOnTheBlocksNorOnTheirOrder) {
+  DecodeCall call(make({300, 1, 700}, 4));
+  call.upload();
+  set_blocks(1);
+  call.run();
+  const auto bits = call.bits();
+  for (const int blocks : {1, 3, 6}) {
+    set_blocks(blocks);
+    call.run();
+    EXPECT_TRUE(call.bits() == bits) << blocks << " blocks, seed " << model().seed - 1;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Model, NativeKernels,
+                         testing::Values(Native{Type::kBF16, Type::kBF16, Type::kBF16, 8},
+                                         Native{Type::kF16, Type::kQ8_0, Type::kF16, 8},
+                                         Native{Type::kF16, Type::kQ8_0, Type::kF16, 16},
+                                         Native{Type::kF16, Type::kQ4_0, Type::kF16, 8},
+                                         Native{Type::kF16, Type::kQ4_0, Type::kF16, 16}),
+                         [](const auto& info) { return info.param.name(); });
+
+void expect_right(const MixedSpec& spec, const std::string& kernel) {
+  MixedCall call(spec);
+  model().launched.clear();
+  ASSERT_NO_THROW(call.run()) << "seed " << model().seed - 1;
+  EXPECT_EQ(launched_kernel(), "decode/" + kernel + "/sm90a");
+  EXPECT_EQ(call.check(), "") << "seed " << model().seed - 1;
+}
+
+constexpr Type kFormats[] = {Type::kF16,  Type::kE4M3, Type::kE4M3Fnuz, Type::kQ8_0, Type::kQ4_0,
+                             Type::kQ4_1, Type::kQ5_0, Type::kQ5_1,     Type::kIq4Nl};
+
+MixedSpec spec_of(std::int64_t dim, std::int64_t kv_heads) {
+  MixedSpec spec;
+  spec.dk = spec.dv = dim;
+  spec.hq = 4 * kv_heads;
+  spec.hkv = kv_heads;
+  return spec;
+}
+
+TEST(KernelsOfAnyFormats, OneSegmentOfEachFormat) {
+  for (const Type format : kFormats) {
+    SCOPED_TRACE(type_name(format));
+    for (const int blocks : {1, 2}) {
+      set_blocks(blocks);
+      MixedSpec spec = spec_of(128, 2);
+      spec.segments = {{format, format, {65, 0, 300}, Pages::kBlocks}};
+      // Else a kernel of the very format reads it.
+      const bool has_own = format == Type::kF16 || format == Type::kQ8_0 || format == Type::kQ4_0;
+      if (has_own) spec.segments[0].scales = Scales::kRow;
+      expect_right(spec, "fp16/kv=any/hd128/r8");
+    }
+  }
+}
+
+TEST(KernelsOfAnyFormats, LengthsOfOneSegment) {
+  for (const Lengths& lens : kShort) {
+    for (const int blocks : {1, 3}) {
+      set_blocks(blocks);
+      MixedSpec spec = spec_of(128, blocks == 1 ? 1 : 2);
+      spec.segments = {{Type::kQ5_1, Type::kQ4_0, lens, Pages::kBlocks}};
+      expect_right(spec, "fp16/kv=any/hd128/r8");
+    }
+  }
+  for (const Lengths& lens : kLong) {
+    for (const int blocks : {1, 2, 5}) {
+      set_blocks(blocks);
+      MixedSpec spec = spec_of(128, 2);
+      spec.segments = {{Type::kQ4_0, Type::kIq4Nl, lens, Pages::kBlocks}};
+      expect_right(spec, "fp16/kv=any/hd128/r8");
+    }
+  }
+}
+
+// Borders between segments inside a turn and inside the 32 rows of a wave, in layouts of their own, some with factors.
+std::vector<SegmentSpec> some_segments(const Lengths& lens, Type wide, Scales scales) {
+  Lengths second, third;
+  for (const std::int64_t length : lens) {
+    second.push_back(length * 7 % 131);
+    third.push_back(length % 3 == 0 ? 65 : length % 5);
+  }
+  return {{Type::kQ4_1, Type::kE4M3, lens, Pages::kBlocks, 16},
+          {Type::kE4M3, Type::kE4M3, second, Pages::kTokens, 16, scales},
+          {Type::kQ8_0, Type::kQ5_0, third, Pages::kHeadsFirst},
+          {wide, wide, second, Pages::kBlocks, 7}};
+}
+
+TEST(KernelsOfAnyFormats, SeveralSegments) {
+  for (const Scales scales : {Scales::kHead, Scales::kRow, Scales::kGroup}) {
+    for (const Lengths& lens : {Lengths{0, 1, 63}, Lengths{64, 65, 127}, Lengths{128, 129, 1000}}) {
+      for (const int blocks : {1, 3}) {
+        set_blocks(blocks);
+        MixedSpec spec = spec_of(128, 2);
+        spec.segments = some_segments(lens, Type::kF16, scales);
+        expect_right(spec, "fp16/kv=any/hd128/r8");
+      }
+    }
+  }
+}
+
+TEST(KernelsOfAnyFormats, ManyShortTilesOfABlock) {
+  set_blocks(1);
+  MixedSpec spec = spec_of(128, 8);
+  spec.segments = {{Type::kQ4_0, Type::kQ4_0, {1, 64, 3}, Pages::kBlocks}, {Type::kF16, Type::kF16, {5, 1, 0}}};
+  expect_right(spec, "fp16/kv=any/hd128/r8");
+}
+
+TEST(KernelsOfAnyFormats, OfBf16) {
+  for (const Lengths& lens : {Lengths{0, 1, 63}, Lengths{64, 65, 127}, Lengths{128, 129, 1000}}) {
+    for (const int blocks : {1, 3}) {
+      set_blocks(blocks);
+      MixedSpec spec = spec_of(128, 2);
+      spec.q = Type::kBF16;
+      spec.segments = some_segments(lens, Type::kBF16, Scales::kRow);
+      expect_right(spec, "bf16/kv=any/hd128/r8");
+    }
+  }
+}
+
+TEST(KernelsOfAnyFormats, SixteenRowsAndWiderHeads) {
+  for (const std::int64_t dim : {128, 256, 512}) {
+    for (const Lengths& lens : {Lengths{0, 1, 63}, Lengths{128, 129, 600}}) {
+      for (const int blocks : {1, 3}) {
+        set_blocks(blocks);
+        MixedSpec spec = spec_of(dim, 2);
+        spec.q_len = 3;
+        spec.ragged = true;
+        spec.segments = some_segments(lens, Type::kF16, Scales::kRow);
+        expect_right(spec, "fp16/kv=any/hd" + std::to_string(dim) + "/r16");
+      }
+    }
+  }
+}
+
+TEST(KernelsOfAnyFormats, Options) {
+  set_blocks(2);
+  MixedSpec spec = spec_of(96, 2);
+  spec.q_len = 2;
+  spec.segments = some_segments({128, 129, 300}, Type::kF16, Scales::kRow);
+  {
+    MixedSpec its = spec;
+    its.window_left = 70;
+    its.sinks = its.alibi = true;
+    its.softcap = 5;
+    expect_right(its, "fp16/kv=any/hd128/r8");
+  }
+  spec.mask = Type::kF16;
+  expect_right(spec, "fp16/kv=any/hd128/r8");
+}
+
+TEST(KernelsOfAnyFormats, BitsDoNotDependOnTheBlocksNorOnTheirOrder) {
+  MixedSpec spec = spec_of(128, 2);
+  spec.segments = some_segments({300, 1, 700}, Type::kF16, Scales::kRow);
+  MixedCall call(spec);
+  set_blocks(1);
+  call.run();
+  std::vector<std::vector<unsigned char>> bits;
+  for (int b = 0; b < 3; ++b) bits.push_back(call.bits(b));
+  for (const int blocks : {1, 2, 3, 6}) {
+    set_blocks(blocks);
+    call.run();
+    for (int b = 0; b < 3; ++b) {
+      EXPECT_TRUE(call.bits(b) == bits[b])
+          << "sequence " << b << ", " << blocks << " blocks, seed " << model().seed - 1;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flashport_test
+
+int main(int argc, char** argv) {
+  flashport::machine::add_native_kernels(flashport::machine::model().kernels);
+  flashport::machine::add_kernels_of_any_formats(flashport::machine::model().kernels);
+  flashport::machine::install_model();
+  testing::InitGoogleTest(&argc, argv);
+  char program[] = "kernels_test", target[] = "--target=sm90a";
+  char* arguments[] = {program, target, nullptr};
+  int count = 2;
+  if (const int code = flashport_test::start(&count, arguments); code != 0) return code;
+  return RUN_ALL_TESTS();
+}

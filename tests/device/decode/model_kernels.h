@@ -1,0 +1,44 @@
+// Whole decode kernels of sm90a as entries of the table of model_backend.h: their own text, on the host.
+#pragma once
+
+#define FLASHPORT_TARGET sm90a
+#define FLASHPORT_TARGET_HEADER "tests/device/machine/target.h"
+#include "cuda/decode/kernels.h"
+
+#include "tests/device/machine/model_backend.h"
+
+namespace flashport::machine {
+
+template <MathType kMath, KvFormat kFormat, int kDim, int kRows>
+KernelEntry decode_kernel(const char* key) {
+  namespace decode = sm90a::decode;
+  static constexpr DecodeConfig kCfg = decode::decode_config(kMath, kFormat, kFormat, kDim, kDim, kRows);
+  static const ModelKernel kRun = [](const void* params, void* shared) {
+    decode::decode_block<kCfg>(*static_cast<const decode::DecodeParamsOf<kCfg>*>(params),
+                               static_cast<decode::DecodeShared<kCfg>*>(shared));
+  };
+  return {.key = key,
+          .tag = KernelTag::kDecode,
+          .threads = decode::block_threads(kCfg),
+          .shared_bytes = decode::shared_bytes<kCfg>(),
+          .handle = &kRun,
+          .shape = {.decode = kCfg.shape},
+          .teams = kCfg.tuning.teams,
+          .decode_split = decode::decode_split(kCfg)};
+}
+
+// The launch after it, where few blocks would combine much.
+inline KernelEntry combine_kernel() {
+  namespace decode = sm90a::decode;
+  static const ModelKernel kRun = [](const void* params, void* shared) {
+    decode::decode_combine(*static_cast<const DecodeParams*>(params), sm90a::Block(nullptr),
+                           *static_cast<decode::CombineShared*>(shared), [] {});
+  };
+  return {.key = "decode_combine/sm90a",
+          .tag = KernelTag::kDecodeCombine,
+          .threads = 128,
+          .shared_bytes = sizeof(decode::CombineShared),
+          .handle = &kRun};
+}
+
+}  // namespace flashport::machine

@@ -1,0 +1,15 @@
+#include "tests/device/decode/model_kernels.h"
+#include "tests/device/decode/model_tables.h"
+
+namespace flashport::machine {
+
+void add_native_kernels(std::vector<KernelEntry>& table) {
+  table.push_back(decode_kernel<MathType::kBf16, KvFormat::kBf16, 128, 8>("decode/bf16/kv=bf16/hd128/r8/sm90a"));
+  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 8>("decode/fp16/kv=q8_0/hd128/r8/sm90a"));
+  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 16>("decode/fp16/kv=q8_0/hd128/r16/sm90a"));
+  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ4_0, 128, 8>("decode/fp16/kv=q4_0/hd128/r8/sm90a"));
+  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ4_0, 128, 16>("decode/fp16/kv=q4_0/hd128/r16/sm90a"));
+  table.push_back(combine_kernel());
+}
+
+}  // namespace flashport::machine

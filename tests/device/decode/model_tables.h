@@ -1,0 +1,13 @@
+// The decode kernels of sm90a that kernels_test.cpp runs.
+#pragma once
+
+#include <vector>
+
+#include "common/host/kernel_entry.h"
+
+namespace flashport::machine {
+
+void add_native_kernels(std::vector<KernelEntry>& table);
+void add_kernels_of_any_formats(std::vector<KernelEntry>& table);
+
+}  // namespace flashport::machine

@@ -1,0 +1,399 @@
+#include "tests/device/machine/machine.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+
+#include "tests/device/machine/fiber.h"
+
+namespace flashport::machine {
+namespace {
+
+constexpr unsigned kSharedWindow = 0x1000;  // 32-bit addresses of shared memory begin here: 0 is none of them
+constexpr unsigned char kPoison = 0xff;     // NaN as fp16, bf16 and fp32
+
+// splitmix64
+struct Lots {
+  std::uint64_t state;
+  std::uint64_t next() {
+    std::uint64_t x = state += 0x9e3779b97f4a7c15u;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+  }
+  std::size_t below(std::size_t count) { return next() % count; }
+};
+
+struct Copy {
+  char* to;
+  const void* from;
+  int unit, bytes;
+};
+// Copies that one barrier is told of, or none yet.
+struct Batch {
+  std::vector<Copy> copies;
+  std::uint64_t* barrier;
+};
+
+enum class State { kReady, kInWarp, kAtBarrier, kAtPhase, kDone };
+
+struct Block;
+struct Lane {
+  Fiber fiber;
+  Block* block = nullptr;
+  int thread = 0;
+  State state = State::kReady;
+  const void* waits_at = nullptr;
+  unsigned parity = 0;
+  std::vector<Copy> open;     // since the last arrival
+  std::deque<Batch> flights;  // oldest first
+};
+
+struct Warp {
+  const char* what = nullptr;
+  int came = 0, ready = kLanes;
+  bool is_queued = true;
+  std::array<void*, kLanes> operands;
+};
+
+struct NamedBarrier {
+  int came = 0, goal = 0;
+};
+
+struct Block {
+  std::int64_t index = 0;
+  std::vector<Lane> lanes;
+  std::vector<Warp> warps;
+  std::array<NamedBarrier, kNamedBarriers> barriers;
+  char* shared = nullptr;
+  std::size_t shared_bytes = 0;
+  int alive = 0;
+};
+
+// Arrivals that a phase has, those that this one lacks, and its number.
+struct Mbarrier {
+  std::uint16_t count, missing;
+  std::uint32_t phase;
+};
+static_assert(sizeof(Mbarrier) == sizeof(std::uint64_t));
+
+struct Machine {
+  const Launch* launch = nullptr;
+  Lots lots{0};
+  std::vector<std::unique_ptr<Block>> blocks;
+  std::vector<std::pair<Block*, int>> ready;  // warps with lanes that are
+  std::vector<Lane*> in_flight;               // lanes with flights
+  Lane* lane = nullptr;
+  Fiber scheduler;
+  std::string error;
+};
+Machine g_machine;
+
+Lane& me() { return *g_machine.lane; }
+Warp& my_warp() { return me().block->warps[me().thread / kLanes]; }
+
+void switch_away() {
+  Lane* lane = g_machine.lane;
+  switch_fiber(lane->fiber, g_machine.scheduler);
+  g_machine.lane = lane;
+}
+
+void queue(Block& block, int number) {
+  Warp& warp = block.warps[number];
+  if (warp.is_queued || warp.ready == 0) return;
+  warp.is_queued = true;
+  g_machine.ready.emplace_back(&block, number);
+}
+void wake(Lane& lane) {
+  const int number = lane.thread / kLanes;
+  lane.state = State::kReady;
+  ++lane.block->warps[number].ready;
+  queue(*lane.block, number);
+}
+void wait(State state, const void* at) {
+  me().state = state;
+  me().waits_at = at;
+  switch_away();
+}
+
+void arrive_at(Block& block, std::uint64_t* barrier) {
+  auto now = std::bit_cast<Mbarrier>(*barrier);
+  if (now.count == 0 || now.missing == 0 || now.missing > now.count) {
+    g_machine.error = "an arrival at a barrier that is none";
+    return;
+  }
+  const bool completes = --now.missing == 0;
+  if (completes) now = {now.count, now.count, now.phase + 1};
+  *barrier = std::bit_cast<std::uint64_t>(now);
+  if (!completes) return;
+  for (Lane& lane : block.lanes) {
+    if (lane.state == State::kAtPhase && lane.waits_at == barrier) wake(lane);
+  }
+}
+
+void land(const Copy& copy) {
+  std::memcpy(copy.to, copy.from, copy.bytes);
+  std::memset(copy.to + copy.bytes, 0, copy.unit - copy.bytes);
+}
+void land_oldest(Lane& lane) {
+  Batch batch = std::move(lane.flights.front());
+  lane.flights.pop_front();
+  for (const Copy& copy : batch.copies) land(copy);
+  arrive_at(*lane.block, batch.barrier);
+  if (lane.flights.empty()) std::erase(g_machine.in_flight, &lane);
+}
+
+void run_lane() {
+  g_machine.launch->kernel(me().block->shared);
+  Lane& lane = me();
+  if (!lane.open.empty() && g_machine.error.empty()) g_machine.error = "a lane has ended before its copies";
+  lane.state = State::kDone;
+  --lane.block->alive;
+  switch_fiber(lane.fiber, g_machine.scheduler);
+}
+
+std::string where(const Block& block) {
+  std::string text;
+  for (std::size_t first = 0; first < block.lanes.size(); first += kLanes) {
+    text += "\n  block " + std::to_string(block.index) + ", warp " + std::to_string(first / kLanes) + ":";
+    std::string last;
+    for (std::size_t i = first; i < first + kLanes; ++i) {
+      const Lane& lane = block.lanes[i];
+      std::string its;
+      const auto offset = static_cast<const char*>(lane.waits_at) - block.shared;
+      switch (lane.state) {
+        case State::kReady: its = "ready"; break;
+        case State::kInWarp: its = std::string("at ") + block.warps[first / kLanes].what; break;
+        case State::kAtBarrier:
+          its = "at barrier " + std::to_string(static_cast<const NamedBarrier*>(lane.waits_at) - block.barriers.data());
+          break;
+        case State::kAtPhase:
+          its = "for shared memory's barrier at " + std::to_string(offset) + ", parity " + std::to_string(lane.parity);
+          break;
+        case State::kDone: its = "ended"; break;
+      }
+      if (its == last) continue;
+      text += (last.empty() ? " lane " : "; lane ") + std::to_string(i - first) + " " + its;
+      last = its;
+    }
+  }
+  return text;
+}
+
+// Memory of fibers and of blocks is kept from launch to launch.
+struct Memory {
+  char* begin = nullptr;
+  std::size_t bytes = 0;
+  char* at_least(std::size_t wanted) {
+    if (wanted <= bytes) return begin;
+    if (begin != nullptr) munmap(begin, bytes);
+    begin = static_cast<char*>(
+        mmap(nullptr, wanted, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    if (begin == MAP_FAILED) std::abort();
+    bytes = wanted;
+    return begin;
+  }
+};
+
+void start_block(const Launch& launch, std::int64_t index, char* shared, char* stacks) {
+  auto block = std::make_unique<Block>();
+  block->index = index;
+  block->shared = shared;
+  block->shared_bytes = launch.shared_bytes;
+  block->alive = launch.threads;
+  block->lanes.resize(launch.threads);
+  block->warps.resize(launch.threads / kLanes);
+  std::memset(shared, kPoison, launch.shared_bytes);
+  for (int thread = 0; thread < launch.threads; ++thread) {
+    Lane& lane = block->lanes[thread];
+    lane.block = block.get();
+    lane.thread = thread;
+    start_fiber(lane.fiber, stacks + thread * kStackBytes, run_lane);
+    if (thread % kLanes == 0) g_machine.ready.emplace_back(block.get(), thread / kLanes);
+  }
+  g_machine.blocks.push_back(std::move(block));
+}
+
+// Runs the lanes of a warp that are ready, each until it waits.
+void run_warp(Block& block, int number) {
+  Warp& warp = block.warps[number];
+  const std::size_t order = g_machine.lots.next();
+  const std::size_t first = order % kLanes, step = order / kLanes % kLanes | 1;
+  for (int turn = 0; turn < kLanes && g_machine.error.empty(); ++turn) {
+    Lane& lane = block.lanes[number * kLanes + (first + turn * step) % kLanes];
+    if (lane.state != State::kReady) continue;
+    --warp.ready;
+    g_machine.lane = &lane;
+    lane.waits_at = nullptr;
+    switch_fiber(g_machine.scheduler, lane.fiber);
+  }
+}
+
+// Until all blocks have ended.
+void run_ready() {
+  auto& m = g_machine;
+  while (m.error.empty()) {
+    if (!m.in_flight.empty() && (m.ready.empty() || m.lots.below(4) == 0)) {
+      land_oldest(*m.in_flight[m.lots.below(m.in_flight.size())]);
+      continue;
+    }
+    if (m.ready.empty()) return;
+    const std::size_t drawn = m.lots.below(m.ready.size());
+    const auto [block, warp] = m.ready[drawn];
+    m.ready[drawn] = m.ready.back();
+    m.ready.pop_back();
+    block->warps[warp].is_queued = false;
+    run_warp(*block, warp);
+    queue(*block, warp);
+    if (block->alive == 0) return;
+  }
+}
+
+}  // namespace
+
+std::string run(const Launch& launch) {
+  static Memory stacks, shared;
+  auto& m = g_machine;
+  m.launch = &launch;
+  m.lots = {launch.seed};
+  m.error.clear();
+  m.ready.clear();
+  m.in_flight.clear();
+  m.blocks.clear();
+  std::vector<std::int64_t> order(launch.blocks);
+  for (std::int64_t i = 0; i < launch.blocks; ++i) order[i] = i;
+  for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[m.lots.below(i)]);
+  const auto resident = static_cast<std::size_t>(std::clamp<std::int64_t>(launch.resident, 1, launch.blocks));
+  const std::size_t block_bytes = (launch.shared_bytes + 4095) / 4096 * 4096;
+  char* all_shared = shared.at_least(resident * block_bytes);
+  char* all_stacks = stacks.at_least(resident * launch.threads * kStackBytes);
+  std::vector<std::size_t> places;
+  for (std::size_t i = 0; i < resident; ++i) places.push_back(i);
+  std::size_t next = 0;
+  while (m.error.empty() && (next < order.size() || !m.blocks.empty())) {
+    while (next < order.size() && !places.empty()) {
+      const std::size_t place = places.back();
+      places.pop_back();
+      start_block(launch, order[next++], all_shared + place * block_bytes,
+                  all_stacks + place * launch.threads * kStackBytes);
+    }
+    run_ready();
+    if (!m.error.empty()) break;
+    const auto ended = std::find_if(m.blocks.begin(), m.blocks.end(), [](const auto& b) { return b->alive == 0; });
+    if (ended == m.blocks.end()) {
+      m.error = "no thread can go on:";
+      for (const auto& block : m.blocks) m.error += where(*block);
+      break;
+    }
+    Block* block = ended->get();
+    for (Lane& lane : block->lanes) {
+      if (!lane.flights.empty()) m.error = "a block has ended before its copies";
+    }
+    std::erase_if(m.ready, [&](const auto& each) { return each.first == block; });
+    places.push_back((block->shared - all_shared) / block_bytes);
+    m.blocks.erase(ended);
+  }
+  m.blocks.clear();
+  return m.error;
+}
+
+unsigned thread_index() { return static_cast<unsigned>(me().thread); }
+unsigned block_index() { return static_cast<unsigned>(me().block->index); }
+unsigned block_count() { return static_cast<unsigned>(g_machine.launch->blocks); }
+unsigned block_threads() { return static_cast<unsigned>(g_machine.launch->threads); }
+
+void fail(const std::string& text) {
+  if (g_machine.error.empty()) {
+    g_machine.error = text + " (block " + std::to_string(me().block->index) + ", thread " +
+                      std::to_string(me().thread) + ")" + where(*me().block);
+  }
+  while (true) switch_away();
+}
+
+void meet(const char* what, WarpOperation run, void* operands) {
+  Warp& warp = my_warp();
+  if (warp.came == 0) warp.what = what;
+  if (warp.what != what) fail(std::string("lanes of a warp are at ") + warp.what + " and at " + what);
+  warp.operands[me().thread % kLanes] = operands;
+  if (++warp.came < kLanes) return wait(State::kInWarp, nullptr);
+  warp.came = 0;
+  if (run != nullptr) run(warp.operands.data());
+  const int first = me().thread / kLanes * kLanes;
+  for (int lane = first; lane < first + kLanes; ++lane) {
+    if (lane != me().thread) wake(me().block->lanes[lane]);
+  }
+}
+
+void named_barrier(int number, int threads, bool waits) {
+  Block& block = *me().block;
+  if (number < 0 || number >= kNamedBarriers || threads % kLanes != 0 || threads > static_cast<int>(block.lanes.size()))
+    fail("barrier " + std::to_string(number) + " of " + std::to_string(threads) + " threads");
+  NamedBarrier& barrier = block.barriers[number];
+  if (barrier.came == 0) barrier.goal = threads;
+  if (barrier.goal != threads) fail("a barrier of two numbers of threads");
+  if (++barrier.came < threads) {
+    if (waits) wait(State::kAtBarrier, &barrier);
+    return;
+  }
+  barrier.came = 0;
+  for (Lane& lane : block.lanes) {
+    if (lane.state == State::kAtBarrier && lane.waits_at == &barrier) wake(lane);
+  }
+}
+
+unsigned shared_address(const void* pointer) {
+  const auto offset = static_cast<const char*>(pointer) - me().block->shared;
+  if (offset < 0 || offset >= static_cast<std::ptrdiff_t>(me().block->shared_bytes)) {
+    fail("an address outside of shared memory");
+  }
+  return kSharedWindow + static_cast<unsigned>(offset);
+}
+char* shared_pointer(unsigned address, int bytes) {
+  if (address < kSharedWindow || address - kSharedWindow + bytes > me().block->shared_bytes) {
+    fail("an address outside of shared memory");
+  }
+  return me().block->shared + (address - kSharedWindow);
+}
+
+void copy_later(char* to, const void* from, int unit, int bytes) {
+  const auto place = shared_pointer(shared_address(to), unit);
+  if (reinterpret_cast<std::uintptr_t>(to) % unit != 0 ||
+      (bytes > 0 && reinterpret_cast<std::uintptr_t>(from) % unit != 0)) {
+    fail("a copy that is not aligned");
+  }
+  std::memset(place, kPoison, unit);
+  me().open.push_back({to, from, unit, bytes});
+}
+void finish_copies() {
+  Lane& lane = me();
+  while (!lane.flights.empty()) land_oldest(lane);
+  for (const Copy& copy : lane.open) land(copy);
+  lane.open.clear();
+}
+void arrive_on_copies(std::uint64_t* barrier) {
+  Lane& lane = me();
+  (void)shared_address(barrier);
+  if (lane.flights.empty()) g_machine.in_flight.push_back(&lane);
+  lane.flights.push_back({std::move(lane.open), barrier});
+  lane.open.clear();
+}
+
+void init_barrier(std::uint64_t* barrier, int arrivals) {
+  (void)shared_address(barrier);
+  const auto count = static_cast<std::uint16_t>(arrivals);
+  *barrier = std::bit_cast<std::uint64_t>(Mbarrier{count, count, 0});
+}
+void arrive(std::uint64_t* barrier) { arrive_at(*me().block, barrier); }
+void await_phase(std::uint64_t* barrier, unsigned parity) {
+  me().parity = parity;
+  if (parity > 1) fail("a parity that is none");
+  while ((std::bit_cast<Mbarrier>(*barrier).phase & 1) == parity) wait(State::kAtPhase, barrier);
+}
+
+}  // namespace flashport::machine

@@ -1,0 +1,62 @@
+// A multiprocessor of warps on the host, for tests that run whole CUDA kernels by their own text. Each lane is a fiber,
+// which runs until it has to wait: for the other lanes of its warp, at a named barrier, or for the phase of a barrier
+// in shared memory. Who runs next is drawn by lot. When nobody can go on the launch fails, and says where the warps
+// wait.
+//
+// What hardware may do late is done late: bytes of an asynchronous copy are poison from the moment it is asked for
+// until it lands, which is at any time before its thread waits for it, or before the barrier that it arrives at.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace flashport::machine {
+
+inline constexpr int kLanes = 32;
+inline constexpr int kNamedBarriers = 16;
+
+struct Launch {
+  std::int64_t blocks = 1;
+  int threads = 32;
+  std::size_t shared_bytes = 0;
+  std::uint64_t seed = 0;  // of the lots
+  int resident = 1;        // blocks that take turns
+  std::function<void(void* shared)> kernel;
+};
+// Runs all blocks, in an order drawn by lot. Empty, or what went wrong.
+[[nodiscard]] std::string run(const Launch& launch);
+
+// What follows is for the lane that runs.
+
+[[nodiscard]] unsigned thread_index();
+[[nodiscard]] unsigned block_index();
+[[nodiscard]] unsigned block_count();
+[[nodiscard]] unsigned block_threads();
+
+// Ends the launch with this text.
+[[noreturn]] void fail(const std::string& text);
+
+// One instruction of all lanes of a warp: the last one that comes calls run(operands of lane 0, 1, ..., 31).
+using WarpOperation = void (*)(void* const* operands);
+void meet(const char* what, WarpOperation run, void* operands);
+
+void named_barrier(int barrier, int threads, bool waits);
+
+// An address of shared memory as the 32 bits that instructions take.
+[[nodiscard]] unsigned shared_address(const void* pointer);
+[[nodiscard]] char* shared_pointer(unsigned address, int bytes);
+
+// The first `bytes` of `unit` come from memory, zeros follow.
+void copy_later(char* to, const void* from, int unit, int bytes);
+void finish_copies();
+void arrive_on_copies(std::uint64_t* barrier);
+
+void init_barrier(std::uint64_t* barrier, int arrivals);
+void arrive(std::uint64_t* barrier);
+void await_phase(std::uint64_t* barrier, unsigned parity);
+
+}  // namespace flashport::machine
