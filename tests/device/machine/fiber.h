@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 #if !defined(__x86_64__)
@@ -88,6 +89,9 @@ inline void enter_fiber() {
 inline void start_fiber(Fiber& fiber, void* stack, FiberEntry entry) {
   fiber_entry = entry;
   fiber.stack = stack;
+#if defined(__SANITIZE_ADDRESS__)
+  ASAN_UNPOISON_MEMORY_REGION(stack, kStackBytes);  // of fibers that have had it before
+#endif
 #if defined(__x86_64__)
   auto** top = reinterpret_cast<void**>(static_cast<char*>(stack) + kStackBytes);
   *--top = nullptr;                               // where enter_fiber would return to

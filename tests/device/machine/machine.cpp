@@ -56,6 +56,7 @@ struct Lane {
 };
 
 struct Warp {
+  std::uint64_t rank = 0;  // of the ready ones the highest runs, while ranks count
   const char* what = nullptr;
   int came = 0, ready = kLanes;
   bool is_queued = true;
@@ -92,6 +93,10 @@ struct Machine {
   Lane* lane = nullptr;
   Fiber scheduler;
   std::string error;
+  // How the next steps are drawn: in some spells by ranks, so that a warp may stand still until all others wait for it,
+  // and copies land at once, at times, or when nothing else can happen.
+  int steps_left = 0, landing = 0;  // landing: of four steps
+  bool by_rank = false;
 };
 Machine g_machine;
 
@@ -220,12 +225,14 @@ void start_block(const Launch& launch, std::int64_t index, char* shared, char* s
   g_machine.blocks.push_back(std::move(block));
 }
 
-// Runs the lanes of a warp that are ready, each until it waits.
+// Runs the lanes of a warp that are ready, each until it waits; at times only some of them, and other warps go on
+// before the others.
 void run_warp(Block& block, int number) {
   Warp& warp = block.warps[number];
   const std::size_t order = g_machine.lots.next();
   const std::size_t first = order % kLanes, step = order / kLanes % kLanes | 1;
-  for (int turn = 0; turn < kLanes && g_machine.error.empty(); ++turn) {
+  const int turns = static_cast<int>(g_machine.lots.below(8) == 0 ? 1 + g_machine.lots.below(kLanes) : kLanes);
+  for (int turn = 0; turn < turns && g_machine.error.empty(); ++turn) {
     Lane& lane = block.lanes[number * kLanes + (first + turn * step) % kLanes];
     if (lane.state != State::kReady) continue;
     --warp.ready;
@@ -235,16 +242,35 @@ void run_warp(Block& block, int number) {
   }
 }
 
-// Until all blocks have ended.
+void begin_spell() {
+  auto& m = g_machine;
+  constexpr int kLandings[] = {0, 1, 4};
+  m.steps_left = static_cast<int>(16u << m.lots.below(8));
+  m.landing = kLandings[m.lots.below(3)];
+  m.by_rank = m.lots.below(4) > 0;
+  for (const auto& block : m.blocks) {
+    for (Warp& warp : block->warps) warp.rank = m.lots.next();
+  }
+}
+std::size_t draw_ready() {
+  const auto& ready = g_machine.ready;
+  if (!g_machine.by_rank) return g_machine.lots.below(ready.size());
+  const auto rank = [](const auto& each) { return each.first->warps[each.second].rank; };
+  return std::max_element(ready.begin(), ready.end(), [&](const auto& a, const auto& b) { return rank(a) < rank(b); }) -
+         ready.begin();
+}
+
+// Until a block has ended, or nobody can go on.
 void run_ready() {
   auto& m = g_machine;
   while (m.error.empty()) {
-    if (!m.in_flight.empty() && (m.ready.empty() || m.lots.below(4) == 0)) {
+    if (m.steps_left-- <= 0) begin_spell();
+    if (!m.in_flight.empty() && (m.ready.empty() || m.lots.below(4) < static_cast<std::size_t>(m.landing))) {
       land_oldest(*m.in_flight[m.lots.below(m.in_flight.size())]);
       continue;
     }
     if (m.ready.empty()) return;
-    const std::size_t drawn = m.lots.below(m.ready.size());
+    const std::size_t drawn = draw_ready();
     const auto [block, warp] = m.ready[drawn];
     m.ready[drawn] = m.ready.back();
     m.ready.pop_back();
@@ -266,6 +292,7 @@ std::string run(const Launch& launch) {
   m.ready.clear();
   m.in_flight.clear();
   m.blocks.clear();
+  m.steps_left = 0;
   std::vector<std::int64_t> order(launch.blocks);
   for (std::int64_t i = 0; i < launch.blocks; ++i) order[i] = i;
   for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[m.lots.below(i)]);
@@ -308,9 +335,9 @@ unsigned block_index() { return static_cast<unsigned>(me().block->index); }
 unsigned block_count() { return static_cast<unsigned>(g_machine.launch->blocks); }
 unsigned block_threads() { return static_cast<unsigned>(g_machine.launch->threads); }
 
-void fail(const std::string& text) {
+void fail(const char* text) {
   if (g_machine.error.empty()) {
-    g_machine.error = text + " (block " + std::to_string(me().block->index) + ", thread " +
+    g_machine.error = std::string(text) + " (block " + std::to_string(me().block->index) + ", thread " +
                       std::to_string(me().thread) + ")" + where(*me().block);
   }
   while (true) switch_away();
@@ -319,7 +346,11 @@ void fail(const std::string& text) {
 void meet(const char* what, WarpOperation run, void* operands) {
   Warp& warp = my_warp();
   if (warp.came == 0) warp.what = what;
-  if (warp.what != what) fail(std::string("lanes of a warp are at ") + warp.what + " and at " + what);
+  if (warp.what != what) {
+    char text[128];
+    std::snprintf(text, sizeof text, "lanes of a warp are at %s and at %s", warp.what, what);
+    fail(text);
+  }
   warp.operands[me().thread % kLanes] = operands;
   if (++warp.came < kLanes) return wait(State::kInWarp, nullptr);
   warp.came = 0;
@@ -333,7 +364,7 @@ void meet(const char* what, WarpOperation run, void* operands) {
 void named_barrier(int number, int threads, bool waits) {
   Block& block = *me().block;
   if (number < 0 || number >= kNamedBarriers || threads % kLanes != 0 || threads > static_cast<int>(block.lanes.size()))
-    fail("barrier " + std::to_string(number) + " of " + std::to_string(threads) + " threads");
+    fail("a named barrier that is none");
   NamedBarrier& barrier = block.barriers[number];
   if (barrier.came == 0) barrier.goal = threads;
   if (barrier.goal != threads) fail("a barrier of two numbers of threads");

@@ -37,8 +37,8 @@ struct Launch {
 [[nodiscard]] unsigned block_count();
 [[nodiscard]] unsigned block_threads();
 
-// Ends the launch with this text.
-[[noreturn]] void fail(const std::string& text);
+// Ends the launch with this text. The fiber stays where it is: what it owns is never released.
+[[noreturn]] void fail(const char* text);
 
 // One instruction of all lanes of a warp: the last one that comes calls run(operands of lane 0, 1, ..., 31).
 using WarpOperation = void (*)(void* const* operands);
