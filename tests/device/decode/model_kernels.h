@@ -22,7 +22,7 @@ KernelEntry decode_kernel(const char* key) {
           .threads = decode::block_threads(kCfg),
           .shared_bytes = decode::shared_bytes<kCfg>(),
           .handle = &kRun,
-          .shape = {.decode = kCfg.shape},
+          .shape = {.decode = kCfg},
           .teams = kCfg.tuning.teams,
           .decode_split = decode::decode_split(kCfg)};
 }
