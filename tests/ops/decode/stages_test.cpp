@@ -2,6 +2,7 @@
 // both in a row against attention over all keys.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "tests/ops/decode/call.h"
