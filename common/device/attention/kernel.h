@@ -93,7 +93,7 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
       constexpr Constant<hidden != Hidden::kNone> masked;
       fetch_bias(tile);
       tiles.take_turn();
-      if constexpr (requires { tiles.multiply_both(scores, out, weights); }) {
+      if constexpr (requires { requires Tiles::kMultipliesBoth; }) {
         tiles.multiply_both(scores, out, weights);
       } else {
         tiles.multiply_keys(scores, tile, masked);
