@@ -106,7 +106,6 @@ class AttentionTiles : public LaneTiles<kCfg, Floats16> {
     values_from_ ^= Memory::kNextValues;
   }
   // Both of a step: the first values come under the last keys' products.
-  static constexpr bool kMultipliesBoth = true;
   FLASHPORT_DEVICE void multiply_both(Scores& scores, Out& out, const Operand& weights) {
     begin_scores(scores);
     multiply<0, kProducts>([&](int i, Words4 left) FLASHPORT_INLINE {

@@ -26,6 +26,18 @@ struct RowState {
   typename Tiles::Rows m, l;
 };
 
+// Both products of a step: the scores of this tile, and the values of the one before by its weights.
+template <class Tiles, class Masked>
+FLASHPORT_DEVICE void multiply_both(Tiles& tiles, typename Tiles::Scores& scores, typename Tiles::Out& out,
+                                    const typename Tiles::Operand& weights, int tile, Masked masked) {
+  if constexpr (requires { tiles.multiply_both(scores, out, weights); }) {
+    tiles.multiply_both(scores, out, weights);
+  } else {
+    tiles.multiply_keys(scores, tile, masked);
+    tiles.add_values(out, weights, tile - 1, masked);
+  }
+}
+
 template <class Tiles>
 FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkTile& work) {
   constexpr ScoreForm kForm = Tiles::kForm;
@@ -93,12 +105,7 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
       constexpr Constant<hidden != Hidden::kNone> masked;
       fetch_bias(tile);
       tiles.take_turn();
-      if constexpr (requires { requires Tiles::kMultipliesBoth; }) {
-        tiles.multiply_both(scores, out, weights);
-      } else {
-        tiles.multiply_keys(scores, tile, masked);
-        tiles.add_values(out, weights, tile - 1, masked);
-      }
+      multiply_both(tiles, scores, out, weights, tile, masked);
       tiles.give_turn();
       draw(tile);
       tiles.template settle_keys<1>(scores);
