@@ -229,8 +229,9 @@ def make_arguments(torch: Any, case: AttentionCase, device: str) -> dict[str, An
     def random(*shape: int, fmt: str = case.fmt) -> Any:
         if torch:
             return harness.random_tensor(torch, shape, fmt, harness.torch_device(device))
-        array = _core.DeviceArray(shape, numerics.DTYPE[fmt], device)
-        array.copy_from(numerics.encode(rng.standard_normal(shape, np.float32), fmt))
+        stored = numerics.encode(rng.standard_normal(shape, np.float32), fmt)
+        array = _core.DeviceArray(stored.shape, numerics.DTYPE[fmt], device)
+        array.copy_from(stored)
         return array
 
     def place(values: np.ndarray) -> Any:
