@@ -108,37 +108,15 @@ class SegmentWidener {
   template <KvFormat kFormat, bool kHasScale>
   FLASHPORT_DEVICE void widen_rows(const StoredRows<kCfg>& rows, char* tile, int begin, int end, int dims,
                                    const KeyScales& scales) {
-    // Two rows of a lane hide each other's latency, but their code takes long to compile.
-    constexpr int kRowsAtOnce = kHasScale ? 1 : 2;
 #pragma unroll 1
-    for (int row = begin + lane_ % 8; row < end; row += 8 * kRowsAtOnce) {
+    for (int row = begin + lane_ % 8; row < end; row += 8 * kRowsAtOnce<kHasScale>) {
 #pragma unroll 1
       for (int pass = 0; pass < kPasses; ++pass) {
         const int dim = kBlockValues * (lane_ / 8 + 4 * pass);
-        Words2 x[kRowsAtOnce][kBlockValues / 4];
-#pragma unroll
-        for (int r = 0; r < kRowsAtOnce; ++r) {
-          const int its = first_row_ + minimum(row + 8 * r, end - 1);
-          const auto stored = rows.template block<kFormat>(its, dim);
-          if constexpr (!kHasScale) {
-            kv::load_block<kMath, kFormat>(x[r], stored);
-          } else {
-            float scale = 1.0f;
-#pragma unroll
-            for (int i = 0; i < kBlockValues / 4; ++i) {
-              if (i % 2 == 0) scale = rows.factor(its, scales, minimum(dim + 4 * i, dims - 1));
-              x[r][i] = kv::load_four<kMath, kFormat, true>(stored, 4 * i, scale);
-            }
-          }
-        }
-#pragma unroll
-        for (int r = 0; r < kRowsAtOnce; ++r) {
-          if (row + 8 * r >= end) break;
-#pragma unroll
-          for (int i = 0; i < kBlockValues / 8; ++i) {
-            *unit_of(tile, row + 8 * r, dim + 8 * i) =
-                make_uint4(x[r][2 * i].x, x[r][2 * i].y, x[r][2 * i + 1].x, x[r][2 * i + 1].y);
-          }
+        if constexpr (kHasScale) {
+          widen_scaled_block<kFormat>(rows, tile, row, dim, dims, scales);
+        } else {
+          widen_blocks<kFormat>(rows, tile, row, end, dim);
         }
       }
     }
@@ -146,6 +124,42 @@ class SegmentWidener {
       __syncwarp();
       clear_rows(tile, begin, end, dims);
     }
+  }
+  // Two rows of a lane hide each other's latency.
+  template <bool kHasScale>
+  static constexpr int kRowsAtOnce = kHasScale ? 1 : 2;
+  template <KvFormat kFormat>
+  FLASHPORT_DEVICE void widen_blocks(const StoredRows<kCfg>& rows, char* tile, int row, int end, int dim) {
+    constexpr int kRows = kRowsAtOnce<false>;
+    Words2 x[kRows][kBlockValues / 4];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int its = first_row_ + minimum(row + 8 * r, end - 1);
+      kv::load_block<kMath, kFormat>(x[r], rows.template block<kFormat>(its, dim));
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (row + 8 * r >= end) break;
+#pragma unroll
+      for (int i = 0; i < kBlockValues / 8; ++i) {
+        store_eight(tile, row + 8 * r, dim + 8 * i, x[r][2 * i], x[r][2 * i + 1]);
+      }
+    }
+  }
+  // Eight values, which share a factor, at a time: unrolled, the code of all formats takes long to compile.
+  template <KvFormat kFormat>
+  FLASHPORT_DEVICE void widen_scaled_block(const StoredRows<kCfg>& rows, char* tile, int row, int dim, int dims,
+                                           const KeyScales& scales) {
+    const auto stored = rows.template block<kFormat>(first_row_ + row, dim);
+#pragma unroll 1
+    for (int i = 0; i < kBlockValues; i += 8) {
+      const float scale = rows.factor(first_row_ + row, scales, minimum(dim + i, dims - 1));
+      store_eight(tile, row, dim + i, kv::load_four<kMath, kFormat, true>(stored, i, scale),
+                  kv::load_four<kMath, kFormat, true>(stored, i + 4, scale));
+    }
+  }
+  FLASHPORT_DEVICE void store_eight(char* tile, int row, int dim, Words2 low, Words2 high) {
+    *unit_of(tile, row, dim) = make_uint4(low.x, low.y, high.x, high.y);
   }
   // From value `dims` on, a multiple of 8.
   FLASHPORT_DEVICE void clear_rows(char* tile, int begin, int end, int dims = 0) {
