@@ -196,9 +196,9 @@ struct ValueOperand {
   // The first block of the head, from what the loop keeps.
   FLASHPORT_DEVICE int first_block(int first_group) const { return (lane_ / 4 - behind_scale_ - first_group) & 7; }
 
-  // Keys key .. key + 15, columns of the wave's `group` of kTiles tiles. Of blocks, `scale` has the scales of keys 2 c,
-  // 2 c + 1 and 2 c + 8, 2 c + 9, and groups come one after the other, as for keys; the wave's first has nothing in
-  // `kept` yet.
+  // Keys key .. key + 15, columns of the wave's `group` of kTiles tiles. In formats of blocks, `scale` has the scales
+  // of keys 2 c, 2 c + 1 and 2 c + 8, 2 c + 9, and groups come one after the other, as for keys; the wave's first has
+  // nothing in `kept` yet.
   FLASHPORT_DEVICE void load(unsigned (&a)[kTiles][4], unsigned (&scale)[2], unsigned (&kept)[kept_words(kFormat)],
                              const char* tile, int key, int group) const {
     if constexpr (!is_narrow_cache(kFormat)) {

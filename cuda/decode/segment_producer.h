@@ -57,8 +57,8 @@ class SegmentWidener {
     await_copies();
   }
 
-  // The slot of a tile that the other waves widen. All give back every slot, so that none waits for a barrier that has
-  // gone on by two phases. Places of the ring are those of keys or those of values for good.
+  // The slot of a tile that the other waves widen. All waves give back every slot, so no wave waits for a barrier that
+  // has gone on by two phases. Places of the ring are those of keys or those of values for good.
   FLASHPORT_DEVICE void pass_tile() {
     mbarrier_wait(&stored_.ready[slot_.slot], slot_.phase);
     give_back_slot();

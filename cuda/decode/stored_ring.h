@@ -124,7 +124,7 @@ struct SlotState {
   }
 };
 
-// The rows of a slot, as those read them who widen.
+// The rows of a slot, as widening waves read them.
 template <DecodeConfig kCfg>
 class StoredRows {
   using Ring = StoredRing<kCfg>;
