@@ -143,15 +143,21 @@ class RowWidener {
     kv::with_format(of_values_ ? p_.v_format : p_.k_format, [&](auto constant) FLASHPORT_INLINE {
       constexpr KvFormat kFormat = constant;
       if constexpr (is_narrow(kFormat)) {
-        widen_tiles<kFormat>(copies.tiles, work.kv_len - (copies.range.begin * kKeys + row_));
+        widen_tiles<kFormat>(copies.tiles, work.kv_len - (copies.range.begin * kKeys + row_), shift_of(work));
       }
     });
   }
 
  private:
+  // Bytes before the lane's rows in their places. Pages and tiles begin with even tokens.
+  FLASHPORT_DEVICE int shift_of(const WorkTile& work) const {
+    const int first = p_.cache.table == nullptr ? work.k_begin : 0;
+    return cuda_attention::stored_row_shift(of_values_ ? p_.v_box : p_.k_box, work.head / p_.group_size, first + row_);
+  }
+
   // The tiles of a work tile. `keys`: from the lane's first row of the first tile to the sequence's last key.
   template <KvFormat kFormat>
-  FLASHPORT_DEVICE void widen_tiles(int tiles, int keys) {
+  FLASHPORT_DEVICE void widen_tiles(int tiles, int keys, int shift) {
     auto& stored = memory_.stored;
     Barriers* const barriers = of_values_ ? memory_.value_barriers : memory_.key_barriers;
     unsigned char* const stages = of_values_ ? memory_.values[0].x[0] : memory_.keys[0].x[0];
@@ -168,7 +174,7 @@ class RowWidener {
         Barriers& slot = boxes[turn_.slot];
         const unsigned char* const from = n * kWaveSize < keys ? first + turn_.slot * slot_bytes : stored.zeros;
         mbarrier_wait(&slot.full, turn_.phase);
-        const auto row = load_row<kFormat>(from);
+        const auto row = load_row<kFormat>(from, shift != 0);
         mbarrier_arrive_wave(&slot.empty);
         if (n == 0) mbarrier_wait(&barriers[stage_.stage].empty, stage_.phase ^ 1);
         widen_row<kFormat>(to, row);
@@ -184,14 +190,24 @@ class RowWidener {
 
   template <KvFormat kFormat>
   using Row = cuda_attention::RegisterRow<(kv_row_bytes(kFormat, cuda_attention::kStoredDim) + 15) / 16>;
+  // From whole vectors. `has_shift`: the row begins in the middle of the first one, and ends with the last.
   template <KvFormat kFormat>
-  FLASHPORT_DEVICE static Row<kFormat> load_row(const unsigned char* from) {
+  FLASHPORT_DEVICE static Row<kFormat> load_row(const unsigned char* from, bool has_shift) {
+    constexpr int kVectors = sizeof(Row<kFormat>) / 16;
     Row<kFormat> row;
+    const auto load = [&](int vector, int word) {
+      const uint4 four = reinterpret_cast<const uint4*>(from)[vector];
+      row.words[word] = four.x, row.words[word + 1] = four.y;
+      row.words[word + 2] = four.z, row.words[word + 3] = four.w;
+    };
+    if (has_shift) {
+      const uint2 two = reinterpret_cast<const uint2*>(from)[1];
+      row.words[0] = two.x, row.words[1] = two.y;
 #pragma unroll
-    for (int i = 0; i < static_cast<int>(sizeof row / 16); ++i) {
-      const uint4 four = reinterpret_cast<const uint4*>(from)[i];
-      row.words[4 * i] = four.x, row.words[4 * i + 1] = four.y;
-      row.words[4 * i + 2] = four.z, row.words[4 * i + 3] = four.w;
+      for (int i = 1; i < kVectors; ++i) load(i, 4 * i - 2);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) load(i, 4 * i);
     }
     return row;
   }

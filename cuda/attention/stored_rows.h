@@ -2,7 +2,7 @@
 // and how a lane reads a row that it has in registers. Nothing here is of the device, so tests run it on a host.
 //
 // Each of the warps that widen has slots of 32 rows, one of a lane. Rows lie one after the other as they are stored,
-// each with bytes after it that are not its own: so that a row takes an odd number of vectors of 16 bytes, and eight
+// each with bytes around it that are not its own: so that a row takes an odd number of vectors of 16 bytes, and eight
 // rows have eight different places in the banks. At every step a warp reads the same vector of 32 rows, and then writes
 // the same vector of 32 rows of the widened tile, whose swizzle puts those of eight rows into different banks too.
 #pragma once
@@ -32,6 +32,15 @@ constexpr int paired_row(int lane) {
   return lane / 16 * 16 + 2 * (lane % 4 + 4 * (four ^ odd)) + odd;
 }
 
+// TMA begins boxes at multiples of 16 bytes only. A row that begins 8 bytes after one has so many bytes before it in
+// its place.
+constexpr int stored_row_begin(const StoredBox& box, int kv_head, int token) {
+  return kv_head * box.head_bytes + token % 2 * box.pair_bytes;
+}
+constexpr int stored_row_shift(const StoredBox& box, int kv_head, int token) {
+  return stored_row_begin(box, kv_head, token) % 16;
+}
+
 // Where a box begins in a tensor map, and which row of the slot is its first. `first` is its first token, `row` that
 // token's row in the slot without pairs; box 1 is that of a pair's second tokens.
 struct StoredBoxPlace {
@@ -39,9 +48,10 @@ struct StoredBoxPlace {
 };
 constexpr int boxes_of_place(const StoredBox& box) { return box.pair_bytes == 0 ? 1 : 2; }
 constexpr StoredBoxPlace stored_box_place(const StoredBox& box, int kv_head, int first, int row, int i) {
-  const int x = kv_head * box.head_bytes, z = box.head_bytes == 0 ? kv_head : 0, token = first + i;
+  const int z = box.head_bytes == 0 ? kv_head : 0, token = first + i;
+  const int x = stored_row_begin(box, kv_head, token) / 16 * 16;
   if (box.pair_bytes == 0) return {x, token, z, row};
-  return {x + token % 2 * box.pair_bytes, token / 2, z, paired_place(row + i)};
+  return {x, token / 2, z, paired_place(row + i)};
 }
 
 // A slot of a warp, and the phase of the slot's barriers.

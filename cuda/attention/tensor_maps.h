@@ -59,8 +59,9 @@ std::int32_t box_keys_of(const AttentionParams& p) {
 
 inline bool is_stored_narrow(KvFormat format) { return format != KvFormat::kFp16 && format != KvFormat::kBf16; }
 
-// Rows of a cache as bytes. TMA wants strides that 16 divides, but a box may begin at any byte: heads that lie apart by
-// another stride (q8_0 has 136 bytes) are parts of a token's row, and tokens that do are parts of a pair's.
+// Rows of a cache as bytes. TMA wants strides and first bytes of boxes that 16 divides. Heads that lie apart by another
+// stride (q8_0 has 136 bytes) are parts of a token's row, and tokens that do are parts of a pair's; boxes of those that
+// begin 8 bytes later begin 8 bytes early, which rows of odd multiples of 8 bytes leave room for.
 inline const char* encode_stored_map(const AttentionParams& p, const CacheParams& cache, TensorMap& map, StoredBox& box,
                                      bool& readable) {
   const KeyExtents extents = key_extents(p);
@@ -71,7 +72,7 @@ inline const char* encode_stored_map(const AttentionParams& p, const CacheParams
     tensor.extents[0] = (p.num_kv_heads - 1) * cache.head_stride + cache.row_bytes;
     tensor.extents[2] = 1;
     box.head_bytes = static_cast<std::int32_t>(cache.head_stride);
-    readable = cache.head_stride > 0 && tensor.extents[0] <= cache.token_stride;
+    readable = cache.head_stride > 0 && cache.head_stride % 8 == 0 && tensor.extents[0] <= cache.token_stride;
     if (!readable) return nullptr;
   }
   constexpr int kLeastPairedKeys = 2 * kLeastBoxKeys;
@@ -82,6 +83,8 @@ inline const char* encode_stored_map(const AttentionParams& p, const CacheParams
     tensor.strides[0] *= 2;
     tensor.box_rows /= 2;
   }
+  readable = cache.row_bytes % 16 == 8 || (box.head_bytes == 0 && box.pair_bytes == 0);
+  if (!readable) return nullptr;
   tensor.box_bytes = box.row_bytes;
   return cuda_runtime::encode_map(tensor, map, readable);
 }
