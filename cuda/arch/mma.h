@@ -35,8 +35,9 @@ FLASHPORT_DEVICE void copy_async_first(void* to, const void* from, int bytes) {
                : "memory");
 }
 
-FLASHPORT_DEVICE void copy_async_unit(void* to, const void* from) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+// `to` is an address of shared memory.
+FLASHPORT_DEVICE void copy_async_unit(unsigned to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
 // A cache line that is read once leaves L2 first: what is read again (queries, page numbers, partial results) stays.

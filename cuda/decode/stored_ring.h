@@ -14,24 +14,14 @@ namespace flashport::FLASHPORT_TARGET::decode {
 
 inline constexpr int kUnitBytes = 16;  // of a copy
 
-// Where the bytes of a row lie: `shift` bytes into a unit and the units after it, up to byte `end` from that unit on.
-struct alignas(16) RowSource {
-  const char* units;
-  int shift, end;
-};
-FLASHPORT_DEVICE RowSource row_source(const char* data, int bytes) {
-  const int shift = static_cast<int>(reinterpret_cast<std::uintptr_t>(data) % kUnitBytes);
-  return {data - shift, shift, shift + bytes};
+// Copies are of whole units of device memory: a row begins so many bytes into its first one.
+FLASHPORT_DEVICE int shift_of(const char* data) {
+  return static_cast<int>(reinterpret_cast<std::uintptr_t>(data) % kUnitBytes);
 }
 
 FLASHPORT_DEVICE int factor_bytes(const KeyScales& scales) { return scales.dtype == DType::kFloat16 ? 2 : 4; }
 FLASHPORT_DEVICE int factors_of_row(const KeyScales& scales, int dims) {
   return scales.dims_per_scale == 0 ? 1 : dims / scales.dims_per_scale;
-}
-FLASHPORT_DEVICE RowSource factor_source(const KeyScales& scales, kv::TokenCoord at, int head, int dims) {
-  const int size = factor_bytes(scales);
-  return row_source(static_cast<const char*>(scales.data) + scale_element(scales, at, head) * size,
-                    factors_of_row(scales, dims) * size);
 }
 // Whether the factors of a row lie apart.
 FLASHPORT_DEVICE bool has_separate_factors(const KeyScales& scales) {
@@ -40,9 +30,8 @@ FLASHPORT_DEVICE bool has_separate_factors(const KeyScales& scales) {
 
 // How rows lie in the slots of a launch.
 struct StoredLayout {
-  int row_units;  // of the longest row, without its factors
-  int pitch;      // bytes from row to row: an odd number of units, so that neighbouring rows begin in different banks
-  int slots;      // of the ring
+  int pitch;  // bytes from row to row: an odd number of units, so that neighbouring rows begin in different banks
+  int slots;  // of the ring
   bool has_factors;
 };
 
@@ -66,7 +55,11 @@ struct StoredRing {
     std::uint16_t factors;
   };
   alignas(16) char bytes[kBytes + kUnitBytes];  // what follows the last row may be read
-  alignas(16) RowSource sources[kRows];         // that a copying wave's lanes tell each other
+  // The first units of rows, which a copying wave's lanes tell each other.
+  struct alignas(16) FourUnits {
+    const char* its[4];
+  };
+  FourUnits key_units[kRows / 4], value_units[kRows / 4];
   Row rows[kMostSlots][kRows];
   alignas(8) std::uint64_t ready[kMostSlots];
   std::uint64_t free[kMostSlots];
@@ -91,7 +84,6 @@ FLASHPORT_DEVICE StoredLayout stored_layout(const MixedDecodeParams& p) {
   const auto include = [&](const CacheParams& cache, const KeyScales& scales, int dims) FLASHPORT_INLINE {
     const auto strides = static_cast<std::uint64_t>(cache.page_stride | cache.token_stride | cache.head_stride);
     int units = most_units(reinterpret_cast<std::uintptr_t>(cache.data) | strides, cache.row_bytes);
-    layout.row_units = maximum(layout.row_units, units);
     if (scales.data != nullptr) {
       const int size = factor_bytes(scales);
       const auto elements = static_cast<std::uint64_t>(scales.stride_page | scales.stride_token | scales.stride_head);

@@ -14,7 +14,6 @@ template <int kBytes>
 void copy_async(void* to, const void* from, bool valid) {
   machine::copy_later(static_cast<char*>(to), from, kBytes, valid ? kBytes : 0);
 }
-inline void copy_async_unit(void* to, const void* from) { copy_async<16>(to, from, true); }
 constexpr std::uint64_t kReadOncePolicy = 1, kNormalPolicy = 2;
 template <int kBytes>
 void copy_async(unsigned to, const void* from, std::uint64_t) {
@@ -25,6 +24,7 @@ template <int kBytes>
 void copy_async(unsigned to, const void* from, NoPolicy) {
   copy_async<kBytes>(machine::shared_pointer(to, kBytes), from, true);
 }
+inline void copy_async_unit(unsigned to, const void* from) { copy_async<16>(to, from, NoPolicy()); }
 inline void await_copies() { machine::finish_copies(); }
 
 inline void mbarrier_init(std::uint64_t* barrier, int arrivals) { machine::init_barrier(barrier, arrivals); }
