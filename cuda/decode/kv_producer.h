@@ -8,9 +8,10 @@
 namespace flashport::FLASHPORT_TARGET::decode {
 
 // Whether L2 may keep all keys and values from one launch to the next.
+template <DecodeConfig kCfg>
 FLASHPORT_DEVICE bool fits_cache(const DecodeParams& p, const Line& line) {
   const int token_bytes = p.num_kv_heads * (p.cache.k.row_bytes + p.cache.v.row_bytes);
-  return std::int64_t{line.leaves} * (kLeafKeys * token_bytes) <= kCachedBytes;
+  return std::int64_t{line.leaves} * (kLeafKeys * token_bytes) <= cached_bytes(kCfg.shape.k_format);
 }
 
 // Whether as many heads as there are teams can be copied as one row.
@@ -55,7 +56,7 @@ class KvProducer {
  public:
   FLASHPORT_DEVICE KvProducer(const DecodeParams& p, const Block& block, const Line& line, Shared* teams)
       : block_(block),
-        fits_cache_(fits_cache(p, line)),
+        fits_cache_(fits_cache<kCfg>(p, line)),
         teams_(teams),
         ring_(teams[block.team()].ring),
         as_stored_(is_as_stored<typename Tiles::Keys>(p.cache.k) && is_as_stored<typename Tiles::Values>(p.cache.v)) {}
