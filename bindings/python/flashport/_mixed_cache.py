@@ -25,17 +25,25 @@ if TYPE_CHECKING:
         out: Any
 
 
-class _Formats(TypedDict, total=False):
+class _Stored(TypedDict, total=False):
+    """What a quantised part stores, as append_kv and segments name it."""
+
     k_format: CacheFormat
     v_format: CacheFormat
+    k_scale: Any
+    v_scale: Any
 
 
 _HOT_TYPES = ("float16", "bfloat16", "float32")
 _BLOCKS = get_args(BlockFormat)
 _TYPES = {
     "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp8_e4m3": "float8_e4m3fn",
-    "fp8_e4m3fnuz": "float8_e4m3fnuz",
+    "fp8_e4m3fnuz": "float8_e4m3fnuz", "fp8_e5m2": "float8_e5m2", "int8": "int8", "int4": "int8",
 }  # fmt: skip
+_FP8 = ("fp8_e4m3", "fp8_e4m3fnuz", "fp8_e5m2")
+# Types of factors beside quantised rows. fp16, LightLLM's own, is too coarse for the small ones of fp8.
+_FACTORS = {**dict.fromkeys(("int8", "int4"), "float16"), **dict.fromkeys(_FP8, "float32")}
+_LIGHTLLM_DIMS = 8
 
 
 class MixedKVCache:
@@ -68,6 +76,8 @@ class MixedKVCache:
         sink_tokens: int = 0,
         k_format: CacheFormat = "q8_0",
         v_format: CacheFormat = "q8_0",
+        k_scale_dims: int | None = None,
+        v_scale_dims: int | None = None,
         auto_spill: bool = True,
     ) -> None:
         """Allocates an empty cache.
@@ -82,12 +92,15 @@ class MixedKVCache:
             hot_tokens: Newest tokens that always keep their type.
             spill_tokens: How many tokens at a time are quantised.
             sink_tokens: First tokens that always keep their type.
-            k_format, v_format: What the rest is stored in: a block format of :func:`flashport.quantize_kv`, fp8, or a
-                plain type.
+            k_format, v_format: What the rest is stored in: a format of :func:`flashport.quantize_kv`, or a plain type.
+            k_scale_dims, v_scale_dims: How many values of a row share a factor in "int8", "int4" and fp8: a multiple of
+                8 that divides the head dim; the head dim itself is one factor for each token and head. Default: 8 in
+                int8 and int4, as LightLLM has them, and fp8 without factors.
             auto_spill: Whether :meth:`append` quantises what leaves the hot window.
 
         Raises:
-            ValueError: A number that must be positive, a head dim that is no multiple of a block, or another format.
+            ValueError: A number that must be positive, a head dim that is no multiple of a block, another format, or
+                factors that the format does not have.
             TypeError: ``like`` is no array of NumPy or torch, or of another type, or the library has no such type.
         """
         positive = {
@@ -116,10 +129,15 @@ class MixedKVCache:
         room = hot_tokens + spill_tokens * (1 if auto_spill else 2)
         self._hot = tuple(self._rows(room, dim, self.dtype) for dim in dims)
         self._like = self._hot[0]  # and the caller's array may go
+        formats, shared = (k_format, v_format), (k_scale_dims, v_scale_dims)
         self._quantised = tuple(
-            self._stored_rows(name, fmt, dim)
-            for name, fmt, dim in zip(("k_format", "v_format"), (k_format, v_format), dims, strict=True)
+            self._stored_rows(f"{side}_format", fmt, dim) for side, fmt, dim in zip("kv", formats, dims, strict=True)
         )
+        k_scale, v_scale = self._factors = tuple(
+            self._factor_rows(f"{side}_scale_dims", fmt, dim, one)
+            for side, fmt, dim, one in zip("kv", formats, dims, shared, strict=True)
+        )
+        self._stored: _Stored = {"k_format": k_format, "v_format": v_format, "k_scale": k_scale, "v_scale": v_scale}
         self._lengths = {name: self._full((batch,), 0, "int32") for name in ("sinks", "quantised", "hot")}
         self._host_quantised = [0] * batch
         self._count([0] * batch)
@@ -127,25 +145,49 @@ class MixedKVCache:
         self._hot_begin = self._sequence * room
         self._hot_flat = self._hot_begin[:, 0]
         (k_hot, v_hot), (k_old, v_old), (k_first, v_first) = self._hot, self._quantised, self._sinks
-        self._segments = [KvSegment(k_old, v_old, self._lengths["quantised"], k_format=k_format, v_format=v_format)]
+        self._segments = [KvSegment(k_old, v_old, self._lengths["quantised"], **self._stored)]
         if sink_tokens:
             self._segments.insert(0, KvSegment(k_first, v_first, self._lengths["sinks"]))
         self._segments.append(KvSegment(k_hot, v_hot, self._lengths["hot"]))
 
     def _rows(self, tokens: int, extent: int, dtype: str) -> Any:
-        shape = (self.batch, tokens, self.num_kv_heads, extent)
+        return self._array((self.batch, tokens, self.num_kv_heads, extent), dtype)
+
+    def _array(self, shape: tuple[int, ...], dtype: str) -> Any:
         return arrays.new_array("MixedKVCache", "like", self._like, shape, dtype)
 
-    def _stored_rows(self, name: str, fmt: str, dim: int) -> Any:
+    @property
+    def _quantised_room(self) -> int:
+        return max(self.max_tokens - self.sink_tokens, 1)
+
+    def _stored_rows(self, name: str, fmt: CacheFormat, dim: int) -> Any:
         if fmt not in _BLOCKS and fmt not in _TYPES:
             raise ValueError(f"MixedKVCache: {name} must be one of {', '.join((*_BLOCKS, *_TYPES))}, got {fmt!r}")
         if not self._is_torch and fmt in _TYPES and not hasattr(self._xp, _TYPES[fmt]):
             raise TypeError(f"MixedKVCache: {name} {fmt} needs a cache of torch: NumPy has no {_TYPES[fmt]}")
-        values, size = _core.kv_format_blocks()[fmt] if fmt in _BLOCKS else (1, 1)  # type: ignore[index]
+        values, size = _core.kv_format_blocks()[fmt]
         if dim % values:
             raise ValueError(f"MixedKVCache: {name} {fmt} needs head dims that are multiples of {values}, got {dim}")
-        tokens = max(self.max_tokens - self.sink_tokens, 1)
-        return self._rows(tokens, dim // values * size, _TYPES.get(fmt, "uint8"))
+        extent = dim if values == 1 else dim // values * size  # blocks are of bytes
+        return self._rows(self._quantised_room, extent, _TYPES.get(fmt, "uint8"))
+
+    def _factor_rows(self, name: str, fmt: CacheFormat, dim: int, dims_per_factor: int | None) -> Any:
+        if fmt not in _FACTORS:
+            if dims_per_factor is not None:
+                raise ValueError(f"MixedKVCache: {name} is of {', '.join(_FACTORS)}, and must not come with {fmt}")
+            return None
+        if dims_per_factor is None and fmt in _FP8:
+            return None
+        shared = _LIGHTLLM_DIMS if dims_per_factor is None else dims_per_factor
+        shape = (self.batch, self._quantised_room, self.num_kv_heads)
+        if shared == dim:
+            return self._array(shape, _FACTORS[fmt])
+        if shared < 1 or shared % 8 or dim % shared:
+            raise ValueError(
+                f"MixedKVCache: {name} must be a multiple of 8 that divides the head dim {dim}, or that head dim, got "
+                f"{shared}"
+            )
+        return self._array((*shape, dim // shared), _FACTORS[fmt])
 
     def _full(self, shape: tuple[int, ...], value: int, dtype: str) -> Any:
         if self._is_torch:
@@ -169,8 +211,8 @@ class MixedKVCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all keys and values that there is room for."""
-        parts = (*self._sinks, *self._quantised, *self._hot)
+        """Bytes of all keys and values that there is room for, and of the factors beside them."""
+        parts = (*self._sinks, *self._quantised, *self._hot, *(x for x in self._factors if x is not None))
         return sum(int(x.nbytes) for x in parts)
 
     def segments(self) -> list[KvSegment]:
@@ -379,8 +421,10 @@ class MixedKVCache:
         slots = self._sequence * self._quantised[0].shape[1] + quantised[:, None] + row
         positions = self._xp.where(row < count, slots, -1).reshape(-1)
         (k_hot, v_hot), (k_old, v_old) = self._hot, self._quantised
+        k_scale, v_scale = self._factors
         spill_kv(
-            k_hot, v_hot, k_old, v_old, positions, k_quant_format=self.k_format, v_quant_format=self.v_format
+            k_hot, v_hot, k_old, v_old, positions, k_quant_format=self.k_format, v_quant_format=self.v_format,
+            k_quant_scale=k_scale, v_quant_scale=v_scale,
         )  # fmt: skip
         last = self._hot[0].shape[1] - 1
         source = self._xp.where(row + count < last, row + count, last)
@@ -419,8 +463,7 @@ class MixedKVCache:
             begin = self._xp.where(aim > quantised, aim, quantised)
             slots = self._sequence * self._quantised[0].shape[1] + place
             chosen = is_new & (place >= quantised[:, None]) & (place < begin[:, None])
-            formats: _Formats = {"k_format": self.k_format, "v_format": self.v_format}
-            self._store((k, v), self._quantised, self._xp.where(chosen, slots, -1), **formats)
+            self._store((k, v), self._quantised, self._xp.where(chosen, slots, -1), **self._stored)
         room = self._hot[0].shape[1]
         slot = place - begin[:, None]
         chosen = is_new & (slot >= 0) & (slot < room) & (place >= 0)
@@ -431,9 +474,9 @@ class MixedKVCache:
         for name, value in (("sinks", sinks), ("quantised", begin), ("hot", hot)):
             self._lengths[name][...] = self._narrow(value)
 
-    def _store(self, rows: tuple[Any, ...], cache: tuple[Any, ...], slots: Any, **formats: Unpack[_Formats]) -> None:
+    def _store(self, rows: tuple[Any, ...], cache: tuple[Any, ...], slots: Any, **stored: Unpack[_Stored]) -> None:
         k, v = (x.reshape(-1, *x.shape[2:]) for x in rows)
-        decode.append_kv(k, v, cache[0], cache[1], slots.reshape(-1), **formats)
+        decode.append_kv(k, v, cache[0], cache[1], slots.reshape(-1), **stored)
 
 
 def _dtype_name(x: Any) -> str:

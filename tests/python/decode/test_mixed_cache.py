@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 
 import numpy as np
 import pytest
@@ -54,10 +55,12 @@ def stored(cache, b=0):
     for segment in cache.segments():
         count = int(host(segment.seqlens)[b])
         rows = []
-        for x, fmt in ((segment.k, segment.k_format), (segment.v, segment.v_format)):
-            own = x[b, :count]
-            is_block = "uint8" in str(own.dtype)
-            rows.append(host(flashport.dequantize_kv(own, fmt) if is_block and count else own).astype(np.float32))
+        sides = ((segment.k, segment.k_format, segment.k_scale), (segment.v, segment.v_format, segment.v_scale))
+        for x, fmt, scale in sides:
+            own, scale = x[b, :count], None if scale is None else scale[b, :count]
+            is_widened = count and ("uint8" in str(own.dtype) or scale is not None)
+            own = flashport.dequantize_kv(own, fmt, scale=scale) if is_widened else own
+            rows.append(host(own).astype(np.float32))
         found.append((segment.k_format, *rows))
     return found
 
@@ -82,10 +85,14 @@ def test_where_tokens_are(library, count):
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.parametrize("formats", [("q8_0", "q8_0"), ("q4_0", "q5_1"), ("fp8_e4m3", "fp16")], ids="-".join)
+@pytest.mark.parametrize(
+    "formats",
+    [("q8_0", "q8_0"), ("q4_0", "q5_1"), ("fp8_e4m3", "fp16"), ("int8", "int4"), ("fp8_e5m2", "int8")],
+    ids="-".join,
+)
 def test_calls_do_not_matter(library, formats):
     """Tokens one by one, in a prompt and then one by one, in pieces: the same cache, and the same bits of attention."""
-    if library == "numpy" and "fp8_e4m3" in formats:
+    if library == "numpy" and formats[0].startswith("fp8"):
         formats = ("iq4_nl", "fp16")
     options = dict(zip(("k_format", "v_format"), formats, strict=True))
     q = made(library, np.random.default_rng(1).standard_normal((2, HEADS, DIM)))
@@ -96,14 +103,67 @@ def test_calls_do_not_matter(library, formats):
         for ours, first in zip(cache.segments(), caches[0].segments(), strict=True):
             counts = host(ours.seqlens)
             assert np.array_equal(counts, host(first.seqlens))
-            for b, count in enumerate(counts):
-                assert bytes(ours.k[b, :count].reshape(-1).view(*_bytes(library))) == bytes(
-                    first.k[b, :count].reshape(-1).view(*_bytes(library))
-                )
+            for name, (b, count) in itertools.product(("k", "v", "k_scale", "v_scale"), enumerate(counts)):
+                one, other = getattr(ours, name), getattr(first, name)
+                assert (one is None) == (other is None)
+                assert one is None or bits(library, one[b, :count]) == bits(library, other[b, :count])
 
 
-def _bytes(library):
-    return (np.uint8,) if library == "numpy" else (pytest.importorskip("torch").uint8,)
+def bits(library, x):
+    return bytes(x.reshape(-1).view(np.uint8 if library == "numpy" else pytest.importorskip("torch").uint8))
+
+
+# Formats with factors: (format, values that share one; None is the default) -> (their axes beside tokens and heads,
+# type). DIM_V is 32.
+FACTORS = {
+    "LightLLM's int8": ("int8", None, (4,), "float16"),
+    "LightLLM's int4": ("int4", None, (4,), "float16"),
+    "int8 by token and head": ("int8", 32, (), "float16"),
+    "int4 in groups of 16": ("int4", 16, (2,), "float16"),
+    "fp8_e5m2 by token and head": ("fp8_e5m2", 32, (), "float32"),
+    "fp8_e4m3 in groups of 8": ("fp8_e4m3", 8, (4,), "float32"),
+}
+
+
+@pytest.mark.parametrize(
+    ("library", "name"),
+    [(library, name) for library in LIBRARIES for name in FACTORS if library == "torch" or "fp8" not in name],
+)
+def test_factors_beside_the_quantised_part(library, name):
+    """Spills and long prompts write what quantize_kv gives; attention is that of the reference on it."""
+    fmt, shared, groups, dtype = FACTORS[name]
+    cache = filled([20, 70, *[1] * 60], library, v_format=fmt, v_scale_dims=shared)
+    segment = cache.segments()[1]
+    assert segment.k_scale is None
+    assert tuple(segment.v_scale.shape) == (2, 296, KV_HEADS, *groups)
+    assert str(segment.v_scale.dtype).endswith(dtype)
+    count = int(host(segment.seqlens)[0])
+    assert count == 112
+    exact = made(library, tokens(150)[1][:, 4 : 4 + count])
+    scale = made(library, np.zeros((2, count, KV_HEADS, *groups)), dtype)
+    rows = flashport.quantize_kv(exact, fmt, scale=scale)
+    assert bits(library, segment.v[:, :count]) == bits(library, rows)
+    assert bits(library, segment.v_scale[:, :count]) == bits(library, scale)
+    q = made(library, np.random.default_rng(2).standard_normal((2, HEADS, DIM)))
+    out = host(cache.attend(q))
+    for b in range(2):
+        k, v = (np.concatenate([part[i] for part in stored(cache, b)]) for i in (1, 2))
+        truth = oracle.attend(oracle.Request(host(q)[b][None].astype(np.float32), k, v))[0]
+        assert np.abs(out[b] - truth[0]).max() < 2e-3
+
+
+def test_size_with_factors():
+    """Two of fp16 for a row of keys, and LightLLM's for a row of values, beside int8 and int4."""
+    cache = cache_of(sink_tokens=0, k_format="int8", k_scale_dims=32, v_format="int4")
+    hot, quantised = 48 * (DIM + DIM_V) * 2, 300 * (DIM + 2 * 2 + DIM_V // 2 + 4 * 2)
+    assert cache.nbytes == 2 * KV_HEADS * (hot + quantised)
+
+
+@pytest.mark.parametrize("fmt", ["int8", "int4", "fp8_e5m2"])
+def test_formats_that_every_call_of_a_cache_knows(fmt):
+    """Where supports() says that decode reads a format as a segment, appends write it."""
+    assert flashport.supports("decode", segment_formats=[fmt, "fp16"], target="cpu")
+    assert flashport.supports("append", k_format=fmt, v_format=fmt, scales_beside=True, target="cpu")
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -210,6 +270,9 @@ MADE = {
     "hot_tokens": ({"hot_tokens": 0}, "hot_tokens must be at least 1, got 0"),
     "sink_tokens": ({"sink_tokens": -1}, "sink_tokens must be at least 0, got -1"),
     "format": ({"k_format": "q3_k"}, "k_format must be one of q8_0, .*, got 'q3_k'"),
+    "factors": ({"k_scale_dims": 8}, "k_scale_dims is of int8, int4, .*, and must not come with q8_0"),
+    "group": ({"v_format": "int8", "v_scale_dims": 12}, "v_scale_dims must be a multiple of 8 that .* dim 32, .* 12"),
+    "int4": ({"v_format": "int4", "head_dim_v": 40}, "v_format int4 needs head dims .* multiples of 32, got 40"),
     "block": ({"head_dim_v": 40}, "v_format q8_0 needs head dims that are multiples of 32, got 40"),
 }
 

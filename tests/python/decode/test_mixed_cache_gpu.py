@@ -46,7 +46,11 @@ def captured(*steps):
     return graphs
 
 
-@pytest.mark.parametrize("formats", [("q8_0", "q8_0"), ("q4_0", "q5_1"), ("fp8_e4m3", "fp16")], ids="-".join)
+@pytest.mark.parametrize(
+    "formats",
+    [("q8_0", "q8_0"), ("q4_0", "q5_1"), ("fp8_e4m3", "fp16"), ("int8", "int4"), ("fp8_e5m2", "int8")],
+    ids="-".join,
+)
 def test_calls_do_not_matter(formats):
     options = dict(zip(("k_format", "v_format"), formats, strict=True))
     q = random(2, HEADS, DIM, seed=3)

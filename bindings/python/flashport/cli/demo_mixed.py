@@ -169,17 +169,20 @@ def _stored(cache: Any, data: _Data, b: int) -> tuple[np.ndarray, np.ndarray]:
         count = int(segment.seqlens[b])
         if count == 0:
             continue
-        for side, (x, fmt) in enumerate(((segment.k, segment.k_format), (segment.v, segment.v_format))):
+        sides = ((segment.k, segment.k_format, segment.k_scale), (segment.v, segment.v_format, segment.v_scale))
+        for side, (x, fmt, scale) in enumerate(sides):
             own = x[b, :count]
             is_block = "uint8" in str(own.dtype)
-            found[side].append(data.arrays.to_host(_widened(own, fmt) if is_block else own))
+            if is_block or scale is not None:
+                own = _widened(own, fmt, None if scale is None else scale[b, :count])
+            found[side].append(data.arrays.to_host(own))
     return np.concatenate(found[0]), np.concatenate(found[1])
 
 
-def _widened(rows: Any, fmt: str) -> Any:
+def _widened(rows: Any, fmt: str, scale: Any) -> Any:
     from flashport._quantize import dequantize_kv
 
-    return dequantize_kv(rows, fmt)  # type: ignore[arg-type]
+    return dequantize_kv(rows, fmt, scale=scale)  # type: ignore[arg-type]
 
 
 def _bytes_per_token(cache: Any) -> float:
@@ -187,7 +190,8 @@ def _bytes_per_token(cache: Any) -> float:
         return cache.used_bytes
     total = 0.0
     for segment in cache.segments():
-        row = sum(x.nbytes / (x.shape[0] * x.shape[1]) for x in (segment.k, segment.v))
+        given = (segment.k, segment.v, segment.k_scale, segment.v_scale)
+        row = sum(x.nbytes / (x.shape[0] * x.shape[1]) for x in given if x is not None)
         total += row * float(segment.seqlens[0])
     return total / float(cache.lengths[0])
 
