@@ -17,9 +17,13 @@ import transformers
 
 import flashport
 
+# (format of keys, of values, how many values share a factor beside the rows: None has none)
 FORMATS = [
-    ("fp16", "fp16"), ("q8_0", "q8_0"), ("q8_0", "q4_0"), ("q4_0", "q8_0"), ("q5_1", "q5_1"), ("q5_0", "q5_0"),
-    ("q4_1", "q4_1"), ("q4_0", "q4_0"), ("iq4_nl", "iq4_nl"), ("fp8_e4m3", "fp8_e4m3"),
+    ("fp16", "fp16", None), ("q8_0", "q8_0", None), ("q8_0", "q4_0", None), ("q4_0", "q8_0", None),
+    ("q5_1", "q5_1", None), ("q5_0", "q5_0", None), ("q4_1", "q4_1", None), ("q4_0", "q4_0", None),
+    ("iq4_nl", "iq4_nl", None), ("int8", "int8", 8), ("int8", "int8", 64), ("int8", "int4", 8), ("int4", "int4", 8),
+    ("fp8_e4m3", "fp8_e4m3", None), ("fp8_e4m3", "fp8_e4m3", 64), ("fp8_e4m3fnuz", "fp8_e4m3fnuz", None),
+    ("fp8_e5m2", "fp8_e5m2", None), ("fp8_e5m2", "fp8_e5m2", 64), ("bf16", "bf16", None),
 ]  # fmt: skip
 WINDOWS = {
     "all but the newest": {"hot_tokens": 1, "spill_tokens": 1},
@@ -76,7 +80,7 @@ def make_model(layers: int) -> Any:
     return transformers.LlamaForCausalLM(config).eval()
 
 
-def measure(layers: int, prompt: int, new: int, formats: list[tuple[str, str]]) -> list[tuple[str, ...]]:
+def measure(layers: int, prompt: int, new: int, formats: list[tuple[str, str, int | None]]) -> list[tuple[str, ...]]:
     """Rows of the table."""
     model = make_model(layers)
     generator = torch.Generator().manual_seed(1)
@@ -86,13 +90,13 @@ def measure(layers: int, prompt: int, new: int, formats: list[tuple[str, str]]) 
     print(f"{layers} layers, a prompt of {prompt} tokens, {new} tokens measured; mean entropy {entropy:.2f} nats")
     rows = []
     for window, options in WINDOWS.items():
-        for k_format, v_format in formats:
-            given = logits_of(model, ids[:, :prompt], ids[:, prompt:], k_format=k_format, v_format=v_format, **options)
+        for k_format, v_format, shared in formats:
+            own = {"k_format": k_format, "v_format": v_format, "k_scale_dims": shared, "v_scale_dims": shared}
+            given = logits_of(model, ids[:, :prompt], ids[:, prompt:], **own, **options)
             kl = divergence(exact, given)
             same = (exact.argmax(-1) == given.argmax(-1)).float().mean()
-            rows.append(
-                (window, k_format, v_format, f"{float(kl.mean()):.1e}", f"{float(kl.max()):.1e}", f"{100 * same:.1f} %")
-            )
+            figures = f"{float(kl.mean()):.1e}", f"{float(kl.max()):.1e}", f"{100 * same:.1f} %"
+            rows.append((window, k_format, v_format, "-" if shared is None else str(shared), *figures))
     return rows
 
 
@@ -105,13 +109,13 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true", help="a table as docs/numerics.md has it")
     given = parser.parse_args()
     rows = measure(given.layers, given.prompt, given.tokens, FORMATS)
-    headings = ("window", "keys", "values", "mean KL", "largest KL", "same likeliest token")
+    headings = ("window", "keys", "values", "values a factor", "mean KL", "largest KL", "same likeliest token")
     if given.markdown:
         rows = [headings, tuple("---" for _ in headings), *rows]
         print("\n".join(f"| {' | '.join(row)} |" for row in rows))
         return
     for row in (headings, *rows):
-        print("".join(f"{cell:<{32 if i == 0 else 12}}" for i, cell in enumerate(row)))
+        print("".join(f"{cell:<{32 if i == 0 else 17}}" for i, cell in enumerate(row)))
 
 
 if __name__ == "__main__":

@@ -86,12 +86,18 @@ def test_divergence_of_formats(example, monkeypatch, capsys):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     module = example("format_kl")
-    formats = [("fp16", "fp16"), ("q8_0", "q8_0"), ("q4_0", "q4_0")]
+    formats = [
+        ("fp16", "fp16", None), ("q8_0", "q8_0", None), ("q4_0", "q4_0", None), ("int8", "int8", 8),
+        ("int8", "int8", 64), ("int4", "int4", 8), ("fp8_e5m2", "fp8_e5m2", None), ("fp8_e4m3", "fp8_e4m3", None),
+    ]  # fmt: skip
     rows = module.measure(1, 80, 3, formats)
     capsys.readouterr()
-    means = {(row[0], row[1]): float(row[3]) for row in rows}
+    means = {(row[0], row[1]) if row[3] in "-8" else (row[0], row[1], row[3]): float(row[4]) for row in rows}
     everything, window = module.WINDOWS
     assert abs(means[everything, "fp16"]) < 1e-9
     assert 0 < means[everything, "q8_0"] < means[everything, "q4_0"] < 1
     assert means[everything, "q8_0"] < 1e-2
+    assert 0 < means[everything, "int8"] < means[everything, "int8", "64"] < means[everything, "int4"] < 1
+    assert means[everything, "fp8_e4m3"] < means[everything, "fp8_e5m2"] < 1
+    assert set(formats) < set(module.FORMATS)
     assert means[window, "q4_0"] < means[everything, "q4_0"]
