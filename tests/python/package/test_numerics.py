@@ -15,6 +15,7 @@ from flashport.testing import numerics, oracle, selfcheck
         ("bf16", ml_dtypes.bfloat16, 1e30),
         ("fp8_e4m3", ml_dtypes.float8_e4m3fn, 448),
         ("fp8_e4m3fnuz", ml_dtypes.float8_e4m3fnuz, 240),
+        ("fp8_e5m2", ml_dtypes.float8_e5m2, 57344),
     ],
 )
 def test_codecs(kv, dtype, largest):

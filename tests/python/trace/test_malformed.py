@@ -19,7 +19,7 @@ from flashport import trace
 from flashport.cli import main
 from flashport.trace import _reference, _statistics
 
-ROLES = ["q", "k", "v", "mask", "k_quant", "v_quant", "sinks", "out"]
+ROLES = ["q", "k", "v", "mask", "k_quant", "v_quant", "sinks", "kept", "out"]
 
 
 @functools.cache
@@ -31,9 +31,11 @@ def sound(name):
         if name == "own":
             rng = np.random.default_rng(0)
             q, k = rng.standard_normal((2, 1, 6, 2, 32)).astype(np.float32)
+            options = {"mask": np.zeros((1, 1, 6, 6), np.float16), "sinks": q[0, 0, :, 0]}
+            options |= {"kept": np.ones((1, 2, 6, 6), np.int8), "dropout_p": 0.25}
             with trace.Writer(path) as writer:
                 for layer in range(2):
-                    writer.add(q, k, k, q, mask=np.zeros((1, 1, 6, 6), np.float16), layer=layer, sinks=q[0, 0, :, 0])
+                    writer.add(q, k, k, q, layer=layer, **options)
         else:
             ggml_trace.write(
                 path, older=3 if name == "mixed" else 0, link="(view)" if name == "open" else "(permuted)", **small

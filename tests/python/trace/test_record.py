@@ -17,29 +17,7 @@ from flashport import _attention, decode, trace
 from flashport.flash_attn import flash_attn_interface
 from flashport.testing import cases, numerics
 from flashport.trace import _own, _reference
-
-RNG = np.random.default_rng(3)
-
-
-def random(*shape):
-    return RNG.standard_normal(shape).astype(np.float32)
-
-
-def ints(*values):
-    return np.array(values, np.int32)
-
-
-def recorded(path, call, layers=1):
-    """(steps, result) of what a function calls."""
-    with trace.record(path, layers=layers):
-        result = call()
-    return trace.load(path), result
-
-
-def check(loaded, limit=2e-6):
-    for step in loaded:
-        assert _reference.differences(step.out, _reference.reference(step)).within(limit), step
-
+from trace_call import RNG, check, ints, paged, random, recorded
 
 DECODE = {
     "plain": {},
@@ -66,16 +44,6 @@ def test_decode(tmp_path, options):
         assert np.array_equal(loaded[1].k[0], k[1, :7])
     assert loaded[0].softcap == options.get("softcap", 0)
     assert loaded[0].scale == options.get("softmax_scale", 0.125)
-
-
-def paged(k, page):
-    """(pages, table) of a contiguous cache."""
-    batch, length, heads, dim = k.shape
-    table = np.random.default_rng(4).permutation(batch * length // page).astype(np.int32).reshape(batch, -1)
-    pages = np.full((batch * length // page, page, heads, dim), np.nan, k.dtype)
-    for b in range(batch):
-        pages[table[b]] = k[b].reshape(-1, page, heads, dim)
-    return pages, table
 
 
 @pytest.mark.parametrize("way", ["block_table", "HND", "csr", "token_table", "ragged", "tree", "contiguous HND"])
@@ -146,10 +114,6 @@ def test_attention_that_appends(tmp_path, is_paged):
     check(loaded)
     for b, (step, before) in enumerate(zip(loaded, (5, 12), strict=True)):
         assert np.array_equal(step.k[0], np.concatenate([k[b, :before], given["k_new"][b]]))
-    tables = {"rotary_cos": random(16, 8), "rotary_sin": random(16, 8)}
-    text = "queries are those before the rotary embedding|no call was recorded"
-    with pytest.warns(match=text), trace.record(tmp_path / "r.gguf"):
-        flashport.attention(q, k_cache, v_cache, **given, **tables)
 
 
 def test_packed_attention(tmp_path):
@@ -267,17 +231,6 @@ def test_an_error_of_a_call_is_its_own(tmp_path):
     with pytest.raises(ValueError, match="flash_decode: "):
         recorded(tmp_path / "t.gguf", run)
     assert len(trace.load(tmp_path / "t.gguf")) == 1
-
-
-def test_what_a_trace_cannot_hold_is_said(tmp_path):
-    q = random(1, 9, 4, 32)
-    state = np.array([1, 2])
-    with pytest.warns() as said, trace.record(tmp_path / "t.gguf"):
-        flashport.attention(q, q, q, dropout_p=0.5, rng_state=state)
-    texts = [str(warning.message) for warning in said]
-    assert texts[0] == "trace.record: a call of attention is not recorded: a trace has no mask of a dropout"
-    assert texts[1].startswith("trace.record: no call was recorded, ")
-    assert not (tmp_path / "t.gguf").exists()
 
 
 def test_arguments(tmp_path):

@@ -1,4 +1,4 @@
-"""Cache formats as NumPy bit patterns: encode and decode of bf16, fp8 e4m3 and ggml's blocks, which NumPy lacks.
+"""Cache formats as NumPy bit patterns: encode and decode of bf16, fp8 and ggml's blocks, which NumPy lacks.
 
 An encoded array has the type that carries the bits (uint16, uint8, or the plain type); :data:`CARRIER` and
 :data:`DTYPE` name it and the element type that the library sees.
@@ -17,6 +17,7 @@ CARRIER = {
     "bf16": np.uint16,
     "fp8_e4m3": np.uint8,
     "fp8_e4m3fnuz": np.uint8,
+    "fp8_e5m2": np.uint8,
     **dict.fromkeys(blocks.BYTES, np.uint8),
 }
 DTYPE = {
@@ -25,6 +26,7 @@ DTYPE = {
     "bf16": "bfloat16",
     "fp8_e4m3": "float8_e4m3fn",
     "fp8_e4m3fnuz": "float8_e4m3fnuz",
+    "fp8_e5m2": "float8_e5m2",
     **dict.fromkeys(blocks.BYTES, "uint8"),
 }
 
@@ -59,7 +61,7 @@ def encode(values: np.ndarray, kv: str) -> np.ndarray:
     code = np.searchsorted(middles, magnitude, side="left")
     tied = (code < len(middles)) & (middles[np.minimum(code, len(middles) - 1)] == magnitude)
     code = code + (tied & (code % 2 == 1))
-    sign = np.signbit(values) & ((code > 0) | (kv == "fp8_e4m3"))  # FNUZ has one zero
+    sign = np.signbit(values) & ((code > 0) | (kv != "fp8_e4m3fnuz"))  # which has one zero
     return (code | (sign.astype(np.int64) << 7)).astype(np.uint8)
 
 
@@ -83,7 +85,7 @@ def nan_bits(shape: tuple[int, ...], kv: str) -> np.ndarray:
     """An encoded array that is NaN throughout."""
     if kv in ("fp32", "fp16"):
         return np.full(shape, np.nan, CARRIER[kv])
-    # bf16 0xffff; e4m3 0xff and FNUZ 0x80 are NaN; 0xff bytes give blocks a NaN scale.
+    # bf16 0xffff; e4m3 and e5m2 0xff and FNUZ 0x80 are NaN; 0xff bytes give blocks a NaN scale.
     fill = {"bf16": 0xFFFF, "fp8_e4m3fnuz": 0x80}.get(kv, 0xFF)
     return np.full(shape, fill, CARRIER[kv])
 
@@ -91,11 +93,16 @@ def nan_bits(shape: tuple[int, ...], kv: str) -> np.ndarray:
 def _fp8_values(kv: str) -> np.ndarray:
     """The value of each of the 256 codes."""
     code = np.arange(256)
-    bias = 7 if kv == "fp8_e4m3" else 8
-    exponent, fraction = code >> 3 & 15, code & 7
-    magnitude = np.where(exponent == 0, fraction * 2.0 ** (1 - bias - 3), (8 + fraction) * 2.0 ** (exponent - bias - 3))
+    bits, bias = {"fp8_e4m3": (3, 7), "fp8_e4m3fnuz": (3, 8), "fp8_e5m2": (2, 15)}[kv]  # of fractions, of exponents
+    one = 1 << bits
+    exponent, fraction = (code & 127) >> bits, code % one
+    low = 2.0 ** (np.maximum(exponent, 1) - bias - bits)
+    magnitude = (fraction + np.where(exponent == 0, 0, one)) * low
     values = np.where(code >= 128, -magnitude, magnitude)
-    values[[0x7F, 0xFF] if kv == "fp8_e4m3" else [0x80]] = np.nan
+    values[{"fp8_e4m3": [0x7F, 0xFF], "fp8_e4m3fnuz": [0x80]}.get(kv, [])] = np.nan
+    if kv == "fp8_e5m2":  # as fp16, of which it is the first byte
+        values[[0x7C, 0xFC]] = np.inf, -np.inf
+        values[[0x7D, 0x7E, 0x7F, 0xFD, 0xFE, 0xFF]] = np.nan
     return values.astype(np.float32)
 
 
@@ -106,4 +113,4 @@ def _fp8_middles(kv: str) -> np.ndarray:
     return (positive[:-1] + positive[1:]) / 2
 
 
-_FP8_MIDDLES = {kv: _fp8_middles(kv) for kv in ("fp8_e4m3", "fp8_e4m3fnuz")}
+_FP8_MIDDLES = {kv: _fp8_middles(kv) for kv in ("fp8_e4m3", "fp8_e4m3fnuz", "fp8_e5m2")}

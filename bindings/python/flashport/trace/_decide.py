@@ -87,6 +87,10 @@ def check_shapes(step: Step) -> None:
     for mask in (tensors.get("mask"), tensors.get("mask_quant")):
         if mask is not None and mask.is_quantised:
             fail(mask, "fp16 or fp32 values")
+    kept = step.find("kept")
+    keys = sum(step.need(part[0]).ne[1] for part in step.parts)
+    if kept is not None and (kept.ne != (keys, *q.ne[1:]) or kept.type != "I8"):
+        fail(kept, f"int8 values, ne {[keys, *q.ne[1:]]} as keys and queries have it")
     out = step.need("out")
     if out.is_quantised or np.prod(out.ne, dtype=object) != v.ne[0] * q.ne[1] * q.ne[2] * q.ne[3]:
         fail(out, f"{v.ne[0]} x {q.ne[2]} heads x {q.ne[1]} tokens x {q.ne[3]} sequences")

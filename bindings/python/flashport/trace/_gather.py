@@ -1,24 +1,26 @@
 """The operands of one call of the library, sequence by sequence, as a trace has them.
 
 Packed queries, pages, layouts and lengths are gathered into dense rows; causal masks, windows, trees, ALiBi, biases and
-masks become one additive mask. Formats that ggml does not have, and stored values with a scale, become fp32.
+masks become one additive mask. Formats that ggml does not have, and stored values with a scale, become fp32. Queries
+are turned as a call with a rotary embedding turns them, and the weights that a dropout keeps are drawn once more.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from flashport import _core
+from flashport import _attention, _core
 from flashport._mixed import KvSegment
 from flashport.testing import attention_oracle, numerics, oracle
 from flashport.trace._errors import gguf_package
 
 Values = np.ndarray[Any, Any]
 Arguments = dict[str, Any]
+Turn = Callable[[Values, str, int], Values]  # (bits of queries, format, sequence) -> bits
 
 _FORMATS = {dtype: fmt for fmt, dtype in numerics.DTYPE.items() if dtype != "uint8"}
 _GGML_TYPES = {"fp32": None, "fp16": None, "bf16": "BF16"}
@@ -155,10 +157,6 @@ def sequences(name: str, a: Arguments, result: Any) -> Iterator[dict[str, Any]]:
         yield from _mixed_sequences(name, a, result)
         return
     is_decode = name == "flash_decode"
-    if a.get("dropout_p"):
-        raise NotRecordedError("a trace has no mask of a dropout")
-    if a.get("rotary_cos") is not None:
-        raise NotRecordedError("its queries are those before the rotary embedding")
     q = a["q"]
     out = result[0] if isinstance(result, tuple) else result
     given = {
@@ -168,11 +166,11 @@ def sequences(name: str, a: Arguments, result: Any) -> Iterator[dict[str, Any]]:
     offsets = given["cu_seqlens_q"]
     batch = int(q.shape[0]) if offsets is None else len(offsets) - 1
     k, v = (_Cache(a, side, a[f"{side}_cache" if is_decode else side], None if is_decode else batch) for side in "kv")
-    bias = a.get("bias")
+    bias, kept, turn = a.get("bias"), _kept(a, is_decode, k, batch), _rotary(a)
     for b in range(batch):
         rows, length = _query_rows(a, is_decode, given, b), _key_count(a, is_decode, k, b)
         first = 0 if given["leftpad_k"] is None else int(given["leftpad_k"][b])
-        own_q, q_type = _own_queries(q, rows, b, offsets is not None, q_scale)
+        own_q, q_type = _own_queries(q, rows, b, offsets is not None, q_scale, turn)
         if len(own_q) == 0 or length <= first:
             continue
         own_k, k_type = k.rows(b, length, first)
@@ -188,6 +186,8 @@ def sequences(name: str, a: Arguments, result: Any) -> Iterator[dict[str, Any]]:
             "q": own_q[None], "k": own_k[None], "v": own_v[None],
             "mask": mask.astype(np.float16 if fits else np.float32)[None], "out": _plain(own_out)[None],
             "sinks": None if sinks is None else sinks.astype(np.float32),
+            "kept": None if kept is None else kept[b : b + 1, :, : len(own_q), : len(own_k)],
+            "dropout_p": a.get("dropout_p", 0.0),
             "types": {role: kind for role, kind in types.items() if kind}, "scale": _scale(a, q),
             "softcap": a.get("softcap", 0.0), "operation": name, "options": _options(a, b, batch),
         }  # fmt: skip
@@ -301,9 +301,9 @@ def _query_rows(a: Arguments, is_decode: bool, given: dict[str, Values | None], 
 
 
 def _own_queries(
-    x: Any, rows: slice | None, b: int, is_packed: bool, scale: Values | None
+    x: Any, rows: slice | None, b: int, is_packed: bool, scale: Values | None, turn: Turn | None = None
 ) -> tuple[Values, str | None]:
-    """(tokens, heads, head dim) of a sequence, and ggml's type."""
+    """(tokens, heads, head dim) of a sequence, as the call turned them, and ggml's type."""
     if is_packed:
         assert rows is not None
         bits, name = _taken(x, np.arange(rows.start, rows.stop))
@@ -313,7 +313,45 @@ def _own_queries(
     if scale is not None:  # of key-value heads
         scale = scale[b] if scale.ndim == 2 else scale
         scale = np.repeat(scale, bits.shape[1] // len(scale))[:, None]
-    return _as_ggml(np.ascontiguousarray(bits), _FORMATS[name], scale)
+    bits = np.ascontiguousarray(bits)
+    return _as_ggml(bits if turn is None else turn(bits, _FORMATS[name], b), _FORMATS[name], scale)
+
+
+def _rotary(a: Arguments) -> Turn | None:
+    """What turns the queries of a sequence as a call with rotary position embedding does, in fp32 but for the sum."""
+    if a.get("rotary_cos") is None:
+        return None
+    tables = [to_host(a[name]) for name in ("rotary_cos", "rotary_sin")]
+    cos, sin = (numerics.decode(bits, _FORMATS[name])[:, None] for bits, name in tables)
+    before = np.asarray(_numbers(a["seqused_k"]), np.int64)
+    advances, half = bool(a["causal"]) or max(a["window"]) >= 0, cos.shape[-1]
+    pairs = [slice(0, 2 * half, 2), slice(1, 2 * half, 2)]
+    if not a["rotary_interleaved"]:
+        pairs = [slice(0, half), slice(half, 2 * half)]
+
+    def turn(bits: Values, fmt: str, b: int) -> Values:
+        values = numerics.decode(bits, fmt)
+        position = np.broadcast_to(before[b] + (np.arange(len(bits)) if advances else 0), len(bits))
+        place = np.flatnonzero(position < len(cos))  # the others stay as they are
+        c, s = cos[position[place]], sin[position[place]]
+        x, y = (values[place][..., one] for one in pairs)
+        for one, near, far in ((pairs[0], x, -y * s), (pairs[1], y, x * s)):
+            values[place, :, one] = near.astype(np.float64) * c + far
+        return numerics.encode(values, fmt)
+
+    return turn
+
+
+def _kept(a: Arguments, is_decode: bool, k: _Cache, batch: int) -> Values | None:
+    """(batch, heads, queries, keys) 1 where a call with dropout kept a weight, else 0."""
+    if not a.get("dropout_p"):
+        return None
+    q, is_packed = a["q"], a["cu_seqlens_q"] is not None
+    tokens, heads = (a["max_seqlen_q"] or q.shape[0], q.shape[1]) if is_packed else (q.shape[1], q.shape[2])
+    keys = max((_key_count(a, is_decode, k, b) for b in range(batch)), default=0)
+    state = np.ascontiguousarray(_numbers(a["rng_state"]), np.int64)
+    mask: Values = _attention.dropout_mask((batch, heads, tokens, keys), state, a["dropout_p"])
+    return mask.view(np.int8)
 
 
 def _plain(bits: Values) -> Values:

@@ -3,7 +3,7 @@
 attention takes every step, its mask as a bias. Of steps of up to 16 tokens flash_decode also takes those whose mask is
 a plain causal one, and flash_decode_segments those of mixed caches, part by part. Keys and values that an operator
 reads in their own format are given so; all others, and for attention the parts of a mixed step, are widened and joined
-first: each result says which way it went.
+first: each result says which way it went. None runs on a step with dropout.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from flashport.trace._steps import Step, Tensor
 Values = np.ndarray[Any, Any]
 
 _MOST_DECODE_TOKENS = 16
+_NO_WEIGHTS = "refused: attention draws which weights it keeps, and takes none of a trace"
 _ROUNDING = {"fp32": 0.0, "fp16": 4e-3, "bf16": 3e-2}
 # ggml's types that operators may read, and those that stand for something else than the queries' own type.
 _FORMATS = {name.upper(): fmt for name, fmt in formats().items()}
@@ -48,10 +49,14 @@ def served_devices() -> list[tuple[str, str]]:
 
 def run_all(step: Step, rows: Values | None = None, device: str | None = None) -> list[Result]:
     """Every operator on every device, or on one; of some query rows."""
-    found = []
+    found: list[Result | None] = []
     operators = (_attention, _flash_decode, _flash_decode_segments)
     for name, target in served_devices():
-        if device is None or name == device:
+        if device is not None and name != device:
+            continue
+        if step.dropout_p > 0:
+            found.append(Result("attention", name, _NO_WEIGHTS, None))
+        else:
             found += [_guarded(operator, step, rows, name, target) for operator in operators]
     return [each for each in found if each is not None]
 

@@ -3,7 +3,7 @@
     flashport.trace.version                1
     flashport.trace.tensor.role, .step     of each tensor: "q", "k", ..., and the place of its step
     flashport.trace.tensor.nb              of each tensor four byte strides, as ggml's nb
-    flashport.trace.step.layer, .operation, .options, .scale, .softcap, .max_bias    of each step
+    flashport.trace.step.layer, .operation, .options, .scale, .softcap, .max_bias, .dropout_p    of each step
 
 Tensors have ne in the order that ggml's attention takes and the bytes of their parent, as a permuted view has them, and
 names that say so: whoever goes by names reads them right, too.
@@ -41,6 +41,7 @@ _NAMES: dict[Role, str] = {
     "k_first": "cache_k_first_l{layer} (view) (permuted)_step_{step}",
     "v_first": "cache_v_first_l{layer} (view) (permuted)_step_{step}",
     "sinks": "attn_sinks-{layer}_step_{step}",
+    "kept": "attn_dropout-{layer}_step_{step}",
 }
 
 
@@ -67,7 +68,7 @@ class Writer:
         self._writer = self._gguf.GGUFWriter(self._partial, "flashport-trace", use_temp_file=True)
         self._tensors: dict[str, list[Any]] = {"role": [], "step": [], "nb": []}
         self._steps: dict[str, list[Any]] = {
-            name: [] for name in ("layer", "operation", "options", "scale", "softcap", "max_bias")
+            name: [] for name in ("layer", "operation", "options", "scale", "softcap", "max_bias", "dropout_p")
         }
         self._is_open = True
 
@@ -84,11 +85,13 @@ class Writer:
         k_first: Values | None = None,
         v_first: Values | None = None,
         sinks: Values | None = None,
+        kept: Values | None = None,
         types: dict[str, str] | None = None,
         layer: int = 0,
         scale: float | None = None,
         softcap: float = 0.0,
         max_bias: float = 0.0,
+        dropout_p: float = 0.0,
         operation: str = "",
         options: str = "",
     ) -> int:
@@ -103,9 +106,10 @@ class Writer:
             k_quant, v_quant: The older keys and values of a mixed step.
             k_first, v_first: Those before them.
             sinks: (heads) fp32.
+            kept: (batch, heads, tokens, keys) int8, with ``dropout_p``: 1 where the dropout kept a weight, else 0.
             types: ggml's type ("BF16", "Q8_0", "Q4_0") of an operand whose array has only its bits: uint16 for BF16,
                 and uint8 for blocks, with the bytes of a row in place of the head dim.
-            layer, scale, softcap, max_bias: As :class:`Step` has them; no scale is 1 / sqrt(head dim).
+            layer, scale, softcap, max_bias, dropout_p: As :class:`Step` has them; no scale is 1 / sqrt(head dim).
             operation, options: What was called, for the reader.
 
         Returns:
@@ -118,7 +122,7 @@ class Writer:
             raise ValueError(f"trace.Writer.add: {os.fspath(self.path)!r} is closed")
         operands: dict[Role, Values | None] = {
             "out": np.asarray(out, np.float32), "q": q, "k": k, "v": v, "mask": mask, "k_quant": k_quant,
-            "v_quant": v_quant, "k_first": k_first, "v_first": v_first, "sinks": sinks,
+            "v_quant": v_quant, "k_first": k_first, "v_first": v_first, "sinks": sinks, "kept": kept,
         }  # fmt: skip
         for role, array in operands.items():
             axes = 1 if role == "sinks" else 4
@@ -134,13 +138,22 @@ class Writer:
                 "trace.Writer.add: out must have the batch, tokens and heads of q, and v those of k, got out "
                 f"{out.shape}, q {q.shape}, k {k.shape} and v {v.shape}"
             )
+        keys = sum(x.shape[1] for x in (k, k_quant, k_first) if x is not None)
+        weights = (q.shape[0], q.shape[2], q.shape[1], keys)
+        if kept is not None and kept.shape != weights:
+            raise ValueError(
+                f"trace.Writer.add: kept must be (batch, heads, tokens, keys) = {weights}, got {kept.shape}"
+            )
+        if (kept is None) == (dropout_p > 0):
+            raise ValueError("trace.Writer.add: kept and dropout_p must come together")
         self.steps += 1
         for role, array in operands.items():
             if array is not None:
                 self._add(role, array, (types or {}).get(role), layer)
         row = {
             "layer": layer, "operation": operation, "options": options, "softcap": float(softcap),
-            "max_bias": float(max_bias), "scale": float(q.shape[-1] ** -0.5 if scale is None else scale),
+            "max_bias": float(max_bias), "dropout_p": float(dropout_p),
+            "scale": float(q.shape[-1] ** -0.5 if scale is None else scale),
         }  # fmt: skip
         for name, value in row.items():
             self._steps[name].append(value)
@@ -156,7 +169,7 @@ class Writer:
         if role == "sinks":
             shape = (1, 1, 1, len(array))
             nb = [unit, row, row, row]
-        elif role == "mask":
+        elif role in ("mask", "kept"):
             nb = [unit, row, row * shape[2], row * shape[1] * shape[2]]
         elif role == "out":  # heads and head dim in one row, as the tools have it
             shape = (1, 1, shape[0] * shape[1], shape[2] * shape[3])
@@ -230,6 +243,9 @@ def steps(container: Container) -> list[Step]:
     texts = {name: _column(container, f"step.{name}", str, total) for name in ("operation", "options")}
     floats = {name: _column(container, f"step.{name}", float, total) for name in ("scale", "softcap", "max_bias")}
     layers = _column(container, "step.layer", int, total)
+    dropped = [0.0] * total  # of files from before it
+    if "flashport.trace.step.dropout_p" in container.metadata:
+        dropped = _column(container, "step.dropout_p", float, total)
     made = []
     for i, own in enumerate(found):
         operands = [tensor.role for tensor in own]
@@ -238,10 +254,18 @@ def steps(container: Container) -> list[Step]:
         made.append(
             Step(
                 path, i + 1, layers[i], own, texts["operation"][i], floats["scale"][i], floats["softcap"][i],
-                floats["max_bias"][i], is_own=True, options=texts["options"][i],
+                floats["max_bias"][i], is_own=True, options=texts["options"][i], dropout_p=dropped[i],
             )
         )  # fmt: skip
+        _check_dropout(made[-1])
     return made
+
+
+def _check_dropout(step: Step) -> None:
+    kept = step.find("kept")
+    if (kept is None) == (step.dropout_p > 0) or not 0 <= step.dropout_p < 1:
+        has = "no" if kept is None else "a"
+        raise TraceError(f"{step.path}: step {step.number} has the dropout_p {step.dropout_p} and {has} kept")
 
 
 def _column(container: Container, name: str, kind: type, count: int) -> list[Any]:

@@ -105,7 +105,7 @@ def record(path: str | os.PathLike[str], *, layers: int = 1) -> Iterator[Writer]
     They are those of ``attention``, ``flash_decode``, ``flash_decode_segments`` and ``flash_decode_mixed``, also by
     other functions of the package. A call of several sequences makes a step of each. Arrays of GPUs are copied to the
     host, which waits for them. Calls inside of a graph that torch.compile made or that is being captured are not
-    recorded, nor are those with dropout or a rotary embedding: a warning says so.
+    recorded: a warning says so.
 
     Args:
         path: The file to write, in a folder that exists; it is written when the context ends, unless no call was

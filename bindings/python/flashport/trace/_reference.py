@@ -99,33 +99,38 @@ def bias(mask: Values | None, heads: int, max_bias: float) -> Values | None:
 
 
 @any_values
-def attend(q: Values, k: Values, v: Values, mask: Values | None, step: Step) -> Values:
+def attend(q: Values, k: Values, v: Values, mask: Values | None, step: Step, kept: Values | None = None) -> Values:
     """(batch, tokens, heads, head dim of values) in fp64; operands in the axes of Step's."""
     batch, tokens, heads, _ = q.shape
-    rule = attention_oracle.Rule(softmax_scale=step.scale, softcap=step.softcap)
+    rule = attention_oracle.Rule(softmax_scale=step.scale, softcap=step.softcap, dropout_p=step.dropout_p)
     added = bias(mask, heads, step.max_bias)
     if added is not None:
         added = np.broadcast_to(added, (batch, heads, tokens, k.shape[1]))
     sinks = step.find("sinks")
     sink_values = None if sinks is None else sinks.values().reshape(-1).astype(np.float64)
     found = [
-        attention_oracle.attend(q[b], k[b], v[b], rule, bias=None if added is None else added[b], sinks=sink_values)[0]
+        attention_oracle.attend(
+            q[b], k[b], v[b], rule, bias=None if added is None else added[b], sinks=sink_values,
+            kept=None if kept is None else kept[b],
+        )[0]
         for b in range(batch)
-    ]
+    ]  # fmt: skip
     return np.stack(found)
 
 
 @any_values
 def reference(step: Step, rows: Values | None = None, quantise_queries: bool = False) -> Values:
     """The attention of a step in fp64; of some query rows, and as a tool that rounds queries to q8_0, if asked for."""
-    q, mask = step.array("q"), _numpy_mask(step)
+    q, mask, dropout = step.array("q"), _numpy_mask(step), step.find("kept")
     assert q is not None
+    kept = None if dropout is None else dropout.values()
     if rows is not None:
         q, mask = q[:, rows], None if mask is None else mask[:, :, rows]
+        kept = None if kept is None else kept[:, :, rows]
     if quantise_queries:
         q = numerics.rounded(np.ascontiguousarray(q, np.float32), "q8_0")
     k, v = (joined([step.array(part[side]) for part in step.parts]) for side in (0, 1))
-    return attend(q, k, v, mask, step)
+    return attend(q, k, v, mask, step, kept)
 
 
 def _numpy_mask(step: Step) -> Values | None:

@@ -19,7 +19,7 @@ from flashport.trace._container import Container, Entry
 from flashport.trace._errors import TraceError
 
 Role = Literal[
-    "out", "q", "k", "v", "mask", "k_quant", "v_quant", "mask_quant", "k_first", "v_first", "sinks"
+    "out", "q", "k", "v", "mask", "k_quant", "v_quant", "mask_quant", "k_first", "v_first", "sinks", "kept"
 ]  # fmt: skip
 Values = np.ndarray[Any, Any]
 
@@ -103,6 +103,7 @@ class Step:
     scale: float | None = None
     softcap: float = 0.0
     max_bias: float = 0.0
+    dropout_p: float = 0.0
     is_own: bool = False
     options: str = ""
     library: Literal["numpy", "torch"] = "numpy"
@@ -168,6 +169,12 @@ class Step:
         """(heads) fp32, or None."""
         tensor = self.find("sinks")
         return None if tensor is None else self._as_asked(tensor.values().reshape(-1))
+
+    @property
+    def kept(self) -> Any:
+        """(batch, heads, tokens, keys) int8, 1 where the dropout of the call kept a weight, else 0; None without."""
+        tensor = self.find("kept")
+        return None if tensor is None else self._as_asked(tensor.values())
 
     @property
     def out(self) -> Any:
