@@ -125,7 +125,6 @@ ArgumentTable<30> table_of(const AttentionArgs& args) {
   const DTypes out_types = is_fp8(q) ? DTypes{DType::kBFloat16, DType::kFloat16} : DTypes{q.dtype};
   const DTypes k_types = key_types(q, k_format), v_types = key_types(q, v_format);
   const Axes pages = {4, key_axes(args, 4, false)}, slots = {3, key_axes(args, 3, false)};
-  const Axes scale_axes = {1, "(1 or num_kv_heads)", Rank::kOrScalar}, scales_axes = {2, "(batch, num_kv_heads)"};
   using enum Strides;
 
   ArgumentTable<30> table;
@@ -150,16 +149,9 @@ ArgumentTable<30> table_of(const AttentionArgs& args) {
   table.add(sinks, "sinks", kRead, kFloat, kContiguous, {1, "(num_q_heads)"});
   table.add(bias, "bias", kRead, bias_types, kAny, {4, "(batch or 1, num_q_heads or 1, q_len, kv_len)"});
   table.add(rng_state, "rng_state", kRead, {DType::kInt64}, kContiguous, {1, "(2)"});
-  const auto add_scale = [&](const std::optional<TensorView>& scale, const char* name, bool beside) {
-    if (beside) {
-      table.add(scale, name, kRead, {DType::kFloat32, DType::kFloat16}, kAny);
-    } else {
-      table.add(scale, name, kRead, kFloat, kAny, scale_axes, scales_axes);
-    }
-  };
-  add_scale(q_scale, "q_scale", false);
-  add_scale(k_scale, "k_scale", is_beside(args, k_scale));
-  add_scale(v_scale, "v_scale", is_beside(args, v_scale));
+  add_head_scale_argument(table, q_scale, "q_scale", false);
+  add_head_scale_argument(table, k_scale, "k_scale", is_beside(args, k_scale));
+  add_head_scale_argument(table, v_scale, "v_scale", is_beside(args, v_scale));
   table.add(out, "out", kWritten, out_types, kAny, axes(kPackedOut, kDenseOut));
   table.add(lse, "lse", kWritten, kFloat, kAny,
             packed ? Axes{2, "(num_q_heads, total_q)"} : Axes{3, "(batch, num_q_heads, q_len)"});
@@ -234,23 +226,17 @@ void check_key_shapes(const AttentionArgs& a, Extents& e) {
 }
 
 void check_scale_shapes(const AttentionArgs& a, const Extents& e) {
-  const struct {
-    const std::optional<TensorView>& scale;
-    const char *name, *rows_name;
-    const TensorView* rows;  // that it may lie beside
-    std::int64_t head_dim;
-  } scales[] = {{a.q_scale, "q_scale", "", nullptr, 0},
-                {a.k_scale, "k_scale", "k", &a.k, e.head_dim},
-                {a.v_scale, "v_scale", "v", &a.v, e.head_dim_v}};
-  for (const auto& [scale, name, rows_name, rows, head_dim] : scales) {
-    if (rows != nullptr && is_beside(a, scale)) {
-      check_cache_scale(kCheck, scale, name, *rows, rows_name, e.num_kv_heads, head_dim);
-    } else if (scale && scale->rank == 2) {
-      kCheck.shape(*scale, name, "(batch, num_kv_heads)", {e.batch, e.num_kv_heads});
+  const auto check_keys = [&](const auto& scale, const char* name, const TensorView& rows, const char* rows_name,
+                              std::int64_t head_dim) {
+    if (is_beside(a, scale)) {
+      check_cache_scale(kCheck, scale, name, rows, rows_name, e.num_kv_heads, head_dim);
     } else {
-      check_scale_shape(kCheck, scale, name, e.num_kv_heads);
+      check_head_scale(kCheck, scale, name, e.batch, e.num_kv_heads);
     }
-  }
+  };
+  check_head_scale(kCheck, a.q_scale, "q_scale", e.batch, e.num_kv_heads);
+  check_keys(a.k_scale, "k_scale", a.k, "k", e.head_dim);
+  check_keys(a.v_scale, "v_scale", a.v, "v", e.head_dim_v);
 }
 
 Extents check_shapes(const AttentionArgs& a) {
@@ -313,13 +299,6 @@ void check_values(const AttentionArgs& a) {
                      std::to_string(a.num_splits));
 }
 
-HeadScales scales_of(const std::optional<TensorView>& scale) {
-  if (!scale) return {};
-  const auto stride = [&](int axis) { return scale->shape[axis] == 1 ? 0 : scale->strides[axis]; };
-  return {static_cast<const float*>(scale->data), scale->rank == 2 ? stride(0) : 0,
-          scale->rank == 0 ? 0 : stride(scale->rank - 1)};
-}
-
 // Those beside keys or values, whose packed tokens are no pages.
 KeyScales row_scales_of(const std::optional<TensorView>& scale, const TensorView& rows, const Extents& e,
                         std::int64_t head_dim) {
@@ -343,12 +322,12 @@ void fill_keys(const AttentionArgs& a, const Extents& e, AttentionProblem& probl
   (void)fill_pages(page_arguments(a), a.k.shape[e.axes.page], e.page_size, p.cache, problem.bounds);
   p.cache.max_len = p.kv_len;
   p.cache.seqlens = index_array(a.seqused_k);
-  p.q_scale = scales_of(a.q_scale);
+  p.q_scale = head_scales(a.q_scale);
   const bool k_beside = is_beside(a, a.k_scale), v_beside = is_beside(a, a.v_scale);
   if (k_beside) p.k_row_scales = row_scales_of(a.k_scale, a.k, e, e.head_dim);
   if (v_beside) p.v_row_scales = row_scales_of(a.v_scale, a.v, e, e.head_dim_v);
-  if (!k_beside) p.k_scale = scales_of(a.k_scale);
-  if (!v_beside) p.v_scale = scales_of(a.v_scale);
+  if (!k_beside) p.k_scale = head_scales(a.k_scale);
+  if (!v_beside) p.v_scale = head_scales(a.v_scale);
   problem.scales_beside = k_beside || v_beside;
   p.total_k = e.paged ? a.k.shape[e.axes.page] * e.page_size : e.packed_keys ? a.k.shape[0] : e.batch * e.kv_len;
   p.cu_seqlens_k = data_of<std::int32_t>(a.cu_seqlens_k);

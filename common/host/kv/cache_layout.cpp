@@ -86,6 +86,22 @@ void check_scale_shape(const Check& check, const std::optional<TensorView>& scal
                     ",), got " + shape_text(*scale));
 }
 
+void check_head_scale(const Check& check, const std::optional<TensorView>& scale, const char* name, std::int64_t batch,
+                      std::int64_t num_kv_heads) {
+  if (scale && scale->rank == 2) {
+    check.shape(*scale, name, "(batch, num_kv_heads)", {batch, num_kv_heads});
+  } else {
+    check_scale_shape(check, scale, name, num_kv_heads);
+  }
+}
+
+HeadScales head_scales(const std::optional<TensorView>& scale) {
+  if (!scale) return {};
+  const auto stride = [&](int axis) { return scale->shape[axis] == 1 ? 0 : scale->strides[axis]; };
+  return {static_cast<const float*>(scale->data), scale->rank == 2 ? stride(0) : 0,
+          scale->rank == 0 ? 0 : stride(scale->rank - 1)};
+}
+
 bool is_row_scale(const TensorView& scale, const TensorView& cache) {
   return scale.rank == cache.rank - 1 && std::equal(scale.shape, scale.shape + scale.rank, cache.shape);
 }

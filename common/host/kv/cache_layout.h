@@ -68,6 +68,12 @@ void check_scale_shape(const Check& check, const std::optional<TensorView>& scal
                        std::int64_t num_kv_heads);
 [[nodiscard]] inline bool is_per_head(const TensorView& scale) { return scale.rank == 1 && scale.shape[0] != 1; }
 
+// The same where sequences may have factors of their own: it may also be (batch, num_kv_heads).
+void check_head_scale(const Check& check, const std::optional<TensorView>& scale, const char* name, std::int64_t batch,
+                      std::int64_t num_kv_heads);
+// Such a scale, of a shape that has been checked.
+[[nodiscard]] HeadScales head_scales(const std::optional<TensorView>& scale);
+
 // Scales that lie beside a cache: one for each row, on the axes of the cache without its last; or on all of them one
 // for each group of 8 values of a row or a multiple of 8.
 [[nodiscard]] bool is_row_scale(const TensorView& scale, const TensorView& cache);
@@ -84,6 +90,17 @@ void add_scale_argument(ArgumentTable<kMost>& table, const std::optional<TensorV
     table.add(scale, name, beside, {DType::kFloat32, DType::kFloat16}, Strides::kAny);
   } else {
     table.add(scale, name, kRead, {DType::kFloat32}, Strides::kContiguous, {1, "(1 or num_kv_heads)", Rank::kOrScalar});
+  }
+}
+// The same where sequences may have factors of their own, and the caller says whether the scale lies beside.
+template <std::size_t kMost>
+void add_head_scale_argument(ArgumentTable<kMost>& table, const std::optional<TensorView>& scale, const char* name,
+                             bool is_beside) {
+  if (is_beside) {
+    table.add(scale, name, kRead, {DType::kFloat32, DType::kFloat16}, Strides::kAny);
+  } else {
+    table.add(scale, name, kRead, {DType::kFloat32}, Strides::kAny, {1, "(1 or num_kv_heads)", Rank::kOrScalar},
+              {2, "(batch, num_kv_heads)"});
   }
 }
 // A scale is of the whole cache or lies beside it.

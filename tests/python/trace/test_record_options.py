@@ -245,3 +245,55 @@ def test_scales_of_queries(tmp_path):
         for role, x, scale in zip("qkv", bits, scales, strict=True):
             own = np.repeat(scale[b], 2) if role == "q" else scale[b]
             assert np.array_equal(getattr(step, role)[0], numerics.decode(x[b], "fp8_e4m3") * own[:, None])
+
+
+@pytest.mark.parametrize("operation", ["flash_decode_segments", "flash_decode"])
+@pytest.mark.parametrize("way", ["heads", "rows", "groups", "rows of pages", "rows of a pool"])
+def test_scales_of_caches(tmp_path, way, operation):
+    """A factor of a head, of a row and of a group of values: what is stored times its own factor, as fp32."""
+    q, k, v = (random(*shape).astype(np.float16) for shape in ((2, 4, 64), (2, 24, 2, 64), (2, 24, 2, 64)))
+    shape = {"heads": (2,), "groups": (2, 24, 2, 8)}.get(way, (2, 24, 2))
+    scales = [random(*shape) ** 2 + 0.5 for _ in range(2)]
+    options, (k_given, v_given) = dict(zip(("k_scale", "v_scale"), scales, strict=True)), (k, v)
+    if way == "rows of pages":
+        (k_given, table), (v_given, _) = paged(k, 8), paged(v, 8)
+        k_pages, v_pages = (paged(x[..., None], 8)[0][..., 0] for x in scales)
+        options = {"k_scale": k_pages, "v_scale": v_pages, "block_table": table}
+    elif way == "rows of a pool":
+        k_given, v_given = (x.reshape(48, 2, 64) for x in (k, v))
+        table = np.arange(48, dtype=np.int32).reshape(2, 24)
+        options = {"k_scale": scales[0].reshape(48, 2), "v_scale": scales[1].reshape(48, 2), "token_table": table}
+    given, out = (k_given, v_given, ints(24, 11)), np.empty(q.shape, np.float32)
+    segments = [flashport.KvSegment(*given, **options)]
+    calls = {
+        "flash_decode_segments": lambda: flashport.flash_decode_segments(q, segments, out=out),
+        "flash_decode": lambda: flashport.flash_decode(q, *given, **options, out=out),
+    }
+    loaded, _ = recorded(tmp_path / "t.gguf", calls[operation])
+    check(loaded)
+    for b, length in enumerate((24, 11)):
+        for role, x, scale in (("k", k, scales[0]), ("v", v, scales[1])):
+            own = scale[:, None] if way == "heads" else scale[b, :length]
+            own = np.repeat(own, 8, axis=-1) if way == "groups" else own if way == "heads" else own[..., None]
+            assert np.array_equal(getattr(loaded[b], role)[0], x[b, :length].astype(np.float32) * own)
+
+
+@pytest.mark.parametrize("fmt", ["int8", "int4"])
+def test_scales_beside_keys_of_attention(tmp_path, fmt):
+    """Also after a left padding, whose rows a step does not have."""
+    q, x, scale = random(2, 3, 4, 64), random(2, 24, 2, 64), np.empty((2, 24, 2, 8), np.float16)
+    k = flashport.quantize_kv(x, fmt, scale=scale)
+    held = flashport.dequantize_kv(k, fmt, scale=scale)
+    options = {
+        "k_format": fmt,
+        "v_format": fmt,
+        "k_scale": scale,
+        "v_scale": scale,
+        "seqused_k": ints(24, 11),
+        "leftpad_k": ints(3, 0),
+    }
+    loaded, _ = recorded(tmp_path / "t.gguf", lambda: flashport.attention(q, k, k, **options))
+    check(loaded)
+    for b, rows in enumerate((slice(3, 24), slice(0, 11))):
+        assert np.array_equal(loaded[b].k[0], held[b, rows])
+        assert np.array_equal(loaded[b].v[0], held[b, rows])
