@@ -1,6 +1,8 @@
 // The waves of a block that copy rows of any formats as they are stored, for others to widen (segment_producer.h). Each
 // has the same rows of every tile, a lane looks up one of them.
 //
+// Rows go to a slot of the ring of stored rows, or straight to their place in the ring of widened tiles.
+//
 // Where the rows of a wave are of one segment, as nearly all are, some neighbouring lanes copy a row together, and the
 // lane that looked a row up copies the few units that these leave over. Else each lane copies its row alone.
 #pragma once
@@ -12,6 +14,8 @@ namespace flashport::FLASHPORT_TARGET::decode {
 template <DecodeConfig kCfg>
 class SegmentCopier {
   using Ring = StoredRing<kCfg>;
+  using Tiles = KvRing<kCfg>;
+  using Layout = typename KvTiles<kCfg>::Keys;
   using FourUnits = typename Ring::FourUnits;
   static constexpr int kRows = Ring::kCopierRows;
   static constexpr int kAtOnce = 4;                                // rows of a lane whose copies leave together
@@ -21,8 +25,8 @@ class SegmentCopier {
   static_assert(kRows <= kWaveSize);
 
  public:
-  FLASHPORT_DEVICE SegmentCopier(Ring& ring, const StoredLayout& layout, int wave, int lane)
-      : ring_(ring), layout_(layout), lane_(lane), first_row_(wave * kRows) {}
+  FLASHPORT_DEVICE SegmentCopier(Tiles& tiles, Ring& ring, const StoredLayout& layout, int wave, int lane)
+      : tiles_(tiles), ring_(ring), layout_(layout), lane_(lane), first_row_(wave * kRows) {}
 
   FLASHPORT_DEVICE void run(const MixedDecodeParams& p, const Range& range) {
     LeafCursor ahead(range);
@@ -88,15 +92,15 @@ class SegmentCopier {
       key_rows_ = static_cast<const char*>(cache.k.data) + kv_head_ * cache.k.head_stride;
       value_rows_ = static_cast<const char*>(cache.v.data) + kv_head_ * cache.v.head_stride;
     }
-    place_ = kv::token_coord(cache, pages_, seq_, at.key, true);
+    coord_ = kv::token_coord(cache, pages_, seq_, at.key, true);
   }
   // `rows`: of the head.
   FLASHPORT_DEVICE Found find(const CacheParams& cache, const char* rows, const KeyScales& scales) const {
     Found found;
-    found.row = rows + place_.page * cache.page_stride + place_.offset * cache.token_stride;
+    found.row = rows + coord_.page * cache.page_stride + coord_.offset * cache.token_stride;
     if (layout_.has_factors && scales.data != nullptr) {
       found.factors =
-          static_cast<const char*>(scales.data) + scale_element(scales, place_, kv_head_) * factor_bytes(scales);
+          static_cast<const char*>(scales.data) + scale_element(scales, coord_, kv_head_) * factor_bytes(scales);
     }
     return found;
   }
@@ -117,13 +121,28 @@ class SegmentCopier {
                                                      static_cast<std::uint8_t>(shift_of(found.row)),
                                                      static_cast<std::uint16_t>(factors + shift_of(found.factors))};
     }
+    const bool direct = Ring::kHasDirectRows && segment >= 0 && layout_.is_direct(segment, is_key);
+    if (Ring::kHasDirectRows && layout_.direct != 0 && __ballot_sync(~0u, direct) != 0) {
+      mbarrier_wait(&tiles_.free[place_.stage], place_.phase ^ 1);
+    }
     if (segment >= 0) {
-      const int copied = is_one ? copy_rows(units, bytes, to) : 0;
-      if (lane_ < kRows) {
+      const unsigned tile = shared_address(tiles_.tiles[place_.stage]);
+      int copied = 0;
+      if (is_one && !direct) {
+        copied = copy_rows(units, bytes,
+                           [&](int row, int byte) FLASHPORT_INLINE { return to + row * layout_.pitch + byte; });
+      } else if (is_one && __ballot_sync(~0u, !exists && lane_ < kRows) == 0) {  // the others' rows become zeros there
+        copied = copy_rows(units, bytes, [&](int row, int byte) FLASHPORT_INLINE {
+          return tile + Layout::offset(first_row_ + row, byte);
+        });
+      }
+      if (lane_ < kRows && (!direct || exists)) {
         const int own = lane_ * layout_.pitch;
         const char* from = unit_of(units, lane_);
 #pragma unroll 1
-        for (int byte = copied; byte < end; byte += kUnitBytes) copy_async_unit(to + own + byte, from + byte);
+        for (int byte = copied; byte < end; byte += kUnitBytes) {
+          copy_async_unit(direct ? tile + Layout::offset(first_row_ + lane_, byte) : to + own + byte, from + byte);
+        }
         if (layout_.has_factors) {
           copy_factors(found.factors, is_key ? s.k_scale : s.v_scale, is_key ? p.head_dim_qk : p.head_dim_v,
                        ring_.bytes + (first + own + factors));
@@ -133,35 +152,35 @@ class SegmentCopier {
     mbarrier_arrive_on_copies(&ring_.ready[state_.slot]);
     mbarrier_arrive_wave(&ring_.ready[state_.slot]);
     state_.next(layout_.slots);
+    place_.next();
   }
 
   // Copies the units that all rows have but for the last ones: neighbouring lanes bring neighbours, each lane those of
   // rows that follow each other. Returns their bytes. What is read before a row lies in the unit of its first byte.
-  FLASHPORT_DEVICE int copy_rows(const FourUnits* rows, int bytes, unsigned to) const {
+  // place(row, byte): where a byte goes in shared memory.
+  template <class Place>
+  FLASHPORT_DEVICE int copy_rows(const FourUnits* rows, int bytes, const Place& place) const {
     const int units = (bytes + kUnitBytes - 1) / kUnitBytes;
-    int lanes = maximum(1 << (31 - __clz(units)), kLeastLanes);  // of a row
+    int lanes = maximum(1 << (31 - __clz(units)), kLeastLanes);  // of a row, a power of two
     if (units > lanes + kMostLeftOver) lanes *= 2;
     lanes = minimum(lanes, kWaveSize);
-    const int its_rows = kRows * lanes / kWaveSize;
-    const int first = lane_ / lanes * its_rows;
+    const int its_fours = lanes / kLeastLanes;
+    const int first = (lane_ >> (31 - __clz(lanes))) * its_fours;
     int last = lanes;
     if constexpr (kIsLong) {
       const int left_over = units % kWaveSize;
       if (units > kWaveSize) last = left_over > kMostLeftOver ? units : units - left_over;
     }
     last = minimum(last, units);
+    rows += first_row_ / kAtOnce;
 #pragma unroll 1
     for (int unit = lane_ & (lanes - 1); unit < last; unit += kWaveSize) {
-      const FourUnits* from = rows + (first_row_ + first) / kAtOnce;
-      unsigned at = to + first * layout_.pitch + unit * kUnitBytes;
-      const unsigned at_last = at + its_rows * layout_.pitch;
+      const int byte = unit * kUnitBytes;
 #pragma unroll 1
-      for (; at != at_last; ++from) {
-        const char* its[kAtOnce];
+      for (int four = first; four < first + its_fours; ++four) {
+        const FourUnits from = rows[four];
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) its[i] = from->its[i] + unit * kUnitBytes;
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i, at += layout_.pitch) copy_async_unit(at, its[i]);
+        for (int i = 0; i < kAtOnce; ++i) copy_async_unit(place(kAtOnce * four + i, byte), from.its[i] + byte);
       }
       if constexpr (!kIsLong) break;
     }
@@ -191,16 +210,18 @@ class SegmentCopier {
     }
   }
 
+  Tiles& tiles_;
   Ring& ring_;
   const StoredLayout& layout_;
   const int lane_, first_row_;
   SlotState state_;
+  PipelineState<Tiles::kTiles> place_;
   int seq_ = -1, kv_head_ = -1, segment_ = -1;  // of the row that the lane has looked up
   bool exists_ = false;
   SegmentStarts starts_;
   const std::int32_t* pages_ = nullptr;  // of the sequence in the segment
   const char *key_rows_ = nullptr, *value_rows_ = nullptr;
-  kv::TokenCoord place_{};
+  kv::TokenCoord coord_{};
 };
 
 }  // namespace flashport::FLASHPORT_TARGET::decode

@@ -2,8 +2,8 @@
 // widened to the math type and multiplied by their factors: the waves that compute see a 16-bit cache.
 //
 // Some waves copy rows as they are stored (segment_copier.h) into a ring of slots (stored_ring.h), as many tiles ahead
-// as there is room for. The others take turns: half of them widen the tiles of keys, half those of values, each wave
-// always the same 32 rows, a block of 32 values a lane at a time.
+// as there is room for; those that need no widening straight to their place. The others take turns: half of them widen
+// the tiles of keys, half those of values, each wave always the same 32 rows, a block of 32 values a lane at a time.
 #pragma once
 
 #include "cuda/decode/segment_copier.h"
@@ -83,6 +83,8 @@ class SegmentWidener {
       const int end = others == 0 ? kWaveSize : __ffs(static_cast<int>(others)) - 1;
       if (its < 0) {
         clear_rows(tile, row, end);
+      } else if (Stored::kHasDirectRows && layout_.is_direct(its, is_key)) {
+        if (dims < kCfg.shape.head_dim_qk) clear_rows(tile, row, end, dims);
       } else {
         const CacheSegment& s = p.segments[its];
         const KeyScales& scales = is_key ? s.k_scale : s.v_scale;
@@ -191,7 +193,7 @@ FLASHPORT_DEVICE void produce_segments(const MixedDecodeParams& p, const Range& 
                                        int first, Shared& shared) {
   const StoredLayout layout = stored_layout<kCfg>(p);
   if (producers.wave() < kSegmentCopiers) {
-    SegmentCopier<kCfg>(shared.stored, layout, producers.wave(), producers.lane()).run(p, range);
+    SegmentCopier<kCfg>(shared.ring, shared.stored, layout, producers.wave(), producers.lane()).run(p, range);
     return;
   }
   constexpr int kSide = side_wideners(kCfg);

@@ -2,7 +2,8 @@
 // ring of slots. A slot has the rows of a tile, of keys and of values in turn, each row with its factors behind it.
 //
 // Slots and rows are alike for a whole launch, as long as the longest row of any segment asks for: so copying and
-// widening waves agree on where a row lies without telling each other.
+// widening waves agree on where a row lies without telling each other. Rows that are what products read, 16-bit and
+// aligned, are copied to their place in the ring of widened tiles, and take no room in a slot.
 #pragma once
 
 #include "common/device/decode/segments.h"
@@ -33,6 +34,11 @@ struct StoredLayout {
   int pitch;  // bytes from row to row: an odd number of units, so that neighbouring rows begin in different banks
   int slots;  // of the ring
   bool has_factors;
+  unsigned direct;  // rows that need no widening: bit 2 i for keys of segment i, and the next one for its values
+
+  FLASHPORT_DEVICE bool is_direct(int segment, bool is_key) const {
+    return (direct >> (2 * segment + (is_key ? 0 : 1)) & 1) != 0;
+  }
 };
 
 template <DecodeConfig kCfg>
@@ -40,6 +46,8 @@ struct StoredRing {
   static constexpr int kRows = turn_keys(kCfg);
   static constexpr int kCopierRows = kRows / kSegmentCopiers;
   static constexpr int kMostSlots = 8;
+  // Two places of the ring of widened tiles are too few for copies to be in flight there.
+  static constexpr bool kHasDirectRows = KvRing<kCfg>::kTiles >= 4;
   static constexpr int kLongestRow = (2 * kCfg.shape.head_dim_qk + 16) + 32;  // of a 16-bit type, with its factor
   // What the ring of widened tiles leaves: two slots of 16-bit rows, but at head_dim 512, which has one.
   static constexpr int kBytes = kCfg.shape.head_dim_qk > 256   ? kRows * kLongestRow
@@ -79,9 +87,16 @@ FLASHPORT_DEVICE int most_units(std::uint64_t bits, int bytes) {
 }
 template <DecodeConfig kCfg>
 FLASHPORT_DEVICE StoredLayout stored_layout(const MixedDecodeParams& p) {
+  using Ring = StoredRing<kCfg>;
   StoredLayout layout{};
   int most = 0;
-  const auto include = [&](const CacheParams& cache, const KeyScales& scales, int dims) FLASHPORT_INLINE {
+  const auto include = [&](const CacheParams& cache, KvFormat format, const KeyScales& scales, int dims,
+                           int bit) FLASHPORT_INLINE {
+    if (Ring::kHasDirectRows && format == product_format(kCfg.shape) && scales.data == nullptr &&
+        cache.copy_unit == kUnitBytes) {
+      layout.direct |= 1u << bit;
+      return;
+    }
     const auto strides = static_cast<std::uint64_t>(cache.page_stride | cache.token_stride | cache.head_stride);
     int units = most_units(reinterpret_cast<std::uintptr_t>(cache.data) | strides, cache.row_bytes);
     if (scales.data != nullptr) {
@@ -96,12 +111,14 @@ FLASHPORT_DEVICE StoredLayout stored_layout(const MixedDecodeParams& p) {
 #pragma unroll 1
   for (int i = 0; i < p.segment_count; ++i) {
     const CacheSegment& s = p.segments[i];
-    include(s.cache.k, s.k_scale, p.head_dim_qk);
-    include(s.cache.v, s.v_scale, p.head_dim_v);
+    include(s.cache.k, s.k_format, s.k_scale, p.head_dim_qk, 2 * i);
+    include(s.cache.v, s.v_format, s.v_scale, p.head_dim_v, 2 * i + 1);
   }
-  using Ring = StoredRing<kCfg>;
   layout.pitch = kUnitBytes * (most | 1);
   layout.slots = minimum(Ring::kBytes / (Ring::kRows * layout.pitch), Ring::kMostSlots);
+  // Who copies to a place of the other ring waits for it, and must not be two phases ahead of its barrier: the tile one
+  // round before has then been widened.
+  if (layout.direct != 0) layout.slots = minimum(layout.slots, KvRing<kCfg>::kTiles);
   return layout;
 }
 

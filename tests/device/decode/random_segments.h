@@ -114,7 +114,9 @@ class Call {
         for (int i = 0; i < numbers; i += 2) reference::write_number(&side.bytes[at + i], type, ordinary(random_));
       }
     }
-    cache = {side.bytes.data(), std::int64_t{page_rows} * row_bytes, kHeads * row_bytes, row_bytes, row_bytes, 2};
+    const auto bits = reinterpret_cast<std::uintptr_t>(side.bytes.data()) | static_cast<unsigned>(row_bytes) | 16;
+    const auto unit = static_cast<std::int32_t>(bits & -bits);
+    cache = {side.bytes.data(), std::int64_t{page_rows} * row_bytes, kHeads * row_bytes, row_bytes, row_bytes, unit};
     const int kind = below(3);  // no factors, one a row, one a group
     if (kind == 0 || (kind == 2 && !any_groups_ && trait.largest == 0)) return;
     side.group_dims = kind == 1 ? dims_ : dims_ % 16 == 0 && below(2) == 0 ? 16 : 8;
