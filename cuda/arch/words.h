@@ -20,6 +20,12 @@ FLASHPORT_DEVICE unsigned pick_bytes(unsigned high, unsigned low) {
 FLASHPORT_DEVICE unsigned pick_each(unsigned high, unsigned low, unsigned selector) {
   return __byte_perm(low, high, __byte_perm(selector | selector >> 4, 0, 0x4420));
 }
+// By a selector of four nibbles below 8.
+FLASHPORT_DEVICE unsigned pick_nibbles(unsigned high, unsigned low, unsigned selector) {
+  unsigned picked;  // __byte_perm would mask the selector
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(picked) : "r"(low), "r"(high), "r"(selector));
+  return picked;
+}
 
 // (x & kMask) | kOnes, as one instruction: with two constants the compiler makes two.
 template <unsigned kMask, unsigned kOnes>
@@ -35,6 +41,17 @@ FLASHPORT_DEVICE unsigned as_word(__half2 x) { return reinterpret_cast<const uns
 FLASHPORT_DEVICE unsigned add_halves(unsigned a, unsigned b) { return as_word(__hadd2_rn(as_half2(a), as_half2(b))); }
 FLASHPORT_DEVICE unsigned fma_halves(unsigned a, unsigned b, unsigned c) {
   return as_word(__hfma2(as_half2(a), as_half2(b), as_half2(c)));
+}
+FLASHPORT_DEVICE __nv_bfloat162 as_bf162(unsigned x) { return reinterpret_cast<const __nv_bfloat162&>(x); }
+FLASHPORT_DEVICE unsigned as_word(__nv_bfloat162 x) { return reinterpret_cast<const unsigned&>(x); }
+FLASHPORT_DEVICE unsigned subtract_bf16(unsigned a, unsigned b) {
+  return as_word(__hsub2_rn(as_bf162(a), as_bf162(b)));
+}
+FLASHPORT_DEVICE unsigned multiply_bf16(unsigned a, unsigned b) {
+  return as_word(__hmul2_rn(as_bf162(a), as_bf162(b)));
+}
+FLASHPORT_DEVICE unsigned fma_bf16(unsigned a, unsigned b, unsigned c) {
+  return as_word(__hfma2(as_bf162(a), as_bf162(b), as_bf162(c)));
 }
 FLASHPORT_DEVICE Floats2 halves_to_floats(unsigned two) { return __half22float2(as_half2(two)); }
 FLASHPORT_DEVICE Floats2 bf16_to_floats(unsigned two) {

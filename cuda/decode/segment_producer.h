@@ -7,6 +7,7 @@
 #pragma once
 
 #include "cuda/decode/segment_copier.h"
+#include "cuda/decode/widen_block.h"
 
 namespace flashport::FLASHPORT_TARGET::decode {
 

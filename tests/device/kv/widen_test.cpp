@@ -11,7 +11,7 @@
 
 #define FLASHPORT_TARGET host_words
 #define FLASHPORT_WORDS_HEADER "tests/device/kv/word_verbs.h"
-#include "common/device/kv/widen.h"
+#include "cuda/decode/widen_block.h"
 #include "tests/reference/blocks.h"
 
 namespace flashport::host_words {

@@ -27,6 +27,10 @@ inline unsigned pick_each(unsigned high, unsigned low, unsigned selector) {
   }
   return picked;
 }
+inline unsigned pick_nibbles(unsigned high, unsigned low, unsigned selector) {
+  return pick_each(high, low,
+                   (selector & 7u) | (selector & 0x70u) << 4 | (selector & 0x700u) << 8 | (selector & 0x7000u) << 12);
+}
 template <unsigned kSelector>
 unsigned pick_bytes(unsigned high, unsigned low) {
   return pick_each(high, low, kSelector);
@@ -76,6 +80,12 @@ inline unsigned floats_to_bf16(Floats2 x) {
   };
   return part(x.x) | part(x.y) << 16;
 }
+inline unsigned fma_bf16(unsigned a, unsigned b, unsigned c) {  // floats hold products of bf16 and the sums asked for
+  const Floats2 x = bf16_to_floats(a), y = bf16_to_floats(b), z = bf16_to_floats(c);
+  return floats_to_bf16({std::fma(x.x, y.x, z.x), std::fma(x.y, y.y, z.y)});
+}
+inline unsigned subtract_bf16(unsigned a, unsigned b) { return fma_bf16(b, 0xbf80bf80u, a); }
+inline unsigned multiply_bf16(unsigned a, unsigned b) { return fma_bf16(a, b, 0x80008000u); }
 inline unsigned floats_to_halves(Floats2 x) {
   return unsigned{std::bit_cast<std::uint16_t>(static_cast<Half>(x.x))} |
          unsigned{std::bit_cast<std::uint16_t>(static_cast<Half>(x.y))} << 16;
