@@ -13,28 +13,38 @@ namespace flashport::FLASHPORT_TARGET::kv {
 template <KvFormat kFormat>
 inline constexpr bool kInNibbles = kFormat == KvFormat::kQ4_0 || kFormat == KvFormat::kQ4_1;
 
-// The codes of a block, four a word.
-template <KvFormat kFormat, class Row>
-FLASHPORT_DEVICE void load_codes(unsigned (&codes)[8], const Row& row) {
-  if constexpr (kFormat == KvFormat::kIq4Nl) {
-    FLASHPORT_UNROLL(4)
-    for (int i = 0; i < 4; ++i) {
-      // What the nibbles stand for, plus 128, in their order: of the first eight, of the last eight, then the right
-      // one.
-      const unsigned word = row.word(kv_format_trait(kFormat).scale_bytes + 4 * i);
-      const unsigned places = word & 0x77777777u, which = mask_and_set<0x44444444u, 0x32103210u>(word >> 1);
-      const auto four = [&](int shift) FLASHPORT_INLINE {
-        const unsigned first = pick_nibbles(0x766a5d4fu, 0x3f2d1801u, places >> shift);
-        const unsigned last = pick_nibbles(0xf1d9c5b5u, 0xa6998d81u, places >> shift);
-        return pick_nibbles(last, first, which >> shift);
-      };
-      const unsigned low = four(0), high = four(16);
-      codes[i] = pick_bytes<0x06040200>(high, low);
-      codes[4 + i] = pick_bytes<0x07050301>(high, low);
-    }
-  } else {
-    FLASHPORT_UNROLL(8)
-    for (int i = 0; i < 8; ++i) codes[i] = four_codes<kFormat>(row, 4 * i);
+// A block of iq4_nl has no more than 16 values. Its nibbles pick them as they lie, eight a word.
+template <MathType kMath, class Row>
+FLASHPORT_DEVICE void load_iq4_nl_block(Words2 (&x)[8], const Row& row) {
+  constexpr float kNumbers[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+  const float scale = half_to_float(block_scale<KvFormat::kIq4Nl>(row, 0));
+  unsigned first_bytes[4], second_bytes[4];  // of each value, four a word
+  FLASHPORT_UNROLL(4)
+  for (int i = 0; i < 4; ++i) {
+    const auto two = [&](int at) FLASHPORT_INLINE {
+      const Floats2 values{kNumbers[at] * scale, kNumbers[at + 1] * scale};
+      return kMath == MathType::kBf16 ? floats_to_bf16(values) : floats_to_halves(values);
+    };
+    const unsigned low = two(4 * i), high = two(4 * i + 2);
+    first_bytes[i] = pick_bytes<0x06040200>(high, low);
+    second_bytes[i] = pick_bytes<0x07050301>(high, low);
+  }
+  FLASHPORT_UNROLL(4)
+  for (int i = 0; i < 4; ++i) {
+    const unsigned word = row.word(2 + 4 * i);
+    // Places among the first eight values and among the last, and which of both it is.
+    const unsigned places = word & 0x77777777u, which = mask_and_set<0x44444444u, 0x32103210u>(word >> 1);
+    const auto pick = [&](const unsigned (&bytes)[4], int shift) FLASHPORT_INLINE {
+      return pick_nibbles(pick_nibbles(bytes[3], bytes[2], places >> shift),
+                          pick_nibbles(bytes[1], bytes[0], places >> shift), which >> shift);
+    };
+    const auto values = [&](unsigned& of_low_nibbles, unsigned& of_high_nibbles, int shift) FLASHPORT_INLINE {
+      const unsigned first = pick(first_bytes, shift), second = pick(second_bytes, shift);
+      of_low_nibbles = pick_bytes<0x06020400>(second, first);
+      of_high_nibbles = pick_bytes<0x07030501>(second, first);
+    };
+    values(x[i].x, x[4 + i].x, 0);
+    values(x[i].y, x[4 + i].y, 16);
   }
 }
 
@@ -62,20 +72,12 @@ FLASHPORT_DEVICE void load_block(Words2 (&x)[8], const Row& row) {
       x[i] = {low(word), low(word >> 8)};
       x[4 + i] = {high(word), high(word >> 8)};
     }
-  } else if constexpr (kInBlocks<kFormat> && !kHasMinimum<kFormat> && kMath == MathType::kFp16) {
-    unsigned codes[8];
-    load_codes<kFormat>(codes, row);
-    const unsigned scale = both_halves(block_scale<kFormat>(row, 0));
-    FLASHPORT_UNROLL(8)
-    for (int i = 0; i < 8; ++i) {
-      const Words2 two = codes_as_halves<kMiddleCode<kFormat>>(codes[i]);
-      x[i] = {FLASHPORT_TARGET::multiply_halves(two.x, scale), FLASHPORT_TARGET::multiply_halves(two.y, scale)};
-    }
-  } else if constexpr (kInBlocks<kFormat> && !kHasMinimum<kFormat> && kMiddleCode<kFormat> <= 16) {
+  } else if constexpr (kFormat == KvFormat::kIq4Nl) {
+    load_iq4_nl_block<kMath>(x, row);
+  } else if constexpr (kInBlocks<kFormat> && !kHasMinimum<kFormat> && kMath == MathType::kBf16 &&
+                       kMiddleCode<kFormat> <= 16) {
     // A code as the low byte of the bf16 number -(128 + code). The scale is the sum of two numbers of bf16, of eight
     // bits and of two: the product of a code with the second one is exact, and so the sum is rounded once.
-    unsigned codes[8];
-    load_codes<kFormat>(codes, row);
     const auto both = [](float x) FLASHPORT_INLINE { return floats_to_bf16(Floats2{x, x}); };
     const float scale = -half_to_float(block_scale<kFormat>(row, 0));
     const unsigned high = both(scale), low = both(scale - bf16_to_floats(high).x);
@@ -88,22 +90,22 @@ FLASHPORT_DEVICE void load_block(Words2 (&x)[8], const Row& row) {
     };
     FLASHPORT_UNROLL(8)
     for (int i = 0; i < 8; ++i) {
-      x[i] = {scaled(pick_bytes<0x05010500>(middle, codes[i])), scaled(pick_bytes<0x05030502>(middle, codes[i]))};
+      const unsigned codes = four_codes<kFormat>(row, 4 * i);
+      x[i] = {scaled(pick_bytes<0x05010500>(middle, codes)), scaled(pick_bytes<0x05030502>(middle, codes))};
     }
-  } else if constexpr (kInBlocks<kFormat> && !kHasMinimum<kFormat>) {
+  } else if constexpr (kInBlocks<kFormat> && !kHasMinimum<kFormat> && kMath == MathType::kBf16) {
     // A code as the float 2^15 + code, whose second byte it is. Products with the scale, and so their sum, are exact.
-    unsigned codes[8];
-    load_codes<kFormat>(codes, row);
     const float scale = half_to_float(block_scale<kFormat>(row, 0));
     const float less = -(32768.0f + kMiddleCode<kFormat>)*scale;
     const auto value = [&](unsigned bits)
                            FLASHPORT_INLINE { return fma_rn(__builtin_bit_cast(float, bits), scale, less); };
     FLASHPORT_UNROLL(8)
     for (int i = 0; i < 8; ++i) {
-      x[i] = {floats_to_bf16(Floats2{value(pick_bytes<0x07040004>(0x47000000u, codes[i])),
-                                     value(pick_bytes<0x07040104>(0x47000000u, codes[i]))}),
-              floats_to_bf16(Floats2{value(pick_bytes<0x07040204>(0x47000000u, codes[i])),
-                                     value(pick_bytes<0x07040304>(0x47000000u, codes[i]))})};
+      const unsigned codes = four_codes<kFormat>(row, 4 * i);
+      x[i] = {floats_to_bf16(Floats2{value(pick_bytes<0x07040004>(0x47000000u, codes)),
+                                     value(pick_bytes<0x07040104>(0x47000000u, codes))}),
+              floats_to_bf16(Floats2{value(pick_bytes<0x07040204>(0x47000000u, codes)),
+                                     value(pick_bytes<0x07040304>(0x47000000u, codes))})};
     }
   } else {
     FLASHPORT_UNROLL(8)
