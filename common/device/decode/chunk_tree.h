@@ -114,11 +114,7 @@ class ChunkTree {
   FLASHPORT_DEVICE float* partial_of(const Tiles& tiles, const Segment& s, int chunk) const {
     const int begin = s.chunks_before(s.first);
     const int index = partial_index(begin, s.chunks_before(s.last), chunks_of(s), chunk);
-    return partial(tiles, partial_number(block_.index(), params().partial_blocks, begin > 0 ? 0 : 1, index));
-  }
-
-  FLASHPORT_DEVICE std::int64_t group_chunk(int chunk) const {
-    return group_chunk_number(block_.index(), params().partial_blocks, params().side_partials, chunk);
+    return partial(tiles, partial_number(block_.index(), params().side_partials, begin > 0 ? 0 : 1, index));
   }
 
   FLASHPORT_DEVICE void end_chunk(const Tiles& tiles, const Segment& s, const State& state, int chunk) {
@@ -140,7 +136,7 @@ class ChunkTree {
     } else if (first == last) {
       end_group(tiles, s, state, first);
     } else {
-      const std::int64_t number = group_chunk(chunk - first);
+      const std::int64_t number = group_chunk_number(block_.index(), params().side_partials, chunk - first);
       store_state(tiles, partial(tiles, number), state);
       if (chunk == last) combine_group(tiles, s, first, last - first + 1);
     }
@@ -178,9 +174,10 @@ class ChunkTree {
 
   // The same from chunks in the workspace.
   FLASHPORT_DEVICE void combine_group(const Tiles& tiles, const Segment& s, int first, int chunks) const {
+    const auto number = static_cast<int>(group_chunk_number(block_.index(), params().side_partials, 0));
     const auto& threads = tiles.slice_threads();
     for (int i = threads.thread(); i < PartialList::padded(chunks); i += threads.threads()) {
-      list_.numbers[i] = i < chunks ? static_cast<int>(group_chunk(i)) : -1;
+      list_.numbers[i] = i < chunks ? number + i : -1;
     }
     threads.sync();
     const bool whole = s.whole() && chunks_of(s) <= kGroupChunks;

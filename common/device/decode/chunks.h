@@ -85,15 +85,13 @@ inline constexpr int kMostChunkLeaves = 16;  // but for the rule about kMostChun
 
 // A block publishes results of two tiles at most: of one that began in an earlier block (side 0) and of one that ends
 // in a later block or has all its results in this one (side 1). The chunks of one group lie beside them where registers
-// are few. Results of the same number of all blocks lie side by side: few are all that most launches have, and so these
-// are in one page of memory, whose address a multiprocessor that combines knows since it published there itself.
+// are few.
 [[nodiscard]] constexpr int partials_per_block(int side_partials) { return 2 * side_partials + kGroupChunks; }
-[[nodiscard]] constexpr std::int64_t partial_number(std::int64_t block, std::int64_t blocks, int side, int index) {
-  return (2 * std::int64_t{index} + side) * blocks + block;
+[[nodiscard]] constexpr std::int64_t partial_number(std::int64_t block, int side_partials, int side, int index) {
+  return block * partials_per_block(side_partials) + side * side_partials + index;
 }
-[[nodiscard]] constexpr std::int64_t group_chunk_number(std::int64_t block, std::int64_t blocks, int side_partials,
-                                                        int chunk_of_group) {
-  return (2 * std::int64_t{side_partials} + chunk_of_group) * blocks + block;
+[[nodiscard]] constexpr std::int64_t group_chunk_number(std::int64_t block, int side_partials, int chunk_of_group) {
+  return partial_number(block, side_partials, 2, chunk_of_group);
 }
 
 // A partial result in memory has one or more slices, each of which some threads of a block publish and combine by

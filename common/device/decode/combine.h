@@ -44,7 +44,7 @@ FLASHPORT_DEVICE void list_partials(const DecodeParams& p, const Threads& thread
     const int end = s.chunks_before(leaves_until(s, s.start, its_begin + line.quota));
     const int index = partial_index(begin, end, chunks, chunk);
     const int block = first_block + range * concurrent;
-    const auto number = static_cast<int>(partial_number(block, p.partial_blocks, begin > 0 ? 0 : 1, index));
+    const auto number = static_cast<int>(partial_number(block, p.side_partials, begin > 0 ? 0 : 1, index));
     list.numbers[chunk] = chunk < chunks && (chunk == first || !held) ? number : -1;
   }
 }

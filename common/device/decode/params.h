@@ -69,7 +69,6 @@ struct DecodeParams {
   float* partials;
   std::int32_t slices, slice_floats;  // of a partial result
   std::int32_t side_partials;         // of a block and tile
-  std::int32_t partial_blocks;        // that may publish
   std::uint32_t* counters;
   CombineLaunch combine;
   bool teams_apart;  // a device block's teams count as blocks far apart: where few have work, multiprocessors share it

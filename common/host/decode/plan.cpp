@@ -38,12 +38,8 @@ void plan_partials(DecodePlan& plan, int target_shift, bool finer, std::int64_t 
   p.side_partials = most_partials(most_chunks(std::max<std::int64_t>(leaves_of(keys), 1), p.chunk_rule));
 }
 
-// The workspace with counters and the partial results of the plan's grid.
-void add_partials(DecodePlan& plan) {
-  DecodeParams& p = plan.params;
-  p.partial_blocks = to_int(plan.grid);
-  plan.partials_offset = kCounterBytes;
-  plan.workspace_bytes = kCounterBytes + partials_bytes(plan.grid, p.side_partials, p.slices * p.slice_floats);
+std::int64_t partials_bytes_of(const DecodePlan& plan) {
+  return partials_bytes(plan.grid, plan.params.side_partials, plan.params.slices * plan.params.slice_floats);
 }
 
 // The line of work is counted in 32 bits.
@@ -111,7 +107,8 @@ void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check&
   const std::int64_t tiles = std::int64_t{p.num_kv_heads} * p.row_tiles;
   p.cuts[0] = line_cut(tiles, plan.grid, 1);
   p.cuts[1] = line_cut(tiles, plan.grid, concurrent_tiles(tiles, plan.grid));
-  add_partials(plan);
+  plan.partials_offset = kCounterBytes;
+  plan.workspace_bytes = kCounterBytes + partials_bytes_of(plan);
   p.teams_apart = plan.kernel->teams > 1 && 2 * tile_chunks(p) * tile_count(p) <= plan.grid;
   if (wants_second_launch(plan, device.multiprocessors())) plan_combine(plan, check, device);
 }
@@ -124,7 +121,8 @@ void plan_chunks(DecodePlan& plan, std::int64_t chunks, std::int64_t keys) {
   plan.grid = tile_count(p) * chunks;
   plan_partials(plan, 0, false, keys);
   if (p.side_partials == 1) return;
-  add_partials(plan);
+  plan.partials_offset = kCounterBytes;
+  plan.workspace_bytes = kCounterBytes + partials_bytes_of(plan);
 }
 
 // Partial results lie after the counters (which must stay zero for the invariant schedule) and the slots:

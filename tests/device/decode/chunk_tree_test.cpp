@@ -208,9 +208,12 @@ class TreeLaunch {
       decode_combine(p_, Block(i, combine_grid, 0, wave), shared, [] {});
     }
     ASSERT_FALSE(once_memory.fault) << "outside of the workspace";
-    const auto side_floats = static_cast<std::size_t>(group_chunk_number(0, p_.partial_blocks, p_.side_partials, 0) *
-                                                      p_.slices * p_.slice_floats);
-    for (std::size_t i = 0; i < side_floats; ++i) ASSERT_LE(once_memory.writes[i], 1) << "float " << i;
+    const std::int64_t block_floats = std::int64_t{partials_per_block(p_.side_partials)} * p_.slices * p_.slice_floats;
+    const std::int64_t side_floats = 2 * std::int64_t{p_.side_partials} * p_.slices * p_.slice_floats;
+    for (std::size_t i = 0; i < once_memory.writes.size(); ++i) {
+      const auto place = static_cast<std::int64_t>(i) % block_floats;
+      ASSERT_TRUE(place >= side_floats || once_memory.writes[i] <= 1) << "float " << i;
+    }
     for (const std::uint32_t counter : counters_) ASSERT_EQ(counter, 0u);
     if (std::count(once_memory.writes.begin(), once_memory.writes.end(), 1) > 0) ++combined;
   }
@@ -272,7 +275,7 @@ class TreeLaunch {
   // What a slice has published of a tile that the block has for itself may give way to the next tile's.
   void forget(std::int64_t block, int slice) {
     for (int index = 0; index < p_.side_partials; ++index) {
-      const std::int64_t number = partial_number(block, p_.partial_blocks, 1, index) * p_.slices + slice;
+      const std::int64_t number = partial_number(block, p_.side_partials, 1, index) * p_.slices + slice;
       const auto first = static_cast<std::size_t>(number * p_.slice_floats);
       std::fill_n(once_memory.writes.begin() + first, p_.slice_floats, 0);
       std::fill_n(partials_.begin() + first, p_.slice_floats, kNaN);

@@ -138,10 +138,10 @@ TEST(Chunks, PlacesNeverMeet) {
     std::set<std::int64_t> numbers;
     for (std::int64_t block = 0; block < kBlocks; ++block) {
       for (int index = 0; index < side_partials; ++index) {
-        for (int side : {0, 1}) EXPECT_TRUE(numbers.insert(partial_number(block, kBlocks, side, index)).second);
+        for (int side : {0, 1}) EXPECT_TRUE(numbers.insert(partial_number(block, side_partials, side, index)).second);
       }
       for (int chunk = 0; chunk < kGroupChunks; ++chunk) {
-        EXPECT_TRUE(numbers.insert(group_chunk_number(block, kBlocks, side_partials, chunk)).second);
+        EXPECT_TRUE(numbers.insert(group_chunk_number(block, side_partials, chunk)).second);
       }
     }
     EXPECT_EQ(*numbers.begin(), 0);

@@ -80,7 +80,6 @@ Result run(const Case& c, bool second_launch) {
   const int rows = std::min(kConfig.shape.rows, c.group);
   p.slice_floats = slice_floats(rows, kDim);
   p.side_partials = most_partials(most_chunks(leaves_of(longest), p.chunk_rule));
-  p.partial_blocks = static_cast<std::int32_t>(c.grid);
   std::vector<float> partials(static_cast<std::size_t>(partials_bytes(c.grid, p.side_partials, p.slice_floats) / 4));
   std::vector<std::uint32_t> counters(kCounterCapacity);
   p.partials = partials.data();
