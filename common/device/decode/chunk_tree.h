@@ -89,6 +89,13 @@ class ChunkTree {
   FLASHPORT_DEVICE ChunkTree(const DecodeParams& p, const Block& block, PartialList& list, Group& group, Tile& tile)
       : p_(p), block_(block), list_(list), group_(group.state), tile_(tile.state) {}
 
+  // At the start of a segment, while its keys are on their way: what the end would wait for.
+  FLASHPORT_DEVICE void begin_segment(const Tiles& tiles, const Segment& s, const Line& line) const {
+    if constexpr (kKeepsGroup) {
+      if (meets_in_workspace(s)) prepare_meeting(tiles, s, line);
+    }
+  }
+
   // After a turn of the main loop, whose leaves are in `state`: ends what ends with it, and clears the state for the
   // next chunk.
   FLASHPORT_DEVICE void end_turn(const Tiles& tiles, const LeafCursor& now, State& state) {
@@ -185,29 +192,34 @@ class ChunkTree {
     threads.sync();  // the next chunks get the same memory, and leaves may have no barrier
   }
 
-  FLASHPORT_DEVICE void end_segment(const Tiles& tiles, const Segment& s, const Line& line) const {
-    const int chunks = chunks_of(s);
-    const auto& threads = tiles.slice_threads();
-    if (s.whole()) {
-      if (kKeepsTile || chunks <= kGroupChunks) return;
-      threads.sync();
-    } else if (params().combine.parts > 0 || !signal(tiles, s, line, chunks)) {
-      return;
-    }
+  // Whether this block may be the one that combines the segment's tile, from results in the workspace.
+  FLASHPORT_DEVICE bool meets_in_workspace(const Segment& s) const {
+    return s.whole() ? !kKeepsTile && chunks_of(s) > kGroupChunks : params().combine.parts == 0;
+  }
+  // Lists those results, and finds the tile's counter.
+  FLASHPORT_DEVICE void prepare_meeting(const Tiles& tiles, const Segment& s, const Line& line) const {
     // This block's number, less those of the work ranges before its own.
     const int ranges_before = line.range_of(s.start + (s.chunks_before(s.first) << s.chunk_shift));
     const int first_block =
         static_cast<int>(block_.index()) - ranges_before * static_cast<int>(params().cuts[line.cut].concurrent.value);
-    list_partials(params(), threads, list_, s, line, chunks, first_block);
-    threads.sync();
-    combine(tiles, s, chunks, nullptr);
-    threads.sync();  // the list, and what lies in the workspace
+    list_.counter = block_of(params(), block_, line, s, 0) * params().slices + tiles.slice();
+    list_partials(params(), tiles.slice_threads(), list_, s, line, chunks_of(s), first_block);
+    tiles.slice_threads().sync();
+  }
+
+  FLASHPORT_DEVICE void end_segment(const Tiles& tiles, const Segment& s, const Line& line) const {
+    if (!meets_in_workspace(s)) return;
+    if constexpr (!kKeepsGroup) prepare_meeting(tiles, s, line);  // the chunks of groups had the list
+    if (!s.whole() && !signal(tiles, s)) return;
+    tiles.slice_threads().sync();
+    combine(tiles, s, chunks_of(s), nullptr);
+    tiles.slice_threads().sync();  // the list, and what lies in the workspace
   }
 
   // Whether these threads are the last ones of the tile's slice.
-  FLASHPORT_DEVICE bool signal(const Tiles& tiles, const Segment& s, const Line& line, int chunks) const {
-    const int owner = block_of(params(), block_, line, s, 0) * params().slices + tiles.slice();
-    const Arrival arrival{params().counters + owner, s.chunks_before(s.last) - s.chunks_before(s.first), chunks};
+  FLASHPORT_DEVICE bool signal(const Tiles& tiles, const Segment& s) const {
+    const Arrival arrival{params().counters + list_.counter, s.chunks_before(s.last) - s.chunks_before(s.first),
+                          chunks_of(s)};
     return tiles.slice_threads().arrive(1, [&](int) { return arrival; }) != 0;
   }
 

@@ -14,6 +14,7 @@ struct PartialList {
   static constexpr int padded(int chunks) { return (chunks + kAtOnce - 1) / kAtOnce * kAtOnce; }
   static_assert(kMostChunks % kAtOnce == 0);
   int numbers[kMostChunks];
+  int counter;  // of the tile's slice: the number of the one that tells when all are there
 };
 
 // The slices of number `slice` of all partial results.

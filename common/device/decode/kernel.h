@@ -61,6 +61,7 @@ FLASHPORT_DEVICE void decode(const DecodeParamsOf<kCfg>& p, const Range& range, 
     if (now.at_segment_start()) {
       tiles.stage_query(reread(p), s);
       scale = score_scale(reread(p), s) * score_unit<Tiles>();
+      tree.begin_segment(tiles, s, now.line);
     }
     auto&& keys = pipeline.keys();
     if constexpr (kCfg.shape.appends) {
