@@ -130,23 +130,18 @@ FLASHPORT_DEVICE void set_tile(const DecodeParams& p, Segment& s, int tile) {
 
 template <class Params>
 FLASHPORT_DEVICE Range balanced_range(const Params& p, const Block& block) {
-  // A lane's sequences: [from, to). One sequence is its own line, and there is nothing to look for.
-  const bool alone = p.batch == 1;
+  // A lane's sequences: [from, to).
   const int per_lane = (p.batch + kWaveSize - 1) / kWaveSize;
-  int length, mine = 0, start = 0, leaves;
-  if (alone) {
-    length = key_count(p, 0);
-    leaves = sequence_span(p, 0, length);
-  } else {
-    const int from = block.lane() * per_lane;
-    const int to = minimum(from + per_lane, p.batch);
-    length = 0;
-    for (int seq = from; seq < to; ++seq) {
-      length = key_count(p, seq);
-      mine += sequence_span(p, seq, length);
-    }
-    start = block.wave_exclusive_scan(mine, leaves);
+  const int from = block.lane() * per_lane;
+  const int to = minimum(from + per_lane, p.batch);
+  int mine = 0;
+  int length = 0;
+  for (int seq = from; seq < to; ++seq) {
+    length = key_count(p, seq);
+    mine += sequence_span(p, seq, length);
   }
+  int leaves;
+  int start = block.wave_exclusive_scan(mine, leaves);
 
   const int index = static_cast<int>(block.index());
   Range range;
@@ -169,27 +164,23 @@ FLASHPORT_DEVICE Range balanced_range(const Params& p, const Block& block) {
     start = block.wave_broadcast(start, finder);
     return finder;
   };
-  int seq = 0;
-  if (!alone) {
-    int finder = find();
-    seq = finder * per_lane;
-    for (int end = seq + per_lane; per_lane > 1 && seq < end; seq += kWaveSize) {
-      const int its_seq = seq + block.lane();
-      length = its_seq < p.batch ? key_count(p, its_seq) : 0;
-      weight = its_seq < p.batch ? sequence_span(p, its_seq, length) : 0;
-      const int inside = block.wave_exclusive_scan(weight, leaves);
-      if (begin < on_line(start + leaves)) {
-        start += inside;
-        finder = find();
-        break;
-      }
-      start += leaves;
+  int finder = find();
+  int seq = finder * per_lane;
+  for (int end = seq + per_lane; per_lane > 1 && seq < end; seq += kWaveSize) {
+    const int its_seq = seq + block.lane();
+    length = its_seq < p.batch ? key_count(p, its_seq) : 0;
+    weight = its_seq < p.batch ? sequence_span(p, its_seq, length) : 0;
+    const int inside = block.wave_exclusive_scan(weight, leaves);
+    if (begin < on_line(start + leaves)) {
+      start += inside;
+      finder = find();
+      break;
     }
-    if (per_lane > 1) seq += finder;
-    length = block.wave_broadcast(length, finder);
+    start += leaves;
   }
+  if (per_lane > 1) seq += finder;
   Segment& s = range.segment;
-  s = open_sequence(p, seq, length);
+  s = open_sequence(p, seq, block.wave_broadcast(length, finder));
   int row = divide(begin - on_line(start), s.span(), reciprocal_approx(static_cast<float>(s.span())));
   s.start = on_line(start) + row * s.span();
   s.first = leaves_until(s, s.start, begin);
