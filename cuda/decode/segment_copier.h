@@ -39,8 +39,7 @@ class SegmentCopier {
         values = find(s.cache.v, value_rows_, s.v_scale);
       }
       const int segment = segment_;
-      const bool exists = exists_, all_exist = all_exist_;
-      const Division division = division_;
+      const bool exists = exists_;
       const int first = __shfl_sync(~0u, segment, 0), last = __shfl_sync(~0u, segment, kRows - 1);
       ahead.next(p, kCfg.tuning.leaves);
       look_up(p, ahead);  // before the copies, behind which it would wait
@@ -53,8 +52,7 @@ class SegmentCopier {
 #pragma unroll 1
       for (int side = 0; side < 2; ++side) {  // one text of both: misses of the instruction cache cost more
         const Found found{side == 0 ? keys.row : values.row, side == 0 ? keys.factors : values.factors};
-        copy_tile(p, side == 0, found, side == 0 ? division.keys : division.values, segment, exists, first,
-                  first == last, all_exist);
+        copy_tile(p, side == 0, found, segment, exists, first == last);
       }
     }
     await_copies();
@@ -65,24 +63,6 @@ class SegmentCopier {
   struct Found {
     const char *row = nullptr, *factors = nullptr;
   };
-
-  // How lanes divide rows that lie in one segment among them: the logarithm of the lanes of a row and, from bit 8 on,
-  // the units that they copy.
-  struct Division {
-    int keys = 0, values = 0;
-  };
-  FLASHPORT_DEVICE static int divide(int bytes) {
-    const int units = (bytes + kUnitBytes - 1) / kUnitBytes;
-    int lanes = maximum(1 << (31 - __clz(units)), kLeastLanes);
-    if (units > lanes + kMostLeftOver) lanes *= 2;
-    lanes = minimum(lanes, kWaveSize);
-    int last = lanes;
-    if constexpr (kIsLong) {
-      const int left_over = units % kWaveSize;
-      if (units > kWaveSize) last = left_over > kMostLeftOver ? units : units - left_over;
-    }
-    return (31 - __clz(lanes)) | minimum(last, units) << 8;
-  }
 
   FLASHPORT_DEVICE const char*& unit_of(FourUnits* units, int row) const {
     return units[(first_row_ + row) / kAtOnce].its[row % kAtOnce];
@@ -102,7 +82,6 @@ class SegmentCopier {
     const int first = ahead.key() + first_row_;
     const int low = maximum(first, s.key_low), high = minimum(first + kRows, s.key_high);
     if (low >= high) return;  // for all lanes
-    all_exist_ = high - low == kRows;
     const int key = maximum(minimum(first + lane_, high - 1), low);
     exists_ = key == first + lane_;
     const SegmentKey at = segment_key(starts_, key);
@@ -112,7 +91,6 @@ class SegmentCopier {
       pages_ = kv::page_list(cache, seq_);
       key_rows_ = static_cast<const char*>(cache.k.data) + kv_head_ * cache.k.head_stride;
       value_rows_ = static_cast<const char*>(cache.v.data) + kv_head_ * cache.v.head_stride;
-      division_ = {divide(cache.k.row_bytes), divide(cache.v.row_bytes)};
     }
     coord_ = kv::token_coord(cache, pages_, seq_, at.key, true);
   }
@@ -127,10 +105,9 @@ class SegmentCopier {
     return found;
   }
 
-  // `segment`: of the lane's row, -1 if the wave has none; `first_segment`: of the first row, of all of them if
-  // `is_one`.
-  FLASHPORT_DEVICE void copy_tile(const MixedDecodeParams& p, bool is_key, Found found, int division, int segment,
-                                  bool exists, int first_segment, bool is_one, bool all_exist) {
+  // `segment`: of the lane's row, -1 if the wave has none; `is_one`: all rows' segment.
+  FLASHPORT_DEVICE void copy_tile(const MixedDecodeParams& p, bool is_key, Found found, int segment, bool exists,
+                                  bool is_one) {
     mbarrier_wait(&ring_.free[state_.slot], state_.phase ^ 1);
     FourUnits* units = is_key ? ring_.key_units : ring_.value_units;
     const int first = (state_.slot * Ring::kRows + first_row_) * layout_.pitch;
@@ -138,25 +115,24 @@ class SegmentCopier {
     const CacheSegment& s = p.segments[maximum(segment, 0)];
     const int bytes = is_key ? s.cache.k.row_bytes : s.cache.v.row_bytes;
     const int end = shift_of(found.row) + bytes;
-    const int factors = layout_.has_factors ? (end + kUnitBytes - 1) / kUnitBytes * kUnitBytes : 0;  // after the row
+    const int factors = (end + kUnitBytes - 1) / kUnitBytes * kUnitBytes;  // after the row
     if (lane_ < kRows) {
       ring_.rows[state_.slot][first_row_ + lane_] = {static_cast<std::int8_t>(exists ? segment : -1),
                                                      static_cast<std::uint8_t>(shift_of(found.row)),
                                                      static_cast<std::uint16_t>(factors + shift_of(found.factors))};
     }
-    if (Ring::kHasDirectRows && layout_.direct != 0 && first_segment >= 0 &&
-        (!is_one || layout_.is_direct(first_segment, is_key))) {
+    const bool direct = Ring::kHasDirectRows && segment >= 0 && layout_.is_direct(segment, is_key);
+    if (Ring::kHasDirectRows && layout_.direct != 0 && __ballot_sync(~0u, direct) != 0) {
       mbarrier_wait(&tiles_.free[place_.stage], place_.phase ^ 1);
     }
     if (segment >= 0) {
       const unsigned tile = shared_address(tiles_.tiles[place_.stage]);
-      const bool direct = Ring::kHasDirectRows && layout_.is_direct(segment, is_key);
       int copied = 0;
       if (is_one && !direct) {
-        copied = copy_rows(units, division,
+        copied = copy_rows(units, bytes,
                            [&](int row, int byte) FLASHPORT_INLINE { return to + row * layout_.pitch + byte; });
-      } else if (is_one && all_exist) {  // the others' rows become zeros there
-        copied = copy_rows(units, division, [&](int row, int byte) FLASHPORT_INLINE {
+      } else if (is_one && __ballot_sync(~0u, !exists && lane_ < kRows) == 0) {  // the others' rows become zeros there
+        copied = copy_rows(units, bytes, [&](int row, int byte) FLASHPORT_INLINE {
           return tile + Layout::offset(first_row_ + row, byte);
         });
       }
@@ -183,10 +159,19 @@ class SegmentCopier {
   // rows that follow each other. Returns their bytes. What is read before a row lies in the unit of its first byte.
   // place(row, byte): where a byte goes in shared memory.
   template <class Place>
-  FLASHPORT_DEVICE int copy_rows(const FourUnits* rows, int division, const Place& place) const {
-    const int log_lanes = division & 0xff, last = division >> 8;
-    const int lanes = 1 << log_lanes, its_fours = static_cast<int>(static_cast<unsigned>(lanes) / kLeastLanes);
-    const int first = (lane_ >> log_lanes) * its_fours;
+  FLASHPORT_DEVICE int copy_rows(const FourUnits* rows, int bytes, const Place& place) const {
+    const int units = (bytes + kUnitBytes - 1) / kUnitBytes;
+    int lanes = maximum(1 << (31 - __clz(units)), kLeastLanes);  // of a row, a power of two
+    if (units > lanes + kMostLeftOver) lanes *= 2;
+    lanes = minimum(lanes, kWaveSize);
+    const int its_fours = lanes / kLeastLanes;
+    const int first = (lane_ >> (31 - __clz(lanes))) * its_fours;
+    int last = lanes;
+    if constexpr (kIsLong) {
+      const int left_over = units % kWaveSize;
+      if (units > kWaveSize) last = left_over > kMostLeftOver ? units : units - left_over;
+    }
+    last = minimum(last, units);
     rows += first_row_ / kAtOnce;
 #pragma unroll 1
     for (int unit = lane_ & (lanes - 1); unit < last; unit += kWaveSize) {
@@ -232,8 +217,7 @@ class SegmentCopier {
   SlotState state_;
   PipelineState<Tiles::kTiles> place_;
   int seq_ = -1, kv_head_ = -1, segment_ = -1;  // of the row that the lane has looked up
-  bool exists_ = false, all_exist_ = false;     // it, and those of the whole wave
-  Division division_;
+  bool exists_ = false;
   SegmentStarts starts_;
   const std::int32_t* pages_ = nullptr;  // of the sequence in the segment
   const char *key_rows_ = nullptr, *value_rows_ = nullptr;
