@@ -200,15 +200,17 @@ class RowWidener {
       row.words[word] = four.x, row.words[word + 1] = four.y;
       row.words[word + 2] = four.z, row.words[word + 3] = four.w;
     };
-    if (has_shift) {
-      const uint2 two = reinterpret_cast<const uint2*>(from)[1];
-      row.words[0] = two.x, row.words[1] = two.y;
+    if constexpr (kv_row_bytes(kFormat, cuda_attention::kStoredDim) % 16 == 8) {
+      if (has_shift) {
+        const uint2 two = reinterpret_cast<const uint2*>(from)[1];
+        row.words[0] = two.x, row.words[1] = two.y;
 #pragma unroll
-      for (int i = 1; i < kVectors; ++i) load(i, 4 * i - 2);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i) load(i, 4 * i);
+        for (int i = 1; i < kVectors; ++i) load(i, 4 * i - 2);
+        return row;
+      }
     }
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) load(i, 4 * i);
     return row;
   }
   // To the lane's place in 32 rows.

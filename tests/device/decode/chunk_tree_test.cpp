@@ -254,6 +254,7 @@ class TreeLaunch {
     for (; !now.done(); now.next(p_, Tiles::kTurnLeaves)) {
       const Segment& s = now.segment;
       const int tile_id = batch_.tile_id(s.seq, s.kv_head * p_.row_tiles + s.row_tile);
+      if (now.at_segment_start()) tree.begin_segment(tiles, s, now.line);
       for (int leaf = now.leaf; leaf < std::min(now.leaf + Tiles::kTurnLeaves, s.leaves); ++leaf) {
         merge::SoftmaxState<Tiles> next;
         for (int slot = 0; slot < Tiles::kRowSlots; ++slot) {
