@@ -8,8 +8,9 @@
 
 namespace flashport::sm90a {
 
-// Keys and values that L2 (50 MB) keeps from one launch to the next; more than these are read once. Beside as many bytes
-// of blocks it does not keep the kernel: 8 x 4k of q4_0, 37.7 MB, took 42.0 us and takes 37.1 when they are read once.
+// Keys and values that L2 (50 MB) keeps from one launch to the next; more than these are read once. Beside as many
+// bytes of blocks it does not keep the kernel: 8 x 4k of q4_0, 37.7 MB, took 42.0 us and takes 37.1 when they are read
+// once.
 constexpr std::int64_t cached_bytes(KvFormat format) {
   return format == KvFormat::kQ8_0 || format == KvFormat::kQ4_0 ? 32 << 20 : 40 << 20;
 }
