@@ -116,8 +116,8 @@ FLASHPORT_DEVICE StoredLayout stored_layout(const MixedDecodeParams& p) {
   }
   layout.pitch = kUnitBytes * (most | 1);
   layout.slots = minimum(Ring::kBytes / (Ring::kRows * layout.pitch), Ring::kMostSlots);
-  // Who copies to a place of the other ring waits for it, and must not be two phases ahead of its barrier: the tile one
-  // round before has then been widened.
+  // A wave that copies to a place of the other ring waits for it, and must not be two phases ahead of its barrier: the
+  // tile one round before has then been widened.
   if (layout.direct != 0) layout.slots = minimum(layout.slots, KvRing<kCfg>::kTiles);
   return layout;
 }

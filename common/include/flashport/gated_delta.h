@@ -177,7 +177,7 @@ struct GatedDeltaChunkScheduleQuery {
   std::int64_t tokens = 1;                      // T: of every sequence, or packed of all together
   bool packed = false;                          // with cu_seqlens
 };
-// The first launch prepares chunks, the second carries the states over them. Of packed sequences the shapes give the
+// The first launch prepares chunks, the second carries the states over them. For packed sequences the shapes give the
 // most chunks that there may be.
 struct GatedDeltaChunkSchedule {
   std::string kernel;                // of the second launch, as which_kernel() gives it

@@ -1,4 +1,5 @@
-// The numbers of docs/decode-schedule.md: how a batch of three requests is cut, who publishes and who combines.
+// The numbers of docs/decode-schedule.md: how a batch of three requests is cut, which block publishes and which
+// combines.
 #include "tests/device/decode/launch_model.h"
 
 #include <gtest/gtest.h>

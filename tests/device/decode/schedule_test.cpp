@@ -101,7 +101,7 @@ class Walk {
     }
   }
 
-  // Every chunk whole and once, by the block that all who share the tile take for its owner; results of a block at
+  // Every chunk whole and once, by the block that all that share the tile take for its owner; results of a block at
   // different places; one counter for each tile that is shared, and no other tile's.
   void check(Seen& seen) const {
     std::set<std::pair<std::int64_t, int>> sides;  // (block, side) that publish
