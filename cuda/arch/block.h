@@ -98,6 +98,8 @@ template <class T>
 FLASHPORT_DEVICE void keep_in_memory(T& x) {
   asm volatile("" ::"l"(&x) : "memory");
 }
+// The lanes of a wave are together, and each sees what the others have written.
+FLASHPORT_DEVICE void sync_wave() { __syncwarp(); }
 template <class Params>
 FLASHPORT_DEVICE const Params& reread(const Params& params) {
   return params;

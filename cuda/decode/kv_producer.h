@@ -62,7 +62,23 @@ class KvProducer {
         as_stored_(is_as_stored<typename Tiles::Keys>(p.cache.k) && is_as_stored<typename Tiles::Values>(p.cache.v)) {}
 
   FLASHPORT_DEVICE void run(const Params& p, const Range& range) {
-    LeafCursor ahead(range), scout(range);
+    if constexpr (requires { teams_->ahead; }) {
+      auto& places = teams_[block_.team()].ahead[block_.wave()];
+      const LeafCursorAt<Segment&> ahead(range, places[0]);
+      if constexpr (sizeof(places) > sizeof(Segment)) {
+        bring(p, ahead, LeafCursorAt<Segment&>(range, places[1]));
+      } else {
+        bring(p, ahead, LeafCursor(range));
+      }
+    } else {
+      bring(p, LeafCursor(range), LeafCursor(range));
+    }
+  }
+
+ private:
+  // `scout` goes before `ahead`.
+  template <class Ahead, class Scout>
+  FLASHPORT_DEVICE void bring(const Params& p, Ahead ahead, Scout scout) {
     if (ahead.done()) return;
     for (int i = 0; i < kLookAhead; ++i) look_up(p, scout, i);
     await_copies();
@@ -93,7 +109,6 @@ class KvProducer {
     await_copies();
   }
 
- private:
   FLASHPORT_DEVICE int first_row() const {
     return ((kHeads == 1 ? 0 : block_.team() * kCfg.tuning.producer_waves) + block_.wave()) * kRowsPerWave;
   }
@@ -106,7 +121,8 @@ class KvProducer {
   FLASHPORT_DEVICE static bool holds(const Segment& s, int token) { return token >= s.key_low && token < s.key_high; }
 
   // Asks for the page numbers of the leaf that `scout` stands at, and moves it on.
-  FLASHPORT_DEVICE void look_up(const Params& p, LeafCursor& scout, int slot) {
+  template <class Cursor>
+  FLASHPORT_DEVICE void look_up(const Params& p, Cursor& scout, int slot) {
     if (scout.done()) return;
     const Segment& s = scout.segment;
     if (s.pages != nullptr) {
@@ -119,7 +135,8 @@ class KvProducer {
     }
     scout.next(p, kCfg.tuning.leaves);
   }
-  FLASHPORT_DEVICE kv::TokenCoord place_of_row(const DecodeParams& p, const LeafCursor& ahead, int slot, int i,
+  template <class Cursor>
+  FLASHPORT_DEVICE kv::TokenCoord place_of_row(const DecodeParams& p, const Cursor& ahead, int slot, int i,
                                                bool whole) const {
     const Segment& s = ahead.segment;
     const int token = ahead.key() + row_of_leaf(i);
@@ -142,7 +159,8 @@ class KvProducer {
     for (int head = 0; head < kHeads; ++head) mbarrier_wait(&ring_of(head).free[place_.stage], place_.phase ^ 1);
   }
 
-  FLASHPORT_DEVICE bool has_all_rows(const LeafCursor& ahead) const {
+  template <class Cursor>
+  FLASHPORT_DEVICE bool has_all_rows(const Cursor& ahead) const {
     const int first = ahead.key() + first_row();
     return first >= ahead.segment.key_low && first + kRowsPerWave <= ahead.segment.key_high;
   }

@@ -36,7 +36,10 @@ constexpr int warpgroups(const DecodeConfig& cfg) { return cfg.tuning.waves / 4;
 constexpr DecodeSplit decode_split(const DecodeConfig& cfg) {
   if (uses_wgmma(cfg.shape)) return {.column_slices = warpgroups(cfg), .large = true};
   const bool finer = cfg.shape.rows == 8 && cfg.tuning.leaves == 2 && cfg.tuning.blocks_per_multiprocessor == 2;
-  return {cfg.tuning.leaves, row_waves(cfg), column_waves(cfg), false, finer};
+  return {.turn_leaves = cfg.tuning.leaves,
+          .row_slices = row_waves(cfg),
+          .column_slices = column_waves(cfg),
+          .finer = finer};
 }
 
 // What widened values have too much (BlockWidening), as A operands.

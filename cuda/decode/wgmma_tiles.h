@@ -19,26 +19,23 @@ namespace flashport::FLASHPORT_TARGET::decode {
 // what is read from the memory of a thread waits for all copies that were asked for before. The values of a register
 // lie side by side.
 template <DecodeConfig kCfg>
-struct KeptOut {};
+struct KeptOut : NoPartialList {};
 template <DecodeConfig kCfg>
   requires(warpgroups(kCfg) == 2)
-struct KeptOut<kCfg> {
+struct KeptOut<kCfg> : NoPartialList {
   float o[kCfg.shape.head_dim_v / 4][128];
 };
 
 template <DecodeConfig kCfg>
   requires(uses_wgmma(kCfg.shape))
 struct DecodeShared<kCfg> {
-  // Of a warpgroup. A tile that it has whole is kept and needs no list; before a list is written all have signalled.
-  union Slice {
-    KeptOut<kCfg> kept;
-    PartialList list;
-    FLASHPORT_DEVICE operator PartialList&() { return list; }
-  };
   KvRing<kCfg> ring;
-  Slice partials[warpgroups(kCfg)];
+  KeptOut<kCfg> partials[warpgroups(kCfg)];
   unsigned slice_flags[warpgroups(kCfg)];
   unsigned arrive_flag;
+  // Of each wave, because registers are few. Two warpgroups leave no room for where a producer scouts.
+  Segment segments[kCfg.tuning.waves];
+  Segment ahead[kCfg.tuning.producer_waves][warpgroups(kCfg) == 2 ? 1 : 2];
 };
 
 template <DecodeConfig kCfg>
@@ -65,10 +62,9 @@ class DecodeTiles<kCfg> {
   // chunks alone, and registers are few.
   static constexpr int kKeptStates = 2;
   static constexpr int kStatesInMemory = 1;
-  static constexpr bool kClearsGroup = true;
   static constexpr bool kTileInShared = kGroups == 2;
-
-  static constexpr int kPiecesAtOnce = kShape.head_dim_v <= 128 ? 2 : 1;  // a state is large, and threads are few
+  static constexpr bool kClearsGroup = true;  // or it would take registers while a whole tile is written
+  static constexpr bool kCombines = !decode_split(kCfg).large;
 
   struct Rows {
     float v[kRowSlots];
@@ -79,7 +75,7 @@ class DecodeTiles<kCfg> {
   struct Scores {
     float c[kLeafKeys / 8][4];
   };
-  struct Out {
+  struct alignas(16) Out {
     float c[kColumnPanels][kPanelColumns / 8][4];
   };
   // P as the left operand, and the sums of what it was rounded from, of this lane's keys.
@@ -220,7 +216,7 @@ class DecodeTiles<kCfg> {
   // f(kept value, value, slot)
   template <class F>
   FLASHPORT_DEVICE void for_each_kept(Out& out, F&& f) const {
-    float* kept = &shared_.partials[slice_].kept.o[0][slice_threads_.thread()];
+    float* kept = &shared_.partials[slice_].o[0][slice_threads_.thread()];
 #pragma unroll
     for (int panel = 0; panel < kColumnPanels; ++panel) {
       for_each_register(out.c[panel], [&](float& x, int tile, int i) {
@@ -250,21 +246,49 @@ class DecodeTiles<kCfg> {
     }
   }
 
-  // f(value, value of the next column, slot, column)
-  static constexpr bool kPairsOfColumns = true;
+  // One row of the wave is each lane's to finish; lanes i and 16 + i have the same one.
+  FLASHPORT_DEVICE int own_row() const { return 16 * (block_.wave() % 4) + block_.lane() % 16; }
+  FLASHPORT_DEVICE bool writes_own_row() const { return slice_ == 0 && block_.lane() < 16; }
+  FLASHPORT_DEVICE float of_own_row(const Rows& x) const {
+    const int lane = block_.lane() % 8 * 4;
+    const float low = __shfl_sync(~0u, x[0], lane), high = __shfl_sync(~0u, x[1], lane);
+    return block_.lane() % 16 < 8 ? low : high;
+  }
+
+  // f(offset, factor, column, four values of the row to which offset and factor belong), row by row: so that code is
+  // short and lines are written whole. They pass through the query's place, which has been read.
   template <class F>
-  FLASHPORT_DEVICE void for_each_out_pair(const Out& out, F&& f) const {
-    const int first = first_column() + first_of_lane();
+  FLASHPORT_DEVICE void for_each_own_row(const Out& out, std::int64_t offset, float factor, F&& f) const {
+    auto& query = shared_.ring.queries[query_.stage];
+    constexpr int kPlaces = sizeof(query.panels) / sizeof(float) / kCfg.tuning.waves / 16;  // of a wave's row
+    constexpr int kStaged = kPlaces < kPanelColumns ? kPlaces / 32 * 32 : kPanelColumns;    // columns
+    constexpr int kTiles = kStaged / 8, kVectors = kStaged / 4, kRowsAtOnce = kWaveSize / kVectors;
+    static_assert(kStaged > 0 && kPanelColumns % kStaged == 0);
+    float* rows = reinterpret_cast<float*>(&query.panels) + block_.wave() * (16 * kStaged);
+    // Rows whose number differs in the low bits lie in other banks.
+    const auto place = [](int row, int column) { return row * kStaged + (column ^ row % kTiles * 8); };
+    const int lane = block_.lane();
+    block_.sync();  // all waves have read the query
 #pragma unroll
-    for (int panel = 0; panel < kColumnPanels; ++panel) {
+    for (int first = 0; first < kColumnPanels * kPanelColumns; first += kStaged) {
 #pragma unroll
-      for (int tile = 0; tile < kPanelColumns / 8; ++tile) {
+      for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
         for (int slot = 0; slot < kRowSlots; ++slot) {
-          const float* two = &out.c[panel][tile][2 * slot];
-          f(two[0], two[1], slot, first + panel * kPanelColumns + 8 * tile);
+          const float* two = &out.c[first / kPanelColumns][first % kPanelColumns / 8 + tile][2 * slot];
+          float* to = rows + place(lane / 4 + 8 * slot, 8 * tile + lane % 4 * 2);
+          *reinterpret_cast<float2*>(to) = {two[0], two[1]};
         }
       }
+      __syncwarp();
+#pragma unroll 1
+      for (int row = lane / kVectors; row < 16; row += kRowsAtOnce) {
+        const int column = lane % kVectors * 4;
+        const auto x = *reinterpret_cast<const float4*>(rows + place(row, column));
+        f(__shfl_sync(~0u, static_cast<long long>(offset), row), __shfl_sync(~0u, factor, row),
+          first_column() + first + column, {x.x, x.y, x.z, x.w});
+      }
+      __syncwarp();
     }
   }
 

@@ -141,6 +141,8 @@ template <class Params>
 FLASHPORT_DEVICE const Params& kernel_params() {
   return *(const Params*)__builtin_amdgcn_kernarg_segment_ptr();
 }
+// The lanes of a wave are together, and each sees what the others have written.
+FLASHPORT_DEVICE void sync_wave() { __builtin_amdgcn_wave_barrier(); }
 // The same params, for a rare path: the compiler loads them again there, and does not keep them in scalar registers
 // while the hot loop runs.
 template <class Params>

@@ -51,15 +51,16 @@ constexpr bool clears_group() {
   }
 }
 
-// How many pieces of a state a thread combines at a time.
+// Whether the block that is last combines a tile; else a second launch always does (DecodeSplit::large).
 template <class Tiles>
-constexpr int pieces_at_once() {
-  if constexpr (requires { Tiles::kPiecesAtOnce; }) {
-    return Tiles::kPiecesAtOnce;
+constexpr bool combines_in_launch() {
+  if constexpr (requires { Tiles::kCombines; }) {
+    return Tiles::kCombines;
   } else {
-    return 1;
+    return true;
   }
 }
+struct NoPartialList {};
 
 // Tiles::kKeptStates says for how many more states than one there is room: 2 for the group and the tile, 1 for the
 // group, 0: the chunks of a group meet in the workspace too.
@@ -81,31 +82,35 @@ class ChunkTree {
   using Tile = KeptState<Tiles, kOfTile>;
   static constexpr bool kKeepsGroup = Group::kKept;
   static constexpr bool kKeepsTile = Tile::kKept;
+  static constexpr bool kCombines = combines_in_launch<Tiles>();
+  static_assert(kCombines || (kKeepsGroup && kKeepsTile), "no state meets in the workspace");
 
  public:
   using State = merge::SoftmaxState<Tiles>;
+  using List = std::conditional_t<kCombines, PartialList, NoPartialList>;
 
   // `list`: in shared memory. `group` and `tile` are objects of their own, as they may lie in other places.
-  FLASHPORT_DEVICE ChunkTree(const DecodeParams& p, const Block& block, PartialList& list, Group& group, Tile& tile)
+  FLASHPORT_DEVICE ChunkTree(const DecodeParams& p, const Block& block, List& list, Group& group, Tile& tile)
       : p_(p), block_(block), list_(list), group_(group.state), tile_(tile.state) {}
 
   // At the start of a segment, while its keys are on their way: what the end would wait for.
   FLASHPORT_DEVICE void begin_segment(const Tiles& tiles, const Segment& s, const Line& line) const {
-    if constexpr (kKeepsGroup) {
+    if constexpr (kKeepsGroup && kCombines) {
       if (meets_in_workspace(s)) prepare_meeting(tiles, s, line);
     }
   }
 
   // After a turn of the main loop, whose leaves are in `state`: ends what ends with it, and clears the state for the
   // next chunk.
-  FLASHPORT_DEVICE void end_turn(const Tiles& tiles, const LeafCursor& now, State& state) {
+  template <class Cursor>
+  FLASHPORT_DEVICE void end_turn(const Tiles& tiles, const Cursor& now, State& state) {
     const Segment& s = now.segment;
     const int end = now.leaf + Tiles::kTurnLeaves;
     const bool segment_ends = end >= s.last;
     if (!segment_ends && (end & ((1 << s.chunk_shift) - 1)) != 0) return;
     end_chunk(tiles, s, state, now.leaf >> s.chunk_shift);
     if (segment_ends) {
-      end_segment(tiles, s, now.line);
+      if constexpr (kCombines) end_segment(tiles, s, now.line);
       if constexpr (clears_group<Tiles>()) merge::clear(tiles, group_);
     }
     merge::clear(tiles, state);
@@ -238,14 +243,13 @@ class ChunkTree {
         write_piece(piece, to, at);
       }
     };
-    combine_partials<pieces_at_once<Tiles>(), PartialList::kAtOnce>(tiles.slice_threads(),
-                                                                    PartialSlices(p, tiles.slice()), tiles.slice_rows(),
-                                                                    Tiles::kSliceColumns, list_, chunks, place, sink);
+    combine_partials<PartialList::kAtOnce>(tiles.slice_threads(), PartialSlices(p, tiles.slice()), tiles.slice_rows(),
+                                           Tiles::kSliceColumns, list_, chunks, place, sink);
   }
 
   const DecodeParams& p_;
   const Block& block_;
-  PartialList& list_;
+  List& list_;
   decltype(Group::state)& group_;
   decltype(Tile::state)& tile_;
 };

@@ -68,8 +68,8 @@ FLASHPORT_DEVICE bool has_whole_groups(const PartialList& list, int chunks) {
   return true;
 }
 
-// Combines kPieces pieces at a time, kAtOnce results of each in flight. kWholeGroups: each group is one result.
-template <bool kWholeGroups, int kPieces, int kAtOnce, class Threads, class Place, class Sink>
+// Combines the pieces, each with kAtOnce results in flight. kWholeGroups: each group is one result.
+template <bool kWholeGroups, int kAtOnce, class Threads, class Place, class Sink>
 FLASHPORT_DEVICE void combine_pieces(const Threads& threads, const PartialSlices& partials, int rows, int columns,
                                      const PartialList& list, int chunks, const Place& place, const Sink& sink) {
   static_assert(kAtOnce % kGroupChunks == 0);
@@ -77,64 +77,46 @@ FLASHPORT_DEVICE void combine_pieces(const Threads& threads, const PartialSlices
   constexpr int kGroup = kWholeGroups ? 1 : kGroupChunks;  // results
   const int pieces_of_row = columns / kVectorFloats;
   const int pieces = rows * pieces_of_row;
-  for (int i = recompute(threads.thread()); i < pieces; i += kPieces * threads.threads()) {
-    // Beyond the end a piece is combined once more, and not taken.
-    const auto number_of = [&](int piece) { return i + piece * threads.threads(); };
-    PieceAt at[kPieces];
-    FLASHPORT_UNROLL(4)
-    for (int piece = 0; piece < kPieces; ++piece) {
-      const int number = number_of(piece) < pieces ? number_of(piece) : i;
-      at[piece] = {rows, columns, number / pieces_of_row, number % pieces_of_row * kVectorFloats};
-    }
-    StatePiece tile[kPieces], next[kPieces][kAtOnce];
+  for (int i = recompute(threads.thread()); i < pieces; i += threads.threads()) {
+    const PieceAt at{rows, columns, i / pieces_of_row, i % pieces_of_row * kVectorFloats};
+    StatePiece tile, results[kAtOnce];
     const auto load = [&](int first) {
       FLASHPORT_UNROLL(32)
       for (int j = 0; j < kAtOnce; ++j) {
         const int chunk = first + j * kStep;
         const bool listed = (!kWholeGroups && kAtOnce == PartialList::kAtOnce) || chunk < chunks;
-        const int number = listed ? list.numbers[chunk] : -1;
-        FLASHPORT_UNROLL(4)
-        for (int piece = 0; piece < kPieces; ++piece) load_partial(next[piece][j], partials, number, at[piece]);
+        load_partial(results[j], partials, listed ? list.numbers[chunk] : -1, at);
       }
     };
     load(0);
-    decltype(place(at[0])) to[kPieces];  // while the first results are on their way
-    FLASHPORT_UNROLL(4)
-    for (int piece = 0; piece < kPieces; ++piece) to[piece] = place(at[piece]);
+    const auto to = place(at);  // while the first results are on their way
     FLASHPORT_UNROLL(1)
     for (int first = 0; first < chunks; first += kAtOnce * kStep) {
       if (first > 0) load(first);
-      FLASHPORT_UNROLL(4)
-      for (int piece = 0; piece < kPieces; ++piece) {
-        auto& results = next[piece];
-        FLASHPORT_UNROLL(32)
-        for (int group = 0; group < kAtOnce; group += kGroup) {
-          FLASHPORT_UNROLL(4)
-          for (int j = 1; j < kGroup; ++j) merge(results[group], results[group + j]);
-          if (first + group == 0) {
-            tile[piece] = results[0];
-          } else {
-            merge(tile[piece], results[group]);
-          }
+      FLASHPORT_UNROLL(32)
+      for (int group = 0; group < kAtOnce; group += kGroup) {
+        FLASHPORT_UNROLL(4)
+        for (int j = 1; j < kGroup; ++j) merge(results[group], results[group + j]);
+        if (first + group == 0) {
+          tile = results[0];
+        } else {
+          merge(tile, results[group]);
         }
       }
     }
-    FLASHPORT_UNROLL(4)
-    for (int piece = 0; piece < kPieces; ++piece) {
-      if (number_of(piece) < pieces) sink(to[piece], at[piece], tile[piece]);
-    }
+    sink(to, at, tile);
   }
 }
 
-// `threads` (as a Block: thread() of threads()) share the pieces out among them, kPieces each at a time.
-// sink(place(at), at, piece) takes what was combined.
-template <int kPieces, int kAtOnce, class Threads, class Place, class Sink>
+// `threads` (as a Block: thread() of threads()) share the pieces out among them. sink(place(at), at, piece) takes what
+// was combined.
+template <int kAtOnce, class Threads, class Place, class Sink>
 FLASHPORT_DEVICE void combine_partials(const Threads& threads, const PartialSlices& partials, int rows, int columns,
                                        const PartialList& list, int chunks, const Place& place, const Sink& sink) {
   if (has_whole_groups(list, chunks)) {
-    combine_pieces<true, kPieces, kAtOnce>(threads, partials, rows, columns, list, chunks, place, sink);
+    combine_pieces<true, kAtOnce>(threads, partials, rows, columns, list, chunks, place, sink);
   } else {
-    combine_pieces<false, kPieces, kAtOnce>(threads, partials, rows, columns, list, chunks, place, sink);
+    combine_pieces<false, kAtOnce>(threads, partials, rows, columns, list, chunks, place, sink);
   }
 }
 

@@ -2,6 +2,8 @@
 // long to read those of a tile. Several blocks share the pieces of each tile. The folds and their order are the same.
 #pragma once
 
+#include <type_traits>
+
 #include "common/device/decode/combine.h"
 #include "common/device/decode/output.h"
 #include "common/device/decode/schedule.h"
@@ -89,11 +91,16 @@ FLASHPORT_DEVICE void decode_combine(const Params& p, const Block& block, Combin
     write_output_piece(p, out, first_column + at.column, piece);
   };
   const PartialSlices partials(p, slice);
+  const auto combine = [&](auto at_once) {
+    combine_partials<at_once()>(threads, partials, rows, p.combine.columns, shared.list, chunks, place, sink);
+  };
   if (chunks <= kCombineAtOnce / 2) {
-    combine_partials<1, kCombineAtOnce / 2>(threads, partials, rows, p.combine.columns, shared.list, chunks, place,
-                                            sink);
+    combine(std::integral_constant<int, kCombineAtOnce / 2>{});
+  } else if (chunks <= kCombineAtOnce && has_whole_groups(shared.list, chunks)) {
+    combine_pieces<true, kCombineAtOnce / kGroupChunks>(threads, partials, rows, p.combine.columns, shared.list, chunks,
+                                                        place, sink);
   } else {
-    combine_partials<1, kCombineAtOnce>(threads, partials, rows, p.combine.columns, shared.list, chunks, place, sink);
+    combine(std::integral_constant<int, kCombineAtOnce>{});
   }
 }
 

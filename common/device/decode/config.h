@@ -43,7 +43,7 @@ struct DecodeConfig {
 struct DecodeSplit {
   int turn_leaves = 1;                    // leaves that a turn of the main loop takes: 1 or 2
   int row_slices = 1, column_slices = 1;  // parts of a state that are published by themselves (chunks.h)
-  bool large = false;  // a state is so large that chunks have two leaves at least, and a second launch may combine them
+  bool large = false;  // a state is so large that chunks have two leaves at least, and a second launch combines them
   bool finer = false;  // more blocks are resident than long sequences have chunks: ChunkRule
 };
 constexpr int least_chunk_shift(const DecodeSplit& split) { return split.turn_leaves > 1 || split.large ? 1 : 0; }

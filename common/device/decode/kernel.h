@@ -39,12 +39,22 @@ constexpr float score_unit() {
   }
 }
 
+template <class Shared>
+FLASHPORT_DEVICE auto leaf_cursor(const Range& range, const Block& block, Shared& shared) {
+  if constexpr (requires { shared.segments; }) {
+    return LeafCursorAt<Segment&>(range, shared.segments[block.wave()]);
+  } else {
+    return LeafCursor(range);
+  }
+}
+
 template <DecodeConfig kCfg>
 FLASHPORT_DEVICE void decode(const DecodeParamsOf<kCfg>& p, const Range& range, const Block& block,
                              DecodeShared<kCfg>& shared) {
   using Tiles = DecodeTiles<kCfg>;
-  LeafCursor now(range), ahead(range);
+  auto now = leaf_cursor(range, block, shared);
   if (now.done()) return;
+  LeafCursor ahead(range);
   Tiles tiles(p, block, shared);
   KvPipeline<kCfg> pipeline(p, block, shared, ahead);
   KeptState<Tiles, kOfGroup> group;

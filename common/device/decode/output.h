@@ -79,10 +79,26 @@ FLASHPORT_DEVICE void write_columns(const DecodeParams& p, T* out, std::int64_t 
   for (int i = 0; i < kCount; ++i) write_element(p, out, row, column + i, x[i], factor);
 }
 
-// A tile's output from registers.
+// A tile's output from registers, where each lane finishes one row.
 template <class Tiles>
-FLASHPORT_DEVICE void write_output(const Tiles& tiles, const DecodeParams& p, const Segment& s, const Block& block,
-                                   const merge::SoftmaxState<Tiles>& state) {
+FLASHPORT_DEVICE void write_own_rows(const Tiles& tiles, const DecodeParams& p, const Segment& s, const Block& block,
+                                     const merge::SoftmaxState<Tiles>& state) {
+  const int last = tiles.live_rows() - 1;
+  const bool live = tiles.own_row() <= last;
+  const QueryRow row = query_row(p, s, Tiles::kRows, minimum(tiles.own_row(), last));
+  const OutputRow own = output_row(p, s, block, row, live && tiles.writes_own_row());
+  const float own_factor = finish_row(own, tiles.of_own_row(state.m), tiles.of_own_row(state.l));
+  tiles.for_each_own_row(state.o, live ? own.offset : -1, own_factor,
+                         [&](std::int64_t offset, float factor, int column, const float (&x)[kVectorFloats]) {
+                           with_type(p.out.data, p.out.dtype,
+                                     [&](auto* out) { write_columns(p, out, offset, column, x, factor); });
+                         });
+}
+
+// The same, where lanes that have parts of a row each finish it.
+template <class Tiles>
+FLASHPORT_DEVICE void write_rows(const Tiles& tiles, const DecodeParams& p, const Segment& s, const Block& block,
+                                 const merge::SoftmaxState<Tiles>& state) {
   std::int64_t offsets[Tiles::kRowSlots];
   float factors[Tiles::kRowSlots];
   FLASHPORT_UNROLL(4)  // rows side by side
@@ -94,13 +110,8 @@ FLASHPORT_DEVICE void write_output(const Tiles& tiles, const DecodeParams& p, co
     offsets[slot] = row <= last ? to.offset : -1;
     factors[slot] = finish_row(to, state.m[slot], state.l[slot]);
   }
-  constexpr bool kPairs = requires { Tiles::kPairsOfColumns; };
   with_type(p.out.data, p.out.dtype, [&](auto* out) {
-    if constexpr (kPairs) {
-      tiles.for_each_out_pair(state.o, [&](float x, float y, int slot, int column) {
-        write_columns<2>(p, out, offsets[slot], column, {x, y}, factors[slot]);
-      });
-    } else if (p.out.stride_dim == 1 && p.head_dim_v == Tiles::kColumns) {
+    if (p.out.stride_dim == 1 && p.head_dim_v == Tiles::kColumns) {
       tiles.for_each_out(state.o, [&](float x, int slot, int column) {
         if (offsets[slot] >= 0) store_as(out + offsets[slot] + column, output_value(x, factors[slot]));
       });
@@ -112,11 +123,20 @@ FLASHPORT_DEVICE void write_output(const Tiles& tiles, const DecodeParams& p, co
   });
 }
 
+template <class Tiles>
+FLASHPORT_DEVICE void write_output(const Tiles& tiles, const DecodeParams& p, const Segment& s, const Block& block,
+                                   const merge::SoftmaxState<Tiles>& state) {
+  if constexpr (requires { tiles.own_row(); }) {
+    write_own_rows(tiles, p, s, block, state);
+  } else {
+    write_rows(tiles, p, s, block, state);
+  }
+}
+
 FLASHPORT_DEVICE void write_output_piece(const DecodeParams& p, const OutputRow& to, int column,
                                          const StatePiece& piece) {
   const float factor = finish_row(to, piece.m, piece.l);
-  with_type(p.out.data, p.out.dtype,
-            [&](auto* out) { write_columns<kVectorFloats>(p, out, to.offset, column, piece.o, factor); });
+  with_type(p.out.data, p.out.dtype, [&](auto* out) { write_columns(p, out, to.offset, column, piece.o, factor); });
 }
 
 }  // namespace flashport::FLASHPORT_TARGET::decode

@@ -7,6 +7,8 @@
 // num_splits) a block is one chunk of one tile instead.
 #pragma once
 
+#include <type_traits>
+
 #include "common/device/core/divide.h"
 #include "common/device/decode/chunks.h"
 #include "common/device/decode/segments.h"
@@ -240,15 +242,21 @@ FLASHPORT_DEVICE Range block_range(const Params& p, const Block& block) {
   return block.uniform(p.num_chunks > 0 ? chunk_range(p, block) : balanced_range(p, block));
 }
 
-// Walks through a block's range leaf by leaf, tile by tile.
-struct LeafCursor {
-  Segment segment;
+// Walks through a block's range leaf by leaf, tile by tile. Place: Segment or, where registers are few, Segment&, of
+// which each wave has one in shared memory.
+template <class Place>
+struct LeafCursorAt {
+  Place segment;
   int leaf;
   Line line;
   int end;
 
-  FLASHPORT_DEVICE explicit LeafCursor(const Range& range)
+  FLASHPORT_DEVICE explicit LeafCursorAt(const Range& range)
       : segment(range.segment), leaf(range.segment.first), line(range.line), end(range.end) {}
+  FLASHPORT_DEVICE LeafCursorAt(const Range& range, Segment& place)
+      : segment(place), leaf(range.segment.first), line(range.line), end(range.end) {
+    segment = range.segment;
+  }
 
   FLASHPORT_DEVICE bool done() const { return leaf >= segment.last; }
   FLASHPORT_DEVICE bool at_segment_start() const { return leaf == segment.first; }
@@ -262,9 +270,10 @@ struct LeafCursor {
     if (next_start >= end) return;
     const int tiles = p.num_kv_heads * p.row_tiles;
     int tile = segment.kv_head * p.row_tiles + segment.row_tile + static_cast<int>(p.cuts[line.cut].concurrent.value);
+    const int seq = segment.seq + 1;
+    if (tile >= tiles && seq == p.batch) return;
+    if constexpr (std::is_reference_v<Place>) sync_wave();  // all lanes have read it
     if (tile >= tiles) {
-      const int seq = segment.seq + 1;
-      if (seq == p.batch) return;
       tile -= tiles;
       segment = open_sequence(p, seq, key_count(p, seq));
     }
@@ -275,5 +284,6 @@ struct LeafCursor {
     leaf = 0;
   }
 };
+using LeafCursor = LeafCursorAt<Segment>;
 
 }  // namespace flashport::FLASHPORT_TARGET::decode

@@ -60,10 +60,9 @@ int tile_chunks(const DecodeParams& p) {
   return most_chunks(std::max<std::int64_t>(leaves_of(p.cache.max_len), 1), p.chunk_rule);
 }
 
-// Where there are few tiles, few blocks would combine them and read large states or many for long, while the others
-// have ended: a second launch spreads that. It costs about 2 us, in which a wave reads the results of some 48 chunks, a
-// vector of each a lane.
-constexpr int kFewBlocks = 8;  // a tile of a large state
+// Where there are few tiles, few blocks would combine them and read many states for long, while the others have ended:
+// a second launch spreads that. It costs about 2 us, in which a wave reads the results of some 48 chunks, a vector of
+// each a lane. Kernels of large states leave it to that launch always.
 constexpr int kFewMultiprocessors = 16;
 constexpr int kManyReads = 48;
 bool wants_second_launch(const DecodePlan& plan, int multiprocessors) {
@@ -71,7 +70,7 @@ bool wants_second_launch(const DecodePlan& plan, int multiprocessors) {
   const DecodeShape& shape = plan.kernel->shape.decode.shape;
   const DecodeSplit& split = plan.kernel->decode_split;
   if (reads_segments(shape)) return false;  // that launch knows one cache
-  if (split.large) return kFewBlocks * tile_count(p) <= plan.grid;
+  if (split.large) return tile_chunks(p) > 1;
   if (split.column_slices == 1 || kFewMultiprocessors * tile_count(p) > multiprocessors) return false;
   constexpr int kVectors = 32 * 4;  // columns that the lanes of a wave read at once
   const auto rows =
@@ -92,8 +91,12 @@ void plan_combine(DecodePlan& plan, const Check& check, DeviceContext& device) {
   combine.rows = shape.rows / split.row_slices;
   combine.columns = shape.head_dim_v / split.column_slices;
   combine.column_slices = split.column_slices;
-  combine.parts = to_int(ceil_div(std::int64_t{combine.rows} * combine.columns / 4, plan.combine_kernel->threads));
-  plan.combine_grid = tile_count(plan.params) * plan.params.slices * combine.parts;
+  const std::int64_t slices = tile_count(plan.params) * plan.params.slices;
+  const std::int64_t most = ceil_div(std::int64_t{combine.rows} * combine.columns / 4, plan.combine_kernel->threads);
+  // Each block finds its tile anew, so no more than the device holds at once.
+  const std::int64_t resident = std::int64_t{device.multiprocessors()} * device.occupancy(check, *plan.combine_kernel);
+  combine.parts = to_int(std::clamp<std::int64_t>(resident / slices, 1, most));
+  plan.combine_grid = slices * combine.parts;
 }
 
 void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check& check, DeviceContext& device) {

@@ -4,8 +4,8 @@
 namespace flashport::test {
 namespace {
 
-// Large states of few tiles are combined by a second launch.
-TEST_F(PlanDecode, LargeStatesOfFewTiles) {
+// Large states are combined by a second launch.
+TEST_F(PlanDecode, LargeStates) {
   DecodeInputs inputs(kGpu);
   DecodeArgs& a = inputs.args;
   std::int32_t length = 500;
@@ -17,14 +17,15 @@ TEST_F(PlanDecode, LargeStatesOfFewTiles) {
   EXPECT_STREQ(two.kernel->key, "decode/bf16/kv=bf16/hd128/r64/fakegpu");
   EXPECT_EQ(two.grid, 20);
   EXPECT_STREQ(two.combine_kernel->key, "decode_combine/fakegpu");
-  EXPECT_EQ(two.params.combine.parts, 64 * 128 / 4 / 128);
   EXPECT_EQ(two.params.combine.rows, 64);
   EXPECT_EQ(two.params.combine.columns, 128);
-  EXPECT_EQ(two.combine_grid, 2 * 16);
+  // As many parts of a tile as fill the device, and no more than its vectors need.
+  EXPECT_EQ(two.params.combine.parts, 10);
+  EXPECT_EQ(two.combine_grid, 2 * 10);
   flash_decode(a, 10);
   ASSERT_EQ(fake_state().launches.size(), 2u);
   EXPECT_EQ(fake_state().launches[1].key, "decode_combine/fakegpu");
-  EXPECT_EQ(fake_state().launches[1].grid, 32);
+  EXPECT_EQ(fake_state().launches[1].grid, 20);
   EXPECT_EQ(fake_state().launches[1].as<DecodeParams>().partials, fake_state().launches[0].as<DecodeParams>().partials);
 
   // Small states of one slice are combined in the launch.
@@ -35,9 +36,8 @@ TEST_F(PlanDecode, LargeStatesOfFewTiles) {
   DecodeScheduleQuery query{.call = {.target = "fakegpu", .group_size = 32}, .num_kv_heads = 2};
   query.max_kv_len = 16000;
   EXPECT_EQ(explain(query).combine, Combine::kSecondLaunch);
-  query.num_kv_heads = 3;  // whose tiles are more than an eighth of the grid
-  EXPECT_EQ(explain(query).combine, Combine::kInLaunch);
-  query.num_kv_heads = 2;
+  query.num_kv_heads = 300;
+  EXPECT_EQ(explain(query).combine, Combine::kSecondLaunch);
   query.max_kv_len = 64;  // a chunk a tile
   EXPECT_EQ(explain(query).combine, Combine::kNone);
 }

@@ -150,6 +150,7 @@ inline void store_published_vector(float* to, const float (&x)[kVectorFloats]) {
 inline int recompute(int x) { return x; }
 template <class T>
 void keep_in_memory(T&) {}
+inline void sync_wave() { __syncwarp(); }
 template <class Params>
 const Params& reread(const Params& params) {
   return params;
