@@ -10,6 +10,7 @@
 #include "common/device/attention/work.h"
 #include "cuda/arch/tma.h"
 #include "cuda/arch/wgmma.h"
+#include "cuda/attention/row_factors.h"
 #include "cuda/attention/stored_rows.h"
 #include FLASHPORT_ATTENTION_TUNING_HEADER
 
@@ -60,7 +61,8 @@ struct StoredSlots<kCfg> {
   static constexpr int kBytes = stored_bytes(kCfg), kMost = cuda_attention::kMostStoredSlots;
   alignas(128) unsigned char bytes[kBytes + 16];  // what follows the last row may be read
   std::uint64_t landed[row_warps(kCfg)][kMost];
-  std::uint8_t shifts[kMost + 1][kCfg.tuning.keys];  // by how many bytes a row begins inside of 16; the last unused
+  std::uint8_t shifts[kMost + 1][kCfg.tuning.keys];     // by how many bytes a row begins inside of 16; the last unused
+  std::uint8_t factor_begins[kMost][kCfg.tuning.keys];  // of rows with factors beside them, which come after the row
 
   // Of what comes by boxes (stored_boxes.h): barriers of slots, and what a key that is not there is read from.
   Barriers boxes[cuda_attention::kWideningWarps][kMost];
@@ -69,7 +71,8 @@ struct StoredSlots<kCfg> {
   std::int32_t pitch, slots;  // bytes from row to row, and how many tiles there is room for
 
   FLASHPORT_DEVICE void init(const AttentionParams& p) {
-    pitch = maximum(pitch_of(p.cache.k), pitch_of(p.cache.v));
+    pitch = maximum(pitch_of(p.cache.k, factor_room(p.k_row_scales, p.head_dim_qk)),
+                    pitch_of(p.cache.v, factor_room(p.v_row_scales, p.head_dim_v)));
     if (p.k_box.row_bytes != 0) pitch = maximum(p.k_box.row_bytes, p.v_box.row_bytes);
     slots = minimum(kBytes / (kCfg.tuning.keys * pitch), kMost);
     for (auto& of_warp : boxes) {
@@ -85,13 +88,31 @@ struct StoredSlots<kCfg> {
   // warps lie one after the other.
   FLASHPORT_DEVICE int slot_bytes() const { return pitch * cuda_attention::kStoredRows; }
 
+  // Bytes of a row's place before its factors.
+  FLASHPORT_DEVICE static int row_room(const CacheParams& cache) {
+    return (cache.row_bytes + 16 - cache.copy_unit + 15) / 16 * 16;
+  }
+
  private:
   static_assert(kBytes >= 2 * kCfg.tuning.keys * cuda_attention::kMostStoredRow);
+  // The longest row is of 16-bit numbers at any even address, with a factor of fp32 for every 8 of them.
+  static_assert(kBytes >= kCfg.tuning.keys * (kCfg.shape.head_dim_qk * 5 / 2 + 32));
   // An odd multiple of 32, so that few units of neighbouring rows lie in the same banks.
-  FLASHPORT_DEVICE static int pitch_of(const CacheParams& cache) {
-    const int units = (cache.row_bytes + 16 - cache.copy_unit + 15) / 16;
+  FLASHPORT_DEVICE static int pitch_of(const CacheParams& cache, int factors) {
+    const int units = (row_room(cache) + factors) / 16;
     return 16 * (units + (2 - units & 3));
   }
+};
+
+// Factors beside the rows of a tile, of which each warp brings and uses those of its own rows.
+template <AttentionConfig kCfg>
+struct TileFactors {};
+template <AttentionConfig kCfg>
+  requires(has(kCfg.shape.sources, KeySources::kScaled) && stored_bytes(kCfg) == 0)
+struct TileFactors<kCfg> {
+  static constexpr int kPitch = kCfg.shape.head_dim_qk / 8 * 4 + 16;
+  alignas(16) unsigned char bytes[kCfg.tuning.keys * kPitch];
+  std::uint8_t begins[kCfg.tuning.keys];
 };
 
 // The biases of a kernel of them alone: of each warpgroup's queries, for the keys of a tile.
@@ -122,6 +143,7 @@ struct AttentionMemory {
       16) std::int64_t offsets[kTuning.rows > kTuning.keys ? kTuning.rows : kTuning.keys];  // of rows (row_copies.h)
   alignas(16) std::int64_t value_offsets[kTuning.keys];  // two warps may find rows of queries and of values at a time
   [[no_unique_address]] StoredSlots<kCfg> stored;
+  [[no_unique_address]] TileFactors<kCfg> factors;
   unsigned flag;
   unsigned unread;  // wgmma_wait_after()
 

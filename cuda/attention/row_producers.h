@@ -15,6 +15,7 @@ class RowProducer {
   // Where others widen keys and values, those that come here are of the math type.
   static constexpr Widened kWidened = kWidens && stored_bytes(kCfg) == 0 ? Widened::kAll : Widened::kNothing;
   static constexpr int kKeys = kCfg.tuning.keys, kRows = kCfg.tuning.rows;
+  static constexpr bool kScales = has(kCfg.shape.sources, KeySources::kScaled) && stored_bytes(kCfg) == 0;
 
  public:
   // `first_wave`: of the warps that share the rows.
@@ -103,12 +104,44 @@ class RowProducer {
     }
     const RowCopies<kMath, kWidened, kPanels, kKeys> copies(to, offsets, lane_, share());
     copies.find_rows(row_at);
+    if constexpr (kScales) bring_factors<kOfValues>(work, tile);
     // The first keys come before the first values, and the page numbers of the second tile are not there yet.
     if (kOfValues) look_up(work, tile + 2);
     if (!kOfValues && copy == tiles_) look_up(work, tile + 1);
     copies.copy({cache.data, kOfValues ? p_.head_dim_v : p_.head_dim_qk, cache.row_bytes, cache.copy_unit,
                  kOfValues ? p_.v_format : p_.k_format});
+    if constexpr (kScales) multiply_by_factors<kOfValues, kPanels * 8>(to);
     if (lane_ == 0) mbarrier_arrive(&barriers.full);
+  }
+
+  // Begins to copy the factors that lie beside the warp's rows of a tile; what the copy of its rows awaits includes
+  // them.
+  template <bool kOfValues>
+  FLASHPORT_DEVICE void bring_factors(const WorkTile& work, int tile) const {
+    const KeyScales& scales = kOfValues ? p_.v_row_scales : p_.k_row_scales;
+    if (scales.data == nullptr) return;
+    const Share rows = share();
+#pragma unroll 1
+    for (int i = lane_; rows.row(i) < kKeys; i += kWaveSize) {
+      const int row = rows.row(i), key = tile * kKeys + row;
+      const int page = p_.cache.table == nullptr ? work.seq : memory_.pages[tile % 2][row];
+      const kv::TokenCoord token = {page, kv::page_coord(p_.cache, p_.cache.table, work.k_begin + key).offset};
+      copy_factors(factor_rows(), row, scales, kOfValues ? p_.head_dim_v : p_.head_dim_qk, key < work.kv_len,
+                   kv::scale_element(scales, token, work.head / p_.group_size));
+    }
+  }
+  template <bool kOfValues, int kVectors>
+  FLASHPORT_DEVICE void multiply_by_factors(unsigned char* tile) const {
+    const KeyScales& scales = kOfValues ? p_.v_row_scales : p_.k_row_scales;
+    if (scales.data == nullptr) return;
+    const Share rows = share();
+    multiply_rows<kVectors, kKeys>(tile, factor_rows(), scales, kOfValues ? p_.head_dim_v : p_.head_dim_qk, lane_,
+                                   [&](int i) { return rows.row(i); });
+    fence_async_proxy();
+    __syncwarp();
+  }
+  FLASHPORT_DEVICE FactorRows factor_rows() const {
+    return {memory_.factors.bytes, memory_.factors.begins, decltype(memory_.factors)::kPitch};
   }
 
  public:

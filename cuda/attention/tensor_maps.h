@@ -128,6 +128,8 @@ const char* encode_maps(void* params) {
     if (const char* error = cuda_runtime::encode_map(q, p.q_map, readable)) return error;
     p.has_q_map = readable ? 1 : 0;
   }
+  // Factors beside rows come with them by copies of rows.
+  if (p.k_row_scales.data != nullptr || p.v_row_scales.data != nullptr) return nullptr;
   if constexpr (kStores) {
     if (is_stored_narrow(p.k_format) && is_stored_narrow(p.v_format)) return encode_stored_maps<kKeys>(p);
   }

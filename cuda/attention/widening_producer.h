@@ -22,6 +22,7 @@ class WideningProducer {
   static constexpr int kUnits = kCfg.shape.head_dim_qk / kv::kUnitValues;  // of a row
   static constexpr int kPassRows = kWaveSize / kUnits, kPasses = kKeys / kPassRows;
   static constexpr int kLaneRows = ((kPasses + kWarps - 1) / kWarps * kPassRows + kWaveSize - 1) / kWaveSize;
+  static constexpr bool kScales = has(kCfg.shape.sources, KeySources::kScaled);
   static_assert(kCfg.shape.head_dim_qk == kCfg.shape.head_dim_v && kPassRows >= 1);
 
  public:
@@ -94,11 +95,23 @@ class WideningProducer {
       const bool there = row < kKeys && key < work.kv_len;
       from[i] = there ? reinterpret_cast<std::uintptr_t>(cache.data) + kv::row_offset(cache, token, head) : 0;
       if (row < kKeys) memory_.stored.shifts[ask_slot_][row] = static_cast<std::uint8_t>(there ? from[i] % 16 : kNone);
+      if (kScales && row < kKeys) ask_factors(item.of_values, row, there, token, head);
     }
     copy_rows(from, cache.row_bytes);
     mbarrier_arrive_on_copies(&landed);
     ask_slot_ = ask_slot_ + 1 == memory_.stored.slots ? 0 : ask_slot_ + 1;
     if (!item.of_values) look_up(work, pages, tile + 1);
+  }
+  FLASHPORT_DEVICE void ask_factors(bool of_values, int row, bool is_there, kv::TokenCoord token, int head) const {
+    const KeyScales& scales = of_values ? p_.v_row_scales : p_.k_row_scales;
+    if (scales.data == nullptr) return;
+    copy_factors(factor_rows(of_values, ask_slot_), row, scales, of_values ? p_.head_dim_v : p_.head_dim_qk, is_there,
+                 kv::scale_element(scales, token, head));
+  }
+  FLASHPORT_DEVICE FactorRows factor_rows(bool of_values, int slot) const {
+    auto& stored = memory_.stored;
+    return {stored_row(slot, 0) + stored.row_room(of_values ? p_.cache.v : p_.cache.k), stored.factor_begins[slot],
+            stored.pitch};
   }
   // Copies the warp's rows, whose addresses its lanes have: as many lanes as a row has units share a row, and copy 16
   // aligned bytes each. Nothing after a row is read.
@@ -132,6 +145,9 @@ class WideningProducer {
     widen_rows(item.of_values ? memory_.values[stage].x[0] : memory_.keys[stage].x[0],
                item.of_values ? p_.cache.v.copy_unit : p_.cache.k.copy_unit, item.of_values ? p_.v_format : p_.k_format,
                item.of_values ? p_.head_dim_v : p_.head_dim_qk);
+    if constexpr (kScales) {
+      multiply_by_factors(item.of_values ? memory_.values[stage].x[0] : memory_.keys[stage].x[0], item.of_values);
+    }
     fence_async_proxy();
     __syncwarp();
     if (lane_ == 0) mbarrier_arrive(&barriers.full);
@@ -139,6 +155,16 @@ class WideningProducer {
       slot_ = 0;
       phase_ ^= 1;
     }
+  }
+
+  FLASHPORT_DEVICE void multiply_by_factors(unsigned char* tile, bool of_values) const {
+    const KeyScales& scales = of_values ? p_.v_row_scales : p_.k_row_scales;
+    if (scales.data == nullptr) return;
+    __syncwarp();  // lanes have other places of the warp's rows than those that they widened to
+    multiply_rows<2 * kUnits, kKeys>(
+        tile, factor_rows(of_values, slot_), scales, of_values ? p_.head_dim_v : p_.head_dim_qk,
+        recompute(lane_) & (kWaveSize - 1),
+        [&](int i) { return (warp_ + i / kPassRows * kWarps) * kPassRows + i % kPassRows; });
   }
 
   FLASHPORT_DEVICE void widen_rows(unsigned char* to, int copy_unit, KvFormat format, int columns) const {

@@ -44,7 +44,7 @@ def errors(folder: Path, name: str, stack: int = 0, lines: list[str] | None = No
     return found
 
 
-@pytest.mark.parametrize("name", ["attention_bf16_128x128_plain", "attention_fp16_128x128_plain_all"])
+@pytest.mark.parametrize("name", ["attention_bf16_128x128_plain", "attention_fp16_128x128_plain_scaled"])
 def test_plain_attention_never_spills(tmp_path, name):
     assert errors(tmp_path, name) == []
     assert errors(tmp_path, name, 8) == [f"{name}: a plain kernel of attention spills 8 bytes"]

@@ -39,6 +39,9 @@ struct uint2 {
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
+struct alignas(16) longlong2 {
+  long long x, y;
+};
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 template <unsigned (*kNumber)()>
@@ -99,6 +102,7 @@ inline unsigned __ballot_sync(unsigned, bool x) {
       &mine);
   return mine;
 }
+inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
 inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned>(x)) + 1; }
 inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {

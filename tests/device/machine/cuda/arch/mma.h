@@ -25,7 +25,18 @@ void copy_async(unsigned to, const void* from, NoPolicy) {
   copy_async<kBytes>(machine::shared_pointer(to, kBytes), from, true);
 }
 inline void copy_async_unit(unsigned to, const void* from) { copy_async<16>(to, from, NoPolicy()); }
+inline void copy_async_first(void* to, const void* from, int bytes) {
+  machine::copy_later(static_cast<char*>(to), from, 16, bytes);
+}
+inline void copy_async_or_zeros(unsigned to, const void* from, bool zeros) {
+  machine::copy_later(machine::shared_pointer(to, 16), from, 16, zeros ? 0 : 16);
+}
 inline void await_copies() { machine::finish_copies(); }
+inline void commit_copies() {}
+template <int kLater>
+void await_copy_groups() {
+  machine::finish_copies();
+}
 
 inline void mbarrier_init(std::uint64_t* barrier, int arrivals) { machine::init_barrier(barrier, arrivals); }
 inline void mbarrier_arrive_on_copies(std::uint64_t* barrier) { machine::arrive_on_copies(barrier); }
