@@ -69,14 +69,23 @@ struct StoredSlots<kCfg> {
   alignas(16) unsigned char zeros[cuda_attention::kMostStoredRow];
 
   std::int32_t pitch, slots;  // bytes from row to row, and how many tiles there is room for
+  std::int32_t factor_pitch;  // of what comes by boxes: bytes of a row's factors after the rows of a slot
 
   FLASHPORT_DEVICE void init(const AttentionParams& p) {
     pitch = maximum(pitch_of(p.cache.k, factor_room(p.k_row_scales, p.head_dim_qk)),
                     pitch_of(p.cache.v, factor_room(p.v_row_scales, p.head_dim_v)));
-    if (p.k_box.row_bytes != 0) pitch = maximum(p.k_box.row_bytes, p.v_box.row_bytes);
     slots = minimum(kBytes / (kCfg.tuning.keys * pitch), kMost);
-    for (auto& of_warp : boxes) {
-      for (Barriers& barriers : of_warp) barriers.init(1, 1);
+    const cuda_attention::Factors k = cuda_attention::factors_of(p.k_row_scales);
+    const cuda_attention::Factors v = cuda_attention::factors_of(p.v_row_scales);
+    if (p.k_box.row_bytes != 0) {
+      pitch = maximum(p.k_box.row_bytes, p.v_box.row_bytes);
+      factor_pitch = maximum(cuda_attention::factor_pitch(k), cuda_attention::factor_pitch(v));
+      slots = minimum(kBytes / (cuda_attention::kWideningWarps * slot_bytes()), kMost);
+    }
+    for (int warp = 0; warp < cuda_attention::kWideningWarps; ++warp) {
+      // The boxes of a slot, and the factors that each lane brings.
+      const bool alone = (warp < cuda_attention::kWarpsOfTile ? k : v) == cuda_attention::Factors::kNone;
+      for (Barriers& barriers : boxes[warp]) barriers.init(alone ? 1 : 1 + kWaveSize, 1);
     }
     for (unsigned char& zero : zeros) zero = 0;
     for (auto& of_warp : landed) {
@@ -86,7 +95,7 @@ struct StoredSlots<kCfg> {
 
   // From a slot to the next of a warp that widens what comes by boxes; `slots` of them are the warp's, and those of the
   // warps lie one after the other.
-  FLASHPORT_DEVICE int slot_bytes() const { return pitch * cuda_attention::kStoredRows; }
+  FLASHPORT_DEVICE int slot_bytes() const { return (pitch + factor_pitch) * cuda_attention::kStoredRows; }
 
   // Bytes of a row's place before its factors.
   FLASHPORT_DEVICE static int row_room(const CacheParams& cache) {
@@ -94,7 +103,9 @@ struct StoredSlots<kCfg> {
   }
 
  private:
-  static_assert(kBytes >= 2 * kCfg.tuning.keys * cuda_attention::kMostStoredRow);
+  static_assert(kBytes >=
+                2 * kCfg.tuning.keys *
+                    (cuda_attention::kMostStoredRow + cuda_attention::factor_pitch(cuda_attention::Factors::kHalves)));
   // The longest row is of 16-bit numbers at any even address, with a factor of fp32 for every 8 of them.
   static_assert(kBytes >= kCfg.tuning.keys * (kCfg.shape.head_dim_qk * 5 / 2 + 32));
   // An odd multiple of 32, so that few units of neighbouring rows lie in the same banks.

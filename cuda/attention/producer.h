@@ -53,7 +53,7 @@ FLASHPORT_DEVICE void send_work_tiles(const AttentionParams& p, const Block& blo
 // What each of the producer warps does.
 template <AttentionConfig kCfg>
 FLASHPORT_DEVICE void produce(const AttentionParams& p, const Block& block, AttentionMemory<kCfg>& memory) {
-  const auto for_each_work_tile = [&](auto& producer, bool works) {
+  const auto for_each_work_tile = [&](auto& producer, bool works) FLASHPORT_INLINE {
     WorkTiles<kCfg> tiles(memory);
     while (true) {
       const WorkTile& work = tiles.receive();

@@ -6,6 +6,8 @@
 // page numbers nor for memory. For the layout of a slot see stored_rows.h.
 //   slot:  full    the boxes' bytes, which the copying warp announces    empty   the warp has read it
 //   stage: full    the two warps of a tile have written it               empty   the consumers have read it
+// Factors beside the rows come to the slot by cp.async of the warp that brings boxes, a row's by a lane, and are
+// multiplied in while the row is in registers. `full` then counts the lanes too.
 // A key after the last one of the sequence is a row of zeros: what its box has in its place is not read.
 #pragma once
 
@@ -26,7 +28,7 @@ class StoredBoxProducer {
 
  public:
   FLASHPORT_DEVICE StoredBoxProducer(const AttentionParams& p, const Block& block, Memory& memory)
-      : p_(p), row_(block.lane() * p.box_keys), memory_(memory) {
+      : p_(p), lane_(block.lane()), row_(block.lane() * p.box_keys), memory_(memory) {
     const int boxes = cuda_attention::kStoredRows / p.box_keys;
     slot_lanes_ = ((1u << boxes) - 1) << block.lane() / boxes * boxes;
     k_turn_.slot = v_turn_.slot = row_ / cuda_attention::kStoredRows % cuda_attention::kSlotsOfTile;
@@ -42,8 +44,12 @@ class StoredBoxProducer {
 #pragma unroll 1
     for (int i = 0; i <= copies.tiles; ++i) {  // keys of a tile, then values of the tile before it
       const Place next = look_up(work, pages, key + kKeys);
-      if (i < copies.tiles) bring_boxes(0, k_turn_, p_.k_map, p_.k_box, kv_head, place);
-      if (i > 0) bring_boxes(cuda_attention::kWarpsOfTile, v_turn_, p_.v_map, p_.v_box, kv_head, last);
+      const int keys = work.kv_len - (copies.range.begin + i) * kKeys;  // from the tile's first on
+      if (i < copies.tiles) bring_boxes(0, k_turn_, p_.k_map, p_.k_box, p_.k_row_scales, kv_head, place, keys);
+      if (i > 0) {
+        bring_boxes(cuda_attention::kWarpsOfTile, v_turn_, p_.v_map, p_.v_box, p_.v_row_scales, kv_head, last,
+                    keys + kKeys);
+      }
       last = place;
       place = next;
       key += kKeys;
@@ -68,7 +74,8 @@ class StoredBoxProducer {
 
   // A tile, whose first half goes to warp number `first_warp` of those that widen.
   FLASHPORT_DEVICE void bring_boxes(int first_warp, cuda_attention::StoredTurn& turn, const TensorMap& map,
-                                    const StoredBox& box, int kv_head, const Place& place) {
+                                    const StoredBox& box, const KeyScales& scales, int kv_head, const Place& place,
+                                    int keys) {
     constexpr int kRows = cuda_attention::kStoredRows;
     auto& stored = memory_.stored;
     const int warp = first_warp + (row_ < kKeys ? row_ / (kRows * cuda_attention::kSlotsOfTile) : 0);
@@ -87,10 +94,45 @@ class StoredBoxProducer {
       copy_box(to + at.row * box.row_bytes, &map, at.x, at.y, at.z, place.page, &barriers.full);
     }
     __syncwarp();
+    if constexpr (has(kCfg.shape.sources, KeySources::kScaled)) {
+      if (scales.data != nullptr)
+        bring_factors(first_warp, __shfl_sync(~0u, turn.slot, 0), scales, kv_head, place, keys);
+    }
     turn.skip(cuda_attention::kSlotsOfTile, stored.slots);
   }
 
+  // The factors of a tile, of which the lane brings those of a row of each slot; the first slots of the tile's warps
+  // are number `first_slot`. Zeros where there is no key: anything may be there before, and the row is zeros.
+  FLASHPORT_DEVICE void bring_factors(int first_warp, int first_slot, const KeyScales& scales, int kv_head,
+                                      const Place& place, int keys) const {
+    constexpr int kRows = cuda_attention::kStoredRows;
+    auto& stored = memory_.stored;
+    const cuda_attention::Factors factors = cuda_attention::factors_of(scales);
+    const int bytes = cuda_attention::factor_bytes(factors), box_keys = p_.box_keys;
+#pragma unroll 1
+    for (int row = lane_; row < kKeys; row += kRows) {
+      const int box = row / box_keys, page = __shfl_sync(~0u, place.page, box);
+      const int token = __shfl_sync(~0u, place.first, box) + row % box_keys;
+      const bool is_there = row < keys;
+      const std::int64_t element = is_there ? kv::scale_element(scales, {page, token}, kv_head) : 0;
+      const char* from = static_cast<const char*>(scales.data) + element * factor_bytes(scales);
+      const int part = row / kRows, warp = first_warp + part / cuda_attention::kSlotsOfTile;
+      int slot = first_slot + part % cuda_attention::kSlotsOfTile;
+      if (slot >= stored.slots) slot -= stored.slots;
+      unsigned char* to = stored.bytes + (warp * stored.slots + slot) * stored.slot_bytes() + stored.pitch * kRows +
+                          lane_ * cuda_attention::factor_pitch(factors);
+      if (factors == cuda_attention::Factors::kOfRow) {
+        copy_async<4>(to, from - reinterpret_cast<std::uintptr_t>(from) % 4, is_there);
+      } else {
+#pragma unroll 1
+        for (int byte = 0; byte < bytes; byte += 16) copy_async<16>(to + byte, from + byte, is_there);
+      }
+      mbarrier_arrive_on_copies(&stored.boxes[warp][slot].full);
+    }
+  }
+
   const AttentionParams& p_;
+  const int lane_;
   const int row_;        // the lane's first of a tile
   unsigned slot_lanes_;  // those whose boxes come to the lane's slot
   Memory& memory_;
@@ -120,6 +162,7 @@ class QueryProducer {
 // of the loop over tiles.
 template <AttentionConfig kCfg>
 class RowWidener {
+  using Factors = cuda_attention::Factors;
   using Memory = AttentionMemory<kCfg>;
   static constexpr int kKeys = kCfg.tuning.keys, kStages = kCfg.tuning.stages, kPanelSize = Memory::Keys::kPanelSize;
   static_assert(kWaveSize == cuda_attention::kStoredRows);
@@ -143,7 +186,18 @@ class RowWidener {
     kv::with_format(of_values_ ? p_.v_format : p_.k_format, [&](auto constant) FLASHPORT_INLINE {
       constexpr KvFormat kFormat = constant;
       if constexpr (is_narrow(kFormat)) {
-        widen_tiles<kFormat>(copies.tiles, work.kv_len - (copies.range.begin * kKeys + row_), shift_of(work));
+        const auto widen = [&](auto factors) FLASHPORT_INLINE {
+          widen_tiles<kFormat, factors>(copies.tiles, work.kv_len - (copies.range.begin * kKeys + row_), shift_of(work),
+                                        begin_of_factor(work));
+        };
+        if constexpr (has(kCfg.shape.sources, KeySources::kScaled) && cuda_attention::may_have_factors(kFormat)) {
+          switch (cuda_attention::factors_of(scales())) {
+            case Factors::kOfRow: return widen(Constant<Factors::kOfRow>());
+            case Factors::kHalves: return widen(Constant<Factors::kHalves>());
+            case Factors::kNone: break;
+          }
+        }
+        widen(Constant<Factors::kNone>());
       }
     });
   }
@@ -154,10 +208,16 @@ class RowWidener {
     const int first = p_.cache.table == nullptr ? work.k_begin : 0;
     return cuda_attention::stored_row_shift(of_values_ ? p_.v_box : p_.k_box, work.head / p_.group_size, first + row_);
   }
+  FLASHPORT_DEVICE const KeyScales& scales() const { return of_values_ ? p_.v_row_scales : p_.k_row_scales; }
+  FLASHPORT_DEVICE int begin_of_factor(const WorkTile& work) const {
+    return cuda_attention::factor_begin(scales(), reinterpret_cast<std::uintptr_t>(scales().data),
+                                        work.head / p_.group_size);
+  }
 
-  // The tiles of a work tile. `keys`: from the lane's first row of the first tile to the sequence's last key.
-  template <KvFormat kFormat>
-  FLASHPORT_DEVICE void widen_tiles(int tiles, int keys, int shift) {
+  // The tiles of a work tile. `keys`: from the lane's first row of the first tile to the sequence's last key. `begin`:
+  // of a row's factor in its word.
+  template <KvFormat kFormat, Factors kFactors>
+  FLASHPORT_DEVICE void widen_tiles(int tiles, int keys, int shift, int begin) {
     auto& stored = memory_.stored;
     Barriers* const barriers = of_values_ ? memory_.value_barriers : memory_.key_barriers;
     unsigned char* const stages = of_values_ ? memory_.values[0].x[0] : memory_.keys[0].x[0];
@@ -166,6 +226,8 @@ class RowWidener {
     const int slots = stored.slots, slot_bytes = stored.slot_bytes();
     const int place = is_paired_ ? cuda_attention::paired_place(row_ % kWaveSize) : row_ % kWaveSize;
     const unsigned char* const first = stored.bytes + warp_ * slots * slot_bytes + place * row_bytes;
+    const unsigned char* const first_factor = stored.bytes + warp_ * slots * slot_bytes + stored.pitch * kWaveSize +
+                                              row_ % kWaveSize * cuda_attention::factor_pitch(kFactors) + begin;
 #pragma unroll 1
     for (int i = 0; i < tiles; ++i) {
       unsigned char* to = stages + stage_.stage * Memory::Keys::kBytes;
@@ -174,10 +236,16 @@ class RowWidener {
         Barriers& slot = boxes[turn_.slot];
         const unsigned char* const from = n * kWaveSize < keys ? first + turn_.slot * slot_bytes : stored.zeros;
         mbarrier_wait(&slot.full, turn_.phase);
-        const auto row = load_row<kFormat>(from, shift != 0);
-        mbarrier_arrive_wave(&slot.empty);
-        if (n == 0) mbarrier_wait(&barriers[stage_.stage].empty, stage_.phase ^ 1);
-        widen_row<kFormat>(to, row);
+        if constexpr (kFactors == Factors::kNone) {
+          const auto row = load_row<kFormat>(from, shift != 0);
+          mbarrier_arrive_wave(&slot.empty);
+          if (n == 0) mbarrier_wait(&barriers[stage_.stage].empty, stage_.phase ^ 1);
+          widen_row<kFormat>(to, row);
+        } else {
+          if (n == 0) mbarrier_wait(&barriers[stage_.stage].empty, stage_.phase ^ 1);
+          multiply_row<kFormat, kFactors>(to, from, first_factor + turn_.slot * slot_bytes);
+          mbarrier_arrive_wave(&slot.empty);
+        }
         to += kWaveSize * 128;
         turn_.skip(1, slots);
       }
@@ -213,6 +281,7 @@ class RowWidener {
     for (int i = 0; i < kVectors; ++i) load(i, 4 * i);
     return row;
   }
+
   // To the lane's place in 32 rows.
   template <KvFormat kFormat>
   FLASHPORT_DEVICE void widen_row(unsigned char* to, const Row<kFormat>& row) const {
@@ -225,6 +294,52 @@ class RowWidener {
         *reinterpret_cast<uint4*>(to + cuda_attention::widened_place(row_, 2 * unit + i, kPanelSize)) = {
             x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]};
       }
+    }
+  }
+  // The same of a row and its factors in memory, half a row at a time: both would take more registers than a lane has.
+  template <KvFormat kFormat, Factors kFactors>
+  FLASHPORT_DEVICE void multiply_row(unsigned char* to, const unsigned char* from, const unsigned char* factors) const {
+    constexpr int kDims = cuda_attention::kStoredDim / 2, kBytes = kv_row_bytes(kFormat, kDims);
+    using HalfRow = cuda_attention::RegisterRow<kBytes / 16>;
+    kv::Factor of_row = {};
+    if constexpr (kFactors == Factors::kOfRow) of_row = load_factor(factors);
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+      HalfRow row;
+      cuda_attention::RegisterRow<1> pairs;  // of factors
+      load_vectors<kBytes / 16>(row.words, from);
+      if constexpr (kFactors == Factors::kHalves) load_vectors<1>(pairs.words, factors);
+#pragma unroll
+      for (int vector = 0; vector < kDims / 8; ++vector) {
+        unsigned x[4];
+#pragma unroll
+        for (int i = 0; i < 4; i += 2) {
+          const Words2 two = kv::widen_four<kFormat>(row, 8 * vector + 2 * i);
+          x[i] = two.x, x[i + 1] = two.y;
+        }
+        const unsigned both = kv::both_halves(pairs.half(2 * vector));
+#pragma unroll
+        for (unsigned& two : x) {
+          two = kFactors == Factors::kHalves ? multiply_halves(two, both) : kv::multiply_halves(two, of_row);
+        }
+        *reinterpret_cast<uint4*>(to + cuda_attention::widened_place(row_, vector, kPanelSize)) = {x[0], x[1], x[2],
+                                                                                                   x[3]};
+      }
+      from += kBytes;
+      factors += 16;
+      to += kPanelSize;
+    }
+  }
+  FLASHPORT_DEVICE kv::Factor load_factor(const unsigned char* from) const {
+    if (scales().dtype == DType::kFloat32) return kv::factor_of(*reinterpret_cast<const float*>(from));
+    return {kv::both_halves(*reinterpret_cast<const std::uint16_t*>(from)), 0};
+  }
+  template <int kVectors>
+  FLASHPORT_DEVICE static void load_vectors(unsigned* words, const unsigned char* from) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const uint4 four = reinterpret_cast<const uint4*>(from)[i];
+      words[4 * i] = four.x, words[4 * i + 1] = four.y, words[4 * i + 2] = four.z, words[4 * i + 3] = four.w;
     }
   }
 

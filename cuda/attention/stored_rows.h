@@ -54,6 +54,44 @@ constexpr StoredBoxPlace stored_box_place(const StoredBox& box, int kv_head, int
   return {x, token / 2, z, paired_place(row + i)};
 }
 
+// Factors beside rows lie in a slot after its rows: one of each row, or halves, one of every 8 values. Other factors,
+// and those of other formats, come with rows that TMA does not bring: each pair of both has a loop of its own.
+enum class Factors { kNone, kOfRow, kHalves };
+inline constexpr int kFactorDims = 8;  // of kHalves
+constexpr Factors factors_of(const KeyScales& scales) {
+  if (scales.data == nullptr) return Factors::kNone;
+  return scales.dims_per_scale == kFactorDims ? Factors::kHalves : Factors::kOfRow;
+}
+constexpr bool may_have_factors(KvFormat format) {
+  return format == KvFormat::kInt8 || format == KvFormat::kInt4 || format == KvFormat::kFp8E4M3;
+}
+constexpr int factor_bytes(Factors factors) {
+  if (factors == Factors::kNone) return 0;
+  return factors == Factors::kOfRow ? 4 : 2 * (kStoredDim / kFactorDims);
+}
+// From a row's to the next row's: so that those of eight rows have different places in the banks.
+constexpr int factor_pitch(Factors factors) {
+  const int bytes = factor_bytes(factors);
+  return bytes > 4 ? bytes + 16 : bytes;
+}
+// A factor of a row comes as the word that has it. Where it is a half, its head says which one of the word.
+constexpr int factor_begin(const KeyScales& scales, std::uintptr_t data, int kv_head) {
+  return scales.dtype == DType::kFloat16 ? static_cast<int>((data + 2 * kv_head * scales.stride_head) & 2) : 0;
+}
+// Whether factors, if there are any, come to slots: as copies of whole words or vectors.
+constexpr bool come_to_slots(const KeyScales& scales, std::uintptr_t data, KvFormat format) {
+  const Factors factors = factors_of(scales);
+  if (factors == Factors::kNone) return true;
+  const bool is_half = scales.dtype == DType::kFloat16;
+  const std::int64_t size = is_half ? 2 : 4, of_pages = size * (scales.stride_page | scales.stride_token);
+  if (!may_have_factors(format)) return false;
+  if (factors == Factors::kOfRow) {
+    return (scales.dims_per_scale == 0 || scales.dims_per_scale == kStoredDim) && of_pages % 4 == 0;
+  }
+  return is_half && scales.stride_group == 1 &&
+         (of_pages | size * scales.stride_head | static_cast<std::int64_t>(data)) % 16 == 0;
+}
+
 // A slot of a warp, and the phase of the slot's barriers.
 struct StoredTurn {
   int slot = 0;

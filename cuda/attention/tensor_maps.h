@@ -95,6 +95,10 @@ const char* encode_stored_maps(AttentionParams& p) {
   p.box_keys = std::min(box_keys_of<kKeys>(p), kStoredRows);
   const bool whole = p.head_dim_qk == kStoredDim && p.head_dim_v == kStoredDim;
   if (!whole || p.box_keys % kLeastBoxKeys != 0 || (p.cache.table != nullptr && p.leftpad_k != nullptr)) return nullptr;
+  const auto have_slots = [](const KeyScales& scales, KvFormat format) {
+    return come_to_slots(scales, reinterpret_cast<std::uintptr_t>(scales.data), format);
+  };
+  if (!have_slots(p.k_row_scales, p.k_format) || !have_slots(p.v_row_scales, p.v_format)) return nullptr;
   bool k_readable = false, v_readable = false;
   StoredBox k_box, v_box;
   if (const char* error = encode_stored_map(p, p.cache.k, p.k_map, k_box, k_readable)) return error;
@@ -128,11 +132,10 @@ const char* encode_maps(void* params) {
     if (const char* error = cuda_runtime::encode_map(q, p.q_map, readable)) return error;
     p.has_q_map = readable ? 1 : 0;
   }
-  // Factors beside rows come with them by copies of rows.
-  if (p.k_row_scales.data != nullptr || p.v_row_scales.data != nullptr) return nullptr;
   if constexpr (kStores) {
     if (is_stored_narrow(p.k_format) && is_stored_narrow(p.v_format)) return encode_stored_maps<kKeys>(p);
   }
+  if (p.k_row_scales.data != nullptr || p.v_row_scales.data != nullptr) return nullptr;  // they come with rows
   if (p.k_format != kFormat || p.v_format != kFormat) return nullptr;
   const bool paged = p.cache.table != nullptr;
   const auto [tokens, pages] = key_extents(p);

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <random>
 #include <string>
 #include <vector>
@@ -12,10 +13,30 @@
 #define FLASHPORT_TARGET sm90a
 #define FLASHPORT_TARGET_HEADER "tests/device/machine/target.h"
 #define FLASHPORT_ATTENTION_TUNING_HEADER "cuda/tuning/attention/sm90a.h"
+#include FLASHPORT_TARGET_HEADER  // which names the words that the others take
+
+#include "cuda/attention/stored_boxes.h"
+#include "cuda/attention/tensor_maps.h"
 #include "cuda/attention/widening_producer.h"
-#include "tests/device/machine/target.h"  // first: it names the words that others take
 
 #include "tests/device/decode/random_segments.h"
+
+namespace flashport::cuda_runtime {
+
+// As TMA reads tensors. Maps point to what the test keeps.
+const char* encode_map(const BoxedTensor& tensor, TensorMap& map, bool& readable) {
+  static std::deque<BoxedTensor> kept;
+  readable = reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0;
+  for (int axis = 0; axis < 3; ++axis) {
+    readable =
+        readable && (tensor.extents[axis + 1] == 1 || (tensor.strides[axis] > 0 && tensor.strides[axis] % 16 == 0));
+  }
+  kept.push_back(tensor);
+  map.words[0] = reinterpret_cast<std::uint64_t>(&kept.back());
+  return nullptr;
+}
+
+}  // namespace flashport::cuda_runtime
 
 namespace flashport::sm90a::attention {
 namespace {
@@ -55,7 +76,7 @@ class Call {
     queries_.resize(static_cast<std::size_t>(kBatch * kQueries * kHeads * dims));
     p_.q = {queries_.data(), DType::kFloat16, kQueries * kHeads * dims, kHeads * dims, dims, 1};
     p_.total_q = kBatch * kQueries;
-    page_size_ = below(3) == 0 ? 1 : 1 + below(20);
+    page_size_ = below(2) == 0 ? 8 << below(4) : below(3) == 0 ? 1 : 1 + below(20);
     pages_ = (kMostKeys + page_size_ - 1) / page_size_;
     const bool paged = below(3) > 0;
     if (!paged) {
@@ -71,23 +92,32 @@ class Call {
     if (paged) {
       p_.cache.table = table_.data();
       p_.cache.table_stride = pages_;
+      if (below(2) == 0) p_.leftpad_k = table_.data();  // which boxes of pages do not go with
     }
     fill(k_, p_.cache.k, p_.k_row_scales, p_.k_format);
     fill(v_, p_.cache.v, p_.v_row_scales, p_.v_format);
   }
 
   const AttentionParams& params() const { return p_; }
+  // Boxes bring keys and values where TMA can read them.
+  bool encode_boxes() {
+    EXPECT_EQ(cuda_attention::encode_stored_maps<128>(p_), nullptr);
+    return p_.k_box.row_bytes != 0;
+  }
+  bool has_factors() const { return k_.scales.data != nullptr || v_.scales.data != nullptr; }
+  bool is_narrow() const {
+    return cuda_attention::is_stored_narrow(p_.k_format) && cuda_attention::is_stored_narrow(p_.v_format);
+  }
   int below(int most) { return static_cast<int>(random_() % static_cast<unsigned>(most)); }
 
-  WorkTile work(int rows, int keys) {
+  WorkTile work(int keys) {
     WorkTile work{};
     work.seq = below(kBatch);
     work.head = below(kHeads);
     work.q_len = kQueries;
-    work.k_begin = below(2) * below(30);
+    if (p_.cache.table == nullptr || p_.leftpad_k != nullptr) work.k_begin = below(2) * below(30);
     work.kv_len = std::vector{1, 31, 64, 65, 128, 150, 200}[below(7)];
     work.end_tile = (work.kv_len + keys - 1) / keys;
-    (void)rows;
     return work;
   }
 
@@ -119,7 +149,8 @@ class Call {
   void fill(Side& side, CacheParams& cache, KeyScales& scales, KvFormat& format) {
     side.dims = dims_;
     do {
-      side.format = decode::kFormats[below(static_cast<int>(std::size(decode::kFormats)))];
+      const int number = below(static_cast<int>(std::size(decode::kFormats)) + 1);
+      side.format = number == 0 ? Format{KvFormat::kFp8E4M3, Type::kE4M3} : decode::kFormats[number - 1];
     } while (dims_ % kv_format_trait(side.format.format).block_values != 0);
     format = side.format.format;
     const KvFormatTrait trait = kv_format_trait(format);
@@ -223,17 +254,42 @@ std::string check_tiles(const Call& call, const std::vector<WorkTile>& all, Atte
   return wrong;
 }
 
+// As produce() does.
+template <AttentionConfig kCfg>
+void bring_tiles(const AttentionParams& p, const Block& block, AttentionMemory<kCfg>& memory,
+                 const std::vector<WorkTile>& works) {
+  const auto bring = [&](auto producer) {
+    for (const WorkTile& work : works) producer.bring(work);
+  };
+  if constexpr (stored_bytes(kCfg) == 0) {
+    bring(RowProducer<kCfg>(p, block, memory));
+  } else if (p.k_box.row_bytes == 0) {
+    bring(WideningProducer<kCfg>(p, block, memory));
+  } else if (block.wave() >= cuda_attention::kWideningWarps) {
+    bring(RowWidener<kCfg>(p, block, memory));
+  } else if (block.wave() == 1) {
+    bring(StoredBoxProducer<kCfg>(p, block, memory));
+  } else {
+    bring(QueryProducer<kCfg>(p, block, memory, 2));
+  }
+}
+
+enum class Way { kAny, kBoxes };  // kBoxes: those that boxes bring with factors alone
 template <int kDim, ScoreForm kForm>
-void check_dims(int dims, int repeats) {
+void check_dims(int dims, int repeats, Way way = Way::kAny) {
   constexpr AttentionShape kShape{MathType::kFp16, kDim, kDim, kForm, KeySources::kScaled};
   constexpr AttentionConfig kCfg{kShape, attention_tuning(kShape)};
   constexpr int kProducers = producer_groups(kCfg) * kWarpgroup;
   std::mt19937 random(static_cast<unsigned>(dims + kDim));
-  for (int repeat = 0; repeat < repeats; ++repeat) {
+  for (int repeat = 0; repeat < repeats;) {
     Call call(dims, random);
-    SCOPED_TRACE(std::to_string(dims) + " dims, call " + std::to_string(repeat) + ": " + call.text());
+    const bool by_boxes = stored_bytes(kCfg) > 0 && call.is_narrow() && call.encode_boxes();
+    if (way == Way::kBoxes && !(by_boxes && call.has_factors())) continue;
+    ++repeat;
+    SCOPED_TRACE(std::to_string(dims) + " dims, call " + std::to_string(repeat) + ": " + call.text() +
+                 (by_boxes ? ", by boxes" : ""));
     std::vector<WorkTile> works;
-    for (int i = 0; i < 3; ++i) works.push_back(call.work(kCfg.tuning.rows, kCfg.tuning.keys));
+    for (int i = 0; i < 3; ++i) works.push_back(call.work(kCfg.tuning.keys));
     std::string wrong;
     const auto kernel = [&](void* bytes) {
       auto& memory = *static_cast<AttentionMemory<kCfg>*>(bytes);
@@ -244,13 +300,7 @@ void check_dims(int dims, int repeats) {
       if (thread < kWaveSize) return;
       const Block producers(&memory.flag, kWaveSize, kProducers, 1);
       if (producers.wave() == 0) return;  // which takes work tiles
-      if constexpr (stored_bytes(kCfg) > 0) {
-        WideningProducer<kCfg> rows(call.params(), producers, memory);
-        for (const WorkTile& work : works) rows.bring(work);
-      } else {
-        RowProducer<kCfg> rows(call.params(), producers, memory);
-        for (const WorkTile& work : works) rows.bring(work);
-      }
+      bring_tiles<kCfg>(call.params(), producers, memory, works);
     };
     EXPECT_EQ(machine::run({.threads = kWaveSize + kProducers,
                             .shared_bytes = sizeof(AttentionMemory<kCfg>),
@@ -264,6 +314,8 @@ void check_dims(int dims, int repeats) {
 TEST(RowFactors, MultiplyRowsThatWaitBesideTheTiles) {
   for (const int dims : {128, 96, 40}) check_dims<128, ScoreForm::kPlain>(dims, 12);
 }
+
+TEST(RowFactors, MultiplyRowsThatBoxesBring) { check_dims<128, ScoreForm::kPlain>(128, 40, Way::kBoxes); }
 
 TEST(RowFactors, MultiplyRowsThatAreWidenedInPlace) {
   for (const int dims : {64, 40}) check_dims<64, ScoreForm::kAny>(dims, 10);
