@@ -95,8 +95,9 @@ class StoredBoxProducer {
     }
     __syncwarp();
     if constexpr (has(kCfg.shape.sources, KeySources::kScaled)) {
-      if (scales.data != nullptr)
+      if (scales.data != nullptr) {
         bring_factors(first_warp, __shfl_sync(~0u, turn.slot, 0), scales, kv_head, place, keys);
+      }
     }
     turn.skip(cuda_attention::kSlotsOfTile, stored.slots);
   }
@@ -296,7 +297,8 @@ class RowWidener {
       }
     }
   }
-  // The same of a row and its factors in memory, half a row at a time: both would take more registers than a lane has.
+  // The same of a row and its factors in shared memory, half a row at a time: whole ones would take more registers than
+  // a lane has.
   template <KvFormat kFormat, Factors kFactors>
   FLASHPORT_DEVICE void multiply_row(unsigned char* to, const unsigned char* from, const unsigned char* factors) const {
     constexpr int kDims = cuda_attention::kStoredDim / 2, kBytes = kv_row_bytes(kFormat, kDims);
@@ -317,10 +319,13 @@ class RowWidener {
           const Words2 two = kv::widen_four<kFormat>(row, 8 * vector + 2 * i);
           x[i] = two.x, x[i + 1] = two.y;
         }
-        const unsigned both = kv::both_halves(pairs.half(2 * vector));
+        if constexpr (kFactors == Factors::kHalves) {
+          const unsigned both = kv::both_halves(pairs.half(2 * vector));
 #pragma unroll
-        for (unsigned& two : x) {
-          two = kFactors == Factors::kHalves ? multiply_halves(two, both) : kv::multiply_halves(two, of_row);
+          for (unsigned& two : x) two = multiply_halves(two, both);
+        } else {
+#pragma unroll
+          for (unsigned& two : x) two = kv::multiply_halves(two, of_row);
         }
         *reinterpret_cast<uint4*>(to + cuda_attention::widened_place(row_, vector, kPanelSize)) = {x[0], x[1], x[2],
                                                                                                    x[3]};

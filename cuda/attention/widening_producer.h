@@ -5,7 +5,8 @@
 // A warp has the same rows of every tile. Their bytes come as they are stored, by cp.async into slots that lie apart
 // from the tiles, several tiles ahead. When a tile's turn comes, the warp widens its rows
 // into the tile, a unit of 16 values a lane. Warps of two warpgroups do this, because one warp of each scheduler cannot
-// issue as many instructions as widening takes while a tile is multiplied.
+// issue as many instructions as widening takes while a tile is multiplied. Factors beside the rows come to the slots
+// with them, and rows are multiplied in the tile (row_factors.h).
 #pragma once
 
 #include "common/device/kv/widen.h"

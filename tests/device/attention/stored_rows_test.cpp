@@ -66,6 +66,47 @@ TEST(StoredRows, LieInBanksOfTheirOwn) {
   }
 }
 
+TEST(StoredRows, FactorsLieInBanksOfTheirOwn) {
+  const int pitch = factor_pitch(Factors::kHalves);
+  EXPECT_GE(pitch, factor_bytes(Factors::kHalves));
+  EXPECT_EQ(kStoredRows * pitch % 128, 0);  // after them the next slot's box begins
+  EXPECT_EQ(kStoredRows * factor_pitch(Factors::kOfRow) % 128, 0);
+  for (int byte = 0; byte < factor_bytes(Factors::kHalves); byte += 16) {
+    EXPECT_TRUE(are_apart(0, [&](int row) { return row * pitch + byte; }));
+  }
+}
+
+// A half beside a row is in the word that is copied, at an even head in the one half of it and at an odd head in the
+// other.
+TEST(StoredRows, FactorsComeToSlotsWhereWordsAndVectorsDo) {
+  alignas(16) static std::uint16_t halves[64];
+  const auto data = reinterpret_cast<std::uintptr_t>(halves);
+  KeyScales scales{halves, DType::kFloat16, 32, 2, 1, 0, 0};
+  EXPECT_TRUE(come_to_slots({}, 0, KvFormat::kQ8_0));
+  EXPECT_FALSE(come_to_slots(scales, data, KvFormat::kQ8_0));
+  for (const std::uintptr_t first : {data, data + 2}) {
+    EXPECT_TRUE(come_to_slots(scales, first, KvFormat::kInt8));
+    for (const int head : {0, 1}) {
+      for (const int token : {0, 5}) {
+        const std::uintptr_t at = first + 2 * (scales.stride_token * token + scales.stride_head * head);
+        EXPECT_EQ(at % 4, static_cast<unsigned>(factor_begin(scales, first, head)));
+      }
+    }
+  }
+  scales.stride_token = 3;
+  EXPECT_FALSE(come_to_slots(scales, data, KvFormat::kInt8));
+  scales.dtype = DType::kFloat32;
+  EXPECT_TRUE(come_to_slots(scales, data, KvFormat::kFp8E4M3));
+  EXPECT_EQ(factor_begin(scales, data, 1), 0);
+  scales = {halves, DType::kFloat16, 512, 32, 16, 1, 8};
+  EXPECT_TRUE(come_to_slots(scales, data, KvFormat::kInt4));
+  EXPECT_FALSE(come_to_slots(scales, data + 2, KvFormat::kInt4));
+  scales.stride_group = 2;
+  EXPECT_FALSE(come_to_slots(scales, data, KvFormat::kInt4));
+  scales = {halves, DType::kFloat16, 256, 16, 8, 1, 16};
+  EXPECT_FALSE(come_to_slots(scales, data, KvFormat::kInt4));
+}
+
 TEST(StoredRows, WidenedVectorsHaveAPlaceEachAndBanksOfTheirOwn) {
   std::set<int> places;
   for (int vector = 0; vector < kStoredDim / 8; ++vector) {
