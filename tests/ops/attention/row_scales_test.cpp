@@ -70,6 +70,35 @@ std::vector<AttentionCase> scaled_cases() {
     c.kv_heads = 1;
     cases.push_back(c);
   }
+  // Whole heads of 128, which TMA brings with their scales on sm90a, over several key tiles of tensors and of pages.
+  constexpr std::array kWholeKinds = {std::pair(Beside::kRow, Beside::kRow), std::pair(Beside::kGroup, Beside::kGroup),
+                                      std::pair(Beside::kGroup, Beside::kRow),
+                                      std::pair(Beside::kNone, Beside::kGroup)};
+  constexpr std::array<std::pair<Pages, std::int64_t>, 4> kWholePages = {
+      {{Pages::kNone, 16}, {Pages::kBlockTable, 16}, {Pages::kBlockTableHnd, 32}, {Pages::kCsr, 8}}};
+  for (std::size_t number = 0; number < 3 * kWholeKinds.size(); ++number) {
+    const auto& [type, type_text] = std::array{kTypes[0], kTypes[1], kTypes[2]}[number % 3];
+    const auto& [k, v] = kWholeKinds[number % kWholeKinds.size()];
+    AttentionCase c = scaled_case(std::string("whole_") + type_text + "_" + std::to_string(number), type, k, v);
+    c.type = number % 2 == 0 ? Type::kF16 : Type::kBF16;
+    c.dim_qk = c.dim_v = 128;
+    std::tie(c.pages, c.page_size) = kWholePages[(number + number / 4) % kWholePages.size()];
+    c.packed = number % 4 == 0;
+    c.q_lens = c.packed ? std::vector<std::int64_t>{70, 133, 1} : std::vector<std::int64_t>{140, 140};
+    c.kv_lens = c.packed ? std::vector<std::int64_t>{203, 740, 131} : std::vector<std::int64_t>{501, 501};
+    c.causal = number % 3 != 1;
+    c.used_k = !c.packed;
+    cases.push_back(c);
+  }
+  // Kernels of all options.
+  for (const std::int64_t dim : {64, 128, 256, 512}) {
+    AttentionCase c = scaled_case("options_d" + std::to_string(dim), Type::kI8, Beside::kGroup, Beside::kRow);
+    c.dim_qk = c.dim_v = dim;
+    c.softcap = 5;
+    c.slopes = Slopes::kOfHeads;
+    c.causal = true;
+    cases.push_back(c);
+  }
   {  // any format may have them
     AttentionCase c = scaled_case("fp16", Type::kF16, Beside::kRow, Beside::kRow);
     cases.push_back(c);
