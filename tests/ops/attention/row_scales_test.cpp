@@ -77,7 +77,7 @@ std::vector<AttentionCase> scaled_cases() {
   constexpr std::array<std::pair<Pages, std::int64_t>, 4> kWholePages = {
       {{Pages::kNone, 16}, {Pages::kBlockTable, 16}, {Pages::kBlockTableHnd, 32}, {Pages::kCsr, 8}}};
   for (std::size_t number = 0; number < 3 * kWholeKinds.size(); ++number) {
-    const auto& [type, type_text] = std::array{kTypes[0], kTypes[1], kTypes[2]}[number % 3];
+    const auto& [type, type_text] = kTypes[number % 3];  // int8, int4, e4m3
     const auto& [k, v] = kWholeKinds[number % kWholeKinds.size()];
     AttentionCase c = scaled_case(std::string("whole_") + type_text + "_" + std::to_string(number), type, k, v);
     c.type = number % 2 == 0 ? Type::kF16 : Type::kBF16;
