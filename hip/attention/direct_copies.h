@@ -7,7 +7,7 @@
 // aligned to 16 bytes or lie too far apart for 32-bit offsets.
 #pragma once
 
-#include "hip/attention/paged_rows.h"
+#include "hip/attention/row_copies.h"
 
 namespace flashport::FLASHPORT_TARGET::attention {
 
@@ -138,16 +138,18 @@ class KvCopies {
 };
 
 // Copies of values that may lie on pages.
-template <AttentionConfig kCfg, int kVectors = kCfg.shape.head_dim_v / 8>
-using PagedValueCopies =
-    PagedRowCopies<kCfg, kVectors, [](int key, int vector) { return value_vector_offset<kVectors>(key, vector); }>;
+template <AttentionConfig kCfg>
+using PagedValueCopies = RowCopies<kCfg, ValueRows<kCfg.shape.head_dim_v / 8>>;
 
 // Reads the left operand V^T [32, 16] from values [keys, DV].
 template <AttentionConfig kCfg>
 struct ValueReads {
   static constexpr int kVectors = kCfg.shape.head_dim_v / 8;
 
-  FLASHPORT_DEVICE static int first(int lane) { return value_read_offset<kVectors>(lane); }
+  // Byte offset of what the lane reads first of 32 columns of block `block`, a multiple of four or 0.
+  FLASHPORT_DEVICE static int first(int lane, int block) {
+    return value_read_step<kVectors>(value_read_offset<kVectors>(lane), block, 0, 0);
+  }
   FLASHPORT_DEVICE static Words4 read(const unsigned char* values, int first, int pair, int block) {
     const Words2 low = read_transposed(values + value_read_step<kVectors>(first, block, pair, 0));
     const Words2 high = read_transposed(values + value_read_step<kVectors>(first, block, pair, 1));

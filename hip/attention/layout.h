@@ -29,6 +29,23 @@ constexpr int key_pair_offset(int offset, int pair) {
   return (offset ^ pair % kPairs * 2 * kVectorBytes) + pair / kPairs * kPairs * 2 * kVectorBytes;
 }
 
+// From the offset of a vector of keys to that of the vector `vectors` further on of the key `keys` further on: multiples
+// of powers of two above all that differs in the first one's place.
+template <int kVectors, int kPlaces>
+constexpr int further_key_offset(int offset, int keys, int vectors) {
+  constexpr int kChanging = kVectors < kPlaces ? kVectors : kPlaces;
+  return (offset ^ keys % kChanging * kVectorBytes) + (keys * kVectors + vectors) * kVectorBytes;
+}
+
+template <int kV, int kPlaces>
+struct KeyRows {
+  static constexpr int kVectors = kV;
+  static constexpr int offset(int key, int vector) { return key_offset<kVectors, kPlaces>(key, vector); }
+  static constexpr int further(int offset, int keys, int vectors) {
+    return further_key_offset<kVectors, kPlaces>(offset, keys, vectors);
+  }
+};
+
 // Byte offset of a vector of transposed values. If rows are half a line, a line holds two that are four columns apart.
 template <int kVectors>
 constexpr int value_offset(int column, int vector) {
@@ -65,6 +82,15 @@ template <int kVectors>
 constexpr int value_vector_offset(int key, int vector) {
   return (key * kVectors + value_place<kVectors>(key, vector)) * kVectorBytes;
 }
+template <int kV>
+struct ValueRows {
+  static constexpr int kVectors = kV;
+  static constexpr int offset(int key, int vector) { return value_vector_offset<kVectors>(key, vector); }
+  // `keys`: a multiple of four; `vectors`: 0, or a multiple of a power of two above the first one's.
+  static constexpr int further(int offset, int keys, int vectors) {
+    return offset + (keys * kVectors + vectors) * kVectorBytes;
+  }
+};
 // Byte offset in values [keys, DV] of what lane `lane` reads first for the operand of columns 0 to 31 and keys 0 to 15:
 // ds_read_b64_tr_b16 transposes 4 keys x 16 columns, of which a lane of 16 has four columns of a key.
 template <int kVectors>

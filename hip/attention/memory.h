@@ -1,6 +1,8 @@
-// LDS of attention: tiles of keys and of values, two of each, which copies fill in turn, or one; and queries that
-// registers have no room for.
+// LDS of attention: tiles of keys and of values, two of each, which copies fill in turn, or one, or one place that keys
+// and values have in turn; and queries that registers have no room for.
 #pragma once
+
+#include <bit>
 
 #include "common/device/attention/work.h"
 #include "hip/arch/lane_maps.h"
@@ -25,26 +27,44 @@ struct SharedBytes {
 template <>
 struct SharedBytes<0> {};
 
+template <int kKeyBytes, int kValueBytes, bool kInTurn>
+struct KvTiles {
+  alignas(kLineBytes) unsigned char keys[kKeyBytes];
+  alignas(kLineBytes) unsigned char values[kValueBytes];
+};
+template <int kKeyBytes, int kValueBytes>
+struct KvTiles<kKeyBytes, kValueBytes, true> {
+  union {
+    alignas(kLineBytes) unsigned char keys[kKeyBytes];
+    alignas(kLineBytes) unsigned char values[kValueBytes];
+  };
+};
+
 // Where a head's row of a token lies, of keys or values that are not on pages.
 FLASHPORT_DEVICE GlobalBytes first_row(const CacheParams& cache, const WorkTile& work, std::int64_t token, int head) {
   return (GlobalBytes)cache.data + work.seq * cache.page_stride + token * cache.token_stride + head * cache.head_stride;
 }
 
 template <AttentionConfig kCfg>
-struct AttentionMemory {
+struct AttentionSizes {
   static constexpr AttentionShape kShape = kCfg.shape;
   static constexpr int kStages = kCfg.tuning.stages;
   static constexpr int kKeyBytes = kCfg.tuning.keys * kShape.head_dim_qk * 2;  // of a tile
   static constexpr int kValueBytes = kCfg.tuning.keys * kShape.head_dim_v * 2;
   static constexpr int kQueryBytes = attention_shares_queries(kShape) ? kCfg.tuning.rows * kShape.head_dim_qk * 2 : 0;
   static constexpr int kKeyPlaces = attention_key_places(kShape.head_dim_qk);
-  static_assert(kStages <= 2);
-  // From the offset of a tile to that of the next.
-  static constexpr int kNextKeys = (kStages - 1) * kKeyBytes, kNextValues = (kStages - 1) * kValueBytes;
+  static constexpr bool kInTurn = attention_tiles_take_turns(kShape);
+  static_assert(kStages <= (kInTurn ? 1 : 2));
+  // From the offset of a tile to that of the next, by an exclusive or.
+  static constexpr int kNextKeys = (kStages - 1) * static_cast<int>(std::bit_ceil(unsigned{kKeyBytes}));
+  static constexpr int kNextValues = (kStages - 1) * static_cast<int>(std::bit_ceil(unsigned{kValueBytes}));
+};
 
-  alignas(kLineBytes) unsigned char keys[kStages * kKeyBytes];
-  alignas(kLineBytes) unsigned char values[kStages * kValueBytes];
-  [[no_unique_address]] SharedBytes<kQueryBytes> queries;
+template <AttentionConfig kCfg, class Sizes = AttentionSizes<kCfg>>
+struct AttentionMemory
+    : Sizes,
+      KvTiles<Sizes::kNextKeys + Sizes::kKeyBytes, Sizes::kNextValues + Sizes::kValueBytes, Sizes::kInTurn> {
+  [[no_unique_address]] SharedBytes<Sizes::kQueryBytes> queries;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET::attention

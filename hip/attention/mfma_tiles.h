@@ -1,5 +1,6 @@
 // The tile verbs of attention on MFMA: a wave has 32 queries, which stay in registers; keys and values come to LDS for
-// all waves of the block. The registers of S^T, rounded, are the right operand P^T.
+// all waves of the block. The registers of S^T, rounded, are the right operand P^T. Waves that have slices of V's columns
+// compute the same scores.
 //
 // A block has a group of waves, or two that take turns, so that each SIMD has a wave of both. A turn is between two
 // barriers of the block, and the second group's steps are one barrier later. With the barriers of a work tile numbered
@@ -30,10 +31,12 @@ class AttentionTiles : public LaneTiles<kCfg, Floats16> {
   using Base::kMath;
   using Base::n_;
   static constexpr int kGroups = groups_of(kCfg);
-  static_assert(kCfg.tuning.stages == 2 && kCfg.tuning.slices == 1 && !attention_shares_queries(kCfg.shape));
   using Memory = AttentionMemory<kCfg>;
   using Copies = attention::Copies<kCfg>;
   using Values = ValueReads<kCfg>;
+  static constexpr int kStages = kCfg.tuning.stages;
+  static_assert(kStages == 2 || (kGroups == 1 && !Copies::kInFlight));
+  static_assert(!attention_shares_queries(kCfg.shape) && !Memory::kInTurn);
 
  public:
   using Base::kBlockRows;
@@ -56,7 +59,7 @@ class AttentionTiles : public LaneTiles<kCfg, Floats16> {
     copies_.begin(work, range.begin, minimum(work.kv_len, range.end * kKeys));
     load_queries(work);
     keys_from_ = key_offset<kKeyVectors, Memory::kKeyPlaces>(n_, half_);
-    values_from_ = Values::first(kWaveRows * half_ + n_);
+    values_from_ = Values::first(kWaveRows * half_ + n_, this->slice_ * kColumnBlocks);
     sync_shared();
     copies_.start();
   }
@@ -64,6 +67,7 @@ class AttentionTiles : public LaneTiles<kCfg, Floats16> {
   FLASHPORT_DEVICE void take_turn() {
     if constexpr (kGroups == 1) copies_.await();
     sync_shared();
+    if constexpr (kStages == 1) refill();
     if constexpr (kGroups == 1 && Copies::kInFlight) copies_.next();
     __builtin_amdgcn_sched_barrier(0);
     __builtin_amdgcn_s_setprio(1);
@@ -75,7 +79,7 @@ class AttentionTiles : public LaneTiles<kCfg, Floats16> {
       copies_.await();
       sync_shared();
     }
-    if constexpr (kGroups > 1 || !Copies::kInFlight) copies_.next();
+    if constexpr (kStages > 1 && (kGroups > 1 || !Copies::kInFlight)) copies_.next();
   }
 
   // S^T = K Q^T
@@ -89,7 +93,7 @@ class AttentionTiles : public LaneTiles<kCfg, Floats16> {
   template <int kLater>
   FLASHPORT_DEVICE void settle_keys(Scores&) {
     if constexpr (kLater == 0) {
-      if constexpr (!Copies::kInFlight) copies_.next();
+      if constexpr (kStages > 1 && !Copies::kInFlight) copies_.next();
       if (group() == 1) {
         copies_.await();
         sync_shared();
@@ -121,10 +125,11 @@ class AttentionTiles : public LaneTiles<kCfg, Floats16> {
   FLASHPORT_DEVICE static void settle_values(Out&) {}
 
   // The last values are in LDS after it, and the groups have passed as many barriers.
-  FLASHPORT_DEVICE void release_queries() const {
+  FLASHPORT_DEVICE void release_queries() {
     if (group() == 1) return;
     copies_.await();
     sync_shared();
+    if constexpr (kStages == 1) refill();
   }
 
   FLASHPORT_DEVICE static Operand to_operand(const Scores& weights) {
@@ -163,6 +168,11 @@ class AttentionTiles : public LaneTiles<kCfg, Floats16> {
       const Words2 low = widen_e4m3<kMath>(x[0]), high = widen_e4m3<kMath>(x[1]);
       queries_[pair] = Words4{low[0], low[1], high[0], high[1]};
     }
+  }
+  // With one stage, nothing multiplies while copies arrive.
+  FLASHPORT_DEVICE void refill() {
+    copies_.next();
+    sync_shared();
   }
   FLASHPORT_DEVICE int group() const { return kGroups == 1 ? 0 : block_.wave() / kGroupWaves; }
 

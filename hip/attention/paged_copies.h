@@ -1,6 +1,7 @@
 // Copies of keys and values to LDS for attention where they may lie on pages, or be of any format: through registers on
 // every target. next() stores what it loaded a step ago, loads the next, whose pages were asked for a step ago, and
-// asks for the pages after that. Each group of waves copies its part.
+// asks for the pages after that. Each group of waves copies its part. Where keys and values have one place in turn, so
+// do their copies: next_keys() and next_values().
 //
 // Keys after the last one, and columns after those of a head, become zeros, and nothing is read where they would lie.
 #pragma once
@@ -14,11 +15,6 @@ namespace flashport::FLASHPORT_TARGET::attention {
 template <AttentionConfig kCfg>
 class PagedKvCopies {
   using Memory = AttentionMemory<kCfg>;
-  static constexpr int kKeyVectors = kCfg.shape.head_dim_qk / 8;
-  static constexpr auto kKeyOffset = [](int key, int vector) {
-    return key_offset<kKeyVectors, Memory::kKeyPlaces>(key, vector);
-  };
-  static_assert(kGroupThreads / kKeyVectors % Memory::kKeyPlaces == 0);  // a thread's vectors have the same place
 
  public:
   static constexpr bool kInFlight = false;  // no copy is in flight to LDS when next() returns
@@ -32,21 +28,33 @@ class PagedKvCopies {
     pages_ = block_.uniform(kv::page_list(p_.cache, work.seq));
     keys_.begin(p_.cache.k, pages_, work, block_, head, tile, end);
     values_.begin(p_.cache.v, pages_, work, block_, head, tile, end);
-    keys_.look_up(p_.cache, pages_, block_);
+    look_up_keys();
     load_keys();
-    look_up();
+    look_up_keys();
+    look_up_values();
     store_keys();
   }
   // After the barrier that follows.
   FLASHPORT_DEVICE void start() {
     load_keys();
-    values_.load(p_.cache.v, block_, p_.v_format, p_.head_dim_v);
-    look_up();
+    if constexpr (!Memory::kInTurn) load_values();
+    look_up_keys();
+    if constexpr (!Memory::kInTurn) look_up_values();
   }
   // The next tile of keys, and the tile of values before it.
   FLASHPORT_DEVICE void next() {
     store_keys();
-    values_.store(memory_.values, block_, p_.v_format, p_.head_dim_v, Memory::kNextValues);
+    store_values();
+    start();
+  }
+  // The same, each after a barrier of its own.
+  FLASHPORT_DEVICE void next_keys() {
+    store_keys();
+    load_values();
+    look_up_values();
+  }
+  FLASHPORT_DEVICE void next_values() {
+    store_values();
     start();
   }
   FLASHPORT_DEVICE static void await() {}
@@ -56,16 +64,18 @@ class PagedKvCopies {
   FLASHPORT_DEVICE void store_keys() {
     keys_.store(memory_.keys, block_, p_.k_format, p_.head_dim_qk, Memory::kNextKeys);
   }
-  FLASHPORT_DEVICE void look_up() {
-    keys_.look_up(p_.cache, pages_, block_);
-    values_.look_up(p_.cache, pages_, block_);
+  FLASHPORT_DEVICE void load_values() { values_.load(p_.cache.v, block_, p_.v_format, p_.head_dim_v); }
+  FLASHPORT_DEVICE void store_values() {
+    values_.store(memory_.values, block_, p_.v_format, p_.head_dim_v, Memory::kNextValues);
   }
+  FLASHPORT_DEVICE void look_up_keys() { keys_.look_up(p_.cache, pages_, block_); }
+  FLASHPORT_DEVICE void look_up_values() { values_.look_up(p_.cache, pages_, block_); }
 
   const AttentionParams& p_;
   const Block& block_;
   Memory& memory_;
   const std::int32_t* pages_;
-  PagedRowCopies<kCfg, kKeyVectors, kKeyOffset> keys_;
+  RowCopies<kCfg, KeyRows<kCfg.shape.head_dim_qk / 8, Memory::kKeyPlaces>> keys_;
   PagedValueCopies<kCfg> values_;
 };
 

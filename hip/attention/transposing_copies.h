@@ -1,11 +1,12 @@
 // Copies of keys and values to LDS for attention on CDNA3 and RDNA3, through registers: next() stores what it loaded a
-// step ago and loads the next. Each group of waves copies its part of the keys. Values are transposed on the way.
+// step ago and loads the next. Each group of waves copies its part of the keys. Values are transposed on the way. Where
+// keys and values have one place in turn, so do their copies: next_keys() and next_values().
 //
 // Keys after the last one, and columns after those of a head, become zeros: nothing but a head's own values may meet a
 // weight of 0.
 #pragma once
 
-#include "hip/attention/paged_rows.h"
+#include "hip/attention/row_copies.h"
 
 namespace flashport::FLASHPORT_TARGET::attention {
 
@@ -16,19 +17,23 @@ struct ValueSplit {
   static constexpr int kOwnKeys = kCfg.tuning.keys / groups_of(kCfg);  // of a tile, that a group copies
   static constexpr int kColumnBlocks = kCfg.shape.head_dim_v / 32, kKeyBlocks = kOwnKeys / (4 * kWaveFours);
   static constexpr int kAllBlocks = kColumnBlocks * kKeyBlocks;
-  static constexpr bool kSomeIdle = kAllBlocks < kGroupWaves;               // waves have no values to copy
-  static constexpr int kBlocks = kSomeIdle ? 1 : kAllBlocks / kGroupWaves;  // that a wave transposes
-  // From one block of a wave to its next.
-  static constexpr int kColumnStep = kGroupWaves < kColumnBlocks ? 32 * kGroupWaves : 0;
-  static constexpr int kKeyStep = kColumnStep == 0 ? 4 * kWaveFours : 0;
+  static constexpr bool kSomeIdle = kAllBlocks < kGroupWaves;  // waves have no values to copy
+  // What a wave transposes: its key blocks are neighbours, its column blocks are kWaveColumns apart.
+  static constexpr int kWaveColumns = kColumnBlocks < kGroupWaves ? kColumnBlocks : kGroupWaves;
+  static constexpr int kOwnColumnBlocks = kColumnBlocks / kWaveColumns;
+  static constexpr int kOwnKeyBlocks = kSomeIdle ? 1 : kKeyBlocks * kWaveColumns / kGroupWaves;
+  static constexpr int kBlocks = kOwnColumnBlocks * kOwnKeyBlocks, kWaveKeys = kOwnKeyBlocks * 4 * kWaveFours;
   static_assert(kSomeIdle || kBlocks * kGroupWaves == kAllBlocks);
-  static_assert(kBlocks == 1 || kKeyBlocks == 1 || kColumnBlocks == kGroupWaves);
+
+  // From a wave's first block to its block i.
+  static constexpr int column_step(int i) { return i % kOwnColumnBlocks * 32 * kWaveColumns; }
+  static constexpr int key_step(int i) { return i / kOwnColumnBlocks * 4 * kWaveFours; }
 
   FLASHPORT_DEVICE static bool is_idle(int wave) { return kSomeIdle && wave >= kAllBlocks; }
-  FLASHPORT_DEVICE static int column(int wave, int lane) { return wave % kColumnBlocks * 32 + lane % 8 * 4; }
+  FLASHPORT_DEVICE static int column(int wave, int lane) { return wave % kWaveColumns * 32 + lane % 8 * 4; }
   // The first four keys, of the tile's.
   FLASHPORT_DEVICE static int four(int group, int wave, int lane) {
-    return (group * kKeyBlocks + wave / kColumnBlocks) * kWaveFours + lane / 8;
+    return (group * kKeyBlocks + wave / kWaveColumns * kOwnKeyBlocks) * kWaveFours + lane / 8;
   }
   FLASHPORT_DEVICE static int offset(int column, int four) {
     return value_offset<kVectors>(column, four / 2) + four % 2 * 8;
@@ -44,8 +49,8 @@ struct ValueSplit {
         const unsigned two[4] = {row[0][c / 2], row[1][c / 2], row[2][c / 2], row[3][c / 2]};
         const Words2 four = c % 2 == 0 ? Words2{low_halves(two[0], two[1]), low_halves(two[2], two[3])}
                                        : Words2{high_halves(two[0], two[1]), high_halves(two[2], two[3])};
-        const int at = pair_offset(next_column_offset<kVectors>(to, c), i * kKeyStep / 16);
-        *reinterpret_cast<Words2*>(tiles + at + i * kColumnStep * kVectors * kVectorBytes) = four;
+        const int at = pair_offset(next_column_offset<kVectors>(to, c), key_step(i) / 16);
+        *reinterpret_cast<Words2*>(tiles + at + column_step(i) * kVectors * kVectorBytes) = four;
       }
     }
   }
@@ -57,10 +62,11 @@ class KvCopies {
   static constexpr int kKeys = kCfg.tuning.keys;
   static constexpr int kOwnKeys = kKeys / groups_of(kCfg);  // of a tile, that a group copies
   static constexpr int kKeyVectors = kCfg.shape.head_dim_qk / 8;
-  static constexpr int kLoadKeys = kGroupThreads / kKeyVectors, kKeyLoads = kOwnKeys / kLoadKeys;
+  using KeySplit = RowSplit<kKeyVectors, kOwnKeys, kGroupThreads>;
+  using KeyLayout = KeyRows<kKeyVectors, Memory::kKeyPlaces>;
+  static constexpr int kKeyParts = KeySplit::kParts, kKeyLoads = KeySplit::kRowLoads;
   using Split = ValueSplit<kCfg>;
-  static constexpr int kBlocks = Split::kBlocks, kColumnStep = Split::kColumnStep, kKeyStep = Split::kKeyStep;
-  static_assert(kLoadKeys % 8 == 0 && kKeyLoads * kLoadKeys == kOwnKeys);
+  static constexpr int kBlocks = Split::kBlocks;
 
  public:
   static constexpr bool kInFlight = false;  // no copy is in flight to LDS when next() returns
@@ -76,19 +82,22 @@ class KvCopies {
     const std::int64_t first = work.k_begin + std::int64_t{tile} * kKeys;
     keys_left_ = values_left_ = end - tile * kKeys;
 
-    const int vector = thread % kKeyVectors;
-    const int key = group * kOwnKeys + thread / kKeyVectors;
+    const int vector = KeySplit::vector(thread);
+    const int key = group * kOwnKeys + KeySplit::row(thread);
     next_keys_ = first_row(p_.cache.k, work, first + key, head) + vector * kVectorBytes;
-    key_ = vector * 8 < p_.head_dim_qk ? key : kNever;
-    keys_to_ = key_offset<kKeyVectors, Memory::kKeyPlaces>(key, vector);
+#pragma unroll
+    for (int part = 0; part < kKeyParts; ++part) {
+      key_[part] = (vector + part * KeySplit::kSide) * 8 < p_.head_dim_qk ? key : kNever;
+    }
+    keys_to_ = KeyLayout::offset(key, vector);
 
     const int column = Split::column(wave, lane), four = Split::four(group, wave, lane);
     const int value_key = first_key_of_four(four);
     next_values_ = first_row(p_.cache.v, work, first + value_key, head) + 2 * column;
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
-      const bool live = column + i * kColumnStep < p_.head_dim_v && !Split::is_idle(wave);
-      value_key_[i] = live ? value_key + i * kKeyStep : kNever;
+      const bool live = column + Split::column_step(i) < p_.head_dim_v && !Split::is_idle(wave);
+      value_key_[i] = live ? value_key + Split::key_step(i) : kNever;
     }
     values_to_ = Split::offset(column, four);
 
@@ -98,14 +107,22 @@ class KvCopies {
   // After the barrier that follows.
   FLASHPORT_DEVICE void start() {
     load_keys();
-    load_values();
+    if constexpr (!Memory::kInTurn) load_values();
   }
   // The next tile of keys, and the tile of values before it.
   FLASHPORT_DEVICE void next() {
     store_keys();
     store_values();
-    load_keys();
+    start();
+  }
+  // The same, each after a barrier of its own.
+  FLASHPORT_DEVICE void next_keys() {
+    store_keys();
     load_values();
+  }
+  FLASHPORT_DEVICE void next_values() {
+    store_values();
+    start();
   }
   FLASHPORT_DEVICE static void await() {}
 
@@ -116,8 +133,12 @@ class KvCopies {
     GlobalBytes from = next_keys_;
 #pragma unroll
     for (int i = 0; i < kKeyLoads; ++i) {
-      keys_[i] = load_words<4>(key_ + i * kLoadKeys < keys_left_ ? from : zero_row());
-      from += kLoadKeys * p_.cache.k.token_stride;
+#pragma unroll
+      for (int part = 0; part < kKeyParts; ++part) {
+        const bool live = key_[part] + i * KeySplit::kLoadRows < keys_left_;
+        keys_[i][part] = load_words<4>(live ? from + part * KeySplit::kSide * kVectorBytes : zero_row());
+      }
+      from += KeySplit::kLoadRows * p_.cache.k.token_stride;
     }
     next_keys_ += kKeys * p_.cache.k.token_stride;
     keys_left_ -= kKeys;
@@ -129,8 +150,8 @@ class KvCopies {
 #pragma unroll
       for (int i = 0; i < kBlocks; ++i) {
         const bool live = value_key_[i] + j < values_left_;
-        values_[i][j] =
-            load_words<2>(live ? row + i * (2 * kColumnStep + kKeyStep * p_.cache.v.token_stride) : zero_row());
+        const std::int64_t step = 2 * Split::column_step(i) + Split::key_step(i) * p_.cache.v.token_stride;
+        values_[i][j] = load_words<2>(live ? row + step : zero_row());
       }
       row += p_.cache.v.token_stride;
     }
@@ -141,7 +162,11 @@ class KvCopies {
   FLASHPORT_DEVICE void store_keys() {
 #pragma unroll
     for (int i = 0; i < kKeyLoads; ++i) {
-      *reinterpret_cast<Words4*>(memory_.keys + keys_to_ + i * kLoadKeys * kKeyVectors * kVectorBytes) = keys_[i];
+#pragma unroll
+      for (int part = 0; part < kKeyParts; ++part) {
+        const int at = KeyLayout::further(keys_to_, i * KeySplit::kLoadRows, part * KeySplit::kSide);
+        *reinterpret_cast<Words4*>(memory_.keys + at) = keys_[i][part];
+      }
     }
     keys_to_ ^= Memory::kNextKeys;
   }
@@ -156,9 +181,9 @@ class KvCopies {
   Memory& memory_;
   int keys_left_, values_left_;  // from the next tile's first one on
   GlobalBytes next_keys_, next_values_;
-  int key_, value_key_[kBlocks];  // of a tile, the thread's first
+  int key_[kKeyParts], value_key_[kBlocks];  // of a tile, the thread's first
   int keys_to_, values_to_;       // byte offsets
-  Words4 keys_[kKeyLoads];
+  Words4 keys_[kKeyLoads][kKeyParts];
   Words2 values_[kBlocks][4];
 };
 
@@ -168,8 +193,7 @@ class PagedValueCopies {
   using Split = ValueSplit<kCfg>;
   static constexpr int kBlocks = Split::kBlocks;
   using Values = StoredValues<kCfg.shape, 4>;
-  static constexpr int kWaveKeys = 4 * Split::kWaveFours * (Split::kKeyStep > 0 ? kBlocks : 1);  // side by side
-  static_assert(kWaveKeys <= kWaveSize);
+  static_assert(Split::kWaveKeys <= kWaveSize);
 
  public:
   FLASHPORT_DEVICE void begin(const CacheParams& cache, const std::int32_t* pages, const WorkTile& work,
@@ -179,7 +203,7 @@ class PagedValueCopies {
     to_ = Split::offset(Split::column(wave_of(block), lane), four(block, lane));
   }
   FLASHPORT_DEVICE void look_up(const PagedCache& cache, const std::int32_t* pages, const Block& block) {
-    const int own = static_cast<unsigned>(block.thread()) % kWaveKeys;
+    const int own = static_cast<unsigned>(block.thread()) % Split::kWaveKeys;
     places_.look_up(cache, pages, first_key_of_four(four(block, 0)) + own);
   }
   FLASHPORT_DEVICE void load(const CacheParams& cache, const Block& block, KvFormat format, int columns) {
@@ -192,7 +216,7 @@ class PagedValueCopies {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const bool is_live = first < static_cast<unsigned>(columns);
-        values_[i][j] = load_words<2>(offsets.address(own + i * Split::kKeyStep + j, byte, is_live));
+        values_[i][j] = load_words<2>(offsets.address(own + Split::key_step(i) + j, byte, is_live));
       }
     }
   }
@@ -213,7 +237,7 @@ class PagedValueCopies {
   }
   // The thread's first one of block i.
   FLASHPORT_DEVICE static unsigned column(const Block& block, int i) {
-    return Split::column(wave_of(block), static_cast<unsigned>(block.thread()) % kWaveSize) + i * Split::kColumnStep;
+    return Split::column(wave_of(block), static_cast<unsigned>(block.thread()) % kWaveSize) + Split::column_step(i);
   }
   RowPlaces<kCfg.tuning.keys> places_;
   int to_;  // byte offset in LDS
@@ -225,8 +249,10 @@ template <AttentionConfig kCfg>
 struct ValueReads {
   static constexpr int kVectors = kCfg.tuning.keys / 8;
 
-  // Byte offset of what the lane reads of columns 0 to 31, keys 0 to 15.
-  FLASHPORT_DEVICE static int first(int lane) { return value_offset<kVectors>(lane % 32, lane / 32); }
+  // Byte offset of what the lane reads of the 32 columns of block `block`, keys 0 to 15.
+  FLASHPORT_DEVICE static int first(int lane, int block) {
+    return value_offset<kVectors>(lane % 32, lane / 32) + block * 32 * kVectors * kVectorBytes;
+  }
   FLASHPORT_DEVICE static Words4 read(const unsigned char* values, int first, int pair, int block) {
     const int offset = pair_offset(first, pair) + block * 32 * kVectors * kVectorBytes;
     return *reinterpret_cast<const Words4*>(values + offset);

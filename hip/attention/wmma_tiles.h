@@ -45,6 +45,7 @@ class AttentionTiles : public LaneTiles<kCfg, Floats8> {
 
   FLASHPORT_DEVICE void begin(const WorkTile& work) {
     const KeyTiles range = key_tiles<kKeys>(p_, work, kBlockRows);
+    if constexpr (Memory::kInTurn) sync_shared();  // the values of the work tile before were where keys come to
     copies_.begin(work, range.begin, minimum(work.kv_len, range.end * kKeys));
     load_queries(work);
     const int line = wmma_line_in_fours(n_);
@@ -54,13 +55,9 @@ class AttentionTiles : public LaneTiles<kCfg, Floats8> {
     copies_.start();
   }
 
-  // With one stage, nothing multiplies while copies arrive.
   FLASHPORT_DEVICE void take_turn() {
     sync_shared();
-    if constexpr (kStages == 1) {
-      copies_.next();
-      sync_shared();
-    }
+    if constexpr (kStages == 1) refill();
     __builtin_amdgcn_sched_barrier(0);
   }
   FLASHPORT_DEVICE void give_turn() {
@@ -99,6 +96,11 @@ class AttentionTiles : public LaneTiles<kCfg, Floats8> {
       const int step = i / kColumnBlocks, block = i % kColumnBlocks;
       return read_lines<kValueVectors>(memory_.values, values_from_, step ^ block % 2, block);
     };
+    if constexpr (Memory::kInTurn) {
+      sync_shared();
+      copies_.next_values();
+      sync_shared();
+    }
     Words8 operand;
     multiply<kProducts>(read, [&](int i, const Words8& values) FLASHPORT_INLINE {
       if (i % kColumnBlocks == 0) operand = both_halves(weights.own[i / kColumnBlocks]);
@@ -109,13 +111,10 @@ class AttentionTiles : public LaneTiles<kCfg, Floats8> {
     values_from_ ^= Memory::kNextValues;
   }
   FLASHPORT_DEVICE static void settle_values(Out&) {}
-  // The last values are in LDS after it.
+  // The last values are in LDS after it, or in registers.
   FLASHPORT_DEVICE void release_queries() {
     sync_shared();
-    if constexpr (kStages == 1) {
-      copies_.next();
-      sync_shared();
-    }
+    if constexpr (kStages == 1) refill();
   }
 
   FLASHPORT_DEVICE static Operand to_operand(const Scores& weights) {
@@ -128,6 +127,17 @@ class AttentionTiles : public LaneTiles<kCfg, Floats8> {
   }
 
  private:
+  // With one stage, nothing multiplies while copies arrive. Where keys and values have one place, the keys of step i come
+  // before their product, and values of step i - 1 after it.
+  FLASHPORT_DEVICE void refill() {
+    if constexpr (Memory::kInTurn) {
+      copies_.next_keys();
+    } else {
+      copies_.next();
+    }
+    sync_shared();
+  }
+
   // f(i, read(i)) for kProducts products in a row: reads from LDS go a few products ahead, and no further.
   template <int kProducts, class Read, class F>
   FLASHPORT_DEVICE static void multiply(const Read& read, const F& f) {
@@ -179,9 +189,9 @@ class AttentionTiles : public LaneTiles<kCfg, Floats8> {
   // The left operand of 16 rows from row 16 `block` on, and k from 16 `step` on.
   template <int kVectors>
   FLASHPORT_DEVICE static Words8 read_lines(const unsigned char* tile, int first, int step, int block) {
-    const int offset = pair_offset(first, step), row = block * kWaveRows * kVectors * kVectorBytes;
-    const auto low = *reinterpret_cast<const Words4*>(tile + offset + row);
-    const auto high = *reinterpret_cast<const Words4*>(tile + (offset ^ kVectorBytes) + row);
+    const int row = block * kWaveRows * kVectors * kVectorBytes;
+    const auto low = *reinterpret_cast<const Words4*>(tile + pair_offset(first, step) + row);
+    const auto high = *reinterpret_cast<const Words4*>(tile + pair_offset(first ^ kVectorBytes, step) + row);
     return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
   }
   FLASHPORT_DEVICE Words8 both_halves(Words4 own) const {

@@ -12,6 +12,7 @@ constexpr AttentionTuning attention_tuning(const AttentionShape& shape) {
   const int wider = shape.head_dim_qk > shape.head_dim_v ? shape.head_dim_qk : shape.head_dim_v;
   const bool plain = shape.form == ScoreForm::kPlain;
   // queries, keys, stages, slices
+  if (wider > 256) return {32, 32, 1, 4};
   if (wider > 128) return {plain ? 64 : 32, 32, 1, plain ? 2 : 4};
   return {128, wider <= 64 && plain ? 64 : 32, 2};
 }
@@ -28,5 +29,8 @@ constexpr int attention_key_places(int) { return 8; }
 constexpr bool attention_shares_queries(const AttentionShape& shape) {
   return shape.head_dim_qk > (shape.form == ScoreForm::kPlain ? 128 : 64);
 }
+
+// Whether keys and values have one place in LDS in turn, which has no room for both.
+constexpr bool attention_tiles_take_turns(const AttentionShape& shape) { return shape.head_dim_qk > 256; }
 
 }  // namespace flashport::gfx11

@@ -1,0 +1,69 @@
+// Copies of a tile's rows of keys or values as they are, through registers, where they may lie on pages. Each group of
+// waves copies its part. Where rows are of another format, they are widened on the way.
+#pragma once
+
+#include "hip/attention/paged_rows.h"
+#include "hip/attention/row_split.h"
+
+namespace flashport::FLASHPORT_TARGET::attention {
+
+// Layout: where a vector of a row lies in LDS, and how to come to another one from there.
+template <AttentionConfig kCfg, class Layout>
+class RowCopies {
+  using Values = StoredValues<kCfg.shape, 8>;
+  static constexpr int kOwnRows = kCfg.tuning.keys / groups_of(kCfg);
+  using Split = RowSplit<Layout::kVectors, kOwnRows, kGroupThreads>;
+  using Wave = WaveRows<Split, kWaveSize>;
+  static constexpr int kParts = Split::kParts, kLoads = Split::kRowLoads;
+
+ public:
+  FLASHPORT_DEVICE void begin(const CacheParams& cache, const std::int32_t* pages, const WorkTile& work,
+                              const Block& block, int head, int tile, int end) {
+    places_.begin(cache, pages, work, head, tile, end);
+    const int thread = block.thread() % kGroupThreads;
+    to_ = Layout::offset(first_row_of_group(block) + Split::row(thread), Split::vector(thread));
+  }
+  FLASHPORT_DEVICE void look_up(const PagedCache& cache, const std::int32_t* pages, const Block& block) {
+    const int own = static_cast<unsigned>(block.thread()) % Wave::kOfTile;
+    places_.look_up(cache, pages, first_row_of_group(block) + Wave::row(block.wave() % kGroupWaves, own));
+  }
+  FLASHPORT_DEVICE void load(const CacheParams& cache, const Block& block, KvFormat format, int columns) {
+    const RowOffsets offsets = places_.offsets(cache);
+    const unsigned lane = static_cast<unsigned>(block.thread()) % kWaveSize;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const unsigned first = first_column(block, part);
+      const unsigned byte = Values::byte(first, format, columns);
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const bool is_live = first < static_cast<unsigned>(columns);
+        rows_[part][i] = load_words<4>(offsets.address(Wave::number(lane, i), byte, is_live));
+      }
+    }
+  }
+  FLASHPORT_DEVICE void store(unsigned char* tiles, const Block& block, KvFormat format, int columns, int next_tile) {
+    const unsigned lane = static_cast<unsigned>(block.thread()) % kWaveSize;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      Values::widen(rows_[part], first_column(block, part), format, columns, lane);
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const int at = Layout::further(to_, i * Split::kLoadRows, part * Split::kSide);
+        *reinterpret_cast<Words4*>(tiles + at) = rows_[part][i];
+      }
+    }
+    to_ ^= next_tile;
+  }
+
+ private:
+  FLASHPORT_DEVICE static int first_row_of_group(const Block& block) { return block.wave() / kGroupWaves * kOwnRows; }
+  FLASHPORT_DEVICE static unsigned first_column(const Block& block, int part) {
+    return (static_cast<unsigned>(block.thread()) % Split::kSide + part * Split::kSide) * 8;
+  }
+
+  RowPlaces<kCfg.tuning.keys> places_;
+  int to_;  // byte offset in LDS of the thread's first vector
+  Words4 rows_[kParts][kLoads];
+};
+
+}  // namespace flashport::FLASHPORT_TARGET::attention
