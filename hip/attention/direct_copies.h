@@ -2,7 +2,8 @@
 // which the waves of one group, the block's last, issue and wait for two intervals later. The compiler does not know
 // these loads: else it would wait for them before every read of LDS.
 //
-// A wave's load fills 64 neighbouring vectors, so that the lanes choose the vectors whose places those are. A tile that
+// A wave's load fills 64 neighbouring vectors, so that the lanes choose the vectors whose places those are. A group's
+// loads fill kParts times 256 vectors that are whole rows, then the rows after those in the same way. A tile that
 // has other keys after the last one, which must be zeros, comes through registers, and so do tensors whose rows are not
 // aligned to 16 bytes or lie too far apart for 32-bit offsets.
 #pragma once
@@ -15,9 +16,9 @@ namespace flashport::FLASHPORT_TARGET::attention {
 // place.
 template <int kVectors, int kRows, auto kPlace>
 class TileCopies {
-  static constexpr int kLoadRows = kGroupThreads / kVectors, kLoads = kRows / kLoadRows;
-  static constexpr int kBytes = kRows * kVectors * kVectorBytes;
-  static_assert(kLoadRows % 8 == 0 && kLoads * kLoadRows == kRows);
+  static constexpr int kParts = RowSplit<kVectors, kRows, kGroupThreads>::kParts;
+  static constexpr int kLoadRows = kGroupThreads * kParts / kVectors, kLoads = kRows / kLoadRows * kParts;
+  static_assert(kLoadRows % 8 == 0 && kLoads * kGroupThreads == kRows * kVectors);
 
  public:
   // `from`: the first row's; `count`: rows that there are.
@@ -26,14 +27,17 @@ class TileCopies {
     stride_ = stride;
     left_ = count;
     to_ = 0;
-    const int row = thread / kVectors, vector = kPlace(row, thread % kVectors);
-    is_live_ = vector * 8 < columns;
-    offset_ = row * static_cast<int>(stride_) + vector * kVectorBytes;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const int vector = vector_at(thread + part * kGroupThreads);
+      is_live_[part] = vector * 8 < columns;
+      offset_[part] = row_at(thread + part * kGroupThreads) * static_cast<int>(stride_) + vector * kVectorBytes;
+    }
     is_direct_ = (reinterpret_cast<std::uintptr_t>(from_) | static_cast<std::uint64_t>(stride_)) % 16 == 0 &&
                  stride_ >= 0 && stride_ * kRows < std::int64_t{1} << 31;
   }
-  // The next tile, to one of the two buffers in turn.
-  FLASHPORT_DEVICE void next(const Block& block, unsigned char* to, int columns) {
+  // The next tile, to one of the two buffers in turn, which are `next_tile` bytes apart.
+  FLASHPORT_DEVICE void next(const Block& block, unsigned char* to, int columns, int next_tile) {
     if (left_ <= 0) return;
     if (__builtin_expect(is_direct_ && left_ >= kRows, 1)) {
       load_direct(to + to_, block.wave() % kGroupWaves);
@@ -42,7 +46,7 @@ class TileCopies {
     }
     from_ = static_cast<const char*>(from_) + kRows * stride_;
     left_ -= kRows;
-    to_ ^= kBytes;
+    to_ ^= next_tile;
   }
 
  private:
@@ -53,34 +57,43 @@ class TileCopies {
     const auto shared =
         static_cast<unsigned>(reinterpret_cast<std::uintptr_t>((unsigned char __attribute__((address_space(3)))*)to));
     const unsigned step = kLoadRows * static_cast<unsigned>(stride_);
-    if (!is_live_) return;
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tbuffer_load_dwordx4 %1, %2, %3 offen lds" ::"s"(
-                       shared + (wave + i * kGroupWaves) * kWaveSize * kVectorBytes),
-                   "v"(offset_), "s"(resource), "s"(i * step)
-                   : "memory");
+    for (int part = 0; part < kParts; ++part) {
+      if (!is_live_[part]) continue;
+#pragma unroll
+      for (int i = part; i < kLoads; i += kParts) {
+        asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tbuffer_load_dwordx4 %1, %2, %3 offen lds" ::"s"(
+                         shared + (wave + i * kGroupWaves) * kWaveSize * kVectorBytes),
+                     "v"(offset_[part]), "s"(resource), "s"(i / kParts * step)
+                     : "memory");
+      }
     }
   }
   FLASHPORT_DEVICE void load_through_registers(unsigned char* to, int columns, int thread) const {
-    const int vector = kPlace(thread / kVectors, thread % kVectors);
-    GlobalBytes from = (GlobalBytes)from_ + thread / kVectors * stride_ + vector * kVectorBytes;
-    const int rows = vector * 8 < columns ? left_ : 0;
 #pragma unroll 1
-    for (int row = thread / kVectors; row < kRows; row += kLoadRows) {
-      const Words4 words = load_words<4>(row < rows ? from : zero_row());
-      *reinterpret_cast<Words4*>(to + (row * kVectors + thread % kVectors) * kVectorBytes) = words;
-      from += kLoadRows * stride_;
+    for (int part = 0; part < kParts; ++part) {
+      const int place = thread + part * kGroupThreads, vector = vector_at(place);
+      GlobalBytes from = (GlobalBytes)from_ + row_at(place) * stride_ + vector * kVectorBytes;
+      const int rows = vector * 8 < columns ? left_ : 0;
+#pragma unroll 1
+      for (int row = row_at(place); row < kRows; row += kLoadRows) {
+        const Words4 words = load_words<4>(row < rows ? from : zero_row());
+        *reinterpret_cast<Words4*>(to + (row * kVectors + place % kVectors) * kVectorBytes) = words;
+        from += kLoadRows * stride_;
+      }
     }
   }
+  // What has a place of a tile.
+  FLASHPORT_DEVICE static int row_at(int place) { return place / kVectors; }
+  FLASHPORT_DEVICE static int vector_at(int place) { return kPlace(place / kVectors, place % kVectors); }
 
-  const void* from_;     // the next tile's first row
-  std::int64_t stride_;  // bytes from row to row
-  int left_;             // rows from the next tile's first on
-  int to_;               // byte offset of the buffer
-  int offset_;           // of the thread's first vector from the tile's first row
-  bool is_live_;         // whether the head has that vector
-  bool is_direct_;       // whether offsets of a tile are aligned and have 32 bits
+  const void* from_;      // the next tile's first row
+  std::int64_t stride_;   // bytes from row to row
+  int left_;              // rows from the next tile's first on
+  int to_;                // byte offset of the buffer
+  int offset_[kParts];    // of the thread's first vectors from the tile's first row
+  bool is_live_[kParts];  // whether the head has them
+  bool is_direct_;        // whether offsets of a tile are aligned and have 32 bits
 };
 
 template <AttentionConfig kCfg>
@@ -89,8 +102,6 @@ class KvCopies {
   static constexpr int kKeys = kCfg.tuning.keys;
   static constexpr int kKeyVectors = kCfg.shape.head_dim_qk / 8, kValueVectors = kCfg.shape.head_dim_v / 8;
 
-  static_assert(kGroupThreads / kKeyVectors % Memory::kKeyPlaces == 0);  // a thread's vectors have the same place
-
  public:
   static constexpr bool kInFlight = true;  // after next(), until await() and a barrier
 
@@ -98,7 +109,7 @@ class KvCopies {
   FLASHPORT_DEVICE KvCopies(const AttentionParams& p, const Block& block, Memory& memory)
       : p_(p), block_(block), memory_(memory) {
     if (p.head_dim_qk == kCfg.shape.head_dim_qk) return;
-    for (int i = block.thread(); i < 2 * Memory::kKeyBytes / kVectorBytes; i += block.threads()) {
+    for (int i = block.thread(); i < static_cast<int>(sizeof(memory.keys)) / kVectorBytes; i += block.threads()) {
       reinterpret_cast<Words4*>(memory.keys)[i] = Words4{};
     }
     sync_shared();
@@ -111,14 +122,14 @@ class KvCopies {
     const CacheParams &keys = p_.cache.k, &values = p_.cache.v;
     keys_.begin(first_row(keys, work, first, head), keys.token_stride, end - tile * kKeys, p_.head_dim_qk, thread);
     values_.begin(first_row(values, work, first, head), values.token_stride, end - tile * kKeys, p_.head_dim_v, thread);
-    keys_.next(block_, memory_.keys, p_.head_dim_qk);
+    keys_.next(block_, memory_.keys, p_.head_dim_qk, Memory::kNextKeys);
     await();
   }
   FLASHPORT_DEVICE void start() { next(); }
   FLASHPORT_DEVICE void next() {
     if (!copies_here()) return;
-    keys_.next(block_, memory_.keys, p_.head_dim_qk);
-    values_.next(block_, memory_.values, p_.head_dim_v);
+    keys_.next(block_, memory_.keys, p_.head_dim_qk, Memory::kNextKeys);
+    values_.next(block_, memory_.values, p_.head_dim_v, Memory::kNextValues);
   }
   FLASHPORT_DEVICE void await() const {
     if (copies_here()) await_stores();  // and loads

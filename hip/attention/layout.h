@@ -29,8 +29,8 @@ constexpr int key_pair_offset(int offset, int pair) {
   return (offset ^ pair % kPairs * 2 * kVectorBytes) + pair / kPairs * kPairs * 2 * kVectorBytes;
 }
 
-// From the offset of a vector of keys to that of the vector `vectors` further on of the key `keys` further on: multiples
-// of powers of two above all that differs in the first one's place.
+// From the offset of a vector of keys to that of the vector `vectors` further on of the key `keys` further on:
+// multiples of powers of two above all that differs in the first one's place.
 template <int kVectors, int kPlaces>
 constexpr int further_key_offset(int offset, int keys, int vectors) {
   constexpr int kChanging = kVectors < kPlaces ? kVectors : kPlaces;

@@ -20,6 +20,29 @@ constexpr int groups_of(const AttentionConfig& config) {
   return config.tuning.rows * config.tuning.slices / (kGroupWaves * kWaveRows);
 }
 
+// Whether one group of waves copies keys and the other values, of tiles with too few keys for each to copy half of
+// both.
+constexpr bool groups_copy_apart(const AttentionConfig& config) {
+  return groups_of(config) == 2 && config.tuning.keys == 32;
+}
+// The groups that share the copies of a tile.
+constexpr int copying_groups(const AttentionConfig& config) {
+  return groups_copy_apart(config) ? 1 : groups_of(config);
+}
+// The number of a wave's group among those.
+template <AttentionConfig kCfg>
+FLASHPORT_DEVICE int copying_group(const Block& block) {
+  return copying_groups(kCfg) == 1 ? 0 : block.wave() / kGroupWaves;
+}
+template <AttentionConfig kCfg>
+FLASHPORT_DEVICE bool copies_keys(const Block& block) {
+  return !groups_copy_apart(kCfg) || block.wave() < kGroupWaves;
+}
+template <AttentionConfig kCfg>
+FLASHPORT_DEVICE bool copies_values(const Block& block) {
+  return !groups_copy_apart(kCfg) || block.wave() >= kGroupWaves;
+}
+
 template <int kBytes>
 struct SharedBytes {
   alignas(kLineBytes) unsigned char x[kBytes];

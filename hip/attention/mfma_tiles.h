@@ -1,6 +1,6 @@
 // The tile verbs of attention on MFMA: a wave has 32 queries, which stay in registers; keys and values come to LDS for
-// all waves of the block. The registers of S^T, rounded, are the right operand P^T. Waves that have slices of V's columns
-// compute the same scores.
+// all waves of the block. The registers of S^T, rounded, are the right operand P^T. Waves that have slices of V's
+// columns compute the same scores.
 //
 // A block has a group of waves, or two that take turns, so that each SIMD has a wave of both. A turn is between two
 // barriers of the block, and the second group's steps are one barrier later. With the barriers of a work tile numbered

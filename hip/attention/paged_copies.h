@@ -60,16 +60,26 @@ class PagedKvCopies {
   FLASHPORT_DEVICE static void await() {}
 
  private:
-  FLASHPORT_DEVICE void load_keys() { keys_.load(p_.cache.k, block_, p_.k_format, p_.head_dim_qk); }
+  FLASHPORT_DEVICE void look_up_keys() {
+    if (copies_keys<kCfg>(block_)) keys_.look_up(p_.cache, pages_, block_);
+  }
+  FLASHPORT_DEVICE void look_up_values() {
+    if (copies_values<kCfg>(block_)) values_.look_up(p_.cache, pages_, block_);
+  }
+  FLASHPORT_DEVICE void load_keys() {
+    if (copies_keys<kCfg>(block_)) keys_.load(p_.cache.k, block_, p_.k_format, p_.head_dim_qk);
+  }
+  FLASHPORT_DEVICE void load_values() {
+    if (copies_values<kCfg>(block_)) values_.load(p_.cache.v, block_, p_.v_format, p_.head_dim_v);
+  }
   FLASHPORT_DEVICE void store_keys() {
+    if (!copies_keys<kCfg>(block_)) return;
     keys_.store(memory_.keys, block_, p_.k_format, p_.head_dim_qk, Memory::kNextKeys);
   }
-  FLASHPORT_DEVICE void load_values() { values_.load(p_.cache.v, block_, p_.v_format, p_.head_dim_v); }
   FLASHPORT_DEVICE void store_values() {
+    if (!copies_values<kCfg>(block_)) return;
     values_.store(memory_.values, block_, p_.v_format, p_.head_dim_v, Memory::kNextValues);
   }
-  FLASHPORT_DEVICE void look_up_keys() { keys_.look_up(p_.cache, pages_, block_); }
-  FLASHPORT_DEVICE void look_up_values() { values_.look_up(p_.cache, pages_, block_); }
 
   const AttentionParams& p_;
   const Block& block_;

@@ -11,7 +11,7 @@ namespace flashport::FLASHPORT_TARGET::attention {
 template <AttentionConfig kCfg, class Layout>
 class RowCopies {
   using Values = StoredValues<kCfg.shape, 8>;
-  static constexpr int kOwnRows = kCfg.tuning.keys / groups_of(kCfg);
+  static constexpr int kOwnRows = kCfg.tuning.keys / copying_groups(kCfg);
   using Split = RowSplit<Layout::kVectors, kOwnRows, kGroupThreads>;
   using Wave = WaveRows<Split, kWaveSize>;
   static constexpr int kParts = Split::kParts, kLoads = Split::kRowLoads;
@@ -56,7 +56,7 @@ class RowCopies {
   }
 
  private:
-  FLASHPORT_DEVICE static int first_row_of_group(const Block& block) { return block.wave() / kGroupWaves * kOwnRows; }
+  FLASHPORT_DEVICE static int first_row_of_group(const Block& block) { return copying_group<kCfg>(block) * kOwnRows; }
   FLASHPORT_DEVICE static unsigned first_column(const Block& block, int part) {
     return (static_cast<unsigned>(block.thread()) % Split::kSide + part * Split::kSide) * 8;
   }

@@ -14,7 +14,7 @@ namespace flashport::FLASHPORT_TARGET::attention {
 template <AttentionConfig kCfg>
 struct ValueSplit {
   static constexpr int kWaveFours = kWaveSize / 8, kVectors = kCfg.tuning.keys / 8;
-  static constexpr int kOwnKeys = kCfg.tuning.keys / groups_of(kCfg);  // of a tile, that a group copies
+  static constexpr int kOwnKeys = kCfg.tuning.keys / copying_groups(kCfg);  // of a tile, that a group copies
   static constexpr int kColumnBlocks = kCfg.shape.head_dim_v / 32, kKeyBlocks = kOwnKeys / (4 * kWaveFours);
   static constexpr int kAllBlocks = kColumnBlocks * kKeyBlocks;
   static constexpr bool kSomeIdle = kAllBlocks < kGroupWaves;  // waves have no values to copy
@@ -60,7 +60,7 @@ template <AttentionConfig kCfg>
 class KvCopies {
   using Memory = AttentionMemory<kCfg>;
   static constexpr int kKeys = kCfg.tuning.keys;
-  static constexpr int kOwnKeys = kKeys / groups_of(kCfg);  // of a tile, that a group copies
+  static constexpr int kOwnKeys = kKeys / copying_groups(kCfg);  // of a tile, that a group copies
   static constexpr int kKeyVectors = kCfg.shape.head_dim_qk / 8;
   using KeySplit = RowSplit<kKeyVectors, kOwnKeys, kGroupThreads>;
   using KeyLayout = KeyRows<kKeyVectors, Memory::kKeyPlaces>;
@@ -77,7 +77,7 @@ class KvCopies {
   // From key tile `tile` of a work tile on; keys from `end` on are zeros. Stores the first tile of keys.
   FLASHPORT_DEVICE void begin(const WorkTile& work, int tile, int end) {
     const int thread = block_.thread() % kGroupThreads, lane = thread % kWaveSize;
-    const int group = block_.wave() / kGroupWaves, wave = block_.wave() % kGroupWaves;
+    const int group = copying_group<kCfg>(block_), wave = block_.wave() % kGroupWaves;
     const int head = work.head / p_.group_size;
     const std::int64_t first = work.k_begin + std::int64_t{tile} * kKeys;
     keys_left_ = values_left_ = end - tile * kKeys;
@@ -130,6 +130,7 @@ class KvCopies {
   static constexpr int kNever = 1 << 30;  // a key that no tile has
 
   FLASHPORT_DEVICE void load_keys() {
+    if (!copies_keys<kCfg>(block_)) return;
     GlobalBytes from = next_keys_;
 #pragma unroll
     for (int i = 0; i < kKeyLoads; ++i) {
@@ -144,6 +145,7 @@ class KvCopies {
     keys_left_ -= kKeys;
   }
   FLASHPORT_DEVICE void load_values() {
+    if (!copies_values<kCfg>(block_)) return;
     GlobalBytes row = next_values_;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -160,6 +162,7 @@ class KvCopies {
   }
 
   FLASHPORT_DEVICE void store_keys() {
+    if (!copies_keys<kCfg>(block_)) return;
 #pragma unroll
     for (int i = 0; i < kKeyLoads; ++i) {
 #pragma unroll
@@ -171,7 +174,7 @@ class KvCopies {
     keys_to_ ^= Memory::kNextKeys;
   }
   FLASHPORT_DEVICE void store_values() {
-    if (Split::is_idle(block_.wave() % kGroupWaves)) return;
+    if (!copies_values<kCfg>(block_) || Split::is_idle(block_.wave() % kGroupWaves)) return;
     Split::store(values_, memory_.values, values_to_);
     values_to_ ^= Memory::kNextValues;
   }
@@ -182,7 +185,7 @@ class KvCopies {
   int keys_left_, values_left_;  // from the next tile's first one on
   GlobalBytes next_keys_, next_values_;
   int key_[kKeyParts], value_key_[kBlocks];  // of a tile, the thread's first
-  int keys_to_, values_to_;       // byte offsets
+  int keys_to_, values_to_;                  // byte offsets
   Words4 keys_[kKeyLoads][kKeyParts];
   Words2 values_[kBlocks][4];
 };
@@ -233,7 +236,7 @@ class PagedValueCopies {
  private:
   FLASHPORT_DEVICE static int wave_of(const Block& block) { return block.wave() % kGroupWaves; }
   FLASHPORT_DEVICE static int four(const Block& block, int lane) {
-    return Split::four(block.wave() / kGroupWaves, wave_of(block), lane);
+    return Split::four(copying_group<kCfg>(block), wave_of(block), lane);
   }
   // The thread's first one of block i.
   FLASHPORT_DEVICE static unsigned column(const Block& block, int i) {

@@ -127,8 +127,8 @@ class AttentionTiles : public LaneTiles<kCfg, Floats8> {
   }
 
  private:
-  // With one stage, nothing multiplies while copies arrive. Where keys and values have one place, the keys of step i come
-  // before their product, and values of step i - 1 after it.
+  // With one stage, nothing multiplies while copies arrive. Where keys and values have one place, the keys of step i
+  // come before their product, and values of step i - 1 after it.
   FLASHPORT_DEVICE void refill() {
     if constexpr (Memory::kInTurn) {
       copies_.next_keys();

@@ -13,6 +13,7 @@ constexpr AttentionTuning attention_tuning(const AttentionShape& shape) {
   const bool plain = shape.form == ScoreForm::kPlain;
   // queries, keys, stages, slices
   if (wider > 256) return {32, 32, 1, 4};
+  if (wider == 192) return {128, 32, 1};
   if (wider > 128) return {plain ? 64 : 32, 32, 1, plain ? 2 : 4};
   return {128, wider <= 64 && plain ? 64 : 32, 2};
 }
@@ -31,6 +32,8 @@ constexpr bool attention_shares_queries(const AttentionShape& shape) {
 }
 
 // Whether keys and values have one place in LDS in turn, which has no room for both.
-constexpr bool attention_tiles_take_turns(const AttentionShape& shape) { return shape.head_dim_qk > 256; }
+constexpr bool attention_tiles_take_turns(const AttentionShape& shape) {
+  return shape.head_dim_qk > 256 || shape.head_dim_qk == 192;
+}
 
 }  // namespace flashport::gfx11

@@ -9,13 +9,15 @@ namespace flashport::gfx942 {
 inline constexpr int kDropoutMaskThreads = 256;
 
 // Up to 128 columns a SIMD has two waves, whose groups take turns; a wave of 256 columns takes all registers, and so
-// does one of 128 with all that may be done to scores.
+// does one of 128 with all that may be done to scores. Of 512 columns LDS has room for one tile of keys and one of
+// values, and a wave has registers for the queries and half of V's columns.
 constexpr AttentionTuning attention_tuning(const AttentionShape& shape) {
   const int wider = shape.head_dim_qk > shape.head_dim_v ? shape.head_dim_qk : shape.head_dim_v;
   const bool plain = shape.form == ScoreForm::kPlain;
   // queries, keys, stages, slices of V, work tiles of a lone sequence, for some 300 multiprocessors
   if (wider <= 64) return {256, plain ? 128 : 64, 2, 1, 256};
   if (wider <= 128) return {plain ? 256 : 128, 64, 2, 1, 256};
+  if (wider <= 192 && plain) return {256, 32, 2, 1, 256};
   if (wider <= 256) return {128, 32, 2, 1, 256};
   return {64, 32, 1, 2, 256};
 }

@@ -8,15 +8,16 @@ namespace flashport::gfx950 {
 
 inline constexpr int kDropoutMaskThreads = 256;
 
-// Up to 128 columns a SIMD has two waves, whose groups take turns; a wave of 256 columns takes all registers.
-// Keys that may lie on pages come through registers, which are taken from scores: tiles of 128 columns have fewer keys,
-// or waves take all registers.
+// Up to 128 columns a SIMD has two waves, whose groups take turns; a wave of 256 columns takes all registers, and one
+// of 512 has half of V's columns. Keys that may lie on pages come through registers, which are taken from scores: tiles
+// of 128 columns have fewer keys, or waves take all registers.
 constexpr AttentionTuning attention_tuning(const AttentionShape& shape) {
   const int wider = shape.head_dim_qk > shape.head_dim_v ? shape.head_dim_qk : shape.head_dim_v;
   const bool plain = shape.form == ScoreForm::kPlain;
   // queries, keys, stages, slices of V, work tiles of a lone sequence, for 256 multiprocessors
   if (shape.sources != KeySources::kRows && wider > 64 && wider <= 128) return {plain ? 256 : 128, 64, 2, 1, 256};
   if (wider <= 128) return {256, plain ? 128 : 64, 2, 1, 256};
+  if (wider <= 192 && plain) return {256, 64, 2, 1, 256};
   if (wider <= 256) return {128, 64, 2, 1, 256};
   return {64, 32, 2, 2, 256};
 }
