@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "hip/arch/lane_maps.h"
+#include "hip/attention/row_split.h"
 
 namespace flashport {
 namespace {
@@ -98,8 +99,56 @@ void expect_keys() {
 TEST(AttentionLayout, Keys) {
   expect_keys<8>();
   expect_keys<16>();
+  expect_keys<24>();
   expect_keys<32>();
+  expect_keys<64>();
   expect_keys<16, 16>();
+}
+
+// The loads of a group's threads cover a tile once, they come to the places of the map, and each lane finds the row of
+// its load among those that its wave looks up.
+template <class Layout, int kRows>
+void expect_split() {
+  constexpr int kThreads = 256;
+  using Split = RowSplit<Layout::kVectors, kRows, kThreads>;
+  std::set<int> seen;
+  for (int thread = 0; thread < kThreads; ++thread) {
+    const int first = Layout::offset(Split::row(thread), Split::vector(thread));
+    for (int part = 0; part < Split::kParts; ++part) {
+      for (int load = 0; load < Split::kRowLoads; ++load) {
+        const int rows = load * Split::kLoadRows, vectors = part * Split::kSide;
+        const int at = Layout::further(first, rows, vectors);
+        EXPECT_EQ(at, Layout::offset(Split::row(thread) + rows, Split::vector(thread) + vectors));
+        seen.insert(at);
+      }
+    }
+  }
+  EXPECT_EQ(static_cast<int>(seen.size()), kRows * Layout::kVectors);
+  const auto expect_wave = [&]<int kWaveSize>() {
+    using Wave = WaveRows<Split, kWaveSize>;
+    for (int thread = 0; thread < kThreads; ++thread) {
+      for (int load = 0; load < Split::kRowLoads; ++load) {
+        const auto number = static_cast<int>(Wave::number(thread % kWaveSize, load));
+        EXPECT_LT(number, Wave::kOfTile);
+        EXPECT_EQ(Wave::row(thread / kWaveSize, number), Split::row(thread) + load * Split::kLoadRows);
+      }
+    }
+  };
+  expect_wave.template operator()<32>();
+  expect_wave.template operator()<64>();
+}
+
+TEST(AttentionLayout, RowsAreSplitAmongThreads) {
+  expect_split<KeyRows<8, 8>, 128>();
+  expect_split<KeyRows<16, 8>, 32>();
+  expect_split<KeyRows<16, 16>, 64>();
+  expect_split<KeyRows<24, 8>, 32>();
+  expect_split<KeyRows<24, 8>, 64>();
+  expect_split<KeyRows<32, 8>, 64>();
+  expect_split<KeyRows<64, 8>, 32>();
+  expect_split<ValueRows<16>, 32>();
+  expect_split<ValueRows<32>, 64>();
+  expect_split<ValueRows<64>, 32>();
 }
 
 template <int kVectors>
@@ -195,6 +244,7 @@ TEST(AttentionLayout, RowsOfValues) {
   expect_rows_of_values<8>();
   expect_rows_of_values<16>();
   expect_rows_of_values<32>();
+  expect_rows_of_values<64>();
 }
 
 }  // namespace
