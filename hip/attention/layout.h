@@ -66,6 +66,17 @@ constexpr int next_column_offset(int offset, int j) {
   return (offset ^ j * kVectorBytes) + j * (kVectors > 4 ? kVectors * kVectorBytes : kLineBytes);
 }
 
+// Byte offset of a four of keys of a column, a half of a vector; and, from there, to the keys `keys` and the columns
+// `columns` further on: multiples of 16 and of 32, and of powers of two above the first ones.
+template <int kVectors>
+constexpr int four_offset(int column, int four) {
+  return value_offset<kVectors>(column, four / 2) + four % 2 * 8;
+}
+template <int kVectors>
+constexpr int further_four_offset(int offset, int columns, int keys) {
+  return pair_offset(offset, keys / 16) + columns * kVectors * kVectorBytes;
+}
+
 // Keys stand in a row of transposed values as the registers of S^T hold them: four 2 v + s, half s of vector v, where v
 // is 2 t + h, is keys 16 t + 8 s + 4 h + 0..3, which are what lanes of half h of a wave have of 16 keys.
 constexpr int first_key_of_four(int four) { return four / 4 * 16 + four % 2 * 8 + four / 2 % 2 * 4; }

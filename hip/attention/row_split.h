@@ -32,4 +32,28 @@ struct WaveRows {
   static constexpr unsigned number(unsigned lane, unsigned load) { return lane / Split::kSide + load * kOfLoad; }
 };
 
+// The same for values that are transposed on their way: a thread has four keys x four columns at a time, a wave a block
+// of kWaveFours times four keys x 32 columns. The key blocks of a wave are neighbours, its column blocks are those of
+// all waves apart.
+template <int kKeys, int kColumns, int kWaveSize, int kThreads>
+struct FourSplit {
+  static constexpr int kWaves = kThreads / kWaveSize, kWaveFours = kWaveSize / 8;
+  static constexpr int kColumnBlocks = kColumns / 32, kKeyBlocks = kKeys / (4 * kWaveFours);
+  static constexpr bool kSomeIdle = kColumnBlocks * kKeyBlocks < kWaves;                // waves have no values to copy
+  static constexpr int kWaveColumns = kColumnBlocks < kWaves ? kColumnBlocks : kWaves;  // waves side by side
+  static constexpr int kOwnColumnBlocks = kColumnBlocks / kWaveColumns;
+  static constexpr int kOwnKeyBlocks = kSomeIdle ? 1 : kKeyBlocks * kWaveColumns / kWaves;
+  static constexpr int kBlocks = kOwnColumnBlocks * kOwnKeyBlocks;  // of a wave
+  static constexpr int kWaveKeys = kOwnKeyBlocks * 4 * kWaveFours;
+  static_assert(kSomeIdle || kBlocks * kWaves == kColumnBlocks * kKeyBlocks);
+
+  static constexpr bool is_idle(int wave) { return kSomeIdle && wave >= kColumnBlocks * kKeyBlocks; }
+  // The first column, and the first four keys, of a lane's first block.
+  static constexpr int column(int wave, int lane) { return wave % kWaveColumns * 32 + lane % 8 * 4; }
+  static constexpr int four(int wave, int lane) { return wave / kWaveColumns * kOwnKeyBlocks * kWaveFours + lane / 8; }
+  // From there to block i.
+  static constexpr int column_step(int i) { return i % kOwnColumnBlocks * 32 * kWaveColumns; }
+  static constexpr int key_step(int i) { return i / kOwnColumnBlocks * 4 * kWaveFours; }
+};
+
 }  // namespace flashport

@@ -10,33 +10,17 @@
 
 namespace flashport::FLASHPORT_TARGET::attention {
 
-// The values that a thread transposes: 4 keys x 4 columns at a time, a wave kWaveFours times 4 keys x 32 columns.
-template <AttentionConfig kCfg>
-struct ValueSplit {
-  static constexpr int kWaveFours = kWaveSize / 8, kVectors = kCfg.tuning.keys / 8;
-  static constexpr int kOwnKeys = kCfg.tuning.keys / copying_groups(kCfg);  // of a tile, that a group copies
-  static constexpr int kColumnBlocks = kCfg.shape.head_dim_v / 32, kKeyBlocks = kOwnKeys / (4 * kWaveFours);
-  static constexpr int kAllBlocks = kColumnBlocks * kKeyBlocks;
-  static constexpr bool kSomeIdle = kAllBlocks < kGroupWaves;  // waves have no values to copy
-  // What a wave transposes: its key blocks are neighbours, its column blocks are kWaveColumns apart.
-  static constexpr int kWaveColumns = kColumnBlocks < kGroupWaves ? kColumnBlocks : kGroupWaves;
-  static constexpr int kOwnColumnBlocks = kColumnBlocks / kWaveColumns;
-  static constexpr int kOwnKeyBlocks = kSomeIdle ? 1 : kKeyBlocks * kWaveColumns / kGroupWaves;
-  static constexpr int kBlocks = kOwnColumnBlocks * kOwnKeyBlocks, kWaveKeys = kOwnKeyBlocks * 4 * kWaveFours;
-  static_assert(kSomeIdle || kBlocks * kGroupWaves == kAllBlocks);
+// The values that a thread transposes.
+template <AttentionConfig kCfg, class Base = FourSplit<kCfg.tuning.keys / copying_groups(kCfg), kCfg.shape.head_dim_v,
+                                                       kWaveSize, kGroupThreads>>
+struct ValueSplit : Base {
+  static constexpr int kVectors = kCfg.tuning.keys / 8;
+  using Base::kBlocks;
 
-  // From a wave's first block to its block i.
-  static constexpr int column_step(int i) { return i % kOwnColumnBlocks * 32 * kWaveColumns; }
-  static constexpr int key_step(int i) { return i / kOwnColumnBlocks * 4 * kWaveFours; }
-
-  FLASHPORT_DEVICE static bool is_idle(int wave) { return kSomeIdle && wave >= kAllBlocks; }
-  FLASHPORT_DEVICE static int column(int wave, int lane) { return wave % kWaveColumns * 32 + lane % 8 * 4; }
   // The first four keys, of the tile's.
-  FLASHPORT_DEVICE static int four(int group, int wave, int lane) {
-    return (group * kKeyBlocks + wave / kWaveColumns * kOwnKeyBlocks) * kWaveFours + lane / 8;
-  }
-  FLASHPORT_DEVICE static int offset(int column, int four) {
-    return value_offset<kVectors>(column, four / 2) + four % 2 * 8;
+  FLASHPORT_DEVICE static int four(const Block& block, int lane) {
+    constexpr int kOwnFours = kCfg.tuning.keys / copying_groups(kCfg) / 4;
+    return copying_group<kCfg>(block) * kOwnFours + Base::four(block.wave() % kGroupWaves, lane);
   }
 
   // `to`: the offset of the first column and four.
@@ -49,8 +33,9 @@ struct ValueSplit {
         const unsigned two[4] = {row[0][c / 2], row[1][c / 2], row[2][c / 2], row[3][c / 2]};
         const Words2 four = c % 2 == 0 ? Words2{low_halves(two[0], two[1]), low_halves(two[2], two[3])}
                                        : Words2{high_halves(two[0], two[1]), high_halves(two[2], two[3])};
-        const int at = pair_offset(next_column_offset<kVectors>(to, c), key_step(i) / 16);
-        *reinterpret_cast<Words2*>(tiles + at + column_step(i) * kVectors * kVectorBytes) = four;
+        const int first = next_column_offset<kVectors>(to, c);
+        const int at = further_four_offset<kVectors>(first, Base::column_step(i), Base::key_step(i));
+        *reinterpret_cast<Words2*>(tiles + at) = four;
       }
     }
   }
@@ -91,7 +76,7 @@ class KvCopies {
     }
     keys_to_ = KeyLayout::offset(key, vector);
 
-    const int column = Split::column(wave, lane), four = Split::four(group, wave, lane);
+    const int column = Split::column(wave, lane), four = Split::four(block_, lane);
     const int value_key = first_key_of_four(four);
     next_values_ = first_row(p_.cache.v, work, first + value_key, head) + 2 * column;
 #pragma unroll
@@ -99,7 +84,7 @@ class KvCopies {
       const bool live = column + Split::column_step(i) < p_.head_dim_v && !Split::is_idle(wave);
       value_key_[i] = live ? value_key + Split::key_step(i) : kNever;
     }
-    values_to_ = Split::offset(column, four);
+    values_to_ = four_offset<Split::kVectors>(column, four);
 
     load_keys();
     store_keys();
@@ -203,11 +188,11 @@ class PagedValueCopies {
                               const Block& block, int head, int tile, int end) {
     places_.begin(cache, pages, work, head, tile, end);
     const int lane = block.thread() % kWaveSize;
-    to_ = Split::offset(Split::column(wave_of(block), lane), four(block, lane));
+    to_ = four_offset<Split::kVectors>(Split::column(wave_of(block), lane), Split::four(block, lane));
   }
   FLASHPORT_DEVICE void look_up(const PagedCache& cache, const std::int32_t* pages, const Block& block) {
     const int own = static_cast<unsigned>(block.thread()) % Split::kWaveKeys;
-    places_.look_up(cache, pages, first_key_of_four(four(block, 0)) + own);
+    places_.look_up(cache, pages, first_key_of_four(Split::four(block, 0)) + own);
   }
   FLASHPORT_DEVICE void load(const CacheParams& cache, const Block& block, KvFormat format, int columns) {
     if (Split::is_idle(wave_of(block))) return;
@@ -235,9 +220,6 @@ class PagedValueCopies {
 
  private:
   FLASHPORT_DEVICE static int wave_of(const Block& block) { return block.wave() % kGroupWaves; }
-  FLASHPORT_DEVICE static int four(const Block& block, int lane) {
-    return Split::four(copying_group<kCfg>(block), wave_of(block), lane);
-  }
   // The thread's first one of block i.
   FLASHPORT_DEVICE static unsigned column(const Block& block, int i) {
     return Split::column(wave_of(block), static_cast<unsigned>(block.thread()) % kWaveSize) + Split::column_step(i);

@@ -8,10 +8,11 @@ namespace flashport::gfx11 {
 
 inline constexpr int kDropoutMaskThreads = 256;
 
+// Of 512 columns, and of 192/128 with all of V's in each wave, LDS has room for the queries and either keys or values.
 constexpr AttentionTuning attention_tuning(const AttentionShape& shape) {
   const int wider = shape.head_dim_qk > shape.head_dim_v ? shape.head_dim_qk : shape.head_dim_v;
   const bool plain = shape.form == ScoreForm::kPlain;
-  // queries, keys, stages, slices
+  // queries, keys, stages, slices of V
   if (wider > 256) return {32, 32, 1, 4};
   if (wider == 192) return {128, 32, 1};
   if (wider > 128) return {plain ? 64 : 32, 32, 1, plain ? 2 : 4};
@@ -31,7 +32,7 @@ constexpr bool attention_shares_queries(const AttentionShape& shape) {
   return shape.head_dim_qk > (shape.form == ScoreForm::kPlain ? 128 : 64);
 }
 
-// Whether keys and values have one place in LDS in turn, which has no room for both.
+// Whether keys and values have one place in LDS in turn.
 constexpr bool attention_tiles_take_turns(const AttentionShape& shape) {
   return shape.head_dim_qk > 256 || shape.head_dim_qk == 192;
 }

@@ -68,7 +68,9 @@ void expect_reads(int vectors, const Offset& offset, const Pair& pair_offset) {
     for (int first_lane = 0; first_lane < 16; first_lane += 8) {
       std::vector<int> offsets;
       for (int n = first_lane; n < first_lane + 8; ++n) {
-        offsets.push_back(pair_offset(offset(wmma_line_in_fours(n), 0), pair));
+        const int first = offset(wmma_line_in_fours(n), 0);
+        offsets.push_back(pair_offset(first, pair));
+        EXPECT_EQ(pair_offset(first ^ kVectorBytes, pair), offsets.back() ^ kVectorBytes);
         EXPECT_EQ(offsets.back() ^ kVectorBytes, offset(wmma_line_in_fours(n), 2 * pair + 1));
       }
       EXPECT_EQ(passes(offsets, 16), 1);
@@ -187,6 +189,47 @@ TEST(AttentionLayout, TransposedValues) {
   expect_transposed_values<4>();
   expect_transposed_values<8>();
   expect_transposed_values<16>();
+}
+
+// The threads of a group have each four of keys of each four columns once, its columns come to the places of the map,
+// and each lane finds its rows among those that its wave looks up.
+template <int kKeys, int kOwnKeys, int kColumns, int kWaveSize>
+void expect_fours() {
+  constexpr int kVectors = kKeys / 8;
+  using Split = FourSplit<kOwnKeys, kColumns, kWaveSize, 256>;
+  std::set<int> seen;
+  for (int thread = 0; thread < 256; ++thread) {
+    const int wave = thread / kWaveSize, lane = thread % kWaveSize;
+    if (Split::is_idle(wave)) continue;
+    const int column = Split::column(wave, lane), four = Split::four(wave, lane);
+    for (int block = 0; block < Split::kBlocks; ++block) {
+      const int columns = Split::column_step(block), keys = Split::key_step(block);
+      const int own = first_key_of_four(lane / 8) + keys;
+      EXPECT_LT(own + 3, Split::kWaveKeys);
+      EXPECT_EQ(first_key_of_four(Split::four(wave, 0)) + own, first_key_of_four(four + keys / 4));
+      for (int c = 0; c < 4; ++c) {
+        const int first = next_column_offset<kVectors>(four_offset<kVectors>(column, four), c);
+        const int at = further_four_offset<kVectors>(first, columns, keys);
+        EXPECT_EQ(at, four_offset<kVectors>(column + columns + c, four + keys / 4));
+        seen.insert(at);
+      }
+    }
+  }
+  EXPECT_EQ(static_cast<int>(seen.size()), kOwnKeys / 4 * kColumns);
+}
+
+TEST(AttentionLayout, ValuesAreSplitAmongThreads) {
+  expect_fours<128, 64, 64, 64>();
+  expect_fours<64, 64, 64, 64>();
+  expect_fours<64, 32, 128, 64>();
+  expect_fours<32, 32, 128, 64>();
+  expect_fours<32, 32, 256, 64>();
+  expect_fours<32, 32, 512, 64>();
+  expect_fours<64, 64, 64, 32>();
+  expect_fours<32, 32, 64, 32>();
+  expect_fours<32, 32, 128, 32>();
+  expect_fours<32, 32, 256, 32>();
+  expect_fours<32, 32, 512, 32>();
 }
 
 // What a lane multiplies of 16 keys is what it has of their scores: element i of its eight and vector 2 t + h agree.

@@ -117,20 +117,21 @@ std::vector<AttentionCase> named_cases() {
     c.kv_lens = {203, 0, 131};
     cases.push_back(c);
   }
-  for (const std::int64_t dim : {64, 72, 96, 128, 192, 256, 512}) {
+  for (const auto& [dim, dim_v] :
+       {std::pair{64, 64}, {72, 72}, {96, 96}, {128, 128}, {192, 192}, {192, 128}, {256, 256}, {512, 512}}) {
+    const std::string dims = std::to_string(dim) + (dim == dim_v ? "" : "x" + std::to_string(dim_v));
     for (const bool fp8 : {false, true}) {
       for (const Type type : {Type::kBF16, Type::kF16}) {
-        AttentionCase c = {
-            .name = std::string(fp8 ? "fp8" : "paged") + "_d" + std::to_string(dim) + "_" + type_name(type),
-            .type = type,
-            .dim_qk = dim,
-            .dim_v = dim,
-            .q_heads = 2,
-            .kv_heads = 1,
-            .q_lens = {70, 33},
-            .kv_lens = {300, 203},
-            .packed = true,
-            .causal = true};
+        AttentionCase c = {.name = std::string(fp8 ? "fp8" : "paged") + "_d" + dims + "_" + type_name(type),
+                           .type = type,
+                           .dim_qk = dim,
+                           .dim_v = dim_v,
+                           .q_heads = 2,
+                           .kv_heads = 1,
+                           .q_lens = {70, 33},
+                           .kv_lens = {300, 203},
+                           .packed = true,
+                           .causal = true};
         if (fp8) {
           c.kv_type = Type::kE4M3;
           c.q_fp8 = dim % 128 != 0 || type == Type::kF16;
