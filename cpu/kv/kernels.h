@@ -20,7 +20,7 @@
 #define FLASHPORT_DEFINE_APPEND_ROTARY(symbol, name)                                        \
   namespace flashport::FLASHPORT_TARGET::kv {                                               \
   FLASHPORT_DEFINE_KERNEL(symbol, name, KernelTag::kAppendRotary, AppendRotaryParams, char, \
-                          (append_rotary<1, true>(params, block)))                          \
+                          append_rotary<1>(params, block))                                  \
   }
 
 #define FLASHPORT_DEFINE_QUANTIZE_KV(symbol, name)                                                                   \

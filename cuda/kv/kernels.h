@@ -34,7 +34,7 @@ inline constexpr int kAppendThreads = 128;
   extern "C" __global__ void __launch_bounds__(kAppendThreads)                      \
       symbol(const __grid_constant__ AppendRotaryParams params) {                   \
     begin_kernel();                                                                 \
-    append_rotary<kAppendThreads, true>(params, Block(nullptr));                    \
+    append_rotary<kAppendThreads>(params, Block(nullptr));                          \
   }                                                                                 \
   FLASHPORT_DEFINE_ENTRY(symbol, name, KernelTag::kAppendRotary, kAppendThreads, 0) \
   }

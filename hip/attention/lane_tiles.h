@@ -157,6 +157,34 @@ class LaneTiles {
         work.seq * p.q.stride_seq + (work.q_begin + row) * p.q.stride_token + work.head * p.q.stride_head;
     return row < work.q_len ? (GlobalBytes)p.q.data + bytes * at : zero_row();
   }
+  // f(Constant of what queries are stored as). kFloat16 stands for the math type.
+  template <class F>
+  FLASHPORT_DEVICE static void with_query_type(const AttentionParams& p, const F& f) {
+    if constexpr (has(kShape.sources, KeySources::kFp8)) {
+      if (p.q.dtype == DType::kFp8E4M3) return f(Constant<DType::kFp8E4M3>());
+    }
+    if constexpr (has(kShape.sources, KeySources::kBytes)) {
+      if (p.q.dtype == DType::kBFloat16) return f(Constant<DType::kBFloat16>());
+    }
+    f(Constant<DType::kFloat16>());
+  }
+  // Eight values of the query at `query` in the math type: zeros after the head's dims.
+  template <DType kType>
+  FLASHPORT_DEVICE static Words4 load_query(const AttentionParams& p, GlobalBytes query, int vector) {
+    const bool is_live = vector * 8 < p.head_dim_qk;
+    if constexpr (kType == DType::kFp8E4M3) {
+      const auto x = load_words<2>(is_live ? query + vector * 8 : zero_row());
+      const Words2 low = widen_e4m3<kMath>(x[0]), high = widen_e4m3<kMath>(x[1]);
+      return {low[0], low[1], high[0], high[1]};
+    } else {
+      Words4 x = load_words<4>(is_live ? query + vector * kVectorBytes : zero_row());
+      if constexpr (kType == DType::kBFloat16) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[i] = bf16_to_halves(x[i]);
+      }
+      return x;
+    }
+  }
 
   int n_ = 0, half_ = 0;
   int slice_ = 0;  // of V's columns

@@ -26,8 +26,8 @@ class PagedKvCopies {
   FLASHPORT_DEVICE void begin(const WorkTile& work, int tile, int end) {
     const int head = work.head / p_.group_size;
     pages_ = block_.uniform(kv::page_list(p_.cache, work.seq));
-    keys_.begin(p_.cache.k, pages_, work, block_, head, tile, end);
-    values_.begin(p_.cache.v, pages_, work, block_, head, tile, end);
+    keys_.begin(keys_of(p_), pages_, work, block_, head, tile, end);
+    values_.begin(values_of(p_), pages_, work, block_, head, tile, end);
     look_up_keys();
     load_keys();
     look_up_keys();
@@ -67,18 +67,18 @@ class PagedKvCopies {
     if (copies_values<kCfg>(block_)) values_.look_up(p_.cache, pages_, block_);
   }
   FLASHPORT_DEVICE void load_keys() {
-    if (copies_keys<kCfg>(block_)) keys_.load(p_.cache.k, block_, p_.k_format, p_.head_dim_qk);
+    if (copies_keys<kCfg>(block_)) keys_.load(keys_of(p_), block_);
   }
   FLASHPORT_DEVICE void load_values() {
-    if (copies_values<kCfg>(block_)) values_.load(p_.cache.v, block_, p_.v_format, p_.head_dim_v);
+    if (copies_values<kCfg>(block_)) values_.load(values_of(p_), block_);
   }
   FLASHPORT_DEVICE void store_keys() {
     if (!copies_keys<kCfg>(block_)) return;
-    keys_.store(memory_.keys, block_, p_.k_format, p_.head_dim_qk, Memory::kNextKeys);
+    keys_.store(memory_.keys, block_, keys_of(p_), Memory::kNextKeys);
   }
   FLASHPORT_DEVICE void store_values() {
     if (!copies_values<kCfg>(block_)) return;
-    values_.store(memory_.values, block_, p_.v_format, p_.head_dim_v, Memory::kNextValues);
+    values_.store(memory_.values, block_, values_of(p_), Memory::kNextValues);
   }
 
   const AttentionParams& p_;

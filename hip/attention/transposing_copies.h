@@ -184,9 +184,9 @@ class PagedValueCopies {
   static_assert(Split::kWaveKeys <= kWaveSize);
 
  public:
-  FLASHPORT_DEVICE void begin(const CacheParams& cache, const std::int32_t* pages, const WorkTile& work,
-                              const Block& block, int head, int tile, int end) {
-    places_.begin(cache, pages, work, head, tile, end);
+  FLASHPORT_DEVICE void begin(const KvSide& side, const std::int32_t* pages, const WorkTile& work, const Block& block,
+                              int head, int tile, int end) {
+    places_.begin(side, pages, work, head, tile, end);
     const int lane = block.thread() % kWaveSize;
     to_ = four_offset<Split::kVectors>(Split::column(wave_of(block), lane), Split::four(block, lane));
   }
@@ -194,25 +194,26 @@ class PagedValueCopies {
     const int own = static_cast<unsigned>(block.thread()) % Split::kWaveKeys;
     places_.look_up(cache, pages, first_key_of_four(Split::four(block, 0)) + own);
   }
-  FLASHPORT_DEVICE void load(const CacheParams& cache, const Block& block, KvFormat format, int columns) {
+  FLASHPORT_DEVICE void load(const KvSide& side, const Block& block) {
     if (Split::is_idle(wave_of(block))) return;
-    const RowOffsets offsets = places_.offsets(cache);
+    const RowOffsets offsets = places_.offsets(side.cache), factors = places_.factor_offsets(side.scales);
     const unsigned own = first_key_of_four(static_cast<unsigned>(block.thread()) % kWaveSize / 8);
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
-      const unsigned first = column(block, i), byte = Values::byte(first, format, columns);
+      const unsigned first = column(block, i), byte = Values::byte(first, side.format, side.columns);
+      const bool is_live = first < static_cast<unsigned>(side.columns);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const bool is_live = first < static_cast<unsigned>(columns);
         values_[i][j] = load_words<2>(offsets.address(own + Split::key_step(i) + j, byte, is_live));
       }
+      factors_[i].load(factors, side.scales, first, is_live, [&](int j) { return own + Split::key_step(i) + j; });
     }
   }
-  FLASHPORT_DEVICE void store(unsigned char* tiles, const Block& block, KvFormat format, int columns, int next_tile) {
+  FLASHPORT_DEVICE void store(unsigned char* tiles, const Block& block, const KvSide& side, int next_tile) {
     if (Split::is_idle(wave_of(block))) return;
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
-      Values::widen(values_[i], column(block, i), format, columns, static_cast<unsigned>(block.thread()) % kWaveSize);
+      Values::widen(values_[i], factors_[i], column(block, i), side.format, side.scales, side.columns);
     }
     Split::store(values_, tiles, to_);
     to_ ^= next_tile;
@@ -224,9 +225,10 @@ class PagedValueCopies {
   FLASHPORT_DEVICE static unsigned column(const Block& block, int i) {
     return Split::column(wave_of(block), static_cast<unsigned>(block.thread()) % kWaveSize) + Split::column_step(i);
   }
-  RowPlaces<kCfg.tuning.keys> places_;
+  RowPlaces<kCfg.tuning.keys, Values::kHasFactors> places_;
   int to_;  // byte offset in LDS
   Words2 values_[kBlocks][4];
+  RowFactors<Values::kHasFactors, 4> factors_[kBlocks];
 };
 
 // Reads the left operand V^T [32, 16] of MFMA from transposed values.

@@ -156,26 +156,29 @@ class AttentionTiles : public LaneTiles<kCfg, Floats8> {
   // As the right operand [D, 16]. A wave brings its queries to LDS for itself, and needs no barrier: waves with the
   // same queries write the same.
   FLASHPORT_DEVICE void load_queries(const WorkTile& work) {
-    if constexpr (kSharesQueries) {
-      const int first = this->row_ - n_;
-      unsigned char* to = own_queries();
+    Base::with_query_type(p_, [&](auto constant) FLASHPORT_INLINE {
+      constexpr DType kType = constant;
+      constexpr int kBytes = kType == DType::kFp8E4M3 ? 1 : 2;
+      if constexpr (kSharesQueries) {
+        const int first = this->row_ - n_;
+        unsigned char* to = own_queries();
 #pragma unroll 4
-      for (int i = block_.lane(); i < kWaveRows * kKeyVectors; i += kWaveSize) {
-        const int row = i / kKeyVectors, vector = i % kKeyVectors;
-        const GlobalBytes from = Base::query(p_, work, first + row) + vector * kVectorBytes;
-        *reinterpret_cast<Words4*>(to + key_offset<kKeyVectors, Memory::kKeyPlaces>(row, vector)) =
-            load_words<4>(vector * 8 < p_.head_dim_qk ? from : zero_row());
-      }
-    } else {
-      const GlobalBytes query = Base::query(p_, work, this->row_);
+        for (int i = block_.lane(); i < kWaveRows * kKeyVectors; i += kWaveSize) {
+          const int row = i / kKeyVectors, vector = i % kKeyVectors;
+          const GlobalBytes query = Base::query(p_, work, first + row, kBytes);
+          *reinterpret_cast<Words4*>(to + key_offset<kKeyVectors, Memory::kKeyPlaces>(row, vector)) =
+              Base::template load_query<kType>(p_, query, vector);
+        }
+      } else {
+        const GlobalBytes query = Base::query(p_, work, this->row_, kBytes);
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        const int columns = p_.head_dim_qk - 16 * step;
-        const Words4 low = load_words<4>(columns > 0 ? query + 32 * step : zero_row());
-        const Words4 high = load_words<4>(columns > 8 ? query + 32 * step + 16 : zero_row());
-        queries_[step] = __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
+        for (int step = 0; step < kSteps; ++step) {
+          const Words4 low = Base::template load_query<kType>(p_, query, 2 * step);
+          const Words4 high = Base::template load_query<kType>(p_, query, 2 * step + 1);
+          queries_[step] = __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
+        }
       }
-    }
+    });
   }
   FLASHPORT_DEVICE unsigned char* own_queries() const {
     const int row = block_.wave() / Base::kSlices * kWaveRows;

@@ -40,7 +40,7 @@ FLASHPORT_DEVICE void store_octet(KvFormat format, char* row, int first, const f
   const bool is_half = format == KvFormat::kFp16;
   if ((!is_half && format != KvFormat::kBf16) || reinterpret_cast<std::uintptr_t>(to) % sizeof(OctetBits) != 0)
       [[unlikely]] {
-    for (int i = 0; i < kOctet; ++i) store_value(format, row, first + i, x[i]);
+    for (int i = 0; i < kOctet; ++i) store_any_value(format, row, first + i, x[i]);
     return;
   }
   OctetBits bits = {};
@@ -134,12 +134,11 @@ FLASHPORT_DEVICE RowPlace new_place(const AppendRotaryParams& p, std::int64_t ro
   return {at.seq, position, p.cu_seqlens_k_new == nullptr ? at.index : row, to};
 }
 
-// Moves all heads of a row, turned and in the format of its side; kBlocks: that may be any one of blocks, not q8_0
-// alone.
-template <int kThreads, bool kBlocks>
+// Moves all heads of a row, turned and in the format of its side, which is none whose scales lie beside it.
+template <int kThreads>
 FLASHPORT_DEVICE void move_row(const AppendRotarySide& side, const RotaryParams& rotary, const Block& block,
                                const RowPlace& place) {
-  const bool is_block = kBlocks ? is_block_format(side.format) : side.format == KvFormat::kQ8_0;
+  const bool is_block = is_block_format(side.format);
   const int unit = is_block ? kAppendUnit : kOctet;
   const int units = side.head_dim / unit;
   const int position = side.is_turned != 0 ? place.position : rotary.positions;
@@ -162,13 +161,12 @@ FLASHPORT_DEVICE void move_row(const AppendRotarySide& side, const RotaryParams&
       }
     }
     if (is_block) [[unlikely]] {
-      store_block(kBlocks ? side.format : KvFormat::kQ8_0, to + first / kAppendUnit * side.unit_bytes, block_values);
+      store_block(side.format, to + first / kAppendUnit * side.unit_bytes, block_values);
     }
   }
 }
 
-// kBlocks: whether the target's attention reads all formats of blocks.
-template <int kThreads, bool kBlocks = false>
+template <int kThreads>
 FLASHPORT_DEVICE void append_rotary(const AppendRotaryParams& p, const Block& block) {
   for (std::int64_t i = block.index() * kThreads + block.thread(); i < p.batch; i += block.count() * kThreads) {
     const int seq = static_cast<int>(i), before = sequence_length(p.cache, seq);
@@ -181,7 +179,7 @@ FLASHPORT_DEVICE void append_rotary(const AppendRotaryParams& p, const Block& bl
     const RowPlace place = is_query ? query_place(p, row) : new_place(p, row - q_rows);
     if (place.seq < 0) continue;
     for (int side = is_query ? 0 : 1; side < (is_query ? 1 : 3); ++side) {
-      move_row<kThreads, kBlocks>(p.sides[side], p.rotary, block, place);
+      move_row<kThreads>(p.sides[side], p.rotary, block, place);
     }
   }
 }

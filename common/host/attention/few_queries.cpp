@@ -22,6 +22,8 @@ bool are_few(std::int64_t q_len, std::int64_t group, bool causal) {
 
 bool has_scales_beside(const AttentionArgs& a) { return is_beside(a, a.k_scale) || is_beside(a, a.v_scale); }
 
+bool is_int4(const std::optional<KvFormat>& format) { return format == KvFormat::kInt4; }
+
 bool scales_fit(const AttentionArgs& a) {
   if (a.q_scale) return false;
   const auto count = [&](const std::optional<TensorView>& scale) {
@@ -33,7 +35,7 @@ bool scales_fit(const AttentionArgs& a) {
     return !scale || scale->rank == 0 || scale->shape[0] == 1 || scale->strides[0] == 1 || is_beside(a, scale);
   };
   return k >= 0 && v >= 0 && (k == 0 || v == 0 || k == v) && is_contiguous(a.k_scale) && is_contiguous(a.v_scale) &&
-         !(a.k_new && has_scales_beside(a));
+         !(a.k_new && (has_scales_beside(a) || is_int4(a.k_format) || is_int4(a.v_format)));
 }
 
 bool has_only_what_decode_has(const AttentionArgs& a) {
@@ -168,7 +170,7 @@ TensorView workspace_view(void* data, std::int64_t bytes, Device device) {
 
 std::optional<DecodeQuery> as_decode(const AttentionQuery& q) {
   if (!are_few(q.q_len, q.group_size, q.causal) || !(q.paged || q.seqused_k) || q.bias || q.dropout ||
-      (q.scales_beside && q.appends)) {
+      (q.appends && (q.scales_beside || is_int4(q.k_format) || is_int4(q.v_format)))) {
     return std::nullopt;
   }
   const DecodeQuery query{.target = q.target,

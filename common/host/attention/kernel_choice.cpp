@@ -87,6 +87,9 @@ std::string limit_reason(const AttentionRequest& r) {
   if (r.scales_beside && r.appends) {
     return "k_new does not come with scales of rows or groups of values, which append_kv writes; append the keys first";
   }
+  if (r.appends && (r.k_format == KvFormat::kInt4 || r.v_format == KvFormat::kInt4)) {
+    return "k_new does not come with int4, which append_kv writes with its scales; append the keys first";
+  }
   if (std::string problem =
           dtype_problem("q", r.q_dtype, {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFp8E4M3});
       !problem.empty()) {

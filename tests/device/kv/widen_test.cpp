@@ -3,16 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
 #include <random>
-#include <string>
 #include <type_traits>
 #include <vector>
 
 #define FLASHPORT_TARGET host_words
 #define FLASHPORT_WORDS_HEADER "tests/device/kv/word_verbs.h"
 #include "cuda/decode/widen_block.h"
-#include "tests/reference/blocks.h"
+#include "tests/device/kv/random_rows.h"
 
 namespace flashport::host_words {
 namespace {
@@ -33,41 +31,11 @@ double half_at(const unsigned (&x)[8], int i) {
   return reference::decode(x[i / 2] >> i % 2 * 16 & 0xffff, reference::kHalf);
 }
 
-double stored_value(const unsigned char* row, reference::Type type, int at) {
-  if (reference::is_blocks(type)) return reference::read_block_value(type, row, at);
-  if (type == reference::Type::kI4) return static_cast<signed char>((row[at / 2] >> at % 2 * 4 & 15) << 4) / 16;
-  return reference::read_number(row + at * reference::type_bytes(type), type);
-}
-
-struct Format {
-  KvFormat format;
-  reference::Type type;
-};
-constexpr Format kFormats[] = {{KvFormat::kFp16, reference::Type::kF16},     {KvFormat::kBf16, reference::Type::kBF16},
-                               {KvFormat::kFp8E5M2, reference::Type::kE5M2}, {KvFormat::kInt8, reference::Type::kI8},
-                               {KvFormat::kInt4, reference::Type::kI4},      {KvFormat::kQ8_0, reference::Type::kQ8_0},
-                               {KvFormat::kQ4_0, reference::Type::kQ4_0},    {KvFormat::kQ4_1, reference::Type::kQ4_1},
-                               {KvFormat::kQ5_0, reference::Type::kQ5_0},    {KvFormat::kQ5_1, reference::Type::kQ5_1},
-                               {KvFormat::kIq4Nl, reference::Type::kIq4Nl}};
-
-std::vector<unsigned char> random_row(KvFormat format, std::mt19937& random) {
-  const KvFormatTrait trait = kv_format_trait(format);
-  std::vector<unsigned char> row(static_cast<std::size_t>(kv_row_bytes(format, kDims)) + 2);
-  for (unsigned char& byte : row) byte = static_cast<unsigned char>(random());
-  std::uniform_real_distribution<double> scale(-2.0, 2.0);
-  for (int block = 0; trait.scale_bytes > 0 && block < kDims / trait.block_values; ++block) {
-    for (int byte = 0; byte < trait.scale_bytes; byte += 2) {
-      reference::write_number(row.data() + block * trait.block_bytes + byte, reference::Type::kF16, scale(random));
-    }
-  }
-  return row;
-}
-
 TEST(Widen, RowsAreTheReferencesRoundedOnce) {
   std::mt19937 random(1);
   for (const Format& f : kFormats) {
     for (int repeat = 0; repeat < 50; ++repeat) {
-      const std::vector<unsigned char> bytes = random_row(f.format, random);
+      const std::vector<unsigned char> bytes = random_row(f.format, kDims, random);
       for (int unit = 0; unit < kDims / kv::kUnitValues; ++unit) {
         unsigned x[8], brain[8];
         const Row row{bytes.data()};
@@ -108,7 +76,7 @@ TEST(Widen, BlocksAreTheirValues) {
   std::mt19937 random(3);
   for (const Format& f : kFormats) {
     for (int repeat = 0; repeat < 50; ++repeat) {
-      const std::vector<unsigned char> bytes = random_row(f.format, random);
+      const std::vector<unsigned char> bytes = random_row(f.format, kDims, random);
       kv::with_format(f.format, [&](auto constant) {
         [[maybe_unused]] constexpr KvFormat kFormat = constant;
         const Row row{bytes.data()};

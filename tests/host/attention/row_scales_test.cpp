@@ -155,6 +155,10 @@ TEST_F(RowScales, OfFewQueriesAreDecodes) {
   EXPECT_EQ(
       supports(query).reason,
       "k_new does not come with scales of rows or groups of values, which append_kv writes; append the keys first");
+  query.scales_beside = false;
+  query.v_format = KvFormat::kInt4;
+  EXPECT_EQ(supports(query).reason,
+            "k_new does not come with int4, which append_kv writes with its scales; append the keys first");
   a.k_new = a.v_new = TensorView(scratch_at(36 << 20), DType::kBFloat16, kGpu, {3, 1, 2, 128});
   EXPECT_NE(error_of<NotSupportedError>([&] { attention(a); }).find("attention: k_new does not come with scales"),
             std::string::npos);

@@ -164,6 +164,15 @@ std::vector<AppendCase> append_cases() {
     cases.push_back(
         {.name = std::string("blocks_") + type_name(blocks), .cache_type = blocks, .pages = Pages::kBlockTable});
   }
+  for (const Type numbers : {Type::kI8, Type::kE5M2}) {
+    for (const std::int64_t queries : {3, 20}) {
+      cases.push_back({.name = std::string("numbers_") + type_name(numbers) + "_" + std::to_string(queries),
+                       .cache_type = numbers,
+                       .added = {queries, queries, queries, queries},
+                       .queries = {queries, queries, queries, queries},
+                       .scales = true});
+    }
+  }
   cases.push_back({.name = "fp32", .type = Type::kF32, .angles = Type::kF32});
   // Two launches: a window that leaves new keys out, many query rows, and rows of 72 values of which 64 are turned.
   cases.push_back({.name = "window_after_new_keys", .added = {9, 9, 9, 9}, .queries = {2, 2, 2, 2}, .window_left = 3});
