@@ -96,9 +96,6 @@ FLASHPORT_DEVICE void decode_combine(const Params& p, const Block& block, Combin
   };
   if (chunks <= kCombineAtOnce / 2) {
     combine(std::integral_constant<int, kCombineAtOnce / 2>{});
-  } else if (chunks <= kCombineAtOnce && has_whole_groups(shared.list, chunks)) {
-    combine_pieces<true, kCombineAtOnce / kGroupChunks>(threads, partials, rows, p.combine.columns, shared.list, chunks,
-                                                        place, sink);
   } else {
     combine(std::integral_constant<int, kCombineAtOnce>{});
   }
