@@ -26,7 +26,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,29 @@ def amd_instructions(listing: str) -> dict[str, list[Instruction]]:
             if name.startswith(("s_branch", "s_cbranch")):
                 target = begins[symbol] + int(offset or "0", 16)
             current.append(Instruction(int(address, 16), name, operands, target=target))
+            if name == "s_setpc_b64":
+                current[-1] = replace(current[-1], target=_far_target(current))
     return symbols
+
+
+_NUMBER = r"(?:lit\()?(-?(?:0x)?[0-9a-f]+)\)?"
+_ADD = re.compile(rf"(s\d+), \1, {_NUMBER}$")
+
+
+def _far_target(listed: list[Instruction]) -> int | None:
+    """Where the s_setpc at the end leads, if it is a branch farther than s_branch reaches; else None.
+
+    Such a branch adds a constant to the address after s_getpc.
+    """
+    names = ["s_getpc_b64", "s_add_u32", "s_addc_u32", "s_setpc_b64"]
+    if [instruction.name for instruction in listed[-4:]] != names:
+        return None
+    getpc, add, carry, jump = listed[-4:]
+    low, high = _ADD.match(add.operands), _ADD.match(carry.operands)
+    if not low or not high or not getpc.operands == jump.operands == f"s[{low[1][1:]}:{high[1][1:]}]":
+        return None
+    offset = (int(low[2], 0) & 0xFFFFFFFF) | (int(high[2], 0) & 0xFFFFFFFF) << 32
+    return (add.address + offset) % (1 << 64)
 
 
 # What may hold when an instruction is reached.
@@ -118,7 +140,7 @@ _UNRELEASED = 2  # a store that no release has followed
 _WRITING_BACK = 4  # a release that nothing has waited for
 _LATE = 8  # a store that was in flight at the last barrier
 
-_ENDS = ("s_endpgm", "s_branch")
+_ENDS = ("s_endpgm", "s_branch", "s_setpc")
 _UNFOLLOWED = ("s_setpc", "s_swappc", "s_call", "s_cbranch_i_fork", "s_cbranch_join")
 
 
@@ -146,7 +168,7 @@ class _AmdKernel:
             self.order.signals += bool(self.machine.signal.match(text))
             self.order.releases += bool(self.machine.release and self.machine.release.match(text))
             self.order.acquires += bool(self.machine.acquire.match(text))
-            if instruction.name.startswith(_UNFOLLOWED):
+            if instruction.name.startswith(_UNFOLLOWED) and instruction.target is None:
                 self.order.error = f"{instruction.name} at {instruction.address:#x} leads where the audit cannot follow"
 
     def check(self, instruction: Instruction, facts: int, signal: bool) -> None:

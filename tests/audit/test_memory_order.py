@@ -141,6 +141,19 @@ def test_plain_store_does_not_overtake_a_write_back():
     assert amd("gfx942", listing).findings[0x1024] == "global_store_dword at 0x1024: no vmcnt(0) after buffer_wbl2"
 
 
+@pytest.mark.parametrize(("distance", "waits"), [("0x3", True), ("0x7", False)])
+def test_far_branches_are_followed(distance, waits):
+    lines = CDNA.splitlines()
+    lines[2] = "	global_store_dword v[6:7], v1, off // 000000001000: DC708000 007F0106"
+    lines[3] = f"""	s_getpc_b64 s[8:9] // 000000001008: 0
+	s_add_u32 s8, s8, {distance} // 000000001009: 0
+	s_addc_u32 s9, s9, lit(0x0) // 00000000100A: 0
+	s_setpc_b64 s[8:9] // 00000000100B: 0"""
+    order = amd("gfx942", "\n".join(lines))  # to the wait, or past it
+    assert order.error == ""
+    assert (order.findings == {}) == waits
+
+
 @pytest.mark.parametrize("name", ["s_setpc_b64 s[4:5]", "s_swappc_b64 s[30:31], s[4:5]"])
 def test_jumps_that_cannot_be_followed_are_errors(name):
     order = amd("gfx942", CDNA.replace("s_nop 0                            // 000000001048", f"{name} // 000000001048"))
