@@ -33,7 +33,7 @@ struct DecodeShared<kCfg> {
   KeptOut<kCfg> partials[warpgroups(kCfg)];
   unsigned slice_flags[warpgroups(kCfg)];
   unsigned arrive_flag;
-  // Of each wave, because registers are few. Two warpgroups leave no room for where a producer scouts.
+  // Each wave has its own here, because registers are few. Two warpgroups leave no room for where a producer scouts.
   Segment segments[kCfg.tuning.waves];
   Segment ahead[kCfg.tuning.producer_waves][warpgroups(kCfg) == 2 ? 1 : 2];
 };

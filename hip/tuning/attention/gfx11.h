@@ -8,7 +8,7 @@ namespace flashport::gfx11 {
 
 inline constexpr int kDropoutMaskThreads = 256;
 
-// Of 512 columns, and of 192/128 with all of V's in each wave, LDS has room for the queries and either keys or values.
+// With 512 columns, and with 192/128 where each wave has all of V, LDS has room for queries and either keys or values.
 constexpr AttentionTuning attention_tuning(const AttentionShape& shape) {
   const int wider = shape.head_dim_qk > shape.head_dim_v ? shape.head_dim_qk : shape.head_dim_v;
   const bool plain = shape.form == ScoreForm::kPlain;

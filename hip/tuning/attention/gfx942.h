@@ -9,7 +9,7 @@ namespace flashport::gfx942 {
 inline constexpr int kDropoutMaskThreads = 256;
 
 // Up to 128 columns a SIMD has two waves, whose groups take turns; a wave of 256 columns takes all registers, and so
-// does one of 128 with all that may be done to scores. Of 512 columns LDS has room for one tile of keys and one of
+// does one of 128 with all that may be done to scores. With 512 columns LDS has room for one tile of keys and one of
 // values, and a wave has registers for the queries and half of V's columns.
 constexpr AttentionTuning attention_tuning(const AttentionShape& shape) {
   const int wider = shape.head_dim_qk > shape.head_dim_v ? shape.head_dim_qk : shape.head_dim_v;
