@@ -15,24 +15,24 @@ FLASHPORT_DEVICE unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// Copies kBytes (16, 8 or 4) from global to shared memory, around L1 if 16; zeros where `valid` is false.
+// Copies the first `bytes` of kBytes (16, 8 or 4) from global to shared memory, around L1 if 16, and zeros in place of
+// the others, which are not read.
 template <int kBytes>
-FLASHPORT_DEVICE void copy_async(void* to, const void* from, bool valid) {
+FLASHPORT_DEVICE void copy_async_first(void* to, const void* from, int bytes) {
   if constexpr (kBytes == 16) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
-                 "r"(valid ? 16 : 0)
+                 "r"(bytes)
                  : "memory");
   } else {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(kBytes),
-                 "r"(valid ? kBytes : 0)
+                 "r"(bytes)
                  : "memory");
   }
 }
-
-// Copies the first `bytes` of 16, and zeros in place of the others, which are not read.
-FLASHPORT_DEVICE void copy_async_first(void* to, const void* from, int bytes) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
-               : "memory");
+// All of them; zeros where `valid` is false.
+template <int kBytes>
+FLASHPORT_DEVICE void copy_async(void* to, const void* from, bool valid) {
+  copy_async_first<kBytes>(to, from, valid ? kBytes : 0);
 }
 
 // `to` is an address of shared memory.

@@ -57,7 +57,9 @@ FLASHPORT_DEVICE void copy_factors(const FactorRows& to, int row, const KeyScale
     for (int byte = 0; byte < bytes; byte += 16) copy_async<16>(at + byte, from + byte, is_there);
   } else {
 #pragma unroll 1
-    for (int byte = 0; byte < begin + bytes; byte += 4) copy_async<4>(at + byte, from - begin + byte, is_there);
+    for (int byte = 0; byte < begin + bytes; byte += 4) {
+      copy_async_first<4>(at + byte, from - begin + byte, is_there ? minimum(begin + bytes - byte, 4) : 0);
+    }
   }
 }
 

@@ -123,7 +123,8 @@ class StoredBoxProducer {
       unsigned char* to = stored.bytes + (warp * stored.slots + slot) * stored.slot_bytes() + stored.pitch * kRows +
                           lane_ * cuda_attention::factor_pitch(factors);
       if (factors == cuda_attention::Factors::kOfRow) {
-        copy_async<4>(to, from - reinterpret_cast<std::uintptr_t>(from) % 4, is_there);
+        const int before = static_cast<int>(reinterpret_cast<std::uintptr_t>(from) % 4);
+        copy_async_first<4>(to, from - before, is_there ? before + factor_bytes(scales) : 0);
       } else {
 #pragma unroll 1
         for (int byte = 0; byte < bytes; byte += 16) copy_async<16>(to + byte, from + byte, is_there);

@@ -128,7 +128,7 @@ class WideningProducer {
       if (row != 0) {
 #pragma unroll 2
         for (int byte = lane % kUnits * 16; byte < end; byte += kUnits * 16) {
-          copy_async_first(to + byte - lane % kUnits * 16, units + byte, minimum(end - byte, 16));
+          copy_async_first<16>(to + byte - lane % kUnits * 16, units + byte, minimum(end - byte, 16));
         }
       }
       to += kWarps * kPassRows * pitch;

@@ -52,6 +52,13 @@ flashport_switch_stacks:
 )");
 #endif
 
+// Memory that fibers have left as they stood in it: what ASan knows of their frames no longer holds.
+inline void forget_frames([[maybe_unused]] void* memory, [[maybe_unused]] std::size_t bytes) {
+#if defined(__SANITIZE_ADDRESS__)
+  ASAN_UNPOISON_MEMORY_REGION(memory, bytes);
+#endif
+}
+
 #if defined(__SANITIZE_ADDRESS__)
 inline const void* thread_stack = nullptr;
 inline std::size_t thread_stack_bytes = 0;
@@ -89,9 +96,7 @@ inline void enter_fiber() {
 inline void start_fiber(Fiber& fiber, void* stack, FiberEntry entry) {
   fiber_entry = entry;
   fiber.stack = stack;
-#if defined(__SANITIZE_ADDRESS__)
-  ASAN_UNPOISON_MEMORY_REGION(stack, kStackBytes);  // of fibers that have had it before
-#endif
+  forget_frames(stack, kStackBytes);
 #if defined(__x86_64__)
   auto** top = reinterpret_cast<void**>(static_cast<char*>(stack) + kStackBytes);
   *--top = nullptr;                               // where enter_fiber would return to

@@ -201,6 +201,7 @@ struct Memory {
     begin = static_cast<char*>(
         mmap(nullptr, wanted, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
     if (begin == MAP_FAILED) std::abort();
+    forget_frames(begin, wanted);  // of stacks that were there
     bytes = wanted;
     return begin;
   }

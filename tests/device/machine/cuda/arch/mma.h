@@ -11,8 +11,12 @@ namespace flashport::FLASHPORT_TARGET {
 inline unsigned shared_address(const void* pointer) { return machine::shared_address(pointer); }
 
 template <int kBytes>
+void copy_async_first(void* to, const void* from, int bytes) {
+  machine::copy_later(static_cast<char*>(to), from, kBytes, bytes);
+}
+template <int kBytes>
 void copy_async(void* to, const void* from, bool valid) {
-  machine::copy_later(static_cast<char*>(to), from, kBytes, valid ? kBytes : 0);
+  copy_async_first<kBytes>(to, from, valid ? kBytes : 0);
 }
 constexpr std::uint64_t kReadOncePolicy = 1, kNormalPolicy = 2;
 template <int kBytes>
@@ -25,9 +29,6 @@ void copy_async(unsigned to, const void* from, NoPolicy) {
   copy_async<kBytes>(machine::shared_pointer(to, kBytes), from, true);
 }
 inline void copy_async_unit(unsigned to, const void* from) { copy_async<16>(to, from, NoPolicy()); }
-inline void copy_async_first(void* to, const void* from, int bytes) {
-  machine::copy_later(static_cast<char*>(to), from, 16, bytes);
-}
 inline void copy_async_or_zeros(unsigned to, const void* from, bool zeros) {
   machine::copy_later(machine::shared_pointer(to, 16), from, 16, zeros ? 0 : 16);
 }
