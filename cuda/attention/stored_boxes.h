@@ -338,7 +338,7 @@ class RowWidener {
   }
   FLASHPORT_DEVICE kv::Factor load_factor(const unsigned char* from) const {
     if (scales().dtype == DType::kFloat32) return kv::factor_of(*reinterpret_cast<const float*>(from));
-    return {kv::both_halves(*reinterpret_cast<const std::uint16_t*>(from)), 0};
+    return {kv::both_halves(*reinterpret_cast<const std::uint16_t*>(from)), 0, kv::half_twice(1.0f)};
   }
   template <int kVectors>
   FLASHPORT_DEVICE static void load_vectors(unsigned* words, const unsigned char* from) {

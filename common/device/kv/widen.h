@@ -149,18 +149,23 @@ FLASHPORT_DEVICE FourFloats widen_to_floats(const Row& row, int first, float sca
   }
 }
 
-// A factor as the sum of two of fp16, each in both halves of a word: the product of one alone would be off by the
-// factor's rounding, the same for all values of a row.
+// A factor as the sum of two of fp16, each in both halves of a word, times a power of two: the product of one alone
+// would be off by the factor's rounding, the same for all values of a row, and factors of fp8 e5m2 are often smaller
+// than fp16's normal numbers.
 struct Factor {
-  unsigned high, low;
+  unsigned high, low, power;
 };
+FLASHPORT_DEVICE unsigned half_twice(float x) { return both_halves(__builtin_bit_cast(std::uint16_t, to_half(x))); }
 FLASHPORT_DEVICE Factor factor_of(float x) {
-  const Half high = to_half(x);
-  const Half low = to_half(x - to_float(high));
-  return {both_halves(__builtin_bit_cast(std::uint16_t, high)), both_halves(__builtin_bit_cast(std::uint16_t, low))};
+  constexpr unsigned kBit = 1u << 23, kLeast = (127u - 24) * kBit, kOne = 127u * kBit;
+  const unsigned next = (__builtin_bit_cast(unsigned, x) & 0x7f800000u) + kBit;  // above |x|
+  const unsigned power = next < kLeast ? kLeast : next > kOne ? kOne : next;
+  const float rest = x * __builtin_bit_cast(float, 2 * kOne - power);  // below 1, where |x| is
+  return {half_twice(rest), half_twice(rest - to_float(to_half(rest))), half_twice(__builtin_bit_cast(float, power))};
 }
 FLASHPORT_DEVICE unsigned multiply_halves(unsigned x, Factor factor) {
-  return fma_halves(x, factor.high, FLASHPORT_TARGET::multiply_halves(x, factor.low));
+  using FLASHPORT_TARGET::multiply_halves;
+  return multiply_halves(fma_halves(x, factor.high, multiply_halves(x, factor.low)), factor.power);
 }
 
 // Four values as the products of a kernel read them, in the math type, rounded to it once. kHasScale: times `scale`,

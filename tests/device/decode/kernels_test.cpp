@@ -179,6 +179,18 @@ TEST(KernelsOfAnyFormats, OneSegmentOfEachFormat) {
   }
 }
 
+TEST(KernelsOfAnyFormats, FactorsOfRowsAndGroups) {
+  set_blocks(2);
+  for (const Type format : {Type::kI8, Type::kI4, Type::kE4M3, Type::kE5M2}) {
+    SCOPED_TRACE(type_name(format));
+    for (const Scales scales : {Scales::kRow, Scales::kGroup}) {
+      MixedSpec spec = spec_of(128, 2);
+      spec.segments = {{format, format, {65, 1, 300}, Pages::kBlocks, 16, scales}};
+      expect_right(spec, "fp16/kv=any/hd128/r8");
+    }
+  }
+}
+
 TEST(KernelsOfAnyFormats, LengthsOfOneSegment) {
   for (const Lengths& lens : kShort) {
     for (const int blocks : {1, 3}) {

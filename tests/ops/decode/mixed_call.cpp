@@ -38,12 +38,17 @@ std::vector<double> store_row(Random& random, Tensor& cache, const Shape& row, s
   return stored;
 }
 
-// Sets the factors of a row, which may be those of others too, and multiplies its values by them.
-void scale_row(Random& random, std::optional<Tensor>& scale, Scales kind, Shape row, std::int64_t head,
+// Codes of e5m2 are large, and their factors often far below fp16's normal numbers.
+double spread_of_codes(reference::Type type, Scales kind) {
+  return type == reference::Type::kE5M2 && (kind == Scales::kRow || kind == Scales::kGroup) ? 0x1p14 : 1.0;
+}
+
+// Sets the factors of a row, which may be those of others too, and multiplies its values by them. `size`: theirs.
+void scale_row(Random& random, std::optional<Tensor>& scale, Scales kind, Shape row, std::int64_t head, double size,
                std::vector<double>& values) {
   if (kind == Scales::kNone) return;
   const auto factor = [&](const Shape& at) {
-    if (std::isnan(scale->get(at))) scale->set(at, 0.5 + random.uniform());
+    if (std::isnan(scale->get(at))) scale->set(at, size * (0.5 + random.uniform()));
     return scale->get(at);
   };
   row.pop_back();
@@ -164,10 +169,11 @@ void MixedCall::fill_rows(Random& random, std::int64_t b) {
             row = {static_cast<std::int64_t>(segment.block_table->get({b, t / s.page_size})), t % s.page_size, h, 0};
             break;
         }
-        std::vector<double> k = store_row(random, *segment.k, row, spec_.dk, spread);
-        std::vector<double> v = store_row(random, *segment.v, row, spec_.dv, 1.0);
-        scale_row(random, segment.k_scale, s.scales, row, h, k);
-        scale_row(random, segment.v_scale, s.scales, row, h, v);
+        const double of_k = spread_of_codes(s.k, s.scales), of_v = spread_of_codes(s.v, s.scales);
+        std::vector<double> k = store_row(random, *segment.k, row, spec_.dk, spread * of_k);
+        std::vector<double> v = store_row(random, *segment.v, row, spec_.dv, of_v);
+        scale_row(random, segment.k_scale, s.scales, row, h, 1 / of_k, k);
+        scale_row(random, segment.v_scale, s.scales, row, h, (of_v == 1.0 ? 1.0 : 0x1p-5) / of_v, v);
         r.k.insert(r.k.end(), k.begin(), k.end());
         r.v.insert(r.v.end(), v.begin(), v.end());
       }
