@@ -30,6 +30,8 @@ class AttentionTiles {
   static constexpr int kKeys = kCfg.tuning.keys;
   static constexpr int kBlockRows = kCfg.tuning.rows;
   static constexpr int kRowSlots = 2;
+  // Of kernels whose steps are long: two texts of a step in place of five.
+  static constexpr bool kMasksFirst = kForm == ScoreForm::kAny, kMasksInOneLoop = kMasksFirst;
 
   struct Rows {
     float v[kRowSlots];

@@ -93,8 +93,10 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
     tiles.multiply_keys(scores, range.begin, Constant<true>());
     draw(range.begin);
     tiles.template settle_keys<0>(scores);
-    // A branch has registers of its own for the scores on each path. Tiles that lack them hide no key of a plain tile.
-    if (!requires { Tiles::kMasksFirst; } && range.begin >= range.plain_begin && range.begin < range.plain_end) {
+    // A branch has registers and a text of its own for the scores on each path. Tiles that want one hide no key of a
+    // plain tile.
+    if (!requires { requires Tiles::kMasksFirst; } && range.begin >= range.plain_begin &&
+        range.begin < range.plain_end) {
       weigh(kPlain, range.begin);
     } else {
       weigh(kMasked, range.begin);
@@ -117,6 +119,12 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
     int tile = range.begin + 1;
     if constexpr (requires { requires Tiles::kMasksAll; }) {  // whose steps are too long for three loops
       for (; tile < range.end; ++tile) step(kMasked, tile);
+    } else if constexpr (requires { requires Tiles::kMasksInOneLoop; }) {  // for two: masked tiles, and plain ones
+      while (tile < range.end) {
+        const int end = tile < range.plain_end ? range.plain_begin : range.end;
+        for (; tile < end; ++tile) step(kMasked, tile);
+        for (; tile < range.plain_end; ++tile) step(kPlain, tile);
+      }
     } else {
       for (; tile < range.plain_begin; ++tile) step(kMasked, tile);
       for (; tile < range.plain_end; ++tile) step(kPlain, tile);
