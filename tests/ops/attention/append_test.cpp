@@ -43,7 +43,9 @@ TEST_P(AttentionAppends, LeaveTheCacheAndGiveTheBitsOfTwoCalls) {
   FLASHPORT_REQUIRE_SUPPORT("attention_append_" + c.name, flashport::supports(c.query()));
   expect_two_calls(c);
   if (!c.one_launch) return;
-  EXPECT_EQ(flashport::which_kernel(c.query()).starts_with("decode_append/"), query_target().starts_with("sm90"));
+  const bool is_one = flashport::which_kernel(c.query()).starts_with("decode_append/");
+  EXPECT_EQ(is_one, query_target().starts_with("sm90"));
+  if (!is_one) return;
   // Blocks with several tiles, or parts of them.
   flashport::set_multiprocessor_limit(2);
   expect_two_calls(c);

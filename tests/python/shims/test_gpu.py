@@ -12,8 +12,7 @@ from delta_call import check
 from helpers import from_torch, to_torch
 
 torch = pytest.importorskip("torch")
-if not torch.cuda.is_available():
-    pytest.skip("torch finds no GPU", allow_module_level=True)
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
 
 
 def on_gpu(call, shim, positional, keywords, returns, written=()):
