@@ -1,6 +1,8 @@
 #include "common/host/attention/kernel_choice.h"
 
+#include <algorithm>
 #include <bit>
+#include <iterator>
 
 #include "common/host/attention/few_queries.h"
 #include "common/host/check.h"
@@ -120,7 +122,8 @@ std::string limit_reason(const AttentionRequest& r) {
 }
 
 // " with softcap, bias and a scale that is not positive"
-std::string needs_text(const ScoreNeeds& needs) {
+std::string needs_text(const AttentionRequest& r) {
+  const ScoreNeeds& needs = r.needs;
   const struct {
     bool needed;
     const char* name;
@@ -128,9 +131,10 @@ std::string needs_text(const ScoreNeeds& needs) {
              {has(needs.options, ScoreForm::kAlibi), "ALiBi"},
              {has(needs.options, ScoreForm::kBias), "bias"},
              {has(needs.options, ScoreForm::kDropout), "dropout"},
-             {!needs.positive_scale, "a scale that is not positive"}};
+             {!needs.positive_scale, "a scale that is not positive"},
+             {r.scales_beside, "scales of rows or groups of values"}};
   std::string text;
-  int left = count_options(needs.options) + (needs.positive_scale ? 0 : 1);
+  auto left = std::count_if(std::begin(all), std::end(all), [](const auto& each) { return each.needed; });
   for (const auto& [needed, name] : all) {
     if (!needed) continue;
     text += (text.empty() ? " with " : left == 1 ? " and " : ", ") + std::string(name);
@@ -166,7 +170,7 @@ std::string missing_reason(std::span<const KernelEntry> kernels, std::string_vie
            (is_other ? " of " + kv_formats_text(r.k_format, r.v_format) : "") +
            (r.scales_beside ? " with scales of rows or groups of values" : "");
   }
-  const std::string what = needs_text(r.needs);
+  const std::string what = needs_text(r);
   if (tiles.empty()) return text + what;
   return text + " for head_dim " + head_dims_text(r.head_dim_qk, r.head_dim_v) + what + "; its tiles are " + tiles;
 }
