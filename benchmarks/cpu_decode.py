@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Times flash_decode on the CPU beside torch's scaled_dot_product_attention: 4 x 8k, 32/8 heads, head_dim 128.
+"""Times flash_decode on the CPU beside torch's scaled_dot_product_attention, and over quantised caches beside fp16:
+4 x 8k, 32/8 heads, head_dim 128.
 
     FLASHPORT_NUM_THREADS=2 python benchmarks/cpu_decode.py [--rounds 31]
 
@@ -58,14 +59,43 @@ def compare(dtype: torch.dtype, rounds: int) -> None:
     )
 
 
+def compare_formats(rounds: int) -> None:
+    """Measures caches in ggml's blocks beside one in fp16, and prints a row each."""
+    q = torch.randn(BATCH, QUERY_HEADS, HEAD_DIM).half()
+    k, v = (torch.randn(BATCH, KV_HEADS, LENGTH, HEAD_DIM).half() for _ in range(2))
+    lengths = torch.full((BATCH,), LENGTH, dtype=torch.int32)
+    plain, out = torch.empty_like(q), torch.empty_like(q)
+
+    def fp16() -> object:
+        return flashport.flash_decode(q, k, v, lengths, kv_layout="HND", out=plain)
+
+    for name in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"):
+        k_blocks, v_blocks = (flashport.quantize_kv(x, name) for x in (k, v))
+
+        def blocks(k: torch.Tensor = k_blocks, v: torch.Tensor = v_blocks, name: str = name) -> object:
+            return flashport.flash_decode(q, k, v, lengths, kv_layout="HND", k_format=name, v_format=name, out=out)
+
+        fp16()
+        blocks()
+        torch.testing.assert_close(out, plain, atol=2e-2, rtol=0.2)  # keys and values were rounded to 4 bits and more
+        times = [(seconds(blocks), seconds(fp16)) for _ in range(rounds)]
+        mine, wide = ([pair[i] for pair in times] for i in range(2))
+        ratio = statistics.median(b / a for a, b in times)
+        print(
+            f"{name}: {statistics.median(mine) * 1e3:.1f} ms (best {min(mine) * 1e3:.1f}), fp16 "
+            f"{statistics.median(wide) * 1e3:.1f} ms (best {min(wide) * 1e3:.1f}), ratio {ratio:.2f}"
+        )
+
+
 def main() -> None:
-    """Measures fp32 and bf16."""
+    """Measures fp32 and bf16 beside torch, and the formats of blocks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=31)
     rounds = parser.parse_args().rounds
     torch.set_num_threads(2)
     for dtype in (torch.float32, torch.bfloat16):
         compare(dtype, rounds)
+    compare_formats(rounds)
 
 
 if __name__ == "__main__":

@@ -18,23 +18,13 @@ class SkipWatch:
     def __init__(self, expected):
         self.expected, self.unexpected = expected, []
 
-    def unexpected_reason(self, report):
-        if not report.skipped or hasattr(report, "wasxfail"):
-            return None
-        reason = report.longrepr[2].removeprefix("Skipped: ")
-        return None if reason.startswith(self.expected) else reason
-
     def pytest_runtest_logreport(self, report):
-        if reason := self.unexpected_reason(report):
-            self.unexpected.append(f"{report.nodeid}: {reason}")
+        if report.skipped and not hasattr(report, "wasxfail"):
+            reason = report.longrepr[2].removeprefix("Skipped: ")
+            if not reason.startswith(self.expected):
+                self.unexpected.append(f"{report.nodeid}: {reason}")
 
-    # A module that is skipped as a whole: workers of pytest-xdist tell of it only where it fails.
-    @pytest.hookimpl(wrapper=True)
-    def pytest_make_collect_report(self, collector):
-        report = yield
-        if reason := self.unexpected_reason(report):
-            report.outcome, report.longrepr = "failed", f"UNEXPECTED SKIP {collector.nodeid}: {reason}"
-        return report
+    pytest_collectreport = pytest_runtest_logreport
 
     def pytest_sessionfinish(self, session):
         if self.unexpected and session.exitstatus == pytest.ExitCode.OK:

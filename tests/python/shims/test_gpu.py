@@ -12,7 +12,8 @@ from delta_call import check
 from helpers import from_torch, to_torch
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
+if not torch.cuda.is_available():
+    pytest.skip("torch finds no GPU", allow_module_level=True)
 
 
 def on_gpu(call, shim, positional, keywords, returns, written=()):
