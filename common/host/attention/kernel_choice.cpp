@@ -127,12 +127,10 @@ std::string needs_text(const AttentionRequest& r) {
   const struct {
     bool needed;
     const char* name;
-  } all[] = {{has(needs.options, ScoreForm::kSoftcap), "softcap"},
-             {has(needs.options, ScoreForm::kAlibi), "ALiBi"},
-             {has(needs.options, ScoreForm::kBias), "bias"},
-             {has(needs.options, ScoreForm::kDropout), "dropout"},
-             {!needs.positive_scale, "a scale that is not positive"},
-             {r.scales_beside, "scales of rows or groups of values"}};
+  } all[] = {
+      {has(needs.options, ScoreForm::kSoftcap), "softcap"},    {has(needs.options, ScoreForm::kAlibi), "ALiBi"},
+      {has(needs.options, ScoreForm::kBias), "bias"},          {has(needs.options, ScoreForm::kDropout), "dropout"},
+      {!needs.positive_scale, "a scale that is not positive"}, {r.scales_beside, "scales of rows or groups of values"}};
   std::string text;
   auto left = std::count_if(std::begin(all), std::end(all), [](const auto& each) { return each.needed; });
   for (const auto& [needed, name] : all) {
