@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Times flash_decode on the CPU beside torch's scaled_dot_product_attention, and over quantised caches beside fp16:
+"""Times flash_decode on the CPU beside torch's scaled_dot_product_attention, and over blocks beside fp16.
+
 4 x 8k, 32/8 heads, head_dim 128.
 
     FLASHPORT_NUM_THREADS=2 python benchmarks/cpu_decode.py [--rounds 31]
@@ -11,6 +12,7 @@ asleep: by default they go on spinning for milliseconds behind a call, on the co
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import statistics
 import time
@@ -33,6 +35,29 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+@dataclasses.dataclass
+class Turns:
+    """The times in seconds of two calls that took turns."""
+
+    ours: list[float]
+    others: list[float]
+
+    def ratio(self) -> float:
+        """The median over the rounds of the other's time by ours."""
+        return statistics.median(other / own for own, other in zip(self.ours, self.others, strict=True))
+
+
+def take_turns(ours: Callable[[], object], other: Callable[[], object], rounds: int) -> Turns:
+    """Times both calls in turn."""
+    times = [(seconds(ours), seconds(other)) for _ in range(rounds)]
+    return Turns([own for own, _ in times], [other for _, other in times])
+
+
+def milliseconds(times: list[float]) -> str:
+    """Their median and the best of them."""
+    return f"{statistics.median(times) * 1e3:.1f} ms (best {min(times) * 1e3:.1f})"
+
+
 def compare(dtype: torch.dtype, rounds: int) -> None:
     """Measures one element type and prints its row."""
     q = torch.randn(BATCH, QUERY_HEADS, 1, HEAD_DIM).to(dtype)
@@ -48,14 +73,11 @@ def compare(dtype: torch.dtype, rounds: int) -> None:
 
     ours()
     torch.testing.assert_close(out, torchs()[:, :, 0], atol=2e-3, rtol=2e-2)
-    times = [(seconds(ours), seconds(torchs)) for _ in range(rounds)]
-    mine, theirs = ([pair[i] for pair in times] for i in range(2))
-    ratio = statistics.median(b / a for a, b in times)
-    rate = 2 * k.numel() * k.element_size() / statistics.median(mine) / 1e9
+    turns = take_turns(ours, torchs, rounds)
+    rate = 2 * k.numel() * k.element_size() / statistics.median(turns.ours) / 1e9
     print(
-        f"{str(dtype).removeprefix('torch.')}: ours {statistics.median(mine) * 1e3:.1f} ms ({rate:.1f} GB/s; best "
-        f"{min(mine) * 1e3:.1f}), torch {statistics.median(theirs) * 1e3:.1f} ms (best {min(theirs) * 1e3:.1f}), "
-        f"ratio {ratio:.2f}"
+        f"{str(dtype).removeprefix('torch.')}: ours {milliseconds(turns.ours)}, {rate:.1f} GB/s, torch "
+        f"{milliseconds(turns.others)}, ratio {turns.ratio():.2f}"
     )
 
 
@@ -78,13 +100,8 @@ def compare_formats(rounds: int) -> None:
         fp16()
         blocks()
         torch.testing.assert_close(out, plain, atol=2e-2, rtol=0.2)  # keys and values were rounded to 4 bits and more
-        times = [(seconds(blocks), seconds(fp16)) for _ in range(rounds)]
-        mine, wide = ([pair[i] for pair in times] for i in range(2))
-        ratio = statistics.median(b / a for a, b in times)
-        print(
-            f"{name}: {statistics.median(mine) * 1e3:.1f} ms (best {min(mine) * 1e3:.1f}), fp16 "
-            f"{statistics.median(wide) * 1e3:.1f} ms (best {min(wide) * 1e3:.1f}), ratio {ratio:.2f}"
-        )
+        turns = take_turns(blocks, fp16, rounds)
+        print(f"{name}: {milliseconds(turns.ours)}, fp16 {milliseconds(turns.others)}, ratio {turns.ratio():.2f}")
 
 
 def main() -> None:
