@@ -30,7 +30,7 @@ class AttentionTiles {
   static constexpr int kKeys = kCfg.tuning.keys;
   static constexpr int kBlockRows = kCfg.tuning.rows;
   static constexpr int kRowSlots = 2;
-  // Of kernels whose steps are long: two texts of a step in place of five.
+  // Kernels of all options have long steps: they have the text of one twice, not five times.
   static constexpr bool kMasksFirst = kForm == ScoreForm::kAny, kMasksInOneLoop = kMasksFirst;
 
   struct Rows {

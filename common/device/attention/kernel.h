@@ -117,9 +117,9 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
       weights = round(scores);
     };
     int tile = range.begin + 1;
-    if constexpr (requires { requires Tiles::kMasksAll; }) {  // whose steps are too long for three loops
+    if constexpr (requires { requires Tiles::kMasksAll; }) {  // steps too long for three loops
       for (; tile < range.end; ++tile) step(kMasked, tile);
-    } else if constexpr (requires { requires Tiles::kMasksInOneLoop; }) {  // for two: masked tiles, and plain ones
+    } else if constexpr (requires { requires Tiles::kMasksInOneLoop; }) {  // too long for more than two
       while (tile < range.end) {
         const int end = tile < range.plain_end ? range.plain_begin : range.end;
         for (; tile < end; ++tile) step(kMasked, tile);

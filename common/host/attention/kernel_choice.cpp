@@ -84,10 +84,12 @@ std::string head_dims_text(std::int64_t qk, std::int64_t v) {
   return qk == v ? std::to_string(qk) : std::to_string(qk) + "/" + std::to_string(v);
 }
 
+constexpr const char* kScalesBeside = "scales of rows or groups of values";
+
 // What the request asks of no target; empty if nothing.
 std::string limit_reason(const AttentionRequest& r) {
   if (r.scales_beside && r.appends) {
-    return "k_new does not come with scales of rows or groups of values, which append_kv writes; append the keys first";
+    return std::string("k_new does not come with ") + kScalesBeside + ", which append_kv writes; append the keys first";
   }
   if (r.appends && (r.k_format == KvFormat::kInt4 || r.v_format == KvFormat::kInt4)) {
     return "k_new does not come with int4, which append_kv writes with its scales; append the keys first";
@@ -130,7 +132,8 @@ std::string needs_text(const AttentionRequest& r) {
   } all[] = {
       {has(needs.options, ScoreForm::kSoftcap), "softcap"},    {has(needs.options, ScoreForm::kAlibi), "ALiBi"},
       {has(needs.options, ScoreForm::kBias), "bias"},          {has(needs.options, ScoreForm::kDropout), "dropout"},
-      {!needs.positive_scale, "a scale that is not positive"}, {r.scales_beside, "scales of rows or groups of values"}};
+      {!needs.positive_scale, "a scale that is not positive"}, {r.scales_beside, kScalesBeside},
+  };
   std::string text;
   auto left = std::count_if(std::begin(all), std::end(all), [](const auto& each) { return each.needed; });
   for (const auto& [needed, name] : all) {
@@ -166,7 +169,7 @@ std::string missing_reason(std::span<const KernelEntry> kernels, std::string_vie
     const bool is_other = own != r.k_format || own != r.v_format;
     return text + " for keys and values" + (r.paged ? " on pages" : "") +
            (is_other ? " of " + kv_formats_text(r.k_format, r.v_format) : "") +
-           (r.scales_beside ? " with scales of rows or groups of values" : "");
+           (r.scales_beside ? std::string(" with ") + kScalesBeside : "");
   }
   const std::string what = needs_text(r);
   if (tiles.empty()) return text + what;

@@ -1,7 +1,6 @@
 // A multiprocessor of warps on the host, for tests that run whole CUDA kernels by their own text. Each lane is a fiber,
 // which runs until it has to wait: for the other lanes of its warp, at a named barrier, or for the phase of a barrier
-// in shared memory. Who runs next is drawn by lot. When nobody can go on the launch fails, and says where the warps
-// wait.
+// in shared memory. The next one is drawn by lot. When none can go on the launch fails, and says where the warps wait.
 //
 // What hardware may do late is done late: bytes of an asynchronous copy are poison from the moment it is asked for
 // until it lands, which is at any time before its thread waits for it, or before the barrier that it arrives at.
