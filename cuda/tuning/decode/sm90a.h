@@ -34,7 +34,8 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   if (wider > 192) return {shape.rows == 8 ? 4 : 8, 6, 1, 2};
   if (wider > 128) return {4, 8, 1, 2};
   const bool wide_type = shape.k_format == KvFormat::kBf16 || shape.k_format == KvFormat::kFp16;
-  if (wide_type) return wider <= 64 ? DecodeTuning{4, 6, 2, 2, 1, 2} : DecodeTuning{4, 6, 1, 4, 1, 2};
+  const int tiles = shape.rows == 8 ? 6 : 5;  // of two blocks, with what 16 rows take beside them
+  if (wide_type) return wider <= 64 ? DecodeTuning{4, tiles, 2, 2, 1, 2} : DecodeTuning{4, 6, 1, 4, 1, 2};
   if (wider <= 64) return {2, 5, 4, 1};
   if (shape.k_format == KvFormat::kQ8_0) {
     // 64 x 8k, on a card that takes 494 us for bf16: 316 us, three tiles 322. Four separate blocks, {2, 3, 4, 1}, took
@@ -46,7 +47,7 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
     // shared memory.
     return shape.rows == 8 ? DecodeTuning{2, 4, 1, 1, 4, 2} : DecodeTuning{4, 6, 2, 2};
   }
-  return {4, 6, 2, 2, 1, 2};
+  return {4, tiles, 2, 2, 1, 2};
 }
 
 }  // namespace flashport::sm90a
