@@ -192,6 +192,7 @@ class ChunkTree {
       list_.numbers[i] = i < chunks ? number + i : -1;
     }
     threads.sync();
+    list_.whole_groups = chunks == 1;
     const bool whole = s.whole() && chunks_of(s) <= kGroupChunks;
     combine(tiles, s, kGroupChunks, whole ? nullptr : partial_of(tiles, s, first));
     threads.sync();  // the next chunks get the same memory, and leaves may have no barrier
@@ -210,6 +211,7 @@ class ChunkTree {
     list_.counter = block_of(params(), block_, line, s, 0) * params().slices + tiles.slice();
     list_partials(params(), tiles.slice_threads(), list_, s, line, chunks_of(s), first_block);
     tiles.slice_threads().sync();
+    list_.whole_groups = has_whole_groups(list_, chunks_of(s));
   }
 
   FLASHPORT_DEVICE void end_segment(const Tiles& tiles, const Segment& s, const Line& line) const {

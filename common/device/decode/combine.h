@@ -14,7 +14,8 @@ struct PartialList {
   static constexpr int padded(int chunks) { return (chunks + kAtOnce - 1) / kAtOnce * kAtOnce; }
   static_assert(kMostChunks % kAtOnce == 0);
   int numbers[kMostChunks];
-  int counter;  // of the tile's slice: the number of the one that tells when all are there
+  int counter;        // of the tile's slice: the number of the one that tells when all are there
+  bool whole_groups;  // each group is one result
 };
 
 // The slices of number `slice` of all partial results.
@@ -68,55 +69,44 @@ FLASHPORT_DEVICE bool has_whole_groups(const PartialList& list, int chunks) {
   return true;
 }
 
-// Combines the pieces, each with kAtOnce results in flight. kWholeGroups: each group is one result.
-template <bool kWholeGroups, int kAtOnce, class Threads, class Place, class Sink>
-FLASHPORT_DEVICE void combine_pieces(const Threads& threads, const PartialSlices& partials, int rows, int columns,
-                                     const PartialList& list, int chunks, const Place& place, const Sink& sink) {
+// `threads` (as a Block: thread() of threads()) share the pieces out among them, each with kAtOnce results in flight.
+// sink(place(at), at, piece) takes what was combined. Code that runs once is slow by its length, so lists of both kinds
+// have one text.
+template <int kAtOnce, class Threads, class Place, class Sink>
+FLASHPORT_DEVICE void combine_partials(const Threads& threads, const PartialSlices& partials, int rows, int columns,
+                                       const PartialList& list, int chunks, const Place& place, const Sink& sink) {
   static_assert(kAtOnce % kGroupChunks == 0);
-  constexpr int kStep = kWholeGroups ? kGroupChunks : 1;   // chunks from a result to the next
-  constexpr int kGroup = kWholeGroups ? 1 : kGroupChunks;  // results
+  const bool whole_groups = list.whole_groups;
+  const int step = whole_groups ? kGroupChunks : 1;  // chunks from a result to the next
   const int pieces_of_row = columns / kVectorFloats;
   const int pieces = rows * pieces_of_row;
+  FLASHPORT_UNROLL(1)
   for (int i = recompute(threads.thread()); i < pieces; i += threads.threads()) {
     const PieceAt at{rows, columns, i / pieces_of_row, i % pieces_of_row * kVectorFloats};
-    StatePiece tile, results[kAtOnce];
-    const auto load = [&](int first) {
+    StatePiece tile = no_piece();
+    decltype(place(at)) to{};
+    FLASHPORT_UNROLL(1)
+    for (int first = 0; first < chunks; first += kAtOnce * step) {
+      StatePiece results[kAtOnce];
       FLASHPORT_UNROLL(32)
       for (int j = 0; j < kAtOnce; ++j) {
-        const int chunk = first + j * kStep;
-        const bool listed = (!kWholeGroups && kAtOnce == PartialList::kAtOnce) || chunk < chunks;
-        load_partial(results[j], partials, listed ? list.numbers[chunk] : -1, at);
+        const int chunk = first + j * step;
+        load_partial(results[j], partials, chunk < chunks ? list.numbers[chunk] : -1, at);
       }
-    };
-    load(0);
-    const auto to = place(at);  // while the first results are on their way
-    FLASHPORT_UNROLL(1)
-    for (int first = 0; first < chunks; first += kAtOnce * kStep) {
-      if (first > 0) load(first);
-      FLASHPORT_UNROLL(32)
-      for (int group = 0; group < kAtOnce; group += kGroup) {
-        FLASHPORT_UNROLL(4)
-        for (int j = 1; j < kGroup; ++j) merge(results[group], results[group + j]);
-        if (first + group == 0) {
-          tile = results[0];
-        } else {
+      if (first == 0) to = place(at);  // while the first results are on their way
+      if (whole_groups) {
+        FLASHPORT_UNROLL(32)
+        for (int j = 0; j < kAtOnce; ++j) merge(tile, results[j]);
+      } else {
+        FLASHPORT_UNROLL(32)
+        for (int group = 0; group < kAtOnce; group += kGroupChunks) {
+          FLASHPORT_UNROLL(4)
+          for (int j = 1; j < kGroupChunks; ++j) merge(results[group], results[group + j]);
           merge(tile, results[group]);
         }
       }
     }
     sink(to, at, tile);
-  }
-}
-
-// `threads` (as a Block: thread() of threads()) share the pieces out among them. sink(place(at), at, piece) takes what
-// was combined.
-template <int kAtOnce, class Threads, class Place, class Sink>
-FLASHPORT_DEVICE void combine_partials(const Threads& threads, const PartialSlices& partials, int rows, int columns,
-                                       const PartialList& list, int chunks, const Place& place, const Sink& sink) {
-  if (has_whole_groups(list, chunks)) {
-    combine_pieces<true, kAtOnce>(threads, partials, rows, columns, list, chunks, place, sink);
-  } else {
-    combine_pieces<false, kAtOnce>(threads, partials, rows, columns, list, chunks, place, sink);
   }
 }
 

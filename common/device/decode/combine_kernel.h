@@ -91,21 +91,17 @@ FLASHPORT_DEVICE void decode_combine(const Params& p, const Block& block, Combin
     write_output_piece(p, out, first_column + at.column, piece);
   };
   const PartialSlices partials(p, slice);
+  shared.list.whole_groups = has_whole_groups(shared.list, chunks);
+  const int results = shared.list.whole_groups ? (chunks + kGroupChunks - 1) / kGroupChunks : chunks;
   const auto combine = [&](auto at_once) {
     combine_partials<at_once()>(threads, partials, rows, p.combine.columns, shared.list, chunks, place, sink);
   };
-  // Large states in few whole groups, of which more at once would be read in vain. Their code comes last, as code that
-  // lies before that of the others would make these slower.
-  const bool few_groups =
-      chunks > kCombineAtOnce / 2 && chunks <= kCombineAtOnce && has_whole_groups(shared.list, chunks);
-  if (chunks <= kCombineAtOnce / 2) {
+  if (results <= kCombineAtOnce / 4) {
+    combine(std::integral_constant<int, kCombineAtOnce / 4>{});
+  } else if (results <= kCombineAtOnce / 2) {
     combine(std::integral_constant<int, kCombineAtOnce / 2>{});
-  } else if (!few_groups) {
+  } else {
     combine(std::integral_constant<int, kCombineAtOnce>{});
-  }
-  if (recompute(few_groups ? 1 : 0) != 0) {
-    combine_pieces<true, kCombineAtOnce / kGroupChunks>(threads, partials, rows, p.combine.columns, shared.list, chunks,
-                                                        place, sink);
   }
 }
 

@@ -20,6 +20,13 @@ struct StatePiece {
   float o[kVectorFloats];
 };
 
+// Joining it changes no bit of another one.
+FLASHPORT_DEVICE StatePiece no_piece() {
+  StatePiece x{-kInfinity, 0.0f, {}};
+  for (int i = 0; i < kVectorFloats; ++i) x.o[i] = -0.0f;
+  return x;
+}
+
 // Where a piece lies in a slice of so many rows and columns.
 struct PieceAt {
   int rows, columns;
