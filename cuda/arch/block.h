@@ -75,6 +75,11 @@ template <class T>
 FLASHPORT_DEVICE T load_global(const T* address) {
   return __ldg(address);
 }
+// Reads what a kernel before this one may still write. Nothing stays in L1, which is not coherent.
+template <class T>
+FLASHPORT_DEVICE T load_around_l1(const T* address) {
+  return __ldcg(address);
+}
 // Reads what other blocks of this launch have written: L1 is not coherent, L2 is.
 FLASHPORT_DEVICE float load_published(const float* address) { return __ldcg(address); }
 FLASHPORT_DEVICE void load_published_pair(float& x, float& y, const float* from) {
@@ -148,8 +153,8 @@ FLASHPORT_DEVICE void barrier_await(int barrier, int threads) {
 FLASHPORT_DEVICE void await_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 FLASHPORT_DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 // Nearly every kernel begins with this. A kernel is launched while the kernel before it on the stream ends; until that
-// has ended it may touch its own shared memory and prefetch into L2, and nothing else. Then it lets the next kernel
-// launch as early.
+// has ended it may touch its own shared memory, prefetch into L2 and load around L1 what it reads again afterwards, and
+// nothing else. Then it lets the next kernel launch as early.
 FLASHPORT_DEVICE void begin_kernel() {
   await_kernel_before();
   launch_dependents();

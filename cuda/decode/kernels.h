@@ -4,6 +4,7 @@
 #include "common/device/decode/combine_kernel.h"
 #include "common/device/decode/kernel.h"
 #include "cuda/arch/define_kernel.h"
+#include "cuda/decode/early_range.h"
 #include "cuda/decode/kv_producer.h"
 
 namespace flashport::FLASHPORT_TARGET::decode {
@@ -27,7 +28,9 @@ FLASHPORT_DEVICE void decode_block(const DecodeParamsOf<kCfg>& p, DecodeShared<k
   constexpr int kTeams = kCfg.tuning.teams;
   constexpr RegisterSplit kRegisters = register_split(kCfg);
   constexpr int kThreads = compute_threads(kCfg) + producer_threads(kCfg);
-  static_assert(kTeams * sizeof(DecodeShared<kCfg>) <= 227 * 1024, "shared memory of a block");
+  constexpr int kReserved = 1024;  // of each block, for the system
+  static_assert((kTeams * sizeof(DecodeShared<kCfg>) + kReserved) * kCfg.tuning.blocks_per_multiprocessor <= 228 * 1024,
+                "shared memory of a multiprocessor's blocks");
   static_assert(kFirstTeamBarrier + kTeams * kTeamBarriers <= 16, "a block has 16 barriers");
   const int team = kTeams == 1 ? 0 : __shfl_sync(~0u, threadIdx.x / kThreads, 0);
   const int first = team * kThreads;
@@ -36,20 +39,13 @@ FLASHPORT_DEVICE void decode_block(const DecodeParamsOf<kCfg>& p, DecodeShared<k
   own.ring.init(thread);
   if constexpr (reads_segments(kCfg.shape)) own.stored.init(thread);
   if (thread == 0) own.arrive_flag = touch_params(p);
-  __syncthreads();
-  begin_kernel();
   const auto part = [&](int begin, int threads, TeamBarrier barrier) {
     const int its_barrier = kFirstTeamBarrier + team * kTeamBarriers + barrier;
     return Block(&own.arrive_flag, first + begin, threads, its_barrier, team, kTeams, kTeams > 1 && p.teams_apart);
   };
   constexpr int kCompute = compute_threads(kCfg);
-  // The producers find their range first, with the multiprocessor's issue slots to themselves: all waits for their
-  // copies.
   const bool produces = thread >= kCompute;
-  const int range_barrier = kFirstTeamBarrier + team * kTeamBarriers + kRangeBarrier;
-  if (!produces) barrier_await(range_barrier, kThreads);
-  const Range range = block_range(p, part(0, kCompute, kComputeBarrier));
-  if (produces) barrier_signal(range_barrier, kThreads);
+  const Range range = begin_range<kCfg>(p, part(0, kThreads, kRangeBarrier), own.lengths);
   const bool together = teams_share_rows<kCfg>(p, range);
   if (!produces) {
     if constexpr (kRegisters.compute > 0) increase_registers<kRegisters.compute>();

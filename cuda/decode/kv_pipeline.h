@@ -82,7 +82,7 @@ struct KvRing {
   }
 };
 
-// Barriers of a team: of its compute waves, of its producers, and of both, when the producers have their range.
+// Barriers of a team: of its compute waves, of its producers, and of both.
 enum TeamBarrier { kComputeBarrier, kProducerBarrier, kRangeBarrier, kTeamBarriers };
 inline constexpr int kFirstTeamBarrier = 1;  // barrier 0 is __syncthreads()
 

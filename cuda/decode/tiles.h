@@ -7,6 +7,7 @@
 #pragma once
 
 #include "common/device/decode/mask.h"
+#include "cuda/decode/early_range.h"
 #include "cuda/decode/kv_operand.h"
 #include "cuda/decode/kv_pipeline.h"
 #include "cuda/decode/new_keys.h"
@@ -55,6 +56,7 @@ struct DecodeShared : NewKeyStages<kCfg>, SegmentStages<kCfg> {
   // What the waves that share query rows tell each other, of this turn and the one before.
   alignas(16) std::uint16_t probabilities[2][turn_keys(kCfg)][kRowPitch];
   float4 row_stats[2][column_waves(kCfg)][kCfg.shape.rows / 2];  // m and l of two neighbouring rows: m, m, l, l
+  [[no_unique_address]] EarlyLengthsOf<kCfg> lengths;
   unsigned arrive_flag;
   bool heads_together;  // as they lie in the rings of all teams
   [[no_unique_address]] std::conditional_t<is_block_cache(kCfg.shape.k_format), TooMuchOperands, NothingTooMuch>

@@ -33,6 +33,7 @@ struct DecodeShared<kCfg> {
   KeptOut<kCfg> partials[warpgroups(kCfg)];
   unsigned slice_flags[warpgroups(kCfg)];
   unsigned arrive_flag;
+  [[no_unique_address]] EarlyLengthsOf<kCfg> lengths;
   // Each wave has its own here, because registers are few. Two warpgroups leave no room for where a producer scouts.
   Segment segments[kCfg.tuning.waves];
   Segment ahead[kCfg.tuning.producer_waves][warpgroups(kCfg) == 2 ? 1 : 2];

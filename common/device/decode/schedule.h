@@ -59,15 +59,15 @@ FLASHPORT_DEVICE int sequence_span(const DecodeParams& p, int seq, int length) {
   return whole_chunks(leaves, tile_chunk_shift(p, leaves));
 }
 
-// Fills in what depends on the sequence alone.
+// Fills in what depends on the sequence alone, but for its pages.
 template <class Params>
-FLASHPORT_DEVICE Segment open_sequence(const Params& p, int seq, int length) {
+FLASHPORT_DEVICE Segment measure_sequence(const Params& p, int seq, int length) {
   Segment s;
   s.seq = seq;
   s.length = length;
   s.q_len = query_length(p, seq);
   s.q_begin = p.cu_seqlens_q == nullptr ? 0 : p.cu_seqlens_q[seq];
-  s.pages = kv::page_list(p.cache, seq);
+  s.pages = nullptr;
   s.key_low = lowest_key(p, s.length, s.q_len);
   s.key_high = s.length;
   const int first_position = s.length - s.q_len;
@@ -76,6 +76,12 @@ FLASHPORT_DEVICE Segment open_sequence(const Params& p, int seq, int length) {
   s.key_begin = s.key_low / kLeafKeys * kLeafKeys;
   s.leaves = leaf_count(s.key_begin, s.key_high);
   s.chunk_shift = tile_chunk_shift(p, s.leaves);
+  return s;
+}
+template <class Params>
+FLASHPORT_DEVICE Segment open_sequence(const Params& p, int seq, int length) {
+  Segment s = measure_sequence(p, seq, length);
+  s.pages = kv::page_list(p.cache, seq);
   return s;
 }
 
@@ -130,8 +136,10 @@ FLASHPORT_DEVICE void set_tile(const DecodeParams& p, Segment& s, int tile) {
   s.row_tile = tile - s.kv_head * p.row_tiles;
 }
 
-template <class Params>
-FLASHPORT_DEVICE Range balanced_range(const Params& p, const Block& block) {
+// But for the pages of its sequence. length_of(seq): the sequence's keys; with cu_seqlens_q the queries of sequences
+// are read too, and nothing else of device memory is.
+template <class Params, class Lengths>
+FLASHPORT_DEVICE Range balanced_range(const Params& p, const Block& block, const Lengths& length_of) {
   // A lane's sequences: [from, to).
   const int per_lane = (p.batch + kWaveSize - 1) / kWaveSize;
   const int from = block.lane() * per_lane;
@@ -139,7 +147,7 @@ FLASHPORT_DEVICE Range balanced_range(const Params& p, const Block& block) {
   int mine = 0;
   int length = 0;
   for (int seq = from; seq < to; ++seq) {
-    length = key_count(p, seq);
+    length = length_of(seq);
     mine += sequence_span(p, seq, length);
   }
   int leaves;
@@ -170,7 +178,7 @@ FLASHPORT_DEVICE Range balanced_range(const Params& p, const Block& block) {
   int seq = finder * per_lane;
   for (int end = seq + per_lane; per_lane > 1 && seq < end; seq += kWaveSize) {
     const int its_seq = seq + block.lane();
-    length = its_seq < p.batch ? key_count(p, its_seq) : 0;
+    length = its_seq < p.batch ? length_of(its_seq) : 0;
     weight = its_seq < p.batch ? sequence_span(p, its_seq, length) : 0;
     const int inside = block.wave_exclusive_scan(weight, leaves);
     if (begin < on_line(start + leaves)) {
@@ -182,7 +190,7 @@ FLASHPORT_DEVICE Range balanced_range(const Params& p, const Block& block) {
   }
   if (per_lane > 1) seq += finder;
   Segment& s = range.segment;
-  s = open_sequence(p, seq, block.wave_broadcast(length, finder));
+  s = measure_sequence(p, seq, block.wave_broadcast(length, finder));
   int row = divide(begin - on_line(start), s.span(), reciprocal_approx(static_cast<float>(s.span())));
   s.start = on_line(start) + row * s.span();
   s.first = leaves_until(s, s.start, begin);
@@ -196,7 +204,7 @@ FLASHPORT_DEVICE Range balanced_range(const Params& p, const Block& block) {
         return range;
       }
       const int next_start = s.start;
-      s = open_sequence(p, seq, key_count(p, seq));
+      s = measure_sequence(p, seq, length_of(seq));
       s.start = next_start;
       s.first = 0;
     }
@@ -239,7 +247,10 @@ FLASHPORT_DEVICE Range chunk_range(const Params& p, const Block& block) {
 
 template <class Params>
 FLASHPORT_DEVICE Range block_range(const Params& p, const Block& block) {
-  return block.uniform(p.num_chunks > 0 ? chunk_range(p, block) : balanced_range(p, block));
+  if (p.num_chunks > 0) return block.uniform(chunk_range(p, block));
+  Range range = balanced_range(p, block, [&](int seq) { return key_count(p, seq); });
+  range.segment.pages = kv::page_list(p.cache, range.segment.seq);
+  return block.uniform(range);
 }
 
 // Walks through a block's range leaf by leaf, tile by tile. Place: Segment or, where registers are few, Segment&, of

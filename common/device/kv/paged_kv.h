@@ -9,20 +9,28 @@
 
 namespace flashport::FLASHPORT_TARGET::kv {
 
-// Keys of sequence `seq`, never outside [0, max_len] nor past the pages that CSR gives it.
-FLASHPORT_DEVICE int sequence_length(const PagedCache& p, int seq) {
+struct PlainLoad {
+  template <class T>
+  FLASHPORT_DEVICE T operator()(const T* at) const {
+    return *at;
+  }
+};
+
+// Keys of sequence `seq`, never outside [0, max_len] nor past the pages that CSR gives it. load(p): what p points to.
+template <class Load = PlainLoad>
+FLASHPORT_DEVICE int sequence_length(const PagedCache& p, int seq, const Load& load = {}) {
   const auto within = [](std::int64_t length, int most) {
     return length < most ? static_cast<int>(maximum(length, std::int64_t{0})) : most;
   };
   int most = p.max_len;
   if (p.kv_indptr != nullptr) {
-    const std::int64_t pages = p.kv_indptr[seq + 1] - p.kv_indptr[seq];
-    if (p.seqlens.data == nullptr) return within((pages - 1) * p.page_size + p.kv_last_page_len[seq], most);
+    const std::int64_t pages = load(p.kv_indptr + seq + 1) - load(p.kv_indptr + seq);
+    if (p.seqlens.data == nullptr) return within((pages - 1) * p.page_size + load(p.kv_last_page_len + seq), most);
     most = within(pages * p.page_size, most);
   }
   if (p.seqlens.data == nullptr) return most;
-  if (p.seqlens.is_int64) return within(static_cast<const std::int64_t*>(p.seqlens.data)[seq], most);
-  return maximum(minimum(static_cast<const std::int32_t*>(p.seqlens.data)[seq], most), 0);
+  if (p.seqlens.is_int64) return within(load(static_cast<const std::int64_t*>(p.seqlens.data) + seq), most);
+  return maximum(minimum(load(static_cast<const std::int32_t*>(p.seqlens.data) + seq), most), 0);
 }
 
 // The row of the page table that belongs to `seq`; null when pages are the sequences themselves.

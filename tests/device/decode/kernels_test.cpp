@@ -137,6 +137,31 @@ TEST_P(NativeKernels, BitsDoNotDependOnTheBlocksNorOnTheirOrder) {
   }
 }
 
+// Ranges are found while the kernel before runs, which may write the lengths.
+TEST_P(NativeKernels, LengthsThatTheKernelBeforeWrites) {
+  const Lengths lens = {300, 1, 700};
+  for (const Lengths& before :
+       {Lengths{300, 1, 700}, Lengths{0, 0, 0}, Lengths{700, 700, 699}, Lengths{-7, 1 << 30, 1}}) {
+    for (const int blocks : {1, 3, 6}) {
+      set_blocks(blocks);
+      const DecodeCase c = make(lens, 4);
+      SCOPED_TRACE(std::to_string(before[0]) + ", " + std::to_string(blocks) + " blocks");
+      DecodeCall call(c);
+      call.upload();
+      Tensor& seqlens = *call.seqlens();
+      const auto write = [&](const Lengths& values) {
+        for (std::size_t i = 0; i < values.size(); ++i) seqlens.set({static_cast<std::int64_t>(i)}, values[i]);
+        seqlens.upload();
+      };
+      write(before);
+      model().kernel_before = [&] { write(lens); };
+      EXPECT_NO_THROW(call.run());
+      model().kernel_before = nullptr;
+      EXPECT_EQ(call.check(GetParam().math), "") << "seed " << model().seed - 1;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Model, NativeKernels,
                          testing::Values(Native{Type::kBF16, Type::kBF16, Type::kBF16, 8},
                                          Native{Type::kF16, Type::kQ8_0, Type::kF16, 8},

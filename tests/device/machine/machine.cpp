@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <utility>
 
 #include "tests/device/machine/fiber.h"
 
@@ -86,6 +87,7 @@ static_assert(sizeof(Mbarrier) == sizeof(std::uint64_t));
 
 struct Machine {
   const Launch* launch = nullptr;
+  bool kernel_before_runs = false;
   Lots lots{0};
   std::vector<std::unique_ptr<Block>> blocks;
   std::vector<std::pair<Block*, int>> ready;  // warps with lanes that are
@@ -288,6 +290,7 @@ std::string run(const Launch& launch) {
   static Memory stacks, shared;
   auto& m = g_machine;
   m.launch = &launch;
+  m.kernel_before_runs = launch.kernel_before != nullptr;
   m.lots = {launch.seed};
   m.error.clear();
   m.ready.clear();
@@ -333,6 +336,10 @@ std::string run(const Launch& launch) {
 
 unsigned thread_index() { return static_cast<unsigned>(me().thread); }
 unsigned block_index() { return static_cast<unsigned>(me().block->index); }
+void await_kernel_before() {
+  if (std::exchange(g_machine.kernel_before_runs, false)) g_machine.launch->kernel_before();
+}
+
 unsigned block_count() { return static_cast<unsigned>(g_machine.launch->blocks); }
 unsigned block_threads() { return static_cast<unsigned>(g_machine.launch->threads); }
 

@@ -25,6 +25,7 @@ struct Launch {
   std::uint64_t seed = 0;  // of the lots
   int resident = 1;        // blocks that take turns
   std::function<void(void* shared)> kernel;
+  std::function<void()> kernel_before;  // null, or what the kernel before it does last
 };
 // Runs all blocks, in an order drawn by lot. Empty, or what went wrong.
 [[nodiscard]] std::string run(const Launch& launch);
@@ -42,6 +43,9 @@ struct Launch {
 // One instruction of all lanes of a warp: the last one that comes calls run(operands of lane 0, 1, ..., 31).
 using WarpOperation = void (*)(void* const* operands);
 void meet(const char* what, WarpOperation run, void* operands);
+
+// Waits for the kernel before: the first thread that does so runs what that kernel does last.
+void await_kernel_before();
 
 void named_barrier(int barrier, int threads, bool waits);
 

@@ -47,6 +47,7 @@ const char* launch(int, Stream, const KernelEntry* kernel, const LaunchGrid& gri
   launch.seed = model().seed++;
   launch.resident = model().resident;
   launch.kernel = [&](void* shared) { run_kernel(params, shared); };
+  launch.kernel_before = model().kernel_before;
   model().launched.emplace_back(kernel->key);
   const std::string error = run(launch);
   return error.empty() ? nullptr : keep(std::string(kernel->key) + ": " + error);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,8 @@ struct ModelState {
   int resident = 2;                   // blocks of a launch that take turns
   std::uint64_t seed = 1;             // of the lots of the next launch
   std::vector<std::string> launched;  // keys
+  // What the kernel before a launch does last: a thread that waits for that kernel calls it first, where it is set.
+  std::function<void()> kernel_before;
 };
 ModelState& model();
 

@@ -47,6 +47,7 @@ class DecodeCall {
   Tensor& v() { return *v_; }
   Tensor& out() { return *out_; }
   std::optional<Tensor>& lse() { return lse_; }
+  std::optional<Tensor>& seqlens() { return seqlens_; }
 
  private:
   void make_queries();

@@ -142,6 +142,10 @@ template <class T>
 T load_global(const T* address) {
   return *address;
 }
+template <class T>
+T load_around_l1(const T* address) {
+  return *address;
+}
 inline float load_published(const float* address) { return *address; }
 inline void load_published_pair(float& x, float& y, const float* from) { x = from[0], y = from[1]; }
 inline void load_published_vector(float (&x)[kVectorFloats], const float* from) {
@@ -163,7 +167,7 @@ const Params& reread(const Params& params) {
 
 inline void barrier_signal(int barrier, int threads) { machine::named_barrier(barrier, threads, false); }
 inline void barrier_await(int barrier, int threads) { machine::named_barrier(barrier, threads, true); }
-inline void begin_kernel() {}
+inline void begin_kernel() { machine::await_kernel_before(); }
 template <class Params>
 unsigned touch_params(const Params&) {
   return 0;

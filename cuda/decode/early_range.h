@@ -1,0 +1,88 @@
+// A block's work range, found while the kernel before it still runs, from the lengths that are there by then. That
+// kernel may be the one that writes them, so they are read again after it, and where one has changed the range is found
+// once more. Early they are read around L1, which would keep what it has read.
+#pragma once
+
+#include "common/device/decode/schedule.h"
+
+namespace flashport::FLASHPORT_TARGET::decode {
+
+// The lengths that ranges follow from, in shared memory, of batches of up to so many sequences: few where there are two
+// warpgroups or teams, and none where four teams of q4_0 fill it. Kernels that append or read segments have none, as
+// their ranges follow from more than one array.
+constexpr int most_early_lengths(const DecodeConfig& cfg) {
+  if (reads_segments(cfg.shape) || cfg.shape.appends) return 0;
+  if (cfg.tuning.teams > 1) return cfg.shape.k_format == KvFormat::kQ4_0 ? 0 : 32;
+  return cfg.shape.rows == 64 && cfg.tuning.waves == 8 ? 32 : 256;
+}
+template <int kMost>
+struct EarlyLengths {
+  int of[kMost];
+  bool changed;
+};
+template <>
+struct EarlyLengths<0> {};
+template <DecodeConfig kCfg>
+using EarlyLengthsOf = EarlyLengths<most_early_lengths(kCfg)>;
+
+struct LoadAroundL1 {
+  template <class T>
+  FLASHPORT_DEVICE T operator()(const T* at) const {
+    return load_around_l1(at);
+  }
+};
+
+// Begins the kernel, and returns the range of `team`, which has all threads of a team; `lengths` is its own. All teams
+// of the device block call it together.
+template <DecodeConfig kCfg>
+FLASHPORT_DEVICE Range begin_range(const DecodeParamsOf<kCfg>& p, const Block& team, EarlyLengthsOf<kCfg>& lengths) {
+  constexpr int kMost = most_early_lengths(kCfg);
+  // Then nothing else of device memory is read for a range.
+  const bool is_early = kMost > 0 && p.batch <= kMost && p.num_chunks == 0 && p.cu_seqlens_q == nullptr;
+  const auto length_of = [&](int seq) {
+    if constexpr (kMost > 0) {
+      if (is_early) return lengths.of[seq];
+    }
+    return key_count(p, seq);
+  };
+  const auto read_lengths = [&] {
+    if constexpr (kMost > 0) {
+      FLASHPORT_UNROLL(1)
+      for (int seq = team.thread(); seq < p.batch; seq += team.threads()) {
+        lengths.of[seq] = kv::sequence_length(p.cache, seq, LoadAroundL1{});
+      }
+    }
+  };
+  const auto have_changed = [&] {
+    if constexpr (kMost > 0) {
+      FLASHPORT_UNROLL(1)
+      for (int seq = team.thread(); seq < p.batch; seq += team.threads()) {
+        if (key_count(p, seq) != lengths.of[seq]) lengths.changed = true;
+      }
+      team.sync();
+      return lengths.changed;
+    } else {
+      return false;
+    }
+  };
+  if (is_early) {
+    read_lengths();
+    if constexpr (kMost > 0) lengths.changed = false;
+  } else {
+    begin_kernel();
+  }
+  __syncthreads();
+  FLASHPORT_UNROLL(1)
+  for (bool is_guess = is_early;; is_guess = false) {
+    Range range = p.num_chunks > 0 ? chunk_range(p, team) : balanced_range(p, team, length_of);
+    if (is_guess) begin_kernel();
+    if (!is_guess || !have_changed()) {
+      range.segment.pages = kv::page_list(p.cache, range.segment.seq);
+      return range;
+    }
+    read_lengths();
+    team.sync();
+  }
+}
+
+}  // namespace flashport::FLASHPORT_TARGET::decode
