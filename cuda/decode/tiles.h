@@ -40,7 +40,8 @@ constexpr DecodeSplit decode_split(const DecodeConfig& cfg) {
   return {.turn_leaves = cfg.tuning.leaves,
           .row_slices = row_waves(cfg),
           .column_slices = column_waves(cfg),
-          .finer = finer};
+          .finer = finer,
+          .wide = cfg.shape.head_dim_v >= 256};
 }
 
 // What widened values have too much (BlockWidening), as A operands.

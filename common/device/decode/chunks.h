@@ -12,6 +12,7 @@
 // counters have one address whatever the shapes of a call are, so that calls of any shapes may share a workspace.
 #pragma once
 
+#include "common/device/decode/config.h"
 #include "common/device/decode/params.h"
 
 namespace flashport {
@@ -37,6 +38,7 @@ inline constexpr std::int64_t kCounterBytes = kCounterCapacity * 4;
   while (leaves > kMostChunks << shift) ++shift;
   return shift;
 }
+inline constexpr int kMostWideShift = 5;
 inline constexpr int kMostChunkLeaves = 16;  // but for the rule about kMostChunks
 
 // Leaves rounded up to whole chunks: at most twice as many.
@@ -51,6 +53,15 @@ inline constexpr int kMostChunkLeaves = 16;  // but for the rule about kMostChun
   int shift = 0;
   while (shift < kMostShift && num_kv_heads << (shift + 1) <= kMostChunks) ++shift;
   return shift;
+}
+
+// The rule of a kernel: chunks have two leaves at least where a turn takes two, and where states are large or wide.
+// Where they are wide, tiles of long sequences have half as many chunks, of up to four leaves.
+[[nodiscard]] constexpr ChunkRule chunk_rule(int num_kv_heads, const DecodeSplit& split) {
+  const int target_shift = chunk_target_shift(num_kv_heads);
+  const int least_shift = split.turn_leaves > 1 || split.large || split.wide ? 1 : 0;
+  const bool longer = split.wide && target_shift > kMostWideShift;
+  return {longer ? kMostWideShift : target_shift, least_shift, split.finer || longer};
 }
 
 // An upper bound for tiles of up to `leaves` leaves.

@@ -45,7 +45,7 @@ struct DecodeSplit {
   int row_slices = 1, column_slices = 1;  // parts of a state that are published by themselves (chunks.h)
   bool large = false;  // a state is so large that chunks have two leaves at least, and a second launch combines them
   bool finer = false;  // more blocks are resident than long sequences have chunks: ChunkRule
+  bool wide = false;   // combining a chunk takes about as long as a leaf: chunks of few leaves are longer
 };
-constexpr int least_chunk_shift(const DecodeSplit& split) { return split.turn_leaves > 1 || split.large ? 1 : 0; }
 
 }  // namespace flashport

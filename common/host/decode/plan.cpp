@@ -26,7 +26,7 @@ int to_int(std::int64_t value) {
 std::int64_t tile_count(const DecodeParams& p) { return std::int64_t{p.batch} * p.num_kv_heads * p.row_tiles; }
 
 // Sets how tiles of up to `keys` keys become chunks, and how their partial results lie in the workspace.
-void plan_partials(DecodePlan& plan, int target_shift, bool finer, std::int64_t keys) {
+void plan_partials(DecodePlan& plan, const ChunkRule& rule, std::int64_t keys) {
   DecodeParams& p = plan.params;
   const DecodeShape& shape = plan.kernel->shape.decode.shape;
   const DecodeSplit& split = plan.kernel->decode_split;
@@ -34,7 +34,7 @@ void plan_partials(DecodePlan& plan, int target_shift, bool finer, std::int64_t 
   const auto rows = static_cast<int>(std::min<std::int64_t>(shape.rows / split.row_slices, packed_rows));
   p.slices = split.row_slices * split.column_slices;
   p.slice_floats = slice_floats(rows, shape.head_dim_v / split.column_slices);
-  p.chunk_rule = {target_shift, least_chunk_shift(split), finer};
+  p.chunk_rule = rule;
   p.side_partials = most_partials(most_chunks(std::max<std::int64_t>(leaves_of(keys), 1), p.chunk_rule));
 }
 
@@ -61,10 +61,11 @@ int tile_chunks(const DecodeParams& p) {
 }
 
 // Where there are few tiles, few blocks would combine them and read many states for long, while the others have ended:
-// a second launch spreads that. It costs about 2 us, in which a wave reads the results of some 48 chunks, a vector of
-// each a lane. Kernels of large states leave it to that launch always.
-constexpr int kFewMultiprocessors = 16;
-constexpr int kManyReads = 48;
+// a second launch spreads that. It costs about 2 us, in which a wave makes some eight trips to L2: for each piece of a
+// lane two that find its place and write it, and one for every eight results. Kernels of large states leave it to that
+// launch always.
+constexpr int kFewMultiprocessors = 8;
+constexpr int kManyTrips = 9;
 bool wants_second_launch(const DecodePlan& plan, int multiprocessors) {
   const DecodeParams& p = plan.params;
   const DecodeShape& shape = plan.kernel->shape.decode.shape;
@@ -75,11 +76,12 @@ bool wants_second_launch(const DecodePlan& plan, int multiprocessors) {
   constexpr int kVectors = 32 * 4;  // columns that the lanes of a wave read at once
   const auto rows =
       static_cast<int>(std::min<std::int64_t>(shape.rows / split.row_slices, std::int64_t{p.group_size} * p.max_q_len));
-  const std::int64_t rounds = ceil_div(std::int64_t{rows} * (shape.head_dim_v / split.column_slices), kVectors);
+  const std::int64_t pieces = ceil_div(std::int64_t{rows} * (shape.head_dim_v / split.column_slices), kVectors);
   const int chunks = tile_chunks(p);
   // Blocks of three chunks and more publish mostly whole groups.
   const bool groups = chunks * tile_count(p) >= 3 * plan.grid;
-  return rounds * (groups ? ceil_div(chunks, kGroupChunks) : chunks) >= kManyReads;
+  const std::int64_t results = groups ? ceil_div(chunks, kGroupChunks) : chunks;
+  return chunks > 1 && pieces * (2 + ceil_div(results, 8)) >= kManyTrips;
 }
 
 void plan_combine(DecodePlan& plan, const Check& check, DeviceContext& device) {
@@ -102,7 +104,7 @@ void plan_combine(DecodePlan& plan, const Check& check, DeviceContext& device) {
 void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check& check, DeviceContext& device) {
   DecodeParams& p = plan.params;
   check_line(problem, check, p);
-  plan_partials(plan, chunk_target_shift(p.num_kv_heads), plan.kernel->decode_split.finer, p.cache.max_len);
+  plan_partials(plan, chunk_rule(p.num_kv_heads, plan.kernel->decode_split), p.cache.max_len);
   // No more blocks than there are leaves; one team of a device block may be all that has work.
   const std::int64_t units = tile_count(p) * std::max<std::int64_t>(leaves_of(p.cache.max_len), 1) * plan.kernel->teams;
   const std::int64_t resident = std::int64_t{device.multiprocessors()} * device.occupancy(check, *plan.kernel);
@@ -122,7 +124,8 @@ void plan_chunks(DecodePlan& plan, std::int64_t chunks, std::int64_t keys) {
   DecodeParams& p = plan.params;
   p.num_chunks = static_cast<std::int32_t>(chunks);
   plan.grid = tile_count(p) * chunks;
-  plan_partials(plan, 0, false, keys);
+  const int least_shift = chunk_rule(p.num_kv_heads, plan.kernel->decode_split).least_shift;
+  plan_partials(plan, {0, least_shift, false}, keys);
   if (p.side_partials == 1) return;
   plan.partials_offset = kCounterBytes;
   plan.workspace_bytes = kCounterBytes + partials_bytes_of(plan);

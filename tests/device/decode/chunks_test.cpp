@@ -46,6 +46,27 @@ TEST(Chunks, LengthsOfChunks) {
   EXPECT_EQ(leaves_of_chunk(17, 8, 1), 2);
 }
 
+TEST(Chunks, RulesOfKernels) {
+  const auto leaves_of_chunk = [](int leaves, int kv_heads, const DecodeSplit& split) {
+    return 1 << chunk_shift(leaves, chunk_rule(kv_heads, split));
+  };
+  EXPECT_EQ(leaves_of_chunk(1, 8, {}), 1);
+  EXPECT_EQ(leaves_of_chunk(1, 8, {.turn_leaves = 2}), 2);
+  EXPECT_EQ(leaves_of_chunk(1, 8, {.large = true}), 2);
+  EXPECT_EQ(leaves_of_chunk(128, 8, {.turn_leaves = 2}), 8);
+  EXPECT_EQ(leaves_of_chunk(128, 8, {.turn_leaves = 2, .finer = true}), 4);
+  // Of one or two kv heads, wide states have half as many chunks, but for those of four leaves and more.
+  const DecodeSplit wide{.wide = true};
+  EXPECT_EQ(leaves_of_chunk(1, 2, wide), 2);
+  EXPECT_EQ(leaves_of_chunk(64, 2, wide), 2);
+  EXPECT_EQ(leaves_of_chunk(65, 2, wide), 4);
+  EXPECT_EQ(leaves_of_chunk(65, 2, {}), 2);
+  EXPECT_EQ(leaves_of_chunk(256, 2, wide), 4);
+  EXPECT_EQ(leaves_of_chunk(257, 2, wide), 8);
+  EXPECT_EQ(leaves_of_chunk(2048, 1, wide), 16);
+  EXPECT_EQ(leaves_of_chunk(128, 8, wide), 8);
+}
+
 // Of kernels that ask for finer chunks: four leaves in place of eight, and eight in place of 16.
 TEST(Chunks, LengthsOfFinerChunks) {
   const auto leaves_of_chunk = [](int leaves) { return 1 << chunk_shift(leaves, {chunk_target_shift(8), 1, true}); };

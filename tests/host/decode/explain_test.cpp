@@ -42,7 +42,7 @@ TEST_F(PlanDecode, LargeStates) {
   EXPECT_EQ(explain(query).combine, Combine::kNone);
 }
 
-// So are slices of columns, where there are few tiles, and a wave would read many results of each.
+// So are slices of columns, where there are few tiles, and a wave would make many trips to L2.
 TEST_F(PlanDecode, SlicesOfColumnsOfFewTiles) {
   fake_state().multiprocessors = 128;  // with two blocks each
   DecodeScheduleQuery query{.call = {.target = "fakegpu", .head_dim_qk = 256, .head_dim_v = 256, .group_size = 4}};
@@ -60,7 +60,9 @@ TEST_F(PlanDecode, SlicesOfColumnsOfFewTiles) {
   EXPECT_EQ(s.most_chunks, 31);
   EXPECT_EQ(s.combine, Combine::kSecondLaunch);
   query.max_kv_len = 32 * 1024;
-  query.batch = 2;  // of 16 blocks each
+  query.batch = 2;  // a tile for eight multiprocessors
+  EXPECT_EQ(explain(query).combine, Combine::kSecondLaunch);
+  query.batch = 3;
   EXPECT_EQ(explain(query).combine, Combine::kInLaunch);
   query.batch = 1;
   query.call.head_dim_qk = query.call.head_dim_v = 128;  // one slice
