@@ -9,6 +9,9 @@
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
 
 #include "common/device/core/arrival.h"
 
@@ -69,12 +72,16 @@ FLASHPORT_DEVICE BFloat16 to_bfloat16(float x) {
 }
 FLASHPORT_DEVICE float to_float(float x) { return x; }
 FLASHPORT_DEVICE float to_float(BFloat16 x) { return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16); }
+#ifdef __F16C__
+FLASHPORT_DEVICE float to_float(Half x) { return _cvtsh_ss(x.bits); }
+#else
 FLASHPORT_DEVICE float to_float(Half x) {
   const std::uint32_t magnitude = static_cast<std::uint32_t>(x.bits & 0x7fffu) << 13;
   float value = std::bit_cast<float>(magnitude) * 0x1p112f;
   if (magnitude >= 0x0f800000u) value = std::bit_cast<float>(magnitude | 0x7f800000u);
   return (x.bits & 0x8000u) != 0 ? -value : value;
 }
+#endif
 
 // Rounds a magnitude to e4m3 with exponent bias `bias`, saturating at `most`.
 FLASHPORT_DEVICE std::uint8_t round_e4m3(float magnitude, int bias, std::uint8_t most) {

@@ -30,6 +30,9 @@ struct FloatRows {
 template <KvFormat kFormat>
 class KvProducts {
   using Row = kv::KvRow<kFormat>;
+  // Values of a row that are multiplied together: those of a block share what its scale costs.
+  static constexpr bool kBlocks = kv_format_trait(kFormat).block_values == 2 * kVecWidth;
+  static constexpr int kStep = kBlocks ? 2 * kVecWidth : kVecWidth;
 
  public:
   // Keys have `dims` elements, values `columns`.
@@ -73,15 +76,22 @@ class KvProducts {
       }
       Vec acc[kVecWidth] = {};
       int dim = 0;
-      for (; dim + kVecWidth <= dims_; dim += kVecWidth) {
-        Vec q[kCount];
+      for (; dim + kStep <= dims_; dim += kStep) {
+        Vec q[kStep / kVecWidth][kCount];
+#pragma GCC unroll 2
+        for (int v = 0; v < kStep / kVecWidth; ++v) {
 #pragma GCC unroll 16
-        for (int r = 0; r < kCount; ++r) q[r] = load_vec(query[row + r] + dim);
+          for (int r = 0; r < kCount; ++r) q[v][r] = load_vec(query[row + r] + dim + v * kVecWidth);
+        }
 #pragma GCC unroll 16
         for (int k = 0; k < kKeys; ++k) {
-          const Vec x = Row::load(keys[k], dim);
+          const char* from = keys[k] + kv_row_bytes(kFormat, dim);
+#pragma GCC unroll 2
+          for (int v = 0; v < kStep / kVecWidth; ++v) {
+            const Vec x = Row::load(from, v * kVecWidth);
 #pragma GCC unroll 16
-          for (int r = 0; r < kCount; ++r) acc[r * kKeys + k] = fma_rn(q[r], x, acc[r * kKeys + k]);
+            for (int r = 0; r < kCount; ++r) acc[r * kKeys + k] = fma_rn(q[v][r], x, acc[r * kKeys + k]);
+          }
         }
       }
       if (dim < dims_) {  // the last 8 dims of a row: nothing after it may be read
@@ -118,13 +128,13 @@ class KvProducts {
       Vec acc[kCount][kVectors] = {};
       if (col + kVectors * kVecWidth <= columns_) {
         for (int key = leaf.low; key < leaf.high; ++key) {
-          const char* values = leaf.values[key];
+          const char* from = leaf.values[key] + kv_row_bytes(kFormat, col);
           if (row == 0 && key >= next_low && key < next_high) {
             prefetch(leaf.next->values[key] + kv_row_bytes(kFormat, col), kv_row_bytes(kFormat, kVectors * kVecWidth));
           }
 #pragma GCC unroll 16
           for (int v = 0; v < kVectors; ++v) {
-            const Vec x = Row::load(values, col + v * kVecWidth);
+            const Vec x = Row::load(from, v * kVecWidth);
 #pragma GCC unroll 16
             for (int r = 0; r < kCount; ++r) {
               acc[r][v] = fma_rn(broadcast(weights[row + r][key]), x, acc[r][v]);
@@ -156,7 +166,7 @@ class KvProducts {
   FLASHPORT_DEVICE Vec load_tail(const char* row, int dim, int dims) const {
     if (dim + kVecWidth <= dims) return Row::load(row, dim);
     alignas(64) char copy[kv_row_bytes(kFormat, 32)] = {};
-    const int first = kFormat == KvFormat::kQ8_0 ? dim / 32 * 32 : dim;
+    const int first = kBlocks ? dim / 32 * 32 : dim;
     const int bytes = kv_row_bytes(kFormat, dims) - kv_row_bytes(kFormat, first);
     __builtin_memcpy(copy, row + kv_row_bytes(kFormat, first), static_cast<std::size_t>(bytes));
     return Row::load(copy, dim - first);

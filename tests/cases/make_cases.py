@@ -253,7 +253,7 @@ def path_changes():
 
 
 def code_changes():
-    """Both tiles of q4_0: heads that are copied together and heads that are not, in units of 16, 8 and 2 bytes."""
+    """Tiles of q4_0: heads that are copied together and heads that are not, in units of 16, 8 and 2 bytes."""
     fp16, bf16 = CODE_TYPES
     yield {"types": bf16, "hkv": 4, "lens": "200|130|65|33"}
     yield {"types": fp16, "hkv": 8, "lens": "300|64|1", "layout": "nhd", "page": 0}
@@ -262,6 +262,8 @@ def code_changes():
     yield {"types": fp16, "hkv": 2, "lens": "63|128|70", "dims": "96", "layout": "hnd", "page": 0, "splits": 3}
     yield {"types": fp16, "hkv": 1, "lens": "129|64|1", "group": 16, "alibi": "heads"}
     yield {"types": bf16, "hkv": 2, "lens": "200|67|3", "q_len": 4, "q_form": "ragged", "strides": "kv_odd"}
+    for dims in ("64", "192x128", "256", "512"):  # the CPU has kernels of all
+        yield {"types": fp16, "hkv": 2, "lens": "130|3", "dims": dims}
 
 
 PLAIN = {"types": "bf16/bf16", "dims": "128", "q_len": 1, "q_form": "token", "layout": "block_nhd", "page": 16,

@@ -97,7 +97,7 @@ def test_flash_decode_takes_every_pair_with_its_queries_type(k_format):
         alone = flashport.flash_decode_segments(q.astype(BF16), [one])
         same(got, alone)
         key = flashport.which_kernel("decode", k_format=k_format, v_format=v_format, head_dim=DIM, target="cpu")
-        native = k_format == v_format and k_format in ("bf16", "fp8_e4m3", "q8_0")
+        native = k_format == v_format and k_format in ("bf16", "fp8_e4m3", "q8_0", "q4_0")
         assert ("/kv=any/" in key) != native
 
 

@@ -51,7 +51,7 @@ def test_support_says_no_to(options, reason):
     [
         {"k_format": "q8_0"},
         {"k_format": "fp8_e4m3", "v_format": "q8_0"},
-        {"k_format": "q4_0", "v_format": "q4_0"},
+        {"k_format": "q4_1", "v_format": "q4_1"},
         {"segment_formats": ["q8_0", "bf16", "fp16"]},
         {"segment_formats": ("bf16",)},
     ],
