@@ -25,7 +25,7 @@ struct Launch {
   std::uint64_t seed = 0;  // of the lots
   int resident = 1;        // blocks that take turns
   std::function<void(void* shared)> kernel;
-  std::function<void()> kernel_before;  // null, or what the kernel before it does last
+  std::function<void()> kernel_before = {};  // what the kernel before it does last
 };
 // Runs all blocks, in an order drawn by lot. Empty, or what went wrong.
 [[nodiscard]] std::string run(const Launch& launch);
