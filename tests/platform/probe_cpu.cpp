@@ -25,6 +25,10 @@ namespace cpu_runtime {
 #define FLASHPORT_TEXT_OF(name) #name
 #define FLASHPORT_TEXT(name) FLASHPORT_TEXT_OF(name)
 
+// It runs on processors that cannot run the target: under ASan GCC writes the entries there, by vectors.
+#ifdef __x86_64__
+[[gnu::target("no-avx512f")]]
+#endif
 std::span<const TargetKernels> kernel_tables() {
   using namespace FLASHPORT_TARGET;
   static const KernelEntry entries[] = {
