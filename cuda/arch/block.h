@@ -57,7 +57,7 @@ FLASHPORT_DEVICE float exp2_approx(float x) {
   return y;
 }
 FLASHPORT_DEVICE float reciprocal_approx(float x) { return __fdividef(1.0f, x); }
-// Of 2^-126 to 2^126: no more than the instruction.
+// x is 2^-126 to 2^126: no more than the instruction.
 FLASHPORT_DEVICE float reciprocal_of_normal(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -55,7 +55,7 @@ TEST(Chunks, RulesOfKernels) {
   EXPECT_EQ(leaves_of_chunk(1, 8, {.large = true}), 2);
   EXPECT_EQ(leaves_of_chunk(128, 8, {.turn_leaves = 2}), 8);
   EXPECT_EQ(leaves_of_chunk(128, 8, {.turn_leaves = 2, .finer = true}), 4);
-  // Of one or two kv heads, wide states have half as many chunks, but for those of four leaves and more.
+  // With one or two kv heads wide states have half as many chunks, but for those of four leaves and more.
   const DecodeSplit wide{.wide = true};
   EXPECT_EQ(leaves_of_chunk(1, 2, wide), 2);
   EXPECT_EQ(leaves_of_chunk(64, 2, wide), 2);
@@ -67,7 +67,7 @@ TEST(Chunks, RulesOfKernels) {
   EXPECT_EQ(leaves_of_chunk(128, 8, wide), 8);
 }
 
-// Of kernels that ask for finer chunks: four leaves in place of eight, and eight in place of 16.
+// Kernels that ask for finer chunks have four leaves in place of eight, and eight in place of 16.
 TEST(Chunks, LengthsOfFinerChunks) {
   const auto leaves_of_chunk = [](int leaves) { return 1 << chunk_shift(leaves, {chunk_target_shift(8), 1, true}); };
   EXPECT_EQ(leaves_of_chunk(1), 2);
