@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "cpu/arch/block.h"
+#include "cpu/arch/avx512.h"
 
 namespace flashport::FLASHPORT_TARGET {
 

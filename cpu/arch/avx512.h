@@ -4,6 +4,10 @@
 
 #include <immintrin.h>
 
+namespace flashport::FLASHPORT_TARGET {
+inline constexpr int kVecWidth = 16;
+}
+
 #include "cpu/arch/block.h"
 
 namespace flashport::FLASHPORT_TARGET {
@@ -35,9 +39,9 @@ FLASHPORT_DEVICE IntVec widen(const std::int8_t* from) {
   return reinterpret_cast<IntVec>(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 }
 
-// Element at[i] of the table, below 16, for each i.
-FLASHPORT_DEVICE Vec look_up(Vec table, IntVec at) {
-  return reinterpret_cast<Vec>(_mm512_permutexvar_ps(reinterpret_cast<__m512i>(at), reinterpret_cast<__m512>(table)));
+// Element at[i] of the table for each i.
+FLASHPORT_DEVICE Vec look_up(const float (&table)[16], IntVec at) {
+  return reinterpret_cast<Vec>(_mm512_permutexvar_ps(reinterpret_cast<__m512i>(at), _mm512_loadu_ps(table)));
 }
 
 FLASHPORT_DEVICE Vec larger(Vec a, Vec b) {  // a where one is NaN
@@ -57,6 +61,9 @@ FLASHPORT_DEVICE Vec exp2_weight(Vec x) {
   y = fma_rn(y, fraction, broadcast(1.0f));
   return reinterpret_cast<Vec>(_mm512_scalef_ps(reinterpret_cast<__m512>(y), bits));
 }
+
+// Keys that decode weighs together, for all columns in turn (kv_products.h): a leaf.
+inline constexpr int kValueKeys = 64;
 
 // Accumulators of a product's block, of 32 registers: rows x vectors (float_products.h of attention).
 inline constexpr int kProductRows = 6, kProductVecs = 4;

@@ -1,6 +1,6 @@
-// The execution model of a CPU target: a block runs on one thread, and a wave has one lane; vectors of 16 floats speed
-// up its loops. So verbs that combine lanes do nothing. Blocks synchronise through atomics as on a GPU. The compiler
-// must not contract a * b + c: only fma_rn fuses.
+// The execution model of a CPU target: a block runs on one thread, and a wave has one lane; vectors of kVecWidth
+// floats, which the target says before, speed up its loops. So verbs that combine lanes do nothing. Blocks synchronise
+// through atomics as on a GPU. The compiler must not contract a * b + c: only fma_rn fuses.
 #pragma once
 
 #include <atomic>
@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
+#include <utility>
 #ifdef __F16C__
 #include <immintrin.h>
 #endif
@@ -25,7 +26,6 @@
 namespace flashport::FLASHPORT_TARGET {
 
 inline constexpr int kWaveSize = 1;
-inline constexpr int kVecWidth = 16;
 inline constexpr int kVectorFloats = 64;
 inline constexpr int kMergeUnroll = 1;
 inline constexpr int kGroupsAtOnce = 1;      // groups of partial results in flight while they are combined
@@ -34,6 +34,11 @@ inline constexpr bool kFinerChunks = false;  // whether kernels may ask for them
 using Vec = float __attribute__((vector_size(4 * kVecWidth)));
 using IntVec = std::int32_t __attribute__((vector_size(4 * kVecWidth)));
 using HalfBits = std::uint16_t __attribute__((vector_size(2 * kVecWidth)));
+
+// 0, 1, 2, ...
+inline constexpr IntVec kLaneNumbers = []<int... kLane>(std::integer_sequence<int, kLane...>) {
+  return IntVec{kLane...};
+}(std::make_integer_sequence<int, kVecWidth>());
 
 FLASHPORT_DEVICE Vec load_vec(const float* from) {
   Vec x;

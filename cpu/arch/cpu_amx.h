@@ -2,7 +2,6 @@
 #pragma once
 
 #include "cpu/arch/amx.h"
-#include "cpu/arch/avx512.h"
 
 #define FLASHPORT_ATTENTION_TUNING_HEADER "cpu/tuning/attention/cpu.h"
 #define FLASHPORT_ATTENTION_PRODUCTS_HEADER "cpu/attention/amx_products.h"

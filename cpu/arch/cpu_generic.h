@@ -1,6 +1,10 @@
 // Any processor: plain vectors, lowered by the compiler to what the baseline has.
 #pragma once
 
+namespace flashport::cpu_generic {
+inline constexpr int kVecWidth = 16;
+}
+
 #include "cpu/arch/block.h"
 
 namespace flashport::cpu_generic {
@@ -30,8 +34,8 @@ FLASHPORT_DEVICE IntVec widen(const T* from) {
   return __builtin_convertvector(narrow, IntVec);
 }
 
-// Element at[i] of the table, below 16, for each i.
-FLASHPORT_DEVICE Vec look_up(Vec table, IntVec at) {
+// Element at[i] of the table for each i.
+FLASHPORT_DEVICE Vec look_up(const float (&table)[16], IntVec at) {
   Vec x;
   for (int i = 0; i < kVecWidth; ++i) x[i] = table[at[i]];
   return x;
@@ -39,6 +43,9 @@ FLASHPORT_DEVICE Vec look_up(Vec table, IntVec at) {
 
 FLASHPORT_DEVICE Vec larger(Vec a, Vec b) { return a < b ? b : a; }  // a where one is NaN
 FLASHPORT_DEVICE Vec exp2_weight(Vec x) { return exp2_approx(x); }   // for x of at most 0
+
+// Keys that decode weighs together, for all columns in turn (kv_products.h): a leaf.
+inline constexpr int kValueKeys = 64;
 
 // Accumulators of a product's block: rows x vectors (float_products.h of attention).
 inline constexpr int kProductRows = 2, kProductVecs = 1;

@@ -26,7 +26,7 @@ FLASHPORT_DEVICE Vec swap_lanes(Vec x, std::integer_sequence<int, kLane...>) {
 template <class F>
 FLASHPORT_DEVICE float fold_vec(Vec x, const F& f) {
   constexpr auto lanes = std::make_integer_sequence<int, kVecWidth>();
-  x = f(x, swap_lanes<8>(x, lanes));
+  if constexpr (kVecWidth == 16) x = f(x, swap_lanes<8>(x, lanes));
   x = f(x, swap_lanes<4>(x, lanes));
   x = f(x, swap_lanes<2>(x, lanes));
   return f(x, swap_lanes<1>(x, lanes))[0];
@@ -36,8 +36,10 @@ FLASHPORT_DEVICE float fold_vec(Vec x, const F& f) {
 template <class F>
 FLASHPORT_DEVICE Vec fold_each(Vec (&x)[kVecWidth], const F& f) {
   constexpr auto lanes = std::make_integer_sequence<int, kVecWidth>();
+  if constexpr (kVecWidth == 16) {
 #pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) x[i] = fold_lanes<8>(x[i], x[i + 8], f, lanes);
+    for (int i = 0; i < 8; ++i) x[i] = fold_lanes<8>(x[i], x[i + 8], f, lanes);
+  }
 #pragma GCC unroll 8
   for (int i = 0; i < 4; ++i) x[i] = fold_lanes<4>(x[i], x[i + 4], f, lanes);
 #pragma GCC unroll 8

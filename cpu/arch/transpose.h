@@ -1,4 +1,4 @@
-// The transpose of 16 x 16 elements of 32 bits.
+// The transpose of kVecWidth x kVecWidth elements of 32 bits.
 #pragma once
 
 #include <utility>
@@ -25,7 +25,7 @@ FLASHPORT_DEVICE void transpose_step(Vec (&x)[kVecWidth]) {
 }
 
 FLASHPORT_DEVICE void transpose(Vec (&x)[kVecWidth]) {
-  transpose_step<8>(x);
+  if constexpr (kVecWidth == 16) transpose_step<8>(x);
   transpose_step<4>(x);
   transpose_step<2>(x);
   transpose_step<1>(x);

@@ -13,7 +13,8 @@ namespace flashport::FLASHPORT_TARGET::attention {
 
 inline constexpr int kPanel = 64;
 
-// sums [kRows, kVecs * 16] = left [kRows, depth] right [depth, kVecs * 16], or are added to what they were
+// sums [kRows, kVecs * kVecWidth] = left [kRows, depth] right [depth, kVecs * kVecWidth], or are added to what they
+// were
 template <int kRows, int kVecs, bool kAdds>
 FLASHPORT_DEVICE void multiply_block(float* sums, int sum_pitch, const float* left, int left_pitch, const float* right,
                                      int depth) {
@@ -43,8 +44,8 @@ FLASHPORT_DEVICE void multiply_block(float* sums, int sum_pitch, const float* le
   }
 }
 
-// sums [rows, vecs * 16] = left [rows, depth] right [depth, vecs * 16], or are added to what they were. All columns are
-// of one panel.
+// sums [rows, vecs * kVecWidth] = left [rows, depth] right [depth, vecs * kVecWidth], or are added to what they were.
+// All columns are of one panel.
 template <bool kAdds>
 [[gnu::noinline]] inline void multiply_panel(float* sums, int sum_pitch, const float* left, int left_pitch, int rows,
                                              const float* right, int vecs, int depth) {

@@ -106,7 +106,7 @@ class AttentionTiles {
   // f(weights that share random bits, slot, offset of the first)
   template <class F>
   FLASHPORT_DEVICE void for_each_drawn(Scores&, const F& f) const {
-    static_assert(kStep % 32 == 0);
+    static_assert(Operands::kKeyStep % 32 == 0);
     for (int slot = 0; slot < rows_; ++slot) {
       const KeySpan keys = keys_of(slot);
       for (int first = keys.low; first < keys.high; first += 32) {
@@ -216,7 +216,7 @@ class AttentionTiles {
     for (int first = 0; first < rows_; first += kGroupRows) multiply_group(first);
   }
 
-  // Scores to weights, 16 rows at a time.
+  // Scores to weights, kVecWidth rows at a time.
   void weigh_group(int group) const {
     constexpr auto max = [](Vec a, Vec b) { return larger(a, b); };
     constexpr auto add = [](Vec a, Vec b) { return a + b; };

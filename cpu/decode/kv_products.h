@@ -1,6 +1,6 @@
 // The products of a leaf with K and V on a CPU. Only the format of the cache is fixed when they are compiled: all
-// shapes of a format share them, and they are most of what there is to compile. Blocks of 16 accumulators: rows x keys
-// for Q K^T (summed across lanes in one transposing tree), rows x columns for P V.
+// shapes of a format share them, and they are most of what there is to compile. Blocks of kVecWidth accumulators: rows
+// x keys for Q K^T (summed across lanes in one transposing tree), rows x columns for P V.
 #pragma once
 
 #include <cstring>
@@ -31,8 +31,8 @@ template <KvFormat kFormat>
 class KvProducts {
   using Row = kv::KvRow<kFormat>;
   // Values of a row that are multiplied together: those of a block share what its scale costs.
-  static constexpr bool kBlocks = kv_format_trait(kFormat).block_values == 2 * kVecWidth;
-  static constexpr int kStep = kBlocks ? 2 * kVecWidth : kVecWidth;
+  static constexpr bool kBlocks = kv_format_trait(kFormat).block_values == 32;
+  static constexpr int kStep = kBlocks ? 32 : kVecWidth;
 
  public:
   // Keys have `dims` elements, values `columns`.
@@ -78,7 +78,7 @@ class KvProducts {
       int dim = 0;
       for (; dim + kStep <= dims_; dim += kStep) {
         Vec q[kStep / kVecWidth][kCount];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int v = 0; v < kStep / kVecWidth; ++v) {
 #pragma GCC unroll 16
           for (int r = 0; r < kCount; ++r) q[v][r] = load_vec(query[row + r] + dim + v * kVecWidth);
@@ -86,7 +86,7 @@ class KvProducts {
 #pragma GCC unroll 16
         for (int k = 0; k < kKeys; ++k) {
           const char* from = keys[k] + kv_row_bytes(kFormat, dim);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
           for (int v = 0; v < kStep / kVecWidth; ++v) {
             const Vec x = Row::load(from, v * kVecWidth);
 #pragma GCC unroll 16
@@ -118,51 +118,64 @@ class KvProducts {
     }
   }
 
-  // Output rows from `row` on, kVectors vectors of columns at a time.
+  // Output rows from `row` on: kValueKeys keys at a time, whose values pass in lines that the first cache still has,
+  // and of these kVectors vectors of columns.
   template <int kCount>
   void weigh_rows(const float (*weights)[kLeafKeys], const Leaf& leaf, int row, FloatRows<float> out) const {
-    constexpr int kVectors = 4;
+    constexpr int kVectors = kVecWidth / 4;  // four rows have kVecWidth accumulators
+    constexpr int kPrefetched = 64;          // columns, asked for at a time
     const int next_low = leaf.next == nullptr ? kLeafKeys : leaf.next->low;
     const int next_high = leaf.next == nullptr ? 0 : leaf.next->high;
-    for (int col = 0; col < out.stride; col += kVectors * kVecWidth) {
-      Vec acc[kCount][kVectors] = {};
-      if (col + kVectors * kVecWidth <= columns_) {
-        for (int key = leaf.low; key < leaf.high; ++key) {
-          const char* from = leaf.values[key] + kv_row_bytes(kFormat, col);
-          if (row == 0 && key >= next_low && key < next_high) {
-            prefetch(leaf.next->values[key] + kv_row_bytes(kFormat, col), kv_row_bytes(kFormat, kVectors * kVecWidth));
+    int first = leaf.low;
+    do {
+      const int last = minimum(first + kValueKeys, leaf.high);
+      for (int col = 0; col < out.stride; col += kVectors * kVecWidth) {
+        Vec acc[kCount][kVectors] = {};
+        if (first > leaf.low) {
+#pragma GCC unroll 16
+          for (int r = 0; r < kCount; ++r) {
+#pragma GCC unroll 16
+            for (int v = 0; v < kVectors; ++v) acc[r][v] = load_vec(out[row + r] + col + v * kVecWidth);
           }
+        }
+        if (col + kVectors * kVecWidth <= columns_) {
+          for (int key = first; key < last; ++key) {
+            if (row == 0 && col % kPrefetched == 0 && key >= next_low && key < next_high) {
+              prefetch(leaf.next->values[key] + kv_row_bytes(kFormat, col), kv_row_bytes(kFormat, kPrefetched));
+            }
+#pragma GCC unroll 16
+            for (int v = 0; v < kVectors; ++v) {
+              const Vec x = Row::load(leaf.values[key], col + v * kVecWidth);
+#pragma GCC unroll 16
+              for (int r = 0; r < kCount; ++r) {
+                acc[r][v] = fma_rn(broadcast(weights[row + r][key]), x, acc[r][v]);
+              }
+            }
+          }
+        } else {
 #pragma GCC unroll 16
           for (int v = 0; v < kVectors; ++v) {
-            const Vec x = Row::load(from, v * kVecWidth);
+            if (col + v * kVecWidth >= columns_) continue;
+            for (int key = first; key < last; ++key) {
+              const Vec x = load_tail(leaf.values[key], col + v * kVecWidth, columns_);
 #pragma GCC unroll 16
-            for (int r = 0; r < kCount; ++r) {
-              acc[r][v] = fma_rn(broadcast(weights[row + r][key]), x, acc[r][v]);
+              for (int r = 0; r < kCount; ++r) {
+                acc[r][v] = fma_rn(broadcast(weights[row + r][key]), x, acc[r][v]);
+              }
             }
           }
         }
-      } else {
 #pragma GCC unroll 16
-        for (int v = 0; v < kVectors; ++v) {
-          if (col + v * kVecWidth >= columns_) continue;
-          for (int key = leaf.low; key < leaf.high; ++key) {
-            const Vec x = load_tail(leaf.values[key], col + v * kVecWidth, columns_);
+        for (int r = 0; r < kCount; ++r) {
 #pragma GCC unroll 16
-            for (int r = 0; r < kCount; ++r) {
-              acc[r][v] = fma_rn(broadcast(weights[row + r][key]), x, acc[r][v]);
-            }
-          }
+          for (int v = 0; v < kVectors; ++v) store_vec(out[row + r] + col + v * kVecWidth, acc[r][v]);
         }
       }
-#pragma GCC unroll 16
-      for (int r = 0; r < kCount; ++r) {
-#pragma GCC unroll 16
-        for (int v = 0; v < kVectors; ++v) store_vec(out[row + r] + col + v * kVecWidth, acc[r][v]);
-      }
-    }
+      first = last;
+    } while (first < leaf.high);
   }
 
-  // Like Row::load where fewer than 16 of the row's `dims` values may be left.
+  // Like Row::load where fewer than kVecWidth of the row's `dims` values may be left.
   FLASHPORT_DEVICE Vec load_tail(const char* row, int dim, int dims) const {
     if (dim + kVecWidth <= dims) return Row::load(row, dim);
     alignas(64) char copy[kv_row_bytes(kFormat, 32)] = {};

@@ -33,7 +33,7 @@ struct FloatTile {
   int row, step;
 };
 
-// sum[kRows, kVecs * 16] += left [kRows, depth] right [depth, kVecs * 16]
+// sum[kRows, kVecs * kVecWidth] += left [kRows, depth] right [depth, kVecs * kVecWidth]
 template <int kRows, int kVecs>
 FLASHPORT_DEVICE void multiply_block(float* sum, int sum_pitch, FloatTile left, int depth, const float* right,
                                      int right_pitch) {
@@ -61,8 +61,8 @@ FLASHPORT_DEVICE void multiply_block(float* sum, int sum_pitch, FloatTile left, 
   }
 }
 
-// sum [rows, vecs * 16] += left [rows, depth] right [depth, vecs * 16]; with kLower only the columns of `left` up to
-// the end of the diagonal's sub-block count. Not inlined: five products of a kernel share it.
+// sum [rows, vecs * kVecWidth] += left [rows, depth] right [depth, vecs * kVecWidth]; with kLower only the columns of
+// `left` up to the end of the diagonal's sub-block count. Not inlined: five products of a kernel share it.
 template <bool kLower>
 [[gnu::noinline]] inline void multiply_tiles(float* sum, int sum_pitch, int rows, int vecs, FloatTile left, int depth,
                                              const float* right, int right_pitch) {

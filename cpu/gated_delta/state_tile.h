@@ -1,6 +1,7 @@
-// A slice of a gated delta rule's state on a CPU: strips of 16 columns of V and all of K, each strip a plain array in
-// the order of memory. Keys are padded to whole vectors with zeros, and columns that do not exist are zeros; both stay
-// zeros. A slice that the pool has in the same layout, and that is stored there again, is updated in the pool.
+// A slice of a gated delta rule's state on a CPU: strips of kVecWidth columns of V and all of K, each strip a plain
+// array in the order of memory. Keys are padded to whole vectors with zeros, and columns that do not exist are zeros;
+// both stay zeros. A slice that the pool has in the same layout, and that is stored there again, is updated in the
+// pool.
 #pragma once
 
 #include "common/device/gated_delta/config.h"
@@ -46,7 +47,7 @@ struct StateColumns {
   }
 };
 
-// A strip is [K][16] where states are [K, V] in memory, else [16][K].
+// A strip is [K][kVecWidth] where states are [K, V] in memory, else [kVecWidth][K].
 template <GatedDeltaConfig kCfg>
 class StateTile {
   static constexpr bool kKeyMajor = kCfg.shape.key_major != 0;

@@ -1,4 +1,5 @@
-// The element type of K and V as a loader policy: 16 consecutive values of a stored row as floats.
+// The element type of K and V as a loader policy: kVecWidth consecutive values of a stored row as floats, from a
+// multiple of kVecWidth on.
 #pragma once
 
 #include "common/device/kv/blocks.h"
@@ -74,8 +75,7 @@ struct KvRow<KvFormat::kInt4> {
   FLASHPORT_DEVICE static Vec load(const char* row, int dim) {
     std::uint8_t pairs[kVecWidth] = {};  // each byte twice: its low bits, then its high ones
     for (int i = 0; i < kVecWidth; ++i) pairs[i] = static_cast<std::uint8_t>(row[dim / 2 + i / 2]);
-    constexpr IntVec kShift = {28, 24, 28, 24, 28, 24, 28, 24, 28, 24, 28, 24, 28, 24, 28, 24};
-    return __builtin_convertvector(widen(pairs) << kShift >> 28, Vec);
+    return __builtin_convertvector(widen(pairs) << (28 - (kLaneNumbers & 1) * 4) >> 28, Vec);
   }
 };
 
@@ -90,17 +90,16 @@ struct KvRow<KvFormat::kQ8_0> {
 
 // ggml's blocks of codes of 4 and 5 bits, as common/device/kv/blocks.h has them.
 
-// The low four bits of the codes of values dim % 32 to dim % 32 + 15 of a block.
+// The low four bits of the codes of values from dim % 32 of a block on.
 FLASHPORT_DEVICE IntVec load_codes(const char* codes, int dim) {
-  const IntVec both = widen(reinterpret_cast<const std::uint8_t*>(codes));
-  return dim % 32 == 0 ? both & 15 : both >> 4;
+  const IntVec both = widen(reinterpret_cast<const std::uint8_t*>(codes) + dim % 16);
+  return dim % 32 < 16 ? both & 15 : both >> 4;
 }
 // Codes of five bits, of which the fifth ones come first.
 FLASHPORT_DEVICE IntVec load_long_codes(const char* fifth_bits, int dim) {
-  constexpr IntVec kLanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  std::uint16_t bits;
-  __builtin_memcpy(&bits, fifth_bits + dim % 32 / 8, sizeof bits);
-  const IntVec fifths = (IntVec{} + static_cast<int>(bits)) >> kLanes & 1;
+  std::uint16_t bits = 0;
+  __builtin_memcpy(&bits, fifth_bits + dim % 32 / 8, kVecWidth / 8);
+  const IntVec fifths = (IntVec{} + static_cast<int>(bits)) >> kLaneNumbers & 1;
   return load_codes(fifth_bits + 4, dim) | fifths << 4;
 }
 
@@ -139,7 +138,7 @@ struct KvRow<KvFormat::kQ5_1> {
 template <>
 struct KvRow<KvFormat::kIq4Nl> {
   FLASHPORT_DEVICE static Vec load(const char* row, int dim) {
-    constexpr Vec kValues = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+    static constexpr float kValues[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
     const char* block = row + dim / 32 * kv_format_trait(KvFormat::kIq4Nl).block_bytes;
     return look_up(kValues, load_codes(block + 2, dim)) * load_scale(block);
   }

@@ -40,7 +40,7 @@ FLASHPORT_DEVICE void with_format(KvFormat format, const F& f) {
   }
 }
 
-// `count` values from `first` on; it reads no others, which are 0. Values of blocks come 16 at a time.
+// `count` values from `first` on; it reads no others, which are 0. Values of blocks come kVecWidth at a time.
 template <class Row>
 FLASHPORT_DEVICE Vec load_values(Row, const char* row, int bytes, int first, int count) {
   if (count >= kVecWidth) return Row::load(row, first);
@@ -49,19 +49,18 @@ FLASHPORT_DEVICE Vec load_values(Row, const char* row, int bytes, int first, int
   return Row::load(copy, 0);
 }
 
-// Factors of values `dim` to `dim` + 15 of a row, of which `count` exist, from scales beside a cache. The row's first
-// one is element `first`; a group has 8 values or a multiple of it.
+// Factors of kVecWidth values of a row from `dim` on, of which `count` exist, from scales beside a cache. The row's
+// first one is element `first`; a group has 8 values or a multiple of it.
 FLASHPORT_DEVICE Vec load_factors(const KeyScales& scales, std::int64_t first, int dim, int count) {
   const auto factor = [&](int at) {
     const std::int64_t group = scales.dims_per_scale == 0 ? 0 : at / scales.dims_per_scale;
     return load_as_float(scales.data, scales.dtype, first + group * scales.stride_group);
   };
-  constexpr int kHalf = kVecWidth / 2;
-  const float low = factor(dim);
-  Vec factors = broadcast(low);
-  if (scales.dims_per_scale == 0 || count <= kHalf) return factors;
-  const float high = factor(dim + kHalf);
-  for (int i = kHalf; i < kVecWidth; ++i) factors[i] = high;
+  constexpr int kLeastGroup = 8;
+  Vec factors = broadcast(factor(dim));
+  if (kVecWidth == kLeastGroup || scales.dims_per_scale == 0 || count <= kLeastGroup) return factors;
+  const float high = factor(dim + kLeastGroup);
+  for (int i = kLeastGroup; i < kVecWidth; ++i) factors[i] = high;
   return factors;
 }
 

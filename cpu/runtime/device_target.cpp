@@ -1,7 +1,9 @@
 #include "cpu/runtime/device_target.h"
 
-#if defined(__x86_64__) && defined(__linux__)
+#if defined(__x86_64__)
 #include <cpuid.h>
+#endif
+#if defined(__x86_64__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -10,8 +12,15 @@ namespace flashport::cpu_runtime {
 namespace {
 
 #if defined(__x86_64__)
-// These ask cpuid, and xgetbv whether the operating system saves the wide registers. F16C, which not every compiler
-// can ask for by name, comes with AVX-512.
+// These ask cpuid, and xgetbv whether the operating system saves the wide registers.
+bool has_avx2() {
+  constexpr unsigned kF16c = 1u << 29;  // leaf 1, ecx; not every compiler can ask for it by name
+  unsigned eax, ebx, ecx, edx;
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & kF16c) != 0;
+}
+
+// F16C comes with AVX-512.
 bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("fma");
@@ -39,6 +48,7 @@ bool has_amx() {
 bool runs_here(std::string_view target) {
   if (target == "cpu_generic") return true;
 #if defined(__x86_64__)
+  if (target == "cpu_avx2") return has_avx2();
   if (target == "cpu_avx512") return has_avx512();
   if (target == "cpu_amx") return has_avx512() && has_amx();
 #endif
