@@ -79,7 +79,7 @@ def run(device: ChosenDevice, quick: bool) -> None:
     rows, failures = [], []
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("a product of matrices")
-        product = _matmul_rate(device.device)
+        product = _matmul_rate(device.device, quick)
         for batch in batches:
             progress.update(task, description=f"{batch.name} on {device.device}")
             try:
@@ -115,12 +115,12 @@ def _compare(batch: _Batch, got: np.ndarray) -> oracle.Comparison:
     return oracle.compare(*map(np.concatenate, found), batch.name)
 
 
-def _matmul_rate(device: str) -> float | None:
+def _matmul_rate(device: str, quick: bool) -> float | None:
     """FLOP/s of torch's product of two matrices of bf16; None where torch is not there or does not see the device."""
     torch = harness.find_torch(device)
     if torch is None:
         return None
-    size = CPU_MATRIX if device == "cpu" else MATRIX
+    size = (CPU_MATRIX if device == "cpu" else MATRIX) // (2 if quick else 1)
     a, b = (harness.random_tensor(torch, (size, size), "bf16", harness.torch_device(device)) for _ in range(2))
     return 2.0 * size**3 / timing.call_seconds(lambda: torch.matmul(a, b), device, budget=0.5)
 
