@@ -222,8 +222,8 @@ TEST_F(AppendKv, TakesScalesBesideACache) {
       "of each value";
   EXPECT_EQ(error_of<ValueError>([&] { append_kv(a); }), "append_kv: k_scale must be given for int4, and have shape " +
                                                              beside + ", got none; the scales are written there");
-  a.k_scale = TensorView(scratch_at(48 << 20), DType::kFloat16, Device{}, {64, 2, 16, 8});
-  a.v_scale = TensorView(scratch_at(56 << 20), DType::kFloat32, Device{}, {64, 2, 16});
+  a.k_scale = TensorView(scratch_at(40 << 20), DType::kFloat16, Device{}, {64, 2, 16, 8});
+  a.v_scale = TensorView(scratch_at(44 << 20), DType::kFloat32, Device{}, {64, 2, 16});
   append_kv(a);
   const auto& launch = fake_state().launches.back();
   EXPECT_EQ(launch.key, "append_any/fakecpu");
@@ -239,11 +239,11 @@ TEST_F(AppendKv, TakesScalesBesideACache) {
   EXPECT_EQ(p.v.format, KvFormat::kInt8);
   EXPECT_EQ(p.v.row_scales.dims_per_scale, 0);
   EXPECT_EQ(p.v.row_scales.stride_token, 1);
-  a.k_scale = TensorView(scratch_at(48 << 20), DType::kFloat16, Device{}, {64, 2, 16, 16});
+  a.k_scale = TensorView(scratch_at(40 << 20), DType::kFloat16, Device{}, {64, 2, 16, 16});
   EXPECT_EQ(error_of<ValueError>([&] { append_kv(a); }),
             "append_kv: k_scale must have shape (1,), (num_kv_heads,) = (2,), " + beside +
                 ", got (64, 2, 16, 16) for k_cache (64, 2, 16, 32)");
-  a.k_scale = TensorView(scratch_at(48 << 20), DType::kFloat16, Device{}, {64, 2, 16, 8});
+  a.k_scale = TensorView(scratch_at(40 << 20), DType::kFloat16, Device{}, {64, 2, 16, 8});
   a.k_scale->read_only = true;
   EXPECT_NE(error_of<ValueError>([&] { append_kv(a); }).find("k_scale is written and must not be read-only"),
             std::string::npos);

@@ -109,8 +109,8 @@ TEST(Widen, FactorsKeepTheirPrecision) {
     const float factor = std::ldexp(any(random), static_cast<int>(random() % 32) - 30);
     const reference::Type type =
         std::array{reference::Type::kE5M2, reference::Type::kE4M3, reference::Type::kI8}[repeat % 3];
-    const auto byte = static_cast<unsigned char>(random());
-    const double value = reference::read_number(&byte, type), exact = value * static_cast<double>(factor);
+    const unsigned char code_bytes[8] = {static_cast<unsigned char>(random())};  // the widest type's, for the compiler
+    const double value = reference::read_number(code_bytes, type), exact = value * static_cast<double>(factor);
     if (!(std::fabs(exact) < 65504)) continue;
     const auto bits = reference::encode(value, reference::kHalf);
     const unsigned code = kv::multiply_halves(bits | bits << 16, kv::factor_of(factor));
