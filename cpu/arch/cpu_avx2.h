@@ -8,6 +8,7 @@ inline constexpr int kVecWidth = 8;
 }
 
 #include "cpu/arch/block.h"
+#include "cpu/arch/fp32_target.h"
 
 namespace flashport::cpu_avx2 {
 
@@ -61,12 +62,3 @@ inline constexpr int kProductRows = 6, kProductVecs = 2;
 inline constexpr int kDeltaRows = 4, kDeltaVecs = 2;
 
 }  // namespace flashport::cpu_avx2
-
-#define FLASHPORT_DECODE_TUNING_HEADER "cpu/tuning/decode/cpu.h"
-#define FLASHPORT_ATTENTION_TUNING_HEADER "cpu/tuning/attention/cpu.h"
-#define FLASHPORT_GATED_DELTA_TUNING_HEADER "cpu/tuning/gated_delta/cpu.h"
-#define FLASHPORT_ATTENTION_PRODUCTS_HEADER "cpu/attention/float_products.h"
-#define FLASHPORT_ATTENTION_TILES_HEADER "cpu/attention/tiles.h"
-#define FLASHPORT_DECODE_TILES_HEADER "cpu/decode/tiles.h"
-#define FLASHPORT_STATE_TILE_HEADER "cpu/gated_delta/state_tile.h"
-#define FLASHPORT_DELTA_TILES_HEADER "cpu/gated_delta/delta_tiles.h"
