@@ -1,6 +1,7 @@
 # What a build can be asked for, and the compiler settings that hold for all of it.
 set(FLASHPORT_TARGETS "" CACHE STRING
-    "Targets to build, e.g. \"cpu;sm90a;gfx942;gfx950;gfx11\"; empty: the CPU, and the GPUs whose driver is in sight")
+    "Targets to build, e.g. \"cpu;sm90a;gfx942;gfx950;gfx11\", or single CPU targets in place of cpu, \"cpu_generic;cpu_avx2\"; \
+empty: the CPU, and the GPUs whose driver is in sight")
 set(FLASHPORT_INSTANCES "all" CACHE STRING
     "Rows of cmake/decode_instances.txt to build: all, or minimal (bf16 at head_dim 128, for development)")
 set_property(CACHE FLASHPORT_INSTANCES PROPERTY STRINGS all minimal)

@@ -1,6 +1,6 @@
 // The execution model of a CPU target: a block runs on one thread, and a wave has one lane; vectors of kVecWidth
-// floats, which the target says before, speed up its loops. So verbs that combine lanes do nothing. Blocks synchronise
-// through atomics as on a GPU. The compiler must not contract a * b + c: only fma_rn fuses.
+// floats, which the target's header sets first, speed up its loops. So verbs that combine lanes do nothing. Blocks
+// synchronise through atomics as on a GPU. The compiler must not contract a * b + c: only fma_rn fuses.
 #pragma once
 
 #include <atomic>
@@ -31,6 +31,7 @@ inline constexpr int kMergeUnroll = 1;
 inline constexpr int kGroupsAtOnce = 1;      // groups of partial results in flight while they are combined
 inline constexpr bool kFinerChunks = false;  // whether kernels may ask for them (chunks.h)
 
+static_assert(kVecWidth == 8 || kVecWidth == 16);
 using Vec = float __attribute__((vector_size(4 * kVecWidth)));
 using IntVec = std::int32_t __attribute__((vector_size(4 * kVecWidth)));
 using HalfBits = std::uint16_t __attribute__((vector_size(2 * kVecWidth)));

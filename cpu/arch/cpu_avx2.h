@@ -1,4 +1,4 @@
-// x86 with AVX2, FMA and F16C: vectors of 8 floats, half of the 16 registers sums.
+// x86 with AVX2, FMA and F16C: vectors of 8 floats in 16 registers.
 #pragma once
 
 #include <immintrin.h>

@@ -62,7 +62,7 @@ class KvProducts {
     for (int line = 0; line < bytes; line += 64) __builtin_prefetch(row + line, 0, 2);
   }
 
-  // Scores of kCount rows from `row` on with all keys, 16 / kCount keys at a time.
+  // Scores of kCount rows from `row` on with all keys, kVecWidth / kCount keys at a time.
   template <int kCount>
   void dot_rows(FloatRows<const float> query, const Leaf& leaf, int row, float (*scores)[kLeafKeys]) const {
     constexpr int kKeys = kVecWidth / kCount;
@@ -118,18 +118,20 @@ class KvProducts {
     }
   }
 
-  // Output rows from `row` on: kValueKeys keys at a time, whose values pass in lines that the first cache still has,
-  // and of these kVectors vectors of columns.
+  // Output rows from `row` on: kValueKeys keys at a time, so that the first cache still has their rows when the next
+  // columns are read, and kVectors vectors of columns at a time.
   template <int kCount>
   void weigh_rows(const float (*weights)[kLeafKeys], const Leaf& leaf, int row, FloatRows<float> out) const {
     constexpr int kVectors = kVecWidth / 4;  // four rows have kVecWidth accumulators
-    constexpr int kPrefetched = 64;          // columns, asked for at a time
+    constexpr int kColumns = kVectors * kVecWidth;
+    constexpr int kPrefetched = 64;  // columns, asked for at a time
     const int next_low = leaf.next == nullptr ? kLeafKeys : leaf.next->low;
     const int next_high = leaf.next == nullptr ? 0 : leaf.next->high;
     int first = leaf.low;
     do {
       const int last = minimum(first + kValueKeys, leaf.high);
-      for (int col = 0; col < out.stride; col += kVectors * kVecWidth) {
+      for (int col = 0; col < out.stride; col += kColumns) {
+        const int part = kColumns % 32 == 0 ? 0 : col % 32;  // of a block
         Vec acc[kCount][kVectors] = {};
         if (first > leaf.low) {
 #pragma GCC unroll 16
@@ -138,14 +140,16 @@ class KvProducts {
             for (int v = 0; v < kVectors; ++v) acc[r][v] = load_vec(out[row + r] + col + v * kVecWidth);
           }
         }
-        if (col + kVectors * kVecWidth <= columns_) {
+        if (col + kColumns <= columns_) {
           for (int key = first; key < last; ++key) {
             if (row == 0 && col % kPrefetched == 0 && key >= next_low && key < next_high) {
-              prefetch(leaf.next->values[key] + kv_row_bytes(kFormat, col), kv_row_bytes(kFormat, kPrefetched));
+              prefetch(leaf.next->values[key] + kv_row_bytes(kFormat, col),
+                       kv_row_bytes(kFormat, minimum(kPrefetched, columns_ - col)));
             }
+            const char* from = leaf.values[key] + kv_row_bytes(kFormat, col - part);
 #pragma GCC unroll 16
             for (int v = 0; v < kVectors; ++v) {
-              const Vec x = Row::load(leaf.values[key], col + v * kVecWidth);
+              const Vec x = Row::load(from, part + v * kVecWidth);
 #pragma GCC unroll 16
               for (int r = 0; r < kCount; ++r) {
                 acc[r][v] = fma_rn(broadcast(weights[row + r][key]), x, acc[r][v]);

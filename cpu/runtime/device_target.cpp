@@ -59,17 +59,18 @@ const TargetKernels* choose_target(std::span<const TargetKernels> tables, const 
   const std::string_view name = forced == nullptr ? "" : forced;
   const bool is_forced = !name.empty() && name != "cpu";
   const TargetKernels* chosen = nullptr;
-  std::string usable;
+  std::string compiled, usable;
   for (const TargetKernels& table : tables) {
+    compiled += (compiled.empty() ? "" : ", ") + std::string(table.target);
     if (!runs_here(table.target)) continue;
     if (!is_forced || name == table.target) chosen = &table;
     usable += (usable.empty() ? "" : ", ") + std::string(table.target);
   }
-  if (chosen == nullptr) {
-    error = is_forced ? "FLASHPORT_CPU_TARGET must be cpu (the best) or a target that is compiled and runs on this "
-                        "processor (" +
-                            usable + "), got \"" + forced + "\""
-                      : "no compiled CPU target runs on this processor";
+  if (usable.empty()) {
+    error = "no compiled CPU target (" + compiled + ") runs on this processor: build with FLASHPORT_TARGETS=cpu";
+  } else if (chosen == nullptr) {
+    error = "FLASHPORT_CPU_TARGET must be cpu (the best) or a target that is compiled and runs on this processor (" +
+            usable + "), got \"" + forced + "\"";
   }
   return chosen;
 }

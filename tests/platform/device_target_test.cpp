@@ -56,8 +56,11 @@ TEST(DeviceTarget, Cpu) {
                   std::string(forced) + "\"");
   }
   error.clear();
-  EXPECT_EQ(cpu_runtime::choose_target(std::span(&impossible, 1), nullptr, error), nullptr);
-  EXPECT_EQ(error, "no compiled CPU target runs on this processor");
+  for (const char* forced : {static_cast<const char*>(nullptr), "cpu_generic"}) {
+    EXPECT_EQ(cpu_runtime::choose_target(std::span(&impossible, 1), forced, error), nullptr);
+    EXPECT_EQ(error,
+              "no compiled CPU target (cpu_of_tomorrow) runs on this processor: build with FLASHPORT_TARGETS=cpu");
+  }
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ namespace cpu_runtime {
 
 // It runs on processors that cannot run the target: under ASan GCC writes the entries there, by vectors.
 #ifdef __x86_64__
-[[gnu::target("no-avx512f")]]
+[[gnu::target("no-avx")]]
 #endif
 std::span<const TargetKernels> kernel_tables() {
   using namespace FLASHPORT_TARGET;

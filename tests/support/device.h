@@ -26,7 +26,7 @@ int start(int* argc, char** argv);
 
 flashport::Device device();
 const flashport::BackendAbi& backend();
-// The name that supports() and which_kernel() take: "cpu" for either CPU target.
+// The name that supports() and which_kernel() take: "cpu" for all CPU targets.
 std::string query_target();
 // Waits for the default stream.
 void synchronize();

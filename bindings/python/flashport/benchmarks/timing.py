@@ -12,12 +12,12 @@ from flashport import _core
 def call_seconds(call: Callable[[], object], device: str, budget: float = 1.0, rounds: int = 7) -> float:
     """Median seconds of a call over ``rounds`` batches that together take about ``budget`` seconds.
 
-    A call that takes longer than the budget is made once.
+    A call that takes longer than the budget is measured once.
     """
-    estimate = _batch(call, device, 1)  # also the warm-up
+    _batch(call, device, 1)  # the warm-up
+    estimate = _batch(call, device, 1)
     if estimate > budget:
         return estimate
-    estimate = _batch(call, device, 1)
     count = max(1, min(1000, int(budget / rounds / max(estimate, 1e-6))))
     return statistics.median(_batch(call, device, count) for _ in range(rounds))
 
