@@ -48,6 +48,8 @@ MULTIPLIES = (
     "decode_fp16",
     "decode_append_bf16",
     "decode_append_fp16",
+    "decode_plain_bf16",
+    "decode_plain_fp16",
     "gated_delta_prepare",
     "gated_delta_chunk",
 )

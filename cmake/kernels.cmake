@@ -5,11 +5,13 @@
 
 # The tables: cmake/<table>_instances.txt, of so many columns, whose last one lists targets; what a minimal build keeps
 # of its rows; and flashport_spell_<table> below.
-set(FLASHPORT_TABLES decode decode_append gated_delta gated_delta_chunk attention)
+set(FLASHPORT_TABLES decode decode_append decode_plain gated_delta gated_delta_chunk attention)
 set(FLASHPORT_COLUMNS_decode 7)
 set(FLASHPORT_MINIMAL_decode "[|]bf16[|]bf16[|]128[|]128[|]")
 set(FLASHPORT_COLUMNS_decode_append 5)
 set(FLASHPORT_MINIMAL_decode_append "^bf16[|]128[|]128[|]")
+set(FLASHPORT_COLUMNS_decode_plain 6)
+set(FLASHPORT_MINIMAL_decode_plain "[|]bf16[|]128[|]128[|]")
 set(FLASHPORT_COLUMNS_gated_delta 6)
 set(FLASHPORT_MINIMAL_gated_delta ".")
 set(FLASHPORT_COLUMNS_gated_delta_chunk 4)
@@ -109,6 +111,20 @@ function(flashport_spell_decode_append target math dk dv rows)
   endforeach()
   set(arguments "${arguments}, true" PARENT_SCOPE)
   set(group decode_append_${math} PARENT_SCOPE)
+endfunction()
+
+function(flashport_spell_decode_plain target math format dk dv rows)
+  flashport_spell_decode(${target} ${math} ${format} ${format} ${dk} ${dv} ${rows})
+  string(REPLACE "_decode_" "_decode_plain_" symbol "${symbol}")
+  string(REPLACE "decode/" "decode_plain/" key "${key}")
+  foreach(name room macro symbol key)
+    set(${name} "${${name}}" PARENT_SCOPE)
+  endforeach()
+  set(arguments "${arguments}, false, true" PARENT_SCOPE)
+  set(group decode_plain PARENT_SCOPE)
+  if(NOT format STREQUAL math)  # few shapes of several formats, which share a unit, too
+    set(group decode_plain_narrow PARENT_SCOPE)
+  endif()
 endfunction()
 
 function(flashport_spell_gated_delta target kernel dk state layout gate)
@@ -222,7 +238,7 @@ function(flashport_generate_kernels target backend extension out_sources out_ker
   if(base)
     set(plain_kernels "")
   elseif(backend STREQUAL "cuda")  # whose tiles of 64 rows have large states
-    list(APPEND plain_kernels decode/decode_combine decode/decode_append_combine)
+    list(APPEND plain_kernels decode/decode_combine decode/decode_append_combine decode/decode_plain_combine)
   endif()
   foreach(plain IN LISTS plain_kernels)
     cmake_path(GET plain PARENT_PATH group)

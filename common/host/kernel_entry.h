@@ -13,8 +13,10 @@ namespace flashport {
 enum class KernelTag : std::int32_t {
   kDecode,
   kDecodeAppend,
+  kDecodePlain,
   kDecodeCombine,
   kDecodeAppendCombine,
+  kDecodePlainCombine,
   kDecodeStage2,
   kMergeStates,
   kAppendKv,
@@ -38,8 +40,10 @@ inline constexpr int kKernelTags = static_cast<int>(KernelTag::kProbe) + 1;
   switch (tag) {
     case KernelTag::kDecode: return "decode";
     case KernelTag::kDecodeAppend: return "decode_append";
+    case KernelTag::kDecodePlain: return "decode_plain";
     case KernelTag::kDecodeCombine: return "decode_combine";
     case KernelTag::kDecodeAppendCombine: return "decode_append_combine";
+    case KernelTag::kDecodePlainCombine: return "decode_plain_combine";
     case KernelTag::kDecodeStage2: return "decode_stage2";
     case KernelTag::kMergeStates: return "merge_states";
     case KernelTag::kAppendKv: return "append_kv";

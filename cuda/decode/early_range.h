@@ -37,6 +37,7 @@ struct LoadAroundL1 {
 template <DecodeConfig kCfg>
 FLASHPORT_DEVICE Range begin_range(const DecodeParamsOf<kCfg>& p, const Block& team, EarlyLengthsOf<kCfg>& lengths) {
   constexpr int kMost = most_early_lengths(kCfg);
+  constexpr bool kPlain = DecodeParamsOf<kCfg>::kPlain;
   // Then nothing else of device memory is read for a range.
   const bool is_early = kMost > 0 && p.batch <= kMost && p.num_chunks == 0 && p.cu_seqlens_q == nullptr;
   const auto length_of = [&](int seq) {
@@ -49,7 +50,7 @@ FLASHPORT_DEVICE Range begin_range(const DecodeParamsOf<kCfg>& p, const Block& t
     if constexpr (kMost > 0) {
       FLASHPORT_UNROLL(1)
       for (int seq = team.thread(); seq < p.batch; seq += team.threads()) {
-        lengths.of[seq] = kv::sequence_length(p.cache, seq, LoadAroundL1{});
+        lengths.of[seq] = kv::sequence_length<kPlain>(p.cache, seq, LoadAroundL1{});
       }
     }
   };
@@ -65,6 +66,12 @@ FLASHPORT_DEVICE Range begin_range(const DecodeParamsOf<kCfg>& p, const Block& t
       return false;
     }
   };
+  const auto find = [&] {
+    if constexpr (!kPlain) {
+      if (p.num_chunks > 0) return chunk_range(p, team);
+    }
+    return balanced_range(p, team, length_of);
+  };
   if (is_early) {
     read_lengths();
     if constexpr (kMost > 0) lengths.changed = false;
@@ -74,10 +81,10 @@ FLASHPORT_DEVICE Range begin_range(const DecodeParamsOf<kCfg>& p, const Block& t
   __syncthreads();
   FLASHPORT_UNROLL(1)
   for (bool is_guess = is_early;; is_guess = false) {
-    Range range = p.num_chunks > 0 ? chunk_range(p, team) : balanced_range(p, team, length_of);
+    Range range = find();
     if (is_guess) begin_kernel();
     if (!is_guess || !have_changed()) {
-      range.segment.pages = kv::page_list(p.cache, range.segment.seq);
+      range.segment.pages = kv::page_list<kPlain>(p.cache, range.segment.seq);
       return range;
     }
     read_lengths();

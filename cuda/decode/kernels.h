@@ -68,6 +68,10 @@ FLASHPORT_DEVICE void decode_block(const DecodeParamsOf<kCfg>& p, DecodeShared<k
   }
 }
 
+constexpr KernelTag decode_tag(const DecodeShape& shape) {
+  return shape.appends ? KernelTag::kDecodeAppend : shape.plain ? KernelTag::kDecodePlain : KernelTag::kDecode;
+}
+
 // Functions, as nvcc 13.0 spells the names of such types wrong where it writes out variables of a namespace.
 template <DecodeConfig kCfg>
 constexpr int shared_bytes() {
@@ -76,11 +80,13 @@ constexpr int shared_bytes() {
 
 }  // namespace flashport::FLASHPORT_TARGET::decode
 
+// The next call may begin at once: it waits for this launch, which ends after the one before it.
 #define FLASHPORT_DEFINE_COMBINE(symbol, name, its_tag, Params)                                \
   namespace flashport::FLASHPORT_TARGET::decode {                                              \
   extern "C" __global__ void __launch_bounds__(128) symbol(const __grid_constant__ Params p) { \
     __shared__ CombineShared shared;                                                           \
-    decode_combine(p, Block(nullptr), shared, [] { begin_kernel(); });                         \
+    launch_dependents();                                                                       \
+    decode_combine(p, Block(nullptr), shared, [] { await_kernel_before(); });                  \
   }                                                                                            \
   FLASHPORT_DEFINE_ENTRY(symbol, name, its_tag, 128, 0)                                        \
   }
@@ -88,19 +94,20 @@ constexpr int shared_bytes() {
   FLASHPORT_DEFINE_COMBINE(symbol, name, KernelTag::kDecodeCombine, DecodeParams)
 #define FLASHPORT_DEFINE_DECODE_APPEND_COMBINE(symbol, name) \
   FLASHPORT_DEFINE_COMBINE(symbol, name, KernelTag::kDecodeAppendCombine, AppendDecodeParams)
+#define FLASHPORT_DEFINE_DECODE_PLAIN_COMBINE(symbol, name) \
+  FLASHPORT_DEFINE_COMBINE(symbol, name, KernelTag::kDecodePlainCombine, PlainDecodeParams)
 
-// math, k_format, v_format, head_dim_qk, head_dim_v, rows, whether it appends
-#define FLASHPORT_DEFINE_DECODE(symbol, name, ...)                                                                    \
-  namespace flashport::FLASHPORT_TARGET::decode {                                                                     \
-  constexpr DecodeConfig symbol##_config = decode_config(__VA_ARGS__);                                                \
-  extern "C" __global__ void __launch_bounds__(block_threads(symbol##_config),                                        \
-                                               symbol##_config.tuning.blocks_per_multiprocessor)                      \
-      symbol(const __grid_constant__ DecodeParamsOf<symbol##_config> params) {                                        \
-    extern __shared__ __align__(1024) unsigned char memory[];                                                         \
-    decode_block<symbol##_config>(params, reinterpret_cast<DecodeShared<symbol##_config>*>(memory));                  \
-  }                                                                                                                   \
-  FLASHPORT_DEFINE_ENTRY(symbol, name, symbol##_config.shape.appends ? KernelTag::kDecodeAppend : KernelTag::kDecode, \
-                         block_threads(symbol##_config), shared_bytes<symbol##_config>(),                             \
-                         .shape = {.decode = symbol##_config}, .teams = symbol##_config.tuning.teams,                 \
-                         .decode_split = decode_split(symbol##_config))                                               \
+// math, k_format, v_format, head_dim_qk, head_dim_v, rows, whether it appends, whether it is for plain calls
+#define FLASHPORT_DEFINE_DECODE(symbol, name, ...)                                                             \
+  namespace flashport::FLASHPORT_TARGET::decode {                                                              \
+  constexpr DecodeConfig symbol##_config = decode_config(__VA_ARGS__);                                         \
+  extern "C" __global__ void __launch_bounds__(block_threads(symbol##_config),                                 \
+                                               symbol##_config.tuning.blocks_per_multiprocessor)               \
+      symbol(const __grid_constant__ DecodeParamsOf<symbol##_config> params) {                                 \
+    extern __shared__ __align__(1024) unsigned char memory[];                                                  \
+    decode_block<symbol##_config>(params, reinterpret_cast<DecodeShared<symbol##_config>*>(memory));           \
+  }                                                                                                            \
+  FLASHPORT_DEFINE_ENTRY(symbol, name, decode_tag(symbol##_config.shape), block_threads(symbol##_config),      \
+                         shared_bytes<symbol##_config>(), .shape = {.decode = symbol##_config},                \
+                         .teams = symbol##_config.tuning.teams, .decode_split = decode_split(symbol##_config)) \
   }

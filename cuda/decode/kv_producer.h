@@ -59,7 +59,9 @@ class KvProducer {
         fits_cache_(fits_cache<kCfg>(p, line)),
         teams_(teams),
         ring_(teams[block.team()].ring),
-        as_stored_(is_as_stored<typename Tiles::Keys>(p.cache.k) && is_as_stored<typename Tiles::Values>(p.cache.v)) {}
+        as_stored_(Params::kPlain ||
+                   (is_as_stored<typename Tiles::Keys>(p.cache.k) && is_as_stored<typename Tiles::Values>(p.cache.v))) {
+  }
 
   FLASHPORT_DEVICE void run(const Params& p, const Range& range) {
     if constexpr (requires { teams_->ahead; }) {
@@ -130,19 +132,20 @@ class KvProducer {
       for (int i = 0; i < kRowsPerLane; ++i) {
         const int token = scout.key() + row_of_leaf(i);
         if (!holds(s, token) || block_.lane() >= kRowsAtOnce) continue;
-        copy_async<4>(&ring_.pages[slot][row_of_leaf(i)], s.pages + kv::page_coord(p.cache, s.pages, token).page, true);
+        copy_async<4>(&ring_.pages[slot][row_of_leaf(i)],
+                      s.pages + kv::page_coord<Params::kPlain>(p.cache, s.pages, token).page, true);
       }
     }
     scout.next(p, kCfg.tuning.leaves);
   }
   template <class Cursor>
-  FLASHPORT_DEVICE kv::TokenCoord place_of_row(const DecodeParams& p, const Cursor& ahead, int slot, int i,
+  FLASHPORT_DEVICE kv::TokenCoord place_of_row(const Params& p, const Cursor& ahead, int slot, int i,
                                                bool whole) const {
     const Segment& s = ahead.segment;
     const int token = ahead.key() + row_of_leaf(i);
     if (!whole && !holds(s, token)) return {0, -1};
     return {s.pages == nullptr ? s.seq : ring_.pages[slot][row_of_leaf(i)],
-            kv::page_coord(p.cache, s.pages, token).offset};
+            kv::page_coord<Params::kPlain>(p.cache, s.pages, token).offset};
   }
 
   FLASHPORT_DEVICE void bring_query(const Params& p, const Segment& s) {
@@ -166,7 +169,7 @@ class KvProducer {
   }
 
   // Leaves behind where the wave's rows lie.
-  FLASHPORT_DEVICE void aim(const DecodeParams& p, const kv::TokenCoord (&places)[kRowsPerLane], int head) {
+  FLASHPORT_DEVICE void aim(const Params& p, const kv::TokenCoord (&places)[kRowsPerLane], int head) {
     const auto address = [&](const CacheParams& cache, kv::TokenCoord place) -> const char* {
       const std::int64_t offset = kv::row_offset(cache, place, head);
       return offset < 0 ? nullptr : static_cast<const char*>(cache.data) + offset;
@@ -208,7 +211,7 @@ class KvProducer {
         Copies::copy_whole(block_.lane(), tile, row, first_byte, rows, policy);
       };
       if (!whole) {
-        Copies::copy_part(block_.lane(), tile, row, first_byte, cache, rows);
+        Copies::template copy_part<Params::kPlain>(block_.lane(), tile, row, first_byte, cache, rows);
       } else if constexpr (!kHasPolicy) {
         copy_whole(NoPolicy{});
       } else if (fits_cache_) {

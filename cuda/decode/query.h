@@ -26,6 +26,12 @@ struct QueryTile<kCfg> {
   FLASHPORT_DEVICE std::uint16_t* at(int row, int dim) { return &panels[0][0] + Layout::offset(row, 2 * dim) / 2; }
 };
 
+// Whether queries are always as the products want them.
+template <class Params>
+constexpr bool has_math_type() {
+  return requires { Params::kType16; };
+}
+
 // Eight query values that are not as the products want them, each times `factor`.
 template <MathType kMath>
 FLASHPORT_DEVICE uint4 packed_query(const DecodeParams& p, std::int64_t offset, float factor = 1.0f) {
@@ -35,8 +41,8 @@ FLASHPORT_DEVICE uint4 packed_query(const DecodeParams& p, std::int64_t offset, 
 }
 
 // The copies of `block`'s threads; they have landed where their cp.async have.
-template <DecodeConfig kCfg>
-FLASHPORT_DEVICE void copy_query(const DecodeParams& p, const Segment& s, const Block& block, QueryTile<kCfg>& tile) {
+template <DecodeConfig kCfg, class Params>
+FLASHPORT_DEVICE void copy_query(const Params& p, const Segment& s, const Block& block, QueryTile<kCfg>& tile) {
   constexpr MathType kMath = kCfg.shape.math;
   constexpr int kRows = kCfg.shape.rows;
   constexpr int kChunks = kCfg.shape.head_dim_qk / 8;
@@ -50,7 +56,8 @@ FLASHPORT_DEVICE void copy_query(const DecodeParams& p, const Segment& s, const 
     const bool valid = row < live_rows && at.token < s.q_len && dim < p.head_dim_qk;
     const std::int64_t offset = query_offset(p, s, p.q, at) + dim * p.q.stride_dim;
     const char* from = static_cast<const char*>(p.q.data) + (valid ? offset * 2 : 0);
-    const bool ready = same && p.q.stride_dim == 1 && reinterpret_cast<std::uintptr_t>(from) % 16 == 0;
+    const bool ready =
+        has_math_type<Params>() || (same && p.q.stride_dim == 1 && reinterpret_cast<std::uintptr_t>(from) % 16 == 0);
     if constexpr (is_narrow_cache(kCfg.shape.k_format)) {
       const int first =
           RowLayout<kCfg.shape.k_format, kCfg.shape.head_dim_qk, kCfg.tuning.teams>::first_block(s.kv_head);

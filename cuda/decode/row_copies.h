@@ -72,11 +72,12 @@ struct RowCopies {
     }
   }
 
-  // Zeros for rows and dims that are not there.
+  // Zeros for rows and dims that are not there. kAsStored: what is there is as is_as_stored() wants it.
+  template <bool kAsStored>
   FLASHPORT_DEVICE static void copy_part(int lane, char* tile, int first_row, int first_byte, const CacheParams& cache,
                                          const char* const* rows) {
     const int bytes = kHeads * cache.row_bytes;
-    if (kHeads > 1 || cache.copy_unit >= kUnit) {
+    if (kAsStored || kHeads > 1 || cache.copy_unit >= kUnit) {
       copy_units<kUnit>(lane, tile, first_row, first_byte, bytes, cache.data, rows);
     } else if (cache.copy_unit >= 4) {
       copy_units<4>(lane, tile, first_row, first_byte, bytes, cache.data, rows);

@@ -30,6 +30,11 @@ constexpr KernelEntry appending(KernelEntry kernel) {
   kernel.shape.decode.shape.appends = true;
   return kernel;
 }
+constexpr KernelEntry for_plain_calls(KernelEntry kernel) {
+  kernel.tag = KernelTag::kDecodePlain;
+  kernel.shape.decode.shape.plain = true;
+  return kernel;
+}
 constexpr KernelEntry plain(const char* key, KernelTag tag, int threads) {
   return {.key = key, .tag = tag, .threads = threads};
 }
@@ -84,7 +89,15 @@ const KernelEntry kGpuKernels[] = {
         decode("decode_append/bf16/kv=bf16/hd128/r16/fakegpu", {128, 128, 16, kB16, KvFormat::kBf16, KvFormat::kBf16})),
     appending(decode("decode_append/bf16/kv=bf16/hd256/r16/fakegpu",
                      {256, 256, 16, kB16, KvFormat::kBf16, KvFormat::kBf16}, {.column_slices = 4})),
+    for_plain_calls(
+        decode("decode_plain/bf16/kv=bf16/hd64/r16/fakegpu", {64, 64, 16, kB16, KvFormat::kBf16, KvFormat::kBf16})),
+    for_plain_calls(decode("decode_plain/bf16/kv=bf16/hd128/r64/fakegpu",
+                           {128, 128, 64, kB16, KvFormat::kBf16, KvFormat::kBf16}, {.large = true})),
+    in_teams(for_plain_calls(decode("decode_plain/fp16/kv=q8_0/hd128/r16/fakegpu",
+                                    {128, 128, 16, kF16, KvFormat::kQ8_0, KvFormat::kQ8_0})),
+             4),
     plain("decode_combine/fakegpu", KernelTag::kDecodeCombine, 128),
+    plain("decode_plain_combine/fakegpu", KernelTag::kDecodePlainCombine, 128),
     plain("decode_append_combine/fakegpu", KernelTag::kDecodeAppendCombine, 128),
     plain("append_rotary/fakegpu", KernelTag::kAppendRotary, 128),
     plain("decode_stage2/fakegpu", KernelTag::kDecodeStage2, 128),

@@ -76,7 +76,7 @@ struct KeptState {
   }
 };
 
-template <class Tiles>
+template <class Tiles, class Params>
 class ChunkTree {
   using Group = KeptState<Tiles, kOfGroup>;
   using Tile = KeptState<Tiles, kOfTile>;
@@ -90,7 +90,7 @@ class ChunkTree {
   using List = std::conditional_t<kCombines, PartialList, NoPartialList>;
 
   // `list`: in shared memory. `group` and `tile` are objects of their own, as they may lie in other places.
-  FLASHPORT_DEVICE ChunkTree(const DecodeParams& p, const Block& block, List& list, Group& group, Tile& tile)
+  FLASHPORT_DEVICE ChunkTree(const Params& p, const Block& block, List& list, Group& group, Tile& tile)
       : p_(p), block_(block), list_(list), group_(group.state), tile_(tile.state) {}
 
   // At the start of a segment, while its keys are on their way: what the end would wait for.
@@ -118,7 +118,7 @@ class ChunkTree {
 
  private:
   // Read again where it is needed, after many leaves.
-  FLASHPORT_DEVICE const DecodeParams& params() const { return reread(p_); }
+  FLASHPORT_DEVICE const Params& params() const { return reread(p_); }
   FLASHPORT_DEVICE static int chunks_of(const Segment& s) { return s.chunks_before(s.leaves); }
   FLASHPORT_DEVICE float* partial(const Tiles& tiles, std::int64_t number) const {
     return params().partials + (number * params().slices + tiles.slice()) * params().slice_floats;
@@ -232,7 +232,7 @@ class ChunkTree {
 
   // The listed results to `to`, or to the output if that is null.
   FLASHPORT_DEVICE void combine(const Tiles& tiles, const Segment& s, int chunks, float* to) const {
-    const DecodeParams& p = params();
+    const Params& p = params();
     const auto place = [&](const PieceAt& at) {
       if (to != nullptr) return OutputRow{};
       return output_row(p, s, block_, query_row(p, s, Tiles::kRows, tiles.first_row() + at.row),
@@ -249,7 +249,7 @@ class ChunkTree {
                                            Tiles::kSliceColumns, list_, chunks, place, sink);
   }
 
-  const DecodeParams& p_;
+  const Params& p_;
   const Block& block_;
   List& list_;
   decltype(Group::state)& group_;

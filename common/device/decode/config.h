@@ -17,6 +17,7 @@ struct DecodeShape {
   KvFormat k_format;  // kAny: of each segment, as MixedDecodeParams says, and v_format is kAny too
   KvFormat v_format;
   bool appends = false;  // writes new keys and values as it comes to them (new_keys.h), and turns the queries
+  bool plain = false;    // for calls without options (PlainDecodeParams): a row of cmake/decode_plain_instances.txt
 };
 constexpr bool reads_segments(const DecodeShape& shape) { return shape.k_format == KvFormat::kAny; }
 // What the rows are that products read: as stored or, of any format, widened to the math type.

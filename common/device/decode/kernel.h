@@ -24,9 +24,11 @@ namespace flashport::FLASHPORT_TARGET::decode {
 
 // The kernel of a row of cmake/decode_instances.txt, on the schedule that the target has for its shape.
 constexpr DecodeConfig decode_config(MathType math, KvFormat k_format, KvFormat v_format, int head_dim_qk,
-                                     int head_dim_v, int rows, bool appends = false) {
-  const DecodeShape shape{head_dim_qk, head_dim_v, rows, math, k_format, v_format, appends};
-  return {shape, decode_tuning(shape)};
+                                     int head_dim_v, int rows, bool appends = false, bool plain = false) {
+  DecodeShape shape{head_dim_qk, head_dim_v, rows, math, k_format, v_format, appends};
+  const DecodeTuning tuning = decode_tuning(shape);  // also of the kernel for plain calls, which has the same bits
+  shape.plain = plain;
+  return {shape, tuning};
 }
 
 // What scores are to be multiplied by, beside their scale.
@@ -59,7 +61,7 @@ FLASHPORT_DEVICE void decode(const DecodeParamsOf<kCfg>& p, const Range& range, 
   KvPipeline<kCfg> pipeline(p, block, shared, ahead);
   KeptState<Tiles, kOfGroup> group;
   KeptState<Tiles, kOfTile> tile;
-  ChunkTree<Tiles> tree(p, block, shared.partials[tiles.slice()], group, tile);
+  ChunkTree<Tiles, DecodeParamsOf<kCfg>> tree(p, block, shared.partials[tiles.slice()], group, tile);
   merge::SoftmaxState<Tiles> state;
   merge::clear(tiles, state);
   typename Tiles::Query query{};

@@ -3,6 +3,7 @@
 
 #include "common/device/core/divisor.h"
 #include "common/device/core/types.h"
+#include "common/device/decode/config.h"
 #include "common/device/kv/params.h"
 
 namespace flashport {
@@ -28,6 +29,7 @@ struct CombineLaunch {
 };
 
 struct DecodeParams {
+  static constexpr bool kPlain = false;
   std::int32_t batch, num_q_heads, num_kv_heads, group_size;
   std::int32_t head_dim_qk, head_dim_v;
   std::int32_t row_tiles;  // ceil(group_size * max_q_len / rows)
@@ -73,6 +75,31 @@ struct DecodeParams {
   CombineLaunch combine;
   bool teams_apart;  // a device block's teams count as blocks far apart: where few have work, multiprocessors share it
 };
+
+// The argument of kernels of plain calls, which are most calls of servers: what they do not ask for is constant here,
+// and their kernels have no code for it. A block runs most of its code once, so code that is not needed is time
+// (docs/tuning.md). Plain calls have also lengths of 32 bits, pages of a power of two (or none), no CSR, no lse, q and
+// out of 16 bits, and rows that fill the kernel's tiles and can be copied in its widest units. Members of these names
+// hide those of the base, which have the same values for what takes a DecodeParams.
+struct PlainDecodeParams : DecodeParams {
+  static constexpr bool kPlain = true;
+  static constexpr const std::int32_t* cu_seqlens_q = nullptr;
+  static constexpr float cap_scale = 0.0f;
+  static constexpr std::int32_t window_left = -1, window_right = -1;
+  static constexpr const float* alibi_slopes = nullptr;
+  static constexpr const float* sinks = nullptr;
+  static constexpr const std::uint32_t* tree_mask = nullptr;
+  static constexpr std::int32_t num_chunks = 0;
+};
+// Where keys and values are of the math type, q and out are, too.
+constexpr bool is_of_math_type(const DecodeShape& shape) {
+  return shape.k_format == (shape.math == MathType::kFp16 ? KvFormat::kFp16 : KvFormat::kBf16);
+}
+template <DType kType>
+struct PlainDecodeParamsOf : PlainDecodeParams {
+  static constexpr DType kType16 = kType;
+};
+static_assert(sizeof(PlainDecodeParamsOf<DType::kFloat16>) == sizeof(DecodeParams));
 
 inline constexpr int kMostSegments = 4;
 

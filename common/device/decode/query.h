@@ -19,8 +19,8 @@ FLASHPORT_DEVICE QueryRow query_row(const DecodeParams& p, const Segment& s, int
 }
 
 // The first element of the row in `rows`: q, out or lse. Ragged ones have the tokens of all sequences on one axis.
-FLASHPORT_DEVICE std::int64_t query_offset(const DecodeParams& p, const Segment& s, const StridedRows& rows,
-                                           QueryRow row) {
+template <class Params>
+FLASHPORT_DEVICE std::int64_t query_offset(const Params& p, const Segment& s, const StridedRows& rows, QueryRow row) {
   const std::int64_t seq = p.cu_seqlens_q == nullptr ? s.seq : 0;
   return strided_offset(rows, seq, s.q_begin + row.token, row.head);
 }

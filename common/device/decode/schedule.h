@@ -36,11 +36,13 @@ struct Segment {
   FLASHPORT_DEVICE int chunks_before(int leaf) const { return (leaf + (1 << chunk_shift) - 1) >> chunk_shift; }
 };
 
-FLASHPORT_DEVICE int query_length(const DecodeParams& p, int seq) {
+template <class Params>
+FLASHPORT_DEVICE int query_length(const Params& p, int seq) {
   return p.cu_seqlens_q == nullptr ? p.max_q_len : p.cu_seqlens_q[seq + 1] - p.cu_seqlens_q[seq];
 }
 
-FLASHPORT_DEVICE int lowest_key(const DecodeParams& p, int length, int q_len) {
+template <class Params>
+FLASHPORT_DEVICE int lowest_key(const Params& p, int length, int q_len) {
   return p.window_left < 0 ? 0 : maximum(length - q_len - p.window_left, 0);
 }
 
@@ -53,7 +55,8 @@ FLASHPORT_DEVICE int tile_chunk_shift(const DecodeParams& p, int leaves) {
   return chunk_shift(leaves, {p.chunk_rule.target_shift, p.chunk_rule.least_shift, kFinerChunks && p.chunk_rule.finer});
 }
 
-FLASHPORT_DEVICE int sequence_span(const DecodeParams& p, int seq, int length) {
+template <class Params>
+FLASHPORT_DEVICE int sequence_span(const Params& p, int seq, int length) {
   const int low = p.window_left < 0 ? 0 : lowest_key(p, length, query_length(p, seq));
   const int leaves = leaf_count(low / kLeafKeys * kLeafKeys, length);
   return whole_chunks(leaves, tile_chunk_shift(p, leaves));
@@ -81,7 +84,7 @@ FLASHPORT_DEVICE Segment measure_sequence(const Params& p, int seq, int length) 
 template <class Params>
 FLASHPORT_DEVICE Segment open_sequence(const Params& p, int seq, int length) {
   Segment s = measure_sequence(p, seq, length);
-  s.pages = kv::page_list(p.cache, seq);
+  s.pages = kv::page_list<Params::kPlain>(p.cache, seq);
   return s;
 }
 

@@ -11,12 +11,20 @@
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
+template <DecodeConfig kCfg>
+using PlainParams =
+    std::conditional_t<!is_of_math_type(kCfg.shape), PlainDecodeParams,
+                       PlainDecodeParamsOf<kCfg.shape.math == MathType::kFp16 ? DType::kFloat16 : DType::kBFloat16>>;
+
 // The argument of a kernel.
 template <DecodeConfig kCfg>
-using DecodeParamsOf = std::conditional_t<reads_segments(kCfg.shape), MixedDecodeParams,
-                                          std::conditional_t<kCfg.shape.appends, AppendDecodeParams, DecodeParams>>;
+using DecodeParamsOf =
+    std::conditional_t<reads_segments(kCfg.shape), MixedDecodeParams,
+                       std::conditional_t<kCfg.shape.appends, AppendDecodeParams,
+                                          std::conditional_t<kCfg.shape.plain, PlainParams<kCfg>, DecodeParams>>>;
 
 FLASHPORT_DEVICE int key_count(const DecodeParams& p, int seq) { return kv::sequence_length(p.cache, seq); }
+FLASHPORT_DEVICE int key_count(const PlainDecodeParams& p, int seq) { return kv::sequence_length<true>(p.cache, seq); }
 FLASHPORT_DEVICE int key_count(const AppendDecodeParams& p, int seq) {
   const NewKeys keys = new_keys(p, seq);
   return keys.before + keys.count;

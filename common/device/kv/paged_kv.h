@@ -16,9 +16,13 @@ struct PlainLoad {
   }
 };
 
+// kPlain, here and below: lengths have 32 bits, pages hold a power of two of tokens, and there is no CSR.
+//
 // Keys of sequence `seq`, never outside [0, max_len] nor past the pages that CSR gives it. load(p): what p points to.
-template <class Load = PlainLoad>
+template <bool kPlain = false, class Load = PlainLoad>
 FLASHPORT_DEVICE int sequence_length(const PagedCache& p, int seq, const Load& load = {}) {
+  const auto stored = [&] { return maximum(load(static_cast<const std::int32_t*>(p.seqlens.data) + seq), 0); };
+  if constexpr (kPlain) return minimum(stored(), p.max_len);
   const auto within = [](std::int64_t length, int most) {
     return length < most ? static_cast<int>(maximum(length, std::int64_t{0})) : most;
   };
@@ -30,13 +34,14 @@ FLASHPORT_DEVICE int sequence_length(const PagedCache& p, int seq, const Load& l
   }
   if (p.seqlens.data == nullptr) return most;
   if (p.seqlens.is_int64) return within(load(static_cast<const std::int64_t*>(p.seqlens.data) + seq), most);
-  return maximum(minimum(load(static_cast<const std::int32_t*>(p.seqlens.data) + seq), most), 0);
+  return minimum(stored(), most);
 }
 
 // The row of the page table that belongs to `seq`; null when pages are the sequences themselves.
+template <bool kPlain = false>
 FLASHPORT_DEVICE const std::int32_t* page_list(const PagedCache& p, int seq) {
   if (p.table == nullptr) return nullptr;
-  if (p.kv_indptr != nullptr) return p.table + p.kv_indptr[seq];
+  if (!kPlain && p.kv_indptr != nullptr) return p.table + p.kv_indptr[seq];
   const std::int64_t row = p.table_row.data != nullptr ? index_at(p.table_row, seq) : seq;
   return p.table + row * p.table_stride;
 }
@@ -52,11 +57,12 @@ struct PageCoord {
   unsigned page;  // index in the sequence's list of pages
   int offset;
 };
+template <bool kPlain = false>
 FLASHPORT_DEVICE PageCoord page_coord(const PagedCache& p, const std::int32_t* pages, int token) {
   if (pages == nullptr) return {0, token};
   const unsigned page_size = static_cast<unsigned>(p.page_size);
-  const unsigned page =
-      p.page_shift >= 0 ? static_cast<unsigned>(token) >> p.page_shift : static_cast<unsigned>(token) / page_size;
+  const unsigned page = kPlain || p.page_shift >= 0 ? static_cast<unsigned>(token) >> p.page_shift
+                                                    : static_cast<unsigned>(token) / page_size;
   return {page, static_cast<int>(static_cast<unsigned>(token) - page * page_size)};
 }
 

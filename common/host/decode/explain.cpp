@@ -18,7 +18,8 @@ namespace {
 
 constexpr Check kCheck("explain");
 
-// As validation leaves a call without window, offsets or indices, whose sequences have room for max_kv_len keys each.
+// As validation leaves a plain call (PlainDecodeParams) on contiguous keys, whose sequences have room for max_kv_len
+// each.
 DecodeProblem problem_of(const DecodeScheduleQuery& query) {
   const DecodeQuery& call = query.call;
   DecodeProblem problem{};
@@ -41,7 +42,14 @@ DecodeProblem problem_of(const DecodeScheduleQuery& query) {
   p.head_dim_qk = static_cast<std::int32_t>(call.head_dim_qk);
   p.head_dim_v = static_cast<std::int32_t>(call.head_dim_v);
   p.max_q_len = static_cast<std::int32_t>(call.q_len);
-  p.q.dtype = call.q_dtype;
+  p.q.dtype = p.out.dtype = call.q_dtype;
+  p.q.stride_dim = p.out.stride_dim = 1;
+  p.window_left = p.window_right = -1;
+  static constexpr std::int32_t kLengths[1] = {};  // not read
+  p.cache.seqlens.data = kLengths;
+  p.cache.k.copy_unit = p.cache.v.copy_unit = 16;
+  p.cache.k.row_bytes = kv_row_bytes(problem.k_format, p.head_dim_qk);
+  p.cache.v.row_bytes = kv_row_bytes(problem.v_format, p.head_dim_v);
   p.cache.max_len = static_cast<std::int32_t>(query.max_kv_len);
   p.cache.page_size = 1;
   return problem;

@@ -166,21 +166,53 @@ const KernelEntry* choose_decode_kernel(std::span<const KernelEntry> kernels, st
   return nullptr;
 }
 
-const KernelEntry* find_appending_kernel(std::span<const KernelEntry> kernels, const KernelEntry& kernel) {
-  thread_local LastChoice<const KernelEntry*> last;
-  const KernelEntry* found = last.find(kernels, &kernel);
-  if (found != nullptr) return found;
+const KernelEntry* find_twin(std::span<const KernelEntry> kernels, const KernelEntry& kernel, KernelTag tag) {
+  struct Known {
+    const KernelEntry* kernel = nullptr;
+    const KernelEntry* twin = nullptr;  // null: there is none
+  };
+  thread_local Known known[2];  // what was asked for last: of plain calls, and of others
+  Known& last = known[tag == KernelTag::kDecodePlain ? 0 : 1];
+  if (last.kernel == &kernel) return last.twin;
+  last = {&kernel, nullptr};
   const DecodeShape& shape = kernel.shape.decode.shape;
   for (const KernelEntry& entry : kernels) {
-    if (entry.tag != KernelTag::kDecodeAppend) continue;
+    if (entry.tag != tag) continue;
     const DecodeShape& its = entry.shape.decode.shape;
     if (its.head_dim_qk == shape.head_dim_qk && its.head_dim_v == shape.head_dim_v && its.rows == shape.rows &&
         its.math == shape.math && its.k_format == shape.k_format && its.v_format == shape.v_format) {
-      last.keep(kernels, &kernel, &entry);
-      return &entry;
+      last.twin = &entry;
+      break;
     }
   }
-  return nullptr;
+  return last.twin;
+}
+
+bool is_plain(const DecodeParams& p, const DecodeShape& shape) {
+  const bool has_options = p.cu_seqlens_q != nullptr || p.cap_scale != 0.0f || p.window_left >= 0 ||
+                           p.window_right >= 0 || p.alibi_slopes != nullptr || p.sinks != nullptr ||
+                           p.tree_mask != nullptr || p.num_chunks > 0 || p.lse.data != nullptr;
+  if (has_options || shape.appends || reads_segments(shape)) return false;
+  const PagedCache& c = p.cache;
+  const bool simple_lengths = c.seqlens.data != nullptr && !c.seqlens.is_int64 && c.kv_indptr == nullptr;
+  if (!simple_lengths || (c.table != nullptr && c.page_shift < 0)) return false;
+  const auto rows_fill = [](const CacheParams& cache, KvFormat format, int dim) {
+    const int bytes = kv_row_bytes(format, dim);
+    const int widest_unit = bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : 4;  // of the kernel's copies
+    return cache.row_bytes == bytes && cache.copy_unit >= widest_unit;
+  };
+  if (!rows_fill(c.k, shape.k_format, shape.head_dim_qk) || !rows_fill(c.v, shape.v_format, shape.head_dim_v)) {
+    return false;
+  }
+  const DType math = shape.math == MathType::kFp16 ? DType::kFloat16 : DType::kBFloat16;
+  const auto plain_rows = [&](const StridedRows& rows) {
+    constexpr std::int64_t kUnit = 16, kValueBytes = 2;
+    const bool is_short = rows.dtype == DType::kFloat16 || rows.dtype == DType::kBFloat16;
+    const std::int64_t steps = rows.stride_seq | rows.stride_token | rows.stride_head;
+    return (is_of_math_type(shape) ? rows.dtype == math : is_short) && rows.stride_dim == 1 &&
+           reinterpret_cast<std::uintptr_t>(rows.data) % kUnit == 0 && steps * kValueBytes % kUnit == 0;
+  };
+  return plain_rows(p.q) && plain_rows(p.out);
 }
 
 const KernelEntry* find_decode_kernel(const DecodeQuery& query, std::string& reason) {
@@ -190,7 +222,7 @@ const KernelEntry* find_decode_kernel(const DecodeQuery& query, std::string& rea
   if (!reason.empty()) return nullptr;
   const KernelEntry* kernel = choose_decode_kernel(target.kernels, target.name, request_of(query), &reason);
   if (kernel == nullptr || !query.appends) return kernel;
-  const KernelEntry* appending = find_appending_kernel(target.kernels, *kernel);
+  const KernelEntry* appending = find_twin(target.kernels, *kernel, KernelTag::kDecodeAppend);
   return appending != nullptr ? appending : kernel;
 }
 

@@ -9,6 +9,7 @@
 
 #include <flashport/decode.h>
 
+#include "common/device/decode/params.h"
 #include "common/host/backend_abi.h"
 
 namespace flashport {
@@ -37,8 +38,13 @@ inline constexpr int kHeadDimStep = 8;
 [[nodiscard]] const KernelEntry* choose_decode_kernel(std::span<const KernelEntry> kernels, std::string_view target,
                                                       const KernelRequest& request, std::string* reason);
 
-// The kernel of the same shape that appends. Null where the target has none.
-[[nodiscard]] const KernelEntry* find_appending_kernel(std::span<const KernelEntry> kernels, const KernelEntry& kernel);
+// The kernel of the same shape that appends (KernelTag::kDecodeAppend) or is for plain calls (kDecodePlain). Null where
+// the target has none.
+[[nodiscard]] const KernelEntry* find_twin(std::span<const KernelEntry> kernels, const KernelEntry& kernel,
+                                           KernelTag tag);
+
+// Whether a call is one that PlainDecodeParams describes, for kernels of this shape.
+[[nodiscard]] bool is_plain(const DecodeParams& p, const DecodeShape& shape);
 
 // What a query of supports(), which_kernel() or explain() asks for. The type of q is one that some queries have.
 [[nodiscard]] KernelRequest request_of(const DecodeQuery& query);

@@ -61,27 +61,32 @@ int tile_chunks(const DecodeParams& p) {
 }
 
 // Where there are few tiles, few blocks would combine them and read many states for long, while the others have ended:
-// a second launch spreads that. It costs about 2 us, in which a wave makes some eight trips to L2: for each piece of a
-// lane two that find its place and write it, and one for every eight results. Kernels of large states leave it to that
-// launch always.
-constexpr int kFewMultiprocessors = 8;
-constexpr int kManyTrips = 9;
+// a second launch spreads that, and lets the next call begin meanwhile. It pays where a wave would make some six trips
+// to L2: for each piece of a lane two that find its place and write it, and one for every eight results. Of more tiles
+// one may be much longer than the others, and be combined when these have ended; there more results must be possible.
+// Kernels of large states leave it to that launch always.
+constexpr int kFewTilesShare = 4, kMoreTilesShare = 2;  // multiprocessors for each tile
+constexpr int kTripsOfFewTiles = 6, kTripsOfMoreTiles = 9;
+constexpr int kResultsOfMoreTiles = 25;
 bool wants_second_launch(const DecodePlan& plan, int multiprocessors) {
   const DecodeParams& p = plan.params;
   const DecodeShape& shape = plan.kernel->shape.decode.shape;
   const DecodeSplit& split = plan.kernel->decode_split;
   if (reads_segments(shape)) return false;  // that launch knows one cache
-  if (split.large) return tile_chunks(p) > 1;
-  if (split.column_slices == 1 || kFewMultiprocessors * tile_count(p) > multiprocessors) return false;
+  const int chunks = tile_chunks(p);
+  if (split.large) return chunks > 1;
+  if (split.column_slices == 1 || chunks == 1) return false;
+  const std::int64_t tiles = tile_count(p);
   constexpr int kVectors = 32 * 4;  // columns that the lanes of a wave read at once
   const auto rows =
       static_cast<int>(std::min<std::int64_t>(shape.rows / split.row_slices, std::int64_t{p.group_size} * p.max_q_len));
   const std::int64_t pieces = ceil_div(std::int64_t{rows} * (shape.head_dim_v / split.column_slices), kVectors);
-  const int chunks = tile_chunks(p);
   // Blocks of three chunks and more publish mostly whole groups.
-  const bool groups = chunks * tile_count(p) >= 3 * plan.grid;
+  const bool groups = chunks * tiles >= 3 * plan.grid;
   const std::int64_t results = groups ? ceil_div(chunks, kGroupChunks) : chunks;
-  return chunks > 1 && pieces * (2 + ceil_div(results, 8)) >= kManyTrips;
+  const std::int64_t trips = pieces * (2 + ceil_div(results, 8));
+  if (kFewTilesShare * tiles <= multiprocessors) return trips >= kTripsOfFewTiles;
+  return kMoreTilesShare * tiles <= multiprocessors && trips >= kTripsOfMoreTiles && results >= kResultsOfMoreTiles;
 }
 
 void plan_combine(DecodePlan& plan, const Check& check, DeviceContext& device) {
@@ -116,6 +121,17 @@ void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check&
   plan.workspace_bytes = kCounterBytes + partials_bytes_of(plan);
   p.teams_apart = plan.kernel->teams > 1 && 2 * tile_chunks(p) * tile_count(p) <= plan.grid;
   if (wants_second_launch(plan, device.multiprocessors())) plan_combine(plan, check, device);
+}
+
+// Plain calls run the plan of their shape by other kernels: what a call asks for changes neither grid nor workspace.
+void take_plain_kernels(DecodePlan& plan, const Check& check, DeviceContext& device) {
+  if (!device.has_kernel(KernelTag::kDecodePlain) || !is_plain(plan.params, plan.kernel->shape.decode.shape)) return;
+  const KernelEntry* plain = find_twin(device.kernels(), *plan.kernel, KernelTag::kDecodePlain);
+  if (plain == nullptr) return;
+  plan.kernel = plain;
+  if (plan.combine_kernel != nullptr) {
+    plan.combine_kernel = &device.plain_kernel(check, KernelTag::kDecodePlainCombine);
+  }
 }
 
 // One block per chunk of at most `keys` keys, which the kernel cuts into chunks of its own as long as they may be.
@@ -239,7 +255,7 @@ DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device) {
   p.row_tiles = static_cast<std::int32_t>(
       ceil_div(std::int64_t{p.group_size} * p.max_q_len, plan.kernel->shape.decode.shape.rows));
   if (problem.appends) {
-    const KernelEntry* appending = find_appending_kernel(device.kernels(), *plan.kernel);
+    const KernelEntry* appending = find_twin(device.kernels(), *plan.kernel, KernelTag::kDecodeAppend);
     if (appending != nullptr && may_append(plan, device.multiprocessors() * device.occupancy(check, *appending))) {
       plan.kernel = appending;
     }
@@ -250,6 +266,7 @@ DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device) {
     plan_fixed_chunks(plan, problem);
   } else if (problem.num_splits == kInvariantSplits) {
     plan_invariant(plan, problem, check, device);
+    take_plain_kernels(plan, check, device);
   } else {
     const SplitShape shape{std::int64_t{p.batch} * p.num_kv_heads, std::int64_t{p.group_size} * p.max_q_len,
                            p.cache.max_len, p.head_dim_qk};

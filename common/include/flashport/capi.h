@@ -439,7 +439,7 @@ FLASHPORT_API int32_t fp_num_splits_heuristic(int32_t batch_nheads_mblocks, int3
 
 /* fp_ok: supported. fp_not_supported: fp_last_error() says what is missing. */
 FLASHPORT_API fp_status fp_supports(const fp_query* query);
-/* Writes the key of the kernel that such a call runs, cut to `size` bytes with the ending zero. */
+/* Writes the key of the kernel that serves such a call, cut to `size` bytes with the ending zero. */
 FLASHPORT_API fp_status fp_which_kernel(const fp_query* query, char* key, size_t size);
 /* Writes a sentence about how the first device of the target cuts and launches such a call: kernels, blocks, their
  * threads and shared memory, what they share (tiles, chunks, rows) and workspace; cut like the key. */

@@ -192,9 +192,11 @@ FLASHPORT_API void merge_state(const MergeStateArgs& args, Stream stream = 0);
                                                      int max_splits);
 
 // What a target can do: supports() says whether it serves such a call, and if not, why; which_kernel() gives the key of
-// the kernel that the call runs, and throws NotSupportedError with the same reason. Both take the query of any
-// operation, also those of gated_delta.h. The target is a name such as "cpu", "sm90a" or "gfx942", that of a backend
-// ("cuda", "hip") for its first device, or empty: the first GPU's, else the CPU's.
+// the kernel that the call runs, and throws NotSupportedError with the same reason. A call of flash_decode that asks
+// for nothing but the output may run the same text without the code for more, with equal bits: "decode_plain/..." in
+// place of "decode/...", as explain() says. Both take the query of any operation, also those of gated_delta.h. The
+// target is a name such as "cpu", "sm90a" or "gfx942", that of a backend ("cuda", "hip") for its first device, or
+// empty: the first GPU's, else the CPU's.
 
 // flash_decode and flash_decode_mixed, and with one head dim and one token flash_decode_stage1.
 struct DecodeQuery {
@@ -229,10 +231,11 @@ struct DecodeScheduleQuery {
   int num_splits = kInvariantSplits;
 };
 // Where the partial results of a query tile become one: nowhere, as every tile is one chunk; in the same launch, by the
-// last block of each tile; or in a second launch, as those of few large tiles, and of all that num_splits cuts.
+// last block of each tile; or in a second launch, as those of few tiles, of large ones, of tables with room for long
+// sequences beside short ones, and of all that num_splits cuts.
 enum class Combine : std::int32_t { kNone, kInLaunch, kSecondLaunch };
 struct DecodeSchedule {
-  std::string kernel;             // as which_kernel() gives it
+  std::string kernel;             // of a call that asks for nothing but the output
   std::int64_t rows = 0;          // query rows of a tile: the heads of a group, of each new token
   std::int64_t keys = 0;          // that a turn of the main loop takes
   std::int64_t stages = 0;        // tiles of keys or values in flight or in use, as the target counts them

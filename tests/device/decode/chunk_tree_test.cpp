@@ -248,7 +248,7 @@ class TreeLaunch {
     PartialList list;
     KeptState<Tiles, kOfGroup> group;
     KeptState<Tiles, kOfTile> tile;
-    ChunkTree<Tiles> tree(p_, block, list, group, tile);
+    ChunkTree<Tiles, DecodeParams> tree(p_, block, list, group, tile);
     merge::SoftmaxState<Tiles> state;
     merge::clear(tiles, state);
     for (; !now.done(); now.next(p_, Tiles::kTurnLeaves)) {

@@ -9,16 +9,16 @@
 
 namespace flashport::machine {
 
-template <MathType kMath, KvFormat kFormat, int kDim, int kRows>
+template <MathType kMath, KvFormat kFormat, int kDim, int kRows, bool kPlain = false>
 KernelEntry decode_kernel(const char* key) {
   namespace decode = sm90a::decode;
-  static constexpr DecodeConfig kCfg = decode::decode_config(kMath, kFormat, kFormat, kDim, kDim, kRows);
+  static constexpr DecodeConfig kCfg = decode::decode_config(kMath, kFormat, kFormat, kDim, kDim, kRows, false, kPlain);
   static const ModelKernel kRun = [](const void* params, void* shared) {
     decode::decode_block<kCfg>(*static_cast<const decode::DecodeParamsOf<kCfg>*>(params),
                                static_cast<decode::DecodeShared<kCfg>*>(shared));
   };
   return {.key = key,
-          .tag = KernelTag::kDecode,
+          .tag = decode::decode_tag(kCfg.shape),
           .threads = decode::block_threads(kCfg),
           .shared_bytes = decode::shared_bytes<kCfg>(),
           .handle = &kRun,
@@ -28,17 +28,14 @@ KernelEntry decode_kernel(const char* key) {
 }
 
 // The launch after it, where few blocks would combine much.
-inline KernelEntry combine_kernel() {
+template <class Params>
+KernelEntry combine_kernel(const char* key, KernelTag tag) {
   namespace decode = sm90a::decode;
   static const ModelKernel kRun = [](const void* params, void* shared) {
-    decode::decode_combine(*static_cast<const DecodeParams*>(params), sm90a::Block(nullptr),
+    decode::decode_combine(*static_cast<const Params*>(params), sm90a::Block(nullptr),
                            *static_cast<decode::CombineShared*>(shared), [] {});
   };
-  return {.key = "decode_combine/sm90a",
-          .tag = KernelTag::kDecodeCombine,
-          .threads = 128,
-          .shared_bytes = sizeof(decode::CombineShared),
-          .handle = &kRun};
+  return {.key = key, .tag = tag, .threads = 128, .shared_bytes = sizeof(decode::CombineShared), .handle = &kRun};
 }
 
 }  // namespace flashport::machine

@@ -134,7 +134,7 @@ TEST_F(AppendAttention, WhatCopiesCannotBringIsWrittenBefore) {
   inputs.set_head_dims(64, 64);
   AppendInputs other(64);
   EXPECT_EQ(launches(other.args),
-            (std::vector<std::string>{"append_rotary/fakegpu", "decode/bf16/kv=bf16/hd64/r16/fakegpu"}));
+            (std::vector<std::string>{"append_rotary/fakegpu", "decode_plain/bf16/kv=bf16/hd64/r16/fakegpu"}));
 }
 
 // One block appends for six query tiles at most, those of three sequences of two kv heads.
@@ -174,8 +174,9 @@ TEST_F(AppendAttention, QueriesSayWhichKernelAppends) {
   AttentionScheduleQuery call{.call = query, .batch = 3, .num_q_heads = 8, .num_kv_heads = 2, .kv_len = 500};
   EXPECT_EQ(explain(call).text.find("flash_decode's " + kOneLaunch[0] + ": "), 0u);
   call.q_len = call.call.q_len = 8;  // 32 rows, for which there are tiles of 64
-  EXPECT_EQ(explain(call).text.find("append_rotary/fakegpu, then flash_decode's decode/bf16/kv=bf16/hd128/r64/fakegpu"),
-            0u);
+  EXPECT_EQ(
+      explain(call).text.find("append_rotary/fakegpu, then flash_decode's decode_plain/bf16/kv=bf16/hd128/r64/fakegpu"),
+      0u);
   EXPECT_EQ(which_kernel(call.call), "decode/bf16/kv=bf16/hd128/r64/fakegpu");
   call.q_len = call.call.q_len = 100;
   EXPECT_EQ(explain(call).text.find("append_rotary/fakegpu, then attention/bf16/hd128/plain/fakegpu: "), 0u);

@@ -14,9 +14,9 @@ TEST_F(PlanDecode, LargeStates) {
   a.seqlens = ints(&length, {1});
   a.block_table = ints(inputs.pages.data(), {1, 1000});
   const DecodePlan two = plan(a);  // tiles, of 32 rows each
-  EXPECT_STREQ(two.kernel->key, "decode/bf16/kv=bf16/hd128/r64/fakegpu");
+  EXPECT_STREQ(two.kernel->key, "decode_plain/bf16/kv=bf16/hd128/r64/fakegpu");
   EXPECT_EQ(two.grid, 20);
-  EXPECT_STREQ(two.combine_kernel->key, "decode_combine/fakegpu");
+  EXPECT_STREQ(two.combine_kernel->key, "decode_plain_combine/fakegpu");
   EXPECT_EQ(two.params.combine.rows, 64);
   EXPECT_EQ(two.params.combine.columns, 128);
   // As many parts of a tile as fill the device, and no more than its vectors need.
@@ -24,7 +24,7 @@ TEST_F(PlanDecode, LargeStates) {
   EXPECT_EQ(two.combine_grid, 2 * 10);
   flash_decode(a, 10);
   ASSERT_EQ(fake_state().launches.size(), 2u);
-  EXPECT_EQ(fake_state().launches[1].key, "decode_combine/fakegpu");
+  EXPECT_EQ(fake_state().launches[1].key, "decode_plain_combine/fakegpu");
   EXPECT_EQ(fake_state().launches[1].grid, 20);
   EXPECT_EQ(fake_state().launches[1].as<DecodeParams>().partials, fake_state().launches[0].as<DecodeParams>().partials);
 
@@ -60,15 +60,25 @@ TEST_F(PlanDecode, SlicesOfColumnsOfFewTiles) {
   EXPECT_EQ(s.most_chunks, 31);
   EXPECT_EQ(s.combine, Combine::kSecondLaunch);
   query.max_kv_len = 32 * 1024;
-  query.batch = 2;  // a tile for eight multiprocessors
+  query.batch = 4;  // a tile for four multiprocessors
   EXPECT_EQ(explain(query).combine, Combine::kSecondLaunch);
-  query.batch = 3;
+  query.batch = 5;
   EXPECT_EQ(explain(query).combine, Combine::kInLaunch);
+  query.batch = 8;  // for two, one of which may be long: of 24 groups, and of 25
+  query.max_kv_len = 96 * 1024;
+  EXPECT_EQ(explain(query).combine, Combine::kInLaunch);
+  query.max_kv_len = 97 * 1024;
+  EXPECT_EQ(explain(query).combine, Combine::kSecondLaunch);
+  query.batch = 9;
+  EXPECT_EQ(explain(query).combine, Combine::kInLaunch);
+  query.max_kv_len = 32 * 1024;
   query.batch = 1;
   query.call.head_dim_qk = query.call.head_dim_v = 128;  // one slice
   EXPECT_EQ(explain(query).combine, Combine::kInLaunch);
   query.call.q_dtype = DType::kFloat16;
   query.call.k_format = query.call.v_format = KvFormat::kFp8E4M3;  // slices of rows and columns, each read at once
+  EXPECT_EQ(explain(query).combine, Combine::kSecondLaunch);
+  query.max_kv_len = 3 * 1024;  // 24 chunks: three trips for results
   EXPECT_EQ(explain(query).combine, Combine::kInLaunch);
   query.call.group_size = 16;  // each in two parts
   EXPECT_EQ(explain(query).combine, Combine::kSecondLaunch);
@@ -79,9 +89,9 @@ TEST_F(PlanDecode, SlicesOfColumnsOfFewTiles) {
   query.call.q_dtype = DType::kBFloat16;
   query.call.k_format = query.call.v_format = KvFormat::kBf16;
   query.call.head_dim_qk = query.call.head_dim_v = 256;
-  query.call.group_size = 2;      // a vector of each result a lane
-  query.max_kv_len = 128 * 1024;  // blocks of four chunks, which publish groups
-  EXPECT_EQ(explain(query).most_chunks, 128);
+  query.call.group_size = 2;     // a vector of each result a lane
+  query.max_kv_len = 96 * 1024;  // blocks of three chunks, which publish groups
+  EXPECT_EQ(explain(query).most_chunks, 96);
   EXPECT_EQ(explain(query).combine, Combine::kInLaunch);
   query.max_kv_len = 64 * 1024;  // of two chunks
   EXPECT_EQ(explain(query).most_chunks, 64);

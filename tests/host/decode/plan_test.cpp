@@ -130,11 +130,11 @@ TEST_F(PlanDecode, TilesByHeadDimAndRows) {
     inputs.args.out = TensorView(scratch_at(1 << 19), DType::kBFloat16, kGpu, {3, q_len, 8, dim});
     return std::string(plan(inputs.args).kernel->key);
   };
-  EXPECT_EQ(key(64, 1), "decode/bf16/kv=bf16/hd64/r16/fakegpu");
+  EXPECT_EQ(key(64, 1), "decode_plain/bf16/kv=bf16/hd64/r16/fakegpu");
   EXPECT_EQ(key(80, 1), "decode/bf16/kv=bf16/hd128/r16/fakegpu");
   EXPECT_EQ(key(128, 4), "decode/bf16/kv=bf16/hd128/r16/fakegpu");
-  EXPECT_EQ(key(128, 5), "decode/bf16/kv=bf16/hd128/r64/fakegpu");  // 20 packed rows
-  EXPECT_EQ(key(64, 5), "decode/bf16/kv=bf16/hd64/r16/fakegpu");    // has no 64-row tile
+  EXPECT_EQ(key(128, 5), "decode_plain/bf16/kv=bf16/hd128/r64/fakegpu");  // 20 packed rows
+  EXPECT_EQ(key(64, 5), "decode_plain/bf16/kv=bf16/hd64/r16/fakegpu");    // has no 64-row tile
   EXPECT_EQ(key(192, 1), "decode/bf16/kv=bf16/hd256/r16/fakegpu");
   EXPECT_EQ(key(264, 1), "decode/bf16/kv=bf16/hd512/r16/fakegpu");
 }
@@ -165,7 +165,7 @@ TEST_F(PlanDecode, QuantisedCaches) {
   float scales[2] = {1.0f, 2.0f};
   a.k_scale = TensorView(scales, DType::kFloat32, kGpu, {2});
   const DecodePlan p = plan(a);
-  EXPECT_STREQ(p.kernel->key, "decode/fp16/kv=q8_0/hd128/r16/fakegpu");
+  EXPECT_STREQ(p.kernel->key, "decode_plain/fp16/kv=q8_0/hd128/r16/fakegpu");
   EXPECT_EQ(p.params.cache.k.row_bytes, 136);
   EXPECT_EQ(p.params.cache.k.copy_unit, 8);
   EXPECT_EQ(p.params.scale_stride, 1);

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "common/device/decode/chunks.h"
+#include "tests/ops/decode/call.h"
 #include "tests/ops/decode/request_pool.h"
 #include "tests/support/expected_support.h"
 #include "tests/support/random.h"
@@ -32,6 +33,15 @@ const PoolShape kShapes[] = {
     {"bitwise_bf16_q4_0_d128_hkv4", Type::kBF16, Type::kQ4_0, 128, 128, 8, 4, 16, 1},
     {"bitwise_bf16_q4_0_d128_hkv3", Type::kBF16, Type::kQ4_0, 128, 128, 6, 3, 16, 1},
     {"bitwise_fp32_fp32_d96", Type::kF32, Type::kF32, 96, 96, 4, 2, 16, 1},
+    // Plain calls, which have kernels of their own; ragged ones have not.
+    {"bitwise_plain_bf16_d64_hkv1", Type::kBF16, Type::kBF16, 64, 64, 8, 1, 16, 1, false},
+    {"bitwise_plain_bf16_d128", Type::kBF16, Type::kBF16, 128, 128, 8, 2, 16, 1, false},
+    {"bitwise_plain_fp16_d128_q4", Type::kF16, Type::kF16, 128, 128, 8, 2, 1, 4, false},
+    {"bitwise_plain_bf16_d128_g64", Type::kBF16, Type::kBF16, 128, 128, 64, 1, 16, 1, false},
+    {"bitwise_plain_bf16_d256", Type::kBF16, Type::kBF16, 256, 256, 8, 1, 16, 1, false},
+    {"bitwise_plain_bf16_fp8_e4m3_d128", Type::kBF16, Type::kE4M3, 128, 128, 8, 1, 16, 1, false},
+    {"bitwise_plain_bf16_q8_0_d128", Type::kBF16, Type::kQ8_0, 128, 128, 8, 4, 16, 1, false},
+    {"bitwise_plain_bf16_q4_0_d128", Type::kBF16, Type::kQ4_0, 128, 128, 8, 4, 16, 1, false},
 };
 
 // One leaf (64 keys) and less, one group of chunks and several, chunks of one leaf and of many.
@@ -49,6 +59,9 @@ RequestPool::Bits each_alone(const RequestPool& pool) {
 
 class Bitwise : public testing::TestWithParam<PoolShape> {
  protected:
+  void SetUp() override {
+    if (!GetParam().lse && !has_plain_kernels()) GTEST_SKIP() << query_target() << " has no kernels of their own";
+  }
   void TearDown() override { flashport::set_multiprocessor_limit(options().emulator ? 3 : 0); }
 };
 
@@ -219,7 +232,8 @@ TEST_P(BitwiseTiles, QueryTokensThatShareATile) {
 
 std::vector<PoolShape> shapes_of_several_tokens() {
   std::vector<PoolShape> shapes;
-  std::ranges::copy_if(kShapes, std::back_inserter(shapes), [](const PoolShape& shape) { return shape.q_len > 1; });
+  std::ranges::copy_if(kShapes, std::back_inserter(shapes),
+                       [](const PoolShape& shape) { return shape.q_len > 1 && shape.lse; });
   return shapes;
 }
 

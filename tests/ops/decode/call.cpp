@@ -2,11 +2,14 @@
 #include "tests/reference/blocks.h"
 #include "tests/reference/scaled_rows.h"
 
+#include <flashport/backend.h>
+
 #include <algorithm>
 #include <cmath>
 #include <functional>
 
 #include "tests/support/compare.h"
+#include "tests/support/device.h"
 #include "tests/support/random.h"
 
 namespace flashport_test {
@@ -362,6 +365,11 @@ std::vector<std::vector<unsigned char>> DecodeCall::bits() {
     row += q_len;
   }
   return requests;
+}
+
+bool has_plain_kernels() {
+  return std::ranges::any_of(flashport::kernel_keys(query_target()),
+                             [](const std::string& key) { return key.starts_with("decode_plain/"); });
 }
 
 Type math_of_key(const std::string& key) {

@@ -67,6 +67,8 @@ class DecodeCall {
   std::optional<Tensor> cu_seqlens_q_, alibi_, sinks_, tree_, k_scale_, v_scale_;
 };
 
+// Whether plain calls have kernels of their own on the target.
+[[nodiscard]] bool has_plain_kernels();
 // The math type in a kernel key, "decode/bf16/...".
 [[nodiscard]] reference::Type math_of_key(const std::string& key);
 

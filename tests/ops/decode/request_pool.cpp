@@ -57,7 +57,7 @@ RequestPool::RequestPool(const PoolShape& shape, std::vector<std::int64_t> lens,
 RequestPool::Call::Call(const RequestPool& pool, const std::vector<std::int64_t>& ids, bool ragged)
     : q_len_(pool.shape_.q_len),
       out_row_(pool.shape_.hq * pool.shape_.dv * reference::type_bytes(pool.shape_.q)),
-      lse_row_(pool.shape_.hq * 4),
+      lse_row_(pool.shape_.lse ? pool.shape_.hq * 4 : 0),
       q_(pool.shape_.q, {static_cast<std::int64_t>(ids.size()), q_len_, pool.shape_.hq, pool.shape_.dk}),
       seqlens_(reference::Type::kI32, {static_cast<std::int64_t>(ids.size())}),
       table_(reference::Type::kI32, {static_cast<std::int64_t>(ids.size()), pool.max_pages_}),
@@ -92,7 +92,7 @@ RequestPool::Call::Call(const RequestPool& pool, const std::vector<std::int64_t>
   args_.seqlens = seqlens_.view();
   args_.block_table = table_.view();
   args_.out = out_.view();
-  args_.lse = lse_.view();
+  if (s.lse) args_.lse = lse_.view();
 }
 
 void RequestPool::Call::set_lengths(const std::vector<std::int64_t>& lens) {
@@ -138,11 +138,11 @@ std::vector<unsigned char> RequestPool::run_token(std::int64_t id, std::int64_t 
   };
   one(args.q);
   one(args.out);
-  one(*args.lse);
+  if (args.lse) one(*args.lse);
   flashport::flash_decode(args);
   const std::vector<unsigned char> all = call.fetch()[0];
   const std::int64_t out_row = shape_.hq * shape_.dv * reference::type_bytes(shape_.q);
-  const std::int64_t lse_row = shape_.hq * 4;
+  const std::int64_t lse_row = shape_.lse ? shape_.hq * 4 : 0;
   const auto lse = all.begin() + shape_.q_len * out_row + token * lse_row;
   std::vector<unsigned char> bits(all.begin() + token * out_row, all.begin() + (token + 1) * out_row);
   bits.insert(bits.end(), lse, lse + lse_row);

@@ -18,13 +18,14 @@ struct PoolShape {
   reference::Type q, kv;
   std::int64_t dk, dv, hq, hkv, page;
   std::int64_t q_len;  // of every request, and max_q_len of ragged calls
+  bool lse = true;     // without it calls are plain, unless they are ragged (PlainDecodeParams)
 
   [[nodiscard]] flashport::DecodeQuery query(std::int64_t with_q_len) const;
 };
 
 class RequestPool {
  public:
-  using Bits = std::vector<std::vector<unsigned char>>;  // of out and lse, one entry a request
+  using Bits = std::vector<std::vector<unsigned char>>;  // of out and, where it is wanted, lse; one entry a request
 
   RequestPool(const PoolShape& shape, std::vector<std::int64_t> lens, std::uint64_t seed);
 
