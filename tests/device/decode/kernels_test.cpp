@@ -177,8 +177,7 @@ INSTANTIATE_TEST_SUITE_P(Model, NativeKernels,
                                          Native{Type::kF16, Type::kQ4_0, Type::kF16, 8},
                                          Native{Type::kF16, Type::kQ4_0, Type::kF16, 16},
                                          Native{Type::kBF16, Type::kBF16, Type::kBF16, 8, true},
-                                         Native{Type::kF16, Type::kQ8_0, Type::kF16, 8, true},
-                                         Native{Type::kF16, Type::kQ4_0, Type::kF16, 8, true}),
+                                         Native{Type::kF16, Type::kQ8_0, Type::kF16, 8, true}),
                          [](const auto& info) { return info.param.name(); });
 
 void expect_right(const MixedSpec& spec, const std::string& kernel) {

@@ -13,8 +13,6 @@ void add_native_kernels(std::vector<KernelEntry>& table) {
       decode_kernel<MathType::kBf16, KvFormat::kBf16, 128, 8, true>("decode_plain/bf16/kv=bf16/hd128/r8/sm90a"));
   table.push_back(
       decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 8, true>("decode_plain/fp16/kv=q8_0/hd128/r8/sm90a"));
-  table.push_back(
-      decode_kernel<MathType::kFp16, KvFormat::kQ4_0, 128, 8, true>("decode_plain/fp16/kv=q4_0/hd128/r8/sm90a"));
   table.push_back(combine_kernel<DecodeParams>("decode_combine/sm90a", KernelTag::kDecodeCombine));
   table.push_back(combine_kernel<PlainDecodeParams>("decode_plain_combine/sm90a", KernelTag::kDecodePlainCombine));
 }
