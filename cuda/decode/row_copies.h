@@ -9,9 +9,6 @@
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
-// The units that so many bytes are copied in.
-constexpr int widest_unit(int bytes) { return bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : 4; }
-
 // Whether the cache's rows are what a tile has, and can be copied in the widest units.
 template <class Layout>
 FLASHPORT_DEVICE bool is_as_stored(const CacheParams& cache) {

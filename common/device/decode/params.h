@@ -91,10 +91,11 @@ struct PlainDecodeParams : DecodeParams {
   static constexpr const std::uint32_t* tree_mask = nullptr;
   static constexpr std::int32_t num_chunks = 0;
 };
-// Where keys and values are of the math type, q and out are, too.
+// Whether keys and values are of the type that products are computed in.
 constexpr bool is_of_math_type(const DecodeShape& shape) {
   return shape.k_format == (shape.math == MathType::kFp16 ? KvFormat::kFp16 : KvFormat::kBf16);
 }
+// Where they are, plain calls have q and out of that type, too.
 template <DType kType>
 struct PlainDecodeParamsOf : PlainDecodeParams {
   static constexpr DType kType16 = kType;

@@ -198,8 +198,7 @@ bool is_plain(const DecodeParams& p, const DecodeShape& shape) {
   if (!simple_lengths || (c.table != nullptr && c.page_shift < 0)) return false;
   const auto rows_fill = [](const CacheParams& cache, KvFormat format, int dim) {
     const int bytes = kv_row_bytes(format, dim);
-    const int widest_unit = bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : 4;  // of the kernel's copies
-    return cache.row_bytes == bytes && cache.copy_unit >= widest_unit;
+    return cache.row_bytes == bytes && cache.copy_unit >= widest_unit(bytes);
   };
   if (!rows_fill(c.k, shape.k_format, shape.head_dim_qk) || !rows_fill(c.v, shape.v_format, shape.head_dim_v)) {
     return false;
