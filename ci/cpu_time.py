@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Compiler launcher that notes what each kernel source costs to compile, and holds the sums against the budget.
 
-As launcher (CMAKE_CXX_COMPILER_LAUNCHER and its like) it runs the compiler and appends "<cpu seconds> <output>" to the
-log; CPU time, so that a busy machine does not count. As reporter it adds the log up by target: an output belongs to the
-target whose folder kernels/<target>/ its path goes through. If an output was compiled again, the last figure counts.
+As launcher (CMAKE_CXX_COMPILER_LAUNCHER and its like) it runs the compiler. Where the output's path goes through a
+folder kernels/<target>/, it then compiles REFERENCE, a small unit, and appends "<cpu seconds> <those of REFERENCE>
+<output>" to the log; CPU time, so that a busy machine does not count. As reporter it adds the log up by target; if an
+output was compiled again, the last figure counts.
 A compile fails where ptxas says that it serializes wgmma: such a kernel is right, and several times slower.
 
-The budgets hold for a machine that compiles REFERENCE in REFERENCE_SECONDS. The reporter compiles it too, on all cores
-at once as a build does; where that takes longer, as beside busy neighbours, the budgets grow by as much.
+The budgets hold for a machine that compiles REFERENCE in REFERENCE_SECONDS. Where it took longer in the median, as on
+an older machine or beside busy neighbours, they grow by as much.
 
 usage: ci/cpu_time.py LOG COMPILER ARGUMENTS...
        ci/cpu_time.py --report LOG     (exit status 1 where a target or a translation unit is over the budget)
@@ -21,8 +22,6 @@ import resource
 import statistics
 import subprocess
 import sys
-import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 OPERATION_MINUTES = {"decode": 4.0, "attention": 3.5}  # of one target's translation units of an operation
@@ -33,36 +32,29 @@ UNIT_SECONDS = 60.0
 # due to ...", with another number for each reason.
 SERIALIZED = re.compile(rb"\bC7510\b|\bwgmma.*\bserialized\b")
 
-REFERENCE = """
+KERNEL = re.compile(r"kernels/(\w+)/([^/]+)$")  # target and unit
+
+REFERENCE = b"""
 #include <functional>
 #include <map>
-#include <regex>
 #include <string>
-bool matches(const std::string& text) { return std::regex_match(text, std::regex("a(b|c)*[d-f]+")); }
 std::map<std::string, std::function<int(int)>> table() { return {{"a", [](int x) { return x + 1; }}}; }
 """
-REFERENCE_SECONDS = 3.2
+REFERENCE_SECONDS = 0.43
 
 
-def slowness() -> float:
-    """How many times as long this machine takes to compile as the one that the budgets are meant for; at least 1."""
+def children_seconds() -> float:
+    """CPU time of this process's children so far."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
-    def seconds(_: int) -> float:
-        with tempfile.TemporaryDirectory() as folder:
-            command = ["g++", "-std=c++20", "-O2", "-x", "c++", "-c", "-", "-o", f"{folder}/reference.o"]
-            with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as compiler:
-                assert compiler.stdin is not None
-                compiler.stdin.write(REFERENCE)
-                compiler.stdin.close()
-                _, status, usage = os.wait4(compiler.pid, 0)
-                compiler.returncode = os.waitstatus_to_exitcode(status)
-        if compiler.returncode != 0:
-            raise SystemExit("error: g++ does not compile the reference unit of ci/cpu_time.py")
-        return usage.ru_utime + usage.ru_stime
 
-    cores = os.cpu_count() or 1
-    with ThreadPoolExecutor(cores) as pool:
-        return max(1.0, statistics.median(pool.map(seconds, range(2 * cores))) / REFERENCE_SECONDS)
+def reference_seconds() -> float:
+    """CPU time that REFERENCE takes to compile, here and now."""
+    before = children_seconds()
+    command = ["g++", "-std=c++20", "-O2", "-x", "c++", "-c", "-", "-o", os.devnull]
+    subprocess.run(command, input=REFERENCE, check=True)
+    return children_seconds() - before
 
 
 def run_compiler(command: list[str]) -> tuple[int, bytes]:
@@ -80,7 +72,7 @@ def run_compiler(command: list[str]) -> tuple[int, bytes]:
 def launch(log: Path, command: list[str]) -> int:
     """Runs a compiler and logs its CPU time; 1 where wgmma is serialized."""
     status, said = run_compiler(command)
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cost = children_seconds()
     if status != 0:
         return status
     output = Path(command[command.index("-o") + 1]) if "-o" in command else None
@@ -89,30 +81,30 @@ def launch(log: Path, command: list[str]) -> int:
         if output:
             output.unlink(missing_ok=True)  # as compilers do: else a second build takes it for good
         return 1
-    if output:
+    if output and KERNEL.search(str(output)):
+        reference = reference_seconds()
         with log.open("a") as lines:
-            lines.write(f"{usage.ru_utime + usage.ru_stime:.2f} {output}\n")
+            lines.write(f"{cost:.2f} {reference:.2f} {output}\n")
     return status
 
 
 def report(log: Path) -> int:
     """Prints core-minutes per target and the slowest unit of each."""
-    seconds: dict[str, float] = {}
+    costs: dict[str, dict[str, float]] = {}
+    references: dict[str, dict[str, float]] = {}
     for line in log.read_text().splitlines():
-        cost, output = line.split(" ", 1)
-        seconds[output] = float(cost)
-    targets: dict[str, dict[str, float]] = {}
-    for output, cost in seconds.items():
-        if match := re.search(r"kernels/(\w+)/([^/]+)$", output):
-            targets.setdefault(match[1], {})[match[2]] = cost
-    slow = slowness()
+        cost, reference, output = line.split(" ", 2)
+        if match := KERNEL.search(output):
+            costs.setdefault(match[1], {})[match[2]] = float(cost)
+            references.setdefault(match[1], {})[match[2]] = float(reference)
     over = False
-    for target, units in sorted(targets.items()):
+    for target, units in sorted(costs.items()):
         total = sum(units.values()) / 60
         operations = {
             name: sum(cost for unit, cost in units.items() if unit.startswith(name)) / 60 for name in OPERATION_MINUTES
         }
         slowest = max(units, key=units.__getitem__)
+        slow = max(1.0, statistics.median(references[target].values()) / REFERENCE_SECONDS)
         over |= total > slow * TARGET_MINUTES or units[slowest] > slow * UNIT_SECONDS
         over |= any(operations[name] > slow * most for name, most in OPERATION_MINUTES.items())
         print(

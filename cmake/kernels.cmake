@@ -89,15 +89,13 @@ function(flashport_spell_decode target math k_format v_format dk dv rows)
   set(group decode_${formats}_${dk}x${dv} PARENT_SCOPE)
   if(target MATCHES "^cpu_")  # whose shapes of the same formats share most of their code
     set(group decode_${formats} PARENT_SCOPE)
-  elseif(target MATCHES "^sm")  # where reading the headers is half of a small unit's time
+  elseif(target MATCHES "^sm")  # where reading the headers takes as long as a small kernel
     if(formats STREQUAL any)  # which takes long to compile
       set(group decode_${formats}_${math} PARENT_SCOPE)
-    elseif(NOT formats STREQUAL math)  # a quantised cache has few shapes
-      set(group decode_${formats} PARENT_SCOPE)
-    elseif(dk GREATER 128)
-      set(group decode_${formats}_above_128 PARENT_SCOPE)
+    elseif(NOT formats STREQUAL math)
+      set(group decode_quantised PARENT_SCOPE)
     else()
-      set(group decode_${formats}_to_128 PARENT_SCOPE)
+      set(group decode_${formats} PARENT_SCOPE)
     endif()
   endif()
 endfunction()
@@ -116,15 +114,12 @@ endmacro()
 
 function(flashport_spell_decode_append target math dk dv rows)
   flashport_spell_decode_kind(append ${target} ${math} ${math} ${dk} ${dv} ${rows} ", true")
-  set(group decode_append_${math} PARENT_SCOPE)
+  set(group decode_append PARENT_SCOPE)
 endfunction()
 
 function(flashport_spell_decode_plain target math format dk dv rows)
   flashport_spell_decode_kind(plain ${target} ${math} ${format} ${dk} ${dv} ${rows} ", false, true")
   set(group decode_plain PARENT_SCOPE)
-  if(NOT format STREQUAL math)  # few shapes of several formats, which share a unit, too
-    set(group decode_plain_narrow PARENT_SCOPE)
-  endif()
 endfunction()
 
 function(flashport_spell_gated_delta target kernel dk state layout gate)

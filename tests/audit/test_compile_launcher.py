@@ -1,4 +1,4 @@
-"""The compile launcher passes on what a compiler says and how it ends, and fails a compile that serializes wgmma."""
+"""The compile launcher: what a compiler says and how it ends, serialized wgmma, and budgets of compile time."""
 
 from __future__ import annotations
 
@@ -91,9 +91,37 @@ def test_serialized_wgmma_fails_without_a_named_output(tmp_path):
 def test_other_texts_are_passed_on(tmp_path, text):
     ended = launch(tmp_path, compiler(tmp_path, text))
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", text)
-    cost, output = (tmp_path / "log").read_text().split()
-    assert float(cost) >= 0
-    assert output == str(tmp_path / "unit.o")
+    assert not (tmp_path / "log").exists()  # no kernel
+
+
+def test_a_kernel_is_logged_with_the_reference_unit(tmp_path):
+    folder = tmp_path / "kernels/sm90a"
+    folder.mkdir(parents=True)
+    assert launch(tmp_path, compiler(folder, "")).returncode == 0
+    cost, reference, output = (tmp_path / "log").read_text().split()
+    assert 0 <= float(cost) < 60
+    assert 0.05 < float(reference) < 60
+    assert output == str(folder / "unit.o")
+
+
+# (lines of the log, factor of the budgets, whether they are kept), for decode's budget of 4 core-minutes
+@pytest.mark.parametrize(
+    ("lines", "factor", "kept"),
+    [
+        (["55 0.30 a"] * 3 + ["55 0.43 b", "55 0.43 c", "55 0.43 d", "20 0.43 e"], "1.00", True),
+        (["55 0.43 a", "55 0.43 b", "55 0.43 c", "55 0.43 d", "21 0.43 e"], "1.00", False),
+        (["55 0.86 a", "55 0.86 b", "55 0.86 c", "55 0.86 d", "21 0.43 e"], "2.00", True),
+        (["61 0.43 a", "1 0.43 b", "1 0.43 c"], "1.00", False),
+        (["61 0.43 a", "59 0.43 a"], "1.00", True),
+    ],
+)
+def test_budgets(tmp_path, lines, factor, kept):
+    log = tmp_path / "log"
+    log.write_text("".join(line[:-1] + f"kernels/sm90a/decode_{line[-1]}.cu.o\n" for line in lines))
+    ended = subprocess.run([sys.executable, LAUNCHER, "--report", log], check=False, capture_output=True, text=True)
+    assert ended.returncode == (0 if kept else 1), ended.stderr
+    assert f"budgets times {factor} here" in ended.stdout
+    assert ("error: over the compile-time budget" in ended.stdout) != kept
 
 
 def test_a_failed_compile_keeps_its_status(tmp_path):
