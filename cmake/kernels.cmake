@@ -214,6 +214,7 @@ function(flashport_generate_kernels target backend extension out_sources out_ker
   set(FLASHPORT_BACKEND ${backend})
   set(groups "")
   set(kernels "")
+  set(keys "")
   foreach(table IN LISTS FLASHPORT_TABLES)
     flashport_instances(${table} ${target} ${backend} rows)
     foreach(row IN LISTS rows)
@@ -226,13 +227,21 @@ function(flashport_generate_kernels target backend extension out_sources out_ker
       endif()
       string(APPEND text_${group} "FLASHPORT_DEFINE_${macro}(${symbol}, \"${key}\", ${arguments})\n")
       list(APPEND kernels "${symbol}|${key}|${arguments}|${group}|${macro}")
+      list(APPEND keys "${key}")
+      if(table MATCHES "^decode_")  # its kernels stand in for those of decode's table
+        string(REPLACE "${table}/" "decode/" stood_for "${key}")
+        if(NOT stood_for IN_LIST keys)
+          message(FATAL_ERROR "cmake/${table}_instances.txt: \"${row}\" for ${target} has no row of the same shape in "
+                              "cmake/decode_instances.txt; add one, or leave this one out")
+        endif()
+      endif()
     endforeach()
   endforeach()
   set(plain_kernels ${FLASHPORT_PLAIN_KERNELS})
   get_property(base GLOBAL PROPERTY flashport_base_${target})
   if(base)
     set(plain_kernels "")
-  elseif(backend STREQUAL "cuda")  # whose tiles of 64 rows have large states
+  elseif(backend STREQUAL "cuda")  # whose tiles of 64 rows and more have large states
     list(APPEND plain_kernels decode/decode_combine decode/decode_append_combine decode/decode_plain_combine)
   endif()
   foreach(plain IN LISTS plain_kernels)

@@ -48,7 +48,7 @@ class CallText {
 // A launch, as explain() says it too: "kernel: 5 blocks of 128 threads and 4096 bytes of shared memory". What is 0 is
 // left out, and teams are named where a block of the device holds several of the grid's.
 [[nodiscard]] std::string launch_text(const KernelEntry& kernel, std::int64_t blocks);
-// Of a call that launches nothing.
+// What is said of a call that launches nothing.
 inline constexpr char kNothingToDo[] = "nothing to do";
 
 }  // namespace flashport

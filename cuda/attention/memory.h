@@ -64,7 +64,7 @@ struct StoredSlots<kCfg> {
   std::uint8_t shifts[kMost + 1][kCfg.tuning.keys];     // by how many bytes a row begins inside of 16; the last unused
   std::uint8_t factor_begins[kMost][kCfg.tuning.keys];  // of rows with factors beside them, which come after the row
 
-  // Of what comes by boxes (stored_boxes.h): barriers of slots, and what a key that is not there is read from.
+  // For what comes by boxes (stored_boxes.h): barriers of slots, and what a key that is not there is read from.
   Barriers boxes[cuda_attention::kWideningWarps][kMost];
   alignas(16) unsigned char zeros[cuda_attention::kMostStoredRow];
 

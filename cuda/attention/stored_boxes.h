@@ -57,7 +57,7 @@ class StoredBoxProducer {
   }
 
  private:
-  // Of the lane's box of a tile: its page, its first row there, and whether it is brought.
+  // Where the lane's box of a tile lies: its page, its first row there, and whether it is brought.
   struct Place {
     int page, first;
     bool there;

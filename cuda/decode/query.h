@@ -2,6 +2,8 @@
 // rows and dims are zero.
 #pragma once
 
+#include <limits>
+
 #include "common/device/decode/query.h"
 #include "cuda/arch/mma.h"
 #include "cuda/decode/lane_maps.h"
@@ -45,17 +47,19 @@ template <DecodeConfig kCfg, class Params>
 FLASHPORT_DEVICE void copy_query(const Params& p, const Segment& s, const Block& block, QueryTile<kCfg>& tile) {
   constexpr MathType kMath = kCfg.shape.math;
   constexpr int kRows = kCfg.shape.rows;
-  constexpr int kChunks = kCfg.shape.head_dim_qk / 8;
-  const int live_rows = minimum(kRows, p.group_size * p.max_q_len);
+  constexpr int kUnits = kCfg.shape.head_dim_qk / 8;  // of a row: eight values each
+  constexpr std::int64_t kPadding = std::numeric_limits<std::int64_t>::min();
   const bool same = p.q.dtype == (kMath == MathType::kBf16 ? DType::kBFloat16 : DType::kFloat16);
-#pragma unroll 1
-  for (int i = block.thread(); i < kRows * kChunks; i += block.threads()) {
-    const int row = i / kChunks;
-    const int dim = i % kChunks * 8;
+
+  const auto place_of = [&](int row) -> std::int64_t {
     const QueryRow at = query_row(p, s, kRows, row);
-    const bool valid = row < live_rows && at.token < s.q_len && dim < p.head_dim_qk;
-    const std::int64_t offset = query_offset(p, s, p.q, at) + dim * p.q.stride_dim;
-    const char* from = static_cast<const char*>(p.q.data) + (valid ? offset * 2 : 0);
+    return at.token < s.q_len ? query_offset(p, s, p.q, at) : kPadding;
+  };
+  const auto copy_unit = [&](int row, int dim, std::int64_t place) {
+    __builtin_assume(dim >= 0);
+    const bool valid = place != kPadding && dim < p.head_dim_qk;
+    const std::int64_t offset = valid ? place + dim * (Params::kPlain ? 1 : p.q.stride_dim) : 0;
+    const char* from = static_cast<const char*>(p.q.data) + offset * 2;
     const bool ready =
         has_math_type<Params>() || (same && p.q.stride_dim == 1 && reinterpret_cast<std::uintptr_t>(from) % 16 == 0);
     if constexpr (is_narrow_cache(kCfg.shape.k_format)) {
@@ -81,6 +85,27 @@ FLASHPORT_DEVICE void copy_query(const Params& p, const Segment& s, const Block&
         *reinterpret_cast<uint4*>(to) = valid ? packed_query<kMath>(p, offset) : make_uint4(0, 0, 0, 0);
         __threadfence_block();
       }
+    }
+  };
+
+  if constexpr (kRows > kWaveSize) {
+    // Finding a row takes longer than copying a unit: each lane finds one of its wave's rows for all lanes.
+    constexpr int kSideBySide = kUnits & -kUnits;  // lanes that have units of a row
+    static_assert(kSideBySide <= kWaveSize);
+    const int rows = kRows / (block.threads() / kWaveSize), first = block.wave() * rows;
+    const auto lane = static_cast<unsigned>(block.lane());
+    const auto dim = static_cast<int>(lane % kSideBySide * 8);
+    const long long own = place_of(first + static_cast<int>(lane) % rows);
+#pragma unroll 1
+    for (int row = static_cast<int>(lane / kSideBySide); row < rows; row += kWaveSize / kSideBySide) {
+      const std::int64_t place = __shfl_sync(~0u, own, row);
+#pragma unroll
+      for (int more = 0; more < 8 * kUnits; more += 8 * kSideBySide) copy_unit(first + row, dim + more, place);
+    }
+  } else {
+#pragma unroll 1
+    for (int i = block.thread(); i < kRows * kUnits; i += block.threads()) {
+      copy_unit(i / kUnits, i % kUnits * 8, place_of(i / kUnits));
     }
   }
 }

@@ -61,7 +61,7 @@ struct RowLayout {
 };
 
 // Whether a kernel's products are those of wgmma, which has 64 rows and reads 16-bit values.
-constexpr bool uses_wgmma(const DecodeShape& shape) { return shape.rows == 64 && !is_narrow_cache(shape.k_format); }
+constexpr bool uses_wgmma(const DecodeShape& shape) { return shape.rows >= 64 && !is_narrow_cache(shape.k_format); }
 
 // Rows of 16-bit values as wgmma reads them (cuda/arch/wgmma.h): panels of 128 bytes of each row, one panel after the
 // other, and units exchanged inside these. The members are RowLayout's.

@@ -30,12 +30,16 @@ constexpr int column_waves(const DecodeConfig& cfg) {
 constexpr int row_waves(const DecodeConfig& cfg) { return cfg.tuning.waves / column_waves(cfg); }
 constexpr int wave_rows(const DecodeConfig& cfg) { return cfg.shape.rows / row_waves(cfg); }
 
-// Of tiles for wgmma, each with all rows and its share of the columns.
+// Warpgroups of tiles for wgmma: side by side over the rows, 64 each, and over the columns of O.
 constexpr int warpgroups(const DecodeConfig& cfg) { return cfg.tuning.waves / 4; }
+constexpr int row_warpgroups(const DecodeConfig& cfg) { return cfg.shape.rows / 64; }
+constexpr int column_warpgroups(const DecodeConfig& cfg) { return warpgroups(cfg) / row_warpgroups(cfg); }
 
 // Each wave publishes its columns of its rows, a warpgroup all together.
 constexpr DecodeSplit decode_split(const DecodeConfig& cfg) {
-  if (uses_wgmma(cfg.shape)) return {.column_slices = warpgroups(cfg), .large = true};
+  if (uses_wgmma(cfg.shape)) {
+    return {.row_slices = row_warpgroups(cfg), .column_slices = column_warpgroups(cfg), .large = true};
+  }
   const bool finer = cfg.shape.rows == 8 && cfg.tuning.leaves == 2 && cfg.tuning.blocks_per_multiprocessor == 2;
   return {.turn_leaves = cfg.tuning.leaves,
           .row_slices = row_waves(cfg),
@@ -79,7 +83,7 @@ class DecodeTiles {
                             kValuesTooMuchInSecond = kWidening.values_too_much[1];
   // The first tile of a group of q4_0 values has products with whole bytes.
   static constexpr bool kHalves = kShape.v_format == KvFormat::kQ4_0;
-  // Of products with what widened values have too much: two where steps, or tiles, differ.
+  // Operands of products with what widened values have too much: two where steps, or tiles, differ.
   static constexpr int kOperands = !kScaled ? 0 : kShape.k_format == KvFormat::kQ4_0 ? 2 : 1;
   static constexpr int kColWaves = column_waves(kCfg);
   static constexpr int kRowWaves = kCfg.tuning.waves / kColWaves;

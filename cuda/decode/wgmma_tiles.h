@@ -1,9 +1,10 @@
-// The tile verbs of decode for 64 query rows on wgmma: S = Q K^T [rows, keys] and O += P V [rows, DV], by one warpgroup
-// that has all rows, each warp 16 of them. K and V are read where the producers have left them, P stays in registers:
-// what the scores are summed in is what the second product reads. So warps exchange nothing, and a leaf has no barrier.
+// The tile verbs of decode for 64 or 128 query rows on wgmma: S = Q K^T [rows, keys] and O += P V [rows, DV], by a
+// warpgroup for each 64 rows, each warp 16 of them. K and V are read where the producers have left them, P stays in
+// registers: what the scores are summed in is what the second product reads. So warps exchange nothing, and a leaf has
+// no barrier.
 //
 // Where O is too wide for the registers of one warpgroup, two share its columns. Both make all scores, which are cheap,
-// and have the same (m, l); each publishes and combines its columns by itself.
+// and have the same (m, l). Each warpgroup publishes its rows and columns by itself.
 //
 // Registers of a sum [64, 64], lane 4 g + c of warp w: register i of tile j is row 16 w + g + 8 (i / 2), column
 // 8 j + 2 c + i % 2. Per-row values (Rows) have a slot for each of the two rows, and are the same in the four lanes
@@ -15,13 +16,13 @@
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
-// The state of a tile between two groups of its chunks, where two warpgroups share the columns: registers are few, and
-// what is read from the memory of a thread waits for all copies that were asked for before. The values of a register
-// lie side by side.
+// The state of a tile between two groups of its chunks, where warpgroups share the columns: registers are few, and what
+// is read from the memory of a thread waits for all copies that were asked for before. The values of a register lie
+// side by side.
 template <DecodeConfig kCfg>
 struct KeptOut : NoPartialList {};
 template <DecodeConfig kCfg>
-  requires(warpgroups(kCfg) == 2)
+  requires(column_warpgroups(kCfg) == 2)
 struct KeptOut<kCfg> : NoPartialList {
   float o[kCfg.shape.head_dim_v / 4][128];
 };
@@ -31,12 +32,11 @@ template <DecodeConfig kCfg>
 struct DecodeShared<kCfg> {
   KvRing<kCfg> ring;
   KeptOut<kCfg> partials[warpgroups(kCfg)];
-  unsigned slice_flags[warpgroups(kCfg)];
   unsigned arrive_flag;
   [[no_unique_address]] EarlyLengthsOf<kCfg> lengths;
-  // Each wave has its own here, because registers are few. Two warpgroups leave no room for where a producer scouts.
+  // Each wave has its own here, because registers are few. Wide tiles leave no room for where a producer scouts.
   Segment segments[kCfg.tuning.waves];
-  Segment ahead[kCfg.tuning.producer_waves][warpgroups(kCfg) == 2 ? 1 : 2];
+  Segment ahead[kCfg.tuning.producer_waves][column_warpgroups(kCfg) == 2 ? 1 : 2];
 };
 
 template <DecodeConfig kCfg>
@@ -44,12 +44,15 @@ template <DecodeConfig kCfg>
 class DecodeTiles<kCfg> {
   static constexpr DecodeShape kShape = kCfg.shape;
   static constexpr MathType kMath = kShape.math;
-  static_assert(kShape.rows == 64 && kLeafKeys == kPanelColumns && kShape.k_format == kShape.v_format);
+  static_assert(kLeafKeys == kPanelColumns && kShape.k_format == kShape.v_format);
   static constexpr int kGroups = warpgroups(kCfg);
-  static_assert(kCfg.tuning.waves == 4 * kGroups && kCfg.tuning.producer_waves == 4 && kCfg.tuning.teams == 1,
+  static constexpr int kRowGroups = row_warpgroups(kCfg), kColumnGroups = column_warpgroups(kCfg);
+  static constexpr int kGroupRows = kShape.rows / kRowGroups, kRowWaves = 4 * kRowGroups;
+  static_assert(kGroupRows == 64 && kCfg.tuning.waves == 4 * kRowGroups * kColumnGroups && kGroups <= 2 &&
+                    kCfg.tuning.producer_waves == 4 && kCfg.tuning.teams == 1,
                 "one or two warpgroups compute, another one copies");
   static_assert(kGroups == 1 || kCfg.tuning.blocks_per_multiprocessor == 1);
-  static constexpr int kColumnPanels = kShape.head_dim_v / kPanelColumns / kGroups;  // of a warpgroup
+  static constexpr int kColumnPanels = kShape.head_dim_v / kPanelColumns / kColumnGroups;  // of a warpgroup
   static constexpr int kSteps = kLeafKeys / 16;
 
  public:
@@ -58,12 +61,12 @@ class DecodeTiles<kCfg> {
   static constexpr int kColumns = kShape.head_dim_v;
   static constexpr int kTurnLeaves = 1;
   // A warpgroup publishes a state as one slice: few live rows are shared out among all its threads.
-  static constexpr int kSliceColumns = kColumns / kGroups;
+  static constexpr int kSliceColumns = kColumns / kColumnGroups;
   // The tile's is in the memory of each thread or in shared memory, because it is touched at the end of a group of
   // chunks alone, and registers are few.
   static constexpr int kKeptStates = 2;
   static constexpr int kStatesInMemory = 1;
-  static constexpr bool kTileInShared = kGroups == 2;
+  static constexpr bool kTileInShared = kColumnGroups == 2;
   static constexpr bool kClearsGroup = true;  // or it would take registers while a whole tile is written
   static constexpr bool kCombines = !decode_split(kCfg).large;
 
@@ -89,18 +92,22 @@ class DecodeTiles<kCfg> {
       : block_(block),
         shared_(shared),
         slice_(kGroups == 1 ? 0 : block.wave() / 4),
-        slice_threads_(&shared.slice_flags[slice_], slice_ * 128, 128, kFirstTeamBarrier + kTeamBarriers + slice_) {}
+        slice_threads_(nullptr, slice_ * 128, 128, kFirstTeamBarrier + kTeamBarriers + slice_) {}
 
   FLASHPORT_DEVICE static constexpr int row_slots() { return kRowSlots; }
   FLASHPORT_DEVICE int live_rows() const { return recompute(live_rows_); }
-  FLASHPORT_DEVICE int row_of(int slot) const { return 16 * (block_.wave() % 4) + block_.lane() / 4 + 8 * slot; }
+  FLASHPORT_DEVICE int row_of(int slot) const {
+    return 16 * (block_.wave() % kRowWaves) + block_.lane() / 4 + 8 * slot;
+  }
   // Whether this lane is the one to write per-row values of a slot.
-  FLASHPORT_DEVICE bool owns_row(int) const { return slice_ == 0 && block_.lane() % 4 == 0; }
+  FLASHPORT_DEVICE bool owns_row(int) const { return column_group() == 0 && block_.lane() % 4 == 0; }
   FLASHPORT_DEVICE int slice() const { return slice_; }
   FLASHPORT_DEVICE const Block& slice_threads() const { return slice_threads_; }
-  FLASHPORT_DEVICE int slice_rows() const { return live_rows(); }
-  FLASHPORT_DEVICE static constexpr int first_row() { return 0; }
-  FLASHPORT_DEVICE int first_column() const { return kGroups == 1 ? 0 : recompute(slice_) * kSliceColumns; }
+  FLASHPORT_DEVICE int slice_rows() const {
+    return kRowGroups == 1 ? live_rows() : maximum(minimum(live_rows() - first_row(), kGroupRows), 0);
+  }
+  FLASHPORT_DEVICE int first_row() const { return kRowGroups == 1 ? 0 : recompute(slice_) * kGroupRows; }
+  FLASHPORT_DEVICE int first_column() const { return column_group() * kSliceColumns; }
 
   // The producers have brought the query with the tile's first keys; the one before is given back.
   FLASHPORT_DEVICE void stage_query(const DecodeParams& p, const Segment& s) {
@@ -115,14 +122,16 @@ class DecodeTiles<kCfg> {
   // S = Q K^T
   FLASHPORT_DEVICE Scores mma_abt(const Query&, const char* keys) const {
     Scores scores;
-    const auto& query = shared_.ring.queries[query_.stage].panels;
+    using QueryLayout = typename QueryTile<kCfg>::Layout;
+    const char* query = reinterpret_cast<const char*>(shared_.ring.queries[query_.stage].panels) + first_row() * 128;
     fence_async_proxy();  // the copies have landed, and wgmma is to see them
     wgmma_begin();
     wgmma<kMath, false, false>(scores.c, panel_descriptor(query, 0), panel_descriptor(keys, 0));
 #pragma unroll
     for (int step = 1; step < kShape.head_dim_qk / 16; ++step) {
-      const int byte = step / 4 * kPanelBytes + step % 4 * 32;
-      wgmma<kMath, true, false>(scores.c, panel_descriptor(query, byte), panel_descriptor(keys, byte));
+      const auto at = [&](int panel_bytes) { return step / 4 * panel_bytes + step % 4 * 32; };
+      wgmma<kMath, true, false>(scores.c, panel_descriptor(query, at(QueryLayout::kPanelBytes)),
+                                panel_descriptor(keys, at(kPanelBytes)));
     }
     wgmma_commit();
     wgmma_wait<0>();
@@ -185,7 +194,7 @@ class DecodeTiles<kCfg> {
     fence_async_proxy();
 #pragma unroll
     for (auto& panel : state.o.c) pin(panel);  // what exponentiate() wrote comes before
-    const char* own = values + slice_ * (kColumnPanels * kPanelBytes);
+    const char* own = values + column_group() * (kColumnPanels * kPanelBytes);
     wgmma_begin();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -248,8 +257,8 @@ class DecodeTiles<kCfg> {
   }
 
   // One row of the wave is each lane's to finish; lanes i and 16 + i have the same one.
-  FLASHPORT_DEVICE int own_row() const { return 16 * (block_.wave() % 4) + block_.lane() % 16; }
-  FLASHPORT_DEVICE bool writes_own_row() const { return slice_ == 0 && block_.lane() < 16; }
+  FLASHPORT_DEVICE int own_row() const { return 16 * (block_.wave() % kRowWaves) + block_.lane() % 16; }
+  FLASHPORT_DEVICE bool writes_own_row() const { return column_group() == 0 && block_.lane() < 16; }
   FLASHPORT_DEVICE float of_own_row(const Rows& x) const {
     const int lane = block_.lane() % 8 * 4;
     const float low = __shfl_sync(~0u, x[0], lane), high = __shfl_sync(~0u, x[1], lane);
@@ -293,20 +302,20 @@ class DecodeTiles<kCfg> {
     }
   }
 
-  // Live rows to memory: (m, l) [live_rows], tile [live_rows, slice columns].
+  // Live rows of the slice to memory: (m, l) [slice rows], tile [slice rows, slice columns].
   FLASHPORT_DEVICE void store_rows(const Rows& m, const Rows& l, float* to) const {
 #pragma unroll
     for (int slot = 0; slot < kRowSlots; ++slot) {
-      if (block_.lane() % 4 == 0 && row_of(slot) < live_rows_) {
-        reinterpret_cast<float2*>(to)[row_of(slot)] = {m[slot], l[slot]};
-      }
+      const int row = row_of(slot);
+      if (block_.lane() % 4 != 0 || row >= live_rows_) continue;
+      reinterpret_cast<float2*>(to)[row - first_row()] = {m[slot], l[slot]};
     }
   }
   FLASHPORT_DEVICE void store_tile(const Out& out, float* to) const {
 #pragma unroll
     for (int slot = 0; slot < kRowSlots; ++slot) {
       if (row_of(slot) >= live_rows_) continue;
-      float* row = to + static_cast<unsigned>(row_of(slot) * kSliceColumns + first_of_lane());
+      float* row = to + static_cast<unsigned>((row_of(slot) - first_row()) * kSliceColumns + first_of_lane());
 #pragma unroll
       for (int panel = 0; panel < kColumnPanels; ++panel) {
 #pragma unroll
@@ -319,6 +328,8 @@ class DecodeTiles<kCfg> {
   }
 
  private:
+  // Which of the warpgroups that share the columns.
+  FLASHPORT_DEVICE int column_group() const { return kColumnGroups == 1 ? 0 : recompute(slice_); }
   // The lane's first column of a sum. Those of all its registers would stay in registers of their own from leaf to
   // leaf.
   FLASHPORT_DEVICE int first_of_lane() const { return recompute(2 * (block_.lane() % 4)); }

@@ -195,7 +195,7 @@ def emulator_rows():
         seen.add((k_format, v_format, dk, dv, rows))
         dims = [f"{dk}x{dv}"] if dk != dv else [dk] if rows == "8" else narrower.get(int(dk), [dk])
         # As many packed rows as make this the tile that is chosen.
-        group, q_len = (16, 2) if rows == "64" else (4, 1)
+        group, q_len = {"64": (16, 2), "128": (43, 2)}.get(rows, (4, 1))
         if rows == "16" and number % 3 == 1:
             group, q_len = (3, 4)
         elif rows == "16" and (k_format, v_format, dk, dv) in short:

@@ -22,7 +22,7 @@ struct Philox {
 struct DropLimit {
   std::uint32_t of_low_bits, of_high_bits;
 };
-// Of weights whose byte is below `drop_below`, 0 to 255.
+// The limit of weights that are dropped where their byte is below `drop_below`, 0 to 255.
 FLASHPORT_DEVICE DropLimit drop_limit(std::uint32_t drop_below) {
   return {(0x80 - (drop_below & 0x7f)) * 0x01010101u, drop_below < 0x80 ? 0xffffffffu : 0u};
 }

@@ -12,7 +12,7 @@ namespace flashport {
 struct DecodeShape {
   int head_dim_qk;  // tile extents: a head_dim of 80 or 96 runs in a tile of 128, zero-filled
   int head_dim_v;
-  int rows;  // query rows of a tile: 8, 16 or 64
+  int rows;  // query rows of a tile: 8, 16, 64 or 128
   MathType math;
   KvFormat k_format;  // kAny: of each segment, as MixedDecodeParams says, and v_format is kAny too
   KvFormat v_format;

@@ -35,7 +35,7 @@ struct CacheAxes {
 [[nodiscard]] constexpr bool is_sixteen_bit(KvFormat format) {
   return format == KvFormat::kFp16 || format == KvFormat::kBf16;
 }
-// Of K and V: "kv=q8_0", or where they differ "k=q8_0 with v=bf16".
+// The formats of K and V: "kv=q8_0", or where they differ "k=q8_0 with v=bf16".
 [[nodiscard]] std::string kv_formats_text(KvFormat k, KvFormat v);
 
 // Bytes of 32 values, which kernels that write take at a time.

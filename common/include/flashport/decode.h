@@ -222,7 +222,7 @@ struct DecodeQuery {
 // every kernel it says the threads of a block, and the shared memory that the launch gives it: on a CPU a block is one
 // thread, and its shared memory is that thread's scratch; what AMD's kernels have is in their code, and 0 here.
 
-// Of a call of flash_decode, whose tile scheduler cuts each sequence by its own length.
+// What explain() is asked about a call of flash_decode, whose tile scheduler cuts each sequence by its own length.
 struct DecodeScheduleQuery {
   DecodeQuery call;
   std::int64_t batch = 1;
@@ -252,7 +252,7 @@ struct DecodeSchedule {
 };
 [[nodiscard]] FLASHPORT_API DecodeSchedule explain(const DecodeScheduleQuery& query);
 
-// Of an operation whose blocks never meet.
+// What explain() says of an operation whose blocks never meet.
 struct LaunchSchedule {
   std::string kernel;             // as which_kernel() gives it
   std::int64_t threads = 0;       // of a block

@@ -5,4 +5,4 @@
 
 #define FLASHPORT_WORDS_HEADER "cuda/arch/words.h"
 #define FLASHPORT_DECODE_TUNING_HEADER "cuda/tuning/decode/sm90a.h"
-#define FLASHPORT_DECODE_TILES_HEADER "cuda/decode/tiles.h"
+#define FLASHPORT_DECODE_TILES_HEADER "cuda/decode/wgmma_tiles.h"
