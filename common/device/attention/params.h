@@ -98,7 +98,7 @@ struct AttentionParams {
   std::int32_t section_heads;  // kv heads whose tiles come before those of others
   std::uint32_t* counter;      // of tiles that blocks have taken, in the workspace; 0 before and after every call
 
-  // For kernels of KeySources::kScaled: scales beside keys and values, in place of k_scale and v_scale. Null data: none.
+  // For kernels of KeySources::kScaled: scales beside keys and values in place of k_scale and v_scale. Null data: none.
   KeyScales k_row_scales, v_row_scales;
 };
 

@@ -122,7 +122,8 @@ FLASHPORT_DEVICE void add_biases(const Tiles& tiles, const AttentionParams& p, c
   });
 }
 
-// From the products of tile number `tile` to its scores: scale or softcap, ALiBi and bias. The keys that a query does not see are hidden later.
+// From the products of tile number `tile` to its scores: scale or softcap, ALiBi and bias. The keys that a query does
+// not see are hidden later.
 template <class Tiles>
 FLASHPORT_DEVICE void modify_scores(const Tiles& tiles, const AttentionParams& p, const WorkTile& work,
                                     const Modifiers& modifiers, const typename BiasOf<Tiles>::Type& bias, int tile,
