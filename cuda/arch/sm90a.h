@@ -1,5 +1,5 @@
 // NVIDIA Hopper (H100, H200), and the mould for mma.sync targets: cp.async stages, ldmatrix, mma.sync; wgmma for tiles
-// of 64 rows.
+// of 64 and 128 rows.
 #pragma once
 
 #include "cuda/arch/block.h"

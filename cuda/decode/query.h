@@ -91,13 +91,14 @@ FLASHPORT_DEVICE void copy_query(const Params& p, const Segment& s, const Block&
   if constexpr (kRows > kWaveSize) {
     // Finding a row takes longer than copying a unit: each lane finds one of its wave's rows for all lanes.
     constexpr int kSideBySide = kUnits & -kUnits;  // lanes that have units of a row
-    static_assert(kSideBySide <= kWaveSize);
-    const int rows = kRows / (block.threads() / kWaveSize), first = block.wave() * rows;
+    constexpr int kRowsOfWave = kRows / kCfg.tuning.producer_waves;
+    static_assert(kSideBySide <= kWaveSize && kRowsOfWave <= kWaveSize && kRowsOfWave * kSideBySide % kWaveSize == 0);
+    const int first = block.wave() * kRowsOfWave;
     const auto lane = static_cast<unsigned>(block.lane());
     const auto dim = static_cast<int>(lane % kSideBySide * 8);
-    const long long own = place_of(first + static_cast<int>(lane) % rows);
+    const long long own = place_of(first + static_cast<int>(lane) % kRowsOfWave);
 #pragma unroll 1
-    for (int row = static_cast<int>(lane / kSideBySide); row < rows; row += kWaveSize / kSideBySide) {
+    for (int row = static_cast<int>(lane / kSideBySide); row < kRowsOfWave; row += kWaveSize / kSideBySide) {
       const std::int64_t place = __shfl_sync(~0u, own, row);
 #pragma unroll
       for (int more = 0; more < 8 * kUnits; more += 8 * kSideBySide) copy_unit(first + row, dim + more, place);

@@ -60,7 +60,7 @@ struct RowLayout {
   }
 };
 
-// Whether a kernel's products are those of wgmma, which has 64 rows and reads 16-bit values.
+// Whether a kernel's products are those of wgmma, which takes 64 rows at a time and reads 16-bit values.
 constexpr bool uses_wgmma(const DecodeShape& shape) { return shape.rows >= 64 && !is_narrow_cache(shape.k_format); }
 
 // Rows of 16-bit values as wgmma reads them (cuda/arch/wgmma.h): panels of 128 bytes of each row, one panel after the

@@ -30,7 +30,7 @@ constexpr int column_waves(const DecodeConfig& cfg) {
 constexpr int row_waves(const DecodeConfig& cfg) { return cfg.tuning.waves / column_waves(cfg); }
 constexpr int wave_rows(const DecodeConfig& cfg) { return cfg.shape.rows / row_waves(cfg); }
 
-// Warpgroups of tiles for wgmma: side by side over the rows, 64 each, and over the columns of O.
+// The compute warpgroups of a tile for wgmma: in all, over the rows (64 each), and over the columns of O.
 constexpr int warpgroups(const DecodeConfig& cfg) { return cfg.tuning.waves / 4; }
 constexpr int row_warpgroups(const DecodeConfig& cfg) { return cfg.shape.rows / 64; }
 constexpr int column_warpgroups(const DecodeConfig& cfg) { return warpgroups(cfg) / row_warpgroups(cfg); }

@@ -328,7 +328,7 @@ class DecodeTiles<kCfg> {
   }
 
  private:
-  // Which of the warpgroups that share the columns.
+  // This warpgroup's number among those that share the columns.
   FLASHPORT_DEVICE int column_group() const { return kColumnGroups == 1 ? 0 : recompute(slice_); }
   // The lane's first column of a sum. Those of all its registers would stay in registers of their own from leaf to
   // leaf.

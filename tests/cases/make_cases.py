@@ -248,6 +248,8 @@ def path_changes():
     # Rows of several tiles, the last one not full: windows and slopes follow the token and the head.
     yield {"lens": "200|40", "group": 9, "hkv": 1, "q_len": 16, "q_form": "uniform", "window": "50:3", "alibi": "batch"}
     yield {"lens": "130|70|33", "group": 6, "hkv": 1, "q_len": 16, "q_form": "ragged", "tree": 1}
+    # The same of 129 rows, by splits: the second tile has one row.
+    yield {"lens": "200|65|1", "group": 43, "hkv": 1, "q_len": 3, "q_form": "ragged", "splits": 3}
     # Scales at another pitch in K than in V, in every chunk.
     yield {"types": "fp16/q8_0", "dims": "192x128", "lens": "200|65|1", "hkv": 1, "splits": 3}
 

@@ -16,7 +16,7 @@
 
 namespace flashport {
 
-// The most sequences, tokens or heads: so many columns of all heads of a token are counted in 32 bits.
+// The most sequences, tokens or heads: 32 bits count the columns of all heads of a token.
 inline constexpr std::int64_t kMostDeltaExtent = std::numeric_limits<std::int32_t>::max() / kMostDeltaHeadDim;
 
 // Head dims that kernels have, heads of v a multiple of those of q, and extents that 32 bits count. All ranks are 4.

@@ -24,8 +24,8 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
     return {4, shape.rows == 8 ? 4 : 2, 1, 12, 1, 2};
   }
   if (shape.head_dim_v >= 512) return {8, tile_bytes > 48 * 1024 ? 3 : 5, 1, 4};
-  // A warpgroup of each, two where O is wide or rows are many (wgmma_tiles.h). Two blocks overlap one's products with
-  // the other's exponentials, as two warpgroups of one do.
+  // One warpgroup computes and one copies; two compute where O is wide or rows are many (wgmma_tiles.h). Two blocks
+  // overlap one's products with the other's exponentials, as two warpgroups of a block do.
   if (shape.rows == 128) return {8, wider <= 64 ? 16 : 9, 1, 4};
   if (shape.rows == 64) {
     if (wider <= 64) return {4, 10, 2, 4};

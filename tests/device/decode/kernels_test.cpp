@@ -184,20 +184,31 @@ INSTANTIATE_TEST_SUITE_P(
                     Native{Type::kF16, Type::kQ8_0, Type::kF16, 8, true}),
     [](const auto& info) { return info.param.name(); });
 
-// More rows than a tile takes: of the last tile, a warpgroup has nothing but padding.
-TEST(NativeKernelsOfManyRows, SeveralTiles) {
-  for (const int blocks : {1, 3}) {
-    set_blocks(blocks);
-    DecodeCase c = case_of("many_rows", Type::kBF16, Type::kBF16, {65, 1, 300}, 1);
-    c.hq = 45;
-    c.q_len = 3;
-    c.q_form = "uniform";
-    DecodeCall call(c);
-    call.upload();
-    model().launched.clear();
-    ASSERT_NO_THROW(call.run()) << "seed " << model().seed - 1;
-    EXPECT_EQ(model().launched.front(), "decode/bf16/kv=bf16/hd128/r128/sm90a");
-    EXPECT_EQ(call.check(Type::kBF16), "") << "seed " << model().seed - 1;
+// Of the last tile's rows and keys some are padding; of a second tile of 128 rows, a whole warpgroup is.
+TEST(NativeKernelsOfManyRows, TilesThatBlocksCut) {
+  const struct {
+    std::int64_t dim, heads;
+    const char *q_form, *kernel;
+  } kTiles[] = {{64, 20, "uniform", "hd64/r64"},
+                {64, 45, "uniform", "hd64/r128"},
+                {80, 45, "ragged", "hd128/r128"},
+                {128, 45, "uniform", "hd128/r128"}};
+  for (const auto& tile : kTiles) {
+    SCOPED_TRACE(tile.kernel);
+    for (const int blocks : {1, 2, 5}) {
+      set_blocks(blocks);
+      DecodeCase c = case_of("many_rows", Type::kBF16, Type::kBF16, {65, 1, 300}, 1);
+      c.dk = c.dv = tile.dim;
+      c.hq = tile.heads;
+      c.q_len = 3;
+      c.q_form = tile.q_form;
+      DecodeCall call(c);
+      call.upload();
+      model().launched.clear();
+      ASSERT_NO_THROW(call.run()) << "seed " << model().seed - 1;
+      EXPECT_EQ(model().launched.front(), std::string("decode/bf16/kv=bf16/") + tile.kernel + "/sm90a");
+      EXPECT_EQ(call.check(Type::kBF16), "") << "seed " << model().seed - 1;
+    }
   }
 }
 

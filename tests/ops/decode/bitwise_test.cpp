@@ -32,12 +32,14 @@ const PoolShape kShapes[] = {
     {"bitwise_bf16_q8_0_d128_hkv3", Type::kBF16, Type::kQ8_0, 128, 128, 6, 3, 16, 1},  // and that are not
     {"bitwise_bf16_q4_0_d128_hkv4", Type::kBF16, Type::kQ4_0, 128, 128, 8, 4, 16, 1},
     {"bitwise_bf16_q4_0_d128_hkv3", Type::kBF16, Type::kQ4_0, 128, 128, 6, 3, 16, 1},
+    {"bitwise_bf16_bf16_d128_g43_q2", Type::kBF16, Type::kBF16, 128, 128, 43, 1, 16, 2},
     {"bitwise_fp32_fp32_d96", Type::kF32, Type::kF32, 96, 96, 4, 2, 16, 1},
     // Plain calls, which have kernels of their own; ragged ones have not.
     {"bitwise_plain_bf16_d64_hkv1", Type::kBF16, Type::kBF16, 64, 64, 8, 1, 16, 1, false},
     {"bitwise_plain_bf16_d128", Type::kBF16, Type::kBF16, 128, 128, 8, 2, 16, 1, false},
     {"bitwise_plain_fp16_d128_q4", Type::kF16, Type::kF16, 128, 128, 8, 2, 1, 4, false},
     {"bitwise_plain_bf16_d128_g64", Type::kBF16, Type::kBF16, 128, 128, 64, 1, 16, 1, false},
+    {"bitwise_plain_bf16_d64_g71", Type::kBF16, Type::kBF16, 64, 64, 71, 1, 16, 1, false},
     {"bitwise_plain_bf16_d256", Type::kBF16, Type::kBF16, 256, 256, 8, 1, 16, 1, false},
     {"bitwise_plain_bf16_fp8_e4m3_d128", Type::kBF16, Type::kE4M3, 128, 128, 8, 1, 16, 1, false},
     {"bitwise_plain_bf16_q8_0_d128", Type::kBF16, Type::kQ8_0, 128, 128, 8, 4, 16, 1, false},
@@ -211,7 +213,7 @@ class BitwiseTiles : public Bitwise {};
 TEST_P(BitwiseTiles, QueryTokensThatShareATile) {
   const PoolShape& shape = GetParam();
   FLASHPORT_REQUIRE_SUPPORT(shape.name, flashport::supports(shape.query(shape.q_len)));
-  // Tiles of 16 and of 64 rows may add in another order; the same kernel may not.
+  // Tiles of other rows may add in another order; the same kernel may not.
   const std::string alone = flashport::which_kernel(shape.query(1));
   const std::string shared = flashport::which_kernel(shape.query(shape.q_len));
   const flashport::Support same{alone == shared, "one token takes " + alone + ", several take " + shared};

@@ -25,14 +25,15 @@ struct PlainShape {
 };
 std::ostream& operator<<(std::ostream& out, const PlainShape& shape) { return out << shape.name(); }
 
-// Tiles of 8, 16 and 64 rows.
+// Tiles of 8, 16, 64 and 128 rows.
 std::vector<PlainShape> shapes() {
   std::vector<PlainShape> all;
   for (const Type type : {Type::kBF16, Type::kF16}) {
     for (const std::int64_t dim : {64, 128, 256}) {
       all.push_back({type, type, dim, 14, 2, 1});
       all.push_back({type, type, dim, 8, 2, 3});
-      all.push_back({type, type, dim, 71, 1, 1});
+      all.push_back({type, type, dim, 64, 1, 1});
+      if (dim <= 128) all.push_back({type, type, dim, 71, 1, 1});
     }
   }
   all.push_back({Type::kBF16, Type::kE4M3, 128, 8, 1, 1});

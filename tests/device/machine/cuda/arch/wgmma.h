@@ -16,7 +16,8 @@ inline std::uint64_t panel_descriptor(const void* panel, int byte) {
   return address + static_cast<unsigned>(byte);
 }
 
-// The panel's rows of a descriptor, whose 16-byte vectors are exchanged by three bits of the address.
+// Rows of the panel that a descriptor points into; three bits of an address say how the 16-byte vectors of its row are
+// exchanged.
 template <MathType kMath>
 class PanelRows {
  public:
