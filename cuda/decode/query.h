@@ -88,11 +88,11 @@ FLASHPORT_DEVICE void copy_query(const Params& p, const Segment& s, const Block&
     }
   };
 
-  if constexpr (kRows > kWaveSize) {
+  constexpr int kRowsOfWave = kRows / kCfg.tuning.producer_waves;
+  if constexpr (kRowsOfWave * kUnits >= 4 * kWaveSize && !reads_segments(kCfg.shape)) {
     // Finding a row takes longer than copying a unit: each lane finds one of its wave's rows for all lanes.
-    constexpr int kSideBySide = kUnits & -kUnits;  // lanes that have units of a row
-    constexpr int kRowsOfWave = kRows / kCfg.tuning.producer_waves;
-    static_assert(kSideBySide <= kWaveSize && kRowsOfWave <= kWaveSize && kRowsOfWave * kSideBySide % kWaveSize == 0);
+    constexpr int kSideBySide = (kUnits & -kUnits) < kWaveSize ? kUnits & -kUnits : kWaveSize;  // on a row
+    static_assert(kRowsOfWave <= kWaveSize && kRowsOfWave * kSideBySide % kWaveSize == 0);
     const int first = block.wave() * kRowsOfWave;
     const auto lane = static_cast<unsigned>(block.lane());
     const auto dim = static_cast<int>(lane % kSideBySide * 8);

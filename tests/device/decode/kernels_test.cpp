@@ -184,20 +184,19 @@ INSTANTIATE_TEST_SUITE_P(
                     Native{Type::kF16, Type::kQ8_0, Type::kF16, 8, true}),
     [](const auto& info) { return info.param.name(); });
 
-// Of the last tile's rows and keys some are padding; of a second tile of 128 rows, a whole warpgroup is.
-TEST(NativeKernelsOfManyRows, TilesThatBlocksCut) {
+// Of the last tile's rows and keys some are padding; of a second tile of 128 rows, a whole warpgroup is. The query is
+// wide or has many rows: producers share the search for its rows.
+TEST(NativeKernelsOfLargeQueries, TilesThatBlocksCut) {
   const struct {
     std::int64_t dim, heads;
     const char *q_form, *kernel;
-  } kTiles[] = {{64, 20, "uniform", "hd64/r64"},
-                {64, 45, "uniform", "hd64/r128"},
-                {80, 45, "ragged", "hd128/r128"},
-                {128, 45, "uniform", "hd128/r128"}};
+  } kTiles[] = {{256, 2, "uniform", "hd256/r8"},  {256, 5, "ragged", "hd256/r16"},  {64, 20, "uniform", "hd64/r64"},
+                {64, 45, "uniform", "hd64/r128"}, {80, 45, "ragged", "hd128/r128"}, {128, 45, "uniform", "hd128/r128"}};
   for (const auto& tile : kTiles) {
     SCOPED_TRACE(tile.kernel);
     for (const int blocks : {1, 2, 5}) {
       set_blocks(blocks);
-      DecodeCase c = case_of("many_rows", Type::kBF16, Type::kBF16, {65, 1, 300}, 1);
+      DecodeCase c = case_of("large_query", Type::kBF16, Type::kBF16, {65, 1, 300}, 1);
       c.dk = c.dv = tile.dim;
       c.hq = tile.heads;
       c.q_len = 3;

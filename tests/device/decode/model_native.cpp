@@ -9,6 +9,8 @@ void add_native_kernels(std::vector<KernelEntry>& table) {
   table.push_back(decode_kernel<MathType::kBf16, KvFormat::kBf16, 64, 128>("decode/bf16/kv=bf16/hd64/r128/sm90a"));
   table.push_back(decode_kernel<MathType::kBf16, KvFormat::kBf16, 128, 64>("decode/bf16/kv=bf16/hd128/r64/sm90a"));
   table.push_back(decode_kernel<MathType::kBf16, KvFormat::kBf16, 128, 128>("decode/bf16/kv=bf16/hd128/r128/sm90a"));
+  table.push_back(decode_kernel<MathType::kBf16, KvFormat::kBf16, 256, 8>("decode/bf16/kv=bf16/hd256/r8/sm90a"));
+  table.push_back(decode_kernel<MathType::kBf16, KvFormat::kBf16, 256, 16>("decode/bf16/kv=bf16/hd256/r16/sm90a"));
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 8>("decode/fp16/kv=q8_0/hd128/r8/sm90a"));
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 16>("decode/fp16/kv=q8_0/hd128/r16/sm90a"));
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ4_0, 128, 8>("decode/fp16/kv=q4_0/hd128/r8/sm90a"));
