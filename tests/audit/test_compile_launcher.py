@@ -103,6 +103,13 @@ def test_a_kernel_is_logged_with_the_reference_unit(tmp_path):
     assert 0.05 < float(reference) < 60
     assert output == str(folder / "unit.o")
 
+    (tmp_path / "log.reference").write_text("12.34")  # of this minute
+    assert launch(tmp_path, compiler(folder, "")).returncode == 0
+    assert (tmp_path / "log").read_text().splitlines()[1].split()[1] == "12.34"
+    os.utime(tmp_path / "log.reference", (0, 0))
+    assert launch(tmp_path, compiler(folder, "")).returncode == 0
+    assert float((tmp_path / "log").read_text().splitlines()[2].split()[1]) < 12
+
 
 # (lines of the log, factor of the budgets, whether they are kept), for decode's budget of 4 core-minutes
 @pytest.mark.parametrize(
