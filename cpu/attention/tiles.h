@@ -296,7 +296,7 @@ class AttentionTiles {
   int tile_ = 0, next_tile_ = 0;
   bool next_masked_ = false;
   KeySpan keys_of_[kBlockRows / kGroupRows];  // of each group
-  // Of tile number tile_: what has been computed for all rows, and what exponentiate() was given.
+  // What has been computed of tile number tile_ for all rows, and what exponentiate() was given.
   enum class Done { kNothing, kScores, kWeights };
   mutable Done done_ = Done::kNothing;
   float *maxima_ = nullptr, *sums_ = nullptr;

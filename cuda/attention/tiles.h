@@ -232,7 +232,7 @@ class AttentionTiles {
   struct Kept {
     unsigned four[kRowSlots][kKeys / 16];
   };
-  // Of key tile number `tile`.
+  // Draws for key tile number `tile`.
   FLASHPORT_DEVICE void draw(Kept& kept, const DropLimit& limit, const Modifiers& modifiers, int tile) const {
     static_assert(kKeys % kPhiloxKeys == 0);
 #pragma unroll

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "common/device/decode/schedule.h"
+#include "cuda/decode/block_shape.h"
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
@@ -13,7 +14,7 @@ namespace flashport::FLASHPORT_TARGET::decode {
 constexpr int most_early_lengths(const DecodeConfig& cfg) {
   if (reads_segments(cfg.shape) || cfg.shape.appends) return 0;
   if (cfg.tuning.teams > 1) return cfg.shape.k_format == KvFormat::kQ4_0 ? 0 : 32;
-  return cfg.shape.rows == 64 && cfg.tuning.waves == 8 ? 32 : 256;
+  return uses_wgmma(cfg.shape) && column_warpgroups(cfg) == 2 ? 32 : 256;
 }
 template <int kMost>
 struct EarlyLengths {

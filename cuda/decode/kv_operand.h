@@ -13,8 +13,8 @@
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
-// Of the two steps of 16 dims of a group of keys, and the two tiles of 16 columns of a group of values: what products
-// of widened values are to be multiplied by, and two of what they have too much, in fp16 and negative.
+// What products of widened values are to be multiplied by, and what they have too much, in fp16 and negative: two each,
+// for the two steps of 16 dims of a group of keys and the two tiles of 16 columns of a group of values.
 struct BlockWidening {
   float key_unit;
   unsigned keys_too_much[2];

@@ -14,12 +14,11 @@
 #include "common/device/decode/combine.h"
 #include "common/device/decode/config.h"
 #include "cuda/arch/mma.h"
+#include "cuda/decode/block_shape.h"
 #include "cuda/decode/query.h"
 #include "cuda/decode/row_layout.h"
 
 namespace flashport::FLASHPORT_TARGET::decode {
-
-constexpr int turn_keys(const DecodeConfig& cfg) { return cfg.tuning.leaves * kLeafKeys; }
 
 // Producer waves of kernels that read segments (segment_producer.h): those that copy, and then as many that widen keys
 // as widen values.

@@ -26,7 +26,7 @@
 
 namespace flashport::FLASHPORT_TARGET {
 
-// Of fp8 numbers: NVIDIA's and the Open Compute Project's, or AMD's first, which has one zero and one NaN.
+// The form of fp8 numbers: NVIDIA's and the Open Compute Project's, or AMD's first, which has one zero and one NaN.
 enum class Fp8Form { kNone, kOcp, kFnuz };
 
 inline constexpr int kVectorFloats = 4;      // columns of a row that a thread takes at a time

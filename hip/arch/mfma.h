@@ -6,7 +6,7 @@
 //   C, D [16, 16]: column n, rows 4 g + 0..3   four registers
 // So D, rounded, is a B operand whose k are D's rows: S^T = K Q^T feeds O^T = V^T P^T without an exchange of lanes.
 //
-// Of 32x32 the lane is 32 h + n (h 0..1, n 0..31), and a product takes 16 k: two instructions of eight on CDNA3, one on
+// In 32x32 the lane is 32 h + n (h 0..1, n 0..31), and a product takes 16 k: two instructions of eight on CDNA3, one on
 // CDNA4. Since the sum has no order that matters, A and B may hold any eight of the 16 k in lanes of h = 0, if both
 // hold the same:
 //   A [32, 16]: row n, eight k                 four registers of two 16-bit values

@@ -208,13 +208,13 @@ class SegmentRows {
     }
   }
 
-  // Of a block, as fp16.
+  // The factors of a block, as fp16.
   struct BlockScale {
     bool exists = false;
     unsigned scale = 0x3c00, minimum = 0;  // 1 and 0
   };
 
-  // Of what is stored as fp16, or is bf16, the values in the math type, rounded to it once.
+  // Values stored as fp16 or bf16, in the math type and rounded to it once.
   FLASHPORT_DEVICE static void finish_by_floats(unsigned (&x)[kSpan / 2], KvFormat format, const BlockScale& block,
                                                 bool has_factors, const float (&factors)[kOctets]) {
     FLASHPORT_UNROLL(16)

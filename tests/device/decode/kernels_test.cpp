@@ -50,6 +50,16 @@ DecodeCase case_of(const std::string& name, Type q, Type cache, const Lengths& l
   return c;
 }
 
+// Runs the case and holds it against the oracle; the first kernel that it launched, before one that combines.
+std::string expect_right(const DecodeCase& c, Type math) {
+  DecodeCall call(c);
+  call.upload();
+  model().launched.clear();
+  EXPECT_NO_THROW(call.run()) << "seed " << model().seed - 1;
+  EXPECT_EQ(call.check(math), "") << "seed " << model().seed - 1;
+  return model().launched.empty() ? "" : model().launched.front();
+}
+
 struct Native {
   Type q, cache;
   Type math;
@@ -79,11 +89,7 @@ class NativeKernels : public testing::TestWithParam<Native> {
     std::string lens;
     for (const std::int64_t length : c.lens) lens += " " + std::to_string(length);
     SCOPED_TRACE(c.layout + ", " + c.strides + ", " + std::to_string(c.hkv) + " kv heads, lengths" + lens);
-    DecodeCall call(c);
-    call.upload();
-    model().launched.clear();
-    ASSERT_NO_THROW(call.run()) << "seed " << model().seed - 1;
-    const std::string& kernel = model().launched.front();  // before one that combines
+    const std::string kernel = flashport_test::expect_right(c, GetParam().math);
     EXPECT_NE(
         kernel.find("/kv=" + std::string(type_name(c.k_format)) + "/hd128/r" + std::to_string(GetParam().rows) + "/"),
         std::string::npos)
@@ -91,7 +97,6 @@ class NativeKernels : public testing::TestWithParam<Native> {
     if (GetParam().plain && c.strides == "dense") {
       EXPECT_TRUE(kernel.starts_with("decode_plain/")) << kernel;
     }
-    EXPECT_EQ(call.check(GetParam().math), "") << "seed " << model().seed - 1;
   }
 };
 
@@ -184,8 +189,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Native{Type::kF16, Type::kQ8_0, Type::kF16, 8, true}),
     [](const auto& info) { return info.param.name(); });
 
-// Of the last tile's rows and keys some are padding; of a second tile of 128 rows, a whole warpgroup is. The query is
-// wide or has many rows: producers share the search for its rows.
+// Some rows and keys of the last tile are padding, and so is a whole warpgroup of a second tile of 128 rows. The query
+// is wide or has many rows: the lanes of a producer share the search for them.
 TEST(NativeKernelsOfLargeQueries, TilesThatBlocksCut) {
   const struct {
     std::int64_t dim, heads;
@@ -201,12 +206,7 @@ TEST(NativeKernelsOfLargeQueries, TilesThatBlocksCut) {
       c.hq = tile.heads;
       c.q_len = 3;
       c.q_form = tile.q_form;
-      DecodeCall call(c);
-      call.upload();
-      model().launched.clear();
-      ASSERT_NO_THROW(call.run()) << "seed " << model().seed - 1;
-      EXPECT_EQ(model().launched.front(), std::string("decode/bf16/kv=bf16/") + tile.kernel + "/sm90a");
-      EXPECT_EQ(call.check(Type::kBF16), "") << "seed " << model().seed - 1;
+      EXPECT_EQ(expect_right(c, Type::kBF16), std::string("decode/bf16/kv=bf16/") + tile.kernel + "/sm90a");
     }
   }
 }

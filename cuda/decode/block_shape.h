@@ -1,0 +1,43 @@
+// How the threads of a block share a query tile: what follows from the shape and the schedule of a kernel alone.
+#pragma once
+
+#include "common/device/decode/config.h"
+#include "cuda/decode/row_layout.h"
+
+namespace flashport::FLASHPORT_TARGET::decode {
+
+constexpr int turn_keys(const DecodeConfig& cfg) { return cfg.tuning.leaves * kLeafKeys; }
+
+constexpr int compute_threads(const DecodeConfig& cfg) { return cfg.tuning.waves * kWaveSize; }
+constexpr int producer_threads(const DecodeConfig& cfg) { return cfg.tuning.producer_waves * kWaveSize; }
+constexpr int block_threads(const DecodeConfig& cfg) {
+  return cfg.tuning.teams * (compute_threads(cfg) + producer_threads(cfg));
+}
+
+// Waves side by side over keys and DV. A wave takes 16 keys at least.
+constexpr int column_waves(const DecodeConfig& cfg) {
+  const int most = turn_keys(cfg) / 16;
+  return cfg.tuning.waves < most ? cfg.tuning.waves : most;
+}
+constexpr int row_waves(const DecodeConfig& cfg) { return cfg.tuning.waves / column_waves(cfg); }
+constexpr int wave_rows(const DecodeConfig& cfg) { return cfg.shape.rows / row_waves(cfg); }
+
+// The compute warpgroups of a tile for wgmma: in all, over the rows (64 each), and over the columns of O.
+constexpr int warpgroups(const DecodeConfig& cfg) { return cfg.tuning.waves / 4; }
+constexpr int row_warpgroups(const DecodeConfig& cfg) { return cfg.shape.rows / 64; }
+constexpr int column_warpgroups(const DecodeConfig& cfg) { return warpgroups(cfg) / row_warpgroups(cfg); }
+
+// Each wave publishes its columns of its rows, a warpgroup all together.
+constexpr DecodeSplit decode_split(const DecodeConfig& cfg) {
+  if (uses_wgmma(cfg.shape)) {
+    return {.row_slices = row_warpgroups(cfg), .column_slices = column_warpgroups(cfg), .large = true};
+  }
+  const bool finer = cfg.shape.rows == 8 && cfg.tuning.leaves == 2 && cfg.tuning.blocks_per_multiprocessor == 2;
+  return {.turn_leaves = cfg.tuning.leaves,
+          .row_slices = row_waves(cfg),
+          .column_slices = column_waves(cfg),
+          .finer = finer,
+          .wide = cfg.shape.head_dim_v >= 256};
+}
+
+}  // namespace flashport::FLASHPORT_TARGET::decode
