@@ -30,7 +30,10 @@ constexpr int column_warpgroups(const DecodeConfig& cfg) { return warpgroups(cfg
 // Each wave publishes its columns of its rows, a warpgroup all together.
 constexpr DecodeSplit decode_split(const DecodeConfig& cfg) {
   if (uses_wgmma(cfg.shape)) {
-    return {.row_slices = row_warpgroups(cfg), .column_slices = column_warpgroups(cfg), .large = true};
+    return {.turn_leaves = cfg.tuning.leaves,
+            .row_slices = row_warpgroups(cfg),
+            .column_slices = column_warpgroups(cfg),
+            .large = true};
   }
   const bool finer = cfg.shape.rows == 8 && cfg.tuning.leaves == 2 && cfg.tuning.blocks_per_multiprocessor == 2;
   return {.turn_leaves = cfg.tuning.leaves,

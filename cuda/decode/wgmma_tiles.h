@@ -1,12 +1,12 @@
 // The tile verbs of decode for 64 or 128 query rows on wgmma: S = Q K^T [rows, keys] and O += P V [rows, DV], by a
 // warpgroup for each 64 rows, each warp 16 of them. K and V are read where the producers have left them, P stays in
-// registers: what the scores are summed in is what the second product reads. So warps exchange nothing, and a leaf has
+// registers: what the scores are summed in is what the second product reads. So warps exchange nothing, and a turn has
 // no barrier.
 //
 // Where O is too wide for the registers of one warpgroup, two share its columns. Both make all scores, which are cheap,
 // and have the same (m, l). Each warpgroup publishes its rows and columns by itself.
 //
-// Registers of a sum [64, 64], lane 4 g + c of warp w: register i of tile j is row 16 w + g + 8 (i / 2), column
+// Registers of a sum [64, columns], lane 4 g + c of warp w: register i of tile j is row 16 w + g + 8 (i / 2), column
 // 8 j + 2 c + i % 2. Per-row values (Rows) have a slot for each of the two rows, and are the same in the four lanes
 // that have them.
 #pragma once
@@ -53,13 +53,14 @@ class DecodeTiles<kCfg> {
                 "one or two warpgroups compute, another one copies");
   static_assert(kGroups == 1 || kCfg.tuning.blocks_per_multiprocessor == 1);
   static constexpr int kColumnPanels = kShape.head_dim_v / kPanelColumns / kColumnGroups;  // of a warpgroup
-  static constexpr int kSteps = kLeafKeys / 16;
+  static constexpr int kKeys = turn_keys(kCfg);
+  static constexpr int kSteps = kKeys / 16;
 
  public:
   static constexpr int kRows = kShape.rows;
   static constexpr int kRowSlots = 2;
   static constexpr int kColumns = kShape.head_dim_v;
-  static constexpr int kTurnLeaves = 1;
+  static constexpr int kTurnLeaves = kCfg.tuning.leaves;
   // A warpgroup publishes a state as one slice: few live rows are shared out among all its threads.
   static constexpr int kSliceColumns = kColumns / kColumnGroups;
   // The tile's is in the memory of each thread or in shared memory, because it is touched at the end of a group of
@@ -77,7 +78,7 @@ class DecodeTiles<kCfg> {
   };
   struct Query {};  // in shared memory
   struct Scores {
-    float c[kLeafKeys / 8][4];
+    float c[kKeys / 8][4];
   };
   struct alignas(16) Out {
     float c[kColumnPanels][kPanelColumns / 8][4];
@@ -123,6 +124,7 @@ class DecodeTiles<kCfg> {
   FLASHPORT_DEVICE Scores mma_abt(const Query&, const char* keys) const {
     Scores scores;
     using QueryLayout = typename QueryTile<kCfg>::Layout;
+    using KeyLayout = typename KvTiles<kCfg>::Keys;
     const char* query = reinterpret_cast<const char*>(shared_.ring.queries[query_.stage].panels) + first_row() * 128;
     fence_async_proxy();  // the copies have landed, and wgmma is to see them
     wgmma_begin();
@@ -131,7 +133,7 @@ class DecodeTiles<kCfg> {
     for (int step = 1; step < kShape.head_dim_qk / 16; ++step) {
       const auto at = [&](int panel_bytes) { return step / 4 * panel_bytes + step % 4 * 32; };
       wgmma<kMath, true, false>(scores.c, panel_descriptor(query, at(QueryLayout::kPanelBytes)),
-                                panel_descriptor(keys, at(kPanelBytes)));
+                                panel_descriptor(keys, at(KeyLayout::kPanelBytes)));
     }
     wgmma_commit();
     wgmma_wait<0>();
@@ -139,7 +141,7 @@ class DecodeTiles<kCfg> {
     return scores;
   }
 
-  // f(value, slot, key of the leaf)
+  // f(value, slot, key of the turn)
   template <class F>
   FLASHPORT_DEVICE void for_each(Scores& scores, F&& f) const {
     const int first = first_of_lane();
@@ -149,12 +151,14 @@ class DecodeTiles<kCfg> {
   // P = exp2(S - m), where m is the largest score of a row so far; (l, O) come to that m.
   template <class State>
   FLASHPORT_DEVICE Operand exponentiate(State& state, Scores& scores) const {
+    // Rows that nobody asks for leave the exponentials to other warps.
+    if (16 * (block_.wave() % kRowWaves) >= live_rows_) return {};
     Rows most;
 #pragma unroll
     for (int slot = 0; slot < kRowSlots; ++slot) {
       float x = maximum(scores.c[0][2 * slot], scores.c[0][2 * slot + 1]);
 #pragma unroll
-      for (int tile = 1; tile < kLeafKeys / 8; ++tile) {
+      for (int tile = 1; tile < kKeys / 8; ++tile) {
         x = maximum(x, maximum(scores.c[tile][2 * slot], scores.c[tile][2 * slot + 1]));
       }
       x = maximum(x, __shfl_xor_sync(~0u, x, 1));
@@ -194,14 +198,15 @@ class DecodeTiles<kCfg> {
     fence_async_proxy();
 #pragma unroll
     for (auto& panel : state.o.c) pin(panel);  // what exponentiate() wrote comes before
-    const char* own = values + column_group() * (kColumnPanels * kPanelBytes);
+    constexpr int kValuePanelBytes = KvTiles<kCfg>::Values::kPanelBytes;
+    const char* own = values + column_group() * (kColumnPanels * kValuePanelBytes);
     wgmma_begin();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
       for (int panel = 0; panel < kColumnPanels; ++panel) {
         wgmma<kMath, true, true>(state.o.c[panel], p.a[step],
-                                 panel_descriptor(own, panel * kPanelBytes + step * 16 * 128));
+                                 panel_descriptor(own, panel * kValuePanelBytes + step * 16 * 128));
       }
     }
     wgmma_commit();
@@ -337,8 +342,9 @@ class DecodeTiles<kCfg> {
   // f(register, tile, i)
   template <class Tiles, class F>
   FLASHPORT_DEVICE static void for_each_register(Tiles& c, F&& f) {
+    constexpr int kTiles = sizeof(c) / sizeof(c[0]);
 #pragma unroll
-    for (int tile = 0; tile < kPanelColumns / 8; ++tile) {
+    for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) f(c[tile][i], tile, i);
     }

@@ -26,9 +26,9 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   if (shape.head_dim_v >= 512) return {8, tile_bytes > 48 * 1024 ? 3 : 5, 1, 4};
   // One warpgroup computes and one copies; two compute where O is wide or rows are many (wgmma_tiles.h). Two blocks
   // overlap one's products with the other's exponentials, as two warpgroups of a block do.
-  if (shape.rows == 128) return {8, wider <= 64 ? 16 : 9, 1, 4};
+  if (shape.rows == 128) return wider <= 64 ? DecodeTuning{8, 10, 1, 4, 1, 2} : DecodeTuning{8, 5, 1, 4, 1, 2};
   if (shape.rows == 64) {
-    if (wider <= 64) return {4, 10, 2, 4};
+    if (wider <= 64) return {4, 5, 2, 4, 1, 2};
     if (wider <= 128) return {4, 5, 2, 4};
     return wider <= 192 ? DecodeTuning{4, 8, 1, 4} : DecodeTuning{8, 4, 1, 4};
   }

@@ -65,11 +65,11 @@ LeftRows left_rows(const unsigned (&left)[4]) {
   return rows;
 }
 
-template <MathType kMath, bool kAdds, bool kTransposed, class Left>
-void wgmma(float (&sum)[kPanelColumns / 8][4], const Left& left, std::uint64_t right) {
+template <MathType kMath, bool kAdds, bool kTransposed, int kTiles, class Left>
+void wgmma(float (&sum)[kTiles][4], const Left& left, std::uint64_t right) {
   const LeftRows rows = left_rows<kMath>(left);
   const PanelRows<kMath> panel(right);
-  for (int tile = 0; tile < kPanelColumns / 8; ++tile) {
+  for (int tile = 0; tile < kTiles; ++tile) {
     const int first = tile * 8 + static_cast<int>(threadIdx.x) % 4 * 2;  // of the lane's two columns
     float columns[2][16];
     if constexpr (kTransposed) {
