@@ -216,7 +216,7 @@ class AlignedRowProducer {
     find(work, p_.cache.v, begin, page, memory_.value_offsets);
     __syncwarp();
     look_up(work, pages, begin + 1, page);
-    copy_keys(tiles_);
+    copy_keys(work, tiles_);
     complete_keys<0>(tiles_);
     queries_.bring_queries(work);
 #pragma unroll 1
@@ -226,9 +226,9 @@ class AlignedRowProducer {
         __syncwarp();
         find(work, p_.cache.k, begin + i + 1, page, memory_.offsets);
         __syncwarp();
-        copy_keys(tiles_ + i + 1);
+        copy_keys(work, tiles_ + i + 1);
       }
-      copy_values(tiles_ + i);
+      copy_values(work, tiles_ + i);
       if (has_next) {
         __syncwarp();
         find(work, p_.cache.v, begin + i + 1, page, memory_.value_offsets);
@@ -252,7 +252,7 @@ class AlignedRowProducer {
       }
     }
   }
-  // Their offsets, of the head's rows.
+  // Their offsets from those of the head's first row.
   FLASHPORT_DEVICE void find(const WorkTile& work, const CacheParams& cache, int tile, const int (&page)[kSlots],
                              std::int64_t* offsets) const {
 #pragma unroll
@@ -260,28 +260,27 @@ class AlignedRowProducer {
       const int row = share_.row(lane_ + slot * kWaveSize), key = tile * kKeys + row;
       const kv::PageCoord at = kv::page_coord(p_.cache, p_.cache.table, work.k_begin + key);
       const kv::TokenCoord token = {page[slot], key < work.kv_len ? at.offset : -1};
-      if (row < kKeys) offsets[row] = kv::row_offset(cache, token, work.head / p_.group_size);
+      if (row < kKeys) offsets[row] = kv::row_offset(cache, token, 0);
     }
   }
 
-  FLASHPORT_DEVICE void copy_keys(int copy) const {
-    begin_copy(memory_.keys, memory_.key_barriers, copy, key_rows(), memory_.offsets);
+  FLASHPORT_DEVICE void copy_keys(const WorkTile& work, int copy) const {
+    begin_copy(memory_.keys, memory_.key_barriers, copy, head_rows(work, p_.cache.k, p_.head_dim_qk, p_.k_format),
+               memory_.offsets);
   }
-  FLASHPORT_DEVICE void copy_values(int copy) const {
-    begin_copy(memory_.values, memory_.value_barriers, copy, value_rows(), memory_.value_offsets);
+  FLASHPORT_DEVICE void copy_values(const WorkTile& work, int copy) const {
+    begin_copy(memory_.values, memory_.value_barriers, copy, head_rows(work, p_.cache.v, p_.head_dim_v, p_.v_format),
+               memory_.value_offsets);
   }
   template <int kLater>
   FLASHPORT_DEVICE void complete_keys(int copy) const {
     complete<kLater>(memory_.key_barriers, copy);
   }
   FLASHPORT_DEVICE void complete_values(int copy) const { complete<0>(memory_.value_barriers, copy); }
-  FLASHPORT_DEVICE StoredRows key_rows() const {
-    const CacheParams& cache = p_.cache.k;
-    return {cache.data, p_.head_dim_qk, cache.row_bytes, cache.copy_unit, p_.k_format};
-  }
-  FLASHPORT_DEVICE StoredRows value_rows() const {
-    const CacheParams& cache = p_.cache.v;
-    return {cache.data, p_.head_dim_v, cache.row_bytes, cache.copy_unit, p_.v_format};
+  FLASHPORT_DEVICE StoredRows head_rows(const WorkTile& work, const CacheParams& cache, int dims,
+                                        KvFormat format) const {
+    const std::int64_t head = work.head / p_.group_size * cache.head_stride;
+    return {static_cast<const char*>(cache.data) + head, dims, cache.row_bytes, cache.copy_unit, format};
   }
   template <int kPanels>
   using TileCopies = RowCopies<kCfg.shape.math, Widened::kNothing, kPanels, kKeys>;
