@@ -17,6 +17,15 @@ struct alignas(16) OctetBits {
   std::uint32_t words[4];
 };
 
+FLASHPORT_DEVICE void to_floats(float (&x)[kOctet], const OctetBits& bits, DType dtype) {
+  const auto half = [&](int i) { return static_cast<std::uint16_t>(bits.words[i / 2] >> i % 2 * 16); };
+  if (dtype == DType::kFloat16) {
+    for (int i = 0; i < kOctet; ++i) x[i] = to_float(__builtin_bit_cast(Half, half(i)));
+  } else {
+    for (int i = 0; i < kOctet; ++i) x[i] = to_float(__builtin_bit_cast(BFloat16, half(i)));
+  }
+}
+
 // Eight values of type `dtype` from element `at` on, `stride` apart.
 FLASHPORT_DEVICE void load_octet(float (&x)[kOctet], const void* data, DType dtype, std::int64_t at,
                                  std::int64_t stride) {
@@ -26,12 +35,7 @@ FLASHPORT_DEVICE void load_octet(float (&x)[kOctet], const void* data, DType dty
     for (int i = 0; i < kOctet; ++i) x[i] = load_as_float(data, dtype, at + i * stride);
     return;
   }
-  const OctetBits bits = *reinterpret_cast<const OctetBits*>(from);
-  for (int i = 0; i < kOctet; ++i) {
-    const auto half = static_cast<std::uint16_t>(bits.words[i / 2] >> i % 2 * 16);
-    x[i] = dtype == DType::kFloat16 ? to_float(__builtin_bit_cast(Half, half))
-                                    : to_float(__builtin_bit_cast(BFloat16, half));
-  }
+  to_floats(x, *reinterpret_cast<const OctetBits*>(from), dtype);
 }
 
 // The same into a row of a cache from value `first` on.
@@ -134,6 +138,60 @@ FLASHPORT_DEVICE RowPlace new_place(const AppendRotaryParams& p, std::int64_t ro
   return {at.seq, position, p.cu_seqlens_k_new == nullptr ? at.index : row, to};
 }
 
+// Whether all rows are octets of a 16-bit type, as a thread loads them.
+FLASHPORT_DEVICE bool are_octets(const StridedRows& rows) {
+  const auto elements = static_cast<std::uint64_t>(rows.stride_seq | rows.stride_token | rows.stride_head);
+  return rows.dtype != DType::kFloat32 && rows.stride_dim == 1 &&
+         (reinterpret_cast<std::uintptr_t>(rows.data) | 2 * elements) % sizeof(OctetBits) == 0;
+}
+
+// Whether threads can have the same angles for all heads of a row: pairs are the halves of a head, and all are turned.
+template <int kThreads>
+FLASHPORT_DEVICE bool shares_angles(const AppendRotarySide& side, const RotaryParams& rotary, int position) {
+  return side.is_turned != 0 && rotary.cos != nullptr && rotary.is_interleaved == 0 &&
+         2 * rotary.half == side.head_dim && kThreads % (rotary.half / kOctet) == 0 && side.scale.data == nullptr &&
+         !is_block_format(side.format) && are_octets(side.rows) &&
+         static_cast<unsigned>(position) < static_cast<unsigned>(rotary.positions);
+}
+
+// move_row() of such a row: a thread takes the same sixteen values of a few heads at once, and asks for all of them
+// before it waits for any.
+template <int kThreads>
+FLASHPORT_DEVICE void turn_row(const AppendRotarySide& side, const RotaryParams& rotary, const Block& block,
+                               const RowPlace& place) {
+  constexpr int kAtOnce = 2;
+  const int pairs = rotary.half / kOctet, heads = kThreads / pairs;  // side by side
+  const int dim = block.thread() % pairs * kOctet;
+  const auto* rows = static_cast<const std::uint16_t*>(side.rows.data) + dim;
+  for (int first = block.thread() / pairs; first < side.heads; first += kAtOnce * heads) {
+    OctetBits x_bits[kAtOnce], y_bits[kAtOnce];
+    FLASHPORT_UNROLL(2)
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int head = first + i * heads;
+      if (head >= side.heads) break;
+      const auto* from = rows + strided_offset(side.rows, place.seq, place.token, head);
+      x_bits[i] = *reinterpret_cast<const OctetBits*>(from);
+      y_bits[i] = *reinterpret_cast<const OctetBits*>(from + rotary.half);
+    }
+    float c[kOctet], s[kOctet];
+    load_octet(c, rotary.cos, rotary.dtype, place.position * rotary.cos_stride + dim, 1);
+    load_octet(s, rotary.sin, rotary.dtype, place.position * rotary.sin_stride + dim, 1);
+    FLASHPORT_UNROLL(2)
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int head = first + i * heads;
+      if (head >= side.heads) break;
+      float x[kOctet], y[kOctet], turned[kOctet];
+      to_floats(x, x_bits[i], side.rows.dtype);
+      to_floats(y, y_bits[i], side.rows.dtype);
+      char* to = static_cast<char*>(side.cache.data) + row_offset(side.cache, place.to, head);
+      for (int j = 0; j < kOctet; ++j) turned[j] = fma_rn(x[j], c[j], y[j] * -s[j]);
+      store_octet(side.format, to, dim, turned);
+      for (int j = 0; j < kOctet; ++j) turned[j] = fma_rn(y[j], c[j], x[j] * s[j]);
+      store_octet(side.format, to, dim + rotary.half, turned);
+    }
+  }
+}
+
 // Moves all heads of a row, turned and in the format of its side, which is none whose scales lie beside it.
 template <int kThreads>
 FLASHPORT_DEVICE void move_row(const AppendRotarySide& side, const RotaryParams& rotary, const Block& block,
@@ -179,7 +237,11 @@ FLASHPORT_DEVICE void append_rotary(const AppendRotaryParams& p, const Block& bl
     const RowPlace place = is_query ? query_place(p, row) : new_place(p, row - q_rows);
     if (place.seq < 0) continue;
     for (int side = is_query ? 0 : 1; side < (is_query ? 1 : 3); ++side) {
-      move_row<kThreads>(p.sides[side], p.rotary, block, place);
+      if (shares_angles<kThreads>(p.sides[side], p.rotary, place.position)) {
+        turn_row<kThreads>(p.sides[side], p.rotary, block, place);
+      } else {
+        move_row<kThreads>(p.sides[side], p.rotary, block, place);
+      }
     }
   }
 }
