@@ -3,8 +3,9 @@
 // keys and copies of the queries. In fp32, with angle a_i of pair i at the row's position:
 //   (x, y) -> (x cos a_i - y sin a_i, x sin a_i + y cos a_i)
 //
-// A block takes one row after another: those of the queries, then those of the new keys and values. A thread takes
-// eight values of a head at a time, or a block of 32.
+// A wave takes one row after another: those of the queries, then those of the new keys and values. To find where a row
+// comes from and goes to takes as many instructions as half of its copies. A thread takes eight values of a head at a
+// time, or a block of 32.
 #pragma once
 
 #include "common/device/kv/append_kernel.h"
@@ -157,13 +158,16 @@ FLASHPORT_DEVICE bool shares_angles(const AppendRotarySide& side, const RotaryPa
 // move_row() of such a row: a thread takes the same sixteen values of a few heads at once, and asks for all of them
 // before it waits for any.
 template <int kThreads>
-FLASHPORT_DEVICE void turn_row(const AppendRotarySide& side, const RotaryParams& rotary, const Block& block,
+FLASHPORT_DEVICE void turn_row(const AppendRotarySide& side, const RotaryParams& rotary, int thread,
                                const RowPlace& place) {
   constexpr int kAtOnce = 2;
   const int pairs = rotary.half / kOctet, heads = kThreads / pairs;  // side by side
-  const int dim = block.thread() % pairs * kOctet;
+  const int dim = thread % pairs * kOctet;
   const auto* rows = static_cast<const std::uint16_t*>(side.rows.data) + dim;
-  for (int first = block.thread() / pairs; first < side.heads; first += kAtOnce * heads) {
+  float c[kOctet], s[kOctet];
+  load_octet(c, rotary.cos, rotary.dtype, place.position * rotary.cos_stride + dim, 1);
+  load_octet(s, rotary.sin, rotary.dtype, place.position * rotary.sin_stride + dim, 1);
+  for (int first = thread / pairs; first < side.heads; first += kAtOnce * heads) {
     OctetBits x_bits[kAtOnce], y_bits[kAtOnce];
     FLASHPORT_UNROLL(2)
     for (int i = 0; i < kAtOnce; ++i) {
@@ -173,9 +177,6 @@ FLASHPORT_DEVICE void turn_row(const AppendRotarySide& side, const RotaryParams&
       x_bits[i] = *reinterpret_cast<const OctetBits*>(from);
       y_bits[i] = *reinterpret_cast<const OctetBits*>(from + rotary.half);
     }
-    float c[kOctet], s[kOctet];
-    load_octet(c, rotary.cos, rotary.dtype, place.position * rotary.cos_stride + dim, 1);
-    load_octet(s, rotary.sin, rotary.dtype, place.position * rotary.sin_stride + dim, 1);
     FLASHPORT_UNROLL(2)
     for (int i = 0; i < kAtOnce; ++i) {
       const int head = first + i * heads;
@@ -194,13 +195,13 @@ FLASHPORT_DEVICE void turn_row(const AppendRotarySide& side, const RotaryParams&
 
 // Moves all heads of a row, turned and in the format of its side, which is none whose scales lie beside it.
 template <int kThreads>
-FLASHPORT_DEVICE void move_row(const AppendRotarySide& side, const RotaryParams& rotary, const Block& block,
+FLASHPORT_DEVICE void move_row(const AppendRotarySide& side, const RotaryParams& rotary, int thread,
                                const RowPlace& place) {
   const bool is_block = is_block_format(side.format);
   const int unit = is_block ? kAppendUnit : kOctet;
   const int units = side.head_dim / unit;
   const int position = side.is_turned != 0 ? place.position : rotary.positions;
-  for (int i = block.thread(); i < side.heads * units; i += kThreads) {
+  for (int i = thread; i < side.heads * units; i += kThreads) {
     const int head = i / units, first = i % units * unit;
     const std::int64_t from = strided_offset(side.rows, place.seq, place.token, head);
     char* to = static_cast<char*>(side.cache.data) + row_offset(side.cache, place.to, head);
@@ -231,16 +232,19 @@ FLASHPORT_DEVICE void append_rotary(const AppendRotaryParams& p, const Block& bl
     const int room = maximum(sequence_room(p.cache, seq) - before, 0);
     p.seqlens_out[seq] = before + minimum(sequence_new_rows(p, seq), room);
   }
+  constexpr int kRowThreads = kThreads < kWaveSize ? kThreads : kWaveSize, kRowsAtOnce = kThreads / kRowThreads;
+  const int thread = block.thread() % kRowThreads;
   const std::int64_t q_rows = p.rotary.cos != nullptr ? p.total_q : 0;
-  for (std::int64_t row = block.index(); row < q_rows + p.total_new; row += block.count()) {
+  for (std::int64_t row = block.index() * kRowsAtOnce + block.thread() / kRowThreads; row < q_rows + p.total_new;
+       row += block.count() * kRowsAtOnce) {
     const bool is_query = row < q_rows;
     const RowPlace place = is_query ? query_place(p, row) : new_place(p, row - q_rows);
     if (place.seq < 0) continue;
     for (int side = is_query ? 0 : 1; side < (is_query ? 1 : 3); ++side) {
-      if (shares_angles<kThreads>(p.sides[side], p.rotary, place.position)) {
-        turn_row<kThreads>(p.sides[side], p.rotary, block, place);
+      if (shares_angles<kRowThreads>(p.sides[side], p.rotary, place.position)) {
+        turn_row<kRowThreads>(p.sides[side], p.rotary, thread, place);
       } else {
-        move_row<kThreads>(p.sides[side], p.rotary, block, place);
+        move_row<kRowThreads>(p.sides[side], p.rotary, thread, place);
       }
     }
   }

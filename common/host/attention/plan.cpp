@@ -145,8 +145,10 @@ AppendLaunch plan_append(const AttentionProblem& problem, DeviceContext& device,
                        "batch");
   }
   const std::int64_t rows = (p.rotary.cos == nullptr ? 0 : p.total_q) + p.total_new;
-  AppendLaunch launch{.kernel = &device.plain_kernel(Check(problem.function), KernelTag::kAppendRotary),
-                      .grid = std::clamp<std::int64_t>(rows, 1, kMostBlocks),
+  const KernelEntry& kernel = device.plain_kernel(Check(problem.function), KernelTag::kAppendRotary);
+  const std::int64_t rows_at_once = std::max(kernel.threads / 32, 1);  // a wave takes a row, of 32 threads or of 64
+  AppendLaunch launch{.kernel = &kernel,
+                      .grid = std::clamp<std::int64_t>(ceil_div(rows, rows_at_once), 1, kMostBlocks),
                       .params = p,
                       .offset = std::max(align_up(workspace_bytes, kCounterBytes), kCounterAreaBytes)};
   workspace_bytes = launch.offset + append_bytes(p);
