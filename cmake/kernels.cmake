@@ -89,7 +89,7 @@ function(flashport_spell_decode target math k_format v_format dk dv rows)
   set(group decode_${formats}_${dk}x${dv} PARENT_SCOPE)
   if(target MATCHES "^cpu_")  # whose shapes of the same formats share most of their code
     set(group decode_${formats} PARENT_SCOPE)
-  elseif(target MATCHES "^gfx" AND NOT formats STREQUAL any)  # as on sm90a; those of any format take long by themselves
+  elseif(target MATCHES "^gfx" AND NOT formats STREQUAL any)  # those of any format take long by themselves
     set(group decode_${formats} PARENT_SCOPE)
   elseif(target MATCHES "^sm")  # where reading the headers takes as long as a small kernel
     if(formats STREQUAL any)  # which takes long to compile

@@ -3,9 +3,9 @@
 // keys and copies of the queries. In fp32, with angle a_i of pair i at the row's position:
 //   (x, y) -> (x cos a_i - y sin a_i, x sin a_i + y cos a_i)
 //
-// A wave takes one row after another: those of the queries, then those of the new keys and values. To find where a row
-// comes from and goes to takes as many instructions as half of its copies. A thread takes eight values of a head at a
-// time, or a block of 32.
+// A wave takes one row after another: those of the queries, then those of the new keys and values. Where rows are few,
+// a block does. To find where a row comes from and goes to takes half of the instructions of a block's wave. A thread
+// takes eight values of a head at a time, or a block of 32.
 #pragma once
 
 #include "common/device/kv/append_kernel.h"
@@ -146,28 +146,32 @@ FLASHPORT_DEVICE bool are_octets(const StridedRows& rows) {
          (reinterpret_cast<std::uintptr_t>(rows.data) | 2 * elements) % sizeof(OctetBits) == 0;
 }
 
+// The threads that have a row.
+struct RowThreads {
+  int thread, threads;
+};
+
 // Whether threads can have the same angles for all heads of a row: pairs are the halves of a head, and all are turned.
-template <int kThreads>
-FLASHPORT_DEVICE bool shares_angles(const AppendRotarySide& side, const RotaryParams& rotary, int position) {
+FLASHPORT_DEVICE bool shares_angles(const AppendRotarySide& side, const RotaryParams& rotary, int threads,
+                                    int position) {
   return side.is_turned != 0 && rotary.cos != nullptr && rotary.is_interleaved == 0 &&
-         2 * rotary.half == side.head_dim && kThreads % (rotary.half / kOctet) == 0 && side.scale.data == nullptr &&
+         2 * rotary.half == side.head_dim && threads % (rotary.half / kOctet) == 0 && side.scale.data == nullptr &&
          !is_block_format(side.format) && are_octets(side.rows) &&
          static_cast<unsigned>(position) < static_cast<unsigned>(rotary.positions);
 }
 
 // move_row() of such a row: a thread takes the same sixteen values of a few heads at once, and asks for all of them
 // before it waits for any.
-template <int kThreads>
-FLASHPORT_DEVICE void turn_row(const AppendRotarySide& side, const RotaryParams& rotary, int thread,
+FLASHPORT_DEVICE void turn_row(const AppendRotarySide& side, const RotaryParams& rotary, const RowThreads& its,
                                const RowPlace& place) {
   constexpr int kAtOnce = 2;
-  const int pairs = rotary.half / kOctet, heads = kThreads / pairs;  // side by side
-  const int dim = thread % pairs * kOctet;
+  const int pairs = rotary.half / kOctet, heads = its.threads / pairs;  // side by side
+  const int dim = its.thread % pairs * kOctet;
   const auto* rows = static_cast<const std::uint16_t*>(side.rows.data) + dim;
   float c[kOctet], s[kOctet];
   load_octet(c, rotary.cos, rotary.dtype, place.position * rotary.cos_stride + dim, 1);
   load_octet(s, rotary.sin, rotary.dtype, place.position * rotary.sin_stride + dim, 1);
-  for (int first = thread / pairs; first < side.heads; first += kAtOnce * heads) {
+  for (int first = its.thread / pairs; first < side.heads; first += kAtOnce * heads) {
     OctetBits x_bits[kAtOnce], y_bits[kAtOnce];
     FLASHPORT_UNROLL(2)
     for (int i = 0; i < kAtOnce; ++i) {
@@ -194,14 +198,13 @@ FLASHPORT_DEVICE void turn_row(const AppendRotarySide& side, const RotaryParams&
 }
 
 // Moves all heads of a row, turned and in the format of its side, which is none whose scales lie beside it.
-template <int kThreads>
-FLASHPORT_DEVICE void move_row(const AppendRotarySide& side, const RotaryParams& rotary, int thread,
+FLASHPORT_DEVICE void move_row(const AppendRotarySide& side, const RotaryParams& rotary, const RowThreads& its,
                                const RowPlace& place) {
   const bool is_block = is_block_format(side.format);
   const int unit = is_block ? kAppendUnit : kOctet;
   const int units = side.head_dim / unit;
   const int position = side.is_turned != 0 ? place.position : rotary.positions;
-  for (int i = thread; i < side.heads * units; i += kThreads) {
+  for (int i = its.thread; i < side.heads * units; i += its.threads) {
     const int head = i / units, first = i % units * unit;
     const std::int64_t from = strided_offset(side.rows, place.seq, place.token, head);
     char* to = static_cast<char*>(side.cache.data) + row_offset(side.cache, place.to, head);
@@ -232,19 +235,21 @@ FLASHPORT_DEVICE void append_rotary(const AppendRotaryParams& p, const Block& bl
     const int room = maximum(sequence_room(p.cache, seq) - before, 0);
     p.seqlens_out[seq] = before + minimum(sequence_new_rows(p, seq), room);
   }
-  constexpr int kRowThreads = kThreads < kWaveSize ? kThreads : kWaveSize, kRowsAtOnce = kThreads / kRowThreads;
-  const int thread = block.thread() % kRowThreads;
-  const std::int64_t q_rows = p.rotary.cos != nullptr ? p.total_q : 0;
-  for (std::int64_t row = block.index() * kRowsAtOnce + block.thread() / kRowThreads; row < q_rows + p.total_new;
-       row += block.count() * kRowsAtOnce) {
+  const std::int64_t q_rows = p.rotary.cos != nullptr ? p.total_q : 0, rows = q_rows + p.total_new;
+  constexpr int kWaves = kThreads > kWaveSize ? kThreads / kWaveSize : 1;
+  const bool few = kWaves == 1 || block.count() >= rows;
+  const RowThreads its = few ? RowThreads{block.thread(), kThreads} : RowThreads{block.lane(), kWaveSize};
+  const int rows_at_once = few ? 1 : kWaves;
+  for (std::int64_t row = block.index() * rows_at_once + (few ? 0 : block.wave()); row < rows;
+       row += block.count() * rows_at_once) {
     const bool is_query = row < q_rows;
     const RowPlace place = is_query ? query_place(p, row) : new_place(p, row - q_rows);
     if (place.seq < 0) continue;
     for (int side = is_query ? 0 : 1; side < (is_query ? 1 : 3); ++side) {
-      if (shares_angles<kRowThreads>(p.sides[side], p.rotary, place.position)) {
-        turn_row<kRowThreads>(p.sides[side], p.rotary, thread, place);
+      if (shares_angles(p.sides[side], p.rotary, its.threads, place.position)) {
+        turn_row(p.sides[side], p.rotary, its, place);
       } else {
-        move_row<kRowThreads>(p.sides[side], p.rotary, thread, place);
+        move_row(p.sides[side], p.rotary, its, place);
       }
     }
   }

@@ -146,7 +146,10 @@ AppendLaunch plan_append(const AttentionProblem& problem, DeviceContext& device,
   }
   const std::int64_t rows = (p.rotary.cos == nullptr ? 0 : p.total_q) + p.total_new;
   const KernelEntry& kernel = device.plain_kernel(Check(problem.function), KernelTag::kAppendRotary);
-  const std::int64_t rows_at_once = std::max(kernel.threads / 32, 1);  // a wave takes a row, of 32 threads or of 64
+  // A block has a row where these are few, else each of its waves has one, of 32 threads or of 64.
+  constexpr std::int64_t kRowsOfMultiprocessor = 4;
+  const std::int64_t rows_at_once =
+      rows <= kRowsOfMultiprocessor * device.multiprocessors() ? 1 : std::max(kernel.threads / 64, 1);
   AppendLaunch launch{.kernel = &kernel,
                       .grid = std::clamp<std::int64_t>(ceil_div(rows, rows_at_once), 1, kMostBlocks),
                       .params = p,

@@ -310,9 +310,9 @@ TEST(RowLayout, FirstBlockFollowsFromTheHead) {
 constexpr int swizzled(int address) { return address ^ (address >> 7 & 7) << 4; }
 
 // Panels, as wgmma's descriptors step through them (cuda/decode/wgmma_tiles.h), against where copies put each value.
-template <int kDim>
+template <int kDim, int kRows = kLeafKeys>
 void check_panels() {
-  using Layout = PanelLayout<kDim>;
+  using Layout = PanelLayout<kDim, kRows>;
   constexpr int kGroup = 1024;  // from eight rows to the next eight
   const auto row_in_panel = [](int row) { return row / 8 * kGroup + row % 8 * 128; };
   for (int step = 0; step < kDim / 16; ++step) {  // 16 dims of each row: queries, keys
@@ -350,7 +350,9 @@ void check_panels() {
 
 TEST(RowLayout, PanelsAreWhatWgmmaReads) {
   check_panels<64>();
+  check_panels<64, 128>();
   check_panels<128>();
+  check_panels<128, 128>();
   check_panels<192>();
   check_panels<256>();
 }

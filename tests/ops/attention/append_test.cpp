@@ -144,6 +144,21 @@ std::vector<AppendCase> append_cases() {
                      .rotary = rotary});
     cases.push_back({.name = text + "_loose", .rotary = rotary, .loose = true});
   }
+  // So many rows that waves have one each, and more heads than threads have side by side.
+  for (const bool packed : {false, true}) {
+    cases.push_back({.name = packed ? "many_heads_packed" : "many_heads",
+                     .added = {70, 70, 70, 70},
+                     .packed_new = packed,
+                     .queries = {70, 70, 70, 70},
+                     .packed_q = packed,
+                     .pages = Pages::kBlockTable,
+                     .dim_qk = 128,
+                     .dim_v = 128,
+                     .q_heads = 20,
+                     .kv_heads = 10,
+                     .rotary_dim = 128,
+                     .room = 128});
+  }
   cases.push_back({.name = "one_token", .added = {1, 1, 1, 1}, .queries = {1, 1, 1, 1}, .q_heads = 8});
   cases.push_back({.name = "hnd_pages", .pages = Pages::kBlockTableHnd});
   cases.push_back({.name = "token_table", .pages = Pages::kTokenTable});
