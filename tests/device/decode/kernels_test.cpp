@@ -158,7 +158,7 @@ TEST_P(NativeKernels, LengthsThatTheKernelBeforeWrites) {
   const Lengths lens = {300, 1, 700};
   for (const Lengths& before :
        {Lengths{300, 1, 700}, Lengths{0, 0, 0}, Lengths{700, 700, 699}, Lengths{-7, 1 << 30, 1}}) {
-    for (const int blocks : {1, 3, 6}) {
+    for (const int blocks : {1, 6}) {
       set_blocks(blocks);
       const DecodeCase c = make(lens, 4);
       SCOPED_TRACE(std::to_string(before[0]) + ", " + std::to_string(blocks) + " blocks");
