@@ -87,9 +87,8 @@ function(flashport_spell_decode target math k_format v_format dk dv rows)
   set(key decode/${math}/${kv}/hd${dims}/r${rows}/${target} PARENT_SCOPE)
   set(arguments "MathType::${math_${math}}, KvFormat::${format_${k_format}}, KvFormat::${format_${v_format}}, ${dk}, ${dv}, ${rows}" PARENT_SCOPE)
   set(group decode_${formats}_${dk}x${dv} PARENT_SCOPE)
-  if(target MATCHES "^cpu_")  # whose shapes of the same formats share most of their code
-    set(group decode_${formats} PARENT_SCOPE)
-  elseif(target MATCHES "^gfx" AND NOT formats STREQUAL any)  # those of any format take long by themselves
+  # Shapes of the same formats share the headers, and on the CPU most of their code; kernels of any format take long.
+  if(target MATCHES "^cpu_" OR (target MATCHES "^gfx" AND NOT formats STREQUAL any))
     set(group decode_${formats} PARENT_SCOPE)
   elseif(target MATCHES "^sm")  # where reading the headers takes as long as a small kernel
     if(formats STREQUAL any)  # which takes long to compile

@@ -65,7 +65,7 @@ double scale_of(const std::optional<Array>& scale, const Sequence& s, std::int64
   return scale ? scale->at({s.index, kv_head}) : 1;
 }
 
-// Of value `dim` of `dims`, from a scale that lies beside its row.
+// The scale of value `dim` of `dims`, one that lies beside its row.
 double row_scale_of(const AttentionInputs& in, const std::optional<Array>& scale, const Sequence& s, std::int64_t token,
                     std::int64_t kv_head, std::int64_t dim, std::int64_t dims) {
   if (!scale) return 1;

@@ -58,7 +58,7 @@ TEST(DevicePhilox, EveryKeyHasBitsOfItsOwn) {
   EXPECT_EQ(keys.size(), 192u);
 }
 
-// Of all bytes and limits, whatever the neighbours are.
+// All bytes and limits, whatever the neighbours are.
 TEST(DevicePhilox, KeepsWhatReachesTheLimit) {
   for (unsigned below = 0; below < 256; ++below) {
     const DropLimit limit = drop_limit(below);

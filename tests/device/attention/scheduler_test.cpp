@@ -210,7 +210,7 @@ TEST(TileScheduler, PiecesOfDenseSequences) {
   expect_order({.q_lens = {20, 20}, .kv_lens = {3000, 3000}, .packed = false, .group = 1, .by_lengths = true});
 }
 
-// Of several pieces, one, and none; where a window begins, and where few key tiles make fewer pieces.
+// Several pieces, one, and none; where a window begins, and where few key tiles make fewer pieces.
 TEST(TileScheduler, PiecesOfSequencesWithLengthsOfTheirOwn) {
   expect_order({.q_lens = {40, 0, 17, 100, 1, 16}, .kv_lens = {40, 5, 0, 300, 1, 2}, .pieces = 7});
   expect_order({.q_lens = {40, 0, 17, 100}, .kv_lens = {40, 5, 0, 300}, .pieces = 3, .window_left = 33});

@@ -44,7 +44,7 @@ struct Stored {
   int page_size, pages;  // of a sequence
   Side k, v;
 
-  // Of a row in its cache.
+  // The number of a row in its cache.
   std::size_t row(int seq, int key, int head) const {
     const int page = table[static_cast<std::size_t>(seq * pages + key / page_size)];
     return static_cast<std::size_t>((page * page_size + key % page_size) * kHeads + head);

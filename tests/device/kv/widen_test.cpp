@@ -65,7 +65,7 @@ TEST(Widen, RowsAreTheReferencesRoundedOnce) {
   }
 }
 
-// Of two values of 16 bits; zero has no sign.
+// Two values of 16 bits; zero has no sign.
 unsigned without_sign_of_zero(unsigned two) {
   for (const unsigned half : {0xffffu, 0xffff0000u}) {
     if ((two & half & 0x7fff7fffu) == 0) two &= ~half;

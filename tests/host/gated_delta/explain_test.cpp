@@ -114,7 +114,7 @@ TEST_F(ExplainedGatedDelta, Chunks) {
   EXPECT_NE(s.text.find(" tokens, then gated_delta_chunk/"), std::string::npos) << s.text;
   expect_launched();
 
-  // Of packed sequences each may end in a chunk of its own.
+  // Each packed sequence may end in a chunk of its own.
   query.packed = true;
   query.batch = 3;
   std::int32_t offsets[] = {0, 1, 1, 1280};
