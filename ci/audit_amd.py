@@ -106,6 +106,7 @@ def audit(target: str, folder: Path, tools: str | None) -> tuple[dict[str, dict[
     readelf, objdump = find_tool("llvm-readelf", tools), find_tool("llvm-objdump", tools)
     machine = MACHINES[target]
     rows: dict[str, dict[str, int]] = {}
+    found_in: dict[str, str] = {}
     errors: list[str] = []
     notes: list[str] = []
     for code_object in sorted(folder.glob("*.co")):
@@ -115,6 +116,9 @@ def audit(target: str, folder: Path, tools: str | None) -> tuple[dict[str, dict[
         errors += unfollowed
         for kernel in kernel_notes(metadata):
             name = kernel["name"].removeprefix(f"flashport_{target}_")
+            if name in found_in:
+                errors.append(f"{name}: in {found_in[name]} and in {code_object.name}; remove what an older build left")
+            found_in[name] = code_object.name
             waves = int(kernel["max_flat_workgroup_size"]) // int(kernel["wavefront_size"])
             vgprs, lds = int(kernel["vgpr_count"]), int(kernel["group_segment_fixed_size"])
             rows[name] = {

@@ -5,6 +5,7 @@ out of the text of the target's block.h.
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -155,6 +156,14 @@ def test_cdna_less_a_fence_or_a_wait(request, tmp_path, target, changes, reason,
     ] or not reason
     for compiler in ("this one", "another"):
         assert errors_against(tmp_path, CDNA, order(row), compiler) == [f"signal: {text}" for text in errors]
+
+
+def test_kernel_in_two_code_objects(request, tmp_path):
+    """As where a build has left what it no longer makes: then the table would have the figures of one of them."""
+    hip_audit(request.config, tmp_path, "gfx942", {})
+    shutil.copy(tmp_path / "signal.co", tmp_path / "stale.co")
+    _, errors, _ = audit_amd.audit("gfx942", tmp_path, request.config.getoption("--hip-tools"))
+    assert errors == ["signal: in signal.co and in stale.co; remove what an older build left"]
 
 
 # A compiler may wait by itself, as clang does after 22.1: then the wait is taken out of the listing.
