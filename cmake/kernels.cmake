@@ -10,8 +10,8 @@ set(FLASHPORT_COLUMNS_decode 7)
 set(FLASHPORT_MINIMAL_decode "[|]bf16[|]bf16[|]128[|]128[|]")
 set(FLASHPORT_COLUMNS_decode_append 5)
 set(FLASHPORT_MINIMAL_decode_append "^bf16[|]128[|]128[|]")
-set(FLASHPORT_COLUMNS_decode_plain 6)
-set(FLASHPORT_MINIMAL_decode_plain "[|]bf16[|]128[|]128[|]")
+set(FLASHPORT_COLUMNS_decode_plain 7)
+set(FLASHPORT_MINIMAL_decode_plain "[|]bf16[|]bf16[|]128[|]128[|]")
 set(FLASHPORT_COLUMNS_gated_delta 6)
 set(FLASHPORT_MINIMAL_gated_delta ".")
 set(FLASHPORT_COLUMNS_gated_delta_chunk 4)
@@ -103,8 +103,8 @@ endfunction()
 
 # In a function that spells a row of decode's kernels of one kind: as the row of the same shape in decode's table, with
 # what the kind adds to its arguments.
-macro(flashport_spell_decode_kind kind target math format dk dv rows more_arguments)
-  flashport_spell_decode(${target} ${math} ${format} ${format} ${dk} ${dv} ${rows})
+macro(flashport_spell_decode_kind kind target math k_format v_format dk dv rows more_arguments)
+  flashport_spell_decode(${target} ${math} ${k_format} ${v_format} ${dk} ${dv} ${rows})
   string(REPLACE "_decode_" "_decode_${kind}_" symbol "${symbol}")
   string(REPLACE "decode/" "decode_${kind}/" key "${key}")
   string(APPEND arguments "${more_arguments}")
@@ -114,12 +114,12 @@ macro(flashport_spell_decode_kind kind target math format dk dv rows more_argume
 endmacro()
 
 function(flashport_spell_decode_append target math dk dv rows)
-  flashport_spell_decode_kind(append ${target} ${math} ${math} ${dk} ${dv} ${rows} ", true")
+  flashport_spell_decode_kind(append ${target} ${math} ${math} ${math} ${dk} ${dv} ${rows} ", true")
   set(group decode_append PARENT_SCOPE)
 endfunction()
 
-function(flashport_spell_decode_plain target math format dk dv rows)
-  flashport_spell_decode_kind(plain ${target} ${math} ${format} ${dk} ${dv} ${rows} ", false, true")
+function(flashport_spell_decode_plain target math k_format v_format dk dv rows)
+  flashport_spell_decode_kind(plain ${target} ${math} ${k_format} ${v_format} ${dk} ${dv} ${rows} ", false, true")
   set(group decode_plain PARENT_SCOPE)
 endfunction()
 

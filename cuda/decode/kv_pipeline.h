@@ -29,12 +29,12 @@ template <DecodeConfig kCfg>
 struct DecodeShared;  // of a team; those of a block's teams lie side by side
 
 // Rows of a tile, from the beginning of the first team's on.
-template <DecodeConfig kCfg, int kDim>
+template <DecodeConfig kCfg, KvFormat kFormat, int kDim>
 using TileLayout = std::conditional_t<uses_wgmma(kCfg.shape), PanelLayout<kDim, turn_keys(kCfg)>,
-                                      RowLayout<product_format(kCfg.shape), kDim, kCfg.tuning.teams, turn_keys(kCfg)>>;
-template <DecodeConfig kCfg, int kDim>
-struct TileRows : TileLayout<kCfg, kDim> {
-  using Base = TileLayout<kCfg, kDim>;
+                                      RowLayout<kFormat, kDim, kCfg.tuning.teams, turn_keys(kCfg)>>;
+template <DecodeConfig kCfg, KvFormat kFormat, int kDim>
+struct TileRows : TileLayout<kCfg, kFormat, kDim> {
+  using Base = TileLayout<kCfg, kFormat, kDim>;
   static constexpr int row_offset(int row) { return Base::row_offset(row, sizeof(DecodeShared<kCfg>)); }
   static constexpr int offset(int row, int byte) { return row_offset(row) + (Base::column(byte) ^ Base::swizzle(row)); }
 };
@@ -46,8 +46,10 @@ inline constexpr int kTileAlignment = uses_wgmma(kCfg.shape) ? 1024 : 128;
 // Tiles of the keys of a turn and tiles of their values alike take kBytes of each team's ring.
 template <DecodeConfig kCfg>
 struct KvTiles {
-  using Keys = TileRows<kCfg, kCfg.shape.head_dim_qk>;
-  using Values = TileRows<kCfg, kCfg.shape.head_dim_v>;
+  static constexpr KvFormat kKeyFormat = product_format(kCfg.shape);
+  static constexpr KvFormat kValueFormat = reads_segments(kCfg.shape) ? kKeyFormat : kCfg.shape.v_format;
+  using Keys = TileRows<kCfg, kKeyFormat, kCfg.shape.head_dim_qk>;
+  using Values = TileRows<kCfg, kValueFormat, kCfg.shape.head_dim_v>;
   static constexpr int kBytes =
       (Keys::kRows * (Keys::kPitch > Values::kPitch ? Keys::kPitch : Values::kPitch) + 127) / 128 * 128;
 };

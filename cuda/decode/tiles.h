@@ -42,18 +42,16 @@ template <DecodeConfig kCfg>
 class DecodeTiles {
   static constexpr DecodeShape kShape = kCfg.shape;
   static constexpr MathType kMath = kShape.math;
-  static_assert(kShape.k_format == kShape.v_format, "these tiles read K and V of one format");
   static constexpr bool kScaled = is_block_cache(kShape.k_format);
-  static constexpr BlockWidening kWidening = block_widening(kShape.k_format);
-  static constexpr float kProbabilityUnit = kWidening.probability_unit;
-  static constexpr unsigned kKeysTooMuch = kWidening.keys_too_much[0],
-                            kKeysTooMuchInSecond = kWidening.keys_too_much[1],
-                            kValuesTooMuch = kWidening.values_too_much[0],
-                            kValuesTooMuchInSecond = kWidening.values_too_much[1];
+  static_assert(kShape.k_format == kShape.v_format || (kScaled && is_block_cache(kShape.v_format)),
+                "these tiles read K and V of one format, or both in blocks");
+  static constexpr BlockWidening kOfKeys = block_widening(kShape.k_format), kOfValues = block_widening(kShape.v_format);
+  static constexpr float kProbabilityUnit = kOfValues.probability_unit;
+  static constexpr unsigned kKeysTooMuch = kOfKeys.keys_too_much[0], kKeysTooMuchInSecond = kOfKeys.keys_too_much[1],
+                            kValuesTooMuch = kOfValues.values_too_much[0],
+                            kValuesTooMuchInSecond = kOfValues.values_too_much[1];
   // The first tile of a group of q4_0 values has products with whole bytes.
   static constexpr bool kHalves = kShape.v_format == KvFormat::kQ4_0;
-  // Operands of products with what widened values have too much: two where steps, or tiles, differ.
-  static constexpr int kOperands = !kScaled ? 0 : kShape.k_format == KvFormat::kQ4_0 ? 2 : 1;
   static constexpr int kColWaves = column_waves(kCfg);
   static constexpr int kRowWaves = kCfg.tuning.waves / kColWaves;
   static constexpr int kWaveRows = wave_rows(kCfg);
@@ -73,12 +71,12 @@ class DecodeTiles {
   static constexpr int kSliceColumns = kColumns / kColWaves;
   static constexpr int kTurnLeaves = kCfg.tuning.leaves;
   // More registers than these would spill.
-  static constexpr bool kKeepsNone = kScaled && !(kShape.k_format == KvFormat::kQ4_0 && kRowTiles == 1);
+  static constexpr bool kKeepsNone = kScaled && !(kShape.k_format == KvFormat::kQ4_0 && kHalves && kRowTiles == 1);
   static constexpr int kKeptStates = kKeepsNone                   ? 0
                                      : kColTiles * kRowTiles <= 2 ? 2
                                      : kColTiles * kRowTiles <= 4 ? 1
                                                                   : 0;
-  static constexpr float kScoreUnit = kScaled ? kWidening.key_unit : 1.0f;
+  static constexpr float kScoreUnit = kScaled ? kOfKeys.key_unit : 1.0f;
   static constexpr bool kClearsGroup = kKeptStates == 1;
   struct Rows {
     float v[kRowSlots];
@@ -168,7 +166,7 @@ class DecodeTiles {
     // products are a short chain of their own, and there is one sum.
     Scores sums[2] = {};
     unsigned kept[kKeyTiles][kept_words(kShape.k_format)];
-    [[maybe_unused]] const TooMuch too_much(shared_, false);
+    [[maybe_unused]] const TooMuch<kShape.k_format> too_much(shared_.too_much, false);
 #pragma unroll
     for (int pair = 0; pair < kStepPairs; ++pair) {
       unsigned b[kRowTiles][4];
@@ -231,7 +229,7 @@ class DecodeTiles {
     Rows m, l, reference;
     reduce_rows(scores, m, [](float a, float b) { return maximum(a, b); });
     for (int slot = 0; slot < kRowSlots; ++slot) {
-      reference[slot] = kScaled ? finite(m[slot]) - kWidening.probability_exponent : finite(m[slot]);
+      reference[slot] = kScaled ? finite(m[slot]) - kOfValues.probability_exponent : finite(m[slot]);
     }
     for_each(scores, [&](float& x, int slot, int) { x = exp2_approx(x - reference[slot]); });
     for_each_key_pair(scores, [&](int key_tile, int tile, int half, float even, float odd) {
@@ -284,7 +282,7 @@ class DecodeTiles {
       }
       for_each_register(state.o.c, [&](float& x, int, int tile, int i) { x = mul_rn(x, before[2 * tile + i % 2]); });
     }
-    [[maybe_unused]] const TooMuch too_much(shared_, true);
+    [[maybe_unused]] const TooMuch<kShape.v_format> too_much(shared_.too_much, true);
     const int lane = block_.lane();
     Out sum;
 #pragma unroll
@@ -321,8 +319,8 @@ class DecodeTiles {
         }
         if (step % kKeyTiles < kKeyTiles - 1) continue;
         const Rows& weight = weights[step / kKeyTiles];
-        constexpr float kUnits[2] = {kWidening.value_units[0] * kProbabilityUnit,
-                                     kWidening.value_units[1] * kProbabilityUnit};
+        constexpr float kUnits[2] = {kOfValues.value_units[0] * kProbabilityUnit,
+                                     kOfValues.value_units[1] * kProbabilityUnit};
         Rows of_tile[kTilesAtOnce];
         for (int i = 0; i < kTilesAtOnce; ++i) {
           for (int slot = 0; slot < kRowSlots; ++slot) {
@@ -439,11 +437,15 @@ class DecodeTiles {
   // Products with what widened values have too much, all 16 of A's rows alike. An operand that the compiler knows to be
   // one constant is put together for each product anew; this one comes from shared memory, for each leaf, which takes
   // fewer registers.
+  template <KvFormat kFormat>
   struct TooMuch {
-    unsigned a[kOperands + 1][4];  // one more, because none is no array
-    FLASHPORT_DEVICE TooMuch(const DecodeShared<kCfg>& shared, bool of_values) {
+    // Two where steps, or tiles, differ. Without blocks none is used.
+    static constexpr int kOperands = kFormat == KvFormat::kQ4_0 ? 2 : 1;
+    unsigned a[kOperands][4];
+    template <class Stored>
+    FLASHPORT_DEVICE TooMuch(const Stored& stored, bool of_values) {
       if constexpr (kScaled) {
-        const auto& from = of_values ? shared.too_much.of_values : shared.too_much.of_keys;
+        const auto& from = of_values ? stored.of_values : stored.of_keys;
         for (int i = 0; i < kOperands; ++i) load_shared(a[i], from[i]);
       }
     }

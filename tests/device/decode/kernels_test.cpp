@@ -65,8 +65,12 @@ struct Native {
   Type math;
   int rows;
   bool plain = false;
+  Type values = cache;
+  [[nodiscard]] std::string formats(const char* between) const {
+    return type_name(cache) + (values == cache ? "" : between + std::string(type_name(values)));
+  }
   // The data follow from it: those of both kernels of a shape are the same, as their bits are.
-  [[nodiscard]] std::string shape() const { return std::string(type_name(cache)) + "_r" + std::to_string(rows); }
+  [[nodiscard]] std::string shape() const { return formats("_") + "_r" + std::to_string(rows); }
   [[nodiscard]] std::string name() const { return shape() + (plain ? "_plain" : ""); }
 };
 
@@ -75,6 +79,7 @@ class NativeKernels : public testing::TestWithParam<Native> {
   static DecodeCase make(const Lengths& lens, std::int64_t kv_heads) {
     const Native& kernel = GetParam();
     DecodeCase c = case_of(kernel.shape(), kernel.q, kernel.cache, lens, kv_heads);
+    c.v_format = kernel.values;
     c.lse = !kernel.plain;
     if (kernel.rows == 16) {
       c.q_len = 3;
@@ -90,9 +95,9 @@ class NativeKernels : public testing::TestWithParam<Native> {
     for (const std::int64_t length : c.lens) lens += " " + std::to_string(length);
     SCOPED_TRACE(c.layout + ", " + c.strides + ", " + std::to_string(c.hkv) + " kv heads, lengths" + lens);
     const std::string kernel = flashport_test::expect_right(c, GetParam().math);
-    EXPECT_NE(
-        kernel.find("/kv=" + std::string(type_name(c.k_format)) + "/hd128/r" + std::to_string(GetParam().rows) + "/"),
-        std::string::npos)
+    EXPECT_NE(kernel.find((c.k_format == c.v_format ? "/kv=" : "/k=") + GetParam().formats("/v=") + "/hd128/r" +
+                          std::to_string(GetParam().rows) + "/"),
+              std::string::npos)
         << kernel;
     if (GetParam().plain && c.strides == "dense") {
       EXPECT_TRUE(kernel.starts_with("decode_plain/")) << kernel;
@@ -186,7 +191,10 @@ INSTANTIATE_TEST_SUITE_P(
                     Native{Type::kF16, Type::kQ4_0, Type::kF16, 16},
                     Native{Type::kBF16, Type::kBF16, Type::kBF16, 8, true},
                     Native{Type::kBF16, Type::kBF16, Type::kBF16, 128, true},
-                    Native{Type::kF16, Type::kQ8_0, Type::kF16, 8, true}),
+                    Native{Type::kF16, Type::kQ8_0, Type::kF16, 8, true},
+                    Native{Type::kF16, Type::kQ8_0, Type::kF16, 8, false, Type::kQ4_0},
+                    Native{Type::kF16, Type::kQ8_0, Type::kF16, 16, false, Type::kQ4_0},
+                    Native{Type::kF16, Type::kQ8_0, Type::kF16, 8, true, Type::kQ4_0}),
     [](const auto& info) { return info.param.name(); });
 
 // Some rows and keys of the last tile are padding, and so is a whole warpgroup of a second tile of 128 rows. The query

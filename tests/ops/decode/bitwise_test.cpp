@@ -44,6 +44,7 @@ const PoolShape kShapes[] = {
     {"bitwise_plain_bf16_fp8_e4m3_d128", Type::kBF16, Type::kE4M3, 128, 128, 8, 1, 16, 1, false},
     {"bitwise_plain_bf16_q8_0_d128", Type::kBF16, Type::kQ8_0, 128, 128, 8, 4, 16, 1, false},
     {"bitwise_plain_bf16_q4_0_d128", Type::kBF16, Type::kQ4_0, 128, 128, 8, 4, 16, 1, false},
+    {"bitwise_plain_bf16_q8_0_q4_0_d128", Type::kBF16, Type::kQ8_0, 128, 128, 8, 4, 16, 1, false, Type::kQ4_0},
 };
 
 // One leaf (64 keys) and less, one group of chunks and several, chunks of one leaf and of many.

@@ -10,16 +10,17 @@ namespace {
 
 std::int64_t page_count(std::int64_t len, std::int64_t page) { return (len + page - 1) / page; }
 
-CacheShape cache_shape(const PoolShape& s, const std::vector<std::int64_t>& lens, std::int64_t dim) {
+CacheShape cache_shape(const PoolShape& s, const std::vector<std::int64_t>& lens, reference::Type type,
+                       std::int64_t dim) {
   std::int64_t pages = 2;
   for (std::int64_t len : lens) pages += page_count(len, s.page);
-  return {pages, s.page, s.hkv, row_extent(s.kv, dim)};
+  return {pages, s.page, s.hkv, row_extent(type, dim)};
 }
 
 }  // namespace
 
 flashport::DecodeQuery PoolShape::query(std::int64_t with_q_len) const {
-  return {query_target(), dtype_of(q), format_of(kv), format_of(kv), dk, dv, hq / hkv, with_q_len};
+  return {query_target(), dtype_of(q), format_of(kv), format_of(v), dk, dv, hq / hkv, with_q_len};
 }
 
 RequestPool::RequestPool(const PoolShape& shape, std::vector<std::int64_t> lens, std::uint64_t seed)
@@ -27,8 +28,8 @@ RequestPool::RequestPool(const PoolShape& shape, std::vector<std::int64_t> lens,
       lens_(std::move(lens)),
       max_pages_(1 + page_count(*std::max_element(lens_.begin(), lens_.end()), shape.page)),
       q_(shape.q, {static_cast<std::int64_t>(lens_.size()), shape.q_len, shape.hq, shape.dk}),
-      k_(make_cache(shape.kv, cache_shape(shape, lens_, shape.dk))),
-      v_(make_cache(shape.kv, cache_shape(shape, lens_, shape.dv))) {
+      k_(make_cache(shape.kv, cache_shape(shape, lens_, shape.kv, shape.dk))),
+      v_(make_cache(shape.v, cache_shape(shape, lens_, shape.v, shape.dv))) {
   Random random(seed);
   q_.for_each([&](const Shape& index) { q_.set(index, random.normal()); });
   const std::vector<std::int64_t> order = random.permutation(k_.shape()[0]);
@@ -88,7 +89,8 @@ RequestPool::Call::Call(const RequestPool& pool, const std::vector<std::int64_t>
   args_.q = q_.view();
   args_.k_cache = pool.k_.view();
   args_.v_cache = pool.v_.view();
-  args_.k_format = args_.v_format = format_of(s.kv);
+  args_.k_format = format_of(s.kv);
+  args_.v_format = format_of(s.v);
   args_.seqlens = seqlens_.view();
   args_.block_table = table_.view();
   args_.out = out_.view();

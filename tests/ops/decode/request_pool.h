@@ -19,6 +19,7 @@ struct PoolShape {
   std::int64_t dk, dv, hq, hkv, page;
   std::int64_t q_len;  // of every request, and max_q_len of ragged calls
   bool lse = true;     // without it calls are plain, unless they are ragged (PlainDecodeParams)
+  reference::Type v = kv;
 
   [[nodiscard]] flashport::DecodeQuery query(std::int64_t with_q_len) const;
 };
