@@ -43,7 +43,8 @@ BARS = {  # a ratio of rates is at least the bar
     **{f"{DENSE}, {kv}": 0.80 for kv in ("fp8 kv", "q8_0 kv", "q4_0 kv", "q5_1 kv")},
     **{f"{DENSE}, pages of 16, {kv}": 0.80 for kv in ("q8_0 kv", "q4_0 kv", "q5_1 kv")},
     **{
-        f"4 x 4096, 32/8 D128 {mask}, {option}": 0.60
+        f"4 x 4096, {heads} {mask}, {option}": 0.60
+        for heads in ("32/8 D64", "32/8 D128", "16/4 D256")
         for mask in ("causal", "full")
         for option in ("softcap 50.0", "alibi slopes", "bias bf16", "dropout_p 0.1")
     },

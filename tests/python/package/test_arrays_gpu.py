@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import flashport
+from attention_call import expect_right, make_attention, poisoned_outputs
 from chunk_call import expected as expected_of_chunk
 from chunk_call import make_chunk
 from decode_call import answer, make_decode
@@ -94,6 +95,18 @@ def test_cupy_caches_are_appended_to(cp):
         wanted = np.zeros((8, 2, 64), np.float16)
         wanted[[5, 0]] = new[[0, 2]]
         np.testing.assert_array_equal(cp.asnumpy(cache).reshape(8, 2, 64), wanted)
+
+
+@pytest.mark.parametrize("fmt", ["fp16", "bf16"])
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "dense"])
+def test_attention_with_cupy(cp, packed, fmt):
+    x = make_attention((70, 5), (90, 33), (64, 64), fmt=fmt, packed=packed) | {"causal": True}
+    arrays = {name: cp.asarray(value) if isinstance(value, np.ndarray) else value for name, value in x.items()}
+    given = {name: cp.asarray(value) for name, value in poisoned_outputs(x).items()}
+    assert flashport.attention(**arrays, **given)[0] is given["out"]
+    expect_right(x, **{name: cp.asnumpy(value) for name, value in given.items()})
+    out, lse = flashport.attention(**arrays, return_lse=True)
+    assert (type(out), type(lse), out.device) == (cp.ndarray, cp.ndarray, arrays["q"].device)
 
 
 def test_lightllms_wrapper_with_cupy(cp):
