@@ -65,15 +65,17 @@ FLASHPORT_DEVICE void copy_async(unsigned to, const void* from, NoPolicy) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-// 16 bytes, or zeros. The compiler may move loads and stores across it: a wait for the copy keeps them in order.
-FLASHPORT_DEVICE void copy_async_or_zeros(unsigned to, const void* from, bool zeros) {
+// 16 bytes, or zeros, also where `sign` is negative: one comparison makes the predicate. The compiler may move loads
+// and stores across it: a wait for the copy keeps them in order.
+FLASHPORT_DEVICE void copy_async_or_zeros(unsigned to, const void* from, int sign, bool zeros) {
   asm volatile(
       "{\n"
-      ".reg .pred zeros;\n"
-      "setp.ne.b32 zeros, %2, 0;\n"
+      ".reg .pred always, zeros;\n"
+      "setp.ne.b32 always, %3, 0;\n"
+      "setp.lt.or.s32 zeros, %2, 0, always;\n"
       "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, zeros;\n"
       "}" ::"r"(to),
-      "l"(from), "r"(static_cast<int>(zeros)));
+      "l"(from), "r"(sign), "r"(static_cast<int>(zeros)));
 }
 // The same with 8 bytes.
 FLASHPORT_DEVICE void copy_eight_or_zeros(unsigned to, const void* from, bool zeros) {

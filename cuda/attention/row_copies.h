@@ -142,7 +142,8 @@ class RowCopies {
 #pragma unroll
       for (unsigned i = 0; i < kSteps; ++i) {
         const int byte = vector_of(first_step + i) * 16;
-        copy_async_or_zeros(to[i] + n / kRepeats * 1024, from + byte + at[i], at[i] < 0 || byte >= bytes);
+        copy_async_or_zeros(to[i] + n / kRepeats * 1024, from + byte + at[i], static_cast<int>(at[i] >> 32),
+                            byte >= bytes);
       }
     }
   }

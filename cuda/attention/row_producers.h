@@ -203,7 +203,13 @@ class AlignedRowProducer {
 
  public:
   FLASHPORT_DEVICE AlignedRowProducer(const AttentionParams& p, const Block& block, Memory& memory)
-      : p_(p), lane_(block.lane()), share_{block.wave() - 1, kWarps}, queries_(p, block, memory), memory_(memory) {}
+      : p_(p),
+        lane_(block.lane()),
+        share_{block.wave() - 1, kWarps},
+        queries_(p, block, memory),
+        memory_(memory),
+        lie_alike_(p.has_q_map != 0 && p.cache.k.page_stride == p.cache.v.page_stride &&
+                   p.cache.k.token_stride == p.cache.v.token_stride) {}
 
   FLASHPORT_DEVICE void bring(const WorkTile& work) {
     const Copies copies = copies_of<kCfg>(p_, work);
@@ -212,8 +218,8 @@ class AlignedRowProducer {
     const int begin = copies.range.begin;
     int page[kSlots];
     look_up(work, pages, begin, page);
-    find(work, p_.cache.k, begin, page, memory_.offsets);
-    find(work, p_.cache.v, begin, page, memory_.value_offsets);
+    find(work, p_.cache.k, begin, page, key_offsets(tiles_));
+    if (!lie_alike_) find(work, p_.cache.v, begin, page, value_offsets(tiles_));
     __syncwarp();
     look_up(work, pages, begin + 1, page);
     copy_keys(work, tiles_);
@@ -224,14 +230,14 @@ class AlignedRowProducer {
       const bool has_next = i + 1 < copies.tiles;
       if (has_next) {
         __syncwarp();
-        find(work, p_.cache.k, begin + i + 1, page, memory_.offsets);
+        find(work, p_.cache.k, begin + i + 1, page, key_offsets(tiles_ + i + 1));
         __syncwarp();
         copy_keys(work, tiles_ + i + 1);
       }
       copy_values(work, tiles_ + i);
       if (has_next) {
         __syncwarp();
-        find(work, p_.cache.v, begin + i + 1, page, memory_.value_offsets);
+        if (!lie_alike_) find(work, p_.cache.v, begin + i + 1, page, value_offsets(tiles_ + i + 1));
         look_up(work, pages, begin + i + 2, page);
         complete_keys<1>(tiles_ + i + 1);
       }
@@ -266,11 +272,19 @@ class AlignedRowProducer {
 
   FLASHPORT_DEVICE void copy_keys(const WorkTile& work, int copy) const {
     begin_copy(memory_.keys, memory_.key_barriers, copy, head_rows(work, p_.cache.k, p_.head_dim_qk, p_.k_format),
-               memory_.offsets);
+               key_offsets(copy));
   }
   FLASHPORT_DEVICE void copy_values(const WorkTile& work, int copy) const {
     begin_copy(memory_.values, memory_.value_barriers, copy, head_rows(work, p_.cache.v, p_.head_dim_v, p_.v_format),
-               memory_.value_offsets);
+               value_offsets(copy));
+  }
+  // Where rows lie, of copy number `copy` of their kind. The values of a tile are copied after the keys of the next
+  // one: where keys and values lie alike, each tile's offsets are found once, in the two places in turn.
+  FLASHPORT_DEVICE std::int64_t* key_offsets(int copy) const {
+    return lie_alike_ && copy % 2 == 1 ? memory_.value_offsets : memory_.offsets;
+  }
+  FLASHPORT_DEVICE std::int64_t* value_offsets(int copy) const {
+    return lie_alike_ ? key_offsets(copy) : memory_.value_offsets;
   }
   template <int kLater>
   FLASHPORT_DEVICE void complete_keys(int copy) const {
@@ -306,6 +320,7 @@ class AlignedRowProducer {
   const Share share_;
   RowProducer<kCfg> queries_;
   Memory& memory_;
+  const bool lie_alike_;  // keys and values, and no queries come between their offsets
   int tiles_ = 0;
 };
 

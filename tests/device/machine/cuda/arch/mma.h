@@ -29,8 +29,8 @@ void copy_async(unsigned to, const void* from, NoPolicy) {
   copy_async<kBytes>(machine::shared_pointer(to, kBytes), from, true);
 }
 inline void copy_async_unit(unsigned to, const void* from) { copy_async<16>(to, from, NoPolicy()); }
-inline void copy_async_or_zeros(unsigned to, const void* from, bool zeros) {
-  machine::copy_later(machine::shared_pointer(to, 16), from, 16, zeros ? 0 : 16);
+inline void copy_async_or_zeros(unsigned to, const void* from, int sign, bool zeros) {
+  machine::copy_later(machine::shared_pointer(to, 16), from, 16, sign < 0 || zeros ? 0 : 16);
 }
 inline void await_copies() { machine::finish_copies(); }
 inline void commit_copies() {}
