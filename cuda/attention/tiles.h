@@ -23,6 +23,7 @@ class AttentionTiles {
   static constexpr int kColumns = kShape.head_dim_v / kCfg.tuning.slices;  // that a warpgroup has
   // Whether O += P V is waited for after the exponentials, and not where the compiler puts that (docs/tuning.md).
   static constexpr bool kWaitsLate = kShape.form != ScoreForm::kDropout && kShape.form != ScoreForm::kBias;
+  static constexpr bool kUnshifted = has_unshifted_weights(kShape);
   static_assert(kCfg.tuning.slices == 1 || kColumns % kPanelColumns == 0);
 
  public:
@@ -259,12 +260,19 @@ class AttentionTiles {
     }
   }
 
-  // P = exp2((S - m) scale), where m is the largest score of a row so far; `factors` bring O to that m.
+  // P = exp2((S - m) scale), where m is the largest score of a row so far; `factors` bring O to that m. Unshifted, m is
+  // the sigmoid of a logit of 0.
   FLASHPORT_DEVICE void exponentiate(Scores& scores, float scale, RowState<AttentionTiles>& state,
                                      Rows& factors) const {
     Rows reference, sum;
 #pragma unroll
     for (int slot = 0; slot < kRowSlots; ++slot) {
+      sum[slot] = 0.0f;
+      if constexpr (kUnshifted) {
+        reference[slot] = 0.5f * scale;
+        factors[slot] = 1.0f;
+        continue;
+      }
       float most = maximum(scores.c[0][2 * slot], scores.c[0][2 * slot + 1]);
 #pragma unroll
       for (int tile = 1; tile < kKeys / 8; ++tile) {
@@ -277,7 +285,6 @@ class AttentionTiles {
       reference[slot] = finite * scale;
       factors[slot] = exp2_approx((state.m[slot] - finite) * scale);  // exactly 1 where m stays as it is
       state.m[slot] = most;
-      sum[slot] = 0.0f;
     }
     for_each_register(scores.c, [&](float& x, int, int i) {
       x = exp2_approx(fma_rn(x, scale, -reference[i / 2]));
@@ -300,6 +307,7 @@ class AttentionTiles {
     return operand;
   }
   FLASHPORT_DEVICE static void scale(Out& out, const Rows& factors) {
+    if constexpr (kUnshifted) return;
     for_each_register(out.c, [&](float& x, int, int i) { x *= factors[i / 2]; });
   }
 
@@ -313,7 +321,7 @@ class AttentionTiles {
       l += __shfl_xor_sync(~0u, l, 1);
       l += __shfl_xor_sync(~0u, l, 2);
       const int row = row_of(slot);
-      const float m = largest_logit<kForm>(p, state.m[slot], scale);
+      const float m = !kUnshifted ? largest_logit<kForm>(p, state.m[slot], scale) : l == 0.0f ? -kInfinity : 0.0f;
       const float factor = finish_row(p, work, row, m, l, lane_ % 4 == 0 && slice() == 0);
       if (is_partial(work)) {
         float* partial = partial_output(p, work, row) + slice() * kColumns + first_key();

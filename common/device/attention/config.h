@@ -32,6 +32,13 @@ struct AttentionShape {
   KeySources sources;
 };
 
+// Kernels in bf16 of softcaps alone look for no largest score: weights are 2^score, which bf16 holds, and fp32 sums of
+// them, where scores are at most this large (caps of 60). Calls with a larger cap go to kernels of all options.
+inline constexpr float kMostUnshiftedScore = 87.0f;
+constexpr bool has_unshifted_weights(const AttentionShape& shape) {
+  return shape.form == ScoreForm::kSoftcap && shape.math == MathType::kBf16;
+}
+
 // A row's bits depend on `keys`, and on nothing else here; where keys are cut into pieces, on `rows` and `work_tiles`
 // too.
 struct AttentionTuning {

@@ -29,9 +29,10 @@ bool serves_type(const AttentionShape& shape, DType type) {
   return shape.math == MathType::kFp32 || shape.math == own_math(type);
 }
 
-bool serves_scores(ScoreForm form, const ScoreNeeds& needs) {
-  if (form == ScoreForm::kAny) return true;
-  return form == needs.options && needs.positive_scale && (form != ScoreForm::kBias || needs.aligned_bias);
+bool serves_scores(const AttentionShape& shape, const ScoreNeeds& needs) {
+  if (shape.form == ScoreForm::kAny) return true;
+  return shape.form == needs.options && needs.positive_scale &&
+         (shape.form != ScoreForm::kBias || needs.aligned_bias) && (!has_unshifted_weights(shape) || needs.small_cap);
 }
 
 // The formats of KeySources::kBytes.
@@ -66,7 +67,7 @@ bool serves_sources(const AttentionShape& shape, const AttentionRequest& r) {
 
 bool serves(const AttentionShape& shape, const AttentionRequest& r) {
   return serves_sources(shape, r) && shape.head_dim_qk >= r.head_dim_qk && shape.head_dim_v >= r.head_dim_v &&
-         serves_scores(shape.form, r.needs);
+         serves_scores(shape, r.needs);
 }
 
 int count_options(ScoreForm form) { return std::popcount(static_cast<unsigned>(form)); }
@@ -155,7 +156,7 @@ std::string missing_reason(std::span<const KernelEntry> kernels, std::string_vie
     has_type = has_type || serves_type(shape, r.dtype);
     if (!serves_sources(shape, r)) continue;
     has_sources = true;
-    if (!serves_scores(shape.form, r.needs)) continue;
+    if (!serves_scores(shape, r.needs)) continue;
     const std::string tile = head_dims_text(shape.head_dim_qk, shape.head_dim_v);
     if ((", " + tiles + ",").find(", " + tile + ",") == std::string::npos) tiles += (tiles.empty() ? "" : ", ") + tile;
   }

@@ -14,10 +14,10 @@
 namespace flashport {
 
 // What a call does to scores. Scales that are not positive and biases that are not aligned (BiasParams) are nothing for
-// kernels of one option.
+// kernels of one option, and large caps nothing for some (has_unshifted_weights()).
 struct ScoreNeeds {
   ScoreForm options = ScoreForm::kPlain;
-  bool positive_scale = true, aligned_bias = true;
+  bool positive_scale = true, aligned_bias = true, small_cap = true;
   friend bool operator==(const ScoreNeeds&, const ScoreNeeds&) = default;
 };
 

@@ -389,6 +389,7 @@ ScoreNeeds needs_of(const AttentionParams& p) {
   ScoreNeeds needs = score_needs(p.cap_scale != 0.0f, p.alibi_slopes != nullptr, p.bias.data != nullptr,
                                  p.dropout.rng_state != nullptr, p.score_scale >= std::numeric_limits<float>::min());
   needs.aligned_bias = p.bias.data == nullptr || is_aligned(p.bias, p.q_len);
+  needs.small_cap = p.cap_scale <= kMostUnshiftedScore;
   return needs;
 }
 

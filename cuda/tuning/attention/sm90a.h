@@ -18,7 +18,7 @@ constexpr AttentionTuning attention_tuning(const AttentionShape& shape) {
   // queries, keys, stages, slices of V (1), work tiles of a lone sequence, stages of values: they are free later than
   // keys, after a softmax, and are wanted as soon
   // 1 x 16k causal: 507; {128, 128, 2} 439, {128, 160, 2} 444
-  if (wider <= 64) return {any ? 128 : 192, 128, 2, 1, 128, 3};
+  if (wider <= 64) return {any && shape.form != ScoreForm::kSoftcap ? 128 : 192, 128, 2, 1, 128, 3};
   // 4 x 4k causal: 596; {128, 160, 2} and {128, 176, 2} 554, which also lose at 16 x 1k (416; 378, 352)
   // Rows as they are stored, or a bias, have the room of a tile of values.
   if (wider <= 128) return {128, 128, 2, 1, 128, widens(shape) || shape.form == ScoreForm::kBias ? 2 : 3};
@@ -39,7 +39,7 @@ constexpr WarpgroupRegisters attention_registers(const AttentionConfig& config) 
   if (config.shape.form == ScoreForm::kAny) return {240, 24};
   if (config.shape.form == ScoreForm::kBias) return {232, 40};
   if (config.shape.form == ScoreForm::kDropout || config.shape.head_dim_v > 128) return {232, 40};
-  return {224, 56};
+  return {216, 72};
 }
 
 // Warpgroups of producers, and the memory that these have for rows as they are stored.

@@ -194,6 +194,20 @@ std::vector<AttentionCase> named_cases() {
                    .slopes = Slopes::kOfSequences,
                    .sinks = true,
                    .dropout = 0.3});
+  // Logits as far from 0 as caps let them be, of rows with one key, too: weights are not shifted up to the first cap.
+  for (const double cap : {60.0, 61.0}) {
+    for (const std::int64_t dim : {64, 128, 256}) {
+      cases.push_back({.name = "cap_" + std::to_string(static_cast<int>(cap)) + "_d" + std::to_string(dim),
+                       .dim_qk = dim,
+                       .dim_v = dim,
+                       .q_lens = {113, 20, 3},
+                       .kv_lens = {203, 1, 0},
+                       .packed = true,
+                       .softcap = cap,
+                       .sinks = dim == 128,
+                       .scale = 8.0});
+    }
+  }
   // Biases whose rows begin at multiples of 16 bytes, and the last keys at any place of a tile.
   const struct {
     std::int64_t q_len, kv_len;
