@@ -14,11 +14,12 @@ constexpr bool widens(const AttentionShape& shape) {
 
 constexpr AttentionTuning attention_tuning(const AttentionShape& shape) {
   const bool any = shape.form != ScoreForm::kPlain;  // whose random bits serve 32 keys at a time
+  const bool bare = !any || shape.form == ScoreForm::kSoftcap;
   const int wider = shape.head_dim_qk > shape.head_dim_v ? shape.head_dim_qk : shape.head_dim_v;
   // queries, keys, stages, slices of V (1), work tiles of a lone sequence, stages of values: they are free later than
   // keys, after a softmax, and are wanted as soon
-  // 1 x 16k causal: 507; {128, 128, 2} 439, {128, 160, 2} 444
-  if (wider <= 64) return {any && shape.form != ScoreForm::kSoftcap ? 128 : 192, 128, 2, 1, 128, 3};
+  // 1 x 16k causal: 507; {128, 128, 2} 439, {128, 160, 2} 444. 4 x 4k full with a softcap: 294; 128 rows 270
+  if (wider <= 64) return {bare ? 192 : 128, 128, 2, 1, 128, 3};
   // 4 x 4k causal: 596; {128, 160, 2} and {128, 176, 2} 554, which also lose at 16 x 1k (416; 378, 352)
   // Rows as they are stored, or a bias, have the room of a tile of values.
   if (wider <= 128) return {128, 128, 2, 1, 128, widens(shape) || shape.form == ScoreForm::kBias ? 2 : 3};
