@@ -14,6 +14,7 @@ enum class KernelTag : std::int32_t {
   kDecode,
   kDecodeAppend,
   kDecodePlain,
+  kDecodePlainLarge,  // on caches with room for many keys
   kDecodeCombine,
   kDecodeAppendCombine,
   kDecodePlainCombine,
@@ -40,7 +41,8 @@ inline constexpr int kKernelTags = static_cast<int>(KernelTag::kProbe) + 1;
   switch (tag) {
     case KernelTag::kDecode: return "decode";
     case KernelTag::kDecodeAppend: return "decode_append";
-    case KernelTag::kDecodePlain: return "decode_plain";
+    case KernelTag::kDecodePlain:
+    case KernelTag::kDecodePlainLarge: return "decode_plain";
     case KernelTag::kDecodeCombine: return "decode_combine";
     case KernelTag::kDecodeAppendCombine: return "decode_append_combine";
     case KernelTag::kDecodePlainCombine: return "decode_plain_combine";

@@ -35,7 +35,8 @@ constexpr DecodeSplit decode_split(const DecodeConfig& cfg) {
             .column_slices = column_warpgroups(cfg),
             .large = true};
   }
-  const bool finer = cfg.shape.rows == 8 && cfg.tuning.leaves == 2 && cfg.tuning.blocks_per_multiprocessor == 2;
+  const int blocks = cfg.tuning.blocks_per_multiprocessor * cfg.tuning.teams;
+  const bool finer = cfg.shape.rows == 8 && cfg.tuning.leaves == 2 && blocks == 2;
   return {.turn_leaves = cfg.tuning.leaves,
           .row_slices = row_waves(cfg),
           .column_slices = column_waves(cfg),

@@ -69,7 +69,9 @@ FLASHPORT_DEVICE void decode_block(const DecodeParamsOf<kCfg>& p, DecodeShared<k
 }
 
 constexpr KernelTag decode_tag(const DecodeShape& shape) {
-  return shape.appends ? KernelTag::kDecodeAppend : shape.plain ? KernelTag::kDecodePlain : KernelTag::kDecode;
+  if (shape.appends) return KernelTag::kDecodeAppend;
+  if (!shape.plain) return KernelTag::kDecode;
+  return shape.large_cache ? KernelTag::kDecodePlainLarge : KernelTag::kDecodePlain;
 }
 
 // Functions, as nvcc 13.0 spells the names of such types wrong where it writes out variables of a namespace.
@@ -97,7 +99,7 @@ constexpr int shared_bytes() {
 #define FLASHPORT_DEFINE_DECODE_PLAIN_COMBINE(symbol, name) \
   FLASHPORT_DEFINE_COMBINE(symbol, name, KernelTag::kDecodePlainCombine, PlainDecodeParams)
 
-// math, k_format, v_format, head_dim_qk, head_dim_v, rows, whether it appends, whether it is for plain calls
+// math, k_format, v_format, head_dim_qk, head_dim_v, rows, whether it appends, is for plain calls, for large caches
 #define FLASHPORT_DEFINE_DECODE(symbol, name, ...)                                                             \
   namespace flashport::FLASHPORT_TARGET::decode {                                                              \
   constexpr DecodeConfig symbol##_config = decode_config(__VA_ARGS__);                                         \

@@ -99,7 +99,7 @@ struct KeyOperand {
   // For the wave whose keys begin with `first_key`, a multiple of 16.
   FLASHPORT_DEVICE KeyOperand(int lane, int first_key, const HeadPlace& head)
       : places_(first_key + lane % 16, 16 * lane_unit(kFormat, lane),
-                kHasBlocks ? first_unit_byte(kFormat, head, 0) : 0) {
+                kHasBlocks ? first_unit_byte(kFormat, head, 0) : head.byte) {
     for (int i = 0; i < kScalePlaces; ++i) {
       scales_[i] = Layout::offset(first_key + lane / 4, head.byte + i * kBlockBytes);
     }
@@ -191,7 +191,7 @@ struct ValueOperand {
         behind_scale_(lane / 4 - (head.block + first_group) % 8),
         places_(is_narrow_cache(kFormat) ? lane % 16 : lane / 16 * 8 + lane % 8,
                 16 * (is_narrow_cache(kFormat) ? lane_unit(kFormat, lane) : lane / 8 % 2),
-                kHasBlocks ? first_unit_byte(kFormat, head, first_group) : kGroupBytes * first_group) {}
+                kHasBlocks ? first_unit_byte(kFormat, head, first_group) : head.byte + kGroupBytes * first_group) {}
 
   // The first block of the head, from what the loop keeps.
   FLASHPORT_DEVICE int first_block(int first_group) const { return (lane_ / 4 - behind_scale_ - first_group) & 7; }

@@ -13,9 +13,10 @@ namespace flashport {
 // padded.
 //
 // With teams (kHeads of them) each team's ring has an equal part of a tile's rows, of all their heads: neighbours, as
-// side by side as in device memory, or each in a column of its own. One head of q8_0 or q4_0 begins and ends inside a
-// sector of 32 bytes, all together are whole sectors. Rows are an odd number of them: of eight rows four have the two
-// units of each sector exchanged.
+// side by side as in device memory, or each in a column of its own. Heads of whole 128 bytes lie alike in both, with
+// units exchanged as in a row of one head. One head of q8_0 or q4_0 begins and ends inside a sector of 32 bytes, all
+// together are whole sectors. Rows are an odd number of them: of eight rows four have the two units of each sector
+// exchanged.
 template <KvFormat kFormat, int kDim, int kHeads, int kTileRows = kLeafKeys>
 struct RowLayout {
   static constexpr int kHeadBytes = kv_row_bytes(kFormat, kDim);
@@ -23,18 +24,18 @@ struct RowLayout {
   static constexpr int kRows = kTileRows / kHeads;             // in a ring
   static constexpr int kColumn = (kHeadBytes + 15) / 16 * 16;  // with room for a head that begins inside a unit
   // Bytes inside which units are exchanged; none are inside 16.
-  static constexpr int kExchanged = kHeads > 1 ? 32 : kBytes % 64 == 0 ? 128 : 16;
-  static constexpr int kPitch = kHeads > 1          ? (kHeads * kColumn / 32 | 1) * 32
-                                : kExchanged == 128 ? kBytes
-                                                    : (kColumn / 16 | 1) * 16;
-  static_assert(kHeads == 1 ||
+  static constexpr int kExchanged = kHeadBytes % 64 == 0 ? 128 : kHeads > 1 ? 32 : 16;
+  static constexpr int kPitch = kExchanged == 128  ? kBytes
+                                : kExchanged == 32 ? (kHeads * kColumn / 32 | 1) * 32
+                                                   : (kColumn / 16 | 1) * 16;
+  static_assert(kHeads == 1 || kHeadBytes % 128 == 0 ||
                     (is_block_cache(kFormat) && kBytes % 32 == 0 && kHeads * kColumn <= kPitch && 8 % (kDim / 32) == 0),
-                "teams are for heads of blocks that are whole sectors only together");
+                "teams are for heads of whole 128 bytes, or of blocks that are whole sectors only together");
   // How many of a head's scales, one after the other, have places of their own: those of every so many blocks stay a
   // constant apart. Scales lie two bytes further into their units from block to block, and in no other half of a sector
   // than so many blocks before.
   static constexpr int kScalePlaces = kExchanged == 32 && kFormat == KvFormat::kQ4_0 ? 2 : 1;
-  static_assert(kHeads == 1 || kHeadBytes % 16 + 2 * (kDim / 32 - 1) < 16);
+  static_assert(kExchanged != 32 || kHeadBytes % 16 + 2 * (kDim / 32 - 1) < 16);
 
   // What the place of a byte is xored with in row `row`.
   static constexpr int swizzle(int row) {
@@ -49,7 +50,7 @@ struct RowLayout {
   // Where in eight blocks side by side (lane_maps.h) a head begins, for a kernel with teams: as in memory where
   // heads follow each other, because the order of the products follows from it, and bits must not depend on which
   // team computes.
-  static constexpr int first_block(int head) { return kHeads == 1 ? 0 : kDim / 32 * head % 8; }
+  static constexpr int first_block(int head) { return kExchanged == 32 ? kDim / 32 * head % 8 : 0; }
   // Where the row has its byte `byte`, before the exchange.
   static constexpr int column(int byte) { return byte; }
   // Where in a row the head begins that team `team` works on. `together`: the heads of the teams are side by side.

@@ -35,6 +35,11 @@ constexpr KernelEntry for_plain_calls(KernelEntry kernel) {
   kernel.shape.decode.shape.plain = true;
   return kernel;
 }
+constexpr KernelEntry for_large_caches(KernelEntry kernel) {
+  kernel.tag = KernelTag::kDecodePlainLarge;
+  kernel.shape.decode.shape.plain = kernel.shape.decode.shape.large_cache = true;
+  return kernel;
+}
 constexpr KernelEntry plain(const char* key, KernelTag tag, int threads) {
   return {.key = key, .tag = tag, .threads = threads};
 }
@@ -91,6 +96,9 @@ const KernelEntry kGpuKernels[] = {
                      {256, 256, 16, kB16, KvFormat::kBf16, KvFormat::kBf16}, {.column_slices = 4})),
     for_plain_calls(
         decode("decode_plain/bf16/kv=bf16/hd64/r16/fakegpu", {64, 64, 16, kB16, KvFormat::kBf16, KvFormat::kBf16})),
+    in_teams(for_large_caches(decode("decode_plain/bf16/kv=bf16/hd64/r16/large/fakegpu",
+                                     {64, 64, 16, kB16, KvFormat::kBf16, KvFormat::kBf16})),
+             2),
     for_plain_calls(decode("decode_plain/bf16/kv=bf16/hd128/r64/fakegpu",
                            {128, 128, 64, kB16, KvFormat::kBf16, KvFormat::kBf16}, {.large = true})),
     in_teams(for_plain_calls(decode("decode_plain/fp16/kv=q8_0/hd128/r16/fakegpu",

@@ -18,8 +18,8 @@ namespace {
 
 constexpr Check kCheck("explain");
 
-// As validation leaves a plain call (PlainDecodeParams) on contiguous keys, whose sequences have room for max_kv_len
-// each.
+// As validation leaves a plain call (PlainDecodeParams) on contiguous keys [token, head], whose sequences have room for
+// max_kv_len each.
 DecodeProblem problem_of(const DecodeScheduleQuery& query) {
   const DecodeQuery& call = query.call;
   DecodeProblem problem{};
@@ -48,8 +48,8 @@ DecodeProblem problem_of(const DecodeScheduleQuery& query) {
   static constexpr std::int32_t kLengths[1] = {};  // not read
   p.cache.seqlens.data = kLengths;
   p.cache.k.copy_unit = p.cache.v.copy_unit = 16;
-  p.cache.k.row_bytes = kv_row_bytes(problem.k_format, p.head_dim_qk);
-  p.cache.v.row_bytes = kv_row_bytes(problem.v_format, p.head_dim_v);
+  p.cache.k.row_bytes = p.cache.k.head_stride = kv_row_bytes(problem.k_format, p.head_dim_qk);
+  p.cache.v.row_bytes = p.cache.v.head_stride = kv_row_bytes(problem.v_format, p.head_dim_v);
   p.cache.max_len = static_cast<std::int32_t>(query.max_kv_len);
   p.cache.page_size = 1;
   return problem;

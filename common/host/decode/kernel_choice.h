@@ -38,8 +38,8 @@ inline constexpr int kHeadDimStep = 8;
 [[nodiscard]] const KernelEntry* choose_decode_kernel(std::span<const KernelEntry> kernels, std::string_view target,
                                                       const KernelRequest& request, std::string* reason);
 
-// The kernel of the same shape that appends (KernelTag::kDecodeAppend) or is for plain calls (kDecodePlain). Null where
-// the target has none.
+// The kernel of the same shape that appends (KernelTag::kDecodeAppend), or is for plain calls on any caches
+// (kDecodePlain) or on large ones (kDecodePlainLarge). Null where the target has none.
 [[nodiscard]] const KernelEntry* find_twin(std::span<const KernelEntry> kernels, const KernelEntry& kernel,
                                            KernelTag tag);
 

@@ -119,14 +119,27 @@ void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check&
   p.cuts[1] = line_cut(tiles, plan.grid, concurrent_tiles(tiles, plan.grid));
   plan.partials_offset = kCounterBytes;
   plan.workspace_bytes = kCounterBytes + partials_bytes_of(plan);
-  p.teams_apart = plan.kernel->teams > 1 && 2 * tile_chunks(p) * tile_count(p) <= plan.grid;
   if (wants_second_launch(plan, device.multiprocessors())) plan_combine(plan, check, device);
 }
 
-// Plain calls run the plan of their shape by other kernels: what a call asks for changes neither grid nor workspace.
+// Whether there is room for many bytes of keys and values, where each token has those of one kv head after the other,
+// in pairs. The kernel for such caches brings the rows of a pair at once, which pays where most of them come from
+// memory (docs/tuning.md).
+constexpr std::int64_t kLargeCacheBytes = 400'000'000;
+bool is_large_cache(const DecodeParams& p) {
+  const CacheParams &k = p.cache.k, &v = p.cache.v;
+  const bool in_pairs = p.num_kv_heads % 2 == 0 && k.head_stride == k.row_bytes && v.head_stride == v.row_bytes;
+  const std::int64_t tokens = std::int64_t{p.batch} * p.cache.max_len;
+  return in_pairs && tokens * p.num_kv_heads * (k.row_bytes + v.row_bytes) >= kLargeCacheBytes;
+}
+
+// Plain calls run the plan of their shape by other kernels: neither what a call asks for nor how large its cache is
+// changes grid or workspace.
 void take_plain_kernels(DecodePlan& plan, const Check& check, DeviceContext& device) {
   if (!device.has_kernel(KernelTag::kDecodePlain) || !is_plain(plan.params, plan.kernel->shape.decode.shape)) return;
-  const KernelEntry* plain = find_twin(device.kernels(), *plan.kernel, KernelTag::kDecodePlain);
+  const KernelEntry* plain = nullptr;
+  if (is_large_cache(plan.params)) plain = find_twin(device.kernels(), *plan.kernel, KernelTag::kDecodePlainLarge);
+  if (plain == nullptr) plain = find_twin(device.kernels(), *plan.kernel, KernelTag::kDecodePlain);
   if (plain == nullptr) return;
   plan.kernel = plain;
   if (plan.combine_kernel != nullptr) {
@@ -267,6 +280,8 @@ DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device) {
   } else if (problem.num_splits == kInvariantSplits) {
     plan_invariant(plan, problem, check, device);
     take_plain_kernels(plan, check, device);
+    // Of the kernel that runs.
+    p.teams_apart = plan.kernel->teams > 1 && 2 * tile_chunks(p) * tile_count(p) <= plan.grid;
   } else {
     const SplitShape shape{std::int64_t{p.batch} * p.num_kv_heads, std::int64_t{p.group_size} * p.max_q_len,
                            p.cache.max_len, p.head_dim_qk};

@@ -65,13 +65,17 @@ struct Native {
   Type math;
   int rows;
   bool plain = false;
+  int dim = 128;
+  bool large = false;  // plain calls that have the kernel for large caches
   Type values = cache;
   [[nodiscard]] std::string formats(const char* between) const {
     return type_name(cache) + (values == cache ? "" : between + std::string(type_name(values)));
   }
-  // The data follow from it: those of both kernels of a shape are the same, as their bits are.
-  [[nodiscard]] std::string shape() const { return formats("_") + "_r" + std::to_string(rows); }
-  [[nodiscard]] std::string name() const { return shape() + (plain ? "_plain" : ""); }
+  // The data follow from it: those of all kernels of a shape are the same, as their bits are.
+  [[nodiscard]] std::string shape() const {
+    return formats("_") + "_d" + std::to_string(dim) + "_r" + std::to_string(rows);
+  }
+  [[nodiscard]] std::string name() const { return shape() + (large ? "_large" : plain ? "_plain" : ""); }
 };
 
 class NativeKernels : public testing::TestWithParam<Native> {
@@ -81,6 +85,8 @@ class NativeKernels : public testing::TestWithParam<Native> {
     DecodeCase c = case_of(kernel.shape(), kernel.q, kernel.cache, lens, kv_heads);
     c.v_format = kernel.values;
     c.lse = !kernel.plain;
+    c.dk = c.dv = kernel.dim;
+    if (kernel.large) c.room = 800'000;
     if (kernel.rows == 16) {
       c.q_len = 3;
       c.q_form = "uniform";
@@ -95,12 +101,16 @@ class NativeKernels : public testing::TestWithParam<Native> {
     for (const std::int64_t length : c.lens) lens += " " + std::to_string(length);
     SCOPED_TRACE(c.layout + ", " + c.strides + ", " + std::to_string(c.hkv) + " kv heads, lengths" + lens);
     const std::string kernel = flashport_test::expect_right(c, GetParam().math);
-    EXPECT_NE(kernel.find((c.k_format == c.v_format ? "/kv=" : "/k=") + GetParam().formats("/v=") + "/hd128/r" +
-                          std::to_string(GetParam().rows) + "/"),
+    EXPECT_NE(kernel.find((c.k_format == c.v_format ? "/kv=" : "/k=") + GetParam().formats("/v=") + "/hd" +
+                          std::to_string(c.dk) + "/r" + std::to_string(GetParam().rows) + "/"),
               std::string::npos)
         << kernel;
     if (GetParam().plain && c.strides == "dense") {
       EXPECT_TRUE(kernel.starts_with("decode_plain/")) << kernel;
+    }
+    if (GetParam().large) {
+      const bool in_pairs = (c.layout == "block_nhd" || c.layout == "token") && c.hkv % 2 == 0;
+      EXPECT_EQ(kernel.find("/large/") != std::string::npos, in_pairs && c.strides == "dense") << kernel;
     }
   }
 };
@@ -158,6 +168,26 @@ TEST_P(NativeKernels, BitsDoNotDependOnTheBlocksNorOnTheirOrder) {
   }
 }
 
+// A request has the same bits whether its cache is large or not.
+TEST_P(NativeKernels, BitsDoNotDependOnTheRoom) {
+  if (!GetParam().large) return;
+  for (const Lengths& lens : {Lengths{300, 1, 700}, Lengths{0, 63, 128}, Lengths{2500, 129}}) {
+    DecodeCase c = make(lens, 2);
+    DecodeCall large(c);
+    c.room = 0;
+    DecodeCall small(c);
+    for (const int blocks : {1, 3}) {
+      set_blocks(blocks);
+      for (DecodeCall* call : {&large, &small}) {
+        call->upload();
+        call->run();
+        EXPECT_EQ(launched_kernel().find("/large/") != std::string::npos, call == &large) << launched_kernel();
+      }
+      EXPECT_TRUE(large.bits() == small.bits()) << blocks << " blocks, seed " << model().seed - 1;
+    }
+  }
+}
+
 // Ranges are found while the kernel before runs, which may write the lengths.
 TEST_P(NativeKernels, LengthsThatTheKernelBeforeWrites) {
   const Lengths lens = {300, 1, 700};
@@ -192,9 +222,11 @@ INSTANTIATE_TEST_SUITE_P(
                     Native{Type::kBF16, Type::kBF16, Type::kBF16, 8, true},
                     Native{Type::kBF16, Type::kBF16, Type::kBF16, 128, true},
                     Native{Type::kF16, Type::kQ8_0, Type::kF16, 8, true},
-                    Native{Type::kF16, Type::kQ8_0, Type::kF16, 8, false, Type::kQ4_0},
-                    Native{Type::kF16, Type::kQ8_0, Type::kF16, 16, false, Type::kQ4_0},
-                    Native{Type::kF16, Type::kQ8_0, Type::kF16, 8, true, Type::kQ4_0}),
+                    Native{Type::kF16, Type::kQ8_0, Type::kF16, 8, false, 128, false, Type::kQ4_0},
+                    Native{Type::kF16, Type::kQ8_0, Type::kF16, 16, false, 128, false, Type::kQ4_0},
+                    Native{Type::kF16, Type::kQ8_0, Type::kF16, 8, true, 128, false, Type::kQ4_0},
+                    Native{Type::kBF16, Type::kBF16, Type::kBF16, 8, true, 64},
+                    Native{Type::kBF16, Type::kBF16, Type::kBF16, 8, true, 64, true}),
     [](const auto& info) { return info.param.name(); });
 
 // Some rows and keys of the last tile are padding, and so is a whole warpgroup of a second tile of 128 rows. The query

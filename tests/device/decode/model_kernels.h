@@ -9,10 +9,12 @@
 
 namespace flashport::machine {
 
-template <MathType kMath, KvFormat kKeys, int kDim, int kRows, bool kPlain = false, KvFormat kValues = kKeys>
+template <MathType kMath, KvFormat kKeys, int kDim, int kRows, bool kPlain = false, bool kLargeCache = false,
+          KvFormat kValues = kKeys>
 KernelEntry decode_kernel(const char* key) {
   namespace decode = sm90a::decode;
-  static constexpr DecodeConfig kCfg = decode::decode_config(kMath, kKeys, kValues, kDim, kDim, kRows, false, kPlain);
+  static constexpr DecodeConfig kCfg =
+      decode::decode_config(kMath, kKeys, kValues, kDim, kDim, kRows, false, kPlain, kLargeCache);
   static const ModelKernel kRun = [](const void* params, void* shared) {
     decode::decode_block<kCfg>(*static_cast<const decode::DecodeParamsOf<kCfg>*>(params),
                                static_cast<decode::DecodeShared<kCfg>*>(shared));

@@ -5,6 +5,7 @@ namespace flashport::machine {
 
 void add_native_kernels(std::vector<KernelEntry>& table) {
   table.push_back(decode_kernel<MathType::kBf16, KvFormat::kBf16, 128, 8>("decode/bf16/kv=bf16/hd128/r8/sm90a"));
+  table.push_back(decode_kernel<MathType::kBf16, KvFormat::kBf16, 64, 8>("decode/bf16/kv=bf16/hd64/r8/sm90a"));
   table.push_back(decode_kernel<MathType::kBf16, KvFormat::kBf16, 64, 64>("decode/bf16/kv=bf16/hd64/r64/sm90a"));
   table.push_back(decode_kernel<MathType::kBf16, KvFormat::kBf16, 64, 128>("decode/bf16/kv=bf16/hd64/r128/sm90a"));
   table.push_back(decode_kernel<MathType::kBf16, KvFormat::kBf16, 128, 64>("decode/bf16/kv=bf16/hd128/r64/sm90a"));
@@ -16,16 +17,20 @@ void add_native_kernels(std::vector<KernelEntry>& table) {
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ4_0, 128, 8>("decode/fp16/kv=q4_0/hd128/r8/sm90a"));
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ4_0, 128, 16>("decode/fp16/kv=q4_0/hd128/r16/sm90a"));
   table.push_back(
+      decode_kernel<MathType::kBf16, KvFormat::kBf16, 64, 8, true>("decode_plain/bf16/kv=bf16/hd64/r8/sm90a"));
+  table.push_back(decode_kernel<MathType::kBf16, KvFormat::kBf16, 64, 8, true, true>(
+      "decode_plain/bf16/kv=bf16/hd64/r8/large/sm90a"));
+  table.push_back(
       decode_kernel<MathType::kBf16, KvFormat::kBf16, 128, 8, true>("decode_plain/bf16/kv=bf16/hd128/r8/sm90a"));
   table.push_back(
       decode_kernel<MathType::kBf16, KvFormat::kBf16, 128, 128, true>("decode_plain/bf16/kv=bf16/hd128/r128/sm90a"));
   table.push_back(
       decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 8, true>("decode_plain/fp16/kv=q8_0/hd128/r8/sm90a"));
-  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 8, false, KvFormat::kQ4_0>(
+  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 8, false, false, KvFormat::kQ4_0>(
       "decode/fp16/k=q8_0/v=q4_0/hd128/r8/sm90a"));
-  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 16, false, KvFormat::kQ4_0>(
+  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 16, false, false, KvFormat::kQ4_0>(
       "decode/fp16/k=q8_0/v=q4_0/hd128/r16/sm90a"));
-  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 8, true, KvFormat::kQ4_0>(
+  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 8, true, false, KvFormat::kQ4_0>(
       "decode_plain/fp16/k=q8_0/v=q4_0/hd128/r8/sm90a"));
   table.push_back(combine_kernel<DecodeParams>("decode_combine/sm90a", KernelTag::kDecodeCombine));
   table.push_back(combine_kernel<PlainDecodeParams>("decode_plain_combine/sm90a", KernelTag::kDecodePlainCombine));

@@ -1,6 +1,6 @@
-// Tiles of q8_0 and q4_0 in shared memory: copied unit by unit, read by ldmatrix (the PTX manual's) and put together as
-// cuda/decode/kv_operand.h does it, with a number for each byte of each head and row. Every byte must come to the lane
-// and register where the other operand of mma.sync has its key and dim.
+// Tiles of q8_0, q4_0 and 16 bits in shared memory: copied unit by unit, read by ldmatrix (the PTX manual's) and put
+// together as cuda/decode/kv_operand.h does it, with a number for each byte of each head and row. Every byte must come
+// to the lane and register where the other operand of mma.sync has its key and dim.
 #include "cuda/decode/row_layout.h"
 
 #include <gtest/gtest.h>
@@ -100,10 +100,11 @@ class Tile {
     for (int byte = first; byte < first + bytes; byte += unit) {
       const int to = offset(row, byte);
       EXPECT_EQ(to % unit, 0);
-      // Whole rows in their ring, and sectors that stay sectors.
+      // Whole rows in their ring, and sectors, or lines of 128 bytes, that stay what they are.
       if (kHeads > 1) {
         EXPECT_EQ(to / kRingBytes, row / Layout::kRows);
-        EXPECT_EQ(to % kRingBytes / 32, (row % Layout::kRows * Layout::kPitch + byte) / 32);
+        constexpr int kPart = Layout::kExchanged;
+        EXPECT_EQ(to % kRingBytes / kPart, (row % Layout::kRows * Layout::kPitch + byte) / kPart);
       }
       for (int i = 0; i < unit; ++i) {
         int& place = bytes_.at(to + i);
@@ -289,6 +290,79 @@ TEST(RowLayout, HeadsOfTeams) {
   check_heads_of_teams<KvFormat::kQ8_0, 128, 4, 64>();
   check_heads_of_teams<KvFormat::kQ8_0, 256, 2, 64>();
   check_heads_of_teams<KvFormat::kQ4_0, 128, 4, 128>();
+}
+
+// KeyOperand::load() and ValueOperand::load() of 16 bits: register `matrix` against where mma.sync has A's keys and
+// dims, or columns and keys.
+template <class T>
+void check_16_bits(const T& tile, const Head& of, int waves) {
+  using Layout = typename T::Layout;
+  const HeadPlace place = head_place<Layout>(of.team, of.head, of.together);
+  EXPECT_EQ(place.block, 0);
+  // LanePlaces: a lane's units 32 bytes on are exchanged alike, and rows a multiple of 16 on lie a constant apart.
+  const auto at = [&](int first_row, int row, int first, int unit, int byte) {
+    const int exchanged = first % 128 ^ Layout::swizzle(first_row);
+    const int to = T::row_offset(first_row) + first / 128 * 128 + (unit ^ exchanged ^ byte % 128) + byte / 128 * 128 +
+                   T::row_offset(row);
+    EXPECT_EQ(to, T::offset(first_row + row, first + unit + byte));
+    return to;
+  };
+  const auto expect_values = [&](const Register& r, const auto& name_of_value) {
+    for (int lane = 0; lane < kWave; ++lane) {
+      for (int i = 0; i < 4; ++i) {
+        ASSERT_EQ(r[lane][i], name_of_value(lane / 4, lane % 4, i / 2) + i % 2)
+            << "team " << of.team << " head " << of.head << " lane " << lane;
+      }
+    }
+  };
+  std::array<int, kWave> places{};
+  const int keys = T::kKeys / waves;
+  for (int key = 0; key < T::kKeys; key += 16) {
+    const int first_key = key / keys * keys;
+    for (int dim = 0; dim < T::kDims; dim += 16) {
+      for (int lane = 0; lane < kWave; ++lane) {
+        places[lane] = at(first_key + lane % 16, key - first_key, place.byte, 16 * (lane / 16), 2 * dim);
+      }
+      const std::vector<Register> a = tile.ldmatrix(4, false, places);
+      for (int matrix = 0; matrix < 4; ++matrix) {
+        expect_values(a[matrix], [&](int g, int c, int i) {
+          return name_of(key + g + matrix % 2 * 8, of.head, 2 * (dim + matrix / 2 * 8 + 2 * c + i));
+        });
+      }
+    }
+  }
+  const int columns = T::kDims / waves;
+  for (int key = 0; key < T::kKeys; key += 16) {
+    for (int column = 0; column < T::kDims; column += 16) {
+      const int first = place.byte + column / columns * columns * 2;
+      for (int lane = 0; lane < kWave; ++lane) {
+        places[lane] = at(lane / 16 * 8 + lane % 8, key, first, 16 * (lane / 8 % 2), 2 * column + place.byte - first);
+      }
+      const std::vector<Register> a = tile.ldmatrix(4, true, places);
+      for (int matrix = 0; matrix < 4; ++matrix) {
+        expect_values(a[matrix], [&](int g, int c, int i) {
+          return name_of(key + matrix / 2 * 8 + 2 * c + i, of.head, 2 * (column + g + matrix % 2 * 8));
+        });
+      }
+    }
+  }
+}
+
+template <int kDim, int kHeads, int kKeys>
+void check_16_bit_heads() {
+  Tile<KvFormat::kBf16, kDim, kHeads, kKeys> together, apart;
+  together.copy_rows(16);
+  for (int team = 0; team < kHeads; ++team) apart.copy_head(team, 5 - 2 * team, 16);
+  for (int team = 0; team < kHeads; ++team) {
+    check_16_bits(together, {team, team, true}, 4);
+    check_16_bits(apart, {team, 5 - 2 * team, false}, 4);
+  }
+}
+
+TEST(RowLayout, HeadsOf16Bits) {
+  check_16_bit_heads<64, 1, 128>();
+  check_16_bit_heads<64, 2, 128>();
+  check_16_bit_heads<128, 1, 64>();
 }
 
 // The order of the products, which bits follow from, is a head's own.

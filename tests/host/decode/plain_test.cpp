@@ -9,11 +9,17 @@ namespace flashport::test {
 namespace {
 
 const char* const kPlainKey = "decode_plain/bf16/kv=bf16/hd64/r16/fakegpu";
+const char* const kLargeKey = "decode_plain/bf16/kv=bf16/hd64/r16/large/fakegpu";
 const char* const kKey = "decode/bf16/kv=bf16/hd64/r16/fakegpu";
 
 class PlainCalls : public PlanDecode {
  protected:
   std::string kernel_of(const DecodeArgs& args) { return plan(args).kernel->key; }
+  // Pages of 16 keys that a request has room for, in a table that is not looked at.
+  void make_room(DecodeInputs& inputs, std::int64_t pages) {
+    inputs.args.block_table = ints(inputs.pages.data(), {3, pages});
+    inputs.args.block_table->strides[0] = 10;
+  }
   DecodeInputs inputs_{kGpu, 64};
   DecodeArgs& a_ = inputs_.args;
 };
@@ -61,6 +67,73 @@ TEST_F(PlainCalls, HaveACombineOfTheirOwn) {
   EXPECT_STREQ(plan(a).combine_kernel->key, "decode_plain_combine/fakegpu");
   a.softcap = 30.0;
   EXPECT_STREQ(plan(a).combine_kernel->key, "decode_combine/fakegpu");
+}
+
+// 3 x 260'417 keys of 2 x 256 bytes.
+constexpr std::int64_t kLargePages = 16'277;
+
+TEST_F(PlainCalls, OnLargeCaches) {
+  make_room(inputs_, kLargePages - 1);
+  EXPECT_EQ(kernel_of(a_), kPlainKey);
+  make_room(inputs_, kLargePages);
+  EXPECT_EQ(kernel_of(a_), kLargeKey);
+  a_.softcap = 30.0;
+  EXPECT_EQ(kernel_of(a_), kKey);
+  DecodeInputs inputs(kGpu);
+  inputs.args.q = inputs.args.out = TensorView(scratch(), DType::kBFloat16, kGpu, {3, 64, 128});
+  inputs.args.out.data = scratch_at(1 << 19);
+  make_room(inputs, kLargePages);  // of a shape that has one kernel for all caches
+  EXPECT_EQ(kernel_of(inputs.args), "decode_plain/bf16/kv=bf16/hd128/r64/fakegpu");
+}
+
+// The kernel of large caches cuts them alike, so that bits are the same.
+TEST_F(PlainCalls, OnLargeCachesHaveTheSamePlan) {
+  for (const int multiprocessors : {10, 132, 4000}) {
+    fake_state().multiprocessors = multiprocessors;
+    make_room(inputs_, kLargePages);
+    a_.lse.reset();
+    const DecodePlan large = plan(a_);
+    a_.lse = TensorView(scratch_at(1 << 18), DType::kFloat32, kGpu, {3, 8});
+    const DecodePlan other = plan(a_);
+    EXPECT_STREQ(large.kernel->key, kLargeKey);
+    EXPECT_STREQ(other.kernel->key, kKey);
+    EXPECT_EQ(large.grid, other.grid);
+    EXPECT_EQ(large.workspace_bytes, other.workspace_bytes);
+    const DecodeParams &p = large.params, &q = other.params;
+    EXPECT_EQ(p.chunk_rule.target_shift, q.chunk_rule.target_shift);
+    EXPECT_EQ(p.chunk_rule.least_shift, q.chunk_rule.least_shift);
+    EXPECT_EQ(p.chunk_rule.finer, q.chunk_rule.finer);
+    EXPECT_EQ(p.side_partials, q.side_partials);
+    for (int cut = 0; cut < 2; ++cut) {
+      EXPECT_EQ(p.cuts[cut].concurrent.value, q.cuts[cut].concurrent.value);
+      EXPECT_EQ(p.cuts[cut].ranges.value, q.cuts[cut].ranges.value);
+    }
+    // Its teams are its own.
+    EXPECT_EQ(p.teams_apart, multiprocessors == 4000);
+    EXPECT_FALSE(q.teams_apart);
+  }
+}
+
+// Others have no rows to bring in pairs.
+TEST_F(PlainCalls, OnLargeCachesOfHeadsInPairs) {
+  const auto cache = [](std::initializer_list<std::int64_t> shape) {
+    return TensorView(scratch_at(16 << 20), DType::kBFloat16, kGpu, shape);
+  };
+  make_room(inputs_, 2 * kLargePages);
+  EXPECT_EQ(kernel_of(a_), kLargeKey);
+  a_.k_cache = a_.v_cache = cache({64, 16, 1, 64});
+  EXPECT_EQ(kernel_of(a_), kPlainKey);
+  a_.k_cache = cache({64, 16, 2, 64});
+  a_.v_cache = cache({64, 16, 2, 64});
+  a_.v_cache.strides[2] = 128;
+  a_.v_cache.strides[1] = 256;
+  a_.v_cache.strides[0] = 16 * 256;
+  EXPECT_EQ(kernel_of(a_), kPlainKey);
+  std::swap(a_.k_cache, a_.v_cache);
+  EXPECT_EQ(kernel_of(a_), kPlainKey);
+  a_.kv_layout = KvLayout::kHND;
+  a_.k_cache = a_.v_cache = cache({64, 2, 16, 64});
+  EXPECT_EQ(kernel_of(a_), kPlainKey);
 }
 
 struct Wish {
@@ -161,6 +234,18 @@ TEST_F(PlainCalls, AreWhatExplainSpeaksOf) {
   query.num_kv_heads = 2;
   query.max_kv_len = 160;
   EXPECT_EQ(explain(query).kernel, kPlainKey);
+  query.batch = 3;
+  query.max_kv_len = 260'416;
+  const DecodeSchedule below = explain(query);
+  EXPECT_EQ(below.kernel, kPlainKey);
+  EXPECT_EQ(below.teams, 1);
+  query.max_kv_len = 260'417;
+  const DecodeSchedule large = explain(query);
+  EXPECT_EQ(large.kernel, kLargeKey);
+  EXPECT_EQ(large.teams, 2);
+  EXPECT_EQ(large.blocks, below.blocks);
+  EXPECT_EQ(large.most_chunks, below.most_chunks);
+  EXPECT_EQ(large.workspace_bytes, below.workspace_bytes);
 }
 
 }  // namespace

@@ -44,7 +44,10 @@ const PoolShape kShapes[] = {
     {"bitwise_plain_bf16_fp8_e4m3_d128", Type::kBF16, Type::kE4M3, 128, 128, 8, 1, 16, 1, false},
     {"bitwise_plain_bf16_q8_0_d128", Type::kBF16, Type::kQ8_0, 128, 128, 8, 4, 16, 1, false},
     {"bitwise_plain_bf16_q4_0_d128", Type::kBF16, Type::kQ4_0, 128, 128, 8, 4, 16, 1, false},
-    {"bitwise_plain_bf16_q8_0_q4_0_d128", Type::kBF16, Type::kQ8_0, 128, 128, 8, 4, 16, 1, false, Type::kQ4_0},
+    {"bitwise_plain_bf16_q8_0_q4_0_d128", Type::kBF16, Type::kQ8_0, 128, 128, 8, 4, 16, 1, false, 0, Type::kQ4_0},
+    // Caches that are large in batches, but not in calls of one request: the two have different kernels.
+    {"bitwise_plain_bf16_d64_large_hkv2", Type::kBF16, Type::kBF16, 64, 64, 8, 2, 16, 1, false, 600'000},
+    {"bitwise_plain_fp16_d64_large_hkv8", Type::kF16, Type::kF16, 64, 64, 32, 8, 1, 1, false, 150'000},
 };
 
 // One leaf (64 keys) and less, one group of chunks and several, chunks of one leaf and of many.
@@ -110,6 +113,7 @@ const PoolShape kHeads[] = {
     {"bitwise_boundaries_hkv8", Type::kBF16, Type::kBF16, 64, 64, 32, 8, 16, 1},
     {"bitwise_boundaries_hkv32", Type::kF16, Type::kF16, 64, 64, 32, 32, 1, 1},
     {"bitwise_boundaries_hkv4_q4", Type::kBF16, Type::kBF16, 64, 64, 16, 4, 16, 4},
+    {"bitwise_boundaries_large_hkv8", Type::kBF16, Type::kBF16, 64, 64, 32, 8, 16, 1, false, 150'000},
 };
 
 class FullBitwiseBoundaries : public Bitwise {};

@@ -169,9 +169,9 @@ void DecodeCall::make_caches() {
     rows = random_->permutation(batch + 2);
     rows.resize(batch);
     request_index_ = filled(index, rows);
-    token_table_.emplace(Type::kI32, Shape{batch + 2, longest + 2});
+    token_table_.emplace(Type::kI32, Shape{batch + 2, std::max(longest, case_.room) + 2});
   } else if (case_.layout.starts_with("block")) {
-    block_table_.emplace(Type::kI32, Shape{batch, (longest + tokens - 1) / tokens + 2});
+    block_table_.emplace(Type::kI32, Shape{batch, (std::max(longest, case_.room) + tokens - 1) / tokens + 2});
   } else if (csr) {
     kv_indices_.emplace(Type::kI32, Shape{pages});
   }

@@ -20,6 +20,7 @@ struct DecodeCase {
   std::string layout;  // nhd, hnd, token, block_nhd, block_hnd, csr_nhd, csr_hnd
   std::int64_t page;   // 0 where the layout has no pages
   std::vector<std::int64_t> lens;
+  std::int64_t room = 0;  // keys that tables have room for, where that is more than the longest sequence has
   std::int64_t window_left, window_right;
   double softcap;
   std::string alibi;  // none, heads, batch

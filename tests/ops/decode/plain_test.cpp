@@ -4,6 +4,7 @@
 
 #include <flashport/backend.h>
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -18,9 +19,10 @@ using reference::Type;
 struct PlainShape {
   Type q, cache;
   std::int64_t dim, hq, hkv, q_len;
+  std::int64_t room = 0;  // of a large cache
   [[nodiscard]] std::string name() const {
     return std::string("plain_") + type_name(q) + "_" + type_name(cache) + "_d" + std::to_string(dim) + "_g" +
-           std::to_string(hq / hkv) + "_q" + std::to_string(q_len);
+           std::to_string(hq / hkv) + "_q" + std::to_string(q_len) + (room > 0 ? "_large" : "");
   }
 };
 std::ostream& operator<<(std::ostream& out, const PlainShape& shape) { return out << shape.name(); }
@@ -29,6 +31,7 @@ std::ostream& operator<<(std::ostream& out, const PlainShape& shape) { return ou
 std::vector<PlainShape> shapes() {
   std::vector<PlainShape> all;
   for (const Type type : {Type::kBF16, Type::kF16}) {
+    all.push_back({type, type, 64, 32, 8, 1, 200'000});
     for (const std::int64_t dim : {64, 128, 256}) {
       all.push_back({type, type, dim, 14, 2, 1});
       all.push_back({type, type, dim, 8, 2, 3});
@@ -56,6 +59,7 @@ DecodeCase make(const PlainShape& shape, const std::vector<std::int64_t>& lens, 
   c.layout = layout;
   c.page = c.layout.starts_with("block") ? 16 : 0;
   c.lens = lens;
+  c.room = shape.room;
   c.window_left = c.window_right = -1;
   c.alibi = c.scales = "none";
   c.strides = "dense";
@@ -64,7 +68,8 @@ DecodeCase make(const PlainShape& shape, const std::vector<std::int64_t>& lens, 
 }
 
 std::string kernel_of(const DecodeCase& c) {
-  return flashport::explain({.call = c.query(), .batch = 1, .num_kv_heads = c.hkv, .max_kv_len = 64}).kernel;
+  const std::int64_t room = std::max<std::int64_t>(c.room, 64);
+  return flashport::explain({.call = c.query(), .batch = 1, .num_kv_heads = c.hkv, .max_kv_len = room}).kernel;
 }
 
 std::vector<std::vector<std::int64_t>> batches() {
@@ -76,8 +81,12 @@ class Plain : public testing::TestWithParam<PlainShape> {};
 
 TEST_P(Plain, AgreesWithTheOracleAndWithKernelsForAllCalls) {
   if (!has_plain_kernels()) GTEST_SKIP() << query_target() << " has no kernels of their own";
-  const std::pair<const char*, const char*> kinds[] = {
-      {"block_nhd", "none"}, {"block_hnd", "head"}, {"nhd", "none"}, {"hnd", "tensor"}, {"token", "none"}};
+  const bool large = GetParam().room > 0;
+  using Kinds = std::vector<std::pair<const char*, const char*>>;
+  const Kinds kinds =
+      large
+          ? Kinds{{"block_nhd", "none"}, {"token", "head"}}  // tables have room without memory
+          : Kinds{{"block_nhd", "none"}, {"block_hnd", "head"}, {"nhd", "none"}, {"hnd", "tensor"}, {"token", "none"}};
   for (const auto& [layout, scales] : kinds) {
     for (const auto& lens : batches()) {
       DecodeCase c = make(GetParam(), lens, layout);
@@ -86,6 +95,7 @@ TEST_P(Plain, AgreesWithTheOracleAndWithKernelsForAllCalls) {
       SCOPED_TRACE(c.layout + ", first length " + std::to_string(lens[0]));
       // Or the kernels for all calls would be held against themselves.
       EXPECT_TRUE(kernel_of(c).starts_with("decode_plain/")) << kernel_of(c);
+      EXPECT_EQ(kernel_of(c).find("/large/") != std::string::npos, large) << kernel_of(c);
       DecodeCall plain(c, 5);
       plain.upload();
       plain.run();
@@ -105,7 +115,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, Plain, testing::ValuesIn(shapes()),
 TEST(PlainInstances, ShapesReachEveryKernel) {
   if (!has_plain_kernels()) GTEST_SKIP() << query_target() << " has no kernels of their own";
   std::set<std::string> reached;
-  for (const PlainShape& shape : shapes()) reached.insert(kernel_of(make(shape, {64}, "nhd")));
+  for (const PlainShape& shape : shapes()) reached.insert(kernel_of(make(shape, {64}, "token")));
   for (const std::string& key : flashport::kernel_keys(query_target())) {
     if (!key.starts_with("decode_plain/")) continue;
     EXPECT_TRUE(reached.contains(key)) << "no shape runs " << key;

@@ -26,7 +26,7 @@ flashport::DecodeQuery PoolShape::query(std::int64_t with_q_len) const {
 RequestPool::RequestPool(const PoolShape& shape, std::vector<std::int64_t> lens, std::uint64_t seed)
     : shape_(shape),
       lens_(std::move(lens)),
-      max_pages_(1 + page_count(*std::max_element(lens_.begin(), lens_.end()), shape.page)),
+      max_pages_(1 + page_count(std::max(shape.room, *std::max_element(lens_.begin(), lens_.end())), shape.page)),
       q_(shape.q, {static_cast<std::int64_t>(lens_.size()), shape.q_len, shape.hq, shape.dk}),
       k_(make_cache(shape.kv, cache_shape(shape, lens_, shape.kv, shape.dk))),
       v_(make_cache(shape.v, cache_shape(shape, lens_, shape.v, shape.dv))) {

@@ -17,8 +17,9 @@ struct PoolShape {
   std::string name;
   reference::Type q, kv;
   std::int64_t dk, dv, hq, hkv, page;
-  std::int64_t q_len;  // of every request, and max_q_len of ragged calls
-  bool lse = true;     // without it calls are plain, unless they are ragged (PlainDecodeParams)
+  std::int64_t q_len;     // of every request, and max_q_len of ragged calls
+  bool lse = true;        // without it calls are plain, unless they are ragged (PlainDecodeParams)
+  std::int64_t room = 0;  // keys that tables have room for, where that is more than the longest request has
   reference::Type v = kv;
 
   [[nodiscard]] flashport::DecodeQuery query(std::int64_t with_q_len) const;
