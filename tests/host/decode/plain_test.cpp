@@ -72,6 +72,8 @@ TEST_F(PlainCalls, HaveACombineOfTheirOwn) {
 // 3 x 260'417 keys of 2 x 256 bytes.
 constexpr std::int64_t kLargePages = 16'277;
 
+class PlansOfLargeCaches : public PlainCalls, public testing::WithParamInterface<int> {};
+
 TEST_F(PlainCalls, OnLargeCaches) {
   make_room(inputs_, kLargePages - 1);
   EXPECT_EQ(kernel_of(a_), kPlainKey);
@@ -86,33 +88,31 @@ TEST_F(PlainCalls, OnLargeCaches) {
   EXPECT_EQ(kernel_of(inputs.args), "decode_plain/bf16/kv=bf16/hd128/r64/fakegpu");
 }
 
-// The kernel of large caches cuts them alike, so that bits are the same.
-TEST_F(PlainCalls, OnLargeCachesHaveTheSamePlan) {
-  for (const int multiprocessors : {10, 132, 4000}) {
-    fake_state().multiprocessors = multiprocessors;
-    make_room(inputs_, kLargePages);
-    a_.lse.reset();
-    const DecodePlan large = plan(a_);
-    a_.lse = TensorView(scratch_at(1 << 18), DType::kFloat32, kGpu, {3, 8});
-    const DecodePlan other = plan(a_);
-    EXPECT_STREQ(large.kernel->key, kLargeKey);
-    EXPECT_STREQ(other.kernel->key, kKey);
-    EXPECT_EQ(large.grid, other.grid);
-    EXPECT_EQ(large.workspace_bytes, other.workspace_bytes);
-    const DecodeParams &p = large.params, &q = other.params;
-    EXPECT_EQ(p.chunk_rule.target_shift, q.chunk_rule.target_shift);
-    EXPECT_EQ(p.chunk_rule.least_shift, q.chunk_rule.least_shift);
-    EXPECT_EQ(p.chunk_rule.finer, q.chunk_rule.finer);
-    EXPECT_EQ(p.side_partials, q.side_partials);
-    for (int cut = 0; cut < 2; ++cut) {
-      EXPECT_EQ(p.cuts[cut].concurrent.value, q.cuts[cut].concurrent.value);
-      EXPECT_EQ(p.cuts[cut].ranges.value, q.cuts[cut].ranges.value);
-    }
-    // Its teams are its own.
-    EXPECT_EQ(p.teams_apart, multiprocessors == 4000);
-    EXPECT_FALSE(q.teams_apart);
+// The kernel of large caches cuts them alike, so that bits are the same; its teams are its own.
+TEST_P(PlansOfLargeCaches, AreThoseOfOtherKernels) {
+  fake_state().multiprocessors = GetParam();
+  make_room(inputs_, kLargePages);
+  const DecodePlan large = plan(a_);
+  a_.lse = TensorView(scratch_at(1 << 18), DType::kFloat32, kGpu, {3, 8});
+  const DecodePlan other = plan(a_);
+  EXPECT_STREQ(large.kernel->key, kLargeKey);
+  EXPECT_STREQ(other.kernel->key, kKey);
+  EXPECT_EQ(large.grid, other.grid);
+  EXPECT_EQ(large.workspace_bytes, other.workspace_bytes);
+  const DecodeParams &p = large.params, &q = other.params;
+  EXPECT_EQ(p.chunk_rule.target_shift, q.chunk_rule.target_shift);
+  EXPECT_EQ(p.chunk_rule.least_shift, q.chunk_rule.least_shift);
+  EXPECT_EQ(p.chunk_rule.finer, q.chunk_rule.finer);
+  EXPECT_EQ(p.side_partials, q.side_partials);
+  for (int cut = 0; cut < 2; ++cut) {
+    EXPECT_EQ(p.cuts[cut].concurrent.value, q.cuts[cut].concurrent.value);
+    EXPECT_EQ(p.cuts[cut].ranges.value, q.cuts[cut].ranges.value);
   }
+  // Apart where there are few chunks for each block: 6 tiles of 255.
+  EXPECT_EQ(p.teams_apart, large.grid >= 2 * 6 * 255);
+  EXPECT_FALSE(q.teams_apart);
 }
+INSTANTIATE_TEST_SUITE_P(Decode, PlansOfLargeCaches, testing::Values(10, 132, 4000));
 
 // Others have no rows to bring in pairs.
 TEST_F(PlainCalls, OnLargeCachesOfHeadsInPairs) {
