@@ -110,7 +110,8 @@ class NativeKernels : public testing::TestWithParam<Native> {
     }
     if (GetParam().large) {
       const bool in_pairs = (c.layout == "block_nhd" || c.layout == "token") && c.hkv % 2 == 0;
-      EXPECT_EQ(kernel.find("/large/") != std::string::npos, in_pairs && c.strides == "dense") << kernel;
+      const bool is_plain = c.strides == "dense" || c.strides == "kv_sliced";
+      EXPECT_EQ(kernel.find("/large/") != std::string::npos, in_pairs && is_plain) << kernel;
     }
   }
 };
@@ -168,26 +169,6 @@ TEST_P(NativeKernels, BitsDoNotDependOnTheBlocksNorOnTheirOrder) {
   }
 }
 
-// A request has the same bits whether its cache is large or not.
-TEST_P(NativeKernels, BitsDoNotDependOnTheRoom) {
-  if (!GetParam().large) return;
-  for (const Lengths& lens : {Lengths{300, 1, 700}, Lengths{0, 63, 128}, Lengths{2500, 129}}) {
-    DecodeCase c = make(lens, 2);
-    DecodeCall large(c);
-    c.room = 0;
-    DecodeCall small(c);
-    for (const int blocks : {1, 3}) {
-      set_blocks(blocks);
-      for (DecodeCall* call : {&large, &small}) {
-        call->upload();
-        call->run();
-        EXPECT_EQ(launched_kernel().find("/large/") != std::string::npos, call == &large) << launched_kernel();
-      }
-      EXPECT_TRUE(large.bits() == small.bits()) << blocks << " blocks, seed " << model().seed - 1;
-    }
-  }
-}
-
 // Ranges are found while the kernel before runs, which may write the lengths.
 TEST_P(NativeKernels, LengthsThatTheKernelBeforeWrites) {
   const Lengths lens = {300, 1, 700};
@@ -213,6 +194,28 @@ TEST_P(NativeKernels, LengthsThatTheKernelBeforeWrites) {
   }
 }
 
+class NativeKernelsOfLargeCaches : public NativeKernels {};
+
+// A request has the same bits whether its cache is large or not.
+TEST_P(NativeKernelsOfLargeCaches, HaveTheBitsOfOthers) {
+  for (const Lengths& lens : {Lengths{300, 1, 700}, Lengths{0, 63, 128}, Lengths{2500, 129}}) {
+    DecodeCase c = make(lens, 2);
+    DecodeCall large(c);
+    c.room = 0;
+    DecodeCall small(c);
+    for (const int blocks : {1, 3}) {
+      set_blocks(blocks);
+      for (DecodeCall* call : {&large, &small}) {
+        call->upload();
+        call->run();
+        EXPECT_EQ(launched_kernel().find("/large/") != std::string::npos, call == &large) << launched_kernel();
+      }
+      EXPECT_TRUE(large.bits() == small.bits()) << blocks << " blocks, seed " << model().seed - 1;
+    }
+  }
+}
+
+const Native kLargeCaches{Type::kBF16, Type::kBF16, Type::kBF16, 8, true, 64, true};
 INSTANTIATE_TEST_SUITE_P(
     Model, NativeKernels,
     testing::Values(Native{Type::kBF16, Type::kBF16, Type::kBF16, 8}, Native{Type::kBF16, Type::kBF16, Type::kBF16, 64},
@@ -225,9 +228,10 @@ INSTANTIATE_TEST_SUITE_P(
                     Native{Type::kF16, Type::kQ8_0, Type::kF16, 8, false, 128, false, Type::kQ4_0},
                     Native{Type::kF16, Type::kQ8_0, Type::kF16, 16, false, 128, false, Type::kQ4_0},
                     Native{Type::kF16, Type::kQ8_0, Type::kF16, 8, true, 128, false, Type::kQ4_0},
-                    Native{Type::kBF16, Type::kBF16, Type::kBF16, 8, true, 64},
-                    Native{Type::kBF16, Type::kBF16, Type::kBF16, 8, true, 64, true}),
+                    Native{Type::kBF16, Type::kBF16, Type::kBF16, 8, true, 64}, kLargeCaches),
     [](const auto& info) { return info.param.name(); });
+INSTANTIATE_TEST_SUITE_P(Model, NativeKernelsOfLargeCaches, testing::Values(kLargeCaches),
+                         [](const auto& info) { return info.param.name(); });
 
 // Some rows and keys of the last tile are padding, and so is a whole warpgroup of a second tile of 128 rows. The query
 // is wide or has many rows: the lanes of a producer share the search for them.
