@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import pathlib
 
@@ -35,15 +36,48 @@ class SkipWatch:
             terminalreporter.write_line(f"UNEXPECTED SKIP {line}", red=True)
 
 
+class Sample:
+    """Runs every Nth case of tests that have more than two times N, and says how many that leaves out.
+
+    So many cases of a test vary what kernels are given, and no release of a library changes that. Cases whose
+    parameters alternate do not repeat in steps of N if N is a prime that is no count of a parameter's values.
+    """
+
+    def __init__(self, step):
+        self.step, self.count, self.left_out = step, 0, 0
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, config, items):
+        tests = [item.nodeid.split("[")[0] for item in items]
+        cases, seen, kept, left_out = collections.Counter(tests), collections.Counter(), [], []
+        for test, item in zip(tests, items, strict=True):
+            many = cases[test] > 2 * self.step
+            (left_out if many and seen[test] % self.step else kept).append(item)
+            seen[test] += 1
+        self.count, self.left_out = len(items), len(left_out)
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = kept
+
+    def pytest_terminal_summary(self, terminalreporter):
+        terminalreporter.write_line(
+            f"LEFT OUT {self.left_out} of {self.count} cases: --sample={self.step} runs one of {self.step} where a "
+            f"test has more than {2 * self.step}"
+        )
+
+
 def pytest_addoption(parser):
     text = "fail if a test is skipped for a reason that does not begin with a line of FILE"
     parser.addoption("--expected-skips", metavar="FILE", type=pathlib.Path, help=text)
+    text = "of each test that has more than 2 N cases, run the first one and every Nth after it"
+    parser.addoption("--sample", metavar="N", type=int, default=1, help=text)
 
 
 def pytest_configure(config):
     if file := config.getoption("--expected-skips"):
         lines = [line for line in file.read_text().splitlines() if line and not line.startswith("#")]
         config.pluginmanager.register(SkipWatch(tuple(lines)))
+    if (step := config.getoption("--sample")) > 1:
+        config.pluginmanager.register(Sample(step))
 
 
 @pytest.fixture
