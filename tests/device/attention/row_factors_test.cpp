@@ -5,14 +5,12 @@
 
 #include <cmath>
 #include <cstring>
-#include <deque>
 #include <random>
 #include <string>
 #include <vector>
 
 #define FLASHPORT_TARGET sm90a
 #define FLASHPORT_TARGET_HEADER "tests/device/machine/target.h"
-#define FLASHPORT_ATTENTION_TUNING_HEADER "cuda/tuning/attention/sm90a.h"
 #include FLASHPORT_TARGET_HEADER  // which names the words that the others take
 
 #include "cuda/attention/stored_boxes.h"
@@ -20,23 +18,6 @@
 #include "cuda/attention/widening_producer.h"
 
 #include "tests/device/decode/random_segments.h"
-
-namespace flashport::cuda_runtime {
-
-// As TMA reads tensors. Maps point to what the test keeps.
-const char* encode_map(const BoxedTensor& tensor, TensorMap& map, bool& readable) {
-  static std::deque<BoxedTensor> kept;
-  readable = reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0;
-  for (int axis = 0; axis < 3; ++axis) {
-    readable =
-        readable && (tensor.extents[axis + 1] == 1 || (tensor.strides[axis] > 0 && tensor.strides[axis] % 16 == 0));
-  }
-  kept.push_back(tensor);
-  map.words[0] = reinterpret_cast<std::uint64_t>(&kept.back());
-  return nullptr;
-}
-
-}  // namespace flashport::cuda_runtime
 
 namespace flashport::sm90a::attention {
 namespace {

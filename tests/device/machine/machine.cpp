@@ -1,17 +1,15 @@
 #include "tests/device/machine/machine.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <utility>
 
 #include "tests/device/machine/fiber.h"
+#include "tests/device/machine/memory.h"
 
 namespace flashport::machine {
 namespace {
@@ -31,6 +29,7 @@ struct Lots {
   std::size_t below(std::size_t count) { return next() % count; }
 };
 
+struct Block;
 struct Copy {
   char* to;
   const void* from;
@@ -41,10 +40,16 @@ struct Batch {
   std::vector<Copy> copies;
   std::uint64_t* barrier;
 };
+struct Box {
+  Block* block;
+  char* to;
+  int bytes;
+  std::function<void(char*)> read;
+  std::uint64_t* barrier;
+};
 
 enum class State { kReady, kInWarp, kAtBarrier, kAtPhase, kDone };
 
-struct Block;
 struct Lane {
   Fiber fiber;
   Block* block = nullptr;
@@ -62,6 +67,7 @@ struct Warp {
   int came = 0, ready = kLanes;
   bool is_queued = true;
   std::array<void*, kLanes> operands;
+  Products products;
 };
 
 struct NamedBarrier {
@@ -75,13 +81,16 @@ struct Block {
   std::array<NamedBarrier, kNamedBarriers> barriers;
   char* shared = nullptr;
   std::size_t shared_bytes = 0;
+  std::vector<bool> unseen;  // for each word of shared memory: AsyncView
+  bool has_unseen = false;
   int alive = 0;
 };
 
-// Arrivals that a phase has, those that this one lacks, and its number.
+// Arrivals that a phase has, those that this one lacks, and its number; the bytes that this one lacks, or that have
+// landed before they were expected.
 struct Mbarrier {
-  std::uint16_t count, missing;
-  std::uint32_t phase;
+  unsigned count : 11, missing : 11, phase : 10;
+  int bytes;
 };
 static_assert(sizeof(Mbarrier) == sizeof(std::uint64_t));
 
@@ -92,6 +101,8 @@ struct Machine {
   std::vector<std::unique_ptr<Block>> blocks;
   std::vector<std::pair<Block*, int>> ready;  // warps with lanes that are
   std::vector<Lane*> in_flight;               // lanes with flights
+  std::vector<Box> boxes;                     // that have not landed
+  std::vector<Warp*> multiplying;             // warps with products whose operands were not read
   Lane* lane = nullptr;
   Fiber scheduler;
   std::string error;
@@ -129,14 +140,20 @@ void wait(State state, const void* at) {
   switch_away();
 }
 
-void arrive_at(Block& block, std::uint64_t* barrier) {
+// As mbarrier's pending count and tx-count do.
+void count_at(Block& block, std::uint64_t* barrier, unsigned arrivals, int bytes) {
   auto now = std::bit_cast<Mbarrier>(*barrier);
-  if (now.count == 0 || now.missing == 0 || now.missing > now.count) {
+  if (now.count == 0 || now.missing < arrivals || now.missing > now.count) {
     g_machine.error = "an arrival at a barrier that is none";
     return;
   }
-  const bool completes = --now.missing == 0;
-  if (completes) now = {now.count, now.count, now.phase + 1};
+  now.missing -= arrivals;
+  now.bytes += bytes;
+  const bool completes = now.missing == 0 && now.bytes == 0;
+  if (completes) {
+    now.missing = now.count;
+    ++now.phase;
+  }
   *barrier = std::bit_cast<std::uint64_t>(now);
   if (!completes) return;
   for (Lane& lane : block.lanes) {
@@ -144,16 +161,59 @@ void arrive_at(Block& block, std::uint64_t* barrier) {
   }
 }
 
-void land(const Copy& copy) {
+void arrive_at(Block& block, std::uint64_t* barrier) { count_at(block, barrier, 1, 0); }
+
+void set_unseen(Block& block, const char* to, int bytes, bool unseen) {
+  const auto first = block.unseen.begin() + (to - block.shared) / 4;
+  std::fill(first, first + (bytes + 3) / 4, unseen);
+}
+void land(Block& block, const Copy& copy) {
   std::memcpy(copy.to, copy.from, copy.bytes);
   std::memset(copy.to + copy.bytes, 0, copy.unit - copy.bytes);
+  set_unseen(block, copy.to, copy.unit, true);
+  block.has_unseen = true;
 }
 void land_oldest(Lane& lane) {
   Batch batch = std::move(lane.flights.front());
   lane.flights.pop_front();
-  for (const Copy& copy : batch.copies) land(copy);
+  for (const Copy& copy : batch.copies) land(*lane.block, copy);
   arrive_at(*lane.block, batch.barrier);
   if (lane.flights.empty()) std::erase(g_machine.in_flight, &lane);
+}
+void multiply_oldest(Warp& warp) {
+  warp.products.multiply_oldest();
+  if (warp.products.are_multiplied()) std::erase(g_machine.multiplying, &warp);
+}
+
+std::size_t count_in_flight() {
+  return g_machine.in_flight.size() + g_machine.boxes.size() + g_machine.multiplying.size();
+}
+// Something that is in flight.
+void land_one() {
+  auto& m = g_machine;
+  std::size_t drawn = m.lots.below(count_in_flight());
+  if (drawn < m.in_flight.size()) return land_oldest(*m.in_flight[drawn]);
+  drawn -= m.in_flight.size();
+  if (drawn >= m.boxes.size()) return multiply_oldest(*m.multiplying[drawn - m.boxes.size()]);
+  const Box box = std::move(m.boxes[drawn]);
+  m.boxes.erase(m.boxes.begin() + static_cast<std::ptrdiff_t>(drawn));
+  box.read(box.to);
+  set_unseen(*box.block, box.to, box.bytes, false);
+  count_at(*box.block, box.barrier, 0, -box.bytes);
+}
+
+// What it would have asked for in vain.
+const char* left_in_flight(const Block& block) {
+  for (const Lane& lane : block.lanes) {
+    if (!lane.flights.empty()) return "a block has ended before its copies";
+  }
+  for (const Box& box : g_machine.boxes) {
+    if (box.block == &block) return "a block has ended before its boxes";
+  }
+  for (const Warp& warp : block.warps) {
+    if (!warp.products.empty()) return "a block has ended before its products";
+  }
+  return nullptr;
 }
 
 void run_lane() {
@@ -193,27 +253,12 @@ std::string where(const Block& block) {
   return text;
 }
 
-// Memory of fibers and of blocks is kept from launch to launch.
-struct Memory {
-  char* begin = nullptr;
-  std::size_t bytes = 0;
-  char* at_least(std::size_t wanted) {
-    if (wanted <= bytes) return begin;
-    if (begin != nullptr) munmap(begin, bytes);
-    begin = static_cast<char*>(
-        mmap(nullptr, wanted, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-    if (begin == MAP_FAILED) std::abort();
-    forget_frames(begin, wanted);  // of stacks that were there
-    bytes = wanted;
-    return begin;
-  }
-};
-
 void start_block(const Launch& launch, std::int64_t index, char* shared, char* stacks) {
   auto block = std::make_unique<Block>();
   block->index = index;
   block->shared = shared;
   block->shared_bytes = launch.shared_bytes;
+  block->unseen.resize(launch.shared_bytes / 4 + 1);
   block->alive = launch.threads;
   block->lanes.resize(launch.threads);
   block->warps.resize(launch.threads / kLanes);
@@ -268,8 +313,8 @@ void run_ready() {
   auto& m = g_machine;
   while (m.error.empty()) {
     if (m.steps_left-- <= 0) begin_spell();
-    if (!m.in_flight.empty() && (m.ready.empty() || m.lots.below(4) < static_cast<std::size_t>(m.landing))) {
-      land_oldest(*m.in_flight[m.lots.below(m.in_flight.size())]);
+    if (count_in_flight() > 0 && (m.ready.empty() || m.lots.below(4) < static_cast<std::size_t>(m.landing))) {
+      land_one();
       continue;
     }
     if (m.ready.empty()) return;
@@ -295,6 +340,8 @@ std::string run(const Launch& launch) {
   m.error.clear();
   m.ready.clear();
   m.in_flight.clear();
+  m.boxes.clear();
+  m.multiplying.clear();
   m.blocks.clear();
   m.steps_left = 0;
   std::vector<std::int64_t> order(launch.blocks);
@@ -323,9 +370,7 @@ std::string run(const Launch& launch) {
       break;
     }
     Block* block = ended->get();
-    for (Lane& lane : block->lanes) {
-      if (!lane.flights.empty()) m.error = "a block has ended before its copies";
-    }
+    if (const char* left = left_in_flight(*block)) m.error = left;
     std::erase_if(m.ready, [&](const auto& each) { return each.first == block; });
     places.push_back((block->shared - all_shared) / block_bytes);
     m.blocks.erase(ended);
@@ -412,7 +457,7 @@ void copy_later(char* to, const void* from, int unit, int bytes) {
 void finish_copies() {
   Lane& lane = me();
   while (!lane.flights.empty()) land_oldest(lane);
-  for (const Copy& copy : lane.open) land(copy);
+  for (const Copy& copy : lane.open) land(*lane.block, copy);
   lane.open.clear();
 }
 void arrive_on_copies(std::uint64_t* barrier) {
@@ -425,14 +470,46 @@ void arrive_on_copies(std::uint64_t* barrier) {
 
 void init_barrier(std::uint64_t* barrier, int arrivals) {
   (void)shared_address(barrier);
-  const auto count = static_cast<std::uint16_t>(arrivals);
-  *barrier = std::bit_cast<std::uint64_t>(Mbarrier{count, count, 0});
+  const auto count = static_cast<unsigned>(arrivals);
+  *barrier = std::bit_cast<std::uint64_t>(Mbarrier{count, count, 0, 0});
 }
 void arrive(std::uint64_t* barrier) { arrive_at(*me().block, barrier); }
 void await_phase(std::uint64_t* barrier, unsigned parity) {
   me().parity = parity;
   if (parity > 1) fail("a parity that is none");
   while ((std::bit_cast<Mbarrier>(*barrier).phase & 1) == parity) wait(State::kAtPhase, barrier);
+}
+
+void expect_bytes(std::uint64_t* barrier, int bytes) { count_at(*me().block, barrier, 0, bytes); }
+void bring_box(char* to, int bytes, std::function<void(char*)> read, std::uint64_t* barrier) {
+  (void)shared_address(barrier);
+  std::memset(to, kPoison, bytes);
+  g_machine.boxes.push_back({me().block, to, bytes, std::move(read), barrier});
+}
+
+AsyncView::AsyncView() : shared_(me().block->shared), unseen_(me().block->unseen) {}
+unsigned AsyncView::word(unsigned address) const {
+  const std::size_t at = (address - kSharedWindow) / 4;
+  unsigned word = ~0u;
+  if (at + 1 < unseen_.size() && !unseen_[at]) std::memcpy(&word, shared_ + 4 * at, sizeof word);
+  return word;
+}
+void fence_async_proxy() {
+  Block& block = *me().block;
+  if (std::exchange(block.has_unseen, false)) block.unseen.assign(block.unseen.size(), false);
+}
+
+void fence_products() { my_warp().products.fence(); }
+void start_product(const std::vector<float*>& registers, int count, Multiply multiply) {
+  Warp& warp = my_warp();
+  if (warp.products.are_multiplied()) g_machine.multiplying.push_back(&warp);
+  if (const char* wrong = warp.products.start(registers, count, std::move(multiply))) fail(wrong);
+}
+void commit_products() { my_warp().products.commit(); }
+void await_products(int later) {
+  Warp& warp = my_warp();
+  if (const char* wrong = warp.products.await(later)) fail(wrong);
+  if (warp.products.are_multiplied()) std::erase(g_machine.multiplying, &warp);
 }
 
 }  // namespace flashport::machine

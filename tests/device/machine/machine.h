@@ -3,7 +3,8 @@
 // in shared memory. The next one is drawn by lot. When none can go on the launch fails, and says where the warps wait.
 //
 // What hardware may do late is done late: bytes of an asynchronous copy are poison from the moment it is asked for
-// until it lands, which is at any time before its thread waits for it, or before the barrier that it arrives at.
+// until it lands, which is at any time before its thread waits for it, or before the barrier that it arrives at. So are
+// the sums of a matrix product until they are waited for (products.h).
 #pragma once
 
 #include <cstddef>
@@ -12,6 +13,8 @@
 #include <memory>
 #include <string>
 #include <vector>
+
+#include "tests/device/machine/products.h"
 
 namespace flashport::machine {
 
@@ -61,5 +64,29 @@ void arrive_on_copies(std::uint64_t* barrier);
 void init_barrier(std::uint64_t* barrier, int arrivals);
 void arrive(std::uint64_t* barrier);
 void await_phase(std::uint64_t* barrier, unsigned parity);
+
+// A phase of the barrier ends when its arrivals are complete and so many more bytes of boxes have landed.
+void expect_bytes(std::uint64_t* barrier, int bytes);
+// read(to) writes them when they land.
+void bring_box(char* to, int bytes, std::function<void(char*)> read, std::uint64_t* barrier);
+
+// The block's shared memory as products read it, by the asynchronous proxy: what copy_later() has brought is poison
+// until a lane has made the fence between the proxies. Ordinary stores are seen at once.
+class AsyncView {
+ public:
+  AsyncView();
+  [[nodiscard]] unsigned word(unsigned address) const;  // of shared memory, a multiple of 4
+
+ private:
+  const char* shared_;
+  const std::vector<bool>& unseen_;
+};
+void fence_async_proxy();
+
+// Of the lane's warp, whose lanes are together: Products.
+void fence_products();
+void start_product(const std::vector<float*>& registers, int count, Multiply multiply);
+void commit_products();
+void await_products(int later);
 
 }  // namespace flashport::machine

@@ -1,10 +1,13 @@
-// What machine.h must do for a kernel that is wrong to fail: copies that land late, barriers whose phases count, warps
-// whose lanes come together, and the end of a launch in which nobody can go on.
+// What machine.h must do for a kernel that is wrong to fail: copies and boxes that land late, products that are
+// computed late, barriers whose phases count, warps whose lanes come together, and the end of a launch in which nobody
+// can go on.
 #include "tests/device/machine/machine.h"
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
+#include <set>
 
 namespace flashport::machine {
 namespace {
@@ -109,6 +112,118 @@ TEST(Machine, RefusesWhatHardwareRefuses) {
   EXPECT_NE(error_of([](Shared& s) { (void)shared_address(&s + 1); }), "");
   EXPECT_NE(error_of([](Shared& s) { copy_later(reinterpret_cast<char*>(s.bytes), kFrom, 16, 16); }),
             "");  // not awaited
+}
+
+TEST(Machine, APhaseEndsWithTheLastByteOfItsBoxes) {
+  std::set<unsigned char> early;
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    EXPECT_EQ(run_threads(
+                  64,
+                  [&](Shared& shared) {
+                    if (thread_index() == 0) init_barrier(&shared.barrier, 1);
+                    named_barrier(0, 64, true);
+                    if (thread_index() == 0) {
+                      expect_bytes(&shared.barrier, 16);
+                      arrive(&shared.barrier);
+                      for (int i = 0; i < 2; ++i) {
+                        bring_box(
+                            reinterpret_cast<char*>(shared.bytes) + 8 * i, 8,
+                            [](char* to) { std::memcpy(to, "letters", 8); }, &shared.barrier);
+                      }
+                    } else if (thread_index() == 32) {
+                      early.insert(shared.bytes[0]);
+                    } else if (thread_index() > 32) {
+                      await_phase(&shared.barrier, 0);
+                      EXPECT_EQ(shared.bytes[0] + shared.bytes[8], 2 * 'l');
+                    }
+                  },
+                  seed),
+              "");
+  }
+  EXPECT_EQ(early, (std::set<unsigned char>{0xff, 'l'}));
+}
+
+// Starts a product of all lanes that adds *from to x.
+struct Addition {
+  float* x;
+  const float* from;
+};
+void start_addition(float& x, const float* from) {
+  Addition mine{&x, from};
+  meet(
+      "addition",
+      [](void* const* all) {
+        std::vector<float*> registers;
+        for (int i = 0; i < kLanes; ++i) registers.push_back(static_cast<const Addition*>(all[i])->x);
+        const float* its = static_cast<const Addition*>(all[0])->from;
+        start_product(registers, 1, [its](float* sums) {
+          for (int i = 0; i < kLanes; ++i) sums[i] += *its;
+        });
+      },
+      &mine);
+}
+void fence() {
+  meet("fence", [](void* const*) { fence_products(); }, nullptr);
+}
+void commit() {
+  meet("commit", [](void* const*) { commit_products(); }, nullptr);
+}
+template <int kLater>
+void await() {
+  meet("await", [](void* const*) { await_products(kLater); }, nullptr);
+}
+
+TEST(Machine, ProductsReadAtSomeTimeBeforeTheyAreAwaited) {
+  std::set<float> sums;
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    float from = 1, other = 5;
+    EXPECT_EQ(run_threads(
+                  32,
+                  [&](Shared&) {
+                    float x = 2, y = 0;
+                    fence();
+                    start_addition(x, &from);
+                    start_addition(x, &from);
+                    commit();
+                    start_addition(y, &other);
+                    commit();
+                    EXPECT_TRUE(std::isnan(x));
+                    from = 10;
+                    await<1>();
+                    if (thread_index() == 0) sums.insert(x);
+                    EXPECT_TRUE(std::isnan(y));
+                    await<0>();
+                    EXPECT_EQ(y, 5);
+                  },
+                  seed),
+              "");
+  }
+  EXPECT_TRUE(sums.contains(4) && sums.contains(22)) << sums.size();
+}
+
+TEST(Machine, RefusesWhatThePtxManualLeavesUndefinedOfProducts) {
+  static const float kFrom = 1;
+  const auto error_of = [](const std::function<void(float&)>& kernel) {
+    return run_threads(32, [&](Shared&) {
+      float x = 0;
+      kernel(x);
+    });
+  };
+  EXPECT_NE(error_of([](float& x) { start_addition(x, &kFrom); }).find("fence"), std::string::npos);
+  EXPECT_NE(error_of([](float& x) {
+              fence();
+              start_addition(x, &kFrom);
+              x = 3;
+              commit();
+              await<0>();
+            }).find("written"),
+            std::string::npos);
+  EXPECT_NE(error_of([](float& x) {
+              fence();
+              start_addition(x, &kFrom);
+              await<0>();  // of no group
+            }).find("ended before its products"),
+            std::string::npos);
 }
 
 }  // namespace

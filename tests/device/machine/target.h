@@ -5,4 +5,5 @@
 
 #define FLASHPORT_WORDS_HEADER "cuda/arch/words.h"
 #define FLASHPORT_DECODE_TUNING_HEADER "cuda/tuning/decode/sm90a.h"
+#define FLASHPORT_ATTENTION_TUNING_HEADER "cuda/tuning/attention/sm90a.h"
 #define FLASHPORT_DECODE_TILES_HEADER "cuda/decode/wgmma_tiles.h"

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "common/device/core/arrival.h"
 #include "tests/device/kv/word_verbs.h"
@@ -30,6 +31,7 @@ inline constexpr bool kFinerChunks = true;
 struct float2 {
   float x, y;
 };
+inline float2 make_float2(float x, float y) { return {x, y}; }
 struct alignas(16) float4 {
   float x, y, z, w;
 };
@@ -90,6 +92,10 @@ template <class T>
 T __shfl_xor_sync(unsigned, T x, int distance) {
   return exchange("__shfl_xor_sync", x, static_cast<int>(threadIdx.x % kWaveSize) ^ distance);
 }
+inline float wave_max(float x) {
+  for (int distance = kWaveSize / 2; distance > 0; distance /= 2) x = std::fmax(x, __shfl_xor_sync(~0u, x, distance));
+  return x;
+}
 inline unsigned __ballot_sync(unsigned, bool x) {
   unsigned mine = x ? 1 : 0;
   machine::meet(
@@ -102,7 +108,13 @@ inline unsigned __ballot_sync(unsigned, bool x) {
       &mine);
   return mine;
 }
+inline bool __all_sync(unsigned, bool x) { return __ballot_sync(~0u, x) == ~0u; }
 inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
+inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
+inline Half __ushort_as_half(unsigned short bits) { return std::bit_cast<Half>(bits); }
+inline float __half2float(Half x) { return to_float(x); }
+inline unsigned atomicAdd(unsigned* to, unsigned x) { return std::exchange(*to, *to + x); }
+inline unsigned atomicExch(unsigned* to, unsigned x) { return std::exchange(*to, x); }
 inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned>(x)) + 1; }
 inline int __popc(unsigned x) { return std::popcount(x); }
 inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
@@ -131,9 +143,11 @@ inline float to_float(float x) { return x; }
 inline float to_float(BFloat16 x) { return std::bit_cast<float>(std::uint32_t{x.bits} << 16); }
 inline BFloat16 to_bfloat16(float x) { return {static_cast<std::uint16_t>(floats_to_bf16({x, 0.0f}))}; }
 inline float maximum(float a, float b) { return std::fmax(a, b); }
+inline float minimum_or_nan(float a, float b) { return std::isnan(a) || std::isnan(b) ? NAN : std::fmin(a, b); }
 
 inline float exp2_approx(float x) { return std::exp2(x); }
 inline float reciprocal_approx(float x) { return 1.0f / x; }
+inline float reciprocal_of_normal(float x) { return 1.0f / x; }
 inline float log2_full(float x) { return std::log2(x); }
 inline float tanh_full(float x) { return std::tanh(x); }
 inline float mul_rn(float a, float b) { return a * b; }
@@ -155,6 +169,11 @@ inline void load_published_vector(float (&x)[kVectorFloats], const float* from) 
 inline void store_published_vector(float* to, const float (&x)[kVectorFloats]) {
   if (reinterpret_cast<std::uintptr_t>(to) % 16 != 0) machine::fail("a vector that is not aligned");
   std::memcpy(to, x, sizeof x);
+}
+// `count` values at a stride; the rest is 0.
+template <class T>
+void load_vector(float (&x)[kVectorFloats], const T* from, std::int64_t stride, int count) {
+  for (int i = 0; i < kVectorFloats; ++i) x[i] = i < count ? to_float(from[i * stride]) : 0.0f;
 }
 inline int recompute(int x) { return x; }
 template <class T>

@@ -96,28 +96,6 @@ inline void ldmatrix_x2(unsigned (&r)[2], const void* row) { ldmatrix<false>("ld
 inline void ldmatrix_x4_trans(unsigned (&r)[4], const void* row) { ldmatrix<true>("ldmatrix.x4.trans", r, row); }
 inline void ldmatrix_x2_trans(unsigned (&r)[2], const void* row) { ldmatrix<true>("ldmatrix.x2.trans", r, row); }
 
-// As tensor cores sum: 16 products and what was there before, each cut off below the 24 bits of the largest.
-inline float sum_of_products(const float* a, const float* b, float before) {
-  double terms[17], most = std::fabs(static_cast<double>(before)), sum = before;
-  terms[16] = before;
-  for (int k = 0; k < 16; ++k) {
-    terms[k] = static_cast<double>(a[k]) * b[k];
-    most = std::max(most, std::fabs(terms[k]));
-    sum += terms[k];
-  }
-  if (!std::isfinite(sum) || most == 0) return static_cast<float>(sum);
-  const std::uint64_t exponent = std::bit_cast<std::uint64_t>(most) >> 52;
-  if (exponent < 64) return static_cast<float>(sum);
-  const auto unit = std::bit_cast<double>((exponent - 23) << 52);
-  const auto inverse = std::bit_cast<double>((2046 + 23 - exponent) << 52);
-  std::int64_t units = 0;
-  for (const double term : terms) units += static_cast<std::int64_t>(term * inverse);
-  // Cut off to a float, too.
-  const double exact = static_cast<double>(units) * unit;
-  const auto nearest = static_cast<float>(exact);
-  return std::fabs(static_cast<double>(nearest)) > std::fabs(exact) ? std::nextafter(nearest, 0.0f) : nearest;
-}
-
 // Every fp16 number: where the compiler has no instruction for one, a call would take most of the time of a product.
 inline float half_number(unsigned bits) {
   static const std::vector<float> kAll = [] {
@@ -137,7 +115,7 @@ struct Product {
     return kMath == MathType::kBf16 ? std::bit_cast<float>(bits << 16) : half_number(bits);
   }
   static void multiply(void* const* all) {
-    float rows[16][16], columns[8][16];
+    double rows[16][16], columns[8][16];
     for (int lane = 0; lane < kWaveSize; ++lane) {
       const auto& its = *static_cast<const Product*>(all[lane]);
       const int g = lane / 4, c = lane % 4;
@@ -149,7 +127,7 @@ struct Product {
     for (int lane = 0; lane < kWaveSize; ++lane) {
       auto& its = *static_cast<Product*>(all[lane]);
       for (int i = 0; i < 4; ++i) {
-        its.c[i] = sum_of_products(rows[lane / 4 + i / 2 * 8], columns[lane % 4 * 2 + i % 2], its.c[i]);
+        its.c[i] = machine::sum_of_products(rows[lane / 4 + i / 2 * 8], columns[lane % 4 * 2 + i % 2], its.c[i]);
       }
     }
   }
