@@ -1,0 +1,224 @@
+// Whole attention kernels of sm90a, from the public call to the output, by their own text on a multiprocessor of the
+// host (machine.h): against the oracle, within the tolerance of DESIGN's numerics.
+#include <gtest/gtest.h>
+
+#include <flashport/backend.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "tests/device/attention/model_tables.h"
+#include "tests/device/machine/model_backend.h"
+#include "tests/ops/attention/call.h"
+#include "tests/support/device.h"
+
+namespace flashport_test {
+namespace {
+
+using flashport::machine::model;
+using reference::Type;
+using Lengths = std::vector<std::int64_t>;
+
+void set_blocks(int blocks) { flashport::set_multiprocessor_limit(blocks); }
+
+// A kernel, and the options of calls that are its own.
+struct Kernel {
+  std::string key;
+  Type type;
+  std::int64_t dim;
+  AttentionCase options = {};
+  [[nodiscard]] bool has_bias() const { return options.bias != Bias::kNone; }
+};
+void PrintTo(const Kernel& kernel, std::ostream* out) { *out << kernel.key; }
+
+// Blocks compute by two warpgroups, or by three (bf16/hd64/plain); at head_dim 512 each has its columns of V.
+const Kernel kKernels[] = {
+    {"bf16/hd64/plain", Type::kBF16, 64},
+    {"bf16/hd128/plain", Type::kBF16, 128},
+    {"bf16/hd256/plain", Type::kBF16, 256},
+    {"bf16/hd64/softcap", Type::kBF16, 64, {.name = "", .softcap = 5}},
+    {"fp16/hd128/bias", Type::kF16, 128, {.name = "", .bias = Bias::kOwnType}},
+    {"bf16/hd128/any", Type::kBF16, 128, {.name = "", .softcap = 5, .slopes = Slopes::kOfHeads, .dropout = 0.3}},
+    {"bf16/hd512/any", Type::kBF16, 512, {.name = "", .softcap = 5}},
+    {"fp16/hd128/plain/scaled", Type::kF16, 128, {.name = "", .kv_type = Type::kQ8_0}},
+};
+
+class AttentionKernels : public testing::TestWithParam<Kernel> {
+ protected:
+  static std::string key() { return "attention/" + GetParam().key + "/sm90a"; }
+  // The queries of a work tile, and the keys of a key tile.
+  static const flashport::AttentionTuning& tuning() {
+    const auto is_it = [](const flashport::KernelEntry& kernel) { return kernel.key == key(); };
+    return std::ranges::find_if(model().kernels, is_it)->shape.attention.tuning;
+  }
+  static std::int64_t rows() { return tuning().rows; }
+  static std::int64_t keys() { return tuning().keys; }
+  static AttentionCase make(const Lengths& q_lens, const Lengths& kv_lens) {
+    const Kernel& kernel = GetParam();
+    AttentionCase c = kernel.options;
+    c.name = "kernels";
+    c.type = kernel.type;
+    c.dim_qk = c.dim_v = kernel.dim;
+    c.q_heads = c.kv_heads = 1;
+    c.q_lens = q_lens;
+    c.kv_lens = kv_lens;
+    if (kernel.has_bias()) {  // whose rows are aligned
+      for (std::int64_t& count : c.kv_lens) count = (count + 7) / 8 * 8;
+    }
+    return c;
+  }
+  // Holds the case against the oracle on so many blocks.
+  static void expect_right(const AttentionCase& c, const std::vector<int>& blocks = {3}) {
+    AttentionCall call(c);
+    for (const int count : blocks) {
+      set_blocks(count);
+      std::ostringstream text;
+      text << c << ", " << count << " blocks, seed " << model().seed;
+      SCOPED_TRACE(text.str());
+      model().launched.clear();
+      ASSERT_NO_THROW(call.run());
+      EXPECT_EQ(call.check(), "");
+      ASSERT_FALSE(model().launched.empty());
+      EXPECT_EQ(model().launched.front(), key());
+    }
+  }
+};
+
+// Lengths around those of tiles.
+TEST_P(AttentionKernels, TileEdges) {
+  const struct {
+    std::int64_t q_len, kv_len;
+  } kLengths[] = {{1, 1},
+                  {1, keys() + 1},
+                  {63, keys() - 1},
+                  {64, keys()},
+                  {65, keys() + 1},
+                  {rows() - 1, 2 * keys()},
+                  {rows(), 2 * keys() + 1},
+                  {rows() + 1, 2 * keys() - 1},
+                  {rows() + 1, keys()},
+                  {rows() + 2, 5},
+                  {7, 0}};
+  for (const bool causal : {false, true}) {
+    for (const auto& [q_len, kv_len] : kLengths) {
+      if (GetParam().has_bias() && kv_len == 0) continue;
+      AttentionCase c = make({q_len}, {kv_len});
+      c.causal = causal;
+      expect_right(c);
+    }
+  }
+}
+
+// Loops with masks at both ends, more tiles than stages, and several work tiles of a block.
+TEST_P(AttentionKernels, SeveralTiles) {
+  for (const int window : {-1, 0, 1}) {
+    AttentionCase c = make({rows() + 30}, {4 * keys() + 9});
+    c.q_heads = 2;
+    if (window >= 0) c.window_left = keys() + 70;
+    if (window == 1) c.window_right = keys() - 1;
+    c.causal = window == 0;
+    expect_right(c, {1, 3});
+  }
+}
+
+TEST_P(AttentionKernels, HeadsAndPackedSequences) {
+  for (const std::int64_t kv_heads : {1, 3}) {
+    AttentionCase c = make({70, 70}, {150, 150});
+    c.q_heads = 3;
+    c.kv_heads = kv_heads;
+    c.causal = true;
+    c.sinks = true;
+    expect_right(c);
+  }
+  if (GetParam().has_bias()) return;
+  for (const bool used : {false, true}) {
+    AttentionCase c = make({5, 0, rows() + 2, 1}, {70, 3, 2 * keys() + 1, 0});
+    c.packed = c.causal = true;
+    c.used_q = c.used_k = c.leftpad = used;
+    expect_right(c, {1, 3});
+  }
+}
+
+// Boxes of pages and rows of smaller ones, with a left pad.
+TEST_P(AttentionKernels, PagesOfKeys) {
+  if (GetParam().has_bias()) return;
+  for (const auto& [pages, size] : {std::pair<Pages, int>{Pages::kBlockTable, 1},
+                                    {Pages::kBlockTable, 16},
+                                    {Pages::kBlockTable, 5},
+                                    {Pages::kBlockTableHnd, 300},
+                                    {Pages::kTokenTable, 1},
+                                    {Pages::kCsr, 16}}) {
+    AttentionCase c = make({70, 70, 70}, {keys() + 75, 0, keys() + 3});
+    c.pages = pages;
+    c.page_size = size;
+    c.kv_heads = c.q_heads = 2;
+    c.causal = true;
+    expect_right(c);
+    if (size != 16) continue;
+    c.packed = c.leftpad = true;
+    c.q_lens = {5, 130, 0};
+    expect_right(c);
+  }
+}
+
+// Rows that TMA does not read, in part or at all.
+TEST_P(AttentionKernels, Layouts) {
+  for (const Layout layout :
+       {Layout::kProjection, Layout::kHeadsFirst, Layout::kGaps, Layout::kOdd, Layout::kOddQueries}) {
+    const std::int64_t q_len = rows() + 3, kv_len = keys() + 75;
+    AttentionCase c = make({q_len, q_len}, {kv_len, kv_len});
+    if (layout == Layout::kOdd && c.kv_type) continue;  // rows of bytes begin at even addresses
+    // No warp of a kernel of biases brings queries that TMA does not read beside keys that it does.
+    if (layout == Layout::kOddQueries && GetParam().has_bias()) continue;
+    c.layout = layout;
+    c.causal = true;
+    if (layout == Layout::kOdd) c.dim_v = c.dim_qk - 8;
+    expect_right(c);
+  }
+}
+
+TEST_P(AttentionKernels, KeysCutIntoPieces) {
+  AttentionCase c = make({70, 1}, {3 * keys() + 7, 2 * keys()});
+  c.packed = !GetParam().has_bias();
+  if (!c.packed) c.q_lens[1] = c.q_lens[0], c.kv_lens[1] = c.kv_lens[0];
+  c.splits = 2;
+  c.causal = true;
+  expect_right(c);
+}
+
+TEST_P(AttentionKernels, BitsDoNotDependOnTheBlocksNorOnTheirOrder) {
+  const std::int64_t q_len = rows() + 72, kv_len = 2 * keys() + 44;
+  AttentionCase c = make({q_len, q_len}, {kv_len, kv_len});
+  c.causal = true;
+  AttentionCall call(c);
+  set_blocks(1);
+  call.run();
+  const auto bits = call.bits();
+  for (const int blocks : {1, 2, 3}) {
+    set_blocks(blocks);
+    call.run();
+    EXPECT_TRUE(call.bits() == bits) << blocks << " blocks, seed " << model().seed - 1;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Model, AttentionKernels, testing::ValuesIn(kKernels), [](const auto& info) {
+  std::string name = info.param.key;
+  std::ranges::replace(name, '/', '_');
+  return name;
+});
+
+}  // namespace
+}  // namespace flashport_test
+
+int main(int argc, char** argv) {
+  flashport::machine::add_plain_kernels(flashport::machine::model().kernels);
+  flashport::machine::add_kernels_with_options(flashport::machine::model().kernels);
+  flashport::machine::add_kernels_that_widen(flashport::machine::model().kernels);
+  flashport::machine::install_model();
+  testing::InitGoogleTest(&argc, argv);
+  char program[] = "attention_kernels_test", target[] = "--target=sm90a";
+  char* arguments[] = {program, target, nullptr};
+  int count = 2;
+  if (const int code = flashport_test::start(&count, arguments); code != 0) return code;
+  return RUN_ALL_TESTS();
+}
