@@ -34,6 +34,7 @@ struct Copy {
   char* to;
   const void* from;
   int unit, bytes;
+  int group;  // of its lane
 };
 // Copies that one barrier is told of, or none yet.
 struct Batch {
@@ -58,6 +59,7 @@ struct Lane {
   const void* waits_at = nullptr;
   unsigned parity = 0;
   std::vector<Copy> open;     // since the last arrival
+  int groups = 0;             // of copies, that were committed
   std::deque<Batch> flights;  // oldest first
 };
 
@@ -202,7 +204,7 @@ void land_one() {
   count_at(*box.block, box.barrier, 0, -box.bytes);
 }
 
-// What it would have asked for in vain.
+// What the block has asked for and has not waited for.
 const char* left_in_flight(const Block& block) {
   for (const Lane& lane : block.lanes) {
     if (!lane.flights.empty()) return "a block has ended before its copies";
@@ -329,6 +331,13 @@ void run_ready() {
   }
 }
 
+// Copies take their time: at times others run first.
+void linger(Lane& lane) {
+  if (lane.open.empty() || g_machine.lots.below(4) != 0) return;
+  wake(lane);
+  switch_away();
+}
+
 }  // namespace
 
 std::string run(const Launch& launch) {
@@ -452,13 +461,25 @@ void copy_later(char* to, const void* from, int unit, int bytes) {
     fail("a copy that is not aligned");
   }
   std::memset(place, kPoison, unit);
-  me().open.push_back({to, from, unit, bytes});
+  me().open.push_back({to, from, unit, bytes, me().groups});
 }
 void finish_copies() {
   Lane& lane = me();
+  linger(lane);
   while (!lane.flights.empty()) land_oldest(lane);
   for (const Copy& copy : lane.open) land(*lane.block, copy);
   lane.open.clear();
+}
+void commit_copies() { ++me().groups; }
+void await_copy_groups(int later) {
+  Lane& lane = me();
+  linger(lane);
+  while (!lane.flights.empty()) land_oldest(lane);
+  std::erase_if(lane.open, [&](const Copy& copy) {
+    const bool lands = copy.group < lane.groups - later;
+    if (lands) land(*lane.block, copy);
+    return lands;
+  });
 }
 void arrive_on_copies(std::uint64_t* barrier) {
   Lane& lane = me();

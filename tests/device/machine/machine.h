@@ -59,6 +59,9 @@ void named_barrier(int barrier, int threads, bool waits);
 // The first `bytes` of `unit` come from memory, zeros follow.
 void copy_later(char* to, const void* from, int unit, int bytes);
 void finish_copies();
+// Copies since the last commit are a group, of which all but the last `later` are awaited.
+void commit_copies();
+void await_copy_groups(int later);
 void arrive_on_copies(std::uint64_t* barrier);
 
 void init_barrier(std::uint64_t* barrier, int arrivals);

@@ -43,6 +43,24 @@ TEST(Machine, BytesOfACopyArePoisonUntilItIsAwaited) {
   EXPECT_EQ(after, 'f');
 }
 
+TEST(Machine, GroupsOfCopiesAreAwaitedInTheirOrder) {
+  alignas(16) static const char kFrom[16] = "fifteen letters";
+  EXPECT_EQ(run_threads(32,
+                        [&](Shared& shared) {
+                          auto* to = reinterpret_cast<char*>(shared.bytes) + 32 * thread_index();
+                          copy_later(to, kFrom, 16, 16);
+                          commit_copies();
+                          copy_later(to + 16, kFrom, 16, 16);
+                          commit_copies();
+                          await_copy_groups(1);
+                          EXPECT_EQ(to[0], 'f');
+                          EXPECT_EQ(to[16], '\xff');
+                          await_copy_groups(0);
+                          EXPECT_EQ(to[16], 'f');
+                        }),
+            "");
+}
+
 TEST(Machine, APhaseEndsWithItsLastCopy) {
   alignas(16) static const char kFrom[16] = "fifteen letters";
   for (std::uint64_t seed = 0; seed < 20; ++seed) {

@@ -33,10 +33,10 @@ inline void copy_async_or_zeros(unsigned to, const void* from, int sign, bool ze
   machine::copy_later(machine::shared_pointer(to, 16), from, 16, sign < 0 || zeros ? 0 : 16);
 }
 inline void await_copies() { machine::finish_copies(); }
-inline void commit_copies() {}
+inline void commit_copies() { machine::commit_copies(); }
 template <int kLater>
 void await_copy_groups() {
-  machine::finish_copies();
+  machine::await_copy_groups(kLater);
 }
 
 inline void mbarrier_init(std::uint64_t* barrier, int arrivals) { machine::init_barrier(barrier, arrivals); }
