@@ -177,6 +177,24 @@ TEST_P(AttentionKernels, Layouts) {
   }
 }
 
+// Formats that a kernel widens, with factors beside their rows, too; by boxes, and on small pages by rows.
+TEST_P(AttentionKernels, FormatsOfKeys) {
+  if (!GetParam().options.kv_type) return;
+  for (const auto& [k_type, v_type] :
+       {std::pair{Type::kE4M3, Type::kQ4_0}, {Type::kF16, Type::kQ8_0}, {Type::kQ5_1, Type::kF16}}) {
+    for (const std::int64_t page_size : {16, 3}) {
+      AttentionCase c = make({70, 70, 70}, {keys() + 75, 0, keys() + 3});
+      c.kv_type = k_type;
+      c.v_type = v_type;
+      c.pages = Pages::kBlockTable;
+      c.page_size = page_size;
+      c.causal = true;
+      if (k_type == Type::kE4M3) c.k_beside = Beside::kRow;
+      expect_right(c);
+    }
+  }
+}
+
 TEST_P(AttentionKernels, KeysCutIntoPieces) {
   AttentionCase c = make({70, 1}, {3 * keys() + 7, 2 * keys()});
   c.packed = !GetParam().has_bias();
