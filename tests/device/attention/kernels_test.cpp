@@ -195,6 +195,20 @@ TEST_P(AttentionKernels, FormatsOfKeys) {
   }
 }
 
+// Logits as far from 0 as caps let them be, of rows with one key and with none, too.
+TEST_P(AttentionKernels, LogitsAtTheirCap) {
+  if (GetParam().options.softcap == 0) return;
+  for (const int splits : {flashport::kInvariantSplits, 2}) {
+    AttentionCase c = make({70, 5, 3}, {2 * keys() + 9, 1, 0});
+    c.packed = true;
+    c.softcap = 60;
+    c.scale = 8;
+    c.splits = splits;
+    c.sinks = splits == 2;
+    expect_right(c);
+  }
+}
+
 TEST_P(AttentionKernels, KeysCutIntoPieces) {
   AttentionCase c = make({70, 1}, {3 * keys() + 7, 2 * keys()});
   c.packed = !GetParam().has_bias();
