@@ -132,6 +132,10 @@ const char* encode_maps(void* params) {
     if (const char* error = cuda_runtime::encode_map(q, p.q_map, readable)) return error;
     p.has_q_map = readable ? 1 : 0;
   }
+  // Where a warp brings biases, none is left that brings queries beside boxes of keys and values.
+  if constexpr (kForm == ScoreForm::kBias) {
+    if (p.has_q_map == 0) return nullptr;
+  }
   if constexpr (kStores) {
     if (is_stored_narrow(p.k_format) && is_stored_narrow(p.v_format)) return encode_stored_maps<kKeys>(p);
   }

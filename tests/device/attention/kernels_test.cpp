@@ -168,8 +168,6 @@ TEST_P(AttentionKernels, Layouts) {
     const std::int64_t q_len = rows() + 3, kv_len = keys() + 75;
     AttentionCase c = make({q_len, q_len}, {kv_len, kv_len});
     if (layout == Layout::kOdd && c.kv_type) continue;  // rows of bytes begin at even addresses
-    // No warp of a kernel of biases brings queries that TMA does not read beside keys that it does.
-    if (layout == Layout::kOddQueries && GetParam().has_bias()) continue;
     c.layout = layout;
     c.causal = true;
     if (layout == Layout::kOdd) c.dim_v = c.dim_qk - 8;
@@ -201,7 +199,7 @@ TEST_P(AttentionKernels, LogitsAtTheirCap) {
   for (const int splits : {flashport::kInvariantSplits, 2}) {
     AttentionCase c = make({70, 5, 3}, {2 * keys() + 9, 1, 0});
     c.packed = true;
-    c.softcap = 60;
+    c.softcap = 50;
     c.scale = 8;
     c.splits = splits;
     c.sinks = splits == 2;
