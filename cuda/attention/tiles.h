@@ -321,8 +321,12 @@ class AttentionTiles {
       l += __shfl_xor_sync(~0u, l, 1);
       l += __shfl_xor_sync(~0u, l, 2);
       const int row = row_of(slot);
-      const float m = !kUnshifted ? largest_logit<kForm>(p, state.m[slot], scale) : l == 0.0f ? -kInfinity : 0.0f;
-      const float factor = finish_row(p, work, row, m, l, lane_ % 4 == 0 && slice() == 0);
+      // Unshifted, the power of two in l is m, which a sink may be far from; O has it as well.
+      const int exponent = kUnshifted && l > 0.0f ? exponent_of(l) : 0;
+      float m = l == 0.0f ? -kInfinity : static_cast<float>(exponent);
+      if constexpr (!kUnshifted) m = largest_logit<kForm>(p, state.m[slot], scale);
+      const float unit = power_of_two(-exponent);
+      const float factor = unit * finish_row(p, work, row, m, l * unit, lane_ % 4 == 0 && slice() == 0);
       if (is_partial(work)) {
         float* partial = partial_output(p, work, row) + slice() * kColumns + first_key();
         if (row < work.q_len && factor != 0.0f) store_floats(out, slot, factor, partial);
@@ -346,6 +350,11 @@ class AttentionTiles {
     unsigned signs;
     asm("prmt.b32 %0, %1, 0, %2;" : "=r"(signs) : "r"(bytes), "n"(kSelector));
     return signs;
+  }
+  // Of a positive normal number.
+  FLASHPORT_DEVICE static int exponent_of(float x) { return static_cast<int>(__float_as_uint(x) >> 23) - 127; }
+  FLASHPORT_DEVICE static float power_of_two(int exponent) {
+    return __uint_as_float(static_cast<unsigned>(127 + exponent) << 23);
   }
   FLASHPORT_DEVICE static float sigmoid_denominator(float x, float factor) {
     return 1.0f + exp2_approx(minimum_or_nan(-factor * x, 30.0f));

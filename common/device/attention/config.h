@@ -32,9 +32,10 @@ struct AttentionShape {
   KeySources sources;
 };
 
-// Kernels in bf16 of softcaps alone look for no largest score: weights are 2^score, which bf16 holds, and fp32 sums of
-// them, where scores are at most this large (caps of 60). Calls with a larger cap go to kernels of all options.
-inline constexpr float kMostUnshiftedScore = 87.0f;
+// Kernels in bf16 of softcaps alone look for no largest score: weights are 2^score, where scores are at most this large
+// (caps of 50), so that their products with values of up to 2^37 have fp32 sums over 100,000 keys. Calls with a larger
+// cap go to kernels of all options.
+inline constexpr float kMostUnshiftedScore = 73.0f;
 constexpr bool has_unshifted_weights(const AttentionShape& shape) {
   return shape.form == ScoreForm::kSoftcap && shape.math == MathType::kBf16;
 }
