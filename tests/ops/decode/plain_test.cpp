@@ -20,8 +20,10 @@ struct PlainShape {
   Type q, cache;
   std::int64_t dim, hq, hkv, q_len;
   std::int64_t room = 0;  // of a large cache
+  Type values = cache;
   [[nodiscard]] std::string name() const {
-    return std::string("plain_") + type_name(q) + "_" + type_name(cache) + "_d" + std::to_string(dim) + "_g" +
+    const std::string formats = type_name(cache) + (values == cache ? "" : "_" + std::string(type_name(values)));
+    return std::string("plain_") + type_name(q) + "_" + formats + "_d" + std::to_string(dim) + "_g" +
            std::to_string(hq / hkv) + "_q" + std::to_string(q_len) + (room > 0 ? "_large" : "");
   }
 };
@@ -43,6 +45,7 @@ std::vector<PlainShape> shapes() {
   all.push_back({Type::kF16, Type::kE4M3, 128, 16, 1, 1});
   all.push_back({Type::kBF16, Type::kQ8_0, 128, 16, 4, 1});
   all.push_back({Type::kF16, Type::kQ4_0, 128, 16, 4, 1});
+  all.push_back({Type::kBF16, Type::kQ8_0, 128, 16, 4, 1, 0, Type::kQ4_0});
   return all;
 }
 
@@ -50,7 +53,8 @@ DecodeCase make(const PlainShape& shape, const std::vector<std::int64_t>& lens, 
   DecodeCase c{};
   c.name = shape.name();
   c.q = shape.q;
-  c.k_format = c.v_format = shape.cache;
+  c.k_format = shape.cache;
+  c.v_format = shape.values;
   c.dk = c.dv = shape.dim;
   c.hq = shape.hq;
   c.hkv = shape.hkv;
