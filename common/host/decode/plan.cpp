@@ -126,9 +126,11 @@ void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check&
 // rows lie side by side, which blocks walk through concurrently. It brings the rows of a pair at once, which pays where
 // most of them come from memory (docs/tuning.md).
 constexpr std::int64_t kLargeCacheBytes = 400'000'000;
+constexpr std::int64_t kManyBlocks = 840;  // which each number of tiles up to 8 divides
 bool is_large_cache(const DecodeParams& p) {
   const CacheParams &k = p.cache.k, &v = p.cache.v;
-  const bool in_pairs = p.num_kv_heads % 2 == 0 && p.cuts[1].concurrent.value % 2 == 0 &&
+  const bool in_pairs = p.num_kv_heads % 2 == 0 &&
+                        concurrent_tiles(std::int64_t{p.num_kv_heads} * p.row_tiles, kManyBlocks) % 2 == 0 &&
                         k.head_stride == k.row_bytes && v.head_stride == v.row_bytes;
   const std::int64_t tokens = std::int64_t{p.batch} * p.cache.max_len;
   return in_pairs && tokens * p.num_kv_heads * (k.row_bytes + v.row_bytes) >= kLargeCacheBytes;

@@ -134,6 +134,14 @@ TEST_F(PlainCalls, OnLargeCachesOfHeadsInPairs) {
   a_.kv_layout = KvLayout::kHND;
   a_.k_cache = a_.v_cache = cache({64, 2, 16, 64});
   EXPECT_EQ(kernel_of(a_), kPlainKey);
+  // Blocks walk through five of ten heads at a time.
+  a_.kv_layout = KvLayout::kNHD;
+  for (const auto& [heads, key] : {std::pair{8, kLargeKey}, {10, kPlainKey}, {12, kLargeKey}}) {
+    a_.k_cache = a_.v_cache = cache({64, 16, heads, 64});
+    a_.q = a_.out = TensorView(scratch(), DType::kBFloat16, kGpu, {3, heads, 64});
+    a_.out.data = scratch_at(1 << 19);
+    EXPECT_EQ(kernel_of(a_), key) << heads;
+  }
 }
 
 struct Wish {
