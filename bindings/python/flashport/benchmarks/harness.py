@@ -27,6 +27,7 @@ from flashport.testing import numerics
 
 Call = Callable[[], object]
 _HOST_BYTES = 16e6  # host time is measured of cases below
+_CLOCK_SECONDS = 0.05  # of calls that one reading of the host's clock takes together
 
 
 @dataclass
@@ -213,7 +214,7 @@ def _clock_timer(call: Call, device: str) -> Call:
 
     count = 2
     timer()
-    count = max(1, min(200, round(0.05 / timer())))
+    count = max(1, min(200, round(_CLOCK_SECONDS / timer())))
     return timer
 
 
