@@ -37,7 +37,8 @@ FLASHPORT_DEVICE bool teams_share_rows(const DecodeParams& p, const Range& range
 // The producer waves' share of decode(): the same leaves in the same order. `block` has the producer waves of one team.
 // They bring the head of their own team (kHeads 1), or the block's producers share the rows of a leaf out among them
 // and bring each row's kHeads neighbouring heads, one for each team, at once: a head of q8_0 begins and ends inside a
-// sector, and its 136 bytes are no whole units of 16.
+// sector, and its 136 bytes are no whole units of 16; one of 64 dims in 16 bits has 128 bytes, and its next row lies
+// far.
 template <DecodeConfig kCfg, int kHeads, class Shared>
 class KvProducer {
   using Params = DecodeParamsOf<kCfg>;

@@ -20,7 +20,8 @@
 
 namespace flashport::FLASHPORT_TARGET::attention {
 
-// Per row: the maximum of the scores so far and the sum of the weights, of the lane's own keys until finish().
+// Per row: the maximum of the scores so far and the sum of the weights, of the lane's own keys until finish(). Kernels
+// whose weights are not shifted (config.h) leave the maximum as it was.
 template <class Tiles>
 struct RowState {
   typename Tiles::Rows m, l;

@@ -116,7 +116,7 @@ class NativeKernels : public testing::TestWithParam<Native> {
   }
 };
 
-// Teams of q8_0 and q4_0 work apart here.
+// Teams work apart here.
 TEST_P(NativeKernels, ShortSequences) {
   for (const Lengths& lens : kShort) {
     for (const int blocks : {1, 3}) {
