@@ -9,8 +9,8 @@
 
 #include "tests/device/attention/model_tables.h"
 #include "tests/device/machine/model_backend.h"
+#include "tests/device/machine/model_main.h"
 #include "tests/ops/attention/call.h"
-#include "tests/support/device.h"
 
 namespace flashport_test {
 namespace {
@@ -244,11 +244,5 @@ int main(int argc, char** argv) {
   flashport::machine::add_plain_kernels(flashport::machine::model().kernels);
   flashport::machine::add_kernels_with_options(flashport::machine::model().kernels);
   flashport::machine::add_kernels_that_widen(flashport::machine::model().kernels);
-  flashport::machine::install_model();
-  testing::InitGoogleTest(&argc, argv);
-  char program[] = "attention_kernels_test", target[] = "--target=sm90a";
-  char* arguments[] = {program, target, nullptr};
-  int count = 2;
-  if (const int code = flashport_test::start(&count, arguments); code != 0) return code;
-  return RUN_ALL_TESTS();
+  return flashport_test::run_tests_on_model(&argc, argv);
 }

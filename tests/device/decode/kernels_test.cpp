@@ -8,9 +8,9 @@
 
 #include "tests/device/decode/model_tables.h"
 #include "tests/device/machine/model_backend.h"
+#include "tests/device/machine/model_main.h"
 #include "tests/ops/decode/call.h"
 #include "tests/ops/decode/mixed_call.h"
-#include "tests/support/device.h"
 
 namespace flashport_test {
 namespace {
@@ -420,11 +420,5 @@ TEST(KernelsOfAnyFormats, BitsDoNotDependOnTheBlocksNorOnTheirOrder) {
 int main(int argc, char** argv) {
   flashport::machine::add_native_kernels(flashport::machine::model().kernels);
   flashport::machine::add_kernels_of_any_formats(flashport::machine::model().kernels);
-  flashport::machine::install_model();
-  testing::InitGoogleTest(&argc, argv);
-  char program[] = "kernels_test", target[] = "--target=sm90a";
-  char* arguments[] = {program, target, nullptr};
-  int count = 2;
-  if (const int code = flashport_test::start(&count, arguments); code != 0) return code;
-  return RUN_ALL_TESTS();
+  return flashport_test::run_tests_on_model(&argc, argv);
 }

@@ -521,7 +521,7 @@ void fence_async_proxy() {
 }
 
 void fence_products() { my_warp().products.fence(); }
-void start_product(const std::vector<float*>& registers, int count, Multiply multiply) {
+void start_product(const LaneRegisters& registers, int count, Multiply multiply) {
   Warp& warp = my_warp();
   if (warp.products.are_multiplied()) g_machine.multiplying.push_back(&warp);
   if (const char* wrong = warp.products.start(registers, count, std::move(multiply))) fail(wrong);

@@ -18,7 +18,6 @@
 
 namespace flashport::machine {
 
-inline constexpr int kLanes = 32;
 inline constexpr int kNamedBarriers = 16;
 
 struct Launch {
@@ -86,9 +85,9 @@ class AsyncView {
 };
 void fence_async_proxy();
 
-// Of the lane's warp, whose lanes are together: Products.
+// The lane's warp, whose lanes are together, does this with its Products.
 void fence_products();
-void start_product(const std::vector<float*>& registers, int count, Multiply multiply);
+void start_product(const LaneRegisters& registers, int count, Multiply multiply);
 void commit_products();
 void await_products(int later);
 

@@ -171,8 +171,8 @@ void start_addition(float& x, const float* from) {
   meet(
       "addition",
       [](void* const* all) {
-        std::vector<float*> registers;
-        for (int i = 0; i < kLanes; ++i) registers.push_back(static_cast<const Addition*>(all[i])->x);
+        LaneRegisters registers;
+        for (int i = 0; i < kLanes; ++i) registers[i] = static_cast<const Addition*>(all[i])->x;
         const float* its = static_cast<const Addition*>(all[0])->from;
         start_product(registers, 1, [its](float* sums) {
           for (int i = 0; i < kLanes; ++i) sums[i] += *its;

@@ -51,7 +51,7 @@ bool Products::Sums::are_poison() const {
   });
 }
 
-const char* Products::start(const std::vector<float*>& registers, int count, Multiply multiply) {
+const char* Products::start(const LaneRegisters& registers, int count, Multiply multiply) {
   const auto before = std::find_if(products_.rbegin(), products_.rend(), [&](const Product& each) {
     return each.sums->registers.front() == registers.front();
   });

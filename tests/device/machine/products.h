@@ -3,6 +3,7 @@
 // registers of a product's sums are poison, and at some time in between it reads its operands in shared memory.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -10,11 +11,16 @@
 
 namespace flashport::machine {
 
+inline constexpr int kLanes = 32;
+
 // As tensor cores sum: 16 products and what was there before, each cut off below the 24 bits of the largest.
 [[nodiscard]] float sum_of_products(const double* a, const double* b, float before);
 
 // Makes the sums of all lanes what they are after the product. Those of lane i begin at sums + i * count.
 using Multiply = std::function<void(float* sums)>;
+
+// Where the sums of each lane begin. No memory of its own: a lane that fails leaves what it has.
+using LaneRegisters = std::array<float*, kLanes>;
 
 class Products {
  public:
@@ -22,7 +28,7 @@ class Products {
   void fence() { fenced_ = true; }
   // One more product, in the open group; its operands in registers are `multiply`'s own. Lane i has `count` sums from
   // registers[i] on. Null, or which rule is broken.
-  const char* start(const std::vector<float*>& registers, int count, Multiply multiply);
+  const char* start(const LaneRegisters& registers, int count, Multiply multiply);
   void commit() { ++groups_; }
   // Ends the products of all groups but the last `later`. Null, or which rule is broken.
   const char* await(int later);
@@ -33,7 +39,7 @@ class Products {
 
  private:
   struct Sums {
-    std::vector<float*> registers;
+    LaneRegisters registers;
     int count;
     std::vector<float> values;
     int products = 0;  // in flight

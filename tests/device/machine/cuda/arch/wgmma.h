@@ -104,11 +104,11 @@ struct WarpProduct {
   std::uint64_t right;
 
   static void start(void* const* all) {
-    std::vector<float*> registers;
+    machine::LaneRegisters registers;
     Left lefts[kWaveSize];
     for (int lane = 0; lane < kWaveSize; ++lane) {
       const auto& its = *static_cast<const WarpProduct*>(all[lane]);
-      registers.push_back(its.sums);
+      registers[lane] = its.sums;
       lefts[lane] = its.left;
       const auto& first = *static_cast<const WarpProduct*>(all[0]);
       if (its.right != first.right) machine::fail("lanes have other descriptors");
