@@ -351,7 +351,7 @@ class AttentionTiles {
     asm("prmt.b32 %0, %1, 0, %2;" : "=r"(signs) : "r"(bytes), "n"(kSelector));
     return signs;
   }
-  // Of a positive normal number.
+  // The power of two in a positive normal number.
   FLASHPORT_DEVICE static int exponent_of(float x) { return static_cast<int>(__float_as_uint(x) >> 23) - 127; }
   FLASHPORT_DEVICE static float power_of_two(int exponent) {
     return __uint_as_float(static_cast<unsigned>(127 + exponent) << 23);

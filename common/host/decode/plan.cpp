@@ -283,7 +283,7 @@ DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device) {
   } else if (problem.num_splits == kInvariantSplits) {
     plan_invariant(plan, problem, check, device);
     take_plain_kernels(plan, check, device);
-    // Of the kernel that runs.
+    // After the kernel that runs is known, which has teams of its own.
     p.teams_apart = plan.kernel->teams > 1 && 2 * tile_chunks(p) * tile_count(p) <= plan.grid;
   } else {
     const SplitShape shape{std::int64_t{p.batch} * p.num_kv_heads, std::int64_t{p.group_size} * p.max_q_len,

@@ -287,7 +287,7 @@ TEST_F(PlanAttention, ChoosesTheSmallestTileAndThePlainForm) {
   EXPECT_EQ(kernel(a), "attention/bf16/hd128/softcap/fakegpu");
   a.softcap = 50;
   EXPECT_EQ(kernel(a), "attention/bf16/hd128/softcap/fakegpu");
-  a.softcap = 51;  // 2^score might be beyond bf16
+  a.softcap = 51;  // beyond kMostUnshiftedScore
   EXPECT_EQ(kernel(a), "attention/bf16/hd128/any/fakegpu");
   a.sinks.reset();
   a.alibi_slopes = inputs.floats({8});
