@@ -6,7 +6,7 @@
 #                  [FLAGS <flag>...])
 #   ARCH        what the device compiler is asked for; FLASHPORT_ARCH_<name> overrides it
 #   PROCESSORS  host processors on which a CPU target exists
-#   BASE        of a CPU target: it has all kernels of that one, and of its own those rows that name it alone
+#   BASE        of a CPU target: it has all kernels of that one, and of its own those rows that name it
 function(flashport_target name)
   cmake_parse_arguments(PARSE_ARGV 1 row "" "BACKEND;ARCH;PROCESSORS;BASE" "FLAGS")
   if(row_PROCESSORS AND NOT CMAKE_SYSTEM_PROCESSOR MATCHES "${row_PROCESSORS}")
@@ -25,7 +25,8 @@ flashport_target(cpu_generic BACKEND cpu)
 flashport_target(cpu_avx2    BACKEND cpu PROCESSORS "x86_64|AMD64" FLAGS -mavx2 -mfma -mf16c)
 set(avx512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c -mprefer-vector-width=512)
 flashport_target(cpu_avx512  BACKEND cpu PROCESSORS "x86_64|AMD64" FLAGS ${avx512})
-flashport_target(cpu_amx     BACKEND cpu PROCESSORS "x86_64|AMD64" BASE cpu_avx512
+flashport_target(cpu_vnni    BACKEND cpu PROCESSORS "x86_64|AMD64" BASE cpu_avx512 FLAGS ${avx512} -mavx512vnni)
+flashport_target(cpu_amx     BACKEND cpu PROCESSORS "x86_64|AMD64" BASE cpu_vnni
                  FLAGS ${avx512} -mavx512bf16 -mamx-tile -mamx-bf16)
 flashport_target(sm90a       BACKEND cuda ARCH 90a-real)
 flashport_target(gfx942      BACKEND hip  ARCH gfx942)
@@ -96,8 +97,10 @@ foreach(name IN LISTS wanted)
   if(name STREQUAL "cpu")
     list(APPEND wanted_cpu ${cpu_rows})
   elseif(name IN_LIST cpu_rows)
-    get_property(base GLOBAL PROPERTY flashport_base_${name})
-    list(APPEND wanted_cpu ${base} ${name})
+    while(name)  # and the targets whose kernels it has
+      list(APPEND wanted_cpu ${name})
+      get_property(name GLOBAL PROPERTY flashport_base_${name})
+    endwhile()
   elseif(name IN_LIST cuda_rows)
     list(APPEND FLASHPORT_CUDA_TARGETS ${name})
   elseif(name IN_LIST hip_rows)

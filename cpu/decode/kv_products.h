@@ -1,30 +1,19 @@
-// The products of a leaf with K and V on a CPU. Only the format of the cache is fixed when they are compiled: all
+// The products of a leaf with K and V in floats. Only the format of the cache is fixed when they are compiled: all
 // shapes of a format share them, and they are most of what there is to compile. Blocks of kVecWidth accumulators: rows
 // x keys for Q K^T (summed across lanes in one transposing tree), rows x columns for P V.
 #pragma once
 
 #include <cstring>
 
-#include "common/device/decode/chunks.h"
 #include "cpu/arch/lane_sums.h"
+#include "cpu/decode/leaf.h"
 #include "cpu/kv/row.h"
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
-// The rows of one leaf: keys [low, high) of its 64 exist.
-struct Leaf {
-  const char* keys[kLeafKeys];
-  const char* values[kLeafKeys];
-  int low, high;
-  const Leaf* next;  // what is asked for while this leaf is worked on; null: nothing
-};
-
-// A tile of floats, its rows `stride` apart.
-template <class Float>
-struct FloatRows {
-  Float* data;
-  int stride;
-  FLASHPORT_DEVICE Float* operator[](int row) const { return data + static_cast<std::ptrdiff_t>(row) * stride; }
+template <int kRows, int kDims>
+struct FloatQuery {
+  alignas(64) float rows[kRows][kDims];
 };
 
 template <KvFormat kFormat>
@@ -35,16 +24,21 @@ class KvProducts {
   static constexpr int kStep = kBlocks ? 32 : kVecWidth;
 
  public:
+  template <int kRows, int kDims>
+  using Query = FloatQuery<kRows, kDims>;
+
   // Keys have `dims` elements, values `columns`.
   KvProducts(int dims, int columns) : dims_(dims), columns_(columns) {}
 
+  // Once query.rows are there.
+  template <int kRows, int kDims>
+  void prepare(const FloatQuery<kRows, kDims>&, int) const {}
+
   // scores [rows, leaf keys] = query [rows, dims] K^T, of the keys that exist.
-  [[gnu::noinline]] void multiply_keys(FloatRows<const float> query, const Leaf& leaf, int rows,
-                                       float (*scores)[kLeafKeys]) const {
-    int row = 0;
-    for (; row + 4 <= rows; row += 4) dot_rows<4>(query, leaf, row, scores);
-    if (row + 2 <= rows) dot_rows<2>(query, leaf, row, scores), row += 2;
-    if (row < rows) dot_rows<1>(query, leaf, row, scores);
+  template <int kRows, int kDims>
+  void multiply_keys(const FloatQuery<kRows, kDims>& query, const Leaf& leaf, int rows,
+                     float (*scores)[kLeafKeys]) const {
+    dot_all({query.rows[0], kDims}, leaf, rows, scores);
   }
 
   // out [rows, stride] = weights [rows, leaf keys] V over the keys that exist; columns that V does not have are 0.
@@ -57,6 +51,14 @@ class KvProducts {
   }
 
  private:
+  [[gnu::noinline]] void dot_all(FloatRows<const float> query, const Leaf& leaf, int rows,
+                                 float (*scores)[kLeafKeys]) const {
+    int row = 0;
+    for (; row + 4 <= rows; row += 4) dot_rows<4>(query, leaf, row, scores);
+    if (row + 2 <= rows) dot_rows<2>(query, leaf, row, scores), row += 2;
+    if (row < rows) dot_rows<1>(query, leaf, row, scores);
+  }
+
   // Into the second level of the cache, which holds a leaf beside the one in use.
   FLASHPORT_DEVICE static void prefetch(const char* row, int bytes) {
     for (int line = 0; line < bytes; line += 64) __builtin_prefetch(row + line, 0, 2);
@@ -191,5 +193,8 @@ class KvProducts {
 
   int dims_, columns_;
 };
+
+template <KvFormat kFormat>
+using ProductsOf = KvProducts<kFormat>;
 
 }  // namespace flashport::FLASHPORT_TARGET::decode

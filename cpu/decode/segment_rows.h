@@ -5,7 +5,7 @@
 #pragma once
 
 #include "common/device/decode/schedule.h"
-#include "cpu/decode/kv_products.h"
+#include "cpu/decode/leaf.h"
 #include "cpu/kv/values.h"
 
 namespace flashport::FLASHPORT_TARGET::decode {

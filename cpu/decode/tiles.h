@@ -1,5 +1,5 @@
 // The tile verbs of decode on a CPU. Tiles are plain arrays with exactly the rows there are; K and V are read where
-// they lie, through one pointer a key (kv_products.h), or widened a leaf at a time (segment_rows.h).
+// they lie, through one pointer a key (leaf.h), or widened a leaf at a time (segment_rows.h).
 #pragma once
 
 #include <type_traits>
@@ -10,8 +10,9 @@
 #include "common/device/decode/mask.h"
 #include "common/device/decode/schedule.h"
 #include "common/device/merge/online_softmax.h"
-#include "cpu/decode/kv_products.h"
+#include "cpu/decode/leaf.h"
 #include "cpu/decode/segment_rows.h"
+#include FLASHPORT_DECODE_PRODUCTS_HEADER
 #include FLASHPORT_DECODE_TUNING_HEADER
 
 namespace flashport::FLASHPORT_TARGET::decode {
@@ -48,8 +49,13 @@ using WideLeafOf =
     std::conditional_t<reads_segments(kCfg.shape), WideLeaf<kCfg.shape.head_dim_qk, kCfg.shape.head_dim_v>, NoWideLeaf>;
 
 template <DecodeConfig kCfg>
+using TileProducts = ProductsOf<reads_segments(kCfg.shape) ? KvFormat::kFp32 : kCfg.shape.k_format>;
+template <DecodeConfig kCfg>
+using QueryOf = typename TileProducts<kCfg>::template Query<kCfg.shape.rows, kCfg.shape.head_dim_qk>;
+
+template <DecodeConfig kCfg>
 struct DecodeShared {
-  alignas(64) float query[kCfg.shape.rows][kCfg.shape.head_dim_qk];
+  QueryOf<kCfg> query;
   LeafOf<kCfg> leaves[kCfg.tuning.stages];
   WideLeafOf<kCfg> wide;
   PartialList partials[1];
@@ -119,9 +125,7 @@ class DecodeTiles {
     float& operator[](int slot) { return v[slot]; }
     float operator[](int slot) const { return v[slot]; }
   };
-  struct Query {
-    const float (*rows)[kShape.head_dim_qk];
-  };
+  using Query = const QueryOf<kCfg>*;
   struct Scores {
     alignas(64) float x[kRows][kLeafKeys];
   };
@@ -162,30 +166,30 @@ class DecodeTiles {
   void stage_query(const DecodeParams& p, const Segment& s) const {
     for (int row = 0; row < live_rows_; ++row) {
       const QueryRow at = query_row(p, s, kRows, row);
-      float* to = shared_.query[row];
-      std::memset(to, 0, sizeof shared_.query[row]);
+      float* to = shared_.query.rows[row];
+      std::memset(to, 0, sizeof shared_.query.rows[row]);
       if (at.token >= s.q_len) continue;
       const std::int64_t from = query_offset(p, s, p.q, at);
       for (int dim = 0; dim < p.head_dim_qk; ++dim) {
         to[dim] = load_as_float(p.q.data, p.q.dtype, from + dim * p.q.stride_dim);
       }
     }
+    products_.prepare(shared_.query, live_rows_);
   }
-  void fetch_query(Query& query) const { query.rows = shared_.query; }
+  void fetch_query(Query& query) const { query = &shared_.query; }
 
   // S = Q K^T; keys that do not exist give 0.
-  Scores mma_abt(const Query& query, const Leaf& leaf) const {
+  Scores mma_abt(Query query, const Leaf& leaf) const {
     Scores scores;
     for (int row = 0; row < live_rows_ && leaf.high - leaf.low < kLeafKeys; ++row) {
       for (int key = 0; key < leaf.low; ++key) scores.x[row][key] = 0.0f;
       for (int key = maximum(leaf.high, 0); key < kLeafKeys; ++key) scores.x[row][key] = 0.0f;
     }
-    const FloatRows<const float> rows{query.rows[0], kShape.head_dim_qk};
     if constexpr (kWidens) {
-      products_.multiply_keys(rows, shared_.wide.keys(leaf, params_), live_rows_, scores.x);
+      products_.multiply_keys(*query, shared_.wide.keys(leaf, params_), live_rows_, scores.x);
       if (leaf.keys.has_factors) multiply_factors(scores.x, scores.x, leaf, leaf.keys);
     } else {
-      products_.multiply_keys(rows, leaf, live_rows_, scores.x);
+      products_.multiply_keys(*query, leaf, live_rows_, scores.x);
     }
     return scores;
   }
@@ -290,7 +294,7 @@ class DecodeTiles {
   const Block& block_;
   DecodeShared<kCfg>& shared_;
   int live_rows_;
-  KvProducts<kWidens ? KvFormat::kFp32 : kShape.k_format> products_;
+  TileProducts<kCfg> products_;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET::decode

@@ -26,6 +26,12 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("fma");
 }
 
+bool has_vnni() {
+  constexpr unsigned kAvx512Vnni = 1u << 11;  // leaf 7, ecx (Intel SDM volume 2, CPUID)
+  unsigned eax, ebx, ecx, edx;
+  return has_avx512() && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (ecx & kAvx512Vnni) != 0;
+}
+
 // Linux gives a process the tile registers when it asks for them (Documentation/arch/x86/xstate.rst).
 bool has_amx() {
 #if defined(__linux__)
@@ -50,7 +56,8 @@ bool runs_here(std::string_view target) {
 #if defined(__x86_64__)
   if (target == "cpu_avx2") return has_avx2();
   if (target == "cpu_avx512") return has_avx512();
-  if (target == "cpu_amx") return has_avx512() && has_amx();
+  if (target == "cpu_vnni") return has_vnni();
+  if (target == "cpu_amx") return has_vnni() && has_amx();
 #endif
   return false;
 }

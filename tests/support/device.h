@@ -1,6 +1,6 @@
 // The device under test: what the command line asked for, and its memory through the backend's own table of functions.
-// --target=<cpu|cpu_generic|cpu_avx2|cpu_avx512|cpu_amx|sm90a|gfx942|gfx950|gfx11> picks it; --tier=<emulator|full>
-// picks the size of cases.
+// --target=<cpu|cpu_generic|cpu_avx2|cpu_avx512|cpu_vnni|cpu_amx|sm90a|gfx942|gfx950|gfx11> picks it;
+// --tier=<emulator|full> picks the size of cases.
 #pragma once
 
 #include <cstddef>

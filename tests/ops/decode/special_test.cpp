@@ -55,6 +55,46 @@ TEST(Special, NanAndInfinityStayInTheirRowsAndColumns) {
   EXPECT_TRUE(std::isfinite(call.out().get({1, 0, 6})));
 }
 
+// Caches of blocks. One request with a key, one with a value of which a block's scale is NaN, one with a query of
+// NaN, and one with none of them.
+class BlocksThatAreNotFinite : public testing::TestWithParam<std::string> {
+ protected:
+  static constexpr std::int64_t kDim = 64, kBlockBytes[2] = {34, 18};
+  static void set_nan(Tensor& cache, DecodeCall& call, std::int64_t request, std::int64_t token, bool is_q8) {
+    const std::uint16_t nan = 0x7e00;
+    const std::int64_t page = call.inputs().block_table->integer({request, token / 16});
+    std::memcpy(cache.address({page, token % 16, 1, 0}) + kBlockBytes[is_q8 ? 0 : 1], &nan, sizeof nan);
+  }
+};
+
+TEST_P(BlocksThatAreNotFinite, StayInTheirRowsAndColumns) {
+  DecodeCase c = plain_case("special_blocks", {70, 130, 65, 100});
+  c.k_format = c.v_format = type_named(GetParam());
+  if (!flashport::supports(c.query()).supported) GTEST_SKIP() << flashport::supports(c.query()).reason;
+  DecodeCall clean(c), call(c);
+  const bool is_q8 = GetParam() == "q8_0";
+  set_nan(call.k(), call, 0, 66, is_q8);
+  set_nan(call.v(), call, 1, 65, is_q8);
+  call.q().set({2, 6, 5}, NAN);
+  for (DecodeCall* each : {&clean, &call}) {
+    each->upload();
+    each->run();
+    EXPECT_EQ(each->check(math_of(c)), "");
+  }
+  std::int64_t finite = 0;
+  call.out().for_each([&](const Shape& at) {
+    const bool is_hit = at[1] >= 4 && (at[0] == 0 || (at[0] == 1 && at[2] >= 32) || (at[0] == 2 && at[1] == 6));
+    EXPECT_EQ(std::isfinite(call.out().get(at)), !is_hit) << at[0] << " " << at[1] << " " << at[2];
+    if (is_hit) return;
+    ++finite;
+    EXPECT_EQ(call.out().get(at), clean.out().get(at)) << at[0] << " " << at[1] << " " << at[2];
+  });
+  EXPECT_EQ(finite, (4 * 8 - 4 - 1) * kDim - 4 * kDim / 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(Special, BlocksThatAreNotFinite, testing::Values("q8_0", "q4_0"),
+                         [](const auto& info) { return info.param; });
+
 // Four draft tokens, of which the last alone sees itself. What its key and its value hold.
 class NanInADraft : public testing::Test {
  protected:

@@ -103,8 +103,13 @@ FORMATS = (
 
 
 # Targets that have all kernels of another besides some of their own.
-BASES = {"cpu_amx": "cpu_avx512"}
+BASES = {"cpu_vnni": "cpu_avx512", "cpu_amx": "cpu_vnni"}
 OWN = {("attention", "cpu_amx"): "attention/bf16/hd512/plain/cpu_amx"}  # what a target has beside its base
+
+
+def last_base(target: str) -> str:
+    """The target that has most of its kernels."""
+    return last_base(BASES[target]) if target in BASES else target
 
 
 @pytest.mark.parametrize("function", [flashport.supports, flashport.which_kernel])
@@ -174,7 +179,7 @@ def test_support_of_the_gated_delta_rule_is_not_asked_so(function, options, text
 def test_support_of_every_operation(operation, key):
     """Yes or no with the reason, by options that are the operation's own."""
     target = _core.kernel_keys("cpu")[0].rpartition("/")[2]
-    wanted = OWN.get((operation, target), f"{key}/{BASES.get(target, target)}")
+    wanted = OWN.get((operation, target), f"{key}/{last_base(target)}")
     assert flashport.supports(operation, target="cpu") == flashport.Support(True, "")
     assert flashport.which_kernel(operation, target="cpu") == wanted
     assert flashport.which_kernel(operation, target=target) == wanted
@@ -275,7 +280,24 @@ def test_every_kernel_key_is_unique():
                 continue
             base = _core.kernel_keys(BASES[target])
             assert keys[len(own) :] == base
-            assert {key.partition("/")[0] for key in own} == {"attention"}
+            assert {key.partition("/")[0] for key in own} == {"attention" if target == "cpu_amx" else "decode"}
+
+
+def test_cpu_vnni_multiplies_codes_as_they_are():
+    """Only where it is compiled: on x86. Queries of float32 stay what they are."""
+    targets = [target for backend in flashport.backends() for target in backend.targets]
+    kernels = {
+        ("q8_0", "float16"): "decode/fp16/kv=q8_0/hd128/r16/cpu_vnni",
+        ("q4_0", "bfloat16"): "decode/fp16/kv=q4_0/hd128/r16/cpu_vnni",
+        ("q8_0", "float32"): "decode/fp32/kv=q8_0/hd128/r16/cpu_avx512",
+        ("fp8_e4m3", "float16"): "decode/fp32/kv=fp8_e4m3/hd128/r16/cpu_avx512",
+    }
+    for (kv, dtype), key in kernels.items() if "cpu_vnni" in targets else ():
+        for target in {"cpu_vnni", "cpu_amx"} & set(targets):
+            assert (
+                flashport.which_kernel("decode", q_dtype=dtype, k_format=kv, v_format=kv, head_dim=128, target=target)
+                == key
+            )
 
 
 def test_cpu_amx_computes_bf16_on_tiles_and_all_else_as_its_base():
