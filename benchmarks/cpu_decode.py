@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times flash_decode on the CPU beside torch's scaled_dot_product_attention, and over blocks beside fp16.
 
-4 x 8k, 32/8 heads, head_dim 128.
+4 x 8k, 32/8 heads, head_dim 128; over blocks with the heads of a token side by side (NHD), then the tokens of a head (HND).
 
     FLASHPORT_NUM_THREADS=2 python benchmarks/cpu_decode.py [--rounds 31]
 
@@ -81,27 +81,29 @@ def compare(dtype: torch.dtype, rounds: int) -> None:
     )
 
 
-def compare_formats(rounds: int) -> None:
+def compare_formats(layout: str, rounds: int) -> None:
     """Measures caches in ggml's blocks beside one in fp16, and prints a row each."""
     q = torch.randn(BATCH, QUERY_HEADS, HEAD_DIM).half()
-    k, v = (torch.randn(BATCH, KV_HEADS, LENGTH, HEAD_DIM).half() for _ in range(2))
+    shape = (BATCH, LENGTH, KV_HEADS, HEAD_DIM) if layout == "NHD" else (BATCH, KV_HEADS, LENGTH, HEAD_DIM)
+    k, v = (torch.randn(shape).half() for _ in range(2))
     lengths = torch.full((BATCH,), LENGTH, dtype=torch.int32)
     plain, out = torch.empty_like(q), torch.empty_like(q)
 
     def fp16() -> object:
-        return flashport.flash_decode(q, k, v, lengths, kv_layout="HND", out=plain)
+        return flashport.flash_decode(q, k, v, lengths, kv_layout=layout, out=plain)
 
     for name in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"):
         k_blocks, v_blocks = (flashport.quantize_kv(x, name) for x in (k, v))
 
         def blocks(k: torch.Tensor = k_blocks, v: torch.Tensor = v_blocks, name: str = name) -> object:
-            return flashport.flash_decode(q, k, v, lengths, kv_layout="HND", k_format=name, v_format=name, out=out)
+            return flashport.flash_decode(q, k, v, lengths, kv_layout=layout, k_format=name, v_format=name, out=out)
 
         fp16()
         blocks()
         torch.testing.assert_close(out, plain, atol=2e-2, rtol=0.2)  # keys and values were rounded to 4 bits and more
         turns = take_turns(blocks, fp16, rounds)
-        print(f"{name}: {milliseconds(turns.ours)}, fp16 {milliseconds(turns.others)}, ratio {turns.ratio():.2f}")
+        beside = f"fp16 {milliseconds(turns.others)}, ratio {turns.ratio():.2f}"
+        print(f"{name}, {layout}: {milliseconds(turns.ours)}, {beside}")
 
 
 def main() -> None:
@@ -112,7 +114,8 @@ def main() -> None:
     torch.set_num_threads(2)
     for dtype in (torch.float32, torch.bfloat16):
         compare(dtype, rounds)
-    compare_formats(rounds)
+    for layout in ("NHD", "HND"):
+        compare_formats(layout, rounds)
 
 
 if __name__ == "__main__":

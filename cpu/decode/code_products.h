@@ -35,10 +35,39 @@ class CodeProducts {
   static constexpr int kZero = kFormat == KvFormat::kQ8_0 ? 128 : 8;  // of unsigned codes
   static constexpr int kMost = 127 * 256 + 127;                       // in two signed bytes
   static constexpr int kMostBlocks = 512 / 32;
+  static constexpr int kKeysAtOnce = 8;  // of values
 
-  struct Scales {
-    alignas(64) std::uint16_t bits[kMostBlocks][kLeafKeys];
-    FLASHPORT_DEVICE Vec load(int block, int key) const { return widen_fp16(bits[block] + key); }
+  // Keys or values of a leaf. In place of rows that do not exist stands one that does.
+  struct Rows {
+    const char* at[kLeafKeys];
+    __mmask16 exist[kLeafKeys / 16];
+    alignas(64) std::uint16_t scales[kMostBlocks][kLeafKeys];
+
+    FLASHPORT_DEVICE Rows(const char* const (&rows)[kLeafKeys], const Leaf& leaf, int dims) {
+      for (int key = 0; key < kLeafKeys; ++key) at[key] = rows[minimum(maximum(key, leaf.low), leaf.high - 1)];
+      for (int i = 0; i < kLeafKeys / 16; ++i) {
+        const int low = maximum(leaf.low - 16 * i, 0), high = minimum(maximum(leaf.high - 16 * i, 0), 16);
+        exist[i] = static_cast<__mmask16>(high > low ? (1u << high) - (1u << low) : 0);
+      }
+      for (int key = 0; key < kLeafKeys; key += 8) {
+        const char* const* eight = at + key;
+        for (int block = 0; block * 32 < dims; ++block) {
+          const int offset = block * kBlockBytes;
+          _mm_store_si128(
+              reinterpret_cast<__m128i*>(scales[block] + key),
+              _mm_set_epi16(scale_at(eight[7] + offset), scale_at(eight[6] + offset), scale_at(eight[5] + offset),
+                            scale_at(eight[4] + offset), scale_at(eight[3] + offset), scale_at(eight[2] + offset),
+                            scale_at(eight[1] + offset), scale_at(eight[0] + offset)));
+        }
+      }
+    }
+    FLASHPORT_DEVICE static std::int16_t scale_at(const char* block) {
+      std::int16_t bits;
+      __builtin_memcpy(&bits, block, sizeof bits);
+      return bits;
+    }
+    // Those of 16 keys.
+    FLASHPORT_DEVICE Vec scale(int block, int key) const { return widen_fp16(scales[block] + key); }
   };
   // A query's rows, of `stride` dims and `stride` / 32 blocks.
   struct QueryRows {
@@ -96,11 +125,10 @@ class CodeProducts {
       for (; row < rows; ++row) std::memset(out[row], 0, sizeof(float) * static_cast<std::size_t>(out.stride));
       return;
     }
-    Scales scales;
-    load_scales(scales, leaf.values, leaf, columns_);
-    for (; row + 4 <= rows; row += 4) weigh_rows<4>(weights, scales, leaf, row, out);
-    if (row + 2 <= rows) weigh_rows<2>(weights, scales, leaf, row, out), row += 2;
-    if (row < rows) weigh_rows<1>(weights, scales, leaf, row, out);
+    const Rows values(leaf.values, leaf, columns_);
+    for (; row + 4 <= rows; row += 4) weigh_rows<4>(weights, values, leaf, row, out);
+    if (row + 2 <= rows) weigh_rows<2>(weights, values, leaf, row, out), row += 2;
+    if (row < rows) weigh_rows<1>(weights, values, leaf, row, out);
     for (row = 0; row < rows && columns_ < out.stride; ++row) {
       std::memset(out[row] + columns_, 0, sizeof(float) * static_cast<std::size_t>(out.stride - columns_));
     }
@@ -129,38 +157,25 @@ class CodeProducts {
     });
   }
 
-  FLASHPORT_DEVICE static int int_at(const void* from) {
-    int x;
-    __builtin_memcpy(&x, from, sizeof x);
-    return x;
-  }
-  FLASHPORT_DEVICE static Vec to_floats(__m512i x) { return reinterpret_cast<Vec>(_mm512_cvtepi32_ps(x)); }
-
-  // Into the second level of the cache, which holds a leaf beside the one in use.
-  FLASHPORT_DEVICE static void prefetch(const char* row, int bytes) {
-    for (int line = 0; line < bytes; line += 64) __builtin_prefetch(row + line, 0, 2);
+  // kCount numbers from `from` on, as an operand in memory.
+  template <int kCount, class T>
+  FLASHPORT_DEVICE static const T (&numbers_at(const T* from))
+      [kCount] { return *reinterpret_cast<const T(*)[kCount]>(from); } FLASHPORT_DEVICE static Vec
+      to_floats(__m512i x) {
+    return reinterpret_cast<Vec>(_mm512_cvtepi32_ps(x));
   }
 
-  // Those of keys that do not exist are 0.
-  FLASHPORT_DEVICE static void load_scales(Scales& scales, const char* const (&rows)[kLeafKeys], const Leaf& leaf,
-                                           int dims) {
-    if (leaf.high - leaf.low < kLeafKeys) std::memset(scales.bits, 0, sizeof scales.bits);
-    for (int key = leaf.low; key < leaf.high; ++key) {
-      const char* row = rows[key];
-      for (int block = 0; block * 32 < dims; ++block) {
-        __builtin_memcpy(&scales.bits[block][key], row + block * kBlockBytes, kScaleBytes);
-      }
+  // Asks for the next leaf's rows [first, until), into the second level of the cache.
+  FLASHPORT_DEVICE static void prefetch(const Leaf& next, const char* const (&rows)[kLeafKeys], int bytes, int first,
+                                        int until) {
+    until = minimum(until, next.high);
+    for (int key = maximum(first, next.low); key < until; ++key) {
+      for (int line = 0; line < bytes; line += 64) __builtin_prefetch(rows[key] + line, 0, 2);
     }
   }
 
-  // Bit i: key `first` + i exists.
-  FLASHPORT_DEVICE static __mmask16 keys_from(const Leaf& leaf, int first) {
-    const int low = maximum(leaf.low - first, 0), high = minimum(maximum(leaf.high - first, 0), 16);
-    return static_cast<__mmask16>(high > low ? (1u << high) - (1u << low) : 0);
-  }
-
   // Element i of codes[j] is bytes 4 j to 4 j + 3 of the 16 at rows[i] + offset.
-  FLASHPORT_DEVICE static void load_transposed(__m512i* codes, const char* const (&rows)[16], int offset) {
+  FLASHPORT_DEVICE static void load_transposed(__m512i* codes, const char* const* rows, int offset) {
     __m512i quarter[4];  // of every fourth row
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
@@ -180,7 +195,7 @@ class CodeProducts {
     codes[3] = _mm512_unpackhi_epi64(b, d);
   }
   // Element i of codes[j] is the unsigned codes of dims 4 j to 4 j + 3 of the block `offset` bytes behind rows[i].
-  FLASHPORT_DEVICE static void load_key_codes(__m512i (&codes)[8], const char* const (&rows)[16], int offset) {
+  FLASHPORT_DEVICE static void load_key_codes(__m512i (&codes)[8], const char* const* rows, int offset) {
     load_transposed(codes, rows, offset + kScaleBytes);
     if constexpr (kFormat == KvFormat::kQ8_0) {
       load_transposed(codes + 4, rows, offset + kScaleBytes + 16);
@@ -198,12 +213,11 @@ class CodeProducts {
 
   [[gnu::noinline]] void dot_all(QueryRows query, const Leaf& leaf, int rows, float (*scores)[kLeafKeys]) const {
     if (leaf.low >= leaf.high) return;
-    Scales scales;
-    load_scales(scales, leaf.keys, leaf, dims_);
+    const Rows keys(leaf.keys, leaf, dims_);
     int row = 0;
-    for (; row + 4 <= rows; row += 4) dot_rows<4>(query, scales, leaf, row, scores);
-    if (row + 2 <= rows) dot_rows<2>(query, scales, leaf, row, scores), row += 2;
-    if (row < rows) dot_rows<1>(query, scales, leaf, row, scores);
+    for (; row + 4 <= rows; row += 4) dot_rows<4>(query, keys, leaf, row, scores);
+    if (row + 2 <= rows) dot_rows<2>(query, keys, leaf, row, scores), row += 2;
+    if (row < rows) dot_rows<1>(query, keys, leaf, row, scores);
     for (row = 0; row < rows; ++row) {
       for (int key = leaf.low; key < leaf.high && !query.is_finite[row]; ++key) {
         scores[row][key] = dot_floats(query.rows[row], leaf.keys[key]);
@@ -213,22 +227,21 @@ class CodeProducts {
 
   // Scores of kCount rows from `row` on with all keys, 16 at a time.
   template <int kCount>
-  FLASHPORT_DEVICE void dot_rows(const QueryRows& query, const Scales& scales, const Leaf& leaf, int row,
+  FLASHPORT_DEVICE void dot_rows(const QueryRows& query, const Rows& keys, const Leaf& leaf, int row,
                                  float (*scores)[kLeafKeys]) const {
-    const int key_bytes = kv_row_bytes(kFormat, dims_), stride = query.rows.stride, blocks = (stride + 31) / 32;
+    const int stride = query.rows.stride, blocks = (stride + 31) / 32;
+    const int key_bytes = kv_row_bytes(kFormat, dims_), share = (16 * 32 + dims_ - 1) / dims_;  // of 16 rows
     for (int first = leaf.low / 16 * 16; first < leaf.high; first += 16) {
-      const char* keys[16];
-      for (int i = 0; i < 16; ++i) keys[i] = leaf.keys[minimum(maximum(first + i, leaf.low), leaf.high - 1)];
-      if (row == 0 && leaf.next != nullptr) {
-        const int until = minimum(first + 16, leaf.next->high);
-        for (int k = maximum(first, leaf.next->low); k < until; ++k) prefetch(leaf.next->keys[k], key_bytes);
-      }
       Vec sums[kCount] = {};
       IntVec widest{};  // of the keys' scales
       for (int block = 0; block * 32 < dims_; ++block) {
+        if (row == 0 && leaf.next != nullptr) {
+          const int from = first + minimum(block * share, 16);
+          prefetch(*leaf.next, leaf.next->keys, key_bytes, from, minimum(from + share, first + 16));
+        }
         __m512i codes[8];
-        load_key_codes(codes, keys, block * kBlockBytes);
-        const Vec scale = scales.load(block, first);
+        load_key_codes(codes, keys.at + first, block * kBlockBytes);
+        const Vec scale = keys.scale(block, first);
         widest = larger(widest, magnitude(scale));
 #pragma GCC unroll 4
         for (int r = 0; r < kCount; ++r) {
@@ -238,14 +251,14 @@ class CodeProducts {
           __m512i lows = _mm512_set1_epi32(query.offsets[(row + r) * blocks + block]);
 #pragma GCC unroll 8
           for (int j = 0; j < 8; ++j) {
-            highs = _mm512_dpbusd_epi32(highs, codes[j], _mm512_set1_epi32(int_at(high + 4 * j)));
-            lows = _mm512_dpbusd_epi32(lows, codes[j], _mm512_set1_epi32(int_at(low + 4 * j)));
+            highs = add_byte_products(highs, codes[j], numbers_at<4>(high + 4 * j));
+            lows = add_byte_products(lows, codes[j], numbers_at<4>(low + 4 * j));
           }
           const Vec whole = to_floats(_mm512_add_epi32(_mm512_slli_epi32(highs, 8), lows));
           sums[r] = fma_rn(whole, scale * query.units[(row + r) * blocks + block], sums[r]);
         }
       }
-      const __mmask16 exist = keys_from(leaf, first);
+      const __mmask16 exist = keys.exist[first / 16];
 #pragma GCC unroll 4
       for (int r = 0; r < kCount; ++r) {
         _mm512_mask_storeu_ps(scores[row + r] + first, exist, reinterpret_cast<__m512>(sums[r]));
@@ -254,7 +267,9 @@ class CodeProducts {
       if (_mm512_movepi32_mask(reinterpret_cast<__m512i>(wild)) == 0) continue;
       for (int i = 0; i < 16; ++i) {
         if (wild[i] == 0 || (exist >> i & 1) == 0) continue;
-        for (int r = 0; r < kCount; ++r) scores[row + r][first + i] = dot_floats(query.rows[row + r], keys[i]);
+        for (int r = 0; r < kCount; ++r) {
+          scores[row + r][first + i] = dot_floats(query.rows[row + r], keys.at[first + i]);
+        }
       }
     }
   }
@@ -299,33 +314,34 @@ class CodeProducts {
 
   // Output rows from `row` on, a block of columns at a time.
   template <int kCount>
-  FLASHPORT_DEVICE void weigh_rows(const float (*weights)[kLeafKeys], const Scales& scales, const Leaf& leaf, int row,
+  FLASHPORT_DEVICE void weigh_rows(const float (*weights)[kLeafKeys], const Rows& values, const Leaf& leaf, int row,
                                    FloatRows<float> out) const {
-    const int next_low = leaf.next == nullptr ? kLeafKeys : leaf.next->low;
-    const int next_high = leaf.next == nullptr ? 0 : leaf.next->high;
-    for (int block = 0; block * 32 < columns_; ++block) {
+    const int blocks = columns_ / 32;
+    const int value_bytes = kv_row_bytes(kFormat, columns_), share = (kKeysAtOnce + blocks - 1) / blocks;
+    const int first = leaf.low / kKeysAtOnce * kKeysAtOnce;
+    for (int block = 0; block < blocks; ++block) {
       alignas(64) std::int16_t whole[kCount][kLeafKeys];
       float units[kCount];
-      if (!round_weights<kCount>(whole, units, weights + row, scales, leaf, block)) {
+      if (!round_weights<kCount>(whole, units, weights + row, values, block)) {
         for (int r = 0; r < kCount; ++r) weigh_floats(weights[row + r], leaf, block * 32, out[row + r]);
         continue;
       }
       __m512i sums[kCount][2] = {};
-      for (int key = leaf.low / 2 * 2; key < leaf.high; key += 2) {
-        if (row == 0 && block % 2 == 0) {
-          for (int k = maximum(key, next_low); k < minimum(key + 2, next_high); ++k) {
-            prefetch(leaf.next->values[k] + block * kBlockBytes, minimum(2, columns_ / 32 - block) * kBlockBytes);
-          }
+      for (int key = first; key < leaf.high; key += kKeysAtOnce) {
+        if (row == 0 && leaf.next != nullptr) {
+          const int from = key + minimum(block * share, kKeysAtOnce);
+          prefetch(*leaf.next, leaf.next->values, value_bytes, from, minimum(from + share, key + kKeysAtOnce));
         }
-        const char* a = leaf.values[maximum(key, leaf.low)];
-        const char* b = leaf.values[minimum(key + 1, leaf.high - 1)];
-        __m512i codes[2];
-        load_value_codes(codes, a + block * kBlockBytes, b + block * kBlockBytes);
 #pragma GCC unroll 4
-        for (int r = 0; r < kCount; ++r) {
-          const __m512i two = _mm512_set1_epi32(int_at(whole[r] + key));
-          sums[r][0] = _mm512_dpwssd_epi32(sums[r][0], codes[0], two);
-          sums[r][1] = _mm512_dpwssd_epi32(sums[r][1], codes[1], two);
+        for (int k = key; k < key + kKeysAtOnce; k += 2) {
+          __m512i codes[2];
+          load_value_codes(codes, values.at[k] + block * kBlockBytes, values.at[k + 1] + block * kBlockBytes);
+#pragma GCC unroll 4
+          for (int r = 0; r < kCount; ++r) {
+            const auto& two = numbers_at<2>(whole[r] + k);
+            sums[r][0] = add_pair_products(sums[r][0], codes[0], two);
+            sums[r][1] = add_pair_products(sums[r][1], codes[1], two);
+          }
         }
       }
 #pragma GCC unroll 4
@@ -338,14 +354,13 @@ class CodeProducts {
   // Weights times the scales of a block of columns, in units of each row's largest. False where a scale is not finite.
   template <int kCount>
   FLASHPORT_DEVICE static bool round_weights(std::int16_t (&whole)[kCount][kLeafKeys], float (&units)[kCount],
-                                             const float (*weights)[kLeafKeys], const Scales& scales, const Leaf& leaf,
-                                             int block) {
+                                             const float (*weights)[kLeafKeys], const Rows& values, int block) {
     constexpr int kVecs = kLeafKeys / kVecWidth;
     Vec scale[kVecs];
     IntVec widest{};
 #pragma GCC unroll 4
     for (int i = 0; i < kVecs; ++i) {
-      scale[i] = scales.load(block, i * kVecWidth);
+      scale[i] = values.scale(block, i * kVecWidth);
       widest = larger(widest, magnitude(scale[i]));
     }
     if (_mm512_movepi32_mask(reinterpret_cast<__m512i>(widest >= 0x7f800000)) != 0) return false;
@@ -354,8 +369,7 @@ class CodeProducts {
       Vec x[kVecs];
 #pragma GCC unroll 4
       for (int i = 0; i < kVecs; ++i) {
-        const __mmask16 exist = keys_from(leaf, i * kVecWidth);
-        x[i] = reinterpret_cast<Vec>(_mm512_maskz_loadu_ps(exist, weights[r] + i * kVecWidth)) * scale[i];
+        x[i] = reinterpret_cast<Vec>(_mm512_maskz_loadu_ps(values.exist[i], weights[r] + i * kVecWidth)) * scale[i];
       }
       const Vec most = reinterpret_cast<Vec>(larger(larger(magnitude(x[0]), magnitude(x[1])), magnitude(x[2])));
       const Unit unit(largest(most, x[3]));
