@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times flash_decode on the CPU beside torch's scaled_dot_product_attention, and over blocks beside fp16.
 
-4 x 8k, 32/8 heads, head_dim 128; over blocks with the heads of a token side by side (NHD), then the tokens of a head (HND).
+4 x 8k, 32/8 heads, head_dim 128; over blocks with the heads of a token side by side (NHD), and the tokens of a head.
 
     FLASHPORT_NUM_THREADS=2 python benchmarks/cpu_decode.py [--rounds 31]
 

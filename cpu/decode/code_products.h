@@ -44,7 +44,11 @@ class CodeProducts {
     alignas(64) std::uint16_t scales[kMostBlocks][kLeafKeys];
 
     FLASHPORT_DEVICE Rows(const char* const (&rows)[kLeafKeys], const Leaf& leaf, int dims) {
-      for (int key = 0; key < kLeafKeys; ++key) at[key] = rows[minimum(maximum(key, leaf.low), leaf.high - 1)];
+      if (leaf.high - leaf.low == kLeafKeys) {
+        std::memcpy(at, rows, sizeof at);
+      } else {
+        for (int key = 0; key < kLeafKeys; ++key) at[key] = rows[minimum(maximum(key, leaf.low), leaf.high - 1)];
+      }
       for (int i = 0; i < kLeafKeys / 16; ++i) {
         const int low = maximum(leaf.low - 16 * i, 0), high = minimum(maximum(leaf.high - 16 * i, 0), 16);
         exist[i] = static_cast<__mmask16>(high > low ? (1u << high) - (1u << low) : 0);

@@ -27,10 +27,15 @@ class CacheRows {
   void look_up(Leaf& leaf, const Segment& s, int key) const {
     leaf.low = maximum(s.key_low - key, 0);
     leaf.high = minimum(s.key_high - key, kLeafKeys);
-    for (int i = leaf.low; i < leaf.high; ++i) {
+    for (int i = leaf.low; i < leaf.high;) {  // a page at a time
       const kv::TokenCoord place = kv::token_coord(p_.cache, s.pages, s.seq, key + i, true);
-      leaf.keys[i] = cache_row(p_.cache.k, place, s.kv_head);
-      leaf.values[i] = cache_row(p_.cache.v, place, s.kv_head);
+      const char* key_row = cache_row(p_.cache.k, place, s.kv_head);
+      const char* value_row = cache_row(p_.cache.v, place, s.kv_head);
+      const std::int64_t end = s.pages == nullptr ? leaf.high : i + p_.cache.page_size - place.offset;
+      for (; i < leaf.high && i < end; ++i, key_row += p_.cache.k.token_stride, value_row += p_.cache.v.token_stride) {
+        leaf.keys[i] = key_row;
+        leaf.values[i] = value_row;
+      }
     }
   }
 
