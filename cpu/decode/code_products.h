@@ -22,7 +22,7 @@ struct CodeQuery {
   alignas(64) float rows[kRows][kDims];
   alignas(64) std::int8_t high[kRows][kDims], low[kRows][kDims];  // 256 high + low, in units of `units`
   float units[kRows][kBlocks];
-  int offsets[kRows][kBlocks];  // what the codes' zero has added to the sum of a block
+  int offsets[kRows][kBlocks];  // the sum of a block if all codes were the unsigned zero, taken off
   bool is_finite[kRows];
 };
 
