@@ -1,7 +1,7 @@
 // The products of a leaf with blocks of codes (q8_0, q4_0) in whole numbers, for processors that multiply and add bytes
 // (VNNI). Queries and weights become numbers of 16 bits, in units of the largest of their row: of the query for each
 // block of dims, of the weights times the values' scales for each block of columns. Sums are exact, so only that
-// rounding is an error, of at most 2^-16 of the largest.
+// rounding is an error, of about 2^-16 of the largest.
 //
 //   Q K^T   16 keys x 4 dims of unsigned codes by the 4 bytes of a query, its high and its low bytes apart
 //   P V     16 columns x 2 keys of signed codes by the 2 weights of a row
@@ -143,7 +143,7 @@ class CodeProducts {
   struct Unit {
     float value, inverse;
     FLASHPORT_DEVICE explicit Unit(float most) {
-      constexpr float kLeast = 1e-30f;  // smaller ones are zeros
+      constexpr float kLeast = 1e-30f;  // keeps `inverse` finite
       if (most < kLeast) most = kLeast;
       value = most * (1.0f / kMost);
       inverse = kMost / most;
@@ -259,7 +259,7 @@ class CodeProducts {
             lows = add_byte_products(lows, codes[j], numbers_at<4>(low + 4 * j));
           }
           const Vec whole = to_floats(_mm512_add_epi32(_mm512_slli_epi32(highs, 8), lows));
-          sums[r] = fma_rn(whole, scale * query.units[(row + r) * blocks + block], sums[r]);
+          sums[r] = fma_rn(whole * scale, broadcast(query.units[(row + r) * blocks + block]), sums[r]);
         }
       }
       const __mmask16 exist = keys.exist[first / 16];
