@@ -1,5 +1,5 @@
-// x86 with AVX-512 and VNNI: products of bytes and of 16-bit numbers with sums in 32 bits. Compilers load what all
-// lanes are multiplied by on its own; as part of the product it is no instruction.
+// x86 with AVX-512 and VNNI: products of bytes and of 16-bit numbers with sums in 32 bits. GCC
+// spends an instruction on broadcasting what all lanes are multiplied by; read by the product it costs none.
 #pragma once
 
 #include "cpu/arch/avx512.h"

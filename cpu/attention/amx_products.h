@@ -111,8 +111,8 @@ class Products {
   }
   static void store(BFloat16* to, __m512i x) { _mm512_store_si512(to, x); }
 
-  // sums [32, 32] = left [32, depth] right [depth, 32], or are added to what they were. Of 16 rows or fewer the second
-  // 16 are left alone.
+  // sums [32, 32] = left [32, depth] right [depth, 32], or are added to what they were. With 16 rows or fewer the
+  // second 16 are left alone.
   template <bool kAdds>
   FLASHPORT_DEVICE static void multiply(int rows, float* sums, int sum_pitch, const BFloat16* left, int left_pitch,
                                         const BFloat16* right, int depth) {

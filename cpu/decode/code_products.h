@@ -37,7 +37,7 @@ class CodeProducts {
   static constexpr int kMostBlocks = 512 / 32;
   static constexpr int kKeysAtOnce = 8;  // of values
 
-  // Keys or values of a leaf. In place of rows that do not exist stands one that does.
+  // Keys or values of a leaf. A row that exists stands in for each that does not.
   struct Rows {
     const char* at[kLeafKeys];
     __mmask16 exist[kLeafKeys / 16];
@@ -70,7 +70,7 @@ class CodeProducts {
       __builtin_memcpy(&bits, block, sizeof bits);
       return bits;
     }
-    // Those of 16 keys.
+    // The scales of 16 keys.
     FLASHPORT_DEVICE Vec scale(int block, int key) const { return widen_fp16(scales[block] + key); }
   };
   // A query's rows, of `stride` dims and `stride` / 32 blocks.
@@ -124,16 +124,14 @@ class CodeProducts {
   // out [rows, stride] = weights [rows, leaf keys] V over the keys that exist; columns that V does not have are 0.
   [[gnu::noinline]] void multiply_values(const float (*weights)[kLeafKeys], const Leaf& leaf, int rows,
                                          FloatRows<float> out) const {
-    int row = 0;
     if (leaf.low >= leaf.high) {
-      for (; row < rows; ++row) std::memset(out[row], 0, sizeof(float) * static_cast<std::size_t>(out.stride));
+      for (int row = 0; row < rows; ++row)
+        std::memset(out[row], 0, sizeof(float) * static_cast<std::size_t>(out.stride));
       return;
     }
     const Rows values(leaf.values, leaf, columns_);
-    for (; row + 4 <= rows; row += 4) weigh_rows<4>(weights, values, leaf, row, out);
-    if (row + 2 <= rows) weigh_rows<2>(weights, values, leaf, row, out), row += 2;
-    if (row < rows) weigh_rows<1>(weights, values, leaf, row, out);
-    for (row = 0; row < rows && columns_ < out.stride; ++row) {
+    for_row_groups(rows, [&]<int kCount>(int first) { weigh_rows<kCount>(weights, values, leaf, first, out); });
+    for (int row = 0; row < rows && columns_ < out.stride; ++row) {
       std::memset(out[row] + columns_, 0, sizeof(float) * static_cast<std::size_t>(out.stride - columns_));
     }
   }
@@ -153,7 +151,7 @@ class CodeProducts {
 
   FLASHPORT_DEVICE static IntVec magnitude(Vec x) { return reinterpret_cast<IntVec>(x) & 0x7fffffff; }
   FLASHPORT_DEVICE static IntVec larger(IntVec a, IntVec b) { return a > b ? a : b; }
-  // Of the magnitudes; NaN is larger than infinity.
+  // The largest magnitude; NaN is larger than infinity.
   FLASHPORT_DEVICE static float largest(Vec a, Vec b) {
     const IntVec most = larger(magnitude(a), magnitude(b));
     return fold_vec(reinterpret_cast<Vec>(most), [](Vec x, Vec y) {
@@ -161,13 +159,14 @@ class CodeProducts {
     });
   }
 
+  template <int kCount, class T>
+  using Numbers = const T[kCount];
   // kCount numbers from `from` on, as an operand in memory.
   template <int kCount, class T>
-  FLASHPORT_DEVICE static const T (&numbers_at(const T* from))
-      [kCount] { return *reinterpret_cast<const T(*)[kCount]>(from); } FLASHPORT_DEVICE static Vec
-      to_floats(__m512i x) {
-    return reinterpret_cast<Vec>(_mm512_cvtepi32_ps(x));
+  FLASHPORT_DEVICE static Numbers<kCount, T>& numbers_at(const T* from) {
+    return *reinterpret_cast<Numbers<kCount, T>*>(from);
   }
+  FLASHPORT_DEVICE static Vec to_floats(__m512i x) { return reinterpret_cast<Vec>(_mm512_cvtepi32_ps(x)); }
 
   // Asks for the next leaf's rows [first, until), into the second level of the cache.
   FLASHPORT_DEVICE static void prefetch(const Leaf& next, const char* const (&rows)[kLeafKeys], int bytes, int first,
@@ -218,11 +217,8 @@ class CodeProducts {
   [[gnu::noinline]] void dot_all(QueryRows query, const Leaf& leaf, int rows, float (*scores)[kLeafKeys]) const {
     if (leaf.low >= leaf.high) return;
     const Rows keys(leaf.keys, leaf, dims_);
-    int row = 0;
-    for (; row + 4 <= rows; row += 4) dot_rows<4>(query, keys, leaf, row, scores);
-    if (row + 2 <= rows) dot_rows<2>(query, keys, leaf, row, scores), row += 2;
-    if (row < rows) dot_rows<1>(query, keys, leaf, row, scores);
-    for (row = 0; row < rows; ++row) {
+    for_row_groups(rows, [&]<int kCount>(int first) { dot_rows<kCount>(query, keys, leaf, first, scores); });
+    for (int row = 0; row < rows; ++row) {
       for (int key = leaf.low; key < leaf.high && !query.is_finite[row]; ++key) {
         scores[row][key] = dot_floats(query.rows[row], leaf.keys[key]);
       }
@@ -360,6 +356,7 @@ class CodeProducts {
   FLASHPORT_DEVICE static bool round_weights(std::int16_t (&whole)[kCount][kLeafKeys], float (&units)[kCount],
                                              const float (*weights)[kLeafKeys], const Rows& values, int block) {
     constexpr int kVecs = kLeafKeys / kVecWidth;
+    static_assert(kVecs == 4);
     Vec scale[kVecs];
     IntVec widest{};
 #pragma GCC unroll 4

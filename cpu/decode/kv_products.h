@@ -44,19 +44,13 @@ class KvProducts {
   // out [rows, stride] = weights [rows, leaf keys] V over the keys that exist; columns that V does not have are 0.
   [[gnu::noinline]] void multiply_values(const float (*weights)[kLeafKeys], const Leaf& leaf, int rows,
                                          FloatRows<float> out) const {
-    int row = 0;
-    for (; row + 4 <= rows; row += 4) weigh_rows<4>(weights, leaf, row, out);
-    if (row + 2 <= rows) weigh_rows<2>(weights, leaf, row, out), row += 2;
-    if (row < rows) weigh_rows<1>(weights, leaf, row, out);
+    for_row_groups(rows, [&]<int kCount>(int row) { weigh_rows<kCount>(weights, leaf, row, out); });
   }
 
  private:
   [[gnu::noinline]] void dot_all(FloatRows<const float> query, const Leaf& leaf, int rows,
                                  float (*scores)[kLeafKeys]) const {
-    int row = 0;
-    for (; row + 4 <= rows; row += 4) dot_rows<4>(query, leaf, row, scores);
-    if (row + 2 <= rows) dot_rows<2>(query, leaf, row, scores), row += 2;
-    if (row < rows) dot_rows<1>(query, leaf, row, scores);
+    for_row_groups(rows, [&]<int kCount>(int row) { dot_rows<kCount>(query, leaf, row, scores); });
   }
 
   // Into the second level of the cache, which holds a leaf beside the one in use.

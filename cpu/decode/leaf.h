@@ -23,4 +23,13 @@ struct FloatRows {
   FLASHPORT_DEVICE Float* operator[](int row) const { return data + static_cast<std::ptrdiff_t>(row) * stride; }
 };
 
+// f<4>, f<2> and f<1>(first row) of as many rows, until all are done.
+template <class F>
+FLASHPORT_DEVICE void for_row_groups(int rows, const F& f) {
+  int row = 0;
+  for (; row + 4 <= rows; row += 4) f.template operator()<4>(row);
+  if (row + 2 <= rows) f.template operator()<2>(row), row += 2;
+  if (row < rows) f.template operator()<1>(row);
+}
+
 }  // namespace flashport::FLASHPORT_TARGET::decode

@@ -283,30 +283,30 @@ def test_every_kernel_key_is_unique():
             assert {key.partition("/")[0] for key in own} == {"attention" if target == "cpu_amx" else "decode"}
 
 
-def test_cpu_vnni_multiplies_codes_as_they_are():
-    """Only where it is compiled: on x86. Queries of float32 stay what they are."""
-    targets = [target for backend in flashport.backends() for target in backend.targets]
-    kernels = {
-        ("q8_0", "float16"): "decode/fp16/kv=q8_0/hd128/r16/cpu_vnni",
-        ("q4_0", "bfloat16"): "decode/fp16/kv=q4_0/hd128/r16/cpu_vnni",
-        ("q8_0", "float32"): "decode/fp32/kv=q8_0/hd128/r16/cpu_avx512",
-        ("fp8_e4m3", "float16"): "decode/fp32/kv=fp8_e4m3/hd128/r16/cpu_avx512",
-    }
-    for (kv, dtype), key in kernels.items() if "cpu_vnni" in targets else ():
-        for target in {"cpu_vnni", "cpu_amx"} & set(targets):
-            assert (
-                flashport.which_kernel("decode", q_dtype=dtype, k_format=kv, v_format=kv, head_dim=128, target=target)
-                == key
-            )
+def codes(kv: str, dtype: str) -> dict[str, str]:
+    """The options of decode over a cache of one format."""
+    return {"q_dtype": dtype, "k_format": kv, "v_format": kv}
 
 
-def test_cpu_amx_computes_bf16_on_tiles_and_all_else_as_its_base():
+@pytest.mark.parametrize(
+    ("target", "operation", "options", "key"),
+    [
+        (target, "decode", codes(kv, dtype), key)
+        for target in ("cpu_vnni", "cpu_amx")
+        for kv, dtype, key in (
+            ("q8_0", "float16", "decode/fp16/kv=q8_0/hd128/r16/cpu_vnni"),
+            ("q4_0", "bfloat16", "decode/fp16/kv=q4_0/hd128/r16/cpu_vnni"),
+            ("q8_0", "float32", "decode/fp32/kv=q8_0/hd128/r16/cpu_avx512"),  # which stays what it is
+            ("fp8_e4m3", "float16", "decode/fp32/kv=fp8_e4m3/hd128/r16/cpu_avx512"),
+        )
+    ]
+    + [
+        ("cpu_amx", "attention", {"dtype": "bfloat16"}, "attention/bf16/hd512/plain/cpu_amx"),
+        ("cpu_amx", "attention", {"dtype": "float16"}, "attention/fp32/hd512/plain/cpu_avx512"),
+        ("cpu_amx", "attention", {"dtype": "float32"}, "attention/fp32/hd512/plain/cpu_avx512"),
+    ],
+)
+def test_targets_run_the_kernels_of_their_base_but_for_a_few(target, operation, options, key):
     """Only where it is compiled: on x86."""
-    targets = [target for backend in flashport.backends() for target in backend.targets]
-    kernels = {
-        ("attention", "bfloat16"): "attention/bf16/hd512/plain/cpu_amx",
-        ("attention", "float16"): "attention/fp32/hd512/plain/cpu_avx512",
-        ("attention", "float32"): "attention/fp32/hd512/plain/cpu_avx512",
-    }
-    for (operation, dtype), key in kernels.items() if "cpu_amx" in targets else ():
-        assert flashport.which_kernel(operation, dtype=dtype, target="cpu_amx") == key
+    if target in {target for backend in flashport.backends() for target in backend.targets}:
+        assert flashport.which_kernel(operation, head_dim=128, target=target, **options) == key
