@@ -3,7 +3,7 @@
 //
 // A wave's lane = 16 g + n. Key n of each key tile is the lane's, and of that row the units
 // 4 c + g of 16 bytes (16-bit types: 8 dims, byte types: 16): 4 lanes read 64 bytes. The order of the dims that this
-// makes is the query's too. Of V a lane has kLaneCols neighbouring columns (16 bytes of a 16-bit type where a wave has
+// makes is the query's too. A lane has of V kLaneCols neighbouring columns (16 bytes of a 16-bit type where a wave has
 // 128 columns) of keys 4 g + 0..3 of every 16: 16 lanes read a wave's columns of a key.
 //
 // While a leaf's scores are computed its values are in flight, and after them the keys of the next.

@@ -62,9 +62,9 @@ int tile_chunks(const DecodeParams& p) {
 
 // Where there are few tiles, few blocks would combine them and read many states for long, while the others have ended:
 // a second launch spreads that, and lets the next call begin meanwhile. It pays where a wave would make some six trips
-// to L2: for each piece of a lane two that find its place and write it, and one for every eight results. Of more tiles
-// one may be much longer than the others, and be combined when these have ended; there more results must be possible.
-// Kernels of large states leave it to that launch always.
+// to L2: for each piece of a lane two that find its place and write it, and one for every eight results. Where tiles
+// are more, one may be much longer than the others, and be combined when these have ended; there more results must be
+// possible. Kernels of large states leave it to that launch always.
 constexpr int kFewTilesShare = 4, kMoreTilesShare = 2;  // multiprocessors for each tile
 constexpr int kTripsOfFewTiles = 6, kTripsOfMoreTiles = 9;
 constexpr int kResultsOfMoreTiles = 25;

@@ -44,7 +44,7 @@ TEST(LaneMaps, MfmaPairOrder) {
   }
 }
 
-// Of 32x32: register 4 i + j of lane 32 h + n holds D[8 i + 4 h + j][n].
+// 32x32: register 4 i + j of lane 32 h + n holds D[8 i + 4 h + j][n].
 TEST(LaneMaps, ColumnOfTwoLanes) {
   for (int row = 0; row < 32; ++row) EXPECT_EQ(column_row(row / 8 * 4 + row % 4, row / 4 % 2), row);
 }
