@@ -63,7 +63,7 @@ struct KvRing {
   static constexpr int kLookAhead = (kTiles + 1) / 2;
   alignas(kTileAlignment<kCfg>) char tiles[kTiles][KvTiles<kCfg>::kBytes];  // the team's part of each
   QueryTile<kCfg> queries[kQueries];
-  alignas(8) std::uint64_t ready[kTiles];  // of a tile, and of the query tile that was asked for before it
+  alignas(8) std::uint64_t ready[kTiles];  // of a tile, and of the query tiles that were asked for before it
   std::uint64_t free[kTiles];
   std::uint64_t query_free[kQueries];
   static constexpr int kLookedUp = reads_segments(kCfg.shape) ? 1 : turn_keys(kCfg);  // segment_copier.h has its own
@@ -72,8 +72,8 @@ struct KvRing {
   const char* key_rows[kLookedUp];
   const char* value_rows[kLookedUp];
 
-  // `thread`: of the team. Producers of all teams arrive at `ready`, or its own once for each of them; waves that widen
-  // arrive as one.
+  // `thread`: of the team. Producers of all teams arrive at `ready` of the first, or its own at that of a team once for
+  // each of them; waves that widen arrive as one.
   FLASHPORT_DEVICE void init(unsigned thread) {
     const unsigned i = thread;
     constexpr int kProducers = kCfg.tuning.teams * kCfg.tuning.producer_waves;
@@ -93,11 +93,13 @@ class KvPipeline {
  public:
   template <class Shared>
   FLASHPORT_DEVICE KvPipeline(const DecodeParams&, const Block& block, Shared& shared, LeafCursor&)
-      : block_(block), ring_(shared.ring), first_ring_((&shared - block.team())->ring) {}
+      : block_(block), ring_(shared.ring), first_ring_((&shared - block.team())->ring) {
+    if constexpr (kCfg.tuning.teams > 1) ready_ = shared.heads_together ? first_ring_.ready : ring_.ready;
+  }
 
   // Waits for the oldest leaf's keys.
   FLASHPORT_DEVICE const char* keys() const {
-    mbarrier_wait(&ring_.ready[place_.stage], place_.phase);
+    await();
     return first_ring_.tiles[place_.stage];
   }
   FLASHPORT_DEVICE void refill_behind_keys(const DecodeParams&, LeafCursor&) const {}
@@ -105,13 +107,18 @@ class KvPipeline {
   // The barrier of a turn: what the waves have left for each other in shared memory is there, too. Those of a warpgroup
   // leave nothing.
   FLASHPORT_DEVICE void await_values(const DecodeParams&, LeafCursor&) const {
-    mbarrier_wait(&ring_.ready[place_.stage], place_.phase);
+    await();
     if constexpr (!uses_wgmma(kCfg.shape)) block_.sync();
   }
   FLASHPORT_DEVICE const char* values() const { return first_ring_.tiles[place_.stage]; }
   FLASHPORT_DEVICE void refill_behind_values(const DecodeParams&, LeafCursor&) { release(); }
 
  private:
+  FLASHPORT_DEVICE void await() const {
+    std::uint64_t* ready = ring_.ready;
+    if constexpr (kCfg.tuning.teams > 1) ready = ready_;
+    mbarrier_wait(&ready[place_.stage], place_.phase);
+  }
   FLASHPORT_DEVICE void release() {
     mbarrier_arrive_wave(&ring_.free[place_.stage]);
     place_.next();
@@ -119,7 +126,8 @@ class KvPipeline {
 
   const Block& block_;
   KvRing<kCfg>& ring_;
-  const KvRing<kCfg>& first_ring_;
+  KvRing<kCfg>& first_ring_;
+  std::uint64_t* ready_ = nullptr;  // of teams: the first one's, where a tile has the heads of all
   PipelineState<KvRing<kCfg>::kTiles> place_;
 };
 

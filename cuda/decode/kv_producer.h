@@ -51,6 +51,7 @@ class KvProducer {
   static constexpr int kRowsPerLane = kRowsPerWave / kRowsAtOnce;
   static constexpr int kLookAhead = KvRing<kCfg>::kLookAhead;
   using Tiles = KvTiles<kCfg>;
+  static constexpr bool kHasNeighbours = kHeads > 1 && kRowsPerLane == 1;
   // ptxas 13.0 makes illegal instructions of copies with a policy in the kernels of large panels (row_copies.h).
   static constexpr bool kHasPolicy = !uses_wgmma(kCfg.shape) || kCfg.shape.head_dim_v <= 128;
 
@@ -61,8 +62,9 @@ class KvProducer {
         teams_(teams),
         ring_(teams[block.team()].ring),
         as_stored_(Params::kPlain ||
-                   (is_as_stored<typename Tiles::Keys>(p.cache.k) && is_as_stored<typename Tiles::Values>(p.cache.v))) {
-  }
+                   (is_as_stored<typename Tiles::Keys>(p.cache.k) && is_as_stored<typename Tiles::Values>(p.cache.v))),
+        neighbours_(kHasNeighbours && (p.cache.table == nullptr || p.cache.page_size % kRowsPerWave == 0) &&
+                    static_cast<std::uint64_t>(p.cache.k.token_stride | p.cache.v.token_stride) < 1 << 24) {}
 
   FLASHPORT_DEVICE void run(const Params& p, const Range& range) {
     if constexpr (requires { teams_->ahead; }) {
@@ -98,14 +100,15 @@ class KvProducer {
       for (int i = 0; i < kRowsPerLane; ++i) places[i] = place_of_row(p, ahead, slot, i, whole);
       if constexpr (kRowsAtOnce < kWaveSize) __syncwarp();  // two lanes have read each page number
       look_up(p, scout, slot);                              // before the copies, behind which it would wait
-      aim(p, places, first_head(s));
+      const bool neighbours = neighbours_ && whole;
+      if (!kHasNeighbours || !neighbours) aim(p, places, first_head(s));
       if constexpr (kAppends) aim_at_new_keys(p, ahead);
-      copy<typename Tiles::Keys>(p.cache.k, ring_.key_rows, s.kv_head, whole);
+      copy<typename Tiles::Keys>(p.cache.k, ring_.key_rows, s.kv_head, places, whole, neighbours);
       if (ahead.at_segment_start())
         bring_query(p, s);  // after the keys, which are many more, and handed over with them
       hand_over();
       await_free();
-      copy<typename Tiles::Values>(p.cache.v, ring_.value_rows, s.kv_head, whole);
+      copy<typename Tiles::Values>(p.cache.v, ring_.value_rows, s.kv_head, places, whole, neighbours);
       hand_over();
       ahead.next(p, kCfg.tuning.leaves);
     }
@@ -158,9 +161,10 @@ class KvProducer {
     query_.next();
   }
 
-  // What lies in a tile of all teams' heads is given back to each team's ring.
+  // What lies in a tile of all teams' heads is given back to each team's ring: a lane waits for one of them.
   FLASHPORT_DEVICE void await_free() const {
-    for (int head = 0; head < kHeads; ++head) mbarrier_wait(&ring_of(head).free[place_.stage], place_.phase ^ 1);
+    mbarrier_wait(&ring_of(block_.lane() % kHeads).free[place_.stage], place_.phase ^ 1);
+    if constexpr (kHeads > 1) __syncwarp();
   }
 
   template <class Cursor>
@@ -198,18 +202,29 @@ class KvProducer {
     __syncwarp();
   }
 
-  // Copies the wave's rows to the next place of the ring, which is free.
+  // Copies the wave's rows to the next place of the ring, which is free. `whole`: they are all there; `neighbours`: and
+  // they follow each other, so that their addresses need no list.
   template <class Layout>
-  FLASHPORT_DEVICE void copy(const CacheParams& cache, const char* const* rows, int head, bool whole) {
+  FLASHPORT_DEVICE void copy(const CacheParams& cache, const char* const* rows, int head,
+                             const kv::TokenCoord (&places)[kRowsPerLane], bool whole, bool neighbours) {
     using Copies = RowCopies<Layout, kRowsAtOnce, kHeads>;
     // Where in the tile's rows what the wave brings begins.
     const int first_byte = kHeads == 1 ? Layout::head_offset(block_.team(), head, false) : 0;
     char* tile = teams_[0].ring.tiles[place_.stage];
+    if (kHasNeighbours && neighbours) {
+      const auto stride = static_cast<int>(cache.token_stride);
+      const char* first = static_cast<const char*>(cache.data) +
+                          kv::row_offset(cache, places[0], head - block_.team()) - block_.lane() % kRowsAtOnce * stride;
+      Copies::copy_whole(
+          block_.lane(), tile, first_row(), first_byte, [&](int row) { return first + (row - first_row()) * stride; },
+          fits_cache_ ? kNormalPolicy : kReadOncePolicy);
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < kRowsPerLane; ++i) {
       const int row = first_row() + i * kWaveSize;
       const auto copy_whole = [&](auto policy) {
-        Copies::copy_whole(block_.lane(), tile, row, first_byte, rows, policy);
+        Copies::copy_whole(block_.lane(), tile, row, first_byte, [&](int i) { return rows[i]; }, policy);
       };
       if (!whole) {
         Copies::template copy_part<Params::kPlain>(block_.lane(), tile, row, first_byte, cache, rows);
@@ -222,8 +237,9 @@ class KvProducer {
       }
     }
   }
+  // A tile of all teams' heads is told of at the first team's barrier.
   FLASHPORT_DEVICE void hand_over() {
-    for (int team = 0; team < kTeams; ++team) mbarrier_arrive_on_copies(&ring_of(team).ready[place_.stage]);
+    for (int i = 0; i < (kHeads == 1 ? kTeams : 1); ++i) mbarrier_arrive_on_copies(&ring_of(0).ready[place_.stage]);
     place_.next();
   }
 
@@ -234,6 +250,7 @@ class KvProducer {
   PipelineState<KvRing<kCfg>::kTiles> place_;
   PipelineState<KvRing<kCfg>::kQueries> query_;
   const bool as_stored_;
+  const bool neighbours_;                // rows of a wave follow each other, as they are of one page
   [[maybe_unused]] NewKeys new_keys_{};  // of the sequence, in kernels that append
 };
 

@@ -16,15 +16,15 @@ FLASHPORT_DEVICE bool is_as_stored(const CacheParams& cache) {
 }
 
 // kRows rows of a tile from `first_row` on, of each the bytes of kHeads heads, which begin in the tile's rows at byte
-// `first_byte`. rows[i] is where row i of the tile begins in the cache; null: zeros.
+// `first_byte`.
 template <class Layout, int kRows, int kHeads = 1>
 struct RowCopies {
   static constexpr int kRowBytes = kHeads * Layout::kHeadBytes;
   static constexpr int kUnit = widest_unit(kRowBytes);
 
-  // All rows are there, and as stored.
-  template <class Policy>
-  FLASHPORT_DEVICE static void copy_whole(int lane, char* tile, int first_row, int first_byte, const char* const* rows,
+  // All rows are there, and as stored. row_at(i): where row i of the tile begins in the cache.
+  template <class RowAt, class Policy>
+  FLASHPORT_DEVICE static void copy_whole(int lane, char* tile, int first_row, int first_byte, const RowAt& row_at,
                                           Policy policy) {
     constexpr int kUnits = kRowBytes / kUnit;
     constexpr int kLanes = lanes_of_row(kUnits);
@@ -40,7 +40,7 @@ struct RowCopies {
     for (int batch = 0; batch < kRows; batch += kBatch * kAtOnce) {
       const char* from[kBatch];
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) from[i] = rows[first_row + batch + i * kAtOnce + first] + byte;
+      for (int i = 0; i < kBatch; ++i) from[i] = row_at(first_row + batch + i * kAtOnce + first) + byte;
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const int row = batch + i * kAtOnce;
@@ -63,13 +63,14 @@ struct RowCopies {
         const int row = first_row + part + lane / kOverAtOnce;
         const int unit = over + lane % kOverAtOnce;
         if (kUnits - over >= kOverAtOnce || unit < kUnits) {
-          copy_async<kUnit>(tile + Layout::offset(row, first_byte + unit * kUnit), rows[row] + unit * kUnit, true);
+          copy_async<kUnit>(tile + Layout::offset(row, first_byte + unit * kUnit), row_at(row) + unit * kUnit, true);
         }
       }
     }
   }
 
-  // Zeros for rows and dims that are not there. kAsStored: what is there is as is_as_stored() wants it.
+  // Zeros for rows and dims that are not there. rows[i]: where row i of the tile begins, or null. kAsStored: what is
+  // there is as is_as_stored() wants it.
   template <bool kAsStored>
   FLASHPORT_DEVICE static void copy_part(int lane, char* tile, int first_row, int first_byte, const CacheParams& cache,
                                          const char* const* rows) {
