@@ -114,6 +114,15 @@ FLASHPORT_WGMMA_OF(128, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
 FLASHPORT_WGMMA_OF(256, "%128", "%129", "%130", "%131", "%132", "%133", "%134")
 #undef FLASHPORT_WGMMA_OF
 #undef FLASHPORT_WGMMA_TEXT
+// The same with eight columns, where the text above counts in sixteens.
+template <MathType kMath, bool kAdds, bool kTransposed>
+FLASHPORT_DEVICE void wgmma(float (&sum)[1][4], const unsigned (&left)[4], std::uint64_t right) {
+  static_assert(kMath == MathType::kBf16);
+  asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0,%1,%2,%3}, {%4,%5,%6,%7}, %8, %9, 1, 1, %10;"
+               : "+f"(sum[0][0]), "+f"(sum[0][1]), "+f"(sum[0][2]), "+f"(sum[0][3])
+               : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "n"(kAdds ? 1 : 0),
+                 "n"(kTransposed ? 1 : 0));
+}
 
 // Precedes the first wgmma of a product: registers that it reads or adds to have been written.
 FLASHPORT_DEVICE void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

@@ -134,6 +134,16 @@ struct BiasMemory {
 };
 struct NoBiasMemory {};
 
+// A right operand of eight columns, all of ones: a product with it sums the rounded weights of each row.
+struct Ones {
+  alignas(1024) std::uint32_t two[8 * 128 / 4];
+  FLASHPORT_DEVICE void init() {
+    for (std::uint32_t& x : two) x = 0x3f803f80u;  // in bf16
+    fence_async_proxy();
+  }
+};
+struct NoOnes {};
+
 template <AttentionConfig kCfg>
 struct AttentionMemory {
   static constexpr AttentionTuning kTuning = kCfg.tuning;
@@ -145,6 +155,7 @@ struct AttentionMemory {
   Keys keys[kTuning.stages];
   Values values[value_stages(kTuning)];
   std::conditional_t<brings_bias(kCfg), BiasMemory<kCfg>, NoBiasMemory> bias;
+  std::conditional_t<has_unshifted_weights(kCfg.shape), Ones, NoOnes> ones;
   WorkTile work[kWorkStages];  // seq -1: there are no more
   Barriers work_barriers[kWorkStages], query_barriers[kQueryStages];
   Barriers key_barriers[kTuning.stages], value_barriers[value_stages(kTuning)];
@@ -172,6 +183,7 @@ struct AttentionMemory {
       for (auto& barriers : bias.barriers) barriers.init(1, kWarpgroup / kWaveSize);
     }
     row_barriers.init(1, 1);
+    if constexpr (has_unshifted_weights(kCfg.shape)) ones.init();
     if constexpr (stored_bytes(kCfg) > 0) stored.init(p);
     fence_barrier_init();
   }

@@ -42,7 +42,14 @@ class AttentionTiles {
   struct Scores {
     float c[kKeys / 8][4];
   };
-  struct Out {
+  // The largest weight of a row is 1 where scores are shifted, and rounding leaves it alone. Unshifted it is any
+  // number, so O is divided by the sum of the rounded weights, which V was multiplied by. lse follows from the exact
+  // ones.
+  struct RoundedSums {
+    float l[1][4];  // of the two rows, in all columns alike
+  };
+  struct NoSums {};
+  struct Out : std::conditional_t<kUnshifted, RoundedSums, NoSums> {
     float c[kColumns / 8][4];
   };
   struct Operand {
@@ -72,6 +79,7 @@ class AttentionTiles {
       l[slot] = 0.0f;
     }
     for_each_register(out.c, [](float& x, int, int) { x = 0.0f; });
+    if constexpr (kUnshifted) for_each_register(out.l, [](float& x, int, int) { x = 0.0f; });
   }
 
   // Warpgroups take turns to begin products, so that one's softmax runs under the others' products.
@@ -114,10 +122,13 @@ class AttentionTiles {
   FLASHPORT_DEVICE void add_values(Out& out, const Operand& weights, int, Masked) {
     mbarrier_wait(&memory_.value_barriers[value_.stage].full, value_.phase);
     const auto& values = memory_.values[value_.stage];
-    pin(out.c);
+    pin_all(out);
     wgmma_begin();
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step) {
+      if constexpr (kUnshifted) {
+        wgmma<kMath, true, false>(out.l, weights.a[step], panel_descriptor(memory_.ones.two, 0));
+      }
       wgmma<kMath, true, true>(out.c, weights.a[step],
                                panels_descriptor(values.x[slice() * (kColumns / kPanelColumns)], step * 16 * 128,
                                                  Memory::Values::kPanelSize));
@@ -126,7 +137,7 @@ class AttentionTiles {
   }
   FLASHPORT_DEVICE void settle_values(Out& out) {
     wgmma_wait<0>();
-    pin(out.c);
+    pin_all(out);
     mbarrier_arrive_wave(&memory_.value_barriers[value_.stage].empty);
     value_.next();
   }
@@ -326,7 +337,10 @@ class AttentionTiles {
       float m = l == 0.0f ? -kInfinity : static_cast<float>(exponent);
       if constexpr (!kUnshifted) m = largest_logit<kForm>(p, state.m[slot], scale);
       const float unit = power_of_two(-exponent);
-      const float factor = unit * finish_row(p, work, row, m, l * unit, lane_ % 4 == 0 && slice() == 0);
+      float factor = unit * finish_row(p, work, row, m, l * unit, lane_ % 4 == 0 && slice() == 0);
+      if constexpr (kUnshifted) {
+        if (out.l[0][2 * slot] > 0.0f) factor *= l / out.l[0][2 * slot];
+      }
       if (is_partial(work)) {
         float* partial = partial_output(p, work, row) + slice() * kColumns + first_key();
         if (row < work.q_len && factor != 0.0f) store_floats(out, slot, factor, partial);
@@ -344,6 +358,10 @@ class AttentionTiles {
   }
 
  private:
+  FLASHPORT_DEVICE static void pin_all(Out& out) {
+    pin(out.c);
+    if constexpr (kUnshifted) pin(out.l);
+  }
   // The sign bits of the bytes that kSelector names, each eight times.
   template <unsigned kSelector>
   FLASHPORT_DEVICE static unsigned signs_of_bytes(unsigned bytes) {

@@ -37,6 +37,7 @@ const Kernel kKernels[] = {
     {"bf16/hd128/plain", Type::kBF16, 128},
     {"bf16/hd256/plain", Type::kBF16, 256},
     {"bf16/hd64/softcap", Type::kBF16, 64, {.name = "", .softcap = 5}},
+    {"bf16/hd256/softcap", Type::kBF16, 256, {.name = "", .softcap = 5}},
     {"fp16/hd128/bias", Type::kF16, 128, {.name = "", .bias = Bias::kOwnType}},
     {"bf16/hd128/any", Type::kBF16, 128, {.name = "", .softcap = 5, .slopes = Slopes::kOfHeads, .dropout = 0.3}},
     {"bf16/hd512/any", Type::kBF16, 512, {.name = "", .softcap = 5}},
@@ -106,6 +107,16 @@ TEST_P(AttentionKernels, TileEdges) {
       c.causal = causal;
       expect_right(c);
     }
+  }
+}
+
+// Rows that see one key have its value, whatever its weight is.
+TEST_P(AttentionKernels, OneKey) {
+  for (const std::int64_t kv_heads : {1, 2}) {
+    AttentionCase c = make({rows() + 70}, {1});
+    c.q_heads = 4;
+    c.kv_heads = kv_heads;
+    expect_right(c);
   }
 }
 

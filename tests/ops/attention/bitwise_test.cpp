@@ -62,6 +62,8 @@ std::vector<AttentionCase> shapes() {
        .softcap = 10,
        .slopes = Slopes::kOfHeads,
        .sinks = true},
+      {.name = "bitwise_bf16_d64_softcap", .causal = true, .softcap = 30},
+      {.name = "bitwise_bf16_d128_softcap", .dim_qk = 128, .dim_v = 128, .causal = true, .softcap = 50},
       {.name = "bitwise_blocks_q8_q4_d128_causal",
        .dim_qk = 128,
        .dim_v = 128,
