@@ -65,6 +65,22 @@ TEST_F(AttentionRefuses, Presence) {
        "must not come with seqused_k"},
       {"bias and leftpad_k", [](Inputs& i) { i.args.bias = floats({1, 1, 300, 500}), i.args.leftpad_k = ints({3}); },
        "must not come with leftpad_k"},
+      {"bias and pages", [](Inputs& i) { i.args.bias = floats({1, 1, 300, 500}), i.args.block_table = ints({3, 1}); },
+       "must not come with keys on pages; hide keys by entries of -inf"},
+      {"offsets of keys on pages",
+       [](Inputs& i) {
+         i.pack();
+         i.args.block_table = ints({3, 1});
+       },
+       "cu_seqlens_k must not come with keys on pages, whose lengths seqused_k has"},
+      {"lengths twice",
+       [](Inputs& i) {
+         i.args.kv_indptr = ints({4});
+         i.args.kv_indices = ints({3});
+         i.args.kv_last_page_len = ints({3});
+         i.args.seqused_k = ints({3});
+       },
+       "seqused_k must not come with kv_last_page_len, which has the lengths too"},
   });
 }
 
