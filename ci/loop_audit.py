@@ -16,8 +16,7 @@ vm_waits    waits for all of a wave's loads from memory: vmcnt(0)
 lds_waits   waits for all of its reads of LDS and of scalars: lgkmcnt(0)
 
 They are held against ci/amd_loops/<target>.txt. Red whatever the table says are a missed row of BARS and, on gfx950, a
-loop whose reads do not transpose or whose matrix instructions are not wide. The claim is that a loop is no worse than
-that of a peer whose speed is known (docs/roofline.md), never a speed.
+loop whose reads do not transpose or whose matrix instructions are not wide. None of it is a speed.
 
 Clocks: CDNA3 ISA 7.6 (a 16-bit MFMA does 512 floating-point operations a clock and SIMD; CDNA4's wide shapes 1024), a
 vector instruction takes 4, a transcendental 16; RDNA3 ISA 7.9: WMMA 32, vector 1, transcendental 4.
