@@ -101,7 +101,7 @@ class KvProducer {
       if constexpr (kRowsAtOnce < kWaveSize) __syncwarp();  // two lanes have read each page number
       look_up(p, scout, slot);                              // before the copies, behind which it would wait
       const bool neighbours = neighbours_ && whole;
-      if (!kHasNeighbours || !neighbours) aim(p, places, first_head(s));
+      if (!neighbours) aim(p, places, first_head(s));
       if constexpr (kAppends) aim_at_new_keys(p, ahead);
       copy<typename Tiles::Keys>(p.cache.k, ring_.key_rows, s.kv_head, places, whole, neighbours);
       if (ahead.at_segment_start())
@@ -211,7 +211,7 @@ class KvProducer {
     // Where in the tile's rows what the wave brings begins.
     const int first_byte = kHeads == 1 ? Layout::head_offset(block_.team(), head, false) : 0;
     char* tile = teams_[0].ring.tiles[place_.stage];
-    if (kHasNeighbours && neighbours) {
+    if (neighbours) {
       const auto stride = static_cast<int>(cache.token_stride);
       const char* first = static_cast<const char*>(cache.data) +
                           kv::row_offset(cache, places[0], head - block_.team()) - block_.lane() % kRowsAtOnce * stride;
