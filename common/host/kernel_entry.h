@@ -15,6 +15,7 @@ enum class KernelTag : std::int32_t {
   kDecodeAppend,
   kDecodePlain,
   kDecodePlainLarge,  // on caches with room for many keys
+  kDecodeLarge,       // for all calls on such caches
   kDecodeCombine,
   kDecodeAppendCombine,
   kDecodePlainCombine,
@@ -43,6 +44,7 @@ inline constexpr int kKernelTags = static_cast<int>(KernelTag::kProbe) + 1;
     case KernelTag::kDecodeAppend: return "decode_append";
     case KernelTag::kDecodePlain:
     case KernelTag::kDecodePlainLarge: return "decode_plain";
+    case KernelTag::kDecodeLarge: return "decode";
     case KernelTag::kDecodeCombine: return "decode_combine";
     case KernelTag::kDecodeAppendCombine: return "decode_append_combine";
     case KernelTag::kDecodePlainCombine: return "decode_plain_combine";

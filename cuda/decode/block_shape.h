@@ -7,6 +7,12 @@
 namespace flashport::FLASHPORT_TARGET::decode {
 
 constexpr int turn_keys(const DecodeConfig& cfg) { return cfg.tuning.leaves * kLeafKeys; }
+// Tiles of the ring that the keys of a turn take, and its values. Where four teams of q8_0 share each tile, few fit,
+// and the slowest team holds them up: each leaf is given back by itself.
+constexpr int turn_tiles(const DecodeConfig& cfg) {
+  return cfg.tuning.teams == 4 && cfg.shape.k_format == KvFormat::kQ8_0 ? cfg.tuning.leaves : 1;
+}
+constexpr int tile_keys(const DecodeConfig& cfg) { return turn_keys(cfg) / turn_tiles(cfg); }
 
 constexpr int compute_threads(const DecodeConfig& cfg) { return cfg.tuning.waves * kWaveSize; }
 constexpr int producer_threads(const DecodeConfig& cfg) { return cfg.tuning.producer_waves * kWaveSize; }
@@ -18,6 +24,11 @@ constexpr int block_threads(const DecodeConfig& cfg) {
 constexpr int column_waves(const DecodeConfig& cfg) {
   const int most = turn_keys(cfg) / 16;
   return cfg.tuning.waves < most ? cfg.tuning.waves : most;
+}
+// The keys of a turn are so many parts (tiles.h): 32 keys each, or those of a wave where these are fewer.
+constexpr int turn_parts(const DecodeConfig& cfg) {
+  const int thirties = turn_keys(cfg) / 32;
+  return column_waves(cfg) > thirties ? column_waves(cfg) : thirties;
 }
 constexpr int row_waves(const DecodeConfig& cfg) { return cfg.tuning.waves / column_waves(cfg); }
 constexpr int wave_rows(const DecodeConfig& cfg) { return cfg.shape.rows / row_waves(cfg); }
@@ -36,7 +47,8 @@ constexpr DecodeSplit decode_split(const DecodeConfig& cfg) {
             .large = true};
   }
   const int blocks = cfg.tuning.blocks_per_multiprocessor * cfg.tuning.teams;
-  const bool finer = cfg.shape.rows == 8 && cfg.tuning.leaves == 2 && blocks == 2;
+  const bool finer =
+      cfg.shape.rows == 8 && cfg.tuning.leaves == 2 && blocks == 2 && !is_block_cache(cfg.shape.k_format);
   return {.turn_leaves = cfg.tuning.leaves,
           .row_slices = row_waves(cfg),
           .column_slices = column_waves(cfg),

@@ -9,11 +9,11 @@
 namespace flashport::FLASHPORT_TARGET::decode {
 
 // The lengths that ranges follow from, in shared memory, of batches of up to so many sequences: few where two
-// warpgroups share the columns of 64 rows or teams share a block, and none where four teams of q4_0 fill it. Kernels
+// warpgroups share the columns of 64 rows or two teams share a block, and none where four teams fill it. Kernels
 // that append or read segments have none, as their ranges follow from more than one array.
 constexpr int most_early_lengths(const DecodeConfig& cfg) {
   if (reads_segments(cfg.shape) || cfg.shape.appends) return 0;
-  if (cfg.tuning.teams > 1) return cfg.shape.k_format == KvFormat::kQ4_0 ? 0 : 32;
+  if (cfg.tuning.teams > 1) return cfg.tuning.teams > 2 ? 0 : 32;
   return uses_wgmma(cfg.shape) && column_warpgroups(cfg) == 2 ? 32 : 256;
 }
 template <int kMost>

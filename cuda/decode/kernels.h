@@ -16,6 +16,8 @@ struct RegisterSplit {
 };
 constexpr RegisterSplit register_split(const DecodeConfig& cfg) {
   if (reads_segments(cfg.shape)) return cfg.tuning.waves == 4 ? RegisterSplit{200, 104} : RegisterSplit{168, 88};
+  // Two warpgroups of teams compute and one copies. A pair of teams of q8_0 is slower so.
+  if (cfg.tuning.teams == 4 || (cfg.tuning.teams == 2 && cfg.shape.k_format == KvFormat::kQ4_0)) return {200, 104};
   // Two blocks of a multiprocessor have 128 registers a thread, three warpgroups of one 168.
   const bool moves = uses_wgmma(cfg.shape) && (cfg.tuning.blocks_per_multiprocessor == 2 || warpgroups(cfg) == 2);
   return moves ? RegisterSplit{warpgroups(cfg) == 2 ? 232 : 216, 40} : RegisterSplit{};
@@ -27,14 +29,17 @@ template <DecodeConfig kCfg>
 FLASHPORT_DEVICE void decode_block(const DecodeParamsOf<kCfg>& p, DecodeShared<kCfg>* shared) {
   constexpr int kTeams = kCfg.tuning.teams;
   constexpr RegisterSplit kRegisters = register_split(kCfg);
-  constexpr int kThreads = compute_threads(kCfg) + producer_threads(kCfg);
   constexpr int kReserved = 1024;  // of each block, for the system
   static_assert((kTeams * sizeof(DecodeShared<kCfg>) + kReserved) * kCfg.tuning.blocks_per_multiprocessor <= 228 * 1024,
                 "shared memory of a multiprocessor's blocks");
   static_assert(kFirstTeamBarrier + kTeams * kTeamBarriers <= 16, "a block has 16 barriers");
-  const int team = kTeams == 1 ? 0 : __shfl_sync(~0u, threadIdx.x / kThreads, 0);
-  const int first = team * kThreads;
-  const int thread = static_cast<int>(threadIdx.x) - first;
+  constexpr int kCompute = compute_threads(kCfg), kProducers = producer_threads(kCfg);
+  // Those that compute come first, of all teams: what registers they take of the others, whole warpgroups take.
+  const int of_producers = static_cast<int>(threadIdx.x) - kTeams * kCompute;
+  const bool produces = of_producers >= 0;
+  const int team = kTeams == 1 ? 0 : __shfl_sync(~0u, produces ? of_producers / kProducers : threadIdx.x / kCompute, 0);
+  const int first = produces ? kTeams * kCompute + team * kProducers - kCompute : team * kCompute;
+  const int thread = static_cast<int>(threadIdx.x) - first;  // of the team's
   DecodeShared<kCfg>& own = shared[team];
   own.ring.init(thread);
   if constexpr (reads_segments(kCfg.shape)) own.stored.init(thread);
@@ -43,9 +48,7 @@ FLASHPORT_DEVICE void decode_block(const DecodeParamsOf<kCfg>& p, DecodeShared<k
     const int its_barrier = kFirstTeamBarrier + team * kTeamBarriers + barrier;
     return Block(&own.arrive_flag, first + begin, threads, its_barrier, team, kTeams, kTeams > 1 && p.teams_apart);
   };
-  constexpr int kCompute = compute_threads(kCfg);
-  const bool produces = thread >= kCompute;
-  const Range range = begin_range<kCfg>(p, part(0, kThreads, kRangeBarrier), own.lengths);
+  const Range range = begin_range<kCfg>(p, part(0, kCompute + kProducers, kRangeBarrier), own.lengths);
   const bool together = teams_share_rows<kCfg>(p, range);
   if (!produces) {
     if constexpr (kRegisters.compute > 0) increase_registers<kRegisters.compute>();
@@ -57,7 +60,7 @@ FLASHPORT_DEVICE void decode_block(const DecodeParamsOf<kCfg>& p, DecodeShared<k
     decode<kCfg>(p, range, block, own);
   } else {
     if constexpr (kRegisters.producer > 0) decrease_registers<kRegisters.producer>();
-    const Block producers = part(kCompute, producer_threads(kCfg), kProducerBarrier);
+    const Block producers = part(kCompute, kProducers, kProducerBarrier);
     if constexpr (reads_segments(kCfg.shape)) {
       produce_segments<kCfg>(p, range, producers, first + kCompute, own);
     } else if (together) {
@@ -70,7 +73,7 @@ FLASHPORT_DEVICE void decode_block(const DecodeParamsOf<kCfg>& p, DecodeShared<k
 
 constexpr KernelTag decode_tag(const DecodeShape& shape) {
   if (shape.appends) return KernelTag::kDecodeAppend;
-  if (!shape.plain) return KernelTag::kDecode;
+  if (!shape.plain) return shape.large_cache ? KernelTag::kDecodeLarge : KernelTag::kDecode;
   return shape.large_cache ? KernelTag::kDecodePlainLarge : KernelTag::kDecodePlain;
 }
 

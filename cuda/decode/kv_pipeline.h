@@ -30,8 +30,8 @@ struct DecodeShared;  // of a team; those of a block's teams lie side by side
 
 // Rows of a tile, from the beginning of the first team's on.
 template <DecodeConfig kCfg, KvFormat kFormat, int kDim>
-using TileLayout = std::conditional_t<uses_wgmma(kCfg.shape), PanelLayout<kDim, turn_keys(kCfg)>,
-                                      RowLayout<kFormat, kDim, kCfg.tuning.teams, turn_keys(kCfg)>>;
+using TileLayout = std::conditional_t<uses_wgmma(kCfg.shape), PanelLayout<kDim, tile_keys(kCfg)>,
+                                      RowLayout<kFormat, kDim, kCfg.tuning.teams, tile_keys(kCfg)>>;
 template <DecodeConfig kCfg, KvFormat kFormat, int kDim>
 struct TileRows : TileLayout<kCfg, kFormat, kDim> {
   using Base = TileLayout<kCfg, kFormat, kDim>;
@@ -43,24 +43,29 @@ struct TileRows : TileLayout<kCfg, kFormat, kDim> {
 template <DecodeConfig kCfg>
 inline constexpr int kTileAlignment = uses_wgmma(kCfg.shape) ? 1024 : 128;
 
-// Tiles of the keys of a turn and tiles of their values alike take kBytes of each team's ring.
+// Tiles of keys and tiles of values alike take kBytes of each team's ring.
 template <DecodeConfig kCfg>
 struct KvTiles {
   static constexpr KvFormat kKeyFormat = product_format(kCfg.shape);
   static constexpr KvFormat kValueFormat = reads_segments(kCfg.shape) ? kKeyFormat : kCfg.shape.v_format;
   using Keys = TileRows<kCfg, kKeyFormat, kCfg.shape.head_dim_qk>;
   using Values = TileRows<kCfg, kValueFormat, kCfg.shape.head_dim_v>;
-  static constexpr int kBytes =
-      (Keys::kRows * (Keys::kPitch > Values::kPitch ? Keys::kPitch : Values::kPitch) + 127) / 128 * 128;
+  static constexpr int kBytes = Keys::kTileBytes > Values::kTileBytes ? Keys::kTileBytes : Values::kTileBytes;
+  static_assert(
+      kCfg.tuning.teams == 1 || Keys::kPitch == Values::kPitch || kCfg.tuning.stages % (2 * turn_tiles(kCfg)) == 0,
+      "a place of the ring has columns of all teams, which may be at different tiles: rows are alike in all, or "
+      "a place is one of keys or of values for good");
 };
 
 template <DecodeConfig kCfg>
 struct KvRing {
   static constexpr int kTiles = kCfg.tuning.stages;
-  static constexpr int kQueries = sizeof(QueryTile<kCfg>) > 8 * 1024 ? 1 : 2;  // the next one early, if it is small
-  // Page numbers are brought so many turns early. Those of a turn have landed when its keys' place is free: the tile
-  // that was there before it was asked for behind them.
-  static constexpr int kLookAhead = (kTiles + 1) / 2;
+  // The next one early, if there is room for it.
+  static constexpr int kQueries = sizeof(QueryTile<kCfg>) > 8 * 1024 || kCfg.tuning.teams == 4 ? 1 : 2;
+  // Page numbers are brought so many turns early. Those of a turn have landed when its keys' first place is free: the
+  // tile that was there before it was asked for behind them.
+  static constexpr int kTurnTiles = 2 * turn_tiles(kCfg);
+  static constexpr int kLookAhead = (kTiles + kTurnTiles - 1) / kTurnTiles;
   alignas(kTileAlignment<kCfg>) char tiles[kTiles][KvTiles<kCfg>::kBytes];  // the team's part of each
   QueryTile<kCfg> queries[kQueries];
   alignas(8) std::uint64_t ready[kTiles];  // of a tile, and of the query tiles that were asked for before it
@@ -68,9 +73,11 @@ struct KvRing {
   std::uint64_t query_free[kQueries];
   static constexpr int kLookedUp = reads_segments(kCfg.shape) ? 1 : turn_keys(kCfg);  // segment_copier.h has its own
   int pages[kLookAhead][kLookedUp];
-  // Where the rows of the leaf that is being copied lie.
-  const char* key_rows[kLookedUp];
-  const char* value_rows[kLookedUp];
+  // Where the rows of the tile of keys lie that is being copied, and those of its values; they take turns where a turn
+  // has more tiles.
+  const char* rows[turn_tiles(kCfg) == 1 ? 2 : 1][kLookedUp / turn_tiles(kCfg)];
+  FLASHPORT_DEVICE const char** key_rows() { return rows[0]; }
+  FLASHPORT_DEVICE const char** value_rows() { return rows[turn_tiles(kCfg) == 1 ? 1 : 0]; }
 
   // `thread`: of the team. Producers of all teams arrive at `ready` of the first, or its own at that of a team once for
   // each of them; waves that widen arrive as one.
@@ -87,6 +94,23 @@ struct KvRing {
 enum TeamBarrier { kComputeBarrier, kProducerBarrier, kRangeBarrier, kTeamBarriers };
 inline constexpr int kFirstTeamBarrier = 1;  // barrier 0 is __syncthreads()
 
+// The tiles of the keys of a turn, or of its values, one after the other: all but the last are given back as soon as
+// they have been read.
+template <class Pipeline>
+struct TurnTiles {
+  Pipeline& pipeline;
+};
+FLASHPORT_DEVICE const char* current_tile(const char* tile) { return tile; }
+template <class Pipeline>
+FLASHPORT_DEVICE const char* current_tile(const TurnTiles<Pipeline>& tiles) {
+  return tiles.pipeline.tile();
+}
+FLASHPORT_DEVICE void go_to_next_tile(const char*) {}
+template <class Pipeline>
+FLASHPORT_DEVICE void go_to_next_tile(const TurnTiles<Pipeline>& tiles) {
+  tiles.pipeline.next_tile();
+}
+
 // What a compute wave sees of the ring.
 template <DecodeConfig kCfg>
 class KvPipeline {
@@ -97,10 +121,10 @@ class KvPipeline {
     if constexpr (kCfg.tuning.teams > 1) ready_ = shared.heads_together ? first_ring_.ready : ring_.ready;
   }
 
-  // Waits for the oldest leaf's keys.
-  FLASHPORT_DEVICE const char* keys() const {
+  // Waits for the oldest turn's keys, or for their first tile where there are more.
+  FLASHPORT_DEVICE auto keys() {
     await();
-    return first_ring_.tiles[place_.stage];
+    return oldest();
   }
   FLASHPORT_DEVICE void refill_behind_keys(const DecodeParams&, LeafCursor&) const {}
   FLASHPORT_DEVICE void refill_behind_scores(const DecodeParams&, LeafCursor&) { release(); }
@@ -110,10 +134,24 @@ class KvPipeline {
     await();
     if constexpr (!uses_wgmma(kCfg.shape)) block_.sync();
   }
-  FLASHPORT_DEVICE const char* values() const { return first_ring_.tiles[place_.stage]; }
+  FLASHPORT_DEVICE auto values() { return oldest(); }
   FLASHPORT_DEVICE void refill_behind_values(const DecodeParams&, LeafCursor&) { release(); }
 
+  FLASHPORT_DEVICE const char* tile() const { return first_ring_.tiles[place_.stage]; }
+  // Gives the oldest tile back, and waits for the one behind it.
+  FLASHPORT_DEVICE void next_tile() {
+    release();
+    await();
+  }
+
  private:
+  FLASHPORT_DEVICE auto oldest() {
+    if constexpr (turn_tiles(kCfg) == 1) {
+      return tile();
+    } else {
+      return TurnTiles<KvPipeline>{*this};
+    }
+  }
   FLASHPORT_DEVICE void await() const {
     std::uint64_t* ready = ring_.ready;
     if constexpr (kCfg.tuning.teams > 1) ready = ready_;

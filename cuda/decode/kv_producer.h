@@ -44,9 +44,10 @@ class KvProducer {
   using Params = DecodeParamsOf<kCfg>;
   static constexpr int kTeams = kCfg.tuning.teams;
   static constexpr bool kAppends = kCfg.shape.appends;
-  static_assert(!kAppends || kTeams == 1, "new rows are those of one head");
+  static constexpr int kTurnTiles = turn_tiles(kCfg);  // of keys, and of values
+  static_assert(!kAppends || (kTeams == 1 && kTurnTiles == 1), "new rows are those of one head");
   static_assert(kHeads == 1 || kHeads == kTeams);
-  static constexpr int kRowsPerWave = turn_keys(kCfg) / kCfg.tuning.producer_waves / kHeads;
+  static constexpr int kRowsPerWave = tile_keys(kCfg) / kCfg.tuning.producer_waves / kHeads;  // of a tile
   static constexpr int kRowsAtOnce = kRowsPerWave < kWaveSize ? kRowsPerWave : kWaveSize;
   static constexpr int kRowsPerLane = kRowsPerWave / kRowsAtOnce;
   static constexpr int kLookAhead = KvRing<kCfg>::kLookAhead;
@@ -81,6 +82,13 @@ class KvProducer {
   }
 
  private:
+  // The wave's rows of a tile.
+  struct Rows {
+    kv::TokenCoord places[kRowsPerLane];  // of those that the lane cares for
+    bool whole;                           // they are all there
+    bool neighbours;                      // and they follow each other, so that their addresses need no list
+  };
+
   // `scout` goes before `ahead`.
   template <class Ahead, class Scout>
   FLASHPORT_DEVICE void bring(const Params& p, Ahead ahead, Scout scout) {
@@ -94,22 +102,28 @@ class KvProducer {
         if (ahead.at_segment_start()) new_keys_ = new_keys(p, s.seq);
       }
       await_free();
-      kv::TokenCoord places[kRowsPerLane];
-      const bool whole = as_stored_ && has_all_rows(ahead);
+      Rows rows[kTurnTiles];
 #pragma unroll
-      for (int i = 0; i < kRowsPerLane; ++i) places[i] = place_of_row(p, ahead, slot, i, whole);
+      for (int tile = 0; tile < kTurnTiles; ++tile) rows[tile] = rows_of_tile(p, ahead, slot, tile);
       if constexpr (kRowsAtOnce < kWaveSize) __syncwarp();  // two lanes have read each page number
       look_up(p, scout, slot);                              // before the copies, behind which it would wait
-      const bool neighbours = neighbours_ && whole;
-      if (!neighbours) aim(p, places, first_head(s));
-      if constexpr (kAppends) aim_at_new_keys(p, ahead);
-      copy<typename Tiles::Keys>(p.cache.k, ring_.key_rows, s.kv_head, places, whole, neighbours);
-      if (ahead.at_segment_start())
-        bring_query(p, s);  // after the keys, which are many more, and handed over with them
-      hand_over();
-      await_free();
-      copy<typename Tiles::Values>(p.cache.v, ring_.value_rows, s.kv_head, places, whole, neighbours);
-      hand_over();
+#pragma unroll
+      for (int tile = 0; tile < kTurnTiles; ++tile) {
+        if (tile > 0) await_free();
+        if (!rows[tile].neighbours) aim<true, kTurnTiles == 1>(p, rows[tile], first_head(s));
+        if constexpr (kAppends) aim_at_new_keys(p, ahead);
+        copy<typename Tiles::Keys>(p.cache.k, ring_.key_rows(), s.kv_head, rows[tile]);
+        // After the first keys, which are many more, and handed over with them.
+        if (tile == 0 && ahead.at_segment_start()) bring_query(p, s);
+        hand_over();
+      }
+#pragma unroll
+      for (int tile = 0; tile < kTurnTiles; ++tile) {
+        await_free();
+        if (kTurnTiles > 1 && !rows[tile].neighbours) aim<false, true>(p, rows[tile], first_head(s));
+        copy<typename Tiles::Values>(p.cache.v, ring_.value_rows(), s.kv_head, rows[tile]);
+        hand_over();
+      }
       ahead.next(p, kCfg.tuning.leaves);
     }
     await_copies();
@@ -123,7 +137,8 @@ class KvProducer {
   }
   FLASHPORT_DEVICE KvRing<kCfg>& ring_of(int head) const { return kHeads == 1 ? ring_ : teams_[head].ring; }
   // Lane i cares for rows i and 32 + i of the wave's rows; of 16 rows the other lanes know them too.
-  FLASHPORT_DEVICE int row_of_leaf(int i) const { return first_row() + i * kWaveSize + block_.lane() % kRowsAtOnce; }
+  FLASHPORT_DEVICE int row_of_tile(int i) const { return first_row() + i * kWaveSize + block_.lane() % kRowsAtOnce; }
+  FLASHPORT_DEVICE int row_of_turn(int tile, int i) const { return tile * tile_keys(kCfg) + row_of_tile(i); }
   FLASHPORT_DEVICE static bool holds(const Segment& s, int token) { return token >= s.key_low && token < s.key_high; }
 
   // Asks for the page numbers of the leaf that `scout` stands at, and moves it on.
@@ -133,23 +148,31 @@ class KvProducer {
     const Segment& s = scout.segment;
     if (s.pages != nullptr) {
 #pragma unroll
-      for (int i = 0; i < kRowsPerLane; ++i) {
-        const int token = scout.key() + row_of_leaf(i);
+      for (int i = 0; i < kTurnTiles * kRowsPerLane; ++i) {
+        const int row = row_of_turn(i / kRowsPerLane, i % kRowsPerLane), token = scout.key() + row;
         if (!holds(s, token) || block_.lane() >= kRowsAtOnce) continue;
-        copy_async<4>(&ring_.pages[slot][row_of_leaf(i)],
-                      s.pages + kv::page_coord<Params::kPlain>(p.cache, s.pages, token).page, true);
+        copy_async<4>(&ring_.pages[slot][row], s.pages + kv::page_coord<Params::kPlain>(p.cache, s.pages, token).page,
+                      true);
       }
     }
     scout.next(p, kCfg.tuning.leaves);
   }
   template <class Cursor>
-  FLASHPORT_DEVICE kv::TokenCoord place_of_row(const Params& p, const Cursor& ahead, int slot, int i,
-                                               bool whole) const {
+  FLASHPORT_DEVICE Rows rows_of_tile(const Params& p, const Cursor& ahead, int slot, int tile) const {
     const Segment& s = ahead.segment;
-    const int token = ahead.key() + row_of_leaf(i);
-    if (!whole && !holds(s, token)) return {0, -1};
-    return {s.pages == nullptr ? s.seq : ring_.pages[slot][row_of_leaf(i)],
-            kv::page_coord<Params::kPlain>(p.cache, s.pages, token).offset};
+    const int first = ahead.key() + tile * tile_keys(kCfg) + first_row();
+    Rows rows;
+    rows.whole = as_stored_ && first >= s.key_low && first + kRowsPerWave <= s.key_high;
+    rows.neighbours = neighbours_ && rows.whole;
+#pragma unroll
+    for (int i = 0; i < kRowsPerLane; ++i) {
+      const int row = row_of_turn(tile, i), token = ahead.key() + row;
+      rows.places[i] = !rows.whole && !holds(s, token)
+                           ? kv::TokenCoord{0, -1}
+                           : kv::TokenCoord{s.pages == nullptr ? s.seq : ring_.pages[slot][row],
+                                            kv::page_coord<Params::kPlain>(p.cache, s.pages, token).offset};
+    }
+    return rows;
   }
 
   FLASHPORT_DEVICE void bring_query(const Params& p, const Segment& s) {
@@ -167,24 +190,19 @@ class KvProducer {
     if constexpr (kHeads > 1) __syncwarp();
   }
 
-  template <class Cursor>
-  FLASHPORT_DEVICE bool has_all_rows(const Cursor& ahead) const {
-    const int first = ahead.key() + first_row();
-    return first >= ahead.segment.key_low && first + kRowsPerWave <= ahead.segment.key_high;
-  }
-
-  // Leaves behind where the wave's rows lie.
-  FLASHPORT_DEVICE void aim(const Params& p, const kv::TokenCoord (&places)[kRowsPerLane], int head) {
+  // Leaves behind where the wave's rows of a tile lie, of keys, of values or of both.
+  template <bool kKeys, bool kValues>
+  FLASHPORT_DEVICE void aim(const Params& p, const Rows& rows, int head) {
     const auto address = [&](const CacheParams& cache, kv::TokenCoord place) -> const char* {
       const std::int64_t offset = kv::row_offset(cache, place, head);
       return offset < 0 ? nullptr : static_cast<const char*>(cache.data) + offset;
     };
-    __syncwarp();  // the rows of the leaf before have been read
+    __syncwarp();  // the rows of the tile before have been read
 #pragma unroll
     for (int i = 0; i < kRowsPerLane; ++i) {
       if (block_.lane() >= kRowsAtOnce) continue;
-      ring_.key_rows[row_of_leaf(i)] = address(p.cache.k, places[i]);
-      ring_.value_rows[row_of_leaf(i)] = address(p.cache.v, places[i]);
+      if constexpr (kKeys) ring_.key_rows()[row_of_tile(i)] = address(p.cache.k, rows.places[i]);
+      if constexpr (kValues) ring_.value_rows()[row_of_tile(i)] = address(p.cache.v, rows.places[i]);
     }
     __syncwarp();
   }
@@ -194,27 +212,27 @@ class KvProducer {
     if (ahead.key() + turn_keys(kCfg) <= new_keys_.before) return;
 #pragma unroll
     for (int i = 0; i < kRowsPerLane; ++i) {
-      const int index = ahead.key() + row_of_leaf(i) - new_keys_.before;
+      const int index = ahead.key() + row_of_tile(i) - new_keys_.before;
       if (index < 0 || index >= new_keys_.count || block_.lane() >= kRowsAtOnce) continue;
-      ring_.key_rows[row_of_leaf(i)] = new_row(p.append.sides[1].rows, ahead.segment, new_keys_, index);
-      ring_.value_rows[row_of_leaf(i)] = new_row(p.append.sides[2].rows, ahead.segment, new_keys_, index);
+      ring_.key_rows()[row_of_tile(i)] = new_row(p.append.sides[1].rows, ahead.segment, new_keys_, index);
+      ring_.value_rows()[row_of_tile(i)] = new_row(p.append.sides[2].rows, ahead.segment, new_keys_, index);
     }
     __syncwarp();
   }
 
-  // Copies the wave's rows to the next place of the ring, which is free. `whole`: they are all there; `neighbours`: and
-  // they follow each other, so that their addresses need no list.
+  // Copies the wave's rows to the next place of the ring, which is free. `list`: where they lie, unless they are
+  // neighbours.
   template <class Layout>
-  FLASHPORT_DEVICE void copy(const CacheParams& cache, const char* const* rows, int head,
-                             const kv::TokenCoord (&places)[kRowsPerLane], bool whole, bool neighbours) {
+  FLASHPORT_DEVICE void copy(const CacheParams& cache, const char* const* list, int head, const Rows& rows) {
     using Copies = RowCopies<Layout, kRowsAtOnce, kHeads>;
     // Where in the tile's rows what the wave brings begins.
     const int first_byte = kHeads == 1 ? Layout::head_offset(block_.team(), head, false) : 0;
     char* tile = teams_[0].ring.tiles[place_.stage];
-    if (neighbours) {
+    if (rows.neighbours) {
       const auto stride = static_cast<int>(cache.token_stride);
       const char* first = static_cast<const char*>(cache.data) +
-                          kv::row_offset(cache, places[0], head - block_.team()) - block_.lane() % kRowsAtOnce * stride;
+                          kv::row_offset(cache, rows.places[0], head - block_.team()) -
+                          block_.lane() % kRowsAtOnce * stride;
       Copies::copy_whole(
           block_.lane(), tile, first_row(), first_byte, [&](int row) { return first + (row - first_row()) * stride; },
           fits_cache_ ? kNormalPolicy : kReadOncePolicy);
@@ -224,10 +242,10 @@ class KvProducer {
     for (int i = 0; i < kRowsPerLane; ++i) {
       const int row = first_row() + i * kWaveSize;
       const auto copy_whole = [&](auto policy) {
-        Copies::copy_whole(block_.lane(), tile, row, first_byte, [&](int i) { return rows[i]; }, policy);
+        Copies::copy_whole(block_.lane(), tile, row, first_byte, [&](int i) { return list[i]; }, policy);
       };
-      if (!whole) {
-        Copies::template copy_part<Params::kPlain>(block_.lane(), tile, row, first_byte, cache, rows);
+      if (!rows.whole) {
+        Copies::template copy_part<Params::kPlain>(block_.lane(), tile, row, first_byte, cache, list);
       } else if constexpr (!kHasPolicy) {
         copy_whole(NoPolicy{});
       } else if (fits_cache_) {

@@ -32,7 +32,8 @@ struct RowCopies {
     // A lane keeps its column of the tile; rows are a power of two at once, so a row's swizzle is xored in.
     const int byte = lane % kLanes * kUnit;
     const int first = lane / kLanes;
-    const unsigned to = opaque_address(tile + Layout::row_offset(first_row + first));
+    unsigned to = opaque_address(tile + Layout::row_offset(first_row + first));
+    if constexpr (kHeads > 1) to = __shfl_sync(~0u, to, lane);  // opaque to ptxas, too
     const int column = Layout::column(first_byte + byte) ^ Layout::swizzle(first_row + first);
     // Addresses first: eight copies then leave one after the other.
     constexpr int kBatch = kRows / kAtOnce < 8 ? kRows / kAtOnce : 8;

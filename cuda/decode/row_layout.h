@@ -14,9 +14,9 @@ namespace flashport {
 //
 // With teams (kHeads of them) each team's ring has an equal part of a tile's rows, of all their heads: neighbours, as
 // side by side as in device memory, or each in a column of its own. Heads of whole 128 bytes lie alike in both, with
-// units exchanged as in a row of one head. One head of q8_0 or q4_0 begins and ends inside a sector of 32 bytes, all
-// together are whole sectors. Rows are an odd number of them: of eight rows four have the two units of each sector
-// exchanged.
+// units exchanged as in a row of one head. One head of q8_0 or q4_0 begins or ends inside a unit, two together are
+// whole units and four whole sectors of 32 bytes. Rows are an odd number of sectors: of eight rows four have the two
+// units of each sector exchanged.
 template <KvFormat kFormat, int kDim, int kHeads, int kTileRows = kLeafKeys>
 struct RowLayout {
   static constexpr int kHeadBytes = kv_row_bytes(kFormat, kDim);
@@ -28,9 +28,12 @@ struct RowLayout {
   static constexpr int kPitch = kExchanged == 128  ? kBytes
                                 : kExchanged == 32 ? (kHeads * kColumn / 32 | 1) * 32
                                                    : (kColumn / 16 | 1) * 16;
+  // In a ring. Nothing is read behind the columns of the last row.
+  static constexpr int kTileBytes =
+      kExchanged == 32 ? kRows * kPitch - (kPitch - kHeads * kColumn) / 32 * 32 : (kRows * kPitch + 127) / 128 * 128;
   static_assert(kHeads == 1 || kHeadBytes % 128 == 0 ||
-                    (is_block_cache(kFormat) && kBytes % 32 == 0 && kHeads * kColumn <= kPitch && 8 % (kDim / 32) == 0),
-                "teams are for heads of whole 128 bytes, or of blocks that are whole sectors only together");
+                    (is_block_cache(kFormat) && kBytes % 16 == 0 && kHeads * kColumn <= kPitch && 8 % (kDim / 32) == 0),
+                "teams are for heads of whole 128 bytes, or of blocks that are whole units only together");
   // How many of a head's scales, one after the other, have places of their own: those of every so many blocks stay a
   // constant apart. Scales lie two bytes further into their units from block to block, and in no other half of a sector
   // than so many blocks before.
@@ -74,6 +77,7 @@ struct PanelLayout {
   static constexpr int kExchanged = 128;
   static constexpr int kPitch = kBytes;  // of all panels together
   static constexpr int kPanelBytes = kRows * 128;
+  static constexpr int kTileBytes = kRows * kPitch;
   static constexpr int kScalePlaces = 1;
   static_assert(kBytes % 128 == 0 && kPanelBytes % 1024 == 0, "wgmma reads whole panels, eight rows at a time");
 

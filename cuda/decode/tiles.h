@@ -29,7 +29,7 @@ struct DecodeShared : NewKeyStages<kCfg>, SegmentStages<kCfg> {
   KvRing<kCfg> ring;
   // What the waves that share query rows tell each other, of this turn and the one before.
   alignas(16) std::uint16_t probabilities[2][turn_keys(kCfg)][kRowPitch];
-  float4 row_stats[2][column_waves(kCfg)][kCfg.shape.rows / 2];  // m and l of two neighbouring rows: m, m, l, l
+  float4 row_stats[2][turn_parts(kCfg)][kCfg.shape.rows / 2];  // m and l of two neighbouring rows: m, m, l, l
   [[no_unique_address]] EarlyLengthsOf<kCfg> lengths;
   unsigned arrive_flag;
   bool heads_together;  // as they lie in the rings of all teams
@@ -57,6 +57,9 @@ class DecodeTiles {
   static constexpr int kWaveRows = wave_rows(kCfg);
   static constexpr int kRowTiles = kWaveRows / 8;                     // of 8 query rows
   static constexpr int kKeyTiles = turn_keys(kCfg) / kColWaves / 16;  // of 16 keys
+  // The keys of a turn are parts, and waves take one after the other, each part against the largest score of its own.
+  // Parts are alike in kernels of other numbers of waves, which so have the same bits.
+  static constexpr int kParts = turn_parts(kCfg), kWaveParts = kParts / kColWaves, kPartTiles = kKeyTiles / kWaveParts;
   static constexpr int kColTiles = kShape.head_dim_v / kColWaves / 16;
   static constexpr int kStepPairs = kShape.head_dim_qk / 32;  // of 2 x 16 dims
   static constexpr int kTilesAtOnce = value_tiles(kShape.v_format);
@@ -71,11 +74,11 @@ class DecodeTiles {
   static constexpr int kSliceColumns = kColumns / kColWaves;
   static constexpr int kTurnLeaves = kCfg.tuning.leaves;
   // More registers than these would spill.
-  static constexpr bool kKeepsNone = kScaled && !(kShape.k_format == KvFormat::kQ4_0 && kHalves && kRowTiles == 1);
-  static constexpr int kKeptStates = kKeepsNone                   ? 0
-                                     : kColTiles * kRowTiles <= 2 ? 2
-                                     : kColTiles * kRowTiles <= 4 ? 1
-                                                                  : 0;
+  static constexpr bool kKeepsNone = kScaled && !(kCfg.tuning.teams > 1 && kRowTiles == 1);
+  static constexpr int kKeptStates = kKeepsNone                                             ? 0
+                                     : kColTiles * kRowTiles <= 2 || kCfg.tuning.teams == 4 ? 2
+                                     : kColTiles * kRowTiles <= 4                           ? 1
+                                                                                            : 0;
   static constexpr float kScoreUnit = kScaled ? kOfKeys.key_unit : 1.0f;
   static constexpr bool kClearsGroup = kKeptStates == 1;
   struct Rows {
@@ -100,7 +103,7 @@ class DecodeTiles {
         col_wave_(kRowWaves == 1 ? block.wave() : block.wave() % kColWaves),
         g_(block.lane() / 4),
         c_(block.lane() % 4),
-        keys_(block.lane(), col_wave_ * kKeyTiles * 16, {}),
+        keys_(block.lane(), col_wave_ * kPartTiles * 16, {}),
         values_(block.lane(), col_wave_ * kColGroups, {}) {
     if constexpr (kScaled) {  // each wave writes what it reads, all the same
       const int of = block.lane() / 4 % 2, i = block.lane() % 4;
@@ -133,7 +136,7 @@ class DecodeTiles {
       const int lane = recompute(block_.lane());
       const int col_wave = recompute(col_wave_);
       const int team = recompute(block_.team());
-      keys_ = {lane, col_wave * kKeyTiles * 16, head_place<typename Tile::Keys>(team, s.kv_head, together)};
+      keys_ = {lane, col_wave * kPartTiles * 16, head_place<typename Tile::Keys>(team, s.kv_head, together)};
       values_ = {lane, col_wave * kColGroups, head_place<typename Tile::Values>(team, s.kv_head, together)};
     }
     if (has_query_) {
@@ -161,14 +164,19 @@ class DecodeTiles {
   }
 
   // S^T = K Q^T, in units of kScoreUnit
-  FLASHPORT_DEVICE Scores mma_abt(const Query&, const char* keys) const {
+  template <class KeyTiles>
+  FLASHPORT_DEVICE Scores mma_abt(const Query&, const KeyTiles& keys) const {
     // Two sums a tile, of even and odd steps: half the length of the chain of dependent products. Scaled, a block's
     // products are a short chain of their own, and there is one sum.
     Scores sums[2] = {};
-    unsigned kept[kKeyTiles][kept_words(kShape.k_format)];
+    unsigned kept[kPartTiles][kept_words(kShape.k_format)];
     [[maybe_unused]] const TooMuch<kShape.k_format> too_much(shared_.too_much, false);
 #pragma unroll
-    for (int pair = 0; pair < kStepPairs; ++pair) {
+    for (int at = 0; at < kWaveParts * kStepPairs; ++at) {
+      const int part = at / kStepPairs, pair = at % kStepPairs;
+      const int first_key = 16 * kPartTiles * kColWaves * part;  // of the first wave's
+      if (pair == 0 && part > 0 && first_key % tile_keys(kCfg) == 0) go_to_next_tile(keys);
+      const char* tile_of_keys = current_tile(keys);
       unsigned b[kRowTiles][4];
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) query_operand(b[tile], tile, pair);
@@ -181,12 +189,13 @@ class DecodeTiles {
         }
       }
 #pragma unroll
-      for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
+      for (int of_part = 0; of_part < kPartTiles; ++of_part) {
+        const int key_tile = part * kPartTiles + of_part, key = first_key % tile_keys(kCfg) + 16 * of_part;
         unsigned a[2][4];
-        keys_.load(a, kept[key_tile], keys, 16 * key_tile, pair);
+        keys_.load(a, kept[of_part], tile_of_keys, key, pair);
         if constexpr (kScaled) {
           // A pair is a block: its products are summed before they are scaled, in fp32.
-          const float scale[2] = {keys_.scale(keys, 16 * key_tile, pair), keys_.scale(keys, 16 * key_tile + 8, pair)};
+          const float scale[2] = {keys_.scale(tile_of_keys, key, pair), keys_.scale(tile_of_keys, key + 8, pair)};
 #pragma unroll
           for (int tile = 0; tile < kRowTiles; ++tile) {
             float c[4] = {bias[tile][0], bias[tile][1], bias[tile][2], bias[tile][3]};
@@ -217,51 +226,64 @@ class DecodeTiles {
   template <class F>
   FLASHPORT_DEVICE void for_each(Scores& scores, F&& f) const {
     for_each_register(scores.c, [&](float& x, int key_tile, int tile, int i) {
-      f(x, 2 * tile + i % 2, (col_wave_ * kKeyTiles + key_tile) * 16 + g_ + i / 2 * 8);
+      f(x, 2 * tile + i % 2, first_key_of(key_tile) + g_ + i / 2 * 8);
     });
   }
 
-  // P = exp2(S - m), where m is the largest score of a row among the keys of this wave alone: so it goes to shared
+  // P = exp2(S - m), where m is the largest score of a row among the keys of one part alone: so it goes to shared
   // memory with no barrier before it. With scales it is 1 / kProbabilityUnit times as large.
   template <class State>
   FLASHPORT_DEVICE Operand exponentiate(const State&, Scores& scores) {
     buffer_ ^= 1;
-    Rows m, l, reference;
+    Rows m[kWaveParts], l[kWaveParts], reference[kWaveParts];
     reduce_rows(scores, m, [](float a, float b) { return maximum(a, b); });
-    for (int slot = 0; slot < kRowSlots; ++slot) {
-      reference[slot] = kScaled ? finite(m[slot]) - kOfValues.probability_exponent : finite(m[slot]);
+    for (int part = 0; part < kWaveParts; ++part) {
+      for (int slot = 0; slot < kRowSlots; ++slot) {
+        const float largest = finite(m[part][slot]);
+        reference[part][slot] = kScaled ? largest - kOfValues.probability_exponent : largest;
+      }
     }
-    for_each(scores, [&](float& x, int slot, int) { x = exp2_approx(x - reference[slot]); });
+    for_each_register(scores.c, [&](float& x, int key_tile, int tile, int i) {
+      x = exp2_approx(x - reference[key_tile / kPartTiles][2 * tile + i % 2]);
+    });
     for_each_key_pair(scores, [&](int key_tile, int tile, int half, float even, float odd) {
-      const int key = (col_wave_ * kKeyTiles + key_tile) * 16 + g_ + 8 * half;
+      const int key = first_key_of(key_tile) + g_ + 8 * half;
       *reinterpret_cast<unsigned*>(&shared_.probabilities[buffer_][key][row_base_ + 8 * tile + 2 * c_]) =
           pack<kMath>(even, odd);
     });
     reduce_rows(scores, l, [](float a, float b) { return a + b; });
     if constexpr (kScaled) {
-      for (int slot = 0; slot < kRowSlots; ++slot) l[slot] *= kProbabilityUnit;
+      for (Rows& sums : l) {
+        for (int slot = 0; slot < kRowSlots; ++slot) sums[slot] *= kProbabilityUnit;
+      }
     }
     if (g_ == 0) {
+      const int wave = recompute(col_wave_);
 #pragma unroll
-      for (int tile = 0; tile < kRowTiles; ++tile) {
-        row_stats(recompute(col_wave_), tile) = {m[2 * tile], m[2 * tile + 1], l[2 * tile], l[2 * tile + 1]};
+      for (int part = 0; part < kWaveParts; ++part) {
+#pragma unroll
+        for (int tile = 0; tile < kRowTiles; ++tile) {
+          const int slot = 2 * tile;
+          row_stats(part * kColWaves + wave, tile) = {m[part][slot], m[part][slot + 1], l[part][slot],
+                                                      l[part][slot + 1]};
+        }
       }
     }
     return {};
   }
 
-  // (m, l, O^T) combined with V^T P^T: of the keys of one wave after the other, each with its own m.
-  template <class State>
-  FLASHPORT_DEVICE void accumulate(State& state, const Operand&, const char* values) const {
-    Rows weights[kColWaves];
+  // (m, l, O^T) combined with V^T P^T: of the keys of one part after the other, each with its own m.
+  template <class State, class ValueTiles>
+  FLASHPORT_DEVICE void accumulate(State& state, const Operand&, const ValueTiles& values) const {
+    Rows weights[kParts];
     {
-      float4 stats[kColWaves][kRowTiles];
+      float4 stats[kParts][kRowTiles];
       Rows m = state.m;
 #pragma unroll
-      for (int wave = 0; wave < kColWaves; ++wave) {
+      for (int part = 0; part < kParts; ++part) {
 #pragma unroll
         for (int tile = 0; tile < kRowTiles; ++tile) {
-          const float4 x = stats[wave][tile] = row_stats(wave, tile);
+          const float4 x = stats[part][tile] = row_stats(part, tile);
           m[2 * tile] = maximum(m[2 * tile], x.x);
           m[2 * tile + 1] = maximum(m[2 * tile + 1], x.y);
         }
@@ -274,10 +296,10 @@ class DecodeTiles {
         state.m[slot] = m[slot];
         state.l[slot] = mul_rn(state.l[slot], before[slot]);
 #pragma unroll
-        for (int wave = 0; wave < kColWaves; ++wave) {
-          const float4& x = stats[wave][slot / 2];
-          weights[wave][slot] = exp2_approx((slot % 2 == 0 ? x.x : x.y) - reference);
-          state.l[slot] = fma_rn(slot % 2 == 0 ? x.z : x.w, weights[wave][slot], state.l[slot]);
+        for (int part = 0; part < kParts; ++part) {
+          const float4& x = stats[part][slot / 2];
+          weights[part][slot] = exp2_approx((slot % 2 == 0 ? x.x : x.y) - reference);
+          state.l[slot] = fma_rn(slot % 2 == 0 ? x.z : x.w, weights[part][slot], state.l[slot]);
         }
       }
       for_each_register(state.o.c, [&](float& x, int, int tile, int i) { x = mul_rn(x, before[2 * tile + i % 2]); });
@@ -287,6 +309,7 @@ class DecodeTiles {
     Out sum;
 #pragma unroll
     for (int pair = 0; pair < turn_keys(kCfg) / 32; ++pair) {
+      if (pair > 0 && 32 * pair % tile_keys(kCfg) == 0) go_to_next_tile(values);
       unsigned b[kRowTiles][4];
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
@@ -295,7 +318,7 @@ class DecodeTiles {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int step = 2 * pair + half;  // of 16 keys
-        if (step % kKeyTiles == 0) {
+        if (step % kPartTiles == 0) {
           for_each_register(sum.c, [](float& x, int, int, int) { x = 0.0f; });
         }
         unsigned kept[kept_words(kShape.v_format)];
@@ -303,7 +326,7 @@ class DecodeTiles {
         for (int group = 0; group < kColGroups; ++group) {
           unsigned a[kTilesAtOnce][4];
           unsigned scale[2];
-          values_.load(a, scale, kept, values, 16 * step, group);
+          values_.load(a, scale, kept, current_tile(values), 16 * step % tile_keys(kCfg), group);
 #pragma unroll
           for (int tile = 0; tile < kRowTiles; ++tile) {
             unsigned p[2] = {b[tile][2 * half], b[tile][2 * half + 1]};
@@ -317,8 +340,8 @@ class DecodeTiles {
             }
           }
         }
-        if (step % kKeyTiles < kKeyTiles - 1) continue;
-        const Rows& weight = weights[step / kKeyTiles];
+        if (step % kPartTiles < kPartTiles - 1) continue;
+        const Rows& weight = weights[step / kPartTiles];
         constexpr float kUnits[2] = {kOfValues.value_units[0] * kProbabilityUnit,
                                      kOfValues.value_units[1] * kProbabilityUnit};
         Rows of_tile[kTilesAtOnce];
@@ -408,29 +431,35 @@ class DecodeTiles {
     }
   }
 
-  // Joins what the wave holds of each row.
+  // Joins what the wave holds of each row, in each part.
   template <class Join>
-  FLASHPORT_DEVICE void reduce_rows(const Scores& scores, Rows& rows, const Join& join) const {
+  FLASHPORT_DEVICE void reduce_rows(const Scores& scores, Rows (&rows)[kWaveParts], const Join& join) const {
 #pragma unroll
     for (int slot = 0; slot < kRowSlots; ++slot) {
 #pragma unroll
       for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
         const auto& c = scores.c[key_tile][slot / 2];
         const float x = join(c[slot % 2], c[slot % 2 + 2]);
-        rows[slot] = key_tile == 0 ? x : join(rows[slot], x);
+        float& all = rows[key_tile / kPartTiles][slot];
+        all = key_tile % kPartTiles == 0 ? x : join(all, x);
       }
     }
 #pragma unroll
     for (int distance = 4; distance < kWaveSize; distance *= 2) {
 #pragma unroll
-      for (int slot = 0; slot < kRowSlots; ++slot) {
-        rows[slot] = join(rows[slot], __shfl_xor_sync(~0u, rows[slot], distance));
+      for (int at = 0; at < kWaveParts * kRowSlots; ++at) {
+        float& x = rows[at / kRowSlots][at % kRowSlots];
+        x = join(x, __shfl_xor_sync(~0u, x, distance));
       }
     }
   }
-  // Maxima and sums of the rows 2 c and 2 c + 1 of a tile, among the keys of a wave of this turn.
-  FLASHPORT_DEVICE float4& row_stats(int wave, int tile) const {
-    return shared_.row_stats[buffer_][wave][(row_base_ + 8 * tile) / 2 + c_];
+  // Where the wave's keys of a tile of 16 begin.
+  FLASHPORT_DEVICE int first_key_of(int key_tile) const {
+    return (key_tile / kPartTiles * kColWaves * kPartTiles + key_tile % kPartTiles + col_wave_ * kPartTiles) * 16;
+  }
+  // Maxima and sums of the rows 2 c and 2 c + 1 of a tile, among the keys of a part of this turn.
+  FLASHPORT_DEVICE float4& row_stats(int part, int tile) const {
+    return shared_.row_stats[buffer_][part][(row_base_ + 8 * tile) / 2 + c_];
   }
   FLASHPORT_DEVICE static float finite(float m) { return m == -kInfinity ? 0.0f : m; }
 

@@ -35,9 +35,10 @@ constexpr KernelEntry for_plain_calls(KernelEntry kernel) {
   kernel.shape.decode.shape.plain = true;
   return kernel;
 }
-constexpr KernelEntry for_large_caches(KernelEntry kernel) {
-  kernel.tag = KernelTag::kDecodePlainLarge;
-  kernel.shape.decode.shape.plain = kernel.shape.decode.shape.large_cache = true;
+constexpr KernelEntry for_large_caches(KernelEntry kernel, bool plain = true) {
+  kernel.tag = plain ? KernelTag::kDecodePlainLarge : KernelTag::kDecodeLarge;
+  kernel.shape.decode.shape.plain = plain;
+  kernel.shape.decode.shape.large_cache = true;
   return kernel;
 }
 constexpr KernelEntry plain(const char* key, KernelTag tag, int threads) {
@@ -103,6 +104,13 @@ const KernelEntry kGpuKernels[] = {
                            {128, 128, 64, kB16, KvFormat::kBf16, KvFormat::kBf16}, {.large = true})),
     in_teams(for_plain_calls(decode("decode_plain/fp16/kv=q8_0/hd128/r16/fakegpu",
                                     {128, 128, 16, kF16, KvFormat::kQ8_0, KvFormat::kQ8_0})),
+             4),
+    in_teams(for_large_caches(decode("decode_plain/fp16/kv=q8_0/hd128/r16/large/fakegpu",
+                                     {128, 128, 16, kF16, KvFormat::kQ8_0, KvFormat::kQ8_0}, {.column_slices = 2})),
+             4),
+    in_teams(for_large_caches(decode("decode/fp16/kv=q8_0/hd128/r16/large/fakegpu",
+                                     {128, 128, 16, kF16, KvFormat::kQ8_0, KvFormat::kQ8_0}, {.column_slices = 2}),
+                              false),
              4),
     plain("decode_combine/fakegpu", KernelTag::kDecodeCombine, 128),
     plain("decode_plain_combine/fakegpu", KernelTag::kDecodePlainCombine, 128),

@@ -171,7 +171,7 @@ const KernelEntry* find_twin(std::span<const KernelEntry> kernels, const KernelE
     const KernelEntry* kernel = nullptr;
     const KernelEntry* twin = nullptr;  // null: there is none
   };
-  thread_local Known known[3];  // what was asked for last of each tag
+  thread_local Known known[4];  // what was asked for last of each tag
   Known& last = known[static_cast<int>(tag) - static_cast<int>(KernelTag::kDecodeAppend)];
   if (last.kernel == &kernel) return last.twin;
   last = {&kernel, nullptr};

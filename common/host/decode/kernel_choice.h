@@ -39,7 +39,8 @@ inline constexpr int kHeadDimStep = 8;
                                                       const KernelRequest& request, std::string* reason);
 
 // The kernel of the same shape that appends (KernelTag::kDecodeAppend), or is for plain calls on any caches
-// (kDecodePlain) or on large ones (kDecodePlainLarge). Null where the target has none.
+// (kDecodePlain) or on large ones (kDecodePlainLarge), or for all calls on large ones (kDecodeLarge). Null where the
+// target has none.
 [[nodiscard]] const KernelEntry* find_twin(std::span<const KernelEntry> kernels, const KernelEntry& kernel,
                                            KernelTag tag);
 

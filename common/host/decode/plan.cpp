@@ -92,8 +92,10 @@ bool wants_second_launch(const DecodePlan& plan, int multiprocessors) {
 void plan_combine(DecodePlan& plan, const Check& check, DeviceContext& device) {
   const DecodeShape& shape = plan.kernel->shape.decode.shape;
   const DecodeSplit& split = plan.kernel->decode_split;
-  plan.combine_kernel =
-      &device.plain_kernel(check, shape.appends ? KernelTag::kDecodeAppendCombine : KernelTag::kDecodeCombine);
+  const KernelTag tag = shape.appends ? KernelTag::kDecodeAppendCombine
+                        : shape.plain ? KernelTag::kDecodePlainCombine
+                                      : KernelTag::kDecodeCombine;
+  plan.combine_kernel = &device.plain_kernel(check, tag);
   CombineLaunch& combine = plan.params.combine;
   combine.rows = shape.rows / split.row_slices;
   combine.columns = shape.head_dim_v / split.column_slices;
@@ -122,32 +124,39 @@ void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check&
   if (wants_second_launch(plan, device.multiprocessors())) plan_combine(plan, check, device);
 }
 
-// Whether there is room for many bytes of keys and values, and the kernel for such caches finds pairs of kv heads whose
-// rows lie side by side, which blocks walk through concurrently. It brings the rows of a pair at once, which pays where
-// most of them come from memory (docs/tuning.md).
+// Whether there is room for many keys, and `large`, the kernel for such caches, finds so many kv heads side by side as
+// its blocks have teams, which walk through them concurrently. It brings their rows at once, which pays where most of
+// them come from memory; in formats of blocks it also takes fewer instructions a key, and longer for each leaf
+// (docs/tuning.md).
 constexpr std::int64_t kLargeCacheBytes = 400'000'000;
-constexpr std::int64_t kManyBlocks = 840;  // which each number of tiles up to 8 divides
-bool is_large_cache(const DecodeParams& p) {
+constexpr std::int64_t kLargeBlockCacheKeys = 400'000;  // of all heads
+constexpr std::int64_t kManyBlocks = 840;               // which each number of tiles up to 8 divides
+bool is_large_cache(const DecodeParams& p, const KernelEntry& large) {
   const CacheParams &k = p.cache.k, &v = p.cache.v;
-  const bool in_pairs = p.num_kv_heads % 2 == 0 &&
-                        concurrent_tiles(std::int64_t{p.num_kv_heads} * p.row_tiles, kManyBlocks) % 2 == 0 &&
-                        k.head_stride == k.row_bytes && v.head_stride == v.row_bytes;
-  const std::int64_t tokens = std::int64_t{p.batch} * p.cache.max_len;
-  return in_pairs && tokens * p.num_kv_heads * (k.row_bytes + v.row_bytes) >= kLargeCacheBytes;
+  const std::int64_t tiles = std::int64_t{p.num_kv_heads} * p.row_tiles;
+  const bool side_by_side = p.num_kv_heads % large.teams == 0 &&
+                            concurrent_tiles(tiles, kManyBlocks) % large.teams == 0 && k.head_stride == k.row_bytes &&
+                            v.head_stride == v.row_bytes;
+  const std::int64_t keys = std::int64_t{p.batch} * p.cache.max_len * p.num_kv_heads;
+  const bool in_blocks = kv_format_trait(large.shape.decode.shape.k_format).block_values > 1;
+  return side_by_side &&
+         (in_blocks ? keys >= kLargeBlockCacheKeys : keys * (k.row_bytes + v.row_bytes) >= kLargeCacheBytes);
 }
 
-// Plain calls run the plan of their shape by other kernels: neither what a call asks for nor how large its cache is
-// changes grid or workspace.
-void take_plain_kernels(DecodePlan& plan, const Check& check, DeviceContext& device) {
-  if (!device.has_kernel(KernelTag::kDecodePlain) || !is_plain(plan.params, plan.kernel->shape.decode.shape)) return;
-  const KernelEntry* plain = nullptr;
-  if (is_large_cache(plan.params)) plain = find_twin(device.kernels(), *plan.kernel, KernelTag::kDecodePlainLarge);
-  if (plain == nullptr) plain = find_twin(device.kernels(), *plan.kernel, KernelTag::kDecodePlain);
-  if (plain == nullptr) return;
-  plan.kernel = plain;
-  if (plan.combine_kernel != nullptr) {
-    plan.combine_kernel = &device.plain_kernel(check, KernelTag::kDecodePlainCombine);
-  }
+// A kernel of the same bits for plain calls, for large caches, or for both, where there is one. What a call asks for
+// changes neither grid nor workspace: such kernels have the schedule of the one for all calls on as large caches.
+const KernelEntry* kernel_of_call(const DecodePlan& plan, DeviceContext& device) {
+  const KernelEntry& kernel = *plan.kernel;
+  const auto twin = [&](KernelTag tag) {
+    return device.has_kernel(tag) ? find_twin(device.kernels(), kernel, tag) : nullptr;
+  };
+  const bool plain = is_plain(plan.params, kernel.shape.decode.shape);
+  const KernelEntry* large = kernel.shape.decode.shape.appends ? nullptr
+                             : plain                           ? twin(KernelTag::kDecodePlainLarge)
+                                                               : twin(KernelTag::kDecodeLarge);
+  if (large != nullptr && is_large_cache(plan.params, *large)) return large;
+  const KernelEntry* for_plain_calls = plain ? twin(KernelTag::kDecodePlain) : nullptr;
+  return for_plain_calls != nullptr ? for_plain_calls : &kernel;
 }
 
 // One block per chunk of at most `keys` keys, which the kernel cuts into chunks of its own as long as they may be.
@@ -281,9 +290,8 @@ DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device) {
   if (problem.chunk_keys > 0) {
     plan_fixed_chunks(plan, problem);
   } else if (problem.num_splits == kInvariantSplits) {
+    plan.kernel = kernel_of_call(plan, device);
     plan_invariant(plan, problem, check, device);
-    take_plain_kernels(plan, check, device);
-    // After the kernel that runs is known, which has teams of its own.
     p.teams_apart = plan.kernel->teams > 1 && 2 * tile_chunks(p) * tile_count(p) <= plan.grid;
   } else {
     const SplitShape shape{std::int64_t{p.batch} * p.num_kv_heads, std::int64_t{p.group_size} * p.max_q_len,

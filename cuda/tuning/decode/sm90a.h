@@ -5,6 +5,7 @@
 #pragma once
 
 #include "common/device/decode/config.h"
+#include "cuda/decode/lane_maps.h"
 
 namespace flashport::sm90a {
 
@@ -37,18 +38,17 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   const bool wide_type = shape.k_format == KvFormat::kBf16 || shape.k_format == KvFormat::kFp16;
   const int tiles = shape.rows == 8 ? 6 : 5;  // of two blocks, with what 16 rows take beside them
   // Two teams of a block copy the rows of two heads at once, as these have 128 bytes: 64 x 8k takes 253 us for 266.
-  if (shape.large_cache) return {4, tiles, 1, 2, 2, 2};
+  if (shape.large_cache && wide_type) return {4, tiles, 1, 2, 2, 2};
   if (wide_type) return wider <= 64 ? DecodeTuning{4, tiles, 2, 2, 1, 2} : DecodeTuning{4, 6, 1, 4, 1, 2};
   if (wider <= 64) return {2, 5, 4, 1};
-  if (shape.k_format == KvFormat::kQ8_0) {  // whatever the values are in
-    // 64 x 8k, on a card that takes 494 us for bf16: 316 us, three tiles 322. Four separate blocks, {2, 3, 4, 1}, took
-    // 390 where copies of 8 bytes by teams took 330.
-    return shape.rows == 8 ? DecodeTuning{2, 4, 1, 1, 4} : DecodeTuning{4, 6, 2, 2};
-  }
-  if (shape.k_format == KvFormat::kQ4_0) {
-    // Issue slots bound it: turns of two leaves halve what each turn costs beside its products. Four tiles of them fill
-    // shared memory.
-    return shape.rows == 8 ? DecodeTuning{2, 4, 1, 1, 4, 2} : DecodeTuning{4, 6, 2, 2};
+  if (is_block_cache(shape.k_format)) {
+    if (shape.rows > 8) return {4, 6, 2, 2};
+    // A place of the ring has keys or has values for good where their rows differ: their number is even.
+    const bool mixed = shape.k_format != shape.v_format;
+    if (!shape.large_cache) return {4, mixed ? 4 : 5, 1, 2, 2, 2};
+    // Half as many waves for each head, which halves what each costs beside the products: 64 x 8k of q8_0 takes 292 us
+    // for 392. They take longer for a leaf, and small calls lose: 1 x 8k 35 for 15.
+    return {2, shape.k_format == KvFormat::kQ4_0 || mixed ? 4 : 5, 1, 1, 4, 2};
   }
   return {4, tiles, 2, 2, 1, 2};
 }

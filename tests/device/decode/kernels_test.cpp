@@ -66,7 +66,7 @@ struct Native {
   int rows;
   bool plain = false;
   int dim = 128;
-  bool large = false;  // plain calls that have the kernel for large caches
+  bool large = false;  // calls that have the kernel for large caches
   Type values = cache;
   [[nodiscard]] std::string formats(const char* between) const {
     return type_name(cache) + (values == cache ? "" : between + std::string(type_name(values)));
@@ -75,7 +75,9 @@ struct Native {
   [[nodiscard]] std::string shape() const {
     return formats("_") + "_d" + std::to_string(dim) + "_r" + std::to_string(rows);
   }
-  [[nodiscard]] std::string name() const { return shape() + (large ? "_large" : plain ? "_plain" : ""); }
+  [[nodiscard]] std::string name() const { return shape() + (plain ? "_plain" : "") + (large ? "_large" : ""); }
+  // Heads that blocks of such a kernel copy side by side.
+  [[nodiscard]] int teams() const { return cache == Type::kBF16 ? 2 : 4; }
 };
 
 class NativeKernels : public testing::TestWithParam<Native> {
@@ -109,9 +111,10 @@ class NativeKernels : public testing::TestWithParam<Native> {
       EXPECT_TRUE(kernel.starts_with("decode_plain/")) << kernel;
     }
     if (GetParam().large) {
-      const bool in_pairs = (c.layout == "block_nhd" || c.layout == "token") && c.hkv % 2 == 0;
-      const bool is_plain = c.strides == "dense" || c.strides == "kv_sliced";
-      EXPECT_EQ(kernel.find("/large/") != std::string::npos, in_pairs && is_plain) << kernel;
+      const bool side_by_side =
+          (c.layout == "block_nhd" || c.layout == "token") && c.hkv % GetParam().teams() == 0 && c.strides != "kv_odd";
+      const bool is_served = GetParam().cache != Type::kBF16 || c.strides == "dense" || c.strides == "kv_sliced";
+      EXPECT_EQ(kernel.find("/large/") != std::string::npos, side_by_side && is_served) << kernel;
     }
   }
 };
@@ -199,7 +202,7 @@ class NativeKernelsOfLargeCaches : public NativeKernels {};
 // A request has the same bits whether its cache is large or not.
 TEST_P(NativeKernelsOfLargeCaches, HaveTheBitsOfOthers) {
   for (const Lengths& lens : {Lengths{300, 1, 700}, Lengths{0, 63, 128}, Lengths{2500, 129}}) {
-    DecodeCase c = make(lens, 2);
+    DecodeCase c = make(lens, GetParam().teams());
     DecodeCall large(c);
     c.room = 0;
     DecodeCall small(c);
@@ -215,7 +218,11 @@ TEST_P(NativeKernelsOfLargeCaches, HaveTheBitsOfOthers) {
   }
 }
 
-const Native kLargeCaches{Type::kBF16, Type::kBF16, Type::kBF16, 8, true, 64, true};
+const Native kLargeCaches[] = {{Type::kBF16, Type::kBF16, Type::kBF16, 8, true, 64, true},
+                               {Type::kF16, Type::kQ8_0, Type::kF16, 8, true, 128, true},
+                               {Type::kF16, Type::kQ8_0, Type::kF16, 8, false, 128, true},
+                               {Type::kF16, Type::kQ4_0, Type::kF16, 8, true, 128, true},
+                               {Type::kF16, Type::kQ8_0, Type::kF16, 8, true, 128, true, Type::kQ4_0}};
 INSTANTIATE_TEST_SUITE_P(
     Model, NativeKernels,
     testing::Values(Native{Type::kBF16, Type::kBF16, Type::kBF16, 8}, Native{Type::kBF16, Type::kBF16, Type::kBF16, 64},
@@ -228,9 +235,11 @@ INSTANTIATE_TEST_SUITE_P(
                     Native{Type::kF16, Type::kQ8_0, Type::kF16, 8, false, 128, false, Type::kQ4_0},
                     Native{Type::kF16, Type::kQ8_0, Type::kF16, 16, false, 128, false, Type::kQ4_0},
                     Native{Type::kF16, Type::kQ8_0, Type::kF16, 8, true, 128, false, Type::kQ4_0},
-                    Native{Type::kBF16, Type::kBF16, Type::kBF16, 8, true, 64}, kLargeCaches),
+                    Native{Type::kBF16, Type::kBF16, Type::kBF16, 8, true, 64}),
     [](const auto& info) { return info.param.name(); });
-INSTANTIATE_TEST_SUITE_P(Model, NativeKernelsOfLargeCaches, testing::Values(kLargeCaches),
+INSTANTIATE_TEST_SUITE_P(Large, NativeKernels, testing::ValuesIn(kLargeCaches),
+                         [](const auto& info) { return info.param.name(); });
+INSTANTIATE_TEST_SUITE_P(Model, NativeKernelsOfLargeCaches, testing::ValuesIn(kLargeCaches),
                          [](const auto& info) { return info.param.name(); });
 
 // Some rows and keys of the last tile are padding, and so is a whole warpgroup of a second tile of 128 rows. The query

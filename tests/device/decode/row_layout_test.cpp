@@ -287,9 +287,11 @@ void check_heads_of_teams() {
 }
 
 TEST(RowLayout, HeadsOfTeams) {
+  check_heads_of_teams<KvFormat::kQ8_0, 128, 2, 128>();
   check_heads_of_teams<KvFormat::kQ8_0, 128, 4, 64>();
   check_heads_of_teams<KvFormat::kQ8_0, 256, 2, 64>();
-  check_heads_of_teams<KvFormat::kQ4_0, 128, 4, 128>();
+  check_heads_of_teams<KvFormat::kQ4_0, 128, 2, 128>();
+  check_heads_of_teams<KvFormat::kQ4_0, 128, 4, 64>();
 }
 
 // KeyOperand::load() and ValueOperand::load() of 16 bits: register `matrix` against where mma.sync has A's keys and
@@ -366,18 +368,21 @@ TEST(RowLayout, HeadsOf16Bits) {
 }
 
 // The order of the products, which bits follow from, is a head's own.
-template <KvFormat kFormat>
+template <KvFormat kFormat, int kHeads>
 void check_first_blocks() {
-  using Layout = RowLayout<kFormat, 128, 4>;
+  using Layout = RowLayout<kFormat, 128, kHeads>;
   for (int head = 0; head < 16; ++head) {
-    const int among_neighbours = Layout::head_offset(head % 4, head, true) % 16;
+    const int among_neighbours = Layout::head_offset(head % kHeads, head, true) % 16;
     EXPECT_EQ(among_neighbours, block_bytes(kFormat) * Layout::first_block(head) % 16);
-    for (int team = 0; team < 4; ++team) EXPECT_EQ(Layout::head_offset(team, head, false) % 16, among_neighbours);
+    EXPECT_EQ(Layout::first_block(head), (RowLayout<kFormat, 128, 4>::first_block(head)));
+    for (int team = 0; team < kHeads; ++team) EXPECT_EQ(Layout::head_offset(team, head, false) % 16, among_neighbours);
   }
 }
 TEST(RowLayout, FirstBlockFollowsFromTheHead) {
-  check_first_blocks<KvFormat::kQ8_0>();
-  check_first_blocks<KvFormat::kQ4_0>();
+  check_first_blocks<KvFormat::kQ8_0, 2>();
+  check_first_blocks<KvFormat::kQ8_0, 4>();
+  check_first_blocks<KvFormat::kQ4_0, 2>();
+  check_first_blocks<KvFormat::kQ4_0, 4>();
 }
 
 // The 128-byte swizzle of the PTX manual: what wgmma does to each address that it forms from a descriptor.

@@ -114,6 +114,36 @@ TEST_P(PlansOfLargeCaches, AreThoseOfOtherKernels) {
 }
 INSTANTIATE_TEST_SUITE_P(Decode, PlansOfLargeCaches, testing::Values(10, 132, 4000));
 
+// Caches of blocks are large from 400,000 keys on, and have such a kernel for calls with options, too.
+TEST_F(PlainCalls, OnLargeCachesOfBlocks) {
+  DecodeInputs inputs(kGpu, 128);
+  DecodeArgs& a = inputs.args;
+  const auto have_heads = [&](std::int64_t heads) {
+    a.q = a.out = TensorView(scratch(), DType::kBFloat16, kGpu, {3, 2 * heads, 128});
+    a.out.data = scratch_at(1 << 19);
+    a.k_cache = a.v_cache = TensorView(scratch_at(16 << 20), DType::kUInt8, kGpu, {64, 16, heads, 136});
+  };
+  a.k_format = a.v_format = KvFormat::kQ8_0;
+  have_heads(4);
+  constexpr std::int64_t kPages = 2084;  // 3 x 33'344 keys of four heads
+  make_room(inputs, kPages - 1);
+  EXPECT_EQ(kernel_of(a), "decode_plain/fp16/kv=q8_0/hd128/r16/fakegpu");
+  make_room(inputs, kPages);
+  const DecodePlan large = plan(a);
+  EXPECT_STREQ(large.kernel->key, "decode_plain/fp16/kv=q8_0/hd128/r16/large/fakegpu");
+  EXPECT_EQ(large.params.slices, 2);
+  a.softcap = 30.0;
+  const DecodePlan other = plan(a);
+  EXPECT_STREQ(other.kernel->key, "decode/fp16/kv=q8_0/hd128/r16/large/fakegpu");
+  EXPECT_EQ(other.grid, large.grid);
+  EXPECT_EQ(other.workspace_bytes, large.workspace_bytes);
+  make_room(inputs, kPages - 1);
+  EXPECT_EQ(kernel_of(a), "decode/fp16/kv=q8_0/hd128/r16/fakegpu");
+  have_heads(6);  // which four teams do not share
+  make_room(inputs, 2 * kPages);
+  EXPECT_EQ(kernel_of(a), "decode/fp16/kv=q8_0/hd128/r16/fakegpu");
+}
+
 // Others have no rows to bring in pairs.
 TEST_F(PlainCalls, OnLargeCachesOfHeadsInPairs) {
   const auto cache = [](std::initializer_list<std::int64_t> shape) {

@@ -48,6 +48,12 @@ const PoolShape kShapes[] = {
     // Caches that are large in batches, but not in calls of one request: the two have different kernels.
     {"bitwise_plain_bf16_d64_large_hkv2", Type::kBF16, Type::kBF16, 64, 64, 8, 2, 16, 1, false, 600'000},
     {"bitwise_plain_fp16_d64_large_hkv8", Type::kF16, Type::kF16, 64, 64, 32, 8, 1, 1, false, 150'000},
+    {"bitwise_plain_bf16_q8_0_d128_large_hkv4", Type::kBF16, Type::kQ8_0, 128, 128, 16, 4, 16, 1, false, 60'000},
+    {"bitwise_plain_bf16_q4_0_d128_large_hkv8", Type::kBF16, Type::kQ4_0, 128, 128, 8, 8, 1, 1, false, 30'000},
+    {"bitwise_plain_bf16_q8_0_q4_0_d128_large_hkv4", Type::kBF16, Type::kQ8_0, 128, 128, 8, 4, 16, 1, false, 60'000,
+     Type::kQ4_0},
+    {"bitwise_bf16_q8_0_d128_large_hkv4", Type::kBF16, Type::kQ8_0, 128, 128, 8, 4, 16, 1, true, 60'000},
+    {"bitwise_fp16_q4_0_d128_large_hkv4", Type::kF16, Type::kQ4_0, 128, 128, 8, 4, 16, 1, true, 60'000},
 };
 
 // One leaf (64 keys) and less, one group of chunks and several, chunks of one leaf and of many.
@@ -114,6 +120,7 @@ const PoolShape kHeads[] = {
     {"bitwise_boundaries_hkv32", Type::kF16, Type::kF16, 64, 64, 32, 32, 1, 1},
     {"bitwise_boundaries_hkv4_q4", Type::kBF16, Type::kBF16, 64, 64, 16, 4, 16, 4},
     {"bitwise_boundaries_large_hkv8", Type::kBF16, Type::kBF16, 64, 64, 32, 8, 16, 1, false, 150'000},
+    {"bitwise_boundaries_q8_0_large_hkv4", Type::kBF16, Type::kQ8_0, 128, 128, 8, 4, 16, 1, false, 60'000},
 };
 
 class FullBitwiseBoundaries : public Bitwise {};

@@ -46,6 +46,9 @@ std::vector<PlainShape> shapes() {
   all.push_back({Type::kBF16, Type::kQ8_0, 128, 16, 4, 1});
   all.push_back({Type::kF16, Type::kQ4_0, 128, 16, 4, 1});
   all.push_back({Type::kBF16, Type::kQ8_0, 128, 16, 4, 1, 0, Type::kQ4_0});
+  all.push_back({Type::kF16, Type::kQ8_0, 128, 32, 8, 1, 60'000});
+  all.push_back({Type::kBF16, Type::kQ4_0, 128, 8, 4, 1, 120'000});
+  all.push_back({Type::kF16, Type::kQ8_0, 128, 16, 4, 1, 120'000, Type::kQ4_0});
   return all;
 }
 
