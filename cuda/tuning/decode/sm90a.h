@@ -5,7 +5,6 @@
 #pragma once
 
 #include "common/device/decode/config.h"
-#include "cuda/decode/lane_maps.h"
 
 namespace flashport::sm90a {
 
@@ -41,7 +40,7 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   if (shape.large_cache && wide_type) return {4, tiles, 1, 2, 2, 2};
   if (wide_type) return wider <= 64 ? DecodeTuning{4, tiles, 2, 2, 1, 2} : DecodeTuning{4, 6, 1, 4, 1, 2};
   if (wider <= 64) return {2, 5, 4, 1};
-  if (is_block_cache(shape.k_format)) {
+  if (kv_format_trait(shape.k_format).block_values > 1) {
     if (shape.rows > 8) return {4, 6, 2, 2};
     // A place of the ring has keys or has values for good where their rows differ: their number is even.
     const bool mixed = shape.k_format != shape.v_format;
