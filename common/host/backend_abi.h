@@ -11,7 +11,7 @@
 
 namespace flashport {
 
-inline constexpr int kBackendAbiVersion = 10;
+inline constexpr int kBackendAbiVersion = 11;
 
 struct BackendDevice {
   char name[128];

@@ -27,8 +27,8 @@ constexpr int column_waves(const DecodeConfig& cfg) {
 }
 // The keys of a turn are so many parts (tiles.h): 32 keys each, or those of a wave where these are fewer.
 constexpr int turn_parts(const DecodeConfig& cfg) {
-  const int thirties = turn_keys(cfg) / 32;
-  return column_waves(cfg) > thirties ? column_waves(cfg) : thirties;
+  const int parts = turn_keys(cfg) / 32;
+  return column_waves(cfg) > parts ? column_waves(cfg) : parts;
 }
 constexpr int row_waves(const DecodeConfig& cfg) { return cfg.tuning.waves / column_waves(cfg); }
 constexpr int wave_rows(const DecodeConfig& cfg) { return cfg.shape.rows / row_waves(cfg); }

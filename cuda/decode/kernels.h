@@ -34,7 +34,8 @@ FLASHPORT_DEVICE void decode_block(const DecodeParamsOf<kCfg>& p, DecodeShared<k
                 "shared memory of a multiprocessor's blocks");
   static_assert(kFirstTeamBarrier + kTeams * kTeamBarriers <= 16, "a block has 16 barriers");
   constexpr int kCompute = compute_threads(kCfg), kProducers = producer_threads(kCfg);
-  // Those that compute come first, of all teams: what registers they take of the others, whole warpgroups take.
+  // Compute threads of all teams come first, so that registers move between whole warpgroups.
+  static_assert(kRegisters.compute == 0 || (kTeams * kCompute % 128 == 0 && kTeams * kProducers % 128 == 0));
   const int of_producers = static_cast<int>(threadIdx.x) - kTeams * kCompute;
   const bool produces = of_producers >= 0;
   const int team = kTeams == 1 ? 0 : __shfl_sync(~0u, produces ? of_producers / kProducers : threadIdx.x / kCompute, 0);

@@ -1,8 +1,9 @@
 // The keys and values of each turn on their way through shared memory: a ring of tiles, K, V, K, V, in the order of
-// their use. Producer waves (kv_producer.h) do nothing but copy; a full memory system holds up whoever issues copies,
-// and would hold up the products. A tile is ready when its mbarrier's phase completes, every producer thread arriving
-// behind its copies; it is free again when every compute wave has arrived at the other one. With teams a tile lies in
-// the rings of all of them, a part of its rows in each (row_layout.h).
+// their use, or K, K, V, V where a tile has half of a turn's. Producer waves (kv_producer.h) do nothing but copy; a
+// full memory system holds up whoever issues copies, and would hold up the products. A tile is ready when its
+// mbarrier's phase completes, every producer thread arriving behind its copies; it is free again when every compute
+// wave has arrived at the other one. With teams a tile lies in the rings of all of them, a part of its rows in each
+// (row_layout.h).
 //
 // Rows lie in a tile as row_layout.h says. Those outside the sequence and dims beyond the stored ones are zero. Copies
 // are cp.async of 16 bytes, or of 8 or 4 where alignment asks for it (q8_0 with its block of 34 bytes, odd strides);
@@ -63,9 +64,9 @@ struct KvRing {
   // The next one early, if there is room for it.
   static constexpr int kQueries = sizeof(QueryTile<kCfg>) > 8 * 1024 || kCfg.tuning.teams == 4 ? 1 : 2;
   // Page numbers are brought so many turns early. Those of a turn have landed when its keys' first place is free: the
-  // tile that was there before it was asked for behind them.
-  static constexpr int kTurnTiles = 2 * turn_tiles(kCfg);
-  static constexpr int kLookAhead = (kTiles + kTurnTiles - 1) / kTurnTiles;
+  // tile that was there before it was asked for after them.
+  static constexpr int kTurnPlaces = 2 * turn_tiles(kCfg);
+  static constexpr int kLookAhead = (kTiles + kTurnPlaces - 1) / kTurnPlaces;
   alignas(kTileAlignment<kCfg>) char tiles[kTiles][KvTiles<kCfg>::kBytes];  // the team's part of each
   QueryTile<kCfg> queries[kQueries];
   alignas(8) std::uint64_t ready[kTiles];  // of a tile, and of the query tiles that were asked for before it

@@ -60,6 +60,8 @@ class DecodeTiles {
   // The keys of a turn are parts, and waves take one after the other, each part against the largest score of its own.
   // Parts are alike in kernels of other numbers of waves, which so have the same bits.
   static constexpr int kParts = turn_parts(kCfg), kWaveParts = kParts / kColWaves, kPartTiles = kKeyTiles / kWaveParts;
+  static_assert(kParts % kColWaves == 0 && (turn_tiles(kCfg) == 1 || tile_keys(kCfg) == 16 * kPartTiles * kColWaves),
+                "the parts that waves are at together are those of one tile");
   static constexpr int kColTiles = kShape.head_dim_v / kColWaves / 16;
   static constexpr int kStepPairs = kShape.head_dim_qk / 32;  // of 2 x 16 dims
   static constexpr int kTilesAtOnce = value_tiles(kShape.v_format);

@@ -18,7 +18,7 @@ struct DecodeShape {
   KvFormat v_format;
   bool appends = false;  // writes new keys and values as it comes to them (new_keys.h), and turns the queries
   bool plain = false;    // for calls without options (PlainDecodeParams): a row of cmake/decode_plain_instances.txt
-  // A second kernel for plain calls, on caches with room for many keys.
+  // A second kernel of the same bits, for caches with room for many keys.
   bool large_cache = false;
 };
 constexpr bool reads_segments(const DecodeShape& shape) { return shape.k_format == KvFormat::kAny; }

@@ -171,7 +171,8 @@ const KernelEntry* find_twin(std::span<const KernelEntry> kernels, const KernelE
     const KernelEntry* kernel = nullptr;
     const KernelEntry* twin = nullptr;  // null: there is none
   };
-  thread_local Known known[4];  // what was asked for last of each tag
+  constexpr int kTwins = static_cast<int>(KernelTag::kDecodeLarge) - static_cast<int>(KernelTag::kDecodeAppend) + 1;
+  thread_local Known known[kTwins];  // what was asked for last of each tag
   Known& last = known[static_cast<int>(tag) - static_cast<int>(KernelTag::kDecodeAppend)];
   if (last.kernel == &kernel) return last.twin;
   last = {&kernel, nullptr};

@@ -42,11 +42,17 @@ std::int64_t partials_bytes_of(const DecodePlan& plan) {
   return partials_bytes(plan.grid, plan.params.side_partials, plan.params.slices * plan.params.slice_floats);
 }
 
+// Keys that all sequences together have room for. A CSR table's pages are those of all of them.
+std::int64_t room_of_batch(const DecodeProblem& problem, const DecodeParams& p) {
+  return p.cache.kv_indptr != nullptr ? problem.bounds.table_entries * p.cache.page_size
+                                      : std::int64_t{p.batch} * p.cache.max_len;
+}
+
 // The line of work is counted in 32 bits.
 void check_line(const DecodeProblem& problem, const Check& check, const DecodeParams& p) {
   const bool csr = p.cache.kv_indptr != nullptr;
-  const std::int64_t room = csr ? problem.bounds.table_entries * p.cache.page_size : p.cache.max_len;
-  const std::int64_t leaves = (csr ? room : p.batch * room) / kLeafKeys + p.batch;
+  const std::int64_t room = csr ? room_of_batch(problem, p) : p.cache.max_len;
+  const std::int64_t leaves = room_of_batch(problem, p) / kLeafKeys + p.batch;
   const std::int64_t tiles = std::int64_t{p.num_kv_heads} * p.row_tiles;
   if (leaves <= kLongestLine / std::max<std::int64_t>(kMostConcurrentTiles, tiles)) return;
   check.not_supported("batch " + std::to_string(p.batch) + " with room for " + std::to_string(room) + " keys" +
@@ -124,6 +130,14 @@ void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check&
   if (wants_second_launch(plan, device.multiprocessors())) plan_combine(plan, check, device);
 }
 
+// Whether a cache has heads of `dim` values side by side, so that blocks may copy the rows of several at once.
+bool has_heads_side_by_side(const CacheParams& cache, KvFormat format, int dim) {
+  constexpr int kUnit = 16;
+  const auto bits = reinterpret_cast<std::uintptr_t>(cache.data) |
+                    static_cast<std::uintptr_t>(cache.page_stride | cache.token_stride);
+  return bits % kUnit == 0 && cache.row_bytes == kv_row_bytes(format, dim) && cache.head_stride == cache.row_bytes;
+}
+
 // Whether there is room for many keys, and `large`, the kernel for such caches, finds so many kv heads side by side as
 // its blocks have teams, which walk through them concurrently. It brings their rows at once, which pays where most of
 // them come from memory; in formats of blocks it also takes fewer instructions a key, and longer for each leaf
@@ -131,21 +145,23 @@ void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check&
 constexpr std::int64_t kLargeCacheBytes = 400'000'000;
 constexpr std::int64_t kLargeBlockCacheKeys = 400'000;  // of all heads
 constexpr std::int64_t kManyBlocks = 840;               // which each number of tiles up to 8 divides
-bool is_large_cache(const DecodeParams& p, const KernelEntry& large) {
+bool is_large_cache(const DecodeProblem& problem, const DecodeParams& p, const KernelEntry& large) {
   const CacheParams &k = p.cache.k, &v = p.cache.v;
-  const std::int64_t tiles = std::int64_t{p.num_kv_heads} * p.row_tiles;
-  const bool side_by_side = p.num_kv_heads % large.teams == 0 &&
-                            concurrent_tiles(tiles, kManyBlocks) % large.teams == 0 && k.head_stride == k.row_bytes &&
-                            v.head_stride == v.row_bytes;
-  const std::int64_t keys = std::int64_t{p.batch} * p.cache.max_len * p.num_kv_heads;
-  const bool in_blocks = kv_format_trait(large.shape.decode.shape.k_format).block_values > 1;
-  return side_by_side &&
+  const DecodeShape& shape = large.shape.decode.shape;
+  const bool in_teams = p.row_tiles == 1 && p.num_kv_heads % large.teams == 0 &&
+                        concurrent_tiles(p.num_kv_heads, kManyBlocks) % large.teams == 0 &&
+                        has_heads_side_by_side(k, shape.k_format, shape.head_dim_qk) &&
+                        has_heads_side_by_side(v, shape.v_format, shape.head_dim_v);
+  const std::int64_t keys = room_of_batch(problem, p) * p.num_kv_heads;
+  const bool in_blocks = kv_format_trait(shape.k_format).block_values > 1;
+  return in_teams &&
          (in_blocks ? keys >= kLargeBlockCacheKeys : keys * (k.row_bytes + v.row_bytes) >= kLargeCacheBytes);
 }
 
 // A kernel of the same bits for plain calls, for large caches, or for both, where there is one. What a call asks for
-// changes neither grid nor workspace: such kernels have the schedule of the one for all calls on as large caches.
-const KernelEntry* kernel_of_call(const DecodePlan& plan, DeviceContext& device) {
+// changes neither grid nor workspace: on caches of one size, the kernel for plain calls and that for all calls have one
+// schedule.
+const KernelEntry* kernel_of_call(const DecodeProblem& problem, const DecodePlan& plan, DeviceContext& device) {
   const KernelEntry& kernel = *plan.kernel;
   const auto twin = [&](KernelTag tag) {
     return device.has_kernel(tag) ? find_twin(device.kernels(), kernel, tag) : nullptr;
@@ -154,7 +170,7 @@ const KernelEntry* kernel_of_call(const DecodePlan& plan, DeviceContext& device)
   const KernelEntry* large = kernel.shape.decode.shape.appends ? nullptr
                              : plain                           ? twin(KernelTag::kDecodePlainLarge)
                                                                : twin(KernelTag::kDecodeLarge);
-  if (large != nullptr && is_large_cache(plan.params, *large)) return large;
+  if (large != nullptr && is_large_cache(problem, plan.params, *large)) return large;
   const KernelEntry* for_plain_calls = plain ? twin(KernelTag::kDecodePlain) : nullptr;
   return for_plain_calls != nullptr ? for_plain_calls : &kernel;
 }
@@ -290,7 +306,7 @@ DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device) {
   if (problem.chunk_keys > 0) {
     plan_fixed_chunks(plan, problem);
   } else if (problem.num_splits == kInvariantSplits) {
-    plan.kernel = kernel_of_call(plan, device);
+    plan.kernel = kernel_of_call(problem, plan, device);
     plan_invariant(plan, problem, check, device);
     p.teams_apart = plan.kernel->teams > 1 && 2 * tile_chunks(p) * tile_count(p) <= plan.grid;
   } else {

@@ -1,7 +1,7 @@
 // Schedules of the decode kernels on Hopper (H100, H200), one row a class of shapes: shared memory is 227 KB and the
-// register file 64 K a multiprocessor. `stages` counts tiles of the keys or of the values of a turn; two tiles a block
-// in flight are too few, more than 200 KB a multiprocessor change nothing. Times in comments: H200, the variants that
-// were measured (docs/tuning.md).
+// register file 64 K a multiprocessor. `stages` counts tiles of the keys or of the values of a turn, or of half of them
+// (turn_tiles() in cuda/decode/block_shape.h); two tiles a block in flight are too few, more than 200 KB a
+// multiprocessor change nothing. Times in comments: H200, the variants that were measured (docs/tuning.md).
 #pragma once
 
 #include "common/device/decode/config.h"
@@ -42,7 +42,7 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   if (wider <= 64) return {2, 5, 4, 1};
   if (kv_format_trait(shape.k_format).block_values > 1) {
     if (shape.rows > 8) return {4, 6, 2, 2};
-    // A place of the ring has keys or has values for good where their rows differ: their number is even.
+    // A place of the ring has keys or has values for good where their rows differ: so rings have whole turns.
     const bool mixed = shape.k_format != shape.v_format;
     if (!shape.large_cache) return {4, mixed ? 4 : 5, 1, 2, 2, 2};
     // Half as many waves for each head, which halves what each costs beside the products: 64 x 8k of q8_0 takes 292 us

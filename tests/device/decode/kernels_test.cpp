@@ -222,6 +222,7 @@ const Native kLargeCaches[] = {{Type::kBF16, Type::kBF16, Type::kBF16, 8, true, 
                                {Type::kF16, Type::kQ8_0, Type::kF16, 8, true, 128, true},
                                {Type::kF16, Type::kQ8_0, Type::kF16, 8, false, 128, true},
                                {Type::kF16, Type::kQ4_0, Type::kF16, 8, true, 128, true},
+                               {Type::kF16, Type::kQ4_0, Type::kF16, 8, false, 128, true},
                                {Type::kF16, Type::kQ8_0, Type::kF16, 8, true, 128, true, Type::kQ4_0}};
 INSTANTIATE_TEST_SUITE_P(
     Model, NativeKernels,

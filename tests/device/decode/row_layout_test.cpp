@@ -103,6 +103,7 @@ class Tile {
       // Whole rows in their ring, and sectors, or lines of 128 bytes, that stay what they are.
       if (kHeads > 1) {
         EXPECT_EQ(to / kRingBytes, row / Layout::kRows);
+        EXPECT_LE(to % kRingBytes + unit, Layout::kTileBytes);
         constexpr int kPart = Layout::kExchanged;
         EXPECT_EQ(to % kRingBytes / kPart, (row % Layout::kRows * Layout::kPitch + byte) / kPart);
       }
@@ -292,6 +293,7 @@ TEST(RowLayout, HeadsOfTeams) {
   check_heads_of_teams<KvFormat::kQ8_0, 256, 2, 64>();
   check_heads_of_teams<KvFormat::kQ4_0, 128, 2, 128>();
   check_heads_of_teams<KvFormat::kQ4_0, 128, 4, 64>();
+  check_heads_of_teams<KvFormat::kQ4_0, 128, 4, 128>();
 }
 
 // KeyOperand::load() and ValueOperand::load() of 16 bits: register `matrix` against where mma.sync has A's keys and

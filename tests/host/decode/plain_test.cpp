@@ -139,9 +139,21 @@ TEST_F(PlainCalls, OnLargeCachesOfBlocks) {
   EXPECT_EQ(other.workspace_bytes, large.workspace_bytes);
   make_room(inputs, kPages - 1);
   EXPECT_EQ(kernel_of(a), "decode/fp16/kv=q8_0/hd128/r16/fakegpu");
-  have_heads(6);  // which four teams do not share
   make_room(inputs, 2 * kPages);
+  have_heads(6);  // which four teams do not share
   EXPECT_EQ(kernel_of(a), "decode/fp16/kv=q8_0/hd128/r16/fakegpu");
+  have_heads(4);
+  a.k_cache.data = scratch_at((16 << 20) + 8);  // copies of 16 bytes need more
+  EXPECT_EQ(kernel_of(a), "decode/fp16/kv=q8_0/hd128/r16/fakegpu");
+  have_heads(4);
+  EXPECT_EQ(kernel_of(a), "decode/fp16/kv=q8_0/hd128/r16/large/fakegpu");
+  static std::int32_t starts[4] = {0, 1, 2, 3};
+  a.block_table.reset();
+  a.kv_indptr = ints(starts, {4});
+  a.kv_indices = ints(inputs.pages.data(), {3 * kPages - 10});  // of all requests together
+  EXPECT_EQ(kernel_of(a), "decode/fp16/kv=q8_0/hd128/r16/fakegpu");
+  a.kv_indices = ints(inputs.pages.data(), {3 * kPages + 10});
+  EXPECT_EQ(kernel_of(a), "decode/fp16/kv=q8_0/hd128/r16/large/fakegpu");
 }
 
 // Others have no rows to bring in pairs.
