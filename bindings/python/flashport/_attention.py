@@ -205,7 +205,7 @@ def attention(
         k_scale: The same of keys; or beside ``k``, fp32 or fp16: on its axes without the last, one for each row (token
             and head); or on all of them with a number of groups in place of D, each of 8 values or a multiple of it.
             Where ``k`` has three axes and B rows, (B, Hkv) is of sequences, and (B, Hkv, 1) of rows. Scales of rows
-            that no sequence has are never read. On GPUs, of few queries on a cache alone.
+            that no sequence has are never read.
         v_scale: As ``k_scale``, of ``v``; either may lie beside its array or not.
         k_format, v_format: What ``k`` and ``v`` store, as in :func:`flashport.append_kv`; default the own format of
             their element type.
