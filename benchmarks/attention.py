@@ -49,6 +49,7 @@ BARS = {  # a ratio of rates is at least the bar
         for option in ("softcap 50.0", "alibi slopes", "bias bf16", "dropout_p 0.1")
     },
 }
+HOST_BAR = 7e-6  # seconds of host time of a call
 TIME_BARS = {"1 x 16384, 32/8 D128 causal, window (1023, -1)": 0.20}  # a ratio of times is at most the bar
 OPTIONS = {
     "softcap": "softcap 50.0",
@@ -136,7 +137,23 @@ def measure(torch: Any, case: AttentionCase, device: str, rounds: int) -> dict[s
         "against_seconds": row.peers.get("against"),
         "against_tflops": None if against is None else against.flops / row.peers["against"] * 1e-12,
         "of_time": name in TIME_BARS,
+        "host_seconds": host_times(torch, case, device) if row.host_seconds is not None else None,
     }
+
+
+def host_times(torch: Any, case: AttentionCase, device: str) -> dict[str, float]:
+    """Host time of an asynchronous call: ours with a given and with a new output, torch's SDPA, torch's smallest."""
+    arguments = attention.make_arguments(torch, case, device)
+    new_output = {name: value for name, value in arguments.items() if name != "out"}
+    heads_first = [arguments[name].transpose(1, 2) for name in "qkv"]
+    sdpa = functools.partial(torch.nn.functional.scaled_dot_product_attention, *heads_first)
+    calls = {
+        "out=": functools.partial(flashport.attention, **arguments),
+        "new output": functools.partial(flashport.attention, **new_output),
+        "torch SDPA": functools.partial(sdpa, is_causal=case.causal, enable_gqa=True),
+        "Tensor.zero_": arguments["out"].zero_,
+    }
+    return {name: harness.host_seconds(call, device) for name, call in calls.items()}
 
 
 def judge(rows: list[dict[str, Any]]) -> None:
@@ -170,6 +187,12 @@ def page(rows: list[dict[str, Any]], where: dict[str, Any]) -> str:
         against = "" if row["against"] == "cudnn" else f" of {row['against']}"
         cells = [row["name"], spell(row["tflops"], 0), *(spell(row["peers"].get(n), 0) for n in ("cudnn", "flash"))]
         text.append("| " + " | ".join([*cells, spell(row["ratio"], 3) + against, bar]) + " |")
+    for row in rows:
+        if row["host_seconds"]:
+            times = ", ".join(f"{name} {seconds * 1e6:.1f} us" for name, seconds in row["host_seconds"].items())
+            missed = "" if row["host_seconds"]["out="] <= HOST_BAR else ", missed"
+            bar = f"bar for out=: at most {HOST_BAR * 1e6:.0f} us{missed}"
+            text += ["", f"Host time of a call, {row['name']}: {times} ({bar})."]
     return "\n".join(text) + "\n"
 
 

@@ -434,8 +434,12 @@ def test_a_row_of_attention_is_checked_and_judged(study, change, monkeypatch):
     row = study.measure(torch, case, "cpu", 1)
     assert 0 < row["error"] < 0.02
     assert row["tflops"] == pytest.approx(case.flops / row["seconds"] * 1e-12)
+    assert row["host_seconds"] is None  # a GPU's alone
     study.judge([row])
     assert row["name"] in study.page([row], {})
+    if not case.packed and not case.pages:
+        row["host_seconds"] = study.host_times(torch, case, "cpu")
+        assert f"Host time of a call, {row['name']}: out= " in study.page([row], {})
 
 
 def test_every_bar_names_a_case_and_is_judged(run):

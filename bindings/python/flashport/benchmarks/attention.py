@@ -142,6 +142,7 @@ _CASES = (
     AttentionCase("attention_d256_full_1x16k", _LONG, causal=False, dims=(256, 256), heads=(16, 4)),
     AttentionCase("attention_d96_causal_4x4k", _FOUR, dims=(96, 96)),
     AttentionCase("attention_d128_causal_16x1k", _dense(16, 1024)),
+    AttentionCase("attention_d128_causal_1x256", _dense(1, 256)),  # small: its host time is measured
     AttentionCase("attention_d192_128_causal_4x4k", _FOUR, dims=(192, 128), heads=(16, 16)),
     AttentionCase("attention_d128_causal_packed_64", _log_uniform(64, 128, 8192)),
     AttentionCase("attention_d128_128_on_64k", ((128, 65536),) * 8),

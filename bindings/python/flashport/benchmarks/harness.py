@@ -181,7 +181,7 @@ def measure(
     row.read_seconds = medians.pop("read", None)
     row.peers = medians
     if row.bytes < _HOST_BYTES and device != "cpu":
-        row.host_seconds = _host_seconds(ours, device)
+        row.host_seconds = host_seconds(ours, device)
 
 
 def failure(error: Exception) -> str:
@@ -256,7 +256,7 @@ def _graph_timer(torch: Any, call: Call) -> Call:
     return lambda: replay(graph) / 1e3 / count
 
 
-def _host_seconds(call: Call, device: str, count: int = 200) -> float:
+def host_seconds(call: Call, device: str, count: int = 200) -> float:
     """Host time of one asynchronous call: the mean of ``count``, the best of five."""
     found = []
     for _ in range(5):
