@@ -11,7 +11,7 @@
 
 namespace flashport {
 
-inline constexpr int kBackendAbiVersion = 11;
+inline constexpr int kBackendAbiVersion = 12;
 
 struct BackendDevice {
   char name[128];

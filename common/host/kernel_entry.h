@@ -13,6 +13,7 @@ namespace flashport {
 enum class KernelTag : std::int32_t {
   kDecode,
   kDecodeAppend,
+  kDecodeAppendPlain,
   kDecodePlain,
   kDecodePlainLarge,  // on caches with room for many keys
   kDecodeLarge,       // for all calls on such caches
@@ -41,7 +42,8 @@ inline constexpr int kKernelTags = static_cast<int>(KernelTag::kProbe) + 1;
 [[nodiscard]] constexpr const char* kernel_tag_name(KernelTag tag) {
   switch (tag) {
     case KernelTag::kDecode: return "decode";
-    case KernelTag::kDecodeAppend: return "decode_append";
+    case KernelTag::kDecodeAppend:
+    case KernelTag::kDecodeAppendPlain: return "decode_append";
     case KernelTag::kDecodePlain:
     case KernelTag::kDecodePlainLarge: return "decode_plain";
     case KernelTag::kDecodeLarge: return "decode";

@@ -8,11 +8,12 @@
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
-// The lengths that ranges follow from, in shared memory, of batches of up to so many sequences: few where two
-// warpgroups share the columns of 64 rows or two teams share a block, and none where four teams fill it. Kernels
-// that append or read segments have none, as their ranges follow from more than one array.
+// The lengths that ranges follow from, in shared memory, of batches of up to so many sequences: fewer where new keys
+// take the room, few where two warpgroups share the columns of 64 rows or two teams share a block, and none where four
+// teams fill it. Kernels that read segments have none, as their ranges follow from more than one array.
 constexpr int most_early_lengths(const DecodeConfig& cfg) {
-  if (reads_segments(cfg.shape) || cfg.shape.appends) return 0;
+  if (reads_segments(cfg.shape)) return 0;
+  if (cfg.shape.appends) return cfg.shape.rows == 8 && cfg.tuning.blocks_per_multiprocessor == 1 ? 256 : 96;
   if (cfg.tuning.teams > 1) return cfg.tuning.teams > 2 ? 0 : 32;
   return uses_wgmma(cfg.shape) && column_warpgroups(cfg) == 2 ? 32 : 256;
 }
@@ -33,6 +34,16 @@ struct LoadAroundL1 {
   }
 };
 
+// Whether how many new keys a sequence has is an array's word, too.
+template <class Params>
+FLASHPORT_DEVICE bool has_new_key_offsets(const Params& p) {
+  if constexpr (Appends<Params>) {
+    return p.append.cu_seqlens_k_new != nullptr;
+  } else {
+    return false;
+  }
+}
+
 // Begins the kernel, and returns the range of `team`, which has all threads of a team; `lengths` is its own. All teams
 // of the device block call it together.
 template <DecodeConfig kCfg>
@@ -40,7 +51,8 @@ FLASHPORT_DEVICE Range begin_range(const DecodeParamsOf<kCfg>& p, const Block& t
   constexpr int kMost = most_early_lengths(kCfg);
   constexpr bool kPlain = DecodeParamsOf<kCfg>::kPlain;
   // Then nothing else of device memory is read for a range.
-  const bool is_early = kMost > 0 && p.batch <= kMost && p.num_chunks == 0 && p.cu_seqlens_q == nullptr;
+  const bool is_early =
+      kMost > 0 && p.batch <= kMost && p.num_chunks == 0 && p.cu_seqlens_q == nullptr && !has_new_key_offsets(p);
   const auto length_of = [&](int seq) {
     if constexpr (kMost > 0) {
       if (is_early) return lengths.of[seq];
@@ -51,7 +63,7 @@ FLASHPORT_DEVICE Range begin_range(const DecodeParamsOf<kCfg>& p, const Block& t
     if constexpr (kMost > 0) {
       FLASHPORT_UNROLL(1)
       for (int seq = team.thread(); seq < p.batch; seq += team.threads()) {
-        lengths.of[seq] = kv::sequence_length<kPlain>(p.cache, seq, LoadAroundL1{});
+        lengths.of[seq] = key_count(p, seq, LoadAroundL1{});
       }
     }
   };

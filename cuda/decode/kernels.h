@@ -73,7 +73,7 @@ FLASHPORT_DEVICE void decode_block(const DecodeParamsOf<kCfg>& p, DecodeShared<k
 }
 
 constexpr KernelTag decode_tag(const DecodeShape& shape) {
-  if (shape.appends) return KernelTag::kDecodeAppend;
+  if (shape.appends) return shape.plain ? KernelTag::kDecodeAppendPlain : KernelTag::kDecodeAppend;
   if (!shape.plain) return shape.large_cache ? KernelTag::kDecodeLarge : KernelTag::kDecode;
   return shape.large_cache ? KernelTag::kDecodePlainLarge : KernelTag::kDecodePlain;
 }

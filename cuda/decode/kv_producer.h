@@ -17,10 +17,8 @@ FLASHPORT_DEVICE bool fits_cache(const DecodeParams& p, const Line& line) {
 // Whether as many heads as there are teams can be copied as one row.
 template <class Layout>
 FLASHPORT_DEVICE bool has_heads_side_by_side(const CacheParams& cache) {
-  const auto bits = reinterpret_cast<std::uintptr_t>(cache.data) |
-                    static_cast<std::uintptr_t>(cache.page_stride | cache.token_stride);
-  return bits % widest_unit(Layout::kBytes) == 0 && cache.row_bytes == Layout::kHeadBytes &&
-         cache.head_stride == Layout::kHeadBytes;
+  return flashport::has_heads_side_by_side(cache, reinterpret_cast<std::uintptr_t>(cache.data), Layout::kHeadBytes,
+                                           widest_unit(Layout::kBytes));
 }
 
 // Whether the teams of a block walk through the same tokens side by side, with heads that lie side by side in memory.
@@ -208,7 +206,7 @@ class KvProducer {
   }
 
   // New keys and values lie elsewhere.
-  FLASHPORT_DEVICE void aim_at_new_keys(const AppendDecodeParams& p, const LeafCursor& ahead) {
+  FLASHPORT_DEVICE void aim_at_new_keys(const Params& p, const LeafCursor& ahead) {
     if (ahead.key() + turn_keys(kCfg) <= new_keys_.before) return;
 #pragma unroll
     for (int i = 0; i < kRowsPerLane; ++i) {

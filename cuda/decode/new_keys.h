@@ -21,9 +21,9 @@ struct NewKeyStages {};
 template <DecodeConfig kCfg>
   requires(kCfg.shape.appends)
 struct NewKeyStages<kCfg> {
-  // Room for eight positions in fp32 (seven where tiles of 16 rows leave no more room), twice as many in 16 bits; the
+  // Room for seven positions in fp32 (six where tiles of 16 rows leave no more room), twice as many in 16 bits; the
   // angles of later ones are loaded.
-  static constexpr int kAngleBytes = (kCfg.shape.rows == 8 ? 32 : 28) * kCfg.shape.head_dim_qk;
+  static constexpr int kAngleBytes = (kCfg.shape.rows == 8 ? 28 : 24) * kCfg.shape.head_dim_qk;
   struct Stage {
     alignas(16) char angles[kAngleBytes];  // cosines, then sines of each position from that of the first new key on
     int pages[kStagedPages];               // of the first new keys
@@ -38,8 +38,8 @@ FLASHPORT_DEVICE const char* angle_row(const RotaryParams& r, const void* angles
 }
 
 // The copies of `block`'s threads, of what the query tile of segment `s` needs.
-template <class Stage>
-FLASHPORT_DEVICE void stage_new_keys(const AppendDecodeParams& p, const Segment& s, const NewKeys& keys,
+template <class Params, class Stage>
+FLASHPORT_DEVICE void stage_new_keys(const AppendParamsOf<Params>& p, const Segment& s, const NewKeys& keys,
                                      const Block& block, Stage& to) {
   const RotaryParams& r = p.append.rotary;
   if (r.cos != nullptr) {
@@ -123,7 +123,7 @@ class NewKeyTurns {
 
  public:
   // `first_new`: the position of the sequence's first new key. `key`: the turn's first key.
-  FLASHPORT_DEVICE NewKeyTurns(const AppendDecodeParams& p, const Block& block, const Segment& s, const Stage& stage,
+  FLASHPORT_DEVICE NewKeyTurns(const DecodeParamsOf<kCfg>& p, const Block& block, const Segment& s, const Stage& stage,
                                int first_new, int key)
       : p_(p),
         block_(block),
@@ -255,7 +255,7 @@ class NewKeyTurns {
     }
   }
 
-  const AppendDecodeParams& p_;
+  const DecodeParamsOf<kCfg>& p_;
   const Block& block_;
   const Segment& s_;
   const Stage& stage_;

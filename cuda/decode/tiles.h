@@ -150,7 +150,7 @@ class DecodeTiles {
   FLASHPORT_DEVICE void fetch_query(Query&) const {}
 
   // What a kernel that appends does with the tiles of a turn before they are used (new_keys.h).
-  FLASHPORT_DEVICE void append_keys(const AppendDecodeParams& p, const LeafCursor& now, int first_new,
+  FLASHPORT_DEVICE void append_keys(const DecodeParamsOf<kCfg>& p, const LeafCursor& now, int first_new,
                                     const char* keys) {
     const NewKeyTurns<kCfg> turns(p, block_, now.segment, shared_.new_keys[query_.stage], first_new, now.key());
     const bool turns_query = now.at_segment_start() && p.append.rotary.cos != nullptr;
@@ -159,7 +159,7 @@ class DecodeTiles {
     if (turns.has_new_keys()) turns.append_keys(const_cast<char*>(keys));
     block_.sync();
   }
-  FLASHPORT_DEVICE void append_values(const AppendDecodeParams& p, const LeafCursor& now, int first_new,
+  FLASHPORT_DEVICE void append_values(const DecodeParamsOf<kCfg>& p, const LeafCursor& now, int first_new,
                                       const char* values) const {
     const NewKeyTurns<kCfg> turns(p, block_, now.segment, shared_.new_keys[query_.stage], first_new, now.key());
     if (turns.has_new_keys()) turns.append_values(values);

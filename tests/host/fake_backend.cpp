@@ -25,9 +25,10 @@ constexpr KernelEntry widening(KernelEntry kernel) {
   kernel.formats = format_bit(KvFormat::kInt8) | format_bit(KvFormat::kFp8E5M2);
   return kernel;
 }
-constexpr KernelEntry appending(KernelEntry kernel) {
-  kernel.tag = KernelTag::kDecodeAppend;
+constexpr KernelEntry appending(KernelEntry kernel, bool plain = false) {
+  kernel.tag = plain ? KernelTag::kDecodeAppendPlain : KernelTag::kDecodeAppend;
   kernel.shape.decode.shape.appends = true;
+  kernel.shape.decode.shape.plain = plain;
   return kernel;
 }
 constexpr KernelEntry for_plain_calls(KernelEntry kernel) {
@@ -93,6 +94,9 @@ const KernelEntry kGpuKernels[] = {
     widening(decode("decode/fp16/kv=any/hd128/r16/fakegpu", {128, 128, 16, kF16, KvFormat::kAny, KvFormat::kAny})),
     appending(
         decode("decode_append/bf16/kv=bf16/hd128/r16/fakegpu", {128, 128, 16, kB16, KvFormat::kBf16, KvFormat::kBf16})),
+    appending(decode("decode_append/bf16/kv=bf16/hd128/r16/plain/fakegpu",
+                     {128, 128, 16, kB16, KvFormat::kBf16, KvFormat::kBf16}),
+              true),
     appending(decode("decode_append/bf16/kv=bf16/hd256/r16/fakegpu",
                      {256, 256, 16, kB16, KvFormat::kBf16, KvFormat::kBf16}, {.column_slices = 4})),
     for_plain_calls(

@@ -17,7 +17,8 @@ struct DecodeShape {
   KvFormat k_format;  // kAny: of each segment, as MixedDecodeParams says, and v_format is kAny too
   KvFormat v_format;
   bool appends = false;  // writes new keys and values as it comes to them (new_keys.h), and turns the queries
-  bool plain = false;    // for calls without options (PlainDecodeParams): a row of cmake/decode_plain_instances.txt
+  bool plain = false;    // for calls without options (PlainDecodeParams): a row of cmake/decode_plain_instances.txt, or
+                         // of cmake/decode_append_instances.txt
   // A second kernel of the same bits, for caches with room for many keys.
   bool large_cache = false;
 };

@@ -120,10 +120,13 @@ struct MixedDecodeParams : DecodeParams {
   LogitBias bias;
 };
 
-// The argument of kernels that append: `cache` has seqlens without the new keys, and of `append` the lengths afterwards
-// and the copies of the queries are not made.
-struct AppendDecodeParams : DecodeParams {
+// The argument of kernels that append, for all calls or for plain ones: `cache` has seqlens without the new keys, and
+// of `append` the lengths afterwards and the copies of the queries are not made.
+template <class Params>
+struct AppendParamsOf : Params {
   AppendRotaryParams append;
 };
+using AppendDecodeParams = AppendParamsOf<DecodeParams>;
+static_assert(sizeof(AppendParamsOf<PlainDecodeParamsOf<DType::kFloat16>>) == sizeof(AppendDecodeParams));
 
 }  // namespace flashport

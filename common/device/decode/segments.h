@@ -16,17 +16,30 @@ using PlainParams =
     std::conditional_t<!is_of_math_type(kCfg.shape), PlainDecodeParams,
                        PlainDecodeParamsOf<kCfg.shape.math == MathType::kFp16 ? DType::kFloat16 : DType::kBFloat16>>;
 
+template <DecodeConfig kCfg>
+using OneCacheParams = std::conditional_t<kCfg.shape.plain, PlainParams<kCfg>, DecodeParams>;
+
 // The argument of a kernel.
 template <DecodeConfig kCfg>
-using DecodeParamsOf =
-    std::conditional_t<reads_segments(kCfg.shape), MixedDecodeParams,
-                       std::conditional_t<kCfg.shape.appends, AppendDecodeParams,
-                                          std::conditional_t<kCfg.shape.plain, PlainParams<kCfg>, DecodeParams>>>;
+using DecodeParamsOf = std::conditional_t<
+    reads_segments(kCfg.shape), MixedDecodeParams,
+    std::conditional_t<kCfg.shape.appends, AppendParamsOf<OneCacheParams<kCfg>>, OneCacheParams<kCfg>>>;
 
-FLASHPORT_DEVICE int key_count(const DecodeParams& p, int seq) { return kv::sequence_length(p.cache, seq); }
-FLASHPORT_DEVICE int key_count(const PlainDecodeParams& p, int seq) { return kv::sequence_length<true>(p.cache, seq); }
-FLASHPORT_DEVICE int key_count(const AppendDecodeParams& p, int seq) {
-  const NewKeys keys = new_keys(p, seq);
+template <class Params>
+concept Appends = requires(const Params& p) { p.append; };
+
+// load(p): what p points to.
+template <class Load = kv::PlainLoad>
+FLASHPORT_DEVICE int key_count(const DecodeParams& p, int seq, const Load& load = {}) {
+  return kv::sequence_length(p.cache, seq, load);
+}
+template <class Load = kv::PlainLoad>
+FLASHPORT_DEVICE int key_count(const PlainDecodeParams& p, int seq, const Load& load = {}) {
+  return kv::sequence_length<true>(p.cache, seq, load);
+}
+template <Appends Params, class Load = kv::PlainLoad>
+FLASHPORT_DEVICE int key_count(const Params& p, int seq, const Load& load = {}) {
+  const NewKeys keys = new_keys(p, seq, load);
   return keys.before + keys.count;
 }
 FLASHPORT_DEVICE int key_count(const MixedDecodeParams& p, int seq) {

@@ -5,10 +5,11 @@
 
 namespace flashport::FLASHPORT_TARGET::kv {
 
-// Keys that there is room for.
-FLASHPORT_DEVICE int sequence_room(const PagedCache& p, int seq) {
-  if (p.kv_indptr == nullptr) return p.max_len;
-  const std::int64_t pages = p.kv_indptr[seq + 1] - p.kv_indptr[seq];
+// Keys that there is room for. kPlain: there is no CSR. load(p): what p points to.
+template <bool kPlain = false, class Load = PlainLoad>
+FLASHPORT_DEVICE int sequence_room(const PagedCache& p, int seq, const Load& load = {}) {
+  if (kPlain || p.kv_indptr == nullptr) return p.max_len;
+  const std::int64_t pages = load(p.kv_indptr + seq + 1) - load(p.kv_indptr + seq);
   return static_cast<int>(maximum(minimum(pages * p.page_size, std::int64_t{p.max_len}), std::int64_t{0}));
 }
 

@@ -16,6 +16,14 @@ struct CacheParams {
   std::int32_t copy_unit;     // 16, 8, 4 or 2: the widest copy that base, strides and row_bytes allow
 };
 
+// Whether the rows of a token's heads, of `head_bytes` each, follow each other and begin at addresses that `unit`
+// divides. `address`: of `cache.data`.
+[[nodiscard]] constexpr bool has_heads_side_by_side(const CacheParams& cache, std::uintptr_t address, int head_bytes,
+                                                    int unit) {
+  const std::uint64_t bits = address | static_cast<std::uint64_t>(cache.page_stride | cache.token_stride);
+  return bits % static_cast<unsigned>(unit) == 0 && cache.row_bytes == head_bytes && cache.head_stride == head_bytes;
+}
+
 // The keys and values of every sequence: how many there are, and on which pages (paged_kv.h).
 struct PagedCache {
   IndexArray seqlens;             // null data: lengths come from kv_indptr and kv_last_page_len

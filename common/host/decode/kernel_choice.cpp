@@ -193,7 +193,7 @@ bool is_plain(const DecodeParams& p, const DecodeShape& shape) {
   const bool has_options = p.cu_seqlens_q != nullptr || p.cap_scale != 0.0f || p.window_left >= 0 ||
                            p.window_right >= 0 || p.alibi_slopes != nullptr || p.sinks != nullptr ||
                            p.tree_mask != nullptr || p.num_chunks > 0 || p.lse.data != nullptr;
-  if (has_options || shape.appends || reads_segments(shape)) return false;
+  if (has_options || reads_segments(shape)) return false;
   const PagedCache& c = p.cache;
   const bool simple_lengths = c.seqlens.data != nullptr && !c.seqlens.is_int64 && c.kv_indptr == nullptr;
   if (!simple_lengths || (c.table != nullptr && c.page_shift < 0)) return false;

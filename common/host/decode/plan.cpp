@@ -133,9 +133,8 @@ void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check&
 // Whether a cache has heads of `dim` values side by side, so that blocks may copy the rows of several at once.
 bool has_heads_side_by_side(const CacheParams& cache, KvFormat format, int dim) {
   constexpr int kUnit = 16;
-  const auto bits = reinterpret_cast<std::uintptr_t>(cache.data) |
-                    static_cast<std::uintptr_t>(cache.page_stride | cache.token_stride);
-  return bits % kUnit == 0 && cache.row_bytes == kv_row_bytes(format, dim) && cache.head_stride == cache.row_bytes;
+  return flashport::has_heads_side_by_side(cache, reinterpret_cast<std::uintptr_t>(cache.data),
+                                           kv_row_bytes(format, dim), kUnit);
 }
 
 // Whether there is room for many keys, and `large`, the kernel for such caches, finds so many kv heads side by side as
@@ -167,11 +166,13 @@ const KernelEntry* kernel_of_call(const DecodeProblem& problem, const DecodePlan
     return device.has_kernel(tag) ? find_twin(device.kernels(), kernel, tag) : nullptr;
   };
   const bool plain = is_plain(plan.params, kernel.shape.decode.shape);
-  const KernelEntry* large = kernel.shape.decode.shape.appends ? nullptr
-                             : plain                           ? twin(KernelTag::kDecodePlainLarge)
-                                                               : twin(KernelTag::kDecodeLarge);
+  const bool appends = kernel.shape.decode.shape.appends;
+  const KernelEntry* large = appends ? nullptr
+                             : plain ? twin(KernelTag::kDecodePlainLarge)
+                                     : twin(KernelTag::kDecodeLarge);
   if (large != nullptr && is_large_cache(problem, plan.params, *large)) return large;
-  const KernelEntry* for_plain_calls = plain ? twin(KernelTag::kDecodePlain) : nullptr;
+  const KernelEntry* for_plain_calls =
+      plain ? twin(appends ? KernelTag::kDecodeAppendPlain : KernelTag::kDecodePlain) : nullptr;
   return for_plain_calls != nullptr ? for_plain_calls : &kernel;
 }
 

@@ -9,12 +9,9 @@
 
 namespace flashport::machine {
 
-template <MathType kMath, KvFormat kKeys, int kDim, int kRows, bool kPlain = false, bool kLargeCache = false,
-          KvFormat kValues = kKeys>
-KernelEntry decode_kernel(const char* key) {
+template <DecodeConfig kCfg>
+KernelEntry kernel_of_config(const char* key) {
   namespace decode = sm90a::decode;
-  static constexpr DecodeConfig kCfg =
-      decode::decode_config(kMath, kKeys, kValues, kDim, kDim, kRows, false, kPlain, kLargeCache);
   static const ModelKernel kRun = [](const void* params, void* shared) {
     decode::decode_block<kCfg>(*static_cast<const decode::DecodeParamsOf<kCfg>*>(params),
                                static_cast<decode::DecodeShared<kCfg>*>(shared));
@@ -27,6 +24,18 @@ KernelEntry decode_kernel(const char* key) {
           .shape = {.decode = kCfg},
           .teams = kCfg.tuning.teams,
           .decode_split = decode::decode_split(kCfg)};
+}
+
+template <MathType kMath, KvFormat kKeys, int kDim, int kRows, bool kPlain = false, bool kLargeCache = false,
+          KvFormat kValues = kKeys>
+KernelEntry decode_kernel(const char* key) {
+  return kernel_of_config<sm90a::decode::decode_config(kMath, kKeys, kValues, kDim, kDim, kRows, false, kPlain,
+                                                       kLargeCache)>(key);
+}
+// One that appends.
+template <MathType kMath, KvFormat kFormat, int kDim, int kRows, bool kPlain>
+KernelEntry append_kernel(const char* key) {
+  return kernel_of_config<sm90a::decode::decode_config(kMath, kFormat, kFormat, kDim, kDim, kRows, true, kPlain)>(key);
 }
 
 // The launch after it, where few blocks would combine much.

@@ -1,7 +1,18 @@
+#include <cstdlib>
+
 #include "tests/device/decode/model_kernels.h"
 #include "tests/device/decode/model_tables.h"
 
 namespace flashport::machine {
+namespace {
+
+// Plans ask for it. Calls here append as they decode.
+KernelEntry append_rotary_kernel() {
+  static const ModelKernel kRun = [](const void*, void*) { std::abort(); };
+  return {.key = "append_rotary/sm90a", .tag = KernelTag::kAppendRotary, .threads = 128, .handle = &kRun};
+}
+
+}  // namespace
 
 void add_native_kernels(std::vector<KernelEntry>& table) {
   table.push_back(decode_kernel<MathType::kBf16, KvFormat::kBf16, 128, 8>("decode/bf16/kv=bf16/hd128/r8/sm90a"));
@@ -46,6 +57,12 @@ void add_native_kernels(std::vector<KernelEntry>& table) {
       "decode_plain/fp16/k=q8_0/v=q4_0/hd128/r8/large/sm90a"));
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 8, false, true, KvFormat::kQ4_0>(
       "decode/fp16/k=q8_0/v=q4_0/hd128/r8/large/sm90a"));
+  table.push_back(
+      append_kernel<MathType::kBf16, KvFormat::kBf16, 128, 8, false>("decode_append/bf16/kv=bf16/hd128/r8/sm90a"));
+  table.push_back(
+      append_kernel<MathType::kBf16, KvFormat::kBf16, 128, 8, true>("decode_append/bf16/kv=bf16/hd128/r8/plain/sm90a"));
+  table.push_back(append_rotary_kernel());
+  table.push_back(combine_kernel<AppendDecodeParams>("decode_append_combine/sm90a", KernelTag::kDecodeAppendCombine));
   table.push_back(combine_kernel<DecodeParams>("decode_combine/sm90a", KernelTag::kDecodeCombine));
   table.push_back(combine_kernel<PlainDecodeParams>("decode_plain_combine/sm90a", KernelTag::kDecodePlainCombine));
 }

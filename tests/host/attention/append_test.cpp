@@ -46,7 +46,8 @@ class AppendAttention : public ::testing::Test {
   FakeBackends backends_;
 };
 
-const std::vector<std::string> kOneLaunch = {"decode_append/bf16/kv=bf16/hd128/r16/fakegpu"};
+const std::vector<std::string> kOneLaunch = {"decode_append/bf16/kv=bf16/hd128/r16/plain/fakegpu"};
+const std::vector<std::string> kOneLaunchForAllCalls = {"decode_append/bf16/kv=bf16/hd128/r16/fakegpu"};
 const std::vector<std::string> kTwoLaunches = {"append_rotary/fakegpu", "decode/bf16/kv=bf16/hd128/r16/fakegpu"};
 
 TEST_F(AppendAttention, FewNewKeysAreWrittenByTheLaunchThatDecodes) {
@@ -63,6 +64,17 @@ TEST_F(AppendAttention, FewNewKeysAreWrittenByTheLaunchThatDecodes) {
   EXPECT_EQ(p.append.sides[2].rows.data, inputs.args.v_new->data);
   EXPECT_EQ(p.append.rotary.cos, inputs.args.rotary_cos->data);
   EXPECT_EQ(p.append.rotary.queries_advance, 1);
+}
+
+TEST_F(AppendAttention, OptionsTakeTheKernelForAllCalls) {
+  AppendInputs inputs;
+  inputs.args.softcap = 5.0f;
+  EXPECT_EQ(launches(inputs.args), kOneLaunchForAllCalls);
+  inputs.args.softcap = 0.0f;
+  inputs.args.window_left = 100;
+  EXPECT_EQ(launches(inputs.args), kOneLaunchForAllCalls);
+  inputs.args.window_left = -1;
+  EXPECT_EQ(launches(inputs.args), kOneLaunch);
 }
 
 TEST_F(AppendAttention, OneWorkspaceServesOneLaunchAndTwo) {
@@ -162,7 +174,7 @@ TEST_F(AppendAttention, PackedNewKeys) {
   inputs.args.cu_seqlens_k_new = inputs.ints(inputs.offsets_new);
   EXPECT_EQ(launches(inputs.args), kOneLaunch);
   inputs.args.window_left = 2;  // one sequence may have all three
-  EXPECT_EQ(launches(inputs.args), kOneLaunch);
+  EXPECT_EQ(launches(inputs.args), kOneLaunchForAllCalls);
   inputs.args.window_left = 1;
   EXPECT_EQ(launches(inputs.args), kTwoLaunches);
 }
@@ -170,7 +182,7 @@ TEST_F(AppendAttention, PackedNewKeys) {
 TEST_F(AppendAttention, QueriesSayWhichKernelAppends) {
   AttentionQuery query{
       .target = "fakegpu", .causal = true, .seqused_k = true, .appends = true, .q_len = 1, .group_size = 4};
-  EXPECT_EQ(which_kernel(query), kOneLaunch[0]);
+  EXPECT_EQ(which_kernel(query), kOneLaunchForAllCalls[0]);
   AttentionScheduleQuery call{.call = query, .batch = 3, .num_q_heads = 8, .num_kv_heads = 2, .kv_len = 500};
   EXPECT_EQ(explain(call).text.find("flash_decode's " + kOneLaunch[0] + ": "), 0u);
   call.q_len = call.call.q_len = 8;  // 32 rows, for which there are tiles of 64

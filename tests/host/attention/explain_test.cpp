@@ -162,7 +162,7 @@ TEST_F(ExplainedAttention, NewKeys) {
   a.out.data = scratch_at(32 << 20);
   query.q_len = 1;
   EXPECT_EQ(explain(query).workspace_bytes, attention_workspace_size(a));
-  EXPECT_EQ(explain(query).kernel, "decode_append/bf16/kv=bf16/hd128/r16/fakegpu");
+  EXPECT_EQ(explain(query).kernel, "decode_append/bf16/kv=bf16/hd128/r16/plain/fakegpu");
   EXPECT_NE(explain(query).text.find(" bytes with that of new keys"), std::string::npos) << explain(query).text;
 }
 

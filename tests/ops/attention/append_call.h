@@ -40,6 +40,7 @@ struct AppendCase {
   bool loose = false;  // new keys lie at addresses that only loads of an element are aligned to
   std::int64_t room = 64, window_left = -1;
   bool one_launch = false;  // on targets with kernels that decode and append
+  bool lse = true;          // asked for, which plain calls do not
 
   [[nodiscard]] flashport::AttentionQuery query() const {
     const bool is_own = !cache_type || *cache_type == type;
@@ -121,7 +122,7 @@ class AppendCall {
     a.causal = c_.causal;
     a.window_left = c_.window_left;
     a.out = out_.view();
-    a.lse = lse_.view();
+    if (c_.lse) a.lse = lse_.view();
     a.kv_layout = c_.pages == Pages::kBlockTableHnd ? flashport::KvLayout::kHND : flashport::KvLayout::kNHD;
     const auto give = [](std::optional<flashport::TensorView>& view, const std::optional<Tensor>& tensor) {
       if (tensor) view = tensor->view();

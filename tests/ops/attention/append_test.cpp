@@ -9,6 +9,8 @@
 #include <flashport/error.h>
 
 #include <iterator>
+#include <set>
+#include <string>
 
 #include "tests/ops/attention/append_call.h"
 #include "tests/support/expected_support.h"
@@ -58,13 +60,17 @@ std::vector<AppendCase> one_launch_cases() {
     c.one_launch = true;
     for (const std::int64_t dim : {64, 128}) {
       for (const Rotary rotary : {Rotary::kNone, Rotary::kHalves, Rotary::kInterleaved}) {
-        AppendCase its = c;
-        const char* names[] = {"plain", "halves", "interleaved"};
-        its.name = "one_launch_" + c.name + "_d" + std::to_string(dim) + "_" + names[static_cast<int>(rotary)];
-        its.dim_qk = its.dim_v = dim;
-        its.rotary = rotary;
-        if (c.rotary_dim == 64) its.rotary_dim = dim;
-        cases.push_back(its);
+        for (const bool lse : {true, false}) {
+          AppendCase its = c;
+          const char* names[] = {"plain", "halves", "interleaved"};
+          its.name = "one_launch_" + c.name + "_d" + std::to_string(dim) + "_" + names[static_cast<int>(rotary)] +
+                     (lse ? "" : "_without_lse");
+          its.dim_qk = its.dim_v = dim;
+          its.rotary = rotary;
+          its.lse = lse;
+          if (c.rotary_dim == 64) its.rotary_dim = dim;
+          cases.push_back(its);
+        }
       }
     }
   };
@@ -74,6 +80,19 @@ std::vector<AppendCase> one_launch_cases() {
        .queries = {1, 1, 1, 1, 1},
        .q_heads = 8,
        .room = 128});
+  add({.name = "token_fp16",
+       .type = Type::kF16,
+       .before = {5, 63, 127},
+       .added = {1, 1, 1},
+       .queries = {1, 1, 1},
+       .room = 136});
+  add({.name = "heads",
+       .before = {61, 128, 3},
+       .added = {2, 2, 2},
+       .queries = {2, 2, 2},
+       .pages = Pages::kBlockTable,
+       .q_heads = 16,
+       .room = 136});
   add({.name = "leaves",
        .before = {61, 62, 63, 127, 0},
        .added = {3, 3, 3, 3, 3},
@@ -114,6 +133,25 @@ std::vector<AppendCase> one_launch_cases() {
        .room = 136});
   add({.name = "window", .before = {30, 126}, .added = {5, 5}, .queries = {2, 2}, .room = 136, .window_left = 3});
   return cases;
+}
+
+// Without an lse, the kernels for plain calls.
+TEST(AppendInstances, CasesReachEveryKernel) {
+  std::set<std::string> reached;
+  for (const AppendCase& c : one_launch_cases()) {
+    const flashport::AttentionScheduleQuery query{.call = c.query(),
+                                                  .batch = static_cast<std::int64_t>(c.before.size()),
+                                                  .num_q_heads = c.q_heads,
+                                                  .num_kv_heads = c.kv_heads,
+                                                  .q_len = c.queries[0],
+                                                  .kv_len = c.room,
+                                                  .window_left = c.window_left};
+    if (!flashport::supports(query.call).supported) continue;
+    reached.insert(c.lse ? flashport::which_kernel(query.call) : flashport::explain(query).kernel);
+  }
+  for (const std::string& key : flashport::kernel_keys(query_target())) {
+    if (key.starts_with("decode_append/")) EXPECT_TRUE(reached.contains(key)) << "no case runs " << key;
+  }
 }
 
 std::vector<AppendCase> append_cases() {

@@ -90,6 +90,20 @@ def test_appends_and_attends(call, q_len, new_len, causal, rotary_dim, interleav
     np.testing.assert_allclose(out, attended(q, k_wanted, v_wanted, BEFORE + new_len, causal), rtol=1e-4, atol=2e-6)
 
 
+@pytest.mark.parametrize("q_len", [1, 20])
+def test_sequences_are_rows_of_a_larger_cache(call, q_len):
+    arguments = call(q_len, 2, 32)
+    rows = np.array([4, 0, 3], np.int32)  # flash-attn's cache_batch_idx
+    caches = {name: np.full((5, *arguments[name].shape[1:]), np.nan, np.float32) for name in "kv"}
+    for name, cache in caches.items():
+        cache[rows] = arguments[name]
+    out = flashport.attention(**arguments | caches, block_table=rows[:, None], causal=True)
+    np.testing.assert_array_equal(out, flashport.attention(**arguments, causal=True))
+    for name, cache in caches.items():
+        np.testing.assert_array_equal(cache[rows], arguments[name])
+        assert np.isnan(cache[[1, 2]]).all()
+
+
 def test_queries_say_in_how_many_launches():
     call = {"target": "cpu", "dtype": "bfloat16", "causal": True, "seqused_k": True, "appends": True}
     kernel = flashport.which_kernel("attention", **call, q_len=1, group_size=4)
