@@ -25,6 +25,7 @@ from typing import Any
 import flashport
 from flashport.benchmarks import attention, harness
 from flashport.benchmarks.attention import AttentionCase
+from verdict import slug
 
 HERE = Path(__file__).resolve().parent
 # What a row is held against: cuDNN's rate, and where cuDNN does not run the case or a part of it is asked about, one of
@@ -217,7 +218,7 @@ def main() -> int:
     rows = [measure(torch, case, arguments.device, arguments.rounds) for case in wanted]
     judge(rows)
     where = harness.environment(arguments.device)
-    name = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name(arguments.device).lower()).strip("-")
+    name = slug(torch.cuda.get_device_name(arguments.device))
     results = HERE / "results"
     results.mkdir(exist_ok=True)
     (results / f"{name}-attention.json").write_text(json.dumps({"environment": where, "rows": rows}, indent=1) + "\n")

@@ -88,7 +88,7 @@ def test_calls_over_a_cache_run_and_agree(case):
     assert row.seconds > 0
     assert row.kernel.startswith("decode/" if case.q_len <= 16 else "attention/")
     assert "too" in append.run_case(case, "cpu", "cpu", 1, largest=1e3).skipped
-    ours, peers = append._candidates(torch, case, "cpu")
+    ours, peers = append.make_candidates(torch, case, "cpu")
     (peer,) = peers.values()
     if not case.appends:  # else queries are turned
         torch.testing.assert_close(ours(), peer().view_as(ours()), rtol=0.02, atol=0.02)
@@ -96,7 +96,7 @@ def test_calls_over_a_cache_run_and_agree(case):
 
 def test_both_ways_of_a_cascade_agree():
     torch = pytest.importorskip("torch")
-    ours, peers = cascade._candidates(torch, CASCADES[0], "cpu")
+    ours, peers = cascade.make_candidates(torch, CASCADES[0], "cpu")
     torch.testing.assert_close(ours(), peers["flash_decode"](), rtol=0.02, atol=0.02)
 
 

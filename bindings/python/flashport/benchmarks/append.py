@@ -84,7 +84,7 @@ def cases(match: str = "") -> list[CacheCase]:
 def run_case(case: CacheCase, device: str, target: str, rounds: int = 9, largest: float = math.inf) -> harness.Row:
     """Times one case on a device; ``largest`` limits the bytes of its cache."""
     row = harness.Row(case.name, case.title, case.bytes)
-    candidates = partial(_candidates, case=case, device=device)
+    candidates = partial(make_candidates, case=case, device=device)
     where = device, target, rounds
     harness.run_in_torch(
         row, "attention", case.query, where, case.bytes, largest, "in whose arrays the cache lies", candidates
@@ -92,7 +92,8 @@ def run_case(case: CacheCase, device: str, target: str, rounds: int = 9, largest
     return row
 
 
-def _candidates(torch: Any, case: CacheCase, device: str) -> tuple[harness.Call, dict[str, harness.Call]]:
+def make_candidates(torch: Any, case: CacheCase, device: str) -> tuple[harness.Call, dict[str, harness.Call]]:
+    """Our call and its peer; ``torch`` makes the cache on the device."""
     where = harness.torch_device(device)
     (heads, kv_heads), dim = case.heads, case.head_dim
     pages = -(-case.context // case.page_size)

@@ -73,7 +73,7 @@ def cases(match: str = "") -> list[CascadeCase]:
 def run_case(case: CascadeCase, device: str, target: str, rounds: int = 9, largest: float = math.inf) -> harness.Row:
     """Times one case on a device; ``largest`` limits the bytes that plain decode reads."""
     row = harness.Row(case.name, case.title, case.kv_bytes)
-    candidates = partial(_candidates, case=case, device=device)
+    candidates = partial(make_candidates, case=case, device=device)
     where = device, target, rounds
     harness.run_in_torch(
         row,
@@ -88,7 +88,8 @@ def run_case(case: CascadeCase, device: str, target: str, rounds: int = 9, large
     return row
 
 
-def _candidates(torch: Any, case: CascadeCase, device: str) -> tuple[harness.Call, dict[str, harness.Call]]:
+def make_candidates(torch: Any, case: CascadeCase, device: str) -> tuple[harness.Call, dict[str, harness.Call]]:
+    """Our call and its peer, for whole sequences none; ``torch`` makes the cache on the device."""
     where = harness.torch_device(device)
     prefix, suffix = (-(-length // case.page_size) for length in (case.prefix, case.suffix))
     copies = 1 if case.is_cascade else case.batch

@@ -163,25 +163,30 @@ def measure(
     row: Row, torch: Any, device: str, ours: Call, peers: dict[str, Call], rounds: int, read: bool = True
 ) -> None:
     """Interleaved rounds of our call, the peers, and with ``read`` the plain read of as many bytes; our host time."""
-    timers = {"ours": _timer(torch, device, ours)}
+    timers = {"ours": timer(torch, device, ours)}
     for name, call in peers.items():
         try:
-            timers[name] = _timer(torch, device, call)
+            timers[name] = timer(torch, device, call)
         except Exception as error:  # whatever comes of a peer, ours is measured
             row.peers_failed[name] = failure(error)
     if read:
         with contextlib.suppress(NotImplementedError):
-            timers["read"] = _timer(torch, device, _read(torch, device, row.bytes // 4))
-    samples: dict[str, list[float]] = {name: [] for name in timers}
-    for _ in range(rounds):
-        for name, timer in timers.items():
-            samples[name].append(timer())
-    medians = {name: statistics.median(values) for name, values in samples.items()}
+            timers["read"] = timer(torch, device, _read(torch, device, row.bytes // 4))
+    medians = {name: statistics.median(values) for name, values in interleaved(timers, rounds).items()}
     row.seconds = medians.pop("ours")
     row.read_seconds = medians.pop("read", None)
     row.peers = medians
     if row.bytes < _HOST_BYTES and device != "cpu":
         row.host_seconds = host_seconds(ours, device)
+
+
+def interleaved(timers: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """What each timer says in each round."""
+    samples: dict[str, list[float]] = {name: [] for name in timers}
+    for _ in range(rounds):
+        for name, one in timers.items():
+            samples[name].append(one())
+    return samples
 
 
 def failure(error: Exception) -> str:
@@ -200,12 +205,13 @@ def _read(torch: Any, device: str, words: int) -> Call:
     return lambda: _core.read_memory(buffer)
 
 
-def _timer(torch: Any, device: str, call: Call) -> Call:
+def timer(torch: Any, device: str, call: Call) -> Callable[[], float]:
+    """What times one call, by graph replay on a GPU with torch, else by the host's clock."""
     return _graph_timer(torch, call) if torch and device != "cpu" else _clock_timer(call, device)
 
 
-def _clock_timer(call: Call, device: str) -> Call:
-    def timer() -> float:
+def _clock_timer(call: Call, device: str) -> Callable[[], float]:
+    def reading() -> float:
         start = time.perf_counter()
         for _ in range(count):
             call()
@@ -213,12 +219,12 @@ def _clock_timer(call: Call, device: str) -> Call:
         return (time.perf_counter() - start) / count
 
     count = 2
-    timer()
-    count = max(1, min(200, round(_CLOCK_SECONDS / timer())))
-    return timer
+    reading()
+    count = max(1, min(200, round(_CLOCK_SECONDS / reading())))
+    return reading
 
 
-def _graph_timer(torch: Any, call: Call) -> Call:
+def _graph_timer(torch: Any, call: Call) -> Callable[[], float]:
     """A captured graph of as many calls as make a millisecond, at most 200, timed by events around its replay.
 
     A short graph says how many: outside of one, a call with much host time would get few, and the start of the graph
