@@ -60,29 +60,24 @@ def attend(
     """(out, lse or None) of a dense batch, or of packed sequences."""
     packed = cu_seqlens_q is not None
     q, k, v = kernels.unit_rows(q), kernels.unit_rows(k), kernels.unit_rows(v)
-    heads = "num_heads, head_size"
-    q_words = f"total_q, {heads}" if packed else f"batch_size, seqlen_q, {heads}"
-    k_words = "total_k, num_heads_k, head_size" if packed else "batch_size_k, seqlen_k, num_heads_k, head_size"
-    _check_tensors(function, q, k, v, q_words, k_words)
+    offsets = (cu_seqlens_q, cu_seqlens_k)
+    form = checks.form_of(function, (q, k, v, *offsets), (max_seqlen_q, max_seqlen_k, softcap, num_splits))
+    if not checks.has_passed(form):
+        _check_call(function, q, k, v, offsets, (max_seqlen_q, max_seqlen_k), softcap, num_splits)
+        checks.remember(form)
     if packed:
-        batch, q_len = _check_offsets(function, q, "cu_seqlens_q", cu_seqlens_q, max_seqlen_q)
-        batch_k, kv_len = _check_offsets(function, q, "cu_seqlens_k", cu_seqlens_k, max_seqlen_k)
+        batch, q_len, kv_len = len(cu_seqlens_q) - 1, int(max_seqlen_q or 0), int(max_seqlen_k or 0)
     else:
-        batch, batch_k = q.shape[0], k.shape[0]
-    if batch != batch_k:
-        raise checks.FlashAttnError(f"{function}: batch_size must be equal to batch_size_k, got {batch} and {batch_k}")
-    _check_sizes(function, q, k, v, k_words)
-    checks.check_splits(function, num_splits, MAX_SPLITS)
-    checks.check_number(function, "softcap", softcap)
+        batch = q.shape[0]
     scales = _scales(function, q, descales, batch, k.shape[-2])
     options = _options(function, q, softmax_scale, softcap, sinks, return_lse)
     window = _window(function, window_size, causal)
     if packed:
-        offsets = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
         for name, x in (("seqused_q", seqused_q), ("seqused_k", seqused_k)):
             if x is not None:
                 checks.check_integers(function, q, name, x, (batch,), "batch_size")
-        options.update({**offsets, "max_seqlen_q": q_len, "max_seqlen_k": kv_len})
+        options.update({"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k})
+        options.update({"max_seqlen_q": q_len, "max_seqlen_k": kv_len})
         return kernels.attend(function, q, k, v, window, seqused_q=seqused_q, seqused_k=seqused_k, **options, **scales)
     if q.dtype != FP8 and k.shape[1] > 0 and kernels.decodes(q.shape[1], q.shape[2], k.shape[2]):
         seqlens = torch.full((batch,), k.shape[1], dtype=torch.int32, device=q.device)
@@ -117,6 +112,70 @@ def attend_cache(
     packed, paged = cu_seqlens_q is not None, page_table is not None
     q = kernels.unit_rows(q)
     page_table, batch_idx = kernels.unit_rows(page_table), kernels.unit_rows(batch_idx)
+    places = (seqlens, batch_idx, leftpad, page_table, cu_seqlens_q)
+    tensors = (q, k_cache, v_cache, new.k, new.v, new.cu_seqlens, new.cos, new.sin, new.rotary_seqlens, *places)
+    form = checks.form_of(function, tensors, (batch, max_seqlen_q, softcap, num_splits))
+    if not checks.has_passed(form):
+        _check_cache(function, q, k_cache, v_cache, new, batch, places, max_seqlen_q, softcap, num_splits)
+        checks.remember(form)
+    if packed:
+        batch, q_len = len(cu_seqlens_q) - 1, int(max_seqlen_q or 0)
+    else:
+        q_len = q.shape[1]
+    kv_len = k_cache.shape[1] * (page_table.shape[1] if paged else 1)
+    added = None if new.k is None else new.k.shape[1] if new.cu_seqlens is None else new.cu_seqlens.diff()
+    if batch > 0 and checks.reads_contents(q):
+        _cache.check_contents(function, seqlens, added, kv_len, k_cache, batch_idx, leftpad, page_table, "page_table")
+
+    scales = _scales(function, q, descales, batch, k_cache.shape[2])
+    window = _seen(_window(function, window_size, causal), kv_len, q_len)
+    table = page_table if batch_idx is None else batch_idx[:, None]  # a sequence of the cache is a page
+    options = _options(function, q, softmax_scale, softcap, sinks, return_lse)
+    options.update({"block_table": table, "cu_seqlens_q": cu_seqlens_q})
+    few = q.dtype != FP8 and leftpad is None and kernels.decodes(q_len, q.shape[-2], k_cache.shape[2])
+    if few and packed and new.k is None and kv_len > 0:
+        if table is None:
+            options["block_table"] = torch.arange(batch, dtype=torch.int32, device=q.device)[:, None]
+        if seqlens is None:
+            seqlens = torch.full((batch,), kv_len, dtype=torch.int32, device=q.device)
+        options.update({"num_splits": num_splits if num_splits > 1 else None, "max_q_len": q_len})
+        return kernels.decode(function, q, k_cache, v_cache, seqlens, window, q_len, **options)
+    if new.k is not None:
+        q, appended = _appended(q, new, seqlens, cu_seqlens_q, masked=window != (-1, -1))
+        options.update(appended)
+    options.update({"seqused_k": seqlens, "leftpad_k": leftpad, "max_seqlen_q": q_len if packed else None})
+    return kernels.attend(function, q, k_cache, v_cache, window, **options, **scales)
+
+
+def _check_call(
+    function: str, q: Any, k: Any, v: Any, offsets: tuple[Any, Any], longest: tuple[Any, Any], softcap: Any,
+    num_splits: Any,
+) -> None:  # fmt: skip
+    """What the form of a call of :func:`attend` says."""
+    packed = offsets[0] is not None
+    heads = "num_heads, head_size"
+    q_words = f"total_q, {heads}" if packed else f"batch_size, seqlen_q, {heads}"
+    k_words = "total_k, num_heads_k, head_size" if packed else "batch_size_k, seqlen_k, num_heads_k, head_size"
+    _check_tensors(function, q, k, v, q_words, k_words)
+    if packed:
+        batch, _ = _check_offsets(function, q, "cu_seqlens_q", offsets[0], longest[0])
+        batch_k, _ = _check_offsets(function, q, "cu_seqlens_k", offsets[1], longest[1])
+    else:
+        batch, batch_k = q.shape[0], k.shape[0]
+    if batch != batch_k:
+        raise checks.FlashAttnError(f"{function}: batch_size must be equal to batch_size_k, got {batch} and {batch_k}")
+    _check_sizes(function, q, k, v, k_words)
+    checks.check_splits(function, num_splits, MAX_SPLITS)
+    checks.check_number(function, "softcap", softcap)
+
+
+def _check_cache(
+    function: str, q: Any, k_cache: Any, v_cache: Any, new: NewKeys, batch: int, places: tuple[Any, ...],
+    max_seqlen_q: Any, softcap: Any, num_splits: Any,
+) -> None:  # fmt: skip
+    """What the form of a call of :func:`attend_cache` says."""
+    seqlens, batch_idx, leftpad, page_table, cu_seqlens_q = places
+    packed, paged = cu_seqlens_q is not None, page_table is not None
     q_words = "total_q, num_heads, head_size" if packed else "batch_size, seqlen_q, num_heads, head_size"
     rows = "num_pages, page_size" if paged else "batch_size_k, seqlen_k"
     words = f"{rows}, num_heads_k, head_size"
@@ -149,28 +208,6 @@ def attend_cache(
         if x is not None:
             checks.check_integers(function, q, name, x, (batch,), "batch_size", dtype)
     _check_new(function, q, k_cache, v_cache, new, batch, seqlens, q_len, kv_len, paged)
-    added = None if new.k is None else new.k.shape[1] if new.cu_seqlens is None else new.cu_seqlens.diff()
-    if batch > 0 and checks.reads_contents(q):
-        _cache.check_contents(function, seqlens, added, kv_len, k_cache, batch_idx, leftpad, page_table, "page_table")
-
-    scales = _scales(function, q, descales, batch, k_cache.shape[2])
-    window = _seen(_window(function, window_size, causal), kv_len, q_len)
-    table = page_table if batch_idx is None else batch_idx[:, None]  # a sequence of the cache is a page
-    options = _options(function, q, softmax_scale, softcap, sinks, return_lse)
-    options.update({"block_table": table, "cu_seqlens_q": cu_seqlens_q})
-    few = q.dtype != FP8 and leftpad is None and kernels.decodes(q_len, q.shape[-2], k_cache.shape[2])
-    if few and packed and new.k is None and kv_len > 0:
-        if table is None:
-            options["block_table"] = torch.arange(batch, dtype=torch.int32, device=q.device)[:, None]
-        if seqlens is None:
-            seqlens = torch.full((batch,), kv_len, dtype=torch.int32, device=q.device)
-        options.update({"num_splits": num_splits if num_splits > 1 else None, "max_q_len": q_len})
-        return kernels.decode(function, q, k_cache, v_cache, seqlens, window, q_len, **options)
-    if new.k is not None:
-        q, appended = _appended(q, new, seqlens, cu_seqlens_q, masked=window != (-1, -1))
-        options.update(appended)
-    options.update({"seqused_k": seqlens, "leftpad_k": leftpad, "max_seqlen_q": q_len if packed else None})
-    return kernels.attend(function, q, k_cache, v_cache, window, **options, **scales)
 
 
 def _appended(q: Any, new: NewKeys, seqlens: Any, cu_seqlens_q: Any, masked: bool) -> tuple[Any, dict[str, Any]]:
