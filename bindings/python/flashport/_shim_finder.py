@@ -64,6 +64,8 @@ class _Loader(Loader):
             parent, _, child = name.rpartition(".")
             if parent == module.__name__:
                 setattr(module, child, loaded)
+        if module.__name__ == _NAME:  # flash-attn imports this one itself, so that it is an attribute
+            importlib.import_module(f"{_NAME}.flash_attn_interface")
 
 
 _ANY = DistributionFinder.Context()

@@ -15,9 +15,13 @@ from flash_attn_errors import (  # noqa: E402
     KIND,
     LAST,
     MULTIPLE,
+    NO_SCALE,
     OPTIONS,
+    RETURNS,
+    SIDES,
     TYPE,
     VALUE,
+    WINDOWS,
     apart,
     cases,
     expect_refusal,
@@ -33,6 +37,9 @@ K = "k must have shape (batch_size, seqlen_k, num_heads_k, head_size)"
 V = "v must have shape (batch_size, seqlen_k, num_heads_k, head_size)"
 ROWS = [
     *OPTIONS,
+    *WINDOWS,
+    *SIDES,
+    *RETURNS,
     ({"q": tensor(2, 5, 4, 32, dtype=torch.float64)}, TYPE),
     ({"q": tensor(2, 5, 4, 32).to(torch.float8_e4m3fn)}, TYPE),
     ({"k": tensor(2, 9, 2, 32, dtype=torch.bfloat16)}, KEY),
@@ -57,15 +64,14 @@ ROWS = [
     ({"q": None}, f"{KIND}: q must be a torch.Tensor, got NoneType", TypeError),
     ({"k": None}, f"{KIND}: k must be a torch.Tensor, got NoneType", TypeError),
     ({"v": [1.0]}, f"{KIND}: v must be a torch.Tensor, got list", TypeError),
-    ({"window_size": None}, "window_size must be two integers, got None", TypeError),
-    ({"window_size": (1,)}, "window_size must be two integers, got (1,)", TypeError),
 ]  # fmt: skip
 
 
 # The compiled half alone refuses these: flash-attn's functions in Python pad head dims, copy rows that lie apart and
 # have no out.
 COMPILED = [
-    ({"gen": torch.Generator()}, GENERATOR),
+    ({"gen": torch.Generator()}, GENERATOR, TypeError),
+    ({"gen": torch.ones(1)}, GENERATOR),
     ({"q": tensor(2, 5, 4, 30), "k": tensor(2, 9, 2, 30), "v": tensor(2, 9, 2, 30)}, MULTIPLE),
     ({"q": apart(2, 5, 4, 32)}, LAST),
     ({"k": apart(2, 9, 2, 32)}, LAST),
@@ -82,7 +88,8 @@ COMPILED = [
 
 def right(changed):
     """Wrong arguments of flash_attn_func."""
-    known = {"q", "k", "v", "dropout_p", "softmax_scale", "window_size", "softcap", "alibi_slopes"}
+    known = {*"qkv", "dropout_p", "softmax_scale", "causal", "window_size", "softcap", "alibi_slopes"}
+    known.add("return_attn_probs")
     base = {"q": tensor(2, 5, 4, 32), "k": tensor(2, 9, 2, 32), "v": tensor(2, 9, 2, 32)}
     return base | changed if changed.keys() <= known else None
 
@@ -109,19 +116,19 @@ def stacked(arguments, names, axis):
 
 def private(changed):
     """Wrong arguments of _flash_attn_forward."""
-    window = changed.get("window_size", (-1, -1))
-    arguments = right({"dropout_p": 0.0, "softmax_scale": 0.1, "softcap": 0.0, "alibi_slopes": None} | changed)
-    if arguments is None or not isinstance(window, tuple) or len(window) != 2:
+    if changed.keys() & {"window_size", "return_attn_probs"}:
         return None
-    arguments.pop("window_size", None)
-    return arguments | {
-        "causal": True, "window_size_left": window[0], "window_size_right": window[1], "return_softmax": False,
-    }  # fmt: skip
+    own = {"window_size_left": -1, "window_size_right": -1, "return_softmax": False}
+    others = {name: x for name, x in changed.items() if name not in own}
+    arguments = right(
+        {"dropout_p": 0.0, "softmax_scale": 0.1, "causal": True, "softcap": 0.0, "alibi_slopes": None} | others
+    )
+    return arguments and arguments | {name: changed.get(name, x) for name, x in own.items()}
 
 
 def low(changed):
     """Wrong arguments of flash_attn_2_cuda.fwd."""
-    own = {name: changed[name] for name in ("out", "gen", "return_softmax") if name in changed}
+    own = {name: changed[name] for name in ("out", "gen") if name in changed}
     arguments = private({name: x for name, x in changed.items() if name not in own})
     if arguments is None:
         return None
@@ -145,7 +152,7 @@ def test_right_arguments_are_right(function, make):
 
 
 OPERATOR = [(torch.ops.flash_attn._flash_attn_forward, private)]
-ALL = [*cases(FUNCTIONS, ROWS), *cases(OPERATOR, numbers_aside(ROWS))]
+ALL = [*cases(FUNCTIONS, ROWS), *cases(FUNCTIONS[3:], NO_SCALE), *cases(OPERATOR, numbers_aside(ROWS))]
 
 
 @pytest.mark.parametrize(("function", "arguments", "words", "kind"), ALL)
@@ -226,6 +233,11 @@ class TestBackward:
             with pytest.raises(RuntimeError, match=GENERATOR) as raised:
                 function(*arguments, torch.Generator(), none)
             assert isinstance(raised.value, ValueError)
-        for function in (interface._flash_attn_backward, interface._flash_attn_varlen_backward):
-            with pytest.raises(NotImplementedError, match="there is no backward yet"):
-                function(*dense)
+        backward = (*dense[:9], 0.0, 0.1, True, -1, -1, 0.0, none, False)
+        varlen_backward = (*dense[:9], none, none, 1, 1, *backward[9:])
+        for function, arguments in (
+            (interface._flash_attn_backward, backward),
+            (interface._flash_attn_varlen_backward, varlen_backward),
+        ):
+            with pytest.raises(NotImplementedError, match=f"{function.__name__}: there is no backward yet"):
+                function(*arguments)

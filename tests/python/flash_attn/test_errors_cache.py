@@ -15,9 +15,12 @@ from flash_attn_errors import (  # noqa: E402
     KEY,
     KIND,
     LAST,
+    NO_SCALE,
     OPTIONS,
+    SIDES,
     TYPE,
     VALUE,
+    WINDOWS,
     apart,
     cases,
     expect_refusal,
@@ -82,7 +85,10 @@ SHARED = [
     ({"rotary_cos": 1.0}, f"{KIND}: rotary_cos must be a torch.Tensor, got float", TypeError),
     ({"rotary_sin": 1.0}, f"{KIND}: rotary_sin must be a torch.Tensor, got float", TypeError),
     ({"num_splits": 129}, "num_splits > 128 not supported"),
-    ({"num_splits": None}, f"{KIND}: num_splits must be a number, got NoneType", TypeError),
+    ({"num_splits": None}, f"{KIND}: num_splits must be an integer, got NoneType", TypeError),
+    ({"num_splits": 1.5}, f"{KIND}: num_splits must be an integer, got float", TypeError),
+    ({"num_splits": "2"}, f"{KIND}: num_splits must be an integer, got str", TypeError),
+    ({"rotary_interleaved": "no"}, f"{KIND}: rotary_interleaved must be a bool, got str", TypeError),
 ]  # fmt: skip
 PLAIN = [
     ({"k_cache": tensor(1, 16, 2, 32), "v_cache": tensor(1, 16, 2, 32)}, f"k{CACHE}"),
@@ -123,14 +129,16 @@ PAGED = [
     ({"block_table": int32(-1, 1).reshape(2, 1)}, "block_table must have page numbers from 0 to 1, got -1 to 1"),
 ]  # fmt: skip
 INTERFACE = [
+    *WINDOWS,
     ({"k_cache": apart(2, 16, 2, 32)}, "k_cache must have contiguous last dimension", AssertionError),
     ({"v_cache": apart(2, 16, 2, 32)}, "v_cache must have contiguous last dimension", AssertionError),
     ({"cache_seqlens": 14}, "must be at most the seqlen of the KV cache, 16, got 17"),
     ({"k_cache": None}, f"{KIND}: k_cache must be a torch.Tensor, got NoneType", TypeError),
     ({"v_cache": 1}, f"{KIND}: v_cache must be a torch.Tensor, got int", TypeError),
-    ({"window_size": 4}, "window_size must be two integers, got 4", TypeError),
 ]
 COMPILED = [
+    *SIDES,
+    *NO_SCALE,
     ({"q": apart(2, 3, 4, 32)}, LAST),
     ({"k_cache": apart(2, 16, 2, 32)}, LAST),
     ({"v_cache": apart(2, 16, 2, 32)}, LAST),
@@ -159,7 +167,10 @@ def right(changed):
     return base | changed
 
 
-NAMES = {"k_cache": "kcache", "v_cache": "vcache", "cache_seqlens": "seqlens_k", "cache_leftpad": "leftpad_k"}
+NAMES = {
+    "k_cache": "kcache", "v_cache": "vcache", "cache_seqlens": "seqlens_k", "cache_leftpad": "leftpad_k",
+    "causal": "is_causal", "rotary_interleaved": "is_rotary_interleaved",
+}  # fmt: skip
 
 
 def low(changed):

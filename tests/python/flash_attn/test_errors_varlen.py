@@ -16,9 +16,13 @@ from flash_attn_errors import (  # noqa: E402
     KIND,
     LAST,
     MULTIPLE,
+    NO_SCALE,
     OPTIONS,
+    RETURNS,
+    SIDES,
     TYPE,
     VALUE,
+    WINDOWS,
     apart,
     cases,
     expect_refusal,
@@ -35,6 +39,9 @@ K = "k must have shape (total_k, num_heads_k, head_size)"
 V = "v must have shape (total_k, num_heads_k, head_size)"
 ROWS = [
     *OPTIONS,
+    *WINDOWS,
+    *SIDES,
+    *RETURNS,
     ({"q": tensor(8, 4, 32, dtype=torch.float64)}, TYPE),
     ({"k": tensor(14, 2, 32, dtype=torch.bfloat16)}, KEY),
     ({"v": tensor(14, 2, 32, dtype=torch.bfloat16)}, VALUE),
@@ -65,9 +72,11 @@ ROWS = [
     ({"v": 1}, f"{KIND}: v must be a torch.Tensor, got int", TypeError),
     ({"cu_seqlens_q": [0, 5, 8]}, f"{KIND}: cu_seqlens_q must be a torch.Tensor, got list", TypeError),
     ({"cu_seqlens_k": [0, 5, 8]}, f"{KIND}: cu_seqlens_k must be a torch.Tensor, got list", TypeError),
-    ({"max_seqlen_q": "a"}, "max_seqlen_q must be a number, got str", TypeError),
-    ({"max_seqlen_k": None}, "max_seqlen_k must be a number, got NoneType", TypeError),
-    ({"window_size": (1, 2, 3)}, "window_size must be two integers, got (1, 2, 3)", TypeError),
+    ({"max_seqlen_q": "a"}, f"{KIND}: max_seqlen_q must be an integer, got str", TypeError),
+    ({"max_seqlen_q": 5.0}, f"{KIND}: max_seqlen_q must be an integer, got float", TypeError),
+    ({"max_seqlen_k": None}, f"{KIND}: max_seqlen_k must be an integer, got NoneType", TypeError),
+    ({"max_seqlen_k": 1 << 40}, f"{KIND}: max_seqlen_k must be an integer of 32 bits, got 1099511627776", TypeError),
+    ({"zero_tensors": "n"}, f"{KIND}: zero_tensors must be a bool, got str", TypeError),
 ]  # fmt: skip
 
 
@@ -91,7 +100,8 @@ PAGED = [
 # Calls with the options of servers, with pages.
 SERVERS = [
     ({"num_splits": 2}, "num_splits > 1 is not supported for varlen paged KV"),
-    ({"num_splits": None}, f"{KIND}: num_splits must be a number, got NoneType", TypeError),
+    ({"num_splits": None}, f"{KIND}: num_splits must be an integer, got NoneType", TypeError),
+    ({"num_splits": 0.5}, f"{KIND}: num_splits must be an integer, got float", TypeError),
     ({"leftpad_k": int32(0, 1)}, "We don't support Paged KV and leftpad_k running at the same time yet"),
     ({"seqused_k": int32(1, 2).long()}, "seqused_k must have dtype int32"),
     ({"seqused_k": int32(1, 2, 3, 4)[::2]}, "seqused_k must be contiguous"),
@@ -108,7 +118,8 @@ LEFTPAD = [
     ({"seqused_k": int32(1, 2, 3)}, "seqused_k must have shape (batch_size)"),
 ]
 COMPILED = [
-    ({"gen": torch.Generator()}, GENERATOR),
+    ({"gen": torch.Generator()}, GENERATOR, TypeError),
+    ({"gen": torch.ones(1)}, GENERATOR),
     ({"q": tensor(8, 4, 30), "k": tensor(14, 2, 30), "v": tensor(14, 2, 30)}, MULTIPLE),
     ({"q": apart(8, 4, 32)}, LAST),
     ({"k": apart(14, 2, 32)}, LAST),
@@ -122,8 +133,9 @@ COMPILED = [
 PAGED_COMPILED = [({"return_softmax": True, "dropout_p": 0.5}, "S_dmask is made of packed keys alone")]
 
 OWN = {"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"}
-CHOICES = {"dropout_p", "softmax_scale", "window_size", "softcap", "alibi_slopes"}
-SERVED = {"seqused_k", "leftpad_k", "num_splits"}
+CHOICES = {"dropout_p", "softmax_scale", "causal", "window_size", "softcap", "alibi_slopes", "return_attn_probs"}
+SERVED = {"seqused_k", "leftpad_k", "num_splits", "zero_tensors", "window_size_left", "window_size_right"}
+SERVED.add("return_softmax")
 
 
 def right(changed):
@@ -165,14 +177,14 @@ def private(changed):
     """Wrong arguments of _flash_attn_varlen_forward."""
     served = {name: changed[name] for name in SERVED & changed.keys()}
     arguments = right({name: x for name, x in changed.items() if name not in served})
-    if arguments is None or "window_size" in changed:
+    if arguments is None or changed.keys() & {"window_size", "return_attn_probs"}:
         return None
     return {"dropout_p": 0.0, "softmax_scale": 0.1, "causal": True} | arguments | served
 
 
 def low(changed):
     """Wrong arguments of flash_attn_2_cuda.varlen_fwd."""
-    own = {name: changed[name] for name in ("out", "gen", "return_softmax") if name in changed}
+    own = {name: changed[name] for name in ("out", "gen") if name in changed}
     arguments = private({name: x for name, x in changed.items() if name not in own})
     if arguments is None:
         return None
@@ -208,7 +220,7 @@ def test_right_arguments_are_right(function, make):
 
 
 OPERATOR = [(torch.ops.flash_attn._flash_attn_varlen_forward, private)]
-ALL = [*cases(FUNCTIONS, ROWS), *cases(OPERATOR, numbers_aside(ROWS))]
+ALL = [*cases(FUNCTIONS, ROWS), *cases(FUNCTIONS[3:], NO_SCALE), *cases(OPERATOR, numbers_aside(ROWS))]
 
 
 @pytest.mark.parametrize(("function", "arguments", "words", "kind"), ALL)

@@ -203,25 +203,33 @@ def test_compiled():
     assert all(map(torch.equal, *caches))
 
 
-# As in hopper/flash_attn_interface.py of flash-attn 2.8.4, in its order.
-KVCACHE = (
-    "q k_cache v_cache k v qv rotary_cos rotary_sin cache_seqlens cache_batch_idx cache_leftpad page_table "
-    "cu_seqlens_q cu_seqlens_k_new max_seqlen_q rotary_seqlens q_descale k_descale v_descale softmax_scale causal "
-    "window_size attention_chunk softcap rotary_interleaved scheduler_metadata num_splits pack_gqa sm_margin "
-    "return_softmax_lse"
+# As in hopper/flash_attn_interface.py of flash-attn 2.8.4, in its order: arguments without a default, and the others.
+NONE = inspect.Parameter.empty
+DESCALES = dict.fromkeys(("q_descale", "k_descale", "v_descale"))
+SCALE = {"softmax_scale": None, "causal": False}
+OPTIONS = SCALE | {"qv": None} | DESCALES
+OPTIONS |= {"window_size": (-1, -1), "attention_chunk": 0, "softcap": 0.0, "num_splits": 1, "pack_gqa": None}
+OPTIONS |= {"deterministic": False, "sm_margin": 0, "return_attn_probs": False}
+KVCACHE = dict.fromkeys(
+    "k v qv rotary_cos rotary_sin cache_seqlens cache_batch_idx cache_leftpad page_table cu_seqlens_q cu_seqlens_k_new "
+    "max_seqlen_q rotary_seqlens".split()
 )
-FUNC = (
-    "q k v softmax_scale causal qv q_descale k_descale v_descale window_size attention_chunk softcap num_splits "
-    "pack_gqa deterministic sm_margin return_attn_probs"
-)
+KVCACHE |= DESCALES | SCALE | {"window_size": (-1, -1), "attention_chunk": 0, "softcap": 0.0}
+KVCACHE |= {"rotary_interleaved": True, "scheduler_metadata": None, "num_splits": 0, "pack_gqa": None, "sm_margin": 0}
+KVCACHE |= {"return_softmax_lse": False}
+SIGNATURES = {
+    "flash_attn_func": ("q k v", OPTIONS | {"sinks": None}),
+    "flash_attn_varlen_func": (
+        "q k v cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k",
+        {"seqused_q": None, "seqused_k": None} | OPTIONS | {"sinks": None, "return_softmax_lse": False},
+    ),
+    "flash_attn_with_kvcache": ("q k_cache v_cache", KVCACHE | {"sinks": None}),
+}
 
 
-def test_signatures():
-    def names(function):
-        return list(inspect.signature(function).parameters)
-
-    assert names(flash_attn_3.flash_attn_with_kvcache) == [*KVCACHE.split(), "sinks"]
-    assert names(flash_attn_3.flash_attn_func) == [*FUNC.split(), "sinks"]
-    own = ["cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "seqused_q", "seqused_k"]
-    wanted = [*FUNC.split()[:3], *own, *FUNC.split()[3:], "sinks", "return_softmax_lse"]
-    assert names(flash_attn_3.flash_attn_varlen_func) == wanted
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signatures(name):
+    found = inspect.signature(getattr(flash_attn_3, name)).parameters
+    required, others = SIGNATURES[name]
+    wanted = dict.fromkeys(required.split(), NONE) | others
+    assert [(x.name, x.default) for x in found.values()] == list(wanted.items())

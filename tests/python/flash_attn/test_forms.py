@@ -68,15 +68,17 @@ def test_what_has_no_hash_is_checked(checked):
     q, k, v = tensors()
     for _ in range(2):
         with pytest.raises(TypeError):
-            flash_attn.flash_attn_with_kvcache(q, k, v, softcap=[1.0])
+            flash_attn.flash_attn_with_kvcache(q, k, v, cache_leftpad=[1, 2])
     assert len(checked) == 2
 
 
-def test_a_tensor_in_place_of_a_number_is_looked_at(checked):
+def test_a_tensor_in_place_of_a_number_is_its_number(checked):
     q, k, v = tensors()
     flash_attn.flash_attn_func(q, k, v, softcap=torch.tensor(0.0), dropout_p=0.5)
     with pytest.raises(RuntimeError, match="Softcapping does not support dropout"):
         flash_attn.flash_attn_func(q, k, v, softcap=torch.tensor(30.0), dropout_p=0.5)
+    flash_attn.flash_attn_func(q, k, v, softcap=0.0, dropout_p=0.5)
+    assert len(checked) == 2
 
 
 @pytest.mark.parametrize("shared", ["itself", "the other cache"])

@@ -75,6 +75,27 @@ def test_modules():
     expect_gone()
 
 
+def test_the_interface_is_an_attribute_as_soon_as_the_package_is_imported():
+    with flashport.install_shims():
+        import flash_attn
+
+        assert flash_attn.flash_attn_interface is flash_attn_interface
+        assert sys.modules["flash_attn.flash_attn_interface"] is flash_attn_interface
+        assert not hasattr(flash_attn, "bert_padding")  # which flash-attn does not import itself
+    expect_gone()
+
+
+def test_submodules_are_attributes():
+    with flashport.install_shims():
+        import flash_attn.bert_padding
+        import flash_attn.layers.rotary
+
+        assert flash_attn.bert_padding is bert_padding
+        assert flash_attn.layers.rotary is importlib.import_module("flashport.flash_attn.layers.rotary")
+        assert flash_attn.layers.__name__ == "flash_attn.layers"
+    expect_gone()
+
+
 @pytest.mark.parametrize("name", ["flash_attn", "flash-attn", "Flash_Attn"])
 def test_metadata(name):
     with flashport.install_shims():
@@ -132,6 +153,7 @@ class TestBesideARealOne:
             assert flash_attn is not before
             assert flash_attn.__version__ == "2.8.4"
             assert flash_attn.cute is cute
+            assert flash_attn.flash_attn_interface is flash_attn_interface
             assert importlib.import_module("flash_attn.bert_padding") is bert_padding
         assert importlib.import_module("flash_attn") is before
         assert importlib.import_module("flash_attn.bert_padding") is padding

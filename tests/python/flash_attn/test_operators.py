@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 import flashport.flash_attn as flash_attn  # noqa: E402
 from flash_attn_call import int32, offsets, random_tensors  # noqa: E402
 from flashport.flash_attn import flash_attn_interface as interface  # noqa: E402
-from flashport.flash_attn.layers.rotary import apply_rotary_emb  # noqa: E402
+from flashport.flash_attn.layers.rotary import RotaryEmbedding, apply_rotary_emb  # noqa: E402
 from helpers import needs_compiler  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, while compiling
@@ -56,6 +56,14 @@ def test_packed():
         return flash_attn.flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, 13, **options)
 
     expect_same(step, *random_tensors(1, (20, 3, 4, 40)), offsets([13, 7]))
+
+
+def test_numbers_of_other_types():
+    def step(q, k, v):
+        one = flash_attn.flash_attn_func(q, k, v, 0, 1, causal=1, window_size=[9, -1], softcap=2)
+        return one, flash_attn.flash_attn_with_kvcache(q, k, v, softmax_scale=1, causal=1, rotary_interleaved=None)
+
+    expect_same(step, *dense())
 
 
 def test_pages():
@@ -117,6 +125,16 @@ def test_rotary():
         return turned, apply_rotary_emb(turned[0], cos, sin, True, cu_seqlens=cu_seqlens, max_seqlen=6)
 
     expect_same(step, *random_tensors(3, (2, 9, 4, 32), (20, 8), (20, 8)), int32(3, 0), offsets([6, 3]))
+
+
+def test_rotary_of_a_module():
+    rotary = RotaryEmbedding(16, interleaved=True)
+
+    def step(qkv, q, kv, first):
+        return rotary(qkv, seqlen_offset=3), *rotary(q, kv, seqlen_offset=first, max_seqlen=40)
+
+    with torch.no_grad():
+        expect_same(step, *random_tensors(3, (2, 9, 3, 4, 32), (2, 9, 4, 32), (2, 9, 2, 2, 32)), int32(3, 0))
 
 
 @needs_compiler

@@ -65,6 +65,20 @@ def test_rows():
     assert put.tolist() == [[0, 0, 0], [1, 1, 1], [0, 0, 0], [1, 1, 1]]
 
 
+def test_classes():
+    """What the functions are called by in flash-attn."""
+    x, indices = hidden(2).flatten(0, 1).requires_grad_(), torch.tensor([4, 0])
+    rows = bert_padding.IndexFirstAxis.apply(x, indices)
+    put = bert_padding.IndexPutFirstAxis.apply(rows, indices, 15)
+    assert torch.equal(rows, x[indices])
+    assert torch.equal(put[indices], rows)
+    put.sum().backward()
+    assert x.grad.sum() == 4
+    again, whole = bert_padding.IndexFirstAxisResidual.apply(x, indices)
+    assert torch.equal(again, rows)
+    assert whole is x
+
+
 ROWS, INDICES = torch.randn(5, 2), torch.tensor([4, 0])
 TAKE = {"input": ROWS, "indices": INDICES}
 PUT = {"values": torch.ones(2, 3), "indices": torch.tensor([3, 1]), "first_axis_dim": 4}

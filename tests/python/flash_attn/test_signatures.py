@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from flashport.flash_attn import flash_attn_2_cuda, flash_attn_interface  # noqa: E402
+from flashport.flash_attn.layers import rotary  # noqa: E402
 
 NONE = inspect.Parameter.empty
 OPTIONS = {
@@ -43,6 +44,12 @@ FUNCTIONS = {
         | {"num_splits": 0},
     ),
 }
+BACKWARD = "dropout_p softmax_scale causal window_size_left window_size_right softcap alibi_slopes deterministic"
+FUNCTIONS["_flash_attn_backward"] = (f"dout q k v out softmax_lse dq dk dv {BACKWARD}", {"rng_state": None})
+FUNCTIONS["_flash_attn_varlen_backward"] = (
+    f"dout q k v out softmax_lse dq dk dv {CU} {BACKWARD}",
+    {"rng_state": None, "zero_tensors": False},
+)
 WINDOW = "window_size_left window_size_right softcap"
 # As in csrc/flash_attn/flash_api.cpp, by position.
 COMPILED = {
@@ -71,9 +78,63 @@ def test_the_compiled_half(name):
     assert list(inspect.signature(getattr(flash_attn_2_cuda, name)).parameters) == COMPILED[name].split()
 
 
+APPLIED = "dropout_p softmax_scale causal window_size softcap alibi_slopes deterministic return_softmax"
+# As their forward there, after the context; all go by position.
+CLASSES = {
+    "FlashAttnFunc": f"q k v {APPLIED} is_grad_enabled",
+    "FlashAttnKVPackedFunc": f"q kv {APPLIED} is_grad_enabled",
+    "FlashAttnQKVPackedFunc": f"qkv {APPLIED} is_grad_enabled",
+    "FlashAttnVarlenFunc": f"q k v {CU} {APPLIED} block_table is_grad_enabled",
+    "FlashAttnVarlenKVPackedFunc": f"q kv {CU} {APPLIED} is_grad_enabled",
+    "FlashAttnVarlenQKVPackedFunc": f"qkv cu_seqlens max_seqlen {APPLIED} is_grad_enabled",
+}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_classes(name):
+    found = inspect.signature(getattr(flash_attn_interface, name).apply).parameters.values()
+    assert [x.name for x in found] == CLASSES[name].split()
+    assert {(x.default, x.kind) for x in found} == {(NONE, inspect.Parameter.POSITIONAL_ONLY)}
+
+
+ROTARY = {
+    "rotate_half": ("x", {"interleaved": False}),
+    "apply_rotary_emb_torch": ("x cos sin", {"interleaved": False}),
+    "apply_rotary_emb": (
+        "x cos sin",
+        {"interleaved": False, "inplace": False, "seqlen_offsets": 0, "cu_seqlens": None, "max_seqlen": None},
+    ),
+    "apply_rotary_emb_qkv_": (
+        "qkv cos sin",
+        {"cos_k": None, "sin_k": None, "interleaved": False, "seqlen_offsets": 0, "num_heads_q": None},
+    ),
+    "apply_rotary_emb_kv_": ("kv cos sin", {"interleaved": False, "seqlen_offsets": 0}),
+    "RotaryEmbedding": ("dim", {"base": 10000.0, "interleaved": False, "scale_base": None, "device": None}),
+    "RotaryEmbedding.forward": (
+        "self qkv",
+        {"kv": None, "seqlen_offset": 0, "max_seqlen": None, "num_heads_q": None},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROTARY)
+def test_rotary(name):
+    head, _, method = name.partition(".")
+    function = getattr(rotary, head)
+    found = inspect.signature(getattr(function, method) if method else function).parameters
+    required, others = ROTARY[name]
+    wanted = dict.fromkeys(required.split(), NONE) | others
+    assert [(x.name, x.default) for x in found.values()] == list(wanted.items())
+
+
 def test_other_names():
     assert flash_attn_interface.USE_TRITON_ROCM is False
     assert flash_attn_interface.flash_attn_gpu is flash_attn_2_cuda
     for side in ("forward", "backward", "varlen_forward", "varlen_backward"):
         wrapped = getattr(flash_attn_interface, f"_wrapped_flash_attn_{side}")
         assert wrapped is getattr(flash_attn_interface, f"_flash_attn_{side}")
+    rows = torch.rand(4, 6)[::2]
+    assert flash_attn_interface.maybe_contiguous(rows) is rows
+    assert flash_attn_interface.maybe_contiguous(rows.t()).stride() == (2, 1)
+    assert flash_attn_interface.maybe_contiguous(None) is None
+    assert [flash_attn_interface.round_multiple(x, 128) for x in (0, 1, 128, 129)] == [0, 128, 128, 256]

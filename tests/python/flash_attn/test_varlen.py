@@ -116,6 +116,46 @@ def test_dropout():
         assert (s_dmask[b, :, :, kv_lens[b] :] == 0).all()
 
 
+# Keys of each sequence, those in use (None: all), and those of the left that do not exist.
+PADDED = [
+    ([9, 5], None, [2, 1]),
+    ([9, 5], [8, 5], [2, 3]),
+    ([40, 12], None, [0, 7]),
+    ([40, 70], [33, 1], [32, 1]),
+    ([1, 130], [1, 129], [0, 100]),
+]
+
+
+@pytest.mark.parametrize("window", [(-1, 0), (4, 2), (-1, -1)])
+@pytest.mark.parametrize(("kv_lens", "used", "pads"), PADDED)
+def test_dropout_with_left_padding(kv_lens, used, pads, window):
+    """S_dmask counts keys as the output does, from the first one that exists."""
+    p, q_lens, dim, longest = 0.3, [6, 19], 32, max(kv_lens)
+    q, k, v = random_tensors(9, (25, 4, dim), (sum(kv_lens), 2, dim), (sum(kv_lens), 2, dim))
+    slopes = torch.rand(4)
+    given = None if used is None else int32(*used)
+    out, _, s_dmask, state = compiled.varlen_fwd(
+        q, k, v, None, offsets(q_lens), offsets(kv_lens), given, int32(*pads), None, slopes, 19, longest, p, dim**-0.5,
+        False, False, *window, 0.0, True, None,
+    )  # fmt: skip
+    kept = flashport.dropout_mask((2, 4, 19, longest), state, p).bool()
+    parts = zip(q.split(q_lens), k.split(kv_lens), v.split(kv_lens), out.split(q_lens), strict=True)
+    for b, (own_q, own_k, own_v, got) in enumerate(parts):
+        exist = slice(pads[b], kv_lens[b] if used is None else used[b])
+        own_k, own_v = own_k[exist], own_v[exist]
+        signed = s_dmask[b, :, : q_lens[b], : len(own_k)]
+        here = kept[b, :, : q_lens[b], : len(own_k)]
+        own_window = tuple(-1 if side >= longest else side for side in window)
+        wanted, _, weights = reference(own_q, own_k, own_v, window=own_window, slopes=slopes, kept=here, dropout_p=p)
+        expect_close(got, wanted, torch.float32)
+        expect_close(signed, torch.where(here, weights, -weights), torch.float32)
+        assert (s_dmask[b, :, :, len(own_k) :] == 0).all()
+        # The output follows from S_dmask alone: its kept weights over the sum of all.
+        shares = signed.clamp(min=0) / (1 - p) / signed.abs().sum(-1, keepdim=True).clamp(min=1e-30)
+        from_mask = torch.einsum("hij,jhd->ihd", shares.double(), own_v.double().repeat_interleave(2, 1))
+        expect_close(got, from_mask, torch.float32)
+
+
 class TestCompiledHalf:
     """flash_attn_2_cuda.varlen_fwd, whose arguments go by position."""
 

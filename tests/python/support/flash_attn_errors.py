@@ -56,7 +56,47 @@ OPTIONS = [
     ({"alibi_slopes": torch.rand(2, 4, 1)}, SIZES),
     ({"alibi_slopes": torch.tensor(0.5)}, SIZES),
     ({"softmax_scale": float("nan")}, "softmax_scale"),
-    ({"softmax_scale": "a"}, "softmax_scale must be a number, got str", TypeError),
+    ({"softmax_scale": "a"}, f"{KIND}: softmax_scale must be a number, got str", TypeError),
+    ({"softmax_scale": "0.1"}, f"{KIND}: softmax_scale must be a number, got str", TypeError),
+    ({"softmax_scale": torch.rand(2)}, f"{KIND}: softmax_scale must be a number, got Tensor", TypeError),
+    ({"dropout_p": "0.5"}, f"{KIND}: dropout_p must be a number, got str", TypeError),
+    ({"dropout_p": 1j}, f"{KIND}: dropout_p must be a number, got complex", TypeError),
+    ({"softcap": [1.0]}, f"{KIND}: softcap must be a number, got list", TypeError),
+    ({"softcap": 10**400}, f"{KIND}: softcap must be a number, got int", TypeError),
+    ({"causal": "no"}, f"{KIND}: causal must be a bool, got str", TypeError),
+    ({"causal": ""}, f"{KIND}: causal must be a bool, got str", TypeError),
+    ({"causal": [False]}, f"{KIND}: causal must be a bool, got list", TypeError),
+    ({"causal": object()}, f"{KIND}: causal must be a bool, got object", TypeError),
+    ({"causal": torch.ones(2)}, f"{KIND}: causal must be a bool, got Tensor", TypeError),
+]
+# These go with functions that have a window of two numbers, or two arguments for it, or no default for the scale, or
+# that return more on demand.
+WINDOWS = [
+    ({"window_size": (1.5, 2.7)}, f"{KIND}: window_size[0] must be an integer, got float", TypeError),
+    ({"window_size": (3, 4.0)}, f"{KIND}: window_size[1] must be an integer, got float", TypeError),
+    ({"window_size": ("3", "4")}, f"{KIND}: window_size[0] must be an integer, got str", TypeError),
+    ({"window_size": "34"}, f"{KIND}: window_size[0] must be an integer, got str", TypeError),
+    ({"window_size": (None, 4)}, f"{KIND}: window_size[0] must be an integer, got NoneType", TypeError),
+    ({"window_size": (3, torch.ones(2))}, f"{KIND}: window_size[1] must be an integer, got Tensor", TypeError),
+    ({"window_size": (1 << 31, 4)}, f"{KIND}: window_size[0] must be an integer of 32 bits, got 2147483648", TypeError),
+    ({"window_size": None}, f"{KIND}: window_size must be two integers, got None", TypeError),
+    ({"window_size": 4}, f"{KIND}: window_size must be two integers, got 4", TypeError),
+    ({"window_size": {3, 4}}, f"{KIND}: window_size must be two integers, got {{3, 4}}", TypeError),
+    ({"window_size": (1,)}, f"{KIND}: window_size must be two integers, got (1,)", IndexError),
+    ({"window_size": (1, 2, 3)}, f"{KIND}: window_size must be two integers, got (1, 2, 3)", IndexError),
+]
+SIDES = [
+    ({"window_size_left": None}, f"{KIND}: window_size_left must be an integer, got NoneType", TypeError),
+    ({"window_size_left": 1.5}, f"{KIND}: window_size_left must be an integer, got float", TypeError),
+    ({"window_size_right": "3"}, f"{KIND}: window_size_right must be an integer, got str", TypeError),
+    ({"window_size_right": -(1 << 40)}, f"{KIND}: window_size_right must be an integer of 32 bits, got -", TypeError),
+]
+NO_SCALE = [({"softmax_scale": None}, f"{KIND}: softmax_scale must be a number, got NoneType", TypeError)]
+RETURNS = [
+    ({"return_attn_probs": ""}, f"{KIND}: return_softmax must be a bool, got str", TypeError),
+    ({"return_attn_probs": []}, f"{KIND}: return_softmax must be a bool, got list", TypeError),
+    ({"return_softmax": ""}, f"{KIND}: return_softmax must be a bool, got str", TypeError),
+    ({"return_softmax": "no"}, f"{KIND}: return_softmax must be a bool, got str", TypeError),
 ]
 
 

@@ -40,6 +40,12 @@ def forward(
     return_lse: bool,
 ) -> tuple[Any, Any]:
     """(out, lse or None); ``out`` may be a view as in the dense form. Nothing is written before all is checked."""
+    if softmax_scale is not None:
+        softmax_scale = checks.to_float(function, "softmax_scale", softmax_scale)
+    causal = checks.to_bool(function, "causal", causal)
+    softcap = checks.to_float(function, "softcap", softcap)
+    interleaved = checks.to_bool(function, "rotary_interleaved", interleaved)
+    num_splits = checks.to_int(function, "num_splits", num_splits)
     tensors = (
         q, k_cache, v_cache, k, v, seqlens_k, rotary_cos, rotary_sin, cache_batch_idx, leftpad_k, block_table,
         alibi_slopes, out,
@@ -152,7 +158,6 @@ def _check(
         checks.check_rotary(function, q, k, rotary_cos, rotary_sin, kv_len)
     if cache_batch_idx is not None:
         checks.check_integers(function, q, "cache_batch_idx", cache_batch_idx, (batch,), "batch_size")
-    checks.check_number(function, "softcap", softcap)
     checks.check_splits(function, num_splits)
     if alibi_slopes is not None:
         checks.check_alibi(function, q, alibi_slopes, batch, heads)

@@ -18,6 +18,7 @@ from flashport.torch import tracing
 
 MAX_HEAD_DIM = 512
 MAX_SPLITS = 128
+_INT_LIMIT = 1 << 31  # of what flash-attn's compiled half counts in
 TYPES = (torch.float16, torch.bfloat16)
 _ROTARY = "seqlen_ro, params.rotary_dim / 2"
 GENERATOR = (
@@ -49,13 +50,10 @@ _passed: set[Any] = set()  # forms of calls
 def form_of(function: str, tensors: tuple[Any, ...], numbers: tuple[Any, ...]) -> Any:
     """What checks of shapes, types, places and numbers look at: calls of one form pass them, or not, alike.
 
-    None while torch traces, whose sizes are no numbers, and where a tensor stands for a number.
+    None while torch traces, whose sizes are no numbers.
     """
     if tracing.is_compiling():
         return None
-    for x in numbers:
-        if isinstance(x, torch.Tensor):
-            return None
     form: Any = _core.tensors_form(tensors)
     if form is None:  # tensors of a torch without DLPack's exchange API, or what is no tensor
         form = tuple([(x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else x for x in tensors])
@@ -187,10 +185,60 @@ def check_number(function: str, name: str, x: Any) -> None:
         ) from None
 
 
+def to_int(function: str, name: str, x: Any) -> int:
+    """``x`` as pybind11 gives it to an int of flash-attn's compiled half; torch's operators take the same.
+
+    What has __index__ or __int__ is one, such as a tensor of one element, but a float is none.
+    """
+    number: int = x
+    if type(x) is not int:
+        if isinstance(x, float) or not (hasattr(type(x), "__index__") or hasattr(type(x), "__int__")):
+            raise _wrong_kind(function, name, "an integer", x)
+        try:
+            number = int(x)
+        except Exception:  # whatever the object raises
+            raise _wrong_kind(function, name, "an integer", x) from None
+    if not -_INT_LIMIT <= number < _INT_LIMIT:
+        raise FlashAttnTypeError(
+            f"{function}: incompatible function arguments: {name} must be an integer of 32 bits, got {number}"
+        )
+    return number
+
+
+def to_float(function: str, name: str, x: Any) -> float:
+    """The same for a float: what has __float__ or __index__."""
+    if type(x) is float:
+        return x
+    if not (hasattr(type(x), "__float__") or hasattr(type(x), "__index__")):
+        raise _wrong_kind(function, name, "a number", x)
+    try:
+        return float(x)
+    except Exception:
+        raise _wrong_kind(function, name, "a number", x) from None
+
+
+def to_bool(function: str, name: str, x: Any) -> bool:
+    """The same for a bool: what has __bool__, such as any number, and None, which is False; a str is none."""
+    if type(x) is bool:
+        return x
+    if x is None:
+        return False
+    if not hasattr(type(x), "__bool__"):
+        raise _wrong_kind(function, name, "a bool", x)
+    try:
+        return bool(x)
+    except Exception:
+        raise _wrong_kind(function, name, "a bool", x) from None
+
+
+def _wrong_kind(function: str, name: str, kind: str, x: Any) -> FlashAttnTypeError:
+    return FlashAttnTypeError(
+        f"{function}: incompatible function arguments: {name} must be {kind}, got {type(x).__name__}"
+    )
+
+
 def check_dropout(function: str, dropout_p: float, softcap: float, return_softmax: bool = False) -> None:
     """A probability from 0 on below 1, and not with a softcap."""
-    check_number(function, "dropout_p", dropout_p)
-    check_number(function, "softcap", softcap)
     if not 0 <= dropout_p < 1:
         raise FlashAttnError(
             f"{function}: Expected p_dropout < 1.f to be true, but got false: p_dropout must be from 0 on below 1, got "
@@ -307,14 +355,20 @@ def check_splits(function: str, num_splits: int, most: int = MAX_SPLITS) -> None
 
 
 def window_of(function: str, window_size: Any) -> tuple[int, int]:
-    """(left, right), numbers of what may be tensors."""
+    """(left, right), integers of what may be tensors."""
+    words = "incompatible function arguments: window_size must be two integers, got"
     try:
-        left, right = window_size
-        return int(left), int(right)
-    except (TypeError, ValueError):
-        raise FlashAttnTypeError(
-            f"{function}: incompatible function arguments: window_size must be two integers, got {window_size!r}"
-        ) from None
+        if len(window_size) != 2:
+            raise FlashAttnIndexError(f"{function}: {words} {window_size!r}")
+        left, right = window_size[0], window_size[1]
+    except TypeError:
+        raise FlashAttnTypeError(f"{function}: {words} {window_size!r}") from None
+    return to_int(function, "window_size[0]", left), to_int(function, "window_size[1]", right)
+
+
+def window_of_sides(function: str, left: Any, right: Any) -> tuple[int, int]:
+    """The same of two arguments."""
+    return to_int(function, "window_size_left", left), to_int(function, "window_size_right", right)
 
 
 def reads_contents(q: Any) -> bool:

@@ -34,6 +34,12 @@ def forward(
     What was not asked for is None: the lse without ``return_lse``, S_dmask without ``return_softmax``, the random state
     without dropout.
     """
+    dropout_p = checks.to_float(function, "dropout_p", dropout_p)
+    softcap = checks.to_float(function, "softcap", softcap)
+    causal = checks.to_bool(function, "causal", causal)
+    return_softmax = checks.to_bool(function, "return_softmax", return_softmax)
+    if softmax_scale is not None:
+        softmax_scale = checks.to_float(function, "softmax_scale", softmax_scale)
     form = checks.form_of(function, (q, k, v, out, alibi_slopes), (dropout_p, softcap, return_softmax))
     if not checks.has_passed(form):
         _check(function, q, k, v, out, alibi_slopes, dropout_p, softcap, return_softmax)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from flashport.flash_attn import _checks as checks
 from flashport.flash_attn import _dense, _probabilities, _varlen
 from flashport.torch.library import register
 
@@ -43,12 +44,14 @@ def forward_kernel(
     window_size_right: int, softcap: float, alibi_slopes: Any, return_softmax: bool,
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
     """(out, softmax_lse, S_dmask, rng_state)."""
+    name = "_flash_attn_forward"
+    scale = checks.to_float(name, "softmax_scale", softmax_scale)
+    window = checks.window_of_sides(name, window_size_left, window_size_right)
     return complete(
         *_dense.forward(
-            "_flash_attn_forward", q, k, v, None, alibi_slopes, dropout_p, softmax_scale, causal,
-            (window_size_left, window_size_right), softcap, return_softmax, True,
+            name, q, k, v, None, alibi_slopes, dropout_p, scale, causal, window, softcap, return_softmax, True
         )
-    )  # fmt: skip
+    )
 
 
 def varlen_forward_kernel(
@@ -58,11 +61,14 @@ def varlen_forward_kernel(
     leftpad_k: Any = None, seqused_k: Any = None, zero_tensors: bool = False, num_splits: int = 0,
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
     """(out, softmax_lse, S_dmask, rng_state)."""
+    name = "_flash_attn_varlen_forward"
+    scale = checks.to_float(name, "softmax_scale", softmax_scale)
+    window = checks.window_of_sides(name, window_size_left, window_size_right)
     return complete(
         *_varlen.forward(
-            "_flash_attn_varlen_forward", q, k, v, None, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table,
-            alibi_slopes, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, zero_tensors, causal,
-            (window_size_left, window_size_right), softcap, return_softmax, num_splits, True,
+            name, q, k, v, None, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table, alibi_slopes,
+            max_seqlen_q, max_seqlen_k, dropout_p, scale, zero_tensors, causal, window, softcap, return_softmax,
+            num_splits, True,
         )
     )  # fmt: skip
 
@@ -95,20 +101,18 @@ def _varlen_forward_fake(
 if REGISTERED:
     # Each call with dropout draws a random state, so none stands for another one.
     _tags = (torch.Tag.nondeterministic_seeded,)
-    _forward = register(
-        "_flash_attn_forward", _DENSE, _forward_fake, forward_kernel, namespace="flash_attn", tags=_tags
-    )
-    _varlen_forward = register(
+    register("_flash_attn_forward", _DENSE, _forward_fake, forward_kernel, namespace="flash_attn", tags=_tags)
+    register(
         "_flash_attn_varlen_forward", _VARLEN, _varlen_forward_fake, varlen_forward_kernel, namespace="flash_attn",
         tags=_tags,
     )  # fmt: skip
 
 
 def forward(*arguments: Any) -> Any:
-    """The operator, with its arguments by position."""
-    return _forward(None, *arguments)
+    """The operator, with its arguments by position, which torch converts as flash-attn's callers expect."""
+    return torch.ops.flash_attn._flash_attn_forward.default(*arguments)
 
 
 def varlen_forward(*arguments: Any) -> Any:
-    """The operator, with its arguments by position."""
-    return _varlen_forward(None, *arguments)
+    """The same of packed sequences."""
+    return torch.ops.flash_attn._flash_attn_varlen_forward.default(*arguments)

@@ -11,6 +11,16 @@ from flashport.torch import tracing
 from flashport.torch.gradients import refuse_gradients
 
 
+def maybe_contiguous(x: Any) -> Any:
+    """``x``, or a copy where its last axis is not contiguous."""
+    return kernels.unit_rows(x)
+
+
+def round_multiple(x: int, m: int) -> int:
+    """The least multiple of ``m`` that is not below ``x``."""
+    return -(-x // m) * m
+
+
 def _get_block_size_n(device: Any, head_dim: int, is_dropout: bool, is_causal: bool) -> int:
     """Keys of a block of S_dmask: all keys are one block."""
     if head_dim > checks.MAX_HEAD_DIM:
@@ -78,12 +88,55 @@ def _flash_attn_varlen_forward(
     )  # fmt: skip
 
 
-def _flash_attn_backward(*_: Any, **__: Any) -> NoReturn:
+def _flash_attn_backward(
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    softmax_lse: Any,
+    dq: Any,
+    dk: Any,
+    dv: Any,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: Any,
+    deterministic: bool,
+    rng_state: Any = None,
+) -> NoReturn:
     """The backward of a dense batch, which is not here yet."""
     raise NotImplementedError("_flash_attn_backward: there is no backward yet; run the model under torch.no_grad()")
 
 
-def _flash_attn_varlen_backward(*_: Any, **__: Any) -> NoReturn:
+def _flash_attn_varlen_backward(
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    softmax_lse: Any,
+    dq: Any,
+    dk: Any,
+    dv: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: Any,
+    deterministic: bool,
+    rng_state: Any = None,
+    zero_tensors: bool = False,
+) -> NoReturn:
     """The backward of packed sequences, which is not here yet."""
     raise NotImplementedError(
         "_flash_attn_varlen_backward: there is no backward yet; run the model under torch.no_grad()"

@@ -63,17 +63,22 @@ def dense(
 
 def packed(
     q: Any, k: Any, rng_state: Any, dropout_p: float, scale: float, window: tuple[int, int], alibi_slopes: Any,
-    cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int, max_seqlen_k: int, seqused_k: Any,
+    cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int, max_seqlen_k: int, seqused_k: Any, leftpad_k: Any,
 ) -> Any:  # fmt: skip
-    """S_dmask [B, Hq, max_q, max_k], both rounded up, of q [Tq, Hq, D] and k [Tk, Hkv, D]."""
-    kv_lens = cu_seqlens_k.diff() if seqused_k is None else seqused_k
+    """S_dmask [B, Hq, max_q, max_k], both rounded up, of q [Tq, Hq, D] and k [Tk, Hkv, D].
+
+    Keys of a sequence count from the first one after its ``leftpad_k``, as those of the output and of dropout do.
+    """
+    firsts, kv_lens = cu_seqlens_k[:-1], cu_seqlens_k.diff() if seqused_k is None else seqused_k
+    if leftpad_k is not None:
+        firsts, kv_lens = firsts + leftpad_k, kv_lens - leftpad_k
     return dense(
-        _rows(q, cu_seqlens_q, max_seqlen_q), _rows(k, cu_seqlens_k, max_seqlen_k), rng_state, dropout_p, scale, window,
+        _rows(q, cu_seqlens_q[:-1], max_seqlen_q), _rows(k, firsts, max_seqlen_k), rng_state, dropout_p, scale, window,
         alibi_slopes, cu_seqlens_q.diff(), kv_lens,
     )  # fmt: skip
 
 
-def _rows(x: Any, offsets: Any, longest: int) -> Any:
+def _rows(x: Any, firsts: Any, longest: int) -> Any:
     """Packed sequences [T, ...] one below the other [B, longest, ...]; rows past a sequence are those of any."""
-    rows = offsets[:-1, None] + torch.arange(longest, device=x.device)
+    rows = firsts[:, None] + torch.arange(longest, device=x.device)
     return x[rows.clamp(max=max(0, x.shape[0] - 1)).long()]

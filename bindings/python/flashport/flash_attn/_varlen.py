@@ -40,56 +40,25 @@ def forward(
     return_lse: bool,
 ) -> tuple[Any, Any, Any, Any]:
     """(out, lse, S_dmask, rng_state), with None and views as in the dense form."""
+    max_seqlen_q = checks.to_int(function, "max_seqlen_q", max_seqlen_q)
+    max_seqlen_k = checks.to_int(function, "max_seqlen_k", max_seqlen_k)
+    dropout_p = checks.to_float(function, "dropout_p", dropout_p)
+    softcap = checks.to_float(function, "softcap", softcap)
+    if softmax_scale is not None:
+        softmax_scale = checks.to_float(function, "softmax_scale", softmax_scale)
+    zero_tensors = checks.to_bool(function, "zero_tensors", zero_tensors)
+    causal = checks.to_bool(function, "causal", causal)
+    return_softmax = checks.to_bool(function, "return_softmax", return_softmax)
+    num_splits = checks.to_int(function, "num_splits", num_splits)
+    tensors = (q, k, v, out, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table, alibi_slopes)
+    numbers = (max_seqlen_q, dropout_p, softcap, return_softmax, num_splits, *window)
+    form = checks.form_of(function, tensors, numbers)
+    if not checks.has_passed(form):
+        _check(function, tensors, *numbers)
+        checks.remember(form)
     paged = block_table is not None
-    checks.check_rank(function, "q", q, _Q)
-    checks.check_rank(function, "k", k, _PAGES if paged else _K)
-    checks.check_rank(function, "v", v, _PAGES if paged else _K)
-    checks.check_tensors(
-        function,
-        q,
-        ("k", k, "query and key must have the same dtype"),
-        ("v", v, "query and value must have the same dtype"),
-    )
     total_q, heads, head_dim = q.shape
-    checks.check_rank(function, "cu_seqlens_q", cu_seqlens_q, "batch_size + 1")
-    kv_heads, batch = k.shape[-2], cu_seqlens_q.shape[0] - 1
-    checks.check_integers(function, q, "cu_seqlens_q", cu_seqlens_q, (batch + 1,), "batch_size + 1")
-    checks.check_integers(function, q, "cu_seqlens_k", cu_seqlens_k, (batch + 1,), "batch_size + 1")
-    checks.check_number(function, "max_seqlen_q", max_seqlen_q)
-    checks.check_number(function, "max_seqlen_k", max_seqlen_k)
-    checks.check_number(function, "num_splits", num_splits)
-    checks.check_dropout(function, dropout_p, softcap, return_softmax)
-    checks.check_batch(function, batch)
-    checks.check_heads(function, heads, kv_heads, head_dim)
-    kv_shape = (*k.shape[:-1], head_dim)
-    checks.check_shape(function, "k", k, kv_shape, _PAGES if paged else _K)
-    checks.check_shape(function, "v", v, kv_shape, _PAGES if paged else _K)
-    if paged:
-        checks.check_block_table(function, q, block_table, batch)
-        if return_softmax:
-            raise checks.FlashAttnError(
-                f"{function}: S_dmask is made of packed keys alone; pass no block_table, or do not ask for it"
-            )
-    if seqused_k is not None:
-        checks.check_integers(function, q, "seqused_k", seqused_k, (batch,), "batch_size")
-    if out is not None:
-        checks.check_out(function, q, out, q.shape, "sizes[0], sizes[1], head_size")
-    plain = window[0] < 0 and window[1] < 0 and dropout_p == 0 and alibi_slopes is None
-    if max_seqlen_q == 1 and heads > kv_heads and plain and head_dim % 8 == 0:
-        checks.check_splits(function, num_splits)
-    elif paged and num_splits > 1:
-        raise checks.FlashAttnError(
-            f"{function}: num_splits > 1 is not supported for varlen paged KV, got {num_splits}; pass 0"
-        )
-    if leftpad_k is not None:
-        if paged:
-            raise checks.FlashAttnError(
-                f"{function}: We don't support Paged KV and leftpad_k running at the same time yet; pass one of "
-                "block_table and leftpad_k"
-            )
-        checks.check_integers(function, q, "leftpad_k", leftpad_k, (batch,), "batch_size")
-    if alibi_slopes is not None:
-        checks.check_alibi(function, q, alibi_slopes, batch, heads)
+    kv_heads = k.shape[-2]
     lengths = None
     if paged:
         lengths = cu_seqlens_k.diff() if seqused_k is None else seqused_k
@@ -136,12 +105,67 @@ def forward(
     if return_softmax:
         s_dmask = probabilities.packed(
             q, k, rng_state, dropout_p, scale, window, alibi_slopes, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
-            max_seqlen_k, seqused_k,
+            max_seqlen_k, seqused_k, leftpad_k,
         )  # fmt: skip
     if dim != head_dim:
         out = out[..., :head_dim]
         out = out if given is None else given.copy_(out)
     return out, lse, s_dmask, rng_state
+
+
+def _check(
+    function: str, tensors: tuple[Any, ...], max_seqlen_q: int, dropout_p: float, softcap: float, return_softmax: bool,
+    num_splits: int, left: int, right: int,
+) -> None:  # fmt: skip
+    """What the form of a call says."""
+    q, k, v, out, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table, alibi_slopes = tensors
+    paged = block_table is not None
+    checks.check_rank(function, "q", q, _Q)
+    checks.check_rank(function, "k", k, _PAGES if paged else _K)
+    checks.check_rank(function, "v", v, _PAGES if paged else _K)
+    checks.check_tensors(
+        function,
+        q,
+        ("k", k, "query and key must have the same dtype"),
+        ("v", v, "query and value must have the same dtype"),
+    )
+    _, heads, head_dim = q.shape
+    checks.check_rank(function, "cu_seqlens_q", cu_seqlens_q, "batch_size + 1")
+    kv_heads, batch = k.shape[-2], cu_seqlens_q.shape[0] - 1
+    checks.check_integers(function, q, "cu_seqlens_q", cu_seqlens_q, (batch + 1,), "batch_size + 1")
+    checks.check_integers(function, q, "cu_seqlens_k", cu_seqlens_k, (batch + 1,), "batch_size + 1")
+    checks.check_dropout(function, dropout_p, softcap, return_softmax)
+    checks.check_batch(function, batch)
+    checks.check_heads(function, heads, kv_heads, head_dim)
+    kv_shape = (*k.shape[:-1], head_dim)
+    checks.check_shape(function, "k", k, kv_shape, _PAGES if paged else _K)
+    checks.check_shape(function, "v", v, kv_shape, _PAGES if paged else _K)
+    if paged:
+        checks.check_block_table(function, q, block_table, batch)
+        if return_softmax:
+            raise checks.FlashAttnError(
+                f"{function}: S_dmask is made of packed keys alone; pass no block_table, or do not ask for it"
+            )
+    if seqused_k is not None:
+        checks.check_integers(function, q, "seqused_k", seqused_k, (batch,), "batch_size")
+    if out is not None:
+        checks.check_out(function, q, out, q.shape, "sizes[0], sizes[1], head_size")
+    plain = left < 0 and right < 0 and dropout_p == 0 and alibi_slopes is None
+    if max_seqlen_q == 1 and heads > kv_heads and plain and head_dim % 8 == 0:
+        checks.check_splits(function, num_splits)
+    elif paged and num_splits > 1:
+        raise checks.FlashAttnError(
+            f"{function}: num_splits > 1 is not supported for varlen paged KV, got {num_splits}; pass 0"
+        )
+    if leftpad_k is not None:
+        if paged:
+            raise checks.FlashAttnError(
+                f"{function}: We don't support Paged KV and leftpad_k running at the same time yet; pass one of "
+                "block_table and leftpad_k"
+            )
+        checks.check_integers(function, q, "leftpad_k", leftpad_k, (batch,), "batch_size")
+    if alibi_slopes is not None:
+        checks.check_alibi(function, q, alibi_slopes, batch, heads)
 
 
 def _with_infinity(lse: Any, cu_seqlens_q: Any) -> Any:

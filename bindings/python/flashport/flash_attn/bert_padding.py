@@ -88,6 +88,24 @@ def index_first_axis_residual(input: Any, indices: Any) -> tuple[Any, Any]:
         raise _outside("index_first_axis_residual", indices, len(input), -len(input)) from error
 
 
+class IndexFirstAxis:
+    """What :func:`index_first_axis` calls in flash-attn, where it is an autograd function."""
+
+    apply = staticmethod(index_first_axis)
+
+
+class IndexPutFirstAxis:
+    """The same for :func:`index_put_first_axis`."""
+
+    apply = staticmethod(index_put_first_axis)
+
+
+class IndexFirstAxisResidual:
+    """The same for :func:`index_first_axis_residual`."""
+
+    apply = staticmethod(index_first_axis_residual)
+
+
 def unpad_input(hidden_states: Any, attention_mask: Any, unused_mask: Any = None) -> tuple[Any, Any, Any, int, Any]:
     """Packs the tokens that a mask has.
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+import torch
+
 from flashport.flash_attn import _cache, _dense, _varlen
 from flashport.flash_attn import _checks as checks
 from flashport.flash_attn._operators import complete
@@ -62,8 +64,8 @@ def fwd(
     refuse_gradients("fwd", "q k v", q, k, v)
     checks.check_multiple_of_8("fwd", q)
     result = _dense.forward(
-        "fwd", q, k, v, out, alibi_slopes, p_dropout, softmax_scale, is_causal, (window_size_left, window_size_right),
-        softcap, return_softmax, True,
+        "fwd", q, k, v, out, alibi_slopes, p_dropout, checks.to_float("fwd", "softmax_scale", softmax_scale), is_causal,
+        checks.window_of_sides("fwd", window_size_left, window_size_right), softcap, return_softmax, True,
     )  # fmt: skip
     return _results(out, result)
 
@@ -124,10 +126,12 @@ def varlen_fwd(
     _check_generator("varlen_fwd", gen)
     refuse_gradients("varlen_fwd", "q k v", q, k, v)
     checks.check_multiple_of_8("varlen_fwd", q)
+    softmax_scale = checks.to_float("varlen_fwd", "softmax_scale", softmax_scale)
+    window = checks.window_of_sides("varlen_fwd", window_size_left, window_size_right)
     result = _varlen.forward(
         "varlen_fwd", q, k, v, out, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table, alibi_slopes,
-        max_seqlen_q, max_seqlen_k, p_dropout, softmax_scale, zero_tensors, is_causal,
-        (window_size_left, window_size_right), softcap, return_softmax, num_splits, True,
+        max_seqlen_q, max_seqlen_k, p_dropout, softmax_scale, zero_tensors, is_causal, window, softcap, return_softmax,
+        num_splits, True,
     )  # fmt: skip
     return _results(out, result)
 
@@ -182,11 +186,13 @@ def fwd_kvcache(
         csrc/flash_attn/flash_api.cpp.
     """
     refuse_gradients("fwd_kvcache", "q kcache vcache k v", q, kcache, vcache, k, v)
+    softmax_scale = checks.to_float("fwd_kvcache", "softmax_scale", softmax_scale)
+    window = checks.window_of_sides("fwd_kvcache", window_size_left, window_size_right)
     return list(
         _cache.forward(
             "fwd_kvcache", q, kcache, vcache, k, v, seqlens_k, rotary_cos, rotary_sin, cache_batch_idx, leftpad_k,
-            block_table, alibi_slopes, out, softmax_scale, is_causal, (window_size_left, window_size_right), softcap,
-            is_rotary_interleaved, num_splits, True,
+            block_table, alibi_slopes, out, softmax_scale, is_causal, window, softcap, is_rotary_interleaved,
+            num_splits, True,
         )
     )  # fmt: skip
 
@@ -280,7 +286,8 @@ def varlen_bwd(
 
 def _check_generator(function: str, generator: Any) -> None:
     if generator is not None:
-        raise checks.FlashAttnError(f"{function}: {checks.GENERATOR}, got {type(generator).__name__}")
+        kind = checks.FlashAttnError if isinstance(generator, torch.Tensor) else checks.FlashAttnTypeError
+        raise kind(f"{function}: {checks.GENERATOR}, got {type(generator).__name__}")
 
 
 def _results(out: Any, result: tuple[Any, Any, Any, Any]) -> list[Any]:

@@ -6,16 +6,19 @@ from typing import Any
 
 import torch
 
-from flashport.flash_attn import _cache, _dense, _operators, _varlen, flash_attn_2_cuda
+from flashport.flash_attn import _cache, flash_attn_2_cuda
+from flashport.flash_attn import _calls as calls
 from flashport.flash_attn import _kernels as kernels
-from flashport.flash_attn._checks import (
-    FlashAttnAssertionError,
-    FlashAttnIndexError,
-    check_rank,
-    not_a_tensor,
-    window_of,
+from flashport.flash_attn._checks import FlashAttnAssertionError, not_a_tensor, window_of
+from flashport.flash_attn._functions import (  # noqa: F401 - names that others import from here
+    FlashAttnFunc,
+    FlashAttnKVPackedFunc,
+    FlashAttnQKVPackedFunc,
+    FlashAttnVarlenFunc,
+    FlashAttnVarlenKVPackedFunc,
+    FlashAttnVarlenQKVPackedFunc,
 )
-from flashport.flash_attn._private import (  # noqa: F401 - names that others import from here
+from flashport.flash_attn._private import (  # noqa: F401 - the same
     _flash_attn_backward,
     _flash_attn_forward,
     _flash_attn_varlen_backward,
@@ -25,8 +28,9 @@ from flashport.flash_attn._private import (  # noqa: F401 - names that others im
     _wrapped_flash_attn_forward,
     _wrapped_flash_attn_varlen_backward,
     _wrapped_flash_attn_varlen_forward,
+    maybe_contiguous,
+    round_multiple,
 )
-from flashport.torch import tracing
 from flashport.torch.gradients import refuse_gradients
 
 __all__ = [
@@ -91,7 +95,7 @@ def flash_attn_func(
     """
     name = "flash_attn_func"
     refuse_gradients(name, "q k v", q, k, v)
-    return _dense_call(
+    return calls.dense(
         name, q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs
     )
 
@@ -128,8 +132,8 @@ def flash_attn_kvpacked_func(
     """
     name = "flash_attn_kvpacked_func"
     refuse_gradients(name, "q kv", q, kv)
-    k, v = _unpacked(name, "kv", kv, 2, "batch_size, seqlen_k, 2, num_heads_k, head_size")
-    return _dense_call(
+    k, v = calls.unpacked(name, "kv", kv, 2, calls.DENSE_KV)
+    return calls.dense(
         name, q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs
     )
 
@@ -164,8 +168,8 @@ def flash_attn_qkvpacked_func(
     """
     name = "flash_attn_qkvpacked_func"
     refuse_gradients(name, "qkv", qkv)
-    q, k, v = _unpacked(name, "qkv", qkv, 3, "batch_size, seqlen, 3, num_heads, head_size")
-    return _dense_call(
+    q, k, v = calls.unpacked(name, "qkv", qkv, 3, calls.DENSE_QKV)
+    return calls.dense(
         name, q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs
     )
 
@@ -213,7 +217,7 @@ def flash_attn_varlen_func(
     """
     name = "flash_attn_varlen_func"
     refuse_gradients(name, "q k v", q, k, v)
-    return _varlen_call(
+    return calls.varlen(
         name, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
         window_size, softcap, alibi_slopes, return_attn_probs, block_table,
     )  # fmt: skip
@@ -255,8 +259,8 @@ def flash_attn_varlen_kvpacked_func(
     """
     name = "flash_attn_varlen_kvpacked_func"
     refuse_gradients(name, "q kv", q, kv)
-    k, v = _unpacked(name, "kv", kv, 2, "total_k, 2, num_heads_k, head_size")
-    return _varlen_call(
+    k, v = calls.unpacked(name, "kv", kv, 2, calls.VARLEN_KV)
+    return calls.varlen(
         name, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
         window_size, softcap, alibi_slopes, return_attn_probs, None,
     )  # fmt: skip
@@ -296,8 +300,8 @@ def flash_attn_varlen_qkvpacked_func(
     """
     name = "flash_attn_varlen_qkvpacked_func"
     refuse_gradients(name, "qkv", qkv)
-    q, k, v = _unpacked(name, "qkv", qkv, 3, "total, 3, num_heads, head_size")
-    return _varlen_call(
+    q, k, v = calls.unpacked(name, "qkv", qkv, 3, calls.VARLEN_QKV)
+    return calls.varlen(
         name, q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal, window_size,
         softcap, alibi_slopes, return_attn_probs, None,
     )  # fmt: skip
@@ -371,7 +375,7 @@ def flash_attn_with_kvcache(
         name, kernels.unit_rows(q), k_cache, v_cache, kernels.unit_rows(k), kernels.unit_rows(v), cache_seqlens,
         rotary_cos, rotary_sin, kernels.unit_rows(cache_batch_idx), cache_leftpad, kernels.unit_rows(block_table),
         alibi_slopes, None, softmax_scale, causal, window_of(name, window_size), softcap, rotary_interleaved,
-        num_splits, return_softmax_lse,
+        num_splits, bool(return_softmax_lse),
     )  # fmt: skip
     return (out, lse) if return_softmax_lse else out
 
@@ -385,66 +389,3 @@ def check_caches(function: str, k_cache: Any, v_cache: Any) -> None:
             raise FlashAttnAssertionError(
                 f"{function}: {argument} must have contiguous last dimension, got strides {cache.stride()}"
             )
-
-
-def _unpacked(function: str, name: str, packed: Any, count: int, words: str) -> Any:
-    """The tensors of a packed one, as views."""
-    check_rank(function, name, packed, words)
-    if packed.shape[-3] != count:
-        raise FlashAttnIndexError(f"{function}: {name} must have shape ({words}), got {tuple(packed.shape)}")
-    return packed.unbind(-3)
-
-
-def _dense_call(
-    function: str, q: Any, k: Any, v: Any, dropout_p: float, softmax_scale: float | None, causal: bool,
-    window_size: Any, softcap: float, alibi_slopes: Any, return_attn_probs: bool,
-) -> Any:  # fmt: skip
-    """out, or (out, lse, S_dmask), of unpacked arguments."""
-    q, k, v = kernels.unit_rows(q), kernels.unit_rows(k), kernels.unit_rows(v)
-    window, return_softmax = window_of(function, window_size), return_attn_probs and dropout_p > 0
-    if tracing.is_compiling() and _operators.REGISTERED:
-        head_dim = q.shape[-1]
-        scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
-        q, k, v = (kernels.padded(x, -(-head_dim // 8) * 8) for x in (q, k, v))
-        out, lse, s_dmask, _ = _operators.forward(
-            q, k, v, dropout_p, scale, causal, *window, softcap, alibi_slopes, return_softmax
-        )
-        out = out[..., :head_dim]
-    else:
-        out, lse, s_dmask, _ = _dense.forward(
-            function, q, k, v, None, alibi_slopes, dropout_p, softmax_scale, causal, window, softcap, return_softmax,
-            return_attn_probs,
-        )  # fmt: skip
-    return _results(out, lse, s_dmask, return_attn_probs)
-
-
-def _varlen_call(
-    function: str, q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: Any, max_seqlen_k: Any,
-    dropout_p: float, softmax_scale: float | None, causal: bool, window_size: Any, softcap: float, alibi_slopes: Any,
-    return_attn_probs: bool, block_table: Any,
-) -> Any:  # fmt: skip
-    """out, or (out, lse, S_dmask), of unpacked arguments."""
-    q, k, v = kernels.unit_rows(q), kernels.unit_rows(k), kernels.unit_rows(v)
-    window, return_softmax = window_of(function, window_size), return_attn_probs and dropout_p > 0
-    max_q, max_k = (int(x) if isinstance(x, torch.Tensor) else x for x in (max_seqlen_q, max_seqlen_k))
-    if tracing.is_compiling() and _operators.REGISTERED:
-        head_dim = q.shape[-1]
-        scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
-        q, k, v = (kernels.padded(x, -(-head_dim // 8) * 8) for x in (q, k, v))
-        out, lse, s_dmask, _ = _operators.varlen_forward(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, max_q, max_k, dropout_p, scale, causal, *window, softcap, alibi_slopes,
-            return_softmax, block_table, None, None, False, 0,
-        )  # fmt: skip
-        out = out[..., :head_dim]
-    else:
-        out, lse, s_dmask, _ = _varlen.forward(
-            function, q, k, v, None, cu_seqlens_q, cu_seqlens_k, None, None, block_table, alibi_slopes, max_q, max_k,
-            dropout_p, softmax_scale, False, causal, window, softcap, return_softmax, 0, return_attn_probs,
-        )  # fmt: skip
-    return _results(out, lse, s_dmask, return_attn_probs)
-
-
-def _results(out: Any, lse: Any, s_dmask: Any, return_attn_probs: bool) -> Any:
-    if not return_attn_probs:
-        return out
-    return out, lse, out.new_empty(0) if s_dmask is None else s_dmask
