@@ -32,6 +32,15 @@ void decode_few(const AttentionArgs& args, const AttentionProblem& problem, Deco
   DeviceContext& device = device_context(check, problem.q, "q");
   if (checks_contents(check, device, stream)) check_attention_contents(check, device, stream, problem);
   if (!problem.appends && !problem.workspace) return flash_decode(decode, stream);
+  const bool may_append =
+      problem.appends && device.has_kernel(KernelTag::kDecodeAppend) && may_append_in_launch(problem);
+  const auto appends_in_launch = [&] {
+    if (!may_append || !decode_and_append(decode, problem.append, stream)) return false;
+    log_call([&] { return call_text(args) + ": flash_decode with new keys"; });
+    return true;
+  };
+  // Such a launch takes what decoding needs alone, and needs no sizes where the call brings no workspace.
+  if (!problem.workspace && appends_in_launch()) return;
 
   std::int64_t bytes = decode_workspace_size(decode);
   if (!problem.appends) {
@@ -42,10 +51,7 @@ void decode_few(const AttentionArgs& args, const AttentionProblem& problem, Deco
   const WorkspaceLease workspace = acquire_workspace(check, device, stream, bytes, problem.workspace);
   char* base = static_cast<char*>(workspace.data());
   decode.workspace = workspace_view(base, append.offset, args.q.device);
-  if (device.has_kernel(KernelTag::kDecodeAppend) && may_append_in_launch(problem) &&
-      decode_and_append(decode, problem.append, stream)) {
-    return log_call([&] { return call_text(args) + ": flash_decode with new keys"; });
-  }
+  if (problem.workspace && appends_in_launch()) return;
   attend_after(bind_append(append.params, problem.params.q, base + append.offset), decode);
   launch_append(check, device, stream, append);
   log_call([&] { return call_text(args) + ": " + append_text(append) + "flash_decode"; });
