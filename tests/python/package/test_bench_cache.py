@@ -183,7 +183,6 @@ def test_a_run_writes_a_page_of_its_figures_and_a_part_of_one_none(monkeypatch, 
     assert text == cache.page(result) + "\n"
 
 
-@pytest.mark.xfail(strict=True, reason="the results are older than benchmarks/cache.py")
 def test_the_page_of_the_results_is_that_of_their_figures():
     for path in (BENCHMARKS / "results").glob("*-cache.json"):
         assert path.with_suffix(".md").read_text() == cache.page(json.loads(path.read_text()))
