@@ -60,11 +60,9 @@ def attend(
     """(out, lse or None) of a dense batch, or of packed sequences."""
     packed = cu_seqlens_q is not None
     q, k, v = kernels.unit_rows(q), kernels.unit_rows(k), kernels.unit_rows(v)
-    offsets = (cu_seqlens_q, cu_seqlens_k)
-    form = checks.form_of(function, (q, k, v, *offsets), (max_seqlen_q, max_seqlen_k, softcap, num_splits))
-    if not checks.has_passed(form):
-        _check_call(function, q, k, v, offsets, (max_seqlen_q, max_seqlen_k), softcap, num_splits)
-        checks.remember(form)
+    offsets, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
+    form = checks.form_of(function, (q, k, v, *offsets), (*longest, softcap, num_splits))
+    checks.check_once(form, _check_call, function, q, k, v, offsets, longest, softcap, num_splits)
     if packed:
         batch, q_len, kv_len = len(cu_seqlens_q) - 1, int(max_seqlen_q or 0), int(max_seqlen_k or 0)
     else:
@@ -115,13 +113,10 @@ def attend_cache(
     places = (seqlens, batch_idx, leftpad, page_table, cu_seqlens_q)
     tensors = (q, k_cache, v_cache, new.k, new.v, new.cu_seqlens, new.cos, new.sin, new.rotary_seqlens, *places)
     form = checks.form_of(function, tensors, (batch, max_seqlen_q, softcap, num_splits))
-    if not checks.has_passed(form):
-        _check_cache(function, q, k_cache, v_cache, new, batch, places, max_seqlen_q, softcap, num_splits)
-        checks.remember(form)
-    if packed:
-        batch, q_len = len(cu_seqlens_q) - 1, int(max_seqlen_q or 0)
-    else:
-        q_len = q.shape[1]
+    checks.check_once(
+        form, _check_cache, function, q, k_cache, v_cache, new, batch, places, max_seqlen_q, softcap, num_splits
+    )
+    q_len = int(max_seqlen_q or 0) if packed else q.shape[1]
     kv_len = k_cache.shape[1] * (page_table.shape[1] if paged else 1)
     added = None if new.k is None else new.k.shape[1] if new.cu_seqlens is None else new.cu_seqlens.diff()
     if batch > 0 and checks.reads_contents(q):

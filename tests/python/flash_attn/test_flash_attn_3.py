@@ -187,6 +187,15 @@ def test_fp8(q_len):
         expect_close(out[b], wanted, torch.bfloat16)
 
 
+def test_a_tensor_that_stands_for_a_number_is_checked_each_time():
+    q, k, v = random_tensors(1, (2, 20, 2, 32), (2, 20, 2, 32), (2, 20, 2, 32))
+    splits = torch.tensor(1)
+    flash_attn_3.flash_attn_func(q, k, v, num_splits=splits)
+    splits.fill_(1000)
+    with pytest.raises(ValueError, match="num_splits"):
+        flash_attn_3.flash_attn_func(q, k, v, num_splits=splits)
+
+
 def test_compiled():
     def step(q, k_cache, v_cache, k, table, seqlens):
         out = flash_attn_3.flash_attn_with_kvcache(

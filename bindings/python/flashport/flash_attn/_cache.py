@@ -51,9 +51,7 @@ def forward(
         alibi_slopes, out,
     )  # fmt: skip
     form = checks.form_of(function, tensors, (softcap, num_splits))
-    if not checks.has_passed(form):
-        _check(function, *tensors, softcap, num_splits)
-        checks.remember(form)
+    checks.check_once(form, _check, function, *tensors, softcap, num_splits)
     if out is not None:
         _check_apart(function, out, k_cache, v_cache)
     paged = block_table is not None
@@ -147,13 +145,7 @@ def _check(
     _check_new(function, q, k, v, seqlens_k, kv_len, kv_heads)
     if seqlens_k is not None:
         checks.check_integers(function, q, "seqlens_k", seqlens_k, (batch,), "batch_size")
-    if leftpad_k is not None:
-        if paged:
-            raise checks.FlashAttnError(
-                f"{function}: We don't support Paged KV and leftpad_k running at the same time yet; pass one of "
-                "block_table and cache_leftpad"
-            )
-        checks.check_integers(function, q, "leftpad_k", leftpad_k, (batch,), "batch_size")
+    checks.check_leftpad(function, q, leftpad_k, paged, "cache_leftpad", batch)
     if rotary_cos is not None:
         checks.check_rotary(function, q, k, rotary_cos, rotary_sin, kv_len)
     if cache_batch_idx is not None:

@@ -7,8 +7,8 @@ all tensors of a call lie on one device, whichever that is.
 
 from __future__ import annotations
 
-import contextlib
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ MAX_SPLITS = 128
 _INT_LIMIT = 1 << 31  # of what flash-attn's compiled half counts in
 TYPES = (torch.float16, torch.bfloat16)
 _ROTARY = "seqlen_ro, params.rotary_dim / 2"
+NO_BACKWARD = "there is no backward yet; run the model under torch.no_grad()"
 GENERATOR = (
     "flash-attn: the RNG `generator` argument is no longer supported and must be None; torch's default generator of "
     "the device draws the random state"
@@ -50,10 +51,13 @@ _passed: set[Any] = set()  # forms of calls
 def form_of(function: str, tensors: tuple[Any, ...], numbers: tuple[Any, ...]) -> Any:
     """What checks of shapes, types, places and numbers look at: calls of one form pass them, or not, alike.
 
-    None while torch traces, whose sizes are no numbers.
+    None while torch traces, whose sizes are no numbers, and where a tensor stands for a number.
     """
     if tracing.is_compiling():
         return None
+    for x in numbers:
+        if isinstance(x, torch.Tensor):
+            return None
     form: Any = _core.tensors_form(tensors)
     if form is None:  # tensors of a torch without DLPack's exchange API, or what is no tensor
         form = tuple([(x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else x for x in tensors])
@@ -73,24 +77,19 @@ def check_written(function: str, written: dict[str, Any], read: dict[str, Any]) 
         raise FlashAttnError(str(error)) from error
 
 
-def has_passed(form: Any) -> bool:
-    """Whether a call of this form has passed its checks before, so that they need not be made again."""
-    if form is None:
-        return False
+def check_once(form: Any, check: Callable[..., None], *arguments: Any) -> None:
+    """Calls ``check``, unless it has passed for a call of this form before."""
     try:
-        return form in _passed
+        if form is not None and form in _passed:
+            return
     except TypeError:  # what has no hash is checked
-        return False
-
-
-def remember(form: Any) -> None:
-    """The checks of a call of this form have passed."""
+        form = None
+    check(*arguments)
     if form is None:
         return
     if len(_passed) >= _MOST_FORMS:
         _passed.clear()
-    with contextlib.suppress(TypeError):
-        _passed.add(form)
+    _passed.add(form)
 
 
 def check_tensors(function: str, q: Any, *others: tuple[str, Any, str], types: tuple[Any, ...] = TYPES) -> None:
@@ -352,6 +351,18 @@ def check_splits(function: str, num_splits: int, most: int = MAX_SPLITS) -> None
     check_number(function, "num_splits", num_splits)
     if num_splits > most:
         raise FlashAttnError(f"{function}: num_splits > {most} not supported, got {num_splits}")
+
+
+def check_leftpad(function: str, q: Any, leftpad_k: Any, paged: bool, name: str, batch: int) -> None:
+    """Keys that do not exist, of each sequence; ``name`` is the caller's argument."""
+    if leftpad_k is None:
+        return
+    if paged:
+        raise FlashAttnError(
+            f"{function}: We don't support Paged KV and leftpad_k running at the same time yet; pass one of "
+            f"block_table and {name}"
+        )
+    check_integers(function, q, "leftpad_k", leftpad_k, (batch,), "batch_size")
 
 
 def window_of(function: str, window_size: Any) -> tuple[int, int]:

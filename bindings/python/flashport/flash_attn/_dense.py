@@ -41,9 +41,7 @@ def forward(
     if softmax_scale is not None:
         softmax_scale = checks.to_float(function, "softmax_scale", softmax_scale)
     form = checks.form_of(function, (q, k, v, out, alibi_slopes), (dropout_p, softcap, return_softmax))
-    if not checks.has_passed(form):
-        _check(function, q, k, v, out, alibi_slopes, dropout_p, softcap, return_softmax)
-        checks.remember(form)
+    checks.check_once(form, _check, function, q, k, v, out, alibi_slopes, dropout_p, softcap, return_softmax)
     batch, q_len, heads, head_dim = q.shape
     kv_len, kv_heads = k.shape[1:3]
     causal = causal and (q_len > 1 or alibi_slopes is not None)  # the only query stands at the last key

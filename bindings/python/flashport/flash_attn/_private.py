@@ -109,7 +109,7 @@ def _flash_attn_backward(
     rng_state: Any = None,
 ) -> NoReturn:
     """The backward of a dense batch, which is not here yet."""
-    raise NotImplementedError("_flash_attn_backward: there is no backward yet; run the model under torch.no_grad()")
+    raise NotImplementedError(f"_flash_attn_backward: {checks.NO_BACKWARD}")
 
 
 def _flash_attn_varlen_backward(
@@ -138,9 +138,7 @@ def _flash_attn_varlen_backward(
     zero_tensors: bool = False,
 ) -> NoReturn:
     """The backward of packed sequences, which is not here yet."""
-    raise NotImplementedError(
-        "_flash_attn_varlen_backward: there is no backward yet; run the model under torch.no_grad()"
-    )
+    raise NotImplementedError(f"_flash_attn_varlen_backward: {checks.NO_BACKWARD}")
 
 
 _wrapped_flash_attn_forward = _flash_attn_forward

@@ -53,9 +53,7 @@ def forward(
     tensors = (q, k, v, out, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table, alibi_slopes)
     numbers = (max_seqlen_q, dropout_p, softcap, return_softmax, num_splits, *window)
     form = checks.form_of(function, tensors, numbers)
-    if not checks.has_passed(form):
-        _check(function, tensors, *numbers)
-        checks.remember(form)
+    checks.check_once(form, _check, function, tensors, *numbers)
     paged = block_table is not None
     total_q, heads, head_dim = q.shape
     kv_heads = k.shape[-2]
@@ -157,13 +155,7 @@ def _check(
         raise checks.FlashAttnError(
             f"{function}: num_splits > 1 is not supported for varlen paged KV, got {num_splits}; pass 0"
         )
-    if leftpad_k is not None:
-        if paged:
-            raise checks.FlashAttnError(
-                f"{function}: We don't support Paged KV and leftpad_k running at the same time yet; pass one of "
-                "block_table and leftpad_k"
-            )
-        checks.check_integers(function, q, "leftpad_k", leftpad_k, (batch,), "batch_size")
+    checks.check_leftpad(function, q, leftpad_k, paged, "leftpad_k", batch)
     if alibi_slopes is not None:
         checks.check_alibi(function, q, alibi_slopes, batch, heads)
 

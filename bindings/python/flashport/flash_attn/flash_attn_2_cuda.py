@@ -235,7 +235,7 @@ def bwd(
         csrc/flash_attn/flash_api.cpp.
     """
     _check_generator("bwd", gen)
-    raise NotImplementedError("bwd: there is no backward yet; run the model under torch.no_grad()")
+    raise NotImplementedError(f"bwd: {checks.NO_BACKWARD}")
 
 
 def varlen_bwd(
@@ -281,7 +281,7 @@ def varlen_bwd(
         csrc/flash_attn/flash_api.cpp.
     """
     _check_generator("varlen_bwd", gen)
-    raise NotImplementedError("varlen_bwd: there is no backward yet; run the model under torch.no_grad()")
+    raise NotImplementedError(f"varlen_bwd: {checks.NO_BACKWARD}")
 
 
 def _check_generator(function: str, generator: Any) -> None:
