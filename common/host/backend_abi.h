@@ -11,7 +11,7 @@
 
 namespace flashport {
 
-inline constexpr int kBackendAbiVersion = 12;
+inline constexpr int kBackendAbiVersion = 13;
 
 struct BackendDevice {
   char name[128];

@@ -9,13 +9,11 @@ class Block {
  public:
   FLASHPORT_DEVICE explicit Block(unsigned* flag) : Block(flag, 0, static_cast<int>(blockDim.x), 0) {}
   // All lanes of a wave construct it together, which makes the wave's number uniform. A device block has `teams` such
-  // Blocks, and this is number `team`. They are neighbours, or `apart`: those of one team of all device blocks are.
-  FLASHPORT_DEVICE Block(unsigned* flag, int first, int threads, int barrier, int team = 0, int teams = 1,
-                         bool apart = false)
+  // Blocks, neighbours, and this is number `team`.
+  FLASHPORT_DEVICE Block(unsigned* flag, int first, int threads, int barrier, int team = 0, int teams = 1)
       : team_(team),
         teams_(teams),
-        index_(apart ? team * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x)
-                     : static_cast<int>(blockIdx.x) * teams + team),
+        index_(static_cast<int>(blockIdx.x) * teams + team),
         flag_(flag),
         first_(first),
         threads_(threads),
@@ -29,7 +27,7 @@ class Block {
   FLASHPORT_DEVICE int threads() const { return threads_; }
   FLASHPORT_DEVICE int lane() const { return static_cast<int>(threadIdx.x % kWaveSize); }
   FLASHPORT_DEVICE int wave() const { return wave_; }
-  FLASHPORT_DEVICE std::int64_t index() const { return teams_ == 1 ? static_cast<int>(blockIdx.x) : index_; }
+  FLASHPORT_DEVICE std::int64_t index() const { return index_; }
   FLASHPORT_DEVICE std::int64_t count() const { return std::int64_t{gridDim.x} * teams_; }
   FLASHPORT_DEVICE int team() const { return team_; }
   FLASHPORT_DEVICE void sync() const {

@@ -24,7 +24,8 @@ constexpr RegisterSplit register_split(const DecodeConfig& cfg) {
 }
 
 // A team is a block as the schedule counts them. Its waves part: the first compute, the others bring them keys and
-// values.
+// values. Where multiprocessors are more than there is work for, a device block counts as one: its first team computes,
+// and the others help it to copy.
 template <DecodeConfig kCfg>
 FLASHPORT_DEVICE void decode_block(const DecodeParamsOf<kCfg>& p, DecodeShared<kCfg>* shared) {
   constexpr int kTeams = kCfg.tuning.teams;
@@ -45,9 +46,10 @@ FLASHPORT_DEVICE void decode_block(const DecodeParamsOf<kCfg>& p, DecodeShared<k
   own.ring.init(thread);
   if constexpr (reads_segments(kCfg.shape)) own.stored.init(thread);
   if (thread == 0) own.arrive_flag = touch_params(p);
+  const bool helps = teams_may_help(kCfg.shape, kTeams) && p.teams_help;
   const auto part = [&](int begin, int threads, TeamBarrier barrier) {
     const int its_barrier = kFirstTeamBarrier + team * kTeamBarriers + barrier;
-    return Block(&own.arrive_flag, first + begin, threads, its_barrier, team, kTeams, kTeams > 1 && p.teams_apart);
+    return Block(&own.arrive_flag, first + begin, threads, its_barrier, helps ? 0 : team, helps ? 1 : kTeams);
   };
   const Range range = begin_range<kCfg>(p, part(0, kCompute + kProducers, kRangeBarrier), own.lengths);
   const bool together = teams_share_rows<kCfg>(p, range);
@@ -58,6 +60,7 @@ FLASHPORT_DEVICE void decode_block(const DecodeParamsOf<kCfg>& p, DecodeShared<k
       if (thread == 0) own.heads_together = together;
       block.sync();
     }
+    if (helps && team > 0) return;
     decode<kCfg>(p, range, block, own);
   } else {
     if constexpr (kRegisters.producer > 0) decrease_registers<kRegisters.producer>();
@@ -65,9 +68,14 @@ FLASHPORT_DEVICE void decode_block(const DecodeParamsOf<kCfg>& p, DecodeShared<k
     if constexpr (reads_segments(kCfg.shape)) {
       produce_segments<kCfg>(p, range, producers, first + kCompute, own);
     } else if (together) {
-      KvProducer<kCfg, kTeams, DecodeShared<kCfg>>(p, producers, range.line, shared).run(p, range);
+      KvProducer<kCfg, Sharing::kRows, DecodeShared<kCfg>>(p, producers, range.line, shared).run(p, range);
+    } else if (helps) {
+      if constexpr (teams_may_help(kCfg.shape, kTeams)) {
+        const Block all(&shared[0].arrive_flag, kTeams * kCompute, kTeams * kProducers, 0);
+        KvProducer<kCfg, Sharing::kFirstTeam, DecodeShared<kCfg>>(p, all, range.line, shared).run(p, range);
+      }
     } else {
-      KvProducer<kCfg, 1, DecodeShared<kCfg>>(p, producers, range.line, shared).run(p, range);
+      KvProducer<kCfg, Sharing::kNone, DecodeShared<kCfg>>(p, producers, range.line, shared).run(p, range);
     }
   }
 }

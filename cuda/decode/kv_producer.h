@@ -14,38 +14,35 @@ FLASHPORT_DEVICE bool fits_cache(const DecodeParams& p, const Line& line) {
   return std::int64_t{line.leaves} * (kLeafKeys * token_bytes) <= cached_bytes(kCfg.shape.k_format);
 }
 
-// Whether as many heads as there are teams can be copied as one row.
-template <class Layout>
-FLASHPORT_DEVICE bool has_heads_side_by_side(const CacheParams& cache) {
-  return flashport::has_heads_side_by_side(cache, reinterpret_cast<std::uintptr_t>(cache.data), Layout::kHeadBytes,
-                                           widest_unit(Layout::kBytes));
-}
-
 // Whether the teams of a block walk through the same tokens side by side, with heads that lie side by side in memory.
 template <DecodeConfig kCfg>
 FLASHPORT_DEVICE bool teams_share_rows(const DecodeParams& p, const Range& range) {
   constexpr unsigned kTeams = kCfg.tuning.teams;
-  using Tiles = KvTiles<kCfg>;
-  if (kTeams == 1 || p.num_chunks > 0 || p.row_tiles > 1 || p.teams_apart) return false;
-  return p.cuts[range.line.cut].concurrent.value % kTeams == 0 &&
-         has_heads_side_by_side<typename Tiles::Keys>(p.cache.k) &&
-         has_heads_side_by_side<typename Tiles::Values>(p.cache.v);
+  if (kTeams == 1 || !p.heads_side_by_side || p.num_chunks > 0 || p.row_tiles > 1 || p.teams_help) return false;
+  return p.cuts[range.line.cut].concurrent.value % kTeams == 0;
 }
 
-// The producer waves' share of decode(): the same leaves in the same order. `block` has the producer waves of one team.
-// They bring the head of their own team (kHeads 1), or the block's producers share the rows of a leaf out among them
-// and bring each row's kHeads neighbouring heads, one for each team, at once: a head of q8_0 begins and ends inside a
-// sector, and its 136 bytes are no whole units of 16; one of 64 dims in 16 bits has 128 bytes, and its next row lies
-// far.
-template <DecodeConfig kCfg, int kHeads, class Shared>
+// How the producers of a block's teams share the copies. A head of q8_0 begins and ends inside a sector, and its 136
+// bytes are no whole units of 16; one of 64 dims in 16 bits has 128 bytes, and its next row lies far: so teams that
+// walk through the same tokens bring the neighbouring heads of a row at once.
+enum class Sharing {
+  kNone,      // each team brings the head that it works on
+  kRows,      // all share out the rows of a tile, and bring the heads of all teams
+  kFirstTeam  // all share out the rows of a tile, of the head that the first team works on alone
+};
+
+// The producer waves' share of decode(): the same leaves in the same order. `block` has the producer waves of one team
+// or, for kFirstTeam, of all.
+template <DecodeConfig kCfg, Sharing kSharing, class Shared>
 class KvProducer {
   using Params = DecodeParamsOf<kCfg>;
   static constexpr int kTeams = kCfg.tuning.teams;
   static constexpr bool kAppends = kCfg.shape.appends;
   static constexpr int kTurnTiles = turn_tiles(kCfg);  // of keys, and of values
   static_assert(!kAppends || (kTeams == 1 && kTurnTiles == 1), "new rows are those of one head");
-  static_assert(kHeads == 1 || kHeads == kTeams);
-  static constexpr int kRowsPerWave = tile_keys(kCfg) / kCfg.tuning.producer_waves / kHeads;  // of a tile
+  static constexpr int kHeads = kSharing == Sharing::kRows ? kTeams : 1;  // that a copy of a row has
+  static constexpr int kSharers = kSharing == Sharing::kNone ? 1 : kTeams;
+  static constexpr int kRowsPerWave = tile_keys(kCfg) / kCfg.tuning.producer_waves / kSharers;  // of a tile
   static constexpr int kRowsAtOnce = kRowsPerWave < kWaveSize ? kRowsPerWave : kWaveSize;
   static constexpr int kRowsPerLane = kRowsPerWave / kRowsAtOnce;
   static constexpr int kLookAhead = KvRing<kCfg>::kLookAhead;
@@ -62,6 +59,7 @@ class KvProducer {
         ring_(teams[block.team()].ring),
         as_stored_(Params::kPlain ||
                    (is_as_stored<typename Tiles::Keys>(p.cache.k) && is_as_stored<typename Tiles::Values>(p.cache.v))),
+        in_units_(kSharing == Sharing::kFirstTeam && p.heads_side_by_side),
         neighbours_(kHasNeighbours && (p.cache.table == nullptr || p.cache.page_size % kRowsPerWave == 0) &&
                     static_cast<std::uint64_t>(p.cache.k.token_stride | p.cache.v.token_stride) < 1 << 24) {}
 
@@ -91,6 +89,7 @@ class KvProducer {
   template <class Ahead, class Scout>
   FLASHPORT_DEVICE void bring(const Params& p, Ahead ahead, Scout scout) {
     if (ahead.done()) return;
+#pragma unroll 1  // code that runs once is slow, and the first one's answer takes as long as the others
     for (int i = 0; i < kLookAhead; ++i) look_up(p, scout, i);
     await_copies();
     __syncwarp();
@@ -128,7 +127,8 @@ class KvProducer {
   }
 
   FLASHPORT_DEVICE int first_row() const {
-    return ((kHeads == 1 ? 0 : block_.team() * kCfg.tuning.producer_waves) + block_.wave()) * kRowsPerWave;
+    return ((kSharing == Sharing::kRows ? block_.team() * kCfg.tuning.producer_waves : 0) + block_.wave()) *
+           kRowsPerWave;
   }
   FLASHPORT_DEVICE int first_head(const Segment& s) const {
     return kHeads == 1 ? s.kv_head : s.kv_head - block_.team();
@@ -242,11 +242,19 @@ class KvProducer {
       const auto copy_whole = [&](auto policy) {
         Copies::copy_whole(block_.lane(), tile, row, first_byte, [&](int i) { return list[i]; }, policy);
       };
+      if constexpr (kSharing == Sharing::kFirstTeam) {
+        if (rows.whole && in_units_) {
+          const int before = first_byte - block_.team() * Layout::kColumn;  // of the head, in its first unit
+          RowCopies<Layout, kRowsAtOnce, 1, true>::copy_whole(
+              block_.lane(), tile, row, first_byte - before, [&](int i) { return list[i] - before; }, kNormalPolicy);
+          continue;
+        }
+      }
       if (!rows.whole) {
         Copies::template copy_part<Params::kPlain>(block_.lane(), tile, row, first_byte, cache, list);
       } else if constexpr (!kHasPolicy) {
         copy_whole(NoPolicy{});
-      } else if (fits_cache_) {
+      } else if (kSharing == Sharing::kFirstTeam || fits_cache_) {
         copy_whole(kNormalPolicy);
       } else {
         copy_whole(kReadOncePolicy);
@@ -255,7 +263,7 @@ class KvProducer {
   }
   // A tile of all teams' heads is told of at the first team's barrier.
   FLASHPORT_DEVICE void hand_over() {
-    for (int i = 0; i < (kHeads == 1 ? kTeams : 1); ++i) mbarrier_arrive_on_copies(&ring_of(0).ready[place_.stage]);
+    for (int i = 0; i < kTeams / kSharers; ++i) mbarrier_arrive_on_copies(&ring_of(0).ready[place_.stage]);
     place_.next();
   }
 
@@ -266,6 +274,7 @@ class KvProducer {
   PipelineState<KvRing<kCfg>::kTiles> place_;
   PipelineState<KvRing<kCfg>::kQueries> query_;
   const bool as_stored_;
+  const bool in_units_;                  // heads lie side by side: units that one begins in are all there
   const bool neighbours_;                // rows of a wave follow each other, as they are of one page
   [[maybe_unused]] NewKeys new_keys_{};  // of the sequence, in kernels that append
 };

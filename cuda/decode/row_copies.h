@@ -16,10 +16,15 @@ FLASHPORT_DEVICE bool is_as_stored(const CacheParams& cache) {
 }
 
 // kRows rows of a tile from `first_row` on, of each the bytes of kHeads heads, which begin in the tile's rows at byte
-// `first_byte`.
-template <class Layout, int kRows, int kHeads = 1>
+// `first_byte`. kInUnits: of one head that may begin or end inside a unit of 16 bytes the whole units that it lies in.
+template <class Layout, int kRows, int kHeads = 1, bool kInUnits = false>
 struct RowCopies {
-  static constexpr int kRowBytes = kHeads * Layout::kHeadBytes;
+  static constexpr int kRowBytes = [] {
+    if constexpr (kInUnits)
+      return Layout::kColumn;
+    else
+      return kHeads * Layout::kHeadBytes;
+  }();
   static constexpr int kUnit = widest_unit(kRowBytes);
 
   // All rows are there, and as stored. row_at(i): where row i of the tile begins in the cache.
@@ -33,7 +38,7 @@ struct RowCopies {
     const int byte = lane % kLanes * kUnit;
     const int first = lane / kLanes;
     unsigned to = opaque_address(tile + Layout::row_offset(first_row + first));
-    if constexpr (kHeads > 1) to = __shfl_sync(~0u, to, lane);  // opaque to ptxas, too
+    if constexpr (kHeads > 1 || kInUnits) to = __shfl_sync(~0u, to, lane);  // opaque to ptxas, too
     const int column = Layout::column(first_byte + byte) ^ Layout::swizzle(first_row + first);
     // Addresses first: eight copies then leave one after the other.
     constexpr int kBatch = kRows / kAtOnce < 8 ? kRows / kAtOnce : 8;
@@ -116,7 +121,7 @@ struct RowCopies {
 
   static constexpr int lanes_of_row(int units) {
     if (kHeads > 1) return units < kWaveSize ? 16 : kWaveSize;
-    if (units % 4 != 0) return units < 16 ? 8 : 16;
+    if (units % 4 != 0) return units < 8 ? 4 : units < 16 ? 8 : 16;
     const int even = units & -units;
     return even < kWaveSize ? even : kWaveSize;
   }

@@ -43,6 +43,10 @@ struct DecodeConfig {
   DecodeTuning tuning;
 };
 
+// Whether teams of a block help the first one where multiprocessors are more than there is work for. Where there is
+// room for many keys there is more.
+constexpr bool teams_may_help(const DecodeShape& shape, int teams) { return teams > 1 && !shape.large_cache; }
+
 // What the host must know of how a kernel works on a tile.
 struct DecodeSplit {
   int turn_leaves = 1;                    // leaves that a turn of the main loop takes: 1 or 2

@@ -18,7 +18,8 @@ struct ChunkRule {
 // How a grid cuts the line of leaves (schedule.h) into work ranges, one for each `concurrent` blocks.
 struct LineCut {
   Divisor concurrent, ranges;
-  std::int32_t rows;  // of a sequence's query tiles, `concurrent` side by side
+  std::int32_t rows;          // of a sequence's query tiles, `concurrent` side by side
+  std::int32_t least_leaves;  // of all tiles for each block, or the line is cut for blocks alone
 };
 
 // The second launch that combines the tiles which no block has whole (combine_kernel.h).
@@ -73,7 +74,8 @@ struct DecodeParams {
   std::int32_t side_partials;         // of a block and tile
   std::uint32_t* counters;
   CombineLaunch combine;
-  bool teams_apart;  // a device block's teams count as blocks far apart: where few have work, multiprocessors share it
+  bool heads_side_by_side;  // of K and of V: as many as a device block has teams can be copied as one row
+  bool teams_help;          // a device block counts as one: its first team has the work, and the others copy for it
 };
 
 // The argument of kernels of plain calls, which are most calls of servers: what they do not ask for is constant here,

@@ -108,8 +108,7 @@ struct Range {
 
 FLASHPORT_DEVICE Line cut_line(const DecodeParams& p, int leaves, std::int64_t blocks) {
   Line line;
-  // Tiles concurrently only where every block gets some leaves: else these spread better.
-  line.cut = std::int64_t{leaves} * p.cuts[0].rows >= 8 * blocks ? 1 : 0;
+  line.cut = std::int64_t{leaves} * p.cuts[0].rows >= p.cuts[1].least_leaves * blocks ? 1 : 0;
   const LineCut& cut = p.cuts[line.cut];
   // At least the shortest chunk: ranges without one would leave every other block idle, and with them whole
   // multiprocessors.

@@ -114,27 +114,37 @@ void plan_combine(DecodePlan& plan, const Check& check, DeviceContext& device) {
   plan.combine_grid = slices * combine.parts;
 }
 
+// Whether kv heads are a multiple of `count` and lie side by side, so that blocks may copy the rows of so many at once.
+bool has_heads_side_by_side(const DecodeParams& p, const DecodeShape& shape, int count) {
+  constexpr int kUnit = 16;
+  const auto has = [](const CacheParams& cache, KvFormat format, int dim) {
+    return flashport::has_heads_side_by_side(cache, reinterpret_cast<std::uintptr_t>(cache.data),
+                                             kv_row_bytes(format, dim), kUnit);
+  };
+  return p.num_kv_heads % count == 0 && has(p.cache.k, shape.k_format, shape.head_dim_qk) &&
+         has(p.cache.v, shape.v_format, shape.head_dim_v);
+}
+
 void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check& check, DeviceContext& device) {
   DecodeParams& p = plan.params;
   check_line(problem, check, p);
   plan_partials(plan, chunk_rule(p.num_kv_heads, plan.kernel->decode_split), p.cache.max_len);
-  // No more blocks than there are leaves; one team of a device block may be all that has work.
+  // No more blocks than there are leaves; where teams help, one of a device block is all that has work.
   const std::int64_t units = tile_count(p) * std::max<std::int64_t>(leaves_of(p.cache.max_len), 1) * plan.kernel->teams;
   const std::int64_t resident = std::int64_t{device.multiprocessors()} * device.occupancy(check, *plan.kernel);
   plan.grid = std::min({resident, kCounterCapacity / p.slices, units});
   const std::int64_t tiles = std::int64_t{p.num_kv_heads} * p.row_tiles;
-  p.cuts[0] = line_cut(tiles, plan.grid, 1);
-  p.cuts[1] = line_cut(tiles, plan.grid, concurrent_tiles(tiles, plan.grid));
+  const int teams = plan.kernel->teams;
+  p.heads_side_by_side = teams > 1 && has_heads_side_by_side(p, plan.kernel->shape.decode.shape, teams);
+  p.teams_help =
+      teams_may_help(plan.kernel->shape.decode.shape, teams) && tile_chunks(p) * tile_count(p) <= plan.grid / teams;
+  const std::int64_t blocks = p.teams_help ? plan.grid / teams : plan.grid;
+  p.cuts[0] = line_cut(tiles, blocks, 1, 0);
+  const bool copies_heads_at_once = p.heads_side_by_side && plan.kernel->shape.decode.shape.k_format == KvFormat::kQ8_0;
+  p.cuts[1] = line_cut(tiles, blocks, concurrent_tiles(tiles, blocks), copies_heads_at_once ? 4 : 8);
   plan.partials_offset = kCounterBytes;
   plan.workspace_bytes = kCounterBytes + partials_bytes_of(plan);
   if (wants_second_launch(plan, device.multiprocessors())) plan_combine(plan, check, device);
-}
-
-// Whether a cache has heads of `dim` values side by side, so that blocks may copy the rows of several at once.
-bool has_heads_side_by_side(const CacheParams& cache, KvFormat format, int dim) {
-  constexpr int kUnit = 16;
-  return flashport::has_heads_side_by_side(cache, reinterpret_cast<std::uintptr_t>(cache.data),
-                                           kv_row_bytes(format, dim), kUnit);
 }
 
 // Whether there is room for many keys, and `large`, the kernel for such caches, finds so many kv heads side by side as
@@ -147,10 +157,8 @@ constexpr std::int64_t kManyBlocks = 840;               // which each number of 
 bool is_large_cache(const DecodeProblem& problem, const DecodeParams& p, const KernelEntry& large) {
   const CacheParams &k = p.cache.k, &v = p.cache.v;
   const DecodeShape& shape = large.shape.decode.shape;
-  const bool in_teams = p.row_tiles == 1 && p.num_kv_heads % large.teams == 0 &&
-                        concurrent_tiles(p.num_kv_heads, kManyBlocks) % large.teams == 0 &&
-                        has_heads_side_by_side(k, shape.k_format, shape.head_dim_qk) &&
-                        has_heads_side_by_side(v, shape.v_format, shape.head_dim_v);
+  const bool in_teams = p.row_tiles == 1 && concurrent_tiles(p.num_kv_heads, kManyBlocks) % large.teams == 0 &&
+                        has_heads_side_by_side(p, shape, large.teams);
   const std::int64_t keys = room_of_batch(problem, p) * p.num_kv_heads;
   const bool in_blocks = kv_format_trait(shape.k_format).block_values > 1;
   return in_teams &&
@@ -309,7 +317,6 @@ DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device) {
   } else if (problem.num_splits == kInvariantSplits) {
     plan.kernel = kernel_of_call(problem, plan, device);
     plan_invariant(plan, problem, check, device);
-    p.teams_apart = plan.kernel->teams > 1 && 2 * tile_chunks(p) * tile_count(p) <= plan.grid;
   } else {
     const SplitShape shape{std::int64_t{p.batch} * p.num_kv_heads, std::int64_t{p.group_size} * p.max_q_len,
                            p.cache.max_len, p.head_dim_qk};

@@ -119,7 +119,6 @@ class NativeKernels : public testing::TestWithParam<Native> {
   }
 };
 
-// Teams work apart here.
 TEST_P(NativeKernels, ShortSequences) {
   for (const Lengths& lens : kShort) {
     for (const int blocks : {1, 3}) {
@@ -141,6 +140,20 @@ TEST_P(NativeKernels, LongSequences) {
   expect_right(make({64, 300}, 3));
   set_blocks(5);
   expect_right(make(kLong[0], 1));
+}
+
+// Where multiprocessors are more than chunks, the teams of a block help the first one to copy: heads that lie side by
+// side in whole units, others not, and the last rows of a sequence in part.
+TEST_P(NativeKernels, MoreBlocksThanChunks) {
+  set_blocks(80);
+  expect_right(make({300, 65}, 3));
+  for (const char* layout : {"block_nhd", "block_hnd"}) {
+    DecodeCase c = make({300, 65}, 4);
+    c.layout = layout;
+    expect_right(c);
+  }
+  const bool in_blocks = GetParam().cache == Type::kQ8_0 || GetParam().cache == Type::kQ4_0;
+  if (in_blocks) expect_right(make({2100}, 8));  // two turns a chunk
 }
 
 // Rows in other places, some of them at addresses that only copies of two bytes reach.

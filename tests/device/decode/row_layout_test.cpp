@@ -54,6 +54,13 @@ class Tile {
       EXPECT_EQ(Layout::head_offset(team, team, true), team * Layout::kHeadBytes);
     for (int row = 0; row < kKeys; ++row) copy(row, 0, Layout::kBytes, 0, unit);
   }
+  // One head, with what its first and its last unit of 16 bytes have of others: in the team's column alone.
+  void copy_head_in_units(int team, int head) {
+    const int first = team * Layout::kColumn;
+    const int before = Layout::head_offset(team, head, false) - first;
+    EXPECT_EQ(before, head * Layout::kHeadBytes % 16);
+    for (int row = 0; row < kKeys; ++row) copy(row, first, Layout::kColumn, head, 16, before);
+  }
   const std::vector<int>& bytes() const { return bytes_; }
 
   // `places`: of each lane. Matrices are read eight lanes at a time, and then no two may meet in a bank.
@@ -95,8 +102,8 @@ class Tile {
   }
 
  private:
-  // `bytes` of heads from `head` on.
-  void copy(int row, int first, int bytes, int head, int unit) {
+  // `bytes` of heads from `head` on, and of what is `before` it.
+  void copy(int row, int first, int bytes, int head, int unit, int before = 0) {
     for (int byte = first; byte < first + bytes; byte += unit) {
       const int to = offset(row, byte);
       EXPECT_EQ(to % unit, 0);
@@ -110,8 +117,8 @@ class Tile {
       for (int i = 0; i < unit; ++i) {
         int& place = bytes_.at(to + i);
         EXPECT_EQ(place, kNothing);
-        const int of_stretch = byte + i - first;
-        place = name_of(row, head + of_stretch / Layout::kHeadBytes, of_stretch % Layout::kHeadBytes);
+        const int of_stretch = byte + i - first - before + kHeads * Layout::kHeadBytes;
+        place = name_of(row, head - kHeads + of_stretch / Layout::kHeadBytes, of_stretch % Layout::kHeadBytes);
       }
     }
   }
@@ -285,6 +292,21 @@ void check_heads_of_teams() {
       for (int team = 0; team < kHeads; ++team) check(apart, {team, (head + 3 * team) % 8, false});
     }
   }
+}
+
+// What teams that help the first one copy, in any column.
+template <KvFormat kFormat>
+void check_units_of_heads() {
+  for (int head = 0; head < 8; ++head) {
+    Tile<kFormat, 128, 2, 128> tile;
+    for (int team = 0; team < 2; ++team) tile.copy_head_in_units(team, head);
+    for (int team = 0; team < 2; ++team) check(tile, {team, head, false});
+  }
+}
+
+TEST(RowLayout, UnitsOfHeads) {
+  check_units_of_heads<KvFormat::kQ8_0>();
+  check_units_of_heads<KvFormat::kQ4_0>();
 }
 
 TEST(RowLayout, HeadsOfTeams) {

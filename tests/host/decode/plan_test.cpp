@@ -226,8 +226,8 @@ TEST_F(PlanDecode, SlicesAndTurnsOfTheKernel) {
   EXPECT_EQ(plan(inputs.args).grid * 8, kCounterCapacity);
 }
 
-// Where few chunks are in a call, one team of each device block gets work.
-TEST_F(PlanDecode, TeamsApart) {
+// Where few chunks are in a call, a device block counts as one, and its teams share the copies.
+TEST_F(PlanDecode, TeamsHelp) {
   DecodeInputs inputs(kGpu);
   DecodeArgs& a = inputs.args;
   a.k_cache = TensorView(scratch(), DType::kUInt8, kGpu, {64, 16, 2, 128 / 32 * 34});
@@ -236,12 +236,35 @@ TEST_F(PlanDecode, TeamsApart) {
   fake_state().multiprocessors = 100;
   DecodePlan p = plan(a);  // six tiles of three leaves, each a chunk, and four teams for each
   EXPECT_EQ(p.grid, 18 * 4);
-  EXPECT_TRUE(p.params.teams_apart);
+  EXPECT_TRUE(p.params.teams_help);
+  EXPECT_EQ(p.params.cuts[0].ranges.value, 18u);
   set_multiprocessor_limit(17);
   p = plan(a);
   set_multiprocessor_limit(0);
   EXPECT_EQ(p.grid, 34);
-  EXPECT_FALSE(p.params.teams_apart);
+  EXPECT_FALSE(p.params.teams_help);
+  EXPECT_EQ(p.params.cuts[0].ranges.value, 34u);
+}
+
+// Heads that blocks copy at once: of K and of V side by side, and as many as there are teams.
+TEST_F(PlanDecode, HeadsSideBySide) {
+  constexpr std::int64_t kRow = 128 / 32 * 34;
+  const auto found = [this](std::int64_t heads, bool has_gap) {
+    DecodeInputs inputs(kGpu);
+    DecodeArgs& a = inputs.args;
+    a.q = TensorView(a.q.data, a.q.dtype, kGpu, {3, 4 * heads, 128});
+    a.out = TensorView(a.out.data, a.q.dtype, kGpu, {3, 4 * heads, 128});
+    a.k_cache = TensorView(a.k_cache.data, DType::kUInt8, kGpu, {16, 16, heads, kRow});
+    a.v_cache = a.k_cache;
+    if (has_gap) a.v_cache.strides[2] += 16;
+    a.k_format = a.v_format = KvFormat::kQ8_0;
+    const DecodePlan p = plan(a);
+    EXPECT_EQ(p.params.cuts[1].least_leaves, p.params.heads_side_by_side ? 4 : 8);
+    return p.params.heads_side_by_side;
+  };
+  EXPECT_TRUE(found(8, false));
+  EXPECT_FALSE(found(8, true));
+  EXPECT_FALSE(found(6, false));  // four teams
 }
 
 // Leaves of all tiles: the places on the line fit 32 bits.
