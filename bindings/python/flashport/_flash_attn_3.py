@@ -59,12 +59,15 @@ def attend(
 ) -> tuple[Any, Any]:
     """(out, lse or None) of a dense batch, or of packed sequences."""
     packed = cu_seqlens_q is not None
+    softmax_scale, causal, softcap, num_splits = _numbers(function, softmax_scale, causal, softcap, num_splits)
+    max_seqlen_q = _optional_int(function, "max_seqlen_q", max_seqlen_q)
+    max_seqlen_k = _optional_int(function, "max_seqlen_k", max_seqlen_k)
     q, k, v = kernels.unit_rows(q), kernels.unit_rows(k), kernels.unit_rows(v)
     offsets, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
-    form = checks.form_of(function, (q, k, v, *offsets), (*longest, softcap, num_splits))
-    checks.check_once(form, _check_call, function, q, k, v, offsets, longest, softcap, num_splits)
+    form = checks.form_of(function, (q, k, v, *offsets), (*longest, num_splits))
+    checks.check_once(form, _check_call, function, q, k, v, offsets, longest, num_splits)
     if packed:
-        batch, q_len, kv_len = len(cu_seqlens_q) - 1, int(max_seqlen_q or 0), int(max_seqlen_k or 0)
+        batch, q_len, kv_len = len(cu_seqlens_q) - 1, max_seqlen_q or 0, max_seqlen_k or 0
     else:
         batch = q.shape[0]
     scales = _scales(function, q, descales, batch, k.shape[-2])
@@ -108,15 +111,15 @@ def attend_cache(
 ) -> tuple[Any, Any]:
     """(out, lse or None). Nothing is written before all is checked."""
     packed, paged = cu_seqlens_q is not None, page_table is not None
+    softmax_scale, causal, softcap, num_splits = _numbers(function, softmax_scale, causal, softcap, num_splits)
+    max_seqlen_q = _optional_int(function, "max_seqlen_q", max_seqlen_q)
     q = kernels.unit_rows(q)
     page_table, batch_idx = kernels.unit_rows(page_table), kernels.unit_rows(batch_idx)
     places = (seqlens, batch_idx, leftpad, page_table, cu_seqlens_q)
     tensors = (q, k_cache, v_cache, new.k, new.v, new.cu_seqlens, new.cos, new.sin, new.rotary_seqlens, *places)
-    form = checks.form_of(function, tensors, (batch, max_seqlen_q, softcap, num_splits))
-    checks.check_once(
-        form, _check_cache, function, q, k_cache, v_cache, new, batch, places, max_seqlen_q, softcap, num_splits
-    )
-    q_len = int(max_seqlen_q or 0) if packed else q.shape[1]
+    form = checks.form_of(function, tensors, (batch, max_seqlen_q, num_splits))
+    checks.check_once(form, _check_cache, function, q, k_cache, v_cache, new, batch, places, max_seqlen_q, num_splits)
+    q_len = max_seqlen_q or 0 if packed else q.shape[1]
     kv_len = k_cache.shape[1] * (page_table.shape[1] if paged else 1)
     added = None if new.k is None else new.k.shape[1] if new.cu_seqlens is None else new.cu_seqlens.diff()
     if batch > 0 and checks.reads_contents(q):
@@ -143,8 +146,8 @@ def attend_cache(
 
 
 def _check_call(
-    function: str, q: Any, k: Any, v: Any, offsets: tuple[Any, Any], longest: tuple[Any, Any], softcap: Any,
-    num_splits: Any,
+    function: str, q: Any, k: Any, v: Any, offsets: tuple[Any, Any], longest: tuple[Any, Any],
+    num_splits: int,
 ) -> None:  # fmt: skip
     """What the form of a call of :func:`attend` says."""
     packed = offsets[0] is not None
@@ -161,12 +164,11 @@ def _check_call(
         raise checks.FlashAttnError(f"{function}: batch_size must be equal to batch_size_k, got {batch} and {batch_k}")
     _check_sizes(function, q, k, v, k_words)
     checks.check_splits(function, num_splits, MAX_SPLITS)
-    checks.check_number(function, "softcap", softcap)
 
 
 def _check_cache(
     function: str, q: Any, k_cache: Any, v_cache: Any, new: NewKeys, batch: int, places: tuple[Any, ...],
-    max_seqlen_q: Any, softcap: Any, num_splits: Any,
+    max_seqlen_q: int | None, num_splits: int,
 ) -> None:  # fmt: skip
     """What the form of a call of :func:`attend_cache` says."""
     seqlens, batch_idx, leftpad, page_table, cu_seqlens_q = places
@@ -181,7 +183,6 @@ def _check_cache(
         q_len = q.shape[1]
     _check_sizes(function, q, k_cache, v_cache, words, ("k_cache: k", "v_cache: v"))
     checks.check_splits(function, num_splits, MAX_SPLITS)
-    checks.check_number(function, "softcap", softcap)
     kv_len = k_cache.shape[1]
     if paged:
         if batch_idx is not None or leftpad is not None:
@@ -245,6 +246,24 @@ def _options(
     }  # fmt: skip
 
 
+def _numbers(
+    function: str, softmax_scale: Any, causal: Any, softcap: Any, num_splits: Any
+) -> tuple[float | None, bool, float, int]:
+    """As torch's dispatcher gives them to FlashAttention-3's operator, or refuses them."""
+    if softmax_scale is not None:
+        softmax_scale = checks.to_float(function, "softmax_scale", softmax_scale)
+    return (
+        softmax_scale,
+        checks.to_bool(function, "causal", causal),
+        checks.to_float(function, "softcap", softcap),
+        checks.to_int(function, "num_splits", num_splits),
+    )
+
+
+def _optional_int(function: str, name: str, x: Any) -> int | None:
+    return None if x is None else checks.to_int(function, name, x)
+
+
 def _window(function: str, window_size: Any, causal: bool) -> tuple[int, int]:
     """-1 is no limit; causality is a right side of 0."""
     left, right = (max(-1, side) for side in checks.window_of(function, window_size))
@@ -286,8 +305,7 @@ def _check_offsets(function: str, q: Any, name: str, offsets: Any, longest: int 
     maximum = f"max_seqlen_{name[-1]}"
     if longest is None:
         raise checks.FlashAttnError(f"{function}: {maximum} must be provided if {name} is provided")
-    checks.check_number(function, maximum, longest)
-    return batch, int(longest)
+    return batch, longest
 
 
 def _check_sizes(function: str, q: Any, k: Any, v: Any, words: str, names: tuple[str, str] = ("k", "v")) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from flashport import _flash_attn_3 as internals
-from flashport.flash_attn._checks import not_a_tensor
+from flashport.flash_attn._checks import not_a_tensor, to_bool
 from flashport.flash_attn._kernels import unit_rows
 from flashport.flash_attn.flash_attn_interface import check_caches
 from flashport.torch.gradients import refuse_gradients
@@ -233,7 +233,8 @@ def flash_attn_with_kvcache(
     if isinstance(cache_seqlens, int):
         cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=k_cache.device)
     k, v = unit_rows(k), unit_rows(v)
-    new = internals.NewKeys(k, v, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens, rotary_interleaved)
+    interleaved = to_bool(name, "rotary_interleaved", rotary_interleaved)
+    new = internals.NewKeys(k, v, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens, interleaved)
     out, lse = internals.attend_cache(
         name, q, k_cache, v_cache, new, batch, cache_seqlens, cache_batch_idx, cache_leftpad, page_table, cu_seqlens_q,
         max_seqlen_q, softmax_scale, causal, window_size, softcap, num_splits, sinks, return_softmax_lse,

@@ -28,9 +28,11 @@ OPTIONS = [
     ({"qv": torch.zeros(1)}, "qv must be None", NotImplementedError),
     ({"attention_chunk": 4}, "attention_chunk must be 0", NotImplementedError),
     ({"num_splits": 257}, "num_splits > 256 not supported"),
-    ({"num_splits": None}, f"{KIND}: num_splits must be a number, got NoneType", TypeError),
+    ({"num_splits": None}, f"{KIND}: num_splits must be an integer, got NoneType", TypeError),
+    ({"num_splits": 1.0}, f"{KIND}: num_splits must be an integer, got float", TypeError),
+    ({"causal": "no"}, f"{KIND}: causal must be a bool, got str", TypeError),
     ({"softmax_scale": float("inf")}, "softmax_scale"),
-    ({"softmax_scale": "a"}, "softmax_scale must be a number, got str", TypeError),
+    ({"softmax_scale": "a"}, f"{KIND}: softmax_scale must be a number, got str", TypeError),
     ({"softcap": "a"}, f"{KIND}: softcap must be a number, got str", TypeError),
     ({"window_size": None}, f"{KIND}: window_size must be two integers, got None", TypeError),
     ({"sinks": torch.zeros(3)}, "sinks must have shape"),
@@ -104,7 +106,8 @@ VARLEN = [
     ({"cu_seqlens_k": int32(0, 9, 15)}, "cu_seqlens_k"),
     ({"max_seqlen_q": None}, "max_seqlen_q must be provided if cu_seqlens_q is provided"),
     ({"max_seqlen_k": None}, "max_seqlen_k must be provided if cu_seqlens_k is provided"),
-    ({"max_seqlen_k": "a"}, f"{KIND}: max_seqlen_k must be a number, got str", TypeError),
+    ({"max_seqlen_k": "a"}, f"{KIND}: max_seqlen_k must be an integer, got str", TypeError),
+    ({"max_seqlen_q": 5.0}, f"{KIND}: max_seqlen_q must be an integer, got float", TypeError),
     *(
         row
         for name in ("seqused_q", "seqused_k")
@@ -160,6 +163,8 @@ CACHE = [
     ({"cache_seqlens": int32(4, 0, 9, 0)[::2]}, "seqused_k must be contiguous"),
     ({"cache_seqlens": int32(4, -1)}, "seqlens_k must be at least 0, got -1"),
     ({**PACKED, "max_seqlen_q": None}, "max_seqlen_q must be provided if cu_seqlens_q is provided"),
+    ({**PACKED, "max_seqlen_q": 3.0}, f"{KIND}: max_seqlen_q must be an integer, got float", TypeError),
+    ({"rotary_interleaved": "no"}, f"{KIND}: rotary_interleaved must be a bool, got str", TypeError),
     ({**PACKED, "q": tensor(2, 3, 4, 32)}, "q must have shape (total_q, num_heads, head_size)", IndexError),
     ({**PACKED, "cu_seqlens_q": offsets([3, 3]).long()}, "cu_seqlens_q must have dtype torch.int32"),
     ({**PACKED, "cu_seqlens_q": int32(0, 9, 3, 9, 6, 9)[::2]}, "cu_seqlens_q must be contiguous"),
