@@ -30,6 +30,7 @@ inline constexpr int kVectorFloats = 64;
 inline constexpr int kMergeUnroll = 1;
 inline constexpr int kGroupsAtOnce = 1;      // groups of partial results in flight while they are combined
 inline constexpr bool kFinerChunks = false;  // whether kernels may ask for them (chunks.h)
+inline constexpr bool kHasTeams = false;     // whether blocks of the schedule may share a device block
 
 static_assert(kVecWidth == 8 || kVecWidth == 16);
 using Vec = float __attribute__((vector_size(4 * kVecWidth)));

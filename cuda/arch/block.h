@@ -26,6 +26,7 @@ inline constexpr int kVectorFloats = 4;     // columns of a row that a thread ta
 inline constexpr int kMergeUnroll = 4;      // parts in flight while merging (docs/tuning.md)
 inline constexpr int kGroupsAtOnce = 2;     // groups of partial results in flight while they are combined
 inline constexpr bool kFinerChunks = true;  // whether kernels may ask for them (chunks.h)
+inline constexpr bool kHasTeams = true;     // whether blocks of the schedule may share a device block
 
 using Half = __half;
 using BFloat16 = __nv_bfloat16;

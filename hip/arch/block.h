@@ -33,6 +33,7 @@ inline constexpr int kVectorFloats = 4;      // columns of a row that a thread t
 inline constexpr int kMergeUnroll = 8;       // parts in flight while merging
 inline constexpr int kGroupsAtOnce = 2;      // groups of partial results in flight while they are combined
 inline constexpr bool kFinerChunks = false;  // whether kernels may ask for them (chunks.h)
+inline constexpr bool kHasTeams = false;     // whether blocks of the schedule may share a device block
 
 using Half = _Float16;
 using BFloat16 = __bf16;

@@ -126,6 +126,7 @@ inline constexpr int kMostConcurrentTiles = 8;
 
 // Tiles go side by side only where every block gets some leaves: else these spread better. Heads of q8_0 that teams
 // copy at once are worth it from fewer on.
+inline constexpr int kLeastConcurrentLeaves = 8, kLeastLeavesOfTeams = 4;
 [[nodiscard]] constexpr LineCut line_cut(std::int64_t tiles, std::int64_t grid, int concurrent, int least_leaves) {
   return {make_divisor(concurrent), make_divisor(grid / concurrent), static_cast<std::int32_t>(tiles / concurrent),
           least_leaves};

@@ -108,7 +108,8 @@ struct Range {
 
 FLASHPORT_DEVICE Line cut_line(const DecodeParams& p, int leaves, std::int64_t blocks) {
   Line line;
-  line.cut = std::int64_t{leaves} * p.cuts[0].rows >= p.cuts[1].least_leaves * blocks ? 1 : 0;
+  const int least_leaves = kHasTeams ? p.cuts[1].least_leaves : kLeastConcurrentLeaves;
+  line.cut = std::int64_t{leaves} * p.cuts[0].rows >= least_leaves * blocks ? 1 : 0;
   const LineCut& cut = p.cuts[line.cut];
   // At least the shortest chunk: ranges without one would leave every other block idle, and with them whole
   // multiprocessors.

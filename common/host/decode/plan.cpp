@@ -141,7 +141,8 @@ void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check&
   const std::int64_t blocks = p.teams_help ? plan.grid / teams : plan.grid;
   p.cuts[0] = line_cut(tiles, blocks, 1, 0);
   const bool copies_heads_at_once = p.heads_side_by_side && plan.kernel->shape.decode.shape.k_format == KvFormat::kQ8_0;
-  p.cuts[1] = line_cut(tiles, blocks, concurrent_tiles(tiles, blocks), copies_heads_at_once ? 4 : 8);
+  p.cuts[1] = line_cut(tiles, blocks, concurrent_tiles(tiles, blocks),
+                       copies_heads_at_once ? kLeastLeavesOfTeams : kLeastConcurrentLeaves);
   plan.partials_offset = kCounterBytes;
   plan.workspace_bytes = kCounterBytes + partials_bytes_of(plan);
   if (wants_second_launch(plan, device.multiprocessors())) plan_combine(plan, check, device);

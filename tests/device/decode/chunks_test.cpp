@@ -196,11 +196,11 @@ TEST(Chunks, DivisorsFitTheirFields) {
 }
 
 TEST(Chunks, CutsUseTheWholeGrid) {
-  static_assert(line_cut(8, 132, 4, 8).ranges.value == 33);
+  static_assert(line_cut(8, 132, 4, kLeastConcurrentLeaves).ranges.value == 33);
   for (std::int64_t tiles : {1, 2, 6, 7, 8, 24, 40}) {
     for (std::int64_t grid : {1, 2, 7, 8, 16, 100, 132, 264, 304, 528}) {
       const int concurrent = concurrent_tiles(tiles, grid);
-      const LineCut cut = line_cut(tiles, grid, concurrent, 8);
+      const LineCut cut = line_cut(tiles, grid, concurrent, kLeastConcurrentLeaves);
       EXPECT_EQ(cut.concurrent.value, static_cast<std::uint32_t>(concurrent));
       EXPECT_LE(concurrent, kMostConcurrentTiles);
       EXPECT_EQ(cut.rows * concurrent, tiles);

@@ -74,8 +74,8 @@ Result run(const Case& c, bool second_launch) {
   p.window_left = p.window_right = -1;
   p.chunk_rule = {chunk_target_shift(c.kv_heads), 0, false};
   const int tiles = c.kv_heads * p.row_tiles;
-  p.cuts[0] = line_cut(tiles, c.grid, 1, 8);
-  p.cuts[1] = line_cut(tiles, c.grid, concurrent_tiles(tiles, c.grid), 8);
+  p.cuts[0] = line_cut(tiles, c.grid, 1, kLeastConcurrentLeaves);
+  p.cuts[1] = line_cut(tiles, c.grid, concurrent_tiles(tiles, c.grid), kLeastConcurrentLeaves);
   p.slices = 1;
   const int rows = std::min(kConfig.shape.rows, c.group);
   p.slice_floats = slice_floats(rows, kDim);

@@ -64,8 +64,9 @@ inline DecodeParams params_of(const Launch& launch) {
   p.window_right = -1;
   p.chunk_rule = {chunk_target_shift(launch.kv_heads), launch.turn_leaves - 1, false};
   p.side_partials = most_partials(most_chunks(std::max<std::int64_t>(leaves_of(p.cache.max_len), 1), p.chunk_rule));
-  p.cuts[0] = line_cut(launch.tiles(), launch.grid, 1, 8);
-  p.cuts[1] = line_cut(launch.tiles(), launch.grid, concurrent_tiles(launch.tiles(), launch.grid), 8);
+  p.cuts[0] = line_cut(launch.tiles(), launch.grid, 1, kLeastConcurrentLeaves);
+  p.cuts[1] =
+      line_cut(launch.tiles(), launch.grid, concurrent_tiles(launch.tiles(), launch.grid), kLeastConcurrentLeaves);
   return p;
 }
 

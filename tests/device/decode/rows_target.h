@@ -15,6 +15,7 @@
 namespace flashport::host_words {
 
 inline constexpr bool kFinerChunks = false;
+inline constexpr bool kHasTeams = false;
 inline constexpr int kWaveSize = 64;
 
 struct BFloat16 {

@@ -22,6 +22,7 @@ namespace flashport::turns {
 inline constexpr int kVectorFloats = 4;
 inline constexpr int kGroupsAtOnce = 2;
 inline constexpr bool kFinerChunks = false;  // whether kernels may ask for them (chunks.h)
+inline constexpr bool kHasTeams = false;     // whether blocks of the schedule may share a device block
 
 struct Half {
   std::uint16_t bits;

@@ -27,6 +27,7 @@ inline constexpr int kVectorFloats = 4;
 inline constexpr int kMergeUnroll = 4;
 inline constexpr int kGroupsAtOnce = 2;
 inline constexpr bool kFinerChunks = true;
+inline constexpr bool kHasTeams = true;
 
 struct float2 {
   float x, y;
