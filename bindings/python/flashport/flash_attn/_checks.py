@@ -174,16 +174,6 @@ def check_multiple_of_8(function: str, q: Any) -> None:
         )
 
 
-def check_number(function: str, name: str, x: Any) -> None:
-    """What compares with numbers."""
-    try:
-        x > 0  # noqa: B015 - whether it compares is the question
-    except TypeError:
-        raise FlashAttnTypeError(
-            f"{function}: incompatible function arguments: {name} must be a number, got {type(x).__name__}"
-        ) from None
-
-
 def to_int(function: str, name: str, x: Any) -> int:
     """``x`` as pybind11 gives it to an int of flash-attn's compiled half; torch's operators take the same.
 
@@ -348,7 +338,6 @@ def check_rotary(function: str, q: Any, k: Any, cos: Any, sin: Any, kv_len: int)
 
 def check_splits(function: str, num_splits: int, most: int = MAX_SPLITS) -> None:
     """At most as many as flash-attn combines."""
-    check_number(function, "num_splits", num_splits)
     if num_splits > most:
         raise FlashAttnError(f"{function}: num_splits > {most} not supported, got {num_splits}")
 
