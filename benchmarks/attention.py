@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times attention forward of an installed flashport beside torch's SDPA by cuDNN and by flash, in bf16.
 
-    python benchmarks/attention.py [--device cuda:0] [--rounds 7] [--shapes REGEX] [--list]
+    python benchmarks/attention.py [--device cuda:0] [--rounds 7] [--revision TEXT] [--shapes REGEX] [--list]
 
 The cases are those of flashport.benchmarks.attention. It writes results/<device>-attention.json and a page beside it,
 and prints the page. All candidates of a row run in interleaved rounds by graph replay, and so do a row and the one of
@@ -45,9 +45,9 @@ BARS = {  # a ratio of rates is at least the bar
     **{f"{DENSE}, pages of 16, {kv}": 0.80 for kv in ("q8_0 kv", "q4_0 kv", "q5_1 kv")},
     **{
         f"4 x 4096, {heads} {mask}, {option}": 0.60
-        for heads in ("32/8 D64", "32/8 D128", "16/4 D256")
+        for heads in ("32/8 D64", "32/8 D96", "32/8 D128", "16/16 D192/128", "16/4 D256")
         for mask in ("causal", "full")
-        for option in ("softcap 50.0", "alibi slopes", "bias bf16", "dropout_p 0.1")
+        for option in ("softcap 50.0", "alibi slopes", "bias bf16", "bias fp32", "bias bf16 of odd rows", "dropout_p 0.1")
     },
 }
 HOST_BAR = 7e-6  # seconds of host time of a call
@@ -57,6 +57,8 @@ OPTIONS = {
     "ALiBi": "alibi slopes",
     "bias": "bias of heads bf16",
     "shared bias": "bias bf16",
+    "float bias": "bias fp32",
+    "odd bias": "bias bf16 of odd rows",
     "dropout": "dropout_p 0.1",
 }
 PEERS = {"SDPA cuDNN": "cudnn", "SDPA flash": "flash"}  # names of the package, and of a row
@@ -79,7 +81,7 @@ def row_name(case: AttentionCase) -> str:
 
 def held_against(case: AttentionCase) -> str:
     """Gives "cudnn", or the name of the row that a case is held against."""
-    if case.packed or case.dims[0] != case.dims[1]:
+    if case.packed or (case.dims[0] != case.dims[1] and not case.option):
         return DENSE
     if case.lens[0][0] != case.lens[0][1]:
         return LONG
@@ -202,6 +204,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--revision", default="", metavar="TEXT", help="what the page calls the revision it is of")
     parser.add_argument("--shapes", default="", metavar="REGEX")
     parser.add_argument("--list", action="store_true")
     arguments = parser.parse_args()
@@ -217,7 +220,7 @@ def main() -> int:
     torch = harness.find_torch(arguments.device)
     rows = [measure(torch, case, arguments.device, arguments.rounds) for case in wanted]
     judge(rows)
-    where = harness.environment(arguments.device)
+    where = harness.environment(arguments.device) | {"revision": arguments.revision or "not given"}
     name = slug(torch.cuda.get_device_name(arguments.device))
     results = HERE / "results"
     results.mkdir(exist_ok=True)

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "common/device/attention/kernel.h"
+#include "cuda/attention/bias_rows.h"
 #include "cuda/attention/memory.h"
 
 namespace flashport::FLASHPORT_TARGET::attention {
@@ -203,41 +204,21 @@ class AttentionTiles {
     fence_async_proxy();
     mbarrier_arrive_wave(&barriers.empty);
     for_each_register(scores.c, [&](float& x, int tile, int i) {
-      x = fma_rn(log2e, wide(two[tile / 2][tile % 2 * 2 + i / 2], i % 2), x);
+      x = fma_rn(log2e, wide<kMath>(two[tile / 2][tile % 2 * 2 + i / 2], i % 2), x);
     });
   }
 
-  // Biases of a key tile, two neighbours a register, on their way while the product runs. Only those of 16 bits, in
-  // rows that lie aligned for pairs; `there` says so.
-  struct Bias {
-    unsigned two[kKeys / 8][kRowSlots];
-    bool there;
-  };
+  // Biases of a key tile on their way while the product runs, where they lie in rows of neighbours.
+  using Bias = BiasRows<kMath, kKeys>;
   FLASHPORT_DEVICE void fetch_bias(Bias& bias, const AttentionParams& p, const WorkTile& work,
                                    const Modifiers& modifiers, int tile) const {
-    const auto* data = static_cast<const std::uint16_t*>(p.bias.data) + modifiers.bias_at;
-    constexpr DType kOwn = kMath == MathType::kBf16 ? DType::kBFloat16 : DType::kFloat16;
-    bias.there = p.bias.data != nullptr && p.bias.dtype == kOwn && p.bias.stride_key == 1 &&
-                 p.bias.stride_row % 2 == 0 && reinterpret_cast<std::uintptr_t>(data) % 4 == 0;
-    if (!bias.there) return;
-    const int first = tile * kKeys + first_key(), keys = work.kv_len - first;
-#pragma unroll
-    for (int slot = 0; slot < kRowSlots; ++slot) {
-      const auto* row = data + minimum(row_of(slot), work.q_len - 1) * p.bias.stride_row + first;
-#pragma unroll
-      for (int tile8 = 0; tile8 < kKeys / 8; ++tile8) {
-        const auto* from = row + 8 * tile8;
-        if (8 * tile8 + 1 < keys) {
-          bias.two[tile8][slot] = __ldg(reinterpret_cast<const unsigned*>(from));
-        } else {  // the last key of an odd count, or none
-          bias.two[tile8][slot] = 8 * tile8 < keys ? *from : 0;
-        }
-      }
-    }
+    bias.fetch(p.bias, bias_place(p, work, modifiers, tile));
   }
-  FLASHPORT_DEVICE static void add_bias(const Bias& bias, float log2e, Scores& scores) {
-    for_each_register(scores.c,
-                      [&](float& x, int tile, int i) { x = fma_rn(log2e, wide(bias.two[tile][i / 2], i % 2), x); });
+  FLASHPORT_DEVICE void add_bias(Bias& bias, const AttentionParams& p, const WorkTile& work, const Modifiers& modifiers,
+                                 int tile, Scores& scores) const {
+    bias.for_each(p.bias, bias_place(p, work, modifiers, tile), [&](int tile8, int i, float x) {
+      scores.c[tile8][i] = fma_rn(modifiers.log2e, x, scores.c[tile8][i]);
+    });
   }
 
   // Which weights dropout keeps: bit 7 of each byte, those of the lane's keys of a row in their order.
@@ -377,11 +358,6 @@ class AttentionTiles {
   FLASHPORT_DEVICE static float sigmoid_denominator(float x, float factor) {
     return 1.0f + exp2_approx(minimum_or_nan(-factor * x, 30.0f));
   }
-  // The low (0) or high (1) of two values of the math type.
-  FLASHPORT_DEVICE static float wide(unsigned two, int half) {
-    if constexpr (kMath == MathType::kBf16) return __uint_as_float(half == 0 ? two << 16 : two & 0xffff0000u);
-    return __half2float(__ushort_as_half(static_cast<unsigned short>(half == 0 ? two : two >> 16)));
-  }
   FLASHPORT_DEVICE int slice() const { return kCfg.tuning.slices == 1 ? 0 : group_ / kRowGroups; }
 
   // A row that sees no key is 0 even if its sums are NaN.
@@ -441,6 +417,17 @@ class AttentionTiles {
         (high ? x[i] : x[i | distance]) = received;
       }
     }
+  }
+
+  FLASHPORT_DEVICE typename Bias::Place bias_place(const AttentionParams& p, const WorkTile& work,
+                                                   const Modifiers& modifiers, int tile) const {
+    typename Bias::Place place = {{}, work.kv_len - tile * kKeys - first_key(), lane_ % 4};
+#pragma unroll
+    for (int slot = 0; slot < kRowSlots; ++slot) {
+      place.row_at[slot] =
+          modifiers.bias_at + minimum(row_of(slot), work.q_len - 1) * p.bias.stride_row + tile * kKeys + first_key();
+    }
+    return place;
   }
 
   // f(register, tile, i)

@@ -53,7 +53,7 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
     const Modifiers modifiers = modifiers_of<kForm>(p, work, score_scale);
     typename BiasOf<Tiles>::Type bias;
     const auto fetch_bias = [&](int tile) {
-      if constexpr (kForm == ScoreForm::kAny && requires { typename Tiles::Bias; }) {
+      if constexpr (kForm == ScoreForm::kAny && kFetchesBias<Tiles>) {
         tiles.fetch_bias(bias, p, work, modifiers, tile);
       }
     };

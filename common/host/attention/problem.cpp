@@ -91,14 +91,12 @@ void check_presence(const AttentionArgs& a) {
   if (a.bias) {
     const char* other = a.cu_seqlens_q ? "cu_seqlens_q"
                         : paged        ? "keys on pages"
-                        : a.seqused_q  ? "seqused_q"
-                        : a.seqused_k  ? "seqused_k"
                         : a.leftpad_k  ? "leftpad_k"
                         : a.k_new      ? "k_new"
                                        : nullptr;
     if (other != nullptr) {
-      kCheck.value_error(std::string("bias is of sequences that have all q_len queries and kv_len keys, and must not "
-                                     "come with ") +
+      kCheck.value_error(std::string("bias has a row for each query of dense sequences and an entry for each key, and "
+                                     "must not come with ") +
                          other + "; hide keys by entries of -inf");
     }
   }

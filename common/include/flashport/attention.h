@@ -61,7 +61,7 @@ struct AttentionArgs {
   std::optional<TensorView> alibi_slopes;  // fp32 (Hq) or (B, Hq): bias -slope * |query position - key position|
   std::optional<TensorView> sinks;         // fp32 (Hq): a logit that joins the denominator only
   std::optional<TensorView> bias;          // (B or 1, Hq or 1, Sq, Sk) fp32 or q's type, added to the logits; -inf
-                                           // hides a key; not with packed sequences, seqused or leftpad_k
+                                           // hides a key; not with packed sequences, pages or leftpad_k
 
   // Probability p, below 1, that a weight is dropped, in steps of 1/256; the others grow by 1 / (1 - p).
   double dropout_p = 0.0;

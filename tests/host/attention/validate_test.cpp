@@ -57,12 +57,8 @@ TEST_F(AttentionRefuses, Presence) {
       {"dropout without a state", [](Inputs& i) { i.args.dropout_p = 0.5; },
        "rng_state (seed and offset) must come with dropout_p, got dropout_p 0.5 alone"},
       {"packed bias", [](Inputs& i) { i.pack(), i.args.bias = floats({1, 1, 300, 500}); },
-       "bias is of sequences that have all q_len queries and kv_len keys, and must not come with cu_seqlens_q; hide "
-       "keys by entries of -inf"},
-      {"bias and seqused_q", [](Inputs& i) { i.args.bias = floats({1, 1, 300, 500}), i.args.seqused_q = ints({3}); },
-       "must not come with seqused_q"},
-      {"bias and seqused_k", [](Inputs& i) { i.args.bias = floats({1, 1, 300, 500}), i.args.seqused_k = ints({3}); },
-       "must not come with seqused_k"},
+       "bias has a row for each query of dense sequences and an entry for each key, and must not come with "
+       "cu_seqlens_q; hide keys by entries of -inf"},
       {"bias and leftpad_k", [](Inputs& i) { i.args.bias = floats({1, 1, 300, 500}), i.args.leftpad_k = ints({3}); },
        "must not come with leftpad_k"},
       {"bias and pages", [](Inputs& i) { i.args.bias = floats({1, 1, 300, 500}), i.args.block_table = ints({3, 1}); },

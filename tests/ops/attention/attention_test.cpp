@@ -271,20 +271,20 @@ TEST_P(AttentionCases, MatchesTheOracle) {
 INSTANTIATE_TEST_SUITE_P(Named, AttentionCases, testing::ValuesIn(named_cases()),
                          [](const auto& info) { return info.param.name; });
 
-// Combinations `part`, `part` + `parts`, ...; gives how many ran, or were declined as expected.
+// Combinations `part`, `part` + `parts`, ...; gives how many ran. The others were declined as expected.
 int run_combinations(const std::vector<AttentionCase>& all, std::size_t part, std::size_t parts) {
   int done = 0;
   for (std::size_t i = part; i < all.size(); i += parts) {
     const AttentionCase& c = all[i];
     const flashport::Support support = flashport::supports(c.query());
     const std::string said = verdict(c.support_name(), support.supported, support.reason);
-    ++done;
     if (said.starts_with("skip")) continue;
     EXPECT_EQ(said, "") << c;
     if (!support.supported) continue;
     AttentionCall call(c);
     call.run();
     EXPECT_EQ(call.check(), "") << c;
+    ++done;
   }
   return done;
 }
@@ -301,7 +301,11 @@ std::vector<AttentionCase> many_combinations() { return attention_combinations(3
 class FullAttentionCombinations : public testing::TestWithParam<std::size_t> {};
 
 TEST_P(FullAttentionCombinations, MatchTheOracle) {
-  RecordProperty("combinations", run_combinations(many_combinations(), GetParam(), kParts));
+  // fp32, and formats of caches on some targets, are declined: at least half is run everywhere.
+  const std::vector<AttentionCase> all = many_combinations();
+  const int done = run_combinations(all, GetParam(), kParts);
+  EXPECT_GT(done, static_cast<int>(all.size() / kParts / 2));
+  RecordProperty("combinations", done);
 }
 
 INSTANTIATE_TEST_SUITE_P(Full, FullAttentionCombinations, testing::Range(std::size_t{0}, kParts));

@@ -83,6 +83,15 @@ std::vector<AttentionCase> shapes() {
   };
 }
 
+// Of a bias, which pages do not have.
+std::vector<AttentionCase> bias_shapes() {
+  return {
+      {.name = "bitwise_bf16_d128_bias", .dim_qk = 128, .dim_v = 128, .causal = true, .bias = Bias::kOwnType},
+      {.name = "bitwise_fp16_d64_bias_of_all", .type = Type::kF16, .bias = Bias::kOwnTypeOfAll},
+      {.name = "bitwise_bf16_d64_bias_fp32", .causal = true, .bias = Bias::kOfAllHeads},
+  };
+}
+
 TEST_P(AttentionBitwise, AloneInBatchesAndOnAnyNumberOfMultiprocessors) {
   const AttentionCase& shape = GetParam();
   FLASHPORT_REQUIRE_SUPPORT(shape.support_name(), flashport::supports(shape.query()));
@@ -98,8 +107,8 @@ TEST_P(AttentionBitwise, AloneInBatchesAndOnAnyNumberOfMultiprocessors) {
     Lengths ids = random.permutation(count);
     for (std::int64_t& id : ids) id = round < 2 ? id : random.below(count);
     AttentionCase c = with(shape, ids);
-    c.packed = round % 2 == 0;
-    c.used_q = c.used_k = round > 0;
+    c.packed = round % 2 == 0 && c.bias == Bias::kNone;
+    c.used_q = c.used_k = round > 0 || !c.packed;
     AttentionCall call(c);
     for (const int limit : limits()) {
       flashport::set_multiprocessor_limit(limit);
@@ -126,6 +135,7 @@ flashport::AttentionArgs chunk(flashport::AttentionArgs a, std::int64_t first, s
   a.lse = part(*a.lse, 2, first, count);
   a.k = part(a.k, 1, 0, first + count);
   a.v = part(a.v, 1, 0, first + count);
+  if (a.bias) a.bias = part(part(*a.bias, 2, first, count), 3, 0, first + count);
   return a;
 }
 
@@ -165,7 +175,8 @@ TEST_P(AttentionBitwise, OnRepeat) {
   Lengths ids(sequences().q_lens.size());
   for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int64_t>(i);
   AttentionCase c = with(shape, ids);
-  c.packed = true;
+  c.packed = c.bias == Bias::kNone;
+  c.used_q = c.used_k = !c.packed;
   AttentionCall call(c);
   call.run();
   const Bits first = call.bits();
@@ -175,8 +186,10 @@ TEST_P(AttentionBitwise, OnRepeat) {
   }
 }
 
+class AttentionBitwiseOnPages : public AttentionBitwise {};
+
 // By whichever copies keys come; where one kernel reads pages and tensors, the same as from tensors.
-TEST_P(AttentionBitwise, OnPagesOfAnySize) {
+TEST_P(AttentionBitwiseOnPages, OfAnySize) {
   AttentionCase c = with(GetParam(), {0, 1, 2, 3, 4});
   FLASHPORT_REQUIRE_SUPPORT(c.support_name(), flashport::supports(c.query()));
   c.packed = true;
@@ -199,8 +212,31 @@ TEST_P(AttentionBitwise, OnPagesOfAnySize) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, AttentionBitwise, testing::ValuesIn(shapes()),
-                         [](const auto& info) { return info.param.name; });
+// Which weights are dropped follows from a sequence's place in its batch, so the batch stays as it is.
+TEST(AttentionBitwiseDropout, OnAnyNumberOfMultiprocessors) {
+  for (const std::int64_t dim : {64, 128}) {
+    AttentionCase c = {.name = "bitwise_bf16_dropout", .dim_qk = dim, .dim_v = dim, .causal = true, .dropout = 0.3};
+    FLASHPORT_REQUIRE_SUPPORT(c.support_name(), flashport::supports(c.query()));
+    Lengths ids(sequences().q_lens.size());
+    for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int64_t>(i);
+    c = with(c, ids);
+    c.packed = true;
+    AttentionCall call(c);
+    call.run();
+    const Bits first = call.bits();
+    for (const int limit : limits()) {
+      flashport::set_multiprocessor_limit(limit);
+      call.run();
+      EXPECT_TRUE(call.bits() == first) << limit << " multiprocessors, " << c;
+    }
+    flashport::set_multiprocessor_limit(options().emulator ? 3 : 0);
+  }
+}
+
+std::string name_of(const testing::TestParamInfo<AttentionCase>& info) { return info.param.name; }
+INSTANTIATE_TEST_SUITE_P(Shapes, AttentionBitwise, testing::ValuesIn(shapes()), name_of);
+INSTANTIATE_TEST_SUITE_P(Bias, AttentionBitwise, testing::ValuesIn(bias_shapes()), name_of);
+INSTANTIATE_TEST_SUITE_P(Shapes, AttentionBitwiseOnPages, testing::ValuesIn(shapes()), name_of);
 
 }  // namespace
 }  // namespace flashport_test

@@ -202,11 +202,36 @@ void AttentionCall::make_tensors() {
   }
 }
 
-// By the causal mask or the window, of dense sequences.
-bool AttentionCall::hidden(std::int64_t row, std::int64_t key) const {
-  const std::int64_t distance = key - (row + c_.kv_lens[0] - c_.q_lens[0]);
-  return (c_.causal && distance > 0) || (c_.window_left >= 0 && -distance > c_.window_left) ||
-         (c_.window_right >= 0 && distance > c_.window_right);
+// By lengths, the causal mask and the window.
+bool AttentionCall::sees(std::size_t sequence, std::int64_t row, std::int64_t key) const {
+  const std::int64_t q_len = c_.q_lens[sequence], kv_len = c_.kv_lens[sequence];
+  const std::int64_t distance = key - (row + kv_len - q_len);
+  return row < q_len && key < kv_len && !(c_.causal && distance > 0) &&
+         !(c_.window_left >= 0 && -distance > c_.window_left) && !(c_.window_right >= 0 && distance > c_.window_right);
+}
+
+// Entries that no sequence sees stay NaN. A row has the same numbers in any batch.
+void AttentionCall::make_bias() {
+  const auto batch = static_cast<std::int64_t>(places_.size());
+  const bool own = c_.bias == Bias::kOwnType || c_.bias == Bias::kOwnTypeOfAll, all = c_.bias == Bias::kOwnTypeOfAll;
+  const bool shared = all || c_.bias == Bias::kOfAllSequences;
+  const std::int64_t heads = all || c_.bias == Bias::kOfAllHeads ? 1 : c_.q_heads;
+  bias_.emplace(own ? c_.type : Type::kF32, Shape{shared ? 1 : batch, heads, q_rows_, k_rows_});
+  for (std::int64_t b = 0; b < bias_->shape()[0]; ++b) {
+    const auto sequence = static_cast<std::size_t>(b);
+    const auto id = static_cast<std::uint64_t>(shared || c_.ids.empty() ? b : c_.ids[sequence]);
+    for (std::int64_t head = 0; head < heads; ++head) {
+      for (std::int64_t row = 0; row < q_rows_; ++row) {
+        Random random(seed_of(c_) + 1000 * (1 + id) + 100'000 * static_cast<std::uint64_t>(head * 100'000 + row));
+        for (std::int64_t key = 0; key < k_rows_; ++key) {
+          const double x = random.below(10) == 0 || row == 2 ? -kInfinity : random.normal();  // row 2 sees no key
+          bool seen = false;
+          for (std::size_t i = 0; i < places_.size(); ++i) seen |= (shared || i == sequence) && sees(i, row, key);
+          if (seen) bias_->set({b, head, row, key}, x);
+        }
+      }
+    }
+  }
 }
 
 void AttentionCall::make_options() {
@@ -239,18 +264,7 @@ void AttentionCall::make_options() {
     sinks_.emplace(Type::kF32, Shape{c_.q_heads});
     sinks_->for_each([&](const Shape& index) { sinks_->set(index, random.normal()); });
   }
-  if (c_.bias != Bias::kNone) {
-    const bool own = c_.bias == Bias::kOwnType || c_.bias == Bias::kOwnTypeOfAll, all = c_.bias == Bias::kOwnTypeOfAll;
-    bias_.emplace(own ? c_.type : Type::kF32,
-                  Shape{all || c_.bias == Bias::kOfAllSequences ? 1 : batch,
-                        all || c_.bias == Bias::kOfAllHeads ? 1 : c_.q_heads, q_rows_, k_rows_});
-    const std::int64_t blind = c_.q_lens[0] > 2 ? 2 : -1;  // a query that sees no key
-    bias_->for_each([&](const Shape& at) {
-      const double x = random.normal();
-      if (hidden(at[2], at[3])) return;
-      bias_->set(at, at[2] == blind || random.below(10) == 0 ? -kInfinity : x);
-    });
-  }
+  if (c_.bias != Bias::kNone) make_bias();
   if (c_.dropout > 0) {
     rng_state_ =
         int_tensor({static_cast<std::int64_t>(seed_of(c_) % 1000000) - 500000, std::int64_t{5} << 31}, Type::kI64);

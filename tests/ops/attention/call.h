@@ -97,13 +97,14 @@ class AttentionCall {
   void make_tensors();
   void fill(Tensor& tensor, std::int64_t sequence, std::int64_t first, std::int64_t count, double spread);
   void make_options();
+  void make_bias();
   void make_pages();
   void make_scales();
   [[nodiscard]] Beside beside(const Tensor& tensor) const;
   void write_scaled_row(Tensor& tensor, Tensor& scale, const Shape& row, const std::vector<float>& values) const;
   [[nodiscard]] Tensor tensor(reference::Type type, std::int64_t rows, std::int64_t heads, std::int64_t dim,
                               std::int64_t first_head, bool written) const;
-  [[nodiscard]] bool hidden(std::int64_t row, std::int64_t key) const;
+  [[nodiscard]] bool sees(std::size_t sequence, std::int64_t row, std::int64_t key) const;
   [[nodiscard]] Shape out_index(std::int64_t sequence, std::int64_t row, std::int64_t head) const;
   [[nodiscard]] Shape lse_index(std::int64_t sequence, std::int64_t row, std::int64_t head) const;
   [[nodiscard]] std::string check_untouched();

@@ -34,11 +34,11 @@ using OptionSet = std::vector<Option>;
 
 bool has(const OptionSet& options, Option option) { return std::ranges::find(options, option) != options.end(); }
 
-// A bias is of dense sequences that use all of their rows.
+// A bias is of dense sequences.
 bool goes_together(const OptionSet& options, bool packed) {
   if (has(options, kPages) && (has(options, kBias) || has(options, kUsedK))) return false;
   if (!has(options, kBias)) return true;
-  return !packed && !has(options, kUsedQ) && !has(options, kUsedK) && !has(options, kLeftpad);
+  return !packed && !has(options, kLeftpad);
 }
 
 template <class T, std::size_t kCount>
@@ -125,21 +125,28 @@ std::vector<AttentionCase> attention_combinations(int most, int rounds, std::uin
   for (int count = 0; count <= most; ++count) add_sets(sets, {}, 0, count);
   std::vector<AttentionCase> cases;
   Random random(seed);
-  for (int round = 0; round < rounds; ++round) {
-    for (const OptionSet& options : sets) {
-      for (const bool packed : {false, true}) {
-        if (!goes_together(options, packed)) continue;
-        AttentionCase c;
-        c.seed = random.next() % 1000000;
-        c.name = "combination";
-        c.packed = packed;
-        choose_shape(c, random);
-        for (const Option option : options) set(c, option, random);
-        if (c.kv_type) c.name += "_fp8";  // which targets decline
-        choose_lengths(c, random);
-        if (c.layout == Layout::kProjection) c.dim_v = c.dim_qk;
-        if (c.kv_type && c.layout == Layout::kOdd) c.layout = Layout::kGaps;  // rows of bytes begin at even addresses
-        cases.push_back(c);
+  const auto add = [&](const OptionSet& options, bool packed) {
+    AttentionCase c;
+    c.seed = random.next() % 1000000;
+    c.name = "combination";
+    c.packed = packed;
+    choose_shape(c, random);
+    for (const Option option : options) set(c, option, random);
+    if (c.kv_type) c.name += "_fp8";  // which targets decline
+    choose_lengths(c, random);
+    if (c.layout == Layout::kProjection) c.dim_v = c.dim_qk;
+    if (c.kv_type && c.layout == Layout::kOdd) c.layout = Layout::kGaps;  // rows of bytes begin at even addresses
+    cases.push_back(c);
+  };
+  const auto is_late = [](const OptionSet& options) {  // the others are as they were before these could go together
+    return has(options, kBias) && (has(options, kUsedQ) || has(options, kUsedK));
+  };
+  for (const bool late : {false, true}) {
+    for (int round = 0; round < rounds; ++round) {
+      for (const OptionSet& options : sets) {
+        for (const bool packed : {false, true}) {
+          if (is_late(options) == late && goes_together(options, packed)) add(options, packed);
+        }
       }
     }
   }

@@ -35,7 +35,7 @@ class AttentionCase:
     heads: tuple[int, int] = (32, 8)
     fmt: str = "bf16"
     window: int = -1  # keys to the left
-    option: str = ""  # softcap, ALiBi, bias, dropout, or "shared bias": one of all heads
+    option: str = ""  # softcap, ALiBi, dropout, bias, or one of all heads: "shared", "float" and "odd bias" (see below)
     pages: int = 0  # keys lie on pages of so many tokens, in random order
     fp8: str = ""  # which of q, k and v are e4m3: "kv" or "qkv"
     cache: str = ""  # the format of k and v, where it is another than q's and not e4m3
@@ -191,12 +191,21 @@ def _study() -> Iterator[AttentionCase]:
             name = f"attention_d128_{f'pages_{pages}_' if pages else ''}{cache}_4x4k"
             yield case(name, _FOUR, pages=pages, cache=cache)
     known = {(one.lens, one.dims, one.causal, one.option) for one in _CASES}
-    for dim, heads in ((128, (32, 8)), (64, (32, 8)), (256, (16, 4))):
+    for dims, heads in (
+        ((128, 128), (32, 8)),
+        ((64, 64), (32, 8)),
+        ((256, 256), (16, 4)),
+        ((96, 96), (32, 8)),
+        ((192, 128), (16, 16)),
+    ):
         for mask, causal in masks:
-            for option in ("softcap", "ALiBi", "shared bias", "dropout"):
-                if (_FOUR, (dim, dim), causal, option) not in known:
+            if dims == (192, 128) and not causal:
+                yield case("attention_d192_128_full_4x4k", _FOUR, causal, dims, heads)
+            for option in ("softcap", "ALiBi", "shared bias", "float bias", "odd bias", "dropout"):
+                if (_FOUR, dims, causal, option) not in known:
+                    dim = "_".join(map(str, dict.fromkeys(dims)))
                     name = f"attention_d{dim}_{option.lower().replace(' ', '_')}_{mask}_4x4k"
-                    yield case(name, _FOUR, causal, (dim, dim), heads, option=option)
+                    yield case(name, _FOUR, causal, dims, heads, option=option)
 
 
 def cases(match: str = "", cpu: bool = False, study: bool = False) -> list[AttentionCase]:
@@ -269,6 +278,10 @@ def make_arguments(torch: Any, case: AttentionCase, device: str) -> dict[str, An
         arguments["alibi_slopes"] = place((2.0 ** -np.linspace(1, 8, heads)).astype(np.float32))
     elif case.option in ("bias", "shared bias"):
         arguments["bias"] = random(1, heads if case.option == "bias" else 1, q_lens[0], kv_lens[0])
+    elif case.option == "float bias":
+        arguments["bias"] = random(1, 1, q_lens[0], kv_lens[0], fmt="fp32")
+    elif case.option == "odd bias":  # a view without its first column: rows begin where only single loads can
+        arguments["bias"] = random(1, 1, q_lens[0], kv_lens[0] + 1)[..., 1:]
     elif case.option == "dropout":
         arguments |= {"dropout_p": 0.1, "rng_state": place(np.array([1, 2], np.int64))}
     return arguments
