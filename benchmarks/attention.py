@@ -47,7 +47,14 @@ BARS = {  # a ratio of rates is at least the bar
         f"4 x 4096, {heads} {mask}, {option}": 0.60
         for heads in ("32/8 D64", "32/8 D96", "32/8 D128", "16/16 D192/128", "16/4 D256")
         for mask in ("causal", "full")
-        for option in ("softcap 50.0", "alibi slopes", "bias bf16", "bias fp32", "bias bf16 of odd rows", "dropout_p 0.1")
+        for option in (
+            "softcap 50.0",
+            "alibi slopes",
+            "bias bf16",
+            "bias fp32",
+            "bias bf16 of odd rows",
+            "dropout_p 0.1",
+        )
     },
 }
 HOST_BAR = 7e-6  # seconds of host time of a call

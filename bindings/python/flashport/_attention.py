@@ -196,8 +196,8 @@ def attention(
         alibi_slopes: (Hq) or (B, Hq) fp32; adds -slope * |query position - key position|.
         sinks: (Hq) fp32, a logit that joins the softmax's denominator, and so the lse, only.
         bias: (B or 1, Hq or 1, Sq, Sk) fp32 or q's type, added to the logits; -inf hides a key. Not with packed
-            sequences, keys on pages, ``leftpad_k`` or ``k_new``. In rows of neighbours it is fast where it has q's
-            type and rows begin at multiples of 16 bytes, and takes up to twice a call's time elsewhere on GPUs.
+            sequences, keys on pages, ``leftpad_k`` or ``k_new``. On ``sm90a`` calls are about twice as fast where
+            it has q's type and its rows begin at multiples of 16 bytes.
         dropout_p: Probability, below 1, that a weight is dropped, in steps of 1/256; kept ones grow by
             1 / (1 - dropout_p). Needs ``rng_state``. The lse is that of all weights.
         rng_state: (2) int64, seed and offset. Which weights are dropped follows from these, the sequence, the head, the
