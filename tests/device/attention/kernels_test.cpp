@@ -248,6 +248,24 @@ INSTANTIATE_TEST_SUITE_P(Model, AttentionKernels, testing::ValuesIn(kKernels), [
   return name;
 });
 
+// By lanes that read aligned words, around the ends of key tiles and of rows; each count of keys is a stride of rows.
+TEST(AttentionKernelsBias, InRowsAtAnyAddress) {
+  for (const Bias bias : {Bias::kOwnType, Bias::kOwnTypeOfAll, Bias::kFloat}) {
+    for (const std::int64_t keys : {1, 2, 3, 7, 126, 127, 128, 129, 130, 131, 255, 256, 257, 259}) {
+      AttentionCase c = {.name = "any_bias", .dim_qk = 128, .dim_v = 128, .q_heads = 2, .kv_heads = 1};
+      c.q_lens = {70};
+      c.kv_lens = {keys};
+      c.softcap = 5;  // which the kernel of a bias alone has not
+      c.bias = bias;
+      AttentionCall call(c);
+      set_blocks(3);
+      call.run();
+      EXPECT_EQ(call.check(), "") << c;
+    }
+  }
+  set_blocks(0);
+}
+
 }  // namespace
 }  // namespace flashport_test
 

@@ -110,6 +110,9 @@ def test_attention_runs(case, library, monkeypatch):
     else:
         monkeypatch.setattr(harness, "find_torch", lambda device: None)
     row = attention.run_case(case, "cpu", "cpu", 1)
+    if library == "none" and case.option == "odd bias":
+        assert row.skipped == "its bias is a view, which needs torch"
+        return
     assert row.seconds > 0
     assert row.read_seconds is None
     assert row.kernel == flashport.which_kernel("attention", target="cpu", **case.query)

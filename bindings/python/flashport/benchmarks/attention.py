@@ -222,10 +222,12 @@ def run_case(case: AttentionCase, device: str, target: str, rounds: int = 9, mos
         row.skipped = support.reason
     elif case.flops > most:
         row.skipped = f"{case.flops / 1e9:.0f} GFLOP are too many for this device's run"
+    torch = harness.find_torch(device)
+    if case.option == "odd bias" and torch is None:
+        row.skipped = "its bias is a view, which needs torch"
     if row.skipped:
         return row
     row.kernel = devices.which_kernel("attention", target=target, **case.query)
-    torch = harness.find_torch(device)
     arguments = make_arguments(torch, case, device)
     peers = _peers(torch, case, arguments, device) if torch else {}
     harness.measure(row, torch, device, lambda: _attention.attention(**arguments), peers, rounds, read=False)
