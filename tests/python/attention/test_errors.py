@@ -146,8 +146,6 @@ def test_options_that_are_no_arrays(change, error, text):
         ("dense", {"max_seqlen_q": 5}, "max_seqlen_q must come with cu_seqlens_q"),
         ("dense", {"max_seqlen_k": 9}, "max_seqlen_k must come with cu_seqlens_k"),
         ("packed", {"bias": np.zeros((2, HEADS, 5, 9), np.float32)}, "bias .* must not come with cu_seqlens_q"),
-        ("dense", {"seqused_k": np.array([4, 4], np.int32)}, "bias .* must not come with seqused_k"),
-        ("dense", {"seqused_q": np.array([4, 4], np.int32)}, "bias .* must not come with seqused_q"),
         ("dense", {"leftpad_k": np.array([0, 1], np.int32)}, "bias .* must not come with leftpad_k"),
         ("dense", {"dropout_p": 0.1, "rng_state": None}, r"rng_state .* must come with dropout_p, got dropout_p 0\.1"),
     ],

@@ -168,7 +168,7 @@ def attention(arguments: dict[str, Any], plain: str | None = None) -> tuple[np.n
             kept = kept_weights(arguments["rng_state"], rule.dropout_p, own_heads, np.arange(len(own_q)), len(own_k))
         own_out, own_lse = attend(
             own_q, own_k, own_v, rule, slopes=None if slopes is None else slopes[b], sinks=arguments.get("sinks"),
-            bias=None if bias is None else bias[b], kept=kept, plain=plain,
+            bias=None if bias is None else bias[b, :, : len(own_q), : len(own_k)], kept=kept, plain=plain,
         )  # fmt: skip
         (out if packed else out[b])[queries] = own_out
         (lse if packed else lse[b])[:, queries] = own_lse
