@@ -42,6 +42,16 @@ AttentionCase with(AttentionCase c, const Lengths& ids) {
   return c;
 }
 
+// With each sequence once, packed where that can be.
+AttentionCase with_all(const AttentionCase& shape) {
+  Lengths ids(sequences().q_lens.size());
+  for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int64_t>(i);
+  AttentionCase c = with(shape, ids);
+  c.packed = c.bias == Bias::kNone;
+  c.used_q = c.used_k = !c.packed;
+  return c;
+}
+
 class AttentionBitwise : public testing::TestWithParam<AttentionCase> {
  protected:
   void TearDown() override { flashport::set_multiprocessor_limit(options().emulator ? 3 : 0); }
@@ -89,6 +99,13 @@ std::vector<AttentionCase> bias_shapes() {
       {.name = "bitwise_bf16_d128_bias", .dim_qk = 128, .dim_v = 128, .causal = true, .bias = Bias::kOwnType},
       {.name = "bitwise_fp16_d64_bias_of_all", .type = Type::kF16, .bias = Bias::kOwnTypeOfAll},
       {.name = "bitwise_bf16_d64_bias_fp32", .causal = true, .bias = Bias::kOfAllHeads},
+  };
+}
+
+std::vector<AttentionCase> dropout_shapes() {
+  return {
+      {.name = "bitwise_bf16_d64_dropout", .causal = true, .dropout = 0.3},
+      {.name = "bitwise_bf16_d128_dropout", .dim_qk = 128, .dim_v = 128, .causal = true, .dropout = 0.3},
   };
 }
 
@@ -172,12 +189,7 @@ TEST_P(AttentionBitwise, OfAPromptInChunks) {
 TEST_P(AttentionBitwise, OnRepeat) {
   const AttentionCase& shape = GetParam();
   FLASHPORT_REQUIRE_SUPPORT(shape.support_name(), flashport::supports(shape.query()));
-  Lengths ids(sequences().q_lens.size());
-  for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int64_t>(i);
-  AttentionCase c = with(shape, ids);
-  c.packed = c.bias == Bias::kNone;
-  c.used_q = c.used_k = !c.packed;
-  AttentionCall call(c);
+  AttentionCall call(with_all(shape));
   call.run();
   const Bits first = call.bits();
   for (int repeat = 0; repeat < (options().emulator ? 2 : 10); ++repeat) {
@@ -212,30 +224,26 @@ TEST_P(AttentionBitwiseOnPages, OfAnySize) {
   }
 }
 
+class AttentionBitwiseDropout : public AttentionBitwise {};
+
 // Which weights are dropped follows from a sequence's place in its batch, so the batch stays as it is.
-TEST(AttentionBitwiseDropout, OnAnyNumberOfMultiprocessors) {
-  for (const std::int64_t dim : {64, 128}) {
-    AttentionCase c = {.name = "bitwise_bf16_dropout", .dim_qk = dim, .dim_v = dim, .causal = true, .dropout = 0.3};
-    FLASHPORT_REQUIRE_SUPPORT(c.support_name(), flashport::supports(c.query()));
-    Lengths ids(sequences().q_lens.size());
-    for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int64_t>(i);
-    c = with(c, ids);
-    c.packed = true;
-    AttentionCall call(c);
+TEST_P(AttentionBitwiseDropout, OnAnyNumberOfMultiprocessors) {
+  FLASHPORT_REQUIRE_SUPPORT(GetParam().support_name(), flashport::supports(GetParam().query()));
+  const AttentionCase c = with_all(GetParam());
+  AttentionCall call(c);
+  call.run();
+  const Bits first = call.bits();
+  for (const int limit : limits()) {
+    flashport::set_multiprocessor_limit(limit);
     call.run();
-    const Bits first = call.bits();
-    for (const int limit : limits()) {
-      flashport::set_multiprocessor_limit(limit);
-      call.run();
-      EXPECT_TRUE(call.bits() == first) << limit << " multiprocessors, " << c;
-    }
-    flashport::set_multiprocessor_limit(options().emulator ? 3 : 0);
+    EXPECT_TRUE(call.bits() == first) << limit << " multiprocessors, " << c;
   }
 }
 
 std::string name_of(const testing::TestParamInfo<AttentionCase>& info) { return info.param.name; }
 INSTANTIATE_TEST_SUITE_P(Shapes, AttentionBitwise, testing::ValuesIn(shapes()), name_of);
 INSTANTIATE_TEST_SUITE_P(Bias, AttentionBitwise, testing::ValuesIn(bias_shapes()), name_of);
+INSTANTIATE_TEST_SUITE_P(Shapes, AttentionBitwiseDropout, testing::ValuesIn(dropout_shapes()), name_of);
 INSTANTIATE_TEST_SUITE_P(Shapes, AttentionBitwiseOnPages, testing::ValuesIn(shapes()), name_of);
 
 }  // namespace

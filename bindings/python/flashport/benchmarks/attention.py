@@ -176,6 +176,7 @@ def _study() -> Iterator[AttentionCase]:
                 name = f"attention_d{dim}_{heads[0]}_{heads[1]}_{mask}_{count}x{length}"
                 yield case(name, _dense(count, length), causal, (dim, dim), heads)
     yield case("attention_d192_128_32_8_causal_4x4k", _FOUR, dims=(192, 128))
+    yield case("attention_d192_128_full_4x4k", _FOUR, False, (192, 128), (16, 16))
     for count, queries, keys in ((8, 128, 65536), (1, 512, 32768), (1, 128, 65536), (2, 128, 65536), (4, 128, 65536)):
         yield case(f"attention_d128_full_{count}x{queries}_on_{keys // 1024}k", ((queries, keys),) * count, False)
     for size in (1, 16, 64, 256):
@@ -199,8 +200,6 @@ def _study() -> Iterator[AttentionCase]:
         ((192, 128), (16, 16)),
     ):
         for mask, causal in masks:
-            if dims == (192, 128) and not causal:
-                yield case("attention_d192_128_full_4x4k", _FOUR, causal, dims, heads)
             for option in ("softcap", "ALiBi", "shared bias", "float bias", "odd bias", "dropout"):
                 if (_FOUR, dims, causal, option) not in known:
                     dim = "_".join(map(str, dict.fromkeys(dims)))
