@@ -44,42 +44,6 @@ class BoxProducer {
   unsigned row_phase_ = 0;
 };
 
-// The lane that brings biases, of each warpgroup's queries in turn.
-template <AttentionConfig kCfg>
-class BiasProducer {
-  using Memory = AttentionMemory<kCfg>;
-
- public:
-  FLASHPORT_DEVICE BiasProducer(const AttentionParams& p, Memory& memory) : p_(p), memory_(memory) {}
-
-  FLASHPORT_DEVICE void bring(const WorkTile& work) {
-    constexpr int kKeys = kCfg.tuning.keys;
-    const Copies copies = copies_of<kCfg>(p_, work);
-    const int head = p_.bias.stride_head == 0 ? 0 : work.head, seq = p_.bias.stride_seq == 0 ? 0 : work.seq;
-#pragma unroll 1
-    for (int tile = copies.range.begin; tile < copies.range.end; ++tile) {
-#pragma unroll
-      for (int group = 0; group < consumer_groups(kCfg.tuning); ++group) {
-        auto& panels = memory_.bias.x[group];
-        Barriers& barriers = memory_.bias.barriers[group];
-        mbarrier_wait(&barriers.empty, phase_ ^ 1);
-        mbarrier_expect(&barriers.full, panels.kBytes);
-#pragma unroll
-        for (int panel = 0; panel < panels_of(kKeys); ++panel) {
-          copy_box(panels.x[panel], &p_.bias_map, tile * kKeys + panel * kPanelColumns, work.first_row + 64 * group,
-                   head, seq, &barriers.full);
-        }
-      }
-      phase_ ^= 1;
-    }
-  }
-
- private:
-  const AttentionParams& p_;
-  Memory& memory_;
-  unsigned phase_ = 0;
-};
-
 // A warp that brings boxes of pages, of keys and queries or of values. Lane b brings those of box_keys keys from key
 // b * box_keys of a tile on, and leaves out those after the sequence's last key. A copy waits for its stage with all
 // that boxes are told of in registers: page numbers are looked up a tile ahead.

@@ -19,8 +19,12 @@ constexpr AttentionConfig attention_config(MathType math, int head_dim_qk, int h
 
 template <AttentionConfig kCfg>
 FLASHPORT_DEVICE void attention_block(const AttentionParams& p, AttentionMemory<kCfg>& memory) {
+  static_assert(sizeof(AttentionMemory<kCfg>) <= kMostSharedBytes);
   constexpr int kGroups = consumer_groups(kCfg.tuning);
   constexpr WarpgroupRegisters kRegisters = attention_registers(kCfg);
+  constexpr int kProducers = producer_groups(kCfg), kAtStart = 512 / (kGroups + kProducers) / 8 * 8;
+  static_assert(kGroups * kRegisters.consumer + kProducers * kRegisters.producer <= kAtStart * (kGroups + kProducers),
+                "warpgroups would wait for registers for ever");
   if (threadIdx.x == 0) {
     memory.init(p);
     prefetch_map(&p.q_map);

@@ -19,8 +19,11 @@ namespace flashport::FLASHPORT_TARGET::attention {
 inline constexpr int kWarpgroup = 128;
 inline constexpr int kWorkStages = 3, kQueryStages = 1;
 
-// Whether biases come to shared memory: in kernels of them alone, whose biases are aligned.
+// Whether biases come to shared memory: in kernels of them alone.
 constexpr bool brings_bias(const AttentionConfig& config) { return config.shape.form == ScoreForm::kBias; }
+// Warps that bring them where TMA cannot: one that has nothing else to do, and one that has little if boxes bring keys
+// and values.
+FLASHPORT_DEVICE int bias_row_warps(const AttentionParams& p) { return p.has_kv_maps != 0 ? 2 : 1; }
 constexpr int panels_of(int columns) { return (columns + kPanelColumns - 1) / kPanelColumns; }
 constexpr int consumer_groups(const AttentionTuning& tuning) { return tuning.rows / 64 * tuning.slices; }
 constexpr int consumer_threads(const AttentionConfig& config) { return consumer_groups(config.tuning) * kWarpgroup; }
@@ -28,7 +31,7 @@ constexpr int block_threads(const AttentionConfig& config) {
   return producer_groups(config) * kWarpgroup + consumer_threads(config);
 }
 constexpr int producer_warps(const AttentionConfig& config) { return producer_groups(config) * kWarpgroup / kWaveSize; }
-// Those that bring rows: one takes work tiles, and where there are biases one brings them.
+// Those that bring rows of keys and values: one takes work tiles, and where there are biases one brings them.
 constexpr int row_warps(const AttentionConfig& config) {
   return producer_warps(config) - (brings_bias(config) ? 2 : 1);
 }
@@ -126,11 +129,22 @@ struct TileFactors<kCfg> {
   std::uint8_t begins[kCfg.tuning.keys];
 };
 
-// The biases of a kernel of them alone: of each warpgroup's queries, for the keys of a tile.
+// The biases of a kernel of them alone: of each warpgroup's 64 queries, for as many keys as 128 bytes have, a part of a
+// key tile in each stage. A box of biases lies as TMA swizzles it. Rows
+// that come without TMA lie as in memory, each from a multiple of 16 bytes on, so that its first bias is up to 14 bytes
+// behind.
+inline constexpr int kBiasPartBytes = 128, kBiasPitch = kBiasPartBytes + 16;
 template <AttentionConfig kCfg>
 struct BiasMemory {
-  RowPanels<panels_of(kCfg.tuning.keys), 64> x[consumer_groups(kCfg.tuning)];
-  Barriers barriers[consumer_groups(kCfg.tuning)];
+  static constexpr int kStages = bias_stages(kCfg.shape);
+  struct alignas(1024) Stage {
+    unsigned char rows[64 * kBiasPitch];
+  };
+  struct Ring {
+    Stage stages[kStages];
+  };
+  Ring x[consumer_groups(kCfg.tuning)];
+  Barriers barriers[consumer_groups(kCfg.tuning)][kStages];
 };
 struct NoBiasMemory {};
 
@@ -154,7 +168,8 @@ struct AttentionMemory {
   Queries queries[kQueryStages];
   Keys keys[kTuning.stages];
   Values values[value_stages(kTuning)];
-  std::conditional_t<brings_bias(kCfg), BiasMemory<kCfg>, NoBiasMemory> bias;
+  using Biases = std::conditional_t<brings_bias(kCfg), BiasMemory<kCfg>, NoBiasMemory>;
+  Biases bias;
   std::conditional_t<has_unshifted_weights(kCfg.shape), Ones, NoOnes> ones;
   WorkTile work[kWorkStages];  // seq -1: there are no more
   Barriers work_barriers[kWorkStages], query_barriers[kQueryStages];
@@ -180,7 +195,10 @@ struct AttentionMemory {
     for (auto& barriers : key_barriers) barriers.init(senders, kConsumers);
     for (auto& barriers : value_barriers) barriers.init(senders, kConsumers);
     if constexpr (brings_bias(kCfg)) {
-      for (auto& barriers : bias.barriers) barriers.init(1, kWarpgroup / kWaveSize);
+      const int bias_senders = p.bias.has_map != 0 ? 1 : kWaveSize;
+      for (auto& of_group : bias.barriers) {
+        for (auto& barriers : of_group) barriers.init(bias_senders, kWarpgroup / kWaveSize);
+      }
     }
     row_barriers.init(1, 1);
     if constexpr (has_unshifted_weights(kCfg.shape)) ones.init();

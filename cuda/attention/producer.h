@@ -10,11 +10,13 @@
 //
 // With two stages the time from an empty stage to the next copy into it is part of the loop's, and an instruction of a
 // lone warp takes some five clocks: so a warp brings boxes in a loop that has nothing to decide, of pages one warp
-// those of keys and another those of values, and of biases one of their own. Warps that produce have few registers,
+// those of keys and another those of values, and of biases one of their own. Biases that TMA cannot read come by rows,
+// which another warp shares where boxes bring keys and values. Warps that produce have few registers,
 // because those that consume have many: so each of them has one task.
 #pragma once
 
 #include "common/device/attention/tile_scheduler.h"
+#include "cuda/attention/bias_producers.h"
 #include "cuda/attention/box_producers.h"
 #include "cuda/attention/stored_boxes.h"
 #include "cuda/attention/widening_producer.h"
@@ -92,10 +94,15 @@ FLASHPORT_DEVICE void produce(const AttentionParams& p, const Block& block, Atte
     }
   } else if (block.wave() > 3) {  // three warps are enough for boxes
     for_each_work_tile(block, false);
-  } else if (brings_bias(kCfg) && block.wave() == 3) {
+  } else if (brings_bias(kCfg) && p.bias.has_map != 0 && block.wave() == 3) {
     if constexpr (brings_bias(kCfg)) {
-      BiasProducer<kCfg> bias(p, memory);
-      for_each_work_tile(bias, block.lane() == 0);
+      BiasBoxProducer<kCfg> biases(p, memory);
+      for_each_work_tile(biases, block.lane() == 0);
+    }
+  } else if (brings_bias(kCfg) && (p.has_kv_maps == 0 || block.wave() > 1)) {
+    if constexpr (brings_bias(kCfg)) {
+      BiasAndRowProducer<kCfg> rows(p, block, memory);
+      for_each_work_tile(rows, true);
     }
   } else if (block.wave() == 2 || p.has_kv_maps == 0 || (block.wave() == 3 && p.cache.table == nullptr)) {
     RowProducer<kCfg> rows(p, block, memory);

@@ -27,9 +27,11 @@ inline cuda_runtime::BoxedTensor boxed(const CacheParams& cache, int columns, st
           box_rows};
 }
 
-// (keys, queries, heads, sequences) of an aligned bias; those that all heads or sequences share have one.
+// (keys, queries, heads, sequences) of a bias of 16 bits; those that all heads or sequences share have one.
 inline const char* encode_bias_map(AttentionParams& p) {
-  const BiasParams& bias = p.bias;
+  BiasParams& bias = p.bias;
+  bias.has_map = 0;
+  if (bias.dtype == DType::kFloat32) return nullptr;
   const cuda_runtime::BoxedTensor tensor = {
       const_cast<void*>(bias.data),
       {p.kv_len, p.q_len, bias.stride_head == 0 ? 1 : p.num_q_heads, bias.stride_seq == 0 ? 1 : p.batch},
@@ -37,7 +39,8 @@ inline const char* encode_bias_map(AttentionParams& p) {
       64};
   bool readable = false;
   if (const char* error = cuda_runtime::encode_map(tensor, p.bias_map, readable)) return error;
-  return readable ? nullptr : "TMA cannot read the bias: the driver does not make tensor maps";
+  bias.has_map = readable ? 1 : 0;
+  return nullptr;
 }
 
 // (columns, tokens of a page, heads, pages); a sequence, or all packed ones, are a page where there is no table.

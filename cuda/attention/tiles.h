@@ -8,7 +8,7 @@
 #pragma once
 
 #include "common/device/attention/kernel.h"
-#include "cuda/attention/bias_rows.h"
+#include "cuda/attention/bias_reader.h"
 #include "cuda/attention/memory.h"
 
 namespace flashport::FLASHPORT_TARGET::attention {
@@ -32,8 +32,8 @@ class AttentionTiles {
   static constexpr int kKeys = kCfg.tuning.keys;
   static constexpr int kBlockRows = kCfg.tuning.rows;
   static constexpr int kRowSlots = 2;
-  // Kernels of all options have long steps: they have the text of one twice, not five times.
-  static constexpr bool kMasksFirst = kForm == ScoreForm::kAny, kMasksInOneLoop = kMasksFirst;
+  // Kernels of all options, or of any bias, have long steps: they have the text of one twice, not five times.
+  static constexpr bool kMasksFirst = has(kForm, ScoreForm::kBias), kMasksInOneLoop = kMasksFirst;
 
   struct Rows {
     float v[kRowSlots];
@@ -58,7 +58,7 @@ class AttentionTiles {
   };
 
   FLASHPORT_DEVICE AttentionTiles(int group, Memory& memory)
-      : memory_(memory), group_(group), lane_(static_cast<int>(threadIdx.x) % kWaveSize) {
+      : memory_(memory), group_(group), lane_(static_cast<int>(threadIdx.x) % kWaveSize), bias_(group) {
     row_ = group % kRowGroups * 64 + static_cast<int>(threadIdx.x) % kWarpgroup / kWaveSize * 16 + lane_ / 4;
     if (kGroups > 1 && group == kGroups - 1) give_turn();  // the first warpgroup's is the first turn
   }
@@ -184,40 +184,11 @@ class AttentionTiles {
     }
   }
 
-  // Adds the biases of a key tile, which the producer has brought. What lies after the last key and query is 0, and NaN
-  // that a mask hides is hidden with its score.
-  FLASHPORT_DEVICE void add_bias(float log2e, Scores& scores) {
-    static_assert(panels_of(kKeys) * kPanelColumns == kKeys);
-    const auto& panels = memory_.bias.x[group_];
-    Barriers& barriers = memory_.bias.barriers[group_];
-    // The lane's row of an ldmatrix, whose four parts are rows 0 to 7 and 8 to 15 of two vectors.
-    const unsigned char* row =
-        panels.x[0] + (static_cast<int>(threadIdx.x) % kWarpgroup / kWaveSize * 16 + lane_ % 16) * 128;
-    unsigned two[kKeys / 16][4];
-    mbarrier_wait(&barriers.full, bias_phase_);
-    bias_phase_ ^= 1;
-#pragma unroll
-    for (int i = 0; i < kKeys / 16; ++i) {
-      const int vector = i % 4 * 2 + lane_ / 16;
-      ldmatrix_x4(two[i], row + i / 4 * panels.kPanelSize + (vector ^ lane_ % 8) * 16);
-    }
-    fence_async_proxy();
-    mbarrier_arrive_wave(&barriers.empty);
-    for_each_register(scores.c, [&](float& x, int tile, int i) {
-      x = fma_rn(log2e, wide<kMath>(two[tile / 2][tile % 2 * 2 + i / 2], i % 2), x);
-    });
-  }
-
-  // Biases of a key tile on their way while the product runs, where they lie in rows of neighbours.
-  using Bias = BiasRows<kMath, kKeys>;
-  FLASHPORT_DEVICE void fetch_bias(Bias& bias, const AttentionParams& p, const WorkTile& work,
-                                   const Modifiers& modifiers, int tile) const {
-    bias.fetch(p.bias, bias_place(p, work, modifiers, tile));
-  }
-  FLASHPORT_DEVICE void add_bias(Bias& bias, const AttentionParams& p, const WorkTile& work, const Modifiers& modifiers,
-                                 int tile, Scores& scores) const {
-    bias.for_each(p.bias, bias_place(p, work, modifiers, tile), [&](int tile8, int i, float x) {
-      scores.c[tile8][i] = fma_rn(modifiers.log2e, x, scores.c[tile8][i]);
+  // Adds the biases of a key tile, which producers have brought. NaN that a mask hides is hidden with its score.
+  FLASHPORT_DEVICE void add_bias(const AttentionParams& p, const Modifiers& modifiers, Scores& scores) {
+    const std::int64_t row_at = modifiers.bias_at + row_of(0) * p.bias.stride_row;
+    bias_.for_each(memory_.bias, p.bias, row_at, [&](int tile, int i, float x) {
+      scores.c[tile][i] = fma_rn(modifiers.log2e, x, scores.c[tile][i]);
     });
   }
 
@@ -419,17 +390,6 @@ class AttentionTiles {
     }
   }
 
-  FLASHPORT_DEVICE typename Bias::Place bias_place(const AttentionParams& p, const WorkTile& work,
-                                                   const Modifiers& modifiers, int tile) const {
-    typename Bias::Place place = {{}, work.kv_len - tile * kKeys - first_key(), lane_ % 4};
-#pragma unroll
-    for (int slot = 0; slot < kRowSlots; ++slot) {
-      place.row_at[slot] =
-          modifiers.bias_at + minimum(row_of(slot), work.q_len - 1) * p.bias.stride_row + tile * kKeys + first_key();
-    }
-    return place;
-  }
-
   // f(register, tile, i)
   template <int kTiles, class F>
   FLASHPORT_DEVICE static void for_each_register(float (&c)[kTiles][4], F&& f) {
@@ -446,7 +406,11 @@ class AttentionTiles {
   int first_row_ = 0;  // of the work tile
   PipelineState<kCfg.tuning.stages> key_;
   PipelineState<value_stages(kCfg.tuning)> value_;
-  unsigned query_phase_ = 0, bias_phase_ = 0;
+  unsigned query_phase_ = 0;
+  struct NoReader {
+    FLASHPORT_DEVICE explicit NoReader(int) {}
+  };
+  std::conditional_t<brings_bias(kCfg), BiasReader<kCfg>, NoReader> bias_;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET::attention

@@ -51,12 +51,6 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
   if (range.begin < range.end) {
     tiles.begin(work);
     const Modifiers modifiers = modifiers_of<kForm>(p, work, score_scale);
-    typename BiasOf<Tiles>::Type bias;
-    const auto fetch_bias = [&](int tile) {
-      if constexpr (kForm == ScoreForm::kAny && kFetchesBias<Tiles>) {
-        tiles.fetch_bias(bias, p, work, modifiers, tile);
-      }
-    };
     // Which weights are dropped follows from their places: a kernel of dropout alone draws that under a product.
     constexpr bool kDrawsAhead = kForm == ScoreForm::kDropout;
     typename KeptOf<Tiles, kDrawsAhead>::Type kept;
@@ -78,9 +72,9 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
         hide_keys<hidden>(tiles, p, work, tile, scores, 0.0f);
       }
       if constexpr (kForm == ScoreForm::kBias) {
-        tiles.add_bias(modifiers.log2e, scores);
+        tiles.add_bias(p, modifiers, scores);
       } else {
-        modify_scores(tiles, p, work, modifiers, bias, tile, scores);
+        modify_scores(tiles, p, work, modifiers, tile, scores);
       }
       if constexpr (hidden != Hidden::kNone) hide_keys<hidden>(tiles, p, work, tile, scores);
       tiles.exponentiate(scores, scale, state, factors);
@@ -90,7 +84,6 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
     constexpr Constant<Hidden::kAfter> kLast;
     constexpr Constant<Hidden::kBeforeAndAfter> kMasked;
 
-    fetch_bias(range.begin);
     tiles.multiply_keys(scores, range.begin, Constant<true>());
     draw(range.begin);
     tiles.template settle_keys<0>(scores);
@@ -106,7 +99,6 @@ FLASHPORT_DEVICE void attend(const AttentionParams& p, Tiles& tiles, const WorkT
 
     const auto step = [&](auto hidden, int tile) FLASHPORT_INLINE {
       constexpr Constant<hidden != Hidden::kNone> masked;
-      fetch_bias(tile);
       tiles.take_turn();
       multiply_both(tiles, scores, out, weights, tile, masked);
       tiles.give_turn();

@@ -7,11 +7,11 @@
 
 namespace flashport {
 
-// A bias of every query and key. Broadcast axes have stride 0. Where it is `aligned`, it has the type of the output, 16
-// bits, keys are neighbours, and each query has a row of its own, which begins at a multiple of 16 bytes.
+// A bias of every query and key. Broadcast axes have stride 0.
 struct BiasParams {
   const void* data;  // null: none
   DType dtype;
+  std::int32_t has_map;  // whether AttentionParams::bias_map is valid, set with it
   std::int64_t stride_seq, stride_head, stride_row, stride_key;
 };
 

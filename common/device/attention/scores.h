@@ -39,21 +39,6 @@ FLASHPORT_DEVICE bool drops(const AttentionParams& p) {
   return has(kForm, ScoreForm::kDropout) && p.dropout.rng_state != nullptr;
 }
 
-// Tiles may fetch the biases of a key tile ahead of its product: they have a type Bias for them.
-struct NoBias {};
-template <class Tiles>
-struct BiasOf {
-  using Type = NoBias;
-};
-template <class Tiles>
-  requires requires { typename Tiles::Bias; }
-struct BiasOf<Tiles> {
-  using Type = typename Tiles::Bias;
-};
-
-template <class Tiles>
-inline constexpr bool kFetchesBias = !std::is_same_v<typename BiasOf<Tiles>::Type, NoBias>;
-
 // Tiles of kernels that draw ahead have a type Kept for what they have drawn.
 template <class Tiles, bool kDrawsAhead>
 struct KeptOf {
@@ -115,7 +100,7 @@ FLASHPORT_DEVICE void add_biases(const Tiles& tiles, const AttentionParams& p, c
   }
   const int keys = work.kv_len - first_key;
   with_type(const_cast<void*>(p.bias.data), p.bias.dtype, [&](const auto* data) {
-    if (!kFetchesBias<Tiles> && p.bias.stride_key == 1) {
+    if (p.bias.stride_key == 1) {
       add_bias<true>(tiles, data, row_at, 1, keys, modifiers.log2e, scores);
     } else {
       add_bias<false>(tiles, data, row_at, p.bias.stride_key, keys, modifiers.log2e, scores);
@@ -127,8 +112,7 @@ FLASHPORT_DEVICE void add_biases(const Tiles& tiles, const AttentionParams& p, c
 // not see are hidden later.
 template <class Tiles>
 FLASHPORT_DEVICE void modify_scores(const Tiles& tiles, const AttentionParams& p, const WorkTile& work,
-                                    const Modifiers& modifiers, typename BiasOf<Tiles>::Type& bias, int tile,
-                                    typename Tiles::Scores& scores) {
+                                    const Modifiers& modifiers, int tile, typename Tiles::Scores& scores) {
   constexpr ScoreForm kForm = Tiles::kForm;
   const int first_key = tile * Tiles::kKeys + tiles.first_key();
   const float scale = modifiers.score_scale, cap = p.cap_scale;
@@ -150,9 +134,6 @@ FLASHPORT_DEVICE void modify_scores(const Tiles& tiles, const AttentionParams& p
     }
   }
   if constexpr (has(kForm, ScoreForm::kBias)) {
-    if constexpr (kFetchesBias<Tiles>) {
-      if (bias.are_there()) return tiles.add_bias(bias, p, work, modifiers, tile, scores);
-    }
     if (p.bias.data != nullptr) add_biases(tiles, p, work, modifiers, first_key, scores);
   }
 }

@@ -32,7 +32,7 @@ bool serves_type(const AttentionShape& shape, DType type) {
 bool serves_scores(const AttentionShape& shape, const ScoreNeeds& needs) {
   if (shape.form == ScoreForm::kAny) return true;
   return shape.form == needs.options && needs.positive_scale &&
-         (shape.form != ScoreForm::kBias || needs.aligned_bias) && (!has_unshifted_weights(shape) || needs.small_cap);
+         (shape.form != ScoreForm::kBias || needs.bias_in_rows) && (!has_unshifted_weights(shape) || needs.small_cap);
 }
 
 // The formats of KeySources::kBytes.

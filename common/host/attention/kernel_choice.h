@@ -17,7 +17,7 @@ namespace flashport {
 // kernels of one option, and large caps nothing for some (has_unshifted_weights()).
 struct ScoreNeeds {
   ScoreForm options = ScoreForm::kPlain;
-  bool positive_scale = true, aligned_bias = true, small_cap = true;
+  bool positive_scale = true, bias_in_rows = true, small_cap = true;
   friend bool operator==(const ScoreNeeds&, const ScoreNeeds&) = default;
 };
 

@@ -368,25 +368,15 @@ void fill_options(const AttentionArgs& a, AttentionParams& p) {
   p.sinks = data_of<float>(a.sinks);
   if (a.bias) {
     const auto stride = [&](int axis) { return a.bias->shape[axis] == 1 ? 0 : a.bias->strides[axis]; };
-    p.bias = {a.bias->data, a.bias->dtype, stride(0), stride(1), stride(2), stride(3)};
+    p.bias = {a.bias->data, a.bias->dtype, 0, stride(0), stride(1), stride(2), stride(3)};
   }
   if (drops(a)) p.dropout = dropout_params(*a.rng_state, a.dropout_p);
-}
-
-// As BiasParams says. Strides of axes with one element, and of heads and sequences that share their biases, are 0.
-bool is_aligned(const BiasParams& bias, std::int64_t rows) {
-  const auto fits = [](std::int64_t stride) {
-    return stride >= 0 && stride % 8 == 0 && stride < std::int64_t{1} << 39;
-  };
-  return bias.dtype != DType::kFloat32 && bias.stride_key == 1 && (bias.stride_row > 0 || rows == 1) &&
-         fits(bias.stride_row) && fits(bias.stride_head) && fits(bias.stride_seq) &&
-         reinterpret_cast<std::uintptr_t>(bias.data) % 16 == 0;
 }
 
 ScoreNeeds needs_of(const AttentionParams& p) {
   ScoreNeeds needs = score_needs(p.cap_scale != 0.0f, p.alibi_slopes != nullptr, p.bias.data != nullptr,
                                  p.dropout.rng_state != nullptr, p.score_scale >= std::numeric_limits<float>::min());
-  needs.aligned_bias = p.bias.data == nullptr || is_aligned(p.bias, p.q_len);
+  needs.bias_in_rows = p.bias.data == nullptr || p.bias.stride_key == 1;
   needs.small_cap = p.cap_scale <= kMostUnshiftedScore;
   return needs;
 }

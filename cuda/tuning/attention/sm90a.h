@@ -27,7 +27,14 @@ constexpr AttentionTuning attention_tuning(const AttentionShape& shape) {
   return {64, 32, 2, 2};
 }
 
-// The registers of a lane of consumers and of producers, at most 512 for a lane of each warpgroup together.
+// Stages of biases of each warpgroup's queries, of 9 KB, in a kernel of them alone: what there is room for, and used.
+constexpr int bias_stages(const AttentionShape& shape) {
+  const int wider = shape.head_dim_qk > shape.head_dim_v ? shape.head_dim_qk : shape.head_dim_v;
+  return wider <= 64 ? 6 : wider <= 128 ? 3 : 1;
+}
+
+// The registers of a lane of consumers and of producers: those of a lane of each warpgroup together are at most 504 for
+// three warpgroups, which a block starts with, and 512 for four.
 struct WarpgroupRegisters {
   int consumer, producer;
 };
@@ -38,7 +45,7 @@ constexpr WarpgroupRegisters attention_registers(const AttentionConfig& config) 
   if (widens(config.shape)) return {192, 64};
   // What is done to scores takes registers, and so do 80 keys of 256 columns.
   if (config.shape.form == ScoreForm::kAny) return {240, 24};
-  if (config.shape.form == ScoreForm::kBias) return {232, 40};
+  if (config.shape.form == ScoreForm::kBias) return {224, 56};
   if (config.shape.form == ScoreForm::kDropout || config.shape.head_dim_v > 128) return {232, 40};
   return {216, 72};
 }

@@ -248,19 +248,23 @@ INSTANTIATE_TEST_SUITE_P(Model, AttentionKernels, testing::ValuesIn(kKernels), [
   return name;
 });
 
-// By lanes that read aligned words, around the ends of key tiles and of rows; each count of keys is a stride of rows.
+// Around the ends of key tiles, of their parts and of rows; each count of keys is a stride of rows. In the kernel of all
+// options lanes read their biases, and in that of a bias alone rows come to shared memory.
 TEST(AttentionKernelsBias, InRowsAtAnyAddress) {
-  for (const Bias bias : {Bias::kOwnType, Bias::kOwnTypeOfAll, Bias::kFloat}) {
-    for (const std::int64_t keys : {1, 2, 3, 7, 126, 127, 128, 129, 130, 131, 255, 256, 257, 259}) {
-      AttentionCase c = {.name = "any_bias", .dim_qk = 128, .dim_v = 128, .q_heads = 2, .kv_heads = 1};
-      c.q_lens = {70};
-      c.kv_lens = {keys};
-      c.softcap = 5;  // which the kernel of a bias alone has not
-      c.bias = bias;
-      AttentionCall call(c);
-      set_blocks(3);
-      call.run();
-      EXPECT_EQ(call.check(), "") << c;
+  for (const bool alone : {false, true}) {
+    for (const Bias bias : {Bias::kOwnType, Bias::kOwnTypeOfAll, Bias::kFloat}) {
+      for (const std::int64_t keys : {1, 2, 3, 7, 31, 33, 63, 66, 126, 127, 128, 129, 130, 131, 255, 256, 257, 259}) {
+        AttentionCase c = {.name = "any_bias", .dim_qk = 128, .dim_v = 128, .q_heads = 2, .kv_heads = 1};
+        if (alone) c.type = Type::kF16;
+        c.q_lens = {150};
+        c.kv_lens = {keys};
+        c.softcap = alone ? 0 : 5;
+        c.bias = bias;
+        AttentionCall call(c);
+        set_blocks(3);
+        call.run();
+        EXPECT_EQ(call.check(), "") << c;
+      }
     }
   }
   set_blocks(0);
