@@ -98,7 +98,7 @@ class BiasRowProducer {
   FLASHPORT_DEVICE void copy(const Rows& rows, const Ends& ends) const {
     const int first_row = lane_ / kLanes, vector = lane_ % kLanes;
     const char* from = rows.from + first_row * rows.stride;
-    constexpr int kTogether = kEnds ? 1 : kGroupRows / kRowsAtOnce;
+    [[maybe_unused]] constexpr int kTogether = kEnds ? 1 : kGroupRows / kRowsAtOnce;
 #pragma unroll kTogether
     for (int i = 0; i < kGroupRows / kRowsAtOnce; ++i) {
       copy_vector<kEnds>(rows, ends, first_row + i * kRowsAtOnce, vector, from);

@@ -19,7 +19,6 @@ constexpr AttentionConfig attention_config(MathType math, int head_dim_qk, int h
 
 template <AttentionConfig kCfg>
 FLASHPORT_DEVICE void attention_block(const AttentionParams& p, AttentionMemory<kCfg>& memory) {
-  static_assert(sizeof(AttentionMemory<kCfg>) <= kMostSharedBytes);
   constexpr int kGroups = consumer_groups(kCfg.tuning);
   constexpr WarpgroupRegisters kRegisters = attention_registers(kCfg);
   constexpr int kProducers = producer_groups(kCfg), kAtStart = 512 / (kGroups + kProducers) / 8 * 8;
@@ -59,6 +58,7 @@ FLASHPORT_DEVICE void attention_block(const AttentionParams& p, AttentionMemory<
 #define FLASHPORT_DEFINE_ATTENTION(symbol, name, ...)                                                       \
   namespace flashport::FLASHPORT_TARGET::attention {                                                        \
   constexpr AttentionConfig symbol##_config = attention_config(__VA_ARGS__);                                \
+  static_assert(sizeof(AttentionMemory<symbol##_config>) <= kMostSharedBytes);                              \
   extern "C" __global__ void __launch_bounds__(block_threads(symbol##_config), 1)                           \
       symbol(const __grid_constant__ AttentionParams params) {                                              \
     extern __shared__ __align__(1024) unsigned char memory[];                                               \

@@ -376,7 +376,7 @@ void fill_options(const AttentionArgs& a, AttentionParams& p) {
 ScoreNeeds needs_of(const AttentionParams& p) {
   ScoreNeeds needs = score_needs(p.cap_scale != 0.0f, p.alibi_slopes != nullptr, p.bias.data != nullptr,
                                  p.dropout.rng_state != nullptr, p.score_scale >= std::numeric_limits<float>::min());
-  needs.bias_in_rows = p.bias.data == nullptr || p.bias.stride_key == 1;
+  needs.bias_in_rows = p.bias.data == nullptr || p.bias.stride_key == 1 || p.kv_len == 1;
   needs.small_cap = p.cap_scale <= kMostUnshiftedScore;
   return needs;
 }

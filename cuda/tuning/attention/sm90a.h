@@ -58,7 +58,7 @@ constexpr int stored_bytes(const AttentionConfig& config) { return widens(config
 // other rows do, in two thirds of the rate.
 constexpr bool copies_aligned_rows(const AttentionConfig& config) {
   const AttentionShape& shape = config.shape;
-  if (has(shape.sources, KeySources::kBytes)) return false;
+  if (has(shape.sources, KeySources::kBytes) || shape.form == ScoreForm::kBias) return false;
   return attention_registers(config).producer >= 56 && shape.head_dim_qk <= 128;
 }
 

@@ -248,8 +248,8 @@ INSTANTIATE_TEST_SUITE_P(Model, AttentionKernels, testing::ValuesIn(kKernels), [
   return name;
 });
 
-// Around the ends of key tiles, of their parts and of rows; each count of keys is a stride of rows. In the kernel of all
-// options lanes read their biases, and in that of a bias alone rows come to shared memory.
+// Around the ends of key tiles, of their parts and of rows; each count of keys is a stride of rows. In the kernel of
+// all options lanes read their biases, and in that of a bias alone rows come to shared memory.
 TEST(AttentionKernelsBias, InRowsAtAnyAddress) {
   for (const bool alone : {false, true}) {
     for (const Bias bias : {Bias::kOwnType, Bias::kOwnTypeOfAll, Bias::kFloat}) {
