@@ -1,5 +1,5 @@
-// The producer warps that bring biases to the stages that BiasReader reads (bias_reader.h): of each part of a key tile
-// those of each warpgroup's queries.
+// The producer warps that bring biases to the stages that BiasReader reads (bias_reader.h): for each part of a key
+// tile, those of each warpgroup's queries.
 #pragma once
 
 #include "cuda/attention/copies.h"
@@ -60,7 +60,7 @@ class BiasRowProducer {
     const char* first = static_cast<const char*>(p_.bias.data) +
                         (work.seq * p_.bias.stride_seq + work.head * p_.bias.stride_head) * size +
                         work.first_row * stride;
-    // A part before this key is one of rows that do not end in it.
+    // Parts that begin before this key lie inside every row, with 16 bytes to spare.
     const int whole_end = work.first_row + kCfg.tuning.rows > work.q_len ? 0 : work.kv_len - part_keys - 16 / size + 1;
 #pragma unroll 1
     for (int key = copies.range.begin * kKeys; key < copies.range.end * kKeys; key += part_keys) {
@@ -68,12 +68,13 @@ class BiasRowProducer {
       for (int group = first_group_; group < kGroups; group += step_) {
         Barriers& barriers = memory_.bias.barriers[group][pipe_.stage];
         mbarrier_wait(&barriers.empty, pipe_.phase ^ 1);
-        const Rows rows = {first + group * kGroupRows * stride + key * size, stride,
+        const Rows rows = {first + group * kGroupRows * stride + std::int64_t{key} * size, stride,
                            memory_.bias.x[group].stages[pipe_.stage].rows};
         if (key < whole_end) {
           copy<false>(rows, {});
         } else {
-          copy<true>(rows, {work.q_len - work.first_row - group * kGroupRows, (work.kv_len - key) * size});
+          const int keys_left = minimum(work.kv_len - key, part_keys);
+          copy<true>(rows, {work.q_len - work.first_row - group * kGroupRows, keys_left * size});
         }
         mbarrier_arrive_on_copies(&barriers.full);
       }
@@ -82,13 +83,13 @@ class BiasRowProducer {
   }
 
  private:
-  // Those of a warpgroup: the part's first bias of the first one, bytes from row to row, and where they go.
+  // A part of a warpgroup's rows: where the first one's begins, bytes from row to row, and where they go.
   struct Rows {
     const char* from;
     std::int64_t stride;
     unsigned char* to;
   };
-  // How many are queries, and bytes from the part's first bias to a row's end.
+  // How many of the rows are queries, and how many bytes each has in the part.
   struct Ends {
     int rows, bytes;
   };
@@ -104,7 +105,7 @@ class BiasRowProducer {
       copy_vector<kEnds>(rows, ends, first_row + i * kRowsAtOnce, vector, from);
       from += kRowsAtOnce * rows.stride;
     }
-    // The 16 bytes in which a part ends, of a lane's own rows.
+    // A ninth vector, of rows that begin between multiples of 16 bytes; here a lane has whole rows.
     from = rows.from + lane_ * rows.stride;
 #pragma unroll
     for (int row = 0; row < kGroupRows; row += kWaveSize) {
@@ -114,7 +115,7 @@ class BiasRowProducer {
       from += kWaveSize * rows.stride;
     }
   }
-  // One of those in which a row's part lies, which begins at `first`.
+  // One of the vectors of 16 bytes that have a row's part, which begins at `first`.
   template <bool kEnds>
   FLASHPORT_DEVICE static void copy_vector(const Rows& rows, const Ends& ends, int row, int vector, const char* first) {
     const auto address = reinterpret_cast<std::uintptr_t>(first + 16 * vector);
@@ -134,7 +135,7 @@ class BiasRowProducer {
   PipelineState<Memory::Biases::kStages> pipe_;
 };
 
-// A warp that brings its share of the biases, of the other rows (RowProducer), or first the one and then the other.
+// A warp that brings its share of the biases, its share of other rows (RowProducer), or both, biases first.
 template <AttentionConfig kCfg>
 class BiasAndRowProducer {
  public:

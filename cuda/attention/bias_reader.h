@@ -88,7 +88,7 @@ class BiasReader {
     }
   }
 
-  // How many bytes behind the place of a row its first bias lies: the low bits of its address, found anew for each
+  // How many bytes after the place of a row its first bias begins: the low bits of its address, found anew for each
   // tile.
   template <class T>
   FLASHPORT_DEVICE static unsigned shift(const BiasParams& bias, std::int64_t row_at, int slot) {
@@ -106,9 +106,9 @@ class BiasReader {
                                           unsigned (&two)[kPartKeys / 8][kSlots]) {
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
-      const unsigned behind = shift<std::uint16_t>(bias, row_at, slot);
-      const unsigned char* row = place(rows, slot) + behind / 4 * 4 + 4 * (lane() % 4);
-      const unsigned pair = behind % 4 != 0 ? 0x5432 : 0x3210;
+      const unsigned offset = shift<std::uint16_t>(bias, row_at, slot);
+      const unsigned char* row = place(rows, slot) + offset / 4 * 4 + 4 * (lane() % 4);
+      const unsigned pair = offset % 4 != 0 ? 0x5432 : 0x3210;
 #pragma unroll
       for (int eight = 0; eight < kPartKeys / 8; ++eight) {
         two[eight][slot] = __byte_perm(word(row + 16 * eight), word(row + 16 * eight + 4), pair);

@@ -129,10 +129,9 @@ struct TileFactors<kCfg> {
   std::uint8_t begins[kCfg.tuning.keys];
 };
 
-// The biases of a kernel of them alone: of each warpgroup's 64 queries, for as many keys as 128 bytes have, a part of a
-// key tile in each stage. A box of biases lies as TMA swizzles it. Rows
-// that come without TMA lie as in memory, each from a multiple of 16 bytes on, so that its first bias is up to 14 bytes
-// behind.
+// The biases of a kernel of them alone. A stage has those of one warpgroup's 64 queries for a part of a key tile: as
+// many keys as 128 bytes have. A box lies as TMA swizzles it. Rows that come without TMA lie as in memory, each from a
+// multiple of 16 bytes on, so that its first bias comes up to 14 bytes later.
 inline constexpr int kBiasPartBytes = 128, kBiasPitch = kBiasPartBytes + 16;
 template <AttentionConfig kCfg>
 struct BiasMemory {

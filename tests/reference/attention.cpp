@@ -93,7 +93,8 @@ double addend(const AttentionInputs& in, const Sequence& s, std::int64_t head, s
     sum -= slope * std::fabs(static_cast<double>(row + s.kv_len - s.q_len - key));
   }
   if (in.bias) {
-    sum += in.bias->at({in.bias->shape[0] == 1 ? 0 : s.index, in.bias->shape[1] == 1 ? 0 : head, row, key});
+    sum += in.bias->at({in.bias->shape[0] == 1 ? 0 : s.index, in.bias->shape[1] == 1 ? 0 : head,
+                        in.bias->shape[2] == 1 ? 0 : row, key});
   }
   return sum;
 }

@@ -13,7 +13,7 @@
 
 namespace flashport {
 
-// What a call does to scores. Scales that are not positive and biases that are not aligned (BiasParams) are nothing for
+// What a call does to scores. Scales that are not positive and biases whose keys are not neighbours are nothing for
 // kernels of one option, and large caps nothing for some (has_unshifted_weights()).
 struct ScoreNeeds {
   ScoreForm options = ScoreForm::kPlain;

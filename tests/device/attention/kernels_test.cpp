@@ -249,21 +249,36 @@ INSTANTIATE_TEST_SUITE_P(Model, AttentionKernels, testing::ValuesIn(kKernels), [
 });
 
 // Around the ends of key tiles, of their parts and of rows; each count of keys is a stride of rows. In the kernel of
-// all options lanes read their biases, and in that of a bias alone rows come to shared memory.
+// all options lanes read their biases. In those of a bias alone rows come to shared memory, by one warp where TMA does
+// not read keys and values, and else by two; a warpgroup has one stage or several.
 TEST(AttentionKernelsBias, InRowsAtAnyAddress) {
-  for (const bool alone : {false, true}) {
-    for (const Bias bias : {Bias::kOwnType, Bias::kOwnTypeOfAll, Bias::kFloat}) {
-      for (const std::int64_t keys : {1, 2, 3, 7, 31, 33, 63, 66, 126, 127, 128, 129, 130, 131, 255, 256, 257, 259}) {
-        AttentionCase c = {.name = "any_bias", .dim_qk = 128, .dim_v = 128, .q_heads = 2, .kv_heads = 1};
-        if (alone) c.type = Type::kF16;
+  const struct {
+    const char* kernel;
+    Type type;
+    std::int64_t dim;
+    double softcap;
+    Layout layout;
+  } calls[] = {{"bf16/hd128/any", Type::kBF16, 128, 5, Layout::kDense},
+               {"fp16/hd128/bias", Type::kF16, 128, 0, Layout::kDense},
+               {"fp16/hd128/bias", Type::kF16, 128, 0, Layout::kOdd},
+               {"bf16/hd64/bias", Type::kBF16, 64, 0, Layout::kDense},
+               {"bf16/hd256/bias", Type::kBF16, 256, 0, Layout::kDense}};
+  for (const auto& [kernel, type, dim, softcap, layout] : calls) {
+    for (const Bias bias : {Bias::kOwnType, Bias::kOwnTypeOfAll, Bias::kFloat, Bias::kOfKeys}) {
+      for (const std::int64_t keys : {1, 2, 3, 7, 31, 33, 63, 66, 127, 128, 129, 130, 255, 256, 259}) {
+        AttentionCase c = {.name = "any_bias", .type = type, .dim_qk = dim, .dim_v = dim, .q_heads = 2, .kv_heads = 1};
         c.q_lens = {150};
         c.kv_lens = {keys};
-        c.softcap = alone ? 0 : 5;
+        c.softcap = softcap;
         c.bias = bias;
+        c.layout = layout;
         AttentionCall call(c);
         set_blocks(3);
-        call.run();
+        model().launched.clear();
+        ASSERT_NO_THROW(call.run()) << c;
         EXPECT_EQ(call.check(), "") << c;
+        ASSERT_FALSE(model().launched.empty());
+        EXPECT_EQ(model().launched.front(), std::string("attention/") + kernel + "/sm90a");
       }
     }
   }

@@ -310,35 +310,36 @@ TEST_F(PlanAttention, ChoosesTheSmallestTileAndThePlainForm) {
   EXPECT_EQ(kernel(a), "attention/bf16/hd128/any/fakegpu");
 }
 
-// A kernel of biases alone serves those that are aligned.
+// A kernel of biases alone serves those whose keys are neighbours, in rows at any address.
 TEST_F(PlanAttention, ChoosesByTheBias) {
   AttentionInputs inputs(kGpu);
   AttentionArgs& a = inputs.args;
   inputs.set_head_dims(192, 192);
-  const std::string boxes = "attention/bf16/hd256/bias/fakegpu", any = "attention/bf16/hd256/any/fakegpu";
-  const TensorView aligned(scratch_at(40 << 20), DType::kBFloat16, inputs.device, {3, 8, 300, 504});
+  const std::string alone = "attention/bf16/hd256/bias/fakegpu", any = "attention/bf16/hd256/any/fakegpu";
+  const TensorView given(scratch_at(40 << 20), DType::kBFloat16, inputs.device, {3, 8, 300, 504});
   const auto kernel_of = [&](const auto& change) {
-    a.bias = aligned;
+    a.bias = given;
     a.bias->shape[3] = 500;
     change(*a.bias);
     return kernel(a);
   };
-  EXPECT_EQ(kernel_of([](TensorView&) {}), boxes);
-  EXPECT_EQ(kernel_of([](TensorView& bias) { bias.shape[0] = bias.shape[1] = 1; }), boxes);
-  EXPECT_EQ(kernel_of([](TensorView& bias) { bias.strides[0] = bias.strides[1] = 0; }), boxes);
-  EXPECT_EQ(kernel_of([](TensorView& bias) { bias.strides[2] = 508; }), any);
-  EXPECT_EQ(kernel_of([](TensorView& bias) { bias.strides[2] = 0; }), any);
-  EXPECT_EQ(kernel_of([](TensorView& bias) { bias.strides[1] += 4; }), any);
-  EXPECT_EQ(kernel_of([](TensorView& bias) { bias.strides[0] = -8; }), any);
+  EXPECT_EQ(kernel_of([](TensorView&) {}), alone);
+  EXPECT_EQ(kernel_of([](TensorView& bias) { bias.shape[0] = bias.shape[1] = 1; }), alone);
+  EXPECT_EQ(kernel_of([](TensorView& bias) { bias.strides[0] = bias.strides[1] = 0; }), alone);
+  EXPECT_EQ(kernel_of([](TensorView& bias) { bias.strides[2] = 508; }), alone);
+  EXPECT_EQ(kernel_of([](TensorView& bias) { bias.strides[2] = 0; }), alone);
+  EXPECT_EQ(kernel_of([](TensorView& bias) { bias.strides[1] += 4; }), alone);
+  EXPECT_EQ(kernel_of([](TensorView& bias) { bias.strides[0] = -8; }), alone);
   EXPECT_EQ(kernel_of([](TensorView& bias) { bias.strides[3] = 2; }), any);
-  EXPECT_EQ(kernel_of([](TensorView& bias) { bias.data = static_cast<char*>(bias.data) + 8; }), any);
+  EXPECT_EQ(kernel_of([](TensorView& bias) { bias.strides[3] = 0; }), any);
+  EXPECT_EQ(kernel_of([](TensorView& bias) { bias.data = static_cast<char*>(bias.data) + 2; }), alone);
   EXPECT_EQ(kernel_of([&](TensorView&) { a.softcap = 2; }), any);
   a.softcap = 0;
   EXPECT_EQ(kernel_of([&](TensorView&) { a.softmax_scale = -1.0; }), any);
   a.softmax_scale.reset();
   a.bias = inputs.floats({3, 8, 300, 504});
   a.bias->shape[3] = 500;
-  EXPECT_EQ(kernel(a), any);
+  EXPECT_EQ(kernel(a), alone);
 }
 
 // A CPU computes every type in fp32, and a type that it has kernels of in that one.

@@ -213,19 +213,20 @@ bool AttentionCall::sees(std::size_t sequence, std::int64_t row, std::int64_t ke
 // Entries that no sequence sees stay NaN. A row has the same numbers in any batch.
 void AttentionCall::make_bias() {
   const auto batch = static_cast<std::int64_t>(places_.size());
-  const bool own = c_.bias == Bias::kOwnType || c_.bias == Bias::kOwnTypeOfAll, all = c_.bias == Bias::kOwnTypeOfAll;
+  const bool of_keys = c_.bias == Bias::kOfKeys, all = of_keys || c_.bias == Bias::kOwnTypeOfAll;
+  const bool own = all || c_.bias == Bias::kOwnType;
   const bool shared = all || c_.bias == Bias::kOfAllSequences;
   const std::int64_t heads = all || c_.bias == Bias::kOfAllHeads ? 1 : c_.q_heads;
-  bias_.emplace(own ? c_.type : Type::kF32, Shape{shared ? 1 : batch, heads, q_rows_, k_rows_});
+  bias_.emplace(own ? c_.type : Type::kF32, Shape{shared ? 1 : batch, heads, of_keys ? 1 : q_rows_, k_rows_});
   for (std::int64_t b = 0; b < bias_->shape()[0]; ++b) {
     const auto sequence = static_cast<std::size_t>(b);
     const auto id = static_cast<std::uint64_t>(shared || c_.ids.empty() ? b : c_.ids[sequence]);
     for (std::int64_t head = 0; head < heads; ++head) {
-      for (std::int64_t row = 0; row < q_rows_; ++row) {
+      for (std::int64_t row = 0; row < bias_->shape()[2]; ++row) {
         Random random(seed_of(c_) + 1000 * (1 + id) + 100'000 * static_cast<std::uint64_t>(head * 100'000 + row));
         for (std::int64_t key = 0; key < k_rows_; ++key) {
           const double x = random.below(10) == 0 || row == 2 ? -kInfinity : random.normal();  // row 2 sees no key
-          bool seen = false;
+          bool seen = of_keys;
           for (std::size_t i = 0; i < places_.size(); ++i) seen |= (shared || i == sequence) && sees(i, row, key);
           if (seen) bias_->set({b, head, row, key}, x);
         }
@@ -324,6 +325,10 @@ flashport::AttentionArgs AttentionCall::args() const {
   give(a.alibi_slopes, slopes_);
   give(a.sinks, sinks_);
   give(a.bias, bias_);
+  if (c_.bias == Bias::kOfKeys) {
+    a.bias->shape[2] = q_rows_;
+    a.bias->strides[2] = 0;
+  }
   a.dropout_p = c_.dropout;
   a.num_splits = c_.splits;
   give(a.rng_state, rng_state_);

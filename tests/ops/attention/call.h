@@ -25,7 +25,7 @@ enum class Slopes { kNone, kOfHeads, kOfSequences };
 enum class Pages { kNone, kBlockTable, kBlockTableHnd, kTokenTable, kCsr };
 // Scales beside keys or values: of a row, fp32, or of each 8 of its values, fp16.
 enum class Beside { kNone, kRow, kGroup };
-enum class Bias { kNone, kFloat, kOwnType, kOfAllHeads, kOfAllSequences, kOwnTypeOfAll };
+enum class Bias { kNone, kFloat, kOwnType, kOfAllHeads, kOfAllSequences, kOwnTypeOfAll, kOfKeys };
 
 struct AttentionCase {
   std::string name;
