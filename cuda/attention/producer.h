@@ -11,8 +11,8 @@
 // With two stages the time from an empty stage to the next copy into it is part of the loop's, and an instruction of a
 // lone warp takes some five clocks: so a warp brings boxes in a loop that has nothing to decide, of pages one warp
 // those of keys and another those of values, and of biases one of their own. Biases that TMA cannot read come by rows,
-// which another warp shares where boxes bring keys and values. Warps that produce have few registers,
-// because those that consume have many: so each of them has one task.
+// which another warp shares where boxes bring keys and values. Warps that produce have few registers, because those
+// that consume have many: so each of them has one task, but for that one.
 #pragma once
 
 #include "common/device/attention/tile_scheduler.h"

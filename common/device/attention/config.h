@@ -8,8 +8,7 @@ namespace flashport {
 
 // What a kernel can do to a score between the product and the softmax, besides the scale and the mask by position: a
 // set of bits. Each is a uniform run-time branch of kAny. A kernel of one option serves calls that have just it, so
-// that it asks nothing at run time: those with positive scales, and of biases those whose rows have
-// keys as neighbours.
+// that it asks nothing at run time: those with positive scales, and of biases those whose rows have keys as neighbours.
 enum class ScoreForm : std::int32_t { kPlain = 0, kSoftcap = 1, kAlibi = 2, kBias = 4, kDropout = 8, kAny = 15 };
 
 constexpr bool has(ScoreForm form, ScoreForm option) {
