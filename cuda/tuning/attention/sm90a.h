@@ -23,6 +23,8 @@ constexpr AttentionTuning attention_tuning(const AttentionShape& shape) {
   // 4 x 4k causal: 596; {128, 160, 2} and {128, 176, 2} 554, which also lose at 16 x 1k (416; 378, 352)
   // Rows as they are stored, or a bias, have the room of a tile of values.
   if (wider <= 128) return {128, 128, 2, 1, 128, widens(shape) || shape.form == ScoreForm::kBias ? 2 : 3};
+  // 16/16 4 x 4k full: 674; 80 keys 644. Biases have the room of 64 keys, and kernels of all options little code.
+  if (wider <= 192 && shape.head_dim_v <= 128) return {128, has(shape.form, ScoreForm::kBias) ? 64 : 128, 2};
   if (wider <= 256) return {128, any ? 64 : 80, 2};
   return {64, 32, 2, 2};
 }
@@ -30,7 +32,7 @@ constexpr AttentionTuning attention_tuning(const AttentionShape& shape) {
 // Stages of biases of each warpgroup's queries, of 9 KB, in a kernel of them alone: what there is room for, and used.
 constexpr int bias_stages(const AttentionShape& shape) {
   const int wider = shape.head_dim_qk > shape.head_dim_v ? shape.head_dim_qk : shape.head_dim_v;
-  return wider <= 64 ? 6 : wider <= 128 ? 3 : 1;
+  return wider <= 64 ? 6 : wider <= 192 ? 3 : 1;
 }
 
 // The registers of a lane of consumers and of producers: those of a lane of each warpgroup together are at most 504 for

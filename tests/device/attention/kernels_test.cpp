@@ -255,18 +255,20 @@ TEST(AttentionKernelsBias, InRowsAtAnyAddress) {
   const struct {
     const char* kernel;
     Type type;
-    std::int64_t dim;
+    std::int64_t dim_qk, dim_v;
     double softcap;
     Layout layout;
-  } calls[] = {{"bf16/hd128/any", Type::kBF16, 128, 5, Layout::kDense},
-               {"fp16/hd128/bias", Type::kF16, 128, 0, Layout::kDense},
-               {"fp16/hd128/bias", Type::kF16, 128, 0, Layout::kOdd},
-               {"bf16/hd64/bias", Type::kBF16, 64, 0, Layout::kDense},
-               {"bf16/hd256/bias", Type::kBF16, 256, 0, Layout::kDense}};
-  for (const auto& [kernel, type, dim, softcap, layout] : calls) {
+  } calls[] = {{"bf16/hd128/any", Type::kBF16, 128, 128, 5, Layout::kDense},
+               {"fp16/hd128/bias", Type::kF16, 128, 128, 0, Layout::kDense},
+               {"fp16/hd128/bias", Type::kF16, 128, 128, 0, Layout::kOdd},
+               {"bf16/hd64/bias", Type::kBF16, 64, 64, 0, Layout::kDense},
+               {"bf16/hd192x128/bias", Type::kBF16, 192, 128, 0, Layout::kDense},
+               {"bf16/hd256/bias", Type::kBF16, 256, 256, 0, Layout::kDense}};
+  for (const auto& [kernel, type, dim_qk, dim_v, softcap, layout] : calls) {
     for (const Bias bias : {Bias::kOwnType, Bias::kOwnTypeOfAll, Bias::kFloat, Bias::kOfKeys}) {
       for (const std::int64_t keys : {1, 2, 3, 7, 31, 33, 63, 66, 127, 128, 129, 130, 255, 256, 259}) {
-        AttentionCase c = {.name = "any_bias", .type = type, .dim_qk = dim, .dim_v = dim, .q_heads = 2, .kv_heads = 1};
+        AttentionCase c = {
+            .name = "any_bias", .type = type, .dim_qk = dim_qk, .dim_v = dim_v, .q_heads = 2, .kv_heads = 1};
         c.q_lens = {150};
         c.kv_lens = {keys};
         c.softcap = softcap;

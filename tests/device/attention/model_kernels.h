@@ -11,10 +11,10 @@
 
 namespace flashport::machine {
 
-template <MathType kMath, int kDim, ScoreForm kForm, KeySources kSources>
+template <MathType kMath, int kDimQk, ScoreForm kForm, KeySources kSources, int kDimV = kDimQk>
 KernelEntry attention_kernel(const char* key) {
   namespace attention = sm90a::attention;
-  static constexpr AttentionConfig kCfg = attention::attention_config(kMath, kDim, kDim, kForm, kSources);
+  static constexpr AttentionConfig kCfg = attention::attention_config(kMath, kDimQk, kDimV, kForm, kSources);
   using Memory = attention::AttentionMemory<kCfg>;
   static const ModelKernel kRun = [](const void* params, void* shared) {
     attention::attention_block<kCfg>(*static_cast<const AttentionParams*>(params), *static_cast<Memory*>(shared));

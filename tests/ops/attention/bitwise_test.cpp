@@ -99,6 +99,7 @@ std::vector<AttentionCase> bias_shapes() {
       {.name = "bitwise_bf16_d128_bias", .dim_qk = 128, .dim_v = 128, .causal = true, .bias = Bias::kOwnType},
       {.name = "bitwise_fp16_d64_bias_of_all", .type = Type::kF16, .bias = Bias::kOwnTypeOfAll},
       {.name = "bitwise_bf16_d64_bias_fp32", .causal = true, .bias = Bias::kOfAllHeads},
+      {.name = "bitwise_bf16_d192x128_bias", .dim_qk = 192, .dim_v = 128, .causal = true, .bias = Bias::kOwnType},
   };
 }
 
@@ -106,6 +107,7 @@ std::vector<AttentionCase> dropout_shapes() {
   return {
       {.name = "bitwise_bf16_d64_dropout", .causal = true, .dropout = 0.3},
       {.name = "bitwise_bf16_d128_dropout", .dim_qk = 128, .dim_v = 128, .causal = true, .dropout = 0.3},
+      {.name = "bitwise_bf16_d192x128_dropout", .dim_qk = 192, .dim_v = 128, .causal = true, .dropout = 0.3},
   };
 }
 
