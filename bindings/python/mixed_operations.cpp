@@ -117,6 +117,7 @@ enum Common {
   kSoftcap,
   kAlibiSlopes,
   kSinks,
+  kBySegment,
   kOut,
   kLse,
   kReturnLse,
@@ -137,6 +138,7 @@ void read_common(Call& call, PyObject* mask, Arguments a, MixedDecodeArgs& args)
   args.softcap = call.number("softcap", a[kSoftcap]);
   call.optional_input("alibi_slopes", a[kAlibiSlopes], args.alibi_slopes);
   call.optional_input("sinks", a[kSinks], args.sinks);
+  args.by_segment = call.boolean("by_segment", a[kBySegment]);
   call.optional_output("workspace", a[kWorkspace], args.workspace);
 }
 

@@ -238,6 +238,9 @@ static void check_segments(void) {
   whole.out = &other;
   expect(fp_flash_decode(&whole, 0) == fp_ok, "one cache");
   expect(memcmp(out, wanted, sizeof(out)) == 0, "give the same bits");
+  mixed.by_segment = 1;
+  expect(fp_flash_decode_mixed(&mixed, 0) == fp_ok, "and one launch for each");
+  for (i = 0; i < kDim; ++i) expect(fabsf(out[i] - wanted[i]) < 1e-4f, "the same numbers");
   segments[1].k = NULL;
   expect(fp_flash_decode_mixed(&mixed, 0) == fp_value_error, "a segment needs keys");
   expect(strcmp(fp_last_error(), "flash_decode_mixed: segments[1]: k must be given, got null") == 0, "and says which");

@@ -91,6 +91,7 @@ def flash_decode_segments(
     softcap: float = 0.0,
     alibi_slopes: SupportsDLPack | None = None,
     sinks: SupportsDLPack | None = None,
+    by_segment: bool = False,
     out: Array | None = None,
     lse: Array | None = None,
     return_lse: bool = False,
@@ -99,9 +100,10 @@ def flash_decode_segments(
 ) -> Array | tuple[Array, Array]:
     """:func:`flashport.flash_decode` over sequences that are several segments, one after the other.
 
-    All segments are read as they are stored, in one launch and under one softmax. Positions, windows and slopes count
-    from the first key of the first segment. A sequence's bits follow from its own query, lengths and values: not from
-    the rest of the batch, nor, where formats hold the same values, from where one segment ends and the next begins.
+    All segments are read as they are stored, under one softmax, and in one launch unless ``by_segment`` is True.
+    Positions, windows and slopes count from the first key of the first segment. A sequence's bits follow from its own
+    query, lengths and values: not from the rest of the batch, nor, in one launch and where formats hold the same
+    values, from where one segment ends and the next begins.
 
     Without a mask, new token i sees the keys up to its own position. A mask says by itself what each token sees; keys
     that it hides are read all the same, so what they hold must be numbers.
@@ -113,6 +115,13 @@ def flash_decode_segments(
             scores after the softcap, -inf where a token does not see a key, as ggml has it.
         mask_slopes: (Hq) fp32, factor on the mask for each query head, with which ggml makes ALiBi of its max_bias;
             -inf stays -inf. Default: 1.
+        by_segment: True: a launch for each segment, by the kernel that reads its formats alone, and one that merges
+            them, in place of one launch for all. The choice for many keys in all: 1k of bf16 behind 7k of q8_0 take
+            0.6 of the time at 64 sequences and 0.7 at 32, but 1.4 at one (H200). Results differ in their last bits;
+            those of a sequence follow from it alone either way, but then also from where its segments end. It changes
+            nothing where ``flash_decode`` has no kernel for a segment (16-bit ones are of q's type there, and scales
+            are as it takes them), for more than one new token, with ``cu_seqlens_q``, a mask, a window or slopes, and
+            where all segments have the same formats.
         cu_seqlens_q, max_q_len, softmax_scale, window, softcap, alibi_slopes, sinks, out, lse, return_lse, workspace,
         stream: As of :func:`flashport.flash_decode`; :func:`mixed_workspace_size` has the workspace's size.
 
@@ -130,7 +139,7 @@ def flash_decode_segments(
     operations: Any = _torch_operators() if tracing.is_compiling() else _core
     result: Array | tuple[Array, Array] = operations.flash_decode_segments(
         q, segments, mask, mask_slopes, cu_seqlens_q, max_q_len, softmax_scale, window, softcap, alibi_slopes, sinks,
-        out, lse, return_lse, workspace, stream,
+        by_segment, out, lse, return_lse, workspace, stream,
     )  # fmt: skip
     return result
 
@@ -148,6 +157,7 @@ def mixed_workspace_size(
     softcap: float = 0.0,
     alibi_slopes: SupportsDLPack | None = None,
     sinks: SupportsDLPack | None = None,
+    by_segment: bool = False,
     out: SupportsDLPack | None = None,
     lse: SupportsDLPack | None = None,
     return_lse: bool = False,
@@ -158,7 +168,8 @@ def mixed_workspace_size(
 
     Args:
         q, segments, mask, mask_slopes, cu_seqlens_q, max_q_len, softmax_scale, window, softcap, alibi_slopes, sinks,
-        out, lse, return_lse, workspace, stream: As of :func:`flash_decode_segments`; no element is read or written.
+        by_segment, out, lse, return_lse, workspace, stream: As of :func:`flash_decode_segments`; no element is read or
+        written.
 
     Returns:
         A number of bytes; 0 where no workspace is needed.
@@ -171,7 +182,7 @@ def mixed_workspace_size(
     """
     return _core.mixed_workspace_size(
         q, segments, mask, mask_slopes, cu_seqlens_q, max_q_len, softmax_scale, window, softcap, alibi_slopes, sinks,
-        out, lse, return_lse, workspace, stream,
+        by_segment, out, lse, return_lse, workspace, stream,
     )  # fmt: skip
 
 
@@ -199,6 +210,7 @@ def flash_decode_mixed(
     softcap: float = 0.0,
     alibi_slopes: SupportsDLPack | None = None,
     sinks: SupportsDLPack | None = None,
+    by_segment: bool = False,
     out: Array | None = None,
     lse: Array | None = None,
     return_lse: bool = False,
@@ -222,8 +234,8 @@ def flash_decode_mixed(
         k_quant_format, v_quant_format: What ``k_quant`` and ``v_quant`` store; None is their element type's own.
         k_quant_scale, v_quant_scale: As ``k_scale`` of :class:`KvSegment`.
         kv_layout: "NHD" or "HND" (B, Hkv, S, D), of both parts.
-        mask_slopes, cu_seqlens_q, max_q_len, softmax_scale, window, softcap, alibi_slopes, sinks, out, lse, return_lse,
-        workspace, stream: As of :func:`flash_decode_segments`.
+        mask_slopes, cu_seqlens_q, max_q_len, softmax_scale, window, softcap, alibi_slopes, sinks, by_segment, out, lse,
+        return_lse, workspace, stream: As of :func:`flash_decode_segments`.
 
     Returns:
         ``out``, or ``(out, lse)``.
@@ -238,7 +250,7 @@ def flash_decode_mixed(
     result: Array | tuple[Array, Array] = operations.flash_decode_mixed(
         q, k_hot, v_hot, mask, k_quant, v_quant, hot_seqlens, quant_seqlens, k_quant_format, v_quant_format,
         k_quant_scale, v_quant_scale, kv_layout, mask_slopes, cu_seqlens_q, max_q_len, softmax_scale, window, softcap,
-        alibi_slopes, sinks, out, lse, return_lse, workspace, stream,
+        alibi_slopes, sinks, by_segment, out, lse, return_lse, workspace, stream,
     )  # fmt: skip
     return result
 

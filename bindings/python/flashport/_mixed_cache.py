@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         window: tuple[int, int]
         softcap: float
         sinks: SupportsDLPack | None
+        by_segment: bool
         alibi_slopes: SupportsDLPack | None
         out: Any
 
@@ -330,6 +331,7 @@ class MixedKVCache:
         window: tuple[int, int] = (-1, -1),
         softcap: float = 0.0,
         sinks: SupportsDLPack | None = None,
+        by_segment: bool = False,
         alibi_slopes: SupportsDLPack | None = None,
         out: Array | None = None,
         return_lse: bool = False,
@@ -339,7 +341,7 @@ class MixedKVCache:
         Args:
             q: (batch, heads, head dim), or (batch, tokens, heads, head dim) with up to 16 tokens.
             mask: As in :func:`flashport.flash_decode_segments`, over all tokens in the order of the sequence.
-            mask_slopes, softmax_scale, window, softcap, sinks, alibi_slopes, out, return_lse: As in
+            mask_slopes, softmax_scale, window, softcap, sinks, by_segment, alibi_slopes, out, return_lse: As in
                 :func:`flashport.flash_decode_segments`.
 
         Returns:
@@ -350,7 +352,8 @@ class MixedKVCache:
         """
         return flash_decode_segments(
             q, self._segments, mask=mask, mask_slopes=mask_slopes, softmax_scale=softmax_scale, window=window,
-            softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, out=out, return_lse=return_lse,
+            softcap=softcap, sinks=sinks, by_segment=by_segment, alibi_slopes=alibi_slopes, out=out,
+            return_lse=return_lse,
         )  # fmt: skip
 
     def reset(self) -> None:

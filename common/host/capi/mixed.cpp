@@ -64,6 +64,7 @@ MixedDecodeArgs to_mixed(const fp_mixed_decode_args* from, bool needs_out) {
   a.max_q_len = c.max_q_len;
   if (c.has_softmax_scale != 0) a.softmax_scale = c.softmax_scale;
   a.softcap = c.softcap;
+  a.by_segment = c.by_segment != 0;
   if (c.has_window != 0) {
     a.window_left = c.window_left;
     a.window_right = c.window_right;

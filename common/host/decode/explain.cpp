@@ -115,7 +115,7 @@ DecodeSchedule schedule_of(const DecodePlan& plan) {
     s.longest_chunk = std::int64_t{kLeafKeys} << chunk_shift(static_cast<int>(leaves), p.chunk_rule);
   }
   if (s.most_chunks > 1) {
-    const bool later = plan.combine_kernel != nullptr || plan.merge_kernel != nullptr;
+    const bool later = plan.combine_kernel != nullptr || plan.merge.kernel != nullptr;
     s.combine = later ? Combine::kSecondLaunch : Combine::kInLaunch;
   }
   s.text = text_of(s, kernel);

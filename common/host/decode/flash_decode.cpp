@@ -8,11 +8,29 @@
 #include "common/host/decode/lengths.h"
 #include "common/host/decode/plan.h"
 #include "common/host/decode/problem.h"
+#include "common/host/decode/segment_launches.h"
 #include "common/host/devices.h"
 #include "common/host/workspace.h"
 
 namespace flashport {
 namespace {
+
+void launch(const Check& check, const DecodeProblem& problem, const DecodePlan& plan, DeviceContext& device,
+            Stream stream) {
+  if (reads_segments(plan.kernel->shape.decode.shape)) {
+    device.launch(check, stream, *plan.kernel, LaunchGrid{plan.grid}, mixed_params(problem, plan));
+  } else {
+    device.launch(check, stream, *plan.kernel, LaunchGrid{plan.grid}, plan.params);
+  }
+  if (plan.combine_kernel != nullptr) {
+    device.launch(check, stream, *plan.combine_kernel, LaunchGrid{plan.combine_grid}, plan.params);
+  }
+}
+
+void launch(const Check& check, const MergeLaunch& merge, DeviceContext& device, Stream stream) {
+  if (merge.kernel == nullptr) return;
+  device.launch(check, stream, *merge.kernel, LaunchGrid{merge.grid}, merge.params);
+}
 
 template <class Args>
 void run_decode(const Args& args, const DecodeProblem& problem, Stream stream) {
@@ -27,18 +45,26 @@ void run_decode(const Args& args, const DecodeProblem& problem, Stream stream) {
     workspace = acquire_workspace(check, device, stream, plan.workspace_bytes, problem.workspace);
     bind_workspace(plan, workspace.data());
   }
-  if (reads_segments(plan.kernel->shape.decode.shape)) {
-    device.launch(check, stream, *plan.kernel, LaunchGrid{plan.grid}, mixed_params(problem, plan));
-  } else {
-    device.launch(check, stream, *plan.kernel, LaunchGrid{plan.grid}, plan.params);
-  }
-  if (plan.combine_kernel != nullptr) {
-    device.launch(check, stream, *plan.combine_kernel, LaunchGrid{plan.combine_grid}, plan.params);
-  }
-  if (plan.merge_kernel != nullptr) {
-    device.launch(check, stream, *plan.merge_kernel, LaunchGrid{plan.merge_grid}, plan.merge);
-  }
+  launch(check, problem, plan, device, stream);
+  launch(check, plan.merge, device, stream);
   log_call([&] { return call_text(args) + ": " + schedule_of(plan).text; });
+}
+
+// False, and nothing is done, where one launch reads all segments.
+bool run_by_segment(const MixedDecodeArgs& args, const DecodeProblem& problem, Stream stream) {
+  if (problem.empty) return false;
+  const Check check(problem.function);
+  DeviceContext& device = device_context(check, problem.q, "q");
+  std::optional<SegmentLaunches> launches = plan_segments(problem, device);
+  if (!launches) return false;
+  if (checks_contents(check, device, stream)) check_decode_contents(check, device, stream, problem);
+  const WorkspaceLease workspace =
+      acquire_workspace(check, device, stream, launches->workspace_bytes, problem.workspace);
+  bind_workspace(*launches, workspace.data());
+  for (const DecodePlan& plan : launches->segments) launch(check, problem, plan, device, stream);
+  launch(check, launches->merge, device, stream);
+  log_call([&] { return call_text(args) + ": " + text_of(*launches); });
+  return true;
 }
 
 }  // namespace
@@ -69,12 +95,17 @@ std::int64_t decode_workspace_size(const DecodeArgs& args) {
   return plan_decode(problem, device_context(Check(problem.function), problem.q, "q")).workspace_bytes;
 }
 
-void flash_decode_mixed(const MixedDecodeArgs& args, Stream stream) { run_decode(args, validate_mixed(args), stream); }
+void flash_decode_mixed(const MixedDecodeArgs& args, Stream stream) {
+  const DecodeProblem problem = validate_mixed(args);
+  if (!run_by_segment(args, problem, stream)) run_decode(args, problem, stream);
+}
 
 std::int64_t mixed_workspace_size(const MixedDecodeArgs& args) {
   const DecodeProblem problem = validate_mixed_size(args);
   if (problem.empty) return 0;
-  return plan_decode(problem, device_context(Check(problem.function), problem.q, "q")).workspace_bytes;
+  DeviceContext& device = device_context(Check(problem.function), problem.q, "q");
+  const std::optional<SegmentLaunches> launches = plan_segments(problem, device);
+  return launches ? launches->workspace_bytes : plan_decode(problem, device).workspace_bytes;
 }
 
 void flash_decode_stage1(const DecodeStage1Args& args, Stream stream) {

@@ -1,6 +1,6 @@
 // Validation of flash_decode_mixed: presence, then ranks, shapes, dtypes, devices, memory, values; each over all
 // arguments. What is wrong with a segment is said of "segments[i]". One segment that kernels of flash_decode may read,
-// without a mask, becomes a call of it.
+// without a mask, becomes a call of it; several may become a call each (segment_launches.h).
 #include <algorithm>
 #include <limits>
 #include <string>
@@ -65,7 +65,7 @@ constexpr std::size_t kMostRows = 9 + kMostSegments * 10;
 // Axes of caches and their scales are checked with their shapes, which depend on each other.
 ArgumentTable<kMostRows> table_of(const MixedDecodeArgs& args) {
   const auto& [q, segments, cu_seqlens_q, max_q_len, softmax_scale, window_left, window_right, softcap, alibi_slopes,
-               sinks, mask, mask_slopes, out, lse, workspace] = args;
+               sinks, mask, mask_slopes, by_segment, out, lse, workspace] = args;
   const bool ragged = cu_seqlens_q.has_value(), per_token = !ragged && q.rank == 4;
   constexpr DTypes kFloats = {DType::kFloat16, DType::kBFloat16, DType::kFloat32}, kFloat = {DType::kFloat32};
   constexpr DTypes kInt = {DType::kInt32}, kInts = {DType::kInt32, DType::kInt64};
@@ -247,18 +247,23 @@ void fill_mask(const MixedDecodeArgs& a, MixedProblem& mixed) {
   mixed.bias = {mask.data, mask.dtype, stride(0), stride(1), stride(2), mask.strides[3], data_of<float>(a.mask_slopes)};
 }
 
-// Whether the call is one of flash_decode: one segment of formats that go with the queries, and scales as it has them.
-bool is_plain(const MixedDecodeArgs& a, const Formats& formats) {
-  if (a.segments.size() != 1 || a.mask) return false;
-  const DecodeSegment& s = a.segments[0];
+// Whether a segment is one that flash_decode takes: of formats that go with the queries, and scales as it has them.
+bool is_plain(const DecodeSegment& s, const Formats& formats, DType q_dtype) {
   for (const KvFormat format : {formats.k, formats.v}) {
-    if (!is_quantised(format) && own_format(a.q.dtype) != format) return false;
+    if (!is_quantised(format) && own_format(q_dtype) != format) return false;
   }
   for (const std::optional<TensorView>& scale : {s.k_scale, s.v_scale}) {
     if (scale && (scale->dtype != DType::kFloat32 || scale->rank > 1)) return false;
     if (scale && is_per_head(*scale) && scale->strides[0] != 1) return false;
   }
   return !s.k_scale || !s.v_scale || is_per_head(*s.k_scale) == is_per_head(*s.v_scale);
+}
+
+// Whether the segments are to be read one by one: a lone query sees all of their keys, and where one lies is nothing
+// to it.
+bool are_apart(const MixedDecodeArgs& a, const DecodeExtents& e) {
+  return a.by_segment && a.segments.size() > 1 && e.q_len == 1 && !e.ragged && !a.mask && a.window_left < 0 &&
+         a.window_right < 0 && !a.alibi_slopes;
 }
 
 DecodeProblem validate(const MixedDecodeArgs& args, Outputs outputs) {
@@ -299,16 +304,17 @@ DecodeProblem validate(const MixedDecodeArgs& args, Outputs outputs) {
   fill_mask(args, mixed);
   problem.k_format = formats[0].k;
   problem.v_format = formats[0].v;
-  if (is_plain(args, formats[0])) {
-    const CacheSegment& only = mixed.segments[0];
-    p.cache = only.cache;
-    p.k_scale = static_cast<const float*>(only.k_scale.data);
-    p.v_scale = static_cast<const float*>(only.v_scale.data);
-    p.scale_stride = only.k_scale.stride_head != 0 || only.v_scale.stride_head != 0 ? 1 : 0;
-    problem.bounds = mixed.bounds[0];
-    problem.mixed = nullptr;
+  bool all_plain = true, all_alike = true;
+  for (std::size_t i = 0; i < args.segments.size(); ++i) {
+    all_plain = all_plain && is_plain(args.segments[i], formats[i], args.q.dtype);
+    all_alike = all_alike && formats[i].k == formats[0].k && formats[i].v == formats[0].v;
+  }
+  if (all_plain && args.segments.size() == 1 && !args.mask) {
+    const std::unique_ptr<MixedProblem> only = std::move(problem.mixed);
+    read_one_cache(problem, only->segments[0], only->bounds[0]);
     return problem;
   }
+  mixed.apart = all_plain && !all_alike && are_apart(args, extents);
   // A mask has all keys that a sequence may have; more are refused where lengths are known, and else not read.
   if (args.mask) capacity = std::min(capacity, mixed.mask_keys);
   p.cache.max_len = static_cast<std::int32_t>(std::min(capacity, kMaxSequence));
@@ -330,6 +336,17 @@ TensorView output_like(const MixedDecodeArgs& a) {
 
 }  // namespace
 
+void read_one_cache(DecodeProblem& problem, const CacheSegment& segment, const IndexBounds& bounds) {
+  problem.k_format = segment.k_format;
+  problem.v_format = segment.v_format;
+  problem.bounds = bounds;
+  DecodeParams& p = problem.params;
+  p.cache = segment.cache;
+  p.k_scale = static_cast<const float*>(segment.k_scale.data);
+  p.v_scale = static_cast<const float*>(segment.v_scale.data);
+  p.scale_stride = segment.k_scale.stride_head != 0 || segment.v_scale.stride_head != 0 ? 1 : 0;
+}
+
 DecodeProblem validate_mixed(const MixedDecodeArgs& args) { return validate(args, Outputs::kWritten); }
 
 DecodeProblem validate_mixed_size(const MixedDecodeArgs& args) {
@@ -345,6 +362,7 @@ std::string call_text(const MixedDecodeArgs& a) {
       .number("softmax_scale", a.softmax_scale)
       .window(a.window_left, a.window_right)
       .number("softcap", a.softcap, 0.0)
+      .flag("by_segment", a.by_segment)
       .text();
 }
 

@@ -70,17 +70,18 @@ int tile_chunks(const DecodeParams& p) {
 // a second launch spreads that, and lets the next call begin meanwhile. It pays where a wave would make some six trips
 // to L2: for each piece of a lane two that find its place and write it, and one for every eight results. Where tiles
 // are more, one may be much longer than the others, and be combined when these have ended; there more results must be
-// possible. Kernels of large states leave it to that launch always.
+// possible. Kernels of large states leave it to that launch always; for others it does not pay before one that merges.
 constexpr int kFewTilesShare = 4, kMoreTilesShare = 2;  // multiprocessors for each tile
 constexpr int kTripsOfFewTiles = 6, kTripsOfMoreTiles = 9;
 constexpr int kResultsOfMoreTiles = 25;
-bool wants_second_launch(const DecodePlan& plan, int multiprocessors) {
+bool wants_second_launch(const DecodePlan& plan, bool is_partial, int multiprocessors) {
   const DecodeParams& p = plan.params;
   const DecodeShape& shape = plan.kernel->shape.decode.shape;
   const DecodeSplit& split = plan.kernel->decode_split;
   if (reads_segments(shape)) return false;  // that launch knows one cache
   const int chunks = tile_chunks(p);
   if (split.large) return chunks > 1;
+  if (is_partial) return false;
   if (split.column_slices == 1 || chunks == 1) return false;
   const std::int64_t tiles = tile_count(p);
   constexpr int kVectors = 32 * 4;  // columns that the lanes of a wave read at once
@@ -145,7 +146,7 @@ void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check&
                        copies_heads_at_once ? kLeastLeavesOfTeams : kLeastConcurrentLeaves);
   plan.partials_offset = kCounterBytes;
   plan.workspace_bytes = kCounterBytes + partials_bytes_of(plan);
-  if (wants_second_launch(plan, device.multiprocessors())) plan_combine(plan, check, device);
+  if (wants_second_launch(plan, problem.is_partial, device.multiprocessors())) plan_combine(plan, check, device);
 }
 
 // Whether there is room for many keys, and `large`, the kernel for such caches, finds so many kv heads side by side as
@@ -198,8 +199,7 @@ void plan_chunks(DecodePlan& plan, std::int64_t chunks, std::int64_t keys) {
   plan.workspace_bytes = kCounterBytes + partials_bytes_of(plan);
 }
 
-// Partial results lie after the counters (which must stay zero for the invariant schedule) and the slots:
-//   mid [sequence, token] or [row of a ragged q], [head, chunk, head_dim_v], then lse of the same axes.
+// Partial results lie after the counters, which must stay zero for the invariant schedule.
 void plan_splits(DecodePlan& plan, const DecodeProblem& problem, int splits, const Check& check,
                  const DeviceContext& device) {
   DecodeParams& p = plan.params;
@@ -210,40 +210,11 @@ void plan_splits(DecodePlan& plan, const DecodeProblem& problem, int splits, con
   p.write_empty_chunks = 1;
   plan_chunks(plan, chunks, ceil_div(leaves, chunks) * kLeafKeys);
   if (chunks == 1) return;
-
-  const bool ragged = p.cu_seqlens_q != nullptr;
-  const std::int64_t rows = problem.total_q * p.num_q_heads;
-  Stage2Params& merge = plan.merge;
-  merge.batch = static_cast<std::int32_t>(ragged ? problem.total_q : p.batch);
-  merge.tokens = ragged ? 1 : p.max_q_len;
-  merge.num_heads = p.num_q_heads;
-  merge.head_dim = p.head_dim_v;
-  merge.max_chunks = p.num_chunks;
-  merge.out = p.out;
-  merge.lse = p.lse;
-
-  // (seq, token, head, chunk, dim), contiguous; bind_workspace() says where.
-  const auto partial_rows = [&](std::int64_t dim) -> StridedRows {
-    const std::int64_t stride_token = p.num_q_heads * chunks * dim;
-    return {nullptr, DType::kFloat32, p.max_q_len * stride_token, stride_token, chunks * dim, 1};
-  };
-  p.out = partial_rows(p.head_dim_v);
-  p.lse = partial_rows(1);
-  p.out_stride_chunk = merge.mid_stride_chunk = p.head_dim_v;
-  p.lse_stride_chunk = merge.mid_lse_stride_chunk = 1;
-  merge.mid = p.out;
-  merge.mid_lse = p.lse;
-  if (ragged) {  // the merge takes each token of the batch for a sequence of its own
-    merge.end = p.cu_seqlens_q + p.batch;
-    for (StridedRows* rows : {&merge.out, &merge.lse, &merge.mid, &merge.mid_lse})
-      rows->stride_seq = rows->stride_token;
-  }
-
-  plan.merge_kernel = &device.plain_kernel(check, KernelTag::kDecodeStage2);
-  plan.merge_grid = rows;
-  plan.mid_offset = std::max(plan.workspace_bytes, kCounterBytes);
-  plan.lse_offset = plan.mid_offset + align_up(rows * chunks * p.head_dim_v * 4, 16);
-  plan.workspace_bytes = plan.lse_offset + align_up(rows * chunks * 4, 16);
+  plan.merge = plan_merge(p, problem.total_q, chunks, check, device);
+  p.out_stride_chunk = plan.merge.params.mid_stride_chunk;
+  p.lse_stride_chunk = plan.merge.params.mid_lse_stride_chunk;
+  plan.merge.offset = std::max(plan.workspace_bytes, kCounterBytes);
+  plan.workspace_bytes = plan.merge.offset + plan.merge.bytes;
 }
 
 void plan_fixed_chunks(DecodePlan& plan, const DecodeProblem& problem) {
@@ -272,6 +243,45 @@ bool may_append(const DecodePlan& plan, int blocks) {
 }
 
 }  // namespace
+
+MergeLaunch plan_merge(DecodeParams& p, std::int64_t total_q, std::int64_t parts, const Check& check,
+                       const DeviceContext& device) {
+  const bool ragged = p.cu_seqlens_q != nullptr;
+  const std::int64_t rows = total_q * p.num_q_heads;
+  MergeLaunch launch;
+  Stage2Params& merge = launch.params;
+  merge.batch = static_cast<std::int32_t>(ragged ? total_q : p.batch);
+  merge.tokens = ragged ? 1 : p.max_q_len;
+  merge.num_heads = p.num_q_heads;
+  merge.head_dim = p.head_dim_v;
+  merge.max_chunks = static_cast<std::int32_t>(parts);
+  merge.out = p.out;
+  merge.lse = p.lse;
+
+  const auto partial_rows = [&](std::int64_t dim) -> StridedRows {
+    const std::int64_t stride_token = p.num_q_heads * parts * dim;
+    return {nullptr, DType::kFloat32, p.max_q_len * stride_token, stride_token, parts * dim, 1};
+  };
+  p.out = merge.mid = partial_rows(p.head_dim_v);
+  p.lse = merge.mid_lse = partial_rows(1);
+  merge.mid_stride_chunk = p.head_dim_v;
+  merge.mid_lse_stride_chunk = 1;
+  if (ragged) {  // the merge takes each token of the batch for a sequence of its own
+    merge.end = p.cu_seqlens_q + p.batch;
+    for (StridedRows* its : {&merge.out, &merge.lse, &merge.mid, &merge.mid_lse}) its->stride_seq = its->stride_token;
+  }
+
+  launch.kernel = &device.plain_kernel(check, KernelTag::kDecodeStage2);
+  launch.grid = rows;
+  launch.lse_offset = align_up(rows * parts * p.head_dim_v * 4, 16);
+  launch.bytes = launch.lse_offset + align_up(rows * parts * 4, 16);
+  return launch;
+}
+
+void MergeLaunch::bind(char* workspace) {
+  params.mid.data = workspace + offset;
+  params.mid_lse.data = workspace + offset + lse_offset;
+}
 
 MixedDecodeParams mixed_params(const DecodeProblem& problem, const DecodePlan& plan) {
   MixedDecodeParams mixed{};
@@ -332,11 +342,10 @@ void bind_workspace(DecodePlan& plan, void* workspace) {
   DecodeParams& p = plan.params;
   p.counters = reinterpret_cast<std::uint32_t*>(base);
   p.partials = reinterpret_cast<float*>(base + plan.partials_offset);
-  if (plan.merge_kernel == nullptr) return;
-  p.out.data = base + plan.mid_offset;
-  p.lse.data = base + plan.lse_offset;
-  plan.merge.mid.data = p.out.data;
-  plan.merge.mid_lse.data = p.lse.data;
+  if (plan.merge.kernel == nullptr) return;
+  plan.merge.bind(base);
+  p.out.data = plan.merge.params.mid.data;
+  p.lse.data = plan.merge.params.mid_lse.data;
 }
 
 }  // namespace flashport

@@ -16,6 +16,23 @@
 
 namespace flashport {
 
+// The launch that merges results of parts of the keys, which the launches before it leave in the workspace:
+//   mid [sequence, token] or [row of a ragged q], [head, part, head_dim_v], then lse of the same axes.
+struct MergeLaunch {
+  const KernelEntry* kernel = nullptr;  // null: there is none
+  std::int64_t grid = 0;
+  Stage2Params params{};
+  std::int64_t bytes = 0;   // that the results take
+  std::int64_t offset = 0;  // of them in the workspace
+  std::int64_t lse_offset = 0;
+
+  void bind(char* workspace);
+};
+
+// Merges results of `parts`, which the problem's params write in place of its output.
+[[nodiscard]] MergeLaunch plan_merge(DecodeParams& params, std::int64_t total_q, std::int64_t parts, const Check& check,
+                                     const DeviceContext& device);
+
 struct DecodePlan {
   const KernelEntry* kernel = nullptr;
   std::int64_t grid = 0;
@@ -26,11 +43,7 @@ struct DecodePlan {
   const KernelEntry* combine_kernel = nullptr;  // null: tiles are combined in the launch
   std::int64_t combine_grid = 0;
 
-  const KernelEntry* merge_kernel = nullptr;  // null: no second launch
-  std::int64_t merge_grid = 0;
-  Stage2Params merge{};
-  std::int64_t mid_offset = 0;  // of the partial results in the workspace
-  std::int64_t lse_offset = 0;
+  MergeLaunch merge;
 };
 
 [[nodiscard]] DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device);

@@ -25,6 +25,7 @@ struct MixedProblem {
   std::uint32_t formats = 0;  // of all segments: format_bit() of each; 0: those of the problem's one cache
   LogitBias bias{};
   std::int64_t mask_keys = 0;  // that the mask has; 0: no mask
+  bool apart = false;          // kernels of flash_decode may read each segment by itself, if there are any
 };
 
 struct DecodeProblem {
@@ -42,6 +43,7 @@ struct DecodeProblem {
   std::int64_t chunk_keys = 0;
 
   std::optional<TensorView> workspace;
+  bool is_partial = false;              // a launch after it merges the result with others
   bool appends = false;                 // the launch may write new keys first, if there is a kernel that does
   std::unique_ptr<MixedProblem> mixed;  // null: k_format and v_format say all
 };
@@ -65,6 +67,8 @@ struct CacheScales {
 void check_scale_pair(const Check& check, const CacheScales& scales, std::int64_t num_kv_heads);
 // After the cache and the formats of the problem.
 void fill_scales(DecodeProblem& problem, const CacheScales& scales, const CacheAxes& axes);
+// Makes a segment without scales beside it the only cache of the problem.
+void read_one_cache(DecodeProblem& problem, const CacheSegment& segment, const IndexBounds& bounds);
 // A side of a window as kernels take it.
 [[nodiscard]] std::int32_t window_side(std::int64_t keys);
 

@@ -106,11 +106,11 @@ TEST_F(PlanDecode, RaggedQuery) {
   EXPECT_EQ(plain.params.lse.stride_token, 8);
   a.num_splits = 3;
   DecodePlan split = plan(a);
-  EXPECT_EQ(split.merge.batch, 7);
-  EXPECT_EQ(split.merge.tokens, 1);
-  EXPECT_EQ(split.merge.mid.stride_seq, 8 * 3 * 128);
-  EXPECT_EQ(split.merge.out.stride_seq, 8 * 128);
-  EXPECT_EQ(split.merge.lse.stride_seq, 8);
+  EXPECT_EQ(split.merge.params.batch, 7);
+  EXPECT_EQ(split.merge.params.tokens, 1);
+  EXPECT_EQ(split.merge.params.mid.stride_seq, 8 * 3 * 128);
+  EXPECT_EQ(split.merge.params.out.stride_seq, 8 * 128);
+  EXPECT_EQ(split.merge.params.lse.stride_seq, 8);
   EXPECT_EQ(split.params.out.stride_token, 8 * 3 * 128);
 }
 
@@ -307,18 +307,18 @@ TEST_F(PlanDecode, EqualSplits) {
   EXPECT_EQ(p.params.out_stride_chunk, 128);
   EXPECT_EQ(p.params.out.stride_head, 2 * 128);
   EXPECT_EQ(p.params.out.stride_seq, 8 * 2 * 128);
-  EXPECT_STREQ(p.merge_kernel->key, "decode_stage2/fakegpu");
-  EXPECT_EQ(p.merge_grid, 3 * 8);
-  EXPECT_EQ(p.merge.max_chunks, 2);
-  EXPECT_EQ(p.merge.chunk_keys, 0);
-  EXPECT_EQ(p.merge.out.data, a.out.data);
-  EXPECT_EQ(p.merge.out.dtype, DType::kBFloat16);
-  EXPECT_EQ(p.merge.lse.data, a.lse->data);
+  EXPECT_STREQ(p.merge.kernel->key, "decode_stage2/fakegpu");
+  EXPECT_EQ(p.merge.grid, 3 * 8);
+  EXPECT_EQ(p.merge.params.max_chunks, 2);
+  EXPECT_EQ(p.merge.params.chunk_keys, 0);
+  EXPECT_EQ(p.merge.params.out.data, a.out.data);
+  EXPECT_EQ(p.merge.params.out.dtype, DType::kBFloat16);
+  EXPECT_EQ(p.merge.params.lse.data, a.lse->data);
   bind_workspace(p, scratch());
   EXPECT_EQ(p.params.out.data, scratch_at(kCounterBytes));  // the counters stay untouched
-  EXPECT_EQ(p.merge.mid.data, p.params.out.data);
-  EXPECT_EQ(p.merge.mid_lse.data, scratch_at(kCounterBytes + 3 * 8 * 2 * 128 * 4));
-  EXPECT_EQ(p.params.lse.data, p.merge.mid_lse.data);
+  EXPECT_EQ(p.merge.params.mid.data, p.params.out.data);
+  EXPECT_EQ(p.merge.params.mid_lse.data, scratch_at(kCounterBytes + 3 * 8 * 2 * 128 * 4));
+  EXPECT_EQ(p.params.lse.data, p.merge.params.mid_lse.data);
 }
 
 TEST_F(PlanDecode, SplitsBeyondTheLeavesAreDropped) {
@@ -335,7 +335,7 @@ TEST_F(PlanDecode, OneSplitWritesTheOutputItself) {
   EXPECT_EQ(p.params.write_empty_chunks, 1);
   EXPECT_EQ(p.params.out.data, inputs.args.out.data);
   EXPECT_EQ(p.params.out.dtype, DType::kBFloat16);
-  EXPECT_EQ(p.merge_kernel, nullptr);
+  EXPECT_EQ(p.merge.kernel, nullptr);
   EXPECT_EQ(p.workspace_bytes, 0);
 }
 
@@ -347,7 +347,7 @@ TEST_F(PlanDecode, ShortSplitsNeedNoPartialResults) {
   inputs.args.num_splits = 2;
   const DecodePlan p = plan(inputs.args);
   EXPECT_EQ(p.params.side_partials, 1);
-  EXPECT_EQ(p.mid_offset, kCounterBytes);
+  EXPECT_EQ(p.merge.offset, kCounterBytes);
 }
 
 TEST_F(PlanDecode, LongSplitsCombineInMemoryOfTheirBlock) {
@@ -358,8 +358,8 @@ TEST_F(PlanDecode, LongSplitsCombineInMemoryOfTheirBlock) {
   DecodePlan p = plan(inputs.args);
   EXPECT_EQ(p.params.side_partials, 2);  // chunks of 16
   EXPECT_EQ(p.partials_offset, kCounterBytes);
-  EXPECT_EQ(p.mid_offset, kCounterBytes + partials_bytes(3 * 2 * 2, 2, p.params.slice_floats));
-  EXPECT_EQ(p.workspace_bytes, p.lse_offset + 3 * 8 * 2 * 4);
+  EXPECT_EQ(p.merge.offset, kCounterBytes + partials_bytes(3 * 2 * 2, 2, p.params.slice_floats));
+  EXPECT_EQ(p.workspace_bytes, p.merge.offset + p.merge.lse_offset + 3 * 8 * 2 * 4);
   inputs.args.num_splits = 1;
   p = plan(inputs.args);
   EXPECT_EQ(p.params.side_partials, 4);

@@ -150,7 +150,9 @@ TEST(AppendInstances, CasesReachEveryKernel) {
     reached.insert(c.lse ? flashport::which_kernel(query.call) : flashport::explain(query).kernel);
   }
   for (const std::string& key : flashport::kernel_keys(query_target())) {
-    if (key.starts_with("decode_append/")) EXPECT_TRUE(reached.contains(key)) << "no case runs " << key;
+    if (key.starts_with("decode_append/")) {
+      EXPECT_TRUE(reached.contains(key)) << "no case runs " << key;
+    }
   }
 }
 

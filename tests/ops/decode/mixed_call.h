@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -37,6 +38,7 @@ struct MixedSpec {
   std::optional<reference::Type> mask;
   bool mask_slopes = false, mask_broadcasts = false;  // over sequences and heads
   bool out_fp32 = false;
+  bool by_segment = false;
 };
 
 class MixedCall {
@@ -65,6 +67,8 @@ class MixedCall {
       for (std::int64_t b = 0; b < batch(); ++b) flashport::flash_decode_mixed(args_of(b));
     });
   }
+  // That read the keys: one, or that of each segment.
+  [[nodiscard]] std::set<std::string> kernels() const;
   // As DecodeCall::check().
   [[nodiscard]] std::string check();
   // The bits of out and lse of sequence b.
@@ -74,6 +78,7 @@ class MixedCall {
  private:
   // The arguments of a call for sequence b alone.
   [[nodiscard]] flashport::MixedDecodeArgs args_of(std::int64_t b) const;
+  [[nodiscard]] std::string compare_with(reference::Type math);
   struct Segment {
     std::optional<Tensor> k, v, lens, block_table, token_table, k_scale, v_scale;
   };

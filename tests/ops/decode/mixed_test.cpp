@@ -42,7 +42,8 @@ TEST_P(MixedFormats, OfKeysWithEachOfValues) {
 INSTANTIATE_TEST_SUITE_P(Ops, MixedFormats, testing::ValuesIn(kFormats),
                          [](const auto& info) { return std::string(type_name(info.param)); });
 
-// Lengths at the borders of leaves: every combination of two segments, and some of three and four.
+// Lengths at the borders of leaves: every combination of two segments, and some of three and four; in one launch, and
+// each segment by its own kernel where it has one.
 TEST(Mixed, LengthsAtTheBordersOfLeaves) {
   constexpr std::array<std::int64_t, 5> kLengths = {0, 1, 63, 64, 65};
   Random random(5);
@@ -57,8 +58,11 @@ TEST(Mixed, LengthsAtTheBordersOfLeaves) {
         spec.segments[i].lens.push_back(kLengths[place]);
       }
     }
-    SCOPED_TRACE(count);
-    expect_right("mixed_borders", spec);
+    for (const bool by_segment : {false, true}) {
+      SCOPED_TRACE(std::to_string(count) + " segments, by segment: " + std::to_string(by_segment));
+      spec.by_segment = by_segment;
+      expect_right("mixed_borders", spec);
+    }
   }
 }
 
@@ -91,7 +95,7 @@ TEST(Mixed, OneSegmentWithAFactorForEachRow) {
 }
 
 struct Options {
-  const char* name;
+  std::string name;
   MixedSpec spec;
 };
 std::vector<Options> option_cases() {
@@ -100,7 +104,7 @@ std::vector<Options> option_cases() {
   const std::vector<SegmentSpec> brain = {{Type::kQ4_1, Type::kE4M3, {100, 64, 0, 3}},
                                           {Type::kBF16, Type::kBF16, {30, 1, 70, 5}}};
   std::vector<Options> cases;
-  const auto add = [&](const char* name, const std::vector<SegmentSpec>& segments) -> MixedSpec& {
+  const auto add = [&](const std::string& name, const std::vector<SegmentSpec>& segments) -> MixedSpec& {
     cases.push_back({name, {}});
     cases.back().spec.segments = segments;
     return cases.back().spec;
@@ -146,6 +150,27 @@ std::vector<Options> option_cases() {
     s.mask = Type::kF32;
     s.window_left = 50;
   }
+  // Segments that kernels of flash_decode read.
+  const std::vector<SegmentSpec> apart = {
+      {Type::kQ8_0, Type::kQ8_0, {300, 0, 64, 0, 1000}, Pages::kBlocks, 16, Scales::kHead},
+      {Type::kF16, Type::kF16, {64, 1, 0, 0, 65}, Pages::kTokens}};
+  for (const bool by_segment : {false, true}) {
+    const std::string name = by_segment ? "by_segment" : "in_one_launch";
+    add(name, apart).by_segment = by_segment;
+    MixedSpec& s = add(name + "_softcap_sinks", apart);
+    s.by_segment = by_segment;
+    s.softcap = 5;
+    s.sinks = true;
+  }
+  {
+    MixedSpec& s = add("by_segment_of_three", {{Type::kBF16, Type::kBF16, {4, 4, 1, 0}},
+                                               {Type::kQ4_0, Type::kQ4_0, {300, 0, 65, 3}, Pages::kHeadsFirst},
+                                               {Type::kBF16, Type::kBF16, {30, 1, 128, 0}, Pages::kBlocks, 16}});
+    s.q = Type::kBF16;
+    s.dk = s.dv = 128;
+    s.hq = 16;
+    s.out_fp32 = s.sinks = s.by_segment = true;
+  }
   for (const auto& [name, dk, dv] :
        {std::tuple("d128", 128, 128), std::tuple("d192x128", 192, 128), std::tuple("d96", 96, 96),
         std::tuple("d256", 256, 256), std::tuple("d512", 512, 512)}) {
@@ -165,9 +190,9 @@ std::vector<Options> option_cases() {
 }
 
 class MixedOptions : public testing::TestWithParam<Options> {};
-TEST_P(MixedOptions, AgainstTheOracle) { expect_right(std::string("mixed_") + GetParam().name, GetParam().spec); }
+TEST_P(MixedOptions, AgainstTheOracle) { expect_right("mixed_" + GetParam().name, GetParam().spec); }
 INSTANTIATE_TEST_SUITE_P(Ops, MixedOptions, testing::ValuesIn(option_cases()),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& info) { return info.param.name; });
 
 // A call for each kernel: with bf16 or without, of each tile's head dims, with few query rows and with many.
 TEST(MixedKernels, MatchTheOracle) {
@@ -199,35 +224,62 @@ TEST(MixedKernels, MatchTheOracle) {
   }
 }
 
-MixedSpec many_lengths() {
+MixedSpec many_lengths(Type k, Type v) {
   MixedSpec spec;
-  spec.segments = {{Type::kQ4_0, Type::kQ8_0, {300, 0, 64, 1000, 3, 129}, Pages::kBlocks, 16},
+  spec.segments = {{k, v, {300, 0, 64, 1000, 3, 129}, Pages::kBlocks, 16},
                    {Type::kF16, Type::kF16, {64, 1, 65, 200, 128, 0}}};
   if (options().emulator) {
     spec.segments[0].lens = {130, 0, 64};
     spec.segments[1].lens = {64, 1, 65};
   }
-  spec.mask = Type::kF16;
   spec.dk = spec.dv = 128;
+  spec.by_segment = true;  // where no mask is
   return spec;
 }
 
+MixedSpec masked_lengths() {
+  MixedSpec spec = many_lengths(Type::kQ4_0, Type::kQ8_0);
+  spec.mask = Type::kF16;
+  return spec;
+}
+
+// In one launch, and each segment by its own kernel.
 TEST(Mixed, BitsDoNotDependOnTheBatch) {
-  MixedCall call(many_lengths());
-  FLASHPORT_REQUIRE_SUPPORT("mixed_batch", flashport::supports(call.query()));
-  call.run();
-  std::vector<std::vector<unsigned char>> together;
-  for (std::int64_t b = 0; b < call.batch(); ++b) together.push_back(call.bits(b));
-  for (const int limit : {1, 3, 0}) {
-    flashport::set_multiprocessor_limit(limit);
-    MixedCall again(many_lengths());
-    again.run();
-    for (std::int64_t b = 0; b < call.batch(); ++b) EXPECT_TRUE(again.bits(b) == together[b]) << limit << " " << b;
+  for (const MixedSpec& spec : {masked_lengths(), many_lengths(Type::kQ8_0, Type::kQ8_0)}) {
+    MixedCall call(spec);
+    FLASHPORT_REQUIRE_SUPPORT("mixed_batch", flashport::supports(call.query()));
+    call.run();
+    std::vector<std::vector<unsigned char>> together;
+    for (std::int64_t b = 0; b < call.batch(); ++b) together.push_back(call.bits(b));
+    for (const int limit : {1, 3, 0}) {
+      flashport::set_multiprocessor_limit(limit);
+      MixedCall again(spec);
+      again.run();
+      for (std::int64_t b = 0; b < call.batch(); ++b) EXPECT_TRUE(again.bits(b) == together[b]) << limit << " " << b;
+    }
+    flashport::set_multiprocessor_limit(0);
+    MixedCall alone(spec);
+    alone.run_each_alone();
+    for (std::int64_t b = 0; b < call.batch(); ++b) EXPECT_TRUE(alone.bits(b) == together[b]) << b;
   }
-  flashport::set_multiprocessor_limit(0);
-  MixedCall alone(many_lengths());
-  alone.run_each_alone();
-  for (std::int64_t b = 0; b < call.batch(); ++b) EXPECT_TRUE(alone.bits(b) == together[b]) << b;
+}
+
+// A segment that no sequence has keys in changes no bit of a call by segments.
+TEST(Mixed, EmptySegmentsChangeNoBits) {
+  MixedSpec spec = many_lengths(Type::kQ8_0, Type::kQ8_0);
+  spec.segments.push_back({Type::kQ4_0, Type::kQ4_0, std::vector<std::int64_t>(spec.segments[0].lens.size(), 0)});
+  MixedCall call(spec), shorter(spec);
+  FLASHPORT_REQUIRE_SUPPORT("mixed_empty_segment", flashport::supports(call.query()));
+  if (call.kernels().size() != 3) GTEST_SKIP() << query_target() << " has no kernel for one of the formats";
+  call.run();
+  flashport::MixedDecodeArgs args = shorter.args();
+  const std::int64_t bytes = flashport::mixed_workspace_size(args);
+  args.by_segment = false;
+  EXPECT_NE(flashport::mixed_workspace_size(args), bytes) << "one launch has other results to keep";
+  args.by_segment = true;
+  args.segments.pop_back();
+  shorter.run(args);
+  for (std::int64_t b = 0; b < call.batch(); ++b) EXPECT_TRUE(call.bits(b) == shorter.bits(b)) << b;
 }
 
 // Where two segments hold what one cache would, nothing says where the border is; and on the CPU not that there is one,
@@ -360,22 +412,24 @@ TEST(Mixed, FlashDecodeReadsScalesOfTwoKinds) {
 }
 
 TEST(Mixed, CallersWorkspace) {
-  MixedCall call(many_lengths()), other(many_lengths());
-  FLASHPORT_REQUIRE_SUPPORT("mixed_workspace", flashport::supports(call.query()));
-  call.run();
-  flashport::MixedDecodeArgs args = other.args();
-  const std::int64_t bytes = flashport::mixed_workspace_size(args);
-  ASSERT_GT(bytes, 0);
-  Tensor workspace(Type::kQ8_0, {bytes});
-  std::fill_n(workspace.address({0}), bytes, static_cast<unsigned char>(0));
-  workspace.upload();
-  args.workspace = workspace.view();
-  for (int repeat = 0; repeat < 2; ++repeat) {
-    other.run(args);
-    for (std::int64_t b = 0; b < call.batch(); ++b) EXPECT_TRUE(call.bits(b) == other.bits(b)) << b;
+  for (const MixedSpec& spec : {masked_lengths(), many_lengths(Type::kQ8_0, Type::kQ8_0)}) {
+    MixedCall call(spec), other(spec);
+    FLASHPORT_REQUIRE_SUPPORT("mixed_workspace", flashport::supports(call.query()));
+    call.run();
+    flashport::MixedDecodeArgs args = other.args();
+    const std::int64_t bytes = flashport::mixed_workspace_size(args);
+    ASSERT_GT(bytes, 0);
+    Tensor workspace(Type::kQ8_0, {bytes});
+    std::fill_n(workspace.address({0}), bytes, static_cast<unsigned char>(0));
+    workspace.upload();
+    args.workspace = workspace.view();
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      other.run(args);
+      for (std::int64_t b = 0; b < call.batch(); ++b) EXPECT_TRUE(call.bits(b) == other.bits(b)) << b;
+    }
+    workspace.download();
+    EXPECT_EQ(workspace.damage(), "");
   }
-  workspace.download();
-  EXPECT_EQ(workspace.damage(), "");
 }
 
 }  // namespace

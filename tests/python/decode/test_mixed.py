@@ -120,6 +120,37 @@ def test_a_quantised_and_a_hot_part():
     same(standard, flashport.flash_decode_segments(q, [hot]))
 
 
+def test_each_segment_by_its_own_kernel():
+    formats, lens = [("q8_0", "q8_0"), ("fp32", "fp32")], [(200, 65, 0), (30, 64, 7)]
+    q, segments, k, v = make(formats, lens)
+    sinks = np.random.default_rng(3).standard_normal(HEADS).astype(np.float32)
+    want, want_lse = flashport.flash_decode_segments(q, segments, sinks=sinks, return_lse=True)
+    size = flashport.mixed_workspace_size(q, segments, by_segment=True)
+    assert size != flashport.mixed_workspace_size(q, segments)
+    workspace = np.zeros(size, np.uint8)
+    got, lse = flashport.flash_decode_segments(
+        q, segments, sinks=sinks, by_segment=True, workspace=workspace, return_lse=True
+    )
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(lse, want_lse, rtol=2e-5, atol=2e-5)
+    old, hot = segments
+    parts = {"hot_seqlens": hot.seqlens, "quant_seqlens": old.seqlens}
+    same(flashport.flash_decode_mixed(q, hot.k, hot.v, None, old.k, old.v, **parts, sinks=sinks, by_segment=True), got)
+    without = flashport.flash_decode_segments(q, segments, by_segment=True)
+    np.testing.assert_allclose(without, attend(q, k, v), rtol=2e-5, atol=2e-5)
+    for b in range(3):  # alone
+        one = [
+            flashport.KvSegment(*(x[b : b + 1] for x in s[:3]), k_format=s.k_format, v_format=s.v_format)
+            for s in segments
+        ]
+        same(flashport.flash_decode_segments(q[b : b + 1], one, by_segment=True), without[b : b + 1])
+    masked = {"mask": np.zeros((1, 1, 1, 300), np.float32)}
+    same(flashport.flash_decode_segments(q, segments, **masked, by_segment=True),
+         flashport.flash_decode_segments(q, segments, **masked))  # fmt: skip
+    with pytest.raises(TypeError, match="flash_decode_segments: by_segment must be"):
+        flashport.flash_decode_segments(q, segments, by_segment="yes")
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_the_mask_is_ggmls(dtype):
     q, segments, k, v = make([("q8_0", "q8_0"), ("fp16", "fp16")], [(70, 3, 64), (30, 64, 1)])

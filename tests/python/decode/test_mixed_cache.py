@@ -175,13 +175,16 @@ def test_attention_over_what_is_stored(library, tokens_of_query):
     q = made(library, np.random.default_rng(2).standard_normal(shape))
     new = tokens_of_query or 1
     out = host(cache.attend(q)).reshape(2, new, HEADS, DIM_V)
+    by_segment = host(cache.attend(q, by_segment=True)).reshape(2, new, HEADS, DIM_V)
     mask = np.where(np.random.default_rng(3).random((1, 1, new, 150)) < 0.5, -np.inf, 0)
     masked = host(cache.attend(q, made(library, mask))).reshape(2, new, HEADS, DIM_V)
     for b in range(2):
         parts = stored(cache, b)
         k, v = (np.concatenate([part[i] for part in parts]) for i in (1, 2))
         own = host(q).astype(np.float32)[b].reshape(new, HEADS, DIM)
-        assert np.abs(out[b] - oracle.attend(oracle.Request(own, k, v))[0]).max() < 2e-3
+        truth = oracle.attend(oracle.Request(own, k, v))[0]
+        assert np.abs(out[b] - truth).max() < 2e-3
+        assert np.abs(by_segment[b] - truth).max() < 2e-3
         for t in range(new):
             seen = np.isfinite(mask[0, 0, t])
             truth = oracle.attend(oracle.Request(own[t : t + 1], k[seen], v[seen]))[0]

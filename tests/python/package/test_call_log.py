@@ -57,6 +57,7 @@ k_quant, v_quant = flashport.quantize_kv(old, "q8_0"), flashport.quantize_kv(v_o
 blocks = flashport.KvSegment(k_quant, v_quant, k_format="q8_0", v_format="q8_0")
 flashport.flash_decode_segments(q, [blocks, flashport.KvSegment(hot, hot)], window=(11, -1))
 flashport.flash_decode_mixed(q, hot, hot, None, k_quant, v_quant)
+flashport.flash_decode_mixed(q, hot, hot, None, k_quant, v_quant, by_segment=True)
 places = np.full(18, -1, np.int32)
 places[0] = 13
 flashport.spill_kv(hot, hot, k_quant, v_quant, places)
@@ -148,7 +149,7 @@ def test_calls_that_are_made_of_others_have_a_line_for_each():
     assert all(found), lines
     names, given, facts = zip(*(match.groups() for match in found), strict=True)
     assert list(names) == [
-        "quantize_kv", "quantize_kv", "flash_decode_mixed", "flash_decode_mixed", "append_kv",
+        "quantize_kv", "quantize_kv", "flash_decode_mixed", "flash_decode_mixed", "flash_decode_mixed", "append_kv",
         "attention", "flash_decode", "merge_states",  # cascade_decode
         "attention", "flash_decode", "attention",
     ]  # fmt: skip
@@ -159,22 +160,29 @@ def test_calls_that_are_made_of_others_have_a_line_for_each():
     assert "segments[0]: k=uint8(2, 7, 2, 68)" in given[2]
     assert "window=(11, -1)" in given[2]
     assert "window" not in given[3]
+    assert "by_segment=True" in given[4]
+    old = flashport.explain("decode", k_format="q8_0", v_format="q8_0", max_kv_len=7, **shape)
+    newest = flashport.explain("decode", max_kv_len=9, **shape)
+    by_each, merged = facts[4].split("; merged by ")
+    for place, own in enumerate((old, newest)):
+        assert f"segments[{place}] by {own.kernel}: " in by_each
+    assert re.match(r"decode_stage2/\w+: 8 blocks of 1 thread", merged)
     spilled = {"dtype": "fp32", "k_format": "q8_0", "v_format": "q8_0", "head_dim": 64, "tokens": 18, "num_kv_heads": 2}
-    assert facts[4] == str(flashport.explain("append", target="cpu", **spilled))
-    assert "k_format=q8_0" in given[4]
+    assert facts[5] == str(flashport.explain("append", target="cpu", **spilled))
+    assert "k_format=q8_0" in given[5]
 
     call = {"dtype": "fp32", "head_dim": 64, "num_q_heads": 4, "num_kv_heads": 2, "target": "cpu"}
-    assert facts[5].startswith("attention/")
-    assert facts[6] == str(flashport.explain("decode", max_kv_len=40, **shape))
-    assert facts[7] == str(flashport.explain("merge", rows=8, target="cpu"))
+    assert facts[6].startswith("attention/")
+    assert facts[7] == str(flashport.explain("decode", max_kv_len=40, **shape))
+    assert facts[8] == str(flashport.explain("merge", rows=8, target="cpu"))
     appends = call | {"batch": 2, "kv_len": 40, "causal": True, "seqused_k": True, "appends": True}
-    append, rest = facts[8].split(", then ")
+    append, rest = facts[9].split(", then ")
     assert rest == "flash_decode"
-    assert facts[9] == str(flashport.explain("decode", max_kv_len=40, **shape))
+    assert facts[10] == str(flashport.explain("decode", max_kv_len=40, **shape))
     few = str(flashport.explain("attention", q_len=1, **appends))
-    assert few.startswith(f"{append}, then flash_decode's {facts[9]}")
-    assert facts[10] == str(flashport.explain("attention", q_len=20, **appends))
-    assert facts[10].startswith(f"{append}, then attention/")
+    assert few.startswith(f"{append}, then flash_decode's {facts[10]}")
+    assert facts[11] == str(flashport.explain("attention", q_len=20, **appends))
+    assert facts[11].startswith(f"{append}, then attention/")
 
 
 def test_a_call_of_this_process_writes_nothing(capfd):

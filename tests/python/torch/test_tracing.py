@@ -301,6 +301,23 @@ def test_compiled_calls_of_segments():
         assert torch.equal(got, want)
 
 
+@pytest.mark.skipif(torch.__version__.startswith("2.6."), reason="torch 2.6 does not trace subclasses of named tuples")
+def test_compiled_calls_by_segment():
+    q, k, v = (torch.randn(2, n, 2, 64) for n in (1, 90, 90))
+    old = flashport.KvSegment(*(flashport.quantize_kv(x, "q8_0") for x in (k, v)), k_format="q8_0", v_format="q8_0")
+    hot = flashport.KvSegment(k[:, :40].contiguous(), v[:, :40].contiguous())
+
+    def step(q, by_segment):
+        return flashport.flash_decode_segments(q * 1, [old, hot], by_segment=by_segment, return_lse=True)
+
+    compiled = torch.compile(step, fullgraph=True, backend="eager")
+    results = [step(q[:, 0], by_segment) for by_segment in (False, True)]
+    for by_segment, wanted in enumerate(results):
+        for got, want in zip(compiled(q[:, 0], bool(by_segment)), wanted, strict=True):
+            assert torch.equal(got, want)
+    assert any(not torch.equal(*both) for both in zip(*results, strict=True))  # in their last bits
+
+
 def test_a_gradient_of_a_segment_is_refused():
     x = make("flash_decode_segments")
     x.arguments["segments"][1].k.requires_grad_()

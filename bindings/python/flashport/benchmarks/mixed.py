@@ -39,12 +39,14 @@ class MixedCase:
     name: str
     batch: int
     segments: tuple[Segment, ...]
+    by_segment: bool = False
 
     @property
     def title(self) -> str:
         """The shape in a few words."""
         parts = " + ".join(f"{s.keys} of {s.k_format}/{s.v_format}" for s in self.segments)
-        return f"decode, {self.batch} x ({parts}), {_HEADS}/{_KV_HEADS}, {_HEAD_DIM}"
+        way = ", by segment" if self.by_segment else ""
+        return f"decode, {self.batch} x ({parts}), {_HEADS}/{_KV_HEADS}, {_HEAD_DIM}{way}"
 
     @property
     def bytes(self) -> int:
@@ -68,14 +70,14 @@ def _sized(batch: int, keys: int) -> list[MixedCase]:
         MixedCase(f"formats_{size}_{k if k == v else f'{k}_{v}'}", batch, (Segment(keys, k, v),)) for k, v in pairs
     ]
     hot = Segment(keys // 8, "bf16", "bf16")
-    found += [
-        MixedCase(f"mixed_{size}_{old}_bf16", batch, (Segment(keys - keys // 8, old, old), hot))
-        for old in ("q8_0", "q4_0")
-    ]
+    for old in ("q8_0", "q4_0"):
+        both = Segment(keys - keys // 8, old, old), hot
+        found.append(MixedCase(f"mixed_{size}_{old}_bf16", batch, both))
+        found.append(MixedCase(f"mixed_{size}_{old}_bf16_by_segment", batch, both, by_segment=True))
     return found
 
 
-_CASES = (*_sized(64, 8192), *_sized(8, 4096), *_sized(4, 8192))
+_CASES = (*_sized(64, 8192), *_sized(32, 8192), *_sized(8, 4096), *_sized(4, 8192), *_sized(1, 8192))
 
 
 def cases(match: str = "") -> list[MixedCase]:
@@ -115,6 +117,6 @@ def _candidates(torch: Any, case: MixedCase, device: str) -> tuple[harness.Call,
     k, v, length = cache(keys, "bf16"), cache(keys, "bf16"), lens(keys)
 
     def ours() -> object:
-        return _mixed.flash_decode_segments(q, segments, out=out)
+        return _mixed.flash_decode_segments(q, segments, by_segment=case.by_segment, out=out)
 
     return ours, {"bf16": lambda: decode.flash_decode(q, k, v, length, out=other_out)}

@@ -15,7 +15,7 @@ from flashport.torch.library import check_boolean, check_window, register, write
 
 _COMMON = (
     "Tensor? mask_slopes, Tensor? cu_seqlens_q, SymInt? max_q_len, float? softmax_scale, SymInt window_left, "
-    "SymInt window_right, float softcap, Tensor? alibi_slopes, Tensor? sinks"
+    "SymInt window_right, float softcap, Tensor? alibi_slopes, Tensor? sinks, bool by_segment"
 )
 _WINDOW = 4  # its place among them
 _SEGMENTS = (
