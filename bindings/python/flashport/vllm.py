@@ -6,6 +6,7 @@ vLLM calls it for decoding: ``vllm._custom_ops.paged_attention_rocm``, over ``to
 from __future__ import annotations
 
 import importlib
+import math
 import operator
 from typing import Any
 
@@ -124,7 +125,7 @@ def paged_attention_rocm(
     if query_start_loc is not None and _shape(query)[0] == 0:
         return  # sequences without rows
     blocks = -(-longest // block_size)
-    keys, values = _rows_of_tokens(key_cache, value_cache, block_tables, blocks, fp8)
+    pages = _pages(key_cache, value_cache, block_tables, blocks, fp8)
     rows: Any = query
     lens: Any = seq_lens
     result: Any = out
@@ -132,7 +133,7 @@ def paged_attention_rocm(
         rows, lens = _decoding_rows(query, seq_lens, query_start_loc)
         result = new_array(_NAME, "query", rows, _shape(rows))
     try:
-        decode.flash_decode(rows, keys, values, lens, **options, out=result)
+        decode.flash_decode(rows, seqlens=lens, **pages, **options, out=result)
     except REFUSALS as error:
         raise reworded(error, f"{_NAME}: ", _OF_DECODE) from None
     if query_start_loc is not None:
@@ -259,27 +260,46 @@ def _check_entries(block_tables: Any, seq_lens: Any, longest: int, block_size: i
         )
 
 
-def _rows_of_tokens(key_cache: Any, value_cache: Any, block_tables: Any, blocks: int, fp8: Any) -> tuple[Any, Any]:
-    """Both caches as (sequences, tokens, num_kv_heads, head_size), new: the first ``blocks`` blocks of each sequence.
+def _pages(key_cache: Any, value_cache: Any, block_tables: Any, blocks: int, fp8: Any) -> dict[str, Any]:
+    """The first ``blocks`` blocks of each sequence as flash_decode takes pages, copied.
 
     Entries past a length may be anything: they become some block, whose tokens are not read.
     """
-    block_size = _shape(key_cache)[3]
     named = block_tables[:, : blocks if len(key_cache) else 0]
-    sequences, columns = _shape(named)
+    shape = _shape(named)
     named = named.reshape(-1).clip(0, max(len(key_cache) - 1, 0))
     copies = []
-    for cache, axes in ((key_cache, (0, 3, 1, 2, 4)), (value_cache, (0, 3, 1, 2))):
+    for cache in (key_cache, value_cache):
         view = cache if fp8 is None else cache.view(caller_library(cache).uint8)  # any type can be copied as bytes
-        if hasattr(cache, "is_cuda"):
-            view = view.permute(axes)
-            torch = caller_library(cache)
-            rows = torch.index_select(view, 0, named, out=view.new_empty((len(named), *view.shape[1:])))
-        else:
-            rows = view[named].transpose(axes)
-        rows = rows.reshape(sequences, columns * block_size, _shape(key_cache)[1], _shape(value_cache)[2])
+        rows = _tokens_before_elements(view, named).reshape(len(named), *_page_shape(key_cache))
         copies.append(rows if fp8 is None else rows.view(fp8))
-    return copies[0], copies[1]
+    library: Any = caller_library(block_tables)
+    options = {"device": block_tables.device} if hasattr(block_tables, "is_cuda") else {}
+    table = library.arange(math.prod(shape), dtype=library.int32, **options).reshape(shape)
+    return {"k_cache": copies[0], "v_cache": copies[1], "block_table": table, "kv_layout": "HND"}
+
+
+def _page_shape(key_cache: Any) -> tuple[int, int, int]:
+    """Heads, tokens and elements of a block, in the order of a page."""
+    _, heads, groups, tokens, x = _shape(key_cache)
+    return heads, tokens, groups * x
+
+
+def _tokens_before_elements(blocks: Any, named: Any) -> Any:
+    """Copies of the ``named`` blocks (blocks, heads, elements, tokens[, x]), with tokens before elements."""
+    library: Any = caller_library(blocks)
+    if not hasattr(blocks, "is_cuda"):
+        return library.ascontiguousarray(blocks[named].swapaxes(2, 3))
+    has_groups = blocks.ndim == 5
+    per_unit = 16 // blocks.element_size()
+    units = blocks if has_groups else blocks.unflatten(3, (-1, per_unit)) if blocks.shape[3] % per_unit == 0 else None
+    if units is not None and units.shape[-1] == per_unit and units.is_contiguous() and units.data_ptr() % 16 == 0:
+        # 16 bytes are one number to torch: it copies keys in a third of the time, values in 0.65 to 0.95 (H200).
+        units = units.view(library.complex128).squeeze(-1).transpose(2, 3)
+        copy = library.index_select(units, 0, named).view(blocks.dtype).unflatten(-1, (-1, per_unit))
+        return copy if has_groups else copy.transpose(3, 4).flatten(2, 3).contiguous()
+    view = blocks.transpose(2, 3)
+    return library.index_select(view, 0, named, out=view.new_empty((len(named), *view.shape[1:])))
 
 
 def _decoding_rows(query: Any, seq_lens: Any, query_start_loc: Any) -> tuple[Any, Any]:
