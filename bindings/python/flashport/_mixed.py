@@ -115,6 +115,8 @@ def flash_decode_segments(
             scores after the softcap, -inf where a token does not see a key, as ggml has it.
         mask_slopes: (Hq) fp32, factor on the mask for each query head, with which ggml makes ALiBi of its max_bias;
             -inf stays -inf. Default: 1.
+        cu_seqlens_q, max_q_len, softmax_scale, window, softcap, alibi_slopes, sinks: As of
+            :func:`flashport.flash_decode`.
         by_segment: True: a launch for each segment, by the kernel that reads its formats alone, and one that merges
             them, in place of one launch for all. The choice for many keys in all: 1k of bf16 behind 7k of q8_0 take
             0.6 of the time at 64 sequences and 0.7 at 32, but 1.4 at one (H200). Results differ in their last bits;
@@ -122,8 +124,8 @@ def flash_decode_segments(
             nothing where ``flash_decode`` has no kernel for a segment (16-bit ones are of q's type there, and scales
             are as it takes them), for more than one new token, with ``cu_seqlens_q``, a mask, a window or slopes, and
             where all segments have the same formats.
-        cu_seqlens_q, max_q_len, softmax_scale, window, softcap, alibi_slopes, sinks, out, lse, return_lse, workspace,
-        stream: As of :func:`flashport.flash_decode`; :func:`mixed_workspace_size` has the workspace's size.
+        out, lse, return_lse, workspace, stream: As of :func:`flashport.flash_decode`; :func:`mixed_workspace_size` has
+            the workspace's size.
 
     Returns:
         ``out``, or ``(out, lse)``.
@@ -134,7 +136,7 @@ def flash_decode_segments(
             have are not read.
 
     Source:
-        common/host/decode/mixed.cpp (checks), common/device/decode/segments.h and common/device/decode/kernel.h.
+        common/host/decode/mixed.cpp (checks) and segment_launches.h, common/device/decode/segments.h and kernel.h.
     """
     operations: Any = _torch_operators() if tracing.is_compiling() else _core
     result: Array | tuple[Array, Array] = operations.flash_decode_segments(
