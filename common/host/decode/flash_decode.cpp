@@ -52,7 +52,7 @@ void run_decode(const Args& args, const DecodeProblem& problem, Stream stream) {
 
 // False, and nothing is done, where one launch reads all segments.
 bool run_by_segment(const MixedDecodeArgs& args, const DecodeProblem& problem, Stream stream) {
-  if (problem.empty) return false;
+  if (!problem.by_segment) return false;
   const Check check(problem.function);
   DeviceContext& device = device_context(check, problem.q, "q");
   std::optional<SegmentLaunches> launches = plan_segments(problem, device);

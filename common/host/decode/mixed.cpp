@@ -314,7 +314,7 @@ DecodeProblem validate(const MixedDecodeArgs& args, Outputs outputs) {
     read_one_cache(problem, only->segments[0], only->bounds[0]);
     return problem;
   }
-  mixed.apart = all_plain && !all_alike && are_apart(args, extents);
+  problem.by_segment = all_plain && !all_alike && are_apart(args, extents);
   // A mask has all keys that a sequence may have; more are refused where lengths are known, and else not read.
   if (args.mask) capacity = std::min(capacity, mixed.mask_keys);
   p.cache.max_len = static_cast<std::int32_t>(std::min(capacity, kMaxSequence));

@@ -29,7 +29,7 @@ struct MergeLaunch {
   void bind(char* workspace);
 };
 
-// Merges results of `parts`, which the problem's params write in place of its output.
+// Merges the results of `parts` of the keys; `params` then write these in place of the output.
 [[nodiscard]] MergeLaunch plan_merge(DecodeParams& params, std::int64_t total_q, std::int64_t parts, const Check& check,
                                      const DeviceContext& device);
 

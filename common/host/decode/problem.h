@@ -25,7 +25,6 @@ struct MixedProblem {
   std::uint32_t formats = 0;  // of all segments: format_bit() of each; 0: those of the problem's one cache
   LogitBias bias{};
   std::int64_t mask_keys = 0;  // that the mask has; 0: no mask
-  bool apart = false;          // kernels of flash_decode may read each segment by itself, if there are any
 };
 
 struct DecodeProblem {
@@ -43,6 +42,7 @@ struct DecodeProblem {
   std::int64_t chunk_keys = 0;
 
   std::optional<TensorView> workspace;
+  bool by_segment = false;              // kernels of flash_decode may read each segment by itself, if there are any
   bool is_partial = false;              // a launch after it merges the result with others
   bool appends = false;                 // the launch may write new keys first, if there is a kernel that does
   std::unique_ptr<MixedProblem> mixed;  // null: k_format and v_format say all

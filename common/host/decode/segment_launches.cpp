@@ -20,15 +20,13 @@ bool has_kernel_of_its_own(const DecodeProblem& problem, const CacheSegment& seg
 }  // namespace
 
 std::optional<SegmentLaunches> plan_segments(const DecodeProblem& problem, DeviceContext& device) {
-  if (problem.mixed == nullptr || !problem.mixed->apart) return std::nullopt;
+  if (!problem.by_segment) return std::nullopt;
   const MixedProblem& mixed = *problem.mixed;
-  for (std::int32_t i = 0; i < mixed.segment_count; ++i) {
-    if (!has_kernel_of_its_own(problem, mixed.segments[i], device)) return std::nullopt;
-  }
   SegmentLaunches launches;
   DecodeParams partial = problem.params;
-  launches.merge = plan_merge(partial, problem.params.batch, mixed.segment_count, Check(problem.function), device);
+  launches.merge = plan_merge(partial, problem.total_q, mixed.segment_count, Check(problem.function), device);
   for (std::int32_t i = 0; i < mixed.segment_count; ++i) {
+    if (!has_kernel_of_its_own(problem, mixed.segments[i], device)) return std::nullopt;
     DecodeProblem its{};
     its.function = problem.function;
     its.q = problem.q;
