@@ -14,6 +14,8 @@ from flashport.flash_attn.layers.rotary import positions, rotated
 MAX_SPLITS = 256
 FP8 = torch.float8_e4m3fn
 TYPES = (*checks.TYPES, FP8)
+_Q = "batch_size, seqlen_q, num_heads, head_size"
+_OFFSETS = "batch_size + 1"
 
 
 class NewKeys(NamedTuple):
@@ -85,6 +87,15 @@ def attend(
         splits = num_splits if num_splits > 1 else None
         return kernels.decode(function, q, k, v, seqlens, window, q.shape[1], num_splits=splits, **options)
     return kernels.attend(function, q, k, v, window, **options, **scales)
+
+
+def batch_of(function: str, q: Any, cu_seqlens_q: Any) -> int:
+    """The sequences of a call."""
+    if cu_seqlens_q is None:
+        checks.check_rank(function, "q", q, _Q)
+        return int(q.shape[0])
+    checks.check_rank(function, "cu_seqlens_q", cu_seqlens_q, _OFFSETS)
+    return max(0, int(cu_seqlens_q.shape[0]) - 1)
 
 
 def attend_cache(
@@ -173,7 +184,7 @@ def _check_cache(
     """What the form of a call of :func:`attend_cache` says."""
     seqlens, batch_idx, leftpad, page_table, cu_seqlens_q = places
     packed, paged = cu_seqlens_q is not None, page_table is not None
-    q_words = "total_q, num_heads, head_size" if packed else "batch_size, seqlen_q, num_heads, head_size"
+    q_words = "total_q, num_heads, head_size" if packed else _Q
     rows = "num_pages, page_size" if paged else "batch_size_k, seqlen_k"
     words = f"{rows}, num_heads_k, head_size"
     _check_tensors(function, q, k_cache, v_cache, q_words, words, ("k_cache: k", "v_cache: v"))
@@ -299,7 +310,7 @@ def _check_tensors(
 
 def _check_offsets(function: str, q: Any, name: str, offsets: Any, longest: int | None) -> tuple[int, int]:
     """How many sequences cu_seqlens has, and the tokens of the longest one, which the caller says."""
-    checks.check_rank(function, name, offsets, "batch_size + 1")
+    checks.check_rank(function, name, offsets, _OFFSETS)
     batch = max(0, offsets.shape[0] - 1)
     checks.check_integers(function, q, name, offsets, (batch + 1,), "batch_size + 1", "torch.int32")
     maximum = f"max_seqlen_{name[-1]}"

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from flashport import _flash_attn_3 as internals
-from flashport.flash_attn._checks import not_a_tensor, to_bool
+from flashport.flash_attn._checks import equal_lengths, to_bool
 from flashport.flash_attn._kernels import unit_rows
 from flashport.flash_attn.flash_attn_interface import check_caches
 from flashport.torch.gradients import refuse_gradients
@@ -226,12 +224,9 @@ def flash_attn_with_kvcache(
     refuse_gradients(name, "q k_cache v_cache k v", q, k_cache, v_cache, k, v)
     internals.refuse_options(name, qv, attention_chunk)
     check_caches(name, k_cache, v_cache)
-    for argument, x in (("q", q), ("cu_seqlens_q", q if cu_seqlens_q is None else cu_seqlens_q)):
-        if not isinstance(x, torch.Tensor):
-            raise not_a_tensor(name, argument, x)
-    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    batch = internals.batch_of(name, q, cu_seqlens_q)
     if isinstance(cache_seqlens, int):
-        cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=k_cache.device)
+        cache_seqlens = equal_lengths(name, batch, cache_seqlens, k_cache.device)
     k, v = unit_rows(k), unit_rows(v)
     interleaved = to_bool(name, "rotary_interleaved", rotary_interleaved)
     new = internals.NewKeys(k, v, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens, interleaved)

@@ -139,6 +139,10 @@ NEW = "must have shape (batch_size, seqlen_k_new, num_heads_k, head_size"
 CACHE = [
     *OPTIONS,
     ({"q": None}, f"{KIND}: q must be a torch.Tensor, got NoneType", TypeError),
+    ({"q": None, "cache_seqlens": 4}, f"{KIND}: q must be a torch.Tensor, got NoneType", TypeError),
+    ({"q": tensor(1)[0], "cache_seqlens": 4}, "q must have shape (batch_size, seqlen_q", IndexError),
+    ({"cu_seqlens_q": int32(6)[0]}, "cu_seqlens_q must have shape (batch_size + 1)", IndexError),
+    ({"cache_seqlens": 1 << 40}, f"{KIND}: cache_seqlens must be an integer of 32 bits", TypeError),
     ({"cu_seqlens_q": [0, 3, 6]}, f"{KIND}: cu_seqlens_q must be a torch.Tensor, got list", TypeError),
     ({"q": tensor(2, 3, 4, 32).to(torch.int8)}, TYPE),
     ({"q": tensor(2, 3, 4, 32, dtype=torch.bfloat16)}, KEY),

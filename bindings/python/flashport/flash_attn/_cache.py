@@ -10,7 +10,7 @@ from flashport.flash_attn import _checks as checks
 from flashport.flash_attn import _kernels as kernels
 from flashport.torch import tracing
 
-_Q = "batch_size, seqlen_q, num_heads, head_size_og"
+Q = "batch_size, seqlen_q, num_heads, head_size_og"
 _NEW = "batch_size, seqlen_knew, num_heads_k, head_size_og"
 _CACHE = "batch_size_c, seqlen_k, num_heads_k, head_size_og"
 _PAGES = "num_blocks, page_block_size, num_heads_k, head_size_og"
@@ -112,7 +112,7 @@ def _check(
     """What the form of a call says."""
     paged = block_table is not None
     words = _PAGES if paged else _CACHE
-    checks.check_rank(function, "q", q, _Q)
+    checks.check_rank(function, "q", q, Q)
     checks.check_rank(function, "kcache", k_cache, words)
     checks.check_rank(function, "vcache", v_cache, words)
     checks.check_tensors(
@@ -141,7 +141,7 @@ def _check(
             f"sequences, got {tuple(k_cache.shape)}"
         )
     if out is not None:
-        checks.check_out(function, q, out, q.shape, _Q)
+        checks.check_out(function, q, out, q.shape, Q)
     _check_new(function, q, k, v, seqlens_k, kv_len, kv_heads)
     if seqlens_k is not None:
         checks.check_integers(function, q, "seqlens_k", seqlens_k, (batch,), "batch_size")

@@ -23,8 +23,8 @@ TYPES = (torch.float16, torch.bfloat16)
 _ROTARY = "seqlen_ro, params.rotary_dim / 2"
 NO_BACKWARD = "there is no backward yet; run the model under torch.no_grad()"
 GENERATOR = (
-    "flash-attn: the RNG `generator` argument is no longer supported and must be None; torch's default generator of "
-    "the device draws the random state"
+    "flash-attn: the RNG `generator` argument is no longer supported and must be None; dropout (when enabled) uses the "
+    "default CUDA generator."
 )
 
 
@@ -192,6 +192,12 @@ def to_int(function: str, name: str, x: Any) -> int:
             f"{function}: incompatible function arguments: {name} must be an integer of 32 bits, got {number}"
         )
     return number
+
+
+def equal_lengths(function: str, batch: int, length: int, device: Any) -> Any:
+    """``cache_seqlens`` as a tensor, where a number is every sequence's."""
+    length = to_int(function, "cache_seqlens", length)
+    return torch.full((batch,), length, dtype=torch.int32, device=device)
 
 
 def to_float(function: str, name: str, x: Any) -> float:

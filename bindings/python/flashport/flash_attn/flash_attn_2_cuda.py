@@ -287,7 +287,7 @@ def varlen_bwd(
 def _check_generator(function: str, generator: Any) -> None:
     if generator is not None:
         kind = checks.FlashAttnError if isinstance(generator, torch.Tensor) else checks.FlashAttnTypeError
-        raise kind(f"{function}: {checks.GENERATOR}, got {type(generator).__name__}")
+        raise kind(f"{function}: {checks.GENERATOR} Got {type(generator).__name__}")
 
 
 def _results(out: Any, result: tuple[Any, Any, Any, Any]) -> list[Any]:

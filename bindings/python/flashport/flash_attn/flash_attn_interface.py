@@ -9,7 +9,7 @@ import torch
 from flashport.flash_attn import _cache, flash_attn_2_cuda
 from flashport.flash_attn import _calls as calls
 from flashport.flash_attn import _kernels as kernels
-from flashport.flash_attn._checks import FlashAttnAssertionError, not_a_tensor, window_of
+from flashport.flash_attn._checks import FlashAttnAssertionError, check_rank, equal_lengths, not_a_tensor, window_of
 from flashport.flash_attn._functions import (  # noqa: F401 - names that others import from here
     FlashAttnFunc,
     FlashAttnKVPackedFunc,
@@ -370,7 +370,8 @@ def flash_attn_with_kvcache(
     refuse_gradients(name, "q k_cache v_cache k v", q, k_cache, v_cache, k, v)
     check_caches(name, k_cache, v_cache)
     if isinstance(cache_seqlens, int):
-        cache_seqlens = torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=k_cache.device)
+        check_rank(name, "q", q, _cache.Q)
+        cache_seqlens = equal_lengths(name, q.shape[0], cache_seqlens, k_cache.device)
     out, lse = _cache.forward(
         name, kernels.unit_rows(q), k_cache, v_cache, kernels.unit_rows(k), kernels.unit_rows(v), cache_seqlens,
         rotary_cos, rotary_sin, kernels.unit_rows(cache_batch_idx), cache_leftpad, kernels.unit_rows(block_table),
