@@ -47,6 +47,15 @@ FLASHPORT_DEVICE Vec fold_each(Vec (&x)[kVecWidth], const F& f) {
   return fold_lanes<1>(x[0], x[1], f, lanes);
 }
 
+// Elements 4 i to 4 i + 3 of the result are the elements of x[i], combined by f. Vectors have 16.
+template <class F>
+FLASHPORT_DEVICE Vec fold_four(const Vec (&x)[4], const F& f) {
+  constexpr auto lanes = std::make_integer_sequence<int, kVecWidth>();
+  Vec y = fold_lanes<4>(fold_lanes<8>(x[0], x[2], f, lanes), fold_lanes<8>(x[1], x[3], f, lanes), f, lanes);
+  y = f(y, swap_lanes<2>(y, lanes));
+  return f(y, swap_lanes<1>(y, lanes));
+}
+
 // Element i of the result is the sum of the elements of x[i].
 FLASHPORT_DEVICE Vec sum_each(Vec (&x)[kVecWidth]) {
   return fold_each(x, [](Vec a, Vec b) { return a + b; });

@@ -137,12 +137,12 @@ class CodeProducts {
   }
 
  private:
+  static constexpr float kLeastUnit = 1e-30f;  // keeps `inverse` finite
   // Numbers whose magnitude is at most `most`, as whole ones of at most kMost.
   struct Unit {
     float value, inverse;
     FLASHPORT_DEVICE explicit Unit(float most) {
-      constexpr float kLeast = 1e-30f;  // keeps `inverse` finite
-      if (most < kLeast) most = kLeast;
+      if (most < kLeastUnit) most = kLeastUnit;
       value = most * (1.0f / kMost);
       inverse = kMost / most;
     }
@@ -151,28 +151,30 @@ class CodeProducts {
 
   FLASHPORT_DEVICE static IntVec magnitude(Vec x) { return reinterpret_cast<IntVec>(x) & 0x7fffffff; }
   FLASHPORT_DEVICE static IntVec larger(IntVec a, IntVec b) { return a > b ? a : b; }
-  // The largest magnitude; NaN is larger than infinity.
-  FLASHPORT_DEVICE static float largest(Vec a, Vec b) {
-    const IntVec most = larger(magnitude(a), magnitude(b));
-    return fold_vec(reinterpret_cast<Vec>(most), [](Vec x, Vec y) {
-      return reinterpret_cast<Vec>(larger(reinterpret_cast<IntVec>(x), reinterpret_cast<IntVec>(y)));
-    });
+  // Magnitudes as floats; NaN is larger than infinity.
+  FLASHPORT_DEVICE static Vec magnitude_vec(Vec x) { return reinterpret_cast<Vec>(magnitude(x)); }
+  FLASHPORT_DEVICE static Vec larger_vec(Vec x, Vec y) {
+    return reinterpret_cast<Vec>(larger(reinterpret_cast<IntVec>(x), reinterpret_cast<IntVec>(y)));
   }
+  FLASHPORT_DEVICE static float largest(Vec a, Vec b) {
+    return fold_vec(larger_vec(magnitude_vec(a), magnitude_vec(b)), larger_vec);
+  }
+  FLASHPORT_DEVICE static Vec at_least(Vec x, float least) { return larger_vec(x, broadcast(least)); }
 
-  template <int kCount, class T>
-  using Numbers = const T[kCount];
-  // kCount numbers from `from` on, as an operand in memory.
-  template <int kCount, class T>
-  FLASHPORT_DEVICE static Numbers<kCount, T>& numbers_at(const T* from) {
-    return *reinterpret_cast<Numbers<kCount, T>*>(from);
+  using FourBytes = const std::int8_t[4];
+  // As an operand in memory.
+  FLASHPORT_DEVICE static FourBytes& four_at(const std::int8_t* from) { return *reinterpret_cast<FourBytes*>(from); }
+  // Two numbers for all lanes.
+  FLASHPORT_DEVICE static __m512i broadcast_pair(const std::int16_t* two) {
+    int both;
+    __builtin_memcpy(&both, two, sizeof both);
+    return _mm512_set1_epi32(both);
   }
   FLASHPORT_DEVICE static Vec to_floats(__m512i x) { return reinterpret_cast<Vec>(_mm512_cvtepi32_ps(x)); }
 
-  // Asks for the next leaf's rows [first, until), into the second level of the cache.
-  FLASHPORT_DEVICE static void prefetch(const Leaf& next, const char* const (&rows)[kLeafKeys], int bytes, int first,
-                                        int until) {
-    until = minimum(until, next.high);
-    for (int key = maximum(first, next.low); key < until; ++key) {
+  // Asks for rows [first, until) of a leaf's, into the second level of the cache.
+  FLASHPORT_DEVICE static void prefetch(const char* const* rows, int bytes, int first, int until) {
+    for (int key = first; key < until; ++key) {
       for (int line = 0; line < bytes; line += 64) __builtin_prefetch(rows[key] + line, 0, 2);
     }
   }
@@ -231,30 +233,41 @@ class CodeProducts {
                                  float (*scores)[kLeafKeys]) const {
     const int stride = query.rows.stride, blocks = (stride + 31) / 32;
     const int key_bytes = kv_row_bytes(kFormat, dims_), share = (16 * 32 + dims_ - 1) / dims_;  // of 16 rows
+    const Leaf* next = row == 0 ? leaf.whole_next() : nullptr;
     for (int first = leaf.low / 16 * 16; first < leaf.high; first += 16) {
       Vec sums[kCount] = {};
       IntVec widest{};  // of the keys' scales
       for (int block = 0; block * 32 < dims_; ++block) {
-        if (row == 0 && leaf.next != nullptr) {
-          const int from = first + minimum(block * share, 16);
-          prefetch(*leaf.next, leaf.next->keys, key_bytes, from, minimum(from + share, first + 16));
+        if (next != nullptr) {
+          const int from = minimum(block * share, 16);
+          prefetch(next->keys + first, key_bytes, from, minimum(from + share, 16));
         }
         __m512i codes[8];
-        load_key_codes(codes, keys.at + first, block * kBlockBytes);
+        const char* const* rows = keys.at + first;
+        asm("" : "+r"(rows));  // else their addresses are kept, most of them in vector registers
+        load_key_codes(codes, rows, block * kBlockBytes);
         const Vec scale = keys.scale(block, first);
         widest = larger(widest, magnitude(scale));
+        // All sums advance together: in a sum by itself each product would wait for the one before it.
+        const std::int8_t* high = query.high + row * stride + block * 32;
+        const std::int8_t* low = query.low + row * stride + block * 32;
+        __m512i highs[kCount], lows[kCount];
 #pragma GCC unroll 4
         for (int r = 0; r < kCount; ++r) {
-          const std::int8_t* high = query.high + (row + r) * stride + block * 32;
-          const std::int8_t* low = query.low + (row + r) * stride + block * 32;
-          __m512i highs = _mm512_setzero_si512();
-          __m512i lows = _mm512_set1_epi32(query.offsets[(row + r) * blocks + block]);
+          highs[r] = _mm512_setzero_si512();
+          lows[r] = _mm512_set1_epi32(query.offsets[(row + r) * blocks + block]);
+        }
 #pragma GCC unroll 8
-          for (int j = 0; j < 8; ++j) {
-            highs = add_byte_products(highs, codes[j], numbers_at<4>(high + 4 * j));
-            lows = add_byte_products(lows, codes[j], numbers_at<4>(low + 4 * j));
+        for (int j = 0; j < 8; ++j) {
+#pragma GCC unroll 4
+          for (int r = 0; r < kCount; ++r) {
+            highs[r] = add_byte_products(highs[r], codes[j], four_at(high + r * stride + 4 * j));
+            lows[r] = add_byte_products(lows[r], codes[j], four_at(low + r * stride + 4 * j));
           }
-          const Vec whole = to_floats(_mm512_add_epi32(_mm512_slli_epi32(highs, 8), lows));
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < kCount; ++r) {
+          const Vec whole = to_floats(_mm512_add_epi32(_mm512_slli_epi32(highs[r], 8), lows[r]));
           sums[r] = fma_rn(whole * scale, broadcast(query.units[(row + r) * blocks + block]), sums[r]);
         }
       }
@@ -319,7 +332,9 @@ class CodeProducts {
     const int blocks = columns_ / 32;
     const int value_bytes = kv_row_bytes(kFormat, columns_), share = (kKeysAtOnce + blocks - 1) / blocks;
     const int first = leaf.low / kKeysAtOnce * kKeysAtOnce;
+    const Leaf* next = row == 0 ? leaf.whole_next() : nullptr;
     for (int block = 0; block < blocks; ++block) {
+      const int from = minimum(block * share, kKeysAtOnce), until = minimum(from + share, kKeysAtOnce);
       alignas(64) std::int16_t whole[kCount][kLeafKeys];
       float units[kCount];
       if (!round_weights<kCount>(whole, units, weights + row, values, block)) {
@@ -328,19 +343,16 @@ class CodeProducts {
       }
       __m512i sums[kCount][2] = {};
       for (int key = first; key < leaf.high; key += kKeysAtOnce) {
-        if (row == 0 && leaf.next != nullptr) {
-          const int from = key + minimum(block * share, kKeysAtOnce);
-          prefetch(*leaf.next, leaf.next->values, value_bytes, from, minimum(from + share, key + kKeysAtOnce));
-        }
+        if (next != nullptr) prefetch(next->values + key, value_bytes, from, until);
 #pragma GCC unroll 4
         for (int k = key; k < key + kKeysAtOnce; k += 2) {
           __m512i codes[2];
           load_value_codes(codes, values.at[k] + block * kBlockBytes, values.at[k + 1] + block * kBlockBytes);
 #pragma GCC unroll 4
           for (int r = 0; r < kCount; ++r) {
-            const auto& two = numbers_at<2>(whole[r] + k);
-            sums[r][0] = add_pair_products(sums[r][0], codes[0], two);
-            sums[r][1] = add_pair_products(sums[r][1], codes[1], two);
+            const __m512i two = broadcast_pair(whole[r] + k);
+            sums[r][0] = _mm512_dpwssd_epi32(sums[r][0], codes[0], two);
+            sums[r][1] = _mm512_dpwssd_epi32(sums[r][1], codes[1], two);
           }
         }
       }
@@ -365,19 +377,27 @@ class CodeProducts {
       widest = larger(widest, magnitude(scale[i]));
     }
     if (_mm512_movepi32_mask(reinterpret_cast<__m512i>(widest >= 0x7f800000)) != 0) return false;
+    Vec x[kCount][kVecs], most[4];
 #pragma GCC unroll 4
     for (int r = 0; r < kCount; ++r) {
-      Vec x[kVecs];
 #pragma GCC unroll 4
       for (int i = 0; i < kVecs; ++i) {
-        x[i] = reinterpret_cast<Vec>(_mm512_maskz_loadu_ps(values.exist[i], weights[r] + i * kVecWidth)) * scale[i];
+        x[r][i] = reinterpret_cast<Vec>(_mm512_maskz_loadu_ps(values.exist[i], weights[r] + i * kVecWidth)) * scale[i];
       }
-      const Vec most = reinterpret_cast<Vec>(larger(larger(magnitude(x[0]), magnitude(x[1])), magnitude(x[2])));
-      const Unit unit(largest(most, x[3]));
-      units[r] = unit.value;
+      most[r] = larger_vec(larger_vec(magnitude_vec(x[r][0]), magnitude_vec(x[r][1])),
+                           larger_vec(magnitude_vec(x[r][2]), magnitude_vec(x[r][3])));
+    }
+#pragma GCC unroll 4
+    for (int r = kCount; r < 4; ++r) most[r] = most[0];
+    const Vec four = at_least(fold_four(most, larger_vec), kLeastUnit);  // four lanes for each row
+    const Vec value = four * (1.0f / kMost), inverse = kMost / four;
+#pragma GCC unroll 4
+    for (int r = 0; r < kCount; ++r) {
+      units[r] = value[4 * r];
+      const Vec factor = broadcast(inverse[4 * r]);
 #pragma GCC unroll 4
       for (int i = 0; i < kVecs; ++i) {
-        const __m512i rounded = _mm512_cvtps_epi32(reinterpret_cast<__m512>(x[i] * unit.inverse));
+        const __m512i rounded = _mm512_cvtps_epi32(reinterpret_cast<__m512>(x[r][i] * factor));
         _mm256_store_si256(reinterpret_cast<__m256i*>(whole[r] + i * kVecWidth), _mm512_cvtsepi32_epi16(rounded));
       }
     }

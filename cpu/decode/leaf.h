@@ -13,6 +13,11 @@ struct Leaf {
   const char* values[kLeafKeys];
   int low, high;
   const Leaf* next;  // what is asked for while this leaf is worked on; null: nothing
+
+  // The next leaf if all its keys exist, else null.
+  [[nodiscard]] const Leaf* whole_next() const {
+    return next != nullptr && next->low == 0 && next->high == kLeafKeys ? next : nullptr;
+  }
 };
 
 // A tile of floats, its rows `stride` apart.
