@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <flashport/types.h>
+
 #include "common/host/kernel_entry.h"
 
 namespace flashport {

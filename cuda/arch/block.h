@@ -7,7 +7,6 @@
 #include <cuda_fp8.h>
 
 #include <cstdint>
-#include <cub/warp/warp_scan.cuh>
 
 #include "common/device/core/arrival.h"
 
@@ -198,13 +197,35 @@ FLASHPORT_DEVICE unsigned add_arrivals(const Arrival& mine) {
   return __ballot_sync(~0u, last);
 }
 
-// The sum of the lanes before this one, and of all.
+// x and what the lane `distance` before this one has; x where there is no such lane.
+FLASHPORT_DEVICE int add_from_before(int x, int distance) {
+  int sum;
+  asm volatile(
+      "{\n"
+      ".reg .pred there;\n"
+      ".reg .s32 other;\n"
+      "shfl.sync.up.b32 other|there, %1, %2, 0, -1;\n"
+      "@there add.s32 other, other, %1;\n"
+      "mov.s32 %0, other;\n"
+      "}"
+      : "=r"(sum)
+      : "r"(x), "r"(distance));
+  return sum;
+}
+FLASHPORT_DEVICE std::int64_t add_from_before(std::int64_t x, int distance) {
+  const std::int64_t other = __shfl_up_sync(~0u, x, distance);
+  return static_cast<int>(threadIdx.x % kWaveSize) >= distance ? x + other : x;
+}
+
+// The sum of the lanes before this one, and of all. CUB's headers would be half of the compile time of a small unit
+// (docs/tuning.md).
 template <class T>
 FLASHPORT_DEVICE T exclusive_sum(T x, T& total) {
-  typename cub::WarpScan<T>::TempStorage none;
-  T before;
-  cub::WarpScan<T>(none).ExclusiveSum(x, before, total);
-  return before;
+  T sum = x;
+#pragma unroll
+  for (int distance = 1; distance < kWaveSize; distance *= 2) sum = add_from_before(sum, distance);
+  total = __shfl_sync(~0u, sum, kWaveSize - 1);
+  return sum - x;
 }
 
 }  // namespace flashport::FLASHPORT_TARGET

@@ -1,9 +1,6 @@
 // The tensor maps of q, k, v and the bias, which the host encodes for each launch.
 #pragma once
 
-#include <algorithm>
-#include <numeric>
-
 #include "common/device/attention/config.h"
 #include "common/device/attention/params.h"
 #include "cuda/attention/stored_rows.h"
@@ -57,7 +54,13 @@ inline constexpr int kLeastBoxKeys = 8;
 template <int kKeys>
 std::int32_t box_keys_of(const AttentionParams& p) {
   if (p.cache.table == nullptr) return kKeys;
-  return static_cast<std::int32_t>(std::gcd(p.cache.page_size, std::int64_t{kKeys}));
+  std::int64_t keys = kKeys, rest = p.cache.page_size;  // their greatest common divisor, without <numeric> (enums.h)
+  while (rest != 0) {
+    const std::int64_t next = keys % rest;
+    keys = rest;
+    rest = next;
+  }
+  return static_cast<std::int32_t>(keys);
 }
 
 inline bool is_stored_narrow(KvFormat format) { return format != KvFormat::kFp16 && format != KvFormat::kBf16; }
@@ -95,7 +98,8 @@ inline const char* encode_stored_map(const AttentionParams& p, const CacheParams
 // Boxes of rows of fewer bits, of whole heads.
 template <int kKeys>
 const char* encode_stored_maps(AttentionParams& p) {
-  p.box_keys = std::min(box_keys_of<kKeys>(p), kStoredRows);
+  const std::int32_t keys = box_keys_of<kKeys>(p);
+  p.box_keys = keys < kStoredRows ? keys : kStoredRows;
   const bool whole = p.head_dim_qk == kStoredDim && p.head_dim_v == kStoredDim;
   if (!whole || p.box_keys % kLeastBoxKeys != 0 || (p.cache.table != nullptr && p.leftpad_k != nullptr)) return nullptr;
   const auto have_slots = [](const KeyScales& scales, KvFormat format) {

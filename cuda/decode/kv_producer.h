@@ -236,7 +236,7 @@ class KvProducer {
           fits_cache_ ? kNormalPolicy : kReadOncePolicy);
       return;
     }
-    constexpr bool kIsRolled = kSharing == Sharing::kNone && kTeams > 1;  // for shorter code
+    [[maybe_unused]] constexpr bool kIsRolled = kSharing == Sharing::kNone && kTeams > 1;  // for shorter code
 #pragma unroll(kIsRolled ? 1 : kRowsPerLane)
     for (int i = 0; i < kRowsPerLane; ++i) {
       const int row = first_row() + i * kWaveSize;

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include <flashport/types.h>
+#include <flashport/enums.h>
 
 namespace flashport {
 

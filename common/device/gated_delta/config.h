@@ -3,8 +3,6 @@
 // <vendor>/tuning/gated_delta/<target>.h cuts the work for that shape.
 #pragma once
 
-#include <flashport/gated_delta.h>
-
 #include "common/device/core/types.h"
 
 namespace flashport {

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include <flashport/types.h>
+#include <flashport/enums.h>
 
 namespace flashport {
 

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 
+#include <flashport/enums.h>
 #include <flashport/export.h>
 #include <flashport/types.h>
 
@@ -19,11 +20,6 @@ enum class StateLayout : std::int32_t { kVK, kKV };
 
 // The query head of value head hv: hv / (HV / H), or hv % H (llama.cpp).
 enum class HeadMap : std::int32_t { kConsecutive, kModulo };
-
-// What decays and rates are made of. kHead, kKey: of a, A_log and dt_bias, one for each head or (is_kda) each key, and
-// b; of a chunked call, whatever it takes is kHead. kAny: what else gated_delta_update may have, logarithms, rates,
-// gates of columns, final states.
-enum class GateForm : std::int32_t { kHead, kKey, kAny };
 
 // Per token, in fp32:
 //   S *= exp(g);   u = beta * (v - S^T k);   S += k u^T;   out = S^T (scale * q)

@@ -6,6 +6,7 @@
 
 #include <flashport/backend.h>
 #include <flashport/capi.h>
+#include <flashport/gated_delta.h>
 
 #include "common/device/gated_delta/chunk_params.h"
 #include "common/device/gated_delta/params.h"
