@@ -198,6 +198,21 @@ def test_opcheck_of_the_packed_form(options):
     torch.library.opcheck(operator, arguments, named, test_utils=utilities)
 
 
+@pytest.mark.parametrize("return_softmax", [False, True])
+def test_fakes_by_their_private_names(return_softmax):
+    drop = {"dropout_p": 0.2, "return_softmax": return_softmax}
+    packed, named = varlen_arguments(**drop)
+    for name, arguments, options in (
+        ("_flash_attn_forward", forward_arguments(**drop), {}),
+        ("_flash_attn_varlen_forward", packed, named),
+    ):
+        real = getattr(interface, name)(*arguments, **options)
+        fake = getattr(interface, f"{name}_fake")(*arguments, **options)
+        assert [(x.shape, x.dtype, x.stride()) for x in fake] == [(x.shape, x.dtype, x.stride()) for x in real]
+    with pytest.raises(NotImplementedError, match="no backward yet"):
+        interface._flash_attn_backward_fake(*([None] * 17))
+
+
 def test_operators_and_functions_are_the_same():
     wanted = interface._flash_attn_forward(*forward_arguments())
     assert all(map(torch.equal, torch.ops.flash_attn._flash_attn_forward(*forward_arguments()), wanted))

@@ -10,6 +10,7 @@ from flash_attn_call import expect_close, int32, random_tensors  # noqa: E402
 from flash_attn_errors import expect_refusal  # noqa: E402
 from flashport.flash_attn.layers.rotary import (  # noqa: E402
     RotaryEmbedding,
+    _apply_rotary_emb_qkv,
     apply_rotary_emb,
     apply_rotary_emb_kv_,
     apply_rotary_emb_qkv_,
@@ -83,9 +84,19 @@ def test_packed_projections(form, own_k, interleaved, first, dtype):
     assert result is qkv
     q, k, v = qkv.unbind(2) if heads is None else qkv.split((4, 2, 2), 2)
     old_q, old_k, old_v = before.unbind(2) if heads is None else before.split((4, 2, 2), 2)
+    unturned = before.clone()
     expect_close(q, turned(old_q, cos, sin, interleaved, first), dtype)
     expect_close(k, turned(old_k, *(keys.values() if own_k else (cos, sin)), interleaved, first), dtype)
     assert torch.equal(v, old_v)
+    options = {**keys, "interleaved": interleaved, "seqlen_offsets": first, "num_heads_q": heads}
+    assert torch.equal(_apply_rotary_emb_qkv(before, cos, sin, **options), qkv)
+    assert torch.equal(before, unturned)
+    same = before.clone()
+    assert _apply_rotary_emb_qkv(same, cos, sin, **options, inplace=True) is same
+    assert torch.equal(same, qkv)
+    opposite = keys | ({"sin_k": -sin_k} if own_k else {})
+    backwards = apply_rotary_emb_qkv_(before.clone(), cos, -sin, **{**options, **opposite})
+    assert torch.equal(_apply_rotary_emb_qkv(before, cos, sin, **options, conjugate=True), backwards)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -204,6 +215,7 @@ class TestRotaryEmbedding:
 QKV, GROUPED, KV = torch.randn(2, 9, 3, 4, 24), torch.randn(2, 9, 8, 24), torch.randn(2, 9, 2, 4, 24)
 RIGHT = {
     apply_rotary_emb_qkv_: {"qkv": QKV, "cos": COS, "sin": SIN},
+    _apply_rotary_emb_qkv: {"qkv": QKV, "cos": COS, "sin": SIN},
     apply_rotary_emb_kv_: {"kv": KV, "cos": COS, "sin": SIN},
     apply_rotary_emb_torch: {"x": torch.randn(2, 50, 4, 24), "cos": COS, "sin": SIN},
     rotate_half: {"x": QKV},
@@ -213,6 +225,8 @@ KIND = "incompatible function arguments"
 WRONG = [  # function, what differs from a right call, words, flash-attn's class
     (apply_rotary_emb_qkv_, {"qkv": QKV[:, :, :2]}, f"{SHAPE}, headdim), got (2, 9, 2, 4, 24)", AssertionError),
     (apply_rotary_emb_qkv_, {"qkv": QKV[0, 0]}, SHAPE, AssertionError),
+    (_apply_rotary_emb_qkv, {"qkv": QKV[:, :, :2]}, f"{SHAPE}, headdim), got (2, 9, 2, 4, 24)", AssertionError),
+    (_apply_rotary_emb_qkv, {"qkv": None}, f"{KIND}: qkv must be a torch.Tensor, got NoneType", TypeError),
     (apply_rotary_emb_qkv_, {"qkv": GROUPED}, "num_heads_q must be passed with qkv of four axes", AssertionError),
     (apply_rotary_emb_qkv_, {"qkv": GROUPED, "num_heads_q": 3}, SHAPE, AssertionError),
     (apply_rotary_emb_qkv_, {"qkv": GROUPED, "num_heads_q": 10}, SHAPE, AssertionError),

@@ -44,6 +44,7 @@ FUNCTIONS = {
         | {"num_splits": 0},
     ),
 }
+FUNCTIONS |= {f"{name}_fake": FUNCTIONS[name] for name in ("_flash_attn_forward", "_flash_attn_varlen_forward")}
 BACKWARD = "dropout_p softmax_scale causal window_size_left window_size_right softcap alibi_slopes deterministic"
 FUNCTIONS["_flash_attn_backward"] = (f"dout q k v out softmax_lse dq dk dv {BACKWARD}", {"rng_state": None})
 FUNCTIONS["_flash_attn_varlen_backward"] = (
@@ -109,6 +110,11 @@ ROTARY = {
         {"cos_k": None, "sin_k": None, "interleaved": False, "seqlen_offsets": 0, "num_heads_q": None},
     ),
     "apply_rotary_emb_kv_": ("kv cos sin", {"interleaved": False, "seqlen_offsets": 0}),
+    "_apply_rotary_emb_qkv": (
+        "qkv cos sin",
+        {"cos_k": None, "sin_k": None, "interleaved": False, "inplace": False, "conjugate": False}
+        | {"seqlen_offsets": 0, "num_heads_q": None},
+    ),
     "RotaryEmbedding": ("dim", {"base": 10000.0, "interleaved": False, "scale_base": None, "device": None}),
     "RotaryEmbedding.forward": (
         "self qkv",
@@ -127,12 +133,21 @@ def test_rotary(name):
     assert [(x.name, x.default) for x in found.values()] == list(wanted.items())
 
 
+def test_rotary_classes():
+    for name in ("", "_qkv_", "_kv_"):
+        function = getattr(rotary, f"apply_rotary_emb{name}")
+        assert getattr(rotary, f"ApplyRotaryEmb{name.replace('_', '', 1).upper()}").apply is function
+
+
 def test_other_names():
     assert flash_attn_interface.USE_TRITON_ROCM is False
     assert flash_attn_interface.flash_attn_gpu is flash_attn_2_cuda
     for side in ("forward", "backward", "varlen_forward", "varlen_backward"):
         wrapped = getattr(flash_attn_interface, f"_wrapped_flash_attn_{side}")
         assert wrapped is getattr(flash_attn_interface, f"_flash_attn_{side}")
+        assert callable(getattr(flash_attn_interface, f"_flash_attn_{side}_fake"))
+    assert flash_attn_interface._torch_custom_op_wrapper is torch.library.custom_op
+    assert flash_attn_interface._torch_register_fake_wrapper is torch.library.register_fake
     rows = torch.rand(4, 6)[::2]
     assert flash_attn_interface.maybe_contiguous(rows) is rows
     assert flash_attn_interface.maybe_contiguous(rows.t()).stride() == (2, 1)

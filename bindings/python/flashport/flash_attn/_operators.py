@@ -82,18 +82,25 @@ def _fake(q: Any, lse_shape: Any, s_dmask_shape: Any) -> tuple[Any, Any, Any, An
     )
 
 
-def _forward_fake(q: Any, k: Any, *others: Any) -> tuple[Any, Any, Any, Any]:
+def forward_fake(
+    q: Any, k: Any, v: Any, dropout_p: float, softmax_scale: float, causal: bool, window_size_left: int,
+    window_size_right: int, softcap: float, alibi_slopes: Any, return_softmax: bool,
+) -> tuple[Any, Any, Any, Any]:  # fmt: skip
+    """The shapes and types of what :func:`forward_kernel` returns."""
     batch, q_len, heads, _ = q.shape
-    shape = _probabilities.shape_of(batch, heads, q_len, k.shape[1]) if others[-1] else (0,)
+    shape = _probabilities.shape_of(batch, heads, q_len, k.shape[1]) if return_softmax else (0,)
     return _fake(q, (batch, heads, q_len), shape)
 
 
-def _varlen_forward_fake(
-    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int, max_seqlen_k: int, *others: Any
-) -> tuple[Any, Any, Any, Any]:
+def varlen_forward_fake(
+    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int, max_seqlen_k: int,
+    dropout_p: float, softmax_scale: float, causal: bool, window_size_left: int = -1, window_size_right: int = -1,
+    softcap: float = 0.0, alibi_slopes: Any = None, return_softmax: bool = False, block_table: Any = None,
+    leftpad_k: Any = None, seqused_k: Any = None, zero_tensors: bool = False, num_splits: int = 0,
+) -> tuple[Any, Any, Any, Any]:  # fmt: skip
+    """The same of :func:`varlen_forward_kernel`."""
     total_q, heads, _ = q.shape
     batch = cu_seqlens_q.shape[0] - 1
-    return_softmax = others[7] if len(others) > 7 else False  # torch leaves out defaults at the end
     shape = _probabilities.shape_of(batch, heads, max_seqlen_q, max_seqlen_k) if return_softmax else (0,)
     return _fake(q, (heads, total_q), shape)
 
@@ -101,9 +108,9 @@ def _varlen_forward_fake(
 if REGISTERED:
     # Each call with dropout draws a random state, so none stands for another one.
     _tags = (torch.Tag.nondeterministic_seeded,)
-    register("_flash_attn_forward", _DENSE, _forward_fake, forward_kernel, namespace="flash_attn", tags=_tags)
+    register("_flash_attn_forward", _DENSE, forward_fake, forward_kernel, namespace="flash_attn", tags=_tags)
     register(
-        "_flash_attn_varlen_forward", _VARLEN, _varlen_forward_fake, varlen_forward_kernel, namespace="flash_attn",
+        "_flash_attn_varlen_forward", _VARLEN, varlen_forward_fake, varlen_forward_kernel, namespace="flash_attn",
         tags=_tags,
     )  # fmt: skip
 

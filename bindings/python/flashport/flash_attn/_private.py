@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+import torch
+
 from flashport.flash_attn import _checks as checks
 from flashport.flash_attn import _kernels as kernels
 from flashport.flash_attn import _operators, _probabilities
@@ -141,7 +143,13 @@ def _flash_attn_varlen_backward(
     raise NotImplementedError(f"_flash_attn_varlen_backward: {checks.NO_BACKWARD}")
 
 
+_flash_attn_forward_fake = _operators.forward_fake
+_flash_attn_varlen_forward_fake = _operators.varlen_forward_fake
+_flash_attn_backward_fake = _flash_attn_backward
+_flash_attn_varlen_backward_fake = _flash_attn_varlen_backward
 _wrapped_flash_attn_forward = _flash_attn_forward
 _wrapped_flash_attn_varlen_forward = _flash_attn_varlen_forward
 _wrapped_flash_attn_backward = _flash_attn_backward
 _wrapped_flash_attn_varlen_backward = _flash_attn_varlen_backward
+_torch_custom_op_wrapper = torch.library.custom_op
+_torch_register_fake_wrapper = torch.library.register_fake

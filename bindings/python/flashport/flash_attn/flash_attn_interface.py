@@ -20,10 +20,16 @@ from flashport.flash_attn._functions import (  # noqa: F401 - names that others 
 )
 from flashport.flash_attn._private import (  # noqa: F401 - the same
     _flash_attn_backward,
+    _flash_attn_backward_fake,
     _flash_attn_forward,
+    _flash_attn_forward_fake,
     _flash_attn_varlen_backward,
+    _flash_attn_varlen_backward_fake,
     _flash_attn_varlen_forward,
+    _flash_attn_varlen_forward_fake,
     _get_block_size_n,
+    _torch_custom_op_wrapper,
+    _torch_register_fake_wrapper,
     _wrapped_flash_attn_backward,
     _wrapped_flash_attn_forward,
     _wrapped_flash_attn_varlen_backward,

@@ -102,10 +102,7 @@ def apply_rotary_emb_qkv_(
     """
     name = "apply_rotary_emb_qkv_"
     refuse_gradients(name, "qkv", qkv)
-    q, k = _queries_and_keys(name, qkv, num_heads_q)
-    cos_k, sin_k = cos if cos_k is None else cos_k, sin if sin_k is None else sin_k
-    _turn(name, [("q", q, cos, sin), ("k", k, cos_k, sin_k)], interleaved, seqlen_offsets)
-    return qkv
+    return _turn_packed(name, qkv, cos, sin, cos_k, sin_k, interleaved, seqlen_offsets, num_heads_q)
 
 
 def apply_rotary_emb_kv_(kv: Any, cos: Any, sin: Any, interleaved: bool = False, seqlen_offsets: Any = 0) -> Any:
@@ -191,6 +188,46 @@ def rotate_half(x: Any, interleaved: bool = False) -> Any:
         raise FlashAttnError(f"rotate_half: x must have an even last axis, got shape {tuple(x.shape)}")
     first, second = _halves(x, interleaved)
     return _joined(-second, first, interleaved)
+
+
+def _apply_rotary_emb_qkv(
+    qkv: Any,
+    cos: Any,
+    sin: Any,
+    cos_k: Any = None,
+    sin_k: Any = None,
+    interleaved: bool = False,
+    inplace: bool = False,
+    conjugate: bool = False,
+    seqlen_offsets: Any = 0,
+    num_heads_q: int | None = None,
+) -> Any:
+    """:func:`apply_rotary_emb_qkv_` of ``qkv`` or of a copy of it; ``conjugate`` turns the other way."""
+    name = "_apply_rotary_emb_qkv"
+    refuse_gradients(name, "qkv", qkv)
+    if not inplace and isinstance(qkv, torch.Tensor):
+        qkv = qkv.clone()
+    if conjugate:
+        sin, sin_k = (-x if isinstance(x, torch.Tensor) else x for x in (sin, sin_k))
+    return _turn_packed(name, qkv, cos, sin, cos_k, sin_k, interleaved, seqlen_offsets, num_heads_q)
+
+
+class ApplyRotaryEmb:
+    """Of flash-attn's autograd, ``apply`` alone."""
+
+    apply = staticmethod(apply_rotary_emb)
+
+
+class ApplyRotaryEmbQKV_:  # noqa: N801 - flash-attn's name
+    """The same for :func:`apply_rotary_emb_qkv_`."""
+
+    apply = staticmethod(apply_rotary_emb_qkv_)
+
+
+class ApplyRotaryEmbKV_:  # noqa: N801
+    """The same for :func:`apply_rotary_emb_kv_`."""
+
+    apply = staticmethod(apply_rotary_emb_kv_)
 
 
 class RotaryEmbedding(torch.nn.Module):  # type: ignore[misc]
@@ -336,6 +373,24 @@ def _keys(function: str, kv: Any) -> Any:
     if kv.shape[2] != 2:
         raise FlashAttnAssertionError(f"{function}: kv must have shape ({words}), got {tuple(kv.shape)}")
     return kv[:, :, 0]
+
+
+def _turn_packed(
+    function: str,
+    qkv: Any,
+    cos: Any,
+    sin: Any,
+    cos_k: Any,
+    sin_k: Any,
+    interleaved: bool,
+    offsets: Any,
+    num_heads_q: int | None,
+) -> Any:
+    """``qkv``, whose queries and keys are turned in place."""
+    q, k = _queries_and_keys(function, qkv, num_heads_q)
+    cos_k, sin_k = cos if cos_k is None else cos_k, sin if sin_k is None else sin_k
+    _turn(function, [("q", q, cos, sin), ("k", k, cos_k, sin_k)], interleaved, offsets)
+    return qkv
 
 
 def _turn(function: str, parts: list[tuple[str, Any, Any, Any]], interleaved: bool, offsets: Any) -> None:
