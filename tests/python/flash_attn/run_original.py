@@ -6,7 +6,7 @@ The file is test_flash_attn.py among the tests of flash-attn 2.8.4, which the us
 einops. Every function gets an equal share of the cases, or all that it has; cases that it skips do not count. On the
 CPU "cuda" means the CPU, and cases that --max-tokens rules out are not drawn, as the reference takes memory and time
 for all pairs. There is no backward: tests run under torch.no_grad(), and gradients are zeros on both sides. The last
-lines count cases by function, with the seed.
+lines count cases by function, with the seed. Those that repeat a large call 250 times run on GPUs alone.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ FUNCTIONS = [
     "test_flash_attn_kvcache_paged_block_table_bounds",
     "test_flash_attn_generator_arg_must_be_none",
 ]
+ON_GPUS = ["test_flash_attn_race_condition"]
 FACTORIES = ["arange", "empty", "full", "ones", "rand", "randint", "randn", "randperm", "tensor", "zeros"]
 LENGTHS = ("seqlen", "seqlen_q", "seqlen_k")
 
@@ -126,6 +127,7 @@ def main():
     parser.add_argument("--cases", type=int, default=3000, help="of all functions together")
     parser.add_argument("--max-tokens", type=int, help="of a sequence; default 512 on the CPU")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", metavar="NAME", help="one function")
     options = parser.parse_args()
     max_tokens = options.max_tokens or (512 if options.device == "cpu" else sys.maxsize)
     generator = random.Random(options.seed)
@@ -138,7 +140,9 @@ def main():
         module = load(options.path)
         left = options.cases
         # Functions with few cases first, whose surplus share goes to the others.
-        functions = sorted(FUNCTIONS, key=lambda name: math.prod(len(x) for _, x in parameters(getattr(module, name))))
+        functions = FUNCTIONS + (ON_GPUS if options.device == "cuda" else [])
+        functions = [name for name in functions if options.only in (None, name)]
+        functions.sort(key=lambda name: math.prod(len(x) for _, x in parameters(getattr(module, name))))
         for number, name in enumerate(functions):
             function, tally = getattr(module, name), dict.fromkeys(("passed", "skipped", "failed"), 0)
             # The original refuses lengths that a table has no room for, and waits for the device to see them.
