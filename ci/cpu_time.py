@@ -8,8 +8,8 @@ once in REFERENCE_AGE: beside busy neighbours a compile takes up to half as long
 minute. As reporter it adds the log up by target; if an output was compiled again, the last figure counts.
 A compile fails where ptxas says that it serializes wgmma: such a kernel is right, and several times slower.
 
-The budgets hold for a machine that compiles REFERENCE in REFERENCE_SECONDS. Where that took longer around a unit, the
-unit counts by as much less.
+The budgets hold for a machine that compiles REFERENCE in REFERENCE_SECONDS. Where the machine is slower, a unit's time
+is divided by how much longer REFERENCE took around it.
 
 usage: ci/cpu_time.py LOG COMPILER ARGUMENTS...
        ci/cpu_time.py --report LOG     (exit status 1 where a target or a translation unit is over the budget)
@@ -108,10 +108,12 @@ def report(log: Path) -> int:
         cost, reference, output = line.split(" ", 2)
         if match := KERNEL.search(output):
             measured.setdefault(match[1], {})[match[2]] = float(cost)
-            slow = max(1.0, float(reference) / REFERENCE_SECONDS)
-            counted.setdefault(match[1], {})[match[2]] = float(cost) / slow
+            counted.setdefault(match[1], {})[match[2]] = float(cost) * REFERENCE_SECONDS / float(reference)
     over = False
     for target, units in sorted(counted.items()):
+        slow = sum(measured[target].values()) / sum(units.values())
+        if slow < 1:
+            units, slow = measured[target], 1.0
         total = sum(units.values()) / 60
         operations = {
             name: sum(cost for unit, cost in units.items() if unit.startswith(name)) / 60 for name in OPERATION_MINUTES
@@ -119,12 +121,11 @@ def report(log: Path) -> int:
         slowest = max(units, key=units.__getitem__)
         over |= total > TARGET_MINUTES or units[slowest] > UNIT_SECONDS
         over |= any(operations[name] > most for name, most in OPERATION_MINUTES.items())
-        slow = sum(measured[target].values()) / sum(units.values())
         print(
             f"compile time {target}: {total:.2f} core-minutes in {len(units)} units (budget {TARGET_MINUTES:g}), "
             + "".join(f"{name} {operations[name]:.2f} (budget {most:g}), " for name, most in OPERATION_MINUTES.items())
             + f"slowest {slowest} {units[slowest]:.0f} s (budget {UNIT_SECONDS:g}); "
-            f"it took {slow:.2f} times as long here"
+            f"compiling took {slow:.2f} times as long here"
         )
     if over:
         print("error: over the compile-time budget")

@@ -1,4 +1,4 @@
-// x86 with AVX-512 and VNNI: products of bytes and of 16-bit numbers with sums in 32 bits.
+// x86 with AVX-512 and VNNI: products of bytes, and of 16-bit numbers, with sums in 32 bits.
 #pragma once
 
 #include "cpu/arch/avx512.h"

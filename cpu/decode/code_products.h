@@ -37,18 +37,13 @@ class CodeProducts {
   static constexpr int kMostBlocks = 512 / 32;
   static constexpr int kKeysAtOnce = 8;  // of values
 
-  // Keys or values of a leaf. A row that exists stands in for each that does not.
+  // Keys or values of a leaf.
   struct Rows {
-    const char* at[kLeafKeys];
+    const char* const* at;
     __mmask16 exist[kLeafKeys / 16];
     alignas(64) std::uint16_t scales[kMostBlocks][kLeafKeys];
 
-    FLASHPORT_DEVICE Rows(const char* const (&rows)[kLeafKeys], const Leaf& leaf, int dims) {
-      if (leaf.high - leaf.low == kLeafKeys) {
-        std::memcpy(at, rows, sizeof at);
-      } else {
-        for (int key = 0; key < kLeafKeys; ++key) at[key] = rows[minimum(maximum(key, leaf.low), leaf.high - 1)];
-      }
+    FLASHPORT_DEVICE Rows(const char* const (&rows)[kLeafKeys], const Leaf& leaf, int dims) : at(rows) {
       for (int i = 0; i < kLeafKeys / 16; ++i) {
         const int low = maximum(leaf.low - 16 * i, 0), high = minimum(maximum(leaf.high - 16 * i, 0), 16);
         exist[i] = static_cast<__mmask16>(high > low ? (1u << high) - (1u << low) : 0);
@@ -172,6 +167,10 @@ class CodeProducts {
   }
   FLASHPORT_DEVICE static Vec to_floats(__m512i x) { return reinterpret_cast<Vec>(_mm512_cvtepi32_ps(x)); }
 
+  // The next leaf, or null where it has no rows.
+  FLASHPORT_DEVICE static const Leaf* rows_after(const Leaf& leaf) {
+    return leaf.next != nullptr && leaf.next->low < leaf.next->high ? leaf.next : nullptr;
+  }
   // Asks for rows [first, until) of a leaf's, into the second level of the cache.
   FLASHPORT_DEVICE static void prefetch(const char* const* rows, int bytes, int first, int until) {
     for (int key = first; key < until; ++key) {
@@ -233,7 +232,7 @@ class CodeProducts {
                                  float (*scores)[kLeafKeys]) const {
     const int stride = query.rows.stride, blocks = (stride + 31) / 32;
     const int key_bytes = kv_row_bytes(kFormat, dims_), share = (16 * 32 + dims_ - 1) / dims_;  // of 16 rows
-    const Leaf* next = row == 0 ? leaf.whole_next() : nullptr;
+    const Leaf* next = row == 0 ? rows_after(leaf) : nullptr;
     for (int first = leaf.low / 16 * 16; first < leaf.high; first += 16) {
       Vec sums[kCount] = {};
       IntVec widest{};  // of the keys' scales
@@ -332,7 +331,7 @@ class CodeProducts {
     const int blocks = columns_ / 32;
     const int value_bytes = kv_row_bytes(kFormat, columns_), share = (kKeysAtOnce + blocks - 1) / blocks;
     const int first = leaf.low / kKeysAtOnce * kKeysAtOnce;
-    const Leaf* next = row == 0 ? leaf.whole_next() : nullptr;
+    const Leaf* next = row == 0 ? rows_after(leaf) : nullptr;
     for (int block = 0; block < blocks; ++block) {
       const int from = minimum(block * share, kKeysAtOnce), until = minimum(from + share, kKeysAtOnce);
       alignas(64) std::int16_t whole[kCount][kLeafKeys];

@@ -7,17 +7,12 @@
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
-// The rows of one leaf: keys [low, high) of its 64 exist.
+// The rows of one leaf: keys [low, high) of its 64 exist, and the nearest of them stands in for each other one.
 struct Leaf {
   const char* keys[kLeafKeys];
   const char* values[kLeafKeys];
   int low, high;
   const Leaf* next;  // what is asked for while this leaf is worked on; null: nothing
-
-  // The next leaf if all its keys exist, else null.
-  [[nodiscard]] const Leaf* whole_next() const {
-    return next != nullptr && next->low == 0 && next->high == kLeafKeys ? next : nullptr;
-  }
 };
 
 // A tile of floats, its rows `stride` apart.

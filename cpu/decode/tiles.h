@@ -37,6 +37,12 @@ class CacheRows {
         leaf.values[i] = value_row;
       }
     }
+    if (leaf.high - leaf.low == kLeafKeys || leaf.low >= leaf.high) return;
+    for (int i = 0; i < kLeafKeys; ++i) {
+      const int there = minimum(maximum(i, leaf.low), leaf.high - 1);
+      leaf.keys[i] = leaf.keys[there];
+      leaf.values[i] = leaf.values[there];
+    }
   }
 
  private:

@@ -38,12 +38,16 @@ FLASHPORT_DEVICE void probe_arrive(const ProbeParams& p, const Block& block) {
   if (block.thread() == 0) winners[0] += 1;
 }
 
-// What the lanes of a wave tell each other: a scan of thread + 1, and what lane block % kWaveSize has.
+// What the lanes of a wave tell each other: a scan of thread + 1 in 64 and in 32 bits (-1 if they differ), and what
+// lane block % kWaveSize has.
 FLASHPORT_DEVICE void probe_wave(const ProbeParams& p, const Block& block) {
   std::int64_t* at = p.lanes + block.index() * 3 * kProbeThreads + block.thread();
   std::int64_t total = 0;
-  at[0] = block.wave_exclusive_scan(std::int64_t{block.thread()} + 1, total);
-  at[kProbeThreads] = total;
+  int narrow_total = 0;
+  const std::int64_t before = block.wave_exclusive_scan(std::int64_t{block.thread()} + 1, total);
+  const int narrow_before = block.wave_exclusive_scan(block.thread() + 1, narrow_total);
+  at[0] = before == narrow_before ? before : -1;
+  at[kProbeThreads] = total == narrow_total ? total : -1;
   const int finder = block.wave_find(block.lane() == block.index() % kWaveSize);
   at[2 * kProbeThreads] = block.wave_broadcast(block.thread(), finder);
 }

@@ -6,7 +6,7 @@ The file is test_flash_attn.py among the tests of flash-attn 2.8.4, which the us
 einops. Every function gets an equal share of the cases, or all that it has; cases that it skips do not count. On the
 CPU "cuda" means the CPU, and cases that --max-tokens rules out are not drawn, as the reference takes memory and time
 for all pairs. There is no backward: tests run under torch.no_grad(), and gradients are zeros on both sides. The last
-lines count cases by function, with the seed. Those that repeat a large call 250 times run on GPUs alone.
+lines count cases by function, with the seed. Functions that repeat a large call 250 times run on GPUs alone.
 """
 
 from __future__ import annotations
@@ -129,6 +129,10 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", metavar="NAME", help="one function")
     options = parser.parse_args()
+    functions = FUNCTIONS + (ON_GPUS if options.device == "cuda" else [])
+    functions = [name for name in functions if options.only in (None, name)]
+    if not functions:
+        parser.error(f"--only must name a function that runs on {options.device}, got {options.only}")
     max_tokens = options.max_tokens or (512 if options.device == "cpu" else sys.maxsize)
     generator = random.Random(options.seed)
     begin, failures, counts = time.monotonic(), [], {}
@@ -140,8 +144,6 @@ def main():
         module = load(options.path)
         left = options.cases
         # Functions with few cases first, whose surplus share goes to the others.
-        functions = FUNCTIONS + (ON_GPUS if options.device == "cuda" else [])
-        functions = [name for name in functions if options.only in (None, name)]
         functions.sort(key=lambda name: math.prod(len(x) for _, x in parameters(getattr(module, name))))
         for number, name in enumerate(functions):
             function, tally = getattr(module, name), dict.fromkeys(("passed", "skipped", "failed"), 0)

@@ -1,7 +1,7 @@
 """Rotary position embedding in operations of torch, without Triton.
 
-:func:`apply_rotary_emb`, :func:`apply_rotary_emb_torch` and :func:`rotate_half` have gradients. What writes its inputs
-always, the functions whose names end in an underscore and :class:`RotaryEmbedding`, has none.
+:func:`apply_rotary_emb`, :func:`apply_rotary_emb_torch` and :func:`rotate_half` have gradients. Functions of packed
+projections, keys and values have none, nor has :class:`RotaryEmbedding`.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def _apply_rotary_emb_qkv(
 
 
 class ApplyRotaryEmb:
-    """Of flash-attn's autograd, ``apply`` alone."""
+    """:func:`apply_rotary_emb` by the name of flash-attn's autograd function, with ``apply`` alone."""
 
     apply = staticmethod(apply_rotary_emb)
 
