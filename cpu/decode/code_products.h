@@ -154,7 +154,6 @@ class CodeProducts {
   FLASHPORT_DEVICE static float largest(Vec a, Vec b) {
     return fold_vec(larger_vec(magnitude_vec(a), magnitude_vec(b)), larger_vec);
   }
-  FLASHPORT_DEVICE static Vec at_least(Vec x, float least) { return larger_vec(x, broadcast(least)); }
 
   using FourBytes = const std::int8_t[4];
   // As an operand in memory.
@@ -388,7 +387,7 @@ class CodeProducts {
     }
 #pragma GCC unroll 4
     for (int r = kCount; r < 4; ++r) most[r] = most[0];
-    const Vec four = at_least(fold_four(most, larger_vec), kLeastUnit);  // four lanes for each row
+    const Vec four = larger_vec(fold_four(most, larger_vec), broadcast(kLeastUnit));  // four lanes for each row
     const Vec value = four * (1.0f / kMost), inverse = kMost / four;
 #pragma GCC unroll 4
     for (int r = 0; r < kCount; ++r) {

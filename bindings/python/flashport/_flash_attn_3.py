@@ -15,7 +15,6 @@ MAX_SPLITS = 256
 FP8 = torch.float8_e4m3fn
 TYPES = (*checks.TYPES, FP8)
 _Q = "batch_size, seqlen_q, num_heads, head_size"
-_OFFSETS = "batch_size + 1"
 
 
 class NewKeys(NamedTuple):
@@ -90,12 +89,19 @@ def attend(
 
 
 def batch_of(function: str, q: Any, cu_seqlens_q: Any) -> int:
-    """The sequences of a call."""
-    if cu_seqlens_q is None:
-        checks.check_rank(function, "q", q, _Q)
-        return int(q.shape[0])
-    checks.check_rank(function, "cu_seqlens_q", cu_seqlens_q, _OFFSETS)
-    return max(0, int(cu_seqlens_q.shape[0]) - 1)
+    """The sequences of a call; a symbol where torch compiles for any number of them."""
+    if cu_seqlens_q is not None:
+        return _sequences(function, "cu_seqlens_q", cu_seqlens_q)
+    checks.check_rank(function, "q", q, _Q)
+    batch: int = q.shape[0]
+    return batch
+
+
+def _sequences(function: str, name: str, offsets: Any) -> int:
+    """Those of packed tensors."""
+    checks.check_rank(function, name, offsets, "batch_size + 1")
+    batch: int = max(0, offsets.shape[0] - 1)
+    return batch
 
 
 def attend_cache(
@@ -310,8 +316,7 @@ def _check_tensors(
 
 def _check_offsets(function: str, q: Any, name: str, offsets: Any, longest: int | None) -> tuple[int, int]:
     """How many sequences cu_seqlens has, and the tokens of the longest one, which the caller says."""
-    checks.check_rank(function, name, offsets, _OFFSETS)
-    batch = max(0, offsets.shape[0] - 1)
+    batch = _sequences(function, name, offsets)
     checks.check_integers(function, q, name, offsets, (batch + 1,), "batch_size + 1", "torch.int32")
     maximum = f"max_seqlen_{name[-1]}"
     if longest is None:
