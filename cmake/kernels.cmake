@@ -5,13 +5,15 @@
 
 # The tables: cmake/<table>_instances.txt, of so many columns, whose last one lists targets; what a minimal build keeps
 # of its rows; and flashport_spell_<table> below.
-set(FLASHPORT_TABLES decode decode_append decode_plain gated_delta gated_delta_chunk attention)
+set(FLASHPORT_TABLES decode decode_append decode_plain decode_segments gated_delta gated_delta_chunk attention)
 set(FLASHPORT_COLUMNS_decode 7)
 set(FLASHPORT_MINIMAL_decode "[|]bf16[|]bf16[|]128[|]128[|]")
 set(FLASHPORT_COLUMNS_decode_append 6)
 set(FLASHPORT_MINIMAL_decode_append "^bf16[|]128[|]128[|]")
 set(FLASHPORT_COLUMNS_decode_plain 8)
 set(FLASHPORT_MINIMAL_decode_plain "[|]bf16[|]bf16[|]128[|]128[|]")
+set(FLASHPORT_COLUMNS_decode_segments 8)
+set(FLASHPORT_MINIMAL_decode_segments "^none")
 set(FLASHPORT_COLUMNS_gated_delta 6)
 set(FLASHPORT_MINIMAL_gated_delta ".")
 set(FLASHPORT_COLUMNS_gated_delta_chunk 4)
@@ -153,6 +155,30 @@ function(flashport_spell_decode_plain target math k_format v_format dk dv rows c
   endif()
 endfunction()
 
+function(flashport_spell_decode_segments target hot k_format v_format dk dv rows cache)
+  set(large_any false)
+  set(large_large true)
+  if(NOT DEFINED large_${cache})
+    message(FATAL_ERROR "cmake/decode_segments_instances.txt: unknown word \"${cache}\"")
+  endif()
+  flashport_spell_decode(${target} ${hot} ${hot} ${hot} ${dk} ${dv} ${rows})
+  string(REGEX MATCH "^[^,]*, [^,]*" of_16_bits "${arguments}")
+  flashport_spell_decode(${target} ${hot} ${k_format} ${v_format} ${dk} ${dv} ${rows})
+  string(REGEX MATCH "KvFormat.*" blocks "${arguments}")
+  string(REPLACE "_decode_" "_decode_segments_" symbol "${symbol}")
+  string(REPLACE "decode/" "decode_segments/" key "${key}")
+  if(cache STREQUAL "large")
+    set(symbol ${symbol}_large)
+    string(REPLACE "/${target}" "/large/${target}" key "${key}")
+  endif()
+  set(room decode PARENT_SCOPE)
+  set(macro DECODE_SEGMENTS PARENT_SCOPE)
+  set(symbol "${symbol}" PARENT_SCOPE)
+  set(key "${key}" PARENT_SCOPE)
+  set(arguments "${of_16_bits}, ${blocks}, ${large_${cache}}" PARENT_SCOPE)
+  set(group decode_segments PARENT_SCOPE)
+endfunction()
+
 function(flashport_spell_gated_delta target kernel dk state layout gate)
   set(state_fp32 kFloat32)
   set(state_bf16 kBFloat16)
@@ -259,7 +285,7 @@ function(flashport_generate_kernels target backend extension out_sources out_ker
       string(APPEND text_${group} "FLASHPORT_DEFINE_${macro}(${symbol}, \"${key}\", ${arguments})\n")
       list(APPEND kernels "${symbol}|${key}|${arguments}|${group}|${macro}")
       list(APPEND keys "${key}")
-      if(table MATCHES "^decode_")  # its kernels stand in for those of decode's table
+      if(table MATCHES "^decode_(append|plain)$")  # its kernels stand in for those of decode's table
         string(REPLACE "${table}/" "decode/" stood_for "${key}")
         string(REGEX REPLACE "/(large|plain)/" "/" stood_for "${stood_for}")
         if(NOT stood_for IN_LIST keys)
@@ -274,7 +300,8 @@ function(flashport_generate_kernels target backend extension out_sources out_ker
   if(base)
     set(plain_kernels "")
   elseif(backend STREQUAL "cuda")  # whose tiles of 64 rows and more have large states
-    list(APPEND plain_kernels decode/decode_combine decode/decode_append_combine decode/decode_plain_combine)
+    list(APPEND plain_kernels decode/decode_combine decode/decode_append_combine decode/decode_plain_combine
+         decode/decode_segments_combine)
   endif()
   foreach(plain IN LISTS plain_kernels)
     cmake_path(GET plain PARENT_PATH group)

@@ -89,6 +89,12 @@ struct KvRing {
     if (i < kTiles) mbarrier_init(&free[i], kCfg.tuning.waves);
     if (i < kQueries) mbarrier_init(&query_free[i], kCfg.tuning.waves);
   }
+  FLASHPORT_DEVICE void invalidate(unsigned thread) {
+    const unsigned i = thread;
+    if (i < kTiles) mbarrier_invalidate(&ready[i]);
+    if (i < kTiles) mbarrier_invalidate(&free[i]);
+    if (i < kQueries) mbarrier_invalidate(&query_free[i]);
+  }
 };
 
 // Barriers of a team: of its compute waves, of its producers, and of both.

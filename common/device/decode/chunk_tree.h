@@ -60,6 +60,15 @@ constexpr bool combines_in_launch() {
     return true;
   }
 }
+// Whether a tile that a block has whole is published, too, for that launch to join it with results of other segments.
+template <class Tiles>
+constexpr bool publishes_whole_tiles() {
+  if constexpr (requires { Tiles::kPublishesWholeTiles; }) {
+    return Tiles::kPublishesWholeTiles;
+  } else {
+    return false;
+  }
+}
 struct NoPartialList {};
 
 // Tiles::kKeptStates says for how many more states than one there is room: 2 for the group and the tile, 1 for the
@@ -174,7 +183,12 @@ class ChunkTree {
         } else {
           merge::merge(tiles, tile_, state);
         }
-        if (first + kGroupChunks >= chunks_of(s)) write_output(tiles, params(), s, block_, tile_);
+        if (first + kGroupChunks < chunks_of(s)) return;
+        if constexpr (publishes_whole_tiles<Tiles>()) {
+          store_state(tiles, partial(tiles, whole_tile_number(params(), s.seq, s.kv_head)), tile_);
+        } else {
+          write_output(tiles, params(), s, block_, tile_);
+        }
         return;
       }
     } else if (s.whole() && chunks_of(s) <= kGroupChunks) {

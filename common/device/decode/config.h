@@ -21,6 +21,7 @@ struct DecodeShape {
                          // of cmake/decode_append_instances.txt
   // A second kernel of the same bits, for caches with room for many keys.
   bool large_cache = false;
+  bool in_turn = false;  // for one of the segments that a kernel reads one after the other (SegmentDecodeParams)
 };
 constexpr bool reads_segments(const DecodeShape& shape) { return shape.k_format == KvFormat::kAny; }
 // What the rows are that products read: as stored or, of any format, widened to the math type.
@@ -41,6 +42,11 @@ struct DecodeTuning {
 struct DecodeConfig {
   DecodeShape shape;
   DecodeTuning tuning;
+};
+
+// A kernel that reads segments one after the other, those of 16 bits first, each as a kernel of its formats would.
+struct DecodeSegmentsConfig {
+  DecodeConfig of_16_bits, of_blocks;
 };
 
 // Whether teams of a block help the first one where multiprocessors are more than there is work for. Where there is

@@ -122,6 +122,17 @@ struct MixedDecodeParams : DecodeParams {
   LogitBias bias;
 };
 
+// One of the segments that a kernel reads one after the other: its keys and queries are those of a plain call of one
+// query a sequence, which may have a softcap. What the kernel leaves in the workspace another launch combines and joins
+// (combine_segments.h), which writes `out` and `lse` of the first segment.
+struct SegmentDecodeParams : PlainDecodeParams {
+  using DecodeParams::cap_scale;
+};
+struct SegmentsDecodeParams {
+  SegmentDecodeParams segments[kMostSegments];  // those of 16 bits first, then those of blocks
+  std::int32_t count_of_16_bits, count;
+};
+
 // The argument of kernels that append, for all calls or for plain ones: `cache` has seqlens without the new keys, and
 // of `append` the lengths afterwards and the copies of the queries are not made.
 template <class Params>

@@ -159,7 +159,7 @@ FLASHPORT_DEVICE Range balanced_range(const Params& p, const Block& block, const
   const int index = static_cast<int>(block.index());
   Range range;
   Line& line = range.line;
-  line = cut_line(p, leaves, block.count());
+  line = cut_line(p, leaves, p.cuts[0].ranges.value);
   const LineCut& cut = p.cuts[line.cut];
   const auto ranges = static_cast<int>(cut.ranges.value);
   const int number = divide(index, cut.concurrent);

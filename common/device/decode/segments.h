@@ -21,9 +21,11 @@ using OneCacheParams = std::conditional_t<kCfg.shape.plain, PlainParams<kCfg>, D
 
 // The argument of a kernel.
 template <DecodeConfig kCfg>
-using DecodeParamsOf = std::conditional_t<
-    reads_segments(kCfg.shape), MixedDecodeParams,
-    std::conditional_t<kCfg.shape.appends, AppendParamsOf<OneCacheParams<kCfg>>, OneCacheParams<kCfg>>>;
+using DecodeParamsOf =
+    std::conditional_t<reads_segments(kCfg.shape), MixedDecodeParams,
+                       std::conditional_t<kCfg.shape.in_turn, SegmentDecodeParams,
+                                          std::conditional_t<kCfg.shape.appends, AppendParamsOf<OneCacheParams<kCfg>>,
+                                                             OneCacheParams<kCfg>>>>;
 
 template <class Params>
 concept Appends = requires(const Params& p) { p.append; };

@@ -61,8 +61,13 @@ bool run_by_segment(const MixedDecodeArgs& args, const DecodeProblem& problem, S
   const WorkspaceLease workspace =
       acquire_workspace(check, device, stream, launches->workspace_bytes, problem.workspace);
   bind_workspace(*launches, workspace.data());
-  for (const DecodePlan& plan : launches->segments) launch(check, problem, plan, device, stream);
-  launch(check, launches->merge, device, stream);
+  if (launches->kernel != nullptr) {
+    device.launch(check, stream, *launches->kernel, LaunchGrid{launches->grid}, launches->params);
+    device.launch(check, stream, *launches->combine_kernel, LaunchGrid{launches->combine_grid}, launches->params);
+  } else {
+    for (const DecodePlan& plan : launches->segments) launch(check, problem, plan, device, stream);
+    launch(check, launches->merge, device, stream);
+  }
   log_call([&] { return call_text(args) + ": " + text_of(*launches); });
   return true;
 }

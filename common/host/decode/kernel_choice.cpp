@@ -176,12 +176,8 @@ const KernelEntry* find_twin(std::span<const KernelEntry> kernels, const KernelE
   Known& last = known[static_cast<int>(tag) - static_cast<int>(KernelTag::kDecodeAppend)];
   if (last.kernel == &kernel) return last.twin;
   last = {&kernel, nullptr};
-  const DecodeShape& shape = kernel.shape.decode.shape;
   for (const KernelEntry& entry : kernels) {
-    if (entry.tag != tag) continue;
-    const DecodeShape& its = entry.shape.decode.shape;
-    if (its.head_dim_qk == shape.head_dim_qk && its.head_dim_v == shape.head_dim_v && its.rows == shape.rows &&
-        its.math == shape.math && its.k_format == shape.k_format && its.v_format == shape.v_format) {
+    if (entry.tag == tag && is_same_tile(entry.shape.decode.shape, kernel.shape.decode.shape)) {
       last.twin = &entry;
       break;
     }
@@ -189,11 +185,26 @@ const KernelEntry* find_twin(std::span<const KernelEntry> kernels, const KernelE
   return last.twin;
 }
 
-bool is_plain(const DecodeParams& p, const DecodeShape& shape) {
-  const bool has_options = p.cu_seqlens_q != nullptr || p.cap_scale != 0.0f || p.window_left >= 0 ||
-                           p.window_right >= 0 || p.alibi_slopes != nullptr || p.sinks != nullptr ||
-                           p.tree_mask != nullptr || p.num_chunks > 0 || p.lse.data != nullptr;
-  if (has_options || reads_segments(shape)) return false;
+bool is_same_tile(const DecodeShape& a, const DecodeShape& b) {
+  return a.head_dim_qk == b.head_dim_qk && a.head_dim_v == b.head_dim_v && a.rows == b.rows && a.math == b.math &&
+         a.k_format == b.k_format && a.v_format == b.v_format;
+}
+
+namespace {
+
+// Rows of q or out.
+bool are_plain_rows(const StridedRows& rows, const DecodeShape& shape) {
+  constexpr std::int64_t kUnit = 16, kValueBytes = 2;
+  const DType math = shape.math == MathType::kFp16 ? DType::kFloat16 : DType::kBFloat16;
+  const bool is_short = rows.dtype == DType::kFloat16 || rows.dtype == DType::kBFloat16;
+  const std::int64_t steps = rows.stride_seq | rows.stride_token | rows.stride_head;
+  return (is_of_math_type(shape) ? rows.dtype == math : is_short) && rows.stride_dim == 1 &&
+         reinterpret_cast<std::uintptr_t>(rows.data) % kUnit == 0 && steps * kValueBytes % kUnit == 0;
+}
+
+}  // namespace
+
+bool reads_plain_rows(const DecodeParams& p, const DecodeShape& shape) {
   const PagedCache& c = p.cache;
   const bool simple_lengths = c.seqlens.data != nullptr && !c.seqlens.is_int64 && c.kv_indptr == nullptr;
   if (!simple_lengths || (c.table != nullptr && c.page_shift < 0)) return false;
@@ -201,18 +212,15 @@ bool is_plain(const DecodeParams& p, const DecodeShape& shape) {
     const int bytes = kv_row_bytes(format, dim);
     return cache.row_bytes == bytes && cache.copy_unit >= widest_unit(bytes);
   };
-  if (!rows_fill(c.k, shape.k_format, shape.head_dim_qk) || !rows_fill(c.v, shape.v_format, shape.head_dim_v)) {
-    return false;
-  }
-  const DType math = shape.math == MathType::kFp16 ? DType::kFloat16 : DType::kBFloat16;
-  const auto plain_rows = [&](const StridedRows& rows) {
-    constexpr std::int64_t kUnit = 16, kValueBytes = 2;
-    const bool is_short = rows.dtype == DType::kFloat16 || rows.dtype == DType::kBFloat16;
-    const std::int64_t steps = rows.stride_seq | rows.stride_token | rows.stride_head;
-    return (is_of_math_type(shape) ? rows.dtype == math : is_short) && rows.stride_dim == 1 &&
-           reinterpret_cast<std::uintptr_t>(rows.data) % kUnit == 0 && steps * kValueBytes % kUnit == 0;
-  };
-  return plain_rows(p.q) && plain_rows(p.out);
+  return rows_fill(c.k, shape.k_format, shape.head_dim_qk) && rows_fill(c.v, shape.v_format, shape.head_dim_v) &&
+         are_plain_rows(p.q, shape);
+}
+
+bool is_plain(const DecodeParams& p, const DecodeShape& shape) {
+  const bool has_options = p.cu_seqlens_q != nullptr || p.cap_scale != 0.0f || p.window_left >= 0 ||
+                           p.window_right >= 0 || p.alibi_slopes != nullptr || p.sinks != nullptr ||
+                           p.tree_mask != nullptr || p.num_chunks > 0 || p.lse.data != nullptr;
+  return !has_options && !reads_segments(shape) && reads_plain_rows(p, shape) && are_plain_rows(p.out, shape);
 }
 
 const KernelEntry* find_decode_kernel(const DecodeQuery& query, std::string& reason) {

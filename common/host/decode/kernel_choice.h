@@ -44,7 +44,11 @@ inline constexpr int kHeadDimStep = 8;
 [[nodiscard]] const KernelEntry* find_twin(std::span<const KernelEntry> kernels, const KernelEntry& kernel,
                                            KernelTag tag);
 
-// Whether a call is one that PlainDecodeParams describes, for kernels of this shape.
+// Whether kernels are for tiles of one shape, of the same formats and math.
+[[nodiscard]] bool is_same_tile(const DecodeShape& a, const DecodeShape& b);
+
+// Whether keys and queries of a call are as PlainDecodeParams says, for kernels of this shape; and the whole call.
+[[nodiscard]] bool reads_plain_rows(const DecodeParams& p, const DecodeShape& shape);
 [[nodiscard]] bool is_plain(const DecodeParams& p, const DecodeShape& shape);
 
 // What a query of supports(), which_kernel() or explain() asks for. The type of q is one that some queries have.

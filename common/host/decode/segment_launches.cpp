@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/device/decode/chunks.h"
 #include "common/host/call_log.h"
 #include "common/host/check.h"
 #include "common/host/decode/kernel_choice.h"
@@ -15,6 +16,100 @@ bool has_kernel_of_its_own(const DecodeProblem& problem, const CacheSegment& seg
                               p.head_dim_v, p.group_size,     p.max_q_len};
   const KernelEntry* kernel = choose_decode_kernel(device.kernels(), device.target(), request, nullptr);
   return kernel != nullptr && !reads_segments(kernel->shape.decode.shape);
+}
+
+bool stores_16_bits(const DecodePlan& plan) { return !is_quantised(plan.kernel->shape.decode.shape.k_format); }
+
+// The kernel that reads segments one after the other as `of_16_bits` and `of_blocks` would. Null: there is none.
+const KernelEntry* find_kernel_of_pair(const DeviceContext& device, const KernelEntry* of_16_bits,
+                                       const KernelEntry* of_blocks) {
+  struct Known {
+    const KernelEntry *of_16_bits = nullptr, *of_blocks = nullptr, *found = nullptr;
+  };
+  thread_local Known last;  // what was asked for last
+  if (last.of_16_bits == of_16_bits && last.of_blocks == of_blocks) return last.found;
+  last = {of_16_bits, of_blocks, nullptr};
+  for (const KernelEntry& entry : device.kernels()) {
+    if (entry.tag != KernelTag::kDecodeSegments) continue;
+    const DecodeSegmentsConfig& its = entry.shape.decode_segments;
+    if (is_same_tile(its.of_16_bits.shape, of_16_bits->shape.decode.shape) &&
+        is_same_tile(its.of_blocks.shape, of_blocks->shape.decode.shape) &&
+        its.of_blocks.shape.large_cache == of_blocks->shape.decode.shape.large_cache) {
+      last.found = &entry;
+    }
+  }
+  return last.found;
+}
+
+// Whether the launch of all knows keys and queries like those of the segment, and tiles that are shared like its own.
+bool may_join(const DecodePlan& plan) {
+  return reads_plain_rows(plan.params, plan.kernel->shape.decode.shape) && plan.kernel->decode_split.row_slices == 1 &&
+         plan.params.row_tiles == 1;
+}
+
+// The bytes of all results of a segment: also tiles that a block has whole are published.
+std::int64_t bytes_of_results(const DecodePlan& plan) {
+  const DecodeParams& p = plan.params;
+  const std::int64_t floats = std::int64_t{p.slices} * p.slice_floats;
+  return partials_bytes(plan.grid, p.side_partials, static_cast<int>(floats)) +
+         std::int64_t{p.batch} * p.num_kv_heads * floats * 4;
+}
+
+// Makes one launch of those of the segments, and another for their results, if a kernel reads all of them.
+void join(SegmentLaunches& launches, const Check& check, DeviceContext& device) {
+  if (!device.has_kernel(KernelTag::kDecodeSegments)) return;
+  const KernelEntry *of_16_bits = nullptr, *of_blocks = nullptr;
+  std::int64_t grid = 0, partials = 0;
+  for (const DecodePlan& plan : launches.segments) {
+    const KernelEntry*& its = stores_16_bits(plan) ? of_16_bits : of_blocks;
+    if ((its != nullptr && its != plan.kernel) || !may_join(plan)) return;
+    its = plan.kernel;
+    grid = std::max(grid, (plan.grid + plan.kernel->teams - 1) / plan.kernel->teams);
+    partials += bytes_of_results(plan);
+  }
+  if (of_16_bits == nullptr || of_blocks == nullptr) return;
+  launches.kernel = find_kernel_of_pair(device, of_16_bits, of_blocks);
+  if (launches.kernel == nullptr) return;
+  launches.grid = grid;
+  launches.combine_kernel = &device.plain_kernel(check, KernelTag::kDecodeSegmentsCombine);
+  const DecodeParams& p = launches.segments[0].params;
+  const std::int64_t tiles = std::int64_t{p.batch} * p.num_kv_heads;
+  constexpr int kColumnsOfThread = 4;
+  const std::int64_t pieces = std::int64_t{p.group_size} * p.head_dim_v / kColumnsOfThread;
+  const std::int64_t most = (pieces + launches.combine_kernel->threads - 1) / launches.combine_kernel->threads;
+  // Each block finds its tile anew, so no more than the device holds at once.
+  const std::int64_t resident =
+      std::int64_t{device.multiprocessors()} * device.occupancy(check, *launches.combine_kernel);
+  launches.params.segments[0].combine.parts =
+      static_cast<std::int32_t>(std::clamp<std::int64_t>(resident / tiles, 1, most));
+  launches.combine_grid = tiles * launches.params.segments[0].combine.parts;
+  launches.workspace_bytes = kCounterBytes + partials;
+}
+
+// The params of both launches, in the order of the kernel.
+void join_params(SegmentLaunches& launches, char* workspace) {
+  SegmentsDecodeParams& all = launches.params;
+  const std::int32_t parts = all.segments[0].combine.parts;
+  all.count = 0;
+  char* partials = workspace + kCounterBytes;
+  for (const bool of_16_bits : {true, false}) {
+    for (const DecodePlan& plan : launches.segments) {
+      if (stores_16_bits(plan) != of_16_bits) continue;
+      const DecodeConfig& its = plan.kernel->shape.decode;
+      DecodeParams& p = all.segments[all.count];
+      p = plan.params;
+      p.counters = nullptr;  // all is combined by the other launch
+      p.partials = reinterpret_cast<float*>(partials);
+      p.combine = {parts, its.shape.rows, its.shape.head_dim_v / plan.kernel->decode_split.column_slices};
+      partials += bytes_of_results(plan);
+      ++all.count;
+    }
+    if (of_16_bits) all.count_of_16_bits = all.count;
+  }
+  DecodeParams& first = all.segments[0];
+  first.out = launches.merge.params.out;
+  first.lse = launches.merge.params.lse;
+  first.sinks = launches.segments[0].params.sinks;
 }
 
 }  // namespace
@@ -38,10 +133,12 @@ std::optional<SegmentLaunches> plan_segments(const DecodeProblem& problem, Devic
     launches.merge.offset = std::max(launches.merge.offset, launches.segments.back().workspace_bytes);
   }
   launches.workspace_bytes = launches.merge.offset + launches.merge.bytes;
+  join(launches, Check(problem.function), device);
   return launches;
 }
 
 void bind_workspace(SegmentLaunches& launches, void* workspace) {
+  if (launches.kernel != nullptr) return join_params(launches, static_cast<char*>(workspace));
   MergeLaunch& merge = launches.merge;
   merge.bind(static_cast<char*>(workspace));
   for (std::size_t i = 0; i < launches.segments.size(); ++i) {
@@ -54,6 +151,10 @@ void bind_workspace(SegmentLaunches& launches, void* workspace) {
 }
 
 std::string text_of(const SegmentLaunches& launches) {
+  if (launches.kernel != nullptr) {
+    return counted(launches.params.count, "segment") + " by " + launch_text(*launches.kernel, launches.grid) +
+           "; combined by " + launch_text(*launches.combine_kernel, launches.combine_grid);
+  }
   std::string text;
   for (std::size_t i = 0; i < launches.segments.size(); ++i) {
     text += "segments[" + std::to_string(i) + "] by " + schedule_of(launches.segments[i]).text + "; ";

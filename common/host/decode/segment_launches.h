@@ -1,7 +1,8 @@
-// A call of flash_decode_mixed as a launch for each segment and one that merges their results, where the caller asks
-// for it and each segment has a kernel of its own. Such a kernel reads in down to half the time that the kernel of all
-// formats takes, which outweighs the launches where much is read (docs/tuning.md). Whether it is so follows from what
-// is asked and from the formats alone: bits depend on no length and on no batch.
+// A call of flash_decode_mixed whose segments are each read by the kernel of its formats, where the caller asks for it
+// and each segment has one. Such a kernel reads in down to half the time that the kernel of all formats takes
+// (docs/tuning.md). Where the target has a kernel for the pair of formats, one launch reads all segments and another
+// combines what it leaves; else there is a launch for each, and one that merges their results. Which kernels run
+// follows from what is asked and from the formats alone: bits depend on no length and on no batch.
 #pragma once
 
 #include <optional>
@@ -13,9 +14,15 @@
 namespace flashport {
 
 struct SegmentLaunches {
-  std::vector<DecodePlan> segments;  // the oldest first
+  std::vector<DecodePlan> segments;  // the oldest first; each a launch, or its share of the one of all
   MergeLaunch merge;
-  std::int64_t workspace_bytes = 0;  // of counters and partial results, which launches use one after the other
+  std::int64_t workspace_bytes = 0;  // of counters and partial results; launches use them one after the other
+
+  const KernelEntry* kernel = nullptr;  // of the launch that reads all segments; null: there is none, nor the next one
+  std::int64_t grid = 0;
+  const KernelEntry* combine_kernel = nullptr;
+  std::int64_t combine_grid = 0;
+  SegmentsDecodeParams params{};
 };
 
 // Nothing where one launch reads all segments.

@@ -171,7 +171,7 @@ typedef struct fp_mixed_decode_args {
   double softcap;
   int64_t window_left;
   int64_t window_right;
-  int32_t by_segment; /* not 0: a launch for each segment where they have kernels for it (decode.h) */
+  int32_t by_segment; /* not 0: each segment by the kernel of its formats, where they have some (decode.h) */
 } fp_mixed_decode_args;
 
 typedef struct fp_decode_stage1_args {

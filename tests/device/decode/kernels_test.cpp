@@ -443,5 +443,6 @@ TEST(KernelsOfAnyFormats, BitsDoNotDependOnTheBlocksNorOnTheirOrder) {
 int main(int argc, char** argv) {
   flashport::machine::add_native_kernels(flashport::machine::model().kernels);
   flashport::machine::add_kernels_of_any_formats(flashport::machine::model().kernels);
+  flashport::machine::add_kernels_of_segments(flashport::machine::model().kernels);
   return flashport_test::run_tests_on_model(&argc, argv);
 }

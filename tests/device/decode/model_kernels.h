@@ -38,15 +38,41 @@ KernelEntry append_kernel(const char* key) {
   return kernel_of_config<sm90a::decode::decode_config(kMath, kFormat, kFormat, kDim, kDim, kRows, true, kPlain)>(key);
 }
 
-// The launch after it, where few blocks would combine much.
+// One that reads segments one after the other.
+template <MathType kMath, KvFormat kFormat, KvFormat kBlocks, int kDim, int kRows, bool kLargeCache>
+KernelEntry segments_kernel(const char* key) {
+  namespace decode = sm90a::decode;
+  static constexpr DecodeConfig kOf16Bits =
+      decode::decode_config(kMath, kFormat, kFormat, kDim, kDim, kRows, false, false, false, true);
+  static constexpr DecodeConfig kOfBlocks =
+      decode::decode_config(MathType::kFp16, kBlocks, kBlocks, kDim, kDim, kRows, false, false, kLargeCache, true);
+  static const ModelKernel kRun = [](const void* params, void* shared) {
+    decode::decode_segments<kOf16Bits, kOfBlocks>(*static_cast<const SegmentsDecodeParams*>(params),
+                                                  static_cast<unsigned char*>(shared));
+  };
+  using Shape = decode::SegmentsShape<kOf16Bits, kOfBlocks>;
+  return {.key = key,
+          .tag = KernelTag::kDecodeSegments,
+          .threads = Shape::kThreads,
+          .shared_bytes = Shape::kSharedBytes,
+          .handle = &kRun,
+          .shape = {.decode_segments = {kOf16Bits, kOfBlocks}}};
+}
+
+// The launch after such a one, or after one of few blocks that would combine much: body(params, shared).
+template <class Params, class Shared, class Body>
+KernelEntry combine_kernel(const char* key, KernelTag tag, const Body&) {
+  static const ModelKernel kRun = [](const void* params, void* shared) {
+    Body{}(*static_cast<const Params*>(params), *static_cast<Shared*>(shared));
+  };
+  return {.key = key, .tag = tag, .threads = 128, .shared_bytes = sizeof(Shared), .handle = &kRun};
+}
 template <class Params>
 KernelEntry combine_kernel(const char* key, KernelTag tag) {
   namespace decode = sm90a::decode;
-  static const ModelKernel kRun = [](const void* params, void* shared) {
-    decode::decode_combine(*static_cast<const Params*>(params), sm90a::Block(nullptr),
-                           *static_cast<decode::CombineShared*>(shared), [] {});
-  };
-  return {.key = key, .tag = tag, .threads = 128, .shared_bytes = sizeof(decode::CombineShared), .handle = &kRun};
+  return combine_kernel<Params, decode::CombineShared>(key, tag, [](const Params& p, decode::CombineShared& shared) {
+    decode::decode_combine(p, sm90a::Block(nullptr), shared, [] {});
+  });
 }
 
 }  // namespace flashport::machine

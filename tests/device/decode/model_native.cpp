@@ -6,10 +6,10 @@
 namespace flashport::machine {
 namespace {
 
-// Plans ask for it. Calls here append as they decode.
-KernelEntry append_rotary_kernel() {
+// Plans ask for it. Calls here append as they decode, and merge nothing.
+KernelEntry unused_kernel(const char* key, KernelTag tag) {
   static const ModelKernel kRun = [](const void*, void*) { std::abort(); };
-  return {.key = "append_rotary/sm90a", .tag = KernelTag::kAppendRotary, .threads = 128, .handle = &kRun};
+  return {.key = key, .tag = tag, .threads = 128, .handle = &kRun};
 }
 
 }  // namespace
@@ -61,7 +61,8 @@ void add_native_kernels(std::vector<KernelEntry>& table) {
       append_kernel<MathType::kBf16, KvFormat::kBf16, 128, 8, false>("decode_append/bf16/kv=bf16/hd128/r8/sm90a"));
   table.push_back(
       append_kernel<MathType::kBf16, KvFormat::kBf16, 128, 8, true>("decode_append/bf16/kv=bf16/hd128/r8/plain/sm90a"));
-  table.push_back(append_rotary_kernel());
+  table.push_back(unused_kernel("append_rotary/sm90a", KernelTag::kAppendRotary));
+  table.push_back(unused_kernel("decode_stage2/sm90a", KernelTag::kDecodeStage2));
   table.push_back(combine_kernel<AppendDecodeParams>("decode_append_combine/sm90a", KernelTag::kDecodeAppendCombine));
   table.push_back(combine_kernel<DecodeParams>("decode_combine/sm90a", KernelTag::kDecodeCombine));
   table.push_back(combine_kernel<PlainDecodeParams>("decode_plain_combine/sm90a", KernelTag::kDecodePlainCombine));

@@ -131,7 +131,7 @@ void MixedCall::make_segment(Random& random, const SegmentSpec& s) {
   if (pool || paged) {
     const std::vector<std::int64_t> order = random.permutation(pages);
     std::optional<Tensor>& table = pool ? segment.token_table : segment.block_table;
-    table.emplace(Type::kI32, Shape{batch(), of_sequence + 1});
+    table.emplace(Type::kI32, Shape{batch(), std::max(of_sequence, s.room / tokens) + 1});
     for (std::int64_t b = 0; b < batch(); ++b) {
       for (std::int64_t p = 0; p < (s.lens[b] + tokens - 1) / tokens; ++p) {
         table->set({b, p}, static_cast<double>(order[b * of_sequence + p]));

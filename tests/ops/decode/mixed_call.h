@@ -25,6 +25,7 @@ struct SegmentSpec {
   Pages pages = Pages::kRows;
   std::int64_t page_size = 16;  // of kBlocks
   Scales scales = Scales::kNone;
+  std::int64_t room = 0;  // keys of a sequence that the table of kBlocks or kTokens has room for, if more than needed
 };
 
 struct MixedSpec {

@@ -1,0 +1,90 @@
+// The launch after one that has read segments one after the other: combines the partial results of each segment as
+// decode_combine() does, and joins the segments' states in their order.
+#pragma once
+
+#include "common/device/decode/combine_kernel.h"
+
+namespace flashport::FLASHPORT_TARGET::decode {
+
+struct CombineSegmentsShared {
+  PartialList lists[kMostSegments];
+  int chunks[kMostSegments];  // that the list has: one, where a block had the tile whole
+};
+
+// Lists what blocks have published of a tile of one segment. The block's waves do so for one segment each.
+template <class Threads>
+FLASHPORT_DEVICE void list_segment(const SegmentDecodeParams& p, const Block& block, const Threads& wave,
+                                   PartialList& list, int& chunks, int seq, int tile) {
+  const TileOnLine on = find_tile(p, block, seq, tile);
+  const Segment& s = on.segment;
+  const int all = s.chunks_before(s.leaves);
+  const bool whole = on.line.range_of(s.start) == on.line.range_of(s.start + ((all - 1) << s.chunk_shift));
+  if (whole) {
+    if (wave.thread() == 0) list.numbers[0] = static_cast<int>(whole_tile_number(p, s.seq, s.kv_head));
+  } else {
+    list_partials(p, wave, list, s, on.line, all, on.first_block);
+  }
+  wave.sync();
+  if (wave.thread() == 0) {
+    chunks = whole ? 1 : all;
+    list.whole_groups = has_whole_groups(list, chunks);
+  }
+}
+
+// A piece of the tile of one segment. Results that are not there cost instructions, too.
+template <class Meanwhile>
+FLASHPORT_DEVICE StatePiece segment_piece(const PartialSlices& partials, const PartialList& list, int chunks,
+                                          const PieceAt& at, const Meanwhile& meanwhile) {
+  if (chunks == 1) {
+    StatePiece piece;
+    load_partial(piece, partials, list.numbers[0], at);
+    meanwhile();
+    return piece;
+  }
+  return combine_piece<PartialList::kAtOnce>(partials, list, chunks, at, meanwhile);
+}
+
+// Block index: the part is the fastest, then the tile and the sequence. await() as for decode_combine().
+template <class Await>
+FLASHPORT_DEVICE void combine_segments(const SegmentsDecodeParams& p, const Block& block, CombineSegmentsShared& shared,
+                                       const Await& await) {
+  static_assert(kMostSegments <= 4, "a block has four waves");
+  const DecodeParams& first = p.segments[0];
+  const int parts = first.combine.parts;
+  const auto index = static_cast<int>(block.index());
+  const int number = index / parts, seq = number / first.num_kv_heads, head = number - seq * first.num_kv_heads;
+  const int wave = block.wave();
+  if (wave < p.count) {
+    list_segment(p.segments[wave], block, Wave(), shared.lists[wave], shared.chunks[wave], seq, head);
+  }
+  await();
+  block.sync();
+  Segment s{};
+  s.seq = seq;
+  s.kv_head = head;
+  s.q_len = 1;
+  const int rows = first.group_size, pieces_of_row = first.head_dim_v / kVectorFloats;
+  FLASHPORT_UNROLL(1)
+  for (int i = (index - number * parts) * block.threads() + block.thread(); i < rows * pieces_of_row;
+       i += parts * block.threads()) {
+    const int row = i / pieces_of_row, column = i % pieces_of_row * kVectorFloats;
+    StatePiece all = no_piece();
+    FLASHPORT_UNROLL(1)
+    for (int j = 0; j < p.count; ++j) {
+      const SegmentDecodeParams& its = p.segments[j];
+      const int slice = column / its.combine.columns;
+      const PieceAt at{rows, its.combine.columns, row, column - slice * its.combine.columns};
+      float scale = 1.0f;
+      StatePiece piece = segment_piece(PartialSlices(its, slice), shared.lists[j], shared.chunks[j], at,
+                                       [&] { scale = kv::head_scale(its.v_scale, its.scale_stride, head); });
+      if (piece.l == 0.0f) continue;  // the row sees none of its keys
+      for (float& x : piece.o) x = mul_rn(x, scale);
+      merge(all, piece);
+    }
+    OutputRow to = output_row(first, s, block, query_row(first, s, rows, row), column == 0);
+    to.scale = 1.0f;
+    write_output_piece(first, to, column, all);
+  }
+}
+
+}  // namespace flashport::FLASHPORT_TARGET::decode

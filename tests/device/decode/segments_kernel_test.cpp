@@ -1,0 +1,105 @@
+// Kernels of sm90a that read segments one after the other (segments_kernel.h), from the public call to the output, by
+// their own text on a multiprocessor of the host (machine.h).
+#include <gtest/gtest.h>
+
+#include <flashport/backend.h>
+#include <flashport/decode.h>
+
+#include "tests/device/machine/model_backend.h"
+#include "tests/ops/decode/mixed_call.h"
+
+namespace flashport_test {
+namespace {
+
+using flashport::machine::model;
+using reference::Type;
+
+using Lengths = std::vector<std::int64_t>;
+constexpr char kSmall[] = "decode_segments/bf16/kv=q8_0/hd128/r8/sm90a";
+constexpr char kLarge[] = "decode_segments/bf16/kv=q8_0/hd128/r8/large/sm90a";
+constexpr std::int64_t kMuchRoom = 200'000;
+
+// Blocks of q8_0, then `hot` of bf16 behind them.
+MixedSpec spec_of(const Lengths& old, const Lengths& hot, std::int64_t kv_heads) {
+  MixedSpec spec;
+  spec.q = Type::kBF16;
+  spec.dk = spec.dv = 128;
+  spec.hq = 4 * kv_heads;
+  spec.hkv = kv_heads;
+  spec.segments = {{Type::kQ8_0, Type::kQ8_0, old, Pages::kBlocks}, {Type::kBF16, Type::kBF16, hot, Pages::kTokens}};
+  spec.by_segment = true;
+  return spec;
+}
+
+void expect_right(const MixedSpec& spec, const char* kernel) {
+  MixedCall call(spec);
+  model().launched.clear();
+  ASSERT_NO_THROW(call.run()) << "seed " << model().seed - 1;
+  EXPECT_EQ(model().launched, (std::vector<std::string>{kernel, "decode_segments_combine/sm90a"}));
+  EXPECT_EQ(call.check(), "") << "seed " << model().seed - 1;
+}
+
+TEST(KernelsOfSegments, Lengths) {
+  const std::pair<Lengths, Lengths> kLengths[] = {
+      {{0}, {0}},     {{1}, {0}}, {{0}, {1}}, {{63, 64, 65}, {1, 0, 64}}, {{129, 0, 300}, {127, 128, 129}},
+      {{1500}, {700}}};
+  for (const auto& [old, hot] : kLengths) {
+    for (const int blocks : {1, 2, 5}) {
+      flashport::set_multiprocessor_limit(blocks);
+      SCOPED_TRACE(std::to_string(old[0]) + " + " + std::to_string(hot[0]) + ", " + std::to_string(blocks));
+      expect_right(spec_of(old, hot, blocks == 2 ? 4 : 2), kSmall);
+    }
+  }
+}
+
+// Teams of a block copy the heads of a row at once, or each its own.
+TEST(KernelsOfSegments, LargeCaches) {
+  for (const std::int64_t kv_heads : {4, 8}) {
+    for (const int blocks : {1, 3}) {
+      flashport::set_multiprocessor_limit(blocks);
+      MixedSpec spec = spec_of({700, 1, 300}, {65, 130, 0}, kv_heads);
+      spec.segments[0].room = kMuchRoom;
+      expect_right(spec, kLarge);
+      spec.segments[0].pages = Pages::kTokens;
+      expect_right(spec, kLarge);
+    }
+  }
+}
+
+// The first tokens and the newest ones in 16 bits, and two parts of blocks between them.
+TEST(KernelsOfSegments, FourSegmentsWithOptions) {
+  for (const std::int64_t room : {std::int64_t{0}, kMuchRoom}) {
+    flashport::set_multiprocessor_limit(2);
+    MixedSpec spec = spec_of({200, 0, 65}, {64, 3, 130}, 4);
+    spec.segments.insert(spec.segments.begin(), {Type::kBF16, Type::kBF16, {4, 4, 0}});
+    spec.segments.insert(spec.segments.begin() + 2, {Type::kQ8_0, Type::kQ8_0, {300, 1, 0}, Pages::kTokens});
+    for (const int i : {1, 2}) spec.segments[static_cast<std::size_t>(i)].room = room;
+    spec.segments[1].scales = spec.segments[2].scales = Scales::kHead;
+    spec.softcap = 5;
+    spec.sinks = spec.out_fp32 = true;
+    expect_right(spec, room > 0 ? kLarge : kSmall);
+  }
+}
+
+TEST(KernelsOfSegments, BitsDoNotDependOnTheBlocksNorOnTheCache) {
+  for (const bool alone : {false, true}) {
+    std::vector<std::vector<unsigned char>> bits;
+    for (const std::int64_t room : {std::int64_t{0}, kMuchRoom}) {
+      MixedSpec spec = spec_of({300, 1, 1500}, {64, 129, 700}, 4);
+      spec.segments[0].room = room;
+      MixedCall call(spec);
+      for (const int blocks : {1, 3, 6}) {
+        flashport::set_multiprocessor_limit(blocks);
+        alone ? call.run_each_alone() : call.run();
+        for (std::int64_t b = 0; b < call.batch(); ++b) {
+          if (bits.size() < 3) bits.push_back(call.bits(b));
+          EXPECT_TRUE(call.bits(b) == bits[static_cast<std::size_t>(b)])
+              << b << ", " << blocks << " blocks, seed " << model().seed - 1;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flashport_test
