@@ -12,6 +12,7 @@ from typing import Any
 
 from flashport import _core, decode
 from flashport._rewording import REFUSALS, reworded
+from flashport._shim_errors import ShimError, ShimIndexError, ShimTypeError
 from flashport.arrays import caller_library, new_array, rank
 from flashport.torch.gradients import refuse_gradients
 from flashport.typing import SupportsDLPack
@@ -26,6 +27,27 @@ _OF_DECODE = {
     "k_cache": "key_cache",
     "v_cache": "value_cache",
 }
+_BLOCK_SIZES = (16, 32)  # what vLLM's kernels are compiled for; it refuses others, and some are wrong here
+_HEAD_SIZES = (64, 128)
+_GQA_RATIOS = range(1, 17)
+_INT_TYPES = ("int32", "int64")
+_TORCH_NAMES = {  # of types in torch's errors, where it names one of C++ and where it names one of its own
+    "bool": ("bool", "Bool"), "int8": ("signed char", "Char"), "int16": ("short int", "Short"),
+    "int32": ("int", "Int"), "int64": ("long int", "Long"), "uint8": ("unsigned char", "Byte"),
+    "uint16": ("short unsigned int", "UInt16"), "uint32": ("unsigned int", "UInt32"),
+    "uint64": ("long unsigned int", "UInt64"), "float16": ("c10::Half", "Half"),
+    "bfloat16": ("c10::BFloat16", "BFloat16"), "float32": ("float", "Float"), "float64": ("double", "Double"),
+}  # fmt: skip
+_NO_STORAGE = "Cannot access data pointer of Tensor that doesn't have storage"
+_OF_NONE = {  # what torch says of a tensor that is None, where vLLM first looks at it
+    "out": _NO_STORAGE,
+    "query": "Dimension out of range (expected to be in range of [-1, 0], but got 2)",
+    "key_cache": "strides() called on an undefined Tensor",
+    "value_cache": _NO_STORAGE,
+    "block_tables": "Dimension out of range (expected to be in range of [-1, 0], but got 1)",
+    "seq_lens": "expected scalar type Int but found UNKNOWN_SCALAR",
+}
+_AXES = {"query": (2,), "key_cache": (0, 1), "block_tables": (0, 1)}  # that vLLM asks for
 
 
 def paged_attention_rocm(
@@ -87,7 +109,9 @@ def paged_attention_rocm(
     Raises:
         ValueError, TypeError, RuntimeError: As :func:`flashport.flash_decode`; nothing has been written. Also a
             length beyond the table or ``max_seq_len`` and an entry of the table that is no block, where these are in
-            host memory.
+            host memory. What vLLM or torch's dispatcher refuses, too, is a RuntimeError as well and begins with their
+            words.
+        IndexError: As well, for ``query``, ``key_cache`` or ``block_tables`` that has too few axes or is None.
         NotImplementedError: ``fp8_out_scale``; another ``kv_cache_dtype``; a tensor that asks for a gradient while
             torch records them; and as :func:`flashport.flash_decode`.
 
@@ -96,25 +120,29 @@ def paged_attention_rocm(
         what it does with ``query_start_loc`` that of csrc/rocm/attention.cu.
     """
     refuse_gradients(_NAME, "out query key_cache value_cache", out, query, key_cache, value_cache)
-    if fp8_out_scale is not None:
-        raise NotImplementedError(
-            f"{_NAME}: fp8_out_scale must be None, since outputs have the type of query; quantise out afterwards"
-        )
-    if mfma_type not in ("f16", "fp8"):
-        raise ValueError(f'{_NAME}: mfma_type must be "f16" or "fp8", got {mfma_type!r}')
     arrays = {
         "query": query, "out": out, "key_cache": key_cache, "value_cache": value_cache, "block_tables": block_tables,
         "seq_lens": seq_lens, "query_start_loc": query_start_loc,
     }  # fmt: skip
-    _check_kinds(arrays)
-    _check_shapes(arrays, _integer("num_kv_heads", num_kv_heads), _integer("block_size", block_size))
-    fp8 = _fp8_type(query, key_cache, value_cache, kv_cache_dtype)
+    others = {
+        "exp_sum": exp_sum, "max_logits": max_logits, "tmp_out": tmp_out, "alibi_slopes": alibi_slopes,
+        "k_scale": k_scale, "v_scale": v_scale, "fp8_out_scale": fp8_out_scale,
+    }  # fmt: skip
+    _check_schema(arrays | others, scale, {"kv_cache_dtype": kv_cache_dtype, "mfma_type": mfma_type})
+    num_kv_heads, block_size = _integer("num_kv_heads", num_kv_heads), _integer("block_size", block_size)
     longest = _integer("max_seq_len", max_seq_len)
-    for name, value, least in (("max_seq_len", longest, 0), ("block_size", block_size, 1)):
-        if value < least:
-            raise ValueError(f"{_NAME}: {name} must be {least} or more, got {value}")
-    if scale is None:
-        raise TypeError(f"{_NAME}: scale must be a number, got None")
+    if fp8_out_scale is not None:
+        raise NotImplementedError(
+            f"{_NAME}: fp8 out scale unsupported: fp8_out_scale must be None, since outputs have the type of query; "
+            "quantise out afterwards"
+        )
+    if mfma_type not in ("f16", "fp8"):
+        raise ValueError(f'{_NAME}: mfma_type must be "f16" or "fp8", got {mfma_type!r}')
+    _check_kinds(arrays)
+    _check_shapes(arrays, num_kv_heads, block_size)
+    fp8 = _fp8_type(query, key_cache, value_cache, kv_cache_dtype)
+    if longest < 0:
+        raise ValueError(f"{_NAME}: max_seq_len must be 0 or more, got {longest}")
     if _is_on_host(query):
         _check_entries(block_tables, seq_lens, longest, block_size, _shape(key_cache)[0])
     options: dict[str, Any] = {"softmax_scale": scale, "alibi_slopes": alibi_slopes}
@@ -135,57 +163,126 @@ def paged_attention_rocm(
     try:
         decode.flash_decode(rows, seqlens=lens, **pages, **options, out=result)
     except REFUSALS as error:
-        raise reworded(error, f"{_NAME}: ", _OF_DECODE) from None
+        size = _shape(query)[2]
+        is_unsupported = isinstance(error, NotImplementedError) and size not in _HEAD_SIZES
+        words = f"Unsupported head size: {size}; " if is_unsupported else ""
+        raise reworded(error, f"{_NAME}: {words}", _OF_DECODE) from None
     if query_start_loc is not None:
         _put_back(out, result, query_start_loc)
 
 
+def _check_schema(tensors: dict[str, Any], scale: Any, texts: dict[str, Any]) -> None:
+    """What torch's dispatcher looks at: tensors are arrays or None, the scale is a number, and texts are texts."""
+    for name, x in tensors.items():
+        if x is not None and not (hasattr(x, "__dlpack__") or caller_library(x)):
+            raise _wrong_kind(name, x, "an array")
+    if not (hasattr(scale, "__float__") or hasattr(scale, "__index__")) or math.prod(getattr(scale, "shape", ())) != 1:
+        raise _wrong_kind("scale", scale, "a number")
+    for name, text in texts.items():
+        if not isinstance(text, str):
+            raise _wrong_kind(name, text, "a str")
+
+
+def _wrong_kind(name: str, x: Any, wanted: str) -> ShimTypeError:
+    """In the words of torch's dispatcher."""
+    kinds = {
+        "num_kv_heads": "int", "block_size": "int", "max_seq_len": "int", "scale": "float", "kv_cache_dtype": "str",
+        "mfma_type": "str", "query_start_loc": "Optional[Tensor]", "alibi_slopes": "Optional[Tensor]",
+        "fp8_out_scale": "Optional[Tensor]",
+    }  # fmt: skip
+    return ShimTypeError(
+        f"{_NAME}: _rocm_C::paged_attention() Expected a value of type '{kinds.get(name, 'Tensor')}' for argument "
+        f"'{'exp_sums' if name == 'exp_sum' else name}' but instead found type '{type(x).__name__}'. {name} must be "
+        f"{wanted}"
+    )
+
+
 def _check_kinds(arrays: dict[str, Any]) -> None:
-    """Arrays are of one library and on one device, and indices are integers."""
+    """Arrays are of one library and on one device, and types are served."""
+    for name, x in arrays.items():
+        if x is None and name in _OF_NONE:
+            error = ShimIndexError if _OF_NONE[name].startswith("Dimension") else ShimTypeError
+            raise error(f"{_NAME}: {_OF_NONE[name]}; {name} must be an array of torch, NumPy or CuPy, got NoneType")
     query = arrays["query"]
     library = caller_library(query)
     if library is None:
         raise TypeError(f"{_NAME}: query must be an array of torch, NumPy or CuPy, got {type(query).__name__}")
     for name, x in arrays.items():
-        if x is None and name == "query_start_loc":
+        if x is None:
             continue
         if caller_library(x) is not library:
+            if library.__name__ == "torch":
+                raise _wrong_kind(name, x, "a tensor, as query is")
             raise TypeError(
                 f"{_NAME}: {name} must be an array of {library.__name__}, as query is, got {type(x).__name__}"
             )
         device, ours = getattr(x, "device", None), getattr(query, "device", None)
         if device != ours:
             raise ValueError(f"{_NAME}: {name} must be on {ours}, as query is, got one on {device}")
-        if name in ("block_tables", "seq_lens", "query_start_loc") and x.dtype not in (library.int32, library.int64):
-            raise TypeError(f"{_NAME}: {name} must be int32 or int64, got {_type_name(x)}")
+    served = ("float16", "bfloat16", "float32") if _is_on_host(query) else ("float16", "bfloat16")
+    if _type_name(query) not in served:
+        raise ShimTypeError(
+            f"{_NAME}: Unsupported data type: {_torch_names(query)[0]}; query must be float16 or bfloat16, or float32 "
+            f"on the CPU, got {_type_name(query)}"
+        )
+    for name in ("block_tables", "seq_lens"):
+        if _type_name(arrays[name]) not in _INT_TYPES:
+            raise ShimTypeError(
+                f"{_NAME}: expected scalar type Int but found {_torch_names(arrays[name])[1]}; {name} must be int32 or "
+                f"int64, got {_type_name(arrays[name])}"
+            )
+    starts = arrays["query_start_loc"]
+    if starts is not None and _type_name(starts) not in _INT_TYPES:
+        raise TypeError(f"{_NAME}: query_start_loc must be int32 or int64, got {_type_name(starts)}")
     if arrays["out"].dtype != query.dtype:
         raise TypeError(f"{_NAME}: out must be {_type_name(query)}, as query is, got {_type_name(arrays['out'])}")
 
 
+def _torch_names(x: Any) -> tuple[str, str]:
+    name = _type_name(x)
+    return _TORCH_NAMES.get(name, (name, name))
+
+
+def _check_axes(name: str, x: Any, text: str) -> None:
+    dimensions = text.count(",") + 1
+    if rank(x) == dimensions:
+        return
+    wanted = f"{name} must have {dimensions} dimensions {text}, got {rank(x)}: {_shape(x)}"
+    for axis in _AXES[name]:
+        if rank(x) == 0:
+            raise ShimIndexError(f"{_NAME}: Dimension specified as {axis} but tensor has no dimensions; {wanted}")
+        if axis >= rank(x):
+            span = f"[{-rank(x)}, {rank(x) - 1}]"
+            raise ShimIndexError(
+                f"{_NAME}: Dimension out of range (expected to be in range of {span}, but got {axis}); {wanted}"
+            )
+    raise ValueError(f"{_NAME}: {wanted}")
+
+
 def _check_shapes(arrays: dict[str, Any], num_kv_heads: int, block_size: int) -> None:
-    axes = {
-        "query": "(tokens, num_heads, head_size)",
-        "key_cache": "(blocks, num_kv_heads, head_size / x, block_size, x)",
-        "block_tables": "(sequences, max_blocks)",
-    }
-    for name, text in axes.items():
-        dimensions = text.count(",") + 1
-        if rank(arrays[name]) != dimensions:
-            got = f"{rank(arrays[name])}: {_shape(arrays[name])}"
-            raise ValueError(f"{_NAME}: {name} must have {dimensions} dimensions {text}, got {got}")
+    _check_axes("query", arrays["query"], "(tokens, num_heads, head_size)")
+    _check_axes("key_cache", arrays["key_cache"], "(blocks, num_kv_heads, head_size / x, block_size, x)")
+    _check_axes("block_tables", arrays["block_tables"], "(sequences, max_blocks)")
     rows, heads, head_size = _shape(arrays["query"])
-    blocks, kv_heads, groups, tokens, x = _shape(arrays["key_cache"])
+    key_shape = _shape(arrays["key_cache"])
+    blocks, kv_heads, groups, tokens, x = key_shape
     sequences = _shape(arrays["block_tables"])[0]
-    if (num_kv_heads, block_size) != (kv_heads, tokens):
-        name, given, own = (
-            ("num_kv_heads", num_kv_heads, kv_heads) if num_kv_heads != kv_heads else ("block_size", block_size, tokens)
-        )
-        raise ValueError(f"{_NAME}: {name} must be {own} as key_cache has {_shape(arrays['key_cache'])}, got {given}")
+    if head_size == 0:
+        raise _unsupported("head size", 0, False, f"query must have a head_size of 1 or more, got {(rows, heads, 0)}")
     if groups * x != head_size:
-        raise ValueError(
-            f"{_NAME}: key_cache must have head_size / x times x of query's head_size, {head_size}, got {groups} times "
-            f"{x}: {_shape(arrays['key_cache'])}"
-        )
+        need = f"key_cache must have head_size / x times x of query's head_size, {head_size}, got "
+        need += f"{groups} times {x}: {key_shape}"
+        raise _unsupported("head size", head_size, head_size in _HEAD_SIZES, need)
+    cache = f"as key_cache has {key_shape}"
+    if block_size != tokens or tokens == 0:
+        need = f"block_size must be {tokens or '1 or more'} {cache}, got {block_size}"
+        raise _unsupported("block size", block_size, block_size in _BLOCK_SIZES, need)
+    if num_kv_heads != kv_heads:
+        raise ValueError(f"{_NAME}: num_kv_heads must be {kv_heads} {cache}, got {num_kv_heads}")
+    if kv_heads > 0 and heads % kv_heads != 0:
+        ratio = heads // kv_heads
+        need = f"num_heads of query must be a multiple of num_kv_heads, got {heads} and {kv_heads}"
+        raise _unsupported("gqa ratio", ratio, ratio in _GQA_RATIOS, need)
     wanted = {
         "out": (rows, heads, head_size),
         "value_cache": (blocks, kv_heads, head_size, tokens),
@@ -202,6 +299,11 @@ def _check_shapes(arrays: dict[str, Any], num_kv_heads: int, block_size: int) ->
         )
 
 
+def _unsupported(what: str, value: int, is_vllms: bool, text: str) -> ValueError:
+    """In vLLM's words and class, unless its kernels have this ``value``: it then checks nothing."""
+    return ValueError(f"{_NAME}: {text}") if is_vllms else ShimError(f"{_NAME}: Unsupported {what}: {value}; {text}")
+
+
 def _fp8_type(query: Any, key_cache: Any, value_cache: Any, kv_cache_dtype: str) -> Any:
     """The element type of what fp8 caches store; None of caches of the query's own."""
     caches = (("key_cache", key_cache), ("value_cache", value_cache))
@@ -215,7 +317,7 @@ def _fp8_type(query: Any, key_cache: Any, value_cache: Any, kv_cache_dtype: str)
         return None
     if kv_cache_dtype not in ("fp8", "fp8_e4m3"):
         raise NotImplementedError(
-            f'{_NAME}: kv_cache_dtype must be "auto", "fp8" or "fp8_e4m3", got {kv_cache_dtype!r}'
+            f'{_NAME}: Unsupported KV cache dtype: {kv_cache_dtype}; kv_cache_dtype must be "auto", "fp8" or "fp8_e4m3"'
         )
     library: Any = caller_library(query)
     if hasattr(query, "is_cuda"):
@@ -331,9 +433,10 @@ def _put_back(out: Any, result: Any, query_start_loc: Any) -> None:
 
 
 def _integer(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{_NAME}: {name} must be an integer, got {type(value).__name__}")
-    return operator.index(value)
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise _wrong_kind(name, value, "an integer") from None
 
 
 def _is_on_host(x: Any) -> bool:

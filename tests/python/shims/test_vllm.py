@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import tracemalloc
 
 import ml_dtypes
@@ -11,7 +12,7 @@ import pytest
 
 from flashport.testing import oracle
 from flashport.vllm import paged_attention_rocm
-from helpers import BF16, assert_close, expect_refusal, from_torch, to_torch
+from helpers import BF16, assert_close, expect_refusal, expect_words, from_torch, to_torch
 
 FP8 = ml_dtypes.float8_e4m3fn
 LENS = (33, 1, 0, 64, 17)
@@ -207,48 +208,130 @@ def test_the_signature_is_vllms():
     assert given == {"fp8_out_scale": None, "mfma_type": "f16"}
 
 
-WRONG = {
-    "fp8_out_scale": (np.ones(1, np.float32), NotImplementedError, "fp8_out_scale must be None"),
-    "mfma_type": ("bf8", ValueError, "mfma_type must be \"f16\" or \"fp8\", got 'bf8'"),
-    "kv_cache_dtype": ("fp8_e5m2", NotImplementedError, 'kv_cache_dtype must be "auto", "fp8" or "fp8_e4m3", got'),
-    "query": ([1], TypeError, "query must be an array of torch, NumPy or CuPy, got list"),
-    "query ": (np.zeros((5, 512), BF16), ValueError, "query must have 3 dimensions .tokens, .* got 2"),
-    "query  ": (np.zeros((4, HEADS, 64), BF16), ValueError, r"out must have shape \(4, 8, 64\), got \(5, 8, 64\)"),
-    "query   ": (np.zeros((5, HEADS, 32), BF16), ValueError, "key_cache must have head_size / x times x of query's"),
-    "out": (np.zeros((5, HEADS, 64), np.float32), TypeError, "out must be bfloat16, as query is, got float32"),
-    "out ": (np.zeros((5, HEADS, 32), BF16), ValueError, "out must have shape"),
-    "out  ": (None, TypeError, "out must be an array of numpy, as query is, got NoneType"),
-    "key_cache": (np.zeros((13, 2, 8, 16, 8), np.float16), TypeError, 'key_cache must be bfloat16, .* with kv_cache'),
-    "key_cache ": (np.zeros((9, 2, 64, 16), BF16), ValueError, "key_cache must have 5 dimensions"),
-    "value_cache": (np.zeros((9, 2, 16, 64), BF16), ValueError, "value_cache must have shape"),
-    "num_kv_heads": (4, ValueError, r"num_kv_heads must be 2 as key_cache has \(\d+, 2, 8, 16, 8\), got 4"),
-    "num_kv_heads ": (2.0, TypeError, "num_kv_heads must be an integer, got float"),
-    "scale": ("1", TypeError, "scale must be a number"),
-    "scale ": (None, TypeError, "scale must be a number, got None"),
-    "scale  ": (float("inf"), ValueError, "scale must"),
-    "block_tables": (np.zeros((5, 6), np.float32), TypeError, "block_tables must be int32 or int64, got float32"),
-    "block_tables ": (np.zeros(5, np.int32), ValueError, "block_tables must have 2 dimensions"),
-    "block_tables  ": (np.full((5, 6), 99, np.int32), ValueError, r"block_tables must name blocks below \d+ .* got 99"),
-    "block_tables   ": (np.full((5, 6), -1, np.int64), ValueError, r"block_tables must name .* got -1 at \(0, 0\)"),
-    "seq_lens": (np.ones(4, np.int32), ValueError, r"seq_lens must have shape \(5,\), got \(4,\)"),
-    "seq_lens ": (np.full(5, 65, np.int32), ValueError, "seq_lens must be 0 to 64, .* got 65 at 0"),
-    "seq_lens  ": (np.full(5, -1, np.int32), ValueError, "seq_lens must be 0 to 64, .* got -1 at 0"),
-    "query_start_loc": (np.zeros(5, np.int32), ValueError, r"query_start_loc must have shape \(6,\)"),
-    "block_size": (32, ValueError, "block_size must be 16 as key_cache has"),
-    "max_seq_len": (-1, ValueError, "max_seq_len must be 0 or more, got -1"),
-    "max_seq_len ": (None, TypeError, "max_seq_len must be an integer, got NoneType"),
-    "alibi_slopes": (np.zeros(3, np.float32), ValueError, "alibi_slopes must"),
-    "k_scale": (np.zeros(3, np.float32), ValueError, "k_scale must"),
-    "v_scale": (np.zeros(1, np.float32), ValueError, r"v_scale\[0\] = 0 must be finite"),
-}  # fmt: skip
+def expected(kind, name, found):
+    """What torch's dispatcher says of an argument of another kind."""
+    return (
+        f"_rocm_C::paged_attention() Expected a value of type '{kind}' for argument '{name}' but instead found type "
+        f"'{found}'. {name.removesuffix('s') if name == 'exp_sums' else name} must be a"
+    )
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_argument_is_named_and_nothing_is_written(name):
-    value, error, text = WRONG[name]
-    arguments, _ = make(cache="fp8" if "_scale" in name and "out" not in name else "auto")
-    arguments[name.strip()] = value
-    expect_refusal(paged_attention_rocm, arguments, ["out", "key_cache", "value_cache"], error, text)
+def out_of_range(axis, axes):
+    return f"Dimension out of range (expected to be in range of [-{axes}, {axes - 1}], but got {axis}); "
+
+
+SCALAR = "Dimension specified as {} but tensor has no dimensions; "
+INT = "expected scalar type Int but found"
+NO_STORAGE = "Cannot access data pointer of Tensor that doesn't have storage; "
+ONE = np.zeros(1, np.float32)
+
+# argument, what it is, the words of vLLM or torch, their class where that is not RuntimeError
+THEIRS = [
+    ("kv_cache_dtype", "fp8_e5m2", 'Unsupported KV cache dtype: fp8_e5m2; kv_cache_dtype must be "auto", '),
+    ("kv_cache_dtype", None, expected("str", "kv_cache_dtype", "NoneType")),
+    ("kv_cache_dtype", 3, expected("str", "kv_cache_dtype", "int")),
+    ("mfma_type", None, expected("str", "mfma_type", "NoneType")),
+    ("fp8_out_scale", ONE, "fp8 out scale unsupported: fp8_out_scale must be None"),
+    ("fp8_out_scale", 1.0, expected("Optional[Tensor]", "fp8_out_scale", "float")),
+    ("query", [1], expected("Tensor", "query", "list")),
+    ("query", None, out_of_range(2, 1) + "query must be an array", IndexError),
+    ("query", np.zeros((5, 512), BF16), out_of_range(2, 2) + "query must have 3 dimensions (tokens, num", IndexError),
+    ("query", np.zeros((), BF16), SCALAR.format(2), IndexError),
+    ("query", np.zeros((5, HEADS, 64)), "Unsupported data type: double; query must be float16 or bfloat16"),
+    ("query", np.zeros((5, HEADS, 64), np.int8), "Unsupported data type: signed char; query must be float16"),
+    ("query", np.zeros((5, HEADS, 32), BF16), "Unsupported head size: 32; key_cache must have head_size / x times"),
+    ("query", np.zeros((5, HEADS, 0), BF16), "Unsupported head size: 0; query must have a head_size of 1 or more"),
+    ("query", np.zeros((5, 1, 64), BF16), "Unsupported gqa ratio: 0; num_heads of query must be a multiple of"),
+    ("out", None, NO_STORAGE + "out must be an array"),
+    ("out", 1.0, expected("Tensor", "out", "float")),
+    ("exp_sum", [1], expected("Tensor", "exp_sums", "list")),
+    ("max_logits", [1], expected("Tensor", "max_logits", "list")),
+    ("tmp_out", [1], expected("Tensor", "tmp_out", "list")),
+    ("key_cache", None, "strides() called on an undefined Tensor; key_cache must be an array"),
+    ("key_cache", "a", expected("Tensor", "key_cache", "str")),
+    ("key_cache", np.zeros(9, BF16), out_of_range(1, 1) + "key_cache must have 5 dimensions", IndexError),
+    ("key_cache", np.zeros((), BF16), SCALAR.format(0), IndexError),
+    ("value_cache", None, NO_STORAGE + "value_cache must be an array"),
+    ("value_cache", {}, expected("Tensor", "value_cache", "dict")),
+    ("num_kv_heads", 2.0, expected("int", "num_kv_heads", "float")),
+    ("num_kv_heads", None, expected("int", "num_kv_heads", "NoneType")),
+    ("scale", "1", expected("float", "scale", "str")),
+    ("scale", None, expected("float", "scale", "NoneType")),
+    ("scale", 1j, expected("float", "scale", "complex")),
+    ("scale", np.ones(2), expected("float", "scale", "ndarray")),
+    ("block_tables", None, out_of_range(1, 1) + "block_tables must be an array", IndexError),
+    ("block_tables", [[1]], expected("Tensor", "block_tables", "list")),
+    ("block_tables", np.zeros((5, 6), np.float32), f"{INT} Float; block_tables must be int32 or int64, got float32"),
+    ("block_tables", np.zeros((5, 6), np.int16), f"{INT} Short; block_tables must be"),
+    ("block_tables", np.zeros(5, np.int32), out_of_range(1, 1) + "block_tables must have 2 dimensions", IndexError),
+    ("block_tables", np.zeros((), np.int32), SCALAR.format(0), IndexError),
+    ("seq_lens", None, f"{INT} UNKNOWN_SCALAR; seq_lens must be an array"),
+    ("seq_lens", [1], expected("Tensor", "seq_lens", "list")),
+    ("seq_lens", np.ones(5, np.float64), f"{INT} Double; seq_lens must be int32 or int64, got float64"),
+    ("query_start_loc", [1], expected("Optional[Tensor]", "query_start_loc", "list")),
+    ("block_size", 8, "Unsupported block size: 8; block_size must be 16 as key_cache has"),
+    ("block_size", 0, "Unsupported block size: 0; "),
+    ("block_size", "16", expected("int", "block_size", "str")),
+    ("max_seq_len", None, expected("int", "max_seq_len", "NoneType")),
+    ("max_seq_len", 64.0, expected("int", "max_seq_len", "float")),
+    ("alibi_slopes", [1.0], expected("Optional[Tensor]", "alibi_slopes", "list")),
+    ("k_scale", 1.0, expected("Tensor", "k_scale", "float")),
+    ("v_scale", "1", expected("Tensor", "v_scale", "str")),
+]  # fmt: skip
+
+# What vLLM does not look at: argument, what it is, our class, our words
+OURS = [
+    ("mfma_type", "bf8", ValueError, "mfma_type must be \"f16\" or \"fp8\", got 'bf8'"),
+    ("query", np.zeros((4, HEADS, 64), BF16), ValueError, r"out must have shape \(4, 8, 64\), got \(5, 8, 64\)"),
+    ("query", np.zeros((5, HEADS, 64, 1), BF16), ValueError, "query must have 3 dimensions"),
+    ("query", np.zeros((5, HEADS, 128), BF16), ValueError, "key_cache must have head_size / x times x of query's"),
+    ("query", np.zeros((5, 3, 64), BF16), ValueError, "num_heads of query must be a multiple of .* got 3 and 2"),
+    ("out", np.zeros((5, HEADS, 64), np.float32), TypeError, "out must be bfloat16, as query is, got float32"),
+    ("out", np.zeros((5, HEADS, 32), BF16), ValueError, "out must have shape"),
+    ("key_cache", np.zeros((13, 2, 8, 16, 8), np.float16), TypeError, 'key_cache must be bfloat16, .* with kv_cache'),
+    ("key_cache", np.zeros((9, 2, 64, 16), BF16), ValueError, "key_cache must have 5 dimensions"),
+    ("value_cache", np.zeros((9, 2, 16, 64), BF16), ValueError, "value_cache must have shape"),
+    ("num_kv_heads", 4, ValueError, r"num_kv_heads must be 2 as key_cache has \(\d+, 2, 8, 16, 8\), got 4"),
+    ("scale", float("inf"), ValueError, "scale must"),
+    ("block_tables", np.zeros((5, 6, 1), np.int32), ValueError, "block_tables must have 2 dimensions"),
+    ("block_tables", np.full((5, 6), 99, np.int32), ValueError, r"block_tables must name blocks below \d+ .* got 99"),
+    ("block_tables", np.full((5, 6), -1, np.int64), ValueError, r"block_tables must name .* got -1 at \(0, 0\)"),
+    ("seq_lens", np.ones(4, np.int32), ValueError, r"seq_lens must have shape \(5,\), got \(4,\)"),
+    ("seq_lens", np.full(5, 65, np.int32), ValueError, "seq_lens must be 0 to 64, .* got 65 at 0"),
+    ("seq_lens", np.full(5, -1, np.int32), ValueError, "seq_lens must be 0 to 64, .* got -1 at 0"),
+    ("query_start_loc", np.zeros(5, np.int32), ValueError, r"query_start_loc must have shape \(6,\)"),
+    ("query_start_loc", np.zeros(6, np.float32), TypeError, "query_start_loc must be int32 or int64, got float32"),
+    ("block_size", 32, ValueError, "block_size must be 16 as key_cache has"),
+    ("max_seq_len", -1, ValueError, "max_seq_len must be 0 or more, got -1"),
+    ("alibi_slopes", np.zeros(3, np.float32), ValueError, "alibi_slopes must"),
+    ("k_scale", np.zeros(3, np.float32), ValueError, "k_scale must"),
+    ("v_scale", ONE, ValueError, r"v_scale\[0\] = 0 must be finite"),
+]  # fmt: skip
+
+
+def changed(name, value):
+    """Right arguments but one."""
+    arguments, _ = make(cache="fp8" if name in ("k_scale", "v_scale") else "auto")
+    return arguments | {name: value}
+
+
+@pytest.mark.parametrize(("name", "value", "words", "kind"), [(*row, RuntimeError)[:4] for row in THEIRS])
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_vllms_words_and_class(library, name, value, words, kind):
+    words = words.replace("'ndarray'", "'Tensor'") if library == "torch" else words
+    expect_words(paged_attention_rocm, changed(name, value), library, words, kind)
+
+
+@pytest.mark.parametrize("head_dim", [8, 1024])
+def test_a_head_dim_that_neither_has(head_dim):
+    arguments, _ = make(head_dim=head_dim)
+    text = f"Unsupported head size: {head_dim}; head_dim {head_dim} "
+    expect_refusal(paged_attention_rocm, arguments, ["out"], NotImplementedError, text)
+
+
+@pytest.mark.parametrize(("name", "value", "error", "text"), OURS)
+def test_a_wrong_argument_is_named_and_nothing_is_written(name, value, error, text):
+    expect_refusal(paged_attention_rocm, changed(name, value), ["out", "key_cache", "value_cache"], error, text)
 
 
 @pytest.mark.parametrize("other", ["query", "key_cache", "value_cache"])
@@ -267,6 +350,9 @@ def test_torch_tensors_do_not_mix_with_arrays():
         paged_attention_rocm, arguments, ["out"], TypeError, "seq_lens must be an array of numpy, as query is"
     )
     arguments = {name: to_torch(x) for name, x in make(np.float32)[0].items()}
+    mixed = arguments | {"seq_lens": np.array(LENS, np.int32)}
+    with pytest.raises(RuntimeError, match=re.escape(expected("Tensor", "seq_lens", "ndarray"))):
+        paged_attention_rocm(**mixed)
     arguments["query"].requires_grad_()
     with pytest.raises(NotImplementedError, match=r"^paged_attention_rocm: query requires a gradient"):
         paged_attention_rocm(**arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import ml_dtypes
@@ -37,6 +38,14 @@ def from_torch(tensor):
     return tensor.view(torch.int16).numpy().view(BF16) if tensor.dtype is torch.bfloat16 else tensor.numpy()
 
 
+def over(x):
+    """A torch tensor over the memory of an array; anything else as it is."""
+    torch = pytest.importorskip("torch")
+    if not isinstance(x, np.ndarray):
+        return x
+    return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) if x.dtype == BF16 else torch.from_numpy(x)
+
+
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ("g++", "clang++"))), reason="no C++ compiler for inductor"
 )
@@ -49,6 +58,17 @@ def expect_refusal(function, arguments, outputs, error, text):
     with pytest.raises(error, match=rf"^{function.__name__}: {text}"):
         function(**arguments)
     assert [x.tobytes() for x in given] == before
+
+
+def expect_words(function, arguments, library, words, kind):
+    """A shim refuses arrays of NumPy, or tensors of torch, in another library's words and class, and writes nothing."""
+    before = {name: x.tobytes() for name, x in arguments.items() if isinstance(x, np.ndarray)}
+    given = {name: over(x) for name, x in arguments.items()} if library == "torch" else arguments
+    with pytest.raises(kind, match=f"^{function.__name__}: {re.escape(words)}") as raised:
+        function(**given)
+    assert isinstance(raised.value, RuntimeError)
+    assert isinstance(raised.value, (ValueError, NotImplementedError))  # as all of flashport
+    assert {name: arguments[name].tobytes() for name in before} == before
 
 
 def share_memory(arguments, output, other, sixteenth):
