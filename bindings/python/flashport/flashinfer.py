@@ -10,14 +10,13 @@ import sys
 from typing import Any
 
 from flashport import _core, decode
+from flashport import _flashinfer_checks as checks
 from flashport._rewording import REFUSALS, reworded
 from flashport.arrays import array_library, caller_library, rank
 from flashport.torch.gradients import refuse_gradients
 from flashport.typing import Array, SupportsDLPack
 
 __all__ = ["merge_state", "merge_state_in_place", "merge_states"]
-
-_STATE_AXES = "(seq_len, num_heads, head_dim)"
 
 
 def merge_state(v_a: Array, s_a: SupportsDLPack, v_b: Array, s_b: SupportsDLPack) -> tuple[Array, Array]:
@@ -33,7 +32,9 @@ def merge_state(v_a: Array, s_a: SupportsDLPack, v_b: Array, s_b: SupportsDLPack
         ``(v, s)``, new, as ``v_a`` and in fp32 as ``s_a``. -inf in both ``s_a`` and ``s_b`` gives v = 0 and s = -inf.
 
     Raises:
-        ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flashport.merge_state`.
+        ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flashport.merge_state`. What FlashInfer
+            refuses, too, is a RuntimeError as well and begins with its words.
+        AttributeError: As well, for ``s_a`` or ``s_b`` that is no array.
 
     Source:
         bindings/python/flashport/flashinfer.py over that function; the signature is FlashInfer's, from
@@ -41,7 +42,12 @@ def merge_state(v_a: Array, s_a: SupportsDLPack, v_b: Array, s_b: SupportsDLPack
     """
     name = "merge_state"
     refuse_gradients(name, "v_a s_a v_b s_b", v_a, s_a, v_b, s_b)
-    _check_rank(name, "v_a", v_a, 3, _STATE_AXES)
+    checks.check_method(name, "s_a", s_a)
+    checks.check_method(name, "s_b", s_b)
+    words = f"empty_like(): argument 'input' (position 1) must be Tensor, not {type(v_a).__name__}"
+    checks.check_array(name, "v_a", v_a, words)
+    checks.check_array(name, "v_b", v_b, checks.not_passed(name, 6, 2, v_b))
+    checks.check_states(name, {"v_a": v_a, "s_a": s_a, "v_b": v_b, "s_b": s_b}, "s_b")
     try:
         return decode.merge_state(v_a, _fp32(s_a), v_b, _fp32(s_b), lse_base=2)
     except REFUSALS as error:
@@ -64,7 +70,8 @@ def merge_state_in_place(
 
     Raises:
         ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flashport.merge_state`; nothing has been
-            written.
+            written. What FlashInfer refuses, too, is a RuntimeError as well and begins with its words.
+        AttributeError: As well, for ``s`` or ``s_other`` that is no array.
 
     Source:
         bindings/python/flashport/flashinfer.py: the merge is of new arrays, which are then copied; the signature is
@@ -72,16 +79,21 @@ def merge_state_in_place(
     """
     name = "merge_state_in_place"
     refuse_gradients(name, "v s v_other s_other", v, s, v_other, s_other)
-    _check_rank(name, "v", v, 3, _STATE_AXES)
+    checks.check_method(name, "s", s)
+    checks.check_method(name, "s_other", s_other)
+    passed: list[tuple[int, str, Any]] = [(0, "v", v), (2, "v_other", v_other)]
+    if mask is not None:
+        passed.append((4, "mask", mask))
+    for index, argument, x in passed:
+        checks.check_array(name, argument, x, checks.not_passed(name, 4, index, x, optional=True))
     library = caller_library(v)
     for argument, x in (("v", v), ("s", s), ("mask", mask)):
         if library is None or (x is not None and caller_library(x) is not library):
             of = "torch, NumPy or CuPy" if library is None else library.__name__
             raise TypeError(f"{name}: {argument} must be an array of {of}, got {type(x).__name__}")
+    checks.check_states(name, {"v": v, "s": s, "v_other": v_other, "s_other": s_other}, "s")
     if mask is not None:
-        rows, got = _shape(v)[:1], _shape(mask)
-        if got != rows:
-            raise ValueError(f"{name}: mask must have shape (seq_len,) = {rows}, got {got}")
+        checks.check_mask(name, v, mask)
     _check_written(name, "v", v)
     _check_written(name, "s", s)
     try:
@@ -108,7 +120,8 @@ def merge_states(v: Array, s: SupportsDLPack) -> tuple[Array, Array]:
 
     Raises:
         ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flashport.merge_states`, whose axes begin
-            with the states.
+            with the states. What FlashInfer refuses, too, is a RuntimeError as well and begins with its words.
+        AttributeError: As well, for what is no array.
 
     Source:
         bindings/python/flashport/flashinfer.py over that function, which gets views; the signature is FlashInfer's,
@@ -116,34 +129,20 @@ def merge_states(v: Array, s: SupportsDLPack) -> tuple[Array, Array]:
     """
     name = "merge_states"
     refuse_gradients(name, "v s", v, s)
-    _check_rank(name, "v", v, 4, "(seq_len, num_states, num_heads, head_dim)")
-    _check_rank(name, "s", s, 3, "(seq_len, num_states, num_heads)")
-    if _shape(s) != _shape(v)[:3]:
-        raise ValueError(f"{name}: s must have shape {_shape(v)[:3]} as v has {_shape(v)}, got {_shape(s)}")
+    checks.check_method(name, "v", v, "device")
+    checks.check_method(name, "s", s)
+    checks.check_many(name, v, s)
     try:
         return decode.merge_states(_states_first(v), _states_first(_fp32(s)), lse_base=2)
     except REFUSALS as error:
         raise reworded(error, f"{name}: ", {"o": "v", "lse": "s"}) from None
 
 
-def _check_rank(function: str, name: str, x: Any, dimensions: int, axes: str) -> None:
-    if not hasattr(x, "shape"):
-        raise TypeError(f"{function}: {name} must be an array, got {type(x).__name__}")
-    if rank(x) != dimensions:
-        raise ValueError(f"{function}: {name} must have {dimensions} dimensions {axes}, got {rank(x)}: {_shape(x)}")
-
-
 def _check_written(function: str, name: str, x: Any) -> None:
     """The copies at the end must not be what finds that one of two arrays cannot be written."""
     if hasattr(x, "flags") and not getattr(x.flags, "writeable", True):
         raise ValueError(f"{function}: {name} is written and must not be read-only; pass a copy")
-    strides = x.stride() if hasattr(x, "is_cuda") else x.strides
-    if any(stride == 0 and extent > 1 for stride, extent in zip(strides, x.shape, strict=True)):
-        raise ValueError(f"{function}: {name} is written and must not repeat elements, got strides {tuple(strides)}")
-
-
-def _shape(x: Any) -> tuple[int, ...]:
-    return tuple(x.shape)
+    checks.check_repeats(function, name, x)
 
 
 def _fp32(s: Any) -> Any:

@@ -11,7 +11,7 @@ import pytest
 import flashport
 from flashport import flashinfer
 from flashport.testing import oracle
-from helpers import BF16, assert_close, expect_refusal, from_torch, same, to_torch
+from helpers import BF16, assert_close, expect_refusal, expect_words, from_torch, same, to_torch
 
 ROWS, STATES, HEADS, DIM = 7, 3, 4, 64
 LN2 = math.log(2)
@@ -149,44 +149,99 @@ def zeros(*shape, dtype=np.float32):
     return lambda _: np.zeros(shape, dtype)
 
 
-# function, argument, what becomes of it, error, text
-WRONG = [
-    ("merge_state", "v_a", zeros(ROWS, DIM), ValueError, r"v_a must have 3 dimensions \(seq_len, num_heads, "),
-    ("merge_state", "v_a", list, TypeError, "v_a must be an array, got list"),
-    ("merge_state", "v_a", zeros(ROWS, HEADS, DIM, dtype=np.int32), TypeError, "v_a must"),
-    ("merge_state", "s_a", zeros(ROWS, HEADS + 1), ValueError, "s_a must have shape .* as v_a has"),
-    ("merge_state", "s_a", zeros(ROWS, HEADS, dtype=np.int32), TypeError, "s_a must be float32, got int32"),
-    ("merge_state", "v_b", zeros(ROWS, HEADS, DIM, dtype=np.float16), TypeError, "v_b must be float32, got float16"),
-    ("merge_state", "v_b", zeros(ROWS, HEADS, 8), ValueError, "v_b must have shape .* as v_a has"),
-    ("merge_state", "s_b", zeros(ROWS), ValueError, "s_b must have 2 dimensions"),
-    ("merge_states", "v", zeros(ROWS, HEADS, DIM), ValueError, "v must have 4 dimensions .seq_len, num_states"),
-    ("merge_states", "v", zeros(ROWS, STATES, HEADS, DIM, dtype=np.int64), TypeError, "v must be float16"),
-    ("merge_states", "s", zeros(ROWS, HEADS, STATES), ValueError, r"s must have shape \(7, 3, 4\) as v has"),
-    ("merge_states", "s", list, TypeError, "s must be an array, got list"),
-    ("merge_state_in_place", "v", read_only, ValueError, "v is written and must not be read-only"),
-    ("merge_state_in_place", "s", read_only, ValueError, "s is written and must not be read-only"),
-    ("merge_state_in_place", "v", broadcast, ValueError, "v is written and must not repeat elements"),
-    ("merge_state_in_place", "s", broadcast, ValueError, "s is written and must not repeat elements"),
-    ("merge_state_in_place", "v", zeros(ROWS, DIM), ValueError, "v must have 3 dimensions"),
-    ("merge_state_in_place", "s", lambda s: s.astype(np.float16), TypeError, "s must be float32, got float16"),
-    ("merge_state_in_place", "s", list, TypeError, "s must be an array of numpy, got list"),
-    ("merge_state_in_place", "v_other", zeros(ROWS, HEADS, 8), ValueError, "v_other must have shape .* as v has"),
-    ("merge_state_in_place", "s_other", zeros(ROWS), ValueError, "s_other must have 2 dimensions .* as v has"),
-    ("merge_state_in_place", "mask", zeros(ROWS + 1, dtype=bool), ValueError, r"mask must have shape .* = \(7,\)"),
-    ("merge_state_in_place", "mask", list, TypeError, "mask must be an array of numpy, got list"),
+STATE, IN_PLACE, MANY = "merge_state", "merge_state_in_place", "merge_states"
+EMPTY = "empty_like(): argument 'input' (position 1) must be Tensor, not "
+PASSED = ", ".join(f"{i}: DLTensor*" for i in range(4))
+CALL = f"`merge_state_in_place({PASSED}, 4: Optional<DLTensor*>) -> void`"
+NO_TO, NO_DEVICE = "'list' object has no attribute 'to'; ", "'list' object has no attribute 'device'; "
+CHECK, SIZES = "Check failed:", "Check failed: a.size(i) == b.size(i)"
+MISMATCH = "Mismatched type on argument #{} when calling:"
+DISPATCH = "failed to dispatch data type; "
+
+# function, argument, what becomes of it, FlashInfer's words, its class where that is not RuntimeError
+THEIRS = [
+    (STATE, "v_a", zeros(ROWS, DIM), f"{CHECK} v_a.ndim() == 3 (2 vs. 3) : v_a must be a 3D tensor; v_a"),
+    (STATE, "v_a", list, f"{EMPTY}list; v_a must be an array", TypeError),
+    (STATE, "v_a", lambda _: None, f"{EMPTY}NoneType; ", TypeError),
+    (STATE, "v_a", zeros(ROWS, HEADS, DIM, dtype=np.int32), f"{DISPATCH}v_a must be float16, bfloat16 or float32"),
+    (STATE, "v_a", zeros(ROWS, HEADS, DIM, dtype=np.float64), f"{DISPATCH}v_a must be"),
+    (STATE, "s_a", zeros(ROWS, HEADS + 1), f"{SIZES} (5 vs. 4) : s_a.size(1) and s_b.size(1) "),
+    (STATE, "s_a", zeros(ROWS, HEADS, 1), f"{CHECK} s_a.ndim() == 2 (3 vs. 2) : s_a must be a 2D tensor; "),
+    (STATE, "s_a", list, f"{NO_TO}s_a must be an array, got list", AttributeError),
+    (STATE, "v_b", zeros(ROWS, HEADS, 8), f"{SIZES} (64 vs. 8) : v_a.size(2) and v_b.size(2) "),
+    (STATE, "v_b", zeros(ROWS), f"{CHECK} v_b.ndim() == 3 (1 vs. 3) : v_b must be a 3D tensor; "),
+    (STATE, "v_b", lambda _: None, f"{MISMATCH.format(2)} `merge_state({PASSED}, 4: DL", TypeError),
+    (STATE, "s_b", zeros(ROWS), f"{CHECK} s_b.ndim() == 2 (1 vs. 2) : s_b must be a 2D tensor; s_b must have 2"),
+    (STATE, "s_b", lambda _: 1.0, "'float' object has no attribute 'to'; s_b must be an", AttributeError),
+    (MANY, "v", zeros(ROWS, HEADS, DIM), "not enough values to unpack (expected 4, got 3); v must", ValueError),
+    (MANY, "v", zeros(ROWS, 1, 1, 1, 1), "too many values to unpack (expected 4); v must have 4", ValueError),
+    (MANY, "v", list, f"{NO_DEVICE}v must be an array, got list", AttributeError),
+    (MANY, "v", zeros(ROWS, STATES, HEADS, DIM, dtype=np.int64), f"{DISPATCH}v must be float16"),
+    (MANY, "v", zeros(ROWS, STATES, HEADS, 0), "Unsupported head_dim: 0; v must have a head_dim of 1 or more"),
+    (MANY, "s", zeros(ROWS, HEADS, STATES), f"{CHECK} v.size(1) == s.size(1) (3 vs. 4) : s must have shape (7, "),
+    (MANY, "s", zeros(ROWS, STATES), f"{CHECK} s.ndim() == 3 (2 vs. 3) : s must be a 3D tensor; "),
+    (MANY, "s", list, f"{NO_TO}s must be an array, got list", AttributeError),
+    (IN_PLACE, "v", broadcast, "v must be contiguous, or at least not repeat elements, as it is written"),
+    (IN_PLACE, "s", broadcast, "s must be contiguous, or at least not repeat elements, as it is written"),
+    (IN_PLACE, "v", zeros(ROWS, DIM), f"{CHECK} v.ndim() == 3 (2 vs. 3) : v must be a 3D tensor; "),
+    (IN_PLACE, "v", list, f"{MISMATCH.format(0)} {CALL}. Expected `DLTensor*` but got ", TypeError),
+    (IN_PLACE, "v", zeros(ROWS, HEADS, DIM, dtype=np.int32), f"{DISPATCH}v must be float16"),
+    (IN_PLACE, "s", list, f"{NO_TO}s must be an array, got list", AttributeError),
+    (IN_PLACE, "v_other", zeros(ROWS, HEADS, 8), f"{SIZES} (64 vs. 8) : v.size(2) and v_other."),
+    (IN_PLACE, "v_other", list, f"{MISMATCH.format(2)} {CALL}. Expected `DLTensor*` but ", TypeError),
+    (IN_PLACE, "s_other", zeros(ROWS), f"{CHECK} s_other.ndim() == 2 (1 vs. 2) : s_other must be a 2D tensor; "),
+    (IN_PLACE, "s_other", list, f"{NO_TO}s_other must be an array, got list", AttributeError),
+    (IN_PLACE, "mask", zeros(ROWS + 1, dtype=bool), f"{CHECK} v.size(0) == mask.value().size(0) (7 vs. 8) : mask"),
+    (IN_PLACE, "mask", zeros(ROWS, 1, dtype=bool), f"{CHECK} mask.value().ndim() == 1 (2 vs. 1) : mask.value() must "),
+    (IN_PLACE, "mask", list, f"{MISMATCH.format(4)} {CALL}. Expected `Optional<", TypeError),
 ]  # fmt: skip
 
+# What FlashInfer takes, or does wrongly without a word: function, argument, what becomes of it, our class, our words
+OURS = [
+    (STATE, "s_a", zeros(ROWS, HEADS, dtype=np.int32), TypeError, "s_a must be float32, got int32"),
+    (STATE, "v_b", zeros(ROWS, HEADS, DIM, dtype=np.float16), TypeError, "v_b must be float32, got float16"),
+    (IN_PLACE, "v", read_only, ValueError, "v is written and must not be read-only"),
+    (IN_PLACE, "s", read_only, ValueError, "s is written and must not be read-only"),
+    (IN_PLACE, "s", lambda s: s.astype(np.float16), TypeError, "s must be float32, got float16"),
+]
 
-@pytest.mark.parametrize(("function", "name", "change", "error", "text"), WRONG)
-def test_a_wrong_argument_is_named_and_nothing_is_written(function, name, change, error, text):
+
+def call_with(function, name, change):
+    """A function, and right arguments but one."""
     v, s = (np.nan_to_num(x, neginf=-1) for x in make())
-    values = [v, s] if function == "merge_states" else [v[:, 0], s[:, 0], v[:, 1], s[:, 1]]
-    if function == "merge_state_in_place":
+    values = [v, s] if function == MANY else [v[:, 0], s[:, 0], v[:, 1], s[:, 1]]
+    if function == IN_PLACE:
         values.append(np.ones(ROWS, bool))
     function = getattr(flashinfer, function)
     arguments = dict(zip(inspect.signature(function).parameters, map(np.array, values), strict=True))
     arguments[name] = change(arguments[name])
+    return function, arguments
+
+
+@pytest.mark.parametrize(("function", "name", "change", "words", "kind"), [(*row, RuntimeError)[:5] for row in THEIRS])
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_flashinfers_words_and_class(library, function, name, change, words, kind):
+    expect_words(*call_with(function, name, change), library, words, kind)
+
+
+@pytest.mark.parametrize(("function", "name", "change", "error", "text"), OURS)
+def test_a_wrong_argument_is_named_and_nothing_is_written(function, name, change, error, text):
+    function, arguments = call_with(function, name, change)
     expect_refusal(function, arguments, ["v", "s"], error, text)
+
+
+@pytest.mark.parametrize("function", [STATE, IN_PLACE, MANY])
+def test_tensors_lie_on_one_device(function):
+    torch = pytest.importorskip("torch")
+    place = "cuda" if torch.cuda.is_available() else "meta"
+    for name in inspect.signature(getattr(flashinfer, function)).parameters:
+        call, arguments = call_with(function, name, np.array)
+        moved = {key: to_torch(x) for key, x in arguments.items()}
+        moved[name] = moved[name].to(place)
+        words = r"\w+ must be a CUDA tensor, or all of a call on one other device; got v"
+        if name == "mask":
+            words = r"Check failed: mask.value\(\).device\(\).device_type == v.device\(\).device_type; mask must"
+        expect_refusal(call, moved, ["v", "s"], RuntimeError, words)
 
 
 def test_results_in_place_are_apart():
