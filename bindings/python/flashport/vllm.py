@@ -142,7 +142,8 @@ def paged_attention_rocm(
     _check_shapes(arrays, num_kv_heads, block_size)
     fp8 = _fp8_type(query, key_cache, value_cache, kv_cache_dtype)
     if longest < 0:
-        raise ValueError(f"{_NAME}: max_seq_len must be 0 or more, got {longest}")
+        loops = _quotient(_quotient(longest + 255, 256) + 63, 64)  # vLLM's: of 64 partitions of 256 keys
+        raise _unsupported("npar_loops", loops, False, f"max_seq_len must be 0 or more, got {longest}")
     if _is_on_host(query):
         _check_entries(block_tables, seq_lens, longest, block_size, _shape(key_cache)[0])
     options: dict[str, Any] = {"softmax_scale": scale, "alibi_slopes": alibi_slopes}
@@ -278,7 +279,10 @@ def _check_shapes(arrays: dict[str, Any], num_kv_heads: int, block_size: int) ->
         need = f"block_size must be {tokens or '1 or more'} {cache}, got {block_size}"
         raise _unsupported("block size", block_size, block_size in _BLOCK_SIZES, need)
     if num_kv_heads != kv_heads:
-        raise ValueError(f"{_NAME}: num_kv_heads must be {kv_heads} {cache}, got {num_kv_heads}")
+        need = f"num_kv_heads must be {kv_heads} {cache}, got {num_kv_heads}"
+        ratio = _quotient(heads, num_kv_heads) if num_kv_heads else 0
+        # vLLM compares num_heads / num_kv_heads alone with the ratios that it has, and dies of a division by zero.
+        raise _unsupported("gqa ratio", ratio, num_kv_heads == 0 or ratio in _GQA_RATIOS, need)
     if kv_heads > 0 and heads % kv_heads != 0:
         ratio = heads // kv_heads
         need = f"num_heads of query must be a multiple of num_kv_heads, got {heads} and {kv_heads}"
@@ -297,6 +301,12 @@ def _check_shapes(arrays: dict[str, Any], num_kv_heads: int, block_size: int) ->
             f"{_NAME}: query must have a row for each of the {sequences} sequences where query_start_loc is None, got "
             f"{rows}"
         )
+
+
+def _quotient(a: int, b: int) -> int:
+    """Rounded towards zero, as C++ does."""
+    quotient = abs(a) // abs(b)
+    return quotient if (a < 0) == (b < 0) else -quotient
 
 
 def _unsupported(what: str, value: int, is_vllms: bool, text: str) -> ValueError:
