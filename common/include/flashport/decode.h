@@ -102,8 +102,8 @@ struct MixedDecodeArgs {
   // Each segment by the kernel of its formats, in a launch of its own or in one for all where the target has one, and
   // a launch that merges: faster over large caches, slower over small ones. Only where flash_decode has a kernel for
   // each segment (16-bit ones of q's type, scales as DecodeArgs has them) and one query sees all keys alike: not with
-  // q_len above 1, cu_seqlens_q, a mask, a window or slopes, and not where all segments have the same formats. Elsewhere
-  // it changes nothing. which_kernel() knows nothing of it.
+  // q_len above 1, cu_seqlens_q, a mask, a window or slopes, and not where all segments have the same formats.
+  // Elsewhere it changes nothing. which_kernel() knows nothing of it.
   bool by_segment = false;
   TensorView out;
   std::optional<TensorView> lse;
