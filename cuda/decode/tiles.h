@@ -36,7 +36,7 @@ struct DecodeShared : NewKeyStages<kCfg>, SegmentStages<kCfg> {
   bool heads_together;  // as they lie in the rings of all teams
   [[no_unique_address]] std::conditional_t<is_block_cache(kCfg.shape.k_format), TooMuchOperands, NothingTooMuch>
       too_much;
-  std::conditional_t<kCfg.shape.in_turn, NoPartialList, PartialList> partials[kCfg.tuning.waves];
+  std::conditional_t<kCfg.shape.shares_launch, NoPartialList, PartialList> partials[kCfg.tuning.waves];
 };
 
 template <DecodeConfig kCfg>
@@ -82,7 +82,7 @@ class DecodeTiles {
                                      : kColTiles * kRowTiles <= 2 || kCfg.tuning.teams == 4 ? 2
                                      : kColTiles * kRowTiles <= 4                           ? 1
                                                                                             : 0;
-  static constexpr bool kCombines = !kShape.in_turn, kPublishesWholeTiles = kShape.in_turn;
+  static constexpr bool kCombines = !kShape.shares_launch, kPublishesWholeTiles = kShape.shares_launch;
   static constexpr float kScoreUnit = kScaled ? kOfKeys.key_unit : 1.0f;
   static constexpr bool kClearsGroup = kKeptStates == 1;
   struct Rows {

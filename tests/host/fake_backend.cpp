@@ -43,8 +43,8 @@ constexpr KernelEntry for_large_caches(KernelEntry kernel, bool plain = true) {
   return kernel;
 }
 // One that reads segments as two others do, one after the other.
-constexpr KernelEntry in_turn(const char* key, DecodeShape of_16_bits, DecodeShape of_blocks) {
-  of_16_bits.in_turn = of_blocks.in_turn = true;
+constexpr KernelEntry shares_launch(const char* key, DecodeShape of_16_bits, DecodeShape of_blocks) {
+  of_16_bits.shares_launch = of_blocks.shares_launch = true;
   return {.key = key,
           .tag = KernelTag::kDecodeSegments,
           .threads = 384,
@@ -124,9 +124,9 @@ const KernelEntry kGpuKernels[] = {
                                      {128, 128, 16, kF16, KvFormat::kQ8_0, KvFormat::kQ8_0}, {.column_slices = 2}),
                               false),
              4),
-    in_turn("decode_segments/bf16/k=q8_0/v=fp8_e4m3/hd128/r16/fakegpu",
-            {128, 128, 16, kB16, KvFormat::kBf16, KvFormat::kBf16},
-            {128, 128, 16, kF16, KvFormat::kQ8_0, KvFormat::kFp8E4M3}),
+    shares_launch("decode_segments/bf16/k=q8_0/v=fp8_e4m3/hd128/r16/fakegpu",
+                  {128, 128, 16, kB16, KvFormat::kBf16, KvFormat::kBf16},
+                  {128, 128, 16, kF16, KvFormat::kQ8_0, KvFormat::kFp8E4M3}),
     plain("decode_segments_combine/fakegpu", KernelTag::kDecodeSegmentsCombine, 128),
     plain("decode_combine/fakegpu", KernelTag::kDecodeCombine, 128),
     plain("decode_plain_combine/fakegpu", KernelTag::kDecodePlainCombine, 128),

@@ -76,51 +76,43 @@ FLASHPORT_DEVICE bool has_whole_groups(const PartialList& list, int chunks) {
   return true;
 }
 
-// A piece of the tile, from kAtOnce results in flight at a time. meanwhile(): while the first are on their way. Code
-// that runs once is slow by its length, so lists of both kinds have one text.
-template <int kAtOnce, class Meanwhile>
-FLASHPORT_DEVICE StatePiece combine_piece(const PartialSlices& partials, const PartialList& list, int chunks,
-                                          const PieceAt& at, const Meanwhile& meanwhile) {
-  static_assert(kAtOnce % kGroupChunks == 0);
-  const bool whole_groups = list.whole_groups;
-  const int step = whole_groups ? kGroupChunks : 1;  // chunks from a result to the next
-  StatePiece tile = no_piece();
-  FLASHPORT_UNROLL(1)
-  for (int first = 0; first < chunks; first += kAtOnce * step) {
-    StatePiece results[kAtOnce];
-    FLASHPORT_UNROLL(32)
-    for (int j = 0; j < kAtOnce; ++j) {
-      const int chunk = first + j * step;
-      load_partial(results[j], partials, chunk < chunks ? list.numbers[chunk] : -1, at);
-    }
-    if (first == 0) meanwhile();
-    if (whole_groups) {
-      FLASHPORT_UNROLL(32)
-      for (int j = 0; j < kAtOnce; ++j) merge(tile, results[j]);
-    } else {
-      FLASHPORT_UNROLL(32)
-      for (int group = 0; group < kAtOnce; group += kGroupChunks) {
-        FLASHPORT_UNROLL(4)
-        for (int j = 1; j < kGroupChunks; ++j) merge(results[group], results[group + j]);
-        merge(tile, results[group]);
-      }
-    }
-  }
-  return tile;
-}
-
-// `threads` (as a Block: thread() of threads()) share the pieces out among them. sink(place(at), at, piece) takes what
-// was combined.
+// `threads` (as a Block: thread() of threads()) share the pieces out among them, each with kAtOnce results in flight.
+// sink(place(at), at, piece) takes what was combined. Code that runs once is slow by its length, so lists of both kinds
+// have one text.
 template <int kAtOnce, class Threads, class Place, class Sink>
 FLASHPORT_DEVICE void combine_partials(const Threads& threads, const PartialSlices& partials, int rows, int columns,
                                        const PartialList& list, int chunks, const Place& place, const Sink& sink) {
+  static_assert(kAtOnce % kGroupChunks == 0);
+  const bool whole_groups = list.whole_groups;
+  const int step = whole_groups ? kGroupChunks : 1;  // chunks from a result to the next
   const int pieces_of_row = columns / kVectorFloats;
   const int pieces = rows * pieces_of_row;
   FLASHPORT_UNROLL(1)
   for (int i = recompute(threads.thread()); i < pieces; i += threads.threads()) {
     const PieceAt at{rows, columns, i / pieces_of_row, i % pieces_of_row * kVectorFloats};
+    StatePiece tile = no_piece();
     decltype(place(at)) to{};
-    const StatePiece tile = combine_piece<kAtOnce>(partials, list, chunks, at, [&] { to = place(at); });
+    FLASHPORT_UNROLL(1)
+    for (int first = 0; first < chunks; first += kAtOnce * step) {
+      StatePiece results[kAtOnce];
+      FLASHPORT_UNROLL(32)
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int chunk = first + j * step;
+        load_partial(results[j], partials, chunk < chunks ? list.numbers[chunk] : -1, at);
+      }
+      if (first == 0) to = place(at);  // while the first results are on their way
+      if (whole_groups) {
+        FLASHPORT_UNROLL(32)
+        for (int j = 0; j < kAtOnce; ++j) merge(tile, results[j]);
+      } else {
+        FLASHPORT_UNROLL(32)
+        for (int group = 0; group < kAtOnce; group += kGroupChunks) {
+          FLASHPORT_UNROLL(4)
+          for (int j = 1; j < kGroupChunks; ++j) merge(results[group], results[group + j]);
+          merge(tile, results[group]);
+        }
+      }
+    }
     sink(to, at, tile);
   }
 }

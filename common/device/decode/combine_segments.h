@@ -1,5 +1,5 @@
 // The launch after one that has read segments one after the other: combines the partial results of each segment as
-// decode_combine() does, and joins the segments' states in their order.
+// decode_combine() does, and joins the segments' states in the order of that kernel, those of 16 bits first.
 #pragma once
 
 #include "common/device/decode/combine_kernel.h"
@@ -31,17 +31,26 @@ FLASHPORT_DEVICE void list_segment(const SegmentDecodeParams& p, const Block& bl
   }
 }
 
+// A thread of its own for the piece that begins at a place of a slice.
+struct PieceThread {
+  int piece;
+  FLASHPORT_DEVICE explicit PieceThread(const PieceAt& at) : piece((at.row * at.columns + at.column) / kVectorFloats) {}
+  FLASHPORT_DEVICE int thread() const { return piece; }
+  FLASHPORT_DEVICE static int threads() { return 1 << 30; }
+};
+
 // A piece of the tile of one segment. Results that are not there cost instructions, too.
-template <class Meanwhile>
 FLASHPORT_DEVICE StatePiece segment_piece(const PartialSlices& partials, const PartialList& list, int chunks,
-                                          const PieceAt& at, const Meanwhile& meanwhile) {
+                                          const PieceAt& at) {
+  StatePiece piece;
   if (chunks == 1) {
-    StatePiece piece;
     load_partial(piece, partials, list.numbers[0], at);
-    meanwhile();
-    return piece;
+  } else {
+    combine_partials<PartialList::kAtOnce>(
+        PieceThread(at), partials, at.rows, at.columns, list, chunks, [](const PieceAt&) { return 0; },
+        [&](int, const PieceAt&, const StatePiece& combined) { piece = combined; });
   }
-  return combine_piece<PartialList::kAtOnce>(partials, list, chunks, at, meanwhile);
+  return piece;
 }
 
 // Block index: the part is the fastest, then the tile and the sequence. await() as for decode_combine().
@@ -74,9 +83,8 @@ FLASHPORT_DEVICE void combine_segments(const SegmentsDecodeParams& p, const Bloc
       const SegmentDecodeParams& its = p.segments[j];
       const int slice = column / its.combine.columns;
       const PieceAt at{rows, its.combine.columns, row, column - slice * its.combine.columns};
-      float scale = 1.0f;
-      StatePiece piece = segment_piece(PartialSlices(its, slice), shared.lists[j], shared.chunks[j], at,
-                                       [&] { scale = kv::head_scale(its.v_scale, its.scale_stride, head); });
+      const float scale = kv::head_scale(its.v_scale, its.scale_stride, head);
+      StatePiece piece = segment_piece(PartialSlices(its, slice), shared.lists[j], shared.chunks[j], at);
       if (piece.l == 0.0f) continue;  // the row sees none of its keys
       for (float& x : piece.o) x = mul_rn(x, scale);
       merge(all, piece);

@@ -21,7 +21,7 @@ struct DecodeShape {
                          // of cmake/decode_append_instances.txt
   // A second kernel of the same bits, for caches with room for many keys.
   bool large_cache = false;
-  bool in_turn = false;  // for one of the segments that a kernel reads one after the other (SegmentDecodeParams)
+  bool shares_launch = false;  // for one of the segments that a kernel reads one after the other (SegmentDecodeParams)
 };
 constexpr bool reads_segments(const DecodeShape& shape) { return shape.k_format == KvFormat::kAny; }
 // What the rows are that products read: as stored or, of any format, widened to the math type.

@@ -25,12 +25,12 @@ namespace flashport::FLASHPORT_TARGET::decode {
 // The kernel of a row of cmake/decode_instances.txt, on the schedule that the target has for its shape.
 constexpr DecodeConfig decode_config(MathType math, KvFormat k_format, KvFormat v_format, int head_dim_qk,
                                      int head_dim_v, int rows, bool appends = false, bool plain = false,
-                                     bool large_cache = false, bool in_turn = false) {
+                                     bool large_cache = false, bool shares_launch = false) {
   DecodeShape shape{head_dim_qk, head_dim_v, rows, math, k_format, v_format, appends};
   shape.large_cache = large_cache;
   const DecodeTuning tuning = decode_tuning(shape);  // also of the kernel for plain calls, which has the same bits
   shape.plain = plain;
-  shape.in_turn = in_turn;
+  shape.shares_launch = shares_launch;
   return {shape, tuning};
 }
 

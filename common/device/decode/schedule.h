@@ -139,6 +139,10 @@ FLASHPORT_DEVICE void set_tile(const DecodeParams& p, Segment& s, int tile) {
   s.row_tile = tile - s.kv_head * p.row_tiles;
 }
 
+// The blocks that the line is cut for: those of the launch, or those of its share of a launch.
+FLASHPORT_DEVICE std::int64_t line_blocks(const DecodeParams&, const Block& block) { return block.count(); }
+FLASHPORT_DEVICE std::int64_t line_blocks(const SegmentDecodeParams& p, const Block&) { return p.cuts[0].ranges.value; }
+
 // But for the pages of its sequence. length_of(seq): the sequence's keys; with cu_seqlens_q the queries of sequences
 // are read too, and nothing else of device memory is.
 template <class Params, class Lengths>
@@ -159,7 +163,7 @@ FLASHPORT_DEVICE Range balanced_range(const Params& p, const Block& block, const
   const int index = static_cast<int>(block.index());
   Range range;
   Line& line = range.line;
-  line = cut_line(p, leaves, p.cuts[0].ranges.value);
+  line = cut_line(p, leaves, line_blocks(p, block));
   const LineCut& cut = p.cuts[line.cut];
   const auto ranges = static_cast<int>(cut.ranges.value);
   const int number = divide(index, cut.concurrent);

@@ -23,7 +23,7 @@ using OneCacheParams = std::conditional_t<kCfg.shape.plain, PlainParams<kCfg>, D
 template <DecodeConfig kCfg>
 using DecodeParamsOf =
     std::conditional_t<reads_segments(kCfg.shape), MixedDecodeParams,
-                       std::conditional_t<kCfg.shape.in_turn, SegmentDecodeParams,
+                       std::conditional_t<kCfg.shape.shares_launch, SegmentDecodeParams,
                                           std::conditional_t<kCfg.shape.appends, AppendParamsOf<OneCacheParams<kCfg>>,
                                                              OneCacheParams<kCfg>>>>;
 

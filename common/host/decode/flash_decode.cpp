@@ -50,7 +50,7 @@ void run_decode(const Args& args, const DecodeProblem& problem, Stream stream) {
   log_call([&] { return call_text(args) + ": " + schedule_of(plan).text; });
 }
 
-// False, and nothing is done, where one launch reads all segments.
+// False, and nothing is done, where the kernel of all formats reads all segments.
 bool run_by_segment(const MixedDecodeArgs& args, const DecodeProblem& problem, Stream stream) {
   if (!problem.by_segment) return false;
   const Check check(problem.function);

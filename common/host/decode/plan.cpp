@@ -180,7 +180,7 @@ const KernelEntry* kernel_of_call(const DecodeProblem& problem, const DecodePlan
   const KernelEntry* large = appends ? nullptr
                              : plain ? twin(KernelTag::kDecodePlainLarge)
                                      : twin(KernelTag::kDecodeLarge);
-  if (large != nullptr && is_large_cache(problem, plan.params, *large)) return large;
+  if (large != nullptr && problem.may_be_large && is_large_cache(problem, plan.params, *large)) return large;
   const KernelEntry* for_plain_calls =
       plain ? twin(appends ? KernelTag::kDecodeAppendPlain : KernelTag::kDecodePlain) : nullptr;
   return for_plain_calls != nullptr ? for_plain_calls : &kernel;

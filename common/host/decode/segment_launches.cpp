@@ -33,12 +33,25 @@ const KernelEntry* find_kernel_of_pair(const DeviceContext& device, const Kernel
     if (entry.tag != KernelTag::kDecodeSegments) continue;
     const DecodeSegmentsConfig& its = entry.shape.decode_segments;
     if (is_same_tile(its.of_16_bits.shape, of_16_bits->shape.decode.shape) &&
+        !of_16_bits->shape.decode.shape.large_cache &&
         is_same_tile(its.of_blocks.shape, of_blocks->shape.decode.shape) &&
         its.of_blocks.shape.large_cache == of_blocks->shape.decode.shape.large_cache) {
       last.found = &entry;
     }
   }
   return last.found;
+}
+
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// Whether segments of the same formats have two kernels, as some have room for many keys.
+bool have_two_kernels(const std::vector<DecodePlan>& plans) {
+  for (const DecodePlan& a : plans) {
+    for (const DecodePlan& b : plans) {
+      if (a.kernel != b.kernel && is_same_tile(a.kernel->shape.decode.shape, b.kernel->shape.decode.shape)) return true;
+    }
+  }
+  return false;
 }
 
 // Whether the launch of all knows keys and queries like those of the segment, and tiles that are shared like its own.
@@ -55,41 +68,42 @@ std::int64_t bytes_of_results(const DecodePlan& plan) {
          std::int64_t{p.batch} * p.num_kv_heads * floats * 4;
 }
 
-// Makes one launch of those of the segments, and another for their results, if a kernel reads all of them.
+// Makes one launch of those of the segments, and another for their results, if a kernel reads all of them. The
+// workspace has room for both ways: layouts and types, which may ask for the other one, change no size.
 void join(SegmentLaunches& launches, const Check& check, DeviceContext& device) {
   if (!device.has_kernel(KernelTag::kDecodeSegments)) return;
   const KernelEntry *of_16_bits = nullptr, *of_blocks = nullptr;
-  std::int64_t grid = 0, partials = 0;
+  std::int64_t grid = 0, results = 0;
   for (const DecodePlan& plan : launches.segments) {
     const KernelEntry*& its = stores_16_bits(plan) ? of_16_bits : of_blocks;
-    if ((its != nullptr && its != plan.kernel) || !may_join(plan)) return;
+    if (its != nullptr && its != plan.kernel) return;
     its = plan.kernel;
-    grid = std::max(grid, (plan.grid + plan.kernel->teams - 1) / plan.kernel->teams);
-    partials += bytes_of_results(plan);
+    grid = std::max(grid, ceil_div(plan.grid, plan.kernel->teams));
+    results += bytes_of_results(plan);
   }
   if (of_16_bits == nullptr || of_blocks == nullptr) return;
-  launches.kernel = find_kernel_of_pair(device, of_16_bits, of_blocks);
-  if (launches.kernel == nullptr) return;
+  const KernelEntry* kernel = find_kernel_of_pair(device, of_16_bits, of_blocks);
+  if (kernel == nullptr) return;
+  launches.workspace_bytes = std::max(launches.workspace_bytes, kCounterBytes + results);
+  if (!std::ranges::all_of(launches.segments, may_join)) return;
+  launches.kernel = kernel;
   launches.grid = grid;
   launches.combine_kernel = &device.plain_kernel(check, KernelTag::kDecodeSegmentsCombine);
   const DecodeParams& p = launches.segments[0].params;
   const std::int64_t tiles = std::int64_t{p.batch} * p.num_kv_heads;
   constexpr int kColumnsOfThread = 4;
   const std::int64_t pieces = std::int64_t{p.group_size} * p.head_dim_v / kColumnsOfThread;
-  const std::int64_t most = (pieces + launches.combine_kernel->threads - 1) / launches.combine_kernel->threads;
+  const std::int64_t most = ceil_div(pieces, launches.combine_kernel->threads);
   // Each block finds its tile anew, so no more than the device holds at once.
   const std::int64_t resident =
       std::int64_t{device.multiprocessors()} * device.occupancy(check, *launches.combine_kernel);
-  launches.params.segments[0].combine.parts =
-      static_cast<std::int32_t>(std::clamp<std::int64_t>(resident / tiles, 1, most));
-  launches.combine_grid = tiles * launches.params.segments[0].combine.parts;
-  launches.workspace_bytes = kCounterBytes + partials;
+  launches.combine_parts = static_cast<std::int32_t>(std::clamp<std::int64_t>(resident / tiles, 1, most));
+  launches.combine_grid = tiles * launches.combine_parts;
 }
 
 // The params of both launches, in the order of the kernel.
 void join_params(SegmentLaunches& launches, char* workspace) {
   SegmentsDecodeParams& all = launches.params;
-  const std::int32_t parts = all.segments[0].combine.parts;
   all.count = 0;
   char* partials = workspace + kCounterBytes;
   for (const bool of_16_bits : {true, false}) {
@@ -100,7 +114,8 @@ void join_params(SegmentLaunches& launches, char* workspace) {
       p = plan.params;
       p.counters = nullptr;  // all is combined by the other launch
       p.partials = reinterpret_cast<float*>(partials);
-      p.combine = {parts, its.shape.rows, its.shape.head_dim_v / plan.kernel->decode_split.column_slices};
+      p.combine = {launches.combine_parts, its.shape.rows,
+                   its.shape.head_dim_v / plan.kernel->decode_split.column_slices};
       partials += bytes_of_results(plan);
       ++all.count;
     }
@@ -120,17 +135,28 @@ std::optional<SegmentLaunches> plan_segments(const DecodeProblem& problem, Devic
   SegmentLaunches launches;
   DecodeParams partial = problem.params;
   launches.merge = plan_merge(partial, problem.total_q, mixed.segment_count, Check(problem.function), device);
-  for (std::int32_t i = 0; i < mixed.segment_count; ++i) {
-    if (!has_kernel_of_its_own(problem, mixed.segments[i], device)) return std::nullopt;
+  const auto plan = [&](std::int32_t i, bool may_be_large) {
     DecodeProblem its{};
     its.function = problem.function;
     its.q = problem.q;
     its.params = partial;
     its.is_partial = true;
+    its.may_be_large = may_be_large;
     if (i > 0) its.params.sinks = nullptr;  // one softmax has them once
     read_one_cache(its, mixed.segments[i], mixed.bounds[i]);
-    launches.segments.push_back(plan_decode(its, device));
-    launches.merge.offset = std::max(launches.merge.offset, launches.segments.back().workspace_bytes);
+    return plan_decode(its, device);
+  };
+  for (std::int32_t i = 0; i < mixed.segment_count; ++i) {
+    if (!has_kernel_of_its_own(problem, mixed.segments[i], device)) return std::nullopt;
+    launches.segments.push_back(plan(i, true));
+  }
+  // One launch has one kernel of a pair of formats; and whether there is one launch must not depend on the batch.
+  if (have_two_kernels(launches.segments)) {
+    for (std::int32_t i = 0; i < mixed.segment_count; ++i)
+      launches.segments[static_cast<std::size_t>(i)] = plan(i, false);
+  }
+  for (const DecodePlan& its : launches.segments) {
+    launches.merge.offset = std::max(launches.merge.offset, its.workspace_bytes);
   }
   launches.workspace_bytes = launches.merge.offset + launches.merge.bytes;
   join(launches, Check(problem.function), device);

@@ -22,10 +22,11 @@ struct SegmentLaunches {
   std::int64_t grid = 0;
   const KernelEntry* combine_kernel = nullptr;
   std::int64_t combine_grid = 0;
+  std::int32_t combine_parts = 0;  // its blocks of a tile
   SegmentsDecodeParams params{};
 };
 
-// Nothing where one launch reads all segments.
+// Nothing where a segment has no kernel of its own, so that the kernel of all formats reads all of them.
 [[nodiscard]] std::optional<SegmentLaunches> plan_segments(const DecodeProblem& problem, DeviceContext& device);
 
 // Points the launches at their workspace, which is 16-byte aligned.

@@ -44,7 +44,7 @@ TEST(KernelsOfSegments, Lengths) {
       {{0}, {0}},     {{1}, {0}}, {{0}, {1}}, {{63, 64, 65}, {1, 0, 64}}, {{129, 0, 300}, {127, 128, 129}},
       {{1500}, {700}}};
   for (const auto& [old, hot] : kLengths) {
-    for (const int blocks : {1, 2, 5}) {
+    for (const int blocks : {1, 2, 5, 64}) {
       flashport::set_multiprocessor_limit(blocks);
       SCOPED_TRACE(std::to_string(old[0]) + " + " + std::to_string(hot[0]) + ", " + std::to_string(blocks));
       expect_right(spec_of(old, hot, blocks == 2 ? 4 : 2), kSmall);
@@ -81,24 +81,35 @@ TEST(KernelsOfSegments, FourSegmentsWithOptions) {
   }
 }
 
-TEST(KernelsOfSegments, BitsDoNotDependOnTheBlocksNorOnTheCache) {
-  for (const bool alone : {false, true}) {
-    std::vector<std::vector<unsigned char>> bits;
-    for (const std::int64_t room : {std::int64_t{0}, kMuchRoom}) {
-      MixedSpec spec = spec_of({300, 1, 1500}, {64, 129, 700}, 4);
-      spec.segments[0].room = room;
-      MixedCall call(spec);
-      for (const int blocks : {1, 3, 6}) {
+// Nor on whether teams help each other, as they do where blocks are many.
+TEST(KernelsOfSegments, BitsDoNotDependOnTheBatchNorOnTheBlocksNorOnTheCache) {
+  std::vector<std::vector<unsigned char>> bits;
+  for (const std::int64_t room : {std::int64_t{0}, kMuchRoom}) {
+    MixedSpec spec = spec_of({300, 1, 1500}, {64, 129, 700}, 4);
+    spec.segments[0].room = room;
+    MixedCall call(spec);
+    for (const bool alone : {false, true}) {
+      for (const int blocks : {1, 3, 6, 64}) {
         flashport::set_multiprocessor_limit(blocks);
+        model().launched.clear();
         alone ? call.run_each_alone() : call.run();
+        EXPECT_TRUE(model().launched[0] == kSmall || model().launched[0] == kLarge) << model().launched[0];
         for (std::int64_t b = 0; b < call.batch(); ++b) {
           if (bits.size() < 3) bits.push_back(call.bits(b));
           EXPECT_TRUE(call.bits(b) == bits[static_cast<std::size_t>(b)])
-              << b << ", " << blocks << " blocks, seed " << model().seed - 1;
+              << b << ", alone " << alone << ", " << blocks << " blocks, seed " << model().seed - 1;
         }
       }
     }
   }
+}
+
+// One with room for many keys in a batch and one without have one kernel.
+TEST(KernelsOfSegments, SegmentsOfDifferentRoom) {
+  flashport::set_multiprocessor_limit(3);
+  MixedSpec spec = spec_of({300, 1, 65}, {64, 129, 0}, 4);
+  spec.segments.push_back({Type::kQ8_0, Type::kQ8_0, {65, 0, 130}, Pages::kBlocks, 16, Scales::kNone, kMuchRoom});
+  expect_right(spec, kSmall);
 }
 
 }  // namespace

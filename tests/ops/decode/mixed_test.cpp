@@ -281,20 +281,23 @@ TEST(Mixed, BitsDoNotDependOnTheBatch) {
 
 // A segment that no sequence has keys in changes no bit of a call by segments.
 TEST(Mixed, EmptySegmentsChangeNoBits) {
-  MixedSpec spec = many_lengths(Type::kQ8_0, Type::kQ8_0);
-  spec.segments.push_back({Type::kQ8_0, Type::kQ8_0, std::vector<std::int64_t>(spec.segments[0].lens.size(), 0)});
-  MixedCall call(spec), shorter(spec);
-  FLASHPORT_REQUIRE_SUPPORT("mixed_empty_segment", flashport::supports(call.query()));
-  if (call.kernels().size() != 2) GTEST_SKIP() << query_target() << " has no kernel for one of the formats";
-  call.run();
-  flashport::MixedDecodeArgs args = shorter.args();
-  const std::int64_t bytes = flashport::mixed_workspace_size(args);
-  args.by_segment = false;
-  EXPECT_NE(flashport::mixed_workspace_size(args), bytes) << "one launch has other results to keep";
-  args.by_segment = true;
-  args.segments.pop_back();
-  shorter.run(args);
-  for (std::int64_t b = 0; b < call.batch(); ++b) EXPECT_TRUE(call.bits(b) == shorter.bits(b)) << b;
+  for (const Type type : {Type::kQ8_0, Type::kQ4_0}) {
+    SCOPED_TRACE(type_name(type));
+    MixedSpec spec = many_lengths(type, type);
+    spec.segments.push_back({type, type, std::vector<std::int64_t>(spec.segments[0].lens.size(), 0)});
+    MixedCall call(spec), shorter(spec);
+    FLASHPORT_REQUIRE_SUPPORT("mixed_empty_segment", flashport::supports(call.query()));
+    if (call.kernels().size() != 2) GTEST_SKIP() << query_target() << " has no kernel for one of the formats";
+    call.run();
+    flashport::MixedDecodeArgs args = shorter.args();
+    const std::int64_t bytes = flashport::mixed_workspace_size(args);
+    args.by_segment = false;
+    EXPECT_NE(flashport::mixed_workspace_size(args), bytes) << "one launch has other results to keep";
+    args.by_segment = true;
+    args.segments.pop_back();
+    shorter.run(args);
+    for (std::int64_t b = 0; b < call.batch(); ++b) EXPECT_TRUE(call.bits(b) == shorter.bits(b)) << b;
+  }
 }
 
 // Where two segments hold what one cache would, nothing says where the border is; and on the CPU not that there is one,
