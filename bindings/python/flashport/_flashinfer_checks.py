@@ -60,6 +60,9 @@ def check_states(function: str, named: dict[str, Any], heads_of: str) -> None:
 
 def check_many(function: str, v: Any, s: Any) -> None:
     """Many states, along the second axis of ``v`` and ``s``."""
+    for name, x in (("v", v), ("s", s)):
+        if not hasattr(x, "shape"):
+            raise TypeError(f"{function}: {name} must be an array with axes, got {type(x).__name__}")
     if rank(v) != 4:
         few = f"not enough values to unpack (expected 4, got {rank(v)})"
         words = few if rank(v) < 4 else "too many values to unpack (expected 4)"

@@ -171,7 +171,7 @@ std::vector<Options> option_cases() {
     s.hq = 16;
     s.out_fp32 = s.sinks = s.by_segment = true;
   }
-  // On sm90a one launch reads these.
+  // On sm90a one launch reads those of bf16.
   for (const std::int64_t room : {0, 100'000}) {
     for (const Type hot : {Type::kF16, Type::kBF16}) {
       MixedSpec& s = add("by_segment_in_turn_" + std::string(type_name(hot)) + (room > 0 ? "_large" : ""),

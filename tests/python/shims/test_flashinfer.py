@@ -266,3 +266,19 @@ def test_gradients_are_refused():
             function(*arguments)
     with torch.no_grad():
         flashinfer.merge_states(v, s)
+
+
+class OnlyDlpack:
+    """An array that says nothing of its axes."""
+
+    def __dlpack__(self, **_: object) -> object:
+        raise AssertionError("nothing is read")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+def test_many_states_have_axes() -> None:
+    v = np.zeros((2, 3, 4, 8), np.float32)
+    with pytest.raises(TypeError, match="merge_states: s must be an array with axes, got OnlyDlpack"):
+        flashinfer.merge_states(v, OnlyDlpack())
