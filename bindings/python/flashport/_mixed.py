@@ -119,12 +119,11 @@ def flash_decode_segments(
             :func:`flashport.flash_decode`.
         by_segment: True: each segment by the kernel that reads its formats alone, and a launch that merges the
             results, in place of one kernel for all formats. The choice for many keys in all: 1k of bf16 behind 7k of
-            q8_0 take 0.56 of the time at 64 sequences and 0.65 at 32, but 1.4 at one (H200). Results differ in their
-            last bits;
-            those of a sequence follow from it alone either way, but then also from where its segments end. It changes
-            nothing where ``flash_decode`` has no kernel for a segment (16-bit ones are of q's type there, and scales
-            are as it takes them), for more than one new token, with ``cu_seqlens_q``, a mask, a window or slopes, and
-            where all segments have the same formats.
+            q8_0 take 0.56 of the time at 64 sequences and 0.65 at 32, but 1.3 at one (H200). Results differ in their
+            last bits; those of a sequence follow from it alone either way, but then also from where its segments end.
+            It changes nothing where ``flash_decode`` has no kernel for a segment (16-bit ones are of q's type there,
+            and scales are as it takes them), for more than one new token, with ``cu_seqlens_q``, a mask, a window or
+            slopes, and where all segments have the same formats.
         out, lse, return_lse, workspace, stream: As of :func:`flashport.flash_decode`; :func:`mixed_workspace_size` has
             the workspace's size.
 

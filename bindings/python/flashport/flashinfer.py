@@ -32,8 +32,8 @@ def merge_state(v_a: Array, s_a: SupportsDLPack, v_b: Array, s_b: SupportsDLPack
         ``(v, s)``, new, as ``v_a`` and in fp32 as ``s_a``. -inf in both ``s_a`` and ``s_b`` gives v = 0 and s = -inf.
 
     Raises:
-        ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flashport.merge_state`. What FlashInfer
-            refuses, too, is a RuntimeError as well and begins with its words.
+        ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flashport.merge_state`. Where FlashInfer
+            refuses it too, the error is also a RuntimeError and begins with FlashInfer's words.
         AttributeError: As well, for ``s_a`` or ``s_b`` that is no array.
 
     Source:
@@ -70,7 +70,8 @@ def merge_state_in_place(
 
     Raises:
         ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flashport.merge_state`; nothing has been
-            written. What FlashInfer refuses, too, is a RuntimeError as well and begins with its words.
+            written. Where FlashInfer refuses it too, the error is also a RuntimeError and begins with FlashInfer's
+            words.
         AttributeError: As well, for ``s`` or ``s_other`` that is no array.
 
     Source:
@@ -120,7 +121,8 @@ def merge_states(v: Array, s: SupportsDLPack) -> tuple[Array, Array]:
 
     Raises:
         ValueError, TypeError, NotImplementedError, RuntimeError: As :func:`flashport.merge_states`, whose axes begin
-            with the states. What FlashInfer refuses, too, is a RuntimeError as well and begins with its words.
+            with the states. Where FlashInfer refuses it too, the error is also a RuntimeError and begins with
+            FlashInfer's words.
         AttributeError: As well, for what is no array.
 
     Source:

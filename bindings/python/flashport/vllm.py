@@ -109,8 +109,8 @@ def paged_attention_rocm(
     Raises:
         ValueError, TypeError, RuntimeError: As :func:`flashport.flash_decode`; nothing has been written. Also a
             length beyond the table or ``max_seq_len`` and an entry of the table that is no block, where these are in
-            host memory. What vLLM or torch's dispatcher refuses, too, is a RuntimeError as well and begins with their
-            words.
+            host memory. Where vLLM or torch's dispatcher refuses it too, the error is also a RuntimeError and begins
+            with their words.
         IndexError: As well, for ``query``, ``key_cache`` or ``block_tables`` that has too few axes or is None.
         NotImplementedError: ``fp8_out_scale``; another ``kv_cache_dtype``; a tensor that asks for a gradient while
             torch records them; and as :func:`flashport.flash_decode`.
