@@ -28,9 +28,9 @@ FLASHPORT_DEVICE RowView row_view(const Params& p, const Segment& s, QueryRow ro
   if (p.window_left >= 0) {
     view.low = maximum(view.low, view.position - p.window_left);
   }
-  view.high = minimum(s.key_high, p.tree_mask != nullptr || has_bias(p) ? s.length : view.position + 1);
-  if (p.window_right >= 0) {
-    view.high = view.high - view.position > p.window_right ? view.position + 1 + p.window_right : view.high;
+  view.high = s.key_high;
+  if (p.window_right >= 0 && view.high - view.position > p.window_right) {
+    view.high = view.position + 1 + p.window_right;
   }
   view.tree = ~0u;
   if (p.tree_mask != nullptr) {

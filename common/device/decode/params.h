@@ -45,7 +45,7 @@ struct DecodeParams {
   // Scores: s = q.k * score_scale; with a softcap cap_scale * tanh(s). Base 2 in the end.
   float score_scale;                       // softmax_scale * log2e, or softmax_scale / softcap with softcap
   float cap_scale;                         // softcap * log2e; 0: no softcap
-  std::int32_t window_left, window_right;  // -1: infinite
+  std::int32_t window_left, window_right;  // -1: infinite; window_right is 0 where queries see no later keys
   const float* alibi_slopes;
   std::int64_t alibi_stride_seq;
   const float* sinks;
@@ -87,7 +87,7 @@ struct PlainDecodeParams : DecodeParams {
   static constexpr bool kPlain = true;
   static constexpr const std::int32_t* cu_seqlens_q = nullptr;
   static constexpr float cap_scale = 0.0f;
-  static constexpr std::int32_t window_left = -1, window_right = -1;
+  static constexpr std::int32_t window_left = -1, window_right = 0;
   static constexpr const float* alibi_slopes = nullptr;
   static constexpr const float* sinks = nullptr;
   static constexpr const std::uint32_t* tree_mask = nullptr;
@@ -108,7 +108,7 @@ inline constexpr int kMostSegments = 4;
 
 // What is added to the logits of keys, by their position in the sequence, -inf where a key is hidden.
 struct LogitBias {
-  const void* data;  // null: none, and rows see the keys up to their own position
+  const void* data;  // null: none
   DType dtype;       // fp16 or fp32
   std::int64_t stride_seq, stride_head, stride_row, stride_key;
   const float* slopes;  // the factor of each query head; null: 1

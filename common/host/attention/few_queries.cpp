@@ -16,8 +16,8 @@ constexpr std::int64_t kMostQueries = 16, kMostGroup = 128;  // of flash_decode
 constexpr std::int64_t kMostNewKeys = 16;
 constexpr int kCopyBytes = 16;
 
-bool are_few(std::int64_t q_len, std::int64_t group, bool causal) {
-  return q_len >= 1 && q_len <= kMostQueries && group <= kMostGroup && (causal || q_len == 1);
+bool are_few(std::int64_t q_len, std::int64_t group) {
+  return q_len >= 1 && q_len <= kMostQueries && group <= kMostGroup;
 }
 
 bool has_scales_beside(const AttentionArgs& a) { return is_beside(a, a.k_scale) || is_beside(a, a.v_scale); }
@@ -85,7 +85,7 @@ bool is_served(const DeviceContext& device, const AttentionParams& p, bool scale
 std::optional<DecodeArgs> as_decode(const AttentionArgs& a, const AttentionProblem& problem,
                                     const DeviceContext& device) {
   const AttentionParams& p = problem.params;
-  if (!are_few(p.q_len, p.group_size, a.causal) || p.kv_len == 0 || !has_only_what_decode_has(a) ||
+  if (!are_few(p.q_len, p.group_size) || p.kv_len == 0 || !has_only_what_decode_has(a) ||
       !is_served(device, p, problem.scales_beside)) {
     return std::nullopt;
   }
@@ -102,7 +102,9 @@ std::optional<DecodeArgs> as_decode(const AttentionArgs& a, const AttentionProbl
   d.kv_last_page_len = a.kv_last_page_len;
   d.kv_layout = a.kv_layout;
   d.softmax_scale = a.softmax_scale;
-  d.window_left = a.window_left;  // no key is after the last query
+  d.causal = a.causal || p.q_len == 1;  // no key is after the last query
+  d.window_left = a.window_left;
+  d.window_right = a.window_right;
   d.softcap = a.softcap;
   d.alibi_slopes = a.alibi_slopes;
   d.sinks = a.sinks;
@@ -169,7 +171,7 @@ TensorView workspace_view(void* data, std::int64_t bytes, Device device) {
 }
 
 std::optional<DecodeQuery> as_decode(const AttentionQuery& q) {
-  if (!are_few(q.q_len, q.group_size, q.causal) || !(q.paged || q.seqused_k) || q.bias || q.dropout ||
+  if (!are_few(q.q_len, q.group_size) || !(q.paged || q.seqused_k) || q.bias || q.dropout ||
       (q.appends && (q.scales_beside || is_int4(q.k_format) || is_int4(q.v_format)))) {
     return std::nullopt;
   }

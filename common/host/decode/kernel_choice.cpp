@@ -218,7 +218,7 @@ bool reads_plain_rows(const DecodeParams& p, const DecodeShape& shape) {
 
 bool is_plain(const DecodeParams& p, const DecodeShape& shape) {
   const bool has_options = p.cu_seqlens_q != nullptr || p.cap_scale != 0.0f || p.window_left >= 0 ||
-                           p.window_right >= 0 || p.alibi_slopes != nullptr || p.sinks != nullptr ||
+                           p.window_right != 0 || p.alibi_slopes != nullptr || p.sinks != nullptr ||
                            p.tree_mask != nullptr || p.num_chunks > 0 || p.lse.data != nullptr;
   return !has_options && !reads_segments(shape) && reads_plain_rows(p, shape) && are_plain_rows(p.out, shape);
 }

@@ -42,9 +42,9 @@ void check_presence(const DecodeArgs& a) {
 
 ArgumentTable<19> table_of(const DecodeArgs& args) {
   const auto& [q, k_cache, v_cache, seqlens, block_table, token_table, request_index, kv_indptr, kv_indices,
-               kv_last_page_len, kv_layout, cu_seqlens_q, max_q_len, softmax_scale, window_left, window_right, softcap,
-               alibi_slopes, sinks, tree_mask, k_scale, v_scale, k_format, v_format, num_splits, out, lse, workspace] =
-      args;
+               kv_last_page_len, kv_layout, cu_seqlens_q, max_q_len, softmax_scale, causal, window_left, window_right,
+               softcap, alibi_slopes, sinks, tree_mask, k_scale, v_scale, k_format, v_format, num_splits, out, lse,
+               workspace] = args;
   const bool ragged = cu_seqlens_q.has_value(), per_token = !ragged && q.rank == 4;
   const Axes pages = {4, cache_axes_text(4, kv_layout, false)}, slots = {3, cache_axes_text(3, kv_layout, false)};
   const DTypes kv_types = {q.dtype, DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kFp8E5M2, DType::kInt8, DType::kUInt8};
@@ -201,7 +201,7 @@ void fill_layout(const DecodeArgs& a, const Extents& e, DecodeProblem& problem) 
 void fill_options(const DecodeArgs& a, DecodeParams& p) {
   fill_scores(p, a.softmax_scale, a.softcap);
   p.window_left = window_side(a.window_left);
-  p.window_right = window_side(a.window_right);
+  p.window_right = a.causal && !a.tree_mask ? 0 : window_side(a.window_right);
   p.alibi_slopes = data_of<float>(a.alibi_slopes);
   if (a.alibi_slopes && a.alibi_slopes->rank == 2) p.alibi_stride_seq = a.alibi_slopes->strides[0];
   p.sinks = data_of<float>(a.sinks);
@@ -314,6 +314,7 @@ std::string call_text(const DecodeArgs& a) {
       .word("kv_layout", a.kv_layout == KvLayout::kHND ? "HND" : "NHD", "NHD")
       .count("max_q_len", a.max_q_len, 0)
       .number("softmax_scale", a.softmax_scale)
+      .word("causal", a.causal ? "True" : "False", "True")
       .window(a.window_left, a.window_right)
       .number("softcap", a.softcap, 0.0)
       .word("k_format", a.k_format ? kv_format_name(*a.k_format) : "", "")

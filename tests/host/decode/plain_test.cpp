@@ -236,7 +236,12 @@ const Wish kWishes[] = {
     {"an_output_that_is_not_aligned",
      [](DecodeInputs& x) { x.args.out.data = static_cast<char*>(x.args.out.data) + 8; }},
     {"tree", [](DecodeInputs& x) { x.args.tree_mask = TensorView(tree, DType::kUInt32, kGpu, {3, 1}); }},
-    {"window_to_the_right", [](DecodeInputs& x) { x.args.window_right = 3; }},
+    {"not_causal", [](DecodeInputs& x) { x.args.causal = false; }},
+    {"window_to_the_right",
+     [](DecodeInputs& x) {
+       x.args.causal = false;
+       x.args.window_right = 3;
+     }},
     {"csr",
      [](DecodeInputs& x) {
        x.args.block_table.reset();

@@ -131,6 +131,13 @@ std::vector<AppendCase> one_launch_cases() {
        .positions = 130,
        .causal = false,
        .room = 136});
+  add({.name = "queries_not_causal",
+       .before = {3, 126, 62},
+       .added = {4, 4, 4},
+       .queries = {2, 2, 2},
+       .positions = 130,
+       .causal = false,
+       .room = 136});
   add({.name = "window", .before = {30, 126}, .added = {5, 5}, .queries = {2, 2}, .room = 136, .window_left = 3});
   return cases;
 }

@@ -103,6 +103,7 @@ void MixedCall::make_queries(Random& random) {
     r.softmax_scale = 1 / std::sqrt(static_cast<double>(spec_.dk));
     r.softcap = spec_.softcap;
     r.window_left = spec_.window_left;
+    r.window_right = spec_.window_right;
   }
   if (spec_.ragged) {
     cu_seqlens_q_.emplace(Type::kI32, Shape{batch() + 1});
@@ -239,6 +240,7 @@ flashport::MixedDecodeArgs MixedCall::args() const {
   a.cu_seqlens_q = view_of(cu_seqlens_q_);
   if (cu_seqlens_q_) a.max_q_len = spec_.q_len;
   a.window_left = spec_.window_left;
+  a.window_right = spec_.window_right;
   a.by_segment = spec_.by_segment;
   a.softcap = spec_.softcap;
   a.alibi_slopes = view_of(slopes_);

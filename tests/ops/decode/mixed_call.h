@@ -33,7 +33,7 @@ struct MixedSpec {
   reference::Type q = reference::Type::kF16;
   std::int64_t dk = 64, dv = 64, hq = 4, hkv = 2, q_len = 1;
   bool ragged = false;  // sequence b has q_len - b % 2 queries
-  std::int64_t window_left = -1;
+  std::int64_t window_left = -1, window_right = -1;
   double softcap = 0;
   bool alibi = false, sinks = false;
   std::optional<reference::Type> mask;

@@ -150,6 +150,12 @@ std::vector<Options> option_cases() {
     s.mask = Type::kF32;
     s.window_left = 50;
   }
+  for (const std::int64_t right : {0, 1}) {
+    MixedSpec& s = add("mask_window_right_" + std::to_string(right), two);
+    s.mask = Type::kF16;
+    s.q_len = 4;
+    s.window_right = right;
+  }
   // Segments that kernels of flash_decode read.
   const std::vector<SegmentSpec> apart = {
       {Type::kQ8_0, Type::kQ8_0, {300, 0, 64, 0, 1000}, Pages::kBlocks, 16, Scales::kHead},

@@ -185,7 +185,7 @@ def test_a_cache_that_may_not_be_written_is_refused(call):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"q_len": 17}, {"num_splits": 1}, {"causal": False, "q_len": 2}, {"seqused_k": False}]
+    "changes", [{"q_len": 17}, {"num_splits": 1}, {"causal": False, "q_len": 17}, {"seqused_k": False}]
 )
 def test_what_is_not_decoded(changes):
     query = {"head_dim": 64, "dtype": "bfloat16", "target": "cpu", "causal": True, "q_len": 4, "seqused_k": True}
