@@ -5,6 +5,7 @@
 #include <string>
 
 #include "common/host/kv/cache_layout.h"
+#include "common/host/rounding.h"
 
 namespace flashport {
 namespace {
@@ -14,9 +15,7 @@ constexpr std::int64_t kAlignment = 256;
 
 enum Side { kQueries, kNewKeys, kNewValues };
 
-constexpr std::int64_t align_up(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
-std::int64_t seqlens_bytes(const AppendRotaryParams& p) { return align_up(std::int64_t{p.batch} * 4); }
+std::int64_t seqlens_bytes(const AppendRotaryParams& p) { return align_up(std::int64_t{p.batch} * 4, kAlignment); }
 
 // The queries, which are turned into dense rows of the workspace.
 AppendRotarySide query_side(const AttentionParams& p) {
@@ -153,7 +152,7 @@ AppendRotaryParams append_room(const AttentionParams& p, bool turns) {
 
 std::int64_t append_bytes(const AppendRotaryParams& p) {
   const std::int64_t row_bytes = p.rotary.cos == nullptr ? 0 : p.sides[kQueries].cache.page_stride;
-  return seqlens_bytes(p) + align_up(p.total_q * row_bytes);
+  return seqlens_bytes(p) + align_up(p.total_q * row_bytes, kAlignment);
 }
 
 AppendedCall bind_append(AppendRotaryParams& p, const StridedRows& q, void* area) {

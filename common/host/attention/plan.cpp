@@ -9,6 +9,7 @@
 #include "common/host/attention/kernel_choice.h"
 #include "common/host/check.h"
 #include "common/host/published_splits.h"
+#include "common/host/rounding.h"
 #include "common/host/workspace.h"
 
 namespace flashport {
@@ -17,9 +18,6 @@ namespace {
 constexpr std::int64_t kCounterBytes = 256;  // of one counter, which shares no cache line
 constexpr std::int64_t kSectionBytes = 32
                                        << 20;  // of keys and values that the last cache level holds, with room to spare
-
-constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-constexpr std::int64_t align_up(std::int64_t value, std::int64_t to) { return ceil_div(value, to) * to; }
 
 // Whether lengths on the device may be less than those that shapes say.
 bool has_own_queries(const AttentionParams& p) { return p.cu_seqlens_q != nullptr || p.seqused_q != nullptr; }

@@ -8,15 +8,13 @@
 #include "common/host/check.h"
 #include "common/host/decode/kernel_choice.h"
 #include "common/host/published_splits.h"
+#include "common/host/rounding.h"
 #include "common/host/workspace.h"
 
 namespace flashport {
 namespace {
 
 static_assert(kCounterBytes <= kCounterAreaBytes);
-
-constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-constexpr std::int64_t align_up(std::int64_t value, std::int64_t to) { return ceil_div(value, to) * to; }
 
 int to_int(std::int64_t value) {
   return static_cast<int>(std::min<std::int64_t>(value, std::numeric_limits<int>::max()));
@@ -108,10 +106,8 @@ void plan_combine(DecodePlan& plan, const Check& check, DeviceContext& device) {
   combine.columns = shape.head_dim_v / split.column_slices;
   combine.column_slices = split.column_slices;
   const std::int64_t slices = tile_count(plan.params) * plan.params.slices;
-  const std::int64_t most = ceil_div(std::int64_t{combine.rows} * combine.columns / 4, plan.combine_kernel->threads);
-  // Each block finds its tile anew, so no more than the device holds at once.
-  const std::int64_t resident = std::int64_t{device.multiprocessors()} * device.occupancy(check, *plan.combine_kernel);
-  combine.parts = to_int(std::clamp<std::int64_t>(resident / slices, 1, most));
+  const std::int64_t floats = std::int64_t{combine.rows} * combine.columns;
+  combine.parts = combine_parts(*plan.combine_kernel, slices, floats, check, device);
   plan.combine_grid = slices * combine.parts;
 }
 
@@ -281,6 +277,14 @@ MergeLaunch plan_merge(DecodeParams& p, std::int64_t total_q, std::int64_t parts
 void MergeLaunch::bind(char* workspace) {
   params.mid.data = workspace + offset;
   params.mid_lse.data = workspace + offset + lse_offset;
+}
+
+std::int32_t combine_parts(const KernelEntry& kernel, std::int64_t results, std::int64_t floats, const Check& check,
+                           DeviceContext& device) {
+  constexpr int kFloatsOfThread = 4;
+  const std::int64_t most = ceil_div(floats / kFloatsOfThread, kernel.threads);
+  const std::int64_t resident = std::int64_t{device.multiprocessors()} * device.occupancy(check, kernel);
+  return to_int(std::clamp<std::int64_t>(resident / results, 1, most));
 }
 
 MixedDecodeParams mixed_params(const DecodeProblem& problem, const DecodePlan& plan) {

@@ -48,6 +48,11 @@ struct DecodePlan {
 
 [[nodiscard]] DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device);
 
+// Blocks of a launch of `kernel` that combine one of `results` results of `floats` numbers each. Each finds its tile
+// anew, so no more than the device holds at once.
+[[nodiscard]] std::int32_t combine_parts(const KernelEntry& kernel, std::int64_t results, std::int64_t floats,
+                                         const Check& check, DeviceContext& device);
+
 // What a kernel that reads segments takes in place of the plan's params: the call's, or its cache as the only one.
 [[nodiscard]] MixedDecodeParams mixed_params(const DecodeProblem& problem, const DecodePlan& plan);
 

@@ -6,6 +6,7 @@
 #include "common/host/call_log.h"
 #include "common/host/check.h"
 #include "common/host/decode/kernel_choice.h"
+#include "common/host/rounding.h"
 
 namespace flashport {
 namespace {
@@ -41,8 +42,6 @@ const KernelEntry* find_kernel_of_pair(const DeviceContext& device, const Kernel
   }
   return last.found;
 }
-
-constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 // Whether segments of the same formats have two kernels, as some have room for many keys.
 bool have_two_kernels(const std::vector<DecodePlan>& plans) {
@@ -91,13 +90,8 @@ void join(SegmentLaunches& launches, const Check& check, DeviceContext& device) 
   launches.combine_kernel = &device.plain_kernel(check, KernelTag::kDecodeSegmentsCombine);
   const DecodeParams& p = launches.segments[0].params;
   const std::int64_t tiles = std::int64_t{p.batch} * p.num_kv_heads;
-  constexpr int kColumnsOfThread = 4;
-  const std::int64_t pieces = std::int64_t{p.group_size} * p.head_dim_v / kColumnsOfThread;
-  const std::int64_t most = ceil_div(pieces, launches.combine_kernel->threads);
-  // Each block finds its tile anew, so no more than the device holds at once.
-  const std::int64_t resident =
-      std::int64_t{device.multiprocessors()} * device.occupancy(check, *launches.combine_kernel);
-  launches.combine_parts = static_cast<std::int32_t>(std::clamp<std::int64_t>(resident / tiles, 1, most));
+  const std::int64_t floats = std::int64_t{p.group_size} * p.head_dim_v;
+  launches.combine_parts = combine_parts(*launches.combine_kernel, tiles, floats, check, device);
   launches.combine_grid = tiles * launches.combine_parts;
 }
 
