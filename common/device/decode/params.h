@@ -46,6 +46,7 @@ struct DecodeParams {
   float score_scale;                       // softmax_scale * log2e, or softmax_scale / softcap with softcap
   float cap_scale;                         // softcap * log2e; 0: no softcap
   std::int32_t window_left, window_right;  // -1: infinite; window_right is 0 where queries see no later keys
+  std::int32_t clear_right;                // keys from the first query's position on that every query sees
   const float* alibi_slopes;
   std::int64_t alibi_stride_seq;
   const float* sinks;
@@ -87,7 +88,7 @@ struct PlainDecodeParams : DecodeParams {
   static constexpr bool kPlain = true;
   static constexpr const std::int32_t* cu_seqlens_q = nullptr;
   static constexpr float cap_scale = 0.0f;
-  static constexpr std::int32_t window_left = -1, window_right = 0;
+  static constexpr std::int32_t window_left = -1, window_right = 0, clear_right = 1;
   static constexpr const float* alibi_slopes = nullptr;
   static constexpr const float* sinks = nullptr;
   static constexpr const std::uint32_t* tree_mask = nullptr;

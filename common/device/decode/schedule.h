@@ -75,9 +75,7 @@ FLASHPORT_DEVICE Segment measure_sequence(const Params& p, int seq, int length) 
   s.key_high = s.length;
   const int first_position = s.length - s.q_len;
   s.clear_low = p.window_left < 0 ? 0 : maximum(s.length - 1 - p.window_left, 0);
-  s.clear_high = length;
-  if (p.window_right >= 0 && s.q_len > p.window_right) s.clear_high = first_position + 1 + p.window_right;
-  if (p.tree_mask != nullptr) s.clear_high = first_position;
+  s.clear_high = minimum(length, first_position + p.clear_right);
   s.key_begin = s.key_low / kLeafKeys * kLeafKeys;
   s.leaves = leaf_count(s.key_begin, s.key_high);
   s.chunk_shift = tile_chunk_shift(p, s.leaves);

@@ -287,7 +287,7 @@ DecodeProblem validate(const MixedDecodeArgs& args, Outputs outputs) {
   DecodeParams& p = problem.params;
   fill_scores(p, args.softmax_scale, args.softcap);
   p.window_left = window_side(args.window_left);
-  p.window_right = args.mask ? window_side(args.window_right) : 0;
+  fill_right_window(p, args.mask ? window_side(args.window_right) : 0);
   p.alibi_slopes = data_of<float>(args.alibi_slopes);
   if (args.alibi_slopes && args.alibi_slopes->rank == 2) p.alibi_stride_seq = args.alibi_slopes->strides[0];
   p.sinks = data_of<float>(args.sinks);

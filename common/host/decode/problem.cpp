@@ -201,12 +201,12 @@ void fill_layout(const DecodeArgs& a, const Extents& e, DecodeProblem& problem) 
 void fill_options(const DecodeArgs& a, DecodeParams& p) {
   fill_scores(p, a.softmax_scale, a.softcap);
   p.window_left = window_side(a.window_left);
-  p.window_right = a.causal && !a.tree_mask ? 0 : window_side(a.window_right);
   p.alibi_slopes = data_of<float>(a.alibi_slopes);
   if (a.alibi_slopes && a.alibi_slopes->rank == 2) p.alibi_stride_seq = a.alibi_slopes->strides[0];
   p.sinks = data_of<float>(a.sinks);
   p.tree_mask = data_of<std::uint32_t>(a.tree_mask);
   if (a.tree_mask && a.tree_mask->rank == 2) p.tree_mask_stride = a.tree_mask->strides[0];
+  fill_right_window(p, a.causal && !a.tree_mask ? 0 : window_side(a.window_right));
 }
 
 DecodeProblem validate(const DecodeArgs& args, Outputs outputs) {
@@ -250,6 +250,12 @@ TensorView output_like(const DecodeArgs& a) {
 std::int32_t window_side(std::int64_t keys) {
   // No sequence is so long that a window of its length would hide a key.
   return keys >= kMaxSequence ? -1 : static_cast<std::int32_t>(keys);
+}
+
+void fill_right_window(DecodeParams& p, std::int32_t window_right) {
+  p.window_right = window_right;
+  const bool hides_none = window_right < 0 || window_right >= p.max_q_len;
+  p.clear_right = p.tree_mask != nullptr ? 0 : hides_none ? p.max_q_len : window_right + 1;
 }
 
 void fill_tensors(DecodeProblem& problem, const DecodeExtents& e, const TensorView& q, const TensorView& out,

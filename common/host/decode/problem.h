@@ -72,6 +72,8 @@ void fill_scales(DecodeProblem& problem, const CacheScales& scales, const CacheA
 void read_one_cache(DecodeProblem& problem, const CacheSegment& segment, const IndexBounds& bounds);
 // A side of a window as kernels take it.
 [[nodiscard]] std::int32_t window_side(std::int64_t keys);
+// The right side of a window, which is 0 for causal queries. After max_q_len and tree_mask.
+void fill_right_window(DecodeParams& p, std::int32_t window_right);
 
 [[nodiscard]] DecodeProblem validate_flash_decode(const DecodeArgs& args);
 // The same of a call that will not be made: its output need not be there, and what it would write is not looked at.

@@ -141,7 +141,7 @@ DecodeProblem validate_decode_stage1(const DecodeStage1Args& a) {
   fill_scales(problem, scales, axes);
   fill_scores(p, a.softmax_scale, 0.0);
   p.window_left = -1;
-  p.window_right = 0;
+  fill_right_window(p, 0);
   p.out = {a.mid_out.data, DType::kFloat32, a.mid_out.strides[0], 0, a.mid_out.strides[1], a.mid_out.strides[3]};
   p.out_stride_chunk = a.mid_out.strides[2];
   const std::int64_t* lse = a.mid_out_logsumexp.strides;

@@ -38,10 +38,10 @@ struct DecodeArgs {
   std::optional<TensorView> cu_seqlens_q;
   std::int64_t max_q_len = 0;  // needed with cu_seqlens_q
 
-  std::optional<double> softmax_scale;  // default 1 / sqrt(D)
-  bool causal = true;                   // no key after a query's own position, but for those of a tree_mask
-  std::int64_t window_left = -1;        // keys to the left of a query's own position; -1 is infinite
-  std::int64_t window_right = -1;       // and to the right
+  std::optional<double> softmax_scale;     // default 1 / sqrt(D)
+  bool causal = true;                      // no key after a query's own position, but for those of a tree_mask
+  std::int64_t window_left = -1;           // keys to the left of a query's own position; -1 is infinite
+  std::int64_t window_right = -1;          // and to the right
   double softcap = 0.0;                    // s = cap * tanh(s / cap) after the scale, in fp32; 0 is off
   std::optional<TensorView> alibi_slopes;  // fp32 (Hq) or (B, Hq): bias -slope * |query position - key position|
   std::optional<TensorView> sinks;         // fp32 (Hq): a logit that joins the denominator only

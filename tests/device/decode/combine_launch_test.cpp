@@ -72,6 +72,7 @@ Result run(const Case& c, bool second_launch) {
   p.cache.v = side(v);
   p.score_scale = 0.2f;
   p.window_left = -1;
+  p.clear_right = 1;
   p.chunk_rule = {chunk_target_shift(c.kv_heads), 0, false};
   const int tiles = c.kv_heads * p.row_tiles;
   p.cuts[0] = line_cut(tiles, c.grid, 1, kLeastConcurrentLeaves);

@@ -61,6 +61,7 @@ inline DecodeParams params_of(const Launch& launch) {
   }
   p.cache.max_len = *std::max_element(launch.lengths.begin(), launch.lengths.end());
   p.window_left = static_cast<std::int32_t>(launch.window);
+  p.clear_right = 1;
   p.chunk_rule = {chunk_target_shift(launch.kv_heads), launch.turn_leaves - 1, false};
   p.side_partials = most_partials(most_chunks(std::max<std::int64_t>(leaves_of(p.cache.max_len), 1), p.chunk_rule));
   p.cuts[0] = line_cut(launch.tiles(), launch.grid, 1, kLeastConcurrentLeaves);
