@@ -148,8 +148,8 @@ def attention(
     replayed with others.
 
     Few queries on a cache, without ``cu_seqlens_q``, run the kernels of :func:`flashport.flash_decode` where those
-    serve the call and are faster, and have its bits: up to 16 queries a sequence, causal if more than one, with
-    ``seqused_k`` or ``kv_last_page_len`` and ``num_splits`` None. :func:`which_kernel` and :func:`explain` say so.
+    serve the call and are faster: up to 16 queries a sequence, with ``seqused_k`` or ``kv_last_page_len`` and
+    ``num_splits`` None. Causal ones have its bits. :func:`which_kernel` and :func:`explain` say so.
 
     D and DV are multiples of 8 from 16 to 512 and may differ; Hq is a multiple of Hkv. :func:`supports` says what a
     target serves, and why not. The last axes of q, k, v and ``alibi_slopes`` and one-dimensional arrays are contiguous;

@@ -139,8 +139,9 @@ def test_windows_and_lengths_of_attention_are_explained():
     assert same.workspace_bytes == flashport.attention_workspace_size(q[0], k[0, :100], k[0, :100], **packed)
 
 
-def test_few_queries_have_the_tiles_of_decode():
-    call = {"dtype": "bf16", "head_dim": 64, "causal": True, "seqused_k": True, "target": "cpu"}
+@pytest.mark.parametrize("causal", [True, False])
+def test_few_queries_have_the_tiles_of_decode(causal):
+    call = {"dtype": "bf16", "head_dim": 64, "causal": causal, "seqused_k": True, "target": "cpu"}
     plan = flashport.explain("attention", batch=3, num_q_heads=8, num_kv_heads=2, q_len=2, kv_len=700, **call)
     shape = {"q_dtype": "bf16", "head_dim": 64, "group_size": 4, "q_len": 2, "target": "cpu"}
     decode = flashport.explain("decode", batch=3, num_kv_heads=2, max_kv_len=700, **shape)
