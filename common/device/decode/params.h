@@ -46,7 +46,7 @@ struct DecodeParams {
   float score_scale;                       // softmax_scale * log2e, or softmax_scale / softcap with softcap
   float cap_scale;                         // softcap * log2e; 0: no softcap
   std::int32_t window_left, window_right;  // -1: infinite; window_right is 0 where queries see no later keys
-  std::int32_t clear_right;                // keys from the first query's position on that every query sees
+  std::int32_t clear_right;  // keys from the first query's position on that every query sees; 0 with a tree
   const float* alibi_slopes;
   std::int64_t alibi_stride_seq;
   const float* sinks;

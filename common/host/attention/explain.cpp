@@ -137,10 +137,12 @@ AttentionSchedule explain(const AttentionScheduleQuery& query) {
   call.group_size = query.num_q_heads / query.num_kv_heads;
   std::string reason;
   if (const std::optional<DecodeQuery> decode = as_decode(call)) {
-    return schedule_of(
-        DecodeScheduleQuery{
-            .call = *decode, .batch = query.batch, .num_kv_heads = query.num_kv_heads, .max_kv_len = query.kv_len},
-        query, find_device(kCheck, find_target(call.target, reason)));
+    return schedule_of(DecodeScheduleQuery{.call = *decode,
+                                           .batch = query.batch,
+                                           .num_kv_heads = query.num_kv_heads,
+                                           .max_kv_len = query.kv_len,
+                                           .causal = call.causal || query.q_len == 1},
+                       query, find_device(kCheck, find_target(call.target, reason)));
   }
   if (find_attention_kernel(query.call, reason) == nullptr) kCheck.not_supported(reason);
   DeviceContext& device = find_device(kCheck, find_target(query.call.target, reason));

@@ -45,7 +45,7 @@ DecodeProblem problem_of(const DecodeScheduleQuery& query) {
   p.q.dtype = p.out.dtype = call.q_dtype;
   p.q.stride_dim = p.out.stride_dim = 1;
   p.window_left = -1;
-  fill_right_window(p, 0);
+  fill_right_window(p, query.causal ? 0 : -1);
   static constexpr std::int32_t kLengths[1] = {};  // not read
   p.cache.seqlens.data = kLengths;
   p.cache.k.copy_unit = p.cache.v.copy_unit = 16;

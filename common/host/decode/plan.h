@@ -48,8 +48,8 @@ struct DecodePlan {
 
 [[nodiscard]] DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device);
 
-// Blocks of a launch of `kernel` that combine one of `results` results of `floats` numbers each. Each finds its tile
-// anew, so no more than the device holds at once.
+// How many blocks of a launch of `kernel` combine each of `results` results of `floats` numbers. Each finds its tile
+// anew, so there are no more than the device holds at once.
 [[nodiscard]] std::int32_t combine_parts(const KernelEntry& kernel, std::int64_t results, std::int64_t floats,
                                          const Check& check, DeviceContext& device);
 

@@ -72,7 +72,7 @@ void fill_scales(DecodeProblem& problem, const CacheScales& scales, const CacheA
 void read_one_cache(DecodeProblem& problem, const CacheSegment& segment, const IndexBounds& bounds);
 // A side of a window as kernels take it.
 [[nodiscard]] std::int32_t window_side(std::int64_t keys);
-// The right side of a window, which is 0 for causal queries. After max_q_len and tree_mask.
+// Sets the right side of a window, which is 0 for causal queries. Call it after max_q_len and tree_mask are set.
 void fill_right_window(DecodeParams& p, std::int32_t window_right);
 
 [[nodiscard]] DecodeProblem validate_flash_decode(const DecodeArgs& args);

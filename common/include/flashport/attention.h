@@ -84,8 +84,8 @@ struct AttentionArgs {
 };
 
 // softmax(softmax_scale q k^T + bias) v. Few queries on a cache run flash_decode's kernels, where these serve the call
-// and are faster: q of rank 4 with up to 16 tokens, causal if more than one, keys with seqused_k or kv_last_page_len,
-// and kInvariantSplits. which_kernel() and explain() say so.
+// and are faster: q of rank 4 with up to 16 tokens, keys with seqused_k or kv_last_page_len, and kInvariantSplits.
+// which_kernel() and explain() say so.
 FLASHPORT_API void attention(const AttentionArgs& args, Stream stream = 0);
 
 // Bytes that a call with these arguments needs as workspace; depends on shapes and the device, never on lengths.

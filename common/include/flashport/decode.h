@@ -91,7 +91,7 @@ struct MixedDecodeArgs {
   std::int64_t max_q_len = 0;
   std::optional<double> softmax_scale;
   std::int64_t window_left = -1;
-  std::int64_t window_right = -1;
+  std::int64_t window_right = -1;  // for calls with a mask
   double softcap = 0.0;
   std::optional<TensorView> alibi_slopes;
   std::optional<TensorView> sinks;
@@ -237,6 +237,7 @@ struct DecodeScheduleQuery {
   std::int64_t num_kv_heads = 1;
   std::int64_t max_kv_len = 0;  // keys of the longest sequence that the cache or its table has room for
   int num_splits = kInvariantSplits;
+  bool causal = true;  // as DecodeArgs has it
 };
 // Where the partial results of a query tile become one: nowhere, as every tile is one chunk; in the same launch, by the
 // last block of each tile; or in a second launch, as those of few tiles, of large ones, of tables with room for long

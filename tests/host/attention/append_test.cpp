@@ -94,6 +94,30 @@ TEST_F(AppendAttention, OneWorkspaceServesOneLaunchAndTwo) {
   }
 }
 
+// Several queries that see later keys take the kernel for all calls, with and without new keys.
+TEST_F(AppendAttention, FewQueriesThatAreNotCausal) {
+  AppendInputs inputs;
+  AttentionArgs& args = inputs.args;
+  for (TensorView* view : {&args.q, &args.out}) *view = TensorView(view->data, DType::kBFloat16, kGpu, {3, 2, 8, 128});
+  EXPECT_EQ(launches(args), kOneLaunch);
+  EXPECT_EQ(fake_state().launches[0].as<AppendDecodeParams>().window_right, 0);
+  args.causal = false;
+  const struct {
+    std::int64_t asked;
+    std::int32_t right, clear;
+  } kWindows[] = {{-1, -1, 2}, {0, 0, 1}, {1, 1, 2}, {300, 300, 2}};
+  for (const auto& [asked, right, clear] : kWindows) {
+    args.window_right = asked;
+    EXPECT_EQ(launches(args), asked == 0 ? kOneLaunch : kOneLaunchForAllCalls);
+    const auto p = fake_state().launches[0].as<AppendDecodeParams>();
+    EXPECT_EQ(p.window_right, right);
+    EXPECT_EQ(p.clear_right, clear);
+  }
+  args.window_right = -1;
+  args.k_new = args.v_new = args.rotary_cos = args.rotary_sin = std::nullopt;
+  EXPECT_EQ(launches(args), std::vector<std::string>{"decode/bf16/kv=bf16/hd128/r16/fakegpu"});
+}
+
 // The second launch that combines few tiles counts the new keys, too.
 TEST_F(AppendAttention, AndASecondLaunchCombines) {
   AppendInputs inputs(256);

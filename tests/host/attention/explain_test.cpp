@@ -133,6 +133,7 @@ TEST_F(ExplainedAttention, FewQueries) {
   };
   const std::string own = "attention/bf16/hd128/plain/fakegpu";
   EXPECT_EQ(kernel([](auto& q) { q.window_left = 99; }), s.kernel);
+  EXPECT_EQ(kernel([](auto& q) { q.call.causal = false; }), s.kernel);
   EXPECT_EQ(kernel([](auto& q) { q.total_q = 6; }), own);
   EXPECT_EQ(kernel([](auto& q) { q.seqused_q = true; }), own);
   EXPECT_EQ(kernel([](auto& q) { q.leftpad_k = true; }), own);

@@ -1,5 +1,5 @@
 // A few queries that see the keys after them, on a cache, which flash_decode's kernels serve: against the oracle at the
-// edges of windows, leaves and turns, and against causal calls where a window makes them one.
+// edges of windows, leaves and turns, and against causal calls where a window hides all later keys.
 #include <gtest/gtest.h>
 
 #include <algorithm>
