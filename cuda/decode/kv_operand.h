@@ -1,13 +1,13 @@
 // The element type of K and V as a loader policy: how stored rows in shared memory become the A operands of mma.sync,
 // 16 keys x 16 dims of K and, transposed, 16 columns x 16 keys of V. All come by ldmatrix: 16-bit caches as they are,
-// narrow ones (fp8, q8_0, q4_0) in the order of lane_maps.h and widened to fp16 in registers.
+// narrow ones (fp8, q8_0, q4_0, iq4_nl) in the order of lane_maps.h and widened to fp16 in registers.
 //
 // Values of blocks widen to fp16 by moves and masks alone: their bits become those of a subnormal number, which has too
 // much and is of a unit of its own (BlockWidening). What is too much is taken off by products with constants, and
 // scales are not applied here (tiles.h).
 #pragma once
 
-#include "cuda/arch/fp8.h"
+#include "cuda/arch/words.h"
 #include "cuda/decode/kv_pipeline.h"
 #include "cuda/decode/lane_maps.h"
 
@@ -25,7 +25,7 @@ struct BlockWidening {
   float probability_exponent, probability_unit;
 };
 
-// q8_0: int8 + 128, the subnormal whose bits are that byte.
+// q8_0, and what a code of iq4_nl stands for: int8 + 128, the subnormal whose bits are that byte.
 // q4_0: the subnormal whose bits are a code and, where it comes from high bits, 16 times that. The queries that meet
 // these keys are 16th parts (query.h). The first tile of values has whole bytes, of which the products of the second
 // are taken off.
@@ -39,11 +39,25 @@ constexpr BlockWidening block_widening(KvFormat format) {
 // q4_0 codes in the low or the high halves of bytes 0 and 2 of a word.
 inline constexpr unsigned kLowCodes = 0x000f000f, kHighCodes = 0x00f000f0;
 
-// Units of 16 rows that an operand has brought: of each, rows g and g + 8, or 2 c, 2 c + 1 and 2 c + 8, 2 c + 9. q8_0:
-// the last one of the block before. q4_0: two at a time, because ldmatrix.x4 brings two of 16 rows.
-constexpr int kept_words(KvFormat format) { return format == KvFormat::kQ4_0 ? 4 : 2; }
+// What the eight codes of iq4_nl in a word stand for, plus 128: halves of those in the low bits of bytes 0 and 1, of
+// bytes 2 and 3, and then the same of those in the high bits.
+FLASHPORT_DEVICE void iq4_nl_numbers(unsigned (&halves)[4], unsigned codes) {
+  const unsigned places = codes & 0x77777777u;                                // among eight numbers
+  const unsigned which = mask_and_set<0x44444444u, 0x32103210u>(codes >> 1);  // of the first eight or the last
+  for (int i = 0; i < 2; ++i) {
+    const unsigned first = pick_nibbles(0x766a5d4fu, 0x3f2d1801u, places >> 16 * i);
+    const unsigned last = pick_nibbles(0xf1d9c5b5u, 0xa6998d81u, places >> 16 * i);
+    const unsigned four = pick_nibbles(last, first, which >> 16 * i);  // a byte each
+    halves[i] = __byte_perm(four, 0, 0x4240);
+    halves[2 + i] = __byte_perm(four, 0, 0x4341);
+  }
+}
 
-// Sees to it that the two units of q4_0's block `group` of kGroups are there, one group after the other.
+// Units of 16 rows that an operand has brought: of each, rows g and g + 8, or 2 c, 2 c + 1 and 2 c + 8, 2 c + 9. q8_0:
+// the last one of the block before. Nibbles: two at a time, because ldmatrix.x4 brings two of 16 rows.
+constexpr int kept_words(KvFormat format) { return has_nibbles(format) ? 4 : 2; }
+
+// Sees to it that the two units of nibbles' block `group` of kGroups are there, one group after the other.
 // load(words, byte): ldmatrix from `byte` of the first block's unit on, of two units or, of the last, one.
 template <int kGroups, class Load>
 FLASHPORT_DEVICE void two_units(unsigned (&first)[2], unsigned (&last)[2], unsigned (&kept)[4], int group,
@@ -140,9 +154,11 @@ struct KeyOperand {
       });
       for (int half = 0; half < 2; ++half) {
         const unsigned four = __byte_perm(first[half], last[half], selectors_[group]);
+        unsigned numbers[4];
+        if constexpr (kFormat == KvFormat::kIq4Nl) iq4_nl_numbers(numbers, four);
         for (int i = 0; i < 2; ++i) {
-          a[0][half + 2 * i] = four >> 8 * i & kLowCodes;
-          a[1][half + 2 * i] = four >> 8 * i & kHighCodes;
+          a[0][half + 2 * i] = kFormat == KvFormat::kIq4Nl ? numbers[i] : four >> 8 * i & kLowCodes;
+          a[1][half + 2 * i] = kFormat == KvFormat::kIq4Nl ? numbers[2 + i] : four >> 8 * i & kHighCodes;
         }
       }
     }
@@ -166,7 +182,7 @@ struct KeyOperand {
   static constexpr int kBlocks = kCfg.shape.head_dim_qk / 32;
   static constexpr int kSelectors = !kHasBlocks ? 0 : kBlocks < 8 ? kBlocks : 8;
   static constexpr int kScalePlaces = Layout::kScalePlaces;
-  static_assert(kFormat != KvFormat::kQ4_0 || kBlocks <= 8, "nine units are an odd number");
+  static_assert(!has_nibbles(kFormat) || kBlocks <= 8, "nine units are an odd number");
   LanePlaces<Layout, Layout::kHeadBytes> places_;
   unsigned scales_[kScalePlaces];
   unsigned selectors_[kSelectors + 1];  // one more, because none is no array
@@ -233,9 +249,15 @@ struct ValueOperand {
       for (int half = 0; half < 2; ++half) {
         scale[half] = scale_of(first[half], group);
         const unsigned four = split_unit(first[half], last[half], group);
-        a[0][2 * half] = four & 0x00ff00ffu;
-        a[0][2 * half + 1] = __byte_perm(four, 0, 0x4341);
-        for (int i = 2 * half; i < 2 * half + 2; ++i) a[1][i] = a[0][i] & kHighCodes;
+        if constexpr (kFormat == KvFormat::kQ4_0) {
+          a[0][2 * half] = four & 0x00ff00ffu;
+          a[0][2 * half + 1] = __byte_perm(four, 0, 0x4341);
+          for (int i = 2 * half; i < 2 * half + 2; ++i) a[1][i] = a[0][i] & kHighCodes;
+        } else {
+          unsigned numbers[4];
+          iq4_nl_numbers(numbers, __byte_perm(four, 0, 0x3120));
+          for (int i = 0; i < 4; ++i) a[i / 2][2 * half + i % 2] = numbers[i];
+        }
       }
     }
   }

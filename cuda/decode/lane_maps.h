@@ -1,24 +1,26 @@
-// In which order narrow caches (fp8, q8_0, q4_0) lie in the operands of mma.sync. Plain C++, so that any host can check
-// it.
+// In which order narrow caches (fp8, q8_0, q4_0, iq4_nl) lie in the operands of mma.sync. Plain C++, so that any host
+// can check it.
 //
 // ldmatrix moves units of 16 bytes: lane 4 g + c gets bytes 4 c .. 4 c + 3 of row g, or, transposed, bytes 2 g and
 // 2 g + 1 of rows 2 c and 2 c + 1. A group is 32 values of a row, each at a place: of keys, places 4 c + {0, 1, 2, 3}
 // of 16 sit where k = 2 c, 2 c + 1, 2 c + 8, 2 c + 9 is due; of values, places 2 g + {0, 1} of 16 in rows g and g + 8.
-// The places are the bytes of two units or, of q4_0, the low halves of one unit's bytes and then the high ones. fp8:
+// The places are the bytes of two units or, of nibbles, the low halves of one unit's bytes and then the high ones. fp8:
 // place p is dim p.
 //
 // A block of ggml's formats begins with its scale (fp16, two bytes) anywhere in a unit and reaches into one more than
-// its values fill: q8_0 has 34 bytes, q4_0 18. Eight blocks are 17 units, or 9: block b of them begins in unit 2 b, or
-// b, its values at byte 2 b + 2. The bytes from there on and those of its last unit before there make one whole unit:
-// the block turned by 2 b + 2 places. The unit between is q8_0's other one. Heads that lie side by side (row_layout.h)
-// count their blocks on, so the first of a head is `first_block`.
+// its values fill: q8_0 has 34 bytes, q4_0 and iq4_nl 18. Eight blocks are 17 units, or 9: block b of them begins in
+// unit 2 b, or b, its values at byte 2 b + 2. The bytes from there on and those of its last unit before there make one
+// whole unit: the block turned by 2 b + 2 places. The unit between is q8_0's other one. Heads that lie side by side
+// (row_layout.h) count their blocks on, so the first of a head is `first_block`.
 #pragma once
 
 #include "common/device/kv/format.h"
 
 namespace flashport {
 
-constexpr bool is_block_cache(KvFormat format) { return format == KvFormat::kQ8_0 || format == KvFormat::kQ4_0; }
+// Codes of four bits.
+constexpr bool has_nibbles(KvFormat format) { return format == KvFormat::kQ4_0 || format == KvFormat::kIq4Nl; }
+constexpr bool is_block_cache(KvFormat format) { return format == KvFormat::kQ8_0 || has_nibbles(format); }
 constexpr bool is_narrow_cache(KvFormat format) { return format == KvFormat::kFp8E4M3 || is_block_cache(format); }
 
 // The units that the values of a block fill, the unit in which a block begins, the byte after its scale there, and the

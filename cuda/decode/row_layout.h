@@ -9,12 +9,12 @@
 namespace flashport {
 
 // Rows of one head lie as in device memory where they are whole 64-byte units, 16-byte units exchanged by the row's
-// number (a shift of a row by padding would tear the copies' 128-byte requests apart); those of q8_0 and q4_0 are
+// number (a shift of a row by padding would tear the copies' 128-byte requests apart); those of blocks are
 // padded.
 //
 // With teams (kHeads of them) each team's ring has an equal part of a tile's rows, of all their heads: neighbours, as
 // side by side as in device memory, or each in a column of its own. Heads of whole 128 bytes lie alike in both, with
-// units exchanged as in a row of one head. One head of q8_0 or q4_0 begins or ends inside a unit, two together are
+// units exchanged as in a row of one head. One head of blocks begins or ends inside a unit, two together are
 // whole units and four whole sectors of 32 bytes. Rows are an odd number of sectors: of eight rows four have the two
 // units of each sector exchanged.
 template <KvFormat kFormat, int kDim, int kHeads, int kTileRows = kLeafKeys>
@@ -37,7 +37,7 @@ struct RowLayout {
   // How many of a head's scales, one after the other, have places of their own: those of every so many blocks stay a
   // constant apart. Scales lie two bytes further into their units from block to block, and in no other half of a sector
   // than so many blocks before.
-  static constexpr int kScalePlaces = kExchanged == 32 && kFormat == KvFormat::kQ4_0 ? 2 : 1;
+  static constexpr int kScalePlaces = kExchanged == 32 && has_nibbles(kFormat) ? 2 : 1;
   static_assert(kExchanged != 32 || kHeadBytes % 16 + 2 * (kDim / 32 - 1) < 16);
 
   // What the place of a byte is xored with in row `row`.

@@ -15,8 +15,8 @@ struct RegisterSplit {
 };
 constexpr RegisterSplit register_split(const DecodeConfig& cfg) {
   if (reads_segments(cfg.shape)) return cfg.tuning.waves == 4 ? RegisterSplit{200, 104} : RegisterSplit{168, 88};
-  // Two warpgroups of teams compute and one copies. A pair of teams of q8_0 is slower so.
-  if (cfg.tuning.teams == 4 || (cfg.tuning.teams == 2 && cfg.shape.k_format == KvFormat::kQ4_0)) return {200, 104};
+  // Two warpgroups of teams compute and one copies. A pair of teams with keys of q8_0 is slower so.
+  if (cfg.tuning.teams == 4 || (cfg.tuning.teams == 2 && has_nibbles(cfg.shape.k_format))) return {200, 104};
   // Two blocks of a multiprocessor have 128 registers a thread, three warpgroups of one 168.
   const bool moves = uses_wgmma(cfg.shape) && (cfg.tuning.blocks_per_multiprocessor == 2 || warpgroups(cfg) == 2);
   return moves ? RegisterSplit{warpgroups(cfg) == 2 ? 232 : 216, 40} : RegisterSplit{};

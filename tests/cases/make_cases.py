@@ -57,10 +57,11 @@ DIMENSIONS = {
     "splits": [-1, 0, 1, 3, 7],
 }  # fmt: skip
 # Read off the others where a value has no meaning: a layout without pages has page 0, and so on.
-BLOCKS = ("q8_0", "q4_0")  # formats of 32 values
+BLOCKS = ("q8_0", "q4_0", "iq4_nl")  # formats of 32 values
 # Those that one target reads natively, and that others widen: at every head_dim, and in cases of their own.
 CODE_TYPES = ("fp16/q4_0", "bf16/q4_0")
 PAIR_TYPES = ("fp16/q8_0/q4_0", "bf16/q8_0/q4_0")
+LATER_TYPES = ("fp16/q4_0/q8_0", "bf16/q4_0/q8_0", "fp16/iq4_nl", "bf16/iq4_nl")
 MOST_WORK = 3e8  # multiply-adds of one case, so that the fp64 oracle takes about a second
 
 
@@ -177,11 +178,11 @@ def row(prefix, number, tier, case):
 
 
 def instances():
-    """Kernels of any have cases of their own, tests/ops/decode/mixed_test.cpp, and those of codes in code_changes()."""
+    """But those of any, tests/ops/decode/mixed_test.cpp has theirs, and of code_changes() and later_changes()."""
     text = (ROOT / "cmake" / "decode_instances.txt").read_text()
     for line in text.splitlines():
         fields = line.partition("#")[0].split()
-        if fields and fields[1] not in ("any", "q4_0"):
+        if fields and fields[1] not in ("any", "q4_0", "iq4_nl"):
             yield fields
 
 
@@ -231,7 +232,7 @@ def emulator_rows():
     yield row("e", number, "emulator", dict(PLAIN, group=16, hkv=1, lens="1100"))
     yield row("e", number + 1, "emulator", dict(PLAIN, types="bf16/fp8_e4m3", dims="64", group=16, hkv=1, lens="1100"))
     number += 2
-    for change in [*path_changes(), *code_changes(), *pair_changes()]:
+    for change in [*path_changes(), *code_changes(), *pair_changes(), *later_changes()]:
         yield row("e", number, "emulator", dict(PLAIN, **change))
         number += 1
 
@@ -280,6 +281,17 @@ def pair_changes():
     yield {"types": bf16, "hkv": 2, "lens": "63|128|70", "dims": "96", "layout": "hnd", "page": 0, "splits": 3}
 
 
+def later_changes():
+    """Keys of q4_0 with values of q8_0, and iq4_nl: in heads that are copied together, and in heads that are not."""
+    for fp16, bf16 in (LATER_TYPES[:2], LATER_TYPES[2:]):
+        yield {"types": bf16, "hkv": 4, "lens": "200|130|65|33"}
+        yield {"types": fp16, "hkv": 8, "lens": "300|64|1", "layout": "nhd", "page": 0, "softcap": 30}
+        yield {"types": bf16, "hkv": 3, "lens": "0|1|129|300", "index": "i64", "window": "17:0"}
+        yield {"types": fp16, "hkv": 2, "lens": "129|64|1", "group": 16, "alibi": "heads"}
+        yield {"types": fp16, "hkv": 2, "lens": "200|67|3", "q_len": 4, "q_form": "ragged", "strides": "kv_odd"}
+        yield {"types": bf16, "hkv": 2, "lens": "63|128|70", "dims": "96", "layout": "hnd", "page": 0, "splits": 3}
+
+
 PLAIN = {"types": "bf16/bf16", "dims": "128", "q_len": 1, "q_form": "token", "layout": "block_nhd", "page": 16,
          "window": "-1:-1", "softcap": 0, "alibi": "none", "sinks": 0, "tree": 0, "scales": "none", "index": "i32",
          "out": "same", "lse": 1, "strides": "dense", "splits": -1, "group": 4, "hkv": 8}  # fmt: skip
@@ -288,7 +300,8 @@ PLAIN = {"types": "bf16/bf16", "dims": "128", "q_len": 1, "q_form": "token", "la
 def core_rows():
     """Every pair of types at every head_dim, with no option in the way."""
     number = 0
-    for types, dims in itertools.product((*DIMENSIONS["types"], *CODE_TYPES, *PAIR_TYPES), DIMENSIONS["dims"]):
+    all_types = (*DIMENSIONS["types"], *CODE_TYPES, *PAIR_TYPES, *LATER_TYPES)
+    for types, dims in itertools.product(all_types, DIMENSIONS["dims"]):
         change = {"types": types, "dims": dims, "hkv": 2, "lens": "0|1|63|64|65|1023|1024|1025"}
         if valid(dict(PLAIN, **change)):
             yield row("c", number, "full", dict(PLAIN, **change))

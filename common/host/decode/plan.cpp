@@ -137,7 +137,9 @@ void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check&
       teams_may_help(plan.kernel->shape.decode.shape, teams) && tile_chunks(p) * tile_count(p) <= plan.grid / teams;
   const std::int64_t blocks = p.teams_help ? plan.grid / teams : plan.grid;
   p.cuts[0] = line_cut(tiles, blocks, 1, 0);
-  const bool copies_heads_at_once = p.heads_side_by_side && plan.kernel->shape.decode.shape.k_format == KvFormat::kQ8_0;
+  const DecodeShape& shape = plan.kernel->shape.decode.shape;
+  const bool has_q8_0 = shape.k_format == KvFormat::kQ8_0 || shape.v_format == KvFormat::kQ8_0;
+  const bool copies_heads_at_once = p.heads_side_by_side && has_q8_0;
   p.cuts[1] = line_cut(tiles, blocks, concurrent_tiles(tiles, blocks),
                        copies_heads_at_once ? kLeastLeavesOfTeams : kLeastConcurrentLeaves);
   plan.partials_offset = kCounterBytes;
@@ -173,9 +175,8 @@ const KernelEntry* kernel_of_call(const DecodeProblem& problem, const DecodePlan
   };
   const bool plain = is_plain(plan.params, kernel.shape.decode.shape);
   const bool appends = kernel.shape.decode.shape.appends;
-  const KernelEntry* large = appends ? nullptr
-                             : plain ? twin(KernelTag::kDecodePlainLarge)
-                                     : twin(KernelTag::kDecodeLarge);
+  const KernelEntry* large = plain && !appends ? twin(KernelTag::kDecodePlainLarge) : nullptr;
+  if (large == nullptr && !appends) large = twin(KernelTag::kDecodeLarge);
   if (large != nullptr && problem.may_be_large && is_large_cache(problem, plan.params, *large)) return large;
   const KernelEntry* for_plain_calls =
       plain ? twin(appends ? KernelTag::kDecodeAppendPlain : KernelTag::kDecodePlain) : nullptr;

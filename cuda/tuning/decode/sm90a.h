@@ -12,7 +12,7 @@ namespace flashport::sm90a {
 // bytes of blocks it does not keep the kernel: 8 x 4k of q4_0, 37.7 MB, took 42.0 us and takes 37.1 when they are read
 // once.
 constexpr std::int64_t cached_bytes(KvFormat format) {
-  return format == KvFormat::kQ8_0 || format == KvFormat::kQ4_0 ? 32 << 20 : 40 << 20;
+  return kv_format_trait(format).block_values > 1 ? 32 << 20 : 40 << 20;
 }
 
 constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
@@ -47,7 +47,7 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
     if (!shape.large_cache) return {4, mixed ? 4 : 5, 1, 2, 2, 2};
     // Half as many waves for each head, which halves what each costs beside the products: 64 x 8k of q8_0 takes 292 us
     // for 392. They take longer for a leaf, and small calls lose: 1 x 8k 35 for 15.
-    return {2, shape.k_format == KvFormat::kQ4_0 || mixed ? 4 : 5, 1, 1, 4, 2};
+    return {2, shape.k_format == KvFormat::kQ8_0 && !mixed ? 5 : 4, 1, 1, 4, 2};
   }
   return {4, tiles, 2, 2, 1, 2};
 }

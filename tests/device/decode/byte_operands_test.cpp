@@ -7,19 +7,19 @@
 namespace flashport {
 namespace {
 
-constexpr KvFormat kFormats[] = {KvFormat::kFp8E4M3, KvFormat::kQ8_0, KvFormat::kQ4_0};
+constexpr KvFormat kFormats[] = {KvFormat::kFp8E4M3, KvFormat::kQ8_0, KvFormat::kQ4_0, KvFormat::kIq4Nl};
 constexpr int kDims[] = {64, 128, 192, 256, 512};
 
-constexpr bool has_codes(KvFormat format) { return format == KvFormat::kQ4_0; }
-constexpr int block_bytes(KvFormat format) { return has_codes(format) ? 18 : 34; }
+constexpr bool is_of_four_bits(KvFormat format) { return format == KvFormat::kQ4_0 || format == KvFormat::kIq4Nl; }
+constexpr int block_bytes(KvFormat format) { return is_of_four_bits(format) ? 18 : 34; }
 
-// The dim whose value is byte `byte` of a row or, of q4_0, its low or its high four bits; -1 for a byte of a scale or
-// beyond.
+// The dim whose value is byte `byte` of a row or, of formats of four bits, its low or its high four bits; -1 for a byte
+// of a scale or beyond.
 int dim_at(KvFormat format, int dims, int byte, bool high) {
   if (format == KvFormat::kFp8E4M3) return byte < dims ? byte : -1;
   const int block = byte / block_bytes(format);
   const int of_block = byte % block_bytes(format) - 2;
-  return block < dims / 32 && of_block >= 0 ? block * 32 + of_block + (has_codes(format) && high ? 16 : 0) : -1;
+  return block < dims / 32 && of_block >= 0 ? block * 32 + of_block + (is_of_four_bits(format) && high ? 16 : 0) : -1;
 }
 
 // Byte i of those that __byte_perm selects from `first` (0 .. 3) and `last` (4 .. 7).
@@ -35,7 +35,7 @@ int key_byte(KvFormat format, int group, int step, int c, int i) {
 }
 // Where byte i is: k of the step. Words of q4_0 give bytes 0 and 2, then 1 and 3.
 int key_place(KvFormat format, int c, int i) {
-  return has_codes(format) ? 2 * c + i / 2 + i % 2 * 8 : 2 * c + i % 2 + i / 2 * 8;
+  return format == KvFormat::kQ4_0 ? 2 * c + i / 2 + i % 2 * 8 : 2 * c + i % 2 + i / 2 * 8;
 }
 
 // The row's byte that is column 2 g + half of a tile of 16 columns of values.
@@ -43,7 +43,7 @@ int value_byte(KvFormat format, int tile, int g, int half) {
   if (format == KvFormat::kFp8E4M3) return 16 * tile + 2 * g + half;
   const int block = tile / 2;
   const int first = block_unit(format, block);
-  const bool is_split = has_codes(format) || tile % 2 == 0;
+  const bool is_split = is_of_four_bits(format) || tile % 2 == 0;
   const int unit = !is_split ? first + 1 : g > block % 8 ? first : first + units_of_block(format);
   return 16 * unit + 2 * g + half;
 }
@@ -87,7 +87,7 @@ TEST(ByteOperands, ValuesHaveTheirColumns) {
 
 // Transposed, place g of a unit is in lanes 4 g + c: those of a block's scale have g = block % 8 of its first unit.
 TEST(ByteOperands, ScalesLieInTheFirstUnit) {
-  for (KvFormat format : {KvFormat::kQ8_0, KvFormat::kQ4_0}) {
+  for (KvFormat format : {KvFormat::kQ8_0, KvFormat::kQ4_0, KvFormat::kIq4Nl}) {
     for (int block = 0; block < 16; ++block) {
       EXPECT_EQ(16 * block_unit(format, block) + 2 * (block % 8), block_bytes(format) * block);
     }

@@ -152,7 +152,8 @@ TEST_P(NativeKernels, MoreBlocksThanChunks) {
     c.layout = layout;
     expect_right(c);
   }
-  const bool in_blocks = GetParam().cache == Type::kQ8_0 || GetParam().cache == Type::kQ4_0;
+  const Type cache = GetParam().cache;
+  const bool in_blocks = cache == Type::kQ8_0 || cache == Type::kQ4_0 || cache == Type::kIq4Nl;
   if (in_blocks) expect_right(make({2100}, 8));  // two turns a chunk
 }
 
@@ -236,20 +237,23 @@ const Native kLargeCaches[] = {{Type::kBF16, Type::kBF16, Type::kBF16, 8, true, 
                                {Type::kF16, Type::kQ8_0, Type::kF16, 8, false, 128, true},
                                {Type::kF16, Type::kQ4_0, Type::kF16, 8, true, 128, true},
                                {Type::kF16, Type::kQ4_0, Type::kF16, 8, false, 128, true},
-                               {Type::kF16, Type::kQ8_0, Type::kF16, 8, true, 128, true, Type::kQ4_0}};
+                               {Type::kF16, Type::kQ8_0, Type::kF16, 8, true, 128, true, Type::kQ4_0},
+                               {Type::kF16, Type::kQ4_0, Type::kF16, 8, false, 128, true, Type::kQ8_0},
+                               {Type::kF16, Type::kIq4Nl, Type::kF16, 8, false, 128, true}};
 INSTANTIATE_TEST_SUITE_P(
     Model, NativeKernels,
-    testing::Values(Native{Type::kBF16, Type::kBF16, Type::kBF16, 8}, Native{Type::kBF16, Type::kBF16, Type::kBF16, 64},
-                    Native{Type::kBF16, Type::kBF16, Type::kBF16, 128}, Native{Type::kF16, Type::kQ8_0, Type::kF16, 8},
-                    Native{Type::kF16, Type::kQ8_0, Type::kF16, 16}, Native{Type::kF16, Type::kQ4_0, Type::kF16, 8},
-                    Native{Type::kF16, Type::kQ4_0, Type::kF16, 16},
-                    Native{Type::kBF16, Type::kBF16, Type::kBF16, 8, true},
-                    Native{Type::kBF16, Type::kBF16, Type::kBF16, 128, true},
-                    Native{Type::kF16, Type::kQ8_0, Type::kF16, 8, true},
-                    Native{Type::kF16, Type::kQ8_0, Type::kF16, 8, false, 128, false, Type::kQ4_0},
-                    Native{Type::kF16, Type::kQ8_0, Type::kF16, 16, false, 128, false, Type::kQ4_0},
-                    Native{Type::kF16, Type::kQ8_0, Type::kF16, 8, true, 128, false, Type::kQ4_0},
-                    Native{Type::kBF16, Type::kBF16, Type::kBF16, 8, true, 64}),
+    testing::Values(
+        Native{Type::kBF16, Type::kBF16, Type::kBF16, 8}, Native{Type::kBF16, Type::kBF16, Type::kBF16, 64},
+        Native{Type::kBF16, Type::kBF16, Type::kBF16, 128}, Native{Type::kF16, Type::kQ8_0, Type::kF16, 8},
+        Native{Type::kF16, Type::kQ8_0, Type::kF16, 16}, Native{Type::kF16, Type::kQ4_0, Type::kF16, 8},
+        Native{Type::kF16, Type::kQ4_0, Type::kF16, 16}, Native{Type::kBF16, Type::kBF16, Type::kBF16, 8, true},
+        Native{Type::kBF16, Type::kBF16, Type::kBF16, 128, true}, Native{Type::kF16, Type::kQ8_0, Type::kF16, 8, true},
+        Native{Type::kF16, Type::kQ8_0, Type::kF16, 8, false, 128, false, Type::kQ4_0},
+        Native{Type::kF16, Type::kQ8_0, Type::kF16, 16, false, 128, false, Type::kQ4_0},
+        Native{Type::kF16, Type::kQ8_0, Type::kF16, 8, true, 128, false, Type::kQ4_0},
+        Native{Type::kF16, Type::kQ4_0, Type::kF16, 8, false, 128, false, Type::kQ8_0},
+        Native{Type::kF16, Type::kQ4_0, Type::kF16, 16, false, 128, false, Type::kQ8_0},
+        Native{Type::kF16, Type::kIq4Nl, Type::kF16, 8}, Native{Type::kBF16, Type::kBF16, Type::kBF16, 8, true, 64}),
     [](const auto& info) { return info.param.name(); });
 INSTANTIATE_TEST_SUITE_P(Large, NativeKernels, testing::ValuesIn(kLargeCaches),
                          [](const auto& info) { return info.param.name(); });
@@ -305,7 +309,8 @@ TEST(KernelsOfAnyFormats, OneSegmentOfEachFormat) {
       MixedSpec spec = spec_of(128, 2);
       spec.segments = {{format, format, {65, 0, 300}, Pages::kBlocks}};
       // Else a kernel of the very format reads it.
-      const bool has_own = format == Type::kF16 || format == Type::kQ8_0 || format == Type::kQ4_0;
+      const bool has_own =
+          format == Type::kF16 || format == Type::kQ8_0 || format == Type::kQ4_0 || format == Type::kIq4Nl;
       if (has_own) spec.segments[0].scales = Scales::kRow;
       expect_right(spec, "fp16/kv=any/hd128/r8");
     }

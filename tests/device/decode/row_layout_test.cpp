@@ -191,9 +191,9 @@ void check_keys(const T& tile, const Head& of, int waves) {
                 const int byte = kFormat == KvFormat::kQ8_0 && step == 1 ? units.middle[half][lane][i]
                                  : from < 4                              ? units.first[half][lane][from]
                                                                          : units.last[half][lane][from - 4];
-                const int k = kFormat == KvFormat::kQ8_0 ? 2 * c + i % 2 + i / 2 * 8 : 2 * c + i / 2 + i % 2 * 8;
+                const int k = kFormat != KvFormat::kQ4_0 ? 2 * c + i % 2 + i / 2 * 8 : 2 * c + i / 2 + i % 2 * 8;
                 const int dim = dims[32 * block + 16 * step + k];
-                EXPECT_TRUE(kFormat != KvFormat::kQ4_0 || dim % 32 / 16 == step);
+                EXPECT_TRUE(!has_nibbles(kFormat) || dim % 32 / 16 == step);
                 ASSERT_EQ(byte, name_of_value(kFormat, key, of.head, dim))
                     << "team " << of.team << " head " << of.head << " key " << key << " block " << block << " lane "
                     << lane;
@@ -241,7 +241,7 @@ void check_values(const T& tile, const Head& of, int waves) {
               ASSERT_EQ(scales[i], name_of(key, of.head, block_bytes(kFormat) * block + i % 2));
               for (int of_two = 0; of_two < 2; ++of_two) {
                 const int column = value_column(kFormat, first_block, 2 * block + of_two, g, i % 2);
-                EXPECT_TRUE(kFormat != KvFormat::kQ4_0 || column % 32 / 16 == of_two);
+                EXPECT_TRUE(!has_nibbles(kFormat) || column % 32 / 16 == of_two);
                 ASSERT_EQ(two_tiles[of_two][i], name_of_value(kFormat, key, of.head, column))
                     << "team " << of.team << " head " << of.head << " key " << key << " block " << block << " lane "
                     << lane;
@@ -278,6 +278,7 @@ TEST(RowLayout, OneHead) {
   check_one_head<KvFormat::kQ8_0, 256>(4);
   check_one_head<KvFormat::kQ8_0, 512>(4);
   check_one_head<KvFormat::kQ4_0, 128>(8);
+  check_one_head<KvFormat::kIq4Nl, 128>(8);
 }
 
 template <KvFormat kFormat, int kDim, int kHeads, int kKeys>
@@ -307,6 +308,7 @@ void check_units_of_heads() {
 TEST(RowLayout, UnitsOfHeads) {
   check_units_of_heads<KvFormat::kQ8_0>();
   check_units_of_heads<KvFormat::kQ4_0>();
+  check_units_of_heads<KvFormat::kIq4Nl>();
 }
 
 TEST(RowLayout, HeadsOfTeams) {
@@ -316,6 +318,7 @@ TEST(RowLayout, HeadsOfTeams) {
   check_heads_of_teams<KvFormat::kQ4_0, 128, 2, 128>();
   check_heads_of_teams<KvFormat::kQ4_0, 128, 4, 64>();
   check_heads_of_teams<KvFormat::kQ4_0, 128, 4, 128>();
+  check_heads_of_teams<KvFormat::kIq4Nl, 128, 4, 128>();
 }
 
 // KeyOperand::load() and ValueOperand::load() of 16 bits: register `matrix` against where mma.sync has A's keys and

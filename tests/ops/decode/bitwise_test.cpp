@@ -52,6 +52,11 @@ const PoolShape kShapes[] = {
     {"bitwise_plain_bf16_q4_0_d128_large_hkv8", Type::kBF16, Type::kQ4_0, 128, 128, 8, 8, 1, 1, false, 30'000},
     {"bitwise_plain_bf16_q8_0_q4_0_d128_large_hkv4", Type::kBF16, Type::kQ8_0, 128, 128, 8, 4, 16, 1, false, 60'000,
      Type::kQ4_0},
+    {"bitwise_plain_bf16_q4_0_q8_0_d128_large_hkv4", Type::kBF16, Type::kQ4_0, 128, 128, 8, 4, 16, 1, false, 60'000,
+     Type::kQ8_0},
+    {"bitwise_bf16_q4_0_q8_0_d128_large_hkv8", Type::kBF16, Type::kQ4_0, 128, 128, 8, 8, 16, 1, true, 60'000,
+     Type::kQ8_0},
+    {"bitwise_plain_fp16_iq4_nl_d128_large_hkv4", Type::kF16, Type::kIq4Nl, 128, 128, 8, 4, 16, 1, false, 60'000},
     {"bitwise_bf16_q8_0_d128_large_hkv4", Type::kBF16, Type::kQ8_0, 128, 128, 8, 4, 16, 1, true, 60'000},
     {"bitwise_fp16_q4_0_d128_large_hkv4", Type::kF16, Type::kQ4_0, 128, 128, 8, 4, 16, 1, true, 60'000},
 };

@@ -64,8 +64,8 @@ class MixedCase:
 
 def _sized(batch: int, keys: int) -> list[MixedCase]:
     size = f"{batch}x{keys // 1024}k"
-    pairs = [(fmt, fmt) for fmt in ("bf16", "q8_0", "fp8_e4m3", "q4_0", "q5_0")]
-    pairs += [("q8_0", "q4_0"), ("q4_0", "q8_0")]  # on sm90a the first has a kernel of its own
+    pairs = [(fmt, fmt) for fmt in ("bf16", "q8_0", "fp8_e4m3", "q4_0", "iq4_nl", "q4_1", "q5_0")]
+    pairs += [("q8_0", "q4_0"), ("q4_0", "q8_0"), ("bf16", "q8_0")]  # on sm90a the last has no kernel of its own
     found = [
         MixedCase(f"formats_{size}_{k if k == v else f'{k}_{v}'}", batch, (Segment(keys, k, v),)) for k, v in pairs
     ]
