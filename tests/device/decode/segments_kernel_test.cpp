@@ -17,16 +17,18 @@ using reference::Type;
 using Lengths = std::vector<std::int64_t>;
 constexpr char kSmall[] = "decode_segments/bf16/kv=q8_0/hd128/r8/sm90a";
 constexpr char kLarge[] = "decode_segments/bf16/kv=q8_0/hd128/r8/large/sm90a";
+constexpr char kSmallOfQ4[] = "decode_segments/bf16/kv=q4_0/hd128/r8/sm90a";
+constexpr char kLargeOfQ4[] = "decode_segments/bf16/kv=q4_0/hd128/r8/large/sm90a";
 constexpr std::int64_t kMuchRoom = 200'000;
 
-// Blocks of q8_0, then `hot` of bf16 behind them.
-MixedSpec spec_of(const Lengths& old, const Lengths& hot, std::int64_t kv_heads) {
+// Blocks of q8_0 or q4_0, then `hot` of bf16 behind them.
+MixedSpec spec_of(const Lengths& old, const Lengths& hot, std::int64_t kv_heads, Type blocks = Type::kQ8_0) {
   MixedSpec spec;
   spec.q = Type::kBF16;
   spec.dk = spec.dv = 128;
   spec.hq = 4 * kv_heads;
   spec.hkv = kv_heads;
-  spec.segments = {{Type::kQ8_0, Type::kQ8_0, old, Pages::kBlocks}, {Type::kBF16, Type::kBF16, hot, Pages::kTokens}};
+  spec.segments = {{blocks, blocks, old, Pages::kBlocks}, {Type::kBF16, Type::kBF16, hot, Pages::kTokens}};
   spec.by_segment = true;
   return spec;
 }
@@ -48,6 +50,7 @@ TEST(KernelsOfSegments, Lengths) {
       flashport::set_multiprocessor_limit(blocks);
       SCOPED_TRACE(std::to_string(old[0]) + " + " + std::to_string(hot[0]) + ", " + std::to_string(blocks));
       expect_right(spec_of(old, hot, blocks == 2 ? 4 : 2), kSmall);
+      expect_right(spec_of(old, hot, blocks == 2 ? 4 : 2, Type::kQ4_0), kSmallOfQ4);
     }
   }
 }
@@ -57,11 +60,13 @@ TEST(KernelsOfSegments, LargeCaches) {
   for (const std::int64_t kv_heads : {4, 8}) {
     for (const int blocks : {1, 3}) {
       flashport::set_multiprocessor_limit(blocks);
-      MixedSpec spec = spec_of({700, 1, 300}, {65, 130, 0}, kv_heads);
-      spec.segments[0].room = kMuchRoom;
-      expect_right(spec, kLarge);
-      spec.segments[0].pages = Pages::kTokens;
-      expect_right(spec, kLarge);
+      for (const Type format : {Type::kQ8_0, Type::kQ4_0}) {
+        MixedSpec spec = spec_of({700, 1, 300}, {65, 130, 0}, kv_heads, format);
+        spec.segments[0].room = kMuchRoom;
+        expect_right(spec, format == Type::kQ8_0 ? kLarge : kLargeOfQ4);
+        spec.segments[0].pages = Pages::kTokens;
+        expect_right(spec, format == Type::kQ8_0 ? kLarge : kLargeOfQ4);
+      }
     }
   }
 }

@@ -179,10 +179,12 @@ std::vector<Options> option_cases() {
   }
   // On sm90a one launch reads those of bf16.
   for (const std::int64_t room : {0, 100'000}) {
-    for (const Type hot : {Type::kF16, Type::kBF16}) {
-      MixedSpec& s = add("by_segment_in_turn_" + std::string(type_name(hot)) + (room > 0 ? "_large" : ""),
+    for (const auto& [hot, blocks] : {std::pair(Type::kF16, Type::kQ8_0), std::pair(Type::kBF16, Type::kQ8_0),
+                                      std::pair(Type::kBF16, Type::kQ4_0)}) {
+      MixedSpec& s = add("by_segment_in_turn_" + std::string(type_name(hot)) + (blocks == Type::kQ4_0 ? "_q4_0" : "") +
+                             (room > 0 ? "_large" : ""),
                          {{hot, hot, {4, 4, 1, 0}},
-                          {Type::kQ8_0, Type::kQ8_0, {300, 0, 65, 3000}, Pages::kBlocks, 16, Scales::kHead, room},
+                          {blocks, blocks, {300, 0, 65, 3000}, Pages::kBlocks, 16, Scales::kHead, room},
                           {hot, hot, {30, 1, 128, 700}, Pages::kBlocks, 16}});
       s.q = hot;
       s.dk = s.dv = 128;

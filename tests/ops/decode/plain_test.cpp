@@ -49,6 +49,9 @@ std::vector<PlainShape> shapes() {
   all.push_back({Type::kF16, Type::kQ8_0, 128, 32, 8, 1, 60'000});
   all.push_back({Type::kBF16, Type::kQ4_0, 128, 8, 4, 1, 120'000});
   all.push_back({Type::kF16, Type::kQ8_0, 128, 16, 4, 1, 120'000, Type::kQ4_0});
+  // Of these plain calls take the kernels for all calls.
+  all.push_back({Type::kBF16, Type::kQ4_0, 128, 16, 4, 1, 120'000, Type::kQ8_0});
+  all.push_back({Type::kF16, Type::kIq4Nl, 128, 32, 8, 1, 60'000});
   return all;
 }
 
@@ -100,8 +103,11 @@ TEST_P(Plain, AgreesWithTheOracleAndWithKernelsForAllCalls) {
       c.scales = scales;
       FLASHPORT_REQUIRE_SUPPORT(c.name, flashport::supports(c.query()));
       SCOPED_TRACE(c.layout + ", first length " + std::to_string(lens[0]));
-      // Or the kernels for all calls would be held against themselves.
-      EXPECT_TRUE(kernel_of(c).starts_with("decode_plain/")) << kernel_of(c);
+      // Or the kernels for all calls would be held against themselves, unless there are no others.
+      const std::string kernel = kernel_of(c);
+      const auto keys = flashport::kernel_keys(query_target());
+      const bool has_none = std::ranges::count(keys, "decode_plain" + kernel.substr(kernel.find('/'))) == 0;
+      EXPECT_TRUE(kernel.starts_with("decode_plain/") || has_none) << kernel;
       EXPECT_EQ(kernel_of(c).find("/large/") != std::string::npos, large) << kernel_of(c);
       DecodeCall plain(c, 5);
       plain.upload();
@@ -128,7 +134,7 @@ TEST(PlainInstances, ShapesReachEveryKernel) {
     if (!is_plain && (!key.starts_with("decode/") || key.find("/large/") == std::string::npos)) continue;
     // Calls with an lse run the kernel beside that of plain ones.
     const std::string its = is_plain ? key : "decode_plain" + key.substr(key.find('/'));
-    EXPECT_TRUE(reached.contains(its)) << "no shape runs " << key;
+    EXPECT_TRUE(reached.contains(its) || reached.contains(key)) << "no shape runs " << key;
   }
 }
 
