@@ -8,7 +8,8 @@ namespace flashport::FLASHPORT_TARGET::decode {
 
 struct CombineSegmentsShared {
   PartialList lists[kMostSegments];
-  int chunks[kMostSegments];  // that the list has: one, where a block had the tile whole
+  int chunks[kMostSegments];                        // that the list has: one, where a block had the tile whole
+  StatePiece pieces[kMostSegments][4 * kWaveSize];  // that the block is at
 };
 
 // Lists what blocks have published of a tile of one segment. The block's waves do so for one segment each.
@@ -39,21 +40,24 @@ struct PieceThread {
   FLASHPORT_DEVICE static int threads() { return 1 << 30; }
 };
 
-// A piece of the tile of one segment. Results that are not there cost instructions, too.
+// A piece of the tile of one segment. Results that are not there cost instructions, too, and more code takes longer to
+// come than more trips take.
 FLASHPORT_DEVICE StatePiece segment_piece(const PartialSlices& partials, const PartialList& list, int chunks,
                                           const PieceAt& at) {
   StatePiece piece;
   if (chunks == 1) {
     load_partial(piece, partials, list.numbers[0], at);
   } else {
-    combine_partials<PartialList::kAtOnce>(
+    combine_partials<kGroupChunks>(
         PieceThread(at), partials, at.rows, at.columns, list, chunks, [](const PieceAt&) { return 0; },
         [&](int, const PieceAt&, const StatePiece& combined) { piece = combined; });
   }
   return piece;
 }
 
-// Block index: the part is the fastest, then the tile and the sequence. await() as for decode_combine().
+// Block index: the part is the fastest, then the tile and the sequence. await() as for decode_combine(). Where the
+// blocks of a tile have threads enough, each has a piece of one segment, and the results of all segments are on their
+// way together.
 template <class Await>
 FLASHPORT_DEVICE void combine_segments(const SegmentsDecodeParams& p, const Block& block, CombineSegmentsShared& shared,
                                        const Await& await) {
@@ -73,25 +77,37 @@ FLASHPORT_DEVICE void combine_segments(const SegmentsDecodeParams& p, const Bloc
   s.kv_head = head;
   s.q_len = 1;
   const int rows = first.group_size, pieces_of_row = first.head_dim_v / kVectorFloats;
+  const int pieces = rows * pieces_of_row;
+  const int side_by_side = pieces * p.count <= parts * block.threads() ? p.count : 1;  // segments
+  const int at_once = block.threads() / side_by_side;                                  // pieces of the block
+  const int own = block.thread() / at_once, of_block = block.thread() - own * at_once;
   FLASHPORT_UNROLL(1)
-  for (int i = (index - number * parts) * block.threads() + block.thread(); i < rows * pieces_of_row;
-       i += parts * block.threads()) {
-    const int row = i / pieces_of_row, column = i % pieces_of_row * kVectorFloats;
-    StatePiece all = no_piece();
+  for (int from = (index - number * parts) * at_once; from < pieces; from += parts * at_once) {
+    const int i = from + of_block, row = i / pieces_of_row, column = i % pieces_of_row * kVectorFloats;
+    const bool exists = own < side_by_side && i < pieces;
     FLASHPORT_UNROLL(1)
-    for (int j = 0; j < p.count; ++j) {
+    for (int j = own; exists && j < p.count; j += side_by_side) {
       const SegmentDecodeParams& its = p.segments[j];
       const int slice = column / its.combine.columns;
       const PieceAt at{rows, its.combine.columns, row, column - slice * its.combine.columns};
       const float scale = kv::head_scale(its.v_scale, its.scale_stride, head);
       StatePiece piece = segment_piece(PartialSlices(its, slice), shared.lists[j], shared.chunks[j], at);
-      if (piece.l == 0.0f) continue;  // the row sees none of its keys
       for (float& x : piece.o) x = mul_rn(x, scale);
-      merge(all, piece);
+      shared.pieces[j][of_block] = piece;
     }
-    OutputRow to = output_row(first, s, block, query_row(first, s, rows, row), column == 0);
-    to.scale = 1.0f;
-    write_output_piece(first, to, column, all);
+    block.sync();
+    if (exists && own == 0) {
+      StatePiece all = no_piece();
+      FLASHPORT_UNROLL(1)
+      for (int j = 0; j < p.count; ++j) {
+        const StatePiece& piece = shared.pieces[j][of_block];
+        if (piece.l != 0.0f) merge(all, piece);  // else the row sees none of its keys
+      }
+      OutputRow to = output_row(first, s, block, query_row(first, s, rows, row), column == 0);
+      to.scale = 1.0f;
+      write_output_piece(first, to, column, all);
+    }
+    block.sync();  // the pieces are the next ones'
   }
 }
 
