@@ -7,6 +7,7 @@
 // scales are not applied here (tiles.h).
 #pragma once
 
+#include "cuda/arch/fp8.h"
 #include "cuda/arch/words.h"
 #include "cuda/decode/kv_pipeline.h"
 #include "cuda/decode/lane_maps.h"
@@ -39,8 +40,8 @@ constexpr BlockWidening block_widening(KvFormat format) {
 // q4_0 codes in the low or the high halves of bytes 0 and 2 of a word.
 inline constexpr unsigned kLowCodes = 0x000f000f, kHighCodes = 0x00f000f0;
 
-// What the eight codes of iq4_nl in a word stand for, plus 128: halves of those in the low bits of bytes 0 and 1, of
-// bytes 2 and 3, and then the same of those in the high bits.
+// halves[0] and halves[1]: the numbers, plus 128, that the low nibbles of bytes 0 and 1 and of bytes 2 and 3 stand for
+// in iq4_nl. halves[2] and halves[3]: those of the high nibbles.
 FLASHPORT_DEVICE void iq4_nl_numbers(unsigned (&halves)[4], unsigned codes) {
   const unsigned places = codes & 0x77777777u;                                // among eight numbers
   const unsigned which = mask_and_set<0x44444444u, 0x32103210u>(codes >> 1);  // of the first eight or the last
@@ -154,11 +155,15 @@ struct KeyOperand {
       });
       for (int half = 0; half < 2; ++half) {
         const unsigned four = __byte_perm(first[half], last[half], selectors_[group]);
-        unsigned numbers[4];
-        if constexpr (kFormat == KvFormat::kIq4Nl) iq4_nl_numbers(numbers, four);
-        for (int i = 0; i < 2; ++i) {
-          a[0][half + 2 * i] = kFormat == KvFormat::kIq4Nl ? numbers[i] : four >> 8 * i & kLowCodes;
-          a[1][half + 2 * i] = kFormat == KvFormat::kIq4Nl ? numbers[2 + i] : four >> 8 * i & kHighCodes;
+        if constexpr (kFormat == KvFormat::kIq4Nl) {
+          unsigned numbers[4];
+          iq4_nl_numbers(numbers, four);
+          for (int i = 0; i < 4; ++i) a[i / 2][half + i % 2 * 2] = numbers[i];
+        } else {
+          for (int i = 0; i < 2; ++i) {
+            a[0][half + 2 * i] = four >> 8 * i & kLowCodes;
+            a[1][half + 2 * i] = four >> 8 * i & kHighCodes;
+          }
         }
       }
     }

@@ -61,7 +61,7 @@ BLOCKS = ("q8_0", "q4_0", "iq4_nl")  # formats of 32 values
 # Those that one target reads natively, and that others widen: at every head_dim, and in cases of their own.
 CODE_TYPES = ("fp16/q4_0", "bf16/q4_0")
 PAIR_TYPES = ("fp16/q8_0/q4_0", "bf16/q8_0/q4_0")
-LATER_TYPES = ("fp16/q4_0/q8_0", "bf16/q4_0/q8_0", "fp16/iq4_nl", "bf16/iq4_nl")
+NIBBLE_TYPES = ("fp16/q4_0/q8_0", "bf16/q4_0/q8_0", "fp16/iq4_nl", "bf16/iq4_nl")
 MOST_WORK = 3e8  # multiply-adds of one case, so that the fp64 oracle takes about a second
 
 
@@ -178,7 +178,7 @@ def row(prefix, number, tier, case):
 
 
 def instances():
-    """But those of any, tests/ops/decode/mixed_test.cpp has theirs, and of code_changes() and later_changes()."""
+    """All rows but those of any, which mixed_test.cpp has, and of code_changes() and nibble_changes()."""
     text = (ROOT / "cmake" / "decode_instances.txt").read_text()
     for line in text.splitlines():
         fields = line.partition("#")[0].split()
@@ -232,7 +232,7 @@ def emulator_rows():
     yield row("e", number, "emulator", dict(PLAIN, group=16, hkv=1, lens="1100"))
     yield row("e", number + 1, "emulator", dict(PLAIN, types="bf16/fp8_e4m3", dims="64", group=16, hkv=1, lens="1100"))
     number += 2
-    for change in [*path_changes(), *code_changes(), *pair_changes(), *later_changes()]:
+    for change in [*path_changes(), *code_changes(), *pair_changes(), *nibble_changes()]:
         yield row("e", number, "emulator", dict(PLAIN, **change))
         number += 1
 
@@ -281,9 +281,9 @@ def pair_changes():
     yield {"types": bf16, "hkv": 2, "lens": "63|128|70", "dims": "96", "layout": "hnd", "page": 0, "splits": 3}
 
 
-def later_changes():
+def nibble_changes():
     """Keys of q4_0 with values of q8_0, and iq4_nl: in heads that are copied together, and in heads that are not."""
-    for fp16, bf16 in (LATER_TYPES[:2], LATER_TYPES[2:]):
+    for fp16, bf16 in (NIBBLE_TYPES[:2], NIBBLE_TYPES[2:]):
         yield {"types": bf16, "hkv": 4, "lens": "200|130|65|33"}
         yield {"types": fp16, "hkv": 8, "lens": "300|64|1", "layout": "nhd", "page": 0, "softcap": 30}
         yield {"types": bf16, "hkv": 3, "lens": "0|1|129|300", "index": "i64", "window": "17:0"}
@@ -300,7 +300,7 @@ PLAIN = {"types": "bf16/bf16", "dims": "128", "q_len": 1, "q_form": "token", "la
 def core_rows():
     """Every pair of types at every head_dim, with no option in the way."""
     number = 0
-    all_types = (*DIMENSIONS["types"], *CODE_TYPES, *PAIR_TYPES, *LATER_TYPES)
+    all_types = (*DIMENSIONS["types"], *CODE_TYPES, *PAIR_TYPES, *NIBBLE_TYPES)
     for types, dims in itertools.product(all_types, DIMENSIONS["dims"]):
         change = {"types": types, "dims": dims, "hkv": 2, "lens": "0|1|63|64|65|1023|1024|1025"}
         if valid(dict(PLAIN, **change)):

@@ -99,6 +99,10 @@ const KernelEntry kGpuKernels[] = {
              4),
     decode("decode/fp16/k=q8_0/v=fp8_e4m3/hd128/r16/fakegpu",
            {128, 128, 16, kF16, KvFormat::kQ8_0, KvFormat::kFp8E4M3}),
+    in_teams(for_large_caches(decode("decode/fp16/k=q8_0/v=fp8_e4m3/hd128/r16/large/fakegpu",
+                                     {128, 128, 16, kF16, KvFormat::kQ8_0, KvFormat::kFp8E4M3}),
+                              false),
+             4),
     widening(decode("decode/fp16/kv=any/hd128/r16/fakegpu", {128, 128, 16, kF16, KvFormat::kAny, KvFormat::kAny})),
     appending(
         decode("decode_append/bf16/kv=bf16/hd128/r16/fakegpu", {128, 128, 16, kB16, KvFormat::kBf16, KvFormat::kBf16})),

@@ -9,7 +9,7 @@ namespace flashport::FLASHPORT_TARGET::decode {
 struct CombineSegmentsShared {
   PartialList lists[kMostSegments];
   int chunks[kMostSegments];                        // that the list has: one, where a block had the tile whole
-  StatePiece pieces[kMostSegments][4 * kWaveSize];  // that the block is at
+  StatePiece pieces[kMostSegments][4 * kWaveSize];  // that the block is combining
 };
 
 // Lists what blocks have published of a tile of one segment. The block's waves do so for one segment each.
@@ -40,8 +40,8 @@ struct PieceThread {
   FLASHPORT_DEVICE static int threads() { return 1 << 30; }
 };
 
-// A piece of the tile of one segment. Results that are not there cost instructions, too, and more code takes longer to
-// come than more trips take.
+// A piece of the tile of one segment. Few results are in flight: one that is not there costs instructions, too, and
+// longer code takes longer to fetch than more trips take.
 FLASHPORT_DEVICE StatePiece segment_piece(const PartialSlices& partials, const PartialList& list, int chunks,
                                           const PieceAt& at) {
   StatePiece piece;
@@ -78,36 +78,37 @@ FLASHPORT_DEVICE void combine_segments(const SegmentsDecodeParams& p, const Bloc
   s.q_len = 1;
   const int rows = first.group_size, pieces_of_row = first.head_dim_v / kVectorFloats;
   const int pieces = rows * pieces_of_row;
-  const int side_by_side = pieces * p.count <= parts * block.threads() ? p.count : 1;  // segments
-  const int at_once = block.threads() / side_by_side;                                  // pieces of the block
-  const int own = block.thread() / at_once, of_block = block.thread() - own * at_once;
+  const int share = block.threads() / p.count;
+  const int side_by_side = pieces <= parts * share ? p.count : 1;  // segments
+  const int at_once = side_by_side > 1 ? share : block.threads();  // pieces of the block
+  const int first_segment = block.thread() / at_once, place = block.thread() - first_segment * at_once;
   FLASHPORT_UNROLL(1)
   for (int from = (index - number * parts) * at_once; from < pieces; from += parts * at_once) {
-    const int i = from + of_block, row = i / pieces_of_row, column = i % pieces_of_row * kVectorFloats;
-    const bool exists = own < side_by_side && i < pieces;
+    const int i = from + place, row = i / pieces_of_row, column = i % pieces_of_row * kVectorFloats;
+    const bool exists = first_segment < side_by_side && i < pieces;
     FLASHPORT_UNROLL(1)
-    for (int j = own; exists && j < p.count; j += side_by_side) {
+    for (int j = first_segment; exists && j < p.count; j += side_by_side) {
       const SegmentDecodeParams& its = p.segments[j];
       const int slice = column / its.combine.columns;
       const PieceAt at{rows, its.combine.columns, row, column - slice * its.combine.columns};
       const float scale = kv::head_scale(its.v_scale, its.scale_stride, head);
       StatePiece piece = segment_piece(PartialSlices(its, slice), shared.lists[j], shared.chunks[j], at);
       for (float& x : piece.o) x = mul_rn(x, scale);
-      shared.pieces[j][of_block] = piece;
+      shared.pieces[j][place] = piece;
     }
     block.sync();
-    if (exists && own == 0) {
+    if (exists && first_segment == 0) {
       StatePiece all = no_piece();
       FLASHPORT_UNROLL(1)
       for (int j = 0; j < p.count; ++j) {
-        const StatePiece& piece = shared.pieces[j][of_block];
+        const StatePiece& piece = shared.pieces[j][place];
         if (piece.l != 0.0f) merge(all, piece);  // else the row sees none of its keys
       }
       OutputRow to = output_row(first, s, block, query_row(first, s, rows, row), column == 0);
       to.scale = 1.0f;
       write_output_piece(first, to, column, all);
     }
-    block.sync();  // the pieces are the next ones'
+    block.sync();  // before the next pieces take their place
   }
 }
 

@@ -107,7 +107,7 @@ void plan_combine(DecodePlan& plan, const Check& check, DeviceContext& device) {
   combine.column_slices = split.column_slices;
   const std::int64_t slices = tile_count(plan.params) * plan.params.slices;
   const std::int64_t floats = std::int64_t{combine.rows} * combine.columns;
-  combine.parts = combine_parts(*plan.combine_kernel, slices, floats, check, device);
+  combine.parts = combine_parts(*plan.combine_kernel, plan.combine_kernel->threads, slices, floats, check, device);
   plan.combine_grid = slices * combine.parts;
 }
 
@@ -124,6 +124,7 @@ bool has_heads_side_by_side(const DecodeParams& p, const DecodeShape& shape, int
 
 void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check& check, DeviceContext& device) {
   DecodeParams& p = plan.params;
+  const DecodeShape& shape = plan.kernel->shape.decode.shape;
   check_line(problem, check, p);
   plan_partials(plan, chunk_rule(p.num_kv_heads, plan.kernel->decode_split), p.cache.max_len);
   // No more blocks than there are leaves; where teams help, one of a device block is all that has work.
@@ -132,12 +133,10 @@ void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check&
   plan.grid = std::min({resident, kCounterCapacity / p.slices, units});
   const std::int64_t tiles = std::int64_t{p.num_kv_heads} * p.row_tiles;
   const int teams = plan.kernel->teams;
-  p.heads_side_by_side = teams > 1 && has_heads_side_by_side(p, plan.kernel->shape.decode.shape, teams);
-  p.teams_help =
-      teams_may_help(plan.kernel->shape.decode.shape, teams) && tile_chunks(p) * tile_count(p) <= plan.grid / teams;
+  p.heads_side_by_side = teams > 1 && has_heads_side_by_side(p, shape, teams);
+  p.teams_help = teams_may_help(shape, teams) && tile_chunks(p) * tile_count(p) <= plan.grid / teams;
   const std::int64_t blocks = p.teams_help ? plan.grid / teams : plan.grid;
   p.cuts[0] = line_cut(tiles, blocks, 1, 0);
-  const DecodeShape& shape = plan.kernel->shape.decode.shape;
   const bool has_q8_0 = shape.k_format == KvFormat::kQ8_0 || shape.v_format == KvFormat::kQ8_0;
   const bool copies_heads_at_once = p.heads_side_by_side && has_q8_0;
   p.cuts[1] = line_cut(tiles, blocks, concurrent_tiles(tiles, blocks),
@@ -280,10 +279,10 @@ void MergeLaunch::bind(char* workspace) {
   params.mid_lse.data = workspace + offset + lse_offset;
 }
 
-std::int32_t combine_parts(const KernelEntry& kernel, std::int64_t results, std::int64_t floats, const Check& check,
-                           DeviceContext& device) {
+std::int32_t combine_parts(const KernelEntry& kernel, int threads, std::int64_t results, std::int64_t floats,
+                           const Check& check, DeviceContext& device) {
   constexpr int kFloatsOfThread = 4;
-  const std::int64_t most = ceil_div(floats / kFloatsOfThread, kernel.threads);
+  const std::int64_t most = ceil_div(floats / kFloatsOfThread, std::int64_t{threads});
   const std::int64_t resident = std::int64_t{device.multiprocessors()} * device.occupancy(check, kernel);
   return to_int(std::clamp<std::int64_t>(resident / results, 1, most));
 }

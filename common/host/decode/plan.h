@@ -48,10 +48,10 @@ struct DecodePlan {
 
 [[nodiscard]] DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device);
 
-// How many blocks of a launch of `kernel` combine each of `results` results of `floats` numbers. Each finds its tile
-// anew, so there are no more than the device holds at once.
-[[nodiscard]] std::int32_t combine_parts(const KernelEntry& kernel, std::int64_t results, std::int64_t floats,
-                                         const Check& check, DeviceContext& device);
+// How many blocks of a launch of `kernel` combine each of `results` results of `floats` numbers, `threads` of each at
+// work. Each finds its tile anew, so there are no more than the device holds at once.
+[[nodiscard]] std::int32_t combine_parts(const KernelEntry& kernel, int threads, std::int64_t results,
+                                         std::int64_t floats, const Check& check, DeviceContext& device);
 
 // What a kernel that reads segments takes in place of the plan's params: the call's, or its cache as the only one.
 [[nodiscard]] MixedDecodeParams mixed_params(const DecodeProblem& problem, const DecodePlan& plan);

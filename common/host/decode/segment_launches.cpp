@@ -90,8 +90,10 @@ void join(SegmentLaunches& launches, const Check& check, DeviceContext& device) 
   launches.combine_kernel = &device.plain_kernel(check, KernelTag::kDecodeSegmentsCombine);
   const DecodeParams& p = launches.segments[0].params;
   const std::int64_t tiles = std::int64_t{p.batch} * p.num_kv_heads;
-  const std::int64_t floats = static_cast<std::int64_t>(launches.segments.size()) * p.group_size * p.head_dim_v;
-  launches.combine_parts = combine_parts(*launches.combine_kernel, tiles, floats, check, device);
+  // As many as let each thread have a piece of one segment.
+  const int threads = launches.combine_kernel->threads / static_cast<int>(launches.segments.size());
+  launches.combine_parts =
+      combine_parts(*launches.combine_kernel, threads, tiles, std::int64_t{p.group_size} * p.head_dim_v, check, device);
   launches.combine_grid = tiles * launches.combine_parts;
 }
 

@@ -50,6 +50,7 @@ void add_native_kernels(std::vector<KernelEntry>& table) {
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ4_0, 128, 8, false, true, KvFormat::kQ8_0>(
       "decode/fp16/k=q4_0/v=q8_0/hd128/r8/large/sm90a"));
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kIq4Nl, 128, 8>("decode/fp16/kv=iq4_nl/hd128/r8/sm90a"));
+  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kIq4Nl, 128, 16>("decode/fp16/kv=iq4_nl/hd128/r16/sm90a"));
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kIq4Nl, 128, 8, false, true>(
       "decode/fp16/kv=iq4_nl/hd128/r8/large/sm90a"));
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 8, true, true>(

@@ -73,8 +73,9 @@ TEST(KernelsOfSegments, LargeCaches) {
 
 // The first tokens and the newest ones in 16 bits, and two parts of blocks between them.
 TEST(KernelsOfSegments, FourSegmentsWithOptions) {
-  for (const std::int64_t room : {std::int64_t{0}, kMuchRoom}) {
-    flashport::set_multiprocessor_limit(2);
+  for (const auto& [room, blocks] :
+       {std::pair(std::int64_t{0}, 2), std::pair(kMuchRoom, 2), std::pair(kMuchRoom, 64)}) {
+    flashport::set_multiprocessor_limit(blocks);
     MixedSpec spec = spec_of({200, 0, 65}, {64, 3, 130}, 4);
     spec.segments.insert(spec.segments.begin(), {Type::kBF16, Type::kBF16, {4, 4, 0}});
     spec.segments.insert(spec.segments.begin() + 2, {Type::kQ8_0, Type::kQ8_0, {300, 1, 0}, Pages::kTokens});
@@ -111,10 +112,12 @@ TEST(KernelsOfSegments, BitsDoNotDependOnTheBatchNorOnTheBlocksNorOnTheCache) {
 
 // One with room for many keys in a batch and one without have one kernel.
 TEST(KernelsOfSegments, SegmentsOfDifferentRoom) {
-  flashport::set_multiprocessor_limit(3);
-  MixedSpec spec = spec_of({300, 1, 65}, {64, 129, 0}, 4);
-  spec.segments.push_back({Type::kQ8_0, Type::kQ8_0, {65, 0, 130}, Pages::kBlocks, 16, Scales::kNone, kMuchRoom});
-  expect_right(spec, kSmall);
+  for (const int blocks : {3, 64}) {  // of as many, a tile's blocks of the second launch have idle threads
+    flashport::set_multiprocessor_limit(blocks);
+    MixedSpec spec = spec_of({300, 1, 65}, {64, 129, 0}, 4);
+    spec.segments.push_back({Type::kQ8_0, Type::kQ8_0, {65, 0, 130}, Pages::kBlocks, 16, Scales::kNone, kMuchRoom});
+    expect_right(spec, kSmall);
+  }
 }
 
 }  // namespace

@@ -155,6 +155,23 @@ TEST_F(PlainCalls, OnLargeCachesOfBlocks) {
   EXPECT_EQ(kernel_of(a), "decode/fp16/kv=q8_0/hd128/r16/large/fakegpu");
 }
 
+// Where there is no kernel for plain calls, they take the one for all calls.
+TEST_F(PlainCalls, OnLargeCachesOfAPairWithoutAKernelOfTheirOwn) {
+  DecodeInputs inputs(kGpu, 128);
+  DecodeArgs& a = inputs.args;
+  a.q = a.out = TensorView(scratch(), DType::kBFloat16, kGpu, {3, 8, 128});
+  a.out.data = scratch_at(1 << 19);
+  a.k_cache = TensorView(scratch_at(16 << 20), DType::kUInt8, kGpu, {64, 16, 4, 136});
+  a.v_cache = TensorView(scratch_at(16 << 20), DType::kFp8E4M3, kGpu, {64, 16, 4, 128});
+  a.k_format = KvFormat::kQ8_0;
+  a.v_format = KvFormat::kFp8E4M3;
+  constexpr std::int64_t kPages = 2084;  // 3 x 33'344 keys of four heads
+  make_room(inputs, kPages - 1);
+  EXPECT_EQ(kernel_of(a), "decode/fp16/k=q8_0/v=fp8_e4m3/hd128/r16/fakegpu");
+  make_room(inputs, kPages);
+  EXPECT_EQ(kernel_of(a), "decode/fp16/k=q8_0/v=fp8_e4m3/hd128/r16/large/fakegpu");
+}
+
 // Others have no rows to bring in pairs.
 TEST_F(PlainCalls, OnLargeCachesOfHeadsInPairs) {
   const auto cache = [](std::initializer_list<std::int64_t> shape) {
