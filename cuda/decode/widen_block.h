@@ -13,41 +13,6 @@ namespace flashport::FLASHPORT_TARGET::kv {
 template <KvFormat kFormat>
 inline constexpr bool kInNibbles = kFormat == KvFormat::kQ4_0 || kFormat == KvFormat::kQ4_1;
 
-// A block of iq4_nl has no more than 16 values. Its nibbles pick them as they lie, eight a word.
-template <MathType kMath, class Row>
-FLASHPORT_DEVICE void load_iq4_nl_block(Words2 (&x)[8], const Row& row) {
-  constexpr float kNumbers[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-  const float scale = half_to_float(block_scale<KvFormat::kIq4Nl>(row, 0));
-  unsigned first_bytes[4], second_bytes[4];  // of each value, four a word
-  FLASHPORT_UNROLL(4)
-  for (int i = 0; i < 4; ++i) {
-    const auto two = [&](int at) FLASHPORT_INLINE {
-      const Floats2 values{kNumbers[at] * scale, kNumbers[at + 1] * scale};
-      return kMath == MathType::kBf16 ? floats_to_bf16(values) : floats_to_halves(values);
-    };
-    const unsigned low = two(4 * i), high = two(4 * i + 2);
-    first_bytes[i] = pick_bytes<0x06040200>(high, low);
-    second_bytes[i] = pick_bytes<0x07050301>(high, low);
-  }
-  FLASHPORT_UNROLL(4)
-  for (int i = 0; i < 4; ++i) {
-    const unsigned word = row.word(2 + 4 * i);
-    // Places among the first eight values and among the last, and which of both it is.
-    const unsigned places = word & 0x77777777u, which = mask_and_set<0x44444444u, 0x32103210u>(word >> 1);
-    const auto pick = [&](const unsigned (&bytes)[4], int shift) FLASHPORT_INLINE {
-      return pick_nibbles(pick_nibbles(bytes[3], bytes[2], places >> shift),
-                          pick_nibbles(bytes[1], bytes[0], places >> shift), which >> shift);
-    };
-    const auto values = [&](unsigned& of_low_nibbles, unsigned& of_high_nibbles, int shift) FLASHPORT_INLINE {
-      const unsigned first = pick(first_bytes, shift), second = pick(second_bytes, shift);
-      of_low_nibbles = pick_bytes<0x06020400>(second, first);
-      of_high_nibbles = pick_bytes<0x07030501>(second, first);
-    };
-    values(x[i].x, x[4 + i].x, 0);
-    values(x[i].y, x[4 + i].y, 16);
-  }
-}
-
 template <MathType kMath, KvFormat kFormat, class Row>
 FLASHPORT_DEVICE void load_block(Words2 (&x)[8], const Row& row) {
   if constexpr (kInNibbles<kFormat> && kMath == MathType::kFp16) {
@@ -72,8 +37,6 @@ FLASHPORT_DEVICE void load_block(Words2 (&x)[8], const Row& row) {
       x[i] = {low(word), low(word >> 8)};
       x[4 + i] = {high(word), high(word >> 8)};
     }
-  } else if constexpr (kFormat == KvFormat::kIq4Nl) {
-    load_iq4_nl_block<kMath>(x, row);
   } else if constexpr (kInBlocks<kFormat> && !kHasMinimum<kFormat> && kMath == MathType::kBf16 &&
                        kMiddleCode<kFormat> <= 16) {
     // A code as the low byte of the bf16 number -(128 + code). The scale is the sum of two numbers of bf16, of eight
