@@ -10,8 +10,7 @@ constexpr int turn_keys(const DecodeConfig& cfg) { return cfg.tuning.leaves * kL
 // Tiles of the ring that the keys of a turn take, and its values. Where four teams of q8_0 share each tile, few fit,
 // and the slowest team holds them up: each leaf is given back by itself.
 constexpr int turn_tiles(const DecodeConfig& cfg) {
-  const bool has_q8_0 = cfg.shape.k_format == KvFormat::kQ8_0 || cfg.shape.v_format == KvFormat::kQ8_0;
-  return cfg.tuning.teams == 4 && has_q8_0 ? cfg.tuning.leaves : 1;
+  return cfg.tuning.teams == 4 && has_format(cfg.shape, KvFormat::kQ8_0) ? cfg.tuning.leaves : 1;
 }
 constexpr int tile_keys(const DecodeConfig& cfg) { return turn_keys(cfg) / turn_tiles(cfg); }
 

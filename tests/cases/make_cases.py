@@ -270,26 +270,25 @@ def code_changes():
         yield {"types": fp16, "hkv": 2, "lens": "130|3", "dims": dims}
 
 
-def pair_changes():
-    """Tiles of keys of q8_0 and of values of q4_0, whose rows lie at another pitch."""
-    fp16, bf16 = PAIR_TYPES
+def team_changes(fp16, bf16, tokens_in_order):
+    """Heads that are copied together, and heads that are not: `tokens_in_order` changes a call without pages."""
     yield {"types": bf16, "hkv": 4, "lens": "200|130|65|33"}
-    yield {"types": fp16, "hkv": 4, "lens": "200|200|200|200|130", "layout": "nhd", "page": 0, "lse": 0}
+    yield {"types": fp16, "layout": "nhd", "page": 0, **tokens_in_order}
     yield {"types": bf16, "hkv": 3, "lens": "0|1|129|300", "index": "i64", "window": "17:0"}
     yield {"types": fp16, "hkv": 2, "lens": "129|64|1", "group": 16, "alibi": "heads"}
     yield {"types": fp16, "hkv": 2, "lens": "200|67|3", "q_len": 4, "q_form": "ragged", "strides": "kv_odd"}
     yield {"types": bf16, "hkv": 2, "lens": "63|128|70", "dims": "96", "layout": "hnd", "page": 0, "splits": 3}
 
 
+def pair_changes():
+    """Tiles of keys of q8_0 and of values of q4_0, whose rows lie at another pitch."""
+    yield from team_changes(*PAIR_TYPES, {"hkv": 4, "lens": "200|200|200|200|130", "lse": 0})
+
+
 def nibble_changes():
-    """Keys of q4_0 with values of q8_0, and iq4_nl: in heads that are copied together, and in heads that are not."""
-    for fp16, bf16 in (NIBBLE_TYPES[:2], NIBBLE_TYPES[2:]):
-        yield {"types": bf16, "hkv": 4, "lens": "200|130|65|33"}
-        yield {"types": fp16, "hkv": 8, "lens": "300|64|1", "layout": "nhd", "page": 0, "softcap": 30}
-        yield {"types": bf16, "hkv": 3, "lens": "0|1|129|300", "index": "i64", "window": "17:0"}
-        yield {"types": fp16, "hkv": 2, "lens": "129|64|1", "group": 16, "alibi": "heads"}
-        yield {"types": fp16, "hkv": 2, "lens": "200|67|3", "q_len": 4, "q_form": "ragged", "strides": "kv_odd"}
-        yield {"types": bf16, "hkv": 2, "lens": "63|128|70", "dims": "96", "layout": "hnd", "page": 0, "splits": 3}
+    """Keys of q4_0 with values of q8_0, and iq4_nl."""
+    for types in (NIBBLE_TYPES[:2], NIBBLE_TYPES[2:]):
+        yield from team_changes(*types, {"hkv": 8, "lens": "300|64|1", "softcap": 30})
 
 
 PLAIN = {"types": "bf16/bf16", "dims": "128", "q_len": 1, "q_form": "token", "layout": "block_nhd", "page": 16,

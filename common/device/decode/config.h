@@ -24,6 +24,10 @@ struct DecodeShape {
   bool shares_launch = false;  // for one of the segments that a kernel reads one after the other (SegmentDecodeParams)
 };
 constexpr bool reads_segments(const DecodeShape& shape) { return shape.k_format == KvFormat::kAny; }
+// Whether keys or values are stored in it.
+constexpr bool has_format(const DecodeShape& shape, KvFormat format) {
+  return shape.k_format == format || shape.v_format == format;
+}
 // What the rows are that products read: as stored or, of any format, widened to the math type.
 constexpr KvFormat product_format(const DecodeShape& shape) {
   if (!reads_segments(shape)) return shape.k_format;

@@ -137,8 +137,7 @@ void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check&
   p.teams_help = teams_may_help(shape, teams) && tile_chunks(p) * tile_count(p) <= plan.grid / teams;
   const std::int64_t blocks = p.teams_help ? plan.grid / teams : plan.grid;
   p.cuts[0] = line_cut(tiles, blocks, 1, 0);
-  const bool has_q8_0 = shape.k_format == KvFormat::kQ8_0 || shape.v_format == KvFormat::kQ8_0;
-  const bool copies_heads_at_once = p.heads_side_by_side && has_q8_0;
+  const bool copies_heads_at_once = p.heads_side_by_side && has_format(shape, KvFormat::kQ8_0);
   p.cuts[1] = line_cut(tiles, blocks, concurrent_tiles(tiles, blocks),
                        copies_heads_at_once ? kLeastLeavesOfTeams : kLeastConcurrentLeaves);
   plan.partials_offset = kCounterBytes;
