@@ -26,10 +26,13 @@ struct TooMuchOperands {
 
 template <DecodeConfig kCfg>
 struct DecodeShared : NewKeyStages<kCfg>, SegmentStages<kCfg> {
-  static constexpr int kRowPitch = (kCfg.shape.rows / 8 | 1) * 8;
   KvRing<kCfg> ring;
-  // What the waves that share query rows tell each other, of this turn and the one before.
-  alignas(16) std::uint16_t probabilities[2][turn_keys(kCfg)][kRowPitch];
+  // What the waves that share query rows tell each other, of this turn and the one before. Eight rows are a unit of 16
+  // bytes, and each second group of four keys has its two units exchanged, against bank conflicts.
+  alignas(16) std::uint16_t probabilities[2][turn_keys(kCfg)][kCfg.shape.rows];
+  FLASHPORT_DEVICE std::uint16_t* probabilities_of(int buffer, int key, int row) {
+    return &probabilities[buffer][key][kCfg.shape.rows == 16 ? row ^ key / 4 % 2 * 8 : row];
+  }
   float4 row_stats[2][turn_parts(kCfg)][kCfg.shape.rows / 2];  // m and l of two neighbouring rows: m, m, l, l
   [[no_unique_address]] EarlyLengthsOf<kCfg> lengths;
   unsigned arrive_flag;
@@ -76,12 +79,12 @@ class DecodeTiles {
   static constexpr int kColumns = kShape.head_dim_v;
   static constexpr int kSliceColumns = kColumns / kColWaves;
   static constexpr int kTurnLeaves = kCfg.tuning.leaves;
-  // More registers than these would spill.
-  static constexpr bool kKeepsNone = kScaled && !(kCfg.tuning.teams > 1 && kRowTiles == 1);
-  static constexpr int kKeptStates = kKeepsNone                                             ? 0
-                                     : kColTiles * kRowTiles <= 2 || kCfg.tuning.teams == 4 ? 2
-                                     : kColTiles * kRowTiles <= 4                           ? 1
-                                                                                            : 0;
+  // States beside the one in work that a lane has registers for: more would spill.
+  static constexpr int kKeptStates = [] {
+    if (kScaled && kCfg.tuning.teams == 1 && kTurnLeaves == 1) return 0;
+    if (kCfg.tuning.teams == 4) return kRowTiles == 1 ? 2 : 1;
+    return kColTiles * kRowTiles <= 2 ? 2 : kColTiles * kRowTiles <= 4 ? 1 : 0;
+  }();
   static constexpr bool kCombines = !kShape.shares_launch, kPublishesWholeTiles = kShape.shares_launch;
   static constexpr float kScoreUnit = kScaled ? kOfKeys.key_unit : 1.0f;
   static constexpr bool kClearsGroup = kKeptStates == 1;
@@ -252,7 +255,7 @@ class DecodeTiles {
     });
     for_each_key_pair(scores, [&](int key_tile, int tile, int half, float even, float odd) {
       const int key = first_key_of(key_tile) + g_ + 8 * half;
-      *reinterpret_cast<unsigned*>(&shared_.probabilities[buffer_][key][row_base_ + 8 * tile + 2 * c_]) =
+      *reinterpret_cast<unsigned*>(shared_.probabilities_of(buffer_, key, row_base_ + 8 * tile + 2 * c_)) =
           pack<kMath>(even, odd);
     });
     reduce_rows(scores, l, [](float a, float b) { return a + b; });
@@ -317,7 +320,7 @@ class DecodeTiles {
       unsigned b[kRowTiles][4];
 #pragma unroll
       for (int tile = 0; tile < kRowTiles; ++tile) {
-        ldmatrix_x4_trans(b[tile], &shared_.probabilities[buffer_][32 * pair + lane][row_base_ + 8 * tile]);
+        ldmatrix_x4_trans(b[tile], shared_.probabilities_of(buffer_, 32 * pair + lane, row_base_ + 8 * tile));
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {

@@ -41,7 +41,10 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   if (wide_type) return wider <= 64 ? DecodeTuning{4, tiles, 2, 2, 1, 2} : DecodeTuning{4, 6, 1, 4, 1, 2};
   if (wider <= 64) return {2, 5, 4, 1};
   if (kv_format_trait(shape.k_format).block_values > 1) {
-    if (shape.rows > 8) return {4, 6, 2, 2};
+    if (shape.rows > 8) {
+      const bool bytes = has_format(shape, KvFormat::kQ8_0);
+      return shape.large_cache ? DecodeTuning{2, bytes ? 4 : 3, 1, 1, 4, 2} : DecodeTuning{4, bytes ? 4 : 6, 2, 2, 1, 2};
+    }
     // A place of the ring has keys or has values for good where their rows differ: so rings have whole turns.
     const bool mixed = shape.k_format != shape.v_format;
     if (!shape.large_cache) return {4, mixed ? 4 : 5, 1, 2, 2, 2};

@@ -237,6 +237,8 @@ const Native kLargeCaches[] = {{Type::kBF16, Type::kBF16, Type::kBF16, 8, true, 
                                {Type::kF16, Type::kQ8_0, Type::kF16, 8, false, 128, true},
                                {Type::kF16, Type::kQ4_0, Type::kF16, 8, true, 128, true},
                                {Type::kF16, Type::kQ4_0, Type::kF16, 8, false, 128, true},
+                               {Type::kBF16, Type::kQ8_0, Type::kF16, 16, false, 128, true},
+                               {Type::kF16, Type::kQ4_0, Type::kF16, 16, false, 128, true},
                                {Type::kF16, Type::kQ8_0, Type::kF16, 8, true, 128, true, Type::kQ4_0},
                                {Type::kF16, Type::kQ4_0, Type::kF16, 8, false, 128, true, Type::kQ8_0},
                                {Type::kF16, Type::kIq4Nl, Type::kF16, 8, false, 128, true}};

@@ -59,6 +59,13 @@ const PoolShape kShapes[] = {
     {"bitwise_plain_fp16_iq4_nl_d128_large_hkv4", Type::kF16, Type::kIq4Nl, 128, 128, 8, 4, 16, 1, false, 60'000},
     {"bitwise_bf16_q8_0_d128_large_hkv4", Type::kBF16, Type::kQ8_0, 128, 128, 8, 4, 16, 1, true, 60'000},
     {"bitwise_fp16_q4_0_d128_large_hkv4", Type::kF16, Type::kQ4_0, 128, 128, 8, 4, 16, 1, true, 60'000},
+    {"bitwise_bf16_q8_0_d128_large_hkv4_g16", Type::kBF16, Type::kQ8_0, 128, 128, 64, 4, 16, 1, true, 60'000},
+    {"bitwise_fp16_q4_0_d128_large_hkv4_g12", Type::kF16, Type::kQ4_0, 128, 128, 48, 4, 16, 1, true, 60'000},
+    {"bitwise_plain_bf16_iq4_nl_d128_large_hkv4_g16", Type::kBF16, Type::kIq4Nl, 128, 128, 64, 4, 1, 1, false, 60'000},
+    {"bitwise_plain_bf16_q8_0_q4_0_d128_large_hkv4_g16", Type::kBF16, Type::kQ8_0, 128, 128, 64, 4, 16, 1, false,
+     60'000, Type::kQ4_0},
+    {"bitwise_bf16_q4_0_q8_0_d128_large_hkv4_g16", Type::kBF16, Type::kQ4_0, 128, 128, 64, 4, 16, 1, true, 60'000,
+     Type::kQ8_0},
 };
 
 // One leaf (64 keys) and less, one group of chunks and several, chunks of one leaf and of many.

@@ -52,6 +52,11 @@ std::vector<PlainShape> shapes() {
   // Of these plain calls take the kernels for all calls.
   all.push_back({Type::kBF16, Type::kQ4_0, 128, 16, 4, 1, 120'000, Type::kQ8_0});
   all.push_back({Type::kF16, Type::kIq4Nl, 128, 32, 8, 1, 60'000});
+  all.push_back({Type::kBF16, Type::kQ8_0, 128, 64, 4, 1, 120'000});
+  all.push_back({Type::kF16, Type::kQ4_0, 128, 128, 8, 1, 60'000});
+  all.push_back({Type::kBF16, Type::kIq4Nl, 128, 48, 4, 1, 120'000});
+  all.push_back({Type::kF16, Type::kQ8_0, 128, 64, 4, 1, 120'000, Type::kQ4_0});
+  all.push_back({Type::kBF16, Type::kQ4_0, 128, 64, 4, 1, 120'000, Type::kQ8_0});
   return all;
 }
 
