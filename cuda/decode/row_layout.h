@@ -50,15 +50,15 @@ struct RowLayout {
   static constexpr int row_offset(int row, int ring_bytes) {
     return kHeads == 1 ? row * kPitch : row / kRows * ring_bytes + row % kRows * kPitch;
   }
-  // Where in eight blocks side by side (lane_maps.h) a head begins, for a kernel with teams: as in memory where
-  // heads follow each other, because the order of the products follows from it, and bits must not depend on which
-  // team computes.
-  static constexpr int first_block(int head) { return kExchanged == 32 ? kDim / 32 * head % 8 : 0; }
+  // Whether a head begins where it does in eight blocks side by side (lane_maps.h) as heads follow each other in
+  // memory, which is so with teams, and without where another kernel has teams for the same shape: the order of the
+  // products follows from it, and bits must depend neither on the kernel nor on which team computes.
+  static constexpr bool kCountsBlocksOn = kExchanged == 32 || (is_block_cache(kFormat) && kDim == 128);
+  static constexpr int first_block(int head) { return kCountsBlocksOn ? kDim / 32 * head % 8 : 0; }
   // Where the row has its byte `byte`, before the exchange.
   static constexpr int column(int byte) { return byte; }
   // Where in a row the head begins that team `team` works on. `together`: the heads of the teams are side by side.
   static constexpr int head_offset(int team, int head, bool together) {
-    if (kHeads == 1) return 0;
     return together ? team * kHeadBytes
                     : team * kColumn + kv_format_trait(kFormat).block_bytes * first_block(head) % 16;
   }

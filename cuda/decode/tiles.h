@@ -136,10 +136,10 @@ class DecodeTiles {
   // The query comes with the tile's first keys; the one before is given back.
   FLASHPORT_DEVICE void stage_query(const DecodeParams& p, const Segment& s) {
     live_rows_ = maximum(minimum(kRows, p.group_size * s.q_len - s.row_tile * kRows), 0);
-    if constexpr (kCfg.tuning.teams > 1) {
+    if constexpr (kCfg.tuning.teams > 1 || KvTiles<kCfg>::Keys::kCountsBlocksOn) {
       // From here on, or what all heads have in common stays in registers for the next one.
       using Tile = KvTiles<kCfg>;
-      const bool together = shared_.heads_together;
+      const bool together = kCfg.tuning.teams > 1 && shared_.heads_together;
       const int lane = recompute(block_.lane());
       const int col_wave = recompute(col_wave_);
       const int team = recompute(block_.team());

@@ -395,6 +395,17 @@ TEST(RowLayout, HeadsOf16Bits) {
 }
 
 // The order of the products, which bits follow from, is a head's own.
+// Heads that are copied alone are turned as those of teams: or kernels of the same shape would have different bits.
+template <KvFormat kFormat>
+void check_alone() {
+  using Alone = RowLayout<kFormat, 128, 1>;
+  for (int head = 0; head < 8; ++head) {
+    EXPECT_EQ(Alone::first_block(head), (RowLayout<kFormat, 128, 4>::first_block(head)));
+    EXPECT_EQ(Alone::head_offset(0, head, false), block_bytes(kFormat) * Alone::first_block(head) % 16);
+    EXPECT_LE(Alone::head_offset(0, head, false) + Alone::kHeadBytes, Alone::kPitch);
+  }
+}
+
 template <KvFormat kFormat, int kHeads>
 void check_first_blocks() {
   using Layout = RowLayout<kFormat, 128, kHeads>;
@@ -410,6 +421,8 @@ TEST(RowLayout, FirstBlockFollowsFromTheHead) {
   check_first_blocks<KvFormat::kQ8_0, 4>();
   check_first_blocks<KvFormat::kQ4_0, 2>();
   check_first_blocks<KvFormat::kQ4_0, 4>();
+  check_alone<KvFormat::kQ8_0>();
+  check_alone<KvFormat::kQ4_0>();
 }
 
 // The 128-byte swizzle of the PTX manual: what wgmma does to each address that it forms from a descriptor.
