@@ -105,11 +105,10 @@ class LanePlaces {
   unsigned places_[kPlaces];
 };
 
-template <DecodeConfig kCfg>
+template <DecodeConfig kCfg, KvFormat kFormat>
 struct KeyOperand {
-  static constexpr KvFormat kFormat = kCfg.shape.k_format;
   static constexpr bool kHasBlocks = is_block_cache(kFormat);
-  using Layout = typename KvTiles<kCfg>::Keys;
+  using Layout = typename KvTiles<kCfg>::template KeysOf<kFormat>;
 
   // For the wave whose keys begin with `first_key`, a multiple of 16.
   FLASHPORT_DEVICE KeyOperand(int lane, int first_key, const HeadPlace& head)
@@ -189,7 +188,7 @@ struct KeyOperand {
   static constexpr int kScalePlaces = Layout::kScalePlaces;
   static_assert(!has_nibbles(kFormat) || kBlocks <= 8, "nine units are an odd number");
   LanePlaces<Layout, Layout::kHeadBytes> places_;
-  unsigned scales_[kScalePlaces];
+  unsigned scales_[2];                  // kScalePlaces of them
   unsigned selectors_[kSelectors + 1];  // one more, because none is no array
 };
 
@@ -197,11 +196,10 @@ struct KeyOperand {
 constexpr int value_tiles(KvFormat format) { return is_narrow_cache(format) ? 2 : 1; }
 
 // kGroups: those of a wave, a power of two.
-template <DecodeConfig kCfg, int kGroups>
+template <DecodeConfig kCfg, KvFormat kFormat, int kGroups>
 struct ValueOperand {
-  static constexpr KvFormat kFormat = kCfg.shape.v_format;
   static constexpr bool kHasBlocks = is_block_cache(kFormat);
-  using Layout = typename KvTiles<kCfg>::Values;
+  using Layout = typename KvTiles<kCfg>::template ValuesOf<kFormat>;
   static constexpr int kTiles = value_tiles(kFormat);
   static constexpr int kGroupBytes = 32;  // 16 columns of 2 bytes, or 32 of one
   static_assert((kGroups & (kGroups - 1)) == 0);

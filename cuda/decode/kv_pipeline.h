@@ -51,9 +51,15 @@ struct KvTiles {
   static constexpr KvFormat kValueFormat = reads_segments(kCfg.shape) ? kKeyFormat : kCfg.shape.v_format;
   using Keys = TileRows<kCfg, kKeyFormat, kCfg.shape.head_dim_qk>;
   using Values = TileRows<kCfg, kValueFormat, kCfg.shape.head_dim_v>;
+  // Of a side's format (side_format.h), in tiles that have room for the longest.
+  template <KvFormat kFormat>
+  using KeysOf = TileRows<kCfg, chooses_formats(kCfg.shape) ? kFormat : kKeyFormat, kCfg.shape.head_dim_qk>;
+  template <KvFormat kFormat>
+  using ValuesOf = TileRows<kCfg, chooses_formats(kCfg.shape) ? kFormat : kValueFormat, kCfg.shape.head_dim_v>;
   static constexpr int kBytes = Keys::kTileBytes > Values::kTileBytes ? Keys::kTileBytes : Values::kTileBytes;
   static_assert(
-      kCfg.tuning.teams == 1 || Keys::kPitch == Values::kPitch || kCfg.tuning.stages % (2 * turn_tiles(kCfg)) == 0,
+      kCfg.tuning.teams == 1 || (Keys::kPitch == Values::kPitch && !chooses_formats(kCfg.shape)) ||
+          kCfg.tuning.stages % (2 * turn_tiles(kCfg)) == 0,
       "a place of the ring has columns of all teams, which may be at different tiles: rows are alike in all, or "
       "a place is one of keys or of values for good");
 };

@@ -47,6 +47,8 @@ class KvProducer {
   static constexpr int kRowsPerLane = kRowsPerWave / kRowsAtOnce;
   static constexpr int kLookAhead = KvRing<kCfg>::kLookAhead;
   using Tiles = KvTiles<kCfg>;
+  using KeyFormat = SideFormat<kCfg.shape.k_format>;
+  using ValueFormat = SideFormat<kCfg.shape.v_format>;
   static constexpr bool kHasNeighbours = kHeads > 1 && kRowsPerLane == 1;
   // ptxas 13.0 makes illegal instructions of copies with a policy in the kernels of large panels (row_copies.h).
   static constexpr bool kHasPolicy = !uses_wgmma(kCfg.shape) || kCfg.shape.head_dim_v <= 128;
@@ -57,8 +59,7 @@ class KvProducer {
         fits_cache_(fits_cache<kCfg>(p, line)),
         teams_(teams),
         ring_(teams[block.team()].ring),
-        as_stored_(Params::kPlain ||
-                   (is_as_stored<typename Tiles::Keys>(p.cache.k) && is_as_stored<typename Tiles::Values>(p.cache.v))),
+        as_stored_(Params::kPlain || are_as_stored(p)),
         in_units_(kSharing == Sharing::kFirstTeam && p.heads_side_by_side),
         neighbours_(kHasNeighbours && (p.cache.table == nullptr || p.cache.page_size % kRowsPerWave == 0) &&
                     static_cast<std::uint64_t>(p.cache.k.token_stride | p.cache.v.token_stride) < 1 << 24) {}
@@ -85,6 +86,14 @@ class KvProducer {
     bool neighbours;                      // and they follow each other, so that their addresses need no list
   };
 
+  FLASHPORT_DEVICE static bool are_as_stored(const DecodeParams& p) {
+    return KeyFormat(p.k_format).with([&](auto format) {
+      return is_as_stored<typename Tiles::template KeysOf<format()>>(p.cache.k);
+    }) && ValueFormat(p.v_format).with([&](auto format) {
+      return is_as_stored<typename Tiles::template ValuesOf<format()>>(p.cache.v);
+    });
+  }
+
   // `scout` goes before `ahead`.
   template <class Ahead, class Scout>
   FLASHPORT_DEVICE void bring(const Params& p, Ahead ahead, Scout scout) {
@@ -109,7 +118,9 @@ class KvProducer {
         if (tile > 0) await_free();
         if (!rows[tile].neighbours) aim<true, kTurnTiles == 1>(p, rows[tile], first_head(s));
         if constexpr (kAppends) aim_at_new_keys(p, ahead);
-        copy<typename Tiles::Keys>(p.cache.k, ring_.key_rows(), s.kv_head, rows[tile]);
+        KeyFormat(p.k_format).with([&](auto format) {
+          copy<typename Tiles::template KeysOf<format()>>(p.cache.k, ring_.key_rows(), s.kv_head, rows[tile]);
+        });
         // After the first keys, which are many more, and handed over with them.
         if (tile == 0 && ahead.at_segment_start()) bring_query(p, s);
         hand_over();
@@ -118,7 +129,9 @@ class KvProducer {
       for (int tile = 0; tile < kTurnTiles; ++tile) {
         await_free();
         if (kTurnTiles > 1 && !rows[tile].neighbours) aim<false, true>(p, rows[tile], first_head(s));
-        copy<typename Tiles::Values>(p.cache.v, ring_.value_rows(), s.kv_head, rows[tile]);
+        ValueFormat(p.v_format).with([&](auto format) {
+          copy<typename Tiles::template ValuesOf<format()>>(p.cache.v, ring_.value_rows(), s.kv_head, rows[tile]);
+        });
         hand_over();
       }
       ahead.next(p, kCfg.tuning.leaves);
@@ -255,10 +268,8 @@ class KvProducer {
         Copies::template copy_part<Params::kPlain>(block_.lane(), tile, row, first_byte, cache, list);
       } else if constexpr (!kHasPolicy) {
         copy_whole(NoPolicy{});
-      } else if (kSharing == Sharing::kFirstTeam || fits_cache_) {
-        copy_whole(kNormalPolicy);
       } else {
-        copy_whole(kReadOncePolicy);
+        copy_whole(kSharing == Sharing::kFirstTeam || fits_cache_ ? kNormalPolicy : kReadOncePolicy);
       }
     }
   }

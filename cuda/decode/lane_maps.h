@@ -20,7 +20,9 @@ namespace flashport {
 
 // Codes of four bits.
 constexpr bool has_nibbles(KvFormat format) { return format == KvFormat::kQ4_0 || format == KvFormat::kIq4Nl; }
-constexpr bool is_block_cache(KvFormat format) { return format == KvFormat::kQ8_0 || has_nibbles(format); }
+constexpr bool is_block_cache(KvFormat format) {
+  return format == KvFormat::kQ8_0 || has_nibbles(format) || format == KvFormat::kBlocks;
+}
 constexpr bool is_narrow_cache(KvFormat format) { return format == KvFormat::kFp8E4M3 || is_block_cache(format); }
 
 // The units that the values of a block fill, the unit in which a block begins, the byte after its scale there, and the
@@ -32,7 +34,7 @@ constexpr int block_unit(KvFormat format, int block) {
   return block / 8 * (kv_format_trait(format).block_bytes / 2) + block % 8 * units_of_block(format);
 }
 constexpr int block_turn(int block) { return block % 8 * 2 + 2; }
-constexpr int turned_places(KvFormat format) { return 16 * units_of_block(format) - 1; }  // the bits that count them
+constexpr int turned_places(KvFormat format) { return has_nibbles(format) ? 15 : 31; }  // the bits that count them
 constexpr int block_dim(KvFormat format, int block, int place) {
   const int turned = turned_places(format);
   return ((place - block_turn(block)) & turned) | (place & ~turned);

@@ -8,6 +8,7 @@
 #include "cuda/arch/mma.h"
 #include "cuda/decode/lane_maps.h"
 #include "cuda/decode/row_layout.h"
+#include "cuda/decode/side_format.h"
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
@@ -65,13 +66,14 @@ FLASHPORT_DEVICE void copy_query(const Params& p, const Segment& s, const Block&
     if constexpr (is_narrow_cache(kCfg.shape.k_format)) {
       const int first =
           RowLayout<kCfg.shape.k_format, kCfg.shape.head_dim_qk, kCfg.tuning.teams>::first_block(s.kv_head);
-      const auto to = [&](int pair) { return tile.at(row, query_column(kCfg.shape.k_format, first, dim + 2 * pair)); };
+      const KvFormat format = SideFormat<kCfg.shape.k_format>(p.k_format).value();
+      const auto to = [&](int pair) { return tile.at(row, query_column(format, first, dim + 2 * pair)); };
       // Keys whose codes are in high bits are 16 times as large (kv_operand.h).
-      constexpr bool kHasFactor = kCfg.shape.k_format == KvFormat::kQ4_0;
-      if (!kHasFactor && ready) {
+      const bool has_factor = format == KvFormat::kQ4_0;
+      if (!has_factor && ready) {
         for (int pair = 0; pair < 4; ++pair) copy_async<4>(to(pair), from + 4 * pair, valid);
       } else {
-        const float factor = kHasFactor && dim % 32 >= 16 ? 0x1p-4f : 1.0f;
+        const float factor = has_factor && dim % 32 >= 16 ? 0x1p-4f : 1.0f;
         const uint4 x = valid ? packed_query<kMath>(p, offset, factor) : make_uint4(0, 0, 0, 0);
         const unsigned pairs[4] = {x.x, x.y, x.z, x.w};
         for (int pair = 0; pair < 4; ++pair) *reinterpret_cast<unsigned*>(to(pair)) = pairs[pair];

@@ -14,6 +14,7 @@
 #include "cuda/decode/kv_pipeline.h"
 #include "cuda/decode/new_keys.h"
 #include "cuda/decode/segment_producer.h"
+#include "cuda/decode/side_format.h"
 #include FLASHPORT_DECODE_TUNING_HEADER
 
 namespace flashport::FLASHPORT_TARGET::decode {
@@ -49,13 +50,6 @@ class DecodeTiles {
   static constexpr bool kScaled = is_block_cache(kShape.k_format);
   static_assert(kShape.k_format == kShape.v_format || (kScaled && is_block_cache(kShape.v_format)),
                 "these tiles read K and V of one format, or both in blocks");
-  static constexpr BlockWidening kOfKeys = block_widening(kShape.k_format), kOfValues = block_widening(kShape.v_format);
-  static constexpr float kProbabilityUnit = kOfValues.probability_unit;
-  static constexpr unsigned kKeysTooMuch = kOfKeys.keys_too_much[0], kKeysTooMuchInSecond = kOfKeys.keys_too_much[1],
-                            kValuesTooMuch = kOfValues.values_too_much[0],
-                            kValuesTooMuchInSecond = kOfValues.values_too_much[1];
-  // The first tile of a group of q4_0 values has products with whole bytes.
-  static constexpr bool kHalves = kShape.v_format == KvFormat::kQ4_0;
   static constexpr int kColWaves = column_waves(kCfg);
   static constexpr int kRowWaves = kCfg.tuning.waves / kColWaves;
   static constexpr int kWaveRows = wave_rows(kCfg);
@@ -72,6 +66,15 @@ class DecodeTiles {
   static constexpr int kColGroups = kColTiles / kTilesAtOnce;
   static_assert(kWaveRows % 8 == 0 && kColGroups >= 1 && kShape.head_dim_v % (16 * kTilesAtOnce * kColWaves) == 0);
   static_assert(!kScaled || 8 % kColGroups == 0, "eight blocks begin and end with a unit");
+  // The operands stay from turn to turn. Where the call chooses the formats they are kept as those of one format, as
+  // operands of all have the same words (as_operand()).
+  static constexpr bool kChooses = chooses_formats(kShape);
+  template <KvFormat kFormat>
+  using Keys = KeyOperand<kCfg, kFormat>;
+  template <KvFormat kFormat>
+  using Values = ValueOperand<kCfg, kFormat, kColGroups>;
+  using KeptKeys = Keys<kChooses ? KvFormat::kQ8_0 : kShape.k_format>;
+  using KeptValues = Values<kChooses ? KvFormat::kQ8_0 : kShape.v_format>;
 
  public:
   static constexpr int kRows = kShape.rows;
@@ -86,7 +89,7 @@ class DecodeTiles {
     return kColTiles * kRowTiles <= 2 ? 2 : kColTiles * kRowTiles <= 4 ? 1 : 0;
   }();
   static constexpr bool kCombines = !kShape.shares_launch, kPublishesWholeTiles = kShape.shares_launch;
-  static constexpr float kScoreUnit = kScaled ? kOfKeys.key_unit : 1.0f;
+  static constexpr float kScoreUnit = kScaled ? block_widening(kShape.k_format).key_unit : 1.0f;
   static constexpr bool kClearsGroup = kKeptStates == 1;
   struct Rows {
     float v[kRowSlots];
@@ -103,9 +106,11 @@ class DecodeTiles {
   };
   struct Operand {};  // P^T: in shared memory
 
-  FLASHPORT_DEVICE DecodeTiles(const DecodeParams&, const Block& block, DecodeShared<kCfg>& shared)
+  FLASHPORT_DEVICE DecodeTiles(const DecodeParams& p, const Block& block, DecodeShared<kCfg>& shared)
       : block_(block),
         shared_(shared),
+        k_format_(p.k_format),
+        v_format_(p.v_format),
         row_base_(kRowWaves == 1 ? 0 : block.wave() / kColWaves * kWaveRows),
         col_wave_(kRowWaves == 1 ? block.wave() : block.wave() % kColWaves),
         g_(block.lane() / 4),
@@ -114,8 +119,9 @@ class DecodeTiles {
         values_(block.lane(), col_wave_ * kColGroups, {}) {
     if constexpr (kScaled) {  // each wave writes what it reads, all the same
       const int of = block.lane() / 4 % 2, i = block.lane() % 4;
-      shared.too_much.of_keys[of][i] = of == 0 ? kKeysTooMuch : kKeysTooMuchInSecond;
-      shared.too_much.of_values[of][i] = of == 0 ? kValuesTooMuch : kValuesTooMuchInSecond;
+      const BlockWidening keys = block_widening(k_format_.value()), values = block_widening(v_format_.value());
+      shared.too_much.of_keys[of][i] = of == 0 ? keys.keys_too_much[0] : keys.keys_too_much[1];
+      shared.too_much.of_values[of][i] = of == 0 ? values.values_too_much[0] : values.values_too_much[1];
       __syncwarp();
     }
   }
@@ -136,15 +142,21 @@ class DecodeTiles {
   // The query comes with the tile's first keys; the one before is given back.
   FLASHPORT_DEVICE void stage_query(const DecodeParams& p, const Segment& s) {
     live_rows_ = maximum(minimum(kRows, p.group_size * s.q_len - s.row_tile * kRows), 0);
-    if constexpr (kCfg.tuning.teams > 1 || KvTiles<kCfg>::Keys::kCountsBlocksOn) {
+    using Tile = KvTiles<kCfg>;
+    if constexpr (kCfg.tuning.teams > 1 || Tile::Keys::kCountsBlocksOn || Tile::Values::kCountsBlocksOn) {
       // From here on, or what all heads have in common stays in registers for the next one.
-      using Tile = KvTiles<kCfg>;
       const bool together = kCfg.tuning.teams > 1 && shared_.heads_together;
       const int lane = recompute(block_.lane());
       const int col_wave = recompute(col_wave_);
       const int team = recompute(block_.team());
-      keys_ = {lane, col_wave * kPartTiles * 16, head_place<typename Tile::Keys>(team, s.kv_head, together)};
-      values_ = {lane, col_wave * kColGroups, head_place<typename Tile::Values>(team, s.kv_head, together)};
+      keys_ = k_format_.with([&](auto format) {
+        const auto place = head_place<typename Tile::template KeysOf<format()>>(team, s.kv_head, together);
+        return as_operand<KeptKeys>(Keys<format()>(lane, col_wave * kPartTiles * 16, place));
+      });
+      values_ = v_format_.with([&](auto format) {
+        const auto place = head_place<typename Tile::template ValuesOf<format()>>(team, s.kv_head, together);
+        return as_operand<KeptValues>(Values<format()>(lane, col_wave * kColGroups, place));
+      });
     }
     if (has_query_) {
       mbarrier_arrive_wave(&shared_.ring.query_free[query_.stage]);
@@ -173,11 +185,16 @@ class DecodeTiles {
   // S^T = K Q^T, in units of kScoreUnit
   template <class KeyTiles>
   FLASHPORT_DEVICE Scores mma_abt(const Query&, const KeyTiles& keys) const {
+    return k_format_.with([&](auto format) { return scores_of<format()>(keys); });
+  }
+  template <KvFormat kFormat, class KeyTiles>
+  FLASHPORT_DEVICE Scores scores_of(const KeyTiles& keys) const {
+    const auto operand = as_operand<Keys<kFormat>>(keys_);
     // Two sums a tile, of even and odd steps: half the length of the chain of dependent products. Scaled, a block's
     // products are a short chain of their own, and there is one sum.
     Scores sums[2] = {};
-    unsigned kept[kPartTiles][kept_words(kShape.k_format)];
-    [[maybe_unused]] const TooMuch<kShape.k_format> too_much(shared_.too_much, false);
+    unsigned kept[kPartTiles][kept_words(kFormat)];
+    [[maybe_unused]] const TooMuch<kFormat> too_much(shared_.too_much, false);
 #pragma unroll
     for (int at = 0; at < kWaveParts * kStepPairs; ++at) {
       const int part = at / kStepPairs, pair = at % kStepPairs;
@@ -199,10 +216,10 @@ class DecodeTiles {
       for (int of_part = 0; of_part < kPartTiles; ++of_part) {
         const int key_tile = part * kPartTiles + of_part, key = first_key % tile_keys(kCfg) + 16 * of_part;
         unsigned a[2][4];
-        keys_.load(a, kept[of_part], tile_of_keys, key, pair);
+        operand.load(a, kept[of_part], tile_of_keys, key, pair);
         if constexpr (kScaled) {
           // A pair is a block: its products are summed before they are scaled, in fp32.
-          const float scale[2] = {keys_.scale(tile_of_keys, key, pair), keys_.scale(tile_of_keys, key + 8, pair)};
+          const float scale[2] = {operand.scale(tile_of_keys, key, pair), operand.scale(tile_of_keys, key + 8, pair)};
 #pragma unroll
           for (int tile = 0; tile < kRowTiles; ++tile) {
             float c[4] = {bias[tile][0], bias[tile][1], bias[tile][2], bias[tile][3]};
@@ -238,16 +255,17 @@ class DecodeTiles {
   }
 
   // P = exp2(S - m), where m is the largest score of a row among the keys of one part alone: so it goes to shared
-  // memory with no barrier before it. With scales it is 1 / kProbabilityUnit times as large.
+  // memory with no barrier before it. With scales it is 1 / probability_unit times as large.
   template <class State>
   FLASHPORT_DEVICE Operand exponentiate(const State&, Scores& scores) {
     buffer_ ^= 1;
+    [[maybe_unused]] const BlockWidening of_values = block_widening(v_format_.value());
     Rows m[kWaveParts], l[kWaveParts], reference[kWaveParts];
     reduce_rows(scores, m, [](float a, float b) { return maximum(a, b); });
     for (int part = 0; part < kWaveParts; ++part) {
       for (int slot = 0; slot < kRowSlots; ++slot) {
         const float largest = finite(m[part][slot]);
-        reference[part][slot] = kScaled ? largest - kOfValues.probability_exponent : largest;
+        reference[part][slot] = kScaled ? largest - of_values.probability_exponent : largest;
       }
     }
     for_each_register(scores.c, [&](float& x, int key_tile, int tile, int i) {
@@ -261,7 +279,7 @@ class DecodeTiles {
     reduce_rows(scores, l, [](float a, float b) { return a + b; });
     if constexpr (kScaled) {
       for (Rows& sums : l) {
-        for (int slot = 0; slot < kRowSlots; ++slot) sums[slot] *= kProbabilityUnit;
+        for (int slot = 0; slot < kRowSlots; ++slot) sums[slot] *= of_values.probability_unit;
       }
     }
     if (g_ == 0) {
@@ -311,7 +329,16 @@ class DecodeTiles {
       }
       for_each_register(state.o.c, [&](float& x, int, int tile, int i) { x = mul_rn(x, before[2 * tile + i % 2]); });
     }
-    [[maybe_unused]] const TooMuch<kShape.v_format> too_much(shared_.too_much, true);
+    v_format_.with([&](auto format) { add_values<format()>(state.o, weights, values); });
+  }
+  // O^T += V^T P^T, each part's by its weights.
+  template <KvFormat kFormat, class ValueTiles>
+  FLASHPORT_DEVICE void add_values(Out& out, const Rows (&weights)[kParts], const ValueTiles& values) const {
+    // The first tile of a group of q4_0 values has products with whole bytes.
+    [[maybe_unused]] constexpr bool kHalves = kFormat == KvFormat::kQ4_0;
+    constexpr BlockWidening kWidening = block_widening(kFormat);
+    const auto operand = as_operand<Values<kFormat>>(values_);
+    [[maybe_unused]] const TooMuch<kFormat> too_much(shared_.too_much, true);
     const int lane = block_.lane();
     Out sum;
 #pragma unroll
@@ -328,12 +355,12 @@ class DecodeTiles {
         if (step % kPartTiles == 0) {
           for_each_register(sum.c, [](float& x, int, int, int) { x = 0.0f; });
         }
-        unsigned kept[kept_words(kShape.v_format)];
+        unsigned kept[kept_words(kFormat)];
 #pragma unroll
         for (int group = 0; group < kColGroups; ++group) {
           unsigned a[kTilesAtOnce][4];
           unsigned scale[2];
-          values_.load(a, scale, kept, current_tile(values), 16 * step % tile_keys(kCfg), group);
+          operand.load(a, scale, kept, current_tile(values), 16 * step % tile_keys(kCfg), group);
 #pragma unroll
           for (int tile = 0; tile < kRowTiles; ++tile) {
             unsigned p[2] = {b[tile][2 * half], b[tile][2 * half + 1]};
@@ -349,15 +376,15 @@ class DecodeTiles {
         }
         if (step % kPartTiles < kPartTiles - 1) continue;
         const Rows& weight = weights[step / kPartTiles];
-        constexpr float kUnits[2] = {kOfValues.value_units[0] * kProbabilityUnit,
-                                     kOfValues.value_units[1] * kProbabilityUnit};
+        constexpr float kUnits[2] = {kWidening.value_units[0] * kWidening.probability_unit,
+                                     kWidening.value_units[1] * kWidening.probability_unit};
         Rows of_tile[kTilesAtOnce];
         for (int i = 0; i < kTilesAtOnce; ++i) {
           for (int slot = 0; slot < kRowSlots; ++slot) {
             of_tile[i][slot] = kScaled ? weight[slot] * (i == 0 ? kUnits[0] : kUnits[1]) : weight[slot];
           }
         }
-        for_each_register(state.o.c, [&](float& x, int col_tile, int tile, int i) {
+        for_each_register(out.c, [&](float& x, int col_tile, int tile, int i) {
           float product = sum.c[col_tile][tile][i];
           if constexpr (kHalves) product -= col_tile % 2 == 0 ? sum.c[col_tile + 1][tile][i] : 0.0f;
           x = fma_rn(product, of_tile[col_tile % kTilesAtOnce][2 * tile + i % 2], x);
@@ -384,8 +411,9 @@ class DecodeTiles {
     const int first_tile = recompute(col_wave_ * kColTiles);
     const int g = recompute(g_);
     const int first = values_.first_block(recompute(col_wave_ * kColGroups));
+    const KvFormat format = v_format_.value();
     for_each_register(out.c, [&](const float& x, int col_tile, int tile, int i) {
-      f(x, 2 * tile + i % 2, value_column(kShape.v_format, first, first_tile + col_tile, g, i / 2));
+      f(x, 2 * tile + i % 2, value_column(format, first, first_tile + col_tile, g, i / 2));
     });
   }
 
@@ -497,11 +525,19 @@ class DecodeTiles {
     ldmatrix_x4(b, &shared_.ring.queries[query_.stage].rows[row_base_ + 8 * tile + lane % 8][32 * pair + lane / 8 * 8]);
   }
 
+  // The operand of another format with the same words.
+  template <class To, class From>
+  FLASHPORT_DEVICE static To as_operand(const From& from) {
+    return __builtin_bit_cast(To, from);
+  }
+
   const Block& block_;
   DecodeShared<kCfg>& shared_;
   int live_rows_ = 0, row_base_, col_wave_, g_, c_;
-  KeyOperand<kCfg> keys_;
-  ValueOperand<kCfg, kColGroups> values_;
+  [[no_unique_address]] SideFormat<kShape.k_format> k_format_;
+  [[no_unique_address]] SideFormat<kShape.v_format> v_format_;
+  KeptKeys keys_;
+  KeptValues values_;
   PipelineState<KvRing<kCfg>::kQueries> query_;
   int buffer_ = 0;  // of what the waves tell each other
   bool has_query_ = false;

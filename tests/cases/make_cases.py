@@ -62,6 +62,7 @@ BLOCKS = ("q8_0", "q4_0", "iq4_nl")  # formats of 32 values
 CODE_TYPES = ("fp16/q4_0", "bf16/q4_0")
 PAIR_TYPES = ("fp16/q8_0/q4_0", "bf16/q8_0/q4_0")
 NIBBLE_TYPES = ("fp16/q4_0/q8_0", "bf16/q4_0/q8_0", "fp16/iq4_nl", "bf16/iq4_nl")
+BLOCK_TYPES = ("fp16/iq4_nl/q8_0", "bf16/q4_0/iq4_nl")
 MOST_WORK = 3e8  # multiply-adds of one case, so that the fp64 oracle takes about a second
 
 
@@ -202,6 +203,10 @@ def emulator_rows():
             group, q_len = (3, 4)
         elif rows == "16" and (k_format, v_format, dk, dv) in short:
             group, q_len = (16, 1)
+        if rows == "16" and k_format == "blocks":
+            group, q_len = (20, 1)  # up to 16 rows would be two tiles of eight
+        if k_format == "blocks":  # of any formats that have no kernel of their own
+            k_format, v_format = "iq4_nl", "q8_0"
         native = next((each for each in (k_format, v_format) if not quantised(each)), None)
         q = native or ("bf16" if number % 4 == 3 else "fp16")
         kv = k_format if k_format == v_format else f"{k_format}/{v_format}"
@@ -286,8 +291,8 @@ def pair_changes():
 
 
 def nibble_changes():
-    """Keys of q4_0 with values of q8_0, and iq4_nl."""
-    for types in (NIBBLE_TYPES[:2], NIBBLE_TYPES[2:]):
+    """Keys of q4_0 with values of q8_0, iq4_nl, and pairs of it with others."""
+    for types in (NIBBLE_TYPES[:2], NIBBLE_TYPES[2:], BLOCK_TYPES):
         yield from team_changes(*types, {"hkv": 8, "lens": "300|64|1", "softcap": 30})
 
 
@@ -299,7 +304,7 @@ PLAIN = {"types": "bf16/bf16", "dims": "128", "q_len": 1, "q_form": "token", "la
 def core_rows():
     """Every pair of types at every head_dim, with no option in the way."""
     number = 0
-    all_types = (*DIMENSIONS["types"], *CODE_TYPES, *PAIR_TYPES, *NIBBLE_TYPES)
+    all_types = (*DIMENSIONS["types"], *CODE_TYPES, *PAIR_TYPES, *NIBBLE_TYPES, *BLOCK_TYPES)
     for types, dims in itertools.product(all_types, DIMENSIONS["dims"]):
         change = {"types": types, "dims": dims, "hkv": 2, "lens": "0|1|63|64|65|1023|1024|1025"}
         if valid(dict(PLAIN, **change)):

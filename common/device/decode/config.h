@@ -14,7 +14,8 @@ struct DecodeShape {
   int head_dim_v;
   int rows;  // query rows of a tile: 8, 16, 64 or 128
   MathType math;
-  KvFormat k_format;  // kAny: of each segment, as MixedDecodeParams says, and v_format is kAny too
+  // kBlocks: as DecodeParams says; kAny: of each segment, as MixedDecodeParams says. Then v_format is the same.
+  KvFormat k_format;
   KvFormat v_format;
   bool appends = false;  // writes new keys and values as it comes to them (new_keys.h), and turns the queries
   bool plain = false;    // for calls without options (PlainDecodeParams): a row of cmake/decode_plain_instances.txt, or
@@ -24,9 +25,14 @@ struct DecodeShape {
   bool shares_launch = false;  // for one of the segments that a kernel reads one after the other (SegmentDecodeParams)
 };
 constexpr bool reads_segments(const DecodeShape& shape) { return shape.k_format == KvFormat::kAny; }
-// Whether keys or values are stored in it.
+// Kernels of blocks learn the formats of keys and of values from the call, which may be these.
+constexpr bool chooses_formats(const DecodeShape& shape) { return shape.k_format == KvFormat::kBlocks; }
+constexpr bool is_chosen_format(KvFormat format) {
+  return format == KvFormat::kQ8_0 || format == KvFormat::kQ4_0 || format == KvFormat::kIq4Nl;
+}
+// Whether keys or values may be stored in it.
 constexpr bool has_format(const DecodeShape& shape, KvFormat format) {
-  return shape.k_format == format || shape.v_format == format;
+  return shape.k_format == format || shape.v_format == format || (chooses_formats(shape) && is_chosen_format(format));
 }
 // What the rows are that products read: as stored or, of any format, widened to the math type.
 constexpr KvFormat product_format(const DecodeShape& shape) {

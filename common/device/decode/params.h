@@ -75,8 +75,9 @@ struct DecodeParams {
   std::int32_t side_partials;         // of a block and tile
   std::uint32_t* counters;
   CombineLaunch combine;
-  bool heads_side_by_side;  // of K and of V: as many as a device block has teams can be copied as one row
-  bool teams_help;          // a device block counts as one: its first team has the work, and the others copy for it
+  bool heads_side_by_side;      // of K and of V: as many as a device block has teams can be copied as one row
+  bool teams_help;              // a device block counts as one: its first team has the work, and the others copy for it
+  KvFormat k_format, v_format;  // for kernels that learn them here
 };
 
 // The argument of kernels of plain calls, which are most calls of servers: what they do not ask for is constant here,

@@ -36,6 +36,7 @@ inline constexpr int kKvFormats = static_cast<int>(KvFormat::kInt4) + 1;
     case KvFormat::kFp8E5M2: return {"fp8_e5m2", DType::kFp8E5M2, 1, 1, 0, 57344};
     case KvFormat::kInt8: return {"int8", DType::kInt8, 1, 1, 0, 127};
     case KvFormat::kInt4: return {"int4", DType::kInt8, 32, 16, 0, 7};  // units without a scale of their own
+    case KvFormat::kBlocks: return {"blocks", DType::kUInt8, 32, 34, 2};  // the longest that such kernels read
     case KvFormat::kAny: return {"any", DType::kUInt8, 1, 1, 0};
   }
   return {"unknown", DType::kUInt8, 1, 1, 0};

@@ -12,9 +12,10 @@ namespace flashport {
 namespace {
 
 bool has_formats(const KernelEntry& kernel, const KernelRequest& request) {
-  return kernel.tag == KernelTag::kDecode && request.segment_formats == 0 && !request.scales_beside &&
-         kernel.shape.decode.shape.k_format == request.k_format &&
-         kernel.shape.decode.shape.v_format == request.v_format;
+  if (kernel.tag != KernelTag::kDecode || request.segment_formats != 0 || request.scales_beside) return false;
+  const DecodeShape& shape = kernel.shape.decode.shape;
+  if (chooses_formats(shape)) return is_chosen_format(request.k_format) && is_chosen_format(request.v_format);
+  return shape.k_format == request.k_format && shape.v_format == request.v_format;
 }
 
 std::uint32_t formats_of(const KernelRequest& r) {
@@ -43,16 +44,24 @@ bool covers(const KernelEntry& kernel, const KernelRequest& request) {
          kernel.shape.decode.shape.head_dim_v >= request.head_dim_v;
 }
 
+bool in_blocks(const DecodeShape& shape) { return kv_format_trait(shape.k_format).block_values > 1; }
+
 bool is_better(const DecodeShape& a, const DecodeShape& b, std::int64_t packed_rows) {
   if (reads_segments(a) != reads_segments(b)) return reads_segments(b);
   const int area_a = a.head_dim_qk * a.head_dim_v;
   const int area_b = b.head_dim_qk * b.head_dim_v;
   if (area_a != area_b) return area_a < area_b;
+  // Two tiles of eight rows take less time than one of 16 in kernels of blocks (docs/tuning.md).
+  const auto is_rather_two = [&](const DecodeShape& shape) {
+    return chooses_formats(shape) && shape.rows == 16 && packed_rows <= 16;
+  };
+  if (a.rows != b.rows && (is_rather_two(a) || is_rather_two(b))) return is_rather_two(b);
   // The shortest tile that takes all rows at once, or else the longest one.
   const bool a_holds = a.rows >= packed_rows;
   const bool b_holds = b.rows >= packed_rows;
   if (a_holds != b_holds) return a_holds;
-  return a_holds ? a.rows < b.rows : a.rows > b.rows;
+  if (a.rows != b.rows) return a_holds ? a.rows < b.rows : a.rows > b.rows;
+  return chooses_formats(b);  // rather than a kernel of the one pair of formats
 }
 
 std::string head_dims_text(std::int64_t qk, std::int64_t v) {
@@ -166,11 +175,16 @@ const KernelEntry* choose_decode_kernel(std::span<const KernelEntry> kernels, st
   return nullptr;
 }
 
+namespace {
+
+struct Known {
+  const KernelEntry* kernel = nullptr;
+  const KernelEntry* twin = nullptr;  // null: there is none
+};
+
+}  // namespace
+
 const KernelEntry* find_twin(std::span<const KernelEntry> kernels, const KernelEntry& kernel, KernelTag tag) {
-  struct Known {
-    const KernelEntry* kernel = nullptr;
-    const KernelEntry* twin = nullptr;  // null: there is none
-  };
   constexpr int kTwins = static_cast<int>(KernelTag::kDecodeLarge) - static_cast<int>(KernelTag::kDecodeAppend) + 1;
   thread_local Known known[kTwins];  // what was asked for last of each tag
   Known& last = known[static_cast<int>(tag) - static_cast<int>(KernelTag::kDecodeAppend)];
@@ -180,6 +194,23 @@ const KernelEntry* find_twin(std::span<const KernelEntry> kernels, const KernelE
     if (entry.tag == tag && is_same_tile(entry.shape.decode.shape, kernel.shape.decode.shape)) {
       last.twin = &entry;
       break;
+    }
+  }
+  return last.twin;
+}
+
+const KernelEntry* find_wide_large(std::span<const KernelEntry> kernels, const KernelEntry& kernel) {
+  thread_local Known last;  // what was asked for last
+  if (last.kernel == &kernel) return last.twin;
+  last = {&kernel, nullptr};
+  DecodeShape wide = kernel.shape.decode.shape, of_blocks = wide;
+  wide.rows = of_blocks.rows = 16;
+  of_blocks.k_format = of_blocks.v_format = KvFormat::kBlocks;
+  for (const KernelEntry& entry : kernels) {
+    if (entry.tag != KernelTag::kDecodeLarge) continue;
+    if (is_same_tile(entry.shape.decode.shape, wide)) last.twin = &entry;
+    if (last.twin == nullptr && in_blocks(wide) && is_same_tile(entry.shape.decode.shape, of_blocks)) {
+      last.twin = &entry;
     }
   }
   return last.twin;

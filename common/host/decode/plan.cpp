@@ -23,6 +23,11 @@ int to_int(std::int64_t value) {
 // Query tiles of the whole batch.
 std::int64_t tile_count(const DecodeParams& p) { return std::int64_t{p.batch} * p.num_kv_heads * p.row_tiles; }
 
+// Tiles that the query rows of a kv head are.
+std::int64_t row_tiles(const DecodeParams& p, const DecodeShape& shape) {
+  return ceil_div(std::int64_t{p.group_size} * p.max_q_len, shape.rows);
+}
+
 // Sets how tiles of up to `keys` keys become chunks, and how their partial results lie in the workspace.
 void plan_partials(DecodePlan& plan, const ChunkRule& rule, std::int64_t keys) {
   DecodeParams& p = plan.params;
@@ -118,8 +123,8 @@ bool has_heads_side_by_side(const DecodeParams& p, const DecodeShape& shape, int
     return flashport::has_heads_side_by_side(cache, reinterpret_cast<std::uintptr_t>(cache.data),
                                              kv_row_bytes(format, dim), kUnit);
   };
-  return p.num_kv_heads % count == 0 && has(p.cache.k, shape.k_format, shape.head_dim_qk) &&
-         has(p.cache.v, shape.v_format, shape.head_dim_v);
+  return p.num_kv_heads % count == 0 && has(p.cache.k, p.k_format, shape.head_dim_qk) &&
+         has(p.cache.v, p.v_format, shape.head_dim_v);
 }
 
 void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check& check, DeviceContext& device) {
@@ -155,7 +160,7 @@ constexpr std::int64_t kManyBlocks = 840;               // which each number of 
 bool is_large_cache(const DecodeProblem& problem, const DecodeParams& p, const KernelEntry& large) {
   const CacheParams &k = p.cache.k, &v = p.cache.v;
   const DecodeShape& shape = large.shape.decode.shape;
-  const bool in_teams = p.row_tiles == 1 && concurrent_tiles(p.num_kv_heads, kManyBlocks) % large.teams == 0 &&
+  const bool in_teams = row_tiles(p, shape) == 1 && concurrent_tiles(p.num_kv_heads, kManyBlocks) % large.teams == 0 &&
                         has_heads_side_by_side(p, shape, large.teams);
   const std::int64_t keys = room_of_batch(problem, p) * p.num_kv_heads;
   const bool in_blocks = kv_format_trait(shape.k_format).block_values > 1;
@@ -175,6 +180,7 @@ const KernelEntry* kernel_of_call(const DecodeProblem& problem, const DecodePlan
   const bool appends = kernel.shape.decode.shape.appends;
   const KernelEntry* large = plain && !appends ? twin(KernelTag::kDecodePlainLarge) : nullptr;
   if (large == nullptr && !appends) large = twin(KernelTag::kDecodeLarge);
+  if (large != nullptr && plan.params.row_tiles == 2) large = find_wide_large(device.kernels(), kernel);
   if (large != nullptr && problem.may_be_large && is_large_cache(problem, plan.params, *large)) return large;
   const KernelEntry* for_plain_calls =
       plain ? twin(appends ? KernelTag::kDecodeAppendPlain : KernelTag::kDecodePlain) : nullptr;
@@ -305,6 +311,8 @@ DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device) {
   DecodePlan plan;
   plan.params = problem.params;
   DecodeParams& p = plan.params;
+  p.k_format = problem.k_format;
+  p.v_format = problem.v_format;
   const std::uint32_t segment_formats = problem.mixed == nullptr ? 0 : problem.mixed->formats;
   const KernelRequest request{p.q.dtype,     problem.k_format, problem.v_format,
                               p.head_dim_qk, p.head_dim_v,     p.group_size,
@@ -316,8 +324,7 @@ DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device) {
     check.not_supported(reason);
   }
   check_group_factors(problem, check, plan.kernel->shape.decode.shape);
-  p.row_tiles = static_cast<std::int32_t>(
-      ceil_div(std::int64_t{p.group_size} * p.max_q_len, plan.kernel->shape.decode.shape.rows));
+  p.row_tiles = static_cast<std::int32_t>(row_tiles(p, plan.kernel->shape.decode.shape));
   if (problem.appends) {
     const KernelEntry* appending = find_twin(device.kernels(), *plan.kernel, KernelTag::kDecodeAppend);
     if (appending != nullptr && may_append(plan, device.multiprocessors() * device.occupancy(check, *appending))) {
@@ -330,6 +337,8 @@ DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device) {
     plan_fixed_chunks(plan, problem);
   } else if (problem.num_splits == kInvariantSplits) {
     plan.kernel = kernel_of_call(problem, plan, device);
+    p.row_tiles = static_cast<std::int32_t>(row_tiles(p, plan.kernel->shape.decode.shape));
+    p.by_row_tiles = make_divisor(p.row_tiles);
     plan_invariant(plan, problem, check, device);
   } else {
     const SplitShape shape{std::int64_t{p.batch} * p.num_kv_heads, std::int64_t{p.group_size} * p.max_q_len,

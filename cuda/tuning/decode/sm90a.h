@@ -46,7 +46,7 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
       return shape.large_cache ? DecodeTuning{2, bytes ? 4 : 3, 1, 1, 4, 2} : DecodeTuning{4, bytes ? 4 : 6, 2, 2, 1, 2};
     }
     // A place of the ring has keys or has values for good where their rows differ: so rings have whole turns.
-    const bool mixed = shape.k_format != shape.v_format;
+    const bool mixed = shape.k_format != shape.v_format || chooses_formats(shape);
     if (!shape.large_cache) return {4, mixed ? 4 : 5, 1, 2, 2, 2};
     // Half as many waves for each head, which halves what each costs beside the products: 64 x 8k of q8_0 takes 292 us
     // for 392. They take longer for a leaf, and small calls lose: 1 x 8k 35 for 15.

@@ -68,12 +68,19 @@ struct Native {
   int dim = 128;
   bool large = false;  // calls that have the kernel for large caches
   Type values = cache;
-  [[nodiscard]] std::string formats(const char* between) const {
-    return type_name(cache) + (values == cache ? "" : between + std::string(type_name(values)));
+  // As the key of a kernel with tiles of so many rows has them.
+  [[nodiscard]] std::string formats(int tile_rows) const {
+    const bool has_iq4_nl = cache == Type::kIq4Nl || values == Type::kIq4Nl;
+    if (cache == values && (!has_iq4_nl || tile_rows == 8)) return "/kv=" + std::string(type_name(cache));
+    if (has_iq4_nl || tile_rows > 8) return "/kv=blocks";
+    return "/k=" + std::string(type_name(cache)) + "/v=" + type_name(values);
   }
+  // Whether calls of up to 16 rows have two tiles of eight where the cache is not large.
+  [[nodiscard]] bool has_two_tiles() const { return rows == 16 && formats(16) == "/kv=blocks"; }
   // The data follow from it: those of all kernels of a shape are the same, as their bits are.
   [[nodiscard]] std::string shape() const {
-    return formats("_") + "_d" + std::to_string(dim) + "_r" + std::to_string(rows);
+    return type_name(cache) + (values == cache ? "" : "_" + std::string(type_name(values))) + "_d" +
+           std::to_string(dim) + "_r" + std::to_string(rows);
   }
   [[nodiscard]] std::string name() const { return shape() + (plain ? "_plain" : "") + (large ? "_large" : ""); }
   // Heads that blocks of such a kernel copy side by side.
@@ -90,7 +97,7 @@ class NativeKernels : public testing::TestWithParam<Native> {
     c.dk = c.dv = kernel.dim;
     if (kernel.large) c.room = 800'000;
     if (kernel.rows == 16) {
-      c.q_len = 3;
+      c.q_len = kernel.large || !kernel.has_two_tiles() ? 3 : 7;
       c.q_form = "uniform";
     } else if (kernel.rows > 16) {  // some of them padding; a head of so many takes long
       c.hkv = kv_heads > 2 ? 1 : kv_heads;
@@ -103,8 +110,9 @@ class NativeKernels : public testing::TestWithParam<Native> {
     for (const std::int64_t length : c.lens) lens += " " + std::to_string(length);
     SCOPED_TRACE(c.layout + ", " + c.strides + ", " + std::to_string(c.hkv) + " kv heads, lengths" + lens);
     const std::string kernel = flashport_test::expect_right(c, GetParam().math);
-    EXPECT_NE(kernel.find((c.k_format == c.v_format ? "/kv=" : "/k=") + GetParam().formats("/v=") + "/hd" +
-                          std::to_string(c.dk) + "/r" + std::to_string(GetParam().rows) + "/"),
+    const bool is_large = kernel.find("/large/") != std::string::npos;
+    const int rows = !is_large && GetParam().large && GetParam().has_two_tiles() ? 8 : GetParam().rows;
+    EXPECT_NE(kernel.find(GetParam().formats(rows) + "/hd" + std::to_string(c.dk) + "/r" + std::to_string(rows) + "/"),
               std::string::npos)
         << kernel;
     if (GetParam().plain && c.strides == "dense") {
@@ -114,7 +122,7 @@ class NativeKernels : public testing::TestWithParam<Native> {
       const bool side_by_side =
           (c.layout == "block_nhd" || c.layout == "token") && c.hkv % GetParam().teams() == 0 && c.strides != "kv_odd";
       const bool is_served = GetParam().cache != Type::kBF16 || c.strides == "dense" || c.strides == "kv_sliced";
-      EXPECT_EQ(kernel.find("/large/") != std::string::npos, side_by_side && is_served) << kernel;
+      EXPECT_EQ(is_large, side_by_side && is_served) << kernel;
     }
   }
 };
@@ -240,6 +248,8 @@ const Native kLargeCaches[] = {{Type::kBF16, Type::kBF16, Type::kBF16, 8, true, 
                                {Type::kBF16, Type::kQ8_0, Type::kF16, 16, false, 128, true},
                                {Type::kF16, Type::kQ4_0, Type::kF16, 16, false, 128, true},
                                {Type::kF16, Type::kQ8_0, Type::kF16, 8, true, 128, true, Type::kQ4_0},
+                               {Type::kF16, Type::kQ8_0, Type::kF16, 8, false, 128, true, Type::kIq4Nl},
+                               {Type::kBF16, Type::kQ4_0, Type::kF16, 16, false, 128, true, Type::kQ8_0},
                                {Type::kF16, Type::kQ4_0, Type::kF16, 8, false, 128, true, Type::kQ8_0},
                                {Type::kF16, Type::kIq4Nl, Type::kF16, 8, false, 128, true}};
 INSTANTIATE_TEST_SUITE_P(
@@ -254,6 +264,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Native{Type::kF16, Type::kQ8_0, Type::kF16, 8, false, 128, false, Type::kQ4_0},
                     Native{Type::kF16, Type::kQ8_0, Type::kF16, 16, false, 128, false, Type::kQ4_0},
                     Native{Type::kF16, Type::kQ8_0, Type::kF16, 8, true, 128, false, Type::kQ4_0},
+                    Native{Type::kF16, Type::kIq4Nl, Type::kF16, 8, false, 128, false, Type::kQ8_0},
+                    Native{Type::kF16, Type::kQ4_0, Type::kF16, 16, false, 128, false, Type::kIq4Nl},
                     Native{Type::kF16, Type::kQ4_0, Type::kF16, 8, false, 128, false, Type::kQ8_0},
                     Native{Type::kF16, Type::kQ4_0, Type::kF16, 16, false, 128, false, Type::kQ8_0},
                     Native{Type::kF16, Type::kIq4Nl, Type::kF16, 8}, Native{Type::kF16, Type::kIq4Nl, Type::kF16, 16},

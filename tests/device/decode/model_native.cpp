@@ -37,20 +37,7 @@ void add_native_kernels(std::vector<KernelEntry>& table) {
       decode_kernel<MathType::kBf16, KvFormat::kBf16, 128, 128, true>("decode_plain/bf16/kv=bf16/hd128/r128/sm90a"));
   table.push_back(
       decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 8, true>("decode_plain/fp16/kv=q8_0/hd128/r8/sm90a"));
-  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 8, false, false, KvFormat::kQ4_0>(
-      "decode/fp16/k=q8_0/v=q4_0/hd128/r8/sm90a"));
-  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 16, false, false, KvFormat::kQ4_0>(
-      "decode/fp16/k=q8_0/v=q4_0/hd128/r16/sm90a"));
-  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 8, true, false, KvFormat::kQ4_0>(
-      "decode_plain/fp16/k=q8_0/v=q4_0/hd128/r8/sm90a"));
-  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ4_0, 128, 8, false, false, KvFormat::kQ8_0>(
-      "decode/fp16/k=q4_0/v=q8_0/hd128/r8/sm90a"));
-  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ4_0, 128, 16, false, false, KvFormat::kQ8_0>(
-      "decode/fp16/k=q4_0/v=q8_0/hd128/r16/sm90a"));
-  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ4_0, 128, 8, false, true, KvFormat::kQ8_0>(
-      "decode/fp16/k=q4_0/v=q8_0/hd128/r8/large/sm90a"));
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kIq4Nl, 128, 8>("decode/fp16/kv=iq4_nl/hd128/r8/sm90a"));
-  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kIq4Nl, 128, 16>("decode/fp16/kv=iq4_nl/hd128/r16/sm90a"));
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kIq4Nl, 128, 8, false, true>(
       "decode/fp16/kv=iq4_nl/hd128/r8/large/sm90a"));
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 8, true, true>(
@@ -63,14 +50,28 @@ void add_native_kernels(std::vector<KernelEntry>& table) {
       decode_kernel<MathType::kFp16, KvFormat::kQ4_0, 128, 8, false, true>("decode/fp16/kv=q4_0/hd128/r8/large/sm90a"));
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ4_0, 128, 8, true, true>(
       "decode_plain/fp16/kv=q4_0/hd128/r8/large/sm90a"));
-  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 8, true, true, KvFormat::kQ4_0>(
-      "decode_plain/fp16/k=q8_0/v=q4_0/hd128/r8/large/sm90a"));
-  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 8, false, true, KvFormat::kQ4_0>(
-      "decode/fp16/k=q8_0/v=q4_0/hd128/r8/large/sm90a"));
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 16, false, true>(
       "decode/fp16/kv=q8_0/hd128/r16/large/sm90a"));
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ4_0, 128, 16, false, true>(
       "decode/fp16/kv=q4_0/hd128/r16/large/sm90a"));
+  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 8, false, false, KvFormat::kQ4_0>(
+      "decode/fp16/k=q8_0/v=q4_0/hd128/r8/sm90a"));
+  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 8, true, false, KvFormat::kQ4_0>(
+      "decode_plain/fp16/k=q8_0/v=q4_0/hd128/r8/sm90a"));
+  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ4_0, 128, 8, false, false, KvFormat::kQ8_0>(
+      "decode/fp16/k=q4_0/v=q8_0/hd128/r8/sm90a"));
+  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ4_0, 128, 8, false, true, KvFormat::kQ8_0>(
+      "decode/fp16/k=q4_0/v=q8_0/hd128/r8/large/sm90a"));
+  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 8, true, true, KvFormat::kQ4_0>(
+      "decode_plain/fp16/k=q8_0/v=q4_0/hd128/r8/large/sm90a"));
+  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 8, false, true, KvFormat::kQ4_0>(
+      "decode/fp16/k=q8_0/v=q4_0/hd128/r8/large/sm90a"));
+  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kBlocks, 128, 8>("decode/fp16/kv=blocks/hd128/r8/sm90a"));
+  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kBlocks, 128, 16>("decode/fp16/kv=blocks/hd128/r16/sm90a"));
+  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kBlocks, 128, 8, false, true>(
+      "decode/fp16/kv=blocks/hd128/r8/large/sm90a"));
+  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kBlocks, 128, 16, false, true>(
+      "decode/fp16/kv=blocks/hd128/r16/large/sm90a"));
   table.push_back(
       append_kernel<MathType::kBf16, KvFormat::kBf16, 128, 8, false>("decode_append/bf16/kv=bf16/hd128/r8/sm90a"));
   table.push_back(

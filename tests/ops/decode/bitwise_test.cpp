@@ -64,6 +64,8 @@ const PoolShape kShapes[] = {
     {"bitwise_plain_bf16_iq4_nl_d128_large_hkv4_g16", Type::kBF16, Type::kIq4Nl, 128, 128, 64, 4, 1, 1, false, 60'000},
     {"bitwise_plain_bf16_q8_0_q4_0_d128_large_hkv4_g16", Type::kBF16, Type::kQ8_0, 128, 128, 64, 4, 16, 1, false,
      60'000, Type::kQ4_0},
+    {"bitwise_bf16_iq4_nl_q4_0_d128_large_hkv4", Type::kBF16, Type::kIq4Nl, 128, 128, 16, 4, 16, 1, true, 60'000,
+     Type::kQ4_0},
     {"bitwise_bf16_q4_0_q8_0_d128_large_hkv4_g16", Type::kBF16, Type::kQ4_0, 128, 128, 64, 4, 16, 1, true, 60'000,
      Type::kQ8_0},
 };
