@@ -15,7 +15,7 @@ from flashport import _mixed, decode
 from flashport.benchmarks import harness
 from flashport.testing import numerics
 
-_HEADS, _KV_HEADS, _HEAD_DIM = 32, 8, 128
+_HEAD_DIM = 128
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Segment:
 
     @property
     def bytes_of_key(self) -> int:
-        """Of K and V together, of all kv heads."""
-        return _KV_HEADS * sum(numerics.row_bytes(_HEAD_DIM, fmt) for fmt in (self.k_format, self.v_format))
+        """Of K and V together, of one kv head."""
+        return sum(numerics.row_bytes(_HEAD_DIM, fmt) for fmt in (self.k_format, self.v_format))
 
 
 @dataclass(frozen=True)
@@ -40,23 +40,24 @@ class MixedCase:
     batch: int
     segments: tuple[Segment, ...]
     by_segment: bool = False
+    heads: tuple[int, int] = (32, 8)  # query heads and kv heads
 
     @property
     def title(self) -> str:
         """The shape in a few words."""
         parts = " + ".join(f"{s.keys} of {s.k_format}/{s.v_format}" for s in self.segments)
         way = ", by segment" if self.by_segment else ""
-        return f"decode, {self.batch} x ({parts}), {_HEADS}/{_KV_HEADS}, {_HEAD_DIM}{way}"
+        return f"decode, {self.batch} x ({parts}), {self.heads[0]}/{self.heads[1]}, {_HEAD_DIM}{way}"
 
     @property
     def bytes(self) -> int:
         """All keys and values."""
-        return self.batch * sum(s.keys * s.bytes_of_key for s in self.segments)
+        return self.batch * self.heads[1] * sum(s.keys * s.bytes_of_key for s in self.segments)
 
     @property
     def query(self) -> dict[str, Any]:
         """The options of :func:`flashport.supports`."""
-        query = {"q_dtype": "bf16", "head_dim": _HEAD_DIM, "group_size": _HEADS // _KV_HEADS}
+        query = {"q_dtype": "bf16", "head_dim": _HEAD_DIM, "group_size": self.heads[0] // self.heads[1]}
         if len(self.segments) == 1:
             return {**query, "k_format": self.segments[0].k_format, "v_format": self.segments[0].v_format}
         return {**query, "segment_formats": [fmt for s in self.segments for fmt in (s.k_format, s.v_format)]}
@@ -65,7 +66,7 @@ class MixedCase:
 def _sized(batch: int, keys: int) -> list[MixedCase]:
     size = f"{batch}x{keys // 1024}k"
     pairs = [(fmt, fmt) for fmt in ("bf16", "q8_0", "fp8_e4m3", "q4_0", "iq4_nl", "q4_1", "q5_0")]
-    pairs += [("q8_0", "q4_0"), ("q4_0", "q8_0"), ("bf16", "q8_0")]  # on sm90a the last has no kernel of its own
+    pairs += [("q8_0", "q4_0"), ("q4_0", "q8_0"), ("iq4_nl", "q8_0"), ("q4_0", "iq4_nl"), ("bf16", "q8_0")]
     found = [
         MixedCase(f"formats_{size}_{k if k == v else f'{k}_{v}'}", batch, (Segment(keys, k, v),)) for k, v in pairs
     ]
@@ -77,7 +78,27 @@ def _sized(batch: int, keys: int) -> list[MixedCase]:
     return found
 
 
-_CASES = (*_sized(64, 8192), *_sized(32, 8192), *_sized(8, 4096), *_sized(4, 8192), *_sized(1, 8192))
+def _grouped(batch: int, keys: int, heads: tuple[int, int]) -> list[MixedCase]:
+    """Sixteen query heads a kv head."""
+    size = f"{batch}x{keys // 1024}k_{heads[0]}_{heads[1]}"
+    pairs = [("q8_0", "q8_0"), ("q4_0", "q4_0"), ("iq4_nl", "iq4_nl"), ("q8_0", "q4_0"), ("q4_0", "q8_0")]
+    return [
+        MixedCase(f"formats_{size}_{k if k == v else f'{k}_{v}'}", batch, (Segment(keys, k, v),), heads=heads)
+        for k, v in pairs
+    ]
+
+
+_CASES = (
+    *(
+        case
+        for batch, keys in ((64, 8192), (32, 8192), (8, 4096), (4, 8192), (1, 8192))
+        for case in _sized(batch, keys)
+    ),
+    *_grouped(64, 8192, (64, 4)),
+    *_grouped(8, 4096, (128, 8)),
+    *_grouped(64, 2048, (32, 2)),
+    *_grouped(1, 8192, (128, 8)),
+)
 
 
 def cases(match: str = "") -> list[MixedCase]:
@@ -103,9 +124,9 @@ def _candidates(torch: Any, case: MixedCase, device: str) -> tuple[harness.Call,
         return torch.full((case.batch,), keys, dtype=torch.int32, device=where)
 
     def cache(keys: int, fmt: str) -> Any:
-        return harness.random_tensor(torch, (case.batch, keys, _KV_HEADS, _HEAD_DIM), fmt, where)
+        return harness.random_tensor(torch, (case.batch, keys, case.heads[1], _HEAD_DIM), fmt, where)
 
-    q = harness.random_tensor(torch, (case.batch, _HEADS, _HEAD_DIM), "bf16", where)
+    q = harness.random_tensor(torch, (case.batch, case.heads[0], _HEAD_DIM), "bf16", where)
     out, other_out = torch.empty_like(q), torch.empty_like(q)
     segments = [
         _mixed.KvSegment(
