@@ -7,8 +7,8 @@
 namespace flashport::FLASHPORT_TARGET::decode {
 
 constexpr int turn_keys(const DecodeConfig& cfg) { return cfg.tuning.leaves * kLeafKeys; }
-// Tiles of the ring that the keys of a turn take, and its values. Where four teams of q8_0 share each tile, few fit,
-// and the slowest team holds them up: each leaf is given back by itself.
+// Tiles of the ring that the keys of a turn take, and its values. Where four teams share each tile and rows may be
+// of q8_0, few fit, and the slowest team holds them up: each leaf is given back by itself.
 constexpr int turn_tiles(const DecodeConfig& cfg) {
   return cfg.tuning.teams == 4 && has_format(cfg.shape, KvFormat::kQ8_0) ? cfg.tuning.leaves : 1;
 }

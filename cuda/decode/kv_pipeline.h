@@ -51,7 +51,7 @@ struct KvTiles {
   static constexpr KvFormat kValueFormat = reads_segments(kCfg.shape) ? kKeyFormat : kCfg.shape.v_format;
   using Keys = TileRows<kCfg, kKeyFormat, kCfg.shape.head_dim_qk>;
   using Values = TileRows<kCfg, kValueFormat, kCfg.shape.head_dim_v>;
-  // Of a side's format (side_format.h), in tiles that have room for the longest.
+  // As the call's format has them (side_format.h), in tiles with room for the longest rows.
   template <KvFormat kFormat>
   using KeysOf = TileRows<kCfg, chooses_formats(kCfg.shape) ? kFormat : kKeyFormat, kCfg.shape.head_dim_qk>;
   template <KvFormat kFormat>

@@ -11,7 +11,7 @@
 // its values fill: q8_0 has 34 bytes, q4_0 and iq4_nl 18. Eight blocks are 17 units, or 9: block b of them begins in
 // unit 2 b, or b, its values at byte 2 b + 2. The bytes from there on and those of its last unit before there make one
 // whole unit: the block turned by 2 b + 2 places. The unit between is q8_0's other one. Heads that lie side by side
-// (row_layout.h) count their blocks on, so the first of a head is `first_block`.
+// count their blocks on, also where they are copied alone (row_layout.h), so the first of a head is `first_block`.
 #pragma once
 
 #include "common/device/kv/format.h"

@@ -50,9 +50,9 @@ struct RowLayout {
   static constexpr int row_offset(int row, int ring_bytes) {
     return kHeads == 1 ? row * kPitch : row / kRows * ring_bytes + row % kRows * kPitch;
   }
-  // Whether a head begins where it does in eight blocks side by side (lane_maps.h) as heads follow each other in
-  // memory, which is so with teams, and without where another kernel has teams for the same shape: the order of the
-  // products follows from it, and bits must depend neither on the kernel nor on which team computes.
+  // Whether a head's first block is its place among eight (lane_maps.h) as heads follow each other in memory. Kernels
+  // with teams need it. Those without follow where another kernel of the shape has teams: the order of the products
+  // comes from it, and bits must depend neither on the kernel nor on which team computes.
   static constexpr bool kCountsBlocksOn = kExchanged == 32 || (is_block_cache(kFormat) && kDim == 128);
   static constexpr int first_block(int head) { return kCountsBlocksOn ? kDim / 32 * head % 8 : 0; }
   // Where the row has its byte `byte`, before the exchange.

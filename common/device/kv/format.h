@@ -19,6 +19,8 @@ struct KvFormatTrait {
 };
 
 inline constexpr int kKvFormats = static_cast<int>(KvFormat::kInt4) + 1;
+// Not what kernels alone are named for.
+constexpr bool is_cache_format(KvFormat format) { return static_cast<unsigned>(format) < kKvFormats; }
 
 [[gnu::always_inline]] constexpr KvFormatTrait kv_format_trait(KvFormat format) {
   switch (format) {
@@ -35,7 +37,7 @@ inline constexpr int kKvFormats = static_cast<int>(KvFormat::kInt4) + 1;
     case KvFormat::kIq4Nl: return {"iq4_nl", DType::kUInt8, 32, 18, 2};
     case KvFormat::kFp8E5M2: return {"fp8_e5m2", DType::kFp8E5M2, 1, 1, 0, 57344};
     case KvFormat::kInt8: return {"int8", DType::kInt8, 1, 1, 0, 127};
-    case KvFormat::kInt4: return {"int4", DType::kInt8, 32, 16, 0, 7};  // units without a scale of their own
+    case KvFormat::kInt4: return {"int4", DType::kInt8, 32, 16, 0, 7};    // units without a scale of their own
     case KvFormat::kBlocks: return {"blocks", DType::kUInt8, 32, 34, 2};  // the longest that such kernels read
     case KvFormat::kAny: return {"any", DType::kUInt8, 1, 1, 0};
   }

@@ -44,8 +44,6 @@ bool covers(const KernelEntry& kernel, const KernelRequest& request) {
          kernel.shape.decode.shape.head_dim_v >= request.head_dim_v;
 }
 
-bool in_blocks(const DecodeShape& shape) { return kv_format_trait(shape.k_format).block_values > 1; }
-
 bool is_better(const DecodeShape& a, const DecodeShape& b, std::int64_t packed_rows) {
   if (reads_segments(a) != reads_segments(b)) return reads_segments(b);
   const int area_a = a.head_dim_qk * a.head_dim_v;
@@ -127,7 +125,7 @@ std::string missing_reason(std::span<const KernelEntry> kernels, std::string_vie
   std::vector<std::string> formats;
   std::string dims;
   for (const KernelEntry& kernel : kernels) {
-    if (kernel.tag != KernelTag::kDecode) continue;
+    if (kernel.tag != KernelTag::kDecode || chooses_formats(kernel.shape.decode.shape)) continue;
     const DecodeShape& shape = kernel.shape.decode.shape;
     const std::string pair = shape.k_format == shape.v_format ? kv_format_name(shape.k_format)
                                                               : kv_formats_text(shape.k_format, shape.v_format);
@@ -199,19 +197,21 @@ const KernelEntry* find_twin(std::span<const KernelEntry> kernels, const KernelE
   return last.twin;
 }
 
-const KernelEntry* find_wide_large(std::span<const KernelEntry> kernels, const KernelEntry& kernel) {
-  thread_local Known last;  // what was asked for last
+const KernelEntry* find_of_rows(std::span<const KernelEntry> kernels, const KernelEntry& kernel, int rows) {
+  thread_local Known known[2];  // what was asked for last
+  Known& last = known[rows == 8 ? 0 : 1];
   if (last.kernel == &kernel) return last.twin;
   last = {&kernel, nullptr};
-  DecodeShape wide = kernel.shape.decode.shape, of_blocks = wide;
-  wide.rows = of_blocks.rows = 16;
+  const KernelTag tag = rows == 8 ? KernelTag::kDecode : KernelTag::kDecodeLarge;
+  DecodeShape wanted = kernel.shape.decode.shape, of_blocks = wanted;
+  wanted.rows = of_blocks.rows = rows;
   of_blocks.k_format = of_blocks.v_format = KvFormat::kBlocks;
+  const bool may_be_chosen =
+      chooses_formats(wanted) || (is_chosen_format(wanted.k_format) && is_chosen_format(wanted.v_format));
   for (const KernelEntry& entry : kernels) {
-    if (entry.tag != KernelTag::kDecodeLarge) continue;
-    if (is_same_tile(entry.shape.decode.shape, wide)) last.twin = &entry;
-    if (last.twin == nullptr && in_blocks(wide) && is_same_tile(entry.shape.decode.shape, of_blocks)) {
-      last.twin = &entry;
-    }
+    if (entry.tag != tag) continue;
+    if (is_same_tile(entry.shape.decode.shape, wanted)) last.twin = &entry;
+    if (last.twin == nullptr && may_be_chosen && is_same_tile(entry.shape.decode.shape, of_blocks)) last.twin = &entry;
   }
   return last.twin;
 }
@@ -251,7 +251,8 @@ bool is_plain(const DecodeParams& p, const DecodeShape& shape) {
   const bool has_options = p.cu_seqlens_q != nullptr || p.cap_scale != 0.0f || p.window_left >= 0 ||
                            p.window_right != 0 || p.alibi_slopes != nullptr || p.sinks != nullptr ||
                            p.tree_mask != nullptr || p.num_chunks > 0 || p.lse.data != nullptr;
-  return !has_options && !reads_segments(shape) && reads_plain_rows(p, shape) && are_plain_rows(p.out, shape);
+  return !has_options && !reads_segments(shape) && !chooses_formats(shape) && reads_plain_rows(p, shape) &&
+         are_plain_rows(p.out, shape);
 }
 
 const KernelEntry* find_decode_kernel(const DecodeQuery& query, std::string& reason) {

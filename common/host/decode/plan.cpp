@@ -168,19 +168,31 @@ bool is_large_cache(const DecodeProblem& problem, const DecodeParams& p, const K
          (in_blocks ? keys >= kLargeBlockCacheKeys : keys * (k.row_bytes + v.row_bytes) >= kLargeCacheBytes);
 }
 
-// A kernel of the same bits for plain calls, for large caches, or for both, where there is one. What a call asks for
+// Whether 9 to 16 rows of a kv head are two tiles of eight in place of one, where their kernels have the same bits:
+// over few keys two blocks end sooner than one (docs/tuning.md).
+constexpr std::int64_t kFewBlockCacheKeys = 100'000;  // of all heads
+bool takes_two_tiles(const DecodeProblem& problem, const DecodeParams& p, const DecodeShape& shape) {
+  return is_chosen_format(shape.k_format) && shape.rows == 16 && p.row_tiles == 1 &&
+         room_of_batch(problem, p) * p.num_kv_heads < kFewBlockCacheKeys;
+}
+
+// A kernel of the same bits for plain calls, for large caches, for few keys, or for two of these. What a call asks for
 // changes neither grid nor workspace: on caches of one size, the kernel for plain calls and that for all calls have one
 // schedule.
 const KernelEntry* kernel_of_call(const DecodeProblem& problem, const DecodePlan& plan, DeviceContext& device) {
-  const KernelEntry& kernel = *plan.kernel;
+  const KernelEntry* short_tile = takes_two_tiles(problem, plan.params, plan.kernel->shape.decode.shape)
+                                      ? find_of_rows(device.kernels(), *plan.kernel, 8)
+                                      : nullptr;
+  const KernelEntry& kernel = short_tile != nullptr ? *short_tile : *plan.kernel;
   const auto twin = [&](KernelTag tag) {
     return device.has_kernel(tag) ? find_twin(device.kernels(), kernel, tag) : nullptr;
   };
   const bool plain = is_plain(plan.params, kernel.shape.decode.shape);
   const bool appends = kernel.shape.decode.shape.appends;
-  const KernelEntry* large = plain && !appends ? twin(KernelTag::kDecodePlainLarge) : nullptr;
-  if (large == nullptr && !appends) large = twin(KernelTag::kDecodeLarge);
-  if (large != nullptr && plan.params.row_tiles == 2) large = find_wide_large(device.kernels(), kernel);
+  const bool serves_large = !appends && short_tile == nullptr;
+  const KernelEntry* large = plain && serves_large ? twin(KernelTag::kDecodePlainLarge) : nullptr;
+  if (large == nullptr && serves_large) large = twin(KernelTag::kDecodeLarge);
+  if (large != nullptr && plan.params.row_tiles == 2) large = find_of_rows(device.kernels(), kernel, 16);
   if (large != nullptr && problem.may_be_large && is_large_cache(problem, plan.params, *large)) return large;
   const KernelEntry* for_plain_calls =
       plain ? twin(appends ? KernelTag::kDecodeAppendPlain : KernelTag::kDecodePlain) : nullptr;

@@ -53,7 +53,7 @@ bool has_scales(KvFormat format) { return kv_format_trait(format).largest != 0; 
 
 // Empty, or why the format is none that quantises.
 std::string format_problem(KvFormat format) {
-  if (is_quantised(format) && format != KvFormat::kAny) return "";
+  if (is_cache_format(format) && is_quantised(format)) return "";
   std::string names;
   for (int i = 0; i < kKvFormats; ++i) {
     const auto each = static_cast<KvFormat>(i);

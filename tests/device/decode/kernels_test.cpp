@@ -75,7 +75,7 @@ struct Native {
     if (has_iq4_nl || tile_rows > 8) return "/kv=blocks";
     return "/k=" + std::string(type_name(cache)) + "/v=" + type_name(values);
   }
-  // Whether calls of up to 16 rows have two tiles of eight where the cache is not large.
+  // Whether calls of up to 16 rows have two tiles of eight where the kernel for large caches does not serve them.
   [[nodiscard]] bool has_two_tiles() const { return rows == 16 && formats(16) == "/kv=blocks"; }
   // The data follow from it: those of all kernels of a shape are the same, as their bits are.
   [[nodiscard]] std::string shape() const {
@@ -97,7 +97,7 @@ class NativeKernels : public testing::TestWithParam<Native> {
     c.dk = c.dv = kernel.dim;
     if (kernel.large) c.room = 800'000;
     if (kernel.rows == 16) {
-      c.q_len = kernel.large || !kernel.has_two_tiles() ? 3 : 7;
+      c.q_len = kernel.large ? 3 : 7;  // up to 16 rows over few keys are two tiles of eight
       c.q_form = "uniform";
     } else if (kernel.rows > 16) {  // some of them padding; a head of so many takes long
       c.hkv = kv_heads > 2 ? 1 : kv_heads;
@@ -111,7 +111,8 @@ class NativeKernels : public testing::TestWithParam<Native> {
     SCOPED_TRACE(c.layout + ", " + c.strides + ", " + std::to_string(c.hkv) + " kv heads, lengths" + lens);
     const std::string kernel = flashport_test::expect_right(c, GetParam().math);
     const bool is_large = kernel.find("/large/") != std::string::npos;
-    const int rows = !is_large && GetParam().large && GetParam().has_two_tiles() ? 8 : GetParam().rows;
+    const bool may_be_two_tiles = !is_large && GetParam().large && GetParam().rows == 16;
+    const int rows = may_be_two_tiles && kernel.find("/r8/") != std::string::npos ? 8 : GetParam().rows;
     EXPECT_NE(kernel.find(GetParam().formats(rows) + "/hd" + std::to_string(c.dk) + "/r" + std::to_string(rows) + "/"),
               std::string::npos)
         << kernel;
@@ -226,16 +227,22 @@ TEST_P(NativeKernelsOfLargeCaches, HaveTheBitsOfOthers) {
   for (const Lengths& lens : {Lengths{300, 1, 700}, Lengths{0, 63, 128}, Lengths{2500, 129}}) {
     DecodeCase c = make(lens, GetParam().teams());
     DecodeCall large(c);
+    c.room = 15'000;  // of four heads and two or three sequences: neither few keys nor many
+    DecodeCall other(c);
     c.room = 0;
     DecodeCall small(c);
     for (const int blocks : {1, 3}) {
       set_blocks(blocks);
-      for (DecodeCall* call : {&large, &small}) {
+      for (DecodeCall* call : {&large, &other, &small}) {
         call->upload();
         call->run();
-        EXPECT_EQ(launched_kernel().find("/large/") != std::string::npos, call == &large) << launched_kernel();
+        const std::string kernel = launched_kernel();
+        EXPECT_EQ(kernel.find("/large/") != std::string::npos, call == &large) << kernel;
+        const bool is_short = call == &small || (call == &other && GetParam().has_two_tiles());
+        EXPECT_NE(kernel.find(GetParam().rows == 16 && !is_short ? "/r16/" : "/r8/"), std::string::npos) << kernel;
       }
       EXPECT_TRUE(large.bits() == small.bits()) << blocks << " blocks, seed " << model().seed - 1;
+      EXPECT_TRUE(other.bits() == small.bits()) << blocks << " blocks, seed " << model().seed - 1;
     }
   }
 }
@@ -250,6 +257,7 @@ const Native kLargeCaches[] = {{Type::kBF16, Type::kBF16, Type::kBF16, 8, true, 
                                {Type::kF16, Type::kQ8_0, Type::kF16, 8, true, 128, true, Type::kQ4_0},
                                {Type::kF16, Type::kQ8_0, Type::kF16, 8, false, 128, true, Type::kIq4Nl},
                                {Type::kBF16, Type::kQ4_0, Type::kF16, 16, false, 128, true, Type::kQ8_0},
+                               {Type::kF16, Type::kIq4Nl, Type::kF16, 16, false, 128, true, Type::kQ8_0},
                                {Type::kF16, Type::kQ4_0, Type::kF16, 8, false, 128, true, Type::kQ8_0},
                                {Type::kF16, Type::kIq4Nl, Type::kF16, 8, false, 128, true}};
 INSTANTIATE_TEST_SUITE_P(
@@ -275,6 +283,23 @@ INSTANTIATE_TEST_SUITE_P(Large, NativeKernels, testing::ValuesIn(kLargeCaches),
                          [](const auto& info) { return info.param.name(); });
 INSTANTIATE_TEST_SUITE_P(Model, NativeKernelsOfLargeCaches, testing::ValuesIn(kLargeCaches),
                          [](const auto& info) { return info.param.name(); });
+
+// Two tiles of rows in kernels with teams, which bring the keys of each tile by themselves, whole and cut in splits.
+TEST(NativeKernelsOfPairs, TwoTilesOfRows) {
+  for (const Type keys : {Type::kQ4_0, Type::kIq4Nl}) {
+    for (const int splits : {flashport::kInvariantSplits, 1, 3}) {
+      for (const int blocks : {1, 3}) {
+        set_blocks(blocks);
+        DecodeCase c = case_of("pair", Type::kF16, keys, {65, 1, 300}, 2);
+        c.v_format = Type::kQ8_0;
+        c.q_len = 3;
+        c.q_form = "uniform";
+        c.splits = splits;
+        EXPECT_NE(expect_right(c, Type::kF16).find("/r8/"), std::string::npos);
+      }
+    }
+  }
+}
 
 // Some rows and keys of the last tile are padding, and so is a whole warpgroup of a second tile of 128 rows. The query
 // is wide or has many rows: the lanes of a producer share the search for them.

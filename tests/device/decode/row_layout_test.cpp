@@ -394,8 +394,7 @@ TEST(RowLayout, HeadsOf16Bits) {
   check_16_bit_heads<128, 1, 64>();
 }
 
-// The order of the products, which bits follow from, is a head's own.
-// Heads that are copied alone are turned as those of teams: or kernels of the same shape would have different bits.
+// Heads that are copied alone are turned as those of teams are. Otherwise kernels of one shape would differ in bits.
 template <KvFormat kFormat>
 void check_alone() {
   using Alone = RowLayout<kFormat, 128, 1>;
@@ -406,6 +405,7 @@ void check_alone() {
   }
 }
 
+// The order of the products, which bits follow from, is a head's own.
 template <KvFormat kFormat, int kHeads>
 void check_first_blocks() {
   using Layout = RowLayout<kFormat, 128, kHeads>;

@@ -28,7 +28,7 @@ class Segment:
 
     @property
     def bytes_of_key(self) -> int:
-        """Of K and V together, of one kv head."""
+        """K and V together, of one kv head."""
         return sum(numerics.row_bytes(_HEAD_DIM, fmt) for fmt in (self.k_format, self.v_format))
 
 
