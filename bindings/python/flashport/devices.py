@@ -215,8 +215,8 @@ def which_kernel(operation: Operation, **options: Any) -> str:
     """The key of the kernel that such a call of an operation runs, such as "decode/bf16/kv=bf16/hd128/r16/sm90a".
 
     A decode call that asks for nothing but the output may run the same text without the code for more, with equal bits:
-    "decode_plain/..." for "decode/...". Over ggml's blocks the size of the cache may choose a kernel of other rows, or one
-    of blocks of any formats, with equal bits too. :func:`explain` names what runs.
+    "decode_plain/..." for "decode/...". Over ggml's blocks the size of the cache may choose a kernel of other rows, or
+    one of blocks of any formats, with equal bits too. :func:`explain` names what runs.
 
     Args:
         operation, options: As in :func:`supports`.

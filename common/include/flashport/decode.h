@@ -202,10 +202,10 @@ FLASHPORT_API void merge_state(const MergeStateArgs& args, Stream stream = 0);
 // What a target can do: supports() says whether it serves such a call, and if not, why; which_kernel() gives the key of
 // the kernel that the call runs, and throws NotSupportedError with the same reason. A call of flash_decode that asks
 // for nothing but the output may run the same text without the code for more, with equal bits: "decode_plain/..." in
-// place of "decode/...". Over ggml's blocks the size of the cache may choose a kernel of other rows, or one of blocks of
-// any formats, with equal bits too. explain() names what runs. Both take the query of any operation, also those of gated_delta.h. The
-// target is a name such as "cpu", "sm90a" or "gfx942", that of a backend ("cuda", "hip") for its first device, or
-// empty: the first GPU's, else the CPU's.
+// place of "decode/...". Over ggml's blocks the size of the cache may choose a kernel of other rows, or one of blocks
+// of any formats, with equal bits too. explain() names what runs. Both take the query of any operation, also those of
+// gated_delta.h. The target is a name such as "cpu", "sm90a" or "gfx942", that of a backend ("cuda", "hip") for its
+// first device, or empty: the first GPU's, else the CPU's.
 
 // flash_decode and flash_decode_mixed, and with one head dim and one token flash_decode_stage1.
 struct DecodeQuery {
