@@ -383,7 +383,7 @@ TEST(KernelsOfAnyFormats, LengthsOfOneSegment) {
     for (const int blocks : {1, 2, 5}) {
       set_blocks(blocks);
       MixedSpec spec = spec_of(128, 2);
-      spec.segments = {{Type::kQ4_0, Type::kIq4Nl, lens, Pages::kBlocks}};
+      spec.segments = {{Type::kQ5_0, Type::kIq4Nl, lens, Pages::kBlocks}};
       expect_right(spec, "fp16/kv=any/hd128/r8");
     }
   }
