@@ -49,11 +49,6 @@ bool is_better(const DecodeShape& a, const DecodeShape& b, std::int64_t packed_r
   const int area_a = a.head_dim_qk * a.head_dim_v;
   const int area_b = b.head_dim_qk * b.head_dim_v;
   if (area_a != area_b) return area_a < area_b;
-  // Two tiles of eight rows take less time than one of 16 in kernels of blocks (docs/tuning.md).
-  const auto is_rather_two = [&](const DecodeShape& shape) {
-    return chooses_formats(shape) && shape.rows == 16 && packed_rows <= 16;
-  };
-  if (a.rows != b.rows && (is_rather_two(a) || is_rather_two(b))) return is_rather_two(b);
   // The shortest tile that takes all rows at once, or else the longest one.
   const bool a_holds = a.rows >= packed_rows;
   const bool b_holds = b.rows >= packed_rows;
@@ -203,15 +198,10 @@ const KernelEntry* find_of_rows(std::span<const KernelEntry> kernels, const Kern
   if (last.kernel == &kernel) return last.twin;
   last = {&kernel, nullptr};
   const KernelTag tag = rows == 8 ? KernelTag::kDecode : KernelTag::kDecodeLarge;
-  DecodeShape wanted = kernel.shape.decode.shape, of_blocks = wanted;
-  wanted.rows = of_blocks.rows = rows;
-  of_blocks.k_format = of_blocks.v_format = KvFormat::kBlocks;
-  const bool may_be_chosen =
-      chooses_formats(wanted) || (is_chosen_format(wanted.k_format) && is_chosen_format(wanted.v_format));
+  DecodeShape wanted = kernel.shape.decode.shape;
+  wanted.rows = rows;
   for (const KernelEntry& entry : kernels) {
-    if (entry.tag != tag) continue;
-    if (is_same_tile(entry.shape.decode.shape, wanted)) last.twin = &entry;
-    if (last.twin == nullptr && may_be_chosen && is_same_tile(entry.shape.decode.shape, of_blocks)) last.twin = &entry;
+    if (entry.tag == tag && is_same_tile(entry.shape.decode.shape, wanted)) last.twin = &entry;
   }
   return last.twin;
 }

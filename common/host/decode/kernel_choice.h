@@ -34,7 +34,7 @@ inline constexpr int kHeadDimStep = 8;
 // A kernel of the very formats or of blocks (KvFormat::kBlocks), or where there is none, or scales lie beside the
 // cache, one of any formats (kAny), whose math is bf16 if one of them is, else fp16 or fp32. Among those the kernel
 // with the smallest tile that covers the head dims. Tiles have 8, 16, 64 or 128 query rows: it takes the fewest that
-// hold all packed rows (group_size x q_len), or else the most there are; kernels of blocks have eight for up to 16.
+// hold all packed rows (group_size x q_len), or else the most there are.
 // Null: `reason` says why, if it is not null.
 [[nodiscard]] const KernelEntry* choose_decode_kernel(std::span<const KernelEntry> kernels, std::string_view target,
                                                       const KernelRequest& request, std::string* reason);
@@ -46,7 +46,7 @@ inline constexpr int kHeadDimStep = 8;
                                            KernelTag tag);
 
 // For a kernel that reads blocks as stored, one with other rows and the same bits: with 8 rows, or with 16 rows one for
-// large caches (kDecodeLarge). It is of the same formats, or of blocks. Null where the target has none.
+// large caches (kDecodeLarge). Null where the target has none.
 [[nodiscard]] const KernelEntry* find_of_rows(std::span<const KernelEntry> kernels, const KernelEntry& kernel,
                                               int rows);
 
