@@ -203,8 +203,6 @@ def emulator_rows():
             group, q_len = (3, 4)
         elif rows == "16" and (k_format, v_format, dk, dv) in short:
             group, q_len = (16, 1)
-        if rows == "16" and k_format == "blocks":
-            group, q_len = (20, 1)  # up to 16 rows would be two tiles of eight
         if k_format == "blocks":  # of any formats that have no kernel of their own
             k_format, v_format = "iq4_nl", "q8_0"
         native = next((each for each in (k_format, v_format) if not quantised(each)), None)

@@ -26,7 +26,6 @@ void add_native_kernels(std::vector<KernelEntry>& table) {
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 8>("decode/fp16/kv=q8_0/hd128/r8/sm90a"));
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 16>("decode/fp16/kv=q8_0/hd128/r16/sm90a"));
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ4_0, 128, 8>("decode/fp16/kv=q4_0/hd128/r8/sm90a"));
-  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ4_0, 128, 16>("decode/fp16/kv=q4_0/hd128/r16/sm90a"));
   table.push_back(
       decode_kernel<MathType::kBf16, KvFormat::kBf16, 64, 8, true>("decode_plain/bf16/kv=bf16/hd64/r8/sm90a"));
   table.push_back(decode_kernel<MathType::kBf16, KvFormat::kBf16, 64, 8, true, true>(
@@ -67,11 +66,8 @@ void add_native_kernels(std::vector<KernelEntry>& table) {
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 8, false, true, KvFormat::kQ4_0>(
       "decode/fp16/k=q8_0/v=q4_0/hd128/r8/large/sm90a"));
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kBlocks, 128, 8>("decode/fp16/kv=blocks/hd128/r8/sm90a"));
-  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kBlocks, 128, 16>("decode/fp16/kv=blocks/hd128/r16/sm90a"));
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kBlocks, 128, 8, false, true>(
       "decode/fp16/kv=blocks/hd128/r8/large/sm90a"));
-  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kBlocks, 128, 16, false, true>(
-      "decode/fp16/kv=blocks/hd128/r16/large/sm90a"));
   table.push_back(
       append_kernel<MathType::kBf16, KvFormat::kBf16, 128, 8, false>("decode_append/bf16/kv=bf16/hd128/r8/sm90a"));
   table.push_back(

@@ -441,7 +441,7 @@ TEST_F(PlanDecode, KernelsOfPairsOfFormats) {
   EXPECT_EQ(p.params.v_format, KvFormat::kFp8E4M3);
 }
 
-// Kernels of blocks serve pairs without one of their own. Up to 16 rows are two tiles of eight.
+// Kernels of blocks serve pairs without one of their own.
 TEST(ChooseDecodeKernel, BlocksOfTheFormatsOfTheCall) {
   const auto entry = [](const char* key, KvFormat k, KvFormat v, int rows) {
     return KernelEntry{.key = key,
@@ -450,8 +450,7 @@ TEST(ChooseDecodeKernel, BlocksOfTheFormatsOfTheCall) {
                        .shape = {.decode = {{128, 128, rows, MathType::kFp16, k, v}, {}}}};
   };
   const KernelEntry kernels[] = {entry("any", KvFormat::kAny, KvFormat::kAny, 8),
-                                 entry("blocks of 16", KvFormat::kBlocks, KvFormat::kBlocks, 16),
-                                 entry("blocks of 8", KvFormat::kBlocks, KvFormat::kBlocks, 8),
+                                 entry("blocks", KvFormat::kBlocks, KvFormat::kBlocks, 8),
                                  entry("pair of 8", KvFormat::kQ8_0, KvFormat::kQ4_0, 8)};
   const auto key = [&](KvFormat k, KvFormat v, int group, bool scales = false) {
     const KernelRequest request{DType::kBFloat16, k, v, 128, 128, group, 1, 0, scales};
@@ -459,11 +458,10 @@ TEST(ChooseDecodeKernel, BlocksOfTheFormatsOfTheCall) {
     return std::string(kernel == nullptr ? "" : kernel->key);
   };
   EXPECT_EQ(key(KvFormat::kQ8_0, KvFormat::kQ4_0, 4), "pair of 8");
-  EXPECT_EQ(key(KvFormat::kQ8_0, KvFormat::kQ4_0, 9), "pair of 8");
-  EXPECT_EQ(key(KvFormat::kQ8_0, KvFormat::kQ4_0, 17), "blocks of 16");
-  EXPECT_EQ(key(KvFormat::kQ4_0, KvFormat::kQ8_0, 8), "blocks of 8");
-  EXPECT_EQ(key(KvFormat::kIq4Nl, KvFormat::kQ4_0, 16), "blocks of 8");
-  EXPECT_EQ(key(KvFormat::kIq4Nl, KvFormat::kIq4Nl, 40), "blocks of 16");
+  EXPECT_EQ(key(KvFormat::kQ8_0, KvFormat::kQ4_0, 17), "pair of 8");
+  EXPECT_EQ(key(KvFormat::kQ4_0, KvFormat::kQ8_0, 8), "blocks");
+  EXPECT_EQ(key(KvFormat::kIq4Nl, KvFormat::kQ4_0, 16), "blocks");
+  EXPECT_EQ(key(KvFormat::kIq4Nl, KvFormat::kIq4Nl, 40), "blocks");
   EXPECT_EQ(key(KvFormat::kQ8_0, KvFormat::kQ4_1, 4), "any");
   EXPECT_EQ(key(KvFormat::kQ8_0, KvFormat::kFp8E4M3, 4), "any");
   EXPECT_EQ(key(KvFormat::kQ8_0, KvFormat::kQ4_0, 4, true), "any");

@@ -47,9 +47,7 @@ TEST_P(DecodeCases, MatchesTheOracle) {
   };
   const std::string blocks = "/kv=blocks/";
   const bool in_blocks = is_read_as_blocks(c.k_format) && is_read_as_blocks(c.v_format) && has(blocks);
-  // More than two tiles of eight rows are tiles of 16, which some pairs have by kernels of blocks alone.
-  const bool is_long = c.hq / c.hkv * c.q_len > 16 && in_blocks && !has(formats + "hd128/r16/");
-  EXPECT_NE(key.find(has(formats) && !is_long ? formats : in_blocks ? blocks : "/kv=any/"), std::string::npos) << key;
+  EXPECT_NE(key.find(has(formats) ? formats : in_blocks ? blocks : "/kv=any/"), std::string::npos) << key;
   DecodeCall call(c);
   call.upload();
   call.run();

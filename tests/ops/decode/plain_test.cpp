@@ -54,9 +54,6 @@ std::vector<PlainShape> shapes() {
   all.push_back({Type::kF16, Type::kIq4Nl, 128, 32, 8, 1, 60'000});
   all.push_back({Type::kBF16, Type::kQ8_0, 128, 64, 4, 1, 120'000});
   all.push_back({Type::kF16, Type::kQ4_0, 128, 128, 8, 1, 60'000});
-  all.push_back({Type::kBF16, Type::kIq4Nl, 128, 48, 4, 1, 120'000});
-  all.push_back({Type::kF16, Type::kQ8_0, 128, 64, 4, 1, 120'000, Type::kQ4_0});
-  all.push_back({Type::kBF16, Type::kQ4_0, 128, 64, 4, 1, 120'000, Type::kQ8_0});
   all.push_back({Type::kF16, Type::kIq4Nl, 128, 16, 4, 1, 120'000, Type::kQ8_0});
   all.push_back({Type::kBF16, Type::kQ8_0, 128, 32, 8, 1, 60'000, Type::kIq4Nl});
   return all;
