@@ -178,7 +178,7 @@ function(flashport_spell_decode_segments target hot k_format v_format dk dv rows
   set(symbol "${symbol}" PARENT_SCOPE)
   set(key "${key}" PARENT_SCOPE)
   set(arguments "${of_16_bits}, ${blocks}, ${large_${cache}}" PARENT_SCOPE)
-  set(group decode_segments PARENT_SCOPE)
+  set(group decode_large PARENT_SCOPE)
 endfunction()
 
 function(flashport_spell_gated_delta target kernel dk state layout gate)
