@@ -290,8 +290,10 @@ function(flashport_generate_kernels target backend extension out_sources out_ker
       if(table MATCHES "^decode_(append|plain)$")  # its kernels stand in for those of decode's table
         string(REPLACE "${table}/" "decode/" stood_for "${key}")
         string(REGEX REPLACE "/(large|plain)/" "/" stood_for "${stood_for}")
-        string(REGEX REPLACE "/r16/" "/r8/" short "${stood_for}")  # whose two tiles are one on large caches
-        if(NOT stood_for IN_LIST keys AND NOT short IN_LIST keys)
+        if(key MATCHES "/r16/large/" AND NOT stood_for IN_LIST keys)  # one tile of it has the rows of two of 8 rows
+          string(REPLACE "/r16/" "/r8/" stood_for "${stood_for}")
+        endif()
+        if(NOT stood_for IN_LIST keys)
           message(FATAL_ERROR "cmake/${table}_instances.txt: \"${row}\" for ${target} has no row of the same shape in "
                               "cmake/decode_instances.txt; add one, or leave this one out")
         endif()

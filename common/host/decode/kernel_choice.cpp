@@ -168,40 +168,28 @@ const KernelEntry* choose_decode_kernel(std::span<const KernelEntry> kernels, st
   return nullptr;
 }
 
-namespace {
-
-struct Known {
-  const KernelEntry* kernel = nullptr;
-  const KernelEntry* twin = nullptr;  // null: there is none
-};
-
-}  // namespace
-
 const KernelEntry* find_twin(std::span<const KernelEntry> kernels, const KernelEntry& kernel, KernelTag tag) {
-  constexpr int kTwins = static_cast<int>(KernelTag::kDecodeLarge) - static_cast<int>(KernelTag::kDecodeAppend) + 1;
-  thread_local Known known[kTwins];  // what was asked for last of each tag
-  Known& last = known[static_cast<int>(tag) - static_cast<int>(KernelTag::kDecodeAppend)];
-  if (last.kernel == &kernel) return last.twin;
-  last = {&kernel, nullptr};
-  for (const KernelEntry& entry : kernels) {
-    if (entry.tag == tag && is_same_tile(entry.shape.decode.shape, kernel.shape.decode.shape)) {
-      last.twin = &entry;
-      break;
-    }
-  }
-  return last.twin;
+  return find_twin(kernels, kernel, tag, kernel.shape.decode.shape.rows);
 }
 
-const KernelEntry* find_of_rows(std::span<const KernelEntry> kernels, const KernelEntry& kernel, int rows) {
-  thread_local Known known[2];  // what was asked for last
-  Known& last = known[rows == 8 ? 0 : 1];
-  if (last.kernel == &kernel) return last.twin;
-  last = {&kernel, nullptr};
-  const KernelTag tag = rows == 8 ? KernelTag::kDecode : KernelTag::kDecodeLarge;
+const KernelEntry* find_twin(std::span<const KernelEntry> kernels, const KernelEntry& kernel, KernelTag tag, int rows) {
+  struct Known {
+    const KernelEntry* kernel = nullptr;
+    int rows = 0;
+    const KernelEntry* twin = nullptr;  // null: there is none
+  };
+  constexpr int kTwins = static_cast<int>(KernelTag::kDecodeLarge) - static_cast<int>(KernelTag::kDecode) + 1;
+  thread_local Known known[kTwins];  // what was asked for last of each tag
+  Known& last = known[static_cast<int>(tag) - static_cast<int>(KernelTag::kDecode)];
+  if (last.kernel == &kernel && last.rows == rows) return last.twin;
+  last = {&kernel, rows, nullptr};
   DecodeShape wanted = kernel.shape.decode.shape;
   wanted.rows = rows;
   for (const KernelEntry& entry : kernels) {
-    if (entry.tag == tag && is_same_tile(entry.shape.decode.shape, wanted)) last.twin = &entry;
+    if (entry.tag == tag && is_same_tile(entry.shape.decode.shape, wanted)) {
+      last.twin = &entry;
+      break;
+    }
   }
   return last.twin;
 }

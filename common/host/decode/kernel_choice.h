@@ -45,10 +45,9 @@ inline constexpr int kHeadDimStep = 8;
 [[nodiscard]] const KernelEntry* find_twin(std::span<const KernelEntry> kernels, const KernelEntry& kernel,
                                            KernelTag tag);
 
-// For a kernel that reads blocks as stored, one with other rows and the same bits: with 8 rows, or with 16 rows one for
-// large caches (kDecodeLarge). Null where the target has none.
-[[nodiscard]] const KernelEntry* find_of_rows(std::span<const KernelEntry> kernels, const KernelEntry& kernel,
-                                              int rows);
+// The same with other rows, for kernels that read blocks as stored: their bits do not follow from the rows of a tile.
+[[nodiscard]] const KernelEntry* find_twin(std::span<const KernelEntry> kernels, const KernelEntry& kernel,
+                                           KernelTag tag, int rows);
 
 // Whether kernels are for tiles of one shape, of the same formats and math.
 [[nodiscard]] bool is_same_tile(const DecodeShape& a, const DecodeShape& b);

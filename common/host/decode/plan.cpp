@@ -181,21 +181,23 @@ bool takes_two_tiles(const DecodeProblem& problem, const DecodeParams& p, const 
 // schedule.
 const KernelEntry* kernel_of_call(const DecodeProblem& problem, const DecodePlan& plan, DeviceContext& device) {
   const KernelEntry* short_tile = takes_two_tiles(problem, plan.params, plan.kernel->shape.decode.shape)
-                                      ? find_of_rows(device.kernels(), *plan.kernel, 8)
+                                      ? find_twin(device.kernels(), *plan.kernel, KernelTag::kDecode, 8)
                                       : nullptr;
   const KernelEntry& kernel = short_tile != nullptr ? *short_tile : *plan.kernel;
-  const auto twin = [&](KernelTag tag) {
-    return device.has_kernel(tag) ? find_twin(device.kernels(), kernel, tag) : nullptr;
+  const int kernel_rows = kernel.shape.decode.shape.rows;
+  const auto twin = [&](KernelTag tag, int rows) {
+    return device.has_kernel(tag) ? find_twin(device.kernels(), kernel, tag, rows) : nullptr;
   };
   const bool plain = is_plain(plan.params, kernel.shape.decode.shape);
   const bool appends = kernel.shape.decode.shape.appends;
   const bool serves_large = !appends && short_tile == nullptr;
-  const KernelEntry* large = plain && serves_large ? twin(KernelTag::kDecodePlainLarge) : nullptr;
-  if (large == nullptr && serves_large) large = twin(KernelTag::kDecodeLarge);
-  if (large != nullptr && plan.params.row_tiles == 2) large = find_of_rows(device.kernels(), kernel, 16);
+  const bool has_two_tiles = plan.params.row_tiles == 2;
+  const KernelEntry* large =
+      plain && serves_large && !has_two_tiles ? twin(KernelTag::kDecodePlainLarge, kernel_rows) : nullptr;
+  if (large == nullptr && serves_large) large = twin(KernelTag::kDecodeLarge, has_two_tiles ? 16 : kernel_rows);
   if (large != nullptr && problem.may_be_large && is_large_cache(problem, plan.params, *large)) return large;
   const KernelEntry* for_plain_calls =
-      plain ? twin(appends ? KernelTag::kDecodeAppendPlain : KernelTag::kDecodePlain) : nullptr;
+      plain ? twin(appends ? KernelTag::kDecodeAppendPlain : KernelTag::kDecodePlain, kernel_rows) : nullptr;
   return for_plain_calls != nullptr ? for_plain_calls : &kernel;
 }
 

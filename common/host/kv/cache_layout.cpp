@@ -55,10 +55,10 @@ std::string kv_formats_text(KvFormat k, KvFormat v) {
 
 KvFormat cache_format(const Check& check, const TensorView& cache, const char* name, std::optional<KvFormat> named,
                       const char* format_name) {
-  if (named && !is_cache_format(*named)) {
-    check.value_error(std::string(format_name) + " must be a format that caches have, got " + quoted(*named));
-  }
   if (named) {
+    if (!is_cache_format(*named)) {
+      check.value_error(std::string(format_name) + " must be a format that caches have, got " + quoted(*named));
+    }
     const DType carrier = kv_format_trait(*named).dtype;
     if (cache.dtype != carrier) {
       check.type_error(std::string(name) + " must be " + dtype_name(carrier) + " for " + format_name + "=" +

@@ -42,10 +42,9 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   if (wider <= 64) return {2, 5, 4, 1};
   if (kv_format_trait(shape.k_format).block_values > 1) {
     if (shape.rows > 8) {
-      // What fits. Two teams of a block in place of two blocks lose up to 20% with q4_0.
-      const bool bytes = has_format(shape, KvFormat::kQ8_0);
-      if (shape.large_cache) return {2, bytes ? 4 : 3, 1, 1, 4, 2};
-      return {4, bytes ? 4 : 6, 2, 2, 1, 2};
+      // What fits.
+      if (shape.large_cache) return {2, has_format(shape, KvFormat::kQ8_0) ? 4 : 3, 1, 1, 4, 2};
+      return {4, 4, 2, 2, 1, 2};
     }
     // A place of the ring has keys or has values for good where their rows differ: so rings have whole turns.
     const bool mixed = shape.k_format != shape.v_format || chooses_formats(shape);

@@ -63,13 +63,20 @@ class MixedCase:
         return {**query, "segment_formats": [fmt for s in self.segments for fmt in (s.k_format, s.v_format)]}
 
 
+def _one_cache(
+    size: str, batch: int, keys: int, pairs: list[tuple[str, str]], heads: tuple[int, int] = (32, 8)
+) -> list[MixedCase]:
+    return [
+        MixedCase(f"formats_{size}_{k if k == v else f'{k}_{v}'}", batch, (Segment(keys, k, v),), heads=heads)
+        for k, v in pairs
+    ]
+
+
 def _sized(batch: int, keys: int) -> list[MixedCase]:
     size = f"{batch}x{keys // 1024}k"
     pairs = [(fmt, fmt) for fmt in ("bf16", "q8_0", "fp8_e4m3", "q4_0", "iq4_nl", "q4_1", "q5_0")]
     pairs += [("q8_0", "q4_0"), ("q4_0", "q8_0"), ("iq4_nl", "q8_0"), ("q4_0", "iq4_nl"), ("bf16", "q8_0")]
-    found = [
-        MixedCase(f"formats_{size}_{k if k == v else f'{k}_{v}'}", batch, (Segment(keys, k, v),)) for k, v in pairs
-    ]
+    found = _one_cache(size, batch, keys, pairs)
     hot = Segment(keys // 8, "bf16", "bf16")
     for old in ("q8_0", "q4_0"):
         both = Segment(keys - keys // 8, old, old), hot
@@ -82,10 +89,7 @@ def _grouped(batch: int, keys: int, heads: tuple[int, int]) -> list[MixedCase]:
     """Sixteen query heads a kv head."""
     size = f"{batch}x{keys // 1024}k_{heads[0]}_{heads[1]}"
     pairs = [("q8_0", "q8_0"), ("q4_0", "q4_0"), ("iq4_nl", "iq4_nl"), ("q8_0", "q4_0"), ("q4_0", "q8_0")]
-    return [
-        MixedCase(f"formats_{size}_{k if k == v else f'{k}_{v}'}", batch, (Segment(keys, k, v),), heads=heads)
-        for k, v in pairs
-    ]
+    return _one_cache(size, batch, keys, pairs, heads)
 
 
 _CASES = (
