@@ -42,6 +42,10 @@ FLASHPORT_DEVICE unsigned add_halves(unsigned a, unsigned b) { return as_word(__
 FLASHPORT_DEVICE unsigned fma_halves(unsigned a, unsigned b, unsigned c) {
   return as_word(__hfma2(as_half2(a), as_half2(b), as_half2(c)));
 }
+// -(a b + c): signs change for nothing.
+FLASHPORT_DEVICE unsigned minus_fma_halves(unsigned a, unsigned b, unsigned c) {
+  return as_word(__hfma2(__hneg2(as_half2(a)), as_half2(b), __hneg2(as_half2(c))));
+}
 FLASHPORT_DEVICE __nv_bfloat162 as_bf162(unsigned x) { return reinterpret_cast<const __nv_bfloat162&>(x); }
 FLASHPORT_DEVICE unsigned as_word(__nv_bfloat162 x) { return reinterpret_cast<const unsigned&>(x); }
 FLASHPORT_DEVICE unsigned subtract_bf16(unsigned a, unsigned b) {

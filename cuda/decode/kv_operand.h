@@ -1,6 +1,7 @@
 // The element type of K and V as a loader policy: how stored rows in shared memory become the A operands of mma.sync,
 // 16 keys x 16 dims of K and, transposed, 16 columns x 16 keys of V. All come by ldmatrix: 16-bit caches as they are,
-// narrow ones (fp8, q8_0, q4_0, iq4_nl) in the order of lane_maps.h and widened to fp16 in registers.
+// narrow ones (fp8 and blocks) in the order of lane_maps.h and widened to fp16 in registers. long_header_operand.h has
+// the blocks of q4_1, q5_0 and q5_1.
 //
 // Values of blocks widen to fp16 by moves and masks alone: their bits become those of a subnormal number, which has too
 // much and is of a unit of its own (BlockWidening). What is too much is taken off by products with constants, and
@@ -14,31 +15,74 @@
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
-// What products of widened values are to be multiplied by, and what they have too much, in fp16 and negative: two each,
-// for the two steps of 16 dims of a group of keys and the two tiles of 16 columns of a group of values.
+// What products of widened values are to be multiplied by, and what they have too much, in fp16 and negative: of keys
+// for each of the two steps of 16 dims of a group, of values for each of the two tiles of 16 columns of a group, and
+// there for the first and the last eight rows of the operand.
 struct BlockWidening {
   float key_unit;
   unsigned keys_too_much[2];
-  float value_units[2];
-  unsigned values_too_much[2];
+  float value_units[2][2];
+  unsigned values_too_much[2][2];
   // Probabilities take the scales of values, and are 2^exponent times as large for it, numbers of this unit: their
   // products with small scales would lose bits among fp16's subnormals, and those with large ones must not overflow.
   float probability_exponent, probability_unit;
 };
 
 // q8_0, and what a code of iq4_nl stands for: int8 + 128, the subnormal whose bits are that byte.
-// q4_0: the subnormal whose bits are a code and, where it comes from high bits, 16 times that. The queries that meet
-// these keys are 16th parts (query.h). The first tile of values has whole bytes, of which the products of the second
-// are taken off.
+// q4_0 and q4_1: the subnormal whose bits are a code and, where it comes from high bits, 16 times that. The queries
+// that meet these keys are 16th parts (query.h). The first tile of values has whole bytes, of which the products of the
+// second are taken off. q5_0 and q5_1: codes of five bits; values are 1, 2, 16 and 32 times as large.
 constexpr BlockWidening block_widening(KvFormat format) {
-  if (format == KvFormat::kQ4_0) {
-    return {0x1p24f, {0x80088008u, 0x80808080u}, {0x1p24f, 0x1p20f}, {0x80888088u, 0x80808080u}, 3.0f, 0x1p-3f};
+  if (has_fifth_bits(format)) {
+    return {0x1p24f,
+            {0x80108010u, 0x80108010u},
+            {{0x1p24f, 0x1p23f}, {0x1p20f, 0x1p19f}},
+            {{0x80108010u, 0x80208020u}, {0x81008100u, 0x82008200u}},
+            4.0f,
+            0x1p-4f};
   }
-  return {0x1p24f, {0x80808080u, 0x80808080u}, {0x1p24f, 0x1p24f}, {0x80808080u, 0x80808080u}, 6.0f, 0x1p-6f};
+  if (is_nibble_cache(format)) {
+    return {0x1p24f,
+            {0x80088008u, 0x80808080u},
+            {{0x1p24f, 0x1p24f}, {0x1p20f, 0x1p20f}},
+            {{0x80888088u, 0x80888088u}, {0x80808080u, 0x80808080u}},
+            3.0f,
+            0x1p-3f};
+  }
+  return {0x1p24f,
+          {0x80808080u, 0x80808080u},
+          {{0x1p24f, 0x1p24f}, {0x1p24f, 0x1p24f}},
+          {{0x80808080u, 0x80808080u}, {0x80808080u, 0x80808080u}},
+          6.0f,
+          0x1p-6f};
 }
 
-// q4_0 codes in the low or the high halves of bytes 0 and 2 of a word.
+// As a constant for device code, which an element of a constant array is not.
+FLASHPORT_DEVICE constexpr float value_unit(const BlockWidening& widening, int tile, int rows) {
+  return tile == 0   ? (rows == 0 ? widening.value_units[0][0] : widening.value_units[0][1])
+         : rows == 0 ? widening.value_units[1][0]
+                     : widening.value_units[1][1];
+}
+
+// The factors of an operand's blocks. Of keys g and g + 8; of the pairs of keys 2 c, 2 c + 1 and 2 c + 8, 2 c + 9 of
+// values. A minimum is for the products with what is too much: -(d + m / middle), where that is `middle` for each code.
+struct KeyFactors {
+  float scale[2], minimum[2];
+};
+struct ValueFactors {
+  unsigned scale[2], minimum[2];
+};
+
+// Codes in the low or the high halves of bytes 0 and 2 of a word.
 inline constexpr unsigned kLowCodes = 0x000f000f, kHighCodes = 0x00f000f0;
+
+// Values of q4_0 and q4_1, two neighbouring bytes of codes of two keys: the first tile whole bytes, the second high
+// codes.
+FLASHPORT_DEVICE void whole_bytes_and_high_codes(unsigned (&a)[2][4], int half, unsigned two) {
+  a[0][2 * half] = two & 0x00ff00ffu;
+  a[0][2 * half + 1] = __byte_perm(two, 0, 0x4341);
+  for (int i = 2 * half; i < 2 * half + 2; ++i) a[1][i] = a[0][i] & kHighCodes;
+}
 
 // halves[0] and halves[1]: the numbers, plus 128, that the low nibbles of bytes 0 and 1 and of bytes 2 and 3 stand for
 // in iq4_nl. halves[2] and halves[3]: those of the high nibbles.
@@ -125,8 +169,8 @@ struct KeyOperand {
 
   // The wave's keys key .. key + 15, 16 dims of `group` of 32 in each of two steps. Groups come one after the other: a
   // block ends in the unit where the next begins, and `kept` keeps it.
-  FLASHPORT_DEVICE void load(unsigned (&a)[2][4], unsigned (&kept)[kept_words(kFormat)], const char* tile, int key,
-                             int group) const {
+  FLASHPORT_DEVICE void load(unsigned (&a)[2][4], KeyFactors& factors, unsigned (&kept)[kept_words(kFormat)],
+                             const char* tile, int key, int group) const {
     if constexpr (!is_narrow_cache(kFormat)) {
       for (int step = 0; step < 2; ++step) ldmatrix_x4(a[step], places_.at(tile, key, 64 * group + 32 * step));
     } else if constexpr (kFormat == KvFormat::kFp8E4M3) {
@@ -166,8 +210,12 @@ struct KeyOperand {
         }
       }
     }
+    if constexpr (kHasBlocks) {
+      for (int half = 0; half < 2; ++half) factors.scale[half] = scale(tile, key + 8 * half, group);
+    }
   }
 
+ private:
   // The scale of a block of the wave's key `key` + lane / 4, where `key` is a multiple of 8.
   FLASHPORT_DEVICE float scale(const char* tile, int key, int block) const {
     const int before = block / kScalePlaces * kScalePlaces * kBlockBytes;
@@ -175,7 +223,6 @@ struct KeyOperand {
         *reinterpret_cast<const Half*>(tile + scales_[block % kScalePlaces] + (Layout::row_offset(key) + before)));
   }
 
- private:
   FLASHPORT_DEVICE static void widen(unsigned& low, unsigned& high, unsigned four) {
     const unsigned biased = four ^ 0x80808080u;
     low = __byte_perm(biased, 0, 0x4140);
@@ -215,10 +262,9 @@ struct ValueOperand {
   // The first block of the head, from what the loop keeps.
   FLASHPORT_DEVICE int first_block(int first_group) const { return (lane_ / 4 - behind_scale_ - first_group) & 7; }
 
-  // Keys key .. key + 15, columns of the wave's `group` of kTiles tiles. In formats of blocks, `scale` has the scales
-  // of keys 2 c, 2 c + 1 and 2 c + 8, 2 c + 9, and groups come one after the other, as for keys; the wave's first has
-  // nothing in `kept` yet.
-  FLASHPORT_DEVICE void load(unsigned (&a)[kTiles][4], unsigned (&scale)[2], unsigned (&kept)[kept_words(kFormat)],
+  // Keys key .. key + 15, columns of the wave's `group` of kTiles tiles. In formats of blocks
+  // groups come one after the other, as for keys; the wave's first has nothing in `kept` yet.
+  FLASHPORT_DEVICE void load(unsigned (&a)[kTiles][4], ValueFactors& factors, unsigned (&kept)[kept_words(kFormat)],
                              const char* tile, int key, int group) const {
     if constexpr (!is_narrow_cache(kFormat)) {
       ldmatrix_x4_trans(a[0], places_.at(tile, key, kGroupBytes * group));
@@ -235,7 +281,7 @@ struct ValueOperand {
       unsigned next[4];
       ldmatrix_x4_trans(next, places_.at(tile, key, first));
       for (int half = 0; half < 2; ++half) {
-        scale[half] = scale_of(kept[half], group);
+        factors.scale[half] = scale_of(kept[half], group);
         widen(a[0][2 * half], a[0][2 * half + 1], split_unit(kept[half], next[half], group));
         widen(a[1][2 * half], a[1][2 * half + 1], next[half + 2]);
         kept[half] = next[half];
@@ -250,7 +296,7 @@ struct ValueOperand {
         }
       });
       for (int half = 0; half < 2; ++half) {
-        scale[half] = scale_of(first[half], group);
+        factors.scale[half] = scale_of(first[half], group);
         const unsigned four = split_unit(first[half], last[half], group);
         if constexpr (kFormat == KvFormat::kQ4_0) {
           a[0][2 * half] = four & 0x00ff00ffu;

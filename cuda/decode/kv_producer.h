@@ -82,14 +82,14 @@ class KvProducer {
   // The wave's rows of a tile.
   struct Rows {
     kv::TokenCoord places[kRowsPerLane];  // of those that the lane cares for
-    bool whole;                           // they are all there
-    bool neighbours;                      // and they follow each other, so that their addresses need no list
+    int whole;                            // they are all there
+    int neighbours;                       // and they follow each other, so that their addresses need no list
   };
 
   FLASHPORT_DEVICE static bool are_as_stored(const DecodeParams& p) {
-    return KeyFormat(p.k_format).with([&](auto format) {
+    return KeyFormat(p.k_format).with_rows([&](auto format) {
       return is_as_stored<typename Tiles::template KeysOf<format()>>(p.cache.k);
-    }) && ValueFormat(p.v_format).with([&](auto format) {
+    }) && ValueFormat(p.v_format).with_rows([&](auto format) {
       return is_as_stored<typename Tiles::template ValuesOf<format()>>(p.cache.v);
     });
   }
@@ -116,9 +116,9 @@ class KvProducer {
 #pragma unroll
       for (int tile = 0; tile < kTurnTiles; ++tile) {
         if (tile > 0) await_free();
-        if (!rows[tile].neighbours) aim<true, kTurnTiles == 1>(p, rows[tile], first_head(s));
+        if (recompute(rows[tile].neighbours) == 0) aim<true, kTurnTiles == 1>(p, rows[tile], first_head(s));
         if constexpr (kAppends) aim_at_new_keys(p, ahead);
-        KeyFormat(p.k_format).with([&](auto format) {
+        KeyFormat(p.k_format).with_rows([&](auto format) {
           copy<typename Tiles::template KeysOf<format()>>(p.cache.k, ring_.key_rows(), s.kv_head, rows[tile]);
         });
         // After the first keys, which are many more, and handed over with them.
@@ -128,8 +128,8 @@ class KvProducer {
 #pragma unroll
       for (int tile = 0; tile < kTurnTiles; ++tile) {
         await_free();
-        if (kTurnTiles > 1 && !rows[tile].neighbours) aim<false, true>(p, rows[tile], first_head(s));
-        ValueFormat(p.v_format).with([&](auto format) {
+        if (kTurnTiles > 1 && recompute(rows[tile].neighbours) == 0) aim<false, true>(p, rows[tile], first_head(s));
+        ValueFormat(p.v_format).with_rows([&](auto format) {
           copy<typename Tiles::template ValuesOf<format()>>(p.cache.v, ring_.value_rows(), s.kv_head, rows[tile]);
         });
         hand_over();
@@ -239,7 +239,10 @@ class KvProducer {
     // Where in the tile's rows what the wave brings begins.
     const int first_byte = kHeads == 1 ? Layout::head_offset(block_.team(), head, false) : 0;
     char* tile = teams_[0].ring.tiles[place_.stage];
-    if (rows.neighbours) {
+    // Known at each use anew: else the compiler finds the same condition for the code of each format, all of them
+    // first.
+    const bool whole = recompute(rows.whole) != 0;
+    if (recompute(rows.neighbours) != 0) {
       const auto stride = static_cast<int>(cache.token_stride);
       const char* first = static_cast<const char*>(cache.data) +
                           kv::row_offset(cache, rows.places[0], head - block_.team()) -
@@ -257,14 +260,14 @@ class KvProducer {
         Copies::copy_whole(block_.lane(), tile, row, first_byte, [&](int i) { return list[i]; }, policy);
       };
       if constexpr (kSharing == Sharing::kFirstTeam) {
-        if (rows.whole && in_units_) {
+        if (whole && in_units_) {
           const int before = first_byte - block_.team() * Layout::kColumn;  // of the head, in its first unit
           RowCopies<Layout, kRowsAtOnce, 1, true>::copy_whole(
               block_.lane(), tile, row, first_byte - before, [&](int i) { return list[i] - before; }, kNormalPolicy);
           continue;
         }
       }
-      if (!rows.whole) {
+      if (!whole) {
         Copies::template copy_part<Params::kPlain>(block_.lane(), tile, row, first_byte, cache, list);
       } else if constexpr (!kHasPolicy) {
         copy_whole(NoPolicy{});

@@ -38,7 +38,7 @@ struct RowLayout {
   // constant apart. Scales lie two bytes further into their units from block to block, and in no other half of a sector
   // than so many blocks before.
   static constexpr int kScalePlaces = kExchanged == 32 && has_nibbles(kFormat) ? 2 : 1;
-  static_assert(kExchanged != 32 || kHeadBytes % 16 + 2 * (kDim / 32 - 1) < 16);
+  static_assert(kExchanged != 32 || has_long_header(kFormat) || kHeadBytes % 16 + 2 * (kDim / 32 - 1) < 16);
 
   // What the place of a byte is xored with in row `row`.
   static constexpr int swizzle(int row) {

@@ -21,6 +21,10 @@ struct SideFormat {
   FLASHPORT_DEVICE decltype(auto) with(F&& f) const {
     return f(FormatConstant<kFormat>{});
   }
+  template <class F>
+  FLASHPORT_DEVICE decltype(auto) with_rows(F&& f) const {
+    return with(f);
+  }
 };
 
 template <>
@@ -30,9 +34,17 @@ struct SideFormat<KvFormat::kBlocks> {
   FLASHPORT_DEVICE KvFormat value() const { return format; }
   template <class F>
   FLASHPORT_DEVICE decltype(auto) with(F&& f) const {
+    return format == KvFormat::kIq4Nl ? f(FormatConstant<KvFormat::kIq4Nl>{}) : with_rows(f);
+  }
+  // The same for what rows of iq4_nl and of q4_0 have in common: where their blocks lie.
+  template <class F>
+  FLASHPORT_DEVICE decltype(auto) with_rows(F&& f) const {
     switch (format) {
-      case KvFormat::kQ4_0: return f(FormatConstant<KvFormat::kQ4_0>{});
-      case KvFormat::kIq4Nl: return f(FormatConstant<KvFormat::kIq4Nl>{});
+      case KvFormat::kQ4_0:
+      case KvFormat::kIq4Nl: return f(FormatConstant<KvFormat::kQ4_0>{});
+      case KvFormat::kQ4_1: return f(FormatConstant<KvFormat::kQ4_1>{});
+      case KvFormat::kQ5_0: return f(FormatConstant<KvFormat::kQ5_0>{});
+      case KvFormat::kQ5_1: return f(FormatConstant<KvFormat::kQ5_1>{});
       default: return f(FormatConstant<KvFormat::kQ8_0>{});
     }
   }

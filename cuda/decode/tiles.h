@@ -12,6 +12,7 @@
 #include "cuda/decode/early_range.h"
 #include "cuda/decode/kv_operand.h"
 #include "cuda/decode/kv_pipeline.h"
+#include "cuda/decode/long_header_operand.h"
 #include "cuda/decode/new_keys.h"
 #include "cuda/decode/segment_producer.h"
 #include "cuda/decode/side_format.h"
@@ -121,7 +122,9 @@ class DecodeTiles {
       const int of = block.lane() / 4 % 2, i = block.lane() % 4;
       const BlockWidening keys = block_widening(k_format_.value()), values = block_widening(v_format_.value());
       shared.too_much.of_keys[of][i] = of == 0 ? keys.keys_too_much[0] : keys.keys_too_much[1];
-      shared.too_much.of_values[of][i] = of == 0 ? values.values_too_much[0] : values.values_too_much[1];
+      const auto& of_tile = values.values_too_much;  // by constant places, or it would lie in local memory
+      shared.too_much.of_values[of][i] =
+          of == 0 ? (i % 2 == 0 ? of_tile[0][0] : of_tile[0][1]) : (i % 2 == 0 ? of_tile[1][0] : of_tile[1][1]);
       __syncwarp();
     }
   }
@@ -216,17 +219,18 @@ class DecodeTiles {
       for (int of_part = 0; of_part < kPartTiles; ++of_part) {
         const int key_tile = part * kPartTiles + of_part, key = first_key % tile_keys(kCfg) + 16 * of_part;
         unsigned a[2][4];
-        operand.load(a, kept[of_part], tile_of_keys, key, pair);
+        KeyFactors factors;
+        operand.load(a, factors, kept[of_part], tile_of_keys, key, pair);
         if constexpr (kScaled) {
           // A pair is a block: its products are summed before they are scaled, in fp32.
-          const float scale[2] = {operand.scale(tile_of_keys, key, pair), operand.scale(tile_of_keys, key + 8, pair)};
 #pragma unroll
           for (int tile = 0; tile < kRowTiles; ++tile) {
             float c[4] = {bias[tile][0], bias[tile][1], bias[tile][2], bias[tile][3]};
             for (int half = 0; half < 2; ++half) mma<kMath>(c, a[half], b[tile][2 * half], b[tile][2 * half + 1]);
             for (int i = 0; i < 4; ++i) {
               float& sum = sums[0].c[key_tile][tile][i];
-              sum = fma_rn(scale[i / 2], c[i], sum);
+              sum = fma_rn(factors.scale[i / 2], c[i], sum);
+              if constexpr (has_minimum(kFormat)) sum = fma_rn(factors.minimum[i / 2], bias[tile][i], sum);
             }
           }
         } else {
@@ -334,8 +338,9 @@ class DecodeTiles {
   // O^T += V^T P^T, each part's by its weights.
   template <KvFormat kFormat, class ValueTiles>
   FLASHPORT_DEVICE void add_values(Out& out, const Rows (&weights)[kParts], const ValueTiles& values) const {
-    // The first tile of a group of q4_0 values has products with whole bytes.
-    [[maybe_unused]] constexpr bool kHalves = kFormat == KvFormat::kQ4_0;
+    // The first tile of a group of values has products with whole bytes.
+    [[maybe_unused]] constexpr bool kHalves = is_nibble_cache(kFormat);
+    constexpr int kUnitRows = has_fifth_bits(kFormat) ? 2 : 1;  // of the operand, with units of their own
     constexpr BlockWidening kWidening = block_widening(kFormat);
     const auto operand = as_operand<Values<kFormat>>(values_);
     [[maybe_unused]] const TooMuch<kFormat> too_much(shared_.too_much, true);
@@ -359,13 +364,20 @@ class DecodeTiles {
 #pragma unroll
         for (int group = 0; group < kColGroups; ++group) {
           unsigned a[kTilesAtOnce][4];
-          unsigned scale[2];
-          operand.load(a, scale, kept, current_tile(values), 16 * step % tile_keys(kCfg), group);
+          ValueFactors factors;
+          operand.load(a, factors, kept, current_tile(values), 16 * step % tile_keys(kCfg), group);
 #pragma unroll
           for (int tile = 0; tile < kRowTiles; ++tile) {
             unsigned p[2] = {b[tile][2 * half], b[tile][2 * half + 1]};
             if constexpr (kScaled) {
-              for (int i = 0; i < 2; ++i) p[i] = multiply_halves(p[i], scale[i]);
+              if constexpr (has_minimum(kFormat)) {
+                unsigned of_minima[2];
+                for (int i = 0; i < 2; ++i) of_minima[i] = multiply_halves(p[i], factors.minimum[i]);
+                for (int i = 0; i < 2; ++i) {
+                  too_much.mma(i, sum.c[group * kTilesAtOnce + i][tile], of_minima[0], of_minima[1]);
+                }
+              }
+              for (int i = 0; i < 2; ++i) p[i] = multiply_halves(p[i], factors.scale[i]);
               for (int i = 0; i < 2; ++i) too_much.mma(i, sum.c[group * kTilesAtOnce + i][tile], p[0], p[1]);
             }
 #pragma unroll
@@ -376,18 +388,17 @@ class DecodeTiles {
         }
         if (step % kPartTiles < kPartTiles - 1) continue;
         const Rows& weight = weights[step / kPartTiles];
-        constexpr float kUnits[2] = {kWidening.value_units[0] * kWidening.probability_unit,
-                                     kWidening.value_units[1] * kWidening.probability_unit};
-        Rows of_tile[kTilesAtOnce];
+        Rows of_tile[kTilesAtOnce][kUnitRows];
         for (int i = 0; i < kTilesAtOnce; ++i) {
-          for (int slot = 0; slot < kRowSlots; ++slot) {
-            of_tile[i][slot] = kScaled ? weight[slot] * (i == 0 ? kUnits[0] : kUnits[1]) : weight[slot];
+          for (int rows = 0; rows < kUnitRows; ++rows) {
+            const float unit = kScaled ? value_unit(kWidening, i, rows) * kWidening.probability_unit : 1.0f;
+            for (int slot = 0; slot < kRowSlots; ++slot) of_tile[i][rows][slot] = weight[slot] * unit;
           }
         }
         for_each_register(out.c, [&](float& x, int col_tile, int tile, int i) {
           float product = sum.c[col_tile][tile][i];
           if constexpr (kHalves) product -= col_tile % 2 == 0 ? sum.c[col_tile + 1][tile][i] : 0.0f;
-          x = fma_rn(product, of_tile[col_tile % kTilesAtOnce][2 * tile + i % 2], x);
+          x = fma_rn(product, of_tile[col_tile % kTilesAtOnce][i / 2 % kUnitRows][2 * tile + i % 2], x);
         });
       }
     }
@@ -410,10 +421,12 @@ class DecodeTiles {
     // Where a lane's columns are follows from these two anew, for each state that is stored: few are.
     const int first_tile = recompute(col_wave_ * kColTiles);
     const int g = recompute(g_);
-    const int first = values_.first_block(recompute(col_wave_ * kColGroups));
-    const KvFormat format = v_format_.value();
+    const int first = v_format_.with([&](auto format) {
+      return as_operand<Values<format()>>(values_).first_block(recompute(col_wave_ * kColGroups));
+    });
+    const DimOrder order = dim_order(v_format_.value());
     for_each_register(out.c, [&](const float& x, int col_tile, int tile, int i) {
-      f(x, 2 * tile + i % 2, value_column(format, first, first_tile + col_tile, g, i / 2));
+      f(x, 2 * tile + i % 2, value_column(order, first, first_tile + col_tile, g, i / 2));
     });
   }
 
@@ -504,7 +517,7 @@ class DecodeTiles {
   template <KvFormat kFormat>
   struct TooMuch {
     // Two where steps, or tiles, differ. Without blocks none is used.
-    static constexpr int kOperands = kFormat == KvFormat::kQ4_0 ? 2 : 1;
+    static constexpr int kOperands = is_nibble_cache(kFormat) || has_fifth_bits(kFormat) ? 2 : 1;
     unsigned a[kOperands][4];
     template <class Stored>
     FLASHPORT_DEVICE TooMuch(const Stored& stored, bool of_values) {

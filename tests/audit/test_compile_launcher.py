@@ -98,31 +98,43 @@ def test_a_kernel_is_logged_with_the_reference_unit(tmp_path):
     folder = tmp_path / "kernels/sm90a"
     folder.mkdir(parents=True)
     assert launch(tmp_path, compiler(folder, "")).returncode == 0
-    cost, reference, output = (tmp_path / "log").read_text().split()
+    cost, slowness, output = (tmp_path / "log").read_text().split()
     assert 0 <= float(cost) < 60
-    assert 0.05 < float(reference) < 60
+    assert 0.1 < float(slowness) < 100
     assert output == str(folder / "unit.o")
 
-    (tmp_path / "log.reference").write_text("12.34")  # of these seconds
+    (tmp_path / "log.gcc").write_text("12.34")  # times as long
     assert launch(tmp_path, compiler(folder, "")).returncode == 0
-    assert (tmp_path / "log").read_text().splitlines()[1].split()[1] == "12.34"
-    os.utime(tmp_path / "log.reference", (0, 0))
+    assert (tmp_path / "log").read_text().splitlines()[1].split()[1] == "12.340"
+    os.utime(tmp_path / "log.gcc", (0, 0))
     assert launch(tmp_path, compiler(folder, "")).returncode == 0
     assert float((tmp_path / "log").read_text().splitlines()[2].split()[1]) < 12
+
+
+def test_nvcc_has_a_reference_of_its_own(request, tmp_path):
+    folder = tmp_path / "kernels/sm90a"
+    folder.mkdir(parents=True)
+    (tmp_path / "log.gcc").write_text("12.34")
+    source = tmp_path / "nothing.cu"
+    source.write_text("__global__ void nothing() {}\n")
+    command = [request.config.getoption("--nvcc"), "-c", "-arch=sm_90a", str(source), "-o", str(folder / "unit.o")]
+    ended = launch(tmp_path, command)
+    assert ended.returncode == 0, ended.stderr
+    assert 0.1 < float((tmp_path / "log").read_text().split()[1]) < 12
 
 
 # (lines of the log, how much longer it took, whether the budget is kept), for decode's 4 core-minutes
 @pytest.mark.parametrize(
     ("lines", "factor", "kept"),
     [
-        (["55 0.30 a"] * 3 + ["55 0.43 b", "55 0.43 c", "55 0.43 d", "20 0.43 e"], "1.00", True),
-        (["55 0.30 a", "55 0.43 b", "55 0.43 c", "55 0.43 d", "21 0.43 e"], "1.00", False),
-        (["55 0.86 a", "55 0.40 b", "55 0.40 c", "55 0.40 d", "20 0.40 e"], "1.06", True),
-        (["55 0.43 a", "55 0.43 b", "55 0.43 c", "55 0.43 d", "21 0.43 e"], "1.00", False),
-        (["110 0.86 a", "110 0.86 b", "55 0.43 c", "55 0.43 d", "19 0.43 e"], "1.46", True),
-        (["110 0.43 a", "55 0.86 b", "55 0.86 c", "55 0.86 d", "21 0.43 e"], "1.39", False),
-        (["61 0.43 a", "1 0.43 b", "1 0.43 c"], "1.00", False),
-        (["61 0.43 a", "59 0.43 a"], "1.00", True),
+        (["55 0.70 a"] * 3 + ["55 1.00 b", "55 1.00 c", "55 1.00 d", "20 1.00 e"], "1.00", True),
+        (["55 0.70 a", "55 1.00 b", "55 1.00 c", "55 1.00 d", "21 1.00 e"], "1.00", False),
+        (["55 2.00 a", "55 0.93 b", "55 0.93 c", "55 0.93 d", "20 0.93 e"], "1.06", True),
+        (["55 1.00 a", "55 1.00 b", "55 1.00 c", "55 1.00 d", "21 1.00 e"], "1.00", False),
+        (["110 2.00 a", "110 2.00 b", "55 1.00 c", "55 1.00 d", "19 1.00 e"], "1.46", True),
+        (["110 1.00 a", "55 2.00 b", "55 2.00 c", "55 2.00 d", "21 1.00 e"], "1.39", False),
+        (["61 1.00 a", "1 1.00 b", "1 1.00 c"], "1.00", False),
+        (["61 1.00 a", "59 1.00 a"], "1.00", True),
     ],
 )
 def test_budgets(tmp_path, lines, factor, kept):

@@ -57,12 +57,13 @@ DIMENSIONS = {
     "splits": [-1, 0, 1, 3, 7],
 }  # fmt: skip
 # Read off the others where a value has no meaning: a layout without pages has page 0, and so on.
-BLOCKS = ("q8_0", "q4_0", "iq4_nl")  # formats of 32 values
+BLOCKS = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")  # formats of 32 values
 # Those that one target reads natively, and that others widen: at every head_dim, and in cases of their own.
 CODE_TYPES = ("fp16/q4_0", "bf16/q4_0")
 PAIR_TYPES = ("fp16/q8_0/q4_0", "bf16/q8_0/q4_0")
 NIBBLE_TYPES = ("fp16/q4_0/q8_0", "bf16/q4_0/q8_0", "fp16/iq4_nl", "bf16/iq4_nl")
 BLOCK_TYPES = ("fp16/iq4_nl/q8_0", "bf16/q4_0/iq4_nl")
+HEADER_TYPES = ("fp16/q4_1", "bf16/q5_0", "fp16/q5_1", "bf16/q5_0/q4_1")
 MOST_WORK = 3e8  # multiply-adds of one case, so that the fp64 oracle takes about a second
 
 
@@ -289,8 +290,8 @@ def pair_changes():
 
 
 def nibble_changes():
-    """Keys of q4_0 with values of q8_0, iq4_nl, and pairs of it with others."""
-    for types in (NIBBLE_TYPES[:2], NIBBLE_TYPES[2:], BLOCK_TYPES):
+    """Keys of q4_0 with values of q8_0, iq4_nl, pairs of it with others, and blocks with minima or fifth bits."""
+    for types in (NIBBLE_TYPES[:2], NIBBLE_TYPES[2:], BLOCK_TYPES, HEADER_TYPES[:2], HEADER_TYPES[2:]):
         yield from team_changes(*types, {"hkv": 8, "lens": "300|64|1", "softcap": 30})
 
 
@@ -302,7 +303,8 @@ PLAIN = {"types": "bf16/bf16", "dims": "128", "q_len": 1, "q_form": "token", "la
 def core_rows():
     """Every pair of types at every head_dim, with no option in the way."""
     number = 0
-    all_types = (*DIMENSIONS["types"], *CODE_TYPES, *PAIR_TYPES, *NIBBLE_TYPES, *BLOCK_TYPES)
+    all_types = (*DIMENSIONS["types"], *CODE_TYPES, *PAIR_TYPES, *NIBBLE_TYPES, *BLOCK_TYPES,
+                 *HEADER_TYPES)  # fmt: skip
     for types, dims in itertools.product(all_types, DIMENSIONS["dims"]):
         change = {"types": types, "dims": dims, "hkv": 2, "lens": "0|1|63|64|65|1023|1024|1025"}
         if valid(dict(PLAIN, **change)):

@@ -28,7 +28,7 @@ constexpr bool reads_segments(const DecodeShape& shape) { return shape.k_format 
 // Kernels of blocks learn the formats of keys and of values from the call, which may be these.
 constexpr bool chooses_formats(const DecodeShape& shape) { return shape.k_format == KvFormat::kBlocks; }
 constexpr bool is_chosen_format(KvFormat format) {
-  return format == KvFormat::kQ8_0 || format == KvFormat::kQ4_0 || format == KvFormat::kIq4Nl;
+  return is_cache_format(format) && kv_format_trait(format).scale_bytes > 0;
 }
 // Whether keys or values may be stored in it.
 constexpr bool has_format(const DecodeShape& shape, KvFormat format) {

@@ -70,8 +70,10 @@ struct Native {
   Type values = cache;
   // As the kernel's key has them.
   [[nodiscard]] std::string formats() const {
-    if (cache == values) return "/kv=" + std::string(type_name(cache));
-    if (cache == Type::kIq4Nl || values == Type::kIq4Nl) return "/kv=blocks";
+    const auto has_pairs = [](Type type) { return type == Type::kQ8_0 || type == Type::kQ4_0; };
+    const bool is_own = cache == values && type_name(cache)[0] != 'q';
+    if (is_own || (cache == values && has_pairs(cache))) return "/kv=" + std::string(type_name(cache));
+    if (!has_pairs(cache) || !has_pairs(values)) return "/kv=blocks";
     return "/k=" + std::string(type_name(cache)) + "/v=" + type_name(values);
   }
   // Whether calls of up to 16 rows have two tiles of eight where the kernel for large caches does not serve them.
@@ -163,7 +165,7 @@ TEST_P(NativeKernels, MoreBlocksThanChunks) {
     expect_right(c);
   }
   const Type cache = GetParam().cache;
-  const bool in_blocks = cache == Type::kQ8_0 || cache == Type::kQ4_0 || cache == Type::kIq4Nl;
+  const bool in_blocks = cache != Type::kBF16;
   if (in_blocks) expect_right(make({2100}, 8));  // two turns a chunk
 }
 
@@ -258,7 +260,10 @@ const Native kLargeCaches[] = {{Type::kBF16, Type::kBF16, Type::kBF16, 8, true, 
                                {Type::kF16, Type::kQ8_0, Type::kF16, 8, true, 128, true, Type::kQ4_0},
                                {Type::kF16, Type::kQ8_0, Type::kF16, 8, false, 128, true, Type::kIq4Nl},
                                {Type::kF16, Type::kQ4_0, Type::kF16, 8, false, 128, true, Type::kQ8_0},
-                               {Type::kF16, Type::kIq4Nl, Type::kF16, 8, false, 128, true}};
+                               {Type::kF16, Type::kIq4Nl, Type::kF16, 8, false, 128, true},
+                               {Type::kF16, Type::kQ4_1, Type::kF16, 8, false, 128, true},
+                               {Type::kF16, Type::kQ5_0, Type::kF16, 8, false, 128, true},
+                               {Type::kF16, Type::kQ5_1, Type::kF16, 8, false, 128, true, Type::kQ5_0}};
 INSTANTIATE_TEST_SUITE_P(
     Model, NativeKernels,
     testing::Values(Native{Type::kBF16, Type::kBF16, Type::kBF16, 8}, Native{Type::kBF16, Type::kBF16, Type::kBF16, 64},
@@ -272,6 +277,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Native{Type::kF16, Type::kIq4Nl, Type::kF16, 8, false, 128, false, Type::kQ8_0},
                     Native{Type::kF16, Type::kQ4_0, Type::kF16, 8, false, 128, false, Type::kQ8_0},
                     Native{Type::kF16, Type::kIq4Nl, Type::kF16, 8},
+                    Native{Type::kF16, Type::kQ4_1, Type::kF16, 8, false, 128, false, Type::kQ5_1},
+                    Native{Type::kF16, Type::kQ5_0, Type::kF16, 8}, Native{Type::kF16, Type::kQ5_1, Type::kF16, 8},
                     Native{Type::kBF16, Type::kBF16, Type::kBF16, 8, true, 64}),
     [](const auto& info) { return info.param.name(); });
 INSTANTIATE_TEST_SUITE_P(Large, NativeKernels, testing::ValuesIn(kLargeCaches),

@@ -61,6 +61,9 @@ inline unsigned multiply_halves(unsigned a, unsigned b) {
 inline unsigned fma_halves(unsigned a, unsigned b, unsigned c) {  // doubles hold products of halves and most sums
   return each_half(a, b, c, [](double x, double y, double z) { return x * y + z; });
 }
+inline unsigned minus_fma_halves(unsigned a, unsigned b, unsigned c) {
+  return fma_halves(a ^ 0x80008000u, b, c ^ 0x80008000u);
+}
 struct Floats2 {
   float x, y;
 };

@@ -24,7 +24,8 @@ bool has_room(const std::string& key, const DecodeCase& c) {
 // The formats that kernels of blocks learn from the call.
 bool is_read_as_blocks(reference::Type type) {
   using reference::Type;
-  return type == Type::kQ8_0 || type == Type::kQ4_0 || type == Type::kIq4Nl;
+  return type == Type::kQ8_0 || type == Type::kQ4_0 || type == Type::kQ4_1 || type == Type::kQ5_0 ||
+         type == Type::kQ5_1 || type == Type::kIq4Nl;
 }
 
 // Suites named Full are left out of the emulator tier by main.

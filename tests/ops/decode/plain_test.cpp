@@ -56,6 +56,8 @@ std::vector<PlainShape> shapes() {
   all.push_back({Type::kF16, Type::kQ4_0, 128, 128, 8, 1, 60'000});
   all.push_back({Type::kF16, Type::kIq4Nl, 128, 16, 4, 1, 120'000, Type::kQ8_0});
   all.push_back({Type::kBF16, Type::kQ8_0, 128, 32, 8, 1, 60'000, Type::kIq4Nl});
+  all.push_back({Type::kBF16, Type::kQ4_1, 128, 16, 4, 1, 120'000});
+  all.push_back({Type::kF16, Type::kQ5_0, 128, 32, 8, 1, 60'000, Type::kQ5_1});
   return all;
 }
 

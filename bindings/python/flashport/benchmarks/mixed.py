@@ -74,8 +74,9 @@ def _one_cache(
 
 def _sized(batch: int, keys: int) -> list[MixedCase]:
     size = f"{batch}x{keys // 1024}k"
-    pairs = [(fmt, fmt) for fmt in ("bf16", "q8_0", "fp8_e4m3", "q4_0", "iq4_nl", "q4_1", "q5_0")]
+    pairs = [(fmt, fmt) for fmt in ("bf16", "q8_0", "fp8_e4m3", "q4_0", "iq4_nl", "q4_1", "q5_0", "q5_1")]
     pairs += [("q8_0", "q4_0"), ("q4_0", "q8_0"), ("iq4_nl", "q8_0"), ("q4_0", "iq4_nl"), ("bf16", "q8_0")]
+    pairs += [("q8_0", "q5_1"), ("q5_0", "q4_1")]
     found = _one_cache(size, batch, keys, pairs)
     hot = Segment(keys // 8, "bf16", "bf16")
     for old in ("q8_0", "q4_0"):
