@@ -2,12 +2,12 @@
 """Compiler launcher that notes what each kernel source costs to compile, and holds the sums against the budget.
 
 As launcher (CMAKE_CXX_COMPILER_LAUNCHER and its like) it runs the compiler. Where the output's path goes through a
-folder kernels/<target>/, it appends "<cpu seconds> <slowness> <output>" to the log; CPU time, so that a busy machine does
-not count. Slowness is how many times its seconds a reference takes, a small unit that is compiled for the purpose before
-and after a kernel source, at most once in REFERENCE_AGE: beside busy neighbours a compile takes up to half as long again,
-and that changes within a minute. As reporter it adds the log up by target; if an output was compiled again, the last
-figure counts. A compile fails where ptxas says that it serializes wgmma: such a kernel is right, and several times
-slower.
+folder kernels/<target>/, it appends "<cpu seconds> <slowness> <output>" to the log; CPU time, so that a busy machine
+does not count. Slowness is how many times its seconds a reference takes, a small unit that is compiled for the purpose
+before and after a kernel source, at most once in REFERENCE_AGE: beside busy neighbours a compile takes up to half as
+long again, and that changes within a minute. As reporter it adds the log up by target; if an output was compiled again,
+the last figure counts. A compile fails where ptxas says that it serializes wgmma: such a kernel is right, and several
+times slower.
 
 The budgets hold for a machine that compiles the references in their seconds. Where the machine is slower, a unit's time
 is divided by its slowness. nvcc has a reference of its own: on one machine that took 0.95 of another's time for g++'s,
@@ -63,7 +63,7 @@ std::map<std::string, std::function<int(int)>> table() { return {{"a", [](int x)
 )
 NVCC = Reference(
     "nvcc",
-    0.89,
+    1.04,
     ("-std=c++20", "-O3", "-arch=sm_90a", "-x", "cu"),
     """
 template <int kCount>

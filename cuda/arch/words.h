@@ -36,6 +36,14 @@ FLASHPORT_DEVICE unsigned mask_and_set(unsigned x) {
   return y;
 }
 
+// Bits of a where kMask has ones, and of b elsewhere, as one instruction.
+template <unsigned kMask>
+FLASHPORT_DEVICE unsigned select_bits(unsigned a, unsigned b) {
+  unsigned x;
+  asm("lop3.b32 %0, %1, %2, %3, 0xe4;" : "=r"(x) : "r"(a), "r"(b), "n"(kMask));
+  return x;
+}
+
 FLASHPORT_DEVICE __half2 as_half2(unsigned x) { return reinterpret_cast<const __half2&>(x); }
 FLASHPORT_DEVICE unsigned as_word(__half2 x) { return reinterpret_cast<const unsigned&>(x); }
 FLASHPORT_DEVICE unsigned add_halves(unsigned a, unsigned b) { return as_word(__hadd2_rn(as_half2(a), as_half2(b))); }

@@ -82,8 +82,8 @@ class KvProducer {
   // The wave's rows of a tile.
   struct Rows {
     kv::TokenCoord places[kRowsPerLane];  // of those that the lane cares for
-    int whole;                            // they are all there
-    int neighbours;                       // and they follow each other, so that their addresses need no list
+    bool whole;                           // they are all there
+    bool neighbours;                      // and they follow each other, so that their addresses need no list
   };
 
   FLASHPORT_DEVICE static bool are_as_stored(const DecodeParams& p) {
@@ -116,7 +116,7 @@ class KvProducer {
 #pragma unroll
       for (int tile = 0; tile < kTurnTiles; ++tile) {
         if (tile > 0) await_free();
-        if (recompute(rows[tile].neighbours) == 0) aim<true, kTurnTiles == 1>(p, rows[tile], first_head(s));
+        if (!at_each_use(rows[tile].neighbours)) aim<true, kTurnTiles == 1>(p, rows[tile], first_head(s));
         if constexpr (kAppends) aim_at_new_keys(p, ahead);
         KeyFormat(p.k_format).with_rows([&](auto format) {
           copy<typename Tiles::template KeysOf<format()>>(p.cache.k, ring_.key_rows(), s.kv_head, rows[tile]);
@@ -128,7 +128,7 @@ class KvProducer {
 #pragma unroll
       for (int tile = 0; tile < kTurnTiles; ++tile) {
         await_free();
-        if (kTurnTiles > 1 && recompute(rows[tile].neighbours) == 0) aim<false, true>(p, rows[tile], first_head(s));
+        if (kTurnTiles > 1 && !at_each_use(rows[tile].neighbours)) aim<false, true>(p, rows[tile], first_head(s));
         ValueFormat(p.v_format).with_rows([&](auto format) {
           copy<typename Tiles::template ValuesOf<format()>>(p.cache.v, ring_.value_rows(), s.kv_head, rows[tile]);
         });

@@ -109,8 +109,7 @@ struct KeyOperand<kCfg, kFormat> : LongHeader<kFormat> {
 
   // Codes of a byte each, in the order 0, 2, 1, 3 and with anything above their four bits, and bits 0 to 3 of `bits`.
   FLASHPORT_DEVICE static unsigned with_fifth_bits(unsigned codes, unsigned bits) {
-    const unsigned spread = (bits & 15u) * 0x02080410u;  // to bits 4, 20, 12 and 28
-    return (codes & 0x0f0f0f0fu) | (spread & 0xf0f0f0f0u);
+    return select_bits<0x0f0f0f0fu>(codes, (bits & 15u) * 0x02080410u);  // to bits 4, 20, 12 and 28
   }
 
   static constexpr int kBlocks = kCfg.shape.head_dim_qk / 32;

@@ -70,6 +70,9 @@ class DecodeTiles {
   // The operands stay from turn to turn. Where the call chooses the formats they are kept as those of one format, as
   // operands of all have the same words (as_operand()).
   static constexpr bool kChooses = chooses_formats(kShape);
+  // Kernels with code for many formats have one code for the parts of keys, and one for half of the values, so that
+  // more of it stays in the instruction caches.
+  static constexpr bool kRolls = kChooses && kPartTiles == 2;
   template <KvFormat kFormat>
   using Keys = KeyOperand<kCfg, kFormat>;
   template <KvFormat kFormat>
@@ -198,47 +201,55 @@ class DecodeTiles {
     Scores sums[2] = {};
     unsigned kept[kPartTiles][kept_words(kFormat)];
     [[maybe_unused]] const TooMuch<kFormat> too_much(shared_.too_much, false);
-#pragma unroll
-    for (int at = 0; at < kWaveParts * kStepPairs; ++at) {
-      const int part = at / kStepPairs, pair = at % kStepPairs;
+#pragma unroll(kRolls ? 1 : kWaveParts)
+    for (int part = 0; part < kWaveParts; ++part) {
       const int first_key = 16 * kPartTiles * kColWaves * part;  // of the first wave's
-      if (pair == 0 && part > 0 && first_key % tile_keys(kCfg) == 0) go_to_next_tile(keys);
+      if (part > 0 && first_key % tile_keys(kCfg) == 0) go_to_next_tile(keys);
       const char* tile_of_keys = current_tile(keys);
-      unsigned b[kRowTiles][4];
+      // The part's sums are the last ones, until the next part's are.
+      constexpr int kFirst = kKeyTiles - kPartTiles;
+      for (Scores& sum : sums) {
 #pragma unroll
-      for (int tile = 0; tile < kRowTiles; ++tile) query_operand(b[tile], tile, pair);
-      [[maybe_unused]] float bias[kRowTiles][4] = {};
-      if constexpr (kScaled) {
-#pragma unroll
-        for (int tile = 0; tile < kRowTiles; ++tile) {
-          too_much.mma(0, bias[tile], b[tile][0], b[tile][1]);
-          too_much.mma(1, bias[tile], b[tile][2], b[tile][3]);
-        }
+        for (int i = 0; i < kFirst; ++i) std::swap(sum.c[i], sum.c[i + kPartTiles]);
       }
 #pragma unroll
-      for (int of_part = 0; of_part < kPartTiles; ++of_part) {
-        const int key_tile = part * kPartTiles + of_part, key = first_key % tile_keys(kCfg) + 16 * of_part;
-        unsigned a[2][4];
-        KeyFactors factors;
-        operand.load(a, factors, kept[of_part], tile_of_keys, key, pair);
+      for (int pair = 0; pair < kStepPairs; ++pair) {
+        unsigned b[kRowTiles][4];
+#pragma unroll
+        for (int tile = 0; tile < kRowTiles; ++tile) query_operand(b[tile], tile, pair);
+        [[maybe_unused]] float bias[kRowTiles][4] = {};
         if constexpr (kScaled) {
-          // A pair is a block: its products are summed before they are scaled, in fp32.
 #pragma unroll
           for (int tile = 0; tile < kRowTiles; ++tile) {
-            float c[4] = {bias[tile][0], bias[tile][1], bias[tile][2], bias[tile][3]};
-            for (int half = 0; half < 2; ++half) mma<kMath>(c, a[half], b[tile][2 * half], b[tile][2 * half + 1]);
-            for (int i = 0; i < 4; ++i) {
-              float& sum = sums[0].c[key_tile][tile][i];
-              sum = fma_rn(factors.scale[i / 2], c[i], sum);
-              if constexpr (has_minimum(kFormat)) sum = fma_rn(factors.minimum[i / 2], bias[tile][i], sum);
-            }
+            too_much.mma(0, bias[tile], b[tile][0], b[tile][1]);
+            too_much.mma(1, bias[tile], b[tile][2], b[tile][3]);
           }
-        } else {
+        }
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
+        for (int of_part = 0; of_part < kPartTiles; ++of_part) {
+          const int key_tile = kFirst + of_part, key = first_key % tile_keys(kCfg) + 16 * of_part;
+          unsigned a[2][4];
+          KeyFactors factors;
+          operand.load(a, factors, kept[of_part], tile_of_keys, key, pair);
+          if constexpr (kScaled) {
+            // A pair is a block: its products are summed before they are scaled, in fp32.
 #pragma unroll
             for (int tile = 0; tile < kRowTiles; ++tile) {
-              mma<kMath>(sums[half].c[key_tile][tile], a[half], b[tile][2 * half], b[tile][2 * half + 1]);
+              float c[4] = {bias[tile][0], bias[tile][1], bias[tile][2], bias[tile][3]};
+              for (int half = 0; half < 2; ++half) mma<kMath>(c, a[half], b[tile][2 * half], b[tile][2 * half + 1]);
+              for (int i = 0; i < 4; ++i) {
+                float& sum = sums[0].c[key_tile][tile][i];
+                sum = fma_rn(factors.scale[i / 2], c[i], sum);
+                if constexpr (has_minimum(kFormat)) sum = fma_rn(factors.minimum[i / 2], bias[tile][i], sum);
+              }
+            }
+          } else {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+#pragma unroll
+              for (int tile = 0; tile < kRowTiles; ++tile) {
+                mma<kMath>(sums[half].c[key_tile][tile], a[half], b[tile][2 * half], b[tile][2 * half + 1]);
+              }
             }
           }
         }
@@ -337,7 +348,7 @@ class DecodeTiles {
   }
   // O^T += V^T P^T, each part's by its weights.
   template <KvFormat kFormat, class ValueTiles>
-  FLASHPORT_DEVICE void add_values(Out& out, const Rows (&weights)[kParts], const ValueTiles& values) const {
+  FLASHPORT_DEVICE void add_values(Out& out, Rows (&weights)[kParts], const ValueTiles& values) const {
     // The first tile of a group of values has products with whole bytes.
     [[maybe_unused]] constexpr bool kHalves = is_nibble_cache(kFormat);
     constexpr int kUnitRows = has_fifth_bits(kFormat) ? 2 : 1;  // of the operand, with units of their own
@@ -346,7 +357,7 @@ class DecodeTiles {
     [[maybe_unused]] const TooMuch<kFormat> too_much(shared_.too_much, true);
     const int lane = block_.lane();
     Out sum;
-#pragma unroll
+#pragma unroll(kRolls ? 2 : turn_keys(kCfg) / 32)
     for (int pair = 0; pair < turn_keys(kCfg) / 32; ++pair) {
       if (pair > 0 && 32 * pair % tile_keys(kCfg) == 0) go_to_next_tile(values);
       unsigned b[kRowTiles][4];
@@ -387,7 +398,8 @@ class DecodeTiles {
           }
         }
         if (step % kPartTiles < kPartTiles - 1) continue;
-        const Rows& weight = weights[step / kPartTiles];
+        const Rows weight = weights[0];  // those of the next part follow
+        for (int part = 1; part < kParts; ++part) weights[part - 1] = weights[part];
         Rows of_tile[kTilesAtOnce][kUnitRows];
         for (int i = 0; i < kTilesAtOnce; ++i) {
           for (int rows = 0; rows < kUnitRows; ++rows) {

@@ -99,6 +99,13 @@ const KernelEntry kGpuKernels[] = {
              4),
     decode("decode/fp16/k=q8_0/v=fp8_e4m3/hd128/r16/fakegpu",
            {128, 128, 16, kF16, KvFormat::kQ8_0, KvFormat::kFp8E4M3}),
+    in_teams(
+        decode("decode/fp16/kv=blocks/hd128/r16/fakegpu", {128, 128, 16, kF16, KvFormat::kBlocks, KvFormat::kBlocks}),
+        2),
+    in_teams(for_large_caches(decode("decode/fp16/kv=blocks/hd128/r16/large/fakegpu",
+                                     {128, 128, 16, kF16, KvFormat::kBlocks, KvFormat::kBlocks}),
+                              false),
+             4),
     in_teams(for_large_caches(decode("decode/fp16/k=q8_0/v=fp8_e4m3/hd128/r16/large/fakegpu",
                                      {128, 128, 16, kF16, KvFormat::kQ8_0, KvFormat::kFp8E4M3}),
                               false),

@@ -156,7 +156,15 @@ void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check&
 // (docs/tuning.md).
 constexpr std::int64_t kLargeCacheBytes = 400'000'000;
 constexpr std::int64_t kLargeBlockCacheKeys = 400'000;  // of all heads
-constexpr std::int64_t kManyBlocks = 840;               // which each number of tiles up to 8 divides
+// Blocks with minima or fifth bits gain earlier, where all teams have a head of a sequence to begin with.
+constexpr std::int64_t kLargeLongBlockCacheKeys = 250'000, kManyLongBlockHeads = 32;
+std::int64_t large_cache_keys(const DecodeParams& p, const DecodeShape& shape) {
+  const auto is_long = [](KvFormat format) { return kv_format_trait(format).block_bytes % 16 > 2; };
+  const bool long_blocks = chooses_formats(shape) && (is_long(p.k_format) || is_long(p.v_format));
+  return long_blocks && p.batch * p.num_kv_heads >= kManyLongBlockHeads ? kLargeLongBlockCacheKeys
+                                                                        : kLargeBlockCacheKeys;
+}
+constexpr std::int64_t kManyBlocks = 840;  // which each number of tiles up to 8 divides
 bool is_large_cache(const DecodeProblem& problem, const DecodeParams& p, const KernelEntry& large) {
   const CacheParams &k = p.cache.k, &v = p.cache.v;
   const DecodeShape& shape = large.shape.decode.shape;
@@ -165,7 +173,7 @@ bool is_large_cache(const DecodeProblem& problem, const DecodeParams& p, const K
   const std::int64_t keys = room_of_batch(problem, p) * p.num_kv_heads;
   const bool in_blocks = kv_format_trait(shape.k_format).block_values > 1;
   return in_teams &&
-         (in_blocks ? keys >= kLargeBlockCacheKeys : keys * (k.row_bytes + v.row_bytes) >= kLargeCacheBytes);
+         (in_blocks ? keys >= large_cache_keys(p, shape) : keys * (k.row_bytes + v.row_bytes) >= kLargeCacheBytes);
 }
 
 // Whether 9 to 16 rows of a kv head are two tiles of eight in place of one, where their kernels have the same bits:

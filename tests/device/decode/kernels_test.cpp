@@ -263,7 +263,7 @@ const Native kLargeCaches[] = {{Type::kBF16, Type::kBF16, Type::kBF16, 8, true, 
                                {Type::kF16, Type::kIq4Nl, Type::kF16, 8, false, 128, true},
                                {Type::kF16, Type::kQ4_1, Type::kF16, 8, false, 128, true},
                                {Type::kF16, Type::kQ5_0, Type::kF16, 8, false, 128, true},
-                               {Type::kF16, Type::kQ5_1, Type::kF16, 8, false, 128, true, Type::kQ5_0}};
+                               {Type::kF16, Type::kQ5_1, Type::kF16, 8, false, 128, true, Type::kQ4_1}};
 INSTANTIATE_TEST_SUITE_P(
     Model, NativeKernels,
     testing::Values(Native{Type::kBF16, Type::kBF16, Type::kBF16, 8}, Native{Type::kBF16, Type::kBF16, Type::kBF16, 64},
@@ -351,9 +351,8 @@ TEST(KernelsOfAnyFormats, OneSegmentOfEachFormat) {
       set_blocks(blocks);
       MixedSpec spec = spec_of(128, 2);
       spec.segments = {{format, format, {65, 0, 300}, Pages::kBlocks}};
-      // Else a kernel of the very format reads it.
-      const bool has_own =
-          format == Type::kF16 || format == Type::kQ8_0 || format == Type::kQ4_0 || format == Type::kIq4Nl;
+      // Else a kernel of the very format, or of blocks, reads it.
+      const bool has_own = format != Type::kE4M3 && format != Type::kE4M3Fnuz;
       if (has_own) spec.segments[0].scales = Scales::kRow;
       expect_right(spec, "fp16/kv=any/hd128/r8");
     }
@@ -377,7 +376,7 @@ TEST(KernelsOfAnyFormats, LengthsOfOneSegment) {
     for (const int blocks : {1, 3}) {
       set_blocks(blocks);
       MixedSpec spec = spec_of(128, blocks == 1 ? 1 : 2);
-      spec.segments = {{Type::kQ5_1, Type::kQ4_0, lens, Pages::kBlocks}};
+      spec.segments = {{Type::kQ5_1, Type::kE4M3Fnuz, lens, Pages::kBlocks}};
       expect_right(spec, "fp16/kv=any/hd128/r8");
     }
   }
@@ -385,7 +384,7 @@ TEST(KernelsOfAnyFormats, LengthsOfOneSegment) {
     for (const int blocks : {1, 2, 5}) {
       set_blocks(blocks);
       MixedSpec spec = spec_of(128, 2);
-      spec.segments = {{Type::kQ5_0, Type::kIq4Nl, lens, Pages::kBlocks}};
+      spec.segments = {{Type::kE4M3, Type::kQ5_0, lens, Pages::kBlocks}};
       expect_right(spec, "fp16/kv=any/hd128/r8");
     }
   }

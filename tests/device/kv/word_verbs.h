@@ -36,6 +36,10 @@ unsigned pick_bytes(unsigned high, unsigned low) {
   return pick_each(high, low, kSelector);
 }
 
+template <unsigned kMask>
+unsigned select_bits(unsigned a, unsigned b) {
+  return (a & kMask) | (b & ~kMask);
+}
 template <unsigned kMask, unsigned kOnes>
 unsigned mask_and_set(unsigned x) {
   return (x & kMask) | kOnes;

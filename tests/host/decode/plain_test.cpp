@@ -172,6 +172,31 @@ TEST_F(PlainCalls, OnLargeCachesOfAPairWithoutAKernelOfTheirOwn) {
   EXPECT_EQ(kernel_of(a), "decode/fp16/k=q8_0/v=fp8_e4m3/hd128/r16/large/fakegpu");
 }
 
+// Blocks with minima or fifth bits: from 250,000 keys on, where there are 32 heads of all sequences.
+TEST_F(PlainCalls, OnLargeCachesOfLongBlocks) {
+  DecodeInputs inputs(kGpu, 128);
+  DecodeArgs& a = inputs.args;
+  const auto have_heads = [&](std::int64_t heads) {
+    a.q = a.out = TensorView(scratch(), DType::kBFloat16, kGpu, {3, 2 * heads, 128});
+    a.out.data = scratch_at(1 << 19);
+    a.k_cache = TensorView(scratch_at(16 << 20), DType::kUInt8, kGpu, {64, 16, heads, 96});
+    a.v_cache = TensorView(scratch_at(16 << 20), DType::kUInt8, kGpu, {64, 16, heads, 136});
+  };
+  a.k_format = KvFormat::kQ5_1;
+  a.v_format = KvFormat::kQ8_0;
+  have_heads(16);
+  constexpr std::int64_t kPages = 326;  // 3 x 5'216 keys of 16 heads
+  make_room(inputs, kPages - 1);
+  EXPECT_EQ(kernel_of(a), "decode/fp16/kv=blocks/hd128/r16/fakegpu");
+  make_room(inputs, kPages);
+  EXPECT_EQ(kernel_of(a), "decode/fp16/kv=blocks/hd128/r16/large/fakegpu");
+  have_heads(8);
+  make_room(inputs, 2 * kPages);
+  EXPECT_EQ(kernel_of(a), "decode/fp16/kv=blocks/hd128/r16/fakegpu");
+  make_room(inputs, 1042);  // 3 x 16'672 keys of eight heads
+  EXPECT_EQ(kernel_of(a), "decode/fp16/kv=blocks/hd128/r16/large/fakegpu");
+}
+
 // Others have no rows to bring in pairs.
 TEST_F(PlainCalls, OnLargeCachesOfHeadsInPairs) {
   const auto cache = [](std::initializer_list<std::int64_t> shape) {

@@ -173,7 +173,8 @@ TEST_F(PlanSegments, StayTogether) {
          a.segments[0].v_scale = TensorView(numbers_, DType::kFloat32, kGpu, {1});
        }},
       {"one format", [](auto& a) { a.segments[0] = a.segments[1]; }},
-      {"no kernel for the format", [](auto& a) { a.segments[0].k_format = a.segments[0].v_format = KvFormat::kQ5_1; }},
+      {"no kernel for the format",
+       [](auto& a) { a.segments[0].k_format = a.segments[0].v_format = KvFormat::kFp8E5M2; }},
       {"one segment", [](auto& a) { a.segments.pop_back(); }},
   };
   EXPECT_TRUE(plan());
@@ -183,7 +184,7 @@ TEST_F(PlanSegments, StayTogether) {
     change(args_);
     if (std::string(name) == "no kernel for the format") {
       for (TensorView* side : {&args_.segments[0].k, &args_.segments[0].v}) {
-        *side = TensorView(scratch_at(2 << 20), DType::kUInt8, kGpu, {kBatch, 200, 2, 96});
+        *side = TensorView(scratch_at(2 << 20), DType::kFp8E5M2, kGpu, {kBatch, 200, 2, 128});
       }
     }
     EXPECT_FALSE(plan());

@@ -177,6 +177,7 @@ void load_vector(float (&x)[kVectorFloats], const T* from, std::int64_t stride, 
   for (int i = 0; i < kVectorFloats; ++i) x[i] = i < count ? to_float(from[i * stride]) : 0.0f;
 }
 inline int recompute(int x) { return x; }
+inline bool at_each_use(bool x) { return x; }
 template <class T>
 void keep_in_memory(T&) {}
 inline void sync_wave() { __syncwarp(); }
