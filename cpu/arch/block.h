@@ -161,7 +161,6 @@ FLASHPORT_DEVICE float load_published(const float* address) { return *address; }
 FLASHPORT_DEVICE void load_published_pair(float& x, float& y, const float* from) { x = from[0], y = from[1]; }
 
 FLASHPORT_DEVICE int recompute(int x) { return x; }
-FLASHPORT_DEVICE bool at_each_use(bool x) { return x; }
 FLASHPORT_DEVICE void sync_wave() {}  // of one lane
 template <class Params>
 FLASHPORT_DEVICE const Params& reread(const Params& params) {

@@ -98,8 +98,8 @@ FLASHPORT_DEVICE int recompute(int x) {
   asm volatile("" : "+r"(x));
   return x;
 }
-// The same condition for a branch that is rarely taken. Where there are many of one condition, ptxas otherwise makes a
-// bit of a register for each, all of them beforehand.
+// The same condition. Where code for many cases tests one, ptxas otherwise makes a bit of a register for each test, all
+// of them beforehand.
 FLASHPORT_DEVICE bool at_each_use(bool x) { return recompute(x ? 1 : 0) != 0; }
 // Leaves the registers that x would take to what a loop uses.
 template <class T>

@@ -10,59 +10,11 @@
 
 #include "cuda/arch/fp8.h"
 #include "cuda/arch/words.h"
+#include "cuda/decode/block_widening.h"
 #include "cuda/decode/kv_pipeline.h"
 #include "cuda/decode/lane_maps.h"
 
 namespace flashport::FLASHPORT_TARGET::decode {
-
-// What products of widened values are to be multiplied by, and what they have too much, in fp16 and negative: of keys
-// for each of the two steps of 16 dims of a group, of values for each of the two tiles of 16 columns of a group, and
-// there for the first and the last eight rows of the operand.
-struct BlockWidening {
-  float key_unit;
-  unsigned keys_too_much[2];
-  float value_units[2][2];
-  unsigned values_too_much[2][2];
-  // Probabilities take the scales of values, and are 2^exponent times as large for it, numbers of this unit: their
-  // products with small scales would lose bits among fp16's subnormals, and those with large ones must not overflow.
-  float probability_exponent, probability_unit;
-};
-
-// q8_0, and what a code of iq4_nl stands for: int8 + 128, the subnormal whose bits are that byte.
-// q4_0 and q4_1: the subnormal whose bits are a code and, where it comes from high bits, 16 times that. The queries
-// that meet these keys are 16th parts (query.h). The first tile of values has whole bytes, of which the products of the
-// second are taken off. q5_0 and q5_1: codes of five bits; values are 1, 2, 16 and 32 times as large.
-constexpr BlockWidening block_widening(KvFormat format) {
-  if (has_fifth_bits(format)) {
-    return {0x1p24f,
-            {0x80108010u, 0x80108010u},
-            {{0x1p24f, 0x1p23f}, {0x1p20f, 0x1p19f}},
-            {{0x80108010u, 0x80208020u}, {0x81008100u, 0x82008200u}},
-            4.0f,
-            0x1p-4f};
-  }
-  if (is_nibble_cache(format)) {
-    return {0x1p24f,
-            {0x80088008u, 0x80808080u},
-            {{0x1p24f, 0x1p24f}, {0x1p20f, 0x1p20f}},
-            {{0x80888088u, 0x80888088u}, {0x80808080u, 0x80808080u}},
-            3.0f,
-            0x1p-3f};
-  }
-  return {0x1p24f,
-          {0x80808080u, 0x80808080u},
-          {{0x1p24f, 0x1p24f}, {0x1p24f, 0x1p24f}},
-          {{0x80808080u, 0x80808080u}, {0x80808080u, 0x80808080u}},
-          6.0f,
-          0x1p-6f};
-}
-
-// As a constant for device code, which an element of a constant array is not.
-FLASHPORT_DEVICE constexpr float value_unit(const BlockWidening& widening, int tile, int rows) {
-  return tile == 0   ? (rows == 0 ? widening.value_units[0][0] : widening.value_units[0][1])
-         : rows == 0 ? widening.value_units[1][0]
-                     : widening.value_units[1][1];
-}
 
 // The factors of an operand's blocks. Of keys g and g + 8; of the pairs of keys 2 c, 2 c + 1 and 2 c + 8, 2 c + 9 of
 // values. A minimum is for the products with what is too much: -(d + m / middle), where that is `middle` for each code.
@@ -235,8 +187,8 @@ struct KeyOperand {
   static constexpr int kScalePlaces = Layout::kScalePlaces;
   static_assert(!has_nibbles(kFormat) || kBlocks <= 8, "nine units are an odd number");
   LanePlaces<Layout, Layout::kHeadBytes> places_;
-  unsigned scales_[2];                  // kScalePlaces of them
-  unsigned selectors_[kSelectors + 1];  // one more, because none is no array
+  unsigned scales_[2] = {};                  // kScalePlaces of them
+  unsigned selectors_[kSelectors + 1] = {};  // one more, because none is no array
 };
 
 // Tiles of 16 columns that are loaded together: a group.

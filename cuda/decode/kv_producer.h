@@ -86,6 +86,9 @@ class KvProducer {
     bool neighbours;                      // and they follow each other, so that their addresses need no list
   };
 
+  // Kernels of blocks have code for each format.
+  FLASHPORT_DEVICE static bool at_use(bool x) { return chooses_formats(kCfg.shape) ? at_each_use(x) : x; }
+
   FLASHPORT_DEVICE static bool are_as_stored(const DecodeParams& p) {
     return KeyFormat(p.k_format).with_rows([&](auto format) {
       return is_as_stored<typename Tiles::template KeysOf<format()>>(p.cache.k);
@@ -116,7 +119,7 @@ class KvProducer {
 #pragma unroll
       for (int tile = 0; tile < kTurnTiles; ++tile) {
         if (tile > 0) await_free();
-        if (!at_each_use(rows[tile].neighbours)) aim<true, kTurnTiles == 1>(p, rows[tile], first_head(s));
+        if (!at_use(rows[tile].neighbours)) aim<true, kTurnTiles == 1>(p, rows[tile], first_head(s));
         if constexpr (kAppends) aim_at_new_keys(p, ahead);
         KeyFormat(p.k_format).with_rows([&](auto format) {
           copy<typename Tiles::template KeysOf<format()>>(p.cache.k, ring_.key_rows(), s.kv_head, rows[tile]);
@@ -128,7 +131,7 @@ class KvProducer {
 #pragma unroll
       for (int tile = 0; tile < kTurnTiles; ++tile) {
         await_free();
-        if (kTurnTiles > 1 && !at_each_use(rows[tile].neighbours)) aim<false, true>(p, rows[tile], first_head(s));
+        if (kTurnTiles > 1 && !at_use(rows[tile].neighbours)) aim<false, true>(p, rows[tile], first_head(s));
         ValueFormat(p.v_format).with_rows([&](auto format) {
           copy<typename Tiles::template ValuesOf<format()>>(p.cache.v, ring_.value_rows(), s.kv_head, rows[tile]);
         });

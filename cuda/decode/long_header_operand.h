@@ -2,7 +2,7 @@
 // three). Their codes are in two units of 16 bytes that `ldmatrix` brings for each block anew. Where these lie follows
 // from the byte in the row at which the head begins (row_layout.h), in few instructions for each block of a turn.
 //
-// A value is d (code - middle) + (m + d middle). Codes become subnormals (kv_operand.h); what they have too much is
+// A value is d (code - middle) + (m + d middle). Codes become subnormals (block_widening.h); what they have too much is
 // `middle`, and the products of that and of the second term are multiples of the same sums of queries, or of
 // probabilities. So minima come as -(d + m / middle), for the operands that take off what is too much.
 #pragma once

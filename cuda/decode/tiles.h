@@ -20,12 +20,6 @@
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
-// What widened values have too much (BlockWidening), as A operands.
-struct NothingTooMuch {};
-struct TooMuchOperands {
-  alignas(16) unsigned of_keys[2][4], of_values[2][4];
-};
-
 template <DecodeConfig kCfg>
 struct DecodeShared : NewKeyStages<kCfg>, SegmentStages<kCfg> {
   KvRing<kCfg> ring;
@@ -122,12 +116,7 @@ class DecodeTiles {
         keys_(block.lane(), col_wave_ * kPartTiles * 16, {}),
         values_(block.lane(), col_wave_ * kColGroups, {}) {
     if constexpr (kScaled) {  // each wave writes what it reads, all the same
-      const int of = block.lane() / 4 % 2, i = block.lane() % 4;
-      const BlockWidening keys = block_widening(k_format_.value()), values = block_widening(v_format_.value());
-      shared.too_much.of_keys[of][i] = of == 0 ? keys.keys_too_much[0] : keys.keys_too_much[1];
-      const auto& of_tile = values.values_too_much;  // by constant places, or it would lie in local memory
-      shared.too_much.of_values[of][i] =
-          of == 0 ? (i % 2 == 0 ? of_tile[0][0] : of_tile[0][1]) : (i % 2 == 0 ? of_tile[1][0] : of_tile[1][1]);
+      shared.too_much.set(block.lane(), block_widening(k_format_.value()), block_widening(v_format_.value()));
       __syncwarp();
     }
   }
@@ -221,8 +210,8 @@ class DecodeTiles {
         if constexpr (kScaled) {
 #pragma unroll
           for (int tile = 0; tile < kRowTiles; ++tile) {
-            too_much.mma(0, bias[tile], b[tile][0], b[tile][1]);
-            too_much.mma(1, bias[tile], b[tile][2], b[tile][3]);
+            too_much.template mma<kMath>(0, bias[tile], b[tile][0], b[tile][1]);
+            too_much.template mma<kMath>(1, bias[tile], b[tile][2], b[tile][3]);
           }
         }
 #pragma unroll
@@ -357,61 +346,71 @@ class DecodeTiles {
     [[maybe_unused]] const TooMuch<kFormat> too_much(shared_.too_much, true);
     const int lane = block_.lane();
     Out sum;
-#pragma unroll(kRolls ? 2 : turn_keys(kCfg) / 32)
-    for (int pair = 0; pair < turn_keys(kCfg) / 32; ++pair) {
-      if (pair > 0 && 32 * pair % tile_keys(kCfg) == 0) go_to_next_tile(values);
-      unsigned b[kRowTiles][4];
+    // Where the code is rolled, 64 keys are taken at once. Rows lie alike from there on, in the same tile a constant
+    // on, which nvcc 13.0 gets wrong if it is left to find it.
+    constexpr int kAtOnce = kRolls ? 64 : turn_keys(kCfg);
+    constexpr int kNext = tile_keys(kCfg) > kAtOnce ? Values<kFormat>::Layout::row_offset(kAtOnce) : 0;
+#pragma unroll 1
+    for (int at = 0; at < turn_keys(kCfg) / kAtOnce; ++at) {
 #pragma unroll
-      for (int tile = 0; tile < kRowTiles; ++tile) {
-        ldmatrix_x4_trans(b[tile], shared_.probabilities_of(buffer_, 32 * pair + lane, row_base_ + 8 * tile));
-      }
+      for (int pair = 0; pair < kAtOnce / 32; ++pair) {
+        const int first_key = kAtOnce * at + 32 * pair;
+        if (first_key > 0 && first_key % tile_keys(kCfg) == 0) go_to_next_tile(values);
+        const char* tile_of_values = current_tile(values) + at * kNext;
+        unsigned b[kRowTiles][4];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int step = 2 * pair + half;  // of 16 keys
-        if (step % kPartTiles == 0) {
-          for_each_register(sum.c, [](float& x, int, int, int) { x = 0.0f; });
+        for (int tile = 0; tile < kRowTiles; ++tile) {
+          ldmatrix_x4_trans(b[tile], shared_.probabilities_of(buffer_, first_key + lane, row_base_ + 8 * tile));
         }
-        unsigned kept[kept_words(kFormat)];
 #pragma unroll
-        for (int group = 0; group < kColGroups; ++group) {
-          unsigned a[kTilesAtOnce][4];
-          ValueFactors factors;
-          operand.load(a, factors, kept, current_tile(values), 16 * step % tile_keys(kCfg), group);
+        for (int half = 0; half < 2; ++half) {
+          const int step = 2 * pair + half;  // of 16 keys
+          if (step % kPartTiles == 0) {
+            for_each_register(sum.c, [](float& x, int, int, int) { x = 0.0f; });
+          }
+          unsigned kept[kept_words(kFormat)];
 #pragma unroll
-          for (int tile = 0; tile < kRowTiles; ++tile) {
-            unsigned p[2] = {b[tile][2 * half], b[tile][2 * half + 1]};
-            if constexpr (kScaled) {
-              if constexpr (has_minimum(kFormat)) {
-                unsigned of_minima[2];
-                for (int i = 0; i < 2; ++i) of_minima[i] = multiply_halves(p[i], factors.minimum[i]);
-                for (int i = 0; i < 2; ++i) {
-                  too_much.mma(i, sum.c[group * kTilesAtOnce + i][tile], of_minima[0], of_minima[1]);
+          for (int group = 0; group < kColGroups; ++group) {
+            unsigned a[kTilesAtOnce][4];
+            ValueFactors factors;
+            operand.load(a, factors, kept, tile_of_values, 16 * step % tile_keys(kCfg), group);
+#pragma unroll
+            for (int tile = 0; tile < kRowTiles; ++tile) {
+              unsigned p[2] = {b[tile][2 * half], b[tile][2 * half + 1]};
+              if constexpr (kScaled) {
+                if constexpr (has_minimum(kFormat)) {
+                  unsigned of_minima[2];
+                  for (int i = 0; i < 2; ++i) of_minima[i] = multiply_halves(p[i], factors.minimum[i]);
+                  for (int i = 0; i < 2; ++i) {
+                    too_much.template mma<kMath>(i, sum.c[group * kTilesAtOnce + i][tile], of_minima[0], of_minima[1]);
+                  }
                 }
+                for (int i = 0; i < 2; ++i) p[i] = multiply_halves(p[i], factors.scale[i]);
+                for (int i = 0; i < 2; ++i)
+                  too_much.template mma<kMath>(i, sum.c[group * kTilesAtOnce + i][tile], p[0], p[1]);
               }
-              for (int i = 0; i < 2; ++i) p[i] = multiply_halves(p[i], factors.scale[i]);
-              for (int i = 0; i < 2; ++i) too_much.mma(i, sum.c[group * kTilesAtOnce + i][tile], p[0], p[1]);
-            }
 #pragma unroll
-            for (int i = 0; i < kTilesAtOnce; ++i) {
-              mma<kMath>(sum.c[group * kTilesAtOnce + i][tile], a[i], p[0], p[1]);
+              for (int i = 0; i < kTilesAtOnce; ++i) {
+                mma<kMath>(sum.c[group * kTilesAtOnce + i][tile], a[i], p[0], p[1]);
+              }
             }
           }
-        }
-        if (step % kPartTiles < kPartTiles - 1) continue;
-        const Rows weight = weights[0];  // those of the next part follow
-        for (int part = 1; part < kParts; ++part) weights[part - 1] = weights[part];
-        Rows of_tile[kTilesAtOnce][kUnitRows];
-        for (int i = 0; i < kTilesAtOnce; ++i) {
-          for (int rows = 0; rows < kUnitRows; ++rows) {
-            const float unit = kScaled ? value_unit(kWidening, i, rows) * kWidening.probability_unit : 1.0f;
-            for (int slot = 0; slot < kRowSlots; ++slot) of_tile[i][rows][slot] = weight[slot] * unit;
+          if (step % kPartTiles < kPartTiles - 1) continue;
+          const Rows weight = weights[0];  // those of the next part follow
+          for (int part = 1; part < kParts; ++part) weights[part - 1] = weights[part];
+          Rows of_tile[kTilesAtOnce][kUnitRows];
+          for (int i = 0; i < kTilesAtOnce; ++i) {
+            for (int rows = 0; rows < kUnitRows; ++rows) {
+              const float unit = kScaled ? value_unit(kWidening, i, rows) * kWidening.probability_unit : 1.0f;
+              for (int slot = 0; slot < kRowSlots; ++slot) of_tile[i][rows][slot] = weight[slot] * unit;
+            }
           }
+          for_each_register(out.c, [&](float& x, int col_tile, int tile, int i) {
+            float product = sum.c[col_tile][tile][i];
+            if constexpr (kHalves) product -= col_tile % 2 == 0 ? sum.c[col_tile + 1][tile][i] : 0.0f;
+            x = fma_rn(product, of_tile[col_tile % kTilesAtOnce][i / 2 % kUnitRows][2 * tile + i % 2], x);
+          });
         }
-        for_each_register(out.c, [&](float& x, int col_tile, int tile, int i) {
-          float product = sum.c[col_tile][tile][i];
-          if constexpr (kHalves) product -= col_tile % 2 == 0 ? sum.c[col_tile + 1][tile][i] : 0.0f;
-          x = fma_rn(product, of_tile[col_tile % kTilesAtOnce][i / 2 % kUnitRows][2 * tile + i % 2], x);
-        });
       }
     }
   }
@@ -522,27 +521,6 @@ class DecodeTiles {
     return shared_.row_stats[buffer_][part][(row_base_ + 8 * tile) / 2 + c_];
   }
   FLASHPORT_DEVICE static float finite(float m) { return m == -kInfinity ? 0.0f : m; }
-
-  // Products with what widened values have too much, all 16 of A's rows alike. An operand that the compiler knows to be
-  // one constant is put together for each product anew; this one comes from shared memory, for each leaf, which takes
-  // fewer registers.
-  template <KvFormat kFormat>
-  struct TooMuch {
-    // Two where steps, or tiles, differ. Without blocks none is used.
-    static constexpr int kOperands = is_nibble_cache(kFormat) || has_fifth_bits(kFormat) ? 2 : 1;
-    unsigned a[kOperands][4];
-    template <class Stored>
-    FLASHPORT_DEVICE TooMuch(const Stored& stored, bool of_values) {
-      if constexpr (kScaled) {
-        const auto& from = of_values ? stored.of_values : stored.of_keys;
-        for (int i = 0; i < kOperands; ++i) load_shared(a[i], from[i]);
-      }
-    }
-    // `of`: the first or second step or tile of a group.
-    FLASHPORT_DEVICE void mma(int of, float (&c)[4], unsigned b0, unsigned b1) const {
-      FLASHPORT_TARGET::mma<kMath>(c, a[of % kOperands], b0, b1);
-    }
-  };
 
   // B operands of 8 query rows and the 32 dims of a pair of steps, in the order of the key operand.
   FLASHPORT_DEVICE void query_operand(unsigned (&b)[4], int tile, int pair) const {

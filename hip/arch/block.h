@@ -114,7 +114,6 @@ FLASHPORT_DEVICE int recompute_scalar(int x) {
   asm volatile("" : "+s"(x));
   return x;
 }
-FLASHPORT_DEVICE bool at_each_use(bool x) { return x; }  // for CUDA
 
 FLASHPORT_DEVICE float wave_max(float x) {
 #pragma unroll

@@ -95,7 +95,7 @@ FLASHPORT_DEVICE void to_logits(const Tiles& tiles, const Params& p, const Segme
     const RowView& view = views[slot];
     const int distance = view.position - (key + col);
     x -= view.slope * static_cast<float>(distance < 0 ? -distance : distance);
-    if (at_each_use(masked) && !visible(view, key + col)) x = -kInfinity;
+    if (masked && !visible(view, key + col)) x = -kInfinity;
   });
 }
 

@@ -40,7 +40,6 @@ T load_global(const T* address) {
   return *address;
 }
 inline int recompute(int x) { return x; }
-inline bool at_each_use(bool x) { return x; }
 inline void sync_wave() {}
 template <class Params>
 const Params& reread(const Params& params) {
