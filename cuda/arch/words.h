@@ -50,7 +50,7 @@ FLASHPORT_DEVICE unsigned add_halves(unsigned a, unsigned b) { return as_word(__
 FLASHPORT_DEVICE unsigned fma_halves(unsigned a, unsigned b, unsigned c) {
   return as_word(__hfma2(as_half2(a), as_half2(b), as_half2(c)));
 }
-// -(a b + c): signs change for nothing.
+// -(a b + c): the signs cost no instruction.
 FLASHPORT_DEVICE unsigned minus_fma_halves(unsigned a, unsigned b, unsigned c) {
   return as_word(__hfma2(__hneg2(as_half2(a)), as_half2(b), __hneg2(as_half2(c))));
 }

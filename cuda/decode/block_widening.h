@@ -17,6 +17,7 @@ struct BlockWidening {
   unsigned values_too_much[2][2];
   // Probabilities take the scales of values, and are 2^exponent times as large for it, numbers of this unit: their
   // products with small scales would lose bits among fp16's subnormals, and those with large ones must not overflow.
+  // With a minimum, blocks of fp16 numbers have scales of up to 2 x 65504 / 15 or 31.
   float probability_exponent, probability_unit;
 };
 
@@ -30,16 +31,16 @@ constexpr BlockWidening block_widening(KvFormat format) {
             {0x80108010u, 0x80108010u},
             {{0x1p24f, 0x1p23f}, {0x1p20f, 0x1p19f}},
             {{0x80108010u, 0x80208020u}, {0x81008100u, 0x82008200u}},
-            4.0f,
-            0x1p-4f};
+            has_minimum(format) ? 3.0f : 4.0f,
+            has_minimum(format) ? 0x1p-3f : 0x1p-4f};
   }
-  if (is_nibble_cache(format)) {
+  if (has_plain_nibbles(format)) {
     return {0x1p24f,
             {0x80088008u, 0x80808080u},
             {{0x1p24f, 0x1p24f}, {0x1p20f, 0x1p20f}},
             {{0x80888088u, 0x80888088u}, {0x80808080u, 0x80808080u}},
-            3.0f,
-            0x1p-3f};
+            has_minimum(format) ? 2.0f : 3.0f,
+            has_minimum(format) ? 0x1p-2f : 0x1p-3f};
   }
   return {0x1p24f,
           {0x80808080u, 0x80808080u},
@@ -77,7 +78,7 @@ struct TooMuchOperands {
 template <KvFormat kFormat>
 struct TooMuch {
   // Two where steps, or tiles, differ. Without blocks none is used.
-  static constexpr int kOperands = is_nibble_cache(kFormat) || has_fifth_bits(kFormat) ? 2 : 1;
+  static constexpr int kOperands = has_plain_nibbles(kFormat) || has_fifth_bits(kFormat) ? 2 : 1;
   unsigned a[kOperands][4];
   template <class Stored>
   FLASHPORT_DEVICE TooMuch(const Stored& stored, bool of_values) {

@@ -214,8 +214,8 @@ struct ValueOperand {
   // The first block of the head, from what the loop keeps.
   FLASHPORT_DEVICE int first_block(int first_group) const { return (lane_ / 4 - behind_scale_ - first_group) & 7; }
 
-  // Keys key .. key + 15, columns of the wave's `group` of kTiles tiles. In formats of blocks
-  // groups come one after the other, as for keys; the wave's first has nothing in `kept` yet.
+  // Keys key .. key + 15, columns of the wave's `group` of kTiles tiles. In formats of blocks groups come
+  // one after the other, as for keys; the wave's first has nothing in `kept` yet.
   FLASHPORT_DEVICE void load(unsigned (&a)[kTiles][4], ValueFactors& factors, unsigned (&kept)[kept_words(kFormat)],
                              const char* tile, int key, int group) const {
     if constexpr (!is_narrow_cache(kFormat)) {
@@ -251,9 +251,7 @@ struct ValueOperand {
         factors.scale[half] = scale_of(first[half], group);
         const unsigned four = split_unit(first[half], last[half], group);
         if constexpr (kFormat == KvFormat::kQ4_0) {
-          a[0][2 * half] = four & 0x00ff00ffu;
-          a[0][2 * half + 1] = __byte_perm(four, 0, 0x4341);
-          for (int i = 2 * half; i < 2 * half + 2; ++i) a[1][i] = a[0][i] & kHighCodes;
+          whole_bytes_and_high_codes(a, half, four);
         } else {
           unsigned numbers[4];
           iq4_nl_numbers(numbers, __byte_perm(four, 0, 0x3120));

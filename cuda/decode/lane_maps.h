@@ -19,12 +19,12 @@
 
 namespace flashport {
 
-// Codes are nibbles, in one format with a table of what they stand for, in some with fifth bits that lie apart.
 constexpr bool has_fifth_bits(KvFormat format) { return format == KvFormat::kQ5_0 || format == KvFormat::kQ5_1; }
 constexpr bool has_minimum(KvFormat format) { return format == KvFormat::kQ4_1 || format == KvFormat::kQ5_1; }
 constexpr bool has_long_header(KvFormat format) { return has_minimum(format) || has_fifth_bits(format); }
 // Codes of four bits that stand for themselves.
-constexpr bool is_nibble_cache(KvFormat format) { return format == KvFormat::kQ4_0 || format == KvFormat::kQ4_1; }
+constexpr bool has_plain_nibbles(KvFormat format) { return format == KvFormat::kQ4_0 || format == KvFormat::kQ4_1; }
+// Codes are nibbles, in one format with a table of what they stand for, in some with fifth bits that lie apart.
 constexpr bool has_nibbles(KvFormat format) {
   return format == KvFormat::kQ4_0 || format == KvFormat::kIq4Nl || has_long_header(format);
 }
@@ -33,9 +33,8 @@ constexpr bool is_block_cache(KvFormat format) {
 }
 constexpr bool is_narrow_cache(KvFormat format) { return format == KvFormat::kFp8E4M3 || is_block_cache(format); }
 
-// The units that the codes of a block fill, and the bytes before them.
+// The units that the codes of a block fill.
 constexpr int units_of_block(KvFormat format) { return kv_format_trait(format).block_bytes / 16; }
-constexpr int header_bytes(KvFormat format) { return kv_format_trait(format).block_bytes % 16; }
 // The unit where the codes of a block begin, or the one before if they are whole units; and by how many places they are
 // turned, 16 if so.
 constexpr int block_unit(KvFormat format, int block) {
@@ -50,9 +49,9 @@ constexpr int block_units_byte(int end, int lane) { return ((end - 1) & ~15) - 1
 // last one, so that two units before it is the first and also two units exchanged for each other stay a constant apart.
 constexpr int lane_unit(KvFormat format, int lane) { return format == KvFormat::kQ8_0 ? 2 - lane / 16 : lane / 16; }
 // How a key operand's lane 4 g + c makes a word of bytes 4 c .. 4 c + 3 of the block's first unit and its last: as
-// __byte_perm selects from both. But of q8_0 and iq4_nl they come as 0, 2, 1, 3: the halves of a word then have
-// neighbours in their low bytes, and in their high ones. For values, which come in pairs, lanes 4 g + c with 2 g no
-// less than the block's turn take the first.
+// __byte_perm selects from both. Those of q4_0, q4_1, q5_0 and q5_1 come as 0, 2, 1, 3: the halves of a word then have
+// neighbours in their low bytes, and in their high ones. Those of q8_0 and iq4_nl come in order. For values, which come
+// in pairs, lanes 4 g + c with 2 g no less than the block's turn take the first.
 constexpr bool crosses_bytes(KvFormat format) { return has_nibbles(format) && format != KvFormat::kIq4Nl; }
 constexpr unsigned block_selector(KvFormat format, int block, int c) {
   const int of_last = block_turn(format, block) - 4 * c;

@@ -17,6 +17,7 @@ template <KvFormat kFormat>
 struct LongHeader {
   static constexpr int kBlockBytes = kv_format_trait(kFormat).block_bytes;
   static constexpr float kMiddle = has_fifth_bits(kFormat) ? 16.0f : 8.0f;
+  static_assert(block_widening(kFormat).values_too_much[0][0] % 256 == (has_fifth_bits(kFormat) ? 0x10 : 0x88));
   static constexpr unsigned kInverse = has_fifth_bits(kFormat) ? 0x2c002c00u : 0x30003000u;  // 1 / kMiddle, twice
   static constexpr int kFifthBitsByte = kv_format_trait(kFormat).scale_bytes;
   static_assert(units_of_block(kFormat) == 1 && kFifthBitsByte == (has_minimum(kFormat) ? 4 : 2));
@@ -28,6 +29,7 @@ struct KeyOperand<kCfg, kFormat> : LongHeader<kFormat> {
   using Format = LongHeader<kFormat>;
   using Layout = typename KvTiles<kCfg>::template KeysOf<kFormat>;
   static_assert(Layout::kExchanged <= 32, "where a unit lies follows from its row modulo eight");
+  static_assert(kCfg.shape.head_dim_qk == 128, "a head begins with an even block");
 
   FLASHPORT_DEVICE KeyOperand(int lane, int first_key, const HeadPlace& head)
       : lane_(lane),
@@ -128,7 +130,8 @@ struct ValueOperand<kCfg, kFormat, kGroups> : LongHeader<kFormat> {
   FLASHPORT_DEVICE ValueOperand(int lane, int first_group, const HeadPlace& head)
       : lane_(lane), head_byte_(head.byte), first_byte_(head.byte + Format::kBlockBytes * first_group) {}
 
-  // Blocks of q4_1 and q5_1 are turned alike in all heads, those of q5_0 in every second one.
+  static_assert(kCfg.shape.head_dim_v == 128);
+  // Blocks of q4_1 and q5_1 are turned alike in all heads. Those of q5_0 begin half a unit later in odd heads.
   FLASHPORT_DEVICE int first_block(int) const { return head_byte_ % 16 == 0 ? 0 : 4; }
 
   FLASHPORT_DEVICE void load(unsigned (&a)[kTiles][4], ValueFactors& factors, unsigned (&)[kept_words(kFormat)],

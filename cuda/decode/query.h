@@ -69,8 +69,8 @@ FLASHPORT_DEVICE void copy_query(const Params& p, const Segment& s, const Block&
       const KvFormat format = SideFormat<kCfg.shape.k_format>(p.k_format).value();
       const DimOrder order = dim_order(format);
       const auto to = [&](int pair) { return tile.at(row, query_column(order, first, dim + 2 * pair)); };
-      // Keys whose codes are in high bits are 16 times as large (kv_operand.h).
-      const bool has_factor = is_nibble_cache(format);
+      // Keys whose codes are in high bits are 16 times as large (block_widening.h).
+      const bool has_factor = has_plain_nibbles(format);
       if (!has_factor && ready) {
         for (int pair = 0; pair < 4; ++pair) copy_async<4>(to(pair), from + 4 * pair, valid);
       } else {

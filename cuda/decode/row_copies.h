@@ -58,7 +58,7 @@ struct RowCopies {
         }
       }
     }
-    // Blocks of 34 or 18 bytes leave up to three units over, of all rows at once; two of a row go side by side.
+    // Units that do not fill the lanes are left over, of all rows at once; two of a row go side by side.
     constexpr int kOver = kUnits % kLanes;
     constexpr int kOverAtOnce = kOver == 2 && kRows == kWaveSize ? 2 : kWaveSize / kRows;
     constexpr int kOverRows = kWaveSize / kOverAtOnce;

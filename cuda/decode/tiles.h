@@ -6,6 +6,8 @@
 // i of the wave's rows. P goes through shared memory as [keys, rows].
 #pragma once
 
+#include <utility>
+
 #include "common/device/decode/chunk_tree.h"
 #include "common/device/decode/mask.h"
 #include "cuda/decode/block_shape.h"
@@ -195,7 +197,8 @@ class DecodeTiles {
       const int first_key = 16 * kPartTiles * kColWaves * part;  // of the first wave's
       if (part > 0 && first_key % tile_keys(kCfg) == 0) go_to_next_tile(keys);
       const char* tile_of_keys = current_tile(keys);
-      // The part's sums are the last ones, until the next part's are.
+      // Each part sums into the last tiles. The swap moves the sums of the parts before to the front, so that the
+      // rolled loop has constant registers.
       constexpr int kFirst = kKeyTiles - kPartTiles;
       for (Scores& sum : sums) {
 #pragma unroll
@@ -335,19 +338,19 @@ class DecodeTiles {
     }
     v_format_.with([&](auto format) { add_values<format()>(state.o, weights, values); });
   }
-  // O^T += V^T P^T, each part's by its weights.
+  // O^T += V^T P^T, each part's by its weights, which are used up.
   template <KvFormat kFormat, class ValueTiles>
   FLASHPORT_DEVICE void add_values(Out& out, Rows (&weights)[kParts], const ValueTiles& values) const {
     // The first tile of a group of values has products with whole bytes.
-    [[maybe_unused]] constexpr bool kHalves = is_nibble_cache(kFormat);
+    [[maybe_unused]] constexpr bool kHalves = has_plain_nibbles(kFormat);
     constexpr int kUnitRows = has_fifth_bits(kFormat) ? 2 : 1;  // of the operand, with units of their own
     constexpr BlockWidening kWidening = block_widening(kFormat);
     const auto operand = as_operand<Values<kFormat>>(values_);
     [[maybe_unused]] const TooMuch<kFormat> too_much(shared_.too_much, true);
     const int lane = block_.lane();
     Out sum;
-    // Where the code is rolled, 64 keys are taken at once. Rows lie alike from there on, in the same tile a constant
-    // on, which nvcc 13.0 gets wrong if it is left to find it.
+    // Where the code is rolled it takes 64 keys at once. The next ones lie a constant further in the tile (kNext): nvcc
+    // 13.0 computed wrong addresses where they followed from the key's number.
     constexpr int kAtOnce = kRolls ? 64 : turn_keys(kCfg);
     constexpr int kNext = tile_keys(kCfg) > kAtOnce ? Values<kFormat>::Layout::row_offset(kAtOnce) : 0;
 #pragma unroll 1

@@ -121,6 +121,7 @@ def test_nvcc_has_a_reference_of_its_own(request, tmp_path):
     ended = launch(tmp_path, command)
     assert ended.returncode == 0, ended.stderr
     assert 0.1 < float((tmp_path / "log").read_text().split()[1]) < 12
+    assert (tmp_path / "log.nvcc").exists()
 
 
 # (lines of the log, how much longer it took, whether the budget is kept), for decode's 4 core-minutes

@@ -44,6 +44,9 @@ constexpr bool is_cache_format(KvFormat format) { return static_cast<unsigned>(f
   return {"unknown", DType::kUInt8, 1, 1, 0};
 }
 
+// Bytes of a block of ggml's formats before its codes, which fill whole units of 16 bytes.
+constexpr int header_bytes(KvFormat format) { return kv_format_trait(format).block_bytes % 16; }
+
 // Sets of formats have a bit for each.
 constexpr std::uint32_t format_bit(KvFormat format) { return std::uint32_t{1} << static_cast<int>(format); }
 

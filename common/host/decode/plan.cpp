@@ -150,20 +150,21 @@ void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check&
   if (wants_second_launch(plan, problem.is_partial, device.multiprocessors())) plan_combine(plan, check, device);
 }
 
+constexpr std::int64_t kLargeCacheBytes = 400'000'000;
+constexpr std::int64_t kLargeBlockCacheKeys = 400'000;  // of all heads
+// Blocks with minima or fifth bits gain from fewer keys on, but not with few heads of all sequences: 16 lose, 64 gain
+// (docs/tuning.md).
+constexpr std::int64_t kLargeLongBlockCacheKeys = 250'000, kManyLongBlockHeads = 32;
+std::int64_t large_cache_keys(const DecodeParams& p, const DecodeShape& shape) {
+  const bool long_blocks = chooses_formats(shape) && (header_bytes(p.k_format) > 2 || header_bytes(p.v_format) > 2);
+  const bool many_heads = std::int64_t{p.batch} * p.num_kv_heads >= kManyLongBlockHeads;
+  return long_blocks && many_heads ? kLargeLongBlockCacheKeys : kLargeBlockCacheKeys;
+}
+
 // Whether there is room for many keys, and `large`, the kernel for such caches, finds so many kv heads side by side as
 // its blocks have teams, which walk through them concurrently. It brings their rows at once, which pays where most of
 // them come from memory; in formats of blocks it also takes fewer instructions a key, and longer for each leaf
 // (docs/tuning.md).
-constexpr std::int64_t kLargeCacheBytes = 400'000'000;
-constexpr std::int64_t kLargeBlockCacheKeys = 400'000;  // of all heads
-// Blocks with minima or fifth bits gain earlier, where all teams have a head of a sequence to begin with.
-constexpr std::int64_t kLargeLongBlockCacheKeys = 250'000, kManyLongBlockHeads = 32;
-std::int64_t large_cache_keys(const DecodeParams& p, const DecodeShape& shape) {
-  const auto is_long = [](KvFormat format) { return kv_format_trait(format).block_bytes % 16 > 2; };
-  const bool long_blocks = chooses_formats(shape) && (is_long(p.k_format) || is_long(p.v_format));
-  return long_blocks && p.batch * p.num_kv_heads >= kManyLongBlockHeads ? kLargeLongBlockCacheKeys
-                                                                        : kLargeBlockCacheKeys;
-}
 constexpr std::int64_t kManyBlocks = 840;  // which each number of tiles up to 8 divides
 bool is_large_cache(const DecodeProblem& problem, const DecodeParams& p, const KernelEntry& large) {
   const CacheParams &k = p.cache.k, &v = p.cache.v;

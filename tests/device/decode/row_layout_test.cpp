@@ -254,7 +254,8 @@ void check_values(const T& tile, const Head& of, int waves) {
   }
 }
 
-// The operands of long headers find their units otherwise: the whole kernels on this machine show that they do.
+// Of long headers only the copies are checked: their operands find units otherwise, which whole kernels on this machine
+// show (kernels_test).
 template <class T>
 void check(const T& tile, const Head& of) {
   if (has_long_header(T::kFormat)) return;

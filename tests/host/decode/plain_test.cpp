@@ -195,6 +195,14 @@ TEST_F(PlainCalls, OnLargeCachesOfLongBlocks) {
   EXPECT_EQ(kernel_of(a), "decode/fp16/kv=blocks/hd128/r16/fakegpu");
   make_room(inputs, 1042);  // 3 x 16'672 keys of eight heads
   EXPECT_EQ(kernel_of(a), "decode/fp16/kv=blocks/hd128/r16/large/fakegpu");
+  have_heads(16);
+  make_room(inputs, kPages);
+  std::swap(a.k_format, a.v_format);
+  std::swap(a.k_cache, a.v_cache);
+  EXPECT_EQ(kernel_of(a), "decode/fp16/kv=blocks/hd128/r16/large/fakegpu");
+  a.v_format = KvFormat::kIq4Nl;
+  a.v_cache = TensorView(scratch_at(16 << 20), DType::kUInt8, kGpu, {64, 16, 16, 72});
+  EXPECT_EQ(kernel_of(a), "decode/fp16/kv=blocks/hd128/r16/fakegpu");
 }
 
 // Others have no rows to bring in pairs.

@@ -57,24 +57,28 @@ TEST(Special, NanAndInfinityStayInTheirRowsAndColumns) {
 
 // Caches of blocks. One request with a key, one with a value of which a block's scale is NaN, one with a query of
 // NaN, and one with none of them.
-class BlocksThatAreNotFinite : public testing::TestWithParam<std::string> {
+// A format, the bytes of its blocks, and where in them the scale or the minimum is that is no number.
+struct NoNumber {
+  const char* format;
+  std::int64_t block_bytes, byte;
+};
+class BlocksThatAreNotFinite : public testing::TestWithParam<NoNumber> {
  protected:
-  static constexpr std::int64_t kDim = 64, kBlockBytes[2] = {34, 18};
-  static void set_nan(Tensor& cache, DecodeCall& call, std::int64_t request, std::int64_t token, bool is_q8) {
+  static constexpr std::int64_t kDim = 64;
+  static void set_nan(Tensor& cache, DecodeCall& call, std::int64_t request, std::int64_t token) {
     const std::uint16_t nan = 0x7e00;
     const std::int64_t page = call.inputs().block_table->integer({request, token / 16});
-    std::memcpy(cache.address({page, token % 16, 1, 0}) + kBlockBytes[is_q8 ? 0 : 1], &nan, sizeof nan);
+    std::memcpy(cache.address({page, token % 16, 1, 0}) + GetParam().block_bytes + GetParam().byte, &nan, sizeof nan);
   }
 };
 
 TEST_P(BlocksThatAreNotFinite, StayInTheirRowsAndColumns) {
   DecodeCase c = plain_case("special_blocks", {70, 130, 65, 100});
-  c.k_format = c.v_format = type_named(GetParam());
+  c.k_format = c.v_format = type_named(GetParam().format);
   if (!flashport::supports(c.query()).supported) GTEST_SKIP() << flashport::supports(c.query()).reason;
   DecodeCall clean(c), call(c);
-  const bool is_q8 = GetParam() == "q8_0";
-  set_nan(call.k(), call, 0, 66, is_q8);
-  set_nan(call.v(), call, 1, 65, is_q8);
+  set_nan(call.k(), call, 0, 66);
+  set_nan(call.v(), call, 1, 65);
   call.q().set({2, 6, 5}, NAN);
   for (DecodeCall* each : {&clean, &call}) {
     each->upload();
@@ -92,8 +96,35 @@ TEST_P(BlocksThatAreNotFinite, StayInTheirRowsAndColumns) {
   EXPECT_EQ(finite, (4 * 8 - 4 - 1) * kDim - 4 * kDim / 2);
 }
 
-INSTANTIATE_TEST_SUITE_P(Special, BlocksThatAreNotFinite, testing::Values("q8_0", "q4_0"),
-                         [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Special, BlocksThatAreNotFinite,
+                         testing::Values(NoNumber{"q8_0", 34, 0}, NoNumber{"q4_0", 18, 0}, NoNumber{"iq4_nl", 18, 0},
+                                         NoNumber{"q4_1", 20, 0}, NoNumber{"q4_1", 20, 2}, NoNumber{"q5_0", 22, 0},
+                                         NoNumber{"q5_1", 24, 0}, NoNumber{"q5_1", 24, 2}),
+                         [](const auto& info) {
+                           return std::string(info.param.format) + (info.param.byte == 0 ? "" : "_minimum");
+                         });
+
+// Values that fill the range of fp16 stay finite, also in kernels that multiply probabilities by scales.
+TEST(Special, BlocksAsLargeAsTheyMayBe) {
+  const struct {
+    const char* format;
+    std::int64_t block_bytes;
+    std::uint16_t header[2];  // 8728 and -65472, up to 65448; 4224 and -65472, up to 65472
+  } kBlocks[] = {{"q4_1", 20, {0x7043, 0xfbfe}}, {"q5_1", 24, {0x6c20, 0xfbfe}}};
+  for (const auto& block : kBlocks) {
+    SCOPED_TRACE(block.format);
+    DecodeCase c = plain_case("special_large_blocks", {70, 1});
+    c.k_format = c.v_format = type_named(block.format);
+    if (!flashport::supports(c.query()).supported) continue;
+    DecodeCall call(c);
+    const std::int64_t page = call.inputs().block_table->integer({1, 0});
+    std::memcpy(call.v().address({page, 0, 1, 0}) + block.block_bytes, block.header, sizeof block.header);
+    call.upload();
+    call.run();
+    EXPECT_EQ(call.check(math_of(c)), "");
+    EXPECT_GT(std::abs(call.out().get({1, 4, 32})) + std::abs(call.out().get({1, 4, 33})), 1.0);
+  }
+}
 
 // Four draft tokens, of which the last alone sees itself. What its key and its value hold.
 class NanInADraft : public testing::Test {
