@@ -187,8 +187,8 @@ struct KeyOperand {
   static constexpr int kScalePlaces = Layout::kScalePlaces;
   static_assert(!has_nibbles(kFormat) || kBlocks <= 8, "nine units are an odd number");
   LanePlaces<Layout, Layout::kHeadBytes> places_;
-  unsigned scales_[2] = {};                  // kScalePlaces of them
-  unsigned selectors_[kSelectors + 1] = {};  // one more, because none is no array
+  unsigned scales_[2];                  // kScalePlaces of them
+  unsigned selectors_[kSelectors + 1];  // one more, because none is no array
 };
 
 // Tiles of 16 columns that are loaded together: a group.

@@ -242,6 +242,7 @@ class KvProducer {
     // Where in the tile's rows what the wave brings begins.
     const int first_byte = kHeads == 1 ? Layout::head_offset(block_.team(), head, false) : 0;
     char* tile = teams_[0].ring.tiles[place_.stage];
+    const bool whole = at_use(rows.whole);
     if (at_use(rows.neighbours)) {
       const auto stride = static_cast<int>(cache.token_stride);
       const char* first = static_cast<const char*>(cache.data) +
@@ -260,14 +261,14 @@ class KvProducer {
         Copies::copy_whole(block_.lane(), tile, row, first_byte, [&](int i) { return list[i]; }, policy);
       };
       if constexpr (kSharing == Sharing::kFirstTeam) {
-        if (at_use(rows.whole) && in_units_) {
+        if (whole && in_units_) {
           const int before = first_byte - block_.team() * Layout::kColumn;  // of the head, in its first unit
           RowCopies<Layout, kRowsAtOnce, 1, true>::copy_whole(
               block_.lane(), tile, row, first_byte - before, [&](int i) { return list[i] - before; }, kNormalPolicy);
           continue;
         }
       }
-      if (!at_use(rows.whole)) {
+      if (!whole) {
         Copies::template copy_part<Params::kPlain>(block_.lane(), tile, row, first_byte, cache, list);
       } else if constexpr (!kHasPolicy) {
         copy_whole(NoPolicy{});

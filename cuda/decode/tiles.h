@@ -67,8 +67,9 @@ class DecodeTiles {
   // operands of all have the same words (as_operand()).
   static constexpr bool kChooses = chooses_formats(kShape);
   // Kernels with code for many formats have one code for the parts of keys, and one for half of the values, so that
-  // more of it stays in the instruction caches.
-  static constexpr bool kRolls = kChooses && kPartTiles == 2;
+  // more of it stays in the instruction caches: where each half is a tile. nvcc 13.0 computed wrong addresses where
+  // rows of one tile followed from the number of the half.
+  static constexpr bool kRolls = kChooses && kPartTiles == 2 && tile_keys(kCfg) == 64;
   template <KvFormat kFormat>
   using Keys = KeyOperand<kCfg, kFormat>;
   template <KvFormat kFormat>
@@ -253,6 +254,9 @@ class DecodeTiles {
     return sums[0];
   }
 
+  // A condition that the code of each score tests (mask.h).
+  FLASHPORT_DEVICE bool at_use(bool x) const { return kChooses ? at_each_use(x) : x; }
+
   // f(value, slot, key of the leaf)
   template <class F>
   FLASHPORT_DEVICE void for_each(Scores& scores, F&& f) const {
@@ -349,71 +353,62 @@ class DecodeTiles {
     [[maybe_unused]] const TooMuch<kFormat> too_much(shared_.too_much, true);
     const int lane = block_.lane();
     Out sum;
-    // Where the code is rolled it takes 64 keys at once. The next ones lie a constant further in the tile (kNext): nvcc
-    // 13.0 computed wrong addresses where they followed from the key's number.
-    constexpr int kAtOnce = kRolls ? 64 : turn_keys(kCfg);
-    constexpr int kNext = tile_keys(kCfg) > kAtOnce ? Values<kFormat>::Layout::row_offset(kAtOnce) : 0;
-#pragma unroll 1
-    for (int at = 0; at < turn_keys(kCfg) / kAtOnce; ++at) {
+#pragma unroll(kRolls ? 2 : turn_keys(kCfg) / 32)
+    for (int pair = 0; pair < turn_keys(kCfg) / 32; ++pair) {
+      if (pair > 0 && 32 * pair % tile_keys(kCfg) == 0) go_to_next_tile(values);
+      unsigned b[kRowTiles][4];
 #pragma unroll
-      for (int pair = 0; pair < kAtOnce / 32; ++pair) {
-        const int first_key = kAtOnce * at + 32 * pair;
-        if (first_key > 0 && first_key % tile_keys(kCfg) == 0) go_to_next_tile(values);
-        const char* tile_of_values = current_tile(values) + at * kNext;
-        unsigned b[kRowTiles][4];
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        ldmatrix_x4_trans(b[tile], shared_.probabilities_of(buffer_, 32 * pair + lane, row_base_ + 8 * tile));
+      }
 #pragma unroll
-        for (int tile = 0; tile < kRowTiles; ++tile) {
-          ldmatrix_x4_trans(b[tile], shared_.probabilities_of(buffer_, first_key + lane, row_base_ + 8 * tile));
+      for (int half = 0; half < 2; ++half) {
+        const int step = 2 * pair + half;  // of 16 keys
+        if (step % kPartTiles == 0) {
+          for_each_register(sum.c, [](float& x, int, int, int) { x = 0.0f; });
         }
+        unsigned kept[kept_words(kFormat)];
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int step = 2 * pair + half;  // of 16 keys
-          if (step % kPartTiles == 0) {
-            for_each_register(sum.c, [](float& x, int, int, int) { x = 0.0f; });
-          }
-          unsigned kept[kept_words(kFormat)];
+        for (int group = 0; group < kColGroups; ++group) {
+          unsigned a[kTilesAtOnce][4];
+          ValueFactors factors;
+          operand.load(a, factors, kept, current_tile(values), 16 * step % tile_keys(kCfg), group);
 #pragma unroll
-          for (int group = 0; group < kColGroups; ++group) {
-            unsigned a[kTilesAtOnce][4];
-            ValueFactors factors;
-            operand.load(a, factors, kept, tile_of_values, 16 * step % tile_keys(kCfg), group);
-#pragma unroll
-            for (int tile = 0; tile < kRowTiles; ++tile) {
-              unsigned p[2] = {b[tile][2 * half], b[tile][2 * half + 1]};
-              if constexpr (kScaled) {
-                if constexpr (has_minimum(kFormat)) {
-                  unsigned of_minima[2];
-                  for (int i = 0; i < 2; ++i) of_minima[i] = multiply_halves(p[i], factors.minimum[i]);
-                  for (int i = 0; i < 2; ++i) {
-                    too_much.template mma<kMath>(i, sum.c[group * kTilesAtOnce + i][tile], of_minima[0], of_minima[1]);
-                  }
+          for (int tile = 0; tile < kRowTiles; ++tile) {
+            unsigned p[2] = {b[tile][2 * half], b[tile][2 * half + 1]};
+            if constexpr (kScaled) {
+              if constexpr (has_minimum(kFormat)) {
+                unsigned of_minima[2];
+                for (int i = 0; i < 2; ++i) of_minima[i] = multiply_halves(p[i], factors.minimum[i]);
+                for (int i = 0; i < 2; ++i) {
+                  too_much.template mma<kMath>(i, sum.c[group * kTilesAtOnce + i][tile], of_minima[0], of_minima[1]);
                 }
-                for (int i = 0; i < 2; ++i) p[i] = multiply_halves(p[i], factors.scale[i]);
-                for (int i = 0; i < 2; ++i)
-                  too_much.template mma<kMath>(i, sum.c[group * kTilesAtOnce + i][tile], p[0], p[1]);
               }
+              for (int i = 0; i < 2; ++i) p[i] = multiply_halves(p[i], factors.scale[i]);
+              for (int i = 0; i < 2; ++i)
+                too_much.template mma<kMath>(i, sum.c[group * kTilesAtOnce + i][tile], p[0], p[1]);
+            }
 #pragma unroll
-              for (int i = 0; i < kTilesAtOnce; ++i) {
-                mma<kMath>(sum.c[group * kTilesAtOnce + i][tile], a[i], p[0], p[1]);
-              }
+            for (int i = 0; i < kTilesAtOnce; ++i) {
+              mma<kMath>(sum.c[group * kTilesAtOnce + i][tile], a[i], p[0], p[1]);
             }
           }
-          if (step % kPartTiles < kPartTiles - 1) continue;
-          const Rows weight = weights[0];  // those of the next part follow
-          for (int part = 1; part < kParts; ++part) weights[part - 1] = weights[part];
-          Rows of_tile[kTilesAtOnce][kUnitRows];
-          for (int i = 0; i < kTilesAtOnce; ++i) {
-            for (int rows = 0; rows < kUnitRows; ++rows) {
-              const float unit = kScaled ? value_unit(kWidening, i, rows) * kWidening.probability_unit : 1.0f;
-              for (int slot = 0; slot < kRowSlots; ++slot) of_tile[i][rows][slot] = weight[slot] * unit;
-            }
-          }
-          for_each_register(out.c, [&](float& x, int col_tile, int tile, int i) {
-            float product = sum.c[col_tile][tile][i];
-            if constexpr (kHalves) product -= col_tile % 2 == 0 ? sum.c[col_tile + 1][tile][i] : 0.0f;
-            x = fma_rn(product, of_tile[col_tile % kTilesAtOnce][i / 2 % kUnitRows][2 * tile + i % 2], x);
-          });
         }
+        if (step % kPartTiles < kPartTiles - 1) continue;
+        const Rows weight = weights[0];  // those of the next part follow
+        for (int part = 1; part < kParts; ++part) weights[part - 1] = weights[part];
+        Rows of_tile[kTilesAtOnce][kUnitRows];
+        for (int i = 0; i < kTilesAtOnce; ++i) {
+          for (int rows = 0; rows < kUnitRows; ++rows) {
+            const float unit = kScaled ? value_unit(kWidening, i, rows) * kWidening.probability_unit : 1.0f;
+            for (int slot = 0; slot < kRowSlots; ++slot) of_tile[i][rows][slot] = weight[slot] * unit;
+          }
+        }
+        for_each_register(out.c, [&](float& x, int col_tile, int tile, int i) {
+          float product = sum.c[col_tile][tile][i];
+          if constexpr (kHalves) product -= col_tile % 2 == 0 ? sum.c[col_tile + 1][tile][i] : 0.0f;
+          x = fma_rn(product, of_tile[col_tile % kTilesAtOnce][i / 2 % kUnitRows][2 * tile + i % 2], x);
+        });
       }
     }
   }
