@@ -180,7 +180,7 @@ def row(prefix, number, tier, case):
 
 
 def instances():
-    """All rows but those of any, which mixed_test.cpp has, and of code_changes() and nibble_changes()."""
+    """All rows but those of any, which mixed_test.cpp has, and of code_changes() and block_changes()."""
     text = (ROOT / "cmake" / "decode_instances.txt").read_text()
     for line in text.splitlines():
         fields = line.partition("#")[0].split()
@@ -236,7 +236,7 @@ def emulator_rows():
     yield row("e", number, "emulator", dict(PLAIN, group=16, hkv=1, lens="1100"))
     yield row("e", number + 1, "emulator", dict(PLAIN, types="bf16/fp8_e4m3", dims="64", group=16, hkv=1, lens="1100"))
     number += 2
-    for change in [*path_changes(), *code_changes(), *pair_changes(), *nibble_changes()]:
+    for change in [*path_changes(), *code_changes(), *pair_changes(), *block_changes()]:
         yield row("e", number, "emulator", dict(PLAIN, **change))
         number += 1
 
@@ -289,7 +289,7 @@ def pair_changes():
     yield from team_changes(*PAIR_TYPES, {"hkv": 4, "lens": "200|200|200|200|130", "lse": 0})
 
 
-def nibble_changes():
+def block_changes():
     """Keys of q4_0 with values of q8_0, iq4_nl, pairs of it with others, and blocks with minima or fifth bits."""
     for types in (NIBBLE_TYPES[:2], NIBBLE_TYPES[2:], BLOCK_TYPES, HEADER_TYPES[:2], HEADER_TYPES[2:]):
         yield from team_changes(*types, {"hkv": 8, "lens": "300|64|1", "softcap": 30})
