@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "tests/ops/decode/call.h"
+#include "tests/reference/blocks.h"
 #include "tests/support/expected_support.h"
 #include "tests/support/random.h"
 #include "tests/support/sparse_memory.h"
@@ -123,6 +124,34 @@ TEST(Special, BlocksAsLargeAsTheyMayBe) {
     call.run();
     EXPECT_EQ(call.check(math_of(c)), "");
     EXPECT_GT(std::abs(call.out().get({1, 4, 32})) + std::abs(call.out().get({1, 4, 33})), 1.0);
+  }
+}
+
+// Keys and values with a mean, whose minima do not vanish from the middle of the codes on.
+TEST(Special, BlocksWithAMean) {
+  for (const char* format : {"q4_1", "q5_1"}) {
+    for (const std::int64_t dim : {64, 128}) {
+      SCOPED_TRACE(std::string(format) + ", " + std::to_string(dim));
+      DecodeCase c = plain_case("special_mean", {70, 130, 1});
+      c.k_format = c.v_format = type_named(format);
+      c.dk = c.dv = dim;
+      if (!flashport::supports(c.query()).supported) continue;
+      DecodeCall call(c);
+      Random random(7);
+      std::vector<float> row(static_cast<std::size_t>(dim));
+      for (Tensor* cache : {&call.k(), &call.v()}) {
+        const Shape& shape = cache->shape();  // pages, tokens, heads, bytes
+        for (std::int64_t i = 0; i < shape[0] * shape[1] * shape[2]; ++i) {
+          const float mean = static_cast<float>(4.0 * random.normal());
+          for (float& x : row) x = mean + 0.25f * static_cast<float>(random.normal());
+          const Shape at = {i / shape[2] / shape[1], i / shape[2] % shape[1], i % shape[2], 0};
+          reference::write_blocks(c.k_format, cache->address(at), row.data(), dim);
+        }
+      }
+      call.upload();
+      call.run();
+      EXPECT_EQ(call.check(math_of(c)), "");
+    }
   }
 }
 
