@@ -255,7 +255,7 @@ class DecodeTiles {
   }
 
   // A condition that the code of each score tests (mask.h).
-  FLASHPORT_DEVICE bool at_use(bool x) const { return kChooses ? at_each_use(x) : x; }
+  FLASHPORT_DEVICE static bool at_use(bool x) { return kChooses ? at_each_use(x) : x; }
 
   // f(value, slot, key of the leaf)
   template <class F>

@@ -73,16 +73,6 @@ FLASHPORT_DEVICE void add_bias(const Tiles& tiles, const MixedDecodeParams& p, c
   });
 }
 
-// The same condition, in the way in which tiles want it tested for each score.
-template <class Tiles>
-FLASHPORT_DEVICE bool at_use(const Tiles& tiles, bool x) {
-  if constexpr (requires { tiles.at_use(x); }) {
-    return tiles.at_use(x);
-  } else {
-    return x;
-  }
-}
-
 template <class Tiles, class Params>
 FLASHPORT_DEVICE void to_logits(const Tiles& tiles, const Params& p, const Segment& s, int key, float scale,
                                 typename Tiles::Scores& scores) {
@@ -105,7 +95,9 @@ FLASHPORT_DEVICE void to_logits(const Tiles& tiles, const Params& p, const Segme
     const RowView& view = views[slot];
     const int distance = view.position - (key + col);
     x -= view.slope * static_cast<float>(distance < 0 ? -distance : distance);
-    if (at_use(tiles, masked) && !visible(view, key + col)) x = -kInfinity;
+    bool hides = masked;
+    if constexpr (requires { Tiles::at_use(masked); }) hides = Tiles::at_use(masked);
+    if (hides && !visible(view, key + col)) x = -kInfinity;
   });
 }
 
