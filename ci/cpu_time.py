@@ -104,15 +104,12 @@ def slowness(log: Path, compiler: str) -> float:
     known = log.with_suffix(f".{reference.name}")
     if known.exists() and time.time() - known.stat().st_mtime < REFERENCE_AGE:
         return float(known.read_text())
-    command = [compiler if reference is NVCC else "g++", *reference.flags, "-c", "-", "-o", os.devnull]
+    command = [compiler if reference is NVCC else "g++", *reference.flags, "-c", "-o", os.devnull]
     before = children_seconds()
-    if reference is NVCC:  # which does not read the source from a pipe
-        with tempfile.NamedTemporaryFile("w", suffix=".cu") as unit:
-            unit.write(reference.source)
-            unit.flush()
-            subprocess.run([unit.name if word == "-" else word for word in command], check=True)
-    else:
-        subprocess.run(command, input=reference.source, text=True, check=True)
+    with tempfile.NamedTemporaryFile("w", suffix=".cu") as unit:  # nvcc does not read the source from a pipe
+        unit.write(reference.source)
+        unit.flush()
+        subprocess.run([*command, unit.name], check=True)
     slow = (children_seconds() - before) / reference.seconds
     new = known.with_suffix(f".{os.getpid()}")
     new.write_text(f"{slow:.3f}")

@@ -16,8 +16,9 @@
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
-// The factors of an operand's blocks. Of keys g and g + 8; of the pairs of keys 2 c, 2 c + 1 and 2 c + 8, 2 c + 9 of
-// values. A minimum is for the products with what is too much: -(d + m / middle), where that is `middle` for each code.
+// The factors of an operand's blocks: of keys g and g + 8, or of the pairs of keys 2 c, 2 c + 1 and 2 c + 8, 2 c + 9
+// for values. A minimum is for the products with what is too much: -(d + m / middle), where that is `middle` for each
+// code.
 struct KeyFactors {
   float scale[2], minimum[2];
 };

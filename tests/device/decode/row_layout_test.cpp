@@ -254,8 +254,8 @@ void check_values(const T& tile, const Head& of, int waves) {
   }
 }
 
-// Of long headers only the copies are checked: their operands find units otherwise, which whole kernels on this machine
-// show (kernels_test).
+// For long headers this checks the copies only: their operands find units otherwise, which whole kernels on this
+// machine show (kernels_test).
 template <class T>
 void check(const T& tile, const Head& of) {
   if (has_long_header(T::kFormat)) return;

@@ -464,6 +464,7 @@ TEST(ChooseDecodeKernel, BlocksOfTheFormatsOfTheCall) {
   EXPECT_EQ(key(KvFormat::kIq4Nl, KvFormat::kIq4Nl, 40), "blocks");
   EXPECT_EQ(key(KvFormat::kQ8_0, KvFormat::kQ4_1, 4), "blocks");
   EXPECT_EQ(key(KvFormat::kQ5_0, KvFormat::kQ5_1, 16), "blocks");
+  EXPECT_EQ(key(KvFormat::kQ8_0, KvFormat::kFp8E4M3, 4), "any");
   EXPECT_EQ(key(KvFormat::kQ5_0, KvFormat::kFp8E4M3, 4), "any");
   EXPECT_EQ(key(KvFormat::kQ8_0, KvFormat::kQ4_0, 4, true), "any");
 }
