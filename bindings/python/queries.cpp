@@ -122,6 +122,7 @@ DecodeQuery decode_query(Options& options) {
   options.integer("q_len", query.q_len);
   options.formats("segment_formats", query.segment_formats);
   options.boolean("scales_beside", query.scales_beside);
+  options.integer("scale_group", query.scale_group);
   return query;
 }
 

@@ -6,11 +6,22 @@
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
+// Whether keys, values or both are in blocks.
+constexpr bool has_blocks(const DecodeShape& shape) {
+  return is_block_cache(shape.k_format) || is_block_cache(shape.v_format);
+}
+// What products with keys or with values are computed in: where one is of 16 bits and the other of blocks, shape.math
+// is the former's.
+constexpr MathType side_math(const DecodeShape& shape, KvFormat side) {
+  return is_block_cache(side) ? MathType::kFp16 : shape.math;
+}
+
 constexpr int turn_keys(const DecodeConfig& cfg) { return cfg.tuning.leaves * kLeafKeys; }
 // Tiles of the ring that the keys of a turn take, and its values. Where four teams share each tile and rows may be
-// of q8_0, few fit, and the slowest team holds them up: each leaf is given back by itself.
+// of q8_0 or have factors, few fit, and the slowest team holds them up: each leaf is given back by itself.
 constexpr int turn_tiles(const DecodeConfig& cfg) {
-  return cfg.tuning.teams == 4 && has_format(cfg.shape, KvFormat::kQ8_0) ? cfg.tuning.leaves : 1;
+  const bool few_fit = has_format(cfg.shape, KvFormat::kQ8_0) || reads_factors(cfg.shape);
+  return cfg.tuning.teams == 4 && few_fit ? cfg.tuning.leaves : 1;
 }
 constexpr int tile_keys(const DecodeConfig& cfg) { return turn_keys(cfg) / turn_tiles(cfg); }
 
@@ -47,8 +58,7 @@ constexpr DecodeSplit decode_split(const DecodeConfig& cfg) {
             .large = true};
   }
   const int blocks = cfg.tuning.blocks_per_multiprocessor * cfg.tuning.teams;
-  const bool finer =
-      cfg.shape.rows == 8 && cfg.tuning.leaves == 2 && blocks == 2 && !is_block_cache(cfg.shape.k_format);
+  const bool finer = cfg.shape.rows == 8 && cfg.tuning.leaves == 2 && blocks == 2 && !has_blocks(cfg.shape);
   return {.turn_leaves = cfg.tuning.leaves,
           .row_slices = row_waves(cfg),
           .column_slices = column_waves(cfg),

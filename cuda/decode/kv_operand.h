@@ -51,9 +51,15 @@ FLASHPORT_DEVICE void iq4_nl_numbers(unsigned (&halves)[4], unsigned codes) {
   }
 }
 
+// Bytes `kFirst` and `kSecond` of four codes of int8 + 128, as numbers of fp16: of 1024 + the byte less 1152.
+template <unsigned kFirst, unsigned kSecond>
+FLASHPORT_DEVICE unsigned int8_numbers(unsigned biased) {
+  return add_halves(__byte_perm(biased, 0x64646464u, 0x4040u | kSecond << 8 | kFirst), 0xe480e480u);
+}
+
 // Units of 16 rows that an operand has brought: of each, rows g and g + 8, or 2 c, 2 c + 1 and 2 c + 8, 2 c + 9. q8_0:
 // the last one of the block before. Nibbles: two at a time, because ldmatrix.x4 brings two of 16 rows.
-constexpr int kept_words(KvFormat format) { return has_nibbles(format) ? 4 : 2; }
+constexpr int kept_words(KvFormat format) { return has_nibbles(format) || format == KvFormat::kInt4 ? 4 : 2; }
 
 // Sees to it that the two units of nibbles' block `group` of kGroups are there, one group after the other.
 // load(words, byte): ldmatrix from `byte` of the first block's unit on, of two units or, of the last, one.
@@ -130,6 +136,14 @@ struct KeyOperand {
       unsigned raw[4];
       ldmatrix_x4(raw, places_.at(tile, key, 32 * group));
       for (int i = 0; i < 4; ++i) widen_fp8(a[i / 2][i % 2], a[i / 2][i % 2 + 2], raw[i]);
+    } else if constexpr (kFormat == KvFormat::kInt8) {
+      unsigned raw[4];
+      ldmatrix_x4(raw, places_.at(tile, key, 32 * group));
+      for (int i = 0; i < 4; ++i) {
+        const unsigned biased = raw[i] ^ 0x80808080u;
+        a[i / 2][i % 2] = int8_numbers<0, 1>(biased);
+        a[i / 2][i % 2 + 2] = int8_numbers<2, 3>(biased);
+      }
     } else if constexpr (kFormat == KvFormat::kQ8_0) {
       const int first = 16 * block_unit(kFormat, group);
       if (group % 8 == 0) ldmatrix_x2(kept, places_.at(tile, key, first - 32));
@@ -227,6 +241,15 @@ struct ValueOperand {
       for (int i = 0; i < 4; ++i) {
         unsigned* pairs = &a[i / 2][i % 2 * 2];
         widen_fp8(pairs[0], pairs[1], __byte_perm(raw[i], 0, 0x3120));
+      }
+    } else if constexpr (kFormat == KvFormat::kInt8) {
+      unsigned raw[4];
+      ldmatrix_x4_trans(raw, places_.at(tile, key, kGroupBytes * group));
+      for (int i = 0; i < 4; ++i) {
+        const unsigned biased = raw[i] ^ 0x80808080u;
+        unsigned* pairs = &a[i / 2][i % 2 * 2];
+        pairs[0] = int8_numbers<0, 2>(biased);
+        pairs[1] = int8_numbers<1, 3>(biased);
       }
     } else if constexpr (kFormat == KvFormat::kQ8_0) {
       const int first = 16 * block_unit(kFormat, group);

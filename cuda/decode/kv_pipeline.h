@@ -44,7 +44,6 @@ struct TileRows : TileLayout<kCfg, kFormat, kDim> {
 template <DecodeConfig kCfg>
 inline constexpr int kTileAlignment = uses_wgmma(kCfg.shape) ? 1024 : 128;
 
-// Tiles of keys and tiles of values alike take kBytes of each team's ring.
 template <DecodeConfig kCfg>
 struct KvTiles {
   static constexpr KvFormat kKeyFormat = product_format(kCfg.shape);
@@ -53,10 +52,29 @@ struct KvTiles {
   using Values = TileRows<kCfg, kValueFormat, kCfg.shape.head_dim_v>;
   // As the call's format has them (side_format.h), in tiles with room for the longest rows.
   template <KvFormat kFormat>
-  using KeysOf = TileRows<kCfg, chooses_formats(kCfg.shape) ? kFormat : kKeyFormat, kCfg.shape.head_dim_qk>;
+  using KeysOf = TileRows<kCfg, kKeyFormat == KvFormat::kBlocks ? kFormat : kKeyFormat, kCfg.shape.head_dim_qk>;
   template <KvFormat kFormat>
-  using ValuesOf = TileRows<kCfg, chooses_formats(kCfg.shape) ? kFormat : kValueFormat, kCfg.shape.head_dim_v>;
-  static constexpr int kBytes = Keys::kTileBytes > Values::kTileBytes ? Keys::kTileBytes : Values::kTileBytes;
+  using ValuesOf = TileRows<kCfg, kValueFormat == KvFormat::kBlocks ? kFormat : kValueFormat, kCfg.shape.head_dim_v>;
+  // Of each team's ring, keys and values alike, but where one is of 16 bits and the other of blocks.
+  static constexpr int kMost = Keys::kTileBytes > Values::kTileBytes ? Keys::kTileBytes : Values::kTileBytes;
+  static constexpr bool kAlike = !chooses_formats(kCfg.shape) || kKeyFormat == kValueFormat;
+  // Behind the codes of a tile its factors: those of groups as rows (factor_operand.h); of whole rows one of each key
+  // and then, as both are due with the scores, of each value, in the ring of the head's team.
+  using FactorRows = TileRows<kCfg, KvFormat::kFp16, kCfg.shape.head_dim_qk / kFactoredValues>;
+  using FactorOfRow = std::uint32_t;  // of fp32, or two of fp16
+  static constexpr int kFactorsByte = kMost;
+  static constexpr int kFactorBytes = [] {
+    if constexpr (factors_of(kCfg.shape) == Factors::kOfGroups) {
+      static_assert(kCfg.shape.head_dim_qk == kCfg.shape.head_dim_v && Keys::kTileBytes == kMost && kMost % 128 == 0);
+      return (FactorRows::kTileBytes + 127) / 128 * 128;
+    } else {
+      return factors_of(kCfg.shape) == Factors::kOfRows ? 2 * tile_keys(kCfg) * static_cast<int>(sizeof(FactorOfRow))
+                                                        : 0;
+    }
+  }();
+  static constexpr int kKeyBytes = kAlike ? kMost + kFactorBytes : Keys::kTileBytes;
+  static constexpr int kValueBytes = kAlike ? kMost + kFactorBytes : Values::kTileBytes;
+  static_assert(kAlike || turn_tiles(kCfg) == 1, "keys and values take turns");
   static_assert(
       kCfg.tuning.teams == 1 || (Keys::kPitch == Values::kPitch && !chooses_formats(kCfg.shape)) ||
           kCfg.tuning.stages % (2 * turn_tiles(kCfg)) == 0,
@@ -68,12 +86,20 @@ template <DecodeConfig kCfg>
 struct KvRing {
   static constexpr int kTiles = kCfg.tuning.stages;
   // The next one early, if there is room for it.
-  static constexpr int kQueries = sizeof(QueryTile<kCfg>) > 8 * 1024 || kCfg.tuning.teams == 4 ? 1 : 2;
+  static constexpr int kQueries =
+      sizeof(QueryTile<kCfg>) > 8 * 1024 || kCfg.tuning.teams == 4 || !KvTiles<kCfg>::kAlike ? 1 : 2;
   // Page numbers are brought so many turns early. Those of a turn have landed when its keys' first place is free: the
   // tile that was there before it was asked for after them.
   static constexpr int kTurnPlaces = 2 * turn_tiles(kCfg);
   static constexpr int kLookAhead = (kTiles + kTurnPlaces - 1) / kTurnPlaces;
-  alignas(kTileAlignment<kCfg>) char tiles[kTiles][KvTiles<kCfg>::kBytes];  // the team's part of each
+  // The team's part of each tile.
+  alignas(kTileAlignment<kCfg>) char tiles[(kTiles + 1) / 2 * KvTiles<kCfg>::kKeyBytes +
+                                           kTiles / 2 * KvTiles<kCfg>::kValueBytes];
+  FLASHPORT_DEVICE char* tile(int place) {
+    using Tiles = KvTiles<kCfg>;
+    if constexpr (Tiles::kAlike) return tiles + place * Tiles::kKeyBytes;
+    return tiles + place / 2 * (Tiles::kKeyBytes + Tiles::kValueBytes) + place % 2 * Tiles::kKeyBytes;
+  }
   QueryTile<kCfg> queries[kQueries];
   alignas(8) std::uint64_t ready[kTiles];  // of a tile, and of the query tiles that were asked for before it
   std::uint64_t free[kTiles];
@@ -81,10 +107,14 @@ struct KvRing {
   static constexpr int kLookedUp = reads_segments(kCfg.shape) ? 1 : turn_keys(kCfg);  // segment_copier.h has its own
   int pages[kLookAhead][kLookedUp];
   // Where the rows of the tile of keys lie that is being copied, and those of its values; they take turns where a turn
-  // has more tiles.
-  const char* rows[turn_tiles(kCfg) == 1 ? 2 : 1][kLookedUp / turn_tiles(kCfg)];
+  // has more tiles. Then the same of their factors.
+  static constexpr int kSides = turn_tiles(kCfg) == 1 ? 2 : 1;
+  static constexpr bool kHasFactorRows = factors_of(kCfg.shape) == Factors::kOfGroups;
+  const char* rows[kHasFactorRows ? 2 * kSides : kSides][kLookedUp / turn_tiles(kCfg)];
   FLASHPORT_DEVICE const char** key_rows() { return rows[0]; }
-  FLASHPORT_DEVICE const char** value_rows() { return rows[turn_tiles(kCfg) == 1 ? 1 : 0]; }
+  FLASHPORT_DEVICE const char** value_rows() { return rows[kSides - 1]; }
+  FLASHPORT_DEVICE const char** key_factors() { return rows[kSides]; }
+  FLASHPORT_DEVICE const char** value_factors() { return rows[2 * kSides - 1]; }
 
   // `thread`: of the team. Producers of all teams arrive at `ready` of the first, or its own at that of a team once for
   // each of them; waves that widen arrive as one.
@@ -150,7 +180,7 @@ class KvPipeline {
   FLASHPORT_DEVICE auto values() { return oldest(); }
   FLASHPORT_DEVICE void refill_behind_values(const DecodeParams&, LeafCursor&) { release(); }
 
-  FLASHPORT_DEVICE const char* tile() const { return first_ring_.tiles[place_.stage]; }
+  FLASHPORT_DEVICE const char* tile() const { return first_ring_.tile(place_.stage); }
   // Gives the oldest tile back, and waits for the one behind it.
   FLASHPORT_DEVICE void next_tile() {
     release();

@@ -9,8 +9,10 @@ namespace flashport::FLASHPORT_TARGET::decode {
 
 // Whether L2 may keep all keys and values from one launch to the next.
 template <DecodeConfig kCfg>
-FLASHPORT_DEVICE bool fits_cache(const DecodeParams& p, const Line& line) {
-  const int token_bytes = p.num_kv_heads * (p.cache.k.row_bytes + p.cache.v.row_bytes);
+FLASHPORT_DEVICE bool fits_cache(const DecodeParamsOf<kCfg>& p, const Line& line) {
+  int token_bytes = p.num_kv_heads * (p.cache.k.row_bytes + p.cache.v.row_bytes);
+  if constexpr (reads_factors(kCfg.shape))
+    token_bytes += p.num_kv_heads * (p.k_factors.row_bytes + p.v_factors.row_bytes);
   return std::int64_t{line.leaves} * (kLeafKeys * token_bytes) <= cached_bytes(kCfg.shape.k_format);
 }
 
@@ -38,6 +40,7 @@ class KvProducer {
   using Params = DecodeParamsOf<kCfg>;
   static constexpr int kTeams = kCfg.tuning.teams;
   static constexpr bool kAppends = kCfg.shape.appends;
+  static constexpr bool kFactorRows = factors_of(kCfg.shape) == Factors::kOfGroups;
   static constexpr int kTurnTiles = turn_tiles(kCfg);  // of keys, and of values
   static_assert(!kAppends || (kTeams == 1 && kTurnTiles == 1), "new rows are those of one head");
   static constexpr int kHeads = kSharing == Sharing::kRows ? kTeams : 1;  // that a copy of a row has
@@ -54,7 +57,7 @@ class KvProducer {
   static constexpr bool kHasPolicy = !uses_wgmma(kCfg.shape) || kCfg.shape.head_dim_v <= 128;
 
  public:
-  FLASHPORT_DEVICE KvProducer(const DecodeParams& p, const Block& block, const Line& line, Shared* teams)
+  FLASHPORT_DEVICE KvProducer(const Params& p, const Block& block, const Line& line, Shared* teams)
       : block_(block),
         fits_cache_(fits_cache<kCfg>(p, line)),
         teams_(teams),
@@ -124,6 +127,11 @@ class KvProducer {
         KeyFormat(p.k_format).with_rows([&](auto format) {
           copy<typename Tiles::template KeysOf<format()>>(p.cache.k, ring_.key_rows(), s.kv_head, rows[tile]);
         });
+        if constexpr (kFactorRows) {
+          copy<typename Tiles::FactorRows>(p.k_factors, ring_.key_factors(), s.kv_head, rows[tile],
+                                           Tiles::kFactorsByte);
+        }
+        if constexpr (factors_of(kCfg.shape) == Factors::kOfRows) copy_factors(p, rows[tile], first_head(s));
         // After the first keys, which are many more, and handed over with them.
         if (tile == 0 && ahead.at_segment_start()) bring_query(p, s);
         hand_over();
@@ -135,6 +143,10 @@ class KvProducer {
         ValueFormat(p.v_format).with_rows([&](auto format) {
           copy<typename Tiles::template ValuesOf<format()>>(p.cache.v, ring_.value_rows(), s.kv_head, rows[tile]);
         });
+        if constexpr (kFactorRows) {
+          copy<typename Tiles::FactorRows>(p.v_factors, ring_.value_factors(), s.kv_head, rows[tile],
+                                           Tiles::kFactorsByte);
+        }
         hand_over();
       }
       ahead.next(p, kCfg.tuning.leaves);
@@ -217,6 +229,9 @@ class KvProducer {
       if (block_.lane() >= kRowsAtOnce) continue;
       if constexpr (kKeys) ring_.key_rows()[row_of_tile(i)] = address(p.cache.k, rows.places[i]);
       if constexpr (kValues) ring_.value_rows()[row_of_tile(i)] = address(p.cache.v, rows.places[i]);
+      if constexpr (kFactorRows && kKeys) ring_.key_factors()[row_of_tile(i)] = address(p.k_factors, rows.places[i]);
+      if constexpr (kFactorRows && kValues)
+        ring_.value_factors()[row_of_tile(i)] = address(p.v_factors, rows.places[i]);
     }
     __syncwarp();
   }
@@ -234,14 +249,15 @@ class KvProducer {
     __syncwarp();
   }
 
-  // Copies the wave's rows to the next place of the ring, which is free. `list`: where they lie, unless they are
-  // neighbours.
+  // Copies the wave's rows to the next place of the ring, which is free, from its byte `from_byte` on. `list`: where
+  // they lie, unless they are neighbours.
   template <class Layout>
-  FLASHPORT_DEVICE void copy(const CacheParams& cache, const char* const* list, int head, const Rows& rows) {
+  FLASHPORT_DEVICE void copy(const CacheParams& cache, const char* const* list, int head, const Rows& rows,
+                             int from_byte = 0) {
     using Copies = RowCopies<Layout, kRowsAtOnce, kHeads>;
     // Where in the tile's rows what the wave brings begins.
     const int first_byte = kHeads == 1 ? Layout::head_offset(block_.team(), head, false) : 0;
-    char* tile = teams_[0].ring.tiles[place_.stage];
+    char* tile = teams_[0].ring.tile(place_.stage) + from_byte;
     const bool whole = at_use(rows.whole);
     if (at_use(rows.neighbours)) {
       const auto stride = static_cast<int>(cache.token_stride);
@@ -274,6 +290,28 @@ class KvProducer {
         copy_whole(NoPolicy{});
       } else {
         copy_whole(kSharing == Sharing::kFirstTeam || fits_cache_ ? kNormalPolicy : kReadOncePolicy);
+      }
+    }
+  }
+  // Those of the wave's rows, of keys and of values: a lane has a row, and where rows are fewer some of the heads. Of
+  // fp16 the word that has the factor.
+  FLASHPORT_DEVICE void copy_factors(const Params& p, const Rows& rows, int head) {
+    constexpr int kLanesOfRow = kWaveSize / kRowsAtOnce;
+#pragma unroll
+    for (int i = 0; i < kRowsPerLane; ++i) {
+#pragma unroll
+      for (int of = 0; of < kHeads; of += kLanesOfRow) {
+        const int its = of + block_.lane() / kRowsAtOnce;
+        if (its >= kHeads) continue;
+        auto* to =
+            reinterpret_cast<typename Tiles::FactorOfRow*>(ring_of(its).tile(place_.stage) + Tiles::kFactorsByte);
+        for (const bool is_key : {true, false}) {
+          const CacheParams& factors = is_key ? p.k_factors : p.v_factors;
+          const std::int64_t offset = kv::row_offset(factors, rows.places[i], head + its);
+          const auto address = reinterpret_cast<std::uintptr_t>(factors.data) + (offset < 0 ? 0 : offset);
+          copy_async<4>(to + (is_key ? 0 : tile_keys(kCfg)) + row_of_tile(i),
+                        reinterpret_cast<const void*>(address & ~3), offset >= 0);
+        }
       }
     }
   }

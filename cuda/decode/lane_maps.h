@@ -15,6 +15,7 @@
 // also where they are copied alone (row_layout.h), so the first of a head is `first_block`.
 #pragma once
 
+#include "common/device/decode/config.h"
 #include "common/device/kv/format.h"
 
 namespace flashport {
@@ -31,7 +32,10 @@ constexpr bool has_nibbles(KvFormat format) {
 constexpr bool is_block_cache(KvFormat format) {
   return format == KvFormat::kQ8_0 || has_nibbles(format) || format == KvFormat::kBlocks;
 }
-constexpr bool is_narrow_cache(KvFormat format) { return format == KvFormat::kFp8E4M3 || is_block_cache(format); }
+constexpr bool is_narrow_cache(KvFormat format) {
+  return format == KvFormat::kFp8E4M3 || format == KvFormat::kInt8 || format == KvFormat::kInt4 ||
+         format == KvFormat::kScaledRows || is_block_cache(format);
+}
 
 // The units that the codes of a block fill.
 constexpr int units_of_block(KvFormat format) { return kv_format_trait(format).block_bytes / 16; }
@@ -85,6 +89,13 @@ constexpr int query_column(const DimOrder& order, int first_block, int dim) {
   if (!order.narrow) return dim;
   const int place = turned(order, dim, order.turn * ((first_block + dim / 32) % 8 + 1));
   return dim / 32 * 32 + (place & 16) + place % 4 / 2 * 8 + place % 16 / 4 * 2 + place % 2;
+}
+
+// The same of int4, whose bytes have two neighbours each. Keys: lane 4 g + c has eight dims of 32, and dims four apart
+// in a word. Values: it has four columns of 32.
+constexpr int int4_value_column(int tile, int g, int half) { return tile / 2 * 32 + 4 * g + tile % 2 * 2 + half; }
+constexpr int int4_query_column(int dim) {
+  return dim / 32 * 32 + dim % 4 / 2 * 16 + dim % 2 * 8 + dim % 32 / 8 * 2 + dim % 8 / 4;
 }
 
 }  // namespace flashport

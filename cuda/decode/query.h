@@ -6,6 +6,7 @@
 
 #include "common/device/decode/query.h"
 #include "cuda/arch/mma.h"
+#include "cuda/decode/block_shape.h"
 #include "cuda/decode/lane_maps.h"
 #include "cuda/decode/row_layout.h"
 #include "cuda/decode/side_format.h"
@@ -46,7 +47,7 @@ FLASHPORT_DEVICE uint4 packed_query(const DecodeParams& p, std::int64_t offset, 
 // The copies of `block`'s threads; they have landed where their cp.async have.
 template <DecodeConfig kCfg, class Params>
 FLASHPORT_DEVICE void copy_query(const Params& p, const Segment& s, const Block& block, QueryTile<kCfg>& tile) {
-  constexpr MathType kMath = kCfg.shape.math;
+  constexpr MathType kMath = side_math(kCfg.shape, kCfg.shape.k_format);
   constexpr int kRows = kCfg.shape.rows;
   constexpr int kUnits = kCfg.shape.head_dim_qk / 8;  // of a row: eight values each
   constexpr std::int64_t kPadding = std::numeric_limits<std::int64_t>::min();
@@ -68,6 +69,14 @@ FLASHPORT_DEVICE void copy_query(const Params& p, const Segment& s, const Block&
           RowLayout<kCfg.shape.k_format, kCfg.shape.head_dim_qk, kCfg.tuning.teams>::first_block(s.kv_head);
       const KvFormat format = SideFormat<kCfg.shape.k_format>(p.k_format).value();
       const DimOrder order = dim_order(format);
+      if constexpr (kCfg.shape.k_format == KvFormat::kInt4) {  // pairs are four dims apart
+        const uint4 x = valid ? packed_query<kMath>(p, offset) : make_uint4(0, 0, 0, 0);
+        const unsigned pairs[4] = {__byte_perm(x.x, x.z, 0x5410), __byte_perm(x.x, x.z, 0x7632),
+                                   __byte_perm(x.y, x.w, 0x5410), __byte_perm(x.y, x.w, 0x7632)};
+        for (int i = 0; i < 4; ++i) *reinterpret_cast<unsigned*>(tile.at(row, int4_query_column(dim + i))) = pairs[i];
+        __threadfence_block();
+        return;
+      }
       const auto to = [&](int pair) { return tile.at(row, query_column(order, first, dim + 2 * pair)); };
       // Keys whose codes are in high bits are 16 times as large (block_widening.h).
       const bool has_factor = has_plain_nibbles(format);

@@ -120,6 +120,7 @@ struct RowCopies {
   }
 
   static constexpr int lanes_of_row(int units) {
+    if (kHeads > 1 && units <= 8 && (units & (units - 1)) == 0) return units;
     if (kHeads > 1) return units < kWaveSize ? 16 : kWaveSize;
     if (units % 4 != 0) return units < 8 ? 4 : units < 16 ? 8 : 16;
     const int even = units & -units;

@@ -31,9 +31,9 @@ struct RowLayout {
   // In a ring. Nothing is read behind the columns of the last row.
   static constexpr int kTileBytes =
       kExchanged == 32 ? kRows * kPitch - (kPitch - kHeads * kColumn) / 32 * 32 : (kRows * kPitch + 127) / 128 * 128;
-  static_assert(kHeads == 1 || kHeadBytes % 128 == 0 ||
-                    (is_block_cache(kFormat) && kBytes % 16 == 0 && kHeads * kColumn <= kPitch && 8 % (kDim / 32) == 0),
-                "teams are for heads of whole 128 bytes, or of blocks that are whole units only together");
+  static_assert(kHeads == 1 || kHeadBytes % 32 == 0 ||
+                    (is_block_cache(kFormat) && kBytes % 16 == 0 && kHeads * kColumn <= kPitch && 256 % kDim == 0),
+                "teams are for heads of whole sectors, or of blocks that are whole units only together");
   // How many of a head's scales, one after the other, have places of their own: those of every so many blocks stay a
   // constant apart. Scales lie two bytes further into their units from block to block, and in no other half of a sector
   // than so many blocks before.

@@ -126,7 +126,7 @@ class SegmentCopier {
       mbarrier_wait(&tiles_.free[place_.stage], place_.phase ^ 1);
     }
     if (segment >= 0) {
-      const unsigned tile = shared_address(tiles_.tiles[place_.stage]);
+      const unsigned tile = shared_address(tiles_.tile(place_.stage));
       int copied = 0;
       if (is_one && !direct) {
         copied = copy_rows(units, bytes,

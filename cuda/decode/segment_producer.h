@@ -73,7 +73,7 @@ class SegmentWidener {
   FLASHPORT_DEVICE void widen_tile(const MixedDecodeParams& p, bool is_key) {
     mbarrier_wait(&stored_.ready[slot_.slot], slot_.phase);
     const StoredRows<kCfg> rows(stored_, layout_, slot_.slot);
-    char* tile = ring_.tiles[place_.stage];
+    char* tile = ring_.tile(place_.stage);
     const int dims = is_key ? p.head_dim_qk : p.head_dim_v;
     const int segment = rows.segment_of(first_row_ + lane_);
     mbarrier_wait(&ring_.free[place_.stage], place_.phase ^ 1);

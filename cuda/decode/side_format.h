@@ -50,4 +50,21 @@ struct SideFormat<KvFormat::kBlocks> {
   }
 };
 
+template <>
+struct SideFormat<KvFormat::kScaledRows> {
+  KvFormat format;
+  FLASHPORT_DEVICE explicit SideFormat(KvFormat of_call) : format(of_call) {}
+  FLASHPORT_DEVICE KvFormat value() const { return format; }
+  template <class F>
+  FLASHPORT_DEVICE decltype(auto) with(F&& f) const {
+    return format == KvFormat::kFp8E4M3 ? f(FormatConstant<KvFormat::kFp8E4M3>{})
+                                        : f(FormatConstant<KvFormat::kInt8>{});
+  }
+  // Rows of both lie alike.
+  template <class F>
+  FLASHPORT_DEVICE decltype(auto) with_rows(F&& f) const {
+    return f(FormatConstant<KvFormat::kInt8>{});
+  }
+};
+
 }  // namespace flashport::FLASHPORT_TARGET::decode

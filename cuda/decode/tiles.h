@@ -10,43 +10,24 @@
 
 #include "common/device/decode/chunk_tree.h"
 #include "common/device/decode/mask.h"
-#include "cuda/decode/block_shape.h"
-#include "cuda/decode/early_range.h"
-#include "cuda/decode/kv_operand.h"
-#include "cuda/decode/kv_pipeline.h"
+#include "cuda/decode/accumulators.h"
+#include "cuda/decode/factor_operand.h"
 #include "cuda/decode/long_header_operand.h"
-#include "cuda/decode/new_keys.h"
-#include "cuda/decode/segment_producer.h"
+#include "cuda/decode/shared.h"
 #include "cuda/decode/side_format.h"
 #include FLASHPORT_DECODE_TUNING_HEADER
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
 template <DecodeConfig kCfg>
-struct DecodeShared : NewKeyStages<kCfg>, SegmentStages<kCfg> {
-  KvRing<kCfg> ring;
-  // What the waves that share query rows tell each other, of this turn and the one before. Eight rows are a unit of 16
-  // bytes, and each second group of four keys has its two units exchanged, against bank conflicts.
-  alignas(16) std::uint16_t probabilities[2][turn_keys(kCfg)][kCfg.shape.rows];
-  FLASHPORT_DEVICE std::uint16_t* probabilities_of(int buffer, int key, int row) {
-    return &probabilities[buffer][key][kCfg.shape.rows == 16 ? row ^ key / 4 % 2 * 8 : row];
-  }
-  float4 row_stats[2][turn_parts(kCfg)][kCfg.shape.rows / 2];  // m and l of two neighbouring rows: m, m, l, l
-  [[no_unique_address]] EarlyLengthsOf<kCfg> lengths;
-  unsigned arrive_flag;
-  bool heads_together;  // as they lie in the rings of all teams
-  [[no_unique_address]] std::conditional_t<is_block_cache(kCfg.shape.k_format), TooMuchOperands, NothingTooMuch>
-      too_much;
-  std::conditional_t<kCfg.shape.shares_launch, NoPartialList, PartialList> partials[kCfg.tuning.waves];
-};
-
-template <DecodeConfig kCfg>
 class DecodeTiles {
   static constexpr DecodeShape kShape = kCfg.shape;
-  static constexpr MathType kMath = kShape.math;
-  static constexpr bool kScaled = is_block_cache(kShape.k_format);
-  static_assert(kShape.k_format == kShape.v_format || (kScaled && is_block_cache(kShape.v_format)),
-                "these tiles read K and V of one format, or both in blocks");
+  static constexpr MathType kKeyMath = side_math(kShape, kShape.k_format);
+  static constexpr MathType kValueMath = side_math(kShape, kShape.v_format);
+  static constexpr bool kScalesKeys = is_block_cache(kShape.k_format);
+  static constexpr bool kScalesValues = is_block_cache(kShape.v_format);
+  static_assert(kShape.k_format == kShape.v_format || has_blocks(kShape),
+                "these tiles read K and V of one format, or one of them in blocks");
   static constexpr int kColWaves = column_waves(kCfg);
   static constexpr int kRowWaves = kCfg.tuning.waves / kColWaves;
   static constexpr int kWaveRows = wave_rows(kCfg);
@@ -62,20 +43,24 @@ class DecodeTiles {
   static constexpr int kTilesAtOnce = value_tiles(kShape.v_format);
   static constexpr int kColGroups = kColTiles / kTilesAtOnce;
   static_assert(kWaveRows % 8 == 0 && kColGroups >= 1 && kShape.head_dim_v % (16 * kTilesAtOnce * kColWaves) == 0);
-  static_assert(!kScaled || 8 % kColGroups == 0, "eight blocks begin and end with a unit");
+  static_assert(!kScalesValues || 8 % kColGroups == 0, "eight blocks begin and end with a unit");
   // The operands stay from turn to turn. Where the call chooses the formats they are kept as those of one format, as
   // operands of all have the same words (as_operand()).
   static constexpr bool kChooses = chooses_formats(kShape);
   // Kernels with code for many formats have one code for the parts of keys, and one for half of the values, so that
   // more of it stays in the instruction caches: where each half is a tile. nvcc 13.0 computed wrong addresses where
   // rows of one tile followed from the number of the half.
-  static constexpr bool kRolls = kChooses && kPartTiles == 2 && tile_keys(kCfg) == 64;
+  static constexpr bool kRolls = (kChooses || reads_factors(kShape)) && kPartTiles == 2 && tile_keys(kCfg) == 64;
   template <KvFormat kFormat>
   using Keys = KeyOperand<kCfg, kFormat>;
   template <KvFormat kFormat>
   using Values = ValueOperand<kCfg, kFormat, kColGroups>;
-  using KeptKeys = Keys<kChooses ? KvFormat::kQ8_0 : kShape.k_format>;
-  using KeptValues = Values<kChooses ? KvFormat::kQ8_0 : kShape.v_format>;
+  static constexpr KvFormat format_kept(KvFormat side) {
+    return side == KvFormat::kBlocks ? KvFormat::kQ8_0 : side == KvFormat::kScaledRows ? KvFormat::kInt8 : side;
+  }
+  using KeptKeys = Keys<format_kept(kShape.k_format)>;
+  using KeptValues = Values<format_kept(kShape.v_format)>;
+  static constexpr bool kScalesRows = factors_of(kShape) == Factors::kOfRows;
 
  public:
   static constexpr int kRows = kShape.rows;
@@ -85,12 +70,12 @@ class DecodeTiles {
   static constexpr int kTurnLeaves = kCfg.tuning.leaves;
   // States beside the one in work that a lane has registers for: more would spill.
   static constexpr int kKeptStates = [] {
-    if (kScaled && kCfg.tuning.teams == 1 && kTurnLeaves == 1) return 0;
+    if (kScalesKeys && kCfg.tuning.teams == 1 && kTurnLeaves == 1) return 0;
     if (kCfg.tuning.teams == 4) return kRowTiles == 1 ? 2 : 1;
     return kColTiles * kRowTiles <= 2 ? 2 : kColTiles * kRowTiles <= 4 ? 1 : 0;
   }();
   static constexpr bool kCombines = !kShape.shares_launch, kPublishesWholeTiles = kShape.shares_launch;
-  static constexpr float kScoreUnit = kScaled ? block_widening(kShape.k_format).key_unit : 1.0f;
+  static constexpr float kScoreUnit = kScalesKeys ? block_widening(kShape.k_format).key_unit : 1.0f;
   static constexpr bool kClearsGroup = kKeptStates == 1;
   struct Rows {
     float v[kRowSlots];
@@ -101,6 +86,8 @@ class DecodeTiles {
   // Register i of a C tile: key (or column) g + 8 (i / 2), row 2 c + i % 2.
   struct Scores {
     float c[kKeyTiles][kRowTiles][4];
+    // Of the values of keys g and g + 8, where rows have factors.
+    [[no_unique_address]] std::conditional_t<kScalesRows, float[kKeyTiles][2], NothingTooMuch> value_factors;
   };
   struct Out {
     float c[kColTiles][kRowTiles][4];
@@ -118,7 +105,7 @@ class DecodeTiles {
         c_(block.lane() % 4),
         keys_(block.lane(), col_wave_ * kPartTiles * 16, {}),
         values_(block.lane(), col_wave_ * kColGroups, {}) {
-    if constexpr (kScaled) {  // each wave writes what it reads, all the same
+    if constexpr (has_blocks(kShape)) {  // each wave writes what it reads, all the same
       shared.too_much.set(block.lane(), block_widening(k_format_.value()), block_widening(v_format_.value()));
       __syncwarp();
     }
@@ -138,7 +125,7 @@ class DecodeTiles {
   FLASHPORT_DEVICE int first_column() const { return recompute(col_wave_) * kSliceColumns; }
 
   // The query comes with the tile's first keys; the one before is given back.
-  FLASHPORT_DEVICE void stage_query(const DecodeParams& p, const Segment& s) {
+  FLASHPORT_DEVICE void stage_query(const DecodeParamsOf<kCfg>& p, const Segment& s) {
     live_rows_ = maximum(minimum(kRows, p.group_size * s.q_len - s.row_tile * kRows), 0);
     using Tile = KvTiles<kCfg>;
     if constexpr (kCfg.tuning.teams > 1 || Tile::Keys::kCountsBlocksOn || Tile::Values::kCountsBlocksOn) {
@@ -155,6 +142,9 @@ class DecodeTiles {
         const auto place = head_place<typename Tile::template ValuesOf<format()>>(team, s.kv_head, together);
         return as_operand<KeptValues>(Values<format()>(lane, col_wave * kColGroups, place));
       });
+    }
+    if constexpr (kScalesRows) {
+      row_factors_ = RowFactors<kCfg>(p, s.kv_head, block_.team(), col_wave_ * kPartTiles * 16 + g_);
     }
     if (has_query_) {
       mbarrier_arrive_wave(&shared_.ring.query_free[query_.stage]);
@@ -203,7 +193,10 @@ class DecodeTiles {
       constexpr int kFirst = kKeyTiles - kPartTiles;
       for (Scores& sum : sums) {
 #pragma unroll
-        for (int i = 0; i < kFirst; ++i) std::swap(sum.c[i], sum.c[i + kPartTiles]);
+        for (int i = 0; i < kFirst; ++i) {
+          std::swap(sum.c[i], sum.c[i + kPartTiles]);
+          if constexpr (kScalesRows) std::swap(sum.value_factors[i], sum.value_factors[i + kPartTiles]);
+        }
       }
 #pragma unroll
       for (int pair = 0; pair < kStepPairs; ++pair) {
@@ -211,11 +204,11 @@ class DecodeTiles {
 #pragma unroll
         for (int tile = 0; tile < kRowTiles; ++tile) query_operand(b[tile], tile, pair);
         [[maybe_unused]] float bias[kRowTiles][4] = {};
-        if constexpr (kScaled) {
+        if constexpr (kScalesKeys) {
 #pragma unroll
           for (int tile = 0; tile < kRowTiles; ++tile) {
-            too_much.template mma<kMath>(0, bias[tile], b[tile][0], b[tile][1]);
-            too_much.template mma<kMath>(1, bias[tile], b[tile][2], b[tile][3]);
+            too_much.template mma<kKeyMath>(0, bias[tile], b[tile][0], b[tile][1]);
+            too_much.template mma<kKeyMath>(1, bias[tile], b[tile][2], b[tile][3]);
           }
         }
 #pragma unroll
@@ -224,12 +217,12 @@ class DecodeTiles {
           unsigned a[2][4];
           KeyFactors factors;
           operand.load(a, factors, kept[of_part], tile_of_keys, key, pair);
-          if constexpr (kScaled) {
+          if constexpr (kScalesKeys) {
             // A pair is a block: its products are summed before they are scaled, in fp32.
 #pragma unroll
             for (int tile = 0; tile < kRowTiles; ++tile) {
               float c[4] = {bias[tile][0], bias[tile][1], bias[tile][2], bias[tile][3]};
-              for (int half = 0; half < 2; ++half) mma<kMath>(c, a[half], b[tile][2 * half], b[tile][2 * half + 1]);
+              for (int half = 0; half < 2; ++half) mma<kKeyMath>(c, a[half], b[tile][2 * half], b[tile][2 * half + 1]);
               for (int i = 0; i < 4; ++i) {
                 float& sum = sums[0].c[key_tile][tile][i];
                 sum = fma_rn(factors.scale[i / 2], c[i], sum);
@@ -241,14 +234,35 @@ class DecodeTiles {
             for (int half = 0; half < 2; ++half) {
 #pragma unroll
               for (int tile = 0; tile < kRowTiles; ++tile) {
-                mma<kMath>(sums[half].c[key_tile][tile], a[half], b[tile][2 * half], b[tile][2 * half + 1]);
+                mma<kKeyMath>(sums[half].c[key_tile][tile], a[half], b[tile][2 * half], b[tile][2 * half + 1]);
               }
             }
           }
         }
       }
+      if constexpr (kScalesRows) {
+#pragma unroll
+        for (int of_part = 0; of_part < kPartTiles; ++of_part) {
+          const int key_tile = kFirst + of_part;
+          float of_keys[2];
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int key = first_key % tile_keys(kCfg) + 16 * of_part + 8 * half;
+            of_keys[half] = row_factors_.of_key(tile_of_keys, key);
+            sums[0].value_factors[key_tile][half] = row_factors_.of_value(tile_of_keys, key);
+          }
+#pragma unroll
+          for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              float& sum = sums[0].c[key_tile][tile][i];
+              sum = (sum + sums[1].c[key_tile][tile][i]) * of_keys[i / 2];
+            }
+          }
+        }
+      }
     }
-    if constexpr (!kScaled) {
+    if constexpr (!kScalesKeys && !kScalesRows) {
       for_each_register(sums[0].c, [&](float& x, int key_tile, int tile, int i) { x += sums[1].c[key_tile][tile][i]; });
     }
     return sums[0];
@@ -276,19 +290,29 @@ class DecodeTiles {
     for (int part = 0; part < kWaveParts; ++part) {
       for (int slot = 0; slot < kRowSlots; ++slot) {
         const float largest = finite(m[part][slot]);
-        reference[part][slot] = kScaled ? largest - of_values.probability_exponent : largest;
+        reference[part][slot] = kScalesValues ? largest - of_values.probability_exponent : largest;
       }
     }
     for_each_register(scores.c, [&](float& x, int key_tile, int tile, int i) {
       x = exp2_approx(x - reference[key_tile / kPartTiles][2 * tile + i % 2]);
     });
+    if constexpr (kScalesRows) {
+      for (int part = 0; part < kWaveParts; ++part) {
+        const float unit = divide_by_unit<kPartTiles>(scores.value_factors + part * kPartTiles);
+        if (block_.lane() == 0) shared_.units.of[buffer_][part * kColWaves + col_wave_] = unit;
+      }
+    }
     for_each_key_pair(scores, [&](int key_tile, int tile, int half, float even, float odd) {
       const int key = first_key_of(key_tile) + g_ + 8 * half;
+      if constexpr (kScalesRows) {
+        even *= scores.value_factors[key_tile][half];
+        odd *= scores.value_factors[key_tile][half];
+      }
       *reinterpret_cast<unsigned*>(shared_.probabilities_of(buffer_, key, row_base_ + 8 * tile + 2 * c_)) =
-          pack<kMath>(even, odd);
+          pack<kValueMath>(even, odd);
     });
     reduce_rows(scores, l, [](float a, float b) { return a + b; });
-    if constexpr (kScaled) {
+    if constexpr (kScalesValues) {
       for (Rows& sums : l) {
         for (int slot = 0; slot < kRowSlots; ++slot) sums[slot] *= of_values.probability_unit;
       }
@@ -339,6 +363,12 @@ class DecodeTiles {
         }
       }
       for_each_register(state.o.c, [&](float& x, int, int tile, int i) { x = mul_rn(x, before[2 * tile + i % 2]); });
+      if constexpr (kScalesRows) {
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          for (int slot = 0; slot < kRowSlots; ++slot) weights[part][slot] *= shared_.units.of[buffer_][part];
+        }
+      }
     }
     v_format_.with([&](auto format) { add_values<format()>(state.o, weights, values); });
   }
@@ -376,21 +406,22 @@ class DecodeTiles {
 #pragma unroll
           for (int tile = 0; tile < kRowTiles; ++tile) {
             unsigned p[2] = {b[tile][2 * half], b[tile][2 * half + 1]};
-            if constexpr (kScaled) {
+            if constexpr (kScalesValues) {
               if constexpr (has_minimum(kFormat)) {
                 unsigned of_minima[2];
                 for (int i = 0; i < 2; ++i) of_minima[i] = multiply_halves(p[i], factors.minimum[i]);
                 for (int i = 0; i < 2; ++i) {
-                  too_much.template mma<kMath>(i, sum.c[group * kTilesAtOnce + i][tile], of_minima[0], of_minima[1]);
+                  too_much.template mma<kValueMath>(i, sum.c[group * kTilesAtOnce + i][tile], of_minima[0],
+                                                    of_minima[1]);
                 }
               }
               for (int i = 0; i < 2; ++i) p[i] = multiply_halves(p[i], factors.scale[i]);
               for (int i = 0; i < 2; ++i)
-                too_much.template mma<kMath>(i, sum.c[group * kTilesAtOnce + i][tile], p[0], p[1]);
+                too_much.template mma<kValueMath>(i, sum.c[group * kTilesAtOnce + i][tile], p[0], p[1]);
             }
 #pragma unroll
             for (int i = 0; i < kTilesAtOnce; ++i) {
-              mma<kMath>(sum.c[group * kTilesAtOnce + i][tile], a[i], p[0], p[1]);
+              mma<kValueMath>(sum.c[group * kTilesAtOnce + i][tile], a[i], p[0], p[1]);
             }
           }
         }
@@ -400,7 +431,7 @@ class DecodeTiles {
         Rows of_tile[kTilesAtOnce][kUnitRows];
         for (int i = 0; i < kTilesAtOnce; ++i) {
           for (int rows = 0; rows < kUnitRows; ++rows) {
-            const float unit = kScaled ? value_unit(kWidening, i, rows) * kWidening.probability_unit : 1.0f;
+            const float unit = kScalesValues ? value_unit(kWidening, i, rows) * kWidening.probability_unit : 1.0f;
             for (int slot = 0; slot < kRowSlots; ++slot) of_tile[i][rows][slot] = weight[slot] * unit;
           }
         }
@@ -435,7 +466,10 @@ class DecodeTiles {
     });
     const DimOrder order = dim_order(v_format_.value());
     for_each_register(out.c, [&](const float& x, int col_tile, int tile, int i) {
-      f(x, 2 * tile + i % 2, value_column(order, first, first_tile + col_tile, g, i / 2));
+      const int column = kShape.v_format == KvFormat::kInt4
+                             ? int4_value_column(first_tile + col_tile, g, i / 2)
+                             : value_column(order, first, first_tile + col_tile, g, i / 2);
+      f(x, 2 * tile + i % 2, column);
     });
   }
 
@@ -459,20 +493,6 @@ class DecodeTiles {
   }
 
  private:
-  // f(register, tile of the first axis, row tile, i)
-  template <class Tiles, class F>
-  FLASHPORT_DEVICE static void for_each_register(Tiles& c, F&& f) {
-    constexpr int kFirst = sizeof(c) / sizeof(c[0]);
-#pragma unroll
-    for (int first = 0; first < kFirst; ++first) {
-#pragma unroll
-      for (int tile = 0; tile < kRowTiles; ++tile) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) f(c[first][tile][i], first, tile, i);
-      }
-    }
-  }
-
   // f(key tile, row tile, half, value of row 2 c, value of row 2 c + 1), both of key g + 8 half
   template <class F>
   FLASHPORT_DEVICE void for_each_key_pair(const Scores& scores, F&& f) const {
@@ -539,6 +559,7 @@ class DecodeTiles {
   [[no_unique_address]] SideFormat<kShape.v_format> v_format_;
   KeptKeys keys_;
   KeptValues values_;
+  [[no_unique_address]] std::conditional_t<kScalesRows, RowFactors<kCfg>, NothingTooMuch> row_factors_;
   PipelineState<KvRing<kCfg>::kQueries> query_;
   int buffer_ = 0;  // of what the waves tell each other
   bool has_query_ = false;

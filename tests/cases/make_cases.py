@@ -64,6 +64,7 @@ PAIR_TYPES = ("fp16/q8_0/q4_0", "bf16/q8_0/q4_0")
 NIBBLE_TYPES = ("fp16/q4_0/q8_0", "bf16/q4_0/q8_0", "fp16/iq4_nl", "bf16/iq4_nl")
 BLOCK_TYPES = ("fp16/iq4_nl/q8_0", "bf16/q4_0/iq4_nl")
 HEADER_TYPES = ("fp16/q4_1", "bf16/q5_0", "fp16/q5_1", "bf16/q5_0/q4_1")
+SIDE_TYPES = ("fp16/fp16/q8_0", "bf16/q5_1/bf16", "fp16/iq4_nl/fp16", "bf16/bf16/q4_0")
 MOST_WORK = 3e8  # multiply-adds of one case, so that the fp64 oracle takes about a second
 
 
@@ -180,11 +181,11 @@ def row(prefix, number, tier, case):
 
 
 def instances():
-    """All rows but those of any, which mixed_test.cpp has, and of code_changes() and block_changes()."""
+    """All rows but those with factors and of any (mixed_test.cpp), of code_changes() and of block_changes()."""
     text = (ROOT / "cmake" / "decode_instances.txt").read_text()
     for line in text.splitlines():
         fields = line.partition("#")[0].split()
-        if fields and fields[1] not in ("any", "q4_0", "iq4_nl"):
+        if fields and fields[1] not in ("any", "int8", "int4", "scaled_rows", "q4_0", "iq4_nl"):
             yield fields
 
 
@@ -204,8 +205,10 @@ def emulator_rows():
             group, q_len = (3, 4)
         elif rows == "16" and (k_format, v_format, dk, dv) in short:
             group, q_len = (16, 1)
-        if k_format == "blocks":  # of any formats that have no kernel of their own
-            k_format, v_format = "iq4_nl", "q8_0"
+        if k_format == "blocks":  # of formats that have no kernel of their own as a pair
+            k_format = "iq4_nl"
+        if v_format == "blocks":
+            v_format = "q8_0"
         native = next((each for each in (k_format, v_format) if not quantised(each)), None)
         q = native or ("bf16" if number % 4 == 3 else "fp16")
         kv = k_format if k_format == v_format else f"{k_format}/{v_format}"
@@ -290,8 +293,9 @@ def pair_changes():
 
 
 def block_changes():
-    """Keys of q4_0 with values of q8_0, iq4_nl, pairs of it with others, and blocks with minima or fifth bits."""
-    for types in (NIBBLE_TYPES[:2], NIBBLE_TYPES[2:], BLOCK_TYPES, HEADER_TYPES[:2], HEADER_TYPES[2:]):
+    """Keys of q4_0 with values of q8_0, iq4_nl, pairs of it with others, long blocks, and blocks beside 16 bits."""
+    others = (*HEADER_TYPES, *SIDE_TYPES)
+    for types in (NIBBLE_TYPES[:2], NIBBLE_TYPES[2:], BLOCK_TYPES, others[:2], others[2:4], others[4:6], others[6:]):
         yield from team_changes(*types, {"hkv": 8, "lens": "300|64|1", "softcap": 30})
 
 
@@ -304,7 +308,7 @@ def core_rows():
     """Every pair of types at every head_dim, with no option in the way."""
     number = 0
     all_types = (*DIMENSIONS["types"], *CODE_TYPES, *PAIR_TYPES, *NIBBLE_TYPES, *BLOCK_TYPES,
-                 *HEADER_TYPES)  # fmt: skip
+                 *HEADER_TYPES, *SIDE_TYPES)  # fmt: skip
     for types, dims in itertools.product(all_types, DIMENSIONS["dims"]):
         change = {"types": types, "dims": dims, "hkv": 2, "lens": "0|1|63|64|65|1023|1024|1025"}
         if valid(dict(PLAIN, **change)):

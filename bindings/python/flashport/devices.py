@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         q_len: int
         segment_formats: Sequence[CacheFormat] | None
         scales_beside: bool
+        scale_group: int
 
     class _MergeQuery(TypedDict, total=False):
         target: str | None
@@ -153,7 +154,8 @@ def supports(operation: Operation, **options: Any) -> Support:
             request (1); ``segment_formats``, for :func:`flashport.flash_decode_segments` with several segments or a
             mask: a list of the names of all formats that their keys and values have, in place of ``k_format`` and
             ``v_format``; ``scales_beside``, whether rows of the cache or groups of their values have scales of their
-            own (False).
+            own (False), and ``scale_group``, how many values share one: 8, of fp16, as in LightLLM, or ``head_dim`` (0:
+            not said; a kernel that serves all is named).
 
             "decode_stage2": ``out_dtype`` ("bfloat16").
 

@@ -14,7 +14,7 @@ struct DecodeShape {
   int head_dim_v;
   int rows;  // query rows of a tile: 8, 16, 64 or 128
   MathType math;
-  // kBlocks: as DecodeParams says; kAny: of each segment, as MixedDecodeParams says. Then v_format is the same.
+  // kBlocks: as DecodeParams says; kAny: of each segment, as MixedDecodeParams says, and then v_format is the same.
   KvFormat k_format;
   KvFormat v_format;
   bool appends = false;  // writes new keys and values as it comes to them (new_keys.h), and turns the queries
@@ -25,20 +25,40 @@ struct DecodeShape {
   bool shares_launch = false;  // for one of the segments that a kernel reads one after the other (SegmentDecodeParams)
 };
 constexpr bool reads_segments(const DecodeShape& shape) { return shape.k_format == KvFormat::kAny; }
-// Kernels of blocks learn the formats of keys and of values from the call, which may be these.
-constexpr bool chooses_formats(const DecodeShape& shape) { return shape.k_format == KvFormat::kBlocks; }
+// Kernels of blocks learn the format of keys, of values or of both from the call, which may be these.
+constexpr bool chooses_formats(const DecodeShape& shape) {
+  return shape.k_format == KvFormat::kBlocks || shape.v_format == KvFormat::kBlocks;
+}
 constexpr bool is_chosen_format(KvFormat format) {
   return is_cache_format(format) && kv_format_trait(format).scale_bytes > 0;
 }
-// Whether keys or values may be stored in it.
+// Whether a side of such a format may be stored in `format`, and whether keys or values may.
+constexpr bool may_be_stored_in(KvFormat side, KvFormat format) {
+  if (side == KvFormat::kScaledRows) return format == KvFormat::kInt8 || format == KvFormat::kFp8E4M3;
+  return side == format || (side == KvFormat::kBlocks && is_chosen_format(format));
+}
 constexpr bool has_format(const DecodeShape& shape, KvFormat format) {
-  return shape.k_format == format || shape.v_format == format || (chooses_formats(shape) && is_chosen_format(format));
+  return may_be_stored_in(shape.k_format, format) || may_be_stored_in(shape.v_format, format);
 }
 // What the rows are that products read: as stored or, of any format, widened to the math type.
 constexpr KvFormat product_format(const DecodeShape& shape) {
   if (!reads_segments(shape)) return shape.k_format;
   return shape.math == MathType::kBf16 ? KvFormat::kBf16 : KvFormat::kFp16;
 }
+
+// Factors that lie beside the rows and that a kernel reads with them (FactorDecodeParams).
+enum class Factors {
+  kNone,
+  kOfGroups,  // of fp16, one for each eight values
+  kOfRows,    // of fp16 or fp32, one for each row
+};
+inline constexpr int kFactoredValues = 8;
+constexpr Factors factors_of(const DecodeShape& shape) {
+  if (shape.k_format == KvFormat::kScaledRows) return Factors::kOfRows;
+  const bool in_groups = shape.k_format == KvFormat::kInt8 || shape.k_format == KvFormat::kInt4;
+  return in_groups ? Factors::kOfGroups : Factors::kNone;
+}
+constexpr bool reads_factors(const DecodeShape& shape) { return factors_of(shape) != Factors::kNone; }
 
 struct DecodeTuning {
   int waves;                      // compute waves of a block

@@ -80,6 +80,12 @@ struct DecodeParams {
   KvFormat k_format, v_format;  // for kernels that learn them here
 };
 
+// The argument of kernels that read factors: those of a row's values are a row of their own, at the same token and
+// head. Where it has one of fp16, token_stride and page_stride are multiples of four.
+struct FactorDecodeParams : DecodeParams {
+  CacheParams k_factors, v_factors;
+};
+
 // The argument of kernels of plain calls, which are most calls of servers: what they do not ask for is constant here,
 // and their kernels have no code for it. A block runs most of its code once, so code that is not needed is time
 // (docs/tuning.md). Plain calls have also lengths of 32 bits, pages of a power of two (or none), no CSR, no lse, q and

@@ -17,7 +17,9 @@ using PlainParams =
                        PlainDecodeParamsOf<kCfg.shape.math == MathType::kFp16 ? DType::kFloat16 : DType::kBFloat16>>;
 
 template <DecodeConfig kCfg>
-using OneCacheParams = std::conditional_t<kCfg.shape.plain, PlainParams<kCfg>, DecodeParams>;
+using OneCacheParams =
+    std::conditional_t<kCfg.shape.plain, PlainParams<kCfg>,
+                       std::conditional_t<reads_factors(kCfg.shape), FactorDecodeParams, DecodeParams>>;
 
 // The argument of a kernel.
 template <DecodeConfig kCfg>

@@ -39,6 +39,7 @@ constexpr bool is_cache_format(KvFormat format) { return static_cast<unsigned>(f
     case KvFormat::kInt8: return {"int8", DType::kInt8, 1, 1, 0, 127};
     case KvFormat::kInt4: return {"int4", DType::kInt8, 32, 16, 0, 7};    // units without a scale of their own
     case KvFormat::kBlocks: return {"blocks", DType::kUInt8, 32, 34, 2};  // the longest that such kernels read
+    case KvFormat::kScaledRows: return {"scaled_rows", DType::kUInt8, 1, 1, 0};
     case KvFormat::kAny: return {"any", DType::kUInt8, 1, 1, 0};
   }
   return {"unknown", DType::kUInt8, 1, 1, 0};

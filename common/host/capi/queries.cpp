@@ -35,6 +35,7 @@ DecodeQuery decode_query(const fp_query& c, const char* function) {
     query.segment_formats.push_back(*named);
   }
   query.scales_beside = c.scales_beside != 0;
+  query.scale_group = c.scale_group;
   return query;
 }
 

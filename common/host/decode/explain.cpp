@@ -18,6 +18,21 @@ namespace {
 
 constexpr Check kCheck("explain");
 
+// Scales of a contiguous cache, as kernels that read factors want them.
+void lay_out_factors(DecodeProblem& problem, Factors factors) {
+  alignas(16) static char nothing[16];  // not read
+  const DecodeParams& p = problem.params;
+  const auto scales_of = [&](int head_dim) -> KeyScales {
+    const std::int64_t count = factors == Factors::kOfGroups ? head_dim / kFactoredValues : 1;
+    const std::int64_t token = p.num_kv_heads * count;
+    if (factors == Factors::kOfRows) return {nothing, DType::kFloat32, token * p.cache.max_len, token, 1, 0, 0};
+    return {nothing, DType::kFloat16, token * p.cache.max_len, token, count, 1, kFactoredValues};
+  };
+  problem.mixed->segments[0] = {p.cache, problem.k_format, problem.v_format, scales_of(p.head_dim_qk),
+                                scales_of(p.head_dim_v)};
+  problem.mixed->segment_count = 1;
+}
+
 // As validation leaves a plain call (PlainDecodeParams) on contiguous keys [token, head], whose sequences have room for
 // max_kv_len each.
 DecodeProblem problem_of(const DecodeScheduleQuery& query) {
@@ -53,6 +68,7 @@ DecodeProblem problem_of(const DecodeScheduleQuery& query) {
   p.cache.v.row_bytes = p.cache.v.head_stride = kv_row_bytes(problem.v_format, p.head_dim_v);
   p.cache.max_len = static_cast<std::int32_t>(query.max_kv_len);
   p.cache.page_size = 1;
+  if (request.factors != Factors::kNone) lay_out_factors(problem, request.factors);
   return problem;
 }
 

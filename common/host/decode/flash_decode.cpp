@@ -19,6 +19,8 @@ void launch(const Check& check, const DecodeProblem& problem, const DecodePlan& 
             Stream stream) {
   if (reads_segments(plan.kernel->shape.decode.shape)) {
     device.launch(check, stream, *plan.kernel, LaunchGrid{plan.grid}, mixed_params(problem, plan));
+  } else if (reads_factors(plan.kernel->shape.decode.shape)) {
+    device.launch(check, stream, *plan.kernel, LaunchGrid{plan.grid}, factor_params(problem, plan));
   } else {
     device.launch(check, stream, *plan.kernel, LaunchGrid{plan.grid}, plan.params);
   }

@@ -1,5 +1,6 @@
 #include "common/host/decode/kernel_choice.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "common/host/check.h"
@@ -12,10 +13,15 @@ namespace flashport {
 namespace {
 
 bool has_formats(const KernelEntry& kernel, const KernelRequest& request) {
-  if (kernel.tag != KernelTag::kDecode || request.segment_formats != 0 || request.scales_beside) return false;
+  if (kernel.tag != KernelTag::kDecode) return false;
   const DecodeShape& shape = kernel.shape.decode.shape;
-  if (chooses_formats(shape)) return is_chosen_format(request.k_format) && is_chosen_format(request.v_format);
-  return shape.k_format == request.k_format && shape.v_format == request.v_format;
+  if (reads_factors(shape)) {
+    const bool fills_tile = shape.head_dim_qk == request.head_dim_qk && shape.head_dim_v == request.head_dim_v;
+    if (!fills_tile || factors_of(shape) != request.factors) return false;
+  } else if (request.segment_formats != 0 || request.scales_beside) {
+    return false;
+  }
+  return may_be_stored_in(shape.k_format, request.k_format) && may_be_stored_in(shape.v_format, request.v_format);
 }
 
 std::uint32_t formats_of(const KernelRequest& r) {
@@ -120,7 +126,10 @@ std::string missing_reason(std::span<const KernelEntry> kernels, std::string_vie
   std::vector<std::string> formats;
   std::string dims;
   for (const KernelEntry& kernel : kernels) {
-    if (kernel.tag != KernelTag::kDecode || chooses_formats(kernel.shape.decode.shape)) continue;
+    if (kernel.tag != KernelTag::kDecode || chooses_formats(kernel.shape.decode.shape) ||
+        reads_factors(kernel.shape.decode.shape)) {
+      continue;
+    }
     const DecodeShape& shape = kernel.shape.decode.shape;
     const std::string pair = shape.k_format == shape.v_format ? kv_format_name(shape.k_format)
                                                               : kv_formats_text(shape.k_format, shape.v_format);
@@ -185,12 +194,16 @@ const KernelEntry* find_twin(std::span<const KernelEntry> kernels, const KernelE
   last = {&kernel, rows, nullptr};
   DecodeShape wanted = kernel.shape.decode.shape;
   wanted.rows = rows;
-  for (const KernelEntry& entry : kernels) {
-    if (entry.tag == tag && is_same_tile(entry.shape.decode.shape, wanted)) {
-      last.twin = &entry;
-      break;
-    }
+  const auto is_wanted = [&](const KernelEntry& entry) {
+    return entry.tag == tag && is_same_tile(entry.shape.decode.shape, wanted);
+  };
+  auto twin = std::ranges::find_if(kernels, is_wanted);
+  if (twin == kernels.end() && tag == KernelTag::kDecodeLarge && is_chosen_format(wanted.k_format) &&
+      is_chosen_format(wanted.v_format)) {
+    wanted.k_format = wanted.v_format = KvFormat::kBlocks;
+    twin = std::ranges::find_if(kernels, is_wanted);
   }
+  if (twin != kernels.end()) last.twin = &*twin;
   return last.twin;
 }
 
@@ -255,6 +268,8 @@ KernelRequest request_of(const DecodeQuery& query) {
                         query.q_len};
   for (const KvFormat format : query.segment_formats) request.segment_formats |= format_bit(format);
   request.scales_beside = query.scales_beside && request.segment_formats == 0;
+  if (request.scales_beside && query.scale_group == kFactoredValues) request.factors = Factors::kOfGroups;
+  if (request.scales_beside && query.scale_group == query.head_dim_qk) request.factors = Factors::kOfRows;
   return request;
 }
 

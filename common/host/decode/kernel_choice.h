@@ -22,6 +22,7 @@ struct KernelRequest {
   std::int64_t q_len;
   std::uint32_t segment_formats = 0;  // of all segments, where a kernel must read them, as bits; 0: k_format, v_format
   bool scales_beside = false;         // of the cache, which kernels of one pair of formats do not read
+  Factors factors = Factors::kNone;   // what they are to kernels that read factors
   friend bool operator==(const KernelRequest&, const KernelRequest&) = default;
 };
 
@@ -40,8 +41,8 @@ inline constexpr int kHeadDimStep = 8;
                                                       const KernelRequest& request, std::string* reason);
 
 // The kernel of the same shape that appends (KernelTag::kDecodeAppend), or is for plain calls on any caches
-// (kDecodePlain) or on large ones (kDecodePlainLarge), or for all calls on large ones (kDecodeLarge). Null where the
-// target has none.
+// (kDecodePlain) or on large ones (kDecodePlainLarge), or for all calls on large ones (kDecodeLarge, for blocks without
+// one of their own that of blocks of any formats). Null where the target has none.
 [[nodiscard]] const KernelEntry* find_twin(std::span<const KernelEntry> kernels, const KernelEntry& kernel,
                                            KernelTag tag);
 

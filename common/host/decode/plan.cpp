@@ -116,13 +116,51 @@ void plan_combine(DecodePlan& plan, const Check& check, DeviceContext& device) {
   plan.combine_grid = slices * combine.parts;
 }
 
+// The factors of keys and of values as kernels read them (FactorDecodeParams): those of groups of eight values of fp16,
+// side by side and in whole units that may be copied; or those of rows.
+struct FactorRows {
+  Factors kind;  // kNone: no kernel reads them so
+  CacheParams k, v;
+};
+constexpr int kUnit = 16;
+FactorRows factor_rows(const DecodeProblem& problem) {
+  const MixedProblem* mixed = problem.mixed.get();
+  if (mixed == nullptr || mixed->segment_count != 1 || mixed->bias.data != nullptr) return {};
+  const auto kind_of = [](const KeyScales& scales, int head_dim, CacheParams& rows) {
+    const int size = element_size(scales.dtype), count = scales.dims_per_scale == 0 ? 1 : head_dim / kFactoredValues;
+    rows = {
+        scales.data, size * scales.stride_page, size * scales.stride_token, size * scales.stride_head, size * count, 0};
+    if (scales.data == nullptr) return Factors::kNone;
+    const std::int64_t places = rows.page_stride | rows.token_stride;
+    constexpr int kWord = 4;  // what is copied of a row's factor
+    if (scales.dims_per_scale == 0) return places % kWord == 0 ? Factors::kOfRows : Factors::kNone;
+    rows.copy_unit = kUnit;
+    const auto bits = reinterpret_cast<std::uintptr_t>(scales.data) |
+                      static_cast<std::uint64_t>(places | rows.head_stride | rows.row_bytes);
+    const bool of_eight = scales.dtype == DType::kFloat16 && scales.dims_per_scale == kFactoredValues;
+    return of_eight && scales.stride_group == 1 && bits % kUnit == 0 ? Factors::kOfGroups : Factors::kNone;
+  };
+  FactorRows rows{};
+  const CacheSegment& only = mixed->segments[0];
+  const Factors of_keys = kind_of(only.k_scale, problem.params.head_dim_qk, rows.k);
+  const Factors of_values = kind_of(only.v_scale, problem.params.head_dim_v, rows.v);
+  rows.kind = of_keys == of_values ? of_keys : Factors::kNone;
+  return rows;
+}
+
 // Whether kv heads are a multiple of `count` and lie side by side, so that blocks may copy the rows of so many at once.
-bool has_heads_side_by_side(const DecodeParams& p, const DecodeShape& shape, int count) {
-  constexpr int kUnit = 16;
+bool has_heads_side_by_side(const DecodeProblem& problem, const DecodeParams& p, const DecodeShape& shape, int count) {
   const auto has = [](const CacheParams& cache, KvFormat format, int dim) {
     return flashport::has_heads_side_by_side(cache, reinterpret_cast<std::uintptr_t>(cache.data),
                                              kv_row_bytes(format, dim), kUnit);
   };
+  if (factors_of(shape) == Factors::kOfGroups) {
+    const FactorRows rows = factor_rows(problem);
+    for (const CacheParams* side : {&rows.k, &rows.v}) {
+      const auto address = reinterpret_cast<std::uintptr_t>(side->data);
+      if (!flashport::has_heads_side_by_side(*side, address, side->row_bytes, kUnit)) return false;
+    }
+  }
   return p.num_kv_heads % count == 0 && has(p.cache.k, p.k_format, shape.head_dim_qk) &&
          has(p.cache.v, p.v_format, shape.head_dim_v);
 }
@@ -138,7 +176,7 @@ void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check&
   plan.grid = std::min({resident, kCounterCapacity / p.slices, units});
   const std::int64_t tiles = std::int64_t{p.num_kv_heads} * p.row_tiles;
   const int teams = plan.kernel->teams;
-  p.heads_side_by_side = teams > 1 && has_heads_side_by_side(p, shape, teams);
+  p.heads_side_by_side = teams > 1 && has_heads_side_by_side(problem, p, shape, teams);
   p.teams_help = teams_may_help(shape, teams) && tile_chunks(p) * tile_count(p) <= plan.grid / teams;
   const std::int64_t blocks = p.teams_help ? plan.grid / teams : plan.grid;
   p.cuts[0] = line_cut(tiles, blocks, 1, 0);
@@ -170,11 +208,11 @@ bool is_large_cache(const DecodeProblem& problem, const DecodeParams& p, const K
   const CacheParams &k = p.cache.k, &v = p.cache.v;
   const DecodeShape& shape = large.shape.decode.shape;
   const bool in_teams = row_tiles(p, shape) == 1 && concurrent_tiles(p.num_kv_heads, kManyBlocks) % large.teams == 0 &&
-                        has_heads_side_by_side(p, shape, large.teams);
+                        has_heads_side_by_side(problem, p, shape, large.teams);
   const std::int64_t keys = room_of_batch(problem, p) * p.num_kv_heads;
-  const bool in_blocks = kv_format_trait(shape.k_format).block_values > 1;
+  const bool by_keys = kv_format_trait(shape.k_format).block_values > 1 || reads_factors(shape);
   return in_teams &&
-         (in_blocks ? keys >= large_cache_keys(p, shape) : keys * (k.row_bytes + v.row_bytes) >= kLargeCacheBytes);
+         (by_keys ? keys >= large_cache_keys(p, shape) : keys * (k.row_bytes + v.row_bytes) >= kLargeCacheBytes);
 }
 
 // Whether 9 to 16 rows of a kv head are two tiles of eight in place of one, where their kernels have the same bits:
@@ -329,6 +367,11 @@ MixedDecodeParams mixed_params(const DecodeProblem& problem, const DecodePlan& p
   return mixed;
 }
 
+FactorDecodeParams factor_params(const DecodeProblem& problem, const DecodePlan& plan) {
+  const FactorRows rows = factor_rows(problem);
+  return {plan.params, rows.k, rows.v};
+}
+
 DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device) {
   const Check check(problem.function);
   DecodePlan plan;
@@ -337,9 +380,16 @@ DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device) {
   p.k_format = problem.k_format;
   p.v_format = problem.v_format;
   const std::uint32_t segment_formats = problem.mixed == nullptr ? 0 : problem.mixed->formats;
-  const KernelRequest request{p.q.dtype,     problem.k_format, problem.v_format,
-                              p.head_dim_qk, p.head_dim_v,     p.group_size,
-                              p.max_q_len,   segment_formats,  problem.mixed != nullptr && segment_formats == 0};
+  const KernelRequest request{p.q.dtype,
+                              problem.k_format,
+                              problem.v_format,
+                              p.head_dim_qk,
+                              p.head_dim_v,
+                              p.group_size,
+                              p.max_q_len,
+                              segment_formats,
+                              problem.mixed != nullptr && segment_formats == 0,
+                              factor_rows(problem).kind};
   plan.kernel = choose_decode_kernel(device.kernels(), device.target(), request, nullptr);
   if (plan.kernel == nullptr) {
     std::string reason;
@@ -347,6 +397,11 @@ DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device) {
     check.not_supported(reason);
   }
   check_group_factors(problem, check, plan.kernel->shape.decode.shape);
+  if (reads_factors(plan.kernel->shape.decode.shape)) {
+    const std::int32_t max_len = p.cache.max_len;
+    p.cache = problem.mixed->segments[0].cache;
+    p.cache.max_len = std::min(p.cache.max_len, max_len);
+  }
   p.row_tiles = static_cast<std::int32_t>(row_tiles(p, plan.kernel->shape.decode.shape));
   if (problem.appends) {
     const KernelEntry* appending = find_twin(device.kernels(), *plan.kernel, KernelTag::kDecodeAppend);

@@ -56,6 +56,9 @@ struct DecodePlan {
 // What a kernel that reads segments takes in place of the plan's params: the call's, or its cache as the only one.
 [[nodiscard]] MixedDecodeParams mixed_params(const DecodeProblem& problem, const DecodePlan& plan);
 
+// The same of a kernel that reads factors.
+[[nodiscard]] FactorDecodeParams factor_params(const DecodeProblem& problem, const DecodePlan& plan);
+
 // What explain() and the log of calls say of a plan.
 [[nodiscard]] DecodeSchedule schedule_of(const DecodePlan& plan);
 

@@ -399,6 +399,8 @@ typedef struct fp_query {
   uint32_t segment_formats; /* decode, where fp_flash_decode_mixed has several segments or a mask: 1 << fp_kv_format of
                              * every format of theirs; k_format and v_format are then not read */
   int32_t scales_beside;    /* decode, append, attention: whether a scale has the axes of its cache; append writes it */
+  int32_t scale_group;      /* decode, with scales_beside: how many values share one, 8 (of fp16) or head_dim_qk for a
+                             * row's; 0: not said */
   int64_t tokens;  /* fp_explain(), as all below. append: of k; merge, quantize, dequantize: rows of head_dim_qk
                     * values, of merge those of the result; gated_delta_chunk: of every sequence, or of all */
   int64_t total_q; /* attention, as all below but packed: tokens of q and of k, 0 where there are no offsets */

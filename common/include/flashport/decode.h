@@ -219,8 +219,9 @@ struct DecodeQuery {
   // For flash_decode_mixed with several segments or a mask: all formats of their keys and values, in any order.
   // k_format and v_format are then not read.
   std::vector<KvFormat> segment_formats = {};
-  bool scales_beside = false;  // whether k_scale or v_scale has a number for each row or group of values of its cache
-  bool appends = false;        // of attention (attention.h), where the launch also writes new keys if a kernel does
+  bool scales_beside = false;    // whether k_scale or v_scale has a number for each row or group of values of its cache
+  std::int64_t scale_group = 0;  // then how many values share one: 8 (of fp16), or head_dim for a row's; 0: not said
+  bool appends = false;          // of attention (attention.h), where the launch also writes new keys if a kernel does
 };
 [[nodiscard]] FLASHPORT_API Support supports(const DecodeQuery& query);
 [[nodiscard]] FLASHPORT_API std::string which_kernel(

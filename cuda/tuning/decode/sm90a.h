@@ -34,13 +34,20 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
   }
   if (wider > 192) return {shape.rows == 8 ? 4 : 8, 6, 1, 2};
   if (wider > 128) return {4, 8, 1, 2};
-  const bool wide_type = shape.k_format == KvFormat::kBf16 || shape.k_format == KvFormat::kFp16;
+  const bool in_blocks =
+      kv_format_trait(shape.k_format).block_values > 1 || kv_format_trait(shape.v_format).block_values > 1;
+  const bool wide_type = !in_blocks && (shape.k_format == KvFormat::kBf16 || shape.k_format == KvFormat::kFp16);
   const int tiles = shape.rows == 8 ? 6 : 5;  // of two blocks, with what 16 rows take beside them
   // Two teams of a block copy the rows of two heads at once, as these have 128 bytes: 64 x 8k takes 253 us for 266.
   if (shape.large_cache && wide_type) return {4, tiles, 1, 2, 2, 2};
   if (wide_type) return wider <= 64 ? DecodeTuning{4, tiles, 2, 2, 1, 2} : DecodeTuning{4, 6, 1, 4, 1, 2};
   if (wider <= 64) return {2, 5, 4, 1};
-  if (kv_format_trait(shape.k_format).block_values > 1) {
+  if (reads_factors(shape)) {
+    const bool narrow = shape.k_format == KvFormat::kInt4;
+    return shape.large_cache ? DecodeTuning{2, narrow ? 6 : 4, 1, 1, 4, 2}
+                             : DecodeTuning{4, narrow ? 6 : 4, 1, 2, 2, 2};
+  }
+  if (in_blocks) {
     if (shape.rows > 8) {
       // What fits.
       if (shape.large_cache) return {2, has_format(shape, KvFormat::kQ8_0) ? 4 : 3, 1, 1, 4, 2};

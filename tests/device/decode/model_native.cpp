@@ -37,8 +37,6 @@ void add_native_kernels(std::vector<KernelEntry>& table) {
   table.push_back(
       decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 8, true>("decode_plain/fp16/kv=q8_0/hd128/r8/sm90a"));
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kIq4Nl, 128, 8>("decode/fp16/kv=iq4_nl/hd128/r8/sm90a"));
-  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kIq4Nl, 128, 8, false, true>(
-      "decode/fp16/kv=iq4_nl/hd128/r8/large/sm90a"));
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 8, true, true>(
       "decode_plain/fp16/kv=q8_0/hd128/r8/large/sm90a"));
   table.push_back(
@@ -59,13 +57,27 @@ void add_native_kernels(std::vector<KernelEntry>& table) {
       "decode_plain/fp16/k=q8_0/v=q4_0/hd128/r8/sm90a"));
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ4_0, 128, 8, false, false, KvFormat::kQ8_0>(
       "decode/fp16/k=q4_0/v=q8_0/hd128/r8/sm90a"));
-  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ4_0, 128, 8, false, true, KvFormat::kQ8_0>(
-      "decode/fp16/k=q4_0/v=q8_0/hd128/r8/large/sm90a"));
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 8, true, true, KvFormat::kQ4_0>(
       "decode_plain/fp16/k=q8_0/v=q4_0/hd128/r8/large/sm90a"));
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kBlocks, 128, 8>("decode/fp16/kv=blocks/hd128/r8/sm90a"));
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kBlocks, 128, 8, false, true>(
       "decode/fp16/kv=blocks/hd128/r8/large/sm90a"));
+  table.push_back(decode_kernel<MathType::kBf16, KvFormat::kBf16, 128, 8, false, false, KvFormat::kBlocks>(
+      "decode/bf16/k=bf16/v=blocks/hd128/r8/sm90a"));
+  table.push_back(decode_kernel<MathType::kBf16, KvFormat::kBlocks, 128, 8, false, false, KvFormat::kBf16>(
+      "decode/bf16/k=blocks/v=bf16/hd128/r8/sm90a"));
+  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kFp16, 128, 8, false, false, KvFormat::kBlocks>(
+      "decode/fp16/k=fp16/v=blocks/hd128/r8/sm90a"));
+  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kInt8, 128, 8>("decode/fp16/kv=int8/hd128/r8/sm90a"));
+  table.push_back(
+      decode_kernel<MathType::kFp16, KvFormat::kInt8, 128, 8, false, true>("decode/fp16/kv=int8/hd128/r8/large/sm90a"));
+  table.push_back(
+      decode_kernel<MathType::kFp16, KvFormat::kScaledRows, 128, 8>("decode/fp16/kv=scaled_rows/hd128/r8/sm90a"));
+  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kScaledRows, 128, 8, false, true>(
+      "decode/fp16/kv=scaled_rows/hd128/r8/large/sm90a"));
+  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kInt4, 128, 8>("decode/fp16/kv=int4/hd128/r8/sm90a"));
+  table.push_back(
+      decode_kernel<MathType::kFp16, KvFormat::kInt4, 128, 8, false, true>("decode/fp16/kv=int4/hd128/r8/large/sm90a"));
   table.push_back(
       append_kernel<MathType::kBf16, KvFormat::kBf16, 128, 8, false>("decode_append/bf16/kv=bf16/hd128/r8/sm90a"));
   table.push_back(

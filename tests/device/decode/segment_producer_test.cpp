@@ -51,7 +51,7 @@ std::string check_tiles(const Call& call, const Range& range, int dims, DecodeSh
       for (int row = 0; row < turn_keys(kCfg); ++row) {
         for (int dim = 0; dim < kCfg.shape.head_dim_qk && wrong.empty(); ++dim) {
           std::uint16_t bits;
-          std::memcpy(&bits, shared.ring.tiles[place.stage] + Layout::offset(row, 2 * dim), sizeof bits);
+          std::memcpy(&bits, shared.ring.tile(place.stage) + Layout::offset(row, 2 * dim), sizeof bits);
           const int key = now.key() + row;
           const bool exists = key >= s.key_low && key < s.key_high && dim < dims;
           const double exact = exists ? call.value(s.seq, key, s.kv_head, is_key, dim) : 0.0;

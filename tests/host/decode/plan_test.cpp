@@ -451,6 +451,8 @@ TEST(ChooseDecodeKernel, BlocksOfTheFormatsOfTheCall) {
   };
   const KernelEntry kernels[] = {entry("any", KvFormat::kAny, KvFormat::kAny, 8),
                                  entry("blocks", KvFormat::kBlocks, KvFormat::kBlocks, 8),
+                                 entry("16 bits and blocks", KvFormat::kBf16, KvFormat::kBlocks, 8),
+                                 entry("blocks and 16 bits", KvFormat::kBlocks, KvFormat::kBf16, 8),
                                  entry("pair of 8", KvFormat::kQ8_0, KvFormat::kQ4_0, 8)};
   const auto key = [&](KvFormat k, KvFormat v, int group, bool scales = false) {
     const KernelRequest request{DType::kBFloat16, k, v, 128, 128, group, 1, 0, scales};
@@ -464,6 +466,10 @@ TEST(ChooseDecodeKernel, BlocksOfTheFormatsOfTheCall) {
   EXPECT_EQ(key(KvFormat::kIq4Nl, KvFormat::kIq4Nl, 40), "blocks");
   EXPECT_EQ(key(KvFormat::kQ8_0, KvFormat::kQ4_1, 4), "blocks");
   EXPECT_EQ(key(KvFormat::kQ5_0, KvFormat::kQ5_1, 16), "blocks");
+  EXPECT_EQ(key(KvFormat::kBf16, KvFormat::kQ8_0, 4), "16 bits and blocks");
+  EXPECT_EQ(key(KvFormat::kQ5_1, KvFormat::kBf16, 16), "blocks and 16 bits");
+  EXPECT_EQ(key(KvFormat::kBf16, KvFormat::kQ8_0, 4, true), "any");
+  EXPECT_EQ(key(KvFormat::kBf16, KvFormat::kFp8E4M3, 4), "any");
   EXPECT_EQ(key(KvFormat::kQ8_0, KvFormat::kFp8E4M3, 4), "any");
   EXPECT_EQ(key(KvFormat::kQ5_0, KvFormat::kFp8E4M3, 4), "any");
   EXPECT_EQ(key(KvFormat::kQ8_0, KvFormat::kQ4_0, 4, true), "any");

@@ -40,7 +40,7 @@ std::vector<double> store_row(Random& random, Tensor& cache, const Shape& row, s
 
 // Codes of e5m2 are large, and their factors often far below fp16's normal numbers.
 double spread_of_codes(reference::Type type, Scales kind) {
-  return type == reference::Type::kE5M2 && (kind == Scales::kRow || kind == Scales::kGroup) ? 0x1p14 : 1.0;
+  return type == reference::Type::kE5M2 && lie_beside(kind) ? 0x1p14 : 1.0;
 }
 
 // Sets the factors of a row, which may be those of others too, and multiplies its values by them. `size`: theirs.
@@ -55,7 +55,7 @@ void scale_row(Random& random, std::optional<Tensor>& scale, Scales kind, Shape 
   for (std::size_t d = 0; d < values.size(); ++d) {
     const auto group = static_cast<std::int64_t>(d) / kGroup;
     Shape at = kind == Scales::kOne ? Shape{0} : kind == Scales::kHead ? Shape{head} : row;
-    if (kind == Scales::kGroup) at.push_back(group);
+    if (are_of_groups(kind)) at.push_back(group);
     values[d] *= factor(at);
   }
 }
@@ -143,12 +143,14 @@ void MixedCall::make_segment(Random& random, const SegmentSpec& s) {
     if (s.scales == Scales::kOne) return Shape{1};
     if (s.scales == Scales::kHead) return Shape{spec_.hkv};
     Shape axes(cache.shape().begin(), cache.shape().end() - 1);
-    if (s.scales == Scales::kGroup) axes.push_back(dim / kGroup);
+    if (are_of_groups(s.scales)) axes.push_back(dim / kGroup);
     return axes;
   };
   if (s.scales != Scales::kNone) {
-    segment.k_scale.emplace(Type::kF32, scale_shape(*segment.k, spec_.dk));
-    segment.v_scale.emplace(s.scales == Scales::kRow ? Type::kF16 : Type::kF32, scale_shape(*segment.v, spec_.dv));
+    const bool half = s.scales == Scales::kHalfGroup;
+    segment.k_scale.emplace(half ? Type::kF16 : Type::kF32, scale_shape(*segment.k, spec_.dk));
+    segment.v_scale.emplace(half || s.scales == Scales::kRow ? Type::kF16 : Type::kF32,
+                            scale_shape(*segment.v, spec_.dv));
   }
 }
 
@@ -294,7 +296,7 @@ flashport::DecodeQuery MixedCall::query() const {
 }
 
 std::set<std::string> MixedCall::kernels() const {
-  const auto is_of_one = [](const SegmentSpec& s) { return s.scales != Scales::kRow && s.scales != Scales::kGroup; };
+  const auto is_of_one = [](const SegmentSpec& s) { return !lie_beside(s.scales); };
   std::set<std::pair<Type, Type>> pairs;
   for (const SegmentSpec& s : spec_.segments) pairs.emplace(s.k, s.v);
   const bool apart = spec_.by_segment && spec_.segments.size() > 1 && pairs.size() > 1 && spec_.q_len == 1 &&

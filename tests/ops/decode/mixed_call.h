@@ -17,7 +17,10 @@
 namespace flashport_test {
 
 enum class Pages { kRows, kHeadsFirst, kBlocks, kTokens };
-enum class Scales { kNone, kOne, kHead, kRow, kGroup };
+enum class Scales { kNone, kOne, kHead, kRow, kGroup, kHalfGroup };  // the last: of fp16, as those of rows of V are
+// Of rows or of groups of values.
+constexpr bool lie_beside(Scales scales) { return scales >= Scales::kRow; }
+constexpr bool are_of_groups(Scales scales) { return scales >= Scales::kGroup; }
 
 struct SegmentSpec {
   reference::Type k, v;

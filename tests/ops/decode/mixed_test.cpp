@@ -370,7 +370,9 @@ flashport::DecodeQuery as_flash_decode(flashport::DecodeQuery query, const Segme
   query.k_format = format_of(only.k);
   query.v_format = format_of(only.v);
   query.segment_formats.clear();
-  query.scales_beside = only.scales == Scales::kRow || only.scales == Scales::kGroup;
+  query.scales_beside = lie_beside(only.scales);
+  if (only.scales == Scales::kHalfGroup) query.scale_group = 8;
+  if (only.scales == Scales::kRow) query.scale_group = query.head_dim_qk;
   return query;
 }
 
@@ -436,6 +438,84 @@ TEST(Mixed, FlashDecodeReadsScalesOfTwoKinds) {
   call.run(mixed);
   EXPECT_TRUE(call.bits(0) == got);
 }
+
+// Caches as LightLLM has them, with a factor of fp16 for each eight values, and with one for each row: one target reads
+// them natively. Heads that are copied together and heads that are not, chunks, splits, options, and several tiles of
+// rows.
+struct Factored {
+  Type k, v;
+  Scales scales;
+};
+class MixedFactors : public testing::TestWithParam<Factored> {};
+
+TEST_P(MixedFactors, HeadsLengthsAndOptions) {
+  struct Shape {
+    std::int64_t hq, hkv, q_len;
+    std::vector<std::int64_t> lens;
+    Pages pages;
+    bool options = false;
+  };
+  const Shape kShapes[] = {{16, 4, 1, {300, 1, 65, 0}, Pages::kBlocks},     {32, 8, 1, {130, 64, 63}, Pages::kRows},
+                           {12, 3, 1, {129, 300}, Pages::kTokens, true},    {8, 2, 1, {70, 128}, Pages::kHeadsFirst},
+                           {4, 4, 1, {200, 200, 200, 130}, Pages::kTokens}, {16, 1, 1, {1100}, Pages::kBlocks},
+                           {8, 2, 4, {200, 67, 4}, Pages::kBlocks, true}};
+  for (const Shape& s : kShapes) {
+    SCOPED_TRACE(std::to_string(s.hkv) + " heads");
+    MixedSpec spec;
+    spec.q = s.hkv % 3 == 0 ? Type::kBF16 : Type::kF16;
+    spec.dk = spec.dv = 128;
+    spec.hq = s.hq;
+    spec.hkv = s.hkv;
+    spec.q_len = s.q_len;
+    if (s.options) spec.softcap = 20, spec.window_left = 90, spec.sinks = spec.alibi = true;
+    spec.segments = {{GetParam().k, GetParam().v, s.lens, s.pages, 16, GetParam().scales}};
+    MixedCall call(spec), one_by_one(spec);
+    FLASHPORT_REQUIRE_SUPPORT("mixed_factors", flashport::supports(call.query()));
+    call.run();
+    EXPECT_EQ(call.check(), "");
+    one_by_one.run_each_alone();
+    for (std::int64_t b = 0; b < call.batch(); ++b) EXPECT_TRUE(one_by_one.bits(b) == call.bits(b)) << b;
+    if (s.q_len == 1) {
+      flashport::DecodeArgs args = as_flash_decode(call.args());
+      if (!s.options) {
+        args.num_splits = 3;
+        call.run([&] { flashport::flash_decode(args); });
+        EXPECT_EQ(call.check(), "");
+      }
+    }
+    if (options().emulator) break;
+  }
+}
+
+// A cache with room for many keys has the bits of others.
+TEST_P(MixedFactors, LargeCachesHaveTheBitsOfOthers) {
+  MixedSpec spec;
+  spec.dk = spec.dv = 128;
+  spec.hq = 32;
+  spec.hkv = 8;
+  const std::vector<std::int64_t> few = {130, 1}, lens = {300, 1, 700, 0, 2100};
+  spec.segments = {
+      {GetParam().k, GetParam().v, options().emulator ? few : lens, Pages::kBlocks, 16, GetParam().scales}};
+  MixedCall small(spec);
+  FLASHPORT_REQUIRE_SUPPORT("mixed_factors", flashport::supports(small.query()));
+  small.run();
+  spec.segments[0].room = 70'000;
+  MixedCall large(spec);
+  large.run();
+  EXPECT_EQ(large.check(), "");
+  for (std::int64_t b = 0; b < small.batch(); ++b) EXPECT_TRUE(small.bits(b) == large.bits(b)) << b;
+}
+
+INSTANTIATE_TEST_SUITE_P(Codes, MixedFactors,
+                         testing::Values(Factored{Type::kI8, Type::kI8, Scales::kHalfGroup},
+                                         Factored{Type::kI4, Type::kI4, Scales::kHalfGroup},
+                                         Factored{Type::kI8, Type::kI8, Scales::kRow},
+                                         Factored{Type::kI8, Type::kE4M3, Scales::kRow},
+                                         Factored{Type::kE4M3, Type::kE4M3, Scales::kRow}),
+                         [](const auto& info) {
+                           return std::string(type_name(info.param.k)) + "_" + type_name(info.param.v) +
+                                  (info.param.scales == Scales::kRow ? "_rows" : "_groups");
+                         });
 
 TEST(Mixed, CallersWorkspace) {
   for (const MixedSpec& spec : {masked_lengths(), many_lengths(Type::kQ8_0, Type::kQ8_0)}) {

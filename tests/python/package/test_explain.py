@@ -60,7 +60,7 @@ def test_a_schedule_is_explained():
             {"kv_len": 5},
             TypeError,
             '"decode" has no option kv_len; it has q_dtype, k_format, v_format, head_dim, head_dim_v, group_size, '
-            "q_len, segment_formats, scales_beside, batch, num_kv_heads, max_kv_len, num_splits, target",
+            "q_len, segment_formats, scales_beside, scale_group, batch, num_kv_heads, max_kv_len, num_splits, target",
         ),
         ({"head_dim": 1024}, NotImplementedError, "head_dim 1024 > 512"),
     ],

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from flashport import _mixed, decode
+from flashport import _mixed, _quantize, decode
 from flashport.benchmarks import harness
 from flashport.testing import numerics
 
@@ -20,16 +20,24 @@ _HEAD_DIM = 128
 
 @dataclass(frozen=True)
 class Segment:
-    """Keys of each sequence, and the formats of keys and values."""
+    """Keys of each sequence, formats of keys and values, and how many values share a scale beside them (0: none)."""
 
     keys: int
     k_format: str
     v_format: str
+    scale_group: int = 0
+
+    @property
+    def scale_type(self) -> str:
+        """Of a row's scale, as vLLM has it, or of a group's, as LightLLM does."""
+        return "fp32" if self.scale_group == _HEAD_DIM else "fp16"
 
     @property
     def bytes_of_key(self) -> int:
         """K and V together, of one kv head."""
-        return sum(numerics.row_bytes(_HEAD_DIM, fmt) for fmt in (self.k_format, self.v_format))
+        count = _HEAD_DIM // self.scale_group if self.scale_group else 0
+        scales = count * numerics.row_bytes(1, self.scale_type) if count else 0
+        return sum(numerics.row_bytes(_HEAD_DIM, fmt) + scales for fmt in (self.k_format, self.v_format))
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,9 @@ class MixedCase:
         """The options of :func:`flashport.supports`."""
         query = {"q_dtype": "bf16", "head_dim": _HEAD_DIM, "group_size": self.heads[0] // self.heads[1]}
         if len(self.segments) == 1:
-            return {**query, "k_format": self.segments[0].k_format, "v_format": self.segments[0].v_format}
+            only = self.segments[0]
+            beside = {"scales_beside": True, "scale_group": only.scale_group} if only.scale_group else {}
+            return {**query, "k_format": only.k_format, "v_format": only.v_format, **beside}
         return {**query, "segment_formats": [fmt for s in self.segments for fmt in (s.k_format, s.v_format)]}
 
 
@@ -76,8 +86,11 @@ def _sized(batch: int, keys: int) -> list[MixedCase]:
     size = f"{batch}x{keys // 1024}k"
     pairs = [(fmt, fmt) for fmt in ("bf16", "q8_0", "fp8_e4m3", "q4_0", "iq4_nl", "q4_1", "q5_0", "q5_1")]
     pairs += [("q8_0", "q4_0"), ("q4_0", "q8_0"), ("iq4_nl", "q8_0"), ("q4_0", "iq4_nl"), ("bf16", "q8_0")]
-    pairs += [("q8_0", "q5_1"), ("q5_0", "q4_1")]
+    pairs += [("q8_0", "q5_1"), ("q5_0", "q4_1"), ("q8_0", "bf16"), ("bf16", "q4_0"), ("q5_1", "bf16")]
     found = _one_cache(size, batch, keys, pairs)
+    for fmt, group in (("int8", 8), ("int4", 8), ("int8", _HEAD_DIM), ("fp8_e4m3", _HEAD_DIM)):
+        name = f"formats_{size}_{fmt}_{'rows' if group == _HEAD_DIM else 'groups'}"
+        found.append(MixedCase(name, batch, (Segment(keys, fmt, fmt, group),)))
     hot = Segment(keys // 8, "bf16", "bf16")
     for old in ("q8_0", "q4_0"):
         both = Segment(keys - keys // 8, old, old), hot
@@ -131,14 +144,28 @@ def _candidates(torch: Any, case: MixedCase, device: str) -> tuple[harness.Call,
     def cache(keys: int, fmt: str) -> Any:
         return harness.random_tensor(torch, (case.batch, keys, case.heads[1], _HEAD_DIM), fmt, where)
 
+    def scaled(s: Segment, fmt: str) -> tuple[Any, Any]:
+        """Rows of one sequence for all, and their scales."""
+        shape = (s.keys, case.heads[1], _HEAD_DIM // s.scale_group)
+        scale = torch.empty(
+            shape[:2] if s.scale_group == _HEAD_DIM else shape,
+            dtype={"fp16": torch.float16, "fp32": torch.float32}[s.scale_type],
+            device=where,
+        )
+        rows = _quantize.quantize_kv(torch.randn(*shape[:2], _HEAD_DIM, device=where), fmt, scale=scale)
+        return tuple(x.expand(case.batch, *x.shape).contiguous() for x in (rows, scale))
+
+    def segment(s: Segment) -> Any:
+        if not s.scale_group:
+            k, v, scales = cache(s.keys, s.k_format), cache(s.keys, s.v_format), {}
+        else:
+            (k, k_scale), (v, v_scale) = scaled(s, s.k_format), scaled(s, s.v_format)
+            scales = {"k_scale": k_scale, "v_scale": v_scale}
+        return _mixed.KvSegment(k, v, lens(s.keys), k_format=s.k_format, v_format=s.v_format, **scales)
+
     q = harness.random_tensor(torch, (case.batch, case.heads[0], _HEAD_DIM), "bf16", where)
     out, other_out = torch.empty_like(q), torch.empty_like(q)
-    segments = [
-        _mixed.KvSegment(
-            cache(s.keys, s.k_format), cache(s.keys, s.v_format), lens(s.keys), k_format=s.k_format, v_format=s.v_format
-        )
-        for s in case.segments
-    ]
+    segments = [segment(s) for s in case.segments]
     keys = sum(s.keys for s in case.segments)
     k, v, length = cache(keys, "bf16"), cache(keys, "bf16"), lens(keys)
 
