@@ -58,7 +58,8 @@ constexpr DecodeSplit decode_split(const DecodeConfig& cfg) {
             .large = true};
   }
   const int blocks = cfg.tuning.blocks_per_multiprocessor * cfg.tuning.teams;
-  const bool finer = cfg.shape.rows == 8 && cfg.tuning.leaves == 2 && blocks == 2 && !has_blocks(cfg.shape);
+  const bool finer = cfg.shape.rows == 8 && cfg.tuning.leaves == 2 && blocks == 2 && !has_blocks(cfg.shape) &&
+                     !reads_factors(cfg.shape);
   return {.turn_leaves = cfg.tuning.leaves,
           .row_slices = row_waves(cfg),
           .column_slices = column_waves(cfg),

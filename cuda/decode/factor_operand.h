@@ -136,7 +136,8 @@ struct ValueOperand<kCfg, kFormat, kGroups> {
   }
 
  private:
-  LanePlaces < Layout, kGroups* kGroupBytes<32 ? 32 : kGroups * kGroupBytes> places_;
+  static constexpr int kPlacesBytes = kGroups * kGroupBytes < 32 ? 32 : kGroups * kGroupBytes;
+  LanePlaces<Layout, kPlacesBytes> places_;
   unsigned factors_;  // where those of the wave's columns begin, in the lane's row
   int its_factor_;    // the lane that has the first of this one's
 };

@@ -55,11 +55,13 @@ struct KvTiles {
   using KeysOf = TileRows<kCfg, kKeyFormat == KvFormat::kBlocks ? kFormat : kKeyFormat, kCfg.shape.head_dim_qk>;
   template <KvFormat kFormat>
   using ValuesOf = TileRows<kCfg, kValueFormat == KvFormat::kBlocks ? kFormat : kValueFormat, kCfg.shape.head_dim_v>;
-  // Of each team's ring, keys and values alike, but where one is of 16 bits and the other of blocks.
+  // Bytes of a place in each team's ring: alike for keys and values, but where one is of 16 bits and the other of
+  // blocks.
   static constexpr int kMost = Keys::kTileBytes > Values::kTileBytes ? Keys::kTileBytes : Values::kTileBytes;
   static constexpr bool kAlike = !chooses_formats(kCfg.shape) || kKeyFormat == kValueFormat;
   // Behind the codes of a tile its factors: those of groups as rows (factor_operand.h); of whole rows one of each key
-  // and then, as both are due with the scores, of each value, in the ring of the head's team.
+  // and then of each value, in the ring of the head's team. Those of values are read with the scores, before the place
+  // is given back.
   using FactorRows = TileRows<kCfg, KvFormat::kFp16, kCfg.shape.head_dim_qk / kFactoredValues>;
   using FactorOfRow = std::uint32_t;  // of fp32, or two of fp16
   static constexpr int kFactorsByte = kMost;

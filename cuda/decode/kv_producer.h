@@ -13,7 +13,8 @@ FLASHPORT_DEVICE bool fits_cache(const DecodeParamsOf<kCfg>& p, const Line& line
   int token_bytes = p.num_kv_heads * (p.cache.k.row_bytes + p.cache.v.row_bytes);
   if constexpr (reads_factors(kCfg.shape))
     token_bytes += p.num_kv_heads * (p.k_factors.row_bytes + p.v_factors.row_bytes);
-  return std::int64_t{line.leaves} * (kLeafKeys * token_bytes) <= cached_bytes(kCfg.shape.k_format);
+  return std::int64_t{line.leaves} * (kLeafKeys * token_bytes) <=
+         minimum(cached_bytes(kCfg.shape.k_format), cached_bytes(kCfg.shape.v_format));
 }
 
 // Whether the teams of a block walk through the same tokens side by side, with heads that lie side by side in memory.
@@ -65,7 +66,7 @@ class KvProducer {
         as_stored_(Params::kPlain || are_as_stored(p)),
         in_units_(kSharing == Sharing::kFirstTeam && p.heads_side_by_side),
         neighbours_(kHasNeighbours && (p.cache.table == nullptr || p.cache.page_size % kRowsPerWave == 0) &&
-                    static_cast<std::uint64_t>(p.cache.k.token_stride | p.cache.v.token_stride) < 1 << 24) {}
+                    token_strides(p) < 1 << 24) {}
 
   FLASHPORT_DEVICE void run(const Params& p, const Range& range) {
     if constexpr (requires { teams_->ahead; }) {
@@ -88,6 +89,12 @@ class KvProducer {
     bool whole;                           // they are all there
     bool neighbours;                      // and they follow each other, so that their addresses need no list
   };
+
+  FLASHPORT_DEVICE static std::uint64_t token_strides(const Params& p) {
+    std::int64_t strides = p.cache.k.token_stride | p.cache.v.token_stride;
+    if constexpr (kFactorRows) strides |= p.k_factors.token_stride | p.v_factors.token_stride;
+    return static_cast<std::uint64_t>(strides);
+  }
 
   // Kernels of blocks have code for each format.
   FLASHPORT_DEVICE static bool at_use(bool x) { return chooses_formats(kCfg.shape) ? at_each_use(x) : x; }
@@ -293,8 +300,8 @@ class KvProducer {
       }
     }
   }
-  // Those of the wave's rows, of keys and of values: a lane has a row, and where rows are fewer some of the heads. Of
-  // fp16 the word that has the factor.
+  // Copies the factors of the wave's rows, of keys and of values: a lane has a row, and where rows are fewer some of
+  // the heads. For fp16 it copies the word that holds the factor.
   FLASHPORT_DEVICE void copy_factors(const Params& p, const Rows& rows, int head) {
     constexpr int kLanesOfRow = kWaveSize / kRowsAtOnce;
 #pragma unroll

@@ -13,14 +13,14 @@ class RowFactors {
 
  public:
   RowFactors() = default;
-  // Of a head that `team` works on, for a lane whose first key is row `first_row` of a tile.
+  // For a head that `team` works on and a lane whose first key is row `first_row` of a tile.
   FLASHPORT_DEVICE RowFactors(const FactorDecodeParams& p, int head, int team, int first_row)
       : first_byte_(team * static_cast<int>(sizeof(DecodeShared<kCfg>)) + Tiles::kFactorsByte +
                     first_row * static_cast<int>(sizeof(Word))),
         key_shift_(shift_of(p.k_factors, head)),
         value_shift_(shift_of(p.v_factors, head)) {}
 
-  // Of row `key` from the lane's first one on.
+  // The factors of row `key` from the lane's first one on.
   FLASHPORT_DEVICE float of_key(const char* tile, int key) const { return read(tile, key, key_shift_); }
   FLASHPORT_DEVICE float of_value(const char* tile, int key) const {
     return read(tile, tile_keys(kCfg) + key, value_shift_);
@@ -42,26 +42,17 @@ class RowFactors {
   int first_byte_, key_shift_, value_shift_;
 };
 
-// What the probabilities of each part have been divided by for the largest factor of its values.
+// What each row's probabilities times the factors of values have been divided by, in each part of the keys.
 template <DecodeConfig kCfg>
 struct PartUnits {
-  float of[2][turn_parts(kCfg)];
+  float2 of[2][turn_parts(kCfg)][kCfg.shape.rows / 2];  // of two neighbouring rows
 };
 
-// Divides the factors of 16 kTiles keys, of which a lane has two of each 16, by a power of two near the largest, so
-// that probabilities times factors are fp16 numbers. Returns it.
-template <int kTiles>
-FLASHPORT_DEVICE float divide_by_unit(float (*factors)[2]) {
-  float largest = 0.0f;
-  for (int i = 0; i < 2 * kTiles; ++i) largest = maximum(largest, fabsf(factors[i / 2][i % 2]));
-  for (int distance = 4; distance < kWaveSize; distance *= 2) {
-    largest = maximum(largest, __shfl_xor_sync(~0u, largest, distance));
-  }
-  constexpr int kLeast = 0x00800000, kMost = 0x7e000000;  // whose inverse is normal, too
-  const int unit = minimum(maximum(__float_as_int(largest) & 0x7f800000, kLeast), kMost);
-  const float inverse = __int_as_float(0x7f000000 - unit);
-  for (int i = 0; i < 2 * kTiles; ++i) factors[i / 2][i % 2] *= inverse;
-  return __int_as_float(unit);
+// A power of two near `largest`, so that what it divides are numbers of fp16; its inverse is normal, too.
+FLASHPORT_DEVICE float unit_of(float largest) {
+  constexpr int kExponent = 0x7f800000, kLeast = 0x00800000, kMost = 0x7e000000;
+  return __int_as_float(minimum(maximum(__float_as_int(largest) & kExponent, kLeast), kMost));
 }
+FLASHPORT_DEVICE float inverse_of_unit(float unit) { return __int_as_float(0x7f000000 - __float_as_int(unit)); }
 
 }  // namespace flashport::FLASHPORT_TARGET::decode

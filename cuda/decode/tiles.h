@@ -86,7 +86,7 @@ class DecodeTiles {
   // Register i of a C tile: key (or column) g + 8 (i / 2), row 2 c + i % 2.
   struct Scores {
     float c[kKeyTiles][kRowTiles][4];
-    // Of the values of keys g and g + 8, where rows have factors.
+    // The factors of values g and g + 8, where rows have some.
     [[no_unique_address]] std::conditional_t<kScalesRows, float[kKeyTiles][2], NothingTooMuch> value_factors;
   };
   struct Out {
@@ -297,21 +297,15 @@ class DecodeTiles {
       x = exp2_approx(x - reference[key_tile / kPartTiles][2 * tile + i % 2]);
     });
     if constexpr (kScalesRows) {
-      for (int part = 0; part < kWaveParts; ++part) {
-        const float unit = divide_by_unit<kPartTiles>(scores.value_factors + part * kPartTiles);
-        if (block_.lane() == 0) shared_.units.of[buffer_][part * kColWaves + col_wave_] = unit;
-      }
+      reduce_rows(scores, l, [](float a, float b) { return a + b; });
+      multiply_by_factors(scores);
     }
     for_each_key_pair(scores, [&](int key_tile, int tile, int half, float even, float odd) {
       const int key = first_key_of(key_tile) + g_ + 8 * half;
-      if constexpr (kScalesRows) {
-        even *= scores.value_factors[key_tile][half];
-        odd *= scores.value_factors[key_tile][half];
-      }
       *reinterpret_cast<unsigned*>(shared_.probabilities_of(buffer_, key, row_base_ + 8 * tile + 2 * c_)) =
           pack<kValueMath>(even, odd);
     });
-    reduce_rows(scores, l, [](float a, float b) { return a + b; });
+    if constexpr (!kScalesRows) reduce_rows(scores, l, [](float a, float b) { return a + b; });
     if constexpr (kScalesValues) {
       for (Rows& sums : l) {
         for (int slot = 0; slot < kRowSlots; ++slot) sums[slot] *= of_values.probability_unit;
@@ -366,7 +360,12 @@ class DecodeTiles {
       if constexpr (kScalesRows) {
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
-          for (int slot = 0; slot < kRowSlots; ++slot) weights[part][slot] *= shared_.units.of[buffer_][part];
+#pragma unroll
+          for (int tile = 0; tile < kRowTiles; ++tile) {
+            const float2 unit = shared_.units.of[buffer_][part][(row_base_ + 8 * tile) / 2 + c_];
+            weights[part][2 * tile] *= unit.x;
+            weights[part][2 * tile + 1] *= unit.y;
+          }
         }
       }
     }
@@ -530,6 +529,30 @@ class DecodeTiles {
       }
     }
   }
+  // Probabilities times the factors of values, for each row in a unit near the largest among the keys of a part, which
+  // accumulate() multiplies the sums by.
+  FLASHPORT_DEVICE void multiply_by_factors(Scores& scores) const {
+    for_each_register(scores.c,
+                      [&](float& x, int key_tile, int, int i) { x *= scores.value_factors[key_tile][i / 2]; });
+    Rows units[kWaveParts];
+    reduce_rows(scores, units, [](float a, float b) { return maximum(fabsf(a), fabsf(b)); });
+    for (Rows& of_part : units) {
+      for (int slot = 0; slot < kRowSlots; ++slot) of_part[slot] = unit_of(of_part[slot]);
+    }
+    for_each_register(scores.c, [&](float& x, int key_tile, int tile, int i) {
+      x *= inverse_of_unit(units[key_tile / kPartTiles][2 * tile + i % 2]);
+    });
+    if (g_ != 0) return;
+#pragma unroll
+    for (int part = 0; part < kWaveParts; ++part) {
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        shared_.units.of[buffer_][part * kColWaves + col_wave_][(row_base_ + 8 * tile) / 2 + c_] = {
+            units[part][2 * tile], units[part][2 * tile + 1]};
+      }
+    }
+  }
+
   // Where the wave's keys of a tile of 16 begin.
   FLASHPORT_DEVICE int first_key_of(int key_tile) const {
     return (key_tile / kPartTiles * kColWaves * kPartTiles + key_tile % kPartTiles + col_wave_ * kPartTiles) * 16;

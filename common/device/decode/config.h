@@ -14,7 +14,8 @@ struct DecodeShape {
   int head_dim_v;
   int rows;  // query rows of a tile: 8, 16, 64 or 128
   MathType math;
-  // kBlocks: as DecodeParams says; kAny: of each segment, as MixedDecodeParams says, and then v_format is the same.
+  // kBlocks, kScaledRows: one of several, as DecodeParams says; kAny: of each segment, as MixedDecodeParams says, and
+  // then v_format is the same.
   KvFormat k_format;
   KvFormat v_format;
   bool appends = false;  // writes new keys and values as it comes to them (new_keys.h), and turns the queries

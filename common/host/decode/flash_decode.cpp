@@ -20,7 +20,8 @@ void launch(const Check& check, const DecodeProblem& problem, const DecodePlan& 
   if (reads_segments(plan.kernel->shape.decode.shape)) {
     device.launch(check, stream, *plan.kernel, LaunchGrid{plan.grid}, mixed_params(problem, plan));
   } else if (reads_factors(plan.kernel->shape.decode.shape)) {
-    device.launch(check, stream, *plan.kernel, LaunchGrid{plan.grid}, factor_params(problem, plan));
+    device.launch(check, stream, *plan.kernel, LaunchGrid{plan.grid},
+                  FactorDecodeParams{plan.params, plan.factors.k, plan.factors.v});
   } else {
     device.launch(check, stream, *plan.kernel, LaunchGrid{plan.grid}, plan.params);
   }

@@ -301,6 +301,7 @@ DecodeProblem validate(const MixedDecodeArgs& args, Outputs outputs) {
     mixed.formats |= format_bit(formats[i].k) | format_bit(formats[i].v);
   }
   mixed.segment_count = static_cast<std::int32_t>(args.segments.size());
+  if (mixed.segment_count == 1) problem.bounds = mixed.bounds[0];
   fill_mask(args, mixed);
   problem.k_format = formats[0].k;
   problem.v_format = formats[0].v;

@@ -116,47 +116,54 @@ void plan_combine(DecodePlan& plan, const Check& check, DeviceContext& device) {
   plan.combine_grid = slices * combine.parts;
 }
 
-// The factors of keys and of values as kernels read them (FactorDecodeParams): those of groups of eight values of fp16,
-// side by side and in whole units that may be copied; or those of rows.
-struct FactorRows {
-  Factors kind;  // kNone: no kernel reads them so
-  CacheParams k, v;
-};
+// A side's scales as kernels read them (FactorDecodeParams), with what they are to these: of groups of eight values, if
+// they are of fp16, lie side by side and can be copied in whole units; of rows, if whole words have those of fp16 of
+// two heads; else nothing.
 constexpr int kUnit = 16;
+Factors factors_of(const KeyScales& scales, int head_dim, std::int32_t num_kv_heads, CacheParams& rows) {
+  const int size = element_size(scales.dtype), count = scales.dims_per_scale == 0 ? 1 : head_dim / kFactoredValues;
+  rows = {scales.data,
+          size * scales.stride_page,
+          size * scales.stride_token,
+          size * scales.stride_head,
+          size * count,
+          scales.dims_per_scale == 0 ? size : kUnit};
+  if (scales.data == nullptr || std::min({rows.page_stride, rows.token_stride, rows.head_stride}) < 0) {
+    return Factors::kNone;
+  }
+  const bool is_half = scales.dtype == DType::kFloat16;
+  const auto places =
+      reinterpret_cast<std::uintptr_t>(scales.data) | static_cast<std::uint64_t>(rows.page_stride | rows.token_stride);
+  if (scales.dims_per_scale == 0) {
+    constexpr int kWord = 4;
+    const bool in_words = places % kWord == 0 && rows.head_stride == size && num_kv_heads % 2 == 0;
+    return !is_half || in_words ? Factors::kOfRows : Factors::kNone;
+  }
+  const bool in_units = (places | static_cast<std::uint64_t>(rows.head_stride | rows.row_bytes)) % kUnit == 0;
+  const bool of_eight = is_half && scales.dims_per_scale == kFactoredValues && scales.stride_group == 1;
+  return of_eight && in_units ? Factors::kOfGroups : Factors::kNone;
+}
 FactorRows factor_rows(const DecodeProblem& problem) {
   const MixedProblem* mixed = problem.mixed.get();
   if (mixed == nullptr || mixed->segment_count != 1 || mixed->bias.data != nullptr) return {};
-  const auto kind_of = [](const KeyScales& scales, int head_dim, CacheParams& rows) {
-    const int size = element_size(scales.dtype), count = scales.dims_per_scale == 0 ? 1 : head_dim / kFactoredValues;
-    rows = {
-        scales.data, size * scales.stride_page, size * scales.stride_token, size * scales.stride_head, size * count, 0};
-    if (scales.data == nullptr) return Factors::kNone;
-    const std::int64_t places = rows.page_stride | rows.token_stride;
-    constexpr int kWord = 4;  // what is copied of a row's factor
-    if (scales.dims_per_scale == 0) return places % kWord == 0 ? Factors::kOfRows : Factors::kNone;
-    rows.copy_unit = kUnit;
-    const auto bits = reinterpret_cast<std::uintptr_t>(scales.data) |
-                      static_cast<std::uint64_t>(places | rows.head_stride | rows.row_bytes);
-    const bool of_eight = scales.dtype == DType::kFloat16 && scales.dims_per_scale == kFactoredValues;
-    return of_eight && scales.stride_group == 1 && bits % kUnit == 0 ? Factors::kOfGroups : Factors::kNone;
-  };
   FactorRows rows{};
+  const DecodeParams& p = problem.params;
   const CacheSegment& only = mixed->segments[0];
-  const Factors of_keys = kind_of(only.k_scale, problem.params.head_dim_qk, rows.k);
-  const Factors of_values = kind_of(only.v_scale, problem.params.head_dim_v, rows.v);
+  const Factors of_keys = factors_of(only.k_scale, p.head_dim_qk, p.num_kv_heads, rows.k);
+  const Factors of_values = factors_of(only.v_scale, p.head_dim_v, p.num_kv_heads, rows.v);
   rows.kind = of_keys == of_values ? of_keys : Factors::kNone;
   return rows;
 }
 
 // Whether kv heads are a multiple of `count` and lie side by side, so that blocks may copy the rows of so many at once.
-bool has_heads_side_by_side(const DecodeProblem& problem, const DecodeParams& p, const DecodeShape& shape, int count) {
+bool has_heads_side_by_side(const DecodePlan& plan, const DecodeShape& shape, int count) {
+  const DecodeParams& p = plan.params;
   const auto has = [](const CacheParams& cache, KvFormat format, int dim) {
     return flashport::has_heads_side_by_side(cache, reinterpret_cast<std::uintptr_t>(cache.data),
                                              kv_row_bytes(format, dim), kUnit);
   };
   if (factors_of(shape) == Factors::kOfGroups) {
-    const FactorRows rows = factor_rows(problem);
-    for (const CacheParams* side : {&rows.k, &rows.v}) {
+    for (const CacheParams* side : {&plan.factors.k, &plan.factors.v}) {
       const auto address = reinterpret_cast<std::uintptr_t>(side->data);
       if (!flashport::has_heads_side_by_side(*side, address, side->row_bytes, kUnit)) return false;
     }
@@ -176,7 +183,7 @@ void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check&
   plan.grid = std::min({resident, kCounterCapacity / p.slices, units});
   const std::int64_t tiles = std::int64_t{p.num_kv_heads} * p.row_tiles;
   const int teams = plan.kernel->teams;
-  p.heads_side_by_side = teams > 1 && has_heads_side_by_side(problem, p, shape, teams);
+  p.heads_side_by_side = teams > 1 && has_heads_side_by_side(plan, shape, teams);
   p.teams_help = teams_may_help(shape, teams) && tile_chunks(p) * tile_count(p) <= plan.grid / teams;
   const std::int64_t blocks = p.teams_help ? plan.grid / teams : plan.grid;
   p.cuts[0] = line_cut(tiles, blocks, 1, 0);
@@ -204,11 +211,12 @@ std::int64_t large_cache_keys(const DecodeParams& p, const DecodeShape& shape) {
 // them come from memory; in formats of blocks it also takes fewer instructions a key, and longer for each leaf
 // (docs/tuning.md).
 constexpr std::int64_t kManyBlocks = 840;  // which each number of tiles up to 8 divides
-bool is_large_cache(const DecodeProblem& problem, const DecodeParams& p, const KernelEntry& large) {
+bool is_large_cache(const DecodeProblem& problem, const DecodePlan& plan, const KernelEntry& large) {
+  const DecodeParams& p = plan.params;
   const CacheParams &k = p.cache.k, &v = p.cache.v;
   const DecodeShape& shape = large.shape.decode.shape;
   const bool in_teams = row_tiles(p, shape) == 1 && concurrent_tiles(p.num_kv_heads, kManyBlocks) % large.teams == 0 &&
-                        has_heads_side_by_side(problem, p, shape, large.teams);
+                        has_heads_side_by_side(plan, shape, large.teams);
   const std::int64_t keys = room_of_batch(problem, p) * p.num_kv_heads;
   const bool by_keys = kv_format_trait(shape.k_format).block_values > 1 || reads_factors(shape);
   return in_teams &&
@@ -242,7 +250,7 @@ const KernelEntry* kernel_of_call(const DecodeProblem& problem, const DecodePlan
   const KernelEntry* large =
       plain && serves_large && !has_two_tiles ? twin(KernelTag::kDecodePlainLarge, kernel_rows) : nullptr;
   if (large == nullptr && serves_large) large = twin(KernelTag::kDecodeLarge, has_two_tiles ? 16 : kernel_rows);
-  if (large != nullptr && problem.may_be_large && is_large_cache(problem, plan.params, *large)) return large;
+  if (large != nullptr && problem.may_be_large && is_large_cache(problem, plan, *large)) return large;
   const KernelEntry* for_plain_calls =
       plain ? twin(appends ? KernelTag::kDecodeAppendPlain : KernelTag::kDecodePlain, kernel_rows) : nullptr;
   return for_plain_calls != nullptr ? for_plain_calls : &kernel;
@@ -367,29 +375,19 @@ MixedDecodeParams mixed_params(const DecodeProblem& problem, const DecodePlan& p
   return mixed;
 }
 
-FactorDecodeParams factor_params(const DecodeProblem& problem, const DecodePlan& plan) {
-  const FactorRows rows = factor_rows(problem);
-  return {plan.params, rows.k, rows.v};
-}
-
 DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device) {
   const Check check(problem.function);
   DecodePlan plan;
   plan.params = problem.params;
+  plan.factors = factor_rows(problem);
   DecodeParams& p = plan.params;
   p.k_format = problem.k_format;
   p.v_format = problem.v_format;
   const std::uint32_t segment_formats = problem.mixed == nullptr ? 0 : problem.mixed->formats;
-  const KernelRequest request{p.q.dtype,
-                              problem.k_format,
-                              problem.v_format,
-                              p.head_dim_qk,
-                              p.head_dim_v,
-                              p.group_size,
-                              p.max_q_len,
-                              segment_formats,
-                              problem.mixed != nullptr && segment_formats == 0,
-                              factor_rows(problem).kind};
+  const KernelRequest request{p.q.dtype,        problem.k_format, problem.v_format,
+                              p.head_dim_qk,    p.head_dim_v,     p.group_size,
+                              p.max_q_len,      segment_formats,  problem.mixed != nullptr && segment_formats == 0,
+                              plan.factors.kind};
   plan.kernel = choose_decode_kernel(device.kernels(), device.target(), request, nullptr);
   if (plan.kernel == nullptr) {
     std::string reason;

@@ -33,10 +33,17 @@ struct MergeLaunch {
 [[nodiscard]] MergeLaunch plan_merge(DecodeParams& params, std::int64_t total_q, std::int64_t parts, const Check& check,
                                      const DeviceContext& device);
 
+// Scales that lie beside the only cache, as kernels read them that read factors (FactorDecodeParams).
+struct FactorRows {
+  Factors kind = Factors::kNone;  // kNone: none of these does
+  CacheParams k{}, v{};
+};
+
 struct DecodePlan {
   const KernelEntry* kernel = nullptr;
   std::int64_t grid = 0;
   DecodeParams params{};
+  FactorRows factors;
   std::int64_t workspace_bytes = 0;  // counters first, whatever the schedule
   std::int64_t partials_offset = 0;
 
@@ -55,9 +62,6 @@ struct DecodePlan {
 
 // What a kernel that reads segments takes in place of the plan's params: the call's, or its cache as the only one.
 [[nodiscard]] MixedDecodeParams mixed_params(const DecodeProblem& problem, const DecodePlan& plan);
-
-// The same of a kernel that reads factors.
-[[nodiscard]] FactorDecodeParams factor_params(const DecodeProblem& problem, const DecodePlan& plan);
 
 // What explain() and the log of calls say of a plan.
 [[nodiscard]] DecodeSchedule schedule_of(const DecodePlan& plan);

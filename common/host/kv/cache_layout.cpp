@@ -146,9 +146,11 @@ KeyScales key_scales(const std::optional<TensorView>& scale, const TensorView& c
     if (is_per_head(*scale)) scales.stride_head = scale->strides[0];
     return scales;
   }
-  scales.stride_page = scale->strides[axes.page];
-  if (axes.token >= 0) scales.stride_token = scale->strides[axes.token];
-  scales.stride_head = scale->strides[axes.head];
+  // A stride that no index above 0 is multiplied with is 0.
+  const auto stride = [&](int axis) { return scale->shape[axis] > 1 ? scale->strides[axis] : 0; };
+  scales.stride_page = stride(axes.page);
+  if (axes.token >= 0) scales.stride_token = stride(axes.token);
+  scales.stride_head = stride(axes.head);
   if (scale->rank == cache.rank) {
     scales.stride_group = scale->strides[axes.dim];
     scales.dims_per_scale = static_cast<std::int32_t>(head_dim / scale->shape[axes.dim]);

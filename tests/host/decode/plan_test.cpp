@@ -453,9 +453,12 @@ TEST(ChooseDecodeKernel, BlocksOfTheFormatsOfTheCall) {
                                  entry("blocks", KvFormat::kBlocks, KvFormat::kBlocks, 8),
                                  entry("16 bits and blocks", KvFormat::kBf16, KvFormat::kBlocks, 8),
                                  entry("blocks and 16 bits", KvFormat::kBlocks, KvFormat::kBf16, 8),
+                                 entry("groups", KvFormat::kInt8, KvFormat::kInt8, 8),
+                                 entry("rows", KvFormat::kScaledRows, KvFormat::kScaledRows, 8),
                                  entry("pair of 8", KvFormat::kQ8_0, KvFormat::kQ4_0, 8)};
-  const auto key = [&](KvFormat k, KvFormat v, int group, bool scales = false) {
-    const KernelRequest request{DType::kBFloat16, k, v, 128, 128, group, 1, 0, scales};
+  const auto key = [&](KvFormat k, KvFormat v, int group, bool scales = false, Factors factors = Factors::kNone,
+                       int dim = 128) {
+    const KernelRequest request{DType::kBFloat16, k, v, dim, dim, group, 1, 0, scales, factors};
     const KernelEntry* kernel = choose_decode_kernel(kernels, "fakegpu", request, nullptr);
     return std::string(kernel == nullptr ? "" : kernel->key);
   };
@@ -473,6 +476,13 @@ TEST(ChooseDecodeKernel, BlocksOfTheFormatsOfTheCall) {
   EXPECT_EQ(key(KvFormat::kQ8_0, KvFormat::kFp8E4M3, 4), "any");
   EXPECT_EQ(key(KvFormat::kQ5_0, KvFormat::kFp8E4M3, 4), "any");
   EXPECT_EQ(key(KvFormat::kQ8_0, KvFormat::kQ4_0, 4, true), "any");
+  EXPECT_EQ(key(KvFormat::kInt8, KvFormat::kInt8, 4), "any");
+  EXPECT_EQ(key(KvFormat::kInt8, KvFormat::kInt8, 4, true), "any");
+  EXPECT_EQ(key(KvFormat::kInt8, KvFormat::kInt8, 4, true, Factors::kOfGroups), "groups");
+  EXPECT_EQ(key(KvFormat::kInt8, KvFormat::kInt8, 4, true, Factors::kOfGroups, 96), "any");
+  EXPECT_EQ(key(KvFormat::kInt8, KvFormat::kFp8E4M3, 4, true, Factors::kOfGroups), "any");
+  EXPECT_EQ(key(KvFormat::kInt8, KvFormat::kFp8E4M3, 4, true, Factors::kOfRows), "rows");
+  EXPECT_EQ(key(KvFormat::kQ8_0, KvFormat::kInt8, 4, true, Factors::kOfRows), "any");
 }
 
 // The size of a workspace follows from the call's arguments, also without an output, whose memory nobody looks at.

@@ -148,7 +148,8 @@ void MixedCall::make_segment(Random& random, const SegmentSpec& s) {
   };
   if (s.scales != Scales::kNone) {
     const bool half = s.scales == Scales::kHalfGroup;
-    segment.k_scale.emplace(half ? Type::kF16 : Type::kF32, scale_shape(*segment.k, spec_.dk));
+    segment.k_scale.emplace(half || s.scales == Scales::kTurnedRow ? Type::kF16 : Type::kF32,
+                            scale_shape(*segment.k, spec_.dk));
     segment.v_scale.emplace(half || s.scales == Scales::kRow ? Type::kF16 : Type::kF32,
                             scale_shape(*segment.v, spec_.dv));
   }

@@ -17,8 +17,9 @@
 namespace flashport_test {
 
 enum class Pages { kRows, kHeadsFirst, kBlocks, kTokens };
-enum class Scales { kNone, kOne, kHead, kRow, kGroup, kHalfGroup };  // the last: of fp16, as those of rows of V are
-// Of rows or of groups of values.
+// In fp32, but those of rows of V, or of K where turned, and half groups in fp16.
+enum class Scales { kNone, kOne, kHead, kRow, kTurnedRow, kGroup, kHalfGroup };
+// Whether rows or groups of values have them.
 constexpr bool lie_beside(Scales scales) { return scales >= Scales::kRow; }
 constexpr bool are_of_groups(Scales scales) { return scales >= Scales::kGroup; }
 

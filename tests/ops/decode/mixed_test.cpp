@@ -372,7 +372,7 @@ flashport::DecodeQuery as_flash_decode(flashport::DecodeQuery query, const Segme
   query.segment_formats.clear();
   query.scales_beside = lie_beside(only.scales);
   if (only.scales == Scales::kHalfGroup) query.scale_group = 8;
-  if (only.scales == Scales::kRow) query.scale_group = query.head_dim_qk;
+  if (only.scales == Scales::kRow || only.scales == Scales::kTurnedRow) query.scale_group = query.head_dim_qk;
   return query;
 }
 
@@ -493,7 +493,7 @@ TEST_P(MixedFactors, LargeCachesHaveTheBitsOfOthers) {
   spec.dk = spec.dv = 128;
   spec.hq = 32;
   spec.hkv = 8;
-  const std::vector<std::int64_t> few = {130, 1}, lens = {300, 1, 700, 0, 2100};
+  const std::vector<std::int64_t> few = {130, 1}, lens = {300, 1, 700, 0, 5100};
   spec.segments = {
       {GetParam().k, GetParam().v, options().emulator ? few : lens, Pages::kBlocks, 16, GetParam().scales}};
   MixedCall small(spec);
@@ -511,10 +511,10 @@ INSTANTIATE_TEST_SUITE_P(Codes, MixedFactors,
                                          Factored{Type::kI4, Type::kI4, Scales::kHalfGroup},
                                          Factored{Type::kI8, Type::kI8, Scales::kRow},
                                          Factored{Type::kI8, Type::kE4M3, Scales::kRow},
-                                         Factored{Type::kE4M3, Type::kE4M3, Scales::kRow}),
+                                         Factored{Type::kE4M3, Type::kE4M3, Scales::kTurnedRow}),
                          [](const auto& info) {
                            return std::string(type_name(info.param.k)) + "_" + type_name(info.param.v) +
-                                  (info.param.scales == Scales::kRow ? "_rows" : "_groups");
+                                  (are_of_groups(info.param.scales) ? "_groups" : "_rows");
                          });
 
 TEST(Mixed, CallersWorkspace) {
