@@ -50,9 +50,9 @@ struct PartUnits {
 
 // A power of two near `largest`, so that what it divides are numbers of fp16; its inverse is normal, too.
 FLASHPORT_DEVICE float unit_of(float largest) {
-  constexpr int kExponent = 0x7f800000, kLeast = 0x00800000, kMost = 0x7e000000;
-  return __int_as_float(minimum(maximum(__float_as_int(largest) & kExponent, kLeast), kMost));
+  constexpr unsigned kExponent = 0x7f800000, kLeast = 0x00800000, kMost = 0x7e000000;
+  return __uint_as_float(minimum(maximum(__float_as_uint(largest) & kExponent, kLeast), kMost));
 }
-FLASHPORT_DEVICE float inverse_of_unit(float unit) { return __int_as_float(0x7f000000 - __float_as_int(unit)); }
+FLASHPORT_DEVICE float inverse_of_unit(float unit) { return __uint_as_float(0x7f000000u - __float_as_uint(unit)); }
 
 }  // namespace flashport::FLASHPORT_TARGET::decode

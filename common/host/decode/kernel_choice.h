@@ -21,7 +21,7 @@ struct KernelRequest {
   std::int64_t group_size;  // Hq / Hkv
   std::int64_t q_len;
   std::uint32_t segment_formats = 0;  // of all segments, where a kernel must read them, as bits; 0: k_format, v_format
-  bool scales_beside = false;         // of the cache, which kernels of one pair of formats do not read
+  bool scales_beside = false;         // of the cache, which most kernels of one pair of formats do not read
   Factors factors = Factors::kNone;   // what they are to kernels that read factors
   friend bool operator==(const KernelRequest&, const KernelRequest&) = default;
 };
