@@ -57,8 +57,8 @@ struct DecodeExtents {
 // Describes q, out and lse in the problem's params.
 void fill_tensors(DecodeProblem& problem, const DecodeExtents& extents, const TensorView& q, const TensorView& out,
                   const std::optional<TensorView>& lse, const std::optional<TensorView>& cu_seqlens_q);
-// The scales of one cache. Those that lie beside it make it the only segment, for kernels that read segments or factors;
-// without any, both sides have scales of one shape.
+// The scales of one cache. Those that lie beside it make it the only segment, for kernels that read segments or
+// factors; without any, both sides have scales of one shape.
 struct CacheScales {
   const std::optional<TensorView>& k_scale;
   const TensorView& k;
