@@ -76,7 +76,7 @@ struct Native {
     if (is_own || (cache == values && has_pairs(cache))) return "/kv=" + std::string(type_name(cache));
     if (!reference::is_blocks(cache)) return "/k=" + std::string(type_name(cache)) + "/v=blocks";
     if (!reference::is_blocks(values)) return "/k=blocks/v=" + std::string(type_name(values));
-    if (!has_pairs(cache) || !has_pairs(values)) return "/kv=blocks";
+    if (cache != Type::kQ8_0 || values != Type::kQ4_0) return "/kv=blocks";
     return "/k=" + std::string(type_name(cache)) + "/v=" + type_name(values);
   }
   // Whether large caches have a kernel of the very formats, for all calls or for plain ones, and not of blocks.
@@ -128,8 +128,7 @@ class NativeKernels : public testing::TestWithParam<Native> {
     EXPECT_NE(kernel.find(formats + "/hd" + std::to_string(c.dk) + "/r" + std::to_string(rows) + "/"),
               std::string::npos)
         << kernel;
-    // A pair has such a kernel for large caches alone.
-    if (GetParam().plain && c.strides == "dense" && (is_large || GetParam().cache == GetParam().values)) {
+    if (GetParam().plain && c.strides == "dense") {
       EXPECT_TRUE(kernel.starts_with("decode_plain/")) << kernel;
     }
     if (GetParam().large) {
@@ -283,6 +282,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Native{Type::kBF16, Type::kBF16, Type::kBF16, 128, true},
                     Native{Type::kF16, Type::kQ8_0, Type::kF16, 8, true},
                     Native{Type::kF16, Type::kQ8_0, Type::kF16, 8, false, 128, false, Type::kQ4_0},
+                    Native{Type::kF16, Type::kQ8_0, Type::kF16, 8, true, 128, false, Type::kQ4_0},
                     Native{Type::kF16, Type::kIq4Nl, Type::kF16, 8, false, 128, false, Type::kQ8_0},
                     Native{Type::kF16, Type::kQ4_0, Type::kF16, 8, false, 128, false, Type::kQ8_0},
                     Native{Type::kF16, Type::kIq4Nl, Type::kF16, 8},

@@ -53,8 +53,8 @@ void add_native_kernels(std::vector<KernelEntry>& table) {
       "decode/fp16/kv=q4_0/hd128/r16/large/sm90a"));
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 8, false, false, KvFormat::kQ4_0>(
       "decode/fp16/k=q8_0/v=q4_0/hd128/r8/sm90a"));
-  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ4_0, 128, 8, false, false, KvFormat::kQ8_0>(
-      "decode/fp16/k=q4_0/v=q8_0/hd128/r8/sm90a"));
+  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 8, true, false, KvFormat::kQ4_0>(
+      "decode_plain/fp16/k=q8_0/v=q4_0/hd128/r8/sm90a"));
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kQ8_0, 128, 8, true, true, KvFormat::kQ4_0>(
       "decode_plain/fp16/k=q8_0/v=q4_0/hd128/r8/large/sm90a"));
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kBlocks, 128, 8>("decode/fp16/kv=blocks/hd128/r8/sm90a"));
