@@ -46,7 +46,9 @@ TEST_P(AttentionAppends, LeaveTheCacheAndGiveTheBitsOfTwoCalls) {
   expect_two_calls(c);
   if (!c.one_launch) return;
   const bool is_one = flashport::which_kernel(c.query()).starts_with("decode_append/");
-  EXPECT_EQ(is_one, query_target().starts_with("sm90"));
+  const bool fits =
+      c.dim_qk > 64 || c.queries[0] * c.q_heads / c.kv_heads <= 8;  // at 64 there are tiles of 8 rows alone
+  EXPECT_EQ(is_one, query_target().starts_with("sm90") && fits);
   if (!is_one) return;
   // Blocks with several tiles, or parts of them.
   flashport::set_multiprocessor_limit(2);

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from flashport import _mixed, _quantize, decode
+from flashport import _core, _mixed, _quantize, decode
 from flashport.benchmarks import harness
-from flashport.testing import numerics
 
 _HEAD_DIM = 128
 
@@ -35,9 +34,13 @@ class Segment:
     @property
     def bytes_of_key(self) -> int:
         """K and V together, of one kv head."""
-        count = _HEAD_DIM // self.scale_group if self.scale_group else 0
-        scales = count * numerics.row_bytes(1, self.scale_type) if count else 0
-        return sum(numerics.row_bytes(_HEAD_DIM, fmt) + scales for fmt in (self.k_format, self.v_format))
+        scales = _HEAD_DIM // self.scale_group * {"fp32": 4, "fp16": 2}[self.scale_type] if self.scale_group else 0
+        return sum(_row_bytes(fmt) + scales for fmt in (self.k_format, self.v_format))
+
+
+def _row_bytes(fmt: str) -> int:
+    values, elements = _core.kv_format_blocks()[fmt]
+    return _HEAD_DIM // values * elements * {"fp32": 4, "fp16": 2, "bf16": 2}.get(fmt, 1)
 
 
 @dataclass(frozen=True)
