@@ -225,6 +225,9 @@ def test_flash_decode_says_who_reads_scales_beside_a_cache():
     assert "/kv=any/" in flashport.which_kernel("decode", **query)
     assert flashport.supports("decode", **query)
     assert "/kv=any/" in str(flashport.explain("decode", **query, max_kv_len=100))
+    for group in (8, 64):
+        assert "/kv=any/" in flashport.which_kernel("decode", **query, scale_group=group)
+        assert "/kv=any/" in str(flashport.explain("decode", **query, scale_group=group, max_kv_len=100))
     assert "kv=bf16" in flashport.which_kernel("decode", target="cpu")
     assert "/kv=any/" in flashport.which_kernel("decode", target="cpu", scales_beside=True)
 
