@@ -372,6 +372,10 @@ bool has_plain_kernels() {
                              [](const std::string& key) { return key.starts_with("decode_plain/"); });
 }
 
+bool reads_scales_beside(const std::string& key) {
+  return key.find("/kv=int") != std::string::npos || key.find("/kv=scaled_rows") != std::string::npos;
+}
+
 Type math_of_key(const std::string& key) {
   const std::size_t first = key.find('/') + 1;
   return type_named(key.substr(first, key.find('/', first) - first));

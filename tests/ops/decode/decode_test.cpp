@@ -28,11 +28,6 @@ bool is_read_as_blocks(reference::Type type) {
          type == Type::kQ5_1 || type == Type::kIq4Nl;
 }
 
-// Kernels of int8, int4 and of rows with a scale each.
-bool reads_scales_beside(const std::string& key) {
-  return key.find("/kv=int") != std::string::npos || key.find("/kv=scaled_rows") != std::string::npos;
-}
-
 // Suites named Full are left out of the emulator tier by main.
 class DecodeCases : public testing::TestWithParam<DecodeCase> {};
 

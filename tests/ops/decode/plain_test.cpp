@@ -138,8 +138,7 @@ TEST(PlainInstances, ShapesReachEveryKernel) {
   for (const std::string& key : flashport::kernel_keys(query_target())) {
     const bool is_plain = key.starts_with("decode_plain/");
     if (!is_plain && (!key.starts_with("decode/") || key.find("/large/") == std::string::npos)) continue;
-    // mixed_test.cpp has those with scales beside the cache.
-    if (key.find("/kv=int") != std::string::npos || key.find("/kv=scaled_rows") != std::string::npos) continue;
+    if (reads_scales_beside(key)) continue;  // mixed_test.cpp
     // Calls with an lse run the kernel beside that of plain ones.
     const std::string its = is_plain ? key : "decode_plain" + key.substr(key.find('/'));
     EXPECT_TRUE(reached.contains(its) || reached.contains(key)) << "no shape runs " << key;
