@@ -21,6 +21,22 @@ FLASHPORT_DEVICE unsigned int4_numbers(unsigned biased) {
   }
 }
 
+// Codes times the two factors that a word of numbers meets.
+template <bool kTransposed>
+FLASHPORT_DEVICE void int8_values(unsigned& first, unsigned& second, unsigned four, unsigned factor) {
+  widen_bytes<KvFormat::kInt8, kTransposed>(first, second, four);
+  first = multiply_halves(first, factor);
+  second = multiply_halves(second, factor);
+}
+FLASHPORT_DEVICE void int4_values(unsigned& first, unsigned& second, unsigned& third, unsigned& fourth, unsigned eight,
+                                  unsigned factor) {
+  const unsigned biased = eight ^ 0x88888888u;
+  first = multiply_halves(int4_numbers<0>(biased), factor);
+  second = multiply_halves(int4_numbers<1>(biased), factor);
+  third = multiply_halves(int4_numbers<2>(biased), factor);
+  fourth = multiply_halves(int4_numbers<3>(biased), factor);
+}
+
 template <DecodeConfig kCfg, KvFormat kFormat>
   requires(factors_of(kCfg.shape) == Factors::kOfGroups)
 struct KeyOperand<kCfg, kFormat> {
@@ -51,17 +67,11 @@ struct KeyOperand<kCfg, kFormat> {
       if constexpr (kFormat == KvFormat::kInt8) {
         for (int unit = 0; unit < 2; ++unit) {
           const unsigned factor = __byte_perm(unit == 0 ? four.x : four.y, 0, factor_of_lane_);
-          const unsigned biased = raw[2 * unit + half] ^ 0x80808080u;
-          a[unit][half] = multiply_halves(int8_numbers<0, 1>(biased), factor);
-          a[unit][half + 2] = multiply_halves(int8_numbers<2, 3>(biased), factor);
+          int8_values<false>(a[unit][half], a[unit][half + 2], raw[2 * unit + half], factor);
         }
       } else {
         const unsigned factor = __byte_perm(second_word_ ? four.y : four.x, 0, factor_of_lane_);
-        const unsigned biased = raw[half] ^ 0x88888888u;
-        a[0][half] = multiply_halves(int4_numbers<0>(biased), factor);
-        a[0][half + 2] = multiply_halves(int4_numbers<1>(biased), factor);
-        a[1][half] = multiply_halves(int4_numbers<2>(biased), factor);
-        a[1][half + 2] = multiply_halves(int4_numbers<3>(biased), factor);
+        int4_values(a[0][half], a[0][half + 2], a[1][half], a[1][half + 2], raw[half], factor);
       }
     }
   }
@@ -107,11 +117,8 @@ struct ValueOperand<kCfg, kFormat, kGroups> {
       unsigned raw[4];
       ldmatrix_x4_trans(raw, places_.at(tile, key, kGroupBytes * group));
       for (int i = 0; i < 4; ++i) {
-        const unsigned factor = factor_of(i % 2, i / 2);
-        const unsigned biased = raw[i] ^ 0x80808080u;
         unsigned* pairs = &a[i / 2][i % 2 * 2];
-        pairs[0] = multiply_halves(int8_numbers<0, 2>(biased), factor);
-        pairs[1] = multiply_halves(int8_numbers<1, 3>(biased), factor);
+        int8_values<true>(pairs[0], pairs[1], raw[i], factor_of(i % 2, i / 2));
       }
     } else {
       unsigned raw[2];
@@ -125,12 +132,8 @@ struct ValueOperand<kCfg, kFormat, kGroups> {
         for (int half = 0; half < 2; ++half) raw[half] = kept[2 + half];
       }
       for (int half = 0; half < 2; ++half) {
-        const unsigned factor = factor_of(half, 0);
-        const unsigned biased = raw[half] ^ 0x88888888u;
-        a[0][2 * half] = multiply_halves(int4_numbers<0>(biased), factor);
-        a[0][2 * half + 1] = multiply_halves(int4_numbers<1>(biased), factor);
-        a[1][2 * half] = multiply_halves(int4_numbers<2>(biased), factor);
-        a[1][2 * half + 1] = multiply_halves(int4_numbers<3>(biased), factor);
+        int4_values(a[0][2 * half], a[0][2 * half + 1], a[1][2 * half], a[1][2 * half + 1], raw[half],
+                    factor_of(half, 0));
       }
     }
   }

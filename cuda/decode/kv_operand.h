@@ -56,6 +56,17 @@ template <unsigned kFirst, unsigned kSecond>
 FLASHPORT_DEVICE unsigned int8_numbers(unsigned biased) {
   return add_halves(__byte_perm(biased, 0x64646464u, 0x4040u | kSecond << 8 | kFirst), 0xe480e480u);
 }
+// Four bytes of a row (fp8 or int8) as pairs of neighbours or, transposed, two of each of two rows as pairs of these.
+template <KvFormat kFormat, bool kTransposed>
+FLASHPORT_DEVICE void widen_bytes(unsigned& first, unsigned& second, unsigned four) {
+  if constexpr (kFormat == KvFormat::kInt8) {
+    const unsigned biased = four ^ 0x80808080u;
+    first = int8_numbers<0, kTransposed ? 2 : 1>(biased);
+    second = int8_numbers<kTransposed ? 1 : 2, 3>(biased);
+  } else {
+    widen_fp8(first, second, kTransposed ? __byte_perm(four, 0, 0x3120) : four);
+  }
+}
 
 // Units of 16 rows that an operand has brought: of each, rows g and g + 8, or 2 c, 2 c + 1 and 2 c + 8, 2 c + 9. q8_0:
 // the last one of the block before. Nibbles: two at a time, because ldmatrix.x4 brings two of 16 rows.
@@ -132,18 +143,10 @@ struct KeyOperand {
                              const char* tile, int key, int group) const {
     if constexpr (!is_narrow_cache(kFormat)) {
       for (int step = 0; step < 2; ++step) ldmatrix_x4(a[step], places_.at(tile, key, 64 * group + 32 * step));
-    } else if constexpr (kFormat == KvFormat::kFp8E4M3) {
+    } else if constexpr (kFormat == KvFormat::kFp8E4M3 || kFormat == KvFormat::kInt8) {
       unsigned raw[4];
       ldmatrix_x4(raw, places_.at(tile, key, 32 * group));
-      for (int i = 0; i < 4; ++i) widen_fp8(a[i / 2][i % 2], a[i / 2][i % 2 + 2], raw[i]);
-    } else if constexpr (kFormat == KvFormat::kInt8) {
-      unsigned raw[4];
-      ldmatrix_x4(raw, places_.at(tile, key, 32 * group));
-      for (int i = 0; i < 4; ++i) {
-        const unsigned biased = raw[i] ^ 0x80808080u;
-        a[i / 2][i % 2] = int8_numbers<0, 1>(biased);
-        a[i / 2][i % 2 + 2] = int8_numbers<2, 3>(biased);
-      }
+      for (int i = 0; i < 4; ++i) widen_bytes<kFormat, false>(a[i / 2][i % 2], a[i / 2][i % 2 + 2], raw[i]);
     } else if constexpr (kFormat == KvFormat::kQ8_0) {
       const int first = 16 * block_unit(kFormat, group);
       if (group % 8 == 0) ldmatrix_x2(kept, places_.at(tile, key, first - 32));
@@ -235,21 +238,12 @@ struct ValueOperand {
                              const char* tile, int key, int group) const {
     if constexpr (!is_narrow_cache(kFormat)) {
       ldmatrix_x4_trans(a[0], places_.at(tile, key, kGroupBytes * group));
-    } else if constexpr (kFormat == KvFormat::kFp8E4M3) {
+    } else if constexpr (kFormat == KvFormat::kFp8E4M3 || kFormat == KvFormat::kInt8) {
       unsigned raw[4];
       ldmatrix_x4_trans(raw, places_.at(tile, key, kGroupBytes * group));
       for (int i = 0; i < 4; ++i) {
         unsigned* pairs = &a[i / 2][i % 2 * 2];
-        widen_fp8(pairs[0], pairs[1], __byte_perm(raw[i], 0, 0x3120));
-      }
-    } else if constexpr (kFormat == KvFormat::kInt8) {
-      unsigned raw[4];
-      ldmatrix_x4_trans(raw, places_.at(tile, key, kGroupBytes * group));
-      for (int i = 0; i < 4; ++i) {
-        const unsigned biased = raw[i] ^ 0x80808080u;
-        unsigned* pairs = &a[i / 2][i % 2 * 2];
-        pairs[0] = int8_numbers<0, 2>(biased);
-        pairs[1] = int8_numbers<1, 3>(biased);
+        widen_bytes<kFormat, true>(pairs[0], pairs[1], raw[i]);
       }
     } else if constexpr (kFormat == KvFormat::kQ8_0) {
       const int first = 16 * block_unit(kFormat, group);

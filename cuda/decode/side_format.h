@@ -27,11 +27,15 @@ struct SideFormat {
   }
 };
 
-template <>
-struct SideFormat<KvFormat::kBlocks> {
+struct FormatOfCall {
   KvFormat format;
-  FLASHPORT_DEVICE explicit SideFormat(KvFormat of_call) : format(of_call) {}
+  FLASHPORT_DEVICE explicit FormatOfCall(KvFormat of_call) : format(of_call) {}
   FLASHPORT_DEVICE KvFormat value() const { return format; }
+};
+
+template <>
+struct SideFormat<KvFormat::kBlocks> : FormatOfCall {
+  using FormatOfCall::FormatOfCall;
   template <class F>
   FLASHPORT_DEVICE decltype(auto) with(F&& f) const {
     return format == KvFormat::kIq4Nl ? f(FormatConstant<KvFormat::kIq4Nl>{}) : with_rows(f);
@@ -51,10 +55,8 @@ struct SideFormat<KvFormat::kBlocks> {
 };
 
 template <>
-struct SideFormat<KvFormat::kScaledRows> {
-  KvFormat format;
-  FLASHPORT_DEVICE explicit SideFormat(KvFormat of_call) : format(of_call) {}
-  FLASHPORT_DEVICE KvFormat value() const { return format; }
+struct SideFormat<KvFormat::kScaledRows> : FormatOfCall {
+  using FormatOfCall::FormatOfCall;
   template <class F>
   FLASHPORT_DEVICE decltype(auto) with(F&& f) const {
     return format == KvFormat::kFp8E4M3 ? f(FormatConstant<KvFormat::kFp8E4M3>{})

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "tests/ops/decode/call.h"
+#include "tests/reference/blocks.h"
 #include "tests/support/expected_support.h"
 
 namespace flashport_test {
@@ -19,13 +20,6 @@ bool has_room(const std::string& key, const DecodeCase& c) {
   const int qk = std::stoi(dims);
   const std::size_t cross = dims.substr(0, dims.find('/')).find('x');
   return qk >= c.dk && (cross == std::string::npos ? qk : std::stoi(dims.substr(cross + 1))) >= c.dv;
-}
-
-// The formats that kernels of blocks learn from the call.
-bool is_read_as_blocks(reference::Type type) {
-  using reference::Type;
-  return type == Type::kQ8_0 || type == Type::kQ4_0 || type == Type::kQ4_1 || type == Type::kQ5_0 ||
-         type == Type::kQ5_1 || type == Type::kIq4Nl;
 }
 
 // Suites named Full are left out of the emulator tier by main.
@@ -46,7 +40,7 @@ TEST_P(DecodeCases, MatchesTheOracle) {
       return each.starts_with("decode/") && each.find(kernel_formats) != std::string::npos && has_room(each, c);
     });
   };
-  const auto as_read = [](reference::Type type) { return is_read_as_blocks(type) ? "blocks" : type_name(type); };
+  const auto as_read = [](reference::Type type) { return reference::is_blocks(type) ? "blocks" : type_name(type); };
   const std::string k = as_read(c.k_format), v = as_read(c.v_format);
   const std::string blocks = k == v ? "/kv=" + k + "/" : "/k=" + k + "/v=" + v + "/";
   EXPECT_NE(key.find(has(formats) ? formats : has(blocks) ? blocks : "/kv=any/"), std::string::npos) << key;

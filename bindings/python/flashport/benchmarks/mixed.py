@@ -15,6 +15,7 @@ from flashport import _core, _mixed, _quantize, decode
 from flashport.benchmarks import harness
 
 _HEAD_DIM = 128
+_ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}  # of the others 1
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,13 @@ class Segment:
     @property
     def bytes_of_key(self) -> int:
         """K and V together, of one kv head."""
-        scales = _HEAD_DIM // self.scale_group * {"fp32": 4, "fp16": 2}[self.scale_type] if self.scale_group else 0
+        scales = _HEAD_DIM // self.scale_group * _ELEMENT_BYTES[self.scale_type] if self.scale_group else 0
         return sum(_row_bytes(fmt) + scales for fmt in (self.k_format, self.v_format))
 
 
 def _row_bytes(fmt: str) -> int:
     values, elements = _core.kv_format_blocks()[fmt]
-    return _HEAD_DIM // values * elements * {"fp32": 4, "fp16": 2, "bf16": 2}.get(fmt, 1)
+    return _HEAD_DIM // values * elements * _ELEMENT_BYTES.get(fmt, 1)
 
 
 @dataclass(frozen=True)
