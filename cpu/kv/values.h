@@ -36,7 +36,7 @@ FLASHPORT_DEVICE void with_format(KvFormat format, const F& f) {
     case KvFormat::kInt8: f(KvRow<KvFormat::kInt8>(), 1); break;
     case KvFormat::kInt4: f(KvRow<KvFormat::kInt4>(), 0); break;
     case KvFormat::kIq4Nl: f(KvRow<KvFormat::kIq4Nl>(), 0); break;
-    case KvFormat::kScaledRows:
+    case KvFormat::kBytes:
     case KvFormat::kBlocks:
     case KvFormat::kAny: break;
   }

@@ -18,19 +18,28 @@ inline constexpr int kPanelBytes = 64 * 128;
 // The offset of vector `vector` of a panel's row, in elements.
 FLASHPORT_DEVICE int swizzled_offset(int row, int vector) { return row * kPanelColumns + (vector ^ (row & 7)) * 8; }
 
+// An address as descriptors have it, in units of 16 bytes. Where the blocks of a launch are in clusters, the rank of
+// the block lies in it from bit 24 on.
+template <bool kInCluster>
+FLASHPORT_DEVICE unsigned descriptor_address(const void* panel) {
+  return (kInCluster ? shared_address(panel) & 0x3ffffu : shared_address(panel)) >> 4;
+}
+
 // The descriptor of a panel from byte `byte` on: 1024 bytes from eight rows to the next eight, 128-byte swizzle. A step
 // of 16 elements is 32 bytes along a row, and 2048 bytes across rows.
+template <bool kInCluster = false>
 FLASHPORT_DEVICE std::uint64_t panel_descriptor(const void* panel, int byte) {
   constexpr std::uint64_t kHigh = std::uint64_t{1} << 62 | std::uint64_t{1024 / 16} << 32;
   constexpr unsigned kLow = 1u << 16;
   // Addresses of shared memory leave the low word's upper half alone, so that several steps share what is no constant.
-  return kHigh | ((shared_address(panel) >> 4) + (kLow + static_cast<unsigned>(byte) / 16));
+  return kHigh | (descriptor_address<kInCluster>(panel) + (kLow + static_cast<unsigned>(byte) / 16));
 }
 
 // The descriptor of panels that lie `panel_bytes` apart, for a transposed operand of more than 64 columns.
+template <bool kInCluster = false>
 FLASHPORT_DEVICE std::uint64_t panels_descriptor(const void* panel, int byte, int panel_bytes) {
   const std::uint64_t high = std::uint64_t{1} << 62 | std::uint64_t{1024 / 16} << 32;
-  return high | ((shared_address(panel) >> 4) + static_cast<unsigned>(byte) / 16 +
+  return high | (descriptor_address<kInCluster>(panel) + static_cast<unsigned>(byte) / 16 +
                  (static_cast<unsigned>(panel_bytes) / 16 << 16));
 }
 

@@ -31,7 +31,11 @@ FLASHPORT_DEVICE void attention_block(const AttentionParams& p, AttentionMemory<
     prefetch_map(&p.v_map);
     if constexpr (kCfg.shape.form == ScoreForm::kBias) prefetch_map(&p.bias_map);
   }
-  __syncthreads();
+  if (shares_tiles<kCfg>(p)) {
+    cluster_sync();  // and the barriers of both are there
+  } else {
+    __syncthreads();
+  }
   begin_kernel();
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   if (group >= kGroups) {
@@ -50,6 +54,7 @@ FLASHPORT_DEVICE void attention_block(const AttentionParams& p, AttentionMemory<
       work_tiles.release();
     }
   }
+  if (shares_tiles<kCfg>(p)) cluster_sync();  // the other's last copies and arrivals come to this block's memory
 }
 
 }  // namespace flashport::FLASHPORT_TARGET::attention

@@ -118,6 +118,27 @@ struct StoredSlots<kCfg> {
   }
 };
 
+// What two blocks tell each other that share the widened rows of a tile (shared_tiles.h).
+constexpr bool may_share_tiles(const AttentionConfig& config) { return config.tuning.cluster > 1; }
+template <AttentionConfig kCfg>
+struct ClusterMemory {};
+template <AttentionConfig kCfg>
+  requires(may_share_tiles(kCfg))
+struct ClusterMemory<kCfg> {
+  std::uint64_t free_keys[kCfg.tuning.stages], free_values[value_stages(kCfg.tuning)];
+  Barriers told;
+  unsigned taken;  // work tiles
+  FLASHPORT_DEVICE void init() {
+    for (std::uint64_t& barrier : free_keys) mbarrier_init(&barrier, 1);
+    for (std::uint64_t& barrier : free_values) mbarrier_init(&barrier, 1);
+    told.init(1, 1);
+  }
+};
+template <AttentionConfig kCfg>
+FLASHPORT_DEVICE bool shares_tiles(const AttentionParams& p) {
+  return may_share_tiles(kCfg) && p.k_box.row_bytes != 0 && p.group_size % 2 == 0;
+}
+
 // Factors beside the rows of a tile, of which each warp brings and uses those of its own rows.
 template <AttentionConfig kCfg>
 struct TileFactors {};
@@ -179,6 +200,7 @@ struct AttentionMemory {
       16) std::int64_t offsets[kTuning.rows > kTuning.keys ? kTuning.rows : kTuning.keys];  // of rows (row_copies.h)
   alignas(16) std::int64_t value_offsets[kTuning.keys];  // two warps may find rows of queries and of values at a time
   [[no_unique_address]] StoredSlots<kCfg> stored;
+  [[no_unique_address]] ClusterMemory<kCfg> cluster;
   [[no_unique_address]] TileFactors<kCfg> factors;
   unsigned flag;
   unsigned unread;  // wgmma_wait_after()
@@ -202,6 +224,7 @@ struct AttentionMemory {
     row_barriers.init(1, 1);
     if constexpr (has_unshifted_weights(kCfg.shape)) ones.init();
     if constexpr (stored_bytes(kCfg) > 0) stored.init(p);
+    if constexpr (may_share_tiles(kCfg)) cluster.init();
     fence_barrier_init();
   }
 };

@@ -18,6 +18,7 @@
 #include "common/device/attention/tile_scheduler.h"
 #include "cuda/attention/bias_producers.h"
 #include "cuda/attention/box_producers.h"
+#include "cuda/attention/shared_tiles.h"
 #include "cuda/attention/stored_boxes.h"
 #include "cuda/attention/widening_producer.h"
 
@@ -38,16 +39,14 @@ FLASHPORT_DEVICE void send_work_tiles(const AttentionParams& p, const Block& blo
     if (block.lane() == 0) mbarrier_arrive(&barriers.full);
     pipe.next();
   };
-  int index = static_cast<int>(blockIdx.x);
+  const Cluster cluster(shares_tiles<kCfg>(p));
+  WorkCounter<kCfg> counter(p, cluster, memory.cluster, count / cluster.blocks);
+  int index = static_cast<int>(blockIdx.x);  // a pair has those of two neighbouring heads
   while (index < count) {
     send([&](WorkTile& work) { scheduler.tile(index, work); });
-    // All blocks together add `count` times: the last of them clears the counter for the next launch.
-    unsigned taken = 0;
-    if (block.lane() == 0) {
-      taken = atomicAdd(p.counter, 1u);
-      if (taken == static_cast<unsigned>(count) - 1) atomicExch(p.counter, 0u);
-    }
-    index = static_cast<int>(gridDim.x + __shfl_sync(~0u, taken, 0));
+    int taken = 0;
+    if (block.lane() == 0) taken = counter.take();
+    index = static_cast<int>(gridDim.x) + __shfl_sync(~0u, taken, 0) * cluster.blocks + cluster.rank;
   }
   send([](WorkTile& work) { work.seq = -1; });
 }

@@ -6,13 +6,15 @@
 // page numbers nor for memory. For the layout of a slot see stored_rows.h.
 //   slot:  full    the boxes' bytes, which the copying warp announces    empty   the warp has read it
 //   stage: full    the two warps of a tile have written it               empty   the consumers have read it
-// Factors beside the rows come to the slot by cp.async of the warp that brings boxes, a row's by a lane, and are
+// Where two blocks share tiles (shared_tiles.h) each brings and widens its part of them, and `full` has the other's,
+// too. Factors beside the rows come to the slot by cp.async of the warp that brings boxes, a row's by a lane, and are
 // multiplied in while the row is in registers. `full` then counts the lanes too.
 // A key after the last one of the sequence is a row of zeros: what its box has in its place is not read.
 #pragma once
 
 #include "common/device/kv/widen.h"
 #include "cuda/attention/row_producers.h"
+#include "cuda/attention/shared_tiles.h"
 #include "cuda/attention/stored_rows.h"
 
 namespace flashport::FLASHPORT_TARGET::attention {
@@ -28,10 +30,16 @@ class StoredBoxProducer {
 
  public:
   FLASHPORT_DEVICE StoredBoxProducer(const AttentionParams& p, const Block& block, Memory& memory)
-      : p_(p), lane_(block.lane()), row_(block.lane() * p.box_keys), memory_(memory) {
+      : p_(p),
+        lane_(block.lane()),
+        row_(block.lane() * p.box_keys),
+        part_(Cluster(shares_tiles<kCfg>(p))),
+        warp_(row_ < part_.rows ? part_.warp_of(row_) : 0),
+        leads_slot_(row_ < part_.rows && row_ % cuda_attention::kStoredRows == 0),
+        memory_(memory) {
     const int boxes = cuda_attention::kStoredRows / p.box_keys;
     slot_lanes_ = ((1u << boxes) - 1) << block.lane() / boxes * boxes;
-    k_turn_.slot = v_turn_.slot = row_ / cuda_attention::kStoredRows % cuda_attention::kSlotsOfTile;
+    k_turn_.slot = v_turn_.slot = part_.slot_of(row_);
   }
 
   FLASHPORT_DEVICE void bring(const WorkTile& work) {
@@ -39,15 +47,17 @@ class StoredBoxProducer {
     if (copies.tiles == 0) return;
     const std::int32_t* pages = kv::page_list(p_.cache, work.seq);
     const int kv_head = work.head / p_.group_size;
-    int key = copies.range.begin * kKeys + row_;  // the lane's first of a tile
+    const BoxPlaces k_places = places_of(p_.k_box, kv_head), v_places = places_of(p_.v_box, kv_head);
+    int key = copies.range.begin * kKeys + part_.first_row + row_;  // the lane's first of a tile
     Place place = look_up(work, pages, key), last = place;
 #pragma unroll 1
     for (int i = 0; i <= copies.tiles; ++i) {  // keys of a tile, then values of the tile before it
       const Place next = look_up(work, pages, key + kKeys);
-      const int keys = work.kv_len - (copies.range.begin + i) * kKeys;  // from the tile's first on
-      if (i < copies.tiles) bring_boxes(0, k_turn_, p_.k_map, p_.k_box, p_.k_row_scales, kv_head, place, keys);
+      const int keys = work.kv_len - (copies.range.begin + i) * kKeys - part_.first_row;  // from the part's first on
+      if (i < copies.tiles)
+        bring_boxes(0, k_turn_, p_.k_map, p_.k_box, k_places, p_.k_row_scales, kv_head, place, keys);
       if (i > 0) {
-        bring_boxes(cuda_attention::kWarpsOfTile, v_turn_, p_.v_map, p_.v_box, p_.v_row_scales, kv_head, last,
+        bring_boxes(cuda_attention::kWarpsOfTile, v_turn_, p_.v_map, p_.v_box, v_places, p_.v_row_scales, kv_head, last,
                     keys + kKeys);
       }
       last = place;
@@ -63,7 +73,8 @@ class StoredBoxProducer {
     bool there;
   };
   FLASHPORT_DEVICE Place look_up(const WorkTile& work, const std::int32_t* pages, int key) const {
-    Place place = {p_.cu_seqlens_k == nullptr ? work.seq : 0, work.k_begin + key, row_ < kKeys && key < work.kv_len};
+    Place place = {p_.cu_seqlens_k == nullptr ? work.seq : 0, work.k_begin + key,
+                   row_ < part_.rows && key < work.kv_len};
     if (pages != nullptr && place.there) {
       const kv::PageCoord at = kv::page_coord(p_.cache, pages, key);
       place.page = load_global(pages + at.page);
@@ -72,17 +83,28 @@ class StoredBoxProducer {
     return place;
   }
 
-  // A tile, whose first half goes to warp number `first_warp` of those that widen.
+  // What is the same in all tiles of a head: where boxes of even and of odd tokens begin, and the slot's row of the
+  // lane's first and second.
+  struct BoxPlaces {
+    int even_x, odd_x, z, first_row, second_row;
+  };
+  FLASHPORT_DEVICE BoxPlaces places_of(const StoredBox& box, int kv_head) const {
+    const int row = row_ % cuda_attention::kStoredRows;
+    const auto even = cuda_attention::stored_box_place(box, kv_head, 0, row, 0);
+    const auto odd = cuda_attention::stored_box_place(box, kv_head, 0, row, 1);
+    return {even.x, odd.x, even.z, even.row, odd.row};
+  }
+
+  // The block's part of a tile, whose first half goes to warp number `first_warp` of those that widen.
   FLASHPORT_DEVICE void bring_boxes(int first_warp, cuda_attention::StoredTurn& turn, const TensorMap& map,
-                                    const StoredBox& box, const KeyScales& scales, int kv_head, const Place& place,
-                                    int keys) {
-    constexpr int kRows = cuda_attention::kStoredRows;
+                                    const StoredBox& box, const BoxPlaces& places, const KeyScales& scales, int kv_head,
+                                    const Place& place, int keys) {
     auto& stored = memory_.stored;
-    const int warp = first_warp + (row_ < kKeys ? row_ / (kRows * cuda_attention::kSlotsOfTile) : 0);
+    const int warp = first_warp + warp_;
     Barriers& barriers = stored.boxes[warp][turn.slot];
     unsigned char* const to = stored.bytes + (warp * stored.slots + turn.slot) * stored.slot_bytes();
-    const int row = row_ % kRows, boxes = __popc(__ballot_sync(~0u, place.there) & slot_lanes_);
-    if (row_ < kKeys && row == 0) {
+    const int boxes = __popc(__ballot_sync(~0u, place.there) & slot_lanes_);
+    if (leads_slot_) {
       mbarrier_wait(&barriers.empty, turn.phase ^ 1);
       mbarrier_expect(&barriers.full, boxes * p_.box_keys * box.row_bytes);
     }
@@ -90,8 +112,10 @@ class StoredBoxProducer {
     const int last = place.there ? cuda_attention::boxes_of_place(box) : 0;
 #pragma unroll 1
     for (int i = 0; i < last; ++i) {
-      const cuda_attention::StoredBoxPlace at = cuda_attention::stored_box_place(box, kv_head, place.first, row, i);
-      copy_box(to + at.row * box.row_bytes, &map, at.x, at.y, at.z, place.page, &barriers.full);
+      const int token = place.first + i;
+      copy_box(to + (i == 0 ? places.first_row : places.second_row) * box.row_bytes, &map,
+               token % 2 == 0 ? places.even_x : places.odd_x, token / cuda_attention::boxes_of_place(box), places.z,
+               place.page, &barriers.full);
     }
     __syncwarp();
     if constexpr (has(kCfg.shape.sources, KeySources::kScaled)) {
@@ -99,10 +123,10 @@ class StoredBoxProducer {
         bring_factors(first_warp, __shfl_sync(~0u, turn.slot, 0), scales, kv_head, place, keys);
       }
     }
-    turn.skip(cuda_attention::kSlotsOfTile, stored.slots);
+    turn.skip(part_.slots, stored.slots);
   }
 
-  // The factors of a tile, of which the lane brings those of a row of each slot; the first slots of the tile's warps
+  // The part's factors, of which the lane brings those of a row of each slot; the first slots of the tile's warps
   // are number `first_slot`. Zeros where there is no key: anything may be there before, and the row is zeros.
   FLASHPORT_DEVICE void bring_factors(int first_warp, int first_slot, const KeyScales& scales, int kv_head,
                                       const Place& place, int keys) const {
@@ -111,14 +135,14 @@ class StoredBoxProducer {
     const cuda_attention::Factors factors = cuda_attention::factors_of(scales);
     const int bytes = cuda_attention::factor_bytes(factors), box_keys = p_.box_keys;
 #pragma unroll 1
-    for (int row = lane_; row < kKeys; row += kRows) {
+    for (int row = lane_; row < part_.rows; row += kRows) {
       const int box = row / box_keys, page = __shfl_sync(~0u, place.page, box);
       const int token = __shfl_sync(~0u, place.first, box) + row % box_keys;
       const bool is_there = row < keys;
       const std::int64_t element = is_there ? kv::scale_element(scales, {page, token}, kv_head) : 0;
       const char* from = static_cast<const char*>(scales.data) + element * factor_bytes(scales);
-      const int part = row / kRows, warp = first_warp + part / cuda_attention::kSlotsOfTile;
-      int slot = first_slot + part % cuda_attention::kSlotsOfTile;
+      const int warp = first_warp + part_.warp_of(row);
+      int slot = first_slot + part_.slot_of(row);
       if (slot >= stored.slots) slot -= stored.slots;
       unsigned char* to = stored.bytes + (warp * stored.slots + slot) * stored.slot_bytes() + stored.pitch * kRows +
                           lane_ * cuda_attention::factor_pitch(factors);
@@ -135,8 +159,11 @@ class StoredBoxProducer {
 
   const AttentionParams& p_;
   const int lane_;
-  const int row_;        // the lane's first of a tile
-  unsigned slot_lanes_;  // those whose boxes come to the lane's slot
+  const int row_;  // the lane's first of the part
+  const TilePart part_;
+  const int warp_;         // of those of a tile, that the lane's rows come to
+  const bool leads_slot_;  // the lane has the first rows of a slot
+  unsigned slot_lanes_;    // those whose boxes come to the lane's slot
   Memory& memory_;
   cuda_attention::StoredTurn k_turn_, v_turn_;  // of the lane's slot of a tile
 };
@@ -160,8 +187,8 @@ class QueryProducer {
   RowProducer<kCfg> rows_;
 };
 
-// A warp that widens half of the rows of every tile, of keys or of values: so it has one format, and asks which outside
-// of the loop over tiles.
+// A warp that widens half of the block's rows of every tile, of keys or of values: so it has one format, and asks which
+// outside of the loop over tiles.
 template <AttentionConfig kCfg>
 class RowWidener {
   using Factors = cuda_attention::Factors;
@@ -178,8 +205,10 @@ class RowWidener {
         warp_(block.wave() % cuda_attention::kWideningWarps),
         of_values_(warp_ >= cuda_attention::kWarpsOfTile),
         is_paired_((of_values_ ? p.v_box : p.k_box).pair_bytes != 0),
-        row_(warp_ % cuda_attention::kWarpsOfTile * cuda_attention::kSlotsOfTile * kWaveSize +
-             (is_paired_ ? cuda_attention::paired_row(block.lane()) : block.lane())),
+        cluster_(shares_tiles<kCfg>(p)),
+        first_row_(TilePart(cluster_).first_row +
+                   warp_ % cuda_attention::kWarpsOfTile * TilePart(cluster_).slots * kWaveSize),
+        row_(first_row_ + (is_paired_ ? cuda_attention::paired_row(block.lane()) : block.lane())),
         memory_(memory) {}
 
   FLASHPORT_DEVICE void bring(const WorkTile& work) {
@@ -221,30 +250,28 @@ class RowWidener {
   template <KvFormat kFormat, Factors kFactors>
   FLASHPORT_DEVICE void widen_tiles(int tiles, int keys, int shift, int begin) {
     auto& stored = memory_.stored;
-    Barriers* const barriers = of_values_ ? memory_.value_barriers : memory_.key_barriers;
-    unsigned char* const stages = of_values_ ? memory_.values[0].x[0] : memory_.keys[0].x[0];
     Barriers* const boxes = stored.boxes[warp_];
     const int row_bytes = of_values_ ? p_.v_box.row_bytes : p_.k_box.row_bytes;
-    const int slots = stored.slots, slot_bytes = stored.slot_bytes();
+    const int slots = stored.slots, slot_bytes = stored.slot_bytes(), slots_of_tile = TilePart(cluster_).slots;
     const int place = is_paired_ ? cuda_attention::paired_place(row_ % kWaveSize) : row_ % kWaveSize;
     const unsigned char* const first = stored.bytes + warp_ * slots * slot_bytes + place * row_bytes;
     const unsigned char* const first_factor = stored.bytes + warp_ * slots * slot_bytes + stored.pitch * kWaveSize +
                                               row_ % kWaveSize * cuda_attention::factor_pitch(kFactors) + begin;
 #pragma unroll 1
     for (int i = 0; i < tiles; ++i) {
-      unsigned char* to = stages + stage_.stage * Memory::Keys::kBytes;
+      unsigned char* to = stage();
 #pragma unroll 1
-      for (int n = 0; n < cuda_attention::kSlotsOfTile; ++n) {
+      for (int n = 0; n < slots_of_tile; ++n) {
         Barriers& slot = boxes[turn_.slot];
         const unsigned char* const from = n * kWaveSize < keys ? first + turn_.slot * slot_bytes : stored.zeros;
         mbarrier_wait(&slot.full, turn_.phase);
         if constexpr (kFactors == Factors::kNone) {
           const auto row = load_row<kFormat>(from, shift != 0);
           mbarrier_arrive_wave(&slot.empty);
-          if (n == 0) mbarrier_wait(&barriers[stage_.stage].empty, stage_.phase ^ 1);
+          if (n == 0) await_stage();
           widen_row<kFormat>(to, row);
         } else {
-          if (n == 0) mbarrier_wait(&barriers[stage_.stage].empty, stage_.phase ^ 1);
+          if (n == 0) await_stage();
           multiply_row<kFormat, kFactors>(to, from, first_factor + turn_.slot * slot_bytes);
           mbarrier_arrive_wave(&slot.empty);
         }
@@ -252,9 +279,42 @@ class RowWidener {
         turn_.skip(1, slots);
       }
       fence_async_proxy();
-      mbarrier_arrive_wave(&barriers[stage_.stage].full);
+      hand_over();
       keys -= kKeys;
       stage_.next();
+    }
+  }
+
+  FLASHPORT_DEVICE unsigned char* stage() const {
+    return (of_values_ ? memory_.values[0].x[0] : memory_.keys[0].x[0]) + stage_.stage * Memory::Keys::kBytes;
+  }
+  FLASHPORT_DEVICE Barriers& barriers() const {
+    return (of_values_ ? memory_.value_barriers : memory_.key_barriers)[stage_.stage];
+  }
+  // Until the stage may be written, by this block and by the other one; which of the stage here is told by one warp.
+  FLASHPORT_DEVICE void await_stage() const {
+    mbarrier_wait(&barriers().empty, stage_.phase ^ 1);
+    if (!cluster_.shares()) return;
+    auto& of_cluster = memory_.cluster;
+    std::uint64_t* const free = &(of_values_ ? of_cluster.free_values : of_cluster.free_keys)[stage_.stage];
+    __syncwarp();
+    if (warp_ % cuda_attention::kWarpsOfTile == 0 && threadIdx.x % kWaveSize == 0) {
+      mbarrier_arrive_in_block(address_in_block(free, cluster_.other()));
+    }
+    mbarrier_wait(free, stage_.phase);
+  }
+  // The warp's rows of the stage, to this block's consumers and to those of the other.
+  FLASHPORT_DEVICE void hand_over() const {
+    Barriers& of_stage = barriers();
+    if (!cluster_.shares()) return mbarrier_arrive_wave(&of_stage.full);
+    __syncwarp();
+    if (threadIdx.x % kWaveSize != 0) return;
+    constexpr int kBytes = kWaveSize * 128, kPanels = Memory::Keys::kBytes / kPanelSize;  // of a panel
+    mbarrier_expect(&of_stage.full, kPanels * kBytes);                                    // of the other block's rows
+    const unsigned full = address_in_block(&of_stage.full, cluster_.other());
+    for (int panel = 0; panel < kPanels; ++panel) {
+      const unsigned char* rows = stage() + panel * kPanelSize + first_row_ * 128;
+      copy_to_block(address_in_block(rows, cluster_.other()), rows, kBytes, full);
     }
   }
 
@@ -352,7 +412,8 @@ class RowWidener {
   const AttentionParams& p_;
   const int warp_;  // of those that widen
   const bool of_values_, is_paired_;
-  const int row_;  // the lane's first of every tile
+  const Cluster cluster_;
+  const int first_row_, row_;  // of every tile, the warp's first and the lane's
   Memory& memory_;
   cuda_attention::StoredTurn turn_;
   PipelineState<kStages> stage_;

@@ -16,8 +16,8 @@ inline constexpr int kStoredRows = 32;       // of a slot
 inline constexpr int kMostStoredSlots = 4;   // of a warp, landed or on their way
 inline constexpr int kMostStoredRow = 144;   // bytes that a row takes
 inline constexpr int kWideningWarps = 4;     // two of keys, two of values
-inline constexpr int kWarpsOfTile = 2;       // the first has the first half of a tile's rows
-inline constexpr int kSlotsOfTile = 2;       // that a warp has of a tile, one after the other
+inline constexpr int kWarpsOfTile = 2;       // the first has the first half of the block's rows of a tile
+inline constexpr int kSlotsOfTile = 2;       // that a warp has of a whole tile, one after the other
 inline constexpr int kStoredQueryWarps = 2;  // that bring queries beside them
 
 // What rows of `row_bytes` take in a box.

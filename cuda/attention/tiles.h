@@ -25,6 +25,7 @@ class AttentionTiles {
   // Whether O += P V is waited for after the exponentials, and not where the compiler puts that (docs/tuning.md).
   static constexpr bool kWaitsLate = kShape.form != ScoreForm::kDropout && kShape.form != ScoreForm::kBias;
   static constexpr bool kUnshifted = has_unshifted_weights(kShape);
+  static constexpr bool kInCluster = may_share_tiles(kCfg);
   static_assert(kCfg.tuning.slices == 1 || kColumns % kPanelColumns == 0);
 
  public:
@@ -100,12 +101,14 @@ class AttentionTiles {
     const auto& keys = memory_.keys[key_.stage];
     const unsigned char* rows = memory_.queries[0].x[0] + group_ % kRowGroups * 64 * 128;
     wgmma_begin();
-    wgmma<kMath, false, false>(scores.c, panel_descriptor(rows, 0), panel_descriptor(keys.x[0], 0));
+    wgmma<kMath, false, false>(scores.c, panel_descriptor<kInCluster>(rows, 0),
+                               panel_descriptor<kInCluster>(keys.x[0], 0));
 #pragma unroll
     for (int step = 1; step < kShape.head_dim_qk / 16; ++step) {
       const int byte = step % 4 * 32, panel = step / 4;
-      wgmma<kMath, true, false>(scores.c, panel_descriptor(rows, panel * Memory::Queries::kPanelSize + byte),
-                                panel_descriptor(keys.x[0], panel * Memory::Keys::kPanelSize + byte));
+      wgmma<kMath, true, false>(scores.c,
+                                panel_descriptor<kInCluster>(rows, panel * Memory::Queries::kPanelSize + byte),
+                                panel_descriptor<kInCluster>(keys.x[0], panel * Memory::Keys::kPanelSize + byte));
     }
     wgmma_commit();
   }
@@ -128,11 +131,11 @@ class AttentionTiles {
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step) {
       if constexpr (kUnshifted) {
-        wgmma<kMath, true, false>(out.l, weights.a[step], panel_descriptor(memory_.ones.two, 0));
+        wgmma<kMath, true, false>(out.l, weights.a[step], panel_descriptor<kInCluster>(memory_.ones.two, 0));
       }
       wgmma<kMath, true, true>(out.c, weights.a[step],
-                               panels_descriptor(values.x[slice() * (kColumns / kPanelColumns)], step * 16 * 128,
-                                                 Memory::Values::kPanelSize));
+                               panels_descriptor<kInCluster>(values.x[slice() * (kColumns / kPanelColumns)],
+                                                             step * 16 * 128, Memory::Values::kPanelSize));
     }
     wgmma_commit();
   }

@@ -1,14 +1,13 @@
 // The element type of K and V as a loader policy: how stored rows in shared memory become the A operands of mma.sync,
 // 16 keys x 16 dims of K and, transposed, 16 columns x 16 keys of V. All come by ldmatrix: 16-bit caches as they are,
-// narrow ones (fp8 and blocks) in the order of lane_maps.h and widened to fp16 in registers. long_header_operand.h has
-// the blocks of q4_1, q5_0 and q5_1.
+// narrow ones (bytes and blocks) in the order of lane_maps.h and widened to fp16 in registers. long_header_operand.h
+// has the blocks of q4_1, q5_0 and q5_1.
 //
 // Values of blocks widen to fp16 by moves and masks alone: their bits become those of a subnormal number, which has too
 // much and is of a unit of its own (BlockWidening). What is too much is taken off by products with constants, and
 // scales are not applied here (tiles.h).
 #pragma once
 
-#include "cuda/arch/fp8.h"
 #include "cuda/arch/words.h"
 #include "cuda/decode/block_widening.h"
 #include "cuda/decode/kv_pipeline.h"
@@ -56,15 +55,22 @@ template <unsigned kFirst, unsigned kSecond>
 FLASHPORT_DEVICE unsigned int8_numbers(unsigned biased) {
   return add_halves(__byte_perm(biased, 0x64646464u, 0x4040u | kSecond << 8 | kFirst), 0xe480e480u);
 }
-// Four bytes of a row (fp8 or int8) as pairs of neighbours or, transposed, two of each of two rows as pairs of these.
+// Four bytes of a row as pairs of neighbours or, transposed, two of each of two rows as pairs of these.
 template <KvFormat kFormat, bool kTransposed>
 FLASHPORT_DEVICE void widen_bytes(unsigned& first, unsigned& second, unsigned four) {
+  constexpr unsigned kSecond = kTransposed ? 2 : 1, kThird = kTransposed ? 1 : 2;
   if constexpr (kFormat == KvFormat::kInt8) {
     const unsigned biased = four ^ 0x80808080u;
-    first = int8_numbers<0, kTransposed ? 2 : 1>(biased);
-    second = int8_numbers<kTransposed ? 1 : 2, 3>(biased);
+    first = int8_numbers<0, kSecond>(biased);
+    second = int8_numbers<kThird, 3>(biased);
+  } else if constexpr (kFormat == KvFormat::kFp8E5M2) {  // high bytes of fp16
+    first = __byte_perm(four, 0, 0x0404u | kSecond << 12);
+    second = __byte_perm(four, 0, 0x3404u | kThird << 4);
   } else {
-    widen_fp8(first, second, kTransposed ? __byte_perm(four, 0, 0x3120) : four);
+    const unsigned in_pairs = kTransposed ? __byte_perm(four, 0, 0x3120) : four;
+    const Words2 two = kFormat == KvFormat::kFp8E4M3 ? widen_e4m3(in_pairs) : widen_e4m3fnuz(in_pairs);
+    first = two.x;
+    second = two.y;
   }
 }
 
@@ -143,7 +149,7 @@ struct KeyOperand {
                              const char* tile, int key, int group) const {
     if constexpr (!is_narrow_cache(kFormat)) {
       for (int step = 0; step < 2; ++step) ldmatrix_x4(a[step], places_.at(tile, key, 64 * group + 32 * step));
-    } else if constexpr (kFormat == KvFormat::kFp8E4M3 || kFormat == KvFormat::kInt8) {
+    } else if constexpr (is_format_of_bytes(kFormat)) {
       unsigned raw[4];
       ldmatrix_x4(raw, places_.at(tile, key, 32 * group));
       for (int i = 0; i < 4; ++i) widen_bytes<kFormat, false>(a[i / 2][i % 2], a[i / 2][i % 2 + 2], raw[i]);
@@ -238,7 +244,7 @@ struct ValueOperand {
                              const char* tile, int key, int group) const {
     if constexpr (!is_narrow_cache(kFormat)) {
       ldmatrix_x4_trans(a[0], places_.at(tile, key, kGroupBytes * group));
-    } else if constexpr (kFormat == KvFormat::kFp8E4M3 || kFormat == KvFormat::kInt8) {
+    } else if constexpr (is_format_of_bytes(kFormat)) {
       unsigned raw[4];
       ldmatrix_x4_trans(raw, places_.at(tile, key, kGroupBytes * group));
       for (int i = 0; i < 4; ++i) {

@@ -301,7 +301,7 @@ class KvProducer {
     }
   }
   // Copies the factors of the wave's rows, of keys and of values: a lane has a row, and where rows are fewer some of
-  // the heads. For fp16 it copies the word that holds the factor.
+  // the heads. For fp16 it copies the word that holds the factor, up to the factor's end.
   FLASHPORT_DEVICE void copy_factors(const Params& p, const Rows& rows, int head) {
     constexpr int kLanesOfRow = kWaveSize / kRowsAtOnce;
 #pragma unroll
@@ -314,10 +314,13 @@ class KvProducer {
             reinterpret_cast<typename Tiles::FactorOfRow*>(ring_of(its).tile(place_.stage) + Tiles::kFactorsByte);
         for (const bool is_key : {true, false}) {
           const CacheParams& factors = is_key ? p.k_factors : p.v_factors;
+          if (factors.data == nullptr) continue;
           const std::int64_t offset = kv::row_offset(factors, rows.places[i], head + its);
           const auto address = reinterpret_cast<std::uintptr_t>(factors.data) + (offset < 0 ? 0 : offset);
-          copy_async<4>(to + (is_key ? 0 : tile_keys(kCfg)) + row_of_tile(i),
-                        reinterpret_cast<const void*>(address & ~3), offset >= 0);
+          const int into_word = static_cast<int>(address & 3);
+          copy_async_first<4>(to + (is_key ? 0 : tile_keys(kCfg)) + row_of_tile(i),
+                              reinterpret_cast<const void*>(address - into_word),
+                              offset >= 0 ? into_word + factors.row_bytes : 0);
         }
       }
     }

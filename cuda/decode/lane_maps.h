@@ -33,8 +33,8 @@ constexpr bool is_block_cache(KvFormat format) {
   return format == KvFormat::kQ8_0 || has_nibbles(format) || format == KvFormat::kBlocks;
 }
 constexpr bool is_narrow_cache(KvFormat format) {
-  return format == KvFormat::kFp8E4M3 || format == KvFormat::kInt8 || format == KvFormat::kInt4 ||
-         format == KvFormat::kScaledRows || is_block_cache(format);
+  return is_format_of_bytes(format) || format == KvFormat::kBytes || format == KvFormat::kInt4 ||
+         is_block_cache(format);
 }
 
 // The units that the codes of a block fill.

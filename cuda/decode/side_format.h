@@ -1,5 +1,5 @@
-// The format of keys or of values: the kernel's own or, in kernels of blocks, the call's, a uniform branch for each
-// use. So those have code for each format of a side, and not for each pair.
+// The format of keys or of values: the kernel's own or, in kernels of blocks and of bytes, the call's, a uniform
+// branch for each use. So those have code for each format of a side, and not for each pair.
 #pragma once
 
 #include <type_traits>
@@ -55,14 +55,18 @@ struct SideFormat<KvFormat::kBlocks> : FormatOfCall {
 };
 
 template <>
-struct SideFormat<KvFormat::kScaledRows> : FormatOfCall {
+struct SideFormat<KvFormat::kBytes> : FormatOfCall {
   using FormatOfCall::FormatOfCall;
   template <class F>
   FLASHPORT_DEVICE decltype(auto) with(F&& f) const {
-    return format == KvFormat::kFp8E4M3 ? f(FormatConstant<KvFormat::kFp8E4M3>{})
-                                        : f(FormatConstant<KvFormat::kInt8>{});
+    switch (format) {
+      case KvFormat::kFp8E4M3: return f(FormatConstant<KvFormat::kFp8E4M3>{});
+      case KvFormat::kFp8E4M3Fnuz: return f(FormatConstant<KvFormat::kFp8E4M3Fnuz>{});
+      case KvFormat::kFp8E5M2: return f(FormatConstant<KvFormat::kFp8E5M2>{});
+      default: return f(FormatConstant<KvFormat::kInt8>{});
+    }
   }
-  // Rows of both lie alike.
+  // Rows of all lie alike.
   template <class F>
   FLASHPORT_DEVICE decltype(auto) with_rows(F&& f) const {
     return f(FormatConstant<KvFormat::kInt8>{});

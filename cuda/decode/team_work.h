@@ -104,6 +104,9 @@ FLASHPORT_DEVICE void decode_block(const DecodeParamsOf<kCfg>& p, DecodeShared<k
   DecodeShared<kCfg>& own = work.own();
   own.ring.init(work.thread());
   if constexpr (reads_segments(kCfg.shape)) own.stored.init(work.thread());
+  if constexpr (factors_of(kCfg.shape) == Factors::kOfRows) {
+    fill_factors(p, own.ring, work.thread(), compute_threads(kCfg) + producer_threads(kCfg));
+  }
   if (work.thread() == 0) own.arrive_flag = touch_params(p);
   const Range range = begin_range<kCfg>(p, work.whole(), own.lengths);
   if (!produces) {

@@ -56,7 +56,7 @@ class DecodeTiles {
   template <KvFormat kFormat>
   using Values = ValueOperand<kCfg, kFormat, kColGroups>;
   static constexpr KvFormat format_kept(KvFormat side) {
-    return side == KvFormat::kBlocks ? KvFormat::kQ8_0 : side == KvFormat::kScaledRows ? KvFormat::kInt8 : side;
+    return side == KvFormat::kBlocks ? KvFormat::kQ8_0 : side == KvFormat::kBytes ? KvFormat::kInt8 : side;
   }
   using KeptKeys = Keys<format_kept(kShape.k_format)>;
   using KeptValues = Values<format_kept(kShape.v_format)>;

@@ -185,7 +185,7 @@ def instances():
     text = (ROOT / "cmake" / "decode_instances.txt").read_text()
     for line in text.splitlines():
         fields = line.partition("#")[0].split()
-        if fields and fields[1] not in ("any", "int8", "int4", "scaled_rows", "q4_0", "iq4_nl"):
+        if fields and fields[1] not in ("any", "int8", "int4", "bytes", "q4_0", "iq4_nl"):
             yield fields
 
 

@@ -20,6 +20,10 @@ inline constexpr std::array<Type, 6> kBlockTypes = {Type::kQ8_0, Type::kQ4_0, Ty
 inline constexpr std::array<int, 16> kIq4NlValues = {-127, -104, -83, -65, -49, -35, -22, -10,
                                                      1,    13,   25,  38,  53,  69,  89,  113};
 
+// One byte a value.
+inline bool is_of_bytes(Type type) {
+  return type == Type::kI8 || type == Type::kE4M3 || type == Type::kE4M3Fnuz || type == Type::kE5M2;
+}
 inline bool is_blocks(Type type) {
   return std::find(kBlockTypes.begin(), kBlockTypes.end(), type) != kBlockTypes.end();
 }

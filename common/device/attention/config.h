@@ -49,6 +49,7 @@ struct AttentionTuning {
   int slices = 1;  // parts of V's columns, where a group of waves has no room for all: each computes the scores anew
   int work_tiles = 128;  // that keys of a lone sequence are cut for: about as many blocks as a device runs at a time
   int value_stages = 0;  // tiles of values in flight or in use, where those are not as many as of keys
+  int cluster = 1;       // blocks that may share the tiles of a kv head, where so many divide its query heads
 };
 
 struct AttentionConfig {

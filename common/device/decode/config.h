@@ -14,7 +14,7 @@ struct DecodeShape {
   int head_dim_v;
   int rows;  // query rows of a tile: 8, 16, 64 or 128
   MathType math;
-  // kBlocks, kScaledRows: one of several, as DecodeParams says; kAny: of each segment, as MixedDecodeParams says, and
+  // kBlocks, kBytes: one of several, as DecodeParams says; kAny: of each segment, as MixedDecodeParams says, and
   // then v_format is the same.
   KvFormat k_format;
   KvFormat v_format;
@@ -35,7 +35,7 @@ constexpr bool is_chosen_format(KvFormat format) {
 }
 // Whether a side of such a format may be stored in `format`, and whether keys or values may.
 constexpr bool may_be_stored_in(KvFormat side, KvFormat format) {
-  if (side == KvFormat::kScaledRows) return format == KvFormat::kInt8 || format == KvFormat::kFp8E4M3;
+  if (side == KvFormat::kBytes) return is_format_of_bytes(format);
   return side == format || (side == KvFormat::kBlocks && is_chosen_format(format));
 }
 constexpr bool has_format(const DecodeShape& shape, KvFormat format) {
@@ -51,11 +51,11 @@ constexpr KvFormat product_format(const DecodeShape& shape) {
 enum class Factors {
   kNone,
   kOfGroups,  // of fp16, one for each eight values
-  kOfRows,    // of fp16 or fp32, one for each row
+  kOfRows,    // of fp16 or fp32, one for each row; or none, on either side
 };
 inline constexpr int kFactoredValues = 8;
 constexpr Factors factors_of(const DecodeShape& shape) {
-  if (shape.k_format == KvFormat::kScaledRows) return Factors::kOfRows;
+  if (shape.k_format == KvFormat::kBytes) return Factors::kOfRows;
   const bool in_groups = shape.k_format == KvFormat::kInt8 || shape.k_format == KvFormat::kInt4;
   return in_groups ? Factors::kOfGroups : Factors::kNone;
 }

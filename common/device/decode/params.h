@@ -81,7 +81,8 @@ struct DecodeParams {
 };
 
 // The argument of kernels that read factors: those of a row's values are a row of their own, at the same token and
-// head. Where it has one of fp16, token_stride and page_stride are multiples of four.
+// head; null data where they have none. Where a row has one of fp16, `data` and page_stride are multiples of four, and
+// token_stride, too, where tokens of even numbers may have odd offsets into their pages.
 struct FactorDecodeParams : DecodeParams {
   CacheParams k_factors, v_factors;
 };

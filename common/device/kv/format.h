@@ -39,10 +39,15 @@ constexpr bool is_cache_format(KvFormat format) { return static_cast<unsigned>(f
     case KvFormat::kInt8: return {"int8", DType::kInt8, 1, 1, 0, 127};
     case KvFormat::kInt4: return {"int4", DType::kInt8, 32, 16, 0, 7};    // units without a scale of their own
     case KvFormat::kBlocks: return {"blocks", DType::kUInt8, 32, 34, 2};  // the longest that such kernels read
-    case KvFormat::kScaledRows: return {"scaled_rows", DType::kUInt8, 1, 1, 0};
+    case KvFormat::kBytes: return {"bytes", DType::kUInt8, 1, 1, 0};
     case KvFormat::kAny: return {"any", DType::kUInt8, 1, 1, 0};
   }
   return {"unknown", DType::kUInt8, 1, 1, 0};
+}
+
+// One byte a value, whose scales, if there are some, lie beside the rows.
+constexpr bool is_format_of_bytes(KvFormat format) {
+  return is_cache_format(format) && kv_format_trait(format).block_bytes == 1;
 }
 
 // Bytes of a block of ggml's formats before its codes, which fill whole units of 16 bytes.

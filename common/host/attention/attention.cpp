@@ -73,7 +73,7 @@ void attention(const AttentionArgs& args, Stream stream) {
   const WorkspaceLease workspace = acquire_workspace(check, device, stream, plan.workspace_bytes, problem.workspace);
   bind_workspace(plan, workspace.data());
   launch_append(check, device, stream, plan.append);
-  device.launch(check, stream, *plan.kernel, LaunchGrid{plan.grid}, plan.params);
+  device.launch(check, stream, *plan.kernel, LaunchGrid{plan.grid, 1, 1, plan.cluster}, plan.params);
   if (plan.merge_kernel != nullptr) {
     device.launch(check, stream, *plan.merge_kernel, LaunchGrid{plan.merge_grid}, plan.params);
   }

@@ -121,11 +121,11 @@ bool may_decode(const AttentionScheduleQuery& query) {
          !query.leftpad_k && query.kv_len > 0;
 }
 
-std::string text_of(const AttentionSchedule& s, const KernelEntry& kernel) {
-  return launch_text(kernel, s.blocks) + " for " + counted(s.work_tiles, "work tile") + " of " +
-         counted(s.rows, "row") + "; key tiles of " + counted(s.keys, "key") + ", " + counted(s.stages, "stage") +
-         ", keys in " + counted(s.pieces, "piece") + (s.pieces > 1 ? ", merged in a second launch; " : "; ") +
-         counted(s.workspace_bytes, "byte") + " of workspace";
+std::string text_of(const AttentionSchedule& s, const KernelEntry& kernel, int cluster) {
+  return launch_text(kernel, s.blocks) + (cluster > 1 ? " in clusters of " + std::to_string(cluster) : "") + " for " +
+         counted(s.work_tiles, "work tile") + " of " + counted(s.rows, "row") + "; key tiles of " +
+         counted(s.keys, "key") + ", " + counted(s.stages, "stage") + ", keys in " + counted(s.pieces, "piece") +
+         (s.pieces > 1 ? ", merged in a second launch; " : "; ") + counted(s.workspace_bytes, "byte") + " of workspace";
 }
 
 }  // namespace
@@ -164,7 +164,7 @@ AttentionSchedule schedule_of(const AttentionPlan& plan) {
   s.pieces = std::max(plan.params.pieces.most, 1);
   s.shared_bytes = plan.kernel->shared_bytes;
   s.workspace_bytes = plan.workspace_bytes;
-  s.text = text_of(s, *plan.kernel);
+  s.text = text_of(s, *plan.kernel, plan.cluster);
   return s;
 }
 

@@ -93,7 +93,7 @@ std::int64_t blocks_of(const AttentionPlan& plan, const Check& check, DeviceCont
   if (device.device().kind == DeviceKind::kCuda) {
     most = std::int64_t{device.multiprocessors()} * device.occupancy(check, *plan.kernel);
   }
-  return std::min(plan.work_tiles, most);
+  return std::max<std::int64_t>(std::min(plan.work_tiles, most) / plan.cluster, 1) * plan.cluster;
 }
 
 // How keys are cut. Nothing is set where none can be.
@@ -177,6 +177,8 @@ AttentionPlan plan_attention(const AttentionProblem& problem, DeviceContext& dev
                         " is more than one call takes; cut the batch");
   }
   p.section_heads = section_heads(p);
+  const int cluster = plan.kernel->shape.attention.tuning.cluster;
+  if (p.group_size % cluster == 0) plan.cluster = cluster;
   plan.grid = blocks_of(plan, check, device);
   plan_workspace(plan, check, device);
   plan.append = plan_append(problem, device, plan.workspace_bytes);

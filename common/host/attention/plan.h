@@ -26,6 +26,7 @@ struct AttentionPlan {
   const KernelEntry* kernel = nullptr;
   std::int64_t work_tiles = 0;  // no call of these shapes has more
   std::int64_t grid = 0;        // blocks, which take work tiles until there are no more
+  int cluster = 1;              // of them: neighbours that share key tiles, where TMA can read these
   AttentionParams params{};     // all but the workspace's
   std::int64_t workspace_bytes = 0;
 

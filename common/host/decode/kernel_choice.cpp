@@ -16,8 +16,11 @@ bool has_formats(const KernelEntry& kernel, const KernelRequest& request) {
   if (kernel.tag != KernelTag::kDecode) return false;
   const DecodeShape& shape = kernel.shape.decode.shape;
   if (reads_factors(shape)) {
+    const bool of_rows = factors_of(shape) == Factors::kOfRows;
     const bool fills_tile = shape.head_dim_qk == request.head_dim_qk && shape.head_dim_v == request.head_dim_v;
-    if (!fills_tile || factors_of(shape) != request.factors) return false;
+    const bool has_none = request.segment_formats == 0 && !request.scales_beside;
+    const bool has_factors = factors_of(shape) == request.factors || (has_none && of_rows);
+    if (!(fills_tile || of_rows) || !has_factors) return false;
   } else if (request.segment_formats != 0 || request.scales_beside) {
     return false;
   }
@@ -60,7 +63,7 @@ bool is_better(const DecodeShape& a, const DecodeShape& b, std::int64_t packed_r
   const bool b_holds = b.rows >= packed_rows;
   if (a_holds != b_holds) return a_holds;
   if (a.rows != b.rows) return a_holds ? a.rows < b.rows : a.rows > b.rows;
-  return chooses_formats(b);  // rather than a kernel of the one pair of formats
+  return chooses_formats(b) || b.k_format == KvFormat::kBytes;  // rather than a kernel of the one pair of formats
 }
 
 std::string head_dims_text(std::int64_t qk, std::int64_t v) {

@@ -32,11 +32,11 @@ inline constexpr int kMinHeadDim = 16;
 inline constexpr int kMaxHeadDim = 512;
 inline constexpr int kHeadDimStep = 8;
 
-// A kernel of the very formats or of blocks (KvFormat::kBlocks), or where there is none, or scales lie beside the
-// cache, one of any formats (kAny), whose math is bf16 if one of them is, else fp16 or fp32. Among those the kernel
-// with the smallest tile that covers the head dims. Tiles have 8, 16, 64 or 128 query rows: it takes the fewest that
-// hold all packed rows (group_size x q_len), or else the most there are.
-// Null: `reason` says why, if it is not null.
+// A kernel of the very formats, of blocks or of bytes (KvFormat::kBlocks, kBytes), or where there is none, or scales
+// lie beside the cache, one of any formats (kAny), whose math is bf16 if one of them is, else fp16 or fp32. Among those
+// the kernel with the smallest tile that covers the head dims. Tiles have 8, 16, 64 or 128 query rows: it takes the
+// fewest that hold all packed rows (group_size x q_len), or else the most there are. Null: `reason` says why, if it is
+// not null.
 [[nodiscard]] const KernelEntry* choose_decode_kernel(std::span<const KernelEntry> kernels, std::string_view target,
                                                       const KernelRequest& request, std::string* reason);
 

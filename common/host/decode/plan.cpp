@@ -117,10 +117,10 @@ void plan_combine(DecodePlan& plan, const Check& check, DeviceContext& device) {
 }
 
 // A side's scales as kernels read them (FactorDecodeParams), with what they are to these: of groups of eight values, if
-// they are of fp16, lie side by side and can be copied in whole units; of rows, if whole words have those of fp16 of
-// two heads; else nothing.
+// they are of fp16, lie side by side and can be copied in whole units; of rows, if those of fp16 lie in words alike
+// for all tokens of even numbers, and for all of odd ones; else nothing.
 constexpr int kUnit = 16;
-Factors factors_of(const KeyScales& scales, int head_dim, std::int32_t num_kv_heads, CacheParams& rows) {
+Factors factors_of(const KeyScales& scales, int head_dim, const PagedCache& cache, CacheParams& rows) {
   const int size = element_size(scales.dtype), count = scales.dims_per_scale == 0 ? 1 : head_dim / kFactoredValues;
   rows = {scales.data,
           size * scales.stride_page,
@@ -131,15 +131,18 @@ Factors factors_of(const KeyScales& scales, int head_dim, std::int32_t num_kv_he
   if (scales.data == nullptr || std::min({rows.page_stride, rows.token_stride, rows.head_stride}) < 0) {
     return Factors::kNone;
   }
+  const bool is_paged = cache.table != nullptr;
+  if (is_paged && cache.page_size == 1) rows.token_stride = 0;
   const bool is_half = scales.dtype == DType::kFloat16;
-  const auto places =
-      reinterpret_cast<std::uintptr_t>(scales.data) | static_cast<std::uint64_t>(rows.page_stride | rows.token_stride);
+  const auto places = reinterpret_cast<std::uintptr_t>(scales.data) | static_cast<std::uint64_t>(rows.page_stride);
+  const auto token = static_cast<std::uint64_t>(rows.token_stride);
   if (scales.dims_per_scale == 0) {
     constexpr int kWord = 4;
-    const bool in_words = places % kWord == 0 && rows.head_stride == size && num_kv_heads % 2 == 0;
-    return !is_half || in_words ? Factors::kOfRows : Factors::kNone;
+    const bool has_odd_pages = is_paged && cache.page_size % 2 != 0;
+    const bool lies_alike = (places | (has_odd_pages ? token : 0)) % kWord == 0;
+    return !is_half || lies_alike ? Factors::kOfRows : Factors::kNone;
   }
-  const bool in_units = (places | static_cast<std::uint64_t>(rows.head_stride | rows.row_bytes)) % kUnit == 0;
+  const bool in_units = (places | token | static_cast<std::uint64_t>(rows.head_stride | rows.row_bytes)) % kUnit == 0;
   const bool of_eight = is_half && scales.dims_per_scale == kFactoredValues && scales.stride_group == 1;
   return of_eight && in_units ? Factors::kOfGroups : Factors::kNone;
 }
@@ -149,9 +152,15 @@ FactorRows factor_rows(const DecodeProblem& problem) {
   FactorRows rows{};
   const DecodeParams& p = problem.params;
   const CacheSegment& only = mixed->segments[0];
-  const Factors of_keys = factors_of(only.k_scale, p.head_dim_qk, p.num_kv_heads, rows.k);
-  const Factors of_values = factors_of(only.v_scale, p.head_dim_v, p.num_kv_heads, rows.v);
-  rows.kind = of_keys == of_values ? of_keys : Factors::kNone;
+  const Factors of_keys = factors_of(only.k_scale, p.head_dim_qk, only.cache, rows.k);
+  const Factors of_values = factors_of(only.v_scale, p.head_dim_v, only.cache, rows.v);
+  const bool one_has_none = only.k_scale.data == nullptr || only.v_scale.data == nullptr;
+  const bool are_of_rows = of_keys == Factors::kOfRows || of_values == Factors::kOfRows;
+  if (of_keys == of_values) {
+    rows.kind = of_keys;
+  } else if (one_has_none && are_of_rows) {
+    rows.kind = Factors::kOfRows;
+  }
   return rows;
 }
 
@@ -395,7 +404,7 @@ DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device) {
     check.not_supported(reason);
   }
   check_group_factors(problem, check, plan.kernel->shape.decode.shape);
-  if (reads_factors(plan.kernel->shape.decode.shape)) {
+  if (reads_factors(plan.kernel->shape.decode.shape) && problem.mixed != nullptr) {
     const std::int32_t max_len = p.cache.max_len;
     p.cache = problem.mixed->segments[0].cache;
     p.cache.max_len = std::min(p.cache.max_len, max_len);

@@ -151,7 +151,7 @@ KeyScales key_scales(const std::optional<TensorView>& scale, const TensorView& c
   scales.stride_page = stride(axes.page);
   if (axes.token >= 0) scales.stride_token = stride(axes.token);
   scales.stride_head = stride(axes.head);
-  if (scale->rank == cache.rank) {
+  if (scale->rank == cache.rank && scale->shape[axes.dim] > 1) {  // else one for the whole row
     scales.stride_group = scale->strides[axes.dim];
     scales.dims_per_scale = static_cast<std::int32_t>(head_dim / scale->shape[axes.dim]);
   }

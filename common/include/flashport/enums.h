@@ -72,9 +72,9 @@ enum class KvFormat : std::int32_t {
   kInt8,
   kInt4,
 
-  kScaledRows = 253,  // no cache's: kernels that read rows of int8 or fp8 e4m3 with a scale each say it
-  kBlocks = 254,      // no cache's: kernels that read blocks of the call's formats say it
-  kAny = 255,         // no cache's: kernels that widen whatever format a row has say it
+  kBytes = 253,   // no cache's: kernels that read rows of the call's formats of one byte a value say it
+  kBlocks = 254,  // no cache's: kernels that read blocks of the call's formats say it
+  kAny = 255,     // no cache's: kernels that widen whatever format a row has say it
 };
 
 // "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl",

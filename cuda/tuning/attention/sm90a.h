@@ -17,12 +17,14 @@ constexpr AttentionTuning attention_tuning(const AttentionShape& shape) {
   const bool bare = !any || shape.form == ScoreForm::kSoftcap;
   const int wider = shape.head_dim_qk > shape.head_dim_v ? shape.head_dim_qk : shape.head_dim_v;
   // queries, keys, stages, slices of V (1), work tiles of a lone sequence, stages of values: they are free later than
-  // keys, after a softmax, and are wanted as soon
+  // keys, after a softmax, and are wanted as soon; blocks that share tiles
   // 1 x 16k causal: 507; {128, 128, 2} 439, {128, 160, 2} 444. 4 x 4k full with a softcap: 294; 128 rows 270
   if (wider <= 64) return {bare ? 192 : 128, 128, 2, 1, 128, 3};
   // 4 x 4k causal: 596; {128, 160, 2} and {128, 176, 2} 554, which also lose at 16 x 1k (416; 378, 352)
   // Rows as they are stored, or a bias, have the room of a tile of values.
-  if (wider <= 128) return {128, 128, 2, 1, 128, widens(shape) || shape.form == ScoreForm::kBias ? 2 : 3};
+  // Where rows are widened two blocks share them.
+  if (widens(shape)) return {128, 128, 2, 1, 128, 2, 2};
+  if (wider <= 128) return {128, 128, 2, 1, 128, shape.form == ScoreForm::kBias ? 2 : 3};
   // 16/16 4 x 4k full: 694; 80 keys 644. Biases have the room of 64 keys; kernels of all options compile in half the
   // time with 64.
   if (wider <= 192 && shape.head_dim_v <= 128) return {128, has(shape.form, ScoreForm::kBias) ? 64 : 128, 2};

@@ -204,6 +204,37 @@ TEST_P(AttentionKernels, FormatsOfKeys) {
   }
 }
 
+// Two heads of a kv head share the tiles of narrow keys: several work tiles of one pair of blocks or two, of tensors
+// and of pages, with factors beside rows and without. On pages of three tokens rows come without TMA, and are not
+// shared.
+TEST_P(AttentionKernels, HeadsThatShareTiles) {
+  if (!GetParam().options.kv_type) return;
+  for (const auto& [k_type, v_type] :
+       {std::pair{Type::kQ8_0, Type::kQ8_0}, {Type::kE4M3, Type::kQ4_0}, {Type::kQ5_1, Type::kE4M3Fnuz}}) {
+    for (const std::int64_t page_size : {0, 16, 3}) {
+      for (const int group : {2, 4}) {
+        AttentionCase c = make({70, 70, 70}, {2 * keys() + 75, 0, keys() + 3});
+        c.q_heads = 4;
+        c.kv_heads = 4 / group;
+        c.kv_type = k_type;
+        c.v_type = v_type;
+        c.causal = group == 4;
+        if (group == 2) c.window_left = keys() + 9;
+        if (page_size == 0) {
+          c.packed = true;
+          c.q_lens = {5, rows() + 2, 0};
+        } else {
+          c.pages = Pages::kBlockTable;
+          c.page_size = page_size;
+        }
+        if (k_type == Type::kE4M3) c.k_beside = Beside::kRow;
+        model().resident = 4;
+        expect_right(c, {2, 2, 3, 5});
+      }
+    }
+  }
+}
+
 // Logits as far from 0 as caps let them be, of rows with one key and with none, too.
 TEST_P(AttentionKernels, LogitsAtTheirCap) {
   if (GetParam().options.softcap == 0) return;

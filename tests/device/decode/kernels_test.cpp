@@ -364,9 +364,8 @@ TEST(KernelsOfAnyFormats, OneSegmentOfEachFormat) {
       set_blocks(blocks);
       MixedSpec spec = spec_of(128, 2);
       spec.segments = {{format, format, {65, 0, 300}, Pages::kBlocks}};
-      // Else a kernel of the very format, or of blocks, reads it.
-      const bool has_own = format != Type::kE4M3 && format != Type::kE4M3Fnuz;
-      if (has_own) spec.segments[0].scales = Scales::kRow;
+      // Else a kernel of the very format, of blocks or of bytes reads it.
+      spec.segments[0].scales = reference::is_of_bytes(format) ? Scales::kGroup : Scales::kRow;
       expect_right(spec, "fp16/kv=any/hd128/r8");
     }
   }
@@ -379,14 +378,14 @@ TEST(KernelsOfAnyFormats, FactorsOfRowsAndGroups) {
     for (const Scales scales : {Scales::kRow, Scales::kGroup}) {
       MixedSpec spec = spec_of(128, 2);
       spec.segments = {{format, format, {65, 1, 300}, Pages::kBlocks, 16, scales}};
-      const bool has_own = scales == Scales::kRow && (format == Type::kI8 || format == Type::kE4M3);
-      expect_right(spec, has_own ? "fp16/kv=scaled_rows/hd128/r8" : "fp16/kv=any/hd128/r8");
+      const bool has_own = scales == Scales::kRow && format != Type::kI4;
+      expect_right(spec, has_own ? "fp16/kv=bytes/hd128/r8" : "fp16/kv=any/hd128/r8");
     }
   }
 }
 
-// Kernels of int8 and int4 with factors of eight values, and of rows with a factor each, on small and on large caches:
-// heads that are copied together and others, chunks, and more blocks than chunks.
+// Kernels of int8 and int4 with factors of eight values, and of bytes with a factor of each row or without, on small
+// and on large caches: heads that are copied together and others, chunks, and more blocks than chunks.
 struct Factored {
   Type k, v;
   Scales scales;
@@ -411,26 +410,43 @@ TEST_P(KernelsOfFactors, LengthsHeadsAndBlocks) {
   for (const Pages pages : {Pages::kRows, Pages::kHeadsFirst, Pages::kTokens}) {
     MixedSpec spec = spec_of(128, pages == Pages::kRows ? 3 : 2);
     spec.segments = {{k, v, {65, 200}, pages, 16, scales}};
-    // Words that are copied have the scales of fp16 of two heads.
-    const bool is_odd = !are_of_groups(scales) && pages != Pages::kTokens;
-    expect_right(spec, is_odd ? "fp16/kv=any/hd128/r8" : kernel);
+    expect_right(spec, kernel);
+  }
+  // Factors of fp16 of one token and an odd number of heads begin within a word.
+  for (const std::int64_t heads : {2, 3}) {
+    for (const std::int64_t page_size : {1, 2, 7, 16}) {
+      MixedSpec spec = spec_of(128, heads);
+      spec.segments = {{k, v, {65, 200}, Pages::kBlocks, page_size, scales}};
+      const bool is_odd = has_half_rows(scales) && heads * page_size % 2 != 0;
+      expect_right(spec, is_odd ? "fp16/kv=any/hd128/r8" : kernel);
+    }
   }
   MixedSpec spec = spec_of(128, 2);
   spec.q_len = 3;
   spec.ragged = true;
   spec.segments = {{k, v, {65, 1, 300}, Pages::kBlocks, 16, scales}};
   expect_right(spec, kernel);
+  for (const std::int64_t dim : {64, 96, 120}) {
+    if (are_of_groups(scales)) continue;
+    MixedSpec narrow = spec_of(dim, 2);
+    narrow.segments = {{k, v, {65, 200}, Pages::kBlocks, 16, scales}};
+    expect_right(narrow, kernel);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Model, KernelsOfFactors,
                          testing::Values(Factored{Type::kI8, Type::kI8, Scales::kHalfGroup, "int8"},
                                          Factored{Type::kI4, Type::kI4, Scales::kHalfGroup, "int4"},
-                                         Factored{Type::kI8, Type::kI8, Scales::kRow, "scaled_rows"},
-                                         Factored{Type::kE4M3, Type::kI8, Scales::kRow, "scaled_rows"},
-                                         Factored{Type::kE4M3, Type::kE4M3, Scales::kTurnedRow, "scaled_rows"}),
+                                         Factored{Type::kI8, Type::kI8, Scales::kRow, "bytes"},
+                                         Factored{Type::kE4M3, Type::kI8, Scales::kRow, "bytes"},
+                                         Factored{Type::kE4M3, Type::kE4M3, Scales::kTurnedRow, "bytes"},
+                                         Factored{Type::kE5M2, Type::kE4M3Fnuz, Scales::kTurnedRow, "bytes"},
+                                         Factored{Type::kI8, Type::kI8, Scales::kHead, "bytes"},
+                                         Factored{Type::kE4M3Fnuz, Type::kE5M2, Scales::kOne, "bytes"},
+                                         Factored{Type::kE5M2, Type::kE5M2, Scales::kNone, "bytes"}),
                          [](const auto& info) {
                            return std::string(info.param.formats) + "_" + type_name(info.param.k) + "_" +
-                                  type_name(info.param.v);
+                                  type_name(info.param.v) + "_" + scales_name(info.param.scales);
                          });
 
 TEST(KernelsOfAnyFormats, LengthsOfOneSegment) {

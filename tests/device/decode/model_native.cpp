@@ -69,10 +69,9 @@ void add_native_kernels(std::vector<KernelEntry>& table) {
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kInt8, 128, 8>("decode/fp16/kv=int8/hd128/r8/sm90a"));
   table.push_back(
       decode_kernel<MathType::kFp16, KvFormat::kInt8, 128, 8, false, true>("decode/fp16/kv=int8/hd128/r8/large/sm90a"));
-  table.push_back(
-      decode_kernel<MathType::kFp16, KvFormat::kScaledRows, 128, 8>("decode/fp16/kv=scaled_rows/hd128/r8/sm90a"));
-  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kScaledRows, 128, 8, false, true>(
-      "decode/fp16/kv=scaled_rows/hd128/r8/large/sm90a"));
+  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kBytes, 128, 8>("decode/fp16/kv=bytes/hd128/r8/sm90a"));
+  table.push_back(decode_kernel<MathType::kFp16, KvFormat::kBytes, 128, 8, false, true>(
+      "decode/fp16/kv=bytes/hd128/r8/large/sm90a"));
   table.push_back(decode_kernel<MathType::kFp16, KvFormat::kInt4, 128, 8>("decode/fp16/kv=int4/hd128/r8/sm90a"));
   table.push_back(
       decode_kernel<MathType::kFp16, KvFormat::kInt4, 128, 8, false, true>("decode/fp16/kv=int4/hd128/r8/large/sm90a"));

@@ -1,121 +1,19 @@
 #include "tests/device/machine/machine.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstdio>
 #include <cstring>
-#include <deque>
-#include <utility>
 
-#include "tests/device/machine/fiber.h"
 #include "tests/device/machine/memory.h"
+#include "tests/device/machine/state.h"
 
 namespace flashport::machine {
-namespace {
 
-constexpr unsigned kSharedWindow = 0x1000;  // 32-bit addresses of shared memory begin here: 0 is none of them
-constexpr unsigned char kPoison = 0xff;     // NaN as fp16, bf16 and fp32
-
-// splitmix64
-struct Lots {
-  std::uint64_t state;
-  std::uint64_t next() {
-    std::uint64_t x = state += 0x9e3779b97f4a7c15u;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return x ^ x >> 31;
-  }
-  std::size_t below(std::size_t count) { return next() % count; }
-};
-
-struct Block;
-struct Copy {
-  char* to;
-  const void* from;
-  int unit, bytes;
-  int group;  // of its lane
-};
-// Copies that one barrier is told of, or none yet.
-struct Batch {
-  std::vector<Copy> copies;
-  std::uint64_t* barrier;
-};
-struct Box {
-  Block* block;
-  char* to;
-  int bytes;
-  std::function<void(char*)> read;
-  std::uint64_t* barrier;
-};
-
-enum class State { kReady, kInWarp, kAtBarrier, kAtPhase, kDone };
-
-struct Lane {
-  Fiber fiber;
-  Block* block = nullptr;
-  int thread = 0;
-  State state = State::kReady;
-  const void* waits_at = nullptr;
-  unsigned parity = 0;
-  std::vector<Copy> open;     // since the last arrival
-  int groups = 0;             // of copies, that were committed
-  std::deque<Batch> flights;  // oldest first
-};
-
-struct Warp {
-  std::uint64_t rank = 0;  // of the ready ones the highest runs, while ranks count
-  const char* what = nullptr;
-  int came = 0, ready = kLanes;
-  bool is_queued = true;
-  std::array<void*, kLanes> operands;
-  Products products;
-};
-
-struct NamedBarrier {
-  int came = 0, goal = 0;
-};
-
-struct Block {
-  std::int64_t index = 0;
-  std::vector<Lane> lanes;
-  std::vector<Warp> warps;
-  std::array<NamedBarrier, kNamedBarriers> barriers;
-  char* shared = nullptr;
-  std::size_t shared_bytes = 0;
-  std::vector<bool> unseen;  // for each word of shared memory: AsyncView
-  bool has_unseen = false;
-  int alive = 0;
-};
-
-// Arrivals that a phase has, those that this one lacks, and its number; the bytes that this one lacks, or that have
-// landed before they were expected.
-struct Mbarrier {
-  unsigned count : 11, missing : 11, phase : 10;
-  int bytes;
-};
-static_assert(sizeof(Mbarrier) == sizeof(std::uint64_t));
-
-struct Machine {
-  const Launch* launch = nullptr;
-  bool kernel_before_runs = false;
-  Lots lots{0};
-  std::vector<std::unique_ptr<Block>> blocks;
-  std::vector<std::pair<Block*, int>> ready;  // warps with lanes that are
-  std::vector<Lane*> in_flight;               // lanes with flights
-  std::vector<Box> boxes;                     // that have not landed
-  std::vector<Warp*> multiplying;             // warps with products whose operands were not read
-  Lane* lane = nullptr;
-  Fiber scheduler;
-  std::string error;
-  // How the next steps are drawn: in some spells by ranks, so that a warp may stand still until all others wait for it,
-  // and copies land at once, at times, or when nothing else can happen.
-  int steps_left = 0, landing = 0;  // landing: of four steps
-  bool by_rank = false;
-};
 Machine g_machine;
 
-Lane& me() { return *g_machine.lane; }
+namespace {
+
 Warp& my_warp() { return me().block->warps[me().thread / kLanes]; }
 
 void switch_away() {
@@ -130,6 +28,9 @@ void queue(Block& block, int number) {
   warp.is_queued = true;
   g_machine.ready.emplace_back(&block, number);
 }
+
+}  // namespace
+
 void wake(Lane& lane) {
   const int number = lane.thread / kLanes;
   lane.state = State::kReady;
@@ -142,7 +43,6 @@ void wait(State state, const void* at) {
   switch_away();
 }
 
-// As mbarrier's pending count and tx-count do.
 void count_at(Block& block, std::uint64_t* barrier, unsigned arrivals, int bytes) {
   auto now = std::bit_cast<Mbarrier>(*barrier);
   if (now.count == 0 || now.missing < arrivals || now.missing > now.count) {
@@ -162,6 +62,8 @@ void count_at(Block& block, std::uint64_t* barrier, unsigned arrivals, int bytes
     if (lane.state == State::kAtPhase && lane.waits_at == barrier) wake(lane);
   }
 }
+
+namespace {
 
 void arrive_at(Block& block, std::uint64_t* barrier) { count_at(block, barrier, 1, 0); }
 
@@ -210,7 +112,7 @@ const char* left_in_flight(const Block& block) {
     if (!lane.flights.empty()) return "a block has ended before its copies";
   }
   for (const Box& box : g_machine.boxes) {
-    if (box.block == &block) return "a block has ended before its boxes";
+    if (box.block == &block || box.source == &block) return "a block has ended before its boxes";
   }
   for (const Warp& warp : block.warps) {
     if (!warp.products.empty()) return "a block has ended before its products";
@@ -245,6 +147,7 @@ std::string where(const Block& block) {
         case State::kAtPhase:
           its = "for shared memory's barrier at " + std::to_string(offset) + ", parity " + std::to_string(lane.parity);
           break;
+        case State::kAtCluster: its = "at the cluster's barrier"; break;
         case State::kDone: its = "ended"; break;
       }
       if (its == last) continue;
@@ -353,10 +256,13 @@ std::string run(const Launch& launch) {
   m.multiplying.clear();
   m.blocks.clear();
   m.steps_left = 0;
-  std::vector<std::int64_t> order(launch.blocks);
-  for (std::int64_t i = 0; i < launch.blocks; ++i) order[i] = i;
+  const auto cluster = static_cast<std::size_t>(launch.cluster);
+  if (launch.blocks % launch.cluster != 0) return "a grid that is no whole clusters";
+  std::vector<std::int64_t> order(launch.blocks / launch.cluster);  // of clusters, by their first blocks
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::int64_t>(i * cluster);
   for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[m.lots.below(i)]);
-  const auto resident = static_cast<std::size_t>(std::clamp<std::int64_t>(launch.resident, 1, launch.blocks));
+  const auto resident =
+      static_cast<std::size_t>(std::clamp<std::int64_t>(launch.resident, launch.cluster, launch.blocks));
   const std::size_t block_bytes = (launch.shared_bytes + 4095) / 4096 * 4096;
   char* all_shared = shared.at_least(resident * block_bytes);
   char* all_stacks = stacks.at_least(resident * launch.threads * kStackBytes);
@@ -364,11 +270,13 @@ std::string run(const Launch& launch) {
   for (std::size_t i = 0; i < resident; ++i) places.push_back(i);
   std::size_t next = 0;
   while (m.error.empty() && (next < order.size() || !m.blocks.empty())) {
-    while (next < order.size() && !places.empty()) {
-      const std::size_t place = places.back();
-      places.pop_back();
-      start_block(launch, order[next++], all_shared + place * block_bytes,
-                  all_stacks + place * launch.threads * kStackBytes);
+    for (; next < order.size() && places.size() >= cluster; ++next) {
+      for (std::size_t rank = 0; rank < cluster; ++rank) {
+        const std::size_t place = places.back();
+        places.pop_back();
+        start_block(launch, order[next] + static_cast<std::int64_t>(rank), all_shared + place * block_bytes,
+                    all_stacks + place * launch.threads * kStackBytes);
+      }
     }
     run_ready();
     if (!m.error.empty()) break;
@@ -445,9 +353,10 @@ unsigned shared_address(const void* pointer) {
   if (offset < 0 || offset >= static_cast<std::ptrdiff_t>(me().block->shared_bytes)) {
     fail("an address outside of shared memory");
   }
-  return kSharedWindow + static_cast<unsigned>(offset);
+  return kSharedWindow + static_cast<unsigned>(offset) + (static_cast<unsigned>(rank_of(*me().block)) << kRankShift);
 }
 char* shared_pointer(unsigned address, int bytes) {
+  address -= static_cast<unsigned>(rank_of(*me().block)) << kRankShift;
   if (address < kSharedWindow || address - kSharedWindow + bytes > me().block->shared_bytes) {
     fail("an address outside of shared memory");
   }

@@ -26,6 +26,7 @@ struct Launch {
   std::size_t shared_bytes = 0;
   std::uint64_t seed = 0;  // of the lots
   int resident = 1;        // blocks that take turns
+  int cluster = 1;         // of neighbouring blocks, which are resident together
   std::function<void(void* shared)> kernel;
   std::function<void()> kernel_before = {};  // what the kernel before it does last
 };
@@ -71,6 +72,15 @@ void await_phase(std::uint64_t* barrier, unsigned parity);
 void expect_bytes(std::uint64_t* barrier, int bytes);
 // read(to) writes them when they land.
 void bring_box(char* to, int bytes, std::function<void(char*)> read, std::uint64_t* barrier);
+
+// Blocks of a cluster (cluster.cpp). Addresses of shared memory have the rank of their block; copies to another block
+// may come late, and both blocks must be there then.
+[[nodiscard]] int cluster_rank();
+void cluster_barrier();
+[[nodiscard]] unsigned address_in_block(unsigned own, int rank);
+void arrive_in_block(unsigned barrier);
+// `read` as for boxes, from this block's shared memory if `reads_shared`.
+void bring_to_block(unsigned to, int bytes, std::function<void(char*)> read, unsigned barrier, bool reads_shared);
 
 // The block's shared memory as products read it, by the asynchronous proxy: what copy_later() has brought is poison
 // until a lane has made the fence between the proxies. Ordinary stores are seen at once.

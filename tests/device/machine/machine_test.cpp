@@ -244,5 +244,57 @@ TEST(Machine, RefusesWhatThePtxManualLeavesUndefinedOfProducts) {
             std::string::npos);
 }
 
+// Two blocks of a cluster.
+std::string run_pair(const std::function<void(Shared&)>& kernel, std::int64_t blocks = 2, std::uint64_t seed = 1) {
+  return run({.blocks = blocks,
+              .threads = 32,
+              .shared_bytes = sizeof(Shared),
+              .seed = seed,
+              .cluster = 2,
+              .kernel = [&](void* shared) { kernel(*static_cast<Shared*>(shared)); }});
+}
+
+TEST(Machine, BlocksOfAClusterWriteToEachOther) {
+  int got[4] = {};
+  EXPECT_EQ(run_pair(
+                [&](Shared& shared) {
+                  if (thread_index() == 0) init_barrier(&shared.barrier, 1);
+                  cluster_barrier();
+                  if (thread_index() == 0) {
+                    const int other = cluster_rank() ^ 1, word = 7 + cluster_rank();
+                    expect_bytes(&shared.barrier, sizeof word);
+                    bring_to_block(
+                        address_in_block(shared_address(shared.bytes), other), sizeof word,
+                        [=](char* to) { std::memcpy(to, &word, sizeof word); },
+                        address_in_block(shared_address(&shared.barrier), other), false);
+                    arrive(&shared.barrier);
+                    await_phase(&shared.barrier, 0);
+                    std::memcpy(&got[block_index()], shared.bytes, sizeof word);
+                  }
+                  cluster_barrier();
+                },
+                4),
+            "");
+  for (int block = 0; block < 4; ++block) EXPECT_EQ(got[block], 8 - block % 2) << block;
+}
+
+TEST(Machine, ABlockOfAClusterMustStillBeThere) {
+  std::set<bool> found;  // it may end before or after the other's arrival
+  for (std::uint64_t seed = 0; seed < 50; ++seed) {
+    const std::string error = run_pair(
+        [](Shared& shared) {
+          if (thread_index() == 0) init_barrier(&shared.barrier, 1);
+          cluster_barrier();
+          if (cluster_rank() == 1 && thread_index() == 0) {
+            arrive_in_block(address_in_block(shared_address(&shared.barrier), 0));
+          }
+        },
+        2, seed);
+    found.insert(error.find("a block of the cluster that is not there") != std::string::npos);
+  }
+  EXPECT_EQ(found.size(), 2u);
+  EXPECT_NE(run_pair([](Shared&) {}, 3).find("no whole clusters"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace flashport::machine

@@ -46,6 +46,7 @@ const char* launch(int, Stream, const KernelEntry* kernel, const LaunchGrid& gri
   launch.shared_bytes = kernel->shared_bytes;
   launch.seed = model().seed++;
   launch.resident = model().resident;
+  launch.cluster = grid.cluster;
   launch.kernel = [&](void* shared) { run_kernel(params, shared); };
   launch.kernel_before = model().kernel_before;
   model().launched.emplace_back(kernel->key);

@@ -57,7 +57,7 @@ TEST_F(RowScales, OfPackedTensors) {
   EXPECT_EQ(p.k_row_scales.stride_head, 1);
   EXPECT_EQ(p.k_row_scales.dims_per_scale, 0);
   EXPECT_EQ(p.v_row_scales.stride_token, 2);
-  EXPECT_EQ(p.v_row_scales.dims_per_scale, 128);
+  EXPECT_EQ(p.v_row_scales.dims_per_scale, 0);
 }
 
 TEST_F(RowScales, OfPagesOfHeads) {

@@ -454,7 +454,8 @@ TEST(ChooseDecodeKernel, BlocksOfTheFormatsOfTheCall) {
                                  entry("16 bits and blocks", KvFormat::kBf16, KvFormat::kBlocks, 8),
                                  entry("blocks and 16 bits", KvFormat::kBlocks, KvFormat::kBf16, 8),
                                  entry("groups", KvFormat::kInt8, KvFormat::kInt8, 8),
-                                 entry("rows", KvFormat::kScaledRows, KvFormat::kScaledRows, 8),
+                                 entry("bytes", KvFormat::kBytes, KvFormat::kBytes, 8),
+                                 entry("fp8", KvFormat::kFp8E4M3, KvFormat::kFp8E4M3, 8),
                                  entry("pair of 8", KvFormat::kQ8_0, KvFormat::kQ4_0, 8)};
   const auto key = [&](KvFormat k, KvFormat v, int group, bool scales = false, Factors factors = Factors::kNone,
                        int dim = 128) {
@@ -476,12 +477,17 @@ TEST(ChooseDecodeKernel, BlocksOfTheFormatsOfTheCall) {
   EXPECT_EQ(key(KvFormat::kQ8_0, KvFormat::kFp8E4M3, 4), "any");
   EXPECT_EQ(key(KvFormat::kQ5_0, KvFormat::kFp8E4M3, 4), "any");
   EXPECT_EQ(key(KvFormat::kQ8_0, KvFormat::kQ4_0, 4, true), "any");
-  EXPECT_EQ(key(KvFormat::kInt8, KvFormat::kInt8, 4), "any");
+  EXPECT_EQ(key(KvFormat::kInt8, KvFormat::kInt8, 4), "bytes");
+  EXPECT_EQ(key(KvFormat::kInt8, KvFormat::kInt8, 4, false, Factors::kNone, 96), "bytes");
+  EXPECT_EQ(key(KvFormat::kFp8E5M2, KvFormat::kFp8E4M3Fnuz, 4), "bytes");
+  EXPECT_EQ(key(KvFormat::kFp8E4M3, KvFormat::kFp8E4M3, 4), "fp8");
+  EXPECT_EQ(key(KvFormat::kFp8E4M3, KvFormat::kFp8E4M3, 4, true, Factors::kOfRows), "bytes");
+  EXPECT_EQ(key(KvFormat::kInt8, KvFormat::kInt4, 4), "any");
   EXPECT_EQ(key(KvFormat::kInt8, KvFormat::kInt8, 4, true), "any");
   EXPECT_EQ(key(KvFormat::kInt8, KvFormat::kInt8, 4, true, Factors::kOfGroups), "groups");
   EXPECT_EQ(key(KvFormat::kInt8, KvFormat::kInt8, 4, true, Factors::kOfGroups, 96), "any");
   EXPECT_EQ(key(KvFormat::kInt8, KvFormat::kFp8E4M3, 4, true, Factors::kOfGroups), "any");
-  EXPECT_EQ(key(KvFormat::kInt8, KvFormat::kFp8E4M3, 4, true, Factors::kOfRows), "rows");
+  EXPECT_EQ(key(KvFormat::kInt8, KvFormat::kFp8E4M3, 4, true, Factors::kOfRows), "bytes");
   EXPECT_EQ(key(KvFormat::kQ8_0, KvFormat::kInt8, 4, true, Factors::kOfRows), "any");
 }
 

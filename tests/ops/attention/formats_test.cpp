@@ -187,7 +187,7 @@ std::vector<AttentionCase> box_cases() {
                          .type = (format + place) % 2 == 0 ? Type::kBF16 : Type::kF16,
                          .dim_qk = 128,
                          .dim_v = 128,
-                         .q_heads = 2 * kPlaces[place].kv_heads,
+                         .q_heads = static_cast<std::int64_t>(1 + number % 4) * kPlaces[place].kv_heads,
                          .kv_heads = kPlaces[place].kv_heads,
                          .q_lens = {150, 150},
                          .kv_lens = {386, 386},

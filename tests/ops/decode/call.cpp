@@ -373,7 +373,7 @@ bool has_plain_kernels() {
 }
 
 bool reads_scales_beside(const std::string& key) {
-  return key.find("/kv=int") != std::string::npos || key.find("/kv=scaled_rows") != std::string::npos;
+  return key.find("/kv=int") != std::string::npos || key.find("/kv=bytes") != std::string::npos;
 }
 
 Type math_of_key(const std::string& key) {

@@ -32,18 +32,20 @@ TEST_P(DecodeCases, MatchesTheOracle) {
   const std::string formats = c.k_format == c.v_format
                                   ? std::string("/kv=") + type_name(c.k_format) + "/"
                                   : std::string("/k=") + type_name(c.k_format) + "/v=" + type_name(c.v_format) + "/";
-  // A target that has no kernel of the very formats, or none for the head dims, reads them by one of blocks or widens
-  // them.
+  // A target that has no kernel of the very formats, or none for the head dims, reads them by one of blocks or of
+  // bytes, or widens them.
   const std::vector<std::string> keys = flashport::kernel_keys(query_target());
   const auto has = [&](const std::string& kernel_formats) {
     return std::ranges::any_of(keys, [&](const std::string& each) {
       return each.starts_with("decode/") && each.find(kernel_formats) != std::string::npos && has_room(each, c);
     });
   };
-  const auto as_read = [](reference::Type type) { return reference::is_blocks(type) ? "blocks" : type_name(type); };
+  const auto as_read = [](reference::Type type) {
+    return reference::is_blocks(type) ? "blocks" : reference::is_of_bytes(type) ? "bytes" : type_name(type);
+  };
   const std::string k = as_read(c.k_format), v = as_read(c.v_format);
-  const std::string blocks = k == v ? "/kv=" + k + "/" : "/k=" + k + "/v=" + v + "/";
-  EXPECT_NE(key.find(has(formats) ? formats : has(blocks) ? blocks : "/kv=any/"), std::string::npos) << key;
+  const std::string family = k == v ? "/kv=" + k + "/" : "/k=" + k + "/v=" + v + "/";
+  EXPECT_NE(key.find(has(formats) ? formats : has(family) ? family : "/kv=any/"), std::string::npos) << key;
   DecodeCall call(c);
   call.upload();
   call.run();

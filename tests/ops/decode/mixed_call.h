@@ -19,9 +19,15 @@ namespace flashport_test {
 enum class Pages { kRows, kHeadsFirst, kBlocks, kTokens };
 // In fp32, but those of rows of V, or of K where turned, and half groups in fp16.
 enum class Scales { kNone, kOne, kHead, kRow, kTurnedRow, kGroup, kHalfGroup };
+constexpr const char* scales_name(Scales scales) {
+  constexpr const char* kNames[] = {"bare", "one", "heads", "rows", "turned_rows", "groups", "half_groups"};
+  return kNames[static_cast<int>(scales)];
+}
 // Whether rows or groups of values have them.
 constexpr bool lie_beside(Scales scales) { return scales >= Scales::kRow; }
 constexpr bool are_of_groups(Scales scales) { return scales >= Scales::kGroup; }
+// Whether one side's are of fp16, one for each row.
+constexpr bool has_half_rows(Scales scales) { return lie_beside(scales) && !are_of_groups(scales); }
 
 struct SegmentSpec {
   reference::Type k, v;

@@ -169,6 +169,13 @@ std::vector<Options> option_cases() {
     s.sinks = true;
   }
   {
+    MixedSpec& s =
+        add("by_segment_of_bytes", {{Type::kI8, Type::kE5M2, {300, 0, 65}, Pages::kBlocks, 16, Scales::kHead},
+                                    {Type::kF16, Type::kF16, {64, 1, 5}, Pages::kTokens}});
+    s.dk = s.dv = 128;
+    s.by_segment = true;
+  }
+  {
     MixedSpec& s = add("by_segment_of_three", {{Type::kBF16, Type::kBF16, {4, 4, 1, 0}},
                                                {Type::kQ4_0, Type::kQ4_0, {300, 0, 65, 3}, Pages::kHeadsFirst},
                                                {Type::kBF16, Type::kBF16, {30, 1, 128, 0}, Pages::kBlocks, 16}});
@@ -439,9 +446,29 @@ TEST(Mixed, FlashDecodeReadsScalesOfTwoKinds) {
   EXPECT_TRUE(call.bits(0) == got);
 }
 
-// Caches as LightLLM has them, with a factor of fp16 for each eight values, and with one for each row: one target reads
-// them natively. Heads that are copied together and heads that are not, chunks, splits, options, and several tiles of
-// rows.
+// One group of a whole row is a scale of the row.
+TEST(Mixed, ScalesOfRowsMayHaveAnAxisOfOne) {
+  MixedSpec spec;
+  spec.dk = spec.dv = 128;
+  spec.segments = {{Type::kI8, Type::kI8, {130, 7}, Pages::kTokens, 16, Scales::kRow}};
+  MixedCall call(spec);
+  FLASHPORT_REQUIRE_SUPPORT("mixed_factors", flashport::supports(call.query()));
+  call.run();
+  EXPECT_EQ(call.check(), "");
+  const std::vector<unsigned char> got = call.bits(0);
+  flashport::MixedDecodeArgs args = call.args();
+  for (std::optional<flashport::TensorView>* scale : {&args.segments[0].k_scale, &args.segments[0].v_scale}) {
+    flashport::TensorView& view = **scale;
+    view.shape[view.rank] = view.strides[view.rank] = 1;
+    ++view.rank;
+  }
+  call.run(args);
+  EXPECT_TRUE(call.bits(0) == got);
+}
+
+// Caches as LightLLM has them, with a factor of fp16 for each eight values, and of bytes with a factor for each row,
+// for each head, for all or without: one target reads them natively. Heads that are copied together and heads that are
+// not, chunks, splits, options, and several tiles of rows.
 struct Factored {
   Type k, v;
   Scales scales;
@@ -511,10 +538,14 @@ INSTANTIATE_TEST_SUITE_P(Codes, MixedFactors,
                                          Factored{Type::kI4, Type::kI4, Scales::kHalfGroup},
                                          Factored{Type::kI8, Type::kI8, Scales::kRow},
                                          Factored{Type::kI8, Type::kE4M3, Scales::kRow},
-                                         Factored{Type::kE4M3, Type::kE4M3, Scales::kTurnedRow}),
+                                         Factored{Type::kE4M3, Type::kE4M3, Scales::kTurnedRow},
+                                         Factored{Type::kE5M2, Type::kE4M3Fnuz, Scales::kTurnedRow},
+                                         Factored{Type::kI8, Type::kI8, Scales::kHead},
+                                         Factored{Type::kI8, Type::kE5M2, Scales::kOne},
+                                         Factored{Type::kE4M3Fnuz, Type::kE4M3, Scales::kNone}),
                          [](const auto& info) {
-                           return std::string(type_name(info.param.k)) + "_" + type_name(info.param.v) +
-                                  (are_of_groups(info.param.scales) ? "_groups" : "_rows");
+                           return std::string(type_name(info.param.k)) + "_" + type_name(info.param.v) + "_" +
+                                  scales_name(info.param.scales);
                          });
 
 TEST(Mixed, CallersWorkspace) {

@@ -123,6 +123,8 @@ def random_tensor(torch: Any, shape: tuple[int, ...], fmt: str, where: str) -> A
         "bf16": torch.bfloat16,
         "fp8_e4m3": torch.float8_e4m3fn,
         "fp8_e4m3fnuz": torch.float8_e4m3fnuz,
+        "fp8_e5m2": torch.float8_e5m2,
+        "int8": torch.int8,
     }
     cache = torch.empty(shape, dtype=types[fmt], device=where)
     for part in torch.split(cache, max(1, 2**27 // math.prod(shape[1:]))):  # no fp32 copy of the whole

@@ -91,6 +91,7 @@ def _sized(batch: int, keys: int) -> list[MixedCase]:
     pairs = [(fmt, fmt) for fmt in ("bf16", "q8_0", "fp8_e4m3", "q4_0", "iq4_nl", "q4_1", "q5_0", "q5_1")]
     pairs += [("q8_0", "q4_0"), ("q4_0", "q8_0"), ("iq4_nl", "q8_0"), ("q4_0", "iq4_nl"), ("bf16", "q8_0")]
     pairs += [("q8_0", "q5_1"), ("q5_0", "q4_1"), ("q8_0", "bf16"), ("bf16", "q4_0"), ("q5_1", "bf16")]
+    pairs += [("fp8_e5m2", "fp8_e5m2"), ("fp8_e4m3fnuz", "fp8_e4m3fnuz"), ("int8", "int8"), ("fp8_e5m2", "fp8_e4m3")]
     found = _one_cache(size, batch, keys, pairs)
     for fmt, group in (("int8", 8), ("int4", 8), ("int8", _HEAD_DIM), ("fp8_e4m3", _HEAD_DIM)):
         name = f"formats_{size}_{fmt}_{'rows' if group == _HEAD_DIM else 'groups'}"

@@ -16,12 +16,17 @@ inline void fence_async_proxy() { machine::fence_async_proxy(); }
 
 // Bits 0 to 13 are the address, 16 to 29 the bytes of the leading dimension and 32 to 45 those of the stride, all of
 // them without their last four bits. 1 at bit 62 is the 128-byte swizzle.
-inline std::uint64_t panels_descriptor(const void* panel, int byte, int panel_bytes) {
+template <bool kInCluster = false>
+std::uint64_t panels_descriptor(const void* panel, int byte, int panel_bytes) {
+  if (!kInCluster && machine::cluster_rank() != 0) machine::fail("a descriptor with the rank of the block");
   const auto field = [](unsigned bytes) { return std::uint64_t{bytes / 16 & 0x3fff}; };
   return std::uint64_t{1} << 62 | field(1024) << 32 | field(static_cast<unsigned>(panel_bytes)) << 16 |
          field(shared_address(panel) + static_cast<unsigned>(byte));
 }
-inline std::uint64_t panel_descriptor(const void* panel, int byte) { return panels_descriptor(panel, byte, 16); }
+template <bool kInCluster = false>
+std::uint64_t panel_descriptor(const void* panel, int byte) {
+  return panels_descriptor<kInCluster>(panel, byte, 16);
+}
 
 // A matrix of 16-bit numbers that a descriptor names.
 class Matrix {
@@ -31,7 +36,7 @@ class Matrix {
     if (descriptor >> 62 != 1) machine::fail("a descriptor without the 128-byte swizzle");
     // Where eight rows do not begin at a multiple of 1024, a descriptor has a base offset.
     if ((descriptor >> 49 & 7) != 0 || address_ % 1024 >= 128) machine::fail("a matrix whose rows are not aligned");
-    (void)machine::shared_pointer(address_, 128);
+    (void)machine::shared_pointer(machine::address_in_block(address_, machine::cluster_rank()), 128);
   }
   // Numbers (row, k) and (row, k + 1) where k is along a row of 128 bytes; k is even.
   template <MathType kMath>
