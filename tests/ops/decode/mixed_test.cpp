@@ -400,7 +400,8 @@ TEST(Mixed, OneSegmentIsFlashDecode) {
   }
 }
 
-// Scales that lie beside its cache take a call of flash_decode to the kernel of segments, and to its bits.
+// Scales that lie beside its cache take a call of flash_decode to the kernel of segments, where none reads them natively,
+// and to its bits.
 TEST(Mixed, FlashDecodeReadsScalesBesideItsCache) {
   constexpr std::array kTypes = {Type::kI8, Type::kI4, Type::kE4M3, Type::kE5M2};
   int number = 0;
@@ -412,7 +413,8 @@ TEST(Mixed, FlashDecodeReadsScalesBesideItsCache) {
       SCOPED_TRACE(std::string(type_name(type)) + " " + std::to_string(static_cast<int>(pages)));
       const flashport::DecodeQuery query = as_flash_decode(call.query(), spec.segments[0]);
       FLASHPORT_REQUIRE_SUPPORT("decode_scales_beside", flashport::supports(query));
-      EXPECT_EQ(flashport::which_kernel(query), flashport::which_kernel(call.query()));
+      const std::string kernel = flashport::which_kernel(query);
+      if (!reads_scales_beside(kernel)) EXPECT_EQ(kernel, flashport::which_kernel(call.query()));
       flashport::DecodeArgs args = as_flash_decode(call.args());
       call.run([&] { flashport::flash_decode(args); });
       EXPECT_EQ(call.check(), "");
