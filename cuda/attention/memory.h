@@ -69,6 +69,7 @@ struct StoredSlots<kCfg> {
 
   // For what comes by boxes (stored_boxes.h): barriers of slots, and what a key that is not there is read from.
   Barriers boxes[cuda_attention::kWideningWarps][kMost];
+  std::uint64_t queries_landed;  // to be converted where they lie
   alignas(16) unsigned char zeros[cuda_attention::kMostStoredRow];
 
   std::int32_t pitch, slots;  // bytes from row to row, and how many tiles there is room for
@@ -90,6 +91,7 @@ struct StoredSlots<kCfg> {
       const bool alone = (warp < cuda_attention::kWarpsOfTile ? k : v) == cuda_attention::Factors::kNone;
       for (Barriers& barriers : boxes[warp]) barriers.init(alone ? 1 : 1 + kWaveSize, 1);
     }
+    mbarrier_init(&queries_landed, 1);
     for (unsigned char& zero : zeros) zero = 0;
     for (auto& of_warp : landed) {
       for (std::uint64_t& barrier : of_warp) mbarrier_init(&barrier, kWaveSize);
@@ -134,6 +136,12 @@ struct ClusterMemory<kCfg> {
     told.init(1, 1);
   }
 };
+// Whether queries come as boxes of another type of 16 bits, beside boxes of keys.
+template <AttentionConfig kCfg>
+FLASHPORT_DEVICE bool converts_queries(const AttentionParams& p) {
+  return stored_bytes(kCfg) > 0 && p.has_q_map != 0 && p.q.dtype == DType::kBFloat16 &&
+         kCfg.shape.math == MathType::kFp16;
+}
 template <AttentionConfig kCfg>
 FLASHPORT_DEVICE bool shares_tiles(const AttentionParams& p) {
   return may_share_tiles(kCfg) && p.k_box.row_bytes != 0 && p.group_size % 2 == 0;
@@ -212,7 +220,7 @@ struct AttentionMemory {
     const int senders = p.has_kv_maps != 0 ? 1 : by_stored_boxes ? cuda_attention::kWarpsOfTile : row_warps(kCfg);
     const int query_senders = by_stored_boxes ? cuda_attention::kStoredQueryWarps : senders;
     for (auto& barriers : work_barriers) barriers.init(1, kConsumers + producer_warps(kCfg) - 1);
-    query_barriers[0].init(p.has_q_map != 0 ? 1 : query_senders, kConsumers);
+    query_barriers[0].init(p.has_q_map != 0 && !converts_queries<kCfg>(p) ? 1 : query_senders, kConsumers);
     for (auto& barriers : key_barriers) barriers.init(senders, kConsumers);
     for (auto& barriers : value_barriers) barriers.init(senders, kConsumers);
     if constexpr (brings_bias(kCfg)) {

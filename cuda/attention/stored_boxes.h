@@ -168,23 +168,65 @@ class StoredBoxProducer {
   cuda_attention::StoredTurn k_turn_, v_turn_;  // of the lane's slot of a tile
 };
 
-// A warp that brings its share of the queries.
+// A warp that brings its share of the queries: boxes of the math type, boxes of bf16 that it converts where they lie,
+// or rows.
 template <AttentionConfig kCfg>
 class QueryProducer {
+  using Memory = AttentionMemory<kCfg>;
+
  public:
   // `first_wave`: of those that share them.
-  FLASHPORT_DEVICE QueryProducer(const AttentionParams& p, const Block& block, AttentionMemory<kCfg>& memory,
-                                 int first_wave)
-      : p_(p), warp_(block.wave() - first_wave), rows_(p, block, memory, first_wave) {}
+  FLASHPORT_DEVICE QueryProducer(const AttentionParams& p, const Block& block, Memory& memory, int first_wave)
+      : p_(p),
+        lane_(block.lane()),
+        warp_(block.wave() - first_wave),
+        converts_(converts_queries<kCfg>(p)),
+        rows_(p, block, memory, first_wave),
+        memory_(memory) {}
 
   FLASHPORT_DEVICE void bring(const WorkTile& work) {
-    if (copies_of<kCfg>(p_, work).tiles > 0) rows_.bring_queries(work, {warp_, cuda_attention::kStoredQueryWarps});
+    if (copies_of<kCfg>(p_, work).tiles == 0) return;
+    if (!converts_) return rows_.bring_queries(work, {warp_, cuda_attention::kStoredQueryWarps});
+    if (warp_ == 0 && lane_ == 0) bring_box(work);
+    __syncwarp();
+    mbarrier_wait(&memory_.stored.queries_landed, static_cast<unsigned>(turns_) & 1);
+    convert();
+    fence_async_proxy();
+    mbarrier_arrive_wave(&memory_.query_barriers[0].full);
+    ++turns_;
   }
 
  private:
+  using Queries = typename Memory::Queries;
+  static constexpr int kPanels = Queries::kBytes / Queries::kPanelSize;
+
+  FLASHPORT_DEVICE void bring_box(const WorkTile& work) {
+    std::uint64_t* const landed = &memory_.stored.queries_landed;
+    await_empty(memory_.query_barriers, turns_);
+    mbarrier_expect(landed, Queries::kBytes);
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      copy_box(memory_.queries[0].x[panel], &p_.q_map, panel * kPanelColumns, work.q_begin + work.first_row, work.head,
+               p_.cu_seqlens_q == nullptr ? work.seq : 0, landed);
+    }
+  }
+  FLASHPORT_DEVICE void convert() const {
+    constexpr int kThreads = cuda_attention::kStoredQueryWarps * kWaveSize;
+    auto* const vectors = reinterpret_cast<uint4*>(memory_.queries[0].x[0]);
+    constexpr int kVectors = Queries::kBytes / static_cast<int>(sizeof(uint4));
+#pragma unroll 1  // code that is longer makes the loops that widen 4 to 8% slower
+    for (int i = warp_ * kWaveSize + lane_; i < kVectors; i += kThreads) {
+      const uint4 four = vectors[i];
+      vectors[i] = {bf16_to_halves(four.x), bf16_to_halves(four.y), bf16_to_halves(four.z), bf16_to_halves(four.w)};
+    }
+  }
+
   const AttentionParams& p_;
-  const int warp_;
+  const int lane_, warp_;
+  const bool converts_;
   RowProducer<kCfg> rows_;
+  Memory& memory_;
+  int turns_ = 0;
 };
 
 // A warp that widens half of the block's rows of every tile, of keys or of values: so it has one format, and asks which

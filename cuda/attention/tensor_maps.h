@@ -131,7 +131,8 @@ const char* encode_maps(void* params) {
   if constexpr (kForm == ScoreForm::kBias) {
     if (const char* error = encode_bias_map(p)) return error;
   }
-  if (p.q.dtype == kDType) {
+  const bool converts = kStores && kIsHalf && p.q.dtype == DType::kBFloat16;  // QueryProducer, beside boxes of keys
+  if (p.q.dtype == kDType || converts) {
     const bool packed = p.cu_seqlens_q != nullptr;
     const std::int64_t tokens = packed ? p.total_q : p.q_len;
     const cuda_runtime::BoxedTensor q = boxed(p.q, p.head_dim_qk, tokens, p.num_q_heads, packed ? 1 : p.batch, kRows);
@@ -144,7 +145,10 @@ const char* encode_maps(void* params) {
     if (p.has_q_map == 0) return nullptr;
   }
   if constexpr (kStores) {
-    if (is_stored_narrow(p.k_format) && is_stored_narrow(p.v_format)) return encode_stored_maps<kKeys>(p);
+    const bool narrow = is_stored_narrow(p.k_format) && is_stored_narrow(p.v_format);
+    const char* error = narrow ? encode_stored_maps<kKeys>(p) : nullptr;
+    if (converts && p.k_box.row_bytes == 0) p.has_q_map = 0;
+    if (narrow || error != nullptr) return error;
   }
   if (p.k_row_scales.data != nullptr || p.v_row_scales.data != nullptr) return nullptr;  // they come with rows
   if (p.k_format != kFormat || p.v_format != kFormat) return nullptr;

@@ -186,7 +186,8 @@ TEST_P(AttentionKernels, Layouts) {
   }
 }
 
-// Formats that a kernel widens, with factors beside their rows, too; by boxes, and on small pages by rows.
+// Formats that a kernel widens, with factors beside their rows, too; by boxes, and on small pages by rows; for queries
+// of either type of 16 bits.
 TEST_P(AttentionKernels, FormatsOfKeys) {
   if (!GetParam().options.kv_type) return;
   for (const auto& [k_type, v_type] :
@@ -199,6 +200,9 @@ TEST_P(AttentionKernels, FormatsOfKeys) {
       c.page_size = page_size;
       c.causal = true;
       if (k_type == Type::kE4M3) c.k_beside = Beside::kRow;
+      expect_right(c);
+      if (k_type == Type::kF16 || v_type == Type::kF16) continue;  // caches of queries' own other type
+      c.type = Type::kBF16;
       expect_right(c);
     }
   }
@@ -228,6 +232,7 @@ TEST_P(AttentionKernels, HeadsThatShareTiles) {
           c.page_size = page_size;
         }
         if (k_type == Type::kE4M3) c.k_beside = Beside::kRow;
+        if (k_type != Type::kQ8_0) c.type = Type::kBF16;
         model().resident = 4;
         expect_right(c, {2, 2, 3, 5});
       }

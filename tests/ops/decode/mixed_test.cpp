@@ -400,8 +400,8 @@ TEST(Mixed, OneSegmentIsFlashDecode) {
   }
 }
 
-// Scales that lie beside its cache take a call of flash_decode to the kernel of segments, where none reads them natively,
-// and to its bits.
+// Scales that lie beside its cache take a call of flash_decode to the kernel of segments, where none reads them
+// natively, and to its bits.
 TEST(Mixed, FlashDecodeReadsScalesBesideItsCache) {
   constexpr std::array kTypes = {Type::kI8, Type::kI4, Type::kE4M3, Type::kE5M2};
   int number = 0;
