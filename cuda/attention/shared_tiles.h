@@ -1,8 +1,8 @@
 // Two blocks of a cluster that have the same keys: those of two neighbouring query heads of one kv head, whose work
 // tiles have the same queries. Each widens half of the rows of every tile, and copies them to the other.
 //
-//   ClusterMemory::free_keys, free_values  the other block's consumers have read its stage: copies may come there
-//   Barriers::full of a stage           also counts the bytes of the rows that the other block copies
+//   ClusterMemory::free_keys, free_values   the other block's consumers have read its stage: copies may come there
+//   Barriers::full of a stage               also counts the bytes of the rows that the other block copies
 #pragma once
 
 #include "cuda/arch/cluster.h"

@@ -54,8 +54,9 @@ class StoredBoxProducer {
     for (int i = 0; i <= copies.tiles; ++i) {  // keys of a tile, then values of the tile before it
       const Place next = look_up(work, pages, key + kKeys);
       const int keys = work.kv_len - (copies.range.begin + i) * kKeys - part_.first_row;  // from the part's first on
-      if (i < copies.tiles)
+      if (i < copies.tiles) {
         bring_boxes(0, k_turn_, p_.k_map, p_.k_box, k_places, p_.k_row_scales, kv_head, place, keys);
+      }
       if (i > 0) {
         bring_boxes(cuda_attention::kWarpsOfTile, v_turn_, p_.v_map, p_.v_box, v_places, p_.v_row_scales, kv_head, last,
                     keys + kKeys);
