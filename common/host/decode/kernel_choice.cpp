@@ -15,14 +15,18 @@ namespace {
 bool has_formats(const KernelEntry& kernel, const KernelRequest& request) {
   if (kernel.tag != KernelTag::kDecode) return false;
   const DecodeShape& shape = kernel.shape.decode.shape;
-  if (reads_factors(shape)) {
-    const bool of_rows = factors_of(shape) == Factors::kOfRows;
-    const bool fills_tile = shape.head_dim_qk == request.head_dim_qk && shape.head_dim_v == request.head_dim_v;
-    const bool has_none = request.segment_formats == 0 && !request.scales_beside;
-    const bool has_factors = factors_of(shape) == request.factors || (has_none && of_rows);
-    if (!(fills_tile || of_rows) || !has_factors) return false;
-  } else if (request.segment_formats != 0 || request.scales_beside) {
-    return false;
+  const bool is_bare = request.segment_formats == 0 && !request.scales_beside;
+  const bool fills_tile = shape.head_dim_qk == request.head_dim_qk && shape.head_dim_v == request.head_dim_v;
+  switch (factors_of(shape)) {
+    case Factors::kNone:
+      if (!is_bare) return false;
+      break;
+    case Factors::kOfGroups:
+      if (request.factors != Factors::kOfGroups || !fills_tile) return false;
+      break;
+    case Factors::kOfRows:
+      if (request.factors != Factors::kOfRows && !is_bare) return false;
+      break;
   }
   return may_be_stored_in(shape.k_format, request.k_format) && may_be_stored_in(shape.v_format, request.v_format);
 }
