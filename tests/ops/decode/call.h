@@ -71,7 +71,7 @@ class DecodeCall {
 [[nodiscard]] bool has_plain_kernels();
 // The math type in a kernel key, "decode/bf16/...".
 [[nodiscard]] reference::Type math_of_key(const std::string& key);
-// Whether it is of int8, of int4 or of rows with a scale each.
+// Whether the kernel is of int8 or int4 with groups, or of bytes, which may have a scale for each row.
 [[nodiscard]] bool reads_scales_beside(const std::string& key);
 
 }  // namespace flashport_test
