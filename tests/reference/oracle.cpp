@@ -200,11 +200,12 @@ RequestResult attend(const Request& r, std::int64_t first, std::int64_t last, bo
   return result;
 }
 
-RequestResult attend_plain(const Request& r, Type math, Type out_type) {
-  return attend_plain(r, math, out_type, 0, r.kv_len);
+RequestResult attend_plain(const Request& r, Type math, Type out_type, double unit) {
+  return attend_plain(r, math, out_type, 0, r.kv_len, unit);
 }
 
-RequestResult attend_plain(const Request& r, Type math, Type out_type, std::int64_t first, std::int64_t last) {
+RequestResult attend_plain(const Request& r, Type math, Type out_type, std::int64_t first, std::int64_t last,
+                           double unit) {
   RequestResult result;
   result.out.assign(r.q_len * r.num_q_heads * r.dim_v, 0.0);
   result.lse.assign(r.q_len * r.num_q_heads, -kInf);
@@ -249,7 +250,7 @@ RequestResult attend_plain(const Request& r, Type math, Type out_type, std::int6
     std::fill(sums.begin(), sums.end(), 0.0f);
     for (std::int64_t j = first; j < last; ++j) {
       if (scores[j - first] == 0.0f) continue;
-      const auto p = static_cast<float>(round_to(scores[j - first] / sum, math));
+      const auto p = static_cast<float>(round_to(scores[j - first] / sum * unit, math) / unit);
       const float* v = v_all.data() + (j * r.num_kv_heads + kv_head) * r.dim_v;
       for (std::int64_t d = 0; d < r.dim_v; ++d) sums[d] += p * v[d];
     }

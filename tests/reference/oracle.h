@@ -70,10 +70,11 @@ struct RequestResult {
                                    bool with_sink = true);
 [[nodiscard]] RequestResult attend(const Request& request);
 
-// The plain implementation: operands and probabilities rounded to `math`, fp32 sums, output rounded to `out`.
+// The plain implementation: operands and probabilities, these times `unit`, rounded to `math`, fp32 sums, output
+// rounded to `out`.
 [[nodiscard]] RequestResult attend_plain(const Request& request, Type math, Type out, std::int64_t first,
-                                         std::int64_t last);
-[[nodiscard]] RequestResult attend_plain(const Request& request, Type math, Type out);
+                                         std::int64_t last, double unit = 1);
+[[nodiscard]] RequestResult attend_plain(const Request& request, Type math, Type out, double unit = 1);
 
 // Merge of partial results of one softmax: o [n][dim] and lse [n] to out [dim]; returns the lse.
 // Two states that saw nothing give 0 and -inf.
