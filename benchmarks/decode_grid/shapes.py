@@ -127,9 +127,22 @@ class Shape:
         return found
 
 
+# Bytes of 32 values as stored: blocks with their scale, int8 with a factor of fp16 for each eight.
+_BYTES_OF_32 = {
+    "fp16": 64,
+    "bf16": 64,
+    "fp8_e4m3": 32,
+    "fp8_e4m3fnuz": 32,
+    "q8_0": 34,
+    "q4_0": 18,
+    "iq4_nl": 18,
+    "int8": 40,
+}
+
+
 def row_bytes(fmt: str, head_dim: int) -> int:
-    """Bytes of a stored row; q8_0 has a scale of two bytes for each 32 elements."""
-    return head_dim // 32 * 34 if fmt == "q8_0" else head_dim * (1 if "fp8" in fmt else 2)
+    """Bytes of a stored row, with the scales of its blocks or the factors of its groups."""
+    return head_dim // 32 * _BYTES_OF_32[fmt]
 
 
 def count(number: int) -> str:

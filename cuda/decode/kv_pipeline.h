@@ -46,7 +46,7 @@ inline constexpr int kTileAlignment = uses_wgmma(kCfg.shape) ? 1024 : 128;
 
 template <DecodeConfig kCfg>
 struct KvTiles {
-  static constexpr KvFormat kKeyFormat = product_format(kCfg.shape);
+  static constexpr KvFormat kKeyFormat = product_format(kCfg.shape, kCfg.shape.k_format);
   static constexpr KvFormat kValueFormat = reads_segments(kCfg.shape) ? kKeyFormat : kCfg.shape.v_format;
   using Keys = TileRows<kCfg, kKeyFormat, kCfg.shape.head_dim_qk>;
   using Values = TileRows<kCfg, kValueFormat, kCfg.shape.head_dim_v>;

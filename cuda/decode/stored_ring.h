@@ -92,7 +92,7 @@ FLASHPORT_DEVICE StoredLayout stored_layout(const MixedDecodeParams& p) {
   int most = 0;
   const auto include = [&](const CacheParams& cache, KvFormat format, const KeyScales& scales, int dims,
                            int bit) FLASHPORT_INLINE {
-    if (Ring::kHasDirectRows && format == product_format(kCfg.shape) && scales.data == nullptr &&
+    if (Ring::kHasDirectRows && format == product_format(kCfg.shape, kCfg.shape.k_format) && scales.data == nullptr &&
         cache.copy_unit == kUnitBytes) {
       layout.direct |= 1u << bit;
       return;

@@ -2,15 +2,18 @@
 // Shared memory takes no part: keys are split among the waves, values by columns, so nothing is loaded twice.
 //
 // A wave's lane = 16 g + n. Key n of each key tile is the lane's, and of that row the units
-// 4 c + g of 16 bytes (16-bit types: 8 dims, byte types: 16): 4 lanes read 64 bytes. The order of the dims that this
-// makes is the query's too. A lane has of V kLaneCols neighbouring columns (16 bytes of a 16-bit type where a wave has
-// 128 columns) of keys 4 g + 0..3 of every 16: 16 lanes read a wave's columns of a key.
+// 4 c + g of 16 bytes (16-bit types: 8 dims, byte types: 16, q4_0: a block of 32): 4 lanes read 64 bytes. The order of
+// the dims that this makes is the query's too. A lane has of V kLaneCols neighbouring columns (16 bytes of a 16-bit
+// type where a wave has 128 columns) of keys 4 g + 0..3 of every 16: 16 lanes read a wave's columns of a key. In q4_0
+// two lanes read the same bytes, for the columns in their low and in their high bits. Scales come with what they scale:
+// of blocks, or of groups of 8 values, which lie in rows of their own.
 //
 // While a leaf's scores are computed its values are in flight, and after them the keys of the next.
 #pragma once
 
 #include "common/device/decode/config.h"
 #include "common/device/decode/schedule.h"
+#include "common/device/decode/segments.h"
 #include "hip/arch/mfma.h"
 #include "hip/kv/widen.h"
 
@@ -19,15 +22,20 @@ namespace flashport::FLASHPORT_TARGET::decode {
 // How the waves of a block share a leaf.
 template <DecodeConfig kCfg>
 struct WaveSplit {
-  static constexpr KvFormat kFormat = product_format(kCfg.shape);
+  static constexpr KvFormat kKeyFormat = product_format(kCfg.shape, kCfg.shape.k_format);
+  static constexpr KvFormat kValueFormat = product_format(kCfg.shape, kCfg.shape.v_format);
+  static constexpr bool kFactored = reads_factors(kCfg.shape);
+  static_assert(!kFactored || factors_of(kCfg.shape) == Factors::kOfGroups);
+  static constexpr bool kScalesKeys = kFactored || kv::has_scales(kKeyFormat);
+  static constexpr bool kScalesValues = kFactored || kv::has_scales(kValueFormat);
   static constexpr int kRowTiles = kCfg.shape.rows / 16;
   static constexpr int kColWaves = kCfg.tuning.waves;
   static constexpr int kKeyTiles = kLeafKeys / 16 / kColWaves;
   static constexpr int kWaveCols = kCfg.shape.head_dim_v / kColWaves;
   static constexpr int kLaneCols = kWaveCols / 16;
-  static constexpr int kUnitDims = kv::is_byte_format(kFormat) ? 16 : 8;
+  static constexpr int kUnitDims = 16 * 8 / kv::code_bits(kKeyFormat);
   static constexpr int kUnits = kCfg.shape.head_dim_qk / (4 * kUnitDims);  // of a lane in a key's row
-  static constexpr int kValueWords = kLaneCols * (kv::is_byte_format(kFormat) ? 1 : 2) / 4;
+  static constexpr int kValueWords = kLaneCols * (kv::is_widened(kValueFormat) ? 1 : 2) / 4;
   static constexpr int kSteps = kLeafKeys / 16;  // of 16 keys
   static constexpr int kQueryRegisters = kCfg.shape.rows * kCfg.shape.head_dim_qk / (2 * kWaveSize);
   static constexpr bool kKeepsQuery = kQueryRegisters <= 96;  // else a leaf reads it from shared memory
@@ -39,28 +47,36 @@ struct LeafRows {
   alignas(16) std::int64_t keys[kLeafKeys];
   alignas(16) std::int64_t values[kLeafKeys];
 };
+// And of the rows' factors.
+struct FactoredLeafRows : LeafRows {
+  alignas(16) std::int64_t key_factors[kLeafKeys];
+  alignas(16) std::int64_t value_factors[kLeafKeys];
+};
+template <DecodeConfig kCfg>
+using LeafRowsOf = std::conditional_t<WaveSplit<kCfg>::kFactored, FactoredLeafRows, LeafRows>;
 
 template <DecodeConfig kCfg>
 struct KeyFragments {
   using Split = WaveSplit<kCfg>;
   unsigned words[Split::kKeyTiles][Split::kUnits][4];
-  unsigned scales[Split::kKeyTiles][Split::kUnits];  // of q8_0 alone
+  unsigned scales[Split::kKeyTiles][Split::kUnits];  // of a block, or of two groups
 };
 
 template <DecodeConfig kCfg>
 struct ValueFragments {
   using Split = WaveSplit<kCfg>;
   unsigned words[Split::kSteps][4][Split::kValueWords];  // step, key, columns
-  unsigned scales[Split::kSteps][4];                     // of q8_0 alone
+  unsigned scales[Split::kSteps][4];                     // of a block or a group
 };
 
 template <DecodeConfig kCfg, class Shared>
 class MfmaPipeline {
   using Split = WaveSplit<kCfg>;
-  static constexpr KvFormat kFormat = kCfg.shape.k_format;
+  using Params = DecodeParamsOf<kCfg>;
+  static constexpr KvFormat kKeyFormat = Split::kKeyFormat, kValueFormat = Split::kValueFormat;
 
  public:
-  FLASHPORT_DEVICE MfmaPipeline(const DecodeParams& p, const Block& block, Shared& shared, LeafCursor& ahead)
+  FLASHPORT_DEVICE MfmaPipeline(const Params& p, const Block& block, Shared& shared, LeafCursor& ahead)
       : rows_(shared.rows[block.wave()]),
         lane_(block.lane()),
         col_wave_(block.wave() % Split::kColWaves),
@@ -76,14 +92,17 @@ class MfmaPipeline {
 
   // The leaf's own values; its keys are in flight or there. The next leaf is looked up first: loads return in order,
   // and its keys are asked for while these values are in flight.
-  FLASHPORT_DEVICE void refill_behind_keys(const DecodeParams& p, LeafCursor& ahead) {
-    const DecodeParams& again = reread(p);  // scalar registers are short, and there is time
+  FLASHPORT_DEVICE void refill_behind_keys(const Params& p, LeafCursor& ahead) {
+    const Params& again = reread(p);  // scalar registers are short, and there is time
     rows_.values[lane_] = kv::row_offset(again.cache.v, place_, ahead.segment.kv_head);
+    if constexpr (Split::kFactored) {
+      rows_.value_factors[lane_] = kv::row_offset(again.v_factors, place_, ahead.segment.kv_head);
+    }
     ahead.next(again);
     if (!ahead.done()) look_up(again, ahead);
     load_values(again);
   }
-  FLASHPORT_DEVICE void refill_behind_scores(const DecodeParams& p, const LeafCursor& ahead) {
+  FLASHPORT_DEVICE void refill_behind_scores(const Params& p, const LeafCursor& ahead) {
     if (!ahead.done()) load_keys(reread(p), ahead);
   }
   FLASHPORT_DEVICE void refill_behind_values(const DecodeParams&, const LeafCursor&) {}
@@ -96,24 +115,31 @@ class MfmaPipeline {
     place_ = kv::token_coord(p.cache, s.pages, s.seq, token, token >= s.key_low && token < s.key_high);
   }
 
-  FLASHPORT_DEVICE void load_keys(const DecodeParams& p, const LeafCursor& ahead) {
+  FLASHPORT_DEVICE void load_keys(const Params& p, const LeafCursor& ahead) {
     rows_.keys[lane_] = kv::row_offset(p.cache.k, place_, ahead.segment.kv_head);
+    if constexpr (Split::kFactored) {
+      rows_.key_factors[lane_] = kv::row_offset(p.k_factors, place_, ahead.segment.kv_head);
+    }
     share_in_wave();
     const auto data = (GlobalBytes)(p.cache.k.data);
     const int cache_row_bytes = p.cache.k.row_bytes;
 #pragma unroll
     for (int tile = 0; tile < Split::kKeyTiles; ++tile) {
-      const std::int64_t offset = rows_.keys[(col_wave_ * Split::kKeyTiles + tile) * 16 + n_];
+      const int key = (col_wave_ * Split::kKeyTiles + tile) * 16 + n_;
+      const std::int64_t offset = rows_.keys[key];
       const GlobalBytes row = row_address(data, offset);
       const int row_bytes = offset < 0 ? kZeroBytes : cache_row_bytes;
 #pragma unroll
       for (int c = 0; c < Split::kUnits; ++c) {
         const int dim = (4 * c + g_) * Split::kUnitDims;
-        const int byte = kv::element_byte<kFormat>(dim);
+        const int byte = kv::element_byte<kKeyFormat>(dim);
         load_unit(keys_.words[tile][c], row, byte, row_bytes);
-        if constexpr (kFormat == KvFormat::kQ8_0) {
-          keys_.scales[tile][c] =
-              load_half_word(kv::scale_byte(dim) < row_bytes ? row + kv::scale_byte(dim) : zero_row());
+        if constexpr (kv::has_scales(kKeyFormat)) {
+          const int scale = kv::scale_byte<kKeyFormat>(dim);
+          keys_.scales[tile][c] = load_half_word(scale < row_bytes ? row + scale : zero_row());
+        } else if constexpr (Split::kFactored) {
+          const GlobalBytes factors = row_address((GlobalBytes)(p.k_factors.data), rows_.key_factors[key]);
+          keys_.scales[tile][c] = load_words<1>(factors + kv::factor_byte(dim))[0];
         }
       }
     }
@@ -123,7 +149,7 @@ class MfmaPipeline {
   // 16 bytes of a key's row, zero past its end: the query is zero there, but 0 * NaN is not. fp8 rows are multiples of
   // 8 bytes, all others of what is loaded at a time.
   FLASHPORT_DEVICE static void load_unit(unsigned (&to)[4], GlobalBytes row, int byte, int row_bytes) {
-    constexpr bool kMayEndInside = kv::is_byte_format(kFormat) && kFormat != KvFormat::kQ8_0;
+    constexpr bool kMayEndInside = kv::is_widened(kKeyFormat) && !kv::has_scales(kKeyFormat);
     if (kMayEndInside && row_bytes % 16 != 0) {
       unsigned half[2][2];
 #pragma unroll
@@ -138,19 +164,23 @@ class MfmaPipeline {
   }
 
   // Columns past the end of a row repeat its first: nothing reads them.
-  FLASHPORT_DEVICE void load_values(const DecodeParams& p) {
+  FLASHPORT_DEVICE void load_values(const Params& p) {
     share_in_wave();
     const auto data = (GlobalBytes)(p.cache.v.data);
     int col = col_wave_ * Split::kWaveCols + n_ * Split::kLaneCols;
-    if (kv::element_byte<kFormat>(col) >= p.cache.v.row_bytes) col = 0;
+    if (kv::element_byte<kValueFormat>(col) >= p.cache.v.row_bytes) col = 0;
 #pragma unroll
     for (int step = 0; step < Split::kSteps; ++step) {
 #pragma unroll
       for (int key = 0; key < 4; ++key) {
-        const GlobalBytes row = row_address(data, rows_.values[16 * step + 4 * g_ + key]);
-        load_words(values_.words[step][key], row + kv::element_byte<kFormat>(col));
-        if constexpr (kFormat == KvFormat::kQ8_0) {
-          values_.scales[step][key] = load_half_word(row + kv::scale_byte(col));
+        const int place = 16 * step + 4 * g_ + key;
+        const GlobalBytes row = row_address(data, rows_.values[place]);
+        load_words(values_.words[step][key], row + kv::element_byte<kValueFormat>(col));
+        if constexpr (kv::has_scales(kValueFormat)) {
+          values_.scales[step][key] = load_half_word(row + kv::scale_byte<kValueFormat>(col));
+        } else if constexpr (Split::kFactored) {
+          const GlobalBytes factors = row_address((GlobalBytes)(p.v_factors.data), rows_.value_factors[place]);
+          values_.scales[step][key] = load_half_word(factors + kv::factor_byte(col));
         }
       }
     }
@@ -169,7 +199,7 @@ class MfmaPipeline {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
   }
 
-  LeafRows& rows_;
+  LeafRowsOf<kCfg>& rows_;
   int lane_, col_wave_, n_, g_;
   kv::TokenCoord place_;
   KeyFragments<kCfg> keys_;

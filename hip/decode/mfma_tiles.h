@@ -24,7 +24,7 @@ constexpr int block_threads(const DecodeConfig& cfg) { return cfg.tuning.waves *
 template <DecodeConfig kCfg>
 struct DecodeSharedData {
   using Split = WaveSplit<kCfg>;
-  std::conditional_t<reads_segments(kCfg.shape), WideTile<kCfg>, LeafRows[kCfg.tuning.waves]> rows;
+  std::conditional_t<reads_segments(kCfg.shape), WideTile<kCfg>, LeafRowsOf<kCfg>[kCfg.tuning.waves]> rows;
   using Query = std::uint16_t[kCfg.shape.rows][kCfg.shape.head_dim_qk + 8];
   // What waves tell each other, of this leaf and the one before.
   struct Exchange {
@@ -65,8 +65,7 @@ class DecodeTiles {
   using Split = WaveSplit<kCfg>;
   static constexpr DecodeShape kShape = kCfg.shape;
   static constexpr MathType kMath = kShape.math;
-  static_assert(kShape.k_format == kShape.v_format, "these tiles read K and V of one format");
-  static constexpr KvFormat kFormat = product_format(kShape);
+  static constexpr KvFormat kKeyFormat = Split::kKeyFormat, kValueFormat = Split::kValueFormat;
   static constexpr int kRowTiles = Split::kRowTiles;
   static constexpr int kKeyTiles = Split::kKeyTiles;
   static constexpr int kLaneCols = Split::kLaneCols;
@@ -83,8 +82,9 @@ class DecodeTiles {
     constexpr int kScores = 4 * kRowTiles * kKeyTiles;
     constexpr int kExchanged = Split::kColWaves > 1 ? 16 * kRowTiles : 0;
     constexpr int kWords = sizeof(KeyFragments<kCfg>::words) + sizeof(ValueFragments<kCfg>::words);
-    constexpr int kScales = sizeof(KeyFragments<kCfg>::scales) + sizeof(ValueFragments<kCfg>::scales);
-    constexpr int kFragments = (kWords + (kFormat == KvFormat::kQ8_0 ? kScales : 0)) / 4;
+    constexpr int kKeyScales = Split::kScalesKeys ? sizeof(KeyFragments<kCfg>::scales) : 0;
+    constexpr int kValueScales = Split::kScalesValues ? sizeof(ValueFragments<kCfg>::scales) : 0;
+    constexpr int kFragments = (kWords + kKeyScales + kValueScales) / 4;
     constexpr int kLoop = kState + kScores + kExchanged + kFragments + (kKeepsQuery ? Split::kQueryRegisters : 0);
     constexpr int kWaves = kCfg.tuning.waves * kCfg.tuning.blocks_per_multiprocessor;
     constexpr int kFit = (kMost - kLoop) / kState;
@@ -127,7 +127,8 @@ class DecodeTiles {
         live_rows_(minimum(kRows, p.group_size * p.max_q_len)),
         col_wave_(block.wave()),
         n_(block.lane() % 16),
-        g_(block.lane() / 16) {}
+        g_(block.lane() / 16),
+        value_shift_(kv::element_shift<kValueFormat>(n_ * kLaneCols)) {}
 
   FLASHPORT_DEVICE static constexpr int row_slots() { return kRowSlots; }
   FLASHPORT_DEVICE int live_rows() const { return recompute_scalar(live_rows_); }
@@ -350,8 +351,8 @@ class DecodeTiles {
   }
 
   // O += P V of kKeyTiles steps
-  FLASHPORT_DEVICE static void multiply(Out& out, const Words2 (&p)[kRowTiles][kKeyTiles],
-                                        const ValueFragments<kCfg>& values, int first_step) {
+  FLASHPORT_DEVICE void multiply(Out& out, const Words2 (&p)[kRowTiles][kKeyTiles], const ValueFragments<kCfg>& values,
+                                 int first_step) const {
 #pragma unroll
     for (int step = 0; step < kKeyTiles; ++step) {
 #pragma unroll
@@ -422,20 +423,25 @@ class DecodeTiles {
 
   // Four dims of unit c of the lane's key, for matrix instruction i of the unit.
   FLASHPORT_DEVICE static Words2 key_operand(const KeyFragments<kCfg>& keys, int tile, int c, int i) {
-    if constexpr (!kv::is_byte_format(kFormat)) {
-      return {keys.words[tile][c][2 * i], keys.words[tile][c][2 * i + 1]};
+    const auto& words = keys.words[tile][c];
+    if constexpr (!kv::is_widened(kKeyFormat)) {
+      return {words[2 * i], words[2 * i + 1]};
     } else {
-      const Words2 wide = kv::widen<kFormat>(keys.words[tile][c][i]);
-      if constexpr (kFormat != KvFormat::kQ8_0) return wide;
-      const unsigned scale = low_halves(keys.scales[tile][c], keys.scales[tile][c]);
+      const unsigned word = words[i % 4];
+      const Words2 wide = kv::widen<kKeyFormat>(
+          kv::code_bits(kKeyFormat) == 4 ? kv::codes_of_4_bits(word, kv::element_shift<kKeyFormat>(4 * i)) : word);
+      if constexpr (!Split::kScalesKeys) return wide;
+      const unsigned two = keys.scales[tile][c];
+      const bool is_second = Split::kFactored && 4 * i >= kFactoredValues;
+      const unsigned scale = is_second ? high_halves(two, two) : low_halves(two, two);
       return kv::scale_halves(wide, scale, scale);
     }
   }
 
   // The lane's keys of `step` and four neighbouring columns, transposed: a[col] is one column of four keys.
-  FLASHPORT_DEVICE static void value_operands(Words2 (&a)[4], const ValueFragments<kCfg>& values, int step, int group) {
+  FLASHPORT_DEVICE void value_operands(Words2 (&a)[4], const ValueFragments<kCfg>& values, int step, int group) const {
     const auto& keys = values.words[step];
-    if constexpr (!kv::is_byte_format(kFormat)) {
+    if constexpr (!kv::is_widened(kValueFormat)) {
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
         const int word = 2 * group + pair;
@@ -445,15 +451,21 @@ class DecodeTiles {
     } else {
       constexpr unsigned kLowBytes = 0x05010400;  // bytes 0 and 1 of both, in pairs
       constexpr unsigned kHighBytes = 0x07030602;
-      const unsigned low01 = pick_bytes<kLowBytes>(keys[1][group], keys[0][group]);
-      const unsigned low23 = pick_bytes<kLowBytes>(keys[3][group], keys[2][group]);
-      const unsigned high01 = pick_bytes<kHighBytes>(keys[1][group], keys[0][group]);
-      const unsigned high23 = pick_bytes<kHighBytes>(keys[3][group], keys[2][group]);
-      a[0] = kv::widen<kFormat>(low_halves(low01, low23));
-      a[1] = kv::widen<kFormat>(high_halves(low01, low23));
-      a[2] = kv::widen<kFormat>(low_halves(high01, high23));
-      a[3] = kv::widen<kFormat>(high_halves(high01, high23));
-      if constexpr (kFormat == KvFormat::kQ8_0) {
+      unsigned codes[4];
+#pragma unroll
+      for (int key = 0; key < 4; ++key) {
+        codes[key] =
+            kv::code_bits(kValueFormat) == 4 ? kv::codes_of_4_bits(keys[key][group], value_shift_) : keys[key][group];
+      }
+      const unsigned low01 = pick_bytes<kLowBytes>(codes[1], codes[0]);
+      const unsigned low23 = pick_bytes<kLowBytes>(codes[3], codes[2]);
+      const unsigned high01 = pick_bytes<kHighBytes>(codes[1], codes[0]);
+      const unsigned high23 = pick_bytes<kHighBytes>(codes[3], codes[2]);
+      a[0] = kv::widen<kValueFormat>(low_halves(low01, low23));
+      a[1] = kv::widen<kValueFormat>(high_halves(low01, low23));
+      a[2] = kv::widen<kValueFormat>(low_halves(high01, high23));
+      a[3] = kv::widen<kValueFormat>(high_halves(high01, high23));
+      if constexpr (Split::kScalesValues) {
         const auto& scales = values.scales[step];
         const unsigned low = low_halves(scales[0], scales[1]);
         const unsigned high = low_halves(scales[2], scales[3]);
@@ -466,7 +478,8 @@ class DecodeTiles {
   const Block& block_;
   DecodeShared<kCfg>& shared_;
   int live_rows_, col_wave_, n_, g_;
-  int buffer_ = 0;  // of what column waves tell each other
+  unsigned value_shift_;  // of the lane's columns in their bytes
+  int buffer_ = 0;        // of what column waves tell each other
 };
 
 }  // namespace flashport::FLASHPORT_TARGET::decode

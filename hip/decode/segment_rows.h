@@ -42,7 +42,7 @@ struct GlobalRow {
 template <DecodeConfig kCfg>
 class SegmentRows {
   static constexpr MathType kMath = kCfg.shape.math;
-  static constexpr KvFormat kProducts = product_format(kCfg.shape);
+  static constexpr KvFormat kProducts = product_format(kCfg.shape, KvFormat::kAny);
   using Tile = WideTile<kCfg>;
   // Where the tile has halves, the code of all formats is there twice as often, and no part of a kernel may be farther
   // from another than a branch reaches.

@@ -6,17 +6,22 @@
 //                     The halves exchange words, and v_perm_b32 zips them: operand(j) is the A operand of column j of
 //                     every lane, keys as k
 //
+// Scales come with what they scale: of blocks, or of groups of 8 values, which lie in rows of their own.
+//
 // The keys of a leaf are multiplied in the order of key_at (lane_maps.h): the keys of a pair lie 16 apart, so that the
 // lane that looked a value row up and the lanes that load it are in one half.
 //
 // Rows that no token owns are read from a row of zeros, as are dims past the end of a key row (the query is zero there,
 // but 0 * NaN is not). Columns past the end of a value row repeat its first ones: no one looks at them.
-// Byte formats are widened to fp16 in the operand: exactly for fp8, rounded once (int8 times its scale) for q8_0.
+// Codes are widened to fp16 in the operand: exactly for fp8, rounded once (a code times its scale) for blocks.
 #pragma once
 
 #include "common/device/decode/config.h"
 #include "common/device/decode/schedule.h"
+#include "common/device/decode/segments.h"
+#include "common/device/kv/widen.h"
 #include "hip/arch/wmma.h"
+#include "hip/kv/stored_row.h"
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
@@ -45,31 +50,39 @@ FLASHPORT_DEVICE unsigned widen_fp8(unsigned codes) {
   return __builtin_bit_cast(unsigned, small* Half2(256.0f));
 }
 
-// Two int8, each in the low byte of a half, times the scales: 0x6400 is 1024, and the sign bit is flipped to a bias.
-FLASHPORT_DEVICE unsigned widen_int8(unsigned bytes, unsigned scales) {
-  const Half2 biased = __builtin_bit_cast(Half2, bytes ^ 0x64806480u);
-  return __builtin_bit_cast(unsigned, (biased - Half2(1152.0f)) * __builtin_bit_cast(Half2, scales));
+// Two codes, each in the low byte of a half, or of four bits at `shift` in it, times the scales: 0x6400 is 1024, in
+// whose neighbourhood fp16 counts in ones. Signed bytes are biased by their sign bit.
+template <KvFormat kFormat>
+FLASHPORT_DEVICE unsigned widen_codes(unsigned bytes, unsigned shift, unsigned scales) {
+  unsigned biased = bytes ^ 0x64806480u;
+  if constexpr (kv::code_bits(kFormat) == 4) {
+    const unsigned codes = bytes >> shift & 0x000f000fu;
+    biased = codes | 0x64006400u;
+    if constexpr (kFormat == KvFormat::kIq4Nl) biased = (kv::iq4_nl_bytes(codes) & 0x00ff00ffu) ^ 0x64806480u;
+  }
+  const Half2 numbers = __builtin_bit_cast(Half2, biased) - Half2(1024.0f + kv::kMiddleCode<kFormat>);
+  return __builtin_bit_cast(unsigned, numbers* __builtin_bit_cast(Half2, scales));
 }
 
-constexpr bool is_byte_format(KvFormat format) { return format == KvFormat::kFp8E4M3 || format == KvFormat::kQ8_0; }
-inline constexpr int kQ8Block = 34;  // fp16 scale, 32 int8
-
-template <KvFormat kFormat>
+template <KvFormat kFormat, bool kFactored = false>
 struct KeyUnit {
   static constexpr int kDims = 32;
   static constexpr int kBytes = kv_row_bytes(kFormat, kDims);
-  static constexpr int kWords = is_byte_format(kFormat) ? 8 : 16;
-  static constexpr int kRegisters = kWords + (kFormat == KvFormat::kQ8_0 ? 1 : 0);
+  static constexpr bool kScaled = kv::has_scales(kFormat);
+  static constexpr int kWords = kDims * kv::code_bits(kFormat) / 32;
+  static constexpr int kScales = kFactored ? kDims / kFactoredValues / 2 : kScaled ? 1 : 0;
+  static constexpr int kRegisters = kWords + kScales;
   unsigned words[kWords];
-  unsigned scale;  // of q8_0, in both halves
+  unsigned scales[kScales > 0 ? kScales : 1];  // of the block, in both halves, or of two groups each
 
-  FLASHPORT_DEVICE void load(GlobalBytes row, int unit, int row_bytes) {
-    if constexpr (kFormat == KvFormat::kQ8_0) {
+  FLASHPORT_DEVICE void load(GlobalBytes row, GlobalBytes factors, int unit, int row_bytes) {
+    if constexpr (kFactored) load_words(scales, factors + kv::factor_byte(unit * kDims));
+    if constexpr (kScaled) {
       const GlobalBytes at = (unit * kBytes < row_bytes ? row : zero_row()) + unit * kBytes;
-      scale = load_half_word(at) * 0x10001u;
+      scales[0] = load_half_word(at) * 0x10001u;
 #pragma unroll
       for (int i = 0; i < kWords / 4; ++i) load_quad(i, at + 2 + 16 * i);
-    } else if (kFormat == KvFormat::kFp8E4M3 && row_bytes % 16 != 0) {
+    } else if (kv::code_bits(kFormat) == 8 && row_bytes % 16 != 0) {
 #pragma unroll
       for (int i = 0; i < kWords / 2; ++i) {
         const int byte = unit * kBytes + 8 * i;
@@ -91,13 +104,18 @@ struct KeyUnit {
     Words8 a;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      if constexpr (!is_byte_format(kFormat)) {
+      if constexpr (!kv::is_widened(kFormat)) {
         a[i] = words[8 * step + i];
       } else {
-        const unsigned four = words[4 * step + i / 2];
+        const unsigned four = words[(4 * step + i / 2) % kWords];
         const int byte = i % 2 * 2;
-        if constexpr (kFormat == KvFormat::kQ8_0) {
-          a[i] = widen_int8(__builtin_amdgcn_perm(0, four, pair_bytes_low(byte)), scale);
+        if constexpr (kFactored) {
+          const unsigned two = scales[step];
+          const unsigned scale = 2 * i < kFactoredValues ? low_halves(two, two) : high_halves(two, two);
+          a[i] = widen_codes<kFormat>(__builtin_amdgcn_perm(0, four, pair_bytes_low(byte)), 0, scale);
+        } else if constexpr (kScaled) {
+          const unsigned shift = kv::element_shift<kFormat>(16 * step);
+          a[i] = widen_codes<kFormat>(__builtin_amdgcn_perm(0, four, pair_bytes_low(byte)), shift, scales[0]);
         } else {
           a[i] = widen_fp8(__builtin_amdgcn_perm(0, four, pair_bytes_high(byte)));
         }
@@ -114,44 +132,43 @@ struct KeyUnit {
   }
 };
 
-template <KvFormat kFormat, int kLaneCols>
+template <KvFormat kFormat, int kLaneCols, bool kFactored = false>
 struct ValueUnit {
   static constexpr int kKeys = 16;
   static constexpr int kPairs = kKeys / 2;
-  static constexpr int kWords = is_byte_format(kFormat) ? 1 : kLaneCols / 2;
-  static constexpr bool kScaled = kFormat == KvFormat::kQ8_0;
+  static constexpr int kWords = kv::is_widened(kFormat) ? 1 : kLaneCols / 2;
+  static constexpr bool kScaled = kFactored || kv::has_scales(kFormat);
   static constexpr int kRegisters = kPairs * (kWords + (kScaled ? 1 : 0));
   static_assert(kLaneCols == 2 || kLaneCols == 4);
 
-  static constexpr int kWordCols = is_byte_format(kFormat) ? kLaneCols : 2;  // columns of a word
+  static constexpr int kWordCols = kv::is_widened(kFormat) ? kLaneCols : 2;  // columns of a word
 
   unsigned words[kPairs][kWords];
-  unsigned scales[kPairs];  // of q8_0
+  unsigned scales[kPairs];  // of blocks or groups
 
   // Where a lane's columns begin in a row.
   FLASHPORT_DEVICE static int lane_offset(int col, int row_bytes) {
-    if constexpr (kScaled) {
-      const int block = col / 32 * kQ8Block;
-      return (block < row_bytes ? block : 0) + 2 + col % 32;
-    } else {
-      const int byte = kv_row_bytes(kFormat, col);
-      return byte < row_bytes ? byte : 0;
-    }
+    const int byte = kv::element_byte<kFormat>(col);
+    return byte < row_bytes ? byte : kv::element_byte<kFormat>(kv::has_scales(kFormat) ? col % 32 : 0);
   }
 
-  // row(pair): the lane's row of a pair of keys. col: the lane's first column.
-  template <class Row>
-  FLASHPORT_DEVICE void load(const Row& row, int col, int row_bytes) {
+  // row(pair): the lane's row of a pair of keys, factors(pair): of their factors. col: the lane's first column.
+  template <class Row, class FactorRow>
+  FLASHPORT_DEVICE void load(const Row& row, const FactorRow& factors, int col, int row_bytes) {
     const int offset = lane_offset(col, row_bytes);
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
       const GlobalBytes at = row(pair) + offset;
-      if constexpr (is_byte_format(kFormat) && kLaneCols == 2) {
+      if constexpr (kv::is_widened(kFormat) && kLaneCols == 2) {
         words[pair][0] = load_half_word(at);
       } else {
         load_words(words[pair], at);
       }
-      if constexpr (kScaled) scales[pair] = load_half_word(at - 2 - col % 32);
+      if constexpr (kFactored) {
+        scales[pair] = load_half_word(factors(pair) + kv::factor_byte(col));
+      } else if constexpr (kScaled) {
+        scales[pair] = load_half_word(at - kv::element_byte<kFormat>(col % 32));
+      }
     }
   }
 
@@ -171,8 +188,8 @@ struct ValueUnit {
   }
 
   // Column j, with the word that holds it from the other half. swap: 0x04040404 in the upper half, where `other` holds
-  // the first key of a pair; else 0.
-  FLASHPORT_DEVICE Words8 operand(const Other& other, unsigned swap, int j) const {
+  // the first key of a pair; else 0. shift: of the lane's columns in their bytes.
+  FLASHPORT_DEVICE Words8 operand(const Other& other, unsigned swap, unsigned shift, int j) const {
     const int word = j / kWordCols;
     const int at = j % kWordCols;
     Words8 a;
@@ -181,11 +198,11 @@ struct ValueUnit {
       const auto zip = [&](unsigned selector) {
         return __builtin_amdgcn_perm(other.words[i], words[i][word], selector);
       };
-      if constexpr (!is_byte_format(kFormat)) {
+      if constexpr (!kv::is_widened(kFormat)) {
         a[i] = zip(zip_halves(at) ^ swap);
       } else if constexpr (kScaled) {
         const unsigned pair_scales = __builtin_amdgcn_perm(other.scales[i], scales[i], zip_halves(0) ^ swap);
-        a[i] = widen_int8(zip(zip_bytes_low(at) ^ (swap & 0x00040004u)), pair_scales);
+        a[i] = widen_codes<kFormat>(zip(zip_bytes_low(at) ^ (swap & 0x00040004u)), shift, pair_scales);
       } else {
         a[i] = widen_fp8(zip(zip_bytes_high(at) ^ (swap & 0x04000400u)));
       }
@@ -212,11 +229,14 @@ struct WaveShare {
 template <DecodeConfig kCfg>
 class WmmaPipeline {
   using Share = WaveShare<kCfg>;
+  using Params = DecodeParamsOf<kCfg>;
   static constexpr bool kAhead = kCfg.tuning.stages > 1;
+  static constexpr bool kFactored = reads_factors(kCfg.shape);
+  static_assert(!kFactored || factors_of(kCfg.shape) == Factors::kOfGroups);
 
  public:
-  using Key = KeyUnit<kCfg.shape.k_format>;
-  using Value = ValueUnit<kCfg.shape.v_format, Share::kLaneCols>;
+  using Key = KeyUnit<kCfg.shape.k_format, kFactored>;
+  using Value = ValueUnit<kCfg.shape.v_format, Share::kLaneCols, kFactored>;
   static constexpr int kKeyUnits = kCfg.shape.head_dim_qk / Key::kDims;
   static constexpr int kValueUnits = kLeafKeys / Value::kKeys * Share::kGroups;
 
@@ -231,7 +251,7 @@ class WmmaPipeline {
   static constexpr int kValueDepth = kValueFit < kValueUnits ? kValueFit : kValueUnits;
 
   template <class Shared>
-  FLASHPORT_DEVICE WmmaPipeline(const DecodeParams& p, const Block& block, Shared&, LeafCursor& ahead)
+  FLASHPORT_DEVICE WmmaPipeline(const Params& p, const Block& block, Shared&, LeafCursor& ahead)
       : block_(block), key_bytes_(p.cache.k.row_bytes), value_bytes_(p.cache.v.row_bytes), lane_(block.lane()) {
     look_up(p, ahead);
     if constexpr (kAhead) begin_keys(p, ahead);
@@ -244,16 +264,19 @@ class WmmaPipeline {
 
   // Behind keys(): the pages of the next leaf are asked for, then the first values of this one, which would hold the
   // page numbers back.
-  FLASHPORT_DEVICE void refill_behind_keys(const DecodeParams& p, LeafCursor& ahead) {
+  FLASHPORT_DEVICE void refill_behind_keys(const Params& p, LeafCursor& ahead) {
     if constexpr (!kAhead) begin_keys(p, ahead);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) value_rows_[i] = row_address(p.cache.v, value_places_[i], ahead.segment.kv_head);
+    for (int i = 0; i < 2; ++i) {
+      value_rows_[i] = row_address(p.cache.v, value_places_[i], ahead.segment.kv_head);
+      if constexpr (kFactored) value_factors_[i] = row_address(p.v_factors, value_places_[i], ahead.segment.kv_head);
+    }
     ahead.next(p);
     look_up(p, ahead);
 #pragma unroll
     for (int unit = 0; unit < kValueDepth; ++unit) load_value(unit);
   }
-  FLASHPORT_DEVICE void refill_behind_scores(const DecodeParams& p, const LeafCursor& ahead) {
+  FLASHPORT_DEVICE void refill_behind_scores(const Params& p, const LeafCursor& ahead) {
     if constexpr (kAhead) begin_keys(p, ahead);
   }
 
@@ -271,7 +294,7 @@ class WmmaPipeline {
     const int bytes = recompute_scalar(key_bytes_);
 #pragma unroll
     for (int tile = 0; tile < Share::kKeyTiles; ++tile) {
-      keys_[unit % kKeyDepth][tile].load(key_rows_[tile], unit, bytes);
+      keys_[unit % kKeyDepth][tile].load(key_rows_[tile], key_factors_[kFactored ? tile : 0], unit, bytes);
     }
   }
   // Unit: 16 keys, then the groups of columns.
@@ -279,11 +302,13 @@ class WmmaPipeline {
   FLASHPORT_DEVICE void load_value(int unit) {
     const int step = unit / Share::kGroups;
     GlobalBytes rows = value_rows_[step / 2];
+    const GlobalBytes factors = value_factors_[kFactored ? step / 2 : 0];
     const auto row = [&](int pair) {
       if (Share::kGroups > 1 && pair % 4 == 0) keep_order(rows);
       return from_lane(rows, step % 2 * Value::kPairs + pair);
     };
-    values_[unit % kValueDepth].load(row, col_of(unit % Share::kGroups, lane_ % 16), value_bytes_);
+    const auto factor_row = [&](int pair) { return from_lane(factors, step % 2 * Value::kPairs + pair); };
+    values_[unit % kValueDepth].load(row, factor_row, col_of(unit % Share::kGroups, lane_ % 16), value_bytes_);
   }
 
  private:
@@ -309,11 +334,13 @@ class WmmaPipeline {
     for (int i = 0; i < 2; ++i) value_places_[i] = place(p, ahead, i * kWaveSize + lane_);
   }
 
-  FLASHPORT_DEVICE void begin_keys(const DecodeParams& p, const LeafCursor& ahead) {
+  FLASHPORT_DEVICE void begin_keys(const Params& p, const LeafCursor& ahead) {
     const int head = ahead.segment.kv_head;
 #pragma unroll
-    for (int tile = 0; tile < Share::kKeyTiles; ++tile)
+    for (int tile = 0; tile < Share::kKeyTiles; ++tile) {
       key_rows_[tile] = row_address(p.cache.k, key_places_[tile], head);
+      if constexpr (kFactored) key_factors_[tile] = row_address(p.k_factors, key_places_[tile], head);
+    }
 #pragma unroll
     for (int unit = 0; unit < kKeyDepth; ++unit) load_key(unit);
   }
@@ -322,6 +349,7 @@ class WmmaPipeline {
   int key_bytes_, value_bytes_, lane_;
   kv::TokenCoord key_places_[Share::kKeyTiles], value_places_[2];
   GlobalBytes key_rows_[Share::kKeyTiles], value_rows_[2];
+  GlobalBytes key_factors_[kFactored ? Share::kKeyTiles : 1], value_factors_[kFactored ? 2 : 1];
   Key keys_[kKeyDepth][Share::kKeyTiles];
   Value values_[kValueDepth];
 };

@@ -12,7 +12,7 @@ template <DecodeConfig kCfg>
 class SegmentPipeline {
   using Share = WaveShare<kCfg>;
   using Tile = WideTile<kCfg>;
-  static constexpr KvFormat kFormat = product_format(kCfg.shape);
+  static constexpr KvFormat kFormat = product_format(kCfg.shape, KvFormat::kAny);
 
  public:
   using Key = KeyUnit<kFormat>;

@@ -59,7 +59,7 @@ class DecodeTiles {
   static constexpr int kSliceColumns = kColumns;
   // More registers than these would spill.
   static constexpr int kStateRegisters = 8 * kColTiles * kRowSlots;
-  static constexpr bool kFits = kColumns == 128 && !(kRowSlots > 1 && kShape.k_format == KvFormat::kQ8_0);
+  static constexpr bool kFits = kColumns == 128 && !(kRowSlots > 1 && Pipeline::Key::kScales > 0);
   static constexpr int kKeptStates = kStateRegisters <= 16 ? 2 : kFits ? 1 : 0;
 
   struct Rows {
@@ -216,6 +216,7 @@ class DecodeTiles {
     if constexpr (!reads_segments(kShape)) sync_shared();  // else the values have come with a barrier
     const auto& from = shared_.exchange[buffer_];
     const unsigned swap = half() == 0 ? 0u : 0x04040404u;
+    const unsigned shift = kv::element_shift<kShape.v_format>(n() * Share::kLaneCols);
     int exponent[kRowSlots];
 #pragma unroll
     for (int step = 0; step < kLeafKeys / 16; ++step) {
@@ -250,7 +251,7 @@ class DecodeTiles {
 #pragma unroll
         for (int j = 0; j < Share::kLaneCols; ++j) {
           if (j % Pipeline::Value::kWordCols == 0) other = own.exchange(j / Pipeline::Value::kWordCols);
-          const Words8 value = own.operand(other, swap, j);
+          const Words8 value = own.operand(other, swap, shift, j);
 #pragma unroll
           for (int slot = 0; slot < kRowSlots; ++slot) {
             Floats8& c = state.o.c[group * Share::kLaneCols + j][slot];

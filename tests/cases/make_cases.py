@@ -264,7 +264,7 @@ def path_changes():
 
 
 def code_changes():
-    """Tiles of q4_0: heads that are copied together and heads that are not, in units of 16, 8 and 2 bytes."""
+    """Tiles of q4_0: heads that are copied together and that are not, in units of 16, 8 and 2 bytes; many rows."""
     fp16, bf16 = CODE_TYPES
     yield {"types": bf16, "hkv": 4, "lens": "200|130|65|33"}
     yield {"types": fp16, "hkv": 8, "lens": "300|64|1", "layout": "nhd", "page": 0}
@@ -273,6 +273,11 @@ def code_changes():
     yield {"types": fp16, "hkv": 2, "lens": "63|128|70", "dims": "96", "layout": "hnd", "page": 0, "splits": 3}
     yield {"types": fp16, "hkv": 1, "lens": "129|64|1", "group": 16, "alibi": "heads"}
     yield {"types": bf16, "hkv": 2, "lens": "200|67|3", "q_len": 4, "q_form": "ragged", "strides": "kv_odd"}
+    yield {"types": bf16, "hkv": 1, "lens": "200|65|1", "group": 16, "q_len": 2, "q_form": "uniform"}
+    yield {"types": fp16, "hkv": 1, "lens": "130|3", "dims": "256", "group": 16, "q_len": 2, "q_form": "ragged"}
+    *_, nibbles = NIBBLE_TYPES
+    yield {"types": nibbles, "hkv": 1, "lens": "130|3", "group": 16, "q_len": 2, "q_form": "ragged", "window": "17:0"}
+    yield {"types": nibbles, "hkv": 2, "lens": "130|67", "dims": "256"}
     for dims in ("64", "192x128", "256", "512"):  # the CPU has kernels of all
         yield {"types": fp16, "hkv": 2, "lens": "130|3", "dims": dims}
 

@@ -41,9 +41,10 @@ constexpr bool may_be_stored_in(KvFormat side, KvFormat format) {
 constexpr bool has_format(const DecodeShape& shape, KvFormat format) {
   return may_be_stored_in(shape.k_format, format) || may_be_stored_in(shape.v_format, format);
 }
-// What the rows are that products read: as stored or, of any format, widened to the math type.
-constexpr KvFormat product_format(const DecodeShape& shape) {
-  if (!reads_segments(shape)) return shape.k_format;
+// What rows that the shape stores in `format` are when products read them: as stored or, of any format, widened to the
+// math type.
+constexpr KvFormat product_format(const DecodeShape& shape, KvFormat format) {
+  if (!reads_segments(shape)) return format;
   return shape.math == MathType::kBf16 ? KvFormat::kBf16 : KvFormat::kFp16;
 }
 
@@ -53,7 +54,6 @@ enum class Factors {
   kOfGroups,  // of fp16, one for each eight values
   kOfRows,    // of fp16 or fp32, one for each row; or none, on either side
 };
-inline constexpr int kFactoredValues = 8;
 constexpr Factors factors_of(const DecodeShape& shape) {
   if (shape.k_format == KvFormat::kBytes) return Factors::kOfRows;
   const bool in_groups = shape.k_format == KvFormat::kInt8 || shape.k_format == KvFormat::kInt4;

@@ -61,6 +61,9 @@ constexpr std::uint32_t format_bit(KvFormat format) { return std::uint32_t{1} <<
   return dim / kv_format_trait(format).block_values * kv_format_trait(format).block_bytes;
 }
 
+// Values of a row that have one factor where those of groups lie beside the cache.
+inline constexpr int kFactoredValues = 8;
+
 // The units that so many bytes of a row are copied in.
 constexpr int widest_unit(int bytes) { return bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : 4; }
 

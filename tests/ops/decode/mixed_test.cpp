@@ -490,7 +490,7 @@ TEST_P(MixedFactors, HeadsLengthsAndOptions) {
   const Shape kShapes[] = {{16, 4, 1, {300, 1, 65, 0}, Pages::kBlocks},     {32, 8, 1, {130, 64, 63}, Pages::kRows},
                            {12, 3, 1, {129, 300}, Pages::kTokens, true},    {8, 2, 1, {70, 128}, Pages::kHeadsFirst},
                            {4, 4, 1, {200, 200, 200, 130}, Pages::kTokens}, {16, 1, 1, {1100}, Pages::kBlocks},
-                           {8, 2, 4, {200, 67, 4}, Pages::kBlocks, true}};
+                           {8, 2, 4, {200, 67, 4}, Pages::kBlocks, true},   {16, 1, 4, {130, 67, 4}, Pages::kRows}};
   for (const Shape& s : kShapes) {
     SCOPED_TRACE(std::to_string(s.hkv) + " heads");
     MixedSpec spec;
