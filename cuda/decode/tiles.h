@@ -97,12 +97,12 @@ class DecodeTiles {
   FLASHPORT_DEVICE DecodeTiles(const DecodeParams& p, const Block& block, DecodeShared<kCfg>& shared)
       : block_(block),
         shared_(shared),
-        k_format_(p.k_format),
-        v_format_(p.v_format),
         row_base_(kRowWaves == 1 ? 0 : block.wave() / kColWaves * kWaveRows),
         col_wave_(kRowWaves == 1 ? block.wave() : block.wave() % kColWaves),
         g_(block.lane() / 4),
         c_(block.lane() % 4),
+        k_format_(p.k_format),
+        v_format_(p.v_format),
         keys_(block.lane(), col_wave_ * kPartTiles * 16, {}),
         values_(block.lane(), col_wave_ * kColGroups, {}) {
     if constexpr (has_blocks(kShape)) {  // each wave writes what it reads, all the same
