@@ -153,9 +153,9 @@ and no kernel reaches it.
 
 The times are those of {LEAVES} leaves of {LEAF_KEYS} keys: 64 requests of 8k keys and 8 kv heads. *Memory* is the time
 to read keys and values once. *Products* is that of Q K^T and P V for all rows of the tile, padding included, at the
-rate of matrix instructions with K = 16 (half of CDNA4's peak, which wants K = 32). Softmax and the widening of byte
-caches are vector work beside them and not counted. Memory bounds every kernel; on RDNA3 kernels of byte caches with 64
-rows are bound by products as much.
+rate of matrix instructions with K = 16 (half of CDNA4's peak, which wants K = 32). Softmax and the widening of codes
+are vector work beside them and not counted. Memory bounds every kernel of 16 rows. With 64 rows it bounds those of 16
+bits; products bound those of four bits on MI350X and RDNA3, and take as long as memory for eight bits on RDNA3.
 
 The number of CUs comes from ROCm's [GPU
 specifications](https://rocm.docs.amd.com/en/latest/reference/gpu-specs.html), memory rates and peak clocks from AMD's

@@ -142,7 +142,7 @@ _BYTES_OF_32 = {
 
 def row_bytes(fmt: str, head_dim: int) -> int:
     """Bytes of a stored row, with the scales of its blocks or the factors of its groups."""
-    return head_dim // 32 * _BYTES_OF_32[fmt]
+    return head_dim * _BYTES_OF_32[fmt] // 32
 
 
 def count(number: int) -> str:

@@ -44,6 +44,9 @@ FLASHPORT_DEVICE unsigned select_bits(unsigned a, unsigned b) {
   return x;
 }
 
+// All bits of each byte that is 1; the others are 0.
+FLASHPORT_DEVICE unsigned bytes_of_ones(unsigned x) { return x * 0xffu; }
+
 FLASHPORT_DEVICE __half2 as_half2(unsigned x) { return reinterpret_cast<const __half2&>(x); }
 FLASHPORT_DEVICE unsigned as_word(__half2 x) { return reinterpret_cast<const unsigned&>(x); }
 FLASHPORT_DEVICE unsigned add_halves(unsigned a, unsigned b) { return as_word(__hadd2_rn(as_half2(a), as_half2(b))); }

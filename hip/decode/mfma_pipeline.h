@@ -11,6 +11,8 @@
 // While a leaf's scores are computed its values are in flight, and after them the keys of the next.
 #pragma once
 
+#include <type_traits>
+
 #include "common/device/decode/config.h"
 #include "common/device/decode/schedule.h"
 #include "common/device/decode/segments.h"
@@ -149,8 +151,10 @@ class MfmaPipeline {
   // 16 bytes of a key's row, zero past its end: the query is zero there, but 0 * NaN is not. fp8 rows are multiples of
   // 8 bytes, all others of what is loaded at a time.
   FLASHPORT_DEVICE static void load_unit(unsigned (&to)[4], GlobalBytes row, int byte, int row_bytes) {
-    constexpr bool kMayEndInside = kv::is_widened(kKeyFormat) && !kv::has_scales(kKeyFormat);
-    if (kMayEndInside && row_bytes % 16 != 0) {
+    constexpr bool kMayEndInside = kv::is_widened(kKeyFormat) && !Split::kScalesKeys;
+    if constexpr (Split::kFactored) {  // such rows fill the tile
+      load_words(to, row + byte);
+    } else if (kMayEndInside && row_bytes % 16 != 0) {
       unsigned half[2][2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {

@@ -427,9 +427,8 @@ class DecodeTiles {
     if constexpr (!kv::is_widened(kKeyFormat)) {
       return {words[2 * i], words[2 * i + 1]};
     } else {
-      const unsigned word = words[i % 4];
-      const Words2 wide = kv::widen<kKeyFormat>(
-          kv::code_bits(kKeyFormat) == 4 ? kv::codes_of_4_bits(word, kv::element_shift<kKeyFormat>(4 * i)) : word);
+      const unsigned four = kv::code_bytes<kKeyFormat>(words[i % 4], kv::element_shift<kKeyFormat>(4 * i));
+      const Words2 wide = kv::widen<kKeyFormat>(four);
       if constexpr (!Split::kScalesKeys) return wide;
       const unsigned two = keys.scales[tile][c];
       const bool is_second = Split::kFactored && 4 * i >= kFactoredValues;
@@ -453,10 +452,7 @@ class DecodeTiles {
       constexpr unsigned kHighBytes = 0x07030602;
       unsigned codes[4];
 #pragma unroll
-      for (int key = 0; key < 4; ++key) {
-        codes[key] =
-            kv::code_bits(kValueFormat) == 4 ? kv::codes_of_4_bits(keys[key][group], value_shift_) : keys[key][group];
-      }
+      for (int key = 0; key < 4; ++key) codes[key] = kv::code_bytes<kValueFormat>(keys[key][group], value_shift_);
       const unsigned low01 = pick_bytes<kLowBytes>(codes[1], codes[0]);
       const unsigned low23 = pick_bytes<kLowBytes>(codes[3], codes[2]);
       const unsigned high01 = pick_bytes<kHighBytes>(codes[1], codes[0]);

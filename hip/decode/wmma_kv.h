@@ -13,15 +13,15 @@
 //
 // Rows that no token owns are read from a row of zeros, as are dims past the end of a key row (the query is zero there,
 // but 0 * NaN is not). Columns past the end of a value row repeat its first ones: no one looks at them.
-// Codes are widened to fp16 in the operand: exactly for fp8, rounded once (a code times its scale) for blocks.
+// Codes are widened to fp16 in the operand: exactly for fp8, rounded once (a code times its scale) for blocks and
+// groups.
 #pragma once
 
 #include "common/device/decode/config.h"
 #include "common/device/decode/schedule.h"
 #include "common/device/decode/segments.h"
-#include "common/device/kv/widen.h"
 #include "hip/arch/wmma.h"
-#include "hip/kv/stored_row.h"
+#include "hip/kv/widen.h"
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
@@ -50,17 +50,12 @@ FLASHPORT_DEVICE unsigned widen_fp8(unsigned codes) {
   return __builtin_bit_cast(unsigned, small* Half2(256.0f));
 }
 
-// Two codes, each in the low byte of a half, or of four bits at `shift` in it, times the scales: 0x6400 is 1024, in
-// whose neighbourhood fp16 counts in ones. Signed bytes are biased by their sign bit.
+// Two kv::code_bytes(), each in the low byte of a half, times the scales: 0x6400 is 1024, in whose neighbourhood fp16
+// counts in ones.
 template <KvFormat kFormat>
-FLASHPORT_DEVICE unsigned widen_codes(unsigned bytes, unsigned shift, unsigned scales) {
-  unsigned biased = bytes ^ 0x64806480u;
-  if constexpr (kv::code_bits(kFormat) == 4) {
-    const unsigned codes = bytes >> shift & 0x000f000fu;
-    biased = codes | 0x64006400u;
-    if constexpr (kFormat == KvFormat::kIq4Nl) biased = (kv::iq4_nl_bytes(codes) & 0x00ff00ffu) ^ 0x64806480u;
-  }
-  const Half2 numbers = __builtin_bit_cast(Half2, biased) - Half2(1024.0f + kv::kMiddleCode<kFormat>);
+FLASHPORT_DEVICE unsigned widen_codes(unsigned bytes, unsigned scales) {
+  static_assert(kv::is_of_whole_numbers(kFormat));
+  const Half2 numbers = __builtin_bit_cast(Half2, bytes | 0x64006400u) - Half2(1024.0f + kv::kMiddleCode<kFormat>);
   return __builtin_bit_cast(unsigned, numbers* __builtin_bit_cast(Half2, scales));
 }
 
@@ -82,7 +77,7 @@ struct KeyUnit {
       scales[0] = load_half_word(at) * 0x10001u;
 #pragma unroll
       for (int i = 0; i < kWords / 4; ++i) load_quad(i, at + 2 + 16 * i);
-    } else if (kv::code_bits(kFormat) == 8 && row_bytes % 16 != 0) {
+    } else if (kv::code_bits(kFormat) == 8 && !kFactored && row_bytes % 16 != 0) {
 #pragma unroll
       for (int i = 0; i < kWords / 2; ++i) {
         const int byte = unit * kBytes + 8 * i;
@@ -107,16 +102,17 @@ struct KeyUnit {
       if constexpr (!kv::is_widened(kFormat)) {
         a[i] = words[8 * step + i];
       } else {
-        const unsigned four = words[(4 * step + i / 2) % kWords];
+        const unsigned stored = words[(4 * step + i / 2) % kWords];
+        const unsigned four = kv::code_bytes<kFormat>(stored, kv::element_shift<kFormat>(16 * step));
         const int byte = i % 2 * 2;
         if constexpr (kFactored) {
           const unsigned two = scales[step];
           const unsigned scale = 2 * i < kFactoredValues ? low_halves(two, two) : high_halves(two, two);
-          a[i] = widen_codes<kFormat>(__builtin_amdgcn_perm(0, four, pair_bytes_low(byte)), 0, scale);
+          a[i] = widen_codes<kFormat>(__builtin_amdgcn_perm(0, four, pair_bytes_low(byte)), scale);
         } else if constexpr (kScaled) {
-          const unsigned shift = kv::element_shift<kFormat>(16 * step);
-          a[i] = widen_codes<kFormat>(__builtin_amdgcn_perm(0, four, pair_bytes_low(byte)), shift, scales[0]);
+          a[i] = widen_codes<kFormat>(__builtin_amdgcn_perm(0, four, pair_bytes_low(byte)), scales[0]);
         } else {
+          static_assert(kFormat == KvFormat::kFp8E4M3);
           a[i] = widen_fp8(__builtin_amdgcn_perm(0, four, pair_bytes_high(byte)));
         }
       }
@@ -172,38 +168,39 @@ struct ValueUnit {
     }
   }
 
-  // One word of each row of the other half.
-  struct Other {
-    unsigned words[kPairs];
-    unsigned scales[kPairs];
+  // One word of each row of this half and of the other, codes as a byte each.
+  struct Both {
+    unsigned own[kPairs], other[kPairs];
+    unsigned scales[kPairs];  // of both halves' rows
   };
-  FLASHPORT_DEVICE Other exchange(int word) const {
-    Other other;
+  // shift: of the lane's columns in their bytes. swap: 0x04040404 in the upper half, where the other one has the first
+  // key of a pair; else 0.
+  FLASHPORT_DEVICE Both exchange(int word, unsigned shift, unsigned swap) const {
+    Both both;
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
-      other.words[pair] = other_half(words[pair][word]);
-      if constexpr (kScaled) other.scales[pair] = other_half(scales[pair]);
+      both.own[pair] = kv::code_bytes<kFormat>(words[pair][word], shift);
+      both.other[pair] = other_half(both.own[pair]);
+      if constexpr (kScaled) {
+        both.scales[pair] = __builtin_amdgcn_perm(other_half(scales[pair]), scales[pair], zip_halves(0) ^ swap);
+      }
     }
-    return other;
+    return both;
   }
 
-  // Column j, with the word that holds it from the other half. swap: 0x04040404 in the upper half, where `other` holds
-  // the first key of a pair; else 0. shift: of the lane's columns in their bytes.
-  FLASHPORT_DEVICE Words8 operand(const Other& other, unsigned swap, unsigned shift, int j) const {
-    const int word = j / kWordCols;
+  // Column j, from the words that hold it.
+  FLASHPORT_DEVICE static Words8 operand(const Both& both, unsigned swap, int j) {
     const int at = j % kWordCols;
     Words8 a;
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
-      const auto zip = [&](unsigned selector) {
-        return __builtin_amdgcn_perm(other.words[i], words[i][word], selector);
-      };
+      const auto zip = [&](unsigned selector) { return __builtin_amdgcn_perm(both.other[i], both.own[i], selector); };
       if constexpr (!kv::is_widened(kFormat)) {
         a[i] = zip(zip_halves(at) ^ swap);
       } else if constexpr (kScaled) {
-        const unsigned pair_scales = __builtin_amdgcn_perm(other.scales[i], scales[i], zip_halves(0) ^ swap);
-        a[i] = widen_codes<kFormat>(zip(zip_bytes_low(at) ^ (swap & 0x00040004u)), shift, pair_scales);
+        a[i] = widen_codes<kFormat>(zip(zip_bytes_low(at) ^ (swap & 0x00040004u)), both.scales[i]);
       } else {
+        static_assert(kFormat == KvFormat::kFp8E4M3);
         a[i] = widen_fp8(zip(zip_bytes_high(at) ^ (swap & 0x04000400u)));
       }
     }
@@ -349,7 +346,7 @@ class WmmaPipeline {
   int key_bytes_, value_bytes_, lane_;
   kv::TokenCoord key_places_[Share::kKeyTiles], value_places_[2];
   GlobalBytes key_rows_[Share::kKeyTiles], value_rows_[2];
-  GlobalBytes key_factors_[kFactored ? Share::kKeyTiles : 1], value_factors_[kFactored ? 2 : 1];
+  GlobalBytes key_factors_[kFactored ? Share::kKeyTiles : 1] = {}, value_factors_[kFactored ? 2 : 1] = {};
   Key keys_[kKeyDepth][Share::kKeyTiles];
   Value values_[kValueDepth];
 };

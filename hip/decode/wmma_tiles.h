@@ -169,9 +169,8 @@ class DecodeTiles {
     }
   }
 
-  // P = exp2(S - r) in the math type, and its sums before rounding, to shared memory. A row's reference r is the
-  // state's m, until a score lies more than kHeadroom above it; then it is the largest score among the keys of this
-  // wave.
+  // P = exp2(S - r) in the math type, and its sums before rounding, to shared memory. A row's reference r is the larger
+  // of the state's m and the largest score among the keys of this wave.
   template <class State>
   FLASHPORT_DEVICE Operand exponentiate(const State& state, const Scores& scores) {
     buffer_ ^= 1;
@@ -247,11 +246,11 @@ class DecodeTiles {
       for (int group = 0; group < Share::kGroups; ++group) {
         const int unit = step * Share::kGroups + group;
         const auto& own = values.value(unit);
-        typename Pipeline::Value::Other other;
+        typename Pipeline::Value::Both both;
 #pragma unroll
         for (int j = 0; j < Share::kLaneCols; ++j) {
-          if (j % Pipeline::Value::kWordCols == 0) other = own.exchange(j / Pipeline::Value::kWordCols);
-          const Words8 value = own.operand(other, swap, shift, j);
+          if (j % Pipeline::Value::kWordCols == 0) both = own.exchange(j / Pipeline::Value::kWordCols, shift, swap);
+          const Words8 value = own.operand(both, swap, j);
 #pragma unroll
           for (int slot = 0; slot < kRowSlots; ++slot) {
             Floats8& c = state.o.c[group * Share::kLaneCols + j][slot];

@@ -4,17 +4,18 @@
 #pragma once
 
 #include "common/device/kv/format.h"
+#include "hip/arch/block.h"
 
 namespace flashport::FLASHPORT_TARGET::kv {
 
-// Of one value, without what its block shares.
+// Bits of one value, without what its block shares.
 constexpr int code_bits(KvFormat format) {
   const KvFormatTrait trait = kv_format_trait(format);
   return 8 * (trait.block_bytes - trait.scale_bytes) / trait.block_values;
 }
 // Whether values are widened to fp16; else they are operands as they are.
 constexpr bool is_widened(KvFormat format) { return code_bits(format) < 16; }
-constexpr bool has_scales(KvFormat format) { return kv_format_trait(format).block_values > 1; }
+constexpr bool has_scales(KvFormat format) { return kv_format_trait(format).scale_bytes > 0; }
 
 // Byte of a row that the value `at` is in, and that the scale of its block begins at.
 template <KvFormat kFormat>
@@ -37,8 +38,6 @@ FLASHPORT_DEVICE constexpr unsigned element_shift(int at) {
 FLASHPORT_DEVICE constexpr int factor_byte(int at) { return at / kFactoredValues * 2; }
 static_assert(element_byte<KvFormat::kQ8_0>(40) == 34 + 2 + 8 && element_byte<KvFormat::kFp8E4M3>(40) == 40);
 static_assert(element_byte<KvFormat::kQ4_0>(50) == 18 + 2 + 2 && element_shift<KvFormat::kQ4_0>(50) == 4);
-
-// Four bytes whose low four bits are codes.
-FLASHPORT_DEVICE unsigned codes_of_4_bits(unsigned bytes, unsigned shift) { return bytes >> shift & 0x0f0f0f0fu; }
+static_assert(factor_byte(40) == 10);
 
 }  // namespace flashport::FLASHPORT_TARGET::kv

@@ -58,7 +58,7 @@ DIMENSIONS = {
 }  # fmt: skip
 # Read off the others where a value has no meaning: a layout without pages has page 0, and so on.
 BLOCKS = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")  # formats of 32 values
-# Those that one target reads natively, and that others widen: at every head_dim, and in cases of their own.
+# Those that some targets read natively, and that others widen: at every head_dim, and in cases of their own.
 CODE_TYPES = ("fp16/q4_0", "bf16/q4_0")
 PAIR_TYPES = ("fp16/q8_0/q4_0", "bf16/q8_0/q4_0")
 NIBBLE_TYPES = ("fp16/q4_0/q8_0", "bf16/q4_0/q8_0", "fp16/iq4_nl", "bf16/iq4_nl")
@@ -264,7 +264,7 @@ def path_changes():
 
 
 def code_changes():
-    """Tiles of q4_0: heads that are copied together and that are not, in units of 16, 8 and 2 bytes; many rows."""
+    """Tiles of q4_0: heads that are copied together and that are not, in units of 16, 8 and 2 bytes. Many rows."""
     fp16, bf16 = CODE_TYPES
     yield {"types": bf16, "hkv": 4, "lens": "200|130|65|33"}
     yield {"types": fp16, "hkv": 8, "lens": "300|64|1", "layout": "nhd", "page": 0}

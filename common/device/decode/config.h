@@ -41,8 +41,8 @@ constexpr bool may_be_stored_in(KvFormat side, KvFormat format) {
 constexpr bool has_format(const DecodeShape& shape, KvFormat format) {
   return may_be_stored_in(shape.k_format, format) || may_be_stored_in(shape.v_format, format);
 }
-// What rows that the shape stores in `format` are when products read them: as stored or, of any format, widened to the
-// math type.
+// The format in which products read rows that are stored in `format`: as stored or, in kernels of any formats, widened
+// to the math type.
 constexpr KvFormat product_format(const DecodeShape& shape, KvFormat format) {
   if (!reads_segments(shape)) return format;
   return shape.math == MathType::kBf16 ? KvFormat::kBf16 : KvFormat::kFp16;

@@ -35,7 +35,7 @@ FLASHPORT_DEVICE Words2 codes_as_halves(unsigned codes) {
 FLASHPORT_DEVICE unsigned iq4_nl_bytes(unsigned codes) {
   const unsigned places = codes & 0x07070707u;
   const unsigned low = pick_each(0xf6eaddcfu, 0xbfad9881u, places), high = pick_each(0x71594535u, 0x26190d01u, places);
-  const unsigned is_high = (codes >> 3 & 0x01010101u) * 0xffu;
+  const unsigned is_high = bytes_of_ones(codes >> 3 & 0x01010101u);
   return (high & is_high) | (low & ~is_high);
 }
 

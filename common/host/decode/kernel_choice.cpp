@@ -15,6 +15,9 @@ namespace {
 bool has_formats(const KernelEntry& kernel, const KernelRequest& request) {
   if (kernel.tag != KernelTag::kDecode) return false;
   const DecodeShape& shape = kernel.shape.decode.shape;
+  for (const KvFormat format : {request.k_format, request.v_format}) {  // as q is, or kernels of any formats widen it
+    if (!is_quantised(format) && own_format(request.q_dtype) != format) return false;
+  }
   const bool is_bare = request.segment_formats == 0 && !request.scales_beside;
   const bool fills_tile = shape.head_dim_qk == request.head_dim_qk && shape.head_dim_v == request.head_dim_v;
   switch (factors_of(shape)) {
@@ -105,7 +108,7 @@ std::string limit_reason(const KernelRequest& r) {
   }
   if (std::string reason = query_type_reason(r.q_dtype); !reason.empty()) return reason;
   for (const auto& [side, dim, format] : sides) {
-    if (r.segment_formats != 0 || is_quantised(format) || own_format(r.q_dtype) == format) continue;
+    if (r.segment_formats != 0 || format != KvFormat::kFp32 || r.q_dtype == DType::kFloat32) continue;
     return std::string("a cache of ") + kv_format_name(format) + " goes with q of the same type, got " +
            dtype_name(r.q_dtype);
   }

@@ -250,7 +250,7 @@ void fill_mask(const MixedDecodeArgs& a, MixedProblem& mixed) {
 // Whether a segment is one that flash_decode takes: of formats that go with the queries, and scales as it has them.
 bool is_plain(const DecodeSegment& s, const Formats& formats, DType q_dtype) {
   for (const KvFormat format : {formats.k, formats.v}) {
-    if (!is_quantised(format) && own_format(q_dtype) != format) return false;
+    if (format == KvFormat::kFp32 && q_dtype != DType::kFloat32) return false;
   }
   for (const std::optional<TensorView>& scale : {s.k_scale, s.v_scale}) {
     if (scale && (scale->dtype != DType::kFloat32 || scale->rank > 1)) return false;

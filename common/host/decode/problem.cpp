@@ -47,7 +47,17 @@ ArgumentTable<19> table_of(const DecodeArgs& args) {
                workspace] = args;
   const bool ragged = cu_seqlens_q.has_value(), per_token = !ragged && q.rank == 4;
   const Axes pages = {4, cache_axes_text(4, kv_layout, false)}, slots = {3, cache_axes_text(3, kv_layout, false)};
-  const DTypes kv_types = {q.dtype, DType::kFp8E4M3, DType::kFp8E4M3Fnuz, DType::kFp8E5M2, DType::kInt8, DType::kUInt8};
+  // 16 bits of another type than q's are taken where the call names them.
+  const auto types_of = [&](const std::optional<KvFormat>& named) {
+    const bool is_other = named == KvFormat::kFp16 || named == KvFormat::kBf16;
+    return DTypes{is_other ? kv_format_trait(*named).dtype : q.dtype,
+                  DType::kFp8E4M3,
+                  DType::kFp8E4M3Fnuz,
+                  DType::kFp8E5M2,
+                  DType::kInt8,
+                  DType::kUInt8};
+  };
+  const DTypes k_types = types_of(k_format), v_types = types_of(v_format);
   constexpr DTypes kFloats = {DType::kFloat16, DType::kBFloat16, DType::kFloat32}, kFloat = {DType::kFloat32};
   constexpr DTypes kInt = {DType::kInt32}, kInts = {DType::kInt32, DType::kInt64};
   using enum Strides;
@@ -61,11 +71,11 @@ ArgumentTable<19> table_of(const DecodeArgs& args) {
   }
   // cache_params() checks how caches lie.
   if (block_table || kv_indptr) {
-    table.add(k_cache, "k_cache", kRead, kv_types, kAny, pages, slots);
+    table.add(k_cache, "k_cache", kRead, k_types, kAny, pages, slots);
   } else {
-    table.add(k_cache, "k_cache", kRead, kv_types, kAny, token_table ? slots : pages);
+    table.add(k_cache, "k_cache", kRead, k_types, kAny, token_table ? slots : pages);
   }
-  table.add(v_cache, "v_cache", kRead, kv_types, kAny, {k_cache.rank, cache_axes_text(k_cache.rank, kv_layout, true)});
+  table.add(v_cache, "v_cache", kRead, v_types, kAny, {k_cache.rank, cache_axes_text(k_cache.rank, kv_layout, true)});
   if (is_given(seqlens)) table.add(seqlens, "seqlens", kRead, kInts, kContiguous, {1, "(batch)"});
   add_page_arguments(table, page_arguments(args));
   table.add(cu_seqlens_q, "cu_seqlens_q", kRead, kInt, kContiguous, {1, "(batch + 1)"});

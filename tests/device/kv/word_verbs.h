@@ -45,6 +45,8 @@ unsigned mask_and_set(unsigned x) {
   return (x & kMask) | kOnes;
 }
 
+inline unsigned bytes_of_ones(unsigned x) { return x * 0xffu; }
+
 template <class F>
 unsigned each_half(unsigned a, unsigned b, unsigned c, const F& f) {
   unsigned both = 0;

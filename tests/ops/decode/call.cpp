@@ -331,14 +331,16 @@ std::string DecodeCall::check(Type math) {
     const reference::RequestResult exact = reference::attend(requests[b]);
     const std::vector<double> mine(ours.begin() + at, ours.begin() + at + exact.out.size());
     at += exact.out.size();
-    // Request by request: a short one's larger errors must not hide a long one's. The plain implementation may have
-    // its probabilities in any unit: where few keys count, chance makes their roundings small in one of them.
+    // Request by request: a short one's larger errors must not hide a long one's. Of few rows with few keys that count
+    // chance makes the roundings of probabilities small: those of the plain implementation may be in any of four units.
+    // A lone key's probability is 1, in no other unit.
+    const bool is_small = requests[b].kv_len > 1 && requests[b].q_len * requests[b].num_q_heads <= 16;
     reference::RequestResult plain;
     Comparison compared;
     for (const double unit : {1.0, 0.84, 0.71, 0.59}) {
       plain = reference::attend_plain(requests[b], math, out_->type(), unit);
       compared = compare(mine, exact.out, plain.out, fp32_floor(exact.out), output_rounding(exact.out, out_->type()));
-      if (compared.failure.empty()) break;
+      if (compared.failure.empty() || !is_small) break;
     }
     if (!compared.failure.empty()) {
       return "out of request " + std::to_string(b) + " (length " + std::to_string(requests[b].kv_len) + ", q_len " +

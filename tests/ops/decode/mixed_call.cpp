@@ -363,4 +363,33 @@ std::vector<unsigned char> MixedCall::bits(std::int64_t b) {
   return all;
 }
 
+flashport::DecodeArgs as_flash_decode(const flashport::MixedDecodeArgs& from) {
+  const flashport::DecodeSegment& only = from.segments[0];
+  flashport::DecodeArgs args;
+  args.q = from.q;
+  args.k_cache = only.k;
+  args.v_cache = only.v;
+  args.seqlens = only.seqlens;
+  args.block_table = only.block_table;
+  args.token_table = only.token_table;
+  args.kv_layout = only.kv_layout;
+  args.k_scale = only.k_scale;
+  args.v_scale = only.v_scale;
+  args.k_format = only.k_format;
+  args.v_format = only.v_format;
+  args.out = from.out;
+  args.lse = from.lse;
+  return args;
+}
+
+flashport::DecodeQuery as_flash_decode(flashport::DecodeQuery query, const SegmentSpec& only) {
+  query.k_format = format_of(only.k);
+  query.v_format = format_of(only.v);
+  query.segment_formats.clear();
+  query.scales_beside = lie_beside(only.scales);
+  if (only.scales == Scales::kHalfGroup) query.scale_group = 8;
+  if (only.scales == Scales::kRow || only.scales == Scales::kTurnedRow) query.scale_group = query.head_dim_qk;
+  return query;
+}
+
 }  // namespace flashport_test

@@ -106,4 +106,8 @@ class MixedCall {
   std::optional<Tensor> q_, out_, lse_, cu_seqlens_q_, slopes_, sinks_, mask_, mask_slopes_;
 };
 
+// The call of flash_decode over the only segment, and what it asks.
+[[nodiscard]] flashport::DecodeArgs as_flash_decode(const flashport::MixedDecodeArgs& from);
+[[nodiscard]] flashport::DecodeQuery as_flash_decode(flashport::DecodeQuery query, const SegmentSpec& only);
+
 }  // namespace flashport_test
