@@ -43,7 +43,8 @@ TEST_F(PlanDecode, KernelsByQuery) {
   query = {.target = "fakegpu", .q_dtype = DType::kFloat16, .k_format = KvFormat::kFp32};
   EXPECT_EQ(supports(query).reason, "a cache of fp32 goes with q of the same type, got float16");
   query.k_format = query.v_format = KvFormat::kBf16;  // no kernel of bf16 takes other queries
-  EXPECT_EQ(supports(query).reason.find("fakegpu has no kernel for kv=bf16; it has bf16"), 0u) << supports(query).reason;
+  EXPECT_EQ(supports(query).reason.find("fakegpu has no kernel for kv=bf16; it has bf16"), 0u)
+      << supports(query).reason;
   query = {.target = "gfx1"};
   EXPECT_NE(supports(query).reason.find("no target \"gfx1\""), std::string::npos);
 }
