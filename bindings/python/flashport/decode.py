@@ -119,8 +119,8 @@ def flash_decode(
         k_cache: With ``kv_layout="NHD"`` (B, S, Hkv, D), or (pages, page_size, Hkv, D) with ``block_table`` or
             ``kv_indptr``; with ``"HND"`` (B, Hkv, S, D) or (pages, Hkv, page_size, D); with ``token_table``
             (slots, Hkv, D), which the two paged forms take as pages of one token. Any page_size from 1. The query's
-            type or fp8 e4m3; or, with ``k_format="q8_0"``, uint8 with D / 32 * 34 bytes in place of D (D a multiple of
-            32).
+            type, one of 8 bits or, where ``k_format`` names it, fp16 or bf16 beside other queries; blocks are uint8
+            with their bytes in place of D, a multiple of 32: D / 32 * 34 for "q8_0".
         v_cache: As ``k_cache``, with DV in place of D and ``v_format``.
         seqlens: (B) int32 or int64: keys of each request in the cache, its new tokens among them. None only with
             ``kv_last_page_len``.
@@ -148,7 +148,8 @@ def flash_decode(
         k_scale: Factor on the stored keys. (1) or (Hkv) fp32, finite and not 0. Or beside the cache, fp32 or fp16: on
             the axes of ``k_cache`` without the last, one for each row (token and head); or on all of them with a number
             of groups in place of D, each of 8 values or a multiple of it, as LightLLM has them. Those of rows past a
-            length are never read. A cache that has them is read by the kernel that widens any format.
+            length are never read. A cache that has them is read natively, where the target does, or by the kernel that
+            widens any format.
         v_scale: As ``k_scale``, of ``v_cache``. Where neither lies beside its cache, both are of one shape.
         k_format: What ``k_cache`` stores: "fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e4m3fnuz", or a format of ggml's
             blocks of 32 values: "q8_0", "q4_0", "q4_1", "q5_0", "q5_1" or "iq4_nl"; "fp8_e5m2", "int8" or "int4", as in

@@ -49,7 +49,8 @@ struct DecodeArgs {
   // K = k_scale * stored: fp32 (1) or (Hkv), finite and not 0, and where both are given both of one shape; or beside
   // the cache, as DecodeSegment has it for rows and groups of values, which kernels of any formats read.
   std::optional<TensorView> k_scale, v_scale;
-  std::optional<KvFormat> k_format;  // what k_cache stores; default its element type's own, which uint8 has not
+  std::optional<KvFormat> k_format;  // what k_cache stores; default its element type's own, which uint8 has not; 16
+                                     // bits of another type than q's must be named
   std::optional<KvFormat> v_format;  // what v_cache stores
   int num_splits = kInvariantSplits;
 
