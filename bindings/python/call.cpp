@@ -402,6 +402,10 @@ Allocation Call::allocate(PyObject* like, const TensorView& like_view, DType dty
     const py::object own = py::handle(like).attr("dtype");
     const py::object element = dtype == like_view.dtype ? own : py::str(dtype_name(dtype));
     if (info.library == Library::kNumpy) {
+      if (dtype != like_view.dtype && dtype != DType::kFloat16 && dtype != DType::kFloat32) {
+        py::module_::import("flashport.arrays")
+            .attr("require_numpy_type")(function_, py::handle(like), dtype_name(dtype), "pass an out of that type");
+      }
       result.object = py::module_::import("numpy").attr("empty")(extents, element);
     } else {
       struct CurrentDevice {

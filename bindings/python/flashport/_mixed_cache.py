@@ -102,12 +102,18 @@ class MixedKVCache:
         Raises:
             ValueError: A number that must be positive, a head dim that is no multiple of a block, another format, or
                 factors that the format does not have.
-            TypeError: ``like`` is no array of NumPy or torch, or of another type, or the library has no such type.
+            TypeError: A number is no int; ``like`` is no array of NumPy or torch, or of another type; the library has
+                no such type, as NumPy without ml_dtypes has no fp8 and no bf16.
         """
         positive = {
             "batch": batch, "num_kv_heads": num_kv_heads, "head_dim": head_dim, "max_tokens": max_tokens,
             "hot_tokens": hot_tokens, "spill_tokens": spill_tokens,
         }  # fmt: skip
+        others = {"head_dim_v": head_dim_v, "k_scale_dims": k_scale_dims, "v_scale_dims": v_scale_dims}
+        given = {name: value for name, value in others.items() if value is not None}
+        for name, value in (positive | {"sink_tokens": sink_tokens} | given).items():
+            if not hasattr(value, "__index__"):
+                raise TypeError(f"MixedKVCache: {name} must be an int, got {value!r}")
         for name, value in positive.items():
             if value < 1:
                 raise ValueError(f"MixedKVCache: {name} must be at least 1, got {value}")
@@ -164,8 +170,8 @@ class MixedKVCache:
     def _stored_rows(self, name: str, fmt: CacheFormat, dim: int) -> Any:
         if fmt not in _BLOCKS and fmt not in _TYPES:
             raise ValueError(f"MixedKVCache: {name} must be one of {', '.join((*_BLOCKS, *_TYPES))}, got {fmt!r}")
-        if not self._is_torch and fmt in _TYPES and not hasattr(self._xp, _TYPES[fmt]):
-            raise TypeError(f"MixedKVCache: {name} {fmt} needs a cache of torch: NumPy has no {_TYPES[fmt]}")
+        if fmt in _TYPES:
+            arrays.require_numpy_type(f"MixedKVCache: {name} {fmt}", self._like, _TYPES[fmt], "use a cache of torch")
         values, size = _core.kv_format_blocks()[fmt]
         if dim % values:
             raise ValueError(f"MixedKVCache: {name} {fmt} needs head dims that are multiples of {values}, got {dim}")

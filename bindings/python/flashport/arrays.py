@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any
 
@@ -58,6 +59,26 @@ def _other_array(like: Any, shape: tuple[int, ...], dtype: str | None) -> Any:
         with like.device:
             return cupy.empty(shape, dtype or like.dtype)
     return None
+
+
+def require_numpy_type(function: str, like: Any, dtype: str, otherwise: str) -> None:
+    """Makes NumPy, where ``like`` is an array of it, know a type that ml_dtypes adds.
+
+    Where that is not installed it is the error of ``function``, which also says what to do ``otherwise``.
+    """
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(like, numpy.ndarray):
+        return
+    try:
+        numpy.dtype(dtype)  # which knows the name once ml_dtypes has been imported
+    except TypeError:
+        try:
+            importlib.import_module("ml_dtypes")
+        except ImportError:
+            raise TypeError(
+                f"{function}: NumPy has no type {dtype} without the package ml_dtypes: pip install ml_dtypes, or "
+                f"{otherwise}"
+            ) from None
 
 
 def contiguous(x: Any) -> Any:

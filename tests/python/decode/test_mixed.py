@@ -188,6 +188,27 @@ def test_a_border_changes_no_bit():
         same(flashport.flash_decode_segments(q, parts), wanted)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, BF16], ids=["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("fmt", BLOCKS)
+def test_a_border_in_blocks_changes_bits_only_where_the_docs_say_so(fmt, dtype):
+    """One segment of q8_0 or q4_0 has a kernel of whole numbers with 16-bit queries on CPUs with VNNI."""
+    q, (one,), _, _ = make([(fmt, fmt)], [(200, 129, 7)], slack=0)
+    q = q.astype(dtype)
+    cut = np.minimum(one.seqlens, 65).astype(np.int32)
+    parts = [
+        flashport.KvSegment(one.k[:, at:], one.v[:, at:], lens, k_format=fmt, v_format=fmt)
+        for at, lens in ((0, cut), (65, one.seqlens - cut))
+    ]
+    got = [flashport.flash_decode_segments(q, segments) for segments in ([one], parts)]
+    kernel = flashport.which_kernel(
+        "decode", target="cpu", q_dtype=q.dtype.name, k_format=fmt, v_format=fmt, head_dim=DIM,
+        group_size=HEADS // KV_HEADS,
+    )  # fmt: skip
+    by_whole_numbers = kernel.endswith(("/cpu_vnni", "/cpu_amx"))
+    assert not by_whole_numbers or (fmt in ("q8_0", "q4_0") and dtype is not np.float32)
+    assert np.array_equal(*got) is not by_whole_numbers
+
+
 def test_int8_rows_of_torch_and_a_workspace_of_the_callers():
     torch = pytest.importorskip("torch")
     q, segments, _, _ = make([("q5_0", "q8_0"), ("fp16", "fp16")], [(2000, 3), (64, 1)])

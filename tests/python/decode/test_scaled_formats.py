@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -287,3 +290,45 @@ def test_errors(call, error, text):
     with pytest.raises(error) as caught:
         call(np.ones((3, 64), np.float32))
     assert str(caught.value) == text
+
+
+WITHOUT = """
+import sys
+import numpy as np
+import flashport
+if sys.argv[1] == "missing":
+    sys.modules["ml_dtypes"] = None  # as one that is not installed
+x, scale = np.linspace(-1, 1, 128, dtype=np.float32).reshape(2, 64), np.empty(2, np.float32)
+def caches():
+    cache = flashport.MixedKVCache(x, 2, 1, 64, max_tokens=64, hot_tokens=16, spill_tokens=16, k_format="fp8_e5m2")
+    cache.append(*(np.ones((2, 40, 1, 64), np.float32) for _ in "kv"))
+    return cache.segments()[0].k
+for made in (
+    lambda: flashport.quantize_kv(x, "fp8_e4m3", scale=scale),
+    lambda: flashport.quantize_kv(*(x, "fp8_e4m3fnuz"), **{"scale": scale}),
+    lambda: flashport.dequantize_kv(flashport.quantize_kv(x, "q8_0"), "q8_0", dtype="bfloat16"),
+    caches,
+):
+    try:
+        print(made().dtype)
+    except TypeError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("ml_dtypes_is", ["installed", "missing"])
+def test_types_that_numpy_gets_from_ml_dtypes(ml_dtypes_is):
+    """In a process that has not imported it."""
+    command = [sys.executable, "-c", WITHOUT, ml_dtypes_is]
+    lines = subprocess.run(command, check=True, text=True, capture_output=True).stdout.splitlines()
+    types = ["float8_e4m3fn", "float8_e4m3fnuz", "bfloat16", "float8_e5m2"]
+    if ml_dtypes_is == "installed":
+        assert lines == types
+        return
+    out = "pass an out of that type"
+    ends = {"quantize_kv": out, "dequantize_kv": out, "MixedKVCache: k_format fp8_e5m2": "use a cache of torch"}
+    names = ["quantize_kv", *ends]
+    assert lines == [
+        f"{name}: NumPy has no type {kind} without the package ml_dtypes: pip install ml_dtypes, or {ends[name]}"
+        for name, kind in zip(names, types, strict=True)
+    ]

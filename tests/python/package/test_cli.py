@@ -97,12 +97,15 @@ def test_demo_of_the_gated_delta_rule_says_what_is_wrong(monkeypatch):
 MIXED = ("demo", "mixed", "--device", "cpu", "--prompt", "120", "--new", "10", "--batch", "2", "--hot", "32")
 
 
-@pytest.mark.parametrize("formats", [("q8_0", "q8_0"), ("q4_0", "fp16"), ("int8", "int4")], ids="-".join)
+@pytest.mark.parametrize(
+    "formats", [("q8_0", "q8_0"), ("q4_0", "fp16"), ("int8", "int4"), ("fp8_e4m3", "fp8_e5m2")], ids="-".join
+)
 def test_demo_of_a_mixed_cache(formats):
     output = " ".join(run(*MIXED, "--k-format", formats[0], "--v-format", formats[1]).split())
     assert f"the newest 32 tokens and the first 4 in fp16, others {'/'.join(formats)}" in output
     assert "correct: both are as near to fp64 as a plain fp16 implementation" in output
     sizes = {"q8_0": 34 / 32, "q4_0": 18 / 32, "fp16": 2, "int8": 1 + 2 / 8, "int4": 1 / 2 + 2 / 8}
+    sizes |= {"fp8_e4m3": 1, "fp8_e5m2": 1}
     quantised = (130 - 4 - 32) // 64 * 64
     expected = 8 * 128 * (2 * 2 * (130 - quantised) + sum(sizes[fmt] for fmt in formats) * quantised) / 130
     found = re.search(r"│ mixed │ *[\d,]+ │ *([\d,]+) │", output)

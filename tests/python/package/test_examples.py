@@ -40,6 +40,16 @@ def test_the_decode_loop(example, monkeypatch, capsys):
     assert 1e-5 < float(found[2]) < 0.05
 
 
+@pytest.mark.parametrize("formats", [("int8", "int4"), ("fp16", "q8_0"), ("fp16", "fp16")], ids="-".join)
+def test_comparison_counts_the_keys_that_are_quantised(example, monkeypatch, capsys, tmp_path, formats):
+    """100 tokens and up to five: 4 sinks, 64 that left the hot window in spills of 16, and the hot ones."""
+    arguments = ["--folder", str(tmp_path), "--k-format", formats[0], "--v-format", formats[1]]
+    out = run(example("compare_traces"), monkeypatch, capsys, *arguments)
+    found = [tuple(re.findall(r"\S+", row)[2:4]) for row in out.replace("│", " ").splitlines() if "e-0" in row]
+    expected = "0" if formats == ("fp16", "fp16") else "64"
+    assert found == [(str(100 + i), expected) for i in range(1, 6)]
+
+
 @pytest.mark.parametrize("formats", [("q8_0", "q8_0"), ("q4_0", "q5_1")], ids="-".join)
 def test_comparison_of_traces(example, monkeypatch, capsys, tmp_path, formats):
     """25 tensors of a standard cache over five steps, 35 of a mixed one; both as the reference has them."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -197,6 +199,89 @@ def test_test(standard, mixed):
     assert "no such device" in run("test", standard, "--device", "cuda:99", code=2)
 
 
+@pytest.mark.parametrize("head_dim", [20, 640])
+@pytest.mark.parametrize("command", ["compare", "test"])
+def test_what_no_operator_takes_fails(tmp_path, command, head_dim):
+    ggml_trace.write(tmp_path / "t.gguf", head_dim=head_dim, calls=2)
+    output = run(command, tmp_path / "t.gguf", code=1)
+    assert output.count("refused: attention: head_dim must be") == 2
+    assert "within the tolerance" not in output
+    what = {"compare": "no operator ran: only the recorded outputs were checked", "test": "nothing was checked"}
+    assert f"{what[command]}, every operator refused every step\n" in output
+
+
+def test_steps_that_no_operator_takes_are_named(tmp_path):
+    rng = np.random.default_rng(0)
+    with trace.Writer(tmp_path / "t.gguf") as writer:
+        for head_dim in (64, 20, 64):
+            q, k, v = rng.standard_normal((3, 1, 5, 2, head_dim), np.float32)
+            weights = np.exp(np.einsum("bthd,bjhd->bhtj", q, k) * head_dim**-0.5)
+            out = np.einsum("bhtj,bjhd->bthd", weights / weights.sum(-1, keepdims=True), v)
+            writer.add(q, k, v, out)
+    output = run("test", tmp_path / "t.gguf")
+    assert "every error is within the tolerance\nno operator ran on step 2\n" in output
+    run("test", tmp_path / "t.gguf", "--step", 2, code=1)
+    assert "no operator ran" not in run("test", tmp_path / "t.gguf", "--step", 3)
+
+
+def test_dropout_leaves_compare_the_recorded_outputs_and_test_nothing(tmp_path):
+    q, k = np.ones((2, 1, 4, 2, 32), np.float32)
+    with trace.Writer(tmp_path / "t.gguf") as writer:
+        writer.add(q, k, k, np.full_like(q, 2), kept=np.ones((1, 2, 4, 4), np.int8), dropout_p=0.5)
+    assert "every error is within the tolerance\nno operator ran on step 1\n" in run("compare", tmp_path / "t.gguf")
+    assert "nothing was checked" in run("test", tmp_path / "t.gguf", code=1)
+
+
+@pytest.mark.parametrize("command", ["compare", "test"])
+def test_a_name_selects_steps(tmp_path, command):
+    ggml_trace.write(tmp_path / "t.gguf", layers=2, calls=2)
+    run_of = {pattern: rows(run(command, tmp_path / "t.gguf", "--name", pattern)) for pattern in ("k", "cache_k_l1*")}
+    assert {row[0][0] for row in run_of["k"]} == {"1", "2", "3", "4"}
+    assert {row[0][0] for row in run_of["cache_k_l1*"]} == {"2", "4"}
+    assert {row[0][0] for row in rows(run(command, tmp_path / "t.gguf", "--name", "Qcur-0", "--step", 3))} == {"3"}
+    assert "no tensor matches 'nothing'" in run(command, tmp_path / "t.gguf", "--name", "nothing", code=2)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--softcap", "-1"), ("--softcap", "nan"), ("--softcap", "inf"), ("--max-bias", "-8"), ("--max-bias", "nan"),
+        ("--scale", "nan"), ("--scale", "inf"), ("--scale", "a"), ("--tolerance", "nan"), ("--tolerance", "-1"),
+    ],
+    ids="=".join,
+)  # fmt: skip
+@pytest.mark.parametrize("command", ["show", "compare", "test", "diff"])
+def test_numbers_that_are_none(standard, command, option):
+    if command == "show" and option[0] == "--tolerance":
+        return
+    output = run(command, standard, *([standard] if command == "diff" else []), *option, code=2)
+    assert f"Invalid value for '{option[0]}': " in output
+
+
+def piped(*arguments, **environment):
+    """What a command writes to a pipe."""
+    given = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "FORCE_COLOR")} | environment
+    command = [sys.executable, "-m", "flashport", "trace", *map(str, arguments)]
+    return subprocess.run(command, env=given, check=True, text=True, capture_output=True, stdin=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("columns", [None, 80, 100, 200])
+def test_a_pipe_gets_whole_numbers(mixed, columns):
+    """A table where it fits, else lists; 80 and 100 columns are too few for it."""
+    wide = rows(run("compare", mixed, "--device", "cpu"))
+    for command, place in (("compare", 3), ("test", 3)):
+        expected = [row[place] for row in wide if command == "compare" or row[1] != "recorded"]
+        options = {} if columns is None else {"COLUMNS": str(columns)}
+        output = piped(command, mixed, "--device", "cpu", **options).stdout
+        assert max(map(len, output.splitlines())) <= (columns or 160)
+        is_table = columns in (None, 200)
+        found = [row[place] for row in rows(output) if row[0]] if is_table else re.findall(r"relative: (\S+);", output)
+        assert found == expected
+        assert "…" not in output
+    output = piped("diff", mixed, mixed).stdout
+    assert len(rows(output)) == 2 * 7
+
+
 def test_parameters_of_files_that_do_not_store_them(tmp_path):
     ggml_trace.write(tmp_path / "t.gguf", scale=0.3, softcap=4.0, max_bias=8.0, mask=T.F32, calls=1, tokens=2)
     options = ["--scale", 0.3, "--softcap", 4, "--max-bias", 8]
@@ -264,6 +349,15 @@ def test_plot(standard, tmp_path):
     assert (tmp_path / "p.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+@pytest.mark.parametrize("name", ["p.xyz", "p", "p.png.gz"])
+def test_a_plot_that_matplotlib_cannot_write(standard, tmp_path, monkeypatch, name):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(_operators, "run_all", None)  # nothing is computed
+    output = run("compare", standard, "--plot", tmp_path / name, code=2)
+    assert re.search(rf"{re.escape(name)} must end with one of .*\.pdf, .*\.png, ", " ".join(output.split()))
+    assert not (tmp_path / name).exists()
+
+
 def test_plot_without_matplotlib(standard, tmp_path, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
@@ -290,6 +384,8 @@ def test_save(tmp_path):
     run("compare", tmp_path / "t.gguf")
     run("save", tmp_path / "t.gguf", sys.executable, script, 2, 3, code=3)
     assert len(trace.load(tmp_path / "t.gguf")) == 2
+    assert "1 steps, 5 tensors" in run("save", tmp_path / "t.gguf", "--", script, 1, 0)
+    assert "there is no PROGRAM after --" in run("save", tmp_path / "t.gguf", "--", code=2)
     assert "made no call that was recorded; it ended with exit status 0" in run(
         "save", tmp_path / "t.gguf", script, 0, 0, code=1
     )

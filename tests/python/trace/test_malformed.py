@@ -197,6 +197,68 @@ def test_messages_of_our_own_files(tmp_path):
     assert "flashport.trace.step.scale must be finite" in message(tmp_path, wrong)
 
 
+@pytest.mark.parametrize("name", ["softcap", "max_bias"])
+def test_parameters_of_our_own_files(tmp_path, name):
+    data = sound("own")
+    at = place_of(data, b"flashport.trace.step." + name.encode(), 4 + 4 + 8)
+    for value, text in ((-1.0, "must be at least 0, got [0.0, -1.0]"), (np.inf, "must be finite, got [0.0, inf]")):
+        wrong = data[: at + 8] + struct.pack("<d", value) + data[at + 16 :]
+        assert message(tmp_path, wrong) == f"flashport.trace.step.{name} {text}"
+
+
+@pytest.mark.parametrize("kind", ["standard", "own"])
+@pytest.mark.parametrize(("key", "count"), [("tensor_count", {"standard": 10, "own": 14}), ("total_steps", 2)])
+def test_counts(tmp_path, kind, key, count):
+    data = sound(kind)
+    count = count if isinstance(count, int) else count[kind]
+    at = place_of(data, b"kqv_trace." + key.encode())
+    assert data[at : at + 8] == struct.pack("<Ii", 5, count)
+    for other, said in (
+        (struct.pack("<Ii", 5, count + 1), count + 1),
+        (struct.pack("<Ii", 5, -count), -count),
+        (struct.pack("<If", 6, count), float(count)),
+    ):
+        wrong = data[:at] + other + data[at + 8 :]
+        assert message(tmp_path, wrong) == f"kqv_trace.{key} is {said!r}, and the file has {count}"
+
+
+NO_PARAMETERS = {
+    "text": ({"scale": "a"}, TypeError, "scale must be a number, got 'a'"),
+    "bool": ({"softcap": True}, TypeError, "softcap must be a number, got True"),
+    "none": ({"max_bias": None}, TypeError, "max_bias must be a number, got None"),
+    "nan": ({"scale": float("nan")}, ValueError, "scale must be finite, got nan"),
+    "inf": ({"softcap": float("inf")}, ValueError, "softcap must be finite, got inf"),
+    "softcap": ({"softcap": -1}, ValueError, "softcap must be at least 0, got -1"),
+    "max_bias": ({"max_bias": -0.5}, ValueError, "max_bias must be at least 0, got -0.5"),
+}
+
+
+@pytest.mark.parametrize(("options", "kind", "text"), NO_PARAMETERS.values(), ids=NO_PARAMETERS)
+def test_parameters_that_are_none(tmp_path, options, kind, text):
+    path = tmp_path / "t.gguf"
+    path.write_bytes(sound("standard"))
+    with pytest.raises(kind, match=f"^trace.load: {text}$") as raised:
+        trace.load(path, **options)
+    assert not isinstance(raised.value, trace.TraceError)
+    q = np.ones((1, 2, 2, 32), np.float32)
+    with trace.Writer(tmp_path / "w.gguf") as writer:
+        with pytest.raises(kind, match=f"^trace.Writer.add: {text}$"):
+            writer.add(q, q, q, q, **options)
+        assert writer.steps == 0
+    assert trace.load(path, scale=np.float32(0.5), softcap=2, max_bias=np.float64(8))[0].softcap == 2
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int8, np.float64])
+def test_masks_of_other_types(tmp_path, kind):
+    q = np.ones((1, 2, 2, 32), np.float32)
+    with trace.Writer(tmp_path / "t.gguf") as writer:
+        writer.add(q, q, q, q, mask=np.zeros((1, 1, 2, 2), kind))
+    step = trace.load(tmp_path / "t.gguf")[0]
+    for read in (lambda: step.mask, lambda: step.out):
+        with pytest.raises(trace.TraceError, match=r"mask .* must have fp16 or fp32 values and no [IF]\d+, got ne"):
+            read()
+
+
 def test_other_gguf_files(tmp_path):
     import gguf
 

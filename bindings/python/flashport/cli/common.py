@@ -7,22 +7,42 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
 
 from flashport import devices
 from flashport.testing import oracle
 
-# With NO_COLOR no escape code at all: rich alone would keep those of bold and dim.
-console = Console(color_system=None if os.environ.get("NO_COLOR") else "auto")
-
 _TABLE_WIDTH = 80  # what the tables are laid out for
+_FILE_WIDTH = 160  # what the widest of them takes
+
+
+class _Console(Console):
+    """A console whose lines are long where its output is a pipe or a file, which have no width, and COLUMNS is none."""
+
+    @property
+    def size(self) -> ConsoleDimensions:
+        """As Console."""
+        found = super().size
+        if self._width is not None or self.is_terminal or os.environ.get("COLUMNS", "").isdigit():
+            return found
+        return ConsoleDimensions(_FILE_WIDTH, found.height)
+
+    @size.setter
+    def size(self, new_size: tuple[int, int]) -> None:
+        self._width, self._height = new_size
+
+
+# With NO_COLOR no escape code at all: rich alone would keep those of bold and dim.
+console = _Console(color_system=None if os.environ.get("NO_COLOR") else "auto")
 
 
 def show(table: Table, names: int = 1) -> None:
-    """Prints a table; on a narrower terminal its rows as lists, headed by what is in so many first columns."""
-    if console.width >= _TABLE_WIDTH:
+    """Prints a table; on a terminal too narrow for it its rows as lists, headed by what is in so many first columns."""
+    least = Measurement.get(console, console.options.update(width=10 * _FILE_WIDTH), table).minimum
+    if console.width >= max(_TABLE_WIDTH, least):
         console.print(table)
         return
     if table.title:

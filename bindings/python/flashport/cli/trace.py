@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import importlib.util
+import math
 import os
 import subprocess
 import sys
@@ -18,7 +19,20 @@ from flashport.cli import trace_tables as tables
 from flashport.cli.common import OUTPUT_FILE, choose_device, console, show
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-_TOLERANCE = click.FloatRange(min=0)
+
+
+class _Finite(click.FloatRange):
+    """A number that is neither infinite nor NaN, which lies in every range."""
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """As click.FloatRange."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+_NUMBER, _NOT_NEGATIVE = _Finite(), _Finite(min=0)
 
 
 @click.group()
@@ -28,9 +42,11 @@ def trace() -> None:
 
 def _selection(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
-        click.option("--max-bias", default=0.0, help="ALiBi's max_bias, for files that do not store it."),
-        click.option("--softcap", default=0.0, help="Softcap, for files that do not store it."),
-        click.option("--scale", type=float, help="Factor on scores, where a file has none.  [default: 1/sqrt(D)]"),
+        click.option(
+            "--max-bias", default=0.0, type=_NOT_NEGATIVE, help="ALiBi's max_bias, for files that do not store it."
+        ),
+        click.option("--softcap", default=0.0, type=_NOT_NEGATIVE, help="Softcap, for files that do not store it."),
+        click.option("--scale", type=_NUMBER, help="Factor on scores, where a file has none.  [default: 1/sqrt(D)]"),
         click.option("--step", type=click.IntRange(min=1), help="Only the step of this number."),
         click.option("--layer", type=int, help="Only steps of this layer."),
     ):
@@ -47,11 +63,12 @@ def _load(path: Path, scale: float | None, softcap: float, max_bias: float) -> A
         raise click.ClickException(str(error)) from error
 
 
-_name_option = click.option(
-    "--name",
-    metavar="PATTERN",
-    help="Only tensors of this role (k, v, mask, ...), or whose name has this, as cache_k*.",
-)
+def _name_option(what: str) -> Callable[..., Any]:
+    return click.option(
+        "--name",
+        metavar="PATTERN",
+        help=f"Only {what} of this role (k, v, mask, ...), or whose name has this, as cache_k*.",
+    )
 
 
 def _matches(tensor: Any, name: str | None) -> bool:
@@ -60,6 +77,14 @@ def _matches(tensor: Any, name: str | None) -> bool:
     if name is None or name in get_args(Role):
         return name is None or tensor.role == name
     return fnmatch.fnmatchcase(tensor.name, name if any(sign in name for sign in "*?[") else f"*{name}*")
+
+
+def _need_match(steps: list[Any], name: str | None) -> list[Any]:
+    """The steps that have a tensor of this name; it is an error that there is none."""
+    found = [step for step in steps if any(_matches(tensor, name) for tensor in step.tensors)]
+    if not found:
+        raise click.BadParameter(f"no tensor matches {name!r}", param_hint="--name")
+    return found
 
 
 def _selected(path: Path, layer: int | None, step: int | None, **parameters: Any) -> list[Any]:
@@ -74,7 +99,13 @@ def _selected(path: Path, layer: int | None, step: int | None, **parameters: Any
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--layers", default=1, show_default=True, type=click.IntRange(min=1), help="Layers that call in turn.")
 def save(file: Path, program: tuple[str, ...], layers: int) -> None:
-    """Run PROGRAM, a Python script or a command, and record its calls of attention and flash_decode to FILE."""
+    """Run PROGRAM, a Python script or a command, and record its calls of attention and flash_decode to FILE.
+
+    A "--" before PROGRAM may stand there or not.
+    """
+    program = program[1:] if program[0] == "--" else program
+    if not program:
+        raise click.UsageError("there is no PROGRAM after --")
     if importlib.util.find_spec("gguf") is None:
         raise click.UsageError("traces need the package gguf: pip install 'flashport[trace]'")
     command = [sys.executable, *program] if program[0].endswith(".py") else list(program)
@@ -94,14 +125,14 @@ def save(file: Path, program: tuple[str, ...], layers: int) -> None:
 
 @trace.command(name="show")
 @click.argument("file", type=_FILE)
-@_name_option
+@_name_option("tensors")
 @_selection
 def show_command(file: Path, name: str | None, layer: int | None, step: int | None, **parameters: Any) -> None:
     """List the tensors of FILE: name, operations, type, shape, strides and statistics of each link of a chain."""
     from flashport.trace import TraceError
 
     steps = _selected(file, layer, step, **parameters)
-    shown = 0
+    _need_match(steps, name)
     for each in steps:
         tensors = [tensor for tensor in each.tensors if _matches(tensor, name)]
         if not tensors:
@@ -112,26 +143,25 @@ def show_command(file: Path, name: str | None, layer: int | None, step: int | No
                 each.decide()
         except TraceError as error:
             undecided = str(error)
-        shown += len(tensors)
         tables.print_tensors(each, tensors)
         for note in [*each.notes, undecided]:
             if note:
                 console.print(note, style="dim", highlight=False, markup=False, soft_wrap=True)
-    if shown == 0:
-        raise click.BadParameter(f"no tensor matches {name!r}", param_hint="--name")
 
 
 def _checking(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
         click.option("--seed", default=0, show_default=True, help="Which queries --sample takes."),
         click.option("--sample", type=click.IntRange(min=1), help="Check so many queries of a step, not all."),
-        click.option("--tolerance", type=_TOLERANCE, help="Relative error.  [default: 1e-3, more for quantised keys]"),
+        click.option(
+            "--tolerance", type=_NOT_NEGATIVE, help="Relative error.  [default: 1e-3, more for quantised keys]"
+        ),
         click.option(
             "--device", "device_name", metavar="NAME", help="cpu, cuda:0, hip:0, ...  [default: every one here]"
         ),
     ):
         command = option(command)
-    return _selection(command)
+    return _name_option("steps with a tensor")(_selection(command))
 
 
 def _rows(step: Any, sample: int | None, seed: int) -> Any:
@@ -142,15 +172,15 @@ def _rows(step: Any, sample: int | None, seed: int) -> Any:
 
 
 def _check(
-    file: Path, layer: int | None, step: int | None, device_name: str | None, tolerance: float | None,
-    sample: int | None, seed: int, with_output: bool, plot: Path | None, **parameters: Any,
+    file: Path, name: str | None, layer: int | None, step: int | None, device_name: str | None,
+    tolerance: float | None, sample: int | None, seed: int, with_output: bool, plot: Path | None, **parameters: Any,
 ) -> None:  # fmt: skip
     """Both of compare and test: rows of a table, a verdict, the exit status."""
     from flashport.trace import TraceError, _decide, _operators, _reference
 
     device = None if device_name is None else choose_device(device_name).device
-    steps = _selected(file, layer, step, **parameters)
-    table, failures, errors = tables.comparison(file.name), [], []
+    steps = _need_match(_selected(file, layer, step, **parameters), name)
+    table, failures, errors, unserved = tables.comparison(file.name), [], [], []
     for each in steps:
         try:
             rows = _rows(each, sample, seed)
@@ -160,6 +190,8 @@ def _check(
             results = _operators.run_all(each, rows, device)
         except TraceError as error:
             raise click.ClickException(str(error)) from error
+        if all(result.out is None for result in results):
+            unserved.append(each)
         outputs = [("recorded", "", recorded, limit)] if with_output else []
         for result in results:
             own_limit = max(limit, result.rounding) if tolerance is None else limit
@@ -183,17 +215,33 @@ def _check(
         text = f"past the tolerance: {', '.join(failures[:8])}{' ...' if len(failures) > 8 else ''}"
         console.print(text, style="bold red", highlight=False, soft_wrap=True)
         raise SystemExit(1)
+    # No operator takes dropout that was recorded: there compare has checked all that can be.
+    expected = [each for each in unserved if with_output and each.dropout_p > 0]
+    if len(unserved) == len(steps) > len(expected):
+        text = "no operator ran: only the recorded outputs were checked" if with_output else "nothing was checked"
+        console.print(f"{text}, every operator refused every step", style="bold red", highlight=False, soft_wrap=True)
+        raise SystemExit(1)
     console.print("every error is within the tolerance", style="bold green")
+    if unserved:
+        numbers = [str(each.number) for each in unserved]
+        text = f"no operator ran on step {', '.join(numbers[:8])}{' ...' if len(numbers) > 8 else ''}"
+        console.print(text, style="bold yellow", highlight=False, soft_wrap=True)
 
 
 @trace.command()
 @click.argument("file", type=_FILE)
-@click.option("--plot", type=OUTPUT_FILE, help="Draw the recorded output's error per step and head to a PNG file.")
+@click.option(
+    "--plot", type=OUTPUT_FILE, help="Draw the recorded output's error per step and head to a PNG file, or another."
+)
 @_checking
 def compare(file: Path, plot: Path | None, **options: Any) -> None:
     """Hold the outputs in FILE, and those of our operators, against the fp64 reference; exit 1 past the tolerance."""
-    if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise click.UsageError("--plot needs matplotlib: pip install 'flashport[bench]'")
+    if plot is not None:
+        if importlib.util.find_spec("matplotlib") is None:
+            raise click.UsageError("--plot needs matplotlib: pip install 'flashport[bench]'")
+        endings = tables.plot_endings()
+        if plot.suffix.lower() not in endings:
+            raise click.BadParameter(f"{plot} must end with one of {', '.join(endings)}", param_hint="--plot")
     _check(file, with_output=True, plot=plot, **options)
 
 
@@ -208,9 +256,9 @@ def test(file: Path, **options: Any) -> None:
 @trace.command()
 @click.argument("first", type=_FILE)
 @click.argument("second", type=_FILE)
-@_name_option
+@_name_option("tensors")
 @click.option(
-    "--tolerance", default=0.0, show_default=True, type=_TOLERANCE, help="Relative error that is no difference."
+    "--tolerance", default=0.0, show_default=True, type=_NOT_NEGATIVE, help="Relative error that is no difference."
 )
 @_selection
 def diff(

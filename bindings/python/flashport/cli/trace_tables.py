@@ -44,8 +44,9 @@ def comparison(name: str) -> Table:
     )
     table.add_column("step")
     table.add_column("result")
-    for heading in ("max abs", "relative", "cosine", "sum", "allowed", "keys and values"):
-        table.add_column(heading, justify="left" if heading == "keys and values" else "right")
+    for heading in ("max abs", "relative", "cosine", "sum", "allowed"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("keys and values")
     return table
 
 
@@ -70,8 +71,9 @@ def difference(first: str, second: str) -> Table:
     table = Table(title=f"{first} and {second}")
     table.add_column("step")
     table.add_column("tensor")
-    for heading in ("operations", "max abs", "relative", "cosine", "sum"):
-        table.add_column(heading, justify="left" if heading == "operations" else "right")
+    table.add_column("operations")
+    for heading in ("max abs", "relative", "cosine", "sum"):
+        table.add_column(heading, justify="right", no_wrap=True)
     return table
 
 
@@ -82,6 +84,13 @@ def add_difference(table: Table, step: Any, tensor: Any, parting: Any, apart: An
     if apart is not None:
         numbers = (_number(apart.max_abs), _number(apart.relative), f"{apart.cosine:.7f}", _number(apart.sum))
     table.add_row(_step_text(step), tensor.role, tensor.chain, *numbers, style=style)
+
+
+def plot_endings() -> list[str]:
+    """The endings of files that matplotlib can write."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    return [f".{kind}" for kind in sorted(FigureCanvasBase.get_supported_filetypes())]
 
 
 def plot(errors: list[tuple[Any, Any]], name: str, path: Path) -> None:

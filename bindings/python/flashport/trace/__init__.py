@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flashport.trace import _container, _steps
-from flashport.trace._errors import TraceError
+from flashport.trace._errors import TraceError, check_parameters
 from flashport.trace._own import Writer
 from flashport.trace._record import record
 from flashport.trace._steps import Role, Step, Tensor
@@ -81,6 +81,8 @@ def load(
         TraceError: The file is damaged or no trace; the text names the place.
         ModuleNotFoundError: The package gguf is missing.
         OSError: The file cannot be opened.
+        ValueError: ``scale``, ``softcap`` or ``max_bias`` is not finite, or one of the last two is negative.
+        TypeError: One of these three is no number.
 
     Source:
         bindings/python/flashport/trace/_container.py, bindings/python/flashport/trace/_layout.py (rules of layouts),
@@ -88,6 +90,7 @@ def load(
     """
     if arrays not in ("numpy", "torch"):
         raise ValueError(f'trace.load: arrays must be "numpy" or "torch", got {arrays!r}')
+    check_parameters("trace.load", scale, softcap, max_bias)
     container = _container.read(path)
     steps = _steps.steps(container)
     for step in steps:

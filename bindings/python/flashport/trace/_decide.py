@@ -85,8 +85,8 @@ def check_shapes(step: Step) -> None:
     if found is not None:
         fail(step.need(found[0]), found[1])  # type: ignore[arg-type]
     for mask in (tensors.get("mask"), tensors.get("mask_quant")):
-        if mask is not None and mask.is_quantised:
-            fail(mask, "fp16 or fp32 values")
+        if mask is not None and mask.type not in ("F16", "F32"):
+            fail(mask, f"fp16 or fp32 values and no {mask.type}")
     kept = step.find("kept")
     keys = sum(step.need(part[0]).ne[1] for part in step.parts)
     if kept is not None and (kept.ne != (keys, *q.ne[1:]) or kept.type != "I8"):

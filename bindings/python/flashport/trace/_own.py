@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from flashport.trace import _layout
-from flashport.trace._errors import TraceError, gguf_package
-from flashport.trace._steps import Role, Step, Tensor
+from flashport.trace._errors import TraceError, check_parameters, gguf_package
+from flashport.trace._steps import Role, Step, Tensor, check_counts
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -116,10 +116,13 @@ class Writer:
             The number of the step.
 
         Raises:
-            ValueError: The trace is closed, or operands do not fit each other.
+            ValueError: The trace is closed, operands do not fit each other, ``scale``, ``softcap`` or ``max_bias`` is
+                not finite, or one of the last two is negative.
+            TypeError: One of these three is no number.
         """
         if not self._is_open:
             raise ValueError(f"trace.Writer.add: {os.fspath(self.path)!r} is closed")
+        check_parameters("trace.Writer.add", scale, softcap, max_bias)
         operands: dict[Role, Values | None] = {
             "out": np.asarray(out, np.float32), "q": q, "k": k, "v": v, "mask": mask, "k_quant": k_quant,
             "v_quant": v_quant, "k_first": k_first, "v_first": v_first, "sinks": sinks, "kept": kept,
@@ -237,11 +240,15 @@ def steps(container: Container) -> list[Step]:
     total = max(numbers, default=0)
     if total > tensors or sorted(set(numbers)) != list(range(1, total + 1)):
         raise TraceError(f"{path}: flashport.trace.tensor.step must have every number from 1 on, got up to {total}")
+    check_counts(container, total)
     found: list[list[Tensor]] = [[] for _ in range(total)]
     for i, entry in enumerate(container.entries):
         found[numbers[i] - 1].append(_tensor(path, entry, roles[i], nb[4 * i : 4 * i + 4]))
     texts = {name: _column(container, f"step.{name}", str, total) for name in ("operation", "options")}
     floats = {name: _column(container, f"step.{name}", float, total) for name in ("scale", "softcap", "max_bias")}
+    for name in ("softcap", "max_bias"):
+        if min(floats[name], default=0) < 0:
+            raise TraceError(f"{path}: flashport.trace.step.{name} must be at least 0, got {floats[name][:8]}")
     layers = _column(container, "step.layer", int, total)
     dropped = [0.0] * total  # of files from before it
     if "flashport.trace.step.dropout_p" in container.metadata:

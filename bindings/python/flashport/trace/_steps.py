@@ -242,14 +242,15 @@ def _steps_of_others(container: Container) -> list[Step]:
             groups[-1].append(entry)
     if not groups:
         raise TraceError(f"{path}: no trace of attention: none of its tensors is named kqv_out")
-    _check_counts(container, len(groups))
+    check_counts(container, len(groups))
     return [_step(path, place + 1, group) for place, group in enumerate(groups)]
 
 
-def _check_counts(container: Container, found: int) -> None:
+def check_counts(container: Container, found: int) -> None:
+    """Raises TraceError where the metadata says another number of tensors or steps than there are."""
     for key, count in (("tensor_count", len(container.entries)), ("total_steps", found)):
         said = container.metadata.get(f"kqv_trace.{key}", count)
-        if said != count:
+        if type(said) is not int or said != count:
             raise TraceError(f"{container.path}: kqv_trace.{key} is {said!r}, and the file has {count}")
 
 
