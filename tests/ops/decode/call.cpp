@@ -331,9 +331,9 @@ std::string DecodeCall::check(Type math) {
     const reference::RequestResult exact = reference::attend(requests[b]);
     const std::vector<double> mine(ours.begin() + at, ours.begin() + at + exact.out.size());
     at += exact.out.size();
-    // Request by request: a short one's larger errors must not hide a long one's. Of few rows with few keys that count
-    // chance makes the roundings of probabilities small: those of the plain implementation may be in any of four units.
-    // A lone key's probability is 1, in no other unit.
+    // Request by request: a short one's larger errors must not hide a long one's. Where few rows have few keys that
+    // count, chance may make the roundings of probabilities small, so the plain implementation may have these in any of
+    // four units. A lone key's probability is 1, in no other unit.
     const bool is_small = requests[b].kv_len > 1 && requests[b].q_len * requests[b].num_q_heads <= 16;
     reference::RequestResult plain;
     Comparison compared;
