@@ -13,7 +13,7 @@
 
 namespace flashport {
 
-inline constexpr int kBackendAbiVersion = 13;
+inline constexpr int kBackendAbiVersion = 14;
 
 struct BackendDevice {
   char name[128];

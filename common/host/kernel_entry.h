@@ -17,7 +17,8 @@ enum class KernelTag : std::int32_t {
   kDecodePlain,
   kDecodePlainLarge,  // on caches with room for many keys
   kDecodeLarge,       // for all calls on such caches
-  kDecodeSegments,    // of segments, one after the other
+  kDecodeSegments,    // of segments of blocks and of 16 bits, as they are stored
+  kDecodeSegmentsLarge,
   kDecodeSegmentsCombine,
   kDecodeCombine,
   kDecodeAppendCombine,
@@ -49,7 +50,8 @@ inline constexpr int kKernelTags = static_cast<int>(KernelTag::kProbe) + 1;
     case KernelTag::kDecodePlain:
     case KernelTag::kDecodePlainLarge: return "decode_plain";
     case KernelTag::kDecodeLarge: return "decode";
-    case KernelTag::kDecodeSegments: return "decode_segments";
+    case KernelTag::kDecodeSegments:
+    case KernelTag::kDecodeSegmentsLarge: return "decode_segments";
     case KernelTag::kDecodeSegmentsCombine: return "decode_segments_combine";
     case KernelTag::kDecodeCombine: return "decode_combine";
     case KernelTag::kDecodeAppendCombine: return "decode_append_combine";
@@ -76,7 +78,6 @@ inline constexpr int kKernelTags = static_cast<int>(KernelTag::kProbe) + 1;
 // The member that KernelEntry::tag names. Kernels without a template shape have none.
 union KernelShape {
   DecodeConfig decode;
-  DecodeSegmentsConfig decode_segments;
   GatedDeltaConfig gated_delta_update;
   GatedDeltaChunkConfig gated_delta_chunk;  // the prepare kernel's and the chain's
   AttentionConfig attention;

@@ -80,6 +80,8 @@ template <class T>
 FLASHPORT_DEVICE T load_around_l1(const T* address) {
   return __ldcg(address);
 }
+// Asks for the line that has the address, if there is one.
+FLASHPORT_DEVICE void prefetch_l1(const void* address) { asm volatile("prefetch.global.L1 [%0];" ::"l"(address)); }
 // Reads what other blocks of this launch have written: L1 is not coherent, L2 is.
 FLASHPORT_DEVICE float load_published(const float* address) { return __ldcg(address); }
 FLASHPORT_DEVICE void load_published_pair(float& x, float& y, const float* from) {

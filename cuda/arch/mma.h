@@ -99,10 +99,6 @@ FLASHPORT_DEVICE void load_shared(unsigned (&r)[4], const unsigned (&from)[4]) {
 FLASHPORT_DEVICE void mbarrier_init(std::uint64_t* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
-// Its memory may then have something else.
-FLASHPORT_DEVICE void mbarrier_invalidate(std::uint64_t* barrier) {
-  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
 // Arrives when this thread's cp.async so far are complete.
 FLASHPORT_DEVICE void mbarrier_arrive_on_copies(std::uint64_t* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");

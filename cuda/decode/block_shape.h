@@ -25,6 +25,9 @@ constexpr int turn_tiles(const DecodeConfig& cfg) {
 }
 constexpr int tile_keys(const DecodeConfig& cfg) { return turn_keys(cfg) / turn_tiles(cfg); }
 
+// Keys of 16 bits of a tile, where segments have them beside those of blocks.
+constexpr int wide_tile_keys(const DecodeConfig& cfg) { return tile_keys(cfg) / kLeafKeys * kWideLeafKeys; }
+
 constexpr int compute_threads(const DecodeConfig& cfg) { return cfg.tuning.waves * kWaveSize; }
 constexpr int producer_threads(const DecodeConfig& cfg) { return cfg.tuning.producer_waves * kWaveSize; }
 constexpr int block_threads(const DecodeConfig& cfg) {
@@ -63,7 +66,7 @@ constexpr DecodeSplit decode_split(const DecodeConfig& cfg) {
   return {.turn_leaves = cfg.tuning.leaves,
           .row_slices = row_waves(cfg),
           .column_slices = column_waves(cfg),
-          .finer = finer,
+          .finer = finer || cfg.shape.has_wide_segments,
           .wide = cfg.shape.head_dim_v >= 256};
 }
 

@@ -12,7 +12,7 @@ namespace flashport::FLASHPORT_TARGET::decode {
 // take the room, few where two warpgroups share the columns of 64 rows or two teams share a block, and none where four
 // teams fill it. Kernels that read segments have none, as their ranges follow from more than one array.
 constexpr int most_early_lengths(const DecodeConfig& cfg) {
-  if (reads_segments(cfg.shape)) return 0;
+  if (reads_segments(cfg.shape) || cfg.shape.has_wide_segments) return 0;
   if (cfg.shape.appends) return cfg.shape.rows == 8 && cfg.tuning.blocks_per_multiprocessor == 1 ? 256 : 96;
   if (cfg.tuning.teams > 1) return cfg.tuning.teams > 2 ? 0 : 32;
   return uses_wgmma(cfg.shape) && column_warpgroups(cfg) == 2 ? 32 : 256;
@@ -80,7 +80,7 @@ FLASHPORT_DEVICE Range begin_range(const DecodeParamsOf<kCfg>& p, const Block& t
     }
   };
   const auto find = [&] {
-    if constexpr (!kPlain) {
+    if constexpr (!kPlain && !kCfg.shape.has_wide_segments) {
       if (p.num_chunks > 0) return chunk_range(p, team);
     }
     return balanced_range(p, team, length_of);

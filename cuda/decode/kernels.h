@@ -2,14 +2,15 @@
 #pragma once
 
 #include "common/device/decode/combine_kernel.h"
-#include "common/device/decode/combine_segments.h"
 #include "cuda/arch/define_kernel.h"
-#include "cuda/decode/segments_kernel.h"
 #include "cuda/decode/team_work.h"
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
 constexpr KernelTag decode_tag(const DecodeShape& shape) {
+  if (shape.has_wide_segments) {
+    return shape.large_cache ? KernelTag::kDecodeSegmentsLarge : KernelTag::kDecodeSegments;
+  }
   if (shape.appends) return shape.plain ? KernelTag::kDecodeAppendPlain : KernelTag::kDecodeAppend;
   if (!shape.plain) return shape.large_cache ? KernelTag::kDecodeLarge : KernelTag::kDecode;
   return shape.large_cache ? KernelTag::kDecodePlainLarge : KernelTag::kDecodePlain;
@@ -35,11 +36,12 @@ constexpr KernelTag decode_tag(const DecodeShape& shape) {
 #define FLASHPORT_DEFINE_DECODE_PLAIN_COMBINE(symbol, name)                                                \
   FLASHPORT_DEFINE_COMBINE(symbol, name, KernelTag::kDecodePlainCombine, PlainDecodeParams, CombineShared, \
                            decode_combine)
-#define FLASHPORT_DEFINE_DECODE_SEGMENTS_COMBINE(symbol, name)                                    \
-  FLASHPORT_DEFINE_COMBINE(symbol, name, KernelTag::kDecodeSegmentsCombine, SegmentsDecodeParams, \
-                           CombineSegmentsShared, combine_segments)
+#define FLASHPORT_DEFINE_DECODE_SEGMENTS_COMBINE(symbol, name)                                                   \
+  FLASHPORT_DEFINE_COMBINE(symbol, name, KernelTag::kDecodeSegmentsCombine, SegmentsDecodeParams, CombineShared, \
+                           decode_combine)
 
-// math, k_format, v_format, head_dim_qk, head_dim_v, rows, whether it appends, is for plain calls, for large caches
+// math, k_format, v_format, head_dim_qk, head_dim_v, rows, whether it appends, is for plain calls, for large caches,
+// also reads segments of 16 bits
 #define FLASHPORT_DEFINE_DECODE(symbol, name, ...)                                                             \
   namespace flashport::FLASHPORT_TARGET::decode {                                                              \
   constexpr DecodeConfig symbol##_config = decode_config(__VA_ARGS__);                                         \
@@ -52,23 +54,4 @@ constexpr KernelTag decode_tag(const DecodeShape& shape) {
   FLASHPORT_DEFINE_ENTRY(symbol, name, decode_tag(symbol##_config.shape), block_threads(symbol##_config),      \
                          shared_bytes<symbol##_config>(), .shape = {.decode = symbol##_config},                \
                          .teams = symbol##_config.tuning.teams, .decode_split = decode_split(symbol##_config)) \
-  }
-
-// Math and format of segments of 16 bits; formats of keys and of values in blocks, head_dim_qk, head_dim_v, rows,
-// whether for large caches
-#define FLASHPORT_DEFINE_DECODE_SEGMENTS(symbol, name, math, own_format, k_format, v_format, dk, dv, rows, large) \
-  namespace flashport::FLASHPORT_TARGET::decode {                                                                 \
-  constexpr DecodeConfig symbol##_16_bits =                                                                       \
-      decode_config(math, own_format, own_format, dk, dv, rows, false, false, false, true);                       \
-  constexpr DecodeConfig symbol##_blocks =                                                                        \
-      decode_config(MathType::kFp16, k_format, v_format, dk, dv, rows, false, false, large, true);                \
-  using symbol##_shape = SegmentsShape<symbol##_16_bits, symbol##_blocks>;                                        \
-  extern "C" __global__ void __launch_bounds__(symbol##_shape::kThreads, 1)                                       \
-      symbol(const __grid_constant__ SegmentsDecodeParams params) {                                               \
-    extern __shared__ __align__(1024) unsigned char memory[];                                                     \
-    decode_segments<symbol##_16_bits, symbol##_blocks>(params, memory);                                           \
-  }                                                                                                               \
-  FLASHPORT_DEFINE_ENTRY(symbol, name, KernelTag::kDecodeSegments, symbol##_shape::kThreads,                      \
-                         symbol##_shape::kSharedBytes,                                                            \
-                         .shape = {.decode_segments = {symbol##_16_bits, symbol##_blocks}})                       \
   }

@@ -10,6 +10,7 @@
 // 2-byte alignment goes through registers.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "common/device/decode/combine.h"
@@ -33,12 +34,16 @@ struct DecodeShared;  // of a team; those of a block's teams lie side by side
 template <DecodeConfig kCfg, KvFormat kFormat, int kDim>
 using TileLayout = std::conditional_t<uses_wgmma(kCfg.shape), PanelLayout<kDim, tile_keys(kCfg)>,
                                       RowLayout<kFormat, kDim, kCfg.tuning.teams, tile_keys(kCfg)>>;
-template <DecodeConfig kCfg, KvFormat kFormat, int kDim>
-struct TileRows : TileLayout<kCfg, kFormat, kDim> {
-  using Base = TileLayout<kCfg, kFormat, kDim>;
+template <DecodeConfig kCfg, class Base>
+struct RowsInRings : Base {
   static constexpr int row_offset(int row) { return Base::row_offset(row, sizeof(DecodeShared<kCfg>)); }
   static constexpr int offset(int row, int byte) { return row_offset(row) + (Base::column(byte) ^ Base::swizzle(row)); }
 };
+template <DecodeConfig kCfg, KvFormat kFormat, int kDim>
+using TileRows = RowsInRings<kCfg, TileLayout<kCfg, kFormat, kDim>>;
+// The same where a segment of 16 bits lies beside those of blocks.
+template <DecodeConfig kCfg, int kDim>
+using WideRows = RowsInRings<kCfg, RowLayout<KvFormat::kFp16, kDim, kCfg.tuning.teams, wide_tile_keys(kCfg)>>;
 
 // Where wgmma reads, panels begin at multiples of 1024 bytes.
 template <DecodeConfig kCfg>
@@ -57,7 +62,9 @@ struct KvTiles {
   using ValuesOf = TileRows<kCfg, kValueFormat == KvFormat::kBlocks ? kFormat : kValueFormat, kCfg.shape.head_dim_v>;
   // Bytes of a place in each team's ring: alike for keys and values, but where one is of 16 bits and the other of
   // blocks.
-  static constexpr int kMost = Keys::kTileBytes > Values::kTileBytes ? Keys::kTileBytes : Values::kTileBytes;
+  static constexpr int kWideBytes =
+      !kCfg.shape.has_wide_segments ? 0 : WideRows<kCfg, kCfg.shape.head_dim_qk>::kTileBytes;
+  static constexpr int kMost = std::max({Keys::kTileBytes, Values::kTileBytes, kWideBytes});
   static constexpr bool kAlike = !chooses_formats(kCfg.shape) || kKeyFormat == kValueFormat;
   // Behind the codes of a tile its factors: those of groups as rows (factor_operand.h); of whole rows one of each key
   // and then of each value, in the ring of the head's team. Those of values are read with the scores, before the place
@@ -84,6 +91,14 @@ struct KvTiles {
       "a place is one of keys or of values for good");
 };
 
+// What producers tell of turns, and where their waves keep the segment that they look up pages of.
+template <int kPlaces, int kWaves>
+struct StoredTurns {
+  TurnKeys of[kPlaces];
+  Segment scouts[kWaves];
+};
+struct NoTurns {};
+
 template <DecodeConfig kCfg>
 struct KvRing {
   static constexpr int kTiles = kCfg.tuning.stages;
@@ -106,7 +121,15 @@ struct KvRing {
   alignas(8) std::uint64_t ready[kTiles];  // of a tile, and of the query tiles that were asked for before it
   std::uint64_t free[kTiles];
   std::uint64_t query_free[kQueries];
-  static constexpr int kLookedUp = reads_segments(kCfg.shape) ? 1 : turn_keys(kCfg);  // segment_copier.h has its own
+  // The turns whose first tiles lie there, in the ring of the first team; written before these are handed over.
+  static constexpr int kScouts =
+      kCfg.tuning.producer_waves * (teams_may_help(kCfg.shape, kCfg.tuning.teams) ? kCfg.tuning.teams : 1);
+  [[no_unique_address]] std::conditional_t<kCfg.shape.has_wide_segments, StoredTurns<kTiles, kScouts>, NoTurns> turns;
+  // segment_copier.h has its own; where teams always share out the rows of segments, one looks up its part.
+  static constexpr int kLookedUp = reads_segments(kCfg.shape) ? 1
+                                   : kCfg.shape.has_wide_segments && !teams_may_help(kCfg.shape, kCfg.tuning.teams)
+                                       ? turn_keys(kCfg) / kCfg.tuning.teams
+                                       : turn_keys(kCfg);
   int pages[kLookAhead][kLookedUp];
   // Where the rows of the tile of keys lie that is being copied, and those of its values; they take turns where a turn
   // has more tiles. Then the same of their factors.
@@ -126,12 +149,6 @@ struct KvRing {
     if (i < kTiles) mbarrier_init(&ready[i], reads_segments(kCfg.shape) ? side_wideners(kCfg) : kProducers * kWaveSize);
     if (i < kTiles) mbarrier_init(&free[i], kCfg.tuning.waves);
     if (i < kQueries) mbarrier_init(&query_free[i], kCfg.tuning.waves);
-  }
-  FLASHPORT_DEVICE void invalidate(unsigned thread) {
-    const unsigned i = thread;
-    if (i < kTiles) mbarrier_invalidate(&ready[i]);
-    if (i < kTiles) mbarrier_invalidate(&free[i]);
-    if (i < kQueries) mbarrier_invalidate(&query_free[i]);
   }
 };
 
@@ -182,6 +199,8 @@ class KvPipeline {
   FLASHPORT_DEVICE auto values() { return oldest(); }
   FLASHPORT_DEVICE void refill_behind_values(const DecodeParams&, LeafCursor&) { release(); }
 
+  // What the oldest turn has, where the producers say so.
+  FLASHPORT_DEVICE const TurnKeys& turn() const { return first_ring_.turns.of[place_.stage]; }
   FLASHPORT_DEVICE const char* tile() const { return first_ring_.tile(place_.stage); }
   // Gives the oldest tile back, and waits for the one behind it.
   FLASHPORT_DEVICE void next_tile() {

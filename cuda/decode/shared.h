@@ -29,7 +29,7 @@ struct DecodeShared : NewKeyStages<kCfg>, SegmentStages<kCfg> {
   [[no_unique_address]] std::conditional_t<has_blocks(kCfg.shape), TooMuchOperands, NothingTooMuch> too_much;
   [[no_unique_address]] std::conditional_t<factors_of(kCfg.shape) == Factors::kOfRows, PartUnits<kCfg>, NothingTooMuch>
       units;
-  std::conditional_t<kCfg.shape.shares_launch, NoPartialList, PartialList> partials[kCfg.tuning.waves];
+  PartialList partials[kCfg.tuning.waves];
 };
 
 }  // namespace flashport::FLASHPORT_TARGET::decode

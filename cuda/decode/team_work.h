@@ -5,6 +5,7 @@
 #include "common/device/decode/kernel.h"
 #include "cuda/decode/early_range.h"
 #include "cuda/decode/kv_producer.h"
+#include "cuda/decode/stored_segments_producer.h"
 
 namespace flashport::FLASHPORT_TARGET::decode {
 
@@ -30,8 +31,9 @@ template <DecodeConfig kCfg>
 constexpr int first_producer() {
   return kCfg.tuning.teams * compute_threads(kCfg);
 }
-template <DecodeConfig kCfg, int kFirstProducer>
+template <DecodeConfig kCfg>
 class TeamWork {
+  static constexpr int kFirstProducer = first_producer<kCfg>();
   static constexpr int kTeams = kCfg.tuning.teams;
   static constexpr int kCompute = compute_threads(kCfg), kProducers = producer_threads(kCfg);
   static constexpr int kReserved = 1024;  // of each block, for the system
@@ -70,18 +72,23 @@ class TeamWork {
     if constexpr (reads_segments(kCfg.shape)) {
       produce_segments<kCfg>(p_, range, producers, first_ + kCompute, own());
     } else if (teams_share_rows<kCfg>(p_, range)) {
-      KvProducer<kCfg, Sharing::kRows, DecodeShared<kCfg>>(p_, producers, range.line, shared_).run(p_, range);
+      Producer<Sharing::kRows>(p_, producers, range.line, shared_).run(p_, range);
     } else if (helps_) {
       if constexpr (teams_may_help(kCfg.shape, kTeams)) {
         const Block all(&shared_[0].arrive_flag, kFirstProducer, kTeams * kProducers, 0);
-        KvProducer<kCfg, Sharing::kFirstTeam, DecodeShared<kCfg>>(p_, all, range.line, shared_).run(p_, range);
+        Producer<Sharing::kFirstTeam>(p_, all, range.line, shared_).run(p_, range);
       }
-    } else {
-      KvProducer<kCfg, Sharing::kNone, DecodeShared<kCfg>>(p_, producers, range.line, shared_).run(p_, range);
+    } else if constexpr (!kCfg.shape.has_wide_segments) {
+      Producer<Sharing::kNone>(p_, producers, range.line, shared_).run(p_, range);
     }
   }
 
  private:
+  template <Sharing kSharing>
+  using Producer =
+      std::conditional_t<kCfg.shape.has_wide_segments, StoredSegmentsProducer<kCfg, kSharing, DecodeShared<kCfg>>,
+                         KvProducer<kCfg, kSharing, DecodeShared<kCfg>>>;
+
   FLASHPORT_DEVICE Block part(int begin, int threads, TeamBarrier barrier) const {
     const int its_barrier = kFirstTeamBarrier + team_ * kTeamBarriers + barrier;
     return Block(&own().arrive_flag, first_ + begin, threads, its_barrier, helps_ ? 0 : team_, helps_ ? 1 : kTeams);
@@ -98,7 +105,7 @@ FLASHPORT_DEVICE void decode_block(const DecodeParamsOf<kCfg>& p, DecodeShared<k
   constexpr RegisterSplit kRegisters = register_split(kCfg);
   static_assert(kRegisters.compute == 0 ||
                 (first_producer<kCfg>() % 128 == 0 && kCfg.tuning.teams * producer_threads(kCfg) % 128 == 0));
-  using Work = TeamWork<kCfg, first_producer<kCfg>()>;
+  using Work = TeamWork<kCfg>;
   const bool produces = Work::of_producers() >= 0;
   const Work work(p, shared, produces);
   DecodeShared<kCfg>& own = work.own();

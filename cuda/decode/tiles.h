@@ -20,7 +20,8 @@
 namespace flashport::FLASHPORT_TARGET::decode {
 
 template <DecodeConfig kCfg>
-class DecodeTiles {
+class MmaTiles {
+ protected:
   static constexpr DecodeShape kShape = kCfg.shape;
   static constexpr MathType kKeyMath = side_math(kShape, kShape.k_format);
   static constexpr MathType kValueMath = side_math(kShape, kShape.v_format);
@@ -74,7 +75,6 @@ class DecodeTiles {
     if (kCfg.tuning.teams == 4) return kRowTiles == 1 ? 2 : 1;
     return kColTiles * kRowTiles <= 2 ? 2 : kColTiles * kRowTiles <= 4 ? 1 : 0;
   }();
-  static constexpr bool kCombines = !kShape.shares_launch, kPublishesWholeTiles = kShape.shares_launch;
   static constexpr float kScoreUnit = kScalesKeys ? block_widening(kShape.k_format).key_unit : 1.0f;
   static constexpr bool kClearsGroup = kKeptStates == 1;
   struct Rows {
@@ -94,7 +94,7 @@ class DecodeTiles {
   };
   struct Operand {};  // P^T: in shared memory
 
-  FLASHPORT_DEVICE DecodeTiles(const DecodeParams& p, const Block& block, DecodeShared<kCfg>& shared)
+  FLASHPORT_DEVICE MmaTiles(const DecodeParams& p, const Block& block, DecodeShared<kCfg>& shared)
       : block_(block),
         shared_(shared),
         row_base_(kRowWaves == 1 ? 0 : block.wave() / kColWaves * kWaveRows),
@@ -326,49 +326,53 @@ class DecodeTiles {
     return {};
   }
 
+  // Takes the maxima and sums of the turn's first parts in, and scales the state to the new maximum. `weights`: those
+  // of the products with the values of each part.
+  template <class State, int kCount>
+  FLASHPORT_DEVICE void weigh_parts(State& state, Rows (&weights)[kCount]) const {
+    float4 stats[kCount][kRowTiles];
+    Rows m = state.m;
+#pragma unroll
+    for (int part = 0; part < kCount; ++part) {
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        const float4 x = stats[part][tile] = row_stats(part, tile);
+        m[2 * tile] = maximum(m[2 * tile], x.x);
+        m[2 * tile + 1] = maximum(m[2 * tile + 1], x.y);
+      }
+    }
+    Rows before;
+#pragma unroll
+    for (int slot = 0; slot < kRowSlots; ++slot) {
+      const float reference = finite(m[slot]);
+      before[slot] = exp2_approx(state.m[slot] - reference);
+      state.m[slot] = m[slot];
+      state.l[slot] = mul_rn(state.l[slot], before[slot]);
+#pragma unroll
+      for (int part = 0; part < kCount; ++part) {
+        const float4& x = stats[part][slot / 2];
+        weights[part][slot] = exp2_approx((slot % 2 == 0 ? x.x : x.y) - reference);
+        state.l[slot] = fma_rn(slot % 2 == 0 ? x.z : x.w, weights[part][slot], state.l[slot]);
+      }
+    }
+    for_each_register(state.o.c, [&](float& x, int, int tile, int i) { x = mul_rn(x, before[2 * tile + i % 2]); });
+    if constexpr (kScalesRows) {
+#pragma unroll
+      for (int part = 0; part < kCount; ++part) {
+#pragma unroll
+        for (int tile = 0; tile < kRowTiles; ++tile) {
+          const float2 unit = shared_.units.of[buffer_][part][(row_base_ + 8 * tile) / 2 + c_];
+          weights[part][2 * tile] *= unit.x;
+          weights[part][2 * tile + 1] *= unit.y;
+        }
+      }
+    }
+  }
   // (m, l, O^T) combined with V^T P^T: of the keys of one part after the other, each with its own m.
   template <class State, class ValueTiles>
   FLASHPORT_DEVICE void accumulate(State& state, const Operand&, const ValueTiles& values) const {
     Rows weights[kParts];
-    {
-      float4 stats[kParts][kRowTiles];
-      Rows m = state.m;
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-        for (int tile = 0; tile < kRowTiles; ++tile) {
-          const float4 x = stats[part][tile] = row_stats(part, tile);
-          m[2 * tile] = maximum(m[2 * tile], x.x);
-          m[2 * tile + 1] = maximum(m[2 * tile + 1], x.y);
-        }
-      }
-      Rows before;
-#pragma unroll
-      for (int slot = 0; slot < kRowSlots; ++slot) {
-        const float reference = finite(m[slot]);
-        before[slot] = exp2_approx(state.m[slot] - reference);
-        state.m[slot] = m[slot];
-        state.l[slot] = mul_rn(state.l[slot], before[slot]);
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-          const float4& x = stats[part][slot / 2];
-          weights[part][slot] = exp2_approx((slot % 2 == 0 ? x.x : x.y) - reference);
-          state.l[slot] = fma_rn(slot % 2 == 0 ? x.z : x.w, weights[part][slot], state.l[slot]);
-        }
-      }
-      for_each_register(state.o.c, [&](float& x, int, int tile, int i) { x = mul_rn(x, before[2 * tile + i % 2]); });
-      if constexpr (kScalesRows) {
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-          for (int tile = 0; tile < kRowTiles; ++tile) {
-            const float2 unit = shared_.units.of[buffer_][part][(row_base_ + 8 * tile) / 2 + c_];
-            weights[part][2 * tile] *= unit.x;
-            weights[part][2 * tile + 1] *= unit.y;
-          }
-        }
-      }
-    }
+    weigh_parts(state, weights);
     v_format_.with([&](auto format) { add_values<format()>(state.o, weights, values); });
   }
   // O^T += V^T P^T, each part's by its weights, which are used up.
@@ -491,7 +495,7 @@ class DecodeTiles {
     });
   }
 
- private:
+ protected:
   // f(key tile, row tile, half, value of row 2 c, value of row 2 c + 1), both of key g + 8 half
   template <class F>
   FLASHPORT_DEVICE void for_each_key_pair(const Scores& scores, F&& f) const {
@@ -586,6 +590,12 @@ class DecodeTiles {
   PipelineState<KvRing<kCfg>::kQueries> query_;
   int buffer_ = 0;  // of what the waves tell each other
   bool has_query_ = false;
+};
+
+template <DecodeConfig kCfg>
+class DecodeTiles : public MmaTiles<kCfg> {
+ public:
+  using MmaTiles<kCfg>::MmaTiles;
 };
 
 }  // namespace flashport::FLASHPORT_TARGET::decode

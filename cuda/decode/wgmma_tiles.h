@@ -12,7 +12,7 @@
 #pragma once
 
 #include "cuda/arch/wgmma.h"
-#include "cuda/decode/tiles.h"
+#include "cuda/decode/segment_tiles.h"
 
 namespace flashport::FLASHPORT_TARGET::decode {
 

@@ -22,7 +22,8 @@ constexpr KernelEntry decode(const char* key, DecodeShape shape, DecodeSplit spl
           .decode_split = split};
 }
 constexpr KernelEntry widening(KernelEntry kernel) {
-  kernel.formats = format_bit(KvFormat::kInt8) | format_bit(KvFormat::kFp8E5M2);
+  kernel.formats = format_bit(KvFormat::kInt8) | format_bit(KvFormat::kFp8E5M2) | format_bit(KvFormat::kFp16) |
+                   format_bit(KvFormat::kQ4_0) | format_bit(KvFormat::kIq4Nl);
   return kernel;
 }
 constexpr KernelEntry appending(KernelEntry kernel, bool plain = false) {
@@ -42,13 +43,12 @@ constexpr KernelEntry for_large_caches(KernelEntry kernel, bool plain = true) {
   kernel.shape.decode.shape.large_cache = true;
   return kernel;
 }
-// One that reads segments as two others do, one after the other.
-constexpr KernelEntry shares_launch(const char* key, DecodeShape of_16_bits, DecodeShape of_blocks) {
-  of_16_bits.shares_launch = of_blocks.shares_launch = true;
-  return {.key = key,
-          .tag = KernelTag::kDecodeSegments,
-          .threads = 384,
-          .shape = {.decode_segments = {{of_16_bits, {}}, {of_blocks, {}}}}};
+// One that reads segments of blocks and of 16 bits as they are stored.
+constexpr KernelEntry reading_segments(KernelEntry kernel, bool large = false) {
+  kernel.tag = large ? KernelTag::kDecodeSegmentsLarge : KernelTag::kDecodeSegments;
+  kernel.shape.decode.shape.has_wide_segments = true;
+  kernel.shape.decode.shape.large_cache = large;
+  return kernel;
 }
 constexpr KernelEntry plain(const char* key, KernelTag tag, int threads) {
   return {.key = key, .tag = tag, .threads = threads};
@@ -135,9 +135,15 @@ const KernelEntry kGpuKernels[] = {
                                      {128, 128, 16, kF16, KvFormat::kQ8_0, KvFormat::kQ8_0}, {.column_slices = 2}),
                               false),
              4),
-    shares_launch("decode_segments/bf16/k=q8_0/v=fp8_e4m3/hd128/r16/fakegpu",
-                  {128, 128, 16, kB16, KvFormat::kBf16, KvFormat::kBf16},
-                  {128, 128, 16, kF16, KvFormat::kQ8_0, KvFormat::kFp8E4M3}),
+    in_teams(reading_segments(decode("decode_segments/fp16/kv=q4_0/hd128/r8/fakegpu",
+                                     {128, 128, 8, kF16, KvFormat::kQ4_0, KvFormat::kQ4_0},
+                                     {.turn_leaves = 2, .column_slices = 4})),
+             2),
+    in_teams(reading_segments(
+                 decode("decode_segments/fp16/kv=q4_0/hd128/r8/large/fakegpu",
+                        {128, 128, 8, kF16, KvFormat::kQ4_0, KvFormat::kQ4_0}, {.turn_leaves = 2, .column_slices = 2}),
+                 true),
+             4),
     plain("decode_segments_combine/fakegpu", KernelTag::kDecodeSegmentsCombine, 128),
     plain("decode_combine/fakegpu", KernelTag::kDecodeCombine, 128),
     plain("decode_plain_combine/fakegpu", KernelTag::kDecodePlainCombine, 128),

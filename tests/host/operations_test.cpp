@@ -436,7 +436,7 @@ TEST_F(Backends, SaysWhatIsThereAndWhyNot) {
   EXPECT_EQ(all[1].devices.at(0).target, "fakegpu");
   EXPECT_FALSE(all[2].available);
   EXPECT_NE(all[2].detail.find("none of its targets serves Old Card"), std::string::npos);
-  EXPECT_EQ(kernel_keys("fakegpu").size(), 49u);
+  EXPECT_EQ(kernel_keys("fakegpu").size(), 50u);
   EXPECT_THROW((void)kernel_keys("none"), NotSupportedError);
 }
 

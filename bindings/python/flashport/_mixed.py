@@ -100,7 +100,7 @@ def flash_decode_segments(
 ) -> Array | tuple[Array, Array]:
     """:func:`flashport.flash_decode` over sequences that are several segments, one after the other.
 
-    All segments are read as they are stored, under one softmax, and in one launch unless ``by_segment`` is True.
+    All segments are read where they lie, under one softmax, and in one launch, unless ``by_segment`` asks for more.
     Positions, windows and slopes count from the first key of the first segment. A sequence's bits follow from its own
     query, lengths and values: not from the rest of the batch, nor, in one launch and where formats hold the same
     values, from where one segment ends and the next begins.
@@ -117,13 +117,15 @@ def flash_decode_segments(
             -inf stays -inf. Default: 1.
         cu_seqlens_q, max_q_len, softmax_scale, window, softcap, alibi_slopes, sinks: As of
             :func:`flashport.flash_decode`.
-        by_segment: True: each segment by the kernel that reads its formats alone, and a launch that merges the
-            results, in place of one kernel for all formats. The choice for many keys in all: 1k of bf16 behind 7k of
-            q8_0 take 0.56 of the time at 64 sequences and 0.65 at 32, but 1.3 at one (H200). Results differ in their
-            last bits; those of a sequence follow from it alone either way, but then also from where its segments end.
-            It changes nothing where ``flash_decode`` has no kernel for a segment (16-bit ones are of q's type there,
-            and scales are as it takes them), for more than one new token, with ``cu_seqlens_q``, a mask, a window or
-            slopes, and where all segments have the same formats.
+        by_segment: True: each segment as it is stored, by one kernel where there is one for the formats (q8_0 or q4_0
+            with 16 bits of q's type, on ``sm90a``, also with a mask), else each by the kernel that reads its formats
+            alone, and a launch that merges the results; in place of one kernel that widens all formats. The choice for
+            many keys in all: 1k of bf16 after 7k of q8_0 take 0.53 of the time at 64 sequences and 0.67 at 32, but 1.4
+            at one (H200). Results differ in their last bits; those of a sequence follow from it alone either way, but
+            then also from where its segments end. It changes nothing where ``flash_decode`` has no kernel for a segment
+            (16-bit ones are of q's type there, and scales are as it takes them), for more than one new token, with
+            ``cu_seqlens_q``, a window or slopes; nor, if no one kernel reads all segments, with a mask and where all
+            segments have the same formats.
         out, lse, return_lse, workspace, stream: As of :func:`flashport.flash_decode`; :func:`mixed_workspace_size` has
             the workspace's size.
 
@@ -136,7 +138,8 @@ def flash_decode_segments(
             have are not read.
 
     Source:
-        common/host/decode/mixed.cpp (checks) and segment_launches.h, common/device/decode/segments.h and kernel.h.
+        common/host/decode/mixed.cpp (checks), stored_segments.h and segment_launches.h, common/device/decode/segments.h
+        and kernel.h.
     """
     operations: Any = _torch_operators() if tracing.is_compiling() else _core
     result: Array | tuple[Array, Array] = operations.flash_decode_segments(

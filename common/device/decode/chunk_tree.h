@@ -1,8 +1,7 @@
 // From the states of leaves to the output of a query tile, in the fixed order of chunks.h. Every combination is
 // merge_value() in that order, so any cut of the line into blocks gives the same bits.
 //
-// A block that has a whole tile combines it in registers and writes its output, or publishes it for another launch to
-// join it with those of other segments (combine_segments.h). Otherwise it publishes each group of
+// A block that has a whole tile combines it in registers and writes its output. Otherwise it publishes each group of
 // chunks that it holds whole as one partial result, and the other chunks one by one; then it adds the number of its
 // chunks to the tile's counter, which belongs to the block of the tile's first chunk. The block that completes the sum
 // combines the tile: which block published what follows from the line by division. No block waits for another. Counters
@@ -61,15 +60,6 @@ constexpr bool combines_in_launch() {
     return true;
   }
 }
-// Whether a tile that a block has whole is published, too, for that launch to join it with results of other segments.
-template <class Tiles>
-constexpr bool publishes_whole_tiles() {
-  if constexpr (requires { Tiles::kPublishesWholeTiles; }) {
-    return Tiles::kPublishesWholeTiles;
-  } else {
-    return false;
-  }
-}
 struct NoPartialList {};
 
 // Tiles::kKeptStates says for how many more states than one there is room: 2 for the group and the tile, 1 for the
@@ -94,7 +84,6 @@ class ChunkTree {
   static constexpr bool kKeepsTile = Tile::kKept;
   static constexpr bool kCombines = combines_in_launch<Tiles>();
   static_assert(kCombines || (kKeepsGroup && kKeepsTile), "no state meets in the workspace");
-  static_assert(!publishes_whole_tiles<Tiles>() || (!kCombines && !Tile::kShared));
 
  public:
   using State = merge::SoftmaxState<Tiles>;
@@ -185,13 +174,7 @@ class ChunkTree {
         } else {
           merge::merge(tiles, tile_, state);
         }
-        if (first + kGroupChunks >= chunks_of(s)) {
-          if constexpr (publishes_whole_tiles<Tiles>()) {
-            store_state(tiles, partial(tiles, whole_tile_number(params(), s.seq, s.kv_head)), tile_);
-          } else {
-            write_output(tiles, params(), s, block_, tile_);
-          }
-        }
+        if (first + kGroupChunks >= chunks_of(s)) write_output(tiles, params(), s, block_, tile_);
         return;
       }
     } else if (s.whole() && chunks_of(s) <= kGroupChunks) {

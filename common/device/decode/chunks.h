@@ -27,6 +27,15 @@ inline constexpr std::int64_t kCounterBytes = kCounterCapacity * 4;
 
 [[nodiscard]] constexpr std::int64_t leaves_of(std::int64_t keys) { return (keys + kLeafKeys - 1) / kLeafKeys; }
 
+// Kernels of blocks that also read segments of 16 bits take leaves of half as many keys of these, which are about as
+// many bytes as those of q8_0. A turn of theirs has two leaves of one segment.
+inline constexpr int kWideLeafKeys = kLeafKeys / 2;
+template <class Int>
+[[nodiscard]] constexpr Int segment_leaves(Int keys, bool is_wide) {
+  constexpr Int kWideTurn = 2 * kWideLeafKeys, kTurn = 2 * kLeafKeys;  // each a division by a constant
+  return 2 * (is_wide ? (keys + (kWideTurn - 1)) / kWideTurn : (keys + (kTurn - 1)) / kTurn);
+}
+
 // A chunk has 1 << chunk_shift leaves: so many that a tile has at most 1 << target_shift chunks or, where that would
 // make them longer than 16 leaves, 16; and longer ones only where there would be more than kMostChunks. Finer ones are
 // of four or eight leaves in place of eight or 16.
@@ -117,8 +126,8 @@ inline constexpr int kMostChunkLeaves = 16;  // but for the rule about kMostChun
 // Query tiles of a sequence that a grid walks through concurrently: a divisor of their number that leaves few blocks
 // of the grid idle.
 inline constexpr int kMostConcurrentTiles = 8;
-[[nodiscard]] constexpr int concurrent_tiles(std::int64_t tiles, std::int64_t grid) {
-  for (int count = kMostConcurrentTiles; count > 1; --count) {
+[[nodiscard]] constexpr int concurrent_tiles(std::int64_t tiles, std::int64_t grid, int most = kMostConcurrentTiles) {
+  for (int count = most; count > 1; --count) {
     if (tiles % count == 0 && grid % count * 32 <= grid) return count;
   }
   return 1;

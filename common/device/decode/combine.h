@@ -28,13 +28,6 @@ struct PartialSlices {
         stride(static_cast<std::int64_t>(p.slices) * p.slice_floats) {}
 };
 
-// The number of the result of a tile that one block has whole, where those are published (combine_segments.h): behind
-// the results of all blocks.
-FLASHPORT_DEVICE std::int64_t whole_tile_number(const DecodeParams& p, int seq, int kv_head) {
-  const std::int64_t tile = static_cast<std::int64_t>(seq) * p.num_kv_heads + kv_head;
-  return partial_number(p.cuts[0].ranges.value, p.side_partials, 0, 0) + tile;
-}
-
 // Where the results of a tile's chunks lie: a thread a chunk. `first_block`: the block that walks through such tiles in
 // work range 0 of the line.
 template <class Threads>

@@ -23,7 +23,8 @@ struct DecodeShape {
                          // of cmake/decode_append_instances.txt
   // A second kernel of the same bits, for caches with room for many keys.
   bool large_cache = false;
-  bool shares_launch = false;  // for one of the segments that a kernel reads one after the other (SegmentDecodeParams)
+  // In kernels of blocks: segments of them and of 16 bits are read as they are stored (SegmentsDecodeParams).
+  bool has_wide_segments = false;
 };
 constexpr bool reads_segments(const DecodeShape& shape) { return shape.k_format == KvFormat::kAny; }
 // Kernels of blocks learn the format of keys, of values or of both from the call, which may be these.
@@ -73,11 +74,6 @@ struct DecodeTuning {
 struct DecodeConfig {
   DecodeShape shape;
   DecodeTuning tuning;
-};
-
-// A kernel that reads segments one after the other, those of 16 bits first, each as a kernel of its formats would.
-struct DecodeSegmentsConfig {
-  DecodeConfig of_16_bits, of_blocks;
 };
 
 // Whether teams of a block help the first one where multiprocessors are more than there is work for. Where there is

@@ -25,12 +25,12 @@ namespace flashport::FLASHPORT_TARGET::decode {
 // The kernel of a row of cmake/decode_instances.txt, on the schedule that the target has for its shape.
 constexpr DecodeConfig decode_config(MathType math, KvFormat k_format, KvFormat v_format, int head_dim_qk,
                                      int head_dim_v, int rows, bool appends = false, bool plain = false,
-                                     bool large_cache = false, bool shares_launch = false) {
+                                     bool large_cache = false, bool has_wide_segments = false) {
   DecodeShape shape{head_dim_qk, head_dim_v, rows, math, k_format, v_format, appends};
   shape.large_cache = large_cache;
+  shape.has_wide_segments = has_wide_segments;
   const DecodeTuning tuning = decode_tuning(shape);  // also of the kernel for plain calls, which has the same bits
   shape.plain = plain;
-  shape.shares_launch = shares_launch;
   return {shape, tuning};
 }
 
@@ -79,6 +79,7 @@ FLASHPORT_DEVICE void decode(const DecodeParamsOf<kCfg>& p, const Range& range, 
       tree.begin_segment(tiles, s, now.line);
     }
     auto&& keys = pipeline.keys();
+    if constexpr (kCfg.shape.has_wide_segments) tiles.begin_turn(reread(p), s, pipeline.turn());
     if constexpr (kCfg.shape.appends) {
       if (now.at_segment_start()) first_new = new_keys(reread(p), s.seq).before;
       tiles.append_keys(reread(p), now, first_new, keys);

@@ -52,6 +52,10 @@ FLASHPORT_DEVICE bool needs_mask(const Segment& s, int key, int keys) {
   return key < maximum(s.key_low, s.clear_low) || key + keys > minimum(s.key_high, s.clear_high);
 }
 
+FLASHPORT_DEVICE float biased(float x, float slope, float added) {
+  return added == -kInfinity ? -kInfinity : x + slope * added;
+}
+
 // Adds the bias of each row's keys, base 2. What it hides is -inf, whatever the score is.
 template <class Tiles>
 FLASHPORT_DEVICE void add_bias(const Tiles& tiles, const MixedDecodeParams& p, const Segment& s, int key,
@@ -69,18 +73,23 @@ FLASHPORT_DEVICE void add_bias(const Tiles& tiles, const MixedDecodeParams& p, c
     const int at = key + col;
     if (at < s.key_low || at >= s.key_high) return;
     const float added = load_as_float(bias.data, bias.dtype, rows[slot] + at * bias.stride_key);
-    x = added == -kInfinity ? -kInfinity : x + slopes[slot] * added;
+    x = biased(x, slopes[slot], added);
   });
 }
 
 template <class Tiles, class Params>
-FLASHPORT_DEVICE void to_logits(const Tiles& tiles, const Params& p, const Segment& s, int key, float scale,
-                                typename Tiles::Scores& scores) {
+FLASHPORT_DEVICE void scale_scores(const Tiles& tiles, const Params& p, float scale, typename Tiles::Scores& scores) {
   if (p.cap_scale != 0.0f) {
     tiles.for_each(scores, [&](float& x, int, int) { x = p.cap_scale * tanh_full(x * scale); });
   } else {
     tiles.for_each(scores, [&](auto& x, int, int) { x *= scale; });
   }
+}
+
+template <class Tiles, class Params>
+FLASHPORT_DEVICE void to_logits(const Tiles& tiles, const Params& p, const Segment& s, int key, float scale,
+                                typename Tiles::Scores& scores) {
+  scale_scores(tiles, p, scale, scores);
   if constexpr (std::is_same_v<Params, MixedDecodeParams>) {
     if (has_bias(p)) add_bias(tiles, p, s, key, scores);
   }
@@ -98,6 +107,47 @@ FLASHPORT_DEVICE void to_logits(const Tiles& tiles, const Params& p, const Segme
     bool hides = masked;
     if constexpr (requires { Tiles::at_use(masked); }) hides = Tiles::at_use(masked);
     if (hides && !visible(view, key + col)) x = -kInfinity;
+  });
+}
+
+// add_bias() of the keys of a turn, with no branch between the loads.
+template <class Tiles>
+FLASHPORT_DEVICE void add_bias_of_turn(const Tiles& tiles, const SegmentsDecodeParams& p, const Segment& s,
+                                       typename Tiles::Scores& scores) {
+  const LogitBias& bias = p.bias;
+  const TurnKeys& turn = tiles.turn();
+  if (turn.count <= 0) return;
+  std::int64_t rows[Tiles::kRowSlots];
+  float slopes[Tiles::kRowSlots];
+  for (int slot = 0; slot < tiles.row_slots(); ++slot) {
+    const int row = minimum(tiles.row_of(slot), p.group_size - 1);  // padding rows take that of the last one
+    const int head = s.kv_head * p.group_size + row;
+    rows[slot] = s.seq * bias.stride_seq + head * bias.stride_head + turn.position * bias.stride_key;
+    slopes[slot] = bias.slopes == nullptr ? kLog2e : bias.slopes[head] * kLog2e;
+  }
+  const auto add = [&](const auto* values) {
+    tiles.for_each(scores, [&](float& x, int slot, int col) {
+      const float added = to_float(values[rows[slot] + minimum(col, turn.count - 1) * bias.stride_key]);
+      x = biased(x, slopes[slot], added);
+    });
+  };
+  if (bias.dtype == DType::kFloat16) {
+    add(static_cast<const Half*>(bias.data));
+  } else {
+    add(static_cast<const float*>(bias.data));
+  }
+}
+
+// Where turns are of one segment each.
+template <class Tiles>
+FLASHPORT_DEVICE void to_logits(const Tiles& tiles, const SegmentsDecodeParams& p, const Segment& s, int /*key*/,
+                                float scale, typename Tiles::Scores& scores) {
+  const TurnKeys& turn = tiles.turn();
+  scale_scores(tiles, p, scale * tiles.turn_score_unit(), scores);
+  if (has_bias(p)) add_bias_of_turn(tiles, p, s, scores);
+  if (turn.is_whole()) return;
+  tiles.for_each(scores, [&](float& x, int, int col) {
+    if (col >= turn.count) x = -kInfinity;
   });
 }
 

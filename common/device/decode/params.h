@@ -131,15 +131,17 @@ struct MixedDecodeParams : DecodeParams {
   LogitBias bias;
 };
 
-// One of the segments that a kernel reads one after the other: its keys and queries are those of a plain call of one
-// query a sequence, which may have a softcap. What the kernel leaves in the workspace another launch combines and joins
-// (combine_segments.h), which writes `out` and `lse` of the first segment.
-struct SegmentDecodeParams : PlainDecodeParams {
-  using DecodeParams::cap_scale;
-};
-struct SegmentsDecodeParams {
-  SegmentDecodeParams segments[kMostSegments];  // those of 16 bits first, then those of blocks
-  std::int32_t count_of_16_bits, count;
+// The argument of kernels that read segments of one format of blocks and of 16 bits as they are stored. A sequence has
+// one query, and where a key lies is nothing to it, but by the bias. Segments have lengths of 32 or 64 bits or the same
+// one in all sequences, pages of a power of two (or none), no CSR, no scales, and rows that fill the kernel's tiles and
+// can be copied in its widest units.
+struct SegmentsDecodeParams : MixedDecodeParams {
+  static constexpr const std::int32_t* cu_seqlens_q = nullptr;
+  static constexpr std::int32_t window_left = -1, window_right = 0, clear_right = 1;
+  static constexpr const float* alibi_slopes = nullptr;
+  static constexpr const std::uint32_t* tree_mask = nullptr;
+  static constexpr const float *k_scale = nullptr, *v_scale = nullptr;
+  static constexpr std::int32_t num_chunks = 0;
 };
 
 // The argument of kernels that append, for all calls or for plain ones: `cache` has seqlens without the new keys, and

@@ -121,6 +121,26 @@ FLASHPORT_DEVICE Line cut_line(const DecodeParams& p, int leaves, std::int64_t b
   return line;
 }
 
+// Where segments begin with turns of their own, leaves come in twos. If the batch divides the line, as it does where
+// all sequences have one length, these or equal parts of them fall to blocks whole, where that costs little balance.
+FLASHPORT_DEVICE Line cut_line(const SegmentsDecodeParams& p, int leaves, std::int64_t /*blocks*/) {
+  Line line;
+  line.cut = 0;  // the other one is alike, or teams help, and each block has a tile of its own
+  const LineCut& cut = p.cuts[0];
+  const int share = divide(leaves * cut.rows + static_cast<int>(cut.ranges.value) - 1, cut.ranges);
+  const int shortest = p.batch == 1 ? tile_chunk_shift(p, leaves) : p.chunk_rule.least_shift;
+  line.quota = maximum(share + (share & 1), 1 << shortest);
+  const int mean = divide(leaves, p.batch, reciprocal_approx(static_cast<float>(p.batch)));
+  const int ranges = mean / line.quota;  // of a sequence
+  if (ranges > 0 && mean * p.batch == leaves) {
+    const int whole = (mean + ranges - 1) / ranges;
+    if (whole - line.quota <= line.quota / 16) line.quota = whole + (whole & 1);
+  }
+  line.leaves = leaves;
+  line.inverse = reciprocal_approx(static_cast<float>(line.quota));
+  return line;
+}
+
 // The number of the block that has `leaf` of the tile of a segment of this block, where that leaf begins a chunk.
 FLASHPORT_DEVICE int block_of(const DecodeParams& p, const Block& block, const Line& line, const Segment& s, int leaf) {
   const Divisor& concurrent = p.cuts[line.cut].concurrent;
@@ -138,10 +158,6 @@ FLASHPORT_DEVICE void set_tile(const DecodeParams& p, Segment& s, int tile) {
   s.kv_head = divide(tile, p.by_row_tiles);
   s.row_tile = tile - s.kv_head * p.row_tiles;
 }
-
-// The blocks that the line is cut for: those of the launch, or those of its share of a launch.
-FLASHPORT_DEVICE std::int64_t line_blocks(const DecodeParams&, const Block& block) { return block.count(); }
-FLASHPORT_DEVICE std::int64_t line_blocks(const SegmentDecodeParams& p, const Block&) { return p.cuts[0].ranges.value; }
 
 // But for the pages of its sequence. length_of(seq): the sequence's keys; with cu_seqlens_q the queries of sequences
 // are read too, and nothing else of device memory is.
@@ -163,7 +179,7 @@ FLASHPORT_DEVICE Range balanced_range(const Params& p, const Block& block, const
   const int index = static_cast<int>(block.index());
   Range range;
   Line& line = range.line;
-  line = cut_line(p, leaves, line_blocks(p, block));
+  line = cut_line(p, leaves, block.count());
   const LineCut& cut = p.cuts[line.cut];
   const auto ranges = static_cast<int>(cut.ranges.value);
   const int number = divide(index, cut.concurrent);

@@ -19,7 +19,7 @@ struct PlainLoad {
 // kPlain, here and below: lengths have 32 bits, pages hold a power of two of tokens, and there is no CSR.
 //
 // Keys of sequence `seq`, never outside [0, max_len] nor past the pages that CSR gives it. load(p): what p points to.
-template <bool kPlain = false, class Load = PlainLoad>
+template <bool kPlain = false, bool kMayBeCsr = true, class Load = PlainLoad>
 FLASHPORT_DEVICE int sequence_length(const PagedCache& p, int seq, const Load& load = {}) {
   const auto stored = [&] { return maximum(load(static_cast<const std::int32_t*>(p.seqlens.data) + seq), 0); };
   if constexpr (kPlain) return minimum(stored(), p.max_len);
@@ -27,7 +27,7 @@ FLASHPORT_DEVICE int sequence_length(const PagedCache& p, int seq, const Load& l
     return length < most ? static_cast<int>(maximum(length, std::int64_t{0})) : most;
   };
   int most = p.max_len;
-  if (p.kv_indptr != nullptr) {
+  if (kMayBeCsr && p.kv_indptr != nullptr) {
     const std::int64_t pages = load(p.kv_indptr + seq + 1) - load(p.kv_indptr + seq);
     if (p.seqlens.data == nullptr) return within((pages - 1) * p.page_size + load(p.kv_last_page_len + seq), most);
     most = within(pages * p.page_size, most);

@@ -1,4 +1,6 @@
 // flash_decode, flash_decode_mixed and flash_decode_stage1: validate -> plan -> dispatch.
+#include <algorithm>
+
 #include <flashport/decode.h>
 
 #include "common/host/append_decode.h"
@@ -9,14 +11,28 @@
 #include "common/host/decode/plan.h"
 #include "common/host/decode/problem.h"
 #include "common/host/decode/segment_launches.h"
+#include "common/host/decode/stored_segments.h"
 #include "common/host/devices.h"
 #include "common/host/workspace.h"
 
 namespace flashport {
 namespace {
 
+// The plan's kernel, and the one that combines its tiles, if they are not combined in the launch.
+template <class Params>
+void launch_and_combine(const Check& check, const DecodePlan& plan, const Params& params, DeviceContext& device,
+                        Stream stream) {
+  device.launch(check, stream, *plan.kernel, LaunchGrid{plan.grid}, params);
+  if (plan.combine_kernel != nullptr) {
+    device.launch(check, stream, *plan.combine_kernel, LaunchGrid{plan.combine_grid}, params);
+  }
+}
+
 void launch(const Check& check, const DecodeProblem& problem, const DecodePlan& plan, DeviceContext& device,
             Stream stream) {
+  if (plan.kernel->shape.decode.shape.has_wide_segments) {
+    return launch_and_combine(check, plan, segments_params(problem, plan), device, stream);
+  }
   if (reads_segments(plan.kernel->shape.decode.shape)) {
     device.launch(check, stream, *plan.kernel, LaunchGrid{plan.grid}, mixed_params(problem, plan));
   } else if (reads_factors(plan.kernel->shape.decode.shape)) {
@@ -53,7 +69,7 @@ void run_decode(const Args& args, const DecodeProblem& problem, Stream stream) {
   log_call([&] { return call_text(args) + ": " + schedule_of(plan).text; });
 }
 
-// False, and nothing is done, where the kernel of all formats reads all segments.
+// False, and nothing is done, where one kernel reads all segments.
 bool run_by_segment(const MixedDecodeArgs& args, const DecodeProblem& problem, Stream stream) {
   if (!problem.by_segment) return false;
   const Check check(problem.function);
@@ -64,13 +80,8 @@ bool run_by_segment(const MixedDecodeArgs& args, const DecodeProblem& problem, S
   const WorkspaceLease workspace =
       acquire_workspace(check, device, stream, launches->workspace_bytes, problem.workspace);
   bind_workspace(*launches, workspace.data());
-  if (launches->kernel != nullptr) {
-    device.launch(check, stream, *launches->kernel, LaunchGrid{launches->grid}, launches->params);
-    device.launch(check, stream, *launches->combine_kernel, LaunchGrid{launches->combine_grid}, launches->params);
-  } else {
-    for (const DecodePlan& plan : launches->segments) launch(check, problem, plan, device, stream);
-    launch(check, launches->merge, device, stream);
-  }
+  for (const DecodePlan& plan : launches->segments) launch(check, problem, plan, device, stream);
+  launch(check, launches->merge, device, stream);
   log_call([&] { return call_text(args) + ": " + text_of(*launches); });
   return true;
 }
@@ -88,11 +99,7 @@ bool decode_and_append(const DecodeArgs& args, const AppendRotaryParams& append,
   if (!plan.kernel->shape.decode.shape.appends) return false;
   const WorkspaceLease workspace = acquire_workspace(check, device, stream, plan.workspace_bytes, problem.workspace);
   bind_workspace(plan, workspace.data());
-  const AppendDecodeParams params{plan.params, append};
-  device.launch(check, stream, *plan.kernel, LaunchGrid{plan.grid}, params);
-  if (plan.combine_kernel != nullptr) {
-    device.launch(check, stream, *plan.combine_kernel, LaunchGrid{plan.combine_grid}, params);
-  }
+  launch_and_combine(check, plan, AppendDecodeParams{plan.params, append}, device, stream);
   log_call([&] { return call_text(args) + ": " + schedule_of(plan).text; });
   return true;
 }
@@ -109,11 +116,23 @@ void flash_decode_mixed(const MixedDecodeArgs& args, Stream stream) {
 }
 
 std::int64_t mixed_workspace_size(const MixedDecodeArgs& args) {
-  const DecodeProblem problem = validate_mixed_size(args);
+  DecodeProblem problem = validate_mixed_size(args);
   if (problem.empty) return 0;
   DeviceContext& device = device_context(Check(problem.function), problem.q, "q");
-  const std::optional<SegmentLaunches> launches = plan_segments(problem, device);
-  return launches ? launches->workspace_bytes : plan_decode(problem, device).workspace_bytes;
+  const auto bytes_of_plan = [&] {
+    const std::optional<SegmentLaunches> launches = plan_segments(problem, device);
+    return launches ? launches->workspace_bytes : plan_decode(problem, device).workspace_bytes;
+  };
+  // Where and how memory lies may ask for another kernel, and changes no size.
+  problem.segments_as_stored = false;
+  std::int64_t bytes = bytes_of_plan();
+  if (!args.by_segment || !may_be_read_as_stored(problem)) return bytes;
+  problem.segments_as_stored = true;
+  for (const std::uintptr_t address : {0, 8}) {  // of whole units of 16 bytes, and of no such
+    place_segments(*problem.mixed, address);
+    bytes = std::max(bytes, bytes_of_plan());
+  }
+  return bytes;
 }
 
 void flash_decode_stage1(const DecodeStage1Args& args, Stream stream) {

@@ -49,6 +49,19 @@ bool widens_formats(const KernelEntry& kernel, const KernelRequest& request) {
   return math == ((formats & format_bit(KvFormat::kBf16)) != 0 ? MathType::kBf16 : MathType::kFp16);
 }
 
+// Whether it reads segments of the request's formats as they are stored: of its own, at least one, and of q's type.
+bool reads_as_stored(const KernelEntry& kernel, const KernelRequest& request) {
+  if (kernel.tag != KernelTag::kDecodeSegments || !request.segments_as_stored) return false;
+  const DecodeShape& shape = kernel.shape.decode.shape;
+  const std::optional<KvFormat> own = own_format(request.q_dtype);
+  if (!own || *own == KvFormat::kFp32) return false;
+  const std::uint32_t blocks = format_bit(shape.k_format);
+  const bool has_formats =
+      (request.segment_formats & blocks) != 0 && (request.segment_formats & ~(blocks | format_bit(*own))) == 0;
+  return has_formats && request.q_len == 1 && request.group_size <= shape.rows &&
+         shape.head_dim_qk == request.head_dim_qk && shape.head_dim_v == request.head_dim_v;
+}
+
 bool serves_types(const KernelEntry& kernel, const KernelRequest& request) {
   // float32 queries are never rounded to a shorter type without the caller's knowledge.
   return (has_formats(kernel, request) || widens_formats(kernel, request)) &&
@@ -175,6 +188,10 @@ const KernelEntry* choose_decode_kernel(std::span<const KernelEntry> kernels, st
   if (best != nullptr) return best;
   const std::int64_t packed_rows = request.group_size * request.q_len;
   for (const KernelEntry& kernel : kernels) {
+    if (reads_as_stored(kernel, request)) {
+      best = &kernel;
+      break;
+    }
     if (!serves_types(kernel, request) || !covers(kernel, request)) continue;
     if (best == nullptr || is_better(kernel.shape.decode.shape, best->shape.decode.shape, packed_rows)) best = &kernel;
   }
@@ -197,7 +214,7 @@ const KernelEntry* find_twin(std::span<const KernelEntry> kernels, const KernelE
     int rows = 0;
     const KernelEntry* twin = nullptr;  // null: there is none
   };
-  constexpr int kTwins = static_cast<int>(KernelTag::kDecodeLarge) - static_cast<int>(KernelTag::kDecode) + 1;
+  constexpr int kTwins = static_cast<int>(KernelTag::kDecodeSegmentsLarge) - static_cast<int>(KernelTag::kDecode) + 1;
   thread_local Known known[kTwins];  // what was asked for last of each tag
   Known& last = known[static_cast<int>(tag) - static_cast<int>(KernelTag::kDecode)];
   if (last.kernel == &kernel && last.rows == rows) return last.twin;

@@ -23,6 +23,7 @@ struct KernelRequest {
   std::uint32_t segment_formats = 0;  // of all segments, where a kernel must read them, as bits; 0: k_format, v_format
   bool scales_beside = false;         // of the cache, which most kernels of one pair of formats do not read
   Factors factors = Factors::kNone;   // what they are to kernels that read factors
+  bool segments_as_stored = false;    // a kernel may read the segments so (stored_segments.h)
   friend bool operator==(const KernelRequest&, const KernelRequest&) = default;
 };
 
@@ -35,14 +36,15 @@ inline constexpr int kHeadDimStep = 8;
 // A kernel of the very formats, of blocks or of bytes (KvFormat::kBlocks, kBytes), or where there is none, or scales
 // lie beside the cache, one of any formats (kAny), whose math is bf16 if one of them is, else fp16 or fp32. Among those
 // the kernel with the smallest tile that covers the head dims. Tiles have 8, 16, 64 or 128 query rows: it takes the
-// fewest that hold all packed rows (group_size x q_len), or else the most there are. Null: `reason` says why, if it is
-// not null.
+// fewest that hold all packed rows (group_size x q_len), or else the most there are. Segments of blocks and of 16 bits
+// have a kernel that reads them as they are stored (KernelTag::kDecodeSegments), where the target has one and rows are
+// few. Null: `reason` says why, if it is not null.
 [[nodiscard]] const KernelEntry* choose_decode_kernel(std::span<const KernelEntry> kernels, std::string_view target,
                                                       const KernelRequest& request, std::string* reason);
 
 // The kernel of the same shape that appends (KernelTag::kDecodeAppend), or is for plain calls on any caches
 // (kDecodePlain) or on large ones (kDecodePlainLarge), or for all calls on large ones (kDecodeLarge, for blocks without
-// one of their own that of blocks of any formats). Null where the target has none.
+// one of their own that of blocks of any formats; kDecodeSegmentsLarge). Null where the target has none.
 [[nodiscard]] const KernelEntry* find_twin(std::span<const KernelEntry> kernels, const KernelEntry& kernel,
                                            KernelTag tag);
 

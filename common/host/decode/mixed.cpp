@@ -9,6 +9,7 @@
 #include "common/host/call_log.h"
 #include "common/host/check.h"
 #include "common/host/decode/problem.h"
+#include "common/host/decode/stored_segments.h"
 #include "common/host/kv/cache_layout.h"
 #include "common/host/scores.h"
 
@@ -320,6 +321,7 @@ DecodeProblem validate(const MixedDecodeArgs& args, Outputs outputs) {
   if (args.mask) capacity = std::min(capacity, mixed.mask_keys);
   p.cache.max_len = static_cast<std::int32_t>(std::min(capacity, kMaxSequence));
   p.cache.page_size = 1;
+  problem.segments_as_stored = args.by_segment && may_be_read_as_stored(problem) && lies_as_stored_segments(problem);
   return problem;
 }
 

@@ -7,6 +7,7 @@
 #include "common/device/decode/chunks.h"
 #include "common/host/check.h"
 #include "common/host/decode/kernel_choice.h"
+#include "common/host/decode/stored_segments.h"
 #include "common/host/published_splits.h"
 #include "common/host/rounding.h"
 #include "common/host/workspace.h"
@@ -99,12 +100,23 @@ bool wants_second_launch(const DecodePlan& plan, bool is_partial, int multiproce
   return kMoreTilesShare * tiles <= multiprocessors && trips >= kTripsOfMoreTiles && results >= kResultsOfMoreTiles;
 }
 
+// How many blocks combine each of `results` results of `floats` numbers. Each finds its tile anew, so there are no more
+// than the device holds at once.
+std::int32_t combine_parts(const KernelEntry& kernel, std::int64_t results, std::int64_t floats, const Check& check,
+                           DeviceContext& device) {
+  constexpr int kFloatsOfThread = 4;
+  const std::int64_t most = ceil_div(floats / kFloatsOfThread, std::int64_t{kernel.threads});
+  const std::int64_t resident = std::int64_t{device.multiprocessors()} * device.occupancy(check, kernel);
+  return to_int(std::clamp<std::int64_t>(resident / results, 1, most));
+}
+
 void plan_combine(DecodePlan& plan, const Check& check, DeviceContext& device) {
   const DecodeShape& shape = plan.kernel->shape.decode.shape;
   const DecodeSplit& split = plan.kernel->decode_split;
-  const KernelTag tag = shape.appends ? KernelTag::kDecodeAppendCombine
-                        : shape.plain ? KernelTag::kDecodePlainCombine
-                                      : KernelTag::kDecodeCombine;
+  const KernelTag tag = shape.has_wide_segments ? KernelTag::kDecodeSegmentsCombine
+                        : shape.appends         ? KernelTag::kDecodeAppendCombine
+                        : shape.plain           ? KernelTag::kDecodePlainCombine
+                                                : KernelTag::kDecodeCombine;
   plan.combine_kernel = &device.plain_kernel(check, tag);
   CombineLaunch& combine = plan.params.combine;
   combine.rows = shape.rows / split.row_slices;
@@ -112,7 +124,7 @@ void plan_combine(DecodePlan& plan, const Check& check, DeviceContext& device) {
   combine.column_slices = split.column_slices;
   const std::int64_t slices = tile_count(plan.params) * plan.params.slices;
   const std::int64_t floats = std::int64_t{combine.rows} * combine.columns;
-  combine.parts = combine_parts(*plan.combine_kernel, plan.combine_kernel->threads, slices, floats, check, device);
+  combine.parts = combine_parts(*plan.combine_kernel, slices, floats, check, device);
   plan.combine_grid = slices * combine.parts;
 }
 
@@ -192,13 +204,21 @@ void plan_invariant(DecodePlan& plan, const DecodeProblem& problem, const Check&
   plan.grid = std::min({resident, kCounterCapacity / p.slices, units});
   const std::int64_t tiles = std::int64_t{p.num_kv_heads} * p.row_tiles;
   const int teams = plan.kernel->teams;
-  p.heads_side_by_side = teams > 1 && has_heads_side_by_side(plan, shape, teams);
-  p.teams_help = teams_may_help(shape, teams) && tile_chunks(p) * tile_count(p) <= plan.grid / teams;
+  p.heads_side_by_side =
+      teams > 1 && (shape.has_wide_segments ? has_heads_side_by_side(*problem.mixed, p.num_kv_heads, teams)
+                                            : has_heads_side_by_side(plan, shape, teams));
+  // Teams that read segments as stored always share their rows: with one head they can only help.
+  p.teams_help = teams_may_help(shape, teams) && (tile_chunks(p) * tile_count(p) <= plan.grid / teams ||
+                                                  (shape.has_wide_segments && !p.heads_side_by_side));
   const std::int64_t blocks = p.teams_help ? plan.grid / teams : plan.grid;
   p.cuts[0] = line_cut(tiles, blocks, 1, 0);
   const bool copies_heads_at_once = p.heads_side_by_side && has_format(shape, KvFormat::kQ8_0);
   p.cuts[1] = line_cut(tiles, blocks, concurrent_tiles(tiles, blocks),
                        copies_heads_at_once ? kLeastLeavesOfTeams : kLeastConcurrentLeaves);
+  if (shape.has_wide_segments && !p.teams_help) {
+    const int concurrent = teams * concurrent_tiles(tiles / teams, blocks / teams, kMostConcurrentTiles / teams);
+    p.cuts[0] = p.cuts[1] = line_cut(tiles, blocks, concurrent, 0);
+  }
   plan.partials_offset = kCounterBytes;
   plan.workspace_bytes = kCounterBytes + partials_bytes_of(plan);
   if (wants_second_launch(plan, problem.is_partial, device.multiprocessors())) plan_combine(plan, check, device);
@@ -232,6 +252,12 @@ bool is_large_cache(const DecodeProblem& problem, const DecodePlan& plan, const 
          (by_keys ? keys >= large_cache_keys(p, shape) : keys * (k.row_bytes + v.row_bytes) >= kLargeCacheBytes);
 }
 
+// The same for segments that are read as they are stored.
+bool are_large_segments(const DecodeProblem& problem, const DecodeParams& p, int teams) {
+  return has_heads_side_by_side(*problem.mixed, p.num_kv_heads, teams) &&
+         std::int64_t{p.batch} * problem.params.cache.max_len * p.num_kv_heads >= kLargeBlockCacheKeys;
+}
+
 // Whether 9 to 16 rows of a kv head are two tiles of eight in place of one, where their kernels have the same bits:
 // over few keys two blocks end sooner than one (docs/tuning.md).
 constexpr std::int64_t kFewBlockCacheKeys = 100'000;  // of all heads
@@ -244,6 +270,10 @@ bool takes_two_tiles(const DecodeProblem& problem, const DecodeParams& p, const 
 // changes neither grid nor workspace: on caches of one size, the kernel for plain calls and that for all calls have one
 // schedule.
 const KernelEntry* kernel_of_call(const DecodeProblem& problem, const DecodePlan& plan, DeviceContext& device) {
+  if (plan.kernel->shape.decode.shape.has_wide_segments) {
+    const KernelEntry* large = find_twin(device.kernels(), *plan.kernel, KernelTag::kDecodeSegmentsLarge);
+    return large != nullptr && are_large_segments(problem, plan.params, large->teams) ? large : plan.kernel;
+  }
   const KernelEntry* short_tile = takes_two_tiles(problem, plan.params, plan.kernel->shape.decode.shape)
                                       ? find_twin(device.kernels(), *plan.kernel, KernelTag::kDecode, 8)
                                       : nullptr;
@@ -259,7 +289,7 @@ const KernelEntry* kernel_of_call(const DecodeProblem& problem, const DecodePlan
   const KernelEntry* large =
       plain && serves_large && !has_two_tiles ? twin(KernelTag::kDecodePlainLarge, kernel_rows) : nullptr;
   if (large == nullptr && serves_large) large = twin(KernelTag::kDecodeLarge, has_two_tiles ? 16 : kernel_rows);
-  if (large != nullptr && problem.may_be_large && is_large_cache(problem, plan, *large)) return large;
+  if (large != nullptr && is_large_cache(problem, plan, *large)) return large;
   const KernelEntry* for_plain_calls =
       plain ? twin(appends ? KernelTag::kDecodeAppendPlain : KernelTag::kDecodePlain, kernel_rows) : nullptr;
   return for_plain_calls != nullptr ? for_plain_calls : &kernel;
@@ -321,7 +351,30 @@ bool may_append(const DecodePlan& plan, int blocks) {
   return tile_count(plan.params) <= std::int64_t{kMostAppendTiles} * blocks;
 }
 
+KernelRequest request_of(const DecodeProblem& problem, Factors factors) {
+  const DecodeParams& p = problem.params;
+  const std::uint32_t segment_formats = problem.mixed == nullptr ? 0 : problem.mixed->formats;
+  return {p.q.dtype,
+          problem.k_format,
+          problem.v_format,
+          p.head_dim_qk,
+          p.head_dim_v,
+          p.group_size,
+          p.max_q_len,
+          segment_formats,
+          problem.mixed != nullptr && segment_formats == 0,
+          factors,
+          problem.segments_as_stored};
+}
+
 }  // namespace
+
+bool reads_segments_as_stored(const DecodeProblem& problem, DeviceContext& device) {
+  if (!problem.segments_as_stored || !device.has_kernel(KernelTag::kDecodeSegments)) return false;
+  const KernelEntry* kernel =
+      choose_decode_kernel(device.kernels(), device.target(), request_of(problem, Factors::kNone), nullptr);
+  return kernel != nullptr && kernel->shape.decode.shape.has_wide_segments;
+}
 
 MergeLaunch plan_merge(DecodeParams& p, std::int64_t total_q, std::int64_t parts, const Check& check,
                        const DeviceContext& device) {
@@ -362,12 +415,10 @@ void MergeLaunch::bind(char* workspace) {
   params.mid_lse.data = workspace + offset + lse_offset;
 }
 
-std::int32_t combine_parts(const KernelEntry& kernel, int threads, std::int64_t results, std::int64_t floats,
-                           const Check& check, DeviceContext& device) {
-  constexpr int kFloatsOfThread = 4;
-  const std::int64_t most = ceil_div(floats / kFloatsOfThread, std::int64_t{threads});
-  const std::int64_t resident = std::int64_t{device.multiprocessors()} * device.occupancy(check, kernel);
-  return to_int(std::clamp<std::int64_t>(resident / results, 1, most));
+SegmentsDecodeParams segments_params(const DecodeProblem& problem, const DecodePlan& plan) {
+  SegmentsDecodeParams params{mixed_params(problem, plan)};
+  params.cache.max_len = problem.params.cache.max_len;  // keys, not room in leaves
+  return params;
 }
 
 MixedDecodeParams mixed_params(const DecodeProblem& problem, const DecodePlan& plan) {
@@ -392,11 +443,7 @@ DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device) {
   DecodeParams& p = plan.params;
   p.k_format = problem.k_format;
   p.v_format = problem.v_format;
-  const std::uint32_t segment_formats = problem.mixed == nullptr ? 0 : problem.mixed->formats;
-  const KernelRequest request{p.q.dtype,        problem.k_format, problem.v_format,
-                              p.head_dim_qk,    p.head_dim_v,     p.group_size,
-                              p.max_q_len,      segment_formats,  problem.mixed != nullptr && segment_formats == 0,
-                              plan.factors.kind};
+  const KernelRequest request = request_of(problem, plan.factors.kind);
   plan.kernel = choose_decode_kernel(device.kernels(), device.target(), request, nullptr);
   if (plan.kernel == nullptr) {
     std::string reason;
@@ -408,6 +455,9 @@ DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device) {
     const std::int32_t max_len = p.cache.max_len;
     p.cache = problem.mixed->segments[0].cache;
     p.cache.max_len = std::min(p.cache.max_len, max_len);
+  }
+  if (plan.kernel->shape.decode.shape.has_wide_segments) {
+    p.cache.max_len = static_cast<std::int32_t>(room_in_leaves(*problem.mixed, p.cache.max_len));
   }
   p.row_tiles = static_cast<std::int32_t>(row_tiles(p, plan.kernel->shape.decode.shape));
   if (problem.appends) {

@@ -55,13 +55,14 @@ struct DecodePlan {
 
 [[nodiscard]] DecodePlan plan_decode(const DecodeProblem& problem, DeviceContext& device);
 
-// How many blocks of a launch of `kernel` combine each of `results` results of `floats` numbers, `threads` of each at
-// work. Each finds its tile anew, so there are no more than the device holds at once.
-[[nodiscard]] std::int32_t combine_parts(const KernelEntry& kernel, int threads, std::int64_t results,
-                                         std::int64_t floats, const Check& check, DeviceContext& device);
+// Whether one kernel reads the segments of the call as they are stored.
+[[nodiscard]] bool reads_segments_as_stored(const DecodeProblem& problem, DeviceContext& device);
 
 // What a kernel that reads segments takes in place of the plan's params: the call's, or its cache as the only one.
 [[nodiscard]] MixedDecodeParams mixed_params(const DecodeProblem& problem, const DecodePlan& plan);
+
+// The same of a kernel that reads segments as they are stored.
+[[nodiscard]] SegmentsDecodeParams segments_params(const DecodeProblem& problem, const DecodePlan& plan);
 
 // What explain() and the log of calls say of a plan.
 [[nodiscard]] DecodeSchedule schedule_of(const DecodePlan& plan);

@@ -42,9 +42,9 @@ struct DecodeProblem {
   std::int64_t chunk_keys = 0;
 
   std::optional<TensorView> workspace;
+  bool segments_as_stored = false;      // one kernel may read all of them so, if there is one (stored_segments.h)
   bool by_segment = false;              // kernels of flash_decode may read each segment by itself, if there are any
   bool is_partial = false;              // a launch after it merges the result with others
-  bool may_be_large = true;             // a kernel for large caches may read it, where there is one
   bool appends = false;                 // the launch may write new keys first, if there is a kernel that does
   std::unique_ptr<MixedProblem> mixed;  // null: k_format and v_format say all
 };

@@ -1,8 +1,7 @@
-// A call of flash_decode_mixed whose segments are each read by the kernel of its formats, where the caller asks for it
-// and each segment has one. Such a kernel reads in down to half the time that the kernel of all formats takes
-// (docs/tuning.md). Where the target has a kernel for the pair of formats, one launch reads all segments and another
-// combines what it leaves; else there is a launch for each, and one that merges their results. Which kernels run
-// follows from what is asked and from the formats alone: bits depend on no length and on no batch.
+// A call of flash_decode_mixed whose segments are each read by the kernel of its formats, where the caller asks for it,
+// no kernel reads all of them as they are stored, and each segment has one: a launch for each, and one that merges
+// their results. Such a kernel reads in down to half the time that the kernel of all formats takes (docs/tuning.md).
+// Which kernels run follows from what is asked and from the formats alone: bits depend on no length and on no batch.
 #pragma once
 
 #include <optional>
@@ -14,19 +13,12 @@
 namespace flashport {
 
 struct SegmentLaunches {
-  std::vector<DecodePlan> segments;  // the oldest first; each a launch, or its share of the one of all
+  std::vector<DecodePlan> segments;  // the oldest first
   MergeLaunch merge;
   std::int64_t workspace_bytes = 0;  // of counters and partial results; launches use them one after the other
-
-  const KernelEntry* kernel = nullptr;  // of the launch that reads all segments; null: there is none, nor the next one
-  std::int64_t grid = 0;
-  const KernelEntry* combine_kernel = nullptr;
-  std::int64_t combine_grid = 0;
-  std::int32_t combine_parts = 0;  // its blocks of a tile
-  SegmentsDecodeParams params{};
 };
 
-// Nothing where a segment has no kernel of its own, so that the kernel of all formats reads all of them.
+// Nothing where one kernel reads all segments: as they are stored, or since one of them has no kernel of its own.
 [[nodiscard]] std::optional<SegmentLaunches> plan_segments(const DecodeProblem& problem, DeviceContext& device);
 
 // Points the launches at their workspace, which is 16-byte aligned.

@@ -101,11 +101,12 @@ struct MixedDecodeArgs {
   // without one new token i sees the keys up to its own.
   std::optional<TensorView> mask;
   std::optional<TensorView> mask_slopes;  // fp32 (Hq): factors of the mask, ALiBi's of ggml's max_bias; -inf stays
-  // Each segment by the kernel of its formats, in a launch of its own or in one for all where the target has one, and
-  // a launch that merges: faster over large caches, slower over small ones. Only where flash_decode has a kernel for
-  // each segment (16-bit ones of q's type, scales as DecodeArgs has them) and one query sees all keys alike: not with
-  // q_len above 1, cu_seqlens_q, a mask, a window or slopes, and not where all segments have the same formats.
-  // Elsewhere it changes nothing. which_kernel() knows nothing of it.
+  // Each segment as it is stored: by one kernel where the target has it for the formats, also with a mask, or each by
+  // the kernel of its formats in a launch of its own, and a launch that merges, without one. Faster over large caches,
+  // slower over small ones. Only where flash_decode has a kernel for each segment (16-bit ones of q's type, scales as
+  // DecodeArgs has them) and one query sees all keys alike but for a mask: not with q_len above 1, cu_seqlens_q, a
+  // window or slopes; nor, if no one kernel reads all segments, with a mask and where all segments have the same
+  // formats. Elsewhere it changes nothing. which_kernel() knows nothing of it.
   bool by_segment = false;
   TensorView out;
   std::optional<TensorView> lse;

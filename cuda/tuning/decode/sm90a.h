@@ -56,6 +56,8 @@ constexpr DecodeTuning decode_tuning(const DecodeShape& shape) {
     // A place of the ring has keys or has values for good where their rows differ: so rings have whole turns.
     const bool mixed = shape.k_format != shape.v_format || chooses_formats(shape);
     if (!shape.large_cache) return {4, mixed ? 4 : 5, 1, 2, 2, 2};
+    // Where rows of 16 bits lie in places of q4_0, fewer places fit.
+    if (shape.has_wide_segments && shape.k_format == KvFormat::kQ4_0) return {2, 3, 1, 1, 4, 2};
     // Half as many waves for each head, which halves what each costs beside the products: 64 x 8k of q8_0 takes 292 us
     // for 392. They take longer for a leaf, and small calls lose: 1 x 8k 35 for 15.
     return {2, shape.k_format == KvFormat::kQ8_0 && !mixed ? 5 : 4, 1, 1, 4, 2};

@@ -38,28 +38,14 @@ KernelEntry append_kernel(const char* key) {
   return kernel_of_config<sm90a::decode::decode_config(kMath, kFormat, kFormat, kDim, kDim, kRows, true, kPlain)>(key);
 }
 
-// One that reads segments one after the other.
-template <MathType kMath, KvFormat kFormat, KvFormat kBlocks, int kDim, int kRows, bool kLargeCache>
+// One that reads segments of blocks and of 16 bits as they are stored.
+template <KvFormat kBlocks, int kDim, bool kLargeCache>
 KernelEntry segments_kernel(const char* key) {
-  namespace decode = sm90a::decode;
-  static constexpr DecodeConfig kOf16Bits =
-      decode::decode_config(kMath, kFormat, kFormat, kDim, kDim, kRows, false, false, false, true);
-  static constexpr DecodeConfig kOfBlocks =
-      decode::decode_config(MathType::kFp16, kBlocks, kBlocks, kDim, kDim, kRows, false, false, kLargeCache, true);
-  static const ModelKernel kRun = [](const void* params, void* shared) {
-    decode::decode_segments<kOf16Bits, kOfBlocks>(*static_cast<const SegmentsDecodeParams*>(params),
-                                                  static_cast<unsigned char*>(shared));
-  };
-  using Shape = decode::SegmentsShape<kOf16Bits, kOfBlocks>;
-  return {.key = key,
-          .tag = KernelTag::kDecodeSegments,
-          .threads = Shape::kThreads,
-          .shared_bytes = Shape::kSharedBytes,
-          .handle = &kRun,
-          .shape = {.decode_segments = {kOf16Bits, kOfBlocks}}};
+  return kernel_of_config<sm90a::decode::decode_config(MathType::kFp16, kBlocks, kBlocks, kDim, kDim, 8, false, false,
+                                                       kLargeCache, true)>(key);
 }
 
-// The launch after such a one, or after one of few blocks that would combine much: body(params, shared).
+// The launch after one of few blocks that would combine much: body(params, shared).
 template <class Params, class Shared, class Body>
 KernelEntry combine_kernel(const char* key, KernelTag tag, const Body&) {
   static const ModelKernel kRun = [](const void* params, void* shared) {

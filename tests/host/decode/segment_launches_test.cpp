@@ -1,4 +1,4 @@
-// Mixed calls whose segments have kernels of their own: a launch for each or one for all, and one that merges.
+// Mixed calls whose segments have kernels of their own: a launch for each, and one that merges.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "common/device/decode/chunks.h"
 #include "common/host/decode/segment_launches.h"
 #include "tests/host/decode/plan_fixture.h"
 
@@ -90,55 +89,6 @@ TEST_F(PlanSegments, RunsALaunchForEachAndOneThatMerges) {
   for (const auto& launch : fake_state().launches) keys.push_back(launch.key);
   EXPECT_EQ(keys, (std::vector<std::string>{"decode/fp16/kv=q8_0/hd128/r16/fakegpu",
                                             "decode/bf16/kv=bf16/hd128/r16/fakegpu", "decode_stage2/fakegpu"}));
-}
-
-// Segments of 16 bits come first, whatever their place.
-TEST_F(PlanSegments, OneLaunchReadsThoseOfAPairThatHasAKernel) {
-  DecodeSegment& old = args_.segments[0];
-  old.v = TensorView(scratch_at(4 << 20), DType::kFp8E4M3, kGpu, {kBatch, 200, 2, kDim});
-  old.v_format.reset();
-  args_.segments.insert(args_.segments.begin(), args_.segments[1]);
-  args_.segments[0].k.data = scratch_at(5 << 20);
-  args_.sinks = TensorView(numbers_, DType::kFloat32, kGpu, {kHeads});
-  std::optional<SegmentLaunches> launches = plan();
-  ASSERT_TRUE(launches);
-  ASSERT_NE(launches->kernel, nullptr);
-  EXPECT_STREQ(launches->kernel->key, "decode_segments/bf16/k=q8_0/v=fp8_e4m3/hd128/r16/fakegpu");
-  EXPECT_STREQ(launches->combine_kernel->key, "decode_segments_combine/fakegpu");
-  EXPECT_EQ(launches->workspace_bytes, mixed_workspace_size(args_));
-  bind_workspace(*launches, scratch());
-  const SegmentsDecodeParams& p = launches->params;
-  ASSERT_EQ(p.count, 3);
-  EXPECT_EQ(p.count_of_16_bits, 2);
-  for (const auto& [i, place] : {std::pair(0, 0), std::pair(1, 2), std::pair(2, 1)}) {
-    EXPECT_EQ(p.segments[i].cache.k.data, args_.segments[static_cast<std::size_t>(place)].k.data);
-  }
-  const DecodeParams& first = p.segments[0];
-  EXPECT_EQ(first.out.data, args_.out.data);
-  EXPECT_EQ(first.out.dtype, DType::kBFloat16);
-  EXPECT_EQ(first.lse.data, nullptr);
-  EXPECT_EQ(first.sinks, numbers_);
-  // Each has results of its own, and also tiles that a block has whole have a place.
-  const char *begin = static_cast<const char*>(scratch()), *end = begin + launches->workspace_bytes;
-  const char* free = begin + kCounterBytes;
-  for (int i = 0; i < p.count; ++i) {
-    const DecodeParams& its = p.segments[i];
-    const std::int64_t blocks = its.cuts[0].ranges.value;
-    EXPECT_EQ(reinterpret_cast<const char*>(its.partials), free);
-    free += 4 * its.slices * its.slice_floats * (partial_number(blocks, its.side_partials, 0, 0) + kBatch * 2);
-  }
-  EXPECT_LE(free, end);  // which has room for launches of their own, too
-
-  flash_decode_mixed(args_);
-  std::vector<std::string> keys;
-  for (const auto& launch : fake_state().launches) keys.push_back(launch.key);
-  EXPECT_EQ(keys, (std::vector<std::string>{launches->kernel->key, launches->combine_kernel->key}));
-
-  // Lengths of 64 bits are none of plain calls.
-  args_.segments[0].seqlens = TensorView(scratch_at(6 << 20), DType::kInt64, kGpu, {kBatch});
-  ASSERT_TRUE(plan());
-  EXPECT_EQ(plan()->kernel, nullptr);
-  EXPECT_EQ(plan()->workspace_bytes, launches->workspace_bytes);
 }
 
 // What a key is beside the others, or what no kernel of flash_decode takes, keeps segments together.

@@ -184,21 +184,39 @@ std::vector<Options> option_cases() {
     s.hq = 16;
     s.out_fp32 = s.sinks = s.by_segment = true;
   }
-  // On sm90a one launch reads those of bf16.
+  // On sm90a one kernel reads those without scales as they are stored, and another one on large caches.
   for (const std::int64_t room : {0, 100'000}) {
     for (const auto& [hot, blocks] : {std::pair(Type::kF16, Type::kQ8_0), std::pair(Type::kBF16, Type::kQ8_0),
                                       std::pair(Type::kBF16, Type::kQ4_0)}) {
-      MixedSpec& s = add("by_segment_in_turn_" + std::string(type_name(hot)) + (blocks == Type::kQ4_0 ? "_q4_0" : "") +
-                             (room > 0 ? "_large" : ""),
-                         {{hot, hot, {4, 4, 1, 0}},
-                          {blocks, blocks, {300, 0, 65, 3000}, Pages::kBlocks, 16, Scales::kHead, room},
-                          {hot, hot, {30, 1, 128, 700}, Pages::kBlocks, 16}});
-      s.q = hot;
+      for (const Scales scales : {Scales::kNone, Scales::kHead}) {
+        MixedSpec& s =
+            add("by_segment_in_turn_" + std::string(type_name(hot)) + (blocks == Type::kQ4_0 ? "_q4_0" : "") +
+                    (scales == Scales::kHead ? "_scaled" : "") + (room > 0 ? "_large" : ""),
+                {{hot, hot, {4, 4, 1, 0}},
+                 {blocks, blocks, {300, 0, 65, 3000}, Pages::kBlocks, 16, scales, room},
+                 {hot, hot, {30, 1, 128, 700}, Pages::kBlocks, 16}});
+        s.q = hot;
+        s.dk = s.dv = 128;
+        s.hq = 16;
+        s.hkv = 4;
+        s.softcap = 5;
+        s.sinks = s.by_segment = true;
+      }
+    }
+  }
+  // With llama.cpp's mask, also over one segment; heads that are copied alone and rows that are no tile of eight.
+  for (const Type blocks : {Type::kQ8_0, Type::kQ4_0}) {
+    for (const std::int64_t kv_heads : {1, 2, 3}) {
+      MixedSpec& s = add("by_segment_mask_" + std::string(type_name(blocks)) + "_" + std::to_string(kv_heads),
+                         {{blocks, blocks, {300, 0, 65, 2000}, kv_heads == 2 ? Pages::kHeadsFirst : Pages::kRows},
+                          {Type::kF16, Type::kF16, {33, 1, 0, 200}, Pages::kTokens}});
       s.dk = s.dv = 128;
-      s.hq = 16;
-      s.hkv = 4;
-      s.softcap = 5;
-      s.sinks = s.by_segment = true;
+      s.hkv = kv_heads;
+      s.hq = 7 * kv_heads;
+      s.mask = kv_heads == 3 ? Type::kF32 : Type::kF16;
+      s.mask_slopes = s.by_segment = true;
+      s.mask_broadcasts = kv_heads == 2;
+      if (kv_heads == 1) s.segments.pop_back();
     }
   }
   for (const auto& [name, dk, dv] :

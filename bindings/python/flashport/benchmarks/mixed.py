@@ -53,12 +53,13 @@ class MixedCase:
     segments: tuple[Segment, ...]
     by_segment: bool = False
     heads: tuple[int, int] = (32, 8)  # query heads and kv heads
+    has_mask: bool = False  # of fp16, that all heads share
 
     @property
     def title(self) -> str:
         """The shape in a few words."""
         parts = " + ".join(f"{s.keys} of {s.k_format}/{s.v_format}" for s in self.segments)
-        way = ", by segment" if self.by_segment else ""
+        way = (", mask" if self.has_mask else "") + (", by segment" if self.by_segment else "")
         return f"decode, {self.batch} x ({parts}), {self.heads[0]}/{self.heads[1]}, {_HEAD_DIM}{way}"
 
     @property
@@ -99,8 +100,10 @@ def _sized(batch: int, keys: int) -> list[MixedCase]:
     hot = Segment(keys // 8, "bf16", "bf16")
     for old in ("q8_0", "q4_0"):
         both = Segment(keys - keys // 8, old, old), hot
-        found.append(MixedCase(f"mixed_{size}_{old}_bf16", batch, both))
-        found.append(MixedCase(f"mixed_{size}_{old}_bf16_by_segment", batch, both, by_segment=True))
+        for has_mask in (False, True):
+            name = f"mixed_{size}_{old}_bf16" + ("_mask" if has_mask else "")
+            found.append(MixedCase(name, batch, both, has_mask=has_mask))
+            found.append(MixedCase(f"{name}_by_segment", batch, both, by_segment=True, has_mask=has_mask))
     return found
 
 
@@ -173,8 +176,9 @@ def _candidates(torch: Any, case: MixedCase, device: str) -> tuple[harness.Call,
     segments = [segment(s) for s in case.segments]
     keys = sum(s.keys for s in case.segments)
     k, v, length = cache(keys, "bf16"), cache(keys, "bf16"), lens(keys)
+    mask = torch.zeros(case.batch, 1, 1, keys, dtype=torch.float16, device=where) if case.has_mask else None
 
     def ours() -> object:
-        return _mixed.flash_decode_segments(q, segments, by_segment=case.by_segment, out=out)
+        return _mixed.flash_decode_segments(q, segments, mask=mask, by_segment=case.by_segment, out=out)
 
     return ours, {"bf16": lambda: decode.flash_decode(q, k, v, length, out=other_out)}

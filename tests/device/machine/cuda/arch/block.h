@@ -157,6 +157,7 @@ template <class T>
 T load_global(const T* address) {
   return *address;
 }
+inline void prefetch_l1(const void*) {}
 template <class T>
 T load_around_l1(const T* address) {
   return *address;

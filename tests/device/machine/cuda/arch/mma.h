@@ -40,7 +40,6 @@ void await_copy_groups() {
 }
 
 inline void mbarrier_init(std::uint64_t* barrier, int arrivals) { machine::init_barrier(barrier, arrivals); }
-inline void mbarrier_invalidate(std::uint64_t* barrier) { machine::init_barrier(barrier, 0); }
 inline void mbarrier_arrive_on_copies(std::uint64_t* barrier) { machine::arrive_on_copies(barrier); }
 inline void mbarrier_arrive(std::uint64_t* barrier) { machine::arrive(barrier); }
 inline void mbarrier_arrive_wave(std::uint64_t* barrier) {
